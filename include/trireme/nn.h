@@ -1,0 +1,132 @@
+/*
+ * Trireme, modules: parameters with a forward. A module owns its parameters and child modules, by name.
+ *
+ * tr_forward() runs a module in a scope of its own, so what a forward makes on the way goes when it returns.
+ */
+#ifndef TRIREME_NN_H
+#define TRIREME_NN_H
+
+#include <trireme/autograd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tr_module tr_module;
+
+/* ---- Using modules --------------------------------------------------------------------------------------------- */
+
+/* tr_forward(net, x) or tr_forward(net, a, b): the module's output. */
+#ifndef __cplusplus
+#define tr_forward(module, ...) \
+    tr_forward_n((module), (tr_tensor *[]){__VA_ARGS__}, (int)(sizeof((tr_tensor *[]){__VA_ARGS__}) / sizeof(tr_tensor *)))
+#endif
+TR_API tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n);
+
+/* A list of named tensors: parameters, gradients, a state dict. An object; names and tensors are its own. */
+typedef struct tr_tensor_list tr_tensor_list;
+/* All parameters, in the order they were added, depth first; one that is shared (tied) appears once, under its first
+ * name. */
+TR_API tr_tensor_list *tr_parameters(tr_module *module);
+/* Parameters and buffers by their path, "h.0.attn.c_attn.weight". The tensors are the module's own, not copies. */
+TR_API tr_tensor_list *tr_state_dict(tr_module *module);
+TR_API int tr_list_count(const tr_tensor_list *list);
+TR_API tr_tensor *tr_list_at(const tr_tensor_list *list, int i);           /* NULL outside */
+TR_API const char *tr_list_name(const tr_tensor_list *list, int i);        /* NULL outside */
+TR_API tr_tensor *tr_list_find(const tr_tensor_list *list, const char *name); /* NULL when absent */
+TR_API int64_t tr_list_numel(const tr_tensor_list *list);
+
+/* Copies values from state into the module, by name; every name and shape must match, or nothing is changed. */
+TR_API TR_MUST_CHECK tr_status tr_load_state_dict(tr_module *module, const tr_tensor_list *state);
+/* Moves parameters and buffers. */
+TR_API TR_MUST_CHECK tr_status tr_module_to(tr_module *module, tr_device device);
+TR_API TR_MUST_CHECK tr_status tr_train(tr_module *module); /* the mode modules start in */
+TR_API TR_MUST_CHECK tr_status tr_eval(tr_module *module);  /* dropout off */
+
+typedef struct tr_seed_options {
+    size_t size;
+    tr_module *module;
+    uint64_t seed;
+    uint64_t step;         /* the training step, */
+    uint64_t first_sample; /* and the global number of the batch's first sample: see tr_dropout */
+} tr_seed_options;
+/* Says which random numbers the module's dropouts draw next: call it before each forward in training. */
+#define tr_seed(...) TR__NEW2(tr_seed, module, seed, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_seed_with(const tr_seed_options *options);
+
+/* ---- Modules that come with the library -------------------------------------------------------------------------- */
+
+typedef struct tr_linear_options {
+    size_t size;
+    int64_t in_features, out_features;
+    bool no_bias;
+    bool in_out;       /* weight is [in, out], as GPT-2's Conv1D; otherwise [out, in] */
+    double init_std;   /* 0: uniform(-1/sqrt(in), 1/sqrt(in)), as PyTorch; else normal(0, init_std) and zero bias */
+    uint64_t seed;
+    tr_dtype dtype;
+} tr_linear_options;
+#define tr_linear(...) TR__NEW2(tr_linear, in_features, out_features, __VA_ARGS__)
+TR_API tr_module *tr_linear_with(const tr_linear_options *options);
+
+typedef struct tr_embedding_options {
+    size_t size;
+    int64_t rows, dim;
+    double init_std;   /* 0: 1 */
+    uint64_t seed;
+    tr_dtype dtype;
+} tr_embedding_options;
+#define tr_embedding(...) TR__NEW2(tr_embedding, rows, dim, __VA_ARGS__)
+TR_API tr_module *tr_embedding_with(const tr_embedding_options *options);
+
+typedef struct tr_layer_norm_options {
+    size_t size;
+    int64_t dim;
+    double eps;        /* 0: 1e-5 */
+    tr_dtype dtype;
+} tr_layer_norm_options;
+#define tr_layer_norm(...) TR__NEW1(tr_layer_norm, dim, __VA_ARGS__)
+TR_API tr_module *tr_layer_norm_with(const tr_layer_norm_options *options);
+
+/* Dropout as a module: active in training mode, numbers from tr_seed() and the module's path. */
+TR_API tr_module *tr_dropout_layer(double p);
+/* A module without parameters from a function: tr_activation(tr_gelu). */
+TR_API tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x));
+/* Runs modules one after the other; takes them over. Children are named "0", "1", … */
+#ifndef __cplusplus
+#define tr_sequential(...) \
+    tr_sequential_n((tr_module *[]){__VA_ARGS__}, (int)(sizeof((tr_module *[]){__VA_ARGS__}) / sizeof(tr_module *)))
+#endif
+TR_API tr_module *tr_sequential_n(tr_module *const *modules, int n);
+
+/* ---- A user's own module ---------------------------------------------------------------------------------------- */
+
+/* inputs: n tensors. Returns the output (in error when one of the inputs is). */
+typedef tr_tensor *(*tr_forward_function)(tr_module *self, tr_tensor *const *inputs, int n);
+
+/* A module with state_bytes of zeroed memory of its own (tr_module_state), freed with it. name shows in messages. */
+TR_API tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_function forward);
+TR_API void *tr_module_state(const tr_module *module);
+TR_API const char *tr_module_name(const tr_module *module);
+TR_API bool tr_module_training(const tr_module *module);
+/* Adds a child, a parameter (a float leaf: it is made to require a gradient) or a buffer under a name without dots, and
+ * returns it. The module takes a reference. Adding what is in error puts the module in error. The same parameter may
+ * be added in several places: it is then shared (tied). */
+TR_API tr_module *tr_module_add(tr_module *parent, const char *name, tr_module *child);
+TR_API tr_tensor *tr_module_parameter(tr_module *module, const char *name, tr_tensor *parameter);
+TR_API tr_tensor *tr_module_buffer(tr_module *module, const char *name, tr_tensor *buffer);
+
+#ifdef __cplusplus
+} /* extern "C" */
+template <class... T> inline tr_tensor *tr_forward(tr_module *module, T *...inputs)
+{
+    tr_tensor *list[] = {inputs...};
+    return tr_forward_n(module, list, (int)sizeof...(inputs));
+}
+template <class... T> inline tr_module *tr_sequential(T *...modules)
+{
+    tr_module *list[] = {modules...};
+    return tr_sequential_n(list, (int)sizeof...(modules));
+}
+#endif
+
+#endif

@@ -1,0 +1,200 @@
+/*
+ * Trireme, operations: functions of tensors that carry gradients. docs/ops.md lists them with their shapes.
+ *
+ * Every function returns a fresh tensor (or a view where it says so) that belongs to the innermost scope, or a tensor in
+ * error. Inputs broadcast as in NumPy where it says "broadcast". Dimensions may be negative, counted from the end.
+ * Inputs must share device and dtype unless said otherwise.
+ */
+#ifndef TRIREME_OPS_H
+#define TRIREME_OPS_H
+
+#include <trireme/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Elementwise: shapes broadcast ----------------------------------------------------------------------------- */
+
+TR_API tr_tensor *tr_add(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_sub(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_mul(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_div(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_maximum(tr_tensor *a, tr_tensor *b); /* where equal, each gets half the gradient */
+TR_API tr_tensor *tr_minimum(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_affine(tr_tensor *x, double scale, double shift); /* x*scale + shift */
+
+TR_API tr_tensor *tr_neg(tr_tensor *x);
+TR_API tr_tensor *tr_exp(tr_tensor *x);
+TR_API tr_tensor *tr_log(tr_tensor *x);
+TR_API tr_tensor *tr_sqrt(tr_tensor *x);
+TR_API tr_tensor *tr_abs(tr_tensor *x);
+TR_API tr_tensor *tr_tanh(tr_tensor *x);
+TR_API tr_tensor *tr_sigmoid(tr_tensor *x);
+TR_API tr_tensor *tr_relu(tr_tensor *x);
+/* Hendrycks & Gimpel 2016. GPT-2's tanh form: 0.5x(1 + tanh(sqrt(2/pi)(x + 0.044715x^3))); and the exact one, by erf. */
+TR_API tr_tensor *tr_gelu(tr_tensor *x);
+TR_API tr_tensor *tr_gelu_exact(tr_tensor *x);
+
+typedef struct tr_dropout_options {
+    size_t size;
+    tr_tensor *x;   /* [samples, …] */
+    double p;       /* the probability that an element is zeroed, 0 <= p < 1; the others are scaled by 1/(1-p) */
+    uint64_t seed;  /* which random numbers: a mask depends on (seed, step, sample, element within the sample) only, */
+    uint64_t step;  /* so recompute, resume and any number of ranks see the same one */
+    uint64_t first_sample; /* the global number of x[0] */
+} tr_dropout_options;
+#define tr_dropout(...) TR__NEW2(tr_dropout, x, p, __VA_ARGS__)
+TR_API tr_tensor *tr_dropout_with(const tr_dropout_options *options);
+
+/* ---- Reductions ------------------------------------------------------------------------------------------------ */
+
+typedef struct tr_reduce_options {
+    size_t size;
+    tr_tensor *x;
+    int ndims;              /* how many of dims are used; 0 reduces over all */
+    int dims[TR_MAX_DIMS];
+    bool keep;              /* keep reduced dimensions as size 1 */
+} tr_reduce_options;
+/* tr_sum(x), tr_sum(x, .ndims = 1, .dims = {-1}, .keep = true). bf16 and f16 accumulate in f32. */
+#define tr_sum(...) tr_sum_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__))
+#define tr_mean(...) tr_mean_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__))
+#define tr_max(...) tr_max_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__)) /* equal maxima share the gradient */
+TR_API tr_tensor *tr_sum_with(const tr_reduce_options *options);
+TR_API tr_tensor *tr_mean_with(const tr_reduce_options *options);
+TR_API tr_tensor *tr_max_with(const tr_reduce_options *options);
+TR_API tr_tensor *tr_argmax(tr_tensor *x, int dim); /* i64, without dim; the first of equal ones; no gradient */
+
+/* ---- Matrix products ------------------------------------------------------------------------------------------- */
+
+/* a: [..., M, K] x b: [..., K, N] = [..., M, N]; leading dimensions broadcast; a or b may be [K] (as in NumPy). */
+TR_API tr_tensor *tr_matmul(tr_tensor *a, tr_tensor *b);
+
+typedef struct tr_linear_op_options {
+    size_t size;
+    tr_tensor *x;        /* [..., in] */
+    tr_tensor *weight;   /* [out, in], or [in, out] with in_out */
+    tr_tensor *bias;     /* [out] or NULL */
+    tr_tensor *residual; /* [..., out], added to the result; or NULL */
+    bool in_out;
+} tr_linear_op_options;
+/* y = x weight^T + bias + residual: [..., out] */
+#define tr_linear_op(...) TR__NEW2(tr_linear_op, x, weight, __VA_ARGS__)
+TR_API tr_tensor *tr_linear_op_with(const tr_linear_op_options *options);
+
+/* ---- Softmax, losses, norms, embedding --------------------------------------------------------------------------*/
+
+TR_API tr_tensor *tr_softmax(tr_tensor *x, int dim);
+TR_API tr_tensor *tr_log_softmax(tr_tensor *x, int dim);
+
+typedef struct tr_cross_entropy_options {
+    size_t size;
+    tr_tensor *logits;   /* [..., classes] */
+    tr_tensor *targets;  /* [...] i64 or i32, each in 0 … classes-1, or ignore_index */
+    int64_t ignore_index; /* targets that do not count; 0 means the default, -100, as in PyTorch */
+} tr_cross_entropy_options;
+/* The mean over counted targets of -log softmax(logits)[target]: a scalar. A target outside the classes is an error. */
+#define tr_cross_entropy(...) TR__NEW2(tr_cross_entropy, logits, targets, __VA_ARGS__)
+TR_API tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *options);
+
+/* Ba et al. 2016, over the last dimension: (x - mean)/sqrt(var + eps) * weight + bias. weight, bias: [dim] or NULL. */
+TR_API tr_tensor *tr_layer_norm_op(tr_tensor *x, tr_tensor *weight, tr_tensor *bias, double eps);
+
+/* weight: [rows, dim], ids: [...] i64 or i32 -> [..., dim]. An id outside the rows is an error. */
+TR_API tr_tensor *tr_embedding_op(tr_tensor *weight, tr_tensor *ids);
+
+/* ---- Attention: softmax(q k^T * scale + mask) v, without ever storing the [queries, keys] matrix ------------------ */
+
+typedef struct tr_attention_options {
+    size_t size;
+    tr_tensor *q;    /* [batch, heads, queries, dim], any strides whose last is 1 */
+    tr_tensor *k;    /* [batch, heads, keys, dim] */
+    tr_tensor *v;    /* [batch, heads, keys, dim] */
+    bool causal;     /* query i sees keys 0 … i (+ keys - queries) */
+    tr_tensor *mask; /* NULL, or bool (true: may look) broadcastable to [batch, heads, queries, keys] */
+    double scale;    /* 0: 1/sqrt(dim) */
+} tr_attention_options;
+/* Dao et al. 2022 (FlashAttention), tiled online softmax. -> [batch, heads, queries, dim] */
+#define tr_attention(...) TR__NEW3(tr_attention, q, k, v, __VA_ARGS__)
+TR_API tr_tensor *tr_attention_with(const tr_attention_options *options);
+
+/* The same on a packed projection: qkv: [batch, seq, 3*heads*dim] as c_attn lays it out -> [batch, seq, heads*dim].
+ * No split, no transposes; the gradient is written packed. */
+typedef struct tr_self_attention_options {
+    size_t size;
+    tr_tensor *qkv;
+    int heads;
+    bool causal;
+    double scale;
+} tr_self_attention_options;
+#define tr_self_attention(...) TR__NEW2(tr_self_attention, qkv, heads, __VA_ARGS__)
+TR_API tr_tensor *tr_self_attention_with(const tr_self_attention_options *options);
+
+/* ---- Shape ----------------------------------------------------------------------------------------------------- */
+
+/* A view when strides allow it, else a copy. One size may be -1: what is left. */
+TR_API tr_tensor *tr_reshape(tr_tensor *x, tr_shape shape);
+TR_API tr_tensor *tr_transpose(tr_tensor *x, int dim0, int dim1);           /* view */
+TR_API tr_tensor *tr_permute(tr_tensor *x, const int *order, int n);         /* view */
+TR_API tr_tensor *tr_expand(tr_tensor *x, tr_shape shape);                   /* view; broadcasting */
+TR_API tr_tensor *tr_slice(tr_tensor *x, int dim, int64_t start, int64_t end); /* view; negative from the end */
+TR_API tr_tensor *tr_contiguous(tr_tensor *x);                               /* x itself when it is already */
+TR_API tr_tensor *tr_cat(tr_tensor *const *parts, int n, int dim);
+/* Writes n equal parts along dim into parts (views). Fails when n does not divide the size. */
+TR_API TR_MUST_CHECK tr_status tr_split(tr_tensor *x, int n, int dim, tr_tensor **parts);
+TR_API tr_tensor *tr_cast(tr_tensor *x, tr_dtype dtype);  /* x itself when it is that already */
+TR_API tr_tensor *tr_to(tr_tensor *x, tr_device device);  /* differentiable copy between devices */
+
+/* ---- A user's own op ------------------------------------------------------------------------------------------- */
+
+/* What an op's functions get. inputs[i] may be NULL where the op allows "none". */
+typedef struct tr_op_call {
+    const struct tr_op *op;
+    const void *attrs;          /* the op's attributes, op->attrs_size bytes; aligned to 16 */
+    int n_inputs, n_outputs;
+    tr_tensor *const *inputs;
+    tr_tensor **outputs;        /* infer: set each with tr_op_output(); forward: write them */
+} tr_op_call;
+
+typedef struct tr_backward_call {
+    const struct tr_op *op;
+    const void *attrs;
+    int n_inputs, n_outputs;
+    tr_tensor *const *inputs;       /* the saved ones, NULL where not saved */
+    tr_tensor *const *outputs;      /* the saved ones, NULL where not saved */
+    tr_tensor *const *grad_outputs; /* NULL where no gradient arrived */
+    const bool *needs;              /* needs[i]: somebody wants grad_inputs[i] */
+    tr_tensor **grad_inputs;        /* set those that are needed, with the shape of the input */
+} tr_backward_call;
+
+#define TR_OP_MAX_INPUTS 8
+#define TR_OP_MAX_OUTPUTS 8
+
+/* An operation. A user's own is a `static const tr_op`; its forward runs on tensors of any strides that infer accepts. */
+typedef struct tr_op {
+    size_t size;                            /* sizeof(tr_op) */
+    const char *name;                       /* "swish": errors and traces show it; kernels of devices are found by it */
+    size_t attrs_size;
+    /* Checks inputs and gives each output its shape and dtype: tr_op_output(call, 0, shape, dtype). */
+    tr_status (*infer)(tr_op_call *call);
+    /* Computes the outputs on the CPU. */
+    tr_status (*forward)(tr_op_call *call);
+    /* Computes the gradients of the inputs; NULL: the op has none. May call ops (they are not recorded). */
+    tr_status (*backward)(tr_backward_call *call);
+    uint32_t saves_inputs, saves_outputs;   /* bit i: backward reads inputs[i], outputs[i] */
+    uint32_t flags;
+} tr_op;
+
+/* Cheap to compute again: its outputs are recomputed in backward rather than kept by those who save them. */
+#define TR_OP_CHEAP 1u
+
+/* For infer: makes outputs[i], row-major, on the device of the first input. */
+TR_API TR_MUST_CHECK tr_status tr_op_output(tr_op_call *call, int i, tr_shape shape, tr_dtype dtype);
+/* Runs an op: returns its only (or first) output. More outputs go to outputs when it is not NULL. attrs is copied. */
+TR_API tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor **outputs);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif

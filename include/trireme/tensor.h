@@ -1,0 +1,108 @@
+/*
+ * Trireme, tensors: n-dimensional strided views of reference-counted storage.
+ *
+ * A tensor is (storage, offset, shape, strides, dtype). Views share storage. Shapes are written [batch, seq, dim],
+ * row-major. Functions that can carry a gradient are in ops.h.
+ */
+#ifndef TRIREME_TENSOR_H
+#define TRIREME_TENSOR_H
+
+#include <trireme/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TR_MAX_DIMS 8
+
+typedef struct tr_tensor tr_tensor;
+
+/* A shape by value. A dimension may be 0; ndim 0 is a scalar (one element). */
+typedef struct tr_shape {
+    int ndim;
+    int64_t dim[TR_MAX_DIMS];
+} tr_shape;
+
+/* TR_SHAPE(32, 784): one to TR_MAX_DIMS sizes. A scalar is TR_SCALAR. */
+#ifndef __cplusplus
+#define TR_SHAPE(...) \
+    ((tr_shape){(int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), {__VA_ARGS__}})
+#define TR_SCALAR ((tr_shape){0, {0}})
+#else
+#define TR_SHAPE(...) (tr__shape({__VA_ARGS__}))
+#define TR_SCALAR (tr_shape{})
+#endif
+
+/* ---- Making tensors -------------------------------------------------------------------------------------------- */
+
+typedef struct tr_tensor_options {
+    size_t size;
+    tr_shape shape;
+    tr_dtype dtype;
+    tr_device device;
+    bool requires_grad;
+    bool shared; /* storage in memory that the ranks of one host can map (CPU only) */
+} tr_tensor_options;
+
+/* tr_zeros(TR_SHAPE(2, 3), .dtype = TR_BF16). tr_empty's contents are unspecified. */
+#define tr_empty(...) tr_empty_with(TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
+#define tr_zeros(...) tr_full_with(0.0, TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
+#define tr_ones(...) tr_full_with(1.0, TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
+#define tr_full(value, ...) tr_full_with((value), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
+/* Copies row-major elements of .dtype from data: tr_from(data, TR_SHAPE(2, 3)). */
+#define tr_from(data, ...) tr_from_with((data), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
+/* Philox (Salmon et al., SC'11), the same numbers on every machine for one seed: normal(0, 1) and uniform [0, 1). */
+#define tr_randn(seed, ...) tr_randn_with((seed), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
+#define tr_rand(seed, ...) tr_rand_with((seed), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
+
+TR_API tr_tensor *tr_empty_with(const tr_tensor_options *options);
+TR_API tr_tensor *tr_full_with(double value, const tr_tensor_options *options);
+TR_API tr_tensor *tr_from_with(const void *data, const tr_tensor_options *options);
+TR_API tr_tensor *tr_randn_with(uint64_t seed, const tr_tensor_options *options);
+TR_API tr_tensor *tr_rand_with(uint64_t seed, const tr_tensor_options *options);
+/* 0, 1, … n-1. */
+TR_API tr_tensor *tr_arange(int64_t n, tr_dtype dtype, tr_device device);
+/* A 0-dimensional tensor on cpu:0. */
+TR_API tr_tensor *tr_scalar(double value, tr_dtype dtype);
+/* Memory of the caller's, row-major, used in place: release(data, user) is called when the last view has gone (or never
+ * when release is NULL). CPU only. */
+TR_API tr_tensor *tr_wrap(void *data, tr_shape shape, tr_dtype dtype, void (*release)(void *data, void *user), void *user);
+
+/* ---- Looking at tensors ---------------------------------------------------------------------------------------- */
+
+/* On an object in error: TR_SCALAR, 0, TR_F32, cpu:0, NULL. */
+TR_API tr_shape tr_shape_of(const tr_tensor *t);
+TR_API int tr_ndim(const tr_tensor *t);
+TR_API int64_t tr_size(const tr_tensor *t, int dim); /* dim may be negative: -1 is the last; 0 when there is no such dim */
+TR_API int64_t tr_stride(const tr_tensor *t, int dim); /* in elements */
+TR_API int64_t tr_numel(const tr_tensor *t);
+TR_API tr_dtype tr_dtype_of(const tr_tensor *t);
+TR_API tr_device tr_device_of(const tr_tensor *t);
+TR_API bool tr_is_contiguous(const tr_tensor *t);
+/* The first element, where the device can be addressed by the CPU; NULL otherwise. Rows lie by tr_stride(). */
+TR_API void *tr_data(const tr_tensor *t);
+/* One value of a tensor with one element, as double (f64, i64 to 2^53). NaN in error. Waits for the device. */
+TR_API double tr_item(const tr_tensor *t);
+/* Copies all elements, row-major, as they are, to memory of tr_numel × tr_dtype_size bytes. Waits for the device. */
+TR_API TR_MUST_CHECK tr_status tr_copy_out(const tr_tensor *t, void *to, size_t bytes);
+/* Overwrites into with from (shapes broadcast, dtype and device converted), outside the graph. */
+TR_API TR_MUST_CHECK tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from);
+TR_API TR_MUST_CHECK tr_status tr_fill(tr_tensor *t, double value);
+/* "[2, 3]" into text (at least 160 bytes), returned. */
+TR_API char *tr_shape_text(tr_shape shape, char text[160]);
+/* Prints shape, dtype and the first values of t, for debugging, into text; returns the length that was needed. */
+TR_API size_t tr_format(const tr_tensor *t, char *text, size_t bytes);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#include <initializer_list>
+inline tr_shape tr__shape(std::initializer_list<int64_t> sizes)
+{
+    tr_shape s = {};
+    for (int64_t n : sizes)
+        if (s.ndim < TR_MAX_DIMS) s.dim[s.ndim++] = n;
+    return s;
+}
+#endif
+
+#endif

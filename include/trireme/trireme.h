@@ -1,0 +1,20 @@
+/*
+ * Trireme: distributed deep-learning training in C. This header includes them all; start at README.md.
+ */
+#ifndef TRIREME_H
+#define TRIREME_H
+
+#include <trireme/base.h>
+#include <trireme/tensor.h>
+#include <trireme/ops.h>
+#include <trireme/autograd.h>
+#include <trireme/nn.h>
+#include <trireme/optim.h>
+#include <trireme/data.h>
+#include <trireme/comm.h>
+#include <trireme/parallel.h>
+#include <trireme/launch.h>
+#include <trireme/models.h>
+#include <trireme/train.h>
+
+#endif

@@ -1,0 +1,15 @@
+/* Time: the monotonic clock. */
+#ifndef TR_BASE_CLOCK_H
+#define TR_BASE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline int64_t tr__now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+#endif

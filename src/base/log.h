@@ -1,0 +1,9 @@
+/* Messages to the program's log function, see tr_set_log(). */
+#ifndef TR_BASE_LOG_H
+#define TR_BASE_LOG_H
+
+#include <trireme/base.h>
+
+void tr__log(tr_log_level level, const char *format, ...) TR_PRINTF(2, 3);
+
+#endif

@@ -1,0 +1,34 @@
+/*
+ * Memory below the devices: aligned blocks, and segments that the processes of one host can map from each other.
+ */
+#ifndef TR_BASE_MEMORY_H
+#define TR_BASE_MEMORY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define TR__CACHE_LINE 64
+#define TR__PAGE 4096
+#define TR__HUGE_PAGE (2u << 20)
+
+static inline size_t tr__round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* Page-aligned anonymous memory for large blocks, asked to be backed by huge pages from TR__HUGE_PAGE up (they halve the
+ * cost of passes over arenas); NULL without memory. bytes must be given back alike. */
+void *tr__pages_alloc(size_t bytes);
+void tr__pages_free(void *memory, size_t bytes);
+
+/* A shared segment: a memfd, mapped here. Peers get the descriptor over a socket; there is no name in the file system, so
+ * nothing is left behind however the processes end. */
+typedef struct tr__segment {
+    uint64_t id;   /* unique within this process, never used again */
+    int fd;
+    void *memory;
+    size_t bytes;  /* as mapped, a multiple of the page size */
+} tr__segment;
+
+/* The segment that [memory, memory + bytes) lies in; returns 0 and leaves *segment alone when it is not shared. The
+ * memory must not be freed meanwhile. Thread-safe. Segments are made by tr_shared_alloc(). */
+int tr__segment_find(const void *memory, size_t bytes, tr__segment *segment);
+
+#endif

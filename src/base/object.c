@@ -1,0 +1,328 @@
+#define _GNU_SOURCE
+#include "base/object.h"
+
+#include "base/memory.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * All thread-local state of the library: the scope stack, the grad mode and the latest failure's message. The scope
+ * stack is one array of handles; `marks` holds where each scope begins in it. Handles outside every scope sit below the
+ * first mark and are released when the thread ends.
+ */
+typedef struct thread_state {
+    tr__object **handles;
+    size_t count, capacity;
+    size_t *marks;
+    size_t depth, mark_capacity;
+    size_t lost_scopes; /* pushed when there was no memory for a mark: they pop without effect */
+    bool no_grad;
+    bool has_exit_hook;
+    tr_status status; /* of the latest failure, and its message */
+    char message[1024];
+} thread_state;
+
+static _Thread_local thread_state state __attribute__((tls_model("initial-exec")));
+
+static tr__error no_memory_error = {.refs = 1, .status = TR_NO_MEMORY, .message = "out of memory"};
+
+/* What tr__object_new returns when there is no memory: large enough, and zero but for the error, to be read as any type. */
+static struct {
+    tr__object object;
+    char zero[2048];
+} no_memory_object = {.object = {.refs = 1, .error = &no_memory_error}};
+
+static bool immortal(const void *object)
+{
+    return object == (const void *)&no_memory_object;
+}
+
+/* ---- Failures ------------------------------------------------------------------------------------------------- */
+
+static tr_status fail_v(tr_status status, const char *format, va_list arguments)
+{
+    /* The arguments may point into the current message: format into a copy. */
+    char text[sizeof state.message];
+    vsnprintf(text, sizeof text, format, arguments);
+    memcpy(state.message, text, sizeof text);
+    state.status = status;
+    return status;
+}
+
+tr_status tr__fail(tr_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fail_v(status, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+tr_status tr__fail_errno(tr_status status, int error, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fail_v(status, format, arguments);
+    va_end(arguments);
+    char text[128];
+    return tr__fail(status, "%s: %s", state.message, strerror_r(error, text, sizeof text));
+}
+
+tr_status tr__fail_context(tr_status status, const char *format, ...)
+{
+    char old[sizeof state.message];
+    memcpy(old, state.message, sizeof old);
+    va_list arguments;
+    va_start(arguments, format);
+    fail_v(status, format, arguments);
+    va_end(arguments);
+    return tr__fail(status, "%s: %s", state.message, old);
+}
+
+tr_status tr__fail_stored(const tr__error *error)
+{
+    if (!error) return TR_OK;
+    return tr__fail(error->status, "%s", error->message);
+}
+
+tr__error *tr__error_take(void)
+{
+    size_t length = strlen(state.message);
+    tr__error *error = malloc(sizeof *error + length + 1);
+    if (!error) {
+        atomic_fetch_add(&no_memory_error.refs, 1);
+        return &no_memory_error;
+    }
+    atomic_init(&error->refs, 1);
+    error->status = state.status ? state.status : TR_INTERNAL;
+    memcpy(error->message, state.message, length + 1);
+    return error;
+}
+
+void tr__error_unref(tr__error *error)
+{
+    if (error && atomic_fetch_sub(&error->refs, 1) == 1) free(error);
+}
+
+const char *tr_error_message(void)
+{
+    return state.message;
+}
+
+tr_status tr_fail(tr_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fail_v(status, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+tr_status tr_status_of(const void *object)
+{
+    return tr__fail_stored(tr__error_of(object));
+}
+
+/* ---- Scopes ---------------------------------------------------------------------------------------------------- */
+
+static void drop_handles(size_t down_to)
+{
+    /* Newest first: what was built last stands on what was built before. Destroying may not add handles. */
+    while (state.count > down_to) tr__unref(state.handles[--state.count]);
+}
+
+static void thread_ends(void *unused)
+{
+    (void)unused;
+    drop_handles(0);
+    free(state.handles);
+    free(state.marks);
+    state.handles = NULL;
+    state.marks = NULL;
+    state.capacity = state.mark_capacity = state.depth = 0;
+    state.has_exit_hook = false;
+}
+
+/* Process-wide: the key whose destructor releases a thread's handles. */
+static pthread_key_t exit_key;
+static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
+
+static void make_exit_key(void)
+{
+    if (pthread_key_create(&exit_key, thread_ends) != 0) exit_key = 0;
+}
+
+static void hook_thread_exit(void)
+{
+    pthread_once(&exit_once, make_exit_key);
+    state.has_exit_hook = pthread_setspecific(exit_key, &state) == 0;
+}
+
+static bool scope_add(tr__object *object)
+{
+    if (state.count == state.capacity) {
+        size_t capacity = state.capacity ? 2 * state.capacity : 256;
+        tr__object **handles = realloc(state.handles, capacity * sizeof *handles);
+        if (!handles) return false;
+        state.handles = handles;
+        state.capacity = capacity;
+        if (!state.has_exit_hook) hook_thread_exit();
+    }
+    state.handles[state.count++] = object;
+    return true;
+}
+
+void tr_scope_push(void)
+{
+    if (state.depth == state.mark_capacity) {
+        size_t capacity = state.mark_capacity ? 2 * state.mark_capacity : 32;
+        size_t *marks = realloc(state.marks, capacity * sizeof *marks);
+        if (!marks) {
+            state.lost_scopes++;
+            return;
+        }
+        state.marks = marks;
+        state.mark_capacity = capacity;
+        if (!state.has_exit_hook) hook_thread_exit();
+    }
+    state.marks[state.depth++] = state.count;
+}
+
+void tr_scope_pop(void)
+{
+    if (state.lost_scopes) {
+        state.lost_scopes--;
+    } else if (state.depth) {
+        drop_handles(state.marks[--state.depth]);
+    }
+}
+
+void *tr_object_keep(const void *object)
+{
+    if (object && !immortal(object)) tr__ref(object);
+    return (void *)object;
+}
+
+void *tr_object_escape(const void *object)
+{
+    if (!object || immortal(object) || state.depth == 0 || state.lost_scopes) return (void *)object;
+    /* Under the innermost mark: the object's new handle goes where the mark is, and the mark moves up by one. */
+    size_t mark = state.marks[state.depth - 1];
+    for (size_t i = state.count; i-- > mark;) {
+        if (state.handles[i] != object) continue;
+        tr__object *displaced = state.handles[mark];
+        state.handles[mark] = state.handles[i];
+        if (i != mark) state.handles[i] = displaced;
+        state.marks[state.depth - 1]++;
+        return (void *)object;
+    }
+    return (void *)object; /* not of the innermost scope: it outlives it anyway */
+}
+
+/* ---- Objects --------------------------------------------------------------------------------------------------- */
+
+static tr__object *object_alloc(const tr__type *type, size_t bytes)
+{
+    tr__object *object = calloc(1, bytes);
+    if (!object) {
+        tr__fail_stored(&no_memory_error);
+        return NULL;
+    }
+    object->type = type;
+    atomic_init(&object->refs, 1);
+    return object;
+}
+
+void *tr__object_new_sized(const tr__type *type, size_t bytes)
+{
+    tr__object *object = object_alloc(type, type->size + bytes);
+    if (!object) return &no_memory_object;
+    if (!scope_add(object)) {
+        free(object);
+        tr__fail_stored(&no_memory_error);
+        return &no_memory_object;
+    }
+    return object;
+}
+
+void *tr__object_new(const tr__type *type)
+{
+    return tr__object_new_sized(type, 0);
+}
+
+void *tr__object_new_kept(const tr__type *type)
+{
+    tr__object *object = object_alloc(type, type->size);
+    return object ? (void *)object : (void *)&no_memory_object;
+}
+
+tr_status tr__object_break(void *object)
+{
+    tr__object *o = object;
+    if (!o->error) o->error = tr__error_take();
+    return o->error->status;
+}
+
+static void *object_in_error(const tr__type *type, tr__error *error)
+{
+    tr__object *object = tr__object_new(type);
+    if (immortal(object))
+        tr__error_unref(error);
+    else
+        object->error = error;
+    return object;
+}
+
+void *tr__object_fail(const tr__type *type, tr_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fail_v(status, format, arguments);
+    va_end(arguments);
+    return object_in_error(type, tr__error_take());
+}
+
+void *tr__object_failed(const tr__type *type)
+{
+    return object_in_error(type, tr__error_take());
+}
+
+void *tr__object_pass(const tr__type *type, const void *in_error)
+{
+    tr__error *error = ((const tr__object *)in_error)->error;
+    atomic_fetch_add(&error->refs, 1);
+    return object_in_error(type, error);
+}
+
+void tr__unref(const void *object)
+{
+    tr__object *o = (tr__object *)object;
+    if (!o || immortal(o)) return;
+    if (atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) != 1) return;
+    if (o->type->destroy) o->type->destroy(o);
+    tr__error_unref(o->error);
+    free(o);
+}
+
+void tr_release(const void *object)
+{
+    tr__unref(object);
+}
+
+/* ---- Grad mode --------------------------------------------------------------------------------------------------- */
+
+bool tr__grad_mode(void)
+{
+    return !state.no_grad;
+}
+
+bool tr__grad_mode_set(bool on)
+{
+    bool was = !state.no_grad;
+    state.no_grad = !on;
+    return was;
+}

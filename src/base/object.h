@@ -1,0 +1,86 @@
+/*
+ * Objects, errors and scopes: what every other part stands on.
+ *
+ * An object is a struct that begins with tr__object. It is made by tr__object_new(), which gives its one reference to the
+ * calling thread's innermost scope, and it is destroyed by its type's destroy() when its last reference goes.
+ */
+#ifndef TR_BASE_OBJECT_H
+#define TR_BASE_OBJECT_H
+
+#include <trireme/base.h>
+
+#include <stdarg.h>
+#include <stdatomic.h>
+
+typedef struct tr__error {
+    atomic_int refs;
+    tr_status status;
+    char message[]; /* NUL-terminated */
+} tr__error;
+
+typedef struct tr__type {
+    const char *name;            /* "tensor" */
+    size_t size;                 /* of the struct; the unnamed objects in error have it too, zeroed */
+    void (*destroy)(void *self); /* releases what the object holds, not the object; also run on objects in error */
+} tr__type;
+
+typedef struct tr__object {
+    const tr__type *type;
+    atomic_int refs;
+    tr__error *error; /* NULL: sound */
+} tr__object;
+
+/* A zeroed object in the innermost scope. Never NULL: without memory it is the shared object in error. */
+void *tr__object_new(const tr__type *type);
+/* As tr__object_new, with extra bytes behind the struct. */
+void *tr__object_new_sized(const tr__type *type, size_t bytes);
+/* As tr__object_new, but its one reference is the caller's, not a scope's. */
+void *tr__object_new_kept(const tr__type *type);
+
+/* An object of type in error, with this thread's latest failure: `tr__fail(…); return tr__object_failed(&type)`. */
+void *tr__object_failed(const tr__type *type);
+/* Makes a failure and an object in error with it, in one go. */
+void *tr__object_fail(const tr__type *type, tr_status status, const char *format, ...) TR_PRINTF(3, 4);
+/* An object of type with the error of another object: how errors are passed on. */
+void *tr__object_pass(const tr__type *type, const void *in_error);
+/* Puts an existing object in error with this thread's latest failure; the first error stays. Returns its status. */
+tr_status tr__object_break(void *object);
+
+static inline const tr__error *tr__error_of(const void *object)
+{
+    return object ? ((const tr__object *)object)->error : NULL;
+}
+
+/* One more reference; returns object. NULL stays NULL. */
+static inline void *tr__ref(const void *object)
+{
+    if (object) atomic_fetch_add_explicit(&((tr__object *)object)->refs, 1, memory_order_relaxed);
+    return (void *)object;
+}
+/* One less; as tr_release. */
+void tr__unref(const void *object);
+
+/* The one place where failures are made: sets this thread's message and returns status. Break here to catch them all. */
+tr_status tr__fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
+/* The same with ": " and the text of errno at the end. */
+tr_status tr__fail_errno(tr_status status, int error, const char *format, ...) TR_PRINTF(3, 4);
+/* Puts words in front of this thread's latest message: how callers say what they were at. Returns status. */
+tr_status tr__fail_context(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
+/* Sets the thread's message to a stored error's and returns its status; TR_OK for NULL. */
+tr_status tr__fail_stored(const tr__error *error);
+/* A copy of this thread's latest failure, to be carried to another thread; one reference. Never NULL. */
+tr__error *tr__error_take(void);
+void tr__error_unref(tr__error *error);
+
+/* `return` on failure. */
+#define TR__TRY(expression)                                \
+    do {                                                   \
+        tr_status tr__status = (expression);               \
+        if (tr__status != TR_OK) return tr__status;        \
+    } while (0)
+
+/* Whether ops record a graph on this thread. */
+bool tr__grad_mode(void);
+bool tr__grad_mode_set(bool on);
+
+#endif
