@@ -1,0 +1,77 @@
+"""Records inputs, outputs and gradients of single operations from PyTorch into ops.safetensors beside this script.
+
+For every case: <case>.in0, .in1, … the inputs; <case>.out the output; <case>.gout a random gradient that arrives at
+the output; <case>.gin0, .gin1, … the gradients of the inputs that have one. Computed and stored in F64, but for ids and
+targets (I64) and the mask (BOOL, true: may look).
+
+  gelu_tanh, gelu_exact             in0: x [3,7]
+  softmax, log_softmax              in0: x [4,9], over the last dimension
+  softmax_dim1                      in0: x [2,5,3], over dimension 1
+  layer_norm                        in0: x [2,3,8], in1: weight [8], in2: bias [8], eps 1e-5
+  attention_causal                  in0: q [2,2,7,4], in1: k, in2: v, scale 1/sqrt(4)
+  attention_masked                  the same, in3: mask [2,1,7,7]; every query sees at least one key
+  attention_cross                   in0: q [2,2,3,4], in1: k [2,2,5,4], in2: v [2,2,5,4], no mask
+  cross_entropy                     in0: logits [6,5], in1: targets [6], mean
+  cross_entropy_ignore              the same, with two targets of -100
+  embedding                         in0: weight [6,4], in1: ids [2,5] with repeats
+  linear                            in0: x [2,3,4], in1: weight [5,4] as [out, in], in2: bias [5]
+  matmul                            in0: a [3,4], in1: b [4,5]
+  matmul_broadcast                  in0: a [2,1,3,4], in1: b [5,4,2]
+"""
+import os
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+
+from safetensors_file import save
+
+Tensor = torch.Tensor
+recorded: dict[str, Tensor] = {}
+
+
+def record(case: str, op: Callable[..., Tensor], *inputs: Tensor) -> None:
+    leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    out = op(*leaves)
+    gout = torch.randn_like(out)
+    out.backward(gout)
+    recorded.update({f"{case}.out": out, f"{case}.gout": gout})
+    for i, x in enumerate(leaves):
+        recorded[f"{case}.in{i}"] = x
+        if x.requires_grad:
+            recorded[f"{case}.gin{i}"] = x.grad
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def main() -> None:
+    torch.manual_seed(4321)
+    record("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), rand(3, 7) * 2)
+    record("gelu_exact", F.gelu, rand(3, 7) * 2)
+    record("softmax", lambda x: torch.softmax(x, -1), rand(4, 9) * 3)
+    record("softmax_dim1", lambda x: torch.softmax(x, 1), rand(2, 5, 3))
+    record("log_softmax", lambda x: torch.log_softmax(x, -1), rand(4, 9) * 3)
+    record("layer_norm", lambda x, w, b: F.layer_norm(x, (8,), w, b, 1e-5), rand(2, 3, 8) * 2 + 1, rand(8), rand(8))
+    attention = F.scaled_dot_product_attention
+    q, k, v = rand(2, 2, 7, 4), rand(2, 2, 7, 4), rand(2, 2, 7, 4)
+    mask = (torch.rand(2, 1, 7, 7) < 0.6) | torch.eye(7, dtype=torch.bool)
+    record("attention_causal", lambda q, k, v: attention(q, k, v, is_causal=True), q, k, v)
+    record("attention_masked", attention, q, k, v, mask)
+    record("attention_cross", attention, rand(2, 2, 3, 4), rand(2, 2, 5, 4), rand(2, 2, 5, 4))
+    targets = torch.tensor([4, 0, 2, 2, 1, 3])
+    record("cross_entropy", F.cross_entropy, rand(6, 5), targets)
+    targets[1] = targets[4] = -100
+    record("cross_entropy_ignore", F.cross_entropy, rand(6, 5), targets)
+    record("embedding", lambda w, ids: F.embedding(ids, w), rand(6, 4),
+           torch.tensor([[1, 5, 1, 0, 2], [2, 2, 5, 1, 0]]))
+    record("linear", F.linear, rand(2, 3, 4), rand(5, 4), rand(5))
+    record("matmul", torch.matmul, rand(3, 4), rand(4, 5))
+    record("matmul_broadcast", torch.matmul, rand(2, 1, 3, 4), rand(5, 4, 2))
+    save(os.path.join(os.path.dirname(os.path.abspath(__file__)), "ops.safetensors"), recorded,
+         {"torch": torch.__version__, "computed_in": "f64"})
+
+
+if __name__ == "__main__":
+    main()
