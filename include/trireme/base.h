@@ -200,6 +200,13 @@ TR_API char *tr_device_name(tr_device device, char text[16]);
 TR_API TR_MUST_CHECK tr_status tr_set_threads(int threads);
 TR_API int tr_threads(tr_device device);
 
+/* ---- Shared memory -------------------------------------------------------------------------------------------- */
+
+/* Memory that the ranks of one host map from each other: collectives on it make no copy. Zeroed, page-aligned, freed
+ * with tr_shared_free(). NULL when there is none (tr_error_message() says why). */
+TR_API void *tr_shared_alloc(size_t bytes);
+TR_API void tr_shared_free(void *memory);
+
 /* ---- Logging --------------------------------------------------------------------------------------------------- */
 
 typedef enum tr_log_level { TR_LOG_OFF, TR_LOG_ERROR, TR_LOG_WARN, TR_LOG_INFO, TR_LOG_DEBUG } tr_log_level;

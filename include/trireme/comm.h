@@ -127,11 +127,6 @@ TR_API TR_MUST_CHECK tr_status tr_run_collective(tr_group *group, const tr_colle
     tr__collective(TR__OPTIONS2(tr_collective, out, count, __VA_ARGS__), kind_, __FILE__, __LINE__)
 #endif
 
-/* Memory that the ranks of one host map from each other: collectives on it make no copy. Zeroed, page-aligned, freed
- * with tr_shared_free(). NULL when there is none (tr_error_message() says why). */
-TR_API void *tr_shared_alloc(size_t bytes);
-TR_API void tr_shared_free(void *memory);
-
 #ifdef __cplusplus
 } /* extern "C" */
 inline const tr_collective *tr__collective(const tr_collective *given, tr_collective_kind kind, const char *file, int line)

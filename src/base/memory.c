@@ -3,7 +3,7 @@
 
 #include "base/object.h"
 
-#include <trireme/comm.h>
+#include <trireme/base.h>
 
 #include <errno.h>
 #include <fcntl.h>

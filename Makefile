@@ -1,0 +1,54 @@
+# A thin front for CMake: `make` builds into build/ and never installs anything. See README.md for what comes next.
+#   make CC=clang                another compiler, in build-clang/
+#   make test SAN=address        a sanitizer (address, undefined, thread; several with commas), in build-address/
+#   make test TESTS=comm         only the tests whose name matches
+PREFIX ?= /usr/local
+JOBS   ?= $(shell nproc)
+SAN    ?=
+TESTS  ?=
+comma  := ,
+MAKEFLAGS += --no-print-directory
+
+compiler := $(if $(filter default,$(origin CC)),,$(CC))
+cxx      := $(subst gcc,g++,$(subst clang,clang++,$(compiler)))
+BUILD    ?= build$(if $(compiler),-$(notdir $(compiler)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))
+
+.PHONY: all configure deps demo test bench soak install check layers tidy clean
+all: configure
+	@cmake --build $(BUILD) -j $(JOBS)
+
+configure:
+	@test -f $(BUILD)/Makefile || cmake -S . -B $(BUILD) -DTRIREME_SANITIZE=$(SAN) \
+	    $(if $(compiler),-DCMAKE_C_COMPILER=$(compiler) -DCMAKE_CXX_COMPILER=$(cxx))
+
+# Installs the Debian packages that are missing; instant when none is.
+deps:
+	@scripts/deps
+
+demo: deps
+	@$(MAKE) all
+	@scripts/demo $(BUILD)
+
+test: deps
+	@$(MAKE) all
+	@cmake --build $(BUILD) -j $(JOBS) --target tests
+	@scripts/test $(BUILD) $(if $(TESTS),-R '$(TESTS)')
+
+bench: all
+	@cmake --build $(BUILD) -j $(JOBS) --target benches
+	@scripts/bench $(BUILD)
+
+soak: deps
+	@scripts/soak
+
+install: all
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+check: layers tidy
+layers:
+	@scripts/check-layers
+tidy: configure
+	@scripts/tidy $(BUILD)
+
+clean:
+	rm -rf build build-*
