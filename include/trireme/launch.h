@@ -10,31 +10,38 @@
 extern "C" {
 #endif
 
+#define TR_LAUNCH_MAX_RANKS 4096
+
 typedef struct tr_launch_report {
-    int first_rank;        /* the rank that failed first; -1 when none did */
+    int first_rank;        /* the rank that failed first; -1 when none did or the job was stopped by a signal */
     int exit_code;         /* its exit code, or 128 + signal */
-    int signal;            /* what killed it, or 0 */
+    int signal;            /* what killed it (or stopped the job), or 0 */
     double seconds;        /* the job's run time */
-    char text[1024];       /* "rank 1 (pid 4242) was killed by signal 9 (Killed) after 3.2 s; its last lines: …" */
+    char text[2048];       /* "rank 1 (pid 4242) was killed by signal 9 (Killed) after 3.2 s; its last lines: …" */
 } tr_launch_report;
 
+/* One line of a rank, without its newline; lines of more than 16 KiB come in pieces. Called from one thread, which is not
+ * the caller's. It may block: then the ranks wait in their writes, while the launcher still sees deaths and signals. */
 typedef void (*tr_launch_output)(int rank, bool is_stderr, const char *line, size_t length, void *user);
 
 typedef struct tr_launch_options {
     size_t size;
     const char *const *argv;       /* program and arguments, NULL-terminated; found through PATH */
-    int ranks;                     /* processes to start; 1 and more */
+    int ranks;                     /* processes to start, 1 to TR_LAUNCH_MAX_RANKS */
     const char *const *env;        /* extra NAME=value, NULL-terminated; or NULL */
     tr_launch_output output;       /* gets each line of each rank; NULL: the ranks inherit stdout and stderr */
     void *user;
-    bool rank0_inherits;           /* rank 0 keeps this process's stdin, stdout and stderr (for a progress bar) */
-    int grace_ms;                  /* from SIGTERM to SIGKILL when the job is ended; 0: 5,000 */
+    bool rank0_inherits;           /* rank 0 keeps this process's stdout and stderr (for a progress bar) */
+    int grace_ms;                  /* from SIGTERM to SIGKILL when a failed job is ended; 0: 1,000 */
+    bool pass_signals;             /* pass this process's SIGINT, SIGTERM, SIGHUP, SIGQUIT on to the ranks, once, and
+                                      wait for them; a second one kills. SIGUSR1, SIGUSR2 and SIGTSTP are passed on too */
     tr_launch_report *report;      /* filled in, or NULL */
-    const volatile int *interrupt; /* points at the number of a signal to pass on to the ranks, 0 for none; or NULL */
 } tr_launch_options;
-/* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
- * holds their store, waits for them, and ends all when one fails. TR_OK when all exited with 0; TR_CHILD with the first
- * cause in report otherwise. The ranks die with this process, whatever kills it. */
+/* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+ * MASTER_PORT), holds their store, waits for them, and ends all when one fails; docs/launching.md has the details.
+ * Rank 0 keeps stdin unless it is a terminal, the others read /dev/null. TR_OK when all exited with 0; TR_CHILD, with
+ * the first cause in report and message, when one failed; TR_INTERRUPTED when they ended by a signal that was passed on.
+ * The ranks die with this process, whatever kills it. With .pass_signals, other threads must have these signals blocked. */
 #define tr_launch(...) TR__NEW2(tr_launch, argv, ranks, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_launch_with(const tr_launch_options *options);
 
