@@ -23,18 +23,11 @@ typedef struct tr_module tr_module;
 #endif
 TR_API tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n);
 
-/* A list of named tensors: parameters, gradients, a state dict. An object; names and tensors are its own. */
-typedef struct tr_tensor_list tr_tensor_list;
 /* All parameters, in the order they were added, depth first; one that is shared (tied) appears once, under its first
  * name. */
 TR_API tr_tensor_list *tr_parameters(tr_module *module);
 /* Parameters and buffers by their path, "h.0.attn.c_attn.weight". The tensors are the module's own, not copies. */
 TR_API tr_tensor_list *tr_state_dict(tr_module *module);
-TR_API int tr_list_count(const tr_tensor_list *list);
-TR_API tr_tensor *tr_list_at(const tr_tensor_list *list, int i);           /* NULL outside */
-TR_API const char *tr_list_name(const tr_tensor_list *list, int i);        /* NULL outside */
-TR_API tr_tensor *tr_list_find(const tr_tensor_list *list, const char *name); /* NULL when absent */
-TR_API int64_t tr_list_numel(const tr_tensor_list *list);
 
 /* Copies values from state into the module, by name; every name and shape must match, or nothing is changed. */
 TR_API TR_MUST_CHECK tr_status tr_load_state_dict(tr_module *module, const tr_tensor_list *state);

@@ -5,7 +5,7 @@
 #ifndef TRIREME_OPTIM_H
 #define TRIREME_OPTIM_H
 
-#include <trireme/nn.h>
+#include <trireme/tensor.h>
 
 #ifdef __cplusplus
 extern "C" {

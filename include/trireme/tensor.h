@@ -93,6 +93,24 @@ TR_API char *tr_shape_text(tr_shape shape, char text[160]);
 /* Prints shape, dtype and the first values of t, for debugging, into text; returns the length that was needed. */
 TR_API size_t tr_format(const tr_tensor *t, char *text, size_t bytes);
 
+/* ---- Lists of named tensors: parameters, gradients, a state dict ------------------------------------------------ */
+
+/* An object that owns its names and holds a reference to each tensor. */
+typedef struct tr_tensor_list tr_tensor_list;
+TR_API tr_tensor_list *tr_list(void);
+/* Appends; fails when the name is there already or the tensor is in error. */
+TR_API TR_MUST_CHECK tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor);
+TR_API int tr_list_count(const tr_tensor_list *list);
+TR_API tr_tensor *tr_list_at(const tr_tensor_list *list, int i);           /* NULL outside */
+TR_API const char *tr_list_name(const tr_tensor_list *list, int i);        /* NULL outside */
+TR_API tr_tensor *tr_list_find(const tr_tensor_list *list, const char *name); /* NULL when absent */
+TR_API int64_t tr_list_numel(const tr_tensor_list *list);
+/* Text that travels with the list ("__metadata__" in a safetensors file): set anew or overwritten; NULL when absent. */
+TR_API TR_MUST_CHECK tr_status tr_list_set_metadata(tr_tensor_list *list, const char *key, const char *value);
+TR_API const char *tr_list_metadata(const tr_tensor_list *list, const char *key);
+TR_API int tr_list_metadata_count(const tr_tensor_list *list);
+TR_API const char *tr_list_metadata_key(const tr_tensor_list *list, int i); /* NULL outside */
+
 #ifdef __cplusplus
 } /* extern "C" */
 #include <initializer_list>

@@ -4,28 +4,18 @@
 #ifndef TRIREME_TRAIN_H
 #define TRIREME_TRAIN_H
 
-#include <trireme/nn.h>
+#include <trireme/tensor.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Text pairs kept in a safetensors header ("__metadata__"). key/value arrays of count entries. */
-typedef struct tr_metadata {
-    int count;
-    const char *const *keys;
-    const char *const *values;
-} tr_metadata;
-
 /* Writes list as a safetensors file, atomically: temporary file beside it, fsync, rename, fsync of the folder. When it
- * fails (a full disk, say) what stood there before is untouched and nothing is left over. metadata may be NULL. */
-TR_API TR_MUST_CHECK tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list, const tr_metadata *metadata);
+ * fails (a full disk, say) what stood there before is untouched and nothing is left over. */
+TR_API TR_MUST_CHECK tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list);
 /* Reads one: tensors on the CPU, the metadata beside them. Every length and offset is checked; a damaged file is
  * TR_FORMAT with what is wrong. */
 TR_API tr_tensor_list *tr_safetensors_load(const char *path);
-/* A metadata value of a loaded list; NULL when absent. */
-TR_API const char *tr_list_metadata(const tr_tensor_list *list, const char *key);
-
 /* A line chart of n points (x[i], y[i]), several series; text for a terminal (width x height cells), or an SVG file. */
 typedef struct tr_series {
     const char *name;

@@ -1,0 +1,75 @@
+/* The attributes of the ops in ops.def: what their kernels get besides tensors. */
+#ifndef TR_OPS_ATTRS_H
+#define TR_OPS_ATTRS_H
+
+#include <trireme/tensor.h>
+
+typedef struct tr__affine_attrs {
+    double scale, shift;
+} tr__affine_attrs;
+
+typedef struct tr__dropout_attrs {
+    double p;
+    uint64_t seed, step, first_sample;
+} tr__dropout_attrs;
+
+typedef struct tr__reduce_attrs {
+    uint32_t dims; /* bit d: dimension d is reduced */
+    bool keep;
+} tr__reduce_attrs;
+
+typedef struct tr__dim_attrs {
+    int dim; /* not negative */
+} tr__dim_attrs;
+
+typedef struct tr__linear_attrs {
+    bool in_out;     /* weight is [k, n]; else [n, k] */
+    bool accumulate; /* of the gradients: add to dw, dbias rather than overwrite */
+    bool accumulate_bias;
+} tr__linear_attrs;
+
+typedef struct tr__accumulate_attrs {
+    bool accumulate;
+} tr__accumulate_attrs;
+
+typedef struct tr__cross_entropy_attrs {
+    int64_t ignore_index;
+} tr__cross_entropy_attrs;
+
+typedef struct tr__layer_norm_attrs {
+    double eps;
+    bool accumulate_weight, accumulate_bias; /* of the gradients */
+} tr__layer_norm_attrs;
+
+typedef struct tr__attention_attrs {
+    int heads; /* of self_attention */
+    bool causal;
+    double scale;
+} tr__attention_attrs;
+
+typedef struct tr__view_attrs {
+    tr_shape shape;
+} tr__view_attrs;
+
+typedef struct tr__permute_attrs {
+    int order[TR_MAX_DIMS]; /* output dimension i is input dimension order[i] */
+} tr__permute_attrs;
+
+typedef struct tr__slice_attrs {
+    int dim;
+    int64_t start, end; /* 0 <= start <= end <= size */
+} tr__slice_attrs;
+
+typedef struct tr__split_attrs {
+    int dim, parts;
+} tr__split_attrs;
+
+typedef struct tr__cast_attrs {
+    tr_dtype dtype;
+} tr__cast_attrs;
+
+typedef struct tr__to_attrs {
+    tr_device device;
+} tr__to_attrs;
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * Ops: the table, and how one is run.
+ *
+ * ops.def has a row per op. A family file (elementwise.c, matmul.c, …) holds, for each of its ops, the public function,
+ * the shape rule `tr__<name>_infer`, the plain-C reference kernel `tr__<name>_forward` and `tr__<name>_backward`. Backward
+ * functions that are more than a composition of ops have rows of their own (layer_norm_grad), so that they too have kernels
+ * per device. onednn/, cpu/ and cuda/ hold faster kernels only, in tables indexed by the op.
+ *
+ * A kernel may answer TR__DECLINED; then the next one is asked: oneDNN, SIMD, reference. The reference takes every dtype,
+ * stride and shape that infer lets through.
+ */
+#ifndef TR_OPS_OP_H
+#define TR_OPS_OP_H
+
+#include "tensor/tensor.h"
+
+#include <trireme/ops.h>
+
+/* Attributes that several files must know; those of one family stand in its file. */
+#include "ops/attrs.h"
+
+enum {
+#define OP(name, ...) TR__OP_##name,
+#include "ops/ops.def"
+    TR__OP_COUNT
+};
+
+/* The ops of the table. tr__op(gelu) is the row's tr_op. */
+extern const tr_op tr__ops[TR__OP_COUNT];
+#define tr__op(name) (&tr__ops[TR__OP_##name])
+
+/* Flags of rows besides the public ones: infer makes the outputs, views of input 0; there is no kernel. */
+#define TR__OP_VIEW 0x100u
+
+#define TR__DECLINED (-1)
+typedef tr_status (*tr__kernel)(tr_op_call *call);
+/* Providers: what a table does not list is NULL. */
+extern const tr__kernel tr__onednn_kernels[TR__OP_COUNT];
+extern const tr__kernel tr__cpu_kernels[TR__OP_COUNT];
+
+/* Runs a kernel of op on outputs that exist (no infer, no graph): how backward functions write where they want to. The
+ * caller answers for shapes. */
+tr_status tr__run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,
+    int n_outputs);
+
+/* For backward functions: where the gradient of inputs[i] is to be written. For a parameter whose gradients lie in an arena
+ * this is its place there, else a new tensor. *accumulate: add to what is there rather than overwrite. The caller writes
+ * it and sets grad_inputs[i] to it. May be a tensor in error. */
+tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate);
+/* Sums g over the dimensions in which it was broadcast from shape: the gradient of a broadcast input. */
+tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape);
+
+/* Checks for infer: inputs a and b share dtype and device; x is a float. */
+tr_status tr__same(const tr_op_call *call, int a, int b);
+tr_status tr__float_input(const tr_op_call *call, int i);
+
+#endif

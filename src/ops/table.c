@@ -1,0 +1,42 @@
+/* The op table, from ops.def. */
+#include "ops/op.h"
+
+#define NONE tr__no_attrs
+typedef struct tr__no_attrs {
+    char none;
+} tr__no_attrs;
+
+/* What the rows refer to stands in the family files. */
+#define DECLARE_YES(name) tr_status tr__##name##_backward(tr_backward_call *call);
+#define DECLARE_NO(name)
+#define OP(name, attrs, backward, in, out, flags)     \
+    tr_status tr__##name##_infer(tr_op_call *call);   \
+    tr_status tr__##name##_forward(tr_op_call *call); \
+    DECLARE_##backward(name)
+#define OP_VIEW(name, attrs)                        \
+    tr_status tr__##name##_infer(tr_op_call *call); \
+    DECLARE_YES(name)
+#include "ops/ops.def"
+
+enum { IN0 = 1, IN1 = 2, IN2 = 4, IN3 = 8, OUT0 = 1, OUT1 = 2, OUT2 = 4 };
+
+#define BACKWARD_YES(name) tr__##name##_backward
+#define BACKWARD_NO(name) NULL
+#define ROW(name_, attrs_, forward_, backward_, in_, out_, flags_) \
+    [TR__OP_##name_] = {                                           \
+        .size = sizeof(tr_op),                                     \
+        .name = #name_,                                            \
+        .attrs_size = sizeof(attrs_),                              \
+        .infer = tr__##name_##_infer,                              \
+        .forward = forward_,                                       \
+        .backward = BACKWARD_##backward_(name_),                   \
+        .saves_inputs = (in_),                                     \
+        .saves_outputs = (out_),                                   \
+        .flags = (flags_),                                         \
+    },
+#define OP(name, attrs, backward, in, out, flags) ROW(name, attrs, tr__##name##_forward, backward, in, out, flags)
+#define OP_VIEW(name, attrs) ROW(name, attrs, NULL, YES, 0, 0, TR__OP_VIEW)
+
+const tr_op tr__ops[TR__OP_COUNT] = {
+#include "ops/ops.def"
+};

@@ -1,0 +1,101 @@
+/*
+ * The tensor struct and what every op needs of it.
+ */
+#ifndef TR_TENSOR_TENSOR_H
+#define TR_TENSOR_TENSOR_H
+
+#include "base/object.h"
+#include "device/device.h"
+
+#include <trireme/tensor.h>
+
+/* Reference-counted memory on one device. */
+typedef struct tr__storage {
+    atomic_int refs;
+    atomic_uint version; /* raised by every write in place: backward refuses saved tensors that changed */
+    tr_device device;
+    void *data;
+    size_t bytes;
+    enum { TR__OWNED, TR__SHARED, TR__WRAPPED } kind;
+    void (*release)(void *data, void *user); /* of TR__WRAPPED, or NULL */
+    void *user;
+} tr__storage;
+
+tr__storage *tr__storage_new(tr_device device, size_t bytes, bool shared); /* NULL: failed, message set */
+static inline tr__storage *tr__storage_ref(tr__storage *s) { atomic_fetch_add(&s->refs, 1); return s; }
+void tr__storage_unref(tr__storage *storage); /* NULL does nothing */
+
+struct tr_tensor {
+    tr__object object;
+    tr__storage *storage; /* NULL in error only */
+    int64_t offset;       /* elements from the storage's start */
+    tr_shape shape;
+    int64_t stride[TR_MAX_DIMS]; /* elements */
+    tr_dtype dtype;
+    bool requires_grad;
+
+    /* The graph (src/ops/node.h): which node made this tensor, as which output; or what a leaf keeps for backward. */
+    struct tr__node *node;
+    int output;
+    struct tr__leaf *leaf;
+};
+
+extern const tr__type tr__tensor_type;
+
+/* Uninitialised, row-major. */
+tr_tensor *tr__tensor_new(tr_shape shape, tr_dtype dtype, tr_device device);
+/* Another view of x's storage, outside the graph. stride NULL: row-major. */
+tr_tensor *tr__tensor_view(const tr_tensor *x, tr_shape shape, const int64_t *stride, int64_t offset);
+/* The same view, with a reference of the caller's instead of a scope's, outside the graph: how tensors are saved. */
+tr_tensor *tr__tensor_alias(const tr_tensor *x);
+/* `return tr__tensor_fail(TR_SHAPE, "…", …)` */
+#define tr__tensor_fail(...) ((tr_tensor *)tr__object_fail(&tr__tensor_type, __VA_ARGS__))
+#define tr__tensor_failed() ((tr_tensor *)tr__object_failed(&tr__tensor_type))
+#define tr__tensor_pass(x) ((tr_tensor *)tr__object_pass(&tr__tensor_type, (x)))
+
+static inline bool tr__bad(const tr_tensor *x) { return x->object.error != NULL; }
+
+static inline tr_device tr__device_of(const tr_tensor *x) { return x->storage->device; }
+static inline tr__pool *tr__pool_of(const tr_tensor *x) { return tr__cpu_pool(x->storage->device); }
+/* The address of the first element; cast at the use: const float *x = tr__ptr(t). */
+static inline void *tr__ptr(const tr_tensor *x)
+{
+    return (char *)x->storage->data + (size_t)x->offset * tr_dtype_size(x->dtype);
+}
+
+static inline int64_t tr__numel(tr_shape s)
+{
+    int64_t n = 1;
+    for (int i = 0; i < s.ndim; i++) n *= s.dim[i];
+    return n;
+}
+static inline bool tr__shape_equal(tr_shape a, tr_shape b)
+{
+    if (a.ndim != b.ndim) return false;
+    for (int i = 0; i < a.ndim; i++)
+        if (a.dim[i] != b.dim[i]) return false;
+    return true;
+}
+/* Row-major strides. */
+void tr__row_major(tr_shape shape, int64_t stride[TR_MAX_DIMS]);
+/* The shape that a and b broadcast to (NumPy's rule); fails with both in the message. what: the op's name. */
+tr_status tr__broadcast(const char *what, tr_shape a, tr_shape b, tr_shape *out);
+/* Strides with which x is read as if it had shape (0 where it is broadcast). x must be broadcastable to it. */
+void tr__broadcast_strides(const tr_tensor *x, tr_shape shape, int64_t stride[TR_MAX_DIMS]);
+/* -1 … -ndim become ndim-1 … 0; fails outside. */
+tr_status tr__dim(const char *what, tr_shape shape, int dim, int *out);
+/* Shapes for messages: TR__TEXT(shape) is a char * that lives to the end of the block. */
+#define TR__TEXT(shape) tr_shape_text((shape), (char[160]){0})
+
+/* One element at an index from the start of the view, converted; for reference kernels and tests, not for speed. */
+double tr__load(tr_dtype dtype, const void *base, int64_t index);
+void tr__store(tr_dtype dtype, void *base, int64_t index, double value);
+float tr__bf16_to_f32(uint16_t bits);
+uint16_t tr__f32_to_bf16(float value); /* round to nearest even; NaN stays NaN */
+float tr__f16_to_f32(uint16_t bits);
+uint16_t tr__f32_to_f16(float value);
+
+/* Marks a write in place. */
+static inline void tr__touch(tr_tensor *t) { atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed); }
+
+#endif
