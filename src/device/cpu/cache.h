@@ -1,0 +1,21 @@
+/*
+ * The caching allocator of a CPU device. A training step asks for the same blocks again and again; the system would map and
+ * clear them each time (0.25 us per 4 KiB), so blocks stay mapped.
+ *
+ * Small blocks come from malloc. Large ones are cut out of regions, lowest address first, and merge with their free
+ * neighbours when they come back: addresses stay low, so the memory touched stays near the most that was ever in use.
+ */
+#ifndef TR_DEVICE_CPU_CACHE_H
+#define TR_DEVICE_CPU_CACHE_H
+
+#include <stddef.h>
+
+typedef struct tr__cache tr__cache;
+
+tr__cache *tr__cache_new(void); /* NULL without memory; the functions below take it */
+void tr__cache_delete(tr__cache *cache);
+void *tr__cache_alloc(tr__cache *cache, size_t bytes); /* 64-byte aligned; NULL without memory */
+void tr__cache_free(tr__cache *cache, void *memory, size_t bytes);
+void tr__cache_usage(tr__cache *cache, size_t *in_use, size_t *peak);
+
+#endif

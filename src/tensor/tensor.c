@@ -1,0 +1,381 @@
+/* Making tensors and looking at them. */
+#include "tensor/tensor.h"
+
+#include "base/rng.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void destroy(void *self)
+{
+    tr_tensor *t = self;
+    tr__storage_unref(t->storage);
+    if (t->node) tr__node_unref(t->node);
+    if (t->leaf) tr__leaf_free(t->leaf);
+}
+
+const tr__type tr__tensor_type = {"tensor", sizeof(tr_tensor), destroy};
+
+/* ---- Shapes ---------------------------------------------------------------------------------------------------- */
+
+void tr__row_major(tr_shape shape, int64_t stride[TR_MAX_DIMS])
+{
+    int64_t step = 1;
+    for (int i = shape.ndim; i-- > 0;) {
+        stride[i] = step;
+        step *= shape.dim[i] ? shape.dim[i] : 1;
+    }
+}
+
+char *tr_shape_text(tr_shape shape, char text[160])
+{
+    int at = snprintf(text, 160, "[");
+    for (int i = 0; i < shape.ndim && at < 150; i++)
+        at += snprintf(text + at, (size_t)(160 - at), "%s%" PRId64, i ? ", " : "", shape.dim[i]);
+    if (at < 159) snprintf(text + at, (size_t)(160 - at), "]");
+    return text;
+}
+
+tr_status tr__broadcast(const char *what, tr_shape a, tr_shape b, tr_shape *out)
+{
+    tr_shape s = {.ndim = a.ndim > b.ndim ? a.ndim : b.ndim};
+    for (int i = 1; i <= s.ndim; i++) {
+        int64_t x = i <= a.ndim ? a.dim[a.ndim - i] : 1, y = i <= b.ndim ? b.dim[b.ndim - i] : 1;
+        if (x != y && x != 1 && y != 1)
+            return tr__fail(TR_SHAPE, "%s: shapes do not broadcast: %s and %s", what, TR__TEXT(a), TR__TEXT(b));
+        s.dim[s.ndim - i] = x == 1 ? y : x;
+    }
+    *out = s;
+    return TR_OK;
+}
+
+void tr__broadcast_strides(const tr_tensor *x, tr_shape shape, int64_t stride[TR_MAX_DIMS])
+{
+    int missing = shape.ndim - x->shape.ndim;
+    for (int i = 0; i < shape.ndim; i++) {
+        bool stretched = i < missing || (x->shape.dim[i - missing] == 1 && shape.dim[i] != 1);
+        stride[i] = stretched ? 0 : x->stride[i - missing];
+    }
+}
+
+tr_status tr__dim(const char *what, tr_shape shape, int dim, int *out)
+{
+    int d = dim < 0 ? dim + shape.ndim : dim;
+    if (d < 0 || d >= shape.ndim)
+        return tr__fail(TR_SHAPE, "%s: no dimension %d in %s", what, dim, TR__TEXT(shape));
+    *out = d;
+    return TR_OK;
+}
+
+/* ---- Making ----------------------------------------------------------------------------------------------------- */
+
+static tr_status check_shape(tr_shape shape, tr_dtype dtype)
+{
+    if (tr_dtype_size(dtype) == 0) return tr__fail(TR_DTYPE, "%d is no dtype", (int)dtype);
+    if (shape.ndim < 0 || shape.ndim > TR_MAX_DIMS)
+        return tr__fail(TR_SHAPE, "%d dimensions: a tensor has 0 to %d", shape.ndim, TR_MAX_DIMS);
+    int64_t bytes = (int64_t)tr_dtype_size(dtype);
+    for (int i = 0; i < shape.ndim; i++)
+        if (shape.dim[i] < 0 || __builtin_mul_overflow(bytes, shape.dim[i] ? shape.dim[i] : 1, &bytes))
+            return tr__fail(TR_SHAPE, "no tensor has the shape %s", TR__TEXT(shape));
+    return TR_OK;
+}
+
+static tr_tensor *new_tensor(tr_shape shape, tr_dtype dtype, tr_device device, bool shared)
+{
+    tr_tensor *t = tr__object_new(&tr__tensor_type);
+    if (tr__bad(t)) return t;
+    if (check_shape(shape, dtype) == TR_OK)
+        t->storage = tr__storage_new(device, (size_t)tr__numel(shape) * tr_dtype_size(dtype), shared);
+    if (!t->storage) {
+        tr__object_break(t);
+        return t;
+    }
+    t->shape = shape;
+    t->dtype = dtype;
+    tr__row_major(shape, t->stride);
+    return t;
+}
+
+tr_tensor *tr__tensor_new(tr_shape shape, tr_dtype dtype, tr_device device)
+{
+    return new_tensor(shape, dtype, device, false);
+}
+
+static void become_view(tr_tensor *t, const tr_tensor *x)
+{
+    t->storage = tr__storage_ref(x->storage);
+    t->dtype = x->dtype;
+    t->offset = x->offset;
+    t->shape = x->shape;
+    memcpy(t->stride, x->stride, sizeof t->stride);
+}
+
+tr_tensor *tr__tensor_view(const tr_tensor *x, tr_shape shape, const int64_t *stride, int64_t offset)
+{
+    tr_tensor *t = tr__object_new(&tr__tensor_type);
+    if (tr__bad(t)) return t;
+    become_view(t, x);
+    t->shape = shape;
+    t->offset = offset;
+    if (stride)
+        memcpy(t->stride, stride, sizeof(int64_t) * (size_t)shape.ndim);
+    else
+        tr__row_major(shape, t->stride);
+    return t;
+}
+
+tr_tensor *tr__tensor_alias(const tr_tensor *x)
+{
+    tr_tensor *t = tr__object_new_kept(&tr__tensor_type);
+    if (!tr__bad(t)) become_view(t, x);
+    return t;
+}
+
+static tr_tensor *from_options(const tr_tensor_options *o)
+{
+    tr_tensor *t = new_tensor(o->shape, o->dtype, o->device, o->shared);
+    return o->requires_grad ? tr_require_grad(t) : t;
+}
+
+tr_tensor *tr_empty_with(const tr_tensor_options *options)
+{
+    return from_options(options);
+}
+
+tr_tensor *tr_full_with(double value, const tr_tensor_options *options)
+{
+    tr_tensor *t = from_options(options);
+    if (!tr__bad(t) && tr_fill(t, value) != TR_OK) tr__object_break(t);
+    return t;
+}
+
+/* Copies row-major CPU elements of t's dtype to t, a tensor of our own making. */
+static void copy_in(tr_tensor *t, const void *data)
+{
+    size_t bytes = (size_t)tr__numel(t->shape) * tr_dtype_size(t->dtype);
+    tr_device device = tr__device_of(t);
+    if (bytes && tr__device(device.kind)->copy(device, tr__ptr(t), tr_cpu(0), data, bytes) != TR_OK) tr__object_break(t);
+}
+
+tr_tensor *tr_from_with(const void *data, const tr_tensor_options *options)
+{
+    tr_tensor *t = from_options(options);
+    if (!tr__bad(t)) copy_in(t, data);
+    return t;
+}
+
+/* Box-Muller: a word pair gives a pair of normals. */
+static void normals(uint64_t seed, uint64_t block, float out[4])
+{
+    tr__philox r = tr__philox_at(seed, 0, block);
+    for (int i = 0; i < 4; i += 2) {
+        float radius = sqrtf(-2.0f * logf(tr__uniform_open(r.word[i])));
+        float angle = 6.283185307179586f * tr__uniform(r.word[i + 1]);
+        out[i] = radius * cosf(angle);
+        out[i + 1] = radius * sinf(angle);
+    }
+}
+
+static void uniforms(uint64_t seed, uint64_t block, float out[4])
+{
+    tr__philox r = tr__philox_at(seed, 0, block);
+    for (int i = 0; i < 4; i++) out[i] = tr__uniform(r.word[i]);
+}
+
+static tr_tensor *random_tensor(uint64_t seed, const tr_tensor_options *options, void (*draw)(uint64_t, uint64_t, float[4]))
+{
+    if (!tr_dtype_is_float(options->dtype))
+        return tr__tensor_fail(TR_DTYPE, "random tensors are floats, not %s", tr_dtype_name(options->dtype));
+    tr_tensor *t = from_options(options);
+    if (tr__bad(t)) return t;
+    int64_t n = tr__numel(t->shape);
+    void *values = malloc((size_t)(n ? n : 1) * tr_dtype_size(t->dtype));
+    if (!values) return tr__tensor_fail(TR_NO_MEMORY, "no memory for %" PRId64 " random numbers", n);
+    float block[4];
+    for (int64_t i = 0; i < n; i++) {
+        if (i % 4 == 0) draw(seed, (uint64_t)i / 4, block);
+        tr__store(t->dtype, values, i, block[i % 4]);
+    }
+    copy_in(t, values);
+    free(values);
+    return t;
+}
+
+tr_tensor *tr_randn_with(uint64_t seed, const tr_tensor_options *options)
+{
+    return random_tensor(seed, options, normals);
+}
+
+tr_tensor *tr_rand_with(uint64_t seed, const tr_tensor_options *options)
+{
+    return random_tensor(seed, options, uniforms);
+}
+
+tr_tensor *tr_arange(int64_t n, tr_dtype dtype, tr_device device)
+{
+    tr_tensor *t = tr__tensor_new(TR_SHAPE(n), dtype, device);
+    if (tr__bad(t)) return t;
+    void *values = malloc((size_t)(n ? n : 1) * tr_dtype_size(dtype));
+    if (!values) return tr__tensor_fail(TR_NO_MEMORY, "no memory for %" PRId64 " numbers", n);
+    for (int64_t i = 0; i < n; i++) tr__store(dtype, values, i, (double)i);
+    copy_in(t, values);
+    free(values);
+    return t;
+}
+
+tr_tensor *tr_scalar(double value, tr_dtype dtype)
+{
+    return tr_full(value, TR_SCALAR, .dtype = dtype);
+}
+
+tr_tensor *tr_wrap(void *data, tr_shape shape, tr_dtype dtype, void (*release)(void *, void *), void *user)
+{
+    if (check_shape(shape, dtype) != TR_OK) return tr__tensor_failed();
+    tr__storage *storage = calloc(1, sizeof *storage);
+    if (!storage) return tr__tensor_fail(TR_NO_MEMORY, "out of memory");
+    *storage = (tr__storage){.data = data, .kind = TR__WRAPPED, .release = release, .user = user};
+    storage->bytes = (size_t)tr__numel(shape) * tr_dtype_size(dtype);
+    atomic_init(&storage->refs, 1);
+    tr_tensor *t = tr__object_new(&tr__tensor_type);
+    if (tr__bad(t)) {
+        free(storage); /* the caller's memory stays the caller's */
+        return t;
+    }
+    t->storage = storage;
+    t->shape = shape;
+    t->dtype = dtype;
+    tr__row_major(shape, t->stride);
+    return t;
+}
+
+/* ---- Looking ---------------------------------------------------------------------------------------------------- */
+
+tr_shape tr_shape_of(const tr_tensor *t)
+{
+    return t->shape;
+}
+
+int tr_ndim(const tr_tensor *t)
+{
+    return t->shape.ndim;
+}
+
+static int dim_or_none(const tr_tensor *t, int dim)
+{
+    int d = dim < 0 ? dim + t->shape.ndim : dim;
+    return d >= 0 && d < t->shape.ndim ? d : -1;
+}
+
+int64_t tr_size(const tr_tensor *t, int dim)
+{
+    int d = dim_or_none(t, dim);
+    return d < 0 ? 0 : t->shape.dim[d];
+}
+
+int64_t tr_stride(const tr_tensor *t, int dim)
+{
+    int d = dim_or_none(t, dim);
+    return d < 0 ? 0 : t->stride[d];
+}
+
+int64_t tr_numel(const tr_tensor *t)
+{
+    return tr__bad(t) ? 0 : tr__numel(t->shape);
+}
+
+tr_dtype tr_dtype_of(const tr_tensor *t)
+{
+    return t->dtype;
+}
+
+tr_device tr_device_of(const tr_tensor *t)
+{
+    return tr__bad(t) ? tr_cpu(0) : tr__device_of(t);
+}
+
+bool tr_is_contiguous(const tr_tensor *t)
+{
+    int64_t step = 1;
+    for (int i = t->shape.ndim; i-- > 0;) {
+        if (t->shape.dim[i] == 0) return true;
+        if (t->shape.dim[i] != 1 && t->stride[i] != step) return false;
+        step *= t->shape.dim[i];
+    }
+    return true;
+}
+
+void *tr_data(const tr_tensor *t)
+{
+    return tr__bad(t) || tr__device_of(t).kind != TR_CPU ? NULL : tr__ptr(t);
+}
+
+tr_status tr_copy_out(const tr_tensor *t, void *to, size_t bytes)
+{
+    TR__TRY(tr_status_of(t));
+    size_t needed = (size_t)tr__numel(t->shape) * tr_dtype_size(t->dtype);
+    if (bytes != needed)
+        return tr__fail(TR_INVALID, "copy_out: %zu bytes given for %s of %s, which takes %zu", bytes, TR__TEXT(t->shape),
+            tr_dtype_name(t->dtype), needed);
+    if (!needed) return TR_OK;
+    TR_SCOPE;
+    const tr_tensor *flat = t;
+    if (!tr_is_contiguous(t)) {
+        tr_tensor *copy = tr__tensor_new(t->shape, t->dtype, tr__device_of(t));
+        TR__TRY(tr_status_of(copy));
+        TR__TRY(tr_copy_into(copy, t));
+        flat = copy;
+    }
+    tr_device device = tr__device_of(flat);
+    return tr__device(device.kind)->copy(tr_cpu(0), to, device, tr__ptr(flat), needed);
+}
+
+double tr_item(const tr_tensor *t)
+{
+    if (tr_numel(t) != 1) return (double)NAN;
+    unsigned char value[8];
+    if (tr_copy_out(t, value, tr_dtype_size(t->dtype)) != TR_OK) return (double)NAN;
+    return tr__load(t->dtype, value, 0);
+}
+
+tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from)
+{
+    TR__TRY(tr_status_of(into));
+    TR__TRY(tr_status_of(from));
+    tr_shape shape;
+    TR__TRY(tr__broadcast("copy_into", into->shape, from->shape, &shape));
+    if (!tr__shape_equal(shape, into->shape))
+        return tr__fail(TR_SHAPE, "copy_into: %s does not broadcast to %s", TR__TEXT(from->shape), TR__TEXT(into->shape));
+    TR__TRY(tr__copy_elements(into, from));
+    tr__touch(into);
+    return TR_OK;
+}
+
+tr_status tr_fill(tr_tensor *t, double value)
+{
+    TR__TRY(tr_status_of(t));
+    unsigned char bits[8];
+    tr__store(t->dtype, bits, 0, value);
+    tr_tensor one = {.object = {.type = &tr__tensor_type}, .dtype = t->dtype};
+    tr__storage storage = {.data = bits, .bytes = sizeof bits, .kind = TR__WRAPPED};
+    one.storage = &storage;
+    return tr_copy_into(t, &one);
+}
+
+size_t tr_format(const tr_tensor *t, char *text, size_t bytes)
+{
+    if (tr__bad(t)) return (size_t)snprintf(text, bytes, "tensor in error: %s", t->object.error->message);
+    size_t at = (size_t)snprintf(text, bytes, "%s %s {", tr_dtype_name(t->dtype), TR__TEXT(t->shape));
+    int64_t n = tr__numel(t->shape), shown = n < 8 ? n : 8;
+    for (int64_t i = 0; i < shown; i++) {
+        int64_t rest = i, index = 0;
+        for (int d = t->shape.ndim; d-- > 0; rest /= t->shape.dim[d]) index += rest % t->shape.dim[d] * t->stride[d];
+        double value = tr_data(t) ? tr__load(t->dtype, tr__ptr(t), index) : (double)NAN;
+        at += (size_t)snprintf(at < bytes ? text + at : NULL, at < bytes ? bytes - at : 0, "%s%g", i ? ", " : "", value);
+    }
+    at += (size_t)snprintf(at < bytes ? text + at : NULL, at < bytes ? bytes - at : 0, n > shown ? ", …}" : "}");
+    return at;
+}
