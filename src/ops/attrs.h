@@ -65,11 +65,11 @@ typedef struct tr__split_attrs {
 } tr__split_attrs;
 
 typedef struct tr__cast_attrs {
-    tr_dtype dtype;
+    tr_dtype dtype, from;
 } tr__cast_attrs;
 
 typedef struct tr__to_attrs {
-    tr_device device;
+    tr_device device, from;
 } tr__to_attrs;
 
 #endif

@@ -1,22 +1,10 @@
 /* The op table, from ops.def. */
-#include "ops/op.h"
+#include "ops/family.h"
 
 #define NONE tr__no_attrs
 typedef struct tr__no_attrs {
     char none;
 } tr__no_attrs;
-
-/* What the rows refer to stands in the family files. */
-#define DECLARE_YES(name) tr_status tr__##name##_backward(tr_backward_call *call);
-#define DECLARE_NO(name)
-#define OP(name, attrs, backward, in, out, flags)     \
-    tr_status tr__##name##_infer(tr_op_call *call);   \
-    tr_status tr__##name##_forward(tr_op_call *call); \
-    DECLARE_##backward(name)
-#define OP_VIEW(name, attrs)                        \
-    tr_status tr__##name##_infer(tr_op_call *call); \
-    DECLARE_YES(name)
-#include "ops/ops.def"
 
 enum { IN0 = 1, IN1 = 2, IN2 = 4, IN3 = 8, OUT0 = 1, OUT1 = 2, OUT2 = 4 };
 

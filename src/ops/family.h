@@ -1,0 +1,20 @@
+/* What the family files define: the functions that the rows of ops.def refer to. */
+#ifndef TR_OPS_FAMILY_H
+#define TR_OPS_FAMILY_H
+
+#include "ops/op.h"
+
+#define DECLARE_YES(name) tr_status tr__##name##_backward(tr_backward_call *call);
+#define DECLARE_NO(name)
+#define OP(name, attrs, backward, in, out, flags)     \
+    tr_status tr__##name##_infer(tr_op_call *call);   \
+    tr_status tr__##name##_forward(tr_op_call *call); \
+    DECLARE_##backward(name)
+#define OP_VIEW(name, attrs)                        \
+    tr_status tr__##name##_infer(tr_op_call *call); \
+    DECLARE_YES(name)
+#include "ops/ops.def"
+#undef DECLARE_YES
+#undef DECLARE_NO
+
+#endif
