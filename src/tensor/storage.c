@@ -1,7 +1,5 @@
 #include "tensor/tensor.h"
 
-#include <trireme/comm.h>
-
 #include <stdlib.h>
 
 static void *owned_alloc(tr_device device, size_t bytes)
