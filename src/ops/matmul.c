@@ -1,0 +1,412 @@
+/*
+ * Matrix products: matmul (with broadcast leading dimensions) and linear (with bias and residual), and linear's gradients.
+ *
+ * The reference kernel works in f64 whatever the dtype, in blocks that fit the cache, through any strides.
+ */
+#include "ops/family.h"
+#include "ops/product.h"
+
+#include <string.h>
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------- */
+
+/* a: [..., m, k], b: [..., k, n]; a may be [k] (read as [1, k]), b may be [k] (read as [k, 1]). */
+static tr_status matmul_batch(const tr_tensor *a, const tr_tensor *b, tr_shape *out)
+{
+    tr_shape la = {a->shape.ndim > 2 ? a->shape.ndim - 2 : 0, {0}}, lb = {b->shape.ndim > 2 ? b->shape.ndim - 2 : 0, {0}};
+    memcpy(la.dim, a->shape.dim, sizeof(int64_t) * (size_t)la.ndim);
+    memcpy(lb.dim, b->shape.dim, sizeof(int64_t) * (size_t)lb.ndim);
+    return tr__broadcast("matmul: leading dimensions", la, lb, out);
+}
+
+tr_status tr__matmul_infer(tr_op_call *call)
+{
+    const tr_tensor *a = call->inputs[0], *b = call->inputs[1];
+    TR__TRY(tr__float_input(call, 0));
+    TR__TRY(tr__same(call, 0, 1));
+    if (a->shape.ndim == 0 || b->shape.ndim == 0)
+        return tr__fail(TR_SHAPE, "matmul: both need at least one dimension: %s x %s", TR__TEXT(a->shape), TR__TEXT(b->shape));
+    int64_t inner = tr_size(b, b->shape.ndim == 1 ? 0 : -2);
+    if (tr_size(a, -1) != inner)
+        return tr__fail(TR_SHAPE, "matmul: inner sizes differ: %s x %s", TR__TEXT(a->shape), TR__TEXT(b->shape));
+    tr_shape out;
+    TR__TRY(matmul_batch(a, b, &out));
+    if (a->shape.ndim > 1) out.dim[out.ndim++] = tr_size(a, -2);
+    if (b->shape.ndim > 1) out.dim[out.ndim++] = tr_size(b, -1);
+    return tr_op_output(call, 0, out, a->dtype);
+}
+
+static tr_status check_weight(const tr_op_call *call, int x_dim, int64_t *out)
+{
+    const tr__linear_attrs *attrs = call->attrs;
+    const tr_tensor *x = call->inputs[0], *w = call->inputs[1];
+    TR__TRY(tr__float_input(call, 0));
+    TR__TRY(tr__same(call, 0, 1));
+    int in_dim = attrs->in_out ? 0 : 1, w_dim = x_dim ? in_dim : 1 - in_dim;
+    if (x->shape.ndim < 1 || w->shape.ndim != 2 || tr_size(x, -1) != w->shape.dim[w_dim])
+        return tr__fail(TR_SHAPE, "%s: input %s does not fit weight %s, which is %s", call->op->name, TR__TEXT(x->shape),
+            TR__TEXT(w->shape), attrs->in_out ? "[in, out]" : "[out, in]");
+    *out = w->shape.dim[1 - w_dim];
+    return TR_OK;
+}
+
+tr_status tr__linear_infer(tr_op_call *call)
+{
+    const tr_tensor *x = call->inputs[0], *bias = call->inputs[2], *residual = call->inputs[3];
+    int64_t out = 0;
+    TR__TRY(check_weight(call, 1, &out));
+    tr_shape shape = x->shape;
+    shape.dim[shape.ndim - 1] = out;
+    if (bias) {
+        TR__TRY(tr__same(call, 0, 2));
+        if (!tr__shape_equal(bias->shape, TR_SHAPE(out)))
+            return tr__fail(TR_SHAPE, "linear: bias is %s, it should be [%lld]", TR__TEXT(bias->shape), (long long)out);
+    }
+    if (residual) {
+        TR__TRY(tr__same(call, 0, 3));
+        if (!tr__shape_equal(residual->shape, shape))
+            return tr__fail(TR_SHAPE, "linear: residual is %s, it should be %s", TR__TEXT(residual->shape), TR__TEXT(shape));
+    }
+    return tr_op_output(call, 0, shape, x->dtype);
+}
+
+tr_status tr__linear_grad_input_infer(tr_op_call *call)
+{
+    int64_t in = 0;
+    TR__TRY(check_weight(call, 0, &in));
+    tr_shape shape = call->inputs[0]->shape;
+    shape.dim[shape.ndim - 1] = in;
+    return tr_op_output(call, 0, shape, call->inputs[0]->dtype);
+}
+
+tr_status tr__linear_grad_weight_infer(tr_op_call *call)
+{
+    const tr__linear_attrs *attrs = call->attrs;
+    const tr_tensor *g = call->inputs[0], *x = call->inputs[1];
+    TR__TRY(tr__float_input(call, 0));
+    TR__TRY(tr__same(call, 0, 1));
+    if (g->shape.ndim < 1 || g->shape.ndim != x->shape.ndim ||
+        memcmp(g->shape.dim, x->shape.dim, sizeof(int64_t) * (size_t)(g->shape.ndim - 1)) != 0)
+        return tr__fail(TR_SHAPE, "linear_grad_weight: gradient %s does not fit input %s", TR__TEXT(g->shape),
+            TR__TEXT(x->shape));
+    int64_t out = tr_size(g, -1), in = tr_size(x, -1);
+    TR__TRY(tr_op_output(call, 0, attrs->in_out ? TR_SHAPE(in, out) : TR_SHAPE(out, in), g->dtype));
+    return tr_op_output(call, 1, TR_SHAPE(out), g->dtype);
+}
+
+/* ---- Products as matrices ------------------------------------------------------------------------------------------ */
+
+tr__axis tr__axis_of(int ndim, const int64_t *dim, const int64_t *stride)
+{
+    tr__axis axis = {.n = 1, .ndim = 1, .dim = {1}};
+    for (int i = 0, filled = 0; i < ndim; i++) {
+        axis.n *= dim[i];
+        if (dim[i] == 1) continue;
+        int last = axis.ndim - 1;
+        if (filled && axis.stride[last] == dim[i] * stride[i]) {
+            axis.dim[last] *= dim[i];
+            axis.stride[last] = stride[i];
+            continue;
+        }
+        if (filled) last = axis.ndim++;
+        axis.dim[last] = dim[i];
+        axis.stride[last] = stride[i];
+        filled = 1;
+    }
+    return axis;
+}
+
+static tr__matrix matrix_view(const tr_tensor *x, int first_row, int rows, int columns)
+{
+    return (tr__matrix){
+        .dtype = x->dtype,
+        .data = tr__ptr(x),
+        .row = tr__axis_of(rows, x->shape.dim + first_row, x->stride + first_row),
+        .column = tr__axis_of(columns, x->shape.dim + first_row + rows, x->stride + first_row + rows),
+    };
+}
+
+tr__matrix tr__matrix_of(const tr_tensor *x)
+{
+    return matrix_view(x, 0, x->shape.ndim - 1, 1);
+}
+
+static tr__matrix transposed(tr__matrix m)
+{
+    tr__axis row = m.row;
+    m.row = m.column;
+    m.column = row;
+    return m;
+}
+
+static const tr__axis one_product = {.n = 1, .ndim = 1, .dim = {1}};
+
+static tr__axis batch_axis(const tr_tensor *x, int own_dims, tr_shape batch)
+{
+    tr_tensor leading = {.shape = x->shape};
+    leading.shape.ndim -= own_dims;
+    memcpy(leading.stride, x->stride, sizeof leading.stride);
+    int64_t stride[TR_MAX_DIMS];
+    tr__broadcast_strides(&leading, batch, stride);
+    return tr__axis_of(batch.ndim, batch.dim, stride);
+}
+
+static tr__product matmul_product(const tr_op_call *call)
+{
+    const tr_tensor *a = call->inputs[0], *b = call->inputs[1], *c = call->outputs[0];
+    int a_dims = a->shape.ndim > 1 ? 2 : 1, b_dims = b->shape.ndim > 1 ? 2 : 1;
+    int a_lead = a->shape.ndim - a_dims, b_lead = b->shape.ndim - b_dims;
+    tr__product p = {.b = matrix_view(b, b_lead, 1, b_dims - 1)};
+    if (b_lead == 0) { /* the leading dimensions of a are rows like the others */
+        p.a = tr__matrix_of(a);
+        p.c = matrix_view(c, 0, a->shape.ndim - 1, b_dims - 1);
+        p.a_batch = p.b_batch = p.c_batch = one_product;
+        return p;
+    }
+    tr_shape batch = c->shape;
+    batch.ndim -= (a_dims - 1) + (b_dims - 1);
+    p.a = matrix_view(a, a_lead, a_dims - 1, 1);
+    p.c = matrix_view(c, batch.ndim, a_dims - 1, b_dims - 1);
+    p.a_batch = batch_axis(a, a_dims, batch);
+    p.b_batch = batch_axis(b, b_dims, batch);
+    p.c_batch = tr__axis_of(batch.ndim, c->shape.dim, c->stride);
+    return p;
+}
+
+tr__product tr__product_of(const tr_op_call *call)
+{
+    if (call->op == tr__op(matmul)) return matmul_product(call);
+    const tr__linear_attrs *attrs = call->attrs;
+    tr__product p = {.a_batch = one_product, .b_batch = one_product, .c_batch = one_product};
+    p.a = tr__matrix_of(call->inputs[0]);
+    p.b = tr__matrix_of(call->inputs[1]);
+    p.accumulate = attrs->accumulate;
+    if (call->outputs[0]) p.c = tr__matrix_of(call->outputs[0]);
+    if (call->op == tr__op(linear)) {
+        if (!attrs->in_out) p.b = transposed(p.b);
+        p.bias = call->inputs[2];
+        if (call->inputs[3]) p.residual = tr__matrix_of(call->inputs[3]);
+        p.accumulate = false;
+    } else if (call->op == tr__op(linear_grad_input)) {
+        if (attrs->in_out) p.b = transposed(p.b);
+    } else if (attrs->in_out) { /* dw: [in, out] = x^T g */
+        tr__matrix g = p.a;
+        p.a = transposed(p.b);
+        p.b = g;
+    } else { /* dw: [out, in] = g^T x */
+        p.a = transposed(p.a);
+    }
+    return p;
+}
+
+/* ---- Reference ----------------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 32, COLUMNS = 64, DEPTH = 128 }; /* of a block: 32 KB of a, 64 KB of b, 16 KB of c, in f64 */
+
+typedef struct blocks {
+    const tr__product *p;
+    int64_t row_blocks; /* per product */
+} blocks;
+
+static void load_block(const tr__matrix *m, int64_t offset, int64_t row, int64_t rows, int64_t column, int64_t columns,
+    double *out, int64_t ld)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t at = offset + tr__axis_at(&m->row, row + i);
+        for (int64_t j = 0; j < columns; j++)
+            out[i * ld + j] = tr__load(m->dtype, m->data, at + tr__axis_at(&m->column, column + j));
+    }
+}
+
+static void multiply_blocks(const double *a, const double *b, int64_t rows, int64_t depth, double *c)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t k = 0; k < depth; k++) {
+            double scale = a[i * DEPTH + k];
+            for (int64_t j = 0; j < COLUMNS; j++) c[i * COLUMNS + j] += scale * b[k * COLUMNS + j];
+        }
+    }
+}
+
+static void store_block(const tr__product *p, int64_t offset, int64_t row, int64_t rows, int64_t column, int64_t columns,
+    const double *c)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) {
+            int64_t at = offset + tr__axis_at(&p->c.row, row + i) + tr__axis_at(&p->c.column, column + j);
+            double value = c[i * COLUMNS + j];
+            if (p->bias) value += tr__load(p->bias->dtype, tr__ptr(p->bias), (column + j) * p->bias->stride[0]);
+            if (p->residual.data) {
+                const tr__matrix *r = &p->residual;
+                value += tr__load(r->dtype, r->data, tr__axis_at(&r->row, row + i) + tr__axis_at(&r->column, column + j));
+            }
+            if (p->accumulate) value += tr__load(p->c.dtype, p->c.data, at);
+            tr__store(p->c.dtype, p->c.data, at, value);
+        }
+    }
+}
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static void multiply_rows(void *arg, int64_t begin, int64_t end)
+{
+    const blocks *work = arg;
+    const tr__product *p = work->p;
+    int64_t m = p->a.row.n, n = p->b.column.n, k = p->a.column.n;
+    double a[ROWS * DEPTH], b[DEPTH * COLUMNS], c[ROWS * COLUMNS];
+    for (int64_t block = begin; block < end; block++) {
+        int64_t product = block / work->row_blocks, i = block % work->row_blocks * ROWS, rows = least(ROWS, m - i);
+        int64_t at_a = tr__axis_at(&p->a_batch, product), at_b = tr__axis_at(&p->b_batch, product);
+        int64_t at_c = tr__axis_at(&p->c_batch, product);
+        for (int64_t j = 0; j < n; j += COLUMNS) {
+            int64_t columns = least(COLUMNS, n - j);
+            memset(c, 0, sizeof c);
+            if (columns < COLUMNS) memset(b, 0, sizeof b);
+            for (int64_t at = 0; at < k; at += DEPTH) {
+                int64_t depth = least(DEPTH, k - at);
+                load_block(&p->a, at_a, i, rows, at, depth, a, DEPTH);
+                load_block(&p->b, at_b, at, depth, j, columns, b, COLUMNS);
+                multiply_blocks(a, b, rows, depth, c);
+            }
+            store_block(p, at_c, i, rows, j, columns, c);
+        }
+    }
+}
+
+static void multiply(const tr__product *p, tr__pool *pool)
+{
+    blocks work = {p, (p->a.row.n + ROWS - 1) / ROWS};
+    tr__pool_for(pool, p->c_batch.n * work.row_blocks, 1, multiply_rows, &work);
+}
+
+void tr__sum_rows(const tr__matrix *g, tr_tensor *dbias, bool accumulate)
+{
+    double sums[COLUMNS];
+    for (int64_t j = 0; j < g->column.n; j += COLUMNS) {
+        int64_t columns = least(COLUMNS, g->column.n - j);
+        memset(sums, 0, sizeof sums);
+        for (int64_t i = 0; i < g->row.n; i++) {
+            int64_t at = tr__axis_at(&g->row, i);
+            for (int64_t c = 0; c < columns; c++)
+                sums[c] += tr__load(g->dtype, g->data, at + tr__axis_at(&g->column, j + c));
+        }
+        for (int64_t c = 0; c < columns; c++) {
+            int64_t at = (j + c) * dbias->stride[0];
+            double old = accumulate ? tr__load(dbias->dtype, tr__ptr(dbias), at) : 0;
+            tr__store(dbias->dtype, tr__ptr(dbias), at, old + sums[c]);
+        }
+    }
+}
+
+static tr_status reference(tr_op_call *call)
+{
+    tr__product p = tr__product_of(call);
+    multiply(&p, tr__pool_of(call->inputs[0]));
+    return TR_OK;
+}
+
+tr_status tr__matmul_forward(tr_op_call *call) { return reference(call); }
+tr_status tr__linear_forward(tr_op_call *call) { return reference(call); }
+tr_status tr__linear_grad_input_forward(tr_op_call *call) { return reference(call); }
+
+tr_status tr__linear_grad_weight_forward(tr_op_call *call)
+{
+    const tr__linear_attrs *attrs = call->attrs;
+    if (call->outputs[0]) TR__TRY(reference(call));
+    if (call->n_outputs > 1 && call->outputs[1]) {
+        tr__matrix g = tr__matrix_of(call->inputs[0]);
+        tr__sum_rows(&g, call->outputs[1], attrs->accumulate_bias);
+    }
+    return TR_OK;
+}
+
+/* ---- Gradients ----------------------------------------------------------------------------------------------------- */
+
+/* x: [..., k] read as [..., k, 1] or [..., 1, k]: how vectors take part as matrices. */
+static tr_tensor *with_dim(tr_tensor *x, int at)
+{
+    tr_shape shape = x->shape;
+    memmove(shape.dim + at + 1, shape.dim + at, sizeof(int64_t) * (size_t)(shape.ndim - at));
+    shape.dim[at] = 1;
+    shape.ndim++;
+    return tr_reshape(x, shape);
+}
+
+/* c = a b: da = g b^T, db = a^T g, each summed over what was broadcast. */
+tr_status tr__matmul_backward(tr_backward_call *call)
+{
+    tr_tensor *a = call->inputs[0], *b = call->inputs[1], *g = call->grad_outputs[0];
+    if (!g) return TR_OK;
+    tr_shape a_shape = a->shape, b_shape = b->shape;
+    if (b_shape.ndim == 1) {
+        b = with_dim(b, 1);
+        g = with_dim(g, g->shape.ndim);
+    }
+    if (a_shape.ndim == 1) {
+        a = with_dim(a, 0);
+        g = with_dim(g, g->shape.ndim - 1);
+    }
+    if (call->needs[0]) {
+        tr_tensor *da = tr__sum_to(tr_matmul(g, tr_transpose(b, -1, -2)), a->shape);
+        call->grad_inputs[0] = a_shape.ndim == 1 ? tr_reshape(da, a_shape) : da;
+        TR__TRY(tr_status_of(call->grad_inputs[0]));
+    }
+    if (!call->needs[1]) return TR_OK;
+    if (b->shape.ndim == 2 && a->shape.ndim > 2) { /* one product over all rows rather than a sum of many */
+        a = tr_reshape(a, TR_SHAPE(-1, tr_size(a, -1)));
+        g = tr_reshape(g, TR_SHAPE(-1, tr_size(g, -1)));
+    }
+    tr_tensor *db = tr__sum_to(tr_matmul(tr_transpose(a, -1, -2), g), b->shape);
+    call->grad_inputs[1] = b_shape.ndim == 1 ? tr_reshape(db, b_shape) : db;
+    return tr_status_of(call->grad_inputs[1]);
+}
+
+static tr_status linear_grad_weight(tr_backward_call *call, tr_tensor *g)
+{
+    tr__linear_attrs attrs = *(const tr__linear_attrs *)call->attrs;
+    tr_tensor *outputs[2] = {NULL, NULL};
+    if (call->needs[1]) {
+        outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
+        TR__TRY(tr_status_of(outputs[0]));
+    }
+    if (call->needs[2]) {
+        outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
+        TR__TRY(tr_status_of(outputs[1]));
+    }
+    TR__TRY(tr__run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
+    call->grad_inputs[1] = outputs[0];
+    call->grad_inputs[2] = outputs[1];
+    return TR_OK;
+}
+
+/* y = x w^T + bias + residual: dx = g w, dw = g^T x, dbias = the rows of g summed, dresidual = g. */
+tr_status tr__linear_backward(tr_backward_call *call)
+{
+    tr_tensor *g = call->grad_outputs[0];
+    if (!g) return TR_OK;
+    if (call->needs[3]) call->grad_inputs[3] = g;
+    if (!call->needs[0] && !call->needs[1] && !call->needs[2]) return TR_OK;
+    g = tr_contiguous(g);
+    TR__TRY(tr_status_of(g));
+    if (call->needs[0]) {
+        tr__linear_attrs attrs = *(const tr__linear_attrs *)call->attrs;
+        tr_tensor *dx = tr__grad_target(call, 0, &attrs.accumulate);
+        TR__TRY(tr_status_of(dx));
+        TR__TRY(tr__run(tr__op(linear_grad_input), &attrs, (tr_tensor *[]){g, call->inputs[1]}, 2, &dx, 1));
+        call->grad_inputs[0] = dx;
+    }
+    return call->needs[1] || call->needs[2] ? linear_grad_weight(call, g) : TR_OK;
+}
+
+/* ---- Public functions ---------------------------------------------------------------------------------------------- */
+
+tr_tensor *tr_matmul(tr_tensor *a, tr_tensor *b)
+{
+    return tr_apply(tr__op(matmul), NULL, (tr_tensor *[]){a, b}, 2, NULL);
+}
+
+tr_tensor *tr_linear_op_with(const tr_linear_op_options *o)
+{
+    tr__linear_attrs attrs = {.in_out = o->in_out};
+    return tr_apply(tr__op(linear), &attrs, (tr_tensor *[]){o->x, o->weight, o->bias, o->residual}, 4, NULL);
+}

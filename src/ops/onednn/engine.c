@@ -1,0 +1,40 @@
+#include "ops/onednn/engine.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+/* Process-wide, found once: the OpenMP runtime that libdnnl brought into the process, whichever it is. Linking one here
+ * could bring in a second, whose setting oneDNN would not see. NULL when oneDNN was built without OpenMP. */
+static struct {
+    pthread_once_t once;
+    int (*max_threads)(void);
+    void (*set_threads)(int);
+} openmp = {.once = PTHREAD_ONCE_INIT};
+
+static void find_openmp(void)
+{
+    *(void **)&openmp.max_threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+    *(void **)&openmp.set_threads = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
+    if (!openmp.max_threads) openmp.set_threads = NULL;
+}
+
+int tr__onednn_enter(void)
+{
+    pthread_once(&openmp.once, find_openmp);
+    if (!openmp.set_threads) return 1;
+    int threads = openmp.max_threads(); /* the calling thread's own setting, as is the next */
+    if (threads != 1) openmp.set_threads(1);
+    return threads;
+}
+
+void tr__onednn_leave(int threads)
+{
+    if (threads != 1) openmp.set_threads(threads);
+}
+
+tr_status tr__onednn_fail(dnnl_status_t status, const char *what)
+{
+    if (status == dnnl_success) return TR_OK;
+    if (status == dnnl_out_of_memory) return tr__fail(TR_NO_MEMORY, "%s: oneDNN is out of memory", what);
+    return tr__fail(TR_INTERNAL, "%s: oneDNN failed with status %d", what, (int)status);
+}
