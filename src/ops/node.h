@@ -22,39 +22,65 @@ typedef struct tr__edge {
     int output;
 } tr__edge;
 
+/* What is known of an input after it has gone. */
+typedef struct tr__input {
+    tr_shape shape;
+    tr_dtype dtype;
+    tr_device device;
+} tr__input;
+
 typedef struct tr__node {
     atomic_int refs;
     const tr_op *op;
     uint64_t sequence;     /* later nodes have larger ones; unique in the process */
     int n_inputs, n_outputs;
     bool released;         /* its saved tensors have been given up: backward can not run again */
-    tr__edge edges[TR_OP_MAX_INPUTS];
-    tr__saved inputs[TR_OP_MAX_INPUTS];
-    tr__saved outputs[TR_OP_MAX_OUTPUTS];
-    tr_shape input_shapes[TR_OP_MAX_INPUTS]; /* for tr__grad_target; ndim -1 where there was no input */
+    /* Behind the struct, in its block of memory: */
+    tr__edge *edges;       /* [n_inputs] */
+    tr__input *inputs;     /* [n_inputs] */
+    tr__saved *saved_inputs;  /* [n_inputs] */
+    tr__saved *saved_outputs; /* [n_outputs] */
+    void *attrs;           /* op->attrs_size bytes, aligned to 16 */
     struct tr__node *next_dying;
-    _Alignas(16) unsigned char attrs[];
 } tr__node;
+
+/* A backward function's call, with what the library keeps beside it. */
+typedef struct tr__backward_step {
+    tr_backward_call call; /* first: backward functions get its address */
+    const tr__node *node;
+} tr__backward_step;
 
 /* What a leaf that requires a gradient keeps. */
 typedef struct tr__leaf {
-    tr_tensor *grad;       /* NULL until there is one; a view of the arena's gradients when there is an arena */
-    bool has_grad;         /* grad holds a value (an arena slot may be there without) */
-    struct tr__arena *arena; /* NULL: gradients are tensors of their own */
-    struct tr__hook *hooks;
+    tr_tensor *grad;         /* NULL until there is one; a view of the arena's gradients when there is an arena */
+    bool has_grad;           /* grad holds a value (an arena slot may be there without) */
+    struct tr__arena *arena; /* the leaf's reference; NULL: its gradient is a tensor of its own */
+    tr_tensor **arena_place; /* where the arena notes the leaf; cleared when the leaf goes */
+    struct tr__hook *hooks;  /* in the order they were added */
     int next_hook;
 } tr__leaf;
 
+struct tr__backward;
+
+typedef struct tr__hook {
+    tr_status (*function)(tr_tensor *leaf, tr_tensor *grad, void *user, struct tr__backward *backward);
+    void *user;
+    void *owned; /* freed with the hook */
+    int number;
+    struct tr__hook *next;
+} tr__hook;
+
 /* Records op's run: links the outputs to a new node when grad mode is on and an input requires a gradient. */
 tr_status tr__record(const tr_op_call *call);
-void tr__node_unref(tr__node *node);
 /* Gives up what the node saved. */
 void tr__node_release(tr__node *node);
-/* The saved tensor itself, recomputed if need be; a reference of the caller's. NULL when nothing was saved there; in error
- * when it has been written to since, or given up. */
-tr_tensor *tr__saved_get(const tr__node *node, const tr__saved *saved);
+/* The saved tensor itself, recomputed if need be, with a reference of the caller's. NULL when nothing was saved there; in
+ * error when it has been written to since. */
+tr_tensor *tr__saved_get(const tr__saved *saved);
 /* The leaf data of t, made at the first call; NULL without memory. */
 tr__leaf *tr__leaf_of(tr_tensor *t);
-void tr__leaf_free(tr__leaf *leaf);
+
+/* infer and kernel, without recording: how saved tensors are made again. */
+tr_status tr__compute(tr_op_call *call);
 
 #endif

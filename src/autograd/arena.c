@@ -1,0 +1,144 @@
+#include "autograd/arena.h"
+
+#include "tensor/list.h"
+
+#include <stdlib.h>
+
+static void destroy(void *self)
+{
+    tr__arena *arena = self;
+    tr__unref(arena->parameters);
+    tr__unref(arena->gradients);
+    free(arena->slots);
+}
+
+static const tr__type arena_type = {"arena", sizeof(tr__arena), destroy};
+
+static bool fits(const tr_tensor *leaf, const tr_tensor *like)
+{
+    return !leaf->leaf->arena && leaf->dtype == like->dtype && tr_device_equal(tr__device_of(leaf), tr__device_of(like));
+}
+
+static tr_status check_leaves(const tr_tensor_list *leaves)
+{
+    for (int i = 0; i < leaves->count; i++) {
+        tr_tensor *t = leaves->entries[i].tensor;
+        if (t->requires_grad && !t->node) continue;
+        return tr__fail(TR_STATE, "parameter \"%s\" is no leaf that requires a gradient", leaves->entries[i].name);
+    }
+    return TR_OK;
+}
+
+/* Makes t read and write `flat` at offset; the caller has copied its values there. */
+static void move_to(tr_tensor *t, const tr_tensor *flat, int64_t offset)
+{
+    tr__storage *old = t->storage;
+    t->storage = tr__storage_ref(flat->storage);
+    t->offset = flat->offset + offset;
+    tr__row_major(t->shape, t->stride);
+    tr__storage_unref(old);
+}
+
+static tr_tensor *part(const tr_tensor *flat, const tr__arena_slot *slot, tr_shape shape)
+{
+    return tr__tensor_view(flat, shape, NULL, flat->offset + slot->offset);
+}
+
+/* Copies a leaf's value and gradient into its slot. */
+static tr_status fill_slot(const tr__arena *arena, const tr__arena_slot *slot)
+{
+    TR_SCOPE;
+    tr_tensor *t = slot->leaf;
+    TR__TRY(tr_copy_into(part(arena->parameters, slot, t->shape), t));
+    if (t->leaf->has_grad) TR__TRY(tr_copy_into(part(arena->gradients, slot, t->shape), t->leaf->grad));
+    return TR_OK;
+}
+
+static tr_status enter(tr__arena *arena, tr__arena_slot *slot)
+{
+    tr_tensor *t = slot->leaf;
+    tr__leaf *leaf = t->leaf;
+    if (!leaf->grad) {
+        TR_SCOPE;
+        tr_tensor *grad = part(arena->gradients, slot, t->shape);
+        TR__TRY(tr_status_of(grad));
+        leaf->grad = tr_keep(grad);
+    } else {
+        move_to(leaf->grad, arena->gradients, slot->offset);
+    }
+    move_to(t, arena->parameters, slot->offset);
+    leaf->arena = tr__ref(arena);
+    leaf->arena_place = &slot->leaf;
+    return TR_OK;
+}
+
+static tr_tensor *flat_zeros(int64_t count, const tr_tensor *like, bool shared)
+{
+    return tr_zeros(TR_SHAPE(count), .dtype = like->dtype, .device = tr__device_of(like), .shared = shared);
+}
+
+/* One arena of all the leaves from first on that are like it. */
+static tr_status build_one(const tr_tensor_list *leaves, int first)
+{
+    TR_SCOPE;
+    const tr_tensor *like = leaves->entries[first].tensor;
+    tr__arena *arena = tr__object_new(&arena_type);
+    TR__TRY(tr_status_of(arena));
+    arena->slots = calloc((size_t)(leaves->count - first), sizeof *arena->slots);
+    if (!arena->slots) return tr__fail(TR_NO_MEMORY, "out of memory");
+    for (int i = first; i < leaves->count; i++) {
+        tr_tensor *t = leaves->entries[i].tensor;
+        if (!fits(t, like)) continue;
+        arena->slots[arena->n_slots++] = (tr__arena_slot){t, arena->count, tr__numel(t->shape)};
+        arena->count += (tr__numel(t->shape) + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
+    }
+    arena->parameters = tr_keep(flat_zeros(arena->count, like, false));
+    arena->gradients = tr_keep(flat_zeros(arena->count, like, false));
+    TR__TRY(tr_status_of(arena->parameters));
+    TR__TRY(tr_status_of(arena->gradients));
+    for (int i = 0; i < arena->n_slots; i++) TR__TRY(fill_slot(arena, &arena->slots[i]));
+    for (int i = 0; i < arena->n_slots; i++) TR__TRY(enter(arena, &arena->slots[i]));
+    return TR_OK;
+}
+
+tr_status tr__arena_build(const tr_tensor_list *leaves)
+{
+    TR__TRY(tr_status_of(leaves));
+    TR__TRY(check_leaves(leaves));
+    TR_NO_GRAD;
+    for (int i = 0; i < leaves->count; i++)
+        if (!leaves->entries[i].tensor->leaf->arena) TR__TRY(build_one(leaves, i));
+    return TR_OK;
+}
+
+tr_status tr__arena_share(tr__arena *arena)
+{
+    if (arena->gradients->storage->kind == TR__SHARED) return TR_OK;
+    TR_SCOPE;
+    TR_NO_GRAD;
+    tr_tensor *shared = flat_zeros(arena->count, arena->gradients, true);
+    TR__TRY(tr_status_of(shared));
+    TR__TRY(tr_copy_into(shared, arena->gradients));
+    for (int i = 0; i < arena->n_slots; i++) {
+        const tr__arena_slot *slot = &arena->slots[i];
+        if (slot->leaf) move_to(slot->leaf->leaf->grad, shared, slot->offset);
+    }
+    move_to(arena->gradients, shared, 0);
+    return TR_OK;
+}
+
+const tr__arena_slot *tr__arena_slot_of(const tr_tensor *leaf)
+{
+    if (!leaf->leaf || !leaf->leaf->arena) return NULL;
+    /* arena_place is the first field of the slot */
+    return (const tr__arena_slot *)(const void *)leaf->leaf->arena_place;
+}
+
+tr_status tr__arena_zero_missing(const tr_tensor *t)
+{
+    tr__leaf *leaf = t->leaf;
+    if (leaf->has_grad) return TR_OK;
+    TR__TRY(tr_fill(leaf->grad, 0.0));
+    leaf->has_grad = true;
+    return TR_OK;
+}

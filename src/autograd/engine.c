@@ -1,0 +1,351 @@
+/*
+ * The engine: walks a graph from its root against the direction of the forward and carries gradients along.
+ *
+ * A first walk counts, for every node and leaf, how many gradients will arrive. A node runs when all have; of those that
+ * can run, the one that was recorded last does, so gradients become final in about the reverse order of the forward. All
+ * state of a walk is in the tr__backward: graphs are read only, so walks over graphs that share nodes may follow each
+ * other or interleave.
+ */
+#include "autograd/engine.h"
+#include "ops/node.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A node or a leaf, while gradients arrive. */
+typedef struct stop {
+    const void *key;   /* the node or the leaf */
+    tr__node *node;    /* or NULL, and */
+    tr_tensor *leaf;
+    int pending;       /* gradients that have yet to arrive */
+    tr_tensor *grads[TR_OP_MAX_OUTPUTS]; /* of the node's outputs, or [0] of the leaf; kept; NULL: none so far */
+} stop;
+
+typedef struct end_call {
+    tr_status (*finish)(void *user, tr_status status);
+    void *user;
+} end_call;
+
+struct tr__backward {
+    bool retain;
+    stop *stops;
+    size_t count, capacity;
+    size_t *table;     /* open addressing from key to stop + 1; 0: empty */
+    size_t table_size; /* a power of two, at least twice capacity */
+    size_t *ready;     /* a heap of stops whose gradients are complete, latest node first */
+    size_t n_ready;
+    end_call *ends;
+    size_t n_ends;
+};
+
+static tr_status no_memory(void)
+{
+    return tr__fail(TR_NO_MEMORY, "backward: out of memory");
+}
+
+/* ---- Stops ------------------------------------------------------------------------------------------------------------ */
+
+static size_t slot_of(const tr__backward *b, const void *key)
+{
+    size_t at = ((uintptr_t)key >> 4) * 0x9e3779b97f4a7c15u >> 20 & (b->table_size - 1);
+    while (b->table[at] && b->stops[b->table[at] - 1].key != key) at = (at + 1) & (b->table_size - 1);
+    return at;
+}
+
+static tr_status make_room(tr__backward *b)
+{
+    size_t capacity = b->capacity ? 2 * b->capacity : 256;
+    stop *stops = realloc(b->stops, capacity * sizeof *stops);
+    if (stops) b->stops = stops;
+    size_t *ready = realloc(b->ready, capacity * sizeof *ready);
+    if (ready) b->ready = ready;
+    size_t *table = calloc(4 * capacity, sizeof *table);
+    if (!stops || !ready || !table) {
+        free(table);
+        return no_memory();
+    }
+    free(b->table);
+    b->table = table;
+    b->table_size = 4 * capacity;
+    b->capacity = capacity;
+    for (size_t i = 0; i < b->count; i++) b->table[slot_of(b, b->stops[i].key)] = i + 1;
+    return TR_OK;
+}
+
+/* The stop of a node or leaf, made when it is met first. *index is valid until the next call. */
+static tr_status meet(tr__backward *b, tr__node *node, tr_tensor *leaf, size_t *index)
+{
+    if (b->count == b->capacity) TR__TRY(make_room(b));
+    const void *key = node ? (const void *)node : (const void *)leaf;
+    size_t slot = slot_of(b, key);
+    if (!b->table[slot]) {
+        b->stops[b->count] = (stop){.key = key, .node = node, .leaf = leaf};
+        b->table[slot] = ++b->count;
+    }
+    *index = b->table[slot] - 1;
+    return TR_OK;
+}
+
+static bool earlier(const tr__backward *b, size_t x, size_t y)
+{
+    const stop *p = &b->stops[x], *q = &b->stops[y];
+    uint64_t a = p->node ? p->node->sequence : UINT64_MAX, c = q->node ? q->node->sequence : UINT64_MAX;
+    return a > c;
+}
+
+static void push_ready(tr__backward *b, size_t index)
+{
+    size_t at = b->n_ready++;
+    while (at && earlier(b, index, b->ready[(at - 1) / 2])) {
+        b->ready[at] = b->ready[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    b->ready[at] = index;
+}
+
+static size_t pop_ready(tr__backward *b)
+{
+    size_t top = b->ready[0], last = b->ready[--b->n_ready], at = 0;
+    for (;;) {
+        size_t child = 2 * at + 1;
+        if (child >= b->n_ready) break;
+        if (child + 1 < b->n_ready && earlier(b, b->ready[child + 1], b->ready[child])) child++;
+        if (!earlier(b, b->ready[child], last)) break;
+        b->ready[at] = b->ready[child];
+        at = child;
+    }
+    b->ready[at] = last;
+    return top;
+}
+
+/* Counts how many gradients will arrive at each stop that can be reached from the root. */
+static tr_status count_arrivals(tr__backward *b, tr__node *root)
+{
+    size_t index;
+    TR__TRY(meet(b, root, NULL, &index));
+    for (size_t i = 0; i < b->count; i++) { /* stops that are met join the end */
+        tr__node *node = b->stops[i].node;
+        for (int k = 0; node && k < node->n_inputs; k++) {
+            tr__edge edge = node->edges[k];
+            if (!edge.node && !edge.leaf) continue;
+            TR__TRY(meet(b, edge.node, edge.leaf, &index));
+            b->stops[index].pending++;
+        }
+    }
+    return TR_OK;
+}
+
+/* ---- Gradients arrive ----------------------------------------------------------------------------------------------------- */
+
+/* Adds g (kept for us) to what is in place. */
+static tr_status add_up(tr_tensor **place, tr_tensor *g)
+{
+    if (!*place) {
+        *place = g;
+        return TR_OK;
+    }
+    TR_SCOPE;
+    tr_tensor *sum = tr_keep(tr_add(*place, g));
+    tr__unref(*place);
+    tr__unref(g);
+    *place = sum;
+    return tr_status_of(sum);
+}
+
+/* Leaves the summed gradient at the leaf. g may be the leaf's place in its arena: it is there already then. */
+static tr_status settle(tr_tensor *t, tr_tensor *g)
+{
+    tr__leaf *leaf = t->leaf;
+    if (g == leaf->grad) return TR_OK;
+    TR_SCOPE;
+    if (leaf->has_grad) return tr_copy_into(leaf->grad, tr_add(leaf->grad, g));
+    leaf->has_grad = true;
+    if (leaf->arena) return tr_copy_into(leaf->grad, g);
+    /* Nobody else has it: take it as it is. */
+    bool ours = atomic_load(&g->object.refs) == 1 && atomic_load(&g->storage->refs) == 1 && tr_is_contiguous(g);
+    tr__unref(leaf->grad);
+    leaf->grad = ours ? tr__ref(g) : tr_keep(tr__tensor_new(g->shape, g->dtype, tr__device_of(g)));
+    TR__TRY(tr_status_of(leaf->grad));
+    return ours ? TR_OK : tr_copy_into(leaf->grad, g);
+}
+
+static tr_status finish_leaf(tr__backward *b, stop *at)
+{
+    tr_tensor *t = at->leaf, *g = at->grads[0];
+    if (!g) return TR_OK;
+    TR__TRY(settle(t, g));
+    tr__unref(g);
+    at->grads[0] = NULL;
+    for (tr__hook *hook = t->leaf->hooks, *next; hook; hook = next) {
+        next = hook->next; /* a hook may remove itself */
+        TR__TRY(hook->function(t, t->leaf->grad, hook->user, b));
+    }
+    return TR_OK;
+}
+
+/* g, kept for us or NULL, arrives over an edge. */
+static tr_status arrive(tr__backward *b, tr__edge edge, tr_tensor *g)
+{
+    size_t index = b->table[slot_of(b, edge.node ? (const void *)edge.node : (const void *)edge.leaf)] - 1;
+    stop *at = &b->stops[index];
+    tr_status status = TR_OK;
+    if (g && edge.leaf && at->grads[0] == g)
+        tr__unref(g); /* the leaf's place in its arena, again: the kernel has added to it */
+    else if (g && edge.leaf && at->grads[0] && at->grads[0] == edge.leaf->leaf->grad) {
+        TR_SCOPE; /* earlier gradients are in the arena already */
+        status = tr_copy_into(at->grads[0], tr_add(at->grads[0], g));
+        tr__unref(g);
+    } else if (g && edge.leaf && g == edge.leaf->leaf->grad && at->grads[0]) {
+        TR_SCOPE; /* this one is in the arena; add the earlier ones to it */
+        status = tr_copy_into(g, tr_add(g, at->grads[0]));
+        tr__unref(at->grads[0]);
+        at->grads[0] = g;
+    } else if (g)
+        status = add_up(&at->grads[edge.node ? edge.output : 0], g);
+    if (--at->pending > 0 || status != TR_OK) return status;
+    if (!edge.leaf) {
+        push_ready(b, index);
+        return TR_OK;
+    }
+    return finish_leaf(b, at);
+}
+
+/* ---- Running a node --------------------------------------------------------------------------------------------------------- */
+
+static tr_status check_gradient(const tr__node *node, int i, const tr_tensor *g)
+{
+    TR__TRY(tr_status_of(g));
+    const tr__input *input = &node->inputs[i];
+    if (tr__shape_equal(g->shape, input->shape) && g->dtype == input->dtype) return TR_OK;
+    return tr__fail(TR_SHAPE, "%s: its backward gave input %d, %s %s, a gradient of %s %s", node->op->name, i,
+        tr_dtype_name(input->dtype), TR__TEXT(input->shape), tr_dtype_name(g->dtype), TR__TEXT(g->shape));
+}
+
+static tr_status get_saved(const tr__saved *saved, int n, tr_tensor **out)
+{
+    for (int i = 0; i < n; i++) {
+        out[i] = tr__saved_get(&saved[i]);
+        TR__TRY(tr_status_of(out[i]));
+    }
+    return TR_OK;
+}
+
+/* Calls the op's backward; the gradients it gives are kept. */
+static tr_status call_backward(const tr__node *node, tr_tensor *const *grad_outputs, tr_tensor **grads)
+{
+    tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
+    bool needs[TR_OP_MAX_INPUTS];
+    for (int i = 0; i < node->n_inputs; i++) needs[i] = node->edges[i].node || node->edges[i].leaf;
+    TR_SCOPE;
+    tr_status status = get_saved(node->saved_inputs, node->n_inputs, inputs);
+    if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, outputs);
+    tr__backward_step step = {
+        .call = {node->op, node->attrs, node->n_inputs, node->n_outputs, inputs, outputs, grad_outputs, needs, grads},
+        .node = node,
+    };
+    if (status == TR_OK) status = node->op->backward(&step.call);
+    for (int i = 0; i < node->n_inputs; i++) {
+        if (!needs[i] || status != TR_OK) grads[i] = NULL;
+        if (grads[i]) status = check_gradient(node, i, grads[i]);
+        if (status != TR_OK) grads[i] = NULL;
+        tr_keep(grads[i]);
+    }
+    for (int i = 0; i < node->n_inputs; i++) tr__unref(inputs[i]);
+    for (int i = 0; i < node->n_outputs; i++) tr__unref(outputs[i]);
+    return status;
+}
+
+static tr_status run_node(tr__backward *b, size_t index)
+{
+    tr__node *node = b->stops[index].node;
+    tr_tensor *grads[TR_OP_MAX_INPUTS] = {NULL};
+    tr_status status = TR_OK;
+    bool any = false;
+    for (int i = 0; i < node->n_outputs; i++) any |= b->stops[index].grads[i] != NULL;
+    if (any && node->released)
+        return tr__fail(TR_STATE, "backward: the graph behind %s has been through a backward before, which gave up what "
+            "it had saved; pass .retain_graph = true to the first one", node->op->name);
+    if (any) status = call_backward(node, b->stops[index].grads, grads);
+    for (int i = 0; i < node->n_outputs; i++) {
+        tr__unref(b->stops[index].grads[i]);
+        b->stops[index].grads[i] = NULL;
+    }
+    if (any && !b->retain) tr__node_release(node);
+    for (int i = 0; i < node->n_inputs; i++) {
+        if (!node->edges[i].node && !node->edges[i].leaf) continue;
+        if (status == TR_OK)
+            status = arrive(b, node->edges[i], grads[i]);
+        else
+            tr__unref(grads[i]);
+    }
+    return status;
+}
+
+/* ---- A backward ----------------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__backward_at_end(tr__backward *b, tr_status (*finish)(void *, tr_status), void *user)
+{
+    end_call *ends = realloc(b->ends, (b->n_ends + 1) * sizeof *ends);
+    if (!ends) return no_memory();
+    b->ends = ends;
+    b->ends[b->n_ends++] = (end_call){finish, user};
+    return TR_OK;
+}
+
+static tr_status walk(tr__backward *b, tr_tensor *root, tr_tensor *gradient)
+{
+    if (!root->node) {
+        size_t index;
+        TR__TRY(meet(b, NULL, root, &index));
+        b->stops[index].pending = 1;
+        return arrive(b, (tr__edge){.leaf = root}, tr_keep(gradient));
+    }
+    TR__TRY(count_arrivals(b, root->node));
+    b->stops[0].grads[root->output] = tr_keep(gradient);
+    push_ready(b, 0);
+    while (b->n_ready) TR__TRY(run_node(b, pop_ready(b)));
+    return TR_OK;
+}
+
+static tr_status finish(tr__backward *b, tr_status status)
+{
+    for (size_t i = 0; i < b->n_ends; i++) {
+        tr_status ended = b->ends[i].finish(b->ends[i].user, status);
+        if (status == TR_OK) status = ended;
+    }
+    for (size_t i = 0; i < b->count; i++)
+        for (int k = 0; k < TR_OP_MAX_OUTPUTS; k++) tr__unref(b->stops[i].grads[k]);
+    free(b->stops);
+    free(b->table);
+    free(b->ready);
+    free(b->ends);
+    return status;
+}
+
+static tr_status check_root(const tr_backward_options *o)
+{
+    TR__TRY(tr_status_of(o->root));
+    TR__TRY(tr_status_of(o->gradient));
+    if (!o->root->requires_grad)
+        return tr__fail(TR_STATE, "backward: the root %s depends on nothing that requires a gradient", TR__TEXT(o->root->shape));
+    if (!o->gradient && tr__numel(o->root->shape) != 1)
+        return tr__fail(TR_SHAPE, "backward: the root is %s, not a scalar: give .gradient of that shape", TR__TEXT(o->root->shape));
+    if (o->gradient && (!tr__shape_equal(o->gradient->shape, o->root->shape) || o->gradient->dtype != o->root->dtype))
+        return tr__fail(TR_SHAPE, "backward: the root is %s %s but .gradient is %s %s", tr_dtype_name(o->root->dtype),
+            TR__TEXT(o->root->shape), tr_dtype_name(o->gradient->dtype), TR__TEXT(o->gradient->shape));
+    return TR_OK;
+}
+
+tr_status tr_backward_with(const tr_backward_options *options)
+{
+    if (!options->root) return tr__fail(TR_INVALID, "backward: no root");
+    TR__TRY(check_root(options));
+    TR_SCOPE;
+    TR_NO_GRAD;
+    tr_tensor *root = options->root, *gradient = options->gradient;
+    if (!gradient) gradient = tr_ones(root->shape, .dtype = root->dtype, .device = tr__device_of(root));
+    TR__TRY(tr_status_of(gradient));
+    tr__backward backward = {.retain = options->retain_graph};
+    tr_status status = walk(&backward, root, gradient);
+    return finish(&backward, status);
+}

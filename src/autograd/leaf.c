@@ -1,0 +1,85 @@
+/* What users see of leaves: gradients and hooks; and grad mode. */
+#include "autograd/engine.h"
+#include "ops/node.h"
+
+#include <stdlib.h>
+
+tr_tensor *tr_grad(const tr_tensor *leaf)
+{
+    return leaf->leaf && leaf->leaf->has_grad ? leaf->leaf->grad : NULL;
+}
+
+void tr_clear_grad(tr_tensor *t)
+{
+    tr__leaf *leaf = t->leaf;
+    if (!leaf) return;
+    leaf->has_grad = false;
+    if (leaf->arena) return; /* its place stays; the next backward overwrites it */
+    tr__unref(leaf->grad);
+    leaf->grad = NULL;
+}
+
+bool tr_set_grad(bool on)
+{
+    return tr__grad_mode_set(on);
+}
+
+bool tr_grad_enabled(void)
+{
+    return tr__grad_mode();
+}
+
+static int add_hook(tr_tensor *t, tr__leaf_hook function, void *user, void *owned)
+{
+    tr__hook *hook = t->requires_grad && !t->node && tr__leaf_of(t) ? calloc(1, sizeof *hook) : NULL;
+    if (!hook) {
+        tr__fail(TR_INVALID, "grad_hook_add: not a leaf that requires a gradient, or no memory");
+        return -1;
+    }
+    *hook = (tr__hook){.function = function, .user = user, .owned = owned, .number = t->leaf->next_hook++};
+    tr__hook **end = &t->leaf->hooks;
+    while (*end) end = &(*end)->next;
+    *end = hook;
+    return hook->number;
+}
+
+int tr__leaf_hook_add(tr_tensor *leaf, tr__leaf_hook hook, void *user)
+{
+    return add_hook(leaf, hook, user, NULL);
+}
+
+/* A user's hook does not get the backward: this one stands in between. */
+typedef struct plain_hook {
+    tr_grad_hook function;
+    void *user;
+} plain_hook;
+
+static tr_status call_plain(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward)
+{
+    (void)backward;
+    const plain_hook *plain = user;
+    return plain->function(leaf, grad, plain->user);
+}
+
+int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user)
+{
+    plain_hook *plain = malloc(sizeof *plain);
+    if (!plain) return -1;
+    *plain = (plain_hook){hook, user};
+    int number = add_hook(leaf, call_plain, plain, plain);
+    if (number < 0) free(plain);
+    return number;
+}
+
+void tr_grad_hook_remove(tr_tensor *t, int number)
+{
+    if (!t->leaf) return;
+    for (tr__hook **place = &t->leaf->hooks; *place; place = &(*place)->next) {
+        if ((*place)->number != number) continue;
+        tr__hook *hook = *place;
+        *place = hook->next;
+        free(hook->owned);
+        free(hook);
+        return;
+    }
+}

@@ -1,0 +1,124 @@
+/* Running an op: errors passed on, shapes inferred, a kernel found, the run recorded. */
+#include "ops/node.h"
+
+#include <string.h>
+
+tr_status tr_op_output(tr_op_call *call, int i, tr_shape shape, tr_dtype dtype)
+{
+    if (i < 0 || i >= TR_OP_MAX_OUTPUTS)
+        return tr__fail(TR_INVALID, "%s: output %d: an op has at most %d", call->op->name, i, TR_OP_MAX_OUTPUTS);
+    tr_device device = tr_cpu(0);
+    for (int k = 0; k < call->n_inputs; k++) {
+        if (!call->inputs[k]) continue;
+        device = tr__device_of(call->inputs[k]);
+        break;
+    }
+    call->outputs[i] = tr__tensor_new(shape, dtype, device);
+    if (call->n_outputs <= i) call->n_outputs = i + 1;
+    return tr_status_of(call->outputs[i]);
+}
+
+static bool is_builtin(const tr_op *op)
+{
+    return op >= tr__ops && op < tr__ops + TR__OP_COUNT;
+}
+
+static tr_device device_of_call(const tr_op_call *call)
+{
+    for (int i = 0; i < call->n_outputs; i++)
+        if (call->outputs[i]) return tr__device_of(call->outputs[i]);
+    return tr_cpu(0);
+}
+
+static tr_status run_kernel(tr_op_call *call)
+{
+    tr_device device = device_of_call(call);
+    if (device.kind != TR_CPU) {
+        char name[16];
+        return tr__fail(TR_UNSUPPORTED, "%s: no kernel for %s", call->op->name, tr_device_name(device, name));
+    }
+    if (is_builtin(call->op)) {
+        ptrdiff_t id = call->op - tr__ops;
+        const tr__kernel faster[] = {tr__onednn_kernels[id], tr__cpu_kernels[id]};
+        for (size_t i = 0; i < sizeof faster / sizeof *faster; i++) {
+            tr_status status = faster[i] ? faster[i](call) : TR__DECLINED;
+            if (status != TR__DECLINED) return status;
+        }
+    }
+    return call->op->forward(call);
+}
+
+/* All inputs on one device, but for the op that copies between devices. */
+static tr_status check_devices(const tr_op_call *call)
+{
+    const tr_tensor *first = NULL;
+    for (int i = 0; i < call->n_inputs; i++) {
+        const tr_tensor *x = call->inputs[i];
+        if (!x) continue;
+        if (!first) first = x;
+        if (tr_device_equal(tr__device_of(x), tr__device_of(first))) continue;
+        char a[16], b[16];
+        return tr__fail(TR_DEVICE, "%s: inputs on %s and %s: move one with tr_to()", call->op->name,
+            tr_device_name(tr__device_of(first), a), tr_device_name(tr__device_of(x), b));
+    }
+    return TR_OK;
+}
+
+tr_status tr__compute(tr_op_call *call)
+{
+    TR__TRY(call->op->infer(call));
+    for (int i = 0; i < call->n_outputs; i++) {
+        if (!call->outputs[i]) return tr__fail(TR_INTERNAL, "%s: infer left output %d out", call->op->name, i);
+        TR__TRY(tr_status_of(call->outputs[i]));
+    }
+    return call->op->flags & TR__OP_VIEW ? TR_OK : run_kernel(call);
+}
+
+tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor **outputs)
+{
+    if (n_inputs < 0 || n_inputs > TR_OP_MAX_INPUTS)
+        return tr__tensor_fail(TR_INVALID, "%s: %d inputs: an op has at most %d", op->name, n_inputs, TR_OP_MAX_INPUTS);
+    for (int i = 0; i < n_inputs; i++)
+        if (inputs[i] && tr__bad(inputs[i])) return tr__tensor_pass(inputs[i]);
+
+    tr_tensor *made[TR_OP_MAX_OUTPUTS] = {NULL};
+    tr_op_call call = {.op = op, .attrs = attrs, .n_inputs = n_inputs, .inputs = inputs, .outputs = made};
+    tr_status status = check_devices(&call);
+    if (status == TR_OK) status = tr__compute(&call);
+    if (status == TR_OK) status = tr__record(&call);
+    if (status != TR_OK) return tr__tensor_failed();
+    if (outputs) memcpy(outputs, made, sizeof *made * (size_t)call.n_outputs);
+    return made[0];
+}
+
+tr_status tr__run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,
+    int n_outputs)
+{
+    tr_tensor *to[TR_OP_MAX_OUTPUTS] = {NULL};
+    for (int i = 0; i < n_outputs; i++) {
+        to[i] = outputs[i];
+        if (to[i]) TR__TRY(tr_status_of(to[i]));
+    }
+    for (int i = 0; i < n_inputs; i++)
+        if (inputs[i]) TR__TRY(tr_status_of(inputs[i]));
+    tr_op_call call = {op, attrs, n_inputs, n_outputs, inputs, to};
+    return run_kernel(&call);
+}
+
+/* ---- Checks that infer functions share ---------------------------------------------------------------------------- */
+
+tr_status tr__same(const tr_op_call *call, int a, int b)
+{
+    const tr_tensor *x = call->inputs[a], *y = call->inputs[b];
+    if (x->dtype == y->dtype) return TR_OK;
+    return tr__fail(TR_DTYPE, "%s: dtypes differ: %s %s and %s %s", call->op->name, tr_dtype_name(x->dtype),
+        TR__TEXT(x->shape), tr_dtype_name(y->dtype), TR__TEXT(y->shape));
+}
+
+tr_status tr__float_input(const tr_op_call *call, int i)
+{
+    const tr_tensor *x = call->inputs[i];
+    if (tr_dtype_is_float(x->dtype)) return TR_OK;
+    return tr__fail(TR_DTYPE, "%s: input %d is %s %s: it takes floats (see tr_cast)", call->op->name, i,
+        tr_dtype_name(x->dtype), TR__TEXT(x->shape));
+}

@@ -1,0 +1,259 @@
+#include "ops/node.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Making and ending nodes --------------------------------------------------------------------------------------- */
+
+/* Process-wide: nodes are numbered in the order they are made, over all threads. */
+static atomic_uint_fast64_t next_sequence = 1;
+
+/* One block of memory holds the node and its arrays. */
+static tr__node *new_node(const tr_op_call *call)
+{
+    size_t ins = (size_t)call->n_inputs, outs = (size_t)call->n_outputs;
+    size_t attrs_at = sizeof(tr__node) + ins * (sizeof(tr__edge) + sizeof(tr__input) + sizeof(tr__saved));
+    attrs_at = (attrs_at + outs * sizeof(tr__saved) + 15) / 16 * 16;
+    tr__node *node = calloc(1, attrs_at + call->op->attrs_size);
+    if (!node) {
+        tr__fail(TR_NO_MEMORY, "out of memory");
+        return NULL;
+    }
+    atomic_init(&node->refs, 1);
+    node->op = call->op;
+    node->sequence = atomic_fetch_add_explicit(&next_sequence, 1, memory_order_relaxed);
+    node->n_inputs = call->n_inputs;
+    node->n_outputs = call->n_outputs;
+    node->edges = (tr__edge *)(node + 1);
+    node->inputs = (tr__input *)(node->edges + ins);
+    node->saved_inputs = (tr__saved *)(node->inputs + ins);
+    node->saved_outputs = node->saved_inputs + ins;
+    node->attrs = (char *)node + attrs_at;
+    if (call->attrs) memcpy(node->attrs, call->attrs, call->op->attrs_size);
+    return node;
+}
+
+static tr__node *node_ref(tr__node *node)
+{
+    atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
+    return node;
+}
+
+/* Drops a reference; a node that had its last goes on the list of the dying. */
+static void drop(tr__node *node, tr__node **dying)
+{
+    if (!node || atomic_fetch_sub_explicit(&node->refs, 1, memory_order_acq_rel) != 1) return;
+    node->next_dying = *dying;
+    *dying = node;
+}
+
+static void give_up(tr__saved *saved, tr__node **dying)
+{
+    tr__unref(saved->tensor); /* an alias: it holds no node */
+    drop(saved->maker, dying);
+    *saved = (tr__saved){0};
+}
+
+static void give_up_all(tr__node *node, tr__node **dying)
+{
+    for (int i = 0; i < node->n_inputs; i++) give_up(&node->saved_inputs[i], dying);
+    for (int i = 0; i < node->n_outputs; i++) give_up(&node->saved_outputs[i], dying);
+}
+
+/* A graph can be a chain of any length: nodes end one after the other here, not one inside the other. */
+static void bury(tr__node *dying)
+{
+    while (dying) {
+        tr__node *node = dying;
+        dying = node->next_dying;
+        give_up_all(node, &dying);
+        for (int i = 0; i < node->n_inputs; i++) {
+            drop(node->edges[i].node, &dying);
+            tr__unref(node->edges[i].leaf);
+        }
+        free(node);
+    }
+}
+
+void tr__node_unref(tr__node *node)
+{
+    tr__node *dying = NULL;
+    drop(node, &dying);
+    bury(dying);
+}
+
+void tr__node_release(tr__node *node)
+{
+    tr__node *dying = NULL;
+    node->released = true;
+    give_up_all(node, &dying);
+    bury(dying);
+}
+
+/* ---- Saving ---------------------------------------------------------------------------------------------------------- */
+
+static tr_status save(tr__saved *saved, const tr_tensor *t, bool may_recompute)
+{
+    if (may_recompute && t->node && t->node->op->flags & TR_OP_CHEAP) {
+        saved->maker = node_ref(t->node);
+        saved->output = t->output;
+        return TR_OK;
+    }
+    saved->tensor = tr__tensor_alias(t);
+    saved->version = atomic_load_explicit(&t->storage->version, memory_order_relaxed);
+    return tr_status_of(saved->tensor);
+}
+
+/* A tensor in error with a reference of the caller's. */
+static tr_tensor *kept_error(void)
+{
+    TR_SCOPE;
+    return tr_keep(tr__tensor_failed());
+}
+
+static tr_tensor *recompute(const tr__saved *saved)
+{
+    const tr__node *maker = saved->maker;
+    if (maker->released) {
+        tr__fail(TR_STATE, "the output of %s is needed again, but an earlier backward gave up what it is made from: "
+            "pass .retain_graph = true there", maker->op->name);
+        return kept_error();
+    }
+    tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
+    tr_status status = TR_OK;
+    TR_SCOPE;
+    for (int i = 0; i < maker->n_inputs && status == TR_OK; i++) {
+        inputs[i] = tr__saved_get(&maker->saved_inputs[i]);
+        status = tr_status_of(inputs[i]);
+    }
+    tr_op_call call = {maker->op, maker->attrs, maker->n_inputs, 0, inputs, outputs};
+    if (status == TR_OK) status = tr__compute(&call);
+    for (int i = 0; i < maker->n_inputs; i++) tr__unref(inputs[i]);
+    return tr_keep(status == TR_OK ? outputs[saved->output] : tr__tensor_failed());
+}
+
+tr_tensor *tr__saved_get(const tr__saved *saved)
+{
+    if (saved->maker) return recompute(saved);
+    if (!saved->tensor) return NULL;
+    if (saved->version != atomic_load_explicit(&saved->tensor->storage->version, memory_order_relaxed)) {
+        tr__fail(TR_STATE, "a tensor %s that backward needs was written to after the forward",
+            TR__TEXT(saved->tensor->shape));
+        return kept_error();
+    }
+    return tr__ref(saved->tensor);
+}
+
+static bool wants_recording(const tr_op_call *call)
+{
+    if (!call->op->backward || !tr__grad_mode()) return false;
+    for (int i = 0; i < call->n_inputs; i++)
+        if (call->inputs[i] && call->inputs[i]->requires_grad) return true;
+    return false;
+}
+
+static tr_status link_input(tr__node *node, int i, tr_tensor *x)
+{
+    node->inputs[i] = (tr__input){x->shape, x->dtype, tr__device_of(x)};
+    if (x->requires_grad && x->node)
+        node->edges[i] = (tr__edge){.node = node_ref(x->node), .output = x->output};
+    else if (x->requires_grad)
+        node->edges[i] = (tr__edge){.leaf = tr__ref(x)};
+    return node->op->saves_inputs >> i & 1 ? save(&node->saved_inputs[i], x, true) : TR_OK;
+}
+
+tr_status tr__record(const tr_op_call *call)
+{
+    if (!wants_recording(call)) return TR_OK;
+    tr__node *node = new_node(call);
+    if (!node) return TR_NO_MEMORY;
+    tr_status status = TR_OK;
+    for (int i = 0; i < call->n_inputs && status == TR_OK; i++)
+        if (call->inputs[i]) status = link_input(node, i, call->inputs[i]);
+    for (int i = 0; i < call->n_outputs && status == TR_OK; i++)
+        if (node->op->saves_outputs >> i & 1) status = save(&node->saved_outputs[i], call->outputs[i], false);
+    for (int i = 0; i < call->n_outputs && status == TR_OK; i++) {
+        tr_tensor *y = call->outputs[i];
+        if (!tr_dtype_is_float(y->dtype)) continue;
+        y->node = node_ref(node);
+        y->output = i;
+        y->requires_grad = true;
+    }
+    tr__node_unref(node);
+    return status;
+}
+
+/* ---- Leaves ---------------------------------------------------------------------------------------------------------- */
+
+tr__leaf *tr__leaf_of(tr_tensor *t)
+{
+    if (!t->leaf) t->leaf = calloc(1, sizeof *t->leaf);
+    if (!t->leaf) tr__fail(TR_NO_MEMORY, "out of memory");
+    return t->leaf;
+}
+
+void tr__leaf_free(tr__leaf *leaf)
+{
+    for (tr__hook *hook = leaf->hooks; hook;) {
+        tr__hook *next = hook->next;
+        free(hook->owned);
+        free(hook);
+        hook = next;
+    }
+    if (leaf->arena_place) *leaf->arena_place = NULL;
+    tr__unref(leaf->grad);
+    tr__unref(leaf->arena);
+    free(leaf);
+}
+
+tr_tensor *tr_require_grad(tr_tensor *t)
+{
+    if (tr__bad(t)) return t;
+    if (t->node) return tr__tensor_fail(TR_STATE, "require_grad: %s made this tensor; only leaves can be marked", t->node->op->name);
+    if (!tr_dtype_is_float(t->dtype))
+        return tr__tensor_fail(TR_DTYPE, "require_grad: only floats have gradients, not %s", tr_dtype_name(t->dtype));
+    if (!tr__leaf_of(t)) return tr__tensor_failed();
+    t->requires_grad = true;
+    return t;
+}
+
+bool tr_requires_grad(const tr_tensor *t)
+{
+    return t->requires_grad;
+}
+
+tr_tensor *tr_detach(tr_tensor *t)
+{
+    return tr__bad(t) ? t : tr__tensor_view(t, t->shape, t->stride, t->offset);
+}
+
+/* ---- For backward functions -------------------------------------------------------------------------------------------- */
+
+tr_shape tr__input_shape(const tr_backward_call *call, int i)
+{
+    return ((const tr__backward_step *)(const void *)call)->node->inputs[i].shape;
+}
+
+tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
+{
+    const tr__node *node = ((tr__backward_step *)(void *)call)->node;
+    tr_tensor *leaf = node->edges[i].leaf;
+    if (leaf && leaf->leaf->arena) {
+        *accumulate = leaf->leaf->has_grad;
+        leaf->leaf->has_grad = true;
+        return leaf->leaf->grad;
+    }
+    *accumulate = false;
+    return tr__tensor_new(node->inputs[i].shape, node->inputs[i].dtype, node->inputs[i].device);
+}
+
+tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape)
+{
+    if (tr__bad(g) || tr__shape_equal(g->shape, shape)) return g;
+    tr_reduce_options o = {.size = sizeof o, .x = g, .keep = true};
+    int missing = g->shape.ndim - shape.ndim;
+    for (int d = 0; d < g->shape.ndim; d++)
+        if (d < missing || (shape.dim[d - missing] == 1 && g->shape.dim[d] != 1)) o.dims[o.ndims++] = d;
+    tr_tensor *sum = o.ndims ? tr_sum_with(&o) : g;
+    return missing ? tr_reshape(sum, shape) : sum;
+}
