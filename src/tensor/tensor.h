@@ -4,6 +4,7 @@
 #ifndef TR_TENSOR_TENSOR_H
 #define TR_TENSOR_TENSOR_H
 
+#include "base/half.h"
 #include "base/object.h"
 #include "device/device.h"
 
@@ -90,10 +91,6 @@ tr_status tr__dim(const char *what, tr_shape shape, int dim, int *out);
 /* One element at an index from the start of the view, converted; for reference kernels and tests, not for speed. */
 double tr__load(tr_dtype dtype, const void *base, int64_t index);
 void tr__store(tr_dtype dtype, void *base, int64_t index, double value);
-float tr__bf16_to_f32(uint16_t bits);
-uint16_t tr__f32_to_bf16(float value); /* round to nearest even; NaN stays NaN */
-float tr__f16_to_f32(uint16_t bits);
-uint16_t tr__f32_to_f16(float value);
 
 /* Writes from's values to into: from broadcasts to into's shape, dtypes and devices are converted, strides are any. Both
  * are sound, and fit. */
