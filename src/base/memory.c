@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -33,13 +35,23 @@ void tr__pages_free(void *memory, size_t bytes)
     if (memory) munmap(memory, tr__round_up(bytes, TR__PAGE));
 }
 
+/* A segment lives as long as it has holders: its owner, until tr_shared_free(), and the ranks of this process that map
+ * it. */
+typedef struct held_segment {
+    tr__segment segment;
+    int holders;
+    bool freed;
+} held_segment;
+
 /* Process-wide: the shared segments that exist here, so that a collective can tell from a pointer that its memory is
  * shared. A short list under a lock. */
 static struct {
     pthread_mutex_t lock;
-    tr__segment *segments;
+    held_segment *held;
     size_t count, capacity;
     uint64_t next_id;
+    tr__segment_watcher *watchers;
+    atomic_uint_fast64_t generation;
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER, .next_id = 1};
 
 static bool remember(tr__segment *segment)
@@ -48,31 +60,77 @@ static bool remember(tr__segment *segment)
     bool room = shared.count < shared.capacity;
     if (!room) {
         size_t capacity = shared.capacity ? 2 * shared.capacity : 16;
-        tr__segment *grown = realloc(shared.segments, capacity * sizeof *grown);
+        held_segment *grown = realloc(shared.held, capacity * sizeof *grown);
         if (grown) {
-            shared.segments = grown;
+            shared.held = grown;
             shared.capacity = capacity;
             room = true;
         }
     }
     if (room) {
         segment->id = shared.next_id++;
-        shared.segments[shared.count++] = *segment;
+        shared.held[shared.count++] = (held_segment){.segment = *segment, .holders = 1};
     }
     pthread_mutex_unlock(&shared.lock);
     return room;
 }
 
+/* Under the lock: one holder less. Returns the segment to unmap, or one without a descriptor. */
+static tr__segment let_go(held_segment *held)
+{
+    tr__segment none = {.fd = -1};
+    if (--held->holders > 0) return none;
+    tr__segment segment = held->segment;
+    *held = shared.held[--shared.count];
+    if (shared.count == 0) {
+        free(shared.held);
+        shared.held = NULL;
+        shared.capacity = 0;
+    }
+    return segment;
+}
+
+static void unmap(tr__segment segment)
+{
+    if (segment.fd < 0) return;
+    munmap(segment.memory, segment.bytes);
+    close(segment.fd);
+}
+
+/* What the machine can still give, in bytes; SIZE_MAX where it does not say. */
+static size_t available(void)
+{
+    size_t kilobytes = SIZE_MAX / 1024;
+    FILE *file = fopen("/proc/meminfo", "re");
+    if (!file) return SIZE_MAX;
+    char line[128];
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) break;
+    fclose(file);
+    return kilobytes * 1024;
+}
+
+/* Reserves the pages now: running out later would be a SIGBUS in the middle of a kernel. So would a peer that shrinks the
+ * file. Asking for more than there is would call the kernel's OOM killer, so that is looked up first. Returns an errno. */
+static int reserve(int fd, size_t bytes)
+{
+    enum { WORTH_A_LOOK = 64 << 20 };
+    if (bytes >= WORTH_A_LOOK && bytes > available()) return ENOMEM;
+    int error;
+    while ((error = posix_fallocate(fd, 0, (off_t)bytes)) == EINTR) continue;
+    if (error == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) error = errno;
+    return error;
+}
+
 void *tr_shared_alloc(size_t bytes)
 {
     size_t size = tr__round_up(bytes ? bytes : 1, TR__PAGE);
-    int fd = memfd_create("trireme", MFD_CLOEXEC);
+    int fd = memfd_create("trireme", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) {
         tr__fail_errno(TR_NO_MEMORY, errno, "cannot make a shared segment of %zu bytes", size);
         return NULL;
     }
-    /* Reserves the pages now: running out later would be a SIGBUS in the middle of a kernel. */
-    int error = posix_fallocate(fd, 0, (off_t)size);
+    int error = reserve(fd, size);
     void *memory = MAP_FAILED;
     if (error == 0) {
         memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -93,20 +151,16 @@ void tr_shared_free(void *memory)
     tr__segment segment = {.fd = -1};
     pthread_mutex_lock(&shared.lock);
     for (size_t i = 0; i < shared.count; i++) {
-        if (shared.segments[i].memory != memory) continue;
-        segment = shared.segments[i];
-        shared.segments[i] = shared.segments[--shared.count];
+        held_segment *held = &shared.held[i];
+        if (held->segment.memory != memory || held->freed) continue;
+        held->freed = true;
+        atomic_fetch_add(&shared.generation, 1);
+        for (tr__segment_watcher *w = shared.watchers; w; w = w->next) w->freed(w->user, held->segment.id);
+        segment = let_go(held);
         break;
     }
-    if (shared.count == 0) {
-        free(shared.segments);
-        shared.segments = NULL;
-        shared.capacity = 0;
-    }
     pthread_mutex_unlock(&shared.lock);
-    if (segment.fd < 0) return;
-    munmap(segment.memory, segment.bytes);
-    close(segment.fd);
+    unmap(segment);
 }
 
 int tr__segment_find(const void *memory, size_t bytes, tr__segment *segment)
@@ -114,11 +168,65 @@ int tr__segment_find(const void *memory, size_t bytes, tr__segment *segment)
     int found = 0;
     pthread_mutex_lock(&shared.lock);
     for (size_t i = 0; i < shared.count && !found; i++) {
-        const char *begin = shared.segments[i].memory, *at = memory;
-        if (at < begin || at + bytes > begin + shared.segments[i].bytes) continue;
-        *segment = shared.segments[i];
+        const held_segment *held = &shared.held[i];
+        uintptr_t begin = (uintptr_t)held->segment.memory, at = (uintptr_t)memory;
+        if (held->freed || at < begin || bytes > held->segment.bytes) continue;
+        if (at - begin > held->segment.bytes - bytes) continue;
+        *segment = held->segment;
         found = 1;
     }
     pthread_mutex_unlock(&shared.lock);
     return found;
+}
+
+uint64_t tr__segment_generation(void)
+{
+    return atomic_load(&shared.generation);
+}
+
+static held_segment *held_by_id(uint64_t id)
+{
+    for (size_t i = 0; i < shared.count; i++)
+        if (shared.held[i].segment.id == id) return &shared.held[i];
+    return NULL;
+}
+
+int tr__segment_ref(uint64_t id, tr__segment *segment)
+{
+    pthread_mutex_lock(&shared.lock);
+    held_segment *held = held_by_id(id);
+    bool there = held && !held->freed;
+    if (there) {
+        held->holders++;
+        *segment = held->segment;
+    }
+    pthread_mutex_unlock(&shared.lock);
+    return there;
+}
+
+void tr__segment_unref(uint64_t id)
+{
+    tr__segment segment = {.fd = -1};
+    pthread_mutex_lock(&shared.lock);
+    held_segment *held = held_by_id(id);
+    if (held) segment = let_go(held);
+    pthread_mutex_unlock(&shared.lock);
+    unmap(segment);
+}
+
+void tr__segment_watch(tr__segment_watcher *watcher)
+{
+    pthread_mutex_lock(&shared.lock);
+    watcher->next = shared.watchers;
+    shared.watchers = watcher;
+    pthread_mutex_unlock(&shared.lock);
+}
+
+void tr__segment_unwatch(tr__segment_watcher *watcher)
+{
+    pthread_mutex_lock(&shared.lock);
+    tr__segment_watcher **at = &shared.watchers;
+    while (*at && *at != watcher) at = &(*at)->next;
+    if (*at) *at = watcher->next;
+    pthread_mutex_unlock(&shared.lock);
 }

@@ -19,16 +19,33 @@ void *tr__pages_alloc(size_t bytes);
 void tr__pages_free(void *memory, size_t bytes);
 
 /* A shared segment: a memfd, mapped here. Peers get the descriptor over a socket; there is no name in the file system, so
- * nothing is left behind however the processes end. */
+ * nothing is left behind however the processes end. Segments are made by tr_shared_alloc(). */
 typedef struct tr__segment {
     uint64_t id;   /* unique within this process, never used again */
-    int fd;
+    int fd;        /* sealed against shrinking: whoever maps it need not fear a SIGBUS */
     void *memory;
     size_t bytes;  /* as mapped, a multiple of the page size */
 } tr__segment;
 
 /* The segment that [memory, memory + bytes) lies in; returns 0 and leaves *segment alone when it is not shared. The
- * memory must not be freed meanwhile. Thread-safe. Segments are made by tr_shared_alloc(). */
+ * memory must not be freed meanwhile. Thread-safe, as all of these. */
 int tr__segment_find(const void *memory, size_t bytes, tr__segment *segment);
+/* Raised when a segment is freed: as long as it stays the same, what tr__segment_find() said is true. */
+uint64_t tr__segment_generation(void);
+
+/* One more holder of a segment of this process: it stays mapped here even when tr_shared_free() has been called. Returns
+ * 0 when it is freed already. How ranks that are threads of one process map each other's memory. */
+int tr__segment_ref(uint64_t id, tr__segment *segment);
+void tr__segment_unref(uint64_t id);
+
+/* Tells freed(user, id) of each segment that is freed, from the thread that frees it. It must not call back into this
+ * module, and is not running any more when tr__segment_unwatch() returns. */
+typedef struct tr__segment_watcher {
+    void (*freed)(void *user, uint64_t id);
+    void *user;
+    struct tr__segment_watcher *next;
+} tr__segment_watcher;
+void tr__segment_watch(tr__segment_watcher *watcher);
+void tr__segment_unwatch(tr__segment_watcher *watcher);
 
 #endif
