@@ -1,0 +1,382 @@
+/*
+ * Attention: o = softmax(q k^T * scale + mask) v, and its gradients, after Dao et al. (FlashAttention, 2022; -2, 2023): the
+ * [queries, keys] matrix is never stored. Forward keeps lse, the log-sum-exp of each query's scores, from which backward
+ * makes the probabilities again:
+ *
+ *   p = exp(q k^T * scale - lse)   delta = rowsum(g * o)   ds = p * (g v^T - delta)
+ *   dq = ds k * scale              dk = ds^T q * scale     dv = p^T g
+ *
+ * A query that sees no key gives zeros and gets no gradient.
+ *
+ * The reference kernel computes one (batch, head) at a time in f64, whatever the dtype and the strides.
+ */
+#include "ops/attention.h"
+
+#include "ops/family.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------- */
+
+static tr_status check_mask(const tr_tensor *mask, tr_shape scores)
+{
+    if (!mask) return TR_OK;
+    if (mask->dtype != TR_BOOL)
+        return tr__fail(TR_DTYPE, "attention: the mask is %s, it should be bool (true: may look)", tr_dtype_name(mask->dtype));
+    bool fits = mask->shape.ndim <= scores.ndim;
+    for (int i = 1; fits && i <= mask->shape.ndim; i++) {
+        int64_t size = mask->shape.dim[mask->shape.ndim - i];
+        fits = size == 1 || size == scores.dim[scores.ndim - i];
+    }
+    if (fits) return TR_OK;
+    return tr__fail(TR_SHAPE, "attention: mask %s does not broadcast to [batch, heads, queries, keys] %s",
+        TR__TEXT(mask->shape), TR__TEXT(scores));
+}
+
+/* Checks q, k, v, mask at inputs[at …]. */
+static tr_status check_heads(const tr_op_call *call, int at)
+{
+    const tr_tensor *q = call->inputs[at], *k = call->inputs[at + 1], *v = call->inputs[at + 2];
+    TR__TRY(tr__float_input(call, at));
+    TR__TRY(tr__same(call, at, at + 1));
+    TR__TRY(tr__same(call, at, at + 2));
+    bool fits = q->shape.ndim == 4 && k->shape.ndim == 4 && tr__shape_equal(k->shape, v->shape);
+    for (int d = 0; fits && d < 4; d++) fits = d == 2 || q->shape.dim[d] == k->shape.dim[d];
+    if (!fits)
+        return tr__fail(TR_SHAPE,
+            "%s: q %s, k %s, v %s should be [batch, heads, queries, dim] and twice [batch, heads, keys, dim]",
+            call->op->name, TR__TEXT(q->shape), TR__TEXT(k->shape), TR__TEXT(v->shape));
+    return check_mask(call->inputs[at + 3], TR_SHAPE(q->shape.dim[0], q->shape.dim[1], q->shape.dim[2], k->shape.dim[2]));
+}
+
+static tr_dtype lse_dtype(tr_dtype dtype) { return dtype == TR_F64 ? TR_F64 : TR_F32; }
+
+tr_status tr__attention_infer(tr_op_call *call)
+{
+    TR__TRY(check_heads(call, 0));
+    const tr_tensor *q = call->inputs[0];
+    tr_shape lse = q->shape;
+    lse.ndim = 3;
+    TR__TRY(tr_op_output(call, 0, q->shape, q->dtype));
+    return tr_op_output(call, 1, lse, lse_dtype(q->dtype));
+}
+
+tr_status tr__attention_grad_infer(tr_op_call *call)
+{
+    TR__TRY(check_heads(call, 1));
+    TR__TRY(tr__same(call, 0, 1));
+    for (int i = 0; i < 3; i++) TR__TRY(tr_op_output(call, i, call->inputs[1 + i]->shape, call->inputs[1 + i]->dtype));
+    return TR_OK;
+}
+
+static tr_status check_packed(const tr_op_call *call, int at)
+{
+    const tr__attention_attrs *attrs = call->attrs;
+    const tr_tensor *x = call->inputs[at];
+    TR__TRY(tr__float_input(call, at));
+    if (attrs->heads < 1) return tr__fail(TR_INVALID, "%s: heads is %d, it should be at least 1", call->op->name, attrs->heads);
+    if (x->shape.ndim != 3 || x->shape.dim[2] % (3 * (int64_t)attrs->heads) != 0)
+        return tr__fail(TR_SHAPE, "%s: qkv is %s, it should be [batch, seq, 3 * heads * dim] with heads = %d",
+            call->op->name, TR__TEXT(x->shape), attrs->heads);
+    return TR_OK;
+}
+
+tr_status tr__self_attention_infer(tr_op_call *call)
+{
+    const tr__attention_attrs *attrs = call->attrs;
+    TR__TRY(check_packed(call, 0));
+    const tr_tensor *x = call->inputs[0];
+    int64_t batch = x->shape.dim[0], seq = x->shape.dim[1];
+    TR__TRY(tr_op_output(call, 0, TR_SHAPE(batch, seq, x->shape.dim[2] / 3), x->dtype));
+    return tr_op_output(call, 1, TR_SHAPE(batch, attrs->heads, seq), lse_dtype(x->dtype));
+}
+
+tr_status tr__self_attention_grad_infer(tr_op_call *call)
+{
+    TR__TRY(check_packed(call, 1));
+    TR__TRY(tr__same(call, 0, 1));
+    return tr_op_output(call, 0, call->inputs[1]->shape, call->inputs[1]->dtype);
+}
+
+/* ---- Calls as heads ------------------------------------------------------------------------------------------------ */
+
+static tr__heads heads_of(const tr_tensor *x)
+{
+    if (!x) return (tr__heads){0};
+    tr__heads h = {.data = tr__ptr(x)};
+    memcpy(h.stride, x->stride, sizeof(int64_t) * (size_t)x->shape.ndim);
+    return h;
+}
+
+static tr__heads mask_of(const tr_tensor *mask, tr_shape scores)
+{
+    if (!mask) return (tr__heads){0};
+    int64_t stride[TR_MAX_DIMS];
+    tr__broadcast_strides(mask, scores, stride);
+    return (tr__heads){tr__ptr(mask), {stride[0], stride[1], stride[2], stride[3]}};
+}
+
+/* x: [batch, seq, parts * heads * dim]: the heads of one part. */
+static tr__heads packed_part(const tr_tensor *x, int part, int64_t heads, int64_t dim)
+{
+    int64_t one = x->stride[2], from = part * heads * dim * one;
+    return (tr__heads){(char *)tr__ptr(x) + from * (int64_t)tr_dtype_size(x->dtype), {x->stride[0], dim * one, x->stride[1], one}};
+}
+
+static tr__attention packed_attention(const tr_op_call *call, bool grad)
+{
+    const tr__attention_attrs *attrs = call->attrs;
+    const tr_tensor *qkv = call->inputs[grad ? 1 : 0], *o = grad ? call->inputs[2] : call->outputs[0];
+    int64_t heads = attrs->heads, dim = qkv->shape.dim[2] / 3 / heads, seq = qkv->shape.dim[1];
+    tr__attention a = {.batch = qkv->shape.dim[0], .heads = heads, .queries = seq, .keys = seq, .dim = dim};
+    a.q = packed_part(qkv, 0, heads, dim);
+    a.k = packed_part(qkv, 1, heads, dim);
+    a.v = packed_part(qkv, 2, heads, dim);
+    a.o = packed_part(o, 0, heads, dim);
+    a.lse = heads_of(grad ? call->inputs[3] : call->outputs[1]);
+    if (!grad) return a;
+    a.g = packed_part(call->inputs[0], 0, heads, dim);
+    a.dq = packed_part(call->outputs[0], 0, heads, dim);
+    a.dk = packed_part(call->outputs[0], 1, heads, dim);
+    a.dv = packed_part(call->outputs[0], 2, heads, dim);
+    return a;
+}
+
+static tr__attention separate_attention(const tr_op_call *call, bool grad)
+{
+    tr_tensor *const *in = call->inputs + (grad ? 1 : 0);
+    const int64_t *size = in[0]->shape.dim;
+    int64_t keys = in[1]->shape.dim[2];
+    tr__attention a = {.batch = size[0], .heads = size[1], .queries = size[2], .keys = keys, .dim = size[3]};
+    a.q = heads_of(in[0]);
+    a.k = heads_of(in[1]);
+    a.v = heads_of(in[2]);
+    a.mask = mask_of(in[3], TR_SHAPE(a.batch, a.heads, a.queries, keys));
+    a.o = heads_of(grad ? in[4] : call->outputs[0]);
+    a.lse = heads_of(grad ? in[5] : call->outputs[1]);
+    if (!grad) return a;
+    a.g = heads_of(call->inputs[0]);
+    a.dq = heads_of(call->outputs[0]);
+    a.dk = heads_of(call->outputs[1]);
+    a.dv = heads_of(call->outputs[2]);
+    return a;
+}
+
+tr__attention tr__attention_of(const tr_op_call *call)
+{
+    const tr__attention_attrs *attrs = call->attrs;
+    bool packed_grad = call->op == tr__op(self_attention_grad), grad = packed_grad || call->op == tr__op(attention_grad);
+    bool packed = packed_grad || call->op == tr__op(self_attention);
+    tr__attention a = packed ? packed_attention(call, grad) : separate_attention(call, grad);
+    a.dtype = call->inputs[0]->dtype;
+    a.device = tr__device_of(call->inputs[0]);
+    a.causal = attrs->causal;
+    a.grad = grad;
+    bool given = attrs->scale != 0 || signbit(attrs->scale); /* TR_ZERO means zero */
+    a.scale = given ? attrs->scale : a.dim ? 1 / sqrt((double)a.dim) : 1;
+    return a;
+}
+
+/* ---- Reference ----------------------------------------------------------------------------------------------------- */
+
+typedef struct task {
+    const tr__attention *a;
+    atomic_int status;
+} task;
+
+/* [rows, dim] of one (batch, head), in f64. */
+static void load_head(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, double *out)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < a->dim; d++)
+            out[i * a->dim + d] = tr__load(a->dtype, x->data, at + i * x->stride[2] + d * x->stride[3]);
+}
+
+static void store_head(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, const double *from)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < a->dim; d++)
+            tr__store(a->dtype, x->data, at + i * x->stride[2] + d * x->stride[3], from[i * a->dim + d]);
+}
+
+static double dot(const double *a, const double *b, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+static void add_scaled(double *y, double scale, const double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] += scale * x[i];
+}
+
+static bool may_look(const tr__attention *a, int64_t batch, int64_t head, int64_t i, int64_t j)
+{
+    const uint8_t *mask = a->mask.data;
+    return !mask || mask[tr__heads_at(&a->mask, batch, head) + i * a->mask.stride[2] + j * a->mask.stride[3]];
+}
+
+static int64_t lse_at(const tr__attention *a, int64_t batch, int64_t head, int64_t i)
+{
+    return tr__heads_at(&a->lse, batch, head) + i * a->lse.stride[2];
+}
+
+/* scores[j] = exp(q·k_j * scale - max) of the keys that q may see, 0 of others; returns their log-sum-exp, -inf for none. */
+static double weigh(const tr__attention *a, int64_t batch, int64_t head, int64_t i, const double *q, const double *k,
+    double *scores)
+{
+    double max = -INFINITY, sum = 0;
+    int64_t seen = tr__keys_seen(a, i), visible = 0;
+    for (int64_t j = 0; j < seen; j++) {
+        scores[j] = -INFINITY;
+        if (!may_look(a, batch, head, i, j)) continue;
+        visible++;
+        scores[j] = dot(q, k + j * a->dim, a->dim) * a->scale;
+        if (scores[j] > max) max = scores[j];
+    }
+    for (int64_t j = 0; j < seen; j++) {
+        scores[j] = visible ? exp(scores[j] - max) : 0;
+        sum += scores[j];
+    }
+    for (int64_t j = 0; j < seen; j++) scores[j] = visible ? scores[j] / sum : 0;
+    return visible ? max + log(sum) : -INFINITY;
+}
+
+static void forward_head(const tr__attention *a, int64_t batch, int64_t head, double *scratch)
+{
+    double *q = scratch, *o = q + a->queries * a->dim, *k = o + a->queries * a->dim, *v = k + a->keys * a->dim;
+    double *scores = v + a->keys * a->dim;
+    load_head(a, &a->q, tr__heads_at(&a->q, batch, head), a->queries, q);
+    load_head(a, &a->k, tr__heads_at(&a->k, batch, head), a->keys, k);
+    load_head(a, &a->v, tr__heads_at(&a->v, batch, head), a->keys, v);
+    memset(o, 0, sizeof *o * (size_t)(a->queries * a->dim));
+    for (int64_t i = 0; i < a->queries; i++) {
+        double lse = weigh(a, batch, head, i, q + i * a->dim, k, scores);
+        tr__store(lse_dtype(a->dtype), a->lse.data, lse_at(a, batch, head, i), lse);
+        for (int64_t j = 0; j < tr__keys_seen(a, i); j++) add_scaled(o + i * a->dim, scores[j], v + j * a->dim, a->dim);
+    }
+    store_head(a, &a->o, tr__heads_at(&a->o, batch, head), a->queries, o);
+}
+
+/* What backward reads and writes of one (batch, head). */
+typedef struct head_grads {
+    double *q, *o, *g, *dq; /* [queries, dim] */
+    double *k, *v, *dk, *dv; /* [keys, dim] */
+} head_grads;
+
+static void backward_query(const tr__attention *a, int64_t batch, int64_t head, int64_t i, const head_grads *h)
+{
+    const double *q = h->q + i * a->dim, *g = h->g + i * a->dim;
+    double delta = dot(g, h->o + i * a->dim, a->dim);
+    double lse = tr__load(lse_dtype(a->dtype), a->lse.data, lse_at(a, batch, head, i));
+    for (int64_t j = 0; j < tr__keys_seen(a, i); j++) {
+        if (!may_look(a, batch, head, i, j)) continue;
+        const double *k = h->k + j * a->dim, *v = h->v + j * a->dim;
+        double p = exp(dot(q, k, a->dim) * a->scale - lse), ds = p * (dot(g, v, a->dim) - delta) * a->scale;
+        add_scaled(h->dv + j * a->dim, p, g, a->dim);
+        add_scaled(h->dq + i * a->dim, ds, k, a->dim);
+        add_scaled(h->dk + j * a->dim, ds, q, a->dim);
+    }
+}
+
+static void backward_head(const tr__attention *a, int64_t batch, int64_t head, double *scratch)
+{
+    int64_t of_queries = a->queries * a->dim, of_keys = a->keys * a->dim;
+    head_grads h = {.dq = scratch};
+    h.dk = h.dq + of_queries;
+    h.dv = h.dk + of_keys;
+    h.q = h.dv + of_keys;
+    h.o = h.q + of_queries;
+    h.g = h.o + of_queries;
+    h.k = h.g + of_queries;
+    h.v = h.k + of_keys;
+    memset(scratch, 0, sizeof *scratch * (size_t)(of_queries + 2 * of_keys));
+    load_head(a, &a->q, tr__heads_at(&a->q, batch, head), a->queries, h.q);
+    load_head(a, &a->o, tr__heads_at(&a->o, batch, head), a->queries, h.o);
+    load_head(a, &a->g, tr__heads_at(&a->g, batch, head), a->queries, h.g);
+    load_head(a, &a->k, tr__heads_at(&a->k, batch, head), a->keys, h.k);
+    load_head(a, &a->v, tr__heads_at(&a->v, batch, head), a->keys, h.v);
+    for (int64_t i = 0; i < a->queries; i++) backward_query(a, batch, head, i, &h);
+    store_head(a, &a->dq, tr__heads_at(&a->dq, batch, head), a->queries, h.dq);
+    store_head(a, &a->dk, tr__heads_at(&a->dk, batch, head), a->keys, h.dk);
+    store_head(a, &a->dv, tr__heads_at(&a->dv, batch, head), a->keys, h.dv);
+}
+
+static void run_heads(void *arg, int64_t begin, int64_t end)
+{
+    task *work = arg;
+    const tr__attention *a = work->a;
+    const tr__device_table *device = tr__device(a->device.kind);
+    int64_t of_queries = a->queries * a->dim, of_keys = a->keys * a->dim;
+    size_t count = (size_t)(a->grad ? 4 * (of_queries + of_keys) : 2 * (of_queries + of_keys) + a->keys);
+    double *scratch = device->alloc(a->device.index, sizeof *scratch * (count + 1));
+    if (!scratch) {
+        atomic_store(&work->status, TR_NO_MEMORY);
+        return;
+    }
+    for (int64_t i = begin; i < end; i++) {
+        if (a->grad) backward_head(a, i / a->heads, i % a->heads, scratch);
+        else forward_head(a, i / a->heads, i % a->heads, scratch);
+    }
+    device->free(a->device.index, scratch, sizeof *scratch * (count + 1));
+}
+
+static tr_status reference(tr_op_call *call)
+{
+    tr__attention a = tr__attention_of(call);
+    task work = {.a = &a};
+    tr__pool_for(tr__cpu_pool(a.device), a.batch * a.heads, 1, run_heads, &work);
+    if (atomic_load(&work.status) == TR_OK) return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "%s: no memory for one head of %lld queries and %lld keys", call->op->name,
+        (long long)a.queries, (long long)a.keys);
+}
+
+tr_status tr__attention_forward(tr_op_call *call) { return reference(call); }
+tr_status tr__attention_grad_forward(tr_op_call *call) { return reference(call); }
+tr_status tr__self_attention_forward(tr_op_call *call) { return reference(call); }
+tr_status tr__self_attention_grad_forward(tr_op_call *call) { return reference(call); }
+
+/* ---- Gradients ----------------------------------------------------------------------------------------------------- */
+
+tr_status tr__attention_backward(tr_backward_call *call)
+{
+    tr_tensor *g = call->grad_outputs[0];
+    if (!g) return TR_OK;
+    tr_tensor *grads[3];
+    for (int i = 0; i < 3; i++) {
+        grads[i] = tr__tensor_new(call->inputs[i]->shape, g->dtype, tr__device_of(g));
+        TR__TRY(tr_status_of(grads[i]));
+        call->grad_inputs[i] = grads[i];
+    }
+    tr_tensor *const *in = call->inputs;
+    return tr__run(tr__op(attention_grad), call->attrs,
+        (tr_tensor *[]){g, in[0], in[1], in[2], in[3], call->outputs[0], call->outputs[1]}, 7, grads, 3);
+}
+
+tr_status tr__self_attention_backward(tr_backward_call *call)
+{
+    tr_tensor *g = call->grad_outputs[0];
+    if (!g) return TR_OK;
+    tr_tensor *dqkv = tr__tensor_new(call->inputs[0]->shape, g->dtype, tr__device_of(g));
+    TR__TRY(tr_status_of(dqkv));
+    call->grad_inputs[0] = dqkv;
+    return tr__run(tr__op(self_attention_grad), call->attrs,
+        (tr_tensor *[]){g, call->inputs[0], call->outputs[0], call->outputs[1]}, 4, &dqkv, 1);
+}
+
+/* ---- Public functions ---------------------------------------------------------------------------------------------- */
+
+tr_tensor *tr_attention_with(const tr_attention_options *o)
+{
+    tr__attention_attrs attrs = {.causal = o->causal, .scale = o->scale};
+    return tr_apply(tr__op(attention), &attrs, (tr_tensor *[]){o->q, o->k, o->v, o->mask}, 4, NULL);
+}
+
+tr_tensor *tr_self_attention_with(const tr_self_attention_options *o)
+{
+    tr__attention_attrs attrs = {.heads = o->heads, .causal = o->causal, .scale = o->scale};
+    return tr_apply(tr__op(self_attention), &attrs, (tr_tensor *[]){o->qkv}, 1, NULL);
+}
