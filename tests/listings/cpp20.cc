@@ -1,0 +1,44 @@
+// The same API from C++20: named optional arguments, scopes, lambdas as hooks.
+#include <trireme/trireme.h>
+
+#include <cstdio>
+
+static tr_status count(tr_tensor *, tr_tensor *, void *user)
+{
+    ++*static_cast<int *>(user);
+    return TR_OK;
+}
+
+int main()
+{
+    tr_module *net = tr_sequential(tr_linear(4, 8, .no_bias = true, .seed = 1), tr_activation(tr_relu), tr_linear(8, 3));
+    tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2, .weight_decay = 0.1);
+    tr_sgd_options options{}; // what the macro fills in, by hand, as a binding does
+    options.size = sizeof options;
+    options.parameters = tr_parameters(net);
+    options.lr = 0.1;
+    TR_CHECK(tr_status_of(tr_sgd_with(&options)));
+
+    int hooks = 0;
+    tr_tensor *weight = tr_list_find(tr_parameters(net), "0.weight");
+    if (tr_grad_hook_add(weight, count, &hooks) < 0) return 1;
+
+    double first = 0, last = 0;
+    tr_tensor *x = tr_randn(3, TR_SHAPE(6, 4)), *y = tr_zeros(TR_SHAPE(6), .dtype = TR_I64);
+    for (int step = 0; step < 20; step++) {
+        TR_SCOPE;
+        tr_tensor *loss = tr_cross_entropy(tr_forward(net, x), y);
+        tr_zero_grad(opt);
+        TR_CHECK(tr_backward(loss));
+        TR_CHECK(tr_clip_grad_norm(opt, 1.0, nullptr));
+        TR_CHECK(tr_step(opt));
+        last = tr_item(loss);
+        if (step == 0) first = last;
+    }
+    tr_group *alone = tr_join();
+    float one = 1;
+    TR_CHECK(tr_all_reduce(alone, &one, 1, .op = TR_AVG));
+    TR_CHECK(tr_leave(alone));
+    std::printf("loss %.4f -> %.4f, %d hooks\n", first, last, hooks);
+    return last < first && hooks == 20 ? 0 : 1;
+}
