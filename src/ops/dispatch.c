@@ -107,8 +107,16 @@ tr_status tr__run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, 
 
 /* ---- Checks that infer functions share ---------------------------------------------------------------------------- */
 
+tr_status tr__given(const tr_op_call *call, int i)
+{
+    if (i < call->n_inputs && call->inputs[i]) return TR_OK;
+    return tr__fail(TR_INVALID, "%s: input %d is NULL", call->op->name, i);
+}
+
 tr_status tr__same(const tr_op_call *call, int a, int b)
 {
+    TR__TRY(tr__given(call, a));
+    TR__TRY(tr__given(call, b));
     const tr_tensor *x = call->inputs[a], *y = call->inputs[b];
     if (x->dtype == y->dtype) return TR_OK;
     return tr__fail(TR_DTYPE, "%s: dtypes differ: %s %s and %s %s", call->op->name, tr_dtype_name(x->dtype),
@@ -117,6 +125,7 @@ tr_status tr__same(const tr_op_call *call, int a, int b)
 
 tr_status tr__float_input(const tr_op_call *call, int i)
 {
+    TR__TRY(tr__given(call, i));
     const tr_tensor *x = call->inputs[i];
     if (tr_dtype_is_float(x->dtype)) return TR_OK;
     return tr__fail(TR_DTYPE, "%s: input %d is %s %s: it takes floats (see tr_cast)", call->op->name, i,
