@@ -17,7 +17,7 @@ typedef struct tr_launch_report {
     int exit_code;         /* its exit code, or 128 + signal */
     int signal;            /* what killed it (or stopped the job), or 0 */
     double seconds;        /* the job's run time */
-    char text[2048];       /* "rank 1 (pid 4242) was killed by signal 9 (Killed) after 3.2 s; its last lines: …" */
+    char text[1024];       /* "rank 1 (pid 4242) was killed by signal 9 (Killed) after 3.2 s; its last lines: …" */
 } tr_launch_report;
 
 /* One line of a rank, without its newline; lines of more than 16 KiB come in pieces. Called from one thread, which is not

@@ -1,0 +1,15 @@
+/*
+ * The commands of `trireme`: a row here and a file that defines its function. X(name, function, "what it does")
+ * A command gets its own name as argv[0] and returns the exit code.
+ */
+#ifndef TRIREME_CLI_COMMAND_H
+#define TRIREME_CLI_COMMAND_H
+
+#define TR__COMMANDS(X)                                                         \
+    X("run", tr__cli_run, "run a program as the ranks of a job on this machine")
+
+#define TR__DECLARE(name, function, help) int function(int argc, char **argv);
+TR__COMMANDS(TR__DECLARE)
+#undef TR__DECLARE
+
+#endif

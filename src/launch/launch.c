@@ -1,0 +1,490 @@
+#include <trireme/launch.h>
+
+#include "base/clock.h"
+#include "base/object.h"
+#include "launch/output.h"
+#include "launch/spawn.h"
+
+#include <trireme/comm.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <uv.h>
+
+/*
+ * A job goes through these stages, always forwards. After a failure the others get a moment to fail by themselves, for
+ * what they then say is worth reading; then they are asked to end, then killed. With the default grace that is 1.3 s.
+ */
+typedef enum stage { RUNNING, SETTLING, ENDING, KILLING } stage;
+
+static const double moment_seconds = 0.3, default_grace_seconds = 1.0, kill_seconds = 2.0;
+/* A death by signal within this time of another rank's failing exit counts as the first cause: it is seldom the effect. */
+static const double signal_first_seconds = 0.5;
+static const uint64_t tick_ms = 20; /* how often deadlines are looked at, once there are any */
+
+typedef struct rank {
+    struct job *job;
+    pid_t pid;
+    int pidfd; /* -1: this kernel has none */
+    bool running;
+    int code, status; /* as in siginfo_t: CLD_EXITED and the exit code, or CLD_KILLED, CLD_DUMPED and the signal */
+    double seconds;   /* from the job's start to its death */
+    uv_poll_t death;
+} rank;
+
+typedef struct job {
+    tr_launch_options options;
+    tr_launch_report *report;
+    char token[65];
+    tr__env env;
+    tr__guard guard;
+    tr__output output;
+    rank *ranks;
+    pid_t *groups; /* [started], the ranks' process ids again */
+    int started, running;
+    bool ticking; /* some deaths are seen by looking */
+
+    uv_loop_t loop;
+    uv_timer_t timer;
+    uv_poll_t signals;
+    int signal_fd;
+    sigset_t old_mask;
+
+    stage stage;
+    double deadline;      /* of the stage */
+    double start, grace;  /* seconds */
+    int first;            /* the rank that failed first; -1: none */
+    int interrupt;        /* the first signal that was passed on; 0: none */
+    bool stopped;         /* and a rank has ended by it */
+    bool swept;           /* nothing of the job is alive */
+    unsigned long oom_kills; /* at the start */
+} job;
+
+static double now_seconds(void)
+{
+    return (double)tr__now_ns() * 1e-9;
+}
+
+/* How many processes the kernel has killed for lack of memory so far, on the whole machine. */
+static unsigned long count_oom_kills(void)
+{
+    unsigned long count = 0;
+    char line[128];
+    FILE *f = fopen("/proc/vmstat", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "oom_kill %lu", &count) == 1) break;
+    if (f) fclose(f);
+    return count;
+}
+
+/* ---- Ending ------------------------------------------------------------------------------------------------------ */
+
+/* The groups keep their numbers until the ranks are reaped, at the very end, so no stranger can be hit. */
+static void signal_groups(const job *j, int sig)
+{
+    for (int i = 0; i < j->started; i++) {
+        kill(-j->groups[i], sig);
+        if (sig == SIGTERM) kill(-j->groups[i], SIGCONT); /* one that is stopped would never see it */
+    }
+}
+
+static void enter(job *j, stage next)
+{
+    if (next <= j->stage) return;
+    static const int signals[] = {[SETTLING] = 0, [ENDING] = SIGTERM, [KILLING] = SIGKILL};
+    const double times[] = {[SETTLING] = moment_seconds, [ENDING] = j->grace, [KILLING] = kill_seconds};
+    j->stage = next;
+    j->deadline = now_seconds() + times[next];
+    if (!signals[next]) return;
+    signal_groups(j, signals[next]);
+    tr__sweep(j->groups, j->started, j->token, signals[next]);
+}
+
+static bool by_signal(const rank *r)
+{
+    return r->code == CLD_KILLED || r->code == CLD_DUMPED;
+}
+
+static bool by_interrupt(const job *j, const rank *r)
+{
+    if (!j->interrupt) return false;
+    return by_signal(r) ? r->status == j->interrupt : r->status == 128 + j->interrupt;
+}
+
+/* Looks for the first cause: the first failure before the launcher itself began to end the job. */
+static void judge(job *j, rank *r)
+{
+    int index = (int)(r - j->ranks);
+    bool ours = (j->stage == ENDING && r->status == SIGTERM) || j->stage == KILLING;
+    if (by_interrupt(j, r)) {
+        j->stopped = true;
+    } else if (by_signal(r) && ours) {
+        return;
+    } else if (j->stopped) {
+        enter(j, SETTLING); /* it failed because another one was stopped */
+    } else if (j->first < 0) {
+        j->first = index;
+        enter(j, SETTLING);
+    } else if (by_signal(r) && !by_signal(&j->ranks[j->first]) &&
+               r->seconds - j->ranks[j->first].seconds < signal_first_seconds) {
+        j->first = index;
+    }
+}
+
+/* Is it dead? It is not reaped yet: see signal_groups(). */
+static void check_death(rank *r)
+{
+    job *j = r->job;
+    siginfo_t info = {0};
+    int failed = waitid(P_PID, (id_t)r->pid, &info, WEXITED | WNOHANG | WNOWAIT);
+    if (!r->running || (!failed && !info.si_pid) || (failed && errno == EINTR)) return;
+    r->running = false;
+    r->code = failed ? CLD_EXITED : info.si_code;
+    r->status = failed ? -1 : info.si_status; /* -1: another wait() in this program took it */
+    r->seconds = now_seconds() - j->start;
+    j->running--;
+    if (r->pidfd >= 0) uv_poll_stop(&r->death);
+    if (r->code != CLD_EXITED || r->status) judge(j, r);
+}
+
+static void on_death(uv_poll_t *poll, int status, int events)
+{
+    (void)status, (void)events;
+    check_death(poll->data);
+}
+
+/* Ends what the ranks have left behind; true when there is nothing, or nothing that can be ended. */
+static bool sweep(job *j)
+{
+    int again = j->stage == KILLING ? SIGKILL : 0; /* for what was forked meanwhile */
+    if (again) signal_groups(j, again);
+    if (!tr__sweep(j->groups, j->started, j->token, again)) return true;
+    bool late = now_seconds() > j->deadline;
+    if (j->stage == KILLING) return late;
+    if (j->stage < ENDING) enter(j, ENDING);
+    else if (late) enter(j, KILLING);
+    return false;
+}
+
+/* What the time asks for; true when the job is over. */
+static bool step(job *j)
+{
+    bool late = j->stage != RUNNING && now_seconds() > j->deadline;
+    if (j->running) {
+        if (late && j->stage < KILLING) enter(j, j->stage + 1);
+        return false;
+    }
+    if (!j->swept) {
+        j->swept = sweep(j);
+        if (!j->swept) return false;
+        tr__output_drain(&j->output);
+    }
+    return tr__output_idle(&j->output);
+}
+
+/* ---- Signals ----------------------------------------------------------------------------------------------------- */
+
+static void pass_on(job *j, int sig)
+{
+    switch (sig) {
+    case SIGUSR1:
+    case SIGUSR2:
+        signal_groups(j, sig);
+        break;
+    case SIGTSTP: /* ^Z: the terminal stops only this process, for the ranks are in groups of their own */
+        signal_groups(j, SIGSTOP);
+        raise(SIGSTOP);
+        signal_groups(j, SIGCONT);
+        break;
+    default:
+        if (j->interrupt) {
+            enter(j, KILLING);
+            if (!j->running) tr__output_end(&j->output); /* who reads it is in no hurry, but the user is */
+        } else {
+            j->interrupt = sig;
+            signal_groups(j, sig);
+        }
+    }
+}
+
+static void on_signal(uv_poll_t *poll, int status, int events)
+{
+    (void)status, (void)events;
+    job *j = poll->data;
+    struct signalfd_siginfo info;
+    while (read(j->signal_fd, &info, sizeof info) == sizeof info) pass_on(j, (int)info.ssi_signo);
+}
+
+/* Signals come to a descriptor instead of to handlers, so the program's own are never touched. */
+static tr_status open_signals(job *j)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    static const int passed[] = {SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
+    for (size_t i = 0; i < sizeof passed / sizeof *passed; i++) sigaddset(&set, passed[i]);
+    struct sigaction hangup;
+    sigaction(SIGHUP, NULL, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP); /* ignored: under nohup */
+
+    j->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (j->signal_fd < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot watch signals");
+    if (uv_poll_init(&j->loop, &j->signals, j->signal_fd) < 0)
+        return tr__fail(TR_NO_MEMORY, "launch: cannot watch signals");
+    j->signals.data = j;
+    uv_poll_start(&j->signals, UV_READABLE, on_signal);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    return TR_OK;
+}
+
+/* ---- Starting ---------------------------------------------------------------------------------------------------- */
+
+/* stdio of a rank: what it inherits, /dev/null, or the write ends of new pipes. */
+static tr_status open_stdio(job *j, int index, int nothing, int stdio[3])
+{
+    stdio[0] = index == 0 && !isatty(STDIN_FILENO) ? STDIN_FILENO : nothing;
+    stdio[1] = STDOUT_FILENO;
+    stdio[2] = STDERR_FILENO;
+    if (!j->options.output || (index == 0 && j->options.rank0_inherits)) return TR_OK;
+    TR__TRY(tr__output_add(&j->output, &j->loop, index, false, &stdio[1]));
+    tr_status status = tr__output_add(&j->output, &j->loop, index, true, &stdio[2]);
+    if (status) close(stdio[1]);
+    return status;
+}
+
+/* Older kernels and strict sandboxes have no pidfd: then the timer looks after the rank. */
+static tr_status watch(job *j, rank *r)
+{
+    r->pidfd = pidfd_open(r->pid, 0);
+    if (r->pidfd < 0) {
+        j->ticking = true;
+        return errno == EMFILE || errno == ENFILE
+            ? tr__fail_errno(TR_IO, errno, "cannot watch process %d (see ulimit -n)", (int)r->pid) : TR_OK;
+    }
+    if (uv_poll_init(&j->loop, &r->death, r->pidfd) < 0) {
+        close(r->pidfd);
+        r->pidfd = -1;
+        return tr__fail(TR_NO_MEMORY, "cannot watch process %d", (int)r->pid);
+    }
+    r->death.data = r;
+    uv_poll_start(&r->death, UV_READABLE, on_death);
+    return TR_OK;
+}
+
+static tr_status start_rank(job *j, int index, int nothing)
+{
+    rank *r = &j->ranks[index];
+    int stdio[3];
+    TR__TRY(open_stdio(j, index, nothing, stdio));
+    tr__env_set_rank(&j->env, index);
+    tr_status status = tr__spawn(j->options.argv, j->env.entries, stdio, &r->pid);
+    for (int i = 1; i < 3; i++)
+        if (stdio[i] > STDERR_FILENO) close(stdio[i]);
+    TR__TRY(status);
+    r->job = j;
+    r->pidfd = -1;
+    r->running = true;
+    j->groups[j->started++] = r->pid;
+    j->running++;
+    TR__TRY(tr__guard_add(&j->guard, r->pid));
+    return watch(j, r);
+}
+
+static tr_status start_ranks(job *j)
+{
+    int nothing = tr__above_stdio(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (nothing < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open /dev/null");
+    tr_status status = TR_OK;
+    for (int i = 0; i < j->options.ranks && status == TR_OK; i++) {
+        status = start_rank(j, i, nothing);
+        if (status && j->started) tr__fail_context(status, "launch: rank %d of %d", i, j->options.ranks);
+    }
+    close(nothing);
+    return status;
+}
+
+static tr_status make_token(char text[65])
+{
+    unsigned char bytes[32];
+    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
+        return tr__fail_errno(TR_IO, errno, "launch: no random numbers for the job's token");
+    for (size_t i = 0; i < sizeof bytes; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    return TR_OK;
+}
+
+/* ---- The end and its report -------------------------------------------------------------------------------------- */
+
+static void describe_death(const job *j, const rank *r, char *text, size_t bytes)
+{
+    int index = (int)(r - j->ranks);
+    int n = snprintf(text, bytes, "rank %d (pid %d) ", index, (int)r->pid);
+    if (by_signal(r)) {
+        n += snprintf(text + n, bytes - (size_t)n, "was killed by signal %d (%s)%s after %.1f s", r->status,
+            strsignal(r->status), r->code == CLD_DUMPED ? ", leaving a core" : "", r->seconds);
+        if (r->status == SIGKILL && count_oom_kills() > j->oom_kills)
+            snprintf(text + n, bytes - (size_t)n, ", as the kernel ran out of memory and killed for it");
+    } else if (r->status < 0) {
+        snprintf(text + n, bytes - (size_t)n, "ended; its exit code was taken by another wait() in this program");
+    } else {
+        snprintf(text + n, bytes - (size_t)n, "exited with %d after %.1f s", r->status, r->seconds);
+    }
+    tr__output_last_lines(&j->output, index, "; its last lines:", text, bytes);
+}
+
+static tr_status conclude(job *j)
+{
+    tr_launch_report *report = j->report;
+    report->seconds = now_seconds() - j->start;
+    if (j->first >= 0) {
+        const rank *r = &j->ranks[j->first];
+        report->first_rank = j->first;
+        report->signal = by_signal(r) ? r->status : 0;
+        report->exit_code = by_signal(r) ? 128 + r->status : r->status;
+        describe_death(j, r, report->text, sizeof report->text);
+        return tr__fail(TR_CHILD, "%s", report->text);
+    }
+    if (!j->stopped && !(j->interrupt && j->stage == KILLING)) return TR_OK;
+    report->signal = j->interrupt;
+    report->exit_code = 128 + j->interrupt;
+    snprintf(report->text, sizeof report->text, "stopped by signal %d (%s) after %.1f s", j->interrupt,
+        strsignal(j->interrupt), report->seconds);
+    return tr__fail(TR_INTERRUPTED, "%s", report->text);
+}
+
+static void reap(job *j)
+{
+    for (int i = 0; i < j->started; i++) {
+        while (waitpid(j->groups[i], NULL, 0) < 0 && errno == EINTR) continue;
+        if (j->ranks[i].pidfd >= 0) close(j->ranks[i].pidfd);
+    }
+}
+
+/* ---- The job ----------------------------------------------------------------------------------------------------- */
+
+static void on_tick(uv_timer_t *timer)
+{
+    job *j = timer->data;
+    for (int i = 0; i < j->started; i++)
+        if (j->ranks[i].running && j->ranks[i].pidfd < 0) check_death(&j->ranks[i]);
+}
+
+static void supervise(job *j)
+{
+    while (!step(j)) {
+        bool timed = j->ticking || j->stage != RUNNING || !j->running;
+        if (timed && !uv_is_active((uv_handle_t *)&j->timer)) uv_timer_start(&j->timer, on_tick, tick_ms, tick_ms);
+        uv_run(&j->loop, UV_RUN_ONCE);
+    }
+}
+
+static void close_handle(uv_handle_t *handle, void *unused)
+{
+    (void)unused;
+    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+/* With loop, output and guard ready: from the first rank's start to the last one's end. */
+static tr_status run_ranks(job *j)
+{
+    tr_status status = start_ranks(j);
+    tr__error *error = NULL;
+    if (status) {
+        error = tr__error_take(); /* what comes now may fail too, but this is what to report */
+        enter(j, KILLING);
+        tr__output_end(&j->output);
+    }
+    supervise(j);
+    tr__guard_stop(&j->guard);
+    if (error) {
+        status = tr__fail_stored(error);
+        snprintf(j->report->text, sizeof j->report->text, "%s", error->message);
+        tr__error_unref(error);
+    } else {
+        status = conclude(j);
+    }
+    reap(j);
+    return status;
+}
+
+static tr_status run_with_loop(job *j)
+{
+    uv_timer_init(&j->loop, &j->timer);
+    j->timer.data = j;
+    TR__TRY(make_token(j->token));
+    if (j->options.pass_signals) TR__TRY(open_signals(j)); /* before any thread, for threads inherit the mask */
+
+    TR_SCOPE; /* the store serves until the job is over */
+    tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = j->token);
+    TR__TRY(tr_status_of(store));
+    TR__TRY(tr__env_make(&j->env, j->options.env, j->options.ranks, tr_store_port(store), j->token));
+    TR__TRY(tr__guard_start(&j->guard));
+    tr_status status = tr__output_open(&j->output, &j->loop, j->options.ranks, j->options.output, j->options.user);
+    if (status) {
+        tr__guard_stop(&j->guard);
+        return status;
+    }
+    return run_ranks(j);
+}
+
+static tr_status run_job(job *j)
+{
+    int error = uv_loop_init(&j->loop);
+    if (error) return tr__fail(TR_IO, "launch: cannot make an event loop: %s", uv_strerror(error));
+    pthread_sigmask(SIG_BLOCK, NULL, &j->old_mask);
+    tr_status status = run_with_loop(j);
+    tr__output_end(&j->output);
+    uv_walk(&j->loop, close_handle, NULL);
+    uv_run(&j->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&j->loop);
+    if (j->signal_fd >= 0) close(j->signal_fd);
+    /* From here a signal ends a program that waits for whoever reads its output. */
+    pthread_sigmask(SIG_SETMASK, &j->old_mask, NULL);
+    tr__output_free(&j->output);
+    tr__env_free(&j->env);
+    return status;
+}
+
+static tr_status check_options(const tr_launch_options *o)
+{
+    if (!o->argv || !o->argv[0] || !*o->argv[0]) return tr__fail(TR_INVALID, "launch: no program: argv is empty");
+    if (o->ranks < 1 || o->ranks > TR_LAUNCH_MAX_RANKS)
+        return tr__fail(TR_INVALID, "launch: %d ranks: it takes 1 to %d", o->ranks, TR_LAUNCH_MAX_RANKS);
+    if (o->grace_ms < 0) return tr__fail(TR_INVALID, "launch: grace_ms is %d: it takes 0 and more", o->grace_ms);
+    struct sigaction child;
+    sigaction(SIGCHLD, NULL, &child);
+    if (child.sa_handler == SIG_IGN || (child.sa_flags & SA_NOCLDWAIT))
+        return tr__fail(TR_STATE, "launch: this program ignores SIGCHLD, so the kernel drops the exit codes of its children: "
+            "call signal(SIGCHLD, SIG_DFL) before");
+    return TR_OK;
+}
+
+tr_status tr_launch_with(const tr_launch_options *options)
+{
+    tr_launch_report unused;
+    job j = {.signal_fd = -1, .first = -1};
+    memcpy(&j.options, options, options->size < sizeof j.options ? options->size : sizeof j.options);
+    j.options.size = sizeof j.options;
+    j.report = j.options.report ? j.options.report : &unused;
+    *j.report = (tr_launch_report){.first_rank = -1};
+    TR__TRY(check_options(&j.options));
+
+    j.ranks = calloc((size_t)j.options.ranks, sizeof *j.ranks);
+    j.groups = calloc((size_t)j.options.ranks, sizeof *j.groups);
+    j.grace = j.options.grace_ms ? j.options.grace_ms * 1e-3 : default_grace_seconds;
+    j.start = now_seconds();
+    j.oom_kills = count_oom_kills();
+    tr_status status = j.ranks && j.groups ? run_job(&j)
+        : tr__fail(TR_NO_MEMORY, "launch: no memory for %d ranks", j.options.ranks);
+    free(j.ranks);
+    free(j.groups);
+    return status;
+}

@@ -1,0 +1,68 @@
+#include "launch/spawn.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Reads up to bytes of /proc/pid/name; 0 when the process is gone or not ours to look at. */
+static size_t read_proc(pid_t pid, const char *name, char *text, size_t bytes)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    size_t used = 0;
+    ssize_t got;
+    while (used < bytes && ((got = read(fd, text + used, bytes - used)) > 0 || (got < 0 && errno == EINTR)))
+        if (got > 0) used += (size_t)got;
+    close(fd);
+    return used;
+}
+
+/* The process group of a process that is alive; 0 when it is not. */
+static pid_t living_group(pid_t pid)
+{
+    char stat[512];
+    size_t n = read_proc(pid, "stat", stat, sizeof stat - 1);
+    stat[n] = '\0';
+    char *after = strrchr(stat, ')'); /* the name before it may hold anything */
+    char state;
+    int parent, group;
+    if (!after || sscanf(after + 1, " %c %d %d", &state, &parent, &group) != 3) return 0;
+    return strchr("ZXx", state) ? 0 : group;
+}
+
+static bool carries(pid_t pid, const char *token, char *environment, size_t bytes)
+{
+    size_t n = read_proc(pid, "environ", environment, bytes);
+    return n && memmem(environment, n, token, strlen(token));
+}
+
+int tr__sweep(const pid_t *groups, int count, const char *token, int signal)
+{
+    enum { environment_bytes = 256 << 10 };
+    DIR *proc = opendir("/proc");
+    char *environment = malloc(environment_bytes);
+    int found = 0;
+    struct dirent *entry;
+    while (proc && environment && (entry = readdir(proc))) {
+        if (!isdigit((unsigned char)*entry->d_name)) continue;
+        pid_t pid = atoi(entry->d_name), group = living_group(pid);
+        if (pid == getpid() || !group) continue;
+        int i = 0;
+        while (i < count && groups[i] != group) i++;
+        bool stray = i == count;
+        if (stray && !carries(pid, token, environment, environment_bytes)) continue;
+        found++;
+        if (stray && signal) kill(pid, signal);
+    }
+    free(environment);
+    if (proc) closedir(proc);
+    return found;
+}
