@@ -1,0 +1,489 @@
+/*
+ * The safetensors format: 8 bytes, the header's length (little-endian); the header, a JSON object
+ *
+ *   { "__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, … }
+ *
+ * then the data, row-major and little-endian, where offsets count from the header's end and leave no hole.
+ */
+#include "tensor/list.h"
+#include "train/atomic_file.h"
+
+#include <trireme/train.h>
+
+#include <cjson/cJSON.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's byte order is taken for the machine's");
+
+enum { most_header = 100 << 20 }; /* bytes; the format's own limit is about the same */
+
+static const char metadata_key[] = "__metadata__";
+
+static const char *const dtype_names[TR_DTYPE_COUNT] = {
+    [TR_F32] = "F32",
+    [TR_F64] = "F64",
+    [TR_F16] = "F16",
+    [TR_BF16] = "BF16",
+    [TR_I64] = "I64",
+    [TR_I32] = "I32",
+    [TR_U8] = "U8",
+    [TR_BOOL] = "BOOL",
+};
+
+/* Of the format, but not of Trireme. */
+static const char *const other_dtypes[] = {"I8", "I16", "U16", "U32", "U64", "F8_E4M3", "F8_E5M2", "F8_E8M0", "C64"};
+
+/* The bytes of one UTF-8 character of more than one byte: no overlong forms, no surrogates (Unicode, table 3-7). 0:
+ * none. */
+static size_t character_bytes(const unsigned char *s, size_t left)
+{
+    static const struct {
+        unsigned char first, last; /* the first byte's range, */
+        unsigned char low, high;   /* and the second's */
+        size_t bytes;
+    } rows[] = {
+        {0xc2, 0xdf, 0x80, 0xbf, 2},
+        {0xe0, 0xe0, 0xa0, 0xbf, 3},
+        {0xe1, 0xec, 0x80, 0xbf, 3},
+        {0xed, 0xed, 0x80, 0x9f, 3},
+        {0xee, 0xef, 0x80, 0xbf, 3},
+        {0xf0, 0xf0, 0x90, 0xbf, 4},
+        {0xf1, 0xf3, 0x80, 0xbf, 4},
+        {0xf4, 0xf4, 0x80, 0x8f, 4},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (*s < rows[i].first || *s > rows[i].last || left < rows[i].bytes) continue;
+        if (s[1] < rows[i].low || s[1] > rows[i].high) return 0;
+        for (size_t k = 2; k < rows[i].bytes; k++)
+            if ((s[k] & 0xc0) != 0x80) return 0;
+        return rows[i].bytes;
+    }
+    return 0;
+}
+
+/* JSON text is UTF-8. Gives the offset of the first byte that is not, or -1. */
+static int64_t first_not_utf8(const char *text, size_t length)
+{
+    for (size_t i = 0; i < length;) {
+        const unsigned char *s = (const unsigned char *)text + i;
+        size_t bytes = *s < 0x80 ? 1 : character_bytes(s, length - i);
+        if (!bytes) return (int64_t)i;
+        i += bytes;
+    }
+    return -1;
+}
+
+/* ---- Writing ---------------------------------------------------------------------------------------------------- */
+
+static uint64_t bytes_of(const tr_tensor *t)
+{
+    return (uint64_t)tr_numel(t) * tr_dtype_size(tr_dtype_of(t));
+}
+
+static void write_string(FILE *to, const char *text)
+{
+    fputc('"', to);
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        if (*c == '"' || *c == '\\')
+            fprintf(to, "\\%c", *c);
+        else if (*c < ' ')
+            fprintf(to, "\\u%04x", *c);
+        else
+            fputc(*c, to);
+    }
+    fputc('"', to);
+}
+
+static tr_status check_text(const char *what, const char *text)
+{
+    if (first_not_utf8(text, strlen(text)) < 0) return TR_OK;
+    return tr__fail(TR_INVALID, "%s \"%s\" is not UTF-8", what, text);
+}
+
+static tr_status check_list(const tr_tensor_list *list)
+{
+    TR__TRY(tr_status_of(list));
+    for (int i = 0; i < tr_list_count(list); i++) {
+        TR__TRY(tr_status_of(tr_list_at(list, i)));
+        TR__TRY(check_text("the name", tr_list_name(list, i)));
+        if (strcmp(tr_list_name(list, i), metadata_key) == 0)
+            return tr__fail(TR_INVALID, "no tensor can be named \"%s\": it is the metadata's name", metadata_key);
+    }
+    for (int i = 0; i < tr_list_metadata_count(list); i++) {
+        const char *key = tr_list_metadata_key(list, i);
+        TR__TRY(check_text("the metadata key", key));
+        TR__TRY(check_text("the metadata", tr_list_metadata(list, key)));
+    }
+    return TR_OK;
+}
+
+/* Larger elements first, so that each tensor lies aligned in the file; otherwise in the list's order. */
+static void order_by_alignment(const tr_tensor_list *list, int *order)
+{
+    int n = 0;
+    for (size_t size = 8; size; size /= 2)
+        for (int i = 0; i < tr_list_count(list); i++)
+            if (tr_dtype_size(tr_dtype_of(tr_list_at(list, i))) == size) order[n++] = i;
+}
+
+static void write_metadata(FILE *to, const tr_tensor_list *list)
+{
+    fprintf(to, "\"%s\":{", metadata_key);
+    for (int i = 0; i < tr_list_metadata_count(list); i++) {
+        const char *key = tr_list_metadata_key(list, i);
+        if (i) fputc(',', to);
+        write_string(to, key);
+        fputc(':', to);
+        write_string(to, tr_list_metadata(list, key));
+    }
+    fputc('}', to);
+}
+
+static void write_entry(FILE *to, const char *name, const tr_tensor *t, uint64_t begin)
+{
+    write_string(to, name);
+    fprintf(to, ":{\"dtype\":\"%s\",\"shape\":[", dtype_names[tr_dtype_of(t)]);
+    for (int d = 0; d < tr_ndim(t); d++) fprintf(to, "%s%" PRId64, d ? "," : "", tr_size(t, d));
+    fprintf(to, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", begin, begin + bytes_of(t));
+}
+
+/* The header with its length in front, to be freed; NULL without memory. */
+static char *make_header(const tr_tensor_list *list, const int *order, size_t *length)
+{
+    char *text = NULL;
+    FILE *to = open_memstream(&text, length);
+    if (!to) return NULL;
+    uint64_t size = 0;
+    fwrite(&size, sizeof size, 1, to);
+    fputc('{', to);
+    if (tr_list_metadata_count(list)) write_metadata(to, list);
+    for (int i = 0; i < tr_list_count(list); i++) {
+        const tr_tensor *t = tr_list_at(list, order[i]);
+        if (i || tr_list_metadata_count(list)) fputc(',', to);
+        write_entry(to, tr_list_name(list, order[i]), t, size);
+        size += bytes_of(t);
+    }
+    fputc('}', to);
+    while (ftell(to) % 8) fputc(' ', to); /* the data begins aligned */
+    bool lost = ferror(to);
+    if (fclose(to) != 0 || lost) {
+        free(text);
+        return NULL;
+    }
+    size = *length - sizeof size;
+    memcpy(text, &size, sizeof size);
+    return text;
+}
+
+/* What lies in CPU memory as the file wants it is written from there; anything else goes through a copy of that tensor.
+ */
+static tr_status write_tensor(tr__atomic_file *file, const tr_tensor *t)
+{
+    size_t bytes = (size_t)bytes_of(t);
+    if (!bytes) return TR_OK;
+    if (tr_data(t) && tr_is_contiguous(t)) return tr__atomic_write(file, tr_data(t), bytes);
+    void *copy = malloc(bytes);
+    tr_status status =
+        copy ? tr_copy_out(t, copy, bytes) : tr__fail(TR_NO_MEMORY, "no memory for a copy of %zu bytes", bytes);
+    if (status == TR_OK) status = tr__atomic_write(file, copy, bytes);
+    free(copy);
+    return status;
+}
+
+static tr_status write_file(
+    const char *path, const tr_tensor_list *list, const int *order, const char *header, size_t length)
+{
+    if (length - 8 > most_header)
+        return tr__fail(TR_INVALID, "%s: a header of %zu bytes is too long", path, length - 8);
+    tr__atomic_file file;
+    TR__TRY(tr__atomic_open(&file, path));
+    tr_status status = tr__atomic_write(&file, header, length);
+    for (int i = 0; i < tr_list_count(list) && status == TR_OK; i++)
+        status = write_tensor(&file, tr_list_at(list, order[i]));
+    if (status == TR_OK) return tr__atomic_commit(&file);
+    tr__atomic_abandon(&file);
+    return status;
+}
+
+tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list)
+{
+    TR__TRY(check_list(list));
+    int *order = malloc(((size_t)tr_list_count(list) + 1) * sizeof *order);
+    size_t length = 0;
+    char *header = NULL;
+    if (order) {
+        order_by_alignment(list, order);
+        header = make_header(list, order, &length);
+    }
+    tr_status status = header ? write_file(path, list, order, header, length) : tr__fail(TR_NO_MEMORY, "out of memory");
+    free(header);
+    free(order);
+    return status;
+}
+
+/* ---- Reading ---------------------------------------------------------------------------------------------------- */
+
+typedef struct entry {
+    const char *name; /* in the JSON tree */
+    tr_dtype dtype;
+    tr_shape shape;
+    uint64_t begin, end; /* in the data */
+} entry;
+
+typedef struct reader {
+    const char *path;
+    int fd;
+    uint64_t header_bytes, data_bytes;
+    cJSON *json;
+    entry *entries;
+    int count;
+} reader;
+
+static tr_status damaged(const reader *r, const char *format, ...) TR_PRINTF(2, 3);
+static tr_status damaged(const reader *r, const char *format, ...)
+{
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return tr__fail(TR_FORMAT, "%s: %s", r->path, text);
+}
+
+static tr_status read_at(const reader *r, uint64_t offset, void *to, uint64_t bytes)
+{
+    for (char *at = to; bytes;) {
+        ssize_t got = pread(r->fd, at, bytes < 1 << 30 ? bytes : 1 << 30, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return tr__fail_errno(TR_IO, errno, "cannot read %s", r->path);
+        if (got == 0) return damaged(r, "became shorter while it was read");
+        at += got;
+        offset += (uint64_t)got;
+        bytes -= (uint64_t)got;
+    }
+    return TR_OK;
+}
+
+static tr_status open_file(reader *r)
+{
+    r->fd = open(r->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up */
+    if (r->fd < 0) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot open %s", r->path);
+    struct stat s;
+    if (fstat(r->fd, &s) < 0) return tr__fail_errno(TR_IO, errno, "cannot read %s", r->path);
+    if (!S_ISREG(s.st_mode))
+        return damaged(r, "is %s, not a safetensors file", S_ISDIR(s.st_mode) ? "a folder" : "no plain file");
+    if (s.st_size < 10) return damaged(r, "is no safetensors file: it has only %" PRId64 " bytes", (int64_t)s.st_size);
+    uint64_t file_bytes = (uint64_t)s.st_size;
+    TR__TRY(read_at(r, 0, &r->header_bytes, sizeof r->header_bytes));
+    if (r->header_bytes > file_bytes - 8)
+        return damaged(r,
+            "is cut short or no safetensors file: its header should have %" PRIu64
+            " bytes, the whole file has %" PRIu64,
+            r->header_bytes, file_bytes);
+    if (r->header_bytes > most_header)
+        return damaged(
+            r, "its header of %" PRIu64 " bytes is longer than the %d allowed", r->header_bytes, most_header);
+    r->data_bytes = file_bytes - 8 - r->header_bytes;
+    return TR_OK;
+}
+
+static tr_status parse_header(reader *r)
+{
+    size_t length = (size_t)r->header_bytes;
+    char *text = malloc(length + 1);
+    if (!text) return tr__fail(TR_NO_MEMORY, "no memory for a header of %zu bytes", length);
+    tr_status status = read_at(r, 8, text, length);
+    text[length] = '\0';
+    int64_t stray = status == TR_OK ? first_not_utf8(text, length) : -1;
+    if (status == TR_OK && *text != '{')
+        status = damaged(r, "is no safetensors file: its header does not begin with {");
+    if (status == TR_OK && stray >= 0) status = damaged(r, "its header is not UTF-8 at byte %" PRId64, stray);
+    if (status == TR_OK) {
+        const char *end = NULL;
+        r->json = cJSON_ParseWithLengthOpts(text, length, &end, false);
+        /* Spaces may follow, to align the data. */
+        if (!r->json)
+            status = damaged(r, "its header is no JSON from byte %zu on", end ? (size_t)(end - text) : 0);
+        else if (end + strspn(end, " \t\r\n") != text + length)
+            status = damaged(r, "its header goes on after the JSON object, at byte %zu", (size_t)(end - text));
+    }
+    free(text);
+    return status;
+}
+
+/* JSON numbers come as doubles: whole ones are exact to 2^53. */
+static bool whole(const cJSON *number, uint64_t *out)
+{
+    if (!cJSON_IsNumber(number)) return false;
+    double value = number->valuedouble;
+    if (!(value >= 0 && value <= 9007199254740992.0)) return false;
+    *out = (uint64_t)value;
+    return (double)*out == value;
+}
+
+static tr_status read_metadata(const reader *r, const cJSON *object, tr_tensor_list *list)
+{
+    if (!cJSON_IsObject(object)) return damaged(r, "its %s is no object", metadata_key);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, object)
+    {
+        if (!cJSON_IsString(item)) return damaged(r, "its metadata \"%s\" is no text", item->string);
+        TR__TRY(tr_list_set_metadata(list, item->string, item->valuestring));
+    }
+    return TR_OK;
+}
+
+static tr_status read_dtype(const reader *r, const char *name, const cJSON *item, tr_dtype *out)
+{
+    if (!cJSON_IsString(item)) return damaged(r, "tensor \"%s\" has no dtype", name);
+    for (int d = 0; d < TR_DTYPE_COUNT; d++) {
+        *out = (tr_dtype)d;
+        if (strcmp(item->valuestring, dtype_names[d]) == 0) return TR_OK;
+    }
+    for (size_t i = 0; i < sizeof other_dtypes / sizeof *other_dtypes; i++)
+        if (strcmp(item->valuestring, other_dtypes[i]) == 0)
+            return tr__fail(TR_UNSUPPORTED, "%s: tensor \"%s\" is of dtype %s, which Trireme does not have", r->path,
+                name, other_dtypes[i]);
+    return damaged(r, "tensor \"%s\" has no dtype of the format: \"%.20s\"", name, item->valuestring);
+}
+
+static tr_status read_shape(const reader *r, const char *name, const cJSON *item, tr_shape *out)
+{
+    if (!cJSON_IsArray(item)) return damaged(r, "tensor \"%s\" has no shape", name);
+    if (cJSON_GetArraySize(item) > TR_MAX_DIMS)
+        return tr__fail(TR_UNSUPPORTED, "%s: tensor \"%s\" has %d dimensions, more than %d", r->path, name,
+            cJSON_GetArraySize(item), TR_MAX_DIMS);
+    *out = TR_SCALAR;
+    const cJSON *dim;
+    cJSON_ArrayForEach(dim, item)
+    {
+        uint64_t size;
+        if (!whole(dim, &size)) return damaged(r, "tensor \"%s\" has a size that is no whole number to 2^53", name);
+        out->dim[out->ndim++] = (int64_t)size;
+    }
+    return TR_OK;
+}
+
+static tr_status read_entry(const reader *r, const cJSON *item, entry *e)
+{
+    e->name = item->string;
+    if (!cJSON_IsObject(item)) return damaged(r, "the entry of tensor \"%s\" is no object", e->name);
+    TR__TRY(read_dtype(r, e->name, cJSON_GetObjectItemCaseSensitive(item, "dtype"), &e->dtype));
+    TR__TRY(read_shape(r, e->name, cJSON_GetObjectItemCaseSensitive(item, "shape"), &e->shape));
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
+    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
+        !whole(cJSON_GetArrayItem(offsets, 0), &e->begin) || !whole(cJSON_GetArrayItem(offsets, 1), &e->end) ||
+        e->begin > e->end)
+        return damaged(r, "tensor \"%s\" has no two data_offsets, rising", e->name);
+    if (e->end > r->data_bytes)
+        return damaged(r, "is cut short: tensor \"%s\" ends at byte %" PRIu64 " of the data, which has %" PRIu64,
+            e->name, e->end, r->data_bytes);
+
+    uint64_t bytes = tr_dtype_size(e->dtype);
+    bool overflow = false;
+    for (int d = 0; d < e->shape.ndim; d++)
+        if (e->shape.dim[d]) overflow |= __builtin_mul_overflow(bytes, (uint64_t)e->shape.dim[d], &bytes);
+    for (int d = 0; d < e->shape.ndim; d++)
+        if (!e->shape.dim[d]) bytes = 0;
+    if (overflow || bytes != e->end - e->begin)
+        return damaged(r, "tensor \"%s\", %s of %s, has %" PRIu64 " bytes of data", e->name,
+            tr_shape_text(e->shape, (char[160]){0}), tr_dtype_name(e->dtype), e->end - e->begin);
+    return TR_OK;
+}
+
+static tr_status read_entries(reader *r, tr_tensor_list *list)
+{
+    r->entries = calloc((size_t)cJSON_GetArraySize(r->json) + 1, sizeof *r->entries);
+    if (!r->entries) return tr__fail(TR_NO_MEMORY, "out of memory");
+    const cJSON *item;
+    cJSON_ArrayForEach(item, r->json)
+    {
+        if (strcmp(item->string, metadata_key) == 0)
+            TR__TRY(read_metadata(r, item, list));
+        else
+            TR__TRY(read_entry(r, item, &r->entries[r->count++]));
+    }
+    return TR_OK;
+}
+
+static int by_offset(const void *a, const void *b)
+{
+    const entry *x = *(entry *const *)a, *y = *(entry *const *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp((*(entry *const *)a)->name, (*(entry *const *)b)->name);
+}
+
+/* Two names alike, two tensors over one another, or bytes that belong to none, are signs of damage, or of a file that
+ * hides something. */
+static tr_status check_layout(const reader *r, const entry **sorted)
+{
+    for (int i = 0; i < r->count; i++) sorted[i] = &r->entries[i];
+    qsort(sorted, (size_t)r->count, sizeof *sorted, by_name);
+    for (int i = 1; i < r->count; i++)
+        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0)
+            return damaged(r, "has two tensors named \"%s\"", sorted[i]->name);
+
+    qsort(sorted, (size_t)r->count, sizeof *sorted, by_offset);
+    uint64_t at = 0;
+    for (int i = 0; i < r->count; i++) {
+        const entry *e = sorted[i];
+        if (e->begin < at) return damaged(r, "tensors \"%s\" and \"%s\" overlap", sorted[i - 1]->name, e->name);
+        if (e->begin > at)
+            return damaged(r, "%" PRIu64 " bytes before tensor \"%s\" belong to none", e->begin - at, e->name);
+        at = e->end;
+    }
+    if (at != r->data_bytes) return damaged(r, "%" PRIu64 " bytes at its end belong to no tensor", r->data_bytes - at);
+    return TR_OK;
+}
+
+static tr_status read_tensor(const reader *r, const entry *e, tr_tensor_list *list)
+{
+    TR_SCOPE;
+    tr_tensor *t = tr_empty(e->shape, .dtype = e->dtype);
+    TR__TRY(tr_status_of(t));
+    uint64_t bytes = e->end - e->begin;
+    TR__TRY(read_at(r, 8 + r->header_bytes + e->begin, tr_data(t), bytes));
+    const unsigned char *values = tr_data(t);
+    for (uint64_t i = 0; e->dtype == TR_BOOL && i < bytes; i++)
+        if (values[i] > 1) return damaged(r, "tensor \"%s\" of bool holds the value %d", e->name, values[i]);
+    return tr_list_add(list, e->name, t);
+}
+
+static tr_status read_file(reader *r, tr_tensor_list *list)
+{
+    TR__TRY(open_file(r));
+    TR__TRY(parse_header(r));
+    TR__TRY(read_entries(r, list));
+    const entry **sorted = calloc((size_t)r->count + 1, sizeof *sorted);
+    if (!sorted) return tr__fail(TR_NO_MEMORY, "out of memory");
+    tr_status status = check_layout(r, sorted);
+    free(sorted);
+    for (int i = 0; i < r->count && status == TR_OK; i++) status = read_tensor(r, &r->entries[i], list);
+    return status;
+}
+
+tr_tensor_list *tr_safetensors_load(const char *path)
+{
+    TR_SCOPE;
+    tr_tensor_list *list = tr_list();
+    reader r = {.path = path, .fd = -1};
+    tr_status status = tr_status_of(list);
+    if (status == TR_OK) status = read_file(&r, list);
+    if (r.fd >= 0) close(r.fd);
+    cJSON_Delete(r.json);
+    free(r.entries);
+    return tr_escape(status == TR_OK ? list : (tr_tensor_list *)tr__object_failed(&tr__list_type));
+}
