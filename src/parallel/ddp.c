@@ -1,0 +1,247 @@
+/*
+ * DistributedDataParallel (Li et al., PyTorch Distributed, VLDB 2020): replicas of a module, one per rank, whose gradients
+ * are averaged while backward is still under way.
+ *
+ * Gradients lie in arenas in shared memory, so a bucket is a range of an arena and is reduced where it is. Backward makes
+ * gradients final from the last layer to the first: buckets are cut from the end of the arena, and go out in that order
+ * on every rank, each as soon as it and those before it are complete.
+ */
+#include "autograd/arena.h"
+#include "autograd/engine.h"
+#include "nn/module.h"
+
+#include <trireme/parallel.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct bucket {
+    tr__arena *arena;
+    int64_t begin, end; /* elements of the arena's gradients */
+    int first, last;    /* its parameters: params[first … last - 1] */
+    int pending;        /* of them, those whose gradient is not final in this backward */
+    tr_work *work;      /* under way, kept; or NULL */
+} bucket;
+
+typedef struct param {
+    struct ddp *ddp;
+    tr_tensor *leaf;    /* kept */
+    int hook;           /* -1: none */
+    int bucket;
+    bool final;
+} param;
+
+typedef struct ddp {
+    tr_module *inner;   /* the tree's reference */
+    tr_group *group;    /* kept */
+    bool paused;        /* by tr_ddp_sync() */
+    param *params;      /* in the order of buckets */
+    int n_params;
+    bucket *buckets;
+    int n_buckets;
+    tr__backward *running; /* the backward that the counts belong to */
+    int next_bucket;       /* the first that has not gone out */
+} ddp;
+
+/* ---- During backward ------------------------------------------------------------------------------------------------- */
+
+static tr_status send_bucket(ddp *d, bucket *b)
+{
+    for (int i = b->first; i < b->last; i++) TR__TRY(tr__arena_zero_missing(d->params[i].leaf));
+    tr_tensor *gradients = b->arena->gradients;
+    char *from = (char *)tr__ptr(gradients) + (size_t)b->begin * tr_dtype_size(gradients->dtype);
+    TR_SCOPE;
+    tr_work *work = tr_all_reduce_async(d->group, from, b->end - b->begin, .dtype = gradients->dtype, .op = TR_AVG);
+    TR__TRY(tr_status_of(work));
+    b->work = tr_keep(work);
+    return TR_OK;
+}
+
+static tr_status send_complete(ddp *d)
+{
+    while (d->next_bucket < d->n_buckets && d->buckets[d->next_bucket].pending == 0)
+        TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
+    return TR_OK;
+}
+
+static tr_status wait_all(ddp *d)
+{
+    tr_status first = TR_OK;
+    for (int i = 0; i < d->n_buckets; i++) {
+        bucket *b = &d->buckets[i];
+        if (!b->work) continue;
+        tr_status status = tr_wait(b->work);
+        if (first == TR_OK) first = status;
+        tr_release(b->work);
+        b->work = NULL;
+    }
+    return first;
+}
+
+/* The end of a backward: buckets with parameters that took no part go out too, so that all ranks send the same ones. */
+static tr_status backward_ends(void *user, tr_status status)
+{
+    ddp *d = user;
+    d->running = NULL;
+    for (int i = d->next_bucket; status == TR_OK && i < d->n_buckets; i++) status = send_bucket(d, &d->buckets[i]);
+    tr_status waited = wait_all(d);
+    return status == TR_OK ? waited : status;
+}
+
+static tr_status backward_begins(ddp *d, tr__backward *backward)
+{
+    TR__TRY(tr__backward_at_end(backward, backward_ends, d));
+    d->running = backward;
+    d->next_bucket = 0;
+    for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
+    for (int i = 0; i < d->n_buckets; i++) d->buckets[i].pending = d->buckets[i].last - d->buckets[i].first;
+    return TR_OK;
+}
+
+static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward)
+{
+    (void)leaf, (void)grad;
+    param *p = user;
+    ddp *d = p->ddp;
+    if (d->paused) return TR_OK;
+    if (d->running != backward) TR__TRY(backward_begins(d, backward));
+    if (p->final) return TR_OK;
+    p->final = true;
+    d->buckets[p->bucket].pending--;
+    return send_complete(d);
+}
+
+/* ---- Building ---------------------------------------------------------------------------------------------------------- */
+
+/* Parameters by arena, those at the end of an arena first. */
+static int by_place(const void *a, const void *b)
+{
+    const param *p = a, *q = b;
+    const tr__arena *x = p->leaf->leaf->arena, *y = q->leaf->leaf->arena;
+    if (x != y) return (uintptr_t)x < (uintptr_t)y ? -1 : 1;
+    int64_t i = tr__arena_slot_of(p->leaf)->offset, j = tr__arena_slot_of(q->leaf)->offset;
+    return i > j ? -1 : i < j;
+}
+
+static int64_t padded_end(const tr__arena_slot *slot)
+{
+    return slot->offset + (slot->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
+}
+
+/* Cuts the sorted parameters into buckets of about bytes; the range of each holds nobody else's gradients. */
+static tr_status cut_buckets(ddp *d, double bytes)
+{
+    d->buckets = calloc((size_t)d->n_params + 1, sizeof *d->buckets);
+    if (!d->buckets) return tr__fail(TR_NO_MEMORY, "out of memory");
+    bucket *b = NULL;
+    for (int i = 0; i < d->n_params; i++) {
+        tr_tensor *leaf = d->params[i].leaf;
+        const tr__arena_slot *slot = tr__arena_slot_of(leaf);
+        int64_t end = padded_end(slot);
+        double size = b ? (double)(b->end - b->begin) * (double)tr_dtype_size(leaf->dtype) : 0;
+        if (!b || b->arena != leaf->leaf->arena || b->begin != end || size >= bytes) {
+            b = &d->buckets[d->n_buckets++];
+            *b = (bucket){.arena = tr__ref(leaf->leaf->arena), .begin = end, .end = end, .first = i};
+        }
+        b->begin = slot->offset;
+        b->last = i + 1;
+        d->params[i].bucket = d->n_buckets - 1;
+    }
+    return TR_OK;
+}
+
+static tr_status take_parameters(ddp *d, tr_module *module)
+{
+    tr_tensor_list *list = tr_parameters(module);
+    TR__TRY(tr_status_of(list));
+    TR__TRY(tr__arena_build(list));
+    d->params = calloc((size_t)list->count + 1, sizeof *d->params);
+    if (!d->params) return tr__fail(TR_NO_MEMORY, "out of memory");
+    for (int i = 0; i < list->count; i++)
+        d->params[d->n_params++] = (param){.ddp = d, .leaf = tr__ref(list->entries[i].tensor), .hook = -1};
+    for (int i = 0; i < d->n_params; i++) TR__TRY(tr__arena_share(d->params[i].leaf->leaf->arena));
+    return TR_OK;
+}
+
+static tr_status add_hooks(ddp *d)
+{
+    for (int i = 0; i < d->n_params; i++) {
+        param *p = &d->params[i];
+        p->hook = tr__leaf_hook_add(p->leaf, gradient_is_final, p);
+        if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
+    }
+    return TR_OK;
+}
+
+/* Rank 0's parameters and buffers become everybody's. Arenas may hold parameters of other modules too: one by one. */
+static tr_status broadcast_state(tr_module *module, tr_group *group)
+{
+    tr_tensor_list *state = tr_state_dict(module);
+    TR__TRY(tr_status_of(state));
+    for (int i = 0; i < state->count; i++) {
+        tr_status status = tr_broadcast_tensor(group, state->entries[i].tensor, 0);
+        if (status != TR_OK)
+            return tr__fail_context(status, "ddp: broadcasting \"%s\" %s from rank 0", state->entries[i].name,
+                TR__TEXT(state->entries[i].tensor->shape));
+    }
+    return TR_OK;
+}
+
+static void finish(tr_module *module)
+{
+    ddp *d = module->state;
+    if (!d) return;
+    (void)!wait_all(d);
+    for (int i = 0; i < d->n_params; i++) {
+        if (d->params[i].hook >= 0) tr_grad_hook_remove(d->params[i].leaf, d->params[i].hook);
+        tr__unref(d->params[i].leaf);
+    }
+    for (int i = 0; i < d->n_buckets; i++) tr__unref(d->buckets[i].arena);
+    free(d->params);
+    free(d->buckets);
+    tr_release(d->group);
+}
+
+static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    return tr_forward_n(((ddp *)self->state)->inner, inputs, n);
+}
+
+static tr_status build(ddp *d, const tr_ddp_options *o)
+{
+    d->group = tr_keep(o->group);
+    TR__TRY(tr_status_of(o->module));
+    TR__TRY(tr_status_of(o->group));
+    if (!o->module || !o->group) return tr__fail(TR_INVALID, "ddp: it takes a module and a group, not NULL");
+    if (!(o->bucket_mb >= 0)) return tr__fail(TR_INVALID, "ddp: buckets of %g MiB: more than 0", o->bucket_mb);
+    if (tr_world_size(o->group) == 1) return TR_OK;
+    TR__TRY(take_parameters(d, o->module));
+    qsort(d->params, (size_t)d->n_params, sizeof *d->params, by_place);
+    TR__TRY(cut_buckets(d, (o->bucket_mb > 0 ? o->bucket_mb : 25) * (1 << 20)));
+    TR__TRY(add_hooks(d));
+    return broadcast_state(o->module, o->group);
+}
+
+tr_module *tr_ddp_with(const tr_ddp_options *options)
+{
+    tr_module *module = tr_module_new("ddp", sizeof(ddp), forward);
+    if (tr_status_of(module) != TR_OK) return module;
+    module->finish = finish;
+    ddp *d = module->state;
+    TR_SCOPE;
+    if (build(d, options) != TR_OK) {
+        tr__object_break(module);
+        return module;
+    }
+    d->inner = tr_module_add(module, "", options->module);
+    return module;
+}
+
+tr_status tr_ddp_sync(tr_module *module, bool on)
+{
+    TR__TRY(tr_status_of(module));
+    if (!module || module->forward != forward)
+        return tr__fail(TR_INVALID, "ddp_sync: it takes a module that tr_ddp() returned, not \"%s\"", tr_module_name(module));
+    ((ddp *)module->state)->paused = !on;
+    return TR_OK;
+}
