@@ -16,10 +16,11 @@ typedef struct tr_module tr_module;
 
 /* ---- Using modules --------------------------------------------------------------------------------------------- */
 
-/* tr_forward(net, x) or tr_forward(net, a, b): the module's output. */
+/* tr_forward(net, x) or tr_forward(net, a, b): the module's output. An error tells the modules on the way to it. */
 #ifndef __cplusplus
 #define tr_forward(module, ...) \
-    tr_forward_n((module), (tr_tensor *[]){__VA_ARGS__}, (int)(sizeof((tr_tensor *[]){__VA_ARGS__}) / sizeof(tr_tensor *)))
+    tr_forward_n(                                   \
+        (module), (tr_tensor *[]){__VA_ARGS__}, (int)(sizeof((tr_tensor *[]){__VA_ARGS__}) / sizeof(tr_tensor *)))
 #endif
 TR_API tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n);
 
@@ -31,7 +32,8 @@ TR_API tr_tensor_list *tr_state_dict(tr_module *module);
 
 /* Copies values from state into the module, by name; every name and shape must match, or nothing is changed. */
 TR_API TR_MUST_CHECK tr_status tr_load_state_dict(tr_module *module, const tr_tensor_list *state);
-/* Moves parameters and buffers. */
+/* Moves parameters, their gradients and buffers; the tensors stay the same objects. Call it before an optimizer or DDP
+ * takes the parameters. */
 TR_API TR_MUST_CHECK tr_status tr_module_to(tr_module *module, tr_device device);
 TR_API TR_MUST_CHECK tr_status tr_train(tr_module *module); /* the mode modules start in */
 TR_API TR_MUST_CHECK tr_status tr_eval(tr_module *module);  /* dropout off */
@@ -58,6 +60,7 @@ typedef struct tr_linear_options {
     uint64_t seed;
     tr_dtype dtype;
 } tr_linear_options;
+/* tr_forward(linear, x), or tr_forward(linear, x, residual): the residual is added as part of the matrix product. */
 #define tr_linear(...) TR__NEW2(tr_linear, in_features, out_features, __VA_ARGS__)
 TR_API tr_module *tr_linear_with(const tr_linear_options *options);
 
@@ -80,7 +83,8 @@ typedef struct tr_layer_norm_options {
 #define tr_layer_norm(...) TR__NEW1(tr_layer_norm, dim, __VA_ARGS__)
 TR_API tr_module *tr_layer_norm_with(const tr_layer_norm_options *options);
 
-/* Dropout as a module: active in training mode, numbers from tr_seed() and the module's path. */
+/* Dropout as a module: active in training mode, with numbers from tr_seed() and the module's path; it fails without
+ * tr_seed(). */
 TR_API tr_module *tr_dropout_layer(double p);
 /* A module without parameters from a function: tr_activation(tr_gelu). */
 TR_API tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x));
@@ -96,17 +100,23 @@ TR_API tr_module *tr_sequential_n(tr_module *const *modules, int n);
 /* inputs: n tensors. Returns the output (in error when one of the inputs is). */
 typedef tr_tensor *(*tr_forward_function)(tr_module *self, tr_tensor *const *inputs, int n);
 
-/* A module with state_bytes of zeroed memory of its own (tr_module_state), freed with it. name shows in messages. */
+/* A module with state_bytes of zeroed memory of its own, freed with it; tr_module_state() is NULL when there was none.
+ * name shows in messages. Without a forward (NULL) it only holds its parts. */
 TR_API tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_function forward);
 TR_API void *tr_module_state(const tr_module *module);
 TR_API const char *tr_module_name(const tr_module *module);
 TR_API bool tr_module_training(const tr_module *module);
 /* Adds a child, a parameter (a float leaf: it is made to require a gradient) or a buffer under a name without dots, and
- * returns it. The module takes a reference. Adding what is in error puts the module in error. The same parameter may
- * be added in several places: it is then shared (tied). */
+ * returns it. The module takes a reference. Adding what is in error puts the module in error, adding NULL does nothing.
+ * The same parameter may be added in several places: it is then shared (tied). A child named "" adds nothing to the
+ * paths. */
 TR_API tr_module *tr_module_add(tr_module *parent, const char *name, tr_module *child);
 TR_API tr_tensor *tr_module_parameter(tr_module *module, const char *name, tr_tensor *parameter);
 TR_API tr_tensor *tr_module_buffer(tr_module *module, const char *name, tr_tensor *buffer);
+/* How functions of a program's own fail: `return tr_tensor_fail(TR_SHAPE, "…", …)` in a forward, the other where a
+ * module is made. Both return an object in error with that message. */
+TR_API tr_tensor *tr_tensor_fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
+TR_API tr_module *tr_module_fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -1,0 +1,227 @@
+/*
+ * GPT-2 (Radford et al. 2019), with Hugging Face's names:
+ *
+ *   ids ── wte ─┬─ + ── h.0 ── … ── h.N-1 ── ln_f ── wte^T ── logits
+ *          wpe ─┘
+ *   h.i:   x + attn.c_proj(attention(attn.c_attn(ln_1(x)))), then x + mlp.c_proj(gelu(mlp.c_fc(ln_2(x))))
+ *
+ * Each half of a block has a scope of its own, so of what it makes only what backward reads outlives it: without a
+ * graph nothing does.
+ */
+#include <trireme/models.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct block {
+    int heads;
+    bool drops;
+    tr_module *ln_1, *c_attn, *attn_proj, *attn_drop;
+    tr_module *ln_2, *c_fc, *mlp_proj, *mlp_drop;
+} block;
+
+typedef struct gpt {
+    int64_t context;
+    int layers;
+    tr_module *wte, *wpe, *drop, *ln_f;
+    tr_tensor *head; /* wte's weight, [vocab, dim] */
+    tr_module *blocks[];
+} gpt;
+
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
+
+/* The normed input is gone when this returns: x: [batch, seq, dim] -> [batch, seq, out]. */
+static tr_tensor *norm_and_project(tr_module *norm, tr_module *projection, tr_tensor *x)
+{
+    TR_SCOPE;
+    return tr_escape(tr_forward(projection, tr_forward(norm, x)));
+}
+
+/* projection(y) + x. Without dropout in between the sum is part of the matrix product. */
+static tr_tensor *project_onto(tr_module *projection, tr_module *dropout, bool drops, tr_tensor *y, tr_tensor *x)
+{
+    if (!drops || !tr_module_training(dropout)) return tr_forward(projection, y, x);
+    return tr_add(tr_forward(dropout, tr_forward(projection, y)), x);
+}
+
+/* x: [batch, seq, dim] -> [batch, seq, dim] */
+static tr_tensor *attend(const block *b, tr_tensor *x)
+{
+    TR_SCOPE;
+    tr_tensor *qkv = norm_and_project(b->ln_1, b->c_attn, x); /* [batch, seq, 3*dim] */
+    tr_tensor *o = tr_self_attention(qkv, b->heads, .causal = true); /* [batch, seq, dim] */
+    return tr_escape(project_onto(b->attn_proj, b->attn_drop, b->drops, o, x));
+}
+
+/* x: [batch, seq, dim] -> [batch, seq, dim] */
+static tr_tensor *think(const block *b, tr_tensor *x)
+{
+    TR_SCOPE;
+    tr_tensor *wide = tr_gelu(norm_and_project(b->ln_2, b->c_fc, x)); /* [batch, seq, 4*dim] */
+    return tr_escape(project_onto(b->mlp_proj, b->mlp_drop, b->drops, wide, x));
+}
+
+static tr_tensor *block_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    const block *b = tr_module_state(self);
+    return think(b, attend(b, inputs[0]));
+}
+
+/* ids: [batch, seq] -> [batch, seq, dim] */
+static tr_tensor *embed(const gpt *g, tr_tensor *ids)
+{
+    TR_SCOPE;
+    tr_tensor *positions = tr_arange(tr_size(ids, 1), TR_I32, tr_device_of(ids));
+    tr_tensor *x = tr_add(tr_forward(g->wte, ids), tr_forward(g->wpe, positions));
+    return tr_escape(tr_forward(g->drop, x));
+}
+
+/* ids: [batch, seq] -> logits: [batch, seq, vocab] */
+static tr_tensor *gpt_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const gpt *g = tr_module_state(self);
+    if (n != 1 || !inputs[0]) return tr_tensor_fail(TR_INVALID, "gpt: it takes one input, ids");
+    tr_tensor *ids = inputs[0];
+    char text[160];
+    if (tr_ndim(ids) != 2)
+        return tr_tensor_fail(TR_SHAPE, "gpt: ids must be [batch, seq], they are %s",
+            tr_shape_text(tr_shape_of(ids), text));
+    if (tr_size(ids, 1) > g->context)
+        return tr_tensor_fail(TR_SHAPE, "gpt: a sequence of %" PRId64 " tokens does not fit the context of %" PRId64,
+            tr_size(ids, 1), g->context);
+
+    /* What goes into a block is let go when its output is there, not when this returns. */
+    tr_tensor *x;
+    {
+        TR_SCOPE;
+        x = tr_keep(embed(g, ids));
+    }
+    for (int i = 0; i < g->layers; i++) {
+        TR_SCOPE;
+        tr_tensor *y = tr_keep(tr_forward(g->blocks[i], x));
+        tr_release(x);
+        x = y;
+    }
+    tr_tensor *normed = tr_forward(g->ln_f, x);
+    tr_release(x);
+    return tr_linear_op(normed, g->head);
+}
+
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
+
+/* What is drawn at the start: normal(0, 0.02), and smaller by sqrt(2*layers) for the projections onto the residual
+ * stream, so that its variance does not grow with depth. */
+typedef struct start {
+    const tr_gpt_options *options;
+    double std, residual_std;
+    uint64_t drawn; /* seeds used so far */
+} start;
+
+static uint64_t next_seed(start *s)
+{
+    return s->options->seed * 0x9e3779b97f4a7c15u + s->drawn++;
+}
+
+static tr_module *conv1d(start *s, int64_t in, int64_t out, double std)
+{
+    return tr_linear(in, out, .in_out = true, .init_std = std, .seed = next_seed(s));
+}
+
+static tr_module *block_new(start *s)
+{
+    TR_SCOPE;
+    int64_t dim = s->options->dim;
+    double p = s->options->dropout;
+    tr_module *module = tr_module_new("block", sizeof(block), block_forward);
+    block *b = tr_module_state(module);
+    if (!b) return tr_escape(module);
+    b->heads = s->options->heads;
+    b->drops = p > 0;
+
+    b->ln_1 = tr_module_add(module, "ln_1", tr_layer_norm(dim));
+    tr_module *attn = tr_module_new("attention", 0, NULL);
+    b->c_attn = tr_module_add(attn, "c_attn", conv1d(s, dim, 3 * dim, s->std));
+    b->attn_proj = tr_module_add(attn, "c_proj", conv1d(s, dim, dim, s->residual_std));
+    b->attn_drop = tr_module_add(attn, "resid_dropout", tr_dropout_layer(p));
+    tr_module_add(module, "attn", attn);
+
+    b->ln_2 = tr_module_add(module, "ln_2", tr_layer_norm(dim));
+    tr_module *mlp = tr_module_new("mlp", 0, NULL);
+    b->c_fc = tr_module_add(mlp, "c_fc", conv1d(s, dim, 4 * dim, s->std));
+    b->mlp_proj = tr_module_add(mlp, "c_proj", conv1d(s, 4 * dim, dim, s->residual_std));
+    b->mlp_drop = tr_module_add(mlp, "dropout", tr_dropout_layer(p));
+    tr_module_add(module, "mlp", mlp);
+    return tr_escape(module);
+}
+
+static tr_module *gpt_new(const tr_gpt_options *o)
+{
+    TR_SCOPE;
+    start s = {.options = o, .std = 0.02, .residual_std = 0.02 / sqrt(2.0 * o->layers)};
+    tr_module *module = tr_module_new("gpt", sizeof(gpt) + (size_t)o->layers * sizeof(tr_module *), gpt_forward);
+    gpt *g = tr_module_state(module);
+    if (!g) return tr_escape(module);
+    g->context = o->context;
+    g->layers = o->layers;
+    g->wte = tr_module_add(module, "wte", tr_embedding(o->vocab, o->dim, .init_std = s.std, .seed = next_seed(&s)));
+    g->wpe = tr_module_add(module, "wpe", tr_embedding(o->context, o->dim, .init_std = s.std, .seed = next_seed(&s)));
+    g->drop = tr_module_add(module, "drop", tr_dropout_layer(o->dropout));
+    tr_module *h = tr_module_new("blocks", 0, NULL);
+    for (int i = 0; i < o->layers; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", i);
+        g->blocks[i] = tr_module_add(h, name, block_new(&s));
+    }
+    tr_module_add(module, "h", h);
+    g->ln_f = tr_module_add(module, "ln_f", tr_layer_norm(o->dim));
+    g->head = tr_list_find(tr_parameters(g->wte), "weight");
+    return tr_escape(module);
+}
+
+static int size_or(int given, int otherwise)
+{
+    return given ? given : otherwise;
+}
+
+tr_module *tr_gpt_with(const tr_gpt_options *options)
+{
+    tr_gpt_options o = *options;
+    o.vocab = size_or(o.vocab, 256);
+    o.context = size_or(o.context, 256);
+    o.layers = size_or(o.layers, 6);
+    o.heads = size_or(o.heads, 6);
+    o.dim = size_or(o.dim, 384);
+    if (o.vocab < 1 || o.context < 1 || o.layers < 1 || o.heads < 1 || o.dim < 1)
+        return tr_module_fail(TR_INVALID,
+            "gpt: sizes must be positive: vocab %d, context %d, layers %d, heads %d, dim %d",
+            o.vocab, o.context, o.layers, o.heads, o.dim);
+    if (o.dim % o.heads)
+        return tr_module_fail(TR_INVALID, "gpt: dim must be a multiple of heads: %d is not one of %d", o.dim, o.heads);
+    return gpt_new(&o);
+}
+
+tr_status tr_gpt_preset(const char *name, tr_gpt_options *options)
+{
+    static const struct {
+        const char *name;
+        int vocab, context, layers, heads, dim;
+    } presets[] = {
+        {"nano", 256, 64, 4, 4, 128},
+        {"mini", 256, 256, 6, 6, 384},
+        {"gpt2", 50257, 1024, 12, 12, 768},
+    };
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
+        if (!name || strcmp(name, presets[i].name) != 0) continue;
+        options->vocab = presets[i].vocab;
+        options->context = presets[i].context;
+        options->layers = presets[i].layers;
+        options->heads = presets[i].heads;
+        options->dim = presets[i].dim;
+        return TR_OK;
+    }
+    return tr_fail(TR_NOT_FOUND, "gpt: no preset is named \"%s\": there are nano, mini and gpt2",
+        name ? name : "(NULL)");
+}

@@ -1,0 +1,209 @@
+/* The modules that come with the library. */
+#include "nn/module.h"
+
+#include "base/rng.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+/* NULL when there is the one input that a layer takes; else the tensor in error to return. */
+static tr_tensor *check_input(const tr_module *self, tr_tensor *const *inputs, int n)
+{
+    if (n == 1 && inputs[0]) return NULL;
+    return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n == 1 ? 0 : n);
+}
+
+/* ---- Linear: y = x W^T + b (+ residual) -------------------------------------------------------------------------- */
+
+typedef struct linear {
+    tr_tensor *weight, *bias; /* [out, in], or [in, out] with in_out; [out] or NULL */
+    bool in_out;
+} linear;
+
+/* x: [..., in], residual?: [..., out] -> [..., out] */
+static tr_tensor *linear_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const linear *l = self->state;
+    tr_tensor *failed = check_input(self, inputs, n == 2 ? 1 : n);
+    if (failed) return failed;
+    tr_tensor *residual = n == 2 ? inputs[1] : NULL;
+    return tr_linear_op(inputs[0], l->weight, .bias = l->bias, .residual = residual, .in_out = l->in_out);
+}
+
+/* Was a number given, be it TR_ZERO? */
+static bool given(double number)
+{
+    return number != 0 || signbit(number);
+}
+
+tr_module *tr_linear_with(const tr_linear_options *o)
+{
+    if (o->in_features < 1 || o->out_features < 1)
+        return tr_module_fail(TR_INVALID, "linear: in_features and out_features must be positive, not %" PRId64
+            " and %" PRId64, o->in_features, o->out_features);
+    if (!(o->init_std >= 0))
+        return tr_module_fail(TR_INVALID, "linear: init_std must not be negative, it is %g", o->init_std);
+    TR_SCOPE;
+    tr_module *module = tr_module_new("linear", sizeof(linear), linear_forward);
+    linear *l = tr_module_state(module);
+    if (!l) return tr_escape(module);
+    l->in_out = o->in_out;
+    tr_shape shape = o->in_out ? TR_SHAPE(o->in_features, o->out_features) : TR_SHAPE(o->out_features, o->in_features);
+    uint64_t weight_seed = tr__mix(o->seed, 0), bias_seed = tr__mix(o->seed, 1);
+    double bound = 1 / sqrt((double)o->in_features);
+    bool normal = given(o->init_std);
+    l->weight = tr_module_parameter(module, "weight",
+        normal ? tr__init_normal(shape, o->dtype, weight_seed, o->init_std)
+               : tr__init_uniform(shape, o->dtype, weight_seed, bound));
+    if (!o->no_bias) {
+        tr_shape out = TR_SHAPE(o->out_features);
+        l->bias = tr_module_parameter(module, "bias",
+            normal ? tr_zeros(out, .dtype = o->dtype) : tr__init_uniform(out, o->dtype, bias_seed, bound));
+    }
+    return tr_escape(module);
+}
+
+/* ---- Embedding --------------------------------------------------------------------------------------------------- */
+
+typedef struct embedding {
+    tr_tensor *weight; /* [rows, dim] */
+} embedding;
+
+/* ids: [...] -> [..., dim] */
+static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const embedding *e = self->state;
+    tr_tensor *failed = check_input(self, inputs, n);
+    if (failed) return failed;
+    return tr_embedding_op(e->weight, inputs[0]);
+}
+
+tr_module *tr_embedding_with(const tr_embedding_options *o)
+{
+    if (o->rows < 1 || o->dim < 1)
+        return tr_module_fail(TR_INVALID, "embedding: rows and dim must be positive, not %" PRId64 " and %" PRId64,
+            o->rows, o->dim);
+    if (!(o->init_std >= 0))
+        return tr_module_fail(TR_INVALID, "embedding: init_std must not be negative, it is %g", o->init_std);
+    TR_SCOPE;
+    tr_module *module = tr_module_new("embedding", sizeof(embedding), embedding_forward);
+    embedding *e = tr_module_state(module);
+    if (!e) return tr_escape(module);
+    e->weight = tr_module_parameter(module, "weight", tr__init_normal(TR_SHAPE(o->rows, o->dim), o->dtype,
+        tr__mix(o->seed, 0), given(o->init_std) ? o->init_std : 1));
+    return tr_escape(module);
+}
+
+/* ---- Layer norm -------------------------------------------------------------------------------------------------- */
+
+typedef struct layer_norm {
+    tr_tensor *weight, *bias; /* [dim] */
+    double eps;
+} layer_norm;
+
+/* x: [..., dim] -> [..., dim] */
+static tr_tensor *layer_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const layer_norm *l = self->state;
+    tr_tensor *failed = check_input(self, inputs, n);
+    if (failed) return failed;
+    return tr_layer_norm_op(inputs[0], l->weight, l->bias, l->eps);
+}
+
+tr_module *tr_layer_norm_with(const tr_layer_norm_options *o)
+{
+    if (o->dim < 1) return tr_module_fail(TR_INVALID, "layer_norm: dim must be positive, not %" PRId64, o->dim);
+    if (!(o->eps >= 0)) return tr_module_fail(TR_INVALID, "layer_norm: eps must not be negative, it is %g", o->eps);
+    TR_SCOPE;
+    tr_module *module = tr_module_new("layer_norm", sizeof(layer_norm), layer_norm_forward);
+    layer_norm *l = tr_module_state(module);
+    if (!l) return tr_escape(module);
+    l->eps = given(o->eps) ? o->eps : 1e-5;
+    l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->dim), .dtype = o->dtype));
+    l->bias = tr_module_parameter(module, "bias", tr_zeros(TR_SHAPE(o->dim), .dtype = o->dtype));
+    return tr_escape(module);
+}
+
+/* ---- Dropout ----------------------------------------------------------------------------------------------------- */
+
+typedef struct dropout {
+    double p;
+} dropout;
+
+static tr_tensor *dropout_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const dropout *d = self->state;
+    tr_tensor *failed = check_input(self, inputs, n);
+    if (failed) return failed;
+    if (self->evaluating || d->p == 0) return inputs[0];
+    /* Without a seed every step would drop the same elements, and nobody would notice. */
+    if (!self->seeded)
+        return tr_tensor_fail(TR_STATE, "dropout: no random numbers: call tr_seed(model, seed, .step = …) before each "
+            "forward in training, or tr_eval(model)");
+    return tr_dropout(inputs[0], d->p, .seed = self->key, .step = self->step, .first_sample = self->first_sample);
+}
+
+tr_module *tr_dropout_layer(double p)
+{
+    if (!(p >= 0 && p < 1)) return tr_module_fail(TR_INVALID, "dropout: p must be in [0, 1), it is %g", p);
+    tr_module *module = tr_module_new("dropout", sizeof(dropout), dropout_forward);
+    dropout *d = tr_module_state(module);
+    if (d) d->p = p;
+    return module;
+}
+
+/* ---- Activation -------------------------------------------------------------------------------------------------- */
+
+typedef struct activation {
+    tr_tensor *(*function)(tr_tensor *x);
+} activation;
+
+static tr_tensor *activation_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const activation *a = self->state;
+    tr_tensor *failed = check_input(self, inputs, n);
+    if (failed) return failed;
+    return a->function(inputs[0]);
+}
+
+tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x))
+{
+    if (!function) return tr_module_fail(TR_INVALID, "activation: the function is NULL");
+    tr_module *module = tr_module_new("activation", sizeof(activation), activation_forward);
+    activation *a = tr_module_state(module);
+    if (a) a->function = function;
+    return module;
+}
+
+/* ---- Sequential -------------------------------------------------------------------------------------------------- */
+
+/* Each module's input is let go when its output is there, so that without a graph only two of them live at a time. */
+static tr_tensor *sequential_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    tr_tensor *failed = check_input(self, inputs, n);
+    if (failed) return failed;
+    if (self->count == 0) return inputs[0];
+    tr_tensor *x = tr_keep(inputs[0]);
+    for (int i = 0; i < self->count - 1; i++) {
+        TR_SCOPE;
+        tr_tensor *y = tr_keep(tr_forward(self->members[i].child, x));
+        tr_release(x);
+        x = y;
+    }
+    tr_tensor *y = tr_forward(self->members[self->count - 1].child, x);
+    tr_release(x);
+    return y;
+}
+
+tr_module *tr_sequential_n(tr_module *const *modules, int n)
+{
+    tr_module *sequential = tr_module_new("sequential", 0, sequential_forward);
+    for (int i = 0; i < n; i++) {
+        if (!modules[i]) return tr_module_fail(TR_INVALID, "sequential: module %d of %d is NULL", i, n);
+        char name[16];
+        snprintf(name, sizeof name, "%d", i);
+        tr_module_add(sequential, name, modules[i]);
+    }
+    return sequential;
+}

@@ -1,0 +1,194 @@
+/* Modules: making them, adding to them, running them. */
+#include "nn/module.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void module_destroy(void *self)
+{
+    tr_module *module = self;
+    if (module->finish) module->finish(module);
+    for (int i = 0; i < module->count; i++) {
+        tr__member *member = &module->members[i];
+        tr__unref(member->kind == TR__CHILD ? (void *)member->child : (void *)member->tensor);
+        free(member->name);
+    }
+    free(module->members);
+    free(module->state);
+    free(module->name);
+}
+
+const tr__type tr__module_type = {.name = "module", .size = sizeof(tr_module), .destroy = module_destroy};
+
+tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_function forward)
+{
+    tr_module *module = tr__object_new(&tr__module_type);
+    if (module->object.error) return module;
+    module->forward = forward;
+    module->name = strdup(name ? name : "module");
+    if (state_bytes) module->state = calloc(1, state_bytes);
+    if (!module->name || (state_bytes && !module->state)) {
+        tr__fail(TR_NO_MEMORY, "out of memory for a module with a state of %zu bytes", state_bytes);
+        tr__object_break(module);
+    }
+    return module;
+}
+
+void *tr_module_state(const tr_module *module)
+{
+    return module ? module->state : NULL;
+}
+
+const char *tr_module_name(const tr_module *module)
+{
+    return module && module->name ? module->name : "";
+}
+
+bool tr_module_training(const tr_module *module)
+{
+    return module && !tr__error_of(module) && !module->evaluating;
+}
+
+/* ---- Failing ----------------------------------------------------------------------------------------------------- */
+
+static void fail_v(tr_status status, const char *format, va_list arguments)
+{
+    char text[1024];
+    vsnprintf(text, sizeof text, format, arguments);
+    tr__fail(status, "%s", text);
+}
+
+tr_tensor *tr_tensor_fail(tr_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fail_v(status, format, arguments);
+    va_end(arguments);
+    return tr__tensor_failed();
+}
+
+tr_module *tr_module_fail(tr_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fail_v(status, format, arguments);
+    va_end(arguments);
+    return tr__object_failed(&tr__module_type);
+}
+
+/* ---- Adding ------------------------------------------------------------------------------------------------------ */
+
+static bool contains(const tr_module *module, const tr_module *wanted)
+{
+    if (module == wanted) return true;
+    for (int i = 0; i < module->count; i++)
+        if (module->members[i].kind == TR__CHILD && contains(module->members[i].child, wanted)) return true;
+    return false;
+}
+
+static tr_status check_name(const tr_module *module, const char *name, bool may_be_empty)
+{
+    if (!name || (!*name && !may_be_empty) || strchr(name, '.'))
+        return tr__fail(TR_INVALID, "%s: \"%s\" is no name for a part of a module: it is empty or has dots",
+            module->name, name ? name : "(NULL)");
+    for (int i = 0; i < module->count; i++)
+        if (strcmp(module->members[i].name, name) == 0)
+            return tr__fail(TR_INVALID, "%s: it has a part named \"%s\" already", module->name, name);
+    return TR_OK;
+}
+
+static tr_status append(tr_module *module, tr__member member, const char *name)
+{
+    if (module->count == module->capacity) {
+        int capacity = module->capacity ? 2 * module->capacity : 8;
+        tr__member *members = realloc(module->members, (size_t)capacity * sizeof *members);
+        if (!members) return tr__fail(TR_NO_MEMORY, "%s: out of memory for \"%s\"", module->name, name);
+        module->members = members;
+        module->capacity = capacity;
+    }
+    member.name = strdup(name);
+    if (!member.name) return tr__fail(TR_NO_MEMORY, "%s: out of memory for \"%s\"", module->name, name);
+    module->members[module->count++] = member;
+    return TR_OK;
+}
+
+static tr_status add_child(tr_module *parent, const char *name, tr_module *child)
+{
+    TR__TRY(tr_status_of(child));
+    TR__TRY(check_name(parent, name, true));
+    if (contains(child, parent))
+        return tr__fail(TR_INVALID, "%s: \"%s\" cannot be a part of it: it is a part of \"%s\", or the same module",
+            parent->name, name, name);
+    TR__TRY(append(parent, (tr__member){.kind = TR__CHILD, .child = child}, name));
+    tr__ref(child);
+    return TR_OK;
+}
+
+tr_module *tr_module_add(tr_module *parent, const char *name, tr_module *child)
+{
+    if (!parent) return tr_module_fail(TR_INVALID, "tr_module_add: the parent is NULL");
+    if (parent->object.error) return tr__object_pass(&tr__module_type, parent);
+    if (!child || add_child(parent, name, child) == TR_OK) return child;
+    tr__object_break(parent);
+    return tr__object_failed(&tr__module_type);
+}
+
+static tr_status add_tensor(tr_module *module, const char *name, tr_tensor *tensor, bool parameter)
+{
+    TR__TRY(tr_status_of(tensor));
+    TR__TRY(check_name(module, name, false));
+    if (parameter && tr_status_of(tr_require_grad(tensor)) != TR_OK)
+        return tr__fail_context(tr_status_of(tr_require_grad(tensor)), "%s: \"%s\"", module->name, name);
+    TR__TRY(append(module, (tr__member){.kind = parameter ? TR__PARAMETER : TR__BUFFER, .tensor = tensor}, name));
+    tr__ref(tensor);
+    return TR_OK;
+}
+
+static tr_tensor *add_tensor_or_break(tr_module *module, const char *name, tr_tensor *tensor, bool parameter)
+{
+    if (!module) return tr_tensor_fail(TR_INVALID, "the module that \"%s\" is for is NULL", name ? name : "");
+    if (module->object.error) return tr__tensor_pass(module);
+    if (!tensor || add_tensor(module, name, tensor, parameter) == TR_OK) return tensor;
+    tr__object_break(module);
+    return tr__tensor_failed();
+}
+
+tr_tensor *tr_module_parameter(tr_module *module, const char *name, tr_tensor *parameter)
+{
+    return add_tensor_or_break(module, name, parameter, true);
+}
+
+tr_tensor *tr_module_buffer(tr_module *module, const char *name, tr_tensor *buffer)
+{
+    return add_tensor_or_break(module, name, buffer, false);
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
+
+/* An error that began inside a module is told with the modules on the way: "gpt: block: linear: inner sizes differ". */
+static tr_tensor *with_name(const tr_module *module, const tr_tensor *in_error)
+{
+    tr_status status = tr_status_of(in_error);
+    size_t length = strlen(module->name);
+    const char *message = tr_error_message();
+    if (strncmp(message, module->name, length) == 0 && message[length] == ':') return tr__tensor_pass(in_error);
+    tr__fail_context(status, "%s", module->name);
+    return tr__tensor_failed();
+}
+
+tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n)
+{
+    if (!module) return tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL");
+    if (module->object.error) return tr__tensor_pass(module);
+    for (int i = 0; i < n; i++)
+        if (tr__error_of(inputs[i])) return tr__tensor_pass(inputs[i]);
+    if (!module->forward)
+        return tr_tensor_fail(TR_INVALID, "%s: this module has no forward: it only holds its parts", module->name);
+
+    TR_SCOPE;
+    tr_tensor *output = module->forward(module, inputs, n);
+    if (!output) output = tr_tensor_fail(TR_INVALID, "%s: its forward returned NULL", module->name);
+    if (tr__bad(output)) output = with_name(module, output);
+    return tr_escape(output);
+}

@@ -1,0 +1,51 @@
+/*
+ * The struct of tr_module, and how its tree is walked. A wrapper (DDP, say) adds the module that it wraps under the
+ * name "": such a child adds nothing to the paths, so the state dict is that of the wrapped module.
+ */
+#ifndef TR_NN_MODULE_H
+#define TR_NN_MODULE_H
+
+#include "tensor/list.h"
+
+#include <trireme/nn.h>
+
+typedef struct tr__member {
+    enum { TR__CHILD, TR__PARAMETER, TR__BUFFER } kind;
+    char *name;
+    union {
+        tr_module *child; /* a reference */
+        tr_tensor *tensor; /* a reference */
+    };
+} tr__member;
+
+struct tr_module {
+    tr__object object;
+    char *name;
+    void *state;
+    tr_forward_function forward;       /* NULL: it only holds its children */
+    void (*finish)(tr_module *module); /* NULL, or undoes what stands in state; run when the last reference goes */
+    tr__member *members;               /* in the order they were added */
+    int count, capacity;
+    bool evaluating;
+    bool seeded;                       /* by tr_seed(): what dropouts draw from */
+    uint64_t key, step, first_sample;
+};
+
+extern const tr__type tr__module_type;
+
+/* Calls module() for root and every module below it, and tensor() for their parameters and buffers, depth first, in the
+ * order they were added. What stands in several places is visited in each. A failure ends the walk. */
+typedef struct tr__walk {
+    tr_status (*module)(struct tr__walk *walk, tr_module *module);           /* or NULL */
+    tr_status (*tensor)(struct tr__walk *walk, const tr__member *member);    /* or NULL */
+    void *user;
+    char *path; /* of what is visited: "h.0.attn"; "" for the root */
+    size_t length, capacity;
+} tr__walk;
+tr_status tr__module_walk(tr_module *root, tr__walk *walk);
+
+/* Fresh tensors with random values from seed, the same on every machine; drawn and scaled in f32 (f64 for f64). */
+tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double std);
+tr_tensor *tr__init_uniform(tr_shape shape, tr_dtype dtype, uint64_t seed, double bound); /* [-bound, bound) */
+
+#endif
