@@ -27,6 +27,7 @@ typedef struct param {
     struct ddp *ddp;
     tr_tensor *leaf;    /* kept */
     int hook;           /* -1: none */
+    int arena;          /* the arenas' order, the same on every rank: that of their first parameters */
     int bucket;
     bool final;
 } param;
@@ -117,8 +118,7 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
 static int by_place(const void *a, const void *b)
 {
     const param *p = a, *q = b;
-    const tr__arena *x = p->leaf->leaf->arena, *y = q->leaf->leaf->arena;
-    if (x != y) return (uintptr_t)x < (uintptr_t)y ? -1 : 1;
+    if (p->arena != q->arena) return p->arena - q->arena;
     int64_t i = tr__arena_slot_of(p->leaf)->offset, j = tr__arena_slot_of(q->leaf)->offset;
     return i > j ? -1 : i < j;
 }
@@ -157,8 +157,12 @@ static tr_status take_parameters(ddp *d, tr_module *module)
     TR__TRY(tr__arena_build(list));
     d->params = calloc((size_t)list->count + 1, sizeof *d->params);
     if (!d->params) return tr__fail(TR_NO_MEMORY, "out of memory");
-    for (int i = 0; i < list->count; i++)
-        d->params[d->n_params++] = (param){.ddp = d, .leaf = tr__ref(list->entries[i].tensor), .hook = -1};
+    for (int i = 0; i < list->count; i++) {
+        tr_tensor *leaf = list->entries[i].tensor;
+        int first = 0;
+        while (list->entries[first].tensor->leaf->arena != leaf->leaf->arena) first++;
+        d->params[d->n_params++] = (param){.ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first};
+    }
     for (int i = 0; i < d->n_params; i++) TR__TRY(tr__arena_share(d->params[i].leaf->leaf->arena));
     return TR_OK;
 }
