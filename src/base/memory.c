@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "base/memory.h"
 
 #include "base/object.h"

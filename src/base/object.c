@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "base/object.h"
 
 #include "base/memory.h"

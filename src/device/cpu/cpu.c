@@ -1,5 +1,4 @@
 /* The logical CPU devices: how many there are, their thread pools, their copies. */
-#define _GNU_SOURCE
 #include "base/memory.h"
 #include "base/object.h"
 #include "device/cpu/cache.h"

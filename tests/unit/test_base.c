@@ -1,0 +1,318 @@
+/* Objects, scopes, errors, the thread pool, the caching allocator, random numbers. */
+#include "base/memory.h"
+#include "base/object.h"
+#include "base/pool.h"
+#include "base/rng.h"
+#include "device/cpu/cache.h"
+
+#include <trireme/comm.h>
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- Objects and scopes ---------------------------------------------------------------------------------------------- */
+
+typedef struct thing {
+    tr__object object;
+    int *destroyed;
+} thing;
+
+static void thing_destroy(void *self)
+{
+    thing *t = self;
+    if (t->destroyed) ++*t->destroyed;
+}
+
+static const tr__type thing_type = {"thing", sizeof(thing), thing_destroy};
+
+static thing *thing_new(int *destroyed)
+{
+    thing *t = tr__object_new(&thing_type);
+    t->destroyed = destroyed;
+    return t;
+}
+
+static void scopes_end_what_they_hold(void **state)
+{
+    (void)state;
+    int gone = 0;
+    thing *kept;
+    {
+        TR_SCOPE;
+        for (int i = 0; i < 1000; i++) thing_new(&gone);
+        kept = tr_keep(thing_new(&gone));
+        assert_int_equal(gone, 0);
+    }
+    assert_int_equal(gone, 1000);
+    tr_release(kept);
+    assert_int_equal(gone, 1001);
+}
+
+static thing *make_inside(int *gone)
+{
+    TR_SCOPE;
+    thing_new(gone);
+    thing *result = thing_new(gone);
+    thing_new(gone);
+    thing_new(gone);
+    return tr_escape(result);
+}
+
+static void escape_hands_to_the_scope_around(void **state)
+{
+    (void)state;
+    int gone = 0;
+    {
+        TR_SCOPE;
+        thing *a = make_inside(&gone);
+        assert_int_equal(gone, 3);
+        thing *b = make_inside(&gone);
+        assert_int_equal(gone, 6);
+        assert_ptr_not_equal(a, b);
+        assert_int_equal(atomic_load(&a->object.refs), 1);
+    }
+    assert_int_equal(gone, 8);
+}
+
+static void leaving_early_ends_scopes(void **state)
+{
+    (void)state;
+    int gone = 0;
+    for (int i = 0; i < 10; i++) {
+        TR_SCOPE;
+        thing_new(&gone);
+        if (i == 3) break;
+        TR_SCOPE;
+        thing_new(&gone);
+        if (i == 1) continue;
+        thing_new(&gone);
+    }
+    assert_int_equal(gone, 3 + 2 + 3 + 1);
+}
+
+static void *thread_makes_things(void *gone)
+{
+    thing_new(gone); /* outside every scope */
+    tr_scope_push();
+    thing_new(gone); /* in a scope that is never popped */
+    return NULL;
+}
+
+static void a_thread_that_ends_gives_up_its_handles(void **state)
+{
+    (void)state;
+    int gone = 0;
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, thread_makes_things, &gone), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(gone, 2);
+}
+
+static void errors_travel(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    thing *bad = tr__object_fail(&thing_type, TR_SHAPE, "%d is odd", 3);
+    tr__fail(TR_IO, "something else");
+    thing *passed = tr__object_pass(&thing_type, bad);
+    assert_int_equal(tr_status_of(passed), TR_SHAPE);
+    assert_string_equal(tr_error_message(), "3 is odd");
+    assert_int_equal(tr__fail_context(TR_SHAPE, "loading \"%s\"", "x"), TR_SHAPE);
+    assert_string_equal(tr_error_message(), "loading \"x\": 3 is odd");
+    assert_int_equal(tr__fail_errno(TR_IO, 2, "open %s", "f"), TR_IO);
+    assert_string_equal(tr_error_message(), "open f: No such file or directory");
+    assert_int_equal(tr_status_of(NULL), TR_OK);
+
+    thing *broken = thing_new(NULL);
+    tr__fail(TR_STATE, "first");
+    tr__object_break(broken);
+    tr__fail(TR_IO, "second");
+    assert_int_equal(tr__object_break(broken), TR_STATE);
+    assert_int_equal(tr_status_of(broken), TR_STATE);
+    assert_string_equal(tr_error_message(), "first");
+}
+
+static void names_are_known(void **state)
+{
+    (void)state;
+    assert_string_equal(tr_status_name(TR_MISMATCH), "TR_MISMATCH");
+    assert_string_equal(tr_status_name(-7), "no tr_status");
+    assert_string_equal(tr_dtype_name(TR_BF16), "bf16");
+    assert_int_equal(tr_dtype_size((tr_dtype)99), 0);
+    assert_true(tr_dtype_is_float(TR_F16) && !tr_dtype_is_float(TR_I64));
+}
+
+/* ---- The pool ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct marks {
+    tr__pool *pool;
+    unsigned char seen[10007];
+} marks;
+
+static void mark(void *arg, int64_t begin, int64_t end)
+{
+    marks *m = arg;
+    for (int64_t i = begin; i < end; i++) m->seen[i]++;
+}
+
+static void mark_nested(void *arg, int64_t begin, int64_t end)
+{
+    marks *m = arg;
+    for (int64_t i = begin; i < end; i++) {
+        marks inner = {.pool = m->pool};
+        tr__pool_for(m->pool, 100, 1, mark, &inner);
+        m->seen[i] += inner.seen[0] == 1 && inner.seen[99] == 1;
+    }
+}
+
+static void every_iteration_runs_once(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 4; threads++) {
+        tr__pool *pool = tr__pool_new(threads);
+        assert_non_null(pool);
+        assert_int_equal(tr__pool_threads(pool), threads);
+        for (int round = 0; round < 50; round++) {
+            int64_t n = round * 211 % 10007, grain = 1 + round * 37 % 500;
+            marks m = {.pool = pool};
+            tr__pool_for(pool, n, grain, mark, &m);
+            for (int64_t i = 0; i < 10007; i++) assert_int_equal(m.seen[i], i < n);
+        }
+        marks nested = {.pool = pool};
+        tr__pool_for(pool, 20, 1, mark_nested, &nested);
+        for (int i = 0; i < 20; i++) assert_int_equal(nested.seen[i], 1);
+        tr__pool_free(pool);
+    }
+}
+
+static void *use_pool(void *arg)
+{
+    marks *m = arg;
+    for (int round = 0; round < 200; round++) {
+        memset(m->seen, 0, sizeof m->seen);
+        tr__pool_for(m->pool, 5000, 10, mark, m);
+        for (int i = 0; i < 5000; i++)
+            if (m->seen[i] != 1) return m;
+    }
+    return NULL;
+}
+
+static void a_pool_serves_several_threads(void **state)
+{
+    (void)state;
+    tr__pool *pool = tr__pool_new(3);
+    static marks m[3];
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++) {
+        m[i].pool = pool;
+        assert_int_equal(pthread_create(&threads[i], NULL, use_pool, &m[i]), 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        void *wrong;
+        pthread_join(threads[i], &wrong);
+        assert_null(wrong);
+    }
+    tr__pool_free(pool);
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct held {
+    unsigned char *memory;
+    size_t bytes;
+    unsigned char fill;
+} held;
+
+static void check_and_free(tr__cache *cache, held *h)
+{
+    for (size_t i = 0; i < h->bytes; i += 997) assert_int_equal(h->memory[i], h->fill);
+    assert_int_equal(h->memory[h->bytes - 1], h->fill);
+    tr__cache_free(cache, h->memory, h->bytes);
+    h->memory = NULL;
+}
+
+static void blocks_never_overlap(void **state)
+{
+    (void)state;
+    tr__cache *cache = tr__cache_new();
+    held blocks[64] = {{0}};
+    uint64_t random = 1;
+    size_t in_use, peak;
+    for (int round = 0; round < 4000; round++) {
+        random = tr__mix(random, 1);
+        held *h = &blocks[random % 64];
+        if (h->memory) check_and_free(cache, h);
+        h->bytes = 1 + (size_t)(random >> 20) % (random & 64 ? 3000 : 3000000);
+        h->fill = (unsigned char)round;
+        h->memory = tr__cache_alloc(cache, h->bytes);
+        assert_non_null(h->memory);
+        assert_int_equal((uintptr_t)h->memory % 64, 0);
+        memset(h->memory, h->fill, h->bytes);
+    }
+    for (int i = 0; i < 64; i++)
+        if (blocks[i].memory) check_and_free(cache, &blocks[i]);
+    tr__cache_usage(cache, &in_use, &peak);
+    assert_int_equal(in_use, 0);
+    assert_true(peak > 0 && peak < 64u * 3000000u);
+
+    /* All has merged again: a block of the whole size is where the first one was. */
+    void *first = tr__cache_alloc(cache, 100000), *second = tr__cache_alloc(cache, 100000);
+    tr__cache_free(cache, first, 100000);
+    tr__cache_free(cache, second, 100000);
+    assert_null(tr__cache_alloc(cache, SIZE_MAX - 5));
+    tr__cache_delete(cache);
+}
+
+static void shared_memory_is_found_by_its_address(void **state)
+{
+    (void)state;
+    char *memory = tr_shared_alloc(10000);
+    assert_non_null(memory);
+    for (int i = 0; i < 10000; i++) assert_int_equal(memory[i], 0);
+    tr__segment segment;
+    assert_true(tr__segment_find(memory + 5000, 5000, &segment));
+    assert_ptr_equal(segment.memory, memory);
+    assert_int_equal(segment.bytes, 12288);
+    assert_false(tr__segment_find(memory + 12288, 1, &segment));
+    assert_false(tr__segment_find(memory, 20000, &segment));
+    tr_shared_free(memory);
+    assert_false(tr__segment_find(memory, 1, &segment));
+    assert_null(tr_shared_alloc((size_t)1 << 50));
+    assert_non_null(strstr(tr_error_message(), "shared"));
+}
+
+/* ---- Random numbers ---------------------------------------------------------------------------------------------------------- */
+
+/* Known answers of the paper's reference implementation (Random123, kat_vectors). */
+static void philox_gives_the_known_answers(void **state)
+{
+    (void)state;
+    tr__philox r = tr__philox_at(0, 0, 0);
+    assert_true(r.word[0] == 0x6627e8d5 && r.word[1] == 0xe169c58d && r.word[2] == 0xbc57ac4c && r.word[3] == 0x9b00dbd8);
+    r = tr__philox_at(UINT64_MAX, UINT64_MAX, UINT64_MAX);
+    assert_true(r.word[0] == 0x408f276d && r.word[1] == 0x41c83b0e && r.word[2] == 0xa20bc7c6 && r.word[3] == 0x6d5451fd);
+    r = tr__philox_at(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88);
+    assert_true(r.word[0] == 0xd16cfe09 && r.word[1] == 0x94fdcceb && r.word[2] == 0x5001e420 && r.word[3] == 0x24126ea1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(scopes_end_what_they_hold),
+        cmocka_unit_test(escape_hands_to_the_scope_around),
+        cmocka_unit_test(leaving_early_ends_scopes),
+        cmocka_unit_test(a_thread_that_ends_gives_up_its_handles),
+        cmocka_unit_test(errors_travel),
+        cmocka_unit_test(names_are_known),
+        cmocka_unit_test(every_iteration_runs_once),
+        cmocka_unit_test(a_pool_serves_several_threads),
+        cmocka_unit_test(blocks_never_overlap),
+        cmocka_unit_test(shared_memory_is_found_by_its_address),
+        cmocka_unit_test(philox_gives_the_known_answers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
