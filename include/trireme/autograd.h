@@ -23,9 +23,6 @@ typedef struct tr_backward_options {
 #define tr_backward(...) TR__NEW1(tr_backward, root, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_backward_with(const tr_backward_options *options);
 
-/* Marks a leaf (a tensor no op made) as wanting a gradient; only floats can. Returns t. */
-TR_API tr_tensor *tr_require_grad(tr_tensor *t);
-TR_API bool tr_requires_grad(const tr_tensor *t);
 /* The gradient that backward left at a leaf: its own object, not a copy, the same one until it is set anew; NULL when
  * there is none yet. */
 TR_API tr_tensor *tr_grad(const tr_tensor *leaf);

@@ -93,6 +93,10 @@ TR_API char *tr_shape_text(tr_shape shape, char text[160]);
 /* Prints shape, dtype and the first values of t, for debugging, into text; returns the length that was needed. */
 TR_API size_t tr_format(const tr_tensor *t, char *text, size_t bytes);
 
+/* Marks a leaf (a tensor no op made) as wanting a gradient; only floats can. Returns t. */
+TR_API tr_tensor *tr_require_grad(tr_tensor *t);
+TR_API bool tr_requires_grad(const tr_tensor *t);
+
 /* ---- Lists of named tensors: parameters, gradients, a state dict ------------------------------------------------ */
 
 /* An object that owns its names and holds a reference to each tensor. */

@@ -83,3 +83,8 @@ void tr_grad_hook_remove(tr_tensor *t, int number)
         return;
     }
 }
+
+tr_tensor *tr_detach(tr_tensor *t)
+{
+    return tr__bad(t) ? t : tr__tensor_view(t, t->shape, t->stride, t->offset);
+}

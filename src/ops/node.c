@@ -222,11 +222,6 @@ bool tr_requires_grad(const tr_tensor *t)
     return t->requires_grad;
 }
 
-tr_tensor *tr_detach(tr_tensor *t)
-{
-    return tr__bad(t) ? t : tr__tensor_view(t, t->shape, t->stride, t->offset);
-}
-
 /* ---- For backward functions -------------------------------------------------------------------------------------------- */
 
 tr_shape tr__input_shape(const tr_backward_call *call, int i)

@@ -96,11 +96,10 @@ void tr__store(tr_dtype dtype, void *base, int64_t index, double value);
  * are sound, and fit. */
 tr_status tr__copy_elements(tr_tensor *into, const tr_tensor *from);
 
-/* What the layer of the graph does for tensors, which do not know it: giving up a node and a leaf's data, and marking a leaf
- * as requiring a gradient (src/ops/node.c). */
+/* What the layer of the graph does for tensors, which do not know it: giving up a node and a leaf's data. As
+ * tr_require_grad(), it stands in src/ops/node.c. */
 void tr__node_unref(struct tr__node *node);
 void tr__leaf_free(struct tr__leaf *leaf);
-tr_tensor *tr_require_grad(tr_tensor *t);
 
 /* Marks a write in place. */
 static inline void tr__touch(tr_tensor *t) { atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed); }
