@@ -1,0 +1,64 @@
+#include "ops/rows.h"
+
+#include "tensor/loop.h"
+#include "tensor/numbers.h"
+
+#include <math.h>
+
+tr__axis tr__axis_in(const tr_tensor *x, uint32_t dims)
+{
+    int64_t dim[TR_MAX_DIMS], stride[TR_MAX_DIMS];
+    int n = 0;
+    for (int d = 0; d < x->shape.ndim; d++) {
+        if (!(dims >> d & 1)) continue;
+        dim[n] = x->shape.dim[d];
+        stride[n++] = x->stride[d];
+    }
+    return tr__axis_of(n, dim, stride);
+}
+
+tr__rows tr__rows_of(const tr_tensor *x, int dim)
+{
+    return (tr__rows){
+        .dtype = x->dtype,
+        .data = tr__ptr(x),
+        .n = x->shape.dim[dim],
+        .stride = x->stride[dim],
+        .others = tr__axis_in(x, ~(1u << dim)),
+    };
+}
+
+static char *row_at(const tr__rows *x, int64_t r, int64_t first)
+{
+    return x->data + (tr__axis_at(&x->others, r) + first * x->stride) * (int64_t)tr_dtype_size(x->dtype);
+}
+
+void tr__row_read(const tr__rows *x, int64_t r, int64_t first, int64_t n, double *to)
+{
+    tr__read_f64(to, x->dtype, row_at(x, r, first), x->stride, n);
+}
+
+void tr__row_write(const tr__rows *x, int64_t r, int64_t first, int64_t n, const double *from)
+{
+    tr__write_f64(x->dtype, row_at(x, r, first), x->stride, from, n);
+}
+
+double tr__row_log_sum_exp(const tr__rows *x, int64_t r)
+{
+    double block[TR__ROW_BLOCK], top = -INFINITY, sum = 0;
+    for (int64_t first = 0, n; first < x->n; first += n) {
+        n = tr__row_block(x, first);
+        tr__row_read(x, r, first, n, block);
+        double old = top;
+        for (int64_t i = 0; i < n; i++) top = block[i] > top || block[i] != block[i] ? block[i] : top;
+        if (top == -INFINITY) continue;
+        sum *= exp(old - top);
+        for (int64_t i = 0; i < n; i++) sum += exp(block[i] - top);
+    }
+    return top + log(sum);
+}
+
+int64_t tr__row_grain(int64_t elements_per_row)
+{
+    return TR__GRAIN / (elements_per_row > 0 ? elements_per_row : 1) + 1;
+}

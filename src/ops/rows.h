@@ -1,0 +1,38 @@
+/*
+ * Tensors as rows, for reference kernels: one dimension is the row, the others number the rows. Rows are read and written
+ * as f64, in blocks, whatever the dtype and strides.
+ */
+#ifndef TR_OPS_ROWS_H
+#define TR_OPS_ROWS_H
+
+#include "ops/product.h"
+
+enum { TR__ROW_BLOCK = 512 };
+
+typedef struct tr__rows {
+    tr_dtype dtype;
+    char *data;
+    int64_t n, stride; /* of a row */
+    tr__axis others;   /* others.n rows */
+} tr__rows;
+
+tr__rows tr__rows_of(const tr_tensor *x, int dim);
+
+/* Elements first to first + n - 1 of row r; n is at most TR__ROW_BLOCK. */
+void tr__row_read(const tr__rows *x, int64_t r, int64_t first, int64_t n, double *to);
+void tr__row_write(const tr__rows *x, int64_t r, int64_t first, int64_t n, const double *from);
+/* How many elements there are from first on, at most a block. */
+static inline int64_t tr__row_block(const tr__rows *x, int64_t first)
+{
+    return x->n - first < TR__ROW_BLOCK ? x->n - first : TR__ROW_BLOCK;
+}
+/* log(sum(exp(x))) of row r, without overflow. */
+double tr__row_log_sum_exp(const tr__rows *x, int64_t r);
+
+/* Rows in a piece of work that is worth another thread. */
+int64_t tr__row_grain(int64_t elements_per_row);
+
+/* The dimensions of x in the mask, as one axis. */
+tr__axis tr__axis_in(const tr_tensor *x, uint32_t dims);
+
+#endif
