@@ -301,7 +301,7 @@ static tr_status start_rank(job *j, int index, int nothing)
 
 static tr_status start_ranks(job *j)
 {
-    int nothing = tr__above_stdio(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (nothing < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open /dev/null");
     tr_status status = TR_OK;
     for (int i = 0; i < j->options.ranks && status == TR_OK; i++) {
@@ -435,6 +435,15 @@ static tr_status run_with_loop(job *j)
     return run_ranks(j);
 }
 
+/* A daemon may have closed 0, 1 and 2. While they are filled, nothing of ours gets these numbers (libuv would abort). */
+static int fill_stdio(int fillers[3])
+{
+    int count = 0, fd;
+    while ((fd = open("/dev/null", O_RDWR | O_CLOEXEC)) >= 0 && fd <= STDERR_FILENO) fillers[count++] = fd;
+    if (fd >= 0) close(fd);
+    return count;
+}
+
 static tr_status run_job(job *j)
 {
     int error = uv_loop_init(&j->loop);
@@ -482,8 +491,10 @@ tr_status tr_launch_with(const tr_launch_options *options)
     j.grace = j.options.grace_ms ? j.options.grace_ms * 1e-3 : default_grace_seconds;
     j.start = now_seconds();
     j.oom_kills = count_oom_kills();
+    int fillers[3], filled = fill_stdio(fillers);
     tr_status status = j.ranks && j.groups ? run_job(&j)
         : tr__fail(TR_NO_MEMORY, "launch: no memory for %d ranks", j.options.ranks);
+    while (filled > 0) close(fillers[--filled]);
     free(j.ranks);
     free(j.groups);
     return status;

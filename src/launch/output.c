@@ -1,7 +1,6 @@
 #include "launch/output.h"
 
 #include "base/object.h"
-#include "launch/spawn.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -230,7 +229,7 @@ tr_status tr__output_add(tr__output *o, uv_loop_t *loop, int rank, bool is_stder
 {
     tr__stream *s = &o->streams[2 * rank + is_stderr];
     int ends[2];
-    if (tr__pipe(ends) < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open a pipe for rank %d (see ulimit -n)", rank);
+    if (pipe2(ends, O_CLOEXEC) < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open a pipe for rank %d (see ulimit -n)", rank);
     *s = (tr__stream){.output = o, .rank = rank, .is_stderr = is_stderr, .fd = ends[0], .buffer = malloc(TR__LINE_BYTES)};
     int error = UV_ENOMEM;
     if (!s->buffer || (error = uv_poll_init(loop, &s->poll, s->fd)) < 0) {

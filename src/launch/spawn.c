@@ -72,28 +72,6 @@ void tr__env_free(tr__env *env)
 
 /* ---- Processes --------------------------------------------------------------------------------------------------- */
 
-int tr__above_stdio(int fd)
-{
-    if (fd < 0 || fd > STDERR_FILENO) return fd;
-    int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
-    close(fd);
-    errno = error;
-    return above;
-}
-
-int tr__pipe(int ends[2])
-{
-    if (pipe2(ends, O_CLOEXEC) < 0) return -1;
-    ends[0] = tr__above_stdio(ends[0]);
-    ends[1] = tr__above_stdio(ends[1]);
-    if (ends[0] >= 0 && ends[1] >= 0) return 0;
-    int error = errno;
-    close(ends[0]);
-    close(ends[1]);
-    errno = error;
-    return -1;
-}
-
 /* In the child, between fork and exec: async-signal-safe calls only, for another thread may have held any lock. */
 static void become(const char *const *argv, char *const *env, const int stdio[3], pid_t parent, int report)
     __attribute__((noreturn));
@@ -127,7 +105,7 @@ static tr_status exec_failed(const char *program, int error)
 tr_status tr__spawn(const char *const *argv, char *const *env, const int stdio[3], pid_t *pid)
 {
     int report[2];
-    if (tr__pipe(report) < 0) return tr__fail_errno(TR_IO, errno, "cannot open a pipe (see ulimit -n)");
+    if (pipe2(report, O_CLOEXEC) < 0) return tr__fail_errno(TR_IO, errno, "cannot open a pipe (see ulimit -n)");
 
     sigset_t all, old;
     sigfillset(&all);

@@ -18,14 +18,9 @@ tr_status tr__env_make(tr__env *env, const char *const *extra, int ranks, int po
 void tr__env_set_rank(tr__env *env, int rank);
 void tr__env_free(tr__env *env);
 
-/* Runs argv as a process in a process group of its own, which dies with this one. stdio become its descriptors 0, 1, 2.
- * A program that cannot be run is an error here, with its reason. */
+/* Runs argv as a process in a process group of its own, which dies with this one. stdio become its descriptors 0, 1, 2;
+ * each is that number already or a higher one. A program that cannot be run is an error here, with its reason. */
 tr_status tr__spawn(const char *const *argv, char *const *env, const int stdio[3], pid_t *pid);
-
-/* fd itself, or a copy in its place if it is 0, 1 or 2 (this process may have closed those); -1 on failure. */
-int tr__above_stdio(int fd);
-/* A pipe that is closed on exec, its ends above stdio. */
-int tr__pipe(int ends[2]);
 
 /* A process that kills the groups given to it when this process is gone, however it went: the ranks' own death signal
  * does not reach what they have started. */

@@ -1,0 +1,468 @@
+/* The launcher, on small shell commands: its environment, reports, signals, output, and that it leaves nothing behind. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <trireme/launch.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* What the ranks said: lines such as "0> text\n", "0! text\n" from stderr. */
+typedef struct said {
+    char text[256 << 10];
+    size_t used, lines, longest;
+    const char *signal_after; /* this many of these lines, and the launcher gets an interrupt */
+    int signal_lines;
+    int block_ms;             /* how long the first line takes */
+} said;
+
+static said heard;
+static tr_launch_report report;
+
+static void collect(int rank, bool is_stderr, const char *line, size_t length, void *user)
+{
+    said *s = user;
+    if (s->block_ms) usleep((useconds_t)s->block_ms * 1000);
+    s->block_ms = 0;
+    s->lines++;
+    if (length > s->longest) s->longest = length;
+    if (s->used + length + 16 < sizeof s->text)
+        s->used += (size_t)sprintf(s->text + s->used, "%d%c %.*s\n", rank, is_stderr ? '!' : '>', (int)length, line);
+    if (s->signal_after && strlen(s->signal_after) == length && !memcmp(s->signal_after, line, length) &&
+        --s->signal_lines == 0)
+        kill(getpid(), SIGINT);
+}
+
+static int forget(void **state)
+{
+    (void)state;
+    memset(&heard, 0, sizeof heard);
+    return 0;
+}
+
+#define SHELL(script) ((const char *const[]){"sh", "-c", script, NULL})
+#define RUN(script, ranks, ...) \
+    tr_launch(SHELL(script), ranks, .output = collect, .user = &heard, .report = &report, ##__VA_ARGS__)
+
+#define assert_said(line) assert_non_null(strstr(heard.text, line))
+
+/* The number that a line "prefix NUMBER" ends with. */
+static pid_t said_pid(const char *prefix)
+{
+    const char *at = strstr(heard.text, prefix);
+    assert_non_null(at);
+    return atoi(at + strlen(prefix));
+}
+
+static bool alive(pid_t pid)
+{
+    char path[64], stat[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    if (!f) return false;
+    size_t n = fread(stat, 1, sizeof stat - 1, f);
+    stat[n] = '\0';
+    fclose(f);
+    const char *after = strrchr(stat, ')');
+    return after && after[2] != 'Z' && after[2] != 'X';
+}
+
+static void assert_no_children(void)
+{
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+    assert_int_equal(errno, ECHILD);
+}
+
+/* ---- A job that goes well ---------------------------------------------------------------------------------------- */
+
+static void test_environment(void **state)
+{
+    (void)state;
+    const char *const extra[] = {"COLOUR=green", "WORLD_SIZE=99", NULL};
+    tr_status status = RUN("echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR ${MASTER_PORT:+port}"
+                           " ${#TRIREME_TOKEN} $TRIREME_STORE $COLOUR; echo fine >&2", 3, .env = extra);
+    assert_int_equal(status, TR_OK);
+    assert_said("0> 0/3 0/3 127.0.0.1 port 64 1 green\n");
+    assert_said("2> 2/3 2/3 127.0.0.1 port 64 1 green\n");
+    assert_said("1! fine\n");
+    assert_int_equal(heard.lines, 6);
+    assert_int_equal(report.first_rank, -1);
+    assert_string_equal(report.text, "");
+    assert_no_children();
+}
+
+static void test_signals_and_descriptors_are_fresh(void **state)
+{
+    (void)state;
+    sigset_t set, old;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &set, &old);
+    void (*pipe_before)(int) = signal(SIGPIPE, SIG_IGN);
+    tr_status status = RUN("grep -E 'Sig(Blk|Ign)' /proc/self/status", 1);
+    signal(SIGPIPE, pipe_before);
+    sigprocmask(SIG_SETMASK, &old, NULL);
+    assert_int_equal(status, TR_OK);
+    assert_said("0> SigBlk:\t0000000000000000\n0> SigIgn:\t0000000000000000\n");
+
+    /* The same descriptors as any child has. */
+    char want[256] = "0> ";
+    FILE *f = popen("echo /proc/self/fd/*", "r");
+    assert_non_null(f);
+    assert_non_null(fgets(want + 3, sizeof want - 3, f));
+    pclose(f);
+    assert_int_equal(RUN("echo /proc/self/fd/*", 1), TR_OK);
+    assert_said(want);
+}
+
+static void test_standard_input(void **state)
+{
+    (void)state;
+    int ends[2], old = dup(STDIN_FILENO);
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(write(ends[1], "for rank 0\n", 11), 11);
+    close(ends[1]);
+    dup2(ends[0], STDIN_FILENO);
+    close(ends[0]);
+    tr_status status = RUN("read line; echo \"got ${line:-nothing}\"", 2);
+    dup2(old, STDIN_FILENO);
+    close(old);
+    assert_int_equal(status, TR_OK);
+    assert_said("0> got for rank 0\n");
+    assert_said("1> got nothing\n");
+}
+
+static void test_rank0_inherits(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("test $RANK = 0 || echo said", 3, .rank0_inherits = true), TR_OK);
+    assert_null(strstr(heard.text, "0>"));
+    assert_said("1> said\n");
+    assert_int_equal(tr_launch(SHELL("exit 0"), 2), TR_OK);
+}
+
+static void test_own_children_are_left_alone(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    if (child == 0) _exit(7);
+    assert_int_equal(RUN("exit 0", 2), TR_OK);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(WEXITSTATUS(status), 7);
+}
+
+/* ---- Output ------------------------------------------------------------------------------------------------------ */
+
+static void test_lines(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("printf 'a\\n\\nb\\rc\\r\\nlast'", 1), TR_OK);
+    assert_string_equal(heard.text, "0> a\n0> \n0> b\n0> c\n0> last\n");
+}
+
+static void test_long_lines_are_split(void **state)
+{
+    (void)state;
+    /* 20,001 two-byte characters behind one byte: no piece may end inside of one. */
+    assert_int_equal(RUN("printf x; i=0; while [ $i -lt 20001 ]; do printf 'é'; i=$((i+1)); done", 1), TR_OK);
+    assert_int_equal(heard.lines, 3);
+    assert_true(heard.longest <= 16 << 10);
+    size_t bytes = 0;
+    for (char *line = strtok(heard.text, "\n"); line; line = strtok(NULL, "\n")) {
+        line += 3;
+        assert_true(((unsigned char)*line & 0xc0) != 0x80);
+        bytes += strlen(line);
+    }
+    assert_int_equal(bytes, 1 + 2 * 20001);
+}
+
+static long resident_kib(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+}
+
+static void test_slow_reader_holds_the_ranks(void **state)
+{
+    (void)state;
+    long before = resident_kib();
+    heard.block_ms = 500;
+    assert_int_equal(RUN("yes 'a line of thirty-two characters' | head -n 400000", 2), TR_OK);
+    assert_int_equal(heard.lines, 800000); /* 26 MB, of which none is lost */
+    assert_true(resident_kib() - before < 8 << 10);
+}
+
+static void test_deaths_are_seen_while_output_waits(void **state)
+{
+    (void)state;
+    heard.block_ms = 2000;
+    assert_int_equal(RUN("if [ $RANK = 1 ]; then sleep 0.1; kill -9 $$; fi; yes", 2), TR_CHILD);
+    assert_int_equal(report.first_rank, 1);
+    assert_non_null(strstr(report.text, "after 0.")); /* not after the 2 s for which the first line was held */
+}
+
+/* ---- Failures ---------------------------------------------------------------------------------------------------- */
+
+static void test_exit_code(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("if [ $RANK = 1 ]; then echo one; echo two >&2; sleep 0.05; exit 3; fi; exec sleep 60", 3), TR_CHILD);
+    assert_int_equal(report.first_rank, 1);
+    assert_int_equal(report.exit_code, 3);
+    assert_int_equal(report.signal, 0);
+    assert_true(report.seconds < 1);
+    assert_non_null(strstr(report.text, "rank 1 (pid "));
+    assert_non_null(strstr(report.text, "exited with 3 after 0."));
+    assert_non_null(strstr(report.text, "; its last lines:\n    "));
+    assert_non_null(strstr(report.text, "\n    one"));
+    assert_non_null(strstr(report.text, "\n    two"));
+    assert_string_equal(tr_error_message(), report.text);
+    assert_no_children();
+}
+
+static void test_last_lines_are_the_last(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("i=0; while [ $i -lt 50 ]; do i=$((i+1)); printf 'line %d\\033\\n' $i; done; exit 1", 1), TR_CHILD);
+    assert_non_null(strstr(report.text, ":\n    line 41 \n"));
+    assert_non_null(strstr(report.text, "\n    line 50 "));
+    assert_int_equal(RUN("i=0; while [ $i -lt 50 ]; do i=$((i+1)); printf '%0500d\\n' $i; done; exit 1", 1), TR_CHILD);
+    assert_true(strlen(report.text) < sizeof report.text - 1);
+    assert_int_equal(RUN("exit 1", 1), TR_CHILD);
+    assert_null(strstr(report.text, "last lines"));
+}
+
+static void test_killed_rank_ends_the_job(void **state)
+{
+    (void)state;
+    /* The others do not want to end. */
+    assert_int_equal(RUN("if [ $RANK = 1 ]; then sleep 0.1; kill -9 $$; fi; trap '' TERM; while :; do sleep 0.1; done", 3),
+        TR_CHILD);
+    assert_int_equal(report.first_rank, 1);
+    assert_int_equal(report.signal, SIGKILL);
+    assert_int_equal(report.exit_code, 137);
+    assert_non_null(strstr(report.text, "was killed by signal 9 (Killed) after 0."));
+    assert_true(report.seconds < 2);
+    assert_no_children();
+}
+
+static void test_grace(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("if [ $RANK = 0 ]; then exit 1; fi; trap 'sleep 1.2; echo saved; exit 0' TERM;"
+                         " while :; do sleep 0.05; done", 2, .grace_ms = 20000), TR_CHILD);
+    assert_int_equal(report.first_rank, 0);
+    assert_said("1> saved\n");
+}
+
+static void test_signal_comes_before_exit(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("if [ $RANK = 0 ]; then exit 1; fi; sleep 0.1; kill -SEGV $$; sleep 60", 2), TR_CHILD);
+    assert_int_equal(report.first_rank, 1);
+    assert_int_equal(report.signal, SIGSEGV);
+}
+
+static void test_program_that_cannot_run(void **state)
+{
+    (void)state;
+    const char *const missing[] = {"./prgram", NULL}, *const folder[] = {"/", NULL}, *const unknown[] = {"prgram", NULL};
+    assert_int_equal(tr_launch(missing, 2, .report = &report), TR_NOT_FOUND);
+    assert_string_equal(tr_error_message(), "cannot run ./prgram: No such file or directory");
+    assert_string_equal(report.text, tr_error_message());
+    assert_int_equal(tr_launch(folder, 1), TR_IO);
+    assert_string_equal(tr_error_message(), "cannot run /: Permission denied");
+    assert_int_equal(tr_launch(unknown, 1), TR_NOT_FOUND);
+
+    char script[] = "/tmp/trireme-test-XXXXXX";
+    int fd = mkstemp(script);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, "#!/no/such/shell\n", 17), 17);
+    fchmod(fd, 0700);
+    close(fd);
+    assert_int_equal(tr_launch(((const char *const[]){script, NULL}), 1), TR_NOT_FOUND);
+    assert_non_null(strstr(tr_error_message(), "the interpreter that it names is missing"));
+    unlink(script);
+    assert_no_children();
+}
+
+static void test_wrong_arguments(void **state)
+{
+    (void)state;
+    const char *const nothing[] = {NULL}, *const empty[] = {"", NULL};
+    assert_int_equal(tr_launch(nothing, 1), TR_INVALID);
+    assert_int_equal(tr_launch(empty, 1), TR_INVALID);
+    assert_int_equal(RUN("exit 0", 0), TR_INVALID);
+    assert_int_equal(RUN("exit 0", 4097), TR_INVALID);
+    assert_string_equal(tr_error_message(), "launch: 4097 ranks: it takes 1 to 4096");
+    assert_int_equal(RUN("exit 0", 1, .grace_ms = -1), TR_INVALID);
+    signal(SIGCHLD, SIG_IGN);
+    assert_int_equal(RUN("exit 0", 1), TR_STATE);
+    signal(SIGCHLD, SIG_DFL);
+}
+
+/* ---- In a process of its own, whose limits may be changed ---------------------------------------------------------- */
+
+static int few_descriptors(void)
+{
+    struct rlimit limit = {48, 48};
+    if (setrlimit(RLIMIT_NOFILE, &limit)) return 1;
+    if (RUN("sleep 60", 100) != TR_IO) return 2;
+    if (!strstr(tr_error_message(), "ulimit -n")) return 3;
+    return waitpid(-1, NULL, WNOHANG) < 0 ? 0 : 4; /* what had started is gone */
+}
+
+static int no_pidfd(void)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 1;
+    if (RUN("exit 0", 2) != TR_OK) return 2;
+    if (RUN("test $RANK = 0 || exit 5; sleep 60", 2) != TR_CHILD) return 3;
+    return report.first_rank == 1 && report.exit_code == 5 ? 0 : 4;
+}
+
+static int closed_stdio(void)
+{
+    close(0), close(1), close(2);
+    return RUN("echo here; echo there >&2", 2) == TR_OK && heard.lines == 4 ? 0 : 1;
+}
+
+static void assert_passes_apart(int (*function)(void))
+{
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(function());
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+static void test_apart(void **state)
+{
+    (void)state;
+    assert_passes_apart(few_descriptors);
+    assert_passes_apart(no_pidfd);
+    assert_passes_apart(closed_stdio);
+}
+
+/* ---- What ranks leave behind --------------------------------------------------------------------------------------- */
+
+static void test_descendants_are_ended(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("sleep 60 & echo child $!; setsid sleep 60 & echo stray $!; exit 0", 1), TR_OK);
+    assert_false(alive(said_pid("child ")));
+    assert_false(alive(said_pid("stray ")));
+}
+
+static void test_wrapped_program_gets_its_grace(void **state)
+{
+    (void)state;
+    /* The wrapping shell dies of SIGTERM at once; the program inside must still be let to save. */
+    assert_int_equal(RUN("test $RANK = 0 && exit 1;"
+                         " sh -c 'trap \"sleep 0.3; echo saved; exit 0\" TERM; while :; do sleep 0.05; done'; true", 2,
+                         .grace_ms = 20000), TR_CHILD);
+    assert_said("1> saved\n");
+}
+
+/* ---- Signals ----------------------------------------------------------------------------------------------------- */
+
+static void test_interrupt_is_passed_on_once(void **state)
+{
+    (void)state;
+    heard.signal_after = "ready";
+    heard.signal_lines = 2;
+    assert_int_equal(RUN("n=0; trap 'n=$((n+1))' INT; echo ready; i=0; while [ $i -lt 10 ]; do i=$((i+1)); sleep 0.05; done;"
+                         " echo $n interrupt; exit 0", 2, .pass_signals = true), TR_OK);
+    assert_said("0> 1 interrupt\n");
+    assert_said("1> 1 interrupt\n");
+}
+
+static void test_interrupt_ends_those_that_do_not_care(void **state)
+{
+    (void)state;
+    heard.signal_after = "ready";
+    heard.signal_lines = 2;
+    assert_int_equal(RUN("echo ready; exec sleep 60", 2, .pass_signals = true), TR_INTERRUPTED);
+    assert_int_equal(report.first_rank, -1);
+    assert_int_equal(report.signal, SIGINT);
+    assert_int_equal(report.exit_code, 130);
+    assert_non_null(strstr(report.text, "stopped by signal 2 (Interrupt) after"));
+}
+
+static void test_second_interrupt_kills(void **state)
+{
+    (void)state;
+    heard.signal_after = "ready";
+    heard.signal_lines = 1;
+    /* It says "ready" again when the first one comes. */
+    assert_int_equal(RUN("trap 'kill -INT $PPID' INT; trap '' TERM; echo ready; while :; do sleep 0.05; done", 1,
+        .pass_signals = true), TR_INTERRUPTED);
+    assert_int_equal(report.signal, SIGINT);
+    assert_true(report.seconds < 5);
+}
+
+static void test_mask_is_restored(void **state)
+{
+    (void)state;
+    sigset_t before, after;
+    sigprocmask(SIG_BLOCK, NULL, &before);
+    assert_int_equal(RUN("exit 0", 1, .pass_signals = true), TR_OK);
+    sigprocmask(SIG_BLOCK, NULL, &after);
+    for (int s = 1; s < NSIG; s++) assert_int_equal(sigismember(&before, s), sigismember(&after, s));
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup(name, forget)
+    const struct CMUnitTest tests[] = {
+        TEST(test_environment),
+        TEST(test_signals_and_descriptors_are_fresh),
+        TEST(test_standard_input),
+        TEST(test_rank0_inherits),
+        TEST(test_own_children_are_left_alone),
+        TEST(test_lines),
+        TEST(test_long_lines_are_split),
+        TEST(test_slow_reader_holds_the_ranks),
+        TEST(test_deaths_are_seen_while_output_waits),
+        TEST(test_exit_code),
+        TEST(test_last_lines_are_the_last),
+        TEST(test_killed_rank_ends_the_job),
+        TEST(test_grace),
+        TEST(test_signal_comes_before_exit),
+        TEST(test_program_that_cannot_run),
+        TEST(test_wrong_arguments),
+        TEST(test_apart),
+        TEST(test_descendants_are_ended),
+        TEST(test_wrapped_program_gets_its_grace),
+        TEST(test_interrupt_is_passed_on_once),
+        TEST(test_interrupt_ends_those_that_do_not_care),
+        TEST(test_second_interrupt_kills),
+        TEST(test_mask_is_restored),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
