@@ -30,13 +30,15 @@ typedef struct tr_text_batch_options {
     tr_text *text;
     int64_t batch;           /* windows in the batch */
     int64_t context;         /* tokens in a window */
-    bool validation;         /* from the validation part: window i starts at i*context; fails with TR_END past the end */
-    uint64_t seed;           /* training: window starts depend on (seed, step, first_sample + i) only, so any number of */
-    uint64_t step;           /* ranks draws the same global batch */
+    bool validation;         /* from the validation part: window i starts at i*context. The last batch may hold fewer
+                                windows; past it, TR_END */
+    uint64_t seed;           /* training: window starts depend on (seed, step, first_sample + i) only, so any number */
+    uint64_t step;           /* of ranks draws the same global batch */
     uint64_t first_sample;   /* the global number of the first window */
 } tr_text_batch_options;
-/* x, y: i32 [batch, context] on the CPU; y is x one byte later. */
-#define tr_text_batch(x, y, ...) tr_text_batch_with(TR__OPTIONS3(tr_text_batch_options, text, batch, context, __VA_ARGS__), (x), (y))
+/* x, y: i32 [batch, context] on the CPU; y is x one byte later. Without TR_OK both are in error. */
+#define tr_text_batch(x, y, ...) \
+    tr_text_batch_with(TR__OPTIONS3(tr_text_batch_options, text, batch, context, __VA_ARGS__), (x), (y))
 TR_API TR_MUST_CHECK tr_status tr_text_batch_with(const tr_text_batch_options *options, tr_tensor **x, tr_tensor **y);
 
 #ifdef __cplusplus

@@ -16,7 +16,7 @@ typedef struct tr_optimizer tr_optimizer;
 typedef struct tr_sgd_options {
     size_t size;
     tr_tensor_list *parameters;
-    double lr;
+    double lr;            /* 0: 1e-3 */
     double momentum;
     double dampening;
     double weight_decay;  /* added to the gradient */
@@ -45,7 +45,9 @@ TR_API TR_MUST_CHECK tr_status tr_step(tr_optimizer *optimizer);
 TR_API void tr_zero_grad(tr_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_set_lr(tr_optimizer *optimizer, double lr);
 TR_API double tr_lr(const tr_optimizer *optimizer);
-/* Moments and step count by parameter name ("h.0.ln_1.weight.exp_avg", …, "step"), to save and to restore. */
+/* Moments (the optimizer's own, not copies) and step counts by parameter name: "h.0.ln_1.weight.exp_avg",
+ * "….exp_avg_sq" and "….step" (AdamW), "….momentum_buffer" and "….step" (SGD with momentum). The learning rate is not
+ * among them. Loading is all or nothing, as in tr_load_state_dict(). */
 TR_API tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
 

@@ -138,8 +138,10 @@ static tr_status add_tensor(tr_module *module, const char *name, tr_tensor *tens
 {
     TR__TRY(tr_status_of(tensor));
     TR__TRY(check_name(module, name, false));
-    if (parameter && tr_status_of(tr_require_grad(tensor)) != TR_OK)
-        return tr__fail_context(tr_status_of(tr_require_grad(tensor)), "%s: \"%s\"", module->name, name);
+    if (parameter) {
+        tr_status status = tr_status_of(tr_require_grad(tensor));
+        if (status != TR_OK) return tr__fail_context(status, "%s: \"%s\"", module->name, name);
+    }
     TR__TRY(append(module, (tr__member){.kind = parameter ? TR__PARAMETER : TR__BUFFER, .tensor = tensor}, name));
     tr__ref(tensor);
     return TR_OK;

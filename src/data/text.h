@@ -1,0 +1,22 @@
+/* The struct of tr_text, and reading files into it. */
+#ifndef TR_DATA_TEXT_H
+#define TR_DATA_TEXT_H
+
+#include "base/object.h"
+
+#include <trireme/data.h>
+
+struct tr_text {
+    tr__object object;
+    char *path; /* as it was given, for messages */
+    unsigned char *bytes;
+    int64_t count, capacity;
+    int64_t training; /* bytes [0, training) are for training, the rest for validation */
+    int files;
+    int with_nul, with_other_suffix; /* files of a folder that were left out */
+};
+
+/* Appends what stands at text->path: a file, or the text files of a folder. suffixes: as in tr_text_options. */
+tr_status tr__text_read(tr_text *text, const char *suffixes);
+
+#endif

@@ -1,0 +1,141 @@
+/*
+ * Clipping by the joint norm. The squares are summed in f64 over blocks of a fixed size, counted from each parameter's
+ * start, and the blocks' sums in the order of the parameters: the norm does not depend on how many threads there are or
+ * on how the arena is laid out, so all ranks and all runs scale alike.
+ */
+#include "optim/optimizer.h"
+
+#include "base/half.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { BLOCK = 8192, LANES = 8 };
+
+/* Sums in lanes, which the compiler may keep in vector registers. */
+#define SUM_OF_SQUARES(name, P, read)                                                 \
+    static double name(const void *from, int64_t n)                                   \
+    {                                                                                 \
+        const P *x = from;                                                            \
+        double lane[LANES] = {0}, sum = 0;                                            \
+        int64_t i = 0;                                                                \
+        for (; i + LANES <= n; i += LANES)                                            \
+            for (int k = 0; k < LANES; k++) {                                         \
+                double value = (double)read(x[i + k]);                                \
+                lane[k] += value * value;                                             \
+            }                                                                         \
+        for (; i < n; i++) sum += (double)read(x[i]) * (double)read(x[i]);            \
+        for (int k = 0; k < LANES; k++) sum += lane[k];                               \
+        return sum;                                                                   \
+    }
+SUM_OF_SQUARES(squares_f32, float, (float))
+SUM_OF_SQUARES(squares_f64, double, (double))
+SUM_OF_SQUARES(squares_bf16, uint16_t, tr__bf16_to_f32)
+
+#define SCALE(name, P, S, read, write)                                                \
+    static void name(void *memory, double factor, int64_t n)                          \
+    {                                                                                 \
+        P *x = memory;                                                                \
+        const S f = (S)factor;                                                        \
+        for (int64_t i = 0; i < n; i++) x[i] = write(read(x[i]) * f);                 \
+    }
+SCALE(scale_f32, float, float, (float), (float))
+SCALE(scale_f64, double, double, (double), (double))
+SCALE(scale_bf16, uint16_t, float, tr__bf16_to_f32, tr__f32_to_bf16)
+
+static const struct {
+    double (*squares)(const void *, int64_t);
+    void (*scale)(void *, double, int64_t);
+} kernels[TR_DTYPE_COUNT] = {
+    [TR_F32] = {squares_f32, scale_f32},
+    [TR_F64] = {squares_f64, scale_f64},
+    [TR_BF16] = {squares_bf16, scale_bf16},
+};
+
+typedef struct pass {
+    tr_dtype dtype;
+    char *memory;
+    int64_t count;
+    double *sums; /* per block */
+    double factor;
+} pass;
+
+static void sum_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const pass *p = arg;
+    for (int64_t b = begin; b < end; b++) {
+        int64_t left = p->count - b * BLOCK;
+        const char *from = p->memory + (size_t)(b * BLOCK) * tr_dtype_size(p->dtype);
+        p->sums[b] = kernels[p->dtype].squares(from, left < BLOCK ? left : BLOCK);
+    }
+}
+
+static void scale_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const pass *p = arg;
+    int64_t last = end * BLOCK < p->count ? end * BLOCK : p->count;
+    char *from = p->memory + (size_t)(begin * BLOCK) * tr_dtype_size(p->dtype);
+    kernels[p->dtype].scale(from, p->factor, last - begin * BLOCK);
+}
+
+static int64_t blocks_of(int64_t count)
+{
+    return (count + BLOCK - 1) / BLOCK;
+}
+
+/* The sum of squares of all gradients. *worst: the first parameter whose own is not finite, or NULL. */
+static double sum_all(const tr_optimizer *o, double *sums, const char **worst)
+{
+    double total = 0;
+    *worst = NULL;
+    for (int i = 0; i < o->count; i++) {
+        const tr_tensor *leaf = tr_list_at(o->list, i);
+        if (!leaf->leaf->has_grad) continue;
+        pass p = {.dtype = leaf->dtype, .count = tr__numel(leaf->shape), .sums = sums};
+        p.memory = tr__ptr(leaf->leaf->grad);
+        tr__pool_for(tr__pool_of(leaf), blocks_of(p.count), 2, sum_blocks, &p);
+        double sum = 0;
+        for (int64_t b = 0; b < blocks_of(p.count); b++) sum += sums[b];
+        if (!isfinite(sum) && !*worst) *worst = tr_list_name(o->list, i);
+        total += sum;
+    }
+    return total;
+}
+
+static void scale_all(const tr_optimizer *o, double factor)
+{
+    tr__stretch s;
+    for (int at = 0; tr__next_stretch(o, false, &at, &s);) {
+        tr_tensor *gradients = s.part->arena->gradients;
+        pass p = {.dtype = gradients->dtype, .count = s.end - s.begin, .factor = factor};
+        p.memory = (char *)tr__ptr(gradients) + (size_t)s.begin * tr_dtype_size(p.dtype);
+        tr__pool_for(tr__pool_of(gradients), blocks_of(p.count), 2, scale_blocks, &p);
+        tr__touch(gradients);
+    }
+}
+
+tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *norm)
+{
+    if (!optimizer) return tr__fail(TR_INVALID, "tr_clip_grad_norm: the optimizer is NULL");
+    TR__TRY(tr_status_of(optimizer));
+    if (!(max_norm > 0))
+        return tr__fail(TR_INVALID, "tr_clip_grad_norm: max_norm must be more than 0, not %g", max_norm);
+    int64_t most = 1;
+    for (int i = 0; i < optimizer->count; i++)
+        if (blocks_of(optimizer->parameters[i].count) > most) most = blocks_of(optimizer->parameters[i].count);
+    double *sums = malloc((size_t)most * sizeof *sums);
+    if (!sums) return tr__fail(TR_NO_MEMORY, "tr_clip_grad_norm: out of memory");
+    const char *worst;
+    double total = sqrt(sum_all(optimizer, sums, &worst));
+    free(sums);
+    if (norm) *norm = total;
+    if (worst)
+        return tr__fail(TR_INVALID, "tr_clip_grad_norm: the norm is %g, nothing was changed; \"%s\" is the first whose "
+            "gradient's norm is not finite", total, worst);
+    if (!isfinite(total))
+        return tr__fail(TR_INVALID, "tr_clip_grad_norm: the norm overflows, nothing was changed");
+    /* PyTorch's 1e-6 keeps the scaled norm at or under max_norm. */
+    double factor = max_norm / (total + 1e-6);
+    if (factor < 1) scale_all(optimizer, factor);
+    return TR_OK;
+}

@@ -1,0 +1,304 @@
+#include "optim/optimizer.h"
+
+#include "tensor/match.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void destroy(void *self)
+{
+    tr_optimizer *o = self;
+    for (int i = 0; i < o->n_parts; i++) {
+        for (int k = 0; k < TR__STATES; k++) tr__unref(o->parts[i].state[k]);
+        tr__unref(o->parts[i].arena);
+    }
+    free(o->parts);
+    free(o->parameters);
+    free(o->place);
+    tr__unref(o->list);
+}
+
+const tr__type tr__optimizer_type = {"optimizer", sizeof(tr_optimizer), destroy};
+
+double tr__option(double given, double otherwise)
+{
+    if (given != 0) return given;
+    return signbit(given) ? 0 : otherwise;
+}
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
+
+static tr_status check_parameter(const tr_optimizer *o, const char *name, const tr_tensor *t)
+{
+    const char *rule = o->rule->name;
+    if (!t->requires_grad || t->node)
+        return tr__fail(TR_INVALID, "%s: \"%s\" is no parameter: a leaf that requires a gradient", rule, name);
+    if (tr__device_of(t).kind != TR_CPU)
+        return tr__fail(TR_UNSUPPORTED, "%s: \"%s\" is on %s, and there is no update for that device", rule, name,
+            tr_device_name(tr__device_of(t), (char[16]){0}));
+    if (!o->rule->kernel[t->dtype])
+        return tr__fail(TR_DTYPE, "%s: \"%s\" is %s: parameters must be f32, f64 or bf16", rule, name,
+            tr_dtype_name(t->dtype));
+    return TR_OK;
+}
+
+/* Copies the list, so that what the caller adds to it later does no harm. */
+static tr_status take_list(tr_optimizer *o, const tr_tensor_list *list)
+{
+    if (!list || tr_list_count(list) == 0)
+        return tr__fail(TR_INVALID, "%s: there are no parameters to optimize", o->rule->name);
+    o->list = tr_keep(tr_list());
+    o->count = tr_list_count(list);
+    for (int i = 0; i < o->count; i++) {
+        tr_tensor *t = tr_list_at(list, i);
+        TR__TRY(check_parameter(o, tr_list_name(list, i), t));
+        for (int k = 0; k < i; k++)
+            if (tr_list_at(list, k) == t)
+                return tr__fail(TR_INVALID, "%s: \"%s\" and \"%s\" are the same parameter", o->rule->name,
+                    tr_list_name(list, k), tr_list_name(list, i));
+        TR__TRY(tr_list_add(o->list, tr_list_name(list, i), t));
+    }
+    return tr__arena_build(o->list);
+}
+
+static tr_status part_of(tr_optimizer *o, tr__arena *arena, int *out)
+{
+    for (*out = 0; *out < o->n_parts; ++*out)
+        if (o->parts[*out].arena == arena) return TR_OK;
+    tr__part *parts = realloc(o->parts, ((size_t)o->n_parts + 1) * sizeof *parts);
+    if (!parts) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    o->parts = parts;
+    parts[o->n_parts++] = (tr__part){.arena = tr__ref(arena), .begin = INT64_MAX};
+    return TR_OK;
+}
+
+static int by_place(const void *x, const void *y)
+{
+    const tr__optimized *a = x, *b = y;
+    if (a->part != b->part) return a->part < b->part ? -1 : 1;
+    return (a->offset > b->offset) - (a->offset < b->offset);
+}
+
+static tr_status find_places(tr_optimizer *o, bool decay_matrices_only)
+{
+    o->parameters = calloc((size_t)o->count, sizeof *o->parameters);
+    o->place = calloc((size_t)o->count, sizeof *o->place);
+    if (!o->parameters || !o->place) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    for (int i = 0; i < o->count; i++) {
+        tr_tensor *leaf = tr_list_at(o->list, i);
+        const tr__arena_slot *slot = tr__arena_slot_of(leaf);
+        tr__optimized *p = &o->parameters[i];
+        /* Until they are sorted, steps says which entry of the list it is. */
+        *p = (tr__optimized){.leaf = leaf, .offset = slot->offset, .count = slot->count, .steps = i};
+        p->decays = !decay_matrices_only || leaf->shape.ndim >= 2;
+        TR__TRY(part_of(o, leaf->leaf->arena, &p->part));
+        tr__part *part = &o->parts[p->part];
+        if (part->begin > slot->offset) part->begin = slot->offset;
+        if (part->end < slot->offset + slot->count) part->end = slot->offset + slot->count;
+    }
+    qsort(o->parameters, (size_t)o->count, sizeof *o->parameters, by_place);
+    for (int i = 0; i < o->count; i++) {
+        o->place[o->parameters[i].steps] = i;
+        o->parameters[i].steps = 0;
+    }
+    return TR_OK;
+}
+
+static tr_status make_state(tr_optimizer *o)
+{
+    for (int i = 0; i < o->n_parts; i++) {
+        tr__part *part = &o->parts[i];
+        const tr_tensor *like = part->arena->parameters;
+        for (int k = 0; k < o->n_states; k++) {
+            part->state[k] = tr_keep(tr_zeros(TR_SHAPE(part->end - part->begin),
+                .dtype = like->dtype == TR_F64 ? TR_F64 : TR_F32, .device = tr__device_of(like)));
+            TR__TRY(tr_status_of(part->state[k]));
+        }
+    }
+    return TR_OK;
+}
+
+static tr_status set_up(tr_optimizer *o, const tr_tensor_list *parameters, bool decay_matrices_only)
+{
+    TR__TRY(tr_status_of(parameters));
+    TR_SCOPE;
+    TR__TRY(take_list(o, parameters));
+    TR__TRY(find_places(o, decay_matrices_only));
+    return make_state(o);
+}
+
+tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, int n_states, const tr_tensor_list *parameters,
+    bool decay_matrices_only)
+{
+    tr_optimizer *o = tr__object_new(&tr__optimizer_type);
+    if (o->object.error) return o;
+    o->rule = rule;
+    o->n_states = n_states;
+    if (set_up(o, parameters, decay_matrices_only) != TR_OK) tr__object_break(o);
+    return o;
+}
+
+/* ---- Stepping ---------------------------------------------------------------------------------------------------- */
+
+static bool has_grad(const tr__optimized *p)
+{
+    return p->leaf->leaf->has_grad;
+}
+
+/* Does q begin where p and its gap end? Then no foreign parameter lies between them. */
+static bool adjacent(const tr__optimized *p, const tr__optimized *q)
+{
+    int64_t end = (p->offset + p->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
+    return p->part == q->part && q->offset == end;
+}
+
+bool tr__next_stretch(const tr_optimizer *o, bool alike, int *at, tr__stretch *out)
+{
+    const tr__optimized *p = o->parameters;
+    while (*at < o->count && !has_grad(&p[*at])) ++*at;
+    if (*at == o->count) return false;
+    int first = *at, last = first;
+    while (last + 1 < o->count && adjacent(&p[last], &p[last + 1]) && has_grad(&p[last + 1]) &&
+           (!alike || (p[last + 1].steps == p[first].steps && p[last + 1].decays == p[first].decays)))
+        last++;
+    *at = last + 1;
+    *out = (tr__stretch){&o->parts[p[first].part], first, last, p[first].offset, p[last].offset + p[last].count};
+    return true;
+}
+
+enum { BLOCK = 1024, GRAIN = 16 }; /* elements that stay together, and how many such blocks are worth a thread */
+
+typedef struct pass {
+    tr__update_kernel kernel;
+    tr__update update;
+    int64_t count;
+} pass;
+
+static void run_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const pass *p = arg;
+    int64_t last = end * BLOCK;
+    p->kernel(&p->update, begin * BLOCK, last < p->count ? last : p->count);
+}
+
+static char *element(const tr_tensor *t, int64_t i)
+{
+    return (char *)tr__ptr(t) + (size_t)i * tr_dtype_size(t->dtype);
+}
+
+static void update_stretch(tr_optimizer *o, const tr__stretch *s)
+{
+    const tr__part *part = s->part;
+    const tr_tensor *parameters = part->arena->parameters;
+    for (int i = s->first; i <= s->last; i++) o->parameters[i].steps++;
+    pass p = {.kernel = o->rule->kernel[parameters->dtype], .count = s->end - s->begin};
+    p.update = (tr__update){
+        .optimizer = o,
+        .parameters = element(parameters, s->begin),
+        .gradients = element(part->arena->gradients, s->begin),
+        .step = o->parameters[s->first].steps,
+        .weight_decay = o->parameters[s->first].decays ? o->weight_decay : 0,
+    };
+    for (int k = 0; k < o->n_states; k++) p.update.state[k] = element(part->state[k], s->begin - part->begin);
+    tr__pool_for(tr__pool_of(parameters), (p.count + BLOCK - 1) / BLOCK, GRAIN, run_blocks, &p);
+}
+
+tr_status tr_step(tr_optimizer *optimizer)
+{
+    if (!optimizer) return tr__fail(TR_INVALID, "tr_step: the optimizer is NULL");
+    TR__TRY(tr_status_of(optimizer));
+    tr__stretch s;
+    for (int at = 0; tr__next_stretch(optimizer, true, &at, &s);) {
+        update_stretch(optimizer, &s);
+        tr__touch(s.part->arena->parameters);
+    }
+    return TR_OK;
+}
+
+void tr_zero_grad(tr_optimizer *optimizer)
+{
+    if (!optimizer || tr__error_of(optimizer)) return;
+    for (int i = 0; i < optimizer->count; i++) tr_clear_grad(optimizer->parameters[i].leaf);
+}
+
+tr_status tr_set_lr(tr_optimizer *optimizer, double lr)
+{
+    TR__TRY(tr_status_of(optimizer));
+    if (!(lr >= 0) || isinf(lr)) return tr__fail(TR_INVALID, "tr_set_lr: a learning rate is 0 or more, not %g", lr);
+    optimizer->lr = lr;
+    return TR_OK;
+}
+
+double tr_lr(const tr_optimizer *optimizer)
+{
+    return optimizer && !tr__error_of(optimizer) ? optimizer->lr : 0;
+}
+
+/* ---- Saving and restoring ---------------------------------------------------------------------------------------- */
+
+static tr_status add_named(tr_tensor_list *list, const char *name, const char *suffix, tr_tensor *t)
+{
+    char *full = NULL;
+    if (asprintf(&full, "%s.%s", name, suffix) < 0) return tr__fail(TR_NO_MEMORY, "out of memory for names");
+    tr_status status = tr_list_add(list, full, t);
+    free(full);
+    return status;
+}
+
+static tr_status list_state(const tr_optimizer *o, tr_tensor_list *state)
+{
+    TR_SCOPE;
+    for (int i = 0; i < o->count; i++) {
+        const tr__optimized *p = &o->parameters[o->place[i]];
+        const tr__part *part = &o->parts[p->part];
+        const char *name = tr_list_name(o->list, i);
+        for (int k = 0; k < o->n_states; k++) {
+            tr_tensor *flat = part->state[k];
+            tr_tensor *view = tr__tensor_view(flat, p->leaf->shape, NULL, flat->offset + p->offset - part->begin);
+            TR__TRY(add_named(state, name, o->rule->state_names[k], view));
+        }
+        if (o->n_states == 0) continue;
+        TR__TRY(add_named(state, name, "step", tr_from(&p->steps, TR_SCALAR, .dtype = TR_I64)));
+    }
+    return TR_OK;
+}
+
+tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer)
+{
+    if (!optimizer) return tr__object_fail(&tr__list_type, TR_INVALID, "tr_optimizer_state: the optimizer is NULL");
+    if (tr__error_of(optimizer)) return tr__object_pass(&tr__list_type, optimizer);
+    tr_tensor_list *state = tr_list();
+    return list_state(optimizer, state) == TR_OK ? state : tr__object_failed(&tr__list_type);
+}
+
+/* In the list that list_state() makes, the step count of parameter i comes after its state tensors. */
+static int step_at(const tr_optimizer *o, int i)
+{
+    return (o->n_states + 1) * (i + 1) - 1;
+}
+
+static tr_status load_matching(tr_optimizer *o, const tr_tensor_list *own, const tr_tensor_list *state)
+{
+    if (o->n_states == 0) return TR_OK;
+    for (int i = 0; i < o->count; i++) {
+        const char *name = tr_list_name(own, step_at(o, i));
+        double steps = tr_item(tr_list_find(state, name));
+        if (!(steps >= 0 && steps <= 0x1p53))
+            return tr__fail(TR_FORMAT, "tr_optimizer_load: nothing was changed, %s is %g", name, steps);
+    }
+    TR__TRY(tr__list_copy(own, state));
+    for (int i = 0; i < o->count; i++)
+        o->parameters[o->place[i]].steps = (int64_t)tr_item(tr_list_at(own, step_at(o, i)));
+    return TR_OK;
+}
+
+tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state)
+{
+    TR_SCOPE;
+    tr_tensor_list *own = tr_optimizer_state(optimizer);
+    TR__TRY(tr_status_of(own));
+    TR__TRY(tr__list_match("tr_optimizer_load", "the optimizer", own, state));
+    return load_matching(optimizer, own, state);
+}

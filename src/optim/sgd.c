@@ -1,0 +1,80 @@
+/*
+ * SGD with momentum as torch.optim.SGD has it (Sutskever et al. 2013). For a parameter p with gradient g:
+ *
+ *   g <- g + decay p
+ *   b <- g at its first step, then b momentum + g (1 - dampening)     momentum_buffer, when there is momentum
+ *   p <- p - lr b, or with Nesterov p - lr (g + momentum b)
+ */
+#include "optim/optimizer.h"
+
+#include "base/half.h"
+
+#include <math.h>
+
+enum { MOMENTUM, DAMPENING, NESTEROV }; /* in settings */
+
+/* P: the parameters' type, S: the one that is computed in, the state's. */
+#define SGD_KERNELS(name, P, S, read, write)                                                       \
+    static void name##_plain(const tr__update *u, int64_t begin, int64_t end)                      \
+    {                                                                                              \
+        const S lr = (S)u->optimizer->lr, decay = (S)u->weight_decay;                              \
+        P *restrict p = u->parameters;                                                             \
+        const P *restrict gradient = u->gradients;                                                 \
+        for (int64_t i = begin; i < end; i++) {                                                    \
+            S x = read(p[i]);                                                                      \
+            p[i] = write(x - lr * (read(gradient[i]) + decay * x));                                \
+        }                                                                                          \
+    }                                                                                              \
+    static void name##_momentum(const tr__update *u, int64_t begin, int64_t end)                   \
+    {                                                                                              \
+        const double *settings = u->optimizer->settings;                                           \
+        const S lr = (S)u->optimizer->lr, decay = (S)u->weight_decay;                              \
+        const S old = u->step == 1 ? 0 : (S)settings[MOMENTUM];                                    \
+        const S new = u->step == 1 ? 1 : (S)(1 - settings[DAMPENING]);                             \
+        /* the step is ahead g + by b, where Nesterov has ahead 1 and by momentum, else 0 and 1 */ \
+        const S ahead = (S)settings[NESTEROV], by = ahead ? (S)settings[MOMENTUM] : 1;             \
+        P *restrict p = u->parameters;                                                             \
+        const P *restrict gradient = u->gradients;                                                 \
+        S *restrict b = u->state[0];                                                               \
+        for (int64_t i = begin; i < end; i++) {                                                    \
+            S x = read(p[i]), g = read(gradient[i]) + decay * x;                                   \
+            b[i] = old * b[i] + new * g;                                                           \
+            p[i] = write(x - lr * (ahead * g + by * b[i]));                                        \
+        }                                                                                          \
+    }                                                                                              \
+    static void name(const tr__update *u, int64_t begin, int64_t end)                              \
+    {                                                                                              \
+        (u->state[0] ? name##_momentum : name##_plain)(u, begin, end);                             \
+    }
+
+SGD_KERNELS(sgd_f32, float, float, (float), (float))
+SGD_KERNELS(sgd_f64, double, double, (double), (double))
+SGD_KERNELS(sgd_bf16, uint16_t, float, tr__bf16_to_f32, tr__f32_to_bf16)
+
+static const tr__optimizer_rule sgd = {
+    .name = "sgd",
+    .state_names = {"momentum_buffer"},
+    .kernel = {[TR_F32] = sgd_f32, [TR_F64] = sgd_f64, [TR_BF16] = sgd_bf16},
+};
+
+tr_optimizer *tr_sgd_with(const tr_sgd_options *options)
+{
+    double lr = tr__option(options->lr, 1e-3), decay = options->weight_decay;
+    double momentum = options->momentum, dampening = options->dampening;
+    if (!(lr >= 0 && isfinite(lr) && decay >= 0 && isfinite(decay)))
+        return tr__optimizer_fail(TR_INVALID, "sgd: lr and weight_decay must be 0 or more, not %g and %g", lr, decay);
+    if (!(momentum >= 0 && isfinite(momentum)) || !isfinite(dampening))
+        return tr__optimizer_fail(TR_INVALID, "sgd: momentum must be 0 or more and dampening finite, not %g and %g",
+            momentum, dampening);
+    if (options->nesterov && (momentum == 0 || dampening != 0))
+        return tr__optimizer_fail(TR_INVALID, "sgd: nesterov takes momentum and no dampening, not %g and %g", momentum,
+            dampening);
+    tr_optimizer *o = tr__optimizer_new(&sgd, momentum > 0 ? 1 : 0, options->parameters, false);
+    if (o->object.error) return o;
+    o->lr = lr;
+    o->weight_decay = decay;
+    o->settings[MOMENTUM] = momentum;
+    o->settings[DAMPENING] = dampening;
+    o->settings[NESTEROV] = options->nesterov;
+    return o;
+}
