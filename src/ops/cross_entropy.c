@@ -1,0 +1,142 @@
+/*
+ * Cross-entropy of logits against class numbers: the mean over counted rows of lse - logits[target], with
+ * lse = log(sum(exp(logits))) kept for the gradient, (exp(logits - lse) - onehot(target)) / count.
+ *
+ * The loss of 16-bit logits is f32: it is a mean over many rows, whose digits people watch. With no counted target it is
+ * 0/0, NaN, and the gradient is zero, as in PyTorch.
+ */
+#include "ops/cross_entropy.h"
+#include "ops/family.h"
+
+#include "tensor/loop.h"
+
+#include <math.h>
+
+enum { IGNORED_BY_DEFAULT = -100 };
+
+tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *o)
+{
+    tr__cross_entropy_attrs attrs = {o->ignore_index ? o->ignore_index : IGNORED_BY_DEFAULT};
+    return tr_apply(tr__op(cross_entropy), &attrs, (tr_tensor *[]){o->logits, o->targets}, 2, NULL);
+}
+
+tr_status tr__cross_entropy_infer(tr_op_call *call)
+{
+    TR__TRY(tr__float_input(call, 0));
+    TR__TRY(tr__ids_input(call, 1));
+    const tr_tensor *logits = call->inputs[0], *targets = call->inputs[1];
+    if (logits->shape.ndim == 0) return tr__fail(TR_SHAPE, "cross_entropy: logits are a scalar: they must be [..., classes]");
+    tr_shape rows = logits->shape;
+    rows.ndim--;
+    if (!tr__shape_equal(targets->shape, rows))
+        return tr__fail(TR_SHAPE, "cross_entropy: targets %s do not fit logits %s: they must be %s",
+            TR__TEXT(targets->shape), TR__TEXT(logits->shape), TR__TEXT(rows));
+    tr_dtype dtype = logits->dtype == TR_F64 ? TR_F64 : TR_F32;
+    TR__TRY(tr_op_output(call, 0, TR_SCALAR, dtype));
+    TR__TRY(tr_op_output(call, 1, rows, dtype));
+    return tr_op_output(call, 2, TR_SCALAR, dtype);
+}
+
+tr_status tr__cross_entropy_grad_infer(tr_op_call *call)
+{
+    return tr_op_output(call, 0, call->inputs[1]->shape, call->inputs[1]->dtype);
+}
+
+tr_status tr__cross_entropy_check(const tr_op_call *call)
+{
+    const tr__cross_entropy_attrs *attrs = call->attrs;
+    tr__ids targets = tr__ids_of(call->inputs[1]);
+    return tr__ids_check(&targets, tr_size(call->inputs[0], -1), "cross_entropy: target", "classes", &attrs->ignore_index);
+}
+
+/* One after the other, so that the sum does not depend on the number of threads. */
+tr_status tr__cross_entropy_finish(const tr_op_call *call)
+{
+    const tr__cross_entropy_attrs *attrs = call->attrs;
+    tr__rows logits = tr__rows_of(call->inputs[0], call->inputs[0]->shape.ndim - 1);
+    tr__ids targets = tr__ids_of(call->inputs[1]);
+    tr_tensor *loss = call->outputs[0], *lse = call->outputs[1], *count = call->outputs[2];
+    double sum = 0, counted = 0, logit;
+    for (int64_t r = 0; r < targets.axis.n; r++) {
+        int64_t target = tr__id(&targets, r);
+        if (target == attrs->ignore_index) continue;
+        tr__row_read(&logits, r, target, 1, &logit);
+        sum += tr__load(lse->dtype, tr__ptr(lse), r) - logit;
+        counted++;
+    }
+    tr__store(loss->dtype, tr__ptr(loss), 0, sum / counted);
+    tr__store(count->dtype, tr__ptr(count), 0, counted);
+    return TR_OK;
+}
+
+typedef struct job {
+    const tr_op_call *call;
+    tr__rows logits, grads;
+    tr__ids targets;
+    int64_t ignore_index;
+    double scale; /* of the gradient: g / count */
+} job;
+
+static void forward_rows(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    tr_tensor *lse = j->call->outputs[1];
+    for (int64_t r = begin; r < end; r++)
+        tr__store(lse->dtype, tr__ptr(lse), r, tr__row_log_sum_exp(&j->logits, r));
+}
+
+tr_status tr__cross_entropy_forward(tr_op_call *call)
+{
+    const tr_tensor *logits = call->inputs[0];
+    TR__TRY(tr__cross_entropy_check(call));
+    job j = {.call = call, .logits = tr__rows_of(logits, logits->shape.ndim - 1)};
+    tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), forward_rows, &j);
+    return tr__cross_entropy_finish(call);
+}
+
+static void backward_rows(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    const tr_tensor *lse = j->call->inputs[3];
+    double block[TR__ROW_BLOCK];
+    for (int64_t r = begin; r < end; r++) {
+        int64_t target = tr__id(&j->targets, r);
+        double row_lse = tr__load(lse->dtype, tr__ptr(lse), r);
+        double scale = target == j->ignore_index ? 0 : j->scale;
+        for (int64_t first = 0, n; first < j->logits.n; first += n) {
+            n = tr__row_block(&j->logits, first);
+            tr__row_read(&j->logits, r, first, n, block);
+            for (int64_t i = 0; i < n; i++) {
+                double onehot = first + i == target;
+                block[i] = scale == 0 ? 0 : (exp(block[i] - row_lse) - onehot) * scale;
+            }
+            tr__row_write(&j->grads, r, first, n, block);
+        }
+    }
+}
+
+/* lse is as cross_entropy made it: row-major. */
+tr_status tr__cross_entropy_grad_forward(tr_op_call *call)
+{
+    const tr__cross_entropy_attrs *attrs = call->attrs;
+    const tr_tensor *g = call->inputs[0], *logits = call->inputs[1], *count = call->inputs[4];
+    int last = logits->shape.ndim - 1;
+    job j = {
+        .call = call,
+        .logits = tr__rows_of(logits, last),
+        .grads = tr__rows_of(call->outputs[0], last),
+        .targets = tr__ids_of(call->inputs[2]),
+        .ignore_index = attrs->ignore_index,
+        .scale = tr__load(g->dtype, tr__ptr(g), 0) / tr__load(count->dtype, tr__ptr(count), 0),
+    };
+    tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), backward_rows, &j);
+    return TR_OK;
+}
+
+tr_status tr__cross_entropy_backward(tr_backward_call *call)
+{
+    tr_tensor *inputs[] = {call->grad_outputs[0], call->inputs[0], call->inputs[1], call->outputs[1], call->outputs[2]};
+    if (call->needs[0])
+        call->grad_inputs[0] = tr_apply(tr__op(cross_entropy_grad), call->attrs, inputs, 5, NULL);
+    return TR_OK;
+}

@@ -1,0 +1,227 @@
+/*
+ * Layer normalisation (Ba, Kiros, Hinton 2016) over the last dimension, of d elements:
+ *   y = xhat weight + bias, xhat = (x - mean) rstd, rstd = 1/sqrt(var + eps), var = mean((x - mean)^2)
+ *   dx = rstd (h - mean(h) - xhat mean(h xhat)), h = g weight;  dweight = sum over rows of g xhat;  dbias = that of g
+ */
+#include "ops/family.h"
+#include "ops/rows.h"
+
+#include "tensor/loop.h"
+
+#include <math.h>
+
+tr_tensor *tr_layer_norm_op(tr_tensor *x, tr_tensor *weight, tr_tensor *bias, double eps)
+{
+    tr__layer_norm_attrs attrs = {.eps = eps};
+    return tr_apply(tr__op(layer_norm), &attrs, (tr_tensor *[]){x, weight, bias}, 3, NULL);
+}
+
+static tr_status check_affine(const tr_op_call *call, int i, const char *what)
+{
+    const tr_tensor *x = call->inputs[0], *t = call->inputs[i];
+    if (!t) return TR_OK;
+    TR__TRY(tr__same(call, 0, i));
+    if (t->shape.ndim == 1 && t->shape.dim[0] == tr_size(x, -1)) return TR_OK;
+    return tr__fail(TR_SHAPE, "layer_norm: %s %s does not fit x %s: it must be [%lld]", what, TR__TEXT(t->shape),
+        TR__TEXT(x->shape), (long long)tr_size(x, -1));
+}
+
+tr_status tr__layer_norm_infer(tr_op_call *call)
+{
+    TR__TRY(tr__float_input(call, 0));
+    const tr_tensor *x = call->inputs[0];
+    if (x->shape.ndim == 0) return tr__fail(TR_SHAPE, "layer_norm: x is a scalar: it needs a dimension to normalise over");
+    TR__TRY(check_affine(call, 1, "weight"));
+    TR__TRY(check_affine(call, 2, "bias"));
+    tr_shape rows = x->shape;
+    rows.ndim--;
+    tr_dtype dtype = x->dtype == TR_F64 ? TR_F64 : TR_F32;
+    TR__TRY(tr_op_output(call, 0, x->shape, x->dtype));
+    TR__TRY(tr_op_output(call, 1, rows, dtype));
+    return tr_op_output(call, 2, rows, dtype);
+}
+
+tr_status tr__layer_norm_grad_infer(tr_op_call *call)
+{
+    const tr_tensor *x = call->inputs[1];
+    TR__TRY(tr_op_output(call, 0, x->shape, x->dtype));
+    TR__TRY(tr_op_output(call, 1, TR_SHAPE(tr_size(x, -1)), x->dtype));
+    return tr_op_output(call, 2, TR_SHAPE(tr_size(x, -1)), x->dtype);
+}
+
+/* ---- Reference kernels ------------------------------------------------------------------------------------------------ */
+
+static tr__rows rows_of(const tr_tensor *x)
+{
+    return tr__rows_of(x, x->shape.ndim - 1);
+}
+
+/* Elements first … of a vector of d, or ones. */
+static void read_vector(const tr_tensor *t, int64_t first, int64_t n, double otherwise, double *to)
+{
+    for (int64_t i = 0; i < n; i++) to[i] = t ? tr__load(t->dtype, tr__ptr(t), (first + i) * t->stride[0]) : otherwise;
+}
+
+typedef struct job {
+    const tr_op_call *call;
+    tr__rows x, y, g, dx;
+    const tr_tensor *weight, *bias, *mean, *rstd;
+    double eps;
+} job;
+
+static void row_moments(const tr__rows *x, int64_t r, double *mean, double *var)
+{
+    double block[TR__ROW_BLOCK], sum = 0, squares = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int64_t first = 0, n; first < x->n; first += n) {
+            n = tr__row_block(x, first);
+            tr__row_read(x, r, first, n, block);
+            for (int64_t i = 0; i < n; i++) {
+                if (pass == 0)
+                    sum += block[i];
+                else
+                    squares += (block[i] - *mean) * (block[i] - *mean);
+            }
+        }
+        *mean = sum / (double)x->n;
+    }
+    *var = squares / (double)x->n;
+}
+
+static void forward_rows(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    double block[TR__ROW_BLOCK], weight[TR__ROW_BLOCK], bias[TR__ROW_BLOCK];
+    for (int64_t r = begin; r < end; r++) {
+        double mean = 0, var = 0;
+        row_moments(&j->x, r, &mean, &var);
+        double rstd = 1 / sqrt(var + j->eps);
+        for (int64_t first = 0, n; first < j->x.n; first += n) {
+            n = tr__row_block(&j->x, first);
+            tr__row_read(&j->x, r, first, n, block);
+            read_vector(j->weight, first, n, 1, weight);
+            read_vector(j->bias, first, n, 0, bias);
+            for (int64_t i = 0; i < n; i++) block[i] = (block[i] - mean) * rstd * weight[i] + bias[i];
+            tr__row_write(&j->y, r, first, n, block);
+        }
+        tr__store(j->mean->dtype, tr__ptr(j->mean), r, mean);
+        tr__store(j->rstd->dtype, tr__ptr(j->rstd), r, rstd);
+    }
+}
+
+tr_status tr__layer_norm_forward(tr_op_call *call)
+{
+    job j = {
+        .x = rows_of(call->inputs[0]),
+        .y = rows_of(call->outputs[0]),
+        .weight = call->inputs[1],
+        .bias = call->inputs[2],
+        .mean = call->outputs[1],
+        .rstd = call->outputs[2],
+        .eps = ((const tr__layer_norm_attrs *)call->attrs)->eps,
+    };
+    tr__pool_for(tr__pool_of(call->inputs[0]), j.x.others.n, tr__row_grain(j.x.n), forward_rows, &j);
+    return TR_OK;
+}
+
+/* Reads a block of g and of xhat. */
+static int64_t read_block(const job *j, int64_t r, int64_t first, double *g, double *xhat)
+{
+    int64_t n = tr__row_block(&j->x, first);
+    double mean = tr__load(j->mean->dtype, tr__ptr(j->mean), r), rstd = tr__load(j->rstd->dtype, tr__ptr(j->rstd), r);
+    tr__row_read(&j->g, r, first, n, g);
+    tr__row_read(&j->x, r, first, n, xhat);
+    for (int64_t i = 0; i < n; i++) xhat[i] = (xhat[i] - mean) * rstd;
+    return n;
+}
+
+static void backward_rows(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    double h[TR__ROW_BLOCK], xhat[TR__ROW_BLOCK], weight[TR__ROW_BLOCK];
+    for (int64_t r = begin; r < end; r++) {
+        double sum_h = 0, sum_hx = 0, d = (double)j->x.n, rstd = tr__load(j->rstd->dtype, tr__ptr(j->rstd), r);
+        for (int pass = 0; pass < 2; pass++) {
+            for (int64_t first = 0, n; first < j->x.n; first += n) {
+                n = read_block(j, r, first, h, xhat);
+                read_vector(j->weight, first, n, 1, weight);
+                for (int64_t i = 0; i < n; i++) {
+                    h[i] *= weight[i];
+                    if (pass == 0) {
+                        sum_h += h[i];
+                        sum_hx += h[i] * xhat[i];
+                    } else {
+                        h[i] = rstd * (h[i] - sum_h / d - xhat[i] * sum_hx / d);
+                    }
+                }
+                if (pass == 1) tr__row_write(&j->dx, r, first, n, h);
+            }
+        }
+    }
+}
+
+static void put_vector(tr_tensor *t, int64_t first, int64_t n, const double *values, bool accumulate)
+{
+    for (int64_t i = 0; t && i < n; i++) {
+        int64_t at = (first + i) * t->stride[0];
+        double old = accumulate ? tr__load(t->dtype, tr__ptr(t), at) : 0;
+        tr__store(t->dtype, tr__ptr(t), at, old + values[i]);
+    }
+}
+
+/* dweight and dbias of blocks of columns, each summed over the rows in order. */
+static void backward_columns(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    const tr__layer_norm_attrs *attrs = j->call->attrs;
+    double g[TR__ROW_BLOCK], xhat[TR__ROW_BLOCK];
+    for (int64_t first = begin * TR__ROW_BLOCK; first < end * TR__ROW_BLOCK && first < j->x.n; first += TR__ROW_BLOCK) {
+        double dweight[TR__ROW_BLOCK] = {0}, dbias[TR__ROW_BLOCK] = {0};
+        int64_t n = tr__row_block(&j->x, first);
+        for (int64_t r = 0; r < j->x.others.n; r++) {
+            read_block(j, r, first, g, xhat);
+            for (int64_t i = 0; i < n; i++) {
+                dweight[i] += g[i] * xhat[i];
+                dbias[i] += g[i];
+            }
+        }
+        put_vector(j->call->outputs[1], first, n, dweight, attrs->accumulate_weight);
+        put_vector(j->call->outputs[2], first, n, dbias, attrs->accumulate_bias);
+    }
+}
+
+/* mean and rstd are as layer_norm made them: row-major. */
+tr_status tr__layer_norm_grad_forward(tr_op_call *call)
+{
+    job j = {
+        .call = call,
+        .g = rows_of(call->inputs[0]),
+        .x = rows_of(call->inputs[1]),
+        .weight = call->inputs[2],
+        .mean = call->inputs[3],
+        .rstd = call->inputs[4],
+    };
+    tr__pool *pool = tr__pool_of(call->inputs[0]);
+    if (call->outputs[0]) {
+        j.dx = rows_of(call->outputs[0]);
+        tr__pool_for(pool, j.x.others.n, tr__row_grain(j.x.n), backward_rows, &j);
+    }
+    if (call->outputs[1] || call->outputs[2])
+        tr__pool_for(pool, (j.x.n + TR__ROW_BLOCK - 1) / TR__ROW_BLOCK, 1, backward_columns, &j);
+    return TR_OK;
+}
+
+/* ---- Gradients ---------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__layer_norm_backward(tr_backward_call *call)
+{
+    tr__layer_norm_attrs attrs = *(const tr__layer_norm_attrs *)call->attrs;
+    tr_tensor *x = call->inputs[0], *grads[3] = {NULL};
+    if (call->needs[0]) grads[0] = tr__tensor_new(x->shape, x->dtype, tr__device_of(x));
+    if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);
+    if (call->needs[2]) grads[2] = tr__grad_target(call, 2, &attrs.accumulate_bias);
+    tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], call->outputs[2]};
+    TR__TRY(tr__run(tr__op(layer_norm_grad), &attrs, inputs, 5, grads, 3));
+    for (int i = 0; i < 3; i++) call->grad_inputs[i] = grads[i];
+    return TR_OK;
+}
