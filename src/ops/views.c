@@ -1,0 +1,291 @@
+/* Views: ops that change shape and strides only. Their infer makes the outputs; there is nothing to compute. */
+#include "ops/family.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- view, reshape ------------------------------------------------------------------------------------------------- */
+
+/* Strides that show x as shape (of as many elements) without a copy; false when there are none. Runs of x's dimensions
+ * that lie one after the other are cut anew. */
+static bool view_strides(const tr_tensor *x, tr_shape shape, int64_t stride[TR_MAX_DIMS])
+{
+    tr__row_major(shape, stride);
+    if (tr_is_contiguous(x)) return true;
+    int d = shape.ndim - 1;
+    for (int last = x->shape.ndim - 1; last >= 0; last--) {
+        if (x->shape.dim[last] == 1) continue;
+        int first = last;
+        int64_t run = x->shape.dim[last], cut = 1;
+        while (first > 0 && (x->shape.dim[first - 1] == 1 ||
+                                x->stride[first - 1] == run * x->stride[last]))
+            run *= x->shape.dim[--first];
+        while (d >= 0 && (cut < run || shape.dim[d] == 1)) {
+            stride[d] = cut * x->stride[last];
+            cut *= shape.dim[d--];
+        }
+        if (cut != run) return false;
+        last = first;
+    }
+    return true;
+}
+
+static tr_status check_count(const char *what, const tr_tensor *x, tr_shape shape)
+{
+    bool sound = shape.ndim >= 0 && shape.ndim <= TR_MAX_DIMS;
+    for (int d = 0; sound && d < shape.ndim; d++) sound = shape.dim[d] >= 0;
+    if (!sound) return tr__fail(TR_SHAPE, "%s: no tensor has the shape that is asked for", what);
+    if (tr__numel(shape) == tr__numel(x->shape)) return TR_OK;
+    return tr__fail(TR_SHAPE, "%s: %s has %" PRId64 " elements, %s would have %" PRId64, what, TR__TEXT(x->shape),
+        tr__numel(x->shape), TR__TEXT(shape), tr__numel(shape));
+}
+
+tr_status tr__view_infer(tr_op_call *call)
+{
+    TR__TRY(tr__given(call, 0));
+    const tr_tensor *x = call->inputs[0];
+    tr_shape shape = ((const tr__view_attrs *)call->attrs)->shape;
+    TR__TRY(check_count("view", x, shape));
+    int64_t stride[TR_MAX_DIMS];
+    if (!view_strides(x, shape, stride))
+        return tr__fail(TR_SHAPE, "view: the strides of %s do not allow %s", TR__TEXT(x->shape), TR__TEXT(shape));
+    call->outputs[0] = tr__tensor_view(x, shape, stride, x->offset);
+    call->n_outputs = 1;
+    return tr_status_of(call->outputs[0]);
+}
+
+tr_status tr__view_backward(tr_backward_call *call)
+{
+    call->grad_inputs[0] = tr_reshape(call->grad_outputs[0], tr__input_shape(call, 0));
+    return TR_OK;
+}
+
+/* Puts a number in the place of -1. */
+static tr_status fill_in(const tr_tensor *x, tr_shape *shape)
+{
+    int open = -1;
+    int64_t rest = 1;
+    for (int d = 0; d < shape->ndim && d < TR_MAX_DIMS; d++) {
+        if (shape->dim[d] != -1) {
+            rest *= shape->dim[d];
+            continue;
+        }
+        if (open >= 0) return tr__fail(TR_SHAPE, "reshape: more than one -1 in %s", TR__TEXT(*shape));
+        open = d;
+    }
+    if (open < 0) return TR_OK;
+    if (rest <= 0 || tr__numel(x->shape) % rest)
+        return tr__fail(TR_SHAPE, "reshape: nothing fits the -1 in %s for %s", TR__TEXT(*shape), TR__TEXT(x->shape));
+    shape->dim[open] = tr__numel(x->shape) / rest;
+    return TR_OK;
+}
+
+tr_tensor *tr_reshape(tr_tensor *x, tr_shape shape)
+{
+    tr__view_attrs attrs = {shape};
+    if (!x || tr__bad(x)) return tr_apply(tr__op(view), &attrs, &x, 1, NULL);
+    int64_t stride[TR_MAX_DIMS];
+    if (fill_in(x, &attrs.shape) != TR_OK || check_count("reshape", x, attrs.shape) != TR_OK) return tr__tensor_failed();
+    if (!view_strides(x, attrs.shape, stride)) x = tr_contiguous(x);
+    return tr_apply(tr__op(view), &attrs, &x, 1, NULL);
+}
+
+/* ---- permute, transpose ----------------------------------------------------------------------------------------------- */
+
+tr_status tr__permute_infer(tr_op_call *call)
+{
+    const tr_tensor *x = call->inputs[0];
+    const int *order = ((const tr__permute_attrs *)call->attrs)->order;
+    tr_shape shape = x->shape;
+    int64_t stride[TR_MAX_DIMS];
+    for (int d = 0; d < shape.ndim; d++) {
+        shape.dim[d] = x->shape.dim[order[d]];
+        stride[d] = x->stride[order[d]];
+    }
+    call->outputs[0] = tr__tensor_view(x, shape, stride, x->offset);
+    call->n_outputs = 1;
+    return tr_status_of(call->outputs[0]);
+}
+
+tr_status tr__permute_backward(tr_backward_call *call)
+{
+    const int *order = ((const tr__permute_attrs *)call->attrs)->order;
+    tr_tensor *g = call->grad_outputs[0];
+    int back[TR_MAX_DIMS];
+    for (int d = 0; d < g->shape.ndim; d++) back[order[d]] = d;
+    call->grad_inputs[0] = tr_permute(g, back, g->shape.ndim);
+    return TR_OK;
+}
+
+static tr_status check_order(const tr_tensor *x, const int *order, int n, tr__permute_attrs *attrs)
+{
+    unsigned seen = 0;
+    if (n != x->shape.ndim)
+        return tr__fail(TR_SHAPE, "permute: an order of %d dimensions for %s", n, TR__TEXT(x->shape));
+    for (int i = 0; i < n; i++) {
+        TR__TRY(tr__dim("permute", x->shape, order[i], &attrs->order[i]));
+        if (seen >> attrs->order[i] & 1)
+            return tr__fail(TR_INVALID, "permute: dimension %d of %s is named twice", order[i], TR__TEXT(x->shape));
+        seen |= 1u << attrs->order[i];
+    }
+    return TR_OK;
+}
+
+/* What a public function of one input does with NULL: the object in error for it. */
+static tr_tensor *missing(const char *what)
+{
+    return tr__tensor_fail(TR_INVALID, "%s: input 0 is NULL", what);
+}
+
+tr_tensor *tr_permute(tr_tensor *x, const int *order, int n)
+{
+    if (!x) return missing("permute");
+    tr__permute_attrs attrs = {{0}};
+    if (!tr__bad(x) && check_order(x, order, n, &attrs) != TR_OK) return tr__tensor_failed();
+    return tr_apply(tr__op(permute), &attrs, &x, 1, NULL);
+}
+
+tr_tensor *tr_transpose(tr_tensor *x, int dim0, int dim1)
+{
+    if (!x) return missing("transpose");
+    tr__permute_attrs attrs = {{0, 1, 2, 3, 4, 5, 6, 7}};
+    int a, b;
+    if (!tr__bad(x)) {
+        if (tr__dim("transpose", x->shape, dim0, &a) != TR_OK || tr__dim("transpose", x->shape, dim1, &b) != TR_OK)
+            return tr__tensor_failed();
+        attrs.order[a] = b;
+        attrs.order[b] = a;
+    }
+    return tr_apply(tr__op(permute), &attrs, &x, 1, NULL);
+}
+
+/* ---- expand ------------------------------------------------------------------------------------------------------------ */
+
+tr_status tr__expand_infer(tr_op_call *call)
+{
+    TR__TRY(tr__given(call, 0));
+    const tr_tensor *x = call->inputs[0];
+    tr_shape shape = ((const tr__view_attrs *)call->attrs)->shape, both = {0};
+    bool fits = shape.ndim >= x->shape.ndim && shape.ndim <= TR_MAX_DIMS;
+    fits = fits && tr__broadcast("expand", x->shape, shape, &both) == TR_OK && tr__shape_equal(both, shape);
+    for (int d = 0; fits && d < shape.ndim; d++) fits = shape.dim[d] >= 0;
+    if (!fits)
+        return tr__fail(TR_SHAPE, "expand: %s does not broadcast to %s", TR__TEXT(x->shape),
+            shape.ndim >= 0 && shape.ndim <= TR_MAX_DIMS ? TR__TEXT(shape) : "so many dimensions");
+    int64_t stride[TR_MAX_DIMS];
+    tr__broadcast_strides(x, shape, stride);
+    call->outputs[0] = tr__tensor_view(x, shape, stride, x->offset);
+    call->n_outputs = 1;
+    return tr_status_of(call->outputs[0]);
+}
+
+tr_status tr__expand_backward(tr_backward_call *call)
+{
+    call->grad_inputs[0] = tr__sum_to(call->grad_outputs[0], tr__input_shape(call, 0));
+    return TR_OK;
+}
+
+tr_tensor *tr_expand(tr_tensor *x, tr_shape shape)
+{
+    return tr_apply(tr__op(expand), &(tr__view_attrs){shape}, &x, 1, NULL);
+}
+
+/* ---- slice, split --------------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *part_of(const tr_tensor *x, int dim, int64_t start, int64_t size)
+{
+    tr_shape shape = x->shape;
+    shape.dim[dim] = size;
+    return tr__tensor_view(x, shape, x->stride, x->offset + start * x->stride[dim]);
+}
+
+tr_status tr__slice_infer(tr_op_call *call)
+{
+    const tr__slice_attrs *attrs = call->attrs;
+    call->outputs[0] = part_of(call->inputs[0], attrs->dim, attrs->start, attrs->end - attrs->start);
+    call->n_outputs = 1;
+    return tr_status_of(call->outputs[0]);
+}
+
+/* Zeros, with the gradient in the place of the slice. */
+tr_status tr__slice_backward(tr_backward_call *call)
+{
+    const tr__slice_attrs *attrs = call->attrs;
+    tr_tensor *g = call->grad_outputs[0];
+    tr_tensor *dx = tr_zeros(tr__input_shape(call, 0), .dtype = g->dtype, .device = tr__device_of(g));
+    TR__TRY(tr_copy_into(tr_slice(dx, attrs->dim, attrs->start, attrs->end), g));
+    call->grad_inputs[0] = dx;
+    return TR_OK;
+}
+
+static tr_status slice_of(const tr_tensor *x, int dim, int64_t start, int64_t end, tr__slice_attrs *attrs)
+{
+    TR__TRY(tr__dim("slice", x->shape, dim, &attrs->dim));
+    int64_t size = x->shape.dim[attrs->dim];
+    attrs->start = start < 0 ? start + size : start;
+    attrs->end = end < 0 ? end + size : end;
+    if (attrs->start >= 0 && attrs->start <= attrs->end && attrs->end <= size) return TR_OK;
+    return tr__fail(TR_INVALID, "slice: %" PRId64 " to %" PRId64 " does not lie in dimension %d of %s", start, end, dim,
+        TR__TEXT(x->shape));
+}
+
+tr_tensor *tr_slice(tr_tensor *x, int dim, int64_t start, int64_t end)
+{
+    if (!x) return missing("slice");
+    tr__slice_attrs attrs = {0};
+    if (!tr__bad(x) && slice_of(x, dim, start, end, &attrs) != TR_OK) return tr__tensor_failed();
+    return tr_apply(tr__op(slice), &attrs, &x, 1, NULL);
+}
+
+tr_status tr__split_infer(tr_op_call *call)
+{
+    const tr__split_attrs *attrs = call->attrs;
+    const tr_tensor *x = call->inputs[0];
+    int64_t size = x->shape.dim[attrs->dim] / attrs->parts;
+    for (int i = 0; i < attrs->parts; i++) {
+        call->outputs[i] = part_of(x, attrs->dim, i * size, size);
+        TR__TRY(tr_status_of(call->outputs[i]));
+    }
+    call->n_outputs = attrs->parts;
+    return TR_OK;
+}
+
+/* The parts' gradients behind each other; a part that nobody used has zeros. */
+tr_status tr__split_backward(tr_backward_call *call)
+{
+    const tr__split_attrs *attrs = call->attrs;
+    tr_shape shape = tr__input_shape(call, 0);
+    shape.dim[attrs->dim] /= attrs->parts;
+    tr_tensor *grads[TR_OP_MAX_OUTPUTS], *any = NULL;
+    for (int i = 0; i < attrs->parts; i++)
+        if (call->grad_outputs[i]) any = call->grad_outputs[i];
+    for (int i = 0; i < attrs->parts; i++) {
+        grads[i] = call->grad_outputs[i];
+        if (!grads[i]) grads[i] = tr_expand(tr_zeros(TR_SCALAR, .dtype = any->dtype, .device = tr__device_of(any)), shape);
+    }
+    call->grad_inputs[0] = tr_cat(grads, attrs->parts, attrs->dim);
+    return TR_OK;
+}
+
+/* More parts than an op has outputs are slices, one by one. */
+static tr_status split_in_slices(tr_tensor *x, int n, int dim, tr_tensor **parts)
+{
+    int64_t size = x->shape.dim[dim] / n;
+    for (int i = 0; i < n; i++) {
+        parts[i] = tr_slice(x, dim, i * size, (i + 1) * size);
+        TR__TRY(tr_status_of(parts[i]));
+    }
+    return TR_OK;
+}
+
+tr_status tr_split(tr_tensor *x, int n, int dim, tr_tensor **parts)
+{
+    if (!x) return tr__fail(TR_INVALID, "split: input 0 is NULL");
+    TR__TRY(tr_status_of(x));
+    tr__split_attrs attrs = {.parts = n};
+    TR__TRY(tr__dim("split", x->shape, dim, &attrs.dim));
+    if (n < 1 || x->shape.dim[attrs.dim] % n)
+        return tr__fail(TR_SHAPE, "split: dimension %d of %s does not divide into %d parts", dim, TR__TEXT(x->shape), n);
+    if (n > TR_OP_MAX_OUTPUTS) return split_in_slices(x, n, attrs.dim, parts);
+    return tr_status_of(tr_apply(tr__op(split), &attrs, &x, 1, parts));
+}
