@@ -1,0 +1,136 @@
+#!/bin/sh
+# `trireme run` seen from outside: a killed rank ends the job and is named, a killed launcher leaves nothing behind, ^C is
+# passed on once, and wrong usage is told from failure.
+set -eu
+work=$(mktemp -d)
+launcher=
+finish() {
+    [ -z "$launcher" ] || kill -9 "$launcher" 2>/dev/null || :
+    rm -rf "$work"
+}
+trap finish EXIT
+
+fail() {
+    echo "failed: $*"
+    head -n 20 "$work/out" "$work/err" 2>/dev/null || :
+    exit 1
+}
+
+# start ARGUMENT…: `trireme run ARGUMENT…` in the background, with $launcher, $work/out and $work/err.
+start() {
+    : >"$work/out"
+    "$TRIREME" run "$@" >"$work/out" 2>"$work/err" &
+    launcher=$!
+}
+
+# end: waits for it; its exit code comes in $code.
+end() {
+    code=0
+    wait "$launcher" || code=$?
+    launcher=
+}
+
+# wait_for COUNT PATTERN: until so many lines of the output match.
+wait_for() {
+    tries=0
+    until [ "$(grep -c "$2" "$work/out")" -ge "$1" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 200 ] || fail "no $1 lines with $2"
+        sleep 0.05
+    done
+}
+
+# number PATTERN: the number at the end of the line that matches.
+number() { grep "$1" "$work/out" | sed 's/.* //'; }
+
+# alive PID: is there such a process, zombies apart?
+alive() { [ -r "/proc/$1/stat" ] && ! sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | grep -q '^[ZX]'; }
+
+# all_gone PID…: at the latest in a second.
+all_gone() {
+    for pid; do
+        tries=0
+        while alive "$pid"; do
+            tries=$((tries + 1))
+            [ $tries -lt 20 ] || fail "process $pid is still there"
+            sleep 0.05
+        done
+    done
+}
+
+milliseconds() { echo $(($(date +%s%N) / 1000000)); }
+
+forever='sleep 1000 & echo child $!; echo rank $$; wait; while :; do sleep 0.1; done'
+
+# A rank is killed; the others take no notice, neither of that nor of SIGTERM.
+start -n 3 sh -c "trap '' TERM; $forever"
+wait_for 3 rank
+victim=$(number '^\[1\] rank')
+everyone="$(number 'rank') $(number 'child')"
+before=$(milliseconds)
+kill -9 "$victim"
+end
+took=$(($(milliseconds) - before))
+[ $code = 1 ] || fail "exit code $code for a killed rank"
+[ $took -lt 2000 ] || fail "the job took $took ms to end"
+grep -q "^trireme run: rank 1 (pid $victim) was killed by signal 9 (Killed) after [0-9.]* s; its last lines:$" "$work/err" ||
+    fail "the report does not name the rank and the signal"
+all_gone $everyone
+
+# The launcher is killed: the ranks go, and what they have started.
+start -n 2 sh -c "$forever"
+wait_for 2 rank
+everyone="$(number 'rank') $(number 'child')"
+kill -9 "$launcher"
+end
+all_gone $everyone
+
+# An interrupt is passed on once, to process groups that the terminal's own ^C does not reach.
+start -n 2 sh -c 'n=0; trap "n=\$((n+1))" INT; echo rank $$; while [ $n = 0 ]; do sleep 0.05; done; sleep 0.3; echo got $n'
+wait_for 2 rank
+for pid in $(number rank); do
+    [ "$(sed 's/.*) //' "/proc/$pid/stat" | cut -d ' ' -f 3)" = "$pid" ] || fail "rank $pid has no group of its own"
+done
+kill -INT "$launcher"
+end
+[ $code = 0 ] || fail "exit code $code after a clean stop"
+[ "$(grep -c 'got 1$' "$work/out")" = 2 ] || fail "not each rank got one interrupt"
+
+# Ranks that do not handle it die of it; a second one kills those that ignore it.
+start -n 2 sh -c 'echo ready; exec sleep 1000'
+wait_for 2 ready
+kill -TERM "$launcher"
+end
+[ $code = 143 ] || fail "exit code $code after SIGTERM"
+start -n 2 sh -c 'trap "echo no" INT; echo ready; while :; do sleep 0.05; done'
+wait_for 2 ready
+kill -INT "$launcher"
+wait_for 2 no
+kill -INT "$launcher"
+end
+[ $code = 130 ] || fail "exit code $code after two interrupts"
+
+# Whoever reads the output goes away.
+"$TRIREME" run -n 2 sh -c 'echo "rank $$"; yes' 2>/dev/null | head -n 1 >"$work/out"
+all_gone $(number rank)
+
+# Exit codes: 0, 1 for a job that failed, 2 for wrong usage.
+expect() { # CODE MESSAGE ARGUMENT…
+    want=$1 message=$2
+    shift 2
+    code=0
+    "$TRIREME" "$@" >"$work/out" 2>"$work/err" || code=$?
+    [ $code = "$want" ] || fail "exit code $code instead of $want: trireme $*"
+    cat "$work/out" "$work/err" | grep -qF -e "$message" || fail "no \"$message\": trireme $*"
+}
+expect 0 "[1] hello" run -n 2 echo hello
+expect 0 "hello" run --no-prefix -- echo hello
+expect 0 "Usage: trireme run [OPTION…] PROGRAM [ARGUMENT…]" run --help
+expect 0 "trireme 0." --version
+expect 1 "trireme run: rank 0 (pid " run -n 2 sh -c 'exit 3'
+expect 1 "trireme run: cannot run ./prgram: No such file or directory" run -n 2 ./prgram
+expect 2 "trireme: a command is missing"
+expect 2 "did you mean run?" rnu
+expect 2 "trireme run: unknown option --rank: did you mean --ranks?" run --rank 2 echo
+expect 2 "trireme run: -n takes a whole number from 1 to 4096, not \"many\"" run -n many echo
+expect 2 "trireme run: something is missing: trireme run PROGRAM [ARGUMENT…]" run -n 2
