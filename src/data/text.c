@@ -93,7 +93,7 @@ static tr_status make_batch(const tr_text_batch_options *o, tr_tensor **x, tr_te
     TR__TRY(tr_status_of(input));
     TR__TRY(tr_status_of(target));
     int32_t *in = tr__ptr(input), *out = tr__ptr(target);
-    int64_t first = o->text->training + (int64_t)o->first_sample * o->context; /* of validation */
+    int64_t first = o->validation ? o->text->training + (int64_t)o->first_sample * o->context : 0;
     for (int64_t i = 0; i < windows; i++) {
         const unsigned char *from = o->text->bytes + (o->validation ? first + i * o->context : draw_start(o, i));
         for (int64_t k = 0; k < o->context; k++) {
