@@ -1,0 +1,44 @@
+/* Progress lines, as they look when the output is no terminal. */
+#include <trireme/train.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static tr_metrics_row row_at(int64_t step)
+{
+    return (tr_metrics_row){.step = step, .loss = 2, .tokens_per_s = 24300, .validation_loss = step == 5 ? 2.5 : NAN};
+}
+
+static void lines_come_now_and_then(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    FILE *f = tmpfile();
+    tr_progress *p = tr_progress(f, .interval_s = 3600);
+    for (int64_t s = 1; s <= 10; s++) {
+        tr_metrics_row row = row_at(s);
+        tr_progress_step(p, &row, 10);
+        if (s == 7) tr_progress_note(p, "saved");
+    }
+    tr_progress_end(p);
+    char text[1024];
+    rewind(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    /* The first, one with a validation loss, the note, and the last. */
+    assert_string_equal(text, "step 1/10  loss 2.0000  24.3k tokens/s\n"
+                              "step 5/10  loss 2.0000  validation 2.5000  24.3k tokens/s  1 s left\n"
+                              "saved\n"
+                              "step 10/10  loss 2.0000  validation 2.5000  24.3k tokens/s  0 s left\n");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(lines_come_now_and_then)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
