@@ -183,31 +183,33 @@ static tr_status finish_leaf(tr__backward *b, stop *at)
     return TR_OK;
 }
 
+/*
+ * Adds g (kept for us) to a leaf's sum, which is `sum` or nothing yet. A kernel may have written a gradient straight into
+ * the leaf's place in its arena, adding to what was there: then g, or the sum, is that place itself.
+ */
+static tr_status add_to_leaf(tr_tensor **sum, tr_tensor *g, const tr_tensor *place)
+{
+    if (!*sum || (*sum != place && g != place)) return add_up(sum, g);
+    TR_SCOPE;
+    tr_tensor *other = g == place ? *sum : g;
+    tr_status status = other == place ? TR_OK : tr_copy_into((tr_tensor *)place, tr_add((tr_tensor *)place, other));
+    tr__unref(other);
+    *sum = (tr_tensor *)place;
+    return status;
+}
+
 /* g, kept for us or NULL, arrives over an edge. */
 static tr_status arrive(tr__backward *b, tr__edge edge, tr_tensor *g)
 {
     size_t index = b->table[slot_of(b, edge.node ? (const void *)edge.node : (const void *)edge.leaf)] - 1;
     stop *at = &b->stops[index];
     tr_status status = TR_OK;
-    if (g && edge.leaf && at->grads[0] == g)
-        tr__unref(g); /* the leaf's place in its arena, again: the kernel has added to it */
-    else if (g && edge.leaf && at->grads[0] && at->grads[0] == edge.leaf->leaf->grad) {
-        TR_SCOPE; /* earlier gradients are in the arena already */
-        status = tr_copy_into(at->grads[0], tr_add(at->grads[0], g));
-        tr__unref(g);
-    } else if (g && edge.leaf && g == edge.leaf->leaf->grad && at->grads[0]) {
-        TR_SCOPE; /* this one is in the arena; add the earlier ones to it */
-        status = tr_copy_into(g, tr_add(g, at->grads[0]));
-        tr__unref(at->grads[0]);
-        at->grads[0] = g;
-    } else if (g)
-        status = add_up(&at->grads[edge.node ? edge.output : 0], g);
+    if (g && edge.leaf) status = add_to_leaf(&at->grads[0], g, edge.leaf->leaf->grad);
+    if (g && edge.node) status = add_up(&at->grads[edge.output], g);
     if (--at->pending > 0 || status != TR_OK) return status;
-    if (!edge.leaf) {
-        push_ready(b, index);
-        return TR_OK;
-    }
-    return finish_leaf(b, at);
+    if (edge.leaf) return finish_leaf(b, at);
+    push_ready(b, index);
+    return TR_OK;
 }
 
 /* ---- Running a node --------------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,392 @@
+/* The engine: order, accumulation, hooks, errors, saved tensors, arenas. */
+#include "autograd/arena.h"
+#include "autograd/engine.h"
+
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static tr_tensor *leaf(double value)
+{
+    return tr_full(value, TR_SHAPE(3), .dtype = TR_F64, .requires_grad = true);
+}
+
+static double grad_at(const tr_tensor *t, int64_t i)
+{
+    TR_SCOPE;
+    return tr_grad(t) ? tr_item(tr_slice(tr_reshape(tr_grad(t), TR_SHAPE(-1)), 0, i, i + 1)) : (double)NAN;
+}
+
+static void a_tensor_that_is_used_often_gets_every_share(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = leaf(3);
+    tr_tensor *y = tr_mul(x, x);                       /* x^2 */
+    tr_tensor *z = tr_add(tr_mul(y, x), tr_add(x, y)); /* x^3 + x + x^2 */
+    assert_int_equal(tr_backward(tr_sum(z)), TR_OK);
+    assert_true(grad_at(x, 0) == 3 * 9 + 1 + 6);
+}
+
+static void gradients_accumulate_until_they_are_cleared(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = leaf(1);
+    for (int i = 1; i <= 3; i++) {
+        assert_int_equal(tr_backward(tr_sum(tr_affine(x, 2, 0))), TR_OK);
+        assert_true(grad_at(x, 2) == 2 * i);
+    }
+    tr_clear_grad(x);
+    assert_null(tr_grad(x));
+    /* The root itself a leaf; a gradient given. */
+    assert_int_equal(tr_backward(x, .gradient = tr_full(5, TR_SHAPE(3), .dtype = TR_F64)), TR_OK);
+    assert_true(grad_at(x, 1) == 5);
+}
+
+static void a_gradient_is_not_shared_between_leaves(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *a = leaf(1), *b = leaf(2);
+    assert_int_equal(tr_backward(tr_sum(tr_add(a, b))), TR_OK);
+    assert_ptr_not_equal(tr_data(tr_grad(a)), tr_data(tr_grad(b)));
+    assert_int_equal(tr_backward(tr_sum(tr_add(a, a))), TR_OK);
+    assert_true(grad_at(a, 0) == 3 && grad_at(b, 0) == 1);
+}
+
+static void a_graph_runs_once_unless_it_is_kept(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = leaf(2), *y = tr_sum(tr_mul(x, x));
+    assert_int_equal(tr_backward(y, .retain_graph = true), TR_OK);
+    assert_int_equal(tr_backward(y), TR_OK);
+    assert_true(grad_at(x, 0) == 8);
+    assert_int_equal(tr_backward(y), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "retain_graph"));
+}
+
+static void what_was_saved_must_not_change(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = leaf(2), *y = tr_sum(tr_mul(x, x));
+    assert_int_equal(tr_fill(x, 3), TR_OK);
+    assert_int_equal(tr_backward(y), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "written"));
+    assert_int_equal(tr_backward(tr_sum(tr_affine(x, 1, 0))), TR_OK); /* saves nothing */
+}
+
+static void cheap_outputs_are_made_again(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_randn(1, TR_SHAPE(64, 64), .dtype = TR_F64, .requires_grad = true);
+    tr_tensor *w = tr_randn(2, TR_SHAPE(64, 64), .dtype = TR_F64, .requires_grad = true);
+    size_t before, with_gelu, after, peak;
+    tr_tensor *y;
+    {
+        TR_SCOPE;
+        tr__cpu_memory(0, &before, &peak);
+        tr_tensor *g = tr_gelu(x);
+        tr__cpu_memory(0, &with_gelu, &peak);
+        y = tr_escape(tr_matmul(g, w)); /* needs g for w's gradient */
+    }
+    tr__cpu_memory(0, &after, &peak);
+    assert_true(with_gelu == before + 64 * 64 * 8);
+    assert_true(after == before + 64 * 64 * 8); /* y only */
+    tr_tensor *weights = tr_randn(3, TR_SHAPE(64, 64), .dtype = TR_F64);
+    assert_int_equal(tr_backward(y, .gradient = weights), TR_OK);
+    TR_NO_GRAD;
+    tr_tensor *expected = tr_matmul(tr_transpose(tr_gelu(x), 0, 1), weights);
+    tr_tensor *difference = tr_max(tr_abs(tr_sub(expected, tr_grad(w))));
+    assert_true(tr_item(difference) < 1e-12);
+}
+
+static void roots_are_checked(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = leaf(1);
+    assert_int_equal(tr_backward(NULL), TR_INVALID);
+    assert_int_equal(tr_backward(tr_ones(TR_SHAPE(1))), TR_STATE);
+    assert_int_equal(tr_backward(tr_affine(x, 2, 0)), TR_SHAPE);
+    assert_int_equal(tr_backward(tr_affine(x, 2, 0), .gradient = tr_ones(TR_SHAPE(4), .dtype = TR_F64)), TR_SHAPE);
+    assert_int_equal(tr_backward(tr_sum(tr_add(x, tr_ones(TR_SHAPE(2), .dtype = TR_F64)))), TR_SHAPE);
+    assert_non_null(strstr(tr_error_message(), "add"));
+    assert_int_equal(tr_status_of(tr_require_grad(tr_affine(x, 2, 0))), TR_STATE);
+}
+
+/* ---- Hooks ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct order {
+    int count;
+    tr_tensor *leaves[8];
+} order;
+
+static tr_status note(tr_tensor *t, tr_tensor *grad, void *user)
+{
+    order *o = user;
+    assert_ptr_equal(grad, tr_grad(t));
+    o->leaves[o->count++] = t;
+    return TR_OK;
+}
+
+static tr_status refuse(tr_tensor *t, tr_tensor *grad, void *user)
+{
+    (void)t, (void)grad, (void)user;
+    return tr_fail(TR_CANCELLED, "the hook says no");
+}
+
+static void hooks_fire_once_when_a_gradient_is_final(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *a = leaf(1), *b = leaf(2), *c = leaf(3);
+    order o = {0};
+    tr_tensor *leaves[] = {a, b, c};
+    int numbers[3];
+    for (int i = 0; i < 3; i++) numbers[i] = tr_grad_hook_add(leaves[i], note, &o);
+    tr_tensor *y = tr_mul(tr_mul(tr_mul(a, a), b), c); /* c last in the forward: first in backward */
+    tr_tensor *z = tr_sum(tr_add(tr_mul(y, a), b));    /* a and b are used twice */
+    assert_int_equal(tr_backward(z), TR_OK);
+    assert_int_equal(o.count, 3);
+    assert_ptr_equal(o.leaves[0], c);
+    assert_ptr_equal(o.leaves[1], b);
+    assert_ptr_equal(o.leaves[2], a);
+    tr_grad_hook_remove(a, numbers[0]);
+    assert_int_equal(tr_backward(tr_sum(a)), TR_OK);
+    assert_int_equal(o.count, 3);
+    assert_true(tr_grad_hook_add(b, refuse, NULL) > numbers[1]);
+    assert_int_equal(tr_backward(tr_sum(b)), TR_CANCELLED);
+    assert_string_equal(tr_error_message(), "the hook says no");
+    assert_int_equal(tr_grad_hook_add(y, note, &o), -1);
+}
+
+static tr_status note_end(void *user, tr_status status)
+{
+    *(tr_status *)user = status + 1000;
+    return TR_OK;
+}
+
+static tr_status ask_for_end(tr_tensor *t, tr_tensor *grad, void *user, tr__backward *backward)
+{
+    (void)t, (void)grad;
+    return tr__backward_at_end(backward, note_end, user);
+}
+
+static void the_end_of_a_backward_is_told_also_when_it_fails(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *a = leaf(1), *b = leaf(2);
+    tr_status ended = 0;
+    assert_true(tr__leaf_hook_add(b, ask_for_end, &ended) >= 0);
+    tr_tensor *y = tr_sum(tr_mul(tr_mul(a, a), b));
+    assert_int_equal(tr_backward(y), TR_OK);
+    assert_int_equal(ended, 1000 + TR_OK);
+    tr_grad_hook_add(a, refuse, NULL);
+    assert_int_equal(tr_backward(tr_sum(tr_mul(tr_mul(a, a), b))), TR_CANCELLED);
+    assert_int_equal(ended, 1000 + TR_CANCELLED);
+}
+
+/* ---- Long graphs and failing ops ----------------------------------------------------------------------------------------- */
+
+static void a_long_chain_neither_overflows_nor_leaks(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_scalar(1, TR_F64);
+    tr_require_grad(x);
+    tr_tensor *y = tr_keep(x);
+    for (int i = 0; i < 200000; i++) {
+        TR_SCOPE;
+        tr_tensor *next = tr_keep(tr_affine(y, 1, 0));
+        tr_release(y);
+        y = next;
+    }
+    assert_int_equal(tr_backward(y), TR_OK);
+    assert_true(tr_item(tr_grad(x)) == 1);
+    tr_release(y);
+}
+
+static tr_status one_infer(tr_op_call *call)
+{
+    return tr_op_output(call, 0, tr_shape_of(call->inputs[0]), tr_dtype_of(call->inputs[0]));
+}
+
+static tr_status one_forward(tr_op_call *call)
+{
+    return tr_copy_into(call->outputs[0], call->inputs[0]);
+}
+
+static tr_status wrong_backward(tr_backward_call *call)
+{
+    call->grad_inputs[0] = tr_ones(TR_SHAPE(7), .dtype = TR_F64);
+    return TR_OK;
+}
+
+static void a_wrong_backward_is_found(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    static const tr_op wrong = {.size = sizeof(tr_op), .name = "wrong", .infer = one_infer, .forward = one_forward,
+        .backward = wrong_backward};
+    tr_tensor *x = leaf(1);
+    assert_int_equal(tr_backward(tr_sum(tr_apply(&wrong, NULL, &x, 1, NULL))), TR_SHAPE);
+    assert_non_null(strstr(tr_error_message(), "wrong: its backward"));
+}
+
+/* ---- Arenas --------------------------------------------------------------------------------------------------------------- */
+
+static tr_tensor_list *three_parameters(void)
+{
+    tr_tensor_list *list = tr_list();
+    assert_int_equal(tr_list_add(list, "a", tr_randn(1, TR_SHAPE(3, 5), .requires_grad = true)), TR_OK);
+    assert_int_equal(tr_list_add(list, "d", tr_randn(2, TR_SHAPE(4), .dtype = TR_F64, .requires_grad = true)), TR_OK);
+    assert_int_equal(tr_list_add(list, "b", tr_randn(3, TR_SHAPE(5, 40), .requires_grad = true)), TR_OK);
+    return list;
+}
+
+static void arenas_move_values_and_gradients(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor_list *list = three_parameters();
+    tr_tensor *a = tr_list_at(list, 0), *b = tr_list_at(list, 2);
+    float before[15], after[15];
+    assert_int_equal(tr_copy_out(a, before, sizeof before), TR_OK);
+    assert_int_equal(tr_backward(tr_sum(a)), TR_OK);
+    assert_int_equal(tr__arena_build(list), TR_OK);
+    assert_int_equal(tr_copy_out(a, after, sizeof after), TR_OK);
+    assert_memory_equal(before, after, sizeof before);
+    assert_true(grad_at(a, 14) == 1);
+
+    tr__arena *arena = a->leaf->arena;
+    assert_ptr_equal(arena, b->leaf->arena);
+    assert_ptr_not_equal(arena, tr_list_at(list, 1)->leaf->arena);
+    assert_int_equal(arena->n_slots, 2);
+    assert_int_equal(tr__arena_slot_of(b)->offset, 32);
+    assert_int_equal(arena->count, 32 + 224);
+    assert_ptr_equal((float *)tr_data(arena->parameters) + 32, tr_data(b));
+    assert_null(tr_grad(b));
+
+    /* Gradients are written in place, the first one over what is there, the next ones added. */
+    tr_tensor *x = tr_randn(4, TR_SHAPE(2, 3)), *y = tr_matmul(tr_matmul(x, a), b);
+    assert_int_equal(tr_backward(tr_sum(y), .retain_graph = true), TR_OK);
+    assert_ptr_equal(tr_data(tr_grad(b)), (float *)tr_data(arena->gradients) + 32);
+    double once = grad_at(b, 3);
+    assert_int_equal(tr_backward(tr_sum(y)), TR_OK);
+    assert_true(fabs(grad_at(b, 3) - 2 * once) < 1e-5);
+    tr_clear_grad(b);
+    assert_null(tr_grad(b));
+    assert_int_equal(tr__arena_zero_missing(b), TR_OK);
+    assert_true(grad_at(b, 3) == 0);
+
+    double a_grad = grad_at(a, 0);
+    assert_int_equal(tr__arena_share(arena), TR_OK);
+    assert_true(arena->gradients->storage->kind == TR__SHARED);
+    assert_true(grad_at(a, 0) == a_grad);
+    assert_int_equal(tr_backward(tr_sum(a)), TR_OK);
+    assert_true(fabs(grad_at(a, 0) - a_grad - 1) < 1e-6);
+}
+
+static void an_arena_outlives_or_forgets_its_leaves(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *kept;
+    {
+        TR_SCOPE;
+        tr_tensor_list *list = three_parameters();
+        assert_int_equal(tr__arena_build(list), TR_OK);
+        kept = tr_escape(tr_list_at(list, 0));
+        tr_keep(kept);
+    }
+    assert_null(kept->leaf->arena->slots[1].leaf);
+    assert_int_equal(tr_backward(tr_sum(kept)), TR_OK);
+    tr_release(kept);
+
+    tr_tensor_list *plain = tr_list();
+    assert_int_equal(tr_list_add(plain, "x", tr_ones(TR_SHAPE(2))), TR_OK);
+    assert_int_equal(tr__arena_build(plain), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "\"x\""));
+}
+
+/* Writes straight into the target that it is given, as kernels of parameters do. */
+static tr_status target_backward(tr_backward_call *call)
+{
+    bool accumulate;
+    tr_tensor *to = tr__grad_target(call, 0, &accumulate);
+    call->grad_inputs[0] = to;
+    return tr_copy_into(to, accumulate ? tr_add(to, call->grad_outputs[0]) : call->grad_outputs[0]);
+}
+
+static void targets_and_plain_gradients_mix(void **state)
+{
+    (void)state;
+    static const tr_op direct = {.size = sizeof(tr_op), .name = "direct", .infer = one_infer, .forward = one_forward,
+        .backward = target_backward};
+    for (int arena = 0; arena < 2; arena++)
+        for (int mix = 0; mix < 8; mix++) {
+            TR_SCOPE;
+            tr_tensor *x = tr_full(2, TR_SHAPE(3), .dtype = TR_F64, .requires_grad = true);
+            tr_tensor_list *list = tr_list();
+            assert_int_equal(tr_list_add(list, "x", x), TR_OK);
+            if (arena) assert_int_equal(tr__arena_build(list), TR_OK);
+            for (int round = 1; round <= 2; round++) {
+                tr_tensor *sum = tr_zeros(TR_SHAPE(3), .dtype = TR_F64);
+                for (int i = 0; i < 3; i++) {
+                    tr_tensor *part = mix >> i & 1 ? tr_apply(&direct, NULL, &x, 1, NULL) : tr_affine(x, 1, 0);
+                    sum = tr_add(sum, tr_affine(part, pow(10, i), 0));
+                }
+                assert_int_equal(tr_backward(tr_sum(sum)), TR_OK);
+                assert_true(grad_at(x, 1) == 111 * round);
+            }
+        }
+}
+
+static tr_tensor *wrong_gradient(tr_tensor *const *inputs, int n, void *user)
+{
+    (void)n, (void)user;
+    return tr_add(tr_mul(inputs[0], tr_detach(inputs[0])), inputs[1]);
+}
+
+static void grad_check_finds_what_is_wrong(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *inputs[] = {leaf(2), leaf(3)};
+    assert_int_equal(tr_grad_check(wrong_gradient, inputs, 2, NULL, 1e-6), TR_MISMATCH);
+    assert_non_null(strstr(tr_error_message(), "input 0"));
+    inputs[0] = tr_ones(TR_SHAPE(3), .requires_grad = true);
+    assert_int_equal(tr_grad_check(wrong_gradient, inputs, 2, NULL, 1e-6), TR_DTYPE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_tensor_that_is_used_often_gets_every_share),
+        cmocka_unit_test(gradients_accumulate_until_they_are_cleared),
+        cmocka_unit_test(a_gradient_is_not_shared_between_leaves),
+        cmocka_unit_test(a_graph_runs_once_unless_it_is_kept),
+        cmocka_unit_test(what_was_saved_must_not_change),
+        cmocka_unit_test(cheap_outputs_are_made_again),
+        cmocka_unit_test(roots_are_checked),
+        cmocka_unit_test(hooks_fire_once_when_a_gradient_is_final),
+        cmocka_unit_test(the_end_of_a_backward_is_told_also_when_it_fails),
+        cmocka_unit_test(a_long_chain_neither_overflows_nor_leaks),
+        cmocka_unit_test(a_wrong_backward_is_found),
+        cmocka_unit_test(arenas_move_values_and_gradients),
+        cmocka_unit_test(an_arena_outlives_or_forgets_its_leaves),
+        cmocka_unit_test(targets_and_plain_gradients_mix),
+        cmocka_unit_test(grad_check_finds_what_is_wrong),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
