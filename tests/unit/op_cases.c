@@ -1,0 +1,253 @@
+#include "op_cases.h"
+
+#include "base/rng.h"
+
+#define COUNT(...) (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+#define SIZES(...) {COUNT(__VA_ARGS__), {__VA_ARGS__}}
+#define NORMAL(...) {.shape = SIZES(__VA_ARGS__)}
+#define NORMAL_FIXED(...) {.shape = SIZES(__VA_ARGS__), .fixed = true}
+#define WIDE(...) {.shape = SIZES(__VA_ARGS__), .values = OP_WIDE}
+#define POSITIVE(...) {.shape = SIZES(__VA_ARGS__), .values = OP_POSITIVE}
+#define GRID(...) {.shape = SIZES(__VA_ARGS__), .values = OP_GRID}
+#define IDS(limit_, ...) {.shape = SIZES(__VA_ARGS__), .values = OP_IDS, .limit = (limit_)}
+#define IDS32(limit_, ...) {.shape = SIZES(__VA_ARGS__), .values = OP_IDS32, .limit = (limit_)}
+#define LABELS(limit_, ...) {.shape = SIZES(__VA_ARGS__), .values = OP_LABELS, .limit = (limit_)}
+#define MASK(...) {.shape = SIZES(__VA_ARGS__), .values = OP_MASK}
+
+/* ---- What the cases call ---------------------------------------------------------------------------------------------- */
+
+#define UNARY(name, call) \
+    static tr_tensor *name(tr_tensor *const *in) { tr_tensor *x = in[0]; return call; }
+#define BINARY(name, call) \
+    static tr_tensor *name(tr_tensor *const *in) { tr_tensor *a = in[0], *b = in[1]; return call; }
+
+BINARY(add, tr_add(a, b))
+BINARY(sub, tr_sub(a, b))
+BINARY(mul, tr_mul(a, b))
+BINARY(divide, tr_div(a, b))
+BINARY(maximum, tr_maximum(a, b))
+BINARY(minimum, tr_minimum(a, b))
+UNARY(affine, tr_affine(x, -1.5, 0.25))
+UNARY(neg, tr_neg(x))
+UNARY(exponential, tr_exp(x))
+UNARY(logarithm, tr_log(x))
+UNARY(square_root, tr_sqrt(x))
+UNARY(absolute, tr_abs(x))
+UNARY(hyperbolic, tr_tanh(x))
+UNARY(sigmoid, tr_sigmoid(x))
+UNARY(relu, tr_relu(x))
+UNARY(gelu, tr_gelu(x))
+UNARY(gelu_exact, tr_gelu_exact(x))
+UNARY(dropout, tr_dropout(x, .p = 0.4, .seed = 7, .step = 3, .first_sample = 5))
+
+UNARY(sum_all, tr_sum(x))
+UNARY(sum_last, tr_sum(x, .ndims = 1, .dims = {-1}))
+UNARY(sum_first, tr_sum(x, .ndims = 1, .dims = {0}))
+UNARY(sum_middle_kept, tr_sum(x, .ndims = 1, .dims = {1}, .keep = true))
+UNARY(sum_outer_and_last, tr_sum(x, .ndims = 2, .dims = {0, 2}))
+UNARY(mean_all, tr_mean(x))
+UNARY(mean_last_two, tr_mean(x, .ndims = 2, .dims = {1, 2}, .keep = true))
+UNARY(max_all, tr_max(x))
+UNARY(max_last, tr_max(x, .ndims = 1, .dims = {-1}))
+UNARY(max_first_kept, tr_max(x, .ndims = 1, .dims = {0}, .keep = true))
+UNARY(argmax_last, tr_cast(tr_argmax(x, -1), tr_dtype_of(x)))
+
+UNARY(softmax_last, tr_softmax(x, -1))
+UNARY(softmax_middle, tr_softmax(x, 1))
+UNARY(log_softmax_last, tr_log_softmax(x, -1))
+UNARY(log_softmax_middle, tr_log_softmax(x, 1))
+
+static tr_tensor *cross_entropy(tr_tensor *const *in)
+{
+    return tr_cross_entropy(in[0], in[1]);
+}
+
+static tr_tensor *layer_norm(tr_tensor *const *in)
+{
+    return tr_layer_norm_op(in[0], in[1], in[2], 1e-5);
+}
+
+static tr_tensor *layer_norm_plain(tr_tensor *const *in)
+{
+    return tr_layer_norm_op(in[0], NULL, NULL, 1e-5);
+}
+
+static tr_tensor *layer_norm_no_bias(tr_tensor *const *in)
+{
+    return tr_layer_norm_op(in[0], in[1], NULL, 1e-5);
+}
+
+static tr_tensor *embedding(tr_tensor *const *in)
+{
+    return tr_embedding_op(in[0], in[1]);
+}
+
+UNARY(reshape_view, tr_reshape(x, TR_SHAPE(-1, 2, tr_size(x, 2) / 2)))
+UNARY(reshape_copy, tr_reshape(tr_transpose(x, 1, 2), TR_SHAPE(tr_size(x, 0), 10, 2)))
+UNARY(permute, tr_permute(x, (int[]){2, 0, 1}, 3))
+UNARY(transpose, tr_transpose(x, 0, -1))
+UNARY(expand, tr_expand(x, TR_SHAPE(2, tr_size(x, 0), 3, tr_size(x, 2))))
+UNARY(slice, tr_slice(x, 1, 1, -1))
+UNARY(contiguous, tr_contiguous(tr_transpose(x, 0, 1)))
+UNARY(there_and_back, tr_to(tr_affine(tr_to(x, tr_cpu(1)), 2, 0), tr_cpu(0)))
+UNARY(cast_to_f32, tr_cast(tr_cast(x, TR_F32), tr_dtype_of(x)))
+
+/* The middle part is not used: its gradient is zero. */
+static tr_tensor *split(tr_tensor *const *in)
+{
+    tr_tensor *parts[3];
+    if (tr_split(in[0], 3, 1, parts) != TR_OK) return tr_slice(in[0], 1, 9, 9);
+    return tr_mul(parts[0], parts[2]);
+}
+
+static tr_tensor *cat(tr_tensor *const *in)
+{
+    return tr_cat((tr_tensor *[]){in[0], in[1], in[0]}, 3, 1);
+}
+
+static tr_tensor *cat_many(tr_tensor *const *in)
+{
+    tr_tensor *parts[67];
+    for (int i = 0; i < 67; i++) parts[i] = in[i % 2];
+    return tr_cat(parts, 67, -1);
+}
+
+/* ---- The list --------------------------------------------------------------------------------------------------------- */
+
+#define CASE(name_, run_, ...) \
+    .name = name_, .run = run_, .inputs = {__VA_ARGS__}, .n = (int)(sizeof((op_input[]){__VA_ARGS__}) / sizeof(op_input))
+
+/* clang-format off */
+const op_case op_cases[] = {
+    {CASE("add",                  add,            NORMAL(3, 5), NORMAL(3, 5))},
+    {CASE("add row",              add,            NORMAL(4, 3, 7), NORMAL_FIXED(7))},
+    {CASE("add column",           add,            NORMAL(4, 3, 7), NORMAL_FIXED(3, 1))},
+    {CASE("add scalar",           add,            NORMAL(6, 4), {.shape = {0, {0}}})},
+    {CASE("add both ways",        add,            NORMAL(4, 1, 5), NORMAL_FIXED(3, 1))},
+    {CASE("sub",                  sub,            NORMAL(3, 5), NORMAL(3, 5))},
+    {CASE("sub row",              sub,            NORMAL(4, 33), NORMAL_FIXED(33))},
+    {CASE("mul",                  mul,            NORMAL(3, 5), NORMAL(3, 5))},
+    {CASE("mul row",              mul,            NORMAL(3, 40), NORMAL_FIXED(40))},
+    {CASE("mul outer",            mul,            NORMAL(5, 1), NORMAL_FIXED(1, 4))},
+    {CASE("div",                  divide,         NORMAL(3, 5), POSITIVE(3, 5))},
+    {CASE("div column",           divide,         NORMAL(3, 5), POSITIVE(3, 1))},
+    {CASE("maximum",              maximum,        NORMAL(3, 5), NORMAL(3, 5))},
+    {CASE("maximum equal",        maximum,        GRID(30, 5), GRID(30, 5)), .kinked = true},
+    {CASE("minimum",              minimum,        NORMAL(3, 5), NORMAL_FIXED(5))},
+    {CASE("affine",               affine,         NORMAL(3, 5))},
+    {CASE("neg",                  neg,            NORMAL(3, 5))},
+    {CASE("exp",                  exponential,    NORMAL(3, 5))},
+    {CASE("log",                  logarithm,      POSITIVE(3, 5))},
+    {CASE("sqrt",                 square_root,    POSITIVE(3, 5))},
+    {CASE("abs",                  absolute,       NORMAL(3, 5))},
+    {CASE("abs equal",            absolute,       GRID(30, 5)), .kinked = true},
+    {CASE("tanh",                 hyperbolic,     NORMAL(3, 5))},
+    {CASE("sigmoid",              sigmoid,        NORMAL(3, 5))},
+    {CASE("relu",                 relu,           NORMAL(3, 5))},
+    {CASE("relu at zero",         relu,           GRID(30, 5)), .kinked = true},
+    {CASE("gelu",                 gelu,           NORMAL(3, 50))},
+    {CASE("gelu wide",            gelu,           WIDE(3, 50))},
+    {CASE("gelu exact",           gelu_exact,     NORMAL(3, 50))},
+    {CASE("dropout",              dropout,        NORMAL(3, 5, 7))},
+    {CASE("sum",                  sum_all,        NORMAL(3, 5))},
+    {CASE("sum last",             sum_last,       NORMAL(3, 5, 40))},
+    {CASE("sum first",            sum_first,      NORMAL(3, 5, 40))},
+    {CASE("sum middle",           sum_middle_kept, NORMAL(3, 5, 40))},
+    {CASE("sum outer and last",   sum_outer_and_last, NORMAL(3, 5, 7))},
+    {CASE("mean",                 mean_all,       NORMAL(3, 5))},
+    {CASE("mean last two",        mean_last_two,  NORMAL(3, 5, 7))},
+    {CASE("max",                  max_all,        NORMAL(3, 5)), .not_empty = true},
+    {CASE("max last",             max_last,       NORMAL(3, 5, 7))},
+    {CASE("max first",            max_first_kept, NORMAL(3, 5, 7)), .not_empty = true},
+    {CASE("max equal",            max_last,       GRID(3, 5, 70)), .kinked = true},
+    {CASE("argmax",               argmax_last,    NORMAL(3, 5, 7)), .kinked = true},
+    {CASE("softmax",              softmax_last,   WIDE(3, 5, 37))},
+    {CASE("softmax long",         softmax_last,   WIDE(2, 1100))},
+    {CASE("softmax middle",       softmax_middle, NORMAL(3, 5, 7))},
+    {CASE("log softmax",          log_softmax_last, WIDE(3, 5, 37))},
+    {CASE("log softmax middle",   log_softmax_middle, NORMAL(3, 5, 7))},
+    {CASE("cross entropy",        cross_entropy,  WIDE(6, 5), IDS(5, 6))},
+    {CASE("cross entropy ignore", cross_entropy,  WIDE(6, 4, 37), LABELS(37, 6, 4))},
+    {CASE("cross entropy i32",    cross_entropy,  NORMAL(3, 600), IDS32(600, 3))},
+    {CASE("layer norm",           layer_norm,     NORMAL(3, 5, 40), NORMAL_FIXED(40), NORMAL_FIXED(40))},
+    {CASE("layer norm long",      layer_norm,     WIDE(9, 600), NORMAL_FIXED(600), NORMAL_FIXED(600))},
+    {CASE("layer norm plain",     layer_norm_plain, NORMAL(3, 8))},
+    {CASE("layer norm no bias",   layer_norm_no_bias, NORMAL(3, 5, 33), NORMAL_FIXED(33))},
+    {CASE("embedding",            embedding,      NORMAL_FIXED(9, 20), IDS(9, 4, 6))},
+    {CASE("embedding i32",        embedding,      NORMAL_FIXED(9, 600), IDS32(9, 5))},
+    {CASE("reshape",              reshape_view,   NORMAL(3, 5, 4))},
+    {CASE("reshape with a copy",  reshape_copy,   NORMAL(3, 5, 4))},
+    {CASE("permute",              permute,        NORMAL(3, 5, 4))},
+    {CASE("transpose",            transpose,      NORMAL(3, 5, 4))},
+    {CASE("expand",               expand,         NORMAL(4, 1, 5))},
+    {CASE("slice",                slice,          NORMAL(3, 5, 4))},
+    {CASE("split",                split,          NORMAL(3, 6, 4))},
+    {CASE("cat",                  cat,            NORMAL(3, 6, 4), NORMAL(3, 2, 4))},
+    {CASE("cat many",             cat_many,       NORMAL(3, 2), NORMAL(3, 5))},
+    {CASE("contiguous",           contiguous,     NORMAL(3, 5, 4))},
+    {CASE("cast",                 cast_to_f32,    NORMAL(3, 5)), .kinked = true}, /* f32 is too coarse for differences */
+    {CASE("to",                   there_and_back, NORMAL(3, 5))},
+};
+/* clang-format on */
+const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);
+
+/* ---- Inputs --------------------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *integers(uint64_t seed, tr_shape shape, const op_input *input)
+{
+    tr_dtype dtype = input->values == OP_IDS32 ? TR_I32 : input->values == OP_MASK ? TR_BOOL : TR_I64;
+    int64_t limit = input->values == OP_MASK ? 3 : input->limit, row = shape.ndim ? shape.dim[shape.ndim - 1] : 1;
+    tr_tensor *t = tr_empty(shape, .dtype = dtype);
+    for (int64_t i = 0; i < tr_numel(t); i++) {
+        int64_t value = (int64_t)(tr__mix(seed, (uint64_t)i) % (uint64_t)limit);
+        if (dtype == TR_I32) ((int32_t *)tr_data(t))[i] = (int32_t)value;
+        if (dtype == TR_BOOL) ((bool *)tr_data(t))[i] = value > 0 || i % row == 0;
+        if (dtype == TR_I64) ((int64_t *)tr_data(t))[i] = input->values == OP_LABELS && i % 5 == 1 ? -100 : value;
+    }
+    return t;
+}
+
+static tr_tensor *floats(uint64_t seed, tr_shape shape, op_values values)
+{
+    switch (values) {
+    case OP_WIDE: return tr_affine(tr_randn(seed, shape, .dtype = TR_F64), 4, 0);
+    case OP_POSITIVE: return tr_affine(tr_rand(seed, shape, .dtype = TR_F64), 2, 0.5);
+    case OP_GRID: return tr_affine(tr_cast(tr_cast(tr_affine(tr_rand(seed, shape, .dtype = TR_F64), 6, 0), TR_I64), TR_F64), 0.5, -1);
+    default: return tr_randn(seed, shape, .dtype = TR_F64);
+    }
+}
+
+/* The values of x in memory of the opposite order of dimensions, with a gap after each and something in front. */
+static tr_tensor *respread(tr_tensor *x)
+{
+    tr_shape shape = tr_shape_of(x), spread = {.ndim = shape.ndim};
+    int order[TR_MAX_DIMS];
+    if (shape.ndim == 0) return x;
+    for (int d = 0; d < shape.ndim; d++) {
+        order[d] = shape.ndim - 1 - d;
+        spread.dim[d] = shape.dim[order[d]];
+    }
+    spread.dim[0] += 1;
+    spread.dim[spread.ndim - 1] += 3;
+    tr_tensor *memory = tr_full(77, spread, .dtype = tr_dtype_of(x));
+    tr_tensor *place = tr_permute(tr_slice(tr_slice(memory, 0, 1, spread.dim[0]), -1, 0, spread.dim[spread.ndim - 1] - 3), order, shape.ndim);
+    if (spread.ndim == 1) place = tr_slice(tr_slice(memory, 0, 1, spread.dim[0]), 0, 0, shape.dim[0]);
+    TR_CHECK(tr_copy_into(place, x));
+    return place;
+}
+
+void op_case_inputs(const op_case *c, op_variant variant, bool requires_grad, tr_tensor **in)
+{
+    TR_NO_GRAD;
+    for (int i = 0; i < c->n; i++) {
+        const op_input *input = &c->inputs[i];
+        tr_shape shape = input->shape;
+        uint64_t seed = tr__mix((uint64_t)(c - op_cases), (uint64_t)i);
+        if (shape.ndim && !input->fixed) shape.dim[0] *= variant.batch;
+        bool is_float = input->values <= OP_GRID;
+        tr_tensor *x = is_float ? floats(seed, shape, input->values) : integers(seed, shape, input);
+        if (is_float) x = tr_cast(tr_cast(x, variant.round_to), variant.dtype);
+        if (variant.strided) x = respread(x);
+        in[i] = is_float && requires_grad ? tr_require_grad(tr_detach(x)) : x;
+    }
+}
