@@ -5,8 +5,9 @@
 #ifndef TRIREME_CLI_COMMAND_H
 #define TRIREME_CLI_COMMAND_H
 
-#define TR__COMMANDS(X)                                                         \
-    X("run", tr__cli_run, "run a program as the ranks of a job on this machine")
+#define TR__COMMANDS(X)                                                          \
+    X("run", tr__cli_run, "run a program as the ranks of a job on this machine") \
+    X("doctor", tr__cli_doctor, "say what this machine offers to training, and what is wrong")
 
 #define TR__DECLARE(name, function, help) int function(int argc, char **argv);
 TR__COMMANDS(TR__DECLARE)

@@ -1,7 +1,7 @@
 # trireme_optional(NAME found real.c stub.c): an optional part is its real file where its library was found at build
 # time, and its stub otherwise, so that no source file asks. Sets TR__HAVE_<NAME> (0 or 1) for trireme_config.h.
 macro(trireme_optional name found real stub)
-    if("${found}")
+    if("${found}" AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${real})
         set(TR__HAVE_${name} 1)
         list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${stub})
     else()

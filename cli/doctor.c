@@ -1,0 +1,334 @@
+/* trireme doctor: what this machine and this build offer to training, what is wrong, and what to do about it. */
+#include "command.h"
+#include "options.h"
+
+#include <trireme/trireme.h>
+
+#include "trireme_config.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <oneapi/dnnl/dnnl.h>
+#include <oneapi/dnnl/dnnl_debug.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+extern char **environ;
+
+typedef enum verdict { OK, WARNING, WRONG } verdict;
+
+typedef struct findings {
+    int count[WRONG + 1];
+} findings;
+
+/* One line for what was found; advice, on a line of its own, when something is to be done. */
+static void say(findings *f, verdict v, const char *advice, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static void say(findings *f, verdict v, const char *advice, const char *format, ...)
+{
+    static const char *const names[] = {"ok", "warning", "wrong"};
+    va_list arguments;
+    va_start(arguments, format);
+    printf("%-9s", names[v]);
+    vprintf(format, arguments);
+    putchar('\n');
+    va_end(arguments);
+    if (advice) printf("         -> %s\n", advice);
+    fflush(stdout);
+    f->count[v]++;
+}
+
+/* ---- Reading the system ------------------------------------------------------------------------------------------ */
+
+/* The first line of a file, without its newline; false when there is none. */
+static bool first_line(const char *path, char *text, size_t bytes)
+{
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    bool read = fgets(text, (int)bytes, file);
+    fclose(file);
+    if (read) text[strcspn(text, "\n")] = '\0';
+    return read;
+}
+
+/* What follows "key:" in a file of such lines, as /proc has them. */
+static bool line_of(const char *path, const char *key, char *text, size_t bytes)
+{
+    FILE *file = fopen(path, "re");
+    bool found = false;
+    while (file && !found && fgets(text, (int)bytes, file)) {
+        const char *colon = strchr(text, ':');
+        found = colon && !strncmp(text, key, strlen(key)) && strspn(text + strlen(key), " \t:") > 0;
+        if (found) memmove(text, colon + 1, strlen(colon));
+    }
+    if (file) fclose(file);
+    return found;
+}
+
+static double meminfo_gib(const char *key)
+{
+    char text[128];
+    return line_of("/proc/meminfo", key, text, sizeof text) ? atof(text) / (1 << 20) : 0;
+}
+
+/* A limit that a control group sets: the first number in the file, over the second one if there is; none: infinite. */
+static double read_limit(const char *folder, const char *group, const char *file)
+{
+    char path[1200], text[128];
+    double limit, period;
+    snprintf(path, sizeof path, "%s%s/%s", folder, group, file);
+    if (!first_line(path, text, sizeof text)) return INFINITY;
+    int numbers = sscanf(text, "%lf %lf", &limit, &period);
+    return numbers < 1 || limit <= 0 ? INFINITY : numbers == 2 && period > 0 ? limit / period : limit;
+}
+
+/* The least limit of this process's control group and those around it. */
+static double group_limit(const char *folder, const char *group, const char *file)
+{
+    char at[1024];
+    snprintf(at, sizeof at, "%s", strcmp(group, "/") ? group : "");
+    double least = INFINITY;
+    for (;;) {
+        least = fmin(least, read_limit(folder, at, file));
+        char *slash = strrchr(at, '/');
+        if (!slash) return least;
+        *slash = '\0';
+    }
+}
+
+/* Is word one of those in list, which has commas between them? */
+static bool listed(const char *word, const char *list)
+{
+    size_t length = strlen(word);
+    for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',')
+        if (strcspn(at, ",") == length && !strncmp(at, word, length)) return true;
+    return false;
+}
+
+/* The control group of a controller in version 1 ("4:cpu,cpuacct:/path"), of "" in version 2 ("0::/path"). */
+static bool own_group(const char *controller, char *group, size_t bytes)
+{
+    char line[1200];
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    bool found = false;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
+        if (!path) continue;
+        *path++ = '\0';
+        found = *controller ? listed(controller, names + 1) : !names[1];
+        if (found) snprintf(group, bytes, "%.*s", (int)strcspn(path, "\n"), path);
+    }
+    if (file) fclose(file);
+    return found;
+}
+
+/* Cores that the control group's quota amounts to. */
+static double core_quota(void)
+{
+    char group[1024];
+    double least = own_group("", group, sizeof group) ? group_limit("/sys/fs/cgroup", group, "cpu.max") : INFINITY;
+    if (own_group("cpu", group, sizeof group)) {
+        double quota = group_limit("/sys/fs/cgroup/cpu", group, "cpu.cfs_quota_us");
+        double period = group_limit("/sys/fs/cgroup/cpu", group, "cpu.cfs_period_us");
+        least = fmin(least, isfinite(period) ? quota / period : INFINITY);
+    }
+    return least;
+}
+
+static double memory_limit_gib(void)
+{
+    char group[1024];
+    double least = own_group("", group, sizeof group) ? group_limit("/sys/fs/cgroup", group, "memory.max") : INFINITY;
+    if (own_group("memory", group, sizeof group))
+        least = fmin(least, group_limit("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes"));
+    return least / (1 << 30);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- The checks -------------------------------------------------------------------------------------------------- */
+
+static void check_build(findings *f)
+{
+    struct utsname u;
+    uname(&u);
+    say(f, OK, NULL, "trireme %s, built with %s; %s %s on %s", tr_version(), TR__COMPILER, u.sysname, u.release, u.machine);
+}
+
+static void check_cores(findings *f)
+{
+    cpu_set_t set;
+    int usable = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    double quota = core_quota(), load;
+    int threads = tr_threads(tr_cpu(0));
+    say(f, OK, NULL, "cores: %d of %ld usable, %d CPU device%s with %d thread%s", usable, online,
+        tr_device_count(TR_CPU), tr_device_count(TR_CPU) == 1 ? "" : "s", threads, threads == 1 ? "" : "s");
+    if (quota < threads * tr_device_count(TR_CPU))
+        say(f, WARNING, "give fewer threads (--threads), or this control group more time",
+            "core quota: the control group gives %.1f cores' time, and threads beyond it are stopped and started", quota);
+    if (getloadavg(&load, 1) == 1 && load > 0.5 * usable)
+        say(f, WARNING, "end what else is running: ranks wait for the slowest among them",
+            "load: %.1f processes were running on %d cores in the last minute", load, usable);
+}
+
+static void check_instructions(findings *f)
+{
+    static const char *const wanted[] = {"avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+        "amx_tile", "amx_bf16", "asimd", "sve", "bf16"};
+    char flags[8192], found[256] = "";
+    if (!line_of("/proc/cpuinfo", "flags", flags, sizeof flags) && !line_of("/proc/cpuinfo", "Features", flags, sizeof flags))
+        flags[0] = '\0';
+    for (char *flag = strtok(flags, " \n"); flag; flag = strtok(NULL, " \n"))
+        for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+            if (!strcmp(flag, wanted[i]))
+                snprintf(found + strlen(found), sizeof found - strlen(found), " %s", flag);
+    bool fast = strstr(found, " avx2") || strstr(found, " asimd");
+    say(f, fast ? OK : WARNING, fast ? NULL : "use a processor, or a virtual machine's processor model, with AVX2 at least",
+        "instructions:%s", *found ? found : " no vector instructions that Trireme has kernels for");
+}
+
+static void check_memory(findings *f)
+{
+    double total = meminfo_gib("MemTotal"), available = meminfo_gib("MemAvailable"), limit = memory_limit_gib();
+    bool limited = limit < total, little = fmin(available, limit) < 1;
+    char group[64] = "";
+    if (limited) snprintf(group, sizeof group, ", of which the control group gives %.1f", limit);
+    say(f, little ? WARNING : OK, little ? "end what else uses memory; a small GPT takes 1 GiB per rank" : NULL,
+        "memory: %.1f GiB, %.1f available%s", total, available, group);
+    char text[128];
+    if (first_line("/proc/sys/vm/overcommit_memory", text, sizeof text) && *text == '2')
+        say(f, WARNING, "sysctl vm.overcommit_memory=0, or keep memory in reserve",
+            "overcommit: the kernel promises no more memory than it has, so ranks may be refused memory early");
+    if (first_line("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text) && strstr(text, "[never]"))
+        say(f, WARNING, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            "huge pages: switched off, which makes optimizer steps up to twice as slow");
+}
+
+/* Multiplies matrices for 0.2 s as a training step would. Returns GFLOP/s of the fastest product, 0 on failure. */
+static double measure_matmul(void)
+{
+    enum { n = 1024 };
+    TR_SCOPE;
+    tr_tensor *a = tr_randn(1, TR_SHAPE(n, n)), *b = tr_randn(2, TR_SHAPE(n, n));
+    double fastest = INFINITY;
+    for (double end = now() + 0.2, at = 0; at < end;) {
+        TR_SCOPE;
+        double begin = now();
+        if (tr_status_of(tr_matmul(a, b)) != TR_OK) return 0;
+        at = now();
+        fastest = fmin(fastest, at - begin);
+    }
+    return 2.0 * n * n * n / fastest * 1e-9;
+}
+
+static void check_matrix_engine(findings *f)
+{
+    const dnnl_version_t *v = dnnl_version();
+    const char *isa = dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa()), *prefix = "cpu_isa_";
+    if (!strncmp(isa, prefix, strlen(prefix))) isa += strlen(prefix);
+    int threads = tr_threads(tr_cpu(0));
+    double speed = measure_matmul();
+    if (speed > 0)
+        say(f, OK, NULL, "matrix engine: oneDNN %d.%d.%d with %s kernels: %.0f GFLOP/s in f32 on %d thread%s", v->major,
+            v->minor, v->patch, isa, speed, threads, threads == 1 ? "" : "s");
+    else
+        say(f, WRONG, "reinstall the oneDNN library (on Debian: libdnnl2)", "matrix engine: oneDNN %d.%d.%d fails: %s", v->major,
+            v->minor, v->patch, tr_error_message());
+}
+
+static void check_shared_memory(findings *f)
+{
+    const size_t bytes = 16 << 20;
+    char *memory = tr_shared_alloc(bytes);
+    if (!memory) {
+        say(f, WRONG, "allow memfd_create in this container or sandbox", "shared memory: %s", tr_error_message());
+        return;
+    }
+    memset(memory, 1, bytes);
+    tr_shared_free(memory);
+    say(f, OK, NULL, "shared memory: works (the size of /dev/shm and ulimit -l do not matter)");
+}
+
+static void check_launcher(findings *f)
+{
+    tr_launch_report report;
+    if (tr_launch(((const char *const[]){"/bin/sh", "-c", "exit 0", NULL}), 2, .report = &report) == TR_OK)
+        say(f, OK, NULL, "launcher: 2 ranks start and end in %.0f ms", report.seconds * 1e3);
+    else
+        say(f, WRONG, "allow processes, loopback sockets and signals in this container or sandbox", "launcher: %s",
+            tr_error_message());
+    struct rlimit files;
+    bool few = getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 1024;
+    say(f, few ? WARNING : OK, few ? "ulimit -n 4096" : NULL, "open files: up to %llu", (unsigned long long)files.rlim_cur);
+}
+
+static void check_optional(findings *f)
+{
+    say(f, OK, NULL, TR__HAVE_MPI ? "MPI: built in" : "MPI: not built in (jobs on one machine need none)");
+    int gpus = tr_device_count(TR_CUDA);
+    bool gpu_here = access("/dev/nvidia0", F_OK) == 0;
+    if (gpus > 0) say(f, OK, NULL, "CUDA: %d device%s", gpus, gpus == 1 ? "" : "s");
+    else if (!TR__HAVE_CUDA) say(f, OK, NULL, "CUDA: not built in%s", gpu_here ? ": the GPU here is not used" : "");
+    else if (gpu_here) say(f, WARNING, "check the driver with nvidia-smi", "CUDA: there is a GPU here that does not answer");
+    else say(f, OK, NULL, "CUDA: built in, no device here");
+}
+
+static void check_environment(findings *f)
+{
+    static const struct { const char *name, *effect; } known[] = {
+        {"OMP_PROC_BIND=", "binds the main thread, and so all of Trireme's threads, to one core"},
+        {"OMP_PLACES=", "binds the main thread, and so all of Trireme's threads, to one place"},
+        {"GOMP_CPU_AFFINITY=", "binds the main thread, and so all of Trireme's threads, to one core"},
+        {"KMP_AFFINITY=", "may bind all of Trireme's threads to one core"},
+        {"OMP_", "is not read by Trireme, but by PyTorch and others beside it"},
+        {"OPENBLAS_", "is not read by Trireme, but makes PyTorch and NumPy slower when it names another processor"},
+        {"MKL_", "is not read by Trireme, but by PyTorch and NumPy beside it"},
+        {"DNNL_", "changes which kernels oneDNN takes, or makes it print"},
+        {"ONEDNN_", "changes which kernels oneDNN takes, or makes it print"},
+        {"RANK=", "makes programs that are started without `trireme run` wait for other ranks"},
+        {"WORLD_SIZE=", "makes programs that are started without `trireme run` wait for other ranks"},
+        {"TRIREME_TOKEN=", "belongs to a job, and is of no use outside of it"},
+    };
+    int found = 0;
+    for (char **entry = environ; *entry; entry++) {
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+            if (strncmp(*entry, known[i].name, strlen(known[i].name))) continue;
+            char advice[128];
+            snprintf(advice, sizeof advice, "unset %.*s", (int)strcspn(*entry, "="), *entry);
+            say(f, WARNING, advice, "environment: %.60s %s", *entry, known[i].effect);
+            found++;
+            break;
+        }
+    }
+    if (!found) say(f, OK, NULL, "environment: nothing left over that changes speed");
+}
+
+int tr__cli_doctor(int argc, char **argv)
+{
+    const tr__option options[] = {{0}};
+    const tr__syntax syntax = {"doctor", NULL,
+        "Says what this machine and this build offer to training, what is wrong, and what to do about it.\n"
+        "The exit code is 1 when something is wrong; warnings do not count.", options, .operands = {0, 0}};
+    int status = tr__parse(&syntax, &argc, argv);
+    if (status >= 0) return status;
+
+    static void (*const checks[])(findings *) = {check_build, check_cores, check_instructions, check_memory,
+        check_matrix_engine, check_shared_memory, check_launcher, check_optional, check_environment};
+    findings f = {0};
+    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) checks[i](&f);
+    printf("\n%d ok, %d warning%s, %d wrong\n", f.count[OK], f.count[WARNING], f.count[WARNING] == 1 ? "" : "s", f.count[WRONG]);
+    return f.count[WRONG] ? TR__EXIT_FAILED : TR__EXIT_OK;
+}
