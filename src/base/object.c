@@ -52,7 +52,7 @@ static tr_status fail_v(tr_status status, const char *format, va_list arguments)
     return status;
 }
 
-tr_status tr__fail(tr_status status, const char *format, ...)
+tr_status (tr__fail)(tr_status status, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -61,7 +61,7 @@ tr_status tr__fail(tr_status status, const char *format, ...)
     return status;
 }
 
-tr_status tr__fail_errno(tr_status status, int error, const char *format, ...)
+tr_status (tr__fail_errno)(tr_status status, int error, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -71,7 +71,7 @@ tr_status tr__fail_errno(tr_status status, int error, const char *format, ...)
     return tr__fail(status, "%s: %s", state.message, strerror_r(error, text, sizeof text));
 }
 
-tr_status tr__fail_context(tr_status status, const char *format, ...)
+tr_status (tr__fail_context)(tr_status status, const char *format, ...)
 {
     char old[sizeof state.message];
     memcpy(old, state.message, sizeof old);
@@ -104,7 +104,8 @@ tr__error *tr__error_take(void)
 
 void tr__error_unref(tr__error *error)
 {
-    if (error && atomic_fetch_sub(&error->refs, 1) == 1) free(error);
+    /* no_memory_error is not on the heap; its first reference is never given back. The analyser cannot know. */
+    if (error && atomic_fetch_sub(&error->refs, 1) == 1) free(error); /* NOLINT(clang-analyzer-unix.Malloc) */
 }
 
 const char *tr_error_message(void)

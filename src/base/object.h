@@ -68,6 +68,13 @@ tr_status tr__fail_errno(tr_status status, int error, const char *format, ...) T
 tr_status tr__fail_context(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
 /* Sets the thread's message to a stored error's and returns its status; TR_OK for NULL. */
 tr_status tr__fail_stored(const tr__error *error);
+
+#ifdef __clang_analyzer__
+/* The analyser cannot see that a failure returns its status, and would follow paths on which that is TR_OK. */
+#define tr__fail(status, ...) ((void)(tr__fail)(status, __VA_ARGS__), (status))
+#define tr__fail_errno(status, ...) ((void)(tr__fail_errno)(status, __VA_ARGS__), (status))
+#define tr__fail_context(status, ...) ((void)(tr__fail_context)(status, __VA_ARGS__), (status))
+#endif
 /* A copy of this thread's latest failure, to be carried to another thread; one reference. Never NULL. */
 tr__error *tr__error_take(void);
 void tr__error_unref(tr__error *error);

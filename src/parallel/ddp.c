@@ -163,7 +163,7 @@ static tr_status take_parameters(ddp *d, tr_module *module)
         while (list->entries[first].tensor->leaf->arena != leaf->leaf->arena) first++;
         d->params[d->n_params++] = (param){.ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first};
     }
-    for (int i = 0; i < d->n_params; i++) TR__TRY(tr__arena_share(d->params[i].leaf->leaf->arena));
+    for (int i = 0; i < list->count; i++) TR__TRY(tr__arena_share(list->entries[i].tensor->leaf->arena));
     return TR_OK;
 }
 
