@@ -9,17 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct look {
+typedef struct chart_look {
     int dots_x, dots_y; /* of a cell */
     const char *marks[4];
     const char *line, *vertical, *tick, *corner, *horizontal, *mark_below;
-} look;
+} chart_look;
 
-static const look braille = {2, 4, {"", "●", "◆", "▲"}, "⠒⠒", "│", "┤", "└", "─", "┬"};
-static const look ascii_look = {1, 1, {"", "o", "x", "#"}, "**", "|", "+", "+", "-", "+"};
+static const chart_look braille = {2, 4, {"", "●", "◆", "▲"}, "⠒⠒", "│", "┤", "└", "─", "┬"};
+static const chart_look ascii_look = {1, 1, {"", "o", "x", "#"}, "**", "|", "+", "+", "-", "+"};
 
 typedef struct canvas {
-    const look *look;
+    const chart_look *look;
     int columns, rows;     /* cells of the plot */
     unsigned char *dots;   /* one byte a cell: bits of a braille character, or 1 */
     unsigned char *marked; /* a cell's series, 0: none */
@@ -164,7 +164,7 @@ static void put_legend(FILE *to, const canvas *c, const tr__chart *chart, int la
     fputc('\n', to);
 }
 
-static void put_chart(FILE *to, const tr__chart *chart, int width, int height, const look *look)
+static void put_chart(FILE *to, const tr__chart *chart, int width, int height, const chart_look *look)
 {
     int label_width = 0;
     for (int i = 0; i < chart->y.ticks; i++) {
