@@ -1,10 +1,11 @@
 /*
- * Trireme, training: checkpoints in safetensors, metrics files, charts.
+ * Trireme, training: language models, checkpoints in safetensors, metrics files, charts.
  */
 #ifndef TRIREME_TRAIN_H
 #define TRIREME_TRAIN_H
 
-#include <trireme/tensor.h>
+#include <trireme/data.h>
+#include <trireme/parallel.h>
 
 #include <stdio.h>
 
@@ -21,9 +22,9 @@ TR_API TR_MUST_CHECK tr_status tr_safetensors_save(const char *path, const tr_te
  * TR_FORMAT with what is wrong. */
 TR_API tr_tensor_list *tr_safetensors_load(const char *path);
 
-/* Writes FOLDER/checkpoint-STEP/ with model.safetensors and state.safetensors in it, then removes all but the newest two
- * checkpoints there. The new one appears whole, under its name, or not at all: whenever the process ends, the newest
- * checkpoint is a good one. One process at a time saves into a folder. */
+/* Writes FOLDER/checkpoint-STEP/ with model.safetensors and state.safetensors in it, then removes all but the newest
+ * two checkpoints there. The new one appears whole, under its name, or not at all: whenever the process ends, the
+ * newest checkpoint is a good one. One process at a time saves into a folder. */
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_save(const char *folder, int64_t step, const tr_tensor_list *model,
     const tr_tensor_list *state);
 /* Writes the path of the newest checkpoint in folder (or of folder itself when it is one) into path, at least 4,096
@@ -85,6 +86,74 @@ TR_API void tr_progress_step(tr_progress *progress, const tr_metrics_row *row, i
 TR_API void tr_progress_note(tr_progress *progress, const char *text);
 /* Ends the bar's line, with the last state in it. */
 TR_API void tr_progress_end(tr_progress *progress);
+
+/* ---- Training a language model on a text ------------------------------------------------------------------------- */
+
+/* A model, its optimizer (AdamW under a cosine schedule with warm-up), a text and the ranks that share the work. */
+typedef struct tr_trainer tr_trainer;
+
+typedef struct tr_trainer_options {
+    size_t size;
+    tr_module *model;           /* i32 [batch, context] -> logits [batch, context, vocabulary] */
+    tr_text *text;
+    tr_group *group;            /* NULL: this process alone */
+    int64_t context;            /* tokens in a window; 0: 256 */
+    int64_t batch;              /* windows in a step, of all ranks together (any number sees the same ones); 0: 12 */
+    int64_t micro_batch;        /* the most windows that a rank computes at once; 0: its share of the batch */
+    int64_t steps;              /* of the schedule; 0: 2,000 */
+    int64_t warmup_steps;       /* 0: none */
+    double lr, min_lr;          /* 0: 1e-3, lr / 10; TR_ZERO for min_lr: 0 */
+    double beta1, beta2;        /* 0: 0.9, 0.99 */
+    double weight_decay;        /* of matrices; 0: 0.1; TR_ZERO: none */
+    double clip;                /* the most that the gradients' norm may be; 0: 1; TR_ZERO: any */
+    uint64_t seed;              /* for batches and dropout */
+    int64_t validation_windows; /* the most that a validation looks at; 0: 2,048 */
+    const char *resume;         /* a folder of checkpoints, or one: training goes on from there. Read by rank 0 only */
+} tr_trainer_options;
+#define tr_trainer(...) TR__NEW2(tr_trainer, model, text, __VA_ARGS__)
+TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);
+/* Steps done, those before the checkpoint included. */
+TR_API int64_t tr_trainer_steps(const tr_trainer *trainer);
+/* One step of the whole batch. *stop: on entry, does this rank want to stop? On return, does any? So all ranks stop at
+ * the same step. row gets all but validation_loss and seconds. */
+TR_API TR_MUST_CHECK tr_status tr_trainer_step(tr_trainer *trainer, tr_metrics_row *row, bool *stop);
+/* The mean loss over the first windows of the text's validation part, shared out over the ranks; NaN without any. */
+TR_API TR_MUST_CHECK tr_status tr_trainer_validate(tr_trainer *trainer, double *loss);
+/* tr_checkpoint_save() of the model and all that training needs to go on exactly; by rank 0 only. about's metadata is
+ * stored with the model; NULL: none. */
+TR_API TR_MUST_CHECK tr_status tr_trainer_save(tr_trainer *trainer, const char *folder, const tr_tensor_list *about);
+
+typedef struct tr_fit_report {
+    double initial_loss, final_loss;  /* of the first and the last step's batch */
+    double validation_loss, best_validation_loss; /* the latest and the least; NaN: none was measured */
+    double tokens_per_s;              /* of all steps of this call, validation and saving left out */
+    double step_ms_median;            /* NaN: there was no step */
+    double seconds;                   /* of this call */
+    double first_step_ms;             /* from the call to the first step's start */
+    int64_t peak_rss_bytes;           /* the most of any rank */
+    int64_t peak_rss_bytes_sum;       /* of all ranks together; shared memory counts in each */
+    bool stopped;                     /* before the last step, because a rank asked for it */
+    bool common_failure;              /* what failed, failed alike on every rank */
+    tr_metrics *metrics;              /* rank 0's, of the innermost scope; NULL: none */
+} tr_fit_report;
+
+typedef struct tr_fit_options {
+    size_t size;
+    tr_trainer *trainer;
+    const char *folder;            /* where rank 0 writes metrics.csv, loss.svg and checkpoints; NULL: nowhere */
+    const tr_tensor_list *about;   /* see tr_trainer_save() */
+    int64_t stop_at;               /* stop after this step; 0: the schedule's last */
+    int64_t validate_every;        /* steps; 0: 250. And at the end */
+    int64_t save_every;            /* steps; 0: at the end only */
+    bool (*should_stop)(void *user);                            /* asked before every step; NULL: never */
+    void (*on_step)(const tr_metrics_row *row, void *user);     /* or NULL */
+    void (*on_save)(int64_t step, void *user);                  /* rank 0 has saved; or NULL */
+    void *user;
+    tr_fit_report *report;         /* filled in, also on failure; or NULL */
+} tr_fit_options;
+/* Trains to the end, or until a rank asks to stop; then saves. */
+#define tr_fit(...) TR__NEW1(tr_fit, trainer, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_fit_with(const tr_fit_options *options);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,217 @@
+/* The training loop: steps, validations, checkpoints, metrics, until the end or until somebody wants to stop. */
+#include "base/clock.h"
+#include "train/trainer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+typedef struct fit {
+    const tr_fit_options *options;
+    tr_trainer *trainer;
+    int64_t until, validate_every;
+    int64_t start_ns, resumed_ns; /* of this call; and what earlier runs took */
+    int64_t saved_step;
+    int folder_fd;       /* rank 0's, locked; -1 elsewhere */
+    tr_metrics *metrics; /* rank 0's, or NULL */
+    double *step_ms;     /* of the steps of this call */
+    int64_t steps;
+    tr_fit_report *report;
+} fit;
+
+/* ---- Files of rank 0 --------------------------------------------------------------------------------------------- */
+
+/* Two trainings that write into one folder would spoil both. The lock goes with the process. */
+static tr_status lock_folder(fit *f)
+{
+    const char *folder = f->options->folder;
+    f->folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (f->folder_fd < 0) return tr__fail_errno(TR_IO, errno, "cannot open %s", folder);
+    if (flock(f->folder_fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return TR_OK;
+    return tr__fail(TR_STATE, "another training is writing into %s", folder);
+}
+
+static tr_status open_files(fit *f)
+{
+    if (!f->options->folder || f->trainer->rank != 0) return TR_OK;
+    TR__TRY(lock_folder(f));
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/metrics.csv", f->options->folder) >= (int)sizeof path)
+        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", f->options->folder);
+    f->metrics = tr_metrics_open(path, f->trainer->step);
+    return tr_status_of(f->metrics);
+}
+
+/* Columns of the metrics as series: step, loss, and validation loss where there is one. */
+static tr_status draw_chart(const char *path, const tr_metrics_row *rows, int64_t count)
+{
+    if (count > INT_MAX) return TR_OK;
+    double *columns = malloc((size_t)(4 * count + 1) * sizeof *columns);
+    if (!columns) return tr__fail(TR_NO_MEMORY, "no memory for the chart %s", path);
+    double *x = columns, *loss = x + count, *vx = loss + count, *validation = vx + count;
+    int measured = 0;
+    for (int64_t i = 0; i < count; i++) {
+        x[i] = (double)rows[i].step;
+        loss[i] = rows[i].loss;
+        if (isnan(rows[i].validation_loss)) continue;
+        vx[measured] = x[i];
+        validation[measured++] = rows[i].validation_loss;
+    }
+    const tr_series series[] = {{"loss", x, loss, (int)count}, {"validation loss", vx, validation, measured}};
+    tr_status status = tr_chart_svg(path, "Loss", series, 2);
+    free(columns);
+    return status;
+}
+
+static tr_status save(fit *f)
+{
+    const tr_fit_options *o = f->options;
+    tr_trainer *t = f->trainer;
+    if (!o->folder || t->rank != 0 || f->saved_step == t->step) return TR_OK;
+    TR__TRY(tr_metrics_sync(f->metrics)); /* a checkpoint's rows are on the disk before it is */
+    TR__TRY(tr_trainer_save(t, o->folder, o->about));
+    f->saved_step = t->step;
+    char path[PATH_MAX];
+    int64_t count;
+    const tr_metrics_row *rows = tr_metrics_rows(f->metrics, &count);
+    if (snprintf(path, sizeof path, "%s/loss.svg", o->folder) < (int)sizeof path)
+        TR__TRY(draw_chart(path, rows, count));
+    if (o->on_save) o->on_save(t->step, o->user);
+    return TR_OK;
+}
+
+/* ---- The loop ---------------------------------------------------------------------------------------------------- */
+
+static double seconds_since(int64_t ns)
+{
+    return 1e-9 * (double)(tr__now_ns() - ns);
+}
+
+static tr_status step(fit *f, bool *stop)
+{
+    const tr_fit_options *o = f->options;
+    tr_trainer *t = f->trainer;
+    tr_metrics_row row;
+    int64_t start = tr__now_ns();
+    *stop = o->should_stop && o->should_stop(o->user);
+    TR__TRY(tr_trainer_step(t, &row, stop));
+    f->step_ms[f->steps++] = 1e3 * seconds_since(start);
+
+    /* A run that stops on the way measures nothing that an unbroken one would not. */
+    bool last = t->step >= f->until, finished = t->step >= t->options.steps;
+    if (t->step % f->validate_every == 0 || finished) TR__TRY(tr_trainer_validate(t, &row.validation_loss));
+    t->seconds = seconds_since(f->resumed_ns);
+    row.seconds = t->seconds;
+    if (isnan(f->report->initial_loss)) f->report->initial_loss = row.loss;
+    f->report->final_loss = row.loss;
+    if (f->metrics) TR__TRY(tr_metrics_add(f->metrics, &row));
+    if (o->on_step) o->on_step(&row, o->user);
+    if (*stop || last || (o->save_every && t->step % o->save_every == 0)) TR__TRY(save(f));
+    return TR_OK;
+}
+
+static tr_status run(fit *f)
+{
+    TR__TRY(tr__trainer_agree(f->trainer, open_files(f), "open its files"));
+    if (f->metrics) {
+        int64_t count;
+        const tr_metrics_row *rows = tr_metrics_rows(f->metrics, &count);
+        if (count) {
+            f->report->initial_loss = rows[0].loss;
+            f->report->final_loss = rows[count - 1].loss;
+        }
+    }
+    f->report->first_step_ms = 1e3 * seconds_since(f->start_ns);
+    bool stop = false;
+    while (f->trainer->step < f->until && !stop) {
+        TR_SCOPE;
+        TR__TRY(step(f, &stop));
+    }
+    f->report->stopped = stop && f->trainer->step < f->until;
+    return TR_OK;
+}
+
+/* ---- The report -------------------------------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts the times. */
+static void report_times(fit *f)
+{
+    tr_fit_report *r = f->report;
+    double sum = 0;
+    for (int64_t i = 0; i < f->steps; i++) sum += f->step_ms[i];
+    qsort(f->step_ms, (size_t)f->steps, sizeof *f->step_ms, by_value);
+    r->step_ms_median = NAN;
+    if (!f->steps) return;
+    r->step_ms_median = (f->step_ms[(f->steps - 1) / 2] + f->step_ms[f->steps / 2]) / 2;
+    const tr_trainer_options *o = &f->trainer->options;
+    r->tokens_per_s = (double)(f->steps * o->batch * o->context) / (1e-3 * sum);
+}
+
+static tr_status report_memory(fit *f)
+{
+    struct rusage usage;
+    if (getrusage(RUSAGE_SELF, &usage) < 0) return TR_OK;
+    int64_t most = (int64_t)usage.ru_maxrss * 1024, sum = most;
+    if (f->trainer->world_size > 1) {
+        TR__TRY(tr_all_reduce(f->trainer->options.group, &most, 1, .dtype = TR_I64, .op = TR_MAX));
+        TR__TRY(tr_all_reduce(f->trainer->options.group, &sum, 1, .dtype = TR_I64));
+    }
+    f->report->peak_rss_bytes = most;
+    f->report->peak_rss_bytes_sum = sum;
+    return TR_OK;
+}
+
+static tr_status fit_all(fit *f)
+{
+    TR_SCOPE;
+    int64_t left = f->until - f->trainer->step;
+    f->step_ms = malloc((size_t)(left > 0 ? left : 1) * sizeof *f->step_ms);
+    if (!f->step_ms) return tr__fail(TR_NO_MEMORY, "fit: no memory for the times of %lld steps", (long long)left);
+    tr_status status = run(f);
+    report_times(f);
+    if (status == TR_OK) status = report_memory(f);
+    f->report->seconds = seconds_since(f->start_ns);
+    f->report->validation_loss = f->trainer->validation_loss;
+    f->report->best_validation_loss = f->trainer->best_validation_loss;
+    f->report->common_failure = f->trainer->common_failure;
+    f->report->metrics = f->metrics ? tr_escape(f->metrics) : NULL;
+    free(f->step_ms);
+    if (f->folder_fd >= 0) close(f->folder_fd);
+    return status;
+}
+
+tr_status tr_fit_with(const tr_fit_options *options)
+{
+    TR__TRY(tr_status_of(options->trainer));
+    tr_fit_report unwanted, *report = options->report ? options->report : &unwanted;
+    *report = (tr_fit_report){.initial_loss = NAN, .final_loss = NAN, .step_ms_median = NAN};
+    tr_trainer *t = options->trainer;
+    if (!t) return tr__fail(TR_INVALID, "fit: no trainer");
+    if (options->stop_at < 0 || options->validate_every < 0 || options->save_every < 0)
+        return tr__fail(TR_INVALID, "fit: stop_at, validate_every and save_every are numbers of steps, 0 and more");
+    int64_t now = tr__now_ns(), until = options->stop_at ? options->stop_at : t->options.steps;
+    fit f = {
+        .options = options,
+        .trainer = t,
+        .until = until < t->options.steps ? until : t->options.steps,
+        .validate_every = options->validate_every ? options->validate_every : 250,
+        .start_ns = now,
+        .resumed_ns = now - (int64_t)(1e9 * t->seconds),
+        .saved_step = options->folder && t->options.resume ? t->step : -1,
+        .folder_fd = -1,
+        .report = report,
+    };
+    return fit_all(&f);
+}
