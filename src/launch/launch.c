@@ -335,7 +335,11 @@ static void describe_death(const job *j, const rank *r, char *text, size_t bytes
     } else if (r->status < 0) {
         snprintf(text + n, bytes - (size_t)n, "ended; its exit code was taken by another wait() in this program");
     } else {
-        snprintf(text + n, bytes - (size_t)n, "exited with %d after %.1f s", r->status, r->seconds);
+        /* A shell around the program passes on the signal that killed it in this way. */
+        char shell[64] = "";
+        if (r->status > 128 && r->status < 128 + NSIG)
+            snprintf(shell, sizeof shell, " (128 + signal %d, %s)", r->status - 128, strsignal(r->status - 128));
+        snprintf(text + n, bytes - (size_t)n, "exited with %d%s after %.1f s", r->status, shell, r->seconds);
     }
     tr__output_last_lines(&j->output, index, "; its last lines:", text, bytes);
 }

@@ -236,6 +236,10 @@ static void test_exit_code(void **state)
     assert_non_null(strstr(report.text, "\n    two"));
     assert_string_equal(tr_error_message(), report.text);
     assert_no_children();
+
+    assert_int_equal(RUN("sh -c 'kill -9 $$'; exit $?", 1), TR_CHILD);
+    assert_int_equal(report.exit_code, 137);
+    assert_non_null(strstr(report.text, "exited with 137 (128 + signal 9, Killed) after"));
 }
 
 static void test_last_lines_are_the_last(void **state)
