@@ -1,0 +1,387 @@
+/* Modules: their tree, state dicts, errors, modes, seeds; the layers; GPT-2's shape. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/object.h"
+#include "nn/module.h"
+
+#include <trireme/trireme.h>
+
+static void assert_failed(const void *object, tr_status status, const char *part)
+{
+    assert_int_equal(tr_status_of(object), status);
+    if (!strstr(tr_error_message(), part)) fail_msg("\"%s\" lacks \"%s\"", tr_error_message(), part);
+}
+
+static void assert_refused(tr_status got, tr_status status, const char *part)
+{
+    assert_int_equal(got, status);
+    if (!strstr(tr_error_message(), part)) fail_msg("\"%s\" lacks \"%s\"", tr_error_message(), part);
+}
+
+static double at(const tr_tensor *t, int64_t i)
+{
+    return (double)((const float *)tr_data(t))[i];
+}
+
+static bool same_values(const tr_tensor *a, const tr_tensor *b)
+{
+    size_t bytes = (size_t)tr_numel(a) * tr_dtype_size(tr_dtype_of(a));
+    return tr_numel(a) == tr_numel(b) && memcmp(tr_data(a), tr_data(b), bytes) == 0;
+}
+
+/* ---- The tree --------------------------------------------------------------------------------------------------- */
+
+static void test_paths_in_the_order_of_adding(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *inner = tr_module_new("inner", 0, NULL);
+    tr_tensor *w = tr_module_parameter(inner, "w", tr_ones(TR_SHAPE(2)));
+    tr_module *outer = tr_module_new("outer", 0, NULL);
+    tr_module_buffer(outer, "mean", tr_zeros(TR_SHAPE(3)));
+    tr_module_add(outer, "part", inner);
+    tr_module_parameter(outer, "scale", tr_ones(TR_SHAPE(1)));
+    tr_module_parameter(outer, "again", w); /* tied: stands under its first name */
+    TR_CHECK(tr_status_of(outer));
+
+    tr_tensor_list *parameters = tr_parameters(outer), *all = tr_state_dict(outer);
+    assert_int_equal(tr_list_count(parameters), 2);
+    assert_string_equal(tr_list_name(parameters, 0), "part.w");
+    assert_string_equal(tr_list_name(parameters, 1), "scale");
+    assert_ptr_equal(tr_list_at(parameters, 0), w);
+    assert_true(tr_requires_grad(w));
+    assert_int_equal(tr_list_count(all), 3);
+    assert_string_equal(tr_list_name(all, 0), "mean");
+}
+
+/* A child named "" is seen through: how DDP wraps. */
+static void test_a_wrapper_adds_nothing_to_paths(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_sequential(tr_linear(2, 2), tr_linear(2, 2));
+    tr_module *wrapper = tr_module_new("wrapper", 0, NULL);
+    tr_module_add(wrapper, "", net);
+    tr_tensor_list *a = tr_state_dict(net), *b = tr_state_dict(wrapper);
+    assert_int_equal(tr_list_count(b), 4);
+    for (int i = 0; i < 4; i++) assert_string_equal(tr_list_name(a, i), tr_list_name(b, i));
+    assert_string_equal(tr_list_name(b, 3), "1.bias");
+}
+
+static void test_a_module_outlives_its_scope_when_kept(void **state)
+{
+    (void)state;
+    tr_module *net;
+    {
+        TR_SCOPE;
+        net = tr_keep(tr_sequential(tr_linear(3, 4, .seed = 1), tr_activation(tr_relu), tr_linear(4, 1, .seed = 2)));
+    }
+    TR_SCOPE;
+    assert_int_equal(tr_list_count(tr_parameters(net)), 4);
+    TR_CHECK(tr_status_of(tr_forward(net, tr_ones(TR_SHAPE(2, 3)))));
+    tr_release(net);
+}
+
+static void test_what_cannot_be_added(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *m = tr_module_new("m", 0, NULL);
+    assert_failed(tr_module_parameter(m, "a.b", tr_ones(TR_SHAPE(1))), TR_INVALID, "a.b");
+    assert_failed(m, TR_INVALID, "a.b");
+    assert_failed(tr_forward(m, tr_ones(TR_SHAPE(1))), TR_INVALID, "a.b");
+    assert_failed(tr_parameters(m), TR_INVALID, "a.b");
+
+    m = tr_module_new("m", 0, NULL);
+    tr_module_parameter(m, "x", tr_ones(TR_SHAPE(1)));
+    assert_failed(tr_module_buffer(m, "x", tr_ones(TR_SHAPE(1))), TR_INVALID, "already");
+
+    m = tr_module_new("m", 0, NULL);
+    assert_failed(tr_module_parameter(m, "ids", tr_zeros(TR_SHAPE(1), .dtype = TR_I64)), TR_DTYPE, "ids");
+
+    m = tr_module_new("m", 0, NULL);
+    tr_module *child = tr_module_new("child", 0, NULL);
+    tr_module_add(m, "child", child);
+    assert_failed(tr_module_add(child, "up", m), TR_INVALID, "cannot be a part");
+    assert_failed(tr_module_add(m, "bad", tr_linear(0, 3)), TR_INVALID, "in_features");
+    assert_failed(m, TR_INVALID, "in_features");
+
+    m = tr_module_new("m", 0, NULL);
+    assert_null(tr_module_parameter(m, "none", NULL));
+    TR_CHECK(tr_status_of(m));
+}
+
+/* ---- Running ---------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *fails(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)self;
+    (void)n;
+    return tr_matmul(inputs[0], inputs[0]);
+}
+
+static tr_tensor *returns_null(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)self;
+    (void)inputs;
+    (void)n;
+    return NULL;
+}
+
+static void test_errors_tell_the_way(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_sequential(tr_module_new("square", 0, fails));
+    tr_tensor *y = tr_forward(net, tr_ones(TR_SHAPE(2, 3)));
+    assert_failed(y, TR_SHAPE, "sequential: square: matmul");
+    assert_failed(tr_forward(net, y), TR_SHAPE, "sequential: square: matmul"); /* passed on, not told twice */
+    assert_failed(tr_forward(tr_module_new("list", 0, NULL), tr_ones(TR_SHAPE(1))), TR_INVALID, "no forward");
+    assert_failed(tr_forward(tr_module_new("void", 0, returns_null), tr_ones(TR_SHAPE(1))), TR_INVALID, "NULL");
+    assert_failed(tr_forward((tr_module *)NULL, tr_ones(TR_SHAPE(1))), TR_INVALID, "NULL");
+    assert_failed(tr_forward(tr_linear(2, 2), NULL), TR_INVALID, "one input");
+    assert_failed(tr_tensor_fail(TR_DTYPE, "swish: %d", 7), TR_DTYPE, "swish: 7");
+    assert_failed(tr_module_fail(TR_INVALID, "net: %s", "no"), TR_INVALID, "net: no");
+}
+
+static void test_what_a_forward_makes_goes_when_it_returns(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    TR_NO_GRAD;
+    tr_module *layers[16];
+    for (int i = 0; i < 16; i++) layers[i] = tr_activation(tr_exp);
+    tr_module *net = tr_sequential_n(layers, 16);
+    tr_tensor *x = tr_zeros(TR_SHAPE(1 << 20)); /* 4 MiB; each layer makes as much again */
+    size_t before, after, peak_before, peak;
+    tr__cpu_memory(0, &before, &peak_before);
+    TR_CHECK(tr_status_of(tr_forward(net, x)));
+    tr__cpu_memory(0, &after, &peak);
+    assert_true(after <= before + (5u << 20));
+    assert_true(peak == peak_before || peak <= before + (9u << 20));
+}
+
+static void test_linear(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *torch = tr_linear(3, 2, .seed = 5), *conv = tr_linear(3, 2, .in_out = true, .init_std = 0.02, .seed = 5);
+    tr_tensor_list *a = tr_parameters(torch), *b = tr_parameters(conv);
+    assert_int_equal(tr_size(tr_list_find(a, "weight"), 0), 2);
+    assert_int_equal(tr_size(tr_list_find(b, "weight"), 0), 3);
+    for (int i = 0; i < 6; i++) assert_true(fabs(at(tr_list_find(a, "weight"), i)) <= 1 / sqrt(3));
+    assert_true(at(tr_list_find(a, "bias"), 0) != 0);
+    assert_true(at(tr_list_find(b, "bias"), 0) == 0);
+    assert_int_equal(tr_list_count(tr_parameters(tr_linear(3, 2, .no_bias = true))), 1);
+
+    tr_tensor *x = tr_from(((float[]){1, 0, 0}), TR_SHAPE(1, 3)), *r = tr_full(10, TR_SHAPE(1, 2));
+    tr_tensor *y = tr_forward(torch, x), *z = tr_forward(torch, x, r);
+    double expected = at(tr_list_find(a, "weight"), 3) + at(tr_list_find(a, "bias"), 1);
+    assert_true(fabs(at(y, 1) - expected) < 1e-6);
+    assert_true(fabs(at(z, 1) - expected - 10) < 1e-5);
+    y = tr_forward(conv, x);
+    assert_true(fabs(at(y, 1) - at(tr_list_find(b, "weight"), 1)) < 1e-6);
+    assert_failed(tr_linear(3, 2, .init_std = -1), TR_INVALID, "init_std");
+    tr_tensor *zero = tr_list_find(tr_parameters(tr_linear(3, 2, .init_std = TR_ZERO)), "weight");
+    for (int i = 0; i < 6; i++) assert_true(at(zero, i) == 0);
+}
+
+static void test_init_depends_on_the_seed_alone(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *a = tr__init_normal(TR_SHAPE(1000), TR_F32, 7, 0.02);
+    tr_tensor *b = tr__init_normal(TR_SHAPE(10, 100), TR_F32, 7, 0.02);
+    assert_true(same_values(a, b));
+    assert_false(same_values(a, tr__init_normal(TR_SHAPE(1000), TR_F32, 8, 0.02)));
+    double sum = 0, squares = 0;
+    for (int i = 0; i < 1000; i++) {
+        sum += at(a, i);
+        squares += at(a, i) * at(a, i);
+    }
+    assert_true(fabs(sum / 1000) < 0.002);
+    assert_true(fabs(sqrt(squares / 1000) - 0.02) < 0.002);
+    tr_tensor *u = tr__init_uniform(TR_SHAPE(1000), TR_F64, 7, 0.5);
+    assert_int_equal(tr_dtype_of(u), TR_F64);
+    for (int i = 0; i < 1000; i++) assert_true(fabs(((double *)tr_data(u))[i]) <= 0.5);
+    assert_int_equal(tr_dtype_of(tr_list_at(tr_parameters(tr_linear(2, 2, .dtype = TR_BF16)), 0)), TR_BF16);
+}
+
+static void test_dropout_draws_by_path_and_seed(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *a = tr_dropout_layer(0.5), *b = tr_dropout_layer(0.5), *net = tr_module_new("net", 0, NULL);
+    tr_module_add(net, "a", a);
+    tr_module_add(net, "b", b);
+    tr_tensor *x = tr_ones(TR_SHAPE(4, 100));
+    assert_failed(tr_forward(a, x), TR_STATE, "tr_seed");
+    TR_CHECK(tr_seed(net, 1, .step = 3));
+    tr_tensor *first = tr_forward(a, x);
+    assert_false(same_values(first, tr_forward(b, x)));
+    assert_true(same_values(first, tr_forward(a, x)));
+    TR_CHECK(tr_seed(net, 1, .step = 4));
+    assert_false(same_values(first, tr_forward(a, x)));
+    /* The second half of a batch, as another rank has it, is dropped as in the whole. */
+    TR_CHECK(tr_seed(net, 1, .step = 3, .first_sample = 2));
+    tr_tensor *half = tr_forward(a, tr_ones(TR_SHAPE(2, 100)));
+    assert_memory_equal(tr_data(half), (char *)tr_data(first) + 200 * sizeof(float), 200 * sizeof(float));
+    TR_CHECK(tr_eval(net));
+    assert_false(tr_module_training(a));
+    assert_ptr_equal(tr_forward(a, x), x);
+    TR_CHECK(tr_train(net));
+    assert_true(tr_module_training(a));
+    assert_failed(tr_dropout_layer(1), TR_INVALID, "[0, 1)");
+}
+
+/* ---- State dicts ------------------------------------------------------------------------------------------------ */
+
+static void test_load_state_dict(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *a = tr_sequential(tr_linear(2, 3, .seed = 1)), *b = tr_sequential(tr_linear(2, 3, .seed = 2));
+    tr_tensor *weight = tr_list_find(tr_state_dict(b), "0.weight");
+    TR_CHECK(tr_load_state_dict(b, tr_state_dict(a)));
+    assert_ptr_equal(weight, tr_list_find(tr_state_dict(b), "0.weight"));
+    assert_true(same_values(weight, tr_list_find(tr_state_dict(a), "0.weight")));
+}
+
+static void test_a_state_that_does_not_fit_changes_nothing(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_sequential(tr_linear(2, 3, .seed = 1), tr_linear(3, 3, .seed = 2));
+    tr_tensor *bias = tr_list_find(tr_state_dict(net), "0.bias");
+    double before = at(bias, 0);
+    tr_tensor_list *given = tr_list();
+    TR_CHECK(tr_list_add(given, "0.bias", tr_full(9, TR_SHAPE(3))));
+    TR_CHECK(tr_list_add(given, "0.weight", tr_ones(TR_SHAPE(2, 3))));
+    TR_CHECK(tr_list_add(given, "1.weight", tr_ones(TR_SHAPE(3, 3))));
+    TR_CHECK(tr_list_add(given, "head.weight", tr_ones(TR_SHAPE(3, 3))));
+    tr_status status = tr_load_state_dict(net, given);
+    assert_refused(status, TR_NOT_FOUND, "1 missing (1.bias)");
+    assert_refused(status, TR_NOT_FOUND, "(head.weight)");
+    assert_refused(status, TR_NOT_FOUND, "0.weight: [2, 3], where the module has [3, 2]");
+    assert_true(at(bias, 0) == before);
+    assert_refused(tr_load_state_dict(net, tr_list()), TR_NOT_FOUND, "4 missing (0.weight, 0.bias, 1.weight, …)");
+    assert_refused(tr_load_state_dict(net, NULL), TR_INVALID, "NULL");
+}
+
+static void test_moving_keeps_the_tensors(void **state)
+{
+    (void)state;
+    setenv("TRIREME_CPU_DEVICES", "2", 1);
+    if (tr_device_count(TR_CPU) < 2) skip(); /* counted before: another test asked first */
+    TR_SCOPE;
+    tr_module *net = tr_linear(2, 3, .seed = 1);
+    tr_tensor *weight = tr_list_find(tr_parameters(net), "weight");
+    TR_CHECK(tr_backward(tr_sum(tr_forward(net, tr_ones(TR_SHAPE(1, 2))))));
+    double before = at(weight, 0);
+    TR_CHECK(tr_module_to(net, tr_cpu(1)));
+    assert_true(tr_device_equal(tr_device_of(weight), tr_cpu(1)));
+    assert_true(tr_device_equal(tr_device_of(tr_grad(weight)), tr_cpu(1)));
+    assert_true(at(weight, 0) == before);
+    assert_true(at(tr_grad(weight), 0) == 1);
+    TR_CHECK(tr_status_of(tr_sgd(tr_parameters(net))));
+    assert_refused(tr_module_to(net, tr_cpu(0)), TR_STATE, "weight");
+    assert_refused(tr_module_to(net, tr_cpu(7)), TR_DEVICE, "cpu:7");
+}
+
+/* ---- GPT-2 ------------------------------------------------------------------------------------------------------ */
+
+static void test_gpt_names_and_start(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *gpt = tr_gpt(.layers = 2, .heads = 4, .dim = 64, .context = 32, .seed = 3);
+    TR_CHECK(tr_status_of(gpt));
+    static const char *const names[] = {"wte.weight", "wpe.weight", "h.0.ln_1.weight", "h.0.ln_1.bias",
+        "h.0.attn.c_attn.weight", "h.0.attn.c_attn.bias", "h.0.attn.c_proj.weight", "h.0.attn.c_proj.bias",
+        "h.0.ln_2.weight", "h.0.ln_2.bias", "h.0.mlp.c_fc.weight", "h.0.mlp.c_fc.bias", "h.0.mlp.c_proj.weight",
+        "h.0.mlp.c_proj.bias"};
+    tr_tensor_list *own = tr_state_dict(gpt);
+    assert_int_equal(tr_list_count(own), 2 + 2 * 12 + 2);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) assert_string_equal(tr_list_name(own, (int)i), names[i]);
+    assert_string_equal(tr_list_name(own, 27), "ln_f.bias");
+    tr_tensor *fc = tr_list_find(own, "h.1.mlp.c_fc.weight"), *projection = tr_list_find(own, "h.1.mlp.c_proj.weight");
+    assert_int_equal(tr_size(fc, 0), 64); /* [in, out] */
+    double wide = 0, narrow = 0, n = 64 * 256;
+    for (int64_t i = 0; i < (int64_t)n; i++) {
+        wide += at(fc, i) * at(fc, i);
+        narrow += at(projection, i) * at(projection, i);
+    }
+    assert_true(fabs(sqrt(wide / n) - 0.02) < 0.0005);
+    assert_true(fabs(sqrt(narrow / n) - 0.02 / sqrt(4)) < 0.0003);
+    assert_false(same_values(fc, tr_list_find(own, "h.0.mlp.c_fc.weight")));
+}
+
+static void test_gpt_refuses(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    assert_failed(tr_gpt(.dim = 65, .heads = 4), TR_INVALID, "65");
+    assert_failed(tr_gpt(.layers = -1), TR_INVALID, "layers -1");
+    assert_failed(tr_gpt(.dropout = 1.5), TR_INVALID, "dropout");
+    tr_module *gpt = tr_gpt(.layers = 1, .heads = 1, .dim = 8, .context = 4);
+    assert_failed(tr_forward(gpt, tr_zeros(TR_SHAPE(1, 5), .dtype = TR_I32)), TR_SHAPE, "5 tokens");
+    assert_failed(tr_forward(gpt, tr_zeros(TR_SHAPE(5), .dtype = TR_I32)), TR_SHAPE, "[5]");
+    assert_failed(tr_forward(gpt, tr_full(256, TR_SHAPE(1, 4), .dtype = TR_I32)), TR_INVALID, "256");
+    tr_gpt_options options = {.size = sizeof options};
+    TR_CHECK(tr_gpt_preset("gpt2", &options));
+    assert_int_equal(options.vocab, 50257);
+    assert_refused(tr_gpt_preset("giant", &options), TR_NOT_FOUND, "nano");
+}
+
+static void test_gpt_drops_in_training_only(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *gpt = tr_gpt(.layers = 2, .heads = 2, .dim = 16, .context = 8, .dropout = 0.2, .seed = 1);
+    tr_module *plain = tr_gpt(.layers = 2, .heads = 2, .dim = 16, .context = 8, .seed = 1);
+    tr_tensor *ids = tr_reshape(tr_arange(16, TR_I32, tr_cpu(0)), TR_SHAPE(2, 8));
+    assert_failed(tr_forward(gpt, ids), TR_STATE, "gpt: dropout: no random numbers");
+    TR_CHECK(tr_seed(gpt, 9, .step = 1));
+    tr_tensor *dropped = tr_forward(gpt, ids);
+    TR_CHECK(tr_backward(tr_mean(dropped)));
+    assert_true(same_values(dropped, tr_forward(gpt, ids)));
+    /* Two ranks with half the batch each draw what one rank does. */
+    TR_CHECK(tr_seed(gpt, 9, .step = 1, .first_sample = 1));
+    tr_tensor *second = tr_forward(gpt, tr_slice(ids, 0, 1, 2));
+    for (int64_t i = 0; i < 8 * 256; i++) assert_true(fabs(at(second, i) - at(dropped, 8 * 256 + i)) < 1e-5);
+    TR_CHECK(tr_eval(gpt));
+    tr_tensor *a = tr_forward(gpt, ids), *b = tr_forward(plain, ids);
+    assert_true(same_values(a, b));
+    assert_false(same_values(a, dropped));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_moving_keeps_the_tensors),
+        cmocka_unit_test(test_paths_in_the_order_of_adding),
+        cmocka_unit_test(test_a_wrapper_adds_nothing_to_paths),
+        cmocka_unit_test(test_a_module_outlives_its_scope_when_kept),
+        cmocka_unit_test(test_what_cannot_be_added),
+        cmocka_unit_test(test_errors_tell_the_way),
+        cmocka_unit_test(test_what_a_forward_makes_goes_when_it_returns),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_init_depends_on_the_seed_alone),
+        cmocka_unit_test(test_dropout_draws_by_path_and_seed),
+        cmocka_unit_test(test_load_state_dict),
+        cmocka_unit_test(test_a_state_that_does_not_fit_changes_nothing),
+        cmocka_unit_test(test_gpt_names_and_start),
+        cmocka_unit_test(test_gpt_refuses),
+        cmocka_unit_test(test_gpt_drops_in_training_only),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
