@@ -1,0 +1,219 @@
+/* Texts: files, folders, what is wrong with them, and batches. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <trireme/trireme.h>
+
+static char root[] = "/tmp/trireme-data-XXXXXX";
+
+static const char *in_root(const char *name)
+{
+    static char path[4][512];
+    static int next;
+    char *to = path[next++ % 4];
+    snprintf(to, sizeof path[0], "%s/%s", root, name);
+    return to;
+}
+
+static const char *write_file(const char *name, const void *bytes, size_t n)
+{
+    const char *path = in_root(name);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, n, file), n);
+    assert_int_equal(fclose(file), 0);
+    return path;
+}
+
+static const char *write_text(const char *name, const char *text)
+{
+    return write_file(name, text, strlen(text));
+}
+
+static void assert_failed(tr_status got, tr_status status, const char *part)
+{
+    assert_int_equal(got, status);
+    if (!strstr(tr_error_message(), part)) fail_msg("\"%s\" lacks \"%s\"", tr_error_message(), part);
+}
+
+/* The bytes of a text without a validation part: a window of all but the last has one place only. */
+static void assert_holds(tr_text *text, const char *expected)
+{
+    TR_CHECK(tr_status_of(text));
+    int n = (int)strlen(expected);
+    assert_int_equal(tr_text_bytes(text, false), n);
+    assert_int_equal(tr_text_bytes(text, true), 0);
+    tr_tensor *x, *y;
+    TR_CHECK(tr_text_batch(&x, &y, text, 1, n - 1));
+    for (int i = 0; i < n - 1; i++) assert_int_equal(((int32_t *)tr_data(x))[i], expected[i]);
+    assert_int_equal(((int32_t *)tr_data(y))[n - 2], expected[n - 1]);
+}
+
+static void test_a_file_is_split(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char bytes[1000];
+    for (int i = 0; i < 1000; i++) bytes[i] = (char)(i % 251);
+    const char *path = write_file("file", bytes, sizeof bytes);
+    tr_text *text = tr_text(path);
+    TR_CHECK(tr_status_of(text));
+    assert_int_equal(tr_text_bytes(text, false), 900);
+    assert_int_equal(tr_text_bytes(text, true), 100);
+    assert_int_equal(tr_text_files(text), 1);
+    assert_int_equal(tr_text_bytes(tr_text(path, .validation = 0.25), true), 250);
+    assert_int_equal(tr_text_bytes(tr_text(path, .validation = TR_ZERO), true), 0);
+    assert_failed(tr_status_of(tr_text(path, .validation = 1)), TR_INVALID, "validation");
+}
+
+static void make_folder(void)
+{
+    mkdir(in_root("folder"), 0777);
+    mkdir(in_root("folder/b"), 0777);
+    mkdir(in_root("folder/.git"), 0777);
+    write_text("folder/c.txt", "ccc");
+    write_text("folder/a.c", "a");
+    write_text("folder/b/2.c", "two");
+    write_text("folder/b/10.h", "ten");
+    write_text("folder/.hidden.c", "hidden");
+    write_text("folder/.git/x.c", "git");
+    write_text("folder/empty.c", "");
+    write_file("folder/binary.c", "x\0y", 3);
+    assert_int_equal(symlink("..", in_root("folder/b/up")), 0);
+}
+
+static void test_a_folder_in_the_order_of_names(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    make_folder();
+    tr_text *all = tr_text(in_root("folder"), .validation = TR_ZERO);
+    assert_holds(all, "atentwoccc");
+    assert_int_equal(tr_text_files(all), 4);
+    tr_text *code = tr_text(in_root("folder"), .suffixes = " .c  .h", .validation = TR_ZERO);
+    assert_holds(code, "atentwo");
+    assert_failed(tr_status_of(tr_text(in_root("folder"), .suffixes = ".py")), TR_INVALID, ".py");
+}
+
+static void test_what_is_no_text(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    assert_failed(tr_status_of(tr_text(in_root("absent"))), TR_IO, "absent: No such file");
+    assert_failed(tr_status_of(tr_text(write_text("nothing", ""))), TR_INVALID, "nothing is empty");
+    mkdir(in_root("bare"), 0777);
+    assert_failed(tr_status_of(tr_text(in_root("bare"))), TR_INVALID, "no text in the folder");
+    assert_failed(tr_status_of(tr_text("/dev/null")), TR_INVALID, "neither a file nor a folder");
+    assert_failed(tr_status_of(tr_text(NULL)), TR_INVALID, "path");
+    if (geteuid() != 0) {
+        chmod(write_text("secret", "s"), 0);
+        assert_failed(tr_status_of(tr_text(in_root("secret"))), TR_IO, "secret");
+    }
+}
+
+static void test_a_text_shorter_than_the_context(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_text *text = tr_text(write_text("short", "0123456789"), .validation = 0.2);
+    tr_tensor *x, *y;
+    assert_failed(tr_text_batch(&x, &y, text, 1, 8), TR_INVALID, "short has 8 bytes; a context of 8 takes at least 9");
+    assert_failed(tr_status_of(x), TR_INVALID, "context of 8");
+    assert_failed(tr_text_batch(&x, &y, text, 1, 2, .validation = true), TR_INVALID, "validation part");
+    assert_failed(tr_text_batch(&x, &y, text, 0, 2), TR_INVALID, "0 and 2");
+    TR_CHECK(tr_text_batch(&x, &y, text, 1, 7));
+    assert_int_equal(((int32_t *)tr_data(y))[6], '7');
+    tr_text *bad = tr_text(in_root("absent"));
+    assert_failed(tr_text_batch(&x, &y, bad, 1, 2), TR_IO, "absent");
+}
+
+/* Window i of the training part by (seed, step, number) alone: two ranks draw together what one draws. */
+static void test_ranks_draw_the_same_global_batch(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char bytes[5000];
+    for (int i = 0; i < 5000; i++) bytes[i] = (char)(i % 253);
+    tr_text *text = tr_text(write_file("long", bytes, sizeof bytes));
+    tr_tensor *x, *y, *half, *rest;
+    TR_CHECK(tr_text_batch(&x, &y, text, 8, 16, .seed = 3, .step = 5));
+    TR_CHECK(tr_text_batch(&half, &rest, text, 4, 16, .seed = 3, .step = 5, .first_sample = 4));
+    const int32_t *in = tr_data(x), *out = tr_data(y);
+    assert_memory_equal(in + 64, tr_data(half), 64 * sizeof(int32_t));
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 15; k++) assert_int_equal(out[16 * i + k], in[16 * i + k + 1]);
+    TR_CHECK(tr_text_batch(&half, &rest, text, 4, 16, .seed = 3, .step = 6, .first_sample = 4));
+    assert_memory_not_equal(in + 64, tr_data(half), 64 * sizeof(int32_t));
+
+    /* Seven and one to come fit in ten at three places, and all are drawn. */
+    text = tr_text(write_file("few", "0123456789", 10), .validation = TR_ZERO);
+    bool seen[3] = {false};
+    TR_CHECK(tr_text_batch(&x, &y, text, 200, 7));
+    for (int i = 0; i < 200; i++) {
+        int32_t first = ((const int32_t *)tr_data(x))[7 * i] - '0';
+        assert_in_range(first, 0, 2);
+        seen[first] = true;
+    }
+    assert_true(seen[0] && seen[1] && seen[2]);
+}
+
+static void test_validation_goes_through_once(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_text *text = tr_text(write_text("valid", "..........abcdefghijk"), .validation = 11.5 / 21);
+    assert_int_equal(tr_text_bytes(text, true), 11);
+    tr_tensor *x, *y;
+    /* 11 bytes are 3 windows of 3 with a byte to come: abc, def, ghi; a batch of 2, then one of 1 */
+    TR_CHECK(tr_text_batch(&x, &y, text, 2, 3, .validation = true));
+    assert_int_equal(tr_size(x, 0), 2);
+    assert_int_equal(((int32_t *)tr_data(x))[3], 'd');
+    TR_CHECK(tr_text_batch(&x, &y, text, 2, 3, .validation = true, .first_sample = 2));
+    assert_int_equal(tr_size(x, 0), 1);
+    assert_int_equal(((int32_t *)tr_data(y))[2], 'j');
+    assert_int_equal(tr_text_batch(&x, &y, text, 2, 3, .validation = true, .first_sample = 4), TR_END);
+}
+
+static int make_root(void **state)
+{
+    (void)state;
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int flag, struct FTW *where)
+{
+    (void)info;
+    (void)flag;
+    (void)where;
+    return remove(path);
+}
+
+static int remove_root(void **state)
+{
+    (void)state;
+    return nftw(root, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_file_is_split),
+        cmocka_unit_test(test_a_folder_in_the_order_of_names),
+        cmocka_unit_test(test_what_is_no_text),
+        cmocka_unit_test(test_a_text_shorter_than_the_context),
+        cmocka_unit_test(test_ranks_draw_the_same_global_batch),
+        cmocka_unit_test(test_validation_goes_through_once),
+    };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}
