@@ -1,12 +1,12 @@
 /* trireme doctor: what this machine and this build offer to training, what is wrong, and what to do about it. */
 #include "command.h"
 #include "options.h"
+#include "system.h"
 
 #include <trireme/trireme.h>
 
 #include "trireme_config.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_debug.h>
@@ -45,112 +45,6 @@ static void say(findings *f, verdict v, const char *advice, const char *format, 
     f->count[v]++;
 }
 
-/* ---- Reading the system ------------------------------------------------------------------------------------------ */
-
-/* The first line of a file, without its newline; false when there is none. */
-static bool first_line(const char *path, char *text, size_t bytes)
-{
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    bool read = fgets(text, (int)bytes, file);
-    fclose(file);
-    if (read) text[strcspn(text, "\n")] = '\0';
-    return read;
-}
-
-/* What follows "key:" in a file of such lines, as /proc has them. */
-static bool line_of(const char *path, const char *key, char *text, size_t bytes)
-{
-    FILE *file = fopen(path, "re");
-    bool found = false;
-    while (file && !found && fgets(text, (int)bytes, file)) {
-        const char *colon = strchr(text, ':');
-        found = colon && !strncmp(text, key, strlen(key)) && strspn(text + strlen(key), " \t:") > 0;
-        if (found) memmove(text, colon + 1, strlen(colon));
-    }
-    if (file) fclose(file);
-    return found;
-}
-
-static double meminfo_gib(const char *key)
-{
-    char text[128];
-    return line_of("/proc/meminfo", key, text, sizeof text) ? atof(text) / (1 << 20) : 0;
-}
-
-/* A limit that a control group sets: the first number in the file, over the second one if there is; none: infinite. */
-static double read_limit(const char *folder, const char *group, const char *file)
-{
-    char path[1200], text[128];
-    double limit, period;
-    snprintf(path, sizeof path, "%s%s/%s", folder, group, file);
-    if (!first_line(path, text, sizeof text)) return INFINITY;
-    int numbers = sscanf(text, "%lf %lf", &limit, &period);
-    return numbers < 1 || limit <= 0 ? INFINITY : numbers == 2 && period > 0 ? limit / period : limit;
-}
-
-/* The least limit of this process's control group and those around it. */
-static double group_limit(const char *folder, const char *group, const char *file)
-{
-    char at[1024];
-    snprintf(at, sizeof at, "%s", strcmp(group, "/") ? group : "");
-    double least = INFINITY;
-    for (;;) {
-        least = fmin(least, read_limit(folder, at, file));
-        char *slash = strrchr(at, '/');
-        if (!slash) return least;
-        *slash = '\0';
-    }
-}
-
-/* Is word one of those in list, which has commas between them? */
-static bool listed(const char *word, const char *list)
-{
-    size_t length = strlen(word);
-    for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',')
-        if (strcspn(at, ",") == length && !strncmp(at, word, length)) return true;
-    return false;
-}
-
-/* The control group of a controller in version 1 ("4:cpu,cpuacct:/path"), of "" in version 2 ("0::/path"). */
-static bool own_group(const char *controller, char *group, size_t bytes)
-{
-    char line[1200];
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    bool found = false;
-    while (file && !found && fgets(line, sizeof line, file)) {
-        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
-        if (!path) continue;
-        *path++ = '\0';
-        found = *controller ? listed(controller, names + 1) : !names[1];
-        if (found) snprintf(group, bytes, "%.*s", (int)strcspn(path, "\n"), path);
-    }
-    if (file) fclose(file);
-    return found;
-}
-
-/* Cores that the control group's quota amounts to. */
-static double core_quota(void)
-{
-    char group[1024];
-    double least = own_group("", group, sizeof group) ? group_limit("/sys/fs/cgroup", group, "cpu.max") : INFINITY;
-    if (own_group("cpu", group, sizeof group)) {
-        double quota = group_limit("/sys/fs/cgroup/cpu", group, "cpu.cfs_quota_us");
-        double period = group_limit("/sys/fs/cgroup/cpu", group, "cpu.cfs_period_us");
-        least = fmin(least, isfinite(period) ? quota / period : INFINITY);
-    }
-    return least;
-}
-
-static double memory_limit_gib(void)
-{
-    char group[1024];
-    double least = own_group("", group, sizeof group) ? group_limit("/sys/fs/cgroup", group, "memory.max") : INFINITY;
-    if (own_group("memory", group, sizeof group))
-        least = fmin(least, group_limit("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes"));
-    return least / (1 << 30);
-}
-
 static double now(void)
 {
     struct timespec t;
@@ -172,7 +66,7 @@ static void check_cores(findings *f)
     cpu_set_t set;
     int usable = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
-    double quota = core_quota(), load;
+    double quota = tr__core_quota(), load;
     int threads = tr_threads(tr_cpu(0));
     say(f, OK, NULL, "cores: %d of %ld usable, %d CPU device%s with %d thread%s", usable, online,
         tr_device_count(TR_CPU), tr_device_count(TR_CPU) == 1 ? "" : "s", threads, threads == 1 ? "" : "s");
@@ -189,7 +83,7 @@ static void check_instructions(findings *f)
     static const char *const wanted[] = {"avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
         "amx_tile", "amx_bf16", "asimd", "sve", "bf16"};
     char flags[8192], found[256] = "";
-    if (!line_of("/proc/cpuinfo", "flags", flags, sizeof flags) && !line_of("/proc/cpuinfo", "Features", flags, sizeof flags))
+    if (!tr__line_of("/proc/cpuinfo", "flags", flags, sizeof flags) && !tr__line_of("/proc/cpuinfo", "Features", flags, sizeof flags))
         flags[0] = '\0';
     for (char *flag = strtok(flags, " \n"); flag; flag = strtok(NULL, " \n"))
         for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
@@ -202,17 +96,17 @@ static void check_instructions(findings *f)
 
 static void check_memory(findings *f)
 {
-    double total = meminfo_gib("MemTotal"), available = meminfo_gib("MemAvailable"), limit = memory_limit_gib();
+    double total = tr__meminfo_gib("MemTotal"), available = tr__meminfo_gib("MemAvailable"), limit = tr__memory_limit_gib();
     bool limited = limit < total, little = fmin(available, limit) < 1;
     char group[64] = "";
     if (limited) snprintf(group, sizeof group, ", of which the control group gives %.1f", limit);
     say(f, little ? WARNING : OK, little ? "end what else uses memory; a small GPT takes 1 GiB per rank" : NULL,
         "memory: %.1f GiB, %.1f available%s", total, available, group);
     char text[128];
-    if (first_line("/proc/sys/vm/overcommit_memory", text, sizeof text) && *text == '2')
+    if (tr__first_line("/proc/sys/vm/overcommit_memory", text, sizeof text) && *text == '2')
         say(f, WARNING, "sysctl vm.overcommit_memory=0, or keep memory in reserve",
             "overcommit: the kernel promises no more memory than it has, so ranks may be refused memory early");
-    if (first_line("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text) && strstr(text, "[never]"))
+    if (tr__first_line("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text) && strstr(text, "[never]"))
         say(f, WARNING, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
             "huge pages: switched off, which makes optimizer steps up to twice as slow");
 }

@@ -80,7 +80,7 @@ static tr_status get_number(const tr_tensor_list *state, const char *key, double
 static tr_status read_state(tr_trainer *t, const tr_tensor_list *state)
 {
     TR__C_NUMBERS;
-    double step;
+    double step = -1;
     TR__TRY(get_number(state, "step", &step));
     if (!(step >= 0 && step < 0x1p53 && step == floor(step)))
         return tr__fail(TR_FORMAT, "the checkpoint's state is of step %g", step);
