@@ -1,0 +1,231 @@
+/* DDP with threads as ranks: n ranks give what one rank gives that sees the whole batch. */
+#include "autograd/arena.h"
+#include "tensor/tensor.h"
+
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_RANKS = 4, BATCH = 24, STEPS = 4 };
+
+/* What a rank does, and what it saw. */
+typedef struct rank {
+    tr_store *store;
+    int rank, world_size;
+    double bucket_mb;
+    bool optimizer_first; /* the optimizer lays the arena out, DDP moves it */
+    int micro;            /* micro-batches per step, exchanged at the last one */
+    tr_status status;
+    char message[256];
+    float weights[4096];
+    size_t count;
+} rank;
+
+static tr_module *make_net(uint64_t seed)
+{
+    return tr_sequential(tr_linear(6, 16, .seed = seed), tr_activation(tr_gelu), tr_layer_norm(16),
+        tr_linear(16, 16, .seed = seed + 1), tr_activation(tr_tanh), tr_linear(16, 3, .seed = seed + 2));
+}
+
+static tr_status train_step(rank *r, tr_module *ddp, tr_optimizer *opt, tr_tensor *x, tr_tensor *y)
+{
+    int64_t rows = BATCH / r->world_size / r->micro;
+    tr_zero_grad(opt);
+    for (int m = 0; m < r->micro; m++) {
+        TR_SCOPE;
+        int64_t from = r->rank * rows * r->micro + m * rows;
+        if (r->micro > 1) TR__TRY(tr_ddp_sync(ddp, m == r->micro - 1));
+        tr_tensor *loss = tr_cross_entropy(tr_forward(ddp, tr_slice(x, 0, from, from + rows)), tr_slice(y, 0, from, from + rows));
+        TR__TRY(tr_backward(tr_affine(loss, 1.0 / r->micro, 0)));
+    }
+    return tr_step(opt);
+}
+
+static tr_status train(rank *r)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = r->store, .rank = r->rank, .world_size = r->world_size);
+    TR__TRY(tr_status_of(group));
+    tr_module *net = make_net((uint64_t)r->rank * 100 + 1);
+    tr_optimizer *opt = r->optimizer_first ? tr_adamw(tr_parameters(net), .lr = 1e-2) : NULL;
+    tr_module *ddp = tr_ddp(net, group, .bucket_mb = r->bucket_mb);
+    TR__TRY(tr_status_of(ddp));
+    if (!opt) opt = tr_adamw(tr_parameters(net), .lr = 1e-2);
+    tr_tensor *x = tr_randn(50, TR_SHAPE(BATCH, 6)), *y = tr_argmax(tr_slice(x, 1, 0, 3), 1);
+    for (int step = 0; step < STEPS; step++) TR__TRY(train_step(r, ddp, opt, x, y));
+    tr_tensor_list *list = tr_parameters(net);
+    for (int i = 0; i < tr_list_count(list); i++) {
+        tr_tensor *p = tr_list_at(list, i);
+        size_t n = (size_t)tr_numel(p);
+        TR__TRY(tr_copy_out(p, r->weights + r->count, n * sizeof(float)));
+        r->count += n;
+    }
+    return tr_leave(group);
+}
+
+static void *run(void *arg)
+{
+    rank *r = arg;
+    r->status = train(r);
+    if (r->status != TR_OK) strncpy(r->message, tr_error_message(), sizeof r->message - 1);
+    return NULL;
+}
+
+/* Runs world_size ranks like `like`, and returns rank 0's result; all ranks must end with the same bits. */
+static void run_ranks(rank *ranks, int world_size, rank like)
+{
+    TR_SCOPE;
+    pthread_t threads[MOST_RANKS];
+    like.store = tr_store_memory();
+    like.world_size = world_size;
+    for (int i = 0; i < world_size; i++) {
+        ranks[i] = like;
+        ranks[i].rank = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, run, &ranks[i]), 0);
+    }
+    for (int i = 0; i < world_size; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < world_size; i++) {
+        if (ranks[i].status != TR_OK) fail_msg("rank %d: %s", i, ranks[i].message);
+        assert_int_equal(ranks[i].count, ranks[0].count);
+        assert_memory_equal(ranks[i].weights, ranks[0].weights, ranks[0].count * sizeof(float));
+    }
+}
+
+static rank ranks[MOST_RANKS], alone[1];
+
+static void assert_like_one_rank(void)
+{
+    run_ranks(alone, 1, (rank){.micro = 1});
+    for (size_t i = 0; i < alone->count; i++) assert_true(fabsf(alone->weights[i] - ranks[0].weights[i]) < 2e-5f);
+}
+
+static void any_number_of_ranks_is_like_one(void **state)
+{
+    (void)state;
+    for (int world_size = 2; world_size <= MOST_RANKS; world_size++) {
+        run_ranks(ranks, world_size, (rank){.micro = 1});
+        assert_like_one_rank();
+    }
+}
+
+static void any_size_of_bucket_will_do(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        run_ranks(ranks, 2, (rank){.micro = 1, .bucket_mb = (double[]){1e-9, 5e-4, 1e-3}[i]});
+        assert_like_one_rank();
+    }
+}
+
+static void the_optimizer_may_come_first(void **state)
+{
+    (void)state;
+    run_ranks(ranks, 2, (rank){.micro = 1, .optimizer_first = true});
+    assert_like_one_rank();
+}
+
+static void micro_batches_exchange_once(void **state)
+{
+    (void)state;
+    run_ranks(ranks, 2, (rank){.micro = 3, .bucket_mb = 1e-3});
+    assert_like_one_rank();
+}
+
+/* ---- A parameter that takes no part, on one rank only -------------------------------------------------------------------- */
+
+typedef struct partial {
+    tr_store *store;
+    int rank;
+    double seen[2];
+    tr_status status;
+} partial;
+
+typedef struct branches {
+    tr_module *left, *right;
+} branches;
+
+static tr_tensor *branch_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    const branches *b = tr_module_state(self);
+    tr_tensor *y = tr_forward(b->left, inputs[0]);
+    return tr_item(tr_slice(tr_reshape(inputs[0], TR_SHAPE(-1)), 0, 0, 1)) > 0 ? tr_add(y, tr_forward(b->right, inputs[0])) : y;
+}
+
+static tr_status partly(partial *p)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
+    tr_module *net = tr_module_new("branches", sizeof(branches), branch_forward);
+    branches *b = tr_module_state(net);
+    b->left = tr_module_add(net, "left", tr_linear(1, 1, .no_bias = true));
+    b->right = tr_module_add(net, "right", tr_linear(1, 1, .no_bias = true));
+    tr_module *ddp = tr_ddp(net, group, .bucket_mb = 1e-9);
+    TR__TRY(tr_backward(tr_sum(tr_forward(ddp, tr_full(p->rank ? 4 : -2, TR_SHAPE(1, 1))))));
+    p->seen[0] = tr_item(tr_grad(tr_list_at(tr_parameters(net), 0)));
+    p->seen[1] = tr_item(tr_grad(tr_list_at(tr_parameters(net), 1)));
+    return tr_leave(group);
+}
+
+static void *run_partly(void *arg)
+{
+    partial *p = arg;
+    p->status = partly(p);
+    return NULL;
+}
+
+static void what_takes_no_part_counts_as_zero(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    partial parts[2];
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        parts[i] = (partial){.store = store, .rank = i};
+        assert_int_equal(pthread_create(&threads[i], NULL, run_partly, &parts[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(parts[i].status, TR_OK);
+        assert_true(parts[i].seen[0] == (4 - 2) / 2.0); /* d(wx)/dw = x, averaged */
+        assert_true(parts[i].seen[1] == (4 + 0) / 2.0);
+    }
+}
+
+static void wrong_arguments_are_errors(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_group *group = tr_join();
+    tr_module *net = make_net(1);
+    assert_int_equal(tr_status_of(tr_ddp(net, NULL)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_ddp(NULL, group)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_ddp(net, group, .bucket_mb = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_ddp(tr_linear(0, 1), group)), TR_INVALID);
+    assert_int_equal(tr_ddp_sync(net, true), TR_INVALID);
+    assert_int_equal(tr_ddp_sync(tr_ddp(net, group), false), TR_OK);
+    assert_int_equal(tr_all_reduce_tensor(group, tr_transpose(tr_ones(TR_SHAPE(2, 3)), 0, 1), TR_SUM), TR_SHAPE);
+    /* A state dict is that of the wrapped module. */
+    assert_non_null(tr_list_find(tr_state_dict(tr_ddp(net, group)), "0.weight"));
+    assert_int_equal(tr_leave(group), TR_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_number_of_ranks_is_like_one),
+        cmocka_unit_test(any_size_of_bucket_will_do),
+        cmocka_unit_test(the_optimizer_may_come_first),
+        cmocka_unit_test(micro_batches_exchange_once),
+        cmocka_unit_test(what_takes_no_part_counts_as_zero),
+        cmocka_unit_test(wrong_arguments_are_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
