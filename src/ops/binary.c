@@ -33,12 +33,11 @@
 
 #define FOR_ALL(name, float_expression, integer_expression)                        \
     BINARY(name, false)                                                            \
-    BODY(name##_f32, float, float_expression)                                      \
     BODY(name##_f64, double, float_expression)                                     \
     BODY(name##_i64, int64_t, integer_expression)                                  \
     tr_status tr__##name##_forward(tr_op_call *call)                               \
     {                                                                              \
-        static const tr__bodies bodies = {name##_f32, name##_f64, name##_i64};     \
+        static const tr__bodies bodies = {.f64 = name##_f64, .i64 = name##_i64};   \
         return tr__elementwise(call, &bodies);                                     \
     }
 FOR_ALL(add, a + b, WRAP(a, +, b))
@@ -48,12 +47,11 @@ FOR_ALL(maximum, LARGER(a, b), LARGER(a, b))
 FOR_ALL(minimum, SMALLER(a, b), SMALLER(a, b))
 
 BINARY(div, true)
-BODY(div_f32, float, a / b)
 BODY(div_f64, double, a / b)
 
 tr_status tr__div_forward(tr_op_call *call)
 {
-    static const tr__bodies bodies = {div_f32, div_f64, NULL};
+    static const tr__bodies bodies = {.f64 = div_f64};
     return tr__elementwise(call, &bodies);
 }
 

@@ -2,9 +2,9 @@
  * Dropout (Srivastava et al. 2014): which elements go is a pure function of (seed, step, sample, element), so that nothing
  * has to be saved: the gradient goes through the same mask, drawn again.
  */
+#include "ops/dropout.h"
 #include "ops/family.h"
 
-#include "base/rng.h"
 #include "tensor/loop.h"
 #include "tensor/numbers.h"
 
@@ -26,17 +26,16 @@ tr_status tr__dropout_infer(tr_op_call *call)
     return tr_op_output(call, 0, call->inputs[0]->shape, call->inputs[0]->dtype);
 }
 
-/* mask[i] = scale or 0 for elements first … first + n - 1 of a sample; four come from one draw. */
+/* mask[i] = scale or 0 for elements first … first + n - 1 of a sample. */
 static void draw_mask(double *mask, const tr__dropout_attrs *attrs, uint64_t sample, int64_t first, int64_t n)
 {
-    uint64_t key = tr__mix(attrs->seed, attrs->step);
-    float p = (float)attrs->p;
+    uint64_t key = tr__dropout_key(attrs);
     double scale = 1 / (1 - attrs->p);
-    tr__philox words = {{0}};
     for (int64_t i = 0; i < n; i++) {
-        int64_t element = first + i;
-        if (i == 0 || element % 4 == 0) words = tr__philox_at(key, sample, (uint64_t)element / 4);
-        mask[i] = tr__uniform(words.word[element % 4]) < p ? 0 : scale;
+        int64_t group = (first + i) / TR__DROPOUT_GROUP, e = (first + i) % TR__DROPOUT_GROUP;
+        uint64_t draw = (uint64_t)(group * TR__DROPOUT_DRAWS + e % TR__DROPOUT_DRAWS);
+        uint32_t word = tr__philox_at(key, sample, draw).word[e / TR__DROPOUT_DRAWS];
+        mask[i] = tr__uniform(word) < (float)attrs->p ? 0 : scale;
     }
 }
 
@@ -77,8 +76,7 @@ static void drop(void *arg, int64_t begin, int64_t end)
 
 tr_status tr__dropout_forward(tr_op_call *call)
 {
-    job j = {call->attrs, call->inputs[0], call->outputs[0], 1};
-    for (int d = 1; d < j.x->shape.ndim; d++) j.per_sample *= j.x->shape.dim[d];
+    job j = {call->attrs, call->inputs[0], call->outputs[0], tr__dropout_per_sample(call->inputs[0]->shape)};
     tr__pool_for(tr__pool_of(j.y), tr__numel(j.y->shape), TR__GRAIN / 8, drop, &j);
     return TR_OK;
 }

@@ -98,7 +98,7 @@ UNARY(gelu, x *sigmoid(gelu_2u(x)))
 UNARY(gelu_exact, x *normal(x))
 
 GRADIENT(abs_grad, x > 0 ? g : x < 0 ? -g : 0)
-GRADIENT(relu_grad, x <= 0 ? 0 : g)
+GRADIENT(relu_grad, x > 0 ? g : 0)
 GRADIENT(gelu_grad, g *gelu_slope(x))
 GRADIENT(gelu_exact_grad, g *gelu_exact_slope(x))
 GRADIENT(tanh_grad, g *(1 - x * x))   /* of the output */

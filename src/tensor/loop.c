@@ -47,28 +47,40 @@ typedef struct job {
     const void *arg;
 } job;
 
+/* Steps from the start of a run to that of the next. */
+static void next_run(const tr__loop *loop, int64_t *index, char **at)
+{
+    for (int d = loop->shape.ndim - 2; d >= 0; d--) {
+        bool carry = ++index[d] == loop->shape.dim[d];
+        int64_t steps = carry ? 1 - loop->shape.dim[d] : 1;
+        if (carry) index[d] = 0;
+        for (int k = 0; k < loop->n; k++) at[k] += steps * loop->stride[k][d] * loop->bytes[k];
+        if (!carry) return;
+    }
+}
+
 /* Elements begin to end in row-major order: whole runs, but for the first and the last. */
 static void run_part(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     const tr__loop *loop = j->loop;
     int last = loop->shape.ndim - 1;
-    int64_t run = loop->shape.dim[last], index[TR_MAX_DIMS];
-    char *at[TR__LOOP_TENSORS];
-    while (begin < end) {
-        int64_t rest = begin;
-        for (int d = last; d >= 0; d--) {
-            index[d] = rest % loop->shape.dim[d];
-            rest /= loop->shape.dim[d];
-        }
-        for (int k = 0; k < loop->n; k++) {
-            int64_t offset = 0;
-            for (int d = 0; d <= last; d++) offset += index[d] * loop->stride[k][d];
-            at[k] = loop->base[k] + offset * loop->bytes[k];
-        }
-        int64_t n = run - index[last] < end - begin ? run - index[last] : end - begin;
+    int64_t run = loop->shape.dim[last], index[TR_MAX_DIMS], first = begin % run, rest = begin / run;
+    char *row[TR__LOOP_TENSORS], *at[TR__LOOP_TENSORS]; /* where the run begins, and where to begin in it */
+    for (int d = last - 1; d >= 0; d--) {
+        index[d] = rest % loop->shape.dim[d];
+        rest /= loop->shape.dim[d];
+    }
+    for (int k = 0; k < loop->n; k++) {
+        int64_t offset = 0;
+        for (int d = 0; d < last; d++) offset += index[d] * loop->stride[k][d];
+        row[k] = loop->base[k] + offset * loop->bytes[k];
+    }
+    for (int64_t n; begin < end; begin += n, first = 0) {
+        n = run - first < end - begin ? run - first : end - begin;
+        for (int k = 0; k < loop->n; k++) at[k] = row[k] + first * loop->stride[k][last] * loop->bytes[k];
         j->body(loop, at, n, j->arg);
-        begin += n;
+        next_run(loop, index, row);
     }
 }
 

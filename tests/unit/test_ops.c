@@ -71,15 +71,15 @@ static void compare_results(const op_case *c, const char *variant, result got, r
     for (int i = 0; i < c->n; i++) compare(c->name, variant, "gradient", i, got.grads[i], expected.grads[i], tolerance);
 }
 
+/* How many times the first dimension, for an input or the output to be large. */
 static int64_t large_batch(const op_case *c)
 {
-    int64_t most = 1;
-    for (int i = 0; i < c->n; i++) {
-        tr_shape shape = c->inputs[i].shape;
-        int64_t n = 1;
-        for (int d = 0; d < shape.ndim; d++) n *= shape.dim[d];
-        if (n > most && !c->inputs[i].fixed) most = n;
-    }
+    TR_NO_GRAD;
+    tr_tensor *in[OP_CASE_INPUTS] = {0};
+    op_case_inputs(c, (op_variant){TR_F32, TR_F32, 1, false}, false, in);
+    int64_t most = tr_numel(c->run(in));
+    for (int i = 0; i < c->n; i++)
+        if (tr_numel(in[i]) > most && !c->inputs[i].fixed) most = tr_numel(in[i]);
     return LARGE / most + 1;
 }
 

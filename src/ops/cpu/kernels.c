@@ -1,4 +1,19 @@
-/* The SIMD kernels of the CPU: none is listed for an op whose reference serves. */
-#include "ops/op.h"
+/* The CPU's own kernels: which ops have some, and the choice between those for different machines. */
+#include "ops/cpu/isa.h"
+#include "ops/cpu/simd.h"
 
-const tr__kernel tr__cpu_kernels[TR__OP_COUNT] = {NULL};
+static tr_status simd(tr_op_call *call)
+{
+    const tr__kernel *table = tr__simd_generic;
+#if defined(__x86_64__)
+    if (tr__has_avx512()) table = tr__simd_avx512;
+    else if (tr__has_avx2()) table = tr__simd_avx2;
+#endif
+    return table[call->op - tr__ops](call);
+}
+
+#define SIMD(name) [TR__OP_##name] = simd,
+
+const tr__kernel tr__cpu_kernels[TR__OP_COUNT] = {
+#include "ops/cpu/simd_list.h"
+};

@@ -1,0 +1,27 @@
+/* Which vector instructions this machine has: kernels for several are compiled, and one is chosen at run time. */
+#ifndef TR_OPS_CPU_ISA_H
+#define TR_OPS_CPU_ISA_H
+
+#include <stdbool.h>
+
+/* What files named *_avx512.c and *_avx2.c may use. */
+static inline bool tr__has_avx512(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+static inline bool tr__has_avx2(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+#endif

@@ -1,0 +1,133 @@
+/*
+ * sum and mean of contiguous f32 over dimensions that lie together: x: [outer, reduced, inner] -> [outer, inner].
+ *
+ * Stretches of up to a few thousand elements are summed in f32, lane by lane, and these sums in f64. A long reduction with
+ * few results is cut into chunks, so that threads share it; where, depends on the shape only.
+ */
+#ifndef TR_OPS_CPU_SIMD_REDUCE_H
+#define TR_OPS_CPU_SIMD_REDUCE_H
+
+#include "ops/cpu/simd_rows.h"
+
+#include <stdlib.h>
+
+enum { STRETCH = 4096, COLUMNS = 256, CHUNK = 64 << 10, MOST_CHUNKS = 64, FEW_RESULTS = 4096 };
+
+typedef struct sum_job {
+    const float *x;
+    float *y;
+    int64_t outer, reduced, inner, chunks;
+    double scale;
+    double *partial; /* [chunks, outer, inner]; NULL for one chunk: results go to y */
+} sum_job;
+
+static double sum_run(const float *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i += STRETCH) sum += (double)row_sum(x + i, n - i < STRETCH ? n - i : STRETCH);
+    return sum;
+}
+
+/* total[i] += the sum of rows of x at column i, of n <= COLUMNS columns. */
+static void sum_columns(const float *x, int64_t rows, int64_t stride, int64_t n, double *total)
+{
+    enum { ROWS = 32 };
+    float part[COLUMNS];
+    for (int64_t r = 0; r < rows; r += ROWS) {
+        int64_t end = rows - r < ROWS ? rows : r + ROWS;
+        memcpy(part, x + r * stride, sizeof *part * (size_t)n);
+        for (int64_t k = r + 1; k < end; k++)
+            FOR_VECTORS(i, m, n) store_lanes(part + i, load_lanes(part + i, m) + load_lanes(x + k * stride + i, m), m);
+        for (int64_t i = 0; i < n; i++) total[i] += (double)part[i];
+    }
+}
+
+static void put_sums(const sum_job *j, int64_t chunk, int64_t at, int64_t n, const double *sums)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (j->partial)
+            j->partial[chunk * j->outer * j->inner + at + i] = sums[i];
+        else
+            j->y[at + i] = (float)(sums[i] * j->scale);
+    }
+}
+
+/* Tasks: chunk by chunk, outer index by outer index, COLUMNS of inner by COLUMNS. */
+static void sum_tasks(void *arg, int64_t begin, int64_t end)
+{
+    const sum_job *j = arg;
+    int64_t blocks = (j->inner + COLUMNS - 1) / COLUMNS, length = (j->reduced + j->chunks - 1) / j->chunks;
+    for (int64_t task = begin; task < end; task++) {
+        int64_t block = task % blocks, o = task / blocks % j->outer, chunk = task / blocks / j->outer;
+        int64_t first = chunk * length, rows = j->reduced - first < length ? j->reduced - first : length;
+        int64_t column = block * COLUMNS, n = j->inner - column < COLUMNS ? j->inner - column : COLUMNS;
+        const float *x = j->x + (o * j->reduced + first) * j->inner + column;
+        double sums[COLUMNS] = {0};
+        if (rows > 0 && j->inner == 1)
+            sums[0] = sum_run(x, rows);
+        else if (rows > 0)
+            sum_columns(x, rows, j->inner, n, sums);
+        put_sums(j, chunk, o * j->inner + column, n, sums);
+    }
+}
+
+static void add_chunks(const sum_job *j)
+{
+    int64_t results = j->outer * j->inner;
+    for (int64_t i = 0; i < results; i++) {
+        double sum = 0;
+        for (int64_t c = 0; c < j->chunks; c++) sum += j->partial[c * results + i];
+        j->y[i] = (float)(sum * j->scale);
+    }
+}
+
+/* The three sizes, if the reduced dimensions lie together. */
+static bool sizes_of(const tr_tensor *x, uint32_t dims, sum_job *j)
+{
+    int state = 0; /* 0: outer, 1: reduced, 2: inner */
+    for (int d = 0; d < x->shape.ndim; d++) {
+        int64_t n = x->shape.dim[d];
+        bool reduced = dims >> d & 1;
+        if (n == 1) continue;
+        if (reduced && state == 0) state = 1;
+        if (!reduced && state == 1) state = 2;
+        if (reduced && state == 2) return false;
+        *(state == 0 ? &j->outer : state == 1 ? &j->reduced : &j->inner) *= n;
+    }
+    return true;
+}
+
+static tr_status run_sum(tr_op_call *call, bool mean)
+{
+    const tr_tensor *x = call->inputs[0];
+    sum_job j = {.x = tr__ptr(x), .y = tr__ptr(call->outputs[0]), .outer = 1, .reduced = 1, .inner = 1, .chunks = 1};
+    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR__DECLINED;
+    if (!sizes_of(x, ((const tr__reduce_attrs *)call->attrs)->dims, &j)) return TR__DECLINED;
+    int64_t results = j.outer * j.inner;
+    if (results == 0) return TR_OK;
+    j.scale = mean ? 1 / (double)j.reduced : 1;
+    if (results <= FEW_RESULTS) j.chunks = j.reduced * j.inner / CHUNK + 1;
+    if (j.chunks > MOST_CHUNKS) j.chunks = MOST_CHUNKS;
+    if (j.chunks > 1) {
+        j.partial = malloc(sizeof(double) * (size_t)(j.chunks * results));
+        if (!j.partial) return tr__fail(TR_NO_MEMORY, "%s: out of memory", call->op->name);
+    }
+    int64_t tasks = j.chunks * j.outer * ((j.inner + COLUMNS - 1) / COLUMNS);
+    int64_t per_task = j.reduced * (j.inner < COLUMNS ? j.inner : COLUMNS) / j.chunks;
+    tr__pool_for(tr__pool_of(x), tasks, tr__row_grain(per_task), sum_tasks, &j);
+    if (j.partial) add_chunks(&j);
+    free(j.partial);
+    return TR_OK;
+}
+
+static tr_status sum_kernel(tr_op_call *call)
+{
+    return run_sum(call, false);
+}
+
+static tr_status mean_kernel(tr_op_call *call)
+{
+    return run_sum(call, true);
+}
+
+#endif

@@ -1,0 +1,183 @@
+/* softmax, log_softmax and cross_entropy, row by row. */
+#ifndef TR_OPS_CPU_SIMD_SOFTMAX_H
+#define TR_OPS_CPU_SIMD_SOFTMAX_H
+
+#include "ops/cpu/simd_rows.h"
+#include "ops/cross_entropy.h"
+
+#include <math.h>
+
+/* The sum of exp(x - top); the terms go to out unless it is NULL. NaN in a row that softmax cannot do, as in PyTorch. */
+static inline float row_exp_sum(const float *x, int64_t n, float top, float *out)
+{
+    vec sum = {0};
+    FOR_VECTORS(i, m, n) {
+        vec e = vec_exp(load_lanes(x + i, m) - top);
+        sum += keep_lanes(e, m, 0);
+        if (out) store_lanes(out + i, e, m);
+    }
+    return vec_sum(sum);
+}
+
+typedef struct softmax_job {
+    tr__rows x, g, out;
+} softmax_job;
+
+static void softmax_rows(void *arg, int64_t begin, int64_t end)
+{
+    const softmax_job *j = arg;
+    float x_buffer[ROW_MAX], y_buffer[ROW_MAX];
+    int64_t n = j->out.n;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = row_in(&j->x, r, x_buffer);
+        float *y = row_out(&j->out, r, y_buffer);
+        float scale = 1 / row_exp_sum(x, n, row_top(x, n), y);
+        FOR_VECTORS(i, m, n) store_lanes(y + i, load_lanes(y + i, m) * scale, m);
+        row_done(&j->out, r, y_buffer);
+    }
+}
+
+static void log_softmax_rows(void *arg, int64_t begin, int64_t end)
+{
+    const softmax_job *j = arg;
+    float x_buffer[ROW_MAX], y_buffer[ROW_MAX];
+    int64_t n = j->out.n;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = row_in(&j->x, r, x_buffer);
+        float *y = row_out(&j->out, r, y_buffer);
+        float top = row_top(x, n), log_sum = logf(row_exp_sum(x, n, top, NULL));
+        FOR_VECTORS(i, m, n) store_lanes(y + i, load_lanes(x + i, m) - top - log_sum, m);
+        row_done(&j->out, r, y_buffer);
+    }
+}
+
+/* dx = y (g - sum(g y)) */
+static void softmax_grad_rows(void *arg, int64_t begin, int64_t end)
+{
+    const softmax_job *j = arg;
+    float g_buffer[ROW_MAX], y_buffer[ROW_MAX];
+    int64_t n = j->out.n;
+    for (int64_t r = begin; r < end; r++) {
+        const float *g = row_in(&j->g, r, g_buffer), *y = row_in(&j->x, r, y_buffer);
+        vec dot = {0};
+        FOR_VECTORS(i, m, n) dot += load_lanes(g + i, m) * load_lanes(y + i, m);
+        float sum = vec_sum(dot), *dx = row_out(&j->out, r, g_buffer);
+        FOR_VECTORS(i, m, n) store_lanes(dx + i, load_lanes(y + i, m) * (load_lanes(g + i, m) - sum), m);
+        row_done(&j->out, r, g_buffer);
+    }
+}
+
+/* dx = g - exp(y) sum(g) */
+static void log_softmax_grad_rows(void *arg, int64_t begin, int64_t end)
+{
+    const softmax_job *j = arg;
+    float g_buffer[ROW_MAX], y_buffer[ROW_MAX];
+    int64_t n = j->out.n;
+    for (int64_t r = begin; r < end; r++) {
+        const float *g = row_in(&j->g, r, g_buffer), *y = row_in(&j->x, r, y_buffer);
+        float sum = row_sum(g, n), *dx = row_out(&j->out, r, g_buffer);
+        FOR_VECTORS(i, m, n) store_lanes(dx + i, load_lanes(g + i, m) - vec_exp(load_lanes(y + i, m)) * sum, m);
+        row_done(&j->out, r, g_buffer);
+    }
+}
+
+static tr_status run_softmax(tr_op_call *call, const tr_tensor *x, const tr_tensor *g, tr__pool_body body)
+{
+    tr_tensor *out = call->outputs[0];
+    if (tr__numel(out->shape) == 0) return TR_OK;
+    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    softmax_job j = {.x = tr__rows_of(x, dim), .g = tr__rows_of(g, dim), .out = tr__rows_of(out, dim)};
+    if (!can_do(&j.x) || !can_do(&j.g) || !can_do(&j.out)) return TR__DECLINED;
+    tr__pool_for(tr__pool_of(out), j.out.others.n, tr__row_grain(j.out.n), body, &j);
+    return TR_OK;
+}
+
+static tr_status softmax_kernel(tr_op_call *call)
+{
+    return run_softmax(call, call->inputs[0], call->inputs[0], softmax_rows);
+}
+
+static tr_status log_softmax_kernel(tr_op_call *call)
+{
+    return run_softmax(call, call->inputs[0], call->inputs[0], log_softmax_rows);
+}
+
+static tr_status softmax_grad_kernel(tr_op_call *call)
+{
+    return run_softmax(call, call->inputs[1], call->inputs[0], softmax_grad_rows);
+}
+
+static tr_status log_softmax_grad_kernel(tr_op_call *call)
+{
+    return run_softmax(call, call->inputs[1], call->inputs[0], log_softmax_grad_rows);
+}
+
+/* ---- cross_entropy: logits, targets -> loss, lse, count -------------------------------------------------------------- */
+
+typedef struct loss_job {
+    tr__rows logits, grads;
+    tr__ids targets;
+    int64_t ignore_index;
+    float *lse;
+    float scale;
+} loss_job;
+
+static void cross_entropy_rows(void *arg, int64_t begin, int64_t end)
+{
+    const loss_job *j = arg;
+    float buffer[ROW_MAX];
+    int64_t n = j->logits.n;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = row_in(&j->logits, r, buffer);
+        float top = row_top(x, n);
+        j->lse[r] = top + logf(row_exp_sum(x, n, top, NULL));
+    }
+}
+
+static tr_status cross_entropy_kernel(tr_op_call *call)
+{
+    const tr_tensor *logits = call->inputs[0];
+    loss_job j = {.logits = tr__rows_of(logits, logits->shape.ndim - 1), .lse = tr__ptr(call->outputs[1])};
+    if (!can_do(&j.logits)) return TR__DECLINED;
+    TR__TRY(tr__cross_entropy_check(call));
+    tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_rows, &j);
+    return tr__cross_entropy_finish(call);
+}
+
+static void cross_entropy_grad_rows(void *arg, int64_t begin, int64_t end)
+{
+    const loss_job *j = arg;
+    float x_buffer[ROW_MAX], dx_buffer[ROW_MAX];
+    int64_t n = j->logits.n;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = row_in(&j->logits, r, x_buffer);
+        float *dx = row_out(&j->grads, r, dx_buffer);
+        int64_t target = tr__id(&j->targets, r);
+        if (target == j->ignore_index) {
+            memset(dx, 0, sizeof *dx * (size_t)n);
+        } else {
+            FOR_VECTORS(i, m, n) store_lanes(dx + i, vec_exp(load_lanes(x + i, m) - j->lse[r]) * j->scale, m);
+            dx[target] -= j->scale;
+        }
+        row_done(&j->grads, r, dx_buffer);
+    }
+}
+
+static tr_status cross_entropy_grad_kernel(tr_op_call *call)
+{
+    const tr_tensor *g = call->inputs[0], *logits = call->inputs[1], *lse = call->inputs[3], *count = call->inputs[4];
+    int last = logits->shape.ndim - 1;
+    loss_job j = {
+        .logits = tr__rows_of(logits, last),
+        .grads = tr__rows_of(call->outputs[0], last),
+        .targets = tr__ids_of(call->inputs[2]),
+        .ignore_index = ((const tr__cross_entropy_attrs *)call->attrs)->ignore_index,
+        .lse = tr__ptr(lse),
+        .scale = (float)(tr__load(g->dtype, tr__ptr(g), 0) / tr__load(count->dtype, tr__ptr(count), 0)),
+    };
+    if (!can_do(&j.logits) || !can_do(&j.grads)) return TR__DECLINED;
+    tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_grad_rows, &j);
+    return TR_OK;
+}
+
+#endif

@@ -1,0 +1,195 @@
+/*
+ * Vectors of floats as wide as the machine's: 16 with AVX-512, 8 with AVX2, else 4. Arithmetic is the compiler's (a * b + c
+ * on the vector types); here is what it has no operators for, and exp and tanh. Included by files that are compiled once per
+ * kind of machine, so everything is static.
+ */
+#ifndef TR_OPS_CPU_VEC_H
+#define TR_OPS_CPU_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+enum { WIDTH = 16 };
+typedef float vec __attribute__((vector_size(64)));
+typedef int32_t veci __attribute__((vector_size(64)));
+#elif defined(__AVX2__)
+enum { WIDTH = 8 };
+typedef float vec __attribute__((vector_size(32)));
+typedef int32_t veci __attribute__((vector_size(32)));
+#else
+enum { WIDTH = 4 };
+typedef float vec __attribute__((vector_size(16)));
+typedef int32_t veci __attribute__((vector_size(16)));
+#endif
+
+static inline vec vec_all(float x)
+{
+    return x - (vec){0};
+}
+
+static inline vec vec_load(const float *from)
+{
+    vec x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+static inline void vec_store(float *to, vec x)
+{
+    memcpy(to, &x, sizeof x);
+}
+
+/* The first n lanes, 0 < n < WIDTH; the others read as zero and are not written. */
+static inline vec vec_load_part(const float *from, int64_t n)
+{
+#if defined(__AVX512F__)
+    return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), from);
+#else
+    vec x = {0};
+    for (int64_t i = 0; i < n; i++) x[i] = from[i];
+    return x;
+#endif
+}
+
+static inline void vec_store_part(float *to, vec x, int64_t n)
+{
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << n) - 1), (__m512)x);
+#else
+    for (int64_t i = 0; i < n; i++) to[i] = x[i];
+#endif
+}
+
+/* Lane by lane: a > b ? x : y. */
+static inline vec vec_where_larger(vec a, vec b, vec x, vec y)
+{
+#if defined(__AVX512F__)
+    return (vec)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ), (__m512)y, (__m512)x);
+#elif defined(__AVX2__)
+    return (vec)_mm256_blendv_ps((__m256)y, (__m256)x, _mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
+#else
+    veci larger = a > b;
+    return (vec)((larger & (veci)x) | (~larger & (veci)y));
+#endif
+}
+
+/* The larger and the smaller; where one is NaN, the second. */
+static inline vec vec_max(vec a, vec b)
+{
+#if defined(__AVX512F__)
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return vec_where_larger(a, b, a, b);
+#endif
+}
+
+static inline vec vec_min(vec a, vec b)
+{
+#if defined(__AVX512F__)
+    return (vec)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vec)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return vec_where_larger(b, a, a, b);
+#endif
+}
+
+/* x where x is NaN, else y. */
+static inline vec vec_where_nan(vec x, vec y)
+{
+    veci nan = x != x;
+    return (vec)((nan & (veci)x) | (~nan & (veci)y));
+}
+
+static inline vec vec_abs(vec x)
+{
+    return (vec)((veci)x & 0x7fffffff);
+}
+
+static inline vec vec_sqrt(vec x)
+{
+#if defined(__AVX512F__)
+    return (vec)_mm512_sqrt_ps((__m512)x);
+#elif defined(__AVX2__)
+    return (vec)_mm256_sqrt_ps((__m256)x);
+#else
+    for (int i = 0; i < WIDTH; i++) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+#endif
+}
+
+static inline float vec_sum(vec x)
+{
+    float lane[WIDTH];
+    vec_store(lane, x);
+    for (int n = WIDTH / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) lane[i] += lane[i + n];
+    return lane[0];
+}
+
+/* The largest lane; NaN when one is. */
+static inline float vec_top(vec x)
+{
+    float top = x[0];
+    for (int i = 1; i < WIDTH; i++) top = x[i] > top || x[i] != x[i] ? x[i] : top;
+    return top;
+}
+
+/* x * 2^n for whole n in -300 … 300, given as floats. */
+static inline vec vec_scale(vec x, vec n, veci whole)
+{
+#if defined(__AVX512F__)
+    (void)whole;
+    return (vec)_mm512_scalef_ps((__m512)x, (__m512)n);
+#else
+    (void)n; /* in two steps, each a normal number, so that the result may be subnormal or infinite */
+    veci half = whole >> 1;
+    return x * (vec)((half + 127) << 23) * (vec)((whole - half + 127) << 23);
+#endif
+}
+
+/* exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2)/2, exp(r) by a polynomial (Cephes). Relative error below 1.2e-7;
+ * 0 below -104, infinity above 88.73, NaN stays NaN. */
+static inline vec vec_exp(vec x)
+{
+    x = vec_max(vec_all(-104), vec_min(vec_all(89), x));
+    const vec magic = vec_all(0x1.8p23f); /* adding it leaves the nearest whole number in the lowest bits */
+    vec shifted = x * 1.44269504f + magic;
+    vec n = shifted - magic;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln 2 in two parts, the first exact in few bits */
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return vec_scale(p, n, (veci)shifted - (veci)magic);
+}
+
+/* An odd polynomial near 0 (Cephes), 1 - 2/(exp(2|x|) + 1) farther out. Relative error below 2e-7. */
+static inline vec vec_tanh(vec x)
+{
+    vec z = x * x, size = vec_abs(x);
+    vec p = z * -5.70498872745e-3f + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    p = p * z * x + x;
+    vec far = 1.0f - 2.0f / (vec_exp(size + size) + 1.0f);
+    far = (vec)((veci)far | ((veci)x & (int32_t)0x80000000));
+    return vec_where_larger(size, vec_all(0.625f), far, p);
+}
+
+static inline vec vec_sigmoid(vec x)
+{
+    return 1.0f / (1.0f + vec_exp(-x));
+}
+
+#endif
