@@ -199,7 +199,7 @@ static void check_environment(findings *f)
     int found = 0;
     for (char **entry = environ; *entry; entry++) {
         for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-            if (strncmp(*entry, known[i].name, strlen(known[i].name))) continue;
+            if (strncmp(*entry, known[i].name, strlen(known[i].name)) != 0) continue;
             char advice[128];
             snprintf(advice, sizeof advice, "unset %.*s", (int)strcspn(*entry, "="), *entry);
             say(f, WARNING, advice, "environment: %.60s %s", *entry, known[i].effect);
