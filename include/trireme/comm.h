@@ -56,6 +56,7 @@ typedef struct tr_join_options {
                               are absent); "tcp://host:port" with .rank and .world_size */
     int rank, world_size;
     tr_store *store;       /* instead of init: ranks meet here, with .rank and .world_size */
+    const char *token;     /* the job's secret; NULL: TRIREME_TOKEN from the environment */
     const char *backend;   /* NULL: "native" */
     const char *name;      /* groups side by side on one store have different names; NULL: "world" */
     int timeout_ms;        /* for joining and for each collective; 0: 600,000 */

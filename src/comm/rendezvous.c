@@ -1,0 +1,195 @@
+#include "comm/rendezvous.h"
+
+#include "base/clock.h"
+#include "base/object.h"
+#include "comm/store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { KEY = 256 };
+
+tr_status tr__random_text(char *text, size_t bytes)
+{
+    unsigned char random[64];
+    if (bytes / 2 > sizeof random) return tr__fail(TR_INVALID, "%zu random digits are too many", bytes - 1);
+    if (getrandom(random, bytes / 2, 0) != (ssize_t)(bytes / 2)) return tr__fail(TR_IO, "no random numbers from the kernel");
+    for (size_t i = 0; i + 1 < bytes; i++) text[i] = "0123456789abcdef"[random[i / 2] >> (i % 2 * 4) & 15];
+    text[bytes - 1] = 0;
+    return TR_OK;
+}
+
+/* ---- Cards ----------------------------------------------------------------------------------------------------------- */
+
+static unsigned long namespace_of(const char *path)
+{
+    struct stat s;
+    return stat(path, &s) == 0 ? (unsigned long)s.st_ino : 0;
+}
+
+/* Two processes share memory when they run on one kernel and see one namespace of sockets. */
+static void machine_text(char *text, size_t size)
+{
+    char boot[40] = "unknown";
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file) {
+        if (fscanf(file, "%39s", boot) != 1) strcpy(boot, "unknown");
+        fclose(file);
+    }
+    snprintf(text, size, "%s/%lu", boot, namespace_of("/proc/self/ns/net"));
+}
+
+void tr__card_here(const tr__member *member, tr__card *card)
+{
+    *card = (tr__card){.rank = member->rank, .world_size = member->world_size, .pid = (long)getpid()};
+    card->pid_space = namespace_of("/proc/self/ns/pid");
+    if (gethostname(card->host, sizeof card->host - 1) != 0 || !card->host[0]) strcpy(card->host, "unknown");
+    machine_text(card->machine, sizeof card->machine);
+}
+
+#define CARD_FORMAT(host, machine, address, cookie)                                                        \
+    "trireme-card 1 rank %d of %d pid %ld in %lu host " host " machine " machine " address " address " cookie " cookie
+
+static tr_status read_card(const char *text, tr__card *card)
+{
+    *card = (tr__card){0};
+    int fields = sscanf(text, CARD_FORMAT("%64s", "%128s", "%108s", "%32s"), &card->rank, &card->world_size, &card->pid,
+        &card->pid_space, card->host, card->machine, card->address, card->cookie);
+    if (fields != 8 || strlen(card->cookie) != TR__COOKIE_TEXT - 1)
+        return tr__fail(TR_FORMAT, "'%.40s' is no card of a rank", text);
+    return TR_OK;
+}
+
+/* ---- Claims ---------------------------------------------------------------------------------------------------------- */
+
+static char *claim_key(const tr__rendezvous *r, char key[KEY])
+{
+    snprintf(key, KEY, "group/%s/rank/%d", r->member->group, r->member->rank);
+    return key;
+}
+
+static char *card_key(const tr__rendezvous *r, int rank, char key[KEY])
+{
+    snprintf(key, KEY, "group/%s/card/%ld/%d", r->member->group, r->generation, rank);
+    return key;
+}
+
+/* Tries to replace `expected` (NULL: nothing) by our claim. *held gets the claim that stands then; to be freed. */
+static tr_status try_claim(tr__rendezvous *r, const tr__card *mine, const char *expected, char **held)
+{
+    char word[17], key[KEY];
+    size_t bytes;
+    TR__TRY(tr__random_text(word, sizeof word));
+    snprintf(r->claim, sizeof r->claim, "%ld joined %s %ld %s", r->generation, word, mine->pid, mine->host);
+    return tr_store_compare_set(r->member->store, claim_key(r, key), expected, expected ? strlen(expected) : 0, r->claim,
+        strlen(r->claim), (void **)held, &bytes);
+}
+
+/* Someone else's claim stands. Fails, or sets the generation that may follow it. */
+static tr_status follow(tr__rendezvous *r, const char *held)
+{
+    char state[16], host[65] = "?";
+    long generation, pid = 0;
+    if (!held || sscanf(held, "%ld %15s %*s %ld %64s", &generation, state, &pid, host) < 2)
+        return tr__fail(TR_FORMAT, "group '%s': damaged claim of rank %d in the store", r->member->group, r->member->rank);
+    if (strcmp(state, "left") != 0)
+        return tr__fail(TR_STATE, "rank %d of group '%s' is taken: process %ld on host %s has joined as rank %d",
+            r->member->rank, r->member->group, pid, host, r->member->rank);
+    r->generation = generation + 1;
+    return TR_OK;
+}
+
+tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine)
+{
+    *r = (tr__rendezvous){.member = member, .generation = 1};
+    r->deadline = tr__now_ns() + (int64_t)member->timeout_ms * 1000000;
+    char *expected = NULL;
+    for (;;) {
+        char *held = NULL;
+        tr_status status = try_claim(r, mine, expected, &held);
+        free(expected);
+        bool ours = status == TR_OK && held && strcmp(held, r->claim) == 0;
+        if (status == TR_OK && !ours) status = follow(r, held);
+        expected = held;
+        if (status == TR_OK && !ours) continue;
+        free(expected);
+        if (!ours) r->claim[0] = 0;
+        return status;
+    }
+}
+
+void tr__rendezvous_withdraw(tr__rendezvous *r, bool joined)
+{
+    if (!r->claim[0]) return;
+    char key[KEY], left[32];
+    snprintf(left, sizeof left, "%ld left", joined ? r->generation : r->generation - 1);
+    void *held = NULL;
+    size_t bytes;
+    /* When the store has gone, nobody can join there again, and there is nothing to give back. */
+    tr_status status = tr_store_compare_set(r->member->store, claim_key(r, key), r->claim, strlen(r->claim), left,
+        strlen(left), &held, &bytes);
+    (void)status;
+    free(held);
+    r->claim[0] = 0;
+}
+
+/* ---- Meeting --------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
+{
+    char key[KEY], text[512];
+    int length = snprintf(text, sizeof text, CARD_FORMAT("%s", "%s", "%s", "%s"), mine->rank, mine->world_size, mine->pid,
+        mine->pid_space, mine->host, mine->machine, mine->address, mine->cookie);
+    return tr_store_set(r->member->store, card_key(r, mine->rank, key), text, (size_t)length);
+}
+
+/* "rank 2", or "ranks 2, 5 and 7 more": those whose card is not there, `late` at least. */
+static void missing_text(tr__rendezvous *r, int late, char *text, size_t size)
+{
+    enum { NAMED = 8 };
+    int missing = 0;
+    size_t used = 0;
+    char key[KEY], list[NAMED * 12] = "";
+    for (int rank = 0; rank < r->member->world_size; rank++) {
+        if (rank == r->member->rank) continue;
+        bool there = tr__store_get(r->member->store, card_key(r, rank, key), 0, NULL, NULL) != TR_TIMEOUT;
+        if (there && rank != late) continue;
+        if (missing++ < NAMED) used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", rank);
+    }
+    snprintf(text, size, "%s %s", missing == 1 ? "rank" : "ranks", list);
+    used = strlen(text);
+    if (missing > NAMED) snprintf(text + used, size - used, " and %d more", missing - NAMED);
+}
+
+static tr_status check_card(const tr__rendezvous *r, int rank, const tr__card *card)
+{
+    if (card->rank != rank)
+        return tr__fail(TR_FORMAT, "group '%s': the card of rank %d says rank %d", r->member->group, rank, card->rank);
+    if (card->world_size != r->member->world_size)
+        return tr__fail(TR_MISMATCH, "group '%s': rank %d joins with a world size of %d, rank %d with %d", r->member->group,
+            r->member->rank, r->member->world_size, rank, card->world_size);
+    return TR_OK;
+}
+
+tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *card)
+{
+    char key[KEY];
+    void *text = NULL;
+    size_t bytes;
+    int64_t left = (r->deadline - tr__now_ns()) / 1000000;
+    tr_status status = tr__store_get(r->member->store, card_key(r, rank, key), left > 0 ? (int)left : 0, &text, &bytes);
+    if (status == TR_TIMEOUT) {
+        char missing[160];
+        missing_text(r, rank, missing, sizeof missing);
+        return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s did not join within %.1f s", r->member->group,
+            r->member->world_size, missing, r->member->timeout_ms / 1000.0);
+    }
+    if (status == TR_OK) status = read_card(text, card);
+    if (status == TR_OK) status = check_card(r, rank, card);
+    free(text);
+    return status;
+}

@@ -1,0 +1,49 @@
+/*
+ * How ranks find each other: each claims its number in the store, hangs up a card that says where it can be reached, and
+ * reads the cards of the others. Below "group/NAME/":
+ *
+ *   rank/3     who holds rank 3: the generation, "joined" or "left", a random word, process and host
+ *   card/1/3   rank 3's card in generation 1
+ *
+ * Generations count how often a rank has joined: a group that was left can be joined again on the same store, and nobody
+ * mistakes an old card for a new one.
+ */
+#ifndef TR_COMM_RENDEZVOUS_H
+#define TR_COMM_RENDEZVOUS_H
+
+#include "comm/backend/backend.h"
+
+enum { TR__COOKIE = 16, TR__COOKIE_TEXT = 2 * TR__COOKIE + 1 };
+
+typedef struct tr__card {
+    int rank, world_size;
+    long pid;
+    unsigned long pid_space;      /* where that number means something: the inode of the process namespace */
+    char host[65];                /* for people */
+    char machine[129];            /* ranks with the same one can share memory: boot id and network namespace */
+    char address[109];            /* where the rank listens */
+    char cookie[TR__COOKIE_TEXT]; /* what a visitor must bring; travels over the store only */
+} tr__card;
+
+typedef struct tr__rendezvous {
+    const tr__member *member;
+    int64_t deadline; /* by tr__now_ns() */
+    char claim[256];  /* as in the store; empty: none */
+    long generation;
+} tr__rendezvous;
+
+/* Random hexadecimal digits, bytes - 1 of them and a NUL. */
+tr_status tr__random_text(char *text, size_t bytes);
+
+/* Fills in what is known of this process: all but address and cookie. */
+void tr__card_here(const tr__member *member, tr__card *card);
+
+/* Claims the member's rank; fails when another process holds it. */
+tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine);
+tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine);
+/* Waits for the card of a rank; at the deadline the failure names all that are missing. */
+tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *card);
+/* Gives the rank's number back. `joined` is false for a join that failed, which does not count as a generation. */
+void tr__rendezvous_withdraw(tr__rendezvous *r, bool joined);
+
+#endif

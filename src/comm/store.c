@@ -1,0 +1,161 @@
+/* The public face of stores, which checks arguments, and the store that puts a prefix before every key. */
+#include "comm/store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+
+static tr_status check_store(const tr_store *store)
+{
+    if (!store) return tr__fail(TR_INVALID, "a store is needed, not NULL");
+    return tr__fail_stored(tr__error_of(store));
+}
+
+static tr_status check_key(const tr_store *store, const char *key)
+{
+    TR__TRY(check_store(store));
+    if (!key || !key[0]) return tr__fail(TR_INVALID, "%s: a key has at least one character", store->name);
+    size_t length = strlen(key);
+    if (length > TR__KEY_MAX)
+        return tr__fail(TR_INVALID, "%s: key '%.32s…' has %zu bytes; at most %d are allowed", store->name, key, length,
+            TR__KEY_MAX);
+    return TR_OK;
+}
+
+static tr_status check_value(const tr_store *store, const char *key, const void *value, size_t bytes)
+{
+    if (bytes > 0 && !value)
+        return tr__fail(TR_INVALID, "%s: the value of %zu bytes for key '%s' is NULL", store->name, bytes, key);
+    if (bytes > TR__VALUE_MAX)
+        return tr__fail(TR_INVALID, "%s: the value for key '%s' has %zu bytes; at most %d are allowed", store->name, key,
+            bytes, TR__VALUE_MAX);
+    return TR_OK;
+}
+
+tr_status tr__store_timed_out(const tr_store *store, const char *key, int timeout_ms)
+{
+    return tr__fail(TR_TIMEOUT, "%s: nobody set key '%s' within %.1f s", store->name, key, timeout_ms / 1000.0);
+}
+
+/* ---- Public functions ---------------------------------------------------------------------------------------------- */
+
+tr_status tr_store_set(tr_store *store, const char *key, const void *value, size_t bytes)
+{
+    TR__TRY(check_key(store, key));
+    TR__TRY(check_value(store, key, value, bytes));
+    return store->ops->set(store, key, value, bytes);
+}
+
+tr_status tr__store_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
+{
+    TR__TRY(check_key(store, key));
+    return store->ops->get(store, key, timeout_ms, value, bytes);
+}
+
+tr_status tr_store_get(tr_store *store, const char *key, void **value, size_t *bytes)
+{
+    TR__TRY(check_store(store));
+    if (!value || !bytes) return tr__fail(TR_INVALID, "%s: value and bytes have no place to go to", store->name);
+    return tr__store_get(store, key, store->timeout_ms, value, bytes);
+}
+
+tr_status tr_store_wait(tr_store *store, const char *key, int timeout_ms)
+{
+    TR__TRY(check_store(store));
+    if (timeout_ms < 0) return tr__fail(TR_INVALID, "%s: a timeout of %d ms is negative", store->name, timeout_ms);
+    return tr__store_get(store, key, timeout_ms ? timeout_ms : store->timeout_ms, NULL, NULL);
+}
+
+tr_status tr_store_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
+{
+    TR__TRY(check_key(store, key));
+    int64_t unwanted;
+    return store->ops->add(store, key, amount, sum ? sum : &unwanted);
+}
+
+tr_status tr_store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
+    const void *desired, size_t desired_bytes, void **value, size_t *bytes)
+{
+    TR__TRY(check_key(store, key));
+    if (!value || !bytes) return tr__fail(TR_INVALID, "%s: value and bytes have no place to go to", store->name);
+    TR__TRY(check_value(store, key, desired, desired_bytes));
+    if (expected) TR__TRY(check_value(store, key, expected, expected_bytes));
+    return store->ops->compare_set(store, key, expected, expected_bytes, desired, desired_bytes, value, bytes);
+}
+
+int tr_store_port(const tr_store *store)
+{
+    return store && !tr__error_of(store) ? store->port : 0;
+}
+
+/* ---- Prefix ------------------------------------------------------------------------------------------------------ */
+
+typedef struct prefix_store {
+    tr_store store;
+    tr_store *inner;
+    size_t length;
+    char prefix[TR__KEY_MAX + 1]; /* with its slash */
+} prefix_store;
+
+/* The inner store checks the whole key again, so a key that is too long now fails there. */
+static char *with_prefix(tr_store *store, const char *key, char whole[2 * TR__KEY_MAX + 2])
+{
+    prefix_store *p = (prefix_store *)store;
+    memcpy(whole, p->prefix, p->length);
+    strcpy(whole + p->length, key);
+    return whole;
+}
+
+static tr_status prefix_set(tr_store *store, const char *key, const void *value, size_t bytes)
+{
+    char whole[2 * TR__KEY_MAX + 2];
+    return tr_store_set(((prefix_store *)store)->inner, with_prefix(store, key, whole), value, bytes);
+}
+
+static tr_status prefix_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
+{
+    char whole[2 * TR__KEY_MAX + 2];
+    return tr__store_get(((prefix_store *)store)->inner, with_prefix(store, key, whole), timeout_ms, value, bytes);
+}
+
+static tr_status prefix_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
+{
+    char whole[2 * TR__KEY_MAX + 2];
+    return tr_store_add(((prefix_store *)store)->inner, with_prefix(store, key, whole), amount, sum);
+}
+
+static tr_status prefix_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
+    const void *desired, size_t desired_bytes, void **value, size_t *bytes)
+{
+    char whole[2 * TR__KEY_MAX + 2];
+    return tr_store_compare_set(((prefix_store *)store)->inner, with_prefix(store, key, whole), expected, expected_bytes,
+        desired, desired_bytes, value, bytes);
+}
+
+static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, prefix_compare_set};
+
+static void prefix_destroy(void *self)
+{
+    tr__unref(((prefix_store *)self)->inner);
+}
+
+static const tr__type prefix_type = {.name = "store", .size = sizeof(prefix_store), .destroy = prefix_destroy};
+
+tr_store *tr_store_prefix(tr_store *store, const char *prefix)
+{
+    if (store && tr__error_of(store)) return tr__object_pass(&prefix_type, store);
+    if (!store) return tr__object_fail(&prefix_type, TR_INVALID, "tr_store_prefix: a store is needed, not NULL");
+    if (!prefix || !prefix[0] || strlen(prefix) >= TR__KEY_MAX)
+        return tr__object_fail(&prefix_type, TR_INVALID, "%s: a prefix has 1 … %d bytes", store->name, TR__KEY_MAX - 1);
+    prefix_store *p = tr__object_new(&prefix_type);
+    if (tr__error_of(p)) return &p->store;
+    p->store.ops = &prefix_ops;
+    p->store.timeout_ms = store->timeout_ms;
+    p->store.port = store->port;
+    memcpy(p->store.name, store->name, sizeof p->store.name);
+    p->inner = tr__ref(store);
+    p->length = (size_t)snprintf(p->prefix, sizeof p->prefix, "%s/", prefix);
+    return &p->store;
+}

@@ -1,0 +1,38 @@
+/*
+ * Stores: what every kind fills in, and what the library itself calls on them.
+ */
+#ifndef TR_COMM_STORE_H
+#define TR_COMM_STORE_H
+
+#include "base/object.h"
+
+#include <trireme/comm.h>
+
+enum { TR__KEY_MAX = 1024, TR__VALUE_MAX = 16 << 20, TR__STORE_TIMEOUT_MS = 300000 };
+
+/* Keys and values arrive checked. Thread-safe. */
+typedef struct tr__store_ops {
+    tr_status (*set)(tr_store *store, const char *key, const void *value, size_t bytes);
+    /* Waits up to timeout_ms (0: does not wait) for the key; then TR_TIMEOUT. value may be NULL: only wait. */
+    tr_status (*get)(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes);
+    tr_status (*add)(tr_store *store, const char *key, int64_t amount, int64_t *sum);
+    /* *value is NULL when the key is absent and stays so. */
+    tr_status (*compare_set)(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
+        const void *desired, size_t desired_bytes, void **value, size_t *bytes);
+} tr__store_ops;
+
+/* Each kind of store begins with this. */
+struct tr_store {
+    tr__object object;
+    const tr__store_ops *ops;
+    char name[300]; /* "store 10.0.0.1:29500", for messages */
+    int timeout_ms; /* of a get without its own */
+    int port;       /* of the TCP store; else 0 */
+};
+
+/* As tr_store_get, with its own timeout in milliseconds; 0 does not wait. */
+tr_status tr__store_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes);
+/* The failure of a wait that took too long. */
+tr_status tr__store_timed_out(const tr_store *store, const char *key, int timeout_ms);
+
+#endif

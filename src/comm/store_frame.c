@@ -1,0 +1,124 @@
+#include "comm/store_frame.h"
+
+#include "comm/store.h"
+
+#include <string.h>
+
+/* ---- Numbers --------------------------------------------------------------------------------------------------------- */
+
+static uint64_t read_number(const unsigned char *bytes, int size)
+{
+    uint64_t number = 0;
+    for (int i = 0; i < size; i++) number |= (uint64_t)bytes[i] << (8 * i);
+    return number;
+}
+
+static void write_number(unsigned char *bytes, int size, uint64_t number)
+{
+    for (int i = 0; i < size; i++) bytes[i] = (unsigned char)(number >> (8 * i));
+}
+
+/* Bytes between the key and the first value, by type. */
+static const unsigned char fixed_bytes[] = {
+    [TR__FRAME_HELLO] = 8,
+    [TR__FRAME_GET] = 4,
+    [TR__FRAME_WAIT] = 4,
+    [TR__FRAME_SET] = 0,
+    [TR__FRAME_ADD] = 8,
+    [TR__FRAME_COMPARE_SET] = 5,
+    [TR__FRAME_REPLY] = 1,
+};
+
+static bool is_type(unsigned type)
+{
+    return type >= TR__FRAME_HELLO && type <= TR__FRAME_REPLY;
+}
+
+static bool has_key(tr__frame_type type)
+{
+    return type != TR__FRAME_HELLO && type != TR__FRAME_REPLY;
+}
+
+/* ---- Parsing --------------------------------------------------------------------------------------------------------- */
+
+/* The fields of one type; `rest` is what follows the fixed ones. False when they do not fit. */
+static bool parse_fields(tr__frame *f, const unsigned char *fixed, const unsigned char *rest, size_t rest_bytes)
+{
+    f->value = rest;
+    f->value_bytes = rest_bytes;
+    switch (f->type) {
+    case TR__FRAME_HELLO: return read_number(fixed, 8) == TR__FRAME_MAGIC && rest_bytes <= TR__TOKEN_MAX;
+    case TR__FRAME_GET:
+    case TR__FRAME_WAIT:
+        f->timeout_ms = (uint32_t)read_number(fixed, 4);
+        return rest_bytes == 0 && f->timeout_ms <= INT32_MAX;
+    case TR__FRAME_SET: return rest_bytes <= TR__VALUE_MAX;
+    case TR__FRAME_ADD: f->amount = (int64_t)read_number(fixed, 8); return rest_bytes == 0;
+    case TR__FRAME_COMPARE_SET:
+        f->expected_bytes = (size_t)read_number(fixed + 1, 4);
+        if (f->expected_bytes > rest_bytes || f->expected_bytes > TR__VALUE_MAX) return false;
+        if (fixed[0] > 1 || (fixed[0] == 0 && f->expected_bytes > 0)) return false;
+        f->expected = fixed[0] ? rest : NULL;
+        f->value = rest + f->expected_bytes;
+        f->value_bytes = rest_bytes - f->expected_bytes;
+        return f->value_bytes <= TR__VALUE_MAX;
+    case TR__FRAME_REPLY: f->code = fixed[0]; return fixed[0] < TR__REPLY_CODES && rest_bytes <= TR__VALUE_MAX;
+    }
+    return false;
+}
+
+ssize_t tr__frame_parse(const unsigned char *bytes, size_t count, size_t limit, tr__frame *frame)
+{
+    if (count < TR__FRAME_HEADER) return 0;
+    size_t body = (size_t)read_number(bytes, 4), key_bytes = (size_t)read_number(bytes + 6, 2);
+    unsigned version = bytes[4], type = bytes[5];
+    if (version != TR__FRAME_VERSION || !is_type(type) || body > limit - TR__FRAME_HEADER) return -1;
+    if (key_bytes > TR__KEY_MAX || has_key(type) != (key_bytes > 0) || body < key_bytes + fixed_bytes[type]) return -1;
+    if (count < TR__FRAME_HEADER + body) return 0;
+    const unsigned char *key = bytes + TR__FRAME_HEADER, *fixed = key + key_bytes, *rest = fixed + fixed_bytes[type];
+    *frame = (tr__frame){.type = type, .key = (const char *)key, .key_bytes = key_bytes};
+    if (memchr(key, 0, key_bytes)) return -1;
+    if (!parse_fields(frame, fixed, rest, body - key_bytes - fixed_bytes[type])) return -1;
+    return (ssize_t)(TR__FRAME_HEADER + body);
+}
+
+/* ---- Writing --------------------------------------------------------------------------------------------------------- */
+
+static void write_fixed(const tr__frame *f, unsigned char *fixed)
+{
+    switch (f->type) {
+    case TR__FRAME_HELLO: write_number(fixed, 8, TR__FRAME_MAGIC); break;
+    case TR__FRAME_GET:
+    case TR__FRAME_WAIT: write_number(fixed, 4, f->timeout_ms); break;
+    case TR__FRAME_ADD: write_number(fixed, 8, (uint64_t)f->amount); break;
+    case TR__FRAME_COMPARE_SET:
+        fixed[0] = f->expected != NULL;
+        write_number(fixed + 1, 4, f->expected_bytes);
+        break;
+    case TR__FRAME_REPLY: fixed[0] = (unsigned char)f->code; break;
+    case TR__FRAME_SET: break;
+    }
+}
+
+int tr__frame_pieces(const tr__frame *f, unsigned char head[TR__FRAME_HEAD], struct iovec pieces[TR__FRAME_PIECES])
+{
+    size_t fixed = fixed_bytes[f->type];
+    int count = 0;
+    /* The fixed fields come after the key, which is a piece of its own, and share the head's memory. */
+    struct iovec all[] = {
+        {head, TR__FRAME_HEADER},
+        {(void *)f->key, f->key_bytes},
+        {head + TR__FRAME_HEADER, fixed},
+        {(void *)f->expected, f->expected_bytes},
+        {(void *)f->value, f->value_bytes},
+    };
+    size_t body = f->key_bytes + fixed + f->expected_bytes + f->value_bytes;
+    write_number(head, 4, body);
+    head[4] = TR__FRAME_VERSION;
+    head[5] = (unsigned char)f->type;
+    write_number(head + 6, 2, f->key_bytes);
+    write_fixed(f, head + TR__FRAME_HEADER);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].iov_len) pieces[count++] = all[i];
+    return count;
+}

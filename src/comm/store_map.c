@@ -1,0 +1,132 @@
+#include "comm/store_map.h"
+
+#include "base/rng.h"
+
+#include <trireme/base.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+tr__value *tr__value_new(const void *data, size_t bytes)
+{
+    tr__value *value = malloc(sizeof *value + bytes + 1);
+    if (!value) return NULL;
+    value->refs = 1;
+    value->bytes = bytes;
+    if (bytes) memcpy(value->data, data, bytes);
+    value->data[bytes] = 0;
+    return value;
+}
+
+void tr__value_unref(tr__value *value)
+{
+    if (value && --value->refs == 0) free(value);
+}
+
+static uint64_t hash_of(const char *key, size_t length)
+{
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a, then mixed so that the low bits are good */
+    for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)key[i]) * 0x100000001b3u;
+    return tr__mix(hash, length);
+}
+
+/* Twice the buckets when there is an entry per bucket. Without memory the chains just grow longer. */
+static void grow(tr__map *map)
+{
+    size_t wider = map->bucket_count ? 2 * map->bucket_count : 64;
+    tr__entry **buckets = calloc(wider, sizeof *buckets);
+    if (!buckets) return;
+    for (size_t b = 0; b < map->bucket_count; b++) {
+        for (tr__entry *entry = map->buckets[b], *next; entry; entry = next) {
+            next = entry->next;
+            tr__entry **bucket = &buckets[entry->hash & (wider - 1)];
+            entry->next = *bucket;
+            *bucket = entry;
+        }
+    }
+    free(map->buckets);
+    map->buckets = buckets;
+    map->bucket_count = wider;
+}
+
+tr__entry *tr__map_find(tr__map *map, const char *key, size_t length, bool make)
+{
+    uint64_t hash = hash_of(key, length);
+    if (map->bucket_count) {
+        tr__entry *entry = map->buckets[hash & (map->bucket_count - 1)];
+        for (; entry; entry = entry->next)
+            if (entry->hash == hash && entry->length == length && memcmp(entry->key, key, length) == 0) return entry;
+    }
+    if (!make) return NULL;
+    if (map->count >= map->bucket_count) grow(map);
+    tr__entry *entry = map->bucket_count ? malloc(sizeof *entry + length) : NULL;
+    if (!entry) return NULL;
+    tr__entry **bucket = &map->buckets[hash & (map->bucket_count - 1)];
+    *entry = (tr__entry){.next = *bucket, .hash = hash, .length = length};
+    memcpy(entry->key, key, length);
+    *bucket = entry;
+    map->count++;
+    return entry;
+}
+
+void tr__map_prune(tr__map *map, tr__entry *entry)
+{
+    if (entry->value || entry->waiters) return;
+    tr__entry **at = &map->buckets[entry->hash & (map->bucket_count - 1)];
+    while (*at != entry) at = &(*at)->next;
+    *at = entry->next;
+    map->count--;
+    free(entry);
+}
+
+void tr__map_clear(tr__map *map)
+{
+    for (size_t b = 0; b < map->bucket_count; b++) {
+        for (tr__entry *entry = map->buckets[b], *next; entry; entry = next) {
+            next = entry->next;
+            tr__value_unref(entry->value);
+            free(entry);
+        }
+    }
+    free(map->buckets);
+    *map = (tr__map){0};
+}
+
+int tr__map_set(tr__entry *entry, const void *data, size_t bytes)
+{
+    tr__value *value = tr__value_new(data, bytes);
+    if (!value) return TR_NO_MEMORY;
+    tr__value_unref(entry->value);
+    entry->value = value;
+    return TR_OK;
+}
+
+/* Counters are decimal text, so that a person who reads one sees a number. */
+int tr__map_add(tr__entry *entry, int64_t amount, int64_t *sum)
+{
+    int64_t now = 0;
+    if (entry->value) {
+        char *end;
+        errno = 0;
+        now = strtoll((const char *)entry->value->data, &end, 10);
+        bool number = entry->value->bytes > 0 && end == (char *)entry->value->data + entry->value->bytes;
+        if (!number || errno) return TR_FORMAT;
+    }
+    if (__builtin_add_overflow(now, amount, &now)) return TR_FORMAT;
+    char text[24];
+    int length = snprintf(text, sizeof text, "%" PRId64, now);
+    int status = tr__map_set(entry, text, (size_t)length);
+    if (status == TR_OK) *sum = now;
+    return status;
+}
+
+int tr__map_compare_set(tr__entry *entry, const void *expected, size_t expected_bytes, const void *desired,
+    size_t desired_bytes, bool *changed)
+{
+    const tr__value *now = entry->value;
+    *changed = expected ? now && now->bytes == expected_bytes && memcmp(now->data, expected, expected_bytes) == 0 : !now;
+    return *changed ? tr__map_set(entry, desired, desired_bytes) : TR_OK;
+}

@@ -1,0 +1,209 @@
+/* Making and ending a group's transport, and the failures that break it. */
+#define _GNU_SOURCE
+#include "comm/transport/shm.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* ---- Failures -------------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__shm_failure(tr__shm *t)
+{
+    pthread_mutex_lock(&t->lock);
+    tr_status status = tr__fail_stored(t->error);
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+
+/* Keeps this thread's latest failure if it is the first, and wakes our waiters. */
+static bool keep_failure(tr__shm *t)
+{
+    pthread_mutex_lock(&t->lock);
+    bool first = !t->error;
+    if (first) t->error = tr__error_take();
+    atomic_store(&t->broken, true);
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+    tr__shm_ring(t->control);
+    return first;
+}
+
+tr_status tr__shm_break_quietly(tr__shm *t)
+{
+    keep_failure(t);
+    return tr__shm_failure(t);
+}
+
+tr_status tr__shm_break(tr__shm *t)
+{
+    bool first = keep_failure(t);
+    tr_status status = tr__shm_failure(t);
+    if (!first) return status;
+    tr__shm_message message = {.type = TR__SHM_BROKEN, .status = status};
+    snprintf(message.text, sizeof message.text, "%s", tr_error_message());
+    for (int rank = 0; rank < t->world_size; rank++) {
+        /* Without memory for the letter the peer finds out by its own timeout. */
+        tr_status posted = rank == t->rank ? TR_OK : tr__shm_post(t, &t->peers[rank], &message, -1);
+        (void)posted;
+    }
+    tr__shm_kick(t);
+    return tr__shm_failure(t);
+}
+
+/* ---- Letters --------------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__shm_post(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd)
+{
+    tr__shm_letter *letter = malloc(sizeof *letter);
+    if (!letter) {
+        if (fd >= 0) close(fd);
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message to rank %d", t->group, peer->rank);
+    }
+    *letter = (tr__shm_letter){.fd = fd, .message = *message};
+    letter->message.magic = TR__SHM_MAGIC;
+    letter->message.rank = t->rank;
+    pthread_mutex_lock(&t->lock);
+    if (peer->last)
+        peer->last->next = letter;
+    else
+        peer->first = letter;
+    peer->last = letter;
+    pthread_mutex_unlock(&t->lock);
+    return TR_OK;
+}
+
+void tr__shm_kick(tr__shm *t)
+{
+    ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t)); /* fails only when it is set already */
+    (void)written;
+}
+
+/* ---- Making ---------------------------------------------------------------------------------------------------------------- */
+
+static tr_status make_control(tr__shm *t)
+{
+    t->control = tr_shared_alloc(sizeof *t->control);
+    if (!t->control) return tr__fail_context(TR_NO_MEMORY, "group '%s'", t->group);
+    t->control->magic = TR__SHM_MAGIC;
+    t->control->version = 1;
+    t->control->rank = t->rank;
+    t->control->world_size = t->world_size;
+    t->peers[t->rank].control = t->control;
+    return TR_OK;
+}
+
+static tr_status make_tables(tr__shm *t)
+{
+    size_t world = (size_t)t->world_size;
+    t->peers = calloc(world, sizeof *t->peers);
+    t->in = calloc(world, sizeof *t->in);
+    t->out = calloc(world, sizeof *t->out);
+    t->stagings = calloc(world, sizeof *t->stagings);
+    if (!t->peers || !t->in || !t->out || !t->stagings)
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
+    for (int rank = 0; rank < t->world_size; rank++) {
+        t->peers[rank].rank = rank;
+        t->peers[rank].socket = -1;
+    }
+    t->peers[t->rank].pid = (long)getpid();
+    return TR_OK;
+}
+
+static void make_lock(tr__shm *t)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&t->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pthread_mutex_init(&t->lock, NULL);
+}
+
+static tr_status make_parts(tr__shm *t, tr__card *card)
+{
+    TR__TRY(make_tables(t));
+    TR__TRY(make_control(t));
+    t->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (t->kick < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", t->group);
+    return tr__shm_listen(t, card);
+}
+
+static bool crowded(int ranks)
+{
+    cpu_set_t cores;
+    return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) < ranks;
+}
+
+tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport)
+{
+    tr__shm *t = calloc(1, sizeof *t);
+    if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
+    snprintf(t->group, sizeof t->group, "%s", member->group);
+    t->rank = member->rank;
+    t->world_size = member->world_size;
+    t->kick = t->door.socket = -1;
+    t->crowded = crowded(t->world_size);
+    make_lock(t);
+    tr_status status = make_parts(t, card);
+    if (status == TR_OK)
+        *transport = t;
+    else
+        tr__shm_close(t);
+    return status;
+}
+
+tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
+{
+    TR__TRY(tr__shm_connect(t, meeting, cards));
+    tr__shm_watch(t);
+    TR__TRY(tr__shm_monitor_start(t));
+    /* Nobody may leave, and take its control segment along, before all have mapped it. */
+    int64_t rest = (meeting->deadline - tr__now_ns()) / 1000000;
+    tr__shm_call joining = {.timeout_ms = rest > 1 ? (int)rest : 1};
+    tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
+    tr_status status = tr__shm_await(t, &joining, TR__SHM_DONE, t->steps, -1);
+    return status == TR_OK ? TR_OK : tr__shm_break(t);
+}
+
+/* ---- Ending ---------------------------------------------------------------------------------------------------------------- */
+
+static void free_peer(tr__shm *t, tr__shm_peer *peer)
+{
+    if (peer->socket >= 0) close(peer->socket);
+    tr__shm_segment_went(t, peer, 0);
+    tr__shm_unmap(peer, &peer->control_mapping);
+    free(peer->mappings);
+    for (tr__shm_letter *letter = peer->first, *next; letter; letter = next) {
+        next = letter->next;
+        if (letter->fd >= 0) close(letter->fd);
+        free(letter);
+    }
+}
+
+void tr__shm_close(tr__shm *t)
+{
+    if (t->watching) tr__segment_unwatch(&t->watcher);
+    if (t->has_monitor) tr__shm_monitor_stop(t);
+    for (int rank = 0; t->peers && rank < t->world_size; rank++) free_peer(t, &t->peers[rank]);
+    if (t->door.socket >= 0) close(t->door.socket);
+    if (t->kick >= 0) close(t->kick);
+    tr_shared_free(t->staging);
+    tr_shared_free(t->control);
+    free(t->announced);
+    free(t->polled);
+    free(t->peers);
+    free(t->in);
+    free(t->out);
+    free(t->stagings);
+    tr__error_unref(t->error);
+    pthread_mutex_destroy(&t->lock);
+    pthread_cond_destroy(&t->changed);
+    free(t);
+}

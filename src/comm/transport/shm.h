@@ -1,0 +1,257 @@
+/*
+ * The shared-memory transport: ranks of one host. What its files share; docs/communication.md tells the whole story.
+ *
+ *   shm.c            making and ending a group's transport; errors
+ *   shm_join.c       the sockets between the ranks, and who may come in
+ *   shm_monitor.c    the thread that watches those sockets: deaths, goodbyes, segments
+ *   shm_segments.c   which memory the ranks have shown each other
+ *   shm_wait.c       waiting for peers: spinning, sleeping, timeouts, reports
+ *   shm_call.c       running a collective: signatures, small messages
+ *   shm_data.c       all_reduce and broadcast of large buffers
+ */
+#ifndef TR_COMM_TRANSPORT_SHM_H
+#define TR_COMM_TRANSPORT_SHM_H
+
+#include "base/memory.h"
+#include "base/object.h"
+#include "comm/collective.h"
+#include "comm/rendezvous.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+/* ---- What the ranks see of each other -------------------------------------------------------------------------------- */
+
+enum {
+    TR__SHM_MAGIC = 0x54524d31, /* "TRM1" */
+    TR__SHM_INLINE = 4096,      /* bytes that travel beside the signature */
+    TR__SHM_TINY = 32,          /* bytes that travel in its cache line */
+    TR__SHM_CHUNK = 256 << 10,  /* of a buffer that passes through the staging area */
+    TR__SHM_RING = 4,           /* chunks that the staging area holds */
+};
+
+/* Where a buffer is that the peers may map. */
+typedef struct tr__shm_place {
+    uint64_t segment, offset;
+} tr__shm_place;
+
+/* A rank's current call. There are two, for even and odd sequence numbers: a rank writes call n + 2 only when it has seen
+ * all ranks enter n + 1, so everyone has done with n. The atomics are read by peers that report while a rank is at work. */
+typedef struct tr__shm_slot {
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t entered; /* the sequence number, when all below is there */
+    _Atomic uint32_t what;                             /* kind, dtype and op, a byte each, and TR__SHM_SHARED */
+    _Atomic int32_t root, line;
+    _Atomic int64_t count;
+    union {
+        struct {
+            tr__shm_place in, out; /* with TR__SHM_SHARED */
+        };
+        unsigned char tiny[TR__SHM_TINY];
+    };
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t file[TR__PLACE_TEXT / 8];
+    _Alignas(TR__CACHE_LINE) unsigned char data[TR__SHM_INLINE];
+} tr__shm_slot;
+
+enum { TR__SHM_WHAT = 0xffffff, TR__SHM_SHARED = 1 << 24 };
+
+/* A rank's control segment: written by its rank, but for the bell; read by all. Steps count up over the life of the group,
+ * alike on all ranks; each collective takes as many as it needs. */
+typedef struct tr__shm_control {
+    uint32_t magic, version;
+    int32_t rank, world_size;
+    _Alignas(TR__CACHE_LINE) atomic_uint bell;   /* futex word: its rank sleeps on it, peers and its monitor ring it */
+    atomic_int waits_for;                        /* the rank (+ 1) that should ring; 0: awake */
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t finished; /* the latest collective that is done */
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t filled;   /* steps: own data is in the staging area */
+    _Atomic uint64_t staging;                           /* the segment that is the staging area */
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t done;     /* steps: own share of the work is done */
+    tr__shm_slot slots[2];
+} tr__shm_control;
+
+/* ---- What a rank keeps for itself --------------------------------------------------------------------------------------- */
+
+/* A peer's segment, mapped here. */
+typedef struct tr__shm_mapping {
+    uint64_t id;
+    char *memory;
+    size_t bytes;
+    bool gone; /* freed by its owner; unmapped as soon as no collective runs */
+} tr__shm_mapping;
+
+enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, TR__SHM_BROKEN, TR__SHM_GOODBYE };
+
+/* A message between ranks; sockets keep messages apart. A SEGMENT carries a descriptor, unless both live in one process. */
+typedef struct tr__shm_message {
+    uint32_t magic, type;
+    int32_t rank, status;
+    uint64_t id, bytes;              /* of a segment */
+    char cookie[TR__COOKIE_TEXT];    /* HELLO: the receiver's */
+    char text[TR__CALL_TEXT + 1024]; /* BROKEN: why */
+} tr__shm_message;
+
+typedef struct tr__shm_letter { /* a message on its way */
+    struct tr__shm_letter *next;
+    int fd; /* to be passed along, or -1 */
+    tr__shm_message message;
+} tr__shm_letter;
+
+typedef struct tr__shm_peer {
+    int rank;
+    int socket; /* -1: ourselves, or gone */
+    long pid;
+    bool in_process; /* a thread of this process: memory is held, not mapped again */
+    tr__shm_control *control;
+    tr__shm_mapping control_mapping;
+    atomic_bool left; /* has said goodbye */
+    /* Under the transport's lock. */
+    tr__shm_mapping *mappings;
+    size_t mapping_count, mapping_capacity;
+    tr__shm_letter *first, *last;
+    /* For the thread that runs a collective: the latest lookup. */
+    tr__shm_mapping seen;
+    uint64_t seen_version;
+} tr__shm_peer;
+
+typedef struct tr__shm_door { /* where the peers knock while they join */
+    int socket;
+    char cookie[TR__COOKIE_TEXT];
+} tr__shm_door;
+
+typedef struct tr__shm {
+    char group[64];
+    int rank, world_size;
+    tr__shm_peer *peers; /* [world_size], ourselves included */
+    tr__shm_control *control; /* our own */
+    tr__shm_door door;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;      /* a mapping came, or the group broke */
+    uint64_t *announced;         /* our segments that the peers have been told of */
+    size_t announced_count, announced_capacity;
+    tr__error *error;            /* why the group is broken */
+    atomic_bool broken;
+    bool watching;
+    tr__segment_watcher watcher;
+
+    int kick; /* eventfd: the monitor has letters to send, or is to stop */
+    struct pollfd *polled; /* [world_size + 1]: the monitor's: the peers in rank order, then the kick */
+    bool has_monitor;
+    atomic_bool stopping;
+    pthread_t monitor;
+
+    atomic_bool busy;            /* a collective runs: nothing may be unmapped */
+    atomic_bool has_gone;        /* something waits to be unmapped */
+    _Atomic uint64_t version;    /* of the mappings: raised when one goes */
+
+    /* For the thread that runs a collective. */
+    uint64_t steps;              /* taken by all collectives so far */
+    bool crowded;                /* more ranks than cores: spinning only keeps the others from working */
+    int spins;
+    tr__segment own;             /* the latest lookup of our own memory, true while the generation is the same */
+    uint64_t own_generation;
+    void *staging;
+    const void **in;             /* [world_size], for kernels */
+    void **out;
+    char **stagings;             /* [world_size]: the ranks' staging areas */
+} tr__shm;
+
+/* A collective that is running. */
+typedef struct tr__shm_call {
+    const tr_collective *c; /* NULL: the ranks are joining */
+    uint64_t sequence;
+    int timeout_ms;
+    size_t bytes;
+    bool shared;     /* our buffers can be mapped by all */
+    bool filled;     /* our first chunk is in the staging area already */
+    int64_t began;   /* when the first wait that took long did; 0: none yet */
+    bool reported;
+} tr__shm_call;
+
+/* ---- shm.c --------------------------------------------------------------------------------------------------------------- */
+
+/* Makes a rank's side and opens its door, whose address goes into the card. */
+tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport);
+/* Connects with all ranks, whose cards are given, and waits until all are there. */
+tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards);
+/* Says goodbye to the ranks that are connected and frees all. */
+void tr__shm_close(tr__shm *t);
+
+/* Breaks the group with this thread's latest failure, wakes everyone here, and lets the peers know. The first failure
+ * stays. Returns the group's failure, as this thread's. */
+tr_status tr__shm_break(tr__shm *t);
+/* The same for a failure that a peer has announced or that every peer sees by itself. */
+tr_status tr__shm_break_quietly(tr__shm *t);
+/* The failure that broke the group. */
+tr_status tr__shm_failure(tr__shm *t);
+
+/* Queues a message for a peer; fd is passed along and closed (-1: none). */
+tr_status tr__shm_post(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd);
+void tr__shm_kick(tr__shm *t);
+void tr__shm_ring(tr__shm_control *control);
+
+/* ---- shm_join.c ---------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__shm_listen(tr__shm *t, tr__card *card);
+/* Connects to the ranks below, lets in those above, and maps everyone's control segment. */
+tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__card *cards);
+
+/* ---- shm_monitor.c -------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__shm_monitor_start(tr__shm *t);
+/* Sends what is queued and ends the thread. */
+void tr__shm_monitor_stop(tr__shm *t);
+/* Sends or receives one message; -1 with errno. *fd is the descriptor that goes along or came, or -1. */
+ssize_t tr__shm_send(int socket, const tr__shm_message *message, int fd);
+ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd);
+
+/* ---- shm_segments.c -------------------------------------------------------------------------------------------------------- */
+
+/* Is [memory, memory + bytes) in a segment of ours? Then says where, and tells the peers of the segment if they do not know
+ * it yet. */
+tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place, bool *shared);
+/* The address here of a place of a peer; waits until its segment has come. */
+tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, char **memory);
+/* Maps a segment that a peer has shown; fd is closed (-1 from a rank of this process). */
+tr_status tr__shm_map(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd, tr__shm_mapping *mapping);
+void tr__shm_unmap(tr__shm_peer *peer, const tr__shm_mapping *mapping);
+/* A peer has shown a segment, or taken one back (id 0: all). */
+tr_status tr__shm_segment_came(tr__shm *t, tr__shm_peer *peer, uint64_t id, size_t bytes, int fd);
+void tr__shm_segment_went(tr__shm *t, tr__shm_peer *peer, uint64_t id);
+/* Unmaps what is gone; only while no collective runs. */
+void tr__shm_sweep(tr__shm *t);
+/* Listens for our own segments being freed. */
+void tr__shm_watch(tr__shm *t);
+
+/* ---- shm_wait.c ------------------------------------------------------------------------------------------------------------ */
+
+/* A counter in every control segment. */
+typedef enum tr__shm_word {
+    TR__SHM_ENTERED_EVEN,
+    TR__SHM_ENTERED_ODD,
+    TR__SHM_FILLED,
+    TR__SHM_DONE,
+} tr__shm_word;
+
+/* Sets a counter of ours, after all that was written before, and wakes the peers that wait for it. */
+void tr__shm_signal(tr__shm *t, tr__shm_word word, uint64_t value);
+/* Waits until the counters of all peers, or of `only` one rank (-1: all), have reached value. */
+tr_status tr__shm_await(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only);
+/* The call that a rank is in, or was last; false when it has made none. */
+bool tr__shm_last_call(const tr__shm_control *control, tr__signature *signature, bool *finished);
+void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *signature);
+
+/* ---- shm_call.c ------------------------------------------------------------------------------------------------------------ */
+
+tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequence);
+
+/* ---- shm_data.c ------------------------------------------------------------------------------------------------------------ */
+
+tr_status tr__shm_reduce_shared(tr__shm *t, tr__shm_call *call);
+tr_status tr__shm_reduce_staged(tr__shm *t, tr__shm_call *call);
+tr_status tr__shm_broadcast_shared(tr__shm *t, tr__shm_call *call);
+tr_status tr__shm_broadcast_staged(tr__shm *t, tr__shm_call *call);
+/* Puts the first chunk of a buffer that cannot be mapped into the staging area, before the call is entered. */
+tr_status tr__shm_fill_first(tr__shm *t, tr__shm_call *call);
+
+#endif

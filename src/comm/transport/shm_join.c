@@ -1,0 +1,257 @@
+/*
+ * The sockets between the ranks of a host. Each rank listens on an abstract Unix socket with a random name, which needs no
+ * file and is gone with the process, and hangs the name up in the store with a one-time cookie. A rank connects to all
+ * ranks below it and lets in those above. Whoever knocks must run as our user, which the kernel tells, and bring our
+ * cookie; the answer brings the visitor's. With these two messages each passes the descriptor of its control segment.
+ */
+#define _GNU_SOURCE
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/transport/shm.h"
+
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LOOK_MS = 100 }; /* between two looks at whether those we wait for are alive */
+
+/* ---- The door -------------------------------------------------------------------------------------------------------------- */
+
+/* An abstract name: a zero byte, then the text. */
+static socklen_t address_of(const char *name, struct sockaddr_un *address)
+{
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    size_t length = strlen(name);
+    if (length > sizeof address->sun_path - 1) length = sizeof address->sun_path - 1;
+    memcpy(address->sun_path + 1, name, length);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+}
+
+static int open_socket(void)
+{
+    return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+tr_status tr__shm_listen(tr__shm *t, tr__card *card)
+{
+    struct sockaddr_un address;
+    char random[33];
+    TR__TRY(tr__random_text(t->door.cookie, sizeof t->door.cookie));
+    TR__TRY(tr__random_text(random, sizeof random));
+    memcpy(card->cookie, t->door.cookie, sizeof card->cookie);
+    memcpy(card->address, "trireme-", 8);
+    memcpy(card->address + 8, random, sizeof random);
+    t->door.socket = open_socket();
+    socklen_t length = address_of(card->address, &address);
+    if (t->door.socket < 0 || bind(t->door.socket, (struct sockaddr *)&address, length) != 0 ||
+        listen(t->door.socket, t->world_size) != 0)
+        return tr__fail_errno(TR_IO, errno, "group '%s': cannot listen for the other ranks", t->group);
+    return TR_OK;
+}
+
+/* ---- Handshake ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct joining {
+    tr__shm *t;
+    tr__rendezvous *meeting;
+    tr__card *cards;
+    int missing;         /* ranks that have not shaken hands */
+    int *visitors;       /* sockets that came in and have not said who they are */
+    int visitor_count;
+    struct pollfd *fds;  /* door, peers, visitors */
+} joining;
+
+static tr_status send_hello(joining *j, int rank, int socket)
+{
+    tr__shm *t = j->t;
+    tr__segment control;
+    if (!tr__segment_find(t->control, 1, &control)) return tr__fail(TR_INTERNAL, "the control segment is gone");
+    tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = t->rank, .id = control.id,
+        .bytes = control.bytes};
+    memcpy(hello.cookie, j->cards[rank].cookie, sizeof hello.cookie);
+    if (tr__shm_send(socket, &hello, control.fd) >= 0) return TR_OK;
+    return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", t->group, rank);
+}
+
+static bool same_user(int socket, long *pid)
+{
+    struct ucred from;
+    socklen_t size = sizeof from;
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &from, &size) != 0) return false;
+    *pid = (long)from.pid;
+    return from.uid == geteuid();
+}
+
+/* Is this a hello with our cookie, from one of our user's processes? */
+static bool is_welcome(const joining *j, int socket, ssize_t got, const tr__shm_message *m, long *pid)
+{
+    if (!same_user(socket, pid) || got != (ssize_t)sizeof *m) return false;
+    return m->magic == TR__SHM_MAGIC && m->type == TR__SHM_HELLO &&
+           CRYPTO_memcmp(m->cookie, j->t->door.cookie, sizeof m->cookie) == 0;
+}
+
+/* A rank has said hello: maps its control segment. fd goes along. */
+static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm_message *hello, int fd)
+{
+    tr__shm *t = j->t;
+    tr__shm_peer *peer = &t->peers[rank];
+    peer->socket = socket;
+    peer->pid = pid ? pid : j->cards[rank].pid; /* 0: from a process namespace that we cannot see into */
+    peer->in_process = pid == (long)getpid();
+    TR__TRY(tr__shm_map(peer, hello->id, hello->bytes, fd, &peer->control_mapping));
+    tr__shm_control *control = (tr__shm_control *)peer->control_mapping.memory;
+    bool fits = control && peer->control_mapping.bytes >= sizeof *control && control->magic == TR__SHM_MAGIC &&
+                control->rank == rank && control->world_size == t->world_size;
+    if (!fits) return tr__fail(TR_FORMAT, "group '%s': rank %d shows no control segment of ours", t->group, rank);
+    if (control->version != t->control->version)
+        return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d runs another version of Trireme", t->group, rank);
+    peer->control = control;
+    j->missing--;
+    return TR_OK;
+}
+
+/* ---- Going out --------------------------------------------------------------------------------------------------------------- */
+
+static bool is_dead(const joining *j, int rank)
+{
+    const tr__card *card = &j->cards[rank], *mine = &j->cards[j->t->rank];
+    if (card->pid_space != mine->pid_space || !mine->pid_space) return false; /* its number means nothing here */
+    return kill((pid_t)card->pid, 0) != 0 && errno == ESRCH;
+}
+
+static tr_status check_alive(const joining *j, int rank)
+{
+    if (is_dead(j, rank))
+        return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", j->t->group, rank, j->cards[rank].pid);
+    if (tr__now_ns() < j->meeting->deadline) return TR_OK;
+    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %.1f s", j->t->group, rank,
+        j->cards[rank].pid, j->meeting->member->timeout_ms / 1000.0);
+}
+
+/* A refused connection is a card of an earlier try to join: a new one will follow. */
+static tr_status call_rank(joining *j, int rank)
+{
+    for (;;) {
+        struct sockaddr_un address;
+        socklen_t length = address_of(j->cards[rank].address, &address);
+        int socket = open_socket();
+        if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", j->t->group, rank);
+        if (connect(socket, (struct sockaddr *)&address, length) == 0) {
+            j->t->peers[rank].socket = socket;
+            return send_hello(j, rank, socket);
+        }
+        int error = errno;
+        close(socket);
+        if (error != ECONNREFUSED && error != EAGAIN && error != EINTR)
+            return tr__fail_errno(TR_IO, error, "group '%s': cannot reach rank %d", j->t->group, rank);
+        TR__TRY(check_alive(j, rank));
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+        TR__TRY(tr__rendezvous_read(j->meeting, rank, &j->cards[rank]));
+    }
+}
+
+/* The answer of a rank that we have called. */
+static tr_status hear_answer(joining *j, int rank)
+{
+    int socket = j->t->peers[rank].socket, fd;
+    tr__shm_message hello;
+    long pid = 0;
+    ssize_t got = tr__shm_receive(socket, &hello, &fd);
+    if (got < 0 && (errno == EAGAIN || errno == ECONNRESET)) return TR_OK;
+    if (is_welcome(j, socket, got, &hello, &pid) && hello.rank == rank) return greet(j, rank, socket, pid, &hello, fd);
+    if (fd >= 0) close(fd);
+    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) closed the connection while joining", j->t->group, rank,
+        j->cards[rank].pid);
+}
+
+/* ---- Letting in -------------------------------------------------------------------------------------------------------------- */
+
+/* Other users of this machine can see the door's name, and could stand in it. */
+static void let_in(joining *j)
+{
+    while (j->visitor_count < j->t->world_size) {
+        long pid;
+        int socket = accept4(j->t->door.socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (socket < 0) return;
+        if (same_user(socket, &pid))
+            j->visitors[j->visitor_count++] = socket;
+        else
+            close(socket);
+    }
+}
+
+/* A visitor speaks, or goes: either way it is a visitor no longer. */
+static tr_status hear_visitor(joining *j, int index)
+{
+    tr__shm *t = j->t;
+    int socket = j->visitors[index], fd;
+    tr__shm_message hello;
+    long pid = 0;
+    ssize_t got = tr__shm_receive(socket, &hello, &fd);
+    if (got < 0 && errno == EAGAIN) return TR_OK;
+    j->visitors[index] = j->visitors[--j->visitor_count];
+    bool welcome = is_welcome(j, socket, got, &hello, &pid) && hello.rank > t->rank && hello.rank < t->world_size &&
+                   t->peers[hello.rank].socket < 0;
+    if (!welcome) {
+        tr__log(TR_LOG_WARN, "group '%s': rank %d turned a visitor away (pid %ld)", t->group, t->rank, pid);
+        if (fd >= 0) close(fd);
+        close(socket);
+        return TR_OK;
+    }
+    TR__TRY(greet(j, hello.rank, socket, pid, &hello, fd));
+    return send_hello(j, hello.rank, socket);
+}
+
+/* ---- Meeting --------------------------------------------------------------------------------------------------------------- */
+
+static tr_status hear_all(joining *j)
+{
+    tr__shm *t = j->t;
+    int world = t->world_size, visitors = j->visitor_count;
+    j->fds[0] = (struct pollfd){.fd = t->door.socket, .events = POLLIN};
+    for (int rank = 0; rank < world; rank++) {
+        bool waits = t->peers[rank].socket >= 0 && !t->peers[rank].control;
+        j->fds[1 + rank] = (struct pollfd){.fd = waits ? t->peers[rank].socket : -1, .events = POLLIN};
+    }
+    for (int i = 0; i < visitors; i++) j->fds[1 + world + i] = (struct pollfd){.fd = j->visitors[i], .events = POLLIN};
+    if (poll(j->fds, (nfds_t)(1 + world + visitors), LOOK_MS) <= 0) {
+        for (int rank = 0; rank < world; rank++)
+            if (!t->peers[rank].control) TR__TRY(check_alive(j, rank));
+        return TR_OK;
+    }
+    for (int rank = 0; rank < world; rank++)
+        if (j->fds[1 + rank].revents) TR__TRY(hear_answer(j, rank));
+    for (int i = visitors - 1; i >= 0; i--) /* backwards: the last takes the place of one that goes */
+        if (j->fds[1 + world + i].revents) TR__TRY(hear_visitor(j, i));
+    let_in(j);
+    return TR_OK;
+}
+
+static tr_status meet_all(joining *j)
+{
+    for (int rank = 0; rank < j->t->rank; rank++) TR__TRY(call_rank(j, rank));
+    while (j->missing > 0) TR__TRY(hear_all(j));
+    return TR_OK;
+}
+
+tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
+{
+    size_t world = (size_t)t->world_size;
+    joining j = {.t = t, .meeting = meeting, .cards = cards, .missing = t->world_size - 1};
+    j.visitors = calloc(world, sizeof *j.visitors);
+    j.fds = calloc(1 + 2 * world, sizeof *j.fds);
+    tr_status status = j.visitors && j.fds ? meet_all(&j) : tr__fail(TR_NO_MEMORY, "no memory to join %zu ranks", world);
+    for (int i = 0; i < j.visitor_count; i++) close(j.visitors[i]);
+    free(j.visitors);
+    free(j.fds);
+    close(t->door.socket);
+    t->door.socket = -1;
+    return status;
+}

@@ -1,0 +1,224 @@
+/*
+ * Waiting for peers. A rank that waits spins first, as the answer is often a cache miss away; then lets others run, as the
+ * peer may want this core; then sleeps on its own bell, after writing down who should ring it.
+ */
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/futex.h"
+#include "comm/transport/shm.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    SPINS_LEAST = 20,
+    SPINS_MOST = 500,      /* some 20 us */
+    YIELDS = 20,
+    SLEEP_MS = 100,        /* a peer that is killed between writing and ringing rings never */
+    REPORT_MS = 10000,     /* of silence */
+};
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static inline _Atomic uint64_t *counter(tr__shm_control *control, tr__shm_word word)
+{
+    switch (word) {
+    case TR__SHM_FILLED: return &control->filled;
+    case TR__SHM_DONE: return &control->done;
+    default: return &control->slots[word].entered;
+    }
+}
+
+void tr__shm_ring(tr__shm_control *control)
+{
+    atomic_fetch_add(&control->bell, 1);
+    tr__futex_wake(&control->bell, 1);
+}
+
+void tr__shm_signal(tr__shm *t, tr__shm_word word, uint64_t value)
+{
+    /* Sequentially consistent, as is the sleeper's side: either it sees the value, or we see that it sleeps. */
+    atomic_exchange(counter(t->control, word), value);
+    for (int rank = 0; rank < t->world_size; rank++) {
+        tr__shm_control *peer = t->peers[rank].control;
+        if (atomic_load(&peer->waits_for) == t->rank + 1) tr__shm_ring(peer);
+    }
+}
+
+/* ---- Who is late, in words ------------------------------------------------------------------------------------------------- */
+
+void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *s)
+{
+    uint32_t what = atomic_load_explicit(&slot->what, memory_order_relaxed);
+    uint64_t file[TR__PLACE_TEXT / 8];
+    for (size_t i = 0; i < TR__PLACE_TEXT / 8; i++) file[i] = atomic_load_explicit(&slot->file[i], memory_order_relaxed);
+    *s = (tr__signature){.sequence = sequence, .kind = what & 0xff, .dtype = what >> 8 & 0xff, .op = what >> 16 & 0xff};
+    s->root = atomic_load_explicit(&slot->root, memory_order_relaxed);
+    s->line = atomic_load_explicit(&slot->line, memory_order_relaxed);
+    s->count = atomic_load_explicit(&slot->count, memory_order_relaxed);
+    memcpy(s->file, file, sizeof file);
+    s->file[TR__PLACE_TEXT - 1] = 0;
+    /* A peer's memory is not trusted with our array bounds. */
+    if ((unsigned)s->kind >= TR_COLLECTIVE_COUNT) s->kind = TR_BARRIER;
+    if ((unsigned)s->op >= TR_REDUCE_OP_COUNT) s->op = TR_SUM;
+}
+
+bool tr__shm_last_call(const tr__shm_control *control, tr__signature *signature, bool *finished)
+{
+    uint64_t even = atomic_load(&control->slots[0].entered), odd = atomic_load(&control->slots[1].entered);
+    uint64_t latest = even > odd ? even : odd;
+    if (latest == 0) return false;
+    tr__shm_signature(&control->slots[latest & 1], latest, signature);
+    *finished = atomic_load(&control->finished) >= latest;
+    return true;
+}
+
+static char *call_text(const tr__shm *t, const tr__shm_call *call, char text[TR__CALL_TEXT])
+{
+    if (!call->c) return strcpy(text, "joining");
+    tr__signature signature;
+    tr__shm_signature(&t->control->slots[call->sequence & 1], call->sequence, &signature);
+    return tr__signature_text(&signature, text);
+}
+
+typedef struct lateness {
+    char ranks[64];                     /* "rank 2 (pid 77)", "ranks 1, 2, 5" */
+    char state[TR__CALL_TEXT + 64];     /* what the first of them is at */
+} lateness;
+
+static void describe(const tr__shm *t, tr__shm_word word, uint64_t value, int only, lateness *l)
+{
+    int count = 0, first = -1;
+    size_t used = 0;
+    for (int rank = 0; rank < t->world_size; rank++) {
+        if (rank == t->rank || (only >= 0 && rank != only)) continue;
+        if (atomic_load(counter(t->peers[rank].control, word)) >= value) continue;
+        if (count++ == 0) first = rank;
+        if (used + 24 < sizeof l->ranks)
+            used += (size_t)snprintf(l->ranks + used, sizeof l->ranks - used, "%s%d", count > 1 ? ", " : "ranks ", rank);
+    }
+    if (first < 0) first = only >= 0 ? only : 0; /* it has just come */
+    const tr__shm_peer *peer = &t->peers[first];
+    if (count <= 1) snprintf(l->ranks, sizeof l->ranks, "rank %d (pid %ld)", first, peer->pid);
+    if (count > 1 && used + 24 >= sizeof l->ranks) snprintf(l->ranks + used, sizeof l->ranks - used, " of %d", count);
+    tr__signature s;
+    char text[TR__CALL_TEXT];
+    bool finished = false, called = tr__shm_last_call(peer->control, &s, &finished);
+    if (called)
+        snprintf(l->state, sizeof l->state, "rank %d %s %s", first, finished ? "has done" : "is in",
+            tr__signature_text(&s, text));
+    else
+        snprintf(l->state, sizeof l->state, "rank %d has made no call yet", first);
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct survey {
+    int late; /* a rank that has not reached the value; -1: all have */
+    int left; /* one that never will; -1: none */
+} survey;
+
+/* Of several late ranks the one before us in the circle is picked: where ranks take turns on a core it comes last, so one
+ * sleep is often enough. */
+static survey look(const tr__shm *t, tr__shm_word word, uint64_t value, int only)
+{
+    survey s = {-1, -1};
+    for (int i = 1; i < t->world_size; i++) {
+        int rank = (t->rank + i) % t->world_size;
+        if (only >= 0 && rank != only) continue;
+        /* Left is read before the counter: a peer counts first and leaves then. */
+        bool left = atomic_load(&t->peers[rank].left);
+        if (atomic_load_explicit(counter(t->peers[rank].control, word), memory_order_acquire) >= value) continue;
+        s.late = rank;
+        if (left) s.left = rank;
+    }
+    return s;
+}
+
+static tr_status gone(tr__shm *t, tr__shm_call *call, int rank)
+{
+    char here[TR__CALL_TEXT], text[TR__CALL_TEXT] = "joining";
+    tr__signature s;
+    bool finished;
+    if (tr__shm_last_call(t->peers[rank].control, &s, &finished)) tr__signature_text(&s, text);
+    return tr__fail(TR_PEER, "rank %d (pid %ld) left group '%s' after %s, but %s needs it", rank, t->peers[rank].pid,
+        t->group, text, call_text(t, call, here));
+}
+
+static tr_status timed_out(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
+{
+    lateness l;
+    char here[TR__CALL_TEXT];
+    describe(t, word, value, only, &l);
+    return tr__fail(TR_TIMEOUT, "%s: rank %d waited %.1f s for %s; %s", call_text(t, call, here), t->rank,
+        call->timeout_ms / 1000.0, l.ranks, l.state);
+}
+
+static void report(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
+{
+    lateness l;
+    char here[TR__CALL_TEXT];
+    call->reported = true;
+    describe(t, word, value, only, &l);
+    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %d s in %s for %s; %s", t->group, t->rank, REPORT_MS / 1000,
+        call_text(t, call, here), l.ranks, l.state);
+}
+
+static void sleep_for(tr__shm *t, int rank, tr__shm_word word, uint64_t value, int64_t ns)
+{
+    unsigned bell = atomic_load(&t->control->bell);
+    atomic_store(&t->control->waits_for, rank + 1);
+    bool late = atomic_load(counter(t->peers[rank].control, word)) < value;
+    if (late && !atomic_load(&t->broken) && !atomic_load(&t->peers[rank].left))
+        tr__futex_wait(&t->control->bell, bell, ns);
+    atomic_store(&t->control->waits_for, 0);
+}
+
+static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
+{
+    for (int turn = 0;; turn++) {
+        bool broken = atomic_load(&t->broken); /* read first: what had come by then counts */
+        survey s = look(t, word, value, only);
+        if (s.late < 0) return TR_OK;
+        if (broken) return tr__shm_failure(t);
+        if (s.left >= 0) return gone(t, call, s.left);
+        if (turn < YIELDS) {
+            sched_yield();
+            continue;
+        }
+        int64_t now = tr__now_ns();
+        if (!call->began) call->began = now;
+        int64_t rest = call->began + (int64_t)call->timeout_ms * 1000000 - now;
+        if (rest <= 0) return timed_out(t, call, word, value, only);
+        if (!call->reported && now - call->began > (int64_t)REPORT_MS * 1000000) report(t, call, word, value, only);
+        int64_t most = (int64_t)SLEEP_MS * 1000000;
+        sleep_for(t, s.late, word, value, rest < most ? rest : most);
+    }
+}
+
+tr_status tr__shm_await(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
+{
+    int spins = 0;
+    for (int rank = 0; rank < t->world_size; rank++) {
+        if (rank == t->rank || (only >= 0 && rank != only)) continue;
+        _Atomic uint64_t *at = counter(t->peers[rank].control, word);
+        while (atomic_load_explicit(at, memory_order_acquire) < value) {
+            if (spins++ < t->spins) {
+                relax();
+                continue;
+            }
+            /* In vain: next time less of it. */
+            t->spins = t->crowded ? 0 : t->spins / 2 > SPINS_LEAST ? t->spins / 2 : SPINS_LEAST;
+            return await_long(t, call, word, value, only);
+        }
+    }
+    if (spins && t->spins < SPINS_MOST) t->spins += 1 + t->spins / 8;
+    return TR_OK;
+}
