@@ -1,21 +1,25 @@
 /* Random starts. A tensor's values are a function of its seed alone, so every rank and every machine makes the same. */
 #include "nn/module.h"
 
-static tr_dtype drawn_in(tr_dtype dtype)
+#include "tensor/random.h"
+
+static tr_tensor *fresh(tr_shape shape, tr_dtype dtype, tr__distribution distribution, uint64_t seed, double scale,
+    double shift)
 {
-    return dtype == TR_F64 ? TR_F64 : TR_F32;
+    if (!tr_dtype_is_float(dtype))
+        return tr_tensor_fail(TR_DTYPE, "parameters are floats, not %s", tr_dtype_name(dtype));
+    tr_tensor *t = tr_empty(shape, .dtype = dtype);
+    if (tr__bad(t)) return t;
+    tr_status status = tr__fill_random(t, distribution, seed, (float)scale, (float)shift);
+    return status == TR_OK ? t : tr__tensor_failed();
 }
 
 tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double std)
 {
-    TR_SCOPE;
-    tr_tensor *drawn = tr_randn(seed, shape, .dtype = drawn_in(dtype));
-    return tr_escape(tr_cast(tr_affine(drawn, std, 0), dtype));
+    return fresh(shape, dtype, TR__NORMAL, seed, std, 0);
 }
 
 tr_tensor *tr__init_uniform(tr_shape shape, tr_dtype dtype, uint64_t seed, double bound)
 {
-    TR_SCOPE;
-    tr_tensor *drawn = tr_rand(seed, shape, .dtype = drawn_in(dtype));
-    return tr_escape(tr_cast(tr_affine(drawn, 2 * bound, -bound), dtype));
+    return fresh(shape, dtype, TR__UNIFORM, seed, 2 * bound, -bound);
 }

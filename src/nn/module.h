@@ -44,7 +44,7 @@ typedef struct tr__walk {
 } tr__walk;
 tr_status tr__module_walk(tr_module *root, tr__walk *walk);
 
-/* Fresh tensors with random values from seed, the same on every machine; drawn and scaled in f32 (f64 for f64). */
+/* Fresh tensors with random values from seed, the same on every machine; drawn and scaled in f32. */
 tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double std);
 tr_tensor *tr__init_uniform(tr_shape shape, tr_dtype dtype, uint64_t seed, double bound); /* [-bound, bound) */
 

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { BLOCK = 8192, LANES = 8 };
+enum { BLOCK = 8192, LANES = 16 };
 
 /* Sums in lanes, which the compiler may keep in vector registers. */
 #define SUM_OF_SQUARES(name, P, read)                                                 \

@@ -1,8 +1,6 @@
 /* Making tensors and looking at them. */
 #include "tensor/tensor.h"
 
-#include "base/rng.h"
-
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -166,53 +164,6 @@ tr_tensor *tr_from_with(const void *data, const tr_tensor_options *options)
     tr_tensor *t = from_options(options);
     if (!tr__bad(t)) copy_in(t, data);
     return t;
-}
-
-/* Box-Muller: a word pair gives a pair of normals. */
-static void normals(uint64_t seed, uint64_t block, float out[4])
-{
-    tr__philox r = tr__philox_at(seed, 0, block);
-    for (int i = 0; i < 4; i += 2) {
-        float radius = sqrtf(-2.0f * logf(tr__uniform_open(r.word[i])));
-        float angle = 6.283185307179586f * tr__uniform(r.word[i + 1]);
-        out[i] = radius * cosf(angle);
-        out[i + 1] = radius * sinf(angle);
-    }
-}
-
-static void uniforms(uint64_t seed, uint64_t block, float out[4])
-{
-    tr__philox r = tr__philox_at(seed, 0, block);
-    for (int i = 0; i < 4; i++) out[i] = tr__uniform(r.word[i]);
-}
-
-static tr_tensor *random_tensor(uint64_t seed, const tr_tensor_options *options, void (*draw)(uint64_t, uint64_t, float[4]))
-{
-    if (!tr_dtype_is_float(options->dtype))
-        return tr__tensor_fail(TR_DTYPE, "random tensors are floats, not %s", tr_dtype_name(options->dtype));
-    tr_tensor *t = from_options(options);
-    if (tr__bad(t)) return t;
-    int64_t n = tr__numel(t->shape);
-    void *values = malloc((size_t)(n ? n : 1) * tr_dtype_size(t->dtype));
-    if (!values) return tr__tensor_fail(TR_NO_MEMORY, "no memory for %" PRId64 " random numbers", n);
-    float block[4];
-    for (int64_t i = 0; i < n; i++) {
-        if (i % 4 == 0) draw(seed, (uint64_t)i / 4, block);
-        tr__store(t->dtype, values, i, block[i % 4]);
-    }
-    copy_in(t, values);
-    free(values);
-    return t;
-}
-
-tr_tensor *tr_randn_with(uint64_t seed, const tr_tensor_options *options)
-{
-    return random_tensor(seed, options, normals);
-}
-
-tr_tensor *tr_rand_with(uint64_t seed, const tr_tensor_options *options)
-{
-    return random_tensor(seed, options, uniforms);
 }
 
 tr_tensor *tr_arange(int64_t n, tr_dtype dtype, tr_device device)
