@@ -40,10 +40,24 @@ typedef struct job {
     bool accumulate;
 } job;
 
+/* Rows that lie together are copied as they are. */
+static void copy_rows(const job *j, int64_t begin, int64_t end)
+{
+    int64_t bytes = (int64_t)tr_dtype_size(j->table.dtype);
+    for (int64_t i = begin; i < end; i++) {
+        const char *from = j->table.data + tr__axis_at(&j->table.others, tr__id(&j->ids, i)) * bytes;
+        memcpy(j->rows.data + tr__axis_at(&j->rows.others, i) * bytes, from, (size_t)(j->rows.n * bytes));
+    }
+}
+
 static void look_up(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     double block[TR__ROW_BLOCK];
+    if (j->table.stride == 1 && j->rows.stride == 1) {
+        copy_rows(j, begin, end);
+        return;
+    }
     for (int64_t i = begin; i < end; i++) {
         int64_t id = tr__id(&j->ids, i);
         for (int64_t first = 0, n; first < j->rows.n; first += n) {

@@ -27,7 +27,7 @@ static void embedding_grad_rows(void *arg, int64_t begin, int64_t end)
             memset(sum, 0, sizeof *sum * (size_t)n);
         for (int64_t position = first; position >= 0; position = j->lists->next[position]) {
             const float *g = row_in(&j->g, position, g_buffer);
-            FOR_VECTORS(i, m, n) store_lanes(sum + i, load_lanes(sum + i, m) + load_lanes(g + i, m), m);
+            FOR_VECTORS(n, store_lanes(sum + i, load_lanes(sum + i, m) + load_lanes(g + i, m), m););
         }
         row_done(&j->table, r, sum_buffer);
     }

@@ -26,17 +26,15 @@ static void layer_norm_rows(void *arg, int64_t begin, int64_t end)
         const float *x = row_in(&j->x, r, x_buffer);
         float *y = row_out(&j->y, r, y_buffer), mean = row_sum(x, n) / (float)n;
         vec squares = {0};
-        FOR_VECTORS(i, m, n) {
+        FOR_VECTORS(n,
             vec centred = keep_lanes(load_lanes(x + i, m) - mean, m, 0);
-            squares += centred * centred;
-        }
+            squares += centred * centred;);
         float rstd = 1 / sqrtf(vec_sum(squares) / (float)n + (float)j->eps);
-        FOR_VECTORS(i, m, n) {
+        FOR_VECTORS(n,
             vec v = (load_lanes(x + i, m) - mean) * rstd;
             if (j->weight) v *= load_lanes(j->weight + i, m);
             if (j->bias) v += load_lanes(j->bias + i, m);
-            store_lanes(y + i, v, m);
-        }
+            store_lanes(y + i, v, m););
         row_done(&j->y, r, y_buffer);
         j->mean[r] = mean;
         j->rstd[r] = rstd;
@@ -87,22 +85,21 @@ static inline void norm_grad_row(const norm_job *j, int64_t r, const float *g, c
     int64_t n = j->x.n;
     float mean = j->mean[r], rstd = j->rstd[r];
     vec sum_h = {0}, sum_hx = {0};
-    FOR_VECTORS(i, m, n) {
+    FOR_VECTORS(n,
         vec gv = load_lanes(g + i, m), xhat = keep_lanes((load_lanes(x + i, m) - mean) * rstd, m, 0), h = gv;
         if (j->weight) h *= load_lanes(j->weight + i, m);
         sum_h += h;
         sum_hx += h * xhat;
-        if (!j->wants_affine) continue;
-        store_lanes(dweight + i, load_lanes(dweight + i, m) + gv * xhat, m);
-        store_lanes(dbias + i, load_lanes(dbias + i, m) + gv, m);
-    }
+        if (dweight) {
+            store_lanes(dweight + i, load_lanes(dweight + i, m) + gv * xhat, m);
+            store_lanes(dbias + i, load_lanes(dbias + i, m) + gv, m);
+        });
     if (!j->wants_dx) return;
     float mean_h = vec_sum(sum_h) / (float)n, mean_hx = vec_sum(sum_hx) / (float)n;
-    FOR_VECTORS(i, m, n) {
+    FOR_VECTORS(n,
         vec h = load_lanes(g + i, m), xhat = (load_lanes(x + i, m) - mean) * rstd;
         if (j->weight) h *= load_lanes(j->weight + i, m);
-        store_lanes(dx + i, (h - mean_h - xhat * mean_hx) * rstd, m);
-    }
+        store_lanes(dx + i, (h - mean_h - xhat * mean_hx) * rstd, m););
 }
 
 static void norm_grad_blocks(void *arg, int64_t begin, int64_t end)

@@ -37,7 +37,7 @@ static void sum_columns(const float *x, int64_t rows, int64_t stride, int64_t n,
         int64_t end = rows - r < ROWS ? rows : r + ROWS;
         memcpy(part, x + r * stride, sizeof *part * (size_t)n);
         for (int64_t k = r + 1; k < end; k++)
-            FOR_VECTORS(i, m, n) store_lanes(part + i, load_lanes(part + i, m) + load_lanes(x + k * stride + i, m), m);
+            FOR_VECTORS(n, store_lanes(part + i, load_lanes(part + i, m) + load_lanes(x + k * stride + i, m), m););
         for (int64_t i = 0; i < n; i++) total[i] += (double)part[i];
     }
 }

@@ -45,10 +45,21 @@ static inline void row_done(const tr__rows *x, int64_t r, const float *buffer)
     if (!is_direct(x)) tr__write_f32(x->dtype, row_place(x, r), x->stride, buffer, x->n);
 }
 
-/* FOR_VECTORS(i, m, n): i in steps of WIDTH; m of the lanes count, WIDTH but for the last vector. */
-#define FOR_VECTORS(i, m, n) for (int64_t i = 0, m; m = (n) - i < WIDTH ? (n) - i : WIDTH, i < (n); i += WIDTH)
+/* FOR_VECTORS(n, statements): runs them for i = 0, WIDTH, … below n, with m lanes that count: WIDTH, but fewer in the last
+ * vector. They stand twice, so that in whole vectors m is a constant. */
+#define FOR_VECTORS(n, ...)                          \
+    do {                                             \
+        int64_t i = 0;                               \
+        for (; i + WIDTH <= (n); i += WIDTH) {       \
+            const int64_t m = WIDTH;                 \
+            __VA_ARGS__                              \
+        }                                            \
+        if (i < (n)) {                               \
+            const int64_t m = (n) - i;               \
+            __VA_ARGS__                              \
+        }                                            \
+    } while (0)
 
-/* The first m lanes; the compiler folds the choice away in whole vectors' loops. */
 static inline vec load_lanes(const float *from, int64_t m)
 {
     return m == WIDTH ? vec_load(from) : vec_load_part(from, m);
@@ -65,15 +76,13 @@ static inline void store_lanes(float *to, vec x, int64_t m)
 /* x in the first m lanes, fill in the others. */
 static inline vec keep_lanes(vec x, int64_t m, float fill)
 {
-    if (m < WIDTH)
-        for (int64_t i = m; i < WIDTH; i++) x[i] = fill;
-    return x;
+    return m == WIDTH ? x : vec_keep_part(x, m, fill);
 }
 
 static inline float row_top(const float *x, int64_t n)
 {
     vec top = vec_all(-__builtin_inff());
-    FOR_VECTORS(i, m, n) top = vec_max(top, keep_lanes(load_lanes(x + i, m), m, -__builtin_inff()));
+    FOR_VECTORS(n, top = vec_max(top, keep_lanes(load_lanes(x + i, m), m, -__builtin_inff())););
     return vec_top(top);
 }
 

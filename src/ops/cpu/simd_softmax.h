@@ -7,15 +7,21 @@
 
 #include <math.h>
 
-/* The sum of exp(x - top); the terms go to out unless it is NULL. NaN in a row that softmax cannot do, as in PyTorch. */
+/* exp of what is not positive, but for rounding. */
+static inline vec exp_below_0(vec x)
+{
+    return vec_exp_within(vec_max(vec_all(-104), x));
+}
+
+/* The sum of exp(x - top), top being the largest of the row; the terms go to out unless it is NULL. NaN when a number is NaN
+ * or infinite, or all are -infinity. */
 static inline float row_exp_sum(const float *x, int64_t n, float top, float *out)
 {
     vec sum = {0};
-    FOR_VECTORS(i, m, n) {
-        vec e = vec_exp(load_lanes(x + i, m) - top);
+    FOR_VECTORS(n,
+        vec e = exp_below_0(load_lanes(x + i, m) - top);
         sum += keep_lanes(e, m, 0);
-        if (out) store_lanes(out + i, e, m);
-    }
+        if (out) store_lanes(out + i, e, m););
     return vec_sum(sum);
 }
 
@@ -32,7 +38,7 @@ static void softmax_rows(void *arg, int64_t begin, int64_t end)
         const float *x = row_in(&j->x, r, x_buffer);
         float *y = row_out(&j->out, r, y_buffer);
         float scale = 1 / row_exp_sum(x, n, row_top(x, n), y);
-        FOR_VECTORS(i, m, n) store_lanes(y + i, load_lanes(y + i, m) * scale, m);
+        FOR_VECTORS(n, store_lanes(y + i, load_lanes(y + i, m) * scale, m););
         row_done(&j->out, r, y_buffer);
     }
 }
@@ -46,7 +52,7 @@ static void log_softmax_rows(void *arg, int64_t begin, int64_t end)
         const float *x = row_in(&j->x, r, x_buffer);
         float *y = row_out(&j->out, r, y_buffer);
         float top = row_top(x, n), log_sum = logf(row_exp_sum(x, n, top, NULL));
-        FOR_VECTORS(i, m, n) store_lanes(y + i, load_lanes(x + i, m) - top - log_sum, m);
+        FOR_VECTORS(n, store_lanes(y + i, load_lanes(x + i, m) - top - log_sum, m););
         row_done(&j->out, r, y_buffer);
     }
 }
@@ -60,9 +66,9 @@ static void softmax_grad_rows(void *arg, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) {
         const float *g = row_in(&j->g, r, g_buffer), *y = row_in(&j->x, r, y_buffer);
         vec dot = {0};
-        FOR_VECTORS(i, m, n) dot += load_lanes(g + i, m) * load_lanes(y + i, m);
+        FOR_VECTORS(n, dot += load_lanes(g + i, m) * load_lanes(y + i, m););
         float sum = vec_sum(dot), *dx = row_out(&j->out, r, g_buffer);
-        FOR_VECTORS(i, m, n) store_lanes(dx + i, load_lanes(y + i, m) * (load_lanes(g + i, m) - sum), m);
+        FOR_VECTORS(n, store_lanes(dx + i, load_lanes(y + i, m) * (load_lanes(g + i, m) - sum), m););
         row_done(&j->out, r, g_buffer);
     }
 }
@@ -76,7 +82,7 @@ static void log_softmax_grad_rows(void *arg, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) {
         const float *g = row_in(&j->g, r, g_buffer), *y = row_in(&j->x, r, y_buffer);
         float sum = row_sum(g, n), *dx = row_out(&j->out, r, g_buffer);
-        FOR_VECTORS(i, m, n) store_lanes(dx + i, load_lanes(g + i, m) - vec_exp(load_lanes(y + i, m)) * sum, m);
+        FOR_VECTORS(n, store_lanes(dx + i, load_lanes(g + i, m) - exp_below_0(load_lanes(y + i, m)) * sum, m););
         row_done(&j->out, r, g_buffer);
     }
 }
@@ -156,7 +162,7 @@ static void cross_entropy_grad_rows(void *arg, int64_t begin, int64_t end)
         if (target == j->ignore_index) {
             memset(dx, 0, sizeof *dx * (size_t)n);
         } else {
-            FOR_VECTORS(i, m, n) store_lanes(dx + i, vec_exp(load_lanes(x + i, m) - j->lse[r]) * j->scale, m);
+            FOR_VECTORS(n, store_lanes(dx + i, exp_below_0(load_lanes(x + i, m) - j->lse[r]) * j->scale, m););
             dx[target] -= j->scale;
         }
         row_done(&j->grads, r, dx_buffer);

@@ -65,6 +65,17 @@ static inline void vec_store_part(float *to, vec x, int64_t n)
 #endif
 }
 
+/* x in the first n lanes, 0 < n < WIDTH, fill in the others. */
+static inline vec vec_keep_part(vec x, int64_t n, float fill)
+{
+#if defined(__AVX512F__)
+    return (vec)_mm512_mask_blend_ps((__mmask16)((1u << n) - 1), _mm512_set1_ps(fill), (__m512)x);
+#else
+    for (int64_t i = n; i < WIDTH; i++) x[i] = fill;
+    return x;
+#endif
+}
+
 /* Lane by lane: a > b ? x : y. */
 static inline vec vec_where_larger(vec a, vec b, vec x, vec y)
 {
@@ -134,12 +145,25 @@ static inline float vec_sum(vec x)
     return lane[0];
 }
 
-/* The largest lane; NaN when one is. */
+/* The largest lane; of none that is NaN. */
 static inline float vec_top(vec x)
 {
-    float top = x[0];
-    for (int i = 1; i < WIDTH; i++) top = x[i] > top || x[i] != x[i] ? x[i] : top;
-    return top;
+    float lane[WIDTH];
+    vec_store(lane, x);
+    for (int n = WIDTH / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) lane[i] = lane[i] > lane[i + n] ? lane[i] : lane[i + n];
+    return lane[0];
+}
+
+/* 1/x for normal x whose inverse is normal, to 1.5 units in the last place. */
+static inline vec vec_invert(vec x)
+{
+#if defined(__AVX512F__)
+    vec guess = (vec)_mm512_rcp14_ps((__m512)x); /* and a step of Newton's: a third of what dividing takes */
+    return guess * (2.0f - x * guess);
+#else
+    return 1.0f / x;
+#endif
 }
 
 /* x * 2^n for whole n in -300 … 300, given as floats. */
@@ -155,11 +179,10 @@ static inline vec vec_scale(vec x, vec n, veci whole)
 #endif
 }
 
-/* exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2)/2, exp(r) by a polynomial (Cephes). Relative error below 1.2e-7;
- * 0 below -104, infinity above 88.73, NaN stays NaN. */
-static inline vec vec_exp(vec x)
+/* exp(x) for x in -104 … 89: 2^n exp(r), n = round(x / ln 2), |r| <= ln(2)/2, exp(r) by a polynomial (Cephes). Relative
+ * error below 1.2e-7. */
+static inline vec vec_exp_within(vec x)
 {
-    x = vec_max(vec_all(-104), vec_min(vec_all(89), x));
     const vec magic = vec_all(0x1.8p23f); /* adding it leaves the nearest whole number in the lowest bits */
     vec shifted = x * 1.44269504f + magic;
     vec n = shifted - magic;
@@ -169,8 +192,20 @@ static inline vec vec_exp(vec x)
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    p = p * (r * r) + (r + 1.0f);
     return vec_scale(p, n, (veci)shifted - (veci)magic);
+}
+
+/* x held to least … most; NaN stays NaN. */
+static inline vec vec_hold(vec x, float least, float most)
+{
+    return vec_max(vec_all(least), vec_min(vec_all(most), x));
+}
+
+/* exp of anything: 0 below -104, infinity above 88.73, NaN stays NaN. */
+static inline vec vec_exp(vec x)
+{
+    return vec_exp_within(vec_hold(x, -104, 89));
 }
 
 /* An odd polynomial near 0 (Cephes), 1 - 2/(exp(2|x|) + 1) farther out. Relative error below 2e-7. */
@@ -182,14 +217,15 @@ static inline vec vec_tanh(vec x)
     p = p * z + 1.33314422036e-1f;
     p = p * z - 3.33332819422e-1f;
     p = p * z * x + x;
-    vec far = 1.0f - 2.0f / (vec_exp(size + size) + 1.0f);
+    vec far = 1.0f - 2.0f * vec_invert(vec_exp_within(vec_hold(size + size, 0, 80)) + 1.0f);
     far = (vec)((veci)far | ((veci)x & (int32_t)0x80000000));
     return vec_where_larger(size, vec_all(0.625f), far, p);
 }
 
+/* Beyond 87 on either side it stays what it is there: 1, or below 2e-38. */
 static inline vec vec_sigmoid(vec x)
 {
-    return 1.0f / (1.0f + vec_exp(-x));
+    return vec_invert(1.0f + vec_exp_within(vec_hold(-x, -87, 87)));
 }
 
 #endif
