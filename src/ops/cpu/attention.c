@@ -1,0 +1,50 @@
+#include "ops/cpu/attention.h"
+
+#include "ops/cpu/isa.h"
+
+#include <stdatomic.h>
+
+typedef struct task {
+    const tr__attention *a;
+    size_t bytes; /* of scratch */
+    atomic_bool no_memory;
+} task;
+
+#if defined(__x86_64__)
+
+static void run_heads(void *arg, int64_t begin, int64_t end)
+{
+    task *work = arg;
+    const tr__attention *a = work->a;
+    const tr__device_table *device = tr__device(a->device.kind);
+    float *scratch = device->alloc(a->device.index, work->bytes);
+    if (!scratch) {
+        atomic_store(&work->no_memory, true);
+        return;
+    }
+    for (int64_t i = begin; i < end; i++)
+        (a->grad ? tr__attention_backward_avx512 : tr__attention_forward_avx512)(a, i / a->heads, i % a->heads, scratch);
+    device->free(a->device.index, scratch, work->bytes);
+}
+
+tr_status tr__cpu_attention(tr_op_call *call)
+{
+    if (call->inputs[0]->dtype == TR_F64 || !tr__has_avx512()) return TR__DECLINED;
+    tr__attention a = tr__attention_of(call);
+    size_t floats = (a.grad ? tr__attention_backward_scratch_avx512 : tr__attention_forward_scratch_avx512)(&a);
+    task work = {.a = &a, .bytes = floats * sizeof(float)};
+    tr__pool_for(tr__cpu_pool(a.device), a.batch * a.heads, 1, run_heads, &work);
+    if (!atomic_load(&work.no_memory)) return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "%s: no memory for the %zu bytes that a head of %lld queries and %lld keys takes",
+        call->op->name, work.bytes, (long long)a.queries, (long long)a.keys);
+}
+
+#else
+
+tr_status tr__cpu_attention(tr_op_call *call)
+{
+    (void)call;
+    return TR__DECLINED;
+}
+
+#endif
