@@ -24,6 +24,8 @@ typedef struct tr_text_options {
 TR_API tr_text *tr_text_with(const tr_text_options *options);
 TR_API int64_t tr_text_bytes(const tr_text *text, bool validation);
 TR_API int tr_text_files(const tr_text *text);
+/* A number that tells texts apart (no cryptographic one): to see whether a resumed training has the same text. */
+TR_API uint64_t tr_text_hash(const tr_text *text);
 
 typedef struct tr_text_batch_options {
     size_t size;

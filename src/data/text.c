@@ -51,6 +51,19 @@ int tr_text_files(const tr_text *text)
     return text && !tr__error_of(text) ? text->files : 0;
 }
 
+uint64_t tr_text_hash(const tr_text *text)
+{
+    if (!text || tr__error_of(text)) return 0;
+    uint64_t hash = tr__mix((uint64_t)text->count, 0);
+    for (int64_t i = 0; i < text->count; i += 8) {
+        uint64_t word = 0;
+        memcpy(&word, text->bytes + i, text->count - i < 8 ? (size_t)(text->count - i) : 8);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15u; /* odd, so that nothing is lost */
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
 /* ---- Batches ---------------------------------------------------------------------------------------------------- */
 
 /* The first byte of a training window: uniform over the places where context + 1 bytes fit. */

@@ -1,0 +1,108 @@
+/* `trireme train --ranks N`: starts this program N times and says what became of it. */
+#include "train.h"
+
+#include "options.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* An argument list that owns its strings. */
+typedef struct arguments {
+    char *list[2 * TR__SETTINGS + 32];
+    int count;
+    bool whole;
+} arguments;
+
+static void add(arguments *a, const char *text)
+{
+    char *copy = strdup(text);
+    if (!copy || a->count == (int)(sizeof a->list / sizeof *a->list) - 1) a->whole = false;
+    if (a->whole)
+        a->list[a->count++] = copy;
+    else
+        free(copy);
+}
+
+static void add_option(arguments *a, const char *name, const char *value)
+{
+    char option[64];
+    snprintf(option, sizeof option, "--%s", name);
+    add(a, option);
+    if (value) add(a, value);
+}
+
+static void add_number(arguments *a, const char *name, int value)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", value);
+    if (value) add_option(a, name, text);
+}
+
+/* Every setting is spelt out, so that the ranks need not look anything up. */
+static void fill(arguments *a, tr__train *t)
+{
+    a->whole = true;
+    char self[PATH_MAX];
+    add(a, realpath("/proc/self/exe", self) ? self : "/proc/self/exe");
+    add(a, "train");
+    add(a, "gpt");
+    tr__setting settings[TR__SETTINGS];
+    tr__train_settings(t, settings);
+    for (int i = 0; i < TR__SETTINGS; i++) {
+        char value[PATH_MAX];
+        bool none = settings[i].value == &t->micro_batch && !t->micro_batch;
+        if (!none && tr__setting_text(&settings[i], value, sizeof value)) add_option(a, settings[i].name, value);
+    }
+    add_number(a, "ranks", t->ranks);
+    add_number(a, "threads", t->threads);
+    add_number(a, "stop-at", t->stop_at);
+    add_option(a, "out", t->out);
+    if (t->json) add_option(a, "json", t->json);
+    if (t->resume) add_option(a, "resume", NULL);
+    if (t->plain) add_option(a, "plain", NULL);
+}
+
+static void print_line(int rank, bool is_stderr, const char *line, size_t length, void *user)
+{
+    (void)is_stderr, (void)user;
+    fprintf(stderr, "%s[%d] %.*s\n", isatty(STDERR_FILENO) ? "\r\033[K" : "", rank, (int)length, line);
+}
+
+/* Ranks that failed by themselves have said why; of those that were killed somebody else must tell. */
+static int conclude(tr_status status, const tr_launch_report *r)
+{
+    if (status == TR_OK) return TR__EXIT_OK;
+    if (status == TR_INTERRUPTED) return r->exit_code;
+    bool told = status == TR_CHILD && !r->signal && r->exit_code == TR__EXIT_FAILED;
+    if (!told && isatty(STDERR_FILENO)) fputc('\n', stderr); /* the progress bar's line is open */
+    if (status == TR_CHILD && r->exit_code == TR__EXIT_PEER)
+        tr__complain(TR__TRAIN, "rank %d lost the others, and none of them said why", r->first_rank);
+    else if (!told)
+        tr__complain(TR__TRAIN, "%s", tr_error_message());
+    return TR__EXIT_FAILED;
+}
+
+int tr__train_launch(tr__train *t)
+{
+    arguments a = {0};
+    fill(&a, t);
+    char started[64], text_id[128];
+    snprintf(started, sizeof started, TR__TRAIN_PARENT "=%" PRId64, t->started_ns);
+    snprintf(text_id, sizeof text_id, TR__TRAIN_TEXT "=%s", t->text_id);
+    int code = TR__EXIT_FAILED;
+    if (a.whole) {
+        tr_launch_report report = {0};
+        const char *const env[] = {started, text_id, NULL};
+        tr_status status = tr_launch((const char *const *)a.list, t->ranks, .env = env, .output = print_line,
+            .rank0_inherits = true, .pass_signals = true, .report = &report);
+        code = conclude(status, &report);
+    } else {
+        tr__complain(TR__TRAIN, "out of memory");
+    }
+    for (int i = 0; i < a.count; i++) free(a.list[i]);
+    return code;
+}

@@ -1,0 +1,294 @@
+/* What one rank of `trireme train gpt` does: trains, and rank 0 says how it goes. */
+#include "train.h"
+
+#include "options.h"
+#include "terminal.h"
+
+#include <cjson/cJSON.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- Signals ----------------------------------------------------------------------------------------------------- */
+
+/* Process-wide, as signals are: the one that asked this rank to stop, or 0. */
+static volatile sig_atomic_t stop_signal;
+
+static void on_stop(int sig)
+{
+    stop_signal = sig;
+}
+
+/* The first one asks to stop after the step; a second one of the same kind ends the process as usual. */
+static void watch_signals(void)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        struct sigaction action = {.sa_handler = on_stop, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)}, old;
+        sigaction(signals[i], NULL, &old);
+        if (old.sa_handler != SIG_IGN) sigaction(signals[i], &action, NULL); /* ignored: under nohup */
+    }
+}
+
+/* ---- A run ------------------------------------------------------------------------------------------------------- */
+
+typedef struct run {
+    tr__train *train;
+    int rank, world;
+    tr_trainer *trainer;
+    tr_progress *progress; /* rank 0's, or NULL */
+    int64_t parameters, until;
+    tr_fit_report report;
+    double startup_ms;
+} run;
+
+static bool should_stop(void *user)
+{
+    (void)user;
+    return stop_signal != 0;
+}
+
+static void on_step(const tr_metrics_row *row, void *user)
+{
+    const run *r = user;
+    if (r->progress) tr_progress_step(r->progress, row, r->until);
+}
+
+static double zero_is_meant(double value)
+{
+    return value == 0 ? TR_ZERO : value;
+}
+
+static tr_status set_number(tr_tensor_list *list, const char *key, int64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%" PRId64, value);
+    return tr_list_set_metadata(list, key, text);
+}
+
+/* What a checkpoint says about itself: enough to build the model again, to sample from it, and to go on. */
+static tr_status describe(tr__train *t, tr_tensor_list *about)
+{
+    tr__setting settings[TR__SETTINGS];
+    tr__train_settings(t, settings);
+    tr_status status = tr_list_set_metadata(about, "trireme.model", "gpt");
+    if (status == TR_OK) status = tr_list_set_metadata(about, "trireme.tokenizer", "bytes");
+    if (status == TR_OK) status = tr_list_set_metadata(about, "trireme.text", t->text_id);
+    if (status == TR_OK) status = set_number(about, "trireme.vocab", tr__train_model(t).vocab);
+    for (int i = 0; i < TR__SETTINGS && status == TR_OK; i++) {
+        char key[64], value[PATH_MAX];
+        snprintf(key, sizeof key, "trireme.%s", settings[i].name);
+        if (tr__setting_text(&settings[i], value, sizeof value)) status = tr_list_set_metadata(about, key, value);
+    }
+    return status;
+}
+
+static void introduce(const run *r, const tr_text *text)
+{
+    const tr__train *t = r->train;
+    int64_t done = tr_trainer_steps(r->trainer);
+    fprintf(stderr, "GPT: %d layers, %d heads, %d wide, context %d: %.2fM parameters\n", t->layers, t->heads, t->dim,
+        t->context, (double)r->parameters / 1e6);
+    fprintf(stderr, "%s: %" PRId64 " bytes to train on, %" PRId64 " to validate\n", t->data, tr_text_bytes(text, false),
+        tr_text_bytes(text, true));
+    if (tr_text_bytes(text, true) <= t->context)
+        fprintf(stderr, "There is no validation: its part of the text is shorter than the context\n");
+    fprintf(stderr, "%d rank%s, %d thread%s each, batch %d, %d steps into %s/\n", r->world, r->world > 1 ? "s" : "",
+        tr_threads(tr_cpu(0)), tr_threads(tr_cpu(0)) > 1 ? "s" : "", t->batch, t->steps, t->out);
+    if (done) fprintf(stderr, "Going on from step %" PRId64 "\n", done);
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static tr_status fit(run *r, tr_group *group, tr_text *text)
+{
+    tr__train *t = r->train;
+    tr_gpt_options size = tr__train_model(t);
+    tr_module *model = tr_gpt_with(&size);
+    if (!text) text = tr__train_text(t);
+    r->trainer = tr_trainer(model, text, .group = group, .context = t->context, .batch = t->batch,
+        .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
+        .min_lr = zero_is_meant(t->min_lr), .weight_decay = zero_is_meant(t->weight_decay),
+        .clip = zero_is_meant(t->clip), .seed = (uint64_t)t->seed, .resume = t->resume ? t->out : NULL);
+    tr_status status = tr_status_of(r->trainer);
+    if (status != TR_OK) return status;
+    tr_tensor_list *about = tr_list();
+    if ((status = describe(t, about)) != TR_OK) return status;
+
+    r->parameters = tr__gpt_parameters(&size);
+    r->until = t->stop_at && t->stop_at < t->steps ? t->stop_at : t->steps;
+    if (r->rank == 0) {
+        introduce(r, text);
+        r->progress = tr_progress(stderr, .plain = t->plain, .ascii = !tr__terminal_utf8());
+    }
+    int64_t begun = now_ns();
+    status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at,
+        .validate_every = t->eval_every, .save_every = t->save_every, .should_stop = should_stop, .on_step = on_step,
+        .user = r, .report = &r->report);
+    r->startup_ms = 1e-6 * (double)(begun - t->started_ns) + r->report.first_step_ms;
+    if (r->progress) tr_progress_end(r->progress);
+    return status;
+}
+
+/* ---- What came of it --------------------------------------------------------------------------------------------- */
+
+static void add_number(cJSON *object, const char *key, double value)
+{
+    if (isfinite(value))
+        cJSON_AddNumberToObject(object, key, value);
+    else
+        cJSON_AddNullToObject(object, key);
+}
+
+static void add_results(cJSON *object, const run *r)
+{
+    const tr_fit_report *f = &r->report;
+    add_number(object, "initial_loss", f->initial_loss);
+    add_number(object, "final_loss", f->final_loss);
+    add_number(object, "validation_loss", f->validation_loss);
+    add_number(object, "best_validation_loss", f->best_validation_loss);
+    add_number(object, "tokens_per_s", f->step_ms_median > 0 ? f->tokens_per_s : NAN);
+    add_number(object, "step_ms_median", f->step_ms_median);
+    add_number(object, "peak_rss_mb", (double)f->peak_rss_bytes / (1 << 20));
+    add_number(object, "peak_rss_mb_sum", (double)f->peak_rss_bytes_sum / (1 << 20));
+    add_number(object, "startup_ms", r->startup_ms);
+    add_number(object, "seconds", f->seconds);
+    add_number(object, "step", (double)tr_trainer_steps(r->trainer));
+    cJSON_AddBoolToObject(object, "stopped", f->stopped);
+}
+
+static void add_setup(cJSON *object, const run *r)
+{
+    const tr__train *t = r->train;
+    cJSON_AddStringToObject(object, "model", "gpt");
+    cJSON_AddStringToObject(object, "preset", t->preset);
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {
+        {"parameters", (double)r->parameters},
+        {"layers", t->layers},
+        {"heads", t->heads},
+        {"dim", t->dim},
+        {"context", t->context},
+        {"batch", t->batch},
+        {"steps", t->steps},
+        {"lr", t->lr},
+        {"seed", t->seed},
+        {"ranks", r->world},
+        {"threads", tr_threads(tr_cpu(0))},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(object, numbers[i].key, numbers[i].value);
+    cJSON_AddStringToObject(object, "data", t->data);
+    cJSON_AddStringToObject(object, "out", t->out);
+    cJSON_AddStringToObject(object, "version", tr_version());
+}
+
+static int write_json(const run *r)
+{
+    cJSON *object = cJSON_CreateObject();
+    if (object) {
+        add_results(object, r);
+        add_setup(object, r);
+    }
+    char *text = object ? cJSON_Print(object) : NULL;
+    FILE *f = text ? fopen(r->train->json, "w") : NULL;
+    bool written = f && fprintf(f, "%s\n", text) > 0;
+    if (f && fclose(f) != 0) written = false;
+    if (!written)
+        tr__complain(TR__TRAIN, "cannot write %s: %s", r->train->json, text ? strerror(errno) : "out of memory");
+    cJSON_free(text);
+    cJSON_Delete(object);
+    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
+}
+
+/* Columns of the metrics, for a chart. False without memory. */
+static bool print_chart(const tr_metrics_row *rows, int64_t count)
+{
+    double *columns = malloc((size_t)(3 * count + 1) * sizeof *columns);
+    enum { bytes = 1 << 17 };
+    char *text = malloc(bytes);
+    if (columns && text && count < INT_MAX) {
+        double *x = columns, *loss = x + count, *validation = loss + count;
+        for (int64_t i = 0; i < count; i++) {
+            x[i] = (double)rows[i].step;
+            loss[i] = rows[i].loss;
+            validation[i] = rows[i].validation_loss;
+        }
+        const tr_series series[] = {{"loss", x, loss, (int)count}, {"validation loss", x, validation, (int)count}};
+        int width = tr__terminal_width(STDOUT_FILENO);
+        tr_chart_text(series, 2, width < 100 ? width : 100, 18, !tr__terminal_utf8(), text, bytes);
+        fputs(text, stdout);
+    }
+    free(columns);
+    free(text);
+    return columns && text;
+}
+
+static void conclude(const run *r)
+{
+    const tr_fit_report *f = &r->report;
+    const tr__train *t = r->train;
+    int64_t count = 0, step = tr_trainer_steps(r->trainer);
+    const tr_metrics_row *rows = f->metrics ? tr_metrics_rows(f->metrics, &count) : NULL;
+    if (isnan(f->step_ms_median)) {
+        printf("%s is at step %" PRId64 " already: nothing was left to do\n", t->out, step);
+        return;
+    }
+    if (count > 1) print_chart(rows, count);
+    printf("step %" PRId64 ": loss %.4f -> %.4f", step, f->initial_loss, f->final_loss);
+    if (!isnan(f->validation_loss)) printf(", validation loss %.4f", f->validation_loss);
+    printf("; %.0f tokens/s, %.1f s\n", f->tokens_per_s, f->seconds);
+    printf("Saved in %s/checkpoint-%" PRId64 "\n", t->out, step);
+    if (step < t->steps)
+        printf("Go on with: trireme train gpt --resume --out %s\n", t->out);
+    else
+        printf("Try: trireme sample --from %s --prompt \"…\"\n", t->out);
+}
+
+/* Whoever can best say what went wrong says it, and nobody else. */
+static int report_failure(const run *r, tr_status status)
+{
+    if (status == TR_PEER && r->train->has_parent) return TR__EXIT_PEER;
+    if (r->rank > 0 && r->report.common_failure) return TR__EXIT_PEER;
+    tr__complain(TR__TRAIN, "%s", tr_error_message());
+    return TR__EXIT_FAILED;
+}
+
+int tr__train_rank(tr__train *t, tr_text *text)
+{
+    TR_SCOPE;
+    run r = {.train = t, .world = 1};
+    watch_signals();
+    tr_group *group = t->under_launcher ? tr_join() : NULL;
+    tr_status status = tr_status_of(group);
+    if (group && status == TR_OK) {
+        r.rank = tr_rank(group);
+        r.world = tr_world_size(group);
+    }
+    if (status == TR_OK && t->threads) status = tr_set_threads(t->threads);
+    if (status == TR_OK) status = fit(&r, group, text);
+    if (status != TR_OK) return report_failure(&r, status);
+
+    int code = TR__EXIT_OK;
+    if (r.rank == 0) {
+        conclude(&r);
+        if (t->json) code = write_json(&r);
+    }
+    if (group && tr_leave(group) != TR_OK) return report_failure(&r, TR_PEER);
+    if (r.report.stopped && stop_signal) return 128 + stop_signal;
+    return code;
+}
