@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include <trireme/comm.h>
 #include <trireme/launch.h>
 
 #include <errno.h>
@@ -155,6 +156,31 @@ static void test_rank0_inherits(void **state)
     assert_null(strstr(heard.text, "0>"));
     assert_said("1> said\n");
     assert_int_equal(tr_launch(SHELL("exit 0"), 2), TR_OK);
+}
+
+/* This program as a rank: all meet at the store that the launcher serves. */
+static int rank_main(void)
+{
+    TR_SCOPE;
+    tr_store *store = tr_store_tcp(getenv("MASTER_ADDR"), atoi(getenv("MASTER_PORT")), .token = getenv("TRIREME_TOKEN"));
+    int64_t here;
+    TR_CHECK(tr_store_add(store, "here", 1, &here));
+    if (here == atoi(getenv("WORLD_SIZE"))) TR_CHECK(tr_store_set(store, "all", "yes", 3));
+    void *all;
+    size_t bytes;
+    TR_CHECK(tr_store_get(store, "all", &all, &bytes));
+    puts(all);
+    free(all);
+    return 0;
+}
+
+static void test_ranks_meet_at_the_store(void **state)
+{
+    (void)state;
+    const char *const self[] = {"/proc/self/exe", "rank", NULL};
+    assert_int_equal(tr_launch(self, 4, .output = collect, .user = &heard), TR_OK);
+    assert_int_equal(heard.lines, 4);
+    assert_said("3> yes\n");
 }
 
 static void test_own_children_are_left_alone(void **state)
@@ -440,14 +466,16 @@ static void test_mask_is_restored(void **state)
     for (int s = 1; s < NSIG; s++) assert_int_equal(sigismember(&before, s), sigismember(&after, s));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1 && !strcmp(argv[1], "rank")) return rank_main();
 #define TEST(name) cmocka_unit_test_setup(name, forget)
     const struct CMUnitTest tests[] = {
         TEST(test_environment),
         TEST(test_signals_and_descriptors_are_fresh),
         TEST(test_standard_input),
         TEST(test_rank0_inherits),
+        TEST(test_ranks_meet_at_the_store),
         TEST(test_own_children_are_left_alone),
         TEST(test_lines),
         TEST(test_long_lines_are_split),
