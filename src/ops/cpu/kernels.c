@@ -1,4 +1,5 @@
 /* The CPU's own kernels: which ops have some, and the choice between those for different machines. */
+#include "ops/cpu/attention.h"
 #include "ops/cpu/isa.h"
 #include "ops/cpu/simd.h"
 
@@ -16,4 +17,8 @@ static tr_status simd(tr_op_call *call)
 
 const tr__kernel tr__cpu_kernels[TR__OP_COUNT] = {
 #include "ops/cpu/simd_list.h"
+    [TR__OP_attention] = tr__cpu_attention,
+    [TR__OP_attention_grad] = tr__cpu_attention,
+    [TR__OP_self_attention] = tr__cpu_attention,
+    [TR__OP_self_attention_grad] = tr__cpu_attention,
 };
