@@ -156,7 +156,7 @@ void tr_progress_step(tr_progress *p, const tr_metrics_row *row, int64_t steps)
     }
     p->last = *row;
     p->steps = steps;
-    p->loss = smooth(p->loss, row->loss, 0.05);
+    p->loss = smooth(p->loss, row->loss, 0.15);
     p->rate = smooth(p->rate, row->tokens_per_s, 0.1);
     bool measured = !isnan(row->validation_loss);
     if (measured) p->validation_loss = row->validation_loss;

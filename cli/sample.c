@@ -1,0 +1,184 @@
+/* trireme sample: lets a trained GPT go on with a text. */
+#include "command.h"
+#include "options.h"
+
+#include <trireme/trireme.h>
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SAMPLE "sample"
+
+typedef struct sample {
+    const char *from, *prompt;
+    int tokens, top_k, seed, threads;
+    double temperature;
+    bool terminal; /* stdout is one */
+    tr_gpt_options size;
+    tr_module *model;
+} sample;
+
+static int failed(const char *message)
+{
+    tr__complain(SAMPLE, "%s", message);
+    return TR__EXIT_FAILED;
+}
+
+/* ---- The model --------------------------------------------------------------------------------------------------- */
+
+static bool read_size(const tr_tensor_list *list, const char *key, int *out)
+{
+    const char *text = tr_list_metadata(list, key);
+    long value = text ? strtol(text, NULL, 10) : 0;
+    *out = (int)value;
+    return value >= 1 && value <= INT_MAX;
+}
+
+static int load(sample *s)
+{
+    TR_SCOPE;
+    char path[PATH_MAX];
+    int64_t step;
+    tr_tensor_list *list;
+    if (tr_checkpoint_find(s->from, path, &step) != TR_OK || tr_checkpoint_load(path, &list, NULL) != TR_OK)
+        return failed(tr_error_message());
+    const char *kind = tr_list_metadata(list, "trireme.model"),
+               *tokenizer = tr_list_metadata(list, "trireme.tokenizer");
+    tr_gpt_options *o = &s->size;
+    *o = (tr_gpt_options){.size = sizeof *o};
+    bool ours = kind && !strcmp(kind, "gpt") && tokenizer && !strcmp(tokenizer, "bytes");
+    if (!ours || !read_size(list, "trireme.vocab", &o->vocab) || !read_size(list, "trireme.context", &o->context) ||
+        !read_size(list, "trireme.layers", &o->layers) || !read_size(list, "trireme.heads", &o->heads) ||
+        !read_size(list, "trireme.dim", &o->dim) || o->vocab > 256) {
+        tr__complain(SAMPLE, "%s was not written by `trireme train gpt`: it does not say what model it is", path);
+        return TR__EXIT_FAILED;
+    }
+    s->model = tr_keep(tr_gpt_with(o));
+    if (tr_load_state_dict(s->model, list) == TR_OK && tr_eval(s->model) == TR_OK) return -1;
+    tr__complain(SAMPLE, "%s: %s", path, tr_error_message());
+    return TR__EXIT_FAILED;
+}
+
+/* ---- Drawing ----------------------------------------------------------------------------------------------------- */
+
+/* The k-th greatest logit; all of them count when k is none. */
+static float threshold(const float *logits, int n, int k)
+{
+    if (k <= 0 || k >= n) return -INFINITY;
+    float sorted[256];
+    memcpy(sorted, logits, (size_t)n * sizeof *sorted);
+    for (int i = 0; i < k; i++)
+        for (int j = i + 1; j < n; j++)
+            if (sorted[j] > sorted[i]) {
+                float greater = sorted[j];
+                sorted[j] = sorted[i];
+                sorted[i] = greater;
+            }
+    return sorted[k - 1];
+}
+
+/* One of n, by softmax(logits / temperature) among the top k; uniform in [0, 1) says which. */
+static int draw(const sample *s, const float *logits, int n, float uniform)
+{
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    if (s->temperature <= 0) return best;
+    float least = threshold(logits, n, s->top_k);
+    double weight[256], sum = 0;
+    for (int i = 0; i < n; i++) {
+        weight[i] = logits[i] >= least ? exp((logits[i] - logits[best]) / s->temperature) : 0;
+        sum += weight[i];
+    }
+    double left = uniform * sum;
+    for (int i = 0; i < n; i++) {
+        left -= weight[i];
+        if (left < 0 && weight[i] > 0) return i;
+    }
+    return best;
+}
+
+/* The next byte after ids [0, count); the model sees as many of the last ones as its context holds. */
+static tr_status next(const sample *s, const int32_t *ids, int64_t count, float uniform, int32_t *out)
+{
+    TR_SCOPE;
+    int64_t seen = count < s->size.context ? count : s->size.context, vocab = s->size.vocab;
+    tr_tensor *x = tr_from(ids + count - seen, TR_SHAPE(1, seen), .dtype = TR_I32);
+    tr_tensor *logits = tr_forward(s->model, x); /* [1, seen, vocab] */
+    tr_tensor *last = tr_slice(logits, 1, seen - 1, seen);
+    float values[256];
+    tr_status status = tr_copy_out(last, values, (size_t)vocab * sizeof *values);
+    if (status == TR_OK) *out = draw(s, values, (int)vocab, uniform);
+    return status;
+}
+
+/* What a model writes may hold control characters, which would act on a terminal. */
+static void show(const sample *s, int byte)
+{
+    bool acts = (byte < ' ' && byte != '\n' && byte != '\t') || byte == 127;
+    putchar(s->terminal && acts ? '?' : byte);
+}
+
+static tr_status go_on(const sample *s, int32_t *ids, int64_t count)
+{
+    TR_SCOPE;
+    TR_NO_GRAD;
+    tr_tensor *uniform = tr_rand((uint64_t)s->seed, TR_SHAPE(s->tokens));
+    tr_status status = tr_status_of(uniform);
+    for (int64_t i = 0; i < s->tokens && status == TR_OK; i++, count++) {
+        status = next(s, ids, count, ((const float *)tr_data(uniform))[i], &ids[count]);
+        if (status == TR_OK) show(s, ids[count]);
+        fflush(stdout);
+        if (ferror(stdout)) return tr_fail(TR_IO, "cannot write the text");
+    }
+    return status;
+}
+
+static int write_text(const sample *s)
+{
+    int64_t count = (int64_t)strlen(s->prompt);
+    int32_t *ids = malloc((size_t)(count + s->tokens + 1) * sizeof *ids);
+    if (!ids) return failed("out of memory");
+    for (int64_t i = 0; i < count; i++) {
+        ids[i] = (unsigned char)s->prompt[i];
+        show(s, ids[i]);
+    }
+    tr_status status = go_on(s, ids, count);
+    free(ids);
+    putchar('\n');
+    if (status != TR_OK) return failed(tr_error_message());
+    return fflush(stdout) == 0 ? TR__EXIT_OK : failed("cannot write the text");
+}
+
+int tr__cli_sample(int argc, char **argv)
+{
+    TR_SCOPE;
+    sample s = {.tokens = 400, .top_k = 40, .seed = 1, .temperature = 0.8};
+    const tr__option options[] = {
+        {"from", 0, "FOLDER", "a folder that `trireme train gpt` wrote, or a checkpoint in it", TR__TEXT(&s.from),
+            .required = true},
+        {"prompt", 0, "TEXT", "what the text begins with", TR__TEXT(&s.prompt)},
+        {"tokens", 0, "N", "bytes to write", TR__INTEGER(&s.tokens, 1, 100000000)},
+        {"temperature", 0, "X", "above 1: bolder, below: safer, 0: always the likeliest",
+            TR__NUMBER(&s.temperature, 0, 100)},
+        {"top-k", 0, "K", "draw from the K likeliest only; 0: from all", TR__INTEGER(&s.top_k, 0, 256)},
+        {"seed", 0, "N", "another seed, another text", TR__INTEGER(&s.seed, 0, INT_MAX)},
+        {"threads", 0, "N", "threads to compute with (all cores)", TR__INTEGER(&s.threads, 1, 1024)},
+        {0},
+    };
+    const tr__syntax syntax = {SAMPLE, NULL, "Lets a GPT that `trireme train gpt` has trained go on with a text.",
+        options, .operands = {0, 0}};
+    int code = tr__parse(&syntax, &argc, argv);
+    if (code >= 0) return code;
+    if (s.threads && tr_set_threads(s.threads) != TR_OK) return failed(tr_error_message());
+    s.terminal = isatty(STDOUT_FILENO);
+    code = load(&s);
+    if (!s.prompt) s.prompt = "\n"; /* a model needs something to go on from */
+    if (code < 0) code = write_text(&s);
+    tr_release(s.model);
+    return code;
+}
