@@ -185,7 +185,7 @@ tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *card)
     if (status == TR_TIMEOUT) {
         char missing[160];
         missing_text(r, rank, missing, sizeof missing);
-        return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s did not join within %.1f s", r->member->group,
+        return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s did not join within %g s", r->member->group,
             r->member->world_size, missing, r->member->timeout_ms / 1000.0);
     }
     if (status == TR_OK) status = read_card(text, card);

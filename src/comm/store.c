@@ -36,7 +36,7 @@ static tr_status check_value(const tr_store *store, const char *key, const void 
 
 tr_status tr__store_timed_out(const tr_store *store, const char *key, int timeout_ms)
 {
-    return tr__fail(TR_TIMEOUT, "%s: nobody set key '%s' within %.1f s", store->name, key, timeout_ms / 1000.0);
+    return tr__fail(TR_TIMEOUT, "%s: nobody set key '%s' within %g s", store->name, key, timeout_ms / 1000.0);
 }
 
 /* ---- Public functions ---------------------------------------------------------------------------------------------- */

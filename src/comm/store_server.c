@@ -350,7 +350,7 @@ static tr_status check_address(tr__server *s, const char *host, const char *toke
     struct sockaddr_storage address;
     int length = sizeof address;
     int error = uv_tcp_getsockname(&s->listener, (struct sockaddr *)&address, &length);
-    if (error) return tr__fail(TR_IO, "store: cannot serve on %s: %s", host, uv_strerror(error));
+    if (error) return tr__fail(TR_IO, "store: cannot serve on %s:%d: %s", host, *port, uv_strerror(error));
     if (!token && !is_loopback((struct sockaddr *)&address))
         return tr__fail(TR_AUTH, "store: without a token it serves over loopback only, not on %s; set TRIREME_TOKEN, the "
                                  "same for all ranks, or use 127.0.0.1", host);
@@ -361,6 +361,7 @@ static tr_status check_address(tr__server *s, const char *host, const char *toke
 
 static tr_status open_listener(tr__server *s, const char *host, int port, int listen_fd, const char *token, int *bound)
 {
+    *bound = port;
     int error = listen_fd > 0 ? uv_tcp_open(&s->listener, listen_fd) : 0;
     if (error) return tr__fail(TR_IO, "store: cannot serve on descriptor %d: %s", listen_fd, uv_strerror(error));
     if (listen_fd <= 0) TR__TRY(bind_to(s, host, port));

@@ -184,7 +184,7 @@ static tr_status connect_first(tcp_store *s)
         if (status == TR_OK) s->idle[s->idle_count++] = fd;
         if (status != TR_IO) return status;
         if (tr__now_ns() + (int64_t)pause_ms * 1000000 >= deadline)
-            return tr__fail(TR_TIMEOUT, "%s, tried for %.1f s", tr_error_message(), s->store.timeout_ms / 1000.0);
+            return tr__fail(TR_TIMEOUT, "%s, tried for %g s", tr_error_message(), s->store.timeout_ms / 1000.0);
         nanosleep(&(struct timespec){.tv_nsec = pause_ms * 1000000L}, NULL);
     }
 }
@@ -212,7 +212,7 @@ static void give_back(tcp_store *s, int fd)
 static tr_status failed(const tcp_store *s, const char *key, int error, int timeout_ms)
 {
     if (error == ETIMEDOUT)
-        return tr__fail(TR_TIMEOUT, "%s: no answer about key '%s' within %.1f s", s->store.name, key, timeout_ms / 1000.0);
+        return tr__fail(TR_TIMEOUT, "%s: no answer about key '%s' within %g s", s->store.name, key, timeout_ms / 1000.0);
     if (error == EPROTO) return tr__fail(TR_FORMAT, "%s: damaged answer about key '%s'", s->store.name, key);
     return tr__fail_errno(error == ENOMEM ? TR_NO_MEMORY : TR_IO, error, "%s: lost while asking about key '%s'",
         s->store.name, key);

@@ -131,7 +131,7 @@ static tr_status check_alive(const joining *j, int rank)
     if (is_dead(j, rank))
         return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", j->t->group, rank, j->cards[rank].pid);
     if (tr__now_ns() < j->meeting->deadline) return TR_OK;
-    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %.1f s", j->t->group, rank,
+    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %g s", j->t->group, rank,
         j->cards[rank].pid, j->meeting->member->timeout_ms / 1000.0);
 }
 

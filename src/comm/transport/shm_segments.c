@@ -242,7 +242,7 @@ static tr_status look_up(tr__shm *t, tr__shm_call *call, tr__shm_peer *peer, uin
     pthread_mutex_lock(&t->lock);
     while (!(found = mapping_of(peer, id)) && !t->error && !atomic_load(&peer->left)) {
         if (pthread_cond_timedwait(&t->changed, &t->lock, &deadline) != ETIMEDOUT) continue;
-        status = tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %.1f s", peer->rank, peer->pid,
+        status = tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %g s", peer->rank, peer->pid,
             call->timeout_ms / 1000.0);
         break;
     }

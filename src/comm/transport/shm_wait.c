@@ -157,7 +157,7 @@ static tr_status timed_out(tr__shm *t, tr__shm_call *call, tr__shm_word word, ui
     lateness l;
     char here[TR__CALL_TEXT];
     describe(t, word, value, only, &l);
-    return tr__fail(TR_TIMEOUT, "%s: rank %d waited %.1f s for %s; %s", call_text(t, call, here), t->rank,
+    return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s; %s", call_text(t, call, here), t->rank,
         call->timeout_ms / 1000.0, l.ranks, l.state);
 }
 
