@@ -15,7 +15,7 @@ int main(void)
     int wrong = 0;
     tr_tensor *x = tr_ones(TR_SHAPE(32, 784)), *w = tr_ones(TR_SHAPE(512, 10));
     wrong += expect(tr_status_of(tr_softmax(tr_relu(tr_matmul(x, w)), -1)), TR_SHAPE, "[32, 784]");
-    wrong += expect(tr_status_of(tr_reshape(x, TR_SHAPE(7, -1))), TR_SHAPE, "[32, 784]");
+    wrong += expect(tr_status_of(tr_reshape(x, TR_SHAPE(5, -1))), TR_SHAPE, "[32, 784]");
     wrong += expect(tr_status_of(tr_linear(0, 3)), TR_INVALID, "0");
     wrong += expect(tr_backward(tr_sum(x)), TR_STATE, "gradient");
     wrong += expect(tr_status_of(tr_zeros(TR_SHAPE(2), .device = tr_cpu(99))), TR_DEVICE, "cpu:99");
