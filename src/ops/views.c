@@ -30,11 +30,19 @@ static bool view_strides(const tr_tensor *x, tr_shape shape, int64_t stride[TR_M
     return true;
 }
 
+/* Sizes that a tensor can have: none negative, and their product is a number. */
+static bool is_sound(tr_shape shape)
+{
+    int64_t n = 1;
+    bool sound = shape.ndim >= 0 && shape.ndim <= TR_MAX_DIMS;
+    for (int d = 0; sound && d < shape.ndim; d++)
+        sound = shape.dim[d] >= 0 && !__builtin_mul_overflow(n, shape.dim[d] ? shape.dim[d] : 1, &n);
+    return sound;
+}
+
 static tr_status check_count(const char *what, const tr_tensor *x, tr_shape shape)
 {
-    bool sound = shape.ndim >= 0 && shape.ndim <= TR_MAX_DIMS;
-    for (int d = 0; sound && d < shape.ndim; d++) sound = shape.dim[d] >= 0;
-    if (!sound) return tr__fail(TR_SHAPE, "%s: no tensor has the shape that is asked for", what);
+    if (!is_sound(shape)) return tr__fail(TR_SHAPE, "%s: no tensor has the shape that is asked for", what);
     if (tr__numel(shape) == tr__numel(x->shape)) return TR_OK;
     return tr__fail(TR_SHAPE, "%s: %s has %" PRId64 " elements, %s would have %" PRId64, what, TR__TEXT(x->shape),
         tr__numel(x->shape), TR__TEXT(shape), tr__numel(shape));
@@ -67,7 +75,7 @@ static tr_status fill_in(const tr_tensor *x, tr_shape *shape)
     int64_t rest = 1;
     for (int d = 0; d < shape->ndim && d < TR_MAX_DIMS; d++) {
         if (shape->dim[d] != -1) {
-            rest *= shape->dim[d];
+            if (__builtin_mul_overflow(rest, shape->dim[d], &rest)) rest = 0;
             continue;
         }
         if (open >= 0) return tr__fail(TR_SHAPE, "reshape: more than one -1 in %s", TR__TEXT(*shape));
@@ -166,10 +174,7 @@ tr_status tr__expand_infer(tr_op_call *call)
     TR__TRY(tr__given(call, 0));
     const tr_tensor *x = call->inputs[0];
     tr_shape shape = ((const tr__view_attrs *)call->attrs)->shape, both = {0};
-    bool fits = shape.ndim >= x->shape.ndim && shape.ndim <= TR_MAX_DIMS;
-    fits = fits && tr__broadcast("expand", x->shape, shape, &both) == TR_OK && tr__shape_equal(both, shape);
-    for (int d = 0; fits && d < shape.ndim; d++) fits = shape.dim[d] >= 0;
-    if (!fits)
+    if (!is_sound(shape) || tr__broadcast("expand", x->shape, shape, &both) != TR_OK || !tr__shape_equal(both, shape))
         return tr__fail(TR_SHAPE, "expand: %s does not broadcast to %s", TR__TEXT(x->shape),
             shape.ndim >= 0 && shape.ndim <= TR_MAX_DIMS ? TR__TEXT(shape) : "so many dimensions");
     int64_t stride[TR_MAX_DIMS];

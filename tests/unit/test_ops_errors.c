@@ -1,0 +1,210 @@
+/* What does not fit: every op answers with a tensor in error whose message says what, with which values; never a crash. */
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void expect(tr_tensor *t, tr_status status, const char *message)
+{
+    assert_non_null(t);
+    assert_string_equal(tr_status_name(tr_status_of(t)), tr_status_name(status));
+    if (!strstr(tr_error_message(), message)) fail_msg("\"%s\" does not say \"%s\"", tr_error_message(), message);
+    /* An error passes through whatever takes it. */
+    assert_int_equal(tr_status_of(tr_sum(tr_add(tr_gelu(t), t))), status);
+    assert_non_null(strstr(tr_error_message(), message));
+}
+
+static tr_tensor *ones(tr_shape shape)
+{
+    return tr_ones(shape);
+}
+
+static void shapes_that_do_not_broadcast(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *a = ones(TR_SHAPE(2, 3)), *b = ones(TR_SHAPE(4));
+    expect(tr_add(a, b), TR_SHAPE, "add: shapes do not broadcast: [2, 3] and [4]");
+    expect(tr_sub(a, b), TR_SHAPE, "sub: shapes do not broadcast");
+    expect(tr_mul(a, b), TR_SHAPE, "mul: shapes do not broadcast");
+    expect(tr_div(a, b), TR_SHAPE, "div: shapes do not broadcast");
+    expect(tr_maximum(a, b), TR_SHAPE, "maximum: shapes do not broadcast");
+    expect(tr_minimum(a, b), TR_SHAPE, "minimum: shapes do not broadcast");
+}
+
+static void dtypes_that_do_not_fit(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(2)), *d = tr_ones(TR_SHAPE(2), .dtype = TR_F64), *i = tr_ones(TR_SHAPE(2), .dtype = TR_I64);
+    expect(tr_add(x, d), TR_DTYPE, "add: dtypes differ: f32 [2] and f64 [2]");
+    expect(tr_div(i, i), TR_DTYPE, "div: input 0 is i64 [2]: it takes floats");
+    expect(tr_exp(i), TR_DTYPE, "exp: input 0 is i64");
+    expect(tr_gelu(i), TR_DTYPE, "gelu: input 0 is i64");
+    expect(tr_affine(i, 2, 1), TR_DTYPE, "affine: input 0 is i64");
+    expect(tr_mean(i), TR_DTYPE, "mean: input 0 is i64");
+    expect(tr_softmax(i, 0), TR_DTYPE, "softmax: input 0 is i64");
+    expect(tr_dropout(i, .p = 0.5), TR_DTYPE, "dropout: input 0 is i64");
+    expect(tr_layer_norm_op(x, d, NULL, 1e-5), TR_DTYPE, "layer_norm: dtypes differ");
+    expect(tr_cross_entropy(ones(TR_SHAPE(2, 3)), x), TR_DTYPE, "cross_entropy: input 1 is f32 [2]: it must be i64 or i32");
+    expect(tr_embedding_op(ones(TR_SHAPE(4, 2)), x), TR_DTYPE, "embedding: input 1 is f32");
+    expect(tr_cat((tr_tensor *[]){x, d}, 2, 0), TR_DTYPE, "cat: dtypes differ");
+    expect(tr_cast(x, TR_DTYPE_COUNT), TR_DTYPE, "8 is no dtype");
+}
+
+static void missing_inputs(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(2, 2)), *parts[2];
+    expect(tr_add(NULL, x), TR_INVALID, "add: input 0 is NULL");
+    expect(tr_add(x, NULL), TR_INVALID, "add: input 1 is NULL");
+    expect(tr_exp(NULL), TR_INVALID, "exp: input 0 is NULL");
+    expect(tr_sum(NULL), TR_INVALID, "sum: input 0 is NULL");
+    expect(tr_max(NULL), TR_INVALID, "max: input 0 is NULL");
+    expect(tr_argmax(NULL, 0), TR_INVALID, "argmax: input 0 is NULL");
+    expect(tr_softmax(NULL, 0), TR_INVALID, "softmax: input 0 is NULL");
+    expect(tr_cross_entropy(x, NULL), TR_INVALID, "cross_entropy: input 1 is NULL");
+    expect(tr_layer_norm_op(NULL, NULL, NULL, 0), TR_INVALID, "layer_norm: input 0 is NULL");
+    expect(tr_embedding_op(x, NULL), TR_INVALID, "embedding: input 1 is NULL");
+    expect(tr_reshape(NULL, TR_SHAPE(1)), TR_INVALID, "input 0 is NULL");
+    expect(tr_expand(NULL, TR_SHAPE(1)), TR_INVALID, "input 0 is NULL");
+    expect(tr_transpose(NULL, 0, 1), TR_INVALID, "input 0 is NULL");
+    expect(tr_permute(NULL, NULL, 0), TR_INVALID, "input 0 is NULL");
+    expect(tr_slice(NULL, 0, 0, 1), TR_INVALID, "input 0 is NULL");
+    expect(tr_contiguous(NULL), TR_INVALID, "input 0 is NULL");
+    expect(tr_cast(NULL, TR_F64), TR_INVALID, "input 0 is NULL");
+    expect(tr_to(NULL, tr_cpu(0)), TR_INVALID, "input 0 is NULL");
+    expect(tr_cat((tr_tensor *[]){x, NULL}, 2, 0), TR_INVALID, "cat: part 1 is NULL");
+    assert_int_equal(tr_split(NULL, 2, 0, parts), TR_INVALID);
+}
+
+static void dimensions_that_are_not_there(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(2, 3)), *parts[8];
+    expect(tr_sum(x, .ndims = 1, .dims = {2}), TR_SHAPE, "sum: no dimension 2 in [2, 3]");
+    expect(tr_sum(x, .ndims = 2, .dims = {1, -1}), TR_INVALID, "sum: dimension -1 of [2, 3] is named twice");
+    expect(tr_mean(x, .ndims = 9), TR_INVALID, "mean: 9 dimensions named");
+    expect(tr_max(x, .ndims = -1), TR_INVALID, "max: -1 dimensions named");
+    expect(tr_max(tr_empty(TR_SHAPE(2, 0)), .ndims = 1, .dims = {1}), TR_SHAPE, "max: a dimension to reduce is empty in [2, 0]");
+    expect(tr_argmax(x, -3), TR_SHAPE, "argmax: no dimension -3 in [2, 3]");
+    expect(tr_argmax(tr_empty(TR_SHAPE(2, 0)), 1), TR_SHAPE, "argmax: a dimension to reduce is empty");
+    expect(tr_softmax(x, 2), TR_SHAPE, "softmax: no dimension 2 in [2, 3]");
+    expect(tr_log_softmax(ones(TR_SCALAR), 0), TR_SHAPE, "log_softmax: no dimension 0 in []");
+    expect(tr_transpose(x, 0, 2), TR_SHAPE, "transpose: no dimension 2 in [2, 3]");
+    expect(tr_permute(x, (int[]){0, 0}, 2), TR_INVALID, "permute: dimension 0 of [2, 3] is named twice");
+    expect(tr_permute(x, (int[]){0}, 1), TR_SHAPE, "permute: an order of 1 dimensions for [2, 3]");
+    expect(tr_slice(x, 1, 2, 4), TR_INVALID, "slice: 2 to 4 does not lie in dimension 1 of [2, 3]");
+    expect(tr_slice(x, 1, 2, 1), TR_INVALID, "slice: 2 to 1 does not lie");
+    expect(tr_slice(x, 1, INT64_MIN, INT64_MAX), TR_INVALID, "does not lie");
+    expect(tr_cat((tr_tensor *[]){x, x}, 2, 5), TR_SHAPE, "cat: no dimension 5 in [2, 3]");
+    expect(tr_cat((tr_tensor *[]){x, ones(TR_SHAPE(2, 4))}, 2, 0), TR_SHAPE,
+        "cat: part 1, [2, 4], does not fit part 0, [2, 3], but for dimension 0");
+    expect(tr_cat((tr_tensor *[]){x, ones(TR_SHAPE(2))}, 2, 0), TR_SHAPE, "cat: part 1, [2], does not fit part 0");
+    expect(tr_cat(NULL, 0, 0), TR_INVALID, "cat: 0 parts");
+    assert_int_equal(tr_split(x, 2, 1, parts), TR_SHAPE);
+    assert_string_equal(tr_error_message(), "split: dimension 1 of [2, 3] does not divide into 2 parts");
+    assert_int_equal(tr_split(x, 0, 1, parts), TR_SHAPE);
+    assert_int_equal(tr_split(x, 3, 4, parts), TR_SHAPE);
+}
+
+static void shapes_that_do_not_fit(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(2, 3));
+    expect(tr_reshape(x, TR_SHAPE(4, 2)), TR_SHAPE, "reshape: [2, 3] has 6 elements, [4, 2] would have 8");
+    expect(tr_reshape(x, TR_SHAPE(-1, -1)), TR_SHAPE, "reshape: more than one -1");
+    expect(tr_reshape(x, TR_SHAPE(-1, 4)), TR_SHAPE, "reshape: nothing fits the -1 in [-1, 4] for [2, 3]");
+    expect(tr_reshape(x, TR_SHAPE(-2, -3)), TR_SHAPE, "reshape: no tensor has the shape");
+    expect(tr_reshape(x, (tr_shape){.ndim = 99}), TR_SHAPE, "reshape: no tensor has the shape");
+    expect(tr_reshape(x, TR_SHAPE(INT64_MAX, 3, 3, INT64_MAX)), TR_SHAPE, "reshape");
+    expect(tr_reshape(tr_empty(TR_SHAPE(0, 3)), TR_SHAPE(0, -1)), TR_SHAPE, "reshape: nothing fits the -1");
+    expect(tr_expand(x, TR_SHAPE(4, 3)), TR_SHAPE, "expand: [2, 3] does not broadcast to [4, 3]");
+    expect(tr_expand(x, TR_SHAPE(3)), TR_SHAPE, "expand: [2, 3] does not broadcast to [3]");
+    expect(tr_expand(ones(TR_SHAPE(1)), TR_SHAPE(-1)), TR_SHAPE, "expand: [1] does not broadcast to [-1]");
+    expect(tr_expand(x, (tr_shape){.ndim = -4}), TR_SHAPE, "expand: [2, 3] does not broadcast to so many dimensions");
+    expect(tr_layer_norm_op(x, ones(TR_SHAPE(2)), NULL, 1e-5), TR_SHAPE,
+        "layer_norm: weight [2] does not fit x [2, 3]: it must be [3]");
+    expect(tr_layer_norm_op(x, NULL, ones(TR_SHAPE(3, 1)), 1e-5), TR_SHAPE, "layer_norm: bias [3, 1] does not fit x [2, 3]");
+    expect(tr_layer_norm_op(ones(TR_SCALAR), NULL, NULL, 1e-5), TR_SHAPE, "layer_norm: x is a scalar");
+    expect(tr_dropout(x, .p = 1), TR_INVALID, "dropout: p is 1: it must be at least 0 and less than 1");
+    expect(tr_dropout(x, .p = -0.5), TR_INVALID, "dropout: p is -0.5");
+    expect(tr_dropout(x, .p = (double)NAN), TR_INVALID, "dropout: p is");
+    expect(tr_to(x, tr_cpu(99)), TR_DEVICE, "there is no device cpu:99");
+}
+
+static tr_tensor *ids(int64_t a, int64_t b, int64_t c)
+{
+    return tr_from(((int64_t[]){a, b, c}), TR_SHAPE(3), .dtype = TR_I64);
+}
+
+static void labels_and_ids_out_of_range(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *logits = ones(TR_SHAPE(3, 10)), *weight = ones(TR_SHAPE(5, 2));
+    expect(tr_cross_entropy(logits, ids(0, 9, 10)), TR_INVALID, "cross_entropy: target 10 at position 2 is outside the 10 classes");
+    expect(tr_cross_entropy(logits, ids(0, -1, 3)), TR_INVALID, "cross_entropy: target -1 at position 1 is outside");
+    expect(tr_cross_entropy(logits, ids(0, -100, INT64_MIN)), TR_INVALID, "at position 2");
+    expect(tr_cross_entropy(logits, ids(0, -100, 3), .ignore_index = -1), TR_INVALID, "target -100 at position 1");
+    expect(tr_cross_entropy(tr_cast(logits, TR_F64), ids(99, 0, 0)), TR_INVALID, "target 99 at position 0");
+    expect(tr_cross_entropy(logits, tr_reshape(ids(0, 0, 0), TR_SHAPE(3, 1))), TR_SHAPE,
+        "cross_entropy: targets [3, 1] do not fit logits [3, 10]: they must be [3]");
+    expect(tr_cross_entropy(ones(TR_SCALAR), ids(0, 0, 0)), TR_SHAPE, "cross_entropy: logits are a scalar");
+    expect(tr_embedding_op(weight, ids(4, 5, 0)), TR_INVALID, "embedding: id 5 at position 1 is outside the 5 rows");
+    expect(tr_embedding_op(weight, ids(4, 0, -1)), TR_INVALID, "embedding: id -1 at position 2");
+    expect(tr_embedding_op(ones(TR_SHAPE(5)), ids(0, 0, 0)), TR_SHAPE, "embedding: weight [5] must be [rows, dim]");
+    expect(tr_embedding_op(weight, tr_zeros(TR_SHAPE(1, 1, 1, 1, 1, 1, 1, 1), .dtype = TR_I64)), TR_SHAPE,
+        "embedding: ids [1, 1, 1, 1, 1, 1, 1, 1] have no room");
+}
+
+static void with_no_counted_target_the_loss_is_nan_and_the_gradient_zero(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *logits = tr_randn(1, TR_SHAPE(3, 10), .requires_grad = true);
+    tr_tensor *loss = tr_cross_entropy(logits, ids(-100, -100, -100));
+    assert_true(isnan(tr_item(loss)));
+    assert_int_equal(tr_backward(loss), TR_OK);
+    assert_true(tr_item(tr_sum(tr_abs(tr_grad(logits)))) == 0);
+}
+
+static void nan_stays_nan(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    for (int k = 0; k < 3; k++) {
+        tr_tensor *x = tr_full((double)NAN, TR_SHAPE(37), .dtype = (tr_dtype[]){TR_F32, TR_F64, TR_BF16}[k]);
+        tr_tensor *one = tr_ones(TR_SHAPE(37), .dtype = tr_dtype_of(x));
+        tr_tensor *results[] = {tr_add(x, one), tr_maximum(x, one), tr_maximum(one, x), tr_minimum(x, one),
+            tr_minimum(one, x), tr_exp(x), tr_tanh(x), tr_sigmoid(x), tr_relu(x), tr_gelu(x), tr_gelu_exact(x), tr_abs(x),
+            tr_sqrt(x), tr_softmax(x, 0), tr_log_softmax(x, 0), tr_layer_norm_op(x, NULL, NULL, 1e-5)};
+        for (size_t i = 0; i < sizeof results / sizeof *results; i++)
+            for (int at = 0; at < 37; at += 36) assert_true(isnan(tr_item(tr_slice(results[i], 0, at, at + 1))));
+        assert_true(isnan(tr_item(tr_sum(x))) && isnan(tr_item(tr_max(x))) && isnan(tr_item(tr_mean(x))));
+        assert_true(tr_item(tr_argmax(x, 0)) == 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes_that_do_not_broadcast),
+        cmocka_unit_test(dtypes_that_do_not_fit),
+        cmocka_unit_test(missing_inputs),
+        cmocka_unit_test(dimensions_that_are_not_there),
+        cmocka_unit_test(shapes_that_do_not_fit),
+        cmocka_unit_test(labels_and_ids_out_of_range),
+        cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
+        cmocka_unit_test(nan_stays_nan),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

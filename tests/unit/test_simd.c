@@ -1,0 +1,231 @@
+/*
+ * The SIMD kernels of every table that this machine can run, not only of the one that it would choose: against the
+ * reference kernels, over all sizes around the vector widths; and how exact exp, tanh and their kin are.
+ */
+#include "ops/cpu/isa.h"
+#include "ops/cpu/simd.h"
+
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const struct {
+    const char *name;
+    const tr__kernel *kernels;
+} tables[] = {
+    {"generic", tr__simd_generic},
+#if defined(__x86_64__)
+    {"avx2", tr__simd_avx2},
+    {"avx512", tr__simd_avx512},
+#endif
+};
+enum { TABLES = sizeof tables / sizeof *tables };
+
+static bool runs_here(int table)
+{
+    return table == 0 || (table == 1 ? tr__has_avx2() : tr__has_avx512());
+}
+
+/* Runs one kernel of a table and the reference on the same inputs; both must agree to tolerance * (|y| + the largest |y|). */
+static void check(int table, const tr_op *op, const void *attrs, tr_tensor **in, int n, double tolerance)
+{
+    tr_tensor *got[TR_OP_MAX_OUTPUTS] = {NULL}, *expected[TR_OP_MAX_OUTPUTS] = {NULL};
+    tr_op_call call = {op, attrs, n, 0, in, got}, reference = {op, attrs, n, 0, in, expected};
+    assert_int_equal(op->infer(&call), TR_OK);
+    assert_int_equal(op->infer(&reference), TR_OK);
+    tr_status status = tables[table].kernels[op - tr__ops](&call);
+    if (status != TR_OK) fail_msg("%s, %s: %d", tables[table].name, op->name, status);
+    assert_int_equal(op->forward(&reference), TR_OK);
+    for (int k = 0; k < call.n_outputs; k++) {
+        int64_t size = tr_numel(got[k]);
+        double top = 0;
+        for (int64_t i = 0; i < size; i++) top = fmax(top, fabs(tr__load(expected[k]->dtype, tr__ptr(expected[k]), i)));
+        for (int64_t i = 0; i < size; i++) {
+            double x = tr__load(got[k]->dtype, tr__ptr(got[k]), i), y = tr__load(expected[k]->dtype, tr__ptr(expected[k]), i);
+            if (!(fabs(x - y) <= tolerance * (fabs(y) + fmax(top, 0.1))))
+                fail_msg("%s, %s %s: output %d, element %lld: %.9g instead of %.9g", tables[table].name, op->name,
+                    TR__TEXT(in[0]->shape), k, (long long)i, x, y);
+        }
+    }
+}
+
+#define CHECK(op, attrs, ...) \
+    check(table, tr__op(op), attrs, (tr_tensor *[]){__VA_ARGS__}, sizeof((tr_tensor *[]){__VA_ARGS__}) / sizeof(tr_tensor *), 1e-6)
+
+static void check_elementwise(int table, tr_shape shape)
+{
+    tr_tensor *x = tr_affine(tr_randn(1, shape), 3, 0), *y = tr_randn(2, shape), *z = tr_randn(3, shape);
+    tr_tensor *positive = tr_affine(tr_rand(4, shape), 1, 0.5);
+    CHECK(add, NULL, x, y);
+    CHECK(sub, NULL, x, y);
+    CHECK(mul, NULL, x, y);
+    CHECK(div, NULL, x, positive);
+    CHECK(maximum, NULL, x, y);
+    CHECK(minimum, NULL, x, y);
+    CHECK(maximum_grad, NULL, x, y, z);
+    CHECK(affine, (&(tr__affine_attrs){1.5, -2}), x);
+    CHECK(neg, NULL, x);
+    CHECK(exp, NULL, x);
+    CHECK(sqrt, NULL, positive);
+    CHECK(abs, NULL, x);
+    CHECK(tanh, NULL, x);
+    CHECK(sigmoid, NULL, x);
+    CHECK(relu, NULL, x);
+    CHECK(gelu, NULL, x);
+    CHECK(gelu_exact, NULL, x);
+    CHECK(abs_grad, NULL, y, x);
+    CHECK(relu_grad, NULL, y, x);
+    CHECK(gelu_grad, NULL, y, x);
+    CHECK(gelu_exact_grad, NULL, y, x);
+    CHECK(tanh_grad, NULL, y, x);
+    CHECK(sigmoid_grad, NULL, y, x);
+    CHECK(dropout, (&(tr__dropout_attrs){.p = 0.3, .seed = 5, .step = UINT64_MAX, .first_sample = UINT64_MAX}), x);
+}
+
+/* x: [rows, n] */
+static void check_rows(int table, int64_t rows, int64_t n)
+{
+    tr_tensor *x = tr_affine(tr_randn(1, TR_SHAPE(rows, n)), 3, 0), *g = tr_randn(2, TR_SHAPE(rows, n));
+    tr_tensor *positive = tr_rand(5, TR_SHAPE(rows, n)), *weight = tr_randn(3, TR_SHAPE(n)), *bias = tr_randn(4, TR_SHAPE(n));
+    tr_tensor *targets = tr_empty(TR_SHAPE(rows), .dtype = TR_I64), *outputs[TR_OP_MAX_OUTPUTS];
+    for (int64_t r = 0; r < rows; r++) ((int64_t *)tr_data(targets))[r] = r % 5 == 3 ? -100 : r % n;
+    for (uint32_t dims = 1; dims < 4; dims++) {
+        CHECK(sum, (&(tr__reduce_attrs){.dims = dims}), positive);
+        CHECK(mean, (&(tr__reduce_attrs){.dims = dims}), positive);
+    }
+    tr__dim_attrs last = {1};
+    CHECK(softmax, &last, x);
+    CHECK(log_softmax, &last, x);
+    CHECK(softmax_grad, &last, g, tr_softmax(x, 1));
+    CHECK(log_softmax_grad, &last, g, tr_log_softmax(x, 1));
+    tr__cross_entropy_attrs loss = {-100};
+    CHECK(cross_entropy, &loss, x, targets);
+    tr_apply(tr__op(cross_entropy), &loss, (tr_tensor *[]){x, targets}, 2, outputs);
+    CHECK(cross_entropy_grad, &loss, tr_scalar(1.5, TR_F32), x, targets, outputs[1], outputs[2]);
+    tr__layer_norm_attrs norm = {.eps = 1e-5};
+    CHECK(layer_norm, &norm, x, weight, bias);
+    CHECK(layer_norm, &norm, x, NULL, NULL);
+    if (n < 4) return; /* all but cancels out, and rstd is large */
+    tr_apply(tr__op(layer_norm), &norm, (tr_tensor *[]){x, NULL, NULL}, 3, outputs);
+    CHECK(layer_norm_grad, &norm, g, x, weight, outputs[1], outputs[2]);
+    CHECK(layer_norm_grad, &norm, g, x, NULL, outputs[1], outputs[2]);
+}
+
+static void every_table_agrees_with_the_reference(void **state)
+{
+    (void)state;
+    for (int table = 0; table < TABLES; table++) {
+        if (!runs_here(table)) continue;
+        for (int64_t n = 1; n <= 70; n += n < 36 ? 1 : 17) {
+            TR_SCOPE;
+            check_elementwise(table, TR_SHAPE(2, n));
+            check_rows(table, 3, n);
+        }
+        TR_SCOPE;
+        check_elementwise(table, TR_SHAPE(3, 1111));
+        check_rows(table, 40, 600);
+        check_rows(table, 2, 5000);
+    }
+}
+
+static void embedding_gradients_agree_with_the_reference(void **state)
+{
+    (void)state;
+    for (int table = 0; table < TABLES; table++)
+        for (int k = 0; k < 6; k++) {
+            if (!runs_here(table)) continue;
+            TR_SCOPE;
+            int64_t n = (int64_t[]){1, 19, 64, 65, 700, 5000}[k];
+            tr_dtype dtype = k % 2 && n < 4096 ? TR_BF16 : TR_F32;
+            tr_tensor *g = tr_cast(tr_randn(1, TR_SHAPE(30, n)), dtype), *ids = tr_empty(TR_SHAPE(30), .dtype = TR_I32);
+            for (int i = 0; i < 30; i++) ((int32_t *)tr_data(ids))[i] = i * i % 7;
+            tr_tensor *got = tr_ones(TR_SHAPE(8, n), .dtype = dtype), *expected = tr_ones(TR_SHAPE(8, n), .dtype = dtype);
+            tr__accumulate_attrs attrs = {.accumulate = k & 2};
+            tr_op_call call = {tr__op(embedding_grad), &attrs, 2, 1, (tr_tensor *[]){g, ids}, &got};
+            assert_int_equal(tables[table].kernels[TR__OP_embedding_grad](&call), TR_OK);
+            call.outputs = &expected;
+            assert_int_equal(call.op->forward(&call), TR_OK);
+            tr_tensor *difference = tr_max(tr_abs(tr_sub(tr_cast(got, TR_F64), tr_cast(expected, TR_F64))));
+            assert_true(tr_item(difference) < (dtype == TR_BF16 ? 0.07 : 1e-5));
+        }
+}
+
+/* The largest relative error of an op over a range of inputs, against a function of doubles. */
+static double worst(int table, const tr_op *op, double (*f)(double), double least, double most)
+{
+    TR_SCOPE;
+    enum { N = 20000 };
+    tr_tensor *x = tr_affine(tr_arange(N, TR_F32, tr_cpu(0)), (most - least) / N, least), *y = tr_empty(TR_SHAPE(N));
+    tr_op_call call = {op, NULL, 1, 1, &x, &y};
+    assert_int_equal(tables[table].kernels[op - tr__ops](&call), TR_OK);
+    double error = 0;
+    for (int i = 0; i < N; i++) {
+        double expected = f((double)((float *)tr_data(x))[i]), got = (double)((float *)tr_data(y))[i];
+        if (fabs(expected) > 1e-37) error = fmax(error, fabs(got - expected) / fabs(expected));
+    }
+    return error;
+}
+
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double gelu(double x) { return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x)); }
+static double gelu_exact(double x) { return 0.5 * x * erfc(-x / sqrt(2.0)); }
+
+static void functions_are_exact_to_a_few_units(void **state)
+{
+    (void)state;
+    for (int table = 0; table < TABLES; table++) {
+        if (!runs_here(table)) continue;
+        assert_true(worst(table, tr__op(exp), exp, -85, 88) < 1.5e-7);
+        assert_true(worst(table, tr__op(tanh), tanh, -12, 12) < 2.5e-7);
+        assert_true(worst(table, tr__op(tanh), tanh, -1e-3, 1e-3) < 1.5e-7);
+        assert_true(worst(table, tr__op(sigmoid), sigmoid, -20, 20) < 3e-7);
+        assert_true(worst(table, tr__op(gelu), gelu, -3, 9) < 1e-6);
+        assert_true(worst(table, tr__op(gelu_exact), gelu_exact, -3, 9) < 2e-6);
+    }
+}
+
+static void extremes_overflow_to_where_they_should(void **state)
+{
+    (void)state;
+    const float in[] = {-INFINITY, -3e38f, -200, -103.5f, 0, 88.8f, 200, 3e38f, INFINITY};
+    const struct {
+        const tr_op *op;
+        float out[9]; /* NAN: anything */
+    } ops[] = {
+        {tr__op(exp), {0, 0, 0, NAN, 1, INFINITY, INFINITY, INFINITY, INFINITY}},
+        {tr__op(tanh), {-1, -1, -1, -1, 0, 1, 1, 1, 1}},
+        {tr__op(sigmoid), {0, 0, 0, 0, 0.5f, 1, 1, 1, 1}},
+        {tr__op(relu), {0, 0, 0, 0, 0, 88.8f, 200, 3e38f, INFINITY}},
+        {tr__op(gelu), {0, 0, 0, 0, 0, 88.8f, 200, 3e38f, INFINITY}},
+        {tr__op(gelu_exact), {0, 0, 0, 0, 0, 88.8f, 200, 3e38f, INFINITY}},
+    };
+    for (int table = 0; table < TABLES; table++)
+        for (size_t k = 0; k < sizeof ops / sizeof *ops && runs_here(table); k++) {
+            TR_SCOPE;
+            tr_tensor *x = tr_from(in, TR_SHAPE(9)), *y = tr_empty(TR_SHAPE(9));
+            tr_op_call call = {ops[k].op, NULL, 1, 1, &x, &y};
+            assert_int_equal(tables[table].kernels[ops[k].op - tr__ops](&call), TR_OK);
+            for (int i = 0; i < 9; i++) {
+                float got = ((float *)tr_data(y))[i], expected = ops[k].out[i];
+                if (expected == expected && !(got == expected || fabsf(got - expected) < 1e-27f))
+                    fail_msg("%s, %s(%g): %g instead of %g", tables[table].name, ops[k].op->name, (double)in[i], (double)got,
+                        (double)expected);
+            }
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_table_agrees_with_the_reference),
+        cmocka_unit_test(embedding_gradients_agree_with_the_reference),
+        cmocka_unit_test(functions_are_exact_to_a_few_units),
+        cmocka_unit_test(extremes_overflow_to_where_they_should),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
