@@ -55,12 +55,18 @@ static tr_tensor *attend(const block *b, tr_tensor *x)
     return tr_escape(project_onto(b->attn_proj, b->attn_drop, b->drops, o, x));
 }
 
+/* x: [batch, seq, dim] -> [batch, seq, 4*dim] */
+static tr_tensor *widen(const block *b, tr_tensor *x)
+{
+    TR_SCOPE;
+    return tr_escape(tr_gelu(norm_and_project(b->ln_2, b->c_fc, x)));
+}
+
 /* x: [batch, seq, dim] -> [batch, seq, dim] */
 static tr_tensor *think(const block *b, tr_tensor *x)
 {
     TR_SCOPE;
-    tr_tensor *wide = tr_gelu(norm_and_project(b->ln_2, b->c_fc, x)); /* [batch, seq, 4*dim] */
-    return tr_escape(project_onto(b->mlp_proj, b->mlp_drop, b->drops, wide, x));
+    return tr_escape(project_onto(b->mlp_proj, b->mlp_drop, b->drops, widen(b, x), x));
 }
 
 static tr_tensor *block_forward(tr_module *self, tr_tensor *const *inputs, int n)
