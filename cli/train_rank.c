@@ -259,11 +259,15 @@ static void conclude(const run *r)
         printf("Try: trireme sample --from %s --prompt \"…\"\n", t->out);
 }
 
-/* Whoever can best say what went wrong says it, and nobody else. */
+/* Whoever can best say what went wrong says it, and nobody else. The others end a little later: the launcher takes the
+ * first death for the cause. */
 static int report_failure(const run *r, tr_status status)
 {
-    if (status == TR_PEER && r->train->has_parent) return TR__EXIT_PEER;
-    if (r->rank > 0 && r->report.common_failure) return TR__EXIT_PEER;
+    bool told_elsewhere = status == TR_PEER || (r->rank > 0 && r->report.common_failure);
+    if (told_elsewhere && r->train->has_parent) {
+        nanosleep(&(struct timespec){.tv_nsec = 250000000}, NULL);
+        return TR__EXIT_PEER;
+    }
     tr__complain(TR__TRAIN, "%s", tr_error_message());
     return TR__EXIT_FAILED;
 }

@@ -1,0 +1,147 @@
+#!/bin/sh
+# `trireme train gpt` and `sample` seen from outside: what they write, that a resumed run is as an unbroken one, that any
+# number of ranks learns the same, that ^C saves, and that a killed rank ends the job.
+# ctest: timeout=240
+set -eu
+work=$(mktemp -d)
+job=
+finish() {
+    [ -z "$job" ] || kill -9 "$job" 2>/dev/null || :
+    rm -rf "$work"
+}
+trap finish EXIT
+cd "$work"
+
+fail() {
+    echo "failed: $*"
+    head -n 20 out err 2>/dev/null || :
+    exit 1
+}
+
+# A text, and a model so small that a step takes a millisecond.
+cat "$SOURCE"/include/trireme/*.h >text
+tiny="--data text --layers 1 --heads 2 --dim 16 --context 16 --batch 4 --threads 1 --plain"
+
+train() { "$TRIREME" train gpt $tiny "$@" >out 2>err || fail "exit code $?: train gpt $*"; }
+start() {
+    : >err
+    "$TRIREME" train gpt $tiny "$@" >out 2>err &
+    job=$!
+}
+end() {
+    code=0
+    wait "$job" || code=$?
+    job=
+}
+wait_for() { # PATTERN in err
+    tries=0
+    until grep -q "$1" err; do
+        tries=$((tries + 1))
+        [ $tries -lt 400 ] || fail "no line with $1"
+        sleep 0.05
+    done
+}
+number() { grep -o "\"$1\":[^,}]*" "$2" | head -n 1 | sed 's/.*:[[:space:]]*//'; } # KEY FILE
+close_to() { awk -v a="$1" -v b="$2" -v e="$3" 'BEGIN { d = a - b; exit !(d <= e && -d <= e) }'; }
+# The metrics that do not depend on time.
+results() { cut -d , -f 1-5,7 "$1/metrics.csv"; }
+
+# What is written: the results, with every key; the metrics; the chart; the newest two checkpoints.
+train --steps 20 --save-every 5 --eval-every 10 --out whole --json whole.json
+for key in initial_loss final_loss validation_loss tokens_per_s step_ms_median peak_rss_mb peak_rss_mb_sum ranks \
+    parameters steps threads seconds startup_ms batch context; do
+    case $(number $key whole.json) in
+        [0-9]*) ;;
+        *) fail "no number $key in the results: $(cat whole.json)" ;;
+    esac
+done
+[ "$(number ranks whole.json)" = 1 ] && [ "$(number steps whole.json)" = 20 ] || fail "wrong numbers: $(cat whole.json)"
+close_to "$(number initial_loss whole.json)" 5.545 0.2 || fail "the first loss is not ln 256"
+close_to "$(number final_loss whole.json)" "$(tail -n 1 whole/metrics.csv | cut -d , -f 4)" 1e-6 || fail "wrong last loss"
+[ "$(wc -l <whole/metrics.csv)" = 21 ] || fail "not a row for each step"
+[ "$(ls whole | tr '\n' ' ')" = "checkpoint-15 checkpoint-20 loss.svg metrics.csv " ] || fail "wrong files: $(ls whole)"
+grep -q '^</svg>' whole/loss.svg || fail "the chart is not whole"
+grep -q 'validation loss' out || fail "no chart in the output"
+
+# A resumed run is as an unbroken one, to the last digit, with one rank and with two.
+train --steps 20 --save-every 5 --eval-every 10 --out broken --stop-at 7
+train --resume --out broken --stop-at 12
+train --resume --out broken
+results whole >expected
+results broken | diff expected - >out || fail "a resumed run has other results"
+cmp -s whole/checkpoint-20/model.safetensors broken/checkpoint-20/model.safetensors || fail "and other weights"
+train --resume --out broken
+grep -q 'nothing was left to do' out || fail "a finished run goes on"
+train --steps 20 --save-every 5 --eval-every 10 --out broken2 --ranks 2 --stop-at 9
+train --resume --out broken2 --ranks 2
+train --steps 20 --save-every 5 --eval-every 10 --out whole2 --ranks 2 --json whole2.json
+results whole2 >expected
+results broken2 | diff expected - >out || fail "a resumed run of two ranks has other results"
+[ "$(number ranks whole2.json)" = 2 ] || fail "not two ranks"
+
+# The same batch on any number of ranks: the same losses, and in as many pieces as memory asks for.
+train --steps 50 --out one
+train --steps 50 --ranks 2 --out two
+train --steps 50 --ranks 3 --out three
+train --steps 50 --micro-batch 1 --out pieces
+for other in two three pieces; do
+    paste -d , one/metrics.csv $other/metrics.csv | awk -F , '
+        NR > 1 { d = $4 - $12; if (d < 0) d = -d; if (d > most) most = d; n++ }
+        END { if (n != 50 || most > 1e-4) { print n " rows, differing by " most; exit 1 } }' >out || fail "$other: $(cat out)"
+done
+
+# ^C: every rank stops after the same step, rank 0 saves, and the run can go on as if nothing had been.
+start --steps 1000000 --save-every 1000000 --ranks 2 --out stopped
+wait_for '^step 1/'
+kill -INT "$job"
+end
+[ $code = 130 ] || fail "exit code $code after an interrupt"
+step=$(ls stopped | sed -n 's/^checkpoint-//p')
+[ "$(tail -n 1 stopped/metrics.csv | cut -d , -f 1)" = "$step" ] || fail "no checkpoint of the last step: $(ls stopped)"
+grep -q "^Saved in stopped/checkpoint-$step" out || fail "it does not say where it has saved"
+start --steps 1000000 --out alone
+wait_for '^step 1/'
+kill -TERM "$job"
+end
+[ $code = 143 ] && ls alone | grep -q '^checkpoint-' || fail "exit code $code after SIGTERM, and $(ls alone)"
+
+# A killed rank: the job ends at once and names it, and nothing is left.
+ranks_of() { # PID: its children that are ranks, as "RANK PID"
+    for status in /proc/[0-9]*/status; do
+        process=${status%/status}
+        grep -q "^PPid:[[:space:]]*$1$" "$status" 2>/dev/null || continue
+        rank=$(tr '\0' '\n' <"$process/environ" 2>/dev/null | sed -n 's/^RANK=//p') || :
+        [ -z "$rank" ] || echo "$rank ${process#/proc/}"
+    done
+}
+alive() { [ -r "/proc/$1/stat" ] && ! sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | grep -q '^[ZX]'; }
+for victim in 1 0; do
+    start --steps 1000000 --save-every 50 --ranks 2 --out killed$victim
+    wait_for '^step 1/'
+    sleep 0.3
+    ranks=$(ranks_of "$job")
+    pid=$(echo "$ranks" | sed -n "s/^$victim //p")
+    before=$(date +%s%N)
+    kill -9 "$pid"
+    end
+    took=$((($(date +%s%N) - before) / 1000000))
+    [ $code = 1 ] || fail "exit code $code for a killed rank"
+    [ $took -lt 2000 ] || fail "the job took $took ms to end"
+    grep -q "^trireme train gpt: rank $victim (pid $pid) was killed by signal 9" err || fail "rank $victim is not named"
+    [ "$(grep -c '^trireme' err)" = 1 ] || fail "more than one message"
+    for pid in $(echo "$ranks" | sed 's/.* //'); do
+        ! alive "$pid" || fail "rank $pid is still there"
+    done
+done
+# What was saved before is good.
+train --resume --out killed1 --stop-at 1
+
+# Writing: the same text for the same seed, of the length that was asked for.
+sample() { "$TRIREME" sample --from whole --prompt "static " "$@" >out 2>err || fail "exit code $?: sample $*"; }
+sample --tokens 50
+[ "$(wc -c <out)" = 58 ] && grep -q '^static ' out || fail "not 50 bytes after the prompt"
+cp out expected
+sample --tokens 50
+cmp -s out expected || fail "another text for the same seed"
+sample --tokens 5 --temperature 0 --top-k 3
+"$TRIREME" sample --from whole/checkpoint-15 --tokens 5 >out 2>err || fail "no sample from a checkpoint's own folder"

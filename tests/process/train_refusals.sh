@@ -1,0 +1,142 @@
+#!/bin/sh
+# `trireme train gpt` when it cannot work: one clear message, an exit code that is not 0, no process left, nothing lost.
+# ctest: timeout=180
+set -eu
+work=$(mktemp -d)
+mounted=
+finish() {
+    [ -z "$mounted" ] || umount "$work/small" 2>/dev/null || :
+    chmod -R u+w "$work"
+    rm -rf "$work"
+}
+trap finish EXIT
+cd "$work"
+
+fail() {
+    echo "failed: $*"
+    head -n 20 out err 2>/dev/null || :
+    exit 1
+}
+cat "$SOURCE"/include/trireme/*.h >text
+sizes="--layers 1 --heads 2 --dim 16 --context 16 --batch 4 --threads 1 --plain"
+export TRIREME_TEST="$$-$(date +%s%N)"
+
+# refuses CODE MESSAGE ARGUMENT…: ends with that code and one message, and leaves no process.
+refuses() {
+    want=$1 message=$2 code=0
+    shift 2
+    "$TRIREME" "$@" >out 2>err </dev/null || code=$?
+    [ $code = "$want" ] || fail "exit code $code instead of $want: trireme $*"
+    grep -qF -e "$message" err || fail "no \"$message\": trireme $*"
+    [ "$(grep -c '^\(\[[0-9]*\] \)*trireme' err)" = 1 ] || fail "not one message: trireme $*"
+    ! grep -lzs "^TRIREME_TEST=$TRIREME_TEST$" /proc/[0-9]*/environ >processes 2>/dev/null ||
+        [ "$(grep -v -e "/$$/" -e /self/ processes | while read -r p; do
+            case $(tr '\0' ' ' <"${p%environ}cmdline" 2>/dev/null) in *trireme*) echo "$p" ;; esac
+        done)" = "" ] || fail "a process is left: $(cat processes)"
+}
+# The same with one rank and with two.
+refuses_train() {
+    want=$1 message=$2
+    shift 2
+    refuses "$want" "$message" train gpt $sizes --steps 5 "$@"
+    refuses "$want" "$message" train gpt $sizes --steps 5 --ranks 2 "$@"
+}
+
+# The text.
+refuses_train 2 "--data PATH is missing" --out x
+refuses_train 1 "nowhere" --data nowhere --out x
+: >empty
+refuses_train 1 "empty is empty" --data empty --out x
+printf 'short' >short
+refuses_train 1 "short is too short: its 5 bytes leave 5 for training, and a context of 16 takes at least 17" --data short --out x
+mkdir folder
+refuses_train 1 "there is no text in the folder folder" --data folder --out x
+[ ! -e x ] || fail "a folder was made for nothing"
+
+# The folder.
+refuses_train 1 "cannot make the folder text/x: Not a directory" --data text --out text/x
+refuses_train 1 "text is no folder" --data text --out text
+refuses_train 1 "cannot write nowhere/x.json: No such file or directory" --data text --out x --json nowhere/x.json
+if [ "$(id -u)" != 0 ]; then
+    mkdir readonly && chmod 500 readonly
+    refuses_train 1 "cannot write into readonly: Permission denied" --data text --out readonly
+fi
+
+# Sizes.
+refuses_train 1 "--dim must be a multiple of --heads: 17 is not one of 2" --data text --dim 17 --out x
+refuses 1 "a batch of 4 windows cannot be shared out over 8 ranks" train gpt $sizes --data text --ranks 8 --out x
+refuses 1 "too little memory: 64 ranks of " train gpt --data text --preset gpt2 --layers 200 --batch 64 --ranks 64 --out x
+
+# Flags.
+refuses 2 "unknown option --step: did you mean --steps?" train gpt --data text --step 5
+refuses 2 "--lr takes a number from 1e-12 to 1000, not \"fast\"" train gpt --data text --lr fast
+refuses 2 "--preset takes one of nano, mini, gpt2, not \"large\"" train gpt --data text --preset large
+refuses 2 "no model is named \"gtp\": there is gpt" train gtp
+refuses 2 "--out FOLDER is missing" train gpt --data text --resume
+
+# Resuming: other options, another text, no checkpoint, damage. A training is never written over.
+"$TRIREME" train gpt $sizes --steps 20 --stop-at 6 --save-every 3 --data text --out good >out 2>err || fail "no training"
+refuses 1 "good holds a training at step 6: go on with --resume" train gpt $sizes --steps 20 --data text --out good
+refuses 1 "the training in good was started with --batch 4: leave --batch out" train gpt --resume --out good --batch 8
+refuses 1 "the training in good was started with --preset nano" train gpt --resume --out good --preset mini --ranks 2
+refuses 1 "was started without --suffixes" train gpt --resume --out good --suffixes .c
+head -c 5000 text >other
+refuses 1 "other is not the text that the training in good was started with" train gpt --resume --out good --data other
+refuses 1 "nothing to resume: cannot read nowhere" train gpt --resume --out nowhere
+refuses 1 "nothing to resume: folder has no checkpoint" train gpt --resume --out folder
+refuses 1 "good/checkpoint-6 is a checkpoint: give the folder that it is in" train gpt --resume --out good/checkpoint-6
+[ "$(ls good | tr '\n' ' ')" = "checkpoint-3 checkpoint-6 loss.svg metrics.csv " ] || fail "something was lost: $(ls good)"
+
+damage() { # FILE MESSAGE: with the file cut in half
+    rm -rf bad && cp -r good bad
+    size=$(wc -c <"bad/checkpoint-6/$1")
+    head -c $((size / 2)) "good/checkpoint-6/$1" >"bad/checkpoint-6/$1"
+    for n in 1 2; do refuses 1 "$2" train gpt --resume --out bad --ranks $n; done
+}
+damage model.safetensors "bad/checkpoint-6/model.safetensors: is cut short"
+damage state.safetensors "bad/checkpoint-6/state.safetensors: is cut short"
+rm bad/checkpoint-6/state.safetensors
+refuses 1 "bad/checkpoint-6/state.safetensors: No such file" train gpt --resume --out bad
+rm -r bad/checkpoint-6
+"$TRIREME" train gpt --resume --out bad --threads 1 >out 2>err || fail "no resuming from the checkpoint before"
+[ -d bad/checkpoint-20 ] || fail "it did not go on"
+mkdir -p foreign/checkpoint-1
+cp "$SOURCE/tests/recorded/gpt.safetensors" foreign/checkpoint-1/model.safetensors
+refuses 1 "foreign/checkpoint-1 was not written by" train gpt --resume --out foreign
+refuses 1 "was not written by" sample --from foreign
+refuses 1 "cannot read nowhere" sample --from nowhere
+refuses 1 "is cut short or no safetensors file" sample --from "$(mkdir -p text1 && cp text text1/model.safetensors && echo text1)"
+refuses 1 "is damaged" train gpt --resume --out "$(rm -rf bad && cp -r good bad && echo x >>bad/metrics.csv && echo bad)"
+
+# Two trainings do not write into one folder. (The first one is stopped again.)
+"$TRIREME" train gpt --resume --out good --steps 1000000 --plain --threads 1 >out2 2>err2 &
+first=$!
+tries=0
+until grep -q '^step' err2; do
+    tries=$((tries + 1))
+    [ $tries -lt 200 ] || fail "the first training does not start"
+    sleep 0.05
+done
+code=0
+"$TRIREME" train gpt --resume --out good --steps 1000000 --threads 1 >out 2>err || code=$?
+kill -TERM $first
+wait $first || :
+[ $code = 1 ] && grep -q "another training is writing into good" err || fail "two trainings in one folder"
+
+# A loss that is no number ends training, and says so once.
+refuses 1 "training has diverged" train gpt $sizes --data text --steps 200 --lr 1000 --warmup 0 --clip 0 --out wild
+refuses 1 "training has diverged" train gpt $sizes --data text --steps 200 --lr 1000 --warmup 0 --clip 0 --out wild2 --ranks 2
+
+# A disk that is full in the middle of a checkpoint: the ones before are good, and nothing is left over.
+mkdir small
+if [ "$(id -u)" = 0 ] && mount -t tmpfs -o size=256k tmpfs small 2>/dev/null; then
+    mounted=yes
+    for n in 1 2; do
+        refuses 1 "No space left on device" train gpt $sizes --data text --steps 100 --save-every 3 --ranks $n --out small/$n
+        "$TRIREME" sample --from small/$n --tokens 5 >out 2>err || fail "the checkpoint before is not good"
+        [ -z "$(find small -name '*.tmp')" ] || fail "something is left over: $(find small)"
+        rm -r small/$n
+    done
+else
+    echo "No disk was filled: that takes root and a mount."
+fi
