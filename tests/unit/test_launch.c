@@ -254,7 +254,7 @@ static void test_exit_code(void **state)
     assert_int_equal(report.first_rank, 1);
     assert_int_equal(report.exit_code, 3);
     assert_int_equal(report.signal, 0);
-    assert_true(report.seconds < 1);
+    assert_true(report.seconds < 10); /* sleep ends by SIGTERM */
     assert_non_null(strstr(report.text, "rank 1 (pid "));
     assert_non_null(strstr(report.text, "exited with 3 after 0."));
     assert_non_null(strstr(report.text, "; its last lines:\n    "));
@@ -306,7 +306,7 @@ static void test_grace(void **state)
 static void test_signal_comes_before_exit(void **state)
 {
     (void)state;
-    assert_int_equal(RUN("if [ $RANK = 0 ]; then exit 1; fi; sleep 0.1; kill -SEGV $$; sleep 60", 2), TR_CHILD);
+    assert_int_equal(RUN("if [ $RANK = 0 ]; then exit 1; fi; kill -SEGV $$; sleep 60", 2), TR_CHILD);
     assert_int_equal(report.first_rank, 1);
     assert_int_equal(report.signal, SIGSEGV);
 }

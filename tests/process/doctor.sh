@@ -1,0 +1,28 @@
+#!/bin/sh
+# `trireme doctor`: each part of a sound machine has its line, leftovers in the environment are named, and what does not
+# work makes it fail.
+set -eu
+fail() {
+    echo "failed: $*"
+    printf '%s\n' "$output"
+    exit 1
+}
+has() { printf '%s\n' "$output" | grep -q -e "$1" || fail "no line with $1"; }
+
+output=$(env -u OMP_PROC_BIND OMP_PLACES=cores RANK=1 "$TRIREME" doctor) || fail "something is wrong"
+for part in cores instructions memory 'matrix engine: oneDNN .* GFLOP/s' 'shared memory: works' 'launcher: 2 ranks' \
+    'open files' MPI CUDA; do
+    has "^[a-z]*  *$part"
+done
+has '^warning  environment: OMP_PLACES=cores binds'
+has '^         -> unset OMP_PLACES$'
+has '^warning  environment: RANK=1 makes'
+has '0 wrong$'
+
+# Too few descriptors for the launcher: said, with what to do, and the rest is still looked at.
+code=0
+output=$(ulimit -n 14 && "$TRIREME" doctor 2>&1) || code=$?
+[ $code = 1 ] || fail "exit code $code with 14 descriptors"
+has '^wrong    launcher: .*open files'
+has '^         -> ulimit -n 4096$'
+has '^ok .*environment'
