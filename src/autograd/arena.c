@@ -72,9 +72,21 @@ static tr_status enter(tr__arena *arena, tr__arena_slot *slot)
     return TR_OK;
 }
 
-static tr_tensor *flat_zeros(int64_t count, const tr_tensor *like, bool shared)
+static tr_tensor *flat(int64_t count, const tr_tensor *like, bool shared)
 {
-    return tr_zeros(TR_SHAPE(count), .dtype = like->dtype, .device = tr__device_of(like), .shared = shared);
+    return tr_empty(TR_SHAPE(count), .dtype = like->dtype, .device = tr__device_of(like), .shared = shared);
+}
+
+/* The gaps are all that has to be zeroed: slots are written before they are read. */
+static tr_status zero_gaps(const tr__arena *arena, const tr_tensor *whole)
+{
+    TR_SCOPE;
+    for (int i = 0; i < arena->n_slots; i++) {
+        int64_t end = arena->slots[i].offset + arena->slots[i].count;
+        int64_t next = i + 1 < arena->n_slots ? arena->slots[i + 1].offset : arena->count;
+        if (end < next) TR__TRY(tr_fill(tr_slice((tr_tensor *)whole, 0, end, next), 0));
+    }
+    return TR_OK;
 }
 
 /* One arena of all the leaves from first on that are like it. */
@@ -92,10 +104,12 @@ static tr_status build_one(const tr_tensor_list *leaves, int first)
         arena->slots[arena->n_slots++] = (tr__arena_slot){t, arena->count, tr__numel(t->shape)};
         arena->count += (tr__numel(t->shape) + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
     }
-    arena->parameters = tr_keep(flat_zeros(arena->count, like, false));
-    arena->gradients = tr_keep(flat_zeros(arena->count, like, false));
+    arena->parameters = tr_keep(flat(arena->count, like, false));
+    arena->gradients = tr_keep(flat(arena->count, like, false));
     TR__TRY(tr_status_of(arena->parameters));
     TR__TRY(tr_status_of(arena->gradients));
+    TR__TRY(zero_gaps(arena, arena->parameters));
+    TR__TRY(zero_gaps(arena, arena->gradients));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(fill_slot(arena, &arena->slots[i]));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(enter(arena, &arena->slots[i]));
     return TR_OK;
@@ -116,13 +130,16 @@ tr_status tr__arena_share(tr__arena *arena)
     if (arena->gradients->storage->kind == TR__SHARED) return TR_OK;
     TR_SCOPE;
     TR_NO_GRAD;
-    tr_tensor *shared = flat_zeros(arena->count, arena->gradients, true);
+    tr_tensor *shared = flat(arena->count, arena->gradients, true); /* zero, as all fresh shared memory */
     TR__TRY(tr_status_of(shared));
-    TR__TRY(tr_copy_into(shared, arena->gradients));
     for (int i = 0; i < arena->n_slots; i++) {
         const tr__arena_slot *slot = &arena->slots[i];
-        if (slot->leaf) move_to(slot->leaf->leaf->grad, shared, slot->offset);
+        if (!slot->leaf) continue;
+        tr_tensor *grad = slot->leaf->leaf->grad;
+        if (slot->leaf->leaf->has_grad) TR__TRY(tr_copy_into(part(shared, slot, grad->shape), grad));
     }
+    for (int i = 0; i < arena->n_slots; i++)
+        if (arena->slots[i].leaf) move_to(arena->slots[i].leaf->leaf->grad, shared, arena->slots[i].offset);
     move_to(arena->gradients, shared, 0);
     return TR_OK;
 }
