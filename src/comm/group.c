@@ -147,13 +147,13 @@ static void close_group(tr_group *group, const char *cancel)
 {
     pthread_mutex_lock(&group->lock);
     group->closed = true;
+    if (cancel && (group->running || group->first)) group->backend->cancel(group->state, cancel);
     while (cancel && group->first) {
         tr_work *work = take_first(group);
         tr__work_finish(work, tr__fail(TR_CANCELLED, "group '%s': %s", group->name, cancel));
         tr__unref(work);
     }
     pthread_cond_broadcast(&group->changed);
-    if (cancel && group->running) group->backend->cancel(group->state, cancel);
     while (group->running || group->first) pthread_cond_wait(&group->changed, &group->lock);
     bool has_thread = group->has_thread;
     group->has_thread = false;

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { KEY = 256 };
@@ -122,17 +123,20 @@ tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, cons
     }
 }
 
-void tr__rendezvous_withdraw(tr__rendezvous *r, bool joined)
+void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined)
 {
     if (!r->claim[0]) return;
+    /* The others find the same disagreement on the card that we found on theirs. */
+    bool keep_card = joined == TR_OK || joined == TR_MISMATCH || joined == TR_UNSUPPORTED;
     char key[KEY], left[32];
-    snprintf(left, sizeof left, "%ld left", joined ? r->generation : r->generation - 1);
+    snprintf(left, sizeof left, "%ld left", joined == TR_OK ? r->generation : r->generation - 1);
     void *held = NULL;
     size_t bytes;
     /* When the store has gone, nobody can join there again, and there is nothing to give back. */
-    tr_status status = tr_store_compare_set(r->member->store, claim_key(r, key), r->claim, strlen(r->claim), left,
-        strlen(left), &held, &bytes);
-    (void)status;
+    tr_status status = keep_card ? TR_OK : tr_store_set(r->member->store, card_key(r, r->member->rank, key), NULL, 0);
+    if (status == TR_OK)
+        status = tr_store_compare_set(r->member->store, claim_key(r, key), r->claim, strlen(r->claim), left, strlen(left),
+            &held, &bytes);
     free(held);
     r->claim[0] = 0;
 }
@@ -147,17 +151,35 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
     return tr_store_set(r->member->store, card_key(r, mine->rank, key), text, (size_t)length);
 }
 
+/* Waits for the text of a rank's card, to be freed. An empty one was taken down after a join that failed: another will
+ * follow. */
+static tr_status get_card(tr__rendezvous *r, int rank, int64_t deadline, char **text)
+{
+    char key[KEY];
+    size_t bytes;
+    for (;;) {
+        int64_t left = (deadline - tr__now_ns()) / 1000000;
+        TR__TRY(tr__store_get(r->member->store, card_key(r, rank, key), left > 0 ? (int)left : 0, (void **)text, &bytes));
+        if (bytes > 0) return TR_OK;
+        free(*text);
+        if (left <= 0) return tr__store_timed_out(r->member->store, key, 0);
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+}
+
 /* "rank 2", or "ranks 2, 5 and 7 more": those whose card is not there, `late` at least. */
 static void missing_text(tr__rendezvous *r, int late, char *text, size_t size)
 {
     enum { NAMED = 8 };
     int missing = 0;
     size_t used = 0;
-    char key[KEY], list[NAMED * 12] = "";
+    char list[NAMED * 12] = "", *card;
     for (int rank = 0; rank < r->member->world_size; rank++) {
         if (rank == r->member->rank) continue;
-        bool there = tr__store_get(r->member->store, card_key(r, rank, key), 0, NULL, NULL) != TR_TIMEOUT;
-        if (there && rank != late) continue;
+        if (rank != late && get_card(r, rank, 0, &card) == TR_OK) {
+            free(card);
+            continue;
+        }
         if (missing++ < NAMED) used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", rank);
     }
     snprintf(text, size, "%s %s", missing == 1 ? "rank" : "ranks", list);
@@ -177,18 +199,15 @@ static tr_status check_card(const tr__rendezvous *r, int rank, const tr__card *c
 
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *card)
 {
-    char key[KEY];
-    void *text = NULL;
-    size_t bytes;
-    int64_t left = (r->deadline - tr__now_ns()) / 1000000;
-    tr_status status = tr__store_get(r->member->store, card_key(r, rank, key), left > 0 ? (int)left : 0, &text, &bytes);
+    char *text, missing[160];
+    tr_status status = get_card(r, rank, r->deadline, &text);
     if (status == TR_TIMEOUT) {
-        char missing[160];
         missing_text(r, rank, missing, sizeof missing);
         return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s did not join within %g s", r->member->group,
             r->member->world_size, missing, r->member->timeout_ms / 1000.0);
     }
-    if (status == TR_OK) status = read_card(text, card);
+    if (status != TR_OK) return status;
+    status = read_card(text, card);
     if (status == TR_OK) status = check_card(r, rank, card);
     free(text);
     return status;

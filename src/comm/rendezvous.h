@@ -43,7 +43,7 @@ tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, cons
 tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine);
 /* Waits for the card of a rank; at the deadline the failure names all that are missing. */
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *card);
-/* Gives the rank's number back. `joined` is false for a join that failed, which does not count as a generation. */
-void tr__rendezvous_withdraw(tr__rendezvous *r, bool joined);
+/* Gives the rank's number back. `joined` says how the join went: one that failed does not count as a generation. */
+void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined);
 
 #endif

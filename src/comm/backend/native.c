@@ -42,11 +42,11 @@ static tr_status meet(native *n, tr__card *cards)
 }
 
 /* Frees all; the failure that the thread has just made stays its latest. */
-static void give_up(native *n)
+static void give_up(native *n, tr_status status)
 {
     tr__error *why = tr__error_take();
     if (n->shm) tr__shm_close(n->shm);
-    if (n->meeting.member) tr__rendezvous_withdraw(&n->meeting, false);
+    if (n->meeting.member) tr__rendezvous_withdraw(&n->meeting, status);
     free(n);
     tr__fail_stored(why);
     tr__error_unref(why);
@@ -63,7 +63,7 @@ static tr_status native_join(const tr__member *member, void **state)
                                                        member->group, member->world_size);
         free(cards);
         if (status != TR_OK) {
-            give_up(n);
+            give_up(n, status);
             return status;
         }
     }
@@ -91,7 +91,7 @@ static void native_leave(void *state)
 {
     native *n = state;
     if (n->shm) {
-        tr__rendezvous_withdraw(&n->meeting, true);
+        tr__rendezvous_withdraw(&n->meeting, TR_OK);
         tr__shm_close(n->shm);
     }
     free(n);

@@ -87,7 +87,7 @@ typedef struct tr__shm_message {
     int32_t rank, status;
     uint64_t id, bytes;              /* of a segment */
     char cookie[TR__COOKIE_TEXT];    /* HELLO: the receiver's */
-    char text[TR__CALL_TEXT + 1024]; /* BROKEN: why */
+    char text[TR__CALL_TEXT + 1024]; /* BROKEN: why; HELLO: where the sender listens */
 } tr__shm_message;
 
 typedef struct tr__shm_letter { /* a message on its way */

@@ -76,6 +76,7 @@ static tr_status send_hello(joining *j, int rank, int socket)
     tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = t->rank, .id = control.id,
         .bytes = control.bytes};
     memcpy(hello.cookie, j->cards[rank].cookie, sizeof hello.cookie);
+    memcpy(hello.text, j->cards[t->rank].address, sizeof j->cards[t->rank].address);
     if (tr__shm_send(socket, &hello, control.fd) >= 0) return TR_OK;
     return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", t->group, rank);
 }
@@ -206,6 +207,9 @@ static tr_status hear_visitor(joining *j, int index)
         return TR_OK;
     }
     TR__TRY(greet(j, hello.rank, socket, pid, &hello, fd));
+    /* A visitor with another address has hung up a new card since we read the old one. */
+    tr__card *card = &j->cards[hello.rank];
+    if (strcmp(card->address, hello.text) != 0) TR__TRY(tr__rendezvous_read(j->meeting, hello.rank, card));
     return send_hello(j, hello.rank, socket);
 }
 

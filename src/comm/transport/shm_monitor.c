@@ -87,7 +87,8 @@ static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *messag
         if (message->id) tr__shm_segment_went(t, peer, message->id);
         break;
     case TR__SHM_BROKEN:
-        tr__fail(message->status > 0 ? message->status : TR_PEER, "%s", message->text);
+        /* What one rank does on request is to the others a peer that fails them. */
+        tr__fail(message->status > 0 && message->status != TR_CANCELLED ? message->status : TR_PEER, "%s", message->text);
         tr__shm_break_quietly(t);
         break;
     case TR__SHM_GOODBYE:
