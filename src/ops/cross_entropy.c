@@ -2,8 +2,8 @@
  * Cross-entropy of logits against class numbers: the mean over counted rows of lse - logits[target], with
  * lse = log(sum(exp(logits))) kept for the gradient, (exp(logits - lse) - onehot(target)) / count.
  *
- * The loss of 16-bit logits is f32: it is a mean over many rows, whose digits people watch. With no counted target it is
- * 0/0, NaN, and the gradient is zero, as in PyTorch.
+ * The loss of 16-bit logits is f32: it is a mean over many rows, whose digits people watch. With no counted target it
+ * is 0/0, NaN, and the gradient is zero, as in PyTorch.
  */
 #include "ops/cross_entropy.h"
 #include "ops/family.h"
@@ -25,7 +25,8 @@ tr_status tr__cross_entropy_infer(tr_op_call *call)
     TR__TRY(tr__float_input(call, 0));
     TR__TRY(tr__ids_input(call, 1));
     const tr_tensor *logits = call->inputs[0], *targets = call->inputs[1];
-    if (logits->shape.ndim == 0) return tr__fail(TR_SHAPE, "cross_entropy: logits are a scalar: they must be [..., classes]");
+    if (logits->shape.ndim == 0)
+        return tr__fail(TR_SHAPE, "cross_entropy: logits are a scalar: they must be [..., classes]");
     tr_shape rows = logits->shape;
     rows.ndim--;
     if (!tr__shape_equal(targets->shape, rows))
@@ -46,7 +47,8 @@ tr_status tr__cross_entropy_check(const tr_op_call *call)
 {
     const tr__cross_entropy_attrs *attrs = call->attrs;
     tr__ids targets = tr__ids_of(call->inputs[1]);
-    return tr__ids_check(&targets, tr_size(call->inputs[0], -1), "cross_entropy: target", "classes", &attrs->ignore_index);
+    return tr__ids_check(&targets, tr_size(call->inputs[0], -1), "cross_entropy: target", "classes",
+                         &attrs->ignore_index);
 }
 
 /* One after the other, so that the sum does not depend on the number of threads. */

@@ -1,6 +1,6 @@
 /*
- * Dropout (Srivastava et al. 2014): which elements go is a pure function of (seed, step, sample, element), so that nothing
- * has to be saved: the gradient goes through the same mask, drawn again.
+ * Dropout (Srivastava et al. 2014): which elements go is a pure function of (seed, step, sample, element), so that
+ * nothing has to be saved: the gradient goes through the same mask, drawn again.
  */
 #include "ops/dropout.h"
 #include "ops/family.h"

@@ -56,8 +56,8 @@ RUN(f32, float, TR_F32)
 RUN(f64, double, TR_F64)
 RUN(i64, int64_t, TR_I64)
 
-/* The same for contiguous tensors of the body's own type: no loop is set up, so that small ops cost little more than their
- * numbers. */
+/* The same for contiguous tensors of the body's own type: no loop is set up, so that small ops cost little more than
+ * their numbers. */
 static void run_plain(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;

@@ -30,7 +30,8 @@ tr_status tr__layer_norm_infer(tr_op_call *call)
 {
     TR__TRY(tr__float_input(call, 0));
     const tr_tensor *x = call->inputs[0];
-    if (x->shape.ndim == 0) return tr__fail(TR_SHAPE, "layer_norm: x is a scalar: it needs a dimension to normalise over");
+    if (x->shape.ndim == 0)
+        return tr__fail(TR_SHAPE, "layer_norm: x is a scalar: it needs a dimension to normalise over");
     TR__TRY(check_affine(call, 1, "weight"));
     TR__TRY(check_affine(call, 2, "bias"));
     tr_shape rows = x->shape;
@@ -49,7 +50,7 @@ tr_status tr__layer_norm_grad_infer(tr_op_call *call)
     return tr_op_output(call, 2, TR_SHAPE(tr_size(x, -1)), x->dtype);
 }
 
-/* ---- Reference kernels ------------------------------------------------------------------------------------------------ */
+/* ---- Reference kernels ----------------------------------------------------------------------------------------- */
 
 static tr__rows rows_of(const tr_tensor *x)
 {
@@ -211,7 +212,7 @@ tr_status tr__layer_norm_grad_forward(tr_op_call *call)
     return TR_OK;
 }
 
-/* ---- Gradients ---------------------------------------------------------------------------------------------------------- */
+/* ---- Gradients ------------------------------------------------------------------------------------------------- */
 
 tr_status tr__layer_norm_backward(tr_backward_call *call)
 {

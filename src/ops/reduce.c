@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- Public functions and shapes ----------------------------------------------------------------------------------- */
+/* ---- Public functions and shapes ------------------------------------------------------------------------------- */
 
 static tr_status dims_of(const char *what, const tr_reduce_options *o, tr__reduce_attrs *attrs)
 {
@@ -121,7 +121,7 @@ tr_status tr__argmax_infer(tr_op_call *call)
     return infer(call, TR_I64);
 }
 
-/* ---- Reference kernels ------------------------------------------------------------------------------------------------ */
+/* ---- Reference kernels ----------------------------------------------------------------------------------------- */
 
 enum { BLOCK = 512 };
 
@@ -253,7 +253,7 @@ tr_status tr__argmax_forward(tr_op_call *call)
     return run(call, finish_argmax);
 }
 
-/* ---- Gradients ---------------------------------------------------------------------------------------------------------- */
+/* ---- Gradients ------------------------------------------------------------------------------------------------- */
 
 /* t, the result of a reduction of a tensor of shape, with the reduced dimensions as size 1. */
 static tr_tensor *with_kept_dims(const tr_backward_call *call, tr_tensor *t)

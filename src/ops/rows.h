@@ -1,6 +1,6 @@
 /*
- * Tensors as rows, for reference kernels: one dimension is the row, the others number the rows. Rows are read and written
- * as f64, in blocks, whatever the dtype and strides.
+ * Tensors as rows, for reference kernels: one dimension is the row, the others number the rows. Rows are read and
+ * written as f64, in blocks, whatever the dtype and strides.
  */
 #ifndef TR_OPS_ROWS_H
 #define TR_OPS_ROWS_H

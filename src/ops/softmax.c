@@ -47,7 +47,7 @@ tr_status tr__log_softmax_grad_infer(tr_op_call *call)
     return infer(call);
 }
 
-/* ---- Reference kernels ------------------------------------------------------------------------------------------------ */
+/* ---- Reference kernels ----------------------------------------------------------------------------------------- */
 
 typedef struct job {
     tr__rows in[2], out;
@@ -125,7 +125,7 @@ tr_status tr__log_softmax_grad_forward(tr_op_call *call)
     return run(call, backward_rows, true);
 }
 
-/* ---- Gradients ---------------------------------------------------------------------------------------------------------- */
+/* ---- Gradients ------------------------------------------------------------------------------------------------- */
 
 tr_status tr__softmax_backward(tr_backward_call *call)
 {

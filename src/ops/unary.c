@@ -117,7 +117,7 @@ tr_tensor *tr_affine(tr_tensor *x, double scale, double shift)
     return tr_apply(tr__op(affine), &(tr__affine_attrs){scale, shift}, &x, 1, NULL);
 }
 
-/* ---- Gradients --------------------------------------------------------------------------------------------------- */
+/* ---- Gradients ------------------------------------------------------------------------------------------------- */
 
 tr_status tr__affine_backward(tr_backward_call *call)
 {

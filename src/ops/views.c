@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* ---- view, reshape ------------------------------------------------------------------------------------------------- */
+/* ---- view, reshape --------------------------------------------------------------------------------------------- */
 
 /* Strides that show x as shape (of as many elements) without a copy; false when there are none. Runs of x's dimensions
  * that lie one after the other are cut anew. */
@@ -93,12 +93,13 @@ tr_tensor *tr_reshape(tr_tensor *x, tr_shape shape)
     tr__view_attrs attrs = {shape};
     if (!x || tr__bad(x)) return tr_apply(tr__op(view), &attrs, &x, 1, NULL);
     int64_t stride[TR_MAX_DIMS];
-    if (fill_in(x, &attrs.shape) != TR_OK || check_count("reshape", x, attrs.shape) != TR_OK) return tr__tensor_failed();
+    if (fill_in(x, &attrs.shape) != TR_OK || check_count("reshape", x, attrs.shape) != TR_OK)
+        return tr__tensor_failed();
     if (!view_strides(x, attrs.shape, stride)) x = tr_contiguous(x);
     return tr_apply(tr__op(view), &attrs, &x, 1, NULL);
 }
 
-/* ---- permute, transpose ----------------------------------------------------------------------------------------------- */
+/* ---- permute, transpose ---------------------------------------------------------------------------------------- */
 
 tr_status tr__permute_infer(tr_op_call *call)
 {
@@ -167,7 +168,7 @@ tr_tensor *tr_transpose(tr_tensor *x, int dim0, int dim1)
     return tr_apply(tr__op(permute), &attrs, &x, 1, NULL);
 }
 
-/* ---- expand ------------------------------------------------------------------------------------------------------------ */
+/* ---- expand ---------------------------------------------------------------------------------------------------- */
 
 tr_status tr__expand_infer(tr_op_call *call)
 {
@@ -195,7 +196,7 @@ tr_tensor *tr_expand(tr_tensor *x, tr_shape shape)
     return tr_apply(tr__op(expand), &(tr__view_attrs){shape}, &x, 1, NULL);
 }
 
-/* ---- slice, split --------------------------------------------------------------------------------------------------------- */
+/* ---- slice, split ---------------------------------------------------------------------------------------------- */
 
 static tr_tensor *part_of(const tr_tensor *x, int dim, int64_t start, int64_t size)
 {
@@ -266,7 +267,8 @@ tr_status tr__split_backward(tr_backward_call *call)
         if (call->grad_outputs[i]) any = call->grad_outputs[i];
     for (int i = 0; i < attrs->parts; i++) {
         grads[i] = call->grad_outputs[i];
-        if (!grads[i]) grads[i] = tr_expand(tr_zeros(TR_SCALAR, .dtype = any->dtype, .device = tr__device_of(any)), shape);
+        if (!grads[i])
+            grads[i] = tr_expand(tr_zeros(TR_SCALAR, .dtype = any->dtype, .device = tr__device_of(any)), shape);
     }
     call->grad_inputs[0] = tr_cat(grads, attrs->parts, attrs->dim);
     return TR_OK;
@@ -290,7 +292,8 @@ tr_status tr_split(tr_tensor *x, int n, int dim, tr_tensor **parts)
     tr__split_attrs attrs = {.parts = n};
     TR__TRY(tr__dim("split", x->shape, dim, &attrs.dim));
     if (n < 1 || x->shape.dim[attrs.dim] % n)
-        return tr__fail(TR_SHAPE, "split: dimension %d of %s does not divide into %d parts", dim, TR__TEXT(x->shape), n);
+        return tr__fail(TR_SHAPE, "split: dimension %d of %s does not divide into %d parts", dim, TR__TEXT(x->shape),
+                        n);
     if (n > TR_OP_MAX_OUTPUTS) return split_in_slices(x, n, attrs.dim, parts);
     return tr_status_of(tr_apply(tr__op(split), &attrs, &x, 1, parts));
 }

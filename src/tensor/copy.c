@@ -86,7 +86,8 @@ static tr_status copy_across(tr_tensor *into, const tr_tensor *from)
     }
     if (!tr_is_contiguous(source) || !tr_is_contiguous(target) || source->dtype != target->dtype ||
         !tr__shape_equal(source->shape, target->shape))
-        return tr__fail(TR_UNSUPPORTED, "copy: from %s %s to %s %s on another device: make both contiguous and alike first",
+        return tr__fail(
+            TR_UNSUPPORTED, "copy: from %s %s to %s %s on another device: make both contiguous and alike first",
             tr_dtype_name(from->dtype), TR__TEXT(from->shape), tr_dtype_name(into->dtype), TR__TEXT(into->shape));
     tr_device to_device = tr__device_of(target);
     size_t bytes = (size_t)tr__numel(target->shape) * tr_dtype_size(target->dtype);

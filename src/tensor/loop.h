@@ -1,6 +1,6 @@
 /*
- * A loop over the elements of a shape, with several tensors walked along: broadcast, of any strides. Dimensions that lie
- * one after the other in all of them are taken as one, so contiguous tensors are one run.
+ * A loop over the elements of a shape, with several tensors walked along: broadcast, of any strides. Dimensions that
+ * lie one after the other in all of them are taken as one, so contiguous tensors are one run.
  */
 #ifndef TR_TENSOR_LOOP_H
 #define TR_TENSOR_LOOP_H
@@ -24,7 +24,7 @@ void tr__loop_init(tr__loop *loop, tr_shape shape, const tr_tensor *const *tenso
 /* The stride of tensor k within a run. */
 static inline int64_t tr__loop_step(const tr__loop *loop, int k) { return loop->stride[k][loop->shape.ndim - 1]; }
 
-/* Works on a run of n elements: tensor k's lie at at[k], tr__loop_step(loop, k) apart. Runs come from several threads. */
+/* Works on a run of n elements: tensor k's lie at at[k], tr__loop_step(loop, k) apart. Called from several threads. */
 typedef void (*tr__loop_body)(const tr__loop *loop, char *const *at, int64_t n, const void *arg);
 void tr__loop_run(const tr__loop *loop, tr__pool *pool, tr__loop_body body, const void *arg);
 

@@ -1,6 +1,7 @@
 /*
- * The op cases: one list of every op with inputs to try it on. tests/unit/test_ops.c holds each case against f64, against
- * differences, in bf16 and f16, strided, empty, large, and with one and two threads; the bench times the same list.
+ * The op cases: one list of every op with inputs to try it on. tests/unit/test_ops.c holds each case against f64,
+ * against differences, in bf16 and f16, strided, empty, large, and with one and two threads; the bench times the same
+ * list.
  */
 #ifndef TESTS_OP_CASES_H
 #define TESTS_OP_CASES_H
@@ -41,9 +42,9 @@ typedef struct op_case {
 extern const op_case op_cases[];
 extern const int op_case_count;
 
-/* The inputs of a case in a float dtype. batch multiplies the first dimension (0: empty). strided: the same values behind
- * each other in another order, with gaps. Floats require a gradient when asked. The values depend on the case alone, and
- * are representable in round_to. Failures are tensors in error. */
+/* The inputs of a case in a float dtype. batch multiplies the first dimension (0: empty). strided: the same values
+ * behind each other in another order, with gaps. Floats require a gradient when asked. The values depend on the case
+ * alone, and are representable in round_to. Failures are tensors in error. */
 typedef struct op_variant {
     tr_dtype dtype, round_to;
     int64_t batch;

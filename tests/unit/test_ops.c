@@ -34,7 +34,8 @@ static result run(const op_case *c, op_variant variant)
     tr_tensor *out = c->run(in);
     if (tr_status_of(out) != TR_OK) fail_msg("%s: %s", c->name, tr_error_message());
     if (tr_requires_grad(out)) {
-        tr_tensor *g = tr_cast(tr_cast(tr_randn(99, tr_shape_of(out), .dtype = TR_F64), variant.round_to), tr_dtype_of(out));
+        tr_tensor *g =
+            tr_cast(tr_cast(tr_randn(99, tr_shape_of(out), .dtype = TR_F64), variant.round_to), tr_dtype_of(out));
         if (tr_backward(out, .gradient = g) != TR_OK) fail_msg("%s: %s", c->name, tr_error_message());
     }
     TR_NO_GRAD;
@@ -60,7 +61,8 @@ static void compare(const char *name, const char *variant, const char *what, int
     for (int64_t k = 0; k < tr_numel(got); k++) {
         if (x[k] == y[k] || (x[k] != x[k] && y[k] != y[k])) continue;
         if (!(fabs(x[k] - y[k]) <= tolerance * (fabs(y[k]) + top)))
-            fail_msg("%s, %s: %s %d, element %lld: %.9g instead of %.9g", name, variant, what, i, (long long)k, x[k], y[k]);
+            fail_msg("%s, %s: %s %d, element %lld: %.9g instead of %.9g", name, variant, what, i, (long long)k, x[k],
+                     y[k]);
     }
 }
 
@@ -108,7 +110,8 @@ static void strides_do_not_matter_in_f64(void **state)
     (void)state;
     FOR_EACH_CASE(c) {
         TR_SCOPE;
-        result got = run(c, (op_variant){TR_F64, TR_F64, 1, true}), expected = run(c, (op_variant){TR_F64, TR_F64, 1, false});
+        result got = run(c, (op_variant){TR_F64, TR_F64, 1, true}),
+               expected = run(c, (op_variant){TR_F64, TR_F64, 1, false});
         compare_results(c, "strided f64", got, expected, 1e-14);
     }
 }

@@ -1,4 +1,5 @@
-/* What does not fit: every op answers with a tensor in error whose message says what, with which values; never a crash. */
+/* What does not fit: every op answers with a tensor in error whose message says what, with which values; never a crash.
+ */
 #include <trireme/trireme.h>
 
 #include <math.h>
@@ -41,7 +42,8 @@ static void dtypes_that_do_not_fit(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor *x = ones(TR_SHAPE(2)), *d = tr_ones(TR_SHAPE(2), .dtype = TR_F64), *i = tr_ones(TR_SHAPE(2), .dtype = TR_I64);
+    tr_tensor *x = ones(TR_SHAPE(2)), *d = tr_ones(TR_SHAPE(2), .dtype = TR_F64),
+              *i = tr_ones(TR_SHAPE(2), .dtype = TR_I64);
     expect(tr_add(x, d), TR_DTYPE, "add: dtypes differ: f32 [2] and f64 [2]");
     expect(tr_div(i, i), TR_DTYPE, "div: input 0 is i64 [2]: it takes floats");
     expect(tr_exp(i), TR_DTYPE, "exp: input 0 is i64");
@@ -51,7 +53,8 @@ static void dtypes_that_do_not_fit(void **state)
     expect(tr_softmax(i, 0), TR_DTYPE, "softmax: input 0 is i64");
     expect(tr_dropout(i, .p = 0.5), TR_DTYPE, "dropout: input 0 is i64");
     expect(tr_layer_norm_op(x, d, NULL, 1e-5), TR_DTYPE, "layer_norm: dtypes differ");
-    expect(tr_cross_entropy(ones(TR_SHAPE(2, 3)), x), TR_DTYPE, "cross_entropy: input 1 is f32 [2]: it must be i64 or i32");
+    expect(tr_cross_entropy(ones(TR_SHAPE(2, 3)), x), TR_DTYPE,
+           "cross_entropy: input 1 is f32 [2]: it must be i64 or i32");
     expect(tr_embedding_op(ones(TR_SHAPE(4, 2)), x), TR_DTYPE, "embedding: input 1 is f32");
     expect(tr_cat((tr_tensor *[]){x, d}, 2, 0), TR_DTYPE, "cat: dtypes differ");
     expect(tr_cast(x, TR_DTYPE_COUNT), TR_DTYPE, "8 is no dtype");
@@ -93,7 +96,8 @@ static void dimensions_that_are_not_there(void **state)
     expect(tr_sum(x, .ndims = 2, .dims = {1, -1}), TR_INVALID, "sum: dimension -1 of [2, 3] is named twice");
     expect(tr_mean(x, .ndims = 9), TR_INVALID, "mean: 9 dimensions named");
     expect(tr_max(x, .ndims = -1), TR_INVALID, "max: -1 dimensions named");
-    expect(tr_max(tr_empty(TR_SHAPE(2, 0)), .ndims = 1, .dims = {1}), TR_SHAPE, "max: a dimension to reduce is empty in [2, 0]");
+    expect(tr_max(tr_empty(TR_SHAPE(2, 0)), .ndims = 1, .dims = {1}), TR_SHAPE,
+           "max: a dimension to reduce is empty in [2, 0]");
     expect(tr_argmax(x, -3), TR_SHAPE, "argmax: no dimension -3 in [2, 3]");
     expect(tr_argmax(tr_empty(TR_SHAPE(2, 0)), 1), TR_SHAPE, "argmax: a dimension to reduce is empty");
     expect(tr_softmax(x, 2), TR_SHAPE, "softmax: no dimension 2 in [2, 3]");
@@ -133,7 +137,8 @@ static void shapes_that_do_not_fit(void **state)
     expect(tr_expand(x, (tr_shape){.ndim = -4}), TR_SHAPE, "expand: [2, 3] does not broadcast to so many dimensions");
     expect(tr_layer_norm_op(x, ones(TR_SHAPE(2)), NULL, 1e-5), TR_SHAPE,
         "layer_norm: weight [2] does not fit x [2, 3]: it must be [3]");
-    expect(tr_layer_norm_op(x, NULL, ones(TR_SHAPE(3, 1)), 1e-5), TR_SHAPE, "layer_norm: bias [3, 1] does not fit x [2, 3]");
+    expect(tr_layer_norm_op(x, NULL, ones(TR_SHAPE(3, 1)), 1e-5), TR_SHAPE,
+           "layer_norm: bias [3, 1] does not fit x [2, 3]");
     expect(tr_layer_norm_op(ones(TR_SCALAR), NULL, NULL, 1e-5), TR_SHAPE, "layer_norm: x is a scalar");
     expect(tr_dropout(x, .p = 1), TR_INVALID, "dropout: p is 1: it must be at least 0 and less than 1");
     expect(tr_dropout(x, .p = -0.5), TR_INVALID, "dropout: p is -0.5");
@@ -151,7 +156,8 @@ static void labels_and_ids_out_of_range(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *logits = ones(TR_SHAPE(3, 10)), *weight = ones(TR_SHAPE(5, 2));
-    expect(tr_cross_entropy(logits, ids(0, 9, 10)), TR_INVALID, "cross_entropy: target 10 at position 2 is outside the 10 classes");
+    expect(tr_cross_entropy(logits, ids(0, 9, 10)), TR_INVALID,
+           "cross_entropy: target 10 at position 2 is outside the 10 classes");
     expect(tr_cross_entropy(logits, ids(0, -1, 3)), TR_INVALID, "cross_entropy: target -1 at position 1 is outside");
     expect(tr_cross_entropy(logits, ids(0, -100, INT64_MIN)), TR_INVALID, "at position 2");
     expect(tr_cross_entropy(logits, ids(0, -100, 3), .ignore_index = -1), TR_INVALID, "target -100 at position 1");
@@ -184,9 +190,11 @@ static void nan_stays_nan(void **state)
     for (int k = 0; k < 3; k++) {
         tr_tensor *x = tr_full((double)NAN, TR_SHAPE(37), .dtype = (tr_dtype[]){TR_F32, TR_F64, TR_BF16}[k]);
         tr_tensor *one = tr_ones(TR_SHAPE(37), .dtype = tr_dtype_of(x));
-        tr_tensor *results[] = {tr_add(x, one), tr_maximum(x, one), tr_maximum(one, x), tr_minimum(x, one),
-            tr_minimum(one, x), tr_exp(x), tr_tanh(x), tr_sigmoid(x), tr_relu(x), tr_gelu(x), tr_gelu_exact(x), tr_abs(x),
-            tr_sqrt(x), tr_softmax(x, 0), tr_log_softmax(x, 0), tr_layer_norm_op(x, NULL, NULL, 1e-5)};
+        tr_tensor *results[] = {
+            tr_add(x, one),     tr_maximum(x, one), tr_maximum(one, x),   tr_minimum(x, one),
+            tr_minimum(one, x), tr_exp(x),          tr_tanh(x),           tr_sigmoid(x),
+            tr_relu(x),         tr_gelu(x),         tr_gelu_exact(x),     tr_abs(x),
+            tr_sqrt(x),         tr_softmax(x, 0),   tr_log_softmax(x, 0), tr_layer_norm_op(x, NULL, NULL, 1e-5)};
         for (size_t i = 0; i < sizeof results / sizeof *results; i++)
             for (int at = 0; at < 37; at += 36) assert_true(isnan(tr_item(tr_slice(results[i], 0, at, at + 1))));
         assert_true(isnan(tr_item(tr_sum(x))) && isnan(tr_item(tr_max(x))) && isnan(tr_item(tr_mean(x))));

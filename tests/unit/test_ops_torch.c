@@ -1,6 +1,6 @@
 /*
- * The same answer as PyTorch: outputs and gradients of single ops from tests/recorded/ops.safetensors (record_ops.py says
- * how they were made), in f64 and in f32.
+ * The same answer as PyTorch: outputs and gradients of single ops from tests/recorded/ops.safetensors (record_ops.py
+ * says how they were made), in f64 and in f32.
  */
 #include <trireme/trireme.h>
 

@@ -31,7 +31,8 @@ static bool runs_here(int table)
     return table == 0 || (table == 1 ? tr__has_avx2() : tr__has_avx512());
 }
 
-/* Runs one kernel of a table and the reference on the same inputs; both must agree to tolerance * (|y| + the largest |y|). */
+/* Runs one kernel of a table and the reference on the same inputs; both must agree to tolerance * (|y| + the largest
+ * |y|). */
 static void check(int table, const tr_op *op, const void *attrs, tr_tensor **in, int n, double tolerance)
 {
     tr_tensor *got[TR_OP_MAX_OUTPUTS] = {NULL}, *expected[TR_OP_MAX_OUTPUTS] = {NULL};
@@ -46,7 +47,8 @@ static void check(int table, const tr_op *op, const void *attrs, tr_tensor **in,
         double top = 0;
         for (int64_t i = 0; i < size; i++) top = fmax(top, fabs(tr__load(expected[k]->dtype, tr__ptr(expected[k]), i)));
         for (int64_t i = 0; i < size; i++) {
-            double x = tr__load(got[k]->dtype, tr__ptr(got[k]), i), y = tr__load(expected[k]->dtype, tr__ptr(expected[k]), i);
+            double x = tr__load(got[k]->dtype, tr__ptr(got[k]), i),
+                   y = tr__load(expected[k]->dtype, tr__ptr(expected[k]), i);
             if (!(fabs(x - y) <= tolerance * (fabs(y) + fmax(top, 0.1))))
                 fail_msg("%s, %s %s: output %d, element %lld: %.9g instead of %.9g", tables[table].name, op->name,
                     TR__TEXT(in[0]->shape), k, (long long)i, x, y);
@@ -54,8 +56,9 @@ static void check(int table, const tr_op *op, const void *attrs, tr_tensor **in,
     }
 }
 
-#define CHECK(op, attrs, ...) \
-    check(table, tr__op(op), attrs, (tr_tensor *[]){__VA_ARGS__}, sizeof((tr_tensor *[]){__VA_ARGS__}) / sizeof(tr_tensor *), 1e-6)
+#define CHECK(op, attrs, ...)                                                                                          \
+    check(table, tr__op(op), attrs, (tr_tensor *[]){__VA_ARGS__},                                                      \
+          sizeof((tr_tensor *[]){__VA_ARGS__}) / sizeof(tr_tensor *), 1e-6)
 
 static void check_elementwise(int table, tr_shape shape)
 {
@@ -91,7 +94,8 @@ static void check_elementwise(int table, tr_shape shape)
 static void check_rows(int table, int64_t rows, int64_t n)
 {
     tr_tensor *x = tr_affine(tr_randn(1, TR_SHAPE(rows, n)), 3, 0), *g = tr_randn(2, TR_SHAPE(rows, n));
-    tr_tensor *positive = tr_rand(5, TR_SHAPE(rows, n)), *weight = tr_randn(3, TR_SHAPE(n)), *bias = tr_randn(4, TR_SHAPE(n));
+    tr_tensor *positive = tr_rand(5, TR_SHAPE(rows, n)), *weight = tr_randn(3, TR_SHAPE(n)),
+              *bias = tr_randn(4, TR_SHAPE(n));
     tr_tensor *targets = tr_empty(TR_SHAPE(rows), .dtype = TR_I64), *outputs[TR_OP_MAX_OUTPUTS];
     for (int64_t r = 0; r < rows; r++) ((int64_t *)tr_data(targets))[r] = r % 5 == 3 ? -100 : r % n;
     for (uint32_t dims = 1; dims < 4; dims++) {
@@ -144,7 +148,8 @@ static void embedding_gradients_agree_with_the_reference(void **state)
             tr_dtype dtype = k % 2 && n < 4096 ? TR_BF16 : TR_F32;
             tr_tensor *g = tr_cast(tr_randn(1, TR_SHAPE(30, n)), dtype), *ids = tr_empty(TR_SHAPE(30), .dtype = TR_I32);
             for (int i = 0; i < 30; i++) ((int32_t *)tr_data(ids))[i] = i * i % 7;
-            tr_tensor *got = tr_ones(TR_SHAPE(8, n), .dtype = dtype), *expected = tr_ones(TR_SHAPE(8, n), .dtype = dtype);
+            tr_tensor *got = tr_ones(TR_SHAPE(8, n), .dtype = dtype),
+                      *expected = tr_ones(TR_SHAPE(8, n), .dtype = dtype);
             tr__accumulate_attrs attrs = {.accumulate = k & 2};
             tr_op_call call = {tr__op(embedding_grad), &attrs, 2, 1, (tr_tensor *[]){g, ids}, &got};
             assert_int_equal(tables[table].kernels[TR__OP_embedding_grad](&call), TR_OK);
@@ -213,8 +218,8 @@ static void extremes_overflow_to_where_they_should(void **state)
             for (int i = 0; i < 9; i++) {
                 float got = ((float *)tr_data(y))[i], expected = ops[k].out[i];
                 if (expected == expected && !(got == expected || fabsf(got - expected) < 1e-27f))
-                    fail_msg("%s, %s(%g): %g instead of %g", tables[table].name, ops[k].op->name, (double)in[i], (double)got,
-                        (double)expected);
+                    fail_msg("%s, %s(%g): %g instead of %g", tables[table].name, ops[k].op->name, (double)in[i],
+                             (double)got, (double)expected);
             }
         }
 }

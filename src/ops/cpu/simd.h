@@ -1,6 +1,7 @@
 /*
- * The SIMD kernels: f32 arithmetic, also for bf16 and f16. They are written once (the simd_*.h beside this) on vectors whose
- * width is that of the machine (vec.h), and compiled for each kind of machine (simd_avx512.c, …), which gives a table each.
+ * The SIMD kernels: f32 arithmetic, also for bf16 and f16. They are written once (the simd_*.h beside this) on vectors
+ * whose width is that of the machine (vec.h), and compiled for each kind of machine (simd_avx512.c, …), which gives a
+ * table each.
  */
 #ifndef TR_OPS_CPU_SIMD_H
 #define TR_OPS_CPU_SIMD_H

@@ -52,8 +52,8 @@ UNARY(tanh, return vec_tanh(x);)
 UNARY(sigmoid, return vec_sigmoid(x);)
 UNARY(relu, return vec_max(vec_all(0), x);)
 
-/* See unary.c: gelu(x) = x sigmoid(2u), 2u = 2 sqrt(2/pi) (x + 0.044715 x^3). Beyond 9 on either side it is x or, to f32's
- * last digit beside any other term, 0; held there, nothing overflows. */
+/* See unary.c: gelu(x) = x sigmoid(2u), 2u = 2 sqrt(2/pi) (x + 0.044715 x^3). Beyond 9 on either side it is x or, to
+ * f32's last digit beside any other term, 0; held there, nothing overflows. */
 static inline vec exp_minus_2u(vec x)
 {
     return vec_exp_within(x * (-1.5957691216f - 0.0713548162726f * (x * x)));

@@ -79,8 +79,8 @@ static tr_status layer_norm_kernel(tr_op_call *call)
 }
 
 /* One row: dx, and its share of dweight and dbias. */
-static inline void norm_grad_row(const norm_job *j, int64_t r, const float *g, const float *x, float *dx, float *dweight,
-    float *dbias)
+static inline void norm_grad_row(const norm_job *j, int64_t r, const float *g, const float *x, float *dx,
+                                 float *dweight, float *dbias)
 {
     int64_t n = j->x.n;
     float mean = j->mean[r], rstd = j->rstd[r];

@@ -1,8 +1,8 @@
 /*
  * sum and mean of contiguous f32 over dimensions that lie together: x: [outer, reduced, inner] -> [outer, inner].
  *
- * Stretches of up to a few thousand elements are summed in f32, lane by lane, and these sums in f64. A long reduction with
- * few results is cut into chunks, so that threads share it; where, depends on the shape only.
+ * Stretches of up to a few thousand elements are summed in f32, lane by lane, and these sums in f64. A long reduction
+ * with few results is cut into chunks, so that threads share it; where, depends on the shape only.
  */
 #ifndef TR_OPS_CPU_SIMD_REDUCE_H
 #define TR_OPS_CPU_SIMD_REDUCE_H

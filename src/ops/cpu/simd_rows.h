@@ -45,8 +45,8 @@ static inline void row_done(const tr__rows *x, int64_t r, const float *buffer)
     if (!is_direct(x)) tr__write_f32(x->dtype, row_place(x, r), x->stride, buffer, x->n);
 }
 
-/* FOR_VECTORS(n, statements): runs them for i = 0, WIDTH, … below n, with m lanes that count: WIDTH, but fewer in the last
- * vector. They stand twice, so that in whole vectors m is a constant. */
+/* FOR_VECTORS(n, statements): runs them for i = 0, WIDTH, … below n, with m lanes that count: WIDTH, but fewer in the
+ * last vector. They stand twice, so that in whole vectors m is a constant. */
 #define FOR_VECTORS(n, ...)                          \
     do {                                             \
         int64_t i = 0;                               \

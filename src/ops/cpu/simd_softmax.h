@@ -13,8 +13,8 @@ static inline vec exp_below_0(vec x)
     return vec_exp_within(vec_max(vec_all(-104), x));
 }
 
-/* The sum of exp(x - top), top being the largest of the row; the terms go to out unless it is NULL. NaN when a number is NaN
- * or infinite, or all are -infinity. */
+/* The sum of exp(x - top), top being the largest of the row; the terms go to out unless it is NULL. NaN when a number
+ * is NaN or infinite, or all are -infinity. */
 static inline float row_exp_sum(const float *x, int64_t n, float top, float *out)
 {
     vec sum = {0};
@@ -118,7 +118,7 @@ static tr_status log_softmax_grad_kernel(tr_op_call *call)
     return run_softmax(call, call->inputs[1], call->inputs[0], log_softmax_grad_rows);
 }
 
-/* ---- cross_entropy: logits, targets -> loss, lse, count -------------------------------------------------------------- */
+/* ---- cross_entropy: logits, targets -> loss, lse, count -------------------------------------------------------- */
 
 typedef struct loss_job {
     tr__rows logits, grads;

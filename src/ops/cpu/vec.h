@@ -1,7 +1,7 @@
 /*
- * Vectors of floats as wide as the machine's: 16 with AVX-512, 8 with AVX2, else 4. Arithmetic is the compiler's (a * b + c
- * on the vector types); here is what it has no operators for, and exp and tanh. Included by files that are compiled once per
- * kind of machine, so everything is static.
+ * Vectors of floats as wide as the machine's: 16 with AVX-512, 8 with AVX2, else 4. Arithmetic is the compiler's (a * b
+ * + c on the vector types); here is what it has no operators for, and exp and tanh. Included by files that are compiled
+ * once per kind of machine, so everything is static.
  */
 #ifndef TR_OPS_CPU_VEC_H
 #define TR_OPS_CPU_VEC_H
