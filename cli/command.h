@@ -9,6 +9,7 @@
     X("run", tr__cli_run, "run a program as the ranks of a job on this machine") \
     X("train", tr__cli_train, "train a model, on one process or several")        \
     X("sample", tr__cli_sample, "let a trained model write")                     \
+    X("bench", tr__cli_bench, "measure how fast training is here")               \
     X("doctor", tr__cli_doctor, "say what this machine offers to training, and what is wrong")
 
 #define TR__DECLARE(name, function, help) int function(int argc, char **argv);

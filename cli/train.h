@@ -11,9 +11,6 @@
 #define TR__TRAIN_PARENT "TRIREME_TRAIN_STARTED"
 #define TR__TRAIN_TEXT "TRIREME_TRAIN_TEXT" /* and what it found the text to be */
 
-/* Exit code of a rank whose peers died: it has said nothing, for their end says more. */
-enum { TR__EXIT_PEER = 3 };
-
 typedef struct tr__train {
     /* What a checkpoint remembers. */
     const char *data, *suffixes, *preset;

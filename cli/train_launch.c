@@ -1,14 +1,14 @@
-/* `trireme train --ranks N`: starts this program N times and says what became of it. */
+/* `trireme train --ranks N`: starts this program N times, with every option spelt out. */
 #include "train.h"
 
 #include "options.h"
+#include "relaunch.h"
 
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* An argument list that owns its strings. */
 typedef struct arguments {
@@ -46,8 +46,6 @@ static void add_number(arguments *a, const char *name, int value)
 static void fill(arguments *a, tr__train *t)
 {
     a->whole = true;
-    char self[PATH_MAX];
-    add(a, realpath("/proc/self/exe", self) ? self : "/proc/self/exe");
     add(a, "train");
     add(a, "gpt");
     tr__setting settings[TR__SETTINGS];
@@ -66,26 +64,6 @@ static void fill(arguments *a, tr__train *t)
     if (t->plain) add_option(a, "plain", NULL);
 }
 
-static void print_line(int rank, bool is_stderr, const char *line, size_t length, void *user)
-{
-    (void)is_stderr, (void)user;
-    fprintf(stderr, "%s[%d] %.*s\n", isatty(STDERR_FILENO) ? "\r\033[K" : "", rank, (int)length, line);
-}
-
-/* Ranks that failed by themselves have said why; of those that were killed somebody else must tell. */
-static int conclude(tr_status status, const tr_launch_report *r)
-{
-    if (status == TR_OK) return TR__EXIT_OK;
-    if (status == TR_INTERRUPTED) return r->exit_code;
-    bool told = status == TR_CHILD && !r->signal && r->exit_code == TR__EXIT_FAILED;
-    if (!told && isatty(STDERR_FILENO)) fputc('\n', stderr); /* the progress bar's line is open */
-    if (status == TR_CHILD && r->exit_code == TR__EXIT_PEER)
-        tr__complain(TR__TRAIN, "rank %d lost the others, and none of them said why", r->first_rank);
-    else if (!told)
-        tr__complain(TR__TRAIN, "%s", tr_error_message());
-    return TR__EXIT_FAILED;
-}
-
 int tr__train_launch(tr__train *t)
 {
     arguments a = {0};
@@ -94,15 +72,11 @@ int tr__train_launch(tr__train *t)
     snprintf(started, sizeof started, TR__TRAIN_PARENT "=%" PRId64, t->started_ns);
     snprintf(text_id, sizeof text_id, TR__TRAIN_TEXT "=%s", t->text_id);
     int code = TR__EXIT_FAILED;
-    if (a.whole) {
-        tr_launch_report report = {0};
-        const char *const env[] = {started, text_id, NULL};
-        tr_status status = tr_launch((const char *const *)a.list, t->ranks, .env = env, .output = print_line,
-            .rank0_inherits = true, .pass_signals = true, .report = &report);
-        code = conclude(status, &report);
-    } else {
+    if (a.whole)
+        code = tr__relaunch(
+            TR__TRAIN, (const char *const *)a.list, t->ranks, (const char *const[]){started, text_id, NULL});
+    else
         tr__complain(TR__TRAIN, "out of memory");
-    }
     for (int i = 0; i < a.count; i++) free(a.list[i]);
     return code;
 }

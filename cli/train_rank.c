@@ -2,6 +2,7 @@
 #include "train.h"
 
 #include "options.h"
+#include "relaunch.h"
 #include "terminal.h"
 
 #include <cjson/cJSON.h>
@@ -259,15 +260,11 @@ static void conclude(const run *r)
         printf("Try: trireme sample --from %s --prompt \"…\"\n", t->out);
 }
 
-/* Whoever can best say what went wrong says it, and nobody else. The others end a little later: the launcher takes the
- * first death for the cause. */
+/* Whoever can best say what went wrong says it, and nobody else. */
 static int report_failure(const run *r, tr_status status)
 {
     bool told_elsewhere = status == TR_PEER || (r->rank > 0 && r->report.common_failure);
-    if (told_elsewhere && r->train->has_parent) {
-        nanosleep(&(struct timespec){.tv_nsec = 250000000}, NULL);
-        return TR__EXIT_PEER;
-    }
+    if (told_elsewhere && r->train->has_parent) return tr__exit_quietly();
     tr__complain(TR__TRAIN, "%s", tr_error_message());
     return TR__EXIT_FAILED;
 }

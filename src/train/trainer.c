@@ -166,8 +166,8 @@ static tr_status update(tr_trainer *t, tr_metrics_row *row)
     t->common_failure = true;
     if (!isfinite(row->loss))
         return tr__fail(TR_INVALID,
-            "step %" PRId64 ": the loss is %g: training has diverged, try a lower learning rate", t->step + 1,
-            row->loss);
+            "step %" PRId64 ": the loss is %s: training has diverged, try a lower learning rate", t->step + 1,
+            isnan(row->loss) ? "not a number" : "infinite");
     if (t->options.clip > 0) {
         tr_status status = tr_clip_grad_norm(t->optimizer, t->options.clip, &row->grad_norm);
         if (status != TR_OK) return tr__fail_context(status, "step %" PRId64, t->step + 1);

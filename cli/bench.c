@@ -1,0 +1,68 @@
+/* trireme bench: how fast training is here. */
+#include "bench.h"
+
+#include "command.h"
+#include "options.h"
+#include "relaunch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int read_options(tr__bench *b, int argc, char **argv)
+{
+    const tr__option options[] = {
+        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2")},
+        {"batch", 0, "N", "sequences on each rank", TR__INTEGER(&b->batch, 1, 100000)},
+        {"seq", 0, "N", "tokens in a sequence", TR__INTEGER(&b->seq, 1, 1000000)},
+        {"dtype", 0, "NAME", "of the numbers", TR__CHOICE(&b->dtype, "f32")},
+        {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
+        {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b->threads, 1, 1024)},
+        {"steps", 0, "N", "steps that count", TR__INTEGER(&b->steps, 1, 1000000)},
+        {"warmup", 0, "N", "steps before them", TR__INTEGER(&b->warmup, 0, 1000000)},
+        {"peer", 0, "COMMAND",
+            "a program to take turns with: it prints \"ready\", then runs a step for each line that\n"
+            "                            it reads and prints its milliseconds",
+            TR__TEXT(&b->peer)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b->json)},
+        {0},
+    };
+    const tr__syntax syntax = {TR__BENCH, NULL,
+        "Times whole training steps (forward, backward, AdamW), beside the peak of oneDNN's own sgemm in the same run.",
+        options, .operands = {0, 0}};
+    return tr__parse(&syntax, &argc, argv);
+}
+
+static int bench_model(int argc, char **argv)
+{
+    const char **given = calloc((size_t)argc + 2, sizeof *given);
+    if (!given) {
+        tr__complain(TR__BENCH, "out of memory");
+        return TR__EXIT_FAILED;
+    }
+    given[0] = "bench";
+    for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
+    tr__bench b = {.model = "gpt-mini", .dtype = "f32", .batch = 8, .seq = 256, .ranks = 1, .steps = 20, .warmup = 3};
+    int code = read_options(&b, argc, argv);
+    if (code < 0)
+        code = b.ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, b.ranks, NULL) : tr__bench_rank(&b);
+    free(given);
+    return code;
+}
+
+int tr__cli_bench(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : NULL;
+    if (what && !strcmp(what, "model")) return bench_model(argc - 1, argv + 1);
+    if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
+        printf(
+            "Usage: trireme bench WHAT [OPTION…]\n\nMeasures speed. "
+            "`trireme bench WHAT --help` lists the options.\n\n"
+            "What:\n  model  training steps of a model\n");
+        return TR__EXIT_OK;
+    }
+    tr__complain(
+        "bench", what ? "there is no bench \"%s\": there is model" : "what is missing: trireme bench model", what);
+    fprintf(stderr, "Try: trireme bench --help\n");
+    return TR__EXIT_USAGE;
+}

@@ -1,0 +1,280 @@
+/*
+ * Whole training steps of a GPT: forgetting the gradients, forward, cross-entropy, backward, AdamW; each taking turns
+ * with a peer's step and with oneDNN's own sgemm, so that whatever else the machine does slows all of them.
+ */
+#include "bench.h"
+
+#include "options.h"
+#include "relaunch.h"
+
+#include <cjson/cJSON.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+typedef struct bench_run {
+    const tr__bench *bench;
+    int rank, world;
+    tr_group *group; /* NULL: one rank */
+    tr_gpt_options size;
+    tr_module *net;
+    tr_optimizer *optimizer;
+    tr_tensor *x, *y; /* [batch, seq] */
+    tr__peer peer;
+    double *ours, *theirs; /* milliseconds of each step */
+    double peak;           /* GFLOP/s of one thread */
+    double rss_mb, rss_mb_sum;
+} bench_run;
+
+static const char formula[] =
+    "6*N*T for the linear layers (N: weights in matrix products, T: tokens) + 6*layers*dim*seq*T "
+    "for attention (the causal half; nothing that is computed again is counted)";
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+/* Of one rank's step. */
+static double flops(const bench_run *r)
+{
+    const tr_gpt_options *o = &r->size;
+    double tokens = (double)r->bench->batch * r->bench->seq, dim = o->dim;
+    double weights = o->layers * 12 * dim * dim + o->vocab * dim;
+    return 6 * weights * tokens + 6.0 * o->layers * dim * r->bench->seq * tokens;
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+static tr_status set_up(bench_run *r)
+{
+    const tr__bench *b = r->bench;
+    tr_gpt_options *o = &r->size;
+    *o = (tr_gpt_options){.size = sizeof *o};
+    const char *name = strcmp(b->model, "gpt-mini") == 0 ? "mini" : b->model;
+    tr_status status = tr_gpt_preset(name, o);
+    if (status != TR_OK) return status;
+    if (o->context < b->seq) o->context = b->seq;
+    tr_module *model = tr_gpt_with(o);
+    r->net = r->group ? tr_ddp(model, r->group) : model;
+    r->optimizer = tr_adamw(tr_parameters(model), .lr = 3e-4, .weight_decay = 0.1);
+    tr_tensor *random = tr_rand((uint64_t)r->rank, TR_SHAPE(2, b->batch, b->seq));
+    tr_tensor *ids = tr_cast(tr_affine(random, o->vocab - 1, 0), TR_I32);
+    r->x = tr_contiguous(tr_reshape(tr_slice(ids, 0, 0, 1), TR_SHAPE(b->batch, b->seq)));
+    r->y = tr_contiguous(tr_reshape(tr_slice(ids, 0, 1, 2), TR_SHAPE(b->batch, b->seq)));
+    if ((status = tr_status_of(r->net)) == TR_OK && (status = tr_status_of(r->optimizer)) == TR_OK &&
+        (status = tr_status_of(r->x)) == TR_OK)
+        status = tr_status_of(r->y);
+    return status;
+}
+
+static tr_status step(const bench_run *r)
+{
+    TR_SCOPE;
+    tr_zero_grad(r->optimizer);
+    tr_status status = tr_backward(tr_cross_entropy(tr_forward(r->net, r->x), r->y));
+    return status == TR_OK ? tr_step(r->optimizer) : status;
+}
+
+/* All ranks begin together, also after rank 0 was busy with something else: the others sleep meanwhile. */
+static tr_status timed_step(const bench_run *r, double *ms)
+{
+    tr_status status = r->group ? tr_barrier(r->group) : TR_OK;
+    double begin = now_ms();
+    if (status == TR_OK) status = step(r);
+    *ms = now_ms() - begin;
+    return status;
+}
+
+static tr_status peer_step(bench_run *r, double *ms)
+{
+    if (!r->peer.pid) return TR_OK;
+    return tr__peer_step(&r->peer, ms) ? TR_OK : TR_CHILD;
+}
+
+/* Whoever was second in one turn is first in the next. */
+static tr_status turn(bench_run *r, int i, tr__sgemm *matrices)
+{
+    tr_status status = TR_OK;
+    if (i % 2) status = peer_step(r, &r->theirs[i]);
+    if (status == TR_OK) status = timed_step(r, &r->ours[i]);
+    if (status == TR_OK && i % 2 == 0) status = peer_step(r, &r->theirs[i]);
+    if (status == TR_OK && r->rank == 0) r->peak = fmax(r->peak, tr__sgemm_peak(matrices));
+    return status;
+}
+
+static tr_status measure(bench_run *r)
+{
+    const tr__bench *b = r->bench;
+    double unused;
+    tr_status status = TR_OK;
+    for (int i = 0; i < b->warmup && status == TR_OK; i++) status = timed_step(r, &unused);
+    /* Taken before the matrices for sgemm come; a step needs no more than the ones before. */
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    r->rss_mb = r->rss_mb_sum = (double)usage.ru_maxrss / 1024;
+    if (status == TR_OK && r->rank == 0 && b->peer && !tr__peer_start(&r->peer, b->peer, tr_threads(tr_cpu(0)))) status = TR_CHILD;
+    tr__sgemm matrices = {0};
+    for (int i = 0; i < b->steps && status == TR_OK; i++) status = turn(r, i, &matrices);
+    tr__sgemm_free(&matrices);
+    if (r->rank == 0) tr__peer_stop(&r->peer);
+    if (status == TR_OK && r->group) status = tr_all_reduce(r->group, &r->rss_mb, 1, .dtype = TR_F64, .op = TR_MAX);
+    if (status == TR_OK && r->group) status = tr_all_reduce(r->group, &r->rss_mb_sum, 1, .dtype = TR_F64);
+    return status;
+}
+
+/* ---- The report -------------------------------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(const double *values, int n)
+{
+    double *sorted = malloc((size_t)n * sizeof *sorted), middle = NAN;
+    if (!sorted) return NAN;
+    memcpy(sorted, values, (size_t)n * sizeof *sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    middle = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+    free(sorted);
+    return middle;
+}
+
+typedef struct results {
+    double step_ms, tokens_per_s, gflops, share, peer_ms, ratio; /* the last two: NaN without a peer */
+} results;
+
+static results summarize(const bench_run *r)
+{
+    const tr__bench *b = r->bench;
+    results s = {.step_ms = median(r->ours, b->steps), .peer_ms = NAN, .ratio = NAN};
+    s.tokens_per_s = (double)b->batch * b->seq * r->world / s.step_ms * 1e3;
+    s.gflops = flops(r) / s.step_ms * 1e-6;
+    s.share = r->peak > 0 ? s.gflops / (r->peak * tr_threads(tr_cpu(0))) : NAN;
+    if (!b->peer) return s;
+    s.peer_ms = median(r->theirs, b->steps);
+    double *ratios = malloc((size_t)b->steps * sizeof *ratios);
+    for (int i = 0; ratios && i < b->steps; i++) ratios[i] = r->theirs[i] / r->ours[i];
+    if (ratios) s.ratio = median(ratios, b->steps);
+    free(ratios);
+    return s;
+}
+
+static void print_report(const bench_run *r, const results *s)
+{
+    const tr__bench *b = r->bench;
+    printf("%s, batch %d x %d on each of %d rank%s with %d thread%s, f32, %d steps\n", b->model, b->batch, b->seq,
+        r->world, r->world > 1 ? "s" : "", tr_threads(tr_cpu(0)), tr_threads(tr_cpu(0)) > 1 ? "s" : "", b->steps);
+    printf("step             %8.1f ms (median)\n", s->step_ms);
+    printf("tokens           %8.0f /s\n", s->tokens_per_s);
+    printf("peak memory      %8.1f MB%s\n", r->rss_mb, r->world > 1 ? " (the most of a rank)" : "");
+    printf("matrix work      %8.1f GFLOP/s on a rank: %.1f GFLOP in a step\n", s->gflops, flops(r) * 1e-9);
+    printf("sgemm's peak     %8.1f GFLOP/s on a thread; share of it: %.1f %%\n", r->peak, 100 * s->share);
+    if (b->peer)
+        printf("peer's step      %8.1f ms (median); ours is %.2f times as fast, pair by pair\n", s->peer_ms, s->ratio);
+    printf("counted: %s\n", formula);
+}
+
+static void add_number(cJSON *object, const char *key, double value)
+{
+    if (isfinite(value))
+        cJSON_AddNumberToObject(object, key, value);
+    else
+        cJSON_AddNullToObject(object, key);
+}
+
+static char *to_json(const bench_run *r, const results *s)
+{
+    const tr__bench *b = r->bench;
+    cJSON *o = cJSON_CreateObject();
+    if (!o) return NULL;
+    cJSON_AddStringToObject(o, "model", b->model);
+    cJSON_AddStringToObject(o, "dtype", b->dtype);
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {{"batch", b->batch}, {"seq", b->seq}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))},
+        {"steps", b->steps}, {"step_ms_median", s->step_ms}, {"tokens_per_s", s->tokens_per_s},
+        {"peak_rss_mb", r->rss_mb}, {"peak_rss_mb_sum", r->rss_mb_sum}, {"flops_per_step", flops(r)},
+        {"gflops", s->gflops}, {"peak_gflops", r->peak}, {"share_of_peak", s->share}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(o, numbers[i].key, numbers[i].value);
+    cJSON_AddStringToObject(o, "flops_counted", formula);
+    cJSON_AddItemToObject(o, "step_ms", cJSON_CreateDoubleArray(r->ours, b->steps));
+    if (b->peer) {
+        cJSON_AddStringToObject(o, "peer", b->peer);
+        cJSON_AddItemToObject(o, "peer_step_ms", cJSON_CreateDoubleArray(r->theirs, b->steps));
+        add_number(o, "peer_step_ms_median", s->peer_ms);
+        add_number(o, "ratio", s->ratio);
+    }
+    char *text = cJSON_Print(o);
+    cJSON_Delete(o);
+    return text;
+}
+
+static int report(const bench_run *r)
+{
+    results s = summarize(r);
+    print_report(r, &s);
+    if (!r->bench->json) return TR__EXIT_OK;
+    char *text = to_json(r, &s);
+    FILE *f = text ? fopen(r->bench->json, "w") : NULL;
+    bool written = f && fprintf(f, "%s\n", text) > 0;
+    if (f && fclose(f) != 0) written = false;
+    if (!written)
+        tr__complain(TR__BENCH, "cannot write %s: %s", r->bench->json, text ? strerror(errno) : "out of memory");
+    cJSON_free(text);
+    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
+}
+
+/* A peer's failure has been told of, and another rank's will be. */
+static int failed(const bench_run *r, tr_status status)
+{
+    if (status == TR_PEER && r->group) return tr__exit_quietly();
+    if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
+    return TR__EXIT_FAILED;
+}
+
+static int run_and_report(bench_run *r)
+{
+    tr_status status = TR_OK;
+    if (r->bench->threads) status = tr_set_threads(r->bench->threads);
+    if (status == TR_OK) status = set_up(r);
+    if (status == TR_OK) status = measure(r);
+    if (status != TR_OK) return failed(r, status);
+    int code = r->rank == 0 ? report(r) : TR__EXIT_OK;
+    if (r->group && (status = tr_leave(r->group)) != TR_OK) return failed(r, status);
+    return code;
+}
+
+int tr__bench_rank(const tr__bench *b)
+{
+    TR_SCOPE;
+    bench_run r = {.bench = b, .world = 1};
+    if (getenv("RANK")) {
+        r.group = tr_join();
+        tr_status status = tr_status_of(r.group);
+        if (status != TR_OK) return failed(&r, status);
+        r.rank = tr_rank(r.group);
+        r.world = tr_world_size(r.group);
+    }
+    r.ours = calloc((size_t)b->steps, sizeof *r.ours);
+    r.theirs = calloc((size_t)b->steps, sizeof *r.theirs);
+    int code = TR__EXIT_FAILED;
+    if (r.ours && r.theirs)
+        code = run_and_report(&r);
+    else
+        tr__complain(TR__BENCH, "out of memory");
+    free(r.ours);
+    free(r.theirs);
+    return code;
+}

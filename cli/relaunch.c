@@ -1,0 +1,57 @@
+#include "relaunch.h"
+
+#include "options.h"
+
+#include <trireme/launch.h>
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static void print_line(int rank, bool is_stderr, const char *line, size_t length, void *user)
+{
+    (void)is_stderr, (void)user;
+    fprintf(stderr, "%s[%d] %.*s\n", isatty(STDERR_FILENO) ? "\r\033[K" : "", rank, (int)length, line);
+}
+
+/* Ranks that failed by themselves have said why; of those that were killed somebody else must tell. */
+static int conclude(const char *command, tr_status status, const tr_launch_report *r)
+{
+    if (status == TR_OK) return TR__EXIT_OK;
+    if (status == TR_INTERRUPTED) return r->exit_code;
+    bool told = status == TR_CHILD && !r->signal && r->exit_code == TR__EXIT_FAILED;
+    if (!told && isatty(STDERR_FILENO)) fputc('\n', stderr); /* a progress bar's line may be open */
+    if (status == TR_CHILD && r->exit_code == TR__EXIT_PEER)
+        tr__complain(command, "rank %d lost the others, and none of them said why", r->first_rank);
+    else if (!told)
+        tr__complain(command, "%s", tr_error_message());
+    return TR__EXIT_FAILED;
+}
+
+int tr__relaunch(const char *command, const char *const *arguments, int ranks, const char *const *env)
+{
+    char self[PATH_MAX];
+    size_t count = 0;
+    while (arguments[count]) count++;
+    const char **argv = calloc(count + 2, sizeof *argv);
+    if (!argv) {
+        tr__complain(command, "out of memory");
+        return TR__EXIT_FAILED;
+    }
+    argv[0] = realpath("/proc/self/exe", self) ? self : "/proc/self/exe";
+    for (size_t i = 0; i < count; i++) argv[i + 1] = arguments[i];
+    tr_launch_report report = {0};
+    tr_status status = tr_launch(
+        argv, ranks, .env = env, .output = print_line, .rank0_inherits = true, .pass_signals = true, .report = &report);
+    int code = conclude(command, status, &report);
+    free(argv);
+    return code;
+}
+
+int tr__exit_quietly(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 250000000}, NULL);
+    return TR__EXIT_PEER;
+}

@@ -1,0 +1,51 @@
+#!/bin/sh
+# `trireme bench model`: its results have every key, and a peer takes turns with it in a clean environment.
+set -eu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+fail() {
+    echo "failed: $*"
+    head -n 20 out err 2>/dev/null || :
+    exit 1
+}
+bench() { "$TRIREME" bench model --model nano --batch 2 --seq 16 --steps 4 --warmup 1 --threads 1 --json r.json "$@" >out 2>err; }
+number() { grep -o "\"$1\":[^,}]*" r.json | head -n 1 | sed 's/.*:[[:space:]]*//'; }
+
+# The peer notes its environment and each line that it is sent, and says that its steps take 5 ms.
+cat >peer <<'PEER'
+env >peer.env
+echo importing
+echo ready
+while read -r line; do
+    echo "step" >>peer.steps
+    echo 5.000
+done
+echo bye >>peer.steps
+PEER
+for ranks in 1 2; do
+    rm -f peer.steps
+    OPENBLAS_CORETYPE=Prescott MKL_NUM_THREADS=7 OMP_PROC_BIND=true bench --ranks $ranks --peer 'sh peer' || fail "exit code $?"
+    for key in step_ms_median tokens_per_s peak_rss_mb ranks threads batch seq gflops peak_gflops share_of_peak \
+        flops_per_step peer_step_ms_median ratio; do
+        case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
+    done
+    [ "$(number ranks)" = $ranks ] && [ "$(number peer_step_ms_median)" = 5 ] || fail "wrong numbers: $(cat r.json)"
+    [ "$(grep -c step peer.steps)" = 4 ] && [ "$(tail -n 1 peer.steps)" = bye ] || fail "the peer was not led: $(cat peer.steps)"
+    ! grep -oE '^(OPENBLAS_|MKL_|OMP_PROC|RANK|WORLD_|MASTER_|TRIREME_)[^=]*' peer.env >left || fail "left over: $(cat left)"
+    grep -q '^OMP_NUM_THREADS=1$' peer.env || fail "the peer was not told its threads"
+done
+
+# refuses MESSAGE ARGUMENT…
+refuses() {
+    message=$1
+    shift
+    ! bench "$@" || fail "it took: $*"
+    grep -qF -e "$message" err || fail "no \"$message\": $*"
+    [ "$(grep -c '^trireme' err)" = 1 ] || fail "not one message: $*"
+}
+refuses 'it ended before it printed "ready"' --peer 'echo no' --ranks 2
+refuses 'it ended before its work was done' --peer 'echo ready; read line; echo 1'
+refuses 'no milliseconds' --peer 'echo ready; while read line; do echo fast; done'
+refuses 'cannot write nowhere/r.json' --json nowhere/r.json
+refuses '--model takes one of nano, gpt-mini, gpt2, not "gpt5"' --model gpt5
