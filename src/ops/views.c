@@ -262,9 +262,10 @@ tr_status tr__split_backward(tr_backward_call *call)
     const tr__split_attrs *attrs = call->attrs;
     tr_shape shape = tr__input_shape(call, 0);
     shape.dim[attrs->dim] /= attrs->parts;
-    tr_tensor *grads[TR_OP_MAX_OUTPUTS], *any = NULL;
-    for (int i = 0; i < attrs->parts; i++)
-        if (call->grad_outputs[i]) any = call->grad_outputs[i];
+    tr_tensor *grads[TR_OP_MAX_OUTPUTS];
+    int used = 0;
+    while (!call->grad_outputs[used]) used++; /* one has arrived, or this would not be called */
+    tr_tensor *any = call->grad_outputs[used];
     for (int i = 0; i < attrs->parts; i++) {
         grads[i] = call->grad_outputs[i];
         if (!grads[i])

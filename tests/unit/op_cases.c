@@ -82,6 +82,35 @@ static tr_tensor *embedding(tr_tensor *const *in)
     return tr_embedding_op(in[0], in[1]);
 }
 
+BINARY(matmul, tr_matmul(a, b))
+
+static tr_tensor *linear(tr_tensor *const *in)
+{
+    return tr_linear_op(in[0], in[1]);
+}
+
+static tr_tensor *linear_with_all(tr_tensor *const *in)
+{
+    return tr_linear_op(in[0], in[1], .bias = in[2], .residual = in[3], .in_out = true);
+}
+
+static tr_tensor *attention(tr_tensor *const *in)
+{
+    return tr_attention(in[0], in[1], in[2]);
+}
+
+static tr_tensor *attention_causal(tr_tensor *const *in)
+{
+    return tr_attention(in[0], in[1], in[2], .causal = true, .scale = 0.4);
+}
+
+static tr_tensor *attention_masked(tr_tensor *const *in)
+{
+    return tr_attention(in[0], in[1], in[2], .mask = in[3]);
+}
+
+UNARY(self_attention, tr_self_attention(x, 3, .causal = true))
+
 UNARY(reshape_view, tr_reshape(x, TR_SHAPE(-1, 2, tr_size(x, 2) / 2)))
 UNARY(reshape_copy, tr_reshape(tr_transpose(x, 1, 2), TR_SHAPE(tr_size(x, 0), 10, 2)))
 UNARY(permute, tr_permute(x, (int[]){2, 0, 1}, 3))
@@ -162,6 +191,16 @@ const op_case op_cases[] = {
     {CASE("max first",            max_first_kept, NORMAL(3, 5, 7)), .not_empty = true},
     {CASE("max equal",            max_last,       GRID(3, 5, 70)), .kinked = true},
     {CASE("argmax",               argmax_last,    NORMAL(3, 5, 7)), .kinked = true},
+    {CASE("matmul",               matmul,         NORMAL(5, 7), NORMAL_FIXED(7, 4))},
+    {CASE("matmul batched",       matmul,         NORMAL(3, 1, 4, 7), NORMAL_FIXED(2, 7, 5))},
+    {CASE("matmul vector",        matmul,         NORMAL(3, 4, 7), NORMAL_FIXED(7))},
+    {CASE("linear",               linear,         NORMAL(3, 4, 7), NORMAL_FIXED(5, 7))},
+    {CASE("linear with all",      linear_with_all, NORMAL(3, 4, 7), NORMAL_FIXED(7, 5), NORMAL_FIXED(5), NORMAL(3, 4, 5))},
+    {CASE("attention",            attention,      NORMAL(2, 2, 3, 8), NORMAL(2, 2, 5, 8), NORMAL(2, 2, 5, 8))},
+    {CASE("attention causal",     attention_causal, NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16))},
+    {CASE("attention masked",     attention_masked, NORMAL(2, 2, 7, 4), NORMAL(2, 2, 5, 4), NORMAL(2, 2, 5, 4),
+                                                  MASK(2, 1, 7, 5))},
+    {CASE("self attention",       self_attention, NORMAL(2, 20, 3 * 3 * 16))},
     {CASE("softmax",              softmax_last,   WIDE(3, 5, 37))},
     {CASE("softmax long",         softmax_last,   WIDE(2, 1100))},
     {CASE("softmax middle",       softmax_middle, NORMAL(3, 5, 7))},

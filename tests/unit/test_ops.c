@@ -181,7 +181,7 @@ static void every_op_with_a_gradient_has_a_case(void **state)
     FOR_EACH_CASE(c) {
         TR_SCOPE;
         tr_tensor *in[OP_CASE_INPUTS] = {0};
-        op_case_inputs(c, (op_variant){TR_F32, TR_F32, 1, false}, true, in);
+        op_case_inputs(c, (op_variant){TR_F64, TR_F64, 1, false}, true, in);
         mark(c->run(in)->node, seen);
     }
     for (int i = 0; i < TR__OP_COUNT; i++)

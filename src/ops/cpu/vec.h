@@ -115,7 +115,7 @@ static inline vec vec_min(vec a, vec b)
 /* x where x is NaN, else y. */
 static inline vec vec_where_nan(vec x, vec y)
 {
-    veci nan = x != x;
+    veci nan = ((veci)x & 0x7fffffff) > 0x7f800000;
     return (vec)((nan & (veci)x) | (~nan & (veci)y));
 }
 
