@@ -279,23 +279,16 @@ static void multiply(const tr__product *p, tr__pool *pool)
     tr__pool_for(pool, p->c_batch.n * work.row_blocks, 1, multiply_rows, &work);
 }
 
-void tr__sum_rows(const tr__matrix *g, tr_tensor *dbias, bool accumulate)
+tr_status tr__bias_gradient(const tr_op_call *call)
 {
-    double sums[COLUMNS];
-    for (int64_t j = 0; j < g->column.n; j += COLUMNS) {
-        int64_t columns = least(COLUMNS, g->column.n - j);
-        memset(sums, 0, sizeof sums);
-        for (int64_t i = 0; i < g->row.n; i++) {
-            int64_t at = tr__axis_at(&g->row, i);
-            for (int64_t c = 0; c < columns; c++)
-                sums[c] += tr__load(g->dtype, g->data, at + tr__axis_at(&g->column, j + c));
-        }
-        for (int64_t c = 0; c < columns; c++) {
-            int64_t at = (j + c) * dbias->stride[0];
-            double old = accumulate ? tr__load(dbias->dtype, tr__ptr(dbias), at) : 0;
-            tr__store(dbias->dtype, tr__ptr(dbias), at, old + sums[c]);
-        }
-    }
+    if (call->op != tr__op(linear_grad_weight) || call->n_outputs < 2 || !call->outputs[1]) return TR_OK;
+    TR_SCOPE;
+    const tr__linear_attrs *attrs = call->attrs;
+    tr_tensor *g = call->inputs[0], *dbias = call->outputs[1], *sum = dbias;
+    tr__reduce_attrs rows = {.dims = (1u << (g->shape.ndim - 1)) - 1};
+    if (attrs->accumulate_bias) sum = tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias));
+    TR__TRY(tr__run(tr__op(sum), &rows, &g, 1, &sum, 1));
+    return sum == dbias ? TR_OK : tr__run(tr__op(add), NULL, (tr_tensor *[]){dbias, sum}, 2, &dbias, 1);
 }
 
 static tr_status reference(tr_op_call *call)
@@ -311,13 +304,8 @@ tr_status tr__linear_grad_input_forward(tr_op_call *call) { return reference(cal
 
 tr_status tr__linear_grad_weight_forward(tr_op_call *call)
 {
-    const tr__linear_attrs *attrs = call->attrs;
     if (call->outputs[0]) TR__TRY(reference(call));
-    if (call->n_outputs > 1 && call->outputs[1]) {
-        tr__matrix g = tr__matrix_of(call->inputs[0]);
-        tr__sum_rows(&g, call->outputs[1], attrs->accumulate_bias);
-    }
-    return TR_OK;
+    return tr__bias_gradient(call);
 }
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */

@@ -46,8 +46,9 @@ static inline int64_t tr__axis_at(const tr__axis *axis, int64_t i)
  * dweight; its outputs[0] may be NULL, then ask for the bias gradient only. */
 tr__product tr__product_of(const tr_op_call *call);
 
-/* dbias: [n] (+)= the sum of the rows of g: [m, n]. Any dtype and strides. */
-void tr__sum_rows(const tr__matrix *g, tr_tensor *dbias, bool accumulate);
+/* The second half of linear_grad_weight, for kernels that compute the first: dbias (+)= the sums of g's columns. Does
+ * nothing for other ops, or without outputs[1]. */
+tr_status tr__bias_gradient(const tr_op_call *call);
 /* x: [..., n] as a matrix: all dimensions but the last are rows. */
 tr__matrix tr__matrix_of(const tr_tensor *x);
 

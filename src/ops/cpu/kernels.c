@@ -1,6 +1,7 @@
 /* The CPU's own kernels: which ops have some, and the choice between those for different machines. */
 #include "ops/cpu/attention.h"
 #include "ops/cpu/isa.h"
+#include "ops/cpu/product.h"
 #include "ops/cpu/simd.h"
 
 static tr_status simd(tr_op_call *call)
@@ -17,6 +18,10 @@ static tr_status simd(tr_op_call *call)
 
 const tr__kernel tr__cpu_kernels[TR__OP_COUNT] = {
 #include "ops/cpu/simd_list.h"
+    [TR__OP_matmul] = tr__cpu_product,
+    [TR__OP_linear] = tr__cpu_product,
+    [TR__OP_linear_grad_input] = tr__cpu_product,
+    [TR__OP_linear_grad_weight] = tr__cpu_product,
     [TR__OP_attention] = tr__cpu_attention,
     [TR__OP_attention_grad] = tr__cpu_attention,
     [TR__OP_self_attention] = tr__cpu_attention,

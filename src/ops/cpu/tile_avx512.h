@@ -19,7 +19,10 @@ typedef struct tr__tile {
     int64_t a_row, a_k, b_k;
     float *c;
     int64_t c_row;
-    bool add;
+    bool add;                 /* to what c holds */
+    const float *bias;        /* [16*vectors], added to each row; or NULL */
+    const float *residual;    /* rows residual_row apart, added; or NULL */
+    int64_t residual_row;
 } tr__tile;
 
 /* 1 to TR__TILE_ROWS rows, 1 to TR__TILE_VECTORS vectors, which are read and written in full. */

@@ -1,0 +1,27 @@
+/* Matrix products by our own tiles. */
+#ifndef TR_OPS_CPU_PRODUCT_H
+#define TR_OPS_CPU_PRODUCT_H
+
+#include "ops/product.h"
+
+/* Kernels of matmul, linear and its gradients. */
+tr_status tr__cpu_product(tr_op_call *call);
+
+/* Whether these kernels are the best for the product on this machine: then oneDNN leaves it to them. On f32 with AVX-512
+ * they are as fast as its sgemm at its best, faster on gradients of weights, and add biases, residuals and the gradients
+ * of biases in passing. */
+bool tr__cpu_product_wanted(const tr__product *p);
+
+/* One of the products of p, at the given offsets in elements; any float dtype but f64, any strides; threads of pool share
+ * the work. */
+typedef struct tr__product_at {
+    const tr__product *p;
+    int64_t a, b, c;
+    float *a_sums; /* [m] or NULL: the sums of a's rows, whose columns must be contiguous, are added to it */
+    float *b_sums; /* [n] or NULL: the sums of b's columns are */
+    tr__pool *pool;
+    tr_device device;
+} tr__product_at;
+bool tr__product_avx512(const tr__product_at *at); /* false: no memory */
+
+#endif
