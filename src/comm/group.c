@@ -179,8 +179,10 @@ tr_status tr_leave(tr_group *group)
 static void destroy(void *self)
 {
     tr_group *group = self;
+    tr__error *latest = tr__error_take(); /* a scope that ends must not change the message of what failed in it */
     if (group->state) close_group(group, "the program dropped the group without tr_leave()");
-    tr__unref(group->store); /* of a join that failed */
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
     if (!group->backend) return;
     pthread_mutex_destroy(&group->lock);
     pthread_cond_destroy(&group->changed);

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { KEY = 256 };
+enum { KEY = 256, WITHDRAW_MS = 1000 };
 
 tr_status tr__random_text(char *text, size_t bytes)
 {
@@ -126,29 +126,36 @@ tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, cons
 void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined)
 {
     if (!r->claim[0]) return;
-    /* The others find the same disagreement on the card that we found on theirs. */
-    bool keep_card = joined == TR_OK || joined == TR_MISMATCH || joined == TR_UNSUPPORTED;
+    tr__error *latest = tr__error_take(); /* what fails here is nobody's concern */
     char key[KEY], left[32];
     snprintf(left, sizeof left, "%ld left", joined == TR_OK ? r->generation : r->generation - 1);
-    void *held = NULL;
+    void *held = NULL, *card = NULL;
     size_t bytes;
-    /* When the store has gone, nobody can join there again, and there is nothing to give back. */
-    tr_status status = keep_card ? TR_OK : tr_store_set(r->member->store, card_key(r, r->member->rank, key), NULL, 0);
+    /* The store may be gone, or stand still with the process that serves it. Then nobody can join there again, and there
+     * is nothing to give back. The others find the same disagreement on our card that we found on theirs. */
+    tr_status status = TR_OK;
+    bool keep_card = joined == TR_OK || joined == TR_MISMATCH || joined == TR_UNSUPPORTED;
+    if (!keep_card && r->card[0])
+        status = tr__store_compare_set(r->member->store, card_key(r, r->member->rank, key), r->card, strlen(r->card), "", 0,
+            WITHDRAW_MS, &card, &bytes);
     if (status == TR_OK)
-        status = tr_store_compare_set(r->member->store, claim_key(r, key), r->claim, strlen(r->claim), left, strlen(left),
-            &held, &bytes);
+        status = tr__store_compare_set(r->member->store, claim_key(r, key), r->claim, strlen(r->claim), left, strlen(left),
+            WITHDRAW_MS, &held, &bytes);
     free(held);
+    free(card);
     r->claim[0] = 0;
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
 }
 
 /* ---- Meeting --------------------------------------------------------------------------------------------------------- */
 
 tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
 {
-    char key[KEY], text[512];
-    int length = snprintf(text, sizeof text, CARD_FORMAT("%s", "%s", "%s", "%s"), mine->rank, mine->world_size, mine->pid,
+    char key[KEY];
+    int length = snprintf(r->card, sizeof r->card, CARD_FORMAT("%s", "%s", "%s", "%s"), mine->rank, mine->world_size, mine->pid,
         mine->pid_space, mine->host, mine->machine, mine->address, mine->cookie);
-    return tr_store_set(r->member->store, card_key(r, mine->rank, key), text, (size_t)length);
+    return tr_store_set(r->member->store, card_key(r, mine->rank, key), r->card, (size_t)length);
 }
 
 /* Waits for the text of a rank's card, to be freed. An empty one was taken down after a join that failed: another will

@@ -29,6 +29,7 @@ typedef struct tr__rendezvous {
     const tr__member *member;
     int64_t deadline; /* by tr__now_ns() */
     char claim[256];  /* as in the store; empty: none */
+    char card[512];   /* the same */
     long generation;
 } tr__rendezvous;
 

@@ -75,14 +75,22 @@ tr_status tr_store_add(tr_store *store, const char *key, int64_t amount, int64_t
     return store->ops->add(store, key, amount, sum ? sum : &unwanted);
 }
 
-tr_status tr_store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, void **value, size_t *bytes)
+tr_status tr__store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
+    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
     TR__TRY(check_key(store, key));
     if (!value || !bytes) return tr__fail(TR_INVALID, "%s: value and bytes have no place to go to", store->name);
     TR__TRY(check_value(store, key, desired, desired_bytes));
     if (expected) TR__TRY(check_value(store, key, expected, expected_bytes));
-    return store->ops->compare_set(store, key, expected, expected_bytes, desired, desired_bytes, value, bytes);
+    return store->ops->compare_set(store, key, expected, expected_bytes, desired, desired_bytes, timeout_ms, value, bytes);
+}
+
+tr_status tr_store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
+    const void *desired, size_t desired_bytes, void **value, size_t *bytes)
+{
+    TR__TRY(check_store(store));
+    return tr__store_compare_set(store, key, expected, expected_bytes, desired, desired_bytes, store->timeout_ms, value,
+        bytes);
 }
 
 int tr_store_port(const tr_store *store)
@@ -127,11 +135,11 @@ static tr_status prefix_add(tr_store *store, const char *key, int64_t amount, in
 }
 
 static tr_status prefix_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, void **value, size_t *bytes)
+    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
     char whole[2 * TR__KEY_MAX + 2];
-    return tr_store_compare_set(((prefix_store *)store)->inner, with_prefix(store, key, whole), expected, expected_bytes,
-        desired, desired_bytes, value, bytes);
+    return tr__store_compare_set(((prefix_store *)store)->inner, with_prefix(store, key, whole), expected, expected_bytes,
+        desired, desired_bytes, timeout_ms, value, bytes);
 }
 
 static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, prefix_compare_set};

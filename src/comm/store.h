@@ -16,9 +16,9 @@ typedef struct tr__store_ops {
     /* Waits up to timeout_ms (0: does not wait) for the key; then TR_TIMEOUT. value may be NULL: only wait. */
     tr_status (*get)(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes);
     tr_status (*add)(tr_store *store, const char *key, int64_t amount, int64_t *sum);
-    /* *value is NULL when the key is absent and stays so. */
+    /* *value is NULL when the key is absent and stays so. Gives up when the store does not answer within timeout_ms. */
     tr_status (*compare_set)(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-        const void *desired, size_t desired_bytes, void **value, size_t *bytes);
+        const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes);
 } tr__store_ops;
 
 /* Each kind of store begins with this. */
@@ -32,6 +32,9 @@ struct tr_store {
 
 /* As tr_store_get, with its own timeout in milliseconds; 0 does not wait. */
 tr_status tr__store_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes);
+/* As tr_store_compare_set, with its own timeout. */
+tr_status tr__store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
+    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes);
 /* The failure of a wait that took too long. */
 tr_status tr__store_timed_out(const tr_store *store, const char *key, int timeout_ms);
 

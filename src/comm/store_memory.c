@@ -62,8 +62,9 @@ static tr_status memory_add(tr_store *store, const char *key, int64_t amount, in
 }
 
 static tr_status memory_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, void **value, size_t *bytes)
+    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
+    (void)timeout_ms; /* it always answers */
     memory_store *m = (memory_store *)store;
     tr__entry *entry = begin(m, key);
     bool changed;

@@ -230,11 +230,11 @@ static tr_status refused(const tcp_store *s, const char *key, const tr__frame *r
 }
 
 /* The request with its key; *value gets the reply's value, or NULL when there is none. */
-static tr_status ask(tr_store *store, const char *key, tr__frame *request, void **value, size_t *bytes)
+static tr_status ask(tr_store *store, const char *key, tr__frame *request, int timeout_ms, void **value, size_t *bytes)
 {
     tcp_store *s = (tcp_store *)store;
-    int timeout_ms = request->timeout_ms ? (int)request->timeout_ms : s->store.timeout_ms, fd;
-    int64_t deadline = deadline_in(timeout_ms) + (int64_t)GRACE_MS * 1000000;
+    int64_t deadline = deadline_in(timeout_ms);
+    int fd;
     TR__TRY(take_connection(s, deadline, &fd));
     request->key = key;
     request->key_bytes = strlen(key);
@@ -266,13 +266,13 @@ static tr_status ask(tr_store *store, const char *key, tr__frame *request, void 
 static tr_status tcp_set(tr_store *store, const char *key, const void *value, size_t bytes)
 {
     tr__frame request = {.type = TR__FRAME_SET, .value = value, .value_bytes = bytes};
-    return ask(store, key, &request, NULL, NULL);
+    return ask(store, key, &request, store->timeout_ms, NULL, NULL);
 }
 
 static tr_status tcp_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
 {
     tr__frame request = {.type = value ? TR__FRAME_GET : TR__FRAME_WAIT, .timeout_ms = (uint32_t)timeout_ms};
-    return ask(store, key, &request, value, bytes);
+    return ask(store, key, &request, timeout_ms + GRACE_MS, value, bytes);
 }
 
 static tr_status tcp_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
@@ -280,19 +280,19 @@ static tr_status tcp_add(tr_store *store, const char *key, int64_t amount, int64
     tr__frame request = {.type = TR__FRAME_ADD, .amount = amount};
     void *text = NULL;
     size_t bytes;
-    TR__TRY(ask(store, key, &request, &text, &bytes));
+    TR__TRY(ask(store, key, &request, store->timeout_ms, &text, &bytes));
     if (text) *sum = strtoll(text, NULL, 10);
     free(text);
     return TR_OK;
 }
 
 static tr_status tcp_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, void **value, size_t *bytes)
+    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
     tr__frame request = {.type = TR__FRAME_COMPARE_SET, .value = desired, .value_bytes = desired_bytes};
     request.expected = expected;
     request.expected_bytes = expected ? expected_bytes : 0;
-    return ask(store, key, &request, value, bytes);
+    return ask(store, key, &request, timeout_ms, value, bytes);
 }
 
 static const tr__store_ops tcp_ops = {tcp_set, tcp_get, tcp_add, tcp_compare_set};

@@ -1,0 +1,564 @@
+/*
+ * Groups whose ranks are processes: data across them, and ranks that are killed or stopped at every phase of a call. The
+ * parent forks the ranks before it has any thread, watches them, and is the only one to use cmocka's checks.
+ *
+ * ctest: serial
+ */
+#include "base/clock.h"
+#include "comm/transport/shm.h"
+
+#include <trireme/comm.h>
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { RANKS_MOST = 5, JOIN_MS = 60000, PATIENCE_MS = 60000 };
+
+/* ---- Processes ----------------------------------------------------------------------------------------------------------- */
+
+/* What a rank tells the parent, in memory that they share. */
+typedef struct post {
+    atomic_int turns;       /* calls that went well */
+    _Atomic int64_t ended; /* when the body returned, by tr__now_ns(); 0: not yet */
+    tr_status status;
+    char text[2048];
+} post;
+
+typedef struct rank rank;
+typedef tr_status (*rank_body)(rank *r);
+struct rank {
+    int number, world;
+    tr_store *store;
+    tr_group *group;
+    post *post;
+    const void *arg;
+    pid_t pid;
+};
+
+typedef struct job {
+    int world, listener, port;
+    post *posts;
+    rank ranks[RANKS_MOST];
+} job;
+
+static int listen_on_loopback(int *port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, length) == 0 && listen(fd, 64) == 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
+    *port = ntohs(address.sin_port);
+    return fd;
+}
+
+static tr_status join_and_run(rank *r, const job *j, rank_body body)
+{
+    TR_SCOPE;
+    r->store = r->number == 0 ? tr_store_tcp("127.0.0.1", j->port, .serve = true, .listen_fd = j->listener)
+                              : tr_store_tcp("127.0.0.1", j->port);
+    tr_status status = tr_status_of(r->store);
+    if (status != TR_OK) return status;
+    r->group = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS);
+    status = tr_status_of(r->group);
+    return status == TR_OK ? body(r) : status;
+}
+
+static void start(job *j, int world, rank_body body, const void *arg)
+{
+    *j = (job){.world = world};
+    j->listener = listen_on_loopback(&j->port);
+    j->posts = mmap(NULL, sizeof *j->posts * RANKS_MOST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(j->posts != MAP_FAILED);
+    for (int i = 0; i < world; i++) {
+        rank *r = &j->ranks[i];
+        *r = (rank){.number = i, .world = world, .post = &j->posts[i], .arg = arg};
+        r->pid = fork();
+        assert_true(r->pid >= 0);
+        if (r->pid > 0) continue;
+        if (i > 0) close(j->listener);
+        r->post->status = join_and_run(r, j, body);
+        snprintf(r->post->text, sizeof r->post->text, "%s", tr_error_message());
+        atomic_store(&r->post->ended, tr__now_ns());
+        _exit(0);
+    }
+    close(j->listener);
+}
+
+static void await_turns(const job *j, int number, int turns)
+{
+    for (int ms = 0; atomic_load(&j->posts[number].turns) < turns; ms++) {
+        if (ms > PATIENCE_MS || atomic_load(&j->posts[number].ended))
+            fail_msg("rank %d does not get going: %s", number, j->posts[number].text);
+        usleep(1000);
+    }
+}
+
+/* Reaps a rank, which must end by itself; kills it when it does not. */
+static void reap(job *j, int number)
+{
+    int how;
+    for (int ms = 0; ms < PATIENCE_MS; ms++) {
+        if (waitpid(j->ranks[number].pid, &how, WNOHANG) != 0) return;
+        usleep(1000);
+    }
+    kill(j->ranks[number].pid, SIGKILL);
+    waitpid(j->ranks[number].pid, &how, 0);
+    fail_msg("rank %d hangs", number);
+}
+
+static void finish(job *j)
+{
+    munmap(j->posts, sizeof *j->posts * RANKS_MOST);
+}
+
+/* Runs ranks that all should end well. */
+static void run(int world, rank_body body, const void *arg)
+{
+    job j;
+    start(&j, world, body, arg);
+    for (int i = 0; i < world; i++) reap(&j, i);
+    for (int i = 0; i < world; i++)
+        if (j.posts[i].status != TR_OK || !j.posts[i].ended)
+            fail_msg("rank %d of %d: %s (%s)", i, world, j.posts[i].text, tr_status_name(j.posts[i].status));
+    finish(&j);
+}
+
+#define TRY(expression)                     \
+    do {                                    \
+        tr_status try_ = (expression);      \
+        if (try_ != TR_OK) return try_;     \
+    } while (0)
+#define CHECK(condition)                                                                             \
+    do {                                                                                             \
+        if (!(condition)) return tr_fail(TR_INTERNAL, "line %d: %s", __LINE__, #condition);          \
+    } while (0)
+
+/* ---- Data ---------------------------------------------------------------------------------------------------------------- */
+
+typedef enum buffer_kind { PRIVATE, SHARED, MIXED, KINDS } buffer_kind;
+
+static float *make_buffer(buffer_kind kind, const rank *r, int64_t count)
+{
+    bool shared = kind == SHARED || (kind == MIXED && r->number % 2);
+    return shared ? tr_shared_alloc((size_t)count * sizeof(float)) : malloc((size_t)count * sizeof(float));
+}
+
+static void free_buffer(buffer_kind kind, const rank *r, float *x)
+{
+    if (kind == SHARED || (kind == MIXED && r->number % 2))
+        tr_shared_free(x);
+    else
+        free(x);
+}
+
+static tr_status reduce_and_broadcast(rank *r, float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(i % 1000 + r->number);
+    TRY(tr_all_reduce(r->group, x, n, .op = TR_AVG));
+    for (int64_t i = 0; i < n; i++) { /* the mean of 0 … world - 1 above i % 1000, up to rounding */
+        float wanted = (float)(i % 1000) + (float)(r->world - 1) * 0.5f;
+        CHECK(x[i] > wanted - 0.001f && x[i] < wanted + 0.001f);
+    }
+    for (int root = 0; root < r->world; root++) {
+        for (int64_t i = 0; i < n; i++) x[i] = r->number == root ? (float)(i + root) : -1;
+        TRY(tr_broadcast(r->group, x, n, .root = root));
+        for (int64_t i = 0; i < n; i++) CHECK(x[i] == (float)(i + root));
+    }
+    return TR_OK;
+}
+
+static tr_status move_data(rank *r)
+{
+    static const int64_t counts[] = {1, 7, 1000, 1025, 40000, 300001};
+    for (int turn = 0; turn < 2; turn++) {
+        for (buffer_kind kind = 0; kind < KINDS; kind++) {
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+                float *x = make_buffer(kind, r, counts[c]);
+                CHECK(x);
+                tr_status status = reduce_and_broadcast(r, x, counts[c]);
+                free_buffer(kind, r, x);
+                TRY(status);
+            }
+        }
+    }
+    return tr_leave(r->group);
+}
+
+static void processes_share_data(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 4; world++) run(world, move_data, NULL);
+}
+
+/* ---- Nothing is left ------------------------------------------------------------------------------------------------------ */
+
+static int count_entries(const char *folder)
+{
+    int count = 0;
+    DIR *d = opendir(folder);
+    if (!d) return 0;
+    while (readdir(d)) count++;
+    closedir(d);
+    return count;
+}
+
+/* Mappings of our segments that this process still has. */
+static int count_mappings(void)
+{
+    int count = 0;
+    char line[512];
+    FILE *f = fopen("/proc/self/maps", "re");
+    while (f && fgets(line, sizeof line, f)) count += strstr(line, "memfd:trireme") != NULL;
+    if (f) fclose(f);
+    return count;
+}
+
+static tr_status come_and_go(rank *r)
+{
+    TRY(tr_leave(r->group)); /* so that what libraries open once is open */
+    tr_scope_push();
+    int descriptors = count_entries("/proc/self/fd"), mappings = count_mappings(), threads = count_entries("/proc/self/task");
+    for (int turn = 0; turn < 3; turn++) {
+        TR_SCOPE;
+        tr_group *g = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS);
+        TRY(tr_status_of(g));
+        r->group = g;
+        float *x = make_buffer(MIXED, r, 50000), *y = make_buffer(SHARED, r, 50000);
+        CHECK(x && y);
+        tr_status status = reduce_and_broadcast(r, x, 50000);
+        if (status == TR_OK) status = tr_wait(tr_all_reduce_async(g, y, 50000));
+        free_buffer(MIXED, r, x);
+        free_buffer(SHARED, r, y);
+        TRY(status);
+        if (turn != 1) TRY(tr_leave(g)); /* else the scope drops it */
+    }
+    tr_scope_pop();
+    CHECK(count_mappings() == mappings);
+    CHECK(count_entries("/proc/self/task") <= threads); /* rank 0 serves: its threads stay the same */
+    /* A peer may be slower to hang up on the store that rank 0 serves. */
+    for (int ms = 0; ms < PATIENCE_MS && count_entries("/proc/self/fd") > descriptors + r->world; ms++) usleep(1000);
+    CHECK(count_entries("/proc/self/fd") <= descriptors + r->world);
+    return TR_OK;
+}
+
+static void nothing_is_left_behind(void **state)
+{
+    (void)state;
+    int descriptors = count_entries("/proc/self/fd"), files = count_entries("/dev/shm");
+    run(3, come_and_go, NULL);
+    assert_int_equal(count_entries("/proc/self/fd"), descriptors);
+    assert_int_equal(count_entries("/dev/shm"), files);
+    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+}
+
+/* ---- Killed ranks --------------------------------------------------------------------------------------------------------- */
+
+/* What ranks do over and over until it fails. */
+typedef enum activity { TINY, INLINE, STAGED, REGISTERED, BROADCAST, MEETING, POSTED, IDLE, ACTIVITIES } activity;
+
+static const char *const words[ACTIVITIES] = {
+    [TINY] = "all_reduce #",
+    [INLINE] = "all_reduce #",
+    [STAGED] = "all_reduce #",
+    [REGISTERED] = "all_reduce #",
+    [BROADCAST] = "broadcast #",
+    [MEETING] = "barrier #",
+    [POSTED] = "all_reduce #",
+    [IDLE] = "barrier #",
+};
+
+static tr_status act(rank *r, activity a, float *private_data, float *shared_data, int64_t n)
+{
+    switch (a) {
+    case TINY: return tr_all_reduce(r->group, private_data, 1);
+    case INLINE: return tr_all_reduce(r->group, private_data, 1000);
+    case STAGED: return tr_all_reduce(r->group, private_data, n);
+    case REGISTERED: return tr_all_reduce(r->group, shared_data, n);
+    case BROADCAST: return tr_broadcast(r->group, private_data, n);
+    case POSTED: {
+        TR_SCOPE;
+        tr_work *first = tr_all_reduce_async(r->group, shared_data, n);
+        tr_work *second = tr_all_reduce_async(r->group, private_data, n);
+        tr_status one = tr_wait(first), two = tr_wait(second);
+        return one != TR_OK ? one : two;
+    }
+    case IDLE:
+        usleep(2000); /* dies most likely outside any call */
+        return tr_barrier(r->group);
+    default: return tr_barrier(r->group);
+    }
+}
+
+static tr_status act_until_it_fails(rank *r)
+{
+    enum { COUNT = 1000000 };
+    activity a = *(const activity *)r->arg;
+    float *private_data = calloc(COUNT, sizeof *private_data), *shared_data = tr_shared_alloc(COUNT * sizeof *shared_data);
+    CHECK(private_data && shared_data);
+    tr_status status;
+    while ((status = act(r, a, private_data, shared_data, COUNT)) == TR_OK) atomic_fetch_add(&r->post->turns, 1);
+    int64_t ended = tr__now_ns();
+    /* The group stays broken, and says why. */
+    tr_status again = tr_barrier(r->group);
+    if (again == status && !strstr(tr_error_message(), "is broken")) again = tr_fail(TR_INTERNAL, "not broken");
+    free(private_data);
+    tr_shared_free(shared_data);
+    atomic_store(&r->post->ended, ended);
+    return again == status ? status : again;
+}
+
+static void check_survivor(const job *j, int number, int victim, const char *during, int64_t killed)
+{
+    const post *p = &j->posts[number];
+    char name[64];
+    snprintf(name, sizeof name, "rank %d (pid %ld) died", victim, (long)j->ranks[victim].pid);
+    if (p->status != TR_PEER || !strstr(p->text, name) || !strstr(p->text, during) || !strstr(p->text, __FILE__ ":"))
+        fail_msg("rank %d says '%s' (%s), not '%s' and '%s'", number, p->text, tr_status_name(p->status), name, during);
+    if (p->ended - killed > 5000000000) fail_msg("rank %d took %g s to notice", number, (double)(p->ended - killed) / 1e9);
+}
+
+static void kill_one(int world, int victim, activity a, int delay_us)
+{
+    job j;
+    start(&j, world, act_until_it_fails, &a);
+    for (int i = 0; i < world; i++) await_turns(&j, i, 3);
+    usleep((unsigned)delay_us);
+    int64_t killed = tr__now_ns();
+    kill(j.ranks[victim].pid, SIGKILL);
+    for (int i = 0; i < world; i++) reap(&j, i);
+    for (int i = 0; i < world; i++)
+        if (i != victim) check_survivor(&j, i, victim, words[a], killed);
+    finish(&j);
+}
+
+static void a_killed_rank_is_named_by_all_others(void **state)
+{
+    (void)state;
+    static const int delays[] = {0, 300, 1700};
+    for (activity a = 0; a < ACTIVITIES; a++) {
+        for (int d = 0; d < 3; d++) kill_one(2, d % 2, a, delays[d]);
+        kill_one(4, (int)a % 4, a, delays[a % 3]);
+    }
+}
+
+/* Dies in the middle of joining: the others may not wait for ever. */
+static tr_status join_only(rank *r)
+{
+    atomic_fetch_add(&r->post->turns, 1);
+    return tr_barrier(r->group);
+}
+
+static void a_rank_killed_while_it_joins_is_an_error(void **state)
+{
+    (void)state;
+    for (int delay_us = 0; delay_us < 8000; delay_us += 1000) {
+        job j;
+        start(&j, 3, join_only, NULL);
+        usleep((unsigned)delay_us);
+        kill(j.ranks[2].pid, SIGKILL);
+        reap(&j, 2);
+        for (int i = 0; i < 2; i++) { /* when it was killed before it came, those that wait for it must be ended, too */
+            for (int ms = 0; ms < 300 && !atomic_load(&j.posts[i].ended); ms++) usleep(1000);
+            if (!atomic_load(&j.posts[i].ended)) kill(j.ranks[i].pid, SIGKILL);
+            reap(&j, i);
+            tr_status status = j.posts[i].status; /* TR_IO: rank 0, which serves the store, was the first to give up */
+            bool fine = status == TR_PEER || status == TR_OK || (i > 0 && status == TR_IO) || !atomic_load(&j.posts[i].ended);
+            if (!fine) fail_msg("rank %d: %s (%s)", i, j.posts[i].text, tr_status_name(j.posts[i].status));
+        }
+        finish(&j);
+    }
+}
+
+/* ---- Stopped ranks -------------------------------------------------------------------------------------------------------- */
+
+static tr_status act_with_a_timeout(rank *r)
+{
+    enum { COUNT = 300000 };
+    float *x = r->arg ? tr_shared_alloc(COUNT * sizeof *x) : calloc(COUNT, sizeof *x);
+    CHECK(x);
+    tr_status status;
+    while ((status = tr_all_reduce(r->group, x, COUNT, .timeout_ms = 400)) == TR_OK) atomic_fetch_add(&r->post->turns, 1);
+    if (r->arg)
+        tr_shared_free(x);
+    else
+        free(x);
+    return status;
+}
+
+static void stop_one(int world, int victim, const void *shared)
+{
+    job j;
+    start(&j, world, act_with_a_timeout, shared);
+    for (int i = 0; i < world; i++) await_turns(&j, i, 3);
+    kill(j.ranks[victim].pid, SIGSTOP);
+    for (int i = 0; i < world; i++)
+        if (i != victim) reap(&j, i);
+    kill(j.ranks[victim].pid, SIGCONT); /* it wakes up in a group that has given up on it */
+    reap(&j, victim);
+    char name[64];
+    snprintf(name, sizeof name, "rank %d (pid %ld)", victim, (long)j.ranks[victim].pid);
+    int timeouts = 0;
+    for (int i = 0; i < world; i++) {
+        const post *p = &j.posts[i];
+        assert_true(p->ended && (p->status == TR_TIMEOUT || p->status == TR_PEER));
+        timeouts += p->status == TR_TIMEOUT && strstr(p->text, name);
+    }
+    if (timeouts == 0) fail_msg("nobody says that %s is late: '%s'", name, j.posts[victim == 0].text);
+    finish(&j);
+}
+
+static void a_stopped_rank_is_a_timeout(void **state)
+{
+    (void)state;
+    stop_one(2, 1, NULL);
+    stop_one(2, 0, "shared");
+    stop_one(3, 1, "shared");
+}
+
+/* ---- The environment ------------------------------------------------------------------------------------------------------- */
+
+/* Joins by env:// and again, with rank 0 serving the store each time anew. */
+static tr_status join_by_environment(const job *j, int number)
+{
+    char text[4][16];
+    snprintf(text[0], sizeof text[0], "%d", number);
+    snprintf(text[1], sizeof text[1], "%d", j->world);
+    snprintf(text[2], sizeof text[2], "%d", j->port);
+    setenv("RANK", text[0], 1);
+    setenv("WORLD_SIZE", text[1], 1);
+    setenv("MASTER_PORT", text[2], 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("TRIREME_TOKEN", "secret", 1);
+    for (int turn = 0; turn < 4; turn++) {
+        TR_SCOPE;
+        tr_group *g = tr_join(.timeout_ms = JOIN_MS);
+        TRY(tr_status_of(g));
+        float x = 1;
+        TRY(tr_all_reduce(g, &x, 1));
+        CHECK(x == (float)j->world && tr_rank(g) == number);
+        TRY(tr_leave(g));
+    }
+    return TR_OK;
+}
+
+static void rank_0_serves_as_under_torchrun(void **state)
+{
+    (void)state;
+    job j = {.world = 3};
+    close(listen_on_loopback(&j.port));
+    j.posts = mmap(NULL, sizeof *j.posts * RANKS_MOST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (int i = 0; i < j.world; i++) {
+        if ((j.ranks[i].pid = fork()) != 0) continue;
+        j.posts[i].status = join_by_environment(&j, i);
+        snprintf(j.posts[i].text, sizeof j.posts[i].text, "%s", tr_error_message());
+        _exit(0);
+    }
+    for (int i = 0; i < j.world; i++) reap(&j, i);
+    for (int i = 0; i < j.world; i++)
+        if (j.posts[i].status != TR_OK) fail_msg("rank %d: %s", i, j.posts[i].text);
+    finish(&j);
+}
+
+/* ---- Uninvited ------------------------------------------------------------------------------------------------------------- */
+
+static int knock(const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(address.sun_path + 1, name, strlen(name));
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, length) != 0) return -1;
+    return fd;
+}
+
+/* Rank 1 of 2, but before it joins it knocks at rank 0's door as a stranger: with garbage, with a wrong cookie, and without
+ * a word. Rank 0 must hang up on the first two, and join all the same. */
+static tr_status intrude(const job *j)
+{
+    TR_SCOPE;
+    tr_store *store = tr_store_tcp("127.0.0.1", j->port);
+    void *card;
+    size_t bytes;
+    TRY(tr_status_of(store));
+    TRY(tr_store_get(store, "group/world/card/1/0", &card, &bytes));
+    char address[128] = "";
+    const char *found = strstr(card, "address ");
+    if (found) sscanf(found, "address %127s", address);
+    free(card);
+    CHECK(address[0]);
+    int garbage = knock(address), liar = knock(address), silent = knock(address);
+    CHECK(garbage >= 0 && liar >= 0 && silent >= 0);
+    tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = 1, .cookie = "0123456789abcdef"};
+    CHECK(send(garbage, "let me in", 9, MSG_NOSIGNAL) == 9);
+    CHECK(tr__shm_send(liar, &hello, -1) == (ssize_t)sizeof hello);
+    tr_group *g = tr_join(.store = store, .rank = 1, .world_size = 2, .timeout_ms = JOIN_MS);
+    TRY(tr_status_of(g));
+    char byte;
+    CHECK(recv(garbage, &byte, 1, 0) <= 0); /* hung up */
+    CHECK(recv(liar, &byte, 1, 0) <= 0);
+    TRY(tr_barrier(g));
+    close(garbage);
+    close(liar);
+    close(silent);
+    return tr_leave(g);
+}
+
+static tr_status be_intruded(rank *r)
+{
+    TRY(tr_barrier(r->group));
+    return tr_leave(r->group);
+}
+
+static void strangers_are_turned_away(void **state)
+{
+    (void)state;
+    job j = {.world = 2};
+    j.listener = listen_on_loopback(&j.port);
+    j.posts = mmap(NULL, sizeof *j.posts * RANKS_MOST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (int i = 0; i < j.world; i++) {
+        rank *r = &j.ranks[i];
+        *r = (rank){.number = i, .world = 2, .post = &j.posts[i]};
+        if ((r->pid = fork()) != 0) continue;
+        r->post->status = i == 0 ? join_and_run(r, &j, be_intruded) : intrude(&j);
+        snprintf(r->post->text, sizeof r->post->text, "%s", tr_error_message());
+        _exit(0);
+    }
+    close(j.listener);
+    for (int i = 1; i >= 0; i--) reap(&j, i);
+    for (int i = 0; i < 2; i++)
+        if (j.posts[i].status != TR_OK) fail_msg("rank %d: %s", i, j.posts[i].text);
+    finish(&j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(processes_share_data),
+        cmocka_unit_test(nothing_is_left_behind),
+        cmocka_unit_test(a_killed_rank_is_named_by_all_others),
+        cmocka_unit_test(a_rank_killed_while_it_joins_is_an_error),
+        cmocka_unit_test(a_stopped_rank_is_a_timeout),
+        cmocka_unit_test(rank_0_serves_as_under_torchrun),
+        cmocka_unit_test(strangers_are_turned_away),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
