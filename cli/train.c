@@ -41,11 +41,20 @@ void tr__train_settings(tr__train *t, tr__setting settings[TR__SETTINGS])
     memcpy(settings, all, sizeof all);
 }
 
+/* With as few digits as give the same number back. */
+static bool put_number(double value, char *text, size_t bytes)
+{
+    int digits = 6;
+    do snprintf(text, bytes, "%.*g", digits, value);
+    while (strtod(text, NULL) != value && ++digits <= 17);
+    return true;
+}
+
 bool tr__setting_text(const tr__setting *s, char *text, size_t bytes)
 {
     const char *value = s->type == TR__SETTING_TEXT ? *(const char **)s->value : NULL;
     if (s->type == TR__SETTING_INTEGER) return snprintf(text, bytes, "%d", *(int *)s->value) > 0;
-    if (s->type == TR__SETTING_NUMBER) return snprintf(text, bytes, "%.17g", *(double *)s->value) > 0;
+    if (s->type == TR__SETTING_NUMBER) return put_number(*(double *)s->value, text, bytes);
     return value && snprintf(text, bytes, "%s", value) < (int)bytes;
 }
 
