@@ -1,5 +1,5 @@
 /* Matrix products: the fast kernels against the reference, the reference against three loops, through every layout. */
-#include "ops/op.h"
+#include "ops/onednn/kernels.h"
 
 #include <trireme/autograd.h>
 
@@ -118,6 +118,43 @@ static void fast_is_reference(void **state)
     }
 }
 
+static tr_tensor *expected_linear(tr_tensor *x, tr_tensor *w, tr_tensor *bias, tr_tensor *residual, bool in_out)
+{
+    w = converted(w, TR_F64);
+    tr_tensor *y = tr_matmul(converted(x, TR_F64), in_out ? w : tr_transpose(w, 0, 1));
+    if (bias) y = tr_add(y, converted(bias, TR_F64));
+    return residual ? tr_add(y, converted(residual, TR_F64)) : y;
+}
+
+/* oneDNN's kernel by itself, also where this machine has a better one. */
+static void onednn_is_reference(void **state)
+{
+    (void)state;
+    static const struct { tr_dtype dtype; double tolerance; } dtypes[] = {{TR_F32, 3e-6}, {TR_BF16, 2e-2}};
+    int declined = 0;
+    for (int variant = 0; variant < 2 * 2 * 8 * SIZES; variant++) {
+        TR_SCOPE;
+        const int64_t *size = sizes[variant / 32];
+        tr_dtype dtype = dtypes[variant / 16 % 2].dtype;
+        tr_tensor *x = laid_out(converted(tr_randn(1, TR_SHAPE(size[0], size[2])), dtype), variant & 1 ? TRANSPOSED : ROWS_APART);
+        tr_tensor *w = laid_out(converted(tr_randn(2, TR_SHAPE(size[1], size[2])), dtype), variant & 2 ? TRANSPOSED : PLAIN);
+        tr_tensor *bias = variant & 4 ? converted(tr_randn(3, TR_SHAPE(size[1])), dtype) : NULL;
+        tr_tensor *residual = variant & 8 ? converted(tr_randn(4, TR_SHAPE(size[0], size[1])), dtype) : NULL;
+        tr_tensor *y = converted(tr_ones(TR_SHAPE(size[0], size[1])), dtype);
+        tr_op_call call = {tr__op(linear), &(tr__linear_attrs){0}, 4, 1, (tr_tensor *[]){x, w, bias, residual}, &y};
+        tr__product p = tr__product_of(&call);
+        tr_tensor *expected = expected_linear(x, w, bias, residual, false);
+        p.accumulate = !bias && !residual;
+        if (p.accumulate) expected = tr_affine(expected, 1, 1);
+        tr_status status = tr__onednn_product(&p, tr_cpu(0));
+        declined += status == TR__DECLINED;
+        if (status == TR__DECLINED) continue;
+        TR_CHECK(status);
+        assert_close(y, expected, dtypes[variant / 16 % 2].tolerance);
+    }
+    assert_in_range(declined, 0, 16 * SIZES + 16 * 3); /* no bf16 on older machines; and what is empty */
+}
+
 static void leading_dimensions_broadcast(void **state)
 {
     (void)state;
@@ -188,14 +225,6 @@ typedef struct linear_case {
     int64_t rows, in, out;
     bool in_out, bias, residual;
 } linear_case;
-
-static tr_tensor *expected_linear(tr_tensor *x, tr_tensor *w, tr_tensor *bias, tr_tensor *residual, bool in_out)
-{
-    w = converted(w, TR_F64);
-    tr_tensor *y = tr_matmul(converted(x, TR_F64), in_out ? w : tr_transpose(w, 0, 1));
-    if (bias) y = tr_add(y, converted(bias, TR_F64));
-    return residual ? tr_add(y, converted(residual, TR_F64)) : y;
-}
 
 static void linear_is_matmul_and_sums(void **state)
 {
@@ -336,6 +365,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reference_is_three_loops),
         cmocka_unit_test(fast_is_reference),
+        cmocka_unit_test(onednn_is_reference),
         cmocka_unit_test(leading_dimensions_broadcast),
         cmocka_unit_test(matmul_has_gradients),
         cmocka_unit_test(matmul_refuses),

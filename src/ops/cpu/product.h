@@ -7,9 +7,9 @@
 /* Kernels of matmul, linear and its gradients. */
 tr_status tr__cpu_product(tr_op_call *call);
 
-/* Whether these kernels are the best for the product on this machine: then oneDNN leaves it to them. On f32 with AVX-512
- * they are as fast as its sgemm at its best, faster on gradients of weights, and add biases, residuals and the gradients
- * of biases in passing. */
+/* Whether these kernels are the best for the product on this machine: then oneDNN leaves it to them. With AVX-512 they are
+ * as fast as its sgemm at its best, faster on gradients of weights, and add biases, residuals and the gradients of biases
+ * in passing. */
 bool tr__cpu_product_wanted(const tr__product *p);
 
 /* One of the products of p, at the given offsets in elements; any float dtype but f64, any strides; threads of pool share
