@@ -24,9 +24,10 @@ static tr_status check_data(const tr_collective *c)
     const char *kind = kinds[c->kind];
     if ((unsigned)c->dtype >= TR_DTYPE_COUNT)
         return tr__fail(TR_INVALID, "%s: %d is no dtype; TR_F32 is the first, TR_BOOL the last", kind, (int)c->dtype);
-    int64_t most = PTRDIFF_MAX / (int64_t)tr_dtype_size(c->dtype);
-    if (c->count < 0 || c->count > most)
-        return tr__fail(TR_INVALID, "%s: a count of %" PRId64 " is not in 0 … %" PRId64, kind, c->count, most);
+    int64_t size = (int64_t)tr_dtype_size(c->dtype), bytes;
+    if (c->count < 0 || __builtin_mul_overflow(c->count, size, &bytes))
+        return tr__fail(TR_INVALID, "%s: a count of %" PRId64 " is not in 0 … %" PRId64, kind, c->count,
+            INT64_MAX / size);
     if (c->count > 0 && !c->out)
         return tr__fail(TR_INVALID, "%s: the buffer of %" PRId64 " elements is NULL", kind, c->count);
     return TR_OK;

@@ -158,6 +158,8 @@ static tr_status run(tr__shm *t, tr__shm_call *call)
 
 tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequence)
 {
+    /* The peers have read the line that we are about to write: it takes a while to come back. */
+    __builtin_prefetch(slot_of(t->control, sequence), 1);
     tr__shm_call call = {.c = collective, .sequence = sequence, .timeout_ms = collective->timeout_ms};
     call.bytes = tr__collective_bytes(collective);
     tr_status status;

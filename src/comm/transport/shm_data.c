@@ -52,6 +52,7 @@ tr_status tr__shm_reduce_shared(tr__shm *t, tr__shm_call *call)
         t->in[rank] = in + offset;
         t->out[rank] = out + offset;
     }
+    __builtin_prefetch(&t->control->done, 1);
     tr__reduce_find(c->dtype, c->op)(t->in, t->world_size, t->out, t->world_size, slice.end - slice.begin);
     tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
     return tr__shm_await(t, call, TR__SHM_DONE, t->steps, -1);
