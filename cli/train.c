@@ -97,7 +97,7 @@ static const struct preset {
     int batch, steps, warmup, save_every;
     double lr;
 } presets[] = {
-    {"nano", 12, 2000, 100, 500, 1e-3},
+    {"nano", 12, 2000, 100, 500, 3e-3},
     {"mini", 16, 3000, 100, 200, 1e-3},
     {"gpt2", 32, 10000, 500, 100, 6e-4},
 };
@@ -149,7 +149,7 @@ static int read_options(tr__train *t, int argc, char **argv)
         {"batch", 0, "N", "windows in a step, of all ranks together (nano: 12)", TR__INTEGER(&t->batch, 1, 1000000)},
         {"micro-batch", 0, "N", "windows that a rank computes at once (as many as memory allows)",
             TR__INTEGER(&t->micro_batch, 1, 1000000)},
-        {"lr", 0, "X", "learning rate after the warm-up (nano: 1e-3)", TR__NUMBER(&t->lr, 1e-12, 1000)},
+        {"lr", 0, "X", "learning rate after the warm-up (nano: 3e-3)", TR__NUMBER(&t->lr, 1e-12, 1000)},
         {"min-lr", 0, "X", "learning rate at the end of the cosine (a tenth of --lr)", TR__NUMBER(&t->min_lr, 0, 1000)},
         {"warmup", 0, "N", "steps of warm-up (nano: 100)", TR__INTEGER(&t->warmup, 0, many)},
         {"weight-decay", 0, "X", "AdamW's, of matrices", TR__NUMBER(&t->weight_decay, 0, 1000)},
