@@ -2,8 +2,8 @@
  * Trireme, communication: stores, process groups, collectives. Works on plain memory, so it is usable alone, as MPI is.
  *
  * All ranks of a group make the same calls in the same order. Every native message carries its signature, so calls that
- * differ are an error (TR_MISMATCH) on every rank that names the ranks and both calls; a dead rank is an error (TR_PEER)
- * on every survivor that names it. After either the group is broken and says so to every later call.
+ * differ are an error (TR_MISMATCH) on every rank that names the ranks and both calls; a dead rank is an error
+ * (TR_PEER) on every survivor that names it. After either the group is broken and says so to every later call.
  */
 #ifndef TRIREME_COMM_H
 #define TRIREME_COMM_H
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* ---- Store: a small key-value map that the ranks of a job share --------------------------------------------------- */
+/* ---- Store: a small key-value map that the ranks of a job share -------------------------------------------------- */
 
 typedef struct tr_store tr_store;
 
@@ -52,8 +52,8 @@ typedef struct tr_group tr_group;
 
 typedef struct tr_join_options {
     size_t size;
-    const char *init;      /* NULL or "env://": RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (one rank when they
-                              are absent); "tcp://host:port" with .rank and .world_size */
+    const char *init;      /* NULL or "env://": RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (one rank when
+                              they are absent); "tcp://host:port" with .rank and .world_size; rank 0 serves */
     int rank, world_size;
     tr_store *store;       /* instead of init: ranks meet here, with .rank and .world_size */
     const char *token;     /* the job's secret; NULL: TRIREME_TOKEN from the environment */
@@ -61,11 +61,12 @@ typedef struct tr_join_options {
     const char *name;      /* groups side by side on one store have different names; NULL: "world" */
     int timeout_ms;        /* for joining and for each collective; 0: 600,000 */
 } tr_join_options;
-/* Joins the job and returns its world group. A group can be left and joined again. */
+/* Joins the job and returns its world group. A group can be left and joined again. A world of one opens no socket, and
+ * its collectives only copy. docs/communication.md says how ranks find and trust each other. */
 #define tr_join(...) TR__NEW0(tr_join, __VA_ARGS__)
 TR_API tr_group *tr_join_with(const tr_join_options *options);
 /* Waits for what is under way, says goodbye and closes. The group stays an object until its scope goes; later calls on
- * it fail. */
+ * it fail. A process that ends without it has died, as far as the others can see. */
 TR_API TR_MUST_CHECK tr_status tr_leave(tr_group *group);
 
 TR_API int tr_rank(const tr_group *group);        /* 0 in error */
@@ -87,7 +88,10 @@ typedef enum tr_reduce_op {
     TR_REDUCE_OP_COUNT
 } tr_reduce_op;
 
-/* A collective is a descriptor; a backend turns it into work. bf16 and f16 are reduced in f32. */
+/* A collective is a descriptor; a backend turns it into work. All ranks get the same bits: each element is folded in
+ * the order of the ranks. f16 and bf16 are folded in f32; integers wrap, and their average rounds towards zero; a
+ * NaN anywhere gives NaN, also for MIN and MAX. bool: SUM and MAX are "any", PROD and MIN are "all", AVG does not
+ * exist. After a failure the contents of the output are undefined. */
 typedef struct tr_collective {
     size_t size;
     tr_collective_kind kind;
@@ -122,7 +126,8 @@ TR_API TR_MUST_CHECK tr_status tr_run_collective(tr_group *group, const tr_colle
 #define tr_barrier(group) tr_run_collective((group), TR__COLLECTIVE(TR_BARRIER, NULL, 0))
 #ifndef __cplusplus
 #define TR__COLLECTIVE(kind_, ...) \
-    (&(tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__, .out = __VA_ARGS__})
+    (&(tr_collective){                                                                                          \
+        .size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__, .out = __VA_ARGS__})
 #else
 #define TR__COLLECTIVE(kind_, ...) \
     tr__collective(TR__OPTIONS2(tr_collective, out, count, __VA_ARGS__), kind_, __FILE__, __LINE__)
@@ -130,7 +135,8 @@ TR_API TR_MUST_CHECK tr_status tr_run_collective(tr_group *group, const tr_colle
 
 #ifdef __cplusplus
 } /* extern "C" */
-inline const tr_collective *tr__collective(const tr_collective *given, tr_collective_kind kind, const char *file, int line)
+inline const tr_collective *tr__collective(const tr_collective *given, tr_collective_kind kind, const char *file,
+    int line)
 {
     tr_collective *c = const_cast<tr_collective *>(given); /* a temporary of the calling expression */
     c->kind = kind;

@@ -109,8 +109,9 @@ static size_t available(void)
     return kilobytes * 1024;
 }
 
-/* Reserves the pages now: running out later would be a SIGBUS in the middle of a kernel. So would a peer that shrinks the
- * file. Asking for more than there is would call the kernel's OOM killer, so that is looked up first. Returns an errno. */
+/* Reserves the pages now: running out later would be a SIGBUS in the middle of a kernel. So would a peer that
+ * shrinks the file. Asking for more than there is would call the kernel's OOM killer, so that is looked up first.
+ * Returns an errno. */
 static int reserve(int fd, size_t bytes)
 {
     enum { WORTH_A_LOOK = 64 << 20 };

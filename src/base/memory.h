@@ -13,13 +13,13 @@
 
 static inline size_t tr__round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* Page-aligned anonymous memory for large blocks, asked to be backed by huge pages from TR__HUGE_PAGE up (they halve the
- * cost of passes over arenas); NULL without memory. bytes must be given back alike. */
+/* Page-aligned anonymous memory for large blocks, asked to be backed by huge pages from TR__HUGE_PAGE up (they halve
+ * the cost of passes over arenas); NULL without memory. bytes must be given back alike. */
 void *tr__pages_alloc(size_t bytes);
 void tr__pages_free(void *memory, size_t bytes);
 
-/* A shared segment: a memfd, mapped here. Peers get the descriptor over a socket; there is no name in the file system, so
- * nothing is left behind however the processes end. Segments are made by tr_shared_alloc(). */
+/* A shared segment: a memfd, mapped here. Peers get the descriptor over a socket; there is no name in the file
+ * system, so nothing is left behind however the processes end. Segments are made by tr_shared_alloc(). */
 typedef struct tr__segment {
     uint64_t id;   /* unique within this process, never used again */
     int fd;        /* sealed against shrinking: whoever maps it need not fear a SIGBUS */
@@ -33,8 +33,8 @@ int tr__segment_find(const void *memory, size_t bytes, tr__segment *segment);
 /* Raised when a segment is freed: as long as it stays the same, what tr__segment_find() said is true. */
 uint64_t tr__segment_generation(void);
 
-/* One more holder of a segment of this process: it stays mapped here even when tr_shared_free() has been called. Returns
- * 0 when it is freed already. How ranks that are threads of one process map each other's memory. */
+/* One more holder of a segment of this process: it stays mapped here even when tr_shared_free() has been called.
+ * Returns 0 when it is freed already. How ranks that are threads of one process map each other's memory. */
 int tr__segment_ref(uint64_t id, tr__segment *segment);
 void tr__segment_unref(uint64_t id);
 

@@ -36,10 +36,11 @@ static tr_status check_data(const tr_collective *c)
 static tr_status check_op(const tr_collective *c)
 {
     if ((unsigned)c->op >= TR_REDUCE_OP_COUNT)
-        return tr__fail(TR_INVALID, "all_reduce: %d is no operation; TR_SUM is the first, TR_PROD the last", (int)c->op);
+        return tr__fail(TR_INVALID, "all_reduce: %d is no operation; TR_SUM is the first, TR_PROD the last",
+                        (int)c->op);
     if (!tr__reduce_find(c->dtype, c->op))
-        return tr__fail(TR_DTYPE, "all_reduce: there is no %s of %s; use TR_MAX (any) or TR_MIN (all)", reduce_ops[c->op],
-            tr_dtype_name(c->dtype));
+        return tr__fail(TR_DTYPE, "all_reduce: there is no %s of %s; use TR_MAX (any) or TR_MIN (all)",
+                        reduce_ops[c->op], tr_dtype_name(c->dtype));
     return TR_OK;
 }
 
@@ -66,7 +67,8 @@ tr_status tr__collective_read(const tr_collective *given, int world_size, int ti
         full->op = 0;
     if (full->kind != TR_BROADCAST) full->root = 0;
     if (full->root < 0 || full->root >= world_size)
-        return tr__fail(TR_INVALID, "broadcast: root %d is not a rank of this group, 0 … %d", full->root, world_size - 1);
+        return tr__fail(TR_INVALID, "broadcast: root %d is not a rank of this group, 0 … %d", full->root,
+                        world_size - 1);
     if (!full->in) full->in = full->out;
     return TR_OK;
 }

@@ -1,7 +1,7 @@
 /*
- * Running collectives, one at a time and in the order of the calls. A call that finds the group idle runs in the caller's
- * thread, which costs two uncontended locks; tr_post(), and a call that finds it at work, go through the queue, which the
- * group's own thread works off. That thread starts with the first tr_post().
+ * Running collectives, one at a time and in the order of the calls. A call that finds the group idle runs in the
+ * caller's thread, which costs two uncontended locks; tr_post(), and a call that finds it at work, go through the
+ * queue, which the group's own thread works off. That thread starts with the first tr_post().
  */
 #include "comm/group.h"
 
@@ -10,7 +10,7 @@
 
 #include <signal.h>
 
-/* ---- The queue ----------------------------------------------------------------------------------------------------- */
+/* ---- The queue --------------------------------------------------------------------------------------------------- */
 
 /* Runs a collective; the caller has set `running` and clears it. */
 static tr_status run(tr_group *group, const tr_collective *collective)
@@ -74,7 +74,7 @@ static tr_status enqueue(tr_group *group, tr_work *work)
     return TR_OK;
 }
 
-/* ---- Calls ----------------------------------------------------------------------------------------------------------- */
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
 static tr_status check_group(const tr_group *group)
 {
@@ -140,7 +140,7 @@ tr_status tr_run_collective(tr_group *group, const tr_collective *collective)
     return status;
 }
 
-/* ---- Leaving --------------------------------------------------------------------------------------------------------- */
+/* ---- Leaving ----------------------------------------------------------------------------------------------------- */
 
 /* Waits until nothing runs and the queue is empty, then closes. `cancel` gives up what is queued and under way. */
 static void close_group(tr_group *group, const char *cancel)
@@ -196,7 +196,7 @@ void tr__group_init(tr_group *group)
     pthread_cond_init(&group->changed, NULL);
 }
 
-/* ---- Questions ------------------------------------------------------------------------------------------------------- */
+/* ---- Questions --------------------------------------------------------------------------------------------------- */
 
 static bool sound(const tr_group *group)
 {

@@ -1,8 +1,9 @@
 /*
  * tr_join: from the environment, an address or a store to a group.
  *
- * env:// is torchrun's contract: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; rank 0 serves
- * the store. Trireme's launcher serves it itself and says so with TRIREME_STORE=1; TRIREME_TOKEN is the job's secret.
+ * env:// is torchrun's contract: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; rank 0
+ * serves the store. Trireme's launcher serves it itself and says so with TRIREME_STORE=1; TRIREME_TOKEN is the job's
+ * secret.
  */
 #include "base/clock.h"
 #include "comm/group.h"
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- Where a rank stands --------------------------------------------------------------------------------------------- */
+/* ---- Where a rank stands ----------------------------------------------------------------------------------------- */
 
 typedef struct place {
     int rank, world_size, local_rank; /* local_rank below 0: the rank, as all are on this host */
@@ -114,7 +115,7 @@ static tr_status find_place(const tr_join_options *o, place *p)
     return tr__fail(TR_INVALID, "tr_join: '%s' is no way to join; there are env:// and tcp://host:port", o->init);
 }
 
-/* ---- Joining --------------------------------------------------------------------------------------------------------- */
+/* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
 static const tr__backend *const backends[] = {&tr__native_backend};
 
@@ -128,7 +129,8 @@ static const tr__backend *find_backend(const char *name)
 
 static tr_store *open_store(const place *p, int timeout_ms)
 {
-    return tr_store_tcp(p->host, p->port, .serve = p->serve && p->rank == 0, .token = p->token, .timeout_ms = timeout_ms);
+    return tr_store_tcp(p->host, p->port, .serve = p->serve && p->rank == 0, .token = p->token,
+                        .timeout_ms = timeout_ms);
 }
 
 static tr_status join_once(tr_group *group, tr_store *given, const place *p, int timeout_ms)
@@ -142,8 +144,8 @@ static tr_status join_once(tr_group *group, tr_store *given, const place *p, int
     return TR_OK;
 }
 
-/* A store that rank 0 serves may be the one of a group that rank 0 is just leaving: when its connection breaks, the next
- * one is on its way. */
+/* A store that rank 0 serves may be the one of a group that rank 0 is just leaving: when its connection breaks, the
+ * next one is on its way. */
 static tr_status join(tr_group *group, tr_store *given, const place *p)
 {
     int64_t deadline = tr__now_ns() + (int64_t)group->timeout_ms * 1000000;

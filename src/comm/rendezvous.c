@@ -18,13 +18,14 @@ tr_status tr__random_text(char *text, size_t bytes)
 {
     unsigned char random[64];
     if (bytes / 2 > sizeof random) return tr__fail(TR_INVALID, "%zu random digits are too many", bytes - 1);
-    if (getrandom(random, bytes / 2, 0) != (ssize_t)(bytes / 2)) return tr__fail(TR_IO, "no random numbers from the kernel");
+    if (getrandom(random, bytes / 2, 0) != (ssize_t)(bytes / 2))
+        return tr__fail(TR_IO, "no random numbers from the kernel");
     for (size_t i = 0; i + 1 < bytes; i++) text[i] = "0123456789abcdef"[random[i / 2] >> (i % 2 * 4) & 15];
     text[bytes - 1] = 0;
     return TR_OK;
 }
 
-/* ---- Cards ----------------------------------------------------------------------------------------------------------- */
+/* ---- Cards ------------------------------------------------------------------------------------------------------- */
 
 static unsigned long namespace_of(const char *path)
 {
@@ -65,7 +66,7 @@ static tr_status read_card(const char *text, tr__card *card)
     return TR_OK;
 }
 
-/* ---- Claims ---------------------------------------------------------------------------------------------------------- */
+/* ---- Claims ------------------------------------------------------------------------------------------------------ */
 
 static char *claim_key(const tr__rendezvous *r, char key[KEY])
 {
@@ -86,8 +87,8 @@ static tr_status try_claim(tr__rendezvous *r, const tr__card *mine, const char *
     size_t bytes;
     TR__TRY(tr__random_text(word, sizeof word));
     snprintf(r->claim, sizeof r->claim, "%ld joined %s %ld %s", r->generation, word, mine->pid, mine->host);
-    return tr_store_compare_set(r->member->store, claim_key(r, key), expected, expected ? strlen(expected) : 0, r->claim,
-        strlen(r->claim), (void **)held, &bytes);
+    return tr_store_compare_set(r->member->store, claim_key(r, key), expected, expected ? strlen(expected) : 0,
+                                r->claim, strlen(r->claim), (void **)held, &bytes);
 }
 
 /* Someone else's claim stands. Fails, or sets the generation that may follow it. */
@@ -96,7 +97,8 @@ static tr_status follow(tr__rendezvous *r, const char *held)
     char state[16], host[65] = "?";
     long generation, pid = 0;
     if (!held || sscanf(held, "%ld %15s %*s %ld %64s", &generation, state, &pid, host) < 2)
-        return tr__fail(TR_FORMAT, "group '%s': damaged claim of rank %d in the store", r->member->group, r->member->rank);
+        return tr__fail(TR_FORMAT, "group '%s': damaged claim of rank %d in the store", r->member->group,
+                        r->member->rank);
     if (strcmp(state, "left") != 0)
         return tr__fail(TR_STATE, "rank %d of group '%s' is taken: process %ld on host %s has joined as rank %d",
             r->member->rank, r->member->group, pid, host, r->member->rank);
@@ -131,16 +133,17 @@ void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined)
     snprintf(left, sizeof left, "%ld left", joined == TR_OK ? r->generation : r->generation - 1);
     void *held = NULL, *card = NULL;
     size_t bytes;
-    /* The store may be gone, or stand still with the process that serves it. Then nobody can join there again, and there
-     * is nothing to give back. The others find the same disagreement on our card that we found on theirs. */
+    /* The store may be gone, or stand still with the process that serves it. Then nobody can join there again, and
+     * there is nothing to give back. The others find the same disagreement on our card that we found on theirs. */
     tr_status status = TR_OK;
     bool keep_card = joined == TR_OK || joined == TR_MISMATCH || joined == TR_UNSUPPORTED;
     if (!keep_card && r->card[0])
-        status = tr__store_compare_set(r->member->store, card_key(r, r->member->rank, key), r->card, strlen(r->card), "", 0,
-            WITHDRAW_MS, &card, &bytes);
+        status = tr__store_compare_set(r->member->store, card_key(r, r->member->rank, key), r->card, strlen(r->card),
+                                       "", 0, WITHDRAW_MS, &card, &bytes);
     if (status == TR_OK)
-        status = tr__store_compare_set(r->member->store, claim_key(r, key), r->claim, strlen(r->claim), left, strlen(left),
-            WITHDRAW_MS, &held, &bytes);
+        status = tr__store_compare_set(r->member->store, claim_key(r, key), r->claim, strlen(r->claim), left,
+                                       strlen(left), WITHDRAW_MS, &held, &bytes);
+    (void)status;
     free(held);
     free(card);
     r->claim[0] = 0;
@@ -148,13 +151,13 @@ void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined)
     tr__error_unref(latest);
 }
 
-/* ---- Meeting --------------------------------------------------------------------------------------------------------- */
+/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
 
 tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
 {
     char key[KEY];
-    int length = snprintf(r->card, sizeof r->card, CARD_FORMAT("%s", "%s", "%s", "%s"), mine->rank, mine->world_size, mine->pid,
-        mine->pid_space, mine->host, mine->machine, mine->address, mine->cookie);
+    int length = snprintf(r->card, sizeof r->card, CARD_FORMAT("%s", "%s", "%s", "%s"), mine->rank, mine->world_size,
+                          mine->pid, mine->pid_space, mine->host, mine->machine, mine->address, mine->cookie);
     return tr_store_set(r->member->store, card_key(r, mine->rank, key), r->card, (size_t)length);
 }
 
@@ -163,13 +166,17 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
 static tr_status get_card(tr__rendezvous *r, int rank, int64_t deadline, char **text)
 {
     char key[KEY];
-    size_t bytes;
     for (;;) {
+        void *card = NULL;
+        size_t bytes = 0;
         int64_t left = (deadline - tr__now_ns()) / 1000000;
-        TR__TRY(tr__store_get(r->member->store, card_key(r, rank, key), left > 0 ? (int)left : 0, (void **)text, &bytes));
-        if (bytes > 0) return TR_OK;
-        free(*text);
-        if (left <= 0) return tr__store_timed_out(r->member->store, key, 0);
+        TR__TRY(tr__store_get(r->member->store, card_key(r, rank, key), left > 0 ? (int)left : 0, &card, &bytes));
+        if (bytes > 0) {
+            *text = card;
+            return TR_OK;
+        }
+        free(card);
+        if (left <= 0) return TR_TIMEOUT; /* the caller says who is missing */
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
     }
 }
@@ -187,7 +194,8 @@ static void missing_text(tr__rendezvous *r, int late, char *text, size_t size)
             free(card);
             continue;
         }
-        if (missing++ < NAMED) used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", rank);
+        if (missing++ < NAMED)
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", rank);
     }
     snprintf(text, size, "%s %s", missing == 1 ? "rank" : "ranks", list);
     used = strlen(text);
@@ -199,8 +207,8 @@ static tr_status check_card(const tr__rendezvous *r, int rank, const tr__card *c
     if (card->rank != rank)
         return tr__fail(TR_FORMAT, "group '%s': the card of rank %d says rank %d", r->member->group, rank, card->rank);
     if (card->world_size != r->member->world_size)
-        return tr__fail(TR_MISMATCH, "group '%s': rank %d joins with a world size of %d, rank %d with %d", r->member->group,
-            r->member->rank, r->member->world_size, rank, card->world_size);
+        return tr__fail(TR_MISMATCH, "group '%s': rank %d joins with a world size of %d, rank %d with %d",
+                        r->member->group, r->member->rank, r->member->world_size, rank, card->world_size);
     return TR_OK;
 }
 

@@ -1,12 +1,12 @@
 /*
- * How ranks find each other: each claims its number in the store, hangs up a card that says where it can be reached, and
- * reads the cards of the others. Below "group/NAME/":
+ * How ranks find each other: each claims its number in the store, hangs up a card that says where it can be reached,
+ * and reads the cards of the others. Below "group/NAME/":
  *
  *   rank/3     who holds rank 3: the generation, "joined" or "left", a random word, process and host
  *   card/1/3   rank 3's card in generation 1
  *
- * Generations count how often a rank has joined: a group that was left can be joined again on the same store, and nobody
- * mistakes an old card for a new one.
+ * Generations count how often a rank has joined: a group that was left can be joined again on the same store, and
+ * nobody mistakes an old card for a new one.
  */
 #ifndef TR_COMM_RENDEZVOUS_H
 #define TR_COMM_RENDEZVOUS_H

@@ -29,8 +29,8 @@ static tr_status check_value(const tr_store *store, const char *key, const void 
     if (bytes > 0 && !value)
         return tr__fail(TR_INVALID, "%s: the value of %zu bytes for key '%s' is NULL", store->name, bytes, key);
     if (bytes > TR__VALUE_MAX)
-        return tr__fail(TR_INVALID, "%s: the value for key '%s' has %zu bytes; at most %d are allowed", store->name, key,
-            bytes, TR__VALUE_MAX);
+        return tr__fail(TR_INVALID, "%s: the value for key '%s' has %zu bytes; at most %d are allowed", store->name,
+                        key, bytes, TR__VALUE_MAX);
     return TR_OK;
 }
 
@@ -39,7 +39,7 @@ tr_status tr__store_timed_out(const tr_store *store, const char *key, int timeou
     return tr__fail(TR_TIMEOUT, "%s: nobody set key '%s' within %g s", store->name, key, timeout_ms / 1000.0);
 }
 
-/* ---- Public functions ---------------------------------------------------------------------------------------------- */
+/* ---- Public functions -------------------------------------------------------------------------------------------- */
 
 tr_status tr_store_set(tr_store *store, const char *key, const void *value, size_t bytes)
 {
@@ -82,7 +82,8 @@ tr_status tr__store_compare_set(tr_store *store, const char *key, const void *ex
     if (!value || !bytes) return tr__fail(TR_INVALID, "%s: value and bytes have no place to go to", store->name);
     TR__TRY(check_value(store, key, desired, desired_bytes));
     if (expected) TR__TRY(check_value(store, key, expected, expected_bytes));
-    return store->ops->compare_set(store, key, expected, expected_bytes, desired, desired_bytes, timeout_ms, value, bytes);
+    return store->ops->compare_set(store, key, expected, expected_bytes, desired, desired_bytes, timeout_ms, value,
+                                   bytes);
 }
 
 tr_status tr_store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
@@ -138,8 +139,8 @@ static tr_status prefix_compare_set(tr_store *store, const char *key, const void
     const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
     char whole[2 * TR__KEY_MAX + 2];
-    return tr__store_compare_set(((prefix_store *)store)->inner, with_prefix(store, key, whole), expected, expected_bytes,
-        desired, desired_bytes, timeout_ms, value, bytes);
+    return tr__store_compare_set(((prefix_store *)store)->inner, with_prefix(store, key, whole), expected,
+                                 expected_bytes, desired, desired_bytes, timeout_ms, value, bytes);
 }
 
 static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, prefix_compare_set};

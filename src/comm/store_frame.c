@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* ---- Numbers --------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 static uint64_t read_number(const unsigned char *bytes, int size)
 {
@@ -39,7 +39,7 @@ static bool has_key(tr__frame_type type)
     return type != TR__FRAME_HELLO && type != TR__FRAME_REPLY;
 }
 
-/* ---- Parsing --------------------------------------------------------------------------------------------------------- */
+/* ---- Parsing ----------------------------------------------------------------------------------------------------- */
 
 /* The fields of one type; `rest` is what follows the fixed ones. False when they do not fit. */
 static bool parse_fields(tr__frame *f, const unsigned char *fixed, const unsigned char *rest, size_t rest_bytes)
@@ -82,7 +82,7 @@ ssize_t tr__frame_parse(const unsigned char *bytes, size_t count, size_t limit, 
     return (ssize_t)(TR__FRAME_HEADER + body);
 }
 
-/* ---- Writing --------------------------------------------------------------------------------------------------------- */
+/* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
 static void write_fixed(const tr__frame *f, unsigned char *fixed)
 {

@@ -127,6 +127,7 @@ int tr__map_compare_set(tr__entry *entry, const void *expected, size_t expected_
     size_t desired_bytes, bool *changed)
 {
     const tr__value *now = entry->value;
-    *changed = expected ? now && now->bytes == expected_bytes && memcmp(now->data, expected, expected_bytes) == 0 : !now;
+    bool equal = now && expected && now->bytes == expected_bytes && memcmp(now->data, expected, expected_bytes) == 0;
+    *changed = expected ? equal : !now;
     return *changed ? tr__map_set(entry, desired, desired_bytes) : TR_OK;
 }

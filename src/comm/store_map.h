@@ -38,8 +38,8 @@ tr__entry *tr__map_find(tr__map *map, const char *key, size_t length, bool make)
 void tr__map_prune(tr__map *map, tr__entry *entry);
 void tr__map_clear(tr__map *map);
 
-/* The operations, alike in every store. They return TR_OK, TR_NO_MEMORY, or TR_FORMAT: the value is no number, or the sum
- * leaves 64 bits. The entry exists; its value changes only on TR_OK. */
+/* The operations, alike in every store. They return TR_OK, TR_NO_MEMORY, or TR_FORMAT: the value is no number, or
+ * the sum leaves 64 bits. The entry exists; its value changes only on TR_OK. */
 int tr__map_set(tr__entry *entry, const void *data, size_t bytes);
 int tr__map_add(tr__entry *entry, int64_t amount, int64_t *sum);
 /* expected NULL: the key must be absent. *changed says whether desired is the value now. */

@@ -71,7 +71,7 @@ bool tr__token_equal(const char *token, const void *given, size_t given_bytes)
     return (CRYPTO_memcmp(a, b, sizeof a) == 0) & (length == given_bytes);
 }
 
-/* ---- Clients come and go ------------------------------------------------------------------------------------------------- */
+/* ---- Clients come and go ----------------------------------------------------------------------------------------- */
 
 static void stop_waiting(client *c)
 {
@@ -137,7 +137,7 @@ static void reply(client *c, tr__frame_code code, tr__value *value)
     if (uv_write(&c->write, (uv_stream_t *)&c->tcp, buffers, (unsigned)count, on_written) != 0) close_client(c);
 }
 
-/* ---- Waiting --------------------------------------------------------------------------------------------------------------- */
+/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
 static void on_timeout(uv_timer_t *timer)
 {
@@ -173,7 +173,7 @@ static void wake_waiters(tr__entry *entry)
     }
 }
 
-/* ---- Requests -------------------------------------------------------------------------------------------------------------- */
+/* ---- Requests ---------------------------------------------------------------------------------------------------- */
 
 static tr__frame_code code_of(int status)
 {
@@ -252,7 +252,7 @@ static void work_on(client *c)
     }
 }
 
-/* ---- Reading --------------------------------------------------------------------------------------------------------------- */
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* Grows with what has really come, not with what a header promises. */
 static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
@@ -309,7 +309,7 @@ static void on_connection(uv_stream_t *listener, int error)
         close_client(c);
 }
 
-/* ---- Starting and stopping --------------------------------------------------------------------------------------------- */
+/* ---- Starting and stopping --------------------------------------------------------------------------------------- */
 
 static void on_stop(uv_async_t *async)
 {
@@ -352,8 +352,10 @@ static tr_status check_address(tr__server *s, const char *host, const char *toke
     int error = uv_tcp_getsockname(&s->listener, (struct sockaddr *)&address, &length);
     if (error) return tr__fail(TR_IO, "store: cannot serve on %s:%d: %s", host, *port, uv_strerror(error));
     if (!token && !is_loopback((struct sockaddr *)&address))
-        return tr__fail(TR_AUTH, "store: without a token it serves over loopback only, not on %s; set TRIREME_TOKEN, the "
-                                 "same for all ranks, or use 127.0.0.1", host);
+        return tr__fail(TR_AUTH,
+                        "store: without a token it serves over loopback only, not on %s; set TRIREME_TOKEN, the "
+                        "same for all ranks, or use 127.0.0.1",
+                        host);
     *port = ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
                                                 : ((struct sockaddr_in *)&address)->sin_port);
     return TR_OK;

@@ -8,8 +8,8 @@
 
 typedef struct tr__server tr__server;
 
-/* Serves on the address, or on a listening socket that it takes over (listen_fd > 0). token NULL: anyone may come, so only
- * over loopback. *port gets the port. */
+/* Serves on the address, or on a listening socket that it takes over (listen_fd > 0). token NULL: anyone may come,
+ * so only over loopback. *port gets the port. */
 tr_status tr__server_start(const char *host, int port, int listen_fd, const char *token, tr__server **server,
     int *bound_port);
 /* Closes all connections and ends the thread. */

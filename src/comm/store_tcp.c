@@ -1,6 +1,6 @@
 /*
- * The TCP store's client: blocking requests with a deadline. A request takes a connection that is idle or opens one more,
- * so that a thread which waits for a key does not keep others from setting it.
+ * The TCP store's client: blocking requests with a deadline. A request takes a connection that is idle or opens one
+ * more, so that a thread which waits for a key does not keep others from setting it.
  */
 #include "base/clock.h"
 #include "comm/store.h"
@@ -39,7 +39,7 @@ typedef struct tcp_store {
     int idle[IDLE_MOST], idle_count;
 } tcp_store;
 
-/* ---- Bytes --------------------------------------------------------------------------------------------------------------- */
+/* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
 static int64_t deadline_in(int timeout_ms)
 {
@@ -99,7 +99,7 @@ static int receive_bytes(int fd, unsigned char *bytes, size_t count, int64_t dea
     return 0;
 }
 
-/* ---- A request and its reply ------------------------------------------------------------------------------------------------ */
+/* ---- A request and its reply ------------------------------------------------------------------------------------- */
 
 /* *bytes gets the reply's bytes, to be freed, in which frame lies. An errno; EPROTO: the other end is no store. */
 static int exchange(int fd, const tr__frame *request, int64_t deadline, tr__frame *frame, unsigned char **bytes)
@@ -111,7 +111,8 @@ static int exchange(int fd, const tr__frame *request, int64_t deadline, tr__fram
     int error = send_pieces(fd, pieces, tr__frame_pieces(request, head, pieces), deadline);
     if (!error) error = receive_bytes(fd, header, sizeof header, deadline);
     if (error) return error;
-    if (tr__frame_parse(header, sizeof header, LIMIT, frame) != 0) return EPROTO; /* no reply is as short as its header */
+    if (tr__frame_parse(header, sizeof header, LIMIT, frame) != 0)
+        return EPROTO; /* no reply is as short as its header */
     size_t body = header[0] | (size_t)header[1] << 8 | (size_t)header[2] << 16 | (size_t)header[3] << 24;
     *bytes = malloc(sizeof header + body + 1);
     if (!*bytes) return ENOMEM;
@@ -125,7 +126,7 @@ static int exchange(int fd, const tr__frame *request, int64_t deadline, tr__fram
     return error;
 }
 
-/* ---- Connections ------------------------------------------------------------------------------------------------------------ */
+/* ---- Connections ------------------------------------------------------------------------------------------------- */
 
 static int connect_to(const struct addrinfo *to, int64_t deadline, int *fd)
 {
@@ -207,12 +208,13 @@ static void give_back(tcp_store *s, int fd)
     if (!room) close(fd);
 }
 
-/* ---- Operations ------------------------------------------------------------------------------------------------------------ */
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
 
 static tr_status failed(const tcp_store *s, const char *key, int error, int timeout_ms)
 {
     if (error == ETIMEDOUT)
-        return tr__fail(TR_TIMEOUT, "%s: no answer about key '%s' within %g s", s->store.name, key, timeout_ms / 1000.0);
+        return tr__fail(TR_TIMEOUT, "%s: no answer about key '%s' within %g s", s->store.name, key,
+                        timeout_ms / 1000.0);
     if (error == EPROTO) return tr__fail(TR_FORMAT, "%s: damaged answer about key '%s'", s->store.name, key);
     return tr__fail_errno(error == ENOMEM ? TR_NO_MEMORY : TR_IO, error, "%s: lost while asking about key '%s'",
         s->store.name, key);
@@ -224,7 +226,8 @@ static tr_status refused(const tcp_store *s, const char *key, const tr__frame *r
     case TR__REPLY_TIMEOUT: return tr__store_timed_out(&s->store, key, (int)request->timeout_ms);
     case TR__REPLY_NO_NUMBER:
         return tr__fail(TR_FORMAT, "%s: key '%s' holds no number, or its sum leaves 64 bits", s->store.name, key);
-    case TR__REPLY_NO_MEMORY: return tr__fail(TR_NO_MEMORY, "%s: the server has no memory for key '%s'", s->store.name, key);
+    case TR__REPLY_NO_MEMORY:
+        return tr__fail(TR_NO_MEMORY, "%s: the server has no memory for key '%s'", s->store.name, key);
     default: return tr__fail(TR_FORMAT, "%s: unexpected answer about key '%s'", s->store.name, key);
     }
 }
@@ -297,7 +300,7 @@ static tr_status tcp_compare_set(tr_store *store, const char *key, const void *e
 
 static const tr__store_ops tcp_ops = {tcp_set, tcp_get, tcp_add, tcp_compare_set};
 
-/* ---- The object ------------------------------------------------------------------------------------------------------------ */
+/* ---- The object -------------------------------------------------------------------------------------------------- */
 
 static void tcp_destroy(void *self)
 {

@@ -1,5 +1,5 @@
-/* Groups with threads as ranks: every operation on every type, buffers of every kind, work posted ahead, calls that do not
- * match, ranks that leave or stay away, and joining again and again. */
+/* Groups with threads as ranks: every operation on every type, buffers of every kind, work posted ahead, calls that
+ * do not match, ranks that leave or stay away, and joining again and again. */
 #include "base/clock.h"
 #include "base/half.h"
 
@@ -20,7 +20,7 @@
 
 enum { RANKS_MOST = 5, JOIN_MS = 60000 };
 
-/* ---- Ranks ------------------------------------------------------------------------------------------------------------- */
+/* ---- Ranks ------------------------------------------------------------------------------------------------------- */
 
 typedef struct rank rank;
 typedef void (*rank_body)(rank *r);
@@ -84,7 +84,7 @@ static void run(int world, rank_body body, const void *arg)
     run_on(tr_store_memory(), world, body, arg);
 }
 
-/* ---- Numbers ----------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 static double get(tr_dtype dtype, const void *memory, int64_t i)
 {
@@ -140,7 +140,7 @@ static bool near_enough(tr_dtype dtype, double a, double b)
     return fabs(a - b) <= digits * fabs(b);
 }
 
-/* ---- Buffers ----------------------------------------------------------------------------------------------------------- */
+/* ---- Buffers ----------------------------------------------------------------------------------------------------- */
 
 typedef enum buffer_kind { PRIVATE, SHARED, MIXED, KINDS } buffer_kind;
 
@@ -162,7 +162,7 @@ static void free_buffer(buffer_kind kind, const rank *r, void *memory)
         free(memory);
 }
 
-/* ---- all_reduce and broadcast ---------------------------------------------------------------------------------------- */
+/* ---- all_reduce and broadcast ------------------------------------------------------------------------------------ */
 
 typedef struct shape {
     buffer_kind kind;
@@ -280,7 +280,8 @@ static void out_of_place(rank *r)
     buffer_kind kind = *(const buffer_kind *)r->arg;
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
         int64_t n = counts[c];
-        int32_t *in = make_buffer(kind, r, (size_t)n * sizeof *in), *out = make_buffer(kind, r, (size_t)n * sizeof *out);
+        int32_t *in = make_buffer(kind, r, (size_t)n * sizeof *in),
+                *out = make_buffer(kind, r, (size_t)n * sizeof *out);
         CHECK(in && out);
         for (int64_t i = 0; i < n; i++) in[i] = (int32_t)i + r->number;
         OK(tr_all_reduce(r->group, out, n, .in = in, .dtype = TR_I32, .op = TR_MAX));
@@ -340,7 +341,7 @@ static void segments_are_mapped_and_unmapped(void **state)
     run(3, buffers_come_and_go, NULL);
 }
 
-/* ---- Posted work ------------------------------------------------------------------------------------------------------- */
+/* ---- Posted work ------------------------------------------------------------------------------------------------- */
 
 typedef struct waiter {
     tr_work *work;
@@ -461,7 +462,7 @@ static void a_dropped_group_gives_its_work_up(void **state)
         if (ranks[i].failure[0]) fail_msg("%s", ranks[i].failure);
 }
 
-/* ---- Calls that do not match ------------------------------------------------------------------------------------------ */
+/* ---- Calls that do not match ------------------------------------------------------------------------------------- */
 
 typedef struct clash {
     tr_collective mine, theirs; /* rank 0's, the others' */
@@ -544,7 +545,7 @@ static void bad_arguments_leave_the_group_whole(void **state)
     run(2, bad_arguments, NULL);
 }
 
-/* ---- Ranks that go or stay away --------------------------------------------------------------------------------------- */
+/* ---- Ranks that go or stay away ---------------------------------------------------------------------------------- */
 
 static void one_leaves(rank *r)
 {
@@ -614,7 +615,7 @@ static void a_rank_that_stays_away_is_a_timeout(void **state)
     run(4, one_stays_away, NULL);
 }
 
-/* ---- Joining ----------------------------------------------------------------------------------------------------------- */
+/* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
 static void join_again(rank *r)
 {
@@ -683,8 +684,9 @@ static void missing_ranks_are_named(void **state)
         "of 3 ranks, ranks 0, 2 did not join");
     FAILS(TR_TIMEOUT, tr_status_of(tr_join(.store = store, .rank = 1, .world_size = 2, .timeout_ms = 50)),
         "of 2 ranks, rank 0 did not join");
-    FAILS(TR_TIMEOUT, tr_status_of(tr_join(.store = store, .rank = 0, .world_size = 100, .timeout_ms = 50, .name = "x")),
-        "1, 2, 3, 4, 5, 6, 7, 8 and 91 more");
+    FAILS(TR_TIMEOUT,
+          tr_status_of(tr_join(.store = store, .rank = 0, .world_size = 100, .timeout_ms = 50, .name = "x")),
+          "1, 2, 3, 4, 5, 6, 7, 8 and 91 more");
     run_on(store, 2, join_again, NULL); /* a try that failed leaves the number free */
 }
 
@@ -755,7 +757,7 @@ static void bad_options_are_told(void **state)
     assert_int_equal(tr_world_size(NULL), 1);
 }
 
-/* ---- The environment ----------------------------------------------------------------------------------------------------- */
+/* ---- The environment --------------------------------------------------------------------------------------------- */
 
 static const char *const variables[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT", "TRIREME_STORE", "TRIREME_TOKEN"};

@@ -1,6 +1,6 @@
 /*
- * Groups whose ranks are processes: data across them, and ranks that are killed or stopped at every phase of a call. The
- * parent forks the ranks before it has any thread, watches them, and is the only one to use cmocka's checks.
+ * Groups whose ranks are processes: data across them, and ranks that are killed or stopped at every phase of a call.
+ * The parent forks the ranks before it has any thread, watches them, and is the only one to use cmocka's checks.
  *
  * ctest: serial
  */
@@ -31,7 +31,7 @@
 
 enum { RANKS_MOST = 5, JOIN_MS = 60000, PATIENCE_MS = 60000 };
 
-/* ---- Processes ----------------------------------------------------------------------------------------------------------- */
+/* ---- Processes --------------------------------------------------------------------------------------------------- */
 
 /* What a rank tells the parent, in memory that they share. */
 typedef struct post {
@@ -151,7 +151,7 @@ static void run(int world, rank_body body, const void *arg)
         if (!(condition)) return tr_fail(TR_INTERNAL, "line %d: %s", __LINE__, #condition);          \
     } while (0)
 
-/* ---- Data ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Data -------------------------------------------------------------------------------------------------------- */
 
 typedef enum buffer_kind { PRIVATE, SHARED, MIXED, KINDS } buffer_kind;
 
@@ -208,7 +208,7 @@ static void processes_share_data(void **state)
     for (int world = 2; world <= 4; world++) run(world, move_data, NULL);
 }
 
-/* ---- Nothing is left ------------------------------------------------------------------------------------------------------ */
+/* ---- Nothing is left --------------------------------------------------------------------------------------------- */
 
 static int count_entries(const char *folder)
 {
@@ -235,7 +235,8 @@ static tr_status come_and_go(rank *r)
 {
     TRY(tr_leave(r->group)); /* so that what libraries open once is open */
     tr_scope_push();
-    int descriptors = count_entries("/proc/self/fd"), mappings = count_mappings(), threads = count_entries("/proc/self/task");
+    int descriptors = count_entries("/proc/self/fd"), mappings = count_mappings(),
+        threads = count_entries("/proc/self/task");
     for (int turn = 0; turn < 3; turn++) {
         TR_SCOPE;
         tr_group *g = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS);
@@ -270,7 +271,7 @@ static void nothing_is_left_behind(void **state)
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
 }
 
-/* ---- Killed ranks --------------------------------------------------------------------------------------------------------- */
+/* ---- Killed ranks ------------------------------------------------------------------------------------------------ */
 
 /* What ranks do over and over until it fails. */
 typedef enum activity { TINY, INLINE, STAGED, REGISTERED, BROADCAST, MEETING, POSTED, IDLE, ACTIVITIES } activity;
@@ -312,7 +313,8 @@ static tr_status act_until_it_fails(rank *r)
 {
     enum { COUNT = 1000000 };
     activity a = *(const activity *)r->arg;
-    float *private_data = calloc(COUNT, sizeof *private_data), *shared_data = tr_shared_alloc(COUNT * sizeof *shared_data);
+    float *private_data = calloc(COUNT, sizeof *private_data),
+          *shared_data = tr_shared_alloc(COUNT * sizeof *shared_data);
     CHECK(private_data && shared_data);
     tr_status status;
     while ((status = act(r, a, private_data, shared_data, COUNT)) == TR_OK) atomic_fetch_add(&r->post->turns, 1);
@@ -333,7 +335,8 @@ static void check_survivor(const job *j, int number, int victim, const char *dur
     snprintf(name, sizeof name, "rank %d (pid %ld) died", victim, (long)j->ranks[victim].pid);
     if (p->status != TR_PEER || !strstr(p->text, name) || !strstr(p->text, during) || !strstr(p->text, __FILE__ ":"))
         fail_msg("rank %d says '%s' (%s), not '%s' and '%s'", number, p->text, tr_status_name(p->status), name, during);
-    if (p->ended - killed > 5000000000) fail_msg("rank %d took %g s to notice", number, (double)(p->ended - killed) / 1e9);
+    if (p->ended - killed > 5000000000)
+        fail_msg("rank %d took %g s to notice", number, (double)(p->ended - killed) / 1e9);
 }
 
 static void kill_one(int world, int victim, activity a, int delay_us)
@@ -381,14 +384,15 @@ static void a_rank_killed_while_it_joins_is_an_error(void **state)
             if (!atomic_load(&j.posts[i].ended)) kill(j.ranks[i].pid, SIGKILL);
             reap(&j, i);
             tr_status status = j.posts[i].status; /* TR_IO: rank 0, which serves the store, was the first to give up */
-            bool fine = status == TR_PEER || status == TR_OK || (i > 0 && status == TR_IO) || !atomic_load(&j.posts[i].ended);
+            bool fine =
+                status == TR_PEER || status == TR_OK || (i > 0 && status == TR_IO) || !atomic_load(&j.posts[i].ended);
             if (!fine) fail_msg("rank %d: %s (%s)", i, j.posts[i].text, tr_status_name(j.posts[i].status));
         }
         finish(&j);
     }
 }
 
-/* ---- Stopped ranks -------------------------------------------------------------------------------------------------------- */
+/* ---- Stopped ranks ----------------------------------------------------------------------------------------------- */
 
 static tr_status act_with_a_timeout(rank *r)
 {
@@ -396,7 +400,8 @@ static tr_status act_with_a_timeout(rank *r)
     float *x = r->arg ? tr_shared_alloc(COUNT * sizeof *x) : calloc(COUNT, sizeof *x);
     CHECK(x);
     tr_status status;
-    while ((status = tr_all_reduce(r->group, x, COUNT, .timeout_ms = 400)) == TR_OK) atomic_fetch_add(&r->post->turns, 1);
+    while ((status = tr_all_reduce(r->group, x, COUNT, .timeout_ms = 400)) == TR_OK)
+        atomic_fetch_add(&r->post->turns, 1);
     if (r->arg)
         tr_shared_free(x);
     else
@@ -434,7 +439,7 @@ static void a_stopped_rank_is_a_timeout(void **state)
     stop_one(3, 1, "shared");
 }
 
-/* ---- The environment ------------------------------------------------------------------------------------------------------- */
+/* ---- The environment --------------------------------------------------------------------------------------------- */
 
 /* Joins by env:// and again, with rank 0 serving the store each time anew. */
 static tr_status join_by_environment(const job *j, int number)
@@ -478,7 +483,7 @@ static void rank_0_serves_as_under_torchrun(void **state)
     finish(&j);
 }
 
-/* ---- Uninvited ------------------------------------------------------------------------------------------------------------- */
+/* ---- Uninvited --------------------------------------------------------------------------------------------------- */
 
 static int knock(const char *name)
 {
@@ -490,8 +495,8 @@ static int knock(const char *name)
     return fd;
 }
 
-/* Rank 1 of 2, but before it joins it knocks at rank 0's door as a stranger: with garbage, with a wrong cookie, and without
- * a word. Rank 0 must hang up on the first two, and join all the same. */
+/* Rank 1 of 2, but before it joins it knocks at rank 0's door as a stranger: with garbage, with a wrong cookie, and
+ * without a word. Rank 0 must hang up on the first two, and join all the same. */
 static tr_status intrude(const job *j)
 {
     TR_SCOPE;

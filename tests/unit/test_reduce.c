@@ -64,7 +64,8 @@ static double want(tr_dtype dtype, tr_reduce_op op, int ranks, int64_t i)
     return dtype == TR_F64 ? value * (1.0 / ranks) : (double)((float)value * (float)(1.0 / ranks));
 }
 
-static void check(const tr__reduce_table *table, tr_dtype dtype, tr_reduce_op op, int ranks, int64_t count, size_t shift)
+static void check(const tr__reduce_table *table, tr_dtype dtype, tr_reduce_op op, int ranks, int64_t count,
+                  size_t shift)
 {
     static _Alignas(64) unsigned char memory[RANKS_MOST][8 * COUNT_MOST + 64], result[8 * COUNT_MOST + 64], wanted[8];
     size_t size = tr_dtype_size(dtype);
@@ -83,8 +84,8 @@ static void check(const tr__reduce_table *table, tr_dtype dtype, tr_reduce_op op
         for (int64_t i = 0; i < count; i++) {
             put(dtype, wanted, 0, want(dtype, op, ranks, i));
             if (get(dtype, wanted, 0) != get(dtype, out[k], i))
-                fail_msg("%s op %d, %d ranks, element %d of %d: %g, not %g", tr_dtype_name(dtype), (int)op, ranks, (int)i,
-                    (int)count, get(dtype, out[k], i), get(dtype, wanted, 0));
+                fail_msg("%s op %d, %d ranks, element %d of %d: %g, not %g", tr_dtype_name(dtype), (int)op, ranks,
+                         (int)i, (int)count, get(dtype, out[k], i), get(dtype, wanted, 0));
         }
         for (size_t b = 0; b < shift; b++) assert_int_equal(base[b], 0xee);
         for (size_t b = 0; b < 32; b++) assert_int_equal(base[shift + size * (size_t)count + b], 0xee);
@@ -119,8 +120,8 @@ static bool has_avx2(void)
 static bool has_avx512(void)
 {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #else
     return false;
 #endif

@@ -1,4 +1,5 @@
-/* Stores: one list of checks on every kind; then the TCP store's frames, its server under bad clients, and its trust. */
+/* Stores: one list of checks on every kind; then the TCP store's frames, its server under bad clients, and its
+ * trust. */
 #include "base/clock.h"
 #include "comm/store.h"
 #include "comm/store_frame.h"
@@ -31,7 +32,7 @@
         if (!strstr(tr_error_message(), words)) fail_msg("'%s' says nothing of '%s'", tr_error_message(), words); \
     } while (0)
 
-/* ---- Every store ------------------------------------------------------------------------------------------------------- */
+/* ---- Every store ------------------------------------------------------------------------------------------------- */
 
 static void check_value(tr_store *store, const char *key, const void *wanted, size_t bytes)
 {
@@ -193,7 +194,7 @@ static void errors_pass_on(void **state)
     assert_int_equal(tr_store_port(NULL), 0);
 }
 
-/* ---- Who may come, and where it serves ------------------------------------------------------------------------------------ */
+/* ---- Who may come, and where it serves --------------------------------------------------------------------------- */
 
 static void tokens_are_checked(void **state)
 {
@@ -201,8 +202,10 @@ static void tokens_are_checked(void **state)
     TR_SCOPE;
     tr_store *store = serve("secret");
     int port = tr_store_port(store);
-    FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", port, .token = "Secret", .timeout_ms = 20000)), "TRIREME_TOKEN");
-    FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", port, .token = "secret2", .timeout_ms = 20000)), "not accept");
+    FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", port, .token = "Secret", .timeout_ms = 20000)),
+          "TRIREME_TOKEN");
+    FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", port, .token = "secret2", .timeout_ms = 20000)),
+          "not accept");
     FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", port, .timeout_ms = 20000)), "wants a token");
     OK(tr_store_set(store, "k", "v", 1)); /* the server lives on */
 
@@ -305,7 +308,7 @@ static void a_server_that_goes_is_an_error(void **state)
     tr_release(client);
 }
 
-/* ---- Frames ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Frames ------------------------------------------------------------------------------------------------------ */
 
 static size_t flatten(const tr__frame *frame, unsigned char *bytes)
 {
@@ -403,14 +406,15 @@ static void random_bytes_are_no_danger(void **state)
         if (trial % 4) { /* a true frame with a few bytes changed, and perhaps cut */
             count = flatten(&frames[next_random(&seed) % FRAMES], bytes);
             for (uint32_t n = next_random(&seed) % 4; n > 0; n--)
-                bytes[next_random(&seed) % count] = (unsigned char)(next_random(&seed) % 5 ? next_random(&seed) % 8 : 255);
+                bytes[next_random(&seed) % count] =
+                    (unsigned char)(next_random(&seed) % 5 ? next_random(&seed) % 8 : 255);
             if (next_random(&seed) % 4 == 0) count = next_random(&seed) % (count + 1);
         }
         check_parse(bytes, count);
     }
 }
 
-/* ---- The server under bad clients ------------------------------------------------------------------------------------------ */
+/* ---- The server under bad clients -------------------------------------------------------------------------------- */
 
 static int raw_client(int port)
 {

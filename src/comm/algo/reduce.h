@@ -1,10 +1,10 @@
 /*
- * Elementwise reduction over ranks: the kernels under every all_reduce. Each element is folded in rank order by one rank,
- * or by each in the same way, so all ranks hold the same bits, whatever the timing.
+ * Elementwise reduction over ranks: the kernels under every all_reduce. Each element is folded in rank order by one
+ * rank, or by each in the same way, so all ranks hold the same bits, whatever the timing.
  *
- * f16 and bf16 are folded in f32 and rounded once. Integers wrap; their average is folded in 64 bits (u8: 32) and rounds
- * towards zero. The average of floats is the sum times 1/ranks. For MIN and MAX a NaN anywhere gives NaN. bool: SUM and
- * MAX are "any", PROD and MIN are "all"; an average of bool does not exist.
+ * f16 and bf16 are folded in f32 and rounded once. Integers wrap; their average is folded in 64 bits (u8: 32) and
+ * rounds towards zero. The average of floats is the sum times 1/ranks. For MIN and MAX a NaN anywhere gives NaN. bool:
+ * SUM and MAX are "any", PROD and MIN are "all"; an average of bool does not exist.
  */
 #ifndef TR_COMM_ALGO_REDUCE_H
 #define TR_COMM_ALGO_REDUCE_H

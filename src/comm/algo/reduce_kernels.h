@@ -1,9 +1,9 @@
 /*
- * The reduction kernels, written once on the compiler's vector types. A file per instruction set sets VECTOR (the bytes of
- * a register), TABLE (the name of the table), LOAD_F16 and STORE_F16, and includes this.
+ * The reduction kernels, written once on the compiler's vector types. A file per instruction set sets VECTOR (the bytes
+ * of a register), TABLE (the name of the table), LOAD_F16 and STORE_F16, and includes this.
  *
- * A kernel walks over the elements in steps of UNROLL registers: load from rank 0, fold in the other ranks, finish, store
- * to every output. So each byte is read and written once, and nothing passes through memory in between.
+ * A kernel walks over the elements in steps of UNROLL registers: load from rank 0, fold in the other ranks, finish,
+ * store to every output. So each byte is read and written once, and nothing passes through memory in between.
  */
 #include "base/half.h"
 #include "comm/algo/reduce.h"
@@ -123,7 +123,8 @@ KERNEL(bool_any, uint8_t, u8s, u8s, LOAD_U8, STORE_U8, FOLD_ANY, FINISH_NOT)
 KERNEL(bool_all, uint8_t, u8s, u8s, LOAD_U8, STORE_U8, FOLD_ALL, FINISH_NOT)
 
 #define ROW(name) \
-    {[TR_SUM] = name##_sum, [TR_AVG] = name##_avg, [TR_MIN] = name##_min, [TR_MAX] = name##_max, [TR_PROD] = name##_prod}
+    {[TR_SUM] = name##_sum, [TR_AVG] = name##_avg, [TR_MIN] = name##_min, [TR_MAX] = name##_max,                \
+        [TR_PROD] = name##_prod}
 
 const tr__reduce_table TABLE = {
     [TR_F32] = ROW(f32),

@@ -12,11 +12,13 @@ typedef struct tr__range {
     int64_t begin, end;
 } tr__range;
 
-/* The part of count elements that falls to `index` of `parts`. Parts follow each other, cover all, and differ by at most
- * one cache line; they are cut at cache lines, so that two ranks never write to one line of a buffer that begins at one. */
+/* The part of count elements that falls to `index` of `parts`. Parts follow each other, cover all, and differ by at
+ * most one cache line; they are cut at cache lines, so that two ranks never write to one line of a buffer that
+ * begins at one. */
 tr__range tr__slice(int64_t count, size_t element_bytes, int parts, int index);
 
-/* Pieces of a buffer that pass through a staging area of chunk_bytes (a multiple of the cache line), one after another. */
+/* Pieces of a buffer that pass through a staging area of chunk_bytes (a multiple of the cache line), one after
+ * another. */
 int64_t tr__chunk_count(int64_t count, size_t element_bytes, size_t chunk_bytes);
 tr__range tr__chunk(int64_t count, size_t element_bytes, size_t chunk_bytes, int64_t index);
 

@@ -1,6 +1,6 @@
 /*
- * The native backend: ranks find each other through the store and reach each other through shared memory. A world of one
- * needs neither.
+ * The native backend: ranks find each other through the store and reach each other through shared memory. A world of
+ * one needs neither.
  */
 #include "base/object.h"
 #include "comm/backend/backend.h"
@@ -23,9 +23,10 @@ static tr_status read_cards(native *n, tr__card *cards)
         if (rank == n->member.rank) continue;
         TR__TRY(tr__rendezvous_read(&n->meeting, rank, &cards[rank]));
         if (strcmp(cards[rank].machine, mine->machine) != 0)
-            return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d is on host %s and rank %d on host %s; the native backend "
-                "joins ranks that share one host's memory and network namespace", n->member.group, n->member.rank,
-                mine->host, rank, cards[rank].host);
+            return tr__fail(TR_UNSUPPORTED,
+                            "group '%s': rank %d is on host %s and rank %d on host %s; the native backend "
+                            "joins ranks that share one host's memory and network namespace",
+                            n->member.group, n->member.rank, mine->host, rank, cards[rank].host);
     }
     return TR_OK;
 }

@@ -21,7 +21,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-/* ---- What the ranks see of each other -------------------------------------------------------------------------------- */
+/* ---- What the ranks see of each other ---------------------------------------------------------------------------- */
 
 enum {
     TR__SHM_MAGIC = 0x54524d31, /* "TRM1" */
@@ -36,8 +36,9 @@ typedef struct tr__shm_place {
     uint64_t segment, offset;
 } tr__shm_place;
 
-/* A rank's current call. There are two, for even and odd sequence numbers: a rank writes call n + 2 only when it has seen
- * all ranks enter n + 1, so everyone has done with n. The atomics are read by peers that report while a rank is at work. */
+/* A rank's current call. There are two, for even and odd sequence numbers: a rank writes call n + 2 only when it has
+ * seen all ranks enter n + 1, so everyone has done with n. The atomics are read by peers that report while a rank is
+ * at work. */
 typedef struct tr__shm_slot {
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t entered; /* the sequence number, when all below is there */
     _Atomic uint32_t what;                             /* kind, dtype and op, a byte each, and TR__SHM_SHARED */
@@ -55,8 +56,8 @@ typedef struct tr__shm_slot {
 
 enum { TR__SHM_WHAT = 0xffffff, TR__SHM_SHARED = 1 << 24 };
 
-/* A rank's control segment: written by its rank, but for the bell; read by all. Steps count up over the life of the group,
- * alike on all ranks; each collective takes as many as it needs. */
+/* A rank's control segment: written by its rank, but for the bell; read by all. Steps count up over the life of the
+ * group, alike on all ranks; each collective takes as many as it needs. */
 typedef struct tr__shm_control {
     uint32_t magic, version;
     int32_t rank, world_size;
@@ -69,7 +70,7 @@ typedef struct tr__shm_control {
     tr__shm_slot slots[2];
 } tr__shm_control;
 
-/* ---- What a rank keeps for itself --------------------------------------------------------------------------------------- */
+/* ---- What a rank keeps for itself -------------------------------------------------------------------------------- */
 
 /* A peer's segment, mapped here. */
 typedef struct tr__shm_mapping {
@@ -81,7 +82,8 @@ typedef struct tr__shm_mapping {
 
 enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, TR__SHM_BROKEN, TR__SHM_GOODBYE };
 
-/* A message between ranks; sockets keep messages apart. A SEGMENT carries a descriptor, unless both live in one process. */
+/* A message between ranks; sockets keep messages apart. A SEGMENT carries a descriptor, unless both live in one
+ * process. */
 typedef struct tr__shm_message {
     uint32_t magic, type;
     int32_t rank, status;
@@ -168,7 +170,7 @@ typedef struct tr__shm_call {
     bool reported;
 } tr__shm_call;
 
-/* ---- shm.c --------------------------------------------------------------------------------------------------------------- */
+/* ---- shm.c ------------------------------------------------------------------------------------------------------- */
 
 /* Makes a rank's side and opens its door, whose address goes into the card. */
 tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport);
@@ -190,13 +192,13 @@ tr_status tr__shm_post(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *me
 void tr__shm_kick(tr__shm *t);
 void tr__shm_ring(tr__shm_control *control);
 
-/* ---- shm_join.c ---------------------------------------------------------------------------------------------------------- */
+/* ---- shm_join.c -------------------------------------------------------------------------------------------------- */
 
 tr_status tr__shm_listen(tr__shm *t, tr__card *card);
 /* Connects to the ranks below, lets in those above, and maps everyone's control segment. */
 tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__card *cards);
 
-/* ---- shm_monitor.c -------------------------------------------------------------------------------------------------------- */
+/* ---- shm_monitor.c ----------------------------------------------------------------------------------------------- */
 
 tr_status tr__shm_monitor_start(tr__shm *t);
 /* Sends what is queued and ends the thread. */
@@ -205,10 +207,10 @@ void tr__shm_monitor_stop(tr__shm *t);
 ssize_t tr__shm_send(int socket, const tr__shm_message *message, int fd);
 ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd);
 
-/* ---- shm_segments.c -------------------------------------------------------------------------------------------------------- */
+/* ---- shm_segments.c ---------------------------------------------------------------------------------------------- */
 
-/* Is [memory, memory + bytes) in a segment of ours? Then says where, and tells the peers of the segment if they do not know
- * it yet. */
+/* Is [memory, memory + bytes) in a segment of ours? Then says where, and tells the peers of the segment if they do
+ * not know it yet. */
 tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place, bool *shared);
 /* The address here of a place of a peer; waits until its segment has come. */
 tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, char **memory);
@@ -223,7 +225,7 @@ void tr__shm_sweep(tr__shm *t);
 /* Listens for our own segments being freed. */
 void tr__shm_watch(tr__shm *t);
 
-/* ---- shm_wait.c ------------------------------------------------------------------------------------------------------------ */
+/* ---- shm_wait.c -------------------------------------------------------------------------------------------------- */
 
 /* A counter in every control segment. */
 typedef enum tr__shm_word {
@@ -241,11 +243,11 @@ tr_status tr__shm_await(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint6
 bool tr__shm_last_call(const tr__shm_control *control, tr__signature *signature, bool *finished);
 void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *signature);
 
-/* ---- shm_call.c ------------------------------------------------------------------------------------------------------------ */
+/* ---- shm_call.c -------------------------------------------------------------------------------------------------- */
 
 tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequence);
 
-/* ---- shm_data.c ------------------------------------------------------------------------------------------------------------ */
+/* ---- shm_data.c -------------------------------------------------------------------------------------------------- */
 
 tr_status tr__shm_reduce_shared(tr__shm *t, tr__shm_call *call);
 tr_status tr__shm_reduce_staged(tr__shm *t, tr__shm_call *call);

@@ -1,7 +1,7 @@
 /*
  * Running a collective. Every rank writes its call into its control segment and reads everyone else's before it touches
- * data: that is where a mismatch shows, where buffers are found, and where messages of up to TR__SHM_INLINE bytes travel,
- * so that a small all_reduce is one round of flags.
+ * data: that is where a mismatch shows, where buffers are found, and where messages of up to TR__SHM_INLINE bytes
+ * travel, so that a small all_reduce is one round of flags.
  */
 #include "comm/algo/reduce.h"
 #include "comm/transport/shm.h"
@@ -34,7 +34,7 @@ static bool gives(const tr__shm *t, const tr_collective *c)
     return c->kind == TR_ALL_REDUCE || (c->kind == TR_BROADCAST && c->root == t->rank);
 }
 
-/* ---- Entering -------------------------------------------------------------------------------------------------------------- */
+/* ---- Entering ---------------------------------------------------------------------------------------------------- */
 
 static void write_signature(tr__shm_slot *slot, const tr_collective *c, bool shared)
 {
@@ -79,15 +79,17 @@ static tr_status enter(tr__shm *t, tr__shm_call *call)
     return tr__shm_await(t, call, entered(call->sequence), call->sequence, -1);
 }
 
-/* ---- Comparing ------------------------------------------------------------------------------------------------------------- */
+/* ---- Comparing --------------------------------------------------------------------------------------------------- */
 
 static bool same_call(const tr__shm_slot *a, const tr__shm_slot *b)
 {
     uint32_t what_a = atomic_load_explicit(&a->what, memory_order_relaxed);
     uint32_t what_b = atomic_load_explicit(&b->what, memory_order_relaxed);
     return ((what_a ^ what_b) & TR__SHM_WHAT) == 0 &&
-           atomic_load_explicit(&a->root, memory_order_relaxed) == atomic_load_explicit(&b->root, memory_order_relaxed) &&
-           atomic_load_explicit(&a->count, memory_order_relaxed) == atomic_load_explicit(&b->count, memory_order_relaxed);
+           atomic_load_explicit(&a->root, memory_order_relaxed) ==
+               atomic_load_explicit(&b->root, memory_order_relaxed) &&
+           atomic_load_explicit(&a->count, memory_order_relaxed) ==
+               atomic_load_explicit(&b->count, memory_order_relaxed);
 }
 
 /* The same words on every rank: the first rank that differs from rank 0. */
@@ -118,7 +120,7 @@ static tr_status compare(tr__shm *t, tr__shm_call *call, bool *shared)
     return TR_OK;
 }
 
-/* ---- Moving data ------------------------------------------------------------------------------------------------------------- */
+/* ---- Moving data ------------------------------------------------------------------------------------------------- */
 
 static void reduce_inline(tr__shm *t, tr__shm_call *call)
 {

@@ -1,18 +1,20 @@
 /*
  * Large buffers.
  *
- * Shared: every rank has mapped every buffer. Rank r reduces slice r of all inputs into slice r of all outputs, in place:
- * each byte is read once and written once, by one rank.
+ * Shared: every rank has mapped every buffer. Rank r reduces slice r of all inputs into slice r of all outputs, in
+ * place: each byte is read once and written once, by one rank.
  *
- * Staged: buffers are private, so they pass through the ranks' staging areas in chunks. Of each chunk a rank copies what
- * the others will reduce into its own area (fill), reduces its own slice from the others' areas and its private memory
- * into its private memory and its own area (fold), and copies the others' slices out of theirs (collect):
+ * Staged: buffers are private, so they pass through the ranks' staging areas in chunks. Of each chunk a rank copies
+ * what the others will reduce into its own area (fill), reduces its own slice from the others' areas and its private
+ * memory into its private memory and its own area (fold), and copies the others' slices out of theirs (collect):
  *
- *     fill(c)     signal FILLED  |  wait for all DONE, collect(c - 2)  |  wait for all FILLED, fold(c - 1)     signal DONE
+ *     turn c:  fill(c), signal FILLED
+ *              wait for DONE of all, collect(c - 2)
+ *              wait for FILLED of all, fold(c - 1), signal DONE
  *
  * The three run interleaved on different chunks, so a rank seldom waits. The area is a ring of RING = 4 places; fill(c)
- * takes the place of chunk c - 4. That is safe: we have collected c - 3, so all ranks have folded c - 3, and each of them
- * has collected c - 4 before that. fold(c) writes only where we have filled.
+ * takes the place of chunk c - 4. That is safe: we have collected c - 3, so all ranks have folded c - 3, and each of
+ * them has collected c - 4 before that. fold(c) writes only where we have filled.
  */
 #include "comm/algo/reduce.h"
 #include "comm/algo/slice.h"
@@ -25,7 +27,7 @@ static size_t element(const tr__shm_call *call)
     return tr_dtype_size(call->c->dtype);
 }
 
-/* ---- Shared ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Shared ------------------------------------------------------------------------------------------------------ */
 
 /* Where the buffers of a rank are in this process. */
 static tr_status find_buffers(tr__shm *t, tr__shm_call *call, int rank, char **in, char **out)
@@ -74,7 +76,7 @@ tr_status tr__shm_broadcast_shared(tr__shm *t, tr__shm_call *call)
     return TR_OK;
 }
 
-/* ---- Staged ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Staged ------------------------------------------------------------------------------------------------------ */
 
 /* Makes our staging area at its first use and lets the peers find it. */
 static tr_status need_staging(tr__shm *t)

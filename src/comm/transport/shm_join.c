@@ -1,8 +1,9 @@
 /*
- * The sockets between the ranks of a host. Each rank listens on an abstract Unix socket with a random name, which needs no
- * file and is gone with the process, and hangs the name up in the store with a one-time cookie. A rank connects to all
- * ranks below it and lets in those above. Whoever knocks must run as our user, which the kernel tells, and bring our
- * cookie; the answer brings the visitor's. With these two messages each passes the descriptor of its control segment.
+ * The sockets between the ranks of a host. Each rank listens on an abstract Unix socket with a random name, which needs
+ * no file and is gone with the process, and hangs the name up in the store with a one-time cookie. A rank connects to
+ * all ranks below it and lets in those above. Whoever knocks must run as our user, which the kernel tells, and bring
+ * our cookie; the answer brings the visitor's. With these two messages each passes the descriptor of its control
+ * segment.
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
@@ -22,7 +23,7 @@
 
 enum { LOOK_MS = 100 }; /* between two looks at whether those we wait for are alive */
 
-/* ---- The door -------------------------------------------------------------------------------------------------------------- */
+/* ---- The door ---------------------------------------------------------------------------------------------------- */
 
 /* An abstract name: a zero byte, then the text. */
 static socklen_t address_of(const char *name, struct sockaddr_un *address)
@@ -56,7 +57,7 @@ tr_status tr__shm_listen(tr__shm *t, tr__card *card)
     return TR_OK;
 }
 
-/* ---- Handshake ------------------------------------------------------------------------------------------------------------- */
+/* ---- Handshake --------------------------------------------------------------------------------------------------- */
 
 typedef struct joining {
     tr__shm *t;
@@ -118,7 +119,7 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
     return TR_OK;
 }
 
-/* ---- Going out --------------------------------------------------------------------------------------------------------------- */
+/* ---- Going out --------------------------------------------------------------------------------------------------- */
 
 static bool is_dead(const joining *j, int rank)
 {
@@ -130,10 +131,11 @@ static bool is_dead(const joining *j, int rank)
 static tr_status check_alive(const joining *j, int rank)
 {
     if (is_dead(j, rank))
-        return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", j->t->group, rank, j->cards[rank].pid);
+        return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", j->t->group, rank,
+                        j->cards[rank].pid);
     if (tr__now_ns() < j->meeting->deadline) return TR_OK;
-    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %g s", j->t->group, rank,
-        j->cards[rank].pid, j->meeting->member->timeout_ms / 1000.0);
+    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %g s", j->t->group,
+                    rank, j->cards[rank].pid, j->meeting->member->timeout_ms / 1000.0);
 }
 
 /* A refused connection is a card of an earlier try to join: a new one will follow. */
@@ -172,7 +174,7 @@ static tr_status hear_answer(joining *j, int rank)
         j->cards[rank].pid);
 }
 
-/* ---- Letting in -------------------------------------------------------------------------------------------------------------- */
+/* ---- Letting in -------------------------------------------------------------------------------------------------- */
 
 /* Other users of this machine can see the door's name, and could stand in it. */
 static void let_in(joining *j)
@@ -213,7 +215,7 @@ static tr_status hear_visitor(joining *j, int index)
     return send_hello(j, hello.rank, socket);
 }
 
-/* ---- Meeting --------------------------------------------------------------------------------------------------------------- */
+/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
 
 static tr_status hear_all(joining *j)
 {
@@ -251,7 +253,8 @@ tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
     joining j = {.t = t, .meeting = meeting, .cards = cards, .missing = t->world_size - 1};
     j.visitors = calloc(world, sizeof *j.visitors);
     j.fds = calloc(1 + 2 * world, sizeof *j.fds);
-    tr_status status = j.visitors && j.fds ? meet_all(&j) : tr__fail(TR_NO_MEMORY, "no memory to join %zu ranks", world);
+    tr_status status =
+        j.visitors && j.fds ? meet_all(&j) : tr__fail(TR_NO_MEMORY, "no memory to join %zu ranks", world);
     for (int i = 0; i < j.visitor_count; i++) close(j.visitors[i]);
     free(j.visitors);
     free(j.fds);

@@ -1,6 +1,6 @@
 /*
- * The monitor: a thread per group that watches the sockets to the peers. A socket that closes without a goodbye is a dead
- * peer; the kernel tells at once, however it died. The thread sleeps in poll() and costs nothing else.
+ * The monitor: a thread per group that watches the sockets to the peers. A socket that closes without a goodbye is a
+ * dead peer; the kernel tells at once, however it died. The thread sleeps in poll() and costs nothing else.
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
@@ -17,7 +17,7 @@
 
 enum { FLUSH_MS = 1000 }; /* how long a goodbye may take to send: a peer that is stopped does not read */
 
-/* ---- Messages ------------------------------------------------------------------------------------------------------------ */
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
 ssize_t tr__shm_send(int socket, const tr__shm_message *message, int fd)
 {
@@ -62,7 +62,7 @@ ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd)
     return got;
 }
 
-/* ---- What comes in --------------------------------------------------------------------------------------------------------- */
+/* ---- What comes in ----------------------------------------------------------------------------------------------- */
 
 static void died(tr__shm *t, tr__shm_peer *peer)
 {
@@ -88,7 +88,8 @@ static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *messag
         break;
     case TR__SHM_BROKEN:
         /* What one rank does on request is to the others a peer that fails them. */
-        tr__fail(message->status > 0 && message->status != TR_CANCELLED ? message->status : TR_PEER, "%s", message->text);
+        tr__fail(message->status > 0 && message->status != TR_CANCELLED ? message->status : TR_PEER, "%s",
+                 message->text);
         tr__shm_break_quietly(t);
         break;
     case TR__SHM_GOODBYE:
@@ -99,7 +100,8 @@ static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *messag
         tr__shm_ring(t->control);
         break;
     default:
-        tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a message of unknown type %u", peer->rank, peer->pid, message->type);
+        tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a message of unknown type %u", peer->rank, peer->pid,
+                 message->type);
         tr__shm_break(t);
     }
     if (fd >= 0) close(fd);
@@ -136,7 +138,7 @@ static void receive_all(tr__shm *t, tr__shm_peer *peer)
     }
 }
 
-/* ---- What goes out --------------------------------------------------------------------------------------------------------- */
+/* ---- What goes out ----------------------------------------------------------------------------------------------- */
 
 static tr__shm_letter *first_letter(tr__shm *t, tr__shm_peer *peer)
 {
@@ -169,7 +171,7 @@ static bool flush(tr__shm *t, tr__shm_peer *peer)
     return false;
 }
 
-/* ---- The thread ------------------------------------------------------------------------------------------------------------ */
+/* ---- The thread -------------------------------------------------------------------------------------------------- */
 
 /* Returns whether letters are left. */
 static bool flush_all(tr__shm *t)

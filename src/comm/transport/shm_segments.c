@@ -1,7 +1,8 @@
 /*
- * Which memory the ranks have shown each other. A collective finds out by itself that a buffer lies in shared memory; the
- * first time it does, the peers get the segment's descriptor over their sockets, and from then on a segment's number and
- * an offset are enough. A segment that its owner frees is unmapped everywhere, but never under a collective that runs.
+ * Which memory the ranks have shown each other. A collective finds out by itself that a buffer lies in shared memory;
+ * the first time it does, the peers get the segment's descriptor over their sockets, and from then on a segment's
+ * number and an offset are enough. A segment that its owner frees is unmapped everywhere, but never under a collective
+ * that runs.
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
@@ -15,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- Our own ----------------------------------------------------------------------------------------------------------- */
+/* ---- Our own ----------------------------------------------------------------------------------------------------- */
 
 /* Under the lock. */
 static bool is_announced(const tr__shm *t, uint64_t id)
@@ -110,14 +111,15 @@ void tr__shm_watch(tr__shm *t)
     t->watching = true;
 }
 
-/* ---- The peers' -------------------------------------------------------------------------------------------------------- */
+/* ---- The peers' -------------------------------------------------------------------------------------------------- */
 
 /* The file must be as long as said, and stay so: otherwise touching it is a SIGBUS. */
 static tr_status check_file(const tr__shm_peer *peer, int fd, size_t bytes)
 {
     struct stat s;
     int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &s) != 0 || s.st_size < 0 || (size_t)s.st_size < bytes || !bytes)
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &s) != 0 || s.st_size < 0 || (size_t)s.st_size < bytes ||
+        !bytes)
         return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a segment that is not what it says", peer->rank, peer->pid);
     return TR_OK;
 }
@@ -145,7 +147,8 @@ tr_status tr__shm_map(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd, tr_
         }
         return TR_OK; /* else its owner has freed it meanwhile, so nobody will ask for it */
     }
-    if (fd < 0) return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a segment without descriptor", peer->rank, peer->pid);
+    if (fd < 0)
+        return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a segment without descriptor", peer->rank, peer->pid);
     tr_status status = map_file(peer, bytes, fd, &mapping->memory);
     close(fd);
     return status;
@@ -166,7 +169,8 @@ static tr_status add_mapping(tr__shm_peer *peer, const tr__shm_mapping *mapping)
     if (peer->mapping_count == peer->mapping_capacity) {
         size_t capacity = peer->mapping_capacity ? 2 * peer->mapping_capacity : 8;
         tr__shm_mapping *grown = realloc(peer->mappings, capacity * sizeof *grown);
-        if (!grown) return tr__fail(TR_NO_MEMORY, "no memory to map a buffer of rank %d (pid %ld)", peer->rank, peer->pid);
+        if (!grown)
+            return tr__fail(TR_NO_MEMORY, "no memory to map a buffer of rank %d (pid %ld)", peer->rank, peer->pid);
         peer->mappings = grown;
         peer->mapping_capacity = capacity;
     }
@@ -222,7 +226,7 @@ void tr__shm_sweep(tr__shm *t)
         while (take_gone(t, &t->peers[rank], &mapping)) tr__shm_unmap(&t->peers[rank], &mapping);
 }
 
-/* ---- Finding ----------------------------------------------------------------------------------------------------------- */
+/* ---- Finding ----------------------------------------------------------------------------------------------------- */
 
 /* Under the lock. */
 static const tr__shm_mapping *mapping_of(const tr__shm_peer *peer, uint64_t id)

@@ -1,6 +1,6 @@
 /*
- * Waiting for peers. A rank that waits spins first, as the answer is often a cache miss away; then lets others run, as the
- * peer may want this core; then sleeps on its own bell, after writing down who should ring it.
+ * Waiting for peers. A rank that waits spins first, as the answer is often a cache miss away; then lets others run, as
+ * the peer may want this core; then sleeps on its own bell, after writing down who should ring it.
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -52,13 +52,14 @@ void tr__shm_signal(tr__shm *t, tr__shm_word word, uint64_t value)
     }
 }
 
-/* ---- Who is late, in words ------------------------------------------------------------------------------------------------- */
+/* ---- Who is late, in words --------------------------------------------------------------------------------------- */
 
 void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *s)
 {
     uint32_t what = atomic_load_explicit(&slot->what, memory_order_relaxed);
     uint64_t file[TR__PLACE_TEXT / 8];
-    for (size_t i = 0; i < TR__PLACE_TEXT / 8; i++) file[i] = atomic_load_explicit(&slot->file[i], memory_order_relaxed);
+    for (size_t i = 0; i < TR__PLACE_TEXT / 8; i++)
+        file[i] = atomic_load_explicit(&slot->file[i], memory_order_relaxed);
     *s = (tr__signature){.sequence = sequence, .kind = what & 0xff, .dtype = what >> 8 & 0xff, .op = what >> 16 & 0xff};
     s->root = atomic_load_explicit(&slot->root, memory_order_relaxed);
     s->line = atomic_load_explicit(&slot->line, memory_order_relaxed);
@@ -102,7 +103,8 @@ static void describe(const tr__shm *t, tr__shm_word word, uint64_t value, int on
         if (atomic_load(counter(t->peers[rank].control, word)) >= value) continue;
         if (count++ == 0) first = rank;
         if (used + 24 < sizeof l->ranks)
-            used += (size_t)snprintf(l->ranks + used, sizeof l->ranks - used, "%s%d", count > 1 ? ", " : "ranks ", rank);
+            used +=
+                (size_t)snprintf(l->ranks + used, sizeof l->ranks - used, "%s%d", count > 1 ? ", " : "ranks ", rank);
     }
     if (first < 0) first = only >= 0 ? only : 0; /* it has just come */
     const tr__shm_peer *peer = &t->peers[first];
@@ -118,15 +120,15 @@ static void describe(const tr__shm *t, tr__shm_word word, uint64_t value, int on
         snprintf(l->state, sizeof l->state, "rank %d has made no call yet", first);
 }
 
-/* ---- Waiting --------------------------------------------------------------------------------------------------------------- */
+/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
 typedef struct survey {
     int late; /* a rank that has not reached the value; -1: all have */
     int left; /* one that never will; -1: none */
 } survey;
 
-/* Of several late ranks the one before us in the circle is picked: where ranks take turns on a core it comes last, so one
- * sleep is often enough. */
+/* Of several late ranks the one before us in the circle is picked: where ranks take turns on a core it comes last,
+ * so one sleep is often enough. */
 static survey look(const tr__shm *t, tr__shm_word word, uint64_t value, int only)
 {
     survey s = {-1, -1};
