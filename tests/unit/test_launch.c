@@ -61,7 +61,10 @@ static int forget(void **state)
 #define RUN(script, ranks, ...) \
     tr_launch(SHELL(script), ranks, .output = collect, .user = &heard, .report = &report, ##__VA_ARGS__)
 
-#define assert_said(line) assert_non_null(strstr(heard.text, line))
+#define assert_said(line)                                                       \
+    do {                                                                        \
+        if (!strstr(heard.text, line)) fail_msg("not said in:\n%s", heard.text); \
+    } while (0)
 
 /* The number that a line "prefix NUMBER" ends with. */
 static pid_t said_pid(const char *prefix)
