@@ -341,6 +341,16 @@ static void segments_are_mapped_and_unmapped(void **state)
     run(3, buffers_come_and_go, NULL);
 }
 
+static void memory_that_is_not_there_is_an_error(void **state)
+{
+    (void)state;
+    for (int shift = 50; shift < 64; shift += 13) {
+        assert_null(tr_shared_alloc((size_t)1 << shift)); /* neither a SIGBUS later nor the kernel's OOM killer now */
+        if (!strstr(tr_error_message(), "shared memory")) fail_msg("'%s'", tr_error_message());
+    }
+    tr_shared_free(NULL);
+}
+
 /* ---- Posted work ------------------------------------------------------------------------------------------------- */
 
 typedef struct waiter {
@@ -829,6 +839,7 @@ int main(void)
         cmocka_unit_test(input_and_output_may_differ),
         cmocka_unit_test(barriers_order_memory),
         cmocka_unit_test(segments_are_mapped_and_unmapped),
+        cmocka_unit_test(memory_that_is_not_there_is_an_error),
         cmocka_unit_test(posted_work_runs_in_order),
         cmocka_unit_test(leaving_waits_for_posted_work),
         cmocka_unit_test(a_dropped_group_gives_its_work_up),

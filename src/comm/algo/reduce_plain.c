@@ -3,7 +3,7 @@
 #define TABLE tr__reduce_plain
 #define LOAD_F16(x)                                                                      \
     ({                                                                                   \
-        f32s wide_;                                                                      \
+        f32s wide_ = {0};                                                                \
         for (int lane_ = 0; lane_ < WIDE; lane_++) wide_[lane_] = tr__f16_to_f32((x)[lane_]); \
         wide_;                                                                           \
     })

@@ -41,12 +41,9 @@ tr_status tr__shm_break_quietly(tr__shm *t)
     return tr__shm_failure(t);
 }
 
-tr_status tr__shm_break(tr__shm *t)
+void tr__shm_tell_failure(tr__shm *t)
 {
-    bool first = keep_failure(t);
-    tr_status status = tr__shm_failure(t);
-    if (!first) return status;
-    tr__shm_message message = {.type = TR__SHM_BROKEN, .status = status};
+    tr__shm_message message = {.type = TR__SHM_BROKEN, .status = tr__shm_failure(t)};
     snprintf(message.text, sizeof message.text, "%s", tr_error_message());
     for (int rank = 0; rank < t->world_size; rank++) {
         /* Without memory for the letter the peer finds out by its own timeout. */
@@ -54,6 +51,11 @@ tr_status tr__shm_break(tr__shm *t)
         (void)posted;
     }
     tr__shm_kick(t);
+}
+
+tr_status tr__shm_break(tr__shm *t)
+{
+    if (keep_failure(t)) tr__shm_tell_failure(t);
     return tr__shm_failure(t);
 }
 

@@ -184,6 +184,8 @@ void tr__shm_close(tr__shm *t);
 tr_status tr__shm_break(tr__shm *t);
 /* The same for a failure that a peer has announced or that every peer sees by itself. */
 tr_status tr__shm_break_quietly(tr__shm *t);
+/* Tells all peers why the group is broken; each keeps the first reason that it learns. */
+void tr__shm_tell_failure(tr__shm *t);
 /* The failure that broke the group. */
 tr_status tr__shm_failure(tr__shm *t);
 

@@ -220,6 +220,8 @@ tr_status tr__shm_monitor_start(tr__shm *t)
 
 void tr__shm_monitor_stop(tr__shm *t)
 {
+    /* Of a group that is broken, the reason goes first: a peer must not take our leaving for it. */
+    if (atomic_load(&t->broken)) tr__shm_tell_failure(t);
     tr__shm_message message = {.type = TR__SHM_GOODBYE};
     for (int rank = 0; rank < t->world_size; rank++) {
         /* Without memory for the letter the peer takes us for dead, which is no worse for it. */
