@@ -1,7 +1,8 @@
 /*
- * bench/kernels [REPEATS]: how fast the matrix kernels run on one thread, at the shapes of GPT mini (batch 8 x seq 256, 6
+ * bench/kernels [REPEATS [NAME]]: how fast the matrix kernels run on one thread, at the shapes of GPT mini (batch 8 x seq 256, 6
  * heads, 384 wide), beside oneDNN's own sgemm on a large square in the same run. The cases take turns, so that a busy
  * machine slows all of them, and time given to other programs is not counted; the best and the median are printed.
+ * With NAME, only of cases whose name contains it.
  */
 #include "ops/onednn/engine.h"
 #include "ops/op.h"
@@ -26,11 +27,14 @@ static bench_case cases[CASES];
 static int count;
 
 /* in and out end with NULL where they are shorter than an op's most. */
+static const char *wanted = "";
+
 static void add(const char *what, const char *shape, double gigaflop, const tr_op *op, const void *attrs,
     tr_tensor *const in[TR_OP_MAX_INPUTS], tr_tensor *const out[TR_OP_MAX_OUTPUTS])
 {
-    bench_case *c = &cases[count++];
+    bench_case *c = &cases[count];
     snprintf(c->name, sizeof c->name, "%-12s %s", what, shape);
+    count += !op || strstr(c->name, wanted);
     c->gigaflop = gigaflop;
     c->op = op;
     if (attrs) memcpy(c->attrs, attrs, op->attrs_size);
@@ -123,9 +127,10 @@ int main(int n, char **arguments)
 {
     int repeats = n > 1 ? atoi(arguments[1]) : 20;
     if (repeats < 1 || repeats > MOST_REPEATS) {
-        fprintf(stderr, "usage: kernels [REPEATS]: 1 to %d, not \"%s\"\n", MOST_REPEATS, arguments[1]);
+        fprintf(stderr, "usage: kernels [REPEATS [NAME]]: 1 to %d, not \"%s\"\n", MOST_REPEATS, arguments[1]);
         return 2;
     }
+    if (n > 2) wanted = arguments[2];
     TR_SCOPE;
     TR_CHECK(tr_set_threads(1));
     add_cases();

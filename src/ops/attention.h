@@ -24,9 +24,14 @@ typedef struct tr__attention {
 
 tr__attention tr__attention_of(const tr_op_call *call);
 
+/* Where a (batch, head) starts; and the one with number batch * heads + head. */
 static inline int64_t tr__heads_at(const tr__heads *x, int64_t batch, int64_t head)
 {
     return batch * x->stride[0] + head * x->stride[1];
+}
+static inline int64_t tr__head_at(const tr__attention *a, const tr__heads *x, int64_t number)
+{
+    return tr__heads_at(x, number / a->heads, number % a->heads);
 }
 
 /* How many keys, from the first, query i may see for being causal: none to all. */

@@ -23,7 +23,7 @@ static void run_heads(void *arg, int64_t begin, int64_t end)
         return;
     }
     for (int64_t i = begin; i < end; i++)
-        (a->grad ? tr__attention_backward_avx512 : tr__attention_forward_avx512)(a, i / a->heads, i % a->heads, scratch);
+        (a->grad ? tr__attention_backward_avx512 : tr__attention_forward_avx512)(a, i, i + 1 < end ? i + 1 : i, scratch);
     device->free(a->device.index, scratch, work->bytes);
 }
 

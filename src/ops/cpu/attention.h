@@ -6,11 +6,11 @@
 
 tr_status tr__cpu_attention(tr_op_call *call);
 
-/* One (batch, head) of f32, bf16 or f16 with any strides. scratch: as many floats as the function above says, aligned to
- * 64 bytes. */
+/* One (batch, head): number batch * heads + head; f32, bf16 or f16 with any strides. next is fetched meanwhile: the one that
+ * follows, or the same. scratch: as many floats as the function above says, aligned to 64 bytes. */
 size_t tr__attention_forward_scratch_avx512(const tr__attention *a);
-void tr__attention_forward_avx512(const tr__attention *a, int64_t batch, int64_t head, float *scratch);
+void tr__attention_forward_avx512(const tr__attention *a, int64_t number, int64_t next, float *scratch);
 size_t tr__attention_backward_scratch_avx512(const tr__attention *a);
-void tr__attention_backward_avx512(const tr__attention *a, int64_t batch, int64_t head, float *scratch);
+void tr__attention_backward_avx512(const tr__attention *a, int64_t number, int64_t next, float *scratch);
 
 #endif

@@ -20,7 +20,7 @@ enum {
 
 typedef struct forward {
     const tr__attention *a;
-    int64_t batch, head;
+    int64_t number, next; /* of the (batch, head) */
     float *scores;      /* [QUERIES][SCORES_ROW], then weights */
     float *sums;        /* [QUERIES][wide] of weighted values */
     float *columns;     /* of keys */
@@ -63,7 +63,7 @@ static void weigh(forward *f, int64_t i, int64_t row, int64_t from)
 {
     float *s = f->scores + row * SCORES_ROW;
     int64_t n = tr__seen(f->a, i + row, from, KEYS);
-    tr__hide(f->a, f->batch, f->head, i + row, from, n, s);
+    tr__hide(f->a, f->number, i + row, from, n, s);
     float old = f->max[row], max = row_max(s, n, old);
     f->max[row] = max;
     /* A query that has seen nothing yet has scores of -inf only: all weights are then 2^-inf = 0. */
@@ -80,7 +80,11 @@ static void weigh(forward *f, int64_t i, int64_t row, int64_t from)
 static void attend(forward *f, int64_t i, int64_t n)
 {
     const tr__attention *a = f->a;
-    int64_t wide = tr__wide(a), last = tr__keys_seen(a, i + n - 1);
+    int64_t wide = tr__wide(a), last = tr__keys_seen(a, i + n - 1), o_at = tr__head_at(a, &a->o, f->number);
+    tr__fetch_rows(a, &a->o, o_at, a->queries, i, n);
+    tr__fetch_rows(a, &a->q, tr__head_at(a, &a->q, f->next), a->queries, i, n);
+    tr__fetch_rows(a, &a->k, tr__head_at(a, &a->k, f->next), a->keys, i, n);
+    tr__fetch_rows(a, &a->v, tr__head_at(a, &a->v, f->next), a->keys, i, n);
     memset(f->sums, 0, sizeof *f->sums * (size_t)(n * wide));
     for (int64_t row = 0; row < n; row++) {
         f->max[row] = -INFINITY;
@@ -91,24 +95,24 @@ static void attend(forward *f, int64_t i, int64_t n)
         for (int64_t row = 0; row < n; row++) weigh(f, i, row, from);
         tr__add_rows(a, f->scores, SCORES_ROW, &f->v, i, n, from, KEYS, f->sums);
     }
-    float *lse = (float *)a->lse.data + tr__heads_at(&a->lse, f->batch, f->head);
+    float *lse = (float *)a->lse.data + tr__head_at(a, &a->lse, f->number);
     for (int64_t row = 0; row < n; row++) {
         float sum = f->sum[row];
         lse[(i + row) * a->lse.stride[2]] = sum == 0 ? -INFINITY : (f->max[row] + log2f(sum)) * (float)M_LN2;
-        tr__store_row(a, &a->o, tr__heads_at(&a->o, f->batch, f->head), i + row, f->sums + row * wide, sum == 0 ? 0 : 1 / sum);
+        tr__store_row(a, &a->o, o_at, i + row, f->sums + row * wide, sum == 0 ? 0 : 1 / sum);
     }
 }
 
-void tr__attention_forward_avx512(const tr__attention *a, int64_t batch, int64_t head, float *scratch)
+void tr__attention_forward_avx512(const tr__attention *a, int64_t number, int64_t next, float *scratch)
 {
     int64_t wide = tr__wide(a);
-    forward f = {.a = a, .batch = batch, .head = head, .scores = scratch};
+    forward f = {.a = a, .number = number, .next = next, .scores = scratch};
     f.sums = f.scores + QUERIES * SCORES_ROW;
     f.columns = f.sums + QUERIES * wide;
     float *rows = f.columns + tr__columns_floats(a, a->keys);
-    tr__head_columns(a, &a->k, tr__heads_at(&a->k, batch, head), a->keys, (float)(a->scale * M_LOG2E), f.columns);
-    f.v = tr__head_rows(a, &a->v, tr__heads_at(&a->v, batch, head), a->keys, rows);
-    f.q = tr__head_rows(a, &a->q, tr__heads_at(&a->q, batch, head), a->queries, rows + a->keys * wide);
+    tr__head_columns(a, &a->k, tr__head_at(a, &a->k, number), a->keys, (float)(a->scale * M_LOG2E), f.columns);
+    f.v = tr__head_rows(a, &a->v, tr__head_at(a, &a->v, number), a->keys, rows);
+    f.q = tr__head_rows(a, &a->q, tr__head_at(a, &a->q, number), a->queries, rows + a->keys * wide);
     for (int64_t i = 0; i < a->queries; i += QUERIES) attend(&f, i, a->queries - i < QUERIES ? a->queries - i : QUERIES);
 }
 

@@ -18,7 +18,7 @@ enum {
 
 typedef struct backward {
     const tr__attention *a;
-    int64_t batch, head;
+    int64_t number, next;   /* of the (batch, head) */
     float *p, *ds;          /* [QUERIES][ROW] */
     float *lse, *delta;     /* [queries]; lse times log2(e) */
     float *keys, *values;   /* as columns; keys scaled for powers of two */
@@ -31,7 +31,7 @@ static void differentiate(backward *b, int64_t i, int64_t row, int64_t from)
 {
     float *p = b->p + row * ROW, *ds = b->ds + row * ROW;
     int64_t n = tr__seen(b->a, i + row, from, KEYS), j = 0;
-    tr__hide(b->a, b->batch, b->head, i + row, from, n, p);
+    tr__hide(b->a, b->number, i + row, from, n, p);
     const __m512 lse = _mm512_set1_ps(b->lse[i + row]), delta = _mm512_set1_ps(b->delta[i + row]);
     for (; j < n; j += TR__LANES) {
         __mmask16 lanes = tr__first_lanes(n - j);
@@ -72,6 +72,19 @@ static void add_gradients(backward *b, int64_t i, int64_t n, int64_t from)
     add_columns(b, b->ds, &b->q, i, n, from, b->dk);
 }
 
+/* Asks for what this block's share of the next head is, and for where this head's gradients will go. */
+static void fetch(const backward *b, int64_t i, int64_t n)
+{
+    const tr__attention *a = b->a;
+    const struct { const tr__heads *x; int64_t rows, number; } what[] = {
+        {&a->q, a->queries, b->next}, {&a->k, a->keys, b->next}, {&a->v, a->keys, b->next},
+        {&a->o, a->queries, b->next}, {&a->g, a->queries, b->next},
+        {&a->dq, a->queries, b->number}, {&a->dk, a->keys, b->number}, {&a->dv, a->keys, b->number},
+    };
+    for (size_t w = 0; w < sizeof what / sizeof *what; w++)
+        tr__fetch_rows(a, what[w].x, tr__head_at(a, what[w].x, what[w].number), what[w].rows, i, n);
+}
+
 /* Takes n floats, rounded up to vectors, from scratch. */
 static float *take(float **scratch, int64_t n)
 {
@@ -83,19 +96,19 @@ static float *take(float **scratch, int64_t n)
 static void read_inputs(backward *b, float **scratch)
 {
     const tr__attention *a = b->a;
-    int64_t wide = tr__wide(a), batch = b->batch, head = b->head;
-    int64_t k_at = tr__heads_at(&a->k, batch, head), v_at = tr__heads_at(&a->v, batch, head);
-    int64_t g_at = tr__heads_at(&a->g, batch, head), o_at = tr__heads_at(&a->o, batch, head);
+    int64_t wide = tr__wide(a);
+    int64_t k_at = tr__head_at(a, &a->k, b->number), v_at = tr__head_at(a, &a->v, b->number);
+    int64_t g_at = tr__head_at(a, &a->g, b->number), o_at = tr__head_at(a, &a->o, b->number);
     b->keys = take(scratch, tr__columns_floats(a, a->keys));
     b->values = take(scratch, tr__columns_floats(a, a->keys));
     tr__head_columns(a, &a->k, k_at, a->keys, (float)(a->scale * M_LOG2E), b->keys);
     tr__head_columns(a, &a->v, v_at, a->keys, 1, b->values);
     b->k = tr__head_rows(a, &a->k, k_at, a->keys, take(scratch, a->keys * wide));
-    b->q = tr__head_rows(a, &a->q, tr__heads_at(&a->q, batch, head), a->queries, take(scratch, a->queries * wide));
+    b->q = tr__head_rows(a, &a->q, tr__head_at(a, &a->q, b->number), a->queries, take(scratch, a->queries * wide));
     b->g = tr__head_rows(a, &a->g, g_at, a->queries, take(scratch, a->queries * wide));
     b->lse = take(scratch, a->queries);
     b->delta = take(scratch, a->queries);
-    const float *lse = (const float *)a->lse.data + tr__heads_at(&a->lse, batch, head);
+    const float *lse = (const float *)a->lse.data + tr__head_at(a, &a->lse, b->number);
     for (int64_t i = 0; i < a->queries; i++) {
         float kept = lse[i * a->lse.stride[2]];
         b->lse[i] = kept == -INFINITY ? INFINITY : kept * (float)M_LOG2E; /* who saw nothing: 2^(s - inf) = 0 */
@@ -103,10 +116,10 @@ static void read_inputs(backward *b, float **scratch)
     }
 }
 
-void tr__attention_backward_avx512(const tr__attention *a, int64_t batch, int64_t head, float *scratch)
+void tr__attention_backward_avx512(const tr__attention *a, int64_t number, int64_t next, float *scratch)
 {
     int64_t wide = tr__wide(a);
-    backward b = {.a = a, .batch = batch, .head = head, .dq = scratch};
+    backward b = {.a = a, .number = number, .next = next, .dq = scratch};
     take(&scratch, a->queries * wide);
     b.dk = take(&scratch, a->keys * wide);
     b.dv = take(&scratch, a->keys * wide);
@@ -117,11 +130,12 @@ void tr__attention_backward_avx512(const tr__attention *a, int64_t batch, int64_
     for (int64_t from = 0; from < a->keys; from += KEYS) {
         for (int64_t i = 0; i < a->queries; i += QUERIES) {
             int64_t n = a->queries - i < QUERIES ? a->queries - i : QUERIES;
+            if (from == 0) fetch(&b, i, n);
             if (tr__seen(a, i + n - 1, from, KEYS) > 0) add_gradients(&b, i, n, from);
         }
     }
-    int64_t dq_at = tr__heads_at(&a->dq, batch, head), dk_at = tr__heads_at(&a->dk, batch, head);
-    int64_t dv_at = tr__heads_at(&a->dv, batch, head);
+    int64_t dq_at = tr__head_at(a, &a->dq, number), dk_at = tr__head_at(a, &a->dk, number);
+    int64_t dv_at = tr__head_at(a, &a->dv, number);
     for (int64_t i = 0; i < a->queries; i++) tr__store_row(a, &a->dq, dq_at, i, b.dq + i * wide, (float)a->scale);
     for (int64_t j = 0; j < a->keys; j++) {
         tr__store_row(a, &a->dk, dk_at, j, b.dk + j * wide, (float)a->scale);

@@ -42,6 +42,16 @@ void tr__head_columns(const tr__attention *a, const tr__heads *x, int64_t at, in
     }
 }
 
+void tr__fetch_rows(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, int64_t i, int64_t n)
+{
+    if (!x->data || x->stride[3] != 1) return;
+    int64_t size = a->dtype == TR_F32 ? 4 : 2, bytes = a->dim * size;
+    for (; n > 0 && i < rows; i++, n--) {
+        const char *row = (const char *)x->data + (at + i * x->stride[2]) * size;
+        for (int64_t j = 0; j < bytes; j += 64) _mm_prefetch(row + j, _MM_HINT_T1);
+    }
+}
+
 void tr__store_row(const tr__attention *a, const tr__heads *x, int64_t at, int64_t i, const float *from, float scale)
 {
     const __m512 factor = _mm512_set1_ps(scale);
@@ -67,12 +77,12 @@ float tr__dot_row(const tr__attention *a, const tr__heads *x, int64_t x_at, cons
     return _mm512_reduce_add_ps(sum);
 }
 
-void tr__hide(const tr__attention *a, int64_t batch, int64_t head, int64_t query, int64_t first, int64_t n, float *scores)
+void tr__hide(const tr__attention *a, int64_t number, int64_t query, int64_t first, int64_t n, float *scores)
 {
     if (!a->mask.data) return;
     const uint8_t *may_look = a->mask.data;
     int64_t step = a->mask.stride[3];
-    may_look += tr__heads_at(&a->mask, batch, head) + query * a->mask.stride[2] + first * step;
+    may_look += tr__head_at(a, &a->mask, number) + query * a->mask.stride[2] + first * step;
     for (int64_t j = 0; j < n; j++)
         if (!may_look[j * step]) scores[j] = -INFINITY;
 }

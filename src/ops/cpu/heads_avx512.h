@@ -24,11 +24,14 @@ static inline int64_t tr__columns_floats(const tr__attention *a, int64_t rows)
     return (rows + TR__TILE_COLUMNS - 1) / TR__TILE_COLUMNS * TR__TILE_COLUMNS * a->dim;
 }
 
+/* Asks for rows [i, i + n) of x, of which no more than there are, to be in the second cache soon. */
+void tr__fetch_rows(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, int64_t i, int64_t n);
+
 /* Row i of x becomes from * scale. */
 void tr__store_row(const tr__attention *a, const tr__heads *x, int64_t at, int64_t i, const float *from, float scale);
 
 /* Where the mask forbids query to look at keys [first, first + n), the score becomes -inf. */
-void tr__hide(const tr__attention *a, int64_t batch, int64_t head, int64_t query, int64_t first, int64_t n, float *scores);
+void tr__hide(const tr__attention *a, int64_t number, int64_t query, int64_t first, int64_t n, float *scores);
 
 /* out[r][j] = left_(i+r) · right_(from+j) for r < n and the j < keys that the queries of r's tile may see at most. left:
  * all rows; columns: what tr__head_columns made of all keys. */

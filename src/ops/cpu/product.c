@@ -61,17 +61,44 @@ static void run_batches(void *arg, int64_t begin, int64_t end)
     }
 }
 
-/* Sums the gradient of the bias while the products of dweight read g, where both are f32. */
-static bool sum_in_passing(const tr_op_call *call, tr__product_at *at)
+/* Where the gradient of the bias is to be summed while the products of dweight read g: NULL when nobody wants it, or when
+ * it can not be. */
+static float **sums_of(const tr_op_call *call, tr__product_at *at)
 {
-    const tr__linear_attrs *attrs = call->attrs;
-    tr_tensor *dbias = call->op == tr__op(linear_grad_weight) && call->n_outputs > 1 ? call->outputs[1] : NULL;
-    const tr__axis *of_g = attrs && attrs->in_out ? &at->p->b.column : &at->p->a.row;
-    if (!dbias || dbias->dtype != TR_F32 || !tr_is_contiguous(dbias) || !contiguous(of_g)) return false;
-    if (at->p->b.column.n == 0 || at->p->a.row.n == 0) return false;
-    if (!attrs->accumulate_bias) memset(tr__ptr(dbias), 0, sizeof(float) * (size_t)tr_numel(dbias));
-    *(attrs->in_out ? &at->b_sums : &at->a_sums) = tr__ptr(dbias);
-    return true;
+    if (call->op != tr__op(linear_grad_weight) || call->n_outputs < 2 || !call->outputs[1]) return NULL;
+    bool right = ((const tr__linear_attrs *)call->attrs)->in_out;
+    if (at->p->b.column.n == 0 || at->p->a.row.n == 0) return NULL;
+    if (!contiguous(right ? &at->p->b.column : &at->p->a.row)) return NULL;
+    return right ? &at->b_sums : &at->a_sums;
+}
+
+static void store_sums(const float *sums, tr_tensor *dbias, bool accumulate)
+{
+    for (int64_t j = 0; j < dbias->shape.dim[0]; j++) {
+        int64_t at = j * dbias->stride[0];
+        double old = accumulate ? tr__load(dbias->dtype, tr__ptr(dbias), at) : 0;
+        tr__store(dbias->dtype, tr__ptr(dbias), at, old + sums[j]);
+    }
+}
+
+/* A product that is not one of many, with all threads. */
+static bool run_one(tr_op_call *call, const tr__product *p, tr_device on)
+{
+    const tr__device_table *device = tr__device(on.kind);
+    tr__product_at at = {.p = p, .device = on, .pool = tr__cpu_pool(on)};
+    float **sums = sums_of(call, &at);
+    size_t bytes = sums ? sizeof(float) * (size_t)tr_numel(call->outputs[1]) : 0;
+    if (sums) {
+        *sums = device->alloc(on.index, bytes);
+        if (!*sums) return false;
+        memset(*sums, 0, bytes);
+    }
+    bool done = tr__product_avx512(&at);
+    if (sums) {
+        store_sums(*sums, call->outputs[1], ((const tr__linear_attrs *)call->attrs)->accumulate_bias);
+        device->free(on.index, *sums, bytes);
+    }
+    return done;
 }
 
 tr_status tr__cpu_product(tr_op_call *call)
@@ -80,14 +107,10 @@ tr_status tr__cpu_product(tr_op_call *call)
     if (!call->outputs[0]) return tr__bias_gradient(call);
     tr__product p = tr__product_of(call);
     batches work = {.p = &p, .device = tr__device_of(call->inputs[0])};
-    bool summed = false;
-    if (p.c_batch.n == 1) {
-        tr__product_at at = {.p = &p, .device = work.device, .pool = tr__cpu_pool(work.device)};
-        summed = sum_in_passing(call, &at);
-        work.no_memory = !tr__product_avx512(&at);
-    } else {
-        tr__pool_for(tr__cpu_pool(work.device), p.c_batch.n, 1, run_batches, &work);
-    }
+    tr__product_at one = {.p = &p};
+    bool summed = sums_of(call, &one) != NULL;
+    if (p.c_batch.n == 1) work.no_memory = !run_one(call, &p, work.device);
+    else tr__pool_for(tr__cpu_pool(work.device), p.c_batch.n, 1, run_batches, &work);
     if (work.no_memory)
         return tr__fail(TR_NO_MEMORY, "%s: no memory to pack %lld x %lld x %lld", call->op->name, (long long)p.a.row.n,
             (long long)p.a.column.n, (long long)p.b.column.n);

@@ -13,12 +13,18 @@
 
 #include <string.h>
 
-enum { DEPTH = 384, WIDTH = 6 * TR__TILE_COLUMNS, IN_PLACE_ROWS = 4 * TR__TILE_ROWS, LINE = 16 /* floats of a cache line */ };
+enum {
+    DEPTH = 384,                  /* of a block of b, at most */
+    WIDTH = 6 * TR__TILE_COLUMNS,
+    GROUP = 8 * TR__TILE_ROWS,    /* rows of a that are packed together: three cache lines of f32 */
+    IN_PLACE_ROWS = GROUP / 2,    /* fewer are not worth packing b for */
+    LINE = 64,                    /* bytes */
+};
 
 /* How a panel of a is read. */
 typedef enum left_form {
     IN_PLACE, /* f32 rows, evenly apart */
-    COLUMNS,  /* its columns are contiguous: packed [depth][6] */
+    COLUMNS,  /* its columns are contiguous: packed */
     ROWS,     /* copied, [6][DEPTH] */
 } left_form;
 
@@ -31,6 +37,7 @@ typedef struct block {
     int64_t column, columns; /* of b and c, in this block */
     int64_t row, depth;      /* of b */
     int64_t width;           /* columns of a block at most, in whole panels */
+    int64_t next_column, next_row; /* where the next block begins; past b's last column after the last one */
     bool first, last;        /* of c's sums */
 } block;
 
@@ -68,25 +75,49 @@ static inline void write_lanes(const tr__matrix *m, int64_t row_at, int64_t colu
 
 /* ---- b ------------------------------------------------------------------------------------------------------------- */
 
-/* One panel whose rows lie in rows: to is [depth][64]. */
-static void pack_rows(const block *k, int64_t column, int64_t columns, float *to)
+/* A panel: to is [depth][64]. Of a whole panel of f32 rows, dtype and columns are constants here. */
+TR__VECTOR_INLINE void pack_rows_of(const block *k, tr_dtype dtype, int64_t column, int64_t columns, float *to)
 {
     const tr__matrix *b = &k->p->b;
     float *sums = k->at->b_sums ? k->at->b_sums + column : NULL;
-    for (int64_t j = 0; j < columns; j += TR__LANES) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t i = 0; i < k->depth; i++) {
-            __m512 x = read_lanes(b, k->at->b + tr__axis_at(&b->row, k->row + i), column + j, columns - j);
-            _mm512_store_ps(to + i * TR__TILE_COLUMNS + j, x);
-            sum = _mm512_add_ps(sum, x);
+    __m512 sum[TR__TILE_VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t i = 0; i < k->depth; i++, to += TR__TILE_COLUMNS) {
+        int64_t from = k->at->b + tr__axis_at(&b->row, k->row + i) + column;
+#pragma GCC unroll 4
+        for (int j = 0; j < TR__TILE_VECTORS; j++) {
+            __m512 x = tr__load_lanes(dtype, b->data, from + j * TR__LANES, tr__first_lanes(columns - j * TR__LANES));
+            _mm512_store_ps(to + j * TR__LANES, x);
+            sum[j] = _mm512_add_ps(sum[j], x);
         }
-        if (!sums) continue;
-        __mmask16 lanes = tr__first_lanes(columns - j);
-        _mm512_mask_storeu_ps(sums + j, lanes, _mm512_add_ps(sum, _mm512_maskz_loadu_ps(lanes, sums + j)));
+    }
+    for (int j = 0; sums && j < TR__TILE_VECTORS; j++) {
+        __mmask16 lanes = tr__first_lanes(columns - j * TR__LANES);
+        sum[j] = _mm512_add_ps(sum[j], _mm512_maskz_loadu_ps(lanes, sums + j * TR__LANES));
+        _mm512_mask_storeu_ps(sums + j * TR__LANES, lanes, sum[j]);
     }
 }
 
-/* The same when its columns are contiguous, as those of a weight [out, in] are. */
+static void pack_rows(const block *k, int64_t column, int64_t columns, float *to)
+{
+    if (columns == TR__TILE_COLUMNS && k->p->b.dtype == TR_F32) pack_rows_of(k, TR_F32, column, TR__TILE_COLUMNS, to);
+    else pack_rows_of(k, k->p->b.dtype, column, columns, to);
+}
+
+/* When neither rows nor columns are contiguous. */
+static void pack_elements(const block *k, int64_t column, int64_t columns, float *to)
+{
+    const tr__matrix *b = &k->p->b;
+    for (int64_t i = 0; i < k->depth; i++) {
+        int64_t row = k->at->b + tr__axis_at(&b->row, k->row + i);
+        for (int64_t j = 0; j < columns; j++) {
+            float x = (float)tr__load(b->dtype, b->data, row + tr__axis_at(&b->column, column + j));
+            to[i * TR__TILE_COLUMNS + j] = x;
+            if (k->at->b_sums) k->at->b_sums[column + j] += x;
+        }
+    }
+}
+
+/* When columns are contiguous, as those of a weight [out, in] are. */
 static void pack_columns(const block *k, int64_t column, int64_t columns, float *to)
 {
     const tr__matrix *b = &k->p->b;
@@ -108,67 +139,111 @@ static void pack_columns(const block *k, int64_t column, int64_t columns, float 
 static void pack_right(void *arg, int64_t begin, int64_t end)
 {
     const block *k = arg;
-    bool by_columns = !plain(&k->p->b.column) && plain(&k->p->b.row) && !k->at->b_sums;
+    const tr__matrix *b = &k->p->b;
+    bool by_columns = plain(&b->row) && !k->at->b_sums;
     for (int64_t panel = begin; panel < end; panel++) {
         int64_t j = panel * TR__TILE_COLUMNS, columns = k->columns - j;
         if (columns > TR__TILE_COLUMNS) columns = TR__TILE_COLUMNS;
-        (by_columns ? pack_columns : pack_rows)(k, k->column + j, columns, k->right + j * k->depth);
+        (plain(&b->column) ? pack_rows : by_columns ? pack_columns : pack_elements)(k, k->column + j, columns,
+            k->right + j * k->depth);
+    }
+}
+
+/* Asks for a part, of parts, of the next block of b. */
+static void fetch_right(const block *k, int64_t part, int64_t parts)
+{
+    const tr__matrix *b = &k->p->b;
+    bool by_columns = !plain(&b->column);
+    if (k->next_column >= b->column.n || (by_columns && !plain(&b->row))) return;
+    int64_t columns = b->column.n - k->next_column, rows = b->row.n - k->next_row, size = b->dtype == TR_F32 ? 4 : 2;
+    columns = columns < k->width ? columns : k->width;
+    rows = rows < k->depth ? rows : k->depth;
+    int64_t lines = by_columns ? columns : rows, bytes = (by_columns ? rows : columns) * size;
+    for (int64_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
+        int64_t row = tr__axis_at(&b->row, k->next_row + (by_columns ? 0 : i));
+        int64_t column = tr__axis_at(&b->column, k->next_column + (by_columns ? i : 0));
+        const char *from = (const char *)b->data + (k->at->b + row + column) * size;
+        for (int64_t j = 0; j < bytes; j += LINE) _mm_prefetch(from + j, _MM_HINT_T1);
     }
 }
 
 /* ---- a ------------------------------------------------------------------------------------------------------------- */
 
-/* Sets the tile's left side to rows [i, i + rows); panel has room for them. */
-static void read_left(const block *k, int64_t i, int64_t rows, float *panel, tr__tile *t)
+/* Panels of a whose columns are contiguous, rows [i, i + n), n <= GROUP: to is [panels][depth][6]. Several at once, since
+ * each row of a that is touched brings a whole cache line. Of a whole group of f32, dtype and n are constants here. */
+TR__VECTOR_INLINE void pack_left_of(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *to)
 {
     const tr__matrix *a = &k->p->a;
-    if (k->left == IN_PLACE) {
-        t->a = (const float *)a->data + k->at->a + i * a->row.stride[0] + k->row;
-        t->a_row = a->row.stride[0];
-        t->a_k = 1;
-        return;
-    }
-    t->a = panel;
-    if (k->left == COLUMNS) {
-        __mmask16 lanes = tr__first_lanes(rows);
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t r = 0; r < k->depth; r++) {
-            __m512 x = tr__load_lanes(a->dtype, a->data, k->at->a + tr__axis_at(&a->column, k->row + r) + i, lanes);
-            _mm512_mask_storeu_ps(panel + r * TR__TILE_ROWS, lanes, x);
-            sum = _mm512_add_ps(sum, x);
+    float *sums = k->column == 0 && k->at->a_sums ? k->at->a_sums + i : NULL;
+    __m512 sum[GROUP / TR__LANES] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t r = 0; r < k->depth; r++, to += TR__TILE_ROWS) {
+        int64_t from = k->at->a + tr__axis_at(&a->column, k->row + r) + i;
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < GROUP; j += TR__TILE_ROWS) {
+            __mmask16 lanes = tr__first_lanes(n - j < TR__TILE_ROWS ? n - j : TR__TILE_ROWS);
+            _mm512_mask_storeu_ps(to + j * k->depth, lanes, tr__load_lanes(dtype, a->data, from + j, lanes));
         }
-        t->a_row = 1;
-        t->a_k = TR__TILE_ROWS;
-        float *sums = k->at->a_sums;
-        if (!sums || k->column > 0) return;
-        _mm512_mask_storeu_ps(sums + i, lanes, _mm512_add_ps(sum, _mm512_maskz_loadu_ps(lanes, sums + i)));
-        return;
+#pragma GCC unroll 3
+        for (int64_t j = 0; j < GROUP / TR__LANES; j++) {
+            __m512 x = tr__load_lanes(dtype, a->data, from + j * TR__LANES, tr__first_lanes(n - j * TR__LANES));
+            if (sums) sum[j] = _mm512_add_ps(sum[j], x);
+        }
     }
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < k->depth; c += TR__LANES)
-            _mm512_store_ps(panel + r * DEPTH + c,
-                read_lanes(a, k->at->a + tr__axis_at(&a->row, i + r), k->row + c, k->depth - c));
-    t->a_row = DEPTH;
-    t->a_k = 1;
+    for (int64_t j = 0; sums && j < GROUP / TR__LANES; j++) {
+        __mmask16 lanes = tr__first_lanes(n - j * TR__LANES);
+        sum[j] = _mm512_add_ps(sum[j], _mm512_maskz_loadu_ps(lanes, sums + j * TR__LANES));
+        _mm512_mask_storeu_ps(sums + j * TR__LANES, lanes, sum[j]);
+    }
 }
 
-/* Asks for the part of the next panel of a that comes with tile j of this one. */
-static inline void fetch_left(const block *k, int64_t next, int64_t j, int64_t tiles)
+static void pack_left(const block *k, int64_t i, int64_t n, float *to)
+{
+    if (n == GROUP && k->p->a.dtype == TR_F32) pack_left_of(k, TR_F32, i, GROUP, to);
+    else pack_left_of(k, k->p->a.dtype, i, n, to);
+}
+
+/* Sets the tile's left side to rows [i, i + rows). packed: what pack_left made of them, or room for a panel. */
+static void read_left(const block *k, int64_t i, int64_t rows, float *packed, tr__tile *t)
 {
     const tr__matrix *a = &k->p->a;
-    if (next >= a->row.n || k->left == ROWS) return;
-    size_t size = a->dtype == TR_F32 ? 4 : 2;
-    const char *data = (const char *)a->data + (size_t)k->at->a * size;
-    if (k->left == IN_PLACE) {
-        int64_t each = (TR__TILE_ROWS + tiles - 1) / tiles;
-        for (int64_t r = j * each; r < (j + 1) * each && r < TR__TILE_ROWS && next + r < a->row.n; r++)
-            for (int64_t c = 0; c < k->depth; c += LINE)
-                _mm_prefetch(data + (size_t)((next + r) * a->row.stride[0] + k->row + c) * size, _MM_HINT_T1);
-        return;
+    t->a = packed;
+    t->a_k = 1;
+    switch (k->left) {
+    case IN_PLACE:
+        t->a_row = a->row.stride[0];
+        t->a = (const float *)a->data + k->at->a + i * t->a_row + k->row;
+        break;
+    case COLUMNS:
+        t->a_row = 1;
+        t->a_k = TR__TILE_ROWS;
+        break;
+    case ROWS:
+        t->a_row = DEPTH;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < k->depth; c += TR__LANES)
+                _mm512_store_ps(packed + r * DEPTH + c,
+                    read_lanes(a, k->at->a + tr__axis_at(&a->row, i + r), k->row + c, k->depth - c));
     }
-    int64_t each = (k->depth + tiles - 1) / tiles;
-    for (int64_t r = j * each; r < (j + 1) * each && r < k->depth; r++)
-        _mm_prefetch(data + (size_t)(tr__axis_at(&a->column, k->row + r) + next + TR__TILE_ROWS - 1) * size, _MM_HINT_T1);
+}
+
+/* Asks for a part, of parts, of the next panel's rows, or of the next group's when they are packed by groups. */
+static inline void fetch_left(const block *k, int64_t i, int64_t part, int64_t parts)
+{
+    const tr__matrix *a = &k->p->a;
+    int64_t size = a->dtype == TR_F32 ? 4 : 2;
+    const char *data = (const char *)a->data + k->at->a * size;
+    if (k->left == IN_PLACE) {
+        int64_t next = i - i % TR__TILE_ROWS + TR__TILE_ROWS, end = a->row.n - next < TR__TILE_ROWS ? a->row.n - next : TR__TILE_ROWS;
+        for (int64_t r = part; r < end; r += parts)
+            for (int64_t c = 0; c < k->depth * size; c += LINE)
+                _mm_prefetch(data + ((next + r) * a->row.stride[0] + k->row) * size + c, _MM_HINT_T1);
+    } else if (k->left == COLUMNS) {
+        int64_t next = i - i % GROUP + GROUP, panels = GROUP / TR__TILE_ROWS;
+        part += i % GROUP / TR__TILE_ROWS * parts;
+        for (int64_t r = part; r < k->depth && next < a->row.n; r += parts * panels)
+            for (int64_t c = 0; c < GROUP * size; c += LINE)
+                _mm_prefetch(data + (tr__axis_at(&a->column, k->row + r) + next) * size + c, _MM_HINT_T1);
+    }
 }
 
 /* ---- c ------------------------------------------------------------------------------------------------------------- */
@@ -194,28 +269,46 @@ static void advance(tr__tile *t, int64_t columns, int64_t b_panel)
     if (t->residual) t->residual += columns;
 }
 
-static void multiply_panels(void *arg, int64_t begin, int64_t end)
+static inline void fetch_c(const tr__tile *t, int64_t rows)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < TR__TILE_COLUMNS; j += TR__LANES) _mm_prefetch((const char *)(t->c + r * t->c_row + j), _MM_HINT_T0);
+}
+
+/* Rows [i, i + rows) of c, rows <= 6, in this block. */
+static void multiply_panel(const block *k, int64_t i, int64_t rows, float *packed)
+{
+    int64_t tiles = (k->columns + TR__TILE_COLUMNS - 1) / TR__TILE_COLUMNS;
+    tr__tile t = {.k = k->depth, .b = k->right, .b_k = TR__TILE_COLUMNS, .add = !k->first};
+    if (k->right_in_place) {
+        t.b_k = k->p->b.row.stride[0];
+        t.b = (const float *)k->p->b.data + k->at->b + k->row * t.b_k + k->column;
+    }
+    read_left(k, i, rows, packed, &t);
+    t.c = k->c + i * k->width;
+    t.c_row = k->width;
+    if (k->c_in_place) write_in_place(k, i, &t);
+    for (int64_t j = 0; j < tiles; j++) {
+        int64_t vectors = (k->columns - j * TR__TILE_COLUMNS + TR__LANES - 1) / TR__LANES;
+        fetch_left(k, i, j, tiles);
+        fetch_c(&t, rows);
+        tr__tile_avx512(&t, (int)rows, (int)(vectors < TR__TILE_VECTORS ? vectors : TR__TILE_VECTORS));
+        advance(&t, TR__TILE_COLUMNS, k->right_in_place ? TR__TILE_COLUMNS : TR__TILE_COLUMNS * k->depth);
+    }
+}
+
+static void multiply_groups(void *arg, int64_t begin, int64_t end)
 {
     const block *k = arg;
-    _Alignas(64) float panel[TR__TILE_ROWS * DEPTH + TR__LANES];
-    int64_t m = k->p->a.row.n, tiles = (k->columns + TR__TILE_COLUMNS - 1) / TR__TILE_COLUMNS;
-    for (int64_t at = begin; at < end; at++) {
-        int64_t i = at * TR__TILE_ROWS, rows = m - i < TR__TILE_ROWS ? m - i : TR__TILE_ROWS;
-        tr__tile t = {.k = k->depth, .b = k->right, .b_k = TR__TILE_COLUMNS, .add = !k->first};
-        if (k->right_in_place) {
-            t.b_k = k->p->b.row.stride[0];
-            t.b = (const float *)k->p->b.data + k->at->b + k->row * t.b_k + k->column;
-        }
-        read_left(k, i, rows, panel, &t);
-        t.c = k->c + i * k->width;
-        t.c_row = k->width;
-        if (k->c_in_place) write_in_place(k, i, &t);
-        for (int64_t j = 0; j < tiles; j++) {
-            int64_t vectors = (k->columns - j * TR__TILE_COLUMNS + TR__LANES - 1) / TR__LANES;
-            fetch_left(k, i + TR__TILE_ROWS, j, tiles);
-            tr__tile_avx512(&t, (int)rows, (int)(vectors < TR__TILE_VECTORS ? vectors : TR__TILE_VECTORS));
-            advance(&t, TR__TILE_COLUMNS, k->right_in_place ? TR__TILE_COLUMNS : TR__TILE_COLUMNS * k->depth);
-        }
+    _Alignas(64) float packed[GROUP * DEPTH + TR__LANES];
+    int64_t m = k->p->a.row.n;
+    for (int64_t group = begin; group < end; group++) {
+        int64_t i = group * GROUP, n = m - i < GROUP ? m - i : GROUP;
+        if (k->left == COLUMNS) pack_left(k, i, n, packed);
+        fetch_right(k, group, (m + GROUP - 1) / GROUP);
+        for (int64_t r = 0; r < n; r += TR__TILE_ROWS)
+            multiply_panel(k, i + r, n - r < TR__TILE_ROWS ? n - r : TR__TILE_ROWS,
+                packed + (k->left == COLUMNS ? r * k->depth : 0));
     }
 }
 
@@ -254,7 +347,7 @@ static void multiply_block(block *k)
 {
     int64_t panels = (k->columns + TR__TILE_COLUMNS - 1) / TR__TILE_COLUMNS, m = k->p->a.row.n;
     if (!k->right_in_place) tr__pool_for(k->at->pool, panels, 1, pack_right, k);
-    tr__pool_for(k->at->pool, (m + TR__TILE_ROWS - 1) / TR__TILE_ROWS, 4, multiply_panels, k);
+    tr__pool_for(k->at->pool, (m + GROUP - 1) / GROUP, 1, multiply_groups, k);
     if (k->last && !k->c_in_place) tr__pool_for(k->at->pool, m, 64, write_rows, k);
 }
 
@@ -269,6 +362,8 @@ static void multiply(block *k)
             k->depth = deep - k->row < depth ? deep - k->row : depth;
             k->first = k->row == 0;
             k->last = k->row + k->depth == deep;
+            k->next_row = k->last ? 0 : k->row + k->depth;
+            k->next_column = k->last ? k->column + k->width : k->column;
             multiply_block(k);
             k->row += k->depth;
         } while (k->row < deep);

@@ -8,9 +8,10 @@
 
 #define TR__VECTOR_INLINE static inline __attribute__((always_inline))
 
+/* The first n lanes: none to all. */
 TR__VECTOR_INLINE __mmask16 tr__first_lanes(int64_t n)
 {
-    return n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);
+    return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
 }
 
 /* The first lanes of 16 neighbours of an f32, bf16 or f16 row, zeros in the others. */
