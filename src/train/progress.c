@@ -86,7 +86,8 @@ static int put_numbers(const tr_progress *p, char *text, size_t bytes)
     double elapsed = (double)(tr__now_ns() - p->first_ns) / 1e9;
     int64_t done = p->last.step - p->first_step;
     put_rate(rate, sizeof rate, p->rate);
-    put_left(left, sizeof left, done ? elapsed / (double)done * (double)(p->steps - p->last.step) : NAN);
+    put_left(left, sizeof left,
+        done && p->last.step < p->steps ? elapsed / (double)done * (double)(p->steps - p->last.step) : NAN);
     if (!isnan(p->validation_loss)) snprintf(validation, sizeof validation, "  validation %.4f", p->validation_loss);
     return snprintf(text, bytes, "  loss %.4f%s  %s%s", p->loss, validation, rate, left);
 }

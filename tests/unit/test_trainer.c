@@ -1,0 +1,272 @@
+/* Training with threads as ranks: any split of the batch gives the same losses, resuming gives the same numbers, all
+ * ranks stop together, and one that fails takes the others along instead of leaving them waiting. */
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { MOST_RANKS = 3, STEPS = 12 };
+
+static char folder[64], text_path[96];
+
+static int make_folder(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/trireme-trainer-XXXXXX");
+    if (!mkdtemp(folder)) return -1;
+    snprintf(text_path, sizeof text_path, "%s/text", folder);
+    FILE *f = fopen(text_path, "w");
+    for (int i = 0; f && i < 600; i++) fprintf(f, "%d times %d is %d;\n", i, i % 7, i * (i % 7));
+    return f ? fclose(f) : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return system(command);
+}
+
+/* What a rank is to do, and what came of it. */
+typedef struct rank {
+    tr_store *store; /* NULL: alone */
+    int rank, world_size;
+    tr_trainer_options options;
+    const char *folder;
+    int64_t stop_at;
+    int stop_after; /* this rank wants to stop after so many steps; 0: never */
+    int asked;
+    tr_status status;
+    char message[512];
+    double loss[STEPS + 1], validation[STEPS + 1], norm[STEPS + 1]; /* by step */
+    tr_fit_report report;
+    int64_t steps;
+} rank;
+
+static bool should_stop(void *user)
+{
+    rank *r = user;
+    return r->stop_after && ++r->asked >= r->stop_after;
+}
+
+static void on_step(const tr_metrics_row *row, void *user)
+{
+    rank *r = user;
+    r->loss[row->step] = row->loss;
+    r->validation[row->step] = row->validation_loss;
+    r->norm[row->step] = row->grad_norm;
+}
+
+static tr_status train(rank *r)
+{
+    tr_group *group = NULL;
+    if (r->store) group = tr_join(.store = r->store, .rank = r->rank, .world_size = r->world_size);
+    tr_trainer_options o = r->options;
+    o.size = sizeof o;
+    /* DDP makes rank 0's weights everybody's, so the others may start with their own. */
+    o.model = tr_gpt(.vocab = 256, .context = 8, .layers = 1, .heads = 2, .dim = 8, .dropout = 0.1,
+        .seed = (uint64_t)r->rank);
+    o.text = tr_text(text_path);
+    o.group = group;
+    o.context = 8;
+    o.batch = o.batch ? o.batch : 6;
+    o.steps = o.steps ? o.steps : STEPS;
+    tr_trainer *trainer = tr_trainer_with(&o);
+    tr_status status = tr_status_of(trainer);
+    if (status == TR_OK)
+        status = tr_fit(trainer, .folder = r->folder, .stop_at = r->stop_at, .validate_every = 5, .save_every = 4,
+            .should_stop = should_stop, .on_step = on_step, .user = r, .report = &r->report);
+    r->steps = status == TR_OK ? tr_trainer_steps(trainer) : -1;
+    r->report.metrics = NULL; /* it goes with this scope */
+    if (status == TR_OK && group) status = tr_leave(group);
+    return status;
+}
+
+static void *run(void *argument)
+{
+    TR_SCOPE;
+    rank *r = argument;
+    r->status = train(r);
+    if (r->status != TR_OK) strncpy(r->message, tr_error_message(), sizeof r->message - 1);
+    return NULL;
+}
+
+/* Runs ranks like `like` as threads; their results come in ranks. */
+static void run_ranks(rank like, int world_size, rank ranks[MOST_RANKS])
+{
+    TR_SCOPE;
+    pthread_t threads[MOST_RANKS];
+    like.world_size = world_size;
+    like.store = world_size > 1 ? tr_store_memory() : NULL;
+    for (int i = 0; i < world_size; i++) {
+        int stop_after = ranks[i].stop_after;
+        ranks[i] = like;
+        ranks[i].rank = i;
+        ranks[i].stop_after = stop_after;
+        assert_int_equal(pthread_create(&threads[i], NULL, run, &ranks[i]), 0);
+    }
+    for (int i = 0; i < world_size; i++) pthread_join(threads[i], NULL);
+}
+
+static void assert_well(const rank *r)
+{
+    if (r->status != TR_OK) fail_msg("rank %d: %s", r->rank, r->message);
+}
+
+static rank train_alone(rank like)
+{
+    rank one[MOST_RANKS] = {0};
+    run_ranks(like, 1, one);
+    assert_well(one);
+    return one[0];
+}
+
+static void any_split_learns_the_same(void **state)
+{
+    (void)state;
+    rank alone = train_alone((rank){0});
+    assert_true(alone.report.final_loss < alone.report.initial_loss);
+    assert_true(fabs(alone.report.initial_loss - log(256)) < 0.1);
+    assert_true(isnan(alone.validation[4]) && !isnan(alone.validation[5]) && !isnan(alone.validation[STEPS]));
+    assert_true(alone.norm[1] > 0);
+    for (int split = 1; split < 8; split++) {
+        int world_size = split % 3 + 1;
+        rank ranks[MOST_RANKS] = {0};
+        run_ranks((rank){.options.micro_batch = split / 3 + 1}, world_size, ranks);
+        for (int i = 0; i < world_size; i++) {
+            assert_well(&ranks[i]);
+            for (int s = 1; s <= STEPS; s++) {
+                assert_true(fabs(ranks[i].loss[s] - alone.loss[s]) < 1e-5);
+                assert_true(fabs(ranks[i].norm[s] - alone.norm[s]) < 1e-4);
+                assert_true(isnan(alone.validation[s]) || fabs(ranks[i].validation[s] - alone.validation[s]) < 1e-5);
+            }
+        }
+    }
+}
+
+/* 7 windows over 3 ranks: 2, 2 and 3. */
+static void an_uneven_share_is_weighed(void **state)
+{
+    (void)state;
+    rank like = {.options.batch = 7}, ranks[MOST_RANKS] = {0}, alone = train_alone(like);
+    run_ranks(like, 3, ranks);
+    assert_well(ranks);
+    for (int s = 1; s <= STEPS; s++) assert_true(fabs(ranks[0].loss[s] - alone.loss[s]) < 1e-5);
+}
+
+static void a_resumed_run_is_as_an_unbroken_one(void **state)
+{
+    (void)state;
+    for (int world_size = 1; world_size <= 2; world_size++) {
+        char whole_path[96], broken_path[96];
+        snprintf(whole_path, sizeof whole_path, "%s/whole%d", folder, world_size);
+        snprintf(broken_path, sizeof broken_path, "%s/broken%d", folder, world_size);
+        char command[256];
+        snprintf(command, sizeof command, "mkdir %s %s", whole_path, broken_path);
+        assert_int_equal(system(command), 0);
+        rank whole[MOST_RANKS] = {0}, first[MOST_RANKS] = {0}, second[MOST_RANKS] = {0};
+        run_ranks((rank){.folder = whole_path}, world_size, whole);
+        run_ranks((rank){.folder = broken_path, .stop_at = 7}, world_size, first);
+        run_ranks((rank){.folder = broken_path, .options.resume = broken_path}, world_size, second);
+        assert_well(whole);
+        assert_well(first);
+        assert_well(second);
+        assert_int_equal(first[0].steps, 7);
+        for (int s = 1; s <= STEPS; s++) {
+            const rank *part = s <= 7 ? first : second;
+            assert_true(part->loss[s] == whole->loss[s] && part->norm[s] == whole->norm[s]);
+            assert_true(isnan(whole->validation[s]) || part->validation[s] == whole->validation[s]);
+        }
+        assert_true(fabs(second->report.initial_loss - whole->report.initial_loss) < 1e-7); /* it went through the file */
+    }
+}
+
+static void all_stop_when_one_wants_to(void **state)
+{
+    (void)state;
+    rank ranks[MOST_RANKS] = {{.stop_after = 0}, {.stop_after = 4}, {.stop_after = 9}};
+    run_ranks((rank){.folder = folder}, 3, ranks);
+    for (int i = 0; i < 3; i++) {
+        assert_well(&ranks[i]);
+        assert_int_equal(ranks[i].steps, 4);
+        assert_true(ranks[i].report.stopped);
+    }
+    char path[4096];
+    int64_t step;
+    assert_int_equal(tr_checkpoint_find(folder, path, &step), TR_OK);
+    assert_int_equal(step, 4);
+}
+
+/* Rank 0 alone touches files: what goes wrong there is its failure, and the others' that a peer is lost. */
+static void a_failure_of_rank_0_reaches_the_others(void **state)
+{
+    (void)state;
+    const rank cases[] = {
+        {.folder = "/nowhere"}, {.options.resume = "/nowhere"}, {.options.resume = folder}, /* no checkpoint in it */
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        rank ranks[MOST_RANKS] = {0};
+        run_ranks(cases[c], 3, ranks);
+        assert_true(ranks[0].status != TR_OK && ranks[0].status != TR_PEER);
+        assert_non_null(strstr(ranks[0].message, c < 2 ? "/nowhere" : folder));
+        assert_int_equal(ranks[1].status, TR_PEER);
+        assert_int_equal(ranks[2].status, TR_PEER);
+    }
+}
+
+static void a_diverged_run_says_so_on_every_rank(void **state)
+{
+    (void)state;
+    rank ranks[MOST_RANKS] = {0};
+    run_ranks((rank){.options = {.lr = 1e6, .clip = TR_ZERO}}, 2, ranks);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(ranks[i].status, TR_INVALID);
+        assert_non_null(strstr(ranks[i].message, "training has diverged"));
+        assert_true(ranks[i].report.common_failure);
+    }
+}
+
+static void wrong_options_are_refused(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *model = tr_gpt(.context = 8, .layers = 1, .heads = 1, .dim = 4);
+    tr_text *text = tr_text(text_path);
+    assert_int_equal(tr_status_of(tr_trainer(NULL, text)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer(model, NULL)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 1000000)), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "too short for a context of 1000000"));
+    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .lr = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .batch = -1)), TR_INVALID);
+    tr_trainer *good = tr_trainer(model, text, .context = 8);
+    assert_int_equal(tr_status_of(good), TR_OK);
+    assert_int_equal(tr_fit(good, .stop_at = -1), TR_INVALID);
+    assert_int_equal(tr_fit(tr_trainer(model, tr_text("/nowhere"))), TR_IO);
+    /* A context that the model does not have shows at the first step. */
+    assert_int_equal(tr_fit(tr_trainer(model, text, .context = 16, .steps = 1)), TR_SHAPE);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(any_split_learns_the_same),
+        TEST(an_uneven_share_is_weighed),
+        TEST(a_resumed_run_is_as_an_unbroken_one),
+        TEST(all_stop_when_one_wants_to),
+        TEST(a_failure_of_rank_0_reaches_the_others),
+        TEST(a_diverged_run_says_so_on_every_rank),
+        TEST(wrong_options_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
