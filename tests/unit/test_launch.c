@@ -123,7 +123,11 @@ static void test_signals_and_descriptors_are_fresh(void **state)
     signal(SIGPIPE, pipe_before);
     sigprocmask(SIG_SETMASK, &old, NULL);
     assert_int_equal(status, TR_OK);
-    assert_said("0> SigBlk:\t0000000000000000\n0> SigIgn:\t0000000000000000\n");
+    assert_said("0> SigBlk:\t0000000000000000\n");
+    /* Signals 32 and 33 are libc's own, which it lets nobody set: they are what they were before us. */
+    const char *ignored = strstr(heard.text, "0> SigIgn:\t");
+    assert_non_null(ignored);
+    assert_int_equal(strtoull(ignored + strlen("0> SigIgn:\t"), NULL, 16) & ~0x180000000u, 0);
 
     /* The same descriptors as any child has. */
     char want[256] = "0> ";
