@@ -124,16 +124,15 @@ int64_t tr__gpt_parameters(const tr_gpt_options *o)
     return (o->vocab + o->context) * dim + o->layers * (12 * dim * dim + 13 * dim) + 2 * dim;
 }
 
-/* What forward keeps for backward, for one window: per token and layer the packed projection (3), attention's output,
- * the MLP's inside before and after GELU (4 + 4), norms and the residual stream (4), each of dim floats; and the
- * logits, with their gradient. */
+/* What forward keeps for backward, for one window: per token and layer the packed projection (3), attention's output, the
+ * MLP's inside before GELU (4) and the residual stream (2), each of dim floats; and the logits with their gradient. */
 static double window_bytes(const tr_gpt_options *o)
 {
-    return 4.0 * o->context * ((16.0 * o->layers + 6.0) * o->dim + 2.0 * o->vocab);
+    return 4.0 * o->context * ((10.0 * o->layers + 6.0) * o->dim + 2.0 * o->vocab);
 }
 
 /* A rank besides: the program, its libraries, the matrix engine's kernels and buffers. */
-static const double rank_bytes = 60e6;
+static const double rank_bytes = 40e6;
 
 /* Chooses --micro-batch when it was not given, and refuses what cannot fit. */
 static int check_memory(tr__train *t, int64_t world, int64_t text_bytes)
