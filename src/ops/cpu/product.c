@@ -40,18 +40,10 @@ bool tr__cpu_product_wanted(const tr__product *p)
     return contiguous(&p->b.column) || p->a.row.n >= 16;
 }
 
-static tr__product_kernel kernel_of_machine(void)
-{
 #if defined(__x86_64__)
-    if (tr__has_avx512()) return tr__product_avx512;
-    if (tr__has_avx2()) return tr__product_avx2;
-#endif
-    return tr__product_generic;
-}
 
 typedef struct batches {
     const tr__product *p;
-    tr__product_kernel kernel;
     tr_device device;
     atomic_bool no_memory;
 } batches;
@@ -65,7 +57,7 @@ static void run_batches(void *arg, int64_t begin, int64_t end)
         at.a = tr__axis_at(&p->a_batch, i);
         at.b = tr__axis_at(&p->b_batch, i);
         at.c = tr__axis_at(&p->c_batch, i);
-        if (!work->kernel(&at)) atomic_store(&work->no_memory, true);
+        if (!tr__product_avx512(&at)) atomic_store(&work->no_memory, true);
     }
 }
 
@@ -101,7 +93,7 @@ static bool run_one(tr_op_call *call, const tr__product *p, tr_device on)
         if (!*sums) return false;
         memset(*sums, 0, bytes);
     }
-    bool done = kernel_of_machine()(&at);
+    bool done = tr__product_avx512(&at);
     if (sums) {
         store_sums(*sums, call->outputs[1], ((const tr__linear_attrs *)call->attrs)->accumulate_bias);
         device->free(on.index, *sums, bytes);
@@ -111,10 +103,10 @@ static bool run_one(tr_op_call *call, const tr__product *p, tr_device on)
 
 tr_status tr__cpu_product(tr_op_call *call)
 {
-    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    if (!tr__has_avx512() || call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     if (!call->outputs[0]) return tr__bias_gradient(call);
     tr__product p = tr__product_of(call);
-    batches work = {.p = &p, .kernel = kernel_of_machine(), .device = tr__device_of(call->inputs[0])};
+    batches work = {.p = &p, .device = tr__device_of(call->inputs[0])};
     tr__product_at one = {.p = &p};
     bool summed = sums_of(call, &one) != NULL;
     if (p.c_batch.n == 1) work.no_memory = !run_one(call, &p, work.device);
@@ -124,3 +116,13 @@ tr_status tr__cpu_product(tr_op_call *call)
             (long long)p.a.column.n, (long long)p.b.column.n);
     return summed ? TR_OK : tr__bias_gradient(call);
 }
+
+#else
+
+tr_status tr__cpu_product(tr_op_call *call)
+{
+    (void)call;
+    return TR__DECLINED;
+}
+
+#endif

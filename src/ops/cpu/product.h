@@ -22,13 +22,6 @@ typedef struct tr__product_at {
     tr__pool *pool;
     tr_device device;
 } tr__product_at;
-
-/* Written once (product_simd.h), compiled for each kind of machine. false: no memory. */
-typedef bool (*tr__product_kernel)(const tr__product_at *at);
-#if defined(__x86_64__)
-bool tr__product_avx512(const tr__product_at *at);
-bool tr__product_avx2(const tr__product_at *at);
-#endif
-bool tr__product_generic(const tr__product_at *at);
+bool tr__product_avx512(const tr__product_at *at); /* false: no memory */
 
 #endif

@@ -1,3 +1,395 @@
-#include "ops/cpu/product_simd.h"
+/*
+ * Matrix products with AVX-512: f32 inside, from and to any float dtype but f64.
+ *
+ * b is packed by blocks of some 384 rows and columns (half a megabyte: it stays in the second cache) as panels of 64
+ * columns. A panel of a, six rows as deep as the block (9 KB: the first cache), meets all of them in turn while they stream
+ * by, tile by tile (tile_avx512.h); meanwhile the next panel of a and the next block of b are fetched. How the work is
+ * shared out never changes the order in which an element is summed.
+ */
+#include "base/memory.h"
+#include "ops/cpu/product.h"
+#include "ops/cpu/tile_avx512.h"
+#include "ops/cpu/vectors_avx512.h"
 
-bool tr__product_avx512(const tr__product_at *at) { return run_product(at); }
+#include <string.h>
+
+enum {
+    DEPTH = 384,                  /* of a block of b, at most */
+    WIDTH = 6 * TR__TILE_COLUMNS,
+    GROUP = 8 * TR__TILE_ROWS,    /* rows of a that are packed together: three cache lines of f32 */
+    IN_PLACE_ROWS = GROUP / 2,    /* fewer are not worth packing b for */
+    LINE = 64,                    /* bytes */
+};
+
+/* How a panel of a is read. */
+typedef enum left_form {
+    IN_PLACE, /* f32 rows, evenly apart */
+    COLUMNS,  /* its columns are contiguous: packed */
+    ROWS,     /* copied, [6][DEPTH] */
+} left_form;
+
+typedef struct block {
+    const tr__product_at *at;
+    const tr__product *p;
+    left_form left;
+    bool right_in_place, c_in_place;
+    float *right, *c;        /* packed: [panels][depth][64]; what is not written in place: [m][width] */
+    int64_t column, columns; /* of b and c, in this block */
+    int64_t row, depth;      /* of b */
+    int64_t width;           /* columns of a block at most, in whole panels */
+    int64_t next_column, next_row; /* where the next block begins; past b's last column after the last one */
+    bool first, last;        /* of c's sums */
+} block;
+
+static bool plain(const tr__axis *axis)
+{
+    return axis->ndim == 1 && (axis->stride[0] == 1 || axis->n == 1);
+}
+
+static bool f32_rows(const tr__matrix *m)
+{
+    return m->dtype == TR_F32 && m->row.ndim == 1 && plain(&m->column);
+}
+
+/* Up to 16 elements of a row from column on. */
+static inline __m512 read_lanes(const tr__matrix *m, int64_t row_at, int64_t column, int64_t n)
+{
+    if (plain(&m->column)) return tr__load_lanes(m->dtype, m->data, row_at + column, tr__first_lanes(n));
+    float lanes[TR__LANES] = {0};
+    for (int64_t i = 0; i < n && i < TR__LANES; i++)
+        lanes[i] = (float)tr__load(m->dtype, m->data, row_at + tr__axis_at(&m->column, column + i));
+    return _mm512_loadu_ps(lanes);
+}
+
+static inline void write_lanes(const tr__matrix *m, int64_t row_at, int64_t column, int64_t n, __m512 x)
+{
+    if (plain(&m->column)) {
+        tr__store_lanes(m->dtype, m->data, row_at + column, tr__first_lanes(n), x);
+        return;
+    }
+    float lanes[TR__LANES];
+    _mm512_storeu_ps(lanes, x);
+    for (int64_t i = 0; i < n && i < TR__LANES; i++)
+        tr__store(m->dtype, m->data, row_at + tr__axis_at(&m->column, column + i), lanes[i]);
+}
+
+/* ---- b ------------------------------------------------------------------------------------------------------------- */
+
+/* A panel: to is [depth][64]. Of a whole panel of f32 rows, dtype and columns are constants here. */
+TR__VECTOR_INLINE void pack_rows_of(const block *k, tr_dtype dtype, int64_t column, int64_t columns, float *to)
+{
+    const tr__matrix *b = &k->p->b;
+    float *sums = k->at->b_sums ? k->at->b_sums + column : NULL;
+    __m512 sum[TR__TILE_VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t i = 0; i < k->depth; i++, to += TR__TILE_COLUMNS) {
+        int64_t from = k->at->b + tr__axis_at(&b->row, k->row + i) + column;
+#pragma GCC unroll 4
+        for (int j = 0; j < TR__TILE_VECTORS; j++) {
+            __m512 x = tr__load_lanes(dtype, b->data, from + j * TR__LANES, tr__first_lanes(columns - j * TR__LANES));
+            _mm512_store_ps(to + j * TR__LANES, x);
+            sum[j] = _mm512_add_ps(sum[j], x);
+        }
+    }
+    for (int j = 0; sums && j < TR__TILE_VECTORS; j++) {
+        __mmask16 lanes = tr__first_lanes(columns - j * TR__LANES);
+        sum[j] = _mm512_add_ps(sum[j], _mm512_maskz_loadu_ps(lanes, sums + j * TR__LANES));
+        _mm512_mask_storeu_ps(sums + j * TR__LANES, lanes, sum[j]);
+    }
+}
+
+static void pack_rows(const block *k, int64_t column, int64_t columns, float *to)
+{
+    if (columns == TR__TILE_COLUMNS && k->p->b.dtype == TR_F32) pack_rows_of(k, TR_F32, column, TR__TILE_COLUMNS, to);
+    else pack_rows_of(k, k->p->b.dtype, column, columns, to);
+}
+
+/* When neither rows nor columns are contiguous. */
+static void pack_elements(const block *k, int64_t column, int64_t columns, float *to)
+{
+    const tr__matrix *b = &k->p->b;
+    for (int64_t i = 0; i < k->depth; i++) {
+        int64_t row = k->at->b + tr__axis_at(&b->row, k->row + i);
+        for (int64_t j = 0; j < columns; j++) {
+            float x = (float)tr__load(b->dtype, b->data, row + tr__axis_at(&b->column, column + j));
+            to[i * TR__TILE_COLUMNS + j] = x;
+            if (k->at->b_sums) k->at->b_sums[column + j] += x;
+        }
+    }
+}
+
+/* When columns are contiguous, as those of a weight [out, in] are. */
+static void pack_columns(const block *k, int64_t column, int64_t columns, float *to)
+{
+    const tr__matrix *b = &k->p->b;
+    for (int64_t j = 0; j < columns; j += TR__LANES) {
+        int64_t wide = columns - j < TR__LANES ? columns - j : TR__LANES;
+        for (int64_t i = 0; i < k->depth; i += TR__LANES) {
+            __m512 square[TR__LANES];
+            for (int64_t c = 0; c < TR__LANES; c++) {
+                int64_t from = k->at->b + tr__axis_at(&b->column, column + j + (c < wide ? c : 0)) + k->row + i;
+                square[c] = tr__load_lanes(b->dtype, b->data, from, tr__first_lanes(k->depth - i));
+            }
+            tr__transpose(square);
+            for (int64_t r = 0; r < TR__LANES && i + r < k->depth; r++)
+                _mm512_store_ps(to + (i + r) * TR__TILE_COLUMNS + j, square[r]);
+        }
+    }
+}
+
+static void pack_right(void *arg, int64_t begin, int64_t end)
+{
+    const block *k = arg;
+    const tr__matrix *b = &k->p->b;
+    bool by_columns = plain(&b->row) && !k->at->b_sums;
+    for (int64_t panel = begin; panel < end; panel++) {
+        int64_t j = panel * TR__TILE_COLUMNS, columns = k->columns - j;
+        if (columns > TR__TILE_COLUMNS) columns = TR__TILE_COLUMNS;
+        (plain(&b->column) ? pack_rows : by_columns ? pack_columns : pack_elements)(k, k->column + j, columns,
+            k->right + j * k->depth);
+    }
+}
+
+/* Asks for a part, of parts, of the next block of b. */
+static void fetch_right(const block *k, int64_t part, int64_t parts)
+{
+    const tr__matrix *b = &k->p->b;
+    bool by_columns = !plain(&b->column);
+    if (k->next_column >= b->column.n || (by_columns && !plain(&b->row))) return;
+    int64_t columns = b->column.n - k->next_column, rows = b->row.n - k->next_row, size = b->dtype == TR_F32 ? 4 : 2;
+    columns = columns < k->width ? columns : k->width;
+    rows = rows < k->depth ? rows : k->depth;
+    int64_t lines = by_columns ? columns : rows, bytes = (by_columns ? rows : columns) * size;
+    for (int64_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
+        int64_t row = tr__axis_at(&b->row, k->next_row + (by_columns ? 0 : i));
+        int64_t column = tr__axis_at(&b->column, k->next_column + (by_columns ? i : 0));
+        const char *from = (const char *)b->data + (k->at->b + row + column) * size;
+        for (int64_t j = 0; j < bytes; j += LINE) _mm_prefetch(from + j, _MM_HINT_T1);
+    }
+}
+
+/* ---- a ------------------------------------------------------------------------------------------------------------- */
+
+/* Panels of a whose columns are contiguous, rows [i, i + n), n <= GROUP: to is [panels][depth][6]. Several at once, since
+ * each row of a that is touched brings a whole cache line. Of a whole group of f32, dtype and n are constants here. */
+TR__VECTOR_INLINE void pack_left_of(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *to)
+{
+    const tr__matrix *a = &k->p->a;
+    float *sums = k->column == 0 && k->at->a_sums ? k->at->a_sums + i : NULL;
+    __m512 sum[GROUP / TR__LANES] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t r = 0; r < k->depth; r++, to += TR__TILE_ROWS) {
+        int64_t from = k->at->a + tr__axis_at(&a->column, k->row + r) + i;
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < GROUP; j += TR__TILE_ROWS) {
+            __mmask16 lanes = tr__first_lanes(n - j < TR__TILE_ROWS ? n - j : TR__TILE_ROWS);
+            _mm512_mask_storeu_ps(to + j * k->depth, lanes, tr__load_lanes(dtype, a->data, from + j, lanes));
+        }
+#pragma GCC unroll 3
+        for (int64_t j = 0; j < GROUP / TR__LANES; j++) {
+            __m512 x = tr__load_lanes(dtype, a->data, from + j * TR__LANES, tr__first_lanes(n - j * TR__LANES));
+            if (sums) sum[j] = _mm512_add_ps(sum[j], x);
+        }
+    }
+    for (int64_t j = 0; sums && j < GROUP / TR__LANES; j++) {
+        __mmask16 lanes = tr__first_lanes(n - j * TR__LANES);
+        sum[j] = _mm512_add_ps(sum[j], _mm512_maskz_loadu_ps(lanes, sums + j * TR__LANES));
+        _mm512_mask_storeu_ps(sums + j * TR__LANES, lanes, sum[j]);
+    }
+}
+
+static void pack_left(const block *k, int64_t i, int64_t n, float *to)
+{
+    if (n == GROUP && k->p->a.dtype == TR_F32) pack_left_of(k, TR_F32, i, GROUP, to);
+    else pack_left_of(k, k->p->a.dtype, i, n, to);
+}
+
+/* Sets the tile's left side to rows [i, i + rows). packed: what pack_left made of them, or room for a panel. */
+static void read_left(const block *k, int64_t i, int64_t rows, float *packed, tr__tile *t)
+{
+    const tr__matrix *a = &k->p->a;
+    t->a = packed;
+    t->a_k = 1;
+    switch (k->left) {
+    case IN_PLACE:
+        t->a_row = a->row.stride[0];
+        t->a = (const float *)a->data + k->at->a + i * t->a_row + k->row;
+        break;
+    case COLUMNS:
+        t->a_row = 1;
+        t->a_k = TR__TILE_ROWS;
+        break;
+    case ROWS:
+        t->a_row = DEPTH;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < k->depth; c += TR__LANES)
+                _mm512_store_ps(packed + r * DEPTH + c,
+                    read_lanes(a, k->at->a + tr__axis_at(&a->row, i + r), k->row + c, k->depth - c));
+    }
+}
+
+/* Asks for a part, of parts, of the next panel's rows, or of the next group's when they are packed by groups. */
+static inline void fetch_left(const block *k, int64_t i, int64_t part, int64_t parts)
+{
+    const tr__matrix *a = &k->p->a;
+    int64_t size = a->dtype == TR_F32 ? 4 : 2;
+    const char *data = (const char *)a->data + k->at->a * size;
+    if (k->left == IN_PLACE) {
+        int64_t next = i - i % TR__TILE_ROWS + TR__TILE_ROWS, end = a->row.n - next < TR__TILE_ROWS ? a->row.n - next : TR__TILE_ROWS;
+        for (int64_t r = part; r < end; r += parts)
+            for (int64_t c = 0; c < k->depth * size; c += LINE)
+                _mm_prefetch(data + ((next + r) * a->row.stride[0] + k->row) * size + c, _MM_HINT_T1);
+    } else if (k->left == COLUMNS) {
+        int64_t next = i - i % GROUP + GROUP, panels = GROUP / TR__TILE_ROWS;
+        part += i % GROUP / TR__TILE_ROWS * parts;
+        for (int64_t r = part; r < k->depth && next < a->row.n; r += parts * panels)
+            for (int64_t c = 0; c < GROUP * size; c += LINE)
+                _mm_prefetch(data + (tr__axis_at(&a->column, k->row + r) + next) * size + c, _MM_HINT_T1);
+    }
+}
+
+/* ---- c ------------------------------------------------------------------------------------------------------------- */
+
+static void write_in_place(const block *k, int64_t i, tr__tile *t)
+{
+    const tr__product *p = k->p;
+    t->c = (float *)p->c.data + k->at->c + i * p->c.row.stride[0] + k->column;
+    t->c_row = p->c.row.stride[0];
+    t->add = !k->first || p->accumulate;
+    if (!k->last) return;
+    if (p->bias) t->bias = (const float *)tr__ptr(p->bias) + k->column;
+    if (!p->residual.data) return;
+    t->residual_row = p->residual.row.stride[0];
+    t->residual = (const float *)p->residual.data + i * t->residual_row + k->column;
+}
+
+static void advance(tr__tile *t, int64_t columns, int64_t b_panel)
+{
+    t->b += b_panel;
+    t->c += columns;
+    if (t->bias) t->bias += columns;
+    if (t->residual) t->residual += columns;
+}
+
+static inline void fetch_c(const tr__tile *t, int64_t rows)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < TR__TILE_COLUMNS; j += TR__LANES) _mm_prefetch((const char *)(t->c + r * t->c_row + j), _MM_HINT_T0);
+}
+
+/* Rows [i, i + rows) of c, rows <= 6, in this block. */
+static void multiply_panel(const block *k, int64_t i, int64_t rows, float *packed)
+{
+    int64_t tiles = (k->columns + TR__TILE_COLUMNS - 1) / TR__TILE_COLUMNS;
+    tr__tile t = {.k = k->depth, .b = k->right, .b_k = TR__TILE_COLUMNS, .add = !k->first};
+    if (k->right_in_place) {
+        t.b_k = k->p->b.row.stride[0];
+        t.b = (const float *)k->p->b.data + k->at->b + k->row * t.b_k + k->column;
+    }
+    read_left(k, i, rows, packed, &t);
+    t.c = k->c + i * k->width;
+    t.c_row = k->width;
+    if (k->c_in_place) write_in_place(k, i, &t);
+    for (int64_t j = 0; j < tiles; j++) {
+        int64_t vectors = (k->columns - j * TR__TILE_COLUMNS + TR__LANES - 1) / TR__LANES;
+        fetch_left(k, i, j, tiles);
+        fetch_c(&t, rows);
+        tr__tile_avx512(&t, (int)rows, (int)(vectors < TR__TILE_VECTORS ? vectors : TR__TILE_VECTORS));
+        advance(&t, TR__TILE_COLUMNS, k->right_in_place ? TR__TILE_COLUMNS : TR__TILE_COLUMNS * k->depth);
+    }
+}
+
+static void multiply_groups(void *arg, int64_t begin, int64_t end)
+{
+    const block *k = arg;
+    _Alignas(64) float packed[GROUP * DEPTH + TR__LANES];
+    int64_t m = k->p->a.row.n;
+    for (int64_t group = begin; group < end; group++) {
+        int64_t i = group * GROUP, n = m - i < GROUP ? m - i : GROUP;
+        if (k->left == COLUMNS) pack_left(k, i, n, packed);
+        fetch_right(k, group, (m + GROUP - 1) / GROUP);
+        for (int64_t r = 0; r < n; r += TR__TILE_ROWS)
+            multiply_panel(k, i + r, n - r < TR__TILE_ROWS ? n - r : TR__TILE_ROWS,
+                packed + (k->left == COLUMNS ? r * k->depth : 0));
+    }
+}
+
+/* c = what was summed + bias + residual (+ c), where c is not f32 rows of whole vectors. */
+static void write_rows(void *arg, int64_t begin, int64_t end)
+{
+    const block *k = arg;
+    const tr__product *p = k->p;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t c_at = k->at->c + tr__axis_at(&p->c.row, i);
+        int64_t residual_at = p->residual.data ? tr__axis_at(&p->residual.row, i) : 0;
+        for (int64_t j = 0; j < k->columns; j += TR__LANES) {
+            int64_t n = k->columns - j, column = k->column + j;
+            __m512 x = _mm512_load_ps(k->c + i * k->width + j);
+            if (p->bias) {
+                tr__matrix bias = tr__matrix_of(p->bias);
+                x = _mm512_add_ps(x, read_lanes(&bias, 0, column, n));
+            }
+            if (p->residual.data) x = _mm512_add_ps(x, read_lanes(&p->residual, residual_at, column, n));
+            if (p->accumulate) x = _mm512_add_ps(x, read_lanes(&p->c, c_at, column, n));
+            write_lanes(&p->c, c_at, column, n, x);
+        }
+    }
+}
+
+/* ---- All of it ------------------------------------------------------------------------------------------------------ */
+
+/* n in as few parts of at most most as will do, of about one size, a multiple of unit. */
+static int64_t part_size(int64_t n, int64_t most, int64_t unit)
+{
+    int64_t parts = (n + most - 1) / most, size = parts ? (n + parts - 1) / parts : 0;
+    return (int64_t)tr__round_up((size_t)size, (size_t)unit);
+}
+
+static void multiply_block(block *k)
+{
+    int64_t panels = (k->columns + TR__TILE_COLUMNS - 1) / TR__TILE_COLUMNS, m = k->p->a.row.n;
+    if (!k->right_in_place) tr__pool_for(k->at->pool, panels, 1, pack_right, k);
+    tr__pool_for(k->at->pool, (m + GROUP - 1) / GROUP, 1, multiply_groups, k);
+    if (k->last && !k->c_in_place) tr__pool_for(k->at->pool, m, 64, write_rows, k);
+}
+
+static void multiply(block *k)
+{
+    const tr__product *p = k->p;
+    int64_t n = p->b.column.n, deep = p->b.row.n, depth = part_size(deep, DEPTH, TR__LANES);
+    for (k->column = 0; k->column < n; k->column += k->width) {
+        k->columns = n - k->column < k->width ? n - k->column : k->width;
+        k->row = 0;
+        do { /* once also when there is nothing to sum */
+            k->depth = deep - k->row < depth ? deep - k->row : depth;
+            k->first = k->row == 0;
+            k->last = k->row + k->depth == deep;
+            k->next_row = k->last ? 0 : k->row + k->depth;
+            k->next_column = k->last ? k->column + k->width : k->column;
+            multiply_block(k);
+            k->row += k->depth;
+        } while (k->row < deep);
+    }
+}
+
+bool tr__product_avx512(const tr__product_at *at)
+{
+    const tr__product *p = at->p;
+    const tr__device_table *device = tr__device(at->device.kind);
+    int64_t m = p->a.row.n, n = p->b.column.n;
+    bool whole = n % TR__LANES == 0;
+    block k = {.at = at, .p = p};
+    k.left = f32_rows(&p->a) ? IN_PLACE : plain(&p->a.row) && !plain(&p->a.column) ? COLUMNS : ROWS;
+    if (at->a_sums) k.left = COLUMNS;
+    k.right_in_place = m <= IN_PLACE_ROWS && whole && f32_rows(&p->b) && !at->b_sums;
+    k.c_in_place = whole && f32_rows(&p->c) && (!p->bias || (p->bias->dtype == TR_F32 && p->bias->stride[0] == 1)) &&
+                   (!p->residual.data || f32_rows(&p->residual));
+    k.width = part_size(n, WIDTH, TR__TILE_COLUMNS);
+    size_t right = k.right_in_place ? 0 : (size_t)(part_size(p->b.row.n, DEPTH, TR__LANES) * k.width);
+    size_t bytes = (right + (k.c_in_place ? 0 : (size_t)(m * k.width))) * sizeof(float);
+    float *scratch = bytes ? device->alloc(at->device.index, bytes) : NULL;
+    if (bytes && !scratch) return false;
+    k.right = scratch;
+    k.c = scratch + right;
+    multiply(&k);
+    if (scratch) device->free(at->device.index, scratch, bytes);
+    return true;
+}
