@@ -59,7 +59,7 @@ static void add_linear(const char *name, int64_t in, int64_t out, bool in_out, b
     tr_tensor *bias = random_numbers(TR_SHAPE(out), dtype), *added = residual ? random_numbers(y->shape, dtype) : NULL;
     tr_tensor *g = random_numbers(y->shape, dtype), *dx = random_numbers(x->shape, dtype);
     tr_tensor *dw = random_numbers(w->shape, dtype), *dbias = random_numbers(bias->shape, dtype);
-    tr__linear_attrs attrs = {.in_out = in_out}, grad_attrs = {in_out, true, true};
+    tr__linear_attrs attrs = {.in_out = in_out}, grad_attrs = {.in_out = in_out, .accumulate = true, .accumulate_bias = true};
     char shape[48];
     snprintf(shape, sizeof shape, "%s %lld -> %lld %s", name, (long long)in, (long long)out, tr_dtype_name(dtype));
     add("linear", shape, gigaflop, tr__op(linear), &attrs, LIST(x, w, bias, added), LIST(y));

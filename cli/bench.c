@@ -27,7 +27,7 @@ static int read_options(tr__bench *b, int argc, char **argv)
         {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b->json)},
         {0},
     };
-    const tr__syntax syntax = {TR__BENCH, NULL,
+    const tr__syntax syntax = {"bench model", NULL,
         "Times whole training steps (forward, backward, AdamW), beside the peak of oneDNN's own sgemm in the same run.",
         options, .operands = {0, 0}};
     return tr__parse(&syntax, &argc, argv);
@@ -54,15 +54,18 @@ int tr__cli_bench(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : NULL;
     if (what && !strcmp(what, "model")) return bench_model(argc - 1, argv + 1);
+    if (what && tr__is_collective(what)) return tr__bench_collective(argc - 1, argv + 1);
     if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
         printf(
             "Usage: trireme bench WHAT [OPTION…]\n\nMeasures speed. "
             "`trireme bench WHAT --help` lists the options.\n\n"
-            "What:\n  model  training steps of a model\n");
+            "What:\n  model           training steps of a model\n"
+            "  all-reduce, reduce, broadcast, all-gather, gather, scatter, reduce-scatter, all-to-all, send-recv, barrier\n"
+            "                  a collective, by size\n");
         return TR__EXIT_OK;
     }
     tr__complain(
-        "bench", what ? "there is no bench \"%s\": there is model" : "what is missing: trireme bench model", what);
+        "bench", what ? "there is no bench \"%s\"" : "what is missing, such as: trireme bench model", what);
     fprintf(stderr, "Try: trireme bench --help\n");
     return TR__EXIT_USAGE;
 }

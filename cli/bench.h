@@ -1,10 +1,12 @@
-/* The parts of `trireme bench model`. */
+/* The parts of `trireme bench`. */
 #ifndef TRIREME_CLI_BENCH_H
 #define TRIREME_CLI_BENCH_H
 
 #include <trireme/trireme.h>
 
-#define TR__BENCH "bench model" /* in messages */
+#define TR__BENCH "bench" /* in messages */
+
+/* ---- trireme bench model ------------------------------------------------------------------------------------------ */
 
 typedef struct tr__bench {
     const char *model, *dtype, *peer, *json;
@@ -22,14 +24,32 @@ typedef struct tr__sgemm {
 double tr__sgemm_peak(tr__sgemm *matrices);
 void tr__sgemm_free(tr__sgemm *matrices);
 
-/* Another program that runs a step for every line it gets: it prints "ready", then the milliseconds of each step. */
+/* ---- trireme bench all-reduce and the others ---------------------------------------------------------------------- */
+
+/* Is there such a bench? Then runs it: argv[0] is its name. Returns the exit code. */
+bool tr__is_collective(const char *name);
+int tr__bench_collective(int argc, char **argv);
+
+/* The median of values, which are sorted. */
+double tr__median(double *values, int n);
+
+/* What an all_reduce of f32 costs at least: a bare loop over memory that all ranks have mapped, between two bare
+ * barriers. */
+typedef struct tr__probe tr__probe;
+tr_status tr__probe_open(tr_group *group, int64_t most_bytes, tr__probe **probe);
+void tr__probe_run(tr__probe *probe, int64_t bytes);
+void tr__probe_close(tr__probe *probe);
+
+/* ---- Peers -------------------------------------------------------------------------------------------------------- */
+
+/* Another program that works off lines: it prints "ready", then a number for every line that it gets. */
 typedef struct tr__peer {
     int pid;
     void *to, *from; /* FILE */
 } tr__peer;
 /* In an environment without what would slow it (or us), but for OMP_NUM_THREADS. Each returns false after a message. */
 bool tr__peer_start(tr__peer *peer, const char *command, int threads);
-bool tr__peer_step(tr__peer *peer, double *ms);
+bool tr__peer_ask(tr__peer *peer, const char *line, double *answer);
 void tr__peer_stop(tr__peer *peer);
 
 #endif

@@ -28,7 +28,7 @@ typedef struct bench_run {
     tr_tensor *x, *y; /* [batch, seq] */
     tr__peer peer;
     double *ours, *theirs; /* milliseconds of each step */
-    double peak;           /* GFLOP/s of one thread */
+    double *peaks;         /* GFLOP/s of one thread's sgemm, right beside each step */
     double rss_mb, rss_mb_sum;
 } bench_run;
 
@@ -97,7 +97,7 @@ static tr_status timed_step(const bench_run *r, double *ms)
 static tr_status peer_step(bench_run *r, double *ms)
 {
     if (!r->peer.pid) return TR_OK;
-    return tr__peer_step(&r->peer, ms) ? TR_OK : TR_CHILD;
+    return tr__peer_ask(&r->peer, "", ms) ? TR_OK : TR_CHILD;
 }
 
 /* Whoever was second in one turn is first in the next. */
@@ -107,7 +107,7 @@ static tr_status turn(bench_run *r, int i, tr__sgemm *matrices)
     if (i % 2) status = peer_step(r, &r->theirs[i]);
     if (status == TR_OK) status = timed_step(r, &r->ours[i]);
     if (status == TR_OK && i % 2 == 0) status = peer_step(r, &r->theirs[i]);
-    if (status == TR_OK && r->rank == 0) r->peak = fmax(r->peak, tr__sgemm_peak(matrices));
+    if (status == TR_OK && r->rank == 0) r->peaks[i] = tr__sgemm_peak(matrices);
     return status;
 }
 
@@ -133,26 +133,30 @@ static tr_status measure(bench_run *r)
 
 /* ---- The report -------------------------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median(const double *values, int n)
 {
     double *sorted = malloc((size_t)n * sizeof *sorted), middle = NAN;
     if (!sorted) return NAN;
     memcpy(sorted, values, (size_t)n * sizeof *sorted);
-    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
-    middle = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+    middle = tr__median(sorted, n);
     free(sorted);
     return middle;
 }
 
 typedef struct results {
-    double step_ms, tokens_per_s, gflops, share, peer_ms, ratio; /* the last two: NaN without a peer */
+    double step_ms, tokens_per_s, gflops, peak, share, peer_ms, ratio; /* the last two: NaN without a peer */
 } results;
+
+/* The median of a[i] / b[i]: what the machine does to both in one turn falls out. */
+static double median_ratio(const double *a, const double *b, int n)
+{
+    double *ratios = malloc((size_t)n * sizeof *ratios), middle;
+    if (!ratios) return NAN;
+    for (int i = 0; i < n; i++) ratios[i] = a[i] / b[i];
+    middle = median(ratios, n);
+    free(ratios);
+    return middle;
+}
 
 static results summarize(const bench_run *r)
 {
@@ -160,13 +164,15 @@ static results summarize(const bench_run *r)
     results s = {.step_ms = median(r->ours, b->steps), .peer_ms = NAN, .ratio = NAN};
     s.tokens_per_s = (double)b->batch * b->seq * r->world / s.step_ms * 1e3;
     s.gflops = flops(r) / s.step_ms * 1e-6;
-    s.share = r->peak > 0 ? s.gflops / (r->peak * tr_threads(tr_cpu(0))) : NAN;
+    s.peak = median(r->peaks, b->steps);
+    /* Milliseconds that the arithmetic takes at the peak of each turn, over those that the step took. */
+    double *at_peak = malloc((size_t)b->steps * sizeof *at_peak);
+    for (int i = 0; at_peak && i < b->steps; i++) at_peak[i] = flops(r) * 1e-6 / (r->peaks[i] * tr_threads(tr_cpu(0)));
+    s.share = at_peak ? median_ratio(at_peak, r->ours, b->steps) : NAN;
+    free(at_peak);
     if (!b->peer) return s;
     s.peer_ms = median(r->theirs, b->steps);
-    double *ratios = malloc((size_t)b->steps * sizeof *ratios);
-    for (int i = 0; ratios && i < b->steps; i++) ratios[i] = r->theirs[i] / r->ours[i];
-    if (ratios) s.ratio = median(ratios, b->steps);
-    free(ratios);
+    s.ratio = median_ratio(r->theirs, r->ours, b->steps);
     return s;
 }
 
@@ -179,7 +185,7 @@ static void print_report(const bench_run *r, const results *s)
     printf("tokens           %8.0f /s\n", s->tokens_per_s);
     printf("peak memory      %8.1f MB%s\n", r->rss_mb, r->world > 1 ? " (the most of a rank)" : "");
     printf("matrix work      %8.1f GFLOP/s on a rank: %.1f GFLOP in a step\n", s->gflops, flops(r) * 1e-9);
-    printf("sgemm's peak     %8.1f GFLOP/s on a thread; share of it: %.1f %%\n", r->peak, 100 * s->share);
+    printf("sgemm's peak     %8.1f GFLOP/s on a thread; share of it, pair by pair: %.1f %%\n", s->peak, 100 * s->share);
     if (b->peer)
         printf("peer's step      %8.1f ms (median); ours is %.2f times as fast, pair by pair\n", s->peer_ms, s->ratio);
     printf("counted: %s\n", formula);
@@ -206,7 +212,7 @@ static char *to_json(const bench_run *r, const results *s)
     } numbers[] = {{"batch", b->batch}, {"seq", b->seq}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))},
         {"steps", b->steps}, {"step_ms_median", s->step_ms}, {"tokens_per_s", s->tokens_per_s},
         {"peak_rss_mb", r->rss_mb}, {"peak_rss_mb_sum", r->rss_mb_sum}, {"flops_per_step", flops(r)},
-        {"gflops", s->gflops}, {"peak_gflops", r->peak}, {"share_of_peak", s->share}};
+        {"gflops", s->gflops}, {"peak_gflops", s->peak}, {"share_of_peak", s->share}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(o, numbers[i].key, numbers[i].value);
     cJSON_AddStringToObject(o, "flops_counted", formula);
     cJSON_AddItemToObject(o, "step_ms", cJSON_CreateDoubleArray(r->ours, b->steps));
@@ -269,12 +275,14 @@ int tr__bench_rank(const tr__bench *b)
     }
     r.ours = calloc((size_t)b->steps, sizeof *r.ours);
     r.theirs = calloc((size_t)b->steps, sizeof *r.theirs);
+    r.peaks = calloc((size_t)b->steps, sizeof *r.peaks);
     int code = TR__EXIT_FAILED;
-    if (r.ours && r.theirs)
+    if (r.ours && r.theirs && r.peaks)
         code = run_and_report(&r);
     else
         tr__complain(TR__BENCH, "out of memory");
     free(r.ours);
     free(r.theirs);
+    free(r.peaks);
     return code;
 }

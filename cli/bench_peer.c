@@ -96,13 +96,13 @@ bool tr__peer_start(tr__peer *p, const char *command, int threads)
     return await_ready(p);
 }
 
-bool tr__peer_step(tr__peer *p, double *ms)
+bool tr__peer_ask(tr__peer *p, const char *ask, double *answer)
 {
     char line[256], *end;
-    if (fputs("\n", p->to) < 0 || fflush(p->to) != 0 || !fgets(line, sizeof line, p->from))
+    if (fprintf(p->to, "%s\n", ask) < 0 || fflush(p->to) != 0 || !fgets(line, sizeof line, p->from))
         return failed("--peer", "it ended before its work was done");
-    *ms = strtod(line, &end);
-    if (end == line || !(*ms > 0) || !isfinite(*ms)) return failed("--peer: no milliseconds", line);
+    *answer = strtod(line, &end);
+    if (end == line || !(*answer > 0) || !isfinite(*answer)) return failed("--peer: not a time", line);
     return true;
 }
 

@@ -35,10 +35,13 @@ int tr__cli_run(int argc, char **argv)
     int ranks = 1;
     double grace = 1;
     bool no_prefix = false;
+    const char *job = NULL, *flight_dir = NULL;
     const tr__option options[] = {
         {"ranks", 'n', "N", "processes to start", TR__INTEGER(&ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"grace", 0, "SECONDS", "how long ranks get to end when another one failed", TR__NUMBER(&grace, 0.001, 3600)},
         {"no-prefix", 0, NULL, "let the ranks write to this terminal themselves", TR__FLAG(&no_prefix)},
+        {"job", 0, "NAME", "the job's name, for trireme why; this process's id when not given", TR__TEXT(&job)},
+        {"flight-dir", 0, "FOLDER", "where ranks write their latest calls when a collective fails", TR__TEXT(&flight_dir)},
         {0},
     };
     const tr__syntax syntax = {"run", "PROGRAM [ARGUMENT…]",
@@ -49,9 +52,12 @@ int tr__cli_run(int argc, char **argv)
     if (status >= 0) return status;
 
     int width = snprintf(NULL, 0, "%d", ranks - 1);
+    char setting[PATH_MAX + 32];
+    snprintf(setting, sizeof setting, "TRIREME_FLIGHT_DIR=%s", flight_dir ? flight_dir : "");
+    const char *env[] = {flight_dir ? setting : NULL, NULL};
     tr_launch_report report;
     tr_status launched = tr_launch((const char *const *)argv, ranks, .output = no_prefix ? NULL : print_line,
-        .user = &width, .grace_ms = (int)(grace * 1000), .pass_signals = true, .report = &report);
+        .user = &width, .env = env, .grace_ms = (int)(grace * 1000), .pass_signals = true, .report = &report, .job = job);
     if (launched == TR_OK) return TR__EXIT_OK;
     tr__complain("run", "%s", *report.text ? report.text : tr_error_message());
     return launched == TR_INTERRUPTED ? report.exit_code : TR__EXIT_FAILED;

@@ -71,10 +71,12 @@ int tr__train_launch(tr__train *t)
     char started[64], text_id[128];
     snprintf(started, sizeof started, TR__TRAIN_PARENT "=%" PRId64, t->started_ns);
     snprintf(text_id, sizeof text_id, TR__TRAIN_TEXT "=%s", t->text_id);
+    char flight[PATH_MAX + 64]; /* what the user has set comes first */
+    snprintf(flight, sizeof flight, "TRIREME_FLIGHT_DIR=%s/flight", t->out);
+    const char *env[] = {started, text_id, getenv("TRIREME_FLIGHT_DIR") ? NULL : flight, NULL};
     int code = TR__EXIT_FAILED;
     if (a.whole)
-        code = tr__relaunch(
-            TR__TRAIN, (const char *const *)a.list, t->ranks, (const char *const[]){started, text_id, NULL});
+        code = tr__relaunch(TR__TRAIN, (const char *const *)a.list, t->ranks, env);
     else
         tr__complain(TR__TRAIN, "out of memory");
     for (int i = 0; i < a.count; i++) free(a.list[i]);

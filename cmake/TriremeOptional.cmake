@@ -1,13 +1,14 @@
-# trireme_optional(NAME found real.c stub.c): an optional part is its real file where its library was found at build
+# trireme_optional(NAME found stub.c real.c…): an optional part is its real files where its library was found at build
 # time, and its stub otherwise, so that no source file asks. Sets TR__HAVE_<NAME> (0 or 1) for trireme_config.h.
-macro(trireme_optional name found real stub)
-    if("${found}" AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${real})
+macro(trireme_optional name found stub)
+    set(TR__HAVE_${name} 0)
+    set(leave_out ${ARGN})
+    if("${found}" AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${ARGV3})
         set(TR__HAVE_${name} 1)
-        list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${stub})
-    else()
-        set(TR__HAVE_${name} 0)
-        list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${real})
+        set(leave_out ${stub})
     endif()
+    list(TRANSFORM leave_out PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+    list(REMOVE_ITEM sources ${leave_out})
 endmacro()
 
 # Kernels for one instruction set stand in files named after it and are chosen at run time, so only they may be

@@ -55,18 +55,12 @@ static tr_tensor *attend(const block *b, tr_tensor *x)
     return tr_escape(project_onto(b->attn_proj, b->attn_drop, b->drops, o, x));
 }
 
-/* x: [batch, seq, dim] -> [batch, seq, 4*dim] */
-static tr_tensor *widen(const block *b, tr_tensor *x)
-{
-    TR_SCOPE;
-    return tr_escape(tr_gelu(norm_and_project(b->ln_2, b->c_fc, x)));
-}
-
 /* x: [batch, seq, dim] -> [batch, seq, dim] */
 static tr_tensor *think(const block *b, tr_tensor *x)
 {
     TR_SCOPE;
-    return tr_escape(project_onto(b->mlp_proj, b->mlp_drop, b->drops, widen(b, x), x));
+    tr_tensor *wide = norm_and_project(b->ln_2, b->c_fc, x); /* [batch, seq, 4*dim] */
+    return tr_escape(project_onto(b->mlp_proj, b->mlp_drop, b->drops, wide, x)); /* mlp_proj applies GELU to it */
 }
 
 static tr_tensor *block_forward(tr_module *self, tr_tensor *const *inputs, int n)
@@ -131,9 +125,9 @@ static uint64_t next_seed(start *s)
     return s->options->seed * 0x9e3779b97f4a7c15u + s->drawn++;
 }
 
-static tr_module *conv1d(start *s, int64_t in, int64_t out, double std)
+static tr_module *conv1d(start *s, int64_t in, int64_t out, double std, tr_activation_kind activation)
 {
-    return tr_linear(in, out, .in_out = true, .init_std = std, .seed = next_seed(s));
+    return tr_linear(in, out, .in_out = true, .init_std = std, .activation = activation, .seed = next_seed(s));
 }
 
 static tr_module *block_new(start *s)
@@ -149,15 +143,15 @@ static tr_module *block_new(start *s)
 
     b->ln_1 = tr_module_add(module, "ln_1", tr_layer_norm(dim));
     tr_module *attn = tr_module_new("attention", 0, NULL);
-    b->c_attn = tr_module_add(attn, "c_attn", conv1d(s, dim, 3 * dim, s->std));
-    b->attn_proj = tr_module_add(attn, "c_proj", conv1d(s, dim, dim, s->residual_std));
+    b->c_attn = tr_module_add(attn, "c_attn", conv1d(s, dim, 3 * dim, s->std, TR_NO_ACTIVATION));
+    b->attn_proj = tr_module_add(attn, "c_proj", conv1d(s, dim, dim, s->residual_std, TR_NO_ACTIVATION));
     b->attn_drop = tr_module_add(attn, "resid_dropout", tr_dropout_layer(p));
     tr_module_add(module, "attn", attn);
 
     b->ln_2 = tr_module_add(module, "ln_2", tr_layer_norm(dim));
     tr_module *mlp = tr_module_new("mlp", 0, NULL);
-    b->c_fc = tr_module_add(mlp, "c_fc", conv1d(s, dim, 4 * dim, s->std));
-    b->mlp_proj = tr_module_add(mlp, "c_proj", conv1d(s, 4 * dim, dim, s->residual_std));
+    b->c_fc = tr_module_add(mlp, "c_fc", conv1d(s, dim, 4 * dim, s->std, TR_NO_ACTIVATION));
+    b->mlp_proj = tr_module_add(mlp, "c_proj", conv1d(s, 4 * dim, dim, s->residual_std, TR_GELU));
     b->mlp_drop = tr_module_add(mlp, "dropout", tr_dropout_layer(p));
     tr_module_add(module, "mlp", mlp);
     return tr_escape(module);

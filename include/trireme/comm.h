@@ -21,14 +21,25 @@ typedef struct tr_store tr_store;
 /* Inside one process (ranks as threads): the store is then given to every rank. Thread-safe. */
 TR_API tr_store *tr_store_memory(void);
 
+typedef struct tr_store_file_options {
+    size_t size;
+    const char *path;
+    int timeout_ms; /* for every wait; 0: 300,000 */
+} tr_store_file_options;
+/* In a file, for processes of one user that share a file system with POSIX locks. What a former job has left there is
+ * cleared, and the last that closes the store removes the file. */
+#define tr_store_file(...) TR__NEW1(tr_store_file, path, __VA_ARGS__)
+TR_API tr_store *tr_store_file_with(const tr_store_file_options *options);
+
 typedef struct tr_store_tcp_options {
     size_t size;
     const char *host;
     int port;           /* 0 with .serve: any free port, see tr_store_port() */
     bool serve;         /* this process also runs the server, until the store object goes */
     int listen_fd;      /* with .serve: a listening socket to take over instead of binding (> 0) */
-    const char *token;  /* the job's secret; without one the server binds to loopback only */
+    const char *token;  /* the job's secret: all goes through TLS 1.3 with it; without one, loopback only, in the clear */
     int timeout_ms;     /* for connecting and for every wait; 0: 300,000 */
+    bool insecure;      /* without a token: on any address all the same; whoever reaches it may read and write */
 } tr_store_tcp_options;
 #define tr_store_tcp(...) TR__NEW2(tr_store_tcp, host, port, __VA_ARGS__)
 TR_API tr_store *tr_store_tcp_with(const tr_store_tcp_options *options);
@@ -53,13 +64,24 @@ typedef struct tr_group tr_group;
 typedef struct tr_join_options {
     size_t size;
     const char *init;      /* NULL or "env://": RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (one rank when
-                              they are absent); "tcp://host:port" with .rank and .world_size; rank 0 serves */
+                              they are absent); "tcp://host:port" with .rank and .world_size; rank 0 serves;
+                              "file://path" with the same: a file that all ranks can open */
     int rank, world_size;
     tr_store *store;       /* instead of init: ranks meet here, with .rank and .world_size */
     const char *token;     /* the job's secret; NULL: TRIREME_TOKEN from the environment */
-    const char *backend;   /* NULL: "native" */
+    const char *backend;   /* NULL: "native"; "mpi", "nccl" */
     const char *name;      /* groups side by side on one store have different names; NULL: "world" */
     int timeout_ms;        /* for joining and for each collective; 0: 600,000 */
+    bool insecure;         /* without a token: meet on any address, not loopback only; as in tr_store_tcp_options */
+    const char *transport; /* native: "shm", "tcp"; NULL: shared memory when all ranks are on one host, else TCP */
+    const char *address;   /* TCP: the IP address or network interface where the others reach this rank; NULL:
+                              TRIREME_ADDRESS, else the one that reaches the store. Without a token (or .insecure): loopback only */
+    const char *algorithms; /* TCP: rows that come before the built-in table of algorithms, as
+                              "all_reduce ranks 2-16 bytes 0-1M ring; …"; NULL: TRIREME_ALGORITHMS */
+    const char *flight_dir; /* when a collective fails, the latest calls are written to files in this folder; NULL:
+                              TRIREME_FLIGHT_DIR, else nowhere. docs/debugging.md tells what is in them */
+    int report_ms;         /* a wait of this length is told to the log function, with who is missing; 0: 10,000 */
+    bool check;            /* compare the ranks' calls before each collective (native always does); TRIREME_CHECK=1 */
 } tr_join_options;
 /* Joins the job and returns its world group. A group can be left and joined again. A world of one opens no socket, and
  * its collectives only copy. docs/communication.md says how ranks find and trust each other. */
@@ -69,6 +91,14 @@ TR_API tr_group *tr_join_with(const tr_join_options *options);
  * it fail. A process that ends without it has died, as far as the others can see. */
 TR_API TR_MUST_CHECK tr_status tr_leave(tr_group *group);
 
+/* Groups within a group. Collective: all ranks of `group` make the call, in the same order as its other calls, and all
+ * that are to be in the new group get it; the others get NULL. It uses the parent's backend and time limits, works at the
+ * same time as the parent and other groups, and is left by itself; tr_local_rank() stays what it was. */
+/* Ranks of one color together, ordered by key, then by their rank. A negative color: in none. */
+TR_API tr_group *tr_group_split(tr_group *group, int color, int key);
+/* The ranks of a list, which all give alike; ranks[i] becomes rank i. */
+TR_API tr_group *tr_group_new(tr_group *group, const int *ranks, int count);
+
 TR_API int tr_rank(const tr_group *group);        /* 0 in error */
 TR_API int tr_world_size(const tr_group *group);  /* 1 in error */
 TR_API int tr_local_rank(const tr_group *group);
@@ -77,10 +107,39 @@ TR_API tr_device tr_group_device(const tr_group *group);
 
 /* ---- Collectives ------------------------------------------------------------------------------------------------- */
 
-typedef enum tr_collective_kind { TR_ALL_REDUCE, TR_BROADCAST, TR_BARRIER, TR_COLLECTIVE_COUNT } tr_collective_kind;
+/* X(NAME, "text"). In is what a rank gives, out what it gets; W is the world size. Of the kinds with _V, ranks give
+ * different amounts, which the arrays say.
+ *                   in              out              who gives, who gets
+ *   ALL_REDUCE      count           count            all, all
+ *   REDUCE          count           count            all, the root
+ *   BROADCAST       count           count            the root, all
+ *   ALL_GATHER      count           W * count        all, all
+ *   GATHER          count           W * count        all, the root
+ *   SCATTER         W * count       count            the root, all
+ *   REDUCE_SCATTER  W * count       count            all, all: rank r gets block r, reduced
+ *   ALL_TO_ALL      W * count       W * count        all, all: block b of in goes to rank b, block a of out is from a
+ *   ALL_GATHER_V    count           out_counts       count is out_counts[rank]; all ranks give the same out_counts
+ *   GATHER_V        count           out_counts       the arrays are needed at the root only
+ *   SCATTER_V       in_counts       count            the arrays are needed at the root only
+ *   ALL_TO_ALL_V    in_counts       out_counts       what a sends to b is what b expects from a
+ *   SEND, RECV      count           count            one rank, one rank */
+#define TR_COLLECTIVE_MAP(X)                                                                                \
+    X(ALL_REDUCE, "all_reduce") X(REDUCE, "reduce") X(BROADCAST, "broadcast") X(ALL_GATHER, "all_gather")   \
+    X(GATHER, "gather") X(SCATTER, "scatter") X(REDUCE_SCATTER, "reduce_scatter")                           \
+    X(ALL_TO_ALL, "all_to_all") X(ALL_GATHER_V, "all_gather_v") X(GATHER_V, "gather_v")                     \
+    X(SCATTER_V, "scatter_v") X(ALL_TO_ALL_V, "all_to_all_v") X(SEND, "send") X(RECV, "recv")               \
+    X(BARRIER, "barrier")
+typedef enum tr_collective_kind {
+#define TR__COLLECTIVE_NAME(name, text) TR_##name,
+    TR_COLLECTIVE_MAP(TR__COLLECTIVE_NAME)
+#undef TR__COLLECTIVE_NAME
+    TR_COLLECTIVE_COUNT
+} tr_collective_kind;
 
-/* X(NAME, "text") */
-#define TR_REDUCE_OP_MAP(X) X(SUM, "sum") X(AVG, "avg") X(MIN, "min") X(MAX, "max") X(PROD, "prod")
+/* X(NAME, "text"). The last three are bitwise, for integers and bool. */
+#define TR_REDUCE_OP_MAP(X)                                                     \
+    X(SUM, "sum") X(AVG, "avg") X(MIN, "min") X(MAX, "max") X(PROD, "prod")     \
+    X(BAND, "band") X(BOR, "bor") X(BXOR, "bxor")
 typedef enum tr_reduce_op {
 #define TR__REDUCE_NAME(name, text) TR_##name,
     TR_REDUCE_OP_MAP(TR__REDUCE_NAME)
@@ -89,18 +148,26 @@ typedef enum tr_reduce_op {
 } tr_reduce_op;
 
 /* A collective is a descriptor; a backend turns it into work. All ranks get the same bits: each element is folded in
- * the order of the ranks. f16 and bf16 are folded in f32; integers wrap, and their average rounds towards zero; a
+ * the order of the ranks (between hosts: in an order that depends on the algorithm, never on timing). f16 and bf16 are folded in f32; integers wrap, and their average rounds towards zero; a
  * NaN anywhere gives NaN, also for MIN and MAX. bool: SUM and MAX are "any", PROD and MIN are "all", AVG does not
- * exist. After a failure the contents of the output are undefined. */
+ * exist. After a failure the contents of the output are undefined.
+ *
+ * In place: .in may be NULL or equal .out (all_reduce, reduce, broadcast, all_to_all); be NULL or the rank's own block
+ * of .out (all_gather, gather, and with _V); .out may be the rank's own block of .in (reduce_scatter; scatter at the
+ * root, where NULL means it). Other overlaps are errors. Who gives nothing needs no .in, who gets nothing no .out.
+ * Memory from tr_shared_alloc() (or a .shared tensor) moves without a copy in between. */
 typedef struct tr_collective {
     size_t size;
     tr_collective_kind kind;
-    const void *in;       /* may equal out */
-    void *out;            /* memory from tr_shared_alloc() (or a .shared tensor) is reduced in place, without a copy */
-    int64_t count;        /* elements */
+    void *out;
+    int64_t count;        /* elements, see the table above */
+    const void *in;
     tr_dtype dtype;
     tr_reduce_op op;
     int root;
+    int peer, tag;        /* of a send or recv: another rank, and a number from 0 that both give */
+    /* [world_size], in elements, read before the call returns. Without offsets the blocks follow each other. */
+    const int64_t *in_counts, *in_offsets, *out_counts, *out_offsets;
     int timeout_ms;       /* 0: the group's */
     const char *file;     /* where the caller is, for messages */
     int line;
@@ -118,20 +185,106 @@ TR_API bool tr_work_done(tr_work *work);
 /* Runs a collective in the calling thread (after what was posted before it). */
 TR_API TR_MUST_CHECK tr_status tr_run_collective(tr_group *group, const tr_collective *collective);
 
-/* tr_all_reduce(group, buffer, count, .dtype = TR_F32, .op = TR_AVG): in place, by default the sum of f32. */
-#define tr_all_reduce(group, ...) tr_run_collective((group), TR__COLLECTIVE(TR_ALL_REDUCE, __VA_ARGS__))
-#define tr_broadcast(group, ...) tr_run_collective((group), TR__COLLECTIVE(TR_BROADCAST, __VA_ARGS__))
-#define tr_all_reduce_async(group, ...) tr_post((group), TR__COLLECTIVE(TR_ALL_REDUCE, __VA_ARGS__))
-#define tr_broadcast_async(group, ...) tr_post((group), TR__COLLECTIVE(TR_BROADCAST, __VA_ARGS__))
-#define tr_barrier(group) tr_run_collective((group), TR__COLLECTIVE(TR_BARRIER, NULL, 0))
+/* Posts several and gives one work, which is done when all are; its status is the first failure. Nothing starts unless
+ * all entries are in order. Entries are made by TR_COLLECTIVE(TR_SEND, .in = x, .count = n, .peer = 1). */
+TR_API tr_work *tr_post_list(tr_group *group, const tr_collective *list, int count);
+TR_API TR_MUST_CHECK tr_status tr_run_list(tr_group *group, const tr_collective *list, int count);
+
+/* A send is done when its buffer may be used again: short messages are buffered, longer ones wait for their receive.
+ * Messages between two ranks with the same tag are received in the order of the sends. Sends and receives keep no order
+ * with other collectives and do not wait for them. Size and type must agree, or the group is broken (TR_MISMATCH). */
+
+/* Byte strings whose lengths the ranks do not know of each other. tr_all_gather_bytes(group, data, bytes, &all, sizes):
+ * all becomes everyone's, one behind the other, and sizes ([world_size], int64_t) how long they are.
+ * tr_broadcast_bytes(group, &data, &bytes, root): the root's *data of *bytes bytes; the others get a copy. What they
+ * make is freed with free(), and has a NUL behind it. */
+#define tr_all_gather_bytes(group, data, bytes, all, sizes) \
+    tr_all_gather_bytes_at((group), (data), (bytes), (all), (sizes), __FILE__, __LINE__)
+#define tr_broadcast_bytes(group, data, bytes, root) \
+    tr_broadcast_bytes_at((group), (data), (bytes), (root), __FILE__, __LINE__)
+TR_API TR_MUST_CHECK tr_status tr_all_gather_bytes_at(tr_group *group, const void *data, size_t bytes, void **all,
+    int64_t *sizes, const char *file, int line);
+TR_API TR_MUST_CHECK tr_status tr_broadcast_bytes_at(tr_group *group, void **data, size_t *bytes, int root,
+    const char *file, int line);
+
+/* tr_all_reduce(group, buffer, count, .dtype = TR_F32, .op = TR_AVG): in place, by default the sum of f32.
+ * tr_all_gather(group, in, out, count, .dtype = TR_I64). tr_all_to_all_v(group, in, out, .in_counts = a,
+ * .out_counts = b). tr_send(group, buffer, count, .peer = 1). The _async ones start the work and return it. */
+#define tr_all_reduce(group, ...) tr_run_collective((group), TR__IN_PLACE(TR_ALL_REDUCE, __VA_ARGS__))
+#define tr_all_reduce_async(group, ...) tr_post((group), TR__IN_PLACE(TR_ALL_REDUCE, __VA_ARGS__))
+#define tr_reduce(group, ...) tr_run_collective((group), TR__IN_PLACE(TR_REDUCE, __VA_ARGS__))
+#define tr_reduce_async(group, ...) tr_post((group), TR__IN_PLACE(TR_REDUCE, __VA_ARGS__))
+#define tr_broadcast(group, ...) tr_run_collective((group), TR__IN_PLACE(TR_BROADCAST, __VA_ARGS__))
+#define tr_broadcast_async(group, ...) tr_post((group), TR__IN_PLACE(TR_BROADCAST, __VA_ARGS__))
+#define tr_all_gather(group, ...) tr_run_collective((group), TR__IN_OUT(TR_ALL_GATHER, __VA_ARGS__))
+#define tr_all_gather_async(group, ...) tr_post((group), TR__IN_OUT(TR_ALL_GATHER, __VA_ARGS__))
+#define tr_gather(group, ...) tr_run_collective((group), TR__IN_OUT(TR_GATHER, __VA_ARGS__))
+#define tr_gather_async(group, ...) tr_post((group), TR__IN_OUT(TR_GATHER, __VA_ARGS__))
+#define tr_scatter(group, ...) tr_run_collective((group), TR__IN_OUT(TR_SCATTER, __VA_ARGS__))
+#define tr_scatter_async(group, ...) tr_post((group), TR__IN_OUT(TR_SCATTER, __VA_ARGS__))
+#define tr_reduce_scatter(group, ...) tr_run_collective((group), TR__IN_OUT(TR_REDUCE_SCATTER, __VA_ARGS__))
+#define tr_reduce_scatter_async(group, ...) tr_post((group), TR__IN_OUT(TR_REDUCE_SCATTER, __VA_ARGS__))
+#define tr_all_to_all(group, ...) tr_run_collective((group), TR__IN_OUT(TR_ALL_TO_ALL, __VA_ARGS__))
+#define tr_all_to_all_async(group, ...) tr_post((group), TR__IN_OUT(TR_ALL_TO_ALL, __VA_ARGS__))
+#define tr_all_gather_v(group, ...) tr_run_collective((group), TR__IN_OUT(TR_ALL_GATHER_V, __VA_ARGS__))
+#define tr_all_gather_v_async(group, ...) tr_post((group), TR__IN_OUT(TR_ALL_GATHER_V, __VA_ARGS__))
+#define tr_gather_v(group, ...) tr_run_collective((group), TR__IN_OUT(TR_GATHER_V, __VA_ARGS__))
+#define tr_gather_v_async(group, ...) tr_post((group), TR__IN_OUT(TR_GATHER_V, __VA_ARGS__))
+#define tr_scatter_v(group, ...) tr_run_collective((group), TR__IN_OUT(TR_SCATTER_V, __VA_ARGS__))
+#define tr_scatter_v_async(group, ...) tr_post((group), TR__IN_OUT(TR_SCATTER_V, __VA_ARGS__))
+#define tr_all_to_all_v(group, in, out, ...) \
+    tr_run_collective((group), TR__IN_OUT(TR_ALL_TO_ALL_V, in, out, 0, __VA_ARGS__))
+#define tr_all_to_all_v_async(group, in, out, ...) \
+    tr_post((group), TR__IN_OUT(TR_ALL_TO_ALL_V, in, out, 0, __VA_ARGS__))
+#define tr_send(group, in, ...) tr_run_collective((group), TR__IN_OUT(TR_SEND, in, NULL, __VA_ARGS__))
+#define tr_send_async(group, in, ...) tr_post((group), TR__IN_OUT(TR_SEND, in, NULL, __VA_ARGS__))
+#define tr_recv(group, ...) tr_run_collective((group), TR__IN_PLACE(TR_RECV, __VA_ARGS__))
+#define tr_recv_async(group, ...) tr_post((group), TR__IN_PLACE(TR_RECV, __VA_ARGS__))
+#define tr_barrier(group) tr_run_collective((group), TR__IN_PLACE(TR_BARRIER, NULL, 0))
+#define tr_barrier_async(group) tr_post((group), TR__IN_PLACE(TR_BARRIER, NULL, 0))
 #ifndef __cplusplus
-#define TR__COLLECTIVE(kind_, ...) \
+#define TR_COLLECTIVE(kind_, ...) \
+    ((tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__, __VA_ARGS__})
+#define TR__IN_PLACE(kind_, ...) \
     (&(tr_collective){                                                                                          \
         .size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__, .out = __VA_ARGS__})
+#define TR__IN_OUT(kind_, in_, ...) \
+    (&(tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__,       \
+        .in = (in_), .out = __VA_ARGS__})
 #else
-#define TR__COLLECTIVE(kind_, ...) \
+#define TR_COLLECTIVE(kind_, ...) \
+    (*tr__collective(TR__OPTIONS0(tr_collective, __VA_ARGS__), kind_, __FILE__, __LINE__))
+#define TR__IN_PLACE(kind_, ...) \
     tr__collective(TR__OPTIONS2(tr_collective, out, count, __VA_ARGS__), kind_, __FILE__, __LINE__)
+#define TR__IN_OUT(kind_, in_, out_, count_, ...) \
+    tr__collective(TR__OPTIONS3(tr_collective, out, count, in, out_, count_, in_ __VA_OPT__(, ) __VA_ARGS__), kind_,  \
+        __FILE__, __LINE__)
 #endif
+
+/* ---- Algorithms between hosts ------------------------------------------------------------------------------------- */
+
+/* The table that chooses them, as text (docs/communication.md): the rows of `first` (NULL: of TRIREME_ALGORITHMS), then
+ * the built-in ones. To be freed with free(). NULL when `first` is wrong. */
+TR_API char *tr_algorithms(const char *first);
+
+typedef struct tr_network {
+    double latency_us;   /* on the way, one way */
+    double overhead_us;  /* of a rank's time for each message */
+    double gbytes_per_s; /* of one rank, in each direction */
+} tr_network;
+
+/* How long a collective would take on a network: its steps, of all ranks, carried out on paper. `bytes` is what a rank
+ * gives (scatter, reduce_scatter and all_to_all: for each rank); algorithm is "ring", …, or NULL for the table's. */
+TR_API TR_MUST_CHECK tr_status tr_predict(tr_collective_kind kind, const char *algorithm, int world_size, int64_t bytes,
+    const tr_network *network, double *seconds);
+
+/* ---- Looking at running jobs ------------------------------------------------------------------------------------- */
+
+/* Who is in which call since when, who waits for whom, and who is likely to blame, in the jobs of this user on this host:
+ * a text, to be freed with free(). Groups of several ranks keep a record of their calls that other processes can read, so
+ * the ranks are not asked, and may hang or be stopped. job: a job's name (TRIREME_JOB), or the process id of its launcher
+ * or of a rank; NULL: all jobs. TR_NOT_FOUND when there is none. `trireme why` prints this. */
+TR_API TR_MUST_CHECK tr_status tr_job_explain(const char *job, char **text);
 
 #ifdef __cplusplus
 } /* extern "C" */

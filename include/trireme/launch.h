@@ -11,6 +11,7 @@ extern "C" {
 #endif
 
 #define TR_LAUNCH_MAX_RANKS 4096
+#define TR_LAUNCH_JOB_NAME 63 /* bytes of the longest name of a job */
 
 typedef struct tr_launch_report {
     int first_rank;        /* the rank that failed first; -1 when none did or the job was stopped by a signal */
@@ -36,6 +37,7 @@ typedef struct tr_launch_options {
     bool pass_signals;             /* pass this process's SIGINT, SIGTERM, SIGHUP, SIGQUIT on to the ranks, once, and
                                       wait for them; a second one kills. SIGUSR1, SIGUSR2 and SIGTSTP are passed on too */
     tr_launch_report *report;      /* filled in, or NULL */
+    const char *job;               /* its name, for `trireme why` (TRIREME_JOB); NULL: this process's id */
 } tr_launch_options;
 /* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), holds their store, waits for them, and ends all when one fails; docs/launching.md has the details.

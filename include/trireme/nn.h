@@ -56,6 +56,7 @@ typedef struct tr_linear_options {
     int64_t in_features, out_features;
     bool no_bias;
     bool in_out;       /* weight is [in, out], as GPT-2's Conv1D; otherwise [out, in] */
+    tr_activation_kind activation; /* of the input, on its way into the product: cheaper than a module before this one */
     double init_std;   /* 0: uniform(-1/sqrt(in), 1/sqrt(in)), as PyTorch; else normal(0, init_std) and zero bias */
     uint64_t seed;
     tr_dtype dtype;

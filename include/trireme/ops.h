@@ -70,6 +70,14 @@ TR_API tr_tensor *tr_argmax(tr_tensor *x, int dim); /* i64, without dim; the fir
 /* a: [..., M, K] x b: [..., K, N] = [..., M, N]; leading dimensions broadcast; a or b may be [K] (as in NumPy). */
 TR_API tr_tensor *tr_matmul(tr_tensor *a, tr_tensor *b);
 
+typedef enum tr_activation_kind {
+    TR_NO_ACTIVATION,
+    TR_RELU,
+    TR_GELU,       /* as tr_gelu() */
+    TR_GELU_EXACT, /* as tr_gelu_exact() */
+    TR_ACTIVATION_COUNT
+} tr_activation_kind;
+
 typedef struct tr_linear_op_options {
     size_t size;
     tr_tensor *x;        /* [..., in] */
@@ -77,8 +85,9 @@ typedef struct tr_linear_op_options {
     tr_tensor *bias;     /* [out] or NULL */
     tr_tensor *residual; /* [..., out], added to the result; or NULL */
     bool in_out;
+    tr_activation_kind activation; /* of x, on its way into the product: what it gives is never written to memory */
 } tr_linear_op_options;
-/* y = x weight^T + bias + residual: [..., out] */
+/* y = activation(x) weight^T + bias + residual: [..., out] */
 #define tr_linear_op(...) TR__NEW2(tr_linear_op, x, weight, __VA_ARGS__)
 TR_API tr_tensor *tr_linear_op_with(const tr_linear_op_options *options);
 

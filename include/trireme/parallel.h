@@ -27,9 +27,25 @@ TR_API tr_module *tr_ddp_with(const tr_ddp_options *options);
  * accumulation). On again: the next backward averages what has been accumulated. All ranks switch alike. */
 TR_API TR_MUST_CHECK tr_status tr_ddp_sync(tr_module *ddp, bool on);
 
-/* A collective over the elements of a contiguous tensor in place, outside the graph. */
-TR_API TR_MUST_CHECK tr_status tr_all_reduce_tensor(tr_group *group, tr_tensor *t, tr_reduce_op op);
-TR_API TR_MUST_CHECK tr_status tr_broadcast_tensor(tr_group *group, tr_tensor *t, int root);
+/* Collectives over the elements of contiguous tensors, outside the graph. With one tensor they are in place. `out` has
+ * world_size times the elements of `in` (gather, all_gather), or the other way round (scatter, reduce_scatter), or as
+ * many (all_to_all). The out of a gather is needed at the root only, as is the in of a scatter; else they may be
+ * NULL. */
+#define tr_all_reduce_tensor(group, t, op) TR__ON_TENSORS(group, TR_ALL_REDUCE, t, NULL, op, 0, 0)
+#define tr_reduce_tensor(group, t, op, root) TR__ON_TENSORS(group, TR_REDUCE, t, NULL, op, root, 0)
+#define tr_broadcast_tensor(group, t, root) TR__ON_TENSORS(group, TR_BROADCAST, t, NULL, TR_SUM, root, 0)
+#define tr_all_gather_tensor(group, in, out) TR__ON_TENSORS(group, TR_ALL_GATHER, out, in, TR_SUM, 0, 0)
+#define tr_gather_tensor(group, in, out, root) TR__ON_TENSORS(group, TR_GATHER, out, in, TR_SUM, root, 0)
+#define tr_scatter_tensor(group, in, out, root) TR__ON_TENSORS(group, TR_SCATTER, out, in, TR_SUM, root, 0)
+#define tr_reduce_scatter_tensor(group, in, out, op) TR__ON_TENSORS(group, TR_REDUCE_SCATTER, out, in, op, 0, 0)
+#define tr_all_to_all_tensor(group, in, out) TR__ON_TENSORS(group, TR_ALL_TO_ALL, out, in, TR_SUM, 0, 0)
+#define tr_send_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_SEND, NULL, t, TR_SUM, peer, tag)
+#define tr_recv_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_RECV, t, NULL, TR_SUM, peer, tag)
+#define TR__ON_TENSORS(group, kind, out, in, op, rank, tag) \
+    tr_collective_tensor((group), (kind), (out), (in), (op), (rank), (tag), __FILE__, __LINE__)
+/* rank: the root or the peer. file and line: where the caller is, for messages. */
+TR_API TR_MUST_CHECK tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, tr_tensor *out,
+    const tr_tensor *in, tr_reduce_op op, int rank, int tag, const char *file, int line);
 
 #ifdef __cplusplus
 }

@@ -9,13 +9,20 @@
 #include "comm/work.h"
 
 #include <signal.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* ---- The queue --------------------------------------------------------------------------------------------------- */
 
-/* Runs a collective; the caller has set `running` and clears it. */
-static tr_status run(tr_group *group, const tr_collective *collective)
+/* Runs a collective; the caller has set `running` and clears it. record is that of its posting, or 0. */
+static tr_status run(tr_group *group, const tr_collective *collective, uint64_t record)
 {
-    return group->backend->run(group->state, collective, ++group->sequence);
+    /* Sends and receives concern two ranks, so they have no number in the order of all. */
+    uint64_t sequence = tr__kind_of(collective->kind)->point_to_point ? 0 : ++group->sequence;
+    record = tr__recorder_start(group->recorder, record, collective, sequence);
+    tr_status status = group->backend->run(group->state, collective, sequence);
+    tr__recorder_end(group->recorder, record, status);
+    return status;
 }
 
 static tr_work *take_first(tr_group *group)
@@ -36,7 +43,7 @@ static void *work_off(void *arg)
         tr_work *work = take_first(group);
         group->running = true;
         pthread_mutex_unlock(&group->lock);
-        tr__work_finish(work, run(group, &work->collective));
+        tr__work_finish(work, run(group, &work->collective, work->record));
         tr__unref(work);
         pthread_mutex_lock(&group->lock);
         group->running = false;
@@ -64,6 +71,8 @@ static tr_status start_thread(tr_group *group)
 static tr_status enqueue(tr_group *group, tr_work *work)
 {
     TR__TRY(start_thread(group));
+    work->recorder = group->recorder;
+    if (!work->record) work->record = tr__recorder_post(group->recorder, &work->collective);
     tr__ref(work);
     if (group->last)
         group->last->next = work;
@@ -91,25 +100,91 @@ static tr_status check_open(const tr_group *group)
 
 static tr_work *new_work(tr_group *group, const tr_collective *collective)
 {
-    tr_collective full;
-    if (check_group(group) != TR_OK ||
-        tr__collective_read(collective, group->world_size, group->timeout_ms, &full) != TR_OK)
-        return tr__object_failed(&tr__work_type);
+    if (check_group(group) != TR_OK) return tr__object_failed(&tr__work_type);
     tr_work *work = tr__object_new(&tr__work_type);
-    if (!tr__error_of(work)) work->collective = full;
+    if (!tr__error_of(work) && tr__collective_read(collective, group->rank, group->world_size, group->timeout_ms,
+                                   &work->collective, &work->arrays) != TR_OK)
+        tr__object_break(work);
     return work;
+}
+
+/* Sends and receives do not wait for the group's other work, if the backend can do that. */
+static bool start_transfer(tr_group *group, tr_work *work, bool driven)
+{
+    if (!tr__kind_of(work->collective.kind)->point_to_point || !group->backend->start) return false;
+    work->recorder = group->recorder;
+    work->record = tr__recorder_start(group->recorder, 0, &work->collective, 0);
+    return group->backend->start(group->state, work, driven);
+}
+
+static tr_status post(tr_group *group, tr_work *work)
+{
+    pthread_mutex_lock(&group->lock);
+    tr_status status = check_open(group);
+    bool transfers = tr__kind_of(work->collective.kind)->point_to_point && group->backend->start;
+    if (status == TR_OK && !transfers) status = enqueue(group, work);
+    pthread_mutex_unlock(&group->lock);
+    if (!transfers || status != TR_OK || start_transfer(group, work, false)) return status;
+    pthread_mutex_lock(&group->lock);
+    status = enqueue(group, work);
+    pthread_mutex_unlock(&group->lock);
+    return status;
 }
 
 tr_work *tr_post(tr_group *group, const tr_collective *collective)
 {
     tr_work *work = new_work(group, collective);
-    if (tr__error_of(work)) return work;
+    if (!tr__error_of(work) && post(group, work) != TR_OK) tr__object_break(work);
+    return work;
+}
+
+/* Nothing starts unless all are in order. */
+static tr_status post_all(tr_group *group, tr_work *all, const tr_collective *list, int count)
+{
+    TR__TRY(check_group(group));
+    if (count < 0 || (count > 0 && !list))
+        return tr__fail(TR_INVALID, "a list of %d collectives at %p is none", count, (const void *)list);
+    all->parts = calloc((size_t)count + 1, sizeof(tr_work *));
+    if (!all->parts) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d works", group->name, count);
+    size_t stride = count ? list->size : 0; /* of the caller's version */
+    for (int i = 0; i < count; i++) {
+        tr_work *part = new_work(group, (const tr_collective *)((const char *)list + (size_t)i * stride));
+        if (tr__error_of(part)) return tr__fail_context(tr_status_of(part), "entry %d of %d", i, count);
+        all->parts[all->part_count++] = tr__ref(part);
+    }
+    for (int i = 0; i < count; i++) TR__TRY(post(group, all->parts[i]));
+    return TR_OK;
+}
+
+tr_work *tr_post_list(tr_group *group, const tr_collective *list, int count)
+{
+    tr_work *all = tr__object_new(&tr__work_type);
+    if (tr__error_of(all)) return all;
+    TR_SCOPE;
+    if (post_all(group, all, list, count) != TR_OK) tr__object_break(all);
+    return all;
+}
+
+tr_status tr_run_list(tr_group *group, const tr_collective *list, int count)
+{
+    TR_SCOPE;
+    return tr_wait(tr_post_list(group, list, count));
+}
+
+/* A send or recv, driven by this thread if the backend can. */
+static tr_status transfer(tr_group *group, const tr_collective *collective)
+{
+    TR_SCOPE;
+    tr_work *work = new_work(group, collective);
+    TR__TRY(tr_status_of(work));
     pthread_mutex_lock(&group->lock);
     tr_status status = check_open(group);
-    if (status == TR_OK) status = enqueue(group, work);
     pthread_mutex_unlock(&group->lock);
-    if (status != TR_OK) tr__object_break(work);
-    return work;
+    if (status == TR_OK && start_transfer(group, work, true))
+        group->backend->drive(group->state, work);
+    else if (status == TR_OK)
+        status = post(group, work);
+    return status == TR_OK ? tr_wait(work) : status;
 }
 
 /* The group was at work: queues up behind what was posted before. */
@@ -119,24 +194,33 @@ static tr_status post_and_wait(tr_group *group, const tr_collective *collective)
     return tr_wait(tr_post(group, collective));
 }
 
-tr_status tr_run_collective(tr_group *group, const tr_collective *collective)
+static tr_status run_or_wait(tr_group *group, const tr_collective *given, const tr_collective *full)
 {
-    TR__TRY(check_group(group));
-    tr_collective full;
-    TR__TRY(tr__collective_read(collective, group->world_size, group->timeout_ms, &full));
     pthread_mutex_lock(&group->lock);
     tr_status status = check_open(group);
     bool idle = !group->running && !group->first;
     if (status == TR_OK && idle) group->running = true;
     pthread_mutex_unlock(&group->lock);
     if (status != TR_OK) return status;
-    if (!idle) return post_and_wait(group, collective);
+    if (!idle) return post_and_wait(group, given);
 
-    status = run(group, &full);
+    status = run(group, full, 0);
     pthread_mutex_lock(&group->lock);
     group->running = false;
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
+    return status;
+}
+
+tr_status tr_run_collective(tr_group *group, const tr_collective *collective)
+{
+    TR__TRY(check_group(group));
+    if (collective && (collective->kind == TR_SEND || collective->kind == TR_RECV)) return transfer(group, collective);
+    tr_collective full;
+    int64_t *arrays;
+    TR__TRY(tr__collective_read(collective, group->rank, group->world_size, group->timeout_ms, &full, &arrays));
+    tr_status status = run_or_wait(group, collective, &full);
+    free(arrays);
     return status;
 }
 
@@ -147,7 +231,8 @@ static void close_group(tr_group *group, const char *cancel)
 {
     pthread_mutex_lock(&group->lock);
     group->closed = true;
-    if (cancel && (group->running || group->first)) group->backend->cancel(group->state, cancel);
+    bool transfers = group->backend->pending && group->backend->pending(group->state);
+    if (cancel && (group->running || group->first || transfers)) group->backend->cancel(group->state, cancel);
     while (cancel && group->first) {
         tr_work *work = take_first(group);
         tr__work_finish(work, tr__fail(TR_CANCELLED, "group '%s': %s", group->name, cancel));
@@ -161,6 +246,8 @@ static void close_group(tr_group *group, const char *cancel)
     if (has_thread) pthread_join(group->thread, NULL);
     group->backend->leave(group->state);
     group->state = NULL;
+    tr__recorder_close(group->recorder);
+    group->recorder = NULL;
     tr__unref(group->store);
     group->store = NULL;
 }
@@ -183,6 +270,12 @@ static void destroy(void *self)
     if (group->state) close_group(group, "the program dropped the group without tr_leave()");
     tr__fail_stored(latest);
     tr__error_unref(latest);
+    free(group->transport);
+    free(group->address);
+    free(group->algorithms);
+    free(group->job);
+    free(group->flight_dir);
+    tr__recorder_close(group->recorder); /* of a join that failed */
     if (!group->backend) return;
     pthread_mutex_destroy(&group->lock);
     pthread_cond_destroy(&group->changed);
@@ -194,6 +287,46 @@ void tr__group_init(tr_group *group)
 {
     pthread_mutex_init(&group->lock, NULL);
     pthread_cond_init(&group->changed, NULL);
+}
+
+tr_status tr__group_set(tr_group *group, const char *transport, const char *address, const char *algorithms)
+{
+    if (transport) group->transport = strdup(transport);
+    if (address) group->address = strdup(address);
+    if (algorithms) group->algorithms = strdup(algorithms);
+    if ((!transport || group->transport) && (!address || group->address) && (!algorithms || group->algorithms))
+        return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "group '%s': no memory for its settings", group->name);
+}
+
+tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_dir, int report_ms)
+{
+    group->report_ms = report_ms ? report_ms : TR__GROUP_REPORT_MS;
+    if (job) group->job = strdup(job);
+    if (flight_dir) group->flight_dir = strdup(flight_dir);
+    if ((!job || group->job) && (!flight_dir || group->flight_dir)) return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "group '%s': no memory for its settings", group->name);
+}
+
+/* Opened before the others are met, so that a join that hangs can be seen. */
+static void open_recorder(tr_group *group)
+{
+    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = (group->behind ? group->behind : group->backend)->name,
+        .rank = group->rank, .world_size = group->world_size, .folder = group->flight_dir};
+    if (group->world_size > 1 && !group->recorder) group->recorder = tr__recorder_open(&options);
+}
+
+tr_status tr__group_enter(tr_group *group, tr_store *store, int timeout_ms)
+{
+    tr__member member = {.group = group->name, .rank = group->rank, .world_size = group->world_size, .store = store,
+        .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,
+        .algorithms = group->algorithms, .report_ms = group->report_ms, .behind = group->behind};
+    open_recorder(group);
+    member.recorder = group->recorder;
+    TR__TRY(group->backend->join(&member, &group->state));
+    tr__recorder_joined(group->recorder);
+    group->store = tr__ref(store);
+    return TR_OK;
 }
 
 /* ---- Questions --------------------------------------------------------------------------------------------------- */

@@ -6,17 +6,23 @@
 
 #include "base/object.h"
 #include "comm/backend/backend.h"
+#include "comm/recorder.h"
 
 #include <pthread.h>
 
-enum { TR__GROUP_NAME = 64, TR__GROUP_TIMEOUT_MS = 600000 };
+enum { TR__GROUP_NAME = 64, TR__GROUP_TIMEOUT_MS = 600000, TR__GROUP_REPORT_MS = 10000 };
 
 struct tr_group {
     tr__object object;
     char name[TR__GROUP_NAME];
     int rank, world_size, local_rank;
     int timeout_ms;
+    char *transport, *address, *algorithms; /* as given to tr_join, for sub-groups; NULL: not given */
+    char *job, *flight_dir; /* for the recorder; NULL: not known */
+    int report_ms;
+    tr__recorder *recorder; /* NULL in a world of one */
     const tr__backend *backend;
+    const tr__backend *behind; /* the one that the checking backend stands before, or NULL */
     void *state;     /* the backend's; NULL: never joined, or left */
     tr_store *store; /* where the ranks met; kept because rank 0 may serve it */
 
@@ -28,11 +34,18 @@ struct tr_group {
     pthread_t thread;     /* runs what was posted */
     tr_work *first, *last;
     uint64_t sequence;    /* of the latest collective; written by who runs it */
+    int subgroups;        /* made of it so far */
 };
 
 extern const tr__type tr__group_type;
 
 /* Locks and condition of a new group, before anything can fail. */
 void tr__group_init(tr_group *group);
+/* Copies what may be NULL. */
+tr_status tr__group_set(tr_group *group, const char *transport, const char *address, const char *algorithms);
+/* How the group can be watched from outside; copies what may be NULL. A report_ms of 0 is the default. */
+tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_dir, int report_ms);
+/* Meets the other ranks in the store (NULL in a world of one) and keeps it; names, ranks and backend are set. */
+tr_status tr__group_enter(tr_group *group, tr_store *store, int timeout_ms);
 
 #endif

@@ -53,15 +53,17 @@ void tr__card_here(const tr__member *member, tr__card *card)
     machine_text(card->machine, sizeof card->machine);
 }
 
-#define CARD_FORMAT(host, machine, address, cookie)                                                        \
-    "trireme-card 1 rank %d of %d pid %ld in %lu host " host " machine " machine " address " address " cookie " cookie
+#define CARD_FORMAT(host, machine, address, cookie, tcp_address, tcp_cookie)                                                        \
+    "trireme-card 2 rank %d of %d pid %ld in %lu host " host " machine " machine " address " address " cookie " cookie     \
+    " tcp " tcp_address " cookie " tcp_cookie
 
-static tr_status read_card(const char *text, tr__card *card)
+tr_status tr__card_read(const char *text, tr__card *card)
 {
     *card = (tr__card){0};
-    int fields = sscanf(text, CARD_FORMAT("%64s", "%128s", "%108s", "%32s"), &card->rank, &card->world_size, &card->pid,
-        &card->pid_space, card->host, card->machine, card->address, card->cookie);
-    if (fields != 8 || strlen(card->cookie) != TR__COOKIE_TEXT - 1)
+    int fields = sscanf(text, CARD_FORMAT("%64s", "%128s", "%108s", "%32s", "%78s", "%32s"), &card->rank,
+        &card->world_size, &card->pid, &card->pid_space, card->host, card->machine, card->address, card->cookie,
+        card->tcp_address, card->tcp_cookie);
+    if (fields != 10 || strlen(card->cookie) != TR__COOKIE_TEXT - 1)
         return tr__fail(TR_FORMAT, "'%.40s' is no card of a rank", text);
     return TR_OK;
 }
@@ -156,8 +158,9 @@ void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined)
 tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
 {
     char key[KEY];
-    int length = snprintf(r->card, sizeof r->card, CARD_FORMAT("%s", "%s", "%s", "%s"), mine->rank, mine->world_size,
-                          mine->pid, mine->pid_space, mine->host, mine->machine, mine->address, mine->cookie);
+    int length = snprintf(r->card, sizeof r->card, CARD_FORMAT("%s", "%s", "%s", "%s", "%s", "%s"), mine->rank,
+                          mine->world_size, mine->pid, mine->pid_space, mine->host, mine->machine, mine->address,
+                          mine->cookie, mine->tcp_address, mine->tcp_cookie);
     return tr_store_set(r->member->store, card_key(r, mine->rank, key), r->card, (size_t)length);
 }
 
@@ -181,19 +184,22 @@ static tr_status get_card(tr__rendezvous *r, int rank, int64_t deadline, char **
     }
 }
 
-/* "rank 2", or "ranks 2, 5 and 7 more": those whose card is not there, `late` at least. */
+/* Has the rank come, even if it has given up meanwhile? */
+static bool has_come(tr__rendezvous *r, int rank)
+{
+    char key[KEY];
+    return tr__store_get(r->member->store, card_key(r, rank, key), 0, NULL, NULL) == TR_OK;
+}
+
+/* "rank 2", or "ranks 2, 5 and 7 more": those that have not come, `late` at least. */
 static void missing_text(tr__rendezvous *r, int late, char *text, size_t size)
 {
     enum { NAMED = 8 };
     int missing = 0;
     size_t used = 0;
-    char list[NAMED * 12] = "", *card;
+    char list[NAMED * 12] = "";
     for (int rank = 0; rank < r->member->world_size; rank++) {
-        if (rank == r->member->rank) continue;
-        if (rank != late && get_card(r, rank, 0, &card) == TR_OK) {
-            free(card);
-            continue;
-        }
+        if (rank == r->member->rank || (rank != late && has_come(r, rank))) continue;
         if (missing++ < NAMED)
             used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", rank);
     }
@@ -215,6 +221,7 @@ static tr_status check_card(const tr__rendezvous *r, int rank, const tr__card *c
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *card)
 {
     char *text, missing[160];
+    tr__recorder_waits_for(r->member->recorder, &rank, 1);
     tr_status status = get_card(r, rank, r->deadline, &text);
     if (status == TR_TIMEOUT) {
         missing_text(r, rank, missing, sizeof missing);
@@ -222,8 +229,9 @@ tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *card)
             r->member->world_size, missing, r->member->timeout_ms / 1000.0);
     }
     if (status != TR_OK) return status;
-    status = read_card(text, card);
+    status = tr__card_read(text, card);
     if (status == TR_OK) status = check_card(r, rank, card);
     free(text);
+    if (status == TR_OK) tr__recorder_peer(r->member->recorder, rank, card->pid, card->host);
     return status;
 }

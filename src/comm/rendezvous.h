@@ -21,15 +21,17 @@ typedef struct tr__card {
     unsigned long pid_space;      /* where that number means something: the inode of the process namespace */
     char host[65];                /* for people */
     char machine[129];            /* ranks with the same one can share memory: boot id and network namespace */
-    char address[109];            /* where the rank listens */
+    char address[109];            /* where the rank listens for ranks of its machine */
     char cookie[TR__COOKIE_TEXT]; /* what a visitor must bring; travels over the store only */
+    char tcp_address[79];         /* the same for ranks of other machines; "-": nowhere */
+    char tcp_cookie[TR__COOKIE_TEXT];
 } tr__card;
 
 typedef struct tr__rendezvous {
     const tr__member *member;
     int64_t deadline; /* by tr__now_ns() */
     char claim[256];  /* as in the store; empty: none */
-    char card[512];   /* the same */
+    char card[768];   /* the same */
     long generation;
 } tr__rendezvous;
 
@@ -38,6 +40,9 @@ tr_status tr__random_text(char *text, size_t bytes);
 
 /* Fills in what is known of this process: all but address and cookie. */
 void tr__card_here(const tr__member *member, tr__card *card);
+
+/* A card from its text in the store. */
+tr_status tr__card_read(const char *text, tr__card *card);
 
 /* Claims the member's rank; fails when another process holds it. */
 tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine);

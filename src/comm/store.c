@@ -162,6 +162,8 @@ tr_store *tr_store_prefix(tr_store *store, const char *prefix)
     if (tr__error_of(p)) return &p->store;
     p->store.ops = &prefix_ops;
     p->store.timeout_ms = store->timeout_ms;
+    strcpy(p->store.host, store->host);
+    p->store.anywhere = store->anywhere;
     p->store.port = store->port;
     memcpy(p->store.name, store->name, sizeof p->store.name);
     p->inner = tr__ref(store);

@@ -27,7 +27,9 @@ struct tr_store {
     const tr__store_ops *ops;
     char name[300]; /* "store 10.0.0.1:29500", for messages */
     int timeout_ms; /* of a get without its own */
+    char host[256]; /* where it is served; "": in this process */
     int port;       /* of the TCP store; else 0 */
+    bool anywhere;  /* ranks that meet here may listen on any address: there is a token, or .insecure was said */
 };
 
 /* As tr_store_get, with its own timeout in milliseconds; 0 does not wait. */

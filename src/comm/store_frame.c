@@ -47,7 +47,7 @@ static bool parse_fields(tr__frame *f, const unsigned char *fixed, const unsigne
     f->value = rest;
     f->value_bytes = rest_bytes;
     switch (f->type) {
-    case TR__FRAME_HELLO: return read_number(fixed, 8) == TR__FRAME_MAGIC && rest_bytes <= TR__TOKEN_MAX;
+    case TR__FRAME_HELLO: return read_number(fixed, 8) == TR__FRAME_MAGIC && rest_bytes == 0;
     case TR__FRAME_GET:
     case TR__FRAME_WAIT:
         f->timeout_ms = (uint32_t)read_number(fixed, 4);

@@ -7,14 +7,15 @@
  *     6  u16  bytes of the key
  *     8       the key, then what the type says:
  *
- *     HELLO         u64 magic, the job's token         first frame of a client; its key is empty
+ *     HELLO         u64 magic                          first frame of a client; its key is empty
  *     GET, WAIT     u32 timeout in milliseconds        0: does not wait
  *     SET           the value
  *     ADD           i64 amount
  *     COMPARE_SET   u8 is something expected?, u32 its bytes, the expected value, the desired value
  *     REPLY         u8 code, the value or the sum or what went wrong; its key is empty
  *
- * This file does no input or output, so that a fuzzer can be put on it.
+ * Where the job has a token, all of it runs inside TLS (comm/tls.h). This file does no input or output, so that a
+ * fuzzer can be put on it.
  */
 #ifndef TR_COMM_STORE_FRAME_H
 #define TR_COMM_STORE_FRAME_H
@@ -25,7 +26,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-enum { TR__FRAME_VERSION = 1, TR__FRAME_HEADER = 8, TR__TOKEN_MAX = 256 };
+enum { TR__FRAME_VERSION = 1, TR__FRAME_HEADER = 8 };
 #define TR__FRAME_MAGIC 0x31454d4552495254u /* "TRIREME1" */
 
 typedef enum tr__frame_type {
@@ -44,7 +45,7 @@ typedef enum tr__frame_code {
     TR__REPLY_TIMEOUT,
     TR__REPLY_NO_NUMBER, /* ADD */
     TR__REPLY_NO_MEMORY,
-    TR__REPLY_REFUSED,   /* HELLO: the wrong token */
+    TR__REPLY_REFUSED,   /* HELLO: in clear text, where TLS is spoken, or the other way round */
     TR__REPLY_CODES
 } tr__frame_code;
 
@@ -53,7 +54,7 @@ typedef struct tr__frame {
     tr__frame_type type;
     const char *key; /* not terminated */
     size_t key_bytes;
-    const void *value; /* the token of a HELLO, the desired value of a COMPARE_SET */
+    const void *value; /* the desired one of a COMPARE_SET */
     size_t value_bytes;
     const void *expected; /* NULL: nothing */
     size_t expected_bytes;

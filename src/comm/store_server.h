@@ -4,18 +4,21 @@
 #ifndef TR_COMM_STORE_SERVER_H
 #define TR_COMM_STORE_SERVER_H
 
-#include <trireme/comm.h>
+#include "comm/tls.h"
 
 typedef struct tr__server tr__server;
 
-/* Serves on the address, or on a listening socket that it takes over (listen_fd > 0). token NULL: anyone may come,
- * so only over loopback. *port gets the port. */
-tr_status tr__server_start(const char *host, int port, int listen_fd, const char *token, tr__server **server,
-    int *bound_port);
+typedef struct tr__server_options {
+    const char *host;
+    int port;         /* 0: any free one */
+    int listen_fd;    /* > 0: a listening socket to take over instead */
+    tr__tls_key *key; /* NULL: anyone may come, and all is in clear text: over loopback only, unless */
+    bool insecure;    /* the user says that this is meant */
+} tr__server_options;
+
+/* *port gets the port. */
+tr_status tr__server_start(const tr__server_options *options, tr__server **server, int *port);
 /* Closes all connections and ends the thread. */
 void tr__server_stop(tr__server *server);
-
-/* How a token is told apart from others: always over its full length, so that the time says nothing. */
-bool tr__token_equal(const char *token, const void *given, size_t given_bytes);
 
 #endif

@@ -4,24 +4,15 @@
  */
 #include "base/clock.h"
 #include "comm/store.h"
-#include "comm/store_frame.h"
+#include "comm/store_connection.h"
 #include "comm/store_server.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <openssl/crypto.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 
 enum {
     GRACE_MS = 5000,      /* that the server's answer to a wait may be late */
@@ -34,145 +25,24 @@ typedef struct tcp_store {
     tr_store store;
     tr__server *server; /* when this process serves */
     char host[256];
-    char token[TR__TOKEN_MAX + 1];
+    tr__tls_key *key; /* NULL: the job has no token */
+    bool insecure;
     pthread_mutex_t lock;
-    int idle[IDLE_MOST], idle_count;
+    tr__connection idle[IDLE_MOST];
+    int idle_count;
 } tcp_store;
-
-/* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
 static int64_t deadline_in(int timeout_ms)
 {
     return tr__now_ns() + (int64_t)timeout_ms * 1000000;
 }
 
-/* Waits until the socket is ready; an errno. */
-static int await_socket(int fd, short events, int64_t deadline)
-{
-    for (;;) {
-        int64_t left = (deadline - tr__now_ns() + 999999) / 1000000;
-        struct pollfd p = {.fd = fd, .events = events};
-        int ready = poll(&p, 1, left > 0 ? (left < INT32_MAX ? (int)left : INT32_MAX) : 0);
-        if (ready > 0) return 0;
-        if (ready == 0) return ETIMEDOUT;
-        if (errno != EINTR) return errno;
-    }
-}
-
-static int send_pieces(int fd, struct iovec *pieces, int count, int64_t deadline)
-{
-    while (count > 0) {
-        struct msghdr m = {.msg_iov = pieces, .msg_iovlen = (size_t)count};
-        ssize_t sent = sendmsg(fd, &m, MSG_NOSIGNAL);
-        if (sent < 0 && errno != EAGAIN && errno != EINTR) return errno;
-        if (sent < 0) {
-            int error = await_socket(fd, POLLOUT, deadline);
-            if (error) return error;
-            continue;
-        }
-        while (count > 0 && (size_t)sent >= pieces->iov_len) {
-            sent -= (ssize_t)pieces->iov_len;
-            pieces++;
-            count--;
-        }
-        if (count == 0) break;
-        pieces->iov_base = (char *)pieces->iov_base + sent;
-        pieces->iov_len -= (size_t)sent;
-    }
-    return 0;
-}
-
-static int receive_bytes(int fd, unsigned char *bytes, size_t count, int64_t deadline)
-{
-    while (count > 0) {
-        ssize_t got = recv(fd, bytes, count, 0);
-        if (got == 0) return ECONNRESET;
-        if (got < 0 && errno != EAGAIN && errno != EINTR) return errno;
-        if (got < 0) {
-            int error = await_socket(fd, POLLIN, deadline);
-            if (error) return error;
-            continue;
-        }
-        bytes += got;
-        count -= (size_t)got;
-    }
-    return 0;
-}
-
-/* ---- A request and its reply ------------------------------------------------------------------------------------- */
-
-/* *bytes gets the reply's bytes, to be freed, in which frame lies. An errno; EPROTO: the other end is no store. */
-static int exchange(int fd, const tr__frame *request, int64_t deadline, tr__frame *frame, unsigned char **bytes)
-{
-    unsigned char head[TR__FRAME_HEAD], header[TR__FRAME_HEADER];
-    struct iovec pieces[TR__FRAME_PIECES];
-    enum { LIMIT = TR__FRAME_HEADER + 1 + TR__VALUE_MAX };
-    *bytes = NULL;
-    int error = send_pieces(fd, pieces, tr__frame_pieces(request, head, pieces), deadline);
-    if (!error) error = receive_bytes(fd, header, sizeof header, deadline);
-    if (error) return error;
-    if (tr__frame_parse(header, sizeof header, LIMIT, frame) != 0)
-        return EPROTO; /* no reply is as short as its header */
-    size_t body = header[0] | (size_t)header[1] << 8 | (size_t)header[2] << 16 | (size_t)header[3] << 24;
-    *bytes = malloc(sizeof header + body + 1);
-    if (!*bytes) return ENOMEM;
-    memcpy(*bytes, header, sizeof header);
-    error = receive_bytes(fd, *bytes + sizeof header, body, deadline);
-    if (!error && tr__frame_parse(*bytes, sizeof header + body, LIMIT, frame) <= 0) error = EPROTO;
-    if (!error && frame->type != TR__FRAME_REPLY) error = EPROTO;
-    if (!error) return 0;
-    free(*bytes);
-    *bytes = NULL;
-    return error;
-}
-
 /* ---- Connections ------------------------------------------------------------------------------------------------- */
 
-static int connect_to(const struct addrinfo *to, int64_t deadline, int *fd)
+static tr_status open_connection(const tcp_store *s, int64_t deadline, tr__connection *connection)
 {
-    *fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (*fd < 0) return errno;
-    int error = 0;
-    socklen_t size = sizeof error;
-    if (connect(*fd, to->ai_addr, to->ai_addrlen) != 0 && (error = errno) == EINPROGRESS) {
-        error = await_socket(*fd, POLLOUT, deadline);
-        if (!error && getsockopt(*fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
-    }
-    if (!error && setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int)) != 0) error = errno;
-    if (!error) return 0;
-    close(*fd);
-    return error;
-}
-
-static tr_status say_hello(tcp_store *s, int fd, int64_t deadline)
-{
-    tr__frame hello = {.type = TR__FRAME_HELLO, .value = s->token, .value_bytes = strlen(s->token)}, answer;
-    unsigned char *bytes;
-    int error = exchange(fd, &hello, deadline, &answer, &bytes);
-    free(bytes);
-    if (error == EPROTO) return tr__fail(TR_FORMAT, "%s: what answers there is no Trireme store", s->store.name);
-    if (error) return tr__fail_errno(TR_IO, error, "%s: said hello in vain", s->store.name);
-    if (answer.code == TR__REPLY_OK) return TR_OK;
-    return tr__fail(TR_AUTH, "%s: %s; TRIREME_TOKEN must be the same for all ranks", s->store.name,
-        s->token[0] ? "the store does not accept our token" : "the store wants a token, and we have none");
-}
-
-/* One try over all addresses of the host. TR_IO: trying again may help. */
-static tr_status open_connection(tcp_store *s, int64_t deadline, int *fd)
-{
-    char service[8];
-    snprintf(service, sizeof service, "%d", s->store.port);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *found;
-    int error = getaddrinfo(s->host, service, &hints, &found);
-    if (error == EAI_AGAIN) return tr__fail(TR_IO, "%s: %s", s->store.name, gai_strerror(error));
-    if (error) return tr__fail(TR_NOT_FOUND, "%s: %s", s->store.name, gai_strerror(error));
-    error = EADDRNOTAVAIL;
-    for (const struct addrinfo *a = found; a && error; a = a->ai_next) error = connect_to(a, deadline, fd);
-    freeaddrinfo(found);
-    if (error) return tr__fail_errno(TR_IO, error, "%s: cannot connect", s->store.name);
-    tr_status status = say_hello(s, *fd, deadline);
-    if (status != TR_OK) close(*fd);
-    return status;
+    tr__destination to = {s->store.name, s->host, s->store.port, s->key, s->insecure};
+    return tr__connection_open(&to, deadline, connection);
 }
 
 /* Tries until the deadline: the server may start later than we do. */
@@ -180,9 +50,8 @@ static tr_status connect_first(tcp_store *s)
 {
     int64_t deadline = deadline_in(s->store.timeout_ms);
     for (int pause_ms = RETRY_FIRST_MS;; pause_ms = 2 * pause_ms < RETRY_MOST_MS ? 2 * pause_ms : RETRY_MOST_MS) {
-        int fd;
-        tr_status status = open_connection(s, deadline, &fd);
-        if (status == TR_OK) s->idle[s->idle_count++] = fd;
+        tr_status status = open_connection(s, deadline, &s->idle[0]);
+        if (status == TR_OK) s->idle_count = 1;
         if (status != TR_IO) return status;
         if (tr__now_ns() + (int64_t)pause_ms * 1000000 >= deadline)
             return tr__fail(TR_TIMEOUT, "%s, tried for %g s", tr_error_message(), s->store.timeout_ms / 1000.0);
@@ -190,22 +59,22 @@ static tr_status connect_first(tcp_store *s)
     }
 }
 
-static tr_status take_connection(tcp_store *s, int64_t deadline, int *fd)
+static tr_status take_connection(tcp_store *s, int64_t deadline, tr__connection *c)
 {
     pthread_mutex_lock(&s->lock);
     bool idle = s->idle_count > 0;
-    if (idle) *fd = s->idle[--s->idle_count];
+    if (idle) *c = s->idle[--s->idle_count];
     pthread_mutex_unlock(&s->lock);
-    return idle ? TR_OK : open_connection(s, deadline, fd);
+    return idle ? TR_OK : open_connection(s, deadline, c);
 }
 
-static void give_back(tcp_store *s, int fd)
+static void give_back(tcp_store *s, tr__connection *c)
 {
     pthread_mutex_lock(&s->lock);
     bool room = s->idle_count < IDLE_MOST;
-    if (room) s->idle[s->idle_count++] = fd;
+    if (room) s->idle[s->idle_count++] = *c;
     pthread_mutex_unlock(&s->lock);
-    if (!room) close(fd);
+    if (!room) tr__connection_close(c);
 }
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -215,7 +84,8 @@ static tr_status failed(const tcp_store *s, const char *key, int error, int time
     if (error == ETIMEDOUT)
         return tr__fail(TR_TIMEOUT, "%s: no answer about key '%s' within %g s", s->store.name, key,
                         timeout_ms / 1000.0);
-    if (error == EPROTO) return tr__fail(TR_FORMAT, "%s: damaged answer about key '%s'", s->store.name, key);
+    if (error == EPROTO || error == EBADMSG)
+        return tr__fail(TR_FORMAT, "%s: damaged answer about key '%s'", s->store.name, key);
     return tr__fail_errno(error == ENOMEM ? TR_NO_MEMORY : TR_IO, error, "%s: lost while asking about key '%s'",
         s->store.name, key);
 }
@@ -237,18 +107,18 @@ static tr_status ask(tr_store *store, const char *key, tr__frame *request, int t
 {
     tcp_store *s = (tcp_store *)store;
     int64_t deadline = deadline_in(timeout_ms);
-    int fd;
-    TR__TRY(take_connection(s, deadline, &fd));
+    tr__connection connection;
+    TR__TRY(take_connection(s, deadline, &connection));
     request->key = key;
     request->key_bytes = strlen(key);
     tr__frame answer;
     unsigned char *received;
-    int error = exchange(fd, request, deadline, &answer, &received);
+    int error = tr__connection_exchange(&connection, request, deadline, &answer, &received);
     if (error) {
-        close(fd);
+        tr__connection_close(&connection);
         return failed(s, key, error, timeout_ms);
     }
-    give_back(s, fd);
+    give_back(s, &connection);
     bool present = answer.code == TR__REPLY_OK;
     if (!present && answer.code != TR__REPLY_ABSENT) {
         free(received);
@@ -305,9 +175,9 @@ static const tr__store_ops tcp_ops = {tcp_set, tcp_get, tcp_add, tcp_compare_set
 static void tcp_destroy(void *self)
 {
     tcp_store *s = self;
-    for (int i = 0; i < s->idle_count; i++) close(s->idle[i]);
+    for (int i = 0; i < s->idle_count; i++) tr__connection_close(&s->idle[i]);
     if (s->server) tr__server_stop(s->server);
-    OPENSSL_cleanse(s->token, sizeof s->token);
+    tr__tls_key_unref(s->key);
     if (s->store.ops) pthread_mutex_destroy(&s->lock);
 }
 
@@ -320,8 +190,6 @@ static tr_status check_options(const tr_store_tcp_options *o)
         return tr__fail(TR_INVALID, "tr_store_tcp: host '%.40s…' is too long", o->host);
     if (o->port < 0 || o->port > 65535 || (o->port == 0 && !o->serve))
         return tr__fail(TR_INVALID, "tr_store_tcp: port %d is not in %d … 65535", o->port, o->serve ? 0 : 1);
-    if (o->token && strlen(o->token) > TR__TOKEN_MAX)
-        return tr__fail(TR_INVALID, "tr_store_tcp: a token has at most %d bytes", TR__TOKEN_MAX);
     if (o->timeout_ms < 0) return tr__fail(TR_INVALID, "tr_store_tcp: a timeout of %d ms is negative", o->timeout_ms);
     return TR_OK;
 }
@@ -333,9 +201,13 @@ static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o)
     s->store.ops = &tcp_ops;
     s->store.timeout_ms = o->timeout_ms ? o->timeout_ms : TR__STORE_TIMEOUT_MS;
     s->store.port = o->port;
+    s->insecure = o->insecure;
     strcpy(s->host, o->host);
-    strcpy(s->token, o->token ? o->token : "");
-    if (o->serve) TR__TRY(tr__server_start(o->host, o->port, o->listen_fd, o->token, &s->server, &s->store.port));
+    strcpy(s->store.host, o->host);
+    s->store.anywhere = (o->token && o->token[0]) || o->insecure;
+    if (o->token && o->token[0]) TR__TRY(tr__tls_key_new(o->token, &s->key));
+    tr__server_options serve = {o->host, o->port, o->listen_fd, s->key, o->insecure};
+    if (o->serve) TR__TRY(tr__server_start(&serve, &s->server, &s->store.port));
     snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->host, s->store.port);
     return connect_first(s);
 }

@@ -3,29 +3,56 @@
 #include "comm/futex.h"
 
 #include <limits.h>
+#include <stdlib.h>
 
 static void destroy(void *self)
 {
-    tr__error_unref(((tr_work *)self)->failure);
+    tr_work *work = self;
+    tr__error_unref(work->failure);
+    free(work->arrays);
+    for (int i = 0; i < work->part_count; i++) tr__unref(work->parts[i]);
+    free(work->parts);
 }
 
 const tr__type tr__work_type = {.name = "work", .size = sizeof(tr_work), .destroy = destroy};
 
 void tr__work_finish(tr_work *work, tr_status status)
 {
+    tr__recorder_end(work->recorder, work->record, status);
     if (status != TR_OK) work->failure = tr__error_take();
     atomic_store(&work->done, 1);
     tr__futex_wake(&work->done, INT_MAX);
 }
 
+static bool parts_done(const tr_work *work)
+{
+    int done = 0;
+    while (done < work->part_count && tr_work_done(work->parts[done])) done++;
+    return done == work->part_count;
+}
+
 bool tr_work_done(tr_work *work)
 {
-    return !work || tr__error_of(work) || atomic_load_explicit(&work->done, memory_order_acquire) != 0;
+    if (!work || tr__error_of(work)) return true;
+    if (work->parts) return parts_done(work);
+    return atomic_load_explicit(&work->done, memory_order_acquire) != 0;
+}
+
+/* All of them, whatever becomes of one; the first failure counts. */
+static tr_status wait_for_parts(tr_work *work)
+{
+    tr__error *first = NULL;
+    for (int i = 0; i < work->part_count; i++)
+        if (tr_wait(work->parts[i]) != TR_OK && !first) first = tr__error_take();
+    tr_status status = tr__fail_stored(first);
+    tr__error_unref(first);
+    return status;
 }
 
 tr_status tr_wait(tr_work *work)
 {
     if (tr__error_of(work)) return tr__fail_stored(tr__error_of(work));
+    if (work && work->parts) return wait_for_parts(work);
     while (!tr_work_done(work)) tr__futex_wait(&work->done, 0, -1);
     return work ? tr__fail_stored(work->failure) : TR_OK;
 }

@@ -5,15 +5,21 @@
 #define TR_COMM_WORK_H
 
 #include "base/object.h"
+#include "comm/recorder.h"
 
 #include <trireme/comm.h>
 
 struct tr_work {
     tr__object object;
     tr_collective collective; /* complete and checked */
+    int64_t *arrays;          /* its counts and offsets, or NULL */
     atomic_uint done;         /* a futex word: 0, then 1 */
     tr__error *failure;       /* why it went badly; written before done */
+    tr__recorder *recorder;   /* the group's, and what it calls this work */
+    uint64_t record;
     tr_work *next;            /* in the group's queue */
+    tr_work **parts;          /* of a list: one reference each; the rest above means nothing */
+    int part_count;
 };
 
 extern const tr__type tr__work_type;

@@ -429,7 +429,8 @@ static tr_status run_with_loop(job *j)
     TR_SCOPE; /* the store serves until the job is over */
     tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = j->token);
     TR__TRY(tr_status_of(store));
-    TR__TRY(tr__env_make(&j->env, j->options.env, j->options.ranks, tr_store_port(store), j->token));
+    TR__TRY(tr__env_make(&j->env, j->options.env, j->options.ranks, tr_store_port(store), j->token,
+        j->options.job));
     TR__TRY(tr__guard_start(&j->guard));
     tr_status status = tr__output_open(&j->output, &j->loop, j->options.ranks, j->options.output, j->options.user);
     if (status) {
@@ -472,6 +473,8 @@ static tr_status check_options(const tr_launch_options *o)
     if (o->ranks < 1 || o->ranks > TR_LAUNCH_MAX_RANKS)
         return tr__fail(TR_INVALID, "launch: %d ranks: it takes 1 to %d", o->ranks, TR_LAUNCH_MAX_RANKS);
     if (o->grace_ms < 0) return tr__fail(TR_INVALID, "launch: grace_ms is %d: it takes 0 and more", o->grace_ms);
+    if (o->job && (!*o->job || strlen(o->job) > TR_LAUNCH_JOB_NAME || strpbrk(o->job, "/ \t\n")))
+        return tr__fail(TR_INVALID, "launch: a job's name has 1 … %d bytes and no slash or blank", TR_LAUNCH_JOB_NAME);
     struct sigaction child;
     sigaction(SIGCHLD, NULL, &child);
     if (child.sa_handler == SIG_IGN || (child.sa_flags & SA_NOCLDWAIT))

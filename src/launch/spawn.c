@@ -36,7 +36,7 @@ static size_t count_entries(const char *const *entries)
     return n;
 }
 
-tr_status tr__env_make(tr__env *env, const char *const *extra, int ranks, int port, const char *token)
+tr_status tr__env_make(tr__env *env, const char *const *extra, int ranks, int port, const char *token, const char *job)
 {
     enum { contract = sizeof env->text / sizeof *env->text };
     size_t inherited = count_entries((const char *const *)environ), more = count_entries(extra);
@@ -53,6 +53,10 @@ tr_status tr__env_make(tr__env *env, const char *const *extra, int ranks, int po
     snprintf(env->text[5], bytes, "MASTER_PORT=%d", port);
     snprintf(env->text[6], bytes, "TRIREME_TOKEN=%s", token);
     snprintf(env->text[7], bytes, "TRIREME_STORE=1");
+    if (job)
+        snprintf(env->text[8], bytes, "TRIREME_JOB=%s", job);
+    else
+        snprintf(env->text[8], bytes, "TRIREME_JOB=%d", (int)getpid());
     tr__env_set_rank(env, 0);
     for (int i = 0; i < contract; i++) env_set(env, env->text[i]);
     return TR_OK;

@@ -11,10 +11,10 @@
 typedef struct tr__env {
     char **entries; /* NULL-terminated, as execve() takes it; the strings are borrowed or lie in text */
     size_t count;
-    char text[8][128];
+    char text[9][128];
 } tr__env;
 
-tr_status tr__env_make(tr__env *env, const char *const *extra, int ranks, int port, const char *token);
+tr_status tr__env_make(tr__env *env, const char *const *extra, int ranks, int port, const char *token, const char *job);
 void tr__env_set_rank(tr__env *env, int rank);
 void tr__env_free(tr__env *env);
 

@@ -19,6 +19,7 @@ static tr_tensor *check_input(const tr_module *self, tr_tensor *const *inputs, i
 typedef struct linear {
     tr_tensor *weight, *bias; /* [out, in], or [in, out] with in_out; [out] or NULL */
     bool in_out;
+    tr_activation_kind activation; /* of x */
 } linear;
 
 /* x: [..., in], residual?: [..., out] -> [..., out] */
@@ -28,7 +29,8 @@ static tr_tensor *linear_forward(tr_module *self, tr_tensor *const *inputs, int 
     tr_tensor *failed = check_input(self, inputs, n == 2 ? 1 : n);
     if (failed) return failed;
     tr_tensor *residual = n == 2 ? inputs[1] : NULL;
-    return tr_linear_op(inputs[0], l->weight, .bias = l->bias, .residual = residual, .in_out = l->in_out);
+    return tr_linear_op(inputs[0], l->weight, .bias = l->bias, .residual = residual, .in_out = l->in_out,
+        .activation = l->activation);
 }
 
 /* Was a number given, be it TR_ZERO? */
@@ -49,6 +51,7 @@ tr_module *tr_linear_with(const tr_linear_options *o)
     linear *l = tr_module_state(module);
     if (!l) return tr_escape(module);
     l->in_out = o->in_out;
+    l->activation = o->activation;
     tr_shape shape = o->in_out ? TR_SHAPE(o->in_features, o->out_features) : TR_SHAPE(o->out_features, o->in_features);
     uint64_t weight_seed = tr__mix(o->seed, 0), bias_seed = tr__mix(o->seed, 1);
     double bound = 1 / sqrt((double)o->in_features);

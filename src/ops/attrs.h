@@ -2,7 +2,7 @@
 #ifndef TR_OPS_ATTRS_H
 #define TR_OPS_ATTRS_H
 
-#include <trireme/tensor.h>
+#include <trireme/ops.h>
 
 typedef struct tr__affine_attrs {
     double scale, shift;
@@ -26,6 +26,7 @@ typedef struct tr__linear_attrs {
     bool in_out;     /* weight is [k, n]; else [n, k] */
     bool accumulate; /* of the gradients: add to dw, dbias rather than overwrite */
     bool accumulate_bias;
+    tr_activation_kind activation; /* of x */
 } tr__linear_attrs;
 
 typedef struct tr__accumulate_attrs {

@@ -42,6 +42,8 @@ static tr_status check_weight(const tr_op_call *call, int x_dim, int64_t *out)
     const tr_tensor *x = call->inputs[0], *w = call->inputs[1];
     TR__TRY(tr__float_input(call, 0));
     TR__TRY(tr__same(call, 0, 1));
+    if ((unsigned)attrs->activation >= TR_ACTIVATION_COUNT)
+        return tr__fail(TR_INVALID, "%s: %d is no activation; TR_GELU_EXACT is the last", call->op->name, (int)attrs->activation);
     int in_dim = attrs->in_out ? 0 : 1, w_dim = x_dim ? in_dim : 1 - in_dim;
     if (x->shape.ndim < 1 || w->shape.ndim != 2 || tr_size(x, -1) != w->shape.dim[w_dim])
         return tr__fail(TR_SHAPE, "%s: input %s does not fit weight %s, which is %s", call->op->name, TR__TEXT(x->shape),
@@ -187,14 +189,19 @@ tr__product tr__product_of(const tr_op_call *call)
         p.bias = call->inputs[2];
         if (call->inputs[3]) p.residual = tr__matrix_of(call->inputs[3]);
         p.accumulate = false;
+        p.a_activation = attrs->activation;
     } else if (call->op == tr__op(linear_grad_input)) {
         if (attrs->in_out) p.b = transposed(p.b);
+        p.slope = attrs->activation;
+        if (p.slope) p.slope_at = tr__matrix_of(call->inputs[2]);
     } else if (attrs->in_out) { /* dw: [in, out] = x^T g */
         tr__matrix g = p.a;
         p.a = transposed(p.b);
         p.b = g;
+        p.a_activation = attrs->activation;
     } else { /* dw: [out, in] = g^T x */
         p.a = transposed(p.a);
+        p.b_activation = attrs->activation;
     }
     return p;
 }
@@ -299,11 +306,59 @@ static tr_status reference(tr_op_call *call)
 }
 
 tr_status tr__matmul_forward(tr_op_call *call) { return reference(call); }
-tr_status tr__linear_forward(tr_op_call *call) { return reference(call); }
-tr_status tr__linear_grad_input_forward(tr_op_call *call) { return reference(call); }
+
+/* Where no kernel takes the activation along, it is an op of its own before or after the product, by the best kernels. */
+static const struct { const tr_op *value, *grad; } activations[TR_ACTIVATION_COUNT] = {
+    [TR_RELU] = {tr__op(relu), tr__op(relu_grad)},
+    [TR_GELU] = {tr__op(gelu), tr__op(gelu_grad)},
+    [TR_GELU_EXACT] = {tr__op(gelu_exact), tr__op(gelu_exact_grad)},
+};
+
+static tr_tensor *like(const tr_tensor *x)
+{
+    return tr__tensor_new(x->shape, x->dtype, tr__device_of(x));
+}
+
+static tr__linear_attrs without_activation(const tr_op_call *call)
+{
+    tr__linear_attrs attrs = *(const tr__linear_attrs *)call->attrs;
+    attrs.activation = TR_NO_ACTIVATION;
+    return attrs;
+}
+
+/* The same call with inputs[which] activated beforehand. */
+static tr_status activate_first(tr_op_call *call, int which)
+{
+    TR_SCOPE;
+    const tr__linear_attrs *attrs = call->attrs, plain = without_activation(call);
+    tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *y = like(call->inputs[which]);
+    memcpy(inputs, call->inputs, sizeof *inputs * (size_t)call->n_inputs);
+    TR__TRY(tr__run(activations[attrs->activation].value, NULL, &inputs[which], 1, &y, 1));
+    inputs[which] = y;
+    return tr__run(call->op, &plain, inputs, call->n_inputs, call->outputs, call->n_outputs);
+}
+
+tr_status tr__linear_forward(tr_op_call *call)
+{
+    return ((const tr__linear_attrs *)call->attrs)->activation ? activate_first(call, 0) : reference(call);
+}
+
+tr_status tr__linear_grad_input_forward(tr_op_call *call)
+{
+    const tr__linear_attrs *attrs = call->attrs;
+    if (!attrs->activation) return reference(call);
+    TR_SCOPE;
+    tr__linear_attrs plain = without_activation(call);
+    tr_tensor *dx = call->outputs[0], *of_product = like(dx), *sum = attrs->accumulate ? like(dx) : dx;
+    plain.accumulate = false;
+    TR__TRY(tr__run(call->op, &plain, call->inputs, 2, &of_product, 1));
+    TR__TRY(tr__run(activations[attrs->activation].grad, NULL, (tr_tensor *[]){of_product, call->inputs[2]}, 2, &sum, 1));
+    return sum == dx ? TR_OK : tr__run(tr__op(add), NULL, (tr_tensor *[]){dx, sum}, 2, &dx, 1);
+}
 
 tr_status tr__linear_grad_weight_forward(tr_op_call *call)
 {
+    if (call->outputs[0] && ((const tr__linear_attrs *)call->attrs)->activation) return activate_first(call, 1);
     if (call->outputs[0]) TR__TRY(reference(call));
     return tr__bias_gradient(call);
 }
@@ -367,7 +422,7 @@ static tr_status linear_grad_weight(tr_backward_call *call, tr_tensor *g)
     return TR_OK;
 }
 
-/* y = x w^T + bias + residual: dx = g w, dw = g^T x, dbias = the rows of g summed, dresidual = g. */
+/* y = f(x) w^T + bias + residual: dx = g w * f'(x), dw = g^T f(x), dbias = the rows of g summed, dresidual = g. */
 tr_status tr__linear_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0];
@@ -380,7 +435,8 @@ tr_status tr__linear_backward(tr_backward_call *call)
         tr__linear_attrs attrs = *(const tr__linear_attrs *)call->attrs;
         tr_tensor *dx = tr__grad_target(call, 0, &attrs.accumulate);
         TR__TRY(tr_status_of(dx));
-        TR__TRY(tr__run(tr__op(linear_grad_input), &attrs, (tr_tensor *[]){g, call->inputs[1]}, 2, &dx, 1));
+        tr_tensor *inputs[] = {g, call->inputs[1], call->inputs[0]};
+        TR__TRY(tr__run(tr__op(linear_grad_input), &attrs, inputs, attrs.activation ? 3 : 2, &dx, 1));
         call->grad_inputs[0] = dx;
     }
     return call->needs[1] || call->needs[2] ? linear_grad_weight(call, g) : TR_OK;
@@ -395,6 +451,6 @@ tr_tensor *tr_matmul(tr_tensor *a, tr_tensor *b)
 
 tr_tensor *tr_linear_op_with(const tr_linear_op_options *o)
 {
-    tr__linear_attrs attrs = {.in_out = o->in_out};
+    tr__linear_attrs attrs = {.in_out = o->in_out, .activation = o->activation};
     return tr_apply(tr__op(linear), &attrs, (tr_tensor *[]){o->x, o->weight, o->bias, o->residual}, 4, NULL);
 }

@@ -1,6 +1,7 @@
 /*
- * The matrix products of the matmul family, as all their kernels see them: c = a b (+ bias) (+ residual) (+ c), where each
- * matrix is a tensor's memory read through two axes, and an axis is one or more of the tensor's dimensions taken together.
+ * The matrix products of the matmul family, as all their kernels see them: c = f(a) h(b) (+ bias) (+ residual) (+ c), or
+ * c = a b * f'(x) (+ c), f and h activations or none. Each matrix is a tensor's memory read through two axes, and an axis is
+ * one or more of the tensor's dimensions taken together.
  */
 #ifndef TR_OPS_PRODUCT_H
 #define TR_OPS_PRODUCT_H
@@ -25,8 +26,15 @@ typedef struct tr__product {
     const tr_tensor *bias;   /* [n] or NULL */
     tr__matrix residual;     /* [m, n]; data NULL: none */
     bool accumulate;         /* add to what c holds */
+    tr_activation_kind a_activation, b_activation, slope;
+    tr__matrix slope_at;     /* x, [m, n]: the product is multiplied by the slope that the activation has there */
     tr__axis a_batch, b_batch, c_batch; /* of one length: as many products, at these offsets */
 } tr__product;
+
+static inline bool tr__product_activates(const tr__product *p)
+{
+    return p->a_activation || p->b_activation || p->slope;
+}
 
 tr__axis tr__axis_of(int ndim, const int64_t *dim, const int64_t *stride);
 

@@ -1,6 +1,7 @@
 // The same API from C++20: named optional arguments, scopes, lambdas as hooks.
 #include <trireme/trireme.h>
 
+#include <cstdint>
 #include <cstdio>
 
 static tr_status count(tr_tensor *, tr_tensor *, void *user)
@@ -38,6 +39,15 @@ int main()
     tr_group *alone = tr_join();
     float one = 1;
     TR_CHECK(tr_all_reduce(alone, &one, 1, .op = TR_AVG));
+    float block[2] = {1, 2}, all[2];
+    std::int64_t counts[1] = {2};
+    TR_CHECK(tr_all_gather(alone, block, all, 2));
+    TR_CHECK(tr_reduce_scatter(alone, block, all, 2, .dtype = TR_F32, .op = TR_MAX));
+    TR_CHECK(tr_all_to_all_v(alone, block, all, .in_counts = counts, .out_counts = counts));
+    TR_CHECK(tr_wait(tr_gather_v_async(alone, block, all, 2, .root = 0, .out_counts = counts)));
+    tr_collective list[] = {TR_COLLECTIVE(TR_ALL_REDUCE, .out = &one, .count = 1), TR_COLLECTIVE(TR_BARRIER)};
+    TR_CHECK(tr_run_list(alone, list, 2));
+    TR_CHECK(tr_barrier(alone));
     TR_CHECK(tr_leave(alone));
     std::printf("loss %.4f -> %.4f, %d hooks\n", first, last, hooks);
     return last < first && hooks == 20 ? 0 : 1;

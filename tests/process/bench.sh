@@ -1,5 +1,5 @@
 #!/bin/sh
-# `trireme bench model`: its results have every key, and a peer takes turns with it in a clean environment.
+# `trireme bench`: its results have every key, and a peer takes turns with it in a clean environment.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -46,6 +46,25 @@ refuses() {
 }
 refuses 'it ended before it printed "ready"' --peer 'echo no' --ranks 2
 refuses 'it ended before its work was done' --peer 'echo ready; read line; echo 1'
-refuses 'no milliseconds' --peer 'echo ready; while read line; do echo fast; done'
+refuses 'not a time' --peer 'echo ready; while read line; do echo fast; done'
 refuses 'cannot write nowhere/r.json' --json nowhere/r.json
 refuses '--model takes one of nano, gpt-mini, gpt2, not "gpt5"' --model gpt5
+
+# A collective, by size: every key for every size, the peer asked for what it is to do.
+cat >collective-peer <<'PEER'
+echo ready
+while read -r line; do
+    echo "$line" >>peer.asked
+    echo 8.5
+done
+PEER
+"$TRIREME" bench all-reduce --ranks 2 --bytes 4,1K --cold-mb 1 --peer 'sh collective-peer' --json r.json >out 2>err || fail "exit code $?"
+for key in bytes median_us algbw_gbps cold_us private_us limit_us share_of_limit peer_us ratio; do
+    [ "$(grep -c "\"$key\":" r.json)" = 2 ] || fail "not two of $key: $(cat r.json)"
+done
+grep -qxE 'all-reduce 1024 [0-9]+' peer.asked || fail "the peer was asked: $(cat peer.asked)"
+for kind in broadcast all-gather reduce-scatter all-to-all send-recv; do
+    "$TRIREME" bench $kind --ranks 2 --bytes 64 --cold-mb 1 >out 2>err || fail "$kind"
+done
+! "$TRIREME" bench nonsense >out 2>err || fail "it took nonsense"
+grep -q 'there is no bench "nonsense"' err || fail "nonsense"

@@ -94,6 +94,21 @@ static tr_tensor *linear_with_all(tr_tensor *const *in)
     return tr_linear_op(in[0], in[1], .bias = in[2], .residual = in[3], .in_out = true);
 }
 
+static tr_tensor *linear_of_gelu(tr_tensor *const *in)
+{
+    return tr_linear_op(in[0], in[1], .bias = in[2], .residual = in[3], .in_out = true, .activation = TR_GELU);
+}
+
+static tr_tensor *linear_of_gelu_exact(tr_tensor *const *in)
+{
+    return tr_linear_op(in[0], in[1], .activation = TR_GELU_EXACT);
+}
+
+static tr_tensor *linear_of_relu(tr_tensor *const *in)
+{
+    return tr_linear_op(in[0], in[1], .bias = in[2], .activation = TR_RELU);
+}
+
 static tr_tensor *attention(tr_tensor *const *in)
 {
     return tr_attention(in[0], in[1], in[2]);
@@ -196,6 +211,11 @@ const op_case op_cases[] = {
     {CASE("matmul vector",        matmul,         NORMAL(3, 4, 7), NORMAL_FIXED(7))},
     {CASE("linear",               linear,         NORMAL(3, 4, 7), NORMAL_FIXED(5, 7))},
     {CASE("linear with all",      linear_with_all, NORMAL(3, 4, 7), NORMAL_FIXED(7, 5), NORMAL_FIXED(5), NORMAL(3, 4, 5))},
+    {CASE("linear of gelu",       linear_of_gelu, NORMAL(3, 4, 7), NORMAL_FIXED(7, 5), NORMAL_FIXED(5), NORMAL(3, 4, 5))},
+    {CASE("linear of gelu, whole vectors", linear_of_gelu, NORMAL(3, 4, 32), NORMAL_FIXED(32, 48), NORMAL_FIXED(48),
+                                                  NORMAL(3, 4, 48))},
+    {CASE("linear of exact gelu", linear_of_gelu_exact, NORMAL(3, 4, 32), NORMAL_FIXED(16, 32))},
+    {CASE("linear of relu",       linear_of_relu, NORMAL(3, 4, 32), NORMAL_FIXED(16, 32), NORMAL_FIXED(16))},
     {CASE("attention",            attention,      NORMAL(2, 2, 3, 8), NORMAL(2, 2, 5, 8), NORMAL(2, 2, 5, 8))},
     {CASE("attention causal",     attention_causal, NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16))},
     {CASE("attention masked",     attention_masked, NORMAL(2, 2, 7, 4), NORMAL(2, 2, 5, 4), NORMAL(2, 2, 5, 4),

@@ -74,6 +74,7 @@ static tr_tensor *textbook(const attention_case *c, const tr_tensor *q, const tr
     const tr_tensor *mask, bool causal, double scale)
 {
     tr_tensor *o = tr_zeros(q->shape, .dtype = TR_F64);
+    const double *from_q = tr__ptr(q), *from_k = tr__ptr(k), *from_v = tr__ptr(v);
     double *out = tr__ptr(o), *weights = calloc((size_t)c->keys + 1, sizeof *weights);
     for (int64_t row = 0; row < c->batch * c->heads * c->queries; row++) {
         int64_t head = row / c->queries, i = row % c->queries;
@@ -82,14 +83,14 @@ static tr_tensor *textbook(const attention_case *c, const tr_tensor *q, const tr
             weights[j] = -INFINITY;
             if (!visible(c, mask, causal, head / c->heads, head % c->heads, i, j)) continue;
             double dot = 0;
-            for (int64_t d = 0; d < c->dim; d++) dot += at(q, row * c->dim + d) * at(k, (head * c->keys + j) * c->dim + d);
+            for (int64_t d = 0; d < c->dim; d++) dot += from_q[row * c->dim + d] * from_k[(head * c->keys + j) * c->dim + d];
             weights[j] = dot * scale;
             max = fmax(max, weights[j]);
         }
         for (int64_t j = 0; j < c->keys && max > -INFINITY; j++) sum += weights[j] = exp(weights[j] - max);
         for (int64_t j = 0; j < c->keys && max > -INFINITY; j++)
             for (int64_t d = 0; d < c->dim; d++)
-                out[row * c->dim + d] += weights[j] / sum * at(v, (head * c->keys + j) * c->dim + d);
+                out[row * c->dim + d] += weights[j] / sum * from_v[(head * c->keys + j) * c->dim + d];
     }
     free(weights);
     return o;

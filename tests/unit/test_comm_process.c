@@ -6,6 +6,7 @@
  */
 #include "base/clock.h"
 #include "comm/transport/shm.h"
+#include "processes.h"
 
 #include <trireme/comm.h>
 
@@ -28,128 +29,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-enum { RANKS_MOST = 5, JOIN_MS = 60000, PATIENCE_MS = 60000 };
-
-/* ---- Processes --------------------------------------------------------------------------------------------------- */
-
-/* What a rank tells the parent, in memory that they share. */
-typedef struct post {
-    atomic_int turns;       /* calls that went well */
-    _Atomic int64_t ended; /* when the body returned, by tr__now_ns(); 0: not yet */
-    tr_status status;
-    char text[2048];
-} post;
-
-typedef struct rank rank;
-typedef tr_status (*rank_body)(rank *r);
-struct rank {
-    int number, world;
-    tr_store *store;
-    tr_group *group;
-    post *post;
-    const void *arg;
-    pid_t pid;
-};
-
-typedef struct job {
-    int world, listener, port;
-    post *posts;
-    rank ranks[RANKS_MOST];
-} job;
-
-static int listen_on_loopback(int *port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t length = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, length) == 0 && listen(fd, 64) == 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
-    *port = ntohs(address.sin_port);
-    return fd;
-}
-
-static tr_status join_and_run(rank *r, const job *j, rank_body body)
-{
-    TR_SCOPE;
-    r->store = r->number == 0 ? tr_store_tcp("127.0.0.1", j->port, .serve = true, .listen_fd = j->listener)
-                              : tr_store_tcp("127.0.0.1", j->port);
-    tr_status status = tr_status_of(r->store);
-    if (status != TR_OK) return status;
-    r->group = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS);
-    status = tr_status_of(r->group);
-    return status == TR_OK ? body(r) : status;
-}
-
-static void start(job *j, int world, rank_body body, const void *arg)
-{
-    *j = (job){.world = world};
-    j->listener = listen_on_loopback(&j->port);
-    j->posts = mmap(NULL, sizeof *j->posts * RANKS_MOST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(j->posts != MAP_FAILED);
-    for (int i = 0; i < world; i++) {
-        rank *r = &j->ranks[i];
-        *r = (rank){.number = i, .world = world, .post = &j->posts[i], .arg = arg};
-        r->pid = fork();
-        assert_true(r->pid >= 0);
-        if (r->pid > 0) continue;
-        if (i > 0) close(j->listener);
-        r->post->status = join_and_run(r, j, body);
-        snprintf(r->post->text, sizeof r->post->text, "%s", tr_error_message());
-        atomic_store(&r->post->ended, tr__now_ns());
-        _exit(0);
-    }
-    close(j->listener);
-}
-
-static void await_turns(const job *j, int number, int turns)
-{
-    for (int ms = 0; atomic_load(&j->posts[number].turns) < turns; ms++) {
-        if (ms > PATIENCE_MS || atomic_load(&j->posts[number].ended))
-            fail_msg("rank %d does not get going: %s", number, j->posts[number].text);
-        usleep(1000);
-    }
-}
-
-/* Reaps a rank, which must end by itself; kills it when it does not. */
-static void reap(job *j, int number)
-{
-    int how;
-    for (int ms = 0; ms < PATIENCE_MS; ms++) {
-        if (waitpid(j->ranks[number].pid, &how, WNOHANG) != 0) return;
-        usleep(1000);
-    }
-    kill(j->ranks[number].pid, SIGKILL);
-    waitpid(j->ranks[number].pid, &how, 0);
-    fail_msg("rank %d hangs", number);
-}
-
-static void finish(job *j)
-{
-    munmap(j->posts, sizeof *j->posts * RANKS_MOST);
-}
-
-/* Runs ranks that all should end well. */
-static void run(int world, rank_body body, const void *arg)
-{
-    job j;
-    start(&j, world, body, arg);
-    for (int i = 0; i < world; i++) reap(&j, i);
-    for (int i = 0; i < world; i++)
-        if (j.posts[i].status != TR_OK || !j.posts[i].ended)
-            fail_msg("rank %d of %d: %s (%s)", i, world, j.posts[i].text, tr_status_name(j.posts[i].status));
-    finish(&j);
-}
-
-#define TRY(expression)                     \
-    do {                                    \
-        tr_status try_ = (expression);      \
-        if (try_ != TR_OK) return try_;     \
-    } while (0)
-#define CHECK(condition)                                                                             \
-    do {                                                                                             \
-        if (!(condition)) return tr_fail(TR_INTERNAL, "line %d: %s", __LINE__, #condition);          \
-    } while (0)
 
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
 
@@ -205,7 +84,7 @@ static tr_status move_data(rank *r)
 static void processes_share_data(void **state)
 {
     (void)state;
-    for (int world = 2; world <= 4; world++) run(world, move_data, NULL);
+    for (int world = 2; world <= 4; world++) run_job(world, move_data, NULL);
 }
 
 /* ---- Nothing is left --------------------------------------------------------------------------------------------- */
@@ -264,7 +143,7 @@ static void nothing_is_left_behind(void **state)
 {
     (void)state;
     int descriptors = count_entries("/proc/self/fd"), files = count_entries("/dev/shm");
-    run(3, come_and_go, NULL);
+    run_job(3, come_and_go, NULL);
     assert_int_equal(count_entries("/proc/self/fd"), descriptors);
     assert_int_equal(count_entries("/dev/shm"), files);
     assert_int_equal(count_mappings(), 0);
@@ -333,7 +212,8 @@ static void check_survivor(const job *j, int number, int victim, const char *dur
     const post *p = &j->posts[number];
     char name[64];
     snprintf(name, sizeof name, "rank %d (pid %ld) died", victim, (long)j->ranks[victim].pid);
-    if (p->status != TR_PEER || !strstr(p->text, name) || !strstr(p->text, during) || !strstr(p->text, __FILE__ ":"))
+    bool placed = !during[0] || (strstr(p->text, during) && strstr(p->text, __FILE__ ":"));
+    if (p->status != TR_PEER || !strstr(p->text, name) || !placed)
         fail_msg("rank %d says '%s' (%s), not '%s' and '%s'", number, p->text, tr_status_name(p->status), name, during);
     if (p->ended - killed > 5000000000)
         fail_msg("rank %d took %g s to notice", number, (double)(p->ended - killed) / 1e9);
@@ -342,7 +222,7 @@ static void check_survivor(const job *j, int number, int victim, const char *dur
 static void kill_one(int world, int victim, activity a, int delay_us)
 {
     job j;
-    start(&j, world, act_until_it_fails, &a);
+    start_job(&j, world, act_until_it_fails, &a);
     for (int i = 0; i < world; i++) await_turns(&j, i, 3);
     usleep((unsigned)delay_us);
     int64_t killed = tr__now_ns();
@@ -370,12 +250,76 @@ static tr_status join_only(rank *r)
     return tr_barrier(r->group);
 }
 
+/* What ranks do in any other collective, over and over until it fails. */
+typedef struct any_call {
+    tr_collective_kind kind;
+    bool shared;
+} any_call;
+
+static tr_status call_until_it_fails(rank *r)
+{
+    enum { COUNT = 150000 }; /* elements of a block */
+    const any_call *a = r->arg;
+    size_t bytes = (size_t)r->world * COUNT * sizeof(float);
+    char *in = a->shared ? tr_shared_alloc(bytes) : calloc(bytes, 1), *out = calloc(bytes, 1);
+    CHECK(in && out);
+    int64_t counts[RANKS_MOST];
+    for (int i = 0; i < RANKS_MOST; i++) counts[i] = COUNT;
+    tr_collective c = {.size = sizeof c, .kind = a->kind, .in = in, .out = out, .count = COUNT, .in_counts = counts,
+        .out_counts = counts, .root = 1, .file = __FILE__, .line = __LINE__};
+    int next = (r->number + 1) % r->world, before = (r->number + r->world - 1) % r->world;
+    tr_collective ring[] = {TR_COLLECTIVE(TR_SEND, .in = in, .count = COUNT, .peer = next),
+        TR_COLLECTIVE(TR_RECV, .out = out, .count = COUNT, .peer = before)};
+    tr_status status = TR_OK;
+    while (status == TR_OK) {
+        status = a->kind == TR_SEND ? tr_run_list(r->group, ring, 2) : tr_run_collective(r->group, &c);
+        atomic_fetch_add(&r->post->turns, status == TR_OK);
+    }
+    int64_t ended = tr__now_ns();
+    free(out);
+    if (a->shared)
+        tr_shared_free(in);
+    else
+        free(in);
+    atomic_store(&r->post->ended, ended);
+    return status;
+}
+
+static void kill_one_in(const any_call *a, int victim, const char *during)
+{
+    job j;
+    start_job(&j, 3, call_until_it_fails, a);
+    await_turns(&j, victim, 2);
+    usleep(500);
+    int64_t killed = tr__now_ns();
+    kill(j.ranks[victim].pid, SIGKILL);
+    for (int i = 0; i < 3; i++) {
+        reap(&j, i);
+        if (i != victim) check_survivor(&j, i, victim, during, killed);
+    }
+    finish(&j);
+}
+
+static void a_killed_rank_is_named_whatever_runs(void **state)
+{
+    (void)state;
+    static const char *const names[] = {[TR_REDUCE] = "reduce #", [TR_BROADCAST] = "broadcast #",
+        [TR_ALL_GATHER] = "all_gather #", [TR_GATHER] = "gather #", [TR_SCATTER] = "scatter #",
+        [TR_REDUCE_SCATTER] = "reduce_scatter #", [TR_ALL_TO_ALL] = "all_to_all #",
+        [TR_ALL_GATHER_V] = "all_gather_v #", [TR_GATHER_V] = "gather_v #", [TR_SCATTER_V] = "scatter_v #",
+        [TR_ALL_TO_ALL_V] = "all_to_all_v #",
+        [TR_SEND] = ""}; /* between two messages nothing is under way */
+    for (tr_collective_kind kind = TR_REDUCE; kind <= TR_SEND; kind++)
+        for (int shared = 0; shared < 2; shared++)
+            kill_one_in(&(any_call){kind, shared}, (int)(kind + shared) % 3, names[kind]);
+}
+
 static void a_rank_killed_while_it_joins_is_an_error(void **state)
 {
     (void)state;
     for (int delay_us = 0; delay_us < 8000; delay_us += 1000) {
         job j;
-        start(&j, 3, join_only, NULL);
+        start_job(&j, 3, join_only, NULL);
         usleep((unsigned)delay_us);
         kill(j.ranks[2].pid, SIGKILL);
         reap(&j, 2);
@@ -412,7 +356,7 @@ static tr_status act_with_a_timeout(rank *r)
 static void stop_one(int world, int victim, const void *shared)
 {
     job j;
-    start(&j, world, act_with_a_timeout, shared);
+    start_job(&j, world, act_with_a_timeout, shared);
     for (int i = 0; i < world; i++) await_turns(&j, i, 3);
     kill(j.ranks[victim].pid, SIGSTOP);
     for (int i = 0; i < world; i++)
@@ -560,6 +504,7 @@ int main(void)
         cmocka_unit_test(processes_share_data),
         cmocka_unit_test(nothing_is_left_behind),
         cmocka_unit_test(a_killed_rank_is_named_by_all_others),
+        cmocka_unit_test(a_killed_rank_is_named_whatever_runs),
         cmocka_unit_test(a_rank_killed_while_it_joins_is_an_error),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(rank_0_serves_as_under_torchrun),

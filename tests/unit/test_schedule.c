@@ -67,7 +67,7 @@ static void chunks_follow_each_other(void **state)
 }
 
 /*
- * The staged all_reduce, step by step, as src/comm/transport/shm_data.c orders it, with ranks that run ahead of each
+ * The staged all_reduce, step by step, as src/comm/transport/shm_fold.c orders it, with ranks that run ahead of each
  * other as far as their waits allow: no place of the ring is written while another rank may still read it.
  */
 enum { RING = 4, CHUNKS = 11 };

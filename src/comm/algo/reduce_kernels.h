@@ -62,8 +62,9 @@ typedef VECTOR_OF(uint8_t, WIDE) u8s_narrow;
 #define FOLD_PROD(unsigned_type, a, b) ((__typeof__(a))((unsigned_type)(a) * (unsigned_type)(b)))
 #define FOLD_MIN(unsigned_type, a, b) SELECT(((a) < (b)) | ((a) != (a)), a, b)
 #define FOLD_MAX(unsigned_type, a, b) SELECT(((a) > (b)) | ((a) != (a)), a, b)
-#define FOLD_ANY(unsigned_type, a, b) ((a) | (b))
-#define FOLD_ALL(unsigned_type, a, b) ((a) & (b))
+#define FOLD_OR(unsigned_type, a, b) ((a) | (b))
+#define FOLD_AND(unsigned_type, a, b) ((a) & (b))
+#define FOLD_XOR(unsigned_type, a, b) ((a) ^ (b))
 
 #define FINISH_NOT(a, ranks) (a)
 #define FINISH_SCALE(a, ranks) ((a) * (__typeof__((a)[0]))(1.0 / (ranks)))
@@ -119,20 +120,25 @@ KERNELS(i32, int32_t, i32s, u32s, LOAD_I32, STORE_I32)
 KERNEL(i32_avg, int32_t, i64s_wide, u64s_wide, LOAD_I32_WIDE, STORE_I32_WIDE, FOLD_AVG, FINISH_DIVIDE)
 KERNELS(u8, uint8_t, u8s, u8s, LOAD_U8, STORE_U8)
 KERNEL(u8_avg, uint8_t, i32s, u32s, LOAD_U8_WIDE, STORE_U8_WIDE, FOLD_AVG, FINISH_DIVIDE)
-KERNEL(bool_any, uint8_t, u8s, u8s, LOAD_U8, STORE_U8, FOLD_ANY, FINISH_NOT)
-KERNEL(bool_all, uint8_t, u8s, u8s, LOAD_U8, STORE_U8, FOLD_ALL, FINISH_NOT)
+#define BIT_KERNELS(name, element, acc, LOAD, STORE)                        \
+    KERNEL(name##_and, element, acc, acc, LOAD, STORE, FOLD_AND, FINISH_NOT) \
+    KERNEL(name##_or, element, acc, acc, LOAD, STORE, FOLD_OR, FINISH_NOT)   \
+    KERNEL(name##_xor, element, acc, acc, LOAD, STORE, FOLD_XOR, FINISH_NOT)
+BIT_KERNELS(i64, int64_t, i64s, LOAD_I64, STORE_I64)
+BIT_KERNELS(i32, int32_t, i32s, LOAD_I32, STORE_I32)
+BIT_KERNELS(u8, uint8_t, u8s, LOAD_U8, STORE_U8) /* bool too: it is 0 or 1 */
 
-#define ROW(name) \
-    {[TR_SUM] = name##_sum, [TR_AVG] = name##_avg, [TR_MIN] = name##_min, [TR_MAX] = name##_max,                \
-        [TR_PROD] = name##_prod}
+#define NUMBERS(name) \
+    [TR_SUM] = name##_sum, [TR_AVG] = name##_avg, [TR_MIN] = name##_min, [TR_MAX] = name##_max, [TR_PROD] = name##_prod
+#define BITS(name) [TR_BAND] = name##_and, [TR_BOR] = name##_or, [TR_BXOR] = name##_xor
 
 const tr__reduce_table TABLE = {
-    [TR_F32] = ROW(f32),
-    [TR_F64] = ROW(f64),
-    [TR_F16] = ROW(f16),
-    [TR_BF16] = ROW(bf16),
-    [TR_I64] = ROW(i64),
-    [TR_I32] = ROW(i32),
-    [TR_U8] = ROW(u8),
-    [TR_BOOL] = {[TR_SUM] = bool_any, [TR_MIN] = bool_all, [TR_MAX] = bool_any, [TR_PROD] = bool_all},
+    [TR_F32] = {NUMBERS(f32)},
+    [TR_F64] = {NUMBERS(f64)},
+    [TR_F16] = {NUMBERS(f16)},
+    [TR_BF16] = {NUMBERS(bf16)},
+    [TR_I64] = {NUMBERS(i64), BITS(i64)},
+    [TR_I32] = {NUMBERS(i32), BITS(i32)},
+    [TR_U8] = {NUMBERS(u8), BITS(u8)},
+    [TR_BOOL] = {[TR_SUM] = u8_or, [TR_MIN] = u8_and, [TR_MAX] = u8_or, [TR_PROD] = u8_and, BITS(u8)},
 };

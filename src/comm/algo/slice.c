@@ -25,6 +25,7 @@ tr__range tr__chunk(int64_t count, size_t element_bytes, size_t chunk_bytes, int
 {
     int64_t per_chunk = (int64_t)(chunk_bytes / element_bytes);
     tr__range range = {per_chunk * index, per_chunk * (index + 1)};
+    if (range.begin > count) range.begin = count;
     if (range.end > count) range.end = count;
     return range;
 }

@@ -18,7 +18,7 @@ typedef struct tr__range {
 tr__range tr__slice(int64_t count, size_t element_bytes, int parts, int index);
 
 /* Pieces of a buffer that pass through a staging area of chunk_bytes (a multiple of the cache line), one after
- * another. */
+ * another; empty behind the last. */
 int64_t tr__chunk_count(int64_t count, size_t element_bytes, size_t chunk_bytes);
 tr__range tr__chunk(int64_t count, size_t element_bytes, size_t chunk_bytes, int64_t index);
 

@@ -5,29 +5,43 @@
 #ifndef TR_COMM_BACKEND_BACKEND_H
 #define TR_COMM_BACKEND_BACKEND_H
 
+#include "comm/recorder.h"
+
 #include <trireme/comm.h>
 
 /* Who joins, and where the ranks meet. */
+typedef struct tr__backend tr__backend;
 typedef struct tr__member {
     const char *group; /* its name */
     int rank, world_size;
     tr_store *store;   /* NULL when world_size is 1 */
     int timeout_ms;
+    int report_ms;     /* after which a wait is told to the log function */
+    tr__recorder *recorder; /* is to be told whom this rank waits for; NULL in a world of one */
+    const char *transport, *address, *algorithms; /* as in tr_join_options; during join only */
+    const tr__backend *behind; /* whose calls the checking backend compares */
 } tr__member;
 
-typedef struct tr__backend {
+struct tr__backend {
     const char *name;
     /* Meets the other ranks; *state is what the other functions get. */
     tr_status (*join)(const tr__member *member, void **state);
     /* Runs one collective to its end, in any thread, never two at once. After a failure the group is broken: every
      * later run fails at once, with the first cause. sequence counts the group's collectives from 1. */
     tr_status (*run)(void *state, const tr_collective *collective, uint64_t sequence);
+    /* Sends and receives beside the collectives, of any thread, several at once; may be NULL. start() takes one over
+     * (and a reference of the work, which it finishes some time), or says no: then it is to take its turn in run().
+     * `driven`: the caller calls drive() next, which helps until the work is done. */
+    bool (*start)(void *state, tr_work *work, bool driven);
+    void (*drive)(void *state, const tr_work *work);
+    bool (*pending)(void *state); /* is any under way? leave() waits for them */
     /* Makes a run that is under way give up soon; the group is then broken. From any thread. */
     void (*cancel)(void *state, const char *why);
     /* Says goodbye and frees the state. No run is under way. */
     void (*leave)(void *state);
-} tr__backend;
+    bool signs; /* finds by itself that ranks make different calls */
+};
 
-extern const tr__backend tr__native_backend;
+extern const tr__backend tr__native_backend, tr__checked_backend;
 
 #endif

@@ -32,6 +32,7 @@ static bool keep_failure(tr__shm *t)
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
     tr__shm_ring(t->control);
+    tr__shm_mail(t->control);
     return first;
 }
 
@@ -91,10 +92,10 @@ void tr__shm_kick(tr__shm *t)
 
 static tr_status make_control(tr__shm *t)
 {
-    t->control = tr_shared_alloc(sizeof *t->control);
+    t->control = tr_shared_alloc(tr__shm_control_bytes(t->world_size));
     if (!t->control) return tr__fail_context(TR_NO_MEMORY, "group '%s'", t->group);
     t->control->magic = TR__SHM_MAGIC;
-    t->control->version = 1;
+    t->control->version = 2;
     t->control->rank = t->rank;
     t->control->world_size = t->world_size;
     t->peers[t->rank].control = t->control;
@@ -134,6 +135,7 @@ static tr_status make_parts(tr__shm *t, tr__card *card)
     TR__TRY(make_control(t));
     t->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (t->kick < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", t->group);
+    TR__TRY(tr__shm_p2p_new(t));
     return tr__shm_listen(t, card);
 }
 
@@ -150,6 +152,8 @@ tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transp
     snprintf(t->group, sizeof t->group, "%s", member->group);
     t->rank = member->rank;
     t->world_size = member->world_size;
+    t->report_ms = member->report_ms;
+    t->recorder = member->recorder;
     t->kick = t->door.socket = -1;
     t->crowded = crowded(t->world_size);
     make_lock(t);
@@ -180,6 +184,7 @@ static void free_peer(tr__shm *t, tr__shm_peer *peer)
 {
     if (peer->socket >= 0) close(peer->socket);
     tr__shm_segment_went(t, peer, 0);
+    tr__shm_unmap(peer, &peer->channel_mapping);
     tr__shm_unmap(peer, &peer->control_mapping);
     free(peer->mappings);
     for (tr__shm_letter *letter = peer->first, *next; letter; letter = next) {
@@ -191,11 +196,13 @@ static void free_peer(tr__shm *t, tr__shm_peer *peer)
 
 void tr__shm_close(tr__shm *t)
 {
+    if (t->has_monitor) tr__shm_p2p_end(t);
     if (t->watching) tr__segment_unwatch(&t->watcher);
     if (t->has_monitor) tr__shm_monitor_stop(t);
     for (int rank = 0; t->peers && rank < t->world_size; rank++) free_peer(t, &t->peers[rank]);
     if (t->door.socket >= 0) close(t->door.socket);
     if (t->kick >= 0) close(t->kick);
+    tr__shm_p2p_free(t);
     tr_shared_free(t->staging);
     tr_shared_free(t->control);
     free(t->announced);

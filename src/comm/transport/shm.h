@@ -7,7 +7,10 @@
  *   shm_segments.c   which memory the ranks have shown each other
  *   shm_wait.c       waiting for peers: spinning, sleeping, timeouts, reports
  *   shm_call.c       running a collective: signatures, small messages
- *   shm_data.c       all_reduce and broadcast of large buffers
+ *   shm_fold.c       all_reduce, reduce, reduce_scatter
+ *   shm_pull.c       broadcast, gathers, scatters, all_to_alls
+ *   shm_stage.c      the staging areas that private buffers pass through
+ *   shm_p2p.h        send and recv: shm_channel.c, shm_p2p.c, shm_p2p_run.c
  */
 #ifndef TR_COMM_TRANSPORT_SHM_H
 #define TR_COMM_TRANSPORT_SHM_H
@@ -41,12 +44,19 @@ typedef struct tr__shm_place {
  * at work. */
 typedef struct tr__shm_slot {
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t entered; /* the sequence number, when all below is there */
-    _Atomic uint32_t what;                             /* kind, dtype and op, a byte each, and TR__SHM_SHARED */
+    _Atomic uint32_t what;                             /* kind, dtype and op, a byte each, and flags */
     _Atomic int32_t root, line;
     _Atomic int64_t count;
     union {
         struct {
-            tr__shm_place in, out; /* with TR__SHM_SHARED */
+            tr__shm_place in; /* with TR__SHM_SHARED */
+            union {
+                tr__shm_place out; /* of an all_reduce, or at a reduce's root */
+                struct {
+                    _Atomic uint64_t layout; /* of the _V kinds, whose data is never tiny */
+                    int64_t longest;         /* elements of the longest block */
+                };
+            };
         };
         unsigned char tiny[TR__SHM_TINY];
     };
@@ -54,7 +64,13 @@ typedef struct tr__shm_slot {
     _Alignas(TR__CACHE_LINE) unsigned char data[TR__SHM_INLINE];
 } tr__shm_slot;
 
-enum { TR__SHM_WHAT = 0xffffff, TR__SHM_SHARED = 1 << 24 };
+/* The signature's bits; the input can be mapped, with the output where that matters; the input is in the slot. */
+enum { TR__SHM_WHAT = 0xffffff, TR__SHM_SHARED = 1 << 24, TR__SHM_INLINED = 1 << 25 };
+
+/* A block of an input: elements. */
+typedef struct tr__shm_block {
+    int64_t offset, count;
+} tr__shm_block;
 
 /* A rank's control segment: written by its rank, but for the bell; read by all. Steps count up over the life of the
  * group, alike on all ranks; each collective takes as many as it needs. */
@@ -67,8 +83,22 @@ typedef struct tr__shm_control {
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t filled;   /* steps: own data is in the staging area */
     _Atomic uint64_t staging;                           /* the segment that is the staging area */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t done;     /* steps: own share of the work is done */
+    _Alignas(TR__CACHE_LINE) atomic_uint mail;          /* futex word: peers raise it when they did something for our
+                                                           sends and receives */
+    atomic_int mail_sleepers;
     tr__shm_slot slots[2];
+    tr__shm_block blocks[]; /* [2][world_size]: of a scatter_v or all_to_all_v, what the others find where */
 } tr__shm_control;
+
+static inline size_t tr__shm_control_bytes(int world_size)
+{
+    return sizeof(tr__shm_control) + 2 * (size_t)world_size * sizeof(tr__shm_block);
+}
+
+static inline tr__shm_block *tr__shm_table(tr__shm_control *control, uint64_t sequence)
+{
+    return control->blocks + (sequence & 1 ? control->world_size : 0);
+}
 
 /* ---- What a rank keeps for itself -------------------------------------------------------------------------------- */
 
@@ -80,10 +110,11 @@ typedef struct tr__shm_mapping {
     bool gone; /* freed by its owner; unmapped as soon as no collective runs */
 } tr__shm_mapping;
 
-enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, TR__SHM_BROKEN, TR__SHM_GOODBYE };
+enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, TR__SHM_BROKEN, TR__SHM_GOODBYE,
+    TR__SHM_STREAMS };
 
-/* A message between ranks; sockets keep messages apart. A SEGMENT carries a descriptor, unless both live in one
- * process. */
+/* A message between ranks; sockets keep messages apart. SEGMENT and STREAMS (a channel) carry a descriptor, unless both
+ * live in one process. */
 typedef struct tr__shm_message {
     uint32_t magic, type;
     int32_t rank, status;
@@ -98,6 +129,9 @@ typedef struct tr__shm_letter { /* a message on its way */
     tr__shm_message message;
 } tr__shm_letter;
 
+typedef struct tr__shm_channel tr__shm_channel;
+typedef struct tr__shm_p2p tr__shm_p2p;
+
 typedef struct tr__shm_peer {
     int rank;
     int socket; /* -1: ourselves, or gone */
@@ -106,6 +140,8 @@ typedef struct tr__shm_peer {
     tr__shm_control *control;
     tr__shm_mapping control_mapping;
     atomic_bool left; /* has said goodbye */
+    tr__shm_mapping channel_mapping; /* the monitor's */
+    tr__shm_channel *_Atomic inbound; /* what the peer sends us; NULL: nothing yet */
     /* Under the transport's lock. */
     tr__shm_mapping *mappings;
     size_t mapping_count, mapping_capacity;
@@ -123,6 +159,8 @@ typedef struct tr__shm_door { /* where the peers knock while they join */
 typedef struct tr__shm {
     char group[64];
     int rank, world_size;
+    int report_ms; /* of waiting, after which it is reported */
+    tr__recorder *recorder;
     tr__shm_peer *peers; /* [world_size], ourselves included */
     tr__shm_control *control; /* our own */
     tr__shm_door door;
@@ -142,9 +180,11 @@ typedef struct tr__shm {
     atomic_bool stopping;
     pthread_t monitor;
 
-    atomic_bool busy;            /* a collective runs: nothing may be unmapped */
+    atomic_int busy;             /* how many threads use mappings: nothing may be unmapped */
     atomic_bool has_gone;        /* something waits to be unmapped */
     _Atomic uint64_t version;    /* of the mappings: raised when one goes */
+
+    tr__shm_p2p *p2p;            /* sends and receives */
 
     /* For the thread that runs a collective. */
     uint64_t steps;              /* taken by all collectives so far */
@@ -152,7 +192,7 @@ typedef struct tr__shm {
     int spins;
     tr__segment own;             /* the latest lookup of our own memory, true while the generation is the same */
     uint64_t own_generation;
-    void *staging;
+    char *staging;
     const void **in;             /* [world_size], for kernels */
     void **out;
     char **stagings;             /* [world_size]: the ranks' staging areas */
@@ -161,10 +201,12 @@ typedef struct tr__shm {
 /* A collective that is running. */
 typedef struct tr__shm_call {
     const tr_collective *c; /* NULL: the ranks are joining */
+    const tr__kind *kind;
     uint64_t sequence;
     int timeout_ms;
-    size_t bytes;
-    bool shared;     /* our buffers can be mapped by all */
+    size_t size;     /* of an element */
+    size_t bytes;    /* of the input; of a _V kind of ours, else of anyone's */
+    uint32_t way;    /* TR__SHM_INLINED, TR__SHM_SHARED or 0, how our input is published */
     bool filled;     /* our first chunk is in the staging area already */
     int64_t began;   /* when the first wait that took long did; 0: none yet */
     bool reported;
@@ -216,14 +258,19 @@ ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd);
 tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place, bool *shared);
 /* The address here of a place of a peer; waits until its segment has come. */
 tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, char **memory);
+/* As show and find, of any thread: place->segment is 0 for memory that is not shared; copies out what a peer shows. */
+tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place);
+tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int timeout_ms);
 /* Maps a segment that a peer has shown; fd is closed (-1 from a rank of this process). */
 tr_status tr__shm_map(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd, tr__shm_mapping *mapping);
 void tr__shm_unmap(tr__shm_peer *peer, const tr__shm_mapping *mapping);
 /* A peer has shown a segment, or taken one back (id 0: all). */
 tr_status tr__shm_segment_came(tr__shm *t, tr__shm_peer *peer, uint64_t id, size_t bytes, int fd);
 void tr__shm_segment_went(tr__shm *t, tr__shm_peer *peer, uint64_t id);
-/* Unmaps what is gone; only while no collective runs. */
+/* Unmaps what is gone; only while nobody uses mappings. */
 void tr__shm_sweep(tr__shm *t);
+/* Takes one from t->busy. */
+void tr__shm_idle(tr__shm *t);
 /* Listens for our own segments being freed. */
 void tr__shm_watch(tr__shm *t);
 
@@ -243,19 +290,70 @@ void tr__shm_signal(tr__shm *t, tr__shm_word word, uint64_t value);
 tr_status tr__shm_await(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only);
 /* The call that a rank is in, or was last; false when it has made none. */
 bool tr__shm_last_call(const tr__shm_control *control, tr__signature *signature, bool *finished);
+/* All but its layout. */
 void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *signature);
+
+/* "rank 2 has done all_reduce #17 (…)" */
+char *tr__shm_state_text(const tr__shm_peer *peer, char text[TR__CALL_TEXT + 64]);
+
+/* ---- shm_p2p_run.c ----------------------------------------------------------------------------------------------- */
+
+tr_status tr__shm_p2p_new(tr__shm *t);
+/* Waits for what is under way, unless the group is broken, and frees all. */
+void tr__shm_p2p_end(tr__shm *t);
+void tr__shm_p2p_free(tr__shm *t);
+/* Starts a send or recv and takes a reference of the work. The caller will drive it, else the group's thread does. */
+void tr__shm_p2p_start(tr__shm *t, tr_work *work, bool driven);
+/* Works on all sends and receives until this one is done. */
+void tr__shm_p2p_drive(tr__shm *t, const tr_work *work);
+/* Is any under way? */
+bool tr__shm_p2p_pending(tr__shm *t);
+
+/* ---- shm_channel.c ----------------------------------------------------------------------------------------------- */
+
+/* The monitor's: a peer has made a channel to us. */
+tr_status tr__shm_channel_came(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd);
+/* Lets a rank look at its sends and receives. */
+void tr__shm_mail(tr__shm_control *control);
 
 /* ---- shm_call.c -------------------------------------------------------------------------------------------------- */
 
 tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequence);
 
-/* ---- shm_data.c -------------------------------------------------------------------------------------------------- */
+/* Does this rank have data that others read? */
+bool tr__shm_publishes(const tr_collective *c, int rank);
+/* What a rank has put in its slot. */
+char *tr__shm_inline(const tr__shm *t, const tr__shm_call *call, int rank);
 
-tr_status tr__shm_reduce_shared(tr__shm *t, tr__shm_call *call);
-tr_status tr__shm_reduce_staged(tr__shm *t, tr__shm_call *call);
-tr_status tr__shm_broadcast_shared(tr__shm *t, tr__shm_call *call);
-tr_status tr__shm_broadcast_staged(tr__shm *t, tr__shm_call *call);
-/* Puts the first chunk of a buffer that cannot be mapped into the staging area, before the call is entered. */
-tr_status tr__shm_fill_first(tr__shm *t, tr__shm_call *call);
+/* ---- shm_stage.c ------------------------------------------------------------------------------------------------- */
+
+/* Makes our staging area at its first use and lets the peers find it. */
+tr_status tr__shm_stage_make(tr__shm *t);
+/* Finds a rank's: t->stagings[rank]. */
+tr_status tr__shm_stage_find(tr__shm *t, tr__shm_call *call, int rank);
+
+/* A piece of a block, in bytes: where it is in the buffer, and in a staging area. */
+typedef struct tr__shm_piece {
+    size_t begin, bytes, staged;
+} tr__shm_piece;
+
+size_t tr__shm_piece_bytes(const tr__shm *t, const tr__shm_call *call);
+/* How many chunks a block of so many elements makes. */
+int64_t tr__shm_chunks(const tr__shm *t, const tr__shm_call *call, int64_t block);
+/* Piece `index`, of step t->steps + 1 + index, of the block that is number `number`; of none behind the last. */
+tr__shm_piece tr__shm_piece_at(const tr__shm *t, const tr__shm_call *call, tr__range block, int64_t index, int number);
+
+/* ---- shm_fold.c -------------------------------------------------------------------------------------------------- */
+
+void tr__shm_fold_inline(tr__shm *t, tr__shm_call *call);
+tr_status tr__shm_fold_shared(tr__shm *t, tr__shm_call *call);
+tr_status tr__shm_fold_staged(tr__shm *t, tr__shm_call *call);
+/* Puts a chunk into the staging area; that of index 0 may go there before the call is entered. */
+void tr__shm_fold_fill(tr__shm *t, tr__shm_call *call, int64_t index);
+
+/* ---- shm_pull.c -------------------------------------------------------------------------------------------------- */
+
+tr_status tr__shm_pull(tr__shm *t, tr__shm_call *call);
+tr_status tr__shm_pull_fill(tr__shm *t, tr__shm_call *call, int64_t index);
 
 #endif

@@ -3,7 +3,6 @@
  * data: that is where a mismatch shows, where buffers are found, and where messages of up to TR__SHM_INLINE bytes
  * travel, so that a small all_reduce is one round of flags.
  */
-#include "comm/algo/reduce.h"
 #include "comm/transport/shm.h"
 
 #include <string.h>
@@ -18,27 +17,38 @@ static tr__shm_word entered(uint64_t sequence)
     return sequence & 1 ? TR__SHM_ENTERED_ODD : TR__SHM_ENTERED_EVEN;
 }
 
-static bool is_inline(const tr__shm_call *call)
+char *tr__shm_inline(const tr__shm *t, const tr__shm_call *call, int rank)
 {
-    return call->bytes <= TR__SHM_INLINE;
+    tr__shm_slot *slot = slot_of(t->peers[rank].control, call->sequence);
+    return (char *)(call->bytes <= TR__SHM_TINY && !call->kind->variable ? slot->tiny : slot->data);
 }
 
-static unsigned char *inline_data(tr__shm_slot *slot, const tr__shm_call *call)
+bool tr__shm_publishes(const tr_collective *c, int rank)
 {
-    return call->bytes <= TR__SHM_TINY ? slot->tiny : slot->data;
+    return tr__collective_gives(c, rank) && !(tr__kind_of(c->kind)->to_root && !tr__kind_of(c->kind)->reduces &&
+                                                 rank == c->root);
 }
 
-/* Does this rank have data to give in this call? */
-static bool gives(const tr__shm *t, const tr_collective *c)
+/* Bytes of the input: the same on all ranks, but for the _V kinds, where what a rank gives itself does not count. */
+static size_t input_bytes(const tr__shm *t, const tr_collective *c)
 {
-    return c->kind == TR_ALL_REDUCE || (c->kind == TR_BROADCAST && c->root == t->rank);
+    int64_t elements = c->count;
+    const tr__kind *kind = tr__kind_of(c->kind);
+    if (kind->variable && kind->in_blocks) {
+        elements = 0;
+        for (int rank = 0; c->in_counts && rank < t->world_size; rank++)
+            if (rank != t->rank) elements += c->in_counts[rank];
+    } else if (kind->in_blocks) {
+        elements *= t->world_size;
+    }
+    return (size_t)elements * tr_dtype_size(c->dtype);
 }
 
 /* ---- Entering ---------------------------------------------------------------------------------------------------- */
 
-static void write_signature(tr__shm_slot *slot, const tr_collective *c, bool shared)
+static void write_signature(tr__shm_slot *slot, const tr_collective *c, uint32_t way)
 {
-    uint32_t what = (uint32_t)c->kind | (uint32_t)c->dtype << 8 | (uint32_t)c->op << 16 | (shared ? TR__SHM_SHARED : 0);
+    uint32_t what = (uint32_t)c->kind | (uint32_t)c->dtype << 8 | (uint32_t)c->op << 16 | way;
     atomic_store_explicit(&slot->what, what, memory_order_relaxed);
     atomic_store_explicit(&slot->root, c->root, memory_order_relaxed);
     atomic_store_explicit(&slot->count, c->count, memory_order_relaxed);
@@ -50,31 +60,92 @@ static void write_signature(tr__shm_slot *slot, const tr_collective *c, bool sha
     for (size_t i = 0; i <= used / 8; i++) atomic_store_explicit(&slot->file[i], words[i], memory_order_relaxed);
 }
 
-/* Large data: where the peers can map it, or its first chunk into the staging area. */
-static tr_status offer(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
+/* Of a _V kind: what the others must know of our blocks. Inline they follow each other in the slot. */
+static void write_blocks(tr__shm *t, const tr__shm_call *call, tr__shm_slot *slot)
 {
     const tr_collective *c = call->c;
-    bool in = false, out = true;
-    TR__TRY(tr__shm_show(t, c->in, call->bytes, &slot->in, &in));
-    if (c->kind == TR_ALL_REDUCE && in) {
+    tr__shm_block *table = tr__shm_table(t->control, call->sequence);
+    int64_t at = 0;
+    atomic_store_explicit(&slot->layout, 0, memory_order_relaxed);
+    slot->longest = c->count;
+    if (c->kind == TR_ALL_GATHER_V) {
+        tr__signature s;
+        tr__signature_of(c, t->world_size, call->sequence, &s);
+        atomic_store_explicit(&slot->layout, s.layout, memory_order_relaxed);
+    }
+    if (!call->kind->in_blocks) return;
+    slot->longest = 0;
+    for (int rank = 0; c->in_counts && rank < t->world_size; rank++) {
+        tr__range in = tr__collective_in(c, rank);
+        int64_t count = in.end - in.begin;
+        table[rank] = (tr__shm_block){call->way & TR__SHM_INLINED ? at : in.begin, count};
+        if (rank == t->rank) continue;
+        at += count;
+        if (count > slot->longest) slot->longest = count;
+    }
+}
+
+static void copy_inline(tr__shm *t, const tr__shm_call *call)
+{
+    const tr_collective *c = call->c;
+    char *to = tr__shm_inline(t, call, t->rank);
+    if (!c->in_counts) {
+        memcpy(to, c->in, call->bytes);
+        return;
+    }
+    for (int rank = 0; rank < t->world_size; rank++) {
+        tr__range in = tr__collective_in(c, rank);
+        size_t bytes = (size_t)(in.end - in.begin) * call->size;
+        if (!bytes || rank == t->rank) continue;
+        memcpy(to, (const char *)c->in + (size_t)in.begin * call->size, bytes);
+        to += bytes;
+    }
+}
+
+/* Large data: where the peers can map it, if they can. */
+static tr_status show(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
+{
+    const tr_collective *c = call->c;
+    size_t bytes = call->bytes; /* to the end of the last block */
+    bool in = false, out = true, writes = call->kind->reduces && !call->kind->in_blocks;
+    for (int rank = 0; c->in_counts && rank < t->world_size; rank++) {
+        size_t end = (size_t)tr__collective_in(c, rank).end * call->size;
+        if (end > bytes) bytes = end;
+    }
+    if (c->kind == TR_ALL_TO_ALL && c->in == c->out) return TR_OK; /* what others shall read is written to */
+    TR__TRY(tr__shm_show(t, c->in, bytes, &slot->in, &in));
+    if (in && writes && tr__collective_gets(c, t->rank)) {
         slot->out = slot->in;
         if (c->out != c->in) TR__TRY(tr__shm_show(t, c->out, call->bytes, &slot->out, &out));
     }
-    call->shared = in && out;
-    return call->shared ? TR_OK : tr__shm_fill_first(t, call);
+    if (in && out) call->way = TR__SHM_SHARED;
+    return TR_OK;
+}
+
+/* Makes our input readable for the others; of what must be staged the first chunk goes ahead of the call. */
+static tr_status publish(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
+{
+    call->way = TR__SHM_INLINED;
+    if (call->bytes <= TR__SHM_INLINE) {
+        if (call->bytes) copy_inline(t, call);
+        return TR_OK;
+    }
+    call->way = 0;
+    TR__TRY(show(t, call, slot));
+    if (call->way) return TR_OK;
+    call->filled = true;
+    TR__TRY(tr__shm_stage_make(t));
+    if (!call->kind->reduces) return tr__shm_pull_fill(t, call, 0);
+    tr__shm_fold_fill(t, call, 0);
+    return TR_OK;
 }
 
 static tr_status enter(tr__shm *t, tr__shm_call *call)
 {
     tr__shm_slot *slot = slot_of(t->control, call->sequence);
-    const tr_collective *c = call->c;
-    if (gives(t, c) && call->bytes > 0) {
-        if (is_inline(call))
-            memcpy(inline_data(slot, call), c->in, call->bytes);
-        else
-            TR__TRY(offer(t, call, slot));
-    }
-    write_signature(slot, c, call->shared);
+    if (tr__shm_publishes(call->c, t->rank)) TR__TRY(publish(t, call, slot));
+    if (call->kind->variable) write_blocks(t, call, slot);
+    write_signature(slot, call->c, call->way);
     tr__shm_signal(t, entered(call->sequence), call->sequence);
     return tr__shm_await(t, call, entered(call->sequence), call->sequence, -1);
 }
@@ -85,11 +156,14 @@ static bool same_call(const tr__shm_slot *a, const tr__shm_slot *b)
 {
     uint32_t what_a = atomic_load_explicit(&a->what, memory_order_relaxed);
     uint32_t what_b = atomic_load_explicit(&b->what, memory_order_relaxed);
-    return ((what_a ^ what_b) & TR__SHM_WHAT) == 0 &&
-           atomic_load_explicit(&a->root, memory_order_relaxed) ==
-               atomic_load_explicit(&b->root, memory_order_relaxed) &&
-           atomic_load_explicit(&a->count, memory_order_relaxed) ==
+    if (((what_a ^ what_b) & TR__SHM_WHAT) != 0 ||
+        atomic_load_explicit(&a->root, memory_order_relaxed) != atomic_load_explicit(&b->root, memory_order_relaxed))
+        return false;
+    if (!tr__kind_of(what_a & 0xff)->variable)
+        return atomic_load_explicit(&a->count, memory_order_relaxed) ==
                atomic_load_explicit(&b->count, memory_order_relaxed);
+    return atomic_load_explicit(&a->layout, memory_order_relaxed) ==
+           atomic_load_explicit(&b->layout, memory_order_relaxed);
 }
 
 /* The same words on every rank: the first rank that differs from rank 0. */
@@ -99,14 +173,15 @@ static tr_status mismatch(const tr__shm *t, uint64_t sequence)
     int other = 1;
     while (other < t->world_size - 1 && same_call(zero, slot_of(t->peers[other].control, sequence))) other++;
     tr__signature a, b;
-    char call_a[TR__CALL_TEXT], call_b[TR__CALL_TEXT];
     tr__shm_signature(zero, sequence, &a);
     tr__shm_signature(slot_of(t->peers[other].control, sequence), sequence, &b);
-    return tr__fail(TR_MISMATCH, "group '%s': the ranks made different calls: rank 0 %s, rank %d %s", t->group,
-        tr__signature_text(&a, call_a), other, tr__signature_text(&b, call_b));
+    if (a.kind == TR_ALL_GATHER_V) a.layout = atomic_load_explicit(&zero->layout, memory_order_relaxed);
+    if (b.kind == TR_ALL_GATHER_V)
+        b.layout = atomic_load_explicit(&slot_of(t->peers[other].control, sequence)->layout, memory_order_relaxed);
+    return tr__call_mismatch(t->group, 0, &a, other, &b);
 }
 
-/* Also finds out whether the data can be mapped: that of all ranks, or of the broadcast's root. */
+/* Also finds out whether the buffers of all ranks can be mapped. */
 static tr_status compare(tr__shm *t, tr__shm_call *call, bool *shared)
 {
     tr__shm_slot *own = slot_of(t->control, call->sequence);
@@ -114,37 +189,19 @@ static tr_status compare(tr__shm *t, tr__shm_call *call, bool *shared)
     for (int rank = 0; rank < t->world_size; rank++) {
         tr__shm_slot *slot = slot_of(t->peers[rank].control, call->sequence);
         if (!same_call(own, slot)) return mismatch(t, call->sequence);
-        bool counts = call->c->kind == TR_ALL_REDUCE || rank == call->c->root;
-        if (counts && !(atomic_load_explicit(&slot->what, memory_order_relaxed) & TR__SHM_SHARED)) *shared = false;
+        if (!(atomic_load_explicit(&slot->what, memory_order_relaxed) & TR__SHM_SHARED)) *shared = false;
     }
     return TR_OK;
 }
 
-/* ---- Moving data ------------------------------------------------------------------------------------------------- */
-
-static void reduce_inline(tr__shm *t, tr__shm_call *call)
-{
-    for (int rank = 0; rank < t->world_size; rank++)
-        t->in[rank] = inline_data(slot_of(t->peers[rank].control, call->sequence), call);
-    void *out = call->c->out;
-    tr__reduce_find(call->c->dtype, call->c->op)(t->in, t->world_size, &out, 1, call->c->count);
-}
-
-static void broadcast_inline(tr__shm *t, tr__shm_call *call)
-{
-    memmove(call->c->out, inline_data(slot_of(t->peers[call->c->root].control, call->sequence), call), call->bytes);
-}
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
 
 static tr_status move(tr__shm *t, tr__shm_call *call, bool shared)
 {
-    if (call->bytes == 0) return TR_OK;
-    if (call->c->kind == TR_ALL_REDUCE) {
-        if (!is_inline(call)) return shared ? tr__shm_reduce_shared(t, call) : tr__shm_reduce_staged(t, call);
-        reduce_inline(t, call);
-    } else {
-        if (!is_inline(call)) return shared ? tr__shm_broadcast_shared(t, call) : tr__shm_broadcast_staged(t, call);
-        broadcast_inline(t, call);
-    }
+    if (call->c->kind == TR_BARRIER) return TR_OK;
+    if (!call->kind->reduces) return tr__shm_pull(t, call);
+    if (call->bytes > TR__SHM_INLINE) return shared ? tr__shm_fold_shared(t, call) : tr__shm_fold_staged(t, call);
+    if (call->bytes) tr__shm_fold_inline(t, call);
     return TR_OK;
 }
 
@@ -163,16 +220,17 @@ tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequ
     /* The peers have read the line that we are about to write: it takes a while to come back. */
     __builtin_prefetch(slot_of(t->control, sequence), 1);
     tr__shm_call call = {.c = collective, .sequence = sequence, .timeout_ms = collective->timeout_ms};
-    call.bytes = tr__collective_bytes(collective);
+    call.kind = tr__kind_of(collective->kind);
+    call.size = tr_dtype_size(collective->dtype);
+    call.bytes = input_bytes(t, collective);
     tr_status status;
-    atomic_store(&t->busy, true); /* before `broken` is read: see tr__shm_segment_went() */
+    atomic_fetch_add(&t->busy, 1); /* before `broken` is read: see tr__shm_segment_went() */
     if (atomic_load(&t->broken)) {
         status = tr__fail_context(tr__shm_failure(t), "group '%s' is broken", t->group);
     } else {
         status = run(t, &call);
         if (status != TR_OK) status = tr__shm_break(t);
     }
-    atomic_store(&t->busy, false);
-    if (atomic_load(&t->has_gone)) tr__shm_sweep(t);
+    tr__shm_idle(t);
     return status;
 }

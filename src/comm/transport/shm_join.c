@@ -109,8 +109,8 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
     peer->in_process = pid == (long)getpid();
     TR__TRY(tr__shm_map(peer, hello->id, hello->bytes, fd, &peer->control_mapping));
     tr__shm_control *control = (tr__shm_control *)peer->control_mapping.memory;
-    bool fits = control && peer->control_mapping.bytes >= sizeof *control && control->magic == TR__SHM_MAGIC &&
-                control->rank == rank && control->world_size == t->world_size;
+    bool fits = control && peer->control_mapping.bytes >= tr__shm_control_bytes(t->world_size) &&
+                control->magic == TR__SHM_MAGIC && control->rank == rank && control->world_size == t->world_size;
     if (!fits) return tr__fail(TR_FORMAT, "group '%s': rank %d shows no control segment of ours", t->group, rank);
     if (control->version != t->control->version)
         return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d runs another version of Trireme", t->group, rank);

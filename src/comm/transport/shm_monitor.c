@@ -83,6 +83,9 @@ static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *messag
     case TR__SHM_SEGMENT:
         if (tr__shm_segment_came(t, peer, message->id, message->bytes, fd) != TR_OK) tr__shm_break(t);
         return; /* fd went along */
+    case TR__SHM_STREAMS:
+        if (tr__shm_channel_came(peer, message->id, message->bytes, fd) != TR_OK) tr__shm_break(t);
+        return;
     case TR__SHM_UNMAP:
         if (message->id) tr__shm_segment_went(t, peer, message->id);
         break;
@@ -98,6 +101,7 @@ static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *messag
         pthread_cond_broadcast(&t->changed);
         pthread_mutex_unlock(&t->lock);
         tr__shm_ring(t->control);
+        tr__shm_mail(t->control);
         break;
     default:
         tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a message of unknown type %u", peer->rank, peer->pid,

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -80,6 +81,16 @@ tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_pla
     }
     *shared = true;
     *place = (tr__shm_place){t->own.id, (uintptr_t)memory - (uintptr_t)t->own.memory};
+    return TR_OK;
+}
+
+tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place)
+{
+    tr__segment segment;
+    *place = (tr__shm_place){0};
+    if (!tr__segment_find(memory, bytes, &segment)) return TR_OK;
+    TR__TRY(announce(t, &segment));
+    *place = (tr__shm_place){segment.id, (uintptr_t)memory - (uintptr_t)segment.memory};
     return TR_OK;
 }
 
@@ -226,6 +237,11 @@ void tr__shm_sweep(tr__shm *t)
         while (take_gone(t, &t->peers[rank], &mapping)) tr__shm_unmap(&t->peers[rank], &mapping);
 }
 
+void tr__shm_idle(tr__shm *t)
+{
+    if (atomic_fetch_sub(&t->busy, 1) == 1 && atomic_load(&t->has_gone)) tr__shm_sweep(t);
+}
+
 /* ---- Finding ----------------------------------------------------------------------------------------------------- */
 
 /* Under the lock. */
@@ -237,9 +253,9 @@ static const tr__shm_mapping *mapping_of(const tr__shm_peer *peer, uint64_t id)
 }
 
 /* Waits until the monitor has mapped the segment. */
-static tr_status look_up(tr__shm *t, tr__shm_call *call, tr__shm_peer *peer, uint64_t id)
+static tr_status look_up(tr__shm *t, int timeout_ms, tr__shm_peer *peer, uint64_t id, tr__shm_mapping *mapping)
 {
-    int64_t until = tr__now_ns() + (int64_t)call->timeout_ms * 1000000;
+    int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
     struct timespec deadline = {until / 1000000000, until % 1000000000};
     tr_status status = TR_OK;
     const tr__shm_mapping *found;
@@ -247,12 +263,11 @@ static tr_status look_up(tr__shm *t, tr__shm_call *call, tr__shm_peer *peer, uin
     while (!(found = mapping_of(peer, id)) && !t->error && !atomic_load(&peer->left)) {
         if (pthread_cond_timedwait(&t->changed, &t->lock, &deadline) != ETIMEDOUT) continue;
         status = tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %g s", peer->rank, peer->pid,
-            call->timeout_ms / 1000.0);
+            timeout_ms / 1000.0);
         break;
     }
     if (found) {
-        peer->seen = *found;
-        peer->seen_version = atomic_load(&t->version);
+        *mapping = *found;
         status = TR_OK;
     } else if (status == TR_OK) {
         status = t->error ? tr__fail_stored(t->error)
@@ -262,13 +277,36 @@ static tr_status look_up(tr__shm *t, tr__shm_call *call, tr__shm_peer *peer, uin
     return status;
 }
 
+static tr_status place_in(const tr__shm_peer *peer, const tr__shm_mapping *mapping, tr__shm_place place, size_t bytes,
+    char **memory)
+{
+    if (bytes > mapping->bytes || place.offset > mapping->bytes - bytes)
+        return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a buffer that reaches beyond its segment", peer->rank,
+            peer->pid);
+    *memory = mapping->memory + place.offset;
+    return TR_OK;
+}
+
 tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, char **memory)
 {
     tr__shm_peer *peer = &t->peers[rank];
-    if (peer->seen.id != place.segment || peer->seen_version != atomic_load(&t->version))
-        TR__TRY(look_up(t, call, peer, place.segment));
-    if (bytes > peer->seen.bytes || place.offset > peer->seen.bytes - bytes)
-        return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a buffer that reaches beyond its segment", rank, peer->pid);
-    *memory = peer->seen.memory + place.offset;
-    return TR_OK;
+    uint64_t version = atomic_load(&t->version); /* nothing is unmapped while a collective runs */
+    if (peer->seen.id != place.segment || peer->seen_version != version) {
+        TR__TRY(look_up(t, call->timeout_ms, peer, place.segment, &peer->seen));
+        peer->seen_version = version;
+    }
+    return place_in(peer, &peer->seen, place, bytes, memory);
+}
+
+tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int timeout_ms)
+{
+    tr__shm_peer *peer = &t->peers[rank];
+    tr__shm_mapping mapping;
+    char *from = NULL;
+    atomic_fetch_add(&t->busy, 1);
+    tr_status status = look_up(t, timeout_ms, peer, place.segment, &mapping);
+    if (status == TR_OK) status = place_in(peer, &mapping, place, bytes, &from);
+    if (status == TR_OK) memcpy(to, from, bytes);
+    tr__shm_idle(t);
+    return status;
 }

@@ -17,7 +17,6 @@ enum {
     SPINS_MOST = 500,      /* some 20 us */
     YIELDS = 20,
     SLEEP_MS = 100,        /* a peer that is killed between writing and ringing rings never */
-    REPORT_MS = 10000,     /* of silence */
 };
 
 static inline void relax(void)
@@ -89,6 +88,19 @@ static char *call_text(const tr__shm *t, const tr__shm_call *call, char text[TR_
     return tr__signature_text(&signature, text);
 }
 
+char *tr__shm_state_text(const tr__shm_peer *peer, char text[TR__CALL_TEXT + 64])
+{
+    tr__signature s;
+    char call[TR__CALL_TEXT];
+    bool finished = false, called = tr__shm_last_call(peer->control, &s, &finished);
+    if (called)
+        snprintf(text, TR__CALL_TEXT + 64, "rank %d %s %s", peer->rank, finished ? "has done" : "is in",
+            tr__signature_text(&s, call));
+    else
+        snprintf(text, TR__CALL_TEXT + 64, "rank %d has made no call yet", peer->rank);
+    return text;
+}
+
 typedef struct lateness {
     char ranks[64];                     /* "rank 2 (pid 77)", "ranks 1, 2, 5" */
     char state[TR__CALL_TEXT + 64];     /* what the first of them is at */
@@ -110,14 +122,7 @@ static void describe(const tr__shm *t, tr__shm_word word, uint64_t value, int on
     const tr__shm_peer *peer = &t->peers[first];
     if (count <= 1) snprintf(l->ranks, sizeof l->ranks, "rank %d (pid %ld)", first, peer->pid);
     if (count > 1 && used + 24 >= sizeof l->ranks) snprintf(l->ranks + used, sizeof l->ranks - used, " of %d", count);
-    tr__signature s;
-    char text[TR__CALL_TEXT];
-    bool finished = false, called = tr__shm_last_call(peer->control, &s, &finished);
-    if (called)
-        snprintf(l->state, sizeof l->state, "rank %d %s %s", first, finished ? "has done" : "is in",
-            tr__signature_text(&s, text));
-    else
-        snprintf(l->state, sizeof l->state, "rank %d has made no call yet", first);
+    tr__shm_state_text(peer, l->state);
 }
 
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
@@ -169,8 +174,18 @@ static void report(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t v
     char here[TR__CALL_TEXT];
     call->reported = true;
     describe(t, word, value, only, &l);
-    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %d s in %s for %s; %s", t->group, t->rank, REPORT_MS / 1000,
-        call_text(t, call, here), l.ranks, l.state);
+    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %g s in %s for %s; %s", t->group, t->rank,
+        t->report_ms / 1000.0, call_text(t, call, here), l.ranks, l.state);
+}
+
+/* For who looks at this rank from outside. */
+static void record_waits(const tr__shm *t, tr__shm_word word, uint64_t value, int only)
+{
+    int late[TR__RECORD_WAITS], count = 0;
+    for (int rank = 0; rank < t->world_size && count < TR__RECORD_WAITS; rank++)
+        if (rank != t->rank && (only < 0 || rank == only) && atomic_load(counter(t->peers[rank].control, word)) < value)
+            late[count++] = rank;
+    tr__recorder_waits_for(t->recorder, late, count);
 }
 
 static void sleep_for(tr__shm *t, int rank, tr__shm_word word, uint64_t value, int64_t ns)
@@ -188,7 +203,10 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
     for (int turn = 0;; turn++) {
         bool broken = atomic_load(&t->broken); /* read first: what had come by then counts */
         survey s = look(t, word, value, only);
-        if (s.late < 0) return TR_OK;
+        if (s.late < 0) {
+            tr__recorder_waits_for(t->recorder, NULL, 0);
+            return TR_OK;
+        }
         if (broken) return tr__shm_failure(t);
         if (s.left >= 0) return gone(t, call, s.left);
         if (turn < YIELDS) {
@@ -199,7 +217,8 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         if (!call->began) call->began = now;
         int64_t rest = call->began + (int64_t)call->timeout_ms * 1000000 - now;
         if (rest <= 0) return timed_out(t, call, word, value, only);
-        if (!call->reported && now - call->began > (int64_t)REPORT_MS * 1000000) report(t, call, word, value, only);
+        if (!call->reported && now - call->began > (int64_t)t->report_ms * 1000000) report(t, call, word, value, only);
+        record_waits(t, word, value, only);
         int64_t most = (int64_t)SLEEP_MS * 1000000;
         sleep_for(t, s.late, word, value, rest < most ? rest : most);
     }

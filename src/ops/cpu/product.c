@@ -106,6 +106,7 @@ tr_status tr__cpu_product(tr_op_call *call)
     if (!tr__has_avx512() || call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     if (!call->outputs[0]) return tr__bias_gradient(call);
     tr__product p = tr__product_of(call);
+    if (tr__product_activates(&p) && !tr__cpu_product_wanted(&p)) return TR__DECLINED;
     batches work = {.p = &p, .device = tr__device_of(call->inputs[0])};
     tr__product_at one = {.p = &p};
     bool summed = sums_of(call, &one) != NULL;

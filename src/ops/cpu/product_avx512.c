@@ -3,10 +3,11 @@
  *
  * b is packed by blocks of some 384 rows and columns (half a megabyte: it stays in the second cache) as panels of 64
  * columns. A panel of a, six rows as deep as the block (9 KB: the first cache), meets all of them in turn while they stream
- * by, tile by tile (tile_avx512.h); meanwhile the next panel of a and the next block of b are fetched. How the work is
- * shared out never changes the order in which an element is summed.
+ * by, tile by tile (tile_avx512.h); meanwhile what is copied next of a is fetched. (Fetching the next block of b early did
+ * not pay.) How the work is shared out never changes the order in which an element is summed.
  */
 #include "base/memory.h"
+#include "ops/cpu/activation_avx512.h"
 #include "ops/cpu/product.h"
 #include "ops/cpu/tile_avx512.h"
 #include "ops/cpu/vectors_avx512.h"
@@ -37,7 +38,6 @@ typedef struct block {
     int64_t column, columns; /* of b and c, in this block */
     int64_t row, depth;      /* of b */
     int64_t width;           /* columns of a block at most, in whole panels */
-    int64_t next_column, next_row; /* where the next block begins; past b's last column after the last one */
     bool first, last;        /* of c's sums */
 } block;
 
@@ -75,22 +75,39 @@ static inline void write_lanes(const tr__matrix *m, int64_t row_at, int64_t colu
 
 /* ---- b ------------------------------------------------------------------------------------------------------------- */
 
+/* n rows of a panel from row i on, at once: their reads overlap where they miss the cache. */
+TR__VECTOR_INLINE void copy_rows(const block *k, const tr__axis *axis, tr_dtype dtype, int64_t i, int n, int64_t column,
+    int64_t columns, float *to, __m512 sum[TR__TILE_VECTORS])
+{
+    __m512 x[4][TR__TILE_VECTORS];
+#pragma GCC unroll 4
+    for (int r = 0; r < n; r++) {
+        int64_t from = k->at->b + tr__axis_at(axis, k->row + i + r) + column;
+#pragma GCC unroll 4
+        for (int j = 0; j < TR__TILE_VECTORS; j++)
+            x[r][j] = tr__load_lanes(dtype, k->p->b.data, from + j * TR__LANES, tr__first_lanes(columns - j * TR__LANES));
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < n; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < TR__TILE_VECTORS; j++) {
+            _mm512_store_ps(to + (i + r) * TR__TILE_COLUMNS + j * TR__LANES, x[r][j]);
+            sum[j] = _mm512_add_ps(sum[j], x[r][j]);
+        }
+}
+
 /* A panel: to is [depth][64]. Of a whole panel of f32 rows, dtype and columns are constants here. */
 TR__VECTOR_INLINE void pack_rows_of(const block *k, tr_dtype dtype, int64_t column, int64_t columns, float *to)
 {
-    const tr__matrix *b = &k->p->b;
+    const tr__axis axis = k->p->b.row; /* a copy: no store below can change it */
     float *sums = k->at->b_sums ? k->at->b_sums + column : NULL;
     __m512 sum[TR__TILE_VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-    for (int64_t i = 0; i < k->depth; i++, to += TR__TILE_COLUMNS) {
-        int64_t from = k->at->b + tr__axis_at(&b->row, k->row + i) + column;
+    int64_t i = 0;
+    for (; i + 4 <= k->depth; i += 4) copy_rows(k, &axis, dtype, i, 4, column, columns, to, sum);
+    for (; i < k->depth; i++) copy_rows(k, &axis, dtype, i, 1, column, columns, to, sum);
+    if (!sums) return;
 #pragma GCC unroll 4
-        for (int j = 0; j < TR__TILE_VECTORS; j++) {
-            __m512 x = tr__load_lanes(dtype, b->data, from + j * TR__LANES, tr__first_lanes(columns - j * TR__LANES));
-            _mm512_store_ps(to + j * TR__LANES, x);
-            sum[j] = _mm512_add_ps(sum[j], x);
-        }
-    }
-    for (int j = 0; sums && j < TR__TILE_VECTORS; j++) {
+    for (int j = 0; j < TR__TILE_VECTORS; j++) {
         __mmask16 lanes = tr__first_lanes(columns - j * TR__LANES);
         sum[j] = _mm512_add_ps(sum[j], _mm512_maskz_loadu_ps(lanes, sums + j * TR__LANES));
         _mm512_mask_storeu_ps(sums + j * TR__LANES, lanes, sum[j]);
@@ -144,26 +161,9 @@ static void pack_right(void *arg, int64_t begin, int64_t end)
     for (int64_t panel = begin; panel < end; panel++) {
         int64_t j = panel * TR__TILE_COLUMNS, columns = k->columns - j;
         if (columns > TR__TILE_COLUMNS) columns = TR__TILE_COLUMNS;
-        (plain(&b->column) ? pack_rows : by_columns ? pack_columns : pack_elements)(k, k->column + j, columns,
-            k->right + j * k->depth);
-    }
-}
-
-/* Asks for a part, of parts, of the next block of b. */
-static void fetch_right(const block *k, int64_t part, int64_t parts)
-{
-    const tr__matrix *b = &k->p->b;
-    bool by_columns = !plain(&b->column);
-    if (k->next_column >= b->column.n || (by_columns && !plain(&b->row))) return;
-    int64_t columns = b->column.n - k->next_column, rows = b->row.n - k->next_row, size = b->dtype == TR_F32 ? 4 : 2;
-    columns = columns < k->width ? columns : k->width;
-    rows = rows < k->depth ? rows : k->depth;
-    int64_t lines = by_columns ? columns : rows, bytes = (by_columns ? rows : columns) * size;
-    for (int64_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
-        int64_t row = tr__axis_at(&b->row, k->next_row + (by_columns ? 0 : i));
-        int64_t column = tr__axis_at(&b->column, k->next_column + (by_columns ? i : 0));
-        const char *from = (const char *)b->data + (k->at->b + row + column) * size;
-        for (int64_t j = 0; j < bytes; j += LINE) _mm_prefetch(from + j, _MM_HINT_T1);
+        float *to = k->right + j * k->depth;
+        (plain(&b->column) ? pack_rows : by_columns ? pack_columns : pack_elements)(k, k->column + j, columns, to);
+        tr__activate_avx512(k->p->b_activation, to, k->depth * TR__TILE_COLUMNS);
     }
 }
 
@@ -171,35 +171,63 @@ static void fetch_right(const block *k, int64_t part, int64_t parts)
 
 /* Panels of a whose columns are contiguous, rows [i, i + n), n <= GROUP: to is [panels][depth][6]. Several at once, since
  * each row of a that is touched brings a whole cache line. Of a whole group of f32, dtype and n are constants here. */
-TR__VECTOR_INLINE void pack_left_of(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *to)
+TR__VECTOR_INLINE void pack_left_of(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *to, float *sums)
 {
-    const tr__matrix *a = &k->p->a;
-    float *sums = k->column == 0 && k->at->a_sums ? k->at->a_sums + i : NULL;
+    const tr__axis axis = k->p->a.column; /* a copy: no store below can change it */
     __m512 sum[GROUP / TR__LANES] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
     for (int64_t r = 0; r < k->depth; r++, to += TR__TILE_ROWS) {
-        int64_t from = k->at->a + tr__axis_at(&a->column, k->row + r) + i;
+        int64_t from = k->at->a + tr__axis_at(&axis, k->row + r) + i;
 #pragma GCC unroll 8
         for (int64_t j = 0; j < GROUP; j += TR__TILE_ROWS) {
             __mmask16 lanes = tr__first_lanes(n - j < TR__TILE_ROWS ? n - j : TR__TILE_ROWS);
-            _mm512_mask_storeu_ps(to + j * k->depth, lanes, tr__load_lanes(dtype, a->data, from + j, lanes));
+            _mm512_mask_storeu_ps(to + j * k->depth, lanes, tr__load_lanes(dtype, k->p->a.data, from + j, lanes));
         }
+        if (!sums) continue;
 #pragma GCC unroll 3
         for (int64_t j = 0; j < GROUP / TR__LANES; j++) {
-            __m512 x = tr__load_lanes(dtype, a->data, from + j * TR__LANES, tr__first_lanes(n - j * TR__LANES));
-            if (sums) sum[j] = _mm512_add_ps(sum[j], x);
+            __m512 x = tr__load_lanes(dtype, k->p->a.data, from + j * TR__LANES, tr__first_lanes(n - j * TR__LANES));
+            sum[j] = _mm512_add_ps(sum[j], x);
         }
     }
-    for (int64_t j = 0; sums && j < GROUP / TR__LANES; j++) {
+    if (!sums) return;
+#pragma GCC unroll 3
+    for (int64_t j = 0; j < GROUP / TR__LANES; j++) {
         __mmask16 lanes = tr__first_lanes(n - j * TR__LANES);
         sum[j] = _mm512_add_ps(sum[j], _mm512_maskz_loadu_ps(lanes, sums + j * TR__LANES));
         _mm512_mask_storeu_ps(sums + j * TR__LANES, lanes, sum[j]);
     }
 }
 
+/* A whole group of f32 rows: of four rows, the six columns of a panel are two stores. */
+static void pack_left_f32(const block *k, int64_t i, float *to)
+{
+    const tr__axis axis = k->p->a.column;
+    const float *data = (const float *)k->p->a.data + k->at->a + i;
+    const __m512i two = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 16, 17, 18, 19, 20, 21, 0, 0, 0, 0);
+    const __m512i three = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 19);
+    const __m512i rest = _mm512_setr_epi32(4, 5, 16, 17, 18, 19, 20, 21, 0, 0, 0, 0, 0, 0, 0, 0);
+    for (int64_t r = 0; r < k->depth; r += 4, to += 4 * TR__TILE_ROWS) {
+        const float *row[4];
+        for (int j = 0; j < 4; j++) row[j] = data + tr__axis_at(&axis, k->row + r + j);
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < GROUP; j += TR__TILE_ROWS) {
+            __m512 x[4];
+#pragma GCC unroll 4
+            for (int q = 0; q < 4; q++) x[q] = _mm512_maskz_loadu_ps(0x3f, row[q] + j);
+            __m512 first = _mm512_permutex2var_ps(_mm512_permutex2var_ps(x[0], two, x[1]), three, x[2]);
+            _mm512_storeu_ps(to + j * k->depth, first);
+            _mm256_storeu_ps(to + j * k->depth + TR__LANES, _mm512_castps512_ps256(_mm512_permutex2var_ps(x[2], rest, x[3])));
+        }
+    }
+}
+
 static void pack_left(const block *k, int64_t i, int64_t n, float *to)
 {
-    if (n == GROUP && k->p->a.dtype == TR_F32) pack_left_of(k, TR_F32, i, GROUP, to);
-    else pack_left_of(k, k->p->a.dtype, i, n, to);
+    float *sums = k->column == 0 && k->at->a_sums ? k->at->a_sums + i : NULL;
+    if (n == GROUP && k->p->a.dtype == TR_F32 && !sums && k->depth % 4 == 0) pack_left_f32(k, i, to);
+    else pack_left_of(k, k->p->a.dtype, i, n, to, sums);
+    int64_t panels = (n + TR__TILE_ROWS - 1) / TR__TILE_ROWS;
+    tr__activate_avx512(k->p->a_activation, to, panels * TR__TILE_ROWS * k->depth);
 }
 
 /* Sets the tile's left side to rows [i, i + rows). packed: what pack_left made of them, or room for a panel. */
@@ -223,26 +251,26 @@ static void read_left(const block *k, int64_t i, int64_t rows, float *packed, tr
             for (int64_t c = 0; c < k->depth; c += TR__LANES)
                 _mm512_store_ps(packed + r * DEPTH + c,
                     read_lanes(a, k->at->a + tr__axis_at(&a->row, i + r), k->row + c, k->depth - c));
+        tr__activate_avx512(k->p->a_activation, packed, (rows - 1) * DEPTH + k->depth);
     }
 }
 
-/* Asks for a part, of parts, of the next panel's rows, or of the next group's when they are packed by groups. */
+/* Asks for a part, of parts, of what is copied next: a group of columns or a panel of rows. */
 static inline void fetch_left(const block *k, int64_t i, int64_t part, int64_t parts)
 {
     const tr__matrix *a = &k->p->a;
-    int64_t size = a->dtype == TR_F32 ? 4 : 2;
+    int64_t size = a->dtype == TR_F32 ? 4 : 2, high = k->left == COLUMNS ? GROUP : TR__TILE_ROWS, next = i - i % high + high;
     const char *data = (const char *)a->data + k->at->a * size;
-    if (k->left == IN_PLACE) {
-        int64_t next = i - i % TR__TILE_ROWS + TR__TILE_ROWS, end = a->row.n - next < TR__TILE_ROWS ? a->row.n - next : TR__TILE_ROWS;
-        for (int64_t r = part; r < end; r += parts)
-            for (int64_t c = 0; c < k->depth * size; c += LINE)
-                _mm_prefetch(data + ((next + r) * a->row.stride[0] + k->row) * size + c, _MM_HINT_T1);
-    } else if (k->left == COLUMNS) {
-        int64_t next = i - i % GROUP + GROUP, panels = GROUP / TR__TILE_ROWS;
+    if (k->left == IN_PLACE || next >= a->row.n) return;
+    if (k->left == COLUMNS) {
         part += i % GROUP / TR__TILE_ROWS * parts;
-        for (int64_t r = part; r < k->depth && next < a->row.n; r += parts * panels)
+        for (int64_t r = part; r < k->depth; r += parts * (GROUP / TR__TILE_ROWS))
             for (int64_t c = 0; c < GROUP * size; c += LINE)
                 _mm_prefetch(data + (tr__axis_at(&a->column, k->row + r) + next) * size + c, _MM_HINT_T1);
+    } else if (plain(&a->column)) {
+        for (int64_t r = next + part; r < next + TR__TILE_ROWS && r < a->row.n; r += parts)
+            for (int64_t c = 0; c < k->depth * size; c += LINE)
+                _mm_prefetch(data + (tr__axis_at(&a->row, r) + k->row) * size + c, _MM_HINT_T1);
     }
 }
 
@@ -261,6 +289,15 @@ static void write_in_place(const block *k, int64_t i, tr__tile *t)
     t->residual = (const float *)p->residual.data + i * t->residual_row + k->column;
 }
 
+/* Of rows that are complete and written in place. */
+static void times_slope(const block *k, int64_t i, int64_t rows)
+{
+    const tr__product *p = k->p;
+    for (int64_t r = i; r < i + rows; r++)
+        tr__times_slope_avx512(p->slope, (float *)p->c.data + k->at->c + r * p->c.row.stride[0] + k->column,
+            (const float *)p->slope_at.data + r * p->slope_at.row.stride[0] + k->column, k->columns);
+}
+
 static void advance(tr__tile *t, int64_t columns, int64_t b_panel)
 {
     t->b += b_panel;
@@ -269,10 +306,18 @@ static void advance(tr__tile *t, int64_t columns, int64_t b_panel)
     if (t->residual) t->residual += columns;
 }
 
-static inline void fetch_c(const tr__tile *t, int64_t rows)
+/* Asks for rows of a tile of c, or of what c will be multiplied by. */
+static inline void fetch_tile(const float *first, int64_t row, int64_t rows)
 {
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = 0; j < TR__TILE_COLUMNS; j += TR__LANES) _mm_prefetch((const char *)(t->c + r * t->c_row + j), _MM_HINT_T0);
+        for (int64_t j = 0; j < TR__TILE_COLUMNS; j += TR__LANES) _mm_prefetch((const char *)(first + r * row + j), _MM_HINT_T0);
+}
+
+static inline void fetch_slope(const block *k, int64_t i, int64_t column, int64_t rows)
+{
+    if (!k->last || !k->c_in_place || !k->p->slope) return;
+    int64_t row = k->p->slope_at.row.stride[0];
+    fetch_tile((const float *)k->p->slope_at.data + i * row + k->column + column, row, rows);
 }
 
 /* Rows [i, i + rows) of c, rows <= 6, in this block. */
@@ -291,10 +336,12 @@ static void multiply_panel(const block *k, int64_t i, int64_t rows, float *packe
     for (int64_t j = 0; j < tiles; j++) {
         int64_t vectors = (k->columns - j * TR__TILE_COLUMNS + TR__LANES - 1) / TR__LANES;
         fetch_left(k, i, j, tiles);
-        fetch_c(&t, rows);
+        fetch_tile(t.c, t.c_row, rows);
+        fetch_slope(k, i, j * TR__TILE_COLUMNS, rows);
         tr__tile_avx512(&t, (int)rows, (int)(vectors < TR__TILE_VECTORS ? vectors : TR__TILE_VECTORS));
         advance(&t, TR__TILE_COLUMNS, k->right_in_place ? TR__TILE_COLUMNS : TR__TILE_COLUMNS * k->depth);
     }
+    if (k->last && k->c_in_place && k->p->slope) times_slope(k, i, rows);
 }
 
 static void multiply_groups(void *arg, int64_t begin, int64_t end)
@@ -305,14 +352,23 @@ static void multiply_groups(void *arg, int64_t begin, int64_t end)
     for (int64_t group = begin; group < end; group++) {
         int64_t i = group * GROUP, n = m - i < GROUP ? m - i : GROUP;
         if (k->left == COLUMNS) pack_left(k, i, n, packed);
-        fetch_right(k, group, (m + GROUP - 1) / GROUP);
         for (int64_t r = 0; r < n; r += TR__TILE_ROWS)
             multiply_panel(k, i + r, n - r < TR__TILE_ROWS ? n - r : TR__TILE_ROWS,
                 packed + (k->left == COLUMNS ? r * k->depth : 0));
     }
 }
 
-/* c = what was summed + bias + residual (+ c), where c is not f32 rows of whole vectors. */
+/* x * f'(slope_at), 16 elements of a row. */
+static __m512 vector_times_slope(const tr__product *p, int64_t row_at, int64_t column, int64_t n, __m512 x)
+{
+    float g[TR__LANES], at[TR__LANES];
+    _mm512_storeu_ps(g, x);
+    _mm512_storeu_ps(at, read_lanes(&p->slope_at, row_at, column, n));
+    tr__times_slope_avx512(p->slope, g, at, TR__LANES);
+    return _mm512_loadu_ps(g);
+}
+
+/* c = what was summed (* slope) + bias + residual (+ c), where c is not f32 rows of whole vectors. */
 static void write_rows(void *arg, int64_t begin, int64_t end)
 {
     const block *k = arg;
@@ -323,6 +379,7 @@ static void write_rows(void *arg, int64_t begin, int64_t end)
         for (int64_t j = 0; j < k->columns; j += TR__LANES) {
             int64_t n = k->columns - j, column = k->column + j;
             __m512 x = _mm512_load_ps(k->c + i * k->width + j);
+            if (p->slope) x = vector_times_slope(p, tr__axis_at(&p->slope_at.row, i), column, n, x);
             if (p->bias) {
                 tr__matrix bias = tr__matrix_of(p->bias);
                 x = _mm512_add_ps(x, read_lanes(&bias, 0, column, n));
@@ -362,8 +419,6 @@ static void multiply(block *k)
             k->depth = deep - k->row < depth ? deep - k->row : depth;
             k->first = k->row == 0;
             k->last = k->row + k->depth == deep;
-            k->next_row = k->last ? 0 : k->row + k->depth;
-            k->next_column = k->last ? k->column + k->width : k->column;
             multiply_block(k);
             k->row += k->depth;
         } while (k->row < deep);
@@ -379,8 +434,9 @@ bool tr__product_avx512(const tr__product_at *at)
     block k = {.at = at, .p = p};
     k.left = f32_rows(&p->a) ? IN_PLACE : plain(&p->a.row) && !plain(&p->a.column) ? COLUMNS : ROWS;
     if (at->a_sums) k.left = COLUMNS;
-    k.right_in_place = m <= IN_PLACE_ROWS && whole && f32_rows(&p->b) && !at->b_sums;
-    k.c_in_place = whole && f32_rows(&p->c) && (!p->bias || (p->bias->dtype == TR_F32 && p->bias->stride[0] == 1)) &&
+    else if (p->a_activation && k.left == IN_PLACE) k.left = ROWS;
+    k.right_in_place = m <= IN_PLACE_ROWS && whole && f32_rows(&p->b) && !at->b_sums && !p->b_activation;
+    k.c_in_place = whole && f32_rows(&p->c) && (!p->slope || (f32_rows(&p->slope_at) && !p->accumulate)) && (!p->bias || (p->bias->dtype == TR_F32 && p->bias->stride[0] == 1)) &&
                    (!p->residual.data || f32_rows(&p->residual));
     k.width = part_size(n, WIDTH, TR__TILE_COLUMNS);
     size_t right = k.right_in_place ? 0 : (size_t)(part_size(p->b.row.n, DEPTH, TR__LANES) * k.width);

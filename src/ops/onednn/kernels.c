@@ -7,7 +7,7 @@ static tr_status product(tr_op_call *call)
 {
     if (!call->outputs[0]) return TR__DECLINED; /* the gradient of a bias alone */
     tr__product p = tr__product_of(call);
-    if (tr__cpu_product_wanted(&p)) return TR__DECLINED;
+    if (tr__product_activates(&p) || tr__cpu_product_wanted(&p)) return TR__DECLINED;
     tr_status status = tr__onednn_product(&p, tr__device_of(call->inputs[0]));
     return status == TR_OK ? tr__bias_gradient(call) : status;
 }

@@ -1,0 +1,378 @@
+/*
+ * trireme bench all-reduce and the others: how long a collective takes, by size. Every rank makes the same calls back to
+ * back; rank 0's times count. Rounds alternate with the peer's and, for all-reduce, with the bare loop that is its limit.
+ */
+#include "bench.h"
+
+#include "command.h"
+#include "options.h"
+#include "relaunch.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ROUNDS = 5, MOST_CALLS = 2000, PAGE = 4096 };
+
+/* Bytes of a rank's input and output when a collective of `bytes` runs on n ranks: bytes, or n blocks of them. */
+typedef struct bench_kind {
+    const char *name;
+    tr_collective_kind kind;
+    bool in_blocks, out_blocks;
+} bench_kind;
+
+static const bench_kind kinds[] = {
+    {"all-reduce", TR_ALL_REDUCE, false, false},  {"reduce", TR_REDUCE, false, false},
+    {"broadcast", TR_BROADCAST, false, false},    {"all-gather", TR_ALL_GATHER, false, true},
+    {"gather", TR_GATHER, false, true},           {"scatter", TR_SCATTER, true, false},
+    {"reduce-scatter", TR_REDUCE_SCATTER, true, false}, {"all-to-all", TR_ALL_TO_ALL, true, true},
+    {"send-recv", TR_SEND, false, false},         {"barrier", TR_BARRIER, false, false},
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+/* Where the numbers lie: the same registered memory again and again, more of it than the caches hold, or memory that the
+ * other ranks cannot map. */
+typedef enum bench_place { WARM, COLD, PRIVATE, LIMIT, PEER, PLACES } bench_place;
+static const char *const place_names[PLACES] = {"warm", "cold", "private", "limit", "peer"};
+
+typedef struct collective_run {
+    const bench_kind *kind;
+    int ranks;
+    tr__sizes sizes;
+    int cold_mb;
+    const char *peer_command, *json;
+    tr_group *group;
+    int rank, world;
+    char *shared, *own;   /* [pool] */
+    int64_t pool;         /* bytes */
+    tr__probe *probe;     /* NULL: not an all_reduce, or one rank */
+    tr__peer peer;
+    double median_us[TR__SIZES_MAX][PLACES]; /* NaN: not measured */
+} collective_run;
+
+bool tr__is_collective(const char *name)
+{
+    for (int i = 0; i < KINDS; i++)
+        if (!strcmp(kinds[i].name, name)) return true;
+    return false;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double tr__median(double *values, int n)
+{
+    qsort(values, (size_t)n, sizeof *values, by_value);
+    return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
+}
+
+/* ---- One call ---------------------------------------------------------------------------------------------------- */
+
+static int64_t in_bytes(const collective_run *r, int64_t bytes) { return bytes * (r->kind->in_blocks ? r->world : 1); }
+static int64_t out_bytes(const collective_run *r, int64_t bytes) { return bytes * (r->kind->out_blocks ? r->world : 1); }
+
+/* What a call takes of the pool, in whole pages. */
+static int64_t stride(const collective_run *r, int64_t bytes)
+{
+    int64_t need = in_bytes(r, bytes) + PAGE + out_bytes(r, bytes);
+    return (need + PAGE - 1) / PAGE * PAGE;
+}
+
+/* A number goes to the next rank and back from the one before: half of it is what a message takes. */
+static tr_status send_and_receive(const collective_run *r, char *memory, int64_t count)
+{
+    if (r->world == 1 || r->rank > 1) return TR_OK;
+    tr_status status = r->rank == 0 ? tr_send(r->group, memory, count, .peer = 1) : tr_recv(r->group, memory, count, .peer = 0);
+    if (status != TR_OK) return status;
+    return r->rank == 0 ? tr_recv(r->group, memory, count, .peer = 1) : tr_send(r->group, memory, count, .peer = 0);
+}
+
+static tr_status call(const collective_run *r, char *memory, int64_t bytes)
+{
+    int64_t count = bytes / (int64_t)sizeof(float);
+    if (r->kind->kind == TR_SEND) return send_and_receive(r, memory, count);
+    bool in_place = !r->kind->in_blocks && !r->kind->out_blocks;
+    tr_collective c = {.size = sizeof c, .kind = r->kind->kind, .in = memory, .out = memory, .count = count,
+        .dtype = TR_F32, .file = __FILE__, .line = __LINE__};
+    if (!in_place) c.out = memory + (in_bytes(r, bytes) + PAGE - 1) / PAGE * PAGE;
+    return tr_run_collective(r->group, &c);
+}
+
+/* ---- Measuring --------------------------------------------------------------------------------------------------- */
+
+/* The median of `calls` calls, in microseconds. */
+static tr_status measure(const collective_run *r, bench_place place, int64_t bytes, int calls, double *us)
+{
+    static double times[MOST_CALLS];
+    int64_t step = stride(r, bytes), at = 0;
+    char *memory = place == PRIVATE ? r->own : r->shared;
+    tr_status status = tr_barrier(r->group);
+    for (int i = 0; i < calls && status == TR_OK; i++) {
+        double begin = now_us();
+        if (place == LIMIT) tr__probe_run(r->probe, bytes);
+        else status = call(r, memory + at, bytes);
+        times[i] = now_us() - begin;
+        if (place != COLD) continue;
+        at += step;
+        if (at + step > r->pool) at = 0;
+    }
+    *us = tr__median(times, calls) / (r->kind->kind == TR_SEND ? 2 : 1);
+    return status;
+}
+
+/* How many calls of so many microseconds take about a fifth of a second. */
+static int calls_for(double us)
+{
+    return us > 0 && us < 2e5 / 5 ? (int)fmin(MOST_CALLS, 2e5 / us) : 5;
+}
+
+/* For all ranks the same. */
+static tr_status count_calls(const collective_run *r, int64_t bytes, int *calls)
+{
+    double us;
+    tr_status status = measure(r, WARM, bytes, 5, &us);
+    int32_t n = calls_for(us);
+    if (status == TR_OK) status = tr_broadcast(r->group, &n, 1, .dtype = TR_I32);
+    *calls = n;
+    return status;
+}
+
+/* The peer's first round only tells how many calls make up a good one. */
+static tr_status ask_peer(collective_run *r, int64_t bytes, int *calls, double *us)
+{
+    char line[128];
+    snprintf(line, sizeof line, "%s %lld %d", r->kind->name, (long long)bytes, *calls);
+    if (!tr__peer_ask(&r->peer, line, us)) return TR_CHILD;
+    *calls = calls_for(*us);
+    return TR_OK;
+}
+
+static bool wanted(const collective_run *r, bench_place place)
+{
+    if (place == LIMIT) return r->probe != NULL;
+    return place != PEER || r->peer_command;
+}
+
+static tr_status measure_size(collective_run *r, int size)
+{
+    double rounds[PLACES][ROUNDS];
+    int64_t bytes = r->sizes.bytes[size];
+    int calls = 0, peer_calls = 5;
+    tr_status status = count_calls(r, bytes, &calls);
+    for (int round = 0; round < ROUNDS && status == TR_OK; round++) {
+        for (bench_place place = 0; place < PLACES && status == TR_OK; place++) {
+            if (!wanted(r, place)) continue;
+            if (place == PEER) status = r->rank == 0 ? ask_peer(r, bytes, &peer_calls, &rounds[place][round]) : TR_OK;
+            else status = measure(r, place, bytes, calls, &rounds[place][round]);
+        }
+    }
+    for (bench_place place = 0; place < PLACES && status == TR_OK; place++)
+        r->median_us[size][place] = wanted(r, place) && r->rank == 0 ? tr__median(rounds[place], ROUNDS) : NAN;
+    return status;
+}
+
+/* A name is a program in bench/peer of the source, beside which this one was built or in which it runs. */
+static void find_peer(const collective_run *r, char *command, size_t size)
+{
+    char self[PATH_MAX] = "", path[PATH_MAX + 64];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    char *slash = length > 0 ? strrchr(self, '/') : NULL;
+    if (slash) *slash = '\0';
+    const char *const folders[] = {"bench/peer", "../bench/peer"};
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s%s%s/%s", i ? self : "", i ? "/" : "", folders[i], r->peer_command);
+        if (strchr(r->peer_command, ' ') || access(path, X_OK) != 0) continue;
+        snprintf(command, size, "'%s' --ranks %d", path, r->world);
+        return;
+    }
+    snprintf(command, size, "%s", r->peer_command);
+}
+
+/* Each rank on a core of its own, as mpirun does, when there are enough: two that wake each other are soon put on one. */
+static void take_core(const collective_run *r)
+{
+    cpu_set_t allowed, own;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) < 0 || CPU_COUNT(&allowed) < r->world) return;
+    int core = 0;
+    for (int left = r->rank; left >= 0; core++) left -= CPU_ISSET(core, &allowed);
+    CPU_ZERO(&own);
+    CPU_SET(core - 1, &own);
+    sched_setaffinity(0, sizeof own, &own);
+}
+
+static tr_status prepare(collective_run *r)
+{
+    int64_t most = 0;
+    for (int i = 0; i < r->sizes.count; i++) most = r->sizes.bytes[i] > most ? r->sizes.bytes[i] : most;
+    r->pool = stride(r, most);
+    if (r->pool < (int64_t)r->cold_mb << 20) r->pool = (int64_t)r->cold_mb << 20;
+    r->shared = tr_shared_alloc((size_t)r->pool);
+    r->own = malloc((size_t)stride(r, most));
+    if (!r->shared || !r->own) return TR_NO_MEMORY;
+    memset(r->shared, 0, (size_t)r->pool);
+    memset(r->own, 0, (size_t)stride(r, most));
+    const char *local = getenv("LOCAL_WORLD_SIZE"); /* memory can be mapped where all are on one host */
+    if (r->kind->kind == TR_ALL_REDUCE && r->world > 1 && local && atoi(local) == r->world) {
+        tr_status status = tr__probe_open(r->group, most, &r->probe);
+        if (status != TR_OK) return status;
+    }
+    char command[2 * PATH_MAX];
+    if (r->peer_command) find_peer(r, command, sizeof command);
+    if (r->peer_command && r->rank == 0 && !tr__peer_start(&r->peer, command, 1)) return TR_CHILD;
+    take_core(r);
+    return TR_OK;
+}
+
+/* ---- The report -------------------------------------------------------------------------------------------------- */
+
+/* Gigabytes per second of the whole buffer: all ranks' blocks where there are blocks. */
+static double speed(const collective_run *r, int size)
+{
+    double bytes = (double)r->sizes.bytes[size] * (r->kind->in_blocks || r->kind->out_blocks ? r->world : 1);
+    return bytes / r->median_us[size][WARM] * 1e-3;
+}
+
+static void print_report(const collective_run *r)
+{
+    printf("%s of f32 on %d ranks, medians in microseconds\n%12s %11s %9s", r->kind->name, r->world, "bytes", "warm", "GB/s");
+    for (bench_place place = COLD; place < PLACES; place++)
+        if (wanted(r, place)) printf(" %11s", place_names[place]);
+    printf("%s\n", r->peer_command ? "  peer / warm" : "");
+    for (int i = 0; i < r->sizes.count; i++) {
+        const double *us = r->median_us[i];
+        printf("%12lld %11.2f %9.2f", (long long)r->sizes.bytes[i], us[WARM], speed(r, i));
+        for (bench_place place = COLD; place < PLACES; place++)
+            if (wanted(r, place)) printf(" %11.2f", us[place]);
+        if (r->peer_command) printf(" %12.1f", us[PEER] / us[WARM]);
+        printf("\n");
+    }
+}
+
+static cJSON *size_object(const collective_run *r, int i)
+{
+    const double *us = r->median_us[i];
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "bytes", (double)r->sizes.bytes[i]);
+    cJSON_AddNumberToObject(o, "median_us", us[WARM]);
+    cJSON_AddNumberToObject(o, "algbw_gbps", speed(r, i));
+    cJSON_AddNumberToObject(o, "cold_us", us[COLD]);
+    cJSON_AddNumberToObject(o, "private_us", us[PRIVATE]);
+    if (wanted(r, LIMIT)) {
+        cJSON_AddNumberToObject(o, "limit_us", us[LIMIT]);
+        cJSON_AddNumberToObject(o, "share_of_limit", us[LIMIT] / us[WARM]);
+    }
+    if (wanted(r, PEER)) {
+        cJSON_AddNumberToObject(o, "peer_us", us[PEER]);
+        cJSON_AddNumberToObject(o, "ratio", us[PEER] / us[WARM]);
+    }
+    return o;
+}
+
+static int report(const collective_run *r)
+{
+    print_report(r);
+    if (!r->json) return TR__EXIT_OK;
+    cJSON *o = cJSON_CreateObject(), *results = cJSON_AddArrayToObject(o, "results");
+    cJSON_AddStringToObject(o, "collective", r->kind->name);
+    cJSON_AddStringToObject(o, "dtype", "f32");
+    cJSON_AddNumberToObject(o, "ranks", r->world);
+    if (r->peer_command) cJSON_AddStringToObject(o, "peer", r->peer_command);
+    for (int i = 0; i < r->sizes.count; i++) cJSON_AddItemToArray(results, size_object(r, i));
+    char *text = cJSON_Print(o);
+    cJSON_Delete(o);
+    FILE *f = text ? fopen(r->json, "w") : NULL;
+    bool written = f && fprintf(f, "%s\n", text) > 0;
+    if (f && fclose(f) != 0) written = false;
+    if (!written) tr__complain(TR__BENCH, "cannot write %s: %s", r->json, text ? strerror(errno) : "out of memory");
+    cJSON_free(text);
+    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
+}
+
+/* ---- The command ------------------------------------------------------------------------------------------------- */
+
+/* A peer's failure has been told of, and another rank's will be. */
+static int failed(tr_status status)
+{
+    if (status == TR_PEER) return tr__exit_quietly();
+    if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
+    return TR__EXIT_FAILED;
+}
+
+static int run_rank(collective_run *r)
+{
+    TR_SCOPE;
+    r->group = tr_join();
+    r->rank = tr_rank(r->group);
+    r->world = tr_world_size(r->group);
+    tr_status status = tr_status_of(r->group);
+    if (status == TR_OK) status = prepare(r);
+    for (int i = 0; i < r->sizes.count && status == TR_OK; i++) status = measure_size(r, i);
+    if (r->rank == 0) tr__peer_stop(&r->peer);
+    tr__probe_close(r->probe);
+    int code = status != TR_OK ? failed(status) : r->rank == 0 ? report(r) : TR__EXIT_OK;
+    if (status == TR_OK && tr_leave(r->group) != TR_OK) code = failed(TR_PEER);
+    tr_shared_free(r->shared);
+    free(r->own);
+    return code;
+}
+
+static int read_options(collective_run *r, int argc, char **argv)
+{
+    const tr__option options[] = {
+        {"ranks", 'n', "N", "processes", TR__INTEGER(&r->ranks, 1, TR_LAUNCH_MAX_RANKS)},
+        {"bytes", 0, "LIST", "sizes, such as 4,64K,1M: of the buffer, or of each rank's block", TR__SIZES(&r->sizes)},
+        {"cold-mb", 0, "N", "memory that the cold calls go round in", TR__INTEGER(&r->cold_mb, 1, 65536)},
+        {"peer", 0, "NAME",
+            "gloo or mpi: PyTorch's Gloo or the installed MPI, in turns; or a command that prints\n"
+            "                            \"ready\", then for every line \"NAME BYTES CALLS\" the median in microseconds",
+            TR__TEXT(&r->peer_command)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&r->json)},
+        {0},
+    };
+    char command[64];
+    snprintf(command, sizeof command, "bench %s", argv[0]);
+    const tr__syntax syntax = {command, NULL, "Times a collective of f32 by size, and beside it the limits and a peer.",
+        options, .operands = {0, 0}};
+    return tr__parse(&syntax, &argc, argv);
+}
+
+int tr__bench_collective(int argc, char **argv)
+{
+    const char **given = calloc((size_t)argc + 2, sizeof *given);
+    collective_run *r = calloc(1, sizeof *r);
+    int code = TR__EXIT_FAILED;
+    if (given && r) {
+        given[0] = "bench";
+        for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
+        for (int i = 0; i < KINDS; i++)
+            if (!strcmp(kinds[i].name, argv[0])) r->kind = &kinds[i];
+        *r = (collective_run){.kind = r->kind, .ranks = 2, .cold_mb = 128,
+            .sizes = {7, {4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 25 << 20, 64 << 20}}};
+        if (r->kind->kind == TR_BARRIER) r->sizes = (tr__sizes){1, {0}};
+        code = read_options(r, argc, argv);
+        if (code < 0)
+            code = r->ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, r->ranks, NULL) : run_rank(r);
+    } else {
+        tr__complain(TR__BENCH, "out of memory");
+    }
+    free(given);
+    free(r);
+    return code;
+}

@@ -1,0 +1,23 @@
+# MPI is optional: -DTRIREME_MPI=openmpi, =mpich, =off; auto takes what `mpicc` is. A library is built with one MPI, because
+# their binary interfaces differ.
+set(TRIREME_MPI auto CACHE STRING "which MPI: auto, openmpi, mpich or off")
+set_property(CACHE TRIREME_MPI PROPERTY STRINGS auto openmpi mpich off)
+if(TRIREME_MPI STREQUAL "openmpi" OR TRIREME_MPI STREQUAL "mpich")
+    find_program(MPI_C_COMPILER mpicc.${TRIREME_MPI})
+    if(NOT MPI_C_COMPILER)
+        message(FATAL_ERROR "Trireme: -DTRIREME_MPI=${TRIREME_MPI}, but mpicc.${TRIREME_MPI} is missing. "
+            "On Debian, lib${TRIREME_MPI}-dev brings it; for an MPI elsewhere give -DMPI_C_COMPILER=/path/to/mpicc.")
+    endif()
+elseif(NOT TRIREME_MPI MATCHES "^(auto|off)$")
+    message(FATAL_ERROR "Trireme: -DTRIREME_MPI=${TRIREME_MPI} is none of auto, openmpi, mpich, off")
+endif()
+if(NOT TRIREME_MPI STREQUAL "off")
+    find_package(MPI QUIET COMPONENTS C)
+endif()
+if(MPI_C_FOUND)
+    list(APPEND TRIREME_LINK_NAMES ${MPI_C_LIBRARIES})
+    list(JOIN MPI_C_LIBRARIES " " TRIREME_PC_LIBS)
+    message(STATUS "MPI: ${MPI_C_LIBRARIES}")
+else()
+    message(STATUS "MPI: none, so .backend = \"mpi\" is left out")
+endif()

@@ -1,0 +1,16 @@
+# NCCL is optional: its header and CUDA's are needed to build the nccl backend, the libraries themselves only where it runs.
+find_package(CUDAToolkit QUIET)
+if(CUDAToolkit_FOUND)
+    find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+endif()
+if(NCCL_INCLUDE_DIR)
+    set(NCCL_FOUND 1)
+    message(STATUS "NCCL: ${NCCL_INCLUDE_DIR}/nccl.h, opened at run time")
+    foreach(directory ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+        list(APPEND nccl_options -isystem ${directory})
+    endforeach()
+    set_source_files_properties(src/comm/backend/nccl.c src/comm/backend/nccl_library.c
+        PROPERTIES COMPILE_OPTIONS "${nccl_options}")
+else()
+    message(STATUS "NCCL: none, so .backend = \"nccl\" is left out")
+endif()

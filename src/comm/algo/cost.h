@@ -1,0 +1,23 @@
+/*
+ * What a schedule costs, by a model of the network: the schedules of all ranks are carried out on paper, up to thousands
+ * of ranks, without sending a byte.
+ *
+ * A rank has one way out and one way in, both full speed at once. A transfer takes up each of them for
+ * overhead + bytes / bandwidth; its last byte arrives `latency` after it left. A transfer whose data is still coming in
+ * from an earlier step follows it by one piece: the executor forwards what it has.
+ */
+#ifndef TR_COMM_ALGO_COST_H
+#define TR_COMM_ALGO_COST_H
+
+#include "comm/algo/schedule.h"
+
+typedef struct tr__network {
+    double latency, overhead; /* seconds: on the way, and of a rank's time for each transfer */
+    double bandwidth;         /* bytes per second */
+    double piece;             /* bytes that are forwarded at once */
+} tr__network;
+
+/* Seconds until the last rank is done. `like` is the schedule of any rank; element_bytes as of its dtype. */
+tr_status tr__cost(const tr__schedule *like, int64_t element_bytes, const tr__network *network, double *seconds);
+
+#endif

@@ -1,0 +1,120 @@
+#include "comm/algo/schedule.h"
+
+static const char *const names[TR__ALGORITHM_COUNT] = {
+#define ROW(name, text) [TR__##name] = text,
+    TR__ALGORITHM_MAP(ROW)
+#undef ROW
+};
+
+const char *tr__algorithm_name(tr__algorithm algorithm)
+{
+    return (unsigned)algorithm < TR__ALGORITHM_COUNT ? names[algorithm] : "no algorithm";
+}
+
+/* ---- Parts ------------------------------------------------------------------------------------------------------- */
+
+tr__range tr__split(int64_t count, int parts, int index)
+{
+    int64_t share = count / parts, longer = count % parts; /* the first `longer` parts have one more */
+    int64_t begin = share * index + (index < longer ? index : longer);
+    return (tr__range){begin, begin + share + (index < longer)};
+}
+
+static tr__range block_of(const int64_t *counts, const int64_t *offsets, int64_t count, int rank)
+{
+    if (!counts) return (tr__range){count * rank, count * (rank + 1)};
+    return (tr__range){offsets[rank], offsets[rank] + counts[rank]};
+}
+
+tr__range tr__in_block(const tr__schedule *s, int rank)
+{
+    return block_of(s->in_counts, s->in_offsets, s->count, rank);
+}
+
+tr__range tr__out_block(const tr__schedule *s, int rank)
+{
+    return block_of(s->out_counts, s->out_offsets, s->count, rank);
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+tr__step tr__exchange_step(int to, tr__part send, int from, tr__part receive)
+{
+    return (tr__step){.action = TR__EXCHANGE, .to = to, .from = from, .send = send, .receive = receive};
+}
+
+tr__step tr__send_step(int to, tr__part part)
+{
+    return (tr__step){.action = TR__EXCHANGE, .to = to, .from = -1, .send = part};
+}
+
+tr__step tr__receive_step(int from, tr__part part)
+{
+    return (tr__step){.action = TR__EXCHANGE, .to = -1, .from = from, .receive = part};
+}
+
+tr__step tr__copy_step(tr__part from, tr__part to)
+{
+    return (tr__step){.action = TR__COPY_LOCAL, .to = -1, .from = -1, .own = from, .receive = to};
+}
+
+tr__step tr__finish_step(tr__part part)
+{
+    return (tr__step){.action = TR__FINISH_LOCAL, .to = -1, .from = -1, .receive = part};
+}
+
+/* ---- All schedules ----------------------------------------------------------------------------------------------- */
+
+static tr__walk *const walks[TR_COLLECTIVE_COUNT][TR__ALGORITHM_COUNT] = {
+    [TR_ALL_REDUCE] = {[TR__RING] = tr__ring_all_reduce, [TR__HALVING] = tr__halving_all_reduce,
+        [TR__DOUBLING] = tr__doubling_all_reduce, [TR__TREE] = tr__tree_all_reduce,
+        [TR__DIRECT] = tr__direct_reduction},
+    [TR_REDUCE] = {[TR__RING] = tr__ring_reduce, [TR__TREE] = tr__tree_reduce, [TR__DIRECT] = tr__direct_reduction},
+    [TR_BROADCAST] = {[TR__RING] = tr__ring_broadcast, [TR__TREE] = tr__tree_broadcast,
+        [TR__DIRECT] = tr__direct_broadcast},
+    [TR_ALL_GATHER] = {[TR__RING] = tr__ring_all_gather, [TR__DOUBLING] = tr__doubling_all_gather,
+        [TR__DIRECT] = tr__direct_all_gather},
+    [TR_GATHER] = {[TR__TREE] = tr__tree_gather, [TR__DIRECT] = tr__direct_gather},
+    [TR_SCATTER] = {[TR__TREE] = tr__tree_scatter, [TR__DIRECT] = tr__direct_scatter},
+    [TR_REDUCE_SCATTER] = {[TR__RING] = tr__ring_reduce_scatter, [TR__DIRECT] = tr__direct_reduction},
+    [TR_ALL_TO_ALL] = {[TR__DIRECT] = tr__direct_all_to_all},
+    [TR_ALL_GATHER_V] = {[TR__RING] = tr__ring_all_gather, [TR__DIRECT] = tr__direct_all_gather},
+    [TR_GATHER_V] = {[TR__DIRECT] = tr__direct_gather},
+    [TR_SCATTER_V] = {[TR__DIRECT] = tr__direct_scatter},
+    [TR_ALL_TO_ALL_V] = {[TR__DIRECT] = tr__direct_all_to_all},
+    [TR_BARRIER] = {[TR__DOUBLING] = tr__doubling_barrier},
+};
+
+/* A rank that is alone copies. */
+static void walk_alone(const tr__schedule *s, tr__cursor *c)
+{
+    if (s->kind != TR_BARRIER && tr__run_one(c))
+        c->step = tr__copy_step((tr__part){TR__IN, tr__in_block(s, 0)}, (tr__part){TR__OUT, tr__out_block(s, 0)});
+}
+
+static tr__cursor walk(const tr__schedule *s, int64_t wanted)
+{
+    tr__cursor c = {.wanted = wanted};
+    (s->world_size == 1 ? walk_alone : walks[s->kind][s->algorithm])(s, &c);
+    return c;
+}
+
+bool tr__schedule_exists(tr_collective_kind kind, tr__algorithm algorithm)
+{
+    return (unsigned)kind < TR_COLLECTIVE_COUNT && (unsigned)algorithm < TR__ALGORITHM_COUNT && walks[kind][algorithm];
+}
+
+int64_t tr__schedule_steps(const tr__schedule *schedule)
+{
+    return walk(schedule, -1).next;
+}
+
+tr__step tr__schedule_step(const tr__schedule *schedule, int64_t step)
+{
+    return walk(schedule, step).step;
+}
+
+int64_t tr__schedule_scratch(const tr__schedule *schedule)
+{
+    return walk(schedule, -1).scratch;
+}

@@ -1,0 +1,403 @@
+/*
+ * Collectives as MPI's nonblocking calls.
+ *
+ * MPI counts in int, so long buffers go in pieces. Sums that Trireme folds in a wider type than they have (f16 and bf16 in
+ * f32, averages of i32 in i64 and of u8 in i32) are widened piece by piece, reduced by MPI in that type, and rounded once.
+ * The order in which MPI folds is its own.
+ */
+#include "base/half.h"
+#include "comm/backend/mpi_group.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PIECE_BYTES = 1 << 30,
+    STAGE_ELEMENTS = 1 << 20, /* of all ranks together, in one piece that is widened */
+};
+
+typedef struct call {
+    tr__mpi_group *g;
+    const tr_collective *c;
+    MPI_Comm comm;
+    int rank, ranks;
+    size_t size; /* bytes of an element */
+    MPI_Datatype type;
+} call;
+
+static MPI_Datatype type_of(tr_dtype dtype)
+{
+    switch (dtype) {
+    case TR_F32: return MPI_FLOAT;
+    case TR_F64: return MPI_DOUBLE;
+    case TR_F16:
+    case TR_BF16: return MPI_UINT16_T; /* only moved */
+    case TR_I64: return MPI_INT64_T;
+    case TR_I32: return MPI_INT32_T;
+    default: return MPI_UINT8_T;
+    }
+}
+
+/* Waits for the one request that an MPI function has just started. */
+static tr_status finish(const call *k, int error, const char *what, MPI_Request *request)
+{
+    if (error != MPI_SUCCESS) return tr__mpi_fail(error, what);
+    MPI_Status status;
+    return tr__mpi_wait(k->g, 1, request, &status);
+}
+#define RUN(k, function, ...)                                                                          \
+    ({                                                                                                 \
+        MPI_Request request_ = MPI_REQUEST_NULL;                                                       \
+        int error_ = function(__VA_ARGS__, (k)->comm, &request_);                                      \
+        finish(k, error_, #function, &request_);                                                       \
+    })
+
+static const char *at(const call *k, const void *base, int64_t element)
+{
+    return (const char *)base + (size_t)element * k->size;
+}
+
+static tr_status need_scratch(tr__mpi_group *g, size_t bytes)
+{
+    if (g->scratch_bytes >= bytes) return TR_OK;
+    void *more = realloc(g->scratch, bytes);
+    if (!more) return tr__fail(TR_NO_MEMORY, "no memory for %zu bytes in between", bytes);
+    g->scratch = more;
+    g->scratch_bytes = bytes;
+    return TR_OK;
+}
+
+/* ---- Reductions -------------------------------------------------------------------------------------------------- */
+
+/* The type in which sums are folded. */
+static tr_dtype wide_type(const tr_collective *c)
+{
+    if (c->dtype == TR_F16 || c->dtype == TR_BF16) return TR_F32;
+    if (c->op == TR_AVG && c->dtype == TR_I32) return TR_I64;
+    if (c->op == TR_AVG && c->dtype == TR_U8) return TR_I32;
+    return c->dtype;
+}
+
+static MPI_Op op_of(const call *k, tr_dtype wide)
+{
+    const MPI_Op *own = k->g->library->own_ops;
+    bool is_bool = wide == TR_BOOL;
+    switch (k->c->op) {
+    case TR_MIN:
+        if (is_bool) return MPI_BAND;
+        return wide == TR_F32 ? own[TR__MPI_MIN_F32] : wide == TR_F64 ? own[TR__MPI_MIN_F64] : MPI_MIN;
+    case TR_MAX:
+        if (is_bool) return MPI_BOR;
+        return wide == TR_F32 ? own[TR__MPI_MAX_F32] : wide == TR_F64 ? own[TR__MPI_MAX_F64] : MPI_MAX;
+    case TR_PROD: return is_bool ? MPI_BAND : MPI_PROD;
+    case TR_BAND: return MPI_BAND;
+    case TR_BOR: return MPI_BOR;
+    case TR_BXOR: return MPI_BXOR;
+    default: return is_bool ? MPI_BOR : MPI_SUM;
+    }
+}
+
+#define CONVERT(to_type, from_type, expression)                                 \
+    for (int64_t i = 0; i < count; i++) {                                       \
+        from_type x = ((const from_type *)from)[i];                             \
+        ((to_type *)to)[i] = (to_type)(expression);                             \
+    }
+
+static void widen(const tr_collective *c, const void *from, void *to, int64_t count)
+{
+    if (c->dtype == TR_F16)
+        CONVERT(float, uint16_t, tr__f16_to_f32(x))
+    else if (c->dtype == TR_BF16)
+        CONVERT(float, uint16_t, tr__bf16_to_f32(x))
+    else if (c->dtype == TR_I32 && c->op == TR_AVG)
+        CONVERT(int64_t, int32_t, x)
+    else if (c->dtype == TR_U8 && c->op == TR_AVG)
+        CONVERT(int32_t, uint8_t, x)
+    else
+        memcpy(to, from, (size_t)count * tr_dtype_size(c->dtype));
+}
+
+/* Rounds a result, of which averages are still sums. from and to may be the same memory when the type is the same. */
+static void narrow(const tr_collective *c, int ranks, const void *from, void *to, int64_t count)
+{
+    bool average = c->op == TR_AVG;
+    double part = average ? 1.0 / ranks : 1;
+    int whole = average ? ranks : 1;
+    if (c->dtype == TR_F16)
+        CONVERT(uint16_t, float, tr__f32_to_f16(x * (float)part))
+    else if (c->dtype == TR_BF16)
+        CONVERT(uint16_t, float, tr__f32_to_bf16(x * (float)part))
+    else if (!average && from != to)
+        memcpy(to, from, (size_t)count * tr_dtype_size(c->dtype));
+    else if (!average)
+        return;
+    else if (c->dtype == TR_F32)
+        CONVERT(float, float, x * (float)part)
+    else if (c->dtype == TR_F64)
+        CONVERT(double, double, x * part)
+    else if (c->dtype == TR_I64)
+        CONVERT(int64_t, int64_t, x / whole)
+    else if (c->dtype == TR_I32)
+        CONVERT(int32_t, int64_t, x / whole)
+    else
+        CONVERT(uint8_t, int32_t, x / whole)
+}
+
+/* The MPI call on a piece that lies together. in may be MPI_IN_PLACE; out is NULL where nothing is got. */
+static tr_status reduce_piece(const call *k, const void *in, void *out, int count, tr_dtype wide)
+{
+    MPI_Datatype type = type_of(wide);
+    MPI_Op op = op_of(k, wide);
+    switch (k->c->kind) {
+    case TR_ALL_REDUCE: return RUN(k, MPI_Iallreduce, in, out, count, type, op);
+    case TR_REDUCE: return RUN(k, MPI_Ireduce, in, out, count, type, op, k->c->root);
+    default: return RUN(k, MPI_Ireduce_scatter_block, in, out, count, type, op);
+    }
+}
+
+/* [begin, begin + count) of every block, through memory in between: in the wide type, blocks side by side. */
+static tr_status reduce_staged(const call *k, int64_t begin, int64_t count, tr_dtype wide)
+{
+    const tr_collective *c = k->c;
+    int blocks = c->kind == TR_REDUCE_SCATTER ? k->ranks : 1;
+    size_t bytes = (size_t)count * tr_dtype_size(wide);
+    TR__TRY(need_scratch(k->g, bytes * (size_t)(blocks + 1)));
+    char *in = k->g->scratch, *out = in + bytes * (size_t)blocks;
+    for (int b = 0; b < blocks; b++) widen(c, at(k, c->in, b * c->count + begin), in + bytes * (size_t)b, count);
+    bool gets = tr__collective_gets(c, k->rank);
+    TR__TRY(reduce_piece(k, in, gets ? out : NULL, (int)count, wide));
+    if (gets) narrow(c, k->ranks, out, (void *)at(k, c->out, begin), count);
+    return TR_OK;
+}
+
+static tr_status reduce_directly(const call *k, int64_t begin, int64_t count)
+{
+    const tr_collective *c = k->c;
+    const void *in = at(k, c->in, begin);
+    bool gets = tr__collective_gets(c, k->rank);
+    void *out = gets ? (void *)at(k, c->out, begin) : NULL;
+    TR__TRY(reduce_piece(k, in == out ? MPI_IN_PLACE : in, out, (int)count, c->dtype));
+    if (gets) narrow(c, k->ranks, out, out, count);
+    return TR_OK;
+}
+
+/* Blocks of a reduce_scatter must lie together, so a long one, and one whose result lies in its input, is staged. */
+static tr_status reduce(const call *k)
+{
+    const tr_collective *c = k->c;
+    tr_dtype wide = wide_type(c);
+    int blocks = c->kind == TR_REDUCE_SCATTER ? k->ranks : 1;
+    bool inside = c->out && c->out >= c->in && (const char *)c->out < at(k, c->in, blocks * c->count);
+    bool staged = wide != c->dtype || (blocks > 1 && (inside || c->count > PIECE_BYTES / 8 / blocks));
+    int64_t most = staged ? STAGE_ELEMENTS / blocks : PIECE_BYTES / (int64_t)k->size;
+    if (most < 1) most = 1;
+    for (int64_t begin = 0; begin < c->count; begin += most) {
+        int64_t count = c->count - begin < most ? c->count - begin : most;
+        TR__TRY(staged ? reduce_staged(k, begin, count, wide) : reduce_directly(k, begin, count));
+    }
+    return TR_OK;
+}
+
+/* ---- From one to one --------------------------------------------------------------------------------------------- */
+
+/* Requests that are posted together: up to `room`, each up to PIECE_BYTES. */
+typedef struct batch {
+    MPI_Request *requests;
+    MPI_Status *statuses;
+    int count, room;
+} batch;
+
+static int64_t pieces_of(const call *k, int64_t count)
+{
+    int64_t most = PIECE_BYTES / (int64_t)k->size;
+    return (count + most - 1) / most;
+}
+
+/* Posts a transfer of count elements at buffer with peer, in pieces. Pieces with one tag arrive in order. */
+static tr_status post(const call *k, bool send, const void *buffer, int64_t count, int peer, int tag, batch *b)
+{
+    int64_t most = PIECE_BYTES / (int64_t)k->size;
+    for (int64_t begin = 0; begin < count || (begin == 0 && count == 0); begin += most) {
+        int n = (int)(count - begin < most ? count - begin : most);
+        MPI_Request *request = &b->requests[b->count++];
+        void *place = (void *)at(k, buffer, begin);
+        if (send)
+            TR__MPI_TRY(MPI_Isend, place, n, k->type, peer, tag, k->comm, request);
+        else
+            TR__MPI_TRY(MPI_Irecv, place, n, k->type, peer, tag, k->comm, request);
+    }
+    return TR_OK;
+}
+
+static tr_status open_batch(batch *b, int64_t room)
+{
+    *b = (batch){.room = (int)room};
+    if (room < INT_MAX) b->requests = malloc((size_t)room * (sizeof *b->requests + sizeof *b->statuses));
+    if (!b->requests) return tr__fail(TR_NO_MEMORY, "no memory for %lld MPI requests", (long long)room);
+    b->statuses = (MPI_Status *)(void *)(b->requests + room);
+    return TR_OK;
+}
+
+static tr_status wait_batch(const call *k, batch *b)
+{
+    return tr__mpi_wait(k->g, b->count, b->requests, b->statuses);
+}
+
+static tr_status check_length(const call *k, batch *b)
+{
+    int64_t got = 0;
+    for (int i = 0; i < b->count; i++) {
+        int n = 0;
+        TR__MPI_TRY(MPI_Get_count, &b->statuses[i], k->type, &n);
+        got += n;
+    }
+    if (got == k->c->count) return TR_OK;
+    return tr__fail(TR_MISMATCH, "rank %d sent %lld elements of %s where %lld are expected", k->c->peer, (long long)got,
+        tr_dtype_name(k->c->dtype), (long long)k->c->count);
+}
+
+static tr_status send_or_recv(const call *k)
+{
+    const tr_collective *c = k->c;
+    bool send = c->kind == TR_SEND;
+    if (c->tag > k->g->library->tag_most)
+        return tr__fail(TR_UNSUPPORTED, "a tag of %d is above what %s can do, %d", c->tag, "this MPI",
+            k->g->library->tag_most);
+    if (c->peer == k->rank) return tr__fail(TR_INVALID, "rank %d is this rank itself", c->peer);
+    batch b;
+    TR__TRY(open_batch(&b, pieces_of(k, c->count) + 1));
+    tr_status status = post(k, send, send ? c->in : c->out, c->count, c->peer, c->tag, &b);
+    if (status == TR_OK) status = wait_batch(k, &b);
+    if (status == TR_OK && !send) status = check_length(k, &b);
+    free(b.requests);
+    return status;
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+static int64_t length(tr__range r)
+{
+    return r.end - r.begin;
+}
+
+static void copy_own_block(const call *k)
+{
+    const tr_collective *c = k->c;
+    if (!tr__collective_gives(c, k->rank) || !tr__collective_gets(c, k->rank)) return;
+    tr__range in = tr__collective_in(c, k->rank), out = tr__collective_out(c, k->rank);
+    void *to = (void *)at(k, c->out, out.begin);
+    const void *from = at(k, c->in, in.begin);
+    if (to != from && length(out) > 0) memmove(to, from, (size_t)length(out) * k->size);
+}
+
+static bool concerns(const call *k, int peer, bool send)
+{
+    const tr_collective *c = k->c;
+    int giver = send ? k->rank : peer, getter = send ? peer : k->rank;
+    return peer != k->rank && tr__collective_gives(c, giver) && tr__collective_gets(c, getter);
+}
+
+static tr_status post_blocks(const call *k, batch *b)
+{
+    const tr_collective *c = k->c;
+    for (int step = 1; step < k->ranks; step++) {
+        int from = (k->rank - step + k->ranks) % k->ranks, to = (k->rank + step) % k->ranks;
+        if (concerns(k, from, false)) {
+            tr__range r = tr__collective_out(c, from);
+            TR__TRY(post(k, false, at(k, c->out, r.begin), length(r), from, 0, b));
+        }
+        if (concerns(k, to, true)) {
+            tr__range r = tr__collective_in(c, to);
+            TR__TRY(post(k, true, at(k, c->in, r.begin), length(r), to, 0, b));
+        }
+    }
+    return TR_OK;
+}
+
+static int64_t requests_for_blocks(const call *k)
+{
+    int64_t count = 0;
+    for (int peer = 0; peer < k->ranks; peer++) {
+        if (concerns(k, peer, false)) count += pieces_of(k, length(tr__collective_out(k->c, peer))) + 1;
+        if (concerns(k, peer, true)) count += pieces_of(k, length(tr__collective_in(k->c, peer))) + 1;
+    }
+    return count;
+}
+
+/* Every giver sends to every getter: for the _V kinds, whose places may be beyond an int, and for long blocks. */
+static tr_status move_blocks(const call *k)
+{
+    batch b;
+    TR__TRY(open_batch(&b, requests_for_blocks(k) + 1));
+    copy_own_block(k);
+    tr_status status = post_blocks(k, &b);
+    if (status == TR_OK) status = wait_batch(k, &b);
+    free(b.requests);
+    return status;
+}
+
+/* Equal blocks, as MPI has them. */
+static tr_status move_equal(const call *k)
+{
+    const tr_collective *c = k->c;
+    int n = (int)c->count;
+    const void *own = c->out ? at(k, c->out, c->count * k->rank) : NULL;
+    const void *in = c->in && c->in == own ? MPI_IN_PLACE : c->in;
+    switch (c->kind) {
+    case TR_ALL_GATHER: return RUN(k, MPI_Iallgather, in, n, k->type, c->out, n, k->type);
+    case TR_GATHER: return RUN(k, MPI_Igather, in, n, k->type, c->out, n, k->type, c->root);
+    case TR_SCATTER: {
+        bool inside = c->in && c->out == at(k, c->in, c->count * k->rank);
+        return RUN(k, MPI_Iscatter, c->in, n, k->type, inside ? MPI_IN_PLACE : c->out, n, k->type, c->root);
+    }
+    default:
+        return RUN(k, MPI_Ialltoall, c->in == c->out ? MPI_IN_PLACE : c->in, n, k->type, c->out, n, k->type);
+    }
+}
+
+static tr_status broadcast(const call *k)
+{
+    const tr_collective *c = k->c;
+    bool root = k->rank == c->root;
+    int64_t most = PIECE_BYTES / (int64_t)k->size;
+    for (int64_t begin = 0; begin < c->count; begin += most) {
+        int64_t count = c->count - begin < most ? c->count - begin : most;
+        void *buffer = (void *)at(k, root ? c->in : c->out, begin);
+        TR__TRY(RUN(k, MPI_Ibcast, buffer, (int)count, k->type, c->root));
+    }
+    if (root && c->out && c->out != c->in) memcpy(c->out, c->in, tr__collective_bytes(c));
+    return TR_OK;
+}
+
+/* An all_to_all in place of blocks that are too long for MPI's own would send what was just received. */
+static tr_status move_from_copy(const call *k)
+{
+    size_t bytes = tr__collective_bytes(k->c) * (size_t)k->ranks;
+    TR__TRY(need_scratch(k->g, bytes));
+    memcpy(k->g->scratch, k->c->in, bytes);
+    tr_collective copied = *k->c;
+    copied.in = k->g->scratch;
+    call with_copy = *k;
+    with_copy.c = &copied;
+    return move_blocks(&with_copy);
+}
+
+/* ---- All --------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__mpi_run(tr__mpi_group *g, const tr_collective *c)
+{
+    const tr__kind *kind = tr__kind_of(c->kind);
+    call k = {.g = g, .c = c, .comm = g->comm, .rank = g->member.rank, .ranks = g->member.world_size,
+        .size = tr_dtype_size(c->dtype), .type = type_of(c->dtype)};
+    if (c->kind == TR_BARRIER) {
+        MPI_Request request = MPI_REQUEST_NULL;
+        return finish(&k, MPI_Ibarrier(k.comm, &request), "MPI_Ibarrier", &request);
+    }
+    if (kind->point_to_point) return send_or_recv(&k);
+    if (kind->reduces) return reduce(&k);
+    if (c->kind == TR_BROADCAST) return broadcast(&k);
+    if (kind->variable) return move_blocks(&k);
+    if (c->count <= PIECE_BYTES / (int64_t)k.size / k.ranks) return move_equal(&k);
+    return c->kind == TR_ALL_TO_ALL && c->in == c->out ? move_from_copy(&k) : move_blocks(&k);
+}

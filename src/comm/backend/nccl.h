@@ -1,0 +1,12 @@
+/*
+ * NCCL and the CUDA runtime, opened when the first group needs them: a machine without them pays nothing and gets an
+ * error that says what is missing. nccl*.c stand behind this when the headers were found, else nccl_stub.c.
+ */
+#ifndef TR_COMM_BACKEND_NCCL_H
+#define TR_COMM_BACKEND_NCCL_H
+
+#include "comm/backend/backend.h"
+
+extern const tr__backend tr__nccl_backend;
+
+#endif

@@ -1,0 +1,451 @@
+/*
+ * tr_job_explain: who is in which call, who waits for whom, who is likely to blame. All is read from the flight records of
+ * the processes, and their state from /proc, at one moment.
+ *
+ * Within a group a rank waits for others by its record (or, over a backend that does not tell, for those that are behind).
+ * A rank that others wait for, and that itself waits for nobody or cannot go on (stopped, dead, not here), is to blame for
+ * all that reach it along these edges.
+ */
+#define _GNU_SOURCE
+#include "base/clock.h"
+#include "base/object.h"
+#include "comm/record.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SHOWN = 8, SOON_NS = 1000000000 };
+
+typedef enum health { FINE, STOPPED, DEAD, ELSEWHERE, GONE, UNKNOWN } health;
+
+/* The ranks of a group, as far as they are on this host. */
+typedef struct members {
+    const tr__records *all;
+    const tr__record *any;
+    const tr__record **ranks; /* [world]; NULL: no record */
+    int world, here;
+    int (*waiters)[TR__RECORD_WAITS], *waiter_count; /* [world]: who waits for a rank, directly or not */
+    int *visited, *stack;     /* [world] */
+    FILE *out;
+    int64_t now;
+} members;
+
+/* ---- Ranks ------------------------------------------------------------------------------------------------------- */
+
+static health health_of(const members *m, int rank)
+{
+    const tr__record *r = m->ranks[rank];
+    if (r) return r->process.state == 'X' ? DEAD : strchr("Tt", r->process.state) ? STOPPED : FINE;
+    int pid = m->any->peers[rank].pid;
+    if (pid == 0) return UNKNOWN;
+    if (strcmp(m->any->peers[rank].host, m->any->host) != 0) return ELSEWHERE;
+    return tr__process_of(pid).state == 'X' ? DEAD : GONE;
+}
+
+enum { NAME_TEXT = 128 };
+
+static char *name_of(const members *m, int rank, char text[NAME_TEXT])
+{
+    static const char *const words[] = {[STOPPED] = ", stopped", [DEAD] = ", dead", [FINE] = "", [GONE] = ""};
+    const tr__record *r = m->ranks[rank];
+    int pid = r ? r->pid : m->any->peers[rank].pid;
+    health h = health_of(m, rank);
+    if (h == UNKNOWN)
+        snprintf(text, NAME_TEXT, "rank %d", rank);
+    else if (h == ELSEWHERE)
+        snprintf(text, NAME_TEXT, "rank %d (pid %d on host %s)", rank, pid, m->any->peers[rank].host);
+    else
+        snprintf(text, NAME_TEXT, "rank %d (pid %d%s)", rank, pid, words[h]);
+    return text;
+}
+
+/* The number of the latest collective that a rank has started. */
+static uint64_t progress(const tr__record *r)
+{
+    uint64_t latest = 0;
+    for (int i = 0; r && i < r->call_count; i++)
+        if (r->calls[i].started && r->calls[i].signature.sequence > latest) latest = r->calls[i].signature.sequence;
+    return latest;
+}
+
+static const tr__record_call *call_number(const tr__record *r, uint64_t sequence)
+{
+    for (int i = r->call_count - 1; i >= 0; i--)
+        if (r->calls[i].signature.sequence == sequence) return &r->calls[i];
+    return NULL;
+}
+
+static bool is_transfer(const tr__record_call *c)
+{
+    return tr__kind_of(c->signature.kind)->point_to_point;
+}
+
+/* Whom a rank waits for, at most `most`. */
+static int waits_of(const members *m, int rank, int *ranks, int most)
+{
+    const tr__record *r = m->ranks[rank];
+    int count = 0;
+    if (!r || r->state == TR__RECORD_FAILED) return 0;
+    for (int i = 0; i < r->waits_count && count < most; i++) ranks[count++] = r->waits[i];
+    for (int i = 0; i < r->call_count && count < most; i++) {
+        int peer = r->calls[i].signature.peer;
+        bool open = is_transfer(&r->calls[i]) && !r->calls[i].ended;
+        if (open && peer >= 0 && peer < m->world && peer != rank) ranks[count++] = peer;
+    }
+    const tr__record_call *running = tr__record_running(r);
+    if (count || !running || is_transfer(running) || strcmp(r->backend, "native") == 0) return count;
+    for (int k = 0; k < m->world && count < most; k++)
+        if (m->ranks[k] && progress(m->ranks[k]) < running->signature.sequence) ranks[count++] = k;
+    return count;
+}
+
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+static void print_state(const members *m, const tr__record *r)
+{
+    char call[TR__CALL_TEXT], since[TR__TIME_TEXT];
+    const tr__record_call *running = tr__record_running(r), *last = tr__record_last(r);
+    if (r->state == TR__RECORD_FAILED)
+        fprintf(m->out, "failed %s ago: %s", tr__time_text(m->now - r->failed, since), r->failure);
+    else if (r->state == TR__RECORD_JOINING)
+        fprintf(m->out, "joining for %s", tr__time_text(m->now - r->monotonic, since));
+    else if (running)
+        fprintf(m->out, "in %s for %s", tr__signature_text(&running->signature, call),
+            tr__time_text(m->now - running->started, since));
+    else if (last)
+        fprintf(m->out, "in no call for %s; its last was %s", tr__time_text(m->now - last->ended, since),
+            tr__signature_text(&last->signature, call));
+    else
+        fprintf(m->out, "in no call, and has made none");
+}
+
+static void print_row(const members *m, int rank)
+{
+    const tr__record *r = m->ranks[rank];
+    char name[NAME_TEXT], text[TR__RANKS_TEXT];
+    int waits[TR__RECORD_WAITS], queued = 0, count = waits_of(m, rank, waits, TR__RECORD_WAITS);
+    fprintf(m->out, "    %-28s  ", name_of(m, rank, name));
+    print_state(m, r);
+    if (count)
+        fprintf(m->out, ", waits for %s", tr__ranks_text(waits, count, r->waits_total > count ? r->waits_total : count, text));
+    for (int i = 0; i < r->call_count; i++) queued += !r->calls[i].started && !r->calls[i].ended;
+    if (queued) fprintf(m->out, "; %d more call%s posted", queued, queued == 1 ? "" : "s");
+    fputc('\n', m->out);
+}
+
+static void print_absent(const members *m)
+{
+    static const char *const words[] = {[DEAD] = "its process has ended", [GONE] = "has left the group",
+        [ELSEWHERE] = "look there", [UNKNOWN] = "has not joined yet, as far as is known here"};
+    int shown = 0;
+    char name[NAME_TEXT];
+    for (int rank = 0; rank < m->world; rank++)
+        if (!m->ranks[rank] && shown++ < SHOWN)
+            fprintf(m->out, "    %-28s  %s\n", name_of(m, rank, name), words[health_of(m, rank)]);
+    if (shown > SHOWN) fprintf(m->out, "    and %d more that have no record on this host\n", shown - SHOWN);
+}
+
+/* ---- Blame ------------------------------------------------------------------------------------------------------- */
+
+/* Follows the edges from one rank; notes it with all that it reaches. */
+static void follow(members *m, int from)
+{
+    int depth = 0, waits[TR__RECORD_WAITS];
+    memset(m->visited, 0, (size_t)m->world * sizeof *m->visited);
+    m->visited[from] = 1;
+    m->stack[depth++] = from;
+    while (depth > 0) {
+        int at = m->stack[--depth];
+        if (at != from && health_of(m, at) != FINE) continue; /* it cannot go on, whomever it waits for */
+        int count = waits_of(m, at, waits, TR__RECORD_WAITS);
+        for (int i = 0; i < count; i++) {
+            int to = waits[i], *known = &m->waiter_count[to];
+            if (m->visited[to]) continue;
+            m->visited[to] = 1;
+            if (*known < TR__RECORD_WAITS) m->waiters[to][*known] = from;
+            ++*known;
+            m->stack[depth++] = to;
+        }
+    }
+}
+
+static bool to_blame(const members *m, int rank)
+{
+    int one;
+    return m->waiter_count[rank] > 0 && (health_of(m, rank) != FINE || waits_of(m, rank, &one, 1) == 0);
+}
+
+/* What else the process of an idle rank does, in another group. */
+static void print_other_group(const members *m, const tr__record *r)
+{
+    char call[TR__CALL_TEXT], ranks[TR__RANKS_TEXT];
+    for (int i = 0; i < m->all->count; i++) {
+        const tr__record *other = &m->all->list[i];
+        bool same_group = strcmp(other->group, r->group) == 0;
+        if (other->pid == r->pid && other != r && same_group) return; /* ranks are threads: whose it is, is not known */
+        const tr__record_call *running = tr__record_running(other);
+        if (other->pid != r->pid || same_group || !running || other->state == TR__RECORD_FAILED) continue;
+        fprintf(m->out, "; in group '%s' it is in %s", other->group, tr__signature_text(&running->signature, call));
+        if (other->waits_total > 0)
+            fprintf(m->out, " and waits for %s", tr__ranks_text(other->waits, other->waits_count, other->waits_total, ranks));
+    }
+}
+
+/* What a rank to blame does instead of what its first waiter waits for. */
+static void print_reason(const members *m, int rank)
+{
+    const tr__record *r = m->ranks[rank], *waiter = m->ranks[m->waiters[rank][0]];
+    const tr__record_call *wanted = tr__record_running(waiter), *running = r ? tr__record_running(r) : NULL;
+    char call[TR__CALL_TEXT], other[TR__CALL_TEXT];
+    if (!wanted || waiter->state == TR__RECORD_JOINING) {
+        fprintf(m->out, "it has not joined");
+        return;
+    }
+    tr__signature_text(&wanted->signature, call);
+    uint64_t sequence = wanted->signature.sequence;
+    bool entered = r && sequence && progress(r) >= sequence;
+    if (!r)
+        fprintf(m->out, "%s needs it", call);
+    else if (entered && running && running->signature.sequence == sequence)
+        fprintf(m->out, "it is at work in %s", tr__signature_text(&running->signature, other));
+    else if (entered)
+        fprintf(m->out, "it has gone on from %s", call);
+    else if (sequence)
+        fprintf(m->out, "it has not entered %s", call);
+    else
+        fprintf(m->out, "its part of %s is not there", call);
+    if (running && running->signature.sequence != sequence)
+        fprintf(m->out, ", but is in %s", tr__signature_text(&running->signature, other));
+    if (r && !running) print_other_group(m, r);
+}
+
+/* Longest wait among those that wait for a rank. */
+static int64_t longest_wait(const members *m, int rank)
+{
+    int64_t longest = 0;
+    for (int i = 0; i < m->waiter_count[rank] && i < TR__RECORD_WAITS; i++) {
+        const tr__record *r = m->ranks[m->waiters[rank][i]];
+        const tr__record_call *running = tr__record_running(r);
+        int64_t since = r->waits_total ? r->waits_since : running ? running->started : m->now;
+        if (m->now - since > longest) longest = m->now - since;
+    }
+    return longest;
+}
+
+static void print_blame(const members *m, int rank)
+{
+    char name[NAME_TEXT], text[TR__RANKS_TEXT], since[TR__TIME_TEXT];
+    int total = m->waiter_count[rank], named = total < TR__RECORD_WAITS ? total : TR__RECORD_WAITS;
+    int64_t longest = longest_wait(m, rank);
+    fprintf(m->out, "  => %s is what %s %s for: ", name_of(m, rank, name),
+        tr__ranks_text(m->waiters[rank], named, total, text), total == 1 ? "waits" : "wait");
+    print_reason(m, rank);
+    fprintf(m->out, " (for %s%s)\n", tr__time_text(longest, since),
+        longest < SOON_NS && health_of(m, rank) == FINE ? ", which may be nothing" : "");
+}
+
+/* Ranks that wait for each other, and for nobody else. */
+static void print_circle(const members *m)
+{
+    int ranks[TR__RECORD_WAITS], count = 0, total = 0, one;
+    char text[TR__RANKS_TEXT];
+    for (int rank = 0; rank < m->world; rank++) {
+        if (waits_of(m, rank, &one, 1) == 0) continue;
+        if (count < TR__RECORD_WAITS) ranks[count++] = rank;
+        total++;
+    }
+    if (total)
+        fprintf(m->out, "  => %s wait for each other: look where their calls above differ\n",
+            tr__ranks_text(ranks, count, total, text));
+    else
+        fprintf(m->out, "  => nobody waits\n");
+}
+
+static void find_blame(members *m)
+{
+    int one, blamed = 0;
+    for (int rank = 0; rank < m->world; rank++)
+        if (health_of(m, rank) == FINE && waits_of(m, rank, &one, 1) > 0) follow(m, rank);
+    /* First who cannot go on, then who may. */
+    for (int turn = 0; turn < 2; turn++)
+        for (int rank = 0; rank < m->world; rank++) {
+            health h = health_of(m, rank);
+            bool hard = h == STOPPED || h == DEAD;
+            if (hard != (turn == 0) || !to_blame(m, rank)) continue;
+            if (blamed++ < SHOWN) print_blame(m, rank);
+        }
+    if (blamed > SHOWN) fprintf(m->out, "  => and %d more\n", blamed - SHOWN);
+    if (!blamed) print_circle(m);
+}
+
+/* ---- Differences ------------------------------------------------------------------------------------------------- */
+
+/* A running call against what another rank calls, or has called, under its number. */
+static bool print_mismatch(const members *m, int rank, const tr__record_call *running)
+{
+    char mine[TR__CALL_TEXT], theirs[TR__CALL_TEXT];
+    for (int k = 0; k < m->world; k++) {
+        const tr__record_call *c = m->ranks[k] ? call_number(m->ranks[k], running->signature.sequence) : NULL;
+        if (!c || tr__signature_agrees(&running->signature, &c->signature)) continue;
+        fprintf(m->out, "  => ranks %d and %d make different calls: %s, %s\n", rank, k,
+            tr__signature_text(&running->signature, mine), tr__signature_text(&c->signature, theirs));
+        return true;
+    }
+    return false;
+}
+
+/* Of collectives no rank can be two ahead of one that is still in it. */
+static bool print_ahead(const members *m, int rank, const tr__record_call *running)
+{
+    char call[TR__CALL_TEXT];
+    for (int k = 0; k < m->world; k++) {
+        uint64_t at = progress(m->ranks[k]);
+        if (at < running->signature.sequence + 2) continue;
+        fprintf(m->out, "  => the ranks are out of step: rank %d is in %s, rank %d has come to #%llu\n", rank,
+            tr__signature_text(&running->signature, call), k, (unsigned long long)at);
+        return true;
+    }
+    return false;
+}
+
+static void find_differences(const members *m)
+{
+    bool mismatch = false, ahead = false;
+    for (int rank = 0; rank < m->world; rank++) {
+        const tr__record *r = m->ranks[rank];
+        const tr__record_call *running = r ? tr__record_running(r) : NULL;
+        if (!running || !running->signature.sequence) continue;
+        if (!mismatch) mismatch = print_mismatch(m, rank, running);
+        if (!ahead && !r->waits_total) continue; /* it may have come far since we looked at it */
+        if (!ahead) ahead = print_ahead(m, rank, running);
+    }
+}
+
+/* ---- Groups and jobs --------------------------------------------------------------------------------------------- */
+
+static bool same_job(const tr__record *a, const tr__record *b)
+{
+    return strcmp(a->job, b->job) == 0 && (a->job[0] || a->parent == b->parent);
+}
+
+static bool same_group(const tr__record *a, const tr__record *b)
+{
+    return same_job(a, b) && strcmp(a->group, b->group) == 0 && a->world_size == b->world_size;
+}
+
+static void print_group(members *m)
+{
+    fprintf(m->out, "  group '%s' (%s): %d of %d ranks are on this host\n", m->any->group, m->any->backend, m->here, m->world);
+    for (int rank = 0; rank < m->world; rank++)
+        if (m->ranks[rank]) print_row(m, rank);
+    print_absent(m);
+    find_blame(m);
+    find_differences(m);
+}
+
+/* The records from `first` to before `end` are one group. */
+static tr_status explain_group(const tr__records *all, int first, int end, FILE *out)
+{
+    members m = {.all = all, .any = &all->list[first], .world = all->list[first].world_size, .out = out,
+        .now = tr__now_ns()};
+    size_t world = (size_t)m.world;
+    m.ranks = calloc(world, sizeof *m.ranks);
+    m.waiters = calloc(world, sizeof *m.waiters);
+    m.waiter_count = calloc(world, sizeof *m.waiter_count);
+    m.visited = calloc(world, sizeof *m.visited);
+    m.stack = calloc(world, sizeof *m.stack);
+    bool room = m.ranks && m.waiters && m.waiter_count && m.visited && m.stack;
+    if (room) {
+        for (int i = first; i < end; i++) {
+            const tr__record *r = &all->list[i];
+            m.here += !m.ranks[r->rank];
+            m.ranks[r->rank] = r;
+            if (r->state != TR__RECORD_JOINING) m.any = r; /* knows its peers */
+        }
+        print_group(&m);
+    }
+    free(m.ranks);
+    free(m.waiters);
+    free(m.waiter_count);
+    free(m.visited);
+    free(m.stack);
+    return room ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %d ranks", m.world);
+}
+
+static tr_status explain_job(const tr__records *all, int first, int end, FILE *out)
+{
+    const tr__record *r = &all->list[first];
+    if (r->job[0])
+        fprintf(out, "job %s on host %s\n", r->job, r->host);
+    else
+        fprintf(out, "job without a name, started by process %d on host %s\n", r->parent, r->host);
+    for (int next; first < end; first = next) {
+        for (next = first + 1; next < end && same_group(&all->list[first], &all->list[next]);) next++;
+        TR__TRY(explain_group(all, first, next, out));
+    }
+    return TR_OK;
+}
+
+/* Is it the job's name, or a process of it or above it? */
+static bool is_asked_for(const tr__record *r, const char *job)
+{
+    enum { GENERATIONS = 16 };
+    if (!job || strcmp(r->job, job) == 0) return true;
+    char *end;
+    long asked = strtol(job, &end, 10), pid = r->pid;
+    if (*end || asked <= 1) return false;
+    if (asked == r->parent) return true;
+    for (int i = 0; i < GENERATIONS && pid > 1; i++) {
+        if (pid == asked) return true;
+        pid = tr__process_of(pid).parent;
+    }
+    return false;
+}
+
+static tr_status none_found(const tr__records *all, const char *job)
+{
+    if (!all->count)
+        return tr__fail(TR_NOT_FOUND, "no process of this user is in a group of several ranks on this host");
+    char names[256] = "";
+    for (int i = 0; i < all->count; i++) {
+        if (i > 0 && same_job(&all->list[i - 1], &all->list[i])) continue;
+        size_t used = strlen(names);
+        const tr__record *r = &all->list[i];
+        if (r->job[0])
+            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", r->job);
+        else
+            snprintf(names + used, sizeof names - used, "%s%d", used ? ", " : "", r->parent);
+    }
+    return tr__fail(TR_NOT_FOUND, "there is no job '%s' of this user on this host; there is: %s", job, names);
+}
+
+static tr_status explain_all(const tr__records *all, const char *job, FILE *out)
+{
+    int found = 0;
+    for (int first = 0, next; first < all->count; first = next) {
+        bool asked = false;
+        for (next = first; next < all->count && same_job(&all->list[first], &all->list[next]); next++)
+            asked = asked || is_asked_for(&all->list[next], job);
+        if (!asked) continue;
+        if (found++) fputc('\n', out);
+        TR__TRY(explain_job(all, first, next, out));
+    }
+    return found ? TR_OK : none_found(all, job);
+}
+
+tr_status tr_job_explain(const char *job, char **text)
+{
+    if (!text) return tr__fail(TR_INVALID, "tr_job_explain: where is the text to go?");
+    *text = NULL;
+    tr__records all;
+    TR__TRY(tr__records_read(0, &all));
+    size_t bytes;
+    FILE *out = open_memstream(text, &bytes);
+    tr_status status = out ? explain_all(&all, job, out) : tr__fail(TR_NO_MEMORY, "no memory to explain a job");
+    if (out && fclose(out) != 0 && status == TR_OK) status = tr__fail(TR_NO_MEMORY, "no memory to explain a job");
+    tr__records_free(&all);
+    if (status == TR_OK) return TR_OK;
+    free(*text);
+    *text = NULL;
+    return status;
+}

@@ -1,0 +1,67 @@
+/* Byte strings of any length, sent between ranks that do not know how long the others' are. */
+#include "base/object.h"
+
+#include <trireme/comm.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* bytes + 1, of which the last is 0, so that a text is one. */
+static tr_status allocate(size_t bytes, char **memory)
+{
+    *memory = malloc(bytes + 1);
+    if (!*memory) return tr__fail(TR_NO_MEMORY, "no memory for %zu bytes of other ranks", bytes);
+    (*memory)[bytes] = 0;
+    return TR_OK;
+}
+
+static tr_status gather(tr_group *group, const void *data, const int64_t *counts, char *all, const char *file, int line)
+{
+    tr_collective c = {.size = sizeof c, .kind = TR_ALL_GATHER_V, .in = data, .out = all,
+        .count = counts[tr_rank(group)], .dtype = TR_U8, .out_counts = counts, .file = file, .line = line};
+    return tr_run_collective(group, &c);
+}
+
+tr_status tr_all_gather_bytes_at(tr_group *group, const void *data, size_t bytes, void **all, int64_t *sizes,
+    const char *file, int line)
+{
+    *all = NULL;
+    int64_t own = (int64_t)bytes;
+    tr_collective c = {.size = sizeof c, .kind = TR_ALL_GATHER, .in = &own, .out = sizes, .count = 1, .dtype = TR_I64,
+        .file = file, .line = line};
+    TR__TRY(tr_run_collective(group, &c));
+    size_t total = 0;
+    for (int rank = 0; rank < tr_world_size(group); rank++) total += (size_t)sizes[rank];
+    char *memory;
+    TR__TRY(allocate(total, &memory));
+    /* NULL would mean that the data is in its place already. */
+    tr_status status = gather(group, data ? data : "", sizes, memory, file, line);
+    if (status == TR_OK)
+        *all = memory;
+    else
+        free(memory);
+    return status;
+}
+
+tr_status tr_broadcast_bytes_at(tr_group *group, void **data, size_t *bytes, int root, const char *file, int line)
+{
+    bool gives = tr_rank(group) == root;
+    int64_t size = gives ? (int64_t)*bytes : 0;
+    tr_collective c = {.size = sizeof c, .kind = TR_BROADCAST, .out = &size, .count = 1, .dtype = TR_I64, .root = root,
+        .file = file, .line = line};
+    TR__TRY(tr_run_collective(group, &c));
+    char *memory = gives ? *data : NULL;
+    if (!gives) TR__TRY(allocate((size_t)size, &memory));
+    c.out = memory;
+    c.count = size;
+    c.dtype = TR_U8;
+    tr_status status = tr_run_collective(group, &c);
+    if (gives) return status;
+    if (status != TR_OK) {
+        free(memory);
+        return status;
+    }
+    *data = memory;
+    *bytes = (size_t)size;
+    return TR_OK;
+}

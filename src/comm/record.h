@@ -1,0 +1,79 @@
+/*
+ * Reading flight records (recorder.h) of any process of this user, whatever state it is in, and telling people what is in
+ * them.
+ */
+#ifndef TR_COMM_RECORD_H
+#define TR_COMM_RECORD_H
+
+#include "comm/collective.h"
+#include "comm/recorder.h"
+
+#include <stdio.h>
+#include <sys/types.h>
+
+/* What /proc says of a process. */
+typedef struct tr__process {
+    char state;     /* 'R' running, 'S' and 'D' asleep, 'T' and 't' stopped; 'X': there is none, or it is dead */
+    long parent;
+    uint64_t start; /* in the kernel's ticks since boot: tells it from an earlier process of this number */
+} tr__process;
+
+tr__process tr__process_of(long pid);
+
+typedef struct tr__record_call {
+    uint64_t id;
+    tr__signature signature;
+    tr_status status;
+    int64_t posted, started, ended; /* as in tr__record_entry */
+} tr__record_call;
+
+/* A copy of a record. Everything in it has been checked: texts end, numbers are in their ranges. */
+typedef struct tr__record {
+    char job[TR__RECORD_NAME], host[TR__RECORD_NAME], group[TR__RECORD_NAME], backend[16];
+    char failure[TR__RECORD_FAILURE]; /* empty: none */
+    int64_t failed;
+    int pid, parent, rank, world_size;
+    tr__process process;
+    unsigned long inode;    /* of the memfd, for the reader; has it found the process that writes it? */
+    bool owned;
+    tr__record_state state;
+    int64_t monotonic, realtime;
+    int waits[TR__RECORD_WAITS], waits_count, waits_total; /* named, and all */
+    int64_t waits_since;
+    tr__record_call *calls; /* [call_count], oldest first */
+    int call_count;
+    struct {
+        int pid;            /* 0: not known */
+        char host[60];
+    } *peers;               /* [world_size] */
+} tr__record;
+
+typedef struct tr__records {
+    tr__record *list;
+    int count, capacity;
+} tr__records;
+
+/* All records of this user's processes on this host, or of one process (0: all); sorted by job, group and rank. What
+ * cannot be read is left out. */
+tr_status tr__records_read(pid_t pid, tr__records *records);
+void tr__records_free(tr__records *records);
+
+/* The call that has run longest, a started collective before sends and receives; NULL when none is under way. */
+const tr__record_call *tr__record_running(const tr__record *record);
+/* The call that ended last; NULL: none has. */
+const tr__record_call *tr__record_last(const tr__record *record);
+/* "rank 2", "ranks 0, 1 and 3", "ranks 0, 1, 2 and 12 more". */
+enum { TR__RANKS_TEXT = 160 };
+char *tr__ranks_text(const int *ranks, int named, int total, char text[TR__RANKS_TEXT]);
+/* "0.25 s", "12.3 s", "7 min" between two moments. */
+enum { TR__TIME_TEXT = 24 };
+char *tr__time_text(int64_t ns, char text[TR__TIME_TEXT]);
+
+/* Writes JOB-rankR-GROUP.txt and .trace.json to a folder, which is made when it is missing: every record of this
+ * process. Leaves this thread's latest failure as it is; what fails here is told to the log function. */
+void tr__record_dump(const char *folder, const tr__record_header *failed);
+/* The same as streams. */
+void tr__record_write_text(FILE *file, const tr__record *record, int64_t now);
+void tr__record_write_trace(FILE *file, const tr__records *records, int64_t now);
+
+#endif

@@ -1,0 +1,344 @@
+/*
+ * Finding and reading flight records. The processes may be stopped or hang, so nothing is asked of them: their memfds are
+ * opened through /proc. What is read there was written by another process, and maybe half written, so all is checked.
+ */
+#define _GNU_SOURCE
+#include "base/object.h"
+#include "comm/record.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define GET(field) atomic_load_explicit(&(field), memory_order_acquire)
+
+enum { TRIES = 8, WORLD_MOST = 1 << 20 };
+
+/* ---- Processes --------------------------------------------------------------------------------------------------- */
+
+tr__process tr__process_of(long pid)
+{
+    char path[40], stat[1024];
+    tr__process process = {.state = 'X'};
+    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return process;
+    ssize_t got = read(fd, stat, sizeof stat - 1);
+    close(fd);
+    stat[got > 0 ? got : 0] = 0;
+    const char *at = strrchr(stat, ')'); /* the name before it may hold anything */
+    if (!at || !at[1] || !at[2]) return process;
+    if (!strchr("ZXx", at[2])) process.state = at[2];
+    process.parent = strtol(at + 3, NULL, 10);
+    /* The state is field 3, the start is field 22. */
+    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    if (at) process.start = strtoull(at, NULL, 10);
+    return process;
+}
+
+/* ---- One record -------------------------------------------------------------------------------------------------- */
+
+typedef struct mapping {
+    const tr__record_header *header;
+    const tr__record_entry *entries;
+    const tr__record_peer *peers;
+    size_t bytes;
+} mapping;
+
+static bool is_sound(const mapping *m)
+{
+    const tr__record_header *h = m->header;
+    if (memcmp(h->magic, TR__RECORD_MAGIC, sizeof h->magic) != 0 || h->version != TR__RECORD_VERSION) return false;
+    if (h->header_bytes != sizeof *h || h->entry_bytes != sizeof *m->entries || h->peer_bytes != sizeof *m->peers ||
+        h->entry_count != TR__RECORD_ENTRIES)
+        return false;
+    if (h->world_size < 1 || h->world_size > WORLD_MOST || h->rank < 0 || h->rank >= h->world_size) return false;
+    return m->bytes >= sizeof *h + h->entry_count * sizeof *m->entries + (size_t)h->world_size * sizeof *m->peers;
+}
+
+/* A file that could shrink under us is left alone. */
+static bool map(int fd, mapping *m)
+{
+    struct stat s;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &s) != 0 || s.st_size < (off_t)sizeof *m->header) return false;
+    m->bytes = (size_t)s.st_size;
+    void *memory = mmap(NULL, m->bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) return false;
+    m->header = memory;
+    m->entries = (const tr__record_entry *)(m->header + 1);
+    m->peers = (const tr__record_peer *)(m->entries + TR__RECORD_ENTRIES);
+    if (is_sound(m)) return true;
+    munmap(memory, m->bytes);
+    return false;
+}
+
+/* Printable, and with an end. */
+static void copy_text(char *to, const char *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+    to[bytes - 1] = 0;
+    for (char *c = to; *c; c++)
+        if (iscntrl((unsigned char)*c)) *c = '?';
+}
+
+static void copy_words(char *to, const _Atomic uint64_t *from, size_t bytes)
+{
+    char text[TR__RECORD_FAILURE];
+    for (size_t i = 0; i < bytes / 8; i++) {
+        uint64_t word = GET(from[i]);
+        memcpy(text + 8 * i, &word, 8);
+    }
+    copy_text(to, text, bytes);
+}
+
+/* False when the entry is empty, or was being written. */
+static bool read_call(const tr__record_entry *e, tr__record_call *call)
+{
+    uint64_t mark = GET(e->mark);
+    if (mark == 0 || mark % 2) return false;
+    tr__signature *s = &call->signature;
+    uint32_t what = GET(e->what);
+    *s = (tr__signature){.kind = what & 0xff, .dtype = what >> 8 & 0xff, .op = what >> 16 & 0xff};
+    if ((unsigned)s->kind >= TR_COLLECTIVE_COUNT || (unsigned)s->dtype >= TR_DTYPE_COUNT ||
+        (unsigned)s->op >= TR_REDUCE_OP_COUNT)
+        return false;
+    s->root = s->peer = GET(e->rank);
+    s->tag = GET(e->tag);
+    s->line = GET(e->line);
+    s->count = GET(e->count);
+    s->sequence = tr__kind_of(s->kind)->point_to_point ? 0 : GET(e->sequence);
+    copy_words(s->file, e->file, sizeof e->file);
+    call->id = mark / 2 - 1;
+    call->ended = GET(e->ended);
+    call->status = GET(e->status);
+    call->posted = GET(e->posted);
+    call->started = GET(e->started);
+    return GET(e->mark) == mark;
+}
+
+static int by_id(const void *a, const void *b)
+{
+    uint64_t x = ((const tr__record_call *)a)->id, y = ((const tr__record_call *)b)->id;
+    return (x > y) - (x < y);
+}
+
+static void read_calls(const mapping *m, tr__record *r)
+{
+    for (int i = 0; i < TR__RECORD_ENTRIES; i++)
+        r->call_count += read_call(&m->entries[i], &r->calls[r->call_count]);
+    qsort(r->calls, (size_t)r->call_count, sizeof *r->calls, by_id);
+}
+
+static void read_waits(const tr__record_header *h, tr__record *r)
+{
+    for (int i = 0; i < TRIES; i++) {
+        uint32_t mark = GET(h->waits_mark);
+        int total = GET(h->waits_total), count = total < TR__RECORD_WAITS ? total : TR__RECORD_WAITS;
+        r->waits_since = GET(h->waits_since);
+        r->waits_total = total;
+        r->waits_count = 0;
+        for (int k = 0; k < count; k++) {
+            int rank = GET(h->waits[k]);
+            if (rank >= 0 && rank < r->world_size) r->waits[r->waits_count++] = rank;
+        }
+        if (mark % 2 == 0 && GET(h->waits_mark) == mark) return;
+    }
+    r->waits_count = r->waits_total = 0; /* it changes all the time: nothing to wait for */
+}
+
+static void read_header(const mapping *m, tr__record *r)
+{
+    const tr__record_header *h = m->header;
+    copy_text(r->job, h->job, sizeof r->job);
+    copy_text(r->host, h->host, sizeof r->host);
+    copy_text(r->group, h->group, sizeof r->group);
+    copy_text(r->backend, h->backend, sizeof r->backend);
+    r->pid = h->pid;
+    r->parent = h->parent;
+    r->rank = h->rank;
+    r->world_size = h->world_size;
+    r->monotonic = h->monotonic;
+    r->realtime = h->realtime;
+    uint32_t state = GET(h->state);
+    r->state = state <= TR__RECORD_FAILED ? (tr__record_state)state : TR__RECORD_JOINED;
+    r->failed = GET(h->failed);
+    if (r->failed) copy_words(r->failure, h->failure, sizeof r->failure);
+}
+
+static tr_status read_record(const mapping *m, tr__record *r)
+{
+    *r = (tr__record){0};
+    read_header(m, r);
+    r->calls = calloc(TR__RECORD_ENTRIES, sizeof *r->calls);
+    r->peers = calloc((size_t)r->world_size, sizeof *r->peers);
+    if (!r->calls || !r->peers) {
+        free(r->calls);
+        free(r->peers);
+        return tr__fail(TR_NO_MEMORY, "no memory for the flight record of rank %d", r->rank);
+    }
+    read_calls(m, r);
+    read_waits(m->header, r);
+    for (int i = 0; i < r->world_size; i++) {
+        r->peers[i].pid = GET(m->peers[i].pid);
+        if (r->peers[i].pid) copy_text(r->peers[i].host, m->peers[i].host, sizeof r->peers[i].host);
+    }
+    return TR_OK;
+}
+
+/* ---- All records ------------------------------------------------------------------------------------------------- */
+
+static tr_status grow(tr__records *all)
+{
+    if (all->count < all->capacity) return TR_OK;
+    int capacity = all->capacity ? 2 * all->capacity : 16;
+    tr__record *list = realloc(all->list, (size_t)capacity * sizeof *list);
+    if (!list) return tr__fail(TR_NO_MEMORY, "no memory for %d flight records", capacity);
+    all->list = list;
+    all->capacity = capacity;
+    return TR_OK;
+}
+
+/* A child that was forked holds its parent's record, too; in a process namespace of its own the writer knows itself by
+ * another number. So the writer is who began when the record says. */
+static void own(tr__record *r, pid_t pid, const tr__record_header *h)
+{
+    tr__process process = tr__process_of(pid);
+    if (process.start == h->pid_start && (pid == h->pid || !r->owned)) {
+        r->pid = pid;
+        r->process = process;
+        r->owned = true;
+    } else if (!r->owned) {
+        r->process = (tr__process){.state = 'X'};
+    }
+}
+
+static tr_status take_mapped(tr__records *all, pid_t pid, ino_t inode, const mapping *m)
+{
+    int index = 0;
+    while (index < all->count && all->list[index].inode != inode) index++;
+    if (index == all->count) {
+        TR__TRY(grow(all));
+        TR__TRY(read_record(m, &all->list[index]));
+        all->list[index].inode = inode;
+        all->count++;
+    }
+    own(&all->list[index], pid, m->header);
+    return TR_OK;
+}
+
+static tr_status take(tr__records *all, pid_t pid, int fd)
+{
+    mapping m;
+    struct stat file;
+    if (fstat(fd, &file) != 0 || !map(fd, &m)) return TR_OK;
+    tr_status status = take_mapped(all, pid, file.st_ino, &m);
+    munmap((void *)m.header, m.bytes);
+    return status;
+}
+
+/* Not opendir(): ThreadSanitizer does not see it, and takes the descriptor for the one that had its number before. */
+static DIR *open_folder(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
+    if (fd >= 0 && !folder) close(fd);
+    return folder;
+}
+
+/* The descriptors of one process; it may end meanwhile, and not every process of ours lets us look. */
+static tr_status search_process(tr__records *all, pid_t pid)
+{
+    char path[64], target[64];
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *folder = open_folder(path);
+    tr_status status = TR_OK;
+    struct dirent *entry;
+    while (folder && status == TR_OK && (entry = readdir(folder))) {
+        if (!isdigit((unsigned char)entry->d_name[0])) continue;
+        snprintf(path, sizeof path, "/proc/%d/fd/%.12s", (int)pid, entry->d_name);
+        ssize_t length = readlink(path, target, sizeof target - 1);
+        target[length > 0 ? length : 0] = 0;
+        if (strncmp(target, "/memfd:" TR__RECORD_MEMFD " ", strlen("/memfd:" TR__RECORD_MEMFD " ")) != 0) continue;
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0) continue;
+        status = take(all, pid, fd);
+        close(fd);
+    }
+    if (folder) closedir(folder);
+    return status;
+}
+
+static tr_status search_all(tr__records *all)
+{
+    DIR *folder = open_folder("/proc");
+    if (!folder) return tr__fail_errno(TR_IO, errno, "cannot read /proc");
+    tr_status status = TR_OK;
+    struct dirent *entry;
+    while (status == TR_OK && (entry = readdir(folder))) {
+        struct stat file;
+        if (!isdigit((unsigned char)entry->d_name[0])) continue;
+        if (fstatat(dirfd(folder), entry->d_name, &file, 0) != 0 || file.st_uid != geteuid()) continue;
+        status = search_process(all, atoi(entry->d_name));
+    }
+    closedir(folder);
+    return status;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const tr__record *x = a, *y = b;
+    int order = strcmp(x->job, y->job);
+    if (!order && !x->job[0]) order = (x->parent > y->parent) - (x->parent < y->parent);
+    if (!order) order = strcmp(x->group, y->group);
+    if (!order) order = x->world_size - y->world_size;
+    return order ? order : x->rank - y->rank;
+}
+
+tr_status tr__records_read(pid_t pid, tr__records *records)
+{
+    *records = (tr__records){0};
+    tr_status status = pid ? search_process(records, pid) : search_all(records);
+    if (status != TR_OK)
+        tr__records_free(records);
+    else if (records->count > 1)
+        qsort(records->list, (size_t)records->count, sizeof *records->list, by_place);
+    return status;
+}
+
+void tr__records_free(tr__records *records)
+{
+    for (int i = 0; i < records->count; i++) {
+        free(records->list[i].calls);
+        free(records->list[i].peers);
+    }
+    free(records->list);
+    *records = (tr__records){0};
+}
+
+/* ---- Questions --------------------------------------------------------------------------------------------------- */
+
+const tr__record_call *tr__record_running(const tr__record *r)
+{
+    const tr__record_call *found = NULL;
+    for (int i = 0; i < r->call_count; i++) {
+        const tr__record_call *c = &r->calls[i];
+        if (c->ended || !c->started) continue;
+        if (!found || (!found->signature.sequence && c->signature.sequence)) found = c;
+    }
+    return found;
+}
+
+const tr__record_call *tr__record_last(const tr__record *r)
+{
+    const tr__record_call *found = NULL;
+    for (int i = 0; i < r->call_count; i++)
+        if (r->calls[i].ended && (!found || r->calls[i].ended >= found->ended)) found = &r->calls[i];
+    return found;
+}

@@ -1,0 +1,235 @@
+/* Writing the flight recorder. What is read where, and who may write what, is said in recorder.h. */
+#define _GNU_SOURCE
+#include "comm/recorder.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/object.h"
+#include "comm/collective.h"
+#include "comm/record.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+struct tr__recorder {
+    tr__record_header *header;
+    tr__record_entry *entries;
+    tr__record_peer *peers;
+    size_t bytes;
+    int fd; /* kept: /proc/PID/fd lets readers in where /proc/PID/map_files asks for privileges */
+    char *folder;
+    atomic_bool failed;
+};
+
+#define PUT(field, value) atomic_store_explicit(&(field), (value), memory_order_release)
+#define GET(field) atomic_load_explicit(&(field), memory_order_relaxed)
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
+
+static void fill_header(tr__recorder *r, const tr__recorder_options *o)
+{
+    tr__record_header *h = r->header;
+    *h = (tr__record_header){.version = TR__RECORD_VERSION, .header_bytes = sizeof *h,
+        .entry_bytes = sizeof *r->entries, .entry_count = TR__RECORD_ENTRIES, .peer_bytes = sizeof *r->peers};
+    h->pid = getpid();
+    h->parent = getppid();
+    h->rank = o->rank;
+    h->world_size = o->world_size;
+    h->pid_start = tr__process_of(h->pid).start;
+    h->monotonic = tr__now_ns();
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    h->realtime = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    snprintf(h->job, sizeof h->job, "%s", o->job ? o->job : "");
+    snprintf(h->group, sizeof h->group, "%s", o->group);
+    snprintf(h->backend, sizeof h->backend, "%s", o->backend);
+    if (gethostname(h->host, sizeof h->host - 1) != 0) strcpy(h->host, "unknown");
+    memcpy(h->magic, TR__RECORD_MAGIC, sizeof h->magic);
+}
+
+/* The pages are reserved now, and nobody can take them away: writing never meets a SIGBUS. Returns an errno. */
+static int map(tr__recorder *r)
+{
+    int error;
+    r->fd = memfd_create(TR__RECORD_MEMFD, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (r->fd < 0) return errno;
+    while ((error = posix_fallocate(r->fd, 0, (off_t)r->bytes)) == EINTR) continue;
+    if (error) return error;
+    if (fcntl(r->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return errno;
+    void *memory = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd, 0);
+    if (memory == MAP_FAILED) return errno;
+    r->header = memory;
+    r->entries = (tr__record_entry *)(r->header + 1);
+    r->peers = (tr__record_peer *)(r->entries + TR__RECORD_ENTRIES);
+    return 0;
+}
+
+tr__recorder *tr__recorder_open(const tr__recorder_options *o)
+{
+    tr__recorder *r = calloc(1, sizeof *r);
+    if (!r) return NULL;
+    r->fd = -1;
+    r->bytes = tr__round_up(sizeof *r->header + TR__RECORD_ENTRIES * sizeof *r->entries +
+                                (size_t)o->world_size * sizeof *r->peers, TR__PAGE);
+    r->folder = o->folder && *o->folder ? strdup(o->folder) : NULL;
+    int error = map(r);
+    if (!r->header) {
+        tr__log(TR_LOG_WARN, "group '%s': no flight recorder, so `trireme why` will not see rank %d: %s", o->group,
+            o->rank, strerror(error));
+        tr__recorder_close(r);
+        return NULL;
+    }
+    fill_header(r, o);
+    return r;
+}
+
+void tr__recorder_close(tr__recorder *r)
+{
+    if (!r) return;
+    if (r->header) munmap(r->header, r->bytes);
+    if (r->fd >= 0) close(r->fd);
+    free(r->folder);
+    free(r);
+}
+
+void tr__recorder_joined(tr__recorder *r)
+{
+    if (!r) return;
+    tr__recorder_waits_for(r, NULL, 0);
+    PUT(r->header->state, TR__RECORD_JOINED);
+}
+
+void tr__recorder_peer(tr__recorder *r, int rank, long pid, const char *host)
+{
+    if (!r || rank < 0 || rank >= r->header->world_size) return;
+    snprintf(r->peers[rank].host, sizeof r->peers[rank].host, "%.*s", (int)sizeof r->peers[rank].host - 1, host);
+    PUT(r->peers[rank].pid, (int32_t)pid);
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
+
+/* As many words as the text and its NUL need. */
+static void put_words(_Atomic uint64_t *words, const uint64_t *text, size_t length)
+{
+    for (size_t i = 0; i <= length / 8; i++) PUT(words[i], text[i]);
+}
+
+/* The end of a path that fits, from its last directories on. */
+static void put_place(tr__record_entry *e, const char *file)
+{
+    uint64_t words[TR__RECORD_FILE / 8] = {0};
+    size_t length = file ? strlen(file) : 0;
+    if (length >= TR__RECORD_FILE) {
+        file += length - (TR__RECORD_FILE - 1);
+        const char *slash = strchr(file, '/');
+        if (slash) file = slash + 1;
+        length = strlen(file);
+    }
+    if (length) memcpy(words, file, length);
+    put_words(e->file, words, length);
+}
+
+static bool under_way(const tr__record_entry *e)
+{
+    return GET(e->mark) != 0 && GET(e->ended) == 0;
+}
+
+/* The entry for a new call: the oldest that is not under way. Returns its id, or UINT64_MAX when all are. */
+static uint64_t take_entry(tr__recorder *r, tr__record_entry **entry)
+{
+    for (int tries = 0; tries < TR__RECORD_ENTRIES; tries++) {
+        uint64_t id = atomic_fetch_add_explicit(&r->header->next, 1, memory_order_relaxed);
+        *entry = &r->entries[id % TR__RECORD_ENTRIES];
+        if (!under_way(*entry)) return id;
+    }
+    return UINT64_MAX;
+}
+
+/* Returns the record. Release stores keep all that follows behind the odd mark. */
+static uint64_t write_entry(tr__recorder *r, const tr_collective *c, uint64_t sequence, bool starts)
+{
+    tr__record_entry *e;
+    uint64_t id = take_entry(r, &e);
+    if (id == UINT64_MAX) return 0;
+    bool to_peer = tr__kind_of(c->kind)->point_to_point;
+    int64_t now = tr__now_ns();
+    PUT(e->mark, 2 * id + 1);
+    PUT(e->ended, 0);
+    PUT(e->sequence, sequence);
+    PUT(e->posted, now);
+    PUT(e->started, starts ? now : 0);
+    PUT(e->count, c->count);
+    PUT(e->what, (uint32_t)c->kind | (uint32_t)c->dtype << 8 | (uint32_t)c->op << 16);
+    PUT(e->rank, to_peer ? c->peer : c->root);
+    PUT(e->tag, c->tag);
+    PUT(e->line, c->line);
+    put_place(e, c->file);
+    PUT(e->mark, 2 * id + 2);
+    return id + 1;
+}
+
+/* NULL when the entry has another call by now. */
+static tr__record_entry *entry_of(tr__recorder *r, uint64_t record)
+{
+    tr__record_entry *e = &r->entries[(record - 1) % TR__RECORD_ENTRIES];
+    return record != 0 && GET(e->mark) == 2 * record ? e : NULL;
+}
+
+uint64_t tr__recorder_post(tr__recorder *r, const tr_collective *c)
+{
+    return r ? write_entry(r, c, 0, false) : 0;
+}
+
+uint64_t tr__recorder_start(tr__recorder *r, uint64_t record, const tr_collective *c, uint64_t sequence)
+{
+    if (!r) return 0;
+    tr__record_entry *e = entry_of(r, record);
+    if (!e) return write_entry(r, c, sequence, true);
+    PUT(e->sequence, sequence);
+    PUT(e->started, tr__now_ns());
+    return record;
+}
+
+static void fail(tr__recorder *r, tr_status status)
+{
+    if (status == TR_UNSUPPORTED || status == TR_INVALID) return; /* of the call alone: the group goes on */
+    if (atomic_exchange(&r->failed, true)) return;
+    uint64_t words[TR__RECORD_FAILURE / 8] = {0};
+    int length = snprintf((char *)words, sizeof words, "%s", tr_error_message());
+    put_words(r->header->failure, words, length < (int)sizeof words ? (size_t)length : sizeof words - 1);
+    PUT(r->header->failed, tr__now_ns());
+    PUT(r->header->state, TR__RECORD_FAILED);
+    if (r->folder) tr__record_dump(r->folder, r->header);
+}
+
+void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status)
+{
+    if (!r) return;
+    /* The files show the call as it failed: under way, and waiting. */
+    if (status != TR_OK) fail(r, status);
+    tr__record_entry *e = entry_of(r, record);
+    if (!e || GET(e->ended)) return;
+    /* A send that ends beside a collective does not end the collective's waiting. */
+    bool transfer = tr__kind_of((tr_collective_kind)(GET(e->what) & 0xff))->point_to_point;
+    if (!transfer && GET(r->header->waits_total)) tr__recorder_waits_for(r, NULL, 0);
+    PUT(e->status, status);
+    PUT(e->ended, tr__now_ns());
+}
+
+void tr__recorder_waits_for(tr__recorder *r, const int *ranks, int count)
+{
+    if (!r) return;
+    tr__record_header *h = r->header;
+    uint32_t odd = GET(h->waits_mark) | 1; /* also after two threads were in here at once */
+    PUT(h->waits_mark, odd);
+    if (count && !GET(h->waits_total)) PUT(h->waits_since, tr__now_ns());
+    for (int i = 0; i < count && i < TR__RECORD_WAITS; i++) PUT(h->waits[i], ranks[i]);
+    PUT(h->waits_total, count);
+    PUT(h->waits_mark, odd + 1);
+}

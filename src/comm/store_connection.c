@@ -1,0 +1,286 @@
+#include "comm/store_connection.h"
+
+#include "base/clock.h"
+#include "base/object.h"
+#include "comm/store.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    GREETING_MS = 10000, /* for the handshake and the hello of one try; who is slower is asked again */
+    RECORDS = 16 << 10,  /* bytes that are received at once under TLS */
+    PART = 64 << 10,     /* bytes that are encrypted at once */
+};
+
+/* ---- Bytes ------------------------------------------------------------------------------------------------------- */
+
+/* Waits until the socket is ready; an errno. */
+static int await_socket(int fd, short events, int64_t deadline)
+{
+    for (;;) {
+        int64_t left = (deadline - tr__now_ns() + 999999) / 1000000;
+        struct pollfd p = {.fd = fd, .events = events};
+        int ready = poll(&p, 1, left > 0 ? (left < INT32_MAX ? (int)left : INT32_MAX) : 0);
+        if (ready > 0) return 0;
+        if (ready == 0) return ETIMEDOUT;
+        if (errno != EINTR) return errno;
+    }
+}
+
+static int send_raw(int fd, struct iovec *pieces, int count, int64_t deadline)
+{
+    while (count > 0) {
+        struct msghdr m = {.msg_iov = pieces, .msg_iovlen = (size_t)count};
+        ssize_t sent = sendmsg(fd, &m, MSG_NOSIGNAL);
+        if (sent < 0 && errno != EAGAIN && errno != EINTR) return errno;
+        if (sent < 0) {
+            int error = await_socket(fd, POLLOUT, deadline);
+            if (error) return error;
+            continue;
+        }
+        while (count > 0 && (size_t)sent >= pieces->iov_len) {
+            sent -= (ssize_t)pieces->iov_len;
+            pieces++;
+            count--;
+        }
+        if (count == 0) break;
+        pieces->iov_base = (char *)pieces->iov_base + sent;
+        pieces->iov_len -= (size_t)sent;
+    }
+    return 0;
+}
+
+/* At least one byte, at most `most`; *got says how many. */
+static int receive_some(int fd, void *bytes, size_t most, int64_t deadline, size_t *got)
+{
+    for (;;) {
+        ssize_t received = recv(fd, bytes, most, 0);
+        if (received == 0) return ECONNRESET;
+        if (received > 0) {
+            *got = (size_t)received;
+            return 0;
+        }
+        if (errno != EAGAIN && errno != EINTR) return errno;
+        int error = await_socket(fd, POLLIN, deadline);
+        if (error) return error;
+    }
+}
+
+/* ---- The same through TLS ---------------------------------------------------------------------------------------- */
+
+static int send_records(tr__connection *c, int64_t deadline)
+{
+    char *bytes;
+    size_t count = tr__tls_outgoing(c->tls, &bytes);
+    int error = count ? send_raw(c->fd, &(struct iovec){bytes, count}, 1, deadline) : 0;
+    tr__tls_sent(c->tls);
+    return error;
+}
+
+static int receive_records(tr__connection *c, int64_t deadline)
+{
+    unsigned char records[RECORDS];
+    size_t got = 0;
+    int error = receive_some(c->fd, records, sizeof records, deadline, &got);
+    return error ? error : tr__tls_feed(c->tls, records, got) ? 0 : ENOMEM;
+}
+
+static int send_pieces(tr__connection *c, struct iovec *pieces, int count, int64_t deadline)
+{
+    if (!c->tls) return send_raw(c->fd, pieces, count, deadline);
+    for (int i = 0; i < count; i++) {
+        for (size_t at = 0; at < pieces[i].iov_len; at += PART) {
+            size_t part = pieces[i].iov_len - at < PART ? pieces[i].iov_len - at : PART;
+            bool last = i == count - 1 && at + part == pieces[i].iov_len;
+            if (!tr__tls_write(c->tls, (char *)pieces[i].iov_base + at, part)) return EBADMSG;
+            int error = last || part == PART ? send_records(c, deadline) : 0;
+            if (error) return error;
+        }
+    }
+    return 0;
+}
+
+static int receive_bytes(tr__connection *c, unsigned char *bytes, size_t count, int64_t deadline)
+{
+    while (count > 0) {
+        size_t got = 0;
+        int error = 0;
+        if (c->tls) {
+            ssize_t read = tr__tls_read(c->tls, bytes, count);
+            if (read < 0) return EBADMSG;
+            got = (size_t)read;
+            if (got == 0) error = receive_records(c, deadline);
+        } else {
+            error = receive_some(c->fd, bytes, count, deadline, &got);
+        }
+        if (error) return error;
+        bytes += got;
+        count -= got;
+    }
+    return 0;
+}
+
+/* ---- A request and its reply ------------------------------------------------------------------------------------- */
+
+int tr__connection_exchange(tr__connection *c, const tr__frame *request, int64_t deadline, tr__frame *frame,
+    unsigned char **bytes)
+{
+    unsigned char head[TR__FRAME_HEAD], header[TR__FRAME_HEADER];
+    struct iovec pieces[TR__FRAME_PIECES];
+    enum { LIMIT = TR__FRAME_HEADER + 1 + TR__VALUE_MAX };
+    *bytes = NULL;
+    int error = send_pieces(c, pieces, tr__frame_pieces(request, head, pieces), deadline);
+    if (!error) error = receive_bytes(c, header, sizeof header, deadline);
+    if (error) return error;
+    if (tr__frame_parse(header, sizeof header, LIMIT, frame) != 0)
+        return EPROTO; /* no reply is as short as its header */
+    size_t body = header[0] | (size_t)header[1] << 8 | (size_t)header[2] << 16 | (size_t)header[3] << 24;
+    *bytes = malloc(sizeof header + body + 1);
+    if (!*bytes) return ENOMEM;
+    memcpy(*bytes, header, sizeof header);
+    error = receive_bytes(c, *bytes + sizeof header, body, deadline);
+    if (!error && tr__frame_parse(*bytes, sizeof header + body, LIMIT, frame) <= 0) error = EPROTO;
+    if (!error && frame->type != TR__FRAME_REPLY) error = EPROTO;
+    if (!error) return 0;
+    free(*bytes);
+    *bytes = NULL;
+    return error;
+}
+
+/* ---- Connecting -------------------------------------------------------------------------------------------------- */
+
+bool tr__is_loopback(const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24 == 127;
+    return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
+}
+
+static int connect_to(const struct addrinfo *to, int64_t deadline, int *fd)
+{
+    *fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (*fd < 0) return errno;
+    int error = 0;
+    socklen_t size = sizeof error;
+    if (connect(*fd, to->ai_addr, to->ai_addrlen) != 0 && (error = errno) == EINPROGRESS) {
+        error = await_socket(*fd, POLLOUT, deadline);
+        if (!error && getsockopt(*fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+    }
+    if (!error && setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int)) != 0) error = errno;
+    if (!error) return 0;
+    close(*fd);
+    return error;
+}
+
+/* An errno. EKEYREJECTED: the tokens differ; EPROTO: no TLS is spoken there. */
+static int shake_hands(tr__connection *c, tr__tls_key *key, int64_t deadline)
+{
+    c->tls = tr__tls_new(key, TR__TLS_CLIENT);
+    if (!c->tls) return ENOMEM;
+    for (;;) {
+        int done = tr__tls_handshake(c->tls);
+        int error = send_records(c, deadline);
+        if (done < 0) return tr__tls_key_differs(c->tls) ? EKEYREJECTED : EPROTO;
+        if (!error && done == 0) error = receive_records(c, deadline);
+        if (error || done) return error;
+    }
+}
+
+static tr_status greet(const tr__destination *to, tr__connection *c, int64_t deadline)
+{
+    int64_t soon = tr__now_ns() + (int64_t)GREETING_MS * 1000000;
+    bool last = deadline <= soon; /* there is no time for another try */
+    if (!last) deadline = soon;
+    tr__frame hello = {.type = TR__FRAME_HELLO}, answer = {.code = TR__REPLY_OK};
+    unsigned char *bytes = NULL;
+    int error = to->key ? shake_hands(c, to->key, deadline) : 0;
+    if (!error) error = tr__connection_exchange(c, &hello, deadline, &answer, &bytes);
+    free(bytes);
+    if (error == EKEYREJECTED)
+        return tr__fail(TR_AUTH, "the %s refused this job's token; TRIREME_TOKEN must be the same for all ranks",
+                        to->name);
+    if (error == EPROTO)
+        return tr__fail(TR_FORMAT, "%s: what answers there is no Trireme store%s", to->name,
+                        to->key ? ", or one without a token" : "");
+    if (error == ENOMEM) return tr__fail(TR_NO_MEMORY, "%s: no memory to connect", to->name);
+    if (error)
+        return tr__fail_errno(last && error == ETIMEDOUT ? TR_TIMEOUT : TR_IO, error, "%s: said hello in vain",
+                              to->name);
+    if (answer.code == TR__REPLY_OK) return TR_OK;
+    return tr__fail(TR_AUTH, "the %s wants a token, and we have none; set TRIREME_TOKEN, the same for all ranks",
+                    to->name);
+}
+
+static tr_status connect_any(const tr__destination *to, const struct addrinfo *found, int64_t deadline, int *fd)
+{
+    int error = EADDRNOTAVAIL;
+    for (const struct addrinfo *a = found; a && error; a = a->ai_next) {
+        if (!to->key && !to->insecure && !tr__is_loopback(a->ai_addr))
+            return tr__fail(TR_AUTH,
+                            "%s: without a token only loopback is spoken to; set TRIREME_TOKEN, the same for all ranks",
+                            to->name);
+        error = connect_to(a, deadline, fd);
+    }
+    return error ? tr__fail_errno(TR_IO, error, "%s: cannot connect", to->name) : TR_OK;
+}
+
+tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__connection *c)
+{
+    char service[8];
+    snprintf(service, sizeof service, "%d", to->port);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *found;
+    int error = getaddrinfo(to->host, service, &hints, &found);
+    if (error == EAI_AGAIN) return tr__fail(TR_IO, "%s: %s", to->name, gai_strerror(error));
+    if (error) return tr__fail(TR_NOT_FOUND, "%s: %s", to->name, gai_strerror(error));
+    *c = (tr__connection){.fd = -1};
+    tr_status status = connect_any(to, found, deadline, &c->fd);
+    freeaddrinfo(found);
+    TR__TRY(status);
+    status = greet(to, c, deadline);
+    if (status != TR_OK) tr__connection_close(c);
+    return status;
+}
+
+void tr__connection_close(tr__connection *c)
+{
+    tr__tls_free(c->tls);
+    close(c->fd);
+    *c = (tr__connection){.fd = -1};
+}
+
+/* ---- Binding ----------------------------------------------------------------------------------------------------- */
+
+static int bind_socket(const struct addrinfo *to, int *fd)
+{
+    *fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (*fd < 0) return errno;
+    if (setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)) == 0 &&
+        bind(*fd, to->ai_addr, to->ai_addrlen) == 0)
+        return 0;
+    int error = errno;
+    close(*fd);
+    return error;
+}
+
+tr_status tr__bind(const char *host, int port, int *fd)
+{
+    char service[8];
+    snprintf(service, sizeof service, "%d", port);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_PASSIVE}, *found;
+    int error = getaddrinfo(host, service, &hints, &found);
+    if (error) return tr__fail(TR_IO, "store: cannot serve on %s:%d: %s", host, port, gai_strerror(error));
+    error = EADDRNOTAVAIL;
+    for (const struct addrinfo *a = found; a && error && error != EADDRINUSE; a = a->ai_next)
+        error = bind_socket(a, fd);
+    freeaddrinfo(found);
+    return error ? tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d", host, port) : TR_OK;
+}

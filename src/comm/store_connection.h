@@ -1,0 +1,38 @@
+/*
+ * A client's connection to the TCP store: blocking, with deadlines, through TLS where the job has a token.
+ */
+#ifndef TR_COMM_STORE_CONNECTION_H
+#define TR_COMM_STORE_CONNECTION_H
+
+#include "comm/store_frame.h"
+#include "comm/tls.h"
+
+typedef struct tr__connection {
+    int fd;
+    tr__tls *tls; /* NULL: clear text */
+} tr__connection;
+
+/* Where to, and as whom. */
+typedef struct tr__destination {
+    const char *name; /* "store 10.0.0.1:29500", for messages */
+    const char *host;
+    int port;
+    tr__tls_key *key; /* NULL: the job has no token */
+    bool insecure;    /* without a token, to other addresses than loopback too */
+} tr__destination;
+
+/* One try over all addresses of the host. TR_IO: trying again may help. deadline is by tr__now_ns(). */
+tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__connection *connection);
+void tr__connection_close(tr__connection *connection);
+
+/* A request and its reply. *bytes gets the reply's bytes, to be freed, in which frame lies. An errno; EPROTO: the other
+ * end is no store; EBADMSG: the connection was tampered with. */
+int tr__connection_exchange(tr__connection *connection, const tr__frame *request, int64_t deadline, tr__frame *frame,
+    unsigned char **bytes);
+
+/* A socket on the first address of the host that can be had: "localhost" may have one that this machine does not. */
+tr_status tr__bind(const char *host, int port, int *fd);
+struct sockaddr;
+bool tr__is_loopback(const struct sockaddr *address);
+
+#endif

@@ -1,0 +1,399 @@
+/*
+ * The store in a file, for processes that share a file system: a log of settings, to which everyone adds and which
+ * everyone reads along.
+ *
+ *     0   "TRIRSTO1"
+ *     8   records, one after the other:   u32 bytes of the body, u32 CRC-32 of the body,
+ *                                         the body: u16 bytes of the key, the key, the value
+ *
+ * Two byte ranges are locked, far behind the end of any log, by the kernel, which lets go when a process ends, however:
+ *
+ *   PRESENCE   held shared as long as the store is open. Who gets it exclusively is alone: at first, so what the file
+ *              holds is left over from a former job and is cleared; at last, so the file is removed.
+ *   LOG        held exclusively to change, shared to read.
+ *
+ * A writer that dies half-way leaves a record that is cut, or whose checksum is wrong: readers stop before it, and the
+ * next writer cuts it off. The locks belong to the open file, not to the process, so threads can be ranks.
+ */
+#include "base/clock.h"
+#include "comm/store.h"
+#include "comm/store_file.h"
+#include "comm/store_map.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include <zlib.h>
+
+enum {
+    HEAD = 8,         /* of a record */
+    PAUSE_FIRST_US = 200,
+    PAUSE_MOST_US = 20000, /* between two looks at the file or a lock */
+};
+static const char magic[8] = {'T', 'R', 'I', 'R', 'S', 'T', 'O', '1'};
+static const off_t presence_byte = (off_t)1 << 60, log_byte = presence_byte + 1;
+
+typedef struct file_store {
+    tr_store store;
+    char *path;
+    int fd;
+    pthread_mutex_t lock; /* for what follows, and before the log's lock */
+    tr__map map;
+    off_t end; /* of the records that are in the map */
+} file_store;
+
+/* ---- Locks ------------------------------------------------------------------------------------------------------- */
+
+static int64_t deadline_in(int timeout_ms)
+{
+    return tr__now_ns() + (int64_t)timeout_ms * 1000000;
+}
+
+static void pause_us(int *us)
+{
+    nanosleep(&(struct timespec){.tv_nsec = *us * 1000L}, NULL);
+    *us = 2 * *us < PAUSE_MOST_US ? 2 * *us : PAUSE_MOST_US;
+}
+
+/* type: F_RDLCK, F_WRLCK or F_UNLCK. An errno; EAGAIN: others hold it. */
+static int try_lock(int fd, off_t byte, short type)
+{
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    if (fcntl(fd, F_OFD_SETLK, &lock) == 0) return 0;
+    return errno == EACCES ? EAGAIN : errno;
+}
+
+static tr_status lock_failed(const char *name, int error)
+{
+    if (error == EAGAIN)
+        return tr__fail(TR_TIMEOUT, "%s: another process holds its lock, and does not let go of it", name);
+    return tr__fail_errno(TR_IO, error, "%s: cannot lock it; does its file system have locks?", name);
+}
+
+static tr_status lock_until(const file_store *f, off_t byte, short type, int64_t deadline)
+{
+    int error, pause = PAUSE_FIRST_US;
+    while ((error = try_lock(f->fd, byte, type)) == EAGAIN && tr__now_ns() < deadline) pause_us(&pause);
+    return error ? lock_failed(f->store.name, error) : TR_OK;
+}
+
+/* ---- Records ----------------------------------------------------------------------------------------------------- */
+
+static uint32_t number_at(const unsigned char *bytes, int size)
+{
+    uint32_t number = 0;
+    for (int i = 0; i < size; i++) number |= (uint32_t)bytes[i] << (8 * i);
+    return number;
+}
+
+static void put_number(unsigned char *bytes, int size, uint32_t number)
+{
+    for (int i = 0; i < size; i++) bytes[i] = (unsigned char)(number >> (8 * i));
+}
+
+ssize_t tr__store_record(const unsigned char *bytes, size_t count, tr__store_setting *setting)
+{
+    if (count < HEAD) return 0;
+    uint32_t body = number_at(bytes, 4);
+    if (body < 2 + 1 || body > 2 + TR__KEY_MAX + TR__VALUE_MAX || count - HEAD < body) return 0;
+    const unsigned char *data = bytes + HEAD;
+    if (crc32(0, data, body) != number_at(bytes + 4, 4)) return 0;
+    size_t key_bytes = number_at(data, 2);
+    if (key_bytes < 1 || key_bytes > TR__KEY_MAX || key_bytes > body - 2) return 0;
+    *setting = (tr__store_setting){(const char *)data + 2, key_bytes, data + 2 + key_bytes, body - 2 - key_bytes};
+    return setting->bytes <= TR__VALUE_MAX ? (ssize_t)(HEAD + body) : 0;
+}
+
+/* Takes over what others have added. Under the log's lock. */
+static tr_status read_along(file_store *f)
+{
+    struct stat now;
+    if (fstat(f->fd, &now) != 0) return tr__fail_errno(TR_IO, errno, "%s: cannot read it", f->store.name);
+    if (now.st_size < f->end) return tr__fail(TR_FORMAT, "%s: another program has cut it short", f->store.name);
+    size_t count = (size_t)(now.st_size - f->end), used = 0;
+    if (count == 0) return TR_OK;
+    unsigned char *bytes = malloc(count);
+    if (!bytes) return tr__fail(TR_NO_MEMORY, "%s: no memory for %zu bytes", f->store.name, count);
+    ssize_t got = pread(f->fd, bytes, count, f->end);
+    tr_status status = got < 0 ? tr__fail_errno(TR_IO, errno, "%s: cannot read it", f->store.name) : TR_OK;
+    tr__store_setting s;
+    ssize_t record;
+    while (status == TR_OK && (record = tr__store_record(bytes + used, (size_t)got - used, &s)) > 0) {
+        tr__entry *entry = tr__map_find(&f->map, s.key, s.key_bytes, true);
+        if (!entry || tr__map_set(entry, s.value, s.bytes) != TR_OK)
+            status = tr__fail(TR_NO_MEMORY, "%s: no memory for what it holds", f->store.name);
+        else
+            used += (size_t)record;
+    }
+    f->end += (off_t)used;
+    free(bytes);
+    return status;
+}
+
+static int write_all(int fd, const unsigned char *bytes, size_t count, off_t at)
+{
+    while (count > 0) {
+        ssize_t written = pwrite(fd, bytes, count, at);
+        if (written < 0 && errno != EINTR) return errno;
+        if (written < 0) continue;
+        bytes += written;
+        at += written;
+        count -= (size_t)written;
+    }
+    return 0;
+}
+
+/* Adds a record behind the last whole one; what was left half-written there goes first. Under the log's lock, after
+ * read_along(). */
+static tr_status append(file_store *f, const tr__entry *entry)
+{
+    const tr__value *value = entry->value;
+    size_t key_bytes = entry->length, body = 2 + key_bytes + value->bytes;
+    unsigned char *record = malloc(HEAD + body);
+    if (!record) return tr__fail(TR_NO_MEMORY, "%s: no memory for %zu bytes", f->store.name, body);
+    put_number(record, 4, (uint32_t)body);
+    put_number(record + HEAD, 2, (uint32_t)key_bytes);
+    memcpy(record + HEAD + 2, entry->key, key_bytes);
+    memcpy(record + HEAD + 2 + key_bytes, value->data, value->bytes);
+    put_number(record + 4, 4, (uint32_t)crc32(0, record + HEAD, (unsigned)body));
+    int error = ftruncate(f->fd, f->end) == 0 ? write_all(f->fd, record, HEAD + body, f->end) : errno;
+    free(record);
+    if (!error) f->end += (off_t)(HEAD + body);
+    return error ? tr__fail_errno(TR_IO, error, "%s: cannot write a key of %zu bytes", f->store.name, body) : TR_OK;
+}
+
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
+
+/* Both locks, and the map up to date; finish() gives them back, also after a failure. */
+static tr_status begin(file_store *f, short type, int64_t deadline)
+{
+    pthread_mutex_lock(&f->lock);
+    TR__TRY(lock_until(f, log_byte, type, deadline));
+    return read_along(f);
+}
+
+static tr_status finish(file_store *f, tr_status status)
+{
+    try_lock(f->fd, log_byte, F_UNLCK);
+    pthread_mutex_unlock(&f->lock);
+    return status;
+}
+
+/* A copy for the caller. */
+static tr_status give(const tr_store *store, const tr__value *from, void **value, size_t *bytes)
+{
+    *value = NULL;
+    *bytes = 0;
+    if (!from) return TR_OK;
+    *value = malloc(from->bytes + 1);
+    if (!*value) return tr__fail(TR_NO_MEMORY, "%s: no memory for a value of %zu bytes", store->name, from->bytes);
+    memcpy(*value, from->data, from->bytes + 1);
+    *bytes = from->bytes;
+    return TR_OK;
+}
+
+/* What changes a key: the map says what its value becomes, the log takes it; if the log cannot, the map takes it back. */
+typedef struct change {
+    const char *key;
+    const void *value, *expected; /* of set and compare_set */
+    size_t bytes, expected_bytes;
+    int64_t amount, *sum;         /* of add */
+    bool compares;
+} change;
+
+static int change_map(tr__entry *entry, const change *c, bool *changed)
+{
+    *changed = true;
+    if (c->sum) return tr__map_add(entry, c->amount, c->sum);
+    if (!c->compares) return tr__map_set(entry, c->value, c->bytes);
+    return tr__map_compare_set(entry, c->expected, c->expected_bytes, c->value, c->bytes, changed);
+}
+
+static tr_status change_key(file_store *f, const change *c, tr__entry *entry)
+{
+    tr__value *before = entry->value;
+    bool changed;
+    if (before) before->refs++;
+    int status = change_map(entry, c, &changed);
+    if (status == TR_NO_MEMORY) tr__fail(status, "%s: no memory for key '%s'", f->store.name, c->key);
+    if (status == TR_FORMAT)
+        tr__fail(status, "%s: key '%s' holds no number, or its sum leaves 64 bits", f->store.name, c->key);
+    if (status == TR_OK && changed && (status = append(f, entry)) != TR_OK) {
+        tr__value_unref(entry->value);
+        entry->value = before;
+    } else {
+        tr__value_unref(before);
+    }
+    return status;
+}
+
+/* *value gets what the key holds now, when value is not NULL. */
+static tr_status change_store(tr_store *store, const change *c, int timeout_ms, void **value, size_t *bytes)
+{
+    file_store *f = (file_store *)store;
+    tr_status status = begin(f, F_WRLCK, deadline_in(timeout_ms));
+    if (status != TR_OK) return finish(f, status);
+    tr__entry *entry = tr__map_find(&f->map, c->key, strlen(c->key), true);
+    if (!entry) return finish(f, tr__fail(TR_NO_MEMORY, "%s: no memory for key '%s'", store->name, c->key));
+    status = change_key(f, c, entry);
+    if (status == TR_OK && value) status = give(store, entry->value, value, bytes);
+    tr__map_prune(&f->map, entry);
+    return finish(f, status);
+}
+
+static tr_status file_set(tr_store *store, const char *key, const void *value, size_t bytes)
+{
+    return change_store(store, &(change){.key = key, .value = value, .bytes = bytes}, store->timeout_ms, NULL, NULL);
+}
+
+static tr_status file_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
+{
+    return change_store(store, &(change){.key = key, .amount = amount, .sum = sum}, store->timeout_ms, NULL, NULL);
+}
+
+static tr_status file_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
+    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
+{
+    change c = {.key = key, .value = desired, .bytes = desired_bytes, .compares = true};
+    c.expected = expected;
+    c.expected_bytes = expected_bytes;
+    return change_store(store, &c, timeout_ms, value, bytes);
+}
+
+static tr_status file_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
+{
+    file_store *f = (file_store *)store;
+    int64_t deadline = deadline_in(timeout_ms);
+    for (int pause = PAUSE_FIRST_US;; pause_us(&pause)) {
+        /* A lock that is held for a moment is no reason to give up a look that does not wait. */
+        tr_status status = begin(f, F_RDLCK, timeout_ms ? deadline : deadline_in(store->timeout_ms));
+        tr__entry *entry = status == TR_OK ? tr__map_find(&f->map, key, strlen(key), false) : NULL;
+        if (entry && !entry->value) entry = NULL;
+        if (entry && value) status = give(store, entry->value, value, bytes);
+        finish(f, status);
+        if (status != TR_OK || entry) return status;
+        if (tr__now_ns() >= deadline) return tr__store_timed_out(store, key, timeout_ms);
+    }
+}
+
+static const tr__store_ops file_ops = {file_set, file_get, file_add, file_compare_set};
+
+/* ---- Opening and closing ----------------------------------------------------------------------------------------- */
+
+/* The file may have been removed, by the last of a former job, between our opening and locking it. */
+static bool is_current(const file_store *f)
+{
+    struct stat ours, there;
+    return fstat(f->fd, &ours) == 0 && stat(f->path, &there) == 0 && ours.st_ino == there.st_ino &&
+           ours.st_dev == there.st_dev;
+}
+
+/* Nobody but our user may have had a hand in it. */
+static tr_status check_file(const file_store *f)
+{
+    struct stat s;
+    if (fstat(f->fd, &s) != 0) return tr__fail_errno(TR_IO, errno, "%s: cannot open it", f->store.name);
+    if (!S_ISREG(s.st_mode)) return tr__fail(TR_INVALID, "%s: it is no regular file", f->store.name);
+    if (s.st_uid != geteuid() || s.st_mode & (S_IWGRP | S_IWOTH))
+        return tr__fail(TR_AUTH, "%s: other users own it or may write to it", f->store.name);
+    return TR_OK;
+}
+
+/* A file with anything else in it is somebody's, and stays. */
+static tr_status check_magic(const file_store *f, bool *empty)
+{
+    char found[sizeof magic];
+    ssize_t got = pread(f->fd, found, sizeof found, 0);
+    if (got < 0) return tr__fail_errno(TR_IO, errno, "%s: cannot read it", f->store.name);
+    *empty = got == 0;
+    if (got == 0 || (got == (ssize_t)sizeof magic && memcmp(found, magic, sizeof magic) == 0)) return TR_OK;
+    return tr__fail(TR_FORMAT, "%s: it holds something else than a store; give another path", f->store.name);
+}
+
+/* We are alone: what is there was left by a former job. */
+static tr_status clear(const file_store *f)
+{
+    bool empty;
+    TR__TRY(check_magic(f, &empty));
+    int error = ftruncate(f->fd, 0) == 0 ? write_all(f->fd, (const unsigned char *)magic, sizeof magic, 0) : errno;
+    if (!error) error = try_lock(f->fd, presence_byte, F_RDLCK);
+    return error ? tr__fail_errno(TR_IO, error, "%s: cannot write to it", f->store.name) : TR_OK;
+}
+
+/* One try. *again: the file was being cleared or removed meanwhile. */
+static tr_status enter(file_store *f, bool *again)
+{
+    f->fd = open(f->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    if (f->fd < 0) return tr__fail_errno(TR_IO, errno, "%s: cannot open it", f->store.name);
+    TR__TRY(check_file(f));
+    int error = try_lock(f->fd, presence_byte, F_WRLCK);
+    bool alone = error == 0;
+    if (error == EAGAIN) error = try_lock(f->fd, presence_byte, F_RDLCK);
+    *again = error == EAGAIN || (!error && !is_current(f));
+    if (*again) return TR_OK;
+    if (error) return lock_failed(f->store.name, error);
+    bool empty = false;
+    return alone ? clear(f) : check_magic(f, &empty);
+}
+
+static tr_status open_file(file_store *f, int timeout_ms)
+{
+    int64_t deadline = deadline_in(timeout_ms);
+    for (int pause = PAUSE_FIRST_US;; pause_us(&pause)) {
+        bool again = false;
+        TR__TRY(enter(f, &again));
+        if (!again) break;
+        close(f->fd);
+        f->fd = -1;
+        if (tr__now_ns() >= deadline) return lock_failed(f->store.name, EAGAIN);
+    }
+    f->end = sizeof magic;
+    return TR_OK;
+}
+
+static void file_destroy(void *self)
+{
+    file_store *f = self;
+    if (!f->path) return;
+    if (f->fd >= 0 && f->store.ops) {
+        bool last = try_lock(f->fd, presence_byte, F_WRLCK) == 0;
+        if (last && is_current(f)) unlink(f->path);
+    }
+    if (f->fd >= 0) close(f->fd);
+    tr__map_clear(&f->map);
+    pthread_mutex_destroy(&f->lock);
+    free(f->path);
+}
+
+static const tr__type file_type = {.name = "store", .size = sizeof(file_store), .destroy = file_destroy};
+
+static tr_status open_store(file_store *f, const tr_store_file_options *o)
+{
+    if (!o->path || !o->path[0]) return tr__fail(TR_INVALID, "tr_store_file: a path is needed");
+    if (o->timeout_ms < 0) return tr__fail(TR_INVALID, "tr_store_file: a timeout of %d ms is negative", o->timeout_ms);
+    f->path = strdup(o->path);
+    if (!f->path) return tr__fail(TR_NO_MEMORY, "tr_store_file: no memory");
+    f->fd = -1;
+    pthread_mutex_init(&f->lock, NULL);
+    f->store.timeout_ms = o->timeout_ms ? o->timeout_ms : TR__STORE_TIMEOUT_MS;
+    f->store.anywhere = true; /* the file system lets in none but our user */
+    snprintf(f->store.name, sizeof f->store.name, "store %s", o->path);
+    TR__TRY(open_file(f, f->store.timeout_ms));
+    f->store.ops = &file_ops;
+    return TR_OK;
+}
+
+tr_store *tr_store_file_with(const tr_store_file_options *options)
+{
+    tr_store_file_options o = {0};
+    if (options) memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
+    file_store *f = tr__object_new(&file_type);
+    if (!tr__error_of(f) && open_store(f, &o) != TR_OK) tr__object_break(f);
+    return &f->store;
+}

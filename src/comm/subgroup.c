@@ -1,0 +1,201 @@
+/*
+ * Groups within a group. One all_reduce on the parent tells every rank what all the others want, so a rank that calls
+ * something else is found as with any collective; then the members meet in the parent's store, below a random word that
+ * rank 0 has drawn, so that no two sub-groups can be mistaken for each other.
+ */
+#include "comm/group.h"
+#include "comm/rendezvous.h"
+#include "comm/store.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What a rank calls: a row of three numbers. A rank whose arguments are bad says so, instead of staying away. */
+typedef enum call_kind { BAD_CALL, SPLIT_CALL, LIST_CALL } call_kind;
+typedef struct choice {
+    int64_t kind, color, key; /* of a list: its length and a hash */
+} choice;
+
+typedef struct making {
+    tr_group *parent;
+    tr_group *made;
+    choice mine, *all;  /* all: [world], and one row with the random word */
+    const int *list;    /* of LIST_CALL: [list_count], ranks of the parent */
+    int list_count;
+    int *members;       /* [world]: the sub-group's ranks, as ranks of the parent */
+    int member_count;
+} making;
+
+static const char *call_text(int64_t kind)
+{
+    return kind == SPLIT_CALL ? "tr_group_split()" : kind == LIST_CALL ? "tr_group_new()" : "a call with bad arguments";
+}
+
+/* ---- What everyone wants ----------------------------------------------------------------------------------------- */
+
+static tr_status draw_word(int64_t *word)
+{
+    char text[17];
+    TR__TRY(tr__random_text(text, sizeof text));
+    *word = (int64_t)(strtoull(text, NULL, 16) >> 1);
+    return TR_OK;
+}
+
+static tr_status tell_all(making *m)
+{
+    tr_group *parent = m->parent;
+    m->all[parent->rank] = m->mine;
+    if (parent->rank == 0) TR__TRY(draw_word(&m->all[parent->world_size].kind));
+    return tr_all_reduce(parent, m->all, 3 * (int64_t)(parent->world_size + 1), .dtype = TR_I64);
+}
+
+/* Alike on all ranks, as all see the same. */
+static tr_status check_all(const making *m)
+{
+    const char *group = m->parent->name;
+    for (int rank = 0; rank < m->parent->world_size; rank++) {
+        const choice *c = &m->all[rank], *first = &m->all[0];
+        if (c->kind != first->kind)
+            return tr__fail(TR_MISMATCH, "group '%s': the ranks made different calls: rank 0 %s, rank %d %s", group,
+                call_text(first->kind), rank, call_text(c->kind));
+        if (c->kind == LIST_CALL && (c->color != first->color || c->key != first->key))
+            return tr__fail(TR_MISMATCH, "group '%s': tr_group_new() was given different ranks at rank 0 and at rank %d",
+                group, rank);
+    }
+    return TR_OK;
+}
+
+/* ---- Who is in it ------------------------------------------------------------------------------------------------ */
+
+/* The ranks of our color, by key and then by their rank. */
+static void find_members(making *m)
+{
+    for (int rank = 0; rank < m->parent->world_size; rank++) {
+        if (m->all[rank].color != m->mine.color) continue;
+        int at = m->member_count++;
+        for (; at > 0 && m->all[m->members[at - 1]].key > m->all[rank].key; at--) m->members[at] = m->members[at - 1];
+        m->members[at] = rank;
+    }
+}
+
+static int index_of(const int *ranks, int count, int rank)
+{
+    for (int i = 0; i < count; i++)
+        if (ranks[i] == rank) return i;
+    return -1;
+}
+
+static tr_status check_list(const making *m)
+{
+    const char *group = m->parent->name;
+    int world = m->parent->world_size;
+    if (!m->list || m->list_count < 1 || m->list_count > world)
+        return tr__fail(TR_INVALID, "group '%s': tr_group_new() takes 1 … %d ranks, not %d", group, world,
+            m->list ? m->list_count : 0);
+    for (int i = 0; i < m->list_count; i++) {
+        if (m->list[i] < 0 || m->list[i] >= world)
+            return tr__fail(TR_INVALID, "group '%s': tr_group_new() was given rank %d, which is not in 0 … %d", group,
+                m->list[i], world - 1);
+        if (index_of(m->list, i, m->list[i]) >= 0)
+            return tr__fail(TR_INVALID, "group '%s': tr_group_new() was given rank %d twice", group, m->list[i]);
+    }
+    return TR_OK;
+}
+
+static int64_t hash_list(const int *list, int count)
+{
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (int i = 0; i < count; i++) hash = (hash ^ (unsigned)list[i]) * 0x100000001b3u;
+    return (int64_t)(hash >> 1);
+}
+
+/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
+
+/* "world.2" or "world.2-5": the parent, which of its sub-groups, and the color. */
+static void name_it(making *m)
+{
+    char color[24] = "";
+    pthread_mutex_lock(&m->parent->lock);
+    int number = ++m->parent->subgroups;
+    pthread_mutex_unlock(&m->parent->lock);
+    if (m->mine.kind == SPLIT_CALL) snprintf(color, sizeof color, "-%" PRId64, m->mine.color);
+    snprintf(m->made->name, sizeof m->made->name, "%.28s.%d%s", m->parent->name, number, color);
+}
+
+static tr_status meet(making *m)
+{
+    TR_SCOPE;
+    tr_group *made = m->made;
+    made->rank = index_of(m->members, m->member_count, m->parent->rank);
+    made->world_size = m->member_count;
+    made->local_rank = m->parent->local_rank;
+    made->timeout_ms = m->parent->timeout_ms;
+    tr__group_init(made);
+    made->backend = m->parent->backend;
+    made->behind = m->parent->behind;
+    TR__TRY(tr__group_set(made, m->parent->transport, m->parent->address, m->parent->algorithms));
+    TR__TRY(tr__group_watch(made, m->parent->job, m->parent->flight_dir, m->parent->report_ms));
+    char prefix[64];
+    int64_t color = m->mine.kind == SPLIT_CALL ? m->mine.color : 0;
+    snprintf(prefix, sizeof prefix, "sub/%016" PRIx64 "/%" PRId64, m->all[m->parent->world_size].kind, color);
+    tr_store *store = made->world_size > 1 ? tr_store_prefix(m->parent->store, prefix) : NULL;
+    TR__TRY(tr_status_of(store));
+    return tr__group_enter(made, store, made->timeout_ms);
+}
+
+/* Every rank of the parent comes here; none of them may stay away once the others can be waiting. */
+static tr_status make(making *m, bool *member)
+{
+    size_t world = (size_t)m->parent->world_size;
+    m->all = calloc(world + 1, sizeof *m->all);
+    m->members = calloc(world, sizeof *m->members);
+    if (!m->all || !m->members)
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a sub-group", m->parent->name);
+    tr_status status = m->mine.kind == LIST_CALL ? check_list(m) : TR_OK;
+    tr__error *bad = status == TR_OK ? NULL : tr__error_take();
+    if (bad) m->mine = (choice){.kind = BAD_CALL};
+    status = tell_all(m);
+    if (status == TR_OK) status = bad ? tr__fail_stored(bad) : check_all(m);
+    tr__error_unref(bad);
+    TR__TRY(status);
+
+    name_it(m);
+    if (m->list) {
+        memcpy(m->members, m->list, (size_t)m->list_count * sizeof *m->list);
+        m->member_count = m->list_count;
+    } else if (m->mine.color >= 0) {
+        find_members(m);
+    }
+    *member = index_of(m->members, m->member_count, m->parent->rank) >= 0;
+    return *member ? meet(m) : TR_OK;
+}
+
+/* NULL: no member. The object exists before anything is asked of the others. */
+static tr_group *make_group(making *m)
+{
+    if (m->parent && tr__error_of(m->parent)) return tr__object_pass(&tr__group_type, m->parent);
+    if (!m->parent) return tr__object_fail(&tr__group_type, TR_INVALID, "a group is needed, not NULL");
+    m->made = tr__object_new(&tr__group_type);
+    bool member = true;
+    if (!tr__error_of(m->made) && make(m, &member) != TR_OK) tr__object_break(m->made);
+    free(m->all);
+    free(m->members);
+    return member ? m->made : NULL;
+}
+
+/* ---- Public functions -------------------------------------------------------------------------------------------- */
+
+tr_group *tr_group_split(tr_group *group, int color, int key)
+{
+    making m = {.parent = group, .mine = {SPLIT_CALL, color, key}};
+    return make_group(&m);
+}
+
+tr_group *tr_group_new(tr_group *group, const int *ranks, int count)
+{
+    making m = {.parent = group, .list = ranks, .list_count = count};
+    m.mine = (choice){LIST_CALL, count, ranks && count > 0 ? hash_list(ranks, count) : 0};
+    return make_group(&m);
+}

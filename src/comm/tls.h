@@ -1,0 +1,57 @@
+/*
+ * TLS 1.3 with the job's key: both ends prove that they have the job's token, and all that follows is encrypted.
+ *
+ * The token is the only credential: key = HMAC-SHA256("trireme job key 1", token), an external pre-shared key, used with
+ * an ephemeral X25519 exchange, so that the token does not open recorded connections later. No certificates, no tickets,
+ * one cipher suite.
+ *
+ * This file does no input or output: a session is fed with the bytes that came and gives the bytes that must go, so
+ * blocking sockets, event loops and fuzzers all can carry it.
+ */
+#ifndef TR_COMM_TLS_H
+#define TR_COMM_TLS_H
+
+#include <trireme/base.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+enum {
+    TR__TOKEN_MAX = 256,
+    TR__TLS_RECORD = 0x16,       /* the first byte of a connection that speaks TLS */
+    TR__TLS_HANDSHAKE_MAX = 8192 /* bytes: more than an honest handshake takes in either direction */
+};
+
+/* The key, for any number of sessions in any thread. */
+typedef struct tr__tls_key tr__tls_key;
+typedef struct tr__tls tr__tls;
+
+tr_status tr__tls_key_new(const char *token, tr__tls_key **key);
+tr__tls_key *tr__tls_key_ref(tr__tls_key *key);
+void tr__tls_key_unref(tr__tls_key *key); /* NULL: nothing */
+
+typedef enum tr__tls_side { TR__TLS_CLIENT, TR__TLS_SERVER } tr__tls_side;
+tr__tls *tr__tls_new(tr__tls_key *key, tr__tls_side side); /* NULL without memory */
+void tr__tls_free(tr__tls *tls);                           /* NULL: nothing */
+
+/* Bytes came from the other end; all of them are taken. False without memory. */
+bool tr__tls_feed(tr__tls *tls, const void *bytes, size_t count);
+/* Carries the handshake on; a client begins it so. 1: done; 0: more must come first; -1: failed. Each time bytes may
+ * have to go, and after a failure too: they tell the other end why. */
+int tr__tls_handshake(tr__tls *tls);
+/* What the other end said, up to count bytes, after the handshake. 0: more must come first; -1: the session has failed,
+ * or was ended by the other end. */
+ssize_t tr__tls_read(tr__tls *tls, void *bytes, size_t count);
+/* Encrypts all of it; after the handshake. */
+bool tr__tls_write(tr__tls *tls, const void *bytes, size_t count);
+/* The bytes that must go to the other end; they stay until tr__tls_sent(), and move with the next call that adds some. */
+size_t tr__tls_outgoing(tr__tls *tls, char **bytes);
+void tr__tls_sent(tr__tls *tls);
+
+/* Both ends have proved that they have the token. */
+bool tr__tls_ready(const tr__tls *tls);
+/* After a failed handshake: the two tokens differ (as against bytes that are no TLS, or a session that was cut). */
+bool tr__tls_key_differs(const tr__tls *tls);
+
+#endif

@@ -1,0 +1,104 @@
+/* Streams of bytes between two ranks, in shared memory. */
+#define _GNU_SOURCE
+#include "comm/futex.h"
+#include "comm/transport/shm_p2p.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+#include <unistd.h>
+
+tr_status tr__shm_channel_open(tr__shm *t, tr__shm_peer *peer, tr__shm_channel **channel)
+{
+    if (*channel) return TR_OK;
+    tr__shm_channel *made = tr_shared_alloc(sizeof *made);
+    if (!made) return tr__fail_context(TR_NO_MEMORY, "group '%s': a channel to rank %d", t->group, peer->rank);
+    tr__segment segment = {0};
+    tr__segment_find(made, sizeof *made, &segment);
+    tr__shm_message message = {.type = TR__SHM_STREAMS, .id = segment.id, .bytes = segment.bytes};
+    int fd = peer->in_process ? -1 : fcntl(segment.fd, F_DUPFD_CLOEXEC, 0);
+    tr_status status = TR_OK;
+    if (fd < 0 && !peer->in_process)
+        status = tr__fail_errno(TR_IO, errno, "group '%s': no descriptor for a channel", t->group);
+    if (status == TR_OK) status = tr__shm_post(t, peer, &message, fd);
+    if (status != TR_OK) {
+        tr_shared_free(made);
+        return status;
+    }
+    tr__shm_kick(t);
+    *channel = made;
+    return TR_OK;
+}
+
+/* The monitor's: a peer has made a channel to us. */
+tr_status tr__shm_channel_came(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd)
+{
+    if (peer->channel_mapping.memory || bytes < sizeof(tr__shm_channel)) {
+        if (fd >= 0) close(fd);
+        return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a channel that is none", peer->rank, peer->pid);
+    }
+    TR__TRY(tr__shm_map(peer, id, bytes, fd, &peer->channel_mapping));
+    tr__shm_channel *channel = (tr__shm_channel *)peer->channel_mapping.memory;
+    if (!channel) return TR_OK; /* of a rank that has given its group up */
+    atomic_store(&channel->opened, 1);
+    atomic_store(&peer->inbound, channel);
+    tr__shm_mail(peer->control);
+    return TR_OK;
+}
+
+/* Moves between memory and the ring, around its end. */
+static void copy_in(tr__shm_channel *channel, uint64_t at, const char *from, size_t bytes)
+{
+    size_t place = at % TR__SHM_STREAM, until_end = TR__SHM_STREAM - place;
+    size_t first = bytes < until_end ? bytes : until_end;
+    memcpy(channel->data + place, from, first);
+    memcpy(channel->data, from + first, bytes - first);
+}
+
+static void copy_out(const tr__shm_channel *channel, uint64_t at, char *to, size_t bytes)
+{
+    size_t place = at % TR__SHM_STREAM, until_end = TR__SHM_STREAM - place;
+    size_t first = bytes < until_end ? bytes : until_end;
+    memcpy(to, channel->data + place, first);
+    memcpy(to + first, channel->data, bytes - first);
+}
+
+/* A quarter of the ring at a time, so that both sides copy at once. */
+static size_t portion(size_t wanted, uint64_t possible)
+{
+    size_t most = TR__SHM_STREAM / 4;
+    if (possible < most) most = (size_t)possible;
+    return wanted < most ? wanted : most;
+}
+
+size_t tr__shm_channel_put(tr__shm_channel *channel, const void *from, size_t bytes)
+{
+    uint64_t written = atomic_load_explicit(&channel->written, memory_order_relaxed);
+    uint64_t used = written - atomic_load_explicit(&channel->read, memory_order_acquire);
+    if (used > TR__SHM_STREAM) return 0; /* a peer's memory is not trusted */
+    bytes = portion(bytes, TR__SHM_STREAM - used);
+    if (!bytes) return 0;
+    copy_in(channel, written, from, bytes);
+    atomic_store_explicit(&channel->written, written + bytes, memory_order_release);
+    return bytes;
+}
+
+size_t tr__shm_channel_get(tr__shm_channel *channel, void *to, size_t bytes)
+{
+    uint64_t read = atomic_load_explicit(&channel->read, memory_order_relaxed);
+    uint64_t there = atomic_load_explicit(&channel->written, memory_order_acquire) - read;
+    if (there > TR__SHM_STREAM) return 0;
+    bytes = portion(bytes, there);
+    if (!bytes) return 0;
+    copy_out(channel, read, to, bytes);
+    atomic_store_explicit(&channel->read, read + bytes, memory_order_release);
+    return bytes;
+}
+
+void tr__shm_mail(tr__shm_control *control)
+{
+    /* Sequentially consistent, as is the sleeper's side: either it sees the new number, or we see that it sleeps. */
+    atomic_fetch_add(&control->mail, 1);
+    if (atomic_load(&control->mail_sleepers) > 0) tr__futex_wake(&control->mail, INT_MAX);
+}

@@ -1,0 +1,180 @@
+/*
+ * broadcast, gathers, scatters and all_to_alls: givers publish their input, and everyone copies the blocks that it gets
+ * out of it. Each giver's way is its own: inline in its slot, mapped where it is, or through its staging area.
+ *
+ * Staged, a giver fills chunk i while the others pull chunk i - 1. fill(i) takes the place of chunk i - 4 in the ring
+ * when all have pulled that. A giver whose memory or staging area is read waits at the end until all have done so.
+ */
+#include "comm/transport/shm.h"
+
+#include <string.h>
+
+static const tr__shm_slot *slot_of(const tr__shm *t, const tr__shm_call *call, int rank)
+{
+    return &t->peers[rank].control->slots[call->sequence & 1];
+}
+
+typedef enum way { INLINE, SHARED, STAGED } way;
+
+static way way_of(const tr__shm *t, const tr__shm_call *call, int rank)
+{
+    uint32_t what = atomic_load_explicit(&slot_of(t, call, rank)->what, memory_order_relaxed);
+    return what & TR__SHM_INLINED ? INLINE : what & TR__SHM_SHARED ? SHARED : STAGED;
+}
+
+/* Does the rank read what another one gives? */
+static bool gets_from(const tr__shm *t, const tr__shm_call *call, int rank)
+{
+    return rank != t->rank && tr__collective_gets(call->c, t->rank) && tr__shm_publishes(call->c, rank);
+}
+
+/* ---- Blocks of different lengths --------------------------------------------------------------------------------- */
+
+/* What a peer gives us: elements from the beginning of what it publishes. */
+static tr__shm_block given(const tr__shm *t, const tr__shm_call *call, int rank)
+{
+    const tr_collective *c = call->c;
+    if (call->kind->variable && call->kind->in_blocks)
+        return tr__shm_table(t->peers[rank].control, call->sequence)[t->rank];
+    int64_t count = atomic_load_explicit(&slot_of(t, call, rank)->count, memory_order_relaxed);
+    return (tr__shm_block){call->kind->in_blocks ? t->rank * c->count : 0, count};
+}
+
+/* Does everyone give us what we expect? Of all_gather_v the signatures have told. */
+static tr_status check_blocks(const tr__shm *t, const tr__shm_call *call)
+{
+    for (int rank = 0; rank < t->world_size; rank++) {
+        if (!gets_from(t, call, rank)) continue;
+        tr__range out = tr__collective_out(call->c, rank);
+        int64_t count = given(t, call, rank).count, expected = out.end - out.begin;
+        if (count == expected) continue;
+        tr__signature give, get;
+        tr__shm_signature(slot_of(t, call, rank), call->sequence, &give);
+        tr__shm_signature(slot_of(t, call, t->rank), call->sequence, &get);
+        return tr__block_mismatch(t->group, rank, &give, count, t->rank, &get, expected);
+    }
+    return TR_OK;
+}
+
+/* ---- Staged ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t step_of(const tr__shm *t, int64_t index)
+{
+    return t->steps + 1 + (uint64_t)index;
+}
+
+static void fill_piece(tr__shm *t, const tr__shm_call *call, int to, int64_t index)
+{
+    tr__shm_piece p = tr__shm_piece_at(t, call, tr__collective_in(call->c, to), index, to);
+    if (p.bytes) memcpy(t->staging + p.staged, (const char *)call->c->in + p.begin, p.bytes);
+}
+
+tr_status tr__shm_pull_fill(tr__shm *t, tr__shm_call *call, int64_t index)
+{
+    if (index >= TR__SHM_RING) TR__TRY(tr__shm_await(t, call, TR__SHM_DONE, step_of(t, index) - TR__SHM_RING, -1));
+    if (!call->kind->in_blocks) {
+        fill_piece(t, call, 0, index); /* one block for all */
+    } else {
+        for (int to = 0; to < t->world_size; to++)
+            if (to != t->rank) fill_piece(t, call, to, index);
+    }
+    tr__shm_signal(t, TR__SHM_FILLED, step_of(t, index));
+    return TR_OK;
+}
+
+static tr_status pull_chunk(tr__shm *t, tr__shm_call *call, int64_t index)
+{
+    for (int i = 1; i < t->world_size; i++) {
+        int from = (t->rank + i) % t->world_size; /* not all at one rank's memory at a time */
+        if (!gets_from(t, call, from) || way_of(t, call, from) != STAGED) continue;
+        tr__shm_piece p = tr__shm_piece_at(t, call, tr__collective_out(call->c, from), index, t->rank);
+        if (!p.bytes) continue;
+        TR__TRY(tr__shm_await(t, call, TR__SHM_FILLED, step_of(t, index), from));
+        TR__TRY(tr__shm_stage_find(t, call, from));
+        memcpy((char *)call->c->out + p.begin, t->stagings[from] + p.staged, p.bytes);
+    }
+    tr__shm_signal(t, TR__SHM_DONE, step_of(t, index));
+    return TR_OK;
+}
+
+/* The longest block that a rank gives. */
+static int64_t longest_of(const tr__shm *t, const tr__shm_call *call, int rank)
+{
+    return call->kind->variable ? slot_of(t, call, rank)->longest : call->c->count;
+}
+
+static tr_status pull_staged(tr__shm *t, tr__shm_call *call, int64_t chunks)
+{
+    int64_t own = 0;
+    if (tr__shm_publishes(call->c, t->rank) && way_of(t, call, t->rank) == STAGED) {
+        TR__TRY(tr__shm_stage_make(t));
+        own = tr__shm_chunks(t, call, longest_of(t, call, t->rank));
+    }
+    for (int64_t i = 0; i <= chunks; i++) {
+        if (i < own && !(i == 0 && call->filled)) TR__TRY(tr__shm_pull_fill(t, call, i));
+        if (i >= 1) TR__TRY(pull_chunk(t, call, i - 1));
+    }
+    t->steps += (uint64_t)chunks;
+    return TR_OK;
+}
+
+/* ---- Inline and shared ------------------------------------------------------------------------------------------- */
+
+static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
+{
+    way w = way_of(t, call, from);
+    tr__range to = tr__collective_out(call->c, from);
+    size_t bytes = (size_t)(to.end - to.begin) * call->size;
+    if (w == STAGED || !bytes) return TR_OK;
+    size_t begin = (size_t)given(t, call, from).offset * call->size;
+    char *memory;
+    if (w == SHARED) {
+        tr__shm_place place = slot_of(t, call, from)->in;
+        place.offset += begin;
+        TR__TRY(tr__shm_find(t, call, from, place, bytes, &memory));
+    } else {
+        if (bytes > TR__SHM_INLINE || begin > TR__SHM_INLINE - bytes)
+            return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a block beyond its slot", from, t->peers[from].pid);
+        memory = tr__shm_inline(t, call, from) + begin;
+    }
+    memcpy((char *)call->c->out + (size_t)to.begin * call->size, memory, bytes);
+    return TR_OK;
+}
+
+static void keep_own(const tr__shm *t, const tr__shm_call *call)
+{
+    const tr_collective *c = call->c;
+    if (!tr__collective_gives(c, t->rank) || !tr__collective_gets(c, t->rank)) return;
+    tr__range in = tr__collective_in(c, t->rank), out = tr__collective_out(c, t->rank);
+    const char *from = (const char *)c->in + (size_t)in.begin * call->size;
+    char *to = (char *)c->out + (size_t)out.begin * call->size;
+    if (from != to && out.end > out.begin) memcpy(to, from, (size_t)(out.end - out.begin) * call->size);
+}
+
+/* ---- All --------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__shm_pull(tr__shm *t, tr__shm_call *call)
+{
+    const tr_collective *c = call->c;
+    bool shared = false, checks = call->kind->variable && c->kind != TR_ALL_GATHER_V;
+    int64_t chunks = 0;
+    if (checks) TR__TRY(check_blocks(t, call));
+    for (int rank = 0; rank < t->world_size; rank++) {
+        if (!tr__shm_publishes(c, rank)) continue;
+        way w = way_of(t, call, rank);
+        int64_t staged = w == STAGED ? tr__shm_chunks(t, call, longest_of(t, call, rank)) : 0;
+        shared |= w == SHARED;
+        if (staged > chunks) chunks = staged;
+    }
+    keep_own(t, call);
+    if (chunks) TR__TRY(pull_staged(t, call, chunks));
+    for (int i = 1; i < t->world_size; i++) {
+        int from = (t->rank + i) % t->world_size;
+        if (gets_from(t, call, from)) TR__TRY(pull_block(t, call, from));
+    }
+    /* A rank that found a wrong count has failed by now, and lets nobody pass. */
+    if (shared || checks) tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
+    bool is_read = tr__shm_publishes(c, t->rank) && way_of(t, call, t->rank) != INLINE;
+    if (!checks && !is_read) return TR_OK;
+    return tr__shm_await(t, call, TR__SHM_DONE, t->steps, call->kind->to_root && !checks ? c->root : -1);
+}

@@ -1,0 +1,204 @@
+/* Making and ending a group's TCP transport, and the failures that break it. */
+#include "comm/transport/tcp.h"
+
+#include "base/clock.h"
+#include "comm/transport/tcp_flow.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* ---- Failures ---------------------------------------------------------------------------------------------------- */
+
+tr_status tr__tcp_failure(tr__tcp *t)
+{
+    pthread_mutex_lock(&t->lock);
+    tr_status status = tr__fail_stored(t->error);
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+
+tr_status tr__tcp_break(tr__tcp *t)
+{
+    pthread_mutex_lock(&t->lock);
+    bool first = !t->error;
+    if (first) t->error = tr__error_take();
+    atomic_store(&t->broken, true);
+    pthread_mutex_unlock(&t->lock);
+    tr_status status = tr__tcp_failure(t);
+    if (first) {
+        char text[TR__TCP_TEXT];
+        snprintf(text, sizeof text, "%s", tr_error_message());
+        tr__tcp_frame frame = tr__tcp_frame_of(NULL, TR__TCP_BROKEN, strlen(text));
+        frame.status = status;
+        tr__tcp_tell_all(t, &frame, text);
+        ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t)); /* wakes the thread that runs a call */
+        (void)written;
+        /* Threads that wait in sends and receives do not read control connections. */
+        for (int rank = 0; rank < t->world_size; rank++)
+            if (t->peers[rank].sockets[TR__TCP_P2P_LANE] >= 0)
+                shutdown(t->peers[rank].sockets[TR__TCP_P2P_LANE], SHUT_WR);
+        tr__tcp_p2p_wake(t);
+    }
+    return status;
+}
+
+char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME])
+{
+    snprintf(text, TR__TCP_NAME, "rank %d (pid %ld on host %s)", peer->rank, peer->pid, peer->host);
+    return text;
+}
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
+
+static tr_status make_tables(tr__tcp *t)
+{
+    size_t world = (size_t)t->world_size;
+    t->peers = calloc(world, sizeof *t->peers);
+    t->slots = calloc(TR__TCP_WINDOW, sizeof *t->slots);
+    t->polled = calloc(2 * TR__TCP_WINDOW + 1, sizeof *t->polled);
+    t->stage = malloc(TR__TCP_STAGE);
+    t->folded = calloc(world, sizeof *t->folded);
+    if (!t->peers || !t->slots || !t->polled || !t->stage || !t->folded)
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
+    for (int rank = 0; rank < t->world_size; rank++) {
+        t->peers[rank].rank = rank;
+        for (int lane = 0; lane < TR__TCP_LANES; lane++) t->peers[rank].sockets[lane] = -1;
+    }
+    return TR_OK;
+}
+
+static tr_status make_watch(tr__tcp *t)
+{
+    t->watch = epoll_create1(EPOLL_CLOEXEC);
+    t->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event e = {.events = EPOLLIN, .data.fd = t->rank}; /* our own number stands for the kick */
+    if (t->watch < 0 || t->kick < 0 || epoll_ctl(t->watch, EPOLL_CTL_ADD, t->kick, &e) != 0)
+        return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", t->group);
+    return TR_OK;
+}
+
+static tr_status make_parts(tr__tcp *t, const tr__member *member, tr__card *card)
+{
+    TR__TRY(tr__choice_defaults(&t->choices, member->algorithms));
+    TR__TRY(make_tables(t));
+    TR__TRY(tr__tcp_p2p_new(t));
+    TR__TRY(make_watch(t));
+    return tr__tcp_listen(t, member, card);
+}
+
+tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transport)
+{
+    tr__tcp *t = calloc(1, sizeof *t);
+    if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
+    snprintf(t->group, sizeof t->group, "%s", member->group);
+    t->rank = member->rank;
+    t->world_size = member->world_size;
+    t->report_ms = member->report_ms;
+    t->recorder = member->recorder;
+    t->watch = t->kick = t->door.socket = -1;
+    pthread_mutex_init(&t->lock, NULL);
+    tr_status status = make_parts(t, member, card);
+    if (status == TR_OK)
+        *transport = t;
+    else
+        tr__tcp_close(t);
+    return status;
+}
+
+/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
+
+/* Ranks in other network namespaces of this machine count: they use the same cores. */
+static bool crowded(const tr__tcp *t, const tr__card *cards)
+{
+    int here = 0;
+    const char *mine = cards[t->rank].machine;
+    size_t kernel = strcspn(mine, "/") + 1;
+    for (int rank = 0; rank < t->world_size; rank++) here += strncmp(cards[rank].machine, mine, kernel) == 0;
+    cpu_set_t cores;
+    return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) < here;
+}
+
+static tr_status watch_peers(tr__tcp *t, const tr__card *cards)
+{
+    for (int rank = 0; rank < t->world_size; rank++) {
+        tr__tcp_peer *peer = &t->peers[rank];
+        peer->pid = cards[rank].pid;
+        memcpy(peer->host, cards[rank].host, sizeof peer->host);
+        if (rank == t->rank) continue;
+        struct epoll_event e = {.events = EPOLLIN, .data.fd = rank};
+        if (epoll_ctl(t->watch, EPOLL_CTL_ADD, peer->sockets[TR__TCP_CONTROL_LANE], &e) != 0)
+            return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", t->group);
+    }
+    return TR_OK;
+}
+
+tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
+{
+    TR__TRY(tr__tcp_connect(t, meeting, cards));
+    TR__TRY(watch_peers(t, cards));
+    t->crowded = crowded(t, cards);
+    /* A rank has joined when all have: nobody's first collective meets a rank that failed to join. */
+    int64_t rest = (meeting->deadline - tr__now_ns()) / 1000000;
+    tr_collective all = {.kind = TR_BARRIER, .timeout_ms = rest > 1 ? (int)rest : 1, .file = "tr_join"};
+    tr_status status = tr__tcp_run(t, &all, 0);
+    t->has_last = false;
+    for (int rank = 0; rank < t->world_size; rank++) t->peers[rank].called = false;
+    return status;
+}
+
+/* ---- Ending ------------------------------------------------------------------------------------------------------ */
+
+static int socket_at(const tr__tcp *t, int i)
+{
+    return t->peers[i / TR__TCP_LANES].sockets[i % TR__TCP_LANES];
+}
+
+/* A connection that is closed with unread bytes is reset, and what we sent last may be lost with it. So we stop
+ * sending, and read to the end of what a peer says until it stops, too, or does not within a moment. */
+static void part(tr__tcp *t)
+{
+    enum { PART_MS = 200 };
+    tr__tcp_frame goodbye = tr__tcp_frame_of(NULL, TR__TCP_GOODBYE, 0);
+    if (!atomic_load(&t->broken)) tr__tcp_tell_all(t, &goodbye, NULL);
+    int64_t deadline = tr__now_ns() + PART_MS * (int64_t)1000000;
+    for (int i = 0; i < TR__TCP_LANES * t->world_size; i++)
+        if (socket_at(t, i) >= 0) shutdown(socket_at(t, i), SHUT_WR);
+    for (int i = 0; i < TR__TCP_LANES * t->world_size; i++) {
+        struct pollfd p = {.fd = socket_at(t, i), .events = POLLIN};
+        char rest[4096];
+        for (ssize_t got = 1; p.fd >= 0 && got > 0;) {
+            int64_t left = (deadline - tr__now_ns()) / 1000000;
+            if (poll(&p, 1, left > 0 ? (int)left : 0) <= 0) break;
+            got = recv(p.fd, rest, sizeof rest, MSG_DONTWAIT);
+        }
+    }
+}
+
+void tr__tcp_close(tr__tcp *t)
+{
+    tr__tcp_p2p_close(t);
+    if (t->peers) part(t);
+    for (int rank = 0; t->peers && rank < t->world_size; rank++)
+        for (int lane = 0; lane < TR__TCP_LANES; lane++)
+            if (t->peers[rank].sockets[lane] >= 0) close(t->peers[rank].sockets[lane]);
+    if (t->door.socket >= 0) close(t->door.socket);
+    if (t->watch >= 0) close(t->watch);
+    if (t->kick >= 0) close(t->kick);
+    free(t->peers);
+    free(t->slots);
+    free(t->polled);
+    free(t->stage);
+    free(t->scratch);
+    free(t->folded);
+    tr__error_unref(t->error);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}

@@ -1,0 +1,189 @@
+/*
+ * The TCP transport: ranks on different hosts. What its files share; docs/communication.md tells the whole story.
+ *
+ *   tcp.c           making and ending a group's transport; errors
+ *   tcp_join.c      the connections between the ranks, and who may come in
+ *   tcp_control.c   control connections: failures, goodbyes, deaths, who is in which call
+ *   tcp_wait.c      waiting for peers: timeouts, reports
+ *   tcp_flow.c      moving the bytes of a step: hazards, folding while more comes in
+ *   tcp_run.c       running a collective: its schedule, and which steps are under way
+ *   tcp_p2p.c       sends and receives, beside the collectives
+ *
+ * Each pair of ranks has three connections, made when the group is joined. The data connection carries the transfers of
+ * the schedules and nothing else, a third one sends and receives. The control connection is idle but for failures and the like, so a message there
+ * never waits behind data, and its end is the end of the peer.
+ */
+#ifndef TR_COMM_TRANSPORT_TCP_H
+#define TR_COMM_TRANSPORT_TCP_H
+
+#include "base/object.h"
+#include "comm/algo/choice.h"
+#include "comm/algo/reduce.h"
+#include "comm/collective.h"
+#include "comm/rendezvous.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* ---- On the wire: little-endian, as all hosts of a group must be -------------------------------------------------- */
+
+enum {
+    TR__TCP_MAGIC = 0x54524e31, /* "TRN1"; hosts of the other byte order see another number */
+    TR__TCP_VERSION = 1,
+    TR__TCP_TEXT = 1024,        /* most bytes that follow the frame of a control message */
+    TR__TCP_PAST = 16,          /* calls of our own that we remember */
+};
+
+enum tr__tcp_type { TR__TCP_DATA = 1, TR__TCP_CALL, TR__TCP_BROKEN, TR__TCP_GOODBYE };
+enum tr__tcp_lane { TR__TCP_CONTROL_LANE, TR__TCP_DATA_LANE, TR__TCP_P2P_LANE, TR__TCP_LANES };
+
+/* What both sides say first on a connection. */
+typedef struct tr__tcp_hello {
+    uint32_t magic, version;
+    int32_t rank, lane;
+    char cookie[TR__COOKIE_TEXT]; /* the receiver's */
+    char address[79];             /* where the sender listens */
+} tr__tcp_hello;
+
+/* Before every transfer and control message: the sender's call, which must be the receiver's, too. */
+typedef struct tr__tcp_frame {
+    uint32_t magic;
+    uint8_t version, type, algorithm, kind, dtype, op;
+    uint16_t reserved;
+    int32_t status;   /* BROKEN */
+    uint64_t bytes;   /* that follow */
+    uint64_t sequence, layout;
+    int64_t count;
+    int32_t root, peer, tag, line;
+    int32_t waits_for; /* CALL: the rank that the sender waits for */
+    int32_t reserved2;
+    char file[TR__PLACE_TEXT];
+} tr__tcp_frame;
+
+_Static_assert(sizeof(tr__tcp_hello) == 128, "no padding on the wire");
+_Static_assert(sizeof(tr__tcp_frame) == 136, "no padding on the wire");
+
+/* ---- What a rank keeps ------------------------------------------------------------------------------------------- */
+
+typedef struct tr__tcp_peer {
+    int rank;
+    long pid;
+    char host[65];
+    int sockets[TR__TCP_LANES]; /* -1: ourselves, not yet, or gone */
+    bool left;                  /* has said goodbye */
+    bool called, announced;     /* `call` is known; it came as a CALL, so `waits_for` is, too */
+    int waits_for;
+    tr__signature call;         /* the latest that we heard of */
+    uint64_t sent_turn, received_turn; /* tcp_run.c: the turn in which an earlier transfer held the connection */
+    /* A control message that has come in part. */
+    size_t got;
+    tr__tcp_frame frame;
+    char text[TR__TCP_TEXT];
+} tr__tcp_peer;
+
+typedef struct tr__tcp_door { /* where the peers knock while they join */
+    int socket;
+    char cookie[TR__COOKIE_TEXT];
+} tr__tcp_door;
+
+typedef struct tr__tcp_p2p tr__tcp_p2p;   /* tcp_p2p.c */
+typedef struct tr__tcp_slot tr__tcp_slot; /* a step that is under way: tcp_flow.h */
+
+typedef struct tr__tcp {
+    char group[64];
+    int rank, world_size;
+    int report_ms; /* of waiting, after which it is reported */
+    tr__recorder *recorder;
+    tr__tcp_peer *peers; /* [world_size] */
+    tr__tcp_door door;
+    tr__choice_table choices;
+    bool crowded; /* more ranks on this machine than cores: spinning only keeps the others from working */
+    int watch;    /* epoll: all control connections, and the kick */
+    int kick;     /* eventfd: another thread has broken the group */
+    tr__tcp_p2p *p2p;
+
+    pthread_mutex_t lock; /* for what follows */
+    tr__error *error;     /* why the group is broken */
+    atomic_bool broken;
+
+    /* For the thread that runs a collective. */
+    tr__signature last;   /* the latest call of our own */
+    bool has_last;
+    tr__signature past[TR__TCP_PAST]; /* those with a number, by their number: ranks that go on may differ later */
+    tr__tcp_slot *slots;
+    struct pollfd *polled;
+    char *stage;          /* what is folded on its way in */
+    char *scratch;
+    size_t scratch_bytes;
+    const void **folded;  /* [world_size], for kernels */
+    uint64_t turn;        /* counts on from call to call */
+} tr__tcp;
+
+/* ---- tcp.c ------------------------------------------------------------------------------------------------------- */
+
+/* Makes a rank's side and opens its door, whose address and cookie go into the card. */
+tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transport);
+/* Connects with all ranks, whose cards are given, and waits until all are there. */
+tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards);
+/* Says goodbye to the ranks that are connected and frees all. */
+void tr__tcp_close(tr__tcp *t);
+
+/* Breaks the group with this thread's latest failure and lets the peers know. The first failure stays. Returns the
+ * group's failure, as this thread's. */
+tr_status tr__tcp_break(tr__tcp *t);
+/* The failure that broke the group. */
+tr_status tr__tcp_failure(tr__tcp *t);
+
+/* "rank 2 (pid 77 on host b)", in text. */
+enum { TR__TCP_NAME = 128 };
+char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME]);
+
+/* ---- tcp_join.c -------------------------------------------------------------------------------------------------- */
+
+tr_status tr__tcp_listen(tr__tcp *t, const tr__member *member, tr__card *card);
+tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards);
+
+/* ---- tcp_control.c ----------------------------------------------------------------------------------------------- */
+
+/* A frame; with the call that it belongs to, when it does to one. */
+tr__tcp_frame tr__tcp_frame_of(const tr__signature *call, enum tr__tcp_type type, size_t bytes);
+/* Is it a frame of ours, within its bounds? Then `call` is what its sender calls. */
+bool tr__tcp_read_frame(const tr__tcp_frame *frame, tr__signature *call);
+/* Our own call that a peer's call is to be compared with: the one of the same number, or the latest. */
+const tr__signature *tr__tcp_own_call(const tr__tcp *t, const tr__signature *theirs);
+/* Sends a control message to all ranks that are there; never blocks. */
+void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text);
+/* Takes in what the peers have told; fails when that breaks the group, or did. */
+tr_status tr__tcp_hear(tr__tcp *t);
+/* A data connection has ended or failed: finds out why, and fails. */
+tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, int error);
+
+/* ---- tcp_wait.c -------------------------------------------------------------------------------------------------- */
+
+/* How long a call has made no progress. */
+typedef struct tr__tcp_patience {
+    int64_t since; /* 0: it has made some */
+    int announced; /* how often the peers have been told what we wait for */
+    bool reported;
+} tr__tcp_patience;
+
+/* Sleeps until a connection is ready or something is told; `count` entries of t->polled are set, with the peers' ranks
+ * in `ranks`. Fails at the timeout. */
+tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *patience, int timeout_ms, const int *ranks, int count);
+
+/* ---- tcp_p2p.c --------------------------------------------------------------------------------------------------- */
+
+tr_status tr__tcp_p2p_new(tr__tcp *t);
+/* Takes a send or receive over, with a reference of the work. */
+void tr__tcp_p2p_start(tr__tcp *t, tr_work *work);
+bool tr__tcp_p2p_pending(tr__tcp *t);
+/* The group is broken: what is under way must end. */
+void tr__tcp_p2p_wake(tr__tcp *t);
+/* Waits for what is under way. */
+void tr__tcp_p2p_close(tr__tcp *t);
+
+/* ---- tcp_run.c --------------------------------------------------------------------------------------------------- */
+
+tr_status tr__tcp_run(tr__tcp *t, const tr_collective *collective, uint64_t sequence);
+
+#endif

@@ -1,0 +1,209 @@
+#include "comm/transport/tcp_flow.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+/* ---- Hazards ----------------------------------------------------------------------------------------------------- */
+
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* How much of m can be used from its beginning without touching `other`. */
+static size_t clear_of(tr__tcp_memory m, tr__tcp_memory other)
+{
+    if (!m.bytes || !other.bytes || other.at >= m.at + m.bytes || m.at >= other.at + other.bytes) return m.bytes;
+    return other.at > m.at ? (size_t)(other.at - m.at) : 0;
+}
+
+static tr__tcp_memory rest_of(tr__tcp_memory m, size_t done)
+{
+    return (tr__tcp_memory){m.at + done, m.bytes - done};
+}
+
+/* How much of m a step may read, or write, now. */
+static size_t allowed(const tr__tcp_call *call, int64_t step, tr__tcp_memory m, bool writing)
+{
+    size_t bytes = m.bytes;
+    for (int64_t earlier = call->first; earlier <= step && bytes; earlier++) {
+        const tr__tcp_slot *s = tr__tcp_slot_at(call, earlier);
+        m.bytes = bytes;
+        if (writing && s->out.open) bytes = least(bytes, clear_of(m, rest_of(s->out.memory, s->out.done)));
+        if (earlier == step) break;
+        if (s->in.open || s->local) {
+            bytes = least(bytes, clear_of(m, rest_of(s->in.memory, s->in.done)));
+            if (writing && s->own.bytes) bytes = least(bytes, clear_of(m, rest_of(s->own, s->in.done)));
+            if (writing) bytes = least(bytes, clear_of(m, s->others));
+        }
+    }
+    return bytes;
+}
+
+/* ---- Sending ----------------------------------------------------------------------------------------------------- */
+
+static void block(tr__tcp_call *call, int peer, short events)
+{
+    int socket = call->t->peers[peer].sockets[TR__TCP_DATA_LANE];
+    call->ranks[call->blocked] = peer;
+    call->t->polled[call->blocked++] = (struct pollfd){.fd = socket, .events = events};
+}
+
+static bool would_block(void)
+{
+    return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+tr_status tr__tcp_push(tr__tcp_call *call, int64_t step, bool *moved)
+{
+    tr__tcp *t = call->t;
+    tr__tcp_slot *s = tr__tcp_slot_at(call, step);
+    tr__tcp_transfer *out = &s->out;
+    tr__tcp_memory rest = rest_of(out->memory, out->done);
+    size_t ready = allowed(call, step, rest, false);
+    if (ready < rest.bytes && ready < TR__TCP_PIECE) return TR_OK;
+    tr__tcp_frame frame = tr__tcp_frame_of(&t->last, TR__TCP_DATA, out->memory.bytes);
+    frame.algorithm = (uint8_t)call->schedule.algorithm;
+    struct iovec parts[2] = {{(char *)&frame + out->framed, sizeof frame - out->framed},
+        {rest.at, least(ready, TR__TCP_GULP)}};
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
+    ssize_t sent = sendmsg(t->peers[s->step.to].sockets[TR__TCP_DATA_LANE], &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && would_block()) {
+        block(call, s->step.to, POLLOUT);
+        return TR_OK;
+    }
+    if (sent < 0) return tr__tcp_lost(t, &t->peers[s->step.to], errno);
+    size_t of_frame = least((size_t)sent, sizeof frame - out->framed);
+    out->framed += of_frame;
+    out->done += (size_t)sent - of_frame;
+    out->open = out->framed < sizeof frame || out->done < out->memory.bytes;
+    *moved = true;
+    return TR_OK;
+}
+
+/* ---- Receiving --------------------------------------------------------------------------------------------------- */
+
+/* The frame of a transfer has come: is it the one that the schedule has here? */
+static tr_status check_frame(tr__tcp_call *call, tr__tcp_slot *s)
+{
+    tr__tcp *t = call->t;
+    tr__tcp_peer *peer = &t->peers[s->step.from];
+    tr__signature theirs;
+    char name[TR__TCP_NAME];
+    if (!tr__tcp_read_frame(&s->frame, &theirs) || s->frame.type != TR__TCP_DATA)
+        return tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(peer, name));
+    peer->call = theirs;
+    peer->called = true;
+    const tr__signature *ours = &t->last;
+    bool agrees = theirs.sequence == ours->sequence && tr__signature_agrees(ours, &theirs);
+    if (!agrees) return tr__call_mismatch(t->group, t->rank, tr__tcp_own_call(t, &theirs), peer->rank, &theirs);
+    if (s->frame.algorithm != call->schedule.algorithm)
+        return tr__fail(TR_MISMATCH, "group '%s': for the same call rank %d uses the algorithm '%s' and rank %d '%s'; "
+            "all ranks must be given the same .algorithms", t->group, t->rank,
+            tr__algorithm_name(call->schedule.algorithm), peer->rank, tr__algorithm_name(s->frame.algorithm));
+    if (s->frame.bytes == s->in.memory.bytes) return TR_OK;
+    return tr__block_mismatch(t->group, peer->rank, &theirs, (int64_t)(s->frame.bytes / call->element), t->rank, ours,
+        (int64_t)(s->in.memory.bytes / call->element));
+}
+
+/* `bytes` have come into the stage behind what was carried: folds the whole elements and carries the rest. */
+static void fold_stage(tr__tcp_call *call, tr__tcp_slot *s, size_t bytes)
+{
+    char *stage = call->t->stage;
+    size_t there = s->carried + bytes, whole = there - there % call->element;
+    const void *own = s->own.at + s->in.done, *in[2] = {own, stage};
+    if (s->step.take == TR__FOLD_BEFORE) {
+        in[0] = stage;
+        in[1] = own;
+    }
+    void *to = s->in.memory.at + s->in.done;
+    if (whole) call->fold(in, 2, &to, 1, (int64_t)(whole / call->element));
+    s->in.done += whole;
+    s->carried = there - whole;
+    memcpy(s->carry, stage + whole, s->carried);
+}
+
+/* Where the next bytes of a transfer go. */
+static tr__tcp_memory place_for(tr__tcp_call *call, int64_t step)
+{
+    tr__tcp_slot *s = tr__tcp_slot_at(call, step);
+    tr__tcp_memory rest = rest_of(s->in.memory, s->in.done);
+    size_t free_bytes = allowed(call, step, rest, true);
+    if (s->step.take == TR__TAKE) return (tr__tcp_memory){rest.at, least(free_bytes, TR__TCP_GULP)};
+    if (s->own.bytes) free_bytes = least(free_bytes, allowed(call, step, rest_of(s->own, s->in.done), false));
+    free_bytes = least(free_bytes - free_bytes % call->element, TR__TCP_STAGE);
+    memcpy(call->t->stage, s->carry, s->carried);
+    return (tr__tcp_memory){call->t->stage + s->carried, free_bytes > s->carried ? free_bytes - s->carried : 0};
+}
+
+tr_status tr__tcp_pull(tr__tcp_call *call, int64_t step, bool *moved)
+{
+    tr__tcp *t = call->t;
+    tr__tcp_slot *s = tr__tcp_slot_at(call, step);
+    tr__tcp_peer *peer = &t->peers[s->step.from];
+    tr__tcp_memory place = place_for(call, step);
+    size_t of_frame = sizeof s->frame - s->in.framed;
+    if (!of_frame && !place.bytes) return TR_OK;
+    struct iovec parts[2] = {{(char *)&s->frame + s->in.framed, of_frame}, {place.at, place.bytes}};
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
+    ssize_t got = recvmsg(peer->sockets[TR__TCP_DATA_LANE], &m, MSG_DONTWAIT);
+    if (got < 0 && would_block()) {
+        block(call, s->step.from, POLLIN);
+        return TR_OK;
+    }
+    if (got <= 0) return tr__tcp_lost(t, peer, got < 0 ? errno : 0);
+    *moved = true;
+    of_frame = least(of_frame, (size_t)got);
+    s->in.framed += of_frame;
+    if (s->in.framed < sizeof s->frame) return TR_OK;
+    if (of_frame) TR__TRY(check_frame(call, s));
+    if (s->step.take == TR__TAKE)
+        s->in.done += (size_t)got - of_frame;
+    else
+        fold_stage(call, s, (size_t)got - of_frame);
+    s->in.open = s->in.done < s->in.memory.bytes;
+    return TR_OK;
+}
+
+/* ---- Local actions ----------------------------------------------------------------------------------------------- */
+
+/* The average is a sum until all is folded. These are the types whose sums are exact enough to be sent on. */
+static void divide(void *memory, tr_dtype dtype, int64_t count, int ranks)
+{
+    if (dtype == TR_F32)
+        for (int64_t i = 0; i < count; i++) ((float *)memory)[i] *= (float)(1.0 / ranks);
+    else if (dtype == TR_F64)
+        for (int64_t i = 0; i < count; i++) ((double *)memory)[i] *= 1.0 / ranks;
+    else
+        for (int64_t i = 0; i < count; i++) ((int64_t *)memory)[i] /= ranks;
+}
+
+static void fold_local(tr__tcp_call *call, tr__tcp_slot *s, const void **in)
+{
+    tr__tcp *t = call->t;
+    for (int rank = 0, other = 0; rank < t->world_size; rank++) {
+        in[rank] = s->own.at;
+        if (rank != t->rank) in[rank] = s->others.at + (size_t)(other++ * s->step.stride) * call->element;
+    }
+    void *out = s->in.memory.at;
+    call->fold_all(in, t->world_size, &out, 1, (int64_t)(s->in.memory.bytes / call->element));
+}
+
+void tr__tcp_act(tr__tcp_call *call, int64_t step, bool *moved)
+{
+    tr__tcp_slot *s = tr__tcp_slot_at(call, step);
+    bool clear = allowed(call, step, s->in.memory, true) == s->in.memory.bytes &&
+                 allowed(call, step, s->own, false) == s->own.bytes &&
+                 allowed(call, step, s->others, false) == s->others.bytes;
+    if (!clear) return;
+    if (s->step.action == TR__COPY_LOCAL && s->own.at != s->in.memory.at && s->own.bytes)
+        memmove(s->in.memory.at, s->own.at, s->own.bytes);
+    if (s->step.action == TR__FINISH_LOCAL && call->c->op == TR_AVG)
+        divide(s->in.memory.at, call->c->dtype, (int64_t)(s->in.memory.bytes / call->element), call->t->world_size);
+    if (s->step.action == TR__FOLD_LOCAL) fold_local(call, s, call->t->folded);
+    s->local = false;
+    *moved = true;
+}

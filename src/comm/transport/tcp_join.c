@@ -1,0 +1,434 @@
+/*
+ * The connections between ranks on different hosts. Each rank listens on one address, hangs it up in the store with a
+ * one-time cookie, connects to all ranks below it and lets in those above, all at once. Whoever knocks must bring our
+ * cookie; the answer brings the visitor's. Anyone else is dropped without an answer: what he says, and how long it
+ * takes him, is nothing to the others.
+ */
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/store.h"
+#include "comm/transport/tcp.h"
+
+#include <errno.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <openssl/crypto.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    LOOK_MS = 100,   /* between two looks at whether those we wait for are alive */
+    RETRY_MS = 5,    /* after a refusal: a card of an earlier try to join */
+    SPARE = 16,      /* places for visitors beyond the ranks */
+    LOST_MS = 10000, /* without an answer from a host that was reached before */
+};
+
+typedef union address {
+    struct sockaddr any;
+    struct sockaddr_in in;
+    struct sockaddr_in6 in6;
+    struct sockaddr_storage room;
+} address;
+
+static socklen_t length_of(const address *a)
+{
+    return a->any.sa_family == AF_INET6 ? sizeof a->in6 : sizeof a->in;
+}
+
+/* ---- Where we listen --------------------------------------------------------------------------------------------- */
+
+static bool is_loopback(const address *a)
+{
+    if (a->any.sa_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&a->in6.sin6_addr);
+    return (ntohl(a->in.sin_addr.s_addr) >> 24) == 127;
+}
+
+static bool read_address(const char *text, const char *port, address *a)
+{
+    struct addrinfo *found, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    if (getaddrinfo(text, port, &hints, &found) != 0) return false;
+    memcpy(&a->room, found->ai_addr, found->ai_addrlen);
+    freeaddrinfo(found);
+    return true;
+}
+
+/* The first address of a network interface; IPv4 before IPv6. */
+static bool interface_address(const char *name, address *a)
+{
+    struct ifaddrs *all;
+    bool found = false;
+    if (getifaddrs(&all) != 0) return false;
+    for (int family = 0; family < 2 && !found; family++) {
+        for (struct ifaddrs *i = all; i && !found; i = i->ifa_next) {
+            if (!i->ifa_addr || strcmp(i->ifa_name, name) != 0) continue;
+            if (i->ifa_addr->sa_family != (family ? AF_INET6 : AF_INET)) continue;
+            memcpy(&a->room, i->ifa_addr, family ? sizeof a->in6 : sizeof a->in);
+            found = true;
+        }
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+/* Our end of the way to a host: a datagram socket that is connected sends nothing, but has an address. */
+static bool address_towards(const char *host, address *a)
+{
+    struct addrinfo *found, hints = {.ai_socktype = SOCK_DGRAM};
+    if (getaddrinfo(host, "9", &hints, &found) != 0) return false;
+    bool known = false;
+    for (struct addrinfo *i = found; i && !known; i = i->ai_next) {
+        int s = socket(i->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        socklen_t length = sizeof a->room;
+        known = s >= 0 && connect(s, i->ai_addr, i->ai_addrlen) == 0 && getsockname(s, &a->any, &length) == 0;
+        if (s >= 0) close(s);
+    }
+    freeaddrinfo(found);
+    a->in.sin_port = 0; /* the datagram socket's; in the same place for both families */
+    return known;
+}
+
+static tr_status choose_address(const tr__tcp *t, const tr__member *member, address *a)
+{
+    const char *wanted = member->address;
+    memset(a, 0, sizeof *a);
+    if (wanted && *wanted) {
+        if (!read_address(wanted, NULL, a) && !interface_address(wanted, a))
+            return tr__fail(TR_INVALID, "group '%s': '%s' is neither an IP address nor a network interface of this "
+                "host with one", t->group, wanted);
+        if (!member->store->anywhere && !is_loopback(a))
+            return tr__fail(TR_AUTH, "group '%s': without a token ranks listen on loopback only, not on '%s'; set "
+                "TRIREME_TOKEN, the same for all ranks", t->group, wanted);
+        return TR_OK;
+    }
+    bool known = member->store->anywhere && member->store->host[0] && address_towards(member->store->host, a);
+    return known || read_address("127.0.0.1", NULL, a) ? TR_OK : tr__fail(TR_INTERNAL, "no loopback");
+}
+
+/* "10.0.0.1 41234" as "10.0.0.1:41234", or "[fe80::1]:41234". */
+static tr_status write_address(const address *a, char *text, size_t size)
+{
+    char host[INET6_ADDRSTRLEN + 20], port[8];
+    int error = getnameinfo(&a->any, length_of(a), host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+    if (error) return tr__fail(TR_IO, "an address of our own cannot be written: %s", gai_strerror(error));
+    snprintf(text, size, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, port);
+    return TR_OK;
+}
+
+static bool parse_address(const char *text, address *a)
+{
+    char host[80];
+    const char *colon = strrchr(text, ':');
+    size_t length = colon ? (size_t)(colon - text) : 0;
+    if (length == 0 || length >= sizeof host) return false;
+    memcpy(host, text, length);
+    host[length] = 0;
+    char *begin = host;
+    if (host[0] == '[' && host[length - 1] == ']') {
+        host[length - 1] = 0;
+        begin++;
+    }
+    return read_address(begin, colon + 1, a);
+}
+
+static int open_socket(const address *a)
+{
+    return socket(a->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+tr_status tr__tcp_listen(tr__tcp *t, const tr__member *member, tr__card *card)
+{
+    address a;
+    socklen_t length = sizeof a.room;
+    TR__TRY(choose_address(t, member, &a));
+    TR__TRY(tr__random_text(t->door.cookie, sizeof t->door.cookie));
+    memcpy(card->tcp_cookie, t->door.cookie, sizeof card->tcp_cookie);
+    t->door.socket = open_socket(&a);
+    if (t->door.socket < 0 || bind(t->door.socket, &a.any, length_of(&a)) != 0 ||
+        listen(t->door.socket, TR__TCP_LANES * t->world_size + SPARE) != 0 ||
+        getsockname(t->door.socket, &a.any, &length) != 0)
+        return tr__fail_errno(TR_IO, errno, "group '%s': cannot listen for the other ranks", t->group);
+    return write_address(&a, card->tcp_address, sizeof card->tcp_address);
+}
+
+/* ---- Handshake --------------------------------------------------------------------------------------------------- */
+
+typedef enum stage { IDLE, CONNECTING, ANSWERING, READY } stage;
+
+/* A connection on its way: one of ours to a rank below, or a visitor's. */
+typedef struct contact {
+    int socket; /* -1: none */
+    int rank, lane;
+    stage stage;
+    int64_t retry; /* IDLE: when to try (again) */
+    size_t got;
+    tr__tcp_hello hello;
+} contact;
+
+typedef struct joining {
+    tr__tcp *t;
+    tr__rendezvous *meeting;
+    tr__card *cards;
+    int missing; /* connections */
+    contact *calls, *visitors;
+    int call_count, visitor_most;
+    int next_visitor; /* whose place the next one takes when all are taken */
+    struct pollfd *fds;
+} joining;
+
+static tr_status send_hello(joining *j, int rank, int lane, int socket)
+{
+    tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = j->t->rank, .lane = lane};
+    memcpy(hello.cookie, j->cards[rank].tcp_cookie, sizeof hello.cookie);
+    snprintf(hello.address, sizeof hello.address, "%s", j->cards[j->t->rank].tcp_address);
+    if (send(socket, &hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof hello) return TR_OK;
+    return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", j->t->group, rank);
+}
+
+/* Takes in what there is of a hello. 1: it is whole and right; 0: more is to come; -1: whoever it is, not one of us. */
+static int hear_hello(const joining *j, contact *c)
+{
+    ssize_t got = recv(c->socket, (char *)&c->hello + c->got, sizeof c->hello - c->got, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
+    if (got <= 0) return -1;
+    c->got += (size_t)got;
+    if (c->got >= 8 && (c->hello.magic != TR__TCP_MAGIC || c->hello.version != TR__TCP_VERSION)) return -1;
+    if (c->got < sizeof c->hello) return 0;
+    c->hello.address[sizeof c->hello.address - 1] = 0;
+    return CRYPTO_memcmp(c->hello.cookie, j->t->door.cookie, sizeof c->hello.cookie) == 0 ? 1 : -1;
+}
+
+/* A host that is gone is noticed by its silence: on the control connection only, as a peer that is stopped, or slow to
+ * read, still answers there. */
+static void set_up_socket(int socket, int lane)
+{
+    int on = 1, idle = 3, every = 1, count = 7, lost = LOST_MS;
+    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (lane != TR__TCP_CONTROL_LANE) return;
+    setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
+    setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost, sizeof lost);
+}
+
+static void settle(joining *j, contact *c)
+{
+    set_up_socket(c->socket, c->lane);
+    j->t->peers[c->rank].sockets[c->lane] = c->socket;
+    c->socket = -1;
+    c->stage = READY;
+    j->missing--;
+}
+
+static void drop(contact *c)
+{
+    if (c->socket >= 0) close(c->socket);
+    c->socket = -1;
+    c->got = 0;
+}
+
+/* ---- Going out --------------------------------------------------------------------------------------------------- */
+
+static bool is_dead(const joining *j, int rank)
+{
+    const tr__card *card = &j->cards[rank], *mine = &j->cards[j->t->rank];
+    bool visible = card->pid_space == mine->pid_space && mine->pid_space && strcmp(card->machine, mine->machine) == 0;
+    return visible && kill((pid_t)card->pid, 0) != 0 && errno == ESRCH;
+}
+
+static tr_status check_alive(const joining *j, int rank)
+{
+    const tr__card *card = &j->cards[rank];
+    if (is_dead(j, rank))
+        return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", j->t->group, rank, card->pid);
+    if (tr__now_ns() < j->meeting->deadline) return TR_OK;
+    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld on host %s, at %s) did not come to the meeting within "
+        "%g s", j->t->group, rank, card->pid, card->host, card->tcp_address, j->meeting->member->timeout_ms / 1000.0);
+}
+
+static tr_status cannot_reach(const joining *j, int rank, int error)
+{
+    const tr__card *card = &j->cards[rank];
+    return tr__fail_errno(TR_IO, error, "group '%s': rank %d cannot reach rank %d on host %s at %s; .address or "
+        "TRIREME_ADDRESS says which of its addresses a rank is reached at", j->t->group, j->t->rank, rank, card->host,
+        card->tcp_address);
+}
+
+/* What refuses us is no longer, or not yet, the rank: a new card will follow. */
+static tr_status again(joining *j, contact *c)
+{
+    drop(c);
+    c->stage = IDLE;
+    c->retry = tr__now_ns() + RETRY_MS * (int64_t)1000000;
+    TR__TRY(check_alive(j, c->rank));
+    return tr__rendezvous_read(j->meeting, c->rank, &j->cards[c->rank]);
+}
+
+static bool passes(int error)
+{
+    return error == ECONNREFUSED || error == ECONNRESET || error == EAGAIN || error == EINTR || error == ETIMEDOUT;
+}
+
+static tr_status call_rank(joining *j, contact *c)
+{
+    address a;
+    const tr__card *card = &j->cards[c->rank];
+    if (!parse_address(card->tcp_address, &a))
+        return tr__fail(TR_FORMAT, "group '%s': the card of rank %d has no address: '%s'", j->t->group, c->rank,
+            card->tcp_address);
+    if (is_loopback(&a) && strcmp(card->machine, j->cards[j->t->rank].machine) != 0)
+        return tr__fail(TR_AUTH, "group '%s': rank %d on host %s listens at %s only, where rank %d on host %s cannot "
+            "reach it. Ranks on several hosts need a token (TRIREME_TOKEN, the same for all), and a store that they "
+            "reach at an address of its host's own, or TRIREME_ADDRESS", j->t->group, c->rank, card->host,
+            card->tcp_address, j->t->rank, j->cards[j->t->rank].host);
+    c->socket = open_socket(&a);
+    if (c->socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", j->t->group, c->rank);
+    c->stage = CONNECTING;
+    if (connect(c->socket, &a.any, length_of(&a)) == 0 || errno == EINPROGRESS) return TR_OK;
+    return passes(errno) ? again(j, c) : cannot_reach(j, c->rank, errno);
+}
+
+/* Something happened on a connection of ours. */
+static tr_status go_on(joining *j, contact *c)
+{
+    if (c->stage == CONNECTING) {
+        int error = 0;
+        socklen_t length = sizeof error;
+        getsockopt(c->socket, SOL_SOCKET, SO_ERROR, &error, &length);
+        if (error) return passes(error) ? again(j, c) : cannot_reach(j, c->rank, error);
+        c->stage = ANSWERING;
+        return send_hello(j, c->rank, c->lane, c->socket) == TR_OK ? TR_OK : again(j, c);
+    }
+    int heard = hear_hello(j, c);
+    bool right = heard == 1 && c->hello.rank == c->rank && c->hello.lane == c->lane;
+    if (heard == 0) return TR_OK;
+    if (!right) return again(j, c);
+    settle(j, c);
+    return TR_OK;
+}
+
+/* ---- Letting in -------------------------------------------------------------------------------------------------- */
+
+/* When strangers take all places, the one who has had his longest goes. */
+static void let_in(joining *j)
+{
+    for (;;) {
+        int socket = accept4(j->t->door.socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (socket < 0) return;
+        contact *place = NULL;
+        for (int i = 0; i < j->visitor_most && !place; i++)
+            if (j->visitors[i].socket < 0) place = &j->visitors[i];
+        if (!place) {
+            place = &j->visitors[j->next_visitor++ % j->visitor_most];
+            drop(place);
+        }
+        *place = (contact){.socket = socket, .stage = ANSWERING};
+    }
+}
+
+static tr_status hear_visitor(joining *j, contact *c)
+{
+    tr__tcp *t = j->t;
+    int heard = hear_hello(j, c), rank = c->hello.rank, lane = c->hello.lane;
+    if (heard == 0) return TR_OK;
+    bool welcome = heard == 1 && rank > t->rank && rank < t->world_size && lane >= 0 && lane < TR__TCP_LANES &&
+                   t->peers[rank].sockets[lane] < 0;
+    if (!welcome) {
+        tr__log(TR_LOG_WARN, "group '%s': rank %d turned a visitor away", t->group, t->rank);
+        drop(c);
+        return TR_OK;
+    }
+    /* A visitor with another address has hung up a new card since we read the old one. */
+    if (strcmp(j->cards[rank].tcp_address, c->hello.address) != 0)
+        TR__TRY(tr__rendezvous_read(j->meeting, rank, &j->cards[rank]));
+    if (send_hello(j, rank, lane, c->socket) != TR_OK) {
+        drop(c);
+        return TR_OK;
+    }
+    c->rank = rank;
+    c->lane = lane;
+    settle(j, c);
+    return TR_OK;
+}
+
+/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
+
+static tr_status call_those_due(joining *j)
+{
+    int64_t now = tr__now_ns();
+    for (int i = 0; i < j->call_count; i++)
+        if (j->calls[i].stage == IDLE && j->calls[i].retry <= now) TR__TRY(call_rank(j, &j->calls[i]));
+    return TR_OK;
+}
+
+static tr_status check_missing(const joining *j)
+{
+    for (int rank = 0; rank < j->t->world_size; rank++)
+        for (int lane = 0; lane < TR__TCP_LANES && rank != j->t->rank; lane++)
+            if (j->t->peers[rank].sockets[lane] < 0) TR__TRY(check_alive(j, rank));
+    return TR_OK;
+}
+
+static tr_status hear_all(joining *j)
+{
+    bool retries = false;
+    struct pollfd *visitors = j->fds + 1 + j->call_count;
+    TR__TRY(call_those_due(j));
+    j->fds[0] = (struct pollfd){.fd = j->t->door.socket, .events = POLLIN};
+    for (int i = 0; i < j->call_count; i++) {
+        contact *c = &j->calls[i];
+        j->fds[1 + i] = (struct pollfd){.fd = c->socket, .events = c->stage == CONNECTING ? POLLOUT : POLLIN};
+        retries |= c->stage == IDLE;
+    }
+    for (int i = 0; i < j->visitor_most; i++)
+        visitors[i] = (struct pollfd){.fd = j->visitors[i].socket, .events = POLLIN};
+    nfds_t count = (nfds_t)(1 + j->call_count + j->visitor_most);
+    int ready = poll(j->fds, count, retries ? RETRY_MS : LOOK_MS);
+    if (ready <= 0) return check_missing(j);
+    for (int i = 0; i < j->call_count; i++)
+        if (j->fds[1 + i].revents && j->calls[i].socket >= 0) TR__TRY(go_on(j, &j->calls[i]));
+    for (int i = 0; i < j->visitor_most; i++)
+        if (visitors[i].revents) TR__TRY(hear_visitor(j, &j->visitors[i]));
+    if (j->fds[0].revents) let_in(j);
+    return tr__now_ns() < j->meeting->deadline ? TR_OK : check_missing(j);
+}
+
+static tr_status meet_all(joining *j)
+{
+    for (int i = 0; i < j->call_count; i++)
+        j->calls[i] = (contact){.socket = -1, .rank = i / TR__TCP_LANES, .lane = i % TR__TCP_LANES};
+    for (int i = 0; i < j->visitor_most; i++) j->visitors[i].socket = -1;
+    while (j->missing > 0) TR__TRY(hear_all(j));
+    return TR_OK;
+}
+
+tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
+{
+    joining j = {.t = t, .meeting = meeting, .cards = cards, .missing = TR__TCP_LANES * (t->world_size - 1),
+        .call_count = TR__TCP_LANES * t->rank};
+    j.visitor_most = TR__TCP_LANES * (t->world_size - t->rank) + SPARE;
+    j.calls = calloc((size_t)j.call_count + 1, sizeof *j.calls);
+    j.visitors = calloc((size_t)j.visitor_most, sizeof *j.visitors);
+    j.fds = calloc((size_t)(1 + j.call_count + j.visitor_most), sizeof *j.fds);
+    tr_status status = TR_NO_MEMORY;
+    if (j.calls && j.visitors && j.fds) {
+        status = meet_all(&j);
+        for (int i = 0; i < j.call_count; i++) drop(&j.calls[i]);
+        for (int i = 0; i < j.visitor_most; i++) drop(&j.visitors[i]);
+    } else {
+        tr__fail(TR_NO_MEMORY, "no memory to join %d ranks", t->world_size);
+    }
+    free(j.calls);
+    free(j.visitors);
+    free(j.fds);
+    close(t->door.socket);
+    t->door.socket = -1;
+    return status;
+}

@@ -1,0 +1,400 @@
+/*
+ * Sends and receives over TCP, beside the collectives: a third connection between each pair of ranks, and a thread that
+ * starts with the first send or receive. Messages of a pair follow each other behind their frames; each is for the first
+ * receive of its tag, and waits in memory when there is none yet. As whatever comes is taken, ranks that all send first do
+ * not block each other.
+ */
+#include "base/clock.h"
+#include "comm/transport/tcp.h"
+#include "comm/work.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+typedef struct op { /* a send or receive that is under way */
+    struct op *next;
+    tr_work *work;
+    tr__signature call;
+    size_t bytes, framed, done; /* of a send: of the frame and the data */
+    int64_t deadline;
+} op;
+
+typedef struct arrival { /* a message that nobody has asked for yet */
+    struct arrival *next;
+    tr__signature call;
+    size_t bytes, done;
+    char data[];
+} arrival;
+
+typedef struct lane {
+    op *sends, *receives; /* the oldest first */
+    arrival *arrivals;
+    bool closed;
+    /* The message that is coming in: for a receive, or to be kept. */
+    size_t framed;
+    tr__tcp_frame frame;
+    op *into;
+    arrival *kept;
+} lane;
+
+struct tr__tcp_p2p {
+    pthread_mutex_t lock;
+    lane *lanes; /* [world_size] */
+    int pending;
+    int kick; /* eventfd: something is new for the thread */
+    bool has_thread, stopping;
+    pthread_t thread;
+    struct pollfd *polled; /* [world_size + 1] */
+};
+
+/* ---- Operations; all under the lock ------------------------------------------------------------------------------- */
+
+static void finish(tr__tcp *t, op *o, tr_status status)
+{
+    t->p2p->pending--;
+    tr__work_finish(o->work, status);
+    tr__unref(o->work);
+    free(o);
+}
+
+static void append(op **list, op *o)
+{
+    while (*list) list = &(*list)->next;
+    *list = o;
+}
+
+static void fail_list(tr__tcp *t, op **list)
+{
+    for (op *o; (o = *list);) {
+        *list = o->next;
+        finish(t, o, tr__tcp_failure(t));
+    }
+}
+
+static void fail_all(tr__tcp *t)
+{
+    for (int rank = 0; rank < t->world_size; rank++) {
+        lane *l = &t->p2p->lanes[rank];
+        fail_list(t, &l->sends);
+        fail_list(t, &l->receives);
+        if (l->into) finish(t, l->into, tr__tcp_failure(t));
+        l->into = NULL;
+        l->closed = true;
+    }
+}
+
+static op *any_op(const lane *l)
+{
+    return l->into ? l->into : l->sends ? l->sends : l->receives;
+}
+
+/* The connection has ended while o needed it. */
+static tr_status gone(tr__tcp *t, int rank, const tr__signature *call)
+{
+    char name[TR__TCP_NAME], text[TR__CALL_TEXT];
+    tr__fail(TR_PEER, "%s died or left during %s", tr__tcp_name(&t->peers[rank], name), tr__signature_text(call, text));
+    return tr__tcp_break(t);
+}
+
+static void hang_up(tr__tcp *t, int rank)
+{
+    lane *l = &t->p2p->lanes[rank];
+    l->closed = true;
+    tr_status status = any_op(l) ? gone(t, rank, &any_op(l)->call) : TR_OK;
+    (void)status; /* the thread sees that the group is broken */
+}
+
+static bool would_block(void)
+{
+    return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+static void flush(tr__tcp *t, int rank)
+{
+    lane *l = &t->p2p->lanes[rank];
+    for (op *o; (o = l->sends) && !l->closed;) {
+        tr__tcp_frame frame = tr__tcp_frame_of(&o->call, TR__TCP_DATA, o->bytes);
+        struct iovec parts[2] = {{(char *)&frame + o->framed, sizeof frame - o->framed},
+            {(char *)o->work->collective.in + o->done, o->bytes - o->done}};
+        struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
+        ssize_t sent = sendmsg(t->peers[rank].sockets[TR__TCP_P2P_LANE], &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && would_block()) return;
+        if (sent < 0) {
+            hang_up(t, rank);
+            return;
+        }
+        size_t of_frame = (size_t)sent < parts[0].iov_len ? (size_t)sent : parts[0].iov_len;
+        o->framed += of_frame;
+        o->done += (size_t)sent - of_frame;
+        if (o->framed < sizeof frame || o->done < o->bytes) continue;
+        l->sends = o->next;
+        finish(t, o, TR_OK);
+    }
+}
+
+/* ---- Messages that come in ----------------------------------------------------------------------------------------- */
+
+static tr_status check_fit(tr__tcp *t, int rank, const op *o, const tr__signature *theirs)
+{
+    if (theirs->dtype == o->call.dtype && theirs->count == o->call.count) return TR_OK;
+    tr__call_mismatch(t->group, rank, theirs, t->rank, &o->call);
+    return tr__tcp_break(t);
+}
+
+static tr_status begin_message(tr__tcp *t, int rank)
+{
+    lane *l = &t->p2p->lanes[rank];
+    tr__signature theirs;
+    bool sound = tr__tcp_read_frame(&l->frame, &theirs) && l->frame.type == TR__TCP_DATA && theirs.kind == TR_SEND &&
+                 theirs.count >= 0 && l->frame.bytes <= PTRDIFF_MAX / 2 &&
+                 l->frame.bytes == (uint64_t)theirs.count * tr_dtype_size(theirs.dtype);
+    if (!sound) {
+        char name[TR__TCP_NAME];
+        tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(&t->peers[rank], name));
+        return tr__tcp_break(t);
+    }
+    op **at = &l->receives;
+    while (*at && (*at)->call.tag != theirs.tag) at = &(*at)->next;
+    if (*at) {
+        TR__TRY(check_fit(t, rank, *at, &theirs));
+        l->into = *at;
+        *at = l->into->next;
+        return TR_OK;
+    }
+    l->kept = malloc(sizeof *l->kept + l->frame.bytes);
+    if (!l->kept) {
+        tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu bytes from rank %d that no receive is there for", t->group,
+            (size_t)l->frame.bytes, rank);
+        return tr__tcp_break(t);
+    }
+    *l->kept = (arrival){.call = theirs, .bytes = l->frame.bytes};
+    arrival **last = &l->arrivals;
+    while (*last) last = &(*last)->next;
+    *last = l->kept;
+    return TR_OK;
+}
+
+static void end_message(tr__tcp *t, lane *l)
+{
+    l->framed = 0;
+    l->kept = NULL;
+    if (l->into) finish(t, l->into, TR_OK);
+    l->into = NULL;
+}
+
+/* Takes what is there, up to some 16 pieces: the others want their turn. */
+static void take_in(tr__tcp *t, int rank)
+{
+    lane *l = &t->p2p->lanes[rank];
+    for (int piece = 0; piece < 16 && !l->closed; piece++) {
+        size_t *done = l->into ? &l->into->done : l->kept ? &l->kept->done : &l->framed;
+        char *to = l->into ? (char *)l->into->work->collective.out : l->kept ? l->kept->data : (char *)&l->frame;
+        size_t size = l->into ? l->into->bytes : l->kept ? l->kept->bytes : sizeof l->frame;
+        ssize_t got = *done < size
+                          ? recv(t->peers[rank].sockets[TR__TCP_P2P_LANE], to + *done, size - *done, MSG_DONTWAIT)
+                          : 0;
+        if (got < 0 && would_block()) return;
+        if (*done < size && got <= 0) {
+            hang_up(t, rank);
+            return;
+        }
+        *done += (size_t)got;
+        if (*done < size) continue;
+        if (l->into || l->kept)
+            end_message(t, l);
+        else if (begin_message(t, rank) != TR_OK)
+            return;
+    }
+}
+
+/* A message that has come, or is coming, for a new receive. Takes the receive over when there is one. */
+static tr_status take_arrival(tr__tcp *t, int rank, op *o, bool *taken)
+{
+    lane *l = &t->p2p->lanes[rank];
+    arrival **at = &l->arrivals;
+    while (*at && (*at)->call.tag != o->call.tag) at = &(*at)->next;
+    arrival *a = *at;
+    *taken = a != NULL;
+    if (!a) return TR_OK;
+    TR__TRY(check_fit(t, rank, o, &a->call));
+    if (a->done) memcpy(o->work->collective.out, a->data, a->done);
+    *at = a->next;
+    o->done = a->done;
+    if (l->kept == a) {
+        l->kept = NULL;
+        l->into = o; /* the rest follows */
+    } else {
+        finish(t, o, TR_OK);
+    }
+    free(a);
+    return TR_OK;
+}
+
+/* ---- The thread ----------------------------------------------------------------------------------------------------- */
+
+static void check_deadline(tr__tcp *t, int rank, const op *o, int64_t now, int64_t *next)
+{
+    if (!o || atomic_load(&t->broken)) return;
+    if (now >= o->deadline) {
+        char name[TR__TCP_NAME], text[TR__CALL_TEXT];
+        tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s", tr__signature_text(&o->call, text), t->rank,
+            o->work->collective.timeout_ms / 1000.0, tr__tcp_name(&t->peers[rank], name));
+        tr_status broken = tr__tcp_break(t);
+        (void)broken;
+    } else if (o->deadline < *next) {
+        *next = o->deadline;
+    }
+}
+
+/* What to wait for; returns the milliseconds to the next deadline. */
+static int prepare(tr__tcp *t)
+{
+    tr__tcp_p2p *p = t->p2p;
+    int64_t now = tr__now_ns(), next = now + 60 * (int64_t)1000000000;
+    for (int rank = 0; rank < t->world_size; rank++) {
+        lane *l = &p->lanes[rank];
+        check_deadline(t, rank, l->into, now, &next);
+        for (const op *o = l->sends; o; o = o->next) check_deadline(t, rank, o, now, &next);
+        for (const op *o = l->receives; o; o = o->next) check_deadline(t, rank, o, now, &next);
+        int socket = l->closed ? -1 : t->peers[rank].sockets[TR__TCP_P2P_LANE];
+        p->polled[rank] = (struct pollfd){.fd = socket, .events = (short)(POLLIN | (l->sends ? POLLOUT : 0))};
+    }
+    p->polled[t->world_size] = (struct pollfd){.fd = p->kick, .events = POLLIN};
+    return (int)((next - now) / 1000000) + 1;
+}
+
+static void *work_off(void *arg)
+{
+    tr__tcp *t = arg;
+    tr__tcp_p2p *p = t->p2p;
+    pthread_mutex_lock(&p->lock);
+    for (;;) {
+        int wait_ms = prepare(t);
+        if (atomic_load(&t->broken)) {
+            fail_all(t);
+            wait_ms = prepare(t); /* nothing but the kick */
+        }
+        if (p->stopping && p->pending == 0) break;
+        pthread_mutex_unlock(&p->lock);
+        int ready = poll(p->polled, (nfds_t)t->world_size + 1, wait_ms);
+        pthread_mutex_lock(&p->lock);
+        uint64_t kicks;
+        while (read(p->kick, &kicks, sizeof kicks) > 0) continue;
+        for (int rank = 0; rank < t->world_size && ready > 0; rank++) {
+            if (p->polled[rank].revents & (POLLIN | POLLHUP | POLLERR)) take_in(t, rank);
+            if (p->polled[rank].revents & POLLOUT) flush(t, rank);
+        }
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+static tr_status need_thread(tr__tcp *t)
+{
+    if (t->p2p->has_thread) return TR_OK;
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = pthread_create(&t->p2p->thread, NULL, work_off, t);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its thread", t->group);
+    t->p2p->has_thread = true;
+    return TR_OK;
+}
+
+void tr__tcp_p2p_wake(tr__tcp *t)
+{
+    ssize_t written = write(t->p2p->kick, &(uint64_t){1}, sizeof(uint64_t)); /* fails only when it is set already */
+    (void)written;
+}
+
+/* ---- From outside ---------------------------------------------------------------------------------------------------- */
+
+static tr_status start(tr__tcp *t, tr_work *work)
+{
+    const tr_collective *c = &work->collective;
+    lane *l = &t->p2p->lanes[c->peer];
+    tr__signature call;
+    tr__signature_of(c, t->world_size, 0, &call);
+    if (atomic_load(&t->broken)) return tr__fail_context(tr__tcp_failure(t), "group '%s' is broken", t->group);
+    TR__TRY(need_thread(t));
+    op *o = malloc(sizeof *o);
+    if (!o) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", t->group);
+    *o = (op){.work = tr__ref(work), .call = call, .bytes = tr__collective_bytes(c)};
+    o->deadline = tr__now_ns() + (int64_t)c->timeout_ms * 1000000;
+    t->p2p->pending++;
+    bool taken = false;
+    tr_status status = c->kind == TR_RECV ? take_arrival(t, c->peer, o, &taken) : TR_OK;
+    if (status == TR_OK && !taken && l->closed) status = gone(t, c->peer, &call);
+    if (status != TR_OK) {
+        finish(t, o, status);
+        return TR_OK;
+    }
+    if (!taken) append(c->kind == TR_SEND ? &l->sends : &l->receives, o);
+    flush(t, c->peer);
+    return TR_OK;
+}
+
+void tr__tcp_p2p_start(tr__tcp *t, tr_work *work)
+{
+    pthread_mutex_lock(&t->p2p->lock);
+    tr_status status = start(t, work);
+    if (status != TR_OK) tr__work_finish(work, status);
+    bool needed = t->p2p->pending > 0;
+    pthread_mutex_unlock(&t->p2p->lock);
+    if (needed) tr__tcp_p2p_wake(t);
+}
+
+bool tr__tcp_p2p_pending(tr__tcp *t)
+{
+    pthread_mutex_lock(&t->p2p->lock);
+    bool pending = t->p2p->pending > 0;
+    pthread_mutex_unlock(&t->p2p->lock);
+    return pending;
+}
+
+tr_status tr__tcp_p2p_new(tr__tcp *t)
+{
+    size_t world = (size_t)t->world_size;
+    tr__tcp_p2p *p = t->p2p = calloc(1, sizeof *p);
+    if (!p) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", t->group);
+    pthread_mutex_init(&p->lock, NULL);
+    p->kick = -1;
+    p->lanes = calloc(world, sizeof *p->lanes);
+    p->polled = calloc(world + 1, sizeof *p->polled);
+    p->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (!p->lanes || !p->polled) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", t->group, world);
+    return p->kick >= 0 ? TR_OK : tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", t->group);
+}
+
+void tr__tcp_p2p_close(tr__tcp *t)
+{
+    tr__tcp_p2p *p = t->p2p;
+    if (!p) return;
+    if (p->has_thread) {
+        pthread_mutex_lock(&p->lock);
+        p->stopping = true;
+        pthread_mutex_unlock(&p->lock);
+        tr__tcp_p2p_wake(t);
+        pthread_join(p->thread, NULL);
+    }
+    for (int rank = 0; p->lanes && rank < t->world_size; rank++) {
+        for (arrival *a = p->lanes[rank].arrivals, *next; a; a = next) {
+            next = a->next;
+            free(a);
+        }
+    }
+    if (p->kick >= 0) close(p->kick);
+    pthread_mutex_destroy(&p->lock);
+    free(p->lanes);
+    free(p->polled);
+    free(p);
+    t->p2p = NULL;
+}

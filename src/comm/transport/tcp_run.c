@@ -1,0 +1,198 @@
+/*
+ * Running a collective: the steps of its schedule, as many under way at once as the window holds. Transfers to one peer
+ * go out in the order of the steps, and so do those from one peer come in; beyond that each goes as fast as it can.
+ */
+#include "comm/transport/tcp_flow.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SPINS = 150,             /* turns in vain before sleeping: some 50 us */
+    QUICK_SPINS = 10,       /* of those, how many keep the core to themselves; the others let a peer have it */
+    CROWDED_SPINS = 20,      /* when there are more ranks than cores */
+    SEGMENT_BYTES = 4 << 20, /* that wait in scratch memory to be folded */
+};
+
+/* ---- Which algorithm --------------------------------------------------------------------------------------------- */
+
+/* Can partial results be sent on in the type itself? Not where all ranks' data must be seen in a wider one. */
+static bool folds_in_parts(const tr_collective *c)
+{
+    bool narrow_float = c->dtype == TR_F16 || c->dtype == TR_BF16, pick = c->op == TR_MIN || c->op == TR_MAX;
+    bool narrow_average = c->op == TR_AVG && (c->dtype == TR_I32 || c->dtype == TR_U8);
+    return pick || (!narrow_float && !narrow_average);
+}
+
+static tr__algorithm choose(const tr__tcp *t, const tr_collective *c)
+{
+    if (tr__kind_of(c->kind)->reduces && !folds_in_parts(c)) return TR__DIRECT;
+    int64_t count = c->count, all = 0;
+    if (c->kind == TR_ALL_GATHER_V) { /* ranks give different amounts, but must choose alike */
+        for (int rank = 0; rank < t->world_size; rank++) all += c->out_counts[rank];
+        count = all / t->world_size;
+    }
+    return tr__choose(&t->choices, c->kind, t->world_size, count * (int64_t)tr_dtype_size(c->dtype));
+}
+
+/* ---- Beginning --------------------------------------------------------------------------------------------------- */
+
+static tr_status need_scratch(tr__tcp *t, size_t bytes)
+{
+    if (bytes <= t->scratch_bytes) return TR_OK;
+    free(t->scratch);
+    t->scratch = malloc(bytes);
+    t->scratch_bytes = t->scratch ? bytes : 0;
+    if (t->scratch) return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu bytes on their way", t->group, bytes);
+}
+
+static void find_kernels(tr__tcp_call *call)
+{
+    const tr_collective *c = call->c;
+    if (!tr__kind_of(c->kind)->reduces) return;
+    call->fold = tr__reduce_find(c->dtype, c->op == TR_AVG ? TR_SUM : c->op);
+    call->fold_all = tr__reduce_find(c->dtype, c->op);
+}
+
+/* All blocks of an all_to_all in place are overwritten in an order of their own, so they are sent from a copy. */
+static tr_status find_memory(tr__tcp_call *call)
+{
+    tr__tcp *t = call->t;
+    const tr_collective *c = call->c;
+    bool copies = c->kind == TR_ALL_TO_ALL && c->in == c->out;
+    size_t scratch = (size_t)tr__schedule_scratch(&call->schedule) * call->element;
+    size_t copied = copies ? tr__collective_bytes(c) * (size_t)t->world_size : 0;
+    TR__TRY(need_scratch(t, scratch + copied));
+    call->memory[TR__IN] = (char *)c->in;
+    call->memory[TR__OUT] = c->out;
+    call->memory[TR__SCRATCH] = t->scratch;
+    if (!copied) return TR_OK;
+    memcpy(t->scratch + scratch, c->in, copied);
+    call->memory[TR__IN] = t->scratch + scratch;
+    return TR_OK;
+}
+
+static tr_status begin(tr__tcp_call *call)
+{
+    tr__tcp *t = call->t;
+    const tr_collective *c = call->c;
+    call->element = tr_dtype_size(c->dtype);
+    call->schedule = (tr__schedule){.kind = c->kind, .algorithm = choose(t, c), .rank = t->rank,
+        .world_size = t->world_size, .root = c->root, .count = c->count,
+        .in_counts = c->in_counts, .in_offsets = c->in_offsets, .out_counts = c->out_counts,
+        .out_offsets = c->out_offsets, .segment = SEGMENT_BYTES / (int64_t)call->element};
+    call->steps = tr__schedule_steps(&call->schedule);
+    /* A barrier has no data that would keep its rounds apart. */
+    call->window = c->kind == TR_BARRIER ? 1 : TR__TCP_WINDOW;
+    find_kernels(call);
+    return find_memory(call);
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+static tr__tcp_memory memory_of(const tr__tcp_call *call, tr__part part)
+{
+    size_t bytes = (size_t)(part.range.end - part.range.begin) * call->element;
+    if (!bytes) return (tr__tcp_memory){NULL, 0};
+    return (tr__tcp_memory){call->memory[part.buffer] + (size_t)part.range.begin * call->element, bytes};
+}
+
+static void load(tr__tcp_call *call)
+{
+    tr__tcp_slot *s = tr__tcp_slot_at(call, call->loaded);
+    tr__step step = tr__schedule_step(&call->schedule, call->loaded);
+    *s = (tr__tcp_slot){.step = step};
+    s->in.memory = memory_of(call, step.receive);
+    s->own = memory_of(call, step.own);
+    if (step.action == TR__EXCHANGE) {
+        s->out = (tr__tcp_transfer){.open = step.to >= 0, .memory = memory_of(call, step.send)};
+        s->in.open = step.from >= 0;
+    } else {
+        s->local = true;
+        tr__part others = step.send;
+        others.range.end += (call->t->world_size - 2) * step.stride;
+        if (step.action == TR__FOLD_LOCAL) s->others = memory_of(call, others);
+    }
+    call->loaded++;
+}
+
+/* Is this step's transfer to (from) a peer the first that is open? Later ones wait for it. */
+static bool first_in_turn(const tr__tcp_call *call, uint64_t *turn)
+{
+    if (*turn == call->turn) return false;
+    *turn = call->turn;
+    return true;
+}
+
+static tr_status advance(tr__tcp_call *call, int64_t step, bool *moved)
+{
+    tr__tcp_peer *peers = call->t->peers;
+    tr__tcp_slot *s = tr__tcp_slot_at(call, step);
+    if (s->local) tr__tcp_act(call, step, moved);
+    if (s->out.open && first_in_turn(call, &peers[s->step.to].sent_turn)) TR__TRY(tr__tcp_push(call, step, moved));
+    if (s->in.open && first_in_turn(call, &peers[s->step.from].received_turn))
+        TR__TRY(tr__tcp_pull(call, step, moved));
+    return TR_OK;
+}
+
+/* One turn: everything that can move does, once. */
+static tr_status take_turn(tr__tcp_call *call, bool *moved)
+{
+    call->turn++;
+    call->blocked = 0;
+    while (call->loaded < call->steps && call->loaded < call->first + call->window) load(call);
+    for (int64_t step = call->first; step < call->loaded; step++) TR__TRY(advance(call, step, moved));
+    while (call->first < call->loaded) {
+        const tr__tcp_slot *s = tr__tcp_slot_at(call, call->first);
+        if (s->out.open || s->in.open || s->local) break;
+        call->first++;
+    }
+    return TR_OK;
+}
+
+/* Others have gone on to a call that failed: what they had sent before still counts. */
+static tr_status finish_without_waiting(tr__tcp_call *call)
+{
+    for (bool moved = true; moved && call->first < call->steps;) {
+        moved = false;
+        if (take_turn(call, &moved) != TR_OK) break;
+    }
+    return call->first < call->steps ? tr__tcp_failure(call->t) : TR_OK;
+}
+
+static tr_status carry_out(tr__tcp_call *call)
+{
+    tr__tcp *t = call->t;
+    for (int idle = 0; call->first < call->steps;) {
+        bool moved = false;
+        TR__TRY(take_turn(call, &moved));
+        if (moved) {
+            idle = 0;
+            call->patience = (tr__tcp_patience){0};
+        } else if (++idle <= (t->crowded ? CROWDED_SPINS : SPINS)) {
+            if (t->crowded || idle > QUICK_SPINS) sched_yield();
+        } else {
+            tr_status status = tr__tcp_wait(t, &call->patience, call->c->timeout_ms, call->ranks, call->blocked);
+            if (status != TR_OK) return atomic_load(&t->broken) ? finish_without_waiting(call) : status;
+        }
+    }
+    return TR_OK;
+}
+
+/* ---- The collective ---------------------------------------------------------------------------------------------- */
+
+tr_status tr__tcp_run(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
+{
+    if (atomic_load(&t->broken)) return tr__fail_context(tr__tcp_failure(t), "group '%s' is broken", t->group);
+    tr__tcp_call call = {.t = t, .c = collective, .turn = t->turn};
+    tr__signature_of(collective, t->world_size, sequence, &t->last);
+    t->has_last = true;
+    t->past[t->last.sequence % TR__TCP_PAST] = t->last;
+    tr_status status = tr__tcp_hear(t);
+    if (status == TR_OK) status = begin(&call);
+    if (status == TR_OK) status = carry_out(&call);
+    t->turn = call.turn;
+    return status == TR_OK ? TR_OK : tr__tcp_break(t);
+}

@@ -1,0 +1,115 @@
+/*
+ * Waiting for peers: sleeping until a connection is ready, telling the others when that takes long, and giving up.
+ *
+ * Ranks that make different calls may wait for each other without a byte on its way. So a rank that has waited for
+ * ANNOUNCE_MS tells all others which call it is in: whoever is in another one of the same number sees the mismatch,
+ * and when time is up everyone can say who it was that stayed away.
+ */
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/transport/tcp.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ANNOUNCE_MS = 100 };
+
+/* ---- Who is late, in words --------------------------------------------------------------------------------------- */
+
+/* The rank that all wait for: the one we wait for may itself wait for another, and so on. */
+static int culprit(const tr__tcp *t, int rank)
+{
+    for (int hops = 0; hops < t->world_size; hops++) {
+        const tr__tcp_peer *peer = &t->peers[rank];
+        bool waits = peer->announced && peer->call.sequence == t->last.sequence && peer->waits_for >= 0 &&
+                     peer->waits_for < t->world_size && peer->waits_for != t->rank && peer->waits_for != rank;
+        if (!waits) break;
+        rank = peer->waits_for;
+    }
+    return rank;
+}
+
+typedef struct lateness {
+    char here[TR__CALL_TEXT], name[TR__TCP_NAME], state[TR__CALL_TEXT + 64];
+} lateness;
+
+static void describe(const tr__tcp *t, int rank, lateness *l)
+{
+    const tr__tcp_peer *peer = &t->peers[culprit(t, rank)];
+    char text[TR__CALL_TEXT];
+    if (t->has_last)
+        tr__signature_text(&t->last, l->here);
+    else
+        strcpy(l->here, "joining");
+    tr__tcp_name(peer, l->name);
+    if (peer->left)
+        snprintf(l->state, sizeof l->state, "rank %d has left", peer->rank);
+    else if (!peer->called)
+        snprintf(l->state, sizeof l->state, "rank %d has not been heard of since it joined", peer->rank);
+    else
+        snprintf(l->state, sizeof l->state, "rank %d was last heard of in %s", peer->rank,
+            tr__signature_text(&peer->call, text));
+}
+
+static tr_status timed_out(const tr__tcp *t, int rank, int timeout_ms)
+{
+    lateness l;
+    describe(t, rank, &l);
+    return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s; %s", l.here, t->rank, timeout_ms / 1000.0, l.name,
+        l.state);
+}
+
+static void report(const tr__tcp *t, int rank)
+{
+    lateness l;
+    describe(t, rank, &l);
+    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %g s in %s for %s; %s", t->group, t->rank,
+        t->report_ms / 1000.0, l.here, l.name, l.state);
+}
+
+static void announce(tr__tcp *t, int rank)
+{
+    tr__tcp_frame frame = tr__tcp_frame_of(&t->last, TR__TCP_CALL, 0);
+    frame.waits_for = rank;
+    tr__tcp_tell_all(t, &frame, NULL);
+}
+
+/* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
+
+/* What is due after so many milliseconds without progress; *next is set to when the next is. */
+static void do_what_is_due(tr__tcp *t, tr__tcp_patience *p, int64_t waited, int timeout_ms, int rank, int64_t *next)
+{
+    /* Again shortly before the end: what has changed meanwhile belongs into the message. */
+    int64_t late = timeout_ms - timeout_ms / 8;
+    if (p->announced == 0 && waited >= ANNOUNCE_MS) {
+        announce(t, rank);
+        p->announced = 1;
+    }
+    if (p->announced == 1 && waited >= late) {
+        announce(t, rank);
+        p->announced = 2;
+    }
+    if (!p->reported && waited >= t->report_ms) {
+        report(t, rank);
+        p->reported = true;
+    }
+    *next = p->announced == 0 ? ANNOUNCE_MS : p->announced == 1 ? late : timeout_ms;
+    if (!p->reported && t->report_ms < *next) *next = t->report_ms;
+    if (*next > timeout_ms) *next = timeout_ms;
+}
+
+tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const int *ranks, int count)
+{
+    int64_t now = tr__now_ns(), next;
+    if (!p->since) p->since = now;
+    tr__recorder_waits_for(t->recorder, ranks, count);
+    int64_t waited = (now - p->since) / 1000000;
+    do_what_is_due(t, p, waited, timeout_ms, ranks[0], &next);
+    if (waited >= timeout_ms) return timed_out(t, ranks[0], timeout_ms);
+    t->polled[count] = (struct pollfd){.fd = t->watch, .events = POLLIN};
+    int ready = poll(t->polled, (nfds_t)count + 1, (int)(next - waited) + 1);
+    if (ready < 0 && errno != EINTR) return tr__fail_errno(TR_IO, errno, "group '%s': poll", t->group);
+    return ready > 0 && t->polled[count].revents ? tr__tcp_hear(t) : TR_OK;
+}

@@ -1,0 +1,63 @@
+/* Frames of the TCP transport, their signatures as text, cards of ranks, and the table of algorithms. The first byte says
+ * which. */
+#include "fuzz.h"
+
+#include "comm/algo/choice.h"
+#include "comm/rendezvous.h"
+#include "comm/transport/tcp.h"
+
+static const char *const texts[] = {
+    "trireme-card 2 rank 1 of 2 pid 42 in 4026531836 host here machine 0f/4026531840 address trireme-0f cookie "
+    "0123456789abcdef0123456789abcdef tcp 10.0.0.1:4000 cookie 0123456789abcdef0123456789abcdef",
+    "all_reduce ranks 2-16 bytes 0-1M direct; broadcast ranks 2- bytes 64K- tree\n",
+};
+
+size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
+{
+    bytes[0] = (uint8_t)(number % 3);
+    if (number % 3) {
+        const char *text = texts[number % 3 - 1];
+        memcpy(bytes + 1, text, strlen(text));
+        return 1 + strlen(text);
+    }
+    tr__signature s = {.sequence = number, .kind = number / 4 % TR_COLLECTIVE_COUNT, .count = number};
+    s.dtype = number / 64 % TR_DTYPE_COUNT;
+    strcpy(s.file, "train.c");
+    tr__tcp_frame f = tr__tcp_frame_of(&s, TR__TCP_DATA + number / 3 % 4, number % 2048);
+    memcpy(bytes + 1, &f, sizeof f);
+    return 1 + sizeof f;
+}
+
+static void try_frame(const uint8_t *bytes, size_t count)
+{
+    tr__tcp_frame f;
+    tr__signature call;
+    char text[TR__CALL_TEXT];
+    if (count < sizeof f) return;
+    memcpy(&f, bytes, sizeof f);
+    if (!tr__tcp_read_frame(&f, &call)) return;
+    FUZZ_CHECK(call.kind < TR_COLLECTIVE_COUNT && call.dtype < TR_DTYPE_COUNT && call.op < TR_REDUCE_OP_COUNT);
+    FUZZ_CHECK(strlen(call.file) < sizeof call.file);
+    FUZZ_CHECK(strlen(tr__signature_text(&call, text)) < sizeof text);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
+{
+    if (count < 1) return 0;
+    if (bytes[0] % 3 == 0) {
+        try_frame(bytes + 1, count - 1);
+        return 0;
+    }
+    char *text = (char *)fuzz_copy(bytes, count);
+    memmove(text, text + 1, count - 1);
+    text[count - 1] = 0;
+    tr__card card;
+    tr__choice_table *table = calloc(1, sizeof *table);
+    FUZZ_CHECK(table);
+    tr_status status = bytes[0] % 3 == 1 ? tr__card_read(text, &card) : tr__choice_defaults(table, text);
+    if (status == TR_OK && bytes[0] % 3 == 1) FUZZ_CHECK(strlen(card.cookie) == TR__COOKIE_TEXT - 1);
+    if (status == TR_OK && bytes[0] % 3 == 2) FUZZ_CHECK(table->count <= TR__CHOICES_MOST);
+    free(table);
+    free(text);
+    return 0;
+}

@@ -1,0 +1,68 @@
+/* A real server, in the clear and with a token, under whatever bytes: it goes on serving. The first byte says which, and
+ * whether a sound hello comes first. */
+/* fuzz: 5000 */
+#include "fuzz.h"
+
+#include "comm/store.h"
+#include "comm/store_frame.h"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static size_t flatten(const tr__frame *frame, uint8_t *bytes)
+{
+    unsigned char head[TR__FRAME_HEAD];
+    struct iovec pieces[TR__FRAME_PIECES];
+    size_t used = 0;
+    int count = tr__frame_pieces(frame, head, pieces);
+    for (int i = 0; i < count; i++) {
+        memcpy(bytes + used, pieces[i].iov_base, pieces[i].iov_len);
+        used += pieces[i].iov_len;
+    }
+    return used;
+}
+
+size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
+{
+    tr__frame f = {.type = TR__FRAME_GET + number / 4 % 5, .key = "some key", .key_bytes = 8, .amount = number};
+    f.timeout_ms = number % 3 ? 0 : 5;
+    if (f.type >= TR__FRAME_SET && f.type != TR__FRAME_ADD) f.value = "value", f.value_bytes = number / 32 % 6;
+    bytes[0] = (uint8_t)(number & 1 ? 2 : number % 16 ? 0 : 1);
+    size_t used = 1 + flatten(&f, bytes + 1);
+    return used + flatten(&f, bytes + used);
+}
+
+static int call(int port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    FUZZ_CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
+    /* No connection stays behind in TIME_WAIT: there are only so many ports. */
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0}, sizeof(struct linger));
+    return fd;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
+{
+    static tr_store *stores[2];
+    static unsigned calls;
+    if (!stores[0]) {
+        stores[0] = tr_keep(tr_store_tcp("127.0.0.1", 0, .serve = true, .timeout_ms = 10000));
+        stores[1] = tr_keep(tr_store_tcp("127.0.0.1", 0, .serve = true, .token = "secret", .timeout_ms = 10000));
+    }
+    if (count < 1) return 0;
+    uint8_t hello[64], answer[512];
+    int fd = call(tr_store_port(stores[bytes[0] & 1]));
+    size_t greeting = bytes[0] & 2 ? flatten(&(tr__frame){.type = TR__FRAME_HELLO}, hello) : 0;
+    bool sent = send(fd, hello, greeting, MSG_NOSIGNAL) >= 0 && send(fd, bytes + 1, count - 1, MSG_NOSIGNAL) >= 0;
+    if (sent) shutdown(fd, SHUT_WR);
+    while (recv(fd, answer, sizeof answer, 0) > 0) continue;
+    close(fd);
+    if (++calls % 64 == 0) {
+        TR_SCOPE;
+        FUZZ_CHECK(tr_store_set(stores[calls / 64 % 2], "alive", "", 0) == TR_OK);
+    }
+    return 0;
+}

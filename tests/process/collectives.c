@@ -1,0 +1,397 @@
+/*
+ * collectives MODE [BACKEND]: a rank that a launcher starts, for the tests of mpirun and srun. The modes:
+ *   every     every collective on every type, in pieces and in place
+ *   all       the same, with two groups side by side, and joins again
+ *   mismatch  the ranks make different calls, which .check finds
+ *   late      the last rank stays away until the others' timeout
+ *   forever   barriers until a rank is killed
+ *   where     prints rank, world size and local rank
+ */
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *backend;
+static int rank, world;
+
+#define EXPECT(condition)                                                                                        \
+    do {                                                                                                         \
+        if (!(condition)) {                                                                                      \
+            printf("%s:%d: rank %d of %d: failed: %s (%s)\n", __FILE__, __LINE__, rank, world, #condition,       \
+                tr_error_message());                                                                             \
+            exit(1);                                                                                             \
+        }                                                                                                        \
+    } while (0)
+#define OK(expression) EXPECT((expression) == TR_OK)
+
+/* ---- Elements ---------------------------------------------------------------------------------------------------- */
+
+static float half_to_float(unsigned short h)
+{
+    int exponent = h >> 10 & 31;
+    float size = exponent ? ldexpf((float)(1024 + (h & 1023)), exponent - 25) : ldexpf((float)(h & 1023), -24);
+    return h & 0x8000 ? -size : size;
+}
+
+/* Of whole numbers to 2047. */
+static unsigned short float_to_half(float x)
+{
+    if (x == 0) return 0;
+    int exponent;
+    float part = frexpf(x, &exponent);
+    return (unsigned short)((exponent + 14) << 10 | ((int)(part * 2048) & 1023));
+}
+
+static void put(tr_dtype dtype, void *buffer, int64_t i, double value)
+{
+    float f = (float)value;
+    unsigned bits;
+    memcpy(&bits, &f, sizeof bits);
+    switch (dtype) {
+    case TR_F32: ((float *)buffer)[i] = f; break;
+    case TR_F64: ((double *)buffer)[i] = value; break;
+    case TR_F16: ((unsigned short *)buffer)[i] = float_to_half(f); break;
+    case TR_BF16: ((unsigned short *)buffer)[i] = (unsigned short)(bits >> 16); break;
+    case TR_I64: ((int64_t *)buffer)[i] = (int64_t)value; break;
+    case TR_I32: ((int32_t *)buffer)[i] = (int32_t)value; break;
+    default: ((uint8_t *)buffer)[i] = (uint8_t)value; break;
+    }
+}
+
+static double get(tr_dtype dtype, const void *buffer, int64_t i)
+{
+    float f;
+    unsigned bits;
+    switch (dtype) {
+    case TR_F32: return ((const float *)buffer)[i];
+    case TR_F64: return ((const double *)buffer)[i];
+    case TR_F16: return half_to_float(((const unsigned short *)buffer)[i]);
+    case TR_BF16:
+        bits = (unsigned)((const unsigned short *)buffer)[i] << 16;
+        memcpy(&f, &bits, sizeof f);
+        return f;
+    case TR_I64: return (double)((const int64_t *)buffer)[i];
+    case TR_I32: return ((const int32_t *)buffer)[i];
+    default: return ((const uint8_t *)buffer)[i];
+    }
+}
+
+static double value_of(int from, int64_t i, tr_dtype dtype, tr_reduce_op op)
+{
+    int64_t seed = from * 7 + i * 3;
+    if (dtype == TR_BOOL) return seed % 4 == 0;
+    if (op == TR_PROD) return (double)(seed % 2 + 1);
+    return (double)(op >= TR_BAND ? seed * 5 & 127 : seed % 5 + 1);
+}
+
+static double reduced(int64_t i, tr_dtype dtype, tr_reduce_op op)
+{
+    double r = value_of(0, i, dtype, op);
+    for (int from = 1; from < world; from++) {
+        double x = value_of(from, i, dtype, op);
+        switch (op) {
+        case TR_MIN: r = fmin(r, x); break;
+        case TR_MAX: r = fmax(r, x); break;
+        case TR_PROD: r *= x; break;
+        case TR_BAND: r = (double)((int)r & (int)x); break;
+        case TR_BOR: r = (double)((int)r | (int)x); break;
+        case TR_BXOR: r = (double)((int)r ^ (int)x); break;
+        default: r += x; break;
+        }
+    }
+    if (dtype == TR_BOOL && op != TR_BXOR) return r > 0;
+    if (op == TR_AVG) r = tr_dtype_is_float(dtype) ? r / world : (double)((int64_t)r / world);
+    return r;
+}
+
+static bool near(tr_dtype dtype, double a, double b)
+{
+    double part = dtype == TR_BF16 ? 0x1p-8 : dtype == TR_F16 ? 0x1p-11 : dtype == TR_F32 ? 0x1p-22 : 0x1p-50;
+    return fabs(a - b) <= (tr_dtype_is_float(dtype) ? fabs(b) * part : 0);
+}
+
+/* A block as `from` gives it: numbers that tell sender, receiver and place. */
+static double mark(int from, int to, int64_t i)
+{
+    return (double)((from * 31 + to * 17 + i) % 113);
+}
+
+/* ---- Reductions -------------------------------------------------------------------------------------------------- */
+
+static bool exists(tr_dtype dtype, tr_reduce_op op)
+{
+    if (op >= TR_BAND) return !tr_dtype_is_float(dtype);
+    return dtype != TR_BOOL || op != TR_AVG;
+}
+
+static void reductions(tr_group *g, tr_dtype dtype, tr_reduce_op op, int64_t count)
+{
+    size_t size = tr_dtype_size(dtype);
+    char *in = malloc(size * (size_t)(count * world)), *out = malloc(size * (size_t)count);
+    EXPECT(in && out);
+    for (int64_t i = 0; i < count * world; i++) put(dtype, in, i, value_of(rank, i, dtype, op));
+
+    OK(tr_all_reduce(g, out, count, .in = in, .dtype = dtype, .op = op));
+    for (int64_t i = 0; i < count; i++) EXPECT(near(dtype, get(dtype, out, i), reduced(i, dtype, op)));
+    memcpy(out, in, size * (size_t)count);
+    OK(tr_all_reduce(g, out, count, .dtype = dtype, .op = op));
+    for (int64_t i = 0; i < count; i++) EXPECT(near(dtype, get(dtype, out, i), reduced(i, dtype, op)));
+
+    int root = (int)count % world;
+    memcpy(out, in, size * (size_t)count);
+    OK(tr_reduce(g, out, count, .dtype = dtype, .op = op, .root = root));
+    for (int64_t i = 0; i < count && rank == root; i++)
+        EXPECT(near(dtype, get(dtype, out, i), reduced(i, dtype, op)));
+
+    OK(tr_reduce_scatter(g, in, out, count, .dtype = dtype, .op = op));
+    for (int64_t i = 0; i < count; i++)
+        EXPECT(near(dtype, get(dtype, out, i), reduced(rank * count + i, dtype, op)));
+    OK(tr_reduce_scatter(g, in, in + size * (size_t)(count * rank), count, .dtype = dtype, .op = op));
+    for (int64_t i = 0; i < count; i++)
+        EXPECT(near(dtype, get(dtype, in, rank * count + i), reduced(rank * count + i, dtype, op)));
+    free(in);
+    free(out);
+}
+
+static void not_a_number(tr_group *g)
+{
+    for (int op = TR_MIN; op <= TR_MAX; op++) {
+        float x[3] = {1, rank == world - 1 ? NAN : 2, rank == 0 ? NAN : 3};
+        OK(tr_all_reduce(g, x, 3, .op = (tr_reduce_op)op));
+        EXPECT(x[0] == 1 && isnan(x[1]) && isnan(x[2]));
+    }
+}
+
+/* ---- Moving ------------------------------------------------------------------------------------------------------ */
+
+static void fill(tr_dtype dtype, void *buffer, int from, int64_t count)
+{
+    for (int to = 0; to < world; to++)
+        for (int64_t i = 0; i < count; i++) put(dtype, buffer, to * count + i, mark(from, to, i));
+}
+
+static void moves(tr_group *g, tr_dtype dtype, int64_t count)
+{
+    size_t size = tr_dtype_size(dtype), block = size * (size_t)count;
+    char *in = malloc(block * (size_t)world), *out = malloc(block * (size_t)world);
+    EXPECT(in && out);
+    int root = (int)count % world;
+
+    fill(dtype, in, rank, count);
+    memcpy(out, in, block);
+    OK(tr_broadcast(g, out, count, .dtype = dtype, .root = root));
+    for (int64_t i = 0; i < count; i++) EXPECT(get(dtype, out, i) == mark(root, 0, i));
+
+    OK(tr_all_gather(g, in, out, count, .dtype = dtype));
+    for (int from = 0; from < world; from++)
+        for (int64_t i = 0; i < count; i++) EXPECT(get(dtype, out, from * count + i) == mark(from, 0, i));
+    memset(out, 0, block * (size_t)world);
+    memcpy(out + block * (size_t)rank, in, block);
+    OK(tr_all_gather(g, NULL, out, count, .dtype = dtype));
+    for (int from = 0; from < world; from++)
+        for (int64_t i = 0; i < count; i++) EXPECT(get(dtype, out, from * count + i) == mark(from, 0, i));
+
+    memset(out, 0, block * (size_t)world);
+    OK(tr_gather(g, in, rank == root ? out : NULL, count, .dtype = dtype, .root = root));
+    for (int from = 0; from < world && rank == root; from++)
+        for (int64_t i = 0; i < count; i++) EXPECT(get(dtype, out, from * count + i) == mark(from, 0, i));
+
+    OK(tr_scatter(g, rank == root ? in : NULL, out, count, .dtype = dtype, .root = root));
+    for (int64_t i = 0; i < count; i++) EXPECT(get(dtype, out, i) == mark(root, rank, i));
+
+    OK(tr_all_to_all(g, in, out, count, .dtype = dtype));
+    for (int from = 0; from < world; from++)
+        for (int64_t i = 0; i < count; i++) EXPECT(get(dtype, out, from * count + i) == mark(from, rank, i));
+    OK(tr_all_to_all(g, in, in, count, .dtype = dtype));
+    EXPECT(memcmp(in, out, block * (size_t)world) == 0);
+    free(in);
+    free(out);
+}
+
+/* Rank a gives rank b the first (a + 2 * b) % 5 elements of a block, with gaps between blocks. */
+static void moves_v(tr_group *g, tr_dtype dtype)
+{
+    enum { GAP = 7, MOST = 64 };
+    int64_t in_counts[MOST], out_counts[MOST], offsets[MOST], gathered[MOST];
+    char *in = calloc(GAP * (size_t)world, 8), *out = calloc(GAP * (size_t)world, 8);
+    EXPECT(in && out && world <= MOST);
+    for (int r = 0; r < world; r++) {
+        in_counts[r] = (rank + 2 * r) % 5;
+        out_counts[r] = (r + 2 * rank) % 5;
+        gathered[r] = (r + 1) % 4;
+        offsets[r] = r * GAP;
+    }
+    fill(dtype, in, rank, GAP);
+    OK(tr_all_to_all_v(g, in, out, .in_counts = in_counts, .in_offsets = offsets, .out_counts = out_counts,
+        .out_offsets = offsets, .dtype = dtype));
+    for (int from = 0; from < world; from++)
+        for (int64_t i = 0; i < out_counts[from]; i++)
+            EXPECT(get(dtype, out, offsets[from] + i) == mark(from, rank, i));
+
+    OK(tr_all_gather_v(g, in, out, gathered[rank], .out_counts = gathered, .out_offsets = offsets, .dtype = dtype));
+    for (int from = 0; from < world; from++)
+        for (int64_t i = 0; i < gathered[from]; i++) EXPECT(get(dtype, out, offsets[from] + i) == mark(from, 0, i));
+
+    int root = world - 1;
+    memset(out, 0, GAP * 8 * (size_t)world);
+    OK(tr_gather_v(g, in, out, gathered[rank], .out_counts = gathered, .out_offsets = offsets, .dtype = dtype,
+        .root = root));
+    for (int from = 0; from < world && rank == root; from++)
+        for (int64_t i = 0; i < gathered[from]; i++) EXPECT(get(dtype, out, offsets[from] + i) == mark(from, 0, i));
+
+    OK(tr_scatter_v(g, in, out, gathered[rank], .in_counts = gathered, .in_offsets = offsets, .dtype = dtype,
+        .root = root));
+    for (int64_t i = 0; i < gathered[rank]; i++) EXPECT(get(dtype, out, i) == mark(root, rank, i));
+    free(in);
+    free(out);
+}
+
+static void one_to_one(tr_group *g, int64_t count)
+{
+    int right = (rank + 1) % world, left = (rank + world - 1) % world;
+    float *mine = malloc((size_t)count * sizeof *mine), *theirs = malloc((size_t)count * sizeof *theirs);
+    EXPECT(mine && theirs);
+    for (int64_t i = 0; i < count; i++) mine[i] = (float)mark(rank, right, i);
+    for (int turn = 0; turn < 2; turn++) { /* a ring of blocking calls: the even ranks begin */
+        if (rank % 2 == turn)
+            OK(tr_send(g, mine, count, .peer = right, .tag = 3));
+        else if (left % 2 == turn)
+            OK(tr_recv(g, theirs, count, .peer = left, .tag = 3));
+    }
+    if (world % 2 == 0)
+        for (int64_t i = 0; i < count; i++) EXPECT(theirs[i] == (float)mark(left, rank, i));
+    free(mine);
+    free(theirs);
+}
+
+/* ---- Modes ------------------------------------------------------------------------------------------------------- */
+
+static tr_group *join(const char *name, int timeout_ms)
+{
+    tr_group *g = tr_join(.backend = backend, .name = name, .timeout_ms = timeout_ms, .check = true);
+    OK(tr_status_of(g));
+    rank = tr_rank(g);
+    world = tr_world_size(g);
+    return g;
+}
+
+static void every_collective(tr_group *g)
+{
+    for (int dtype = 0; dtype < TR_DTYPE_COUNT; dtype++) {
+        for (int op = 0; op < TR_REDUCE_OP_COUNT; op++)
+            for (int64_t count = 1; count < 3000 && exists((tr_dtype)dtype, (tr_reduce_op)op); count += 1213)
+                reductions(g, (tr_dtype)dtype, (tr_reduce_op)op, count);
+        for (int64_t count = 0; count < 3000; count += 777) moves(g, (tr_dtype)dtype, count);
+        moves_v(g, (tr_dtype)dtype);
+    }
+    reductions(g, TR_BF16, TR_AVG, 1500000); /* in pieces */
+    not_a_number(g);
+    if (world > 1 && world % 2 == 0) {
+        one_to_one(g, 5);
+        one_to_one(g, 100000);
+    }
+}
+
+static void asynchronous(tr_group *g)
+{
+    enum { WORKS = 8, COUNT = 10000 };
+    static float data[WORKS][COUNT];
+    tr_work *works[WORKS];
+    for (int w = 0; w < WORKS; w++) {
+        for (int i = 0; i < COUNT; i++) data[w][i] = (float)(rank + w);
+        works[w] = tr_all_reduce_async(g, data[w], COUNT);
+    }
+    for (int w = WORKS - 1; w >= 0; w--) {
+        OK(tr_wait(works[w]));
+        EXPECT(data[w][COUNT - 1] == (float)(world * (world - 1) / 2 + world * w));
+    }
+}
+
+static void all(void)
+{
+    tr_group *g = join(NULL, 0);
+    every_collective(g);
+    asynchronous(g);
+    tr_group *beside = join("beside", 0);
+    OK(tr_barrier(beside));
+    asynchronous(g);
+    OK(tr_leave(beside));
+    OK(tr_leave(g));
+    g = join(NULL, 0);
+    OK(tr_barrier(g));
+    OK(tr_leave(g));
+}
+
+static void every(void)
+{
+    tr_group *g = join(NULL, 0);
+    every_collective(g);
+    asynchronous(g);
+    OK(tr_leave(g));
+}
+
+static void mismatch(void)
+{
+    tr_group *g = join(NULL, 0);
+    float x[8] = {0};
+    tr_status status = rank == 0 ? tr_all_reduce(g, x, 4) : tr_broadcast(g, x, 8);
+    EXPECT(status == TR_MISMATCH);
+    EXPECT(strstr(tr_error_message(), "rank 0 all_reduce #1 (sum of f32[4] at "));
+    EXPECT(strstr(tr_error_message(), "broadcast #1 (f32[8] from rank 0 at "));
+    EXPECT(tr_barrier(g) == TR_MISMATCH);
+    EXPECT(strstr(tr_error_message(), "is broken"));
+    printf("rank %d: %s\n", rank, tr_error_message());
+    OK(tr_leave(g));
+}
+
+static void late(void)
+{
+    tr_group *g = join(NULL, 2000);
+    if (rank == world - 1) {
+        sleep(5);
+    } else {
+        EXPECT(tr_barrier(g) == TR_TIMEOUT);
+        printf("rank %d: %s\n", rank, tr_error_message());
+        fflush(stdout);
+        sleep(1); /* mpirun ends all when the first one ends */
+    }
+    OK(tr_leave(g));
+}
+
+static void forever(void)
+{
+    tr_group *g = join(NULL, 0);
+    OK(tr_barrier(g));
+    printf("rank %d is process %ld.\n", rank, (long)getpid());
+    fflush(stdout);
+    for (;;) {
+        float x = 1;
+        TR_CHECK(tr_all_reduce(g, &x, 1));
+        usleep(1000);
+    }
+}
+
+static void where(void)
+{
+    tr_group *g = join(NULL, 0);
+    printf("rank %d of %d, local rank %d\n", rank, world, tr_local_rank(g));
+    OK(tr_leave(g));
+}
+
+int main(int count, char **arguments)
+{
+    const char *mode = count > 1 ? arguments[1] : "all";
+    backend = count > 2 ? arguments[2] : NULL;
+    if (strcmp(mode, "mismatch") == 0) mismatch();
+    else if (strcmp(mode, "late") == 0) late();
+    else if (strcmp(mode, "forever") == 0) forever();
+    else if (strcmp(mode, "where") == 0) where();
+    else if (strcmp(mode, "every") == 0) every();
+    else all();
+    printf("rank %d of %d: %s: well\n", rank, world, mode);
+    return 0;
+}

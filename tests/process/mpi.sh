@@ -1,0 +1,98 @@
+#!/bin/sh
+# mpirun and the mpi backend, with Open MPI and with MPICH, each if it is installed: every collective on more ranks than
+# cores, the native backend under mpirun, calls that differ, a rank that stays away, and one that is killed.
+# The library is built with one MPI; for the other, only what stands on MPI is compiled again and linked before it.
+# ctest: timeout=300
+set -eu
+work=$(mktemp -d)
+finish() {
+    [ -z "${job:-}" ] || kill "$job" 2>/dev/null || :
+    rm -rf "$work"
+}
+trap finish EXIT
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0" # MPI's own
+unset TRIREME_TOKEN RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+
+fail() {
+    echo "failed with $mpi: $*"
+    tail -n 30 "$work/out" 2>/dev/null || :
+    exit 1
+}
+
+launch() { # RANKS PROGRAM ARGUMENT…
+    ranks=$1
+    shift
+    case $mpi in
+    openmpi) exec mpirun.openmpi --oversubscribe -n "$ranks" "$@" ;;
+    *) exec mpirun.mpich -n "$ranks" "$@" ;;
+    esac
+}
+
+# expect RANKS COUNT PATTERN MODE [BACKEND]: so many lines of the output match.
+expect() {
+    ranks=$1 count=$2 pattern=$3
+    shift 3
+    (launch "$ranks" "$program" "$@") >"$work/out" 2>&1 || [ "$1" = late ] || fail "exit code $?: $*"
+    [ "$(grep -c -e "$pattern" "$work/out")" = "$count" ] || fail "no $count lines with $pattern: -n $ranks $*"
+}
+
+# kill_one BACKEND: a rank is killed, and the job ends with the cause.
+kill_one() {
+    (launch 3 "$program" forever "$@") >"$work/out" 2>&1 &
+    job=$!
+    tries=0
+    until [ "$(grep -c 'is process [0-9]*\.' "$work/out")" = 3 ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 200 ] || fail "the ranks did not start"
+        sleep 0.05
+    done
+    victim=$(sed -n 's/.*rank 1 is process \([0-9]*\)\..*/\1/p' "$work/out")
+    kill -9 "$victim" || fail "no process to kill"
+    before=$(date +%s)
+    code=0
+    wait "$job" || code=$?
+    job=
+    [ $code != 0 ] || fail "exit code 0 after kill -9"
+    [ $(($(date +%s) - before)) -lt 10 ] || fail "the job went on after kill -9"
+    grep -q -i -e 'killed' -e "rank 1 (pid $victim) died" "$work/out" || fail "the cause is not named"
+}
+
+own=$(sed -n 's/^MPI_mpi_LIBRARY:.*=.*/openmpi/p; s/^MPI_mpich_LIBRARY:.*=.*/mpich/p' "$BUILD/CMakeCache.txt" | tail -n 1)
+[ -n "$own" ] || { echo "this build has no MPI; scripts/deps --ci installs two"; exit 77; }
+
+compile_for() {
+    program=$work/collectives.$mpi
+    sanitize=$(sed -n 's/^TRIREME_SANITIZE:STRING=\(.\)/-fsanitize=\1/p' "$BUILD/CMakeCache.txt")
+    mpicc.$mpi -std=gnu11 -O1 -D_GNU_SOURCE= $sanitize -I"$SOURCE/include" -I"$SOURCE/src" \
+        "$SOURCE/tests/process/collectives.c" "$SOURCE/src/comm/backend/mpi.c" "$SOURCE"/src/comm/backend/mpi_[cl]*.c \
+        "$BUILD/libtrireme.a" $(pkg-config --libs libuv openssl libcjson zlib) -ldnnl -lm -pthread -ldl \
+        -o "$program" >"$work/out" 2>&1 || fail "does not compile"
+}
+
+tested=
+for mpi in openmpi mpich; do
+    command -v mpirun.$mpi >/dev/null && command -v mpicc.$mpi >/dev/null || continue
+    if [ $mpi = "$own" ]; then program=$BUILD/process/collectives; else compile_for; fi
+    expect 1 1 'rank 0 of 1: all: well' all mpi
+    expect 2 2 'of 2: all: well' all mpi
+    expect 4 4 'of 4: all: well' all mpi
+    expect 4 4 'of 4: every: well' every
+    expect 4 4 'rank \([0-3]\) of 4, local rank \1$' where
+    expect 3 3 'rank 0 all_reduce #1 (sum of f32\[4\] at .* broadcast #1' mismatch mpi
+    expect 3 2 'rank [01] waited 2 s for rank 2' late mpi
+    kill_one mpi
+    kill_one
+    tested="$tested $mpi"
+done
+echo "tested with$tested"
+
+# A library that was built with one MPI, under the mpirun of the other.
+case $tested in *openmpi*mpich*)
+    mpi=mpich
+    [ "$own" = openmpi ] || mpi=openmpi
+    program=$BUILD/process/collectives
+    ! (launch 2 "$program" where mpi) >"$work/out" 2>&1 || fail "joined with a library built for another MPI"
+    grep -q "which this library was built with, sees 1; start the program with that MPI's own mpirun" "$work/out" ||
+        fail "does not say that this is another MPI"
+esac

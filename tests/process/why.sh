@@ -1,0 +1,85 @@
+#!/bin/sh
+# `trireme why` from outside: it names a stopped rank among three within a second, the job then goes on and ends well; and
+# when a rank is killed, the others leave their records behind.
+set -eu
+work=$(mktemp -d)
+launcher=
+finish() {
+    [ -z "$launcher" ] || kill -9 "$launcher" 2>/dev/null || :
+    rm -rf "$work"
+}
+trap finish EXIT
+
+fail() {
+    echo "failed: $*"
+    head -n 40 "$work/out" "$work/err" "$work/why" 2>/dev/null || :
+    exit 1
+}
+start() { # ARGUMENT… of `trireme run`
+    : >"$work/out"
+    "$TRIREME" run "$@" >"$work/out" 2>"$work/err" &
+    launcher=$!
+}
+end() {
+    code=0
+    wait "$launcher" || code=$?
+    launcher=
+}
+wait_for() { # COUNT PATTERN in the output
+    tries=0
+    until [ "$(grep -c "$2" "$work/out")" -ge "$1" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 200 ] || fail "no $1 lines with $2"
+        sleep 0.05
+    done
+}
+number() { grep "$1" "$work/out" | sed 's/.* //'; }
+why() { "$TRIREME" why "$@" >"$work/why" 2>&1; }
+says() { grep -qE -e "$1" "$work/why" || fail "trireme why does not say \"$1\""; }
+stopped() { grep -q '^State:.T' "/proc/$1/status"; }
+
+# Rank 2 stops itself before its call number 18.
+start -n 3 --job "why-$$" "$BUILD/process/turns" "$work/over" 18
+wait_for 3 'rank . is'
+pid=$(number 'rank 2 is')
+tries=0
+until stopped "$pid"; do
+    tries=$((tries + 1))
+    [ $tries -lt 200 ] || fail "rank 2 does not stop"
+    sleep 0.05
+done
+sleep 0.5 # the others wait by now
+for job in "why-$$" "$launcher" "$pid"; do
+    why "$job" || fail "exit code $? for job $job"
+    says "^job why-$$ on host "
+    says "rank 0 \(pid [0-9]*\) *in all_reduce #18 \(sum of f32\[1\] at .*turns.c:[0-9]*\) for .* s, waits for rank 2$"
+    says "rank 2 \(pid $pid, stopped\) *in no call for .* s; its last was all_reduce #17 "
+    says "=> rank 2 \(pid $pid, stopped\) is what ranks 0 and 1 wait for: it has not entered all_reduce #18 \(sum of f32"
+done
+why || fail "exit code $? without a job"
+says "^job why-$$ "
+! why no-such-job || fail "a job that is not there was found"
+says "trireme why: there is no job 'no-such-job' of this user on this host; there is: .*why-$$"
+
+kill -CONT "$pid"
+touch "$work/over"
+end
+[ $code = 0 ] || fail "exit code $code of a job that was stopped for a while"
+[ "$(grep -c 'ended$' "$work/out")" = 3 ] || fail "not all ranks ended well"
+! why "why-$$" || fail "a job that is over was found"
+
+# One is killed: the others write down what they were at.
+rm "$work/over"
+start -n 3 --job crash --flight-dir "$work/flight" "$BUILD/process/turns" "$work/over"
+wait_for 3 'rank . is'
+sleep 0.2
+kill -9 "$(number 'rank 1 is')"
+end
+[ $code = 1 ] || fail "exit code $code of a job with a killed rank"
+for rank in 0 2; do
+    text=$work/flight/crash-rank$rank-world.txt
+    [ -s "$text" ] && [ -s "$work/flight/crash-rank$rank-world.trace.json" ] || fail "rank $rank has left no record"
+    grep -q "failed: .*rank 1 (pid [0-9]*) died" "$text" || fail "the record of rank $rank does not say why"
+    grep -q 'all_reduce #[0-9]* (sum of f32\[1\] at .*turns.c:' "$text" || fail "no call in the record of rank $rank"
+done
+[ "$(find "$work/flight" -type f | wc -l)" = 4 ] || fail "other files than the survivors' records"

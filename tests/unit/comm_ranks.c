@@ -1,0 +1,152 @@
+#include "comm_ranks.h"
+
+#include "base/half.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+tr_group *join_group(const rank *r, const char *name)
+{
+    return tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .name = name, .timeout_ms = JOIN_MS,
+        .transport = r->transport, .algorithms = r->algorithms);
+}
+
+static void run_rank(rank *r)
+{
+    TR_SCOPE;
+    r->group = join_group(r, NULL);
+    OK(tr_status_of(r->group));
+    r->body(r);
+}
+
+static void *rank_thread(void *arg)
+{
+    run_rank(arg);
+    return NULL;
+}
+
+/* Ranks like the one given. */
+static void run_like(const rank *like)
+{
+    int world = like->world;
+    rank ranks[RANKS_MOST] = {0};
+    pthread_t threads[RANKS_MOST];
+    for (int i = 0; i < world; i++) {
+        ranks[i] = *like;
+        ranks[i].number = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, rank_thread, &ranks[i]), 0);
+    }
+    for (int i = 0; i < world; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < world; i++)
+        if (ranks[i].failure[0]) fail_msg("%s", ranks[i].failure);
+}
+
+void run_on(tr_store *store, int world, rank_body body, const void *arg)
+{
+    run_like(&(rank){.world = world, .store = store, .body = body, .arg = arg});
+}
+
+void run_tcp(int world, rank_body body, const char *algorithms, const void *arg)
+{
+    TR_SCOPE;
+    run_like(&(rank){.world = world, .store = tr_store_memory(), .body = body, .arg = arg, .transport = "tcp",
+        .algorithms = algorithms});
+}
+
+void run(int world, rank_body body, const void *arg)
+{
+    TR_SCOPE;
+    run_on(tr_store_memory(), world, body, arg);
+}
+
+void say_given_up(rank *r)
+{
+    int64_t count = 0;
+    OK(tr_store_add(r->store, "given up", 1, &count));
+    if (count == r->world - 1) OK(tr_store_set(r->store, "all have given up", "", 0));
+}
+
+void wait_until_given_up(rank *r)
+{
+    OK(tr_store_wait(r->store, "all have given up", JOIN_MS));
+}
+
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+
+double get(tr_dtype dtype, const void *memory, int64_t i)
+{
+    switch (dtype) {
+    case TR_F32: return ((const float *)memory)[i];
+    case TR_F64: return ((const double *)memory)[i];
+    case TR_F16: return (double)tr__f16_to_f32(((const uint16_t *)memory)[i]);
+    case TR_BF16: return (double)tr__bf16_to_f32(((const uint16_t *)memory)[i]);
+    case TR_I64: return (double)((const int64_t *)memory)[i];
+    case TR_I32: return ((const int32_t *)memory)[i];
+    default: return ((const uint8_t *)memory)[i];
+    }
+}
+
+void put(tr_dtype dtype, void *memory, int64_t i, double value)
+{
+    switch (dtype) {
+    case TR_F32: ((float *)memory)[i] = (float)value; break;
+    case TR_F64: ((double *)memory)[i] = value; break;
+    case TR_F16: ((uint16_t *)memory)[i] = tr__f32_to_f16((float)value); break;
+    case TR_BF16: ((uint16_t *)memory)[i] = tr__f32_to_bf16((float)value); break;
+    case TR_I64: ((int64_t *)memory)[i] = (int64_t)value; break;
+    case TR_I32: ((int32_t *)memory)[i] = (int32_t)value; break;
+    default: ((uint8_t *)memory)[i] = (uint8_t)value; break;
+    }
+}
+
+/* Exact in every type: 0, 1 or 2. */
+double sample(tr_dtype dtype, int number, int64_t i)
+{
+    int n = (int)((i * 7 + number * 5 + (i >> 6)) % 3);
+    return dtype == TR_BOOL ? n == 0 : n;
+}
+
+double reduced(tr_dtype dtype, tr_reduce_op op, int world, int64_t i)
+{
+    double sum = 0, product = 1, least = 9, most = 0;
+    int all = 255, any = 0, odd = 0;
+    for (int n = 0; n < world; n++) {
+        double x = sample(dtype, n, i);
+        all &= (int)x, any |= (int)x, odd ^= (int)x;
+        sum += x;
+        product *= x;
+        least = fmin(least, x);
+        most = fmax(most, x);
+    }
+    if (op >= TR_BAND) return op == TR_BAND ? all : op == TR_BOR ? any : odd;
+    if (op == TR_SUM) return dtype == TR_BOOL ? most : sum;
+    if (op == TR_AVG) return tr_dtype_is_float(dtype) ? sum / world : trunc(sum / world);
+    return op == TR_MIN ? least : op == TR_MAX ? most : product;
+}
+
+bool near_enough(tr_dtype dtype, double a, double b)
+{
+    double digits = dtype == TR_BF16 ? 0x1p-8 : dtype == TR_F16 ? 0x1p-11 : dtype == TR_F32 ? 0x1p-22 : 0x1p-50;
+    return fabs(a - b) <= digits * fabs(b);
+}
+
+/* ---- Buffers ----------------------------------------------------------------------------------------------------- */
+
+static bool is_shared(buffer_kind kind, const rank *r)
+{
+    return kind == SHARED || (kind == MIXED && r->number % 2 == 0);
+}
+
+void *make_buffer(buffer_kind kind, const rank *r, size_t bytes)
+{
+    return is_shared(kind, r) ? tr_shared_alloc(bytes) : malloc(bytes + 1);
+}
+
+void free_buffer(buffer_kind kind, const rank *r, void *memory)
+{
+    if (is_shared(kind, r))
+        tr_shared_free(memory);
+    else
+        free(memory);
+}

@@ -1,0 +1,82 @@
+/*
+ * What the tests of groups share: threads as ranks, numbers to send, buffers of every kind.
+ */
+#ifndef COMM_RANKS_H
+#define COMM_RANKS_H
+
+#include <trireme/comm.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RANKS_MOST = 8, JOIN_MS = 60000 };
+
+/* ---- Ranks ------------------------------------------------------------------------------------------------------- */
+
+typedef struct rank rank;
+typedef void (*rank_body)(rank *r);
+
+struct rank {
+    int number, world;
+    tr_store *store;
+    tr_group *group;
+    rank_body body;
+    const char *transport, *algorithms; /* as in tr_join_options */
+    const void *arg;
+    char failure[2048];
+};
+
+/* In a rank's thread, where cmocka's checks must not be used: notes the first failure and ends the body. */
+#define CHECK(condition)                                                                                       \
+    do {                                                                                                       \
+        if (!(condition)) {                                                                                    \
+            snprintf(r->failure, sizeof r->failure, "line %d: rank %d of %d: %s (%s)", __LINE__, r->number, r->world, \
+                #condition, tr_error_message());                                                               \
+            return;                                                                                            \
+        }                                                                                                      \
+    } while (0)
+#define OK(expression) CHECK((expression) == TR_OK)
+#define SAYS(words) CHECK(strstr(tr_error_message(), words))
+
+/* In the test's own thread. */
+#define FAILS(status_, expression, words)                                                                     \
+    do {                                                                                                      \
+        assert_int_equal((expression), status_);                                                              \
+        if (!strstr(tr_error_message(), words)) fail_msg("'%s' says nothing of '%s'", tr_error_message(), words); \
+    } while (0)
+
+tr_group *join_group(const rank *r, const char *name);
+/* Runs body in a thread per rank, each in a group of its own that it has joined. */
+void run_on(tr_store *store, int world, rank_body body, const void *arg);
+void run(int world, rank_body body, const void *arg);
+/* The same over TCP; algorithms may be NULL. */
+void run_tcp(int world, rank_body body, const char *algorithms, const void *arg);
+
+/* A rank that stays away until all the others have given up on it: they say so, it waits for that. */
+void say_given_up(rank *r);
+void wait_until_given_up(rank *r);
+
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+
+double get(tr_dtype dtype, const void *memory, int64_t i);
+void put(tr_dtype dtype, void *memory, int64_t i, double value);
+/* Element i of a rank's input: exact in every type, 0, 1 or 2. */
+double sample(tr_dtype dtype, int number, int64_t i);
+/* What a reduction makes of all ranks' samples. */
+double reduced(tr_dtype dtype, tr_reduce_op op, int world, int64_t i);
+bool near_enough(tr_dtype dtype, double a, double b);
+
+/* ---- Buffers ----------------------------------------------------------------------------------------------------- */
+
+typedef enum buffer_kind { PRIVATE, SHARED, MIXED, KINDS } buffer_kind;
+
+void *make_buffer(buffer_kind kind, const rank *r, size_t bytes);
+void free_buffer(buffer_kind kind, const rank *r, void *memory);
+
+#endif

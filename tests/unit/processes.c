@@ -1,0 +1,130 @@
+#include "processes.h"
+
+#include "base/clock.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+int listen_on_loopback(int *port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, length) == 0 && listen(fd, 64) == 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
+    *port = ntohs(address.sin_port);
+    return fd;
+}
+
+/* Goes to a network namespace that `ip netns add` has made. */
+static tr_status enter(const char *space)
+{
+    char path[128];
+    snprintf(path, sizeof path, "/run/netns/%s", space);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || setns(fd, CLONE_NEWNET) != 0) return tr_fail(TR_IO, "cannot enter %s", path);
+    close(fd);
+    return TR_OK;
+}
+
+static tr_store *open_store(const rank *r, const job *j)
+{
+    if (j->setting.spaces)
+        return tr_store_tcp(j->setting.host, j->port, .serve = r->number == 0, .token = "a secret of the test's");
+    if (r->number > 0) return tr_store_tcp("127.0.0.1", j->port);
+    return tr_store_tcp("127.0.0.1", j->port, .serve = true, .listen_fd = j->listener);
+}
+
+tr_status join_and_run(rank *r, const job *j, rank_body body)
+{
+    TR_SCOPE;
+    if (j->setting.spaces) TRY(enter(j->setting.spaces[r->number]));
+    r->store = open_store(r, j);
+    TRY(tr_status_of(r->store));
+    r->group = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS,
+        .transport = j->setting.transport);
+    TRY(tr_status_of(r->group));
+    return body(r);
+}
+
+void start_job_in(job *j, const setting *s, int world, rank_body body, const void *arg)
+{
+    *j = (job){.world = world, .setting = *s};
+    j->listener = listen_on_loopback(&j->port);
+    j->posts = mmap(NULL, sizeof *j->posts * RANKS_MOST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(j->posts != MAP_FAILED);
+    for (int i = 0; i < world; i++) {
+        rank *r = &j->ranks[i];
+        *r = (rank){.number = i, .world = world, .post = &j->posts[i], .arg = arg};
+        r->pid = fork();
+        assert_true(r->pid >= 0);
+        if (r->pid > 0) continue;
+        if (i > 0) close(j->listener);
+        r->post->status = join_and_run(r, j, body);
+        snprintf(r->post->text, sizeof r->post->text, "%s", tr_error_message());
+        atomic_store(&r->post->ended, tr__now_ns());
+        _exit(0);
+    }
+    close(j->listener);
+}
+
+void start_job(job *j, int world, rank_body body, const void *arg)
+{
+    start_job_in(j, &(setting){0}, world, body, arg);
+}
+
+void await_turns(const job *j, int number, int turns)
+{
+    for (int ms = 0; atomic_load(&j->posts[number].turns) < turns; ms++) {
+        if (ms > PATIENCE_MS || atomic_load(&j->posts[number].ended))
+            fail_msg("rank %d does not get going: %s", number, j->posts[number].text);
+        usleep(1000);
+    }
+}
+
+void reap(job *j, int number)
+{
+    int how;
+    for (int ms = 0; ms < PATIENCE_MS; ms++) {
+        if (waitpid(j->ranks[number].pid, &how, WNOHANG) != 0) return;
+        usleep(1000);
+    }
+    kill(j->ranks[number].pid, SIGKILL);
+    waitpid(j->ranks[number].pid, &how, 0);
+    fail_msg("rank %d hangs", number);
+}
+
+void finish(job *j)
+{
+    munmap(j->posts, sizeof *j->posts * RANKS_MOST);
+}
+
+void run_job_in(const setting *s, int world, rank_body body, const void *arg)
+{
+    job j;
+    start_job_in(&j, s, world, body, arg);
+    for (int i = 0; i < world; i++) reap(&j, i);
+    for (int i = 0; i < world; i++)
+        if (j.posts[i].status != TR_OK || !j.posts[i].ended)
+            fail_msg("rank %d of %d: %s (%s)", i, world, j.posts[i].text, tr_status_name(j.posts[i].status));
+    finish(&j);
+}
+
+void run_job(int world, rank_body body, const void *arg)
+{
+    run_job_in(&(setting){0}, world, body, arg);
+}

@@ -1,0 +1,72 @@
+/*
+ * Ranks that are processes, for tests: the parent forks them before it has any thread, watches them, and is the only one
+ * to use cmocka's checks.
+ */
+#ifndef TR_TESTS_PROCESSES_H
+#define TR_TESTS_PROCESSES_H
+
+#include <trireme/comm.h>
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+enum { RANKS_MOST = 5, JOIN_MS = 60000, PATIENCE_MS = 60000 };
+
+/* What a rank tells the parent, in memory that they share. */
+typedef struct post {
+    atomic_int turns;       /* calls that went well */
+    _Atomic int64_t ended; /* when the body returned, by tr__now_ns(); 0: not yet */
+    tr_status status;
+    char text[2048];
+} post;
+
+typedef struct rank rank;
+typedef tr_status (*rank_body)(rank *r);
+struct rank {
+    int number, world;
+    tr_store *store;
+    tr_group *group;
+    post *post;
+    const void *arg;
+    pid_t pid;
+};
+
+/* Where ranks run and meet; zero: on loopback, in this process's namespaces. */
+typedef struct setting {
+    const char *transport;
+    const char *host;          /* with .spaces: where rank 0 serves the store */
+    const char *const *spaces; /* the network namespace of each rank */
+} setting;
+
+typedef struct job {
+    int world, listener, port;
+    setting setting;
+    post *posts;
+    rank ranks[RANKS_MOST];
+} job;
+
+int listen_on_loopback(int *port);
+/* Starts ranks that join and run a body. */
+void start_job(job *j, int world, rank_body body, const void *arg);
+void start_job_in(job *j, const setting *s, int world, rank_body body, const void *arg);
+/* What such a rank does, for ranks that a test forks by itself. */
+tr_status join_and_run(rank *r, const job *j, rank_body body);
+void await_turns(const job *j, int number, int turns);
+/* Reaps a rank, which must end by itself; kills it when it does not. */
+void reap(job *j, int number);
+void finish(job *j);
+/* Runs ranks that all should end well. */
+void run_job(int world, rank_body body, const void *arg);
+void run_job_in(const setting *s, int world, rank_body body, const void *arg);
+
+#define TRY(expression)                     \
+    do {                                    \
+        tr_status try_ = (expression);      \
+        if (try_ != TR_OK) return try_;     \
+    } while (0)
+#define CHECK(condition)                                                                             \
+    do {                                                                                             \
+        if (!(condition)) return tr_fail(TR_INTERNAL, "line %d: %s", __LINE__, #condition);          \
+    } while (0)
+
+#endif

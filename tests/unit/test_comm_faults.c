@@ -1,0 +1,218 @@
+/* Calls that do not match, bad arguments, and ranks that leave or stay away. */
+#include "comm_ranks.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Calls that do not match ------------------------------------------------------------------------------------- */
+
+typedef struct clash {
+    tr_collective mine, theirs; /* rank 0's, the others' */
+    const char *words[2];
+} clash;
+
+static void call_differently(rank *r)
+{
+    const clash *c = r->arg;
+    double data[2048] = {0};
+    tr_collective call = r->number == 0 ? c->mine : c->theirs;
+    call.size = sizeof call;
+    call.out = data;
+    call.file = r->number == 0 ? "src/mine.c" : "src/theirs.c";
+    call.line = r->number == 0 ? 11 : 22;
+    OK(tr_barrier(r->group));
+    CHECK(tr_run_collective(r->group, &call) == TR_MISMATCH);
+    SAYS(c->words[0]);
+    SAYS(c->words[1]);
+    SAYS("rank 0");
+    SAYS("src/mine.c:11");
+    SAYS("src/theirs.c:22");
+    CHECK(tr_barrier(r->group) == TR_MISMATCH);
+    SAYS("is broken");
+    SAYS("src/theirs.c:22");
+    CHECK(tr_wait(tr_all_reduce_async(r->group, data, 1)) == TR_MISMATCH);
+}
+
+static void different_calls_are_errors_everywhere(void **state)
+{
+    (void)state;
+    const clash clashes[] = {
+        {{.kind = TR_ALL_REDUCE, .count = 4}, {.kind = TR_BROADCAST, .count = 4}, {"all_reduce #2", "broadcast #2"}},
+        {{.kind = TR_BARRIER}, {.kind = TR_ALL_REDUCE, .count = 2048}, {"barrier #2", "f32[2048]"}},
+        {{.kind = TR_ALL_REDUCE, .count = 4}, {.kind = TR_ALL_REDUCE, .count = 5}, {"f32[4]", "f32[5]"}},
+        {{.kind = TR_ALL_REDUCE, .count = 3}, {.kind = TR_ALL_REDUCE, .count = 2000}, {"f32[3]", "f32[2000]"}},
+        {{.kind = TR_ALL_REDUCE, .count = 4, .dtype = TR_F16}, {.kind = TR_ALL_REDUCE, .count = 4, .dtype = TR_BF16},
+            {"f16[4]", "bf16[4]"}},
+        {{.kind = TR_ALL_REDUCE, .count = 4}, {.kind = TR_ALL_REDUCE, .count = 4, .op = TR_MAX}, {"sum of", "max of"}},
+        {{.kind = TR_BROADCAST, .count = 2000}, {.kind = TR_BROADCAST, .count = 2000, .root = 1},
+            {"from rank 0", "from rank 1"}},
+        {{.kind = TR_REDUCE, .count = 9}, {.kind = TR_REDUCE, .count = 9, .root = 1}, {"to rank 0", "to rank 1"}},
+        {{.kind = TR_ALL_GATHER, .count = 4}, {.kind = TR_ALL_TO_ALL, .count = 4}, {"all_gather #2", "all_to_all #2"}},
+        {{.kind = TR_GATHER, .count = 4}, {.kind = TR_SCATTER, .count = 4}, {"gather #2", "scatter #2"}},
+        {{.kind = TR_ALL_TO_ALL, .count = 1, .dtype = TR_U8}, {.kind = TR_ALL_TO_ALL, .count = 1000},
+            {"u8[1]", "f32[1000]"}},
+    };
+    for (int world = 2; world <= 4; world++)
+        for (size_t c = 0; c < sizeof clashes / sizeof *clashes; c++) run(world, call_differently, &clashes[c]);
+}
+
+typedef struct block_clash {
+    tr_collective_kind kind;
+    int64_t unit;         /* elements */
+    const char *words[2];
+} block_clash;
+
+/* Rank 1 gives, or gets, or says, one unit more than the others believe. */
+static void differ_in_blocks(rank *r)
+{
+    const block_clash *c = r->arg;
+    float *x = calloc((size_t)c->unit * 8, sizeof *x), *y = calloc((size_t)c->unit * 8, sizeof *y);
+    int64_t even[] = {c->unit, c->unit, c->unit}, odd[] = {c->unit, 2 * c->unit, c->unit};
+    bool more = r->number == 1 && c->kind != TR_ALL_TO_ALL_V;
+    int64_t to_zero[] = {r->number == 1 ? 2 * c->unit : c->unit, c->unit, c->unit};
+    tr_collective call = {.size = sizeof call, .kind = c->kind, .in = x, .out = y,
+        .count = more ? 2 * c->unit : c->unit, .in_counts = c->kind == TR_ALL_TO_ALL_V ? to_zero : even,
+        .out_counts = more ? odd : even, .file = "src/here.c", .line = 10 + r->number};
+    tr_status status = x && y ? tr_run_collective(r->group, &call) : TR_NO_MEMORY;
+    free(x);
+    free(y);
+    CHECK(status == TR_MISMATCH);
+    SAYS(c->words[0]);
+    SAYS(c->words[1]);
+    SAYS("src/here.c:10");
+    SAYS("src/here.c:11");
+    CHECK(tr_barrier(r->group) == TR_MISMATCH);
+}
+
+static void blocks_that_differ_are_errors_everywhere(void **state)
+{
+    (void)state;
+    for (int64_t unit = 1; unit < 100000; unit *= 300) {
+        run(3, differ_in_blocks, &(block_clash){TR_ALL_GATHER_V, unit, {".out_counts differ", "all_gather_v #1"}});
+        run(3, differ_in_blocks, &(block_clash){TR_GATHER_V, unit, {"where rank 0 expects", "gather_v #1"}});
+        run(3, differ_in_blocks, &(block_clash){TR_SCATTER_V, unit, {"where rank 1 expects", "scatter_v #1"}});
+        run(3, differ_in_blocks, &(block_clash){TR_ALL_TO_ALL_V, unit, {"rank 1 gives", "where rank 0 expects"}});
+    }
+}
+
+static void bad_arguments(rank *r)
+{
+    float x[4] = {1, 1, 1, 1};
+    tr_group *g = r->group;
+    CHECK(tr_all_reduce(g, x, -1) == TR_INVALID);
+    SAYS("count of -1");
+    CHECK(tr_all_reduce(g, NULL, 4) == TR_INVALID);
+    SAYS("NULL");
+    CHECK(tr_all_reduce(g, x, INT64_MAX) == TR_INVALID);
+    CHECK(tr_all_reduce(g, x, 4, .dtype = (tr_dtype)99) == TR_INVALID);
+    SAYS("99");
+    CHECK(tr_all_reduce(g, x, 4, .op = (tr_reduce_op)99) == TR_INVALID);
+    CHECK(tr_all_reduce(g, x, 4, .dtype = TR_BOOL, .op = TR_AVG) == TR_DTYPE);
+    SAYS("avg of bool");
+    CHECK(tr_broadcast(g, x, 4, .root = r->world) == TR_INVALID);
+    SAYS("root 2");
+    CHECK(tr_broadcast(g, x, 4, .root = -1) == TR_INVALID);
+    CHECK(tr_all_reduce(g, x, 4, .timeout_ms = -1) == TR_INVALID);
+    CHECK(tr_wait(tr_all_reduce_async(g, x, -1)) == TR_INVALID);
+    CHECK(tr_run_collective(g, NULL) == TR_INVALID);
+    CHECK(tr_run_collective(g, &(tr_collective){.size = sizeof(tr_collective), .kind = 99}) == TR_UNSUPPORTED);
+    CHECK(tr_all_reduce(NULL, x, 4) == TR_INVALID);
+    OK(tr_wait(NULL));
+    CHECK(tr_work_done(NULL));
+    OK(tr_all_reduce(g, x, 4)); /* no such call has touched the group */
+    CHECK(x[3] == (float)r->world);
+    OK(tr_all_reduce(g, NULL, 0));
+    OK(tr_leave(g));
+}
+
+static void bad_arguments_leave_the_group_whole(void **state)
+{
+    (void)state;
+    run(2, bad_arguments, NULL);
+}
+
+/* ---- Ranks that go or stay away ---------------------------------------------------------------------------------- */
+
+static void one_leaves(rank *r)
+{
+    float *x = calloc(10000, sizeof *x);
+    tr_status status = tr_all_reduce(r->group, x, 10000);
+    if (status == TR_OK && r->number == 1) {
+        status = tr_leave(r->group);
+    } else if (status == TR_OK) {
+        status = tr_all_reduce(r->group, x, 10000);
+        if (status == TR_PEER && strstr(tr_error_message(), "rank 1") && strstr(tr_error_message(), "all_reduce #2"))
+            status = tr_barrier(r->group) == TR_PEER ? TR_OK : TR_INTERNAL; /* and so for ever */
+    }
+    free(x);
+    OK(status);
+}
+
+static void a_rank_that_left_is_missed_by_name(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 4; world++) run(world, one_leaves, NULL);
+}
+
+/* The last call of a group must be safe to be the last: whoever is done first leaves while others still collect. */
+static void leave_at_once(rank *r)
+{
+    enum { COUNT = 300000 };
+    float *x = malloc(COUNT * sizeof *x);
+    CHECK(x);
+    for (int i = 0; i < COUNT; i++) x[i] = 1;
+    tr_status status = tr_all_reduce(r->group, x, COUNT);
+    if (status == TR_OK) status = tr_leave(r->group);
+    bool right = true;
+    for (int i = 0; i < COUNT; i++) right &= x[i] == (float)r->world;
+    free(x);
+    OK(status);
+    CHECK(right);
+}
+
+static void leaving_right_after_a_call_harms_nobody(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 10; turn++) run(2 + turn % 4, leave_at_once, NULL);
+}
+
+static void one_stays_away(rank *r)
+{
+    float x[4] = {0};
+    OK(tr_all_reduce(r->group, x, 4));
+    if (r->number == 1) {
+        wait_until_given_up(r);
+        tr_status status = tr_barrier(r->group); /* what it learns first: that they gave up, or what they had called */
+        CHECK(status == TR_TIMEOUT || status == TR_MISMATCH);
+        SAYS("rank 1");
+        return;
+    }
+    CHECK(tr_all_reduce(r->group, x, 4, .timeout_ms = 100) == TR_TIMEOUT);
+    SAYS("all_reduce #2 (sum of f32[4] at ");
+    SAYS("rank 1 (pid ");
+    SAYS("all_reduce #1");
+    CHECK(tr_barrier(r->group) == TR_TIMEOUT);
+    SAYS("is broken");
+    say_given_up(r);
+}
+
+static void a_rank_that_stays_away_is_a_timeout(void **state)
+{
+    (void)state;
+    run(2, one_stays_away, NULL);
+    run(4, one_stays_away, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(different_calls_are_errors_everywhere),
+        cmocka_unit_test(blocks_that_differ_are_errors_everywhere),
+        cmocka_unit_test(bad_arguments_leave_the_group_whole),
+        cmocka_unit_test(a_rank_that_left_is_missed_by_name),
+        cmocka_unit_test(leaving_right_after_a_call_harms_nobody),
+        cmocka_unit_test(a_rank_that_stays_away_is_a_timeout),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,261 @@
+/* The ways to join: tcp:// by every kind of host, file://, with and without a token, again and again, and what can go
+ * wrong on the way. Threads are ranks; each opens a store of its own. */
+#include "base/clock.h"
+#include "comm_ranks.h"
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+typedef struct meeting {
+    char init[128];
+    const char *token[3]; /* of each rank */
+    int timeout_ms, world, threads; /* fewer threads than the world: the last ranks stay away */
+    int twice;                      /* > 0: this rank is taken by two threads */
+    int lives;
+    tr_status status[4];
+    char message[4][1024];
+    int64_t ns[4];
+} meeting;
+
+typedef struct guest {
+    meeting *m;
+    int index, rank;
+    pthread_t thread;
+} guest;
+
+static void join_and_sum(guest *g)
+{
+    meeting *m = g->m;
+    TR_SCOPE;
+    int64_t began = tr__now_ns(), sum = 1;
+    tr_group *group = tr_join(.init = m->init, .rank = g->rank, .world_size = m->world, .timeout_ms = m->timeout_ms,
+                              .token = m->token[g->rank] ? m->token[g->rank] : "");
+    tr_status status = tr_all_reduce(group, &sum, 1, .dtype = TR_I64);
+    if (status == TR_OK && sum != m->world) status = TR_INTERNAL;
+    tr_group *part = status == TR_OK ? tr_group_split(group, 0, 0) : NULL;
+    if (part) status = tr_barrier(part);
+    if (part && status == TR_OK) status = tr_leave(part);
+    if (status == TR_OK) status = tr_leave(group);
+    m->ns[g->index] = tr__now_ns() - began;
+    m->status[g->index] = status;
+    if (status != TR_OK) snprintf(m->message[g->index], sizeof m->message[0], "%s", tr_error_message());
+}
+
+static void *be_guest(void *arg)
+{
+    guest *g = arg;
+    for (int life = 0; life < g->m->lives && g->m->status[g->index] == TR_OK; life++) join_and_sum(g);
+    return NULL;
+}
+
+static void hold(meeting *m)
+{
+    guest guests[4];
+    if (!m->timeout_ms) m->timeout_ms = JOIN_MS;
+    if (!m->threads) m->threads = m->world;
+    if (!m->lives) m->lives = 1;
+    for (int i = 0; i < m->threads; i++) {
+        guests[i] = (guest){.m = m, .index = i, .rank = m->twice && i == m->threads - 1 ? m->twice : i};
+        assert_int_equal(pthread_create(&guests[i].thread, NULL, be_guest, &guests[i]), 0);
+    }
+    for (int i = 0; i < m->threads; i++) pthread_join(guests[i].thread, NULL);
+}
+
+static void goes_well(meeting *m)
+{
+    hold(m);
+    for (int i = 0; i < m->threads; i++)
+        if (m->status[i] != TR_OK) fail_msg("%s: rank %d: %s", m->init, i, m->message[i]);
+}
+
+static void fails(const meeting *m, int index, tr_status status, const char *words)
+{
+    if (m->status[index] != status || !strstr(m->message[index], words))
+        fail_msg("%s: rank %d: status %d, '%s' says nothing of '%s'", m->init, index, m->status[index],
+            m->message[index], words);
+}
+
+/* A port that was free a moment ago; false when the machine has no such address. */
+static bool free_port(int family, int *port)
+{
+    struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
+    if (family == AF_INET6) ((struct sockaddr_in6 *)&address)->sin6_addr = in6addr_loopback;
+    if (family == AF_INET) ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool fine = fd >= 0 && bind(fd, (struct sockaddr *)&address, length) == 0 &&
+                getsockname(fd, (struct sockaddr *)&address, &length) == 0;
+    *port = ntohs(((struct sockaddr_in *)&address)->sin_port); /* in the same place for both families */
+    if (fd >= 0) close(fd);
+    return fine;
+}
+
+static meeting at(const char *host)
+{
+    meeting m = {.world = 3};
+    int port;
+    assert_true(free_port(AF_INET, &port));
+    snprintf(m.init, sizeof m.init, "tcp://%s:%d", host, port);
+    return m;
+}
+
+static meeting at_with_token(const char *host)
+{
+    meeting m = at(host);
+    for (int i = 0; i < 3; i++) m.token[i] = "secret";
+    return m;
+}
+
+static void tcp_in_the_clear(void **state)
+{
+    (void)state;
+    meeting m = at("127.0.0.1");
+    goes_well(&m);
+    m = at("localhost");
+    goes_well(&m);
+}
+
+static void tcp_with_a_token(void **state)
+{
+    (void)state;
+    meeting m = at_with_token("127.0.0.1");
+    goes_well(&m);
+    m = at_with_token("0.0.0.0"); /* which a client reaches over loopback */
+    goes_well(&m);
+}
+
+static void tcp_over_ipv6(void **state)
+{
+    (void)state;
+    int port;
+    if (!free_port(AF_INET6, &port)) skip();
+    meeting m = {.world = 3, .token = {"secret", "secret", "secret"}};
+    snprintf(m.init, sizeof m.init, "tcp://[::1]:%d", port);
+    goes_well(&m);
+}
+
+/* Rank 0 serves a new store each time, at once after the old one, on the same port. */
+static void tcp_again_and_again(void **state)
+{
+    (void)state;
+    meeting m = at_with_token("127.0.0.1");
+    m.lives = 5;
+    goes_well(&m);
+}
+
+static void a_wrong_token(void **state)
+{
+    (void)state;
+    meeting m = at_with_token("127.0.0.1");
+    m.token[1] = "Secret";
+    m.token[2] = NULL;
+    m.timeout_ms = 700;
+    hold(&m);
+    fails(&m, 0, TR_TIMEOUT, "of 3 ranks, ranks 1, 2 did not join within 0.7 s");
+    fails(&m, 1, TR_AUTH, "refused this job's token");
+    fails(&m, 2, TR_AUTH, "wants a token");
+    assert_true(m.ns[1] < 1000000000 && m.ns[2] < 1000000000);
+}
+
+static void a_rank_that_stays_away(void **state)
+{
+    (void)state;
+    meeting m = at("127.0.0.1");
+    m.threads = 2;
+    m.timeout_ms = 300;
+    hold(&m);
+    fails(&m, 0, TR_TIMEOUT, "of 3 ranks, rank 2 did not join within 0.3 s");
+    assert_true(m.status[1] == TR_TIMEOUT || m.status[1] == TR_IO); /* rank 0 may have closed its store first */
+}
+
+static void a_rank_that_comes_twice(void **state)
+{
+    (void)state;
+    meeting m = at("127.0.0.1");
+    m.threads = 3;
+    m.twice = 1;
+    m.world = 2;
+    m.timeout_ms = 2000;
+    hold(&m);
+    assert_int_equal(m.status[0], TR_OK);
+    assert_true((m.status[1] == TR_OK) != (m.status[2] == TR_OK));
+}
+
+static void a_port_that_is_taken(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *other = tr_store_tcp("127.0.0.1", 0, .serve = true);
+    char init[64];
+    snprintf(init, sizeof init, "tcp://127.0.0.1:%d", tr_store_port(other));
+    FAILS(TR_IO, tr_status_of(tr_join(.init = init, .world_size = 2, .timeout_ms = JOIN_MS)), "cannot serve");
+    assert_non_null(strstr(tr_error_message(), "in use"));
+}
+
+/* ---- Files ------------------------------------------------------------------------------------------------------- */
+
+static char folder[64];
+
+static int make_folder(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/trireme-test-XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+/* Fails when anything is left there. */
+static int remove_folder(void **state)
+{
+    (void)state;
+    return rmdir(folder);
+}
+
+static void a_file(void **state)
+{
+    (void)state;
+    meeting m = {.world = 3, .lives = 4};
+    snprintf(m.init, sizeof m.init, "file://%s/meet", folder);
+    goes_well(&m);
+}
+
+static void a_file_where_one_stays_away(void **state)
+{
+    (void)state;
+    meeting m = {.world = 3, .threads = 2, .timeout_ms = 300};
+    snprintf(m.init, sizeof m.init, "file://%s/meet", folder);
+    hold(&m);
+    fails(&m, 0, TR_TIMEOUT, "rank 2 did not join within 0.3 s");
+    fails(&m, 1, TR_TIMEOUT, "rank 2 did not join within 0.3 s");
+}
+
+static void bad_files(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    FAILS(TR_INVALID, tr_status_of(tr_join(.init = "file://", .world_size = 2)), "path is needed");
+    FAILS(TR_INVALID, tr_status_of(tr_join(.init = "file:///x")), ".world_size of 0");
+    FAILS(TR_IO, tr_status_of(tr_join(.init = "file:///nowhere/x", .world_size = 2)), "/nowhere/x");
+    FAILS(TR_INVALID, tr_status_of(tr_join(.init = "smoke://signals", .world_size = 2)), "file://path");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tcp_in_the_clear),
+        cmocka_unit_test(tcp_with_a_token),
+        cmocka_unit_test(tcp_over_ipv6),
+        cmocka_unit_test(tcp_again_and_again),
+        cmocka_unit_test(a_wrong_token),
+        cmocka_unit_test(a_rank_that_stays_away),
+        cmocka_unit_test(a_rank_that_comes_twice),
+        cmocka_unit_test(a_port_that_is_taken),
+        cmocka_unit_test_setup_teardown(a_file, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(a_file_where_one_stays_away, make_folder, remove_folder),
+        cmocka_unit_test(bad_files),
+    };
+    unsetenv("TRIREME_TOKEN");
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,83 @@
+/* Collectives on tensors, with threads as ranks. */
+#include "comm_ranks.h"
+
+#include <trireme/parallel.h>
+
+static tr_tensor *filled(int64_t n, double first)
+{
+    tr_tensor *t = tr_empty(TR_SHAPE(n));
+    for (int64_t i = 0; i < n; i++) ((float *)tr_data(t))[i] = (float)(first + (double)i);
+    return t;
+}
+
+static float at(const tr_tensor *t, int64_t i)
+{
+    return ((const float *)tr_data(t))[i];
+}
+
+static void on_tensors(rank *r)
+{
+    TR_SCOPE;
+    tr_group *g = r->group;
+    int n = r->number, w = r->world, last = w - 1;
+    tr_tensor *one = filled(2, n * 10), *all = tr_zeros(TR_SHAPE(w, 2)), *back = tr_zeros(TR_SHAPE(2));
+    OK(tr_all_gather_tensor(g, one, all));
+    for (int p = 0; p < w; p++) CHECK(at(all, 2 * p) == (float)(p * 10) && at(all, 2 * p + 1) == (float)(p * 10 + 1));
+    OK(tr_reduce_scatter_tensor(g, all, back, TR_SUM));
+    CHECK(at(back, 0) == (float)(w * n * 10));
+    OK(tr_gather_tensor(g, one, n == last ? all : NULL, last));
+    OK(tr_scatter_tensor(g, n == last ? all : NULL, back, last));
+    CHECK(at(back, 1) == (float)(n * 10 + 1));
+    OK(tr_all_to_all_tensor(g, filled(2 * w, n * 100), all));
+    for (int p = 0; p < w; p++) CHECK(at(all, 2 * p) == (float)(p * 100 + 2 * n));
+    OK(tr_all_reduce_tensor(g, back, TR_MAX));
+    CHECK(at(back, 0) == (float)(last * 10));
+    OK(tr_reduce_tensor(g, one, TR_SUM, 0));
+    CHECK(n != 0 || at(one, 0) == (float)(w * last * 5));
+    OK(tr_broadcast_tensor(g, one, 0));
+    CHECK(at(one, 0) == (float)(w * last * 5));
+    if (w > 1 && n == 0) OK(tr_send_tensor(g, filled(2, 77), 1, 4));
+    if (n == 1) OK(tr_recv_tensor(g, back, 0, 4));
+    CHECK(n != 1 || at(back, 1) == 78);
+}
+
+static void tensors_can_be_given(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 5; world++) run(world, on_tensors, NULL);
+}
+
+static void give_wrong_tensors(rank *r)
+{
+    TR_SCOPE;
+    tr_group *g = r->group;
+    tr_tensor *two = tr_ones(TR_SHAPE(2)), *three = tr_ones(TR_SHAPE(3));
+    CHECK(tr_all_gather_tensor(g, two, three) == TR_SHAPE);
+    SAYS("the output [3] should have 4 elements");
+    CHECK(tr_scatter_tensor(g, three, two, 0) == TR_SHAPE);
+    SAYS("the input [3] should have 4 elements");
+    CHECK(tr_all_to_all_tensor(g, three, three) == TR_SHAPE);
+    CHECK(tr_all_gather_tensor(g, tr_ones(TR_SHAPE(2), .dtype = TR_I64), tr_ones(TR_SHAPE(4))) == TR_DTYPE);
+    CHECK(tr_all_reduce_tensor(g, tr_transpose(tr_ones(TR_SHAPE(2, 3)), 0, 1), TR_SUM) == TR_SHAPE);
+    SAYS("tr_contiguous()");
+    CHECK(tr_all_reduce_tensor(g, NULL, TR_SUM) == TR_INVALID);
+    OK(tr_barrier(g));
+    /* A call that does not match is said to be here, not in the library. */
+    CHECK(tr_all_reduce_tensor(g, r->number ? two : three, TR_SUM) == TR_MISMATCH);
+    SAYS("test_comm_tensors.c:");
+}
+
+static void tensors_that_do_not_fit_are_errors(void **state)
+{
+    (void)state;
+    run(2, give_wrong_tensors, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tensors_can_be_given),
+        cmocka_unit_test(tensors_that_do_not_fit_are_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

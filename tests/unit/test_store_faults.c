@@ -1,0 +1,221 @@
+/* The TCP store's client when the server is killed, stands still, breaks off, or answers nonsense: an error that says so,
+ * within its time. */
+#include "base/clock.h"
+#include "comm/store_frame.h"
+
+#include <trireme/comm.h>
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define FAILS(status_, expression, words)                                                                     \
+    do {                                                                                                      \
+        assert_int_equal((expression), status_);                                                              \
+        if (!strstr(tr_error_message(), words)) fail_msg("'%s' says nothing of '%s'", tr_error_message(), words); \
+    } while (0)
+
+static double seconds_since(int64_t began)
+{
+    return (double)(tr__now_ns() - began) * 1e-9;
+}
+
+static int listen_on_loopback(int *port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, length), 0);
+    assert_int_equal(listen(fd, 16), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
+    *port = ntohs(address.sin_port);
+    return fd;
+}
+
+/* ---- A server of our own making ---------------------------------------------------------------------------------- */
+
+typedef struct impostor {
+    int listener, port;
+    const char *answer; /* to the first request after the hello */
+    size_t bytes;
+    bool hangs_up;
+    pthread_t thread;
+} impostor;
+
+static const unsigned char hello_reply[] = {1, 0, 0, 0, TR__FRAME_VERSION, TR__FRAME_REPLY, 0, 0, TR__REPLY_OK};
+
+static void *be_impostor(void *arg)
+{
+    impostor *i = arg;
+    char request[256];
+    int fd = accept(i->listener, NULL, NULL);
+    if (read(fd, request, sizeof request) > 0 && write(fd, hello_reply, sizeof hello_reply) > 0 &&
+        read(fd, request, sizeof request) > 0 && i->bytes > 0 && write(fd, i->answer, i->bytes) < 0)
+        fprintf(stderr, "the impostor was not heard\n");
+    while (!i->hangs_up && read(fd, request, sizeof request) > 0) continue; /* until the client goes */
+    close(fd);
+    return NULL;
+}
+
+static void start(impostor *i)
+{
+    i->listener = listen_on_loopback(&i->port);
+    pthread_create(&i->thread, NULL, be_impostor, i);
+}
+
+static void finish(impostor *i)
+{
+    pthread_join(i->thread, NULL);
+    close(i->listener);
+}
+
+static void set_fails(const char *answer, size_t bytes, bool hangs_up, tr_status status, const char *words)
+{
+    impostor i = {.answer = answer, .bytes = bytes, .hangs_up = hangs_up};
+    start(&i);
+    tr_scope_push();
+    tr_store *store = tr_store_tcp("127.0.0.1", i.port, .timeout_ms = 300);
+    assert_int_equal(tr_status_of(store), TR_OK);
+    int64_t began = tr__now_ns();
+    FAILS(status, tr_store_set(store, "k", "v", 1), words);
+    assert_true(seconds_since(began) < 5);
+    tr_scope_pop();
+    finish(&i);
+}
+
+static void answers_that_are_none(void **state)
+{
+    (void)state;
+    set_fails(NULL, 0, false, TR_TIMEOUT, "no answer about key 'k' within 0.3 s");
+    set_fails(NULL, 0, true, TR_IO, "lost while asking about key 'k'");
+    set_fails("\1\0\0", 3, true, TR_IO, "lost while asking");                 /* half a header */
+    set_fails("\x09\0\0\0\1\7\0\0\0", 9, true, TR_IO, "lost while asking");   /* a frame that is cut */
+    set_fails("\x09\0\0\0\1\7\0\0\0", 9, false, TR_TIMEOUT, "no answer");     /* and one that never ends */
+    set_fails("HTTP/1.1 400 Bad", 16, false, TR_FORMAT, "damaged answer");
+    set_fails("\xff\xff\xff\xff\1\7\0\0\0", 9, false, TR_FORMAT, "damaged answer"); /* 4 GiB */
+    set_fails("\1\0\0\0\1\7\0\0\x63", 9, false, TR_FORMAT, "damaged answer");       /* no such code */
+    set_fails("\4\0\0\0\1\2\1\0k\0\0\0", 12, false, TR_FORMAT, "damaged answer");   /* a question */
+}
+
+/* Connections are taken by the kernel, and nobody ever says a word. */
+static void nobody_listens(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    int port, fd = listen_on_loopback(&port);
+    int64_t began = tr__now_ns();
+    FAILS(TR_TIMEOUT, tr_status_of(tr_store_tcp("127.0.0.1", port, .timeout_ms = 300)), "said hello in vain");
+    FAILS(TR_TIMEOUT, tr_status_of(tr_store_tcp("127.0.0.1", port, .token = "t", .timeout_ms = 300)), "hello in vain");
+    assert_true(seconds_since(began) < 5);
+    close(fd);
+}
+
+/* ---- A server that is killed, or stopped ------------------------------------------------------------------------- */
+
+static pid_t serve_in_a_child(const char *token, int *port)
+{
+    int out[2];
+    assert_int_equal(pipe(out), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when a check fails */
+        tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = token);
+        *port = tr_store_port(store);
+        if (write(out[1], port, sizeof *port) != sizeof *port) _exit(1);
+        for (;;) pause();
+    }
+    assert_int_equal(read(out[0], port, sizeof *port), sizeof *port);
+    close(out[0]);
+    close(out[1]);
+    return child;
+}
+
+typedef struct waiter {
+    tr_store *store;
+    tr_status status;
+    char message[512];
+    double seconds;
+} waiter;
+
+static void *wait_in_vain(void *arg)
+{
+    waiter *w = arg;
+    int64_t began = tr__now_ns();
+    w->status = tr_store_wait(w->store, "never", 60000);
+    w->seconds = seconds_since(began);
+    snprintf(w->message, sizeof w->message, "%s", tr_error_message());
+    return NULL;
+}
+
+static void a_killed_server(void **state)
+{
+    (void)state;
+    for (int secret = 0; secret < 2; secret++) {
+        TR_SCOPE;
+        int port;
+        const char *token = secret ? "secret" : NULL;
+        pid_t server = serve_in_a_child(token, &port);
+        waiter w = {.store = tr_store_tcp("127.0.0.1", port, .token = token, .timeout_ms = 60000)};
+        assert_int_equal(tr_store_set(w.store, "k", "v", 1), TR_OK);
+        pthread_t thread;
+        pthread_create(&thread, NULL, wait_in_vain, &w);
+        usleep(50000);
+        kill(server, SIGKILL);
+        pthread_join(thread, NULL);
+        waitpid(server, NULL, 0);
+        assert_int_equal(w.status, TR_IO);
+        assert_non_null(strstr(w.message, "lost while asking about key 'never'"));
+        assert_true(w.seconds < 10);
+        FAILS(TR_IO, tr_store_set(w.store, "k", "v", 1), "127.0.0.1");
+    }
+}
+
+static void a_stopped_server(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    int port;
+    pid_t server = serve_in_a_child("secret", &port);
+    tr_store *store = tr_store_tcp("127.0.0.1", port, .token = "secret", .timeout_ms = 300);
+    assert_int_equal(tr_store_set(store, "k", "v", 1), TR_OK);
+    kill(server, SIGSTOP);
+    waitpid(server, NULL, WUNTRACED);
+    char *big = calloc(1, 16 << 20);
+    int64_t began = tr__now_ns();
+    FAILS(TR_TIMEOUT, tr_store_set(store, "k", "w", 1), "no answer about key 'k' within 0.3 s");
+    FAILS(TR_TIMEOUT, tr_store_set(store, "big", big, 16 << 20), "timed out"); /* by a new connection */
+    assert_true(seconds_since(began) < 10);
+    kill(server, SIGCONT);
+    tr_store *patient = tr_store_tcp("127.0.0.1", port, .token = "secret", .timeout_ms = 20000);
+    assert_int_equal(tr_store_set(patient, "k", "v", 1), TR_OK); /* it serves as before */
+    assert_true(seconds_since(began) < 10);
+    kill(server, SIGKILL);
+    waitpid(server, NULL, 0);
+    free(big);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_that_are_none),
+        cmocka_unit_test(nobody_listens),
+        cmocka_unit_test(a_killed_server),
+        cmocka_unit_test(a_stopped_server),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

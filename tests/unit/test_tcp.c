@@ -1,0 +1,797 @@
+/* Groups over TCP with threads as ranks: every collective by every algorithm, errors, and uninvited guests. */
+#include "comm/algo/choice.h"
+#include "comm/transport/tcp.h"
+#include "comm_ranks.h"
+
+#include <arpa/inet.h>
+#include <math.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { WORLD_MOST = 5 };
+
+/* ---- Every collective by every algorithm ------------------------------------------------------------------------- */
+
+static int64_t value(int number, int64_t i)
+{
+    return (int64_t)number * 1000003 + i * 7 + 1;
+}
+
+static int64_t sum_of_values(int world, int64_t i)
+{
+    int64_t sum = 0;
+    for (int number = 0; number < world; number++) sum += value(number, i);
+    return sum;
+}
+
+/* What rank a has for rank b, in the kinds with _V. */
+static int64_t amount(tr_collective_kind kind, int a, int b, int64_t count)
+{
+    return kind == TR_ALL_TO_ALL_V ? (count + 3 * a + 2 * b) % (count + 2) : (count + 5 * a) % (count + 2);
+}
+
+typedef struct blocks {
+    int64_t counts[WORLD_MOST], offsets[WORLD_MOST], end;
+} blocks;
+
+static blocks blocks_of(const rank *r, tr_collective_kind kind, int64_t count, bool in)
+{
+    blocks b = {.end = 1};
+    bool variable = kind >= TR_ALL_GATHER_V && kind <= TR_ALL_TO_ALL_V;
+    for (int other = 0; other < r->world; other++) {
+        int64_t n = !variable ? count
+                    : kind != TR_ALL_TO_ALL_V ? amount(kind, other, 0, count)
+                    : in ? amount(kind, r->number, other, count) : amount(kind, other, r->number, count);
+        b.counts[other] = n;
+        b.offsets[other] = variable ? b.end : count * other;
+        b.end = b.offsets[other] + n + 1;
+    }
+    return b;
+}
+
+typedef struct trial {
+    tr_collective c;
+    blocks in, out;
+    int64_t *in_memory, *out_memory;
+} trial;
+
+static void check_sums(rank *r, const trial *t, int64_t shift)
+{
+    for (int64_t i = 0; i < t->c.count; i++) CHECK(t->out_memory[i] == sum_of_values(r->world, shift + i));
+}
+
+/* Block `from` of the output is what rank `from` has from its element `first` on. */
+static void check_block(rank *r, const trial *t, int from, int64_t first)
+{
+    for (int64_t i = 0; i < t->out.counts[from]; i++)
+        CHECK(t->out_memory[t->out.offsets[from] + i] == value(from, first + i));
+}
+
+static void check_trial(rank *r, const trial *t)
+{
+    tr_collective_kind kind = t->c.kind;
+    bool root = t->c.root == r->number;
+    if (kind == TR_ALL_REDUCE || (kind == TR_REDUCE && root)) check_sums(r, t, 0);
+    if (kind == TR_REDUCE_SCATTER) check_sums(r, t, t->c.count * r->number);
+    if (kind == TR_BROADCAST)
+        for (int64_t i = 0; i < t->c.count; i++) CHECK(t->out_memory[i] == value(t->c.root, i));
+    bool gathers = kind == TR_ALL_GATHER || kind == TR_ALL_GATHER_V || (root && (kind == TR_GATHER || kind == TR_GATHER_V));
+    for (int from = 0; from < r->world && gathers; from++) check_block(r, t, from, 0);
+    if (kind == TR_SCATTER || kind == TR_SCATTER_V)
+        for (int64_t i = 0; i < t->c.count; i++)
+            CHECK(t->out_memory[i] == value(t->c.root, t->in.offsets[r->number] + i));
+    for (int from = 0; from < r->world && (kind == TR_ALL_TO_ALL || kind == TR_ALL_TO_ALL_V); from++) {
+        rank other = {.number = from, .world = r->world};
+        blocks theirs = blocks_of(&other, kind, t->c.count, true);
+        if (kind == TR_ALL_TO_ALL) check_block(r, t, from, theirs.offsets[r->number]);
+    }
+}
+
+static void try_once(rank *r, tr_collective_kind kind, int64_t count, int root)
+{
+    trial t = {.c = {.size = sizeof t.c, .kind = kind, .count = count, .root = root, .dtype = TR_I64, .file = __FILE__,
+        .line = __LINE__}};
+    t.in = blocks_of(r, kind, count, true);
+    t.out = blocks_of(r, kind, count, false);
+    if (kind == TR_ALL_GATHER_V || kind == TR_GATHER_V || kind == TR_SCATTER_V) t.c.count = t.in.counts[r->number];
+    if (kind == TR_SCATTER_V || kind == TR_ALL_TO_ALL_V) {
+        t.c.in_counts = t.in.counts;
+        t.c.in_offsets = t.in.offsets;
+    }
+    if (kind == TR_ALL_GATHER_V || kind == TR_GATHER_V || kind == TR_ALL_TO_ALL_V) {
+        t.c.out_counts = t.out.counts;
+        t.c.out_offsets = t.out.offsets;
+    }
+    size_t bytes = (size_t)(t.in.end + t.out.end + count) * sizeof(int64_t);
+    t.in_memory = malloc(bytes);
+    t.out_memory = malloc(bytes);
+    for (int64_t i = 0; i < t.in.end; i++) t.in_memory[i] = value(r->number, i);
+    t.c.in = t.in_memory;
+    t.c.out = t.out_memory;
+    if (kind != TR_BARRIER || count == 0) {
+        tr_status status = tr_run_collective(r->group, &t.c);
+        if (status == TR_OK)
+            check_trial(r, &t);
+        else
+            snprintf(r->failure, sizeof r->failure, "%s, rank %d: %s", r->algorithms, r->number, tr_error_message());
+    }
+    free(t.in_memory);
+    free(t.out_memory);
+}
+
+static void try_kind(rank *r)
+{
+    static const int64_t counts[] = {0, 1, 7, 1000, 70001};
+    tr_collective_kind kind = *(const tr_collective_kind *)r->arg;
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+        for (int root = 0; root < r->world && !r->failure[0]; root++) try_once(r, kind, counts[c], root);
+    CHECK(!r->failure[0]);
+    OK(tr_leave(r->group));
+}
+
+static void every_collective_by_every_algorithm(void **state)
+{
+    (void)state;
+    for (int k = 0; k < TR_COLLECTIVE_COUNT; k++) {
+        tr_collective_kind kind = k;
+        for (int a = 0; a < TR__ALGORITHM_COUNT; a++) {
+            char algorithms[64];
+            if (!tr__schedule_exists(kind, a)) continue;
+            snprintf(algorithms, sizeof algorithms, "%s ranks 1- bytes 0- %s", tr__kind_name(kind),
+                tr__algorithm_name(a));
+            for (int world = 1; world <= WORLD_MOST; world++) run_tcp(world, try_kind, algorithms, &kind);
+        }
+    }
+}
+
+/* ---- Types and operations ---------------------------------------------------------------------------------------- */
+
+static void reduce_all_types(rank *r)
+{
+    static const int64_t counts[] = {1, 33, 5003};
+    unsigned char x[5003 * 8];
+    for (int dtype = 0; dtype < TR_DTYPE_COUNT; dtype++) {
+        for (int op = 0; op < TR_REDUCE_OP_COUNT; op++) {
+            if (!tr__reduce_find(dtype, op)) continue;
+            for (int c = 0; c < 3; c++) {
+                for (int64_t i = 0; i < counts[c]; i++) put(dtype, x, i, sample(dtype, r->number, i));
+                OK(tr_all_reduce(r->group, x, counts[c], .dtype = dtype, .op = op));
+                for (int64_t i = 0; i < counts[c]; i++)
+                    CHECK(near_enough(dtype, get(dtype, x, i), reduced(dtype, op, r->world, i)));
+            }
+        }
+    }
+    OK(tr_leave(r->group));
+}
+
+static void every_type_and_operation(void **state)
+{
+    (void)state;
+    static const char *const algorithms[] = {NULL, "all_reduce ranks 2- bytes 0- ring",
+        "all_reduce ranks 2- bytes 0- halving", "all_reduce ranks 2- bytes 0- tree"};
+    for (int world = 1; world <= WORLD_MOST; world += 2)
+        for (int a = 0; a < 4; a++) run_tcp(world, reduce_all_types, algorithms[a], NULL);
+}
+
+/* ---- Large data, the same bits ------------------------------------------------------------------------------------ */
+
+static float noise(int number, int64_t i)
+{
+    uint32_t bits = (uint32_t)(i * 2654435761u) ^ (uint32_t)number * 0x9e3779b9u;
+    return (float)(bits >> 4) * 0x1p-20f - 100.0f;
+}
+
+/* As bytes: every rank's result is rank 0's, bit for bit, and close to the right one. */
+static void reduce_large(rank *r)
+{
+    enum { COUNT = 3000017 };
+    float *in = malloc(COUNT * sizeof *in), *out = malloc(COUNT * sizeof *out), *zero = malloc(COUNT * sizeof *zero);
+    CHECK(in && out && zero);
+    for (int turn = 0; turn < 2; turn++) {
+        for (int64_t i = 0; i < COUNT; i++) in[i] = noise(r->number, i);
+        if (turn == 1) memcpy(out, in, COUNT * sizeof *in);
+        OK(tr_all_reduce(r->group, out, COUNT, .in = turn ? out : in, .op = TR_AVG));
+        memcpy(zero, out, COUNT * sizeof *in);
+        OK(tr_broadcast(r->group, zero, COUNT));
+        CHECK(memcmp(zero, out, COUNT * sizeof *in) == 0);
+        for (int64_t i = 0; i < COUNT; i++) {
+            double wanted = 0;
+            for (int n = 0; n < r->world; n++) wanted += (double)noise(n, i) / r->world;
+            CHECK(fabs(out[i] - wanted) < 1e-3);
+        }
+    }
+    free(in);
+    free(out);
+    free(zero);
+    OK(tr_leave(r->group));
+}
+
+static void large_buffers_have_the_same_bits_everywhere(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"ring", "halving", "doubling", "tree", "direct"};
+    for (int a = 0; a < 5; a++) {
+        char algorithms[64];
+        snprintf(algorithms, sizeof algorithms, "all_reduce ranks 1- bytes 0- %s", names[a]);
+        run_tcp(2 + a % 2, reduce_large, algorithms, NULL);
+        run_tcp(5 - a % 2, reduce_large, algorithms, NULL);
+    }
+}
+
+static void meet_in_place(rank *r)
+{
+    enum { COUNT = 40000 };
+    int64_t *x = malloc((size_t)r->world * COUNT * sizeof *x);
+    CHECK(x);
+    int64_t all = (int64_t)r->world * COUNT;
+    for (int64_t i = 0; i < all; i++) x[i] = value(r->number, i);
+    OK(tr_all_to_all(r->group, x, x, COUNT, .dtype = TR_I64));
+    for (int64_t i = 0; i < all; i++) CHECK(x[i] == value((int)(i / COUNT), r->number * COUNT + i % COUNT));
+    for (int64_t i = 0; i < all; i++) x[i] = value(r->number, i);
+    OK(tr_all_gather(r->group, NULL, x, COUNT, .dtype = TR_I64));
+    for (int64_t i = 0; i < all; i++) CHECK(x[i] == value((int)(i / COUNT), i));
+    for (int64_t i = 0; i < all; i++) x[i] = value(r->number, i);
+    int64_t *own = x + (int64_t)r->number * COUNT;
+    OK(tr_reduce_scatter(r->group, x, own, COUNT, .dtype = TR_I64));
+    for (int64_t i = 0; i < COUNT; i++) CHECK(own[i] == sum_of_values(r->world, r->number * COUNT + i));
+    free(x);
+    OK(tr_leave(r->group));
+}
+
+static void collectives_work_in_place(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLD_MOST; world++) {
+        run_tcp(world, meet_in_place, NULL, NULL);
+        run_tcp(world, meet_in_place, "reduce_scatter ranks 2- bytes 0- ring; all_gather ranks 2- bytes 0- ring", NULL);
+    }
+}
+
+static void meet(rank *r)
+{
+    atomic_int *board = (atomic_int *)r->arg;
+    for (int turn = 1; turn <= 50; turn++) {
+        atomic_store(&board[r->number], turn);
+        OK(tr_barrier(r->group));
+        for (int n = 0; n < r->world; n++) CHECK(atomic_load(&board[n]) == turn);
+        OK(tr_barrier(r->group));
+    }
+    OK(tr_leave(r->group));
+}
+
+static void nobody_leaves_a_barrier_early(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLD_MOST; world++) {
+        atomic_int board[WORLD_MOST] = {0};
+        run_tcp(world, meet, NULL, board);
+    }
+}
+
+static void pass_on(rank *r)
+{
+    enum { COUNT = 300000 };
+    int64_t *x = malloc(COUNT * sizeof *x);
+    CHECK(x);
+    for (int64_t n = 1; n <= COUNT; n = n * 60 + 1) {
+        for (int turn = 0; turn < 3; turn++) { /* once round the world */
+            if (r->number > 0) OK(tr_recv(r->group, x, n, .peer = r->number - 1, .tag = turn, .dtype = TR_I64));
+            for (int64_t i = 0; i < n; i++) x[i] = r->number == 0 ? i + turn : x[i] + 1;
+            OK(tr_send(r->group, x, n, .peer = (r->number + 1) % r->world, .tag = turn, .dtype = TR_I64));
+            if (r->number == 0) {
+                OK(tr_recv(r->group, x, n, .peer = r->world - 1, .tag = turn, .dtype = TR_I64));
+                for (int64_t i = 0; i < n; i++) CHECK(x[i] == i + turn + r->world - 1);
+            }
+        }
+        if (r->number == 1) OK(tr_send(r->group, x, 1, .peer = 2, .tag = 9, .dtype = TR_I64)); /* between two only */
+        if (r->number == 2) OK(tr_recv(r->group, x, 1, .peer = 1, .tag = 9, .dtype = TR_I64));
+        OK(tr_barrier(r->group));
+    }
+    free(x);
+    OK(tr_leave(r->group));
+}
+
+static void ranks_send_to_each_other(void **state)
+{
+    (void)state;
+    for (int world = 3; world <= WORLD_MOST; world++) run_tcp(world, pass_on, NULL, NULL);
+}
+
+/* Everyone sends to everyone before it receives, more than sockets hold, in an order of tags that nobody receives in,
+ * and the other way round; with a collective in between. */
+static void cross(rank *r)
+{
+    enum { COUNT = 500000, TAGS = 3 };
+    int64_t *out = malloc(COUNT * sizeof *out), *in = malloc(TAGS * COUNT * sizeof *in);
+    tr_work *works[2 * RANKS_MOST * TAGS];
+    CHECK(out && in);
+    for (int64_t i = 0; i < COUNT; i++) out[i] = value(r->number, i);
+    for (int turn = 0; turn < 2; turn++) {
+        TR_SCOPE;
+        int posted = 0, peer = (r->number + 1) % r->world, from = (r->number + r->world - 1) % r->world;
+        memset(in, 0, TAGS * COUNT * sizeof *in);
+        for (int half = 0; half < 2; half++) {
+            for (int tag = 0; tag < TAGS; tag++) {
+                if (half == turn)
+                    works[posted++] = tr_send_async(r->group, out, COUNT - tag, .peer = peer, .tag = tag, .dtype = TR_I64);
+                else
+                    works[posted++] = tr_recv_async(r->group, in + (TAGS - 1 - tag) * COUNT, COUNT - (TAGS - 1 - tag),
+                        .peer = from, .tag = TAGS - 1 - tag, .dtype = TR_I64);
+            }
+            if (half == 0) OK(tr_barrier(r->group));
+        }
+        for (int w = 0; w < posted; w++) OK(tr_wait(works[w]));
+        for (int tag = 0; tag < TAGS; tag++)
+            for (int64_t i = 0; i < COUNT - tag; i++) CHECK(in[tag * COUNT + i] == value(from, i));
+    }
+    free(out);
+    free(in);
+    OK(tr_leave(r->group));
+}
+
+static void messages_cross(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 4; world++) run_tcp(world, cross, NULL, NULL);
+}
+
+static void wait_for_nothing(rank *r)
+{
+    float x[4];
+    if (r->number == 0) {
+        CHECK(tr_recv(r->group, x, 4, .peer = 1, .timeout_ms = 200) == TR_TIMEOUT);
+        SAYS("recv (f32[4] from rank 1");
+        SAYS("waited 0.2 s for rank 1");
+    } else {
+        CHECK(tr_recv(r->group, x, 4, .peer = 0) != TR_OK);
+    }
+    CHECK(tr_barrier(r->group) != TR_OK);
+    SAYS("is broken");
+}
+
+static void leave_a_receiver(rank *r)
+{
+    float x[4];
+    if (r->number == 1) {
+        OK(tr_leave(r->group));
+        return;
+    }
+    CHECK(tr_recv(r->group, x, 4, .peer = 1) == TR_PEER);
+    SAYS("rank 1");
+    SAYS("recv (f32[4] from rank 1");
+}
+
+static void receives_without_sends_are_errors(void **state)
+{
+    (void)state;
+    run_tcp(2, wait_for_nothing, NULL, NULL);
+    run_tcp(2, leave_a_receiver, NULL, NULL);
+}
+
+/* ---- What goes wrong --------------------------------------------------------------------------------------------- */
+
+typedef tr_status (*act)(rank *r);
+
+static tr_status reduce_4(rank *r)
+{
+    static _Thread_local float x[8];
+    return tr_all_reduce(r->group, x, 4);
+}
+
+static tr_status reduce_5(rank *r)
+{
+    static _Thread_local float x[8];
+    return tr_all_reduce(r->group, x, 5);
+}
+
+static tr_status max_4(rank *r)
+{
+    static _Thread_local float x[8];
+    return tr_all_reduce(r->group, x, 4, .op = TR_MAX);
+}
+
+static tr_status wait_at_barrier(rank *r)
+{
+    return tr_barrier(r->group);
+}
+
+/* Everyone waits for the next rank to broadcast: no byte is on its way. */
+static tr_status broadcast_by_next(rank *r)
+{
+    static _Thread_local float x[8];
+    return tr_broadcast(r->group, x, 4, .root = (r->number + 1) % r->world);
+}
+
+static tr_status broadcast_by_last(rank *r)
+{
+    static _Thread_local float x[8];
+    return tr_broadcast(r->group, x, 4, .root = r->world - 1);
+}
+
+/* The last rank does the second, the others the first. */
+typedef struct dispute {
+    act most, last;
+    const char *words[2];
+} dispute;
+
+static void differ(rank *r)
+{
+    const dispute *d = r->arg;
+    OK(tr_barrier(r->group));
+    tr_status status = (r->number == r->world - 1 ? d->last : d->most)(r);
+    for (int turn = 0; turn < 3 && status == TR_OK; turn++) status = tr_barrier(r->group); /* who only sends */
+    CHECK(status == TR_MISMATCH);
+    SAYS("different calls");
+    SAYS(d->words[0]);
+    SAYS(d->words[1]);
+    CHECK(tr_barrier(r->group) == TR_MISMATCH);
+    SAYS("is broken");
+}
+
+static void different_calls_are_an_error_everywhere(void **state)
+{
+    (void)state;
+    static const dispute disputes[] = {
+        {reduce_4, reduce_5, {"all_reduce #2", "f32[5]"}},
+        {reduce_4, max_4, {"sum of", "max of"}},
+        {reduce_4, wait_at_barrier, {"all_reduce #2", "barrier #2"}},
+        {reduce_4, broadcast_by_last, {"all_reduce #2", "broadcast #2"}},
+        {broadcast_by_next, broadcast_by_next, {"broadcast #2", "from rank"}},
+    };
+    for (size_t d = 0; d < sizeof disputes / sizeof *disputes; d++)
+        for (int world = 2; world <= 4; world++) run_tcp(world, differ, NULL, &disputes[d]);
+}
+
+static void send_wrong(rank *r)
+{
+    float x[8] = {0};
+    tr_status status = r->number == 0 ? tr_send(r->group, x, 4, .peer = 1, .tag = 3)
+                                      : tr_recv(r->group, x, 5, .peer = 0, .tag = 3);
+    if (r->number == 0 && status == TR_OK) status = tr_barrier(r->group); /* a short message is sent at once */
+    CHECK(status == TR_MISMATCH);
+    SAYS("f32[4]");
+    SAYS("f32[5]");
+}
+
+static void what_is_sent_must_be_what_is_expected(void **state)
+{
+    (void)state;
+    run_tcp(2, send_wrong, NULL, NULL);
+}
+
+static void stay_away(rank *r)
+{
+    float x[4] = {0};
+    OK(tr_barrier(r->group));
+    if (r->number == 1) wait_until_given_up(r);
+    tr_status status = tr_all_reduce(r->group, x, 4, .timeout_ms = 400);
+    CHECK(status == TR_TIMEOUT);
+    if (r->number == 1) return;
+    SAYS("waited 0.4 s for rank 1");
+    SAYS("all_reduce #2 (sum of f32[4]");
+    say_given_up(r);
+}
+
+static void a_rank_that_stays_away_is_a_timeout(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= WORLD_MOST; world++) run_tcp(world, stay_away, "all_reduce ranks 2- bytes 0- ring", NULL);
+}
+
+static void leave_early(rank *r)
+{
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        OK(tr_leave(r->group));
+        return;
+    }
+    tr_status status = tr_barrier(r->group);
+    CHECK(status == TR_PEER);
+    SAYS("rank 0");
+    SAYS("left group 'world'");
+    SAYS("barrier #2");
+}
+
+static void a_rank_that_leaves_early_is_an_error(void **state)
+{
+    (void)state;
+    run_tcp(2, leave_early, NULL, NULL);
+    run_tcp(3, leave_early, NULL, NULL);
+}
+
+static void drop_the_group(rank *r)
+{
+    float x[4] = {0};
+    if (r->number == 1) { /* posts work that cannot end, and its scope drops the group */
+        tr_all_reduce_async(r->group, x, 4);
+        usleep(50000);
+        return;
+    }
+    usleep(100000);
+    CHECK(tr_barrier(r->group) == TR_PEER);
+    SAYS("rank 1 gave up group 'world'");
+}
+
+static void a_group_that_is_dropped_gives_up_its_work(void **state)
+{
+    (void)state;
+    run_tcp(2, drop_the_group, NULL, NULL);
+}
+
+/* The ranks' tables differ: found at the first call that they choose for differently. */
+static void choose_apart(rank *r)
+{
+    TR_SCOPE;
+    tr_group *g = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .name = "apart",
+        .transport = "tcp", .algorithms = r->number ? "all_reduce ranks 2- bytes 0- ring" : NULL);
+    OK(tr_status_of(g));
+    float x[4] = {0};
+    CHECK(tr_all_reduce(g, x, 4) == TR_MISMATCH);
+    SAYS("'ring'");
+    SAYS("'doubling'");
+}
+
+static void tables_must_agree(void **state)
+{
+    (void)state;
+    run_tcp(2, choose_apart, NULL, NULL);
+}
+
+static void refuse(const char *transport, const char *address, const char *algorithms, tr_status wanted,
+    const char *words)
+{
+    TR_SCOPE;
+    tr_group *g = tr_join(.store = tr_store_memory(), .rank = 0, .world_size = 2, .timeout_ms = 100,
+        .transport = transport, .address = address, .algorithms = algorithms);
+    assert_int_equal(tr_status_of(g), wanted);
+    if (!strstr(tr_error_message(), words)) fail_msg("'%s' does not say '%s'", tr_error_message(), words);
+}
+
+static void wrong_options_are_errors(void **state)
+{
+    (void)state;
+    refuse("pigeon", NULL, NULL, TR_INVALID, "'shm' and 'tcp'");
+    refuse("tcp", "no such interface", NULL, TR_INVALID, "neither an IP address nor a network interface");
+    refuse("tcp", "10.1.2.3", NULL, TR_AUTH, "TRIREME_TOKEN");
+    refuse("tcp", NULL, "all_reduce by magic", TR_INVALID, "'all_reduce by magic' is no row");
+    refuse("tcp", NULL, "all_to_all ranks 2- bytes 0- ring", TR_INVALID, "no all_to_all by 'ring'");
+    refuse("tcp", NULL, "all_reduce ranks 4-2 bytes 0- ring", TR_INVALID, "is no row");
+    refuse("tcp", NULL, NULL, TR_TIMEOUT, "rank 1 did not join");
+}
+
+/* ---- The table ----------------------------------------------------------------------------------------------------- */
+
+static void tables_are_printed_as_they_are_read(void **state)
+{
+    (void)state;
+    tr__choice_table a, b;
+    char text[TR__CHOICES_TEXT], again[TR__CHOICES_TEXT];
+    assert_int_equal(tr__choice_defaults(&a, "all_reduce ranks 2-16 bytes 1000-64K tree\n;broadcast ranks 3 bytes 0-1G ring"),
+        TR_OK);
+    assert_int_equal(tr__choose(&a, TR_ALL_REDUCE, 4, 65536), TR__TREE);
+    assert_int_equal(tr__choose(&a, TR_ALL_REDUCE, 4, 65537), TR__DIRECT);
+    assert_int_equal(tr__choose(&a, TR_ALL_REDUCE, 4, 999), TR__DOUBLING);
+    assert_int_equal(tr__choose(&a, TR_BROADCAST, 3, 1 << 30), TR__RING);
+    tr__choice_text(&a, text);
+    assert_non_null(strstr(text, "all_reduce ranks 2-16 bytes 1000-64K tree\n"));
+    assert_int_equal(tr__choice_defaults(&b, text), TR_OK);
+    b.count = a.count; /* the built-in rows follow once more */
+    assert_string_equal(tr__choice_text(&b, again), text);
+    for (int kind = 0; kind < TR_COLLECTIVE_COUNT; kind++) /* every collective has a schedule */
+        for (int world = 2; world < 5000 && !tr__kind_of(kind)->point_to_point; world += world)
+            for (int64_t bytes = 0; bytes < (int64_t)1 << 40; bytes = bytes * 4 + 1)
+                assert_true(tr__schedule_exists(kind, tr__choose(&a, kind, world, bytes)));
+}
+
+/* ---- Uninvited ----------------------------------------------------------------------------------------------------- */
+
+static int knock(const char *address)
+{
+    char host[64];
+    int port;
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    if (sscanf(address, "%63[0-9.]:%d", host, &port) != 2) return -1;
+    a.sin_port = htons((uint16_t)port);
+    inet_pton(AF_INET, host, &a.sin_addr);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct timeval patience = {.tv_sec = 20};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+/* What rank 0's card says. */
+static bool read_card_0(tr_store *store, char address[80], char cookie[33])
+{
+    void *card;
+    size_t bytes;
+    if (tr_store_get(store, "group/world/card/1/0", &card, &bytes) != TR_OK) return false;
+    const char *tcp = strstr(card, " tcp ");
+    bool found = tcp && sscanf(tcp, " tcp %79s cookie %32s", address, cookie) == 2;
+    free(card);
+    return found;
+}
+
+static bool hangs_up(int fd)
+{
+    char bytes[256];
+    return recv(fd, bytes, sizeof bytes, 0) <= 0;
+}
+
+static tr__tcp_hello false_hello(int number, int lane, const char *cookie)
+{
+    tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = number, .lane = lane};
+    memcpy(hello.cookie, cookie, strlen(cookie) + 1);
+    return hello;
+}
+
+/* Rank 1 knocks as a stranger before it joins: with garbage, a wrong cookie, half a hello, a wrong rank with the right
+ * cookie, another version, and without a word. None gets an answer, and the ranks join all the same. */
+static void intrude(rank *r)
+{
+    enum { STRANGERS = 6 };
+    char address[80], cookie[33], garbage[1000];
+    int fds[STRANGERS];
+    CHECK(read_card_0(r->store, address, cookie));
+    for (int i = 0; i < STRANGERS; i++) CHECK((fds[i] = knock(address)) >= 0);
+    memset(garbage, 'x', sizeof garbage);
+    tr__tcp_hello liar = false_hello(1, 0, "0123456789abcdef0123456789abcdef"), stranger = false_hello(7, 0, cookie),
+                  newer = false_hello(1, 0, cookie), half = false_hello(1, 1, cookie);
+    newer.version++;
+    CHECK(send(fds[0], garbage, sizeof garbage, MSG_NOSIGNAL) > 0);
+    CHECK(send(fds[1], &liar, sizeof liar, MSG_NOSIGNAL) > 0);
+    CHECK(send(fds[2], &stranger, sizeof stranger, MSG_NOSIGNAL) > 0);
+    CHECK(send(fds[3], &newer, sizeof newer, MSG_NOSIGNAL) > 0);
+    CHECK(send(fds[4], &half, sizeof half / 2, MSG_NOSIGNAL) > 0);
+    TR_SCOPE;
+    tr_group *g = tr_join(.store = r->store, .rank = 1, .world_size = 2, .timeout_ms = JOIN_MS, .transport = "tcp");
+    OK(tr_status_of(g));
+    OK(tr_barrier(g));
+    for (int i = 0; i < STRANGERS; i++) CHECK(hangs_up(fds[i]));
+    OK(tr_leave(g));
+    for (int i = 0; i < STRANGERS; i++) close(fds[i]);
+}
+
+static void be_intruded(rank *r)
+{
+    TR_SCOPE;
+    tr_group *g = tr_join(.store = r->store, .rank = 0, .world_size = 2, .timeout_ms = JOIN_MS, .transport = "tcp");
+    OK(tr_status_of(g));
+    OK(tr_barrier(g));
+    OK(tr_leave(g));
+}
+
+static void *intruded_thread(void *arg)
+{
+    rank *r = arg;
+    (r->number == 0 ? be_intruded : intrude)(r);
+    return NULL;
+}
+
+static void strangers_are_turned_away(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    rank ranks[2];
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        ranks[i] = (rank){.number = i, .world = 2, .store = store};
+        assert_int_equal(pthread_create(&threads[i], NULL, intruded_thread, &ranks[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++)
+        if (ranks[i].failure[0]) fail_msg("%s", ranks[i].failure);
+}
+
+/* ---- A rank that does not keep to the rules ------------------------------------------------------------------------ */
+
+/* A rank 1 by hand: it has the cookie, so it comes in; then it sends `bytes` on a lane and closes. */
+typedef struct rogue {
+    tr_store *store;
+    int lane;
+    const void *bytes;
+    size_t size;
+    bool failed;
+} rogue;
+
+static void *be_rogue(void *arg)
+{
+    rogue *g = arg;
+    char address[80], cookie[33], card[600];
+    int fds[TR__TCP_LANES];
+    snprintf(card, sizeof card, "trireme-card 2 rank 1 of 2 pid 1 in 0 host h machine m address - cookie %032d tcp "
+        "127.0.0.1:1 cookie %032d", 0, 0);
+    g->failed = tr_store_set(g->store, "group/world/card/1/1", card, strlen(card)) != TR_OK ||
+                !read_card_0(g->store, address, cookie);
+    if (g->failed) return NULL;
+    for (int lane = 0; lane < TR__TCP_LANES; lane++) {
+        tr__tcp_hello hello = false_hello(1, lane, cookie), answer;
+        memcpy(hello.address, "127.0.0.1:1", 12);
+        fds[lane] = knock(address);
+        g->failed |= fds[lane] < 0 || send(fds[lane], &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello ||
+                     recv(fds[lane], &answer, sizeof answer, MSG_WAITALL) != (ssize_t)sizeof answer;
+    }
+    if (!g->failed && g->size) g->failed = send(fds[g->lane], g->bytes, g->size, MSG_NOSIGNAL) < 0;
+    if (!g->failed) shutdown(fds[g->lane], SHUT_WR); /* a frame that is cut off is at its end */
+    while (!g->failed && !hangs_up(fds[TR__TCP_DATA_LANE])) continue;
+    for (int lane = 0; lane < TR__TCP_LANES; lane++) close(fds[lane]);
+    return NULL;
+}
+
+static void meet_rogue(int lane, const void *bytes, size_t size, tr_status wanted, const char *words)
+{
+    TR_SCOPE;
+    rogue g = {.store = tr_store_memory(), .lane = lane, .bytes = bytes, .size = size};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, be_rogue, &g), 0);
+    tr_group *group = tr_join(.store = g.store, .rank = 0, .world_size = 2, .timeout_ms = 20000, .transport = "tcp");
+    tr_status status = tr_status_of(group);
+    char text[1024];
+    snprintf(text, sizeof text, "%s", tr_error_message());
+    pthread_join(thread, NULL);
+    if (g.failed) fail_msg("%s", text);
+    if (status != wanted || !strstr(text, words)) fail_msg("'%s' (%s) is not '%s'", text, tr_status_name(status), words);
+}
+
+static void frames_are_checked(void **state)
+{
+    (void)state;
+    char garbage[300];
+    memset(garbage, 0x5a, sizeof garbage);
+    tr__tcp_frame good = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .type = TR__TCP_DATA, .kind = TR_BARRIER,
+        .algorithm = TR__DOUBLING};
+    for (int lane = 0; lane < 2; lane++) {
+        meet_rogue(lane, garbage, sizeof garbage, TR_FORMAT, "damaged");
+        meet_rogue(lane, &good, sizeof good / 2, TR_PEER, "died");
+        meet_rogue(lane, NULL, 0, TR_PEER, "died");
+        tr__tcp_frame bad = good;
+        bad.kind = TR_COLLECTIVE_COUNT;
+        meet_rogue(lane, &bad, sizeof bad, TR_FORMAT, "damaged");
+        bad = good;
+        bad.version++;
+        meet_rogue(lane, &bad, sizeof bad, TR_FORMAT, "damaged");
+    }
+    tr__tcp_frame bad = good;
+    bad.bytes = (uint64_t)1 << 60; /* more than the barrier's nothing */
+    meet_rogue(TR__TCP_DATA_LANE, &bad, sizeof bad, TR_MISMATCH, "barrier");
+    bad = good;
+    bad.type = TR__TCP_BROKEN;
+    bad.bytes = TR__TCP_TEXT + 1;
+    meet_rogue(TR__TCP_CONTROL_LANE, &bad, sizeof bad, TR_FORMAT, "damaged");
+    bad = good;
+    bad.type = 99;
+    meet_rogue(TR__TCP_CONTROL_LANE, &bad, sizeof bad, TR_FORMAT, "unknown type");
+    bad = good;
+    bad.sequence = 5;
+    meet_rogue(TR__TCP_DATA_LANE, &bad, sizeof bad, TR_MISMATCH, "different calls");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_collective_by_every_algorithm),
+        cmocka_unit_test(every_type_and_operation),
+        cmocka_unit_test(large_buffers_have_the_same_bits_everywhere),
+        cmocka_unit_test(collectives_work_in_place),
+        cmocka_unit_test(nobody_leaves_a_barrier_early),
+        cmocka_unit_test(ranks_send_to_each_other),
+        cmocka_unit_test(messages_cross),
+        cmocka_unit_test(receives_without_sends_are_errors),
+        cmocka_unit_test(different_calls_are_an_error_everywhere),
+        cmocka_unit_test(what_is_sent_must_be_what_is_expected),
+        cmocka_unit_test(a_rank_that_stays_away_is_a_timeout),
+        cmocka_unit_test(a_rank_that_leaves_early_is_an_error),
+        cmocka_unit_test(a_group_that_is_dropped_gives_up_its_work),
+        cmocka_unit_test(tables_must_agree),
+        cmocka_unit_test(wrong_options_are_errors),
+        cmocka_unit_test(tables_are_printed_as_they_are_read),
+        cmocka_unit_test(strangers_are_turned_away),
+        cmocka_unit_test(frames_are_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,226 @@
+/*
+ * Groups over TCP whose ranks are processes: killed and stopped ones, and two network namespaces, joined by a pair of
+ * virtual interfaces, that stand for two hosts. The latter need root, and are skipped without.
+ *
+ * ctest: serial timeout=240
+ */
+#include "base/clock.h"
+#include "processes.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const setting over_tcp = {.transport = "tcp"};
+
+/* ---- Data -------------------------------------------------------------------------------------------------------- */
+
+/* Sums and averages that are exact, in all sizes that the table has rows for, and everyone's blocks to everyone. */
+static tr_status check_sizes(rank *r)
+{
+    static const int64_t counts[] = {1, 1000, 4096, 100003, 600001};
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+        int64_t n = counts[c];
+        float *x = malloc((size_t)n * sizeof *x), *all = malloc((size_t)(n * r->world) * sizeof *all);
+        CHECK(x && all);
+        for (int64_t i = 0; i < n; i++) x[i] = (float)(i % 1000 + r->number);
+        TRY(tr_all_reduce(r->group, x, n));
+        for (int64_t i = 0; i < n; i++)
+            CHECK(x[i] == (float)(r->world * (i % 1000) + r->world * (r->world - 1) / 2));
+        for (int64_t i = 0; i < n; i++) x[i] = (float)(i % 1000 + r->number);
+        TRY(tr_all_gather(r->group, x, all, n));
+        for (int64_t i = 0; i < n * r->world; i++) CHECK(all[i] == (float)(i % n % 1000 + i / n));
+        free(x);
+        free(all);
+    }
+    TRY(tr_barrier(r->group));
+    return tr_leave(r->group);
+}
+
+static void processes_share_data(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= RANKS_MOST; world++) run_job_in(&over_tcp, world, check_sizes, NULL);
+}
+
+/* ---- Killed and stopped ------------------------------------------------------------------------------------------- */
+
+typedef enum activity { BARRIER, SMALL, LARGE, BROADCAST, IDLE, ACTIVITIES } activity;
+
+static const char *const words[ACTIVITIES] = {"barrier #", "all_reduce #", "all_reduce #", "broadcast #", "barrier #"};
+
+static tr_status act(rank *r, activity a, float *x, int64_t n)
+{
+    if (a == SMALL) return tr_all_reduce(r->group, x, 100);
+    if (a == LARGE) return tr_all_reduce(r->group, x, n);
+    if (a == BROADCAST) return tr_broadcast(r->group, x, n, .root = atomic_load(&r->post->turns) % r->world);
+    if (a == IDLE) usleep(2000); /* dies most likely outside any call */
+    return tr_barrier(r->group);
+}
+
+static tr_status act_until_it_fails(rank *r)
+{
+    enum { COUNT = 1000000 };
+    float *x = calloc(COUNT, sizeof *x);
+    CHECK(x);
+    tr_status status;
+    while ((status = act(r, *(const activity *)r->arg, x, COUNT)) == TR_OK) atomic_fetch_add(&r->post->turns, 1);
+    atomic_store(&r->post->ended, tr__now_ns());
+    free(x);
+    return status;
+}
+
+static void kill_one(int world, int victim, activity a, int delay_us)
+{
+    job j;
+    char name[64];
+    start_job_in(&j, &over_tcp, world, act_until_it_fails, &a);
+    for (int i = 0; i < world; i++) await_turns(&j, i, 3);
+    usleep((unsigned)delay_us);
+    int64_t killed = tr__now_ns();
+    kill(j.ranks[victim].pid, SIGKILL);
+    for (int i = 0; i < world; i++) reap(&j, i);
+    snprintf(name, sizeof name, "rank %d (pid %ld on host ", victim, (long)j.ranks[victim].pid);
+    for (int i = 0; i < world; i++) {
+        const post *p = &j.posts[i];
+        if (i == victim) continue;
+        if (p->status != TR_PEER || !strstr(p->text, name) || !strstr(p->text, "died") || !strstr(p->text, words[a]))
+            fail_msg("rank %d says '%s' (%s), not '%s' and '%s'", i, p->text, tr_status_name(p->status), name, words[a]);
+        if (p->ended - killed > 5000000000)
+            fail_msg("rank %d took %g s to notice", i, (double)(p->ended - killed) / 1e9);
+    }
+    finish(&j);
+}
+
+static void a_killed_rank_is_named_by_all_others(void **state)
+{
+    (void)state;
+    static const int delays[] = {0, 300, 1700};
+    for (activity a = 0; a < ACTIVITIES; a++) {
+        for (int d = 0; d < 3; d++) kill_one(2, d % 2, a, delays[d]);
+        kill_one(4, (int)a % 4, a, delays[a % 3]);
+        kill_one(5, (int)(a + 2) % 5, a, delays[a % 3]);
+    }
+}
+
+static tr_status act_with_a_timeout(rank *r)
+{
+    enum { COUNT = 3000000 };
+    float *x = calloc(COUNT, sizeof *x);
+    CHECK(x);
+    tr_status status;
+    while ((status = tr_all_reduce(r->group, x, COUNT, .timeout_ms = 500)) == TR_OK)
+        atomic_fetch_add(&r->post->turns, 1);
+    free(x);
+    return status;
+}
+
+static void a_stopped_rank_is_a_timeout(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 4; world++) {
+        job j;
+        char name[64];
+        start_job_in(&j, &over_tcp, world, act_with_a_timeout, NULL);
+        for (int i = 0; i < world; i++) await_turns(&j, i, 3);
+        kill(j.ranks[1].pid, SIGSTOP);
+        for (int i = 0; i < world; i++)
+            if (i != 1) reap(&j, i);
+        kill(j.ranks[1].pid, SIGCONT); /* it wakes up in a group that has given up on it */
+        reap(&j, 1);
+        snprintf(name, sizeof name, "for rank 1 (pid %ld", (long)j.ranks[1].pid);
+        for (int i = 0; i < world; i++)
+            if (j.posts[i].status != TR_TIMEOUT || !strstr(j.posts[i].text, name))
+                fail_msg("rank %d says '%s'", i, j.posts[i].text);
+        finish(&j);
+    }
+}
+
+/* ---- Two hosts ---------------------------------------------------------------------------------------------------- */
+
+static const char *const hosts[] = {"trireme-a", "trireme-b", "trireme-a", "trireme-b", "trireme-a"};
+static const setting two_hosts = {.host = "10.231.77.1", .spaces = hosts};
+
+static bool shell(const char *command)
+{
+    int status = system(command); // NOLINT(cert-env33-c): constant texts
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static void remove_hosts(void)
+{
+    shell("ip netns del trireme-a 2>/dev/null");
+    shell("ip netns del trireme-b 2>/dev/null");
+}
+
+static bool make_hosts(void)
+{
+    if (geteuid() == 0) {
+        remove_hosts();
+        if (shell("ip netns add trireme-a && ip netns add trireme-b && "
+                  "ip link add veth0 netns trireme-a type veth peer name veth0 netns trireme-b && "
+                  "ip -n trireme-a addr add 10.231.77.1/24 dev veth0 && ip -n trireme-a link set veth0 up && "
+                  "ip -n trireme-b addr add 10.231.77.2/24 dev veth0 && ip -n trireme-b link set veth0 up && "
+                  "ip -n trireme-a link set lo up && ip -n trireme-b link set lo up"))
+            return true;
+        remove_hosts();
+    }
+    print_message("network namespaces cannot be made here (it needs root): skipped\n");
+    return false;
+}
+
+static void two_hosts_share_data(void **state)
+{
+    (void)state;
+    if (!make_hosts()) skip();
+    for (int world = 2; world <= RANKS_MOST; world++) run_job_in(&two_hosts, world, check_sizes, NULL);
+    remove_hosts();
+}
+
+/* Cut for a while: TCP sends again what was lost, and nobody notices more than a delay. Cut for good: an error. */
+static void a_link_is_cut(void **state)
+{
+    (void)state;
+    static const activity large = LARGE;
+    job j;
+    if (!make_hosts()) skip();
+    start_job_in(&j, &two_hosts, 2, act_until_it_fails, &large);
+    for (int i = 0; i < 2; i++) await_turns(&j, i, 3);
+    assert_true(shell("ip -n trireme-a link set veth0 down"));
+    usleep(3000000);
+    assert_true(shell("ip -n trireme-a link set veth0 up"));
+    int turns = atomic_load(&j.posts[0].turns);
+    for (int i = 0; i < 2; i++) await_turns(&j, i, turns + 3);
+    int64_t cut = tr__now_ns();
+    assert_true(shell("ip -n trireme-a link set veth0 down"));
+    for (int i = 0; i < 2; i++) reap(&j, i);
+    for (int i = 0; i < 2; i++) {
+        const post *p = &j.posts[i];
+        if (p->status != TR_PEER || !strstr(p->text, "cannot be reached any more"))
+            fail_msg("rank %d says '%s' (%s)", i, p->text, tr_status_name(p->status));
+        if (p->ended - cut > 20000000000) fail_msg("rank %d took %g s", i, (double)(p->ended - cut) / 1e9);
+    }
+    finish(&j);
+    remove_hosts();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(processes_share_data),
+        cmocka_unit_test(a_killed_rank_is_named_by_all_others),
+        cmocka_unit_test(a_stopped_rank_is_a_timeout),
+        cmocka_unit_test(two_hosts_share_data),
+        cmocka_unit_test(a_link_is_cut),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
