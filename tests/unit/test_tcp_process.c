@@ -112,6 +112,53 @@ static void a_killed_rank_is_named_by_all_others(void **state)
     }
 }
 
+/* ---- Idle --------------------------------------------------------------------------------------------------------- */
+
+static void note(tr_log_level level, const char *message, void *user)
+{
+    (void)level;
+    rank *r = user;
+    snprintf(r->post->text, sizeof r->post->text, "%s", message);
+    atomic_store(&r->post->turns, 2);
+}
+
+/* Rank 0 is in no call, rank 1 has asked rank 0, who is alive, for a message; neither needs the last rank. */
+static tr_status wait_for_news(rank *r)
+{
+    float x[4];
+    tr_set_log(note, r, TR_LOG_WARN);
+    TRY(tr_barrier(r->group));
+    atomic_store(&r->post->turns, 1);
+    if (r->number == 1) return tr_recv(r->group, x, 4, .peer = 0);
+    for (int ms = 0; ms < PATIENCE_MS && atomic_load(&r->post->turns) < 2; ms++) usleep(1000);
+    CHECK(atomic_load(&r->post->turns) == 2);
+    atomic_store(&r->post->ended, tr__now_ns());
+    return tr_barrier(r->group);
+}
+
+static void idle_ranks_know_at_once(void **state)
+{
+    (void)state;
+    enum { WORLD = 3, VICTIM = 2 };
+    job j;
+    char name[64];
+    start_job_in(&j, &over_tcp, WORLD, wait_for_news, NULL);
+    for (int i = 0; i < WORLD; i++) await_turns(&j, i, 1);
+    usleep(50000); /* rank 1 is most likely waiting by now */
+    int64_t killed = tr__now_ns();
+    kill(j.ranks[VICTIM].pid, SIGKILL);
+    for (int i = 0; i < WORLD; i++) reap(&j, i);
+    snprintf(name, sizeof name, "rank %d (pid %ld on host ", VICTIM, (long)j.ranks[VICTIM].pid);
+    for (int i = 0; i < VICTIM; i++) {
+        const post *p = &j.posts[i];
+        if (p->status != TR_PEER || !strstr(p->text, name) || !strstr(p->text, "died after barrier #1"))
+            fail_msg("rank %d says '%s' (%s), not '%s'", i, p->text, tr_status_name(p->status), name);
+        if (p->ended - killed > 5000000000)
+            fail_msg("rank %d took %g s to notice", i, (double)(p->ended - killed) / 1e9);
+    }
+    finish(&j);
+}
+
 static tr_status act_with_a_timeout(rank *r)
 {
     enum { COUNT = 3000000 };
@@ -218,6 +265,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(processes_share_data),
         cmocka_unit_test(a_killed_rank_is_named_by_all_others),
+        cmocka_unit_test(idle_ranks_know_at_once),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(two_hosts_share_data),
         cmocka_unit_test(a_link_is_cut),

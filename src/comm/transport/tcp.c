@@ -31,6 +31,7 @@ tr_status tr__tcp_break(tr__tcp *t)
     bool first = !t->error;
     if (first) t->error = tr__error_take();
     atomic_store(&t->broken, true);
+    pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
     tr_status status = tr__tcp_failure(t);
     if (first) {
@@ -41,10 +42,6 @@ tr_status tr__tcp_break(tr__tcp *t)
         tr__tcp_tell_all(t, &frame, text);
         ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t)); /* wakes the thread that runs a call */
         (void)written;
-        /* Threads that wait in sends and receives do not read control connections. */
-        for (int rank = 0; rank < t->world_size; rank++)
-            if (t->peers[rank].sockets[TR__TCP_P2P_LANE] >= 0)
-                shutdown(t->peers[rank].sockets[TR__TCP_P2P_LANE], SHUT_WR);
         tr__tcp_p2p_wake(t);
     }
     return status;
@@ -79,7 +76,8 @@ static tr_status make_watch(tr__tcp *t)
 {
     t->watch = epoll_create1(EPOLL_CLOEXEC);
     t->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    struct epoll_event e = {.events = EPOLLIN, .data.fd = t->rank}; /* our own number stands for the kick */
+    /* Our own number stands for the kick. It stays as it is when the group is broken, and must not keep the monitor busy. */
+    struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.fd = t->rank};
     if (t->watch < 0 || t->kick < 0 || epoll_ctl(t->watch, EPOLL_CTL_ADD, t->kick, &e) != 0)
         return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", t->group);
     return TR_OK;
@@ -105,6 +103,11 @@ tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transp
     t->recorder = member->recorder;
     t->watch = t->kick = t->door.socket = -1;
     pthread_mutex_init(&t->lock, NULL);
+    pthread_condattr_t by_monotonic_clock;
+    pthread_condattr_init(&by_monotonic_clock);
+    pthread_condattr_setclock(&by_monotonic_clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&t->changed, &by_monotonic_clock);
+    pthread_condattr_destroy(&by_monotonic_clock);
     tr_status status = make_parts(t, member, card);
     if (status == TR_OK)
         *transport = t;
@@ -144,13 +147,16 @@ tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
 {
     TR__TRY(tr__tcp_connect(t, meeting, cards));
     TR__TRY(watch_peers(t, cards));
+    TR__TRY(tr__tcp_monitor_start(t));
     t->crowded = crowded(t, cards);
     /* A rank has joined when all have: nobody's first collective meets a rank that failed to join. */
     int64_t rest = (meeting->deadline - tr__now_ns()) / 1000000;
     tr_collective all = {.kind = TR_BARRIER, .timeout_ms = rest > 1 ? (int)rest : 1, .file = "tr_join"};
     tr_status status = tr__tcp_run(t, &all, 0);
+    pthread_mutex_lock(&t->lock);
     t->has_last = false;
     for (int rank = 0; rank < t->world_size; rank++) t->peers[rank].called = false;
+    pthread_mutex_unlock(&t->lock);
     return status;
 }
 
@@ -184,7 +190,9 @@ static void part(tr__tcp *t)
 
 void tr__tcp_close(tr__tcp *t)
 {
-    tr__tcp_p2p_close(t);
+    tr__tcp_p2p_finish(t); /* with the monitor's help, should a peer die meanwhile */
+    tr__tcp_monitor_stop(t);
+    tr__tcp_p2p_free(t);
     if (t->peers) part(t);
     for (int rank = 0; t->peers && rank < t->world_size; rank++)
         for (int lane = 0; lane < TR__TCP_LANES; lane++)
@@ -199,6 +207,7 @@ void tr__tcp_close(tr__tcp *t)
     free(t->scratch);
     free(t->folded);
     tr__error_unref(t->error);
+    pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
     free(t);
 }

@@ -3,15 +3,16 @@
  *
  *   tcp.c           making and ending a group's transport; errors
  *   tcp_join.c      the connections between the ranks, and who may come in
- *   tcp_control.c   control connections: failures, goodbyes, deaths, who is in which call
+ *   tcp_control.c   control connections, and the monitor that listens there: failures, goodbyes, deaths, calls
  *   tcp_wait.c      waiting for peers: timeouts, reports
  *   tcp_flow.c      moving the bytes of a step: hazards, folding while more comes in
  *   tcp_run.c       running a collective: its schedule, and which steps are under way
  *   tcp_p2p.c       sends and receives, beside the collectives
  *
  * Each pair of ranks has three connections, made when the group is joined. The data connection carries the transfers of
- * the schedules and nothing else, a third one sends and receives. The control connection is idle but for failures and the like, so a message there
- * never waits behind data, and its end is the end of the peer.
+ * the schedules and nothing else, a third one sends and receives. The control connection is idle but for failures and the
+ * like, so a message there never waits behind data, and its end is the end of the peer: the monitor, a thread that sleeps
+ * on all of them, knows at once, whatever this rank is doing.
  */
 #ifndef TR_COMM_TRANSPORT_TCP_H
 #define TR_COMM_TRANSPORT_TCP_H
@@ -69,13 +70,15 @@ typedef struct tr__tcp_peer {
     int rank;
     long pid;
     char host[65];
-    int sockets[TR__TCP_LANES]; /* -1: ourselves, not yet, or gone */
+    int sockets[TR__TCP_LANES]; /* -1: ourselves, not yet, or gone (that of control: under the lock) */
+    /* Under the lock: */
     bool left;                  /* has said goodbye */
     bool called, announced;     /* `call` is known; it came as a CALL, so `waits_for` is, too */
     int waits_for;
     tr__signature call;         /* the latest that we heard of */
-    uint64_t sent_turn, received_turn; /* tcp_run.c: the turn in which an earlier transfer held the connection */
-    /* A control message that has come in part. */
+    /* For the thread that runs a collective: the turn in which an earlier transfer held the connection (tcp_run.c). */
+    uint64_t sent_turn, received_turn;
+    /* For the monitor: a control message that has come in part. */
     size_t got;
     tr__tcp_frame frame;
     char text[TR__TCP_TEXT];
@@ -99,17 +102,22 @@ typedef struct tr__tcp {
     tr__choice_table choices;
     bool crowded; /* more ranks on this machine than cores: spinning only keeps the others from working */
     int watch;    /* epoll: all control connections, and the kick */
-    int kick;     /* eventfd: another thread has broken the group */
+    int kick;     /* eventfd: the group is broken, or the monitor is to end */
+    bool has_monitor;
+    pthread_t monitor;
+    atomic_bool stopping;
     tr__tcp_p2p *p2p;
 
-    pthread_mutex_t lock; /* for what follows */
-    tr__error *error;     /* why the group is broken */
+    pthread_mutex_t lock;    /* for what follows, and what peers are known to do */
+    pthread_cond_t changed;  /* a peer has left, or the group is broken */
+    tr__error *error;        /* why the group is broken */
     atomic_bool broken;
+    /* Calls of our own; written by the thread that runs them, which may read them without the lock. */
+    tr__signature last;      /* the latest */
+    bool has_last, running;  /* there is one; it is under way */
+    tr__signature past[TR__TCP_PAST]; /* those with a number, by their number: ranks that go on may differ later */
 
     /* For the thread that runs a collective. */
-    tr__signature last;   /* the latest call of our own */
-    bool has_last;
-    tr__signature past[TR__TCP_PAST]; /* those with a number, by their number: ranks that go on may differ later */
     tr__tcp_slot *slots;
     struct pollfd *polled;
     char *stage;          /* what is folded on its way in */
@@ -151,12 +159,15 @@ tr__tcp_frame tr__tcp_frame_of(const tr__signature *call, enum tr__tcp_type type
 bool tr__tcp_read_frame(const tr__tcp_frame *frame, tr__signature *call);
 /* Our own call that a peer's call is to be compared with: the one of the same number, or the latest. */
 const tr__signature *tr__tcp_own_call(const tr__tcp *t, const tr__signature *theirs);
+/* A peer is in this call, as a frame of its data says. */
+void tr__tcp_heard(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call);
 /* Sends a control message to all ranks that are there; never blocks. */
 void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text);
-/* Takes in what the peers have told; fails when that breaks the group, or did. */
-tr_status tr__tcp_hear(tr__tcp *t);
-/* A data connection has ended or failed: finds out why, and fails. */
-tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, int error);
+/* A connection that `call` needs has ended or failed: finds out why, and fails. Waits for the monitor, a second at most. */
+tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call, int error);
+/* The monitor reads all control connections, and nobody else does. It breaks the group when it has to. */
+tr_status tr__tcp_monitor_start(tr__tcp *t);
+void tr__tcp_monitor_stop(tr__tcp *t);
 
 /* ---- tcp_wait.c -------------------------------------------------------------------------------------------------- */
 
@@ -167,7 +178,7 @@ typedef struct tr__tcp_patience {
     bool reported;
 } tr__tcp_patience;
 
-/* Sleeps until a connection is ready or something is told; `count` entries of t->polled are set, with the peers' ranks
+/* Sleeps until a connection is ready or the group is broken; `count` entries of t->polled are set, with the peers' ranks
  * in `ranks`. Fails at the timeout. */
 tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *patience, int timeout_ms, const int *ranks, int count);
 
@@ -180,7 +191,9 @@ bool tr__tcp_p2p_pending(tr__tcp *t);
 /* The group is broken: what is under way must end. */
 void tr__tcp_p2p_wake(tr__tcp *t);
 /* Waits for what is under way. */
-void tr__tcp_p2p_close(tr__tcp *t);
+void tr__tcp_p2p_finish(tr__tcp *t);
+/* No other thread knows of the group any more. */
+void tr__tcp_p2p_free(tr__tcp *t);
 
 /* ---- tcp_run.c --------------------------------------------------------------------------------------------------- */
 

@@ -1,12 +1,14 @@
 /*
- * Control connections: what the ranks tell each other beside their data. Nobody reads them while no collective runs,
- * so what happens meanwhile is found at the next call.
+ * Control connections: what the ranks tell each other beside their data. The monitor, a thread per group, sleeps on them:
+ * a connection that ends without a goodbye is a dead peer, and the kernel tells at once, however it died. So a rank
+ * that computes, sleeps, or waits for somebody else knows it as soon as one that waits for that peer.
  */
+#include "base/clock.h"
 #include "base/log.h"
 #include "comm/transport/tcp.h"
 
 #include <errno.h>
-#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -71,52 +73,93 @@ void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text)
 
 /* ---- Hearing ----------------------------------------------------------------------------------------------------- */
 
-static char *last_text(const tr__tcp *t, char text[TR__CALL_TEXT])
+void tr__tcp_heard(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
 {
-    return t->has_last ? tr__signature_text(&t->last, text) : strcpy(text, "joining");
+    pthread_mutex_lock(&t->lock);
+    peer->call = *call;
+    peer->called = true;
+    pthread_mutex_unlock(&t->lock);
 }
 
-static tr_status died(tr__tcp *t, tr__tcp_peer *peer, int error)
+/* "during all_reduce #3 (…)", "after all_reduce #3 (…)": where this rank is. */
+static void write_moment(tr__tcp *t, char *text, size_t size)
 {
-    char name[TR__TCP_NAME], text[TR__CALL_TEXT];
-    tr__tcp_name(peer, name);
-    last_text(t, text);
-    if (error && error != ECONNRESET && error != EPIPE) /* its host, or the way to it: keep-alive found nobody */
-        tr__fail_errno(TR_PEER, error, "%s cannot be reached any more, during %s", name, text);
+    char call[TR__CALL_TEXT];
+    pthread_mutex_lock(&t->lock);
+    if (t->has_last)
+        snprintf(text, size, "%s %s", t->running ? "during" : "after", tr__signature_text(&t->last, call));
     else
-        tr__fail(TR_PEER, "%s died during %s", name, text);
+        snprintf(text, size, "before the first collective");
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* A program that is in no call will not hear of it before its next one; who reads the log does. */
+static void log_if_idle(tr__tcp *t)
+{
+    pthread_mutex_lock(&t->lock);
+    bool idle = !t->running;
+    pthread_mutex_unlock(&t->lock);
+    if (idle) tr__log(TR_LOG_WARN, "group '%s' is broken, as rank %d finds: %s", t->group, t->rank, tr_error_message());
+}
+
+static tr_status died(tr__tcp *t, const tr__tcp_peer *peer, const char *moment, int error)
+{
+    char name[TR__TCP_NAME];
+    tr__tcp_name(peer, name);
+    if (error && error != ECONNRESET && error != EPIPE) /* its host, or the way to it: keep-alive found nobody */
+        tr__fail_errno(TR_PEER, error, "%s cannot be reached any more, %s", name, moment);
+    else
+        tr__fail(TR_PEER, "%s died %s", name, moment);
     return tr__tcp_break(t);
 }
 
 /* The control connection is at its end. */
 static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
 {
+    char moment[TR__CALL_TEXT + 32];
     pthread_mutex_lock(&t->lock);
     epoll_ctl(t->watch, EPOLL_CTL_DEL, peer->sockets[TR__TCP_CONTROL_LANE], NULL);
     close(peer->sockets[TR__TCP_CONTROL_LANE]);
     peer->sockets[TR__TCP_CONTROL_LANE] = -1;
     pthread_mutex_unlock(&t->lock);
-    return peer->left ? TR_OK : died(t, peer, error);
+    if (peer->left) return TR_OK;
+    write_moment(t, moment, sizeof moment);
+    return died(t, peer, moment, error);
+}
+
+static tr_status hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
+{
+    pthread_mutex_lock(&t->lock);
+    peer->call = *call;
+    peer->called = peer->announced = true;
+    peer->waits_for = peer->frame.waits_for;
+    tr__signature ours = *tr__tcp_own_call(t, call);
+    pthread_mutex_unlock(&t->lock);
+    if (ours.sequence != call->sequence || !call->sequence || tr__signature_agrees(&ours, call)) return TR_OK;
+    tr__call_mismatch(t->group, t->rank, &ours, peer->rank, call);
+    return tr__tcp_break(t);
+}
+
+static tr_status hear_goodbye(tr__tcp *t, tr__tcp_peer *peer)
+{
+    pthread_mutex_lock(&t->lock);
+    peer->left = true;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+    return TR_OK;
 }
 
 static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
 {
     const tr__tcp_frame *f = &peer->frame;
     switch (f->type) {
-    case TR__TCP_CALL:
-        peer->call = *call;
-        peer->called = peer->announced = true;
-        peer->waits_for = f->waits_for;
-        const tr__signature *ours = tr__tcp_own_call(t, call);
-        if (ours->sequence != call->sequence || !call->sequence || tr__signature_agrees(ours, call)) return TR_OK;
-        tr__call_mismatch(t->group, t->rank, ours, peer->rank, call);
-        return tr__tcp_break(t);
+    case TR__TCP_CALL: return hear_call(t, peer, call);
     case TR__TCP_BROKEN:
         peer->text[f->bytes < TR__TCP_TEXT ? f->bytes : TR__TCP_TEXT - 1] = 0;
         /* What one rank does on request is to the others a peer that fails them. */
         tr__fail(f->status > 0 && f->status != TR_CANCELLED ? f->status : TR_PEER, "%s", peer->text);
         return tr__tcp_break(t);
-    case TR__TCP_GOODBYE: peer->left = true; return TR_OK;
+    case TR__TCP_GOODBYE: return hear_goodbye(t, peer);
     default: break;
     }
     char name[TR__TCP_NAME];
@@ -124,68 +167,101 @@ static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *cal
     return tr__tcp_break(t);
 }
 
-/* Reads what has come from a peer; *open is set to whether more may come. */
-static tr_status hear_peer(tr__tcp *t, tr__tcp_peer *peer, bool *open)
+static tr_status damaged(tr__tcp *t, const tr__tcp_peer *peer)
+{
+    char name[TR__TCP_NAME];
+    tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(peer, name));
+    return tr__tcp_break(t);
+}
+
+/* Reads what has come from a peer. */
+static tr_status hear_peer(tr__tcp *t, tr__tcp_peer *peer)
 {
     for (;;) {
-        *open = peer->sockets[TR__TCP_CONTROL_LANE] >= 0;
-        if (!*open) return TR_OK;
         bool framed = peer->got >= sizeof peer->frame;
         char *to = framed ? peer->text + (peer->got - sizeof peer->frame) : (char *)&peer->frame + peer->got;
         size_t want = framed ? sizeof peer->frame + peer->frame.bytes - peer->got : sizeof peer->frame - peer->got;
         ssize_t got = want ? recv(peer->sockets[TR__TCP_CONTROL_LANE], to, want, MSG_DONTWAIT) : 0;
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return TR_OK;
-        if (want && got <= 0) {
-            TR__TRY(hang_up(t, peer, got < 0 ? errno : 0));
-            continue;
-        }
+        if (want && got <= 0) return hang_up(t, peer, got < 0 ? errno : 0);
         peer->got += (size_t)got;
         if (peer->got < sizeof peer->frame) continue;
         tr__signature call;
-        if (!tr__tcp_read_frame(&peer->frame, &call) || peer->frame.type == TR__TCP_DATA) {
-            char name[TR__TCP_NAME];
-            tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(peer, name));
-            return tr__tcp_break(t);
-        }
+        if (!tr__tcp_read_frame(&peer->frame, &call) || peer->frame.type == TR__TCP_DATA) return damaged(t, peer);
         if (peer->got < sizeof peer->frame + peer->frame.bytes) continue;
         peer->got = 0;
         TR__TRY(handle(t, peer, &call));
     }
 }
 
-tr_status tr__tcp_hear(tr__tcp *t)
+/* ---- The monitor -------------------------------------------------------------------------------------------------- */
+
+static void *monitor(void *arg)
 {
     enum { EVENTS = 16 };
+    tr__tcp *t = arg;
     struct epoll_event events[EVENTS];
-    int ready = epoll_wait(t->watch, events, EVENTS, 0);
-    for (int i = 0; i < ready; i++) {
-        bool open;
-        if (events[i].data.fd != t->rank) TR__TRY(hear_peer(t, &t->peers[events[i].data.fd], &open));
+    while (!atomic_load(&t->stopping)) {
+        int ready = epoll_wait(t->watch, events, EVENTS, -1);
+        for (int i = 0; i < ready; i++) {
+            tr__tcp_peer *peer = &t->peers[events[i].data.fd];
+            bool sound = !atomic_load(&t->broken);
+            if (peer->rank != t->rank && hear_peer(t, peer) != TR_OK && sound) log_if_idle(t);
+        }
     }
-    return atomic_load(&t->broken) ? tr__tcp_failure(t) : TR_OK;
+    return NULL;
 }
 
-/* ---- A data connection ends -------------------------------------------------------------------------------------- */
+tr_status tr__tcp_monitor_start(tr__tcp *t)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = pthread_create(&t->monitor, NULL, monitor, t);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its monitor", t->group);
+    t->has_monitor = true;
+    return TR_OK;
+}
 
-static tr_status left_early(tr__tcp *t, tr__tcp_peer *peer)
+void tr__tcp_monitor_stop(tr__tcp *t)
+{
+    if (!t->has_monitor) return;
+    atomic_store(&t->stopping, true);
+    ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t));
+    (void)written;
+    pthread_join(t->monitor, NULL);
+    t->has_monitor = false;
+}
+
+/* ---- Another connection ends -------------------------------------------------------------------------------------- */
+
+static tr_status left_early(tr__tcp *t, const tr__tcp_peer *peer, const tr__signature *call)
 {
     char name[TR__TCP_NAME], here[TR__CALL_TEXT], text[TR__CALL_TEXT] = "joining";
+    pthread_mutex_lock(&t->lock);
     if (peer->called) tr__signature_text(&peer->call, text);
+    pthread_mutex_unlock(&t->lock);
     tr__fail(TR_PEER, "%s left group '%s' after %s, but %s needs it", tr__tcp_name(peer, name), t->group, text,
-        last_text(t, here));
+        tr__signature_text(call, here));
     return tr__tcp_break(t);
 }
 
-/* The control connection tells why; both ends of a dead process go at once. */
-tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, int error)
+/* The control connection tells why; all ends of a dead process go at once. */
+tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call, int error)
 {
-    enum { LOOK_MS = 1000 };
-    bool open = true;
-    while (open && !peer->left) {
-        struct pollfd p = {.fd = peer->sockets[TR__TCP_CONTROL_LANE], .events = POLLIN};
-        if (poll(&p, 1, LOOK_MS) == 0) return died(t, peer, error);
-        TR__TRY(hear_peer(t, peer, &open));
-    }
-    return left_early(t, peer);
+    enum { LOOK_NS = 1000000000 };
+    int64_t until = tr__now_ns() + LOOK_NS;
+    struct timespec deadline = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    int waited = 0;
+    pthread_mutex_lock(&t->lock);
+    while (!t->error && !peer->left && waited == 0) waited = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);
+    bool left = peer->left, broken = t->error != NULL;
+    pthread_mutex_unlock(&t->lock);
+    if (broken) return tr__tcp_failure(t);
+    if (left) return left_early(t, peer, call);
+    char moment[TR__CALL_TEXT + 32], text[TR__CALL_TEXT];
+    snprintf(moment, sizeof moment, "during %s", tr__signature_text(call, text));
+    return died(t, peer, moment, error);
 }

@@ -75,7 +75,7 @@ tr_status tr__tcp_push(tr__tcp_call *call, int64_t step, bool *moved)
         block(call, s->step.to, POLLOUT);
         return TR_OK;
     }
-    if (sent < 0) return tr__tcp_lost(t, &t->peers[s->step.to], errno);
+    if (sent < 0) return tr__tcp_lost(t, &t->peers[s->step.to], &t->last, errno);
     size_t of_frame = least((size_t)sent, sizeof frame - out->framed);
     out->framed += of_frame;
     out->done += (size_t)sent - of_frame;
@@ -95,8 +95,7 @@ static tr_status check_frame(tr__tcp_call *call, tr__tcp_slot *s)
     char name[TR__TCP_NAME];
     if (!tr__tcp_read_frame(&s->frame, &theirs) || s->frame.type != TR__TCP_DATA)
         return tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(peer, name));
-    peer->call = theirs;
-    peer->called = true;
+    tr__tcp_heard(t, peer, &theirs);
     const tr__signature *ours = &t->last;
     bool agrees = theirs.sequence == ours->sequence && tr__signature_agrees(ours, &theirs);
     if (!agrees) return tr__call_mismatch(t->group, t->rank, tr__tcp_own_call(t, &theirs), peer->rank, &theirs);
@@ -154,7 +153,7 @@ tr_status tr__tcp_pull(tr__tcp_call *call, int64_t step, bool *moved)
         block(call, s->step.from, POLLIN);
         return TR_OK;
     }
-    if (got <= 0) return tr__tcp_lost(t, peer, got < 0 ? errno : 0);
+    if (got <= 0) return tr__tcp_lost(t, peer, &t->last, got < 0 ? errno : 0);
     *moved = true;
     of_frame = least(of_frame, (size_t)got);
     s->in.framed += of_frame;

@@ -95,19 +95,11 @@ static op *any_op(const lane *l)
     return l->into ? l->into : l->sends ? l->sends : l->receives;
 }
 
-/* The connection has ended while o needed it. */
-static tr_status gone(tr__tcp *t, int rank, const tr__signature *call)
-{
-    char name[TR__TCP_NAME], text[TR__CALL_TEXT];
-    tr__fail(TR_PEER, "%s died or left during %s", tr__tcp_name(&t->peers[rank], name), tr__signature_text(call, text));
-    return tr__tcp_break(t);
-}
-
-static void hang_up(tr__tcp *t, int rank)
+static void hang_up(tr__tcp *t, int rank, int error)
 {
     lane *l = &t->p2p->lanes[rank];
     l->closed = true;
-    tr_status status = any_op(l) ? gone(t, rank, &any_op(l)->call) : TR_OK;
+    tr_status status = any_op(l) ? tr__tcp_lost(t, &t->peers[rank], &any_op(l)->call, error) : TR_OK;
     (void)status; /* the thread sees that the group is broken */
 }
 
@@ -127,7 +119,7 @@ static void flush(tr__tcp *t, int rank)
         ssize_t sent = sendmsg(t->peers[rank].sockets[TR__TCP_P2P_LANE], &m, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && would_block()) return;
         if (sent < 0) {
-            hang_up(t, rank);
+            hang_up(t, rank, errno);
             return;
         }
         size_t of_frame = (size_t)sent < parts[0].iov_len ? (size_t)sent : parts[0].iov_len;
@@ -202,7 +194,7 @@ static void take_in(tr__tcp *t, int rank)
                           : 0;
         if (got < 0 && would_block()) return;
         if (*done < size && got <= 0) {
-            hang_up(t, rank);
+            hang_up(t, rank, got < 0 ? errno : 0);
             return;
         }
         *done += (size_t)got;
@@ -332,7 +324,7 @@ static tr_status start(tr__tcp *t, tr_work *work)
     t->p2p->pending++;
     bool taken = false;
     tr_status status = c->kind == TR_RECV ? take_arrival(t, c->peer, o, &taken) : TR_OK;
-    if (status == TR_OK && !taken && l->closed) status = gone(t, c->peer, &call);
+    if (status == TR_OK && !taken && l->closed) status = tr__tcp_lost(t, &t->peers[c->peer], &call, 0);
     if (status != TR_OK) {
         finish(t, o, status);
         return TR_OK;
@@ -374,17 +366,21 @@ tr_status tr__tcp_p2p_new(tr__tcp *t)
     return p->kick >= 0 ? TR_OK : tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", t->group);
 }
 
-void tr__tcp_p2p_close(tr__tcp *t)
+void tr__tcp_p2p_finish(tr__tcp *t)
+{
+    tr__tcp_p2p *p = t->p2p;
+    if (!p || !p->has_thread) return;
+    pthread_mutex_lock(&p->lock);
+    p->stopping = true;
+    pthread_mutex_unlock(&p->lock);
+    tr__tcp_p2p_wake(t);
+    pthread_join(p->thread, NULL);
+}
+
+void tr__tcp_p2p_free(tr__tcp *t)
 {
     tr__tcp_p2p *p = t->p2p;
     if (!p) return;
-    if (p->has_thread) {
-        pthread_mutex_lock(&p->lock);
-        p->stopping = true;
-        pthread_mutex_unlock(&p->lock);
-        tr__tcp_p2p_wake(t);
-        pthread_join(p->thread, NULL);
-    }
     for (int rank = 0; p->lanes && rank < t->world_size; rank++) {
         for (arrival *a = p->lanes[rank].arrivals, *next; a; a = next) {
             next = a->next;

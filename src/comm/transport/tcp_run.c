@@ -183,16 +183,32 @@ static tr_status carry_out(tr__tcp_call *call)
 
 /* ---- The collective ---------------------------------------------------------------------------------------------- */
 
+static void enter(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
+{
+    tr__signature call;
+    tr__signature_of(collective, t->world_size, sequence, &call);
+    pthread_mutex_lock(&t->lock);
+    t->last = t->past[sequence % TR__TCP_PAST] = call;
+    t->has_last = t->running = true;
+    pthread_mutex_unlock(&t->lock);
+}
+
+static void leave(tr__tcp *t)
+{
+    pthread_mutex_lock(&t->lock);
+    t->running = false;
+    pthread_mutex_unlock(&t->lock);
+}
+
 tr_status tr__tcp_run(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
 {
     if (atomic_load(&t->broken)) return tr__fail_context(tr__tcp_failure(t), "group '%s' is broken", t->group);
     tr__tcp_call call = {.t = t, .c = collective, .turn = t->turn};
-    tr__signature_of(collective, t->world_size, sequence, &t->last);
-    t->has_last = true;
-    t->past[t->last.sequence % TR__TCP_PAST] = t->last;
-    tr_status status = tr__tcp_hear(t);
-    if (status == TR_OK) status = begin(&call);
+    enter(t, collective, sequence);
+    tr_status status = begin(&call);
     if (status == TR_OK) status = carry_out(&call);
     t->turn = call.turn;
-    return status == TR_OK ? TR_OK : tr__tcp_break(t);
+    if (status != TR_OK) status = tr__tcp_break(t);
+    leave(t);
+    return status;
 }

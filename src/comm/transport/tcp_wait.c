@@ -35,8 +35,9 @@ typedef struct lateness {
     char here[TR__CALL_TEXT], name[TR__TCP_NAME], state[TR__CALL_TEXT + 64];
 } lateness;
 
-static void describe(const tr__tcp *t, int rank, lateness *l)
+static void describe(tr__tcp *t, int rank, lateness *l)
 {
+    pthread_mutex_lock(&t->lock);
     const tr__tcp_peer *peer = &t->peers[culprit(t, rank)];
     char text[TR__CALL_TEXT];
     if (t->has_last)
@@ -51,9 +52,10 @@ static void describe(const tr__tcp *t, int rank, lateness *l)
     else
         snprintf(l->state, sizeof l->state, "rank %d was last heard of in %s", peer->rank,
             tr__signature_text(&peer->call, text));
+    pthread_mutex_unlock(&t->lock);
 }
 
-static tr_status timed_out(const tr__tcp *t, int rank, int timeout_ms)
+static tr_status timed_out(tr__tcp *t, int rank, int timeout_ms)
 {
     lateness l;
     describe(t, rank, &l);
@@ -61,7 +63,7 @@ static tr_status timed_out(const tr__tcp *t, int rank, int timeout_ms)
         l.state);
 }
 
-static void report(const tr__tcp *t, int rank)
+static void report(tr__tcp *t, int rank)
 {
     lateness l;
     describe(t, rank, &l);
@@ -108,8 +110,8 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     int64_t waited = (now - p->since) / 1000000;
     do_what_is_due(t, p, waited, timeout_ms, ranks[0], &next);
     if (waited >= timeout_ms) return timed_out(t, ranks[0], timeout_ms);
-    t->polled[count] = (struct pollfd){.fd = t->watch, .events = POLLIN};
+    t->polled[count] = (struct pollfd){.fd = t->kick, .events = POLLIN};
     int ready = poll(t->polled, (nfds_t)count + 1, (int)(next - waited) + 1);
     if (ready < 0 && errno != EINTR) return tr__fail_errno(TR_IO, errno, "group '%s': poll", t->group);
-    return ready > 0 && t->polled[count].revents ? tr__tcp_hear(t) : TR_OK;
+    return atomic_load(&t->broken) ? tr__tcp_failure(t) : TR_OK;
 }
