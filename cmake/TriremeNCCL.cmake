@@ -9,7 +9,7 @@ if(NCCL_INCLUDE_DIR)
     foreach(directory ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
         list(APPEND nccl_options -isystem ${directory})
     endforeach()
-    set_source_files_properties(src/comm/backend/nccl.c src/comm/backend/nccl_library.c
+    set_source_files_properties(src/comm/backend/nccl.c src/comm/backend/nccl_library.c src/comm/backend/nccl_transfer.c
         PROPERTIES COMPILE_OPTIONS "${nccl_options}")
 else()
     message(STATUS "NCCL: none, so .backend = \"nccl\" is left out")

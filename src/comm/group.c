@@ -17,8 +17,7 @@
 /* Runs a collective; the caller has set `running` and clears it. record is that of its posting, or 0. */
 static tr_status run(tr_group *group, const tr_collective *collective, uint64_t record)
 {
-    /* Sends and receives concern two ranks, so they have no number in the order of all. */
-    uint64_t sequence = tr__kind_of(collective->kind)->point_to_point ? 0 : ++group->sequence;
+    uint64_t sequence = ++group->sequence;
     record = tr__recorder_start(group->recorder, record, collective, sequence);
     tr_status status = group->backend->run(group->state, collective, sequence);
     tr__recorder_end(group->recorder, record, status);
@@ -108,26 +107,26 @@ static tr_work *new_work(tr_group *group, const tr_collective *collective)
     return work;
 }
 
-/* Sends and receives do not wait for the group's other work, if the backend can do that. */
-static bool start_transfer(tr_group *group, tr_work *work, bool driven)
+static bool is_transfer(const tr_work *work)
 {
-    if (!tr__kind_of(work->collective.kind)->point_to_point || !group->backend->start) return false;
+    return tr__kind_of(work->collective.kind)->point_to_point;
+}
+
+/* Sends and receives do not wait for the group's other work. */
+static void start_transfer(tr_group *group, tr_work *work, bool driven)
+{
     work->recorder = group->recorder;
     work->record = tr__recorder_start(group->recorder, 0, &work->collective, 0);
-    return group->backend->start(group->state, work, driven);
+    group->backend->start(group->state, work, driven);
 }
 
 static tr_status post(tr_group *group, tr_work *work)
 {
     pthread_mutex_lock(&group->lock);
     tr_status status = check_open(group);
-    bool transfers = tr__kind_of(work->collective.kind)->point_to_point && group->backend->start;
-    if (status == TR_OK && !transfers) status = enqueue(group, work);
+    if (status == TR_OK && !is_transfer(work)) status = enqueue(group, work);
     pthread_mutex_unlock(&group->lock);
-    if (!transfers || status != TR_OK || start_transfer(group, work, false)) return status;
-    pthread_mutex_lock(&group->lock);
-    status = enqueue(group, work);
-    pthread_mutex_unlock(&group->lock);
+    if (status == TR_OK && is_transfer(work)) start_transfer(group, work, false);
     return status;
 }
 
@@ -171,7 +170,7 @@ tr_status tr_run_list(tr_group *group, const tr_collective *list, int count)
     return tr_wait(tr_post_list(group, list, count));
 }
 
-/* A send or recv, driven by this thread if the backend can. */
+/* A send or recv, driven by this thread. */
 static tr_status transfer(tr_group *group, const tr_collective *collective)
 {
     TR_SCOPE;
@@ -180,11 +179,10 @@ static tr_status transfer(tr_group *group, const tr_collective *collective)
     pthread_mutex_lock(&group->lock);
     tr_status status = check_open(group);
     pthread_mutex_unlock(&group->lock);
-    if (status == TR_OK && start_transfer(group, work, true))
-        group->backend->drive(group->state, work);
-    else if (status == TR_OK)
-        status = post(group, work);
-    return status == TR_OK ? tr_wait(work) : status;
+    if (status != TR_OK) return status;
+    start_transfer(group, work, true);
+    group->backend->drive(group->state, work);
+    return tr_wait(work);
 }
 
 /* The group was at work: queues up behind what was posted before. */
@@ -231,8 +229,10 @@ static void close_group(tr_group *group, const char *cancel)
 {
     pthread_mutex_lock(&group->lock);
     group->closed = true;
-    bool transfers = group->backend->pending && group->backend->pending(group->state);
-    if (cancel && (group->running || group->first || transfers)) group->backend->cancel(group->state, cancel);
+    if (cancel && (group->running || group->first || group->backend->pending(group->state))) {
+        tr__fail(TR_CANCELLED, "rank %d gave up group '%s': %s", group->rank, group->name, cancel);
+        group->backend->give_up(group->state);
+    }
     while (cancel && group->first) {
         tr_work *work = take_first(group);
         tr__work_finish(work, tr__fail(TR_CANCELLED, "group '%s': %s", group->name, cancel));

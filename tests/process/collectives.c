@@ -4,6 +4,9 @@
  *   all       the same, with two groups side by side, and joins again
  *   mismatch  the ranks make different calls, which .check finds
  *   late      the last rank stays away until the others' timeout
+ *   vain      a receive to which nobody sends, and others beside it
+ *   unequal   a message that is longer than its receive expects, and one that is shorter
+ *   dropped   a group goes while a receive is under way
  *   forever   barriers until a rank is killed
  *   where     prints rank, world size and local rank
  */
@@ -250,22 +253,112 @@ static void moves_v(tr_group *g, tr_dtype dtype)
     free(out);
 }
 
-static void one_to_one(tr_group *g, int64_t count)
+/* ---- Beside the collectives -------------------------------------------------------------------------------------- */
+
+/* What would hang if a send or a receive took its turn with the collectives. */
+static void transfers_beside_collectives(tr_group *g)
 {
-    int right = (rank + 1) % world, left = (rank + world - 1) % world;
-    float *mine = malloc((size_t)count * sizeof *mine), *theirs = malloc((size_t)count * sizeof *theirs);
-    EXPECT(mine && theirs);
-    for (int64_t i = 0; i < count; i++) mine[i] = (float)mark(rank, right, i);
-    for (int turn = 0; turn < 2; turn++) { /* a ring of blocking calls: the even ranks begin */
-        if (rank % 2 == turn)
-            OK(tr_send(g, mine, count, .peer = right, .tag = 3));
-        else if (left % 2 == turn)
-            OK(tr_recv(g, theirs, count, .peer = left, .tag = 3));
+    int next = (rank + 1) % world, before = (rank + world - 1) % world;
+    float sum = 1, mine = (float)rank, theirs = -1;
+    tr_work *recv = tr_recv_async(g, &theirs, 1, .peer = before, .tag = 7); /* sent only after the all_reduce */
+    OK(tr_all_reduce(g, &sum, 1));
+    EXPECT(sum == (float)world && !tr_work_done(recv));
+    OK(tr_barrier(g)); /* nobody has sent yet */
+    OK(tr_send(g, &mine, 1, .peer = next, .tag = 7));
+    OK(tr_wait(recv));
+    EXPECT(theirs == (float)before);
+
+    tr_work *barrier = rank == 0 ? tr_barrier_async(g) : NULL; /* which waits for rank 1, which waits for this: */
+    if (rank == 0) OK(tr_send(g, &mine, 1, .peer = 1, .tag = 8));
+    if (rank == 1) OK(tr_recv(g, &theirs, 1, .peer = 0, .tag = 8));
+    OK(rank == 0 ? tr_wait(barrier) : tr_barrier(g));
+}
+
+/* Of any length, all ranks send to all first; receives are posted in the other order. */
+static void everyone_sends_first(tr_group *g, int64_t count)
+{
+    enum { MOST = 8 };
+    double *out[MOST], *in[MOST];
+    tr_work *works[2 * MOST] = {NULL};
+    EXPECT(world <= MOST);
+    for (int to = 0; to < world; to++) {
+        out[to] = malloc(sizeof(double) * (size_t)(count + 1));
+        in[to] = malloc(sizeof(double) * (size_t)(count + 1));
+        EXPECT(out[to] && in[to]);
+        for (int64_t i = 0; i < count; i++) out[to][i] = mark(rank, to, i);
+        if (to != rank) works[to] = tr_send_async(g, out[to], count, .peer = to, .dtype = TR_F64);
     }
-    if (world % 2 == 0)
-        for (int64_t i = 0; i < count; i++) EXPECT(theirs[i] == (float)mark(left, rank, i));
-    free(mine);
-    free(theirs);
+    OK(tr_barrier(g));
+    for (int from = world - 1; from >= 0; from--)
+        if (from != rank) works[world + from] = tr_recv_async(g, in[from], count, .peer = from, .dtype = TR_F64);
+    for (int w = 0; w < 2 * world; w++) OK(tr_wait(works[w]));
+    for (int from = 0; from < world; from++) {
+        for (int64_t i = 0; i < count && from != rank; i++) EXPECT(in[from][i] == mark(from, rank, i));
+        free(out[from]);
+        free(in[from]);
+    }
+}
+
+/* Round a ring, blocking: rank 0 begins. */
+static void pass_on(tr_group *g)
+{
+    int next = (rank + 1) % world, before = (rank + world - 1) % world;
+    for (int turn = 0; turn < 50; turn++) {
+        int64_t token = turn;
+        if (rank == 0) OK(tr_send(g, &token, 1, .peer = next, .dtype = TR_I64));
+        OK(tr_recv(g, &token, 1, .peer = before, .dtype = TR_I64));
+        EXPECT(token == turn + (rank == 0 ? world - 1 : rank - 1));
+        token++;
+        if (rank != 0) OK(tr_send(g, &token, 1, .peer = next, .dtype = TR_I64));
+    }
+}
+
+/* Of one tag in the order of the sends, of several in any order; collectives run beside them. */
+static void many_outstanding(tr_group *g)
+{
+    enum { MANY = 500, TAGS = 5 };
+    static float out[MANY], in[MANY];
+    tr_work *works[2 * MANY];
+    int next = (rank + 1) % world, before = (rank + world - 1) % world;
+    TR_SCOPE;
+    for (int i = 0; i < MANY; i++) { /* the receives of one tag after those of the other */
+        int number = i % (MANY / TAGS) * TAGS + i / (MANY / TAGS);
+        works[i] = tr_recv_async(g, &in[number], 1, .peer = before, .tag = number % TAGS);
+    }
+    for (int i = 0; i < MANY; i++) {
+        out[i] = (float)(rank * MANY + i);
+        works[MANY + i] = tr_send_async(g, &out[i], 1, .peer = next, .tag = i % TAGS);
+        float sum = 1;
+        if (i % 100 == 0) OK(tr_all_reduce(g, &sum, 1));
+    }
+    for (int i = 2 * MANY - 1; i >= 0; i--) OK(tr_wait(works[i]));
+    for (int i = 0; i < MANY; i++) EXPECT(in[i] == (float)(before * MANY + i));
+}
+
+/* As one list, with a collective in it. */
+static void lists(tr_group *g)
+{
+    enum { COUNT = 30000 };
+    static float out[COUNT], in[COUNT];
+    float sum = 1;
+    out[COUNT - 1] = (float)rank;
+    tr_collective list[] = {
+        TR_COLLECTIVE(TR_RECV, .out = in, .count = COUNT, .peer = (rank + world - 1) % world),
+        TR_COLLECTIVE(TR_ALL_REDUCE, .out = &sum, .count = 1),
+        TR_COLLECTIVE(TR_SEND, .in = out, .count = COUNT, .peer = (rank + 1) % world),
+    };
+    OK(tr_run_list(g, list, 3));
+    EXPECT(sum == (float)world && in[COUNT - 1] == (float)((rank + world - 1) % world));
+}
+
+static void transfers(tr_group *g)
+{
+    if (world == 1) return;
+    transfers_beside_collectives(g);
+    for (int64_t count = 0; count < 200000; count = count * 40 + 1) everyone_sends_first(g, count);
+    pass_on(g);
+    many_outstanding(g);
+    lists(g);
 }
 
 /* ---- Modes ------------------------------------------------------------------------------------------------------- */
@@ -290,10 +383,7 @@ static void every_collective(tr_group *g)
     }
     reductions(g, TR_BF16, TR_AVG, 1500000); /* in pieces */
     not_a_number(g);
-    if (world > 1 && world % 2 == 0) {
-        one_to_one(g, 5);
-        one_to_one(g, 100000);
-    }
+    transfers(g);
 }
 
 static void asynchronous(tr_group *g)
@@ -362,6 +452,59 @@ static void late(void)
     OK(tr_leave(g));
 }
 
+/* Rank 0 waits for what rank 1 never sends; what else it has under way ends with it. */
+static void vain(void)
+{
+    tr_group *g = join(NULL, 0);
+    float x = 0, y = 0;
+    if (rank == 0) {
+        tr_work *other = tr_recv_async(g, &y, 1, .peer = world - 1, .tag = 4);
+        EXPECT(tr_recv(g, &x, 1, .peer = 1, .tag = 3, .timeout_ms = 1000) == TR_TIMEOUT);
+        printf("rank 0: %s\n", tr_error_message());
+        EXPECT(tr_wait(other) == TR_TIMEOUT);
+        EXPECT(strstr(tr_error_message(), "tag 4") && strstr(tr_error_message(), "tag 3"));
+        EXPECT(tr_barrier(g) == TR_TIMEOUT && strstr(tr_error_message(), "is broken"));
+        EXPECT(tr_send(g, &x, 1, .peer = 1) == TR_TIMEOUT && strstr(tr_error_message(), "is broken"));
+        fflush(stdout);
+    } else {
+        sleep(3); /* mpirun ends all when the first one ends */
+    }
+    OK(tr_leave(g));
+}
+
+static void unequal(void)
+{
+    for (int sent = 3; sent <= 5; sent += 2) {
+        tr_group *g = join(NULL, 0);
+        float x[8] = {0};
+        if (rank == 0) OK(tr_send(g, x, sent, .peer = 1, .tag = 9));
+        if (rank == 1) {
+            EXPECT(tr_recv(g, x, 4, .peer = 0, .tag = 9) == TR_MISMATCH);
+            printf("rank 1: %s\n", tr_error_message());
+            EXPECT(tr_barrier(g) == TR_MISMATCH);
+        }
+        OK(tr_leave(g));
+    }
+}
+
+static void dropped(void)
+{
+    static float x[4];
+    tr_work *recv;
+    {
+        TR_SCOPE;
+        tr_group *g = join(NULL, 0);
+        recv = tr_keep(tr_recv_async(g, x, 4, .peer = (rank + 1) % world));
+        OK(tr_barrier(g));
+    }
+    EXPECT(tr_wait(recv) == TR_CANCELLED);
+    EXPECT(strstr(tr_error_message(), "the program dropped the group without tr_leave()"));
+    tr_release(recv);
+    printf("rank %d: %s\n", rank, tr_error_message());
+    fflush(stdout);
+    sleep(1); /* mpirun ends all when the first one ends */
+}
+
 static void forever(void)
 {
     tr_group *g = join(NULL, 0);
@@ -388,6 +531,9 @@ int main(int count, char **arguments)
     backend = count > 2 ? arguments[2] : NULL;
     if (strcmp(mode, "mismatch") == 0) mismatch();
     else if (strcmp(mode, "late") == 0) late();
+    else if (strcmp(mode, "vain") == 0) vain();
+    else if (strcmp(mode, "unequal") == 0) unequal();
+    else if (strcmp(mode, "dropped") == 0) dropped();
     else if (strcmp(mode, "forever") == 0) forever();
     else if (strcmp(mode, "where") == 0) where();
     else if (strcmp(mode, "every") == 0) every();

@@ -26,17 +26,17 @@ struct tr__backend {
     const char *name;
     /* Meets the other ranks; *state is what the other functions get. */
     tr_status (*join)(const tr__member *member, void **state);
-    /* Runs one collective to its end, in any thread, never two at once. After a failure the group is broken: every
-     * later run fails at once, with the first cause. sequence counts the group's collectives from 1. */
+    /* Runs one collective (no send or recv) to its end, in any thread, never two at once. After a failure the group is
+     * broken: every later run and start fails at once, with the first cause. sequence counts the group's collectives
+     * from 1. */
     tr_status (*run)(void *state, const tr_collective *collective, uint64_t sequence);
-    /* Sends and receives beside the collectives, of any thread, several at once; may be NULL. start() takes one over
-     * (and a reference of the work, which it finishes some time), or says no: then it is to take its turn in run().
-     * `driven`: the caller calls drive() next, which helps until the work is done. */
-    bool (*start)(void *state, tr_work *work, bool driven);
+    /* Sends and receives beside the collectives, of any thread, several at once. start() takes a reference of the work,
+     * which it finishes some time. `driven`: the caller calls drive() next, which helps until the work is done. */
+    void (*start)(void *state, tr_work *work, bool driven);
     void (*drive)(void *state, const tr_work *work);
     bool (*pending)(void *state); /* is any under way? leave() waits for them */
-    /* Makes a run that is under way give up soon; the group is then broken. From any thread. */
-    void (*cancel)(void *state, const char *why);
+    /* Breaks the group with this thread's latest failure: what is under way gives up soon. From any thread. */
+    void (*give_up)(void *state);
     /* Says goodbye and frees the state. No run is under way. */
     void (*leave)(void *state);
     bool signs; /* finds by itself that ranks make different calls */

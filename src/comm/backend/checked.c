@@ -14,7 +14,6 @@
 typedef struct checked {
     tr__member member;
     void *state;          /* of the backend behind */
-    tr__error *broken;    /* by calls that differ; the backend behind knows of nothing */
     tr__signature *calls; /* [world_size] */
     int64_t *counts;      /* [world_size, 2, world_size]: what each rank gives to each, and expects of each */
 } checked;
@@ -80,7 +79,6 @@ static tr_status compare(checked *k, const tr_collective *c, uint64_t sequence)
 
 static void drop(checked *k)
 {
-    tr__error_unref(k->broken);
     free(k->calls);
     free(k->counts);
     free(k);
@@ -107,22 +105,34 @@ static tr_status checked_join(const tr__member *member, void **state)
 static tr_status checked_run(void *state, const tr_collective *c, uint64_t sequence)
 {
     checked *k = state;
-    if (k->broken) {
-        tr_status status = tr__fail_stored(k->broken);
-        return tr__fail_context(status, "group '%s' is broken", k->member.group);
-    }
-    if (k->member.world_size > 1 && !tr__kind_of(c->kind)->point_to_point) {
-        tr_status status = compare(k, c, sequence);
-        if (status == TR_MISMATCH) k->broken = tr__error_take();
-        if (status != TR_OK) return status;
-    }
-    return k->member.behind->run(k->state, c, sequence);
+    tr_status status = k->member.world_size > 1 ? compare(k, c, sequence) : TR_OK;
+    if (status == TR_OK) return k->member.behind->run(k->state, c, sequence);
+    if (status == TR_MISMATCH) k->member.behind->give_up(k->state);
+    return status;
 }
 
-static void checked_cancel(void *state, const char *why)
+static void checked_start(void *state, tr_work *work, bool driven)
 {
     checked *k = state;
-    k->member.behind->cancel(k->state, why);
+    k->member.behind->start(k->state, work, driven);
+}
+
+static void checked_drive(void *state, const tr_work *work)
+{
+    checked *k = state;
+    k->member.behind->drive(k->state, work);
+}
+
+static bool checked_pending(void *state)
+{
+    checked *k = state;
+    return k->member.behind->pending(k->state);
+}
+
+static void checked_give_up(void *state)
+{
+    checked *k = state;
+    k->member.behind->give_up(k->state);
 }
 
 static void checked_leave(void *state)
@@ -136,6 +146,9 @@ const tr__backend tr__checked_backend = {
     .name = "checked",
     .join = checked_join,
     .run = checked_run,
-    .cancel = checked_cancel,
+    .start = checked_start,
+    .drive = checked_drive,
+    .pending = checked_pending,
+    .give_up = checked_give_up,
     .leave = checked_leave,
 };

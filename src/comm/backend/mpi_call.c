@@ -12,10 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    PIECE_BYTES = 1 << 30,
-    STAGE_ELEMENTS = 1 << 20, /* of all ranks together, in one piece that is widened */
-};
+enum { STAGE_ELEMENTS = 1 << 20 }; /* of all ranks together, in one piece that is widened */
 
 typedef struct call {
     tr__mpi_group *g;
@@ -26,7 +23,7 @@ typedef struct call {
     MPI_Datatype type;
 } call;
 
-static MPI_Datatype type_of(tr_dtype dtype)
+MPI_Datatype tr__mpi_type(tr_dtype dtype)
 {
     switch (dtype) {
     case TR_F32: return MPI_FLOAT;
@@ -147,7 +144,7 @@ static void narrow(const tr_collective *c, int ranks, const void *from, void *to
 /* The MPI call on a piece that lies together. in may be MPI_IN_PLACE; out is NULL where nothing is got. */
 static tr_status reduce_piece(const call *k, const void *in, void *out, int count, tr_dtype wide)
 {
-    MPI_Datatype type = type_of(wide);
+    MPI_Datatype type = tr__mpi_type(wide);
     MPI_Op op = op_of(k, wide);
     switch (k->c->kind) {
     case TR_ALL_REDUCE: return RUN(k, MPI_Iallreduce, in, out, count, type, op);
@@ -189,8 +186,8 @@ static tr_status reduce(const call *k)
     tr_dtype wide = wide_type(c);
     int blocks = c->kind == TR_REDUCE_SCATTER ? k->ranks : 1;
     bool inside = c->out && c->out >= c->in && (const char *)c->out < at(k, c->in, blocks * c->count);
-    bool staged = wide != c->dtype || (blocks > 1 && (inside || c->count > PIECE_BYTES / 8 / blocks));
-    int64_t most = staged ? STAGE_ELEMENTS / blocks : PIECE_BYTES / (int64_t)k->size;
+    bool staged = wide != c->dtype || (blocks > 1 && (inside || c->count > TR__MPI_PIECE_BYTES / 8 / blocks));
+    int64_t most = staged ? STAGE_ELEMENTS / blocks : TR__MPI_PIECE_BYTES / (int64_t)k->size;
     if (most < 1) most = 1;
     for (int64_t begin = 0; begin < c->count; begin += most) {
         int64_t count = c->count - begin < most ? c->count - begin : most;
@@ -199,9 +196,9 @@ static tr_status reduce(const call *k)
     return TR_OK;
 }
 
-/* ---- From one to one --------------------------------------------------------------------------------------------- */
+/* ---- Many transfers at once -------------------------------------------------------------------------------------- */
 
-/* Requests that are posted together: up to `room`, each up to PIECE_BYTES. */
+/* Requests that are posted together: up to `room`, each up to TR__MPI_PIECE_BYTES. */
 typedef struct batch {
     MPI_Request *requests;
     MPI_Status *statuses;
@@ -210,22 +207,22 @@ typedef struct batch {
 
 static int64_t pieces_of(const call *k, int64_t count)
 {
-    int64_t most = PIECE_BYTES / (int64_t)k->size;
+    int64_t most = TR__MPI_PIECE_BYTES / (int64_t)k->size;
     return (count + most - 1) / most;
 }
 
-/* Posts a transfer of count elements at buffer with peer, in pieces. Pieces with one tag arrive in order. */
-static tr_status post(const call *k, bool send, const void *buffer, int64_t count, int peer, int tag, batch *b)
+/* Posts a transfer of count elements at buffer with peer, in pieces, which arrive in order. */
+static tr_status post(const call *k, bool send, const void *buffer, int64_t count, int peer, batch *b)
 {
-    int64_t most = PIECE_BYTES / (int64_t)k->size;
+    int64_t most = TR__MPI_PIECE_BYTES / (int64_t)k->size;
     for (int64_t begin = 0; begin < count || (begin == 0 && count == 0); begin += most) {
         int n = (int)(count - begin < most ? count - begin : most);
         MPI_Request *request = &b->requests[b->count++];
         void *place = (void *)at(k, buffer, begin);
         if (send)
-            TR__MPI_TRY(MPI_Isend, place, n, k->type, peer, tag, k->comm, request);
+            TR__MPI_TRY(MPI_Isend, place, n, k->type, peer, 0, k->comm, request);
         else
-            TR__MPI_TRY(MPI_Irecv, place, n, k->type, peer, tag, k->comm, request);
+            TR__MPI_TRY(MPI_Irecv, place, n, k->type, peer, 0, k->comm, request);
     }
     return TR_OK;
 }
@@ -242,36 +239,6 @@ static tr_status open_batch(batch *b, int64_t room)
 static tr_status wait_batch(const call *k, batch *b)
 {
     return tr__mpi_wait(k->g, b->count, b->requests, b->statuses);
-}
-
-static tr_status check_length(const call *k, batch *b)
-{
-    int64_t got = 0;
-    for (int i = 0; i < b->count; i++) {
-        int n = 0;
-        TR__MPI_TRY(MPI_Get_count, &b->statuses[i], k->type, &n);
-        got += n;
-    }
-    if (got == k->c->count) return TR_OK;
-    return tr__fail(TR_MISMATCH, "rank %d sent %lld elements of %s where %lld are expected", k->c->peer, (long long)got,
-        tr_dtype_name(k->c->dtype), (long long)k->c->count);
-}
-
-static tr_status send_or_recv(const call *k)
-{
-    const tr_collective *c = k->c;
-    bool send = c->kind == TR_SEND;
-    if (c->tag > k->g->library->tag_most)
-        return tr__fail(TR_UNSUPPORTED, "a tag of %d is above what %s can do, %d", c->tag, "this MPI",
-            k->g->library->tag_most);
-    if (c->peer == k->rank) return tr__fail(TR_INVALID, "rank %d is this rank itself", c->peer);
-    batch b;
-    TR__TRY(open_batch(&b, pieces_of(k, c->count) + 1));
-    tr_status status = post(k, send, send ? c->in : c->out, c->count, c->peer, c->tag, &b);
-    if (status == TR_OK) status = wait_batch(k, &b);
-    if (status == TR_OK && !send) status = check_length(k, &b);
-    free(b.requests);
-    return status;
 }
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
@@ -305,11 +272,11 @@ static tr_status post_blocks(const call *k, batch *b)
         int from = (k->rank - step + k->ranks) % k->ranks, to = (k->rank + step) % k->ranks;
         if (concerns(k, from, false)) {
             tr__range r = tr__collective_out(c, from);
-            TR__TRY(post(k, false, at(k, c->out, r.begin), length(r), from, 0, b));
+            TR__TRY(post(k, false, at(k, c->out, r.begin), length(r), from, b));
         }
         if (concerns(k, to, true)) {
             tr__range r = tr__collective_in(c, to);
-            TR__TRY(post(k, true, at(k, c->in, r.begin), length(r), to, 0, b));
+            TR__TRY(post(k, true, at(k, c->in, r.begin), length(r), to, b));
         }
     }
     return TR_OK;
@@ -360,7 +327,7 @@ static tr_status broadcast(const call *k)
 {
     const tr_collective *c = k->c;
     bool root = k->rank == c->root;
-    int64_t most = PIECE_BYTES / (int64_t)k->size;
+    int64_t most = TR__MPI_PIECE_BYTES / (int64_t)k->size;
     for (int64_t begin = 0; begin < c->count; begin += most) {
         int64_t count = c->count - begin < most ? c->count - begin : most;
         void *buffer = (void *)at(k, root ? c->in : c->out, begin);
@@ -385,19 +352,19 @@ static tr_status move_from_copy(const call *k)
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
-tr_status tr__mpi_run(tr__mpi_group *g, const tr_collective *c)
+tr_status tr__mpi_run(tr__polled *p, const tr_collective *c)
 {
+    tr__mpi_group *g = (tr__mpi_group *)p;
     const tr__kind *kind = tr__kind_of(c->kind);
-    call k = {.g = g, .c = c, .comm = g->comm, .rank = g->member.rank, .ranks = g->member.world_size,
-        .size = tr_dtype_size(c->dtype), .type = type_of(c->dtype)};
+    call k = {.g = g, .c = c, .comm = g->comm, .rank = p->member.rank, .ranks = p->member.world_size,
+        .size = tr_dtype_size(c->dtype), .type = tr__mpi_type(c->dtype)};
     if (c->kind == TR_BARRIER) {
         MPI_Request request = MPI_REQUEST_NULL;
         return finish(&k, MPI_Ibarrier(k.comm, &request), "MPI_Ibarrier", &request);
     }
-    if (kind->point_to_point) return send_or_recv(&k);
     if (kind->reduces) return reduce(&k);
     if (c->kind == TR_BROADCAST) return broadcast(&k);
     if (kind->variable) return move_blocks(&k);
-    if (c->count <= PIECE_BYTES / (int64_t)k.size / k.ranks) return move_equal(&k);
+    if (c->count <= TR__MPI_PIECE_BYTES / (int64_t)k.size / k.ranks) return move_equal(&k);
     return c->kind == TR_ALL_TO_ALL && c->in == c->out ? move_from_copy(&k) : move_blocks(&k);
 }

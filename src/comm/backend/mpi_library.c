@@ -25,7 +25,7 @@ static struct {
     bool ours;           /* we called MPI_Init_thread, so we end it */
     long pid;            /* a forked child must not end its parent's MPI */
     int groups;          /* open */
-    bool broken;
+    bool stuck;          /* one of them has given up what MPI goes on with */
     tr_store *store;     /* the job's */
     char host[256];      /* where it is served */
     tr__error *failure;  /* why there is none */
@@ -85,7 +85,7 @@ static tr_status check_size(int size)
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
-/* Ended in order when the program ends well, has left its groups (they hold the store), and none broke. Otherwise the
+/* Ended in order when the program ends well, has left its groups (they hold the store), and none is stuck. Otherwise the
  * others are not here to meet in MPI_Finalize: without it, mpirun sees a rank that failed, and ends the job. */
 static void end(int exit_code, void *unused)
 {
@@ -93,7 +93,7 @@ static void end(int exit_code, void *unused)
     if (mpi.pid != (long)getpid()) return;
     bool left = mpi.groups == 0 && (!mpi.store || atomic_load(&((tr__object *)mpi.store)->refs) == 1);
     int ended = 0;
-    if (exit_code == 0 && mpi.ours && left && !mpi.broken && MPI_Finalized(&ended) == MPI_SUCCESS && !ended)
+    if (exit_code == 0 && mpi.ours && left && !mpi.stuck && MPI_Finalized(&ended) == MPI_SUCCESS && !ended)
         MPI_Finalize();
     tr__unref(mpi.store);
     mpi.store = NULL;
@@ -108,11 +108,11 @@ void tr__mpi_group_opened(void)
     pthread_mutex_unlock(&mpi.lock);
 }
 
-void tr__mpi_group_closed(bool broken)
+void tr__mpi_group_closed(bool stuck)
 {
     pthread_mutex_lock(&mpi.lock);
     mpi.groups--;
-    mpi.broken |= broken;
+    mpi.stuck |= stuck;
     pthread_mutex_unlock(&mpi.lock);
 }
 
@@ -151,6 +151,9 @@ static tr_status init(void)
     if (!started) {
         TR__MPI_TRY(MPI_Init_thread, NULL, NULL, MPI_THREAD_MULTIPLE, &level);
         mpi.ours = true;
+        /* Failures of requests of several communicators are these ones', and else would end the job. */
+        TR__MPI_TRY(MPI_Comm_set_errhandler, MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+        TR__MPI_TRY(MPI_Comm_set_errhandler, MPI_COMM_SELF, MPI_ERRORS_RETURN);
     } else {
         TR__MPI_TRY(MPI_Query_thread, &level);
     }

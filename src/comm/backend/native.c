@@ -127,18 +127,16 @@ static tr_status native_run(void *state, const tr_collective *c, uint64_t sequen
 {
     native *n = state;
     if (n->tcp) return tr__tcp_run(n->tcp, c, sequence);
-    if (tr__kind_of(c->kind)->point_to_point) return tr__collective_refuse(c, "native");
     if (n->shm) return tr__shm_run(n->shm, c, sequence);
     tr__collective_alone(c);
     return TR_OK;
 }
 
-static bool native_start(void *state, tr_work *work, bool driven)
+static void native_start(void *state, tr_work *work, bool driven)
 {
     native *n = state;
     if (n->shm) tr__shm_p2p_start(n->shm, work, driven);
     if (n->tcp) tr__tcp_p2p_start(n->tcp, work);
-    return n->shm || n->tcp;
 }
 
 static void native_drive(void *state, const tr_work *work)
@@ -153,12 +151,10 @@ static bool native_pending(void *state)
     return (n->shm && tr__shm_p2p_pending(n->shm)) || (n->tcp && tr__tcp_p2p_pending(n->tcp));
 }
 
-static void native_cancel(void *state, const char *why)
+static void native_give_up(void *state)
 {
     native *n = state;
-    if (!n->shm && !n->tcp) return;
-    tr__fail(TR_CANCELLED, "rank %d gave up group '%s': %s", n->member.rank, n->member.group, why);
-    tr_status broken = n->shm ? tr__shm_break(n->shm) : tr__tcp_break(n->tcp);
+    tr_status broken = n->shm ? tr__shm_break(n->shm) : n->tcp ? tr__tcp_break(n->tcp) : TR_OK;
     (void)broken;
 }
 
@@ -178,7 +174,7 @@ const tr__backend tr__native_backend = {
     .start = native_start,
     .drive = native_drive,
     .pending = native_pending,
-    .cancel = native_cancel,
+    .give_up = native_give_up,
     .leave = native_leave,
     .signs = true,
 };

@@ -6,79 +6,50 @@
 #include "comm/backend/nccl.h"
 
 #include "base/clock.h"
-#include "comm/backend/late.h"
-#include "comm/backend/nccl_library.h"
-#include "comm/collective.h"
-#include "comm/rendezvous.h"
+#include "comm/backend/nccl_group.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-typedef struct nccl_group {
-    tr__member member;
-    tr__rendezvous meeting;
-    const tr__nccl_library *l;
-    int device;
-    ncclComm_t comm;
-    cudaStream_t stream;
-    cudaEvent_t event;
-    void *staging[2];         /* on the GPU: in, out */
-    size_t staging_bytes[2];
-    tr__late late;
-    atomic_bool cancelled;
-    tr__error *broken;        /* the first cause */
-} nccl_group;
 
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
-static tr_status check_wait(nccl_group *g, int64_t begin)
-{
-    enum { SPIN_NS = 20000, NAP_NS = 20000 };
-    int64_t now = tr__now_ns();
-    if (atomic_load(&g->cancelled)) return tr__fail(TR_CANCELLED, "it was given up");
-    TR__TRY(tr__late_check(&g->late, now));
-    if (now - begin > SPIN_NS) nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
-    return TR_OK;
-}
-
-static tr_status check_comm(const nccl_group *g, bool *under_way)
+tr_status tr__nccl_check(const tr__nccl_group *g, ncclComm_t comm, bool *under_way)
 {
     ncclResult_t state = ncclSuccess;
-    TR__NCCL_TRY(g->l, g->comm, ncclCommGetAsyncError, g->comm, &state);
+    TR__NCCL_TRY(g->l, comm, ncclCommGetAsyncError, comm, &state);
     *under_way = state == ncclInProgress;
-    return state == ncclSuccess || state == ncclInProgress ? TR_OK : tr__nccl_fail(g->l, state, g->comm, "NCCL");
+    return state == ncclSuccess || state == ncclInProgress ? TR_OK : tr__nccl_fail(g->l, state, comm, "NCCL");
 }
 
 /* Until NCCL has taken what it was given. */
-static tr_status wait_for_comm(nccl_group *g)
+static tr_status wait_for_comm(tr__nccl_group *g, ncclComm_t comm)
 {
-    int64_t begin = tr__now_ns();
+    int64_t began = tr__now_ns();
     for (bool under_way = true;;) {
-        TR__TRY(check_comm(g, &under_way));
+        TR__TRY(tr__nccl_check(g, comm, &under_way));
         if (!under_way) return TR_OK;
-        TR__TRY(check_wait(g, begin));
+        TR__TRY(tr__polled_rest(&g->base, began));
     }
 }
 
-static tr_status wait_for_stream(nccl_group *g)
+static tr_status wait_for_stream(tr__nccl_group *g)
 {
-    int64_t begin = tr__now_ns();
+    int64_t began = tr__now_ns();
     TR__CUDA_TRY(g->l, cudaEventRecord, g->event, g->stream);
     for (;;) {
         bool under_way;
         cudaError_t state = g->l->cudaEventQuery(g->event);
         if (state == cudaSuccess) return TR_OK;
         if (state != cudaErrorNotReady) return tr__cuda_fail(g->l, state, "the GPU's work");
-        TR__TRY(check_comm(g, &under_way));
-        TR__TRY(check_wait(g, begin));
+        TR__TRY(tr__nccl_check(g, g->comm, &under_way));
+        TR__TRY(tr__polled_rest(&g->base, began));
     }
 }
 
 /* ---- Types ------------------------------------------------------------------------------------------------------- */
 
-static ncclDataType_t type_of(tr_dtype dtype)
+ncclDataType_t tr__nccl_type(tr_dtype dtype)
 {
     static const ncclDataType_t types[TR_DTYPE_COUNT] = {
         [TR_F32] = ncclFloat32, [TR_F64] = ncclFloat64, [TR_F16] = ncclFloat16, [TR_BF16] = ncclBfloat16,
@@ -104,12 +75,12 @@ static bool op_of(const tr_collective *c, ncclRedOp_t *op)
 /* ---- Collectives ------------------------------------------------------------------------------------------------- */
 
 /* Blocks go from each giver to each getter, in one group of sends and receives. */
-static tr_status post_blocks(nccl_group *g, const tr_collective *c)
+static tr_status post_blocks(tr__nccl_group *g, const tr_collective *c)
 {
     size_t size = tr_dtype_size(c->dtype);
-    ncclDataType_t type = type_of(c->dtype);
-    int self = g->member.rank;
-    for (int peer = 0; peer < g->member.world_size; peer++) {
+    ncclDataType_t type = tr__nccl_type(c->dtype);
+    int self = g->base.member.rank;
+    for (int peer = 0; peer < g->base.member.world_size; peer++) {
         if (tr__collective_gives(c, self) && tr__collective_gets(c, peer)) {
             tr__range r = tr__collective_in(c, peer);
             TR__NCCL_TRY(g->l, g->comm, ncclSend, (const char *)c->in + (size_t)r.begin * size,
@@ -124,7 +95,7 @@ static tr_status post_blocks(nccl_group *g, const tr_collective *c)
     return TR_OK;
 }
 
-static tr_status move_blocks(nccl_group *g, const tr_collective *c)
+static tr_status move_blocks(tr__nccl_group *g, const tr_collective *c)
 {
     TR__NCCL_TRY(g->l, g->comm, ncclGroupStart);
     tr_status status = post_blocks(g, c);
@@ -140,11 +111,11 @@ static tr_status move_blocks(nccl_group *g, const tr_collective *c)
 }
 
 /* Buffers are on the GPU. */
-static tr_status start(nccl_group *g, const tr_collective *c, ncclRedOp_t op)
+static tr_status start(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op)
 {
     const tr__nccl_library *l = g->l;
     size_t n = (size_t)c->count;
-    ncclDataType_t type = type_of(c->dtype);
+    ncclDataType_t type = tr__nccl_type(c->dtype);
     switch (c->kind) {
     case TR_ALL_REDUCE:
         TR__NCCL_TRY(l, g->comm, ncclAllReduce, c->in, c->out, n, type, op, g->comm, g->stream);
@@ -161,68 +132,74 @@ static tr_status start(nccl_group *g, const tr_collective *c, ncclRedOp_t op)
     case TR_REDUCE_SCATTER:
         TR__NCCL_TRY(l, g->comm, ncclReduceScatter, c->in, c->out, n, type, op, g->comm, g->stream);
         return TR_OK;
-    case TR_SEND:
-        TR__NCCL_TRY(l, g->comm, ncclSend, c->in, n, type, c->peer, g->comm, g->stream);
-        return TR_OK;
-    case TR_RECV:
-        TR__NCCL_TRY(l, g->comm, ncclRecv, c->out, n, type, c->peer, g->comm, g->stream);
-        return TR_OK;
     default: return move_blocks(g, c);
     }
 }
 
 /* ---- Host memory ------------------------------------------------------------------------------------------------- */
 
-static bool on_gpu(const nccl_group *g, const void *buffer)
+static bool on_gpu(const tr__nccl_group *g, const void *buffer)
 {
     struct cudaPointerAttributes a;
     return g->l->cudaPointerGetAttributes(&a, buffer) == cudaSuccess &&
            (a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged);
 }
 
-static size_t extent(const nccl_group *g, const tr_collective *c, tr__range (*block)(const tr_collective *, int))
+static size_t extent(const tr__nccl_group *g, const tr_collective *c, tr__range (*block)(const tr_collective *, int))
 {
     int64_t end = 0;
-    for (int rank = 0; rank < g->member.world_size; rank++)
+    for (int rank = 0; rank < g->base.member.world_size; rank++)
         if (block(c, rank).end > end) end = block(c, rank).end;
     return (size_t)end * tr_dtype_size(c->dtype);
 }
 
-/* Copies a host buffer to the GPU and puts the copy's address in its place. Outputs are copied as well: what lies between
- * their blocks must come back as it was. */
-static tr_status stage(nccl_group *g, int which, const void **buffer, size_t bytes)
+static tr_status need_staging(const tr__nccl_group *g, tr__nccl_staging *staging, size_t bytes)
 {
-    if (!bytes || on_gpu(g, *buffer)) return TR_OK;
-    if (g->staging_bytes[which] < bytes) {
-        if (g->staging[which]) TR__CUDA_TRY(g->l, cudaFree, g->staging[which]);
-        g->staging[which] = NULL;
-        g->staging_bytes[which] = 0;
-        TR__CUDA_TRY(g->l, cudaMalloc, &g->staging[which], bytes);
-        g->staging_bytes[which] = bytes;
-    }
-    TR__CUDA_TRY(g->l, cudaMemcpyAsync, g->staging[which], *buffer, bytes, cudaMemcpyHostToDevice, g->stream);
-    *buffer = g->staging[which];
+    enum { MOST = sizeof staging->blocks / sizeof *staging->blocks };
+    if (staging->bytes >= bytes) return TR_OK;
+    if (bytes < 2 * staging->bytes) bytes = 2 * staging->bytes;
+    if (staging->count == MOST) return tr__fail(TR_NO_MEMORY, "no memory for %zu bytes on the GPU", bytes);
+    TR__CUDA_TRY(g->l, cudaMalloc, &staging->blocks[staging->count], bytes);
+    staging->count++;
+    staging->bytes = bytes;
     return TR_OK;
 }
 
-static tr_status run_on_gpu(nccl_group *g, const tr_collective *c, ncclRedOp_t op)
+tr_status tr__nccl_stage(const tr__nccl_group *g, tr__nccl_staging *staging, cudaStream_t stream, const void **buffer,
+    size_t bytes, bool fill)
+{
+    if (!bytes || on_gpu(g, *buffer)) return TR_OK;
+    TR__TRY(need_staging(g, staging, bytes));
+    void *copy = staging->blocks[staging->count - 1];
+    if (fill) TR__CUDA_TRY(g->l, cudaMemcpyAsync, copy, *buffer, bytes, cudaMemcpyHostToDevice, stream);
+    *buffer = copy;
+    return TR_OK;
+}
+
+void tr__nccl_unstage(const tr__nccl_group *g, tr__nccl_staging *staging)
+{
+    for (int i = 0; i < staging->count; i++) g->l->cudaFree(staging->blocks[i]);
+}
+
+/* Outputs are copied to the GPU as well: what lies between their blocks must come back as it was. */
+static tr_status run_on_gpu(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op)
 {
     tr_collective d = *c;
-    int self = g->member.rank;
+    int self = g->base.member.rank;
     size_t in = tr__collective_gives(c, self) ? extent(g, c, tr__collective_in) : 0;
     size_t out = tr__collective_gets(c, self) ? extent(g, c, tr__collective_out) : 0;
     const void *to = c->out;
-    TR__TRY(stage(g, 0, &d.in, in));
-    TR__TRY(stage(g, 1, &to, out));
+    TR__TRY(tr__nccl_stage(g, &g->staging[0], g->stream, &d.in, in, true));
+    TR__TRY(tr__nccl_stage(g, &g->staging[1], g->stream, &to, out, true));
     d.out = (void *)to;
     TR__TRY(start(g, &d, op));
-    TR__TRY(wait_for_comm(g));
+    TR__TRY(wait_for_comm(g, g->comm));
     if (d.out != c->out)
         TR__CUDA_TRY(g->l, cudaMemcpyAsync, c->out, d.out, out, cudaMemcpyDeviceToHost, g->stream);
     return wait_for_stream(g);
 }
 
-static tr_status run(nccl_group *g, const tr_collective *c)
+static tr_status start_and_wait(tr__nccl_group *g, const tr_collective *c)
 {
     ncclRedOp_t op = ncclSum;
     if (tr__kind_of(c->kind)->reduces && !op_of(c, &op)) return tr__collective_refuse(c, "nccl");
@@ -235,56 +212,60 @@ static tr_status run(nccl_group *g, const tr_collective *c)
     return run_on_gpu(g, c->kind == TR_BARRIER ? &barrier : c, op);
 }
 
+static tr_status run(tr__polled *p, const tr_collective *c)
+{
+    tr__nccl_group *g = (tr__nccl_group *)p;
+    tr_status status = start_and_wait(g, c);
+    if (status == TR_OK || status == TR_UNSUPPORTED) return status;
+    g->l->ncclCommAbort(g->comm); /* ends the kernels that wait on the GPU */
+    g->comm = NULL;
+    return status;
+}
+
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
 /* The ranks of this host take its GPUs in their order. */
-static tr_status find_device(nccl_group *g, int devices)
+static tr_status find_device(tr__nccl_group *g, int devices)
 {
     tr__card mine, other;
-    tr__card_here(&g->member, &mine);
-    for (int rank = 0; rank < g->member.world_size; rank++) {
-        if (rank == g->member.rank) continue;
-        TR__TRY(tr__rendezvous_read(&g->meeting, rank, &other));
+    tr__card_here(&g->base.member, &mine);
+    for (int rank = 0; rank < g->base.member.world_size; rank++) {
+        if (rank == g->base.member.rank) continue;
+        TR__TRY(tr__rendezvous_read(&g->base.meeting, rank, &other));
         if (strcmp(other.address, "nccl") != 0)
             return tr__fail(TR_MISMATCH, "rank %d has not joined with the nccl backend", rank);
-        g->device += rank < g->member.rank && strcmp(other.machine, mine.machine) == 0;
+        g->device += rank < g->base.member.rank && strcmp(other.machine, mine.machine) == 0;
     }
     if (g->device >= devices)
         return tr__fail(TR_DEVICE, "NCCL needs a GPU for each rank; rank %d is number %d on host %s, which has %d",
-            g->member.rank, g->device + 1, mine.host, devices);
+            g->base.member.rank, g->device + 1, mine.host, devices);
     return TR_OK;
 }
 
 /* Rank 0 makes the id, and the store carries it. */
-static tr_status share_id(nccl_group *g, ncclUniqueId *id)
+static tr_status share_id(tr__nccl_group *g, ncclUniqueId *id)
 {
     char key[200];
-    snprintf(key, sizeof key, "group/%s/nccl/%ld", g->member.group, g->meeting.generation);
-    if (g->member.rank == 0) {
+    snprintf(key, sizeof key, "group/%s/nccl/%ld", g->base.member.group, g->base.meeting.generation);
+    if (g->base.member.rank == 0) {
         TR__NCCL_TRY(g->l, NULL, ncclGetUniqueId, id);
-        return tr_store_set(g->member.store, key, id, sizeof *id);
+        return tr_store_set(g->base.member.store, key, id, sizeof *id);
     }
     void *value;
     size_t bytes;
-    TR__TRY(tr_store_get(g->member.store, key, &value, &bytes));
+    TR__TRY(tr_store_get(g->base.member.store, key, &value, &bytes));
     if (bytes == sizeof *id) memcpy(id, value, sizeof *id);
     free(value);
     return bytes == sizeof *id ? TR_OK : tr__fail(TR_FORMAT, "an NCCL id of %zu bytes is none", bytes);
 }
 
-static tr_status meet(nccl_group *g)
+static tr_status meet(tr__nccl_group *g)
 {
-    tr__card mine;
     int devices = 0;
     TR__CUDA_TRY(g->l, cudaGetDeviceCount, &devices); /* before the others are told that this rank is here */
-    tr__card_here(&g->member, &mine);
-    strcpy(mine.address, "nccl");
-    strcpy(mine.tcp_address, "-");
-    TR__TRY(tr__random_text(mine.cookie, sizeof mine.cookie));
-    TR__TRY(tr__random_text(mine.tcp_cookie, sizeof mine.tcp_cookie));
-    TR__TRY(tr__rendezvous_claim(&g->meeting, &g->member, &mine));
-    TR__TRY(tr__rendezvous_publish(&g->meeting, &mine));
+    TR__TRY(tr__polled_meet(&g->base, "nccl"));
     TR__TRY(find_device(g, devices));
+    TR__TRY(tr__nccl_lanes_new(g));
     TR__CUDA_TRY(g->l, cudaSetDevice, g->device);
     TR__CUDA_TRY(g->l, cudaStreamCreateWithFlags, &g->stream, cudaStreamNonBlocking);
     TR__CUDA_TRY(g->l, cudaEventCreateWithFlags, &g->event, cudaEventDisableTiming);
@@ -292,98 +273,75 @@ static tr_status meet(nccl_group *g)
     TR__TRY(share_id(g, &id));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    tr__late_start(&g->late, &g->member, g->meeting.generation, 0, g->member.timeout_ms);
-    TR__NCCL_TRY(g->l, NULL, ncclCommInitRankConfig, &g->comm, g->member.world_size, id, g->member.rank, &config);
-    return wait_for_comm(g);
+    const tr__member *m = &g->base.member;
+    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
+    TR__NCCL_TRY(g->l, NULL, ncclCommInitRankConfig, &g->comm, m->world_size, id, m->rank, &config);
+    return wait_for_comm(g, g->comm);
 }
 
-static void release(nccl_group *g)
+static tr_status join(tr__polled *p)
 {
-    if (g->comm && g->broken) g->l->ncclCommAbort(g->comm);
-    if (g->comm && !g->broken) {
-        tr__late_start(&g->late, &g->member, g->meeting.generation, 0, g->member.timeout_ms);
-        g->l->ncclCommFinalize(g->comm);
-        if (wait_for_comm(g) == TR_OK)
-            g->l->ncclCommDestroy(g->comm);
-        else
-            g->l->ncclCommAbort(g->comm);
-    }
-    for (int i = 0; i < 2; i++)
-        if (g->staging[i]) g->l->cudaFree(g->staging[i]);
-    if (g->event) g->l->cudaEventDestroy(g->event);
-    if (g->stream) g->l->cudaStreamDestroy(g->stream);
-    tr__error_unref(g->broken);
-    free(g);
+    tr__nccl_group *g = (tr__nccl_group *)p;
+    if (p->member.world_size == 1) return TR_OK;
+    tr_status status = tr__nccl_open(&g->l);
+    if (status == TR_OK) status = meet(g);
+    return status == TR_OK ? TR_OK : tr__fail_context(status, "group '%s'", p->member.group);
 }
 
-static tr_status nccl_join(const tr__member *member, void **state)
+/* ---- Leaving ----------------------------------------------------------------------------------------------------- */
+
+/* The communicator number i of the group and its lanes. */
+static ncclComm_t *comm_of(tr__nccl_group *g, int i)
 {
-    nccl_group *g = calloc(1, sizeof *g);
-    if (!g) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
-    g->member = *member;
-    tr_status status = member->world_size > 1 ? tr__nccl_open(&g->l) : TR_OK;
-    if (status == TR_OK && member->world_size > 1) status = meet(g);
-    if (status != TR_OK) {
-        tr__fail_context(status, "group '%s'", member->group);
-        g->broken = tr__error_take();
-        if (g->meeting.member) tr__rendezvous_withdraw(&g->meeting, status);
-        tr__error *why = tr__error_take();
-        release(g);
-        tr__fail_stored(why);
-        tr__error_unref(why);
-        return status;
-    }
-    *state = g;
+    return i == 0 ? &g->comm : &g->lanes[i - 1].comm;
+}
+
+/* In order: all are told before any is waited for, as the other ranks may end theirs in another sequence. */
+static tr_status finalize(tr__nccl_group *g, int comms)
+{
+    const tr__member *m = &g->base.member;
+    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
+    for (int i = 0; i < comms; i++)
+        if (*comm_of(g, i)) TR__NCCL_TRY(g->l, *comm_of(g, i), ncclCommFinalize, *comm_of(g, i));
+    for (int i = 0; i < comms; i++)
+        if (*comm_of(g, i)) TR__TRY(wait_for_comm(g, *comm_of(g, i)));
     return TR_OK;
 }
 
-/* ---- Running and leaving ----------------------------------------------------------------------------------------- */
-
-static tr_status nccl_run(void *state, const tr_collective *c, uint64_t sequence)
+static void close_group(tr__polled *p)
 {
-    nccl_group *g = state;
-    if (g->broken) {
-        tr_status status = tr__fail_stored(g->broken);
-        return tr__fail_context(status, "group '%s' is broken", g->member.group);
+    tr__nccl_group *g = (tr__nccl_group *)p;
+    int comms = g->lanes ? 1 + 2 * p->member.world_size : 0;
+    bool ended = comms && g->comm && !atomic_load(&p->broken) && finalize(g, comms) == TR_OK;
+    for (int i = 0; i < comms; i++) {
+        if (!*comm_of(g, i)) continue;
+        if (ended)
+            g->l->ncclCommDestroy(*comm_of(g, i));
+        else
+            g->l->ncclCommAbort(*comm_of(g, i));
     }
-    if (g->member.world_size == 1) {
-        if (tr__kind_of(c->kind)->point_to_point) return tr__collective_refuse(c, "nccl");
-        tr__collective_alone(c);
-        return TR_OK;
-    }
-    tr__late_start(&g->late, &g->member, g->meeting.generation, sequence, c->timeout_ms);
-    tr_status status = run(g, c);
-    if (status == TR_OK || status == TR_UNSUPPORTED) return status;
-    tr__signature call;
-    char text[TR__CALL_TEXT];
-    tr__signature_of(c, g->member.world_size, sequence, &call);
-    tr__fail_context(status, "group '%s': %s", g->member.group, tr__signature_text(&call, text));
-    g->broken = tr__error_take();
-    g->l->ncclCommAbort(g->comm); /* ends the kernels that wait on the GPU */
-    g->comm = NULL;
-    return status;
+    for (int i = 0; i < 2; i++) tr__nccl_unstage(g, &g->staging[i]);
+    tr__nccl_lanes_free(g);
+    if (g->event) g->l->cudaEventDestroy(g->event);
+    if (g->stream) g->l->cudaStreamDestroy(g->stream);
 }
 
-static void nccl_cancel(void *state, const char *why)
-{
-    (void)why; /* the group's own message has it */
-    atomic_store(&((nccl_group *)state)->cancelled, true);
-}
+/* ---- The backend ------------------------------------------------------------------------------------------------- */
 
-static void nccl_leave(void *state)
-{
-    nccl_group *g = state;
-    if (g->meeting.member) tr__rendezvous_withdraw(&g->meeting, TR_OK);
-    tr__error *latest = tr__error_take();
-    release(g);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
-}
-
-const tr__backend tr__nccl_backend = {
-    .name = "nccl",
-    .join = nccl_join,
-    .run = nccl_run,
-    .cancel = nccl_cancel,
-    .leave = nccl_leave,
+static const tr__polled_type type = {
+    .state_bytes = sizeof(tr__nccl_group),
+    .transfer_bytes = sizeof(tr__nccl_transfer),
+    .join = join,
+    .run = run,
+    .begin = tr__nccl_begin,
+    .advance = tr__nccl_advance,
+    .drop = tr__nccl_drop,
+    .close = close_group,
 };
+
+static tr_status join_group(const tr__member *member, void **state)
+{
+    return tr__polled_join(&type, member, state);
+}
+
+const tr__backend tr__nccl_backend = {.name = "nccl", .join = join_group, TR__POLLED_FUNCTIONS};

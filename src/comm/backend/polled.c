@@ -1,0 +1,317 @@
+#include "comm/backend/polled.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/collective.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    SPIN_NS = 20000,       /* the answer is often a few microseconds away */
+    YIELD_NS = 1000000,    /* then others may have the core */
+    SLEEP_PART = 64,       /* then it sleeps for this part of the time that it has waited, */
+    SLEEP_MOST_NS = 500000,
+    LOOK_NS = 1000000,     /* between two looks at the deadlines */
+};
+
+/* ---- How a group breaks ------------------------------------------------------------------------------------------ */
+
+/* With this thread's latest failure, unless it is broken already. */
+static void break_group(tr__polled *p)
+{
+    tr__error *why = tr__error_take(), *none = NULL;
+    if (!atomic_compare_exchange_strong(&p->broken, &none, why)) tr__error_unref(why);
+}
+
+static bool is_broken(tr__polled *p)
+{
+    return atomic_load(&p->broken) != NULL;
+}
+
+static tr_status check_sound(tr__polled *p)
+{
+    tr_status status = tr__fail_stored(atomic_load(&p->broken));
+    return status == TR_OK ? TR_OK : tr__fail_context(status, "group '%s' is broken", p->member.group);
+}
+
+/* Says which call it was that failed. */
+static tr_status blame(tr__polled *p, const tr_collective *c, uint64_t sequence, tr_status status)
+{
+    tr__signature call;
+    char text[TR__CALL_TEXT];
+    tr__signature_of(c, p->member.world_size, sequence, &call);
+    tr__fail_context(status, "group '%s': %s", p->member.group, tr__signature_text(&call, text));
+    if (status != TR_UNSUPPORTED) break_group(p);
+    return status;
+}
+
+/* ---- Collectives ------------------------------------------------------------------------------------------------- */
+
+static void rest(int64_t waited)
+{
+    if (waited < SPIN_NS) return;
+    if (waited < YIELD_NS) {
+        sched_yield();
+        return;
+    }
+    int64_t nap = waited / SLEEP_PART;
+    nanosleep(&(struct timespec){.tv_nsec = nap < SLEEP_MOST_NS ? nap : SLEEP_MOST_NS}, NULL);
+}
+
+tr_status tr__polled_rest(tr__polled *p, int64_t began)
+{
+    int64_t now = tr__now_ns();
+    TR__TRY(tr__fail_stored(atomic_load(&p->broken)));
+    TR__TRY(tr__late_check(&p->late, now));
+    rest(now - began);
+    return TR_OK;
+}
+
+tr_status tr__polled_run(void *state, const tr_collective *c, uint64_t sequence)
+{
+    tr__polled *p = state;
+    TR__TRY(check_sound(p));
+    if (p->member.world_size == 1) {
+        tr__collective_alone(c);
+        return TR_OK;
+    }
+    tr__late_start(&p->late, &p->member, p->meeting.generation, sequence, c->timeout_ms);
+    tr_status status = p->type->run(p, c);
+    return status == TR_OK ? TR_OK : blame(p, c, sequence, status);
+}
+
+/* ---- Sends and receives; all under the lock ---------------------------------------------------------------------- */
+
+static void append(tr__polled *p, tr__transfer *t)
+{
+    t->at = p->last;
+    *p->last = t;
+    p->last = &t->next;
+    p->helped += t->helped;
+    p->moved = t->began;
+}
+
+static void finish(tr__polled *p, tr__transfer *t, tr_status status)
+{
+    *t->at = t->next;
+    if (t->next)
+        t->next->at = t->at;
+    else
+        p->last = t->at;
+    p->helped -= t->helped;
+    p->moved = tr__now_ns();
+    tr__error *why = status == TR_OK ? NULL : tr__error_take();
+    p->type->drop(p, t);
+    if (why) tr__fail_stored(why);
+    tr__error_unref(why);
+    tr__work_finish(t->work, status);
+    tr__unref(t->work);
+    free(t);
+}
+
+void tr__polled_end(tr__polled *p, tr__transfer *t, tr_status status)
+{
+    finish(p, t, status == TR_OK ? TR_OK : blame(p, &t->work->collective, 0, status));
+}
+
+/* With the group's failure, and which transfer it met. */
+static void end_all(tr__polled *p)
+{
+    for (tr__transfer *t; (t = p->first);) {
+        tr__signature call;
+        char text[TR__CALL_TEXT];
+        tr__signature_of(&t->work->collective, p->member.world_size, 0, &call);
+        tr_status status = tr__fail_stored(atomic_load(&p->broken));
+        finish(p, t, tr__fail_context(status, "%s", tr__signature_text(&call, text)));
+    }
+}
+
+static void report(const tr__polled *p, tr__transfer *t, int64_t now)
+{
+    tr__signature call;
+    char text[TR__CALL_TEXT];
+    t->reported = true;
+    tr__signature_of(&t->work->collective, p->member.world_size, 0, &call);
+    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %.3g s in %s for rank %d", p->member.group, p->member.rank,
+        (double)(now - t->began) / 1e9, tr__signature_text(&call, text), call.peer);
+}
+
+static void look_at_deadlines(tr__polled *p)
+{
+    int64_t now = tr__now_ns();
+    if (now < p->look) return;
+    p->look = now + LOOK_NS;
+    for (tr__transfer *t = p->first; t; t = t->next) {
+        if (now >= t->deadline) {
+            tr__fail(TR_TIMEOUT, "rank %d waited %.3g s for rank %d", p->member.rank, (double)(now - t->began) / 1e9,
+                t->work->collective.peer);
+            tr__polled_end(p, t, TR_TIMEOUT);
+            return; /* which has broken the group */
+        }
+        if (!t->reported && now - t->began > (int64_t)p->member.report_ms * 1000000) report(p, t, now);
+    }
+}
+
+static void work_once(tr__polled *p)
+{
+    if (!p->first) return;
+    if (!is_broken(p) && p->type->advance(p) != TR_OK) break_group(p);
+    if (!is_broken(p)) look_at_deadlines(p);
+    if (is_broken(p)) end_all(p);
+}
+
+/* ---- The thread, for those that nobody waits for ----------------------------------------------------------------- */
+
+static void *help(void *arg)
+{
+    tr__polled *p = arg;
+    pthread_mutex_lock(&p->lock);
+    while (!p->stopping) {
+        if (!p->helped) {
+            pthread_cond_wait(&p->wanted, &p->lock);
+            continue;
+        }
+        work_once(p);
+        int64_t idle = tr__now_ns() - p->moved;
+        pthread_mutex_unlock(&p->lock);
+        rest(idle);
+        pthread_mutex_lock(&p->lock);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+/* It takes no signals: they are the program's. */
+static tr_status need_thread(tr__polled *p)
+{
+    if (p->has_thread) return TR_OK;
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = pthread_create(&p->thread, NULL, help, p);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error)
+        return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': no thread for sends and receives", p->member.group);
+    p->has_thread = true;
+    return TR_OK;
+}
+
+/* ---- The callers ------------------------------------------------------------------------------------------------- */
+
+static tr_status start(tr__polled *p, tr_work *work, bool driven)
+{
+    TR__TRY(check_sound(p));
+    if (!driven) TR__TRY(need_thread(p));
+    tr__transfer *t = calloc(1, p->type->transfer_bytes);
+    if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message", p->member.group);
+    t->work = tr__ref(work);
+    t->helped = !driven;
+    t->began = tr__now_ns();
+    t->deadline = t->began + (int64_t)work->collective.timeout_ms * 1000000;
+    append(p, t);
+    tr_status status = p->type->begin(p, t);
+    if (status != TR_OK) tr__polled_end(p, t, status);
+    work_once(p);
+    if (p->helped) pthread_cond_signal(&p->wanted);
+    return TR_OK;
+}
+
+void tr__polled_start(void *state, tr_work *work, bool driven)
+{
+    tr__polled *p = state;
+    pthread_mutex_lock(&p->lock);
+    tr_status status = start(p, work, driven);
+    if (status != TR_OK) tr__work_finish(work, status);
+    pthread_mutex_unlock(&p->lock);
+}
+
+void tr__polled_drive(void *state, const tr_work *work)
+{
+    tr__polled *p = state;
+    for (int64_t began = tr__now_ns(); !tr_work_done((tr_work *)work); rest(tr__now_ns() - began)) {
+        pthread_mutex_lock(&p->lock);
+        work_once(p);
+        pthread_mutex_unlock(&p->lock);
+    }
+}
+
+bool tr__polled_pending(void *state)
+{
+    tr__polled *p = state;
+    pthread_mutex_lock(&p->lock);
+    bool pending = p->first != NULL;
+    pthread_mutex_unlock(&p->lock);
+    return pending;
+}
+
+void tr__polled_give_up(void *state)
+{
+    break_group(state);
+}
+
+/* ---- Joining and leaving ----------------------------------------------------------------------------------------- */
+
+tr_status tr__polled_meet(tr__polled *p, const char *address)
+{
+    tr__card mine;
+    tr__card_here(&p->member, &mine);
+    strncpy(mine.address, address, sizeof mine.address - 1);
+    strcpy(mine.tcp_address, "-");
+    TR__TRY(tr__random_text(mine.cookie, sizeof mine.cookie));
+    TR__TRY(tr__random_text(mine.tcp_cookie, sizeof mine.tcp_cookie));
+    TR__TRY(tr__rendezvous_claim(&p->meeting, &p->member, &mine));
+    return tr__rendezvous_publish(&p->meeting, &mine);
+}
+
+/* The thread's latest failure stays what it is. */
+static void close_state(tr__polled *p, tr_status joined)
+{
+    tr__error *latest = tr__error_take();
+    if (p->meeting.member) tr__rendezvous_withdraw(&p->meeting, joined);
+    p->type->close(p);
+    tr__error_unref(atomic_load(&p->broken));
+    pthread_mutex_destroy(&p->lock);
+    pthread_cond_destroy(&p->wanted);
+    free(p);
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
+}
+
+tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member, void **state)
+{
+    tr__polled *p = calloc(1, type->state_bytes);
+    if (!p) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
+    p->type = type;
+    p->member = *member;
+    p->last = &p->first;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->wanted, NULL);
+    tr_status status = type->join(p);
+    if (status == TR_OK) {
+        *state = p;
+    } else {
+        break_group(p);
+        close_state(p, status);
+    }
+    return status;
+}
+
+void tr__polled_leave(void *state)
+{
+    tr__polled *p = state;
+    for (int64_t began = tr__now_ns(); tr__polled_pending(p); rest(tr__now_ns() - began)) {
+        pthread_mutex_lock(&p->lock);
+        work_once(p);
+        pthread_mutex_unlock(&p->lock);
+    }
+    pthread_mutex_lock(&p->lock);
+    p->stopping = true;
+    pthread_cond_signal(&p->wanted);
+    pthread_mutex_unlock(&p->lock);
+    if (p->has_thread) pthread_join(p->thread, NULL);
+    close_state(p, TR_OK);
+}
