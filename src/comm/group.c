@@ -5,10 +5,10 @@
  */
 #include "comm/group.h"
 
+#include "base/thread.h"
 #include "comm/collective.h"
 #include "comm/work.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,15 +52,11 @@ static void *work_off(void *arg)
     return NULL;
 }
 
-/* Under the lock. The thread takes no signals: they are the program's. */
+/* Under the lock. */
 static tr_status start_thread(tr_group *group)
 {
     if (group->has_thread) return TR_OK;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&group->thread, NULL, work_off, group);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = tr__thread_start(&group->thread, work_off, group);
     if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its thread", group->name);
     group->has_thread = true;
     return TR_OK;

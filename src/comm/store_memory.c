@@ -1,5 +1,6 @@
 /* The store inside one process: a map, a lock, and a condition that every change signals. */
 #include "base/clock.h"
+#include "base/thread.h"
 #include "comm/store.h"
 #include "comm/store_map.h"
 
@@ -107,11 +108,7 @@ tr_store *tr_store_memory(void)
 {
     memory_store *m = tr__object_new(&memory_type);
     if (tr__error_of(m)) return &m->store;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&m->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    tr__condition_init(&m->changed);
     pthread_mutex_init(&m->lock, NULL);
     m->store.ops = &memory_ops;
     m->store.timeout_ms = TR__STORE_TIMEOUT_MS;

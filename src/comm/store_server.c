@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/object.h"
+#include "base/thread.h"
 #include "comm/store.h"
 #include "comm/store_connection.h"
 #include "comm/store_map.h"
@@ -9,7 +10,6 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -551,11 +551,7 @@ static tr_status open_listener(tr__server *s, const tr__server_options *o, int *
 
 static tr_status start_thread(tr__server *s)
 {
-    sigset_t all, old; /* SIGPIPE above all: a client may go while it is written to */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&s->thread, NULL, serve, s);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = tr__thread_start(&s->thread, serve, s); /* without SIGPIPE: a client may go while it is written to */
     return error ? tr__fail_errno(TR_NO_MEMORY, error, "store: cannot start its thread") : TR_OK;
 }
 

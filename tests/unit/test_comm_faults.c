@@ -183,9 +183,9 @@ static void one_stays_away(rank *r)
     OK(tr_all_reduce(r->group, x, 4));
     if (r->number == 1) {
         wait_until_given_up(r);
-        tr_status status = tr_barrier(r->group); /* what it learns first: that they gave up, or what they had called */
-        CHECK(status == TR_TIMEOUT || status == TR_MISMATCH);
-        SAYS("rank 1");
+        CHECK(tr_barrier(r->group) == TR_TIMEOUT); /* why they gave up, not what they had called */
+        SAYS("all_reduce #2 (sum of f32[4] at ");
+        SAYS("rank 1 (pid ");
         return;
     }
     CHECK(tr_all_reduce(r->group, x, 4, .timeout_ms = 100) == TR_TIMEOUT);
@@ -200,8 +200,7 @@ static void one_stays_away(rank *r)
 static void a_rank_that_stays_away_is_a_timeout(void **state)
 {
     (void)state;
-    run(2, one_stays_away, NULL);
-    run(4, one_stays_away, NULL);
+    for (int turn = 0; turn < 20; turn++) run(2 + turn % 3, one_stays_away, NULL);
 }
 
 int main(void)

@@ -2,10 +2,10 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/collective.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -185,15 +185,10 @@ static void *help(void *arg)
     return NULL;
 }
 
-/* It takes no signals: they are the program's. */
 static tr_status need_thread(tr__polled *p)
 {
     if (p->has_thread) return TR_OK;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&p->thread, NULL, help, p);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = tr__thread_start(&p->thread, help, p);
     if (error)
         return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': no thread for sends and receives", p->member.group);
     p->has_thread = true;

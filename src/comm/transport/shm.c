@@ -1,11 +1,10 @@
 /* Making and ending a group's transport, and the failures that break it. */
-#define _GNU_SOURCE
 #include "comm/transport/shm.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,21 +13,12 @@
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
-tr_status tr__shm_failure(tr__shm *t)
-{
-    pthread_mutex_lock(&t->lock);
-    tr_status status = tr__fail_stored(t->error);
-    pthread_mutex_unlock(&t->lock);
-    return status;
-}
-
 /* Keeps this thread's latest failure if it is the first, and wakes our waiters. */
 static bool keep_failure(tr__shm *t)
 {
+    bool first = tr__failure_keep(&t->failure);
+    atomic_store(&t->control->gave_up, true);
     pthread_mutex_lock(&t->lock);
-    bool first = !t->error;
-    if (first) t->error = tr__error_take();
-    atomic_store(&t->broken, true);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
     tr__shm_ring(t->control);
@@ -39,12 +29,12 @@ static bool keep_failure(tr__shm *t)
 tr_status tr__shm_break_quietly(tr__shm *t)
 {
     keep_failure(t);
-    return tr__shm_failure(t);
+    return tr__failure_tell(&t->failure);
 }
 
 void tr__shm_tell_failure(tr__shm *t)
 {
-    tr__shm_message message = {.type = TR__SHM_BROKEN, .status = tr__shm_failure(t)};
+    tr__shm_message message = {.type = TR__SHM_BROKEN, .status = tr__failure_tell(&t->failure)};
     snprintf(message.text, sizeof message.text, "%s", tr_error_message());
     for (int rank = 0; rank < t->world_size; rank++) {
         /* Without memory for the letter the peer finds out by its own timeout. */
@@ -57,7 +47,26 @@ void tr__shm_tell_failure(tr__shm *t)
 tr_status tr__shm_break(tr__shm *t)
 {
     if (keep_failure(t)) tr__shm_tell_failure(t);
-    return tr__shm_failure(t);
+    return tr__failure_tell(&t->failure);
+}
+
+static bool any_gave_up(const tr__shm *t)
+{
+    bool any = false;
+    for (int rank = 0; rank < t->world_size; rank++) any |= atomic_load(&t->peers[rank].control->gave_up);
+    return any;
+}
+
+tr_status tr__shm_heed(tr__shm *t, int timeout_ms)
+{
+    if (!any_gave_up(t)) return TR_OK;
+    int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
+    struct timespec deadline = {until / 1000000000, until % 1000000000};
+    pthread_mutex_lock(&t->lock);
+    while (!tr__failure_there(&t->failure) && pthread_cond_timedwait(&t->changed, &t->lock, &deadline) != ETIMEDOUT)
+        continue;
+    pthread_mutex_unlock(&t->lock);
+    return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
 }
 
 /* ---- Letters ----------------------------------------------------------------------------------------------------- */
@@ -119,16 +128,6 @@ static tr_status make_tables(tr__shm *t)
     return TR_OK;
 }
 
-static void make_lock(tr__shm *t)
-{
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    pthread_mutex_init(&t->lock, NULL);
-}
-
 static tr_status make_parts(tr__shm *t, tr__card *card)
 {
     TR__TRY(make_tables(t));
@@ -137,12 +136,6 @@ static tr_status make_parts(tr__shm *t, tr__card *card)
     if (t->kick < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", t->group);
     TR__TRY(tr__shm_p2p_new(t));
     return tr__shm_listen(t, card);
-}
-
-static bool crowded(int ranks)
-{
-    cpu_set_t cores;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) < ranks;
 }
 
 tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport)
@@ -155,8 +148,10 @@ tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transp
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
     t->kick = t->door.socket = -1;
-    t->crowded = crowded(t->world_size);
-    make_lock(t);
+    t->crowded = tr__cores() < t->world_size;
+    pthread_mutex_init(&t->lock, NULL);
+    tr__condition_init(&t->changed);
+    tr__failure_init(&t->failure);
     tr_status status = make_parts(t, card);
     if (status == TR_OK)
         *transport = t;
@@ -211,7 +206,7 @@ void tr__shm_close(tr__shm *t)
     free(t->in);
     free(t->out);
     free(t->stagings);
-    tr__error_unref(t->error);
+    tr__failure_clear(&t->failure);
     pthread_mutex_destroy(&t->lock);
     pthread_cond_destroy(&t->changed);
     free(t);

@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "base/object.h"
 #include "comm/collective.h"
+#include "comm/failure.h"
 #include "comm/rendezvous.h"
 
 #include <pthread.h>
@@ -39,14 +40,22 @@ typedef struct tr__shm_place {
     uint64_t segment, offset;
 } tr__shm_place;
 
+/* A call's signature, but for the place where it was made. The atomics are read by peers that report while a rank is at
+ * work. */
+typedef struct tr__shm_words {
+    _Atomic uint32_t what; /* kind, dtype and op, a byte each, and flags */
+    _Atomic int32_t rank;  /* the root, or the peer of a send or recv */
+    _Atomic int32_t tag, line;
+    _Atomic int64_t count;
+} tr__shm_words;
+
+typedef _Atomic uint64_t tr__shm_file[TR__PLACE_TEXT / 8];
+
 /* A rank's current call. There are two, for even and odd sequence numbers: a rank writes call n + 2 only when it has
- * seen all ranks enter n + 1, so everyone has done with n. The atomics are read by peers that report while a rank is
- * at work. */
+ * seen all ranks enter n + 1, so everyone has done with n. */
 typedef struct tr__shm_slot {
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t entered; /* the sequence number, when all below is there */
-    _Atomic uint32_t what;                             /* kind, dtype and op, a byte each, and flags */
-    _Atomic int32_t root, line;
-    _Atomic int64_t count;
+    tr__shm_words call;
     union {
         struct {
             tr__shm_place in; /* with TR__SHM_SHARED */
@@ -60,12 +69,19 @@ typedef struct tr__shm_slot {
         };
         unsigned char tiny[TR__SHM_TINY];
     };
-    _Alignas(TR__CACHE_LINE) _Atomic uint64_t file[TR__PLACE_TEXT / 8];
+    _Alignas(TR__CACHE_LINE) tr__shm_file file;
     _Alignas(TR__CACHE_LINE) unsigned char data[TR__SHM_INLINE];
 } tr__shm_slot;
 
 /* The signature's bits; the input can be mapped, with the output where that matters; the input is in the slot. */
 enum { TR__SHM_WHAT = 0xffffff, TR__SHM_SHARED = 1 << 24, TR__SHM_INLINED = 1 << 25 };
+
+/* A send or receive, for peers that report: the latest, and the one before. */
+typedef struct tr__shm_transfer {
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t entered; /* the latest collective when it began */
+    tr__shm_words call;
+    _Alignas(TR__CACHE_LINE) tr__shm_file file;
+} tr__shm_transfer;
 
 /* A block of an input: elements. */
 typedef struct tr__shm_block {
@@ -77,6 +93,7 @@ typedef struct tr__shm_block {
 typedef struct tr__shm_control {
     uint32_t magic, version;
     int32_t rank, world_size;
+    atomic_bool gave_up;                         /* the group is broken for its rank, which has said why or will */
     _Alignas(TR__CACHE_LINE) atomic_uint bell;   /* futex word: its rank sleeps on it, peers and its monitor ring it */
     atomic_int waits_for;                        /* the rank (+ 1) that should ring; 0: awake */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t finished; /* the latest collective that is done */
@@ -86,6 +103,9 @@ typedef struct tr__shm_control {
     _Alignas(TR__CACHE_LINE) atomic_uint mail;          /* futex word: peers raise it when they did something for our
                                                            sends and receives */
     atomic_int mail_sleepers;
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t transfers; /* sends and receives begun so far: the number of the latest */
+    _Atomic uint64_t transferred;                        /* the latest that was done before another one began */
+    tr__shm_transfer transfer[2];                        /* for even and odd numbers */
     tr__shm_slot slots[2];
     tr__shm_block blocks[]; /* [2][world_size]: of a scatter_v or all_to_all_v, what the others find where */
 } tr__shm_control;
@@ -165,12 +185,12 @@ typedef struct tr__shm {
     tr__shm_control *control; /* our own */
     tr__shm_door door;
 
+    tr__failure failure;         /* why the group is broken */
+
     pthread_mutex_t lock;
     pthread_cond_t changed;      /* a mapping came, or the group broke */
     uint64_t *announced;         /* our segments that the peers have been told of */
     size_t announced_count, announced_capacity;
-    tr__error *error;            /* why the group is broken */
-    atomic_bool broken;
     bool watching;
     tr__segment_watcher watcher;
 
@@ -228,8 +248,9 @@ tr_status tr__shm_break(tr__shm *t);
 tr_status tr__shm_break_quietly(tr__shm *t);
 /* Tells all peers why the group is broken; each keeps the first reason that it learns. */
 void tr__shm_tell_failure(tr__shm *t);
-/* The failure that broke the group. */
-tr_status tr__shm_failure(tr__shm *t);
+/* A peer that has given the group up calls no more, so what it shows is of an earlier time: fails with its reason, which
+ * is on its way. TR_OK when there is no such peer, or nothing comes in time. */
+tr_status tr__shm_heed(tr__shm *t, int timeout_ms);
 
 /* Queues a message for a peer; fd is passed along and closed (-1: none). */
 tr_status tr__shm_post(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd);
@@ -288,13 +309,19 @@ typedef enum tr__shm_word {
 void tr__shm_signal(tr__shm *t, tr__shm_word word, uint64_t value);
 /* Waits until the counters of all peers, or of `only` one rank (-1: all), have reached value. */
 tr_status tr__shm_await(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only);
-/* The call that a rank is in, or was last; false when it has made none. */
-bool tr__shm_last_call(const tr__shm_control *control, tr__signature *signature, bool *finished);
-/* All but its layout. */
+/* A call for others to see, and what they see: all but its layout. */
+void tr__shm_sign(tr__shm_words *words, tr__shm_file file, const tr_collective *c, uint32_t flags);
 void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *signature);
+/* The latest collective that a rank has entered; 0: none. */
+uint64_t tr__shm_entered(const tr__shm_control *control);
+/* The collective that a rank is in, or was last; false when it has made none. */
+bool tr__shm_last_call(const tr__shm_control *control, tr__signature *signature, bool *finished);
+/* The send or receive that a rank began last, if it has entered no collective since. */
+bool tr__shm_last_transfer(const tr__shm_control *control, tr__signature *signature, bool *finished);
 
-/* "rank 2 has done all_reduce #17 (…)" */
-char *tr__shm_state_text(const tr__shm_peer *peer, char text[TR__CALL_TEXT + 64]);
+/* "rank 2 has done all_reduce #17 (…) and is in recv (…)" */
+enum { TR__SHM_STATE_TEXT = 2 * TR__CALL_TEXT + 64 };
+char *tr__shm_state_text(const tr__shm_peer *peer, char text[TR__SHM_STATE_TEXT]);
 
 /* ---- shm_p2p_run.c ----------------------------------------------------------------------------------------------- */
 

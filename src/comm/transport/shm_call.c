@@ -46,20 +46,6 @@ static size_t input_bytes(const tr__shm *t, const tr_collective *c)
 
 /* ---- Entering ---------------------------------------------------------------------------------------------------- */
 
-static void write_signature(tr__shm_slot *slot, const tr_collective *c, uint32_t way)
-{
-    uint32_t what = (uint32_t)c->kind | (uint32_t)c->dtype << 8 | (uint32_t)c->op << 16 | way;
-    atomic_store_explicit(&slot->what, what, memory_order_relaxed);
-    atomic_store_explicit(&slot->root, c->root, memory_order_relaxed);
-    atomic_store_explicit(&slot->count, c->count, memory_order_relaxed);
-    atomic_store_explicit(&slot->line, c->line, memory_order_relaxed);
-    uint64_t words[TR__PLACE_TEXT / 8] = {0};
-    const char *file = tr__place_text(c->file);
-    size_t used = strlen(file);
-    memcpy(words, file, used);
-    for (size_t i = 0; i <= used / 8; i++) atomic_store_explicit(&slot->file[i], words[i], memory_order_relaxed);
-}
-
 /* Of a _V kind: what the others must know of our blocks. Inline they follow each other in the slot. */
 static void write_blocks(tr__shm *t, const tr__shm_call *call, tr__shm_slot *slot)
 {
@@ -145,7 +131,7 @@ static tr_status enter(tr__shm *t, tr__shm_call *call)
     tr__shm_slot *slot = slot_of(t->control, call->sequence);
     if (tr__shm_publishes(call->c, t->rank)) TR__TRY(publish(t, call, slot));
     if (call->kind->variable) write_blocks(t, call, slot);
-    write_signature(slot, call->c, call->way);
+    tr__shm_sign(&slot->call, slot->file, call->c, call->way);
     tr__shm_signal(t, entered(call->sequence), call->sequence);
     return tr__shm_await(t, call, entered(call->sequence), call->sequence, -1);
 }
@@ -154,21 +140,24 @@ static tr_status enter(tr__shm *t, tr__shm_call *call)
 
 static bool same_call(const tr__shm_slot *a, const tr__shm_slot *b)
 {
-    uint32_t what_a = atomic_load_explicit(&a->what, memory_order_relaxed);
-    uint32_t what_b = atomic_load_explicit(&b->what, memory_order_relaxed);
-    if (((what_a ^ what_b) & TR__SHM_WHAT) != 0 ||
-        atomic_load_explicit(&a->root, memory_order_relaxed) != atomic_load_explicit(&b->root, memory_order_relaxed))
+    uint32_t what_a = atomic_load_explicit(&a->call.what, memory_order_relaxed);
+    uint32_t what_b = atomic_load_explicit(&b->call.what, memory_order_relaxed);
+    if (((what_a ^ what_b) & TR__SHM_WHAT) != 0 || atomic_load_explicit(&a->call.rank, memory_order_relaxed) !=
+                                                       atomic_load_explicit(&b->call.rank, memory_order_relaxed))
         return false;
     if (!tr__kind_of(what_a & 0xff)->variable)
-        return atomic_load_explicit(&a->count, memory_order_relaxed) ==
-               atomic_load_explicit(&b->count, memory_order_relaxed);
+        return atomic_load_explicit(&a->call.count, memory_order_relaxed) ==
+               atomic_load_explicit(&b->call.count, memory_order_relaxed);
     return atomic_load_explicit(&a->layout, memory_order_relaxed) ==
            atomic_load_explicit(&b->layout, memory_order_relaxed);
 }
 
-/* The same words on every rank: the first rank that differs from rank 0. */
-static tr_status mismatch(const tr__shm *t, uint64_t sequence)
+/* The same words on every rank: the first rank that differs from rank 0. But a rank that comes late to a call that the
+ * others gave up differs only from what they wanted then: it learns why they did. */
+static tr_status mismatch(tr__shm *t, const tr__shm_call *call)
 {
+    uint64_t sequence = call->sequence;
+    TR__TRY(tr__shm_heed(t, call->timeout_ms));
     tr__shm_slot *zero = slot_of(t->peers[0].control, sequence);
     int other = 1;
     while (other < t->world_size - 1 && same_call(zero, slot_of(t->peers[other].control, sequence))) other++;
@@ -188,8 +177,8 @@ static tr_status compare(tr__shm *t, tr__shm_call *call, bool *shared)
     *shared = true;
     for (int rank = 0; rank < t->world_size; rank++) {
         tr__shm_slot *slot = slot_of(t->peers[rank].control, call->sequence);
-        if (!same_call(own, slot)) return mismatch(t, call->sequence);
-        if (!(atomic_load_explicit(&slot->what, memory_order_relaxed) & TR__SHM_SHARED)) *shared = false;
+        if (!same_call(own, slot)) return mismatch(t, call);
+        if (!(atomic_load_explicit(&slot->call.what, memory_order_relaxed) & TR__SHM_SHARED)) *shared = false;
     }
     return TR_OK;
 }
@@ -224,10 +213,9 @@ tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequ
     call.size = tr_dtype_size(collective->dtype);
     call.bytes = input_bytes(t, collective);
     tr_status status;
-    atomic_fetch_add(&t->busy, 1); /* before `broken` is read: see tr__shm_segment_went() */
-    if (atomic_load(&t->broken)) {
-        status = tr__fail_context(tr__shm_failure(t), "group '%s' is broken", t->group);
-    } else {
+    atomic_fetch_add(&t->busy, 1); /* before the failure is looked at: see tr__shm_segment_went() */
+    status = tr__failure_check(&t->failure, t->group);
+    if (status == TR_OK) {
         status = run(t, &call);
         if (status != TR_OK) status = tr__shm_break(t);
     }

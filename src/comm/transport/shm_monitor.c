@@ -4,11 +4,11 @@
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
+#include "base/thread.h"
 #include "comm/transport/shm.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,8 +69,8 @@ static void died(tr__shm *t, tr__shm_peer *peer)
     tr__signature s;
     char text[TR__CALL_TEXT];
     bool finished;
-    if (!tr__shm_last_call(peer->control, &s, &finished))
-        tr__fail(TR_PEER, "rank %d (pid %ld) died before its first collective", peer->rank, peer->pid);
+    if (!tr__shm_last_transfer(peer->control, &s, &finished) && !tr__shm_last_call(peer->control, &s, &finished))
+        tr__fail(TR_PEER, "rank %d (pid %ld) died before its first call", peer->rank, peer->pid);
     else
         tr__fail(TR_PEER, "rank %d (pid %ld) died %s %s", peer->rank, peer->pid, finished ? "after" : "during",
             tr__signature_text(&s, text));
@@ -212,11 +212,7 @@ tr_status tr__shm_monitor_start(tr__shm *t)
 {
     t->polled = calloc((size_t)t->world_size + 1, sizeof *t->polled);
     if (!t->polled) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for its monitor", t->group);
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&t->monitor, NULL, monitor, t);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = tr__thread_start(&t->monitor, monitor, t);
     if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its monitor", t->group);
     t->has_monitor = true;
     return TR_OK;
@@ -225,7 +221,7 @@ tr_status tr__shm_monitor_start(tr__shm *t)
 void tr__shm_monitor_stop(tr__shm *t)
 {
     /* Of a group that is broken, the reason goes first: a peer must not take our leaving for it. */
-    if (atomic_load(&t->broken)) tr__shm_tell_failure(t);
+    if (tr__failure_there(&t->failure)) tr__shm_tell_failure(t);
     tr__shm_message message = {.type = TR__SHM_GOODBYE};
     for (int rank = 0; rank < t->world_size; rank++) {
         /* Without memory for the letter the peer takes us for dead, which is no worse for it. */

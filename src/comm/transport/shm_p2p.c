@@ -71,9 +71,27 @@ static tr__shm_lane *lane_of(const tr__shm *t, const tr__shm_op *op)
     return &t->p2p->lanes[op->work->collective.peer];
 }
 
+/* For peers that report what we are at. */
+static void note_beginning(tr__shm *t, tr__shm_op *op)
+{
+    tr__shm_control *control = t->control;
+    op->number = atomic_load_explicit(&control->transfers, memory_order_relaxed) + 1;
+    tr__shm_transfer *transfer = &control->transfer[op->number & 1];
+    atomic_store_explicit(&transfer->entered, tr__shm_entered(control), memory_order_relaxed);
+    tr__shm_sign(&transfer->call, transfer->file, &op->work->collective, 0);
+    atomic_store_explicit(&control->transfers, op->number, memory_order_release);
+}
+
+static void note_end(tr__shm *t, const tr__shm_op *op)
+{
+    if (op->number == atomic_load_explicit(&t->control->transfers, memory_order_relaxed))
+        atomic_store_explicit(&t->control->transferred, op->number, memory_order_release);
+}
+
 /* The operation is in no list any more. */
 static void finish(tr__shm *t, tr__shm_op *op, tr_status status)
 {
+    note_end(t, op);
     t->p2p->pending--;
     if (op->helped) t->p2p->helped--;
     tr__work_finish(op->work, status);
@@ -162,6 +180,7 @@ static tr_status begin_receive(tr__shm *t, tr__shm_op *op)
 
 tr_status tr__shm_p2p_begin(tr__shm *t, tr__shm_op *op)
 {
+    note_beginning(t, op);
     return op->work->collective.kind == TR_SEND ? begin_send(t, op) : begin_receive(t, op);
 }
 
@@ -352,7 +371,7 @@ void tr__shm_p2p_fail_all(tr__shm *t, bool elsewhere)
         tr__shm_ops *list = list_of(&t->p2p->lanes[i / 4], i % 4);
         for (tr__shm_op *op; (op = list->first);) {
             take_out(list, op);
-            tr_status status = tr__shm_failure(t);
+            tr_status status = tr__failure_tell(&t->failure);
             if (elsewhere) tr__fail_context(status, "%s", tr__shm_p2p_text(t, op, text));
             finish(t, op, status);
         }

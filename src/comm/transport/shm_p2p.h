@@ -56,6 +56,7 @@ typedef struct tr__shm_op {
     bool helped;            /* by the group's thread */
     bool reported;
     int64_t began, deadline;
+    uint64_t number;        /* of the rank's sends and receives */
     uint64_t id;            /* of the send at its rank */
     tr__shm_frame frame;    /* on its way */
     size_t sent, payload;   /* of the frame and the bytes behind it; how many those are */

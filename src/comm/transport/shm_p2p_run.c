@@ -4,11 +4,11 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/futex.h"
 #include "comm/transport/shm_p2p.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 
 enum { SPINS = 200, YIELDS = 20, SLEEP_MS = 100, REPORT_MS = 10000 };
@@ -22,7 +22,7 @@ typedef struct patience {
 static tr_status look(tr__shm *t, tr__shm_op *op, void *arg)
 {
     patience *p = arg;
-    char text[TR__CALL_TEXT], state[TR__CALL_TEXT + 64];
+    char text[TR__CALL_TEXT], state[TR__SHM_STATE_TEXT];
     const tr__shm_peer *peer = &t->peers[op->work->collective.peer];
     int64_t waited = p->now - op->began, report_at = (int64_t)REPORT_MS * 1000000;
     if (p->now >= op->deadline)
@@ -67,7 +67,7 @@ static tr_status advance(tr__shm *t, bool *moved)
 /* Under the lock. A failure is the group's and ends all. */
 static bool work_once(tr__shm *t)
 {
-    bool moved = false, broken = atomic_load(&t->broken);
+    bool moved = false, broken = tr__failure_there(&t->failure);
     if (!t->p2p->pending) return false;
     if (!broken && advance(t, &moved) == TR_OK) return moved;
     if (!broken) tr__shm_break(t);
@@ -163,11 +163,7 @@ static void *help(void *arg)
 static tr_status need_thread(tr__shm *t)
 {
     if (t->p2p->has_thread) return TR_OK;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&t->p2p->thread, NULL, help, t);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = tr__thread_start(&t->p2p->thread, help, t);
     if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': no thread for sends and receives", t->group);
     t->p2p->has_thread = true;
     return TR_OK;
@@ -178,7 +174,7 @@ static tr_status need_thread(tr__shm *t)
 static tr_status start(tr__shm *t, tr_work *work, bool driven)
 {
     tr__shm_p2p *p = t->p2p;
-    if (atomic_load(&t->broken)) return tr__fail_context(tr__shm_failure(t), "group '%s' is broken", t->group);
+    TR__TRY(tr__failure_check(&t->failure, t->group));
     if (!driven) TR__TRY(need_thread(t));
     tr__shm_op *op = malloc(sizeof *op);
     if (!op) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message", t->group);
@@ -232,7 +228,7 @@ tr_status tr__shm_p2p_new(tr__shm *t)
  * those that leave as well do not want it. */
 static bool channels_are_open(tr__shm *t, const void *deadline)
 {
-    if (atomic_load(&t->broken) || tr__now_ns() > *(const int64_t *)deadline) return true;
+    if (tr__failure_there(&t->failure) || tr__now_ns() > *(const int64_t *)deadline) return true;
     for (int rank = 0; rank < t->world_size; rank++) {
         tr__shm_channel *channel = t->p2p->lanes[rank].outbound;
         if (channel && !atomic_load(&channel->opened) && !atomic_load(&t->peers[rank].left)) return false;

@@ -18,7 +18,7 @@ typedef enum way { INLINE, SHARED, STAGED } way;
 
 static way way_of(const tr__shm *t, const tr__shm_call *call, int rank)
 {
-    uint32_t what = atomic_load_explicit(&slot_of(t, call, rank)->what, memory_order_relaxed);
+    uint32_t what = atomic_load_explicit(&slot_of(t, call, rank)->call.what, memory_order_relaxed);
     return what & TR__SHM_INLINED ? INLINE : what & TR__SHM_SHARED ? SHARED : STAGED;
 }
 
@@ -36,7 +36,7 @@ static tr__shm_block given(const tr__shm *t, const tr__shm_call *call, int rank)
     const tr_collective *c = call->c;
     if (call->kind->variable && call->kind->in_blocks)
         return tr__shm_table(t->peers[rank].control, call->sequence)[t->rank];
-    int64_t count = atomic_load_explicit(&slot_of(t, call, rank)->count, memory_order_relaxed);
+    int64_t count = atomic_load_explicit(&slot_of(t, call, rank)->call.count, memory_order_relaxed);
     return (tr__shm_block){call->kind->in_blocks ? t->rank * c->count : 0, count};
 }
 

@@ -260,7 +260,7 @@ static tr_status look_up(tr__shm *t, int timeout_ms, tr__shm_peer *peer, uint64_
     tr_status status = TR_OK;
     const tr__shm_mapping *found;
     pthread_mutex_lock(&t->lock);
-    while (!(found = mapping_of(peer, id)) && !t->error && !atomic_load(&peer->left)) {
+    while (!(found = mapping_of(peer, id)) && !tr__failure_there(&t->failure) && !atomic_load(&peer->left)) {
         if (pthread_cond_timedwait(&t->changed, &t->lock, &deadline) != ETIMEDOUT) continue;
         status = tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %g s", peer->rank, peer->pid,
             timeout_ms / 1000.0);
@@ -270,8 +270,9 @@ static tr_status look_up(tr__shm *t, int timeout_ms, tr__shm_peer *peer, uint64_
         *mapping = *found;
         status = TR_OK;
     } else if (status == TR_OK) {
-        status = t->error ? tr__fail_stored(t->error)
-                          : tr__fail(TR_PEER, "rank %d (pid %ld) left in the middle of a call", peer->rank, peer->pid);
+        status = tr__failure_there(&t->failure)
+                     ? tr__failure_tell(&t->failure)
+                     : tr__fail(TR_PEER, "rank %d (pid %ld) left in the middle of a call", peer->rank, peer->pid);
     }
     pthread_mutex_unlock(&t->lock);
     return status;

@@ -53,30 +53,66 @@ void tr__shm_signal(tr__shm *t, tr__shm_word word, uint64_t value)
 
 /* ---- Who is late, in words --------------------------------------------------------------------------------------- */
 
-void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *s)
+void tr__shm_sign(tr__shm_words *words, tr__shm_file file, const tr_collective *c, uint32_t flags)
 {
-    uint32_t what = atomic_load_explicit(&slot->what, memory_order_relaxed);
-    uint64_t file[TR__PLACE_TEXT / 8];
-    for (size_t i = 0; i < TR__PLACE_TEXT / 8; i++)
-        file[i] = atomic_load_explicit(&slot->file[i], memory_order_relaxed);
+    uint32_t what = (uint32_t)c->kind | (uint32_t)c->dtype << 8 | (uint32_t)c->op << 16 | flags;
+    bool to_peer = tr__kind_of(c->kind)->point_to_point;
+    atomic_store_explicit(&words->what, what, memory_order_relaxed);
+    atomic_store_explicit(&words->rank, to_peer ? c->peer : c->root, memory_order_relaxed);
+    atomic_store_explicit(&words->tag, c->tag, memory_order_relaxed);
+    atomic_store_explicit(&words->line, c->line, memory_order_relaxed);
+    atomic_store_explicit(&words->count, c->count, memory_order_relaxed);
+    uint64_t text[TR__PLACE_TEXT / 8] = {0};
+    const char *place = tr__place_text(c->file);
+    size_t used = strlen(place);
+    memcpy(text, place, used);
+    for (size_t i = 0; i <= used / 8; i++) atomic_store_explicit(&file[i], text[i], memory_order_relaxed);
+}
+
+static void read_call(const tr__shm_words *words, const tr__shm_file file, uint64_t sequence, tr__signature *s)
+{
+    uint32_t what = atomic_load_explicit(&words->what, memory_order_relaxed);
+    uint64_t text[TR__PLACE_TEXT / 8];
+    for (size_t i = 0; i < TR__PLACE_TEXT / 8; i++) text[i] = atomic_load_explicit(&file[i], memory_order_relaxed);
     *s = (tr__signature){.sequence = sequence, .kind = what & 0xff, .dtype = what >> 8 & 0xff, .op = what >> 16 & 0xff};
-    s->root = atomic_load_explicit(&slot->root, memory_order_relaxed);
-    s->line = atomic_load_explicit(&slot->line, memory_order_relaxed);
-    s->count = atomic_load_explicit(&slot->count, memory_order_relaxed);
-    memcpy(s->file, file, sizeof file);
+    s->root = s->peer = atomic_load_explicit(&words->rank, memory_order_relaxed);
+    s->tag = atomic_load_explicit(&words->tag, memory_order_relaxed);
+    s->line = atomic_load_explicit(&words->line, memory_order_relaxed);
+    s->count = atomic_load_explicit(&words->count, memory_order_relaxed);
+    memcpy(s->file, text, sizeof text);
     s->file[TR__PLACE_TEXT - 1] = 0;
     /* A peer's memory is not trusted with our array bounds. */
     if ((unsigned)s->kind >= TR_COLLECTIVE_COUNT) s->kind = TR_BARRIER;
     if ((unsigned)s->op >= TR_REDUCE_OP_COUNT) s->op = TR_SUM;
 }
 
-bool tr__shm_last_call(const tr__shm_control *control, tr__signature *signature, bool *finished)
+void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *signature)
+{
+    read_call(&slot->call, slot->file, sequence, signature);
+}
+
+uint64_t tr__shm_entered(const tr__shm_control *control)
 {
     uint64_t even = atomic_load(&control->slots[0].entered), odd = atomic_load(&control->slots[1].entered);
-    uint64_t latest = even > odd ? even : odd;
+    return even > odd ? even : odd;
+}
+
+bool tr__shm_last_call(const tr__shm_control *control, tr__signature *signature, bool *finished)
+{
+    uint64_t latest = tr__shm_entered(control);
     if (latest == 0) return false;
     tr__shm_signature(&control->slots[latest & 1], latest, signature);
     *finished = atomic_load(&control->finished) >= latest;
+    return true;
+}
+
+bool tr__shm_last_transfer(const tr__shm_control *control, tr__signature *signature, bool *finished)
+{
+    uint64_t latest = atomic_load(&control->transfers);
+    const tr__shm_transfer *transfer = &control->transfer[latest & 1];
+    if (latest == 0 || atomic_load(&transfer->entered) < tr__shm_entered(control)) return false;
+    read_call(&transfer->call, transfer->file, 0, signature);
+    *finished = atomic_load(&control->transferred) >= latest;
     return true;
 }
 
@@ -88,22 +124,26 @@ static char *call_text(const tr__shm *t, const tr__shm_call *call, char text[TR_
     return tr__signature_text(&signature, text);
 }
 
-char *tr__shm_state_text(const tr__shm_peer *peer, char text[TR__CALL_TEXT + 64])
+char *tr__shm_state_text(const tr__shm_peer *peer, char text[TR__SHM_STATE_TEXT])
 {
     tr__signature s;
     char call[TR__CALL_TEXT];
+    int used;
     bool finished = false, called = tr__shm_last_call(peer->control, &s, &finished);
     if (called)
-        snprintf(text, TR__CALL_TEXT + 64, "rank %d %s %s", peer->rank, finished ? "has done" : "is in",
+        used = snprintf(text, TR__SHM_STATE_TEXT, "rank %d %s %s", peer->rank, finished ? "has done" : "is in",
             tr__signature_text(&s, call));
     else
-        snprintf(text, TR__CALL_TEXT + 64, "rank %d has made no call yet", peer->rank);
+        used = snprintf(text, TR__SHM_STATE_TEXT, "rank %d has entered no collective yet", peer->rank);
+    if (tr__shm_last_transfer(peer->control, &s, &finished))
+        snprintf(text + used, TR__SHM_STATE_TEXT - (size_t)used, " and %s %s", finished ? "has done" : "is in",
+            tr__signature_text(&s, call));
     return text;
 }
 
 typedef struct lateness {
     char ranks[64];                     /* "rank 2 (pid 77)", "ranks 1, 2, 5" */
-    char state[TR__CALL_TEXT + 64];     /* what the first of them is at */
+    char state[TR__SHM_STATE_TEXT];     /* what the first of them is at */
 } lateness;
 
 static void describe(const tr__shm *t, tr__shm_word word, uint64_t value, int only, lateness *l)
@@ -193,7 +233,7 @@ static void sleep_for(tr__shm *t, int rank, tr__shm_word word, uint64_t value, i
     unsigned bell = atomic_load(&t->control->bell);
     atomic_store(&t->control->waits_for, rank + 1);
     bool late = atomic_load(counter(t->peers[rank].control, word)) < value;
-    if (late && !atomic_load(&t->broken) && !atomic_load(&t->peers[rank].left))
+    if (late && !tr__failure_there(&t->failure) && !atomic_load(&t->peers[rank].left))
         tr__futex_wait(&t->control->bell, bell, ns);
     atomic_store(&t->control->waits_for, 0);
 }
@@ -201,13 +241,13 @@ static void sleep_for(tr__shm *t, int rank, tr__shm_word word, uint64_t value, i
 static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
 {
     for (int turn = 0;; turn++) {
-        bool broken = atomic_load(&t->broken); /* read first: what had come by then counts */
+        bool broken = tr__failure_there(&t->failure); /* read first: what had come by then counts */
         survey s = look(t, word, value, only);
         if (s.late < 0) {
             tr__recorder_waits_for(t->recorder, NULL, 0);
             return TR_OK;
         }
-        if (broken) return tr__shm_failure(t);
+        if (broken) return tr__failure_tell(&t->failure);
         if (s.left >= 0) return gone(t, call, s.left);
         if (turn < YIELDS) {
             sched_yield();

@@ -2,11 +2,11 @@
 #include "comm/transport/tcp.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "comm/transport/tcp_flow.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,23 +17,13 @@
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
-tr_status tr__tcp_failure(tr__tcp *t)
-{
-    pthread_mutex_lock(&t->lock);
-    tr_status status = tr__fail_stored(t->error);
-    pthread_mutex_unlock(&t->lock);
-    return status;
-}
-
 tr_status tr__tcp_break(tr__tcp *t)
 {
+    bool first = tr__failure_keep(&t->failure);
     pthread_mutex_lock(&t->lock);
-    bool first = !t->error;
-    if (first) t->error = tr__error_take();
-    atomic_store(&t->broken, true);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
-    tr_status status = tr__tcp_failure(t);
+    tr_status status = tr__failure_tell(&t->failure);
     if (first) {
         char text[TR__TCP_TEXT];
         snprintf(text, sizeof text, "%s", tr_error_message());
@@ -103,11 +93,8 @@ tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transp
     t->recorder = member->recorder;
     t->watch = t->kick = t->door.socket = -1;
     pthread_mutex_init(&t->lock, NULL);
-    pthread_condattr_t by_monotonic_clock;
-    pthread_condattr_init(&by_monotonic_clock);
-    pthread_condattr_setclock(&by_monotonic_clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->changed, &by_monotonic_clock);
-    pthread_condattr_destroy(&by_monotonic_clock);
+    tr__condition_init(&t->changed);
+    tr__failure_init(&t->failure);
     tr_status status = make_parts(t, member, card);
     if (status == TR_OK)
         *transport = t;
@@ -125,8 +112,7 @@ static bool crowded(const tr__tcp *t, const tr__card *cards)
     const char *mine = cards[t->rank].machine;
     size_t kernel = strcspn(mine, "/") + 1;
     for (int rank = 0; rank < t->world_size; rank++) here += strncmp(cards[rank].machine, mine, kernel) == 0;
-    cpu_set_t cores;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) < here;
+    return tr__cores() < here;
 }
 
 static tr_status watch_peers(tr__tcp *t, const tr__card *cards)
@@ -173,7 +159,7 @@ static void part(tr__tcp *t)
 {
     enum { PART_MS = 200 };
     tr__tcp_frame goodbye = tr__tcp_frame_of(NULL, TR__TCP_GOODBYE, 0);
-    if (!atomic_load(&t->broken)) tr__tcp_tell_all(t, &goodbye, NULL);
+    if (!tr__failure_there(&t->failure)) tr__tcp_tell_all(t, &goodbye, NULL);
     int64_t deadline = tr__now_ns() + PART_MS * (int64_t)1000000;
     for (int i = 0; i < TR__TCP_LANES * t->world_size; i++)
         if (socket_at(t, i) >= 0) shutdown(socket_at(t, i), SHUT_WR);
@@ -206,7 +192,7 @@ void tr__tcp_close(tr__tcp *t)
     free(t->stage);
     free(t->scratch);
     free(t->folded);
-    tr__error_unref(t->error);
+    tr__failure_clear(&t->failure);
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
     free(t);

@@ -21,6 +21,7 @@
 #include "comm/algo/choice.h"
 #include "comm/algo/reduce.h"
 #include "comm/collective.h"
+#include "comm/failure.h"
 #include "comm/rendezvous.h"
 
 #include <pthread.h>
@@ -108,10 +109,9 @@ typedef struct tr__tcp {
     atomic_bool stopping;
     tr__tcp_p2p *p2p;
 
+    tr__failure failure;     /* why the group is broken */
     pthread_mutex_t lock;    /* for what follows, and what peers are known to do */
     pthread_cond_t changed;  /* a peer has left, or the group is broken */
-    tr__error *error;        /* why the group is broken */
-    atomic_bool broken;
     /* Calls of our own; written by the thread that runs them, which may read them without the lock. */
     tr__signature last;      /* the latest */
     bool has_last, running;  /* there is one; it is under way */
@@ -139,8 +139,6 @@ void tr__tcp_close(tr__tcp *t);
 /* Breaks the group with this thread's latest failure and lets the peers know. The first failure stays. Returns the
  * group's failure, as this thread's. */
 tr_status tr__tcp_break(tr__tcp *t);
-/* The failure that broke the group. */
-tr_status tr__tcp_failure(tr__tcp *t);
 
 /* "rank 2 (pid 77 on host b)", in text. */
 enum { TR__TCP_NAME = 128 };

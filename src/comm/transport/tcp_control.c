@@ -5,10 +5,10 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/transport/tcp.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -206,7 +206,7 @@ static void *monitor(void *arg)
         int ready = epoll_wait(t->watch, events, EVENTS, -1);
         for (int i = 0; i < ready; i++) {
             tr__tcp_peer *peer = &t->peers[events[i].data.fd];
-            bool sound = !atomic_load(&t->broken);
+            bool sound = !tr__failure_there(&t->failure);
             if (peer->rank != t->rank && hear_peer(t, peer) != TR_OK && sound) log_if_idle(t);
         }
     }
@@ -215,11 +215,7 @@ static void *monitor(void *arg)
 
 tr_status tr__tcp_monitor_start(tr__tcp *t)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&t->monitor, NULL, monitor, t);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = tr__thread_start(&t->monitor, monitor, t);
     if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its monitor", t->group);
     t->has_monitor = true;
     return TR_OK;
@@ -256,10 +252,11 @@ tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call
     struct timespec deadline = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
     int waited = 0;
     pthread_mutex_lock(&t->lock);
-    while (!t->error && !peer->left && waited == 0) waited = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);
-    bool left = peer->left, broken = t->error != NULL;
+    while (!tr__failure_there(&t->failure) && !peer->left && waited == 0)
+        waited = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);
+    bool left = peer->left, broken = tr__failure_there(&t->failure);
     pthread_mutex_unlock(&t->lock);
-    if (broken) return tr__tcp_failure(t);
+    if (broken) return tr__failure_tell(&t->failure);
     if (left) return left_early(t, peer, call);
     char moment[TR__CALL_TEXT + 32], text[TR__CALL_TEXT];
     snprintf(moment, sizeof moment, "during %s", tr__signature_text(call, text));

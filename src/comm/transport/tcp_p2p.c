@@ -5,12 +5,12 @@
  * not block each other.
  */
 #include "base/clock.h"
+#include "base/thread.h"
 #include "comm/transport/tcp.h"
 #include "comm/work.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -74,7 +74,7 @@ static void fail_list(tr__tcp *t, op **list)
 {
     for (op *o; (o = *list);) {
         *list = o->next;
-        finish(t, o, tr__tcp_failure(t));
+        finish(t, o, tr__failure_tell(&t->failure));
     }
 }
 
@@ -84,7 +84,7 @@ static void fail_all(tr__tcp *t)
         lane *l = &t->p2p->lanes[rank];
         fail_list(t, &l->sends);
         fail_list(t, &l->receives);
-        if (l->into) finish(t, l->into, tr__tcp_failure(t));
+        if (l->into) finish(t, l->into, tr__failure_tell(&t->failure));
         l->into = NULL;
         l->closed = true;
     }
@@ -233,7 +233,7 @@ static tr_status take_arrival(tr__tcp *t, int rank, op *o, bool *taken)
 
 static void check_deadline(tr__tcp *t, int rank, const op *o, int64_t now, int64_t *next)
 {
-    if (!o || atomic_load(&t->broken)) return;
+    if (!o || tr__failure_there(&t->failure)) return;
     if (now >= o->deadline) {
         char name[TR__TCP_NAME], text[TR__CALL_TEXT];
         tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s", tr__signature_text(&o->call, text), t->rank,
@@ -269,7 +269,7 @@ static void *work_off(void *arg)
     pthread_mutex_lock(&p->lock);
     for (;;) {
         int wait_ms = prepare(t);
-        if (atomic_load(&t->broken)) {
+        if (tr__failure_there(&t->failure)) {
             fail_all(t);
             wait_ms = prepare(t); /* nothing but the kick */
         }
@@ -291,11 +291,7 @@ static void *work_off(void *arg)
 static tr_status need_thread(tr__tcp *t)
 {
     if (t->p2p->has_thread) return TR_OK;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&t->p2p->thread, NULL, work_off, t);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = tr__thread_start(&t->p2p->thread, work_off, t);
     if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its thread", t->group);
     t->p2p->has_thread = true;
     return TR_OK;
@@ -315,7 +311,7 @@ static tr_status start(tr__tcp *t, tr_work *work)
     lane *l = &t->p2p->lanes[c->peer];
     tr__signature call;
     tr__signature_of(c, t->world_size, 0, &call);
-    if (atomic_load(&t->broken)) return tr__fail_context(tr__tcp_failure(t), "group '%s' is broken", t->group);
+    TR__TRY(tr__failure_check(&t->failure, t->group));
     TR__TRY(need_thread(t));
     op *o = malloc(sizeof *o);
     if (!o) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", t->group);

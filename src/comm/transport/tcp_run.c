@@ -159,7 +159,7 @@ static tr_status finish_without_waiting(tr__tcp_call *call)
         moved = false;
         if (take_turn(call, &moved) != TR_OK) break;
     }
-    return call->first < call->steps ? tr__tcp_failure(call->t) : TR_OK;
+    return call->first < call->steps ? tr__failure_tell(&call->t->failure) : TR_OK;
 }
 
 static tr_status carry_out(tr__tcp_call *call)
@@ -175,7 +175,7 @@ static tr_status carry_out(tr__tcp_call *call)
             if (t->crowded || idle > QUICK_SPINS) sched_yield();
         } else {
             tr_status status = tr__tcp_wait(t, &call->patience, call->c->timeout_ms, call->ranks, call->blocked);
-            if (status != TR_OK) return atomic_load(&t->broken) ? finish_without_waiting(call) : status;
+            if (status != TR_OK) return tr__failure_there(&t->failure) ? finish_without_waiting(call) : status;
         }
     }
     return TR_OK;
@@ -202,7 +202,7 @@ static void leave(tr__tcp *t)
 
 tr_status tr__tcp_run(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
 {
-    if (atomic_load(&t->broken)) return tr__fail_context(tr__tcp_failure(t), "group '%s' is broken", t->group);
+    TR__TRY(tr__failure_check(&t->failure, t->group));
     tr__tcp_call call = {.t = t, .c = collective, .turn = t->turn};
     enter(t, collective, sequence);
     tr_status status = begin(&call);

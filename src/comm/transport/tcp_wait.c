@@ -113,5 +113,5 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     t->polled[count] = (struct pollfd){.fd = t->kick, .events = POLLIN};
     int ready = poll(t->polled, (nfds_t)count + 1, (int)(next - waited) + 1);
     if (ready < 0 && errno != EINTR) return tr__fail_errno(TR_IO, errno, "group '%s': poll", t->group);
-    return atomic_load(&t->broken) ? tr__tcp_failure(t) : TR_OK;
+    return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
 }

@@ -1,11 +1,11 @@
 /* The logical CPU devices: how many there are, their thread pools, their copies. */
 #include "base/memory.h"
 #include "base/object.h"
+#include "base/thread.h"
 #include "device/cpu/cache.h"
 #include "device/device.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,10 +46,8 @@ static int count(void)
 
 static int default_threads(void)
 {
-    cpu_set_t set;
-    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     int threads = env_number("TRIREME_THREADS", 0, MAX_THREADS);
-    if (threads == 0) threads = cores / (count() * env_number("LOCAL_WORLD_SIZE", 1, 1 << 20));
+    if (threads == 0) threads = tr__cores() / (count() * env_number("LOCAL_WORLD_SIZE", 1, 1 << 20));
     return threads < 1 ? 1 : threads;
 }
 

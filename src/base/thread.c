@@ -1,0 +1,35 @@
+#define _GNU_SOURCE
+#include "base/thread.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <time.h>
+#include <unistd.h>
+
+int tr__thread_start(pthread_t *thread, void *(*body)(void *arg), void *arg)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = pthread_create(thread, NULL, body, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return error;
+}
+
+void tr__condition_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+int tr__cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* of a machine with more cores than the set has room for */
+    return online > 0 ? (int)online : 1;
+}

@@ -1,0 +1,14 @@
+/* Threads of the library's own, how they wait, and the cores that there are for them. */
+#ifndef TR_BASE_THREAD_H
+#define TR_BASE_THREAD_H
+
+#include <pthread.h>
+
+/* Starts a thread that takes no signals: they are the program's. Returns an errno; 0: it runs. */
+int tr__thread_start(pthread_t *thread, void *(*body)(void *arg), void *arg);
+/* A condition whose deadlines are of the clock of tr__now_ns(). */
+void tr__condition_init(pthread_cond_t *condition);
+/* Cores that this process may run on. */
+int tr__cores(void);
+
+#endif
