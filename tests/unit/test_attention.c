@@ -1,5 +1,6 @@
 /* Attention against the textbook: softmax(q k^T * scale + mask) v in f64, for every kernel, shape, mask and layout. */
-#include "ops/op.h"
+#include "ops/cpu/attention.h"
+#include "ops/cpu/isa.h"
 
 #include <trireme/autograd.h>
 
@@ -177,6 +178,45 @@ static void gradients_are_those_of_f64(void **state)
     }
 }
 
+static void run_all(const tr__attention_kernels *kernels, tr_op_call *call)
+{
+    tr__attention a = tr__attention_of(call);
+    size_t floats = (a.grad ? kernels->backward_scratch : kernels->forward_scratch)(&a);
+    float *scratch = aligned_alloc(64, (floats * sizeof *scratch + 63) / 64 * 64);
+    int64_t n = a.batch * a.heads;
+    for (int64_t i = 0; i < n; i++) (a.grad ? kernels->backward : kernels->forward)(&a, i, i + 1 < n ? i + 1 : i, scratch);
+    free(scratch);
+}
+
+/* The kernels for every machine that this one can stand in for. */
+static void all_machines_agree(void **state)
+{
+    (void)state;
+    const tr__attention_kernels *kernels[3] = {&tr__attention_generic};
+#if defined(__x86_64__)
+    if (tr__has_avx2()) kernels[1] = &tr__attention_avx2;
+    if (tr__has_avx512()) kernels[2] = &tr__attention_avx512;
+#endif
+    for (int variant = 0; variant < CASES * 2 * 3; variant++) {
+        TR_SCOPE;
+        if (!kernels[variant % 3]) continue;
+        const attention_case *c = cases + variant / 6;
+        tr__attention_attrs attrs = {.causal = variant / 3 % 2};
+        tr_tensor *mask = variant % 4 ? random_mask(4, mask_shape(c, 1)) : NULL, *exact[3];
+        tr_tensor *q = queries(c, 1, TR_F32), *k = keys(c, 2, TR_F32), *v = keys(c, 3, TR_F32), *g = queries(c, 5, TR_F32);
+        tr_tensor *out[2] = {queries(c, 1, TR_F32), tr_zeros(TR_SHAPE(c->batch, c->heads, c->queries))};
+        tr_tensor *in[4] = {q, k, v, mask}, *grads[3] = {queries(c, 1, TR_F32), keys(c, 1, TR_F32), keys(c, 1, TR_F32)};
+        run_all(kernels[variant % 3], &(tr_op_call){tr__op(attention), &attrs, 4, 2, in, out});
+        tr_tensor *full = textbook(c, converted(q, TR_F64), converted(k, TR_F64), converted(v, TR_F64), mask, attrs.causal,
+            1 / sqrt((double)c->dim));
+        assert_close(out[0], full, 5e-6, "o", variant);
+        tr_tensor *of_grad[7] = {g, q, k, v, mask, out[0], out[1]};
+        run_all(kernels[variant % 3], &(tr_op_call){tr__op(attention_grad), &attrs, 7, 3, of_grad, grads});
+        gradients(c, TR_F32, true, mask, attrs.causal, false, exact);
+        for (int i = 0; i < 3; i++) assert_close(grads[i], exact[i], 5e-6, (const char *[]){"dq", "dk", "dv"}[i], variant);
+    }
+}
+
 static tr_tensor *attention_of(tr_tensor *const *in, int n, void *user)
 {
     return tr_attention(in[0], in[1], in[2], .mask = n > 3 ? in[3] : NULL, .causal = *(bool *)user);
@@ -311,6 +351,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_is_the_textbook),
         cmocka_unit_test(gradients_are_those_of_f64),
+        cmocka_unit_test(all_machines_agree),
         cmocka_unit_test(reference_has_gradients),
         cmocka_unit_test(self_attention_is_attention),
         cmocka_unit_test(blind_queries_give_zeros),

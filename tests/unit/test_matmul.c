@@ -1,4 +1,6 @@
 /* Matrix products: the fast kernels against the reference, the reference against three loops, through every layout. */
+#include "ops/cpu/isa.h"
+#include "ops/cpu/product.h"
 #include "ops/onednn/kernels.h"
 
 #include <trireme/autograd.h>
@@ -153,6 +155,37 @@ static void onednn_is_reference(void **state)
         assert_close(y, expected, dtypes[variant / 16 % 2].tolerance);
     }
     assert_in_range(declined, 0, 16 * SIZES + 16 * 3); /* no bf16 on older machines; and what is empty */
+}
+
+/* Our kernels for every machine that this one can stand in for. */
+static void all_machines_are_reference(void **state)
+{
+    (void)state;
+    tr__product_kernel kernels[3] = {tr__product_generic};
+#if defined(__x86_64__)
+    if (tr__has_avx2()) kernels[1] = tr__product_avx2;
+    if (tr__has_avx512()) kernels[2] = tr__product_avx512;
+#endif
+    static const struct { tr_dtype dtype; double tolerance; } dtypes[] = {{TR_F32, 3e-6}, {TR_F16, 4e-3}};
+    for (int variant = 0; variant < 3 * 2 * 8 * SIZES; variant++) {
+        TR_SCOPE;
+        tr__product_kernel kernel = kernels[variant % 3];
+        const int64_t *size = sizes[variant / 48];
+        int d = variant / 3 % 2, choice = variant / 6 % 8;
+        if (!kernel) continue;
+        tr_tensor *x = converted(tr_randn(1, TR_SHAPE(size[0], size[2])), dtypes[d].dtype);
+        tr_tensor *w = converted(tr_randn(2, TR_SHAPE(size[1], size[2])), dtypes[d].dtype);
+        tr_tensor *bias = choice & 1 ? converted(tr_randn(3, TR_SHAPE(size[1])), dtypes[d].dtype) : NULL;
+        tr_tensor *residual = choice & 2 ? converted(tr_randn(4, TR_SHAPE(size[0], size[1])), dtypes[d].dtype) : NULL;
+        tr_tensor *y = converted(tr_ones(TR_SHAPE(size[0], size[1])), dtypes[d].dtype);
+        tr_tensor *expected = tr_affine(expected_linear(x, w, bias, residual, false), 1, 1);
+        tr_tensor *in[4] = {laid_out(x, choice % LAYOUTS), laid_out(w, choice / 2), bias, residual};
+        tr_op_call call = {tr__op(linear), &(tr__linear_attrs){0}, 4, 1, in, &y};
+        tr__product p = tr__product_of(&call);
+        p.accumulate = true;
+        assert_true(kernel(&(tr__product_at){.p = &p}));
+        assert_close(y, expected, dtypes[d].tolerance);
+    }
 }
 
 static void leading_dimensions_broadcast(void **state)
@@ -366,6 +399,7 @@ int main(void)
         cmocka_unit_test(reference_is_three_loops),
         cmocka_unit_test(fast_is_reference),
         cmocka_unit_test(onednn_is_reference),
+        cmocka_unit_test(all_machines_are_reference),
         cmocka_unit_test(leading_dimensions_broadcast),
         cmocka_unit_test(matmul_has_gradients),
         cmocka_unit_test(matmul_refuses),

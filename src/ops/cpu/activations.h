@@ -1,8 +1,11 @@
-/* Activations on vectors: their values at x, and g times their slopes there. */
+/* Activations on vectors: their values at x, and g times their slopes there. Included by files that are compiled once per
+ * kind of machine, so everything is static. */
 #ifndef TR_OPS_CPU_ACTIVATIONS_H
 #define TR_OPS_CPU_ACTIVATIONS_H
 
 #include "ops/cpu/vec.h"
+
+#include <trireme/ops.h>
 
 static inline vec relu_value(vec x)
 {
@@ -69,6 +72,34 @@ static inline vec gelu_exact_times_slope(vec g, vec x)
 {
     x = vec_hold(x, -13, 13);
     return g * (normal(x) + x * 0.3989422804f * vec_exp_within(-0.5f * (x * x)));
+}
+
+#define ACTIVATION_EACH(to, expression)                                   \
+    for (int64_t i = 0; i < n; i += WIDTH) vec_store(to + i, expression); \
+    break;
+
+/* x[i] = f(x[i]) for i < n; whole vectors are read and written. */
+static inline void activate(tr_activation_kind f, float *x, int64_t n)
+{
+    switch (f) {
+    case TR_RELU: ACTIVATION_EACH(x, relu_value(vec_load(x + i)))
+    case TR_GELU: ACTIVATION_EACH(x, gelu_value(vec_load(x + i)))
+    case TR_GELU_EXACT: ACTIVATION_EACH(x, gelu_exact_value(vec_load(x + i)))
+    case TR_NO_ACTIVATION:
+    case TR_ACTIVATION_COUNT: break;
+    }
+}
+
+/* g[i] *= f'(x[i]), likewise. */
+static inline void times_slope(tr_activation_kind f, float *g, const float *x, int64_t n)
+{
+    switch (f) {
+    case TR_RELU: ACTIVATION_EACH(g, relu_times_slope(vec_load(g + i), vec_load(x + i)))
+    case TR_GELU: ACTIVATION_EACH(g, gelu_times_slope(vec_load(g + i), vec_load(x + i)))
+    case TR_GELU_EXACT: ACTIVATION_EACH(g, gelu_exact_times_slope(vec_load(g + i), vec_load(x + i)))
+    case TR_NO_ACTIVATION:
+    case TR_ACTIVATION_COUNT: break;
+    }
 }
 
 #endif

@@ -6,11 +6,19 @@
 
 typedef struct task {
     const tr__attention *a;
+    const tr__attention_kernels *kernels;
     size_t bytes; /* of scratch */
     atomic_bool no_memory;
 } task;
 
+static const tr__attention_kernels *kernels_of_machine(void)
+{
 #if defined(__x86_64__)
+    if (tr__has_avx512()) return &tr__attention_avx512;
+    if (tr__has_avx2()) return &tr__attention_avx2;
+#endif
+    return &tr__attention_generic;
+}
 
 static void run_heads(void *arg, int64_t begin, int64_t end)
 {
@@ -23,28 +31,18 @@ static void run_heads(void *arg, int64_t begin, int64_t end)
         return;
     }
     for (int64_t i = begin; i < end; i++)
-        (a->grad ? tr__attention_backward_avx512 : tr__attention_forward_avx512)(a, i, i + 1 < end ? i + 1 : i, scratch);
+        (a->grad ? work->kernels->backward : work->kernels->forward)(a, i, i + 1 < end ? i + 1 : i, scratch);
     device->free(a->device.index, scratch, work->bytes);
 }
 
 tr_status tr__cpu_attention(tr_op_call *call)
 {
-    if (call->inputs[0]->dtype == TR_F64 || !tr__has_avx512()) return TR__DECLINED;
+    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     tr__attention a = tr__attention_of(call);
-    size_t floats = (a.grad ? tr__attention_backward_scratch_avx512 : tr__attention_forward_scratch_avx512)(&a);
-    task work = {.a = &a, .bytes = floats * sizeof(float)};
+    task work = {.a = &a, .kernels = kernels_of_machine()};
+    work.bytes = sizeof(float) * (a.grad ? work.kernels->backward_scratch : work.kernels->forward_scratch)(&a);
     tr__pool_for(tr__cpu_pool(a.device), a.batch * a.heads, 1, run_heads, &work);
     if (!atomic_load(&work.no_memory)) return TR_OK;
     return tr__fail(TR_NO_MEMORY, "%s: no memory for the %zu bytes that a head of %lld queries and %lld keys takes",
         call->op->name, work.bytes, (long long)a.queries, (long long)a.keys);
 }
-
-#else
-
-tr_status tr__cpu_attention(tr_op_call *call)
-{
-    (void)call;
-    return TR__DECLINED;
-}
-
-#endif

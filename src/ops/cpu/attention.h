@@ -1,4 +1,7 @@
-/* Attention on the CPU: one (batch, head) at a time, by kernels for an instruction set. */
+/*
+ * Attention on the CPU: written once (attention_forward.h, attention_backward.h), compiled for each kind of machine
+ * (attention_avx512.c, …), which gives a table of functions each.
+ */
 #ifndef TR_OPS_CPU_ATTENTION_H
 #define TR_OPS_CPU_ATTENTION_H
 
@@ -6,11 +9,18 @@
 
 tr_status tr__cpu_attention(tr_op_call *call);
 
-/* One (batch, head): number batch * heads + head; f32, bf16 or f16 with any strides. next is fetched meanwhile: the one that
- * follows, or the same. scratch: as many floats as the function above says, aligned to 64 bytes. */
-size_t tr__attention_forward_scratch_avx512(const tr__attention *a);
-void tr__attention_forward_avx512(const tr__attention *a, int64_t number, int64_t next, float *scratch);
-size_t tr__attention_backward_scratch_avx512(const tr__attention *a);
-void tr__attention_backward_avx512(const tr__attention *a, int64_t number, int64_t next, float *scratch);
+/* One (batch, head), number batch * heads + head; f32, bf16 or f16 with any strides. next is fetched meanwhile: the one that
+ * follows, or the same. scratch: as many floats as the function before says, aligned to 64 bytes. */
+typedef struct tr__attention_kernels {
+    size_t (*forward_scratch)(const tr__attention *a);
+    void (*forward)(const tr__attention *a, int64_t number, int64_t next, float *scratch);
+    size_t (*backward_scratch)(const tr__attention *a);
+    void (*backward)(const tr__attention *a, int64_t number, int64_t next, float *scratch);
+} tr__attention_kernels;
+
+#if defined(__x86_64__)
+extern const tr__attention_kernels tr__attention_avx512, tr__attention_avx2;
+#endif
+extern const tr__attention_kernels tr__attention_generic;
 
 #endif

@@ -7,9 +7,9 @@
 /* Kernels of matmul, linear and its gradients. */
 tr_status tr__cpu_product(tr_op_call *call);
 
-/* Whether these kernels are the best for the product on this machine: then oneDNN leaves it to them. With AVX-512 they are
- * as fast as its sgemm at its best, faster on gradients of weights, and add biases, residuals and the gradients of biases
- * in passing. */
+/* Whether these kernels are the best for the product on this machine: then oneDNN leaves it to them. With AVX2 or
+ * AVX-512 they are as fast as its sgemm at its best, faster on gradients of weights, and take biases, residuals, activations
+ * and the gradients of biases along. */
 bool tr__cpu_product_wanted(const tr__product *p);
 
 /* One of the products of p, at the given offsets in elements; any float dtype but f64, any strides; threads of pool share
@@ -22,6 +22,13 @@ typedef struct tr__product_at {
     tr__pool *pool;
     tr_device device;
 } tr__product_at;
-bool tr__product_avx512(const tr__product_at *at); /* false: no memory */
+
+/* Written once (product_simd.h), compiled for each kind of machine. false: no memory. */
+typedef bool (*tr__product_kernel)(const tr__product_at *at);
+#if defined(__x86_64__)
+bool tr__product_avx512(const tr__product_at *at);
+bool tr__product_avx2(const tr__product_at *at);
+#endif
+bool tr__product_generic(const tr__product_at *at);
 
 #endif

@@ -65,14 +65,16 @@ static inline void vec_store_part(float *to, vec x, int64_t n)
 #endif
 }
 
-/* x in the first n lanes, 0 < n < WIDTH, fill in the others. */
+/* x in the first n lanes, 0 < n <= WIDTH, fill in the others. */
 static inline vec vec_keep_part(vec x, int64_t n, float fill)
 {
 #if defined(__AVX512F__)
     return (vec)_mm512_mask_blend_ps((__mmask16)((1u << n) - 1), _mm512_set1_ps(fill), (__m512)x);
 #else
-    for (int64_t i = n; i < WIDTH; i++) x[i] = fill;
-    return x;
+    veci lane;
+    for (int i = 0; i < WIDTH; i++) lane[i] = i;
+    veci kept = lane < (int32_t)n;
+    return (vec)((kept & (veci)x) | (~kept & (veci)vec_all(fill)));
 #endif
 }
 

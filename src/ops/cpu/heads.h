@@ -1,0 +1,196 @@
+/*
+ * One (batch, head) of q, k, v, … as the operands of tiles, and what forward and backward both do with them. Included by
+ * files that are compiled once per kind of machine.
+ */
+#ifndef TR_OPS_CPU_HEADS_H
+#define TR_OPS_CPU_HEADS_H
+
+#include "base/memory.h"
+#include "ops/attention.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/tile.h"
+
+#include <math.h>
+
+/* Floats of a row of dim, rounded up to vectors. */
+static inline int64_t heads_wide(const tr__attention *a)
+{
+    return (a->dim + WIDTH - 1) / WIDTH * WIDTH;
+}
+
+/* Rows of f32, row apart, of whole vectors. */
+typedef struct operand {
+    const float *data;
+    int64_t row;
+} operand;
+
+/* A vector of a row from element d on, zeros after dim. */
+static inline vec heads_load(const tr__attention *a, const tr__heads *x, int64_t row, int64_t d)
+{
+    int64_t step = x->stride[3];
+    if (step == 1) return lanes_load(a->dtype, x->data, row + d, a->dim - d);
+    vec lanes = {0};
+    for (int64_t i = 0; i < WIDTH && d + i < a->dim; i++)
+        lanes[i] = (float)tr__load(a->dtype, x->data, row + (d + i) * step);
+    return lanes;
+}
+
+/* x: [rows, dim] as rows of whole vectors: where it lies if it can be read so, else copied to scratch, which has rows *
+ * heads_wide(a) floats. */
+static operand heads_rows(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, float *scratch)
+{
+    int64_t wide = heads_wide(a);
+    if (a->dtype == TR_F32 && x->stride[3] == 1 && a->dim == wide)
+        return (operand){(const float *)x->data + at, x->stride[2]};
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < wide; d += WIDTH) vec_store(scratch + i * wide + d, heads_load(a, x, at + i * x->stride[2], d));
+    return (operand){scratch, wide};
+}
+
+/* Floats of what heads_columns makes of rows. */
+static inline int64_t heads_columns_size(const tr__attention *a, int64_t rows)
+{
+    return (rows + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS * a->dim;
+}
+
+/* x * scale as columns: out is [chunks of TILE_COLUMNS rows][dim][TILE_COLUMNS], zeros after the last row. */
+static void heads_columns(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, float scale, float *out)
+{
+    int64_t padded = (rows + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS;
+    for (int64_t row = 0; row < padded; row += WIDTH) {
+        float *to = out + row / TILE_COLUMNS * TILE_COLUMNS * a->dim + row % TILE_COLUMNS;
+        for (int64_t d = 0; d < a->dim; d += WIDTH) {
+            vec square[WIDTH];
+            for (int64_t i = 0; i < WIDTH; i++)
+                square[i] = row + i < rows ? heads_load(a, x, at + (row + i) * x->stride[2], d) : (vec){0};
+            lanes_transpose(square);
+            for (int64_t i = 0; i < WIDTH && d + i < a->dim; i++) vec_store(to + (d + i) * TILE_COLUMNS, square[i] * scale);
+        }
+    }
+}
+
+/* Asks for rows [i, i + n) of x, of which no more than there are, to be in the second cache soon. */
+static void heads_fetch(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, int64_t i, int64_t n)
+{
+    if (!x->data || x->stride[3] != 1) return;
+    int64_t size = a->dtype == TR_F32 ? 4 : 2, bytes = a->dim * size;
+    for (; n > 0 && i < rows; i++, n--) {
+        const char *row = (const char *)x->data + (at + i * x->stride[2]) * size;
+        for (int64_t j = 0; j < bytes; j += TR__CACHE_LINE) __builtin_prefetch(row + j, 0, 2);
+    }
+}
+
+/* Row i of x becomes from * scale. */
+static void heads_store(const tr__attention *a, const tr__heads *x, int64_t at, int64_t i, const float *from, float scale)
+{
+    int64_t row = at + i * x->stride[2], step = x->stride[3];
+    for (int64_t d = 0; d < a->dim; d += WIDTH) {
+        vec value = vec_load(from + d) * scale;
+        if (step == 1) {
+            lanes_store(a->dtype, x->data, row + d, a->dim - d, value);
+            continue;
+        }
+        for (int64_t j = 0; j < WIDTH && d + j < a->dim; j++) tr__store(a->dtype, x->data, row + (d + j) * step, value[j]);
+    }
+}
+
+/* x_i · y_i */
+static float heads_dot(const tr__attention *a, const tr__heads *x, int64_t x_at, const tr__heads *y, int64_t y_at, int64_t i)
+{
+    vec sum = {0};
+    for (int64_t d = 0; d < a->dim; d += WIDTH)
+        sum = heads_load(a, x, x_at + i * x->stride[2], d) * heads_load(a, y, y_at + i * y->stride[2], d) + sum;
+    return vec_sum(sum);
+}
+
+/* Where the mask forbids query to look at keys [first, first + n), the score becomes -inf. */
+static void heads_hide(const tr__attention *a, int64_t number, int64_t query, int64_t first, int64_t n, float *scores)
+{
+    if (!a->mask.data) return;
+    const uint8_t *may_look = a->mask.data;
+    int64_t step = a->mask.stride[3];
+    may_look += tr__head_at(a, &a->mask, number) + query * a->mask.stride[2] + first * step;
+    for (int64_t j = 0; j < n; j++)
+        if (!may_look[j * step]) scores[j] = -INFINITY;
+}
+
+/* How many of keys [from, from + keys) the query sees for being causal. */
+static inline int64_t heads_seen(const tr__attention *a, int64_t query, int64_t from, int64_t keys)
+{
+    int64_t n = tr__keys_seen(a, query) - from;
+    return n < 0 ? 0 : n > keys ? keys : n;
+}
+
+static inline int64_t tile_rows_left(int64_t rows)
+{
+    return rows < TILE_ROWS ? rows : TILE_ROWS;
+}
+
+/* out[r][j] = left_(i+r) · right_(from+j) for r < n and the j < keys that the queries of r's tile may see at most. left:
+ * all rows; columns: what heads_columns made of all keys. */
+static void heads_score(const tr__attention *a, const operand *left, const float *columns, int64_t i, int64_t n, int64_t from,
+    int64_t keys, float *out, int64_t out_row)
+{
+    int64_t last = heads_seen(a, i + n - 1, from, keys);
+    tile t = {.k = a->dim, .a_row = left->row, .a_k = 1, .b_k = TILE_COLUMNS, .c_row = out_row};
+    for (int64_t chunk = 0; chunk < last; chunk += TILE_COLUMNS) {
+        t.b = columns + (from + chunk) * a->dim;
+        for (int64_t at = 0; at < n; at += TILE_ROWS) {
+            int64_t rows = tile_rows_left(n - at);
+            int64_t vectors = (heads_seen(a, i + at + rows - 1, from, keys) - chunk + WIDTH - 1) / WIDTH;
+            if (vectors <= 0) continue;
+            t.a = left->data + (i + at) * left->row;
+            t.c = out + at * out_row + chunk;
+            tile_run(&t, rows, vectors);
+        }
+    }
+}
+
+/* One tile after the other along a row of c. Five vectors are three and two: a lone vector's few sums would wait for each
+ * other. */
+static void heads_tiles(const tile *t, int64_t rows, int64_t vectors)
+{
+    int64_t parts = (vectors + TILE_VECTORS - 1) / TILE_VECTORS;
+    for (int64_t part = 0, from = 0; part < parts; part++) {
+        int64_t wide = (vectors - from + parts - part - 1) / (parts - part);
+        tile one = *t;
+        one.b += from * WIDTH;
+        one.c += from * WIDTH;
+        tile_run(&one, rows, wide);
+        from += wide;
+    }
+}
+
+/* Keys whose rows stay in the first cache while the tiles of a block of queries take their turn. */
+enum { PIECE = 128 };
+
+/* sums[r] += over the j < keys that r's tile may see at most, weights[r][j] * right_(from+j), for r < n: queries i … i+n.
+ * Where one query of a tile sees fewer keys than the last, its weights must be zero. */
+static void heads_add_rows(const tr__attention *a, const float *weights, int64_t weights_row, const operand *right, int64_t i,
+    int64_t n, int64_t from, int64_t keys, float *sums)
+{
+    int64_t last = heads_seen(a, i + n - 1, from, keys), wide = heads_wide(a);
+    tile t = {.a_row = weights_row, .a_k = 1, .b_k = right->row, .c_row = wide, .add = true};
+    for (int64_t piece = 0; piece < last; piece += PIECE) {
+        t.b = right->data + (from + piece) * right->row;
+        for (int64_t at = 0; at < n; at += TILE_ROWS) {
+            int64_t rows = tile_rows_left(n - at);
+            int64_t depth = heads_seen(a, i + at + rows - 1, from, keys) - piece;
+            if (depth <= 0) continue;
+            t.k = depth < PIECE ? depth : PIECE;
+            t.a = weights + at * weights_row + piece;
+            t.c = sums + at * wide;
+            heads_tiles(&t, rows, wide / WIDTH);
+        }
+    }
+}
+
+/* Takes n floats, rounded up to a cache line, from scratch. */
+static inline float *take(float **scratch, int64_t n)
+{
+    float *taken = *scratch;
+    *scratch += tr__round_up((size_t)n, TR__CACHE_LINE / sizeof(float));
+    return taken;
+}
+
+#endif

@@ -1,0 +1,112 @@
+/*
+ * The innermost product: a tile of c that stays in registers while k runs.
+ *
+ *   c[i][0 … WIDTH*vectors) (+)= sum over k of a[i*a_row + k*a_k] * b[k*b_k + 0 … WIDTH*vectors)     i < rows
+ *
+ * Six rows of four vectors are 24 sums: enough to hide the latency of two FMA units, few enough for 32 registers; of two
+ * vectors, where there are 16. Included by files that are compiled once per kind of machine.
+ */
+#ifndef TR_OPS_CPU_TILE_H
+#define TR_OPS_CPU_TILE_H
+
+#include "ops/cpu/vec.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+enum { TILE_VECTORS = 4 };
+#else
+enum { TILE_VECTORS = 2 };
+#endif
+enum { TILE_ROWS = 6, TILE_COLUMNS = TILE_VECTORS * WIDTH };
+
+typedef struct tile {
+    int64_t k;
+    const float *a, *b;
+    int64_t a_row, a_k, b_k;
+    float *c;
+    int64_t c_row;
+    bool add;              /* to what c holds */
+    const float *bias;     /* [WIDTH*vectors], added to each row; or NULL */
+    const float *residual; /* rows residual_row apart, added; or NULL */
+    int64_t residual_row;
+} tile;
+
+/* The sums are named variables, not an array: every compiler then keeps each in its register. */
+#define TILE_EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
+#define TILE_EACH_VECTOR(DO, i) DO(i, 0) DO(i, 1) DO(i, 2) DO(i, 3)
+
+#define TILE_ZERO(i, j) vec sum##i##j = {0};
+#define TILE_MULTIPLY(i, j) \
+    if (vectors > j) sum##i##j = left * right##j + sum##i##j;
+#define TILE_ADD(i, j) \
+    if (vectors > j) sum##i##j += vec_load(from + i * row + j * WIDTH);
+#define TILE_STORE(i, j) \
+    if (vectors > j) vec_store(c + i * c_row + j * WIDTH, sum##i##j);
+
+#define TILE_ZERO_ROW(i) TILE_EACH_VECTOR(TILE_ZERO, i)
+#define TILE_MULTIPLY_ROW(i)                    \
+    if (rows > i) {                             \
+        const vec left = vec_all(a[i * a_row]); \
+        TILE_EACH_VECTOR(TILE_MULTIPLY, i)      \
+    }
+#define TILE_ADD_ROW(i) \
+    if (rows > i) { TILE_EACH_VECTOR(TILE_ADD, i) }
+#define TILE_STORE_ROW(i) \
+    if (rows > i) { TILE_EACH_VECTOR(TILE_STORE, i) }
+#define TILE_ADD_MATRIX(matrix, matrix_row)  \
+    if (matrix) {                            \
+        const float *from = matrix;          \
+        const int64_t row = matrix_row;      \
+        TILE_EACH_ROW(TILE_ADD_ROW)          \
+    }
+
+static inline __attribute__((always_inline)) void tile_run_of(const tile *t, const int rows, const int vectors)
+{
+    const float *a = t->a, *b = t->b;
+    const int64_t a_row = t->a_row, a_k = t->a_k, b_k = t->b_k;
+    TILE_EACH_ROW(TILE_ZERO_ROW)
+    for (int64_t k = t->k; k > 0; k--, a += a_k, b += b_k) {
+        const vec right0 = vec_load(b);
+        const vec right1 = vectors > 1 ? vec_load(b + WIDTH) : right0;
+        const vec right2 = vectors > 2 ? vec_load(b + 2 * WIDTH) : right0;
+        const vec right3 = vectors > 3 ? vec_load(b + 3 * WIDTH) : right0;
+        TILE_EACH_ROW(TILE_MULTIPLY_ROW)
+    }
+    float *c = t->c;
+    const int64_t c_row = t->c_row;
+    TILE_ADD_MATRIX(t->add ? c : NULL, c_row)
+    TILE_ADD_MATRIX(t->bias, 0)
+    TILE_ADD_MATRIX(t->residual, t->residual_row)
+    TILE_EACH_ROW(TILE_STORE_ROW)
+}
+
+/* One function per size. */
+#define TILE_FUNCTION(rows, vectors) \
+    static void tile_##rows##_##vectors(const tile *t) { tile_run_of(t, rows, vectors); }
+#define TILE_FUNCTIONS(vectors)                                                      \
+    TILE_FUNCTION(1, vectors) TILE_FUNCTION(2, vectors) TILE_FUNCTION(3, vectors)    \
+    TILE_FUNCTION(4, vectors) TILE_FUNCTION(5, vectors) TILE_FUNCTION(6, vectors)
+#define TILE_TABLE(vectors) \
+    {tile_1_##vectors, tile_2_##vectors, tile_3_##vectors, tile_4_##vectors, tile_5_##vectors, tile_6_##vectors}
+
+TILE_FUNCTIONS(1)
+TILE_FUNCTIONS(2)
+#if defined(__AVX512F__) || defined(__aarch64__)
+TILE_FUNCTIONS(3)
+TILE_FUNCTIONS(4)
+static void (*const tile_functions[TILE_VECTORS][TILE_ROWS])(const tile *) = {
+    TILE_TABLE(1), TILE_TABLE(2), TILE_TABLE(3), TILE_TABLE(4),
+};
+#else
+static void (*const tile_functions[TILE_VECTORS][TILE_ROWS])(const tile *) = {TILE_TABLE(1), TILE_TABLE(2)};
+#endif
+
+/* Up to TILE_ROWS rows and TILE_VECTORS vectors, which are read and written in full; more vectors are taken as that many. */
+static inline void tile_run(const tile *t, int64_t rows, int64_t vectors)
+{
+    tile_functions[(vectors < TILE_VECTORS ? vectors : TILE_VECTORS) - 1][rows - 1](t);
+}
+
+#endif
