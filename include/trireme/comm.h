@@ -77,7 +77,8 @@ typedef struct tr_join_options {
     const char *address;   /* TCP: the IP address or network interface where the others reach this rank; NULL:
                               TRIREME_ADDRESS, else the one that reaches the store. Without a token (or .insecure): loopback only */
     const char *algorithms; /* TCP: rows that come before the built-in table of algorithms, as
-                              "all_reduce ranks 2-16 bytes 0-1M ring; …"; NULL: TRIREME_ALGORITHMS */
+                              "all_reduce ranks 2-16 bytes 0-1M ring; …", or "@FILE"; NULL: TRIREME_ALGORITHMS.
+                              The same for all ranks */
     const char *flight_dir; /* when a collective fails, the latest calls are written to files in this folder; NULL:
                               TRIREME_FLIGHT_DIR, else nowhere. docs/debugging.md tells what is in them */
     int report_ms;         /* a wait of this length is told to the log function, with who is missing; 0: 10,000 */
@@ -263,18 +264,22 @@ TR_API TR_MUST_CHECK tr_status tr_broadcast_bytes_at(tr_group *group, void **dat
 
 /* ---- Algorithms between hosts ------------------------------------------------------------------------------------- */
 
-/* The table that chooses them, as text (docs/communication.md): the rows of `first` (NULL: of TRIREME_ALGORITHMS), then
- * the built-in ones. To be freed with free(). NULL when `first` is wrong. */
-TR_API char *tr_algorithms(const char *first);
+/* The table that chooses them, as text (docs/communication.md): the rows of `first` (NULL: of TRIREME_ALGORITHMS; "@FILE":
+ * of a file), then the built-in ones. world_size: the rows that count for so many ranks; 0: all. What it returns can be
+ * given as `first`, and is to be freed with free(). NULL when `first` is wrong. */
+TR_API char *tr_algorithms(const char *first, int world_size);
 
 typedef struct tr_network {
-    double latency_us;   /* on the way, one way */
-    double overhead_us;  /* of a rank's time for each message */
-    double gbytes_per_s; /* of one rank, in each direction */
+    double latency_us;        /* on the way, one way */
+    double overhead_us;       /* of a rank's time for each message, on either side */
+    double gbytes_per_s;      /* of one rank, in each direction */
+    double copy_gbytes_per_s; /* at which a rank puts bytes into sockets and takes them out, both together; 0: no limit */
+    double fold_gbytes_per_s; /* at which it adds up or copies what is in memory; 0: no limit */
 } tr_network;
 
-/* How long a collective would take on a network: its steps, of all ranks, carried out on paper. `bytes` is what a rank
- * gives (scatter, reduce_scatter and all_to_all: for each rank); algorithm is "ring", …, or NULL for the table's. */
+/* How long a collective would take on a network (NULL: that of the table): its steps, of all ranks, carried out on paper.
+ * `bytes` is what a rank gives (scatter, reduce_scatter and all_to_all: for each rank); algorithm is "ring", …, or NULL
+ * for the table's. The table is that of tr_algorithms(NULL, 0). */
 TR_API TR_MUST_CHECK tr_status tr_predict(tr_collective_kind kind, const char *algorithm, int world_size, int64_t bytes,
     const tr_network *network, double *seconds);
 

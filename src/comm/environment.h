@@ -15,7 +15,7 @@ typedef struct tr__place {
     const char *path;                 /* of a file to meet at, instead of host and port */
     const char *token;
     bool insecure;
-    const char *transport, *address, *algorithms;
+    const char *transport, *address;
     tr_store *store;                  /* instead of host and port; borrowed */
 } tr__place;
 

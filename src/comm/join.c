@@ -6,6 +6,7 @@
  * secret. Under mpirun and srun, environment.c knows what stands for these.
  */
 #include "base/clock.h"
+#include "comm/algorithms.h"
 #include "comm/backend/mpi.h"
 #include "comm/backend/nccl.h"
 #include "comm/environment.h"
@@ -53,7 +54,6 @@ static tr_status find_place(const tr_join_options *o, const tr__backend *backend
     p->token = o->token ? o->token : getenv("TRIREME_TOKEN");
     p->transport = o->transport;
     p->address = o->address ? o->address : getenv("TRIREME_ADDRESS");
-    p->algorithms = o->algorithms ? o->algorithms : getenv("TRIREME_ALGORITHMS");
     if (o->store) return check_ranks(o, p);
     if (!o->init || strcmp(o->init, "env://") == 0)
         return tr__environment_place(backend == &tr__mpi_backend, timeout_ms, p);
@@ -145,7 +145,11 @@ static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
     group->local_rank = p->local_rank < 0 ? p->rank : p->local_rank;
     group->timeout_ms = timeout_ms;
     TR__TRY(watch(group, o, p));
-    return tr__group_set(group, p->transport, p->address, p->algorithms);
+    char *algorithms;
+    TR__TRY(tr__algorithms_text(o->algorithms, &algorithms));
+    tr_status status = tr__group_set(group, p->transport, p->address, algorithms);
+    free(algorithms);
+    return status;
 }
 
 tr_group *tr_join_with(const tr_join_options *options)

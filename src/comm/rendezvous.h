@@ -25,6 +25,7 @@ typedef struct tr__card {
     char cookie[TR__COOKIE_TEXT]; /* what a visitor must bring; travels over the store only */
     char tcp_address[79];         /* the same for ranks of other machines; "-": nowhere */
     char tcp_cookie[TR__COOKIE_TEXT];
+    uint64_t table;               /* tr__choice_digest() of what chooses its algorithms there */
 } tr__card;
 
 typedef struct tr__rendezvous {

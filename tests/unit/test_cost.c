@@ -107,11 +107,11 @@ static void anyone_can_ask(void **state)
     assert_int_equal(tr_predict(TR_BARRIER, NULL, 0, 16, &n, &a), TR_INVALID);
     n.gbytes_per_s = 0;
     assert_int_equal(tr_predict(TR_BARRIER, NULL, 2, 16, &n, &a), TR_INVALID);
-    char *text = tr_algorithms("barrier ranks 2- bytes 0- doubling");
+    char *text = tr_algorithms("barrier ranks 2- bytes 0- doubling", 0);
     assert_non_null(text);
     assert_memory_equal(text, "barrier ranks 2- bytes 0- doubling\nall_reduce ", 46);
     free(text);
-    assert_null(tr_algorithms("nonsense"));
+    assert_null(tr_algorithms("nonsense", 0));
 }
 
 int main(void)

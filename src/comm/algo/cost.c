@@ -4,7 +4,10 @@
 
 #include <stdlib.h>
 
-enum { WRITES = 32 }; /* recent steps that a later one may depend on */
+enum {
+    WRITES = 64, /* recent steps that a later one may depend on */
+    AHEAD = 64,  /* steps that may be sent before an earlier one has been received: the executor's window */
+};
 
 /* When the first and the last byte of something are there. */
 typedef struct span {
@@ -17,10 +20,11 @@ typedef struct written {
 } written;
 
 typedef struct actor { /* a rank */
-    int64_t next; /* step */
-    bool sent;    /* its transfer has gone out */
+    int64_t next, ahead; /* steps: all before `next` are done, and those before `ahead` are sent */
     int waits_for;
-    double out_free, in_free, done;
+    double out_free, in_free; /* when the ways out and in are, */
+    double thread;            /* and the thread, if it has idled only where nothing could be done */
+    double done;
     written writes[WRITES];
     int64_t write_count;
 } actor;
@@ -94,9 +98,25 @@ static double later(double a, double b)
     return a > b ? a : b;
 }
 
+static double sooner(double a, double b)
+{
+    return a < b ? a : b;
+}
+
 static double bytes_of(const paper *p, tr__part part)
 {
     return (double)(part.range.end - part.range.begin) * p->element;
+}
+
+/* Seconds at a speed of which 0 means that it takes none. */
+static double at_speed(double bytes, double speed)
+{
+    return speed > 0 ? bytes / speed : 0;
+}
+
+static bool meet(tr__part a, tr__part b)
+{
+    return a.buffer == b.buffer && a.range.begin < b.range.end && b.range.begin < a.range.end;
 }
 
 /* When a part of the rank's memory is there; the input is from the beginning. */
@@ -106,9 +126,7 @@ static span ready_at(const actor *a, tr__part part)
     int64_t oldest = a->write_count > WRITES ? a->write_count - WRITES : 0;
     for (int64_t i = oldest; i < a->write_count && part.buffer != TR__IN; i++) {
         const written *w = &a->writes[i % WRITES];
-        bool meets = w->part.buffer == part.buffer && w->part.range.begin < part.range.end &&
-                     part.range.begin < w->part.range.end;
-        if (!meets) continue;
+        if (!meet(w->part, part)) continue;
         when.first = later(when.first, w->when.first);
         when.last = later(when.last, w->when.last);
     }
@@ -123,19 +141,20 @@ static void note(actor *a, tr__part part, span when)
 
 static tr_status send_on_paper(paper *p, int rank, const tr__step *step)
 {
-    actor *a = &p->actors[rank];
+    actor *a = &p->actors[rank], *other = &p->actors[step->to];
     const tr__network *n = p->network;
-    double time = bytes_of(p, step->send) / n->bandwidth;
-    double piece = (bytes_of(p, step->send) < n->piece ? bytes_of(p, step->send) : n->piece) / n->bandwidth;
+    double bytes = bytes_of(p, step->send), piece = sooner(bytes, n->piece), work = at_speed(bytes, n->copy);
     span data = ready_at(a, step->send);
-    if (p->schedule.kind == TR_BARRIER) data = (span){a->in_free, a->in_free}; /* no data, but one round after another */
+    bool coming = data.last > data.first; /* it is sent on as it comes in */
     /* The first piece must be there; the last one leaves when it has come, and when all before it have left. */
-    double begin = later(a->out_free, data.last > data.first ? data.first + piece : data.last) + n->overhead;
-    double end = later(begin + time, data.last > data.first ? data.last + piece : data.last);
+    double begin = later(a->thread, coming ? data.first + piece / n->bandwidth : data.last) + n->overhead;
+    a->thread = begin + work;
+    double leaves = later(begin, a->out_free);
+    double end = later(leaves + bytes / n->bandwidth, a->thread);
+    if (coming) end = later(end, data.last + piece / n->bandwidth + at_speed(piece, n->copy));
     a->out_free = end;
     a->done = later(a->done, end);
-    actor *other = &p->actors[step->to];
-    TR__TRY(put_letter(p, rank, step->to, (span){begin + n->latency, end + n->latency}));
+    TR__TRY(put_letter(p, rank, step->to, (span){leaves + n->latency, end + n->latency}));
     if (other->waits_for == rank) {
         other->waits_for = -1;
         p->ready[p->ready_count++] = step->to;
@@ -146,15 +165,56 @@ static tr_status send_on_paper(paper *p, int rank, const tr__step *step)
 static bool receive_on_paper(paper *p, int rank, const tr__step *step)
 {
     actor *a = &p->actors[rank];
+    const tr__network *n = p->network;
     span came;
     if (!take_letter(p, step->from, rank, &came)) return false;
-    double time = bytes_of(p, step->receive) / p->network->bandwidth;
-    double begin = later(came.first, a->in_free) + p->network->overhead;
-    double end = later(came.last + p->network->overhead, begin + time);
+    double bytes = bytes_of(p, step->receive), piece = sooner(bytes, n->piece);
+    double speed = step->take == TR__TAKE ? 0 : n->fold, work = at_speed(bytes, n->copy) + at_speed(bytes, speed);
+    double arrives = later(came.first, a->in_free);
+    a->in_free = later(came.last, arrives + bytes / n->bandwidth);
+    double begin = later(arrives, a->thread) + n->overhead;
+    a->thread = begin + work;
+    /* The last piece is worked on when it has come. */
+    double end = later(a->thread, a->in_free + n->overhead + at_speed(piece, n->copy) + at_speed(piece, speed));
     if (step->take != TR__TAKE) end = later(end, ready_at(a, step->own).last);
-    a->in_free = end;
     note(a, step->receive, (span){begin, end});
     return true;
+}
+
+/* Folds `own` with the other ranks' parts, or copies it. */
+static void act_on_paper(paper *p, int rank, const tr__step *step)
+{
+    actor *a = &p->actors[rank];
+    bool folds = step->action == TR__FOLD_LOCAL;
+    double bytes = bytes_of(p, step->own) * (folds ? p->schedule.world_size : 1);
+    tr__part others = step->send;
+    others.range.end += folds ? (p->schedule.world_size - 2) * step->stride : 0;
+    double begin = later(a->thread, ready_at(a, step->own).last);
+    if (folds) begin = later(begin, ready_at(a, others).last);
+    a->thread = begin + at_speed(bytes, p->network->fold);
+    note(a, step->receive, (span){a->thread, a->thread});
+}
+
+/* Would what step `ahead` sends come from a step that is still to be done? */
+static bool depends(const tr__schedule *s, const actor *a, tr__part send)
+{
+    for (int64_t i = a->next; i < a->ahead && send.buffer != TR__IN; i++)
+        if (meet(tr__schedule_step(s, i).receive, send)) return true;
+    return false;
+}
+
+/* Sends what can be sent before step `next` is done, and that step's part. */
+static tr_status send_ahead(paper *p, const tr__schedule *s, int64_t steps)
+{
+    actor *a = &p->actors[s->rank];
+    int64_t window = s->kind == TR_BARRIER ? 1 : AHEAD; /* no data keeps the rounds of a barrier apart */
+    for (; a->ahead < steps && a->ahead < a->next + window; a->ahead++) {
+        tr__step step = tr__schedule_step(s, a->ahead);
+        if (step.action != TR__EXCHANGE || step.to < 0) continue;
+        if (depends(s, a, step.send)) break;
+        TR__TRY(send_on_paper(p, s->rank, &step));
+    }
+    return TR_OK;
 }
 
 /* Goes on with a rank until it must wait for another. */
@@ -163,15 +223,12 @@ static tr_status go_on(paper *p, int rank)
     actor *a = &p->actors[rank];
     tr__schedule s = p->schedule;
     s.rank = rank;
-    int64_t steps = tr__schedule_steps(&s);
-    for (; a->next < steps; a->next++, a->sent = false) {
+    for (int64_t steps = tr__schedule_steps(&s); a->next < steps; a->next++) {
+        TR__TRY(send_ahead(p, &s, steps));
         tr__step step = tr__schedule_step(&s, a->next);
-        if (step.action == TR__FOLD_LOCAL) note(a, step.receive, (span){a->in_free, a->in_free});
-        if (step.action == TR__COPY_LOCAL) note(a, step.receive, ready_at(a, step.own));
-        if (step.action != TR__EXCHANGE) continue;
-        if (step.to >= 0 && !a->sent) TR__TRY(send_on_paper(p, rank, &step));
-        a->sent = true;
-        if (step.from >= 0 && !receive_on_paper(p, rank, &step)) {
+        bool local = step.action == TR__FOLD_LOCAL || step.action == TR__COPY_LOCAL;
+        if (local) act_on_paper(p, rank, &step);
+        if (step.action == TR__EXCHANGE && step.from >= 0 && !receive_on_paper(p, rank, &step)) {
             a->waits_for = step.from;
             return TR_OK;
         }

@@ -2,9 +2,11 @@
  * What a schedule costs, by a model of the network: the schedules of all ranks are carried out on paper, up to thousands
  * of ranks, without sending a byte.
  *
- * A rank has one way out and one way in, both full speed at once. A transfer takes up each of them for
- * overhead + bytes / bandwidth; its last byte arrives `latency` after it left. A transfer whose data is still coming in
- * from an earlier step follows it by one piece: the executor forwards what it has.
+ * A rank has one way out and one way in, both full speed at once, and one thread that carries out its steps: as many
+ * sends ahead as the executor has under way, receives in turn. A transfer takes up each way for bytes / bandwidth, and
+ * the thread of the sender and that of the receiver for overhead + bytes / copy each; what is folded or copied on the
+ * spot takes the thread bytes / fold. The last byte arrives `latency` after it left. A transfer whose data is still
+ * coming in from an earlier step follows it by one piece: the executor forwards what it has.
  */
 #ifndef TR_COMM_ALGO_COST_H
 #define TR_COMM_ALGO_COST_H
@@ -12,8 +14,9 @@
 #include "comm/algo/schedule.h"
 
 typedef struct tr__network {
-    double latency, overhead; /* seconds: on the way, and of a rank's time for each transfer */
-    double bandwidth;         /* bytes per second */
+    double latency, overhead; /* seconds: on the way, and of a rank's thread for each transfer, on either side */
+    double bandwidth;         /* bytes per second, of a rank in each direction */
+    double copy, fold;        /* bytes per second of a rank's thread, through sockets and in memory; 0: no time at all */
     double piece;             /* bytes that are forwarded at once */
 } tr__network;
 

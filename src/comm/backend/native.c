@@ -63,6 +63,10 @@ static tr_status choose_transport(native *n, const tr__card *cards, int elsewher
         if (shm != (n->shm != NULL) || tcp != (n->tcp != NULL))
             return tr__fail(TR_MISMATCH, "group '%s': ranks %d and %d are to use different transports; all must be given "
                 "the same .transport", n->member.group, n->member.rank, rank);
+        if (tcp && cards[rank].table != mine->table)
+            return tr__fail(TR_MISMATCH, "group '%s': rank %d (on host %s) and rank %d (on host %s) have different tables of "
+                "algorithms; all must be given the same .algorithms or TRIREME_ALGORITHMS, and files with the same rows",
+                n->member.group, n->member.rank, mine->host, rank, cards[rank].host);
     }
     if (elsewhere >= 0 && !n->tcp)
         return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d is on host %s and rank %d on host %s; the transport 'shm' "

@@ -75,7 +75,9 @@ static tr_status make_watch(tr__tcp *t)
 
 static tr_status make_parts(tr__tcp *t, const tr__member *member, tr__card *card)
 {
-    TR__TRY(tr__choice_defaults(&t->choices, member->algorithms));
+    TR__TRY(tr__choice_read(&t->choices, member->algorithms, NULL));
+    card->table = tr__choice_digest(&t->choices);
+    tr__choice_keep(&t->choices, t->world_size);
     TR__TRY(make_tables(t));
     TR__TRY(tr__tcp_p2p_new(t));
     TR__TRY(make_watch(t));
