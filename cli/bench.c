@@ -5,6 +5,8 @@
 #include "options.h"
 #include "relaunch.h"
 
+#include <cjson/cJSON.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,10 +52,24 @@ static int bench_model(int argc, char **argv)
     return code;
 }
 
+bool tr__write_json(const char *command, void *object, const char *path)
+{
+    char *text = object ? cJSON_Print(object) : NULL;
+    cJSON_Delete(object);
+    FILE *f = text ? fopen(path, "w") : NULL;
+    bool written = f && fprintf(f, "%s\n", text) > 0;
+    if (f && fclose(f) != 0) written = false;
+    if (!written) tr__complain(command, "cannot write %s: %s", path, text ? strerror(errno) : "out of memory");
+    cJSON_free(text);
+    return written;
+}
+
 int tr__cli_bench(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : NULL;
     if (what && !strcmp(what, "model")) return bench_model(argc - 1, argv + 1);
+    if (what && !strcmp(what, "tune")) return tr__bench_tune(argc - 1, argv + 1);
+    if (what && !strcmp(what, "predict")) return tr__bench_predict(argc - 1, argv + 1);
     if (what && tr__is_collective(what)) return tr__bench_collective(argc - 1, argv + 1);
     if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
         printf(
@@ -61,7 +77,9 @@ int tr__cli_bench(int argc, char **argv)
             "`trireme bench WHAT --help` lists the options.\n\n"
             "What:\n  model           training steps of a model\n"
             "  all-reduce, reduce, broadcast, all-gather, gather, scatter, reduce-scatter, all-to-all, send-recv, barrier\n"
-            "                  a collective, by size\n");
+            "                  a collective, by size\n"
+            "  tune            collectives by every algorithm, and the table of algorithms that fits them\n"
+            "  predict         what a collective would cost on up to thousands of ranks\n");
         return TR__EXIT_OK;
     }
     tr__complain(

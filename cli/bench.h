@@ -30,6 +30,8 @@ void tr__sgemm_free(tr__sgemm *matrices);
 bool tr__is_collective(const char *name);
 int tr__bench_collective(int argc, char **argv);
 
+/* Each rank on a core of its own, as mpirun does, when there are enough: two that wake each other are soon put on one. */
+void tr__take_core(int rank, int world_size);
 /* The median of values, which are sorted. */
 double tr__median(double *values, int n);
 
@@ -39,6 +41,15 @@ typedef struct tr__probe tr__probe;
 tr_status tr__probe_open(tr_group *group, int64_t most_bytes, tr__probe **probe);
 void tr__probe_run(tr__probe *probe, int64_t bytes);
 void tr__probe_close(tr__probe *probe);
+
+/* ---- trireme bench tune and predict ------------------------------------------------------------------------------- */
+
+/* argv[0] is the name. Each returns the exit code. */
+int tr__bench_tune(int argc, char **argv);
+int tr__bench_predict(int argc, char **argv);
+
+/* Writes a cJSON object, which may be NULL, and deletes it; false after a message. */
+bool tr__write_json(const char *command, void *object, const char *path);
 
 /* ---- Peers -------------------------------------------------------------------------------------------------------- */
 

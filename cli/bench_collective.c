@@ -9,7 +9,6 @@
 #include "relaunch.h"
 
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <sched.h>
@@ -205,13 +204,12 @@ static void find_peer(const collective_run *r, char *command, size_t size)
     snprintf(command, size, "%s", r->peer_command);
 }
 
-/* Each rank on a core of its own, as mpirun does, when there are enough: two that wake each other are soon put on one. */
-static void take_core(const collective_run *r)
+void tr__take_core(int rank, int world_size)
 {
     cpu_set_t allowed, own;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) < 0 || CPU_COUNT(&allowed) < r->world) return;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) < 0 || CPU_COUNT(&allowed) < world_size) return;
     int core = 0;
-    for (int left = r->rank; left >= 0; core++) left -= CPU_ISSET(core, &allowed);
+    for (int left = rank; left >= 0; core++) left -= CPU_ISSET(core, &allowed);
     CPU_ZERO(&own);
     CPU_SET(core - 1, &own);
     sched_setaffinity(0, sizeof own, &own);
@@ -236,7 +234,7 @@ static tr_status prepare(collective_run *r)
     char command[2 * PATH_MAX];
     if (r->peer_command) find_peer(r, command, sizeof command);
     if (r->peer_command && r->rank == 0 && !tr__peer_start(&r->peer, command, 1)) return TR_CHILD;
-    take_core(r);
+    tr__take_core(r->rank, r->world);
     return TR_OK;
 }
 
@@ -295,14 +293,7 @@ static int report(const collective_run *r)
     cJSON_AddNumberToObject(o, "ranks", r->world);
     if (r->peer_command) cJSON_AddStringToObject(o, "peer", r->peer_command);
     for (int i = 0; i < r->sizes.count; i++) cJSON_AddItemToArray(results, size_object(r, i));
-    char *text = cJSON_Print(o);
-    cJSON_Delete(o);
-    FILE *f = text ? fopen(r->json, "w") : NULL;
-    bool written = f && fprintf(f, "%s\n", text) > 0;
-    if (f && fclose(f) != 0) written = false;
-    if (!written) tr__complain(TR__BENCH, "cannot write %s: %s", r->json, text ? strerror(errno) : "out of memory");
-    cJSON_free(text);
-    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return tr__write_json(TR__BENCH, o, r->json) ? TR__EXIT_OK : TR__EXIT_FAILED;
 }
 
 /* ---- The command ------------------------------------------------------------------------------------------------- */

@@ -119,16 +119,22 @@ static bool meet(tr__part a, tr__part b)
     return a.buffer == b.buffer && a.range.begin < b.range.end && b.range.begin < a.range.end;
 }
 
+static bool covers(tr__part a, tr__part b)
+{
+    return a.buffer == b.buffer && a.range.begin <= b.range.begin && a.range.end >= b.range.end;
+}
+
 /* When a part of the rank's memory is there; the input is from the beginning. */
 static span ready_at(const actor *a, tr__part part)
 {
     span when = {0, 0};
     int64_t oldest = a->write_count > WRITES ? a->write_count - WRITES : 0;
-    for (int64_t i = oldest; i < a->write_count && part.buffer != TR__IN; i++) {
+    for (int64_t i = a->write_count - 1; i >= oldest && part.buffer != TR__IN; i--) {
         const written *w = &a->writes[i % WRITES];
         if (!meet(w->part, part)) continue;
         when.first = later(when.first, w->when.first);
         when.last = later(when.last, w->when.last);
+        if (covers(w->part, part)) break;
     }
     return when;
 }
