@@ -70,6 +70,8 @@ int tr__cli_bench(int argc, char **argv)
     if (what && !strcmp(what, "model")) return bench_model(argc - 1, argv + 1);
     if (what && !strcmp(what, "tune")) return tr__bench_tune(argc - 1, argv + 1);
     if (what && !strcmp(what, "predict")) return tr__bench_predict(argc - 1, argv + 1);
+    if (what && !strcmp(what, "store")) return tr__bench_store(argc - 1, argv + 1);
+    if (what && !strcmp(what, "join")) return tr__bench_join(argc - 1, argv + 1);
     if (what && tr__is_collective(what)) return tr__bench_collective(argc - 1, argv + 1);
     if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
         printf(
@@ -79,7 +81,8 @@ int tr__cli_bench(int argc, char **argv)
             "  all-reduce, reduce, broadcast, all-gather, gather, scatter, reduce-scatter, all-to-all, send-recv, barrier\n"
             "                  a collective, by size\n"
             "  tune            collectives by every algorithm, and the table of algorithms that fits them\n"
-            "  predict         what a collective would cost on up to thousands of ranks\n");
+            "  predict         what a collective would cost on up to thousands of ranks\n"
+            "  store           clients that come to a store\n  join            ranks that become a group\n");
         return TR__EXIT_OK;
     }
     tr__complain(

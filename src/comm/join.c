@@ -11,6 +11,7 @@
 #include "comm/backend/nccl.h"
 #include "comm/environment.h"
 #include "comm/group.h"
+#include "comm/store.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,8 +91,11 @@ static void set_backend(tr_group *group, const tr_join_options *o, const tr__bac
 static tr_store *open_store(const tr__place *p, int timeout_ms)
 {
     if (p->path) return tr_store_file(p->path, .timeout_ms = timeout_ms);
-    return tr_store_tcp(p->host, p->port, .serve = p->serve && p->rank == 0, .token = p->token,
-                        .timeout_ms = timeout_ms, .insecure = p->insecure);
+    tr_store_tcp_options o = {.size = sizeof o, .host = p->host, .port = p->port, .token = p->token};
+    o.serve = p->serve && p->rank == 0;
+    o.timeout_ms = timeout_ms;
+    o.insecure = p->insecure;
+    return tr__store_tcp_shared(&o);
 }
 
 static tr_status join_once(tr_group *group, tr_store *given, const tr__place *p, int timeout_ms)

@@ -5,6 +5,7 @@
 #include "comm/store.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { KEY = 256, WITHDRAW_MS = 1000 };
+enum {
+    KEY = 256,
+    WITHDRAW_MS = 1000,
+    AT_ONCE = 4096, /* cards in one request: 3 MiB */
+    LOOK_FIRST_MS = 100,
+    LOOK_MOST_MS = 5000,
+};
 
 tr_status tr__random_text(char *text, size_t bytes)
 {
@@ -95,16 +102,18 @@ static tr_status try_claim(tr__rendezvous *r, const tr__card *mine, const char *
 }
 
 /* Someone else's claim stands. Fails, or sets the generation that may follow it. */
-static tr_status follow(tr__rendezvous *r, const char *held)
+static tr_status follow(tr__rendezvous *r, const tr__card *mine, const char *held)
 {
     char state[16], host[65] = "?";
     long generation, pid = 0;
     if (!held || sscanf(held, "%ld %15s %*s %ld %64s", &generation, state, &pid, host) < 2)
         return tr__fail(TR_FORMAT, "group '%s': damaged claim of rank %d in the store", r->member->group,
                         r->member->rank);
+    bool ours = pid == mine->pid && strcmp(host, mine->host) == 0;
     if (strcmp(state, "left") != 0)
-        return tr__fail(TR_STATE, "rank %d of group '%s' is taken: process %ld on host %s has joined as rank %d",
-            r->member->rank, r->member->group, pid, host, r->member->rank);
+        return tr__fail(TR_STATE, "rank %d of group '%s' is taken: %s %ld on host %s has joined as rank %d; %s",
+            r->member->rank, r->member->group, ours ? "this very process" : "process", pid, host, r->member->rank,
+            ours ? "leave that group first, or give the one beside it another .name" : "each rank has a number of its own");
     r->generation = generation + 1;
     return TR_OK;
 }
@@ -119,7 +128,7 @@ tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, cons
         tr_status status = try_claim(r, mine, expected, &held);
         free(expected);
         bool ours = status == TR_OK && held && strcmp(held, r->claim) == 0;
-        if (status == TR_OK && !ours) status = follow(r, held);
+        if (status == TR_OK && !ours) status = follow(r, mine, held);
         expected = held;
         if (status == TR_OK && !ours) continue;
         free(expected);
@@ -165,50 +174,6 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
     return tr_store_set(r->member->store, card_key(r, mine->rank, key), r->card, (size_t)length);
 }
 
-/* Waits for the text of a rank's card, to be freed. An empty one was taken down after a join that failed: another will
- * follow. */
-static tr_status get_card(tr__rendezvous *r, int rank, int64_t deadline, char **text)
-{
-    char key[KEY];
-    for (;;) {
-        void *card = NULL;
-        size_t bytes = 0;
-        int64_t left = (deadline - tr__now_ns()) / 1000000;
-        TR__TRY(tr__store_get(r->member->store, card_key(r, rank, key), left > 0 ? (int)left : 0, &card, &bytes));
-        if (bytes > 0) {
-            *text = card;
-            return TR_OK;
-        }
-        free(card);
-        if (left <= 0) return TR_TIMEOUT; /* the caller says who is missing */
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    }
-}
-
-/* Has the rank come, even if it has given up meanwhile? */
-static bool has_come(tr__rendezvous *r, int rank)
-{
-    char key[KEY];
-    return tr__store_get(r->member->store, card_key(r, rank, key), 0, NULL, NULL) == TR_OK;
-}
-
-/* "rank 2", or "ranks 2, 5 and 7 more": those that have not come, `late` at least. */
-static void missing_text(tr__rendezvous *r, int late, char *text, size_t size)
-{
-    enum { NAMED = 8 };
-    int missing = 0;
-    size_t used = 0;
-    char list[NAMED * 12] = "";
-    for (int rank = 0; rank < r->member->world_size; rank++) {
-        if (rank == r->member->rank || (rank != late && has_come(r, rank))) continue;
-        if (missing++ < NAMED)
-            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", rank);
-    }
-    snprintf(text, size, "%s %s", missing == 1 ? "rank" : "ranks", list);
-    used = strlen(text);
-    if (missing > NAMED) snprintf(text + used, size - used, " and %d more", missing - NAMED);
-}
-
 static tr_status check_card(const tr__rendezvous *r, int rank, const tr__card *card)
 {
     if (card->rank != rank)
@@ -219,20 +184,113 @@ static tr_status check_card(const tr__rendezvous *r, int rank, const tr__card *c
     return TR_OK;
 }
 
-tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *card)
+/* Cards that are still to be had. */
+typedef struct search {
+    int *ranks, count;
+    bool *gone; /* of all ranks: has taken its card down again, after a join that failed; another will follow */
+} search;
+
+/* Takes the cards that have come; the ranks of the others stay. */
+static tr_status take_cards(tr__rendezvous *r, search *s, int from, int count, const tr__store_value *texts,
+    tr__card *cards)
 {
-    char *text, missing[160];
-    tr__recorder_waits_for(r->member->recorder, &rank, 1);
-    tr_status status = get_card(r, rank, r->deadline, &text);
-    if (status == TR_TIMEOUT) {
-        missing_text(r, rank, missing, sizeof missing);
-        return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s did not join within %g s", r->member->group,
-            r->member->world_size, missing, r->member->timeout_ms / 1000.0);
+    for (int i = 0; i < count; i++) {
+        int rank = s->ranks[from + i];
+        s->gone[rank] = texts[i].data && texts[i].bytes == 0;
+        if (texts[i].bytes == 0) {
+            s->ranks[s->count++] = rank; /* which overtakes no rank that is yet to be read */
+            continue;
+        }
+        TR__TRY(tr__card_read(texts[i].data, &cards[rank]));
+        TR__TRY(check_card(r, rank, &cards[rank]));
+        tr__recorder_peer(r->member->recorder, rank, cards[rank].pid, cards[rank].host);
     }
-    if (status != TR_OK) return status;
-    status = tr__card_read(text, card);
-    if (status == TR_OK) status = check_card(r, rank, card);
-    free(text);
-    if (status == TR_OK) tr__recorder_peer(r->member->recorder, rank, card->pid, card->host);
+    return TR_OK;
+}
+
+/* One request, which is answered when all of the cards are there, and after wait_ms with those that are. */
+static tr_status gather_cards(tr__rendezvous *r, search *s, int from, int count, int wait_ms, tr__card *cards)
+{
+    char(*texts)[KEY] = malloc((size_t)count * sizeof *texts);
+    const char **keys = calloc((size_t)count, sizeof *keys);
+    tr__store_value *values = calloc((size_t)count, sizeof *values);
+    tr_status status = TR_OK;
+    if (!texts || !keys || !values)
+        status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d cards", r->member->group, count);
+    for (int i = 0; i < count && status == TR_OK; i++) keys[i] = card_key(r, s->ranks[from + i], texts[i]);
+    if (status == TR_OK) status = tr__store_gather(r->member->store, keys, count, wait_ms, values);
+    if (status == TR_OK || status == TR_TIMEOUT) {
+        status = take_cards(r, s, from, count, values, cards);
+        tr__store_values_free(values, count);
+    }
+    free(values);
+    free(keys);
+    free(texts);
     return status;
+}
+
+/* Who has never come; or, when all have and some are gone again, those. */
+static tr_status say_missing(const tr__rendezvous *r, search *s)
+{
+    enum { NAMED = 8 };
+    int missing = 0;
+    char list[NAMED * 12] = "", more[32] = "";
+    for (int i = 0; i < s->count; i++) missing += !s->gone[s->ranks[i]];
+    bool all = missing == 0;
+    if (all) missing = s->count;
+    size_t used = 0;
+    for (int i = 0, named = 0; i < s->count && named < NAMED; i++) {
+        if (!all && s->gone[s->ranks[i]]) continue;
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", named++ ? ", " : "", s->ranks[i]);
+    }
+    if (missing > NAMED) snprintf(more, sizeof more, " and %d more", missing - NAMED);
+    return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s %s%s did not join within %g s", r->member->group,
+        r->member->world_size, missing == 1 ? "rank" : "ranks", list, more, r->member->timeout_ms / 1000.0);
+}
+
+/* Until all have come: looks at what is there at growing intervals, to find a card that cannot go together with ours
+ * and to let be seen who is waited for. */
+static tr_status find_cards(tr__rendezvous *r, search *s, tr__card *cards)
+{
+    for (int wait_ms = LOOK_FIRST_MS;; wait_ms = 2 * wait_ms < LOOK_MOST_MS ? 2 * wait_ms : LOOK_MOST_MS) {
+        int64_t left = (r->deadline - tr__now_ns()) / 1000000;
+        int now_ms = left < 0 ? 0 : left < wait_ms ? (int)left : wait_ms, asked = s->count;
+        s->count = 0;
+        for (int from = 0; from < asked; from += AT_ONCE)
+            TR__TRY(gather_cards(r, s, from, asked - from < AT_ONCE ? asked - from : AT_ONCE, now_ms, cards));
+        if (s->count == 0) return TR_OK;
+        if (left <= 0) return say_missing(r, s);
+        tr__recorder_waits_for(r->member->recorder, s->ranks, s->count);
+        if (s->gone[s->ranks[0]]) nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL); /* there is nothing to wait on */
+    }
+}
+
+/* first … first + count - 1 */
+static tr_status read_ranks(tr__rendezvous *r, int first, int count, tr__card *cards)
+{
+    search s = {.count = count};
+    s.ranks = malloc((size_t)count * sizeof *s.ranks);
+    s.gone = calloc((size_t)r->member->world_size, sizeof *s.gone);
+    tr_status status = TR_OK;
+    if (!s.ranks || !s.gone)
+        status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", r->member->group, count);
+    for (int i = 0; i < count && status == TR_OK; i++) s.ranks[i] = first + i;
+    if (status == TR_OK) status = find_cards(r, &s, cards);
+    free(s.ranks);
+    free(s.gone);
+    return status;
+}
+
+tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *cards)
+{
+    return read_ranks(r, rank, 1, cards);
+}
+
+/* First that of rank 0, which may serve the store, and take it along when it finds that our world is not its own. Then
+ * all ranks ask for the same keys, so that the server makes one answer for them. */
+tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards)
+{
+    tr_status status = r->member->rank == 0 ? TR_OK : read_ranks(r, 0, 1, cards);
+    if (status != TR_OK && status != TR_TIMEOUT) return status; /* who else is missing is to be said too */
+    return read_ranks(r, 0, r->member->world_size, cards);
 }

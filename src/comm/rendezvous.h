@@ -48,8 +48,10 @@ tr_status tr__card_read(const char *text, tr__card *card);
 /* Claims the member's rank; fails when another process holds it. */
 tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine);
 tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine);
-/* Waits for the card of a rank; at the deadline the failure names all that are missing. */
-tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *card);
+/* Waits for the cards of all ranks, ours among them; at the deadline the failure names those that are missing. */
+tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards);
+/* The card of one rank, into its place among those of all. */
+tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *cards);
 /* Gives the rank's number back. `joined` says how the join went: one that failed does not count as a generation. */
 void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined);
 

@@ -1,6 +1,8 @@
 /* The public face of stores, which checks arguments, and the store that puts a prefix before every key. */
 #include "comm/store.h"
 
+#include "base/clock.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,6 +96,38 @@ tr_status tr_store_compare_set(tr_store *store, const char *key, const void *exp
         bytes);
 }
 
+void tr__store_values_free(tr__store_value *values, int count)
+{
+    for (int i = 0; i < count; i++) free(values[i].data);
+    memset(values, 0, (size_t)count * sizeof *values);
+}
+
+/* One after the other, where asking costs no way to anybody. */
+static tr_status gather_singly(tr_store *store, const char *const *keys, int count, int timeout_ms,
+    tr__store_value *values)
+{
+    int64_t deadline = tr__now_ns() + (int64_t)timeout_ms * 1000000;
+    tr_status status = TR_OK;
+    for (int i = 0; i < count; i++) {
+        int64_t left = (deadline - tr__now_ns()) / 1000000;
+        tr_status one = store->ops->get(store, keys[i], left > 0 ? (int)left : 0, &values[i].data, &values[i].bytes);
+        if (one != TR_OK && one != TR_TIMEOUT) return one;
+        if (one == TR_TIMEOUT) status = one;
+    }
+    return status;
+}
+
+tr_status tr__store_gather(tr_store *store, const char *const *keys, int count, int timeout_ms, tr__store_value *values)
+{
+    TR__TRY(check_store(store));
+    for (int i = 0; i < count; i++) TR__TRY(check_key(store, keys[i]));
+    if (count == 0) return TR_OK;
+    memset(values, 0, (size_t)count * sizeof *values);
+    tr_status status = (store->ops->gather ? store->ops->gather : gather_singly)(store, keys, count, timeout_ms, values);
+    if (status != TR_OK && status != TR_TIMEOUT) tr__store_values_free(values, count);
+    return status;
+}
+
 int tr_store_port(const tr_store *store)
 {
     return store && !tr__error_of(store) ? store->port : 0;
@@ -143,7 +177,22 @@ static tr_status prefix_compare_set(tr_store *store, const char *key, const void
                                  expected_bytes, desired, desired_bytes, timeout_ms, value, bytes);
 }
 
-static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, prefix_compare_set};
+static tr_status prefix_gather(tr_store *store, const char *const *keys, int count, int timeout_ms,
+    tr__store_value *values)
+{
+    enum { WHOLE = 2 * TR__KEY_MAX + 2 };
+    const char **whole = calloc((size_t)count, sizeof *whole);
+    char *texts = malloc((size_t)count * WHOLE);
+    for (int i = 0; whole && texts && i < count; i++) whole[i] = with_prefix(store, keys[i], texts + (size_t)i * WHOLE);
+    tr_status status = whole && texts
+                           ? tr__store_gather(((prefix_store *)store)->inner, whole, count, timeout_ms, values)
+                           : tr__fail(TR_NO_MEMORY, "%s: no memory for %d keys", store->name, count);
+    free(texts);
+    free(whole);
+    return status;
+}
+
+static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, prefix_compare_set, prefix_gather};
 
 static void prefix_destroy(void *self)
 {

@@ -10,6 +10,11 @@
 
 enum { TR__KEY_MAX = 1024, TR__VALUE_MAX = 16 << 20, TR__STORE_TIMEOUT_MS = 300000 };
 
+typedef struct tr__store_value {
+    void *data; /* to be freed, with a NUL behind it; NULL: the key has no value */
+    size_t bytes;
+} tr__store_value;
+
 /* Keys and values arrive checked. Thread-safe. */
 typedef struct tr__store_ops {
     tr_status (*set)(tr_store *store, const char *key, const void *value, size_t bytes);
@@ -19,6 +24,8 @@ typedef struct tr__store_ops {
     /* *value is NULL when the key is absent and stays so. Gives up when the store does not answer within timeout_ms. */
     tr_status (*compare_set)(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
         const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes);
+    /* As tr__store_gather; NULL: one get after the other does as well. */
+    tr_status (*gather)(tr_store *store, const char *const *keys, int count, int timeout_ms, tr__store_value *values);
 } tr__store_ops;
 
 /* Each kind of store begins with this. */
@@ -34,9 +41,16 @@ struct tr_store {
 
 /* As tr_store_get, with its own timeout in milliseconds; 0 does not wait. */
 tr_status tr__store_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes);
+/* Waits for the values of all keys, in one request where the store can. On TR_TIMEOUT the values that are there come all
+ * the same; after another failure none. In a TCP store all together have at most TR__VALUE_MAX bytes. */
+tr_status tr__store_gather(tr_store *store, const char *const *keys, int count, int timeout_ms, tr__store_value *values);
+void tr__store_values_free(tr__store_value *values, int count);
 /* As tr_store_compare_set, with its own timeout. */
 tr_status tr__store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
     const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes);
+/* As tr_store_tcp_with; but where the program has several groups, those that meet at the same address with the same token
+ * share the server. */
+tr_store *tr__store_tcp_shared(const tr_store_tcp_options *options);
 /* The failure of a wait that took too long. */
 tr_status tr__store_timed_out(const tr_store *store, const char *key, int timeout_ms);
 

@@ -188,10 +188,11 @@ static int shake_hands(tr__connection *c, tr__tls_key *key, int64_t deadline)
     if (!c->tls) return ENOMEM;
     for (;;) {
         int done = tr__tls_handshake(c->tls);
+        if (done > 0) return 0; /* our last words go with the first request */
         int error = send_records(c, deadline);
         if (done < 0) return tr__tls_key_differs(c->tls) ? EKEYREJECTED : EPROTO;
-        if (!error && done == 0) error = receive_records(c, deadline);
-        if (error || done) return error;
+        if (!error) error = receive_records(c, deadline);
+        if (error) return error;
     }
 }
 
@@ -282,5 +283,8 @@ tr_status tr__bind(const char *host, int port, int *fd)
     for (const struct addrinfo *a = found; a && error && error != EADDRINUSE; a = a->ai_next)
         error = bind_socket(a, fd);
     freeaddrinfo(found);
+    if (error == EADDRINUSE)
+        return tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d, which another process or store of this one "
+                              "has; the job needs a port of its own (MASTER_PORT)", host, port);
     return error ? tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d", host, port) : TR_OK;
 }

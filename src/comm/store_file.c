@@ -282,7 +282,7 @@ static tr_status file_get(tr_store *store, const char *key, int timeout_ms, void
     }
 }
 
-static const tr__store_ops file_ops = {file_set, file_get, file_add, file_compare_set};
+static const tr__store_ops file_ops = {file_set, file_get, file_add, file_compare_set, NULL};
 
 /* ---- Opening and closing ----------------------------------------------------------------------------------------- */
 

@@ -27,16 +27,77 @@ static const unsigned char fixed_bytes[] = {
     [TR__FRAME_ADD] = 8,
     [TR__FRAME_COMPARE_SET] = 5,
     [TR__FRAME_REPLY] = 1,
+    [TR__FRAME_GATHER] = 4,
 };
 
 static bool is_type(unsigned type)
 {
-    return type >= TR__FRAME_HELLO && type <= TR__FRAME_REPLY;
+    return type >= TR__FRAME_HELLO && type <= TR__FRAME_GATHER;
 }
 
 static bool has_key(tr__frame_type type)
 {
-    return type != TR__FRAME_HELLO && type != TR__FRAME_REPLY;
+    return type != TR__FRAME_HELLO && type != TR__FRAME_REPLY && type != TR__FRAME_GATHER;
+}
+
+/* ---- Lists ------------------------------------------------------------------------------------------------------- */
+
+static bool take(tr__list *list, size_t bytes, const unsigned char **taken)
+{
+    if (bytes > list->bytes) return false;
+    *taken = list->items;
+    list->items += bytes;
+    list->bytes -= bytes;
+    return true;
+}
+
+bool tr__list_take_key(tr__list *list, const char **key, size_t *bytes)
+{
+    const unsigned char *head, *item;
+    if (!take(list, TR__LIST_KEY, &head)) return false;
+    *bytes = (size_t)read_number(head, TR__LIST_KEY);
+    if (*bytes < 1 || *bytes > TR__KEY_MAX || !take(list, *bytes, &item) || memchr(item, 0, *bytes)) return false;
+    *key = (const char *)item;
+    return true;
+}
+
+bool tr__list_take_value(tr__list *list, const void **value, size_t *bytes)
+{
+    const unsigned char *head, *item = NULL;
+    if (!take(list, TR__LIST_VALUE, &head)) return false;
+    size_t count = (size_t)read_number(head, TR__LIST_VALUE);
+    *bytes = count > 0 ? count - 1 : 0;
+    if (count > 0 && !take(list, *bytes, &item)) return false;
+    *value = item;
+    return true;
+}
+
+static unsigned char *put(unsigned char *at, int head, uint64_t number, const void *item, size_t bytes)
+{
+    write_number(at, head, number);
+    if (bytes) memcpy(at + head, item, bytes);
+    return at + head + bytes;
+}
+
+unsigned char *tr__list_put_key(unsigned char *at, const char *key, size_t bytes)
+{
+    return put(at, TR__LIST_KEY, bytes, key, bytes);
+}
+
+unsigned char *tr__list_put_value(unsigned char *at, const void *value, size_t bytes)
+{
+    return put(at, TR__LIST_VALUE, value ? bytes + 1 : 0, value, value ? bytes : 0);
+}
+
+/* At least one key, and nothing behind the last. */
+static bool is_key_list(tr__list list)
+{
+    const char *key;
+    size_t bytes;
+    if (list.bytes == 0 || list.bytes > TR__VALUE_MAX) return false;
+    while (list.bytes > 0)
+        if (!tr__list_take_key(&list, &key, &bytes)) return false;
+    return true;
 }
 
 /* ---- Parsing ----------------------------------------------------------------------------------------------------- */
@@ -52,6 +113,9 @@ static bool parse_fields(tr__frame *f, const unsigned char *fixed, const unsigne
     case TR__FRAME_WAIT:
         f->timeout_ms = (uint32_t)read_number(fixed, 4);
         return rest_bytes == 0 && f->timeout_ms <= INT32_MAX;
+    case TR__FRAME_GATHER:
+        f->timeout_ms = (uint32_t)read_number(fixed, 4);
+        return f->timeout_ms <= INT32_MAX && is_key_list((tr__list){rest, rest_bytes});
     case TR__FRAME_SET: return rest_bytes <= TR__VALUE_MAX;
     case TR__FRAME_ADD: f->amount = (int64_t)read_number(fixed, 8); return rest_bytes == 0;
     case TR__FRAME_COMPARE_SET:
@@ -89,7 +153,8 @@ static void write_fixed(const tr__frame *f, unsigned char *fixed)
     switch (f->type) {
     case TR__FRAME_HELLO: write_number(fixed, 8, TR__FRAME_MAGIC); break;
     case TR__FRAME_GET:
-    case TR__FRAME_WAIT: write_number(fixed, 4, f->timeout_ms); break;
+    case TR__FRAME_WAIT:
+    case TR__FRAME_GATHER: write_number(fixed, 4, f->timeout_ms); break;
     case TR__FRAME_ADD: write_number(fixed, 8, (uint64_t)f->amount); break;
     case TR__FRAME_COMPARE_SET:
         fixed[0] = f->expected != NULL;

@@ -13,6 +13,11 @@
  *     ADD           i64 amount
  *     COMPARE_SET   u8 is something expected?, u32 its bytes, the expected value, the desired value
  *     REPLY         u8 code, the value or the sum or what went wrong; its key is empty
+ *     GATHER        u32 timeout in milliseconds, then a list of keys that are waited for; its own key is empty. The reply,
+ *                   at the timeout too, holds a list with a value for each
+ *
+ * A list is items one after the other: of keys, u16 bytes and the key; of values, u32 bytes plus 1 and the value, or 0
+ * where there is none.
  *
  * Where the job has a token, all of it runs inside TLS (comm/tls.h). This file does no input or output, so that a
  * fuzzer can be put on it.
@@ -37,6 +42,7 @@ typedef enum tr__frame_type {
     TR__FRAME_ADD,
     TR__FRAME_COMPARE_SET,
     TR__FRAME_REPLY,
+    TR__FRAME_GATHER,
 } tr__frame_type;
 
 typedef enum tr__frame_code {
@@ -46,6 +52,7 @@ typedef enum tr__frame_code {
     TR__REPLY_NO_NUMBER, /* ADD */
     TR__REPLY_NO_MEMORY,
     TR__REPLY_REFUSED,   /* HELLO: in clear text, where TLS is spoken, or the other way round */
+    TR__REPLY_TOO_LARGE, /* GATHER: the list of values is larger than a value may be */
     TR__REPLY_CODES
 } tr__frame_code;
 
@@ -54,7 +61,7 @@ typedef struct tr__frame {
     tr__frame_type type;
     const char *key; /* not terminated */
     size_t key_bytes;
-    const void *value; /* the desired one of a COMPARE_SET */
+    const void *value; /* the desired one of a COMPARE_SET; the keys of a GATHER */
     size_t value_bytes;
     const void *expected; /* NULL: nothing */
     size_t expected_bytes;
@@ -68,6 +75,20 @@ typedef struct tr__frame {
 ssize_t tr__frame_parse(const unsigned char *bytes, size_t count, size_t limit, tr__frame *frame);
 /* The largest frame that there is. */
 #define TR__FRAME_MAX (TR__FRAME_HEADER + TR__KEY_MAX + 5 + 2 * (size_t)TR__VALUE_MAX)
+
+/* A list, or what is left of one. */
+typedef struct tr__list {
+    const unsigned char *items;
+    size_t bytes;
+} tr__list;
+
+/* Takes the first item off a list; false when it is empty or broken. */
+bool tr__list_take_key(tr__list *list, const char **key, size_t *bytes);
+bool tr__list_take_value(tr__list *list, const void **value, size_t *bytes); /* *value is NULL where there is none */
+/* Writes an item; returns where the next one goes. */
+enum { TR__LIST_KEY = 2, TR__LIST_VALUE = 4 }; /* bytes before each */
+unsigned char *tr__list_put_key(unsigned char *at, const char *key, size_t bytes);
+unsigned char *tr__list_put_value(unsigned char *at, const void *value, size_t bytes); /* NULL: there is none */
 
 /* The frame as at most five pieces to be written one after the other; head holds the first. Returns their number. */
 enum { TR__FRAME_PIECES = 5, TR__FRAME_HEAD = 32 };

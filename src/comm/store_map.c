@@ -16,7 +16,7 @@ tr__value *tr__value_new(const void *data, size_t bytes)
     if (!value) return NULL;
     value->refs = 1;
     value->bytes = bytes;
-    if (bytes) memcpy(value->data, data, bytes);
+    if (bytes && data) memcpy(value->data, data, bytes);
     value->data[bytes] = 0;
     return value;
 }

@@ -15,7 +15,7 @@ typedef struct tr__value {
     unsigned char data[]; /* and a NUL behind it */
 } tr__value;
 
-tr__value *tr__value_new(const void *data, size_t bytes); /* NULL without memory */
+tr__value *tr__value_new(const void *data, size_t bytes); /* data NULL: to be filled in. NULL without memory */
 void tr__value_unref(tr__value *value);
 
 typedef struct tr__entry {

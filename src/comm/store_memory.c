@@ -91,7 +91,7 @@ static tr_status memory_get(tr_store *store, const char *key, int timeout_ms, vo
     return status;
 }
 
-static const tr__store_ops memory_ops = {memory_set, memory_get, memory_add, memory_compare_set};
+static const tr__store_ops memory_ops = {memory_set, memory_get, memory_add, memory_compare_set, NULL};
 
 static void memory_destroy(void *self)
 {

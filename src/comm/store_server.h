@@ -14,11 +14,12 @@ typedef struct tr__server_options {
     int listen_fd;    /* > 0: a listening socket to take over instead */
     tr__tls_key *key; /* NULL: anyone may come, and all is in clear text: over loopback only, unless */
     bool insecure;    /* the user says that this is meant */
+    bool shared;      /* with whoever in this process asks for the same host, port and key */
 } tr__server_options;
 
 /* *port gets the port. */
 tr_status tr__server_start(const tr__server_options *options, tr__server **server, int *port);
-/* Closes all connections and ends the thread. */
+/* Closes all connections and ends the thread; of a shared one, when its last user stops it. */
 void tr__server_stop(tr__server *server);
 
 #endif

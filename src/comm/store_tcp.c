@@ -98,27 +98,38 @@ static tr_status refused(const tcp_store *s, const char *key, const tr__frame *r
         return tr__fail(TR_FORMAT, "%s: key '%s' holds no number, or its sum leaves 64 bits", s->store.name, key);
     case TR__REPLY_NO_MEMORY:
         return tr__fail(TR_NO_MEMORY, "%s: the server has no memory for key '%s'", s->store.name, key);
+    case TR__REPLY_TOO_LARGE:
+        return tr__fail(TR_UNSUPPORTED, "%s: the values of key '%s' and others that were asked for with it have more than "
+                        "%d bytes together", s->store.name, key, TR__VALUE_MAX);
     default: return tr__fail(TR_FORMAT, "%s: unexpected answer about key '%s'", s->store.name, key);
     }
+}
+
+/* key is for messages. The answer lies in *received, to be freed. */
+static tr_status exchange(tcp_store *s, const char *key, const tr__frame *request, int timeout_ms, tr__frame *answer,
+    unsigned char **received)
+{
+    int64_t deadline = deadline_in(timeout_ms);
+    tr__connection connection;
+    TR__TRY(take_connection(s, deadline, &connection));
+    int error = tr__connection_exchange(&connection, request, deadline, answer, received);
+    if (error) {
+        tr__connection_close(&connection);
+        return failed(s, key, error, timeout_ms);
+    }
+    give_back(s, &connection);
+    return TR_OK;
 }
 
 /* The request with its key; *value gets the reply's value, or NULL when there is none. */
 static tr_status ask(tr_store *store, const char *key, tr__frame *request, int timeout_ms, void **value, size_t *bytes)
 {
     tcp_store *s = (tcp_store *)store;
-    int64_t deadline = deadline_in(timeout_ms);
-    tr__connection connection;
-    TR__TRY(take_connection(s, deadline, &connection));
-    request->key = key;
-    request->key_bytes = strlen(key);
     tr__frame answer;
     unsigned char *received;
-    int error = tr__connection_exchange(&connection, request, deadline, &answer, &received);
-    if (error) {
-        tr__connection_close(&connection);
-        return failed(s, key, error, timeout_ms);
-    }
-    give_back(s, &connection);
+    request->key = key;
+    request->key_bytes = strlen(key);
+    TR__TRY(exchange(s, key, request, timeout_ms, &answer, &received));
     bool present = answer.code == TR__REPLY_OK;
     if (!present && answer.code != TR__REPLY_ABSENT) {
         free(received);
@@ -168,7 +179,58 @@ static tr_status tcp_compare_set(tr_store *store, const char *key, const void *e
     return ask(store, key, &request, timeout_ms, value, bytes);
 }
 
-static const tr__store_ops tcp_ops = {tcp_set, tcp_get, tcp_add, tcp_compare_set};
+/* The list of a GATHER, to be freed. */
+static tr_status list_keys(const tr_store *store, const char *const *keys, int count, tr__list *list)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++) bytes += TR__LIST_KEY + strlen(keys[i]);
+    if (bytes > TR__VALUE_MAX)
+        return tr__fail(TR_INVALID, "%s: %d keys asked for at once have %zu bytes; at most %d are allowed", store->name,
+                        count, bytes, TR__VALUE_MAX);
+    unsigned char *items = malloc(bytes), *at = items;
+    if (!items) return tr__fail(TR_NO_MEMORY, "%s: no memory for %d keys", store->name, count);
+    for (int i = 0; i < count; i++) at = tr__list_put_key(at, keys[i], strlen(keys[i]));
+    *list = (tr__list){items, bytes};
+    return TR_OK;
+}
+
+/* A value for each key, and nothing behind the last; only at a timeout may some be missing. */
+static tr_status read_values(const tcp_store *s, const char *const *keys, int count, const tr__frame *answer,
+    tr__store_value *values)
+{
+    tr__list list = {answer->value, answer->value_bytes};
+    for (int i = 0; i < count; i++) {
+        const void *value;
+        if (!tr__list_take_value(&list, &value, &values[i].bytes) || (!value && answer->code == TR__REPLY_OK))
+            return failed(s, keys[i], EPROTO, 0);
+        if (!value) continue;
+        values[i].data = malloc(values[i].bytes + 1);
+        if (!values[i].data) return failed(s, keys[i], ENOMEM, 0);
+        memcpy(values[i].data, value, values[i].bytes);
+        ((char *)values[i].data)[values[i].bytes] = 0;
+    }
+    return list.bytes == 0 ? TR_OK : failed(s, keys[0], EPROTO, 0);
+}
+
+static tr_status tcp_gather(tr_store *store, const char *const *keys, int count, int timeout_ms, tr__store_value *values)
+{
+    tcp_store *s = (tcp_store *)store;
+    tr__list list = {0};
+    TR__TRY(list_keys(store, keys, count, &list));
+    tr__frame request = {.type = TR__FRAME_GATHER, .value = list.items, .value_bytes = list.bytes}, answer;
+    request.timeout_ms = (uint32_t)timeout_ms;
+    unsigned char *received;
+    tr_status status = exchange(s, keys[0], &request, timeout_ms + GRACE_MS, &answer, &received);
+    free((void *)list.items);
+    if (status != TR_OK) return status;
+    if (answer.code == TR__REPLY_OK || answer.code == TR__REPLY_TIMEOUT)
+        status = read_values(s, keys, count, &answer, values);
+    if (status == TR_OK && answer.code != TR__REPLY_OK) status = refused(s, keys[0], &request, answer.code);
+    free(received);
+    return status;
+}
+
+static const tr__store_ops tcp_ops = {tcp_set, tcp_get, tcp_add, tcp_compare_set, tcp_gather};
 
 /* ---- The object -------------------------------------------------------------------------------------------------- */
 
@@ -194,7 +256,7 @@ static tr_status check_options(const tr_store_tcp_options *o)
     return TR_OK;
 }
 
-static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o)
+static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o, bool shared)
 {
     TR__TRY(check_options(o));
     pthread_mutex_init(&s->lock, NULL);
@@ -206,17 +268,27 @@ static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o)
     strcpy(s->store.host, o->host);
     s->store.anywhere = (o->token && o->token[0]) || o->insecure;
     if (o->token && o->token[0]) TR__TRY(tr__tls_key_new(o->token, &s->key));
-    tr__server_options serve = {o->host, o->port, o->listen_fd, s->key, o->insecure};
+    tr__server_options serve = {o->host, o->port, o->listen_fd, s->key, o->insecure, shared};
     if (o->serve) TR__TRY(tr__server_start(&serve, &s->server, &s->store.port));
     snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->host, s->store.port);
     return connect_first(s);
 }
 
-tr_store *tr_store_tcp_with(const tr_store_tcp_options *options)
+static tr_store *new_store(const tr_store_tcp_options *options, bool shared)
 {
     tr_store_tcp_options o = {0};
     if (options) memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
     tcp_store *s = tr__object_new(&tcp_type);
-    if (!tr__error_of(s) && open_store(s, &o) != TR_OK) tr__object_break(s);
+    if (!tr__error_of(s) && open_store(s, &o, shared) != TR_OK) tr__object_break(s);
     return &s->store;
+}
+
+tr_store *tr_store_tcp_with(const tr_store_tcp_options *options)
+{
+    return new_store(options, false);
+}
+
+tr_store *tr__store_tcp_shared(const tr_store_tcp_options *options)
+{
+    return new_store(options, true);
 }

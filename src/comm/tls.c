@@ -2,6 +2,7 @@
 
 #include "base/object.h"
 
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -67,6 +68,7 @@ static bool configure(SSL_CTX *context)
     SSL_CTX_set_psk_find_session_callback(context, find_key);
     SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+    SSL_CTX_clear_options(context, SSL_OP_ENABLE_MIDDLEBOX_COMPAT); /* records that only pretend to be TLS 1.2 */
     return SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) &&
            SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) &&
            SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") &&
@@ -101,6 +103,11 @@ tr__tls_key *tr__tls_key_ref(tr__tls_key *key)
 {
     if (key) atomic_fetch_add(&key->refs, 1);
     return key;
+}
+
+bool tr__tls_key_same(const tr__tls_key *a, const tr__tls_key *b)
+{
+    return a == b || (a && b && CRYPTO_memcmp(a->bytes, b->bytes, KEY_BYTES) == 0);
 }
 
 void tr__tls_key_unref(tr__tls_key *key)

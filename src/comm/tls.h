@@ -29,6 +29,7 @@ typedef struct tr__tls tr__tls;
 
 tr_status tr__tls_key_new(const char *token, tr__tls_key **key);
 tr__tls_key *tr__tls_key_ref(tr__tls_key *key);
+bool tr__tls_key_same(const tr__tls_key *a, const tr__tls_key *b); /* or neither is one */
 void tr__tls_key_unref(tr__tls_key *key); /* NULL: nothing */
 
 typedef enum tr__tls_side { TR__TLS_CLIENT, TR__TLS_SERVER } tr__tls_side;

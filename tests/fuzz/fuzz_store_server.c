@@ -1,33 +1,23 @@
 /* A real server, in the clear and with a token, under whatever bytes: it goes on serving. The first byte says which, and
  * whether a sound hello comes first. */
 /* fuzz: 5000 */
+#include "../store_frames.h"
 #include "fuzz.h"
 
 #include "comm/store.h"
-#include "comm/store_frame.h"
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-static size_t flatten(const tr__frame *frame, uint8_t *bytes)
-{
-    unsigned char head[TR__FRAME_HEAD];
-    struct iovec pieces[TR__FRAME_PIECES];
-    size_t used = 0;
-    int count = tr__frame_pieces(frame, head, pieces);
-    for (int i = 0; i < count; i++) {
-        memcpy(bytes + used, pieces[i].iov_base, pieces[i].iov_len);
-        used += pieces[i].iov_len;
-    }
-    return used;
-}
-
 size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
 {
-    tr__frame f = {.type = TR__FRAME_GET + number / 4 % 5, .key = "some key", .key_bytes = 8, .amount = number};
+    tr__frame f = {.type = TR__FRAME_GET + number / 4 % 6, .key = "some key", .key_bytes = 8, .amount = number};
     f.timeout_ms = number % 3 ? 0 : 5;
     if (f.type >= TR__FRAME_SET && f.type != TR__FRAME_ADD) f.value = "value", f.value_bytes = number / 32 % 6;
+    if (f.type == TR__FRAME_REPLY) /* of which a client sends none */
+        f = (tr__frame){.type = TR__FRAME_GATHER, .timeout_ms = f.timeout_ms, .value = "\1\0a\2\0ab\1\0b",
+            .value_bytes = number % 2 ? 10 : 3};
     bytes[0] = (uint8_t)(number & 1 ? 2 : number % 16 ? 0 : 1);
     size_t used = 1 + flatten(&f, bytes + 1);
     return used + flatten(&f, bytes + used);

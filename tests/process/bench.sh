@@ -66,5 +66,14 @@ grep -qxE 'all-reduce 1024 [0-9]+' peer.asked || fail "the peer was asked: $(cat
 for kind in broadcast all-gather reduce-scatter all-to-all send-recv; do
     "$TRIREME" bench $kind --ranks 2 --bytes 64 --cold-mb 1 >out 2>err || fail "$kind"
 done
+
+# How ranks meet.
+"$TRIREME" bench store --clients 20 --json r.json >out 2>err || fail "store"
+[ "$(grep -c '"seconds":' r.json)" = 2 ] && grep -q 'through TLS  *[0-9.]* s' out || fail "store: $(cat r.json out)"
+"$TRIREME" bench join --ranks 3 --json r.json >out 2>err || fail "join"
+[ "$(number ranks)" = 3 ] || fail "join: $(cat r.json)"
+for key in first_s again_s; do
+    case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
+done
 ! "$TRIREME" bench nonsense >out 2>err || fail "it took nonsense"
 grep -q 'there is no bench "nonsense"' err || fail "nonsense"

@@ -4,6 +4,8 @@
 #ifndef COMM_RANKS_H
 #define COMM_RANKS_H
 
+#include "numbers.h"
+
 #include <trireme/comm.h>
 
 #include <setjmp.h>
@@ -64,8 +66,6 @@ void wait_until_given_up(rank *r);
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-double get(tr_dtype dtype, const void *memory, int64_t i);
-void put(tr_dtype dtype, void *memory, int64_t i, double value);
 /* Element i of a rank's input: exact in every type, 0, 1 or 2. */
 double sample(tr_dtype dtype, int number, int64_t i);
 /* What a reduction makes of all ranks' samples. */

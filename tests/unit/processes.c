@@ -19,17 +19,6 @@
 
 #include <cmocka.h>
 
-int listen_on_loopback(int *port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t length = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, length) == 0 && listen(fd, 64) == 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
-    *port = ntohs(address.sin_port);
-    return fd;
-}
-
 /* Goes to a network namespace that `ip netns add` has made. */
 static tr_status enter(const char *space)
 {

@@ -5,6 +5,8 @@
 #ifndef TR_TESTS_PROCESSES_H
 #define TR_TESTS_PROCESSES_H
 
+#include "sockets.h"
+
 #include <trireme/comm.h>
 
 #include <stdatomic.h>
@@ -45,7 +47,6 @@ typedef struct job {
     rank ranks[RANKS_MOST];
 } job;
 
-int listen_on_loopback(int *port);
 /* Starts ranks that join and run a body. */
 void start_job(job *j, int world, rank_body body, const void *arg);
 void start_job_in(job *j, const setting *s, int world, rank_body body, const void *arg);

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 typedef struct meeting {
@@ -51,7 +52,7 @@ static void *be_guest(void *arg)
     return NULL;
 }
 
-static void hold(meeting *m)
+static void hold_with(meeting *m, void *(*body)(void *))
 {
     guest guests[4];
     if (!m->timeout_ms) m->timeout_ms = JOIN_MS;
@@ -59,9 +60,14 @@ static void hold(meeting *m)
     if (!m->lives) m->lives = 1;
     for (int i = 0; i < m->threads; i++) {
         guests[i] = (guest){.m = m, .index = i, .rank = m->twice && i == m->threads - 1 ? m->twice : i};
-        assert_int_equal(pthread_create(&guests[i].thread, NULL, be_guest, &guests[i]), 0);
+        assert_int_equal(pthread_create(&guests[i].thread, NULL, body, &guests[i]), 0);
     }
     for (int i = 0; i < m->threads; i++) pthread_join(guests[i].thread, NULL);
+}
+
+static void hold(meeting *m)
+{
+    hold_with(m, be_guest);
 }
 
 static void goes_well(meeting *m)
@@ -193,6 +199,120 @@ static void a_port_that_is_taken(void **state)
     snprintf(init, sizeof init, "tcp://127.0.0.1:%d", tr_store_port(other));
     FAILS(TR_IO, tr_status_of(tr_join(.init = init, .world_size = 2, .timeout_ms = JOIN_MS)), "cannot serve");
     assert_non_null(strstr(tr_error_message(), "in use"));
+    assert_non_null(strstr(tr_error_message(), "MASTER_PORT"));
+}
+
+/* ---- Several groups at one address ------------------------------------------------------------------------------- */
+
+static tr_status sum_ones(tr_group *group, int world)
+{
+    int64_t sum = 1;
+    tr_status status = tr_all_reduce(group, &sum, 1, .dtype = TR_I64);
+    return status == TR_OK && sum != world ? TR_INTERNAL : status;
+}
+
+/* The world stays while one beside it comes and goes; then it goes and comes back while that one stays. */
+static tr_status live_side_by_side(const tr_join_options *options)
+{
+    TR_SCOPE;
+    tr_join_options o = *options;
+    tr_group *world = tr_join_with(&o), *beside = NULL;
+    tr_status status = sum_ones(world, o.world_size);
+    o.name = "beside";
+    for (int turn = 0; turn < 2 && status == TR_OK; turn++) {
+        beside = tr_join_with(&o);
+        status = sum_ones(beside, o.world_size);
+        if (status == TR_OK) status = sum_ones(world, o.world_size);
+        if (status == TR_OK && turn == 0) status = tr_leave(beside);
+    }
+    if (status == TR_OK) status = tr_leave(world);
+    world = status == TR_OK ? tr_join_with(options) : world;
+    if (status == TR_OK) status = sum_ones(world, o.world_size);
+    if (status == TR_OK) status = sum_ones(beside, o.world_size);
+    if (status == TR_OK) status = tr_leave(beside);
+    if (status == TR_OK) status = sum_ones(world, o.world_size);
+    return status == TR_OK ? tr_leave(world) : status;
+}
+
+static void *be_neighbour(void *arg)
+{
+    guest *g = arg;
+    meeting *m = g->m;
+    tr_join_options o = {.size = sizeof o, .init = m->init, .rank = g->rank, .world_size = m->world};
+    o.token = m->token[g->rank] ? m->token[g->rank] : "";
+    o.timeout_ms = JOIN_MS;
+    for (int life = 0; life < m->lives && m->status[g->index] == TR_OK; life++)
+        m->status[g->index] = live_side_by_side(&o);
+    if (m->status[g->index] != TR_OK) snprintf(m->message[g->index], sizeof m->message[0], "%s", tr_error_message());
+    return NULL;
+}
+
+static void groups_share_an_address(void **state)
+{
+    (void)state;
+    meeting ways[] = {at("127.0.0.1"), at_with_token("localhost")};
+    for (meeting *m = ways; m < ways + 2; m++) {
+        m->lives = 3;
+        hold_with(m, be_neighbour);
+        for (int i = 0; i < 3; i++)
+            if (m->status[i] != TR_OK) fail_msg("rank %d: %s", i, m->message[i]);
+    }
+}
+
+static void *join_twice(void *arg)
+{
+    guest *g = arg;
+    meeting *m = g->m;
+    TR_SCOPE;
+    tr_group *first = tr_join(.init = m->init, .rank = g->rank, .world_size = m->world, .timeout_ms = JOIN_MS);
+    tr_status status = tr_barrier(first);
+    tr_group *second = tr_join(.init = m->init, .rank = g->rank, .world_size = m->world, .timeout_ms = JOIN_MS);
+    m->status[g->index] = tr_status_of(second);
+    snprintf(m->message[g->index], sizeof m->message[0], "%s", tr_error_message());
+    if (status == TR_OK) status = sum_ones(first, m->world); /* which bears it */
+    if (status == TR_OK) status = tr_leave(first);
+    if (status != TR_OK) m->status[g->index] = status;
+    return NULL;
+}
+
+static void groups_of_one_name_cannot_stand_side_by_side(void **state)
+{
+    (void)state;
+    meeting m = at("127.0.0.1");
+    hold_with(&m, join_twice);
+    for (int i = 0; i < 3; i++)
+        fails(&m, i, TR_STATE, "leave that group first, or give the one beside it another .name");
+}
+
+/* The same in processes, by the environment alone. */
+static void groups_share_the_environments_address(void **state)
+{
+    (void)state;
+    enum { RANKS = 3 };
+    int port;
+    char text[16];
+    pid_t children[RANKS];
+    assert_true(free_port(AF_INET, &port));
+    for (int i = 0; i < RANKS; i++) {
+        children[i] = fork();
+        if (children[i] != 0) continue;
+        snprintf(text, sizeof text, "%d", port);
+        setenv("MASTER_PORT", text, 1);
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        setenv("WORLD_SIZE", "3", 1);
+        snprintf(text, sizeof text, "%d", i);
+        setenv("RANK", text, 1);
+        tr_join_options o = {.size = sizeof o, .world_size = RANKS, .timeout_ms = JOIN_MS};
+        tr_status status = live_side_by_side(&o);
+        for (int life = 0; life < 2 && status == TR_OK; life++) status = live_side_by_side(&o);
+        if (status != TR_OK) fprintf(stderr, "rank %d: %s\n", i, tr_error_message());
+        _exit(status == TR_OK ? 7 : 1);
+    }
+    for (int i = 0; i < RANKS; i++) {
+        int status;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        assert_int_equal(WEXITSTATUS(status), 7);
+    }
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */
@@ -252,6 +372,9 @@ int main(void)
         cmocka_unit_test(a_rank_that_stays_away),
         cmocka_unit_test(a_rank_that_comes_twice),
         cmocka_unit_test(a_port_that_is_taken),
+        cmocka_unit_test(groups_share_an_address),
+        cmocka_unit_test(groups_of_one_name_cannot_stand_side_by_side),
+        cmocka_unit_test(groups_share_the_environments_address),
         cmocka_unit_test_setup_teardown(a_file, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_file_where_one_stays_away, make_folder, remove_folder),
         cmocka_unit_test(bad_files),

@@ -1,6 +1,7 @@
 /* The reduction kernels of every instruction set that this processor has, against plain loops over scalars. */
 #include "base/half.h"
 #include "comm/algo/reduce.h"
+#include "numbers.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -13,32 +14,6 @@
 #include <cmocka.h>
 
 enum { RANKS_MOST = 5, COUNT_MOST = 1031 };
-
-static double get(tr_dtype dtype, const void *memory, int64_t i)
-{
-    switch (dtype) {
-    case TR_F32: return ((const float *)memory)[i];
-    case TR_F64: return ((const double *)memory)[i];
-    case TR_F16: return (double)tr__f16_to_f32(((const uint16_t *)memory)[i]);
-    case TR_BF16: return (double)tr__bf16_to_f32(((const uint16_t *)memory)[i]);
-    case TR_I64: return (double)((const int64_t *)memory)[i];
-    case TR_I32: return ((const int32_t *)memory)[i];
-    default: return ((const uint8_t *)memory)[i];
-    }
-}
-
-static void put(tr_dtype dtype, void *memory, int64_t i, double value)
-{
-    switch (dtype) {
-    case TR_F32: ((float *)memory)[i] = (float)value; break;
-    case TR_F64: ((double *)memory)[i] = value; break;
-    case TR_F16: ((uint16_t *)memory)[i] = tr__f32_to_f16((float)value); break;
-    case TR_BF16: ((uint16_t *)memory)[i] = tr__f32_to_bf16((float)value); break;
-    case TR_I64: ((int64_t *)memory)[i] = (int64_t)value; break;
-    case TR_I32: ((int32_t *)memory)[i] = (int32_t)value; break;
-    default: ((uint8_t *)memory)[i] = (uint8_t)value; break;
-    }
-}
 
 /* Small whole numbers, so that the order of folding does not matter and everything is exact. */
 static double sample(tr_dtype dtype, int rank, int64_t i)

@@ -1,11 +1,12 @@
 /* The TCP store's client when the server is killed, stands still, breaks off, or answers nonsense: an error that says so,
  * within its time. */
 #include "base/clock.h"
+#include "comm/store.h"
 #include "comm/store_frame.h"
+#include "sockets.h"
 
 #include <trireme/comm.h>
 
-#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -32,19 +33,6 @@
 static double seconds_since(int64_t began)
 {
     return (double)(tr__now_ns() - began) * 1e-9;
-}
-
-static int listen_on_loopback(int *port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t length = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_true(fd >= 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, length), 0);
-    assert_int_equal(listen(fd, 16), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
-    *port = ntohs(address.sin_port);
-    return fd;
 }
 
 /* ---- A server of our own making ---------------------------------------------------------------------------------- */
@@ -110,6 +98,33 @@ static void answers_that_are_none(void **state)
     set_fails("\xff\xff\xff\xff\1\7\0\0\0", 9, false, TR_FORMAT, "damaged answer"); /* 4 GiB */
     set_fails("\1\0\0\0\1\7\0\0\x63", 9, false, TR_FORMAT, "damaged answer");       /* no such code */
     set_fails("\4\0\0\0\1\2\1\0k\0\0\0", 12, false, TR_FORMAT, "damaged answer");   /* a question */
+}
+
+/* Lists that do not fit what was asked. */
+static void gathered_answers_that_are_none(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *answer;
+        size_t bytes;
+    } bad[] = {
+        {"\1\0\0\0\1\7\0\0\0", 9},                               /* no list at all */
+        {"\6\0\0\0\1\7\0\0\0\2\0\0\0v", 14},                    /* one value for two keys */
+        {"\x0b\0\0\0\1\7\0\0\0\2\0\0\0v\3\0\0\0v", 19},          /* a value that is cut */
+        {"\x0a\0\0\0\1\7\0\0\0\2\0\0\0v\0\0\0\0", 18},           /* one that is missing, and no timeout */
+        {"\x0c\0\0\0\1\7\0\0\0\2\0\0\0v\2\0\0\0vx", 20},         /* something behind the last */
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        impostor imp = {.answer = bad[i].answer, .bytes = bad[i].bytes};
+        start(&imp);
+        tr_scope_push();
+        tr_store *store = tr_store_tcp("127.0.0.1", imp.port, .timeout_ms = 300);
+        tr__store_value values[2];
+        FAILS(TR_FORMAT, tr__store_gather(store, (const char *const[]){"k", "l"}, 2, 300, values), "damaged answer");
+        assert_true(!values[0].data && !values[1].data);
+        tr_scope_pop();
+        finish(&imp);
+    }
 }
 
 /* Connections are taken by the kernel, and nobody ever says a word. */
@@ -213,6 +228,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_that_are_none),
+        cmocka_unit_test(gathered_answers_that_are_none),
         cmocka_unit_test(nobody_listens),
         cmocka_unit_test(a_killed_server),
         cmocka_unit_test(a_stopped_server),

@@ -42,22 +42,19 @@ static tr_status open_doors(native *n, tr__card *mine)
     return TR_OK;
 }
 
-static tr_status read_cards(native *n, tr__card *cards, int *elsewhere)
+/* A rank of another machine; below 0: there is none. */
+static int find_elsewhere(const native *n, const tr__card *cards)
 {
-    const tr__card *mine = &cards[n->member.rank];
-    *elsewhere = -1;
-    for (int rank = 0; rank < n->member.world_size; rank++) {
-        if (rank == n->member.rank) continue;
-        TR__TRY(tr__rendezvous_read(&n->meeting, rank, &cards[rank]));
-        if (*elsewhere < 0 && strcmp(cards[rank].machine, mine->machine) != 0) *elsewhere = rank;
-    }
-    return TR_OK;
+    for (int rank = 0; rank < n->member.world_size; rank++)
+        if (strcmp(cards[rank].machine, cards[n->member.rank].machine) != 0) return rank;
+    return -1;
 }
 
 /* Which transport it is to be, alike on all ranks; the other one goes. */
-static tr_status choose_transport(native *n, const tr__card *cards, int elsewhere)
+static tr_status choose_transport(native *n, const tr__card *cards)
 {
     const tr__card *mine = &cards[n->member.rank];
+    int elsewhere = find_elsewhere(n, cards);
     for (int rank = 0; rank < n->member.world_size; rank++) {
         bool shm = strcmp(cards[rank].address, "-") != 0, tcp = strcmp(cards[rank].tcp_address, "-") != 0;
         if (shm != (n->shm != NULL) || tcp != (n->tcp != NULL))
@@ -84,15 +81,14 @@ static tr_status choose_transport(native *n, const tr__card *cards, int elsewher
 
 static tr_status meet(native *n, tr__card *cards)
 {
-    int elsewhere;
     tr__card *mine = &cards[n->member.rank];
     TR__TRY(check_transport(n));
     tr__card_here(&n->member, mine);
     TR__TRY(tr__rendezvous_claim(&n->meeting, &n->member, mine));
     TR__TRY(open_doors(n, mine));
     TR__TRY(tr__rendezvous_publish(&n->meeting, mine));
-    TR__TRY(read_cards(n, cards, &elsewhere));
-    TR__TRY(choose_transport(n, cards, elsewhere));
+    TR__TRY(tr__rendezvous_read_all(&n->meeting, cards));
+    TR__TRY(choose_transport(n, cards));
     return n->shm ? tr__shm_meet(n->shm, &n->meeting, cards) : tr__tcp_meet(n->tcp, &n->meeting, cards);
 }
 

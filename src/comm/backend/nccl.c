@@ -225,20 +225,17 @@ static tr_status run(tr__polled *p, const tr_collective *c)
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
 /* The ranks of this host take its GPUs in their order. */
-static tr_status find_device(tr__nccl_group *g, int devices)
+static tr_status find_device(tr__nccl_group *g, const tr__card *cards, int devices)
 {
-    tr__card mine, other;
-    tr__card_here(&g->base.member, &mine);
+    const tr__card *mine = &cards[g->base.member.rank];
     for (int rank = 0; rank < g->base.member.world_size; rank++) {
-        if (rank == g->base.member.rank) continue;
-        TR__TRY(tr__rendezvous_read(&g->base.meeting, rank, &other));
-        if (strcmp(other.address, "nccl") != 0)
+        if (strcmp(cards[rank].address, "nccl") != 0)
             return tr__fail(TR_MISMATCH, "rank %d has not joined with the nccl backend", rank);
-        g->device += rank < g->base.member.rank && strcmp(other.machine, mine.machine) == 0;
+        g->device += rank < g->base.member.rank && strcmp(cards[rank].machine, mine->machine) == 0;
     }
     if (g->device >= devices)
         return tr__fail(TR_DEVICE, "NCCL needs a GPU for each rank; rank %d is number %d on host %s, which has %d",
-            g->base.member.rank, g->device + 1, mine.host, devices);
+            g->base.member.rank, g->device + 1, mine->host, devices);
     return TR_OK;
 }
 
@@ -263,8 +260,11 @@ static tr_status meet(tr__nccl_group *g)
 {
     int devices = 0;
     TR__CUDA_TRY(g->l, cudaGetDeviceCount, &devices); /* before the others are told that this rank is here */
-    TR__TRY(tr__polled_meet(&g->base, "nccl"));
-    TR__TRY(find_device(g, devices));
+    tr__card *cards = NULL;
+    tr_status status = tr__polled_meet(&g->base, "nccl", &cards);
+    if (status == TR_OK) status = find_device(g, cards, devices);
+    free(cards);
+    if (status != TR_OK) return status;
     TR__TRY(tr__nccl_lanes_new(g));
     TR__CUDA_TRY(g->l, cudaSetDevice, g->device);
     TR__CUDA_TRY(g->l, cudaStreamCreateWithFlags, &g->stream, cudaStreamNonBlocking);

@@ -250,16 +250,20 @@ void tr__polled_give_up(void *state)
 
 /* ---- Joining and leaving ----------------------------------------------------------------------------------------- */
 
-tr_status tr__polled_meet(tr__polled *p, const char *address)
+tr_status tr__polled_meet(tr__polled *p, const char *address, tr__card **cards)
 {
     tr__card mine;
+    *cards = malloc((size_t)p->member.world_size * sizeof **cards);
+    if (!*cards)
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", p->member.group, p->member.world_size);
     tr__card_here(&p->member, &mine);
     strncpy(mine.address, address, sizeof mine.address - 1);
     strcpy(mine.tcp_address, "-");
     TR__TRY(tr__random_text(mine.cookie, sizeof mine.cookie));
     TR__TRY(tr__random_text(mine.tcp_cookie, sizeof mine.tcp_cookie));
     TR__TRY(tr__rendezvous_claim(&p->meeting, &p->member, &mine));
-    return tr__rendezvous_publish(&p->meeting, &mine);
+    TR__TRY(tr__rendezvous_publish(&p->meeting, &mine));
+    return tr__rendezvous_read_all(&p->meeting, *cards);
 }
 
 /* The thread's latest failure stays what it is. */

@@ -156,7 +156,7 @@ static tr_status call_rank(joining *j, int rank)
             return tr__fail_errno(TR_IO, error, "group '%s': cannot reach rank %d", j->t->group, rank);
         TR__TRY(check_alive(j, rank));
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-        TR__TRY(tr__rendezvous_read(j->meeting, rank, &j->cards[rank]));
+        TR__TRY(tr__rendezvous_read(j->meeting, rank, j->cards));
     }
 }
 
@@ -210,8 +210,8 @@ static tr_status hear_visitor(joining *j, int index)
     }
     TR__TRY(greet(j, hello.rank, socket, pid, &hello, fd));
     /* A visitor with another address has hung up a new card since we read the old one. */
-    tr__card *card = &j->cards[hello.rank];
-    if (strcmp(card->address, hello.text) != 0) TR__TRY(tr__rendezvous_read(j->meeting, hello.rank, card));
+    if (strcmp(j->cards[hello.rank].address, hello.text) != 0)
+        TR__TRY(tr__rendezvous_read(j->meeting, hello.rank, j->cards));
     return send_hello(j, hello.rank, socket);
 }
 

@@ -268,7 +268,7 @@ static tr_status again(joining *j, contact *c)
     c->stage = IDLE;
     c->retry = tr__now_ns() + RETRY_MS * (int64_t)1000000;
     TR__TRY(check_alive(j, c->rank));
-    return tr__rendezvous_read(j->meeting, c->rank, &j->cards[c->rank]);
+    return tr__rendezvous_read(j->meeting, c->rank, j->cards);
 }
 
 static bool passes(int error)
@@ -347,7 +347,7 @@ static tr_status hear_visitor(joining *j, contact *c)
     }
     /* A visitor with another address has hung up a new card since we read the old one. */
     if (strcmp(j->cards[rank].tcp_address, c->hello.address) != 0)
-        TR__TRY(tr__rendezvous_read(j->meeting, rank, &j->cards[rank]));
+        TR__TRY(tr__rendezvous_read(j->meeting, rank, j->cards));
     if (send_hello(j, rank, lane, c->socket) != TR_OK) {
         drop(c);
         return TR_OK;

@@ -1,0 +1,209 @@
+/*
+ * trireme bench store: how long many clients take to come to a store and meet there. trireme bench join: how long the
+ * ranks of one machine take to become a group.
+ */
+#include "bench.h"
+
+#include "options.h"
+#include "relaunch.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { ROUNDS = 5, STACK = 256 << 10, TIMEOUT_MS = 100000 };
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Takes the object. Returns the exit code. */
+static int write_json(const char *path, cJSON *object)
+{
+    char *text = path ? cJSON_Print(object) : NULL;
+    cJSON_Delete(object);
+    if (!path) return TR__EXIT_OK;
+    FILE *f = text ? fopen(path, "w") : NULL;
+    bool written = f && fprintf(f, "%s\n", text) > 0;
+    if (f && fclose(f) != 0) written = false;
+    if (!written) tr__complain(TR__BENCH, "cannot write %s: %s", path, text ? strerror(errno) : "out of memory");
+    cJSON_free(text);
+    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
+}
+
+/* ---- Clients of a store ------------------------------------------------------------------------------------------ */
+
+typedef struct crowd {
+    const char *token; /* NULL: in the clear */
+    int clients, port;
+    pthread_mutex_t lock;
+    char failure[512]; /* the first one */
+} crowd;
+
+static tr_status come_and_meet(const crowd *c)
+{
+    TR_SCOPE;
+    tr_store *store = tr_store_tcp("127.0.0.1", c->port, .token = c->token, .timeout_ms = TIMEOUT_MS);
+    int64_t here;
+    tr_status status = tr_store_add(store, "here", 1, &here);
+    if (status != TR_OK) return status;
+    return here == c->clients ? tr_store_set(store, "go", "", 0) : tr_store_wait(store, "go", TIMEOUT_MS);
+}
+
+static void *be_client(void *arg)
+{
+    crowd *c = arg;
+    if (come_and_meet(c) == TR_OK) return NULL;
+    pthread_mutex_lock(&c->lock);
+    if (!c->failure[0]) snprintf(c->failure, sizeof c->failure, "%s", tr_error_message());
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+/* All come at once, each with a thread and a connection of its own. False: c->failure says why. */
+static bool meet(crowd *c, double *seconds)
+{
+    TR_SCOPE;
+    tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = c->token);
+    pthread_t *threads = calloc((size_t)c->clients, sizeof *threads);
+    c->port = tr_store_port(store);
+    if (tr_status_of(store) != TR_OK || !threads)
+        snprintf(c->failure, sizeof c->failure, "%s", threads ? tr_error_message() : "out of memory");
+    pthread_attr_t small;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, STACK);
+    double began = now_s();
+    int started = 0;
+    while (!c->failure[0] && started < c->clients) {
+        if (pthread_create(&threads[started], &small, be_client, c) == 0) started++;
+        else snprintf(c->failure, sizeof c->failure, "cannot start thread %d of %d", started + 1, c->clients);
+    }
+    if (started < c->clients) c->clients = started; /* the others will not be waited for */
+    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    *seconds = now_s() - began;
+    pthread_attr_destroy(&small);
+    free(threads);
+    return !c->failure[0];
+}
+
+/* The rounds of both kinds take turns. */
+static int measure_clients(int clients, const char *json)
+{
+    double seconds[2][ROUNDS];
+    crowd c = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int secret = 0; secret < 2; secret++) {
+            c.clients = clients;
+            c.token = secret ? "a token for this run" : NULL;
+            if (meet(&c, &seconds[secret][round])) continue;
+            tr__complain(TR__BENCH, "%s", c.failure);
+            return TR__EXIT_FAILED;
+        }
+    }
+    cJSON *o = cJSON_CreateObject(), *results = cJSON_AddArrayToObject(o, "results");
+    cJSON_AddNumberToObject(o, "clients", clients);
+    printf("%d clients connect to a store and meet there, median of %d\n", clients, ROUNDS);
+    for (int secret = 0; secret < 2; secret++) {
+        double median = tr__median(seconds[secret], ROUNDS);
+        printf("  %-12s %8.3f s\n", secret ? "through TLS" : "in the clear", median);
+        cJSON *result = cJSON_CreateObject();
+        cJSON_AddBoolToObject(result, "tls", secret);
+        cJSON_AddNumberToObject(result, "seconds", median);
+        cJSON_AddItemToArray(results, result);
+    }
+    return write_json(json, o);
+}
+
+int tr__bench_store(int argc, char **argv)
+{
+    int clients = 2000;
+    const char *json = NULL;
+    const tr__option options[] = {
+        {"clients", 0, "N", "threads, each with a connection of its own", TR__INTEGER(&clients, 1, 100000)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&json)},
+        {0},
+    };
+    const tr__syntax syntax = {"bench store", NULL,
+        "Times how long clients take to connect to a TCP store and to meet there, in the clear and through TLS.", options,
+        .operands = {0, 0}};
+    int code = tr__parse(&syntax, &argc, argv);
+    return code >= 0 ? code : measure_clients(clients, json);
+}
+
+/* ---- Ranks of a group -------------------------------------------------------------------------------------------- */
+
+/* Leaves *group and joins anew. *seconds: from the first rank's call to the last one's return. */
+static tr_status join_once(tr_group **group, double *seconds)
+{
+    if (*group) {
+        tr_status status = tr_barrier(*group);
+        if (status == TR_OK) status = tr_leave(*group);
+        if (status != TR_OK) return status;
+    }
+    double times[2] = {-now_s(), 0};
+    *group = tr_join();
+    times[1] = now_s();
+    tr_status status = tr_all_reduce(*group, times, 2, .dtype = TR_F64, .op = TR_MAX);
+    *seconds = times[0] + times[1];
+    return status;
+}
+
+static int report_join(const tr_group *group, double first, double *again, const char *json)
+{
+    int ranks = tr_world_size(group);
+    double median = tr__median(again, ROUNDS);
+    printf("%d ranks join, from the first one's call to the last one's return\n", ranks);
+    printf("  %-28s %8.3f s\n  %-28s %8.3f s, median of %d\n", "while their processes start", first, "again", median, ROUNDS);
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "ranks", ranks);
+    cJSON_AddNumberToObject(o, "first_s", first);
+    cJSON_AddNumberToObject(o, "again_s", median);
+    return write_json(json, o);
+}
+
+static int join_rank(const char *json)
+{
+    TR_SCOPE;
+    tr_group *group = NULL;
+    double first = 0, again[ROUNDS];
+    tr_status status = join_once(&group, &first);
+    for (int round = 0; round < ROUNDS && status == TR_OK; round++) status = join_once(&group, &again[round]);
+    if (status == TR_PEER) return tr__exit_quietly();
+    if (status != TR_OK) {
+        tr__complain(TR__BENCH, "%s", tr_error_message());
+        return TR__EXIT_FAILED;
+    }
+    int code = tr_rank(group) == 0 ? report_join(group, first, again, json) : TR__EXIT_OK;
+    return tr_leave(group) == TR_OK ? code : tr__exit_quietly();
+}
+
+int tr__bench_join(int argc, char **argv)
+{
+    int ranks = 64;
+    const char *json = NULL;
+    const tr__option options[] = {
+        {"ranks", 'n', "N", "processes", TR__INTEGER(&ranks, 2, TR_LAUNCH_MAX_RANKS)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&json)},
+        {0},
+    };
+    const tr__syntax syntax = {"bench join", NULL, "Times how long the ranks of this machine take to become a group.",
+        options, .operands = {0, 0}};
+    const char **given = calloc((size_t)argc + 2, sizeof *given);
+    if (!given) {
+        tr__complain(TR__BENCH, "out of memory");
+        return TR__EXIT_FAILED;
+    }
+    given[0] = "bench";
+    for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
+    int code = tr__parse(&syntax, &argc, argv);
+    if (code < 0) code = getenv("RANK") ? join_rank(json) : tr__relaunch(TR__BENCH, given, ranks, NULL);
+    free(given);
+    return code;
+}

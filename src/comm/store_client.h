@@ -1,0 +1,97 @@
+/*
+ * The TCP store's server from inside: its clients, and the map that they share. All of it runs in the server's thread.
+ *
+ *   store_server.c    listens, and lets clients in
+ *   store_client.c    one connection: handshake, frames in and out
+ *   store_request.c   what a client asks
+ */
+#ifndef TR_COMM_STORE_CLIENT_H
+#define TR_COMM_STORE_CLIENT_H
+
+#include "comm/store_frame.h"
+#include "comm/store_map.h"
+#include "comm/store_server.h"
+
+#include <pthread.h>
+#include <uv.h>
+
+typedef enum tr__client_state {
+    TR__CLIENT_GREETING, /* shakes hands, or has not said hello */
+    TR__CLIENT_IDLE,     /* may ask */
+    TR__CLIENT_WAITING,  /* for a key */
+    TR__CLIENT_REPLYING, /* its answer is on its way */
+    TR__CLIENT_REFUSED,  /* the same, and then it goes */
+    TR__CLIENT_CLOSING,
+} tr__client_state;
+
+typedef struct tr__ring {
+    struct tr__ring *before, *after;
+} tr__ring;
+
+struct tr__server {
+    uv_loop_t loop;
+    uv_tcp_t listener;
+    uv_async_t stop;
+    pthread_t thread;
+    tr__map map;
+    tr__ring greeting, guests; /* rings of clients, the youngest after the head */
+    int greeting_count, refusals;
+    tr__tls_key *key; /* NULL: anyone may come */
+    bool full;        /* of descriptors, and has said so */
+    tr__server *next; /* of the shared ones */
+    int users;
+    char *host;       /* as the users name it; NULL: it is not shared */
+    int port;
+    struct {          /* the latest answer to a GATHER, as long as nothing changes */
+        unsigned char *keys;
+        size_t keys_bytes;
+        tr__value *values; /* NULL: none */
+    } gathered;
+    char scratch[64 << 10]; /* to read into */
+};
+
+/* One frame is handled at a time, so a client costs at most a frame, its keys and a value, however slow it reads or
+ * writes. */
+typedef struct tr__client {
+    tr__ring link; /* among the server's guests, or those at the door */
+    uv_tcp_t tcp;
+    uv_timer_t timer; /* of the greeting, then of waits */
+    uv_write_t write;
+    int open_handles;
+    tr__server *server;
+    tr__client_state state;
+    tr__tls *tls;         /* NULL: clear text */
+    size_t greeting_used; /* raw bytes that came while GREETING */
+    unsigned char *bytes; /* received and not handled */
+    size_t used, capacity;
+    tr__entry *entry; /* WAITING: what for */
+    struct tr__client *next_waiter, **waiter_at;
+    bool wants_value;
+    unsigned char *keys; /* of a GATHER: all of them, */
+    size_t keys_bytes;
+    tr__list keys_left; /* and those behind the one that is waited for */
+    tr__value *sending;
+    unsigned char head[TR__FRAME_HEAD];
+    struct iovec rest[TR__FRAME_PIECES]; /* of the reply, not yet encrypted or handed to libuv */
+    int rest_count;
+} tr__client;
+
+/* At the door, its connection not yet accepted; NULL without memory. */
+tr__client *tr__client_new(tr__server *server);
+/* Takes its connection and listens to it. False: it must be closed. */
+bool tr__client_accept(tr__client *client);
+void tr__client_close(tr__client *client);
+void tr__clients_close(tr__ring *members);
+/* It has greeted, well or badly: from the door to the guests. */
+void tr__client_let_past(tr__client *client);
+/* value NULL: none. It is sent from where it lies, to however many clients. */
+void tr__client_reply(tr__client *client, tr__frame_code code, tr__value *value);
+
+/* Answers a guest's frame, or lets it wait. */
+void tr__request_handle(tr__client *client, const tr__frame *frame);
+/* Ends a wait without an answer. */
+void tr__request_forget(tr__client *client);
+/* Something has changed: the latest answer to a GATHER is out of date. */
+void tr__request_changed(tr__server *server);
+
+#endif

@@ -1,0 +1,359 @@
+/* The TCP store's frames, and its server under bad clients. */
+#include "../store_frames.h"
+#include "comm/store.h"
+#include "comm/tls.h"
+#include "sockets.h"
+#include "store_checks.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* ---- Frames ------------------------------------------------------------------------------------------------------ */
+
+static const tr__frame frames[] = {
+    {.type = TR__FRAME_HELLO},
+    {.type = TR__FRAME_GET, .key = "k", .key_bytes = 1, .timeout_ms = 12345},
+    {.type = TR__FRAME_WAIT, .key = "key", .key_bytes = 3},
+    {.type = TR__FRAME_SET, .key = "key", .key_bytes = 3, .value = "value", .value_bytes = 5},
+    {.type = TR__FRAME_SET, .key = "key", .key_bytes = 3},
+    {.type = TR__FRAME_ADD, .key = "n", .key_bytes = 1, .amount = INT64_MIN},
+    {.type = TR__FRAME_COMPARE_SET, .key = "c", .key_bytes = 1, .value = "new", .value_bytes = 3},
+    {.type = TR__FRAME_COMPARE_SET, .key = "c", .key_bytes = 1, .expected = "old", .expected_bytes = 3, .value = "new",
+        .value_bytes = 3},
+    {.type = TR__FRAME_COMPARE_SET, .key = "c", .key_bytes = 1, .expected = "", .expected_bytes = 0},
+    {.type = TR__FRAME_REPLY, .code = TR__REPLY_TIMEOUT},
+    {.type = TR__FRAME_REPLY, .code = TR__REPLY_OK, .value = "v", .value_bytes = 1},
+    {.type = TR__FRAME_GATHER, .timeout_ms = 7, .value = "\1\0k\3\0key", .value_bytes = 8},
+};
+enum { FRAMES = sizeof frames / sizeof *frames };
+
+static void frames_come_back_as_they_went(void **state)
+{
+    (void)state;
+    for (int i = 0; i < FRAMES; i++) {
+        const tr__frame *f = &frames[i];
+        unsigned char bytes[128];
+        size_t count = flatten(f, bytes);
+        tr__frame g;
+        for (size_t part = 0; part < count; part++) {
+            unsigned char *copy = malloc(part + 1); /* so that a sanitizer sees a read beyond the end */
+            memcpy(copy, bytes, part);
+            assert_true(tr__frame_parse(copy, part, TR__FRAME_MAX, &g) == 0);
+            free(copy);
+        }
+        assert_true(tr__frame_parse(bytes, count, TR__FRAME_MAX, &g) == (ssize_t)count);
+        assert_true(tr__frame_parse(bytes, count, count - 1, &g) == -1);
+        assert_true(g.type == f->type && g.code == f->code && g.amount == f->amount && g.timeout_ms == f->timeout_ms);
+        assert_true(g.key_bytes == f->key_bytes && g.value_bytes == f->value_bytes);
+        assert_true(g.expected_bytes == f->expected_bytes && (g.expected != NULL) == (f->expected != NULL));
+        assert_memory_equal(g.key, f->key ? f->key : "", g.key_bytes);
+        assert_memory_equal(g.value, f->value ? f->value : "", g.value_bytes);
+        if (f->expected) assert_memory_equal(g.expected, f->expected, g.expected_bytes);
+    }
+}
+
+static void only_sound_lists_are_gathered(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *list;
+        size_t bytes;
+    } bad[] = {{"", 0}, {"\1", 1}, {"\0\0", 2}, {"\2\0k", 3}, {"\1\0kk", 4}, {"\1\0k\1\0", 5}, {"\2\0k\0", 4}, {"\1\4k", 3}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        unsigned char bytes[64];
+        tr__frame f = {.type = TR__FRAME_GATHER, .value = bad[i].list, .value_bytes = bad[i].bytes};
+        size_t count = flatten(&f, bytes);
+        assert_true(tr__frame_parse(bytes, count, TR__FRAME_MAX, &f) == -1);
+    }
+    unsigned char items[16], *end = tr__list_put_value(tr__list_put_value(items, NULL, 0), "v", 1);
+    tr__list list = {items, (size_t)(end - items)}, cut = {items, list.bytes - 1};
+    const void *value;
+    size_t bytes;
+    assert_true(tr__list_take_value(&list, &value, &bytes) && !value && bytes == 0);
+    assert_true(tr__list_take_value(&list, &value, &bytes) && bytes == 1 && *(const char *)value == 'v');
+    assert_false(tr__list_take_value(&list, &value, &bytes));
+    assert_true(tr__list_take_value(&cut, &value, &bytes) && !tr__list_take_value(&cut, &value, &bytes));
+}
+
+/* xorshift: the same bytes in every run. */
+static uint32_t next_random(uint32_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 17;
+    *state ^= *state << 5;
+    return *state;
+}
+
+/* What the parser accepts must lie within the bytes and the limits. */
+static void check_parse(const unsigned char *bytes, size_t count)
+{
+    unsigned char *copy = malloc(count + 1);
+    memcpy(copy, bytes, count);
+    tr__frame f;
+    ssize_t used = tr__frame_parse(copy, count, TR__FRAME_MAX, &f);
+    assert_true(used >= -1 && used <= (ssize_t)count);
+    if (used > 0) {
+        assert_true(f.key_bytes <= TR__KEY_MAX && f.value_bytes <= TR__VALUE_MAX && f.expected_bytes <= TR__VALUE_MAX);
+        assert_true(f.key_bytes + f.value_bytes + f.expected_bytes <= (size_t)used);
+        unsigned sum = 0;
+        for (size_t i = 0; i < f.key_bytes; i++) sum += (unsigned char)f.key[i];
+        for (size_t i = 0; i < f.value_bytes; i++) sum += ((const unsigned char *)f.value)[i];
+        for (size_t i = 0; f.expected && i < f.expected_bytes; i++) sum += ((const unsigned char *)f.expected)[i];
+        volatile unsigned read_all = sum;
+        (void)read_all;
+    }
+    free(copy);
+}
+
+static void random_bytes_are_no_danger(void **state)
+{
+    (void)state;
+    uint32_t seed = 1;
+    for (int trial = 0; trial < 100000; trial++) {
+        unsigned char bytes[128];
+        size_t count = next_random(&seed) % sizeof bytes;
+        for (size_t i = 0; i < count; i++) bytes[i] = (unsigned char)next_random(&seed);
+        if (trial % 4) { /* a true frame with a few bytes changed, and perhaps cut */
+            count = flatten(&frames[next_random(&seed) % FRAMES], bytes);
+            for (uint32_t n = next_random(&seed) % 4; n > 0; n--)
+                bytes[next_random(&seed) % count] =
+                    (unsigned char)(next_random(&seed) % 5 ? next_random(&seed) % 8 : 255);
+            if (next_random(&seed) % 4 == 0) count = next_random(&seed) % (count + 1);
+        }
+        check_parse(bytes, count);
+    }
+}
+
+/* ---- The server under bad clients -------------------------------------------------------------------------------- */
+
+static void send_raw(int fd, const tr__frame *frame)
+{
+    unsigned char bytes[128];
+    size_t count = flatten(frame, bytes);
+    assert_int_equal(send(fd, bytes, count, MSG_NOSIGNAL), count);
+}
+
+/* A reply's code; -1: the server hung up. */
+static int read_code(int fd)
+{
+    unsigned char bytes[64];
+    size_t used = 0;
+    tr__frame frame;
+    for (;;) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        assert_int_equal(poll(&p, 1, 20000), 1);
+        ssize_t got = recv(fd, bytes + used, sizeof bytes - used, 0);
+        if (got <= 0) return -1;
+        used += (size_t)got;
+        if (tr__frame_parse(bytes, used, TR__FRAME_MAX, &frame) > 0) return (int)frame.code;
+    }
+}
+
+static int raw_guest(int port)
+{
+    int fd = call_loopback(port);
+    send_raw(fd, &frames[0]);
+    assert_int_equal(read_code(fd), TR__REPLY_OK);
+    return fd;
+}
+
+static void bad_clients_are_hung_up_on(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = serve(NULL);
+    int port = tr_store_port(store);
+
+    int fd = call_loopback(port); /* asks before it has said hello */
+    send_raw(fd, &frames[3]);
+    assert_int_equal(read_code(fd), -1);
+    close(fd);
+
+    fd = call_loopback(port); /* promises a frame that is larger than a hello may be */
+    unsigned char header[TR__FRAME_HEADER] = {0xff, 0xff, 0, 0, TR__FRAME_VERSION, TR__FRAME_HELLO, 0, 0};
+    assert_int_equal(send(fd, header, sizeof header, MSG_NOSIGNAL), sizeof header);
+    assert_int_equal(read_code(fd), -1);
+    close(fd);
+
+    fd = raw_guest(port); /* another version */
+    header[4] = TR__FRAME_VERSION + 1;
+    header[5] = TR__FRAME_GET;
+    assert_int_equal(send(fd, header, sizeof header, MSG_NOSIGNAL), sizeof header);
+    assert_int_equal(read_code(fd), -1);
+    close(fd);
+
+    fd = raw_guest(port); /* replies where it should ask */
+    send_raw(fd, &frames[9]);
+    assert_int_equal(read_code(fd), -1);
+    close(fd);
+
+    fd = raw_guest(port); /* says hello twice */
+    send_raw(fd, &frames[0]);
+    assert_int_equal(read_code(fd), -1);
+    close(fd);
+    check_basics(store);
+}
+
+static void garbage_and_cut_frames_do_no_harm(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = serve(NULL);
+    int port = tr_store_port(store), silent = call_loopback(port); /* stands there for the whole test */
+    uint32_t seed = 7;
+    for (int trial = 0; trial < 200; trial++) {
+        int fd = trial % 2 ? call_loopback(port) : raw_guest(port);
+        unsigned char bytes[512];
+        size_t count = flatten(&frames[next_random(&seed) % FRAMES], bytes);
+        if (trial % 3 == 0) {
+            count = next_random(&seed) % sizeof bytes;
+            for (size_t i = 0; i < count; i++) bytes[i] = (unsigned char)next_random(&seed);
+        } else {
+            count = next_random(&seed) % count;
+        }
+        ssize_t sent = send(fd, bytes, count, MSG_NOSIGNAL);
+        (void)sent;
+        close(fd);
+    }
+    check_basics(store);
+    check_waits(store);
+    close(silent);
+}
+
+/* Handshakes that stop, break off or never were one; the server serves on meanwhile. */
+static void broken_handshakes_do_no_harm(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { SILENT = 50 };
+    tr_store *store = serve("secret");
+    int port = tr_store_port(store), silent[SILENT];
+    unsigned char record[] = {TR__TLS_RECORD, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc, 3, 3};
+    for (int i = 0; i < SILENT; i++) {
+        silent[i] = call_loopback(port);
+        if (i % 2) assert_int_equal(send(silent[i], record, sizeof record, MSG_NOSIGNAL), sizeof record);
+    }
+    uint32_t seed = 11;
+    for (int trial = 0; trial < 100; trial++) {
+        int fd = call_loopback(port);
+        unsigned char bytes[512];
+        for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (unsigned char)next_random(&seed);
+        if (trial % 3) memcpy(bytes, record, sizeof record);
+        ssize_t sent = send(fd, bytes, 1 + next_random(&seed) % sizeof bytes, MSG_NOSIGNAL);
+        (void)sent;
+        close(fd);
+    }
+    int fd = call_loopback(port); /* a handshake that never ends */
+    char much[TR__TLS_HANDSHAKE_MAX + 1] = {TR__TLS_RECORD};
+    assert_int_equal(send(fd, much, sizeof much, MSG_NOSIGNAL), sizeof much);
+    assert_int_equal(read_code(fd), -1);
+    close(fd);
+    check_basics(store);
+    check_waits(store);
+    for (int i = 0; i < SILENT; i++) close(silent[i]);
+}
+
+/* Many clients wait for one key; some die meanwhile; the rest hear of it. */
+static void many_clients_wait(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { CLIENTS = 300 };
+    int fds[CLIENTS];
+    tr_store *store = serve(NULL);
+    tr__frame wait = {.type = TR__FRAME_WAIT, .key = "go", .key_bytes = 2, .timeout_ms = 60000};
+    for (int i = 0; i < CLIENTS; i++) {
+        fds[i] = raw_guest(tr_store_port(store));
+        send_raw(fds[i], &wait);
+    }
+    for (int i = 0; i < CLIENTS; i += 3) close(fds[i]);
+    OK(tr_store_set(store, "go", "now", 3));
+    for (int i = 0; i < CLIENTS; i++) {
+        if (i % 3 == 0) continue;
+        assert_int_equal(read_code(fds[i]), TR__REPLY_OK);
+        close(fds[i]);
+    }
+}
+
+/* Clients gather the same keys while others set them one by one; some die meanwhile; the rest get all. */
+static void many_clients_gather(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { CLIENTS = 60 };
+    int fds[CLIENTS];
+    tr_store *store = serve(NULL);
+    tr__frame gather = {.type = TR__FRAME_GATHER, .value = "\1\0a\1\0b\1\0c", .value_bytes = 9, .timeout_ms = 60000};
+    for (int i = 0; i < CLIENTS; i++) {
+        fds[i] = raw_guest(tr_store_port(store));
+        send_raw(fds[i], &gather);
+    }
+    OK(tr_store_set(store, "b", "2", 1));
+    for (int i = 0; i < CLIENTS; i += 3) close(fds[i]);
+    OK(tr_store_set(store, "a", "1", 1));
+    OK(tr_store_set(store, "c", "3", 1));
+    for (int i = 0; i < CLIENTS; i++) {
+        if (i % 3 == 0) continue;
+        assert_int_equal(read_code(fds[i]), TR__REPLY_OK);
+        close(fds[i]);
+    }
+    check_waits(store);
+}
+
+static void a_gather_has_its_bounds(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = serve(NULL);
+    char *big = calloc(1, TR__VALUE_MAX);
+    OK(tr_store_set(store, "big", big, TR__VALUE_MAX / 2));
+    static const char *const keys[] = {"big", "big"};
+    tr__store_value values[2];
+    OK(tr__store_gather(store, keys, 1, 0, values));
+    assert_int_equal(values[0].bytes, TR__VALUE_MAX / 2);
+    tr__store_values_free(values, 1);
+    FAILS(TR_UNSUPPORTED, tr__store_gather(store, keys, 2, 0, values), "'big' and others");
+    assert_null(values[0].data);
+    check_basics(store);
+    free(big);
+}
+
+/* A client that asks for much and reads nothing holds nobody up. */
+static void slow_clients_hold_nobody_up(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { CLIENTS = 4 };
+    int fds[CLIENTS];
+    char *big = calloc(1, TR__VALUE_MAX);
+    tr_store *store = serve(NULL);
+    OK(tr_store_set(store, "big", big, TR__VALUE_MAX));
+    tr__frame get = {.type = TR__FRAME_GET, .key = "big", .key_bytes = 3, .timeout_ms = 1000};
+    for (int i = 0; i < CLIENTS; i++) {
+        fds[i] = raw_guest(tr_store_port(store));
+        send_raw(fds[i], &get);
+    }
+    check_basics(store);
+    check_value(store, "big", big, TR__VALUE_MAX);
+    for (int i = 0; i < CLIENTS; i++) close(fds[i]);
+    free(big);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(frames_come_back_as_they_went),
+        cmocka_unit_test(only_sound_lists_are_gathered),
+        cmocka_unit_test(random_bytes_are_no_danger),
+        cmocka_unit_test(bad_clients_are_hung_up_on),
+        cmocka_unit_test(garbage_and_cut_frames_do_no_harm),
+        cmocka_unit_test(broken_handshakes_do_no_harm),
+        cmocka_unit_test(many_clients_wait),
+        cmocka_unit_test(many_clients_gather),
+        cmocka_unit_test(a_gather_has_its_bounds),
+        cmocka_unit_test(slow_clients_hold_nobody_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
