@@ -286,5 +286,8 @@ tr_status tr__bind(const char *host, int port, int *fd)
     if (error == EADDRINUSE)
         return tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d, which another process or store of this one "
                               "has; the job needs a port of its own (MASTER_PORT)", host, port);
+    if (error == EADDRNOTAVAIL)
+        return tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d, which is no address of this host; rank 0 runs "
+                              "where the others are to meet (MASTER_ADDR)", host, port);
     return error ? tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d", host, port) : TR_OK;
 }

@@ -5,7 +5,9 @@
 
 #include <netinet/in.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -202,6 +204,44 @@ static void a_port_that_is_taken(void **state)
     assert_non_null(strstr(tr_error_message(), "MASTER_PORT"));
 }
 
+static void an_address_elsewhere(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    FAILS(TR_IO, tr_status_of(tr_join(.init = "tcp://192.0.2.1:29500", .world_size = 2, .token = "secret")),
+        "192.0.2.1:29500, which is no address of this host");
+    FAILS(TR_NOT_FOUND, tr_status_of(tr_join(.init = "tcp://no.such.host.invalid.:29500", .rank = 1, .world_size = 2)),
+        "no.such.host.invalid.:29500");
+}
+
+/* Rank 0, which serves the store, is killed while rank 1 has joined and waits for rank 2. */
+static void the_store_dies_meanwhile(void **state)
+{
+    (void)state;
+    meeting m = at_with_token("127.0.0.1");
+    const char *colon = strrchr(m.init, ':');
+    pid_t host = fork();
+    if (host == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when a check fails */
+        tr_status status = tr_status_of(
+            tr_join(.init = m.init, .rank = 0, .world_size = 3, .token = "secret", .timeout_ms = JOIN_MS));
+        _exit(status == TR_OK ? 1 : 2);
+    }
+    TR_SCOPE;
+    m.timeout_ms = 4000;
+    guest one = {.m = &m, .index = 1, .rank = 1};
+    m.lives = 1;
+    assert_int_equal(pthread_create(&one.thread, NULL, be_guest, &one), 0);
+    tr_store *store = tr_store_tcp("127.0.0.1", atoi(colon + 1), .token = "secret", .timeout_ms = JOIN_MS);
+    if (tr_store_wait(store, "group/world/card/1/1", JOIN_MS) != TR_OK) fail_msg("%s", tr_error_message());
+    kill(host, SIGKILL);
+    waitpid(host, NULL, 0);
+    pthread_join(one.thread, NULL);
+    fails(&m, 1, TR_TIMEOUT, "cannot connect"); /* it would have met another rank 0 there */
+    fails(&m, 1, TR_TIMEOUT, colon);
+    assert_true(m.ns[1] < 30 * INT64_C(1000000000));
+}
+
 /* ---- Several groups at one address ------------------------------------------------------------------------------- */
 
 static tr_status sum_ones(tr_group *group, int world)
@@ -372,6 +412,8 @@ int main(void)
         cmocka_unit_test(a_rank_that_stays_away),
         cmocka_unit_test(a_rank_that_comes_twice),
         cmocka_unit_test(a_port_that_is_taken),
+        cmocka_unit_test(an_address_elsewhere),
+        cmocka_unit_test(the_store_dies_meanwhile),
         cmocka_unit_test(groups_share_an_address),
         cmocka_unit_test(groups_of_one_name_cannot_stand_side_by_side),
         cmocka_unit_test(groups_share_the_environments_address),

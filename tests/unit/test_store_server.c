@@ -1,11 +1,15 @@
 /* The TCP store's frames, and its server under bad clients. */
 #include "../store_frames.h"
+#include "base/clock.h"
 #include "comm/store.h"
+#include "comm/store_connection.h"
 #include "comm/tls.h"
 #include "sockets.h"
 #include "store_checks.h"
 
 #include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -255,6 +259,109 @@ static void broken_handshakes_do_no_harm(void **state)
     for (int i = 0; i < SILENT; i++) close(silent[i]);
 }
 
+/* What the server logs, from its thread. */
+typedef struct heard {
+    pthread_mutex_t lock;
+    char text[8192];
+    int lines;
+} heard;
+
+static void hear(tr_log_level level, const char *message, void *user)
+{
+    (void)level;
+    heard *h = user;
+    pthread_mutex_lock(&h->lock);
+    size_t used = strlen(h->text);
+    snprintf(h->text + used, sizeof h->text - used, "%s\n", message);
+    h->lines++;
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void await_line(heard *h, const char *words)
+{
+    bool found = false;
+    for (int i = 0; i < 20000 && !found; i++) {
+        pthread_mutex_lock(&h->lock);
+        found = strstr(h->text, words);
+        pthread_mutex_unlock(&h->lock);
+        if (!found) usleep(1000);
+    }
+    if (!found) fail_msg("no '%s' in the log:\n%s", words, h->text);
+}
+
+static void who_is_turned_away_is_logged(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    heard h = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    tr_store *store = serve("secret"), *open = serve(NULL);
+    tr_set_log(hear, &h, TR_LOG_WARN);
+    FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", tr_store_port(store), .token = "other", .timeout_ms = 20000)),
+        "refused this job's token");
+    await_line(&h, "away: its token is not this job's");
+    FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", tr_store_port(store), .timeout_ms = 20000)), "wants a token");
+    await_line(&h, "away: it has no token");
+    FAILS(TR_FORMAT, tr_status_of(tr_store_tcp("127.0.0.1", tr_store_port(open), .token = "other", .timeout_ms = 20000)),
+        "no Trireme store, or one without a token");
+    await_line(&h, "away: it has a token, and this store has none");
+    static const unsigned char broken[] = {TR__TLS_RECORD, 3, 1, 0, 5, 1, 0, 0, 1, 0};
+    for (int i = 2; i < 12; i++) { /* after the two of above */
+        int fd = call_loopback(tr_store_port(store));
+        assert_int_equal(send(fd, broken, sizeof broken, MSG_NOSIGNAL), sizeof broken);
+        while (read_code(fd) != -1) continue;
+        close(fd);
+    }
+    await_line(&h, "away: a broken handshake");
+    await_line(&h, "more of these will not be reported");
+    check_basics(store); /* the server has heard the rest as well */
+    tr_set_log(NULL, NULL, TR_LOG_OFF);
+    assert_int_equal(h.lines, 10 + 1);
+}
+
+/* A frame that comes byte by byte, while others are served. */
+static void slow_senders_hold_nobody_up(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = serve(NULL);
+    int fd = raw_guest(tr_store_port(store));
+    unsigned char bytes[64];
+    size_t count = flatten(&frames[3], bytes);
+    for (size_t i = 0; i < count; i++) {
+        FAILS(TR_TIMEOUT, tr__store_get(store, "key", 0, NULL, NULL), "key");
+        assert_int_equal(send(fd, bytes + i, 1, MSG_NOSIGNAL), 1);
+    }
+    assert_int_equal(read_code(fd), TR__REPLY_OK);
+    check_value(store, "key", "value", 5);
+    close(fd);
+}
+
+/* As slow_clients_hold_nobody_up, through TLS: the reply is encrypted part by part as it is read. */
+static void slow_readers_of_tls_hold_nobody_up(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char *big = calloc(1, TR__VALUE_MAX), *records;
+    tr_store *store = serve("secret");
+    OK(tr_store_set(store, "big", big, TR__VALUE_MAX));
+    tr__tls_key *key;
+    tr__connection c;
+    OK(tr__tls_key_new("secret", &key));
+    tr__destination to = {.name = "store", .host = "127.0.0.1", .port = tr_store_port(store), .key = key};
+    OK(tr__connection_open(&to, tr__now_ns() + INT64_C(20000000000), &c));
+    unsigned char bytes[64];
+    size_t count = flatten(&(tr__frame){.type = TR__FRAME_GET, .key = "big", .key_bytes = 3}, bytes);
+    assert_true(tr__tls_write(c.tls, bytes, count));
+    count = tr__tls_outgoing(c.tls, &records);
+    assert_int_equal(send(c.fd, records, count, MSG_NOSIGNAL), count);
+    check_basics(store);
+    check_value(store, "big", big, TR__VALUE_MAX);
+    tr__connection_close(&c);
+    check_basics(tr_store_prefix(store, "after"));
+    tr__tls_key_unref(key);
+    free(big);
+}
+
 /* Many clients wait for one key; some die meanwhile; the rest hear of it. */
 static void many_clients_wait(void **state)
 {
@@ -350,6 +457,9 @@ int main(void)
         cmocka_unit_test(bad_clients_are_hung_up_on),
         cmocka_unit_test(garbage_and_cut_frames_do_no_harm),
         cmocka_unit_test(broken_handshakes_do_no_harm),
+        cmocka_unit_test(who_is_turned_away_is_logged),
+        cmocka_unit_test(slow_senders_hold_nobody_up),
+        cmocka_unit_test(slow_readers_of_tls_hold_nobody_up),
         cmocka_unit_test(many_clients_wait),
         cmocka_unit_test(many_clients_gather),
         cmocka_unit_test(a_gather_has_its_bounds),
