@@ -57,38 +57,49 @@ static tr_status come_and_meet(const crowd *c)
     return here == c->clients ? tr_store_set(store, "go", "", 0) : tr_store_wait(store, "go", TIMEOUT_MS);
 }
 
+static void note_failure(crowd *c, const char *why)
+{
+    pthread_mutex_lock(&c->lock);
+    if (!c->failure[0]) snprintf(c->failure, sizeof c->failure, "%s", why);
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void *be_client(void *arg)
 {
-    crowd *c = arg;
-    if (come_and_meet(c) == TR_OK) return NULL;
-    pthread_mutex_lock(&c->lock);
-    if (!c->failure[0]) snprintf(c->failure, sizeof c->failure, "%s", tr_error_message());
-    pthread_mutex_unlock(&c->lock);
+    if (come_and_meet(arg) != TR_OK) note_failure(arg, tr_error_message());
     return NULL;
 }
 
-/* All come at once, each with a thread and a connection of its own. False: c->failure says why. */
+/* All come at once, each with a thread and a connection of its own. */
+static tr_status let_come(crowd *c, tr_store *store, pthread_t *threads)
+{
+    pthread_attr_t small;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, STACK);
+    int started = 0;
+    while (started < c->clients && pthread_create(&threads[started], &small, be_client, c) == 0) started++;
+    pthread_attr_destroy(&small);
+    tr_status status = TR_OK;
+    if (started < c->clients) {
+        note_failure(c, "cannot start so many threads");
+        status = tr_store_set(store, "go", "", 0); /* for those that wait */
+    }
+    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    return status;
+}
+
+/* False: c->failure says why. */
 static bool meet(crowd *c, double *seconds)
 {
     TR_SCOPE;
     tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = c->token);
-    pthread_t *threads = calloc((size_t)c->clients, sizeof *threads);
+    pthread_t *threads = malloc((size_t)c->clients * sizeof *threads);
+    tr_status status = threads ? tr_status_of(store) : TR_NO_MEMORY;
     c->port = tr_store_port(store);
-    if (tr_status_of(store) != TR_OK || !threads)
-        snprintf(c->failure, sizeof c->failure, "%s", threads ? tr_error_message() : "out of memory");
-    pthread_attr_t small;
-    pthread_attr_init(&small);
-    pthread_attr_setstacksize(&small, STACK);
     double began = now_s();
-    int started = 0;
-    while (!c->failure[0] && started < c->clients) {
-        if (pthread_create(&threads[started], &small, be_client, c) == 0) started++;
-        else snprintf(c->failure, sizeof c->failure, "cannot start thread %d of %d", started + 1, c->clients);
-    }
-    if (started < c->clients) c->clients = started; /* the others will not be waited for */
-    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    if (status == TR_OK) status = let_come(c, store, threads);
     *seconds = now_s() - began;
-    pthread_attr_destroy(&small);
+    if (status != TR_OK) note_failure(c, threads ? tr_error_message() : "out of memory");
     free(threads);
     return !c->failure[0];
 }
@@ -97,10 +108,9 @@ static bool meet(crowd *c, double *seconds)
 static int measure_clients(int clients, const char *json)
 {
     double seconds[2][ROUNDS];
-    crowd c = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    crowd c = {.lock = PTHREAD_MUTEX_INITIALIZER, .clients = clients};
     for (int round = 0; round < ROUNDS; round++) {
         for (int secret = 0; secret < 2; secret++) {
-            c.clients = clients;
             c.token = secret ? "a token for this run" : NULL;
             if (meet(&c, &seconds[secret][round])) continue;
             tr__complain(TR__BENCH, "%s", c.failure);

@@ -187,7 +187,7 @@ static tr_status list_keys(const tr_store *store, const char *const *keys, int c
     if (bytes > TR__VALUE_MAX)
         return tr__fail(TR_INVALID, "%s: %d keys asked for at once have %zu bytes; at most %d are allowed", store->name,
                         count, bytes, TR__VALUE_MAX);
-    unsigned char *items = malloc(bytes), *at = items;
+    unsigned char *items = bytes ? malloc(bytes) : NULL, *at = items;
     if (!items) return tr__fail(TR_NO_MEMORY, "%s: no memory for %d keys", store->name, count);
     for (int i = 0; i < count; i++) at = tr__list_put_key(at, keys[i], strlen(keys[i]));
     *list = (tr__list){items, bytes};
