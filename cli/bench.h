@@ -33,11 +33,6 @@ int tr__bench_collective(int argc, char **argv);
 /* Each rank on a core of its own, as mpirun does, when there are enough: two that wake each other are soon put on one. */
 void tr__take_core(int rank, int world_size);
 
-/* ---- trireme bench store and join --------------------------------------------------------------------------------- */
-
-int tr__bench_store(int argc, char **argv);
-int tr__bench_join(int argc, char **argv);
-
 /* The median of values, which are sorted. */
 double tr__median(double *values, int n);
 
@@ -56,6 +51,11 @@ int tr__bench_predict(int argc, char **argv);
 
 /* Writes a cJSON object, which may be NULL, and deletes it; false after a message. */
 bool tr__write_json(const char *command, void *object, const char *path);
+
+/* ---- trireme bench store and join --------------------------------------------------------------------------------- */
+
+int tr__bench_store(int argc, char **argv);
+int tr__bench_join(int argc, char **argv);
 
 /* ---- Peers -------------------------------------------------------------------------------------------------------- */
 
