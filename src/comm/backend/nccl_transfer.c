@@ -205,8 +205,8 @@ tr_status tr__nccl_advance(tr__polled *p)
         for (bool moved = true; moved;) {
             tr_status status = step(g, &g->lanes[i], &moved);
             if (status != TR_OK)
-                return tr__fail_context(status, "group '%s': messages %s rank %d", p->member.group,
-                    g->lanes[i].sends ? "to" : "from", g->lanes[i].peer);
+                return tr__fail_context(status, "messages %s rank %d", g->lanes[i].sends ? "to" : "from",
+                    g->lanes[i].peer);
         }
     return TR_OK;
 }
