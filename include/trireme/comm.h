@@ -75,7 +75,8 @@ typedef struct tr_join_options {
     bool insecure;         /* without a token: meet on any address, not loopback only; as in tr_store_tcp_options */
     const char *transport; /* native: "shm", "tcp"; NULL: shared memory when all ranks are on one host, else TCP */
     const char *address;   /* TCP: the IP address or network interface where the others reach this rank; NULL:
-                              TRIREME_ADDRESS, else the one that reaches the store. Without a token (or .insecure): loopback only */
+                              TRIREME_ADDRESS, else the one that reaches the store. Without a token (or .insecure):
+                              loopback only */
     const char *algorithms; /* TCP: rows that come before the built-in table of algorithms, as
                               "all_reduce ranks 2-16 bytes 0-1M ring; …", or "@FILE"; NULL: TRIREME_ALGORITHMS.
                               The same for all ranks */
@@ -84,12 +85,14 @@ typedef struct tr_join_options {
     int report_ms;         /* a wait of this length is told to the log function, with who is missing; 0: 10,000 */
     bool check;            /* compare the ranks' calls before each collective (native always does); TRIREME_CHECK=1 */
 } tr_join_options;
-/* Joins the job and returns its world group. A group can be left and joined again. A world of one opens no socket, and
- * its collectives only copy. docs/communication.md says how ranks find and trust each other. */
+/* Joins the job and returns its world group, once all ranks are there; after .timeout_ms it is in error and names who is
+ * missing. A group can be left and joined again. A world of one opens no socket, and its collectives only copy.
+ * docs/communication.md says how ranks find and trust each other. */
 #define tr_join(...) TR__NEW0(tr_join, __VA_ARGS__)
 TR_API tr_group *tr_join_with(const tr_join_options *options);
-/* Waits for what is under way, says goodbye and closes. The group stays an object until its scope goes; later calls on
- * it fail. A process that ends without it has died, as far as the others can see. */
+/* Waits for what is under way, says goodbye and closes; also after a failure. No other thread may be in a call on the group.
+ * The group stays an object until its scope goes; later calls on it fail (TR_STATE). A process that ends without it has
+ * died, as far as the others can see. */
 TR_API TR_MUST_CHECK tr_status tr_leave(tr_group *group);
 
 /* Groups within a group. Collective: all ranks of `group` make the call, in the same order as its other calls, and all
@@ -149,9 +152,10 @@ typedef enum tr_reduce_op {
 } tr_reduce_op;
 
 /* A collective is a descriptor; a backend turns it into work. All ranks get the same bits: each element is folded in
- * the order of the ranks (between hosts: in an order that depends on the algorithm, never on timing). f16 and bf16 are folded in f32; integers wrap, and their average rounds towards zero; a
- * NaN anywhere gives NaN, also for MIN and MAX. bool: SUM and MAX are "any", PROD and MIN are "all", AVG does not
- * exist. After a failure the contents of the output are undefined.
+ * the order of the ranks (between hosts: in an order that depends on the algorithm, never on timing; over MPI and NCCL: in
+ * theirs). f16 and bf16 are folded in f32; integers wrap, and their average rounds towards zero; a NaN anywhere gives NaN,
+ * also for MIN and MAX. bool: SUM and MAX are "any", PROD and MIN are "all", AVG does not exist. After a failure the
+ * contents of the output are undefined.
  *
  * In place: .in may be NULL or equal .out (all_reduce, reduce, broadcast, all_to_all); be NULL or the rank's own block
  * of .out (all_gather, gather, and with _V); .out may be the rank's own block of .in (reduce_scatter; scatter at the
@@ -174,16 +178,20 @@ typedef struct tr_collective {
     int line;
 } tr_collective;
 
-/* Under way or done. The buffers belong to it until tr_wait() has returned. */
+/* Under way or done. The buffers belong to it until tr_wait() has returned; it outlives its group and may be dropped
+ * before it is done. Any thread may wait for it, several at once. */
 typedef struct tr_work tr_work;
 
+/* Threads: a group's calls may come from several, as long as all ranks see them in one order. The descriptor and its arrays
+ * are copied. Arguments that are wrong break nothing (TR_INVALID, TR_DTYPE, TR_UNSUPPORTED); a failure of the collective
+ * itself breaks the group: TR_MISMATCH, TR_PEER, TR_TIMEOUT, TR_CANCELLED, TR_IO. */
 /* Starts a collective; the work runs in the group's own thread, in the order of posting. Never blocks on a peer. */
 TR_API tr_work *tr_post(tr_group *group, const tr_collective *collective);
-/* Waits until the work is done and gives its status; may be called again. */
+/* Waits until the work is done and gives its status; may be called again. NULL is done. */
 TR_API TR_MUST_CHECK tr_status tr_wait(tr_work *work);
 /* Done, well or badly? Never blocks. */
 TR_API bool tr_work_done(tr_work *work);
-/* Runs a collective in the calling thread (after what was posted before it). */
+/* Runs a collective to its end, after what was posted before it: in the calling thread when nothing was. */
 TR_API TR_MUST_CHECK tr_status tr_run_collective(tr_group *group, const tr_collective *collective);
 
 /* Posts several and gives one work, which is done when all are; its status is the first failure. Nothing starts unless
@@ -191,14 +199,15 @@ TR_API TR_MUST_CHECK tr_status tr_run_collective(tr_group *group, const tr_colle
 TR_API tr_work *tr_post_list(tr_group *group, const tr_collective *list, int count);
 TR_API TR_MUST_CHECK tr_status tr_run_list(tr_group *group, const tr_collective *list, int count);
 
-/* A send is done when its buffer may be used again: short messages are buffered, longer ones wait for their receive.
- * Messages between two ranks with the same tag are received in the order of the sends. Sends and receives keep no order
- * with other collectives and do not wait for them. Size and type must agree, or the group is broken (TR_MISMATCH). */
+/* A send is done when its buffer may be used again: short messages are buffered (not over NCCL), longer ones wait for
+ * their receive. Messages between two ranks with the same tag are received in the order of the sends. Sends and receives
+ * keep no order with other collectives and do not wait for them. Size and type must agree, or the group is broken
+ * (TR_MISMATCH). */
 
 /* Byte strings whose lengths the ranks do not know of each other. tr_all_gather_bytes(group, data, bytes, &all, sizes):
  * all becomes everyone's, one behind the other, and sizes ([world_size], int64_t) how long they are.
- * tr_broadcast_bytes(group, &data, &bytes, root): the root's *data of *bytes bytes; the others get a copy. What they
- * make is freed with free(), and has a NUL behind it. */
+ * tr_broadcast_bytes(group, &data, &bytes, root): the root's *data of *bytes bytes, which stays the root's; the others get
+ * a copy. What these make is freed with free(), and has a NUL behind it. Two collectives each, in the calls' order. */
 #define tr_all_gather_bytes(group, data, bytes, all, sizes) \
     tr_all_gather_bytes_at((group), (data), (bytes), (all), (sizes), __FILE__, __LINE__)
 #define tr_broadcast_bytes(group, data, bytes, root) \

@@ -298,11 +298,6 @@ void tr__collective_alone(const tr_collective *c)
     if (to != from) memcpy(to, from, bytes);
 }
 
-tr_status tr__collective_refuse(const tr_collective *c, const char *backend)
-{
-    return tr__fail(TR_UNSUPPORTED, "%s: the %s backend has no such collective", names[c->kind], backend);
-}
-
 /* ---- Signatures -------------------------------------------------------------------------------------------------- */
 
 /* FNV-1a over the counts' bytes. */

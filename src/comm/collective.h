@@ -52,8 +52,6 @@ static inline size_t tr__collective_bytes(const tr_collective *c)
 
 /* Runs a collective of a group of one rank: what it gives is what it gets. Not for send and recv. */
 void tr__collective_alone(const tr_collective *c);
-/* A backend's answer to a kind that it cannot do. */
-tr_status tr__collective_refuse(const tr_collective *c, const char *backend);
 
 /* ---- What all ranks must agree on -------------------------------------------------------------------------------- */
 

@@ -67,7 +67,7 @@ static tr_status enqueue(tr_group *group, tr_work *work)
 {
     TR__TRY(start_thread(group));
     work->recorder = group->recorder;
-    if (!work->record) work->record = tr__recorder_post(group->recorder, &work->collective);
+    work->record = tr__recorder_post(group->recorder, &work->collective);
     tr__ref(work);
     if (group->last)
         group->last->next = work;
@@ -307,7 +307,8 @@ tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_d
 /* Opened before the others are met, so that a join that hangs can be seen. */
 static void open_recorder(tr_group *group)
 {
-    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = (group->behind ? group->behind : group->backend)->name,
+    const tr__backend *carrier = group->behind ? group->behind : group->backend;
+    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = carrier->name,
         .rank = group->rank, .world_size = group->world_size, .folder = group->flight_dir};
     if (group->world_size > 1 && !group->recorder) group->recorder = tr__recorder_open(&options);
 }

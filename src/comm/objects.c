@@ -6,6 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+static tr_status check_place(const char *function, bool there, const char *which)
+{
+    return there ? TR_OK : tr__fail(TR_INVALID, "%s: %s is NULL", function, which);
+}
+
 /* bytes + 1, of which the last is 0, so that a text is one. */
 static tr_status allocate(size_t bytes, char **memory)
 {
@@ -25,7 +30,9 @@ static tr_status gather(tr_group *group, const void *data, const int64_t *counts
 tr_status tr_all_gather_bytes_at(tr_group *group, const void *data, size_t bytes, void **all, int64_t *sizes,
     const char *file, int line)
 {
+    TR__TRY(check_place("tr_all_gather_bytes", all && sizes, "where the bytes or their sizes are to go"));
     *all = NULL;
+    TR__TRY(check_place("tr_all_gather_bytes", data || !bytes, "the data"));
     int64_t own = (int64_t)bytes;
     tr_collective c = {.size = sizeof c, .kind = TR_ALL_GATHER, .in = &own, .out = sizes, .count = 1, .dtype = TR_I64,
         .file = file, .line = line};
@@ -46,6 +53,8 @@ tr_status tr_all_gather_bytes_at(tr_group *group, const void *data, size_t bytes
 tr_status tr_broadcast_bytes_at(tr_group *group, void **data, size_t *bytes, int root, const char *file, int line)
 {
     bool gives = tr_rank(group) == root;
+    TR__TRY(check_place("tr_broadcast_bytes", data && bytes, "the place of the bytes or of their number"));
+    TR__TRY(check_place("tr_broadcast_bytes", !gives || *data || !*bytes, "the root's data"));
     int64_t size = gives ? (int64_t)*bytes : 0;
     tr_collective c = {.size = sizeof c, .kind = TR_BROADCAST, .out = &size, .count = 1, .dtype = TR_I64, .root = root,
         .file = file, .line = line};

@@ -1,7 +1,7 @@
 /*
  * The flight recorder: each group of several ranks keeps its last calls in a memfd named "trireme-flight", mapped into
  * its process. Whoever runs as the same user can read it through /proc, also when the process is stopped or hangs:
- * `trireme why` does (record.h, explain.c). When a collective fails, the record is written to files (dump.c).
+ * `trireme why` does (record.h, explain.c). When a collective fails, the record is written to files (record_text.c).
  *
  * Writing takes no lock and no system call: relaxed and release stores, and the clock. All functions take NULL, the
  * recorder of a group that has none, and do nothing.

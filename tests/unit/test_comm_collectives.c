@@ -343,6 +343,28 @@ static void bytes_of_any_length_are_exchanged(void **state)
     for (int w = 0; w < WORLDS; w++) run(worlds[w], exchange_bytes, NULL);
 }
 
+static void give_no_place(rank *r)
+{
+    void *all = NULL;
+    size_t bytes = 5;
+    int64_t sizes[RANKS_MOST];
+    CHECK(tr_all_gather_bytes(r->group, "x", 1, NULL, sizes) == TR_INVALID);
+    CHECK(tr_all_gather_bytes(r->group, "x", 1, &all, NULL) == TR_INVALID);
+    SAYS("tr_all_gather_bytes: where the bytes or their sizes are to go is NULL");
+    CHECK(tr_all_gather_bytes(r->group, NULL, 1, &all, sizes) == TR_INVALID);
+    SAYS("the data is NULL");
+    CHECK(tr_broadcast_bytes(r->group, NULL, &bytes, 0) == TR_INVALID);
+    CHECK(tr_broadcast_bytes(r->group, &all, &bytes, r->number) == TR_INVALID);
+    SAYS("tr_broadcast_bytes: the root's data is NULL");
+    OK(tr_barrier(r->group)); /* the group is whole */
+}
+
+static void bytes_without_a_place_are_refused(void **state)
+{
+    (void)state;
+    run(2, give_no_place, NULL);
+}
+
 static void call_wrongly(rank *r)
 {
     float x[8] = {0}, y[8] = {0};
@@ -395,6 +417,7 @@ int main(void)
         cmocka_unit_test(blocks_may_differ_in_length),
         cmocka_unit_test(calls_have_short_names),
         cmocka_unit_test(bytes_of_any_length_are_exchanged),
+        cmocka_unit_test(bytes_without_a_place_are_refused),
         cmocka_unit_test(wrong_arguments_leave_the_group_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

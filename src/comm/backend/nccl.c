@@ -202,7 +202,8 @@ static tr_status run_on_gpu(tr__nccl_group *g, const tr_collective *c, ncclRedOp
 static tr_status start_and_wait(tr__nccl_group *g, const tr_collective *c)
 {
     ncclRedOp_t op = ncclSum;
-    if (tr__kind_of(c->kind)->reduces && !op_of(c, &op)) return tr__collective_refuse(c, "nccl");
+    if (tr__kind_of(c->kind)->reduces && !op_of(c, &op))
+        return tr__fail(TR_UNSUPPORTED, "NCCL has no bitwise operations; there are sum, avg, min, max and prod");
     TR__CUDA_TRY(g->l, cudaSetDevice, g->device);
     /* After what the caller's stream (the default one) was given before. */
     TR__CUDA_TRY(g->l, cudaEventRecord, g->event, NULL);
