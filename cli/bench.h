@@ -39,6 +39,7 @@ double tr__median(double *values, int n);
 /* What an all_reduce of f32 costs at least: a bare loop over memory that all ranks have mapped, between two bare
  * barriers. */
 typedef struct tr__probe tr__probe;
+/* TR_CHILD: it has said what the system refused. */
 tr_status tr__probe_open(tr_group *group, int64_t most_bytes, tr__probe **probe);
 void tr__probe_run(tr__probe *probe, int64_t bytes);
 void tr__probe_close(tr__probe *probe);

@@ -223,7 +223,11 @@ static tr_status prepare(collective_run *r)
     if (r->pool < (int64_t)r->cold_mb << 20) r->pool = (int64_t)r->cold_mb << 20;
     r->shared = tr_shared_alloc((size_t)r->pool);
     r->own = malloc((size_t)stride(r, most));
-    if (!r->shared || !r->own) return TR_NO_MEMORY;
+    if (!r->shared || !r->own) {
+        tr__complain(TR__BENCH, "no memory for %lld bytes and as many again; ask for smaller --bytes or --cold-mb",
+            (long long)r->pool);
+        return TR_CHILD;
+    }
     memset(r->shared, 0, (size_t)r->pool);
     memset(r->own, 0, (size_t)stride(r, most));
     const char *local = getenv("LOCAL_WORLD_SIZE"); /* memory can be mapped where all are on one host */
@@ -298,7 +302,7 @@ static int report(const collective_run *r)
 
 /* ---- The command ------------------------------------------------------------------------------------------------- */
 
-/* A peer's failure has been told of, and another rank's will be. */
+/* What is TR_CHILD has been told of (a peer's failure, memory that is not there); another rank's death is told of by it. */
 static int failed(tr_status status)
 {
     if (status == TR_PEER) return tr__exit_quietly();

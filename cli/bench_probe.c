@@ -4,6 +4,8 @@
  */
 #include "bench.h"
 
+#include "options.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -86,11 +88,17 @@ void tr__probe_run(tr__probe *p, int64_t bytes)
     meet(p);
 }
 
+static tr_status refused(void)
+{
+    tr__complain(TR__BENCH, "cannot make memory that all ranks can map: %s", strerror(errno));
+    return TR_CHILD;
+}
+
 /* A rank's memory: its own, or through the descriptor of the process that made it. */
 static tr_status map(tr__probe *p, int rank, int fd)
 {
     void *memory = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (memory == MAP_FAILED) return TR_NO_MEMORY;
+    if (memory == MAP_FAILED) return refused();
     p->memory[rank] = memory;
     p->buffers[rank] = (float *)(p->memory[rank] + LINE);
     return TR_OK;
@@ -105,7 +113,7 @@ static tr_status exchange(tr__probe *p, tr_group *group, int own)
         if (status != TR_OK) return status;
         snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)where[0], (int)where[1]);
         int fd = rank == p->rank ? own : open(path, O_RDWR | O_CLOEXEC);
-        status = fd < 0 ? TR_IO : map(p, rank, fd);
+        status = fd < 0 ? refused() : map(p, rank, fd);
         if (fd >= 0 && fd != own) close(fd);
         if (status != TR_OK) return status;
     }
@@ -115,7 +123,7 @@ static tr_status exchange(tr__probe *p, tr_group *group, int own)
 tr_status tr__probe_open(tr_group *group, int64_t most_bytes, tr__probe **probe)
 {
     tr__probe *p = calloc(1, sizeof *p);
-    if (!p) return TR_NO_MEMORY;
+    if (!p) return refused();
     *probe = p;
     p->rank = tr_rank(group);
     p->world = tr_world_size(group);
@@ -123,8 +131,8 @@ tr_status tr__probe_open(tr_group *group, int64_t most_bytes, tr__probe **probe)
     p->memory = calloc((size_t)p->world, sizeof *p->memory);
     p->buffers = calloc((size_t)p->world, sizeof *p->buffers);
     int fd = memfd_create("trireme-probe", MFD_CLOEXEC);
-    tr_status status = !p->memory || !p->buffers || fd < 0 || ftruncate(fd, (off_t)p->bytes) < 0 ? TR_NO_MEMORY : TR_OK;
-    if (status == TR_OK) status = exchange(p, group, fd);
+    bool room = p->memory && p->buffers && fd >= 0 && ftruncate(fd, (off_t)p->bytes) == 0;
+    tr_status status = room ? exchange(p, group, fd) : refused();
     if (fd >= 0) close(fd);
     return status;
 }
