@@ -118,17 +118,24 @@ static void plain_kernels(void **state)
     check_table(&tr__reduce_plain);
 }
 
+static void need(const char *instructions, bool here)
+{
+    if (here) return;
+    print_message("this processor has no %s: skipped\n", instructions);
+    skip();
+}
+
 static void avx2_kernels(void **state)
 {
     (void)state;
-    if (!has_avx2()) skip();
+    need("AVX2", has_avx2());
     check_table(avx2);
 }
 
 static void avx512_kernels(void **state)
 {
     (void)state;
-    if (!has_avx512()) skip();
+    need("AVX-512 (F, BW, VL, DQ)", has_avx512());
     check_table(avx512);
 }
 

@@ -221,7 +221,7 @@ static bool make_hosts(void)
             return true;
         remove_hosts();
     }
-    print_message("network namespaces cannot be made here (it needs root): skipped\n");
+    print_message("network namespaces cannot be made here (that needs root and iproute2): skipped\n");
     return false;
 }
 
