@@ -40,6 +40,7 @@ expect() {
 
 # kill_one BACKEND: a rank is killed, and the job ends with the cause.
 kill_one() {
+    : >"$work/out" # what the last job wrote must not pass for this one's
     (launch 3 "$program" forever "$@") >"$work/out" 2>&1 &
     job=$!
     tries=0
