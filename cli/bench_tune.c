@@ -58,37 +58,37 @@ static tr_status call(const tune *t, tr_collective_kind kind, int64_t bytes)
     return tr_run_collective(t->group, &c);
 }
 
-/* Rank 0 is the root. Where it is done before the others, they tell it; where they are done before it, it tells them.
- * The others know by themselves. */
-static tr_status call_and_tell(const tune *t, tr_collective_kind kind, int64_t bytes)
+/* From the call until all ranks are done, as rank 0 sees it. Rank 0 is the root. All begin at once:
+ * after a barrier. Where the root is done before the others, they tell it. Where all need the data of all, no barrier is
+ * needed, but ranks that are out of step take turns at being late, so two calls are timed as one. */
+static tr_status time_once(const tune *t, tr_collective_kind kind, int64_t bytes, double *us)
 {
-    tr_status status = call(t, kind, bytes);
-    if (status != TR_OK) return status;
-    if (kind == TR_BROADCAST || kind == TR_SCATTER) return call(t, TR_GATHER, sizeof(float));
-    if (kind == TR_REDUCE || kind == TR_GATHER) return call(t, TR_SCATTER, sizeof(float));
-    return TR_OK;
+    bool from_root = kind == TR_BROADCAST || kind == TR_SCATTER, to_root = kind == TR_REDUCE || kind == TR_GATHER;
+    tr_status status = from_root || to_root ? tr_barrier(t->group) : TR_OK;
+    double begin = now_us();
+    if (status == TR_OK) status = call(t, kind, bytes);
+    if (status == TR_OK && from_root) status = call(t, TR_GATHER, sizeof(float));
+    if (status == TR_OK && !from_root && !to_root) status = call(t, kind, bytes);
+    *us = (now_us() - begin) / (from_root || to_root ? 1 : 2);
+    return status;
 }
 
-/* The median of so many calls one after the other, without what telling takes. */
+/* The median of several, without what telling takes. */
 static tr_status measure(const tune *t, tr_collective_kind kind, int64_t bytes, int calls, double *us)
 {
-    double times[CALLS_MOST];
-    bool tells = kind == TR_BROADCAST || kind == TR_SCATTER || kind == TR_REDUCE || kind == TR_GATHER;
-    tr_status status = call_and_tell(t, kind, bytes);
-    for (int i = 0; i < calls && status == TR_OK; i++) {
-        double begin = now_us();
-        status = call_and_tell(t, kind, bytes);
-        times[i] = now_us() - begin;
-    }
-    double median = tr__median(times, calls);
-    *us = tells ? fmax(median - t->echo_us / 2, median / 10) : median;
-    return status;
+    double times[CALLS_MOST], unused;
+    tr_status status = time_once(t, kind, bytes, &unused);
+    for (int i = 0; i < calls && status == TR_OK; i++) status = time_once(t, kind, bytes, &times[i]);
+    if (status != TR_OK) return status;
+    *us = tr__median(times, calls);
+    if (kind == TR_BROADCAST || kind == TR_SCATTER) *us = fmax(*us - t->echo_us / 2, *us / 10);
+    return TR_OK;
 }
 
 /* As many calls as fit in the budget, on all ranks the same. */
 static tr_status measure_in_budget(const tune *t, tr_collective_kind kind, int64_t bytes, double *us)
 {
-    double first;
+    double first = 1;
     tr_status status = measure(t, kind, bytes, 1, &first);
     int32_t calls = (int32_t)fmax(2, fmin(CALLS_MOST, 1e3 * t->budget_ms / first));
     if (status == TR_OK) status = tr_broadcast(t->group, &calls, 1, .dtype = TR_I32);

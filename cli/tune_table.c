@@ -88,8 +88,12 @@ static void write_number(FILE *file, int64_t number)
     fprintf(file, "%lld%.*s", (long long)number, unit > 0, &" KMG"[unit]);
 }
 
-static void write_choices(FILE *file, tr_collective_kind kind, const char *ranks, const choices *c)
+/* For `from` to `to` ranks; to below from: and more. */
+static void write_choices(FILE *file, tr_collective_kind kind, int from, int to, const choices *c)
 {
+    char ranks[32];
+    snprintf(ranks, sizeof ranks, "%d-%d", from, to);
+    if (to <= from) snprintf(ranks, sizeof ranks, "%d%s", from, to < from ? "-" : "");
     for (int i = 0; i < c->count; i++) {
         fprintf(file, "%s ranks %s bytes 0-", tr__tune_kind_name(kind), ranks);
         if (i + 1 < c->count) write_number(file, c->from[i + 1]);
@@ -118,30 +122,24 @@ static tr_status write_predicted(const sizes *s, tr_collective_kind kind, const 
             choose(&next, s, i, us);
         }
         if (span > 0 && !same(&now, &next)) {
-            char ranks[32];
-            snprintf(ranks, sizeof ranks, "%d-%d", from, spans[span - 1]);
-            write_choices(file, kind, ranks, &now);
+            write_choices(file, kind, from, spans[span - 1], &now);
             from = spans[span - 1] + 1;
         }
         now = next;
     }
-    char ranks[32];
-    snprintf(ranks, sizeof ranks, "%d-", from);
-    write_choices(file, kind, ranks, &now);
+    write_choices(file, kind, from, 0, &now);
     return TR_OK;
 }
 
 static void write_measured(const sizes *s, const tr__times *times, tr_collective_kind kind, FILE *file)
 {
     choices c = {.count = 0};
-    char ranks[16];
     for (int i = 0; i < s->count; i++) {
         double us[TR__TUNE_ALGORITHMS];
         measured_us(times, kind, s->bytes[i], us);
         choose(&c, s, i, us);
     }
-    snprintf(ranks, sizeof ranks, "%d", times->ranks);
-    write_choices(file, kind, ranks, &c);
+    write_choices(file, kind, times->ranks, times->ranks, &c);
 }
 
 tr_status tr__tune_write(const tr__times *times, const tr_network *network, FILE *file)
