@@ -58,13 +58,14 @@ static tr_status call(const tune *t, tr_collective_kind kind, int64_t bytes)
     return tr_run_collective(t->group, &c);
 }
 
-/* From the call until all ranks are done, as rank 0 sees it. Rank 0 is the root. All begin at once:
- * after a barrier. Where the root is done before the others, they tell it. Where all need the data of all, no barrier is
- * needed, but ranks that are out of step take turns at being late, so two calls are timed as one. */
+/* From the call until all ranks are done, as rank 0, the root, sees it. Where it is done before the others, they tell it.
+ * Where they are done before it, it tells them to begin, and begins itself when they do. Where all need the data of all,
+ * nothing is to be told, but ranks that are out of step take turns at being late, so two calls are timed as one. */
 static tr_status time_once(const tune *t, tr_collective_kind kind, int64_t bytes, double *us)
 {
     bool from_root = kind == TR_BROADCAST || kind == TR_SCATTER, to_root = kind == TR_REDUCE || kind == TR_GATHER;
-    tr_status status = from_root || to_root ? tr_barrier(t->group) : TR_OK;
+    tr_status status = to_root ? call(t, TR_SCATTER, sizeof(float)) : TR_OK;
+    for (double told = now_us(); to_root && t->rank == 0 && now_us() - told < t->echo_us / 2;) continue;
     double begin = now_us();
     if (status == TR_OK) status = call(t, kind, bytes);
     if (status == TR_OK && from_root) status = call(t, TR_GATHER, sizeof(float));

@@ -201,6 +201,13 @@ static void act_on_paper(paper *p, int rank, const tr__step *step)
     note(a, step->receive, (span){a->thread, a->thread});
 }
 
+/* What is finished is there at once, when all of it has come: nothing of it is sent on before. */
+static void finish_on_paper(actor *a, tr__part part)
+{
+    double last = ready_at(a, part).last;
+    note(a, part, (span){last, last});
+}
+
 /* Would what step `ahead` sends come from a step that is still to be done? */
 static bool depends(const tr__schedule *s, const actor *a, tr__part send)
 {
@@ -234,6 +241,7 @@ static tr_status go_on(paper *p, int rank)
         tr__step step = tr__schedule_step(&s, a->next);
         bool local = step.action == TR__FOLD_LOCAL || step.action == TR__COPY_LOCAL;
         if (local) act_on_paper(p, rank, &step);
+        if (step.action == TR__FINISH_LOCAL) finish_on_paper(a, step.receive);
         if (step.action == TR__EXCHANGE && step.from >= 0 && !receive_on_paper(p, rank, &step)) {
             a->waits_for = step.from;
             return TR_OK;
