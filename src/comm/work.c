@@ -53,6 +53,9 @@ tr_status tr_wait(tr_work *work)
 {
     if (tr__error_of(work)) return tr__fail_stored(tr__error_of(work));
     if (work && work->parts) return wait_for_parts(work);
-    while (!tr_work_done(work)) tr__futex_wait(&work->done, 0, -1);
+    while (!tr_work_done(work)) {
+        atomic_store(&work->awaited, true);
+        tr__futex_wait(&work->done, 0, -1);
+    }
     return work ? tr__fail_stored(work->failure) : TR_OK;
 }

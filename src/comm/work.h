@@ -14,6 +14,7 @@ struct tr_work {
     tr_collective collective; /* complete and checked */
     int64_t *arrays;          /* its counts and offsets, or NULL */
     atomic_uint done;         /* a futex word: 0, then 1 */
+    atomic_bool awaited;      /* somebody is in tr_wait(): until it is done, the program goes no further */
     tr__error *failure;       /* why it went badly; written before done */
     tr__recorder *recorder;   /* the group's, and what it calls this work */
     uint64_t record;

@@ -88,6 +88,16 @@ typedef struct tr__shm_block {
     int64_t offset, count;
 } tr__shm_block;
 
+/* The ranks (+ 1) for which a rank's collective, and its sends and receives, keep its program waiting; 0: none. A rank that
+ * is stopped cannot take that back, so there is also what it is to be woken by: when that has happened, it is the rank
+ * itself that does not go on. */
+typedef struct tr__shm_stuck {
+    atomic_int collective, message;
+    _Atomic uint32_t word; /* a tr__shm_word of the other rank, which is to reach */
+    atomic_uint mail;      /* its own mail, which is to change */
+    _Atomic uint64_t value;
+} tr__shm_stuck;
+
 /* A rank's control segment: written by its rank, but for the bell; read by all. Steps count up over the life of the
  * group, alike on all ranks; each collective takes as many as it needs. */
 typedef struct tr__shm_control {
@@ -96,6 +106,7 @@ typedef struct tr__shm_control {
     atomic_bool gave_up;                         /* the group is broken for its rank, which has said why or will */
     _Alignas(TR__CACHE_LINE) atomic_uint bell;   /* futex word: its rank sleeps on it, peers and its monitor ring it */
     atomic_int waits_for;                        /* the rank (+ 1) that should ring; 0: awake */
+    tr__shm_stuck stuck;
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t finished; /* the latest collective that is done */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t filled;   /* steps: own data is in the staging area */
     _Atomic uint64_t staging;                           /* the segment that is the staging area */
@@ -318,6 +329,9 @@ uint64_t tr__shm_entered(const tr__shm_control *control);
 bool tr__shm_last_call(const tr__shm_control *control, tr__signature *signature, bool *finished);
 /* The send or receive that a rank began last, if it has entered no collective since. */
 bool tr__shm_last_transfer(const tr__shm_control *control, tr__signature *signature, bool *finished);
+
+/* The rank that all wait for when one waits for `rank`, which may itself wait for another, and so on. */
+int tr__shm_culprit(const tr__shm *t, int rank);
 
 /* "rank 2 has done all_reduce #17 (…) and is in recv (…)" */
 enum { TR__SHM_STATE_TEXT = 2 * TR__CALL_TEXT + 64 };

@@ -17,13 +17,15 @@ enum { SPINS = 200, YIELDS = 20, SLEEP_MS = 100, REPORT_MS = 10000 };
 
 typedef struct patience {
     int64_t now, next; /* when to look again */
+    int stuck;         /* a rank (+ 1) that the program waits for; 0: none. What is only posted keeps nobody waiting */
 } patience;
 
 static tr_status look(tr__shm *t, tr__shm_op *op, void *arg)
 {
     patience *p = arg;
     char text[TR__CALL_TEXT], state[TR__SHM_STATE_TEXT];
-    const tr__shm_peer *peer = &t->peers[op->work->collective.peer];
+    const tr__shm_peer *peer = &t->peers[tr__shm_culprit(t, op->work->collective.peer)];
+    if (!op->helped || atomic_load(&op->work->awaited)) p->stuck = op->work->collective.peer + 1;
     int64_t waited = p->now - op->began, report_at = (int64_t)REPORT_MS * 1000000;
     if (p->now >= op->deadline)
         return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for rank %d (pid %ld); %s",
@@ -85,6 +87,8 @@ static void sleep_on_mail(tr__shm *t, unsigned mail)
         tr__shm_p2p_fail_all(t, false);
         return;
     }
+    atomic_store(&t->control->stuck.mail, mail);
+    atomic_store(&t->control->stuck.message, p.stuck);
     pthread_mutex_unlock(&t->p2p->lock);
     atomic_fetch_add(&t->control->mail_sleepers, 1);
     tr__futex_wait(&t->control->mail, mail, p.next - p.now);
@@ -110,6 +114,7 @@ static void work_until(tr__shm *t, bool (*done)(tr__shm *t, const void *arg), co
     for (int turn = 0;; turn++) {
         unsigned mail = atomic_load(&t->control->mail);
         bool moved = work_once(t);
+        if (moved && !tr__failure_there(&t->failure)) atomic_store(&t->control->stuck.message, 0);
         if (done(t, arg)) return;
         if (moved) turn = 0;
         if (turn < turns) {

@@ -146,19 +146,50 @@ typedef struct lateness {
     char state[TR__SHM_STATE_TEXT];     /* what the first of them is at */
 } lateness;
 
+/* The rank (+ 1) that another one waits for; 0: none. */
+static int stuck_on(const tr__shm *t, int rank)
+{
+    tr__shm_control *control = t->peers[rank].control;
+    const tr__shm_stuck *s = &control->stuck;
+    int on = atomic_load(&s->collective);
+    uint32_t word = atomic_load(&s->word);
+    if (on > 0 && on <= t->world_size && word <= TR__SHM_DONE)
+        return atomic_load(counter(t->peers[on - 1].control, word)) < atomic_load(&s->value) ? on : 0;
+    on = atomic_load(&s->message);
+    return on > 0 && on <= t->world_size && atomic_load(&s->mail) == atomic_load(&control->mail) ? on : 0;
+}
+
+int tr__shm_culprit(const tr__shm *t, int rank)
+{
+    for (int hops = 0; hops < t->world_size; hops++) {
+        int stuck = stuck_on(t, rank);
+        if (!stuck || stuck == t->rank + 1) break;
+        rank = stuck - 1;
+    }
+    return rank;
+}
+
+static bool is_late(const tr__shm *t, tr__shm_word word, uint64_t value, int only, int rank)
+{
+    if (rank == t->rank || (only >= 0 && rank != only)) return false;
+    return atomic_load(counter(t->peers[rank].control, word)) < value;
+}
+
+/* Of those that are late, the ones that wait for nobody else. */
 static void describe(const tr__shm *t, tr__shm_word word, uint64_t value, int only, lateness *l)
 {
-    int count = 0, first = -1;
+    int count = 0, first = -1, late = only >= 0 ? only : (t->rank + 1) % t->world_size; /* it may have just come */
     size_t used = 0;
     for (int rank = 0; rank < t->world_size; rank++) {
-        if (rank == t->rank || (only >= 0 && rank != only)) continue;
-        if (atomic_load(counter(t->peers[rank].control, word)) >= value) continue;
+        if (!is_late(t, word, value, only, rank)) continue;
+        late = rank;
+        if (stuck_on(t, rank)) continue;
         if (count++ == 0) first = rank;
         if (used + 24 < sizeof l->ranks)
             used +=
                 (size_t)snprintf(l->ranks + used, sizeof l->ranks - used, "%s%d", count > 1 ? ", " : "ranks ", rank);
     }
-    if (first < 0) first = only >= 0 ? only : 0; /* it has just come */
+    if (first < 0) first = tr__shm_culprit(t, late);
     const tr__shm_peer *peer = &t->peers[first];
     if (count <= 1) snprintf(l->ranks, sizeof l->ranks, "rank %d (pid %ld)", first, peer->pid);
     if (count > 1 && used + 24 >= sizeof l->ranks) snprintf(l->ranks + used, sizeof l->ranks - used, " of %d", count);
@@ -218,14 +249,20 @@ static void report(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t v
         t->report_ms / 1000.0, call_text(t, call, here), l.ranks, l.state);
 }
 
-/* For who looks at this rank from outside. */
+/* For who looks at this rank from outside, and for the peers: of those that are late, one that waits for nobody else. */
 static void record_waits(const tr__shm *t, tr__shm_word word, uint64_t value, int only)
 {
-    int late[TR__RECORD_WAITS], count = 0;
-    for (int rank = 0; rank < t->world_size && count < TR__RECORD_WAITS; rank++)
-        if (rank != t->rank && (only < 0 || rank == only) && atomic_load(counter(t->peers[rank].control, word)) < value)
-            late[count++] = rank;
+    int late[TR__RECORD_WAITS], count = 0, stuck = 0;
+    for (int rank = 0; rank < t->world_size; rank++) {
+        if (!is_late(t, word, value, only, rank)) continue;
+        if (count < TR__RECORD_WAITS) late[count++] = rank;
+        if (!stuck || !stuck_on(t, rank)) stuck = rank + 1;
+    }
     tr__recorder_waits_for(t->recorder, late, count);
+    tr__shm_stuck *mine = &t->control->stuck;
+    atomic_store(&mine->word, word);
+    atomic_store(&mine->value, value);
+    atomic_store(&mine->collective, stuck); /* and stays when it fails: the others are about to, as well */
 }
 
 static void sleep_for(tr__shm *t, int rank, tr__shm_word word, uint64_t value, int64_t ns)
@@ -245,6 +282,7 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         survey s = look(t, word, value, only);
         if (s.late < 0) {
             tr__recorder_waits_for(t->recorder, NULL, 0);
+            atomic_store(&t->control->stuck.collective, 0);
             return TR_OK;
         }
         if (broken) return tr__failure_tell(&t->failure);

@@ -57,7 +57,7 @@ typedef struct tr__tcp_frame {
     uint64_t sequence, layout;
     int64_t count;
     int32_t root, peer, tag, line;
-    int32_t waits_for; /* CALL: the rank that the sender waits for */
+    int32_t waits_for; /* CALL: the rank that the sender waits for; -1: no longer for anyone */
     int32_t reserved2;
     char file[TR__PLACE_TEXT];
 } tr__tcp_frame;
@@ -74,8 +74,8 @@ typedef struct tr__tcp_peer {
     int sockets[TR__TCP_LANES]; /* -1: ourselves, not yet, or gone (that of control: under the lock) */
     /* Under the lock: */
     bool left;                  /* has said goodbye */
-    bool called, announced;     /* `call` is known; it came as a CALL, so `waits_for` is, too */
-    int waits_for;
+    bool called;                /* `call` is known */
+    int waits_for[2];           /* whom its collective, and its sends and receives, have long waited for; -1: nobody */
     tr__signature call;         /* the latest that we heard of */
     /* For the thread that runs a collective: the turn in which an earlier transfer held the connection (tcp_run.c). */
     uint64_t sent_turn, received_turn;
@@ -176,6 +176,13 @@ typedef struct tr__tcp_patience {
     bool reported;
 } tr__tcp_patience;
 
+/* The call has made progress. */
+void tr__tcp_go_on(tr__tcp *t, tr__tcp_patience *patience);
+enum { TR__TCP_ANNOUNCE_MS = 100 }; /* of waiting, after which the peers are told of it */
+/* Tells them; rank -1: it is over. */
+void tr__tcp_announce(tr__tcp *t, const tr__signature *call, int rank);
+/* Fails: `call` (NULL: joining) has waited for a rank, or for whom that rank waits for. */
+tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms);
 /* Sleeps until a connection is ready or the group is broken; `count` entries of t->polled are set, with the peers' ranks
  * in `ranks`. Fails at the timeout. */
 tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *patience, int timeout_ms, const int *ranks, int count);

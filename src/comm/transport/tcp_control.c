@@ -131,8 +131,10 @@ static tr_status hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *
 {
     pthread_mutex_lock(&t->lock);
     peer->call = *call;
-    peer->called = peer->announced = true;
-    peer->waits_for = peer->frame.waits_for;
+    peer->called = true;
+    int waits_for = peer->frame.waits_for;
+    bool exists = waits_for >= 0 && waits_for < t->world_size && waits_for != peer->rank;
+    peer->waits_for[tr__kind_of(call->kind)->point_to_point] = exists ? waits_for : -1;
     tr__signature ours = *tr__tcp_own_call(t, call);
     pthread_mutex_unlock(&t->lock);
     if (ours.sequence != call->sequence || !call->sequence || tr__signature_agrees(&ours, call)) return TR_OK;

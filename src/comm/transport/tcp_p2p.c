@@ -23,7 +23,7 @@ typedef struct op { /* a send or receive that is under way */
     tr_work *work;
     tr__signature call;
     size_t bytes, framed, done; /* of a send: of the frame and the data */
-    int64_t deadline;
+    int64_t began, deadline;
 } op;
 
 typedef struct arrival { /* a message that nobody has asked for yet */
@@ -52,6 +52,8 @@ struct tr__tcp_p2p {
     bool has_thread, stopping;
     pthread_t thread;
     struct pollfd *polled; /* [world_size + 1] */
+    int stuck;             /* the rank that the peers have been told the program waits for; -1: none */
+    tr__signature stuck_in;
 };
 
 /* ---- Operations; all under the lock ------------------------------------------------------------------------------- */
@@ -235,21 +237,42 @@ static void check_deadline(tr__tcp *t, int rank, const op *o, int64_t now, int64
 {
     if (!o || tr__failure_there(&t->failure)) return;
     if (now >= o->deadline) {
-        char name[TR__TCP_NAME], text[TR__CALL_TEXT];
-        tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s", tr__signature_text(&o->call, text), t->rank,
-            o->work->collective.timeout_ms / 1000.0, tr__tcp_name(&t->peers[rank], name));
-        tr_status broken = tr__tcp_break(t);
+        tr_status late = tr__tcp_timed_out(t, &o->call, rank, o->work->collective.timeout_ms), broken = tr__tcp_break(t);
+        (void)late;
         (void)broken;
     } else if (o->deadline < *next) {
         *next = o->deadline;
     }
 }
 
+/* Has the program long waited for it? What is only posted keeps nobody waiting. */
+static bool is_stuck(const op *o, int64_t now)
+{
+    return atomic_load(&o->work->awaited) && now - o->began >= TR__TCP_ANNOUNCE_MS * (int64_t)1000000;
+}
+
+/* Tells the peers when that begins and ends. */
+static void tell_of_waiting(tr__tcp *t, int64_t now)
+{
+    tr__tcp_p2p *p = t->p2p;
+    int stuck = -1;
+    for (int rank = 0; rank < t->world_size && stuck < 0; rank++) {
+        const op *o = any_op(&p->lanes[rank]);
+        if (!o || !is_stuck(o, now)) continue;
+        stuck = rank;
+        p->stuck_in = o->call;
+    }
+    if (stuck != p->stuck) tr__tcp_announce(t, &p->stuck_in, stuck);
+    p->stuck = stuck;
+}
+
 /* What to wait for; returns the milliseconds to the next deadline. */
 static int prepare(tr__tcp *t)
 {
     tr__tcp_p2p *p = t->p2p;
-    int64_t now = tr__now_ns(), next = now + 60 * (int64_t)1000000000;
+    int64_t now = tr__now_ns();
+    int64_t next = now + (p->pending ? TR__TCP_ANNOUNCE_MS : 60000) * (int64_t)1000000;
+    if (!tr__failure_there(&t->failure)) tell_of_waiting(t, now);
     for (int rank = 0; rank < t->world_size; rank++) {
         lane *l = &p->lanes[rank];
         check_deadline(t, rank, l->into, now, &next);
@@ -316,7 +339,8 @@ static tr_status start(tr__tcp *t, tr_work *work)
     op *o = malloc(sizeof *o);
     if (!o) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", t->group);
     *o = (op){.work = tr__ref(work), .call = call, .bytes = tr__collective_bytes(c)};
-    o->deadline = tr__now_ns() + (int64_t)c->timeout_ms * 1000000;
+    o->began = tr__now_ns();
+    o->deadline = o->began + (int64_t)c->timeout_ms * 1000000;
     t->p2p->pending++;
     bool taken = false;
     tr_status status = c->kind == TR_RECV ? take_arrival(t, c->peer, o, &taken) : TR_OK;
@@ -354,7 +378,7 @@ tr_status tr__tcp_p2p_new(tr__tcp *t)
     tr__tcp_p2p *p = t->p2p = calloc(1, sizeof *p);
     if (!p) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", t->group);
     pthread_mutex_init(&p->lock, NULL);
-    p->kick = -1;
+    p->kick = p->stuck = -1;
     p->lanes = calloc(world, sizeof *p->lanes);
     p->polled = calloc(world + 1, sizeof *p->polled);
     p->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

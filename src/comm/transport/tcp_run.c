@@ -170,7 +170,7 @@ static tr_status carry_out(tr__tcp_call *call)
         TR__TRY(take_turn(call, &moved));
         if (moved) {
             idle = 0;
-            call->patience = (tr__tcp_patience){0};
+            tr__tcp_go_on(t, &call->patience);
         } else if (++idle <= (t->crowded ? CROWDED_SPINS : SPINS)) {
             if (t->crowded || idle > QUICK_SPINS) sched_yield();
         } else {

@@ -2,8 +2,9 @@
  * Waiting for peers: sleeping until a connection is ready, telling the others when that takes long, and giving up.
  *
  * Ranks that make different calls may wait for each other without a byte on its way. So a rank that has waited for
- * ANNOUNCE_MS tells all others which call it is in: whoever is in another one of the same number sees the mismatch,
- * and when time is up everyone can say who it was that stayed away.
+ * TR__TCP_ANNOUNCE_MS tells all others which call it is in and for whom it waits, and that it goes on when it does:
+ * whoever is in another call of the same number sees the mismatch, and when time is up everyone can say who it was that
+ * stayed away.
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -14,19 +15,16 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ANNOUNCE_MS = 100 };
-
 /* ---- Who is late, in words --------------------------------------------------------------------------------------- */
 
-/* The rank that all wait for: the one we wait for may itself wait for another, and so on. */
+/* The rank that all wait for: the one we wait for may itself wait for another, in this call or an earlier one, and so on. */
 static int culprit(const tr__tcp *t, int rank)
 {
     for (int hops = 0; hops < t->world_size; hops++) {
-        const tr__tcp_peer *peer = &t->peers[rank];
-        bool waits = peer->announced && peer->call.sequence == t->last.sequence && peer->waits_for >= 0 &&
-                     peer->waits_for < t->world_size && peer->waits_for != t->rank && peer->waits_for != rank;
-        if (!waits) break;
-        rank = peer->waits_for;
+        const int *waits = t->peers[rank].waits_for;
+        int next = waits[0] >= 0 ? waits[0] : waits[1];
+        if (next < 0 || next == t->rank) break;
+        rank = next;
     }
     return rank;
 }
@@ -35,13 +33,13 @@ typedef struct lateness {
     char here[TR__CALL_TEXT], name[TR__TCP_NAME], state[TR__CALL_TEXT + 64];
 } lateness;
 
-static void describe(tr__tcp *t, int rank, lateness *l)
+static void describe(tr__tcp *t, const tr__signature *call, int rank, lateness *l)
 {
     pthread_mutex_lock(&t->lock);
     const tr__tcp_peer *peer = &t->peers[culprit(t, rank)];
     char text[TR__CALL_TEXT];
-    if (t->has_last)
-        tr__signature_text(&t->last, l->here);
+    if (call)
+        tr__signature_text(call, l->here);
     else
         strcpy(l->here, "joining");
     tr__tcp_name(peer, l->name);
@@ -55,27 +53,38 @@ static void describe(tr__tcp *t, int rank, lateness *l)
     pthread_mutex_unlock(&t->lock);
 }
 
-static tr_status timed_out(tr__tcp *t, int rank, int timeout_ms)
+tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms)
 {
     lateness l;
-    describe(t, rank, &l);
+    describe(t, call, rank, &l);
     return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s; %s", l.here, t->rank, timeout_ms / 1000.0, l.name,
         l.state);
+}
+
+static const tr__signature *own_call(const tr__tcp *t)
+{
+    return t->has_last ? &t->last : NULL;
 }
 
 static void report(tr__tcp *t, int rank)
 {
     lateness l;
-    describe(t, rank, &l);
+    describe(t, own_call(t), rank, &l);
     tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %g s in %s for %s; %s", t->group, t->rank,
         t->report_ms / 1000.0, l.here, l.name, l.state);
 }
 
-static void announce(tr__tcp *t, int rank)
+void tr__tcp_announce(tr__tcp *t, const tr__signature *call, int rank)
 {
-    tr__tcp_frame frame = tr__tcp_frame_of(&t->last, TR__TCP_CALL, 0);
+    tr__tcp_frame frame = tr__tcp_frame_of(call, TR__TCP_CALL, 0);
     frame.waits_for = rank;
     tr__tcp_tell_all(t, &frame, NULL);
+}
+
+void tr__tcp_go_on(tr__tcp *t, tr__tcp_patience *p)
+{
+    if (p->announced) tr__tcp_announce(t, &t->last, -1);
+    *p = (tr__tcp_patience){0};
 }
 
 /* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
@@ -85,19 +94,19 @@ static void do_what_is_due(tr__tcp *t, tr__tcp_patience *p, int64_t waited, int 
 {
     /* Again shortly before the end: what has changed meanwhile belongs into the message. */
     int64_t late = timeout_ms - timeout_ms / 8;
-    if (p->announced == 0 && waited >= ANNOUNCE_MS) {
-        announce(t, rank);
+    if (p->announced == 0 && waited >= TR__TCP_ANNOUNCE_MS) {
+        tr__tcp_announce(t, &t->last, rank);
         p->announced = 1;
     }
     if (p->announced == 1 && waited >= late) {
-        announce(t, rank);
+        tr__tcp_announce(t, &t->last, rank);
         p->announced = 2;
     }
     if (!p->reported && waited >= t->report_ms) {
         report(t, rank);
         p->reported = true;
     }
-    *next = p->announced == 0 ? ANNOUNCE_MS : p->announced == 1 ? late : timeout_ms;
+    *next = p->announced == 0 ? TR__TCP_ANNOUNCE_MS : p->announced == 1 ? late : timeout_ms;
     if (!p->reported && t->report_ms < *next) *next = t->report_ms;
     if (*next > timeout_ms) *next = timeout_ms;
 }
@@ -109,7 +118,7 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     tr__recorder_waits_for(t->recorder, ranks, count);
     int64_t waited = (now - p->since) / 1000000;
     do_what_is_due(t, p, waited, timeout_ms, ranks[0], &next);
-    if (waited >= timeout_ms) return timed_out(t, ranks[0], timeout_ms);
+    if (waited >= timeout_ms) return tr__tcp_timed_out(t, own_call(t), ranks[0], timeout_ms);
     t->polled[count] = (struct pollfd){.fd = t->kick, .events = POLLIN};
     int ready = poll(t->polled, (nfds_t)count + 1, (int)(next - waited) + 1);
     if (ready < 0 && errno != EINTR) return tr__fail_errno(TR_IO, errno, "group '%s': poll", t->group);
