@@ -4,7 +4,7 @@
 #ifndef COMM_RANKS_H
 #define COMM_RANKS_H
 
-#include "numbers.h"
+#include "comm_numbers.h"
 
 #include <trireme/comm.h>
 
@@ -63,14 +63,6 @@ void run_tcp(int world, rank_body body, const char *algorithms, const void *arg)
 /* A rank that stays away until all the others have given up on it: they say so, it waits for that. */
 void say_given_up(rank *r);
 void wait_until_given_up(rank *r);
-
-/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
-
-/* Element i of a rank's input: exact in every type, 0, 1 or 2. */
-double sample(tr_dtype dtype, int number, int64_t i);
-/* What a reduction makes of all ranks' samples. */
-double reduced(tr_dtype dtype, tr_reduce_op op, int world, int64_t i);
-bool near_enough(tr_dtype dtype, double a, double b);
 
 /* ---- Buffers ----------------------------------------------------------------------------------------------------- */
 

@@ -109,7 +109,7 @@ static void run_example(rank *r, const example *e, char *a, char *b)
 static bool exists(const example *e)
 {
     if (!reduces(e->kind)) return e->op == TR_SUM;
-    return !(e->dtype == TR_BOOL && e->op == TR_AVG) && !(e->op >= TR_BAND && tr_dtype_is_float(e->dtype));
+    return op_exists(e->dtype, e->op);
 }
 
 static void run_kind(rank *r, const plan *p, example e, char *a, char *b)
