@@ -1,14 +1,7 @@
 #!/bin/sh
 # `trireme bench`: its results have every key, and a peer takes turns with it in a clean environment.
-set -eu
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$SOURCE/tests/process/common"
 cd "$work"
-fail() {
-    echo "failed: $*"
-    head -n 20 out err 2>/dev/null || :
-    exit 1
-}
 bench() { "$TRIREME" bench model --model nano --batch 2 --seq 16 --steps 4 --warmup 1 --threads 1 --json r.json "$@" >out 2>err; }
 number() { grep -o "\"$1\":[^,}]*" r.json | head -n 1 | sed 's/.*:[[:space:]]*//'; }
 

@@ -1,8 +1,6 @@
 #!/bin/sh
 # scripts/deps must be silent and need nothing where all is installed, and elsewhere than on Debian say what it needs.
-set -eu
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$SOURCE/tests/process/common"
 
 # No sudo, no apt-get that could run, no network: with everything there it must not want them.
 if command -v dpkg-query >/dev/null; then

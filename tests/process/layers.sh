@@ -1,12 +1,10 @@
 #!/bin/sh
 # scripts/check-layers must catch what it is there for, name the line, and pass a tree that keeps the rules.
-set -eu
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$SOURCE/tests/process/common"
+shown=output
 mkdir -p "$work/scripts" "$work/src/base" "$work/src/ops" "$work/models"
 cp "$SOURCE/scripts/check-layers" "$work/scripts/"
 cp -r "$SOURCE/include" "$work/"
-fail() { echo "$*"; cat "$work/output"; exit 1; }
 check() { "$work/scripts/check-layers" >"$work/output" 2>&1; }
 
 printf '#include "tensor/tensor.h"\n#include <trireme/ops.h>\n#include <stdio.h>\n' >"$work/src/ops/good.c"

@@ -4,22 +4,14 @@
 # message that stay away, a group that is dropped, and a rank that is killed.
 # The library is built with one MPI; for the other, only what stands on MPI is compiled again and linked before it.
 # ctest: timeout=300
-set -eu
-work=$(mktemp -d)
-finish() {
-    [ -z "${job:-}" ] || kill "$job" 2>/dev/null || :
-    rm -rf "$work"
+. "$SOURCE/tests/process/common"
+at_end() { # mpirun takes its ranks along when it is asked to end
+    [ -z "$job" ] || kill "$job" 2>/dev/null || :
+    job=
 }
-trap finish EXIT
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0" # MPI's own
 unset TRIREME_TOKEN RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
-
-fail() {
-    echo "failed with $mpi: $*"
-    tail -n 30 "$work/out" 2>/dev/null || :
-    exit 1
-}
 
 launch() { # RANKS PROGRAM ARGUMENT…
     ranks=$1
@@ -74,6 +66,7 @@ compile_for() {
 
 tested=
 for mpi in openmpi mpich; do
+    echo "with $mpi:"
     command -v mpirun.$mpi >/dev/null && command -v mpicc.$mpi >/dev/null || continue
     if [ $mpi = "$own" ]; then program=$BUILD/process/collectives; else compile_for; fi
     expect 1 1 'rank 0 of 1: all: well' all mpi

@@ -1,47 +1,7 @@
 #!/bin/sh
 # `trireme run` seen from outside: a killed rank ends the job and is named, a killed launcher leaves nothing behind, ^C is
 # passed on once, and wrong usage is told from failure.
-set -eu
-work=$(mktemp -d)
-launcher=
-finish() {
-    [ -z "$launcher" ] || kill -9 "$launcher" 2>/dev/null || :
-    rm -rf "$work"
-}
-trap finish EXIT
-
-fail() {
-    echo "failed: $*"
-    head -n 20 "$work/out" "$work/err" 2>/dev/null || :
-    exit 1
-}
-
-# start ARGUMENT…: `trireme run ARGUMENT…` in the background, with $launcher, $work/out and $work/err.
-start() {
-    : >"$work/out"
-    "$TRIREME" run "$@" >"$work/out" 2>"$work/err" &
-    launcher=$!
-}
-
-# end: waits for it; its exit code comes in $code.
-end() {
-    code=0
-    wait "$launcher" || code=$?
-    launcher=
-}
-
-# wait_for COUNT PATTERN: until so many lines of the output match.
-wait_for() {
-    tries=0
-    until [ "$(grep -c "$2" "$work/out")" -ge "$1" ]; do
-        tries=$((tries + 1))
-        [ $tries -lt 200 ] || fail "no $1 lines with $2"
-        sleep 0.05
-    done
-}
-
-# number PATTERN: the number at the end of the line that matches.
-number() { grep "$1" "$work/out" | sed 's/.* //'; }
+. "$SOURCE/tests/process/common"
 
 # alive PID: is there such a process, zombies apart?
 alive() { [ -r "/proc/$1/stat" ] && ! sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | grep -q '^[ZX]'; }
@@ -81,7 +41,7 @@ all_gone $everyone
 start -n 2 sh -c "$forever"
 wait_for 2 rank
 everyone="$(number 'rank') $(number 'child')"
-kill -9 "$launcher"
+kill -9 "$job"
 end
 all_gone $everyone
 
@@ -91,7 +51,7 @@ wait_for 2 rank
 for pid in $(number rank); do
     [ "$(sed 's/.*) //' "/proc/$pid/stat" | cut -d ' ' -f 3)" = "$pid" ] || fail "rank $pid has no group of its own"
 done
-kill -INT "$launcher"
+kill -INT "$job"
 end
 [ $code = 0 ] || fail "exit code $code after a clean stop"
 [ "$(grep -c 'got 1$' "$work/out")" = 2 ] || fail "not each rank got one interrupt"
@@ -99,14 +59,14 @@ end
 # Ranks that do not handle it die of it; a second one kills those that ignore it.
 start -n 2 sh -c 'echo ready; exec sleep 1000'
 wait_for 2 ready
-kill -TERM "$launcher"
+kill -TERM "$job"
 end
 [ $code = 143 ] || fail "exit code $code after SIGTERM"
 start -n 2 sh -c 'trap "echo no" INT; echo ready; while :; do sleep 0.05; done'
 wait_for 2 ready
-kill -INT "$launcher"
+kill -INT "$job"
 wait_for 2 no
-kill -INT "$launcher"
+kill -INT "$job"
 end
 [ $code = 130 ] || fail "exit code $code after two interrupts"
 

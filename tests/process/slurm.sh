@@ -2,29 +2,21 @@
 # srun on a Slurm of one node, made for this test on loopback: ranks that MPI brings together, and ranks that srun alone
 # starts; and a program that a batch script starts without srun is alone.
 # ctest: timeout=180
-set -eu
+. "$SOURCE/tests/process/common"
 for tool in munged slurmctld slurmd srun sbatch; do
     PATH=$PATH:/usr/sbin command -v $tool >/dev/null || { echo "$tool is missing; scripts/deps --ci installs it"; exit 77; }
 done
 PATH=$PATH:/usr/sbin
 [ "$(id -u)" = 0 ] || { echo "starting Slurm needs root"; exit 77; }
-work=$(mktemp -d)
+shown="out slurmctld.log slurmd.log munge.log"
 daemons=
-finish() {
+at_end() {
     for pid in $daemons; do kill "$pid" 2>/dev/null || :; done
     for pid in $daemons; do wait "$pid" 2>/dev/null || :; done
-    rm -rf "$work"
 }
-trap finish EXIT
 export ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0" # MPI's own
 unset TRIREME_TOKEN RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 program=$BUILD/process/collectives
-
-fail() {
-    echo "failed: $*"
-    tail -n 30 "$work/out" "$work/slurmctld.log" "$work/slurmd.log" "$work/munge.log" 2>/dev/null || :
-    exit 1
-}
 
 # ---- A Slurm -----------------------------------------------------------------------------------------------------------
 

@@ -2,21 +2,8 @@
 # `trireme train gpt` and `sample` seen from outside: what they write, that a resumed run is as an unbroken one, that any
 # number of ranks learns the same, that ^C saves, and that a killed rank ends the job.
 # ctest: timeout=240
-set -eu
-work=$(mktemp -d)
-job=
-finish() {
-    [ -z "$job" ] || kill -9 "$job" 2>/dev/null || :
-    rm -rf "$work"
-}
-trap finish EXIT
+. "$SOURCE/tests/process/common"
 cd "$work"
-
-fail() {
-    echo "failed: $*"
-    head -n 20 out err 2>/dev/null || :
-    exit 1
-}
 
 # A text, and a model so small that a step takes a millisecond.
 cat "$SOURCE"/include/trireme/*.h >text
@@ -27,11 +14,6 @@ start() {
     : >err
     "$TRIREME" train gpt $tiny "$@" >out 2>err &
     job=$!
-}
-end() {
-    code=0
-    wait "$job" || code=$?
-    job=
 }
 wait_for() { # PATTERN in err
     tries=0

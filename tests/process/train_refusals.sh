@@ -1,22 +1,13 @@
 #!/bin/sh
 # `trireme train gpt` when it cannot work: one clear message, an exit code that is not 0, no process left, nothing lost.
 # ctest: timeout=180
-set -eu
-work=$(mktemp -d)
+. "$SOURCE/tests/process/common"
 mounted=
-finish() {
+at_end() {
     [ -z "$mounted" ] || umount "$work/small" 2>/dev/null || :
     chmod -R u+w "$work"
-    rm -rf "$work"
 }
-trap finish EXIT
 cd "$work"
-
-fail() {
-    echo "failed: $*"
-    head -n 20 out err 2>/dev/null || :
-    exit 1
-}
 cat "$SOURCE"/include/trireme/*.h >text
 sizes="--layers 1 --heads 2 --dim 16 --context 16 --batch 4 --threads 1 --plain"
 export TRIREME_TEST="$$-$(date +%s%N)"

@@ -1,39 +1,8 @@
 #!/bin/sh
 # `trireme why` from outside: it names a stopped rank among three within a second, the job then goes on and ends well; and
 # when a rank is killed, the others leave their records behind.
-set -eu
-work=$(mktemp -d)
-launcher=
-finish() {
-    [ -z "$launcher" ] || kill -9 "$launcher" 2>/dev/null || :
-    rm -rf "$work"
-}
-trap finish EXIT
-
-fail() {
-    echo "failed: $*"
-    head -n 40 "$work/out" "$work/err" "$work/why" 2>/dev/null || :
-    exit 1
-}
-start() { # ARGUMENT… of `trireme run`
-    : >"$work/out"
-    "$TRIREME" run "$@" >"$work/out" 2>"$work/err" &
-    launcher=$!
-}
-end() {
-    code=0
-    wait "$launcher" || code=$?
-    launcher=
-}
-wait_for() { # COUNT PATTERN in the output
-    tries=0
-    until [ "$(grep -c "$2" "$work/out")" -ge "$1" ]; do
-        tries=$((tries + 1))
-        [ $tries -lt 200 ] || fail "no $1 lines with $2"
-        sleep 0.05
-    done
-}
-number() { grep "$1" "$work/out" | sed 's/.* //'; }
+. "$SOURCE/tests/process/common"
+shown="out err why"
 why() { "$TRIREME" why "$@" >"$work/why" 2>&1; }
 says() { grep -qE -e "$1" "$work/why" || fail "trireme why does not say \"$1\""; }
 stopped() { grep -q '^State:.T' "/proc/$1/status"; }
@@ -49,8 +18,8 @@ until stopped "$pid"; do
     sleep 0.05
 done
 sleep 0.5 # the others wait by now
-for job in "why-$$" "$launcher" "$pid"; do
-    why "$job" || fail "exit code $? for job $job"
+for asked in "why-$$" "$job" "$pid"; do
+    why "$asked" || fail "exit code $? for job $asked"
     says "^job why-$$ on host "
     says "rank 0 \(pid [0-9]*\) *in all_reduce #18 \(sum of f32\[1\] at .*turns.c:[0-9]*\) for .* s, waits for rank 2$"
     says "rank 2 \(pid $pid, stopped\) *in no call for .* s; its last was all_reduce #17 "
