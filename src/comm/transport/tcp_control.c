@@ -151,16 +151,26 @@ static tr_status hear_goodbye(tr__tcp *t, tr__tcp_peer *peer)
     return TR_OK;
 }
 
+/* What one rank does on request is to the others a peer that fails them. */
+static tr_status hear_failure(tr__tcp *t, tr__tcp_peer *peer)
+{
+    const tr__tcp_frame *f = &peer->frame;
+    char name[TR__TCP_NAME];
+    peer->text[f->bytes < TR__TCP_TEXT ? f->bytes : TR__TCP_TEXT - 1] = 0;
+    bool sound = f->status > TR_END && f->status <= TR_INTERNAL && f->status != TR_CANCELLED;
+    if (peer->text[0])
+        tr__fail(sound ? f->status : TR_PEER, "%s", peer->text);
+    else
+        tr__fail(TR_PEER, "%s gave up group '%s' and does not say why", tr__tcp_name(peer, name), t->group);
+    return tr__tcp_break(t);
+}
+
 static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
 {
     const tr__tcp_frame *f = &peer->frame;
     switch (f->type) {
     case TR__TCP_CALL: return hear_call(t, peer, call);
-    case TR__TCP_BROKEN:
-        peer->text[f->bytes < TR__TCP_TEXT ? f->bytes : TR__TCP_TEXT - 1] = 0;
-        /* What one rank does on request is to the others a peer that fails them. */
-        tr__fail(f->status > 0 && f->status != TR_CANCELLED ? f->status : TR_PEER, "%s", peer->text);
-        return tr__tcp_break(t);
+    case TR__TCP_BROKEN: return hear_failure(t, peer);
     case TR__TCP_GOODBYE: return hear_goodbye(t, peer);
     default: break;
     }
@@ -169,9 +179,11 @@ static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *cal
     return tr__tcp_break(t);
 }
 
+/* What else comes from there is not read: nobody knows where a message would begin. */
 static tr_status damaged(tr__tcp *t, const tr__tcp_peer *peer)
 {
     char name[TR__TCP_NAME];
+    epoll_ctl(t->watch, EPOLL_CTL_DEL, peer->sockets[TR__TCP_CONTROL_LANE], NULL);
     tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(peer, name));
     return tr__tcp_break(t);
 }

@@ -22,7 +22,7 @@ static size_t clear_of(tr__tcp_memory m, tr__tcp_memory other)
 
 static tr__tcp_memory rest_of(tr__tcp_memory m, size_t done)
 {
-    return (tr__tcp_memory){m.at + done, m.bytes - done};
+    return (tr__tcp_memory){m.at ? m.at + done : NULL, m.bytes - done}; /* NULL: of a barrier */
 }
 
 /* How much of m a step may read, or write, now. */
