@@ -433,19 +433,26 @@ static tr_status explain_all(const tr__records *all, const char *job, FILE *out)
     return found ? TR_OK : none_found(all, job);
 }
 
+tr_status tr__records_explain(const tr__records *records, const char *job, char **text)
+{
+    size_t bytes;
+    *text = NULL;
+    FILE *out = open_memstream(text, &bytes);
+    tr_status status = out ? explain_all(records, job, out) : tr__fail(TR_NO_MEMORY, "no memory to explain a job");
+    if (out && fclose(out) != 0 && status == TR_OK) status = tr__fail(TR_NO_MEMORY, "no memory to explain a job");
+    if (status == TR_OK) return TR_OK;
+    free(*text);
+    *text = NULL;
+    return status;
+}
+
 tr_status tr_job_explain(const char *job, char **text)
 {
     if (!text) return tr__fail(TR_INVALID, "tr_job_explain: where is the text to go?");
     *text = NULL;
     tr__records all;
     TR__TRY(tr__records_read(0, &all));
-    size_t bytes;
-    FILE *out = open_memstream(text, &bytes);
-    tr_status status = out ? explain_all(&all, job, out) : tr__fail(TR_NO_MEMORY, "no memory to explain a job");
-    if (out && fclose(out) != 0 && status == TR_OK) status = tr__fail(TR_NO_MEMORY, "no memory to explain a job");
+    tr_status status = tr__records_explain(&all, job, text);
     tr__records_free(&all);
-    if (status == TR_OK) return TR_OK;
-    free(*text);
-    *text = NULL;
     return status;
 }

@@ -53,10 +53,14 @@ typedef struct tr__records {
     int count, capacity;
 } tr__records;
 
+/* A copy of the record that lies in memory; what is none is refused. To be freed as those of a list. */
+tr_status tr__record_of(const void *memory, size_t bytes, tr__record *record);
 /* All records of this user's processes on this host, or of one process (0: all); sorted by job, group and rank. What
  * cannot be read is left out. */
 tr_status tr__records_read(pid_t pid, tr__records *records);
 void tr__records_free(tr__records *records);
+/* What tr_job_explain() says of them. */
+tr_status tr__records_explain(const tr__records *records, const char *job, char **text);
 
 /* The call that has run longest, a started collective before sends and receives; NULL when none is under way. */
 const tr__record_call *tr__record_running(const tr__record *record);

@@ -45,21 +45,34 @@ tr__process tr__process_of(long pid)
 /* ---- One record -------------------------------------------------------------------------------------------------- */
 
 typedef struct mapping {
-    const tr__record_header *header;
+    const tr__record_header *header; /* its owner writes it all the time: what was checked is not read again */
+    int rank, world_size;
     const tr__record_entry *entries;
     const tr__record_peer *peers;
     size_t bytes;
 } mapping;
 
-static bool is_sound(const mapping *m)
+static bool is_sound(mapping *m)
 {
     const tr__record_header *h = m->header;
+    if (m->bytes < sizeof *h + TR__RECORD_ENTRIES * sizeof *m->entries) return false;
     if (memcmp(h->magic, TR__RECORD_MAGIC, sizeof h->magic) != 0 || h->version != TR__RECORD_VERSION) return false;
     if (h->header_bytes != sizeof *h || h->entry_bytes != sizeof *m->entries || h->peer_bytes != sizeof *m->peers ||
         h->entry_count != TR__RECORD_ENTRIES)
         return false;
-    if (h->world_size < 1 || h->world_size > WORLD_MOST || h->rank < 0 || h->rank >= h->world_size) return false;
-    return m->bytes >= sizeof *h + h->entry_count * sizeof *m->entries + (size_t)h->world_size * sizeof *m->peers;
+    m->world_size = h->world_size;
+    m->rank = h->rank;
+    if (m->world_size < 1 || m->world_size > WORLD_MOST || m->rank < 0 || m->rank >= m->world_size) return false;
+    return m->bytes >= sizeof *h + TR__RECORD_ENTRIES * sizeof *m->entries + (size_t)m->world_size * sizeof *m->peers;
+}
+
+static bool look_at(const void *memory, size_t bytes, mapping *m)
+{
+    m->bytes = bytes;
+    m->header = memory;
+    m->entries = (const tr__record_entry *)(m->header + 1);
+    m->peers = (const tr__record_peer *)(m->entries + TR__RECORD_ENTRIES);
+    return is_sound(m);
 }
 
 /* A file that could shrink under us is left alone. */
@@ -67,15 +80,11 @@ static bool map(int fd, mapping *m)
 {
     struct stat s;
     int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &s) != 0 || s.st_size < (off_t)sizeof *m->header) return false;
-    m->bytes = (size_t)s.st_size;
-    void *memory = mmap(NULL, m->bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &s) != 0 || s.st_size == 0) return false;
+    void *memory = mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) return false;
-    m->header = memory;
-    m->entries = (const tr__record_entry *)(m->header + 1);
-    m->peers = (const tr__record_peer *)(m->entries + TR__RECORD_ENTRIES);
-    if (is_sound(m)) return true;
-    munmap(memory, m->bytes);
+    if (look_at(memory, (size_t)s.st_size, m)) return true;
+    munmap(memory, (size_t)s.st_size);
     return false;
 }
 
@@ -98,6 +107,12 @@ static void copy_words(char *to, const _Atomic uint64_t *from, size_t bytes)
     copy_text(to, text, bytes);
 }
 
+/* A time that can be reckoned with; 0, "not yet", for any other. */
+static int64_t moment(int64_t ns)
+{
+    return ns > 0 && ns < INT64_MAX / 4 ? ns : 0;
+}
+
 /* False when the entry is empty, or was being written. */
 static bool read_call(const tr__record_entry *e, tr__record_call *call)
 {
@@ -116,10 +131,10 @@ static bool read_call(const tr__record_entry *e, tr__record_call *call)
     s->sequence = tr__kind_of(s->kind)->point_to_point ? 0 : GET(e->sequence);
     copy_words(s->file, e->file, sizeof e->file);
     call->id = mark / 2 - 1;
-    call->ended = GET(e->ended);
+    call->ended = moment(GET(e->ended));
     call->status = GET(e->status);
-    call->posted = GET(e->posted);
-    call->started = GET(e->started);
+    call->posted = moment(GET(e->posted));
+    call->started = moment(GET(e->started));
     return GET(e->mark) == mark;
 }
 
@@ -141,7 +156,7 @@ static void read_waits(const tr__record_header *h, tr__record *r)
     for (int i = 0; i < TRIES; i++) {
         uint32_t mark = GET(h->waits_mark);
         int total = GET(h->waits_total), count = total < TR__RECORD_WAITS ? total : TR__RECORD_WAITS;
-        r->waits_since = GET(h->waits_since);
+        r->waits_since = moment(GET(h->waits_since));
         r->waits_total = total;
         r->waits_count = 0;
         for (int k = 0; k < count; k++) {
@@ -162,13 +177,13 @@ static void read_header(const mapping *m, tr__record *r)
     copy_text(r->backend, h->backend, sizeof r->backend);
     r->pid = h->pid;
     r->parent = h->parent;
-    r->rank = h->rank;
-    r->world_size = h->world_size;
-    r->monotonic = h->monotonic;
-    r->realtime = h->realtime;
+    r->rank = m->rank;
+    r->world_size = m->world_size;
+    r->monotonic = moment(h->monotonic);
+    r->realtime = moment(h->realtime);
     uint32_t state = GET(h->state);
     r->state = state <= TR__RECORD_FAILED ? (tr__record_state)state : TR__RECORD_JOINED;
-    r->failed = GET(h->failed);
+    r->failed = moment(GET(h->failed));
     if (r->failed) copy_words(r->failure, h->failure, sizeof r->failure);
 }
 
@@ -190,6 +205,13 @@ static tr_status read_record(const mapping *m, tr__record *r)
         if (r->peers[i].pid) copy_text(r->peers[i].host, m->peers[i].host, sizeof r->peers[i].host);
     }
     return TR_OK;
+}
+
+tr_status tr__record_of(const void *memory, size_t bytes, tr__record *record)
+{
+    mapping m;
+    if (!look_at(memory, bytes, &m)) return tr__fail(TR_FORMAT, "%zu bytes that are no flight record", bytes);
+    return read_record(&m, record);
 }
 
 /* ---- All records ------------------------------------------------------------------------------------------------- */

@@ -28,9 +28,11 @@ static int call(int port)
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    FUZZ_CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
-    /* No connection stays behind in TIME_WAIT: there are only so many ports. */
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0}, sizeof(struct linger));
+    /* Connections stay behind in TIME_WAIT, and there are only so many ports: each comes from another address. */
+    static uint32_t calls;
+    struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f010000 + calls++ % 0xfe0000)};
+    FUZZ_CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&from, sizeof from) == 0);
+    FUZZ_CHECK(connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
     return fd;
 }
 

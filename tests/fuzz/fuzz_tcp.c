@@ -1,0 +1,121 @@
+/*
+ * What comes over the connections between hosts: a real transport of rank 0 of 2, whose peer sends what it likes, hangs
+ * up, and is then to be named. The first byte says which collective runs; then follow pieces: a connection, a length in
+ * two bytes, so many bytes. Beside the collective waits a receive.
+ */
+/* fuzz: 3000 */
+#include "fuzz.h"
+
+#include "comm/transport/tcp.h"
+#include "comm/work.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { COUNT = 4 };
+static const tr_collective_kind kinds[] = {TR_ALL_REDUCE, TR_BROADCAST, TR_ALL_GATHER, TR_REDUCE_SCATTER, TR_ALL_TO_ALL,
+    TR_GATHER, TR_REDUCE, TR_BARRIER};
+
+static tr_collective collective(uint8_t which)
+{
+    return (tr_collective){.size = sizeof(tr_collective), .kind = kinds[which % 8], .count = which % 8 == 7 ? 0 : COUNT,
+        .root = which / 8 % 2, .timeout_ms = 5000, .file = "fuzz.c", .line = 7};
+}
+
+static size_t add(uint8_t *bytes, size_t used, int lane, const tr__tcp_frame *frame, size_t data)
+{
+    size_t length = sizeof *frame + data;
+    bytes[used++] = (uint8_t)lane;
+    bytes[used++] = (uint8_t)(length & 0xff);
+    bytes[used++] = (uint8_t)(length >> 8);
+    memcpy(bytes + used, frame, sizeof *frame);
+    memset(bytes + used + sizeof *frame, 'x', data);
+    return used + length;
+}
+
+/* A call as rank 1 would make it, a message that it sends, and what it says beside. */
+size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
+{
+    tr_collective c = collective(bytes[0] = (uint8_t)number);
+    tr__signature s;
+    tr__signature_of(&c, 2, 1, &s);
+    size_t used = 1, data = (number / 16 % 3) * COUNT / 2 * sizeof(float);
+    for (uint32_t i = 0; i < 1 + number / 64 % 2; i++) {
+        tr__tcp_frame f = tr__tcp_frame_of(&s, TR__TCP_DATA, data);
+        f.algorithm = (uint8_t)(number / 128 % 5);
+        used = add(bytes, used, TR__TCP_DATA_LANE, &f, data);
+    }
+    if (number / 7 % 2) {
+        tr__tcp_frame f = tr__tcp_frame_of(&s, TR__TCP_CALL + number / 14 % 3, number % 20);
+        f.waits_for = (int)(number / 42 % 3) - 1;
+        used = add(bytes, used, TR__TCP_CONTROL_LANE, &f, number % 20);
+    }
+    tr__signature message = {.kind = TR_SEND, .dtype = TR_F32, .count = COUNT, .peer = 0, .tag = (int)(number / 5 % 2)};
+    tr__tcp_frame f = tr__tcp_frame_of(&message, TR__TCP_DATA, COUNT * sizeof(float));
+    return add(bytes, used, TR__TCP_P2P_LANE, &f, COUNT * sizeof(float));
+}
+
+static void say(const int *sockets, const uint8_t *bytes, size_t count)
+{
+    for (size_t at = 0; at + 3 <= count;) {
+        size_t length = bytes[at + 1] | (size_t)bytes[at + 2] << 8;
+        int lane = bytes[at] % TR__TCP_LANES;
+        at += 3;
+        if (length > count - at) length = count - at;
+        ssize_t sent = send(sockets[lane], bytes + at, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+        (void)sent; /* what does not fit is lost: as if the peer had hung up before */
+        at += length;
+    }
+}
+
+static tr__tcp *connect_lanes(const tr__member *member, int theirs[TR__TCP_LANES])
+{
+    tr__tcp *t;
+    tr__card card;
+    FUZZ_CHECK(tr__tcp_new(member, &card, &t) == TR_OK);
+    for (int lane = 0; lane < TR__TCP_LANES; lane++) {
+        int ends[2];
+        FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+        t->peers[1].sockets[lane] = ends[0];
+        theirs[lane] = ends[1];
+    }
+    struct epoll_event e = {.events = EPOLLIN, .data.fd = 1};
+    FUZZ_CHECK(epoll_ctl(t->watch, EPOLL_CTL_ADD, t->peers[1].sockets[TR__TCP_CONTROL_LANE], &e) == 0);
+    FUZZ_CHECK(tr__tcp_monitor_start(t) == TR_OK);
+    return t;
+}
+
+static void run(tr__tcp *t, const tr_collective *c, float *received)
+{
+    tr_work *work = tr__object_new(&tr__work_type);
+    work->collective = (tr_collective){.size = sizeof(tr_collective), .kind = TR_RECV, .out = received, .count = COUNT,
+        .peer = 1, .timeout_ms = 5000, .file = "fuzz.c", .line = 9};
+    tr__tcp_p2p_start(t, work);
+    tr_status status = tr__tcp_run(t, c, 1);
+    FUZZ_CHECK(status == TR_OK || status == TR_PEER || status == TR_MISMATCH || status == TR_FORMAT ||
+               tr__failure_there(&t->failure)); /* or what the peer says has failed */
+    FUZZ_CHECK(status == TR_OK || tr_error_message()[0]);
+    status = tr_wait(work);
+    FUZZ_CHECK(status == TR_OK || tr_error_message()[0]);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
+{
+    TR_SCOPE;
+    int theirs[TR__TCP_LANES];
+    float in[2 * COUNT] = {0}, out[2 * COUNT], received[COUNT];
+    if (count < 1) return 0;
+    tr__member member = {.group = "fuzz", .world_size = 2, .store = tr_store_memory(), .timeout_ms = 5000,
+        .report_ms = 5000};
+    tr__tcp *t = connect_lanes(&member, theirs);
+    say(theirs, bytes + 1, count - 1);
+    for (int lane = TR__TCP_LANES - 1; lane >= 0; lane--) shutdown(theirs[lane], SHUT_WR);
+    tr_collective c = collective(bytes[0]);
+    c.in = in;
+    c.out = out;
+    run(t, &c, received);
+    for (int lane = 0; lane < TR__TCP_LANES; lane++) close(theirs[lane]);
+    tr__tcp_close(t);
+    return 0;
+}
