@@ -1,6 +1,6 @@
 /* A real server, in the clear and with a token, under whatever bytes: it goes on serving. The first byte says which, and
  * whether a sound hello comes first. */
-/* fuzz: 5000 */
+/* fuzz: 5000, soak: 500000 */
 #include "../store_frames.h"
 #include "fuzz.h"
 

@@ -1,6 +1,6 @@
 /* Both ends of a TLS session under bytes from someone without the key. The first byte says which end, and where the bytes
  * are cut in two. Nobody gets through. */
-/* fuzz: 3000 */
+/* fuzz: 3000, soak: 500000 */
 #include "fuzz.h"
 
 #include "comm/tls.h"
