@@ -1,4 +1,5 @@
 /* Where a process stands by its environment: lines of NAME=value, of the launchers that MPI has no part in. */
+/* fuzz: 200000, soak: 2000000 */
 #include "fuzz.h"
 
 #include "base/launcher.h"

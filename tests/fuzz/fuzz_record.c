@@ -1,5 +1,6 @@
 /* Flight records of other processes, and what `trireme why` makes of them. The bytes are changes to two sound records: a
  * place, a length and so many bytes, again and again. */
+/* fuzz: 20000, soak: 300000 */
 #include "fuzz.h"
 
 #include "comm/record.h"

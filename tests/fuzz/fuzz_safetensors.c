@@ -1,5 +1,5 @@
 /* Checkpoints: the header of a safetensors file. */
-/* fuzz: 20000 */
+/* fuzz: 20000, soak: 1000000 */
 #include "fuzz.h"
 
 #include <trireme/train.h>

@@ -3,7 +3,7 @@
  * up, and is then to be named. The first byte says which collective runs; then follow pieces: a connection, a length in
  * two bytes, so many bytes. Beside the collective waits a receive.
  */
-/* fuzz: 3000, soak: 500000 */
+/* fuzz: 3000, soak: 300000 */
 #include "fuzz.h"
 
 #include "comm/transport/tcp.h"
