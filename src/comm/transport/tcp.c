@@ -135,6 +135,7 @@ static tr_status watch_peers(tr__tcp *t, const tr__card *cards)
 tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
 {
     TR__TRY(tr__tcp_connect(t, meeting, cards));
+    tr__tcp_choose_pace(t);
     TR__TRY(watch_peers(t, cards));
     TR__TRY(tr__tcp_monitor_start(t));
     t->crowded = crowded(t, cards);

@@ -3,6 +3,7 @@
  *
  *   tcp.c           making and ending a group's transport; errors
  *   tcp_join.c      the connections between the ranks, and who may come in
+ *   tcp_socket.c    what those ask of the kernel
  *   tcp_control.c   control connections, and the monitor that listens there: failures, goodbyes, deaths, calls
  *   tcp_wait.c      waiting for peers: timeouts, reports
  *   tcp_flow.c      moving the bytes of a step: hazards, folding while more comes in
@@ -148,6 +149,12 @@ char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME]);
 
 tr_status tr__tcp_listen(tr__tcp *t, const tr__member *member, tr__card *card);
 tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards);
+
+/* ---- tcp_socket.c ------------------------------------------------------------------------------------------------ */
+
+void tr__tcp_set_up_socket(int socket, int lane);
+/* All connections are there: chooses how those that carry much do so. */
+void tr__tcp_choose_pace(tr__tcp *t);
 
 /* ---- tcp_control.c ----------------------------------------------------------------------------------------------- */
 

@@ -13,7 +13,6 @@
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <openssl/crypto.h>
 #include <poll.h>
 #include <signal.h>
@@ -27,7 +26,6 @@ enum {
     LOOK_MS = 100,   /* between two looks at whether those we wait for are alive */
     RETRY_MS = 5,    /* after a refusal: a card of an earlier try to join */
     SPARE = 16,      /* places for visitors beyond the ranks */
-    LOST_MS = 10000, /* without an answer from a host that was reached before */
 };
 
 typedef union address {
@@ -204,23 +202,9 @@ static int hear_hello(const joining *j, contact *c)
     return CRYPTO_memcmp(c->hello.cookie, j->t->door.cookie, sizeof c->hello.cookie) == 0 ? 1 : -1;
 }
 
-/* A host that is gone is noticed by its silence: on the control connection only, as a peer that is stopped, or slow to
- * read, still answers there. */
-static void set_up_socket(int socket, int lane)
-{
-    int on = 1, idle = 3, every = 1, count = 7, lost = LOST_MS;
-    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (lane != TR__TCP_CONTROL_LANE) return;
-    setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-    setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost, sizeof lost);
-}
-
 static void settle(joining *j, contact *c)
 {
-    set_up_socket(c->socket, c->lane);
+    tr__tcp_set_up_socket(c->socket, c->lane);
     j->t->peers[c->rank].sockets[c->lane] = c->socket;
     c->socket = -1;
     c->stage = READY;
