@@ -44,6 +44,12 @@ tr_status tr__probe_open(tr_group *group, int64_t most_bytes, tr__probe **probe)
 void tr__probe_run(tr__probe *probe, int64_t bytes);
 void tr__probe_close(tr__probe *probe);
 
+/* The same between hosts: one bare TCP stream that moves what a rank has to send. */
+typedef struct tr__stream tr__stream;
+tr_status tr__stream_open(tr_group *group, tr__stream **stream);
+bool tr__stream_run(const tr__stream *stream, int64_t bytes); /* false: the connection has failed */
+void tr__stream_close(tr__stream *stream);
+
 /* ---- trireme bench tune and predict ------------------------------------------------------------------------------- */
 
 /* argv[0] is the name. Each returns the exit code. */

@@ -51,7 +51,8 @@ typedef struct collective_run {
     int rank, world;
     char *shared, *own;   /* [pool] */
     int64_t pool;         /* bytes */
-    tr__probe *probe;     /* NULL: not an all_reduce, or one rank */
+    tr__probe *probe;     /* NULL: not an all_reduce, one rank, or ranks on several hosts, which have a stream */
+    tr__stream *stream;
     tr__peer peer;
     double median_us[TR__SIZES_MAX][PLACES]; /* NaN: not measured */
 } collective_run;
@@ -125,7 +126,8 @@ static tr_status measure(const collective_run *r, bench_place place, int64_t byt
     tr_status status = tr_barrier(r->group);
     for (int i = 0; i < calls && status == TR_OK; i++) {
         double begin = now_us();
-        if (place == LIMIT) tr__probe_run(r->probe, bytes);
+        if (place == LIMIT && r->stream) status = tr__stream_run(r->stream, bytes) ? TR_OK : TR_IO;
+        else if (place == LIMIT) tr__probe_run(r->probe, bytes);
         else status = call(r, memory + at, bytes);
         times[i] = now_us() - begin;
         if (place != COLD) continue;
@@ -165,7 +167,7 @@ static tr_status ask_peer(collective_run *r, int64_t bytes, int *calls, double *
 
 static bool wanted(const collective_run *r, bench_place place)
 {
-    if (place == LIMIT) return r->probe != NULL;
+    if (place == LIMIT) return r->probe || r->stream;
     return place != PEER || r->peer_command;
 }
 
@@ -215,6 +217,15 @@ void tr__take_core(int rank, int world_size)
     sched_setaffinity(0, sizeof own, &own);
 }
 
+/* What the machine allows: memory can be mapped where all are on one host. */
+static tr_status open_limit(collective_run *r, int64_t most)
+{
+    if (r->kind->kind != TR_ALL_REDUCE || r->world == 1) return TR_OK;
+    const char *local = getenv("LOCAL_WORLD_SIZE");
+    if (local && atoi(local) == r->world) return tr__probe_open(r->group, most, &r->probe);
+    return tr__stream_open(r->group, &r->stream);
+}
+
 static tr_status prepare(collective_run *r)
 {
     int64_t most = 0;
@@ -230,11 +241,8 @@ static tr_status prepare(collective_run *r)
     }
     memset(r->shared, 0, (size_t)r->pool);
     memset(r->own, 0, (size_t)stride(r, most));
-    const char *local = getenv("LOCAL_WORLD_SIZE"); /* memory can be mapped where all are on one host */
-    if (r->kind->kind == TR_ALL_REDUCE && r->world > 1 && local && atoi(local) == r->world) {
-        tr_status status = tr__probe_open(r->group, most, &r->probe);
-        if (status != TR_OK) return status;
-    }
+    tr_status status = open_limit(r, most);
+    if (status != TR_OK) return status;
     char command[2 * PATH_MAX];
     if (r->peer_command) find_peer(r, command, sizeof command);
     if (r->peer_command && r->rank == 0 && !tr__peer_start(&r->peer, command, 1)) return TR_CHILD;
@@ -321,6 +329,7 @@ static int run_rank(collective_run *r)
     for (int i = 0; i < r->sizes.count && status == TR_OK; i++) status = measure_size(r, i);
     if (r->rank == 0) tr__peer_stop(&r->peer);
     tr__probe_close(r->probe);
+    tr__stream_close(r->stream);
     int code = status != TR_OK ? failed(status) : r->rank == 0 ? report(r) : TR__EXIT_OK;
     if (status == TR_OK && tr_leave(r->group) != TR_OK) code = failed(TR_PEER);
     tr_shared_free(r->shared);

@@ -1,0 +1,103 @@
+/*
+ * The limit beside an all_reduce between hosts: what one bare TCP stream, as the system sets it up, takes to move the
+ * bytes that a rank has to send, from rank 1 to rank 0. Nothing else moves meanwhile, in either direction.
+ */
+#include "bench.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { PIECE = 1 << 20, PATIENCE_S = 20 };
+
+struct tr__stream {
+    int rank, world, socket; /* -1: none, as of ranks beyond 1 */
+    char *piece;
+};
+
+static tr_status resolve(const char *port, struct addrinfo **found)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    const char *host = getenv("MASTER_ADDR"); /* where rank 0 is */
+    return host && getaddrinfo(host, port, &hints, found) == 0 ? TR_OK : TR_IO;
+}
+
+static int listen_at(const struct addrinfo *a, int32_t *port)
+{
+    struct sockaddr_storage bound;
+    socklen_t length = sizeof bound;
+    char text[8];
+    int s = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct timeval patience = {.tv_sec = PATIENCE_S};
+    bool fine = s >= 0 && setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 &&
+                bind(s, a->ai_addr, a->ai_addrlen) == 0 && listen(s, 1) == 0 &&
+                getsockname(s, (struct sockaddr *)&bound, &length) == 0 &&
+                getnameinfo((struct sockaddr *)&bound, length, NULL, 0, text, sizeof text, NI_NUMERICSERV) == 0;
+    *port = fine ? (int32_t)strtol(text, NULL, 10) : 0;
+    return s;
+}
+
+/* Rank 0 listens and says where; a port of 0 tells all that it cannot. */
+static tr_status connect_both(tr__stream *s, tr_group *group)
+{
+    struct addrinfo *found = NULL;
+    int32_t port = 0;
+    int door = -1;
+    if (s->rank == 0 && resolve("0", &found) == TR_OK) door = listen_at(found, &port);
+    tr_status status = tr_broadcast(group, &port, 1, .dtype = TR_I32);
+    if (status == TR_OK && !port) status = TR_IO;
+    if (status == TR_OK && s->rank == 0) s->socket = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+    if (status == TR_OK && s->rank == 1) {
+        char text[16];
+        snprintf(text, sizeof text, "%d", (int)port);
+        status = resolve(text, &found);
+        if (status == TR_OK) s->socket = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (s->socket >= 0 && connect(s->socket, found->ai_addr, found->ai_addrlen) != 0) status = TR_IO;
+    }
+    if (found) freeaddrinfo(found);
+    if (door >= 0) close(door);
+    return status == TR_OK && s->rank < 2 && s->socket < 0 ? TR_IO : status;
+}
+
+tr_status tr__stream_open(tr_group *group, tr__stream **stream)
+{
+    tr__stream *s = calloc(1, sizeof *s);
+    if (!s) return TR_NO_MEMORY;
+    *stream = s;
+    s->rank = tr_rank(group);
+    s->world = tr_world_size(group);
+    s->socket = -1;
+    s->piece = calloc(1, PIECE);
+    return s->piece ? connect_both(s, group) : TR_NO_MEMORY;
+}
+
+static bool move(const tr__stream *s, bool out, int64_t bytes)
+{
+    for (int64_t done = 0; done < bytes;) {
+        size_t piece = bytes - done < PIECE ? (size_t)(bytes - done) : PIECE;
+        ssize_t n = out ? send(s->socket, s->piece, piece, MSG_NOSIGNAL) : recv(s->socket, s->piece, piece, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        done += n;
+    }
+    return true;
+}
+
+/* Rank 0 asks for the bytes, so that its time has all of them in it. */
+bool tr__stream_run(const tr__stream *s, int64_t bytes)
+{
+    int64_t sent = 2 * bytes * (s->world - 1) / s->world;
+    return s->rank > 1 || (move(s, s->rank == 0, 1) && move(s, s->rank == 1, sent));
+}
+
+void tr__stream_close(tr__stream *s)
+{
+    if (!s) return;
+    if (s->socket >= 0) close(s->socket);
+    free(s->piece);
+    free(s);
+}
