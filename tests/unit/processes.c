@@ -45,7 +45,7 @@ tr_status join_and_run(rank *r, const job *j, rank_body body)
     r->store = open_store(r, j);
     TRY(tr_status_of(r->store));
     r->group = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS,
-        .transport = j->setting.transport);
+        .transport = j->setting.transport, .report_ms = j->setting.report_ms);
     TRY(tr_status_of(r->group));
     return body(r);
 }

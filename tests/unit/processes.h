@@ -17,6 +17,7 @@ enum { RANKS_MOST = 5, JOIN_MS = 60000, PATIENCE_MS = 60000 };
 /* What a rank tells the parent, in memory that they share. */
 typedef struct post {
     atomic_int turns;       /* calls that went well */
+    atomic_int reports;     /* of ranks that are late, in the log of one that counts them */
     _Atomic int64_t ended; /* when the body returned, by tr__now_ns(); 0: not yet */
     tr_status status;
     char text[2048];
@@ -36,6 +37,7 @@ struct rank {
 /* Where ranks run and meet; zero: on loopback, in this process's namespaces. */
 typedef struct setting {
     const char *transport;
+    int report_ms;             /* as in tr_join_options */
     const char *host;          /* with .spaces: where rank 0 serves the store */
     const char *const *spaces; /* the network namespace of each rank */
 } setting;

@@ -582,7 +582,7 @@ static void tables_are_printed_as_they_are_read(void **state)
         "# for three\n network latency_ns 1 overhead_ns 2 mbytes_per_s 3 copy_mbytes_per_s 0 fold_mbytes_per_s 5", NULL),
         TR_OK);
     assert_int_equal(tr__choose(&a, TR_ALL_REDUCE, 4, 65536), TR__TREE);
-    assert_int_equal(tr__choose(&a, TR_ALL_REDUCE, 4, 65537), TR__DIRECT);
+    assert_int_equal(tr__choose(&a, TR_ALL_REDUCE, 4, 65537), TR__DOUBLING);
     assert_int_equal(tr__choose(&a, TR_ALL_REDUCE, 4, 999), TR__DOUBLING);
     assert_int_equal(tr__choose(&a, TR_BROADCAST, 3, 1 << 30), TR__RING);
     tr__choice_text(&a, text);

@@ -192,6 +192,76 @@ static void a_stopped_rank_is_a_timeout(void **state)
     }
 }
 
+static tr_status send_with_a_timeout(rank *r)
+{
+    enum { COUNT = 3000000 };
+    float *x = calloc(COUNT, sizeof *x);
+    CHECK(x);
+    tr_status status = TR_OK;
+    while (status == TR_OK) {
+        status = r->number == 0 ? tr_send(r->group, x, COUNT, .peer = 1, .timeout_ms = 500)
+                                : tr_recv(r->group, x, COUNT, .peer = 0, .timeout_ms = 500);
+        if (status == TR_OK) atomic_fetch_add(&r->post->turns, 1);
+    }
+    free(x);
+    return status;
+}
+
+/* Messages that nobody has asked for are kept, so only a process that is stopped does not read. */
+static void a_receiver_that_does_not_read_is_a_timeout(void **state)
+{
+    (void)state;
+    job j;
+    char name[64];
+    start_job_in(&j, &over_tcp, 2, send_with_a_timeout, NULL);
+    for (int i = 0; i < 2; i++) await_turns(&j, i, 3);
+    kill(j.ranks[1].pid, SIGSTOP);
+    reap(&j, 0);
+    kill(j.ranks[1].pid, SIGCONT);
+    reap(&j, 1);
+    snprintf(name, sizeof name, "waited 0.5 s for rank 1 (pid %ld", (long)j.ranks[1].pid);
+    if (j.posts[0].status != TR_TIMEOUT || !strstr(j.posts[0].text, name)) fail_msg("rank 0 says '%s'", j.posts[0].text);
+    assert_int_equal(j.posts[1].status, TR_TIMEOUT);
+    finish(&j);
+}
+
+static void count_reports(tr_log_level level, const char *message, void *user)
+{
+    (void)level;
+    rank *r = user;
+    if (strstr(message, "has waited 0.3 s in all_reduce #")) atomic_fetch_add(&r->post->reports, 1);
+}
+
+static tr_status act_and_count_reports(rank *r)
+{
+    static const activity large = LARGE;
+    tr_set_log(count_reports, r, TR_LOG_WARN);
+    r->arg = &large;
+    return act_until_it_fails(r);
+}
+
+/* Stopped until the others have reported it, then continued: nothing is lost. */
+static void a_rank_that_is_stopped_for_long_is_reported_and_goes_on(void **state)
+{
+    (void)state;
+    enum { WORLD = 3 };
+    static const setting soon = {.transport = "tcp", .report_ms = 300};
+    job j;
+    start_job_in(&j, &soon, WORLD, act_and_count_reports, NULL);
+    for (int i = 0; i < WORLD; i++) await_turns(&j, i, 3);
+    kill(j.ranks[1].pid, SIGSTOP);
+    for (int i = 0; i < WORLD; i += 2) {
+        for (int ms = 0; ms < PATIENCE_MS && !atomic_load(&j.posts[i].reports); ms++) usleep(1000);
+        if (!atomic_load(&j.posts[i].reports)) fail_msg("rank %d reports nothing", i);
+    }
+    int turns = atomic_load(&j.posts[0].turns);
+    kill(j.ranks[1].pid, SIGCONT);
+    for (int i = 0; i < WORLD; i++) await_turns(&j, i, turns + 3);
+    kill(j.ranks[1].pid, SIGKILL);
+    for (int i = 0; i < WORLD; i++) reap(&j, i);
+    finish(&j);
+}
+
 /* ---- Two hosts ---------------------------------------------------------------------------------------------------- */
 
 static const char *const hosts[] = {"trireme-a", "trireme-b", "trireme-a", "trireme-b", "trireme-a"};
@@ -243,7 +313,7 @@ static void a_link_is_cut(void **state)
     start_job_in(&j, &two_hosts, 2, act_until_it_fails, &large);
     for (int i = 0; i < 2; i++) await_turns(&j, i, 3);
     assert_true(shell("ip -n trireme-a link set veth0 down"));
-    usleep(3000000);
+    usleep(5000000);
     assert_true(shell("ip -n trireme-a link set veth0 up"));
     int turns = atomic_load(&j.posts[0].turns);
     for (int i = 0; i < 2; i++) await_turns(&j, i, turns + 3);
@@ -267,6 +337,8 @@ int main(void)
         cmocka_unit_test(a_killed_rank_is_named_by_all_others),
         cmocka_unit_test(idle_ranks_know_at_once),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
+        cmocka_unit_test(a_receiver_that_does_not_read_is_a_timeout),
+        cmocka_unit_test(a_rank_that_is_stopped_for_long_is_reported_and_goes_on),
         cmocka_unit_test(two_hosts_share_data),
         cmocka_unit_test(a_link_is_cut),
     };

@@ -11,7 +11,8 @@
 /* Small messages cost rounds, large ones bytes; between them direct needs few rounds of small parts, as long as there
  * are few ranks. docs/communication.md has the costs. The network is Ethernet at 10 Gbit/s. */
 static const char defaults[] =
-    "all_reduce ranks 2- bytes 0-16K doubling;"
+    "all_reduce ranks 2-4 bytes 0-256K doubling;"
+    "all_reduce ranks 5- bytes 0-16K doubling;"
     "all_reduce ranks 3-16 bytes 0-1M direct;"
     "all_reduce ranks 17- bytes 0-4M halving;"
     "all_reduce ranks 2- bytes 0- ring;"
@@ -21,8 +22,8 @@ static const char defaults[] =
     "broadcast ranks 2-4 bytes 0-64K direct;"
     "broadcast ranks 5- bytes 0-64K tree;"
     "broadcast ranks 2- bytes 0- ring;"
-    "all_gather ranks 4- bytes 0-16K doubling;"
     "all_gather ranks 2-16 bytes 0- direct;"
+    "all_gather ranks 2- bytes 0-16K doubling;"
     "all_gather ranks 2- bytes 0- ring;"
     "gather ranks 9- bytes 0-4K tree;"
     "gather ranks 2- bytes 0- direct;"
