@@ -3,9 +3,9 @@
  *
  *     link MBIT_PER_S DELAY_US NAMESPACE...
  *
- * gives each namespace an interface eth0 and carries their packets until it is killed: the first is to have an address that
- * ends in .1, the second .2, and so on. Each host has one way out and one way in of that rate, and a packet takes the delay
- * on its way. Needs root. Prints "ready".
+ * gives each namespace an interface eth0 and carries their packets until it is killed: the first is to have an address
+ * that ends in .1, the second .2, and so on. Each host has one way out and one way in of that rate, and a packet takes
+ * the delay on its way. Needs root. Prints "ready".
  */
 #include <errno.h>
 #include <fcntl.h>

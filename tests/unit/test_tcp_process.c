@@ -220,7 +220,8 @@ static void a_receiver_that_does_not_read_is_a_timeout(void **state)
     kill(j.ranks[1].pid, SIGCONT);
     reap(&j, 1);
     snprintf(name, sizeof name, "waited 0.5 s for rank 1 (pid %ld", (long)j.ranks[1].pid);
-    if (j.posts[0].status != TR_TIMEOUT || !strstr(j.posts[0].text, name)) fail_msg("rank 0 says '%s'", j.posts[0].text);
+    if (j.posts[0].status != TR_TIMEOUT || !strstr(j.posts[0].text, name))
+        fail_msg("rank 0 says '%s'", j.posts[0].text);
     assert_int_equal(j.posts[1].status, TR_TIMEOUT);
     finish(&j);
 }

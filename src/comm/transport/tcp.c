@@ -67,7 +67,7 @@ static tr_status make_watch(tr__tcp *t)
 {
     t->watch = epoll_create1(EPOLL_CLOEXEC);
     t->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    /* Our own number stands for the kick. It stays as it is when the group is broken, and must not keep the monitor busy. */
+    /* Our own number stands for the kick. Once the group is broken it stays set, and wakes the monitor no more. */
     struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.fd = t->rank};
     if (t->watch < 0 || t->kick < 0 || epoll_ctl(t->watch, EPOLL_CTL_ADD, t->kick, &e) != 0)
         return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", t->group);

@@ -1,7 +1,7 @@
 /*
- * Control connections: what the ranks tell each other beside their data. The monitor, a thread per group, sleeps on them:
- * a connection that ends without a goodbye is a dead peer, and the kernel tells at once, however it died. So a rank
- * that computes, sleeps, or waits for somebody else knows it as soon as one that waits for that peer.
+ * Control connections: what the ranks tell each other beside their data. The monitor, a thread per group, sleeps on
+ * them: a connection that ends without a goodbye is a dead peer, and the kernel tells at once, however it died. So a
+ * rank that computes, sleeps, or waits for somebody else knows it as soon as one that waits for that peer.
  */
 #include "base/clock.h"
 #include "base/log.h"

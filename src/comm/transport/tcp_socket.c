@@ -35,9 +35,9 @@ static bool is_near(int socket)
     return known && info.tcpi_min_rtt < NEAR_US;
 }
 
-/* BBR sends by the clock, at the rate that it believes the path to have. Between neighbours whose rounds are shorter than
- * a timer's, that is work for nothing: it took a third of the throughput, whatever the number of connections. Reno is in
- * every kernel, and open to every user. */
+/* BBR sends by the clock, at the rate that it believes the path to have. Between neighbours whose rounds are shorter
+ * than a timer's, that is work for nothing: it took a third of the throughput, whatever the number of connections. Reno
+ * is in every kernel, and open to every user. */
 static bool stop_pacing(int socket)
 {
     char name[16] = "";
