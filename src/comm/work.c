@@ -21,7 +21,8 @@ void tr__work_finish(tr_work *work, tr_status status)
     tr__recorder_end(work->recorder, work->record, status);
     if (status != TR_OK) work->failure = tr__error_take();
     atomic_store(&work->done, 1);
-    tr__futex_wake(&work->done, INT_MAX);
+    /* Most work is driven by who wants it, or is done before anybody asks: then there is nobody to wake. */
+    if (atomic_load(&work->awaited)) tr__futex_wake(&work->done, INT_MAX);
 }
 
 static bool parts_done(const tr_work *work)

@@ -2,6 +2,7 @@
 #include "comm/transport/shm.h"
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/thread.h"
 
 #include <errno.h>
@@ -149,6 +150,7 @@ tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transp
     t->recorder = member->recorder;
     t->kick = t->door.socket = -1;
     t->crowded = tr__cores() < t->world_size;
+    t->cache_bytes = tr__shared_cache();
     pthread_mutex_init(&t->lock, NULL);
     tr__condition_init(&t->changed);
     tr__failure_init(&t->failure);

@@ -112,7 +112,7 @@ typedef struct tr__shm_control {
     _Atomic uint64_t staging;                           /* the segment that is the staging area */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t done;     /* steps: own share of the work is done */
     _Alignas(TR__CACHE_LINE) atomic_uint mail;          /* futex word: peers raise it when they did something for our
-                                                           sends and receives */
+                                                           sends and receives, and somebody sleeps */
     atomic_int mail_sleepers;
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t transfers; /* sends and receives begun so far: the number of the latest */
     _Atomic uint64_t transferred;                        /* the latest that was done before another one began */
@@ -221,6 +221,7 @@ typedef struct tr__shm {
     uint64_t steps;              /* taken by all collectives so far */
     bool crowded;                /* more ranks than cores: spinning only keeps the others from working */
     int spins;
+    size_t cache_bytes;          /* that the ranks share */
     tr__segment own;             /* the latest lookup of our own memory, true while the generation is the same */
     uint64_t own_generation;
     char *staging;
@@ -239,6 +240,7 @@ typedef struct tr__shm_call {
     size_t bytes;    /* of the input; of a _V kind of ours, else of anyone's */
     uint32_t way;    /* TR__SHM_INLINED, TR__SHM_SHARED or 0, how our input is published */
     bool filled;     /* our first chunk is in the staging area already */
+    bool streams;    /* copies of whole blocks go past the caches */
     int64_t began;   /* when the first wait that took long did; 0: none yet */
     bool reported;
 } tr__shm_call;
@@ -353,7 +355,7 @@ bool tr__shm_p2p_pending(tr__shm *t);
 /* ---- shm_channel.c ----------------------------------------------------------------------------------------------- */
 
 /* The monitor's: a peer has made a channel to us. */
-tr_status tr__shm_channel_came(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd);
+tr_status tr__shm_channel_came(tr__shm *t, tr__shm_peer *peer, uint64_t id, size_t bytes, int fd);
 /* Lets a rank look at its sends and receives. */
 void tr__shm_mail(tr__shm_control *control);
 

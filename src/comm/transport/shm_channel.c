@@ -32,7 +32,7 @@ tr_status tr__shm_channel_open(tr__shm *t, tr__shm_peer *peer, tr__shm_channel *
 }
 
 /* The monitor's: a peer has made a channel to us. */
-tr_status tr__shm_channel_came(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd)
+tr_status tr__shm_channel_came(tr__shm *t, tr__shm_peer *peer, uint64_t id, size_t bytes, int fd)
 {
     if (peer->channel_mapping.memory || bytes < sizeof(tr__shm_channel)) {
         if (fd >= 0) close(fd);
@@ -44,6 +44,7 @@ tr_status tr__shm_channel_came(tr__shm_peer *peer, uint64_t id, size_t bytes, in
     atomic_store(&channel->opened, 1);
     atomic_store(&peer->inbound, channel);
     tr__shm_mail(peer->control);
+    tr__shm_mail(t->control);
     return TR_OK;
 }
 
@@ -72,33 +73,43 @@ static size_t portion(size_t wanted, uint64_t possible)
     return wanted < most ? wanted : most;
 }
 
-size_t tr__shm_channel_put(tr__shm_channel *channel, const void *from, size_t bytes)
+/* Bytes that there is room for. Where the reader is, is looked up only when it matters: its line is in its cache. */
+static size_t room_for(const tr__shm_channel *channel, uint64_t written, size_t wanted, uint64_t *seen)
+{
+    if (TR__SHM_STREAM - (written - *seen) < wanted) *seen = atomic_load(&channel->read);
+    uint64_t used = written - *seen;
+    return used > TR__SHM_STREAM ? 0 : portion(wanted, TR__SHM_STREAM - used); /* a peer's memory is not trusted */
+}
+
+size_t tr__shm_channel_put(tr__shm_channel *channel, uint64_t *seen, const struct iovec parts[2])
 {
     uint64_t written = atomic_load_explicit(&channel->written, memory_order_relaxed);
-    uint64_t used = written - atomic_load_explicit(&channel->read, memory_order_acquire);
-    if (used > TR__SHM_STREAM) return 0; /* a peer's memory is not trusted */
-    bytes = portion(bytes, TR__SHM_STREAM - used);
+    size_t bytes = room_for(channel, written, parts[0].iov_len + parts[1].iov_len, seen);
     if (!bytes) return 0;
-    copy_in(channel, written, from, bytes);
-    atomic_store_explicit(&channel->written, written + bytes, memory_order_release);
+    size_t first = bytes < parts[0].iov_len ? bytes : parts[0].iov_len;
+    if (first) copy_in(channel, written, parts[0].iov_base, first);
+    if (bytes > first) copy_in(channel, written + first, parts[1].iov_base, bytes - first);
+    atomic_store(&channel->written, written + bytes);
     return bytes;
 }
 
 size_t tr__shm_channel_get(tr__shm_channel *channel, void *to, size_t bytes)
 {
     uint64_t read = atomic_load_explicit(&channel->read, memory_order_relaxed);
-    uint64_t there = atomic_load_explicit(&channel->written, memory_order_acquire) - read;
+    uint64_t there = atomic_load(&channel->written) - read;
     if (there > TR__SHM_STREAM) return 0;
     bytes = portion(bytes, there);
     if (!bytes) return 0;
     copy_out(channel, read, to, bytes);
-    atomic_store_explicit(&channel->read, read + bytes, memory_order_release);
+    atomic_store(&channel->read, read + bytes);
     return bytes;
 }
 
 void tr__shm_mail(tr__shm_control *control)
 {
-    /* Sequentially consistent, as is the sleeper's side: either it sees the new number, or we see that it sleeps. */
+    /* Sequentially consistent, as are what was done before and the sleeper's side: either it sees that, or we see that it
+     * sleeps. */
+    if (atomic_load(&control->mail_sleepers) == 0) return;
     atomic_fetch_add(&control->mail, 1);
-    if (atomic_load(&control->mail_sleepers) > 0) tr__futex_wake(&control->mail, INT_MAX);
+    tr__futex_wake(&control->mail, INT_MAX);
 }

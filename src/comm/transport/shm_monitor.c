@@ -84,7 +84,7 @@ static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *messag
         if (tr__shm_segment_came(t, peer, message->id, message->bytes, fd) != TR_OK) tr__shm_break(t);
         return; /* fd went along */
     case TR__SHM_STREAMS:
-        if (tr__shm_channel_came(peer, message->id, message->bytes, fd) != TR_OK) tr__shm_break(t);
+        if (tr__shm_channel_came(t, peer, message->id, message->bytes, fd) != TR_OK) tr__shm_break(t);
         return;
     case TR__SHM_UNMAP:
         if (message->id) tr__shm_segment_went(t, peer, message->id);

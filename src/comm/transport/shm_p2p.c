@@ -274,28 +274,34 @@ static tr_status frame_ends(tr__shm *t, int rank)
     return deliver(t, op, a);
 }
 
-static tr_status read_lane(tr__shm *t, int rank, bool *moved)
+/* Takes a frame, or of what follows it, as much as is there; *got is 0 when nothing is. */
+static tr_status take(tr__shm *t, int rank, tr__shm_channel *from, size_t *got)
 {
     tr__shm_lane *lane = &t->p2p->lanes[rank];
-    tr__shm_channel *from = atomic_load_explicit(&t->peers[rank].inbound, memory_order_acquire);
-    while (from) {
-        bool head = lane->got < sizeof lane->frame;
-        size_t got = head ? tr__shm_channel_get(from, (char *)&lane->frame + lane->got, sizeof lane->frame - lane->got)
-                          : tr__shm_channel_get(from, lane->to, lane->left);
-        if (!got) return TR_OK;
-        *moved = true;
-        tr__shm_mail(t->peers[rank].control); /* there is room again */
-        if (head) {
-            lane->got += got;
-            if (lane->got < sizeof lane->frame) continue;
-            TR__TRY(frame_comes(t, rank));
-        } else {
-            lane->to += got;
-            lane->left -= got;
-        }
-        if (!lane->left) TR__TRY(frame_ends(t, rank));
+    size_t head = sizeof lane->frame - lane->got;
+    if (head) {
+        *got = tr__shm_channel_get(from, (char *)&lane->frame + lane->got, head);
+        lane->got += *got;
+        if (*got < head) return TR_OK;
+        TR__TRY(frame_comes(t, rank));
+    } else {
+        *got = tr__shm_channel_get(from, lane->to, lane->left);
+        lane->to += *got;
+        lane->left -= *got;
+        if (lane->left && *got) tr__shm_mail(t->peers[rank].control); /* it copies in while we copy out */
     }
-    return TR_OK;
+    return lane->left ? TR_OK : frame_ends(t, rank);
+}
+
+static tr_status read_lane(tr__shm *t, int rank, bool *moved)
+{
+    tr__shm_channel *from = atomic_load(&t->peers[rank].inbound);
+    tr_status status = TR_OK;
+    bool any = false;
+    for (size_t got = 1; from && got && status == TR_OK; any |= got > 0) status = take(t, rank, from, &got);
+    if (any) tr__shm_mail(t->peers[rank].control); /* there is room again */
+    *moved |= any;
+    return status;
 }
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
@@ -304,17 +310,19 @@ static tr_status read_lane(tr__shm *t, int rank, bool *moved)
 static bool write_op(tr__shm *t, tr__shm_op *op, bool *moved)
 {
     const tr_collective *c = &op->work->collective;
-    size_t head = sizeof op->frame, total = head + op->payload, put = 1, before = op->sent;
-    while (op->sent < total && put) {
-        bool in_head = op->sent < head;
-        const char *from = in_head ? (const char *)&op->frame + op->sent : (const char *)c->in + (op->sent - head);
-        put = tr__shm_channel_put(lane_of(t, op)->outbound, from, (in_head ? head : total) - op->sent);
+    tr__shm_lane *lane = lane_of(t, op);
+    size_t head = sizeof op->frame, total = head + op->payload, put;
+    while (op->sent < total) {
+        size_t of_head = op->sent < head ? op->sent : head, of_payload = op->sent - of_head;
+        const struct iovec parts[2] = {{(char *)&op->frame + of_head, head - of_head},
+            {op->payload ? (char *)c->in + of_payload : NULL, op->payload - of_payload}};
+        put = tr__shm_channel_put(lane->outbound, &lane->read_seen, parts);
+        if (!put) return false;
         op->sent += put;
-        if (put && !in_head) tr__shm_mail(t->peers[c->peer].control); /* it copies out while we copy in */
+        *moved = true;
+        tr__shm_mail(t->peers[c->peer].control); /* it copies out while we copy in */
     }
-    if (op->sent > before) tr__shm_mail(t->peers[c->peer].control);
-    *moved |= op->sent > before;
-    return op->sent == total;
+    return true;
 }
 
 static void write_lane(tr__shm *t, int rank, bool *moved)

@@ -20,6 +20,8 @@
 #include "comm/transport/shm.h"
 #include "comm/work.h"
 
+#include <sys/uio.h>
+
 enum { TR__SHM_EAGER = 16 << 10, TR__SHM_STREAM = 256 << 10 };
 
 /* ---- Channels ---------------------------------------------------------------------------------------------------- */
@@ -43,8 +45,9 @@ typedef struct tr__shm_frame {
 
 /* Makes our channel to a peer and shows it. */
 tr_status tr__shm_channel_open(tr__shm *t, tr__shm_peer *peer, tr__shm_channel **channel);
-/* Moves as many bytes as there are, or as there is room for; returns how many. */
-size_t tr__shm_channel_put(tr__shm_channel *channel, const void *from, size_t bytes);
+/* Moves as many bytes as there are, or as there is room for; returns how many. The parts follow each other; *seen is how
+ * far the reader was known to be. */
+size_t tr__shm_channel_put(tr__shm_channel *channel, uint64_t *seen, const struct iovec parts[2]);
 size_t tr__shm_channel_get(tr__shm_channel *channel, void *to, size_t bytes);
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
@@ -55,7 +58,7 @@ typedef struct tr__shm_op {
     tr_work *work;          /* one reference */
     bool helped;            /* by the group's thread */
     bool reported;
-    int64_t began, deadline;
+    int64_t began, deadline; /* since when somebody sleeps for it; 0: nobody did yet */
     uint64_t number;        /* of the rank's sends and receives */
     uint64_t id;            /* of the send at its rank */
     tr__shm_frame frame;    /* on its way */
@@ -76,6 +79,7 @@ typedef struct tr__shm_arrival { /* a message that nobody has asked for yet */
 /* Between us and one peer. */
 typedef struct tr__shm_lane {
     tr__shm_channel *outbound;           /* ours; NULL: not yet */
+    uint64_t read_seen;                  /* what the peer had read of it when we looked last */
     tr__shm_ops out;                     /* have a frame to be written, in this order */
     tr__shm_ops offered;                 /* sends that wait for a CLEAR or FIN */
     tr__shm_ops cleared;                 /* receives that wait for DATA */

@@ -26,6 +26,10 @@ static tr_status look(tr__shm *t, tr__shm_op *op, void *arg)
     char text[TR__CALL_TEXT], state[TR__SHM_STATE_TEXT];
     const tr__shm_peer *peer = &t->peers[tr__shm_culprit(t, op->work->collective.peer)];
     if (!op->helped || atomic_load(&op->work->awaited)) p->stuck = op->work->collective.peer + 1;
+    if (!op->began) {
+        op->began = p->now;
+        op->deadline = p->now + (int64_t)op->work->collective.timeout_ms * 1000000;
+    }
     int64_t waited = p->now - op->began, report_at = (int64_t)REPORT_MS * 1000000;
     if (p->now >= op->deadline)
         return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for rank %d (pid %ld); %s",
@@ -71,14 +75,17 @@ static bool work_once(tr__shm *t)
 {
     bool moved = false, broken = tr__failure_there(&t->failure);
     if (!t->p2p->pending) return false;
-    if (!broken && advance(t, &moved) == TR_OK) return moved;
+    if (!broken && advance(t, &moved) == TR_OK) {
+        if (moved) atomic_store(&t->control->stuck.message, 0);
+        return moved;
+    }
     if (!broken) tr__shm_break(t);
     tr__shm_p2p_fail_all(t, broken);
     return true;
 }
 
-/* Under the lock, which it leaves while it sleeps: until the mail changes from `mail`, or it is time to look. */
-static void sleep_on_mail(tr__shm *t, unsigned mail)
+/* Under the lock, which it leaves while it sleeps: until mail comes, or it is time to look. */
+static void sleep_on_mail(tr__shm *t, bool (*done)(tr__shm *t, const void *arg), const void *arg)
 {
     patience p = {.now = tr__now_ns()};
     p.next = p.now + (int64_t)SLEEP_MS * 1000000;
@@ -87,13 +94,17 @@ static void sleep_on_mail(tr__shm *t, unsigned mail)
         tr__shm_p2p_fail_all(t, false);
         return;
     }
-    atomic_store(&t->control->stuck.mail, mail);
-    atomic_store(&t->control->stuck.message, p.stuck);
-    pthread_mutex_unlock(&t->p2p->lock);
+    /* Who does something from now on sees that we sleep; what was done before, a last look finds. */
     atomic_fetch_add(&t->control->mail_sleepers, 1);
-    tr__futex_wait(&t->control->mail, mail, p.next - p.now);
+    unsigned mail = atomic_load(&t->control->mail);
+    if (!work_once(t) && !done(t, arg)) {
+        atomic_store(&t->control->stuck.mail, mail);
+        atomic_store(&t->control->stuck.message, p.stuck);
+        pthread_mutex_unlock(&t->p2p->lock);
+        tr__futex_wait(&t->control->mail, mail, p.next - p.now);
+        pthread_mutex_lock(&t->p2p->lock);
+    }
     atomic_fetch_sub(&t->control->mail_sleepers, 1);
-    pthread_mutex_lock(&t->p2p->lock);
 }
 
 static void pause_for(const tr__shm *t, int turn)
@@ -112,9 +123,7 @@ static void work_until(tr__shm *t, bool (*done)(tr__shm *t, const void *arg), co
 {
     int turns = YIELDS + (t->crowded ? 0 : SPINS);
     for (int turn = 0;; turn++) {
-        unsigned mail = atomic_load(&t->control->mail);
         bool moved = work_once(t);
-        if (moved && !tr__failure_there(&t->failure)) atomic_store(&t->control->stuck.message, 0);
         if (done(t, arg)) return;
         if (moved) turn = 0;
         if (turn < turns) {
@@ -122,7 +131,7 @@ static void work_until(tr__shm *t, bool (*done)(tr__shm *t, const void *arg), co
             pause_for(t, turn);
             pthread_mutex_lock(&t->p2p->lock);
         } else {
-            sleep_on_mail(t, mail);
+            sleep_on_mail(t, done, arg);
         }
     }
 }
@@ -183,9 +192,7 @@ static tr_status start(tr__shm *t, tr_work *work, bool driven)
     if (!driven) TR__TRY(need_thread(t));
     tr__shm_op *op = malloc(sizeof *op);
     if (!op) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message", t->group);
-    int64_t now = tr__now_ns();
-    *op = (tr__shm_op){.work = tr__ref(work), .helped = !driven, .began = now,
-        .deadline = now + (int64_t)work->collective.timeout_ms * 1000000};
+    *op = (tr__shm_op){.work = tr__ref(work), .helped = !driven};
     p->pending++;
     p->helped += !driven;
     if (tr__shm_p2p_begin(t, op) != TR_OK) {

@@ -5,6 +5,7 @@
  * Staged, a giver fills chunk i while the others pull chunk i - 1. fill(i) takes the place of chunk i - 4 in the ring
  * when all have pulled that. A giver whose memory or staging area is read waits at the end until all have done so.
  */
+#include "base/copy.h"
 #include "comm/transport/shm.h"
 
 #include <string.h>
@@ -120,6 +121,28 @@ static tr_status pull_staged(tr__shm *t, tr__shm_call *call, int64_t chunks)
 
 /* ---- Inline and shared ------------------------------------------------------------------------------------------- */
 
+static void copy(const tr__shm_call *call, char *to, const char *from, size_t bytes)
+{
+    if (call->streams)
+        tr__copy_past_caches(to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
+/* Do the buffers of all ranks together exceed the cache that they share? Of the _V kinds each rank judges by its own. */
+static bool exceeds_cache(const tr__shm *t, const tr__shm_call *call)
+{
+    const tr_collective *c = call->c;
+    int outs = call->kind->out_blocks ? t->world_size : 1;
+    size_t out = 0, givers = call->kind->from_root ? 1 : (size_t)t->world_size,
+           getters = call->kind->to_root ? 1 : (size_t)t->world_size;
+    for (int rank = 0; tr__collective_gets(c, t->rank) && rank < outs; rank++) {
+        tr__range block = tr__collective_out(c, rank);
+        out += (size_t)(block.end - block.begin) * call->size;
+    }
+    return givers * call->bytes + getters * out > t->cache_bytes;
+}
+
 static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
 {
     way w = way_of(t, call, from);
@@ -137,7 +160,7 @@ static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
             return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a block beyond its slot", from, t->peers[from].pid);
         memory = tr__shm_inline(t, call, from) + begin;
     }
-    memcpy((char *)call->c->out + (size_t)to.begin * call->size, memory, bytes);
+    copy(call, (char *)call->c->out + (size_t)to.begin * call->size, memory, bytes);
     return TR_OK;
 }
 
@@ -148,7 +171,7 @@ static void keep_own(const tr__shm *t, const tr__shm_call *call)
     tr__range in = tr__collective_in(c, t->rank), out = tr__collective_out(c, t->rank);
     const char *from = (const char *)c->in + (size_t)in.begin * call->size;
     char *to = (char *)c->out + (size_t)out.begin * call->size;
-    if (from != to && out.end > out.begin) memcpy(to, from, (size_t)(out.end - out.begin) * call->size);
+    if (from != to && out.end > out.begin) copy(call, to, from, (size_t)(out.end - out.begin) * call->size);
 }
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
@@ -166,6 +189,7 @@ tr_status tr__shm_pull(tr__shm *t, tr__shm_call *call)
         shared |= w == SHARED;
         if (staged > chunks) chunks = staged;
     }
+    call->streams = exceeds_cache(t, call);
     keep_own(t, call);
     if (chunks) TR__TRY(pull_staged(t, call, chunks));
     for (int i = 1; i < t->world_size; i++) {
