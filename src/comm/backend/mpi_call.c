@@ -5,7 +5,7 @@
  * f32, averages of i32 in i64 and of u8 in i32) are widened piece by piece, reduced by MPI in that type, and rounded once.
  * The order in which MPI folds is its own.
  */
-#include "base/half.h"
+#include "comm/algo/wide.h"
 #include "comm/backend/mpi_group.h"
 
 #include <limits.h>
@@ -67,15 +67,6 @@ static tr_status need_scratch(tr__mpi_group *g, size_t bytes)
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-/* The type in which sums are folded. */
-static tr_dtype wide_type(const tr_collective *c)
-{
-    if (c->dtype == TR_F16 || c->dtype == TR_BF16) return TR_F32;
-    if (c->op == TR_AVG && c->dtype == TR_I32) return TR_I64;
-    if (c->op == TR_AVG && c->dtype == TR_U8) return TR_I32;
-    return c->dtype;
-}
-
 static MPI_Op op_of(const call *k, tr_dtype wide)
 {
     const MPI_Op *own = k->g->library->own_ops;
@@ -93,52 +84,6 @@ static MPI_Op op_of(const call *k, tr_dtype wide)
     case TR_BXOR: return MPI_BXOR;
     default: return is_bool ? MPI_BOR : MPI_SUM;
     }
-}
-
-#define CONVERT(to_type, from_type, expression)                                 \
-    for (int64_t i = 0; i < count; i++) {                                       \
-        from_type x = ((const from_type *)from)[i];                             \
-        ((to_type *)to)[i] = (to_type)(expression);                             \
-    }
-
-static void widen(const tr_collective *c, const void *from, void *to, int64_t count)
-{
-    if (c->dtype == TR_F16)
-        CONVERT(float, uint16_t, tr__f16_to_f32(x))
-    else if (c->dtype == TR_BF16)
-        CONVERT(float, uint16_t, tr__bf16_to_f32(x))
-    else if (c->dtype == TR_I32 && c->op == TR_AVG)
-        CONVERT(int64_t, int32_t, x)
-    else if (c->dtype == TR_U8 && c->op == TR_AVG)
-        CONVERT(int32_t, uint8_t, x)
-    else
-        memcpy(to, from, (size_t)count * tr_dtype_size(c->dtype));
-}
-
-/* Rounds a result, of which averages are still sums. from and to may be the same memory when the type is the same. */
-static void narrow(const tr_collective *c, int ranks, const void *from, void *to, int64_t count)
-{
-    bool average = c->op == TR_AVG;
-    double part = average ? 1.0 / ranks : 1;
-    int whole = average ? ranks : 1;
-    if (c->dtype == TR_F16)
-        CONVERT(uint16_t, float, tr__f32_to_f16(x * (float)part))
-    else if (c->dtype == TR_BF16)
-        CONVERT(uint16_t, float, tr__f32_to_bf16(x * (float)part))
-    else if (!average && from != to)
-        memcpy(to, from, (size_t)count * tr_dtype_size(c->dtype));
-    else if (!average)
-        return;
-    else if (c->dtype == TR_F32)
-        CONVERT(float, float, x * (float)part)
-    else if (c->dtype == TR_F64)
-        CONVERT(double, double, x * part)
-    else if (c->dtype == TR_I64)
-        CONVERT(int64_t, int64_t, x / whole)
-    else if (c->dtype == TR_I32)
-        CONVERT(int32_t, int64_t, x / whole)
-    else
-        CONVERT(uint8_t, int32_t, x / whole)
 }
 
 /* The MPI call on a piece that lies together. in may be MPI_IN_PLACE; out is NULL where nothing is got. */
@@ -161,10 +106,11 @@ static tr_status reduce_staged(const call *k, int64_t begin, int64_t count, tr_d
     size_t bytes = (size_t)count * tr_dtype_size(wide);
     TR__TRY(need_scratch(k->g, bytes * (size_t)(blocks + 1)));
     char *in = k->g->scratch, *out = in + bytes * (size_t)blocks;
-    for (int b = 0; b < blocks; b++) widen(c, at(k, c->in, b * c->count + begin), in + bytes * (size_t)b, count);
+    for (int b = 0; b < blocks; b++)
+        tr__widen(c->dtype, c->op, at(k, c->in, b * c->count + begin), in + bytes * (size_t)b, count);
     bool gets = tr__collective_gets(c, k->rank);
     TR__TRY(reduce_piece(k, in, gets ? out : NULL, (int)count, wide));
-    if (gets) narrow(c, k->ranks, out, (void *)at(k, c->out, begin), count);
+    if (gets) tr__narrow(c->dtype, c->op, k->ranks, out, (void *)at(k, c->out, begin), count);
     return TR_OK;
 }
 
@@ -175,7 +121,7 @@ static tr_status reduce_directly(const call *k, int64_t begin, int64_t count)
     bool gets = tr__collective_gets(c, k->rank);
     void *out = gets ? (void *)at(k, c->out, begin) : NULL;
     TR__TRY(reduce_piece(k, in == out ? MPI_IN_PLACE : in, out, (int)count, c->dtype));
-    if (gets) narrow(c, k->ranks, out, out, count);
+    if (gets) tr__narrow(c->dtype, c->op, k->ranks, out, out, count);
     return TR_OK;
 }
 
@@ -183,7 +129,7 @@ static tr_status reduce_directly(const call *k, int64_t begin, int64_t count)
 static tr_status reduce(const call *k)
 {
     const tr_collective *c = k->c;
-    tr_dtype wide = wide_type(c);
+    tr_dtype wide = tr__wide_type(c->dtype, c->op);
     int blocks = c->kind == TR_REDUCE_SCATTER ? k->ranks : 1;
     bool inside = c->out && c->out >= c->in && (const char *)c->out < at(k, c->in, blocks * c->count);
     bool staged = wide != c->dtype || (blocks > 1 && (inside || c->count > TR__MPI_PIECE_BYTES / 8 / blocks));
