@@ -46,7 +46,7 @@ typedef struct collective_run {
     int ranks;
     tr__sizes sizes;
     int cold_mb;
-    const char *peer_command, *json;
+    const char *peer_command, *json, *transport;
     tr_group *group;
     int rank, world;
     char *shared, *own;   /* [pool] */
@@ -321,7 +321,7 @@ static int failed(tr_status status)
 static int run_rank(collective_run *r)
 {
     TR_SCOPE;
-    r->group = tr_join();
+    r->group = tr_join(.transport = r->transport);
     r->rank = tr_rank(r->group);
     r->world = tr_world_size(r->group);
     tr_status status = tr_status_of(r->group);
@@ -347,6 +347,7 @@ static int read_options(collective_run *r, int argc, char **argv)
             "gloo or mpi: PyTorch's Gloo or the installed MPI, in turns; or a command that prints\n"
             "                            \"ready\", then for every line \"NAME BYTES CALLS\" the median in microseconds",
             TR__TEXT(&r->peer_command)},
+        {"transport", 0, "NAME", "tcp: between all ranks, also those of one host", TR__TEXT(&r->transport)},
         {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&r->json)},
         {0},
     };

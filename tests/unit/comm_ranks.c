@@ -1,5 +1,7 @@
 #include "comm_ranks.h"
 
+#include "hosts.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -12,6 +14,7 @@ tr_group *join_group(const rank *r, const char *name)
 static void run_rank(rank *r)
 {
     TR_SCOPE;
+    if (r->hosts) r->store = store_on_host(r->store, r->hosts[r->number]);
     r->group = join_group(r, NULL);
     OK(tr_status_of(r->group));
     r->body(r);
@@ -49,6 +52,12 @@ void run_tcp(int world, rank_body body, const char *algorithms, const void *arg)
     TR_SCOPE;
     run_like(&(rank){.world = world, .store = tr_store_memory(), .body = body, .arg = arg, .transport = "tcp",
         .algorithms = algorithms});
+}
+
+void run_hosts(const int *hosts, int world, rank_body body, const void *arg)
+{
+    TR_SCOPE;
+    run_like(&(rank){.world = world, .store = tr_store_memory(), .body = body, .arg = arg, .hosts = hosts});
 }
 
 void run(int world, rank_body body, const void *arg)

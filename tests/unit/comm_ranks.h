@@ -30,6 +30,7 @@ struct rank {
     tr_group *group;
     rank_body body;
     const char *transport, *algorithms; /* as in tr_join_options */
+    const int *hosts;                   /* a pretended host for each rank; NULL: this one */
     const void *arg;
     char failure[2048];
 };
@@ -59,6 +60,8 @@ void run_on(tr_store *store, int world, rank_body body, const void *arg);
 void run(int world, rank_body body, const void *arg);
 /* The same over TCP; algorithms may be NULL. */
 void run_tcp(int world, rank_body body, const char *algorithms, const void *arg);
+/* The same with ranks on pretended hosts. */
+void run_hosts(const int *hosts, int world, rank_body body, const void *arg);
 
 /* A rank that stays away until all the others have given up on it: they say so, it waits for that. */
 void say_given_up(rank *r);

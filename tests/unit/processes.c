@@ -1,6 +1,7 @@
 #include "processes.h"
 
 #include "base/clock.h"
+#include "hosts.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -43,6 +44,7 @@ tr_status join_and_run(rank *r, const job *j, rank_body body)
     TR_SCOPE;
     if (j->setting.spaces) TRY(enter(j->setting.spaces[r->number]));
     r->store = open_store(r, j);
+    if (j->setting.hosts) r->store = store_on_host(r->store, j->setting.hosts[r->number]);
     TRY(tr_status_of(r->store));
     r->group = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS,
         .transport = j->setting.transport, .report_ms = j->setting.report_ms);

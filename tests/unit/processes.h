@@ -40,6 +40,7 @@ typedef struct setting {
     int report_ms;             /* as in tr_join_options */
     const char *host;          /* with .spaces: where rank 0 serves the store */
     const char *const *spaces; /* the network namespace of each rank */
+    const int *hosts;          /* or a pretended host for each; NULL: all are on this one */
 } setting;
 
 typedef struct job {

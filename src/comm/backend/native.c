@@ -1,12 +1,11 @@
 /*
  * The native backend: ranks find each other through the store and reach each other through shared memory when all are
- * on one host, else over TCP. A world of one needs neither.
+ * on one host, over TCP when each is on a host of its own, else through both. A world of one needs neither.
  */
 #include "base/object.h"
-#include "comm/backend/backend.h"
+#include "comm/backend/hierarchy.h"
 #include "comm/collective.h"
-#include "comm/transport/shm.h"
-#include "comm/transport/tcp.h"
+#include "comm/work.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +13,9 @@
 typedef struct native {
     tr__member member;
     tr__rendezvous meeting;
-    tr__shm *shm; /* the one that carries the collectives is not NULL; in a world of one both are */
-    tr__tcp *tcp;
+    tr__shm *shm; /* joins the ranks of this host, */
+    tr__tcp *tcp; /* joins all; NULL: not needed */
+    tr__hierarchy *hierarchy; /* over both; NULL: one of them, or none, carries everything */
 } native;
 
 static bool asked_for(const native *n, const char *transport)
@@ -50,8 +50,7 @@ static int find_elsewhere(const native *n, const tr__card *cards)
     return -1;
 }
 
-/* Which transport it is to be, alike on all ranks; the other one goes. */
-static tr_status choose_transport(native *n, const tr__card *cards)
+static tr_status check_transports(const native *n, const tr__card *cards)
 {
     const tr__card *mine = &cards[n->member.rank];
     int elsewhere = find_elsewhere(n, cards);
@@ -69,14 +68,55 @@ static tr_status choose_transport(native *n, const tr__card *cards)
         return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d is on host %s and rank %d on host %s; the transport 'shm' "
             "joins ranks that share one host's memory and network namespace", n->member.group, n->member.rank,
             mine->host, elsewhere, cards[elsewhere].host);
-    if (n->shm && n->tcp && elsewhere < 0) {
+    return TR_OK;
+}
+
+static bool on_one_host(const void *arg, int a, int b)
+{
+    const tr__card *cards = arg;
+    return strcmp(cards[a].machine, cards[b].machine) == 0;
+}
+
+/* Which transports it is to be, alike on all ranks; one that is not needed goes. A rank that is alone on its host needs no
+ * shared memory, but takes part in what the others do in parts. */
+static void choose_transports(native *n, const tr__hosts *hosts)
+{
+    bool alone = tr__hosts_size(hosts, hosts->host[n->member.rank]) == 1;
+    if (n->shm && n->tcp && hosts->count == 1) {
         tr__tcp_close(n->tcp);
         n->tcp = NULL;
-    } else if (n->shm && n->tcp) {
+    }
+    if (n->shm && n->tcp && alone) {
         tr__shm_close(n->shm);
         n->shm = NULL;
     }
+}
+
+/* The ranks of this host, then all. */
+static tr_status connect_both(native *n, tr__hosts *hosts, tr__card *cards)
+{
+    if (n->shm) {
+        TR__TRY(tr__shm_settle(n->shm, hosts, n->tcp));
+        TR__TRY(tr__shm_meet(n->shm, &n->meeting, cards));
+    }
+    TR__TRY(tr__hierarchy_new(hosts, n->member.rank, n->shm, n->tcp, &n->hierarchy));
+    TR__TRY(tr__tcp_meet(n->tcp, &n->meeting, cards));
+    if (n->shm) n->shm->crowded |= n->tcp->crowded;
     return TR_OK;
+}
+
+static tr_status connect(native *n, tr__card *cards)
+{
+    tr__hosts hosts;
+    TR__TRY(check_transports(n, cards));
+    TR__TRY(tr__hosts_make(&hosts, n->member.world_size, on_one_host, cards));
+    bool both = n->shm && n->tcp && hosts.count > 1 && hosts.most > 1;
+    choose_transports(n, &hosts);
+    tr_status status = both     ? connect_both(n, &hosts, cards)
+                       : n->shm ? tr__shm_meet(n->shm, &n->meeting, cards)
+                                : tr__tcp_meet(n->tcp, &n->meeting, cards);
+    tr__hosts_free(&hosts);
+    return status;
 }
 
 static tr_status meet(native *n, tr__card *cards)
@@ -88,16 +128,22 @@ static tr_status meet(native *n, tr__card *cards)
     TR__TRY(open_doors(n, mine));
     TR__TRY(tr__rendezvous_publish(&n->meeting, mine));
     TR__TRY(tr__rendezvous_read_all(&n->meeting, cards));
-    TR__TRY(choose_transport(n, cards));
-    return n->shm ? tr__shm_meet(n->shm, &n->meeting, cards) : tr__tcp_meet(n->tcp, &n->meeting, cards);
+    return connect(n, cards);
+}
+
+/* Shared memory first: it is joined last, and breaks what is left. */
+static void close_transports(native *n)
+{
+    if (n->shm) tr__shm_close(n->shm);
+    if (n->tcp) tr__tcp_close(n->tcp);
+    tr__hierarchy_free(n->hierarchy);
 }
 
 /* Frees all; the failure that the thread has just made stays its latest. */
 static void give_up(native *n, tr_status status)
 {
     tr__error *why = tr__error_take();
-    if (n->shm) tr__shm_close(n->shm);
-    if (n->tcp) tr__tcp_close(n->tcp);
+    close_transports(n);
     if (n->meeting.member) tr__rendezvous_withdraw(&n->meeting, status);
     free(n);
     tr__fail_stored(why);
@@ -126,23 +172,32 @@ static tr_status native_join(const tr__member *member, void **state)
 static tr_status native_run(void *state, const tr_collective *c, uint64_t sequence)
 {
     native *n = state;
+    if (n->hierarchy) return tr__hierarchy_run(n->hierarchy, c, sequence);
     if (n->tcp) return tr__tcp_run(n->tcp, c, sequence);
     if (n->shm) return tr__shm_run(n->shm, c, sequence);
     tr__collective_alone(c);
     return TR_OK;
 }
 
+/* Does a send or receive go through memory? */
+static bool stays_here(const native *n, const tr_work *work)
+{
+    return n->shm && (!n->tcp || tr__shm_place_of(n->shm, work->collective.peer) >= 0);
+}
+
 static void native_start(void *state, tr_work *work, bool driven)
 {
     native *n = state;
-    if (n->shm) tr__shm_p2p_start(n->shm, work, driven);
-    if (n->tcp) tr__tcp_p2p_start(n->tcp, work);
+    if (stays_here(n, work))
+        tr__shm_p2p_start(n->shm, work, driven);
+    else if (n->tcp)
+        tr__tcp_p2p_start(n->tcp, work);
 }
 
 static void native_drive(void *state, const tr_work *work)
 {
     native *n = state;
-    if (n->shm) tr__shm_p2p_drive(n->shm, work); /* over TCP the group's thread does it all */
+    if (stays_here(n, work)) tr__shm_p2p_drive(n->shm, work); /* over TCP the group's thread does it all */
 }
 
 static bool native_pending(void *state)
@@ -154,7 +209,7 @@ static bool native_pending(void *state)
 static void native_give_up(void *state)
 {
     native *n = state;
-    tr_status broken = n->shm ? tr__shm_break(n->shm) : n->tcp ? tr__tcp_break(n->tcp) : TR_OK;
+    tr_status broken = n->shm ? tr__shm_break(n->shm) : n->tcp ? tr__tcp_break(n->tcp) : TR_OK; /* each breaks the other */
     (void)broken;
 }
 
@@ -162,8 +217,7 @@ static void native_leave(void *state)
 {
     native *n = state;
     if (n->shm || n->tcp) tr__rendezvous_withdraw(&n->meeting, TR_OK);
-    if (n->shm) tr__shm_close(n->shm);
-    if (n->tcp) tr__tcp_close(n->tcp);
+    close_transports(n);
     free(n);
 }
 

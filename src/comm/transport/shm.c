@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/copy.h"
 #include "base/thread.h"
+#include "comm/transport/tcp.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -27,9 +28,17 @@ static bool keep_failure(tr__shm *t)
     return first;
 }
 
+/* With us, the transport to other hosts is broken. */
+static void break_tcp(tr__shm *t)
+{
+    if (!t->tcp) return;
+    tr__failure_tell(&t->failure);
+    tr__tcp_break_too(t->tcp);
+}
+
 tr_status tr__shm_break_quietly(tr__shm *t)
 {
-    keep_failure(t);
+    if (keep_failure(t)) break_tcp(t);
     return tr__failure_tell(&t->failure);
 }
 
@@ -48,7 +57,13 @@ void tr__shm_tell_failure(tr__shm *t)
 tr_status tr__shm_break(tr__shm *t)
 {
     if (keep_failure(t)) tr__shm_tell_failure(t);
+    break_tcp(t); /* in any case, as in tr__tcp_break() */
     return tr__failure_tell(&t->failure);
+}
+
+void tr__shm_break_too(tr__shm *t)
+{
+    if (keep_failure(t)) tr__shm_tell_failure(t);
 }
 
 static bool any_gave_up(const tr__shm *t)
@@ -60,7 +75,11 @@ static bool any_gave_up(const tr__shm *t)
 
 tr_status tr__shm_heed(tr__shm *t, int timeout_ms)
 {
-    if (!any_gave_up(t)) return TR_OK;
+    return any_gave_up(t) ? tr__shm_await_reason(t, timeout_ms) : TR_OK;
+}
+
+tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms)
+{
     int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
     struct timespec deadline = {until / 1000000000, until % 1000000000};
     pthread_mutex_lock(&t->lock);
@@ -105,7 +124,7 @@ static tr_status make_control(tr__shm *t)
     t->control = tr_shared_alloc(tr__shm_control_bytes(t->world_size));
     if (!t->control) return tr__fail_context(TR_NO_MEMORY, "group '%s'", t->group);
     t->control->magic = TR__SHM_MAGIC;
-    t->control->version = 2;
+    t->control->version = 3;
     t->control->rank = t->rank;
     t->control->world_size = t->world_size;
     t->peers[t->rank].control = t->control;
@@ -162,6 +181,24 @@ tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transp
     return status;
 }
 
+tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, tr__tcp *tcp)
+{
+    int host = hosts->host[t->rank], place = hosts->place[t->rank], count = tr__hosts_size(hosts, host);
+    t->places = malloc((size_t)hosts->world_size * sizeof *t->places);
+    if (!t->places) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for its ranks' places", t->group);
+    for (int rank = 0; rank < hosts->world_size; rank++)
+        t->places[rank] = hosts->host[rank] == host ? hosts->place[rank] : -1;
+    t->peers[t->rank].control = NULL;
+    t->rank = t->control->rank = place;
+    t->world_size = t->control->world_size = count;
+    for (int other = 0; other < count; other++) t->peers[other].rank = tr__hosts_ranks(hosts, host)[other];
+    t->peers[place].control = t->control;
+    t->peers[place].pid = (long)getpid();
+    t->tcp = tcp;
+    tr__tcp_link(tcp, t);
+    return TR_OK;
+}
+
 tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
 {
     TR__TRY(tr__shm_connect(t, meeting, cards));
@@ -196,6 +233,7 @@ void tr__shm_close(tr__shm *t)
     if (t->has_monitor) tr__shm_p2p_end(t);
     if (t->watching) tr__segment_unwatch(&t->watcher);
     if (t->has_monitor) tr__shm_monitor_stop(t);
+    if (t->tcp) tr__tcp_link(t->tcp, NULL);
     for (int rank = 0; t->peers && rank < t->world_size; rank++) free_peer(t, &t->peers[rank]);
     if (t->door.socket >= 0) close(t->door.socket);
     if (t->kick >= 0) close(t->kick);
@@ -208,6 +246,7 @@ void tr__shm_close(tr__shm *t)
     free(t->in);
     free(t->out);
     free(t->stagings);
+    free(t->places);
     tr__failure_clear(&t->failure);
     pthread_mutex_destroy(&t->lock);
     pthread_cond_destroy(&t->changed);

@@ -17,6 +17,7 @@
 
 #include "base/memory.h"
 #include "base/object.h"
+#include "comm/algo/hosts.h"
 #include "comm/collective.h"
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
@@ -70,6 +71,8 @@ typedef struct tr__shm_slot {
         unsigned char tiny[TR__SHM_TINY];
     };
     _Alignas(TR__CACHE_LINE) tr__shm_file file;
+    /* Of a part: the number and layout of the whole call, whose signature is in `call`. 0: this is the whole. */
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t whole, whole_layout;
     _Alignas(TR__CACHE_LINE) unsigned char data[TR__SHM_INLINE];
 } tr__shm_slot;
 
@@ -108,6 +111,7 @@ typedef struct tr__shm_control {
     atomic_int waits_for;                        /* the rank (+ 1) that should ring; 0: awake */
     tr__shm_stuck stuck;
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t finished; /* the latest collective that is done */
+    _Atomic uint64_t failed;                            /* the whole call, of several hosts, that its rank failed in */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t filled;   /* steps: own data is in the staging area */
     _Atomic uint64_t staging;                           /* the segment that is the staging area */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t done;     /* steps: own share of the work is done */
@@ -164,13 +168,14 @@ typedef struct tr__shm_channel tr__shm_channel;
 typedef struct tr__shm_p2p tr__shm_p2p;
 
 typedef struct tr__shm_peer {
-    int rank;
+    int rank;   /* in the group, for people: its place in t->peers is another when the group is on several hosts */
     int socket; /* -1: ourselves, or gone */
     long pid;
     bool in_process; /* a thread of this process: memory is held, not mapped again */
     tr__shm_control *control;
     tr__shm_mapping control_mapping;
     atomic_bool left; /* has said goodbye */
+    atomic_bool gone; /* its socket is at its end */
     tr__shm_mapping channel_mapping; /* the monitor's */
     tr__shm_channel *_Atomic inbound; /* what the peer sends us; NULL: nothing yet */
     /* Under the transport's lock. */
@@ -189,9 +194,11 @@ typedef struct tr__shm_door { /* where the peers knock while they join */
 
 typedef struct tr__shm {
     char group[64];
-    int rank, world_size;
+    int rank, world_size; /* among those of this host, as all ranks here are but peers[].rank */
     int report_ms; /* of waiting, after which it is reported */
     tr__recorder *recorder;
+    struct tr__tcp *tcp;  /* joins us with those of other hosts, and breaks when we do; NULL: there are none */
+    int *places;          /* with tcp: a rank's place among us, or -1, by its rank in the group */
     tr__shm_peer *peers; /* [world_size], ourselves included */
     tr__shm_control *control; /* our own */
     tr__shm_door door;
@@ -230,9 +237,16 @@ typedef struct tr__shm {
     char **stagings;             /* [world_size]: the ranks' staging areas */
 } tr__shm;
 
+/* A call of all ranks of a group over several hosts, of which each host runs parts. */
+typedef struct tr__shm_whole {
+    const tr_collective *call;
+    uint64_t sequence, layout;
+} tr__shm_whole;
+
 /* A collective that is running. */
 typedef struct tr__shm_call {
     const tr_collective *c; /* NULL: the ranks are joining */
+    const tr__shm_whole *whole; /* what it is a part of, or NULL */
     const tr__kind *kind;
     uint64_t sequence;
     int timeout_ms;
@@ -249,6 +263,8 @@ typedef struct tr__shm_call {
 
 /* Makes a rank's side and opens its door, whose address goes into the card. */
 tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport);
+/* Before they meet: joins only the ranks of our host. tcp joins all. */
+tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, struct tr__tcp *tcp);
 /* Connects with all ranks, whose cards are given, and waits until all are there. */
 tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards);
 /* Says goodbye to the ranks that are connected and frees all. */
@@ -259,11 +275,15 @@ void tr__shm_close(tr__shm *t);
 tr_status tr__shm_break(tr__shm *t);
 /* The same for a failure that a peer has announced or that every peer sees by itself. */
 tr_status tr__shm_break_quietly(tr__shm *t);
+/* The same for a failure that has broken the transport to other hosts. */
+void tr__shm_break_too(tr__shm *t);
 /* Tells all peers why the group is broken; each keeps the first reason that it learns. */
 void tr__shm_tell_failure(tr__shm *t);
 /* A peer that has given the group up calls no more, so what it shows is of an earlier time: fails with its reason, which
  * is on its way. TR_OK when there is no such peer, or nothing comes in time. */
 tr_status tr__shm_heed(tr__shm *t, int timeout_ms);
+/* The same, of a peer that is known to give up soon. */
+tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms);
 
 /* Queues a message for a peer; fd is passed along and closed (-1: none). */
 tr_status tr__shm_post(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd);
@@ -334,6 +354,11 @@ bool tr__shm_last_transfer(const tr__shm_control *control, tr__signature *signat
 
 /* The rank that all wait for when one waits for `rank`, which may itself wait for another, and so on. */
 int tr__shm_culprit(const tr__shm *t, int rank);
+/* A rank of the group in t->peers; -1: it is on another host. */
+static inline int tr__shm_place_of(const tr__shm *t, int rank)
+{
+    return t->places ? t->places[rank] : rank;
+}
 
 /* "rank 2 has done all_reduce #17 (…) and is in recv (…)" */
 enum { TR__SHM_STATE_TEXT = 2 * TR__CALL_TEXT + 64 };
@@ -362,6 +387,12 @@ void tr__shm_mail(tr__shm_control *control);
 /* ---- shm_call.c -------------------------------------------------------------------------------------------------- */
 
 tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequence);
+/* A part of a call; parts are counted by themselves. A reduce_scatter may have .in_counts and .in_offsets, of which none
+ * is longer than the first. Who sees a part fail breaks the group. */
+tr_status tr__shm_run_part(tr__shm *t, const tr_collective *part, const tr__shm_whole *whole, uint64_t sequence);
+/* All parts of a call are done; none will be done any more. */
+void tr__shm_finish(tr__shm *t, uint64_t sequence);
+void tr__shm_fail(tr__shm *t, const tr__shm_whole *whole);
 
 /* Does this rank have data that others read? */
 bool tr__shm_publishes(const tr_collective *c, int rank);

@@ -4,6 +4,7 @@
  * travel, so that a small all_reduce is one round of flags.
  */
 #include "comm/transport/shm.h"
+#include "comm/transport/tcp.h"
 
 #include <string.h>
 
@@ -29,12 +30,17 @@ bool tr__shm_publishes(const tr_collective *c, int rank)
                                                  rank == c->root);
 }
 
-/* Bytes of the input: the same on all ranks, but for the _V kinds, where what a rank gives itself does not count. */
+/* Bytes of the input, of blocks of different lengths to the end of the last: the same on all ranks, but for the _V kinds,
+ * where what a rank gives itself does not count. */
 static size_t input_bytes(const tr__shm *t, const tr_collective *c)
 {
     int64_t elements = c->count;
     const tr__kind *kind = tr__kind_of(c->kind);
-    if (kind->variable && kind->in_blocks) {
+    if (kind->reduces && c->in_counts) {
+        elements = 0;
+        for (int rank = 0; rank < t->world_size; rank++)
+            if (tr__collective_in(c, rank).end > elements) elements = tr__collective_in(c, rank).end;
+    } else if (kind->variable && kind->in_blocks) {
         elements = 0;
         for (int rank = 0; c->in_counts && rank < t->world_size; rank++)
             if (rank != t->rank) elements += c->in_counts[rank];
@@ -42,6 +48,12 @@ static size_t input_bytes(const tr__shm *t, const tr_collective *c)
         elements *= t->world_size;
     }
     return (size_t)elements * tr_dtype_size(c->dtype);
+}
+
+/* Blocks of different lengths that are to be folded need not follow each other. */
+static bool goes_inline(const tr__shm_call *call)
+{
+    return call->bytes <= TR__SHM_INLINE && !(call->kind->reduces && call->c->in_counts);
 }
 
 /* ---- Entering ---------------------------------------------------------------------------------------------------- */
@@ -112,7 +124,7 @@ static tr_status show(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
 static tr_status publish(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
 {
     call->way = TR__SHM_INLINED;
-    if (call->bytes <= TR__SHM_INLINE) {
+    if (goes_inline(call)) {
         if (call->bytes) copy_inline(t, call);
         return TR_OK;
     }
@@ -131,25 +143,66 @@ static tr_status enter(tr__shm *t, tr__shm_call *call)
     tr__shm_slot *slot = slot_of(t->control, call->sequence);
     if (tr__shm_publishes(call->c, t->rank)) TR__TRY(publish(t, call, slot));
     if (call->kind->variable) write_blocks(t, call, slot);
-    tr__shm_sign(&slot->call, slot->file, call->c, call->way);
+    tr__shm_sign(&slot->call, slot->file, call->whole ? call->whole->call : call->c, call->way);
+    if (call->whole) {
+        atomic_store_explicit(&slot->whole, call->whole->sequence, memory_order_relaxed);
+        atomic_store_explicit(&slot->whole_layout, call->whole->layout, memory_order_relaxed);
+    }
     tr__shm_signal(t, entered(call->sequence), call->sequence);
     return tr__shm_await(t, call, entered(call->sequence), call->sequence, -1);
 }
 
 /* ---- Comparing --------------------------------------------------------------------------------------------------- */
 
-static bool same_call(const tr__shm_slot *a, const tr__shm_slot *b)
+static uint64_t read_word(const _Atomic uint64_t *word)
+{
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+/* What slots say of a call beyond its signature: of a part, in which of the ranks' calls it is. */
+static bool same_layout(const tr__shm_slot *a, const tr__shm_slot *b, bool parts, bool variable)
+{
+    if (parts) return read_word(&a->whole) == read_word(&b->whole) && read_word(&a->whole_layout) == read_word(&b->whole_layout);
+    return !variable || read_word(&a->layout) == read_word(&b->layout);
+}
+
+static bool same_call(const tr__shm_slot *a, const tr__shm_slot *b, bool parts)
 {
     uint32_t what_a = atomic_load_explicit(&a->call.what, memory_order_relaxed);
     uint32_t what_b = atomic_load_explicit(&b->call.what, memory_order_relaxed);
     if (((what_a ^ what_b) & TR__SHM_WHAT) != 0 || atomic_load_explicit(&a->call.rank, memory_order_relaxed) !=
                                                        atomic_load_explicit(&b->call.rank, memory_order_relaxed))
         return false;
-    if (!tr__kind_of(what_a & 0xff)->variable)
-        return atomic_load_explicit(&a->call.count, memory_order_relaxed) ==
-               atomic_load_explicit(&b->call.count, memory_order_relaxed);
-    return atomic_load_explicit(&a->layout, memory_order_relaxed) ==
-           atomic_load_explicit(&b->layout, memory_order_relaxed);
+    bool variable = tr__kind_of(what_a & 0xff)->variable;
+    if (!variable && atomic_load_explicit(&a->call.count, memory_order_relaxed) !=
+                         atomic_load_explicit(&b->call.count, memory_order_relaxed))
+        return false;
+    return same_layout(a, b, parts, variable);
+}
+
+static void read_signature(const tr__shm_slot *slot, uint64_t sequence, bool part, tr__signature *s)
+{
+    tr__shm_signature(slot, sequence, s);
+    if (s->kind == TR_ALL_GATHER_V) s->layout = read_word(part ? &slot->whole_layout : &slot->layout);
+}
+
+/* A rank has made a call that needed nobody here, and is in a later one than others. It knows what it called instead of
+ * what they are in, so it tells them. */
+static tr_status mismatch_of_numbers(tr__shm *t, const tr__shm_call *call)
+{
+    tr__shm_slot *own = slot_of(t->control, call->sequence);
+    bool behind = false;
+    for (int rank = 0; rank < t->world_size; rank++) {
+        const tr__shm_slot *slot = slot_of(t->peers[rank].control, call->sequence);
+        if (read_word(&slot->whole) < read_word(&own->whole)) {
+            tr__signature theirs;
+            read_signature(slot, call->sequence, true, &theirs);
+            return tr__call_mismatch(t->group, t->peers[rank].rank, &theirs, t->peers[t->rank].rank,
+                tr__tcp_own_call(t->tcp, &theirs));
+        }
+        behind |= read_word(&slot->whole) > read_word(&own->whole);
+    }
+    return behind ? tr__shm_await_reason(t, call->timeout_ms) : TR_OK;
 }
 
 /* The same words on every rank: the first rank that differs from rank 0. But a rank that comes late to a call that the
@@ -157,17 +210,16 @@ static bool same_call(const tr__shm_slot *a, const tr__shm_slot *b)
 static tr_status mismatch(tr__shm *t, const tr__shm_call *call)
 {
     uint64_t sequence = call->sequence;
+    bool part = call->whole;
     TR__TRY(tr__shm_heed(t, call->timeout_ms));
+    if (part) TR__TRY(mismatch_of_numbers(t, call));
     tr__shm_slot *zero = slot_of(t->peers[0].control, sequence);
     int other = 1;
-    while (other < t->world_size - 1 && same_call(zero, slot_of(t->peers[other].control, sequence))) other++;
+    while (other < t->world_size - 1 && same_call(zero, slot_of(t->peers[other].control, sequence), part)) other++;
     tr__signature a, b;
-    tr__shm_signature(zero, sequence, &a);
-    tr__shm_signature(slot_of(t->peers[other].control, sequence), sequence, &b);
-    if (a.kind == TR_ALL_GATHER_V) a.layout = atomic_load_explicit(&zero->layout, memory_order_relaxed);
-    if (b.kind == TR_ALL_GATHER_V)
-        b.layout = atomic_load_explicit(&slot_of(t->peers[other].control, sequence)->layout, memory_order_relaxed);
-    return tr__call_mismatch(t->group, 0, &a, other, &b);
+    read_signature(zero, sequence, part, &a);
+    read_signature(slot_of(t->peers[other].control, sequence), sequence, part, &b);
+    return tr__call_mismatch(t->group, t->peers[0].rank, &a, t->peers[other].rank, &b);
 }
 
 /* Also finds out whether the buffers of all ranks can be mapped. */
@@ -177,7 +229,7 @@ static tr_status compare(tr__shm *t, tr__shm_call *call, bool *shared)
     *shared = true;
     for (int rank = 0; rank < t->world_size; rank++) {
         tr__shm_slot *slot = slot_of(t->peers[rank].control, call->sequence);
-        if (!same_call(own, slot)) return mismatch(t, call);
+        if (!same_call(own, slot, call->whole)) return mismatch(t, call);
         if (!(atomic_load_explicit(&slot->call.what, memory_order_relaxed) & TR__SHM_SHARED)) *shared = false;
     }
     return TR_OK;
@@ -189,7 +241,7 @@ static tr_status move(tr__shm *t, tr__shm_call *call, bool shared)
 {
     if (call->c->kind == TR_BARRIER) return TR_OK;
     if (!call->kind->reduces) return tr__shm_pull(t, call);
-    if (call->bytes > TR__SHM_INLINE) return shared ? tr__shm_fold_shared(t, call) : tr__shm_fold_staged(t, call);
+    if (!goes_inline(call)) return shared ? tr__shm_fold_shared(t, call) : tr__shm_fold_staged(t, call);
     if (call->bytes) tr__shm_fold_inline(t, call);
     return TR_OK;
 }
@@ -199,25 +251,48 @@ static tr_status run(tr__shm *t, tr__shm_call *call)
     bool shared;
     TR__TRY(enter(t, call));
     TR__TRY(compare(t, call, &shared));
-    TR__TRY(move(t, call, shared));
-    atomic_store_explicit(&t->control->finished, call->sequence, memory_order_release);
-    return TR_OK;
+    return move(t, call, shared);
+}
+
+void tr__shm_finish(tr__shm *t, uint64_t sequence)
+{
+    atomic_store_explicit(&t->control->finished, sequence, memory_order_release);
+}
+
+void tr__shm_fail(tr__shm *t, const tr__shm_whole *whole)
+{
+    atomic_store(&t->control->failed, whole->sequence);
+}
+
+static tr__shm_call call_of(const tr__shm *t, const tr_collective *c, const tr__shm_whole *whole, uint64_t sequence)
+{
+    return (tr__shm_call){.c = c, .whole = whole, .kind = tr__kind_of(c->kind), .sequence = sequence,
+        .timeout_ms = c->timeout_ms, .size = tr_dtype_size(c->dtype), .bytes = input_bytes(t, c)};
+}
+
+tr_status tr__shm_run_part(tr__shm *t, const tr_collective *part, const tr__shm_whole *whole, uint64_t sequence)
+{
+    tr__shm_call call = call_of(t, part, whole, sequence);
+    atomic_fetch_add(&t->busy, 1); /* as below; what is under way when the group breaks may still end well */
+    tr_status status = run(t, &call);
+    tr__shm_idle(t);
+    return status;
 }
 
 tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequence)
 {
     /* The peers have read the line that we are about to write: it takes a while to come back. */
     __builtin_prefetch(slot_of(t->control, sequence), 1);
-    tr__shm_call call = {.c = collective, .sequence = sequence, .timeout_ms = collective->timeout_ms};
-    call.kind = tr__kind_of(collective->kind);
-    call.size = tr_dtype_size(collective->dtype);
-    call.bytes = input_bytes(t, collective);
+    tr__shm_call call = call_of(t, collective, NULL, sequence);
     tr_status status;
     atomic_fetch_add(&t->busy, 1); /* before the failure is looked at: see tr__shm_segment_went() */
     status = tr__failure_check(&t->failure, t->group);
     if (status == TR_OK) {
         status = run(t, &call);
-        if (status != TR_OK) status = tr__shm_break(t);
+        if (status == TR_OK)
+            tr__shm_finish(t, sequence);
+        else
+            status = tr__shm_break(t);
     }
     tr__shm_idle(t);
     return status;

@@ -62,12 +62,17 @@ tr_status tr__shm_listen(tr__shm *t, tr__card *card)
 typedef struct joining {
     tr__shm *t;
     tr__rendezvous *meeting;
-    tr__card *cards;
+    tr__card *cards;     /* of all ranks of the group */
     int missing;         /* ranks that have not shaken hands */
     int *visitors;       /* sockets that came in and have not said who they are */
     int visitor_count;
     struct pollfd *fds;  /* door, peers, visitors */
 } joining;
+
+static tr__card *card_of(const joining *j, int place)
+{
+    return &j->cards[j->t->peers[place].rank];
+}
 
 static tr_status send_hello(joining *j, int rank, int socket)
 {
@@ -76,10 +81,11 @@ static tr_status send_hello(joining *j, int rank, int socket)
     if (!tr__segment_find(t->control, 1, &control)) return tr__fail(TR_INTERNAL, "the control segment is gone");
     tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = t->rank, .id = control.id,
         .bytes = control.bytes};
-    memcpy(hello.cookie, j->cards[rank].cookie, sizeof hello.cookie);
-    memcpy(hello.text, j->cards[t->rank].address, sizeof j->cards[t->rank].address);
+    memcpy(hello.cookie, card_of(j, rank)->cookie, sizeof hello.cookie);
+    memcpy(hello.text, card_of(j, t->rank)->address, sizeof card_of(j, t->rank)->address);
     if (tr__shm_send(socket, &hello, control.fd) >= 0) return TR_OK;
-    return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", t->group, rank);
+    return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", t->group,
+        t->peers[rank].rank);
 }
 
 static bool same_user(int socket, long *pid)
@@ -105,15 +111,15 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
     tr__shm *t = j->t;
     tr__shm_peer *peer = &t->peers[rank];
     peer->socket = socket;
-    peer->pid = pid ? pid : j->cards[rank].pid; /* 0: from a process namespace that we cannot see into */
+    peer->pid = pid ? pid : card_of(j, rank)->pid; /* 0: from a process namespace that we cannot see into */
     peer->in_process = pid == (long)getpid();
     TR__TRY(tr__shm_map(peer, hello->id, hello->bytes, fd, &peer->control_mapping));
     tr__shm_control *control = (tr__shm_control *)peer->control_mapping.memory;
     bool fits = control && peer->control_mapping.bytes >= tr__shm_control_bytes(t->world_size) &&
                 control->magic == TR__SHM_MAGIC && control->rank == rank && control->world_size == t->world_size;
-    if (!fits) return tr__fail(TR_FORMAT, "group '%s': rank %d shows no control segment of ours", t->group, rank);
+    if (!fits) return tr__fail(TR_FORMAT, "group '%s': rank %d shows no control segment of ours", t->group, peer->rank);
     if (control->version != t->control->version)
-        return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d runs another version of Trireme", t->group, rank);
+        return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d runs another version of Trireme", t->group, peer->rank);
     peer->control = control;
     j->missing--;
     return TR_OK;
@@ -123,7 +129,7 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
 
 static bool is_dead(const joining *j, int rank)
 {
-    const tr__card *card = &j->cards[rank], *mine = &j->cards[j->t->rank];
+    const tr__card *card = card_of(j, rank), *mine = card_of(j, j->t->rank);
     if (card->pid_space != mine->pid_space || !mine->pid_space) return false; /* its number means nothing here */
     return kill((pid_t)card->pid, 0) != 0 && errno == ESRCH;
 }
@@ -131,11 +137,11 @@ static bool is_dead(const joining *j, int rank)
 static tr_status check_alive(const joining *j, int rank)
 {
     if (is_dead(j, rank))
-        return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", j->t->group, rank,
-                        j->cards[rank].pid);
+        return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", j->t->group,
+            j->t->peers[rank].rank, card_of(j, rank)->pid);
     if (tr__now_ns() < j->meeting->deadline) return TR_OK;
     return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %g s", j->t->group,
-                    rank, j->cards[rank].pid, j->meeting->member->timeout_ms / 1000.0);
+                    j->t->peers[rank].rank, card_of(j, rank)->pid, j->meeting->member->timeout_ms / 1000.0);
 }
 
 /* A refused connection is a card of an earlier try to join: a new one will follow. */
@@ -143,9 +149,10 @@ static tr_status call_rank(joining *j, int rank)
 {
     for (;;) {
         struct sockaddr_un address;
-        socklen_t length = address_of(j->cards[rank].address, &address);
+        socklen_t length = address_of(card_of(j, rank)->address, &address);
         int socket = open_socket();
-        if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", j->t->group, rank);
+        if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", j->t->group,
+            j->t->peers[rank].rank);
         if (connect(socket, (struct sockaddr *)&address, length) == 0) {
             j->t->peers[rank].socket = socket;
             return send_hello(j, rank, socket);
@@ -153,10 +160,11 @@ static tr_status call_rank(joining *j, int rank)
         int error = errno;
         close(socket);
         if (error != ECONNREFUSED && error != EAGAIN && error != EINTR)
-            return tr__fail_errno(TR_IO, error, "group '%s': cannot reach rank %d", j->t->group, rank);
+            return tr__fail_errno(TR_IO, error, "group '%s': cannot reach rank %d", j->t->group,
+                j->t->peers[rank].rank);
         TR__TRY(check_alive(j, rank));
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-        TR__TRY(tr__rendezvous_read(j->meeting, rank, j->cards));
+        TR__TRY(tr__rendezvous_read(j->meeting, j->t->peers[rank].rank, j->cards));
     }
 }
 
@@ -170,8 +178,8 @@ static tr_status hear_answer(joining *j, int rank)
     if (got < 0 && (errno == EAGAIN || errno == ECONNRESET)) return TR_OK;
     if (is_welcome(j, socket, got, &hello, &pid) && hello.rank == rank) return greet(j, rank, socket, pid, &hello, fd);
     if (fd >= 0) close(fd);
-    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) closed the connection while joining", j->t->group, rank,
-        j->cards[rank].pid);
+    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) closed the connection while joining", j->t->group,
+        j->t->peers[rank].rank, card_of(j, rank)->pid);
 }
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
@@ -203,15 +211,16 @@ static tr_status hear_visitor(joining *j, int index)
     bool welcome = is_welcome(j, socket, got, &hello, &pid) && hello.rank > t->rank && hello.rank < t->world_size &&
                    t->peers[hello.rank].socket < 0;
     if (!welcome) {
-        tr__log(TR_LOG_WARN, "group '%s': rank %d turned a visitor away (pid %ld)", t->group, t->rank, pid);
+        tr__log(TR_LOG_WARN, "group '%s': rank %d turned a visitor away (pid %ld)", t->group,
+            t->peers[t->rank].rank, pid);
         if (fd >= 0) close(fd);
         close(socket);
         return TR_OK;
     }
     TR__TRY(greet(j, hello.rank, socket, pid, &hello, fd));
     /* A visitor with another address has hung up a new card since we read the old one. */
-    if (strcmp(j->cards[hello.rank].address, hello.text) != 0)
-        TR__TRY(tr__rendezvous_read(j->meeting, hello.rank, j->cards));
+    if (strcmp(card_of(j, hello.rank)->address, hello.text) != 0)
+        TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, j->cards));
     return send_hello(j, hello.rank, socket);
 }
 

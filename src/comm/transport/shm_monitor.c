@@ -116,6 +116,7 @@ static void hang_up(tr__shm *t, tr__shm_peer *peer)
 {
     close(peer->socket);
     peer->socket = -1;
+    atomic_store(&peer->gone, true);
     if (!atomic_load(&peer->left)) died(t, peer);
     tr__shm_segment_went(t, peer, 0);
 }
@@ -132,7 +133,7 @@ static void receive_all(tr__shm *t, tr__shm_peer *peer)
             hang_up(t, peer);
             return;
         }
-        if (got == (ssize_t)sizeof message && message.magic == TR__SHM_MAGIC && message.rank == peer->rank) {
+        if (got == (ssize_t)sizeof message && message.magic == TR__SHM_MAGIC && message.rank == (int)(peer - t->peers)) {
             handle(t, peer, &message, fd);
             continue;
         }

@@ -68,7 +68,12 @@ static void drop_arrival(tr__shm_lane *lane, tr__shm_arrival *arrival)
 
 static tr__shm_lane *lane_of(const tr__shm *t, const tr__shm_op *op)
 {
-    return &t->p2p->lanes[op->work->collective.peer];
+    return &t->p2p->lanes[tr__shm_place_of(t, op->work->collective.peer)];
+}
+
+static tr__shm_peer *peer_of(const tr__shm *t, const tr__shm_op *op)
+{
+    return &t->peers[tr__shm_place_of(t, op->work->collective.peer)];
 }
 
 /* For peers that report what we are at. */
@@ -111,7 +116,7 @@ static tr_status send_frame(tr__shm *t, tr__shm_op *op, uint32_t type)
     op->sent = 0;
     op->payload = type == EAGER || type == DATA ? tr__collective_bytes(c) : 0;
     append(&lane->out, op);
-    return tr__shm_channel_open(t, &t->peers[c->peer], &lane->outbound);
+    return tr__shm_channel_open(t, peer_of(t, op), &lane->outbound);
 }
 
 static tr_status begin_send(tr__shm *t, tr__shm_op *op)
@@ -132,10 +137,10 @@ static tr_status check_match(const tr__shm *t, const tr__shm_op *op, const tr__s
     const tr_collective *c = &op->work->collective;
     if (frame->dtype == (int32_t)c->dtype && frame->count == c->count) return TR_OK;
     tr__signature get, give = {.kind = TR_SEND, .dtype = (tr_dtype)frame->dtype, .count = frame->count,
-        .peer = t->rank, .tag = frame->tag, .line = frame->line};
+        .peer = t->peers[t->rank].rank, .tag = frame->tag, .line = frame->line};
     memcpy(give.file, frame->file, sizeof give.file);
     tr__signature_of(c, t->world_size, 0, &get);
-    return tr__call_mismatch(t->group, c->peer, &give, t->rank, &get);
+    return tr__call_mismatch(t->group, c->peer, &give, t->peers[t->rank].rank, &get);
 }
 
 /* A receive that is in no list has got an OFFER. */
@@ -145,7 +150,8 @@ static tr_status answer(tr__shm *t, tr__shm_op *op, const tr__shm_frame *offer)
     op->id = offer->id;
     op->frame.place = (tr__shm_place){0};
     if (!offer->place.segment) return send_frame(t, op, CLEAR);
-    tr_status status = tr__shm_fetch(t, c->peer, offer->place, tr__collective_bytes(c), c->out, c->timeout_ms);
+    int from = tr__shm_place_of(t, c->peer);
+    tr_status status = tr__shm_fetch(t, from, offer->place, tr__collective_bytes(c), c->out, c->timeout_ms);
     tr_status sent = send_frame(t, op, FIN);
     return status == TR_OK ? sent : status;
 }
@@ -188,7 +194,7 @@ tr_status tr__shm_p2p_begin(tr__shm *t, tr__shm_op *op)
 
 static tr_status damaged(const tr__shm *t, int rank)
 {
-    return tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a damaged frame", rank, t->peers[rank].pid);
+    return tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a damaged frame", t->peers[rank].rank, t->peers[rank].pid);
 }
 
 /* A message for which there is no receive. */
@@ -198,7 +204,7 @@ static tr_status keep(tr__shm *t, int rank, size_t bytes)
     tr__shm_arrival *a = malloc(sizeof *a + bytes);
     if (!a)
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message of rank %d that nobody has received",
-            t->group, rank);
+            t->group, t->peers[rank].rank);
     *a = (tr__shm_arrival){.complete = bytes == 0, .frame = lane->frame};
     if (lane->last)
         lane->last->next = a;
@@ -320,7 +326,7 @@ static bool write_op(tr__shm *t, tr__shm_op *op, bool *moved)
         if (!put) return false;
         op->sent += put;
         *moved = true;
-        tr__shm_mail(t->peers[c->peer].control); /* it copies out while we copy in */
+        tr__shm_mail(peer_of(t, op)->control); /* it copies out while we copy in */
     }
     return true;
 }

@@ -24,8 +24,9 @@ static tr_status look(tr__shm *t, tr__shm_op *op, void *arg)
 {
     patience *p = arg;
     char text[TR__CALL_TEXT], state[TR__SHM_STATE_TEXT];
-    const tr__shm_peer *peer = &t->peers[tr__shm_culprit(t, op->work->collective.peer)];
-    if (!op->helped || atomic_load(&op->work->awaited)) p->stuck = op->work->collective.peer + 1;
+    int place = tr__shm_place_of(t, op->work->collective.peer);
+    const tr__shm_peer *peer = &t->peers[tr__shm_culprit(t, place)];
+    if (!op->helped || atomic_load(&op->work->awaited)) p->stuck = place + 1;
     if (!op->began) {
         op->began = p->now;
         op->deadline = p->now + (int64_t)op->work->collective.timeout_ms * 1000000;
@@ -33,11 +34,12 @@ static tr_status look(tr__shm *t, tr__shm_op *op, void *arg)
     int64_t waited = p->now - op->began, report_at = (int64_t)REPORT_MS * 1000000;
     if (p->now >= op->deadline)
         return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for rank %d (pid %ld); %s",
-            tr__shm_p2p_text(t, op, text), t->rank, (double)(op->deadline - op->began) / 1e9, peer->rank, peer->pid, tr__shm_state_text(peer, state));
+            tr__shm_p2p_text(t, op, text), t->peers[t->rank].rank, (double)(op->deadline - op->began) / 1e9, peer->rank,
+            peer->pid, tr__shm_state_text(peer, state));
     if (waited > report_at && !op->reported) {
         op->reported = true;
-        tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %d s in %s for rank %d (pid %ld); %s", t->group, t->rank,
-            REPORT_MS / 1000, tr__shm_p2p_text(t, op, text), peer->rank, peer->pid, tr__shm_state_text(peer, state));
+        tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %d s in %s for rank %d (pid %ld); %s", t->group,
+            t->peers[t->rank].rank, REPORT_MS / 1000, tr__shm_p2p_text(t, op, text), peer->rank, peer->pid, tr__shm_state_text(peer, state));
     }
     if (op->deadline < p->next) p->next = op->deadline;
     return TR_OK;
@@ -46,8 +48,9 @@ static tr_status look(tr__shm *t, tr__shm_op *op, void *arg)
 static tr_status look_for_left(tr__shm *t, tr__shm_op *op, void *arg)
 {
     const bool *left = arg;
-    const tr__shm_peer *peer = &t->peers[op->work->collective.peer];
-    if (!left[peer->rank]) return TR_OK;
+    int place = tr__shm_place_of(t, op->work->collective.peer);
+    const tr__shm_peer *peer = &t->peers[place];
+    if (!left[place]) return TR_OK;
     char text[TR__CALL_TEXT];
     return tr__fail(TR_PEER, "rank %d (pid %ld) left group '%s', but %s needs it", peer->rank, peer->pid, t->group,
         tr__shm_p2p_text(t, op, text));

@@ -37,7 +37,7 @@ static tr__shm_block given(const tr__shm *t, const tr__shm_call *call, int rank)
     const tr_collective *c = call->c;
     if (call->kind->variable && call->kind->in_blocks)
         return tr__shm_table(t->peers[rank].control, call->sequence)[t->rank];
-    int64_t count = atomic_load_explicit(&slot_of(t, call, rank)->call.count, memory_order_relaxed);
+    int64_t count = call->kind->variable ? slot_of(t, call, rank)->longest : c->count;
     return (tr__shm_block){call->kind->in_blocks ? t->rank * c->count : 0, count};
 }
 
@@ -52,7 +52,7 @@ static tr_status check_blocks(const tr__shm *t, const tr__shm_call *call)
         tr__signature give, get;
         tr__shm_signature(slot_of(t, call, rank), call->sequence, &give);
         tr__shm_signature(slot_of(t, call, t->rank), call->sequence, &get);
-        return tr__block_mismatch(t->group, rank, &give, count, t->rank, &get, expected);
+        return tr__block_mismatch(t->group, t->peers[rank].rank, &give, count, t->peers[t->rank].rank, &get, expected);
     }
     return TR_OK;
 }

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "comm/futex.h"
 #include "comm/transport/shm.h"
+#include "comm/transport/tcp.h"
 
 #include <inttypes.h>
 #include <sched.h>
@@ -88,7 +89,8 @@ static void read_call(const tr__shm_words *words, const tr__shm_file file, uint6
 
 void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *signature)
 {
-    read_call(&slot->call, slot->file, sequence, signature);
+    uint64_t whole = atomic_load_explicit(&slot->whole, memory_order_relaxed);
+    read_call(&slot->call, slot->file, whole ? whole : sequence, signature);
 }
 
 uint64_t tr__shm_entered(const tr__shm_control *control)
@@ -187,11 +189,12 @@ static void describe(const tr__shm *t, tr__shm_word word, uint64_t value, int on
         if (count++ == 0) first = rank;
         if (used + 24 < sizeof l->ranks)
             used +=
-                (size_t)snprintf(l->ranks + used, sizeof l->ranks - used, "%s%d", count > 1 ? ", " : "ranks ", rank);
+                (size_t)snprintf(l->ranks + used, sizeof l->ranks - used, "%s%d", count > 1 ? ", " : "ranks ",
+                    t->peers[rank].rank);
     }
     if (first < 0) first = tr__shm_culprit(t, late);
     const tr__shm_peer *peer = &t->peers[first];
-    if (count <= 1) snprintf(l->ranks, sizeof l->ranks, "rank %d (pid %ld)", first, peer->pid);
+    if (count <= 1) snprintf(l->ranks, sizeof l->ranks, "rank %d (pid %ld)", peer->rank, peer->pid);
     if (count > 1 && used + 24 >= sizeof l->ranks) snprintf(l->ranks + used, sizeof l->ranks - used, " of %d", count);
     tr__shm_state_text(peer, l->state);
 }
@@ -226,8 +229,8 @@ static tr_status gone(tr__shm *t, tr__shm_call *call, int rank)
     tr__signature s;
     bool finished;
     if (tr__shm_last_call(t->peers[rank].control, &s, &finished)) tr__signature_text(&s, text);
-    return tr__fail(TR_PEER, "rank %d (pid %ld) left group '%s' after %s, but %s needs it", rank, t->peers[rank].pid,
-        t->group, text, call_text(t, call, here));
+    return tr__fail(TR_PEER, "rank %d (pid %ld) left group '%s' after %s, but %s needs it", t->peers[rank].rank,
+        t->peers[rank].pid, t->group, text, call_text(t, call, here));
 }
 
 static tr_status timed_out(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
@@ -235,8 +238,8 @@ static tr_status timed_out(tr__shm *t, tr__shm_call *call, tr__shm_word word, ui
     lateness l;
     char here[TR__CALL_TEXT];
     describe(t, word, value, only, &l);
-    return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s; %s", call_text(t, call, here), t->rank,
-        call->timeout_ms / 1000.0, l.ranks, l.state);
+    return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s; %s", call_text(t, call, here),
+        t->peers[t->rank].rank, call->timeout_ms / 1000.0, l.ranks, l.state);
 }
 
 static void report(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
@@ -245,8 +248,8 @@ static void report(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t v
     char here[TR__CALL_TEXT];
     call->reported = true;
     describe(t, word, value, only, &l);
-    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %g s in %s for %s; %s", t->group, t->rank,
-        t->report_ms / 1000.0, call_text(t, call, here), l.ranks, l.state);
+    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %g s in %s for %s; %s", t->group,
+        t->peers[t->rank].rank, t->report_ms / 1000.0, call_text(t, call, here), l.ranks, l.state);
 }
 
 /* For who looks at this rank from outside, and for the peers: of those that are late, one that waits for nobody else. */
@@ -255,7 +258,7 @@ static void record_waits(const tr__shm *t, tr__shm_word word, uint64_t value, in
     int late[TR__RECORD_WAITS], count = 0, stuck = 0;
     for (int rank = 0; rank < t->world_size; rank++) {
         if (!is_late(t, word, value, only, rank)) continue;
-        if (count < TR__RECORD_WAITS) late[count++] = rank;
+        if (count < TR__RECORD_WAITS) late[count++] = t->peers[rank].rank;
         if (!stuck || !stuck_on(t, rank)) stuck = rank + 1;
     }
     tr__recorder_waits_for(t->recorder, late, count);
@@ -275,17 +278,33 @@ static void sleep_for(tr__shm *t, int rank, tr__shm_word word, uint64_t value, i
     atomic_store(&t->control->waits_for, 0);
 }
 
+/* The group is broken. But whoever is in the same call over several hosts, and has got further than the failure, may have
+ * all that it needs; it comes to an end soon, one way or the other. */
+static bool may_still_come(const tr__shm *t, const tr__shm_call *call, int rank, int64_t *since)
+{
+    enum { PATIENCE_NS = 500000000 };
+    int64_t now = tr__now_ns();
+    if (!*since) *since = now;
+    if (now - *since > PATIENCE_NS) return false;
+    const tr__shm_peer *peer = &t->peers[rank];
+    if (!call->whole || atomic_load(&peer->gone) || atomic_load(&peer->left)) return false;
+    uint64_t latest = tr__shm_entered(peer->control), whole = call->whole->sequence;
+    return atomic_load(&peer->control->slots[latest & 1].whole) == whole && atomic_load(&peer->control->failed) != whole;
+}
+
 static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
 {
+    int64_t broken_since = 0;
     for (int turn = 0;; turn++) {
         bool broken = tr__failure_there(&t->failure); /* read first: what had come by then counts */
         survey s = look(t, word, value, only);
         if (s.late < 0) {
             tr__recorder_waits_for(t->recorder, NULL, 0);
             atomic_store(&t->control->stuck.collective, 0);
+            if (t->tcp) tr__tcp_go_on(t->tcp, &t->tcp->lingers);
             return TR_OK;
         }
-        if (broken) return tr__failure_tell(&t->failure);
+        if (broken && !may_still_come(t, call, s.late, &broken_since)) return tr__failure_tell(&t->failure);
         if (s.left >= 0) return gone(t, call, s.left);
         if (turn < YIELDS) {
             sched_yield();
@@ -294,9 +313,12 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         int64_t now = tr__now_ns();
         if (!call->began) call->began = now;
         int64_t rest = call->began + (int64_t)call->timeout_ms * 1000000 - now;
+        /* Other hosts may wait for us, and who is late here for another host. */
+        if (t->tcp) TR__TRY(tr__tcp_linger(t->tcp, t->peers[s.late].rank, call->began, call->timeout_ms));
         if (rest <= 0) return timed_out(t, call, word, value, only);
         if (!call->reported && now - call->began > (int64_t)t->report_ms * 1000000) report(t, call, word, value, only);
         record_waits(t, word, value, only);
+        if (broken) sched_yield(); /* nobody rings any more */
         int64_t most = (int64_t)SLEEP_MS * 1000000;
         sleep_for(t, s.late, word, value, rest < most ? rest : most);
     }

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
+#include "comm/transport/shm.h"
 #include "comm/transport/tcp_flow.h"
 
 #include <errno.h>
@@ -17,24 +18,46 @@
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
-tr_status tr__tcp_break(tr__tcp *t)
+/* Keeps this thread's latest failure if it is the first, lets the peers know, and wakes who waits. */
+static void keep_failure(tr__tcp *t)
 {
-    bool first = tr__failure_keep(&t->failure);
+    if (!tr__failure_keep(&t->failure)) return;
     pthread_mutex_lock(&t->lock);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
+    char text[TR__TCP_TEXT];
     tr_status status = tr__failure_tell(&t->failure);
-    if (first) {
-        char text[TR__TCP_TEXT];
-        snprintf(text, sizeof text, "%s", tr_error_message());
-        tr__tcp_frame frame = tr__tcp_frame_of(NULL, TR__TCP_BROKEN, strlen(text));
-        frame.status = status;
-        tr__tcp_tell_all(t, &frame, text);
-        ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t)); /* wakes the thread that runs a call */
-        (void)written;
-        tr__tcp_p2p_wake(t);
-    }
-    return status;
+    snprintf(text, sizeof text, "%s", tr_error_message());
+    tr__tcp_frame frame = tr__tcp_frame_of(NULL, TR__TCP_BROKEN, strlen(text));
+    frame.status = status;
+    tr__tcp_tell_all(t, &frame, text);
+    ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t)); /* wakes the thread that runs a call */
+    (void)written;
+    tr__tcp_p2p_wake(t);
+}
+
+void tr__tcp_break_too(tr__tcp *t)
+{
+    keep_failure(t);
+}
+
+tr_status tr__tcp_break(tr__tcp *t)
+{
+    keep_failure(t);
+    /* Also when another thread was first, and may not have come so far: who is told of a failure can leave, and his
+     * neighbours must not take that for the reason. */
+    tr__failure_tell(&t->failure);
+    pthread_mutex_lock(&t->link);
+    if (t->shm) tr__shm_break_too(t->shm);
+    pthread_mutex_unlock(&t->link);
+    return tr__failure_tell(&t->failure);
+}
+
+void tr__tcp_link(tr__tcp *t, tr__shm *shm)
+{
+    pthread_mutex_lock(&t->link);
+    t->shm = shm;
+    pthread_mutex_unlock(&t->link);
 }
 
 char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME])
@@ -78,7 +101,6 @@ static tr_status make_parts(tr__tcp *t, const tr__member *member, tr__card *card
 {
     TR__TRY(tr__choice_read(&t->choices, member->algorithms, NULL));
     card->table = tr__choice_digest(&t->choices);
-    tr__choice_keep(&t->choices, t->world_size);
     TR__TRY(make_tables(t));
     TR__TRY(tr__tcp_p2p_new(t));
     TR__TRY(make_watch(t));
@@ -97,6 +119,7 @@ tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transp
     t->watch = t->kick = t->door.socket = -1;
     pthread_mutex_init(&t->lock, NULL);
     tr__condition_init(&t->changed);
+    pthread_mutex_init(&t->link, NULL);
     tr__failure_init(&t->failure);
     tr_status status = make_parts(t, member, card);
     if (status == TR_OK)
@@ -199,5 +222,6 @@ void tr__tcp_close(tr__tcp *t)
     tr__failure_clear(&t->failure);
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
+    pthread_mutex_destroy(&t->link);
     free(t);
 }

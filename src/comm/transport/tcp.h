@@ -91,6 +91,13 @@ typedef struct tr__tcp_door { /* where the peers knock while they join */
     char cookie[TR__COOKIE_TEXT];
 } tr__tcp_door;
 
+/* How long a call has made no progress. */
+typedef struct tr__tcp_patience {
+    int64_t since; /* 0: it has made some */
+    int announced; /* how often the peers have been told what we wait for */
+    bool reported;
+} tr__tcp_patience;
+
 typedef struct tr__tcp_p2p tr__tcp_p2p;   /* tcp_p2p.c */
 typedef struct tr__tcp_slot tr__tcp_slot; /* a step that is under way: tcp_flow.h */
 
@@ -118,7 +125,11 @@ typedef struct tr__tcp {
     bool has_last, running;  /* there is one; it is under way */
     tr__signature past[TR__TCP_PAST]; /* those with a number, by their number: ranks that go on may differ later */
 
+    pthread_mutex_t link;
+    struct tr__shm *shm;     /* under `link`: joins the ranks of this host, and breaks when we do; or NULL */
+
     /* For the thread that runs a collective. */
+    tr__tcp_patience lingers; /* in shared memory */
     tr__tcp_slot *slots;
     struct pollfd *polled;
     char *stage;          /* what is folded on its way in */
@@ -140,6 +151,10 @@ void tr__tcp_close(tr__tcp *t);
 /* Breaks the group with this thread's latest failure and lets the peers know. The first failure stays. Returns the
  * group's failure, as this thread's. */
 tr_status tr__tcp_break(tr__tcp *t);
+/* The same for a failure that has broken the transport within the host. */
+void tr__tcp_break_too(tr__tcp *t);
+/* Sets the transport within the host, NULL before that is freed. */
+void tr__tcp_link(tr__tcp *t, struct tr__shm *shm);
 
 /* "rank 2 (pid 77 on host b)", in text. */
 enum { TR__TCP_NAME = 128 };
@@ -176,13 +191,6 @@ void tr__tcp_monitor_stop(tr__tcp *t);
 
 /* ---- tcp_wait.c -------------------------------------------------------------------------------------------------- */
 
-/* How long a call has made no progress. */
-typedef struct tr__tcp_patience {
-    int64_t since; /* 0: it has made some */
-    int announced; /* how often the peers have been told what we wait for */
-    bool reported;
-} tr__tcp_patience;
-
 /* The call has made progress. */
 void tr__tcp_go_on(tr__tcp *t, tr__tcp_patience *patience);
 enum { TR__TCP_ANNOUNCE_MS = 100 }; /* of waiting, after which the peers are told of it */
@@ -193,6 +201,9 @@ tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int
 /* Sleeps until a connection is ready or the group is broken; `count` entries of t->polled are set, with the peers' ranks
  * in `ranks`. Fails at the timeout. */
 tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *patience, int timeout_ms, const int *ranks, int count);
+/* For a rank that waits in shared memory since a time by tr__now_ns(), for one on its host: lets the others know, as they
+ * may wait for this one. At the timeout it fails, if that rank waits for yet another. */
+tr_status tr__tcp_linger(tr__tcp *t, int rank, int64_t since, int timeout_ms);
 
 /* ---- tcp_p2p.c --------------------------------------------------------------------------------------------------- */
 
@@ -210,5 +221,18 @@ void tr__tcp_p2p_free(tr__tcp *t);
 /* ---- tcp_run.c --------------------------------------------------------------------------------------------------- */
 
 tr_status tr__tcp_run(tr__tcp *t, const tr_collective *collective, uint64_t sequence);
+
+/* Some of the ranks, for a part of a collective. Its root and blocks go by the places here. */
+typedef struct tr__tcp_team {
+    const int *ranks; /* [count] */
+    int count, own;   /* own: our place */
+    const int *host;  /* [world_size]: members on one host send each other nothing here */
+} tr__tcp_team;
+
+/* A collective in parts: enter, any number of parts, exit. Messages and signatures show the whole; who finds a failure
+ * breaks the group. Enter fails when it is broken already. */
+tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t sequence);
+tr_status tr__tcp_run_part(tr__tcp *t, const tr_collective *part, const tr__tcp_team *team);
+void tr__tcp_exit(tr__tcp *t);
 
 #endif

@@ -1,5 +1,7 @@
 #include "comm/transport/tcp_flow.h"
 
+#include "comm/algo/wide.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -169,26 +171,15 @@ tr_status tr__tcp_pull(tr__tcp_call *call, int64_t step, bool *moved)
 
 /* ---- Local actions ----------------------------------------------------------------------------------------------- */
 
-/* The average is a sum until all is folded. These are the types whose sums are exact enough to be sent on. */
-static void divide(void *memory, tr_dtype dtype, int64_t count, int ranks)
-{
-    if (dtype == TR_F32)
-        for (int64_t i = 0; i < count; i++) ((float *)memory)[i] *= (float)(1.0 / ranks);
-    else if (dtype == TR_F64)
-        for (int64_t i = 0; i < count; i++) ((double *)memory)[i] *= 1.0 / ranks;
-    else
-        for (int64_t i = 0; i < count; i++) ((int64_t *)memory)[i] /= ranks;
-}
-
 static void fold_local(tr__tcp_call *call, tr__tcp_slot *s, const void **in)
 {
-    tr__tcp *t = call->t;
-    for (int rank = 0, other = 0; rank < t->world_size; rank++) {
+    const tr__schedule *schedule = &call->schedule;
+    for (int rank = 0, other = 0; rank < schedule->world_size; rank++) {
         in[rank] = s->own.at;
-        if (rank != t->rank) in[rank] = s->others.at + (size_t)(other++ * s->step.stride) * call->element;
+        if (rank != schedule->rank) in[rank] = s->others.at + (size_t)(other++ * s->step.stride) * call->element;
     }
     void *out = s->in.memory.at;
-    call->fold_all(in, t->world_size, &out, 1, (int64_t)(s->in.memory.bytes / call->element));
+    call->fold_all(in, schedule->world_size, &out, 1, (int64_t)(s->in.memory.bytes / call->element));
 }
 
 void tr__tcp_act(tr__tcp_call *call, int64_t step, bool *moved)
@@ -200,8 +191,9 @@ void tr__tcp_act(tr__tcp_call *call, int64_t step, bool *moved)
     if (!clear) return;
     if (s->step.action == TR__COPY_LOCAL && s->own.at != s->in.memory.at && s->own.bytes)
         memmove(s->in.memory.at, s->own.at, s->own.bytes);
-    if (s->step.action == TR__FINISH_LOCAL && call->c->op == TR_AVG)
-        divide(s->in.memory.at, call->c->dtype, (int64_t)(s->in.memory.bytes / call->element), call->t->world_size);
+    if (s->step.action == TR__FINISH_LOCAL && call->c->op == TR_AVG) /* a sum until now, in a type that is wide enough */
+        tr__narrow(call->c->dtype, TR_AVG, call->schedule.world_size, s->in.memory.at, s->in.memory.at,
+            (int64_t)(s->in.memory.bytes / call->element));
     if (s->step.action == TR__FOLD_LOCAL) fold_local(call, s, call->t->folded);
     s->local = false;
     *moved = true;

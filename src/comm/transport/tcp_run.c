@@ -25,15 +25,15 @@ static bool folds_in_parts(const tr_collective *c)
     return pick || (!narrow_float && !narrow_average);
 }
 
-static tr__algorithm choose(const tr__tcp *t, const tr_collective *c)
+static tr__algorithm choose(const tr__tcp *t, const tr_collective *c, int members)
 {
     if (tr__kind_of(c->kind)->reduces && !folds_in_parts(c)) return TR__DIRECT;
     int64_t count = c->count, all = 0;
     if (c->kind == TR_ALL_GATHER_V) { /* ranks give different amounts, but must choose alike */
-        for (int rank = 0; rank < t->world_size; rank++) all += c->out_counts[rank];
-        count = all / t->world_size;
+        for (int member = 0; member < members; member++) all += c->out_counts[member];
+        count = all / members;
     }
-    return tr__choose(&t->choices, c->kind, t->world_size, count * (int64_t)tr_dtype_size(c->dtype));
+    return tr__choose(&t->choices, c->kind, members, count * (int64_t)tr_dtype_size(c->dtype));
 }
 
 /* ---- Beginning --------------------------------------------------------------------------------------------------- */
@@ -63,7 +63,7 @@ static tr_status find_memory(tr__tcp_call *call)
     const tr_collective *c = call->c;
     bool copies = c->kind == TR_ALL_TO_ALL && c->in == c->out;
     size_t scratch = (size_t)tr__schedule_scratch(&call->schedule) * call->element;
-    size_t copied = copies ? tr__collective_bytes(c) * (size_t)t->world_size : 0;
+    size_t copied = copies ? tr__collective_bytes(c) * (size_t)call->schedule.world_size : 0;
     TR__TRY(need_scratch(t, scratch + copied));
     call->memory[TR__IN] = (char *)c->in;
     call->memory[TR__OUT] = c->out;
@@ -79,8 +79,9 @@ static tr_status begin(tr__tcp_call *call)
     tr__tcp *t = call->t;
     const tr_collective *c = call->c;
     call->element = tr_dtype_size(c->dtype);
-    call->schedule = (tr__schedule){.kind = c->kind, .algorithm = choose(t, c), .rank = t->rank,
-        .world_size = t->world_size, .root = c->root, .count = c->count,
+    int members = call->team ? call->team->count : t->world_size;
+    call->schedule = (tr__schedule){.kind = c->kind, .algorithm = choose(t, c, members),
+        .rank = call->team ? call->team->own : t->rank, .world_size = members, .root = c->root, .count = c->count,
         .in_counts = c->in_counts, .in_offsets = c->in_offsets, .out_counts = c->out_counts,
         .out_offsets = c->out_offsets, .segment = SEGMENT_BYTES / (int64_t)call->element};
     call->steps = tr__schedule_steps(&call->schedule);
@@ -99,10 +100,21 @@ static tr__tcp_memory memory_of(const tr__tcp_call *call, tr__part part)
     return (tr__tcp_memory){call->memory[part.buffer] + (size_t)part.range.begin * call->element, bytes};
 }
 
+/* The rank that a schedule's step means; -1: none, or one whom others serve. */
+static int partner(const tr__tcp_call *call, int member)
+{
+    const tr__tcp_team *team = call->team;
+    if (member < 0 || !team) return member;
+    int rank = team->ranks[member];
+    return team->host[rank] == team->host[call->t->rank] ? -1 : rank;
+}
+
 static void load(tr__tcp_call *call)
 {
     tr__tcp_slot *s = tr__tcp_slot_at(call, call->loaded);
     tr__step step = tr__schedule_step(&call->schedule, call->loaded);
+    step.to = partner(call, step.to);
+    step.from = partner(call, step.from);
     *s = (tr__tcp_slot){.step = step};
     s->in.memory = memory_of(call, step.receive);
     s->own = memory_of(call, step.own);
@@ -112,7 +124,7 @@ static void load(tr__tcp_call *call)
     } else {
         s->local = true;
         tr__part others = step.send;
-        others.range.end += (call->t->world_size - 2) * step.stride;
+        others.range.end += (call->schedule.world_size - 2) * step.stride;
         if (step.action == TR__FOLD_LOCAL) s->others = memory_of(call, others);
     }
     call->loaded++;
@@ -183,32 +195,39 @@ static tr_status carry_out(tr__tcp_call *call)
 
 /* ---- The collective ---------------------------------------------------------------------------------------------- */
 
-static void enter(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
+tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
 {
+    TR__TRY(tr__failure_check(&t->failure, t->group));
     tr__signature call;
     tr__signature_of(collective, t->world_size, sequence, &call);
     pthread_mutex_lock(&t->lock);
     t->last = t->past[sequence % TR__TCP_PAST] = call;
     t->has_last = t->running = true;
     pthread_mutex_unlock(&t->lock);
+    return TR_OK;
 }
 
-static void leave(tr__tcp *t)
+void tr__tcp_exit(tr__tcp *t)
 {
     pthread_mutex_lock(&t->lock);
     t->running = false;
     pthread_mutex_unlock(&t->lock);
 }
 
-tr_status tr__tcp_run(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
+tr_status tr__tcp_run_part(tr__tcp *t, const tr_collective *part, const tr__tcp_team *team)
 {
-    TR__TRY(tr__failure_check(&t->failure, t->group));
-    tr__tcp_call call = {.t = t, .c = collective, .turn = t->turn};
-    enter(t, collective, sequence);
+    tr__tcp_call call = {.t = t, .c = part, .team = team, .turn = t->turn};
     tr_status status = begin(&call);
     if (status == TR_OK) status = carry_out(&call);
     t->turn = call.turn;
+    return status;
+}
+
+tr_status tr__tcp_run(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
+{
+    TR__TRY(tr__tcp_enter(t, collective, sequence));
+    tr_status status = tr__tcp_run_part(t, collective, NULL);
     if (status != TR_OK) status = tr__tcp_break(t);
-    leave(t);
+    tr__tcp_exit(t);
     return status;
 }

@@ -124,3 +124,15 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     if (ready < 0 && errno != EINTR) return tr__fail_errno(TR_IO, errno, "group '%s': poll", t->group);
     return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
 }
+
+tr_status tr__tcp_linger(tr__tcp *t, int rank, int64_t since, int timeout_ms)
+{
+    int64_t waited = (tr__now_ns() - since) / 1000000, next;
+    if (t->lingers.since != since) t->lingers = (tr__tcp_patience){.since = since, .reported = true};
+    do_what_is_due(t, &t->lingers, waited, timeout_ms, rank, &next);
+    if (waited < timeout_ms) return TR_OK;
+    pthread_mutex_lock(&t->lock);
+    bool itself = culprit(t, rank) == rank;
+    pthread_mutex_unlock(&t->lock);
+    return itself ? TR_OK : tr__tcp_timed_out(t, own_call(t), rank, timeout_ms);
+}

@@ -1,0 +1,178 @@
+#include "comm/backend/hierarchy.h"
+
+#include "comm/algo/wide.h"
+
+#include <stdlib.h>
+
+/* ---- Parts ------------------------------------------------------------------------------------------------------- */
+
+static void complete(const tr__hierarchy_call *k, tr_collective *part)
+{
+    part->size = sizeof *part;
+    part->dtype = k->c->dtype;
+    part->timeout_ms = k->c->timeout_ms;
+}
+
+tr_status tr__hierarchy_within(const tr__hierarchy_call *k, tr_collective part)
+{
+    complete(k, &part);
+    if (k->h->shm) return tr__shm_run_part(k->h->shm, &part, k->whole, ++k->h->parts);
+    tr__collective_alone(&part);
+    return TR_OK;
+}
+
+tr_status tr__hierarchy_across(const tr__hierarchy_call *k, tr_collective part, int members)
+{
+    tr__hierarchy *h = k->h;
+    tr__tcp_team team = {.ranks = h->team, .count = members, .host = h->hosts.host};
+    while (team.own < members - 1 && h->team[team.own] != h->rank) team.own++;
+    complete(k, &part);
+    return tr__tcp_run_part(h->tcp, &part, &team);
+}
+
+tr_status tr__hierarchy_rail(const tr__hierarchy_call *k, tr_collective part)
+{
+    const tr__hosts *hosts = &k->h->hosts;
+    for (int host = 0; host < hosts->count; host++) k->h->team[host] = tr__hosts_ranks(hosts, host)[k->h->place];
+    return tr__hierarchy_across(k, part, hosts->count);
+}
+
+/* Does the call have a root? Then that leads its host, so that nothing goes a longer way than it must. */
+static bool rooted(const tr_collective *c)
+{
+    return tr__kind_of(c->kind)->from_root || tr__kind_of(c->kind)->to_root;
+}
+
+tr_status tr__hierarchy_leaders(const tr__hierarchy_call *k, tr_collective part)
+{
+    const tr__hosts *hosts = &k->h->hosts;
+    for (int host = 0; host < hosts->count; host++) k->h->team[host] = tr__hosts_ranks(hosts, host)[0];
+    if (rooted(k->c)) k->h->team[hosts->host[k->c->root]] = k->c->root;
+    return tr__hierarchy_across(k, part, hosts->count);
+}
+
+int tr__hierarchy_leader(const tr__hierarchy_call *k)
+{
+    const tr__hosts *hosts = &k->h->hosts;
+    return rooted(k->c) && hosts->host[k->c->root] == k->h->host ? hosts->place[k->c->root] : 0;
+}
+
+/* ---- Shares ------------------------------------------------------------------------------------------------------ */
+
+int tr__hierarchy_rails(const tr__hierarchy_call *k, int64_t bytes, bool whole_blocks)
+{
+    const tr__hosts *hosts = &k->h->hosts;
+    bool fits = !whole_blocks || hosts->least == hosts->most;
+    return bytes >= TR__RAIL_BYTES && fits ? hosts->least : 1;
+}
+
+tr__range tr__hierarchy_share(const tr__hierarchy_call *k, int rails, int64_t count)
+{
+    tr__hierarchy *h = k->h;
+    for (int place = 0; place < tr__hosts_size(&h->hosts, h->host); place++) {
+        tr__range share = place < rails ? tr__slice(count, k->size, rails, place) : (tr__range){count, count};
+        h->counts[place] = share.end - share.begin;
+        h->offsets[place] = share.begin;
+    }
+    return (tr__range){h->offsets[h->place], h->offsets[h->place] + h->counts[h->place]};
+}
+
+tr_status tr__hierarchy_lend(tr__memory *memory, size_t bytes)
+{
+    if (bytes <= memory->bytes) return TR_OK;
+    free(memory->at);
+    memory->at = malloc(bytes);
+    memory->bytes = memory->at ? bytes : 0;
+    return memory->at ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %zu bytes on their way", bytes);
+}
+
+/* ---- The call ---------------------------------------------------------------------------------------------------- */
+
+static tr_status barrier(const tr__hierarchy_call *k)
+{
+    tr_collective part = {.kind = TR_BARRIER};
+    TR__TRY(tr__hierarchy_within(k, part));
+    if (k->h->place == 0) TR__TRY(tr__hierarchy_leaders(k, part));
+    return tr__hierarchy_within(k, part);
+}
+
+/* Sums and products of types in which something would be lost from part to part are folded in a wider one, and rounded at
+ * the end. */
+static tr_status reduce_wide(tr__hierarchy_call *k, tr_collective *folded)
+{
+    const tr_collective *given = k->c;
+    tr__hierarchy *h = k->h;
+    int world = h->hosts.world_size;
+    int64_t in_count = given->count * (given->kind == TR_REDUCE_SCATTER ? world : 1);
+    k->c = folded;
+    k->size = tr_dtype_size(folded->dtype);
+    TR__TRY(tr__hierarchy_lend(&h->wide, (size_t)(in_count + given->count) * k->size));
+    folded->in = h->wide.at;
+    folded->out = given->out ? tr__hierarchy_at(k, h->wide.at, in_count) : NULL;
+    tr__widen(given->dtype, given->op, given->in, h->wide.at, in_count);
+    TR__TRY(tr__hierarchy_reduce(k));
+    if (given->out) tr__narrow(given->dtype, given->op, world, folded->out, given->out, given->count);
+    return TR_OK;
+}
+
+static tr_status reduce(tr__hierarchy_call *k)
+{
+    tr_collective folded = *k->c;
+    bool picks = folded.op == TR_MIN || folded.op == TR_MAX;
+    if (!picks) folded.dtype = tr__wide_type(k->c->dtype, k->c->op);
+    if (k->c->op == TR_AVG) folded.op = TR_SUM;
+    if (folded.dtype != k->c->dtype) return reduce_wide(k, &folded);
+    k->averages = k->c->op == TR_AVG;
+    k->c = &folded;
+    return tr__hierarchy_reduce(k);
+}
+
+tr_status tr__hierarchy_run(tr__hierarchy *h, const tr_collective *c, uint64_t sequence)
+{
+    tr__shm_whole whole = {.call = c, .sequence = sequence};
+    tr__hierarchy_call k = {.h = h, .c = c, .whole = &whole, .size = tr_dtype_size(c->dtype)};
+    TR__TRY(tr__tcp_enter(h->tcp, c, sequence));
+    whole.layout = h->tcp->last.layout;
+    tr_status status = c->kind == TR_BARRIER             ? barrier(&k)
+                       : tr__kind_of(c->kind)->reduces ? reduce(&k)
+                                                         : tr__hierarchy_move(&k);
+    if (status != TR_OK) status = tr__tcp_break(h->tcp); /* and with it shared memory */
+    if (status == TR_OK && h->shm) tr__shm_finish(h->shm, h->parts);
+    if (status != TR_OK && h->shm) tr__shm_fail(h->shm, &whole);
+    tr__tcp_exit(h->tcp);
+    return status;
+}
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
+
+tr_status tr__hierarchy_new(tr__hosts *hosts, int rank, tr__shm *shm, tr__tcp *tcp, tr__hierarchy **made)
+{
+    size_t world = (size_t)hosts->world_size;
+    tr__hierarchy *h = calloc(1, sizeof *h);
+    int *team = calloc(world, sizeof *team);
+    int64_t *arrays = calloc(4 * world, sizeof *arrays);
+    if (!h || !team || !arrays) {
+        free(h);
+        free(team);
+        free(arrays);
+        return tr__fail(TR_NO_MEMORY, "no memory for a group of %zu ranks", world);
+    }
+    *h = (tr__hierarchy){.hosts = *hosts, .rank = rank, .host = hosts->host[rank], .place = hosts->place[rank],
+        .shm = shm, .tcp = tcp, .team = team, .counts = arrays, .offsets = arrays + world,
+        .more_counts = arrays + 2 * world, .more_offsets = arrays + 3 * world};
+    *hosts = (tr__hosts){0};
+    *made = h;
+    return TR_OK;
+}
+
+void tr__hierarchy_free(tr__hierarchy *h)
+{
+    if (!h) return;
+    tr__hosts_free(&h->hosts);
+    free(h->team);
+    free(h->counts); /* and all that follow */
+    free(h->partial.at);
+    free(h->packed.at);
+    free(h->wide.at);
+    free(h);
+}

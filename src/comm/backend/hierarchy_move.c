@@ -1,0 +1,245 @@
+/*
+ * broadcast, gathers, scatters and all_to_alls over several hosts.
+ *
+ *   broadcast    to a leader of each host, which passes it on. Long: within the root's host first, whose rails send a
+ *                share each, which the other hosts put together
+ *   all_gather   short, or on hosts of different sizes: gathered at leaders, who tell each other and then their hosts.
+ *                Else rail i gathers the blocks of the i-th ranks of all hosts, and each host puts them together
+ *   gather, scatter, all_to_all: within the hosts through memory, and every rank with every other one elsewhere; a
+ *                leader would only make the same bytes go a longer way
+ */
+#include "comm/backend/hierarchy.h"
+
+#include <string.h>
+
+/* ---- broadcast --------------------------------------------------------------------------------------------------- */
+
+static tr_status broadcast(const tr__hierarchy_call *k)
+{
+    const tr_collective *c = k->c;
+    tr__hierarchy *h = k->h;
+    int root_host = h->hosts.host[c->root], leader = tr__hierarchy_leader(k);
+    int rails = tr__hierarchy_rails(k, c->count * (int64_t)k->size, false);
+    const void *in = h->rank == c->root ? c->in : c->out;
+    tr_collective whole = {.kind = TR_BROADCAST, .in = in, .out = c->out, .count = c->count};
+    if (rails == 1) {
+        whole.root = root_host;
+        if (h->place == leader) TR__TRY(tr__hierarchy_leaders(k, whole));
+        whole.root = leader;
+        return tr__hierarchy_within(k, whole);
+    }
+    whole.root = leader;
+    if (h->host == root_host) TR__TRY(tr__hierarchy_within(k, whole));
+    tr__range share = tr__hierarchy_share(k, rails, c->count);
+    int64_t count = share.end - share.begin;
+    void *mine = tr__hierarchy_at(k, c->out, share.begin);
+    if (count)
+        TR__TRY(tr__hierarchy_rail(k,
+            (tr_collective){.kind = TR_BROADCAST, .in = mine, .out = mine, .count = count, .root = root_host}));
+    if (h->host == root_host) return TR_OK;
+    return tr__hierarchy_within(k, (tr_collective){.kind = TR_ALL_GATHER_V, .in = mine, .out = c->out, .count = count,
+        .out_counts = h->counts, .out_offsets = h->offsets});
+}
+
+/* ---- all_gather -------------------------------------------------------------------------------------------------- */
+
+static int64_t length(tr__range r)
+{
+    return r.end - r.begin;
+}
+
+static int64_t all_elements(const tr__hierarchy_call *k)
+{
+    int64_t all = 0;
+    for (int rank = 0; rank < k->h->hosts.world_size; rank++) all += length(tr__collective_out(k->c, rank));
+    return all;
+}
+
+/* Blocks of the output, of the ranks in a list: counts and offsets of a part. */
+static void list_blocks(const tr__hierarchy_call *k, const int *ranks, int count)
+{
+    for (int i = 0; i < count; i++) {
+        tr__range block = tr__collective_out(k->c, ranks[i]);
+        k->h->counts[i] = length(block);
+        k->h->offsets[i] = block.begin;
+    }
+}
+
+static tr_status all_gather_by_rails(const tr__hierarchy_call *k)
+{
+    const tr_collective *c = k->c;
+    tr__hierarchy *h = k->h;
+    const tr__hosts *hosts = &h->hosts;
+    for (int host = 0; host < hosts->count; host++) h->team[host] = tr__hosts_ranks(hosts, host)[h->place];
+    list_blocks(k, h->team, hosts->count);
+    tr_collective part = {.kind = TR_ALL_GATHER_V, .in = c->in, .out = c->out, .count = c->count,
+        .out_counts = h->counts, .out_offsets = h->offsets};
+    TR__TRY(tr__hierarchy_rail(k, part));
+    for (int host = 0; host < hosts->count; host++) {
+        list_blocks(k, tr__hosts_ranks(hosts, host), hosts->least);
+        part.count = h->counts[h->place];
+        part.in = tr__hierarchy_at(k, c->out, h->offsets[h->place]);
+        TR__TRY(tr__hierarchy_within(k, part));
+    }
+    return TR_OK;
+}
+
+/* Do all blocks lie in the output one behind the other, those of a host together? */
+static bool in_order(const tr__hierarchy_call *k)
+{
+    const int *ranks = k->h->hosts.ranks;
+    int64_t at = tr__collective_out(k->c, ranks[0]).begin;
+    for (int i = 0; i < k->h->hosts.world_size; i++) {
+        tr__range block = tr__collective_out(k->c, ranks[i]);
+        if (block.begin != at) return false;
+        at = block.end;
+    }
+    return true;
+}
+
+/* Where blocks go that lie in the order of the hosts: from element 0 of memory that is packed so. */
+static void list_packed(const tr__hierarchy_call *k)
+{
+    tr__hierarchy *h = k->h;
+    int64_t at = 0;
+    for (int i = 0; i < h->hosts.world_size; i++) {
+        int rank = h->hosts.ranks[i];
+        h->offsets[i] = at;
+        h->counts[i] = length(tr__collective_out(k->c, rank));
+        at += h->counts[i];
+    }
+    for (int host = 0; host < h->hosts.count; host++) {
+        int first = h->hosts.first[host], next = h->hosts.first[host + 1];
+        h->more_offsets[host] = h->offsets[first];
+        h->more_counts[host] = h->offsets[next - 1] + h->counts[next - 1] - h->offsets[first];
+    }
+}
+
+static void unpack(const tr__hierarchy_call *k, const char *packed)
+{
+    const tr__hierarchy *h = k->h;
+    for (int i = 0; i < h->hosts.world_size; i++) {
+        tr__range block = tr__collective_out(k->c, h->hosts.ranks[i]);
+        if (!length(block)) continue;
+        memcpy(tr__hierarchy_at(k, k->c->out, block.begin), tr__hierarchy_at(k, packed, h->offsets[i]),
+            (size_t)length(block) * k->size);
+    }
+}
+
+static tr_status all_gather_by_leaders(const tr__hierarchy_call *k)
+{
+    const tr_collective *c = k->c;
+    tr__hierarchy *h = k->h;
+    int64_t all = all_elements(k);
+    bool ordered = in_order(k);
+    if (!ordered) TR__TRY(tr__hierarchy_lend(&h->packed, (size_t)all * k->size));
+    char *packed = ordered ? tr__hierarchy_at(k, c->out, tr__collective_out(c, h->hosts.ranks[0]).begin) : h->packed.at;
+    list_packed(k);
+    const int64_t *counts = h->counts + h->hosts.first[h->host], *offsets = h->offsets + h->hosts.first[h->host];
+    TR__TRY(tr__hierarchy_within(k, (tr_collective){.kind = TR_GATHER_V, .in = c->in, .out = packed, .count = c->count,
+        .out_counts = counts, .out_offsets = offsets}));
+    if (h->place == 0)
+        TR__TRY(tr__hierarchy_leaders(k, (tr_collective){.kind = TR_ALL_GATHER_V, .out = packed,
+            .in = tr__hierarchy_at(k, packed, h->more_offsets[h->host]), .count = h->more_counts[h->host],
+            .out_counts = h->more_counts, .out_offsets = h->more_offsets}));
+    TR__TRY(tr__hierarchy_within(k, (tr_collective){.kind = TR_BROADCAST, .in = packed, .out = packed, .count = all}));
+    if (!ordered) unpack(k, packed);
+    return TR_OK;
+}
+
+static tr_status all_gather(const tr__hierarchy_call *k)
+{
+    bool rails = tr__hierarchy_rails(k, all_elements(k) * (int64_t)k->size, true) > 1;
+    return rails ? all_gather_by_rails(k) : all_gather_by_leaders(k);
+}
+
+/* ---- gather, scatter --------------------------------------------------------------------------------------------- */
+
+/* The root, then all ranks of other hosts. Returns how many. */
+static int make_far_team(const tr__hierarchy_call *k)
+{
+    tr__hierarchy *h = k->h;
+    int count = 0;
+    h->team[count++] = k->c->root;
+    for (int rank = 0; rank < h->hosts.world_size; rank++)
+        if (h->hosts.host[rank] != h->hosts.host[k->c->root]) h->team[count++] = rank;
+    return count;
+}
+
+/* Blocks that the ranks of a list get from our input. */
+static void list_in_blocks(const tr__hierarchy_call *k, const int *ranks, int count)
+{
+    for (int i = 0; i < count; i++) {
+        tr__range block = tr__collective_in(k->c, ranks[i]);
+        k->h->more_counts[i] = length(block);
+        k->h->more_offsets[i] = block.begin;
+    }
+}
+
+/* `part` is a gather_v or scatter_v, complete but for its blocks. */
+static tr_status to_and_from_root(const tr__hierarchy_call *k, tr_collective part)
+{
+    tr__hierarchy *h = k->h;
+    const tr__hosts *hosts = &h->hosts;
+    bool root = h->rank == k->c->root, gathers = part.kind == TR_GATHER_V;
+    void (*list)(const tr__hierarchy_call *, const int *, int) = gathers ? list_blocks : list_in_blocks;
+    if (root && gathers) {
+        part.out_counts = h->counts;
+        part.out_offsets = h->offsets;
+    } else if (root) {
+        part.in_counts = h->more_counts;
+        part.in_offsets = h->more_offsets;
+    }
+    if (h->host == hosts->host[k->c->root]) {
+        part.root = hosts->place[k->c->root];
+        if (root) list(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host));
+        TR__TRY(tr__hierarchy_within(k, part));
+        if (!root) return TR_OK;
+    }
+    int members = make_far_team(k);
+    part.root = 0;
+    if (root) list(k, h->team, members);
+    return tr__hierarchy_across(k, part, members);
+}
+
+/* ---- all_to_all -------------------------------------------------------------------------------------------------- */
+
+/* Pairs of one host exchange nothing in the part across. */
+static tr_status all_to_all(const tr__hierarchy_call *k)
+{
+    const tr_collective *c = k->c;
+    tr__hierarchy *h = k->h;
+    const tr__hosts *hosts = &h->hosts;
+    tr_collective part = {.kind = TR_ALL_TO_ALL_V, .in = c->in, .out = c->out, .in_counts = h->more_counts,
+        .in_offsets = h->more_offsets, .out_counts = h->counts, .out_offsets = h->offsets};
+    if (c->in == c->out && c->in) { /* the blocks are overwritten in an order of their own */
+        size_t bytes = (size_t)(c->count * hosts->world_size) * k->size;
+        TR__TRY(tr__hierarchy_lend(&h->packed, bytes));
+        if (bytes) memcpy(h->packed.at, c->in, bytes);
+        part.in = h->packed.at;
+    }
+    list_blocks(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host));
+    list_in_blocks(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host));
+    TR__TRY(tr__hierarchy_within(k, part));
+    for (int rank = 0; rank < hosts->world_size; rank++) h->team[rank] = rank;
+    list_blocks(k, h->team, hosts->world_size);
+    list_in_blocks(k, h->team, hosts->world_size);
+    return tr__hierarchy_across(k, part, hosts->world_size);
+}
+
+/* ---- All --------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__hierarchy_move(const tr__hierarchy_call *k)
+{
+    tr_collective part = {.in = k->c->in, .out = k->c->out, .count = k->c->count};
+    switch (k->c->kind) {
+    case TR_BROADCAST: return broadcast(k);
+    case TR_ALL_GATHER:
+    case TR_ALL_GATHER_V: return all_gather(k);
+    case TR_GATHER:
+    case TR_GATHER_V: part.kind = TR_GATHER_V; return to_and_from_root(k, part);
+    case TR_SCATTER:
+    case TR_SCATTER_V: part.kind = TR_SCATTER_V; return to_and_from_root(k, part);
+    default: return all_to_all(k);
+    }
+}

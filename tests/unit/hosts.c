@@ -1,0 +1,98 @@
+#include "hosts.h"
+
+#include "comm/rendezvous.h"
+#include "comm/store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct host_store {
+    tr_store store;
+    tr_store *real;
+    int host;
+} host_store;
+
+static host_store *of(tr_store *store)
+{
+    return (host_store *)store;
+}
+
+/* Replaces the first `from` in text, which has room. */
+static void replace(char *text, const char *from, const char *to)
+{
+    char *at = strstr(text, from);
+    if (!at) return;
+    memmove(at + strlen(to), at + strlen(from), strlen(at + strlen(from)) + 1);
+    memcpy(at, to, strlen(to));
+}
+
+/* " machine BOOT/NAMESPACE address" as it is hung up by this rank, and read by those of one host. */
+static void machine_texts(const host_store *h, char plain[200], char named[200])
+{
+    tr__card card = {0};
+    tr__card_here(&(tr__member){.world_size = 1}, &card);
+    snprintf(plain, 200, " machine %s address", card.machine);
+    snprintf(named, 200, " machine %s#%d address", card.machine, h->host);
+}
+
+/* Ranks of other hosts must not be met at a loopback address, and on one machine there need not be another. Linux takes
+ * 0.0.0.0 for this host. */
+static tr_status host_set(tr_store *store, const char *key, const void *value, size_t bytes)
+{
+    char plain[200], named[200], card[1024];
+    if (!strstr(key, "/card/") || bytes + 200 > sizeof card) return tr_store_set(of(store)->real, key, value, bytes);
+    memcpy(card, value, bytes);
+    card[bytes] = 0;
+    machine_texts(of(store), plain, named);
+    replace(card, plain, named);
+    replace(card, " tcp 127.0.0.1:", " tcp 0.0.0.0:");
+    return tr_store_set(of(store)->real, key, card, strlen(card));
+}
+
+static tr_status host_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
+{
+    char plain[200], named[200];
+    TR__TRY(tr__store_get(of(store)->real, key, timeout_ms, value, bytes));
+    if (!value || !strstr(key, "/card/")) return TR_OK;
+    machine_texts(of(store), plain, named);
+    replace(*value, named, plain);
+    *bytes = strlen(*value);
+    return TR_OK;
+}
+
+static tr_status host_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
+{
+    return tr_store_add(of(store)->real, key, amount, sum);
+}
+
+static tr_status host_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
+    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
+{
+    return tr__store_compare_set(of(store)->real, key, expected, expected_bytes, desired, desired_bytes, timeout_ms,
+        value, bytes);
+}
+
+static const tr__store_ops ops = {.set = host_set, .get = host_get, .add = host_add, .compare_set = host_compare_set};
+
+static void destroy(void *self)
+{
+    tr__unref(of(self)->real);
+}
+
+static const tr__type type = {.name = "store", .size = sizeof(host_store), .destroy = destroy};
+
+tr_store *store_on_host(tr_store *store, int host)
+{
+    host_store *h = tr__object_new(&type);
+    if (tr__error_of(h)) return &h->store;
+    h->store.ops = &ops;
+    h->store.timeout_ms = store->timeout_ms;
+    memcpy(h->store.name, store->name, sizeof store->name);
+    memcpy(h->store.host, store->host, sizeof store->host);
+    h->store.port = store->port;
+    h->store.anywhere = store->anywhere;
+    h->real = tr__ref(store);
+    h->host = host;
+    return &h->store;
+}
