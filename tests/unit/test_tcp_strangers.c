@@ -1,0 +1,208 @@
+/* Groups over TCP and who knocks at their ranks' doors: strangers, and a peer that does not keep to the rules. */
+#include "comm/algo/choice.h"
+#include "comm/transport/tcp.h"
+#include "comm_ranks.h"
+
+#include <arpa/inet.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* ---- Uninvited ----------------------------------------------------------------------------------------------------- */
+
+static int knock(const char *address)
+{
+    char host[64];
+    int port;
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    if (sscanf(address, "%63[0-9.]:%d", host, &port) != 2) return -1;
+    a.sin_port = htons((uint16_t)port);
+    inet_pton(AF_INET, host, &a.sin_addr);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct timeval patience = {.tv_sec = 20};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+/* What rank 0's card says. */
+static bool read_card_0(tr_store *store, char address[80], char cookie[33])
+{
+    void *card;
+    size_t bytes;
+    if (tr_store_get(store, "group/world/card/1/0", &card, &bytes) != TR_OK) return false;
+    const char *tcp = strstr(card, " tcp ");
+    bool found = tcp && sscanf(tcp, " tcp %79s cookie %32s", address, cookie) == 2;
+    free(card);
+    return found;
+}
+
+static bool hangs_up(int fd)
+{
+    char bytes[256];
+    return recv(fd, bytes, sizeof bytes, 0) <= 0;
+}
+
+static tr__tcp_hello false_hello(int number, int lane, const char *cookie)
+{
+    tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = number, .lane = lane};
+    memcpy(hello.cookie, cookie, strlen(cookie) + 1);
+    return hello;
+}
+
+/* Rank 1 knocks as a stranger before it joins: with garbage, a wrong cookie, half a hello, a wrong rank with the right
+ * cookie, another version, and without a word. None gets an answer, and the ranks join all the same. */
+static void intrude(rank *r)
+{
+    enum { STRANGERS = 6 };
+    char address[80], cookie[33], garbage[1000];
+    int fds[STRANGERS];
+    CHECK(read_card_0(r->store, address, cookie));
+    for (int i = 0; i < STRANGERS; i++) CHECK((fds[i] = knock(address)) >= 0);
+    memset(garbage, 'x', sizeof garbage);
+    tr__tcp_hello liar = false_hello(1, 0, "0123456789abcdef0123456789abcdef"), stranger = false_hello(7, 0, cookie),
+                  newer = false_hello(1, 0, cookie), half = false_hello(1, 1, cookie);
+    newer.version++;
+    CHECK(send(fds[0], garbage, sizeof garbage, MSG_NOSIGNAL) > 0);
+    CHECK(send(fds[1], &liar, sizeof liar, MSG_NOSIGNAL) > 0);
+    CHECK(send(fds[2], &stranger, sizeof stranger, MSG_NOSIGNAL) > 0);
+    CHECK(send(fds[3], &newer, sizeof newer, MSG_NOSIGNAL) > 0);
+    CHECK(send(fds[4], &half, sizeof half / 2, MSG_NOSIGNAL) > 0);
+    TR_SCOPE;
+    tr_group *g = tr_join(.store = r->store, .rank = 1, .world_size = 2, .timeout_ms = JOIN_MS, .transport = "tcp");
+    OK(tr_status_of(g));
+    OK(tr_barrier(g));
+    for (int i = 0; i < STRANGERS; i++) CHECK(hangs_up(fds[i]));
+    OK(tr_leave(g));
+    for (int i = 0; i < STRANGERS; i++) close(fds[i]);
+}
+
+static void be_intruded(rank *r)
+{
+    TR_SCOPE;
+    tr_group *g = tr_join(.store = r->store, .rank = 0, .world_size = 2, .timeout_ms = JOIN_MS, .transport = "tcp");
+    OK(tr_status_of(g));
+    OK(tr_barrier(g));
+    OK(tr_leave(g));
+}
+
+static void *intruded_thread(void *arg)
+{
+    rank *r = arg;
+    (r->number == 0 ? be_intruded : intrude)(r);
+    return NULL;
+}
+
+static void strangers_are_turned_away(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    rank ranks[2];
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        ranks[i] = (rank){.number = i, .world = 2, .store = store};
+        assert_int_equal(pthread_create(&threads[i], NULL, intruded_thread, &ranks[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++)
+        if (ranks[i].failure[0]) fail_msg("%s", ranks[i].failure);
+}
+
+/* ---- A rank that does not keep to the rules ------------------------------------------------------------------------ */
+
+/* A rank 1 by hand: it has the cookie, so it comes in; then it sends `bytes` on a lane and closes. */
+typedef struct rogue {
+    tr_store *store;
+    int lane;
+    const void *bytes;
+    size_t size;
+    bool failed;
+} rogue;
+
+static void *be_rogue(void *arg)
+{
+    rogue *g = arg;
+    char address[80], cookie[33], card[600];
+    int fds[TR__TCP_LANES];
+    tr__choice_table table;
+    g->failed = tr__choice_read(&table, NULL, NULL) != TR_OK;
+    snprintf(card, sizeof card, "trireme-card 3 rank 1 of 2 pid 1 in 0 host h machine m address - cookie %032d tcp "
+        "127.0.0.1:1 cookie %032d table %" PRIx64, 0, 0, tr__choice_digest(&table));
+    g->failed |= tr_store_set(g->store, "group/world/card/1/1", card, strlen(card)) != TR_OK ||
+                !read_card_0(g->store, address, cookie);
+    if (g->failed) return NULL;
+    for (int lane = 0; lane < TR__TCP_LANES; lane++) {
+        tr__tcp_hello hello = false_hello(1, lane, cookie), answer;
+        memcpy(hello.address, "127.0.0.1:1", 12);
+        fds[lane] = knock(address);
+        g->failed |= fds[lane] < 0 || send(fds[lane], &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello ||
+                     recv(fds[lane], &answer, sizeof answer, MSG_WAITALL) != (ssize_t)sizeof answer;
+    }
+    if (!g->failed && g->size) g->failed = send(fds[g->lane], g->bytes, g->size, MSG_NOSIGNAL) < 0;
+    if (!g->failed) shutdown(fds[g->lane], SHUT_WR); /* a frame that is cut off is at its end */
+    while (!g->failed && !hangs_up(fds[TR__TCP_DATA_LANE])) continue;
+    for (int lane = 0; lane < TR__TCP_LANES; lane++) close(fds[lane]);
+    return NULL;
+}
+
+static void meet_rogue(int lane, const void *bytes, size_t size, tr_status wanted, const char *words)
+{
+    TR_SCOPE;
+    rogue g = {.store = tr_store_memory(), .lane = lane, .bytes = bytes, .size = size};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, be_rogue, &g), 0);
+    tr_group *group = tr_join(.store = g.store, .rank = 0, .world_size = 2, .timeout_ms = 20000, .transport = "tcp");
+    tr_status status = tr_status_of(group);
+    char text[1024];
+    snprintf(text, sizeof text, "%s", tr_error_message());
+    pthread_join(thread, NULL);
+    if (g.failed) fail_msg("%s", text);
+    if (status != wanted || !strstr(text, words)) fail_msg("'%s' (%s) is not '%s'", text, tr_status_name(status), words);
+}
+
+static void frames_are_checked(void **state)
+{
+    (void)state;
+    char garbage[300];
+    memset(garbage, 0x5a, sizeof garbage);
+    tr__tcp_frame good = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .type = TR__TCP_DATA, .kind = TR_BARRIER,
+        .algorithm = TR__DOUBLING};
+    for (int lane = 0; lane < 2; lane++) {
+        meet_rogue(lane, garbage, sizeof garbage, TR_FORMAT, "damaged");
+        meet_rogue(lane, &good, sizeof good / 2, TR_PEER, "died");
+        meet_rogue(lane, NULL, 0, TR_PEER, "died");
+        tr__tcp_frame bad = good;
+        bad.kind = TR_COLLECTIVE_COUNT;
+        meet_rogue(lane, &bad, sizeof bad, TR_FORMAT, "damaged");
+        bad = good;
+        bad.version++;
+        meet_rogue(lane, &bad, sizeof bad, TR_FORMAT, "damaged");
+    }
+    tr__tcp_frame bad = good;
+    bad.bytes = (uint64_t)1 << 60; /* more than the barrier's nothing */
+    meet_rogue(TR__TCP_DATA_LANE, &bad, sizeof bad, TR_MISMATCH, "barrier");
+    bad = good;
+    bad.type = TR__TCP_BROKEN;
+    bad.bytes = TR__TCP_TEXT + 1;
+    meet_rogue(TR__TCP_CONTROL_LANE, &bad, sizeof bad, TR_FORMAT, "damaged");
+    bad = good;
+    bad.type = 99;
+    meet_rogue(TR__TCP_CONTROL_LANE, &bad, sizeof bad, TR_FORMAT, "unknown type");
+    bad = good;
+    bad.sequence = 5;
+    meet_rogue(TR__TCP_DATA_LANE, &bad, sizeof bad, TR_MISMATCH, "different calls");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(strangers_are_turned_away),
+        cmocka_unit_test(frames_are_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
