@@ -98,13 +98,12 @@ static tr_status barrier(const tr__hierarchy_call *k)
 
 /* Sums and products of types in which something would be lost from part to part are folded in a wider one, and rounded at
  * the end. */
-static tr_status reduce_wide(tr__hierarchy_call *k, tr_collective *folded)
+static tr_status reduce_wide(tr__hierarchy_call *k, const tr_collective *given)
 {
-    const tr_collective *given = k->c;
     tr__hierarchy *h = k->h;
+    tr_collective *folded = &k->folded;
     int world = h->hosts.world_size;
     int64_t in_count = given->count * (given->kind == TR_REDUCE_SCATTER ? world : 1);
-    k->c = folded;
     k->size = tr_dtype_size(folded->dtype);
     TR__TRY(tr__hierarchy_lend(&h->wide, (size_t)(in_count + given->count) * k->size));
     folded->in = h->wide.at;
@@ -117,13 +116,13 @@ static tr_status reduce_wide(tr__hierarchy_call *k, tr_collective *folded)
 
 static tr_status reduce(tr__hierarchy_call *k)
 {
-    tr_collective folded = *k->c;
-    bool picks = folded.op == TR_MIN || folded.op == TR_MAX;
-    if (!picks) folded.dtype = tr__wide_type(k->c->dtype, k->c->op);
-    if (k->c->op == TR_AVG) folded.op = TR_SUM;
-    if (folded.dtype != k->c->dtype) return reduce_wide(k, &folded);
-    k->averages = k->c->op == TR_AVG;
-    k->c = &folded;
+    const tr_collective *given = k->c;
+    k->folded = *given;
+    k->c = &k->folded;
+    if (given->op != TR_MIN && given->op != TR_MAX) k->folded.dtype = tr__wide_type(given->dtype, given->op);
+    if (given->op == TR_AVG) k->folded.op = TR_SUM;
+    if (k->folded.dtype != given->dtype) return reduce_wide(k, given);
+    k->averages = given->op == TR_AVG;
     return tr__hierarchy_reduce(k);
 }
 

@@ -41,7 +41,8 @@ struct tr__hierarchy {
 /* A call that is running. */
 typedef struct tr__hierarchy_call {
     tr__hierarchy *h;
-    const tr_collective *c; /* in the type in which it is folded */
+    const tr_collective *c; /* what is carried out: the program's, or: */
+    tr_collective folded;   /* the sums it stands for, in the type in which they are folded */
     const tr__shm_whole *whole;
     size_t size;            /* of an element */
     bool averages;          /* the sum is to be divided when all is folded */
