@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -118,4 +119,46 @@ void run_job_in(const setting *s, int world, rank_body body, const void *arg)
 void run_job(int world, rank_body body, const void *arg)
 {
     run_job_in(&(setting){0}, world, body, arg);
+}
+
+/* ---- Killed and stopped ranks ------------------------------------------------------------------------------------- */
+
+static void start_and_let_turn(job *j, const setting *s, int world, rank_body body, const void *arg)
+{
+    start_job_in(j, s, world, body, arg);
+    for (int i = 0; i < world; i++) await_turns(j, i, 3);
+}
+
+int64_t kill_one_of(job *j, const setting *s, int world, int victim, rank_body body, const void *arg, int delay_us)
+{
+    start_and_let_turn(j, s, world, body, arg);
+    usleep((unsigned)delay_us);
+    int64_t killed = tr__now_ns();
+    kill(j->ranks[victim].pid, SIGKILL);
+    for (int i = 0; i < world; i++) reap(j, i);
+    return killed;
+}
+
+void check_survivor(const job *j, int number, int victim, int64_t killed, const char *const words[3])
+{
+    const post *p = &j->posts[number];
+    char name[64];
+    snprintf(name, sizeof name, "rank %d (pid %ld", victim, (long)j->ranks[victim].pid);
+    bool said = strstr(p->text, name);
+    for (int i = 0; i < 3; i++) said = said && strstr(p->text, words[i]);
+    if (p->status != TR_PEER || !said)
+        fail_msg("rank %d says '%s' (%s), not '%s', '%s', '%s' and '%s'", number, p->text, tr_status_name(p->status),
+            name, words[0], words[1], words[2]);
+    if (p->ended - killed > 5000000000)
+        fail_msg("rank %d took %g s to notice", number, (double)(p->ended - killed) / 1e9);
+}
+
+void stop_one_of(job *j, const setting *s, int world, int victim, rank_body body, const void *arg)
+{
+    start_and_let_turn(j, s, world, body, arg);
+    kill(j->ranks[victim].pid, SIGSTOP);
+    for (int i = 0; i < world; i++)
+        if (i != victim) reap(j, i);
+    kill(j->ranks[victim].pid, SIGCONT); /* it wakes up in a group that has given up on it */
+    reap(j, victim);
 }

@@ -6,12 +6,12 @@
  */
 #include "base/clock.h"
 #include "comm/transport/shm.h"
+#include "entries.h"
 #include "processes.h"
 
 #include <trireme/comm.h>
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <netinet/in.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -88,16 +88,6 @@ static void processes_share_data(void **state)
 }
 
 /* ---- Nothing is left --------------------------------------------------------------------------------------------- */
-
-static int count_entries(const char *folder)
-{
-    int count = 0;
-    DIR *d = opendir(folder);
-    if (!d) return 0;
-    while (readdir(d)) count++;
-    closedir(d);
-    return count;
-}
 
 /* Mappings of our segments that this process still has. */
 static int count_mappings(void)
@@ -207,29 +197,17 @@ static tr_status act_until_it_fails(rank *r)
     return again == status ? status : again;
 }
 
-static void check_survivor(const job *j, int number, int victim, const char *during, int64_t killed)
+static void check_survivors(const job *j, int victim, const char *during, int64_t killed)
 {
-    const post *p = &j->posts[number];
-    char name[64];
-    snprintf(name, sizeof name, "rank %d (pid %ld) died", victim, (long)j->ranks[victim].pid);
-    bool placed = strstr(p->text, during) && strstr(p->text, __FILE__ ":");
-    if (p->status != TR_PEER || !strstr(p->text, name) || !placed)
-        fail_msg("rank %d says '%s' (%s), not '%s' and '%s'", number, p->text, tr_status_name(p->status), name, during);
-    if (p->ended - killed > 5000000000)
-        fail_msg("rank %d took %g s to notice", number, (double)(p->ended - killed) / 1e9);
+    for (int i = 0; i < j->world; i++)
+        if (i != victim) check_survivor(j, i, victim, killed, (const char *[]){") died", during, __FILE__ ":"});
 }
 
 static void kill_one(int world, int victim, activity a, int delay_us)
 {
     job j;
-    start_job(&j, world, act_until_it_fails, &a);
-    for (int i = 0; i < world; i++) await_turns(&j, i, 3);
-    usleep((unsigned)delay_us);
-    int64_t killed = tr__now_ns();
-    kill(j.ranks[victim].pid, SIGKILL);
-    for (int i = 0; i < world; i++) reap(&j, i);
-    for (int i = 0; i < world; i++)
-        if (i != victim) check_survivor(&j, i, victim, words[a], killed);
+    int64_t killed = kill_one_of(&j, &(setting){0}, world, victim, act_until_it_fails, &a, delay_us);
+    check_survivors(&j, victim, words[a], killed);
     finish(&j);
 }
 
@@ -293,10 +271,8 @@ static void kill_one_in(const any_call *a, int victim, const char *during)
     usleep(500);
     int64_t killed = tr__now_ns();
     kill(j.ranks[victim].pid, SIGKILL);
-    for (int i = 0; i < 3; i++) {
-        reap(&j, i);
-        if (i != victim) check_survivor(&j, i, victim, during, killed);
-    }
+    for (int i = 0; i < 3; i++) reap(&j, i);
+    check_survivors(&j, victim, during, killed);
     finish(&j);
 }
 
@@ -356,13 +332,7 @@ static tr_status act_with_a_timeout(rank *r)
 static void stop_one(int world, int victim, const void *shared)
 {
     job j;
-    start_job(&j, world, act_with_a_timeout, shared);
-    for (int i = 0; i < world; i++) await_turns(&j, i, 3);
-    kill(j.ranks[victim].pid, SIGSTOP);
-    for (int i = 0; i < world; i++)
-        if (i != victim) reap(&j, i);
-    kill(j.ranks[victim].pid, SIGCONT); /* it wakes up in a group that has given up on it */
-    reap(&j, victim);
+    stop_one_of(&j, &(setting){0}, world, victim, act_with_a_timeout, shared);
     char name[64];
     snprintf(name, sizeof name, "rank %d (pid %ld)", victim, (long)j.ranks[victim].pid);
     int timeouts = 0;

@@ -55,28 +55,15 @@ static tr_status act_until_it_fails(rank *r)
     return status;
 }
 
-static void check_survivor(const job *j, int number, int victim, int64_t killed)
-{
-    const post *p = &j->posts[number];
-    char name[64];
-    snprintf(name, sizeof name, "rank %d (pid %ld", victim, (long)j->ranks[victim].pid);
-    if (p->status != TR_PEER || !strstr(p->text, name) || !strstr(p->text, "died"))
-        fail_msg("rank %d says '%s' (%s), not '%s' and 'died'", number, p->text, tr_status_name(p->status), name);
-    if (p->ended - killed > 5000000000)
-        fail_msg("rank %d took %g s to notice", number, (double)(p->ended - killed) / 1e9);
-}
+static const char *const death[] = {"died", "", ""};
 
-static void kill_one(const setting *s, int world, int victim, activity a, int delay_us)
+static void kill_one(const layout *l, int victim, activity a, int delay_us)
 {
     job j;
-    start_job_in(&j, s, world, act_until_it_fails, &a);
-    for (int i = 0; i < world; i++) await_turns(&j, i, 3);
-    usleep((unsigned)delay_us);
-    int64_t killed = tr__now_ns();
-    kill(j.ranks[victim].pid, SIGKILL);
-    for (int i = 0; i < world; i++) reap(&j, i);
-    for (int i = 0; i < world; i++)
-        if (i != victim) check_survivor(&j, i, victim, killed);
+    int64_t killed =
+        kill_one_of(&j, &(setting){.hosts = l->hosts}, l->world, victim, act_until_it_fails, &a, delay_us);
+    for (int i = 0; i < l->world; i++)
+        if (i != victim) check_survivor(&j, i, victim, killed, death);
     finish(&j);
 }
 
@@ -86,9 +73,8 @@ static void a_killed_rank_is_named_by_all_others(void **state)
     static const int delays[] = {0, 300, 1700};
     for (activity a = 0; a < ACTIVITIES; a++) {
         for (int l = 0; l < LAYOUTS; l++) {
-            setting s = {.hosts = layouts[l].hosts};
             for (int d = 0; d < 2; d++)
-                kill_one(&s, layouts[l].world, (int)(a + 3 * d + l) % layouts[l].world, a, delays[(a + d) % 3]);
+                kill_one(&layouts[l], (int)(a + 3 * d + l) % layouts[l].world, a, delays[(a + d) % 3]);
         }
     }
 }
@@ -119,7 +105,7 @@ static void a_death_is_heard_of_past_a_busy_rank(void **state)
     int64_t killed = tr__now_ns();
     kill(j.ranks[3].pid, SIGKILL);
     for (int i = 0; i < 4; i++) reap(&j, i);
-    for (int i = 0; i < 3; i += 2) check_survivor(&j, i, 3, killed);
+    for (int i = 0; i < 3; i += 2) check_survivor(&j, i, 3, killed, death);
     assert_int_equal(j.posts[1].status, TR_PEER);
     finish(&j);
 }
@@ -143,13 +129,7 @@ static void a_stopped_rank_is_a_timeout(void **state)
         char name[64];
         int world = layouts[l].world;
         setting s = {.hosts = layouts[l].hosts};
-        start_job_in(&j, &s, world, act_with_a_timeout, NULL);
-        for (int i = 0; i < world; i++) await_turns(&j, i, 3);
-        kill(j.ranks[1].pid, SIGSTOP);
-        for (int i = 0; i < world; i++)
-            if (i != 1) reap(&j, i);
-        kill(j.ranks[1].pid, SIGCONT); /* it wakes up in a group that has given up on it */
-        reap(&j, 1);
+        stop_one_of(&j, &s, world, 1, act_with_a_timeout, NULL);
         snprintf(name, sizeof name, "for rank 1 (pid %ld", (long)j.ranks[1].pid);
         for (int i = 0; i < world; i++)
             if (j.posts[i].status != TR_TIMEOUT || !strstr(j.posts[i].text, name))

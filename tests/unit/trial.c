@@ -1,6 +1,7 @@
 #include "trial.h"
 
 #include "base/clock.h"
+#include "entries.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -70,16 +71,6 @@ trial trial_of(uint64_t seed)
 }
 
 /* ---- A rank -------------------------------------------------------------------------------------------------------- */
-
-static int count_entries(const char *folder)
-{
-    int count = 0;
-    DIR *d = opendir(folder);
-    if (!d) return 0;
-    while (readdir(d)) count++;
-    closedir(d);
-    return count;
-}
 
 static tr_status join_and_play(const trial *t, int rank, trial_post *post)
 {
