@@ -131,9 +131,21 @@ static tr_status meet(native *n, tr__card *cards)
     return connect(n, cards);
 }
 
+/* Who leaves a broken group may have heard so from one transport while its monitor is still about to tell the other, whose
+ * peers would take the leaving for the reason. */
+static void share_failure(native *n)
+{
+    tr_status broken = TR_OK;
+    if (!n->shm || !n->tcp) return;
+    if (tr__failure_there(&n->tcp->failure)) broken = tr__tcp_break(n->tcp);
+    if (tr__failure_there(&n->shm->failure)) broken = tr__shm_break(n->shm);
+    (void)broken;
+}
+
 /* Shared memory first: it is joined last, and breaks what is left. */
 static void close_transports(native *n)
 {
+    share_failure(n);
     if (n->shm) tr__shm_close(n->shm);
     if (n->tcp) tr__tcp_close(n->tcp);
     tr__hierarchy_free(n->hierarchy);
