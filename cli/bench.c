@@ -35,15 +35,22 @@ static int read_options(tr__bench *b, int argc, char **argv)
     return tr__parse(&syntax, &argc, argv);
 }
 
-static int bench_model(int argc, char **argv)
+const char **tr__bench_given(int argc, char **argv)
 {
     const char **given = calloc((size_t)argc + 2, sizeof *given);
     if (!given) {
         tr__complain(TR__BENCH, "out of memory");
-        return TR__EXIT_FAILED;
+        return NULL;
     }
     given[0] = "bench";
     for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
+    return given;
+}
+
+static int bench_model(int argc, char **argv)
+{
+    const char **given = tr__bench_given(argc, argv);
+    if (!given) return TR__EXIT_FAILED;
     tr__bench b = {.model = "gpt-mini", .dtype = "f32", .batch = 8, .seq = 256, .ranks = 1, .steps = 20, .warmup = 3};
     int code = read_options(&b, argc, argv);
     if (code < 0)

@@ -50,6 +50,9 @@ tr_status tr__stream_open(tr_group *group, tr__stream **stream);
 bool tr__stream_run(const tr__stream *stream, int64_t bytes); /* false: the connection has failed */
 void tr__stream_close(tr__stream *stream);
 
+/* "bench" and the arguments, which parsing rearranges, for tr__relaunch(); to be freed. NULL after a message. */
+const char **tr__bench_given(int argc, char **argv);
+
 /* ---- trireme bench tune and predict ------------------------------------------------------------------------------- */
 
 /* argv[0] is the name. Each returns the exit code. */

@@ -360,12 +360,10 @@ static int read_options(collective_run *r, int argc, char **argv)
 
 int tr__bench_collective(int argc, char **argv)
 {
-    const char **given = calloc((size_t)argc + 2, sizeof *given);
+    const char **given = tr__bench_given(argc, argv);
     collective_run *r = calloc(1, sizeof *r);
     int code = TR__EXIT_FAILED;
     if (given && r) {
-        given[0] = "bench";
-        for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
         for (int i = 0; i < KINDS; i++)
             if (!strcmp(kinds[i].name, argv[0])) r->kind = &kinds[i];
         *r = (collective_run){.kind = r->kind, .ranks = 2, .cold_mb = 128,
@@ -374,7 +372,7 @@ int tr__bench_collective(int argc, char **argv)
         code = read_options(r, argc, argv);
         if (code < 0)
             code = r->ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, r->ranks, NULL) : run_rank(r);
-    } else {
+    } else if (given) {
         tr__complain(TR__BENCH, "out of memory");
     }
     free(given);

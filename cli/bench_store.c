@@ -205,13 +205,8 @@ int tr__bench_join(int argc, char **argv)
     };
     const tr__syntax syntax = {"bench join", NULL, "Times how long the ranks of this machine take to become a group.",
         options, .operands = {0, 0}};
-    const char **given = calloc((size_t)argc + 2, sizeof *given);
-    if (!given) {
-        tr__complain(TR__BENCH, "out of memory");
-        return TR__EXIT_FAILED;
-    }
-    given[0] = "bench";
-    for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
+    const char **given = tr__bench_given(argc, argv);
+    if (!given) return TR__EXIT_FAILED;
     int code = tr__parse(&syntax, &argc, argv);
     if (code < 0) code = getenv("RANK") ? join_rank(json) : tr__relaunch(TR__BENCH, given, ranks, NULL);
     free(given);

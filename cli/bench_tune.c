@@ -335,13 +335,8 @@ static int read_options(tune *t, int argc, char **argv)
 
 int tr__bench_tune(int argc, char **argv)
 {
-    const char **given = calloc((size_t)argc + 2, sizeof *given);
-    if (!given) {
-        tr__complain(TR__BENCH, "out of memory");
-        return TR__EXIT_FAILED;
-    }
-    given[0] = "bench";
-    for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
+    const char **given = tr__bench_given(argc, argv);
+    if (!given) return TR__EXIT_FAILED;
     tune t = {.ranks = 2, .budget_ms = 25,
         .sizes = {9, {64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}}};
     int code = read_options(&t, argc, argv);
