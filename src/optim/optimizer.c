@@ -129,13 +129,13 @@ static tr_status set_up(tr_optimizer *o, const tr_tensor_list *parameters, bool 
     return make_state(o);
 }
 
-tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, int n_states, const tr_tensor_list *parameters,
+tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_list *parameters,
     bool decay_matrices_only)
 {
     tr_optimizer *o = tr__object_new(&tr__optimizer_type);
     if (o->object.error) return o;
     o->rule = rule;
-    o->n_states = n_states;
+    while (o->n_states < TR__STATES && rule->state_names[o->n_states]) o->n_states++;
     if (set_up(o, parameters, decay_matrices_only) != TR_OK) tr__object_break(o);
     return o;
 }

@@ -3,7 +3,7 @@
  *
  *   parameters  [ p0 ........ | p1 .. | p2 ............ ]   an arena (autograd/arena.h)
  *   gradients   [ g0 ........ | g1 .. | g2 ............ ]
- *   state       [ m0 ........ | m1 .. | m2 ............ ]   one or two flat tensors, made here: f32 (f64 for f64)
+ *   state       [ m0 ........ | m1 .. | m2 ............ ]   up to three flat tensors, made here: f32 (f64 for f64)
  *
  * Neighbours in an arena that have gradients and are to be treated alike become one run, gaps included: usually a step
  * is a single pass over the arena.
@@ -16,14 +16,14 @@
 
 #include <trireme/optim.h>
 
-enum { TR__STATES = 2 };
+enum { TR__STATES = 3 };
 
 /* A run of elements: parameters, gradients, and the state that belongs to them. */
 typedef struct tr__update {
     const tr_optimizer *optimizer;
     void *parameters;
     const void *gradients;
-    void *state[TR__STATES];
+    void *state[TR__STATES]; /* NULL after the last */
     int64_t step;        /* these parameters' own, from 1 */
     double weight_decay; /* 0 where there is none */
 } tr__update;
@@ -33,7 +33,7 @@ typedef void (*tr__update_kernel)(const tr__update *update, int64_t begin, int64
 
 typedef struct tr__optimizer_rule {
     const char *name;                         /* "adamw" */
-    const char *state_names[TR__STATES];      /* "exp_avg" */
+    const char *state_names[TR__STATES];      /* "exp_avg"; NULL after the last */
     tr__update_kernel kernel[TR_DTYPE_COUNT]; /* on the CPU; NULL: not for this dtype */
 } tr__optimizer_rule;
 
@@ -70,7 +70,7 @@ struct tr_optimizer {
 
 /* Makes an optimizer: checks the parameters, lays them out, makes zeroed state. The caller sets lr, weight_decay and
  * settings. decay_matrices_only: no weight decay for parameters with fewer than two dimensions. */
-tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, int n_states, const tr_tensor_list *parameters,
+tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_list *parameters,
     bool decay_matrices_only);
 
 /* A run of neighbours that have gradients: parameters [first, last], elements [begin, end) of the arena. */

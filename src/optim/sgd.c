@@ -5,17 +5,12 @@
  *   b <- g at its first step, then b momentum + g (1 - dampening)     momentum_buffer, when there is momentum
  *   p <- p - lr b, or with Nesterov p - lr (g + momentum b)
  */
-#include "optim/optimizer.h"
-
-#include "base/half.h"
-
-#include <math.h>
+#include "optim/kernel.h"
 
 enum { MOMENTUM, DAMPENING, NESTEROV }; /* in settings */
 
-/* P: the parameters' type, S: the one that is computed in, the state's. */
-#define SGD_KERNELS(name, P, S, read, write)                                                       \
-    static void name##_plain(const tr__update *u, int64_t begin, int64_t end)                      \
+#define PLAIN(name, P, S, read, write, root)                                                       \
+    static void name(const tr__update *u, int64_t begin, int64_t end)                              \
     {                                                                                              \
         const S lr = (S)u->optimizer->lr, decay = (S)u->weight_decay;                              \
         P *restrict p = u->parameters;                                                             \
@@ -24,8 +19,10 @@ enum { MOMENTUM, DAMPENING, NESTEROV }; /* in settings */
             S x = read(p[i]);                                                                      \
             p[i] = write(x - lr * (read(gradient[i]) + decay * x));                                \
         }                                                                                          \
-    }                                                                                              \
-    static void name##_momentum(const tr__update *u, int64_t begin, int64_t end)                   \
+    }
+
+#define WITH_MOMENTUM(name, P, S, read, write, root)                                               \
+    static void name(const tr__update *u, int64_t begin, int64_t end)                              \
     {                                                                                              \
         const double *settings = u->optimizer->settings;                                           \
         const S lr = (S)u->optimizer->lr, decay = (S)u->weight_decay;                              \
@@ -41,35 +38,29 @@ enum { MOMENTUM, DAMPENING, NESTEROV }; /* in settings */
             b[i] = old * b[i] + new * g;                                                           \
             p[i] = write(x - lr * (ahead * g + by * b[i]));                                        \
         }                                                                                          \
-    }                                                                                              \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                              \
-    {                                                                                              \
-        (u->state[0] ? name##_momentum : name##_plain)(u, begin, end);                             \
     }
 
-SGD_KERNELS(sgd_f32, float, float, (float), (float))
-SGD_KERNELS(sgd_f64, double, double, (double), (double))
-SGD_KERNELS(sgd_bf16, uint16_t, float, tr__bf16_to_f32, tr__f32_to_bf16)
+TR__UPDATE_KERNELS(PLAIN, plain)
+TR__UPDATE_KERNELS(WITH_MOMENTUM, momentum)
 
-static const tr__optimizer_rule sgd = {
-    .name = "sgd",
-    .state_names = {"momentum_buffer"},
-    .kernel = {[TR_F32] = sgd_f32, [TR_F64] = sgd_f64, [TR_BF16] = sgd_bf16},
+static const tr__optimizer_rule rules[2] = { /* [momentum > 0] */
+    {"sgd", {NULL}, TR__KERNELS_OF(plain)},
+    {"sgd", {"momentum_buffer"}, TR__KERNELS_OF(momentum)},
 };
 
 tr_optimizer *tr_sgd_with(const tr_sgd_options *options)
 {
     double lr = tr__option(options->lr, 1e-3), decay = options->weight_decay;
     double momentum = options->momentum, dampening = options->dampening;
-    if (!(lr >= 0 && isfinite(lr) && decay >= 0 && isfinite(decay)))
+    if (!tr__is_amount(lr) || !tr__is_amount(decay))
         return tr__optimizer_fail(TR_INVALID, "sgd: lr and weight_decay must be 0 or more, not %g and %g", lr, decay);
-    if (!(momentum >= 0 && isfinite(momentum)) || !isfinite(dampening))
+    if (!tr__is_amount(momentum) || !isfinite(dampening))
         return tr__optimizer_fail(TR_INVALID, "sgd: momentum must be 0 or more and dampening finite, not %g and %g",
             momentum, dampening);
     if (options->nesterov && (momentum == 0 || dampening != 0))
         return tr__optimizer_fail(TR_INVALID, "sgd: nesterov takes momentum and no dampening, not %g and %g", momentum,
             dampening);
-    tr_optimizer *o = tr__optimizer_new(&sgd, momentum > 0 ? 1 : 0, options->parameters, false);
+    tr_optimizer *o = tr__optimizer_new(&rules[momentum > 0], options->parameters, false);
     if (o->object.error) return o;
     o->lr = lr;
     o->weight_decay = decay;

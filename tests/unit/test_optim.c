@@ -484,6 +484,22 @@ static void test_cosine_schedule(void **state)
     }
 }
 
+static void test_schedules_in_steps(void **state)
+{
+    (void)state;
+    assert_true(tr_step_lr(0, 0.5, 10) == 0.5 && tr_step_lr(9, 0.5, 10) == 0.5);
+    assert_true(fabs(tr_step_lr(10, 0.5, 10) - 0.05) < 1e-15);
+    assert_true(tr_step_lr(29, 0.5, 10, .gamma = 0.5) == 0.125);
+    assert_true(isnan(tr_step_lr(3, 0.5, 0)));
+    const int64_t milestones[] = {30, 80, 80};
+    double before = tr_multi_step_lr(29, 1.0, milestones, .count = 3, .gamma = 0.5);
+    double between = tr_multi_step_lr(30, 1.0, milestones, .count = 3, .gamma = 0.5);
+    double after = tr_multi_step_lr(80, 1.0, milestones, .count = 3, .gamma = 0.5);
+    assert_true(before == 1 && between == 0.5 && after == 0.125); /* a milestone that stands twice counts twice */
+    assert_true(fabs(tr_multi_step_lr(79, 1.0, milestones, .count = 3) - 0.1) < 1e-15);
+    assert_true(tr_exponential_lr(0, 0.5, 0.9) == 0.5 && tr_exponential_lr(3, 0.5, 0.5) == 0.0625);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -501,6 +517,7 @@ int main(void)
         cmocka_unit_test(test_a_norm_that_is_not_finite_changes_nothing),
         cmocka_unit_test(test_wrong_arguments),
         cmocka_unit_test(test_cosine_schedule),
+        cmocka_unit_test(test_schedules_in_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

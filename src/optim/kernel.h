@@ -1,0 +1,34 @@
+/*
+ * One update kernel for each dtype of parameters. KERNEL(name, P, S, read, write, root) defines one: P is the
+ * parameters' type, S the one that is computed in and the state's, root the square root in it. Constants are rounded to
+ * S once, as PyTorch rounds its scalars.
+ */
+#ifndef TR_OPTIM_KERNEL_H
+#define TR_OPTIM_KERNEL_H
+
+#include "base/half.h"
+#include "optim/optimizer.h"
+
+#include <math.h>
+
+#define TR__UPDATE_KERNELS(KERNEL, name)                         \
+    KERNEL(name##_f32, float, float, (float), (float), sqrtf)    \
+    KERNEL(name##_f64, double, double, (double), (double), sqrt) \
+    KERNEL(name##_bf16, uint16_t, float, tr__bf16_to_f32, tr__f32_to_bf16, sqrtf)
+
+/* What they are called in a rule. */
+#define TR__KERNELS_OF(name) {[TR_F32] = name##_f32, [TR_F64] = name##_f64, [TR_BF16] = name##_bf16}
+
+/* 0 or more, and finite. */
+static inline bool tr__is_amount(double x)
+{
+    return x >= 0 && isfinite(x);
+}
+
+/* More than 0 also in f32, which it may be added in: without it an element whose gradients were all 0 becomes 0/0. */
+static inline bool tr__is_eps(double x)
+{
+    return (float)x > 0 && isfinite(x);
+}
+
+#endif
