@@ -207,6 +207,23 @@ TR_API int tr_threads(tr_device device);
 TR_API void *tr_shared_alloc(size_t bytes);
 TR_API void tr_shared_free(void *memory);
 
+/* ---- Functions in processes of their own ------------------------------------------------------------------------ */
+
+/* What tr_spawn() runs, and what a loader's worker processes are made of. argument points to a copy of the process's own,
+ * page-aligned; NULL when there are no bytes. A failure reaches who started the process, with its message. */
+typedef tr_status (*tr_spawn_function)(int rank, void *argument, size_t bytes);
+
+/* The first statement of main() in a program whose functions are to run in other processes. They are started from the
+ * program's own executable, never forked from a process that has computed; here is where they leave main(). */
+#define TR_SPAWN_ENTRY                            \
+    do {                                          \
+        if (tr_spawned()) return tr_spawn_run();  \
+    } while (0)
+/* Whether this process was started to run a function and has not begun to. */
+TR_API bool tr_spawned(void);
+/* Runs it; the exit code for main() to return. */
+TR_API int tr_spawn_run(void);
+
 /* ---- Logging --------------------------------------------------------------------------------------------------- */
 
 typedef enum tr_log_level { TR_LOG_OFF, TR_LOG_ERROR, TR_LOG_WARN, TR_LOG_INFO, TR_LOG_DEBUG } tr_log_level;

@@ -1,5 +1,5 @@
 /*
- * Trireme, launcher: runs a program as the ranks of a job on this machine and owns its processes.
+ * Trireme, launcher: runs a program, or a function of this one, as the ranks of a job on this machine and owns its processes.
  */
 #ifndef TRIREME_LAUNCH_H
 #define TRIREME_LAUNCH_H
@@ -46,6 +46,28 @@ typedef struct tr_launch_options {
  * The ranks die with this process, whatever kills it. With .pass_signals, other threads must have these signals blocked. */
 #define tr_launch(...) TR__NEW2(tr_launch, argv, ranks, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_launch_with(const tr_launch_options *options);
+
+typedef struct tr_spawn_options {
+    size_t size;
+    tr_spawn_function function;
+    int ranks;
+    const void *argument;          /* each rank gets a copy of these bytes: no pointers into this process */
+    size_t bytes;
+    const char *const *env;        /* this and what follows: as in tr_launch_options */
+    tr_launch_output output;
+    void *user;
+    bool rank0_inherits;
+    int grace_ms;
+    bool pass_signals;
+    tr_launch_report *report;
+    const char *job;
+} tr_spawn_options;
+/* Runs function(rank, argument, bytes) in so many processes, the ranks of a job, in which tr_join() works, and waits for
+ * them. The processes are started from this program's executable: main() begins with TR_SPAWN_ENTRY. When one fails, the
+ * others are ended; its status and message come back, as "rank 2: matmul: inner sizes differ: …". A rank that ends in
+ * another way than by returning is TR_CHILD, and all else is as with tr_launch(). Ranks do not spawn in their turn. */
+#define tr_spawn(...) TR__NEW2(tr_spawn, function, ranks, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_spawn_with(const tr_spawn_options *options);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/object.h"
+#include "base/process.h"
 #include "launch/output.h"
 #include "launch/spawn.h"
 
@@ -44,6 +45,7 @@ typedef struct rank {
 
 typedef struct job {
     tr_launch_options options;
+    const tr__call *call; /* what the ranks run; NULL: a program */
     tr_launch_report *report;
     char token[65];
     tr__env env;
@@ -286,7 +288,15 @@ static tr_status start_rank(job *j, int index, int nothing)
     int stdio[3];
     TR__TRY(open_stdio(j, index, nothing, stdio));
     tr__env_set_rank(&j->env, index);
-    tr_status status = tr__spawn(j->options.argv, j->env.entries, stdio, &r->pid);
+    const tr__process_options process = {
+        .file = j->call ? TR__CALL_PROGRAM : j->options.argv[0],
+        .argv = j->options.argv,
+        .env = j->env.entries,
+        .stdio = stdio,
+        .keep = {j->call ? j->call->fd : 0},
+        .own_group = true,
+    };
+    tr_status status = tr__process_start(&process, &r->pid);
     for (int i = 1; i < 3; i++)
         if (stdio[i] > STDERR_FILENO) close(stdio[i]);
     TR__TRY(status);
@@ -429,8 +439,9 @@ static tr_status run_with_loop(job *j)
     TR_SCOPE; /* the store serves until the job is over */
     tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = j->token);
     TR__TRY(tr_status_of(store));
-    TR__TRY(tr__env_make(&j->env, j->options.env, j->options.ranks, tr_store_port(store), j->token,
-        j->options.job));
+    const tr__env_options env = {.extra = j->options.env, .ranks = j->options.ranks, .port = tr_store_port(store),
+        .token = j->token, .job = j->options.job, .call = j->call};
+    TR__TRY(tr__env_make(&j->env, &env));
     TR__TRY(tr__guard_start(&j->guard));
     tr_status status = tr__output_open(&j->output, &j->loop, j->options.ranks, j->options.output, j->options.user);
     if (status) {
@@ -483,10 +494,10 @@ static tr_status check_options(const tr_launch_options *o)
     return TR_OK;
 }
 
-tr_status tr_launch_with(const tr_launch_options *options)
+tr_status tr__launch(const tr_launch_options *options, const tr__call *call)
 {
     tr_launch_report unused;
-    job j = {.signal_fd = -1, .first = -1};
+    job j = {.signal_fd = -1, .first = -1, .call = call};
     memcpy(&j.options, options, options->size < sizeof j.options ? options->size : sizeof j.options);
     j.options.size = sizeof j.options;
     j.report = j.options.report ? j.options.report : &unused;
@@ -505,4 +516,9 @@ tr_status tr_launch_with(const tr_launch_options *options)
     free(j.ranks);
     free(j.groups);
     return status;
+}
+
+tr_status tr_launch_with(const tr_launch_options *options)
+{
+    return tr__launch(options, NULL);
 }

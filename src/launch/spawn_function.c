@@ -1,0 +1,81 @@
+/* tr_spawn: a job whose ranks run a function of this program. */
+#include "base/object.h"
+#include "launch/spawn.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The rank whose failure came first; -1 when none has returned one. What fails next does so because of it. */
+static int first_failure(const tr__call *call, int ranks)
+{
+    int first = -1;
+    for (int i = 0; i < ranks; i++) {
+        if (tr__call_progress_of(call, i) != TR__CALL_RETURNED || tr__call_result(call, i) == TR_OK) continue;
+        if (first < 0 || tr__call_returned_ns(call, i) < tr__call_returned_ns(call, first)) first = i;
+    }
+    return first;
+}
+
+/* A rank that exited with 0, but not by returning; -1: none. */
+static int first_truant(const tr__call *call, int ranks)
+{
+    for (int i = 0; i < ranks; i++)
+        if (tr__call_progress_of(call, i) != TR__CALL_RETURNED) return i;
+    return -1;
+}
+
+static tr_status blame(const tr__call *call, int rank, tr_launch_report *report)
+{
+    tr_status status = tr__call_result(call, rank);
+    tr__fail_context(status, "rank %d", rank);
+    report->first_rank = rank;
+    snprintf(report->text, sizeof report->text, "%s", tr_error_message());
+    return status;
+}
+
+/* The launcher tells how processes ended; what their functions said comes before that. */
+static tr_status conclude(const tr__call *call, int ranks, tr_status launched, tr_launch_report *report)
+{
+    if (launched == TR_OK) {
+        int truant = first_truant(call, ranks);
+        return truant < 0 ? TR_OK : blame(call, truant, report);
+    }
+    if (launched != TR_CHILD || report->signal) return launched;
+    int first = first_failure(call, ranks);
+    if (first >= 0) return blame(call, first, report);
+    if (tr__call_progress_of(call, report->first_rank) == TR__CALL_OUTSIDE) return blame(call, report->first_rank, report);
+    return launched; /* it exited by itself: "rank 1 (pid 4242) exited with 3 …" */
+}
+
+tr_status tr_spawn_with(const tr_spawn_options *options)
+{
+    tr_spawn_options o = {0};
+    tr_launch_report unused;
+    memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
+    tr_launch_report *report = o.report ? o.report : &unused;
+    *report = (tr_launch_report){.first_rank = -1};
+    if (o.ranks < 1 || o.ranks > TR_LAUNCH_MAX_RANKS)
+        return tr__fail(TR_INVALID, "spawn: %d ranks: it takes 1 to %d", o.ranks, TR_LAUNCH_MAX_RANKS);
+    if (o.bytes && !o.argument) return tr__fail(TR_INVALID, "spawn: %zu bytes of an argument that is NULL", o.bytes);
+    if (tr__call_inside()) return tr__fail(TR_STATE, "spawn: a rank of tr_spawn does not spawn in its turn");
+    tr__call call;
+    TR__TRY(tr__call_make(&call, o.function, o.argument, o.bytes, o.ranks));
+    const char *argv[] = {program_invocation_name, NULL};
+    const tr_launch_options launch = {
+        .size = sizeof launch,
+        .argv = argv,
+        .ranks = o.ranks,
+        .env = o.env,
+        .output = o.output,
+        .user = o.user,
+        .rank0_inherits = o.rank0_inherits,
+        .grace_ms = o.grace_ms,
+        .pass_signals = o.pass_signals,
+        .report = report,
+        .job = o.job,
+    };
+    tr_status status = conclude(&call, o.ranks, tr__launch(&launch, &call), report);
+    tr__call_free(&call);
+    return status;
+}
