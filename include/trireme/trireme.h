@@ -12,6 +12,7 @@
 #include <trireme/optim.h>
 #include <trireme/data.h>
 #include <trireme/comm.h>
+#include <trireme/rpc.h>
 #include <trireme/parallel.h>
 #include <trireme/launch.h>
 #include <trireme/models.h>

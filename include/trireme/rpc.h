@@ -1,0 +1,460 @@
+/*
+ * Trireme, remote procedure calls: every rank of a group is a worker with a name, runs functions that it has
+ * registered for the others, and holds values that the others refer to. Functions are known by name and signature; no
+ * code travels.
+ *
+ *     static tr_tensor *scale(tr_tensor *x, double by) { return tr_mul(x, tr_full(by, tr_shape_of(x))); }
+ *     TR_RPC(scale, TENSOR, F64, RETURNS(TENSOR));
+ *
+ *     tr_rpc *rpc = tr_rpc_start(world, .name = tr_rank(world) ? "ps" : "trainer");
+ *     TR_CHECK(tr_rpc_register(rpc, &scale_rpc));
+ *     tr_tensor *y = tr_future_tensor(tr_rpc_sync(rpc, "ps", "scale", x, 2.0));
+ *     TR_CHECK(tr_rpc_stop(rpc));
+ *
+ * Arguments and results are values: a tensor arrives as a copy of its own. docs/rpc.md says how it all works.
+ */
+#ifndef TRIREME_RPC_H
+#define TRIREME_RPC_H
+
+#include <trireme/comm.h>
+#include <trireme/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tr_rpc tr_rpc;       /* this rank as a worker; an object, thread-safe */
+typedef struct tr_future tr_future; /* a call, under way or done; an object, thread-safe */
+typedef struct tr_rref tr_rref;     /* a reference to a value that lives on one worker; an object, thread-safe */
+
+/* ---- Values: what arguments and results can be ------------------------------------------------------------------- */
+
+typedef struct tr_bytes {
+    const void *data;
+    size_t size;
+} tr_bytes;
+
+/* X(NAME, member, C type, "text"). An OBJECT is any object of the library's, such as a module: a reference can hold it,
+ * and functions on its owner get it, but it does not travel. */
+#define TR_VALUE_MAP(X)                                \
+    X(NONE, none, int, "none")                         \
+    X(TENSOR, tensor, tr_tensor *, "tensor")           \
+    X(I64, i64, int64_t, "i64")                        \
+    X(F64, f64, double, "f64")                         \
+    X(STRING, string, const char *, "string")          \
+    X(BYTES, bytes, tr_bytes, "bytes")                 \
+    X(RREF, rref, tr_rref *, "rref")                   \
+    X(TENSORS, tensors, tr_tensor_list *, "tensors")   \
+    X(OBJECT, object, void *, "object")
+typedef enum tr_value_kind {
+#define TR__VALUE_NAME(name, member, type, text) TR_VALUE_##name,
+    TR_VALUE_MAP(TR__VALUE_NAME)
+#undef TR__VALUE_NAME
+    TR_VALUE_COUNT
+} tr_value_kind;
+
+typedef struct tr_value {
+    tr_value_kind kind;
+    union {
+#define TR__VALUE_MEMBER(name, member, type, text) type member;
+        TR_VALUE_MAP(TR__VALUE_MEMBER)
+#undef TR__VALUE_MEMBER
+    };
+} tr_value;
+
+enum { TR_VALUES_MAX = 8 }; /* arguments of a function */
+
+TR_API const char *tr_value_kind_name(tr_value_kind kind); /* "tensor" */
+static inline tr_value tr_value_none(void)
+{
+    tr_value v = {TR_VALUE_NONE, {0}};
+    return v;
+}
+static inline tr_value tr_value_tensor(tr_tensor *x)
+{
+    tr_value v = tr_value_none();
+    v.kind = TR_VALUE_TENSOR;
+    v.tensor = x;
+    return v;
+}
+static inline tr_value tr_value_i64(int64_t x)
+{
+    tr_value v = tr_value_none();
+    v.kind = TR_VALUE_I64;
+    v.i64 = x;
+    return v;
+}
+static inline tr_value tr_value_f64(double x)
+{
+    tr_value v = tr_value_none();
+    v.kind = TR_VALUE_F64;
+    v.f64 = x;
+    return v;
+}
+static inline tr_value tr_value_string(const char *x)
+{
+    tr_value v = tr_value_none();
+    v.kind = TR_VALUE_STRING;
+    v.string = x;
+    return v;
+}
+static inline tr_value tr_value_bytes(tr_bytes x)
+{
+    tr_value v = tr_value_none();
+    v.kind = TR_VALUE_BYTES;
+    v.bytes = x;
+    return v;
+}
+static inline tr_value tr_value_rref(tr_rref *x)
+{
+    tr_value v = tr_value_none();
+    v.kind = TR_VALUE_RREF;
+    v.rref = x;
+    return v;
+}
+static inline tr_value tr_value_tensors(tr_tensor_list *x)
+{
+    tr_value v = tr_value_none();
+    v.kind = TR_VALUE_TENSORS;
+    v.tensors = x;
+    return v;
+}
+static inline tr_value tr_value_object(void *x)
+{
+    tr_value v = tr_value_none();
+    v.kind = TR_VALUE_OBJECT;
+    v.object = x;
+    return v;
+}
+static inline tr_value tr_value_same(tr_value x) { return x; }
+
+/* TR_VALUES(x, 2.0, "name"): 1 to 9 values from what they are in C; integers become i64, floats f64. */
+#ifndef __cplusplus
+#define TR_VALUE(x) \
+    _Generic((x), tr_tensor *: tr_value_tensor, tr_rref *: tr_value_rref, tr_tensor_list *: tr_value_tensors, \
+        tr_bytes: tr_value_bytes, tr_value: tr_value_same, char *: tr_value_string, const char *: tr_value_string, \
+        float: tr_value_f64, double: tr_value_f64, default: tr_value_i64)(x)
+#define TR_VALUES(...) ((tr_value[]){TR__EACH(TR_VALUE, __VA_ARGS__)})
+#else
+#define TR_VALUE(x) tr__value(x)
+#define TR_VALUES(...) (std::initializer_list<tr_value>{TR__EACH(TR_VALUE, __VA_ARGS__)}.begin())
+#endif
+#define TR__COUNT(...) TR__COUNT_(__VA_ARGS__, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+#define TR__COUNT_(a, b, c, d, e, f, g, h, i, n, ...) n
+#define TR__EACH(m, ...) TR__JOIN(TR__EACH_, TR__COUNT(__VA_ARGS__))(m, __VA_ARGS__)
+#define TR__EACH_1(m, x) m(x)
+#define TR__EACH_2(m, x, ...) m(x), TR__EACH_1(m, __VA_ARGS__)
+#define TR__EACH_3(m, x, ...) m(x), TR__EACH_2(m, __VA_ARGS__)
+#define TR__EACH_4(m, x, ...) m(x), TR__EACH_3(m, __VA_ARGS__)
+#define TR__EACH_5(m, x, ...) m(x), TR__EACH_4(m, __VA_ARGS__)
+#define TR__EACH_6(m, x, ...) m(x), TR__EACH_5(m, __VA_ARGS__)
+#define TR__EACH_7(m, x, ...) m(x), TR__EACH_6(m, __VA_ARGS__)
+#define TR__EACH_8(m, x, ...) m(x), TR__EACH_7(m, __VA_ARGS__)
+#define TR__EACH_9(m, x, ...) m(x), TR__EACH_8(m, __VA_ARGS__)
+
+/* ---- Functions that others may call ------------------------------------------------------------------------------ */
+
+/* Calls the function: n values of the kinds in its signature. A failure's message is the thread's latest. */
+typedef tr_status (*tr_rpc_body)(void *state, const tr_value *arguments, tr_value *result);
+
+typedef struct tr_rpc_function {
+    size_t size;
+    const char *name;
+    int count; /* of arguments */
+    tr_value_kind kinds[TR_VALUES_MAX];
+    tr_value_kind returns;
+    tr_rpc_body body;
+    bool with_state;
+} tr_rpc_function;
+
+/*
+ * TR_RPC(name, KINDS of the arguments…, how it returns) makes name_rpc of a function of that name, which gets and
+ * returns the C types of TR_VALUE_MAP. It returns by
+ *   RETURNS(TENSOR)  the value; an object in error fails the call
+ *   RETURNS(NONE)    a tr_status
+ *   TRIES(I64)       a tr_status; the value through a pointer that is its last argument
+ * TR_RPC_WITH_STATE's function gets first the void * that it was registered with. What a function makes belongs to a
+ * scope around its call. Arguments are valid until it returns; objects among them can be kept.
+ */
+#define TR_RPC(name, ...) TR__JOIN(TR__RPC_, TR__COUNT(__VA_ARGS__))(name, PLAIN, __VA_ARGS__)
+#define TR_RPC_WITH_STATE(name, ...) TR__JOIN(TR__RPC_, TR__COUNT(__VA_ARGS__))(name, STATE, __VA_ARGS__)
+
+/* The C text of argument i. */
+#define TR__ARG_TENSOR(i) a[i].tensor
+#define TR__ARG_I64(i) a[i].i64
+#define TR__ARG_F64(i) a[i].f64
+#define TR__ARG_STRING(i) a[i].string
+#define TR__ARG_BYTES(i) a[i].bytes
+#define TR__ARG_RREF(i) a[i].rref
+#define TR__ARG_TENSORS(i) a[i].tensors
+#define TR__ARG_OBJECT(i) a[i].object
+/* What RETURNS(KIND) and TRIES(KIND) are: the kind, and the statement that makes the call. `lead` stands before the
+ * arguments, `comma` between them and what follows. */
+#define TR__RESULT_RETURNS(kind) TR_VALUE_##kind
+#define TR__RESULT_TRIES(kind) TR_VALUE_##kind
+#define TR__CALL_RETURNS(kind) TR__CALL_RETURNS_##kind
+#define TR__CALL_TRIES(kind) TR__CALL_TRIES_##kind
+#define TR__CALL_RETURNS_NONE(name, lead, comma, ...) return name(lead __VA_ARGS__)
+#define TR__CALL_RETURNS_TENSOR(name, lead, comma, ...) \
+    *out = tr_value_tensor(name(lead __VA_ARGS__)); \
+    return TR_OK
+#define TR__CALL_RETURNS_I64(name, lead, comma, ...) \
+    *out = tr_value_i64(name(lead __VA_ARGS__)); \
+    return TR_OK
+#define TR__CALL_RETURNS_F64(name, lead, comma, ...) \
+    *out = tr_value_f64(name(lead __VA_ARGS__)); \
+    return TR_OK
+#define TR__CALL_RETURNS_STRING(name, lead, comma, ...) \
+    *out = tr_value_string(name(lead __VA_ARGS__)); \
+    return TR_OK
+#define TR__CALL_RETURNS_BYTES(name, lead, comma, ...) \
+    *out = tr_value_bytes(name(lead __VA_ARGS__)); \
+    return TR_OK
+#define TR__CALL_RETURNS_RREF(name, lead, comma, ...) \
+    *out = tr_value_rref(name(lead __VA_ARGS__)); \
+    return TR_OK
+#define TR__CALL_RETURNS_TENSORS(name, lead, comma, ...) \
+    *out = tr_value_tensors(name(lead __VA_ARGS__)); \
+    return TR_OK
+#define TR__CALL_RETURNS_OBJECT(name, lead, comma, ...) \
+    *out = tr_value_object(name(lead __VA_ARGS__)); \
+    return TR_OK
+#define TR__CALL_TRIES_TENSOR(name, lead, comma, ...) \
+    *out = tr_value_none(); \
+    out->kind = TR_VALUE_TENSOR; \
+    return name(lead __VA_ARGS__ comma &out->tensor)
+#define TR__CALL_TRIES_I64(name, lead, comma, ...) \
+    *out = tr_value_none(); \
+    out->kind = TR_VALUE_I64; \
+    return name(lead __VA_ARGS__ comma &out->i64)
+#define TR__CALL_TRIES_F64(name, lead, comma, ...) \
+    *out = tr_value_none(); \
+    out->kind = TR_VALUE_F64; \
+    return name(lead __VA_ARGS__ comma &out->f64)
+#define TR__CALL_TRIES_STRING(name, lead, comma, ...) \
+    *out = tr_value_none(); \
+    out->kind = TR_VALUE_STRING; \
+    return name(lead __VA_ARGS__ comma &out->string)
+#define TR__CALL_TRIES_BYTES(name, lead, comma, ...) \
+    *out = tr_value_none(); \
+    out->kind = TR_VALUE_BYTES; \
+    return name(lead __VA_ARGS__ comma &out->bytes)
+#define TR__CALL_TRIES_RREF(name, lead, comma, ...) \
+    *out = tr_value_none(); \
+    out->kind = TR_VALUE_RREF; \
+    return name(lead __VA_ARGS__ comma &out->rref)
+#define TR__CALL_TRIES_TENSORS(name, lead, comma, ...) \
+    *out = tr_value_none(); \
+    out->kind = TR_VALUE_TENSORS; \
+    return name(lead __VA_ARGS__ comma &out->tensors)
+#define TR__CALL_TRIES_OBJECT(name, lead, comma, ...) \
+    *out = tr_value_none(); \
+    out->kind = TR_VALUE_OBJECT; \
+    return name(lead __VA_ARGS__ comma &out->object)
+#define TR__COMMA ,
+#define TR__LEAD_PLAIN
+#define TR__LEAD_STATE state,
+#define TR__LEAD_ONLY_PLAIN
+#define TR__LEAD_ONLY_STATE state
+#define TR__AFTER_ONLY_PLAIN
+#define TR__AFTER_ONLY_STATE ,
+#define TR__WITH_PLAIN false
+#define TR__WITH_STATE true
+#define TR__RPC_BODY(name) static tr_status name##_rpc_body(void *state, const tr_value *a, tr_value *out)
+#define TR__RPC_UNUSED (void)state; (void)a; (void)out
+#define TR__RPC_TABLE(name_, flag, how, count_, ...)                                                                   \
+    __attribute__((unused)) static const tr_rpc_function name_##_rpc = {.size = sizeof(tr_rpc_function), \
+        .name = #name_, .count = (count_), .kinds = {__VA_ARGS__}, .returns = TR__RESULT_##how, \
+        .body = name_##_rpc_body, .with_state = TR__WITH_##flag}
+#define TR__RPC_1(name, flag, how)                                                                                     \
+    TR__RPC_BODY(name)                                                                                                 \
+    {                                                                                                                  \
+        TR__RPC_UNUSED;                                                                                                \
+        TR__CALL_##how(name, TR__LEAD_ONLY_##flag, TR__AFTER_ONLY_##flag, );                                           \
+    }                                                                                                                  \
+    TR__RPC_TABLE(name, flag, how, 0, TR_VALUE_NONE)
+#define TR__RPC_2(name, flag, A, how) \
+    TR__RPC_BODY(name) \
+    { \
+        TR__RPC_UNUSED; \
+        TR__CALL_##how(name, TR__LEAD_##flag, TR__COMMA, TR__ARG_##A(0)); \
+    } \
+    TR__RPC_TABLE(name, flag, how, 1, TR_VALUE_##A)
+#define TR__RPC_3(name, flag, A, B, how) \
+    TR__RPC_BODY(name) \
+    { \
+        TR__RPC_UNUSED; \
+        TR__CALL_##how(name, TR__LEAD_##flag, TR__COMMA, TR__ARG_##A(0), TR__ARG_##B(1)); \
+    } \
+    TR__RPC_TABLE(name, flag, how, 2, TR_VALUE_##A, TR_VALUE_##B)
+#define TR__RPC_4(name, flag, A, B, C, how) \
+    TR__RPC_BODY(name) \
+    { \
+        TR__RPC_UNUSED; \
+        TR__CALL_##how(name, TR__LEAD_##flag, TR__COMMA, TR__ARG_##A(0), TR__ARG_##B(1), TR__ARG_##C(2)); \
+    } \
+    TR__RPC_TABLE(name, flag, how, 3, TR_VALUE_##A, TR_VALUE_##B, TR_VALUE_##C)
+#define TR__RPC_5(name, flag, A, B, C, D, how) \
+    TR__RPC_BODY(name) \
+    { \
+        TR__RPC_UNUSED; \
+        TR__CALL_##how(name, TR__LEAD_##flag, TR__COMMA, TR__ARG_##A(0), TR__ARG_##B(1), TR__ARG_##C(2), \
+            TR__ARG_##D(3)); \
+    } \
+    TR__RPC_TABLE(name, flag, how, 4, TR_VALUE_##A, TR_VALUE_##B, TR_VALUE_##C, TR_VALUE_##D)
+#define TR__RPC_6(name, flag, A, B, C, D, E, how) \
+    TR__RPC_BODY(name) \
+    { \
+        TR__RPC_UNUSED; \
+        TR__CALL_##how(name, TR__LEAD_##flag, TR__COMMA, TR__ARG_##A(0), TR__ARG_##B(1), TR__ARG_##C(2), \
+            TR__ARG_##D(3), TR__ARG_##E(4)); \
+    } \
+    TR__RPC_TABLE(name, flag, how, 5, TR_VALUE_##A, TR_VALUE_##B, TR_VALUE_##C, TR_VALUE_##D, TR_VALUE_##E)
+#define TR__RPC_7(name, flag, A, B, C, D, E, F, how) \
+    TR__RPC_BODY(name) \
+    { \
+        TR__RPC_UNUSED; \
+        TR__CALL_##how(name, TR__LEAD_##flag, TR__COMMA, TR__ARG_##A(0), TR__ARG_##B(1), TR__ARG_##C(2), \
+            TR__ARG_##D(3), TR__ARG_##E(4), TR__ARG_##F(5)); \
+    } \
+    TR__RPC_TABLE(name, flag, how, 6, TR_VALUE_##A, TR_VALUE_##B, TR_VALUE_##C, TR_VALUE_##D, \
+        TR_VALUE_##E, TR_VALUE_##F)
+#define TR__RPC_8(name, flag, A, B, C, D, E, F, G, how) \
+    TR__RPC_BODY(name) \
+    { \
+        TR__RPC_UNUSED; \
+        TR__CALL_##how(name, TR__LEAD_##flag, TR__COMMA, TR__ARG_##A(0), TR__ARG_##B(1), TR__ARG_##C(2), \
+            TR__ARG_##D(3), TR__ARG_##E(4), TR__ARG_##F(5), TR__ARG_##G(6)); \
+    } \
+    TR__RPC_TABLE(name, flag, how, 7, TR_VALUE_##A, TR_VALUE_##B, TR_VALUE_##C, TR_VALUE_##D, \
+        TR_VALUE_##E, TR_VALUE_##F, TR_VALUE_##G)
+#define TR__RPC_9(name, flag, A, B, C, D, E, F, G, H, how) \
+    TR__RPC_BODY(name) \
+    { \
+        TR__RPC_UNUSED; \
+        TR__CALL_##how(name, TR__LEAD_##flag, TR__COMMA, TR__ARG_##A(0), TR__ARG_##B(1), TR__ARG_##C(2), \
+            TR__ARG_##D(3), TR__ARG_##E(4), TR__ARG_##F(5), TR__ARG_##G(6), TR__ARG_##H(7)); \
+    } \
+    TR__RPC_TABLE(name, flag, how, 8, TR_VALUE_##A, TR_VALUE_##B, TR_VALUE_##C, TR_VALUE_##D, \
+        TR_VALUE_##E, TR_VALUE_##F, TR_VALUE_##G, TR_VALUE_##H)
+
+/* ---- Workers ----------------------------------------------------------------------------------------------------- */
+
+typedef struct tr_rpc_options {
+    size_t size;
+    tr_group *group;
+    const char *name; /* this worker's, 1 to 63 bytes; NULL: "workerN", N its rank */
+    int threads;      /* that run functions at the same time; 0: 4. One that waits for another call does not count */
+    int timeout_ms;   /* of a call without its own; 0: 60,000 */
+    int queue_mb;     /* of calls under way to one worker; who calls more waits for room. 0: 256 */
+} tr_rpc_options;
+/* Makes the ranks of a group workers. Collective; two workers of one name are an error on all ranks. What the group
+ * does meanwhile, and whether it is broken, is nothing to the calls. */
+#define tr_rpc_start(...) tr_rpc_start_with(TR__OPTIONS1(tr_rpc_options, group, __VA_ARGS__))
+TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
+/* Waits until all workers have called it and no call is under way anywhere, then ends. Workers that died are not waited
+ * for. TR_STATE, and a list, when references are left that others still hold here. Later calls fail (TR_STATE). */
+TR_API TR_MUST_CHECK tr_status tr_rpc_stop(tr_rpc *rpc);
+TR_API int tr_rpc_rank(const tr_rpc *rpc);
+TR_API int tr_rpc_workers(const tr_rpc *rpc);
+TR_API int tr_rpc_worker(const tr_rpc *rpc, const char *name);      /* its rank; -1 when there is none */
+TR_API const char *tr_rpc_name(const tr_rpc *rpc, int worker);      /* NULL when there is none */
+/* On the thread that runs a function for another worker: who called; else -1. */
+TR_API int tr_rpc_caller(void);
+/* The agent that runs the function this thread is in; NULL outside. */
+TR_API tr_rpc *tr_rpc_current(void);
+
+typedef struct tr_rpc_register_options {
+    size_t size;
+    tr_rpc *rpc;
+    const tr_rpc_function *function;
+    void *state; /* what the function gets, if it takes one */
+} tr_rpc_register_options;
+/* Lets others call it by its name. Another function of that name is an error. */
+#define tr_rpc_register(...) tr_rpc_register_with(TR__OPTIONS2(tr_rpc_register_options, rpc, function, __VA_ARGS__))
+TR_API TR_MUST_CHECK tr_status tr_rpc_register_with(const tr_rpc_register_options *options);
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
+
+typedef struct tr_rpc_call {
+    size_t size;
+    tr_rpc *rpc;
+    const char *to;        /* a worker's name; NULL: the one of number .worker */
+    int worker;
+    const char *function;
+    const tr_value *arguments;
+    int count;
+    int timeout_ms;        /* 0: the agent's */
+} tr_rpc_call;
+/* tr_rpc_async(rpc, "ps", "add", a, b): up to 8 arguments. It returns at once, but for the queue's limit; arguments may
+ * be changed then. tr_rpc_sync waits. The future is in error when the call failed: the message is
+ * "rpc: add on \"ps\": " and the remote's. */
+#define tr_rpc_async(rpc, to, ...) tr_rpc_go((rpc), (to), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__), false)
+#define tr_rpc_sync(rpc, to, ...) tr_rpc_go((rpc), (to), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__), true)
+/* Runs the function there and leaves its result there: returns a reference to it, at once. */
+#define tr_remote(rpc, to, ...) tr_rpc_remote_go((rpc), (to), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__))
+TR_API tr_future *tr_rpc_async_with(const tr_rpc_call *call);
+TR_API tr_future *tr_rpc_sync_with(const tr_rpc_call *call);
+TR_API tr_rref *tr_remote_with(const tr_rpc_call *call);
+
+/* Waits for the call and gives its status; may be called again, from any thread. A thread that waits helps on. */
+TR_API TR_MUST_CHECK tr_status tr_future_wait(tr_future *future);
+TR_API bool tr_future_done(const tr_future *future);
+/* Calls callback(future, user) when it is done, in any thread; at once when it is. It must be short, and not wait. */
+TR_API TR_MUST_CHECK tr_status tr_future_then(tr_future *future, void (*callback)(tr_future *future, void *user),
+    void *user);
+/* All: the first failure in the list's order. Any: the index of one that is done; -1 when the list is empty. */
+TR_API TR_MUST_CHECK tr_status tr_future_wait_all(tr_future *const *list, int count);
+TR_API int tr_future_wait_any(tr_future *const *list, int count);
+/* Gives the call up: it ends with TR_CANCELLED unless it is done. A function that has not begun there never will. */
+TR_API TR_MUST_CHECK tr_status tr_future_cancel(tr_future *future);
+/* What came back; these wait. Of another kind, or of a failed call: an object in error, 0, NaN, NULL, and the
+ * failure is the thread's latest. What a pointer points at is the future's own. */
+TR_API const tr_value *tr_future_value(tr_future *future); /* NULL when it failed */
+TR_API tr_tensor *tr_future_tensor(tr_future *future);
+TR_API int64_t tr_future_i64(tr_future *future);
+TR_API double tr_future_f64(tr_future *future);
+TR_API const char *tr_future_string(tr_future *future);
+TR_API tr_bytes tr_future_bytes(tr_future *future);
+TR_API tr_rref *tr_future_rref(tr_future *future);
+TR_API tr_tensor_list *tr_future_tensors(tr_future *future);
+
+/* ---- References -------------------------------------------------------------------------------------------------- */
+
+/* A reference to a value that lives here, for others to have. */
+TR_API tr_rref *tr_rref_new(tr_rpc *rpc, tr_value value);
+TR_API int tr_rref_owner(const tr_rref *ref); /* -1 in error */
+/* A copy of the value; on the owner the value itself. Waits, on the owner, until tr_remote()'s function has made it. */
+TR_API tr_future *tr_rref_to_here(tr_rref *ref);
+/* On the owner only: the value itself, which is the reference's. Waits as above. */
+TR_API TR_MUST_CHECK tr_status tr_rref_local(tr_rref *ref, tr_value *out);
+/* tr_rref_call(ref, "method", a, b): runs a function on the owner with the value itself as its first argument. */
+#define tr_rref_call(ref, ...) tr_rref_go((ref), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__))
+/* Its result stays there, too. */
+#define tr_rref_remote(ref, ...) tr_rref_remote_go((ref), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__))
+
+/* For the macros: the first value is the function's name. */
+TR_API tr_future *tr_rpc_go(tr_rpc *rpc, const char *to, const tr_value *values, int count, bool wait);
+TR_API tr_rref *tr_rpc_remote_go(tr_rpc *rpc, const char *to, const tr_value *values, int count);
+TR_API tr_future *tr_rref_go(tr_rref *ref, const tr_value *values, int count);
+TR_API tr_rref *tr_rref_remote_go(tr_rref *ref, const tr_value *values, int count);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#include <initializer_list>
+inline tr_value tr__value(tr_tensor *x) { return tr_value_tensor(x); }
+inline tr_value tr__value(tr_rref *x) { return tr_value_rref(x); }
+inline tr_value tr__value(tr_tensor_list *x) { return tr_value_tensors(x); }
+inline tr_value tr__value(tr_bytes x) { return tr_value_bytes(x); }
+inline tr_value tr__value(tr_value x) { return x; }
+inline tr_value tr__value(const char *x) { return tr_value_string(x); }
+inline tr_value tr__value(double x) { return tr_value_f64(x); }
+inline tr_value tr__value(float x) { return tr_value_f64(x); }
+inline tr_value tr__value(int x) { return tr_value_i64(x); }
+inline tr_value tr__value(long x) { return tr_value_i64(x); }
+inline tr_value tr__value(long long x) { return tr_value_i64(x); }
+inline tr_value tr__value(unsigned x) { return tr_value_i64(x); }
+inline tr_value tr__value(unsigned long x) { return tr_value_i64(static_cast<int64_t>(x)); }
+#endif
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * The seam between remote procedure calls and the modules above (distributed autograd): they see the values of each
+ * message as it leaves and arrives, and have messages of their own. How the agent works inside is in rpc/agent.h.
+ */
+#ifndef TR_RPC_RPC_H
+#define TR_RPC_RPC_H
+
+#include "base/object.h"
+
+#include <trireme/rpc.h>
+
+extern const tr__type tr__rpc_type, tr__future_type, tr__rref_type;
+
+enum { TR__RPC_NOTE = 64 };
+
+/* What a module gives a message on its way. */
+typedef struct tr__rpc_note {
+    uint32_t bytes; /* 0: nothing */
+    unsigned char data[TR__RPC_NOTE];
+} tr__rpc_note;
+
+/* Any may be NULL. A replaced tensor belongs to the calling thread's innermost scope, in which all are called; tensors
+ * may also stand in TENSORS lists. A failure fails the call. */
+typedef struct tr__rpc_hooks {
+    void *user;
+    /* Before a request or reply goes out, on the thread that makes it: the caller's, or the one that ran the function.
+     * Of a reply, `note` is the request's at first. */
+    tr_status (*outgoing)(void *user, int to, bool is_reply, tr_value *values, int n, tr__rpc_note *note);
+    /* After one has arrived: on the thread that runs the function; of a reply, on any. Not of calls that failed. */
+    tr_status (*incoming)(void *user, int from, bool is_reply, tr_value *values, int n, const tr__rpc_note *note);
+    /* Around the function's run, incoming and outgoing included. */
+    void (*enter)(void *user, const tr__rpc_note *note);
+    void (*leave)(void *user);
+    /* A worker has died, or stopped: on a thread that must not wait. All calls to it have failed. */
+    void (*gone)(void *user, int worker);
+    /* The agent goes; no call is under way. */
+    void (*destroy)(void *user);
+} tr__rpc_hooks;
+
+/* One module at a time; before it makes calls. The hooks are copied. TR_STATE when another one has set its own. */
+tr_status tr__rpc_set_hooks(tr_rpc *rpc, const tr__rpc_hooks *hooks);
+/* What was given as user; NULL: no hooks are set. */
+void *tr__rpc_user(const tr_rpc *rpc);
+
+/* Messages of a module: its names begin with a dot, arguments are of any number and kind, no hook sees them. A
+ * handler's result is copied before its scope ends. A quick one runs on the thread that finds the message, at once: it must be
+ * short and not wait for a call. */
+typedef tr_status (*tr__rpc_handler)(void *user, int from, const tr_value *arguments, int count, tr_value *result);
+tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, bool quick);
+tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_value *arguments, int count);
+
+/* A worker that has neither died nor stopped; else fails with the reason. */
+tr_status tr__rpc_alive(tr_rpc *rpc, int worker);
+/* The agent of a reference. */
+tr_rpc *tr__rref_rpc(const tr_rref *ref);
+
+#endif
