@@ -1,14 +1,146 @@
 /*
- * Trireme, data: text corpora and the byte tokenizer, split into training and validation parts.
+ * Trireme, data: datasets, samplers and the loader, which makes batches of samples ahead of the training loop; texts as
+ * bytes. docs/data.md shows how they go together.
  */
 #ifndef TRIREME_DATA_H
 #define TRIREME_DATA_H
 
+#include <trireme/comm.h>
 #include <trireme/tensor.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ---- Datasets ---------------------------------------------------------------------------------------------------- */
+
+/* Samples by index. An object; read-only once made, so several threads may ask it at the same time. */
+typedef struct tr_dataset tr_dataset;
+
+/* One sample, without the batch dimension. y may be NULL: there is none. */
+typedef struct tr_sample {
+    tr_tensor *x, *y;
+} tr_sample;
+
+/* What a program's own function is asked for. */
+typedef struct tr_sample_call {
+    int64_t index; /* in its dataset, from 0 */
+    uint64_t seed; /* for the random numbers of this sample: of (the loader's seed, epoch, index), so the same for any
+                      number of workers and ranks */
+    void *user;
+} tr_sample_call;
+
+/* Fills *out with tensors of the innermost scope (or the dataset's own, kept ones), on the CPU. Called from any thread,
+ * from several at once. What it fails with reaches the training loop, with the sample's number before it. */
+typedef tr_status (*tr_dataset_get)(const tr_sample_call *call, tr_sample *out);
+
+typedef struct tr_dataset_options {
+    size_t size;
+    int64_t count;                 /* samples */
+    tr_dataset_get get;
+    void *user;
+    void (*release)(void *user);   /* when the dataset goes; never when making it failed */
+    const char *name;              /* for messages; NULL: "dataset" */
+} tr_dataset_options;
+/* A program's own. The samples that make a batch must be alike in shape and dtype, unless the loader has a .collate. */
+#define tr_dataset_new(...) tr_dataset_new_with(TR__OPTIONS2(tr_dataset_options, count, get, __VA_ARGS__))
+TR_API tr_dataset *tr_dataset_new_with(const tr_dataset_options *options);
+
+/* Sample i is row i of x and of y, contiguous CPU tensors that it holds; y may be NULL. */
+TR_API tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y);
+/* Samples [begin, end) of another. */
+TR_API tr_dataset *tr_dataset_slice(tr_dataset *set, int64_t begin, int64_t end);
+/* Another's samples as function changes them: *sample comes filled, and goes as a tr_dataset_get would leave it. */
+typedef tr_status (*tr_dataset_function)(const tr_sample_call *call, tr_sample *sample);
+TR_API tr_dataset *tr_dataset_map(tr_dataset *set, tr_dataset_function function, void *user);
+
+typedef struct tr_image_set_options {
+    size_t size;
+    const char *folder;
+    bool train; /* the training set; otherwise the test set */
+    bool raw;   /* x as u8 0 … 255; otherwise f32 0 … 1 */
+} tr_image_set_options;
+/* MNIST and what is laid out like it (Fashion-MNIST, KMNIST, …): train-images-idx3-ubyte, train-labels-idx1-ubyte or
+ * t10k-…, with .gz or without. x: [1, height, width], y: i64, a scalar. */
+#define tr_mnist(...) tr_mnist_with(TR__OPTIONS1(tr_image_set_options, folder, __VA_ARGS__))
+TR_API tr_dataset *tr_mnist_with(const tr_image_set_options *options);
+
+/* The tensor of an IDX file, plain or compressed with gzip: u8, i32, f32 or f64. */
+TR_API tr_tensor *tr_idx_load(const char *path);
+
+TR_API int64_t tr_dataset_count(const tr_dataset *set); /* 0 in error */
+/* One sample, in the innermost scope; its random numbers are those of seed 0 and epoch 0. */
+TR_API TR_MUST_CHECK tr_status tr_dataset_at(tr_dataset *set, int64_t index, tr_sample *out);
+
+/* ---- Samplers ---------------------------------------------------------------------------------------------------- */
+
+/* Which samples a rank takes in an epoch, and in which order. An object. */
+typedef struct tr_sampler tr_sampler;
+
+typedef struct tr_distributed_sampler_options {
+    size_t size;
+    int64_t count;         /* samples that there are */
+    tr_group *group;       /* whose rank and world size; NULL: those below */
+    int rank, world_size;  /* a world_size of 0 is 1 */
+    bool shuffle;          /* by Philox, from (seed, epoch) */
+    uint64_t seed;         /* the same on all ranks */
+    bool drop_last;        /* leave the last out, so that all ranks get as many; otherwise the first are repeated */
+} tr_distributed_sampler_options;
+/* PyTorch's rule: rank r takes every world_size-th of the (shuffled) samples, from the r-th on. */
+#define tr_distributed_sampler(...) TR__NEW1(tr_distributed_sampler, count, __VA_ARGS__)
+TR_API tr_sampler *tr_distributed_sampler_with(const tr_distributed_sampler_options *options);
+
+TR_API TR_MUST_CHECK tr_status tr_sampler_set_epoch(tr_sampler *sampler, int64_t epoch); /* from 0 */
+/* How many this rank takes in an epoch; 0 in error. */
+TR_API int64_t tr_sampler_length(const tr_sampler *sampler);
+/* How many of these, at the end, are repeated to make ranks even. */
+TR_API int64_t tr_sampler_duplicates(const tr_sampler *sampler);
+/* Writes them, tr_sampler_length() many. */
+TR_API TR_MUST_CHECK tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out);
+
+/* ---- The loader -------------------------------------------------------------------------------------------------- */
+
+/* Batches of a dataset's samples, made ahead by workers. An object; one thread uses it. */
+typedef struct tr_loader tr_loader;
+
+/* Makes a batch of samples: fills *batch as a tr_dataset_get does its sample. Called from several threads at once. */
+typedef tr_status (*tr_collate)(const tr_sample *samples, int64_t count, void *user, tr_sample *batch);
+
+typedef struct tr_loader_options {
+    size_t size;
+    tr_dataset *set;
+    int64_t batch;        /* samples; 0: 32 */
+    int workers;          /* threads; 0: none, tr_loader_next() makes each batch when it is asked for */
+    int prefetch;         /* batches that are ready or under way, per worker; 0: 2 */
+    bool shuffle;         /* in an order of its own in every epoch */
+    uint64_t seed;        /* for the order and for each sample's random numbers */
+    bool drop_last;       /* leave out a last batch that is not full */
+    tr_group *group;      /* whose ranks share an epoch by a tr_distributed_sampler(); NULL: this process has it alone */
+    tr_sampler *sampler;  /* instead of .shuffle and .group */
+    tr_collate collate;   /* NULL: samples are stacked along a new first dimension */
+    void *user;           /* for collate */
+    tr_device device;     /* where batches go */
+} tr_loader_options;
+#define tr_loader_new(...) tr_loader_new_with(TR__OPTIONS1(tr_loader_options, set, __VA_ARGS__))
+TR_API tr_loader *tr_loader_new_with(const tr_loader_options *options);
+
+typedef struct tr_batch {
+    tr_tensor *x, *y;        /* [count, …]; y is NULL when samples have none */
+    int64_t count;
+    int64_t duplicates;      /* the last so many stand here only to make ranks even: not to be counted in an evaluation */
+    const int64_t *indices;  /* the samples' numbers, count of them */
+} tr_batch;
+/* The next batch of the epoch, or TR_END when there is none: the call after that begins the next epoch. The order does
+ * not depend on the workers. What batch points to is the loader's, valid until the next call; a graph keeps what it needs,
+ * and tr_keep() keeps a tensor. After a failure, whose message names the sample, the next call goes on with the batch
+ * after it. */
+TR_API TR_MUST_CHECK tr_status tr_loader_next(tr_loader *loader, tr_batch *batch);
+/* Which epoch comes next, from 0; ends one that is under way. Without it epochs follow each other. */
+TR_API TR_MUST_CHECK tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch);
+/* Batches in an epoch, on this rank; 0 in error. */
+TR_API int64_t tr_loader_batches(const tr_loader *loader);
+
+/* ---- Texts ------------------------------------------------------------------------------------------------------- */
 
 /* A text as bytes (its tokens: 0 … 255). An object. */
 typedef struct tr_text tr_text;

@@ -10,8 +10,8 @@
 #include <trireme/autograd.h>
 #include <trireme/nn.h>
 #include <trireme/optim.h>
-#include <trireme/data.h>
 #include <trireme/comm.h>
+#include <trireme/data.h>
 #include <trireme/rpc.h>
 #include <trireme/parallel.h>
 #include <trireme/launch.h>

@@ -1,0 +1,47 @@
+/* Images and labels that are held as bytes, one a pixel and channel: MNIST, CIFAR-10. */
+#include "data/dataset.h"
+
+#include <string.h>
+
+typedef struct byte_images {
+    tr_tensor *images, *labels; /* references */
+} byte_images;
+
+static tr_status write_image(tr_dataset *set, int64_t index, void *x, void *y)
+{
+    const byte_images *b = tr__dataset_state(set);
+    int64_t n = tr__numel(set->x.shape);
+    const uint8_t *from = (const uint8_t *)tr__ptr(b->images) + index * n;
+    if (set->x.dtype == TR_U8) {
+        memcpy(x, from, (size_t)n);
+    } else {
+        float *to = x;
+        for (int64_t i = 0; i < n; i++) to[i] = (float)from[i] / 255.0f;
+    }
+    *(int64_t *)y = ((const uint8_t *)tr__ptr(b->labels))[index];
+    return TR_OK;
+}
+
+static void destroy(tr_dataset *set)
+{
+    const byte_images *b = tr__dataset_state(set);
+    tr__unref(b->images);
+    tr__unref(b->labels);
+}
+
+static const tr__dataset_kind kind = {.write = write_image, .destroy = destroy};
+
+tr_dataset *tr__byte_images(const char *name, tr_tensor *images, tr_tensor *labels, bool raw)
+{
+    tr_dataset *set = tr__dataset_new(&kind, name, sizeof(byte_images));
+    if (tr__error_of(set)) return set;
+    byte_images *b = tr__dataset_state(set);
+    b->images = tr__ref(images);
+    b->labels = tr__ref(labels);
+    tr_shape s = images->shape;
+    set->count = s.dim[0];
+    set->laid_out = set->has_y = true;
+    set->x = (tr__layout){TR_SHAPE(s.dim[1], s.dim[2], s.dim[3]), raw ? TR_U8 : TR_F32};
+    set->y = (tr__layout){TR_SCALAR, TR_I64};
+    return set;
+}

@@ -1,0 +1,297 @@
+/* Datasets: a program's own, rows of tensors, parts of others and changed ones. */
+#include "data/dataset.h"
+
+#include "base/rng.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void destroy(void *self)
+{
+    tr_dataset *set = self;
+    if (set->kind && set->kind->destroy) set->kind->destroy(set);
+}
+
+static const tr__type dataset_type = {"dataset", sizeof(tr_dataset), destroy};
+
+tr_dataset *tr__dataset_new(const tr__dataset_kind *kind, const char *name, size_t state_bytes)
+{
+    tr_dataset *set = tr__object_new_sized(&dataset_type, state_bytes);
+    if (tr__error_of(set)) return set;
+    set->kind = kind;
+    set->name = name;
+    return set;
+}
+
+tr_dataset *tr__dataset_failed(void)
+{
+    return tr__object_failed(&dataset_type);
+}
+
+/* ---- Samples ----------------------------------------------------------------------------------------------------- */
+
+uint64_t tr__sample_seed(uint64_t epoch_seed, int64_t index)
+{
+    return tr__mix(epoch_seed, (uint64_t)index);
+}
+
+tr_status tr__sample_failed(const tr_dataset *set, int64_t index, tr_status status)
+{
+    return tr__fail_context(status, "sample %" PRId64 " of %s", index, set->name);
+}
+
+static tr_status write_sample(tr_dataset *set, int64_t index, tr_sample *out)
+{
+    tr_tensor *x = tr__tensor_new(set->x.shape, set->x.dtype, tr_cpu(0)), *y = NULL;
+    TR__TRY(tr_status_of(x));
+    if (set->has_y) y = tr__tensor_new(set->y.shape, set->y.dtype, tr_cpu(0));
+    TR__TRY(tr_status_of(y));
+    TR__TRY(set->kind->write(set, index, tr__ptr(x), y ? tr__ptr(y) : NULL));
+    *out = (tr_sample){x, y};
+    return TR_OK;
+}
+
+static tr_status get_sample(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
+{
+    TR__TRY(set->kind->get(set, index, seed, out));
+    if (!out->x) return tr__fail(TR_INVALID, "it has no x");
+    TR__TRY(tr_status_of(out->x));
+    return tr_status_of(out->y);
+}
+
+tr_status tr__dataset_sample(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
+{
+    *out = (tr_sample){NULL, NULL};
+    tr_status status = set->laid_out ? write_sample(set, index, out) : get_sample(set, index, seed, out);
+    return status == TR_OK ? TR_OK : tr__sample_failed(set, index, status);
+}
+
+int64_t tr_dataset_count(const tr_dataset *set)
+{
+    return set && !tr__error_of(set) ? set->count : 0;
+}
+
+tr_status tr_dataset_at(tr_dataset *set, int64_t index, tr_sample *out)
+{
+    if (!set) return tr__fail(TR_INVALID, "dataset_at: the dataset is NULL");
+    TR__TRY(tr_status_of(set));
+    if (index < 0 || index >= set->count)
+        return tr__fail(TR_INVALID, "dataset_at: no sample %" PRId64 ": %s has %" PRId64, index, set->name, set->count);
+    return tr__dataset_sample(set, index, tr__sample_seed(tr__mix(0, 0), index), out);
+}
+
+/* ---- A program's own --------------------------------------------------------------------------------------------- */
+
+typedef struct own {
+    tr_dataset_get get;
+    void *user;
+    void (*release)(void *user);
+    char *name;
+} own;
+
+static tr_status own_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
+{
+    const own *o = tr__dataset_state(set);
+    return o->get(&(tr_sample_call){.index = index, .seed = seed, .user = o->user}, out);
+}
+
+static void own_destroy(tr_dataset *set)
+{
+    own *o = tr__dataset_state(set);
+    if (o->release && !set->object.error) o->release(o->user);
+    free(o->name);
+}
+
+static const tr__dataset_kind own_kind = {.get = own_get, .destroy = own_destroy};
+
+static tr_status own_fill(tr_dataset *set, const tr_dataset_options *options)
+{
+    own *o = tr__dataset_state(set);
+    if (!options->get) return tr__fail(TR_INVALID, "dataset_new: there is no function to get samples with");
+    if (options->count < 0)
+        return tr__fail(TR_INVALID, "dataset_new: the count must be 0 or more, not %" PRId64, options->count);
+    o->name = strdup(options->name ? options->name : "dataset");
+    if (!o->name) return tr__fail(TR_NO_MEMORY, "dataset_new: out of memory");
+    o->get = options->get;
+    o->user = options->user;
+    o->release = options->release;
+    set->name = o->name;
+    set->count = options->count;
+    return TR_OK;
+}
+
+tr_dataset *tr_dataset_new_with(const tr_dataset_options *options)
+{
+    tr_dataset *set = tr__dataset_new(&own_kind, "dataset", sizeof(own));
+    if (tr__error_of(set)) return set;
+    if (own_fill(set, options) != TR_OK) tr__object_break(set);
+    return set;
+}
+
+/* ---- Rows of tensors --------------------------------------------------------------------------------------------- */
+
+typedef struct tensors {
+    tr_tensor *x, *y; /* references */
+} tensors;
+
+static void copy_row(void *to, const tr_tensor *rows, const tr__layout *layout, int64_t index)
+{
+    size_t bytes = tr__layout_bytes(layout);
+    memcpy(to, (const char *)tr__ptr(rows) + (size_t)index * bytes, bytes);
+}
+
+static tr_status tensors_write(tr_dataset *set, int64_t index, void *x, void *y)
+{
+    const tensors *t = tr__dataset_state(set);
+    copy_row(x, t->x, &set->x, index);
+    if (y) copy_row(y, t->y, &set->y, index);
+    return TR_OK;
+}
+
+static void tensors_destroy(tr_dataset *set)
+{
+    const tensors *t = tr__dataset_state(set);
+    tr__unref(t->x);
+    tr__unref(t->y);
+}
+
+static const tr__dataset_kind tensors_kind = {.write = tensors_write, .destroy = tensors_destroy};
+
+static tr_status take_rows(const char *which, const tr_tensor *rows, tr__layout *layout)
+{
+    TR__TRY(tr_status_of(rows));
+    if (tr__device_of(rows).kind != TR_CPU || !tr_is_contiguous(rows) || rows->shape.ndim == 0)
+        return tr__fail(TR_INVALID, "dataset_tensors: %s %s must be a contiguous CPU tensor with a row per sample", which,
+            TR__TEXT(rows->shape));
+    layout->dtype = rows->dtype;
+    layout->shape.ndim = rows->shape.ndim - 1;
+    memcpy(layout->shape.dim, rows->shape.dim + 1, sizeof(int64_t) * (size_t)layout->shape.ndim);
+    return TR_OK;
+}
+
+static tr_status tensors_fill(tr_dataset *set, tr_tensor *x, tr_tensor *y)
+{
+    tensors *t = tr__dataset_state(set);
+    if (!x) return tr__fail(TR_INVALID, "dataset_tensors: x is NULL");
+    TR__TRY(take_rows("x", x, &set->x));
+    if (y) TR__TRY(take_rows("y", y, &set->y));
+    if (y && y->shape.dim[0] != x->shape.dim[0])
+        return tr__fail(TR_SHAPE, "dataset_tensors: x %s and y %s have different numbers of rows", TR__TEXT(x->shape),
+            TR__TEXT(y->shape));
+    t->x = tr__ref(x);
+    t->y = tr__ref(y);
+    set->count = x->shape.dim[0];
+    set->has_y = y != NULL;
+    set->laid_out = true;
+    return TR_OK;
+}
+
+tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y)
+{
+    tr_dataset *set = tr__dataset_new(&tensors_kind, "tensors", sizeof(tensors));
+    if (tr__error_of(set)) return set;
+    if (tensors_fill(set, x, y) != TR_OK) tr__object_break(set);
+    return set;
+}
+
+/* ---- Parts of another -------------------------------------------------------------------------------------------- */
+
+typedef struct slice {
+    tr_dataset *base; /* a reference */
+    int64_t begin;
+} slice;
+
+static tr_status slice_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
+{
+    const slice *s = tr__dataset_state(set);
+    return s->base->kind->get(s->base, s->begin + index, seed, out);
+}
+
+static tr_status slice_write(tr_dataset *set, int64_t index, void *x, void *y)
+{
+    const slice *s = tr__dataset_state(set);
+    return s->base->kind->write(s->base, s->begin + index, x, y);
+}
+
+static void slice_destroy(tr_dataset *set)
+{
+    tr__unref(((const slice *)tr__dataset_state(set))->base);
+}
+
+static const tr__dataset_kind slice_kind = {.get = slice_get, .write = slice_write, .destroy = slice_destroy};
+
+/* Takes a dataset that another is to stand on: its count, name and layout. */
+static tr_status stand_on(const char *what, tr_dataset *set, tr_dataset **place, tr_dataset *base)
+{
+    if (!base) return tr__fail(TR_INVALID, "%s: the dataset is NULL", what);
+    TR__TRY(tr_status_of(base));
+    *place = tr__ref(base);
+    set->name = base->name;
+    set->count = base->count;
+    return TR_OK;
+}
+
+static tr_status slice_fill(tr_dataset *set, tr_dataset *base, int64_t begin, int64_t end)
+{
+    slice *s = tr__dataset_state(set);
+    TR__TRY(stand_on("dataset_slice", set, &s->base, base));
+    if (begin < 0 || end < begin || end > base->count)
+        return tr__fail(TR_INVALID, "dataset_slice: no samples [%" PRId64 ", %" PRId64 "): %s has %" PRId64, begin, end,
+            base->name, base->count);
+    s->begin = begin;
+    set->count = end - begin;
+    set->laid_out = base->laid_out;
+    set->has_y = base->has_y;
+    set->x = base->x;
+    set->y = base->y;
+    return TR_OK;
+}
+
+tr_dataset *tr_dataset_slice(tr_dataset *base, int64_t begin, int64_t end)
+{
+    tr_dataset *set = tr__dataset_new(&slice_kind, "slice", sizeof(slice));
+    if (tr__error_of(set)) return set;
+    if (slice_fill(set, base, begin, end) != TR_OK) tr__object_break(set);
+    return set;
+}
+
+/* ---- Changed ones ------------------------------------------------------------------------------------------------ */
+
+typedef struct map {
+    tr_dataset *base; /* a reference */
+    tr_dataset_function function;
+    void *user;
+} map;
+
+static tr_status map_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
+{
+    const map *m = tr__dataset_state(set);
+    TR__TRY(m->base->laid_out ? write_sample(m->base, index, out) : get_sample(m->base, index, seed, out));
+    return m->function(&(tr_sample_call){.index = index, .seed = seed, .user = m->user}, out);
+}
+
+static void map_destroy(tr_dataset *set)
+{
+    tr__unref(((const map *)tr__dataset_state(set))->base);
+}
+
+static const tr__dataset_kind map_kind = {.get = map_get, .destroy = map_destroy};
+
+static tr_status map_fill(tr_dataset *set, tr_dataset *base, tr_dataset_function function, void *user)
+{
+    map *m = tr__dataset_state(set);
+    TR__TRY(stand_on("dataset_map", set, &m->base, base));
+    if (!function) return tr__fail(TR_INVALID, "dataset_map: the function is NULL");
+    m->function = function;
+    m->user = user;
+    return TR_OK;
+}
+
+tr_dataset *tr_dataset_map(tr_dataset *base, tr_dataset_function function, void *user)
+{
+    tr_dataset *set = tr__dataset_new(&map_kind, "map", sizeof(map));
+    if (tr__error_of(set)) return set;
+    if (map_fill(set, base, function, user) != TR_OK) tr__object_break(set);
+    return set;
+}

@@ -1,0 +1,57 @@
+/*
+ * The struct of tr_dataset. A kind of dataset either makes samples as tensors, or, when all samples are laid out alike,
+ * writes them straight to their place in a batch.
+ */
+#ifndef TR_DATA_DATASET_H
+#define TR_DATA_DATASET_H
+
+#include "tensor/tensor.h"
+
+#include <trireme/data.h>
+
+/* What x or y of every sample looks like. */
+typedef struct tr__layout {
+    tr_shape shape;
+    tr_dtype dtype;
+} tr__layout;
+
+/* One of the two functions, and perhaps destroy, which releases what the state holds. */
+typedef struct tr__dataset_kind {
+    tr_status (*get)(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out);
+    tr_status (*write)(tr_dataset *set, int64_t index, void *x, void *y); /* y: NULL when there is none */
+    void (*destroy)(tr_dataset *set);
+} tr__dataset_kind;
+
+struct tr_dataset {
+    tr__object object;
+    const tr__dataset_kind *kind;
+    const char *name; /* for messages; whoever holds it lives as long as the set */
+    int64_t count;
+    bool laid_out;    /* as x and y say: then write() is there, otherwise get() */
+    bool has_y;
+    tr__layout x, y;
+};
+
+/* A dataset of a kind, with zeroed state of some bytes behind it; may be in error. */
+tr_dataset *tr__dataset_new(const tr__dataset_kind *kind, const char *name, size_t state_bytes);
+static inline void *tr__dataset_state(tr_dataset *set) { return set + 1; }
+
+static inline size_t tr__layout_bytes(const tr__layout *layout)
+{
+    return (size_t)tr__numel(layout->shape) * tr_dtype_size(layout->dtype);
+}
+
+/* One sample as sound CPU tensors of the innermost scope. What fails names the sample. */
+tr_status tr__dataset_sample(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out);
+/* Puts the sample before this thread's latest failure. Returns status. */
+tr_status tr__sample_failed(const tr_dataset *set, int64_t index, tr_status status);
+/* The seed of a sample's random numbers; epoch_seed is tr__mix(seed, epoch). */
+uint64_t tr__sample_seed(uint64_t epoch_seed, int64_t index);
+
+/* Takes images: u8 [n, channels, height, width] and labels: u8 [n], both sound; samples are x: [channels, height, width],
+ * f32 in 0 … 1 or (raw) u8, and y: i64, a scalar. */
+tr_dataset *tr__byte_images(const char *name, tr_tensor *images, tr_tensor *labels, bool raw);
+/* A dataset in error with this thread's latest failure, or another object's. */
+tr_dataset *tr__dataset_failed(void);
+
+#endif

@@ -1,0 +1,339 @@
+/*
+ * The loader. An epoch's batches are numbered; workers take the numbers in order, at most `capacity` ahead of what the
+ * program has got, and put what they made into slot number % capacity, from where it is handed out in order. So the
+ * order is that of the numbers, whoever made what, and memory is bounded: a batch is a fresh tensor, whose memory comes
+ * from the device's cache and goes back there when nobody, a graph included, holds it any more.
+ */
+#include "data/batch.h"
+#include "data/sampler.h"
+
+#include "base/rng.h"
+#include "base/thread.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BATCH = 32, PREFETCH = 2, MOST_WORKERS = 1024, MOST_PREFETCH = 1024 };
+
+/* One batch, made or not. */
+typedef struct slot {
+    bool made;
+    tr__error *error; /* NULL: batch holds it */
+    tr_sample batch;  /* references */
+} slot;
+
+struct tr_loader {
+    tr__object object;
+    tr_dataset *set;     /* references */
+    tr_sampler *sampler;
+    tr__recipe recipe;   /* what all batches have in common */
+    uint64_t seed;
+    int64_t batch;       /* samples in one */
+    bool drop_last;
+    int workers;
+
+    int64_t epoch;       /* under way, or the next */
+    bool under_way;
+    int64_t *indices;    /* of this epoch, length of them */
+    int64_t length, duplicates, batches;
+    tr_sample current;   /* what was handed out last; references */
+
+    bool has_lock;
+    pthread_mutex_t lock;      /* for what follows */
+    pthread_cond_t work, made; /* there may be something to do; something was done */
+    pthread_t *threads;
+    int running;
+    bool ending;
+    atomic_bool give_up;
+    int busy;                  /* workers at a batch */
+    int64_t next, delivered;   /* number of the batch to be taken by a worker, to be handed out */
+    slot *slots;
+    int capacity;
+};
+
+/* ---- What a batch is --------------------------------------------------------------------------------------------- */
+
+static int64_t batches_of(const tr_loader *l, int64_t length)
+{
+    return length / l->batch + (!l->drop_last && length % l->batch);
+}
+
+static int64_t samples_in(const tr_loader *l, int64_t number)
+{
+    int64_t rest = l->length - number * l->batch;
+    return rest < l->batch ? rest : l->batch;
+}
+
+static tr_status make(tr_loader *l, int64_t number, tr_sample *batch)
+{
+    tr__recipe recipe = l->recipe;
+    recipe.indices = l->indices + number * l->batch;
+    recipe.count = samples_in(l, number);
+    recipe.seed = tr__mix(l->seed, (uint64_t)l->epoch);
+    tr_status status = tr__batch_make(&recipe, batch);
+    return status == TR_OK ? TR_OK : tr__fail_context(status, "loader");
+}
+
+static void drop(tr_sample *batch)
+{
+    tr__unref(batch->x);
+    tr__unref(batch->y);
+    *batch = (tr_sample){NULL, NULL};
+}
+
+static void empty_slot(slot *s)
+{
+    drop(&s->batch);
+    tr__error_unref(s->error);
+    *s = (slot){0};
+}
+
+/* ---- Workers ----------------------------------------------------------------------------------------------------- */
+
+static bool has_work(const tr_loader *l)
+{
+    return l->next < l->batches && l->next < l->delivered + l->capacity;
+}
+
+static void *work(void *arg)
+{
+    tr_loader *l = arg;
+    pthread_mutex_lock(&l->lock);
+    for (;;) {
+        while (!l->ending && !has_work(l)) pthread_cond_wait(&l->work, &l->lock);
+        if (l->ending) break;
+        int64_t number = l->next++;
+        l->busy++;
+        pthread_mutex_unlock(&l->lock);
+        slot s = {.made = true};
+        if (make(l, number, &s.batch) != TR_OK) s.error = tr__error_take();
+        pthread_mutex_lock(&l->lock);
+        l->busy--;
+        l->slots[number % l->capacity] = s;
+        pthread_cond_broadcast(&l->made);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+static tr_status start_workers(tr_loader *l)
+{
+    while (l->running < l->workers) {
+        int error = tr__thread_start(&l->threads[l->running], work, l);
+        if (error) return tr__fail_errno(TR_NO_MEMORY, error, "loader: cannot start worker %d", l->running);
+        l->running++;
+    }
+    return TR_OK;
+}
+
+static void end_workers(tr_loader *l)
+{
+    atomic_store(&l->give_up, true);
+    pthread_mutex_lock(&l->lock);
+    l->ending = true;
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->lock);
+    for (int i = 0; i < l->running; i++) pthread_join(l->threads[i], NULL);
+    l->running = 0;
+}
+
+/* ---- Epochs ------------------------------------------------------------------------------------------------------ */
+
+static tr_status check_indices(const tr_loader *l, const int64_t *indices, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (indices[i] < 0 || indices[i] >= l->set->count)
+            return tr__fail(TR_INVALID, "loader: the sampler asks for sample %" PRId64 ", and %s has %" PRId64, indices[i],
+                l->set->name, l->set->count);
+    return TR_OK;
+}
+
+static tr_status draw_indices(tr_loader *l)
+{
+    int64_t length = tr_sampler_length(l->sampler);
+    int64_t *indices = realloc(l->indices, (size_t)(length ? length : 1) * sizeof *indices);
+    if (!indices) return tr__fail(TR_NO_MEMORY, "loader: no memory for the order of %" PRId64 " samples", length);
+    l->indices = indices;
+    TR__TRY(tr_sampler_set_epoch(l->sampler, l->epoch));
+    TR__TRY(tr_sampler_indices(l->sampler, indices));
+    TR__TRY(check_indices(l, indices, length));
+    l->length = length;
+    l->duplicates = tr_sampler_duplicates(l->sampler);
+    return TR_OK;
+}
+
+/* No worker is at a batch meanwhile, as there is none to be taken. */
+static tr_status begin_epoch(tr_loader *l)
+{
+    TR__TRY(draw_indices(l));
+    TR__TRY(start_workers(l));
+    pthread_mutex_lock(&l->lock);
+    l->next = l->delivered = 0;
+    l->batches = batches_of(l, l->length);
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->lock);
+    l->under_way = true;
+    return TR_OK;
+}
+
+/* Waits for the batches that are being made, and drops all that are not handed out. */
+static void end_epoch(tr_loader *l)
+{
+    atomic_store(&l->give_up, true);
+    pthread_mutex_lock(&l->lock);
+    l->batches = 0;
+    while (l->busy) pthread_cond_wait(&l->made, &l->lock);
+    pthread_mutex_unlock(&l->lock);
+    atomic_store(&l->give_up, false);
+    for (int i = 0; i < l->capacity; i++) empty_slot(&l->slots[i]);
+    l->under_way = false;
+}
+
+/* ---- Making one -------------------------------------------------------------------------------------------------- */
+
+static void destroy(void *self)
+{
+    tr_loader *l = self;
+    if (l->has_lock) {
+        end_workers(l);
+        for (int i = 0; i < l->capacity; i++) empty_slot(&l->slots[i]);
+        pthread_cond_destroy(&l->made);
+        pthread_cond_destroy(&l->work);
+        pthread_mutex_destroy(&l->lock);
+    }
+    drop(&l->current);
+    free(l->slots);
+    free(l->threads);
+    free(l->indices);
+    tr__unref(l->sampler);
+    tr__unref(l->set);
+}
+
+static const tr__type loader_type = {"loader", sizeof(tr_loader), destroy};
+
+static tr_status check(const tr_loader_options *o)
+{
+    if (!o->set) return tr__fail(TR_INVALID, "loader: the dataset is NULL");
+    TR__TRY(tr_status_of(o->set));
+    TR__TRY(tr__device_check(o->device));
+    if (o->batch < 0) return tr__fail(TR_INVALID, "loader: a batch of %" PRId64 " samples", o->batch);
+    if (o->workers < 0 || o->workers > MOST_WORKERS)
+        return tr__fail(TR_INVALID, "loader: %d workers: 0 to %d", o->workers, MOST_WORKERS);
+    if (o->prefetch < 0 || o->prefetch > MOST_PREFETCH)
+        return tr__fail(TR_INVALID, "loader: a prefetch of %d batches: 1 to %d, or 0 for %d", o->prefetch, MOST_PREFETCH,
+            PREFETCH);
+    if (o->sampler && (o->group || o->shuffle))
+        return tr__fail(TR_INVALID, "loader: with a .sampler it takes neither .group nor .shuffle: give them to the sampler");
+    return TR_OK;
+}
+
+static tr_status choose_sampler(tr_loader *l, const tr_loader_options *o)
+{
+    TR_SCOPE;
+    tr_sampler *sampler = o->sampler;
+    if (!sampler)
+        sampler = tr_distributed_sampler(o->set->count, .group = o->group, .shuffle = o->shuffle, .seed = o->seed);
+    TR__TRY(tr_status_of(sampler));
+    l->sampler = tr__ref(sampler);
+    return TR_OK;
+}
+
+static tr_status fill(tr_loader *l, const tr_loader_options *o)
+{
+    TR__TRY(check(o));
+    TR__TRY(choose_sampler(l, o));
+    l->set = tr__ref(o->set);
+    l->recipe = (tr__recipe){.set = l->set, .collate = o->collate, .user = o->user, .device = o->device, .stop = &l->give_up};
+    l->batch = o->batch ? o->batch : BATCH;
+    l->drop_last = o->drop_last;
+    l->workers = o->workers;
+    l->seed = o->seed;
+    int capacity = o->workers * (o->prefetch ? o->prefetch : PREFETCH);
+    l->slots = calloc((size_t)capacity + 1, sizeof *l->slots);
+    l->threads = calloc((size_t)o->workers + 1, sizeof *l->threads);
+    if (!l->slots || !l->threads) return tr__fail(TR_NO_MEMORY, "loader: out of memory");
+    l->capacity = capacity;
+    pthread_mutex_init(&l->lock, NULL);
+    tr__condition_init(&l->work);
+    tr__condition_init(&l->made);
+    l->has_lock = true;
+    return TR_OK;
+}
+
+tr_loader *tr_loader_new_with(const tr_loader_options *options)
+{
+    tr_loader *loader = tr__object_new(&loader_type);
+    if (loader->object.error) return loader;
+    if (fill(loader, options) != TR_OK) tr__object_break(loader);
+    return loader;
+}
+
+/* ---- Using one --------------------------------------------------------------------------------------------------- */
+
+static tr_status check_loader(const char *what, const tr_loader *loader)
+{
+    if (!loader) return tr__fail(TR_INVALID, "%s: the loader is NULL", what);
+    return tr_status_of(loader);
+}
+
+/* Waits until the batch that is to be handed out is made, and takes it from its slot. */
+static tr_status take(tr_loader *l, tr_sample *batch)
+{
+    slot *s = &l->slots[l->delivered % l->capacity];
+    pthread_mutex_lock(&l->lock);
+    while (!s->made) pthread_cond_wait(&l->made, &l->lock);
+    slot taken = *s;
+    *s = (slot){0};
+    l->delivered++;
+    pthread_cond_signal(&l->work);
+    pthread_mutex_unlock(&l->lock);
+    *batch = taken.batch;
+    tr_status status = tr__fail_stored(taken.error);
+    tr__error_unref(taken.error);
+    return status;
+}
+
+static tr_status next_batch(tr_loader *l, int64_t number)
+{
+    if (l->workers) return take(l, &l->current);
+    l->delivered++;
+    return make(l, number, &l->current);
+}
+
+tr_status tr_loader_next(tr_loader *loader, tr_batch *batch)
+{
+    *batch = (tr_batch){0};
+    TR__TRY(check_loader("loader_next", loader));
+    tr_loader *l = loader;
+    drop(&l->current);
+    if (!l->under_way) TR__TRY(begin_epoch(l));
+    if (l->delivered == l->batches) {
+        l->under_way = false;
+        l->epoch++;
+        return TR_END;
+    }
+    int64_t number = l->delivered, begin = number * l->batch, count = samples_in(l, number);
+    TR__TRY(next_batch(l, number));
+    int64_t once = l->length - l->duplicates - begin; /* how many of the batch are no duplicates */
+    once = once < 0 ? 0 : once < count ? once : count;
+    *batch = (tr_batch){.x = l->current.x, .y = l->current.y, .count = count, .duplicates = count - once,
+        .indices = l->indices + begin};
+    return TR_OK;
+}
+
+tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch)
+{
+    TR__TRY(check_loader("loader_set_epoch", loader));
+    if (epoch < 0) return tr__fail(TR_INVALID, "loader_set_epoch: epochs count from 0, not %" PRId64, epoch);
+    if (loader->under_way) end_epoch(loader);
+    drop(&loader->current);
+    loader->epoch = epoch;
+    return TR_OK;
+}
+
+int64_t tr_loader_batches(const tr_loader *loader)
+{
+    if (!loader || loader->object.error) return 0;
+    return batches_of(loader, tr_sampler_length(loader->sampler));
+}

@@ -1,0 +1,62 @@
+/* MNIST, and the sets that come in files of the same names. */
+#include "data/dataset.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 4096 };
+
+/* The path of one of the set's files, by whichever of its usual names it is there. */
+static tr_status find(const char *folder, const char *part, const char *what, int dims, char path[PATH_BYTES])
+{
+    static const char *const forms[] = {"%s/%s-%s-idx%d-ubyte", "%s/%s-%s-idx%d-ubyte.gz", "%s/%s-%s.idx%d-ubyte",
+        "%s/%s-%s.idx%d-ubyte.gz"};
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        int length = snprintf(path, PATH_BYTES, forms[i], folder, part, what, dims);
+        if (length < PATH_BYTES && access(path, F_OK) == 0) return TR_OK;
+    }
+    return tr__fail(TR_NOT_FOUND, "mnist: there is no %s-%s-idx%d-ubyte in %s, nor is there one with .gz", part, what, dims,
+        folder);
+}
+
+static tr_status load(const char *folder, const char *part, const char *what, int dims, tr_tensor **out)
+{
+    char path[PATH_BYTES];
+    TR__TRY(find(folder, part, what, dims, path));
+    *out = tr_idx_load(path);
+    TR__TRY(tr_status_of(*out));
+    tr_tensor *t = *out;
+    if (t->dtype == TR_U8 && t->shape.ndim == dims) return TR_OK;
+    return tr__fail(TR_FORMAT, "mnist: %s holds %s of %s, not bytes in %d dimensions", path, TR__TEXT(t->shape),
+        tr_dtype_name(t->dtype), dims);
+}
+
+static tr_dataset *from_files(const tr_image_set_options *o)
+{
+    const char *part = o->train ? "train" : "t10k";
+    tr_tensor *images, *labels;
+    if (!o->folder) {
+        tr__fail(TR_INVALID, "mnist: no folder was given");
+        return tr__dataset_failed();
+    }
+    if (load(o->folder, part, "images", 3, &images) != TR_OK || load(o->folder, part, "labels", 1, &labels) != TR_OK)
+        return tr__dataset_failed();
+    tr_shape s = images->shape; /* [n, height, width] */
+    if (s.dim[0] != labels->shape.dim[0]) {
+        tr__fail(TR_FORMAT, "mnist: %s has images %s and labels %s: not as many", o->folder, TR__TEXT(s),
+            TR__TEXT(labels->shape));
+        return tr__dataset_failed();
+    }
+    tr_tensor *channel = tr__tensor_view(images, TR_SHAPE(s.dim[0], 1, s.dim[1], s.dim[2]), NULL, 0);
+    if (tr__bad(channel)) {
+        (void)tr__fail_stored(channel->object.error);
+        return tr__dataset_failed();
+    }
+    return tr__byte_images("mnist", channel, labels, o->raw);
+}
+
+tr_dataset *tr_mnist_with(const tr_image_set_options *options)
+{
+    TR_SCOPE;
+    return tr_escape(from_files(options));
+}

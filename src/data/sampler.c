@@ -1,0 +1,113 @@
+/* Samplers: which samples a rank takes in an epoch, and in which order. */
+#include "data/sampler.h"
+
+#include "base/rng.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* The samples in an order that all ranks agree on, made as long as a multiple of world_size or cut to one: rank r takes
+ * numbers r, r + world_size, … of that. */
+struct tr_sampler {
+    tr__object object;
+    int64_t count;
+    int rank, world_size;
+    bool shuffle;
+    uint64_t seed;
+    int64_t epoch;
+    int64_t length; /* this rank's */
+};
+
+static const tr__type sampler_type = {"sampler", sizeof(tr_sampler), NULL};
+
+static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
+{
+    s->count = o->count;
+    s->rank = o->rank;
+    s->world_size = o->world_size ? o->world_size : 1;
+    if (o->group) {
+        TR__TRY(tr_status_of(o->group));
+        s->rank = tr_rank(o->group);
+        s->world_size = tr_world_size(o->group);
+    }
+    if (s->count < 0)
+        return tr__fail(TR_INVALID, "distributed_sampler: the count must be 0 or more, not %" PRId64, s->count);
+    if (s->world_size < 1 || s->rank < 0 || s->rank >= s->world_size)
+        return tr__fail(TR_INVALID, "distributed_sampler: no rank %d in a world of %d", s->rank, s->world_size);
+    s->shuffle = o->shuffle;
+    s->seed = o->seed;
+    s->length = s->count / s->world_size;
+    if (!o->drop_last && s->count % s->world_size) s->length++;
+    return TR_OK;
+}
+
+tr_sampler *tr_distributed_sampler_with(const tr_distributed_sampler_options *options)
+{
+    tr_sampler *sampler = tr__object_new(&sampler_type);
+    if (sampler->object.error) return sampler;
+    if (fill(sampler, options) != TR_OK) tr__object_break(sampler);
+    return sampler;
+}
+
+static tr_status check(const char *what, const tr_sampler *sampler)
+{
+    if (!sampler) return tr__fail(TR_INVALID, "%s: the sampler is NULL", what);
+    return tr_status_of(sampler);
+}
+
+tr_status tr_sampler_set_epoch(tr_sampler *sampler, int64_t epoch)
+{
+    TR__TRY(check("sampler_set_epoch", sampler));
+    if (epoch < 0) return tr__fail(TR_INVALID, "sampler_set_epoch: epochs count from 0, not %" PRId64, epoch);
+    sampler->epoch = epoch;
+    return TR_OK;
+}
+
+int64_t tr_sampler_length(const tr_sampler *sampler)
+{
+    return sampler && !sampler->object.error ? sampler->length : 0;
+}
+
+int64_t tr_sampler_duplicates(const tr_sampler *sampler)
+{
+    if (!sampler || sampler->object.error) return 0;
+    int64_t own = 0; /* how many of rank, rank + world_size, … are below count */
+    if (sampler->rank < sampler->count) own = (sampler->count - 1 - sampler->rank) / sampler->world_size + 1;
+    return own < sampler->length ? sampler->length - own : 0;
+}
+
+int64_t tr__sampler_count(const tr_sampler *sampler)
+{
+    return sampler->count;
+}
+
+/* 0 … n-1 in a random order (Fisher and Yates), the same on every machine. */
+static void shuffle(int64_t *order, int64_t n, uint64_t key)
+{
+    for (int64_t i = n - 1; i > 0; i--) {
+        tr__philox r = tr__philox_at(key, 0, (uint64_t)i);
+        uint64_t word = (uint64_t)r.word[0] << 32 | r.word[1];
+        int64_t k = (int64_t)((unsigned __int128)word * (uint64_t)(i + 1) >> 64), moved = order[i];
+        order[i] = order[k];
+        order[k] = moved;
+    }
+}
+
+tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out)
+{
+    TR__TRY(check("sampler_indices", sampler));
+    const tr_sampler *s = sampler;
+    int64_t *order = NULL;
+    if (s->shuffle && s->length) {
+        order = malloc((size_t)s->count * sizeof *order);
+        if (!order) return tr__fail(TR_NO_MEMORY, "sampler_indices: no memory for an order of %" PRId64, s->count);
+        for (int64_t i = 0; i < s->count; i++) order[i] = i;
+        shuffle(order, s->count, tr__mix(s->seed, (uint64_t)s->epoch));
+    }
+    for (int64_t i = 0; i < s->length; i++) {
+        int64_t place = (s->rank + i * s->world_size) % s->count; /* past the end the first come again */
+        out[i] = order ? order[place] : place;
+    }
+    free(order);
+    return TR_OK;
+}

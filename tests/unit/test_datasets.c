@@ -1,0 +1,324 @@
+/* Datasets: tensors, slices, maps, a program's own; files in the formats of MNIST, and what is wrong with them. */
+#include "files.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <trireme/trireme.h>
+
+static void assert_failed(tr_status got, tr_status status, const char *part)
+{
+    assert_int_equal(got, status);
+    if (!strstr(tr_error_message(), part)) fail_msg("\"%s\" lacks \"%s\"", tr_error_message(), part);
+}
+
+/* ---- In memory --------------------------------------------------------------------------------------------------- */
+
+static void test_rows_of_tensors(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    float x[6] = {0, 1, 2, 3, 4, 5};
+    int64_t y[3] = {7, 8, 9};
+    tr_dataset *set = tr_dataset_tensors(tr_from(x, TR_SHAPE(3, 2)), tr_from(y, TR_SHAPE(3), .dtype = TR_I64));
+    TR_CHECK(tr_status_of(set));
+    assert_int_equal(tr_dataset_count(set), 3);
+    tr_sample s;
+    TR_CHECK(tr_dataset_at(set, 1, &s));
+    assert_int_equal(tr_ndim(s.x), 1);
+    assert_memory_equal(tr_data(s.x), x + 2, 2 * sizeof(float));
+    assert_int_equal(tr_ndim(s.y), 0);
+    assert_int_equal(tr_item(s.y), 8);
+    assert_failed(tr_dataset_at(set, 3, &s), TR_INVALID, "no sample 3: tensors has 3");
+    assert_failed(tr_dataset_at(set, -1, &s), TR_INVALID, "no sample -1");
+    TR_CHECK(tr_dataset_at(tr_dataset_tensors(tr_from(x, TR_SHAPE(3, 2)), NULL), 2, &s));
+    assert_null(s.y);
+    assert_memory_equal(tr_data(s.x), x + 4, 2 * sizeof(float));
+}
+
+static void test_what_are_no_rows(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_zeros(TR_SHAPE(3, 2));
+    assert_failed(tr_status_of(tr_dataset_tensors(x, tr_zeros(TR_SHAPE(4)))), TR_SHAPE, "x [3, 2] and y [4]");
+    assert_failed(tr_status_of(tr_dataset_tensors(tr_transpose(x, 0, 1), NULL)), TR_INVALID, "contiguous");
+    assert_failed(tr_status_of(tr_dataset_tensors(tr_scalar(1, TR_F32), NULL)), TR_INVALID, "row per sample");
+    assert_failed(tr_status_of(tr_dataset_tensors(NULL, x)), TR_INVALID, "x is NULL");
+    tr_tensor *bad = tr_add(x, tr_zeros(TR_SHAPE(5)));
+    tr_dataset *set = tr_dataset_tensors(x, bad);
+    assert_failed(tr_status_of(set), TR_SHAPE, "broadcast");
+    tr_sample s;
+    assert_failed(tr_dataset_at(set, 0, &s), TR_SHAPE, "broadcast");
+    assert_int_equal(tr_dataset_count(set), 0);
+}
+
+static void test_a_slice(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_dataset *set = tr_dataset_tensors(tr_arange(10, TR_F32, tr_cpu(0)), NULL);
+    tr_dataset *part = tr_dataset_slice(tr_dataset_slice(set, 2, 9), 1, 3); /* 3, 4 */
+    assert_int_equal(tr_dataset_count(part), 2);
+    tr_sample s;
+    TR_CHECK(tr_dataset_at(part, 1, &s));
+    assert_int_equal(tr_item(s.x), 4);
+    assert_failed(tr_dataset_at(part, 2, &s), TR_INVALID, "no sample 2");
+    assert_int_equal(tr_dataset_count(tr_dataset_slice(set, 10, 10)), 0);
+    assert_failed(tr_status_of(tr_dataset_slice(set, 5, 11)), TR_INVALID, "no samples [5, 11): tensors has 10");
+    assert_failed(tr_status_of(tr_dataset_slice(set, 5, 4)), TR_INVALID, "[5, 4)");
+    assert_failed(tr_status_of(tr_dataset_slice(NULL, 0, 0)), TR_INVALID, "NULL");
+}
+
+/* ---- A program's own --------------------------------------------------------------------------------------------- */
+
+static tr_status squares(const tr_sample_call *call, tr_sample *out)
+{
+    int *calls = call->user;
+    if (calls) ++*calls;
+    if (call->index == 5) return tr_fail(TR_IO, "five is broken");
+    out->x = call->index == 6 ? NULL : tr_scalar((double)(call->index * call->index), TR_F64);
+    out->y = call->index == 7 ? tr_add(out->x, tr_scalar(0, TR_F32)) : NULL;
+    return TR_OK;
+}
+
+static void count_release(void *user)
+{
+    *(int *)user += 1000;
+}
+
+static void test_a_programs_own(void **state)
+{
+    (void)state;
+    int calls = 0;
+    {
+        TR_SCOPE;
+        tr_dataset *set = tr_dataset_new(8, squares, .user = &calls, .release = count_release, .name = "squares");
+        tr_sample s;
+        TR_CHECK(tr_dataset_at(set, 3, &s));
+        assert_int_equal(tr_item(s.x), 9);
+        assert_failed(tr_dataset_at(set, 5, &s), TR_IO, "sample 5 of squares: five is broken");
+        assert_failed(tr_dataset_at(set, 6, &s), TR_INVALID, "sample 6 of squares: it has no x");
+        assert_failed(tr_dataset_at(set, 7, &s), TR_DTYPE, "sample 7 of squares: ");
+        assert_failed(tr_dataset_at(tr_dataset_slice(set, 4, 6), 1, &s), TR_IO, "five is broken");
+        assert_int_equal(calls, 5);
+    }
+    assert_int_equal(calls, 1005);
+    TR_SCOPE;
+    assert_failed(tr_status_of(tr_dataset_new(-1, squares, .user = &calls, .release = count_release)), TR_INVALID, "-1");
+    assert_failed(tr_status_of(tr_dataset_new(1, NULL)), TR_INVALID, "function");
+    assert_int_equal(calls, 1005);
+}
+
+static tr_status negate(const tr_sample_call *call, tr_sample *sample)
+{
+    if (call->index == 2) return tr_fail(TR_STATE, "not two");
+    sample->y = sample->x;
+    sample->x = tr_affine(sample->x, -1, *(double *)call->user);
+    return TR_OK;
+}
+
+static void test_a_map(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    double shift = 100;
+    tr_dataset *set = tr_dataset_map(tr_dataset_tensors(tr_arange(4, TR_F32, tr_cpu(0)), NULL), negate, &shift);
+    tr_sample s;
+    TR_CHECK(tr_dataset_at(set, 3, &s));
+    assert_int_equal(tr_item(s.x), 97);
+    assert_int_equal(tr_item(s.y), 3);
+    assert_failed(tr_dataset_at(set, 2, &s), TR_STATE, "sample 2 of tensors: not two");
+    TR_CHECK(tr_dataset_at(tr_dataset_map(tr_dataset_new(8, squares), negate, &shift), 3, &s));
+    assert_int_equal(tr_item(s.x), 91);
+    assert_failed(tr_dataset_at(tr_dataset_map(tr_dataset_new(8, squares), negate, &shift), 5, &s), TR_IO, "five");
+    assert_failed(tr_status_of(tr_dataset_map(set, NULL, NULL)), TR_INVALID, "NULL");
+    assert_failed(tr_status_of(tr_dataset_map(tr_dataset_slice(set, 4, 3), negate, NULL)), TR_INVALID, "[4, 3)");
+}
+
+/* ---- IDX --------------------------------------------------------------------------------------------------------- */
+
+/* 2 x 3 numbers of the type */
+static size_t idx_file(unsigned char bytes[64], int type, int element, const void *elements)
+{
+    const unsigned char header[] = {0, 0, (unsigned char)type, 2, 0, 0, 0, 2, 0, 0, 0, 3};
+    memcpy(bytes, header, sizeof header);
+    memcpy(bytes + sizeof header, elements, (size_t)(6 * element));
+    return sizeof header + (size_t)(6 * element);
+}
+
+static void test_idx_types(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    unsigned char bytes[64];
+    tr_tensor *t = tr_idx_load(files_write("u8", bytes, idx_file(bytes, 0x08, 1, "abcdef")));
+    TR_CHECK(tr_status_of(t));
+    assert_int_equal(tr_dtype_of(t), TR_U8);
+    assert_int_equal(tr_size(t, 0), 2);
+    assert_int_equal(tr_size(t, 1), 3);
+    assert_memory_equal(tr_data(t), "abcdef", 6);
+
+    t = tr_idx_load(files_write_gz("i32.gz", bytes, idx_file(bytes, 0x0c, 4,
+        "\0\0\0\1\0\0\1\0\xff\xff\xff\xff\0\0\0\4\0\0\0\5\0\0\0\6")));
+    TR_CHECK(tr_status_of(t));
+    assert_memory_equal(tr_data(t), ((int32_t[]){1, 256, -1, 4, 5, 6}), 24);
+
+    t = tr_idx_load(files_write("f32", bytes, idx_file(bytes, 0x0d, 4,
+        "\x3f\x80\0\0\xc0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0")));
+    TR_CHECK(tr_status_of(t));
+    assert_int_equal(tr_dtype_of(t), TR_F32);
+    assert_memory_equal(tr_data(t), ((float[]){1, -2, 0, 0, 0, 0}), 24);
+
+    t = tr_idx_load(files_write("f64", bytes, idx_file(bytes, 0x0e, 8, (char[48]){0x3f, (char)0xf0, 0, 0, 0, 0, 0, 0, 0x40})));
+    TR_CHECK(tr_status_of(t));
+    assert_memory_equal(tr_data(t), ((double[]){1, 2, 0, 0, 0, 0}), 48);
+    assert_failed(tr_status_of(tr_idx_load(files_write("i16", bytes, idx_file(bytes, 0x0b, 2, "abcdefghijkl")))),
+        TR_UNSUPPORTED, "16 bits");
+}
+
+static void test_damaged_idx(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    unsigned char bytes[64];
+    size_t n = idx_file(bytes, 0x08, 1, "abcdef");
+    for (size_t i = 0; i < n; i++) {
+        TR_SCOPE;
+        assert_failed(tr_status_of(tr_idx_load(files_write("cut", bytes, i))), TR_FORMAT, i < 12 ? "header" : "ends after");
+        assert_failed(tr_status_of(tr_idx_load(files_write_gz("cut.gz", bytes, i))), TR_FORMAT,
+            i < 12 ? "header" : "ends after");
+    }
+    bytes[n] = 'x';
+    assert_failed(tr_status_of(tr_idx_load(files_write("long", bytes, n + 1))), TR_FORMAT, "goes on after its [2, 3]");
+    assert_failed(tr_status_of(tr_idx_load(files_write_gz("long.gz", bytes, n + 1))), TR_FORMAT, "goes on");
+    assert_failed(tr_status_of(tr_idx_load(files_write("magic", "PNG", 4))), TR_FORMAT, "0x504e, not with 0x0000");
+    bytes[2] = 7;
+    assert_failed(tr_status_of(tr_idx_load(files_write("type", bytes, n))), TR_FORMAT, "type 0x07");
+    bytes[2] = 8, bytes[3] = 9;
+    assert_failed(tr_status_of(tr_idx_load(files_write("dims", bytes, n))), TR_FORMAT, "9 dimensions");
+    bytes[3] = 0;
+    assert_failed(tr_status_of(tr_idx_load(files_write("none", bytes, n))), TR_FORMAT, "0 dimensions");
+    assert_failed(tr_status_of(tr_idx_load(files_path("absent"))), TR_IO, "absent: No such file");
+    assert_failed(tr_status_of(tr_idx_load("/dev/zero")), TR_INVALID, "no file");
+    assert_failed(tr_status_of(tr_idx_load(NULL)), TR_INVALID, "path");
+}
+
+/* A header of a few bytes asks for more memory than there is: refused before any is taken. */
+static void test_absurd_idx(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    unsigned char bytes[40] = {0, 0, 0x0e, 8};
+    memset(bytes + 4, 0xff, 32);
+    assert_failed(tr_status_of(tr_idx_load(files_write("huge", bytes, 36))), TR_FORMAT, "cannot be in its 36 bytes");
+    assert_failed(tr_status_of(tr_idx_load(files_write_gz("huge.gz", bytes, 36))), TR_FORMAT, "cannot be in its");
+    unsigned char large[] = {0, 0, 8, 1, 0x10, 0, 0, 0, 1};
+    assert_failed(tr_status_of(tr_idx_load(files_write("large", large, sizeof large))), TR_FORMAT, "[268435456] of u8");
+}
+
+static void test_damaged_gzip(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    unsigned char bytes[5000] = {0, 0, 8, 1, 0, 0, 0x13, 0x80}, packed[6000];
+    for (int i = 8; i < 5000; i++) bytes[i] = (unsigned char)(i * i >> 3);
+    const char *path = files_write_gz("whole.gz", bytes, 4992 + 8);
+    TR_CHECK(tr_status_of(tr_idx_load(path)));
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    size_t n = fread(packed, 1, sizeof packed, file);
+    fclose(file);
+    assert_failed(tr_status_of(tr_idx_load(files_write("half.gz", packed, n / 2))), TR_FORMAT, "cut short");
+    assert_failed(tr_status_of(tr_idx_load(files_write("short.gz", packed, n - 4))), TR_FORMAT, "cut short");
+    packed[n - 6] ^= 1;
+    assert_failed(tr_status_of(tr_idx_load(files_write("sum.gz", packed, n))), TR_FORMAT, "damaged");
+    packed[n - 6] ^= 1, packed[n / 2] ^= 0x55;
+    assert_failed(tr_status_of(tr_idx_load(files_write("bits.gz", packed, n))), TR_FORMAT, "idx: ");
+}
+
+/* ---- MNIST ------------------------------------------------------------------------------------------------------- */
+
+static const unsigned char images[] = {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 51, 102, 153, 1, 2, 3, 4, 255, 204, 0, 0};
+static const unsigned char labels[] = {0, 0, 8, 1, 0, 0, 0, 3, 4, 0, 9};
+
+static void test_mnist(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    files_write_gz("mnist/t10k-images-idx3-ubyte.gz", images, sizeof images);
+    files_write("mnist/t10k-labels-idx1-ubyte", labels, sizeof labels);
+    tr_dataset *set = tr_mnist(files_path("mnist"));
+    TR_CHECK(tr_status_of(set));
+    assert_int_equal(tr_dataset_count(set), 3);
+    tr_sample s;
+    TR_CHECK(tr_dataset_at(set, 0, &s));
+    assert_int_equal(tr_ndim(s.x), 3);
+    assert_int_equal(tr_size(s.x, 0), 1);
+    assert_int_equal(tr_size(s.x, 2), 2);
+    assert_memory_equal(tr_data(s.x), ((float[]){0, 51 / 255.0f, 102 / 255.0f, 153 / 255.0f}), 4 * sizeof(float));
+    assert_int_equal(tr_dtype_of(s.y), TR_I64);
+    assert_int_equal(tr_item(s.y), 4);
+    TR_CHECK(tr_dataset_at(tr_mnist(files_path("mnist"), .raw = true), 2, &s));
+    assert_int_equal(tr_dtype_of(s.x), TR_U8);
+    assert_memory_equal(tr_data(s.x), "\xff\xcc\0\0", 4);
+    assert_int_equal(tr_item(s.y), 9);
+
+    assert_failed(tr_status_of(tr_mnist(files_path("mnist"), .train = true)), TR_NOT_FOUND,
+        "no train-images-idx3-ubyte in ");
+    files_write("mnist/train-images.idx3-ubyte", images, sizeof images);
+    unsigned char two[] = {0, 0, 8, 1, 0, 0, 0, 2, 4, 0};
+    files_write("mnist/train-labels.idx1-ubyte", two, sizeof two);
+    assert_failed(tr_status_of(tr_mnist(files_path("mnist"), .train = true)), TR_FORMAT, "images [3, 2, 2] and labels [2]");
+    files_write("mnist/train-labels.idx1-ubyte", images, sizeof images);
+    assert_failed(tr_status_of(tr_mnist(files_path("mnist"), .train = true)), TR_FORMAT, "not bytes in 1 dimensions");
+    assert_failed(tr_status_of(tr_mnist(NULL)), TR_INVALID, "folder");
+}
+
+/* The real files, where TRIREME_TEST_DATA says that they are. */
+static void test_the_real_mnist(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    const char *data = getenv("TRIREME_TEST_DATA");
+    if (!data) skip();
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/mnist", data);
+    tr_dataset *set = tr_mnist(folder);
+    TR_CHECK(tr_status_of(set));
+    assert_int_equal(tr_dataset_count(set), 10000);
+    static const int first[10] = {7, 2, 1, 0, 4, 1, 4, 9, 5, 9};
+    for (int i = 0; i < 10; i++) {
+        tr_sample s;
+        TR_CHECK(tr_dataset_at(set, i, &s));
+        assert_int_equal(tr_item(s.y), first[i]);
+        assert_int_equal(tr_numel(s.x), 784);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_of_tensors),
+        cmocka_unit_test(test_what_are_no_rows),
+        cmocka_unit_test(test_a_slice),
+        cmocka_unit_test(test_a_programs_own),
+        cmocka_unit_test(test_a_map),
+        cmocka_unit_test(test_idx_types),
+        cmocka_unit_test(test_damaged_idx),
+        cmocka_unit_test(test_absurd_idx),
+        cmocka_unit_test(test_damaged_gzip),
+        cmocka_unit_test(test_mnist),
+        cmocka_unit_test(test_the_real_mnist),
+    };
+    return cmocka_run_group_tests(tests, files_begin, files_end);
+}
