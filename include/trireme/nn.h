@@ -102,7 +102,9 @@ TR_API tr_module *tr_sequential_n(tr_module *const *modules, int n);
 typedef tr_tensor *(*tr_forward_function)(tr_module *self, tr_tensor *const *inputs, int n);
 
 /* A module with state_bytes of zeroed memory of its own, freed with it; tr_module_state() is NULL when there was none.
- * name shows in messages. Without a forward (NULL) it only holds its parts. */
+ * name shows in messages. Without a forward (NULL) it only holds its parts. Replicas of a module (tr_data_parallel()) have
+ * copies of its state, in which pointers to the module's parameters, buffers and children are those of the replica; what
+ * else the state points to is shared by replicas that run at the same time. */
 TR_API tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_function forward);
 TR_API void *tr_module_state(const tr_module *module);
 TR_API const char *tr_module_name(const tr_module *module);

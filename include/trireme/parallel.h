@@ -1,5 +1,5 @@
 /*
- * Trireme, data parallel training over a group: DistributedDataParallel.
+ * Trireme, training on several devices of a process, and on the ranks of a group: data parallel.
  */
 #ifndef TRIREME_PARALLEL_H
 #define TRIREME_PARALLEL_H
@@ -26,6 +26,27 @@ TR_API tr_module *tr_ddp_with(const tr_ddp_options *options);
 /* Off: backward accumulates locally and no gradients are exchanged (for all but the last micro-batch of gradient
  * accumulation). On again: the next backward averages what has been accumulated. All ranks switch alike. */
 TR_API TR_MUST_CHECK tr_status tr_ddp_sync(tr_module *ddp, bool on);
+
+typedef struct tr_data_parallel_options {
+    size_t size;
+    tr_module *module;
+    const tr_device *devices; /* NULL: all of the module's kind, its own first */
+    int count;                /* of devices; without .devices: so many of the default ones; 0: all */
+} tr_data_parallel_options;
+/*
+ * Wraps a module: tr_forward() splits its inputs along dimension 0 over devices of this process, runs a replica of the
+ * module on each in a thread of its own, and joins the outputs on the first device. Replicas share the parameters' memory.
+ * The backward of that one node runs the replicas' backwards in their threads, then leaves the sum of their gradients at the
+ * module's own parameters, whose hooks are called once. So n devices compute what one would; the loss is taken outside, of
+ * the joined output. (Krizhevsky 2014, as torch.nn.DataParallel.)
+ *
+ * All of the module is on the first device. A batch with fewer rows than there are devices runs on as many as it has rows.
+ * Outputs are joined along dimension 0; scalars become a vector with one element per replica. Dropouts draw what they would
+ * draw on one device (tr_seed() the wrapper or the module). What a forward writes to buffers counts on the first device and
+ * is dropped elsewhere. docs/parallel.md says what happens where.
+ */
+#define tr_data_parallel(...) TR__NEW1(tr_data_parallel, module, __VA_ARGS__)
+TR_API tr_module *tr_data_parallel_with(const tr_data_parallel_options *options);
 
 /* Collectives over the elements of contiguous tensors, outside the graph. With one tensor they are in place. `out` has
  * world_size times the elements of `in` (gather, all_gather), or the other way round (scatter, reduce_scatter), or as

@@ -218,6 +218,9 @@ static tr_status check_gradient(const tr__node *node, int i, const tr_tensor *g)
 {
     TR__TRY(tr_status_of(g));
     const tr__input *input = &node->inputs[i];
+    if (!tr_device_equal(tr__device_of(g), input->device))
+        return tr__fail(TR_DEVICE, "%s: its backward gave input %d, on %s, a gradient on %s", node->op->name, i,
+            tr_device_name(input->device, (char[16]){0}), tr_device_name(tr__device_of(g), (char[16]){0}));
     if (tr__shape_equal(g->shape, input->shape) && g->dtype == input->dtype) return TR_OK;
     return tr__fail(TR_SHAPE, "%s: its backward gave input %d, %s %s, a gradient of %s %s", node->op->name, i,
         tr_dtype_name(input->dtype), TR__TEXT(input->shape), tr_dtype_name(g->dtype), TR__TEXT(g->shape));
@@ -233,7 +236,7 @@ static tr_status get_saved(const tr__saved *saved, int n, tr_tensor **out)
 }
 
 /* Calls the op's backward; the gradients it gives are kept. */
-static tr_status call_backward(const tr__node *node, tr_tensor *const *grad_outputs, tr_tensor **grads)
+static tr_status call_backward(const tr__node *node, bool retain, tr_tensor *const *grad_outputs, tr_tensor **grads)
 {
     tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
     bool needs[TR_OP_MAX_INPUTS];
@@ -244,6 +247,7 @@ static tr_status call_backward(const tr__node *node, tr_tensor *const *grad_outp
     tr__backward_step step = {
         .call = {node->op, node->attrs, node->n_inputs, node->n_outputs, inputs, outputs, grad_outputs, needs, grads},
         .node = node,
+        .retain = retain,
     };
     if (status == TR_OK) status = node->op->backward(&step.call);
     for (int i = 0; i < node->n_inputs; i++) {
@@ -267,7 +271,7 @@ static tr_status run_node(tr__backward *b, size_t index)
     if (any && node->released)
         return tr__fail(TR_STATE, "backward: the graph behind %s has been through a backward before, which gave up what "
             "it had saved; pass .retain_graph = true to the first one", node->op->name);
-    if (any) status = call_backward(node, b->stops[index].grads, grads);
+    if (any) status = call_backward(node, b->retain, b->stops[index].grads, grads);
     for (int i = 0; i < node->n_outputs; i++) {
         tr__unref(b->stops[index].grads[i]);
         b->stops[index].grads[i] = NULL;

@@ -28,6 +28,7 @@ tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_functi
     module->forward = forward;
     module->name = strdup(name ? name : "module");
     if (state_bytes) module->state = calloc(1, state_bytes);
+    module->state_bytes = state_bytes;
     if (!module->name || (state_bytes && !module->state)) {
         tr__fail(TR_NO_MEMORY, "out of memory for a module with a state of %zu bytes", state_bytes);
         tr__object_break(module);

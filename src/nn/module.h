@@ -22,6 +22,7 @@ struct tr_module {
     tr__object object;
     char *name;
     void *state;
+    size_t state_bytes;
     tr_forward_function forward;       /* NULL: it only holds its children */
     void (*finish)(tr_module *module); /* NULL, or undoes what stands in state; run when the last reference goes */
     tr__member *members;               /* in the order they were added */
@@ -43,6 +44,15 @@ typedef struct tr__walk {
     size_t length, capacity;
 } tr__walk;
 tr_status tr__module_walk(tr_module *root, tr__walk *walk);
+
+/*
+ * A copy of a module's tree, to be run beside the original on another device of its kind: its parameters are new leaves
+ * over the same memory, its buffers are copies (on the original's own device: the buffers themselves), and its dropouts
+ * count samples from first_sample on. Pointers to parts of the tree in modules' states become pointers to the copy's.
+ * leaves[i] is set to the leaf for entry i of parameters, tr_parameters(module), with a reference of the caller's.
+ */
+tr_module *tr__module_replica(tr_module *module, tr_device device, int64_t first_sample, const tr_tensor_list *parameters,
+    tr_tensor **leaves);
 
 /* Fresh tensors with random values from seed, the same on every machine; drawn and scaled in f32. */
 tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double std);

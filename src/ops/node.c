@@ -229,6 +229,11 @@ tr_shape tr__input_shape(const tr_backward_call *call, int i)
     return ((const tr__backward_step *)(const void *)call)->node->inputs[i].shape;
 }
 
+bool tr__retains(const tr_backward_call *call)
+{
+    return ((const tr__backward_step *)(const void *)call)->retain;
+}
+
 tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
 {
     const tr__node *node = ((tr__backward_step *)(void *)call)->node;

@@ -48,6 +48,7 @@ typedef struct tr__node {
 typedef struct tr__backward_step {
     tr_backward_call call; /* first: backward functions get its address */
     const tr__node *node;
+    bool retain; /* the graph is kept: this node may be run again */
 } tr__backward_step;
 
 /* What a leaf that requires a gradient keeps. */

@@ -133,6 +133,29 @@ tr_tensor *tr__tensor_alias(const tr_tensor *x)
     return t;
 }
 
+static void let_go(void *data, void *storage)
+{
+    (void)data;
+    tr__storage_unref(storage);
+}
+
+tr_tensor *tr__tensor_on(const tr_tensor *x, tr_device device)
+{
+    tr_tensor *t = tr__tensor_view(x, x->shape, x->stride, x->offset);
+    if (tr__bad(t) || tr_device_equal(tr__device_of(x), device)) return t;
+    if (tr__device_of(x).kind != TR_CPU || device.kind != TR_CPU)
+        return tr__tensor_fail(TR_UNSUPPORTED, "%s cannot use memory of %s in place", tr_device_name(device, (char[16]){0}),
+            tr_device_name(tr__device_of(x), (char[16]){0}));
+    tr__storage *storage = calloc(1, sizeof *storage);
+    if (!storage) return tr__tensor_fail(TR_NO_MEMORY, "out of memory");
+    /* The view's reference of x's storage becomes that of the new one. */
+    *storage = (tr__storage){.device = device, .data = x->storage->data, .bytes = x->storage->bytes, .kind = TR__WRAPPED,
+        .release = let_go, .user = t->storage};
+    atomic_init(&storage->refs, 1);
+    t->storage = storage;
+    return t;
+}
+
 static tr_tensor *from_options(const tr_tensor_options *o)
 {
     tr_tensor *t = new_tensor(o->shape, o->dtype, o->device, o->shared);

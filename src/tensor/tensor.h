@@ -49,6 +49,9 @@ tr_tensor *tr__tensor_new(tr_shape shape, tr_dtype dtype, tr_device device);
 tr_tensor *tr__tensor_view(const tr_tensor *x, tr_shape shape, const int64_t *stride, int64_t offset);
 /* The same view, with a reference of the caller's instead of a scope's, outside the graph: how tensors are saved. */
 tr_tensor *tr__tensor_alias(const tr_tensor *x);
+/* The same memory as a tensor of another device of x's kind, outside the graph; it holds x's storage. Only CPU devices
+ * can address each other's memory. */
+tr_tensor *tr__tensor_on(const tr_tensor *x, tr_device device);
 /* `return tr__tensor_fail(TR_SHAPE, "…", …)` */
 #define tr__tensor_fail(...) ((tr_tensor *)tr__object_fail(&tr__tensor_type, __VA_ARGS__))
 #define tr__tensor_failed() ((tr_tensor *)tr__object_failed(&tr__tensor_type))

@@ -1,0 +1,154 @@
+/*
+ * Replicas of a module's tree. What a module is lies in its members, which are known, and in its state, which is its own
+ * affair: there, words that hold the address of something in the tree are taken for pointers to it.
+ */
+#include "nn/module.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A module or tensor of the tree, and what stands for it in the copy. */
+typedef struct pair {
+    const void *from;
+    void *to;
+} pair;
+
+typedef struct copying {
+    tr_device device;
+    uint64_t first_sample;
+    pair *pairs;
+    size_t count, capacity;
+} copying;
+
+static void *known(const copying *c, const void *from)
+{
+    for (size_t i = 0; i < c->count; i++)
+        if (c->pairs[i].from == from) return c->pairs[i].to;
+    return NULL;
+}
+
+static tr_status note(copying *c, const void *from, void *to)
+{
+    TR__TRY(tr_status_of(to));
+    if (c->count == c->capacity) {
+        size_t capacity = c->capacity ? 2 * c->capacity : 64;
+        pair *pairs = realloc(c->pairs, capacity * sizeof *pairs);
+        if (!pairs) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");
+        c->pairs = pairs;
+        c->capacity = capacity;
+    }
+    c->pairs[c->count++] = (pair){from, to};
+    return TR_OK;
+}
+
+static tr_tensor *leaf_for(const tr_tensor *parameter, tr_device device)
+{
+    tr_tensor *leaf = tr__tensor_on(parameter, device);
+    return parameter->requires_grad ? tr_require_grad(leaf) : leaf;
+}
+
+static tr_tensor *buffer_for(tr_tensor *buffer, tr_device device)
+{
+    if (tr_device_equal(tr__device_of(buffer), device)) return buffer;
+    tr_tensor *copy = tr__tensor_new(buffer->shape, buffer->dtype, device);
+    if (tr__bad(copy)) return copy;
+    return tr_copy_into(copy, buffer) == TR_OK ? copy : tr__tensor_failed();
+}
+
+static tr_status copy_tensor(copying *c, const tr__member *member, tr_tensor **out)
+{
+    *out = known(c, member->tensor);
+    if (*out) return TR_OK;
+    bool parameter = member->kind == TR__PARAMETER;
+    *out = parameter ? leaf_for(member->tensor, c->device) : buffer_for(member->tensor, c->device);
+    return note(c, member->tensor, *out);
+}
+
+static tr_status copy_module(copying *c, const tr_module *module, tr_module **out);
+
+static tr_status copy_members(copying *c, const tr_module *module, tr_module *copy)
+{
+    copy->members = calloc((size_t)module->count + 1, sizeof *copy->members);
+    if (!copy->members) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");
+    copy->capacity = module->count;
+    for (int i = 0; i < module->count; i++) {
+        const tr__member *member = &module->members[i];
+        tr__member mine = {.kind = member->kind};
+        if (member->kind == TR__CHILD)
+            TR__TRY(copy_module(c, member->child, &mine.child));
+        else
+            TR__TRY(copy_tensor(c, member, &mine.tensor));
+        mine.name = strdup(member->name);
+        if (!mine.name) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");
+        tr__ref(member->kind == TR__CHILD ? (void *)mine.child : (void *)mine.tensor);
+        copy->members[copy->count++] = mine;
+    }
+    return TR_OK;
+}
+
+static tr_status copy_module(copying *c, const tr_module *module, tr_module **out)
+{
+    *out = known(c, module);
+    if (*out) return TR_OK;
+    tr_module *copy = *out = tr_module_new(module->name, module->state_bytes, module->forward);
+    TR__TRY(note(c, module, copy));
+    if (module->state_bytes) memcpy(copy->state, module->state, module->state_bytes);
+    copy->evaluating = module->evaluating;
+    copy->seeded = module->seeded;
+    copy->key = module->key;
+    copy->step = module->step;
+    copy->first_sample = module->first_sample + c->first_sample;
+    return copy_members(c, module, copy);
+}
+
+static int by_address(const void *x, const void *y)
+{
+    const pair *a = x, *b = y;
+    return ((uintptr_t)a->from > (uintptr_t)b->from) - ((uintptr_t)a->from < (uintptr_t)b->from);
+}
+
+/* The pairs are sorted. */
+static void *counterpart(const copying *c, const void *from)
+{
+    const pair *found = bsearch(&(pair){.from = from}, c->pairs, c->count, sizeof *c->pairs, by_address);
+    return found ? found->to : NULL;
+}
+
+static void redirect_state(const copying *c, tr_module *module)
+{
+    void **words = module->state;
+    for (size_t i = 0; i < module->state_bytes / sizeof *words; i++) {
+        void *to = words[i] ? counterpart(c, words[i]) : NULL;
+        if (to) words[i] = to;
+    }
+}
+
+static tr_status copy_tree(copying *c, tr_module *module, const tr_tensor_list *parameters, tr_tensor **leaves,
+    tr_module **out)
+{
+    TR__TRY(copy_module(c, module, out));
+    qsort(c->pairs, c->count, sizeof *c->pairs, by_address);
+    int parameters_here = 0;
+    for (size_t i = 0; i < c->count; i++) {
+        if (((const tr__object *)c->pairs[i].from)->type == &tr__module_type)
+            redirect_state(c, c->pairs[i].to);
+        else
+            parameters_here += ((const tr_tensor *)c->pairs[i].from)->requires_grad;
+    }
+    if (parameters_here > tr_list_count(parameters))
+        return tr__fail(TR_STATE, "%s: it has %d parameters, and had %d when its replicas were set up: finish it before",
+            module->name, parameters_here, tr_list_count(parameters));
+    for (int i = 0; i < tr_list_count(parameters); i++)
+        leaves[i] = tr_keep((tr_tensor *)counterpart(c, tr_list_at(parameters, i)));
+    return TR_OK;
+}
+
+tr_module *tr__module_replica(tr_module *module, tr_device device, int64_t first_sample, const tr_tensor_list *parameters,
+    tr_tensor **leaves)
+{
+    copying c = {.device = device, .first_sample = (uint64_t)first_sample};
+    tr_module *copy = NULL;
+    tr_status status = copy_tree(&c, module, parameters, leaves, &copy);
+    free(c.pairs);
+    return status == TR_OK ? copy : tr__object_failed(&tr__module_type);
+}
