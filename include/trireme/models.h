@@ -28,6 +28,32 @@ TR_API tr_module *tr_gpt_with(const tr_gpt_options *options);
  * vocabulary 50,257). Fills the size fields of options; TR_NOT_FOUND names the presets there are. */
 TR_API TR_MUST_CHECK tr_status tr_gpt_preset(const char *name, tr_gpt_options *options);
 
+typedef enum tr_bert_head {
+    TR_BERT_BARE,       /* -> [batch, seq, dim] */
+    TR_BERT_MASKED_LM,  /* -> logits [batch, seq, vocab]; its matrix is the word embeddings' */
+    TR_BERT_CLASSIFIER, /* -> logits [batch, classes], from the first token */
+} tr_bert_head;
+typedef struct tr_bert_options {
+    size_t size;
+    tr_bert_head head;
+    int vocab;      /* 0: 30,522 */
+    int positions;  /* 0: 512, the longest sequence */
+    int types;      /* of tokens (first or second sentence); 0: 2 */
+    int layers;     /* 0: 12 */
+    int heads;      /* 0: 12 */
+    int dim;        /* 0: 768; a multiple of heads */
+    int inner;      /* 0: 4 dim */
+    int classes;    /* 0: 2 */
+    double dropout; /* of embeddings and sums; attention's probabilities have none */
+    uint64_t seed;
+} tr_bert_options;
+/* BERT (Devlin et al. 2019), by default the base size, with Hugging Face's state-dict names
+ * (bert.encoder.layer.0.attention.self.query.weight, …, cls.predictions.bias, classifier.weight). tr_forward(bert, ids),
+ * tr_forward(bert, ids, mask), tr_forward(bert, ids, mask, types): i32 or i64 [batch, seq], the mask bool (true: a token,
+ * false: padding) or NULL. */
+#define tr_bert(...) TR__NEW0(tr_bert, __VA_ARGS__)
+TR_API tr_module *tr_bert_with(const tr_bert_options *options);
+
 #ifdef __cplusplus
 }
 #endif

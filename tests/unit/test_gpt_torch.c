@@ -11,31 +11,12 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "recorded.h"
 
 #include <trireme/trireme.h>
 
 enum { STEPS = 10 };
-
-static tr_tensor_list *recorded(void)
-{
-    char path[4096];
-    const char *source = getenv("SOURCE");
-    snprintf(path, sizeof path, "%s/tests/recorded/gpt.safetensors", source ? source : ".");
-    tr_tensor_list *list = tr_safetensors_load(path);
-    TR_CHECK(tr_status_of(list));
-    return list;
-}
-
-static tr_tensor *find(const tr_tensor_list *list, const char *prefix, const char *name)
-{
-    char full[256];
-    snprintf(full, sizeof full, "%s.%s", prefix, name);
-    tr_tensor *t = tr_list_find(list, full);
-    if (!t) fail_msg("%s is not in the file", full);
-    return t;
-}
 
 /* The model that was recorded, with its weights. */
 static tr_module *model(const tr_tensor_list *file)
@@ -43,30 +24,15 @@ static tr_module *model(const tr_tensor_list *file)
     tr_module *gpt = tr_gpt(.vocab = 32, .context = 16, .layers = 2, .heads = 2, .dim = 16, .seed = 1);
     tr_tensor_list *own = tr_state_dict(gpt), *start = tr_list();
     for (int i = 0; i < tr_list_count(own); i++)
-        TR_CHECK(tr_list_add(start, tr_list_name(own, i), find(file, "init", tr_list_name(own, i))));
+        TR_CHECK(tr_list_add(start, tr_list_name(own, i), recorded_find(file, "init.%s", tr_list_name(own, i))));
     TR_CHECK(tr_load_state_dict(gpt, start));
     return gpt;
 }
 
-/* |a - b| <= tolerance * max|b|, elementwise: rounding errors are those of the sums that an element came from. */
 static void assert_close(const char *what, const tr_tensor *a, const tr_tensor *b, double tolerance)
 {
-    TR_CHECK(tr_status_of(a));
-    assert_int_equal(tr_numel(a), tr_numel(b));
-    size_t n = (size_t)tr_numel(a), bytes = n * sizeof(float);
-    float *x = malloc(bytes), *y = malloc(bytes);
-    TR_CHECK(tr_copy_out(a, x, bytes));
-    TR_CHECK(tr_copy_out(b, y, bytes));
-    double largest = 0, worst = 0;
-    for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)y[i]));
-    for (size_t i = 0; i < n; i++) {
-        double difference = fabs((double)x[i] - (double)y[i]);
-        if (!(difference <= worst)) worst = difference; /* NaN counts */
-    }
-    free(x);
-    free(y);
-    if (!(worst <= tolerance * largest))
-        fail_msg("%s: off by %g where the largest is %g (%g of it)", what, worst, largest, worst / largest);
+    double distance = recorded_distance(a, b);
+    if (!(distance <= tolerance)) fail_msg("%s: off by %g of the largest", what, distance);
 }
 
 static tr_tensor *loss_of(tr_module *gpt, const tr_tensor_list *file)
@@ -78,7 +44,7 @@ static void test_logits_loss_and_gradients(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *file = recorded();
+    tr_tensor_list *file = recorded("gpt");
     tr_module *gpt = model(file);
     tr_tensor *logits = tr_forward(gpt, tr_list_find(file, "ids"));
     assert_close("logits", logits, tr_list_find(file, "logits"), 2e-6);
@@ -88,14 +54,14 @@ static void test_logits_loss_and_gradients(void **state)
     tr_tensor_list *own = tr_parameters(gpt);
     assert_int_equal(tr_list_count(own), 2 + 2 * 12 + 2);
     for (int i = 0; i < tr_list_count(own); i++)
-        assert_close(tr_list_name(own, i), tr_grad(tr_list_at(own, i)), find(file, "grad", tr_list_name(own, i)), 1e-5);
+        assert_close(tr_list_name(own, i), tr_grad(tr_list_at(own, i)), recorded_find(file, "grad.%s", tr_list_name(own, i)), 1e-5);
 }
 
 static void test_gradient_norm(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *file = recorded();
+    tr_tensor_list *file = recorded("gpt");
     tr_module *gpt = model(file);
     tr_optimizer *optimizer = tr_sgd(tr_parameters(gpt), .lr = 1);
     TR_CHECK(tr_backward(loss_of(gpt, file)));
@@ -119,17 +85,17 @@ static void train_and_compare(const char *kind, tr_module *gpt, tr_optimizer *op
         TR_CHECK(tr_step(optimizer));
         losses[i] = (float)tr_item(loss);
     }
-    assert_close("losses", tr_from(losses, TR_SHAPE(STEPS)), find(file, kind, "loss"), 5e-6);
+    assert_close("losses", tr_from(losses, TR_SHAPE(STEPS)), recorded_find(file, "%s.loss", kind), 5e-6);
     tr_tensor_list *own = tr_parameters(gpt);
     for (int i = 0; i < tr_list_count(own); i++)
-        assert_close(tr_list_name(own, i), tr_list_at(own, i), find(file, kind, tr_list_name(own, i)), tolerance);
+        assert_close(tr_list_name(own, i), tr_list_at(own, i), recorded_find(file, "%s.%s", kind, tr_list_name(own, i)), tolerance);
 }
 
 static void test_ten_steps_of_adamw(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *file = recorded();
+    tr_tensor_list *file = recorded("gpt");
     tr_module *gpt = model(file);
     train_and_compare("adamw", gpt,
         tr_adamw(tr_parameters(gpt), .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-4, .weight_decay = 0.1), file,
@@ -140,7 +106,7 @@ static void test_ten_steps_of_sgd(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *file = recorded();
+    tr_tensor_list *file = recorded("gpt");
     tr_module *gpt = model(file);
     train_and_compare("sgd", gpt,
         tr_sgd(tr_parameters(gpt), .lr = 0.05, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true), file,

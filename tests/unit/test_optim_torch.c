@@ -12,8 +12,9 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "recorded.h"
 
 #include <trireme/trireme.h>
 
@@ -53,34 +54,12 @@ typedef struct optim_case {
 static const optim_case cases[] = {CASES(ENTRY)};
 enum { COUNT = sizeof cases / sizeof *cases };
 
-static tr_tensor_list *recorded(void)
-{
-    char path[4096];
-    const char *source = getenv("SOURCE");
-    snprintf(path, sizeof path, "%s/tests/recorded/optim.safetensors", source ? source : ".");
-    tr_tensor_list *list = tr_safetensors_load(path);
-    TR_CHECK(tr_status_of(list));
-    return list;
-}
-
-static TR_PRINTF(2, 3) tr_tensor *find(const tr_tensor_list *file, const char *format, ...)
-{
-    char name[256];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(name, sizeof name, format, arguments);
-    va_end(arguments);
-    tr_tensor *t = tr_list_find(file, name);
-    if (!t) fail_msg("%s is not in the file", name);
-    return t;
-}
-
 /* p0, p1, p2 in a dtype: from the start when name is NULL, or as a case has them after so many steps. */
 static tr_tensor_list *parameters_of(const tr_tensor_list *file, const char *name, int steps, tr_dtype dtype)
 {
     tr_tensor_list *list = tr_list();
     for (int i = 0; i < PARAMETERS; i++) {
-        tr_tensor *from = name ? find(file, "%s.at%d.p%d", name, steps, i) : find(file, "p%d", i);
+        tr_tensor *from = name ? recorded_find(file, "%s.at%d.p%d", name, steps, i) : recorded_find(file, "p%d", i);
         tr_tensor *own = tr_empty(tr_shape_of(from), .dtype = dtype);
         TR_CHECK(tr_copy_into(own, from));
         char p[8];
@@ -106,7 +85,7 @@ static void take_steps(tr_optimizer *optimizer, const tr_tensor_list *file, cons
         for (int i = 0; i < PARAMETERS; i++) {
             if (!takes_part(step, i)) continue;
             tr_tensor *p = tr_list_at(list, i);
-            tr_tensor *g = tr_reshape(tr_slice(find(file, "grad.%d", i), 0, step, step + 1), tr_shape_of(p));
+            tr_tensor *g = tr_reshape(tr_slice(recorded_find(file, "grad.%d", i), 0, step, step + 1), tr_shape_of(p));
             TR_CHECK(tr_backward(tr_sum(tr_mul(p, tr_cast(g, tr_dtype_of(p))))));
         }
         TR_CHECK(tr_step(optimizer));
@@ -131,7 +110,7 @@ static void compare_parameters(const char *name, const tr_tensor_list *file, con
     double tolerance)
 {
     for (int i = 0; i < PARAMETERS; i++)
-        assert_close(tr_list_at(list, i), find(file, "%s.at%d.p%d", name, steps, i), tolerance, name,
+        assert_close(tr_list_at(list, i), recorded_find(file, "%s.at%d.p%d", name, steps, i), tolerance, name,
             tr_list_name(list, i));
 }
 
@@ -167,7 +146,7 @@ static void ten_steps(tr_dtype dtype, double tolerance)
 {
     for (int c = 0; c < COUNT; c++) {
         TR_SCOPE;
-        const tr_tensor_list *file = recorded();
+        const tr_tensor_list *file = recorded("optim");
         tr_tensor_list *list = parameters_of(file, NULL, 0, dtype);
         tr_optimizer *optimizer = cases[c].make(list);
         take_steps(optimizer, file, list, 0, HALF);
@@ -203,7 +182,7 @@ static void test_going_on_from_pytorchs_state(void **state)
     (void)state;
     for (int c = 0; c < COUNT; c++) {
         TR_SCOPE;
-        const tr_tensor_list *file = recorded();
+        const tr_tensor_list *file = recorded("optim");
         tr_tensor_list *list = parameters_of(file, cases[c].name, HALF, TR_F64);
         tr_optimizer *optimizer = cases[c].make(list);
         TR_CHECK(tr_optimizer_load(optimizer, recorded_state(cases[c].name, file, HALF)));
@@ -228,7 +207,7 @@ static void test_a_restored_state_continues_exactly(void **state)
     (void)state;
     for (int c = 0; c < COUNT; c++) {
         TR_SCOPE;
-        const tr_tensor_list *file = recorded();
+        const tr_tensor_list *file = recorded("optim");
         tr_tensor_list *list = parameters_of(file, NULL, 0, TR_BF16), *saved = tr_list(), *values = tr_list();
         tr_optimizer *optimizer = cases[c].make(list);
         take_steps(optimizer, file, list, 0, HALF);
@@ -269,7 +248,7 @@ static void test_values_out_of_their_domain(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *p = parameters_of(recorded(), NULL, 0, TR_F32);
+    tr_tensor_list *p = parameters_of(recorded("optim"), NULL, 0, TR_F32);
     const struct {
         tr_optimizer *refused;
         const char *part;
