@@ -14,23 +14,24 @@
 static int read_options(tr__bench *b, int argc, char **argv)
 {
     const tr__option options[] = {
-        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2")},
-        {"batch", 0, "N", "sequences on each rank", TR__INTEGER(&b->batch, 1, 100000)},
-        {"seq", 0, "N", "tokens in a sequence", TR__INTEGER(&b->seq, 1, 1000000)},
+        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2", "mlp")},
+        {"batch", 0, "N", "sequences on each rank (8), of mlp samples (64)", TR__INTEGER(&b->batch, 1, 100000)},
+        {"seq", 0, "N", "tokens in a sequence (256)", TR__INTEGER(&b->seq, 1, 1000000)},
         {"dtype", 0, "NAME", "of the numbers", TR__CHOICE(&b->dtype, "f32")},
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b->threads, 1, 1024)},
-        {"steps", 0, "N", "steps that count", TR__INTEGER(&b->steps, 1, 1000000)},
+        {"steps", 0, "N", "steps that count; of mlp each is 50 in a row", TR__INTEGER(&b->steps, 1, 1000000)},
         {"warmup", 0, "N", "steps before them", TR__INTEGER(&b->warmup, 0, 1000000)},
         {"peer", 0, "COMMAND",
-            "a program to take turns with: it prints \"ready\", then runs a step for each line that\n"
-            "                            it reads and prints its milliseconds",
+            "a program to take turns with: it prints \"ready\"; for each line that it reads it runs\n"
+            "                            as many steps as the line says and prints the milliseconds of one",
             TR__TEXT(&b->peer)},
         {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b->json)},
         {0},
     };
     const tr__syntax syntax = {"bench model", NULL,
-        "Times whole training steps (forward, backward, AdamW), beside the peak of oneDNN's own sgemm in the same run.",
+        "Times whole training steps (forward, backward, AdamW; of mlp SGD), beside the peak of oneDNN's own sgemm in\n"
+        "the same run.",
         options, .operands = {0, 0}};
     return tr__parse(&syntax, &argc, argv);
 }
@@ -47,12 +48,26 @@ const char **tr__bench_given(int argc, char **argv)
     return given;
 }
 
+/* What was not given depends on the model. */
+static int complete_options(tr__bench *b)
+{
+    bool sequences = tr__has_sequences(b->model);
+    if (b->seq && !sequences) {
+        tr__complain(TR__BENCH, "--seq: the samples of %s are no sequences", b->model);
+        return TR__EXIT_USAGE;
+    }
+    if (!b->batch) b->batch = sequences ? 8 : 64;
+    if (!b->seq) b->seq = 256;
+    return -1;
+}
+
 static int bench_model(int argc, char **argv)
 {
     const char **given = tr__bench_given(argc, argv);
     if (!given) return TR__EXIT_FAILED;
-    tr__bench b = {.model = "gpt-mini", .dtype = "f32", .batch = 8, .seq = 256, .ranks = 1, .steps = 20, .warmup = 3};
+    tr__bench b = {.model = "gpt-mini", .dtype = "f32", .ranks = 1, .steps = 20, .warmup = 3};
     int code = read_options(&b, argc, argv);
+    if (code < 0) code = complete_options(&b);
     if (code < 0)
         code = b.ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, b.ranks, NULL) : tr__bench_rank(&b);
     free(given);

@@ -16,6 +16,20 @@ typedef struct tr__bench {
 /* What one rank does; rank 0 reports. Returns the exit code. */
 int tr__bench_rank(const tr__bench *bench);
 
+/* What is trained: the scope's, as what it is made of. */
+typedef struct tr__workload {
+    tr_module *net; /* in DDP when there is a group */
+    tr_optimizer *optimizer;
+    tr_tensor *x, *y;
+    int in_a_row;        /* steps that are timed as one, for their mean */
+    const char *item;    /* "token" */
+    double items, flops; /* of one rank's step */
+    const char *formula; /* of flops, in words */
+} tr__workload;
+tr_status tr__workload_make(const tr__bench *bench, int rank, tr_group *group, tr__workload *workload);
+/* Are the model's samples sequences, so that bench->seq means something? */
+bool tr__has_sequences(const char *model);
+
 /* The fastest of a few products by oneDNN's own sgemm on one thread, GFLOP/s; 0 when it fails. matrices: kept between
  * calls, zeroed before the first. */
 typedef struct tr__sgemm {

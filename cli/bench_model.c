@@ -1,6 +1,7 @@
 /*
- * Whole training steps of a GPT: forgetting the gradients, forward, cross-entropy, backward, AdamW; each taking turns
- * with a peer's step and with oneDNN's own sgemm, so that whatever else the machine does slows all of them.
+ * Whole training steps of a model: forgetting the gradients, forward, cross-entropy, backward, the optimizer's step;
+ * each turn followed by a peer's and by oneDNN's own sgemm, so that whatever else the machine does slows all of them.
+ * Short steps are taken several in a row, which is how they come in training.
  */
 #include "bench.h"
 
@@ -10,7 +11,6 @@
 #include <cjson/cJSON.h>
 
 #include <errno.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,19 +22,12 @@ typedef struct bench_run {
     const tr__bench *bench;
     int rank, world;
     tr_group *group; /* NULL: one rank */
-    tr_gpt_options size;
-    tr_module *net;
-    tr_optimizer *optimizer;
-    tr_tensor *x, *y; /* [batch, seq] */
+    tr__workload work;
     tr__peer peer;
-    double *ours, *theirs; /* milliseconds of each step */
-    double *peaks;         /* GFLOP/s of one thread's sgemm, right beside each step */
+    double *ours, *theirs; /* milliseconds of a step, by turn */
+    double *peaks;         /* GFLOP/s of one thread's sgemm, right beside each turn */
     double rss_mb, rss_mb_sum;
 } bench_run;
-
-static const char formula[] =
-    "6*N*T for the linear layers (N: weights in matrix products, T: tokens) + 6*layers*dim*seq*T "
-    "for attention (the causal half; nothing that is computed again is counted)";
 
 static double now_ms(void)
 {
@@ -43,70 +36,41 @@ static double now_ms(void)
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-/* Of one rank's step. */
-static double flops(const bench_run *r)
-{
-    const tr_gpt_options *o = &r->size;
-    double tokens = (double)r->bench->batch * r->bench->seq, dim = o->dim;
-    double weights = o->layers * 12 * dim * dim + o->vocab * dim;
-    return 6 * weights * tokens + 6.0 * o->layers * dim * r->bench->seq * tokens;
-}
-
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
-static tr_status set_up(bench_run *r)
-{
-    const tr__bench *b = r->bench;
-    tr_gpt_options *o = &r->size;
-    *o = (tr_gpt_options){.size = sizeof *o};
-    const char *name = strcmp(b->model, "gpt-mini") == 0 ? "mini" : b->model;
-    tr_status status = tr_gpt_preset(name, o);
-    if (status != TR_OK) return status;
-    if (o->context < b->seq) o->context = b->seq;
-    tr_module *model = tr_gpt_with(o);
-    r->net = r->group ? tr_ddp(model, r->group) : model;
-    r->optimizer = tr_adamw(tr_parameters(model), .lr = 3e-4, .weight_decay = 0.1);
-    tr_tensor *random = tr_rand((uint64_t)r->rank, TR_SHAPE(2, b->batch, b->seq));
-    tr_tensor *ids = tr_cast(tr_affine(random, o->vocab - 1, 0), TR_I32);
-    r->x = tr_contiguous(tr_reshape(tr_slice(ids, 0, 0, 1), TR_SHAPE(b->batch, b->seq)));
-    r->y = tr_contiguous(tr_reshape(tr_slice(ids, 0, 1, 2), TR_SHAPE(b->batch, b->seq)));
-    if ((status = tr_status_of(r->net)) == TR_OK && (status = tr_status_of(r->optimizer)) == TR_OK &&
-        (status = tr_status_of(r->x)) == TR_OK)
-        status = tr_status_of(r->y);
-    return status;
-}
-
-static tr_status step(const bench_run *r)
+static tr_status step(const tr__workload *w)
 {
     TR_SCOPE;
-    tr_zero_grad(r->optimizer);
-    tr_status status = tr_backward(tr_cross_entropy(tr_forward(r->net, r->x), r->y));
-    return status == TR_OK ? tr_step(r->optimizer) : status;
+    tr_zero_grad(w->optimizer);
+    tr_status status = tr_backward(tr_cross_entropy(tr_forward(w->net, w->x), w->y));
+    return status == TR_OK ? tr_step(w->optimizer) : status;
 }
 
 /* All ranks begin together, also after rank 0 was busy with something else: the others sleep meanwhile. */
-static tr_status timed_step(const bench_run *r, double *ms)
+static tr_status timed_steps(const bench_run *r, double *ms)
 {
     tr_status status = r->group ? tr_barrier(r->group) : TR_OK;
     double begin = now_ms();
-    if (status == TR_OK) status = step(r);
-    *ms = now_ms() - begin;
+    for (int i = 0; i < r->work.in_a_row && status == TR_OK; i++) status = step(&r->work);
+    *ms = (now_ms() - begin) / r->work.in_a_row;
     return status;
 }
 
-static tr_status peer_step(bench_run *r, double *ms)
+static tr_status peer_steps(bench_run *r, double *ms)
 {
     if (!r->peer.pid) return TR_OK;
-    return tr__peer_ask(&r->peer, "", ms) ? TR_OK : TR_CHILD;
+    char count[16];
+    snprintf(count, sizeof count, "%d", r->work.in_a_row);
+    return tr__peer_ask(&r->peer, count, ms) ? TR_OK : TR_CHILD;
 }
 
 /* Whoever was second in one turn is first in the next. */
 static tr_status turn(bench_run *r, int i, tr__sgemm *matrices)
 {
     tr_status status = TR_OK;
-    if (i % 2) status = peer_step(r, &r->theirs[i]);
-    if (status == TR_OK) status = timed_step(r, &r->ours[i]);
-    if (status == TR_OK && i % 2 == 0) status = peer_step(r, &r->theirs[i]);
+    if (i % 2) status = peer_steps(r, &r->theirs[i]);
+    if (status == TR_OK) status = timed_steps(r, &r->ours[i]);
+    if (status == TR_OK && i % 2 == 0) status = peer_steps(r, &r->theirs[i]);
     if (status == TR_OK && r->rank == 0) r->peaks[i] = tr__sgemm_peak(matrices);
     return status;
 }
@@ -116,12 +80,13 @@ static tr_status measure(bench_run *r)
     const tr__bench *b = r->bench;
     double unused;
     tr_status status = TR_OK;
-    for (int i = 0; i < b->warmup && status == TR_OK; i++) status = timed_step(r, &unused);
+    for (int i = 0; i < b->warmup && status == TR_OK; i++) status = timed_steps(r, &unused);
     /* Taken before the matrices for sgemm come; a step needs no more than the ones before. */
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     r->rss_mb = r->rss_mb_sum = (double)usage.ru_maxrss / 1024;
-    if (status == TR_OK && r->rank == 0 && b->peer && !tr__peer_start(&r->peer, b->peer, tr_threads(tr_cpu(0)))) status = TR_CHILD;
+    if (status == TR_OK && r->rank == 0 && b->peer && !tr__peer_start(&r->peer, b->peer, tr_threads(tr_cpu(0))))
+        status = TR_CHILD;
     tr__sgemm matrices = {0};
     for (int i = 0; i < b->steps && status == TR_OK; i++) status = turn(r, i, &matrices);
     tr__sgemm_free(&matrices);
@@ -144,7 +109,7 @@ static double median(const double *values, int n)
 }
 
 typedef struct results {
-    double step_ms, tokens_per_s, gflops, peak, share, peer_ms, ratio; /* the last two: NaN without a peer */
+    double step_ms, items_per_s, gflops, peak, share, peer_ms, ratio; /* the last two: NaN without a peer */
 } results;
 
 /* The median of a[i] / b[i]: what the machine does to both in one turn falls out. */
@@ -162,12 +127,13 @@ static results summarize(const bench_run *r)
 {
     const tr__bench *b = r->bench;
     results s = {.step_ms = median(r->ours, b->steps), .peer_ms = NAN, .ratio = NAN};
-    s.tokens_per_s = (double)b->batch * b->seq * r->world / s.step_ms * 1e3;
-    s.gflops = flops(r) / s.step_ms * 1e-6;
+    s.items_per_s = r->work.items * r->world / s.step_ms * 1e3;
+    s.gflops = r->work.flops / s.step_ms * 1e-6;
     s.peak = median(r->peaks, b->steps);
     /* Milliseconds that the arithmetic takes at the peak of each turn, over those that the step took. */
     double *at_peak = malloc((size_t)b->steps * sizeof *at_peak);
-    for (int i = 0; at_peak && i < b->steps; i++) at_peak[i] = flops(r) * 1e-6 / (r->peaks[i] * tr_threads(tr_cpu(0)));
+    for (int i = 0; at_peak && i < b->steps; i++)
+        at_peak[i] = r->work.flops * 1e-6 / (r->peaks[i] * tr_threads(tr_cpu(0)));
     s.share = at_peak ? median_ratio(at_peak, r->ours, b->steps) : NAN;
     free(at_peak);
     if (!b->peer) return s;
@@ -179,16 +145,19 @@ static results summarize(const bench_run *r)
 static void print_report(const bench_run *r, const results *s)
 {
     const tr__bench *b = r->bench;
-    printf("%s, batch %d x %d on each of %d rank%s with %d thread%s, f32, %d steps\n", b->model, b->batch, b->seq,
-        r->world, r->world > 1 ? "s" : "", tr_threads(tr_cpu(0)), tr_threads(tr_cpu(0)) > 1 ? "s" : "", b->steps);
-    printf("step             %8.1f ms (median)\n", s->step_ms);
-    printf("tokens           %8.0f /s\n", s->tokens_per_s);
+    const tr__workload *w = &r->work;
+    int threads = tr_threads(tr_cpu(0));
+    printf("%s, %.0f %ss on each of %d rank%s with %d thread%s, f32, %d times %d step%s\n", b->model, w->items, w->item,
+        r->world, r->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", b->steps, w->in_a_row,
+        w->in_a_row > 1 ? "s in a row" : "");
+    printf("step             %8.2f ms (median)\n", s->step_ms);
+    printf("%ss%*s %8.0f /s\n", w->item, 15 - (int)strlen(w->item), "", s->items_per_s);
     printf("peak memory      %8.1f MB%s\n", r->rss_mb, r->world > 1 ? " (the most of a rank)" : "");
-    printf("matrix work      %8.1f GFLOP/s on a rank: %.1f GFLOP in a step\n", s->gflops, flops(r) * 1e-9);
+    printf("matrix work      %8.1f GFLOP/s on a rank: %.2f GFLOP in a step\n", s->gflops, w->flops * 1e-9);
     printf("sgemm's peak     %8.1f GFLOP/s on a thread; share of it, pair by pair: %.1f %%\n", s->peak, 100 * s->share);
     if (b->peer)
-        printf("peer's step      %8.1f ms (median); ours is %.2f times as fast, pair by pair\n", s->peer_ms, s->ratio);
-    printf("counted: %s\n", formula);
+        printf("peer's step      %8.2f ms (median); ours is %.2f times as fast, pair by pair\n", s->peer_ms, s->ratio);
+    printf("counted: %s\n", w->formula);
 }
 
 static void add_number(cJSON *object, const char *key, double value)
@@ -209,12 +178,16 @@ static char *to_json(const bench_run *r, const results *s)
     const struct {
         const char *key;
         double value;
-    } numbers[] = {{"batch", b->batch}, {"seq", b->seq}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))},
-        {"steps", b->steps}, {"step_ms_median", s->step_ms}, {"tokens_per_s", s->tokens_per_s},
-        {"peak_rss_mb", r->rss_mb}, {"peak_rss_mb_sum", r->rss_mb_sum}, {"flops_per_step", flops(r)},
-        {"gflops", s->gflops}, {"peak_gflops", s->peak}, {"share_of_peak", s->share}};
+    } numbers[] = {{"batch", b->batch}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))}, {"steps", b->steps},
+        {"steps_in_a_row", r->work.in_a_row}, {"step_ms_median", s->step_ms}, {"peak_rss_mb", r->rss_mb},
+        {"peak_rss_mb_sum", r->rss_mb_sum}, {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
+        {"peak_gflops", s->peak}, {"share_of_peak", s->share}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(o, numbers[i].key, numbers[i].value);
-    cJSON_AddStringToObject(o, "flops_counted", formula);
+    if (tr__has_sequences(b->model)) add_number(o, "seq", b->seq);
+    char rate[32];
+    snprintf(rate, sizeof rate, "%ss_per_s", r->work.item);
+    add_number(o, rate, s->items_per_s);
+    cJSON_AddStringToObject(o, "flops_counted", r->work.formula);
     cJSON_AddItemToObject(o, "step_ms", cJSON_CreateDoubleArray(r->ours, b->steps));
     if (b->peer) {
         cJSON_AddStringToObject(o, "peer", b->peer);
@@ -254,7 +227,7 @@ static int run_and_report(bench_run *r)
 {
     tr_status status = TR_OK;
     if (r->bench->threads) status = tr_set_threads(r->bench->threads);
-    if (status == TR_OK) status = set_up(r);
+    if (status == TR_OK) status = tr__workload_make(r->bench, r->rank, r->group, &r->work);
     if (status == TR_OK) status = measure(r);
     if (status != TR_OK) return failed(r, status);
     int code = r->rank == 0 ? report(r) : TR__EXIT_OK;

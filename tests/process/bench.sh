@@ -29,6 +29,17 @@ for ranks in 1 2; do
     grep -q '^OMP_NUM_THREADS=1$' peer.env || fail "the peer was not told its threads"
 done
 
+# Short steps come several in a row, and the peer is told how many.
+rm -f peer.steps
+sed -i 's/echo "step"/echo "step $line"/' peer
+"$TRIREME" bench model --model mlp --batch 4 --steps 2 --warmup 0 --threads 1 --json r.json --peer 'sh peer' >out 2>err ||
+    fail "exit code $?"
+for key in step_ms_median samples_per_s steps_in_a_row share_of_peak ratio; do
+    case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
+done
+[ "$(grep -cx "step $(number steps_in_a_row)" peer.steps)" = 2 ] || fail "the peer was told: $(cat peer.steps)"
+! grep -q '"seq"\|tokens' r.json || fail "an MLP has no sequences: $(cat r.json)"
+
 # refuses MESSAGE ARGUMENT…
 refuses() {
     message=$1
@@ -41,7 +52,8 @@ refuses 'it ended before it printed "ready"' --peer 'echo no' --ranks 2
 refuses 'it ended before its work was done' --peer 'echo ready; read line; echo 1'
 refuses 'not a time' --peer 'echo ready; while read line; do echo fast; done'
 refuses 'cannot write nowhere/r.json' --json nowhere/r.json
-refuses '--model takes one of nano, gpt-mini, gpt2, not "gpt5"' --model gpt5
+refuses '--model takes one of nano, gpt-mini, gpt2, mlp, not "gpt5"' --model gpt5
+refuses '--seq: the samples of mlp are no sequences' --model mlp
 
 # A collective, by size: every key for every size, the peer asked for what it is to do.
 cat >collective-peer <<'PEER'

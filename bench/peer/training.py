@@ -1,0 +1,175 @@
+"""What the PyTorch peers of `trireme bench model` share: whole training steps in f32 on the CPU, at PyTorch's best.
+
+Runs under PyTorch 2.x and 1.13. One step is: forgetting the gradients, forward, loss, backward, the optimizer's step.
+
+    PEER.py --threads 1 --steps 20 --json out.json
+    PEER.py --ranks 2 --threads 1                  DDP over Gloo on the loopback, --batch samples on each rank
+    PEER.py --paced                                prints "ready" after the warm-up; then for each line that it reads it
+                                                   runs as many steps as the line says and prints the milliseconds of
+                                                   one; ends with its input
+
+The object that goes to --json FILE (or is printed last, when not paced): framework, step_ms (all), step_ms_median,
+items_per_s (tokens or samples, of all ranks), peak_rss_mb and rss_after_import_mb (VmHWM and VmRSS of rank 0; VmHWM
+begins anew with a program, ru_maxrss does not), ranks, threads, config.
+"""
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Callable, Iterator
+
+JEMALLOC = f"/usr/lib/{platform.machine()}-linux-gnu/libjemalloc.so.2"
+# Activations that malloc gives back to the kernel come again as page faults, some 13,000 in every step of GPT "mini".
+# The tuned ones keep them, on huge pages; jemalloc is the faster one, glibc stands in where it is not installed.
+MALLOCS = {
+    "system": {},
+    "glibc": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:"
+                                "glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"},
+    "jemalloc": {"LD_PRELOAD": JEMALLOC, "THP_MEM_ALLOC_ENABLE": "1",
+                 "MALLOC_CONF": "thp:always,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1"},
+}
+
+
+def parser(doc: str, batch: int) -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=doc + "\n\n" + __doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--batch", type=int, default=batch, help="samples per rank and step")
+    result.add_argument("--steps", type=int, default=20)
+    result.add_argument("--warmup", type=int, default=3)
+    result.add_argument("--threads", type=int, default=1, help="per rank")
+    result.add_argument("--ranks", type=int, default=1)
+    result.add_argument("--paced", action="store_true")
+    result.add_argument("--compile", action="store_true", help="torch.compile (needs g++)")
+    result.add_argument("--json", metavar="FILE")
+    result.add_argument("--malloc", choices=MALLOCS, default="jemalloc" if os.path.exists(JEMALLOC) else "glibc")
+    return result
+
+
+def tuned_environment(args: argparse.Namespace) -> dict[str, str]:
+    env = dict(os.environ, OMP_NUM_THREADS=str(args.threads), MKL_NUM_THREADS=str(args.threads),
+               **MALLOCS[args.malloc])
+    with open("/proc/cpuinfo") as cpuinfo:
+        if "avx512bw" in cpuinfo.read():
+            # For Debian's 1.13: its OpenBLAS takes processors newer than itself for a Prescott, at a fifth of their
+            # speed, and its own kernels stay with AVX2 unless they are told.
+            env.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
+            env.setdefault("ATEN_CPU_CAPABILITY", "avx512")
+    return env
+
+
+def own_rank() -> int:
+    return int(os.environ.get("PEER_RANK", "0"))
+
+
+def status_mb(key: str) -> float:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(key + ":"))
+
+
+def start_ranks(args: argparse.Namespace, env: dict[str, str], folder: str) -> int:
+    """Runs this script once per rank; rank 0 has our stdin and stdout. The first that fails takes the others along."""
+    ranks = []
+    for rank in range(args.ranks):
+        own = dict(env, PEER_RANK=str(rank), GLOO_SOCKET_IFNAME="lo", PEER_RENDEZVOUS=f"file://{folder}/rendezvous")
+        ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=own,
+                                      stdin=None if rank == 0 else subprocess.DEVNULL))
+    for _ in ranks:
+        _, status = os.wait()
+        if status:
+            for process in ranks:
+                process.kill()
+                process.wait()
+            return 1
+    return 0
+
+
+def fastest(optimizer, parameters, **settings):
+    """The fused form of an optimizer where there is one on the CPU: for most since 2.4."""
+    try:
+        return optimizer(parameters, fused=True, **settings)
+    except (RuntimeError, TypeError):
+        return optimizer(parameters, foreach=True, **settings)
+
+
+def prepare(args: argparse.Namespace, build: Callable):
+    """Everything that needs torch, which is imported here: under the environment that makes it fast."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    imported_mb, rank = status_mb("VmRSS"), own_rank()
+    torch.set_num_threads(args.threads)
+    torch.set_flush_denormal(True)
+    torch.manual_seed(rank)
+    net, optimizer, inputs, items = build(args)
+    if args.ranks > 1:
+        dist.init_process_group("gloo", init_method=os.environ["PEER_RENDEZVOUS"], rank=rank, world_size=args.ranks)
+        # Large buckets: with a core per rank there is no idle one for communication to hide on (5 and 25 MB: no
+        # faster).
+        net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True,
+                                                  bucket_cap_mb=100)
+    if args.compile:
+        net = torch.compile(net)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        net(*inputs).backward()
+        optimizer.step()
+
+    def turns() -> Iterator[int]:
+        """How many steps to measure as one. Paced: rank 0 waits for a line, and the others for rank 0's word."""
+        if not args.paced:
+            yield from [1] * args.steps
+            return
+        if rank == 0:
+            print("ready", flush=True)
+        while True:
+            go = torch.tensor(int(sys.stdin.readline() or 0) if rank == 0 else 0)
+            if args.ranks > 1:
+                dist.broadcast(go, 0)
+            if not go:
+                return
+            yield int(go)
+
+    return f"torch {torch.__version__}", imported_mb, items, step, turns
+
+
+def run(args: argparse.Namespace, build: Callable) -> None:
+    """build(args) -> the module that computes a loss, the optimizer, the module's inputs, how many items they are."""
+    env = tuned_environment(args)
+    if args.ranks > 1 and "PEER_RENDEZVOUS" not in os.environ:
+        with tempfile.TemporaryDirectory() as folder:
+            sys.exit(start_ranks(args, env, folder))
+    if env != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.argv], env)
+
+    rank = own_rank()
+    framework, imported_mb, items, step, turns = prepare(args, build)
+    for _ in range(args.warmup):
+        step()
+    step_ms = []
+    for count in turns():
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        step_ms.append((time.perf_counter() - start) * 1e3 / count)
+        if args.paced and rank == 0:
+            print(f"{step_ms[-1]:.4f}", flush=True)
+    if rank != 0:
+        return
+    median = statistics.median(step_ms) if step_ms else None
+    result = {"framework": framework, "step_ms": step_ms, "step_ms_median": median,
+              "items_per_s": args.ranks * items / median * 1e3 if median else None,
+              "peak_rss_mb": status_mb("VmHWM"), "rss_after_import_mb": imported_mb,
+              "ranks": args.ranks, "threads": args.threads, "config": vars(args)}
+    text = json.dumps(result)
+    if args.json:
+        with open(args.json, "w") as file:
+            file.write(text + "\n")
+    elif not args.paced:
+        print(text)
