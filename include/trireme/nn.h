@@ -84,11 +84,40 @@ typedef struct tr_layer_norm_options {
 #define tr_layer_norm(...) TR__NEW1(tr_layer_norm, dim, __VA_ARGS__)
 TR_API tr_module *tr_layer_norm_with(const tr_layer_norm_options *options);
 
+/* Images: [batch, channels, height, width] (see ops.h). */
+typedef struct tr_conv2d_options {
+    size_t size;
+    int64_t in_channels, out_channels;
+    int kernel;        /* height and width */
+    int stride;        /* 0: 1 */
+    int padding;
+    int dilation;      /* 0: 1 */
+    int groups;        /* 0: 1 */
+    bool no_bias;
+    uint64_t seed;     /* weight, bias: uniform(-1/sqrt(fan in), 1/sqrt(fan in)), as PyTorch's */
+    tr_dtype dtype;
+} tr_conv2d_options;
+#define tr_conv2d(...) TR__NEW3(tr_conv2d, in_channels, out_channels, kernel, __VA_ARGS__)
+TR_API tr_module *tr_conv2d_with(const tr_conv2d_options *options);
+
+typedef struct tr_pool2d_layer_options {
+    size_t size;
+    int kernel;
+    int stride;        /* 0: kernel */
+    int padding;
+} tr_pool2d_layer_options;
+#define tr_max_pool2d_layer(...) tr_max_pool2d_layer_with(TR__OPTIONS1(tr_pool2d_layer_options, kernel, __VA_ARGS__))
+TR_API tr_module *tr_max_pool2d_layer_with(const tr_pool2d_layer_options *options);
+
+/* [batch, …] -> [batch, the rest], in the order channels, height, width. */
+TR_API tr_module *tr_flatten_layer(void);
+
 /* Dropout as a module: active in training mode, with numbers from tr_seed() and the module's path; it fails without
  * tr_seed(). */
 TR_API tr_module *tr_dropout_layer(double p);
 /* A module without parameters from a function: tr_activation(tr_gelu). */
 TR_API tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x));
+TR_API tr_module *tr_relu_layer(void);
 /* Runs modules one after the other; takes them over. Children are named "0", "1", … */
 #ifndef __cplusplus
 #define tr_sequential(...) \

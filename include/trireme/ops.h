@@ -91,6 +91,37 @@ typedef struct tr_linear_op_options {
 #define tr_linear_op(...) TR__NEW2(tr_linear_op, x, weight, __VA_ARGS__)
 TR_API tr_tensor *tr_linear_op_with(const tr_linear_op_options *options);
 
+/* ---- Images ------------------------------------------------------------------------------------------------------
+ *
+ * Logically [batch, channels, height, width], as in PyTorch. A convolution's output lies channels-last in memory (its strides
+ * say so), and what follows keeps it there; inputs may lie as they like. tr_reshape() and tr_contiguous() give row-major order.
+ */
+
+typedef struct tr_conv2d_op_options {
+    size_t size;
+    tr_tensor *x;      /* [batch, in, height, width] */
+    tr_tensor *weight; /* [out, in/groups, kernel height, kernel width] */
+    tr_tensor *bias;   /* [out] or NULL */
+    int stride;        /* 0: 1 */
+    int padding;       /* zeros on each side of the image */
+    int dilation;      /* 0: 1, the distance of the kernel's taps */
+    int groups;        /* 0: 1; group g's outputs see the g-th part of the channels only */
+} tr_conv2d_op_options;
+/* -> [batch, out, oh, ow], oh = (height + 2 padding - dilation (kernel height - 1) - 1) / stride + 1 */
+#define tr_conv2d_op(...) TR__NEW2(tr_conv2d_op, x, weight, __VA_ARGS__)
+TR_API tr_tensor *tr_conv2d_op_with(const tr_conv2d_op_options *options);
+
+typedef struct tr_pool2d_options {
+    size_t size;
+    tr_tensor *x; /* [batch, channels, height, width] */
+    int kernel;   /* the window's height and width */
+    int stride;   /* 0: kernel */
+    int padding;  /* on each side, at most half the kernel */
+} tr_pool2d_options;
+/* The largest of each window: tr_max_pool2d(x, 2). Where equal, the first one gets the gradient. */
+#define tr_max_pool2d(...) tr_max_pool2d_with(TR__OPTIONS2(tr_pool2d_options, x, kernel, __VA_ARGS__))
+TR_API tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options);
+
 /* ---- Softmax, losses, norms, embedding --------------------------------------------------------------------------*/
 
 TR_API tr_tensor *tr_softmax(tr_tensor *x, int dim);

@@ -7,8 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* NULL when there is the one input that a layer takes; else the tensor in error to return. */
-static tr_tensor *check_input(const tr_module *self, tr_tensor *const *inputs, int n)
+tr_tensor *tr__check_input(const tr_module *self, tr_tensor *const *inputs, int n)
 {
     if (n == 1 && inputs[0]) return NULL;
     return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n == 1 ? 0 : n);
@@ -26,7 +25,7 @@ typedef struct linear {
 static tr_tensor *linear_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const linear *l = self->state;
-    tr_tensor *failed = check_input(self, inputs, n == 2 ? 1 : n);
+    tr_tensor *failed = tr__check_input(self, inputs, n == 2 ? 1 : n);
     if (failed) return failed;
     tr_tensor *residual = n == 2 ? inputs[1] : NULL;
     return tr_linear_op(inputs[0], l->weight, .bias = l->bias, .residual = residual, .in_out = l->in_out,
@@ -77,7 +76,7 @@ typedef struct embedding {
 static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const embedding *e = self->state;
-    tr_tensor *failed = check_input(self, inputs, n);
+    tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
     return tr_embedding_op(e->weight, inputs[0]);
 }
@@ -109,7 +108,7 @@ typedef struct layer_norm {
 static tr_tensor *layer_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const layer_norm *l = self->state;
-    tr_tensor *failed = check_input(self, inputs, n);
+    tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
     return tr_layer_norm_op(inputs[0], l->weight, l->bias, l->eps);
 }
@@ -137,7 +136,7 @@ typedef struct dropout {
 static tr_tensor *dropout_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const dropout *d = self->state;
-    tr_tensor *failed = check_input(self, inputs, n);
+    tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
     if (self->evaluating || d->p == 0) return inputs[0];
     /* Without a seed every step would drop the same elements, and nobody would notice. */
@@ -165,9 +164,14 @@ typedef struct activation {
 static tr_tensor *activation_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const activation *a = self->state;
-    tr_tensor *failed = check_input(self, inputs, n);
+    tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
     return a->function(inputs[0]);
+}
+
+tr_module *tr_relu_layer(void)
+{
+    return tr_activation(tr_relu);
 }
 
 tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x))
@@ -184,7 +188,7 @@ tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x))
 /* Each module's input is let go when its output is there, so that without a graph only two of them live at a time. */
 static tr_tensor *sequential_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
-    tr_tensor *failed = check_input(self, inputs, n);
+    tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
     if (self->count == 0) return inputs[0];
     tr_tensor *x = tr_keep(inputs[0]);

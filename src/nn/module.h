@@ -54,6 +54,9 @@ tr_status tr__module_walk(tr_module *root, tr__walk *walk);
 tr_module *tr__module_replica(tr_module *module, tr_device device, int64_t first_sample, const tr_tensor_list *parameters,
     tr_tensor **leaves);
 
+/* NULL when there is the one input that a layer takes; else the tensor in error to return. */
+tr_tensor *tr__check_input(const tr_module *self, tr_tensor *const *inputs, int n);
+
 /* Fresh tensors with random values from seed, the same on every machine; drawn and scaled in f32. */
 tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double std);
 tr_tensor *tr__init_uniform(tr_shape shape, tr_dtype dtype, uint64_t seed, double bound); /* [-bound, bound) */

@@ -29,6 +29,16 @@ typedef struct tr__linear_attrs {
     tr_activation_kind activation; /* of x */
 } tr__linear_attrs;
 
+typedef struct tr__conv2d_attrs {
+    int stride, padding, dilation, groups; /* the same for height and width */
+    bool accumulate, accumulate_bias;      /* of the gradients: add to dweight, dbias rather than overwrite */
+} tr__conv2d_attrs;
+
+typedef struct tr__pool2d_attrs {
+    int kernel, stride, padding;
+    int64_t height, width; /* of x, for the gradient */
+} tr__pool2d_attrs;
+
 typedef struct tr__accumulate_attrs {
     bool accumulate;
 } tr__accumulate_attrs;

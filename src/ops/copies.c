@@ -19,7 +19,7 @@ tr_status tr__cat_infer(tr_op_call *call)
                 TR__TEXT(part->shape), TR__TEXT(call->inputs[0]->shape), dim);
         shape.dim[dim] += part->shape.dim[dim];
     }
-    return tr_op_output(call, 0, shape, call->inputs[0]->dtype);
+    return tr__output_like(call, 0, call->inputs[0], shape, call->inputs[0]->dtype);
 }
 
 tr_status tr__cat_forward(tr_op_call *call)
@@ -104,7 +104,8 @@ tr_tensor *tr_contiguous(tr_tensor *x)
 tr_status tr__cast_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
-    return tr_op_output(call, 0, call->inputs[0]->shape, ((const tr__cast_attrs *)call->attrs)->dtype);
+    const tr_tensor *x = call->inputs[0];
+    return tr__output_like(call, 0, x, x->shape, ((const tr__cast_attrs *)call->attrs)->dtype);
 }
 
 tr_status tr__cast_forward(tr_op_call *call)
@@ -129,7 +130,11 @@ tr_status tr__to_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
     const tr_tensor *x = call->inputs[0];
-    call->outputs[0] = tr__tensor_new(x->shape, x->dtype, ((const tr__to_attrs *)call->attrs)->device);
+    tr_device device = ((const tr__to_attrs *)call->attrs)->device;
+    int64_t stride[TR_MAX_DIMS];
+    tr__row_major(x->shape, stride);
+    if (device.kind == tr__device_of(x).kind) tr__strides_like(x, x->shape, stride); /* other kinds take row-major only */
+    call->outputs[0] = tr__tensor_new_strided(x->shape, stride, x->dtype, device);
     call->n_outputs = 1;
     return tr_status_of(call->outputs[0]);
 }

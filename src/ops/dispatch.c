@@ -3,19 +3,49 @@
 
 #include <string.h>
 
+static tr_device device_of_inputs(const tr_op_call *call)
+{
+    for (int i = 0; i < call->n_inputs; i++)
+        if (call->inputs[i]) return tr__device_of(call->inputs[i]);
+    return tr_cpu(0);
+}
+
+static tr_status set_output(tr_op_call *call, int i, tr_tensor *made)
+{
+    call->outputs[i] = made;
+    if (call->n_outputs <= i) call->n_outputs = i + 1;
+    return tr_status_of(made);
+}
+
 tr_status tr_op_output(tr_op_call *call, int i, tr_shape shape, tr_dtype dtype)
 {
     if (i < 0 || i >= TR_OP_MAX_OUTPUTS)
         return tr__fail(TR_INVALID, "%s: output %d: an op has at most %d", call->op->name, i, TR_OP_MAX_OUTPUTS);
-    tr_device device = tr_cpu(0);
-    for (int k = 0; k < call->n_inputs; k++) {
-        if (!call->inputs[k]) continue;
-        device = tr__device_of(call->inputs[k]);
-        break;
-    }
-    call->outputs[i] = tr__tensor_new(shape, dtype, device);
-    if (call->n_outputs <= i) call->n_outputs = i + 1;
-    return tr_status_of(call->outputs[i]);
+    return set_output(call, i, tr__tensor_new(shape, dtype, device_of_inputs(call)));
+}
+
+tr_status tr__output_strided(tr_op_call *call, int i, tr_shape shape, const int64_t *stride, tr_dtype dtype)
+{
+    return set_output(call, i, tr__tensor_new_strided(shape, stride, dtype, device_of_inputs(call)));
+}
+
+tr_status tr__output_like(tr_op_call *call, int i, const tr_tensor *like, tr_shape shape, tr_dtype dtype)
+{
+    int64_t stride[TR_MAX_DIMS];
+    tr__strides_like(like, shape, stride);
+    return tr__output_strided(call, i, shape, stride, dtype);
+}
+
+tr_tensor *tr__staged(tr_tensor *x, tr_dtype dtype, const int64_t *stride, bool values)
+{
+    if (tr__bad(x)) return x;
+    int64_t row_major[TR_MAX_DIMS];
+    tr__row_major(x->shape, row_major);
+    if (!stride) stride = row_major;
+    if (x->dtype == dtype && tr__has_strides(x, stride)) return x;
+    tr_tensor *staged = tr__tensor_new_strided(x->shape, stride, dtype, tr__device_of(x));
+    if (tr__bad(staged) || !values || tr__copy_elements(staged, x) == TR_OK) return staged;
+    return tr__tensor_failed();
 }
 
 static bool is_builtin(const tr_op *op)

@@ -5,6 +5,7 @@
 
 enum { BLOCK = 512, TENSORS = TR__ELEMENTWISE_INPUTS + 1 };
 
+/* The output lies as the first input that has its shape. */
 tr_status tr__elementwise_infer(tr_op_call *call, bool floats)
 {
     for (int i = 1; i < call->n_inputs; i++) TR__TRY(tr__same(call, 0, i));
@@ -12,7 +13,9 @@ tr_status tr__elementwise_infer(tr_op_call *call, bool floats)
     tr_shape shape = call->inputs[0]->shape;
     for (int i = 1; i < call->n_inputs; i++)
         TR__TRY(tr__broadcast(call->op->name, shape, call->inputs[i]->shape, &shape));
-    return tr_op_output(call, 0, shape, call->inputs[0]->dtype);
+    const tr_tensor *like = call->inputs[0];
+    for (int i = 1; i < call->n_inputs && !tr__shape_equal(like->shape, shape); i++) like = call->inputs[i];
+    return tr__output_like(call, 0, like, shape, call->inputs[0]->dtype);
 }
 
 typedef struct job {
@@ -56,7 +59,7 @@ RUN(f32, float, TR_F32)
 RUN(f64, double, TR_F64)
 RUN(i64, int64_t, TR_I64)
 
-/* The same for contiguous tensors of the body's own type: no loop is set up, so that small ops cost little more than
+/* The same for tensors of the body's own type that lie alike, without gaps: no loop is set up, so that small ops cost little more than
  * their numbers. */
 static void run_plain(void *arg, int64_t begin, int64_t end)
 {
@@ -81,10 +84,11 @@ static void run_plain(void *arg, int64_t begin, int64_t end)
 static bool is_plain(const tr_op_call *call)
 {
     const tr_tensor *out = call->outputs[0];
-    if (!tr_is_contiguous(out)) return false;
+    if (!tr__is_dense(out)) return false;
     for (int i = 0; i < call->n_inputs; i++) {
         const tr_tensor *x = call->inputs[i];
-        if (x->dtype != out->dtype || !tr__shape_equal(x->shape, out->shape) || !tr_is_contiguous(x)) return false;
+        if (x->dtype != out->dtype || !tr__shape_equal(x->shape, out->shape) || !tr__has_strides(x, out->stride))
+            return false;
     }
     return true;
 }

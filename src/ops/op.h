@@ -38,6 +38,14 @@ typedef tr_status (*tr__kernel)(tr_op_call *call);
 extern const tr__kernel tr__onednn_kernels[TR__OP_COUNT];
 extern const tr__kernel tr__cpu_kernels[TR__OP_COUNT];
 
+/* For infer: as tr_op_output(), but with dense strides that are given; or with the dimensions in memory in the order of
+ * those of `like`, so that images stay channels-last. */
+tr_status tr__output_strided(tr_op_call *call, int i, tr_shape shape, const int64_t *stride, tr_dtype dtype);
+tr_status tr__output_like(tr_op_call *call, int i, const tr_tensor *like, tr_shape shape, tr_dtype dtype);
+/* For kernels and backward functions: x itself when it is of this dtype and lies with these strides (NULL: row-major), else
+ * a dense tensor that does, outside the graph; with x's values where they are wanted. May be in error. */
+tr_tensor *tr__staged(tr_tensor *x, tr_dtype dtype, const int64_t *stride, bool values);
+
 /* Runs a kernel of op on outputs that exist (no infer, no graph): how backward functions write where they want to. The
  * caller answers for shapes. */
 tr_status tr__run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,

@@ -19,6 +19,22 @@ static void remove_dim(tr__loop *loop, int d)
     loop->shape.ndim--;
 }
 
+/* Puts the dimension of the first tensor's smallest step last, and so on: a channels-last image is written in order. */
+static void sort_dims(tr__loop *loop)
+{
+    for (int d = 1; d < loop->shape.ndim; d++)
+        for (int e = d; e > 0 && loop->stride[0][e - 1] < loop->stride[0][e]; e--) {
+            int64_t size = loop->shape.dim[e];
+            loop->shape.dim[e] = loop->shape.dim[e - 1];
+            loop->shape.dim[e - 1] = size;
+            for (int k = 0; k < loop->n; k++) {
+                int64_t step = loop->stride[k][e];
+                loop->stride[k][e] = loop->stride[k][e - 1];
+                loop->stride[k][e - 1] = step;
+            }
+        }
+}
+
 void tr__loop_init(tr__loop *loop, tr_shape shape, const tr_tensor *const *tensors, int n)
 {
     loop->shape = shape;
@@ -31,6 +47,7 @@ void tr__loop_init(tr__loop *loop, tr_shape shape, const tr_tensor *const *tenso
     }
     for (int d = shape.ndim; d-- > 0;)
         if (loop->shape.dim[d] == 1) remove_dim(loop, d);
+    sort_dims(loop);
     for (int d = loop->shape.ndim - 1; d-- > 0;)
         if (mergeable(loop, d)) {
             loop->shape.dim[d + 1] *= loop->shape.dim[d];
@@ -59,7 +76,7 @@ static void next_run(const tr__loop *loop, int64_t *index, char **at)
     }
 }
 
-/* Elements begin to end in row-major order: whole runs, but for the first and the last. */
+/* Elements begin to end in the order of the loop's dimensions: whole runs, but for the first and the last. */
 static void run_part(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;

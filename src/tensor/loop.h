@@ -1,6 +1,7 @@
 /*
- * A loop over the elements of a shape, with several tensors walked along: broadcast, of any strides. Dimensions that
- * lie one after the other in all of them are taken as one, so contiguous tensors are one run.
+ * A loop over the elements of a shape, with several tensors walked along: broadcast, of any strides. It follows the memory
+ * of the first. Dimensions that lie one after the other in all of them are taken as one, so tensors that are dense in one
+ * order are one run.
  */
 #ifndef TR_TENSOR_LOOP_H
 #define TR_TENSOR_LOOP_H
@@ -10,7 +11,7 @@
 enum { TR__LOOP_TENSORS = 4 };
 
 typedef struct tr__loop {
-    tr_shape shape;   /* merged; at least one dimension */
+    tr_shape shape;   /* sorted and merged; at least one dimension */
     int n;            /* tensors */
     char *base[TR__LOOP_TENSORS];
     tr_dtype dtype[TR__LOOP_TENSORS];

@@ -28,6 +28,51 @@ void tr__row_major(tr_shape shape, int64_t stride[TR_MAX_DIMS])
     }
 }
 
+void tr__channels_last(tr_shape shape, int64_t stride[TR_MAX_DIMS])
+{
+    static const int order[] = {0, 2, 3, 1};
+    tr_shape memory = {.ndim = 4};
+    int64_t step[TR_MAX_DIMS];
+    for (int i = 0; i < 4; i++) memory.dim[i] = shape.dim[order[i]];
+    tr__row_major(memory, step);
+    for (int i = 0; i < 4; i++) stride[order[i]] = step[i];
+}
+
+void tr__strides_like(const tr_tensor *x, tr_shape shape, int64_t stride[TR_MAX_DIMS])
+{
+    int order[TR_MAX_DIMS];
+    tr__row_major(shape, stride);
+    if (x->shape.ndim != shape.ndim || tr_is_contiguous(x)) return;
+    for (int d = 0; d < shape.ndim; d++) {
+        if (x->stride[d] <= 0 && x->shape.dim[d] != 1) return;
+        int at = d;
+        for (; at > 0 && x->stride[order[at - 1]] < x->stride[d]; at--) order[at] = order[at - 1];
+        order[at] = d;
+    }
+    int64_t step = 1;
+    for (int i = shape.ndim; i-- > 0;) {
+        stride[order[i]] = step;
+        step *= shape.dim[order[i]] ? shape.dim[order[i]] : 1;
+    }
+}
+
+bool tr__has_strides(const tr_tensor *x, const int64_t *stride)
+{
+    for (int d = 0; d < x->shape.ndim; d++)
+        if (x->shape.dim[d] != 1 && x->stride[d] != stride[d]) return false;
+    return true;
+}
+
+bool tr__is_dense(const tr_tensor *x)
+{
+    int64_t span = 1, n = 1;
+    for (int d = 0; d < x->shape.ndim; d++) {
+        span += (x->shape.dim[d] - 1) * x->stride[d];
+        n *= x->shape.dim[d];
+    }
+    return n == 0 || span == n;
+}
+
 char *tr_shape_text(tr_shape shape, char text[160])
 {
     int at = snprintf(text, 160, "[");
@@ -101,6 +146,13 @@ static tr_tensor *new_tensor(tr_shape shape, tr_dtype dtype, tr_device device, b
 tr_tensor *tr__tensor_new(tr_shape shape, tr_dtype dtype, tr_device device)
 {
     return new_tensor(shape, dtype, device, false);
+}
+
+tr_tensor *tr__tensor_new_strided(tr_shape shape, const int64_t *stride, tr_dtype dtype, tr_device device)
+{
+    tr_tensor *t = new_tensor(shape, dtype, device, false);
+    if (!tr__bad(t)) memcpy(t->stride, stride, sizeof(int64_t) * (size_t)shape.ndim);
+    return t;
 }
 
 static void become_view(tr_tensor *t, const tr_tensor *x)

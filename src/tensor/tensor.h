@@ -45,6 +45,8 @@ extern const tr__type tr__tensor_type;
 
 /* Uninitialised, row-major. */
 tr_tensor *tr__tensor_new(tr_shape shape, tr_dtype dtype, tr_device device);
+/* The same with other strides, which must be those of a dense tensor: its dimensions in any order, without gaps. */
+tr_tensor *tr__tensor_new_strided(tr_shape shape, const int64_t *stride, tr_dtype dtype, tr_device device);
 /* Another view of x's storage, outside the graph. stride NULL: row-major. */
 tr_tensor *tr__tensor_view(const tr_tensor *x, tr_shape shape, const int64_t *stride, int64_t offset);
 /* The same view, with a reference of the caller's instead of a scope's, outside the graph: how tensors are saved. */
@@ -82,6 +84,15 @@ static inline bool tr__shape_equal(tr_shape a, tr_shape b)
 }
 /* Row-major strides. */
 void tr__row_major(tr_shape shape, int64_t stride[TR_MAX_DIMS]);
+/* Images as convolutions like them: the strides of [n, c, h, w] whose memory is row-major [n, h, w, c]. */
+void tr__channels_last(tr_shape shape, int64_t stride[TR_MAX_DIMS]);
+/* Dense strides for a shape with as many dimensions as x, lying in memory in the order in which x's do; row-major where x
+ * repeats elements or has other dimensions. */
+void tr__strides_like(const tr_tensor *x, tr_shape shape, int64_t stride[TR_MAX_DIMS]);
+/* Does x lie with these strides? Those of dimensions of one element do not count. */
+bool tr__has_strides(const tr_tensor *x, const int64_t *stride);
+/* Has x, none of whose elements coincide, no gaps between them? */
+bool tr__is_dense(const tr_tensor *x);
 /* The shape that a and b broadcast to (NumPy's rule); fails with both in the message. what: the op's name. */
 tr_status tr__broadcast(const char *what, tr_shape a, tr_shape b, tr_shape *out);
 /* Strides with which x is read as if it had shape (0 where it is broadcast). x must be broadcastable to it. */

@@ -17,6 +17,11 @@ targets (I64) and the mask (BOOL, true: may look).
   linear                            in0: x [2,3,4], in1: weight [5,4] as [out, in], in2: bias [5]
   matmul                            in0: a [3,4], in1: b [4,5]
   matmul_broadcast                  in0: a [2,1,3,4], in1: b [5,4,2]
+  conv2d                            in0: x [2,3,6,5], in1: weight [4,3,3,3], in2: bias [4], padding 1
+  conv2d_dilated                    in0: x [2,2,7,8], in1: weight [3,2,3,2], stride 2, padding 2, dilation 2, no bias
+  conv2d_groups                     in0: x [1,4,5,5], in1: weight [6,2,3,3], in2: bias [6], stride 2, groups 2
+  max_pool2d                        in0: x [2,3,5,6], kernel 2
+  max_pool2d_padded                 in0: x [2,3,5,6], kernel 3, stride 2, padding 1
 """
 import os
 from typing import Callable
@@ -69,6 +74,13 @@ def main() -> None:
     record("linear", F.linear, rand(2, 3, 4), rand(5, 4), rand(5))
     record("matmul", torch.matmul, rand(3, 4), rand(4, 5))
     record("matmul_broadcast", torch.matmul, rand(2, 1, 3, 4), rand(5, 4, 2))
+    record("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1), rand(2, 3, 6, 5), rand(4, 3, 3, 3), rand(4))
+    record("conv2d_dilated", lambda x, w: F.conv2d(x, w, stride=2, padding=2, dilation=2), rand(2, 2, 7, 8),
+           rand(3, 2, 3, 2))
+    record("conv2d_groups", lambda x, w, b: F.conv2d(x, w, b, stride=2, groups=2), rand(1, 4, 5, 5), rand(6, 2, 3, 3),
+           rand(6))
+    record("max_pool2d", lambda x: F.max_pool2d(x, 2), rand(2, 3, 5, 6))
+    record("max_pool2d_padded", lambda x: F.max_pool2d(x, 3, 2, 1), rand(2, 3, 5, 6))
     save(os.path.join(os.path.dirname(os.path.abspath(__file__)), "ops.safetensors"), recorded,
          {"torch": torch.__version__, "computed_in": "f64"})
 

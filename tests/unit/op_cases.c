@@ -109,6 +109,35 @@ static tr_tensor *linear_of_relu(tr_tensor *const *in)
     return tr_linear_op(in[0], in[1], .bias = in[2], .activation = TR_RELU);
 }
 
+static tr_tensor *conv(tr_tensor *const *in)
+{
+    return tr_conv2d_op(in[0], in[1], .bias = in[2], .padding = 1);
+}
+
+static tr_tensor *conv_plain(tr_tensor *const *in)
+{
+    return tr_conv2d_op(in[0], in[1]);
+}
+
+static tr_tensor *conv_apart(tr_tensor *const *in)
+{
+    return tr_conv2d_op(in[0], in[1], .stride = 2, .padding = 2, .dilation = 2);
+}
+
+static tr_tensor *conv_groups(tr_tensor *const *in)
+{
+    return tr_conv2d_op(in[0], in[1], .bias = in[2], .stride = 2, .groups = 2);
+}
+
+/* As in a net: each takes the other's output as it lies, and its gradient. */
+static tr_tensor *conv_relu_pool(tr_tensor *const *in)
+{
+    return tr_max_pool2d(tr_relu(tr_conv2d_op(in[0], in[1], .bias = in[2])), 2);
+}
+
+UNARY(max_pool, tr_max_pool2d(x, 2))
+UNARY(max_pool_overlapping, tr_max_pool2d(x, 3, .stride = 2, .padding = 1))
+
 static tr_tensor *attention(tr_tensor *const *in)
 {
     return tr_attention(in[0], in[1], in[2]);
@@ -216,6 +245,15 @@ const op_case op_cases[] = {
                                                   NORMAL(3, 4, 48))},
     {CASE("linear of exact gelu", linear_of_gelu_exact, NORMAL(3, 4, 32), NORMAL_FIXED(16, 32))},
     {CASE("linear of relu",       linear_of_relu, NORMAL(3, 4, 32), NORMAL_FIXED(16, 32), NORMAL_FIXED(16))},
+    {CASE("conv",                 conv,           NORMAL(2, 3, 6, 7), NORMAL_FIXED(5, 3, 3, 3), NORMAL_FIXED(5))},
+    {CASE("conv of one channel",  conv,           NORMAL(2, 1, 9, 9), NORMAL_FIXED(16, 1, 5, 5), NORMAL_FIXED(16))},
+    {CASE("conv 1x1",             conv_plain,     NORMAL(2, 16, 4, 3), NORMAL_FIXED(24, 16, 1, 1))},
+    {CASE("conv of taps apart",   conv_apart,     NORMAL(2, 4, 9, 8), NORMAL_FIXED(8, 4, 3, 2))},
+    {CASE("conv in groups",       conv_groups,    NORMAL(2, 4, 7, 6), NORMAL_FIXED(6, 2, 3, 3), NORMAL_FIXED(6))},
+    {CASE("conv, relu, pool",     conv_relu_pool, NORMAL(2, 3, 9, 8), NORMAL_FIXED(6, 3, 3, 3), NORMAL_FIXED(6))},
+    {CASE("max pool",             max_pool,       NORMAL(2, 3, 7, 6))},
+    {CASE("max pool overlapping", max_pool_overlapping, NORMAL(2, 20, 6, 5))},
+    {CASE("max pool equal",       max_pool_overlapping, GRID(2, 9, 6, 5)), .kinked = true},
     {CASE("attention",            attention,      NORMAL(2, 2, 3, 8), NORMAL(2, 2, 5, 8), NORMAL(2, 2, 5, 8))},
     {CASE("attention causal",     attention_causal, NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16))},
     {CASE("attention masked",     attention_masked, NORMAL(2, 2, 7, 4), NORMAL(2, 2, 5, 4), NORMAL(2, 2, 5, 4),

@@ -60,6 +60,34 @@ static void dtypes_that_do_not_fit(void **state)
     expect(tr_cast(x, TR_DTYPE_COUNT), TR_DTYPE, "8 is no dtype");
 }
 
+static void images_that_do_not_fit(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(2, 4, 5, 6)), *w = ones(TR_SHAPE(8, 4, 3, 3)), *d = tr_ones(TR_SHAPE(8), .dtype = TR_F64);
+    expect(tr_conv2d_op(ones(TR_SHAPE(4, 5, 6)), w), TR_SHAPE,
+        "conv2d: x is [4, 5, 6]: it must be [batch, channels, height, width]");
+    expect(tr_conv2d_op(x, ones(TR_SHAPE(8, 4))), TR_SHAPE, "conv2d: weight is [8, 4]: it must be [out channels");
+    expect(tr_conv2d_op(x, ones(TR_SHAPE(8, 3, 3, 3))), TR_SHAPE,
+        "conv2d: x [2, 4, 5, 6] has 4 channels, weight [8, 3, 3, 3] takes 3 (3 in each of 1 groups)");
+    expect(tr_conv2d_op(x, ones(TR_SHAPE(7, 2, 3, 3)), .groups = 2), TR_SHAPE,
+        "conv2d: the 7 output channels of weight [7, 2, 3, 3] do not divide into 2 groups");
+    expect(tr_conv2d_op(x, w, .bias = ones(TR_SHAPE(7))), TR_SHAPE, "conv2d: bias [7] does not fit weight [8, 4, 3, 3]");
+    expect(tr_conv2d_op(x, w, .bias = d), TR_DTYPE, "conv2d: dtypes differ");
+    expect(tr_conv2d_op(x, w, .dilation = 3), TR_SHAPE,
+        "conv2d: the kernel of weight [8, 4, 3, 3] does not fit into the images of x [2, 4, 5, 6], with padding 0 and "
+        "dilation 3");
+    expect(tr_conv2d_op(x, w, .stride = -1), TR_INVALID, "conv2d: stride -1, dilation 1 and groups 1 must be positive");
+    expect(tr_conv2d_op(NULL, w), TR_INVALID, "conv2d: input 0 is NULL");
+    expect(tr_conv2d_op(x, NULL), TR_INVALID, "conv2d: input 1 is NULL");
+    expect(tr_max_pool2d(ones(TR_SHAPE(5, 6)), 2), TR_SHAPE, "max_pool2d: x is [5, 6]: it must be [batch");
+    expect(tr_max_pool2d(x, 0), TR_INVALID, "max_pool2d: kernel 0 and stride 0 must be positive");
+    expect(tr_max_pool2d(x, 3, .padding = 2), TR_INVALID, "max_pool2d: padding 2 must be 0 to 1, half the kernel");
+    expect(tr_max_pool2d(x, 6), TR_SHAPE,
+        "max_pool2d: a window of 6 x 6 does not fit into the images of x [2, 4, 5, 6], with padding 0");
+    expect(tr_max_pool2d(tr_ones(TR_SHAPE(1, 1, 2, 2), .dtype = TR_I64), 2), TR_DTYPE, "max_pool2d: input 0 is i64");
+}
+
 static void missing_inputs(void **state)
 {
     (void)state;
@@ -207,6 +235,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_that_do_not_broadcast),
         cmocka_unit_test(dtypes_that_do_not_fit),
+        cmocka_unit_test(images_that_do_not_fit),
         cmocka_unit_test(missing_inputs),
         cmocka_unit_test(dimensions_that_are_not_there),
         cmocka_unit_test(shapes_that_do_not_fit),

@@ -26,6 +26,17 @@ static tr_tensor *cross_entropy(tr_tensor **in) { return tr_cross_entropy(in[0],
 static tr_tensor *embedding(tr_tensor **in) { return tr_embedding_op(in[0], in[1]); }
 static tr_tensor *linear(tr_tensor **in) { return tr_linear_op(in[0], in[1], .bias = in[2]); }
 static tr_tensor *matmul(tr_tensor **in) { return tr_matmul(in[0], in[1]); }
+static tr_tensor *conv2d(tr_tensor **in) { return tr_conv2d_op(in[0], in[1], .bias = in[2], .padding = 1); }
+static tr_tensor *conv2d_dilated(tr_tensor **in)
+{
+    return tr_conv2d_op(in[0], in[1], .stride = 2, .padding = 2, .dilation = 2);
+}
+static tr_tensor *conv2d_groups(tr_tensor **in)
+{
+    return tr_conv2d_op(in[0], in[1], .bias = in[2], .stride = 2, .groups = 2);
+}
+static tr_tensor *max_pool2d(tr_tensor **in) { return tr_max_pool2d(in[0], 2); }
+static tr_tensor *max_pool2d_padded(tr_tensor **in) { return tr_max_pool2d(in[0], 3, .stride = 2, .padding = 1); }
 
 static const struct {
     const char *name;
@@ -46,6 +57,11 @@ static const struct {
     {"linear", linear},
     {"matmul", matmul},
     {"matmul_broadcast", matmul},
+    {"conv2d", conv2d},
+    {"conv2d_dilated", conv2d_dilated},
+    {"conv2d_groups", conv2d_groups},
+    {"max_pool2d", max_pool2d},
+    {"max_pool2d_padded", max_pool2d_padded},
 };
 
 static tr_tensor_list *recorded(void)

@@ -120,6 +120,18 @@ static void check_rows(int table, int64_t rows, int64_t n)
     CHECK(layer_norm_grad, &norm, g, x, NULL, outputs[1], outputs[2]);
 }
 
+/* Images of c channels. */
+static void check_images(int table, int64_t c)
+{
+    tr_tensor *x = tr_randn(1, TR_SHAPE(2, c, 5, 6)), *outputs[TR_OP_MAX_OUTPUTS];
+    for (int padding = 0; padding < 2; padding++) {
+        tr__pool2d_attrs pool = {.kernel = 3, .stride = 2, .padding = padding, .height = 5, .width = 6};
+        CHECK(max_pool2d, &pool, x);
+        tr_tensor *y = tr_apply(tr__op(max_pool2d), &pool, &x, 1, outputs);
+        CHECK(max_pool2d_grad, &pool, tr_randn(2, tr_shape_of(y)), outputs[1]);
+    }
+}
+
 static void every_table_agrees_with_the_reference(void **state)
 {
     (void)state;
@@ -128,6 +140,7 @@ static void every_table_agrees_with_the_reference(void **state)
         for (int64_t n = 1; n <= 70; n += n < 36 ? 1 : 17) {
             TR_SCOPE;
             check_elementwise(table, TR_SHAPE(2, n));
+            check_images(table, n);
             check_rows(table, 3, n);
         }
         TR_SCOPE;

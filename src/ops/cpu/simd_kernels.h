@@ -4,6 +4,7 @@
 #include "ops/cpu/simd_elementwise.h"
 #include "ops/cpu/simd_embedding.h"
 #include "ops/cpu/simd_norm.h"
+#include "ops/cpu/simd_pool.h"
 #include "ops/cpu/simd_reduce.h"
 #include "ops/cpu/simd_softmax.h"
 

@@ -17,4 +17,7 @@ const tr__kernel tr__onednn_kernels[TR__OP_COUNT] = {
     [TR__OP_linear] = product,
     [TR__OP_linear_grad_input] = product,
     [TR__OP_linear_grad_weight] = product,
+    [TR__OP_conv2d] = tr__onednn_convolution,
+    [TR__OP_conv2d_grad_input] = tr__onednn_convolution,
+    [TR__OP_conv2d_grad_weight] = tr__onednn_convolution,
 };

@@ -5,5 +5,7 @@
 #include "ops/product.h"
 
 tr_status tr__onednn_product(const tr__product *p, tr_device device);
+/* conv2d, conv2d_grad_input, conv2d_grad_weight. */
+tr_status tr__onednn_convolution(tr_op_call *call);
 
 #endif

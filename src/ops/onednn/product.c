@@ -43,7 +43,7 @@ typedef struct tasks {
     tr_device device;
     bool by_rows;
     int64_t splits;         /* of one product */
-    tr__matmul *matmul[2];  /* not for f32: of a full task, and of the last one of a product */
+    tr__primitive *matmul[2]; /* not for f32: of a full task, and of the last one of a product */
     atomic_int status;      /* of oneDNN */
 } tasks;
 
@@ -86,11 +86,11 @@ static dnnl_status_t run_f32(const tasks *work, const block *t)
         (const float *)t->b, work->b.ld, beta, (float *)t->c, work->c.ld);
 }
 
-static tr_status get_matmul(const tasks *work, int64_t task, tr__matmul **matmul)
+static tr_status get_matmul(const tasks *work, int64_t task, tr__primitive **matmul)
 {
     const tr__product *p = work->p;
     block t = block_of(work, task);
-    tr__matmul_key key = {t.m, t.n, t.k, .c_row = work->c.ld, .dtype = p->a.dtype, .with_bias = t.bias != NULL};
+    tr__matmul key = {t.m, t.n, t.k, .c_row = work->c.ld, .dtype = p->a.dtype, .with_bias = t.bias != NULL};
     key.a_row = offset(work->a, 1, 0);
     key.a_column = offset(work->a, 0, 1);
     key.b_row = offset(work->b, 1, 0);
@@ -101,14 +101,14 @@ static tr_status get_matmul(const tasks *work, int64_t task, tr__matmul **matmul
 
 static dnnl_status_t run_half(const tasks *work, const block *t, bool last)
 {
-    const tr__matmul *matmul = work->matmul[last];
+    const tr__primitive *matmul = work->matmul[last];
     const tr__device_table *device = tr__device(work->device.kind);
     for (int64_t i = 0; t->residual && i < t->m; i++) /* which the product is then added to */
         memcpy(t->c + 2 * i * work->c.ld, t->residual + 2 * i * t->residual_row, 2 * (size_t)t->n);
-    size_t bytes = tr__matmul_scratch(matmul);
+    size_t bytes = tr__primitive_scratch(matmul);
     void *scratch = bytes ? device->alloc(work->device.index, bytes) : NULL;
     if (bytes && !scratch) return dnnl_out_of_memory;
-    dnnl_status_t status = tr__matmul_run(matmul, t->a, t->b, t->bias, t->c, scratch);
+    dnnl_status_t status = tr__primitive_run(matmul, (const void *[]){t->a, t->b, t->c, t->bias}, scratch);
     if (scratch) device->free(work->device.index, scratch, bytes);
     return status;
 }
@@ -159,6 +159,6 @@ tr_status tr__onednn_product(const tr__product *p, tr_device device)
         tr__pool_for(tr__cpu_pool(device), p->c_batch.n * work.splits, 1, run_tasks, &work);
         status = tr__onednn_fail((dnnl_status_t)work.status, "matrix product");
     }
-    for (int i = 0; i < 2; i++) tr__matmul_unref(work.matmul[i]);
+    for (int i = 0; i < 2; i++) tr__primitive_unref(work.matmul[i]);
     return status;
 }

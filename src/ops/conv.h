@@ -1,0 +1,17 @@
+/* The sizes of a convolution, as all its kernels see them. */
+#ifndef TR_OPS_CONV_H
+#define TR_OPS_CONV_H
+
+#include "ops/op.h"
+
+typedef struct tr__conv2d {
+    int64_t n, c, h, w; /* x: [n, c, h, w] */
+    int64_t k, kh, kw;  /* weight: [k, c/groups, kh, kw], bias: [k] */
+    int64_t oh, ow;     /* y: [n, k, oh, ow] */
+    int64_t groups, stride, padding, dilation;
+} tr__conv2d;
+
+/* The convolution that a call of conv2d, conv2d_grad_input or conv2d_grad_weight asks for. The last one's outputs[0] is there. */
+tr__conv2d tr__conv2d_of(const tr_op_call *call);
+
+#endif

@@ -1,0 +1,112 @@
+/* Pooling, on channels-last images: a vector holds channels of one place. What lies otherwise is brought there first. */
+#ifndef TR_OPS_CPU_SIMD_POOL_H
+#define TR_OPS_CPU_SIMD_POOL_H
+
+#include "ops/cpu/simd_rows.h"
+#include "ops/pool.h"
+
+typedef struct pool_job {
+    tr__pool2d s;
+    float *x, *y;   /* [n, h, w, c], [n, oh, ow, c]; or their gradients */
+    int32_t *at;    /* [n, oh, ow, c] */
+} pool_job;
+
+static inline veci pool_all(int64_t place)
+{
+    return (veci){0} + (int32_t)place;
+}
+
+/* m channels of a window: its largest, the first of those, and where it is. */
+static inline vec pool_largest(const pool_job *j, const float *image, tr__window rows, tr__window columns, int64_t m,
+                               veci *where)
+{
+    const tr__pool2d *s = &j->s;
+    int64_t first = rows.begin * s->w + columns.begin;
+    vec top = load_lanes(image + first * s->c, m);
+    *where = pool_all(first);
+    for (int64_t iy = rows.begin; iy < rows.end; iy++)
+        for (int64_t ix = columns.begin; ix < columns.end; ix++) {
+            int64_t place = iy * s->w + ix;
+            vec value = load_lanes(image + place * s->c, m);
+            veci larger = ~(veci)(value <= top) & (veci)(top == top); /* or the first NaN */
+            top = (vec)((larger & (veci)value) | (~larger & (veci)top));
+            *where = (larger & pool_all(place)) | (~larger & *where);
+        }
+    return top;
+}
+
+/* Rows of outputs, of all images. */
+static void max_pool_rows(void *arg, int64_t begin, int64_t end)
+{
+    const pool_job *j = arg;
+    const tr__pool2d *s = &j->s;
+    for (int64_t row = begin; row < end; row++) {
+        const float *image = j->x + row / s->oh * s->h * s->w * s->c;
+        tr__window rows = tr__pool2d_window(s, row % s->oh, s->h);
+        for (int64_t ox = 0; ox < s->ow; ox++) {
+            tr__window columns = tr__pool2d_window(s, ox, s->w);
+            int64_t out = (row * s->ow + ox) * s->c;
+            FOR_VECTORS(s->c,
+                veci where;
+                store_lanes(j->y + out + i, pool_largest(j, image + i, rows, columns, m, &where), m);
+                memcpy(j->at + out + i, &where, sizeof(int32_t) * (size_t)m););
+        }
+    }
+}
+
+static void max_pool_grad_images(void *arg, int64_t begin, int64_t end)
+{
+    const pool_job *j = arg;
+    const tr__pool2d *s = &j->s;
+    int64_t plane = s->oh * s->ow * s->c;
+    for (int64_t image = begin; image < end; image++) {
+        float *dx = j->x + image * s->h * s->w * s->c;
+        memset(dx, 0, sizeof *dx * (size_t)(s->h * s->w * s->c));
+        for (int64_t o = image * plane; o < (image + 1) * plane; o += s->c)
+            for (int64_t c = 0; c < s->c; c++) dx[j->at[o + c] * s->c + c] += j->y[o + c];
+    }
+}
+
+static tr_tensor *pool_staged(tr_tensor *t, tr_dtype dtype, bool values)
+{
+    int64_t stride[TR_MAX_DIMS];
+    tr__channels_last(t->shape, stride);
+    return tr__staged(t, dtype, stride, values);
+}
+
+static tr_status pool_bring_back(tr_tensor *to, const tr_tensor *staged)
+{
+    return to == staged ? TR_OK : tr__copy_elements(to, staged);
+}
+
+static tr_status max_pool2d_kernel(tr_op_call *call)
+{
+    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    TR_SCOPE;
+    tr_tensor *x = pool_staged(call->inputs[0], TR_F32, true), *y = pool_staged(call->outputs[0], TR_F32, false),
+              *at = pool_staged(call->outputs[1], TR_I32, false);
+    TR__TRY(tr_status_of(x));
+    TR__TRY(tr_status_of(y));
+    TR__TRY(tr_status_of(at));
+    pool_job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), tr__ptr(at)};
+    int64_t work = j.s.ow * j.s.c * j.s.kernel * j.s.kernel;
+    tr__pool_for(tr__pool_of(x), j.s.n * j.s.oh, tr__row_grain(work), max_pool_rows, &j);
+    TR__TRY(pool_bring_back(call->outputs[0], y));
+    return pool_bring_back(call->outputs[1], at);
+}
+
+static tr_status max_pool2d_grad_kernel(tr_op_call *call)
+{
+    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    TR_SCOPE;
+    tr_tensor *g = pool_staged(call->inputs[0], TR_F32, true), *at = pool_staged(call->inputs[1], TR_I32, true),
+              *dx = pool_staged(call->outputs[0], TR_F32, false);
+    TR__TRY(tr_status_of(g));
+    TR__TRY(tr_status_of(at));
+    TR__TRY(tr_status_of(dx));
+    pool_job j = {tr__pool2d_of(dx, g, call->attrs), tr__ptr(dx), tr__ptr(g), tr__ptr(at)};
+    tr__pool_for(tr__pool_of(g), j.s.n, tr__row_grain(j.s.h * j.s.w * j.s.c), max_pool_grad_images, &j);
+    return pool_bring_back(call->outputs[0], dx);
+}
+
+#endif

@@ -1,0 +1,160 @@
+/* Pooling of images: each output looks at a window of its channel. What comes out lies in memory as x does. */
+#include "ops/pool.h"
+
+#include "ops/family.h"
+
+#include <string.h>
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+static tr_status check_windows(const tr_op_call *call)
+{
+    const tr__pool2d_attrs *a = call->attrs;
+    TR__TRY(tr__float_input(call, 0));
+    const tr_tensor *x = call->inputs[0];
+    const char *name = call->op->name;
+    if (x->shape.ndim != 4)
+        return tr__fail(TR_SHAPE, "%s: x is %s: it must be [batch, channels, height, width]", name, TR__TEXT(x->shape));
+    if (a->kernel < 1 || a->stride < 1)
+        return tr__fail(TR_INVALID, "%s: kernel %d and stride %d must be positive", name, a->kernel, a->stride);
+    if (a->padding < 0 || a->padding > a->kernel / 2)
+        return tr__fail(TR_INVALID, "%s: padding %d must be 0 to %d, half the kernel", name, a->padding, a->kernel / 2);
+    return TR_OK;
+}
+
+/* The shape of y, refused where no window fits. */
+static tr_status pooled_shape(const tr_op_call *call, tr_shape *out)
+{
+    const tr__pool2d_attrs *a = call->attrs;
+    TR__TRY(check_windows(call));
+    tr_shape x = call->inputs[0]->shape, y = x;
+    for (int d = 2; d < 4; d++) {
+        int64_t room = x.dim[d] + 2 * (int64_t)a->padding - a->kernel;
+        if (room < 0)
+            return tr__fail(TR_SHAPE, "%s: a window of %d x %d does not fit into the images of x %s, with padding %d",
+                call->op->name, a->kernel, a->kernel, TR__TEXT(x), a->padding);
+        y.dim[d] = room / a->stride + 1;
+    }
+    *out = y;
+    return TR_OK;
+}
+
+tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr__pool2d_attrs *a)
+{
+    return (tr__pool2d){
+        .n = x->shape.dim[0], .c = x->shape.dim[1], .h = x->shape.dim[2], .w = x->shape.dim[3],
+        .oh = y->shape.dim[2], .ow = y->shape.dim[3],
+        .kernel = a->kernel, .stride = a->stride, .padding = a->padding,
+    };
+}
+
+/* ---- max_pool2d ---------------------------------------------------------------------------------------------------- */
+
+tr_status tr__max_pool2d_infer(tr_op_call *call)
+{
+    tr_shape shape;
+    TR__TRY(pooled_shape(call, &shape));
+    const tr_tensor *x = call->inputs[0];
+    if (x->shape.dim[2] * x->shape.dim[3] > INT32_MAX)
+        return tr__fail(TR_SHAPE, "max_pool2d: the images of x %s have more than 2^31 places", TR__TEXT(x->shape));
+    TR__TRY(tr__output_like(call, 0, x, shape, x->dtype));
+    return tr__output_like(call, 1, x, shape, TR_I32);
+}
+
+tr_status tr__max_pool2d_grad_infer(tr_op_call *call)
+{
+    const tr__pool2d_attrs *a = call->attrs;
+    tr_shape shape = call->inputs[1]->shape;
+    shape.dim[2] = a->height;
+    shape.dim[3] = a->width;
+    return tr__output_like(call, 0, call->inputs[1], shape, call->inputs[0]->dtype);
+}
+
+/* Row-major planes, one per image and channel. */
+typedef struct job {
+    tr__pool2d s;
+    double *x, *y;
+    int32_t *at;
+} job;
+
+/* The first of the largest; NaN is larger than all. */
+static int64_t largest_in(const tr__pool2d *s, const double *x, int64_t oy, int64_t ox)
+{
+    tr__window rows = tr__pool2d_window(s, oy, s->h), columns = tr__pool2d_window(s, ox, s->w);
+    int64_t best = rows.begin * s->w + columns.begin;
+    for (int64_t i = rows.begin; i < rows.end; i++)
+        for (int64_t k = columns.begin; k < columns.end; k++) {
+            double top = x[best], value = x[i * s->w + k];
+            if (!(value <= top) && top == top) best = i * s->w + k;
+        }
+    return best;
+}
+
+static void max_planes(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    const tr__pool2d *s = &j->s;
+    for (int64_t plane = begin; plane < end; plane++) {
+        const double *x = j->x + plane * s->h * s->w;
+        for (int64_t o = 0; o < s->oh * s->ow; o++) {
+            int64_t best = largest_in(s, x, o / s->ow, o % s->ow);
+            j->y[plane * s->oh * s->ow + o] = x[best];
+            j->at[plane * s->oh * s->ow + o] = (int32_t)best;
+        }
+    }
+}
+
+tr_status tr__max_pool2d_forward(tr_op_call *call)
+{
+    TR_SCOPE;
+    tr_tensor *x = tr__staged(call->inputs[0], TR_F64, NULL, true), *y = tr__staged(call->outputs[0], TR_F64, NULL, false),
+              *at = tr__staged(call->outputs[1], TR_I32, NULL, false);
+    TR__TRY(tr_status_of(x));
+    TR__TRY(tr_status_of(y));
+    TR__TRY(tr_status_of(at));
+    job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), tr__ptr(at)};
+    tr__pool_for(tr__pool_of(x), j.s.n * j.s.c, 1, max_planes, &j);
+    if (y != call->outputs[0]) TR__TRY(tr__copy_elements(call->outputs[0], y));
+    return at != call->outputs[1] ? tr__copy_elements(call->outputs[1], at) : TR_OK;
+}
+
+static void max_grad_planes(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    const tr__pool2d *s = &j->s;
+    for (int64_t plane = begin; plane < end; plane++) {
+        double *dx = j->x + plane * s->h * s->w;
+        memset(dx, 0, sizeof *dx * (size_t)(s->h * s->w));
+        for (int64_t o = plane * s->oh * s->ow; o < (plane + 1) * s->oh * s->ow; o++) dx[j->at[o]] += j->y[o];
+    }
+}
+
+tr_status tr__max_pool2d_grad_forward(tr_op_call *call)
+{
+    TR_SCOPE;
+    tr_tensor *g = tr__staged(call->inputs[0], TR_F64, NULL, true), *at = tr__staged(call->inputs[1], TR_I32, NULL, true),
+              *dx = tr__staged(call->outputs[0], TR_F64, NULL, false);
+    TR__TRY(tr_status_of(g));
+    TR__TRY(tr_status_of(at));
+    TR__TRY(tr_status_of(dx));
+    job j = {tr__pool2d_of(dx, g, call->attrs), tr__ptr(dx), tr__ptr(g), tr__ptr(at)};
+    tr__pool_for(tr__pool_of(g), j.s.n * j.s.c, 1, max_grad_planes, &j);
+    return dx != call->outputs[0] ? tr__copy_elements(call->outputs[0], dx) : TR_OK;
+}
+
+tr_status tr__max_pool2d_backward(tr_backward_call *call)
+{
+    tr__pool2d_attrs attrs = *(const tr__pool2d_attrs *)call->attrs;
+    tr_shape x = tr__input_shape(call, 0);
+    attrs.height = x.dim[2];
+    attrs.width = x.dim[3];
+    tr_tensor *inputs[] = {call->grad_outputs[0], call->outputs[1]};
+    call->grad_inputs[0] = tr_apply(tr__op(max_pool2d_grad), &attrs, inputs, 2, NULL);
+    return TR_OK;
+}
+
+tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *o)
+{
+    tr__pool2d_attrs attrs = {.kernel = o->kernel, .stride = o->stride ? o->stride : o->kernel, .padding = o->padding};
+    return tr_apply(tr__op(max_pool2d), &attrs, (tr_tensor *[]){o->x}, 1, NULL);
+}

@@ -1,0 +1,198 @@
+/* Images: where convolutions, poolings and what stands between them put their elements, and the modules for images. */
+#include "ops/conv.h"
+#include "ops/onednn/kernels.h"
+
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static bool is_channels_last(const tr_tensor *t)
+{
+    int64_t stride[TR_MAX_DIMS];
+    tr__channels_last(tr_shape_of(t), stride);
+    return tr__has_strides(t, stride);
+}
+
+static void assert_says(const void *object, tr_status status, const char *part)
+{
+    assert_int_equal(tr_status_of(object), status);
+    if (!strstr(tr_error_message(), part)) fail_msg("\"%s\" lacks \"%s\"", tr_error_message(), part);
+}
+
+static tr_tensor *image(int64_t n, int64_t c, int64_t h, int64_t w)
+{
+    return tr_randn(1, TR_SHAPE(n, c, h, w));
+}
+
+static void a_net_stays_channels_last(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_require_grad(image(2, 3, 8, 8)), *w = tr_require_grad(tr_randn(2, TR_SHAPE(4, 3, 3, 3)));
+    tr_tensor *y = tr_conv2d_op(x, w, .padding = 1);
+    assert_true(is_channels_last(y) && !tr_is_contiguous(y));
+    tr_tensor *steps[] = {tr_relu(y), tr_add(tr_affine(y, 2, 1), y), tr_max_pool2d(y, 2), tr_cast(y, TR_BF16),
+        tr_to(y, tr_cpu(1)), tr_cat((tr_tensor *[]){y, y}, 2, 1), tr_mul(y, tr_ones(TR_SHAPE(4, 1, 1)))};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        if (!is_channels_last(steps[i])) fail_msg("step %zu is not channels-last", i);
+    /* And row-major images stay so. */
+    assert_true(tr_is_contiguous(tr_relu(x)) && tr_is_contiguous(tr_max_pool2d(x, 2)));
+    assert_true(tr_is_contiguous(tr_reshape(y, TR_SHAPE(2, -1))));
+}
+
+static void flattening_gives_the_order_of_the_shape(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = image(2, 3, 4, 5), *eye = tr_zeros(TR_SHAPE(3, 3, 1, 1));
+    for (int i = 0; i < 3; i++) ((float *)tr_data(eye))[4 * i] = 1;
+    tr_tensor *y = tr_conv2d_op(x, eye); /* x, channels-last */
+    tr_tensor *flat = tr_forward(tr_flatten_layer(), y);
+    assert_int_equal(tr_size(flat, 1), 60);
+    assert_memory_equal(tr_data(flat), tr_data(x), 120 * sizeof(float));
+}
+
+/* Gradients lie as what they are the gradients of. */
+static void gradients_lie_as_their_inputs(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *w = tr_randn(2, TR_SHAPE(4, 3, 3, 3)), *g = image(2, 4, 6, 6), *dx;
+    int64_t stride[TR_MAX_DIMS];
+    tr_tensor *x = image(2, 3, 8, 8);
+    tr__channels_last(tr_shape_of(x), stride);
+    tr_tensor *last = tr__staged(x, TR_F32, stride, true);
+    assert_true(last != x && tr__staged(last, TR_F32, stride, true) == last);
+    for (int k = 0; k < 2; k++) {
+        tr_tensor *in = tr_require_grad(tr_detach(k ? last : x));
+        tr_tensor *y = tr_affine(in, 1, 0); /* so that the gradient arrives at a node, not at a leaf */
+        tr_tensor *out = tr_conv2d_op(y, w);
+        TR_CHECK(tr_backward(out, .gradient = g));
+        dx = tr_grad(in);
+        assert_true(tr_is_contiguous(dx)); /* a leaf's always is */
+    }
+    tr__conv2d_attrs attrs = {.stride = 1, .dilation = 1, .groups = 1};
+    tr_tensor *into = tr__tensor_new_strided(tr_shape_of(x), stride, TR_F32, tr_cpu(0));
+    TR_CHECK(tr__run(tr__op(conv2d_grad_input), &attrs, (tr_tensor *[]){g, w}, 2, &into, 1));
+    for (int64_t i = 0; i < 3; i++) { /* the same numbers, whatever their order */
+        tr_tensor *a = tr_contiguous(into);
+        assert_true(fabs((double)((float *)tr_data(a))[i * 50] - (double)((float *)tr_data(dx))[i * 50]) < 1e-5);
+    }
+}
+
+/* Heavy convolutions must never fall to an implementation that is a hundred times slower than the others. */
+static void onednn_takes_what_nets_begin_with(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t c, size, k, kernel;
+        int stride, padding, groups;
+    } cases[] = {
+        {1, 28, 6, 5, 1, 2, 1}, {1, 28, 32, 3, 1, 0, 1}, {3, 32, 16, 3, 1, 1, 1}, {3, 64, 64, 7, 2, 3, 1},
+        {6, 14, 16, 5, 1, 0, 1}, {20, 9, 50, 5, 1, 0, 1}, {16, 8, 32, 1, 2, 0, 1}, {16, 8, 16, 3, 1, 1, 16},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        TR_SCOPE;
+        int64_t c = cases[i].c, k = cases[i].k, size = cases[i].size, kernel = cases[i].kernel;
+        tr__conv2d_attrs attrs = {cases[i].stride, cases[i].padding, 1, cases[i].groups, false, false};
+        tr_tensor *x = image(2, c, size, size), *w = tr_randn(2, TR_SHAPE(k, c / attrs.groups, kernel, kernel));
+        tr_tensor *outputs[2] = {NULL}, *bias = tr_zeros(TR_SHAPE(k)), *dx = image(2, c, size, size);
+        tr_op_call forward = {tr__op(conv2d), &attrs, 3, 0, (tr_tensor *[]){x, w, bias}, outputs};
+        TR_CHECK(forward.op->infer(&forward));
+        if (tr__onednn_convolution(&forward) == TR__DECLINED) fail_msg("case %zu: the convolution is declined", i);
+        tr_tensor *g = outputs[0];
+        tr_op_call input = {tr__op(conv2d_grad_input), &attrs, 2, 1, (tr_tensor *[]){g, w}, &dx};
+        if (tr__onednn_convolution(&input) == TR__DECLINED) fail_msg("case %zu: the gradient of x is declined", i);
+        tr_op_call weight = {tr__op(conv2d_grad_weight), &attrs, 2, 2, (tr_tensor *[]){g, x}, (tr_tensor *[]){w, bias}};
+        if (tr__onednn_convolution(&weight) == TR__DECLINED) fail_msg("case %zu: the gradient of weight is declined", i);
+    }
+}
+
+/* Into an arena, after another backward: gradients are added to. */
+static void gradients_add_up_in_an_arena(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_conv2d(2, 3, 3, .seed = 4);
+    tr_tensor_list *parameters = tr_parameters(net);
+    tr_optimizer *sgd = tr_sgd(parameters, .lr = 0.1);
+    TR_CHECK(tr_status_of(sgd));
+    double first[2];
+    for (int pass = 0; pass < 2; pass++) {
+        TR_CHECK(tr_backward(tr_sum(tr_forward(net, image(2, 2, 6, 6)))));
+        for (int i = 0; i < 2; i++) {
+            double got = (double)((float *)tr_data(tr_grad(tr_list_at(parameters, i))))[1];
+            if (pass == 0) first[i] = got;
+            else assert_true(fabs(got - 2 * first[i]) <= 1e-4 * (1 + fabs(got)));
+        }
+    }
+}
+
+static void nan_is_the_largest(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    for (int k = 0; k < 2; k++) {
+        tr_tensor *x = tr_full(-INFINITY, TR_SHAPE(1, 9, 2, 4), .dtype = k ? TR_F64 : TR_F32);
+        tr_tensor *place = tr_slice(tr_slice(tr_slice(x, 1, 3, 4), 2, 1, 2), 3, 0, 1);
+        TR_CHECK(tr_fill(place, (double)NAN));
+        tr_tensor *y = tr_contiguous(tr_cast(tr_max_pool2d(x, 2), TR_F64));
+        for (int i = 0; i < 18; i++) {
+            double v = ((double *)tr_data(y))[i];
+            assert_true(i == 6 ? v != v : isinf(v) && v < 0);
+        }
+    }
+}
+
+static void modules_start_as_pytorchs(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *conv = tr_conv2d(4, 8, 3, .stride = 2, .padding = 1, .groups = 2, .seed = 1);
+    tr_tensor_list *list = tr_state_dict(conv);
+    tr_tensor *weight = tr_list_find(list, "weight"), *bias = tr_list_find(list, "bias");
+    char text[160];
+    assert_string_equal(tr_shape_text(tr_shape_of(weight), text), "[8, 2, 3, 3]");
+    assert_string_equal(tr_shape_text(tr_shape_of(bias), text), "[8]");
+    double top = 0, bound = 1 / sqrt(2 * 9.0);
+    for (int64_t i = 0; i < tr_numel(weight); i++) top = fmax(top, fabs((double)((float *)tr_data(weight))[i]));
+    assert_true(top <= bound && top > 0.9 * bound);
+    assert_int_equal(tr_list_count(tr_parameters(tr_conv2d(4, 8, 3, .no_bias = true))), 1);
+    tr_tensor *y = tr_forward(tr_sequential(conv, tr_relu_layer(), tr_max_pool2d_layer(2), tr_flatten_layer()),
+        image(3, 4, 8, 8));
+    assert_string_equal(tr_shape_text(tr_shape_of(y), text), "[3, 32]");
+}
+
+static void modules_refuse(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    assert_says(tr_conv2d(0, 8, 3), TR_INVALID, "in_channels, out_channels and kernel must be positive, not 0, 8 and 3");
+    assert_says(tr_conv2d(4, 8, 3, .groups = 3), TR_INVALID, "3 does not divide 4 and 8");
+    assert_says(tr_conv2d(4, 8, 3, .padding = -1), TR_INVALID, "must not be negative: 0, -1, 0");
+    assert_says(tr_max_pool2d_layer(2, .padding = 2), TR_INVALID, "padding 2 at most half");
+    assert_says(tr_forward(tr_flatten_layer(), tr_scalar(1, TR_F32)), TR_SHAPE, "x is a scalar");
+    assert_says(tr_forward(tr_conv2d(4, 8, 3), image(1, 3, 8, 8)), TR_SHAPE,
+        "x [1, 3, 8, 8] has 3 channels, weight [8, 4, 3, 3] takes 4");
+}
+
+int main(void)
+{
+    setenv("TRIREME_CPU_DEVICES", "2", 1); /* for the op that copies between devices */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_net_stays_channels_last),
+        cmocka_unit_test(flattening_gives_the_order_of_the_shape),
+        cmocka_unit_test(gradients_lie_as_their_inputs),
+        cmocka_unit_test(onednn_takes_what_nets_begin_with),
+        cmocka_unit_test(gradients_add_up_in_an_arena),
+        cmocka_unit_test(nan_is_the_largest),
+        cmocka_unit_test(modules_start_as_pytorchs),
+        cmocka_unit_test(modules_refuse),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
