@@ -1,11 +1,13 @@
 /*
- * Trireme, training on several devices of a process, and on the ranks of a group: data parallel.
+ * Trireme, training on several devices of a process and on the ranks of a group: data, tensor and pipeline parallelism,
+ * sharded optimizers. docs/parallel.md says what happens on which device or rank.
  */
 #ifndef TRIREME_PARALLEL_H
 #define TRIREME_PARALLEL_H
 
 #include <trireme/comm.h>
 #include <trireme/nn.h>
+#include <trireme/optim.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,6 +49,109 @@ typedef struct tr_data_parallel_options {
  */
 #define tr_data_parallel(...) TR__NEW1(tr_data_parallel, module, __VA_ARGS__)
 TR_API tr_module *tr_data_parallel_with(const tr_data_parallel_options *options);
+
+/* ---- Meshes: several kinds of parallelism at once ------------------------------------------------------------------- */
+
+typedef enum tr_mesh_axis { TR_MESH_DP, TR_MESH_TP, TR_MESH_PP, TR_MESH_AXES } tr_mesh_axis;
+typedef struct tr_mesh tr_mesh;
+
+typedef struct tr_mesh_options {
+    size_t size;
+    tr_group *world;
+    int dp;           /* ranks that are data parallel; 0: as many as the others leave */
+    int tp, pp;       /* tensor parallel and pipeline stages; 0: 1 */
+} tr_mesh_options;
+/* tr_mesh_new(world, .tp = 2, .pp = 2): ranks as a box, with rank = (pp * DP + dp) * TP + tp, so that tensor parallel ranks,
+ * which talk most, are neighbours. Collective over the world, which must have dp * tp * pp ranks. */
+#define tr_mesh_new(...) tr_mesh_new_with(TR__OPTIONS1(tr_mesh_options, world, __VA_ARGS__))
+TR_API tr_mesh *tr_mesh_new_with(const tr_mesh_options *options);
+/* The ranks that differ from this one along an axis only, itself among them, in the axis' order: the mesh's own group. */
+TR_API tr_group *tr_mesh_group(const tr_mesh *mesh, tr_mesh_axis axis);
+/* Leaves the mesh's groups, as tr_leave(). */
+TR_API TR_MUST_CHECK tr_status tr_mesh_leave(tr_mesh *mesh);
+
+/* ---- Collectives as ops with a backward ------------------------------------------------------------------------------ */
+
+/*
+ *                              y                                     dx
+ *   tr_copy_to_op(g, x)        x                                     the sum of the ranks' dy
+ *   tr_all_reduce_op(g, x)     the sum of the ranks' x               dy
+ *   tr_scatter_to_op           this rank's block of x along dim      the ranks' dy, one after the other
+ *   tr_gather_from_op          the ranks' x, one after the other     this rank's block of dy
+ *   tr_all_gather_op           the ranks' x, one after the other     this rank's block of the sum of the ranks' dy
+ *   tr_reduce_scatter_op       this rank's block of the sum of x     the ranks' dy, one after the other
+ *
+ * In pairs, each is the other's backward. The first two pairs stand where a computation that all ranks make alike (the loss
+ * among it, which counts once) turns into one that is shared out, and back: Megatron-LM's f and g (Shoeybi et al. 2019). The
+ * last pair is for what is shared out on both sides: sequence parallelism, sharded parameters. Blocks are equal; dim may be
+ * negative. All ranks of the group make the calls, and their backwards, in the same order. In a group of one they give x.
+ */
+#define tr_copy_to_op(group, x) tr_collective_op(TR_COPY_TO_OP, (group), (x), 0, __FILE__, __LINE__)
+#define tr_all_reduce_op(group, x) tr_collective_op(TR_ALL_REDUCE_OP, (group), (x), 0, __FILE__, __LINE__)
+#define tr_scatter_to_op(group, x, dim) tr_collective_op(TR_SCATTER_TO_OP, (group), (x), (dim), __FILE__, __LINE__)
+#define tr_gather_from_op(group, x, dim) tr_collective_op(TR_GATHER_FROM_OP, (group), (x), (dim), __FILE__, __LINE__)
+#define tr_all_gather_op(group, x, dim) tr_collective_op(TR_ALL_GATHER_OP, (group), (x), (dim), __FILE__, __LINE__)
+#define tr_reduce_scatter_op(group, x, dim) tr_collective_op(TR_REDUCE_SCATTER_OP, (group), (x), (dim), __FILE__, __LINE__)
+typedef enum tr_collective_op_kind {
+    TR_COPY_TO_OP, TR_ALL_REDUCE_OP, TR_SCATTER_TO_OP, TR_GATHER_FROM_OP, TR_ALL_GATHER_OP, TR_REDUCE_SCATTER_OP
+} tr_collective_op_kind;
+TR_API tr_tensor *tr_collective_op(tr_collective_op_kind kind, tr_group *group, tr_tensor *x, int dim, const char *file,
+    int line);
+
+/* ---- Tensor parallel layers (Shoeybi et al., Megatron-LM, 2019) ---------------------------------------------------- */
+
+typedef struct tr_column_linear_options {
+    size_t size;
+    int64_t in_features, out_features; /* of the whole layer */
+    tr_group *group;
+    bool gather_output; /* give the whole output on every rank, not this rank's block of it */
+    bool no_bias;
+    double init_std;
+    uint64_t seed;
+    tr_dtype dtype;
+} tr_column_linear_options;
+/* A tr_linear() whose outputs are shared out: x: [..., in], the same on all ranks -> [..., out / ranks]. */
+#define tr_column_linear(...) TR__NEW2(tr_column_linear, in_features, out_features, __VA_ARGS__)
+TR_API tr_module *tr_column_linear_with(const tr_column_linear_options *options);
+
+typedef struct tr_row_linear_options {
+    size_t size;
+    int64_t in_features, out_features; /* of the whole layer */
+    tr_group *group;
+    bool input_whole;   /* the input is the same on all ranks, [..., in]: each takes its block of it */
+    bool no_bias;
+    double init_std;
+    uint64_t seed;
+    tr_dtype dtype;
+} tr_row_linear_options;
+/* A tr_linear() whose inputs are shared out: x: [..., in / ranks] -> [..., out], the same on all ranks: one all_reduce. */
+#define tr_row_linear(...) TR__NEW2(tr_row_linear, in_features, out_features, __VA_ARGS__)
+TR_API tr_module *tr_row_linear_with(const tr_row_linear_options *options);
+
+typedef struct tr_sharded_embedding_options {
+    size_t size;
+    int64_t rows, dim;  /* of the whole layer */
+    tr_group *group;
+    double init_std;
+    uint64_t seed;
+    tr_dtype dtype;
+} tr_sharded_embedding_options;
+/* A tr_embedding() whose rows are shared out: ids, the same on all ranks -> [..., dim], the same on all ranks. */
+#define tr_sharded_embedding(...) TR__NEW2(tr_sharded_embedding, rows, dim, __VA_ARGS__)
+TR_API tr_module *tr_sharded_embedding_with(const tr_sharded_embedding_options *options);
+/* All three begin as the slices of what the whole layer of the same seed and init_std begins as. Outputs (inputs, rows) must
+ * divide by the ranks. A rank's state dict has its slices. */
+
+/* ---- Sharded optimizers ---------------------------------------------------------------------------------------------- */
+
+/* Each rank of the group keeps its share of the optimizer's state only, updates that share of the parameters, and all gather
+ * the others' after each step: stage 1 of ZeRO (Rajbhandari et al. 2020), for any optimizer. All ranks call it, with
+ * optimizers alike and in the same state, best right after making them. Gradients must be the same on all ranks, as tr_ddp()
+ * leaves them. tr_step(), tr_optimizer_state() and tr_optimizer_load() are then collective; the state dict is whole, so that
+ * a checkpoint fits any number of ranks. */
+TR_API TR_MUST_CHECK tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group);
+
+/* ---- Collectives on tensors, outside the graph ----------------------------------------------------------------------- */
 
 /* Collectives over the elements of contiguous tensors, outside the graph. With one tensor they are in place. `out` has
  * world_size times the elements of `in` (gather, all_gather), or the other way round (scatter, reduce_scatter), or as

@@ -1,0 +1,170 @@
+/*
+ * Tensor parallelism: a layer's weight in slices, one per rank of a group (Shoeybi et al., Megatron-LM, 2019).
+ *
+ *   column:     y_r = x W_r^T + b_r             W in slices of outputs; x is the same everywhere, y comes in slices
+ *   row:        y = sum over r of x_r W_r^T, + b   W in slices of inputs; x comes in slices, y is the same everywhere
+ *   embedding:  rows of other ranks are zeros, and the sum over ranks is the whole
+ */
+#include "nn/module.h"
+#include "tensor/numbers.h"
+
+#include <trireme/parallel.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+typedef struct sharded {
+    tr_tensor *weight, *bias; /* bias: NULL when there is none */
+    tr_group *group;          /* kept */
+    bool whole;               /* column: give the whole output; row: the input comes whole */
+    int64_t first, rows;      /* embedding: the first row that is here, and how many there are in all */
+} sharded;
+
+static void finish(tr_module *module)
+{
+    sharded *s = module->state;
+    if (s) tr_release(s->group);
+}
+
+static tr_tensor *check_input(const tr_module *self, tr_tensor *const *inputs, int n)
+{
+    if (n == 1 && inputs[0]) return NULL;
+    return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n == 1 ? 0 : n);
+}
+
+/* A module with the state for group, in error where that is none or where `size` does not divide by its ranks. */
+static tr_module *new_module(const char *name, tr_forward_function forward, tr_group *group, const char *what, int64_t size)
+{
+    if (!group) return tr_module_fail(TR_INVALID, "%s: it takes a .group", name);
+    if (tr__error_of(group)) return tr__object_pass(&tr__module_type, group);
+    int world = tr_world_size(group);
+    if (size < 1 || size % world)
+        return tr_module_fail(TR_INVALID, "%s: %" PRId64 " %s do not divide by %d ranks: %" PRId64 " would", name, size, what,
+            world, size < 1 ? world : (size / world + 1) * world);
+    tr_module *module = tr_module_new(name, sizeof(sharded), forward);
+    if (!module->state) return module;
+    module->finish = finish;
+    ((sharded *)module->state)->group = tr_keep(group);
+    return module;
+}
+
+/* This rank's slice of a parameter of the whole layer, as a leaf of its own. */
+static tr_tensor *slice_of(tr_module *whole, const char *name, int dim, tr_group *group)
+{
+    TR_NO_GRAD;
+    tr_tensor_list *list = tr_parameters(whole);
+    if (tr_status_of(list) != TR_OK) return tr__tensor_failed();
+    tr_tensor *p = tr_list_find(list, name);
+    if (!p) return NULL;
+    int64_t n = p->shape.dim[dim] / tr_world_size(group), first = n * tr_rank(group);
+    tr_tensor *part = tr_slice(p, dim, first, first + n);
+    if (tr__bad(part)) return part;
+    tr_tensor *own = tr__tensor_new(part->shape, part->dtype, tr__device_of(part));
+    if (tr__bad(own)) return own;
+    return tr_copy_into(own, part) == TR_OK ? own : tr__tensor_failed();
+}
+
+/* ---- Column and row ------------------------------------------------------------------------------------------------------ */
+
+/* x: [..., in] -> [..., out / ranks], or [..., out] with .gather_output */
+static tr_tensor *column_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const sharded *s = self->state;
+    tr_tensor *failed = check_input(self, inputs, n);
+    if (failed) return failed;
+    tr_tensor *y = tr_linear_op(tr_copy_to_op(s->group, inputs[0]), s->weight, .bias = s->bias);
+    return s->whole ? tr_gather_from_op(s->group, y, -1) : y;
+}
+
+tr_module *tr_column_linear_with(const tr_column_linear_options *o)
+{
+    TR_SCOPE;
+    tr_module *module = new_module("column_linear", column_forward, o->group, "outputs", o->out_features);
+    sharded *s = tr_module_state(module);
+    if (!s) return tr_escape(module);
+    tr_module *whole = tr_linear(o->in_features, o->out_features, .no_bias = o->no_bias, .init_std = o->init_std,
+        .seed = o->seed, .dtype = o->dtype);
+    s->whole = o->gather_output;
+    s->weight = tr_module_parameter(module, "weight", slice_of(whole, "weight", 0, o->group));
+    s->bias = tr_module_parameter(module, "bias", slice_of(whole, "bias", 0, o->group));
+    return tr_escape(module);
+}
+
+/* x: [..., in / ranks], or [..., in] with .input_whole -> [..., out]. The bias is added once, to the sum. */
+static tr_tensor *row_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const sharded *s = self->state;
+    tr_tensor *failed = check_input(self, inputs, n);
+    if (failed) return failed;
+    tr_tensor *x = s->whole ? tr_scatter_to_op(s->group, inputs[0], -1) : inputs[0];
+    tr_tensor *y = tr_all_reduce_op(s->group, tr_linear_op(x, s->weight));
+    return s->bias ? tr_add(y, s->bias) : y;
+}
+
+tr_module *tr_row_linear_with(const tr_row_linear_options *o)
+{
+    TR_SCOPE;
+    tr_module *module = new_module("row_linear", row_forward, o->group, "inputs", o->in_features);
+    sharded *s = tr_module_state(module);
+    if (!s) return tr_escape(module);
+    tr_module *whole = tr_linear(o->in_features, o->out_features, .no_bias = o->no_bias, .init_std = o->init_std,
+        .seed = o->seed, .dtype = o->dtype);
+    s->whole = o->input_whole;
+    s->weight = tr_module_parameter(module, "weight", slice_of(whole, "weight", 1, o->group));
+    if (tr_status_of(whole) == TR_OK) s->bias = tr_module_parameter(module, "bias", tr_list_find(tr_parameters(whole), "bias"));
+    return tr_escape(module);
+}
+
+/* ---- Embedding ----------------------------------------------------------------------------------------------------------- */
+
+/* The ids as numbers of this rank's rows, and 1 or 0 for whether they are here; others become row 0. */
+static tr_status localise(const sharded *s, const tr_tensor *ids, int64_t *local, tr_tensor *here)
+{
+    int64_t n = tr__numel(ids->shape), rows = s->weight->shape.dim[0];
+    tr__read_i64(local, ids->dtype, tr__ptr(ids), 1, n);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t id = local[i], row = id - s->first;
+        if (id < 0 || id >= s->rows)
+            return tr__fail(TR_INVALID, "sharded_embedding: id %" PRId64 " at %" PRId64 ": there are %" PRId64 " rows", id, i,
+                s->rows);
+        bool mine = row >= 0 && row < rows;
+        local[i] = mine ? row : 0;
+        tr__store(here->dtype, tr__ptr(here), i, mine);
+    }
+    return TR_OK;
+}
+
+/* ids: [...] -> [..., dim] */
+static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const sharded *s = self->state;
+    tr_tensor *failed = check_input(self, inputs, n);
+    if (failed) return failed;
+    tr_tensor *ids = tr_contiguous(inputs[0]);
+    if (tr__bad(ids)) return ids;
+    if (ids->dtype != TR_I64 && ids->dtype != TR_I32)
+        return tr_tensor_fail(TR_DTYPE, "sharded_embedding: ids are i64 or i32, not %s", tr_dtype_name(ids->dtype));
+    tr_device device = tr__device_of(ids);
+    tr_shape column = ids->shape; /* [..., 1] */
+    if (column.ndim == TR_MAX_DIMS)
+        return tr_tensor_fail(TR_SHAPE, "sharded_embedding: ids %s have no room for another dimension", TR__TEXT(ids->shape));
+    column.dim[column.ndim++] = 1;
+    tr_tensor *local = tr_empty(ids->shape, .dtype = TR_I64, .device = device);
+    tr_tensor *here = tr_empty(column, .dtype = s->weight->dtype, .device = device);
+    if (tr__bad(local) || tr__bad(here)) return tr__bad(local) ? local : here;
+    if (localise(s, ids, tr__ptr(local), here) != TR_OK) return tr__tensor_failed();
+    return tr_all_reduce_op(s->group, tr_mul(tr_embedding_op(s->weight, local), here));
+}
+
+tr_module *tr_sharded_embedding_with(const tr_sharded_embedding_options *o)
+{
+    TR_SCOPE;
+    tr_module *module = new_module("sharded_embedding", embedding_forward, o->group, "rows", o->rows);
+    sharded *s = tr_module_state(module);
+    if (!s) return tr_escape(module);
+    tr_module *whole = tr_embedding(o->rows, o->dim, .init_std = o->init_std, .seed = o->seed, .dtype = o->dtype);
+    s->rows = o->rows;
+    s->first = o->rows / tr_world_size(o->group) * tr_rank(o->group);
+    s->weight = tr_module_parameter(module, "weight", slice_of(whole, "weight", 0, o->group));
+    return tr_escape(module);
+}
