@@ -18,6 +18,7 @@ static void destroy(void *self)
     free(o->parameters);
     free(o->place);
     tr__unref(o->list);
+    tr__unref(o->sharing);
 }
 
 const tr__type tr__optimizer_type = {"optimizer", sizeof(tr_optimizer), destroy};
@@ -111,6 +112,8 @@ static tr_status make_state(tr_optimizer *o)
     for (int i = 0; i < o->n_parts; i++) {
         tr__part *part = &o->parts[i];
         const tr_tensor *like = part->arena->parameters;
+        part->from = part->begin;
+        part->to = part->end;
         for (int k = 0; k < o->n_states; k++) {
             part->state[k] = tr_keep(tr_zeros(TR_SHAPE(part->end - part->begin),
                 .dtype = like->dtype == TR_F64 ? TR_F64 : TR_F32, .device = tr__device_of(like)));
@@ -192,17 +195,34 @@ static void update_stretch(tr_optimizer *o, const tr__stretch *s)
 {
     const tr__part *part = s->part;
     const tr_tensor *parameters = part->arena->parameters;
+    int64_t begin = s->begin > part->from ? s->begin : part->from, end = s->end < part->to ? s->end : part->to;
     for (int i = s->first; i <= s->last; i++) o->parameters[i].steps++;
-    pass p = {.kernel = o->rule->kernel[parameters->dtype], .count = s->end - s->begin};
+    pass p = {.kernel = o->rule->kernel[parameters->dtype], .count = end - begin};
+    if (p.count <= 0) return; /* another rank's */
     p.update = (tr__update){
         .optimizer = o,
-        .parameters = element(parameters, s->begin),
-        .gradients = element(part->arena->gradients, s->begin),
+        .parameters = element(parameters, begin),
+        .gradients = element(part->arena->gradients, begin),
         .step = o->parameters[s->first].steps,
         .weight_decay = o->parameters[s->first].decays ? o->weight_decay : 0,
     };
-    for (int k = 0; k < o->n_states; k++) p.update.state[k] = element(part->state[k], s->begin - part->begin);
+    for (int k = 0; k < o->n_states; k++) p.update.state[k] = element(part->state[k], begin - part->from);
     tr__pool_for(tr__pool_of(parameters), (p.count + BLOCK - 1) / BLOCK, GRAIN, run_blocks, &p);
+}
+
+/* What the other ranks have updated. */
+static tr_status gather_parameters(tr_optimizer *o)
+{
+    TR_SCOPE;
+    for (int i = 0; i < o->n_parts; i++) {
+        const tr__part *part = &o->parts[i];
+        tr_tensor *all = part->arena->parameters;
+        tr_tensor *flat = tr__tensor_view(all, TR_SHAPE(part->end - part->begin), NULL, all->offset + part->begin);
+        TR__TRY(tr_status_of(flat));
+        TR__TRY(o->gather(o->sharing, part, flat));
+        tr__touch(all);
+    }
+    return TR_OK;
 }
 
 tr_status tr_step(tr_optimizer *optimizer)
@@ -214,7 +234,7 @@ tr_status tr_step(tr_optimizer *optimizer)
         update_stretch(optimizer, &s);
         tr__touch(s.part->arena->parameters);
     }
-    return TR_OK;
+    return optimizer->gather ? gather_parameters(optimizer) : TR_OK;
 }
 
 void tr_zero_grad(tr_optimizer *optimizer)
@@ -247,15 +267,49 @@ static tr_status add_named(tr_tensor_list *list, const char *name, const char *s
     return status;
 }
 
-static tr_status list_state(const tr_optimizer *o, tr_tensor_list *state)
+/* The state k of a part, [end - begin]. Where ranks share the work it is put together here, a copy. */
+static tr_status whole_state(const tr_optimizer *o, const tr__part *part, int k, tr_tensor **out)
 {
-    TR_SCOPE;
+    tr_tensor *own = part->state[k];
+    *out = own;
+    if (!o->gather) return TR_OK;
+    *out = tr_empty(TR_SHAPE(part->end - part->begin), .dtype = own->dtype, .device = tr__device_of(own));
+    TR__TRY(tr_status_of(*out));
+    TR__TRY(tr_copy_into(tr_slice(*out, 0, part->from - part->begin, part->to - part->begin), own));
+    return o->gather(o->sharing, part, *out);
+}
+
+/* For each part its states, whole: whole[part][k]. */
+typedef tr_tensor *states[TR__STATES];
+
+static tr_status whole_states(const tr_optimizer *o, states **whole)
+{
+    *whole = calloc((size_t)o->n_parts, sizeof **whole);
+    if (!*whole) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    for (int i = 0; i < o->n_parts; i++)
+        for (int k = 0; k < o->n_states; k++) TR__TRY(whole_state(o, &o->parts[i], k, &(*whole)[i][k]));
+    return TR_OK;
+}
+
+/* Takes over what has been written to the whole states. */
+static tr_status keep_shares(tr_optimizer *o, states *whole)
+{
+    for (int i = 0; o->gather && i < o->n_parts; i++) {
+        const tr__part *part = &o->parts[i];
+        for (int k = 0; k < o->n_states; k++)
+            TR__TRY(tr_copy_into(part->state[k], tr_slice(whole[i][k], 0, part->from - part->begin, part->to - part->begin)));
+    }
+    return TR_OK;
+}
+
+static tr_status list_state(const tr_optimizer *o, states *whole, tr_tensor_list *state)
+{
     for (int i = 0; i < o->count; i++) {
         const tr__optimized *p = &o->parameters[o->place[i]];
         const tr__part *part = &o->parts[p->part];
         const char *name = tr_list_name(o->list, i);
         for (int k = 0; k < o->n_states; k++) {
-            tr_tensor *flat = part->state[k];
+            tr_tensor *flat = whole[p->part][k];
             tr_tensor *view = tr__tensor_view(flat, p->leaf->shape, NULL, flat->offset + p->offset - part->begin);
             TR__TRY(add_named(state, name, o->rule->state_names[k], view));
         }
@@ -270,7 +324,13 @@ tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer)
     if (!optimizer) return tr__object_fail(&tr__list_type, TR_INVALID, "tr_optimizer_state: the optimizer is NULL");
     if (tr__error_of(optimizer)) return tr__object_pass(&tr__list_type, optimizer);
     tr_tensor_list *state = tr_list();
-    return list_state(optimizer, state) == TR_OK ? state : tr__object_failed(&tr__list_type);
+    TR_SCOPE;
+    states *whole;
+    tr_status status = whole_states(optimizer, &whole);
+    if (status == TR_OK) status = list_state(optimizer, whole, state);
+    free(whole);
+    if (status != TR_OK) tr__object_break(state);
+    return state;
 }
 
 /* In the list that list_state() makes, the step count of parameter i comes after its state tensors. */
@@ -279,7 +339,7 @@ static int step_at(const tr_optimizer *o, int i)
     return (o->n_states + 1) * (i + 1) - 1;
 }
 
-static tr_status load_matching(tr_optimizer *o, const tr_tensor_list *own, const tr_tensor_list *state)
+static tr_status load_matching(tr_optimizer *o, states *whole, const tr_tensor_list *own, const tr_tensor_list *state)
 {
     if (o->n_states == 0) return TR_OK;
     for (int i = 0; i < o->count; i++) {
@@ -289,16 +349,28 @@ static tr_status load_matching(tr_optimizer *o, const tr_tensor_list *own, const
             return tr__fail(TR_FORMAT, "tr_optimizer_load: nothing was changed, %s is %g", name, steps);
     }
     TR__TRY(tr__list_copy(own, state));
+    TR__TRY(keep_shares(o, whole));
     for (int i = 0; i < o->count; i++)
         o->parameters[o->place[i]].steps = (int64_t)tr_item(tr_list_at(own, step_at(o, i)));
     return TR_OK;
 }
 
+static tr_status load(tr_optimizer *o, states *whole, const tr_tensor_list *state)
+{
+    tr_tensor_list *own = tr_list();
+    TR__TRY(list_state(o, whole, own));
+    TR__TRY(tr__list_match("tr_optimizer_load", "the optimizer", own, state));
+    return load_matching(o, whole, own, state);
+}
+
 tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state)
 {
+    if (!optimizer) return tr__fail(TR_INVALID, "tr_optimizer_load: the optimizer is NULL");
+    TR__TRY(tr_status_of(optimizer));
     TR_SCOPE;
-    tr_tensor_list *own = tr_optimizer_state(optimizer);
-    TR__TRY(tr_status_of(own));
-    TR__TRY(tr__list_match("tr_optimizer_load", "the optimizer", own, state));
-    return load_matching(optimizer, own, state);
+    states *whole;
+    tr_status status = whole_states(optimizer, &whole);
+    if (status == TR_OK) status = load(optimizer, whole, state);
+    free(whole);
+    return status;
 }

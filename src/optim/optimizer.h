@@ -50,7 +50,8 @@ typedef struct tr__optimized {
 typedef struct tr__part {
     tr__arena *arena; /* a reference */
     int64_t begin, end;
-    tr_tensor *state[TR__STATES]; /* references; [end - begin] */
+    int64_t from, to; /* of these, the ones that are updated here: all, unless ranks share the work */
+    tr_tensor *state[TR__STATES]; /* references; [to - from] */
 } tr__part;
 
 struct tr_optimizer {
@@ -66,6 +67,11 @@ struct tr_optimizer {
     int count;
     tr__part *parts;
     int n_parts;
+
+    /* How ranks share the work (parallel/sharded.c); NULL: they do not. gather() makes flat, [end - begin] of a part of which
+     * every rank has its share, whole on all ranks. */
+    tr_status (*gather)(void *sharing, const tr__part *part, tr_tensor *flat);
+    void *sharing; /* a reference to an object */
 };
 
 /* Makes an optimizer: checks the parameters, lays them out, makes zeroed state. The caller sets lr, weight_decay and

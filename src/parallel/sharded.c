@@ -1,0 +1,93 @@
+/*
+ * Sharded optimizers: ZeRO, stage 1 (Rajbhandari et al., SC'20). Ranks whose gradients are the same need the optimizer's state
+ * once, not once each:
+ *
+ *   parameters  [ p0 ........ | p1 .. | p2 ............ ]   on all ranks
+ *   state       [  rank 0   |  rank 1   |  rank 2     ]     equal shares of an arena, cut anywhere: updates are elementwise
+ */
+#include "optim/optimizer.h"
+
+#include <trireme/parallel.h>
+
+#include <stdlib.h>
+
+typedef struct sharing {
+    tr__object object;
+    tr_group *group; /* kept */
+} sharing;
+
+static void destroy(void *self)
+{
+    tr_release(((sharing *)self)->group);
+}
+
+static const tr__type sharing_type = {"sharing", sizeof(sharing), destroy};
+
+/* Rank r's share of a part, from its begin on. Shares begin at cache lines; the last ones may be shorter, or empty. */
+static void share_of(const tr__part *part, int r, int ranks, int64_t *from, int64_t *to)
+{
+    int64_t n = part->end - part->begin, each = (n + ranks - 1) / ranks;
+    each = (each + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
+    *from = r * each < n ? r * each : n;
+    *to = (r + 1) * each < n ? (r + 1) * each : n;
+}
+
+static tr_status gather(void *self, const tr__part *part, tr_tensor *flat)
+{
+    tr_group *group = ((sharing *)self)->group;
+    int ranks = tr_world_size(group), rank = tr_rank(group);
+    int64_t *counts = calloc((size_t)ranks, sizeof *counts);
+    if (!counts) return tr__fail(TR_NO_MEMORY, "out of memory");
+    for (int r = 0; r < ranks; r++) {
+        int64_t from, to;
+        share_of(part, r, ranks, &from, &to);
+        counts[r] = to - from;
+    }
+    tr_status status = tr_all_gather_v(group, NULL, tr__ptr(flat), counts[rank], .out_counts = counts, .dtype = flat->dtype);
+    free(counts);
+    return status;
+}
+
+/* The state of a part becomes that of this rank's share. */
+static tr_status cut(tr_optimizer *o, tr__part *part, int rank, int ranks)
+{
+    TR_SCOPE;
+    int64_t from, to;
+    share_of(part, rank, ranks, &from, &to);
+    tr_tensor *own[TR__STATES] = {NULL};
+    for (int k = 0; k < o->n_states; k++) {
+        const tr_tensor *all = part->state[k];
+        own[k] = tr_empty(TR_SHAPE(to - from), .dtype = all->dtype, .device = tr__device_of(all));
+        TR__TRY(tr_copy_into(own[k], tr_slice((tr_tensor *)all, 0, from, to)));
+    }
+    for (int k = 0; k < o->n_states; k++) {
+        tr_release(part->state[k]);
+        part->state[k] = tr_keep(own[k]);
+    }
+    part->from = part->begin + from;
+    part->to = part->begin + to;
+    return TR_OK;
+}
+
+tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)
+{
+    TR__TRY(tr_status_of(optimizer));
+    TR__TRY(tr_status_of(group));
+    if (!optimizer || !group) return tr__fail(TR_INVALID, "shard_optimizer: it takes an optimizer and a group, not NULL");
+    if (optimizer->gather) return tr__fail(TR_STATE, "shard_optimizer: the optimizer is sharded already");
+    if (tr_world_size(group) == 1) return TR_OK;
+    TR_SCOPE;
+    sharing *shared = tr__object_new(&sharing_type);
+    TR__TRY(tr_status_of(shared));
+    shared->group = tr_keep(group);
+    for (int i = 0; i < optimizer->n_parts; i++) {
+        tr_status status = cut(optimizer, &optimizer->parts[i], tr_rank(group), tr_world_size(group));
+        if (status == TR_OK) continue;
+        /* Half of it is cut: such an optimizer is of no use any more. */
+        tr__fail_context(status, "shard_optimizer");
+        return tr__object_break(optimizer);
+    }
+    optimizer->gather = gather;
+    optimizer->sharing = tr_keep(shared);
+    return TR_OK;
+}

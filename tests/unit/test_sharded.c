@@ -1,0 +1,186 @@
+/* Sharded optimizers: the same bits as optimizers that are not, with a share of their state on each rank. */
+#include "comm_ranks.h"
+
+#include "optim/optimizer.h"
+
+#include <trireme/trireme.h>
+
+#include <stdlib.h>
+
+enum { BATCH = 24, STEPS = 3, WEIGHTS = 1024, STATE = 4096, KINDS_OF_OPTIMIZERS = 7 };
+
+static tr_module *make_net(void)
+{
+    return tr_sequential(tr_linear(6, 17, .seed = 1), tr_activation(tr_gelu), tr_layer_norm(17), tr_linear(17, 3, .seed = 2));
+}
+
+static tr_optimizer *make_optimizer(int kind, tr_module *net)
+{
+    tr_tensor_list *p = tr_parameters(net);
+    switch (kind) {
+    case 0: return tr_adamw(p, .lr = 1e-2, .decay_matrices_only = true);
+    case 1: return tr_adam(p, .lr = 1e-2);
+    case 2: return tr_sgd(p, .lr = 0.1);
+    case 3: return tr_sgd(p, .lr = 0.1, .momentum = 0.9);
+    case 4: return tr_sgd(p, .lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1);
+    case 5: return tr_rmsprop(p, .lr = 1e-2);
+    default: return tr_adagrad(p, .lr = 1e-1);
+    }
+}
+
+static tr_status train(rank *r, tr_module *ddp, tr_optimizer *opt, int steps)
+{
+    tr_tensor *all = tr_randn(50, TR_SHAPE(BATCH, 6)), *targets = tr_argmax(tr_slice(all, 1, 0, 3), 1);
+    int64_t rows = BATCH / r->world, first = r->number * rows;
+    tr_tensor *x = tr_slice(all, 0, first, first + rows), *y = tr_slice(targets, 0, first, first + rows);
+    for (int step = 0; step < steps; step++) {
+        TR_SCOPE;
+        tr_zero_grad(opt);
+        TR__TRY(tr_backward(tr_cross_entropy(tr_forward(ddp, x), y)));
+        TR__TRY(tr_step(opt));
+    }
+    return TR_OK;
+}
+
+/* All of a list's values, one after the other, as f32; how many. */
+static int64_t read_all(tr_tensor_list *list, float *to, int64_t room)
+{
+    int64_t n = 0;
+    for (int i = 0; i < tr_list_count(list); i++) {
+        TR_SCOPE;
+        TR_NO_GRAD;
+        tr_tensor *t = tr_cast(tr_detach(tr_list_at(list, i)), TR_F32);
+        int64_t more = tr_numel(t);
+        if (n + more > room || tr_copy_out(t, to + n, (size_t)more * sizeof *to) != TR_OK) return -1;
+        n += more;
+    }
+    return n;
+}
+
+static int64_t state_elements(const tr_optimizer *o)
+{
+    int64_t n = 0;
+    for (int i = 0; i < o->n_parts; i++)
+        for (int k = 0; k < o->n_states; k++) n += tr_numel(o->parts[i].state[k]);
+    return n;
+}
+
+static void compare_kinds(rank *r)
+{
+    for (int kind = 0; kind < KINDS_OF_OPTIMIZERS; kind++) {
+        TR_SCOPE;
+        static _Thread_local float weights[2][WEIGHTS], states[2][STATE];
+        int64_t n_weights = 0, n_states = 0;
+        int64_t full = 0;
+        for (int sharded = 0; sharded < 2; sharded++) {
+            TR_SCOPE;
+            tr_module *net = make_net(), *ddp = tr_ddp(net, r->group);
+            tr_optimizer *opt = make_optimizer(kind, net);
+            if (sharded) OK(tr_shard_optimizer(opt, r->group));
+            OK(train(r, ddp, opt, STEPS));
+            n_weights = read_all(tr_parameters(net), weights[sharded], WEIGHTS);
+            n_states = read_all(tr_optimizer_state(opt), states[sharded], STATE);
+            CHECK(n_weights > 0 && n_states >= 0);
+            if (!sharded) full = state_elements(opt);
+            CHECK(!sharded || state_elements(opt) <= full / r->world + opt->n_states * 2 * TR__ARENA_ALIGN);
+        }
+        CHECK(memcmp(weights[0], weights[1], (size_t)n_weights * sizeof(float)) == 0);
+        CHECK(memcmp(states[0], states[1], (size_t)n_states * sizeof(float)) == 0);
+    }
+    OK(tr_leave(r->group));
+}
+
+static void every_optimizer_gives_the_same_bits(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 4; world++)
+        if (BATCH % world == 0) run(world, compare_kinds, NULL);
+}
+
+/* ---- Checkpoints fit any number of ranks ------------------------------------------------------------------------------- */
+
+typedef struct saved {
+    tr_tensor_list *weights, *state;
+} saved;
+
+static tr_tensor_list *copy_of(tr_tensor_list *list)
+{
+    tr_tensor_list *copy = tr_list();
+    for (int i = 0; i < tr_list_count(list); i++) {
+        tr_tensor *t = tr_list_at(list, i), *c = tr_empty(tr_shape_of(t), .dtype = tr_dtype_of(t));
+        if (tr_copy_into(c, t) != TR_OK || tr_list_add(copy, tr_list_name(list, i), c) != TR_OK) return NULL;
+    }
+    return copy;
+}
+
+static void save(rank *r)
+{
+    saved *out = (saved *)r->arg;
+    tr_module *net = make_net(), *ddp = tr_ddp(net, r->group);
+    tr_optimizer *opt = make_optimizer(0, net);
+    OK(tr_shard_optimizer(opt, r->group));
+    OK(train(r, ddp, opt, STEPS));
+    tr_tensor_list *state = tr_optimizer_state(opt); /* of all ranks, on all ranks */
+    OK(tr_status_of(state));
+    if (r->number == 0) *out = (saved){tr_keep(copy_of(tr_state_dict(net))), tr_keep(copy_of(state))};
+    OK(tr_leave(r->group));
+}
+
+static void resume(rank *r)
+{
+    const saved *from = r->arg;
+    float weights[WEIGHTS], unbroken[WEIGHTS];
+    tr_module *net = make_net(), *ddp = tr_ddp(net, r->group), *other = make_net(), *other_ddp = tr_ddp(other, r->group);
+    tr_optimizer *opt = make_optimizer(0, net), *whole = make_optimizer(0, other);
+    OK(tr_shard_optimizer(opt, r->group));
+    OK(tr_load_state_dict(net, from->weights));
+    OK(tr_optimizer_load(opt, from->state));
+    OK(train(r, ddp, opt, STEPS));
+    OK(train(r, other_ddp, whole, 2 * STEPS));
+    int64_t n = read_all(tr_parameters(net), weights, WEIGHTS);
+    CHECK(n > 0 && read_all(tr_parameters(other), unbroken, WEIGHTS) == n);
+    for (int64_t i = 0; i < n; i++) CHECK(weights[i] - unbroken[i] < 2e-5f && unbroken[i] - weights[i] < 2e-5f);
+    OK(tr_leave(r->group));
+}
+
+static void checkpoints_fit_any_number_of_ranks(void **state)
+{
+    (void)state;
+    saved s = {0};
+    run(3, save, &s);
+    assert_non_null(s.state);
+    for (int world = 1; world <= 4; world++) run(world, resume, &s);
+    tr_release(s.weights);
+    tr_release(s.state);
+}
+
+/* ---- Errors ------------------------------------------------------------------------------------------------------------ */
+
+static void check_errors(rank *r)
+{
+    tr_module *net = make_net();
+    tr_optimizer *opt = make_optimizer(0, net);
+    CHECK(tr_shard_optimizer(NULL, r->group) == TR_INVALID);
+    CHECK(tr_shard_optimizer(opt, NULL) == TR_INVALID);
+    OK(tr_shard_optimizer(opt, r->group));
+    CHECK(tr_shard_optimizer(opt, r->group) == TR_STATE);
+    SAYS("sharded already");
+    OK(tr_leave(r->group));
+    CHECK(tr_step(opt) == TR_STATE); /* what gathers has gone */
+}
+
+static void wrong_arguments_are_errors(void **state)
+{
+    (void)state;
+    run(2, check_errors, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_optimizer_gives_the_same_bits),
+        cmocka_unit_test(checkpoints_fit_any_number_of_ranks),
+        cmocka_unit_test(wrong_arguments_are_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
