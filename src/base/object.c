@@ -201,6 +201,13 @@ void tr_scope_pop(void)
     }
 }
 
+void *tr__scope_ref(const void *object)
+{
+    if (!object || immortal(object)) return (void *)object;
+    (void)scope_add(tr__ref(object)); /* without memory it stays for ever, which is better than being gone */
+    return (void *)object;
+}
+
 void *tr_object_keep(const void *object)
 {
     if (object && !immortal(object)) tr__ref(object);

@@ -57,6 +57,8 @@ static inline void *tr__ref(const void *object)
     if (object) atomic_fetch_add_explicit(&((tr__object *)object)->refs, 1, memory_order_relaxed);
     return (void *)object;
 }
+/* One more, which belongs to the calling thread's innermost scope; returns object. */
+void *tr__scope_ref(const void *object);
 /* One less; as tr_release. */
 void tr__unref(const void *object);
 

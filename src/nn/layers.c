@@ -199,6 +199,7 @@ static tr_tensor *sequential_forward(tr_module *self, tr_tensor *const *inputs, 
         x = y;
     }
     tr_tensor *y = tr_forward(self->members[self->count - 1].child, x);
+    if (y == x) tr__scope_ref(y); /* a module that changes nothing, as a dropout in evaluation */
     tr_release(x);
     return y;
 }

@@ -170,6 +170,20 @@ static void test_what_a_forward_makes_goes_when_it_returns(void **state)
     assert_true(peak == peak_before || peak <= before + (9u << 20));
 }
 
+/* A module that returns its input, as a dropout in evaluation, at the end of others. */
+static void test_a_module_that_changes_nothing(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    TR_NO_GRAD;
+    tr_module *linear = tr_linear(3, 2, .seed = 1);
+    tr_module *net = tr_sequential(linear, tr_dropout_layer(0.5), tr_dropout_layer(0.5));
+    TR_CHECK(tr_eval(net));
+    tr_tensor *x = tr_randn(1, TR_SHAPE(4, 3)), *y = tr_forward(net, x), *expected = tr_forward(linear, x);
+    TR_CHECK(tr_status_of(y));
+    assert_memory_equal(tr_data(y), tr_data(expected), 8 * sizeof(float));
+}
+
 static void test_linear(void **state)
 {
     (void)state;
@@ -374,6 +388,7 @@ int main(void)
         cmocka_unit_test(test_what_cannot_be_added),
         cmocka_unit_test(test_errors_tell_the_way),
         cmocka_unit_test(test_what_a_forward_makes_goes_when_it_returns),
+        cmocka_unit_test(test_a_module_that_changes_nothing),
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_init_depends_on_the_seed_alone),
         cmocka_unit_test(test_dropout_draws_by_path_and_seed),
