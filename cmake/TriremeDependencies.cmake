@@ -1,6 +1,6 @@
 # The libraries that Trireme needs. trireme_dependencies carries them inside this build; TRIREME_LINK_NAMES and
 # TRIREME_PC_REQUIRES name them for whoever links the installed static library.
-set(TRIREME_PC_REQUIRES libuv openssl libcjson zlib)
+set(TRIREME_PC_REQUIRES libuv openssl libcjson zlib libpng libjpeg)
 set(hint "is missing. On Debian, `make deps` installs it.")
 
 add_library(trireme_dependencies INTERFACE)

@@ -65,6 +65,23 @@ typedef struct tr_image_set_options {
 #define tr_mnist(...) tr_mnist_with(TR__OPTIONS1(tr_image_set_options, folder, __VA_ARGS__))
 TR_API tr_dataset *tr_mnist_with(const tr_image_set_options *options);
 
+/* CIFAR-10's binary files: data_batch_1.bin … data_batch_5.bin or test_batch.bin. x: [3, 32, 32], y: i64, a scalar. */
+#define tr_cifar10(...) tr_cifar10_with(TR__OPTIONS1(tr_image_set_options, folder, __VA_ARGS__))
+TR_API tr_dataset *tr_cifar10_with(const tr_image_set_options *options);
+
+typedef struct tr_image_folder_options {
+    size_t size;
+    const char *folder;
+    int height, width; /* what pictures are scaled to, by averages where they become smaller */
+    bool raw;          /* as in tr_image_set_options */
+} tr_image_folder_options;
+/* Pictures in a sub-folder for each class, numbered in order of names: JPEG and PNG files (.jpg, .jpeg, .png; what is
+ * in them says which), read when they are asked for. x: RGB, [3, height, width], y: i64, a scalar. */
+#define tr_image_folder(...) tr_image_folder_with(TR__OPTIONS1(tr_image_folder_options, folder, __VA_ARGS__))
+TR_API tr_dataset *tr_image_folder_with(const tr_image_folder_options *options);
+/* The name of a class, "cat", of an image folder (not of a slice of one); NULL when there is none of that number. */
+TR_API const char *tr_image_folder_class(const tr_dataset *set, int64_t label);
+
 /* The tensor of an IDX file, plain or compressed with gzip: u8, i32, f32 or f64. */
 TR_API tr_tensor *tr_idx_load(const char *path);
 
@@ -115,7 +132,7 @@ typedef struct tr_loader_options {
     bool shuffle;         /* in an order of its own in every epoch */
     uint64_t seed;        /* for the order and for each sample's random numbers */
     bool drop_last;       /* leave out a last batch that is not full */
-    tr_group *group;      /* whose ranks share an epoch by a tr_distributed_sampler(); NULL: this process has it alone */
+    tr_group *group;      /* whose ranks share an epoch, by a tr_distributed_sampler(); NULL: this process alone */
     tr_sampler *sampler;  /* instead of .shuffle and .group */
     tr_collate collate;   /* NULL: samples are stacked along a new first dimension */
     void *user;           /* for collate */
@@ -127,12 +144,12 @@ TR_API tr_loader *tr_loader_new_with(const tr_loader_options *options);
 typedef struct tr_batch {
     tr_tensor *x, *y;        /* [count, …]; y is NULL when samples have none */
     int64_t count;
-    int64_t duplicates;      /* the last so many stand here only to make ranks even: not to be counted in an evaluation */
+    int64_t duplicates;      /* the last so many only make ranks even: not to be counted in an evaluation */
     const int64_t *indices;  /* the samples' numbers, count of them */
 } tr_batch;
 /* The next batch of the epoch, or TR_END when there is none: the call after that begins the next epoch. The order does
- * not depend on the workers. What batch points to is the loader's, valid until the next call; a graph keeps what it needs,
- * and tr_keep() keeps a tensor. After a failure, whose message names the sample, the next call goes on with the batch
+ * not depend on the workers. What batch points to is the loader's, valid until the next call; a graph keeps what it
+ * needs, and tr_keep() keeps a tensor. After a failure, whose message names the sample, the next call goes on with the
  * after it. */
 TR_API TR_MUST_CHECK tr_status tr_loader_next(tr_loader *loader, tr_batch *batch);
 /* Which epoch comes next, from 0; ends one that is under way. Without it epochs follow each other. */

@@ -2,7 +2,6 @@
 #include "comm/store.h"
 
 #include "base/clock.h"
-#include "comm/tls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -197,7 +196,6 @@ static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, pre
 
 static void prefix_destroy(void *self)
 {
-    tr__tls_key_unref(((prefix_store *)self)->store.key);
     tr__unref(((prefix_store *)self)->inner);
 }
 
@@ -215,7 +213,6 @@ tr_store *tr_store_prefix(tr_store *store, const char *prefix)
     p->store.timeout_ms = store->timeout_ms;
     strcpy(p->store.host, store->host);
     p->store.anywhere = store->anywhere;
-    p->store.key = tr__tls_key_ref(store->key);
     p->store.port = store->port;
     memcpy(p->store.name, store->name, sizeof p->store.name);
     p->inner = tr__ref(store);

@@ -69,8 +69,10 @@ static tr_status stack_part(const tr__recipe *r, const char *part, int64_t i, co
             r->indices[0]);
     if (!t) return TR_OK;
     if (t->dtype != p->layout.dtype || !tr__shape_equal(t->shape, p->layout.shape))
-        return tr__fail(TR_SHAPE, "its %s is %s of %s, and that of sample %" PRId64 " of the same batch %s of %s: give the "
-            "loader a .collate", part, TR__TEXT(t->shape), tr_dtype_name(t->dtype), r->indices[0], TR__TEXT(p->layout.shape),
+        return tr__fail(TR_SHAPE,
+            "its %s is %s of %s, and that of sample %" PRId64 " of the same batch %s of %s: give the "
+            "loader a .collate",
+            part, TR__TEXT(t->shape), tr_dtype_name(t->dtype), r->indices[0], TR__TEXT(p->layout.shape),
             tr_dtype_name(p->layout.dtype));
     return tr_copy_out(t, place(p, i), p->bytes);
 }
@@ -113,8 +115,8 @@ static tr_status collate_samples(const tr__recipe *r, tr_sample *samples, tr_sam
     if (status == TR_OK) status = tr_status_of(batch->x);
     if (status == TR_OK) status = tr_status_of(batch->y);
     if (status == TR_OK) return TR_OK;
-    return tr__fail_context(status, "collate of the %" PRId64 " samples from %" PRId64 " of %s on", r->count, r->indices[0],
-        r->set->name);
+    return tr__fail_context(status, "collate of the %" PRId64 " samples from %" PRId64 " of %s on", r->count,
+        r->indices[0], r->set->name);
 }
 
 static tr_status collate(const tr__recipe *r, tr_sample *batch)

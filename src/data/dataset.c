@@ -162,8 +162,8 @@ static tr_status take_rows(const char *which, const tr_tensor *rows, tr__layout 
 {
     TR__TRY(tr_status_of(rows));
     if (tr__device_of(rows).kind != TR_CPU || !tr_is_contiguous(rows) || rows->shape.ndim == 0)
-        return tr__fail(TR_INVALID, "dataset_tensors: %s %s must be a contiguous CPU tensor with a row per sample", which,
-            TR__TEXT(rows->shape));
+        return tr__fail(TR_INVALID, "dataset_tensors: %s %s must be a contiguous CPU tensor with a row per sample",
+            which, TR__TEXT(rows->shape));
     layout->dtype = rows->dtype;
     layout->shape.ndim = rows->shape.ndim - 1;
     memcpy(layout->shape.dim, rows->shape.dim + 1, sizeof(int64_t) * (size_t)layout->shape.ndim);

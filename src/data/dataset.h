@@ -48,10 +48,10 @@ tr_status tr__sample_failed(const tr_dataset *set, int64_t index, tr_status stat
 /* The seed of a sample's random numbers; epoch_seed is tr__mix(seed, epoch). */
 uint64_t tr__sample_seed(uint64_t epoch_seed, int64_t index);
 
-/* Takes images: u8 [n, channels, height, width] and labels: u8 [n], both sound; samples are x: [channels, height, width],
- * f32 in 0 … 1 or (raw) u8, and y: i64, a scalar. */
+/* Takes images: u8 [n, channels, height, width] and labels: u8 [n], both sound; samples are x: [channels, height,
+ * width], f32 in 0 … 1 or (raw) u8, and y: i64, a scalar. */
 tr_dataset *tr__byte_images(const char *name, tr_tensor *images, tr_tensor *labels, bool raw);
-/* A dataset in error with this thread's latest failure, or another object's. */
+/* A dataset in error with this thread's latest failure. */
 tr_dataset *tr__dataset_failed(void);
 
 #endif

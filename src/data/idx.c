@@ -78,8 +78,8 @@ static tr_status read_header(const idx_file *f, tr_shape *shape, tr_dtype *dtype
     TR__TRY(read_some(f, magic, 4, &n));
     if (n < 4) return tr__fail(TR_FORMAT, "idx: %s has %" PRId64 " bytes and ends in its header", f->path, n);
     if (magic[0] || magic[1])
-        return tr__fail(TR_FORMAT, "idx: %s begins with 0x%02x%02x, not with 0x0000: it is no IDX file", f->path, magic[0],
-            magic[1]);
+        return tr__fail(TR_FORMAT, "idx: %s begins with 0x%02x%02x, not with 0x0000: it is no IDX file", f->path,
+            magic[0], magic[1]);
     TR__TRY(element_type(f, magic[2], dtype));
     if (magic[3] < 1 || magic[3] > TR_MAX_DIMS)
         return tr__fail(TR_FORMAT, "idx: %s has %d dimensions, not 1 to %d", f->path, magic[3], TR_MAX_DIMS);
@@ -125,8 +125,8 @@ static tr_status read_elements(const idx_file *f, tr_tensor *t, int64_t bytes)
     TR__TRY(tr_status_of(t));
     TR__TRY(read_some(f, tr__ptr(t), bytes, &n));
     if (n < bytes)
-        return tr__fail(TR_FORMAT, "idx: %s ends after %" PRId64 " of the %" PRId64 " bytes of its elements %s", f->path, n,
-            bytes, TR__TEXT(t->shape));
+        return tr__fail(TR_FORMAT, "idx: %s ends after %" PRId64 " of the %" PRId64 " bytes of its elements %s",
+            f->path, n, bytes, TR__TEXT(t->shape));
     TR__TRY(read_some(f, &more, 1, &n)); /* and so to the checksum */
     if (n) return tr__fail(TR_FORMAT, "idx: %s goes on after its %s elements", f->path, TR__TEXT(t->shape));
     from_big_endian(tr__ptr(t), tr_dtype_size(t->dtype), tr__numel(t->shape));

@@ -144,8 +144,8 @@ static tr_status check_indices(const tr_loader *l, const int64_t *indices, int64
 {
     for (int64_t i = 0; i < n; i++)
         if (indices[i] < 0 || indices[i] >= l->set->count)
-            return tr__fail(TR_INVALID, "loader: the sampler asks for sample %" PRId64 ", and %s has %" PRId64, indices[i],
-                l->set->name, l->set->count);
+            return tr__fail(TR_INVALID, "loader: the sampler asks for sample %" PRId64 ", and %s has %" PRId64,
+                indices[i], l->set->name, l->set->count);
     return TR_OK;
 }
 
@@ -221,10 +221,11 @@ static tr_status check(const tr_loader_options *o)
     if (o->workers < 0 || o->workers > MOST_WORKERS)
         return tr__fail(TR_INVALID, "loader: %d workers: 0 to %d", o->workers, MOST_WORKERS);
     if (o->prefetch < 0 || o->prefetch > MOST_PREFETCH)
-        return tr__fail(TR_INVALID, "loader: a prefetch of %d batches: 1 to %d, or 0 for %d", o->prefetch, MOST_PREFETCH,
-            PREFETCH);
+        return tr__fail(TR_INVALID, "loader: a prefetch of %d batches: 1 to %d, or 0 for %d", o->prefetch,
+            MOST_PREFETCH, PREFETCH);
     if (o->sampler && (o->group || o->shuffle))
-        return tr__fail(TR_INVALID, "loader: with a .sampler it takes neither .group nor .shuffle: give them to the sampler");
+        return tr__fail(TR_INVALID,
+            "loader: with a .sampler it takes neither .group nor .shuffle: give them to the sampler");
     return TR_OK;
 }
 
@@ -244,7 +245,8 @@ static tr_status fill(tr_loader *l, const tr_loader_options *o)
     TR__TRY(check(o));
     TR__TRY(choose_sampler(l, o));
     l->set = tr__ref(o->set);
-    l->recipe = (tr__recipe){.set = l->set, .collate = o->collate, .user = o->user, .device = o->device, .stop = &l->give_up};
+    l->recipe =
+        (tr__recipe){.set = l->set, .collate = o->collate, .user = o->user, .device = o->device, .stop = &l->give_up};
     l->batch = o->batch ? o->batch : BATCH;
     l->drop_last = o->drop_last;
     l->workers = o->workers;

@@ -15,8 +15,8 @@ static tr_status find(const char *folder, const char *part, const char *what, in
         int length = snprintf(path, PATH_BYTES, forms[i], folder, part, what, dims);
         if (length < PATH_BYTES && access(path, F_OK) == 0) return TR_OK;
     }
-    return tr__fail(TR_NOT_FOUND, "mnist: there is no %s-%s-idx%d-ubyte in %s, nor is there one with .gz", part, what, dims,
-        folder);
+    return tr__fail(TR_NOT_FOUND, "mnist: there is no %s-%s-idx%d-ubyte in %s, nor is there one with .gz", part, what,
+        dims, folder);
 }
 
 static tr_status load(const char *folder, const char *part, const char *what, int dims, tr_tensor **out)

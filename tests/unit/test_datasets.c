@@ -114,7 +114,8 @@ static void test_a_programs_own(void **state)
     }
     assert_int_equal(calls, 1005);
     TR_SCOPE;
-    assert_failed(tr_status_of(tr_dataset_new(-1, squares, .user = &calls, .release = count_release)), TR_INVALID, "-1");
+    assert_failed(tr_status_of(tr_dataset_new(-1, squares, .user = &calls, .release = count_release)), TR_INVALID,
+        "-1");
     assert_failed(tr_status_of(tr_dataset_new(1, NULL)), TR_INVALID, "function");
     assert_int_equal(calls, 1005);
 }
@@ -179,7 +180,8 @@ static void test_idx_types(void **state)
     assert_int_equal(tr_dtype_of(t), TR_F32);
     assert_memory_equal(tr_data(t), ((float[]){1, -2, 0, 0, 0, 0}), 24);
 
-    t = tr_idx_load(files_write("f64", bytes, idx_file(bytes, 0x0e, 8, (char[48]){0x3f, (char)0xf0, 0, 0, 0, 0, 0, 0, 0x40})));
+    t = tr_idx_load(
+        files_write("f64", bytes, idx_file(bytes, 0x0e, 8, (char[48]){0x3f, (char)0xf0, 0, 0, 0, 0, 0, 0, 0x40})));
     TR_CHECK(tr_status_of(t));
     assert_memory_equal(tr_data(t), ((double[]){1, 2, 0, 0, 0, 0}), 48);
     assert_failed(tr_status_of(tr_idx_load(files_write("i16", bytes, idx_file(bytes, 0x0b, 2, "abcdefghijkl")))),
@@ -194,7 +196,8 @@ static void test_damaged_idx(void **state)
     size_t n = idx_file(bytes, 0x08, 1, "abcdef");
     for (size_t i = 0; i < n; i++) {
         TR_SCOPE;
-        assert_failed(tr_status_of(tr_idx_load(files_write("cut", bytes, i))), TR_FORMAT, i < 12 ? "header" : "ends after");
+        assert_failed(tr_status_of(tr_idx_load(files_write("cut", bytes, i))), TR_FORMAT,
+            i < 12 ? "header" : "ends after");
         assert_failed(tr_status_of(tr_idx_load(files_write_gz("cut.gz", bytes, i))), TR_FORMAT,
             i < 12 ? "header" : "ends after");
     }
@@ -248,7 +251,8 @@ static void test_damaged_gzip(void **state)
 
 /* ---- MNIST ------------------------------------------------------------------------------------------------------- */
 
-static const unsigned char images[] = {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 51, 102, 153, 1, 2, 3, 4, 255, 204, 0, 0};
+static const unsigned char images[] = {0, 0, 8, 3,  0,   0,   0, 3, 0, 0, 0,   2,   0, 0,
+    0, 2, 0, 51, 102, 153, 1, 2, 3, 4, 255, 204, 0, 0};
 static const unsigned char labels[] = {0, 0, 8, 1, 0, 0, 0, 3, 4, 0, 9};
 
 static void test_mnist(void **state)
@@ -278,7 +282,8 @@ static void test_mnist(void **state)
     files_write("mnist/train-images.idx3-ubyte", images, sizeof images);
     unsigned char two[] = {0, 0, 8, 1, 0, 0, 0, 2, 4, 0};
     files_write("mnist/train-labels.idx1-ubyte", two, sizeof two);
-    assert_failed(tr_status_of(tr_mnist(files_path("mnist"), .train = true)), TR_FORMAT, "images [3, 2, 2] and labels [2]");
+    assert_failed(tr_status_of(tr_mnist(files_path("mnist"), .train = true)), TR_FORMAT,
+        "images [3, 2, 2] and labels [2]");
     files_write("mnist/train-labels.idx1-ubyte", images, sizeof images);
     assert_failed(tr_status_of(tr_mnist(files_path("mnist"), .train = true)), TR_FORMAT, "not bytes in 1 dimensions");
     assert_failed(tr_status_of(tr_mnist(NULL)), TR_INVALID, "folder");

@@ -376,7 +376,8 @@ static void test_collate(void **state)
         assert_int_equal(((int64_t *)tr_data(b.y))[2], 9);
         assert_int_equal(b.count, 3);
         assert_failed(tr_loader_next(loader, &b), TR_SHAPE, "collate of the 3 samples from 6 of dataset on: too long");
-        assert_failed(tr_loader_next(loader, &b), TR_INVALID, "collate of the 1 samples from 9 of dataset on: it made no x");
+        assert_failed(tr_loader_next(loader, &b), TR_INVALID,
+            "collate of the 1 samples from 9 of dataset on: it made no x");
     }
 }
 
@@ -397,7 +398,8 @@ static void test_random_numbers_are_the_samples(void **state)
         tr_batch b;
         for (int epoch = 0; epoch < 2; epoch++)
             while (tr_loader_next(loader, &b) == TR_OK)
-                for (int i = 0; i < b.count; i++) memcpy(epochs[epoch] + 2 * b.indices[i], (float *)tr_data(b.x) + 2 * i, 8);
+                for (int i = 0; i < b.count; i++)
+                    memcpy(epochs[epoch] + 2 * b.indices[i], (float *)tr_data(b.x) + 2 * i, 8);
         assert_memory_not_equal(epochs[0], epochs[1], sizeof epochs[0]);
         if (run) assert_memory_equal(alone, epochs[1], sizeof alone);
         memcpy(alone, epochs[1], sizeof alone);

@@ -1,0 +1,202 @@
+/* A folder of pictures, in a sub-folder for each class. */
+#include "data/dataset.h"
+#include "data/file.h"
+#include "data/picture.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+enum { MOST_PIXELS_A_SIDE = 1 << 15 };
+
+typedef struct entry {
+    char *path;
+    int64_t label;
+} entry;
+
+typedef struct image_folder {
+    char *folder;
+    char **classes;
+    int64_t classes_count;
+    entry *entries;
+    int64_t capacity;
+} image_folder;
+
+/* ---- Samples ----------------------------------------------------------------------------------------------------- */
+
+static tr_status write_planes(const tr_dataset *set, const tr__picture *picture, void *x)
+{
+    int height = (int)set->x.shape.dim[1], width = (int)set->x.shape.dim[2];
+    int64_t n = tr__numel(set->x.shape);
+    if (set->x.dtype == TR_F32) {
+        float *planes = x;
+        TR__TRY(tr__picture_scale(picture, width, height, planes));
+        for (int64_t i = 0; i < n; i++) planes[i] /= 255.0f;
+        return TR_OK;
+    }
+    float *planes = malloc((size_t)n * sizeof *planes);
+    if (!planes) return tr__fail(TR_NO_MEMORY, "no memory to scale a picture");
+    tr_status status = tr__picture_scale(picture, width, height, planes);
+    for (int64_t i = 0; status == TR_OK && i < n; i++) ((unsigned char *)x)[i] = (unsigned char)(planes[i] + 0.5f);
+    free(planes);
+    return status;
+}
+
+static tr_status write_picture(const tr_dataset *set, const unsigned char *bytes, size_t count, void *x)
+{
+    tr__picture picture;
+    TR__TRY(tr__picture_decode(&picture, bytes, count, (int)set->x.shape.dim[2], (int)set->x.shape.dim[1]));
+    tr_status status = write_planes(set, &picture, x);
+    tr__picture_free(&picture);
+    return status;
+}
+
+static tr_status read_picture(const tr_dataset *set, const char *path, void *x)
+{
+    unsigned char *bytes;
+    size_t count;
+    TR__TRY(tr__file_read(path, &bytes, &count));
+    tr_status status = write_picture(set, bytes, count, x);
+    free(bytes);
+    return status;
+}
+
+static tr_status write_sample(tr_dataset *set, int64_t index, void *x, void *y)
+{
+    const image_folder *f = tr__dataset_state(set);
+    *(int64_t *)y = f->entries[index].label;
+    tr_status status = read_picture(set, f->entries[index].path, x);
+    return status == TR_OK ? TR_OK : tr__fail_context(status, "%s", f->entries[index].path);
+}
+
+static void destroy(tr_dataset *set)
+{
+    image_folder *f = tr__dataset_state(set);
+    for (int64_t i = 0; i < set->count; i++) free(f->entries[i].path);
+    for (int64_t i = 0; i < f->classes_count; i++) free(f->classes[i]);
+    free(f->entries);
+    free(f->classes);
+    free(f->folder);
+}
+
+static const tr__dataset_kind kind = {.write = write_sample, .destroy = destroy};
+
+/* ---- The folder -------------------------------------------------------------------------------------------------- */
+
+static bool is_picture(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot && (!strcasecmp(dot, ".jpg") || !strcasecmp(dot, ".jpeg") || !strcasecmp(dot, ".png"));
+}
+
+static tr_status add_entry(tr_dataset *set, const char *path, int64_t label)
+{
+    image_folder *f = tr__dataset_state(set);
+    if (set->count == f->capacity) {
+        int64_t capacity = f->capacity ? 2 * f->capacity : 1024;
+        entry *entries = realloc(f->entries, (size_t)capacity * sizeof *entries);
+        if (!entries) return tr__fail(TR_NO_MEMORY, "image_folder: no memory for %lld paths", (long long)capacity);
+        f->entries = entries;
+        f->capacity = capacity;
+    }
+    char *copy = strdup(path);
+    if (!copy) return tr__fail(TR_NO_MEMORY, "image_folder: out of memory");
+    f->entries[set->count++] = (entry){copy, label};
+    return TR_OK;
+}
+
+static int without_dot(const struct dirent *e)
+{
+    return e->d_name[0] != '.';
+}
+
+/* By bytes, so that every machine agrees on the numbers of classes. */
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* Calls visit for each entry of a folder, in order of names. label: -1 in the folder itself, whose sub-folders are the
+ * classes. */
+typedef tr_status (*visitor)(tr_dataset *set, const char *path, const char *name, bool is_folder, int64_t label);
+
+static tr_status walk(tr_dataset *set, const char *folder, int64_t label, visitor visit)
+{
+    struct dirent **entries;
+    int n = scandir(folder, &entries, without_dot, by_name);
+    if (n < 0) return tr__fail_errno(TR_IO, errno, "image_folder: cannot read the folder %s", folder);
+    tr_status status = TR_OK;
+    for (int i = 0; i < n; i++) {
+        char path[PATH_MAX];
+        struct stat info;
+        if (status == TR_OK && snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name) >= PATH_MAX)
+            status = tr__fail(TR_INVALID, "image_folder: a path in %s is too long", folder);
+        if (status == TR_OK && stat(path, &info) != 0)
+            status = tr__fail_errno(TR_IO, errno, "image_folder: cannot look at %s", path);
+        if (status == TR_OK) status = visit(set, path, entries[i]->d_name, S_ISDIR(info.st_mode), label);
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+/* Within a class: its pictures, sub-folders too. A link that leads back up is an error, by its length. */
+static tr_status visit_picture(tr_dataset *set, const char *path, const char *name, bool is_folder, int64_t label)
+{
+    if (is_folder) return walk(set, path, label, visit_picture);
+    return is_picture(name) ? add_entry(set, path, label) : TR_OK;
+}
+
+static tr_status visit_class(tr_dataset *set, const char *path, const char *name, bool is_folder, int64_t label)
+{
+    (void)label;
+    if (!is_folder) return TR_OK;
+    image_folder *f = tr__dataset_state(set);
+    char **classes = realloc(f->classes, (size_t)(f->classes_count + 1) * sizeof *classes);
+    if (classes) f->classes = classes;
+    if (!classes || !(classes[f->classes_count] = strdup(name)))
+        return tr__fail(TR_NO_MEMORY, "image_folder: out of memory");
+    int64_t number = f->classes_count++, before = set->count;
+    TR__TRY(walk(set, path, number, visit_picture));
+    if (set->count > before) return TR_OK;
+    return tr__fail(TR_INVALID, "image_folder: there is no .jpg, .jpeg or .png in %s", path);
+}
+
+static tr_status fill(tr_dataset *set, const tr_image_folder_options *o)
+{
+    image_folder *f = tr__dataset_state(set);
+    if (!o->folder) return tr__fail(TR_INVALID, "image_folder: no folder was given");
+    if (o->height < 1 || o->width < 1 || o->height > MOST_PIXELS_A_SIDE || o->width > MOST_PIXELS_A_SIDE)
+        return tr__fail(TR_INVALID, "image_folder: .height and .width must be 1 to %d, not %d and %d",
+            MOST_PIXELS_A_SIDE, o->height, o->width);
+    f->folder = strdup(o->folder);
+    if (!f->folder) return tr__fail(TR_NO_MEMORY, "image_folder: out of memory");
+    set->name = f->folder;
+    TR__TRY(walk(set, o->folder, -1, visit_class));
+    if (!f->classes_count)
+        return tr__fail(TR_INVALID, "image_folder: %s has no sub-folders, one for each class", o->folder);
+    set->laid_out = set->has_y = true;
+    set->x = (tr__layout){TR_SHAPE(3, o->height, o->width), o->raw ? TR_U8 : TR_F32};
+    set->y = (tr__layout){TR_SCALAR, TR_I64};
+    return TR_OK;
+}
+
+tr_dataset *tr_image_folder_with(const tr_image_folder_options *options)
+{
+    tr_dataset *set = tr__dataset_new(&kind, "image_folder", sizeof(image_folder));
+    if (tr__error_of(set)) return set;
+    if (fill(set, options) != TR_OK) tr__object_break(set);
+    return set;
+}
+
+const char *tr_image_folder_class(const tr_dataset *set, int64_t label)
+{
+    if (!set || tr__error_of(set) || set->kind != &kind) return NULL;
+    const image_folder *f = tr__dataset_state((tr_dataset *)set);
+    return label >= 0 && label < f->classes_count ? f->classes[label] : NULL;
+}
