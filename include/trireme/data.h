@@ -150,7 +150,7 @@ typedef struct tr_batch {
 /* The next batch of the epoch, or TR_END when there is none: the call after that begins the next epoch. The order does
  * not depend on the workers. What batch points to is the loader's, valid until the next call; a graph keeps what it
  * needs, and tr_keep() keeps a tensor. After a failure, whose message names the sample, the next call goes on with the
- * after it. */
+ * batch after it. */
 TR_API TR_MUST_CHECK tr_status tr_loader_next(tr_loader *loader, tr_batch *batch);
 /* Which epoch comes next, from 0; ends one that is under way. Without it epochs follow each other. */
 TR_API TR_MUST_CHECK tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch);

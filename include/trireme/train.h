@@ -87,6 +87,34 @@ TR_API void tr_progress_note(tr_progress *progress, const char *text);
 /* Ends the bar's line, with the last state in it. */
 TR_API void tr_progress_end(tr_progress *progress);
 
+/* ---- Evaluation -------------------------------------------------------------------------------------------------- */
+
+/* The mean loss of a batch: a scalar. y is NULL when samples have none. */
+typedef tr_tensor *(*tr_loss_function)(tr_tensor *output, tr_tensor *y, void *user);
+
+typedef struct tr_score {
+    double loss;        /* the mean */
+    double accuracy;    /* correct / count; NaN when y are no classes */
+    int64_t count;      /* targets that count: samples, or when there is one in each place of a sequence, places; those that
+                           cross-entropy ignores (-100) are left out */
+    int64_t correct;    /* of these, where the output is largest at the target */
+} tr_score;
+
+typedef struct tr_evaluate_options {
+    size_t size;
+    tr_module *net;
+    tr_loader *loader;
+    tr_group *group;        /* whose ranks share the samples (as the loader's .group): all get the whole's score */
+    tr_loss_function loss;  /* NULL: cross-entropy of outputs [..., classes] with i64 or i32 y: [...] */
+    void *user;             /* for loss */
+    tr_score *score;
+} tr_evaluate_options;
+/* Goes through an epoch of the loader with net in eval mode and without a graph; its modules are then in the modes that
+ * they were in. Duplicates, which make ranks even, are not counted: any number of ranks gives the same score, to rounding.
+ * A failure on one rank fails on all. */
+#define tr_evaluate(...) TR__NEW2(tr_evaluate, net, loader, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *options);
+
 /* ---- Training a language model on a text ------------------------------------------------------------------------- */
 
 /* A model, its optimizer (AdamW under a cosine schedule with warm-up), a text and the ranks that share the work. */

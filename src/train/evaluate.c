@@ -1,0 +1,175 @@
+/* Evaluation: a model's mean loss and accuracy over what a loader gives, shared out over ranks. */
+#include "nn/module.h"
+
+#include <trireme/train.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { IGNORED = -100 }; /* targets that tr_cross_entropy() leaves out */
+
+/* Sums over samples; as they travel between ranks. */
+enum { LOSS, COUNT, CORRECT, UNJUDGED, FAILED, SUMS };
+
+/* ---- Modes ------------------------------------------------------------------------------------------------------- */
+
+/* Which modules were in training, in the order of a walk. */
+typedef struct modes {
+    bool *training;
+    int count, capacity, at;
+} modes;
+
+static tr_status note_mode(tr__walk *walk, tr_module *module)
+{
+    modes *m = walk->user;
+    if (m->count == m->capacity) {
+        int capacity = m->capacity ? 2 * m->capacity : 64;
+        bool *training = realloc(m->training, (size_t)capacity * sizeof *training);
+        if (!training) return tr__fail(TR_NO_MEMORY, "evaluate: out of memory");
+        m->training = training;
+        m->capacity = capacity;
+    }
+    m->training[m->count++] = !module->evaluating;
+    return TR_OK;
+}
+
+static tr_status restore_mode(tr__walk *walk, tr_module *module)
+{
+    modes *m = walk->user;
+    module->evaluating = !m->training[m->at++];
+    return TR_OK;
+}
+
+/* ---- A batch ----------------------------------------------------------------------------------------------------- */
+
+/* How many of logits' [n, classes] rows are largest at their target, among targets that count; *counted: how many
+ * do. */
+static int64_t count_correct(const float *logits, const int64_t *targets, int64_t n, int64_t classes, int64_t *counted)
+{
+    int64_t correct = 0;
+    *counted = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (targets[i] == IGNORED) continue;
+        const float *row = logits + i * classes;
+        int64_t best = 0;
+        for (int64_t c = 1; c < classes; c++)
+            if (row[c] > row[best]) best = c;
+        correct += best == targets[i];
+        ++*counted;
+    }
+    return correct;
+}
+
+/* Class ids [...] for scores [..., classes]? */
+static bool are_classes(const tr_tensor *output, const tr_tensor *target)
+{
+    tr_shape s = output->shape;
+    if (!target || (target->dtype != TR_I64 && target->dtype != TR_I32) || s.ndim == 0 || s.dim[s.ndim - 1] == 0)
+        return false;
+    s.ndim--;
+    return tr__shape_equal(s, target->shape);
+}
+
+static tr_status judge_classes(tr_tensor *output, tr_tensor *target, double sums[SUMS])
+{
+    int64_t n = tr__numel(target->shape), classes = output->shape.dim[output->shape.ndim - 1], counted;
+    tr_tensor *scores = tr_contiguous(tr_cast(tr_to(output, tr_cpu(0)), TR_F32));
+    tr_tensor *ids = tr_contiguous(tr_cast(tr_to(target, tr_cpu(0)), TR_I64));
+    TR__TRY(tr_status_of(scores));
+    TR__TRY(tr_status_of(ids));
+    sums[CORRECT] += (double)count_correct(tr__ptr(scores), tr__ptr(ids), n, classes, &counted);
+    sums[COUNT] += (double)counted;
+    return TR_OK;
+}
+
+/* x: [n, …], y: [n, …] or NULL, without duplicates */
+static tr_status judge(const tr_evaluate_options *o, tr_tensor *x, tr_tensor *y, double sums[SUMS])
+{
+    tr_tensor *output = tr_forward(o->net, x);
+    TR__TRY(tr_status_of(output));
+    if (!y && !o->loss) return tr__fail(TR_INVALID, "evaluate: the samples have no y: give a .loss that needs none");
+    double before = sums[COUNT];
+    if (are_classes(output, y)) {
+        TR__TRY(judge_classes(output, y, sums));
+    } else {
+        sums[COUNT] += (double)x->shape.dim[0];
+        sums[UNJUDGED]++;
+    }
+    double counted = sums[COUNT] - before;
+    if (counted == 0) return TR_OK; /* no mean */
+    tr_tensor *mean = o->loss ? o->loss(output, y, o->user) : tr_cross_entropy(output, y);
+    TR__TRY(tr_status_of(mean));
+    if (tr_numel(mean) != 1)
+        return tr__fail(TR_SHAPE, "evaluate: the loss is %s, not the batch's mean", TR__TEXT(mean->shape));
+    sums[LOSS] += counted * tr_item(mean);
+    return TR_OK;
+}
+
+static tr_status judge_batch(const tr_evaluate_options *o, const tr_batch *b, double sums[SUMS])
+{
+    TR_SCOPE;
+    int64_t n = b->count - b->duplicates;
+    if (n == 0) return TR_OK;
+    tr_tensor *x = b->duplicates ? tr_slice(b->x, 0, 0, n) : b->x;
+    tr_tensor *y = b->duplicates && b->y ? tr_slice(b->y, 0, 0, n) : b->y;
+    return judge(o, x, y, sums);
+}
+
+/* ---- All of them ------------------------------------------------------------------------------------------------- */
+
+static tr_status judge_all(const tr_evaluate_options *o, double sums[SUMS])
+{
+    TR_NO_GRAD;
+    TR__TRY(tr_eval(o->net));
+    tr_batch b;
+    tr_status status;
+    while ((status = tr_loader_next(o->loader, &b)) == TR_OK) TR__TRY(judge_batch(o, &b, sums));
+    return status == TR_END ? TR_OK : status;
+}
+
+static tr_status in_eval_mode(const tr_evaluate_options *o, double sums[SUMS])
+{
+    modes m = {0};
+    tr__walk note = {.module = note_mode, .user = &m}, restore = {.module = restore_mode, .user = &m};
+    tr_status status = tr__module_walk(o->net, &note);
+    if (status == TR_OK) {
+        status = judge_all(o, sums);
+        (void)tr__module_walk(o->net, &restore); /* it went well a moment ago */
+    }
+    free(m.training);
+    return status;
+}
+
+static tr_status evaluate(const tr_evaluate_options *o, double sums[SUMS])
+{
+    if (!o->net || !o->loader) return tr__fail(TR_INVALID, "evaluate: the %s is NULL", o->net ? "loader" : "model");
+    TR__TRY(tr_status_of(o->net));
+    TR__TRY(tr_status_of(o->loader));
+    return in_eval_mode(o, sums);
+}
+
+/* Adds up over ranks. One that failed takes part, so that no rank waits for it in vain. */
+static tr_status share(tr_group *group, tr_status own, double sums[SUMS])
+{
+    tr__error *error = own == TR_OK ? NULL : tr__error_take();
+    sums[FAILED] = own != TR_OK;
+    tr_status status = tr_all_reduce(group, sums, SUMS, .dtype = TR_F64);
+    if (error) status = tr__fail_stored(error);
+    tr__error_unref(error);
+    if (status != TR_OK || sums[FAILED] == 0) return status;
+    return tr__fail(TR_PEER, "evaluate: it failed on %g of the other ranks", sums[FAILED]);
+}
+
+tr_status tr_evaluate_with(const tr_evaluate_options *o)
+{
+    double sums[SUMS] = {0};
+    TR__TRY(tr_status_of(o->group));
+    tr_status status = evaluate(o, sums);
+    if (o->group && tr_world_size(o->group) > 1) status = share(o->group, status, sums);
+    if (status != TR_OK) return status;
+    if (!o->score) return TR_OK;
+    bool judged = sums[COUNT] > 0 && sums[UNJUDGED] == 0;
+    *o->score = (tr_score){.loss = sums[LOSS] / sums[COUNT], .count = (int64_t)sums[COUNT],
+        .correct = (int64_t)sums[CORRECT], .accuracy = judged ? sums[CORRECT] / sums[COUNT] : (double)NAN};
+    return TR_OK;
+}
