@@ -5,9 +5,11 @@
 #include <trireme/launch.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -30,34 +32,83 @@ static void print_line(int rank, bool is_stderr, const char *line, size_t length
     }
 }
 
-int tr__cli_run(int argc, char **argv)
+typedef struct settings {
+    int ranks, nodes, node_rank;
+    double grace, patience;
+    bool no_prefix;
+    const char *job, *flight_dir, *log_dir, *rendezvous, *token_file;
+} settings;
+
+static int parse(int argc, char **argv, settings *s, int *operands)
 {
-    int ranks = 1;
-    double grace = 1;
-    bool no_prefix = false;
-    const char *job = NULL, *flight_dir = NULL;
     const tr__option options[] = {
-        {"ranks", 'n', "N", "processes to start", TR__INTEGER(&ranks, 1, TR_LAUNCH_MAX_RANKS)},
-        {"grace", 0, "SECONDS", "how long ranks get to end when another one failed", TR__NUMBER(&grace, 0.001, 3600)},
-        {"no-prefix", 0, NULL, "let the ranks write to this terminal themselves", TR__FLAG(&no_prefix)},
-        {"job", 0, "NAME", "the job's name, for trireme why; this process's id when not given", TR__TEXT(&job)},
-        {"flight-dir", 0, "FOLDER", "where ranks write their latest calls when a collective fails", TR__TEXT(&flight_dir)},
+        {"ranks", 'n', "N", "processes to start here", TR__INTEGER(&s->ranks, 1, TR_LAUNCH_MAX_RANKS)},
+        {"grace", 0, "SECONDS", "how long ranks get to end when another one failed", TR__NUMBER(&s->grace, 0.001, 3600)},
+        {"no-prefix", 0, NULL, "let the ranks write to this terminal themselves; with --log-dir, only there", TR__FLAG(&s->no_prefix)},
+        {"log-dir", 0, "FOLDER", "write each rank's output to a file rank-R.log there, too", TR__TEXT(&s->log_dir)},
+        {"job", 0, "NAME", "the job's name, for trireme why; this process's id when not given", TR__TEXT(&s->job)},
+        {"flight-dir", 0, "FOLDER", "where ranks write their latest calls when a collective fails", TR__TEXT(&s->flight_dir)},
+        {"nnodes", 0, "N", "machines that take part; the command is run on each", TR__INTEGER(&s->nodes, 1, 65536)},
+        {"node-rank", 0, "N", "which of them this is, from 0", TR__INTEGER(&s->node_rank, 0, 65535)},
+        {"rendezvous", 0, "HOST:PORT", "where node 0 listens and the others find it", TR__TEXT(&s->rendezvous)},
+        {"rendezvous-timeout", 0, "SECONDS", "how long to wait for the other nodes", TR__NUMBER(&s->patience, 0.1, 86400)},
+        {"token-file", 0, "FILE", "holds the job's secret (-: stdin's first line); else TRIREME_TOKEN", TR__TEXT(&s->token_file)},
         {0},
     };
     const tr__syntax syntax = {"run", "PROGRAM [ARGUMENT…]",
-        "Runs PROGRAM as the ranks of a job on this machine, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and\n"
-        "MASTER_PORT set. When one rank fails, the others are ended, and it is said which one failed first and why.",
+        "Runs PROGRAM as the ranks of a job, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. When one\n"
+        "rank fails, the others are ended, and it is said which one failed first and why. With --nnodes the same command,\n"
+        "with another --node-rank, runs on each machine, and all have the same secret.",
         options, .operands = {1, INT_MAX}, .stop_at_operand = true};
-    int status = tr__parse(&syntax, &argc, argv);
-    if (status >= 0) return status;
+    *operands = argc;
+    return tr__parse(&syntax, operands, argv);
+}
 
-    int width = snprintf(NULL, 0, "%d", ranks - 1);
+/* One line. From stdin no byte more than that is read: the rest is rank 0's. */
+static bool read_line(int fd, char *text, size_t bytes)
+{
+    size_t used = 0;
+    while (used < bytes && read(fd, text + used, 1) == 1 && text[used] != '\n') used++;
+    text[used < bytes ? used : 0] = '\0';
+    return used > 0 && used < bytes;
+}
+
+static bool read_token(const char *file, char *token, size_t bytes)
+{
+    bool is_stdin = strcmp(file, "-") == 0;
+    int fd = is_stdin ? STDIN_FILENO : open(file, O_RDONLY | O_CLOEXEC);
+    struct stat s;
+    if (fd < 0 || fstat(fd, &s) < 0) {
+        tr__complain("run", "cannot read the secret from %s: %s", file, strerror(errno));
+        return false;
+    }
+    bool open_to_others = !is_stdin && S_ISREG(s.st_mode) && (s.st_mode & 077);
+    bool there = !open_to_others && read_line(fd, token, bytes);
+    if (!is_stdin) close(fd);
+    if (open_to_others)
+        tr__complain("run", "others may read the secret in %s: chmod 600 %s", file, file);
+    else if (!there)
+        tr__complain("run", "%s does not begin with a line of 1 to %zu bytes, the job's secret", file, bytes - 1);
+    return there;
+}
+
+int tr__cli_run(int argc, char **argv)
+{
+    settings s = {.ranks = 1, .nodes = 1, .grace = 1, .patience = 300};
+    int operands, status = parse(argc, argv, &s, &operands);
+    if (status >= 0) return status;
+    char token[1024];
+    if (s.token_file && !read_token(s.token_file, token, sizeof token)) return TR__EXIT_FAILED;
+
+    int width = snprintf(NULL, 0, "%d", s.ranks * s.nodes - 1);
     char setting[PATH_MAX + 32];
-    snprintf(setting, sizeof setting, "TRIREME_FLIGHT_DIR=%s", flight_dir ? flight_dir : "");
-    const char *env[] = {flight_dir ? setting : NULL, NULL};
+    snprintf(setting, sizeof setting, "TRIREME_FLIGHT_DIR=%s", s.flight_dir ? s.flight_dir : "");
+    const char *env[] = {s.flight_dir ? setting : NULL, NULL};
     tr_launch_report report;
-    tr_status launched = tr_launch((const char *const *)argv, ranks, .output = no_prefix ? NULL : print_line,
-        .user = &width, .env = env, .grace_ms = (int)(grace * 1000), .pass_signals = true, .report = &report, .job = job);
+    tr_status launched = tr_launch((const char *const *)argv, s.ranks, .output = s.no_prefix ? NULL : print_line,
+        .user = &width, .env = env, .grace_ms = (int)(s.grace * 1000), .pass_signals = true, .report = &report, .job = s.job,
+        .log_dir = s.log_dir, .nodes = s.nodes, .node_rank = s.node_rank, .rendezvous = s.rendezvous,
+        .rendezvous_ms = (int)(s.patience * 1000), .token = s.token_file ? token : NULL);
     if (launched == TR_OK) return TR__EXIT_OK;
     tr__complain("run", "%s", *report.text ? report.text : tr_error_message());
     return launched == TR_INTERRUPTED ? report.exit_code : TR__EXIT_FAILED;

@@ -14,7 +14,7 @@ extern "C" {
 #define TR_LAUNCH_JOB_NAME 63 /* bytes of the longest name of a job */
 
 typedef struct tr_launch_report {
-    int first_rank;        /* the rank that failed first; -1 when none did or the job was stopped by a signal */
+    int first_rank;        /* the rank that failed first; -1 when none did, the job was stopped by a signal or a node lost */
     int exit_code;         /* its exit code, or 128 + signal */
     int signal;            /* what killed it (or stopped the job), or 0 */
     double seconds;        /* the job's run time */
@@ -37,10 +37,18 @@ typedef struct tr_launch_options {
     bool pass_signals;             /* pass this process's SIGINT, SIGTERM, SIGHUP, SIGQUIT on to the ranks, once, and
                                       wait for them; a second one kills. SIGUSR1, SIGUSR2 and SIGTSTP are passed on too */
     tr_launch_report *report;      /* filled in, or NULL */
-    const char *job;               /* its name, for `trireme why` (TRIREME_JOB); NULL: this process's id */
+    const char *job;               /* its name, for `trireme why` (TRIREME_JOB); NULL: this process's id; of a job on
+                                      several nodes its rendezvous */
+    const char *log_dir;           /* a folder, made if need be: each rank's output goes to rank-R.log there, too */
+    int nodes;                     /* machines that take part; 0: 1. On each the launcher is called with */
+    int node_rank;                 /* which of them it is, 0 to nodes - 1, and with */
+    const char *rendezvous;        /* "host:port": where node 0 serves the store, and the others find it */
+    const char *token;             /* the job's secret, the same on all nodes; NULL: TRIREME_TOKEN. One node makes its own */
+    int rendezvous_ms;             /* how long to wait for the other nodes; 0: 300,000 */
 } tr_launch_options;
 /* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), holds their store, waits for them, and ends all when one fails; docs/launching.md has the details.
+ * With .nodes the ranks of node 0 come first, then those of node 1, …; all launchers report the same first cause.
  * Rank 0 keeps stdin unless it is a terminal, the others read /dev/null. TR_OK when all exited with 0; TR_CHILD, with
  * the first cause in report and message, when one failed; TR_INTERRUPTED when they ended by a signal that was passed on.
  * The ranks die with this process, whatever kills it. With .pass_signals, other threads must have these signals blocked. */
@@ -61,6 +69,7 @@ typedef struct tr_spawn_options {
     bool pass_signals;
     tr_launch_report *report;
     const char *job;
+    const char *log_dir;
 } tr_spawn_options;
 /* Runs function(rank, argument, bytes) in so many processes, the ranks of a job, in which tr_join() works, and waits for
  * them. The processes are started from this program's executable: main() begins with TR_SPAWN_ENTRY. When one fails, the

@@ -3,8 +3,11 @@
 #include "base/clock.h"
 #include "base/object.h"
 #include "base/process.h"
+#include "launch/nodes.h"
 #include "launch/output.h"
 #include "launch/spawn.h"
+
+#include "comm/rendezvous.h"
 
 #include <trireme/comm.h>
 
@@ -16,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
-#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,7 +49,10 @@ typedef struct job {
     tr_launch_options options;
     const tr__call *call; /* what the ranks run; NULL: a program */
     tr_launch_report *report;
-    char token[65];
+    char token[65]; /* of a job on this node alone */
+    char mark[65];
+    tr__nodes nodes; /* .count is 0 when there is only this one */
+    int first_rank;  /* of this node's: elsewhere here ranks are counted from 0 */
     tr__env env;
     tr__guard guard;
     tr__output output;
@@ -68,7 +73,9 @@ typedef struct job {
     int first;            /* the rank that failed first; -1: none */
     int interrupt;        /* the first signal that was passed on; 0: none */
     bool stopped;         /* and a rank has ended by it */
+    bool gave_up;         /* the user did not want to wait */
     bool swept;           /* nothing of the job is alive */
+    tr__error *error;     /* a rank could not be started: its failure; NULL: all could */
     unsigned long oom_kills; /* at the start */
 } job;
 
@@ -109,7 +116,7 @@ static void enter(job *j, stage next)
     j->deadline = now_seconds() + times[next];
     if (!signals[next]) return;
     signal_groups(j, signals[next]);
-    tr__sweep(j->groups, j->started, j->token, signals[next]);
+    tr__sweep(j->groups, j->started, j->mark, signals[next]);
 }
 
 static bool by_signal(const rank *r)
@@ -170,7 +177,7 @@ static bool sweep(job *j)
 {
     int again = j->stage == KILLING ? SIGKILL : 0; /* for what was forked meanwhile */
     if (again) signal_groups(j, again);
-    if (!tr__sweep(j->groups, j->started, j->token, again)) return true;
+    if (!tr__sweep(j->groups, j->started, j->mark, again)) return true;
     bool late = now_seconds() > j->deadline;
     if (j->stage == KILLING) return late;
     if (j->stage < ENDING) enter(j, ENDING);
@@ -178,7 +185,7 @@ static bool sweep(job *j)
     return false;
 }
 
-/* What the time asks for; true when the job is over. */
+/* What the time asks for; true when nothing of the job is left here. */
 static bool step(job *j)
 {
     bool late = j->stage != RUNNING && now_seconds() > j->deadline;
@@ -212,6 +219,7 @@ static void pass_on(job *j, int sig)
         if (j->interrupt) {
             enter(j, KILLING);
             if (!j->running) tr__output_end(&j->output); /* who reads it is in no hurry, but the user is */
+            j->gave_up = true;
         } else {
             j->interrupt = sig;
             signal_groups(j, sig);
@@ -253,10 +261,12 @@ static tr_status open_signals(job *j)
 /* stdio of a rank: what it inherits, /dev/null, or the write ends of new pipes. */
 static tr_status open_stdio(job *j, int index, int nothing, int stdio[3])
 {
-    stdio[0] = index == 0 && !isatty(STDIN_FILENO) ? STDIN_FILENO : nothing;
+    bool is_first = j->first_rank + index == 0;
+    stdio[0] = is_first && !isatty(STDIN_FILENO) ? STDIN_FILENO : nothing;
     stdio[1] = STDOUT_FILENO;
     stdio[2] = STDERR_FILENO;
-    if (!j->options.output || (index == 0 && j->options.rank0_inherits)) return TR_OK;
+    bool piped = j->options.output || j->options.log_dir;
+    if (!piped || (is_first && j->options.rank0_inherits)) return TR_OK;
     TR__TRY(tr__output_add(&j->output, &j->loop, index, false, &stdio[1]));
     tr_status status = tr__output_add(&j->output, &j->loop, index, true, &stdio[2]);
     if (status) close(stdio[1]);
@@ -316,19 +326,10 @@ static tr_status start_ranks(job *j)
     tr_status status = TR_OK;
     for (int i = 0; i < j->options.ranks && status == TR_OK; i++) {
         status = start_rank(j, i, nothing);
-        if (status && j->started) tr__fail_context(status, "launch: rank %d of %d", i, j->options.ranks);
+        if (status && j->started) tr__fail_context(status, "launch: rank %d of %d", j->first_rank + i, j->options.ranks);
     }
     close(nothing);
     return status;
-}
-
-static tr_status make_token(char text[65])
-{
-    unsigned char bytes[32];
-    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
-        return tr__fail_errno(TR_IO, errno, "launch: no random numbers for the job's token");
-    for (size_t i = 0; i < sizeof bytes; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
-    return TR_OK;
 }
 
 /* ---- The end and its report -------------------------------------------------------------------------------------- */
@@ -336,7 +337,7 @@ static tr_status make_token(char text[65])
 static void describe_death(const job *j, const rank *r, char *text, size_t bytes)
 {
     int index = (int)(r - j->ranks);
-    int n = snprintf(text, bytes, "rank %d (pid %d) ", index, (int)r->pid);
+    int n = snprintf(text, bytes, "rank %d (pid %d) ", j->first_rank + index, (int)r->pid);
     if (by_signal(r)) {
         n += snprintf(text + n, bytes - (size_t)n, "was killed by signal %d (%s)%s after %.1f s", r->status,
             strsignal(r->status), r->code == CLD_DUMPED ? ", leaving a core" : "", r->seconds);
@@ -358,9 +359,13 @@ static tr_status conclude(job *j)
 {
     tr_launch_report *report = j->report;
     report->seconds = now_seconds() - j->start;
+    if (j->error) {
+        snprintf(report->text, sizeof report->text, "%s", j->error->message);
+        return tr__fail_stored(j->error);
+    }
     if (j->first >= 0) {
         const rank *r = &j->ranks[j->first];
-        report->first_rank = j->first;
+        report->first_rank = j->first_rank + j->first;
         report->signal = by_signal(r) ? r->status : 0;
         report->exit_code = by_signal(r) ? 128 + r->status : r->status;
         describe_death(j, r, report->text, sizeof report->text);
@@ -374,6 +379,56 @@ static tr_status conclude(job *j)
     return tr__fail(TR_INTERRUPTED, "%s", report->text);
 }
 
+/* ---- Other nodes -------------------------------------------------------------------------------------------------- */
+
+/* How this node stands; once all of it has ended, its report is where the others can read it. */
+static void tell_nodes(job *j, bool ended)
+{
+    const rank *r = j->first >= 0 ? &j->ranks[j->first] : NULL;
+    tr__word word = {.interrupt = j->interrupt, .ended = ended, .told = j->nodes.mine.told};
+    word.outcome = r || j->error ? TR__FAILED : j->stopped ? TR__STOPPED : TR__WELL;
+    if (r) {
+        word.rank = j->first_rank + j->first;
+        word.signal = by_signal(r) ? r->status : 0;
+        word.exit_code = by_signal(r) ? 128 + r->status : r->status;
+        word.at_ms = (int64_t)((j->start + r->seconds) * 1e3) - j->nodes.start_ns / 1000000;
+    } else if (j->error) {
+        word.rank = j->first_rank + j->started;
+        word.exit_code = EXIT_FAILURE;
+    }
+    if (word.outcome == TR__FAILED && ended && !word.told) {
+        tr_launch_report *report = j->report;
+        if (j->error) snprintf(report->text, sizeof report->text, "%s", j->error->message);
+        else describe_death(j, r, report->text, sizeof report->text);
+        word.told = tr__nodes_publish(&j->nodes, report->text);
+    }
+    tr__nodes_say(&j->nodes, &word);
+}
+
+/* Tells the other nodes, and does what they tell; true when they are done, too. */
+static bool step_nodes(job *j, bool ended)
+{
+    if (!j->nodes.count || j->gave_up) return true;
+    if (!j->nodes.over) tell_nodes(j, ended);
+    if (tr__nodes_step(&j->nodes)) {
+        if (tr__nodes_failed(&j->nodes)) enter(j, SETTLING);
+        int sig = 0;
+        for (int i = 0; i < j->nodes.count && !sig; i++) sig = j->nodes.all[i].interrupt;
+        if (sig && !j->interrupt) pass_on(j, sig);
+    }
+    return j->nodes.over || j->nodes.lost;
+}
+
+static tr_status conclude_nodes(job *j)
+{
+    char own[sizeof j->report->text];
+    snprintf(own, sizeof own, "%s", j->report->text);
+    *j->report = (tr_launch_report){.first_rank = -1, .seconds = now_seconds() - j->start};
+    return tr__nodes_conclude(&j->nodes, own, j->report);
+}
+
+/* ---- The job ----------------------------------------------------------------------------------------------------- */
+
 static void reap(job *j)
 {
     for (int i = 0; i < j->started; i++) {
@@ -381,8 +436,6 @@ static void reap(job *j)
         if (j->ranks[i].pidfd >= 0) close(j->ranks[i].pidfd);
     }
 }
-
-/* ---- The job ----------------------------------------------------------------------------------------------------- */
 
 static void on_tick(uv_timer_t *timer)
 {
@@ -393,7 +446,9 @@ static void on_tick(uv_timer_t *timer)
 
 static void supervise(job *j)
 {
-    while (!step(j)) {
+    for (;;) {
+        bool ended = step(j);
+        if (step_nodes(j, ended) && ended) break;
         bool timed = j->ticking || j->stage != RUNNING || !j->running;
         if (timed && !uv_is_active((uv_handle_t *)&j->timer)) uv_timer_start(&j->timer, on_tick, tick_ms, tick_ms);
         uv_run(&j->loop, UV_RUN_ONCE);
@@ -409,46 +464,72 @@ static void close_handle(uv_handle_t *handle, void *unused)
 /* With loop, output and guard ready: from the first rank's start to the last one's end. */
 static tr_status run_ranks(job *j)
 {
-    tr_status status = start_ranks(j);
-    tr__error *error = NULL;
-    if (status) {
-        error = tr__error_take(); /* what comes now may fail too, but this is what to report */
+    if (start_ranks(j)) {
+        j->error = tr__error_take(); /* what comes now may fail too, but this is what to report */
         enter(j, KILLING);
         tr__output_end(&j->output);
     }
     supervise(j);
     tr__guard_stop(&j->guard);
-    if (error) {
-        status = tr__fail_stored(error);
-        snprintf(j->report->text, sizeof j->report->text, "%s", error->message);
-        tr__error_unref(error);
-    } else {
-        status = conclude(j);
-    }
+    tr_status status = j->nodes.count && !j->gave_up ? conclude_nodes(j) : conclude(j);
+    tr__error_unref(j->error);
     reap(j);
     return status;
+}
+
+static tr_status run_with_store(job *j, const tr__env_options *where)
+{
+    TR__TRY(tr__env_make(&j->env, where));
+    TR__TRY(tr__guard_start(&j->guard));
+    const tr__output_options output = {.first_rank = j->first_rank, .ranks = j->options.ranks,
+        .function = j->options.output, .user = j->options.user, .log_dir = j->options.log_dir};
+    tr_status status = tr__output_open(&j->output, &j->loop, &output);
+    if (status) {
+        tr__guard_stop(&j->guard);
+        return status;
+    }
+    return run_ranks(j);
+}
+
+static tr_status run_on_this_node(job *j, tr__env_options where)
+{
+    TR_SCOPE; /* the store serves until the job is over */
+    TR__TRY(tr__random_text(j->token, sizeof j->token));
+    tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = j->token);
+    TR__TRY(tr_status_of(store));
+    char name[16];
+    snprintf(name, sizeof name, "%d", (int)getpid());
+    where.world = j->options.ranks;
+    where.host = "127.0.0.1";
+    where.port = tr_store_port(store);
+    where.token = j->token;
+    if (!where.job) where.job = name;
+    return run_with_store(j, &where);
+}
+
+static tr_status run_on_nodes(job *j, tr__env_options where)
+{
+    char name[TR_LAUNCH_JOB_NAME + 1];
+    snprintf(name, sizeof name, "%s", j->options.rendezvous);
+    where.world = j->nodes.world;
+    where.node = j->nodes.rank;
+    where.host = j->nodes.host;
+    where.port = j->nodes.port;
+    where.token = j->options.token;
+    if (!where.job) where.job = name;
+    j->ticking = true;
+    return run_with_store(j, &where);
 }
 
 static tr_status run_with_loop(job *j)
 {
     uv_timer_init(&j->loop, &j->timer);
     j->timer.data = j;
-    TR__TRY(make_token(j->token));
+    TR__TRY(tr__random_text(j->mark, sizeof j->mark));
     if (j->options.pass_signals) TR__TRY(open_signals(j)); /* before any thread, for threads inherit the mask */
-
-    TR_SCOPE; /* the store serves until the job is over */
-    tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = j->token);
-    TR__TRY(tr_status_of(store));
-    const tr__env_options env = {.extra = j->options.env, .ranks = j->options.ranks, .port = tr_store_port(store),
-        .token = j->token, .job = j->options.job, .call = j->call};
-    TR__TRY(tr__env_make(&j->env, &env));
-    TR__TRY(tr__guard_start(&j->guard));
-    tr_status status = tr__output_open(&j->output, &j->loop, j->options.ranks, j->options.output, j->options.user);
-    if (status) {
-        tr__guard_stop(&j->guard);
-        return status;
-    }
-    return run_ranks(j);
+    const tr__env_options where = {.extra = j->options.env, .first_rank = j->first_rank, .ranks = j->options.ranks,
+        .mark = j->mark, .job = j->options.job, .call = j->call};
+    return j->nodes.count ? run_on_nodes(j, where) : run_on_this_node(j, where);
 }
 
 /* A daemon may have closed 0, 1 and 2. While they are filled, nothing of ours gets these numbers (libuv would abort). */
@@ -478,6 +559,19 @@ static tr_status run_job(job *j)
     return status;
 }
 
+/* The nodes meet before signals are taken from this program. */
+static tr_status meet_and_run(job *j)
+{
+    if (j->options.nodes <= 1) return run_job(j);
+    if (!j->options.token) j->options.token = getenv("TRIREME_TOKEN");
+    tr_status status = tr__nodes_meet(&j->nodes, &j->options, j->options.token);
+    j->first_rank = j->nodes.first_rank;
+    j->start = now_seconds();
+    if (status == TR_OK) status = run_job(j);
+    tr__nodes_leave(&j->nodes);
+    return status;
+}
+
 static tr_status check_options(const tr_launch_options *o)
 {
     if (!o->argv || !o->argv[0] || !*o->argv[0]) return tr__fail(TR_INVALID, "launch: no program: argv is empty");
@@ -486,6 +580,10 @@ static tr_status check_options(const tr_launch_options *o)
     if (o->grace_ms < 0) return tr__fail(TR_INVALID, "launch: grace_ms is %d: it takes 0 and more", o->grace_ms);
     if (o->job && (!*o->job || strlen(o->job) > TR_LAUNCH_JOB_NAME || strpbrk(o->job, "/ \t\n")))
         return tr__fail(TR_INVALID, "launch: a job's name has 1 … %d bytes and no slash or blank", TR_LAUNCH_JOB_NAME);
+    if (o->nodes < 0 || o->rendezvous_ms < 0)
+        return tr__fail(TR_INVALID, "launch: .nodes is %d and .rendezvous_ms %d: they are not negative", o->nodes, o->rendezvous_ms);
+    if (o->nodes <= 1 && (o->node_rank || o->rendezvous))
+        return tr__fail(TR_INVALID, "launch: .node_rank and .rendezvous are for jobs on several nodes: .nodes says how many");
     struct sigaction child;
     sigaction(SIGCHLD, NULL, &child);
     if (child.sa_handler == SIG_IGN || (child.sa_flags & SA_NOCLDWAIT))
@@ -510,7 +608,7 @@ tr_status tr__launch(const tr_launch_options *options, const tr__call *call)
     j.start = now_seconds();
     j.oom_kills = count_oom_kills();
     int fillers[3], filled = fill_stdio(fillers);
-    tr_status status = j.ranks && j.groups ? run_job(&j)
+    tr_status status = j.ranks && j.groups ? meet_and_run(&j)
         : tr__fail(TR_NO_MEMORY, "launch: no memory for %d ranks", j.options.ranks);
     while (filled > 0) close(fillers[--filled]);
     free(j.ranks);

@@ -4,9 +4,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 typedef struct line_head {
@@ -19,13 +23,23 @@ enum { batch_bytes = 256 << 10 };
 
 /* ---- From the loop to the thread --------------------------------------------------------------------------------- */
 
+/* What cannot be written (a full disk) is lost: the job is worth more than its output. */
+static void write_log(int fd, const char *line, size_t length)
+{
+    struct iovec parts[] = {{(char *)line, length}, {"\n", 1}};
+    while (writev(fd, parts, 2) < 0 && errno == EINTR) continue;
+}
+
 static void give(const tr__output *o)
 {
     for (size_t at = 0; at < o->giving.used;) {
         line_head head;
         memcpy(&head, o->giving.data + at, sizeof head);
         at += sizeof head;
-        o->function(head.rank, head.is_stderr, o->giving.data + at, head.length, o->user);
+        const char *line = o->giving.data + at;
+        if (o->logs[head.rank] >= 0) write_log(o->logs[head.rank], line, head.length);
+        int rank = o->options.first_rank + head.rank;
+        if (o->options.function) o->options.function(rank, head.is_stderr, line, head.length, o->options.user);
         at += head.length;
     }
 }
@@ -184,6 +198,9 @@ static void free_output(tr__output *o)
     pthread_cond_destroy(&o->more);
     free(o->streams);
     free(o->tails);
+    for (int i = 0; i < o->ranks && o->logs; i++)
+        if (o->logs[i] >= 0) close(o->logs[i]);
+    free(o->logs);
     free(o->filling.data);
     free(o->giving.data);
 }
@@ -200,20 +217,49 @@ static int start_thread(tr__output *o)
     return error;
 }
 
-tr_status tr__output_open(tr__output *o, uv_loop_t *loop, int ranks, tr_launch_output function, void *user)
+static tr_status open_logs(tr__output *o)
 {
-    *o = (tr__output){.function = function, .user = user, .ranks = ranks};
-    if (!function) return TR_OK;
-    pthread_mutex_init(&o->lock, NULL);
-    pthread_cond_init(&o->more, NULL);
-    o->streams = calloc((size_t)ranks, 2 * sizeof *o->streams);
-    o->tails = calloc((size_t)ranks, sizeof *o->tails);
+    const char *folder = o->options.log_dir;
+    for (int i = 0; i < o->ranks; i++) o->logs[i] = -1;
+    if (!folder) return TR_OK;
+    if (mkdir(folder, 0777) < 0 && errno != EEXIST)
+        return tr__fail_errno(TR_IO, errno, "launch: cannot make the folder %s for logs", folder);
+    for (int i = 0; i < o->ranks; i++) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s/rank-%d.log", folder, o->options.first_rank + i);
+        o->logs[i] = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+        if (o->logs[i] < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot write %s", path);
+    }
+    return TR_OK;
+}
+
+static tr_status allocate(tr__output *o)
+{
+    size_t ranks = (size_t)o->ranks;
+    o->streams = calloc(ranks, 2 * sizeof *o->streams);
+    o->tails = calloc(ranks, sizeof *o->tails);
+    o->logs = calloc(ranks, sizeof *o->logs);
     o->filling.data = malloc(batch_bytes);
     o->giving.data = malloc(batch_bytes);
-    bool have_memory = o->streams && o->tails && o->filling.data && o->giving.data;
-    if (!have_memory || uv_async_init(loop, &o->room, on_room) != 0) {
+    if (o->streams && o->tails && o->logs && o->filling.data && o->giving.data) return TR_OK;
+    free(o->logs);
+    o->logs = NULL;
+    return tr__fail(TR_NO_MEMORY, "launch: no memory for the output of %d ranks", o->ranks);
+}
+
+tr_status tr__output_open(tr__output *o, uv_loop_t *loop, const tr__output_options *options)
+{
+    *o = (tr__output){.options = *options, .ranks = options->ranks};
+    if (!options->function && !options->log_dir) return TR_OK;
+    pthread_mutex_init(&o->lock, NULL);
+    pthread_cond_init(&o->more, NULL);
+    tr_status status = allocate(o);
+    if (status == TR_OK) status = open_logs(o);
+    if (status == TR_OK && uv_async_init(loop, &o->room, on_room) != 0)
+        status = tr__fail(TR_NO_MEMORY, "launch: no memory for the output of %d ranks", o->ranks);
+    if (status) {
         free_output(o);
-        return tr__fail(TR_NO_MEMORY, "launch: no memory for the output of %d ranks", ranks);
+        return status;
     }
     o->room.data = o;
     int error = start_thread(o);
@@ -229,14 +275,16 @@ tr_status tr__output_add(tr__output *o, uv_loop_t *loop, int rank, bool is_stder
 {
     tr__stream *s = &o->streams[2 * rank + is_stderr];
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open a pipe for rank %d (see ulimit -n)", rank);
+    if (pipe2(ends, O_CLOEXEC) < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open a pipe for rank %d (see ulimit -n)",
+        o->options.first_rank + rank);
     *s = (tr__stream){.output = o, .rank = rank, .is_stderr = is_stderr, .fd = ends[0], .buffer = malloc(TR__LINE_BYTES)};
     int error = UV_ENOMEM;
     if (!s->buffer || (error = uv_poll_init(loop, &s->poll, s->fd)) < 0) {
         free(s->buffer);
         close(ends[0]);
         close(ends[1]);
-        return tr__fail(TR_NO_MEMORY, "launch: cannot watch the output of rank %d: %s", rank, uv_strerror(error));
+        return tr__fail(TR_NO_MEMORY, "launch: cannot watch the output of rank %d: %s", o->options.first_rank + rank,
+            uv_strerror(error));
     }
     fcntl(s->fd, F_SETFL, O_NONBLOCK);
     s->open = true;

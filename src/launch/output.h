@@ -40,12 +40,19 @@ typedef struct tr__batch {
     char *data;
 } tr__batch;
 
-struct tr__output {
-    tr_launch_output function;
+typedef struct tr__output_options {
+    int first_rank, ranks;
+    tr_launch_output function; /* or NULL */
     void *user;
+    const char *log_dir;       /* or NULL */
+} tr__output_options;
+
+struct tr__output {
+    tr__output_options options;
     int ranks;
     tr__stream *streams; /* [ranks][2] */
     tr__tail *tails;     /* [ranks] */
+    int *logs;           /* [ranks], descriptors of their files; -1: none */
     bool draining;       /* nobody is left to write: what is there now is all */
 
     pthread_t thread;
@@ -57,8 +64,9 @@ struct tr__output {
     uv_async_t room; /* wakes the loop when there is room again */
 };
 
-/* On failure nothing needs closing. The handles live in loop, which is run until they are closed. */
-tr_status tr__output_open(tr__output *output, uv_loop_t *loop, int ranks, tr_launch_output function, void *user);
+/* Ranks are counted from 0 on this node here; the function is given their numbers in the job. On failure nothing needs
+ * closing. The handles live in loop, which is run until they are closed. */
+tr_status tr__output_open(tr__output *output, uv_loop_t *loop, const tr__output_options *options);
 /* Opens the pipe of a rank; *write_end is for the rank, and the caller's to close. */
 tr_status tr__output_add(tr__output *output, uv_loop_t *loop, int rank, bool is_stderr, int *write_end);
 /* Says that no writer is left: streams end where there is nothing to read. */

@@ -5,7 +5,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 tr_status tr__env_make(tr__env *env, const tr__env_options *o)
 {
@@ -17,26 +16,26 @@ tr_status tr__env_make(tr__env *env, const tr__env_options *o)
     env->call = o->call;
 
     for (size_t i = 0; i < more; i++) tr__environment_set(env->entries, (char *)o->extra[i]);
-    snprintf(env->text[3], bytes, "WORLD_SIZE=%d", o->ranks);
+    env->first_rank = o->first_rank;
+    snprintf(env->text[3], bytes, "WORLD_SIZE=%d", o->world);
     snprintf(env->text[4], bytes, "LOCAL_WORLD_SIZE=%d", o->ranks);
-    snprintf(env->text[5], bytes, "MASTER_ADDR=127.0.0.1");
-    snprintf(env->text[6], bytes, "MASTER_PORT=%d", o->port);
-    snprintf(env->text[7], bytes, "TRIREME_TOKEN=%s", o->token);
-    snprintf(env->text[8], bytes, "TRIREME_STORE=1");
-    if (o->job)
-        snprintf(env->text[9], bytes, "TRIREME_JOB=%s", o->job);
-    else
-        snprintf(env->text[9], bytes, "TRIREME_JOB=%d", (int)getpid());
+    snprintf(env->text[5], bytes, "GROUP_RANK=%d", o->node);
+    snprintf(env->text[6], bytes, "MASTER_ADDR=%s", o->host);
+    snprintf(env->text[7], bytes, "MASTER_PORT=%d", o->port);
+    snprintf(env->text[8], bytes, "TRIREME_TOKEN=%s", o->token);
+    snprintf(env->text[9], bytes, "TRIREME_LAUNCH=%s", o->mark);
+    snprintf(env->text[10], bytes, "TRIREME_STORE=1");
+    snprintf(env->text[11], bytes, "TRIREME_JOB=%s", o->job);
     tr__env_set_rank(env, 0);
     for (int i = o->call ? 0 : 1; i < contract; i++) tr__environment_set(env->entries, env->text[i]);
     return TR_OK;
 }
 
-void tr__env_set_rank(tr__env *env, int rank)
+void tr__env_set_rank(tr__env *env, int local_rank)
 {
-    if (env->call) tr__call_variable(env->call, rank, env->text[0]);
-    snprintf(env->text[1], sizeof *env->text, "RANK=%d", rank);
-    snprintf(env->text[2], sizeof *env->text, "LOCAL_RANK=%d", rank);
+    if (env->call) tr__call_variable(env->call, local_rank, env->text[0]);
+    snprintf(env->text[1], sizeof *env->text, "RANK=%d", env->first_rank + local_rank);
+    snprintf(env->text[2], sizeof *env->text, "LOCAL_RANK=%d", local_rank);
 }
 
 void tr__env_free(tr__env *env)

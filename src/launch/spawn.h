@@ -13,19 +13,23 @@
 typedef struct tr__env {
     char **entries; /* as execve() takes it; the strings are borrowed or lie in text */
     const tr__call *call;
-    char text[10][128];
+    int first_rank;
+    char text[12][320];
 } tr__env;
 
 typedef struct tr__env_options {
     const char *const *extra; /* NAME=value, NULL-terminated; or NULL */
-    int ranks;
+    int first_rank, ranks, world; /* of this node, and of all */
+    int node;
+    const char *host; /* where the store is */
     int port;
     const char *token, *job;
+    const char *mark;     /* what only processes of this launcher carry */
     const tr__call *call; /* what the ranks are to run; NULL: a program */
 } tr__env_options;
 
 tr_status tr__env_make(tr__env *env, const tr__env_options *options);
-void tr__env_set_rank(tr__env *env, int rank);
+void tr__env_set_rank(tr__env *env, int local_rank);
 void tr__env_free(tr__env *env);
 
 /* A process that kills the groups given to it when this process is gone, however it went: the ranks' own death signal
@@ -40,8 +44,8 @@ tr_status tr__guard_add(const tr__guard *guard, pid_t group);
 void tr__guard_stop(tr__guard *guard);
 
 /* How many processes of the job are alive, zombies apart: members of the groups, and strays, which have left them but
- * still carry the job's token in their environment. The strays are sent the signal, 0 for none. */
-int tr__sweep(const pid_t *groups, int count, const char *token, int signal);
+ * still carry the launcher's mark in their environment. The strays are sent the signal, 0 for none. */
+int tr__sweep(const pid_t *groups, int count, const char *mark, int signal);
 
 /* tr_launch(); with a call, the ranks make that in processes of this program, and argv is what they are called by. */
 tr_status tr__launch(const tr_launch_options *options, const tr__call *call);

@@ -74,6 +74,7 @@ tr_status tr_spawn_with(const tr_spawn_options *options)
         .pass_signals = o.pass_signals,
         .report = report,
         .job = o.job,
+        .log_dir = o.log_dir,
     };
     tr_status status = conclude(&call, o.ranks, tr__launch(&launch, &call), report);
     tr__call_free(&call);

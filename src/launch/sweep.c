@@ -38,13 +38,13 @@ static pid_t living_group(pid_t pid)
     return strchr("ZXx", state) ? 0 : group;
 }
 
-static bool carries(pid_t pid, const char *token, char *environment, size_t bytes)
+static bool carries(pid_t pid, const char *mark, char *environment, size_t bytes)
 {
     size_t n = read_proc(pid, "environ", environment, bytes);
-    return n && memmem(environment, n, token, strlen(token));
+    return n && memmem(environment, n, mark, strlen(mark));
 }
 
-int tr__sweep(const pid_t *groups, int count, const char *token, int signal)
+int tr__sweep(const pid_t *groups, int count, const char *mark, int signal)
 {
     enum { environment_bytes = 256 << 10 };
     /* Not opendir(): ThreadSanitizer does not see it, and takes the descriptor for the one that had its number before. */
@@ -60,7 +60,7 @@ int tr__sweep(const pid_t *groups, int count, const char *token, int signal)
         int i = 0;
         while (i < count && groups[i] != group) i++;
         bool stray = i == count;
-        if (stray && !carries(pid, token, environment, environment_bytes)) continue;
+        if (stray && !carries(pid, mark, environment, environment_bytes)) continue;
         found++;
         if (stray && signal) kill(pid, signal);
     }

@@ -1,0 +1,320 @@
+#include "launch/nodes.h"
+
+#include "base/clock.h"
+#include "base/object.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead */
+    TOKEN_MOST = 256,        /* bytes; it travels in an environment */
+    SIGNAL_FIRST_MS = 500,   /* as on one node: a death by signal comes before an exit at most so much earlier */
+};
+
+/* ---- Meeting ------------------------------------------------------------------------------------------------------ */
+
+/* Where the shell would find it; 0 when that is not known. */
+static int64_t size_of_program(const char *program)
+{
+    struct stat s;
+    if (strchr(program, '/')) return stat(program, &s) == 0 ? (int64_t)s.st_size : 0;
+    for (const char *at = getenv("PATH"); at && *at; at += *at == ':') {
+        size_t length = strcspn(at, ":");
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%.*s/%s", (int)length, at, program);
+        if (access(path, X_OK) == 0 && stat(path, &s) == 0) return (int64_t)s.st_size;
+        at += length;
+    }
+    return 0;
+}
+
+/* "host:port", "[::1]:port" */
+static tr_status read_address(tr__nodes *n, const char *text)
+{
+    const char *colon = text ? strrchr(text, ':') : NULL;
+    size_t length = colon ? (size_t)(colon - text) : 0;
+    char *end = NULL;
+    long port = colon ? strtol(colon + 1, &end, 10) : 0;
+    if (colon && length >= 2 && text[0] == '[' && text[length - 1] == ']') text++, length -= 2;
+    if (!colon || !length || length >= sizeof n->host || *end || port < 1 || port > 65535)
+        return tr__fail(TR_INVALID, "launch: %d nodes meet at a .rendezvous of host:port, not at '%s'", n->count,
+            text ? text : "");
+    memcpy(n->host, text, length);
+    n->port = (int)port;
+    return TR_OK;
+}
+
+/* Whoever comes first says how many nodes there are. */
+static tr_status agree_on_count(tr__nodes *n)
+{
+    char mine[16];
+    void *said = NULL;
+    size_t bytes;
+    int length = snprintf(mine, sizeof mine, "%d", n->count);
+    TR__TRY(tr_store_compare_set(n->store, "launch/nodes", NULL, 0, mine, (size_t)length, &said, &bytes));
+    tr_status status = said && strcmp(said, mine) != 0
+        ? tr__fail(TR_MISMATCH, "launch: node %d is of a job with %d nodes, but another one that came before is of a job with %s",
+            n->rank, n->count, (char *)said) : TR_OK;
+    free(said);
+    return status;
+}
+
+static tr_status compare(const tr__nodes *n)
+{
+    const tr__node *first = &n->nodes[0];
+    for (int i = 1; i < n->count; i++) {
+        const tr__node *node = &n->nodes[i];
+        if (strcmp(node->version, first->version) != 0)
+            return tr__fail(TR_MISMATCH, "launch: node %d (%s) has Trireme %s, node 0 (%s) has %s", i, node->host,
+                node->version, first->host, first->version);
+        if (node->program_bytes && first->program_bytes && node->program_bytes != first->program_bytes)
+            return tr__fail(TR_MISMATCH, "launch: node %d (%s) has another program than node 0 (%s): %lld bytes, not %lld", i,
+                node->host, first->host, (long long)node->program_bytes, (long long)first->program_bytes);
+    }
+    return TR_OK;
+}
+
+static tr_status exchange_nodes(tr__nodes *n, const tr_launch_options *o)
+{
+    tr__node mine = {.ranks = o->ranks, .program_bytes = size_of_program(o->argv[0])};
+    snprintf(mine.version, sizeof mine.version, "%s", tr_version());
+    gethostname(mine.host, sizeof mine.host - 1);
+    TR__TRY(tr_all_gather(n->group, &mine, n->nodes, (int64_t)sizeof mine, .dtype = TR_U8));
+    TR__TRY(compare(n));
+    for (int i = 0; i < n->count; i++) {
+        if (i == n->rank) n->first_rank = n->world;
+        n->world += n->nodes[i].ranks;
+    }
+    TR__TRY(tr_barrier(n->group));
+    n->start_ns = tr__now_ns();
+    return TR_OK;
+}
+
+static tr_status meet(tr__nodes *n, const tr_launch_options *o, const char *token)
+{
+    TR_SCOPE;
+    int timeout_ms = o->rendezvous_ms ? o->rendezvous_ms : 300000;
+    n->store = tr_keep(tr_store_tcp(n->host, n->port, .serve = n->rank == 0, .token = token, .timeout_ms = timeout_ms));
+    TR__TRY(tr_status_of(n->store));
+    TR__TRY(agree_on_count(n));
+    n->group = tr_keep(tr_join(.store = n->store, .rank = n->rank, .world_size = n->count, .token = token, .name = "nodes",
+        .timeout_ms = timeout_ms, .report_ms = SILENT_MS));
+    TR__TRY(tr_status_of(n->group));
+    return exchange_nodes(n, o);
+}
+
+typedef struct meeting {
+    tr__nodes *nodes;
+    const tr_launch_options *options;
+    const char *token;
+    tr_status status;
+    tr__error *error;
+} meeting;
+
+static void *meeting_thread(void *argument)
+{
+    meeting *m = argument;
+    m->status = meet(m->nodes, m->options, m->token);
+    if (m->status) m->error = tr__error_take();
+    return NULL;
+}
+
+static tr_status check(const tr__nodes *n, const char *token)
+{
+    if (n->rank < 0 || n->rank >= n->count)
+        return tr__fail(TR_INVALID, "launch: a .node_rank of %d is not in 0 … %d", n->rank, n->count - 1);
+    if (!token || !*token)
+        return tr__fail(TR_AUTH, "launch: a job of %d nodes needs a secret, the same for all of them: TRIREME_TOKEN, as from "
+                                 "`openssl rand -hex 32`", n->count);
+    if (strlen(token) > TOKEN_MOST)
+        return tr__fail(TR_INVALID, "launch: a secret of %zu bytes; at most %d are allowed", strlen(token), TOKEN_MOST);
+    return TR_OK;
+}
+
+/* In a thread of its own, from which the threads that it starts inherit that signals are not for them: meanwhile this
+ * program's signals do what they always do, so that a meeting which does not come about can be interrupted. */
+tr_status tr__nodes_meet(tr__nodes *n, const tr_launch_options *o, const char *token)
+{
+    n->count = o->nodes;
+    n->rank = o->node_rank;
+    TR__TRY(check(n, token));
+    TR__TRY(read_address(n, o->rendezvous));
+    n->nodes = calloc((size_t)n->count, sizeof *n->nodes);
+    n->all = calloc((size_t)n->count, sizeof *n->all);
+    n->coming = calloc((size_t)n->count, sizeof *n->coming);
+    if (!n->nodes || !n->all || !n->coming) return tr__fail(TR_NO_MEMORY, "launch: no memory for %d nodes", n->count);
+
+    meeting m = {n, o, token, TR_OK, NULL};
+    pthread_t thread;
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = pthread_create(&thread, NULL, meeting_thread, &m);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error) return tr__fail_errno(TR_IO, error, "launch: cannot start a thread");
+    pthread_join(thread, NULL);
+    if (!m.status) return TR_OK;
+    tr__fail_stored(m.error);
+    tr__error_unref(m.error);
+    return tr__fail_context(m.status, "launch: node %d of %d at %s:%d (the nodes are ranks here)", n->rank, n->count, n->host, n->port);
+}
+
+/* ---- Rounds ------------------------------------------------------------------------------------------------------- */
+
+void tr__nodes_say(tr__nodes *n, const tr__word *word)
+{
+    bool news = n->mine.outcome != word->outcome || n->mine.interrupt != word->interrupt || n->mine.ended != word->ended;
+    if (news) n->next_ns = 0;
+    n->mine = *word;
+}
+
+/* The group names the launcher that it has lost as a rank of its own. */
+static void describe_loss(tr__nodes *n, const char *message)
+{
+    const char *at = strstr(message, "rank ");
+    int node;
+    if (at && sscanf(at, "rank %d", &node) == 1 && node >= 0 && node < n->count && node != n->rank)
+        snprintf(n->lost_text, sizeof n->lost_text, "node %d (%s) is gone, and all its ranks: %s", node, n->nodes[node].host,
+            message);
+    else
+        snprintf(n->lost_text, sizeof n->lost_text, "a node is gone: %s", message);
+}
+
+static void end_round(tr__nodes *n)
+{
+    tr_status status = tr_wait(n->work);
+    tr_release(n->work);
+    n->work = NULL;
+    if (status) {
+        n->lost = true;
+        describe_loss(n, tr_error_message());
+        return;
+    }
+    memcpy(n->all, n->coming, (size_t)n->count * sizeof *n->all);
+    int ended = 0;
+    for (int i = 0; i < n->count; i++) ended += n->all[i].ended;
+    n->over = ended == n->count;
+}
+
+bool tr__nodes_step(tr__nodes *n)
+{
+    if (n->over || n->lost) return false;
+    TR_SCOPE;
+    bool news = n->work && tr_work_done(n->work);
+    if (news) end_round(n);
+    if (!n->work && !n->over && !n->lost && tr__now_ns() >= n->next_ns) {
+        n->sent = n->mine;
+        n->work = tr_keep(tr_all_gather_async(n->group, &n->sent, n->coming, (int64_t)sizeof n->sent, .dtype = TR_U8,
+            .timeout_ms = SILENT_MS));
+        n->next_ns = tr__now_ns() + (int64_t)TR__NODE_ROUND_MS * 1000000;
+    }
+    return news;
+}
+
+bool tr__nodes_failed(const tr__nodes *n)
+{
+    bool failed = n->lost;
+    for (int i = 0; i < n->count; i++) failed |= n->all[i].outcome == TR__FAILED;
+    return failed;
+}
+
+/* ---- The end ------------------------------------------------------------------------------------------------------ */
+
+static void name_report(int node, char key[32])
+{
+    snprintf(key, 32, "launch/report/%d", node);
+}
+
+bool tr__nodes_publish(tr__nodes *n, const char *text)
+{
+    char key[32];
+    name_report(n->rank, key);
+    return !n->lost && tr_store_set(n->store, key, text, strlen(text)) == TR_OK;
+}
+
+/* The node whose failure came first, among words; -1: none has failed. */
+static int first_failure(const tr__word *words, int count)
+{
+    int first = -1;
+    for (int i = 0; i < count; i++) {
+        if (words[i].outcome != TR__FAILED) continue;
+        int64_t earlier = first < 0 ? 0 : words[first].at_ms - words[i].at_ms;
+        bool is_signal = words[i].signal != 0, was_signal = first >= 0 && words[first].signal != 0;
+        int64_t handicap = is_signal == was_signal ? 0 : is_signal ? SIGNAL_FIRST_MS : -SIGNAL_FIRST_MS;
+        if (first < 0 || earlier + handicap > 0) first = i;
+    }
+    return first;
+}
+
+static void tell_failure(const tr__nodes *n, int node, const char *own, tr_launch_report *report)
+{
+    const tr__word *w = node == n->rank ? &n->mine : &n->all[node];
+    report->first_rank = w->rank;
+    report->exit_code = w->exit_code;
+    report->signal = w->signal;
+    int used = snprintf(report->text, sizeof report->text, "node %d (%s): ", node, n->nodes[node].host);
+    char key[32];
+    void *theirs = NULL;
+    size_t bytes;
+    name_report(node, key);
+    if (node != n->rank && !n->lost && w->told && tr_store_get(n->store, key, &theirs, &bytes) == TR_OK) own = theirs;
+    if (node == n->rank || theirs)
+        snprintf(report->text + used, sizeof report->text - (size_t)used, "%s", own);
+    else
+        snprintf(report->text + used, sizeof report->text - (size_t)used, "rank %d failed with exit code %d", w->rank,
+            w->exit_code);
+    free(theirs);
+}
+
+static void tell_stop(const tr__nodes *n, tr_launch_report *report)
+{
+    for (int i = 0; i < n->count && !report->signal; i++) report->signal = n->all[i].interrupt;
+    report->exit_code = 128 + report->signal;
+    snprintf(report->text, sizeof report->text, "stopped by signal %d (%s) after %.1f s", report->signal,
+        strsignal(report->signal), report->seconds);
+}
+
+/* A node that was lost comes before what failed here afterwards, for that is likely the consequence; but not before what
+ * was known when all nodes were there. */
+tr_status tr__nodes_conclude(tr__nodes *n, const char *own, tr_launch_report *report)
+{
+    tr_status status = TR_CHILD;
+    int failed = first_failure(n->all, n->count);
+    bool stopped = false;
+    for (int i = 0; i < n->count; i++) stopped |= n->all[i].outcome == TR__STOPPED;
+    if (failed >= 0) {
+        tell_failure(n, failed, own, report);
+    } else if (n->lost) {
+        report->exit_code = 1;
+        snprintf(report->text, sizeof report->text, "%s", n->lost_text);
+    } else if (stopped) {
+        tell_stop(n, report);
+        status = TR_INTERRUPTED;
+    } else {
+        status = TR_OK;
+    }
+    /* Node 0, which serves the store, is the last to go. */
+    if (!n->lost) n->lost = tr_barrier(n->group) != TR_OK;
+    return status ? tr__fail(status, "%s", report->text) : TR_OK;
+}
+
+void tr__nodes_leave(tr__nodes *n)
+{
+    bool idle = n->group && !n->work && !tr__error_of(n->group);
+    if (idle) n->lost |= tr_leave(n->group) != TR_OK;
+    tr_release(n->work); /* of a round that was given up: who waits for this node sees that it is gone */
+    tr_release(n->group);
+    tr_release(n->store);
+    free(n->nodes);
+    free(n->all);
+    free(n->coming);
+    *n = (tr__nodes){0};
+}

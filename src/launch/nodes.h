@@ -1,0 +1,69 @@
+/*
+ * A job on several nodes: one launcher on each, which are the ranks of a group of their own. They meet in the job's store,
+ * which node 0 serves, and from then on tell each other in rounds of all_gather how they stand; a launcher that dies is
+ * noticed as a rank that dies is. Nothing here blocks once the nodes have met, but for a moment at the very end.
+ */
+#ifndef TR_LAUNCH_NODES_H
+#define TR_LAUNCH_NODES_H
+
+#include <trireme/comm.h>
+#include <trireme/launch.h>
+
+enum { TR__NODE_NAME = 64, TR__NODE_ROUND_MS = 100 };
+
+typedef enum tr__outcome { TR__WELL, TR__STOPPED, TR__FAILED } tr__outcome;
+
+/* What a node says in each round. */
+typedef struct tr__word {
+    int32_t ended;     /* nothing of its ranks is left, and outcome is final */
+    int32_t outcome;   /* tr__outcome */
+    int32_t rank;      /* TR__FAILED: the first that failed on it, */
+    int32_t exit_code; /* as in tr_launch_report */
+    int32_t signal;
+    int32_t interrupt; /* the first signal that its user sent; 0: none */
+    int32_t told;      /* its report is in the store */
+    int64_t at_ms;     /* TR__FAILED: when, since the nodes have met */
+} tr__word;
+
+/* What a node tells of itself when they meet. */
+typedef struct tr__node {
+    int32_t ranks;
+    int64_t program_bytes; /* the executable's */
+    char version[16];
+    char host[TR__NODE_NAME];
+} tr__node;
+
+typedef struct tr__nodes {
+    int count, rank;
+    int first_rank, world;  /* of this node's ranks, and of all */
+    char host[256];         /* where node 0 serves the store */
+    int port;
+    tr__node *nodes;        /* [count] */
+    tr_store *store;
+    tr_group *group;
+    tr__word mine;
+    tr__word *all;          /* [count], of the latest round that has ended */
+    tr_work *work;          /* the round that is under way, or NULL, */
+    tr__word sent, *coming; /* with what goes in and out */
+    int64_t start_ns, next_ns;
+    bool over;              /* all have ended, */
+    bool lost;              /* or one is gone, and lost_text says which */
+    char lost_text[512];
+} tr__nodes;
+
+/* Meets the other nodes, as the options say. token is the job's. */
+tr_status tr__nodes_meet(tr__nodes *nodes, const tr_launch_options *options, const char *token);
+/* Starts and ends rounds; to be called often. True when there is news in .all, .over or .lost. */
+bool tr__nodes_step(tr__nodes *nodes);
+/* What this node says from the next round on, which comes at once when that is something new. */
+void tr__nodes_say(tr__nodes *nodes, const tr__word *word);
+/* Has a rank failed on any node, or a node gone? */
+bool tr__nodes_failed(const tr__nodes *nodes);
+/* Puts this node's report where the others can read it; false when that cannot be done. */
+bool tr__nodes_publish(tr__nodes *nodes, const char *text);
+/* When .over or .lost: fills in the job's report, the same on all nodes but for those that were lost. own is this node's
+ * text. */
+tr_status tr__nodes_conclude(tr__nodes *nodes, const char *own, tr_launch_report *report);
+void tr__nodes_leave(tr__nodes *nodes);
+
+#endif

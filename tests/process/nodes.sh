@@ -1,0 +1,166 @@
+#!/bin/sh
+# `trireme run` on several nodes, which here are all this machine: who is who, that all tell the same first cause, and that
+# a job which cannot come about says why. ctest: timeout=240
+. "$SOURCE/tests/process/common"
+cd "$work"
+at=127.0.0.1:$((20000 + $$ % 10000)) nodes=2 pids=
+at_end() { for pid in $pids; do kill -9 "$pid" 2>/dev/null || :; done; }
+shown="out0 out1 err0 err1"
+TRIREME_TOKEN=a-secret-of-the-tests
+export TRIREME_TOKEN
+
+# node RANK ARGUMENT…: a launcher in the background, with outRANK and errRANK. codes: waits for all, in their order.
+node() {
+    rank=$1
+    shift
+    "$TRIREME" run --nnodes $nodes --node-rank "$rank" --rendezvous $at --rendezvous-timeout 60 "$@" >"out$rank" 2>"err$rank" </dev/null &
+    pids="$pids $!"
+}
+codes() {
+    said=
+    for pid in $pids; do
+        code=0
+        wait "$pid" || code=$?
+        said="$said $code"
+    done
+    pids=
+}
+# expect CODES: of the launchers.
+expect() {
+    codes
+    [ "$said" = " $1" ] || fail "exit codes$said, not $1"
+}
+# lines FILE COUNT: waits until it has so many.
+lines() {
+    tries=0
+    until [ "$(wc -l <"$1")" -ge "$2" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 400 ] || fail "$1 never has $2 lines"
+        sleep 0.05
+    done
+}
+# gone MARK: no process that was started with this argument is left.
+gone() {
+    ! pgrep -f "$1" >left || fail "left behind: $(cat left)"
+}
+
+# Ranks of node 0 come first; nodes may have different numbers of them.
+show='echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR:$MASTER_PORT $TRIREME_STORE'
+node 0 -n 2 sh -c "$show"
+node 1 -n 3 --log-dir logs sh -c "$show; echo again >&2"
+expect "0 0"
+printf '[0] 0/5 0/2 0 %s 1\n[1] 1/5 1/2 0 %s 1\n' $at $at >want
+sort out0 | cmp -s - want || fail "node 0 said $(cat out0)"
+printf '[2] 2/5 0/3 1 %s 1\n[3] 3/5 1/3 1 %s 1\n[4] 4/5 2/3 1 %s 1\n' $at $at $at >want
+sort out1 | cmp -s - want || fail "node 1 said $(cat out1)"
+for rank in 2 3 4; do
+    sort logs/rank-$rank.log >log
+    printf '%s/5 %s/3 1 %s 1\nagain\n' $rank $((rank - 2)) $at >want
+    cmp -s log want || fail "the log of rank $rank: $(cat log)"
+done
+
+# The ranks are one group, whichever launcher comes first, and the secret may come from a file or from stdin.
+node 1 -n 2 sh -c 'exec "$0" where' "$BUILD/process/collectives"
+(umask 077 && echo "$TRIREME_TOKEN" >secret)
+{ echo "$TRIREME_TOKEN"; echo "for rank 0"; } >stdin
+env -u TRIREME_TOKEN "$TRIREME" run -n 2 --nnodes 2 --rendezvous $at --token-file - \
+    sh -c '[ $RANK = 1 ] || cat; exec "$0" where' "$BUILD/process/collectives" <stdin >out0 2>err0 & pids="$pids $!"
+expect "0 0"
+grep -q 'for rank 0' out0 || fail "rank 0 did not get the rest of stdin"
+grep -q 'rank 3 of 4' out1 || fail "no rank 3 of 4"
+
+# A rank that is killed is the first cause on both nodes, and nothing is left.
+mark=$((1000000 + $$))
+node 0 -n 2 sh -c "sleep $mark"
+node 1 -n 2 sh -c "echo last words; [ \$RANK = 2 ] || kill -9 \$\$; sleep $mark"
+expect "1 1"
+for k in 0 1; do
+    grep -q 'trireme run: node 1 (.*): rank 3 (pid .*) was killed by signal 9 (Killed)' err$k || fail "node $k"
+    grep -q 'last words' err$k || fail "node $k does not have the last lines"
+done
+gone "sleep $mark"
+
+# Rank 0 fails by itself after rank 3's death: that is a consequence.
+node 0 sh -c "sleep 0.2; exit 5"
+node 1 sh -c "kill -SEGV \$\$"
+expect "1 1"
+for k in 0 1; do grep -q 'node 1 (.*): rank 1 (pid .*) was killed by signal 11' err$k || fail "node $k"; done
+
+# A launcher is killed.
+for victim in 1 0; do
+    node 0 sh -c "echo up; sleep $mark"
+    node 1 sh -c "echo up; sleep $mark"
+    lines out0 1
+    lines out1 1
+    # shellcheck disable=SC2086
+    set -- $pids
+    eval "kill -9 \$$((victim + 1))"
+    codes
+    other=$((1 - victim))
+    grep -q "node $victim (.*) is gone" err$other || fail "the launcher of node $victim was killed"
+    gone "sleep $mark"
+done
+
+# A signal to one launcher stops the ranks of all.
+node 0 sh -c "trap 'echo bye; exit 143' TERM; echo up; sleep $mark & wait"
+node 1 sh -c "trap 'echo bye; exit 143' TERM; echo up; sleep $mark & wait"
+lines out0 1
+lines out1 1
+kill -TERM "${pids##* }"
+expect "143 143"
+for k in 0 1; do
+    grep -q bye out$k && grep -q 'stopped by signal 15' err$k || fail "node $k was not asked to stop"
+done
+gone "sleep $mark"
+
+# One node cannot run the program.
+node 0 sh -c "sleep $mark"
+node 1 ./missing
+expect "1 1"
+for k in 0 1; do grep -q 'node 1 (.*): cannot run ./missing: No such file' err$k || fail "node $k"; done
+gone "sleep $mark"
+
+# ---- Jobs that cannot come about ----
+
+# refuses MESSAGE ARGUMENT…: a launcher alone.
+refuses() {
+    message=$1
+    shift
+    ! "$TRIREME" run "$@" true >out0 2>err0 || fail "it took: $*"
+    grep -qF -e "$message" err0 || fail "no \"$message\": $*"
+}
+refuses 'a .node_rank of 2 is not in 0 … 1' --nnodes 2 --node-rank 2 --rendezvous $at
+refuses "meet at a .rendezvous of host:port, not at 'nowhere'" --nnodes 2 --rendezvous nowhere
+refuses ".nodes says how many" --rendezvous $at
+refuses 'node 0 of 3 at 127.0.0.1:' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
+refuses 'ranks 1, 2 did not join within 0.5 s' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
+refuses "tried for 0.5 s" --nnodes 2 --node-rank 1 --rendezvous $at --rendezvous-timeout 0.5
+chmod 644 secret
+refuses 'others may read the secret' --nnodes 2 --rendezvous $at --token-file secret
+(unset TRIREME_TOKEN; refuses 'needs a secret' --nnodes 2 --rendezvous $at)
+
+node 0 --rendezvous-timeout 2 true
+TRIREME_TOKEN=another node 1 --rendezvous-timeout 5 true
+codes
+grep -q "token" err1 || fail "a wrong token"
+
+nodes=3
+node 0 --rendezvous-timeout 2 true
+nodes=2
+sleep 0.5
+node 1 --rendezvous-timeout 5 true
+codes
+grep -q 'node 1 is of a job with 2 nodes, but another one that came before is of a job with 3' err1 || fail "other numbers of nodes"
+
+node 0 --rendezvous-timeout 3 true
+node 1 --rendezvous-timeout 3 /bin/sh -c true
+codes
+for k in 0 1; do grep -q 'another program than node 0 (.*): .* bytes, not' err$k || fail "other programs: $k"; done
+
+nodes=3
+node 0 --rendezvous-timeout 2 true
+node 1 --rendezvous-timeout 2 true
+! "$TRIREME" run --nnodes 3 --node-rank 1 --rendezvous $at --rendezvous-timeout 2 true >out 2>err || fail "two of one rank"
+codes
+cat err err1 >both
+grep -q 'rank 1 of group .nodes. is taken' both || fail "two nodes of one rank: $(cat both)"
