@@ -10,6 +10,16 @@
 extern "C" {
 #endif
 
+typedef struct tr_lenet_options {
+    size_t size;
+    int classes;      /* 0: 10 */
+    uint64_t seed;
+} tr_lenet_options;
+/* LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: conv1, conv2, fc1, fc2, fc3. tr_forward(net, images):
+ * [batch, 1, 28, 28] -> logits [batch, classes]. */
+#define tr_lenet(...) TR__NEW0(tr_lenet, __VA_ARGS__)
+TR_API tr_module *tr_lenet_with(const tr_lenet_options *options);
+
 typedef struct tr_gpt_options {
     size_t size;
     int vocab;        /* 0: 256, bytes */

@@ -84,6 +84,19 @@ typedef struct tr_layer_norm_options {
 #define tr_layer_norm(...) TR__NEW1(tr_layer_norm, dim, __VA_ARGS__)
 TR_API tr_module *tr_layer_norm_with(const tr_layer_norm_options *options);
 
+typedef struct tr_multihead_attention_options {
+    size_t size;
+    int64_t dim;
+    int heads;         /* dim is a multiple of it */
+    bool causal;
+    uint64_t seed;
+    tr_dtype dtype;
+} tr_multihead_attention_options;
+/* PyTorch's, with batch first: parameters in_proj_weight [3*dim, dim], in_proj_bias, out_proj.weight, out_proj.bias.
+ * tr_forward(attention, x): x: [batch, seq, dim] looks at itself; tr_forward(attention, query, key, value). -> as query */
+#define tr_multihead_attention(...) TR__NEW2(tr_multihead_attention, dim, heads, __VA_ARGS__)
+TR_API tr_module *tr_multihead_attention_with(const tr_multihead_attention_options *options);
+
 /* Images: [batch, channels, height, width] (see ops.h). */
 typedef struct tr_conv2d_options {
     size_t size;
@@ -107,7 +120,22 @@ typedef struct tr_pool2d_layer_options {
     int padding;
 } tr_pool2d_layer_options;
 #define tr_max_pool2d_layer(...) tr_max_pool2d_layer_with(TR__OPTIONS1(tr_pool2d_layer_options, kernel, __VA_ARGS__))
+#define tr_avg_pool2d_layer(...) tr_avg_pool2d_layer_with(TR__OPTIONS1(tr_pool2d_layer_options, kernel, __VA_ARGS__))
 TR_API tr_module *tr_max_pool2d_layer_with(const tr_pool2d_layer_options *options);
+TR_API tr_module *tr_avg_pool2d_layer_with(const tr_pool2d_layer_options *options);
+TR_API tr_module *tr_adaptive_avg_pool2d_layer(int64_t height, int64_t width);
+
+typedef struct tr_batch_norm2d_options {
+    size_t size;
+    int64_t channels;
+    double eps;        /* 0: 1e-5 */
+    double momentum;   /* 0: 0.1 */
+    tr_dtype dtype;    /* of weight and bias; the running statistics are f32, or f64 */
+} tr_batch_norm2d_options;
+/* Over the batch in training, when it moves the buffers running_mean and running_var and counts in num_batches_tracked (i64);
+ * by the buffers after tr_eval(). */
+#define tr_batch_norm2d(...) TR__NEW1(tr_batch_norm2d, channels, __VA_ARGS__)
+TR_API tr_module *tr_batch_norm2d_with(const tr_batch_norm2d_options *options);
 
 /* [batch, …] -> [batch, the rest], in the order channels, height, width. */
 TR_API tr_module *tr_flatten_layer(void);

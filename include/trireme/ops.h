@@ -121,6 +121,27 @@ typedef struct tr_pool2d_options {
 /* The largest of each window: tr_max_pool2d(x, 2). Where equal, the first one gets the gradient. */
 #define tr_max_pool2d(...) tr_max_pool2d_with(TR__OPTIONS2(tr_pool2d_options, x, kernel, __VA_ARGS__))
 TR_API tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options);
+/* The mean of each window; zeros around the image count. */
+#define tr_avg_pool2d(...) tr_avg_pool2d_with(TR__OPTIONS2(tr_pool2d_options, x, kernel, __VA_ARGS__))
+TR_API tr_tensor *tr_avg_pool2d_with(const tr_pool2d_options *options);
+/* The means of height x width windows that cover the image: tr_adaptive_avg_pool2d(x, 1, 1) is the mean of each channel. */
+TR_API tr_tensor *tr_adaptive_avg_pool2d(tr_tensor *x, int64_t height, int64_t width);
+
+typedef struct tr_batch_norm_op_options {
+    size_t size;
+    tr_tensor *x;            /* [batch, channels, …] */
+    tr_tensor *weight;       /* [channels] or NULL: ones */
+    tr_tensor *bias;         /* [channels] or NULL: zeros */
+    tr_tensor *running_mean; /* [channels] or NULL, both; used when not training, else moved towards the batch's */
+    tr_tensor *running_var;
+    bool training;
+    double momentum;         /* 0: 0.1, the part of the way that the running numbers go */
+    double eps;              /* 0: 1e-5 */
+} tr_batch_norm_op_options;
+/* Ioffe & Szegedy 2015, per channel: (x - mean)/sqrt(var + eps) * weight + bias, with the batch's mean and variance in
+ * training. The running variance is moved towards the unbiased one, as in PyTorch. */
+#define tr_batch_norm_op(...) TR__NEW1(tr_batch_norm_op, x, __VA_ARGS__)
+TR_API tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *options);
 
 /* ---- Softmax, losses, norms, embedding --------------------------------------------------------------------------*/
 

@@ -86,6 +86,86 @@ tr_module *tr_max_pool2d_layer_with(const tr_pool2d_layer_options *options)
     return pool2d_new("max_pool2d", options, tr_max_pool2d_with);
 }
 
+tr_module *tr_avg_pool2d_layer_with(const tr_pool2d_layer_options *options)
+{
+    return pool2d_new("avg_pool2d", options, tr_avg_pool2d_with);
+}
+
+typedef struct adaptive_pool2d {
+    int64_t height, width; /* of the output */
+} adaptive_pool2d;
+
+static tr_tensor *adaptive_avg_pool2d_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const adaptive_pool2d *p = self->state;
+    tr_tensor *failed = tr__check_input(self, inputs, n);
+    return failed ? failed : tr_adaptive_avg_pool2d(inputs[0], p->height, p->width);
+}
+
+tr_module *tr_adaptive_avg_pool2d_layer(int64_t height, int64_t width)
+{
+    if (height < 1 || width < 1)
+        return tr_module_fail(TR_INVALID, "adaptive_avg_pool2d: height and width must be positive, not %" PRId64 " and %" PRId64,
+            height, width);
+    tr_module *module = tr_module_new("adaptive_avg_pool2d", sizeof(adaptive_pool2d), adaptive_avg_pool2d_forward);
+    adaptive_pool2d *p = tr_module_state(module);
+    if (p) *p = (adaptive_pool2d){height, width};
+    return module;
+}
+
+/* ---- Batch norm ------------------------------------------------------------------------------------------------------- */
+
+typedef struct batch_norm {
+    tr_tensor *weight, *bias, *running_mean, *running_var; /* [channels] */
+    tr_tensor *batches; /* i64 [] */
+    double eps, momentum;
+} batch_norm;
+
+static tr_status count_batch(tr_tensor *batches)
+{
+    TR_SCOPE;
+    TR_NO_GRAD;
+    return tr_copy_into(batches, tr_add(batches, tr_ones(TR_SCALAR, .dtype = TR_I64, .device = tr_device_of(batches))));
+}
+
+/* x: [batch, channels, height, width] -> the same shape */
+static tr_tensor *batch_norm2d_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const batch_norm *b = self->state;
+    tr_tensor *failed = tr__check_input(self, inputs, n);
+    if (failed) return failed;
+    tr_tensor *x = inputs[0];
+    if (tr_ndim(x) != 4)
+        return tr_tensor_fail(TR_SHAPE, "x is %s: it must be [batch, channels, height, width]", TR__TEXT(tr_shape_of(x)));
+    tr_tensor *y = tr_batch_norm_op(x, .weight = b->weight, .bias = b->bias, .running_mean = b->running_mean,
+        .running_var = b->running_var, .training = !self->evaluating, .momentum = b->momentum, .eps = b->eps);
+    if (self->evaluating || tr__bad(y)) return y;
+    return count_batch(b->batches) == TR_OK ? y : tr__tensor_failed();
+}
+
+tr_module *tr_batch_norm2d_with(const tr_batch_norm2d_options *o)
+{
+    if (o->channels < 1)
+        return tr_module_fail(TR_INVALID, "batch_norm2d: channels must be positive, not %" PRId64, o->channels);
+    if (!(o->eps >= 0) || !(o->momentum >= 0 && o->momentum <= 1))
+        return tr_module_fail(TR_INVALID, "batch_norm2d: eps must not be negative and momentum in 0 … 1, they are %g and %g",
+            o->eps, o->momentum);
+    TR_SCOPE;
+    tr_module *module = tr_module_new("batch_norm2d", sizeof(batch_norm), batch_norm2d_forward);
+    batch_norm *b = tr_module_state(module);
+    if (!b) return tr_escape(module);
+    tr_shape shape = TR_SHAPE(o->channels);
+    tr_dtype statistics = o->dtype == TR_F64 ? TR_F64 : TR_F32;
+    b->eps = o->eps;
+    b->momentum = o->momentum;
+    b->weight = tr_module_parameter(module, "weight", tr_ones(shape, .dtype = o->dtype));
+    b->bias = tr_module_parameter(module, "bias", tr_zeros(shape, .dtype = o->dtype));
+    b->running_mean = tr_module_buffer(module, "running_mean", tr_zeros(shape, .dtype = statistics));
+    b->running_var = tr_module_buffer(module, "running_var", tr_ones(shape, .dtype = statistics));
+    b->batches = tr_module_buffer(module, "num_batches_tracked", tr_zeros(TR_SCALAR, .dtype = TR_I64));
+    return tr_escape(module);
+}
+
 /* ---- Flatten --------------------------------------------------------------------------------------------------------- */
 
 static tr_tensor *flatten_forward(tr_module *self, tr_tensor *const *inputs, int n)

@@ -36,8 +36,16 @@ typedef struct tr__conv2d_attrs {
 
 typedef struct tr__pool2d_attrs {
     int kernel, stride, padding;
-    int64_t height, width; /* of x, for the gradient */
+    int64_t out_height, out_width;   /* of an adaptive pooling's y; kernel is 0 then */
+    tr_shape image;                  /* of x, and the order in memory of its gradient */
+    int64_t image_stride[TR_MAX_DIMS];
 } tr__pool2d_attrs;
+
+typedef struct tr__batch_norm_attrs {
+    double eps;
+    bool frozen; /* mean and variance are given */
+    bool accumulate_weight, accumulate_bias; /* of the gradients */
+} tr__batch_norm_attrs;
 
 typedef struct tr__accumulate_attrs {
     bool accumulate;

@@ -3,6 +3,7 @@
 
 #include "ops/family.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
@@ -44,9 +45,37 @@ tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr__pool2
     return (tr__pool2d){
         .n = x->shape.dim[0], .c = x->shape.dim[1], .h = x->shape.dim[2], .w = x->shape.dim[3],
         .oh = y->shape.dim[2], .ow = y->shape.dim[3],
-        .kernel = a->kernel, .stride = a->stride, .padding = a->padding,
+        .kernel = a->kernel, .stride = a->stride, .padding = a->padding, .adaptive = a->out_height > 0,
     };
 }
+
+/* Of a gradient: it lies as x does. */
+static tr_status image_infer(tr_op_call *call)
+{
+    const tr__pool2d_attrs *a = call->attrs;
+    return tr__output_strided(call, 0, a->image, a->image_stride, call->inputs[0]->dtype);
+}
+
+static tr_tensor *pool(const tr_op *op, tr_tensor *x, tr__pool2d_attrs attrs)
+{
+    if (x && !tr__bad(x)) {
+        attrs.image = x->shape;
+        tr__strides_like(x, x->shape, attrs.image_stride);
+    }
+    return tr_apply(op, &attrs, &x, 1, NULL);
+}
+
+static tr__pool2d_attrs attrs_of(const tr_pool2d_options *o)
+{
+    return (tr__pool2d_attrs){.kernel = o->kernel, .stride = o->stride ? o->stride : o->kernel, .padding = o->padding};
+}
+
+/* Reference kernels work on row-major planes, one per image and channel. */
+typedef struct job {
+    tr__pool2d s;
+    double *x, *y;
+    int32_t *at;
+} job;
 
 /* ---- max_pool2d ---------------------------------------------------------------------------------------------------- */
 
@@ -63,24 +92,13 @@ tr_status tr__max_pool2d_infer(tr_op_call *call)
 
 tr_status tr__max_pool2d_grad_infer(tr_op_call *call)
 {
-    const tr__pool2d_attrs *a = call->attrs;
-    tr_shape shape = call->inputs[1]->shape;
-    shape.dim[2] = a->height;
-    shape.dim[3] = a->width;
-    return tr__output_like(call, 0, call->inputs[1], shape, call->inputs[0]->dtype);
+    return image_infer(call);
 }
-
-/* Row-major planes, one per image and channel. */
-typedef struct job {
-    tr__pool2d s;
-    double *x, *y;
-    int32_t *at;
-} job;
 
 /* The first of the largest; NaN is larger than all. */
 static int64_t largest_in(const tr__pool2d *s, const double *x, int64_t oy, int64_t ox)
 {
-    tr__window rows = tr__pool2d_window(s, oy, s->h), columns = tr__pool2d_window(s, ox, s->w);
+    tr__window rows = tr__window_rows(s, oy), columns = tr__window_columns(s, ox);
     int64_t best = rows.begin * s->w + columns.begin;
     for (int64_t i = rows.begin; i < rows.end; i++)
         for (int64_t k = columns.begin; k < columns.end; k++) {
@@ -144,17 +162,121 @@ tr_status tr__max_pool2d_grad_forward(tr_op_call *call)
 
 tr_status tr__max_pool2d_backward(tr_backward_call *call)
 {
-    tr__pool2d_attrs attrs = *(const tr__pool2d_attrs *)call->attrs;
-    tr_shape x = tr__input_shape(call, 0);
-    attrs.height = x.dim[2];
-    attrs.width = x.dim[3];
     tr_tensor *inputs[] = {call->grad_outputs[0], call->outputs[1]};
-    call->grad_inputs[0] = tr_apply(tr__op(max_pool2d_grad), &attrs, inputs, 2, NULL);
+    call->grad_inputs[0] = tr_apply(tr__op(max_pool2d_grad), call->attrs, inputs, 2, NULL);
     return TR_OK;
 }
 
-tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *o)
+tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options)
 {
-    tr__pool2d_attrs attrs = {.kernel = o->kernel, .stride = o->stride ? o->stride : o->kernel, .padding = o->padding};
-    return tr_apply(tr__op(max_pool2d), &attrs, (tr_tensor *[]){o->x}, 1, NULL);
+    return pool(tr__op(max_pool2d), options->x, attrs_of(options));
+}
+
+/* ---- avg_pool2d, also adaptive --------------------------------------------------------------------------------------- */
+
+/* The means of an image's parts, as many as are asked for. */
+static tr_status adaptive_shape(const tr_op_call *call, tr_shape *out)
+{
+    const tr__pool2d_attrs *a = call->attrs;
+    TR__TRY(tr__float_input(call, 0));
+    tr_shape x = call->inputs[0]->shape;
+    if (x.ndim != 4)
+        return tr__fail(TR_SHAPE, "adaptive_avg_pool2d: x is %s: it must be [batch, channels, height, width]", TR__TEXT(x));
+    if (x.dim[2] < 1 || x.dim[3] < 1)
+        return tr__fail(TR_SHAPE, "adaptive_avg_pool2d: the images of x %s have no pixels", TR__TEXT(x));
+    *out = TR_SHAPE(x.dim[0], x.dim[1], a->out_height, a->out_width);
+    return TR_OK;
+}
+
+tr_status tr__avg_pool2d_infer(tr_op_call *call)
+{
+    tr_shape shape;
+    TR__TRY(((const tr__pool2d_attrs *)call->attrs)->out_height ? adaptive_shape(call, &shape) : pooled_shape(call, &shape));
+    return tr__output_like(call, 0, call->inputs[0], shape, call->inputs[0]->dtype);
+}
+
+tr_status tr__avg_pool2d_grad_infer(tr_op_call *call)
+{
+    return image_infer(call);
+}
+
+static double sum_of(const tr__pool2d *s, const double *x, tr__window rows, tr__window columns)
+{
+    double sum = 0;
+    for (int64_t i = rows.begin; i < rows.end; i++)
+        for (int64_t k = columns.begin; k < columns.end; k++) sum += x[i * s->w + k];
+    return sum;
+}
+
+static void add_to_window(const tr__pool2d *s, double *x, tr__window rows, tr__window columns, double each)
+{
+    for (int64_t i = rows.begin; i < rows.end; i++)
+        for (int64_t k = columns.begin; k < columns.end; k++) x[i * s->w + k] += each;
+}
+
+static void mean_planes(const job *j, int64_t begin, int64_t end, bool gradient)
+{
+    const tr__pool2d *s = &j->s;
+    for (int64_t plane = begin; plane < end; plane++) {
+        double *x = j->x + plane * s->h * s->w, *y = j->y + plane * s->oh * s->ow;
+        if (gradient) memset(x, 0, sizeof *x * (size_t)(s->h * s->w));
+        for (int64_t o = 0; o < s->oh * s->ow; o++) {
+            tr__window rows = tr__window_rows(s, o / s->ow), columns = tr__window_columns(s, o % s->ow);
+            double size = (double)tr__window_size(s, rows, columns);
+            if (gradient) add_to_window(s, x, rows, columns, y[o] / size);
+            else y[o] = sum_of(s, x, rows, columns) / size;
+        }
+    }
+}
+
+static void avg_planes(void *arg, int64_t begin, int64_t end)
+{
+    mean_planes(arg, begin, end, false);
+}
+
+static void avg_grad_planes(void *arg, int64_t begin, int64_t end)
+{
+    mean_planes(arg, begin, end, true);
+}
+
+/* x -> y, or the gradient of y -> that of x. */
+static tr_status run_mean(tr_op_call *call, bool gradient)
+{
+    TR_SCOPE;
+    tr_tensor *from = tr__staged(call->inputs[0], TR_F64, NULL, true), *to = tr__staged(call->outputs[0], TR_F64, NULL, false);
+    TR__TRY(tr_status_of(from));
+    TR__TRY(tr_status_of(to));
+    tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
+    job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), NULL};
+    tr__pool_for(tr__pool_of(x), j.s.n * j.s.c, 1, gradient ? avg_grad_planes : avg_planes, &j);
+    return to != call->outputs[0] ? tr__copy_elements(call->outputs[0], to) : TR_OK;
+}
+
+tr_status tr__avg_pool2d_forward(tr_op_call *call)
+{
+    return run_mean(call, false);
+}
+
+tr_status tr__avg_pool2d_grad_forward(tr_op_call *call)
+{
+    return run_mean(call, true);
+}
+
+tr_status tr__avg_pool2d_backward(tr_backward_call *call)
+{
+    call->grad_inputs[0] = tr_apply(tr__op(avg_pool2d_grad), call->attrs, call->grad_outputs, 1, NULL);
+    return TR_OK;
+}
+
+tr_tensor *tr_avg_pool2d_with(const tr_pool2d_options *options)
+{
+    return pool(tr__op(avg_pool2d), options->x, attrs_of(options));
+}
+
+tr_tensor *tr_adaptive_avg_pool2d(tr_tensor *x, int64_t height, int64_t width)
+{
+    if (height < 1 || width < 1)
+        return tr__tensor_fail(TR_INVALID, "adaptive_avg_pool2d: height and width must be positive, not %" PRId64
+            " and %" PRId64, height, width);
+    return pool(tr__op(avg_pool2d), x, (tr__pool2d_attrs){.out_height = height, .out_width = width});
 }

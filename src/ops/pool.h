@@ -8,6 +8,7 @@ typedef struct tr__pool2d {
     int64_t n, c, h, w; /* x: [n, c, h, w] */
     int64_t oh, ow;     /* y: [n, c, oh, ow] */
     int64_t kernel, stride, padding;
+    bool adaptive;      /* as many windows as there are outputs, of about the same size, cover the image */
 } tr__pool2d;
 
 /* x, y: the tensors that are what the two are in the forward. */
@@ -18,12 +19,22 @@ typedef struct tr__window {
     int64_t begin, end;
 } tr__window;
 
-static inline tr__window tr__pool2d_window(const tr__pool2d *s, int64_t o, int64_t size)
+static inline tr__window tr__window_of(const tr__pool2d *s, int64_t o, int64_t outputs, int64_t size)
 {
+    if (s->adaptive) return (tr__window){o * size / outputs, ((o + 1) * size + outputs - 1) / outputs};
     tr__window w = {o * s->stride - s->padding, o * s->stride - s->padding + s->kernel};
     if (w.begin < 0) w.begin = 0;
     if (w.end > size) w.end = size;
     return w;
+}
+
+static inline tr__window tr__window_rows(const tr__pool2d *s, int64_t oy) { return tr__window_of(s, oy, s->oh, s->h); }
+static inline tr__window tr__window_columns(const tr__pool2d *s, int64_t ox) { return tr__window_of(s, ox, s->ow, s->w); }
+
+/* What the sum over a window is divided by for its mean: zeros around the image count. */
+static inline int64_t tr__window_size(const tr__pool2d *s, tr__window rows, tr__window columns)
+{
+    return s->adaptive ? (rows.end - rows.begin) * (columns.end - columns.begin) : s->kernel * s->kernel;
 }
 
 #endif

@@ -19,23 +19,29 @@ const tr__type tr__tensor_type = {"tensor", sizeof(tr_tensor), destroy};
 
 /* ---- Shapes ---------------------------------------------------------------------------------------------------- */
 
+static int64_t at_least_one(int64_t size)
+{
+    return size > 0 ? size : 1;
+}
+
 void tr__row_major(tr_shape shape, int64_t stride[TR_MAX_DIMS])
 {
     int64_t step = 1;
     for (int i = shape.ndim; i-- > 0;) {
         stride[i] = step;
-        step *= shape.dim[i] ? shape.dim[i] : 1;
+        step *= at_least_one(shape.dim[i]);
     }
 }
 
 void tr__channels_last(tr_shape shape, int64_t stride[TR_MAX_DIMS])
 {
-    static const int order[] = {0, 2, 3, 1};
-    tr_shape memory = {.ndim = 4};
-    int64_t step[TR_MAX_DIMS];
-    for (int i = 0; i < 4; i++) memory.dim[i] = shape.dim[order[i]];
-    tr__row_major(memory, step);
-    for (int i = 0; i < 4; i++) stride[order[i]] = step[i];
+    int64_t step = at_least_one(shape.dim[1]);
+    stride[1] = 1;
+    for (int d = shape.ndim - 1; d > 1; d--) {
+        stride[d] = step;
+        step *= at_least_one(shape.dim[d]);
+    }
+    stride[0] = step;
 }
 
 void tr__strides_like(const tr_tensor *x, tr_shape shape, int64_t stride[TR_MAX_DIMS])
@@ -52,7 +58,7 @@ void tr__strides_like(const tr_tensor *x, tr_shape shape, int64_t stride[TR_MAX_
     int64_t step = 1;
     for (int i = shape.ndim; i-- > 0;) {
         stride[order[i]] = step;
-        step *= shape.dim[order[i]] ? shape.dim[order[i]] : 1;
+        step *= at_least_one(shape.dim[order[i]]);
     }
 }
 

@@ -84,7 +84,8 @@ static inline bool tr__shape_equal(tr_shape a, tr_shape b)
 }
 /* Row-major strides. */
 void tr__row_major(tr_shape shape, int64_t stride[TR_MAX_DIMS]);
-/* Images as convolutions like them: the strides of [n, c, h, w] whose memory is row-major [n, h, w, c]. */
+/* Images as convolutions like them: the strides of [n, c, h, w] whose memory is row-major [n, h, w, c]; of two and more
+ * dimensions. */
 void tr__channels_last(tr_shape shape, int64_t stride[TR_MAX_DIMS]);
 /* Dense strides for a shape with as many dimensions as x, lying in memory in the order in which x's do; row-major where x
  * repeats elements or has other dimensions. */

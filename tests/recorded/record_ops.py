@@ -22,6 +22,16 @@ targets (I64) and the mask (BOOL, true: may look).
   conv2d_groups                     in0: x [1,4,5,5], in1: weight [6,2,3,3], in2: bias [6], stride 2, groups 2
   max_pool2d                        in0: x [2,3,5,6], kernel 2
   max_pool2d_padded                 in0: x [2,3,5,6], kernel 3, stride 2, padding 1
+  avg_pool2d_padded                 the same
+  adaptive_avg_pool2d               in0: x [2,3,5,7] -> [2,3,2,3]
+  batch_norm                        in0: x [3,4,2,5], in1: weight [4], in2: bias [4], training, eps 1e-3
+  batch_norm_frozen                 the same, in3: running mean [4], in4: running variance [4] (no gradients), eps 1e-5
+
+A module in training, its state dict after two batches, and its output and gradients for the second one:
+  batch_norm2d                      in0, in1: the batches [2,3,4,4]; out, gout, gin1; weight, bias, running_mean, … of the
+                                    state dict; gweight, gbias; eval: the output for in0 afterwards, in evaluation
+  multihead_attention               in0: x [2,5,8], 2 heads, causal; out, gout, gin0; in_proj_weight, … of the state dict;
+                                    gin_proj_weight, …; cross: the output for query in0 [:, :3], key and value in0
 """
 import os
 from typing import Callable
@@ -49,6 +59,41 @@ def record(case: str, op: Callable[..., Tensor], *inputs: Tensor) -> None:
 
 def rand(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
+
+
+def record_module(case: str, module: torch.nn.Module) -> None:
+    recorded.update({f"{case}.{name}": x.clone() for name, x in module.state_dict().items()})
+    recorded.update({f"{case}.g{name}": x.grad for name, x in module.named_parameters()})
+
+
+def record_batch_norm2d() -> None:
+    norm = torch.nn.BatchNorm2d(3).double()
+    with torch.no_grad():
+        norm.weight.copy_(rand(3))
+        norm.bias.copy_(rand(3))
+    first, second = rand(2, 3, 4, 4) * 2 + 1, (rand(2, 3, 4, 4) - 1).requires_grad_()
+    norm(first)
+    out = norm(second)
+    gout = rand(2, 3, 4, 4)
+    out.backward(gout)
+    record_module("batch_norm2d", norm)
+    recorded.update({"batch_norm2d.in0": first, "batch_norm2d.in1": second, "batch_norm2d.out": out,
+                     "batch_norm2d.gout": gout, "batch_norm2d.gin1": second.grad, "batch_norm2d.eval": norm.eval()(first)})
+
+
+def record_multihead_attention() -> None:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).double()
+    with torch.no_grad():
+        attention.in_proj_bias.copy_(rand(24))
+    x = rand(2, 5, 8).requires_grad_()
+    mask = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
+    out = attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+    gout = rand(2, 5, 8)
+    out.backward(gout)
+    record_module("multihead_attention", attention)
+    cross = attention(x[:, :3], x, x, need_weights=False)[0]
+    recorded.update({"multihead_attention.in0": x, "multihead_attention.out": out, "multihead_attention.gout": gout,
+                     "multihead_attention.gin0": x.grad, "multihead_attention.cross": cross})
 
 
 def main() -> None:
@@ -81,6 +126,15 @@ def main() -> None:
            rand(6))
     record("max_pool2d", lambda x: F.max_pool2d(x, 2), rand(2, 3, 5, 6))
     record("max_pool2d_padded", lambda x: F.max_pool2d(x, 3, 2, 1), rand(2, 3, 5, 6))
+    record("avg_pool2d_padded", lambda x: F.avg_pool2d(x, 3, 2, 1), rand(2, 3, 5, 6))
+    record("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, (2, 3)), rand(2, 3, 5, 7))
+    record("batch_norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, True, eps=1e-3), rand(3, 4, 2, 5) * 2 + 1,
+           rand(4), rand(4))
+    mean, var = rand(4), torch.rand(4, dtype=torch.float64) + 0.5
+    record("batch_norm_frozen", lambda x, w, b: F.batch_norm(x, mean, var, w, b), rand(3, 4, 2, 5) * 2 + 1, rand(4), rand(4))
+    recorded.update({"batch_norm_frozen.in3": mean, "batch_norm_frozen.in4": var})
+    record_batch_norm2d()
+    record_multihead_attention()
     save(os.path.join(os.path.dirname(os.path.abspath(__file__)), "ops.safetensors"), recorded,
          {"torch": torch.__version__, "computed_in": "f64"})
 

@@ -138,6 +138,25 @@ static tr_tensor *conv_relu_pool(tr_tensor *const *in)
 UNARY(max_pool, tr_max_pool2d(x, 2))
 UNARY(max_pool_overlapping, tr_max_pool2d(x, 3, .stride = 2, .padding = 1))
 
+UNARY(avg_pool, tr_avg_pool2d(x, 2))
+UNARY(avg_pool_overlapping, tr_avg_pool2d(x, 3, .stride = 2, .padding = 1))
+UNARY(adaptive_pool, tr_adaptive_avg_pool2d(x, 3, 4))
+UNARY(adaptive_pool_all, tr_adaptive_avg_pool2d(x, 1, 1))
+
+static tr_tensor *batch_norm(tr_tensor *const *in)
+{
+    return tr_batch_norm_op(in[0], .weight = in[1], .bias = in[2], .training = true);
+}
+
+UNARY(batch_norm_plain, tr_batch_norm_op(x, .training = true, .eps = 1e-3))
+
+static tr_tensor *batch_norm_frozen(tr_tensor *const *in)
+{
+    tr_tensor *numbers = tr_cast(tr_arange(5, TR_I64, tr_cpu(0)), TR_F32);
+    return tr_batch_norm_op(in[0], .weight = in[1], .bias = in[2], .running_mean = tr_affine(numbers, 0.3, -0.5),
+        .running_var = tr_affine(numbers, 0.2, 0.5));
+}
+
 static tr_tensor *attention(tr_tensor *const *in)
 {
     return tr_attention(in[0], in[1], in[2]);
@@ -254,6 +273,15 @@ const op_case op_cases[] = {
     {CASE("max pool",             max_pool,       NORMAL(2, 3, 7, 6))},
     {CASE("max pool overlapping", max_pool_overlapping, NORMAL(2, 20, 6, 5))},
     {CASE("max pool equal",       max_pool_overlapping, GRID(2, 9, 6, 5)), .kinked = true},
+    {CASE("avg pool",             avg_pool,       NORMAL(2, 3, 7, 6))},
+    {CASE("avg pool overlapping", avg_pool_overlapping, NORMAL(2, 20, 6, 5))},
+    {CASE("adaptive pool",        adaptive_pool,  NORMAL(2, 9, 7, 5))},
+    {CASE("adaptive pool of all", adaptive_pool_all, NORMAL(2, 3, 7, 5))},
+    {CASE("batch norm",           batch_norm,     NORMAL(3, 5, 4, 3), NORMAL_FIXED(5), NORMAL_FIXED(5)), .not_empty = true},
+    {CASE("batch norm of many channels", batch_norm, NORMAL(9, 530), NORMAL_FIXED(530), NORMAL_FIXED(530)),
+                                                  .not_empty = true},
+    {CASE("batch norm plain",     batch_norm_plain, WIDE(4, 9, 5)), .not_empty = true},
+    {CASE("batch norm frozen",    batch_norm_frozen, NORMAL(3, 5, 4, 3), NORMAL_FIXED(5), NORMAL_FIXED(5))},
     {CASE("attention",            attention,      NORMAL(2, 2, 3, 8), NORMAL(2, 2, 5, 8), NORMAL(2, 2, 5, 8))},
     {CASE("attention causal",     attention_causal, NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16))},
     {CASE("attention masked",     attention_masked, NORMAL(2, 2, 7, 4), NORMAL(2, 2, 5, 4), NORMAL(2, 2, 5, 4),

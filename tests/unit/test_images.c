@@ -37,7 +37,8 @@ static void a_net_stays_channels_last(void **state)
     tr_tensor *y = tr_conv2d_op(x, w, .padding = 1);
     assert_true(is_channels_last(y) && !tr_is_contiguous(y));
     tr_tensor *steps[] = {tr_relu(y), tr_add(tr_affine(y, 2, 1), y), tr_max_pool2d(y, 2), tr_cast(y, TR_BF16),
-        tr_to(y, tr_cpu(1)), tr_cat((tr_tensor *[]){y, y}, 2, 1), tr_mul(y, tr_ones(TR_SHAPE(4, 1, 1)))};
+        tr_to(y, tr_cpu(1)), tr_cat((tr_tensor *[]){y, y}, 2, 1), tr_mul(y, tr_ones(TR_SHAPE(4, 1, 1))),
+        tr_avg_pool2d(y, 2), tr_adaptive_avg_pool2d(y, 2, 2), tr_batch_norm_op(y, .training = true)};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
         if (!is_channels_last(steps[i])) fail_msg("step %zu is not channels-last", i);
     /* And row-major images stay so. */
@@ -176,9 +177,49 @@ static void modules_refuse(void **state)
     assert_says(tr_conv2d(4, 8, 3, .groups = 3), TR_INVALID, "3 does not divide 4 and 8");
     assert_says(tr_conv2d(4, 8, 3, .padding = -1), TR_INVALID, "must not be negative: 0, -1, 0");
     assert_says(tr_max_pool2d_layer(2, .padding = 2), TR_INVALID, "padding 2 at most half");
+    assert_says(tr_batch_norm2d(0), TR_INVALID, "channels must be positive, not 0");
+    assert_says(tr_batch_norm2d(3, .momentum = -1), TR_INVALID, "momentum in 0 … 1");
+    assert_says(tr_forward(tr_batch_norm2d(3), image(1, 4, 8, 8)), TR_SHAPE, "running_mean is f32 [3]: for x [1, 4, 8, 8]");
+    assert_says(tr_forward(tr_batch_norm2d(3), tr_ones(TR_SHAPE(2, 3))), TR_SHAPE, "x is [2, 3]: it must be [batch,");
+    assert_says(tr_adaptive_avg_pool2d_layer(1, 0), TR_INVALID, "must be positive, not 1 and 0");
+    assert_says(tr_multihead_attention(6, 4), TR_INVALID, "dim must be a multiple of heads, both positive: 6 and 4");
+    tr_tensor *x = tr_ones(TR_SHAPE(2, 3, 6));
+    assert_says(tr_forward(tr_multihead_attention(6, 2), x, x), TR_INVALID, "it takes one input, or query, key and value");
+    assert_says(tr_forward(tr_multihead_attention(6, 2), x, image(1, 2, 3, 6), x), TR_SHAPE,
+        "an input is [1, 2, 3, 6]: it must be [batch, seq, dim]");
+    assert_says(tr_lenet(.classes = -1), TR_INVALID, "classes must be positive, not -1");
+    assert_says(tr_forward(tr_lenet(), image(2, 3, 28, 28)), TR_SHAPE,
+        "images must be [batch, 1, 28, 28], they are [2, 3, 28, 28]");
     assert_says(tr_forward(tr_flatten_layer(), tr_scalar(1, TR_F32)), TR_SHAPE, "x is a scalar");
     assert_says(tr_forward(tr_conv2d(4, 8, 3), image(1, 3, 8, 8)), TR_SHAPE,
         "x [1, 3, 8, 8] has 3 channels, weight [8, 4, 3, 3] takes 4");
+}
+
+/* Images of ten kinds, each a bright square at a place of its own, in noise. */
+static void lenet_learns(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { COUNT = 64, STEPS = 40 };
+    tr_tensor *x = tr_randn(3, TR_SHAPE(COUNT, 1, 28, 28)), *y = tr_empty(TR_SHAPE(COUNT), .dtype = TR_I64);
+    for (int i = 0; i < COUNT; i++) {
+        ((int64_t *)tr_data(y))[i] = i % 10;
+        for (int k = 0; k < 36; k++)
+            ((float *)tr_data(x))[i * 784 + (i % 10 / 4 * 8 + k / 6) * 28 + i % 10 % 4 * 7 + k % 6] += 3;
+    }
+    tr_module *net = tr_lenet(.seed = 5);
+    tr_optimizer *adam = tr_adamw(tr_parameters(net), .lr = 2e-3);
+    double loss = 0;
+    for (int step = 0; step < STEPS; step++) {
+        TR_SCOPE;
+        tr_tensor *l = tr_cross_entropy(tr_forward(net, x), y);
+        tr_zero_grad(adam);
+        TR_CHECK(tr_backward(l));
+        TR_CHECK(tr_step(adam));
+        loss = tr_item(l);
+        if (step == 0) assert_true(loss > 2.2 && loss < 2.5); /* about log 10 */
+    }
+    assert_true(loss < 0.3);
 }
 
 int main(void)
@@ -193,6 +234,7 @@ int main(void)
         cmocka_unit_test(nan_is_the_largest),
         cmocka_unit_test(modules_start_as_pytorchs),
         cmocka_unit_test(modules_refuse),
+        cmocka_unit_test(lenet_learns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

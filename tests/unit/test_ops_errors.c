@@ -86,6 +86,33 @@ static void images_that_do_not_fit(void **state)
     expect(tr_max_pool2d(x, 6), TR_SHAPE,
         "max_pool2d: a window of 6 x 6 does not fit into the images of x [2, 4, 5, 6], with padding 0");
     expect(tr_max_pool2d(tr_ones(TR_SHAPE(1, 1, 2, 2), .dtype = TR_I64), 2), TR_DTYPE, "max_pool2d: input 0 is i64");
+    expect(tr_avg_pool2d(x, 2, .stride = -1), TR_INVALID, "avg_pool2d: kernel 2 and stride -1 must be positive");
+    expect(tr_adaptive_avg_pool2d(x, 0, 1), TR_INVALID,
+        "adaptive_avg_pool2d: height and width must be positive, not 0 and 1");
+    expect(tr_adaptive_avg_pool2d(ones(TR_SHAPE(2, 3)), 1, 1), TR_SHAPE, "adaptive_avg_pool2d: x is [2, 3]: it must be");
+    expect(tr_adaptive_avg_pool2d(ones(TR_SHAPE(2, 3, 0, 4)), 1, 1), TR_SHAPE, "images of x [2, 3, 0, 4] have no pixels");
+}
+
+static void batches_that_cannot_be_normed(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(2, 4, 3)), *four = ones(TR_SHAPE(4)), *five = ones(TR_SHAPE(5));
+    expect(tr_batch_norm_op(ones(TR_SHAPE(4)), .training = true), TR_SHAPE,
+        "batch_norm: x is [4]: it must be [batch, channels, …]");
+    expect(tr_batch_norm_op(x, .weight = five, .training = true), TR_SHAPE,
+        "batch_norm: weight [5] does not fit x [2, 4, 3]: it must be [4]");
+    expect(tr_batch_norm_op(x, .bias = tr_ones(TR_SHAPE(4), .dtype = TR_F64), .training = true), TR_DTYPE,
+        "batch_norm: dtypes differ");
+    expect(tr_batch_norm_op(x), TR_INVALID, "batch_norm: without .training it needs running_mean and running_var");
+    expect(tr_batch_norm_op(x, .running_mean = four), TR_INVALID, "running_mean and running_var come together");
+    expect(tr_batch_norm_op(x, .running_mean = four, .running_var = five), TR_SHAPE,
+        "batch_norm: running_var is f32 [5]: for x [2, 4, 3] it must be floats, [4]");
+    expect(tr_batch_norm_op(ones(TR_SHAPE(1, 4)), .training = true), TR_SHAPE,
+        "batch_norm: x [1, 4] has 1 numbers for each channel: a variance needs two");
+    expect(tr_batch_norm_op(x, .training = true, .momentum = 2), TR_INVALID, "momentum must be in 0 … 1, it is 2");
+    expect(tr_batch_norm_op(x, .training = true, .eps = -1), TR_INVALID, "eps must not be negative, it is -1");
+    expect(tr_batch_norm_op(NULL, .training = true), TR_INVALID, "batch_norm: input 0 is NULL");
 }
 
 static void missing_inputs(void **state)
@@ -236,6 +263,7 @@ int main(void)
         cmocka_unit_test(shapes_that_do_not_broadcast),
         cmocka_unit_test(dtypes_that_do_not_fit),
         cmocka_unit_test(images_that_do_not_fit),
+        cmocka_unit_test(batches_that_cannot_be_normed),
         cmocka_unit_test(missing_inputs),
         cmocka_unit_test(dimensions_that_are_not_there),
         cmocka_unit_test(shapes_that_do_not_fit),

@@ -125,10 +125,26 @@ static void check_images(int table, int64_t c)
 {
     tr_tensor *x = tr_randn(1, TR_SHAPE(2, c, 5, 6)), *outputs[TR_OP_MAX_OUTPUTS];
     for (int padding = 0; padding < 2; padding++) {
-        tr__pool2d_attrs pool = {.kernel = 3, .stride = 2, .padding = padding, .height = 5, .width = 6};
+        tr__pool2d_attrs pool = {.kernel = 3, .stride = 2, .padding = padding, .image = tr_shape_of(x)};
+        tr__channels_last(pool.image, pool.image_stride);
         CHECK(max_pool2d, &pool, x);
-        tr_tensor *y = tr_apply(tr__op(max_pool2d), &pool, &x, 1, outputs);
-        CHECK(max_pool2d_grad, &pool, tr_randn(2, tr_shape_of(y)), outputs[1]);
+        CHECK(avg_pool2d, &pool, x);
+        tr_tensor *y = tr_apply(tr__op(max_pool2d), &pool, &x, 1, outputs), *g = tr_randn(2, tr_shape_of(y));
+        CHECK(max_pool2d_grad, &pool, g, outputs[1]);
+        CHECK(avg_pool2d_grad, &pool, g);
+        tr__pool2d_attrs adaptive = {.out_height = 3, .out_width = 4, .image = pool.image};
+        tr__channels_last(pool.image, adaptive.image_stride);
+        CHECK(avg_pool2d, &adaptive, x);
+        CHECK(avg_pool2d_grad, &adaptive, tr_randn(2, TR_SHAPE(2, c, 3, 4)));
+    }
+    tr_tensor *many = tr_affine(tr_randn(1, TR_SHAPE(7, c, 11, 13)), 2, 30), *g = tr_randn(2, tr_shape_of(many));
+    tr_tensor *weight = tr_randn(3, TR_SHAPE(c)), *bias = tr_randn(4, TR_SHAPE(c)), *var = tr_affine(tr_rand(5, TR_SHAPE(c)), 1, 1);
+    for (int frozen = 0; frozen < 2; frozen++) {
+        tr__batch_norm_attrs norm = {.eps = 1e-5, .frozen = frozen};
+        CHECK(batch_norm, &norm, many, weight, bias, weight, var);
+        CHECK(batch_norm, &norm, x, NULL, NULL, weight, var);
+        CHECK(batch_norm_grad, &norm, g, many, weight, tr_full(30, TR_SHAPE(c)), var);
+        CHECK(batch_norm_grad, &norm, g, many, NULL, tr_full(30, TR_SHAPE(c)), var);
     }
 }
 

@@ -42,9 +42,9 @@ static void max_pool_rows(void *arg, int64_t begin, int64_t end)
     const tr__pool2d *s = &j->s;
     for (int64_t row = begin; row < end; row++) {
         const float *image = j->x + row / s->oh * s->h * s->w * s->c;
-        tr__window rows = tr__pool2d_window(s, row % s->oh, s->h);
+        tr__window rows = tr__window_rows(s, row % s->oh);
         for (int64_t ox = 0; ox < s->ow; ox++) {
-            tr__window columns = tr__pool2d_window(s, ox, s->w);
+            tr__window columns = tr__window_columns(s, ox);
             int64_t out = (row * s->ow + ox) * s->c;
             FOR_VECTORS(s->c,
                 veci where;
@@ -64,6 +64,47 @@ static void max_pool_grad_images(void *arg, int64_t begin, int64_t end)
         memset(dx, 0, sizeof *dx * (size_t)(s->h * s->w * s->c));
         for (int64_t o = image * plane; o < (image + 1) * plane; o += s->c)
             for (int64_t c = 0; c < s->c; c++) dx[j->at[o + c] * s->c + c] += j->y[o + c];
+    }
+}
+
+static void avg_pool_rows(void *arg, int64_t begin, int64_t end)
+{
+    const pool_job *j = arg;
+    const tr__pool2d *s = &j->s;
+    for (int64_t row = begin; row < end; row++) {
+        const float *image = j->x + row / s->oh * s->h * s->w * s->c;
+        tr__window rows = tr__window_rows(s, row % s->oh);
+        for (int64_t ox = 0; ox < s->ow; ox++) {
+            tr__window columns = tr__window_columns(s, ox);
+            float scale = 1 / (float)tr__window_size(s, rows, columns), *y = j->y + (row * s->ow + ox) * s->c;
+            FOR_VECTORS(s->c,
+                vec sum = {0};
+                for (int64_t iy = rows.begin; iy < rows.end; iy++)
+                    for (int64_t ix = columns.begin; ix < columns.end; ix++)
+                        sum += load_lanes(image + (iy * s->w + ix) * s->c + i, m);
+                store_lanes(y + i, sum * scale, m););
+        }
+    }
+}
+
+static void avg_pool_grad_images(void *arg, int64_t begin, int64_t end)
+{
+    const pool_job *j = arg;
+    const tr__pool2d *s = &j->s;
+    for (int64_t row = begin * s->oh; row < end * s->oh; row++) {
+        float *dx = j->x + row / s->oh * s->h * s->w * s->c;
+        if (row % s->oh == 0) memset(dx, 0, sizeof *dx * (size_t)(s->h * s->w * s->c));
+        tr__window rows = tr__window_rows(s, row % s->oh);
+        for (int64_t ox = 0; ox < s->ow; ox++) {
+            tr__window columns = tr__window_columns(s, ox);
+            float scale = 1 / (float)tr__window_size(s, rows, columns);
+            const float *g = j->y + (row * s->ow + ox) * s->c;
+            for (int64_t iy = rows.begin; iy < rows.end; iy++)
+                for (int64_t ix = columns.begin; ix < columns.end; ix++) {
+                    float *to = dx + (iy * s->w + ix) * s->c;
+                    FOR_VECTORS(s->c, store_lanes(to + i, load_lanes(to + i, m) + load_lanes(g + i, m) * scale, m););
+                }
+        }
     }
 }
 
@@ -107,6 +148,32 @@ static tr_status max_pool2d_grad_kernel(tr_op_call *call)
     pool_job j = {tr__pool2d_of(dx, g, call->attrs), tr__ptr(dx), tr__ptr(g), tr__ptr(at)};
     tr__pool_for(tr__pool_of(g), j.s.n, tr__row_grain(j.s.h * j.s.w * j.s.c), max_pool_grad_images, &j);
     return pool_bring_back(call->outputs[0], dx);
+}
+
+/* x -> y, or the gradient of y -> that of x. */
+static tr_status avg_pool_run(tr_op_call *call, bool gradient)
+{
+    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    TR_SCOPE;
+    tr_tensor *from = pool_staged(call->inputs[0], TR_F32, true), *to = pool_staged(call->outputs[0], TR_F32, false);
+    TR__TRY(tr_status_of(from));
+    TR__TRY(tr_status_of(to));
+    tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
+    pool_job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), NULL};
+    int64_t image = j.s.h * j.s.w * j.s.c;
+    if (gradient) tr__pool_for(tr__pool_of(x), j.s.n, tr__row_grain(image), avg_pool_grad_images, &j);
+    else tr__pool_for(tr__pool_of(x), j.s.n * j.s.oh, tr__row_grain(image / j.s.oh), avg_pool_rows, &j);
+    return pool_bring_back(call->outputs[0], to);
+}
+
+static tr_status avg_pool2d_kernel(tr_op_call *call)
+{
+    return avg_pool_run(call, false);
+}
+
+static tr_status avg_pool2d_grad_kernel(tr_op_call *call)
+{
+    return avg_pool_run(call, true);
 }
 
 #endif

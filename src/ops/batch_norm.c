@@ -1,0 +1,275 @@
+/*
+ * Batch normalisation (Ioffe & Szegedy 2015) of each channel over the N numbers that all images have of it:
+ *   y = xhat weight + bias, xhat = (x - mean) rstd, rstd = 1/sqrt(var + eps), var = mean((x - mean)^2)
+ *   dbias = sum of g, dweight = sum of g xhat, dx = weight rstd (g - dbias/N - xhat dweight/N)
+ * With mean and variance given they are constants: dx = weight rstd g.
+ */
+#include "ops/family.h"
+#include "ops/rows.h"
+
+#include "tensor/loop.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+/* [c], and a float; of x's dtype when it is learned. */
+static tr_status check_vector(const tr_op_call *call, int i, const char *what)
+{
+    const tr_tensor *x = call->inputs[0], *t = i < call->n_inputs ? call->inputs[i] : NULL;
+    if (!t) return TR_OK;
+    TR__TRY(i < 3 ? tr__same(call, 0, i) : tr__float_input(call, i));
+    if (t->shape.ndim == 1 && t->shape.dim[0] == x->shape.dim[1]) return TR_OK;
+    return tr__fail(TR_SHAPE, "batch_norm: %s %s does not fit x %s: it must be [%" PRId64 "]", what, TR__TEXT(t->shape),
+        TR__TEXT(x->shape), x->shape.dim[1]);
+}
+
+tr_status tr__batch_norm_infer(tr_op_call *call)
+{
+    const tr__batch_norm_attrs *a = call->attrs;
+    TR__TRY(tr__float_input(call, 0));
+    const tr_tensor *x = call->inputs[0];
+    if (x->shape.ndim < 2)
+        return tr__fail(TR_SHAPE, "batch_norm: x is %s: it must be [batch, channels, …]", TR__TEXT(x->shape));
+    static const char *const names[] = {"x", "weight", "bias", "running_mean", "running_var"};
+    for (int i = 1; i < 5; i++) TR__TRY(check_vector(call, i, names[i]));
+    int64_t channels = x->shape.dim[1];
+    if (!a->frozen && channels && tr__numel(x->shape) / channels < 2)
+        return tr__fail(TR_SHAPE, "batch_norm: x %s has %" PRId64 " numbers for each channel: a variance needs two",
+            TR__TEXT(x->shape), tr__numel(x->shape) / channels);
+    tr_dtype dtype = x->dtype == TR_F64 ? TR_F64 : TR_F32;
+    TR__TRY(tr__output_like(call, 0, x, x->shape, x->dtype));
+    TR__TRY(tr_op_output(call, 1, TR_SHAPE(channels), dtype));
+    return tr_op_output(call, 2, TR_SHAPE(channels), dtype);
+}
+
+tr_status tr__batch_norm_grad_infer(tr_op_call *call)
+{
+    const tr_tensor *x = call->inputs[1];
+    TR__TRY(tr__output_like(call, 0, x, x->shape, x->dtype));
+    TR__TRY(tr_op_output(call, 1, TR_SHAPE(x->shape.dim[1]), x->dtype));
+    return tr_op_output(call, 2, TR_SHAPE(x->shape.dim[1]), x->dtype);
+}
+
+/* ---- Reference kernels: blocks of channels, whose numbers are rows ---------------------------------------------------- */
+
+typedef struct job {
+    const tr_op_call *call;
+    const tr__batch_norm_attrs *attrs;
+    tr__rows x, y, g, dx;
+    const tr_tensor *weight, *bias, *mean, *var;
+} job;
+
+static void read_vector(const tr_tensor *t, int64_t first, int64_t n, double otherwise, double *to)
+{
+    for (int64_t i = 0; i < n; i++) to[i] = t ? tr__load(t->dtype, tr__ptr(t), (first + i) * t->stride[0]) : otherwise;
+}
+
+static void write_vector(const tr_tensor *t, int64_t first, int64_t n, const double *values)
+{
+    for (int64_t i = 0; i < n; i++) tr__store(t->dtype, tr__ptr(t), (first + i) * t->stride[0], values[i]);
+}
+
+/* The batch's own: first the mean, then the variance around it. */
+static void find_moments(const job *j, int64_t first, int64_t n, double *mean, double *var)
+{
+    double x[TR__ROW_BLOCK], count = (double)j->x.others.n;
+    for (int64_t i = 0; i < n; i++) mean[i] = var[i] = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int64_t r = 0; r < j->x.others.n; r++) {
+            tr__row_read(&j->x, r, first, n, x);
+            for (int64_t i = 0; i < n; i++) {
+                if (pass == 0) mean[i] += x[i];
+                else var[i] += (x[i] - mean[i]) * (x[i] - mean[i]);
+            }
+        }
+        double *sum = pass == 0 ? mean : var;
+        for (int64_t i = 0; i < n; i++) sum[i] /= count;
+    }
+}
+
+static void forward_block(const job *j, int64_t first, int64_t n)
+{
+    double mean[TR__ROW_BLOCK], var[TR__ROW_BLOCK], weight[TR__ROW_BLOCK], bias[TR__ROW_BLOCK], x[TR__ROW_BLOCK];
+    if (j->attrs->frozen) {
+        read_vector(j->mean, first, n, 0, mean);
+        read_vector(j->var, first, n, 1, var);
+    } else {
+        find_moments(j, first, n, mean, var);
+    }
+    write_vector(j->call->outputs[1], first, n, mean);
+    write_vector(j->call->outputs[2], first, n, var);
+    read_vector(j->weight, first, n, 1, weight);
+    read_vector(j->bias, first, n, 0, bias);
+    for (int64_t r = 0; r < j->x.others.n; r++) {
+        tr__row_read(&j->x, r, first, n, x);
+        for (int64_t i = 0; i < n; i++) x[i] = (x[i] - mean[i]) / sqrt(var[i] + j->attrs->eps) * weight[i] + bias[i];
+        tr__row_write(&j->y, r, first, n, x);
+    }
+}
+
+static void forward_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    for (int64_t block = begin; block < end; block++)
+        forward_block(j, block * TR__ROW_BLOCK, tr__row_block(&j->x, block * TR__ROW_BLOCK));
+}
+
+static int64_t block_count(const tr__rows *x)
+{
+    return (x->n + TR__ROW_BLOCK - 1) / TR__ROW_BLOCK;
+}
+
+tr_status tr__batch_norm_forward(tr_op_call *call)
+{
+    const tr__batch_norm_attrs *attrs = call->attrs;
+    job j = {
+        .call = call,
+        .attrs = attrs,
+        .x = tr__rows_of(call->inputs[0], 1),
+        .y = tr__rows_of(call->outputs[0], 1),
+        .weight = call->inputs[1],
+        .bias = call->inputs[2],
+        .mean = attrs->frozen ? call->inputs[3] : NULL,
+        .var = attrs->frozen ? call->inputs[4] : NULL,
+    };
+    tr__pool_for(tr__pool_of(call->inputs[0]), block_count(&j.x), 1, forward_blocks, &j);
+    return TR_OK;
+}
+
+/* Adds to a gradient of [c] what stands there already, where that is asked for, and writes it. */
+static void put_vector(tr_tensor *t, int64_t first, int64_t n, double *values, bool accumulate)
+{
+    double old[TR__ROW_BLOCK];
+    if (!t) return;
+    if (accumulate) read_vector(t, first, n, 0, old);
+    for (int64_t i = 0; accumulate && i < n; i++) old[i] += values[i];
+    write_vector(t, first, n, accumulate ? old : values);
+}
+
+static void grad_block(const job *j, int64_t first, int64_t n)
+{
+    double mean[TR__ROW_BLOCK], rstd[TR__ROW_BLOCK], weight[TR__ROW_BLOCK], g[TR__ROW_BLOCK], x[TR__ROW_BLOCK];
+    double dbias[TR__ROW_BLOCK] = {0}, dweight[TR__ROW_BLOCK] = {0}, count = (double)j->x.others.n;
+    read_vector(j->mean, first, n, 0, mean);
+    read_vector(j->var, first, n, 0, rstd);
+    read_vector(j->weight, first, n, 1, weight);
+    for (int64_t i = 0; i < n; i++) rstd[i] = 1 / sqrt(rstd[i] + j->attrs->eps);
+    for (int64_t r = 0; r < j->x.others.n; r++) {
+        tr__row_read(&j->g, r, first, n, g);
+        tr__row_read(&j->x, r, first, n, x);
+        for (int64_t i = 0; i < n; i++) {
+            dbias[i] += g[i];
+            dweight[i] += g[i] * (x[i] - mean[i]) * rstd[i];
+        }
+    }
+    for (int64_t r = 0; j->call->outputs[0] && r < j->x.others.n; r++) {
+        tr__row_read(&j->g, r, first, n, g);
+        tr__row_read(&j->x, r, first, n, x);
+        for (int64_t i = 0; i < n; i++) {
+            double xhat = (x[i] - mean[i]) * rstd[i], through = (dbias[i] + xhat * dweight[i]) / count;
+            g[i] = weight[i] * rstd[i] * (g[i] - (j->attrs->frozen ? 0 : through));
+        }
+        tr__row_write(&j->dx, r, first, n, g);
+    }
+    put_vector(j->call->outputs[1], first, n, dweight, j->attrs->accumulate_weight);
+    put_vector(j->call->outputs[2], first, n, dbias, j->attrs->accumulate_bias);
+}
+
+static void grad_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    for (int64_t block = begin; block < end; block++)
+        grad_block(j, block * TR__ROW_BLOCK, tr__row_block(&j->x, block * TR__ROW_BLOCK));
+}
+
+tr_status tr__batch_norm_grad_forward(tr_op_call *call)
+{
+    job j = {
+        .call = call,
+        .attrs = call->attrs,
+        .g = tr__rows_of(call->inputs[0], 1),
+        .x = tr__rows_of(call->inputs[1], 1),
+        .weight = call->inputs[2],
+        .mean = call->inputs[3],
+        .var = call->inputs[4],
+    };
+    if (call->outputs[0]) j.dx = tr__rows_of(call->outputs[0], 1);
+    tr__pool_for(tr__pool_of(call->inputs[0]), block_count(&j.x), 1, grad_blocks, &j);
+    return TR_OK;
+}
+
+/* ---- Gradients ----------------------------------------------------------------------------------------------------- */
+
+tr_status tr__batch_norm_backward(tr_backward_call *call)
+{
+    tr__batch_norm_attrs attrs = *(const tr__batch_norm_attrs *)call->attrs;
+    tr_tensor *x = call->inputs[0], *grads[3] = {NULL};
+    if (!call->grad_outputs[0]) return TR_OK;
+    if (call->needs[0]) {
+        int64_t stride[TR_MAX_DIMS];
+        tr__strides_like(x, x->shape, stride);
+        grads[0] = tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
+    }
+    if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);
+    if (call->needs[2]) grads[2] = tr__grad_target(call, 2, &attrs.accumulate_bias);
+    tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], call->outputs[2]};
+    TR__TRY(tr__run(tr__op(batch_norm_grad), &attrs, inputs, 5, grads, 3));
+    for (int i = 0; i < 3; i++) call->grad_inputs[i] = grads[i];
+    return TR_OK;
+}
+
+/* ---- With running statistics ----------------------------------------------------------------------------------------- */
+
+/* running += momentum (scale batch - running), outside the graph that batch may be of. */
+static tr_status move_towards(tr_tensor *running, tr_tensor *batch, double scale, double momentum)
+{
+    TR_SCOPE;
+    tr_tensor *values = tr__tensor_view(batch, batch->shape, batch->stride, batch->offset);
+    tr_tensor *stays = tr_affine(tr_cast(running, batch->dtype), 1 - momentum, 0);
+    return tr_copy_into(running, tr_add(stays, tr_affine(values, momentum * scale, 0)));
+}
+
+static tr_tensor *train(const tr_batch_norm_op_options *o, const tr__batch_norm_attrs *attrs)
+{
+    tr_tensor *outputs[TR_OP_MAX_OUTPUTS];
+    tr_tensor *y = tr_apply(tr__op(batch_norm), attrs, (tr_tensor *[]){o->x, o->weight, o->bias}, 3, outputs);
+    if (tr__bad(y) || !o->running_mean) return y;
+    double count = (double)(tr__numel(y->shape) / (y->shape.dim[1] ? y->shape.dim[1] : 1));
+    double momentum = o->momentum != 0 || signbit(o->momentum) ? o->momentum : 0.1;
+    tr_status status = move_towards(o->running_mean, outputs[1], 1, momentum);
+    if (status == TR_OK) status = move_towards(o->running_var, outputs[2], count / (count - 1), momentum);
+    return status == TR_OK ? y : tr__tensor_failed();
+}
+
+static tr_status check_running(const tr_tensor *running, const char *what, const tr_tensor *x)
+{
+    TR__TRY(tr_status_of(running));
+    if (tr_dtype_is_float(running->dtype) && running->shape.ndim == 1 && running->shape.dim[0] == tr_size(x, 1)) return TR_OK;
+    return tr__fail(TR_SHAPE, "batch_norm: %s is %s %s: for x %s it must be floats, [%" PRId64 "]", what,
+        tr_dtype_name(running->dtype), TR__TEXT(running->shape), TR__TEXT(x->shape), tr_size(x, 1));
+}
+
+static tr_status check_statistics(const tr_batch_norm_op_options *o)
+{
+    if (!(o->eps >= 0)) return tr__fail(TR_INVALID, "batch_norm: eps must not be negative, it is %g", o->eps);
+    if (!(o->momentum >= 0 && o->momentum <= 1))
+        return tr__fail(TR_INVALID, "batch_norm: momentum must be in 0 … 1, it is %g", o->momentum);
+    if (!o->running_mean != !o->running_var)
+        return tr__fail(TR_INVALID, "batch_norm: running_mean and running_var come together");
+    if (!o->running_mean && !o->training)
+        return tr__fail(TR_INVALID, "batch_norm: without .training it needs running_mean and running_var");
+    if (!o->running_mean || !o->x || tr__bad(o->x)) return TR_OK;
+    TR__TRY(check_running(o->running_mean, "running_mean", o->x));
+    return check_running(o->running_var, "running_var", o->x);
+}
+
+tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *o)
+{
+    tr__batch_norm_attrs attrs = {.eps = o->eps != 0 || signbit(o->eps) ? o->eps : 1e-5, .frozen = !o->training};
+    if (check_statistics(o) != TR_OK) return tr__tensor_failed();
+    if (o->training) return train(o, &attrs);
+    tr_tensor *inputs[] = {o->x, o->weight, o->bias, o->running_mean, o->running_var};
+    return tr_apply(tr__op(batch_norm), &attrs, inputs, 5, NULL);
+}

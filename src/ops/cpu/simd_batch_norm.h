@@ -1,0 +1,249 @@
+/* batch_norm (see batch_norm.c for the formulas), on channels-last images: rows of channels. */
+#ifndef TR_OPS_CPU_SIMD_BATCH_NORM_H
+#define TR_OPS_CPU_SIMD_BATCH_NORM_H
+
+#include "ops/cpu/simd_rows.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* Rows go in chunks whose number depends on the shape only, so that sums do not depend on the threads; those in runs that stay
+ * in the first-level cache while f32 sums over them are taken. Sums over runs are f64. */
+enum { BATCH_CHUNKS = 32, BATCH_CHUNK_ROWS = 64, BATCH_RUN = 4096, BATCH_RUN_ROWS = 16 };
+
+typedef struct batch_job {
+    const float *x, *g; /* [rows, c] */
+    float *y;           /* or dx */
+    int64_t rows, c, chunk, run; /* rows in all, in a chunk, in a run */
+    const float *mean, *rstd;
+    const float *of_x, *of_g, *rest; /* [c]: y = (x - mean) of_x + g of_g + rest */
+    double *sums;       /* [chunks, 2, c] */
+    float *runs;        /* [chunks, 2, c], for the sums of a run */
+} batch_job;
+
+static void batch_job_init(batch_job *j, const tr_tensor *x)
+{
+    j->c = x->shape.dim[1];
+    j->rows = j->c ? tr__numel(x->shape) / j->c : 0;
+    int64_t even = (j->rows + BATCH_CHUNKS - 1) / BATCH_CHUNKS, run = BATCH_RUN / (j->c + 1);
+    j->chunk = even > BATCH_CHUNK_ROWS ? even : BATCH_CHUNK_ROWS;
+    j->run = run > BATCH_RUN_ROWS ? run : BATCH_RUN_ROWS;
+}
+
+static int64_t batch_chunks(const batch_job *j)
+{
+    return (j->rows + j->chunk - 1) / j->chunk;
+}
+
+/* The mean of n rows and the sum of squares around it, for m channels. */
+static inline void run_moments(const float *x, int64_t n, int64_t c, int64_t m, float *mean, float *squares)
+{
+    vec sum = {0}, square = {0};
+    for (int64_t r = 0; r < n; r++) sum += load_lanes(x + r * c, m);
+    vec middle = sum * (1 / (float)n);
+    for (int64_t r = 0; r < n; r++) {
+        vec centred = load_lanes(x + r * c, m) - middle;
+        square += centred * centred;
+    }
+    store_lanes(mean, middle, m);
+    store_lanes(squares, square, m);
+}
+
+/* Joins the moments of more numbers to those of `before`; share: what part of all they are (Chan et al. 1979). */
+static inline void join_moments(double *mean, double *squares, double before, double more, double more_squares, double share)
+{
+    double apart = more - *mean;
+    *mean += apart * share;
+    *squares += more_squares + apart * apart * before * share;
+}
+
+static void batch_moments(void *arg, int64_t begin, int64_t end)
+{
+    const batch_job *j = arg;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        double *mean = j->sums + chunk * 2 * j->c, *squares = mean + j->c;
+        float *m1 = j->runs + chunk * 2 * j->c, *m2 = m1 + j->c;
+        int64_t first = chunk * j->chunk, last = first + j->chunk < j->rows ? first + j->chunk : j->rows;
+        memset(mean, 0, sizeof *mean * 2 * (size_t)j->c);
+        for (int64_t at = first, n; at < last; at += n) {
+            n = last - at < j->run ? last - at : j->run;
+            FOR_VECTORS(j->c, run_moments(j->x + at * j->c + i, n, j->c, m, m1 + i, m2 + i););
+            double before = (double)(at - first), share = (double)n / (before + (double)n);
+            for (int64_t i = 0; i < j->c; i++)
+                join_moments(&mean[i], &squares[i], before, (double)m1[i], (double)m2[i], share);
+        }
+    }
+}
+
+/* The sums of g and of g xhat over chunks of rows. */
+static void batch_grad_sums(void *arg, int64_t begin, int64_t end)
+{
+    const batch_job *j = arg;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        double *sums = j->sums + chunk * 2 * j->c;
+        float *s1 = j->runs + chunk * 2 * j->c, *s2 = s1 + j->c;
+        int64_t first = chunk * j->chunk, last = first + j->chunk < j->rows ? first + j->chunk : j->rows;
+        memset(sums, 0, sizeof *sums * 2 * (size_t)j->c);
+        for (int64_t at = first, n; at < last; at += n) {
+            n = last - at < j->run ? last - at : j->run;
+            FOR_VECTORS(j->c,
+                const float *x = j->x + at * j->c + i; const float *g = j->g + at * j->c + i;
+                vec mean = load_lanes(j->mean + i, m); vec sum = {0}; vec product = {0};
+                for (int64_t r = 0; r < n; r++) {
+                    vec gv = load_lanes(g + r * j->c, m);
+                    sum += gv;
+                    product += gv * (load_lanes(x + r * j->c, m) - mean);
+                }
+                store_lanes(s1 + i, sum, m);
+                store_lanes(s2 + i, product * load_lanes(j->rstd + i, m), m););
+            for (int64_t i = 0; i < 2 * j->c; i++) sums[i] += (double)s1[i];
+        }
+    }
+}
+
+static void batch_rows(void *arg, int64_t begin, int64_t end)
+{
+    const batch_job *j = arg;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = j->x + r * j->c, *g = j->g ? j->g + r * j->c : NULL;
+        float *y = j->y + r * j->c;
+        FOR_VECTORS(j->c,
+            vec v = (load_lanes(x + i, m) - load_lanes(j->mean + i, m)) * load_lanes(j->of_x + i, m) +
+                    load_lanes(j->rest + i, m);
+            if (g) v += load_lanes(g + i, m) * load_lanes(j->of_g + i, m);
+            store_lanes(y + i, v, m););
+    }
+}
+
+static tr_tensor *batch_staged(tr_tensor *t, bool values)
+{
+    int64_t stride[TR_MAX_DIMS];
+    tr__channels_last(t->shape, stride);
+    return tr__staged(t, TR_F32, stride, values);
+}
+
+/* [c] as f32, or so many of a number. */
+static void batch_vector(const tr_tensor *t, int64_t c, float otherwise, float *to)
+{
+    for (int64_t i = 0; i < c; i++) to[i] = otherwise;
+    if (t) tr__read_f32(to, t->dtype, tr__ptr(t), t->stride[0], c);
+}
+
+/* Room for what j sums, and for `vectors` of [c], which it returns; NULL without memory. */
+static float *batch_room(batch_job *j, int vectors)
+{
+    size_t c = (size_t)j->c, chunks = (size_t)batch_chunks(j);
+    j->sums = malloc((sizeof(double) + sizeof(float)) * 2 * c * chunks + sizeof(float) * (size_t)vectors * c + 1);
+    if (!j->sums) return NULL;
+    j->runs = (float *)(j->sums + 2 * c * chunks);
+    return j->runs + 2 * c * chunks;
+}
+
+static void batch_find_moments(batch_job *j, tr__pool *pool, float *mean, float *var)
+{
+    tr__pool_for(pool, batch_chunks(j), tr__row_grain(j->chunk * j->c), batch_moments, j);
+    for (int64_t chunk = 1; chunk < batch_chunks(j); chunk++) {
+        const double *more = j->sums + chunk * 2 * j->c;
+        int64_t before = chunk * j->chunk, n = j->rows - before < j->chunk ? j->rows - before : j->chunk;
+        double share = (double)n / (double)(before + n);
+        for (int64_t i = 0; i < j->c; i++)
+            join_moments(&j->sums[i], &j->sums[j->c + i], (double)before, more[i], more[j->c + i], share);
+    }
+    for (int64_t i = 0; i < j->c; i++) {
+        mean[i] = (float)j->sums[i];
+        var[i] = (float)(j->sums[j->c + i] / (double)j->rows);
+    }
+}
+
+static tr_status batch_norm_kernel(tr_op_call *call)
+{
+    const tr__batch_norm_attrs *attrs = call->attrs;
+    tr_tensor *given = attrs->frozen ? call->inputs[3] : NULL;
+    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    TR_SCOPE;
+    tr_tensor *x = batch_staged(call->inputs[0], true), *y = batch_staged(call->outputs[0], false);
+    TR__TRY(tr_status_of(x));
+    TR__TRY(tr_status_of(y));
+    batch_job j = {.x = tr__ptr(x), .y = tr__ptr(y)};
+    batch_job_init(&j, x);
+    float *mean = tr__ptr(call->outputs[1]), *var = tr__ptr(call->outputs[2]), *scale = batch_room(&j, 2);
+    if (!scale) return tr__fail(TR_NO_MEMORY, "batch_norm: out of memory");
+    float *bias = scale + j.c;
+    if (given) {
+        batch_vector(given, j.c, 0, mean);
+        batch_vector(call->inputs[4], j.c, 1, var);
+    } else {
+        batch_find_moments(&j, tr__pool_of(x), mean, var);
+    }
+    batch_vector(call->inputs[1], j.c, 1, scale);
+    batch_vector(call->inputs[2], j.c, 0, bias);
+    for (int64_t i = 0; i < j.c; i++) scale[i] /= sqrtf(var[i] + (float)attrs->eps);
+    j.mean = mean;
+    j.of_x = scale;
+    j.rest = bias;
+    tr__pool_for(tr__pool_of(x), j.rows, tr__row_grain(j.c), batch_rows, &j);
+    free(j.sums);
+    return y == call->outputs[0] ? TR_OK : tr__copy_elements(call->outputs[0], y);
+}
+
+/* dx = of_x (x - mean) + of_g g + rest. */
+static void batch_grad_factors(const batch_job *j, const tr__batch_norm_attrs *attrs, float *of_x, float *of_g, float *rest)
+{
+    for (int64_t i = 0; i < j->c; i++) {
+        double scale = (double)of_g[i] * (double)j->rstd[i], sum = j->sums[i], product = j->sums[j->c + i];
+        of_g[i] = (float)scale;
+        rest[i] = attrs->frozen ? 0 : (float)(-scale * sum / (double)j->rows);
+        of_x[i] = attrs->frozen ? 0 : (float)(-scale * product * (double)j->rstd[i] / (double)j->rows);
+    }
+}
+
+static void batch_put(tr_tensor *t, const double *sums, bool accumulate)
+{
+    for (int64_t i = 0; t && i < t->shape.dim[0]; i++) {
+        int64_t at = i * t->stride[0];
+        tr__store(t->dtype, tr__ptr(t), at, sums[i] + (accumulate ? tr__load(t->dtype, tr__ptr(t), at) : 0));
+    }
+}
+
+static void batch_add_chunks(batch_job *j, tr__pool *pool)
+{
+    tr__pool_for(pool, batch_chunks(j), tr__row_grain(j->chunk * j->c), batch_grad_sums, j);
+    if (!j->rows) memset(j->sums, 0, sizeof(double) * 2 * (size_t)j->c);
+    for (int64_t chunk = 1; chunk < batch_chunks(j); chunk++)
+        for (int64_t i = 0; i < 2 * j->c; i++) j->sums[i] += j->sums[chunk * 2 * j->c + i];
+}
+
+static tr_status batch_norm_grad_kernel(tr_op_call *call)
+{
+    const tr__batch_norm_attrs *attrs = call->attrs;
+    tr_tensor *out = call->outputs[0], *dx = NULL;
+    if (call->inputs[1]->dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR__DECLINED;
+    TR_SCOPE;
+    tr_tensor *g = batch_staged(call->inputs[0], true), *x = batch_staged(call->inputs[1], true);
+    TR__TRY(tr_status_of(g));
+    TR__TRY(tr_status_of(x));
+    if (out) TR__TRY(tr_status_of(dx = batch_staged(out, false)));
+    batch_job j = {.x = tr__ptr(x), .g = tr__ptr(g), .mean = tr__ptr(call->inputs[3])};
+    batch_job_init(&j, x);
+    float *rstd = batch_room(&j, 4);
+    if (!rstd) return tr__fail(TR_NO_MEMORY, "batch_norm_grad: out of memory");
+    float *of_x = rstd + j.c, *of_g = of_x + j.c, *rest = of_g + j.c, *var = tr__ptr(call->inputs[4]);
+    for (int64_t i = 0; i < j.c; i++) rstd[i] = 1 / sqrtf(var[i] + (float)attrs->eps);
+    j.rstd = rstd;
+    batch_add_chunks(&j, tr__pool_of(x));
+    batch_vector(call->inputs[2], j.c, 1, of_g);
+    batch_grad_factors(&j, attrs, of_x, of_g, rest);
+    batch_put(call->outputs[1], j.sums + j.c, attrs->accumulate_weight);
+    batch_put(call->outputs[2], j.sums, attrs->accumulate_bias);
+    if (dx) {
+        j.y = tr__ptr(dx);
+        j.of_x = of_x;
+        j.of_g = of_g;
+        j.rest = rest;
+        tr__pool_for(tr__pool_of(x), j.rows, tr__row_grain(j.c), batch_rows, &j);
+    }
+    free(j.sums);
+    return dx == out ? TR_OK : tr__copy_elements(out, dx);
+}
+
+#endif
