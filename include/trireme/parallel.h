@@ -50,6 +50,41 @@ typedef struct tr_data_parallel_options {
 #define tr_data_parallel(...) TR__NEW1(tr_data_parallel, module, __VA_ARGS__)
 TR_API tr_module *tr_data_parallel_with(const tr_data_parallel_options *options);
 
+/* ---- Pipelines ------------------------------------------------------------------------------------------------------- */
+
+/* The mean loss of a batch or a micro-batch: a scalar. y is NULL when samples have none. */
+typedef tr_tensor *(*tr_loss_function)(tr_tensor *output, tr_tensor *y, void *user);
+
+typedef enum tr_pipeline_schedule {
+    TR_1F1B, /* a forward and a backward in turn (Narayanan et al. 2019): keeps the activations of few micro-batches */
+    TR_GPIPE /* all forwards, then all backwards (Huang et al. 2019) */
+} tr_pipeline_schedule;
+
+typedef struct tr_pipeline tr_pipeline;
+
+typedef struct tr_pipeline_options {
+    size_t size;
+    tr_module *const *stages;
+    int count;
+    tr_loss_function loss; /* of the last stage's output */
+    void *user;            /* the loss function's */
+    int micro_batches;     /* 0: 4 */
+    tr_pipeline_schedule schedule;
+    tr_group *group;       /* stage r is rank r's, the only one that it gives; NULL: all stages are in this process */
+} tr_pipeline_options;
+/*
+ * A module in stages, each on a device of its own, that work on different micro-batches at the same time: in one process with
+ * a thread per stage, or with a rank per stage. Activations are handed on, gradients handed back. A stage lies on one device,
+ * takes one tensor and gives one; stages share no parameters. A stage that is a tr_ddp() exchanges its gradients once per step.
+ */
+#define tr_pipeline_new(...) tr_pipeline_new_with(TR__OPTIONS2(tr_pipeline_options, stages, count, __VA_ARGS__))
+TR_API tr_pipeline *tr_pipeline_new_with(const tr_pipeline_options *options);
+/* Forward and backward of a batch: adds the gradients of its mean loss to those of the stages' parameters, as one device would
+ * without micro-batches (they must divide the rows), also for dropouts (tr_seed() the stages for the batch). x is needed by the
+ * first stage, y (NULL: none) by the last. loss, unless NULL, gets the mean loss, on all ranks. After a failure the gradients
+ * are worth nothing; over a group the other ranks learn of it when the one that failed leaves. */
+TR_API TR_MUST_CHECK tr_status tr_pipeline_step(tr_pipeline *pipeline, tr_tensor *x, tr_tensor *y, double *loss);
+
 /* ---- Meshes: several kinds of parallelism at once ------------------------------------------------------------------- */
 
 typedef enum tr_mesh_axis { TR_MESH_DP, TR_MESH_TP, TR_MESH_PP, TR_MESH_AXES } tr_mesh_axis;

@@ -89,9 +89,6 @@ TR_API void tr_progress_end(tr_progress *progress);
 
 /* ---- Evaluation -------------------------------------------------------------------------------------------------- */
 
-/* The mean loss of a batch: a scalar. y is NULL when samples have none. */
-typedef tr_tensor *(*tr_loss_function)(tr_tensor *output, tr_tensor *y, void *user);
-
 typedef struct tr_score {
     double loss;        /* the mean */
     double accuracy;    /* correct / count; NaN when y are no classes */

@@ -9,6 +9,7 @@
 #include "autograd/arena.h"
 #include "autograd/engine.h"
 #include "nn/module.h"
+#include "parallel/ddp.h"
 
 #include <trireme/parallel.h>
 
@@ -114,11 +115,12 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
 
 /* ---- Building ---------------------------------------------------------------------------------------------------------- */
 
-/* Parameters by arena, those at the end of an arena first. */
+/* Parameters by arena, later ones first (of a module on several devices, they are final first), and in an arena those at its
+ * end first. */
 static int by_place(const void *a, const void *b)
 {
     const param *p = a, *q = b;
-    if (p->arena != q->arena) return p->arena - q->arena;
+    if (p->arena != q->arena) return q->arena - p->arena;
     int64_t i = tr__arena_slot_of(p->leaf)->offset, j = tr__arena_slot_of(q->leaf)->offset;
     return i > j ? -1 : i < j;
 }
@@ -241,11 +243,20 @@ tr_module *tr_ddp_with(const tr_ddp_options *options)
     return module;
 }
 
+bool tr__ddp_exchange(tr_module *module, bool on)
+{
+    if (module->forward != forward) return true;
+    ddp *d = module->state;
+    bool was = !d->paused;
+    d->paused = !on;
+    return was;
+}
+
 tr_status tr_ddp_sync(tr_module *module, bool on)
 {
     TR__TRY(tr_status_of(module));
     if (!module || module->forward != forward)
         return tr__fail(TR_INVALID, "ddp_sync: it takes a module that tr_ddp() returned, not \"%s\"", tr_module_name(module));
-    ((ddp *)module->state)->paused = !on;
+    tr__ddp_exchange(module, on);
     return TR_OK;
 }
