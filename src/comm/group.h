@@ -45,6 +45,8 @@ void tr__group_init(tr_group *group);
 tr_status tr__group_set(tr_group *group, const char *transport, const char *address, const char *algorithms);
 /* How the group can be watched from outside; copies what may be NULL. A report_ms of 0 is the default. */
 tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_dir, int report_ms);
+/* A group of the same ranks over the native backend. Collective. Never NULL. */
+tr_group *tr__group_twin(tr_group *group);
 /* Meets the other ranks in the store (NULL in a world of one) and keeps it; names, ranks and backend are set. */
 tr_status tr__group_enter(tr_group *group, tr_store *store, int timeout_ms);
 

@@ -213,6 +213,7 @@ tr_store *tr_store_prefix(tr_store *store, const char *prefix)
     p->store.timeout_ms = store->timeout_ms;
     strcpy(p->store.host, store->host);
     p->store.anywhere = store->anywhere;
+    p->store.key = store->key;
     p->store.port = store->port;
     memcpy(p->store.name, store->name, sizeof p->store.name);
     p->inner = tr__ref(store);

@@ -268,6 +268,7 @@ static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o, bool sh
     strcpy(s->store.host, o->host);
     s->store.anywhere = (o->token && o->token[0]) || o->insecure;
     if (o->token && o->token[0]) TR__TRY(tr__tls_key_new(o->token, &s->key));
+    s->store.key = s->key;
     tr__server_options serve = {o->host, o->port, o->listen_fd, s->key, o->insecure, shared};
     if (o->serve) TR__TRY(tr__server_start(&serve, &s->server, &s->store.port));
     snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->host, s->store.port);

@@ -24,6 +24,7 @@ typedef struct making {
     choice mine, *all;  /* all: [world], and one row with the random word */
     const int *list;    /* of LIST_CALL: [list_count], ranks of the parent */
     int list_count;
+    const tr__backend *backend; /* of the sub-group; NULL: the parent's */
     int *members;       /* [world]: the sub-group's ranks, as ranks of the parent */
     int member_count;
 } making;
@@ -133,8 +134,8 @@ static tr_status meet(making *m)
     made->local_rank = m->parent->local_rank;
     made->timeout_ms = m->parent->timeout_ms;
     tr__group_init(made);
-    made->backend = m->parent->backend;
-    made->behind = m->parent->behind;
+    made->backend = m->backend ? m->backend : m->parent->backend;
+    made->behind = m->backend ? NULL : m->parent->behind;
     TR__TRY(tr__group_set(made, m->parent->transport, m->parent->address, m->parent->algorithms));
     TR__TRY(tr__group_watch(made, m->parent->job, m->parent->flight_dir, m->parent->report_ms));
     char prefix[64];
@@ -197,5 +198,11 @@ tr_group *tr_group_new(tr_group *group, const int *ranks, int count)
 {
     making m = {.parent = group, .list = ranks, .list_count = count};
     m.mine = (choice){LIST_CALL, count, ranks && count > 0 ? hash_list(ranks, count) : 0};
+    return make_group(&m);
+}
+
+tr_group *tr__group_twin(tr_group *group)
+{
+    making m = {.parent = group, .mine = {SPLIT_CALL, 0, 0}, .backend = &tr__native_backend};
     return make_group(&m);
 }

@@ -44,4 +44,9 @@ struct tr__backend {
 
 extern const tr__backend tr__native_backend, tr__checked_backend;
 
+/* The native backend's transports; NULL: it has none of the kind. */
+struct tr__shm;
+struct tr__tcp;
+void tr__native_transports(void *state, struct tr__shm **shm, struct tr__tcp **tcp);
+
 #endif

@@ -233,6 +233,13 @@ static void native_leave(void *state)
     free(n);
 }
 
+void tr__native_transports(void *state, tr__shm **shm, tr__tcp **tcp)
+{
+    native *n = state;
+    *shm = n->shm;
+    *tcp = n->tcp;
+}
+
 const tr__backend tr__native_backend = {
     .name = "native",
     .join = native_join,

@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "base/object.h"
 #include "comm/algo/hosts.h"
+#include "comm/carrier.h"
 #include "comm/collective.h"
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
@@ -146,13 +147,13 @@ typedef struct tr__shm_mapping {
 } tr__shm_mapping;
 
 enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, TR__SHM_BROKEN, TR__SHM_GOODBYE,
-    TR__SHM_STREAMS };
+    TR__SHM_STREAMS, TR__SHM_SHOWN };
 
-/* A message between ranks; sockets keep messages apart. SEGMENT and STREAMS (a channel) carry a descriptor, unless both
- * live in one process. */
+/* A message between ranks; sockets keep messages apart. SEGMENT, STREAMS (a channel) and SHOWN (a carrier's memory) carry a
+ * descriptor, unless both live in one process. */
 typedef struct tr__shm_message {
     uint32_t magic, type;
-    int32_t rank, status;
+    int32_t rank, status;            /* SHOWN: the purpose */
     uint64_t id, bytes;              /* of a segment */
     char cookie[TR__COOKIE_TEXT];    /* HELLO: the receiver's */
     char text[TR__CALL_TEXT + 1024]; /* BROKEN: why; HELLO: where the sender listens */
@@ -223,6 +224,7 @@ typedef struct tr__shm {
     _Atomic uint64_t version;    /* of the mappings: raised when one goes */
 
     tr__shm_p2p *p2p;            /* sends and receives */
+    const tr__carried *_Atomic carried; /* of a carrier: who is told of what the peers show, and of their end */
 
     /* For the thread that runs a collective. */
     uint64_t steps;              /* taken by all collectives so far */

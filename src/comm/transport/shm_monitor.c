@@ -77,6 +77,20 @@ static void died(tr__shm *t, tr__shm_peer *peer)
     tr__shm_break_quietly(t); /* the others see it themselves */
 }
 
+static tr_status shown(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd)
+{
+    const tr__carried *carried = atomic_load(&t->carried);
+    tr__shm_mapping mapping;
+    TR__TRY(tr__shm_map(peer, message->id, message->bytes, fd, &mapping));
+    if (!mapping.memory) return TR_OK;
+    tr__carried_memory memory = {mapping.id, mapping.memory, mapping.bytes, peer->in_process};
+    if (carried)
+        carried->shown(carried->user, peer->rank, message->status, &memory);
+    else
+        tr__shm_unmap(peer, &mapping);
+    return TR_OK;
+}
+
 static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd)
 {
     switch (message->type) {
@@ -85,6 +99,9 @@ static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *messag
         return; /* fd went along */
     case TR__SHM_STREAMS:
         if (tr__shm_channel_came(t, peer, message->id, message->bytes, fd) != TR_OK) tr__shm_break(t);
+        return;
+    case TR__SHM_SHOWN:
+        if (shown(t, peer, message, fd) != TR_OK) tr__shm_break(t);
         return;
     case TR__SHM_UNMAP:
         if (message->id) tr__shm_segment_went(t, peer, message->id);
@@ -118,6 +135,8 @@ static void hang_up(tr__shm *t, tr__shm_peer *peer)
     peer->socket = -1;
     atomic_store(&peer->gone, true);
     if (!atomic_load(&peer->left)) died(t, peer);
+    const tr__carried *carried = atomic_load(&t->carried);
+    if (carried) carried->gone(carried->user, peer->rank, atomic_load(&peer->left));
     tr__shm_segment_went(t, peer, 0);
 }
 

@@ -21,6 +21,7 @@
 #include "base/object.h"
 #include "comm/algo/choice.h"
 #include "comm/algo/reduce.h"
+#include "comm/carrier.h"
 #include "comm/collective.h"
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
@@ -116,6 +117,7 @@ typedef struct tr__tcp {
     pthread_t monitor;
     atomic_bool stopping;
     tr__tcp_p2p *p2p;
+    const tr__carried *_Atomic carried; /* of a carrier: who is told when a peer has gone */
 
     tr__failure failure;     /* why the group is broken */
     pthread_mutex_t lock;    /* for what follows, and what peers are known to do */

@@ -122,6 +122,8 @@ static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
     close(peer->sockets[TR__TCP_CONTROL_LANE]);
     peer->sockets[TR__TCP_CONTROL_LANE] = -1;
     pthread_mutex_unlock(&t->lock);
+    const tr__carried *carried = atomic_load(&t->carried);
+    if (carried) carried->gone(carried->user, peer->rank, peer->left);
     if (peer->left) return TR_OK;
     write_moment(t, moment, sizeof moment);
     return died(t, peer, moment, error);

@@ -1,0 +1,103 @@
+#include "comm/carrier.h"
+
+#include "comm/group.h"
+#include "comm/store.h"
+#include "comm/transport/shm.h"
+#include "comm/transport/tcp.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+typedef struct transports {
+    tr__shm *shm;
+    tr__tcp *tcp;
+} transports;
+
+static transports of(const tr_group *carrier)
+{
+    transports t = {NULL, NULL};
+    if (carrier->state) tr__native_transports(carrier->state, &t.shm, &t.tcp);
+    return t;
+}
+
+/* A rank of this host; NULL: it is on another. */
+static tr__shm_peer *neighbour(const transports *t, int rank)
+{
+    int place = t->shm ? tr__shm_place_of(t->shm, rank) : -1;
+    return place >= 0 ? &t->shm->peers[place] : NULL;
+}
+
+tr_group *tr__carrier_new(tr_group *group)
+{
+    return tr__group_twin(group);
+}
+
+void tr__carrier_watch(tr_group *carrier, const tr__carried *carried)
+{
+    transports t = of(carrier);
+    if (t.shm) atomic_store(&t.shm->carried, carried);
+    if (t.tcp) atomic_store(&t.tcp->carried, carried);
+}
+
+bool tr__carrier_near(const tr_group *carrier, int rank)
+{
+    transports t = of(carrier);
+    return neighbour(&t, rank) != NULL;
+}
+
+tr_status tr__carrier_show(tr_group *carrier, int rank, const void *memory, int purpose)
+{
+    transports t = of(carrier);
+    tr__shm_peer *peer = neighbour(&t, rank);
+    tr__segment segment;
+    if (!peer || !tr__segment_find(memory, 1, &segment) || segment.memory != memory)
+        return tr__fail(TR_INTERNAL, "group '%s': %p cannot be shown to rank %d", carrier->name, memory, rank);
+    int fd = peer->in_process ? -1 : fcntl(segment.fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0 && !peer->in_process)
+        return tr__fail_errno(TR_IO, errno, "group '%s': no descriptor to share memory", carrier->name);
+    tr__shm_message message = {.type = TR__SHM_SHOWN, .status = purpose, .id = segment.id, .bytes = segment.bytes};
+    TR__TRY(tr__shm_post(t.shm, peer, &message, fd));
+    tr__shm_kick(t.shm);
+    return TR_OK;
+}
+
+void tr__carrier_unmap(const tr__carried_memory *memory)
+{
+    if (!memory->memory) return;
+    if (memory->in_process)
+        tr__segment_unref(memory->id);
+    else
+        munmap(memory->memory, memory->bytes);
+}
+
+int tr__carrier_stream(const tr_group *carrier, int rank)
+{
+    transports t = of(carrier);
+    return t.tcp ? t.tcp->peers[rank].sockets[TR__TCP_DATA_LANE] : -1;
+}
+
+tr__tls_key *tr__carrier_key(const tr_group *carrier)
+{
+    return carrier->store ? carrier->store->key : NULL;
+}
+
+char *tr__carrier_name(const tr_group *carrier, int rank, char text[128])
+{
+    transports t = of(carrier);
+    tr__shm_peer *peer = neighbour(&t, rank);
+    text[0] = 0;
+    if (peer)
+        snprintf(text, 128, "pid %ld", peer->pid);
+    else if (t.tcp)
+        snprintf(text, 128, "pid %ld on host %s", t.tcp->peers[rank].pid, t.tcp->peers[rank].host);
+    return text;
+}
+
+bool tr__carrier_crowded(const tr_group *carrier)
+{
+    transports t = of(carrier);
+    return (t.shm && t.shm->crowded) || (t.tcp && t.tcp->crowded);
+}

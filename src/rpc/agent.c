@@ -1,0 +1,417 @@
+/* Making and ending an agent; the functions that it knows; workers that are gone. */
+#include "rpc/agent.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/thread.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+
+tr_status tr__rpc_check(const tr_rpc *rpc)
+{
+    if (!rpc) return tr__fail(TR_INVALID, "rpc: an agent is needed (tr_rpc_start), not NULL");
+    return tr__fail_stored(tr__error_of(rpc));
+}
+
+static bool sound(const tr_rpc *rpc)
+{
+    return rpc && !tr__error_of(rpc);
+}
+
+int tr_rpc_rank(const tr_rpc *rpc)
+{
+    return sound(rpc) ? rpc->rank : 0;
+}
+
+int tr_rpc_workers(const tr_rpc *rpc)
+{
+    return sound(rpc) ? rpc->world : 1;
+}
+
+const char *tr_rpc_name(const tr_rpc *rpc, int worker)
+{
+    return sound(rpc) && worker >= 0 && worker < rpc->world ? rpc->links[worker].name : NULL;
+}
+
+int tr_rpc_worker(const tr_rpc *rpc, const char *name)
+{
+    for (int i = 0; sound(rpc) && name && i < rpc->world; i++)
+        if (strcmp(rpc->links[i].name, name) == 0) return i;
+    return -1;
+}
+
+static tr_status no_worker(const tr_rpc *rpc, const char *name)
+{
+    enum { NAMED = 8 };
+    char list[NAMED * (TR__RPC_WORKER_NAME + 4)] = "";
+    size_t used = 0;
+    for (int i = 0; i < rpc->world && i < NAMED; i++)
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s\"%s\"", i ? ", " : "", rpc->links[i].name);
+    return tr__fail(TR_NOT_FOUND, "rpc: there is no worker \"%s\"; there are %s%s", name, list,
+        rpc->world > NAMED ? ", …" : "");
+}
+
+tr_status tr__rpc_find_worker(const tr_rpc *rpc, const char *name, int number, int *worker)
+{
+    *worker = name ? tr_rpc_worker(rpc, name) : number;
+    if (name) return *worker < 0 ? no_worker(rpc, name) : TR_OK;
+    if (number >= 0 && number < rpc->world) return TR_OK;
+    return tr__fail(TR_NOT_FOUND, "rpc: there is no worker %d; there are 0 … %d", number, rpc->world - 1);
+}
+
+tr_status tr__rpc_alive(tr_rpc *rpc, int worker)
+{
+    TR__TRY(tr__rpc_check(rpc));
+    TR__TRY(tr__rpc_find_worker(rpc, NULL, worker, &worker));
+    return atomic_load(&rpc->links[worker].gone) ? tr__fail_stored(rpc->links[worker].why) : TR_OK;
+}
+
+/* ---- Functions --------------------------------------------------------------------------------------------------- */
+
+static tr__rpc_entry **functions_of(tr_rpc *rpc, const char *name)
+{
+    uint32_t hash = 0x811c9dc5u; /* FNV-1a */
+    for (const char *c = name; *c; c++) hash = (hash ^ (unsigned char)*c) * 0x01000193u;
+    return &rpc->functions[hash % TR__RPC_FUNCTION_BUCKETS];
+}
+
+/* Entries stay as long as the agent. */
+const tr__rpc_entry *tr__rpc_find_function(tr_rpc *rpc, const char *name)
+{
+    pthread_mutex_lock(&rpc->functions_lock);
+    tr__rpc_entry *e = *functions_of(rpc, name);
+    while (e && strcmp(e->name, name) != 0) e = e->next;
+    pthread_mutex_unlock(&rpc->functions_lock);
+    return e;
+}
+
+static tr_status add_function(tr_rpc *rpc, const char *name, const tr__rpc_entry *like)
+{
+    const tr__rpc_entry *old = tr__rpc_find_function(rpc, name);
+    char before[256];
+    if (old)
+        return tr__fail(TR_STATE, "tr_rpc_register: there is a function '%s' already: %s", name,
+            tr__rpc_signature_text(&old->function, before));
+    size_t length = strlen(name) + 1;
+    tr__rpc_entry *e = malloc(sizeof *e + length);
+    if (!e) return tr__fail(TR_NO_MEMORY, "tr_rpc_register: no memory for '%s'", name);
+    *e = *like;
+    memcpy(e->name, name, length);
+    pthread_mutex_lock(&rpc->functions_lock);
+    e->next = *functions_of(rpc, name);
+    *functions_of(rpc, name) = e;
+    pthread_mutex_unlock(&rpc->functions_lock);
+    return TR_OK;
+}
+
+static bool kind_exists(tr_value_kind kind)
+{
+    return (unsigned)kind < TR_VALUE_COUNT;
+}
+
+static tr_status check_function(const tr_rpc_function *f)
+{
+    if (!f || !f->name || !f->name[0] || strlen(f->name) > TR__RPC_NAME_MAX || f->name[0] == '.')
+        return tr__fail(TR_INVALID, "tr_rpc_register: a function has a name of 1 … %d bytes that begins with no dot",
+            TR__RPC_NAME_MAX);
+    bool fits = f->body && f->count >= 0 && f->count <= TR_VALUES_MAX && kind_exists(f->returns);
+    for (int i = 0; fits && i < f->count; i++) fits = kind_exists(f->kinds[i]);
+    if (fits) return TR_OK;
+    return tr__fail(TR_INVALID, "tr_rpc_register: '%s' is not what TR_RPC() makes", f->name);
+}
+
+tr_status tr_rpc_register_with(const tr_rpc_register_options *options)
+{
+    tr_rpc_register_options o = {0};
+    if (options) memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
+    TR__TRY(tr__rpc_check(o.rpc));
+    TR__TRY(check_function(o.function));
+    return add_function(o.rpc, o.function->name, &(tr__rpc_entry){.function = *o.function, .state = o.state});
+}
+
+tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, bool quick)
+{
+    return add_function(rpc, name, &(tr__rpc_entry){.handler = handler, .state = user, .quick = quick});
+}
+
+tr_status tr__rpc_set_hooks(tr_rpc *rpc, const tr__rpc_hooks *hooks)
+{
+    TR__TRY(tr__rpc_check(rpc));
+    pthread_mutex_lock(&rpc->functions_lock);
+    bool taken = atomic_load(&rpc->has_hooks) && rpc->hooks.user != hooks->user;
+    if (!taken) rpc->hooks = *hooks;
+    atomic_store(&rpc->has_hooks, true);
+    pthread_mutex_unlock(&rpc->functions_lock);
+    return taken ? tr__fail(TR_STATE, "rpc: another module sees the values of this agent's calls already") : TR_OK;
+}
+
+void *tr__rpc_user(const tr_rpc *rpc)
+{
+    return atomic_load(&((tr_rpc *)rpc)->has_hooks) ? rpc->hooks.user : NULL;
+}
+
+/* ---- Workers that are gone ---------------------------------------------------------------------------------------- */
+
+void tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending)
+{
+    int lasts = TR__RPC_LASTS;
+    atomic_compare_exchange_strong(&rpc->links[worker].ending, &lasts, (int)ending);
+    tr__rpc_wake_clock(rpc);
+}
+
+static void rank_gone(void *user, int rank, bool left)
+{
+    tr__rpc_lose(user, rank, left ? TR__RPC_LEFT : TR__RPC_DIED);
+}
+
+static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_ending ending)
+{
+    char process[128];
+    tr__carrier_name(rpc->carrier, link->worker, process);
+    const char *what = ending == TR__RPC_LEFT   ? "has stopped"
+                       : ending == TR__RPC_DIED ? "died"
+                                                : "sends what is no message of ours";
+    return tr__fail(ending == TR__RPC_DAMAGED ? TR_FORMAT : TR_PEER, "worker %d (\"%s\"%s%s) %s", link->worker, link->name,
+        process[0] ? ", " : "", process, what);
+}
+
+static void bury(tr_rpc *rpc, tr__rpc_link *link)
+{
+    tr__rpc_ending ending = (tr__rpc_ending)atomic_load(&link->ending);
+    if (ending != TR__RPC_DAMAGED) tr__rpc_read_all(rpc); /* its last words */
+    say_why(rpc, link, ending);
+    link->why = tr__error_take();
+    atomic_store(&link->gone, true);
+    if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
+    tr__rpc_fail_calls(rpc, link->worker);
+    tr__refs_gone(rpc, link->worker);
+    if (atomic_load(&rpc->has_hooks) && rpc->hooks.gone) rpc->hooks.gone(rpc->hooks.user, link->worker);
+    tr__drain_wake(rpc);
+    pthread_mutex_lock(&rpc->near_lock);
+    pthread_cond_broadcast(&rpc->near_changed);
+    pthread_mutex_unlock(&rpc->near_lock);
+}
+
+void tr__rpc_bury(tr_rpc *rpc)
+{
+    for (int i = 0; i < rpc->world; i++)
+        if (atomic_load(&rpc->links[i].ending) != TR__RPC_LASTS && !atomic_load(&rpc->links[i].gone))
+            bury(rpc, &rpc->links[i]);
+}
+
+/* ---- Ending ------------------------------------------------------------------------------------------------------ */
+
+/* No thread of ours is left after it; without `politely`, calls that are under way fail. */
+static void close_agent(tr_rpc *rpc, bool politely)
+{
+    for (int i = 0; i < rpc->world && politely; i++)
+        if (rpc->links[i].far) tr__far_finish(rpc, &rpc->links[i]);
+    tr__rpc_end_threads(rpc);
+    if (rpc->carrier) {
+        tr_status left = tr_leave(rpc->carrier);
+        (void)left; /* its monitors are gone in any case */
+    }
+    for (tr__rpc_inbound *m = rpc->first, *next; m; m = next) {
+        next = m->next;
+        tr__inbound_free(m);
+    }
+    rpc->first = rpc->last = NULL;
+    for (int i = 0; i < rpc->world; i++) {
+        tr__rpc_link *link = &rpc->links[i];
+        if (!atomic_load(&link->gone)) {
+            tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
+            link->why = tr__error_take();
+            atomic_store(&link->gone, true);
+        }
+        tr__rpc_fail_calls(rpc, i);
+    }
+}
+
+static void free_links(tr_rpc *rpc)
+{
+    for (int i = 0; rpc->links && i < rpc->world; i++) {
+        tr__near_free(rpc, &rpc->links[i]);
+        tr__far_free(&rpc->links[i]);
+        tr__error_unref(rpc->links[i].why);
+    }
+    free(rpc->links);
+    for (int i = 0; i < TR__RPC_FUNCTION_BUCKETS; i++)
+        for (tr__rpc_entry *e = rpc->functions[i], *next; e; e = next) {
+            next = e->next;
+            free(e);
+        }
+}
+
+static void destroy(void *self)
+{
+    tr_rpc *rpc = self;
+    if (!rpc->has_locks) return;
+    tr__error *latest = tr__error_take();
+    if (rpc->links && !atomic_load(&rpc->closing)) close_agent(rpc, false);
+    if (rpc->refs) tr__refs_free(rpc);
+    if (atomic_load(&rpc->has_hooks) && rpc->hooks.destroy) rpc->hooks.destroy(rpc->hooks.user);
+    free_links(rpc);
+    tr__unref(rpc->carrier);
+    if (rpc->watch >= 0) close(rpc->watch);
+    if (rpc->kick >= 0) close(rpc->kick);
+    free(rpc->handles);
+    free(rpc->answers);
+    tr_shared_free(rpc->bell);
+    pthread_mutex_t *locks[] = {&rpc->functions_lock, &rpc->calls_lock, &rpc->queue_lock, &rpc->reading, &rpc->clock_lock,
+        &rpc->near_lock, &rpc->refs_lock, &rpc->drain_lock};
+    for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_destroy(locks[i]);
+    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->near_changed, &rpc->drain_changed};
+    for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) pthread_cond_destroy(conditions[i]);
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
+}
+
+const tr__type tr__rpc_type = {.name = "rpc", .size = sizeof(tr_rpc), .destroy = destroy};
+
+tr_status tr_rpc_stop(tr_rpc *rpc)
+{
+    TR__TRY(tr__rpc_check(rpc));
+    if (tr_rpc_current() == rpc)
+        return tr__fail(TR_STATE, "tr_rpc_stop: called by a function that runs for another worker, which it would wait for");
+    if (atomic_exchange(&rpc->stopped, true)) return tr__fail(TR_STATE, "tr_rpc_stop: it has stopped already");
+    tr__drain(rpc);
+    tr_status status = tr__refs_report(rpc);
+    tr__error *why = status == TR_OK ? NULL : tr__error_take();
+    close_agent(rpc, true);
+    tr__refs_free(rpc);
+    if (why) tr__fail_stored(why);
+    tr__error_unref(why);
+    return status;
+}
+
+/* ---- Starting ---------------------------------------------------------------------------------------------------- */
+
+static void make_locks(tr_rpc *rpc)
+{
+    pthread_mutex_t *locks[] = {&rpc->functions_lock, &rpc->calls_lock, &rpc->queue_lock, &rpc->reading, &rpc->clock_lock,
+        &rpc->near_lock, &rpc->refs_lock, &rpc->drain_lock};
+    for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_init(locks[i], NULL);
+    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->near_changed, &rpc->drain_changed};
+    for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) tr__condition_init(conditions[i]);
+    rpc->has_locks = true;
+    rpc->found_last = &rpc->found;
+    rpc->watch = rpc->kick = -1;
+    rpc->next_deadline = INT64_MAX;
+}
+
+static tr_status make_parts(tr_rpc *rpc)
+{
+    rpc->links = calloc((size_t)rpc->world, sizeof *rpc->links);
+    rpc->handles = calloc(TR__RPC_THREADS_MOST, sizeof *rpc->handles);
+    rpc->answers = calloc((size_t)rpc->world, sizeof *rpc->answers);
+    if (!rpc->links || !rpc->handles || !rpc->answers) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %d workers", rpc->world);
+    for (int i = 0; i < rpc->world; i++) rpc->links[i].worker = i;
+    rpc->bell = tr_shared_alloc(sizeof *rpc->bell);
+    return rpc->bell ? TR_OK : TR_NO_MEMORY;
+}
+
+static tr_status check_names(const tr_rpc *rpc)
+{
+    for (int a = 0; a < rpc->world; a++)
+        for (int b = 0; b < a; b++)
+            if (strcmp(rpc->links[a].name, rpc->links[b].name) == 0)
+                return tr__fail(TR_INVALID, "tr_rpc_start: ranks %d and %d are both named \"%s\"; each worker has a name of "
+                    "its own", b, a, rpc->links[a].name);
+    return TR_OK;
+}
+
+/* Also lets nobody show anything before all can see it. */
+static tr_status exchange_names(tr_rpc *rpc, const char *mine)
+{
+    char (*all)[TR__RPC_WORKER_NAME] = calloc((size_t)rpc->world, sizeof *all), own[TR__RPC_WORKER_NAME] = "";
+    if (!all) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %d workers", rpc->world);
+    snprintf(own, sizeof own, "%s", mine);
+    tr_status status = tr_all_gather(rpc->carrier, own, all, (int64_t)sizeof own, .dtype = TR_U8);
+    for (int i = 0; i < rpc->world; i++)
+        snprintf(rpc->links[i].name, sizeof rpc->links[i].name, "%.*s", TR__RPC_WORKER_NAME - 1, all[i]);
+    free(all);
+    return status == TR_OK ? check_names(rpc) : status;
+}
+
+static tr_status make_watch(tr_rpc *rpc)
+{
+    rpc->watch = epoll_create1(EPOLL_CLOEXEC);
+    rpc->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.u32 = (uint32_t)rpc->rank};
+    if (rpc->watch < 0 || rpc->kick < 0 || epoll_ctl(rpc->watch, EPOLL_CTL_ADD, rpc->kick, &e) != 0)
+        return tr__fail_errno(TR_IO, errno, "rpc: no epoll");
+    return TR_OK;
+}
+
+static tr_status open_far(tr_rpc *rpc)
+{
+    for (int i = 0; i < rpc->world; i++) {
+        if (i == rpc->rank || rpc->links[i].near) continue;
+        if (rpc->watch < 0) TR__TRY(make_watch(rpc));
+        TR__TRY(tr__far_open(rpc, &rpc->links[i], tr__carrier_stream(rpc->carrier, i)));
+    }
+    return TR_OK;
+}
+
+static void shown(void *user, int rank, int purpose, const tr__carried_memory *memory)
+{
+    tr__near_shown(user, rank, purpose, memory);
+}
+
+static tr_status connect_all(tr_rpc *rpc, const char *name)
+{
+    rpc->carried = (tr__carried){.user = rpc, .shown = shown, .gone = rank_gone};
+    rpc->crowded = tr__carrier_crowded(rpc->carrier);
+    TR__TRY(tr__near_make(rpc));
+    tr__carrier_watch(rpc->carrier, &rpc->carried);
+    TR__TRY(exchange_names(rpc, name));
+    TR__TRY(tr__near_show(rpc));
+    TR__TRY(tr__near_complete(rpc));
+    TR__TRY(open_far(rpc));
+    TR__TRY(tr__refs_start(rpc));
+    return tr__rpc_start_threads(rpc);
+}
+
+static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
+{
+    char name[TR__RPC_WORKER_NAME];
+    size_t length = o->name ? strlen(o->name) : 1;
+    if (!o->group) return tr__fail(TR_INVALID, "tr_rpc_start: a group is needed, not NULL");
+    TR__TRY(tr_status_of(o->group));
+    if (length < 1 || length >= sizeof name)
+        return tr__fail(TR_INVALID, "tr_rpc_start: a .name has 1 … %zu bytes", sizeof name - 1);
+    if (o->threads < 0 || o->threads >= TR__RPC_THREADS_MOST || o->timeout_ms < 0 || o->queue_mb < 0)
+        return tr__fail(TR_INVALID, "tr_rpc_start: .threads = %d (0 … %d), .timeout_ms = %d, .queue_mb = %d: all from 0",
+            o->threads, TR__RPC_THREADS_MOST - 1, o->timeout_ms, o->queue_mb);
+    rpc->rank = tr_rank(o->group);
+    rpc->world = tr_world_size(o->group);
+    rpc->threads_most = o->threads ? o->threads : TR__RPC_THREADS;
+    rpc->timeout_ms = o->timeout_ms ? o->timeout_ms : TR__RPC_TIMEOUT_MS;
+    rpc->queue_bytes = (uint64_t)(o->queue_mb ? o->queue_mb : TR__RPC_QUEUE_MB) << 20;
+    snprintf(name, sizeof name, "worker%d", rpc->rank);
+    TR__TRY(make_parts(rpc));
+    TR_SCOPE;
+    tr_group *carrier = tr__carrier_new(o->group);
+    TR__TRY(tr_status_of(carrier));
+    rpc->carrier = tr__ref(carrier);
+    return connect_all(rpc, o->name ? o->name : name);
+}
+
+tr_rpc *tr_rpc_start_with(const tr_rpc_options *options)
+{
+    tr_rpc_options o = {0};
+    if (options) memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
+    tr_rpc *rpc = tr__object_new(&tr__rpc_type);
+    if (tr__error_of(rpc)) return rpc;
+    make_locks(rpc);
+    if (set_up(rpc, &o) != TR_OK) tr__object_break(rpc);
+    return rpc;
+}

@@ -1,0 +1,321 @@
+/*
+ * The agent: what its files share; docs/rpc.md tells the whole story.
+ *
+ *   agent.c       making and ending it; functions; workers that are gone
+ *   call.c        calls: requests and replies, on both sides
+ *   future.c      waiting for them
+ *   serve.c       the threads that run functions, and how messages are found
+ *   near.c        messages to workers of this host: rings in shared memory
+ *   far.c         to those of other hosts: streams, through TLS
+ *   frame.h       messages as bytes
+ *   rref.c        references; rref_state.h counts them
+ *   drain.c       the end: when is nothing under way any more?
+ *
+ * Locks, in the order in which they may be taken: `reading`, then one of the others; none of those within another. Nothing
+ * is sent, and no function or callback of a program's runs, under a lock.
+ */
+#ifndef TR_RPC_AGENT_H
+#define TR_RPC_AGENT_H
+
+#include "comm/carrier.h"
+#include "rpc/frame.h"
+#include "rpc/rref_state.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    TR__RPC_WORKER_NAME = 64,
+    TR__RPC_THREADS = 4,
+    TR__RPC_THREADS_MOST = 512,
+    TR__RPC_TIMEOUT_MS = 60000,
+    TR__RPC_QUEUE_MB = 256,
+    TR__RPC_CALLS_MOST = 4096, /* under way to one worker */
+};
+
+/* ---- Futures ----------------------------------------------------------------------------------------------------- */
+
+typedef struct tr__rpc_then {
+    struct tr__rpc_then *next;
+    void (*callback)(tr_future *future, void *user);
+    void *user;
+} tr__rpc_then;
+
+struct tr_future {
+    tr__object object;
+    atomic_uint done;        /* futex word: 0, then 1 */
+    atomic_int sleepers;
+    tr_rpc *rpc;             /* a reference, unless it is loose; NULL: of a call that never began */
+    bool loose;              /* the agent's own */
+    /* Set before others know of it. */
+    uint64_t id;
+    int worker;
+    int timeout_ms;
+    int64_t deadline;
+    uint64_t charged;        /* bytes that count for the queue to the worker */
+    char function[64];
+    tr_rref *held;           /* a reference that must live as long as the call */
+    tr__rref_entry *making;  /* of tr_remote(): to be told when the request is there */
+    tr_future *next;         /* in its bucket of calls under way */
+    pthread_mutex_t lock;    /* for what follows */
+    tr__rpc_then *thens;
+    /* Set before `done`. */
+    struct tr__rpc_inbound *message; /* what strings and bytes of the value lie in */
+    tr_value value;          /* with references of its own */
+    tr__error *failure;
+};
+
+tr_future *tr__future_new(tr_rpc *rpc);
+/* One of the agent's own, which does not keep it alive; the reference is the caller's. */
+tr_future *tr__future_new_loose(tr_rpc *rpc);
+/* Takes over the value's references, or the failure. The first end counts: returns whether this is it. The caller has taken
+ * the future out of the table of calls, or it never was there. */
+void tr__future_finish(tr_future *f, const tr_value *value, struct tr__rpc_inbound *message);
+void tr__future_fail(tr_future *f, tr__error *failure); /* takes the reference */
+/* A value's objects: one more, or one less reference of each. */
+void tr__rpc_value_ref(const tr_value *value);
+void tr__rpc_value_unref(const tr_value *value);
+/* The same for good: with copies of strings and bytes, which lie in *texts (or NULL). */
+tr_status tr__rpc_value_keep(const tr_value *value, tr_value *kept, struct tr__rpc_inbound **texts);
+
+/* ---- Messages that have come --------------------------------------------------------------------------------------- */
+
+typedef struct tr__rpc_inbound {
+    struct tr__rpc_inbound *next;
+    int from;
+    bool cancelled;
+    tr__rpc_frame frame;
+    int piece_count;
+    tr__rpc_arrived *pieces;
+    unsigned char *body; /* frame.body bytes and a NUL */
+} tr__rpc_inbound;
+
+/* With room for the body and pieces; NULL without memory. */
+tr__rpc_inbound *tr__inbound_new(int from, const tr__rpc_frame *frame);
+void tr__inbound_free(tr__rpc_inbound *m);
+
+/* ---- Links ------------------------------------------------------------------------------------------------------- */
+
+typedef struct tr__rpc_near tr__rpc_near; /* near.c */
+typedef struct tr__rpc_far tr__rpc_far;   /* far.c */
+
+typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_DAMAGED } tr__rpc_ending;
+
+typedef struct tr__rpc_link {
+    int worker;
+    char name[TR__RPC_WORKER_NAME];
+    tr__rpc_near *near; /* one of them, or none: ourselves */
+    tr__rpc_far *far;
+    atomic_int ending;  /* a tr__rpc_ending that the clock is to deal with */
+    atomic_bool gone;   /* no message comes or goes any more */
+    tr__error *why;     /* then: set before */
+    /* Under agent->calls_lock: what is under way to it. */
+    uint64_t charged;
+    int calls;
+} tr__rpc_link;
+
+/* ---- The agent --------------------------------------------------------------------------------------------------- */
+
+typedef struct tr__rpc_entry { /* a function, or a module's handler */
+    struct tr__rpc_entry *next;
+    tr_rpc_function function;
+    void *state;
+    tr__rpc_handler handler;
+    bool quick;
+    char name[];
+} tr__rpc_entry;
+
+enum { TR__RPC_CALL_BUCKETS = 1024, TR__RPC_FUNCTION_BUCKETS = 64 };
+
+/* What peers of this host see of us: where they ring. */
+typedef struct tr__rpc_bell {
+    atomic_uint count;   /* futex word */
+    atomic_int sleepers;
+    atomic_int awake;    /* threads that look for messages by themselves */
+} tr__rpc_bell;
+
+struct tr_rpc {
+    tr__object object;
+    tr_group *carrier;
+    tr__carried carried;
+    int rank, world;
+    int threads_most, timeout_ms;
+    uint64_t queue_bytes;
+    tr__rpc_link *links; /* [world] */
+    bool crowded;
+
+    bool has_locks;
+    atomic_bool stopped;   /* takes no more calls of the program's */
+    atomic_bool closing;   /* threads end */
+
+    pthread_mutex_t functions_lock;
+    tr__rpc_entry *functions[TR__RPC_FUNCTION_BUCKETS];
+    tr__rpc_hooks hooks;
+    atomic_bool has_hooks;
+
+    pthread_mutex_t calls_lock;
+    pthread_cond_t calls_changed; /* room in a queue, or a link is gone */
+    tr_future *calls[TR__RPC_CALL_BUCKETS];
+    uint64_t next_id;
+    int call_count;
+    uint64_t calls_ever;
+    int64_t next_deadline; /* when the clock looks next */
+
+    pthread_mutex_t queue_lock;   /* requests that nobody runs yet */
+    tr__rpc_inbound *first, *last;
+    atomic_int queued, running;   /* requests; also read without the lock */
+    atomic_int sleeping;          /* threads of ours */
+    int threads, blocked;         /* blocked: of ours that wait for a call */
+    pthread_t *handles;           /* [TR__RPC_THREADS_MOST] */
+
+    pthread_mutex_t reading;      /* who looks into rings and streams */
+    tr__rpc_inbound *found, **found_last; /* under `reading` */
+    atomic_int spinner;           /* a thread of ours spins for all */
+    tr__rpc_bell *bell;           /* in shared memory, if anyone is near */
+    int watch, kick;              /* epoll and eventfd, if anyone is far; else -1 */
+    bool has_relay;
+    pthread_t relay;              /* rings of the bell become kicks */
+
+    pthread_mutex_t clock_lock;
+    pthread_cond_t clock_changed;
+    bool has_clock, clock_rung;
+    pthread_t clock;
+
+    pthread_mutex_t near_lock;    /* near.c: what peers have shown */
+    pthread_cond_t near_changed;
+
+    pthread_mutex_t refs_lock;
+    tr__rref_table *refs;
+    tr_future *freed;             /* values to be given up outside the lock */
+
+    pthread_mutex_t drain_lock;   /* for the end */
+    pthread_cond_t drain_changed;
+    bool stopping, ended;         /* tr_rpc_stop() is called here; all are done */
+    uint64_t round;               /* of questions that we ask */
+    struct tr__rpc_answer {
+        uint64_t round, calls;
+        bool idle;
+    } *answers;                   /* [world] */
+};
+
+/* ---- agent.c ----------------------------------------------------------------------------------------------------- */
+
+tr_status tr__rpc_check(const tr_rpc *rpc);
+/* A worker by name or number; fails with what there is. */
+tr_status tr__rpc_find_worker(const tr_rpc *rpc, const char *name, int number, int *worker);
+const tr__rpc_entry *tr__rpc_find_function(tr_rpc *rpc, const char *name);
+/* The link is at its end: what came before is read yet, then all calls to the worker fail. The clock does that. */
+void tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending);
+/* The clock's part of it. */
+void tr__rpc_bury(tr_rpc *rpc);
+
+/* ---- call.c ------------------------------------------------------------------------------------------------------ */
+
+/* A message from a link. Any thread that reads. */
+void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m);
+/* Runs a request and answers it; frees it. */
+void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m);
+/* All calls to a worker end with its failure. */
+void tr__rpc_fail_calls(tr_rpc *rpc, int worker);
+/* Those whose time is up; returns when the next one is. */
+int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now);
+/* Sends a message; `to` may be ourselves. The writer stays the caller's. */
+tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_writer *w);
+#define TR__RPC_FETCH ".fetch" /* gives the value that it is called on */
+enum tr__rpc_call_flags { TR__CALL_KEEP = 1, TR__CALL_DEREFERENCE = 2 };
+/* A call of any kind. `ref`: of DEREFERENCE the value that comes first; KEEP fills *kept. */
+typedef struct tr__rpc_plan {
+    const char *function;
+    const tr_value *values;
+    int count, worker, timeout_ms;
+    unsigned flags;
+    tr_rref *ref;
+    tr_rref **kept;
+} tr__rpc_plan;
+tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan);
+/* Takes a call out of the table; NULL: it is not there. The table's reference is the caller's now. */
+tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id);
+/* Copies what a writer refers to, row-major. */
+tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w);
+
+/* ---- serve.c ----------------------------------------------------------------------------------------------------- */
+
+tr_status tr__rpc_start_threads(tr_rpc *rpc);
+void tr__rpc_end_threads(tr_rpc *rpc);
+/* A message has been read; under `reading`. */
+void tr__rpc_found(tr_rpc *rpc, tr__rpc_inbound *m);
+/* Queues a request. */
+void tr__rpc_enqueue(tr_rpc *rpc, tr__rpc_inbound *m);
+/* A request that has not begun never will. */
+void tr__rpc_cancel(tr_rpc *rpc, int from, uint64_t id);
+/* Reads what there is, also when another thread does. */
+void tr__rpc_read_all(tr_rpc *rpc);
+/* Looks for messages once, unless another thread does; never sleeps. */
+void tr__rpc_poll(tr_rpc *rpc);
+/* Wakes a thread that sleeps for messages. */
+void tr__rpc_kick(tr_rpc *rpc);
+void tr__rpc_wake_clock(tr_rpc *rpc);
+/* Around a wait: a thread of ours that waits is made up for by another one. */
+void tr__rpc_block(tr_rpc *rpc);
+void tr__rpc_unblock(tr_rpc *rpc);
+/* Runs a request on this thread when there can be no more threads; true: do so now and then. */
+bool tr__rpc_help(tr_rpc *rpc);
+/* Promises to look for messages soon, and takes that back. */
+void tr__rpc_awake(tr_rpc *rpc);
+void tr__rpc_asleep(tr_rpc *rpc);
+int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
+
+/* ---- near.c ------------------------------------------------------------------------------------------------------ */
+
+void tr__near_shown(tr_rpc *rpc, int rank, int purpose, const tr__carried_memory *memory);
+tr_status tr__near_make(tr_rpc *rpc);
+tr_status tr__near_show(tr_rpc *rpc);     /* when all have made theirs */
+tr_status tr__near_complete(tr_rpc *rpc); /* waits until all have */
+void tr__near_free(tr_rpc *rpc, tr__rpc_link *link);
+tr_status tr__near_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
+void tr__near_read(tr_rpc *rpc, tr__rpc_link *link);
+bool tr__near_waiting(const tr__rpc_link *link); /* is there something to read? */
+/* Sends what did not fit; true: something is left. */
+bool tr__near_flush(tr_rpc *rpc, tr__rpc_link *link);
+
+/* ---- far.c ------------------------------------------------------------------------------------------------------- */
+
+tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, int socket);
+void tr__far_free(tr__rpc_link *link);
+tr_status tr__far_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
+/* What epoll has told of; reading then goes on until nothing is there. */
+void tr__far_ready(tr__rpc_link *link, uint32_t events);
+bool tr__far_waiting(const tr__rpc_link *link);
+void tr__far_read(tr_rpc *rpc, tr__rpc_link *link);
+void tr__far_finish(tr_rpc *rpc, tr__rpc_link *link); /* sends what is left, as long as the other end takes it */
+
+/* ---- rref.c ------------------------------------------------------------------------------------------------------ */
+
+tr_status tr__refs_start(tr_rpc *rpc);
+void tr__refs_free(tr_rpc *rpc);
+tr_status tr__refs_check(const tr_rref *ref);
+tr_status tr__refs_hand_over(tr_rpc *rpc, tr_rref *ref, int to, tr__rref_token *token);
+void tr__refs_undo(tr_rpc *rpc, const tr__rref_token *token);
+tr_rref *tr__refs_take_in(tr_rpc *rpc, int from, const tr__rref_token *token);
+void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
+void tr__refs_gone(tr_rpc *rpc, int worker);
+bool tr__refs_tick(tr_rpc *rpc); /* sends again; true: something is unacknowledged */
+int tr__refs_unacknowledged(tr_rpc *rpc);
+tr_status tr__refs_report(tr_rpc *rpc);
+/* tr_remote(): the reference, and the token for the request; then, how that went. */
+tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token);
+void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made);
+tr__rref_entry *tr__refs_entry(const tr_rref *ref);
+/* At the owner: a value is to be made; then, what it is (or the thread's latest failure, of NULL). */
+tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token);
+void tr__refs_made(tr_rref *ref, const tr_value *value);
+/* The value of an id of ours, waited for; the thread's scope holds what keeps it alive. */
+tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value);
+
+/* ---- drain.c ----------------------------------------------------------------------------------------------------- */
+
+void tr__drain_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
+void tr__drain(tr_rpc *rpc);
+void tr__drain_wake(tr_rpc *rpc);
+
+#endif

@@ -1,0 +1,762 @@
+/* Calls: from the arguments to a request, from a request to a reply, from a reply to the future's value. */
+#include "rpc/agent.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What this thread runs for another worker. */
+static _Thread_local struct {
+    tr_rpc *rpc;
+    int from;
+} current = {NULL, -1};
+
+int tr_rpc_caller(void)
+{
+    return current.rpc ? current.from : -1;
+}
+
+tr_rpc *tr_rpc_current(void)
+{
+    return current.rpc;
+}
+
+/* Do a module's hooks see its values? Messages of modules pass unseen, but a value that is fetched does not. */
+static bool is_hooked(tr_rpc *rpc, const char *function)
+{
+    return atomic_load(&rpc->has_hooks) && (function[0] != '.' || strcmp(function, TR__RPC_FETCH) == 0);
+}
+
+/* ---- Calls under way --------------------------------------------------------------------------------------------- */
+
+static tr_future **bucket_of(tr_rpc *rpc, uint64_t id)
+{
+    return &rpc->calls[id % TR__RPC_CALL_BUCKETS];
+}
+
+/* Under the lock. */
+static void uncharge(tr_rpc *rpc, const tr_future *f)
+{
+    rpc->links[f->worker].charged -= f->charged;
+    rpc->links[f->worker].calls--;
+    rpc->call_count--;
+    pthread_cond_broadcast(&rpc->calls_changed);
+}
+
+tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id)
+{
+    pthread_mutex_lock(&rpc->calls_lock);
+    tr_future **at = bucket_of(rpc, id), *f;
+    while (*at && (*at)->id != id) at = &(*at)->next;
+    f = *at;
+    if (f) {
+        *at = f->next;
+        uncharge(rpc, f);
+    }
+    pthread_mutex_unlock(&rpc->calls_lock);
+    return f;
+}
+
+/* Takes out one call that `wanted` chooses. */
+static tr_future *take_any(tr_rpc *rpc, bool (*wanted)(const tr_future *f, int64_t arg), int64_t arg)
+{
+    tr_future *found = NULL;
+    pthread_mutex_lock(&rpc->calls_lock);
+    for (int i = 0; i < TR__RPC_CALL_BUCKETS && !found && rpc->call_count; i++) {
+        tr_future **at = &rpc->calls[i];
+        while (*at && !wanted(*at, arg)) at = &(*at)->next;
+        if (!*at) continue;
+        found = *at;
+        *at = found->next;
+        uncharge(rpc, found);
+    }
+    pthread_mutex_unlock(&rpc->calls_lock);
+    return found;
+}
+
+/* Ends a call, which is out of the table, with this thread's latest failure. */
+static void end_badly(tr_future *f)
+{
+    if (f->making) tr__refs_remote_done(f->rpc, f->making, false);
+    f->making = NULL;
+    tr__future_fail(f, tr__error_take());
+    tr__unref(f);
+}
+
+static bool goes_to(const tr_future *f, int64_t worker)
+{
+    return f->worker == (int)worker;
+}
+
+void tr__rpc_fail_calls(tr_rpc *rpc, int worker)
+{
+    const tr__rpc_link *link = &rpc->links[worker];
+    for (tr_future *f; (f = take_any(rpc, goes_to, worker));) {
+        tr__fail_context(tr__fail_stored(link->why), "rpc: %s on \"%s\"", f->function, link->name);
+        end_badly(f);
+    }
+    pthread_mutex_lock(&rpc->calls_lock);
+    pthread_cond_broadcast(&rpc->calls_changed);
+    pthread_mutex_unlock(&rpc->calls_lock);
+}
+
+static bool is_late(const tr_future *f, int64_t now)
+{
+    return f->deadline <= now;
+}
+
+static void tell_cancelled(tr_rpc *rpc, const tr_future *f)
+{
+    tr__rpc_writer w;
+    tr__rpc_writer_begin(&w);
+    tr__error *latest = tr__error_take();
+    tr_status sent = tr__rpc_send(rpc, f->worker, (tr__rpc_frame){.type = TR__RPC_CANCEL, .id = f->id}, &w);
+    (void)sent; /* without it the function runs in vain */
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
+    tr__rpc_writer_end(&w);
+}
+
+int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now)
+{
+    for (tr_future *f; (f = take_any(rpc, is_late, now));) {
+        tr__fail(TR_TIMEOUT, "rpc: %s on \"%s\": no answer within %g s", f->function, rpc->links[f->worker].name,
+            (double)(f->timeout_ms) / 1000);
+        tell_cancelled(rpc, f);
+        end_badly(f);
+    }
+    int64_t next = INT64_MAX;
+    pthread_mutex_lock(&rpc->calls_lock);
+    for (int i = 0; i < TR__RPC_CALL_BUCKETS && rpc->call_count; i++)
+        for (const tr_future *f = rpc->calls[i]; f; f = f->next)
+            if (f->deadline < next) next = f->deadline;
+    enum { LONG_NS = 1000000000 };
+    if (next > now + 60 * (int64_t)LONG_NS) next = now + 60 * (int64_t)LONG_NS;
+    rpc->next_deadline = next;
+    pthread_mutex_unlock(&rpc->calls_lock);
+    return next;
+}
+
+tr_status tr_future_cancel(tr_future *f)
+{
+    if (!f) return TR_OK;
+    TR__TRY(tr__fail_stored(f->object.error));
+    if (!f->rpc || tr_future_done(f)) return TR_OK;
+    tr_future *taken = tr__rpc_take_call(f->rpc, f->id);
+    if (!taken) return TR_OK; /* it is about to end by itself */
+    tr__fail(TR_CANCELLED, "rpc: %s on \"%s\": given up by the caller", f->function, f->rpc->links[f->worker].name);
+    tell_cancelled(f->rpc, f);
+    end_badly(taken);
+    return TR_OK;
+}
+
+/* ---- Sending ----------------------------------------------------------------------------------------------------- */
+
+static void release_copy(void *memory, void *unused)
+{
+    (void)unused;
+    free(memory);
+}
+
+tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w)
+{
+    for (int i = 0; i < w->piece_count; i++) {
+        const tr__rpc_piece *p = &w->pieces[i];
+        char *copy = aligned_alloc(64, (p->bytes + 63) / 64 * 64);
+        if (!copy) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %llu bytes", (unsigned long long)p->bytes);
+        m->pieces[i] = (tr__rpc_arrived){.memory = copy, .bytes = p->bytes, .release = release_copy};
+        if (p->tensor) TR__TRY(tr_copy_out(p->tensor, copy, p->bytes));
+        else memcpy(copy, p->data, p->bytes);
+    }
+    return TR_OK;
+}
+
+/* To ourselves: as if it had travelled. */
+static tr_status send_here(tr_rpc *rpc, const tr__rpc_frame *frame, const tr__rpc_writer *w)
+{
+    tr__rpc_inbound *m = tr__inbound_new(rpc->rank, frame);
+    if (!m) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
+    memcpy(m->body, w->at, w->used);
+    tr_status status = tr__rpc_copy_pieces(m, w);
+    if (status == TR_OK)
+        tr__rpc_arrived_message(rpc, m);
+    else
+        tr__inbound_free(m);
+    return status;
+}
+
+tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_writer *w)
+{
+    tr__rpc_link *link = &rpc->links[to];
+    frame.magic = TR__RPC_MAGIC;
+    frame.version = TR__RPC_VERSION;
+    frame.body = (uint32_t)w->used;
+    frame.pieces = (uint16_t)w->piece_count;
+    frame.payload = w->payload;
+    if (to == rpc->rank) return send_here(rpc, &frame, w);
+    if (atomic_load(&link->gone)) return tr__fail_stored(link->why);
+    return link->near ? tr__near_send(rpc, link, &frame, w) : tr__far_send(rpc, link, &frame, w);
+}
+
+/* ---- Asking ------------------------------------------------------------------------------------------------------ */
+
+/* Waits for room in the queue to a worker, takes it, and puts the call into the table. */
+static tr_status admit(tr_rpc *rpc, tr_future *f)
+{
+    tr__rpc_link *link = &rpc->links[f->worker];
+    bool earlier = false, full = true;
+    pthread_mutex_lock(&rpc->calls_lock);
+    for (;;) {
+        full = link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + f->charged > rpc->queue_bytes);
+        if (!full || atomic_load(&link->gone) || tr__now_ns() >= f->deadline) break;
+        pthread_mutex_unlock(&rpc->calls_lock);
+        tr__rpc_poll(rpc);
+        int64_t until = tr__now_ns() + 1000000;
+        struct timespec soon = {until / 1000000000, until % 1000000000};
+        pthread_mutex_lock(&rpc->calls_lock);
+        pthread_cond_timedwait(&rpc->calls_changed, &rpc->calls_lock, &soon);
+    }
+    bool gone = atomic_load(&link->gone);
+    if (!full && !gone) {
+        f->id = ++rpc->next_id;
+        f->next = *bucket_of(rpc, f->id);
+        *bucket_of(rpc, f->id) = tr__ref(f);
+        link->calls++;
+        link->charged += f->charged;
+        rpc->call_count++;
+        rpc->calls_ever++;
+        earlier = f->deadline < rpc->next_deadline;
+        if (earlier) rpc->next_deadline = f->deadline;
+    }
+    pthread_mutex_unlock(&rpc->calls_lock);
+    if (earlier) tr__rpc_wake_clock(rpc);
+    if (gone) return tr__fail_stored(link->why);
+    if (full) return tr__fail(TR_TIMEOUT, "the queue stayed full for %g s: %d calls are under way there", f->timeout_ms / 1000.0,
+        link->calls);
+    return TR_OK;
+}
+
+typedef struct hand_over_call { /* what writing a reference needs to know */
+    tr_rpc *rpc;
+    int to;
+    tr__rref_token *given; /* so far, to be taken back */
+    int count, room;
+} hand_over_call;
+
+static tr_status give(void *user, tr_rref *ref, unsigned char token[40])
+{
+    hand_over_call *h = user;
+    if (h->count == h->room) {
+        int room = h->room ? 2 * h->room : 4;
+        tr__rref_token *grown = realloc(h->given, (size_t)room * sizeof *grown);
+        if (!grown) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
+        h->given = grown;
+        h->room = room;
+    }
+    TR__TRY(tr__refs_hand_over(h->rpc, ref, h->to, &h->given[h->count]));
+    memcpy(token, &h->given[h->count++], sizeof *h->given);
+    return TR_OK;
+}
+
+static void writer_to(tr__rpc_writer *w, hand_over_call *h, tr_rpc *rpc, int to)
+{
+    *h = (hand_over_call){.rpc = rpc, .to = to};
+    tr__rpc_writer_begin(w);
+    w->hand_over = give;
+    w->user = h;
+}
+
+static void writer_done(tr__rpc_writer *w, hand_over_call *h, tr_status sent)
+{
+    for (int i = 0; i < h->count && sent != TR_OK; i++) tr__refs_undo(h->rpc, &h->given[i]);
+    free(h->given);
+    tr__rpc_writer_end(w);
+}
+
+static tr_status leave(tr_rpc *rpc, int to, bool is_reply, tr_value *values, int count, tr__rpc_note *note)
+{
+    if (!rpc->hooks.outgoing) return TR_OK;
+    return rpc->hooks.outgoing(rpc->hooks.user, to, is_reply, values, count, note);
+}
+
+static void write_request(tr__rpc_writer *w, const tr__rpc_plan *p, const tr__rref_token *token, const tr_value *values,
+    const tr__rpc_note *note)
+{
+    tr__rpc_write_u32(w, p->flags);
+    tr__rpc_write_text(w, p->function);
+    if (p->flags & TR__CALL_KEEP) tr__rpc_write_bytes(w, token, sizeof *token);
+    if (p->flags & TR__CALL_DEREFERENCE) {
+        tr__rref_number id = tr__rref_entry_id(tr__refs_entry(p->ref));
+        tr__rpc_write_bytes(w, &id, sizeof id);
+    }
+    tr__rpc_write_note(w, note);
+    tr__rpc_write_u32(w, (uint32_t)p->count);
+    for (int i = 0; i < p->count; i++) tr__rpc_write_value(w, &values[i]);
+}
+
+static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const tr__rref_token *token)
+{
+    tr_value few[TR_VALUES_MAX], *values = p->count > TR_VALUES_MAX ? malloc((size_t)p->count * sizeof *values) : few;
+    if (!values) return tr__fail(TR_NO_MEMORY, "no memory for %d arguments", p->count);
+    if (p->count) memcpy(values, p->values, (size_t)p->count * sizeof *values);
+    tr__rpc_note note = {0};
+    tr__rpc_writer w;
+    hand_over_call h;
+    writer_to(&w, &h, rpc, p->worker);
+    tr_status status = !is_hooked(rpc, p->function) ? TR_OK : leave(rpc, p->worker, false, values, p->count, &note);
+    if (status == TR_OK) {
+        write_request(&w, p, token, values, &note);
+        status = w.status;
+    }
+    f->charged = w.used + w.payload;
+    if (status == TR_OK) status = admit(rpc, f);
+    if (status == TR_OK) {
+        status = tr__rpc_send(rpc, p->worker, (tr__rpc_frame){.type = TR__RPC_REQUEST, .id = f->id}, &w);
+        tr_future *taken = status == TR_OK ? NULL : tr__rpc_take_call(rpc, f->id);
+        if (status != TR_OK && !taken) status = TR_OK; /* it has its failure already */
+        tr__unref(taken);
+    }
+    writer_done(&w, &h, status);
+    if (values != few) free(values);
+    return status;
+}
+
+static tr_status check_plan(const tr_rpc *rpc, const tr__rpc_plan *p)
+{
+    if (!p->function || !p->function[0] || strlen(p->function) > TR__RPC_NAME_MAX)
+        return tr__fail(TR_INVALID, "rpc: a function's name has 1 … %d bytes", TR__RPC_NAME_MAX);
+    int most = p->function[0] == '.' ? TR__RPC_COUNT_MAX : TR_VALUES_MAX;
+    if (p->count < 0 || p->count > most || (p->count && !p->values))
+        return tr__fail(TR_INVALID, "rpc: %s with %d arguments; there are at most %d", p->function, p->count, most);
+    if (p->timeout_ms < 0)
+        return tr__fail(TR_INVALID, "rpc: %s with a .timeout_ms of %d, which is negative", p->function, p->timeout_ms);
+    if (atomic_load(&((tr_rpc *)rpc)->stopped) && p->function[0] != '.')
+        return tr__fail(TR_STATE, "rpc: %s is called after tr_rpc_stop()", p->function);
+    return TR_OK;
+}
+
+static void set_up(tr_rpc *rpc, tr_future *f, const tr__rpc_plan *p)
+{
+    f->worker = p->worker;
+    f->timeout_ms = p->timeout_ms ? p->timeout_ms : rpc->timeout_ms;
+    f->deadline = tr__now_ns() + (int64_t)f->timeout_ms * 1000000;
+    snprintf(f->function, sizeof f->function, "%s", p->function);
+    f->held = tr__ref(p->ref);
+}
+
+static tr_status keep_result(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, tr__rref_token *token)
+{
+    tr_rref *ref = tr__refs_remote(rpc, p->worker, token);
+    *p->kept = ref;
+    TR__TRY(tr_status_of(ref));
+    f->making = tr__refs_entry(ref);
+    f->held = tr__ref(ref);
+    return TR_OK;
+}
+
+static void begin(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f)
+{
+    TR_SCOPE;
+    tr__rref_token token = {0};
+    tr_status status = check_plan(rpc, p);
+    if (status == TR_OK) {
+        set_up(rpc, f, p);
+        if (p->flags & TR__CALL_KEEP) status = keep_result(rpc, p, f, &token);
+        if (p->kept) tr_escape(*p->kept);
+        if (status == TR_OK) status = request(rpc, p, f, &token);
+        if (status == TR_OK) return;
+        tr__fail_context(status, "rpc: %s on \"%s\"", p->function, rpc->links[p->worker].name);
+    }
+    if (p->kept && *p->kept) tr__object_break(*p->kept);
+    tr__ref(f);
+    end_badly(f);
+}
+
+tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan)
+{
+    tr_future *f = tr__future_new(rpc);
+    if (!tr__error_of(f)) begin(rpc, plan, f);
+    return f;
+}
+
+/* ---- The public calls -------------------------------------------------------------------------------------------- */
+
+static tr_future *failed_call(void)
+{
+    return tr__object_failed(&tr__future_type);
+}
+
+static tr_future *call_with(const tr_rpc_call *given, unsigned flags, tr_rref **kept)
+{
+    tr_rpc_call c = {0};
+    if (given) memcpy(&c, given, given->size < sizeof c ? given->size : sizeof c);
+    tr__rpc_plan plan = {.function = c.function, .values = c.arguments, .count = c.count, .timeout_ms = c.timeout_ms,
+        .flags = flags, .kept = kept};
+    if (tr__rpc_check(c.rpc) != TR_OK || tr__rpc_find_worker(c.rpc, c.to, c.worker, &plan.worker) != TR_OK)
+        return failed_call();
+    return tr__rpc_begin(c.rpc, &plan);
+}
+
+tr_future *tr_rpc_async_with(const tr_rpc_call *call)
+{
+    return call_with(call, 0, NULL);
+}
+
+tr_future *tr_rpc_sync_with(const tr_rpc_call *call)
+{
+    tr_future *f = call_with(call, 0, NULL);
+    tr_status status = tr_future_wait(f);
+    (void)status; /* the future's own */
+    return f;
+}
+
+tr_rref *tr_remote_with(const tr_rpc_call *call)
+{
+    tr_rref *kept = NULL;
+    tr_future *f = call_with(call, TR__CALL_KEEP, &kept);
+    if (kept) return kept;
+    tr_status status = tr_future_wait(f); /* never began */
+    (void)status;
+    return tr__object_failed(&tr__rref_type);
+}
+
+/* values[0] is the function's name. */
+static tr_rpc_call call_of(tr_rpc *rpc, const char *to, const tr_value *values, int count)
+{
+    return (tr_rpc_call){.size = sizeof(tr_rpc_call), .rpc = rpc, .to = to, .worker = -1,
+        .function = count && values[0].kind == TR_VALUE_STRING ? values[0].string : NULL, .arguments = values + 1,
+        .count = count - 1};
+}
+
+tr_future *tr_rpc_go(tr_rpc *rpc, const char *to, const tr_value *values, int count, bool wait)
+{
+    tr_rpc_call call = call_of(rpc, to, values, count);
+    return wait ? tr_rpc_sync_with(&call) : tr_rpc_async_with(&call);
+}
+
+tr_rref *tr_rpc_remote_go(tr_rpc *rpc, const char *to, const tr_value *values, int count)
+{
+    tr_rpc_call call = call_of(rpc, to, values, count);
+    return tr_remote_with(&call);
+}
+
+tr_future *tr_rref_go(tr_rref *ref, const tr_value *values, int count)
+{
+    if (tr__refs_check(ref) != TR_OK) return failed_call();
+    tr_rpc_call c = call_of(tr__rref_rpc(ref), NULL, values, count);
+    tr__rpc_plan plan = {.function = c.function, .values = c.arguments, .count = c.count, .worker = tr_rref_owner(ref),
+        .flags = TR__CALL_DEREFERENCE, .ref = ref};
+    return tr__rpc_begin(c.rpc, &plan);
+}
+
+tr_rref *tr_rref_remote_go(tr_rref *ref, const tr_value *values, int count)
+{
+    tr_rref *kept = NULL;
+    if (tr__refs_check(ref) != TR_OK) return tr__object_failed(&tr__rref_type);
+    tr_rpc_call c = call_of(tr__rref_rpc(ref), NULL, values, count);
+    tr__rpc_plan plan = {.function = c.function, .values = c.arguments, .count = c.count, .worker = tr_rref_owner(ref),
+        .flags = TR__CALL_DEREFERENCE | TR__CALL_KEEP, .ref = ref, .kept = &kept};
+    tr_future *f = tr__rpc_begin(c.rpc, &plan);
+    if (kept) return kept;
+    tr_status status = tr_future_wait(f);
+    (void)status;
+    return tr__object_failed(&tr__rref_type);
+}
+
+tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_value *arguments, int count)
+{
+    tr__rpc_plan plan = {.function = name, .values = arguments, .count = count};
+    if (tr__rpc_check(rpc) != TR_OK || tr__rpc_find_worker(rpc, NULL, to, &plan.worker) != TR_OK) return failed_call();
+    return tr__rpc_begin(rpc, &plan);
+}
+
+/* ---- Answering --------------------------------------------------------------------------------------------------- */
+
+typedef struct serving { /* a request that is carried out */
+    tr_rpc *rpc;
+    tr__rpc_inbound *m;
+    unsigned flags;
+    const char *name;
+    tr__rref_token token;
+    tr__rref_number id;
+    tr__rpc_note note;
+    int count, first;      /* first: 1 when a value of ours comes before what was sent */
+    tr_value *values;
+    tr_value few[TR_VALUES_MAX + 1];
+    const tr__rpc_entry *entry;
+    tr_rref *kept;         /* of KEEP */
+    tr_value result;
+} serving;
+
+typedef struct took_in {
+    tr_rpc *rpc;
+    int from;
+} took_in;
+
+static tr_rref *take_in(void *user, const unsigned char token[40])
+{
+    const took_in *t = user;
+    tr__rref_token copy;
+    memcpy(&copy, token, sizeof copy);
+    return tr__refs_take_in(t->rpc, t->from, &copy);
+}
+
+static tr__rpc_reader reader_of(tr__rpc_inbound *m, took_in *t)
+{
+    return (tr__rpc_reader){.at = m->body, .end = m->body + m->frame.body, .pieces = m->pieces,
+        .piece_count = m->piece_count, .take_in = take_in, .user = t};
+}
+
+static tr_status read_raw(tr__rpc_reader *r, void *to, size_t bytes)
+{
+    if (r->bad || bytes > (size_t)(r->end - r->at)) return tr__rpc_damaged("a request is cut short");
+    memcpy(to, r->at, bytes);
+    r->at += bytes;
+    return TR_OK;
+}
+
+static tr_status read_head(serving *s, tr__rpc_reader *r)
+{
+    s->flags = tr__rpc_read_u32(r);
+    s->name = tr__rpc_read_text(r);
+    if (!s->name) return tr__rpc_damaged("a request without a function");
+    if (s->flags & TR__CALL_KEEP) {
+        TR__TRY(read_raw(r, &s->token, sizeof s->token));
+        s->kept = tr__refs_making(s->rpc, &s->token);
+        TR__TRY(tr_status_of(s->kept));
+    }
+    if (s->flags & TR__CALL_DEREFERENCE) TR__TRY(read_raw(r, &s->id, sizeof s->id));
+    tr__rpc_read_note(r, &s->note);
+    uint32_t count = tr__rpc_read_u32(r);
+    if (r->bad || count > TR__RPC_COUNT_MAX) return tr__rpc_damaged("a request's arguments");
+    s->count = (int)count;
+    s->first = (s->flags & TR__CALL_DEREFERENCE) != 0;
+    s->values = s->few;
+    if (s->count + s->first > TR_VALUES_MAX + 1) s->values = malloc((size_t)(s->count + 1) * sizeof *s->values);
+    return s->values ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %d arguments", s->count);
+}
+
+/* All of it, also when the function cannot be called: references among the arguments must be taken in. */
+static tr_status read_request(serving *s)
+{
+    took_in t = {s->rpc, s->m->from};
+    tr__rpc_reader r = reader_of(s->m, &t);
+    TR__TRY(read_head(s, &r));
+    for (int i = 0; i < s->count; i++) TR__TRY(tr__rpc_read_value(&r, &s->values[s->first + i]));
+    return TR_OK;
+}
+
+static tr_status check_arguments(const serving *s)
+{
+    const tr_rpc_function *f = &s->entry->function;
+    int count = s->count + s->first;
+    bool fits = count == f->count;
+    for (int i = 0; fits && i < count; i++) fits = s->values[i].kind == f->kinds[i];
+    char given[256], wanted[256];
+    if (fits) return TR_OK;
+    return tr__fail(TR_INVALID, "it is %s, and was called with %s", tr__rpc_signature_text(f, wanted),
+        tr__rpc_kinds_text(s->values, count, given));
+}
+
+static tr_status find_function(serving *s)
+{
+    s->entry = tr__rpc_find_function(s->rpc, s->name);
+    if (s->entry) return TR_OK;
+    return tr__fail(TR_NOT_FOUND, "no function of that name is registered there (tr_rpc_register)");
+}
+
+static tr_status check_result(const serving *s)
+{
+    const tr_value *v = &s->result;
+    const void *object = v->kind == TR_VALUE_TENSOR ? (const void *)v->tensor
+                         : v->kind == TR_VALUE_TENSORS ? (const void *)v->tensors
+                         : v->kind == TR_VALUE_RREF ? (const void *)v->rref
+                         : v->kind == TR_VALUE_OBJECT ? v->object : NULL;
+    return tr_status_of(object);
+}
+
+static tr_status run_function(serving *s)
+{
+    tr_rpc *rpc = s->rpc;
+    if (is_hooked(rpc, s->name) && rpc->hooks.incoming)
+        TR__TRY(rpc->hooks.incoming(rpc->hooks.user, s->m->from, false, s->values + s->first, s->count, &s->note));
+    if (s->entry->handler) return s->entry->handler(s->entry->state, s->m->from, s->values, s->count + s->first, &s->result);
+    TR__TRY(check_arguments(s));
+    TR__TRY(s->entry->function.body(s->entry->state, s->values, &s->result));
+    return check_result(s);
+}
+
+static tr_status carry_out(serving *s)
+{
+    if (s->m->cancelled) return tr__fail(TR_CANCELLED, "given up by the caller");
+    TR__TRY(find_function(s));
+    if (s->first) TR__TRY(tr__refs_value(s->rpc, s->id, &s->values[0]));
+    return run_function(s);
+}
+
+static void reply(serving *s, tr_status status)
+{
+    tr__rpc_writer w;
+    hand_over_call h;
+    writer_to(&w, &h, s->rpc, s->m->from);
+    bool hooked = s->name && is_hooked(s->rpc, s->name) && !(s->flags & TR__CALL_KEEP);
+    if (status == TR_OK && hooked) status = leave(s->rpc, s->m->from, true, &s->result, 1, &s->note);
+    if (status == TR_OK) {
+        tr__rpc_write_note(&w, &s->note);
+        tr__rpc_write_value(&w, &s->result);
+        status = w.status;
+    }
+    if (status != TR_OK) {
+        writer_done(&w, &h, status);
+        writer_to(&w, &h, s->rpc, s->m->from);
+        tr__rpc_write_text(&w, tr_error_message());
+    }
+    tr_status sent = tr__rpc_send(s->rpc, s->m->from, (tr__rpc_frame){.type = TR__RPC_REPLY, .id = s->m->frame.id,
+        .status = status}, &w);
+    if (sent != TR_OK)
+        tr__log(TR_LOG_DEBUG, "rpc: no reply to %s of worker %d: %s", s->name ? s->name : "a call", s->m->from,
+            tr_error_message());
+    writer_done(&w, &h, sent);
+}
+
+/* What tr_remote() asked for stays here, the failure too. */
+static tr_status keep(serving *s, tr_status status)
+{
+    if (!s->kept || tr__error_of(s->kept)) return status;
+    tr__refs_made(s->kept, status == TR_OK ? &s->result : NULL);
+    s->result = tr_value_none();
+    return TR_OK;
+}
+
+static void enter(const serving *s, bool in)
+{
+    tr_rpc *rpc = s->rpc;
+    if (in && rpc->hooks.enter) rpc->hooks.enter(rpc->hooks.user, &s->note);
+    if (!in && rpc->hooks.leave) rpc->hooks.leave(rpc->hooks.user);
+}
+
+static void serve(serving *s)
+{
+    TR_SCOPE;
+    s->result = tr_value_none();
+    tr_status status = read_request(s);
+    bool entered = status == TR_OK && is_hooked(s->rpc, s->name);
+    if (entered) enter(s, true);
+    if (status == TR_OK) status = carry_out(s);
+    status = keep(s, status);
+    if (!s->m->cancelled) {
+        /* Whoever asked will most likely ask again, or be waited for: what comes then needs no bell. */
+        tr__rpc_awake(s->rpc);
+        reply(s, status);
+    }
+    if (entered) enter(s, false);
+    if (s->values != s->few) free(s->values);
+}
+
+void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)
+{
+    serving s = {.rpc = rpc, .m = m};
+    tr_rpc *outer = current.rpc;
+    int outer_from = current.from;
+    current.rpc = rpc;
+    current.from = m->from;
+    serve(&s);
+    current.rpc = outer;
+    current.from = outer_from;
+    bool promised = !m->cancelled;
+    tr__inbound_free(m);
+    if (promised) tr__rpc_asleep(rpc);
+}
+
+/* ---- The answer is here ------------------------------------------------------------------------------------------ */
+
+static tr_status read_reply(tr_rpc *rpc, tr__rpc_inbound *m, const tr_future *f, tr_value *value)
+{
+    took_in t = {rpc, m->from};
+    tr__rpc_reader r = reader_of(m, &t);
+    if (m->frame.status != TR_OK) {
+        const char *text = tr__rpc_read_text(&r);
+        bool sound = m->frame.status > TR_END && m->frame.status <= TR_INTERNAL;
+        return tr__fail(sound ? m->frame.status : TR_FORMAT, "%s", text ? text : "a damaged message");
+    }
+    tr__rpc_note note;
+    tr__rpc_read_note(&r, &note);
+    TR__TRY(tr__rpc_read_value(&r, value));
+    bool hooked = f && is_hooked(rpc, f->function) && !f->making && rpc->hooks.incoming;
+    return hooked ? rpc->hooks.incoming(rpc->hooks.user, m->from, true, value, 1, &note) : TR_OK;
+}
+
+static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)
+{
+    TR_SCOPE;
+    tr_value value = tr_value_none();
+    tr_future *f = tr__rpc_take_call(rpc, m->frame.id);
+    tr_status status = read_reply(rpc, m, f, &value); /* also when it is too late: a reference must be taken in */
+    if (!f) {
+        tr__log(TR_LOG_DEBUG, "rpc: a reply of worker %d came too late", m->from);
+        tr__inbound_free(m);
+        return;
+    }
+    if (status != TR_OK) {
+        tr__fail_context(status, "rpc: %s on \"%s\"", f->function, rpc->links[f->worker].name);
+        tr__inbound_free(m);
+        end_badly(f);
+        return;
+    }
+    if (f->making) tr__refs_remote_done(rpc, f->making, true);
+    f->making = NULL;
+    tr__rpc_value_ref(&value);
+    tr__future_finish(f, &value, m);
+    tr__unref(f);
+}
+
+static bool is_quick(tr_rpc *rpc, const tr__rpc_inbound *m)
+{
+    tr__rpc_reader r = {.at = m->body, .end = m->body + m->frame.body};
+    tr__rpc_read_u32(&r);
+    const char *name = tr__rpc_read_text(&r);
+    const tr__rpc_entry *entry = name && name[0] == '.' ? tr__rpc_find_function(rpc, name) : NULL;
+    return entry && entry->quick;
+}
+
+void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m)
+{
+    switch (m->frame.type) {
+    case TR__RPC_REQUEST:
+        if (is_quick(rpc, m))
+            tr__rpc_serve(rpc, m);
+        else
+            tr__rpc_enqueue(rpc, m);
+        return;
+    case TR__RPC_REPLY: finish_call(rpc, m); return;
+    case TR__RPC_CANCEL: tr__rpc_cancel(rpc, m->from, m->frame.id); break;
+    case TR__RPC_REFER: tr__refs_heard(rpc, m); break;
+    default: tr__drain_heard(rpc, m); break;
+    }
+    tr__inbound_free(m);
+}
+
+/* ---- Messages that have come --------------------------------------------------------------------------------------- */
+
+tr__rpc_inbound *tr__inbound_new(int from, const tr__rpc_frame *frame)
+{
+    size_t pieces = (size_t)frame->pieces * sizeof(tr__rpc_arrived);
+    tr__rpc_inbound *m = malloc(sizeof *m + pieces + frame->body + 1);
+    if (!m) return NULL;
+    *m = (tr__rpc_inbound){.from = from, .frame = *frame, .piece_count = frame->pieces};
+    m->pieces = (tr__rpc_arrived *)(m + 1);
+    memset(m->pieces, 0, pieces);
+    m->body = (unsigned char *)m->pieces + pieces;
+    m->body[frame->body] = 0;
+    return m;
+}
+
+void tr__inbound_free(tr__rpc_inbound *m)
+{
+    for (int i = 0; i < m->piece_count; i++)
+        if (m->pieces[i].memory) m->pieces[i].release(m->pieces[i].memory, m->pieces[i].user);
+    free(m);
+}

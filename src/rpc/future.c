@@ -1,0 +1,333 @@
+#include "rpc/agent.h"
+
+#include "base/clock.h"
+#include "comm/futex.h"
+#include "tensor/list.h"
+
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Values that are kept ---------------------------------------------------------------------------------------- */
+
+static const void *object_of(const tr_value *v)
+{
+    switch (v->kind) {
+    case TR_VALUE_TENSOR: return v->tensor;
+    case TR_VALUE_RREF: return v->rref;
+    case TR_VALUE_TENSORS: return v->tensors;
+    case TR_VALUE_OBJECT: return v->object;
+    default: return NULL;
+    }
+}
+
+void tr__rpc_value_ref(const tr_value *v)
+{
+    tr_object_keep(object_of(v));
+}
+
+void tr__rpc_value_unref(const tr_value *v)
+{
+    tr__unref(object_of(v));
+}
+
+tr_status tr__rpc_value_keep(const tr_value *v, tr_value *kept, tr__rpc_inbound **texts)
+{
+    *kept = *v;
+    *texts = NULL;
+    bool bytes = v->kind == TR_VALUE_BYTES, string = v->kind == TR_VALUE_STRING;
+    const void *data = bytes ? v->bytes.data : string ? v->string : NULL;
+    if (!data) {
+        tr__rpc_value_ref(v);
+        return TR_OK;
+    }
+    size_t size = bytes ? v->bytes.size : strlen(v->string) + 1;
+    tr__rpc_frame frame = {.body = size <= TR__RPC_BODY_MAX ? (uint32_t)size : 0};
+    *texts = size <= TR__RPC_BODY_MAX ? tr__inbound_new(0, &frame) : NULL;
+    if (!*texts) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %zu bytes", size);
+    memcpy((*texts)->body, data, size);
+    if (bytes)
+        kept->bytes.data = (*texts)->body;
+    else
+        kept->string = (const char *)(*texts)->body;
+    return TR_OK;
+}
+
+/* ---- Making and ending ------------------------------------------------------------------------------------------- */
+
+static void free_thens(tr_future *f)
+{
+    for (tr__rpc_then *t = f->thens, *next; t; t = next) {
+        next = t->next;
+        free(t);
+    }
+}
+
+static void destroy(void *self)
+{
+    tr_future *f = self;
+    free_thens(f);
+    tr__rpc_value_unref(&f->value);
+    if (f->message) tr__inbound_free(f->message);
+    tr__error_unref(f->failure);
+    tr__unref(f->held);
+    if (f->rpc) pthread_mutex_destroy(&f->lock);
+    if (!f->loose) tr__unref(f->rpc);
+}
+
+const tr__type tr__future_type = {.name = "future", .size = sizeof(tr_future), .destroy = destroy};
+
+tr_future *tr__future_new(tr_rpc *rpc)
+{
+    tr_future *f = tr__object_new(&tr__future_type);
+    if (tr__error_of(f)) return f;
+    pthread_mutex_init(&f->lock, NULL);
+    f->rpc = tr__ref(rpc);
+    return f;
+}
+
+tr_future *tr__future_new_loose(tr_rpc *rpc)
+{
+    tr_future *f = tr__object_new_kept(&tr__future_type);
+    if (tr__error_of(f)) return f;
+    pthread_mutex_init(&f->lock, NULL);
+    f->rpc = rpc;
+    f->loose = true;
+    return f;
+}
+
+/* What the end needs is set: lets the world know. */
+static void settle(tr_future *f)
+{
+    pthread_mutex_lock(&f->lock);
+    atomic_store(&f->done, 1);
+    tr__rpc_then *thens = f->thens;
+    f->thens = NULL;
+    pthread_mutex_unlock(&f->lock);
+    if (atomic_load(&f->sleepers) > 0) tr__futex_wake(&f->done, INT32_MAX);
+    for (tr__rpc_then *t = thens, *next; t; t = next) {
+        next = t->next;
+        t->callback(f, t->user);
+        free(t);
+    }
+}
+
+void tr__future_finish(tr_future *f, const tr_value *value, tr__rpc_inbound *message)
+{
+    f->value = *value;
+    f->message = message;
+    settle(f);
+}
+
+void tr__future_fail(tr_future *f, tr__error *failure)
+{
+    f->failure = failure;
+    settle(f);
+}
+
+/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
+
+enum { SPIN_NS = 150000, PATIENT_SPINS = 200, NAP_NS = 10000000 };
+
+static tr_status outcome(const tr_future *f)
+{
+    if (f->object.error) return tr__fail_stored(f->object.error);
+    return tr__fail_stored(f->failure);
+}
+
+bool tr_future_done(const tr_future *future)
+{
+    return !future || tr__error_of(future) || atomic_load(&((tr_future *)future)->done);
+}
+
+/* Looks for messages for a while: what comes next is most often what we wait for. */
+static void spin(tr_future *f)
+{
+    tr_rpc *rpc = f->rpc;
+    int64_t until = tr__now_ns() + SPIN_NS;
+    tr__rpc_awake(rpc);
+    for (int i = 0; !atomic_load_explicit(&f->done, memory_order_acquire); i++) {
+        tr__rpc_poll(rpc);
+        if (i < PATIENT_SPINS && !rpc->crowded) continue;
+        if (tr__now_ns() >= until) break;
+        sched_yield();
+    }
+    tr__rpc_asleep(rpc);
+}
+
+static void wait_for(tr_future *f)
+{
+    tr_rpc *rpc = f->rpc;
+    tr__rpc_block(rpc);
+    spin(f);
+    while (!atomic_load(&f->done)) {
+        bool alone = tr__rpc_help(rpc);
+        atomic_fetch_add(&f->sleepers, 1);
+        if (!atomic_load(&f->done)) tr__futex_wait(&f->done, 0, alone ? NAP_NS : -1);
+        atomic_fetch_sub(&f->sleepers, 1);
+    }
+    tr__rpc_unblock(rpc);
+}
+
+tr_status tr_future_wait(tr_future *f)
+{
+    if (!f) return TR_OK;
+    TR__TRY(tr__fail_stored(f->object.error));
+    if (!atomic_load_explicit(&f->done, memory_order_acquire)) wait_for(f);
+    return outcome(f);
+}
+
+tr_status tr_future_wait_all(tr_future *const *list, int count)
+{
+    tr_status first = TR_OK;
+    tr__error *why = NULL;
+    for (int i = 0; i < count; i++) {
+        if (tr_future_wait(list[i]) == TR_OK || why) continue;
+        why = tr__error_take();
+    }
+    if (why) first = tr__fail_stored(why);
+    tr__error_unref(why);
+    return first;
+}
+
+/* ---- Any of several ---------------------------------------------------------------------------------------------- */
+
+/* Shared by those that may still ring: the last one frees it. */
+typedef struct any_wait {
+    atomic_int refs;
+    atomic_uint rung;
+} any_wait;
+
+static void drop_any(any_wait *w)
+{
+    if (atomic_fetch_sub(&w->refs, 1) == 1) free(w);
+}
+
+static void ring_any(tr_future *unused, void *user)
+{
+    (void)unused;
+    any_wait *w = user;
+    atomic_store(&w->rung, 1);
+    tr__futex_wake(&w->rung, 1);
+    drop_any(w);
+}
+
+static int find_done(tr_future *const *list, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (tr_future_done(list[i])) return i;
+    return -1;
+}
+
+static void await_any(tr_rpc *rpc, any_wait *w, tr_future *const *list, int count)
+{
+    tr__rpc_block(rpc);
+    while (find_done(list, count) < 0) {
+        tr__rpc_poll(rpc);
+        tr__rpc_help(rpc);
+        tr__futex_wait(&w->rung, 0, NAP_NS);
+    }
+    tr__rpc_unblock(rpc);
+}
+
+int tr_future_wait_any(tr_future *const *list, int count)
+{
+    int found = find_done(list, count);
+    if (found >= 0 || count <= 0) return found;
+    any_wait *w = malloc(sizeof *w);
+    if (!w) { /* any one will do */
+        tr_status status = tr_future_wait(list[0]);
+        (void)status;
+        return 0;
+    }
+    atomic_init(&w->refs, 1);
+    atomic_init(&w->rung, 0);
+    for (int i = 0; i < count; i++) {
+        atomic_fetch_add(&w->refs, 1);
+        if (tr_future_then(list[i], ring_any, w) != TR_OK) drop_any(w); /* found by looking every now and then */
+    }
+    await_any(list[0]->rpc, w, list, count);
+    drop_any(w);
+    return find_done(list, count);
+}
+
+tr_status tr_future_then(tr_future *f, void (*callback)(tr_future *future, void *user), void *user)
+{
+    if (!f || !callback) return tr__fail(TR_INVALID, "tr_future_then: a future and a callback are needed, not NULL");
+    tr__rpc_then *then = NULL;
+    if (!tr_future_done(f)) {
+        then = malloc(sizeof *then);
+        if (!then) return tr__fail(TR_NO_MEMORY, "tr_future_then: no memory");
+        *then = (tr__rpc_then){.callback = callback, .user = user};
+        pthread_mutex_lock(&f->lock);
+        bool done = atomic_load(&f->done);
+        tr__rpc_then **at = &f->thens;
+        while (*at) at = &(*at)->next; /* in the order in which they were asked for */
+        if (!done) *at = then;
+        pthread_mutex_unlock(&f->lock);
+        if (!done) return TR_OK;
+    }
+    free(then);
+    callback(f, user);
+    return TR_OK;
+}
+
+/* ---- What came back ---------------------------------------------------------------------------------------------- */
+
+const tr_value *tr_future_value(tr_future *f)
+{
+    if (!f) tr__fail(TR_INVALID, "rpc: a future is needed, not NULL");
+    return f && tr_future_wait(f) == TR_OK ? &f->value : NULL;
+}
+
+static const tr_value *value_of(tr_future *f, tr_value_kind kind)
+{
+    const tr_value *v = tr_future_value(f);
+    if (!v || v->kind == kind) return v;
+    tr__fail(TR_INVALID, "rpc: %s returned %s, not %s", f->function, tr_value_kind_name(v->kind), tr_value_kind_name(kind));
+    return NULL;
+}
+
+tr_tensor *tr_future_tensor(tr_future *f)
+{
+    const tr_value *v = value_of(f, TR_VALUE_TENSOR);
+    return v ? v->tensor : tr__tensor_failed();
+}
+
+int64_t tr_future_i64(tr_future *f)
+{
+    const tr_value *v = value_of(f, TR_VALUE_I64);
+    return v ? v->i64 : 0;
+}
+
+double tr_future_f64(tr_future *f)
+{
+    const tr_value *v = value_of(f, TR_VALUE_F64);
+    return v ? v->f64 : (double)NAN;
+}
+
+const char *tr_future_string(tr_future *f)
+{
+    const tr_value *v = value_of(f, TR_VALUE_STRING);
+    return v ? v->string : NULL;
+}
+
+tr_bytes tr_future_bytes(tr_future *f)
+{
+    const tr_value *v = value_of(f, TR_VALUE_BYTES);
+    return v ? v->bytes : (tr_bytes){NULL, 0};
+}
+
+tr_rref *tr_future_rref(tr_future *f)
+{
+    const tr_value *v = value_of(f, TR_VALUE_RREF);
+    return v ? v->rref : tr__object_failed(&tr__rref_type);
+}
+
+tr_tensor_list *tr_future_tensors(tr_future *f)
+{
+    const tr_value *v = value_of(f, TR_VALUE_TENSORS);
+    return v ? v->tensors : tr__object_failed(&tr__list_type);
+}

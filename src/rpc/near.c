@@ -1,0 +1,514 @@
+/*
+ * Messages to workers of this host. Each worker has a ring in shared memory for every other one, in which it writes frames,
+ * their bodies, and where the pieces are. Those lie in blocks: shared segments, too, which the receiver maps when it sees
+ * them first, and which its tensors use in place; when the last of them goes, a flag in the block says so, and the sender
+ * uses it again.
+ */
+#include "rpc/agent.h"
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "comm/futex.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    RING_MAGIC = 0x52505254, /* "TRPR" */
+    RING_BYTES = 256 << 10,
+    RECORD_MOST = RING_BYTES / 4, /* a longer body goes into a block of its own */
+    SHOW_MS = 10000,
+    BLOCK_HEAD = 64,
+};
+enum purpose { SHOWN_BELL = 1, SHOWN_RING, SHOWN_BLOCK };
+enum record_flag { RECORD_PAD = 1, RECORD_BODY_BESIDE = 2 };
+
+typedef struct ring {
+    uint32_t magic, version;
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t tail; /* written so far */
+    _Alignas(TR__CACHE_LINE) _Atomic uint64_t head; /* read so far */
+    _Alignas(TR__CACHE_LINE) unsigned char data[RING_BYTES];
+} ring;
+
+typedef struct record { /* then: the body (or its place), and the pieces' places; a multiple of 8 bytes */
+    uint32_t bytes, flags;
+    tr__rpc_frame frame;
+} record;
+
+typedef struct place {
+    uint64_t segment, bytes;
+} place;
+
+typedef struct block_head {
+    atomic_uint busy; /* the receiver has it */
+} block_head;
+
+typedef struct block { /* of ours */
+    struct block *next;
+    char *memory;
+    uint64_t id;
+    size_t bytes; /* without the head */
+    bool taken;   /* between being chosen and being sent */
+} block;
+
+typedef struct mapping { /* of theirs */
+    struct mapping *next;
+    atomic_int refs;
+    tr__carried_memory memory;
+} mapping;
+
+typedef struct waiting_record { /* did not fit */
+    struct waiting_record *next;
+    size_t bytes;
+    unsigned char data[];
+} waiting_record;
+
+struct tr__rpc_near {
+    pthread_mutex_t lock; /* for what we send */
+    ring *out;
+    waiting_record *first, **last;
+    block *blocks;
+    /* Under the agent's near_lock, until all is complete: */
+    mapping *ring_mapping, *bell_mapping, *mappings;
+    ring *in;
+    tr__rpc_bell *bell; /* theirs */
+};
+
+/* ---- Mappings ---------------------------------------------------------------------------------------------------- */
+
+static void drop_mapping(mapping *m)
+{
+    if (!m || atomic_fetch_sub(&m->refs, 1) != 1) return;
+    tr__carrier_unmap(&m->memory);
+    free(m);
+}
+
+static mapping *new_mapping(const tr__carried_memory *memory)
+{
+    mapping *m = malloc(sizeof *m);
+    if (!m) {
+        tr__carrier_unmap(memory);
+        return NULL;
+    }
+    *m = (mapping){.memory = *memory};
+    atomic_init(&m->refs, 1);
+    return m;
+}
+
+static void adopt(tr__rpc_near *n, int purpose, mapping *m)
+{
+    if (purpose == SHOWN_BELL && !n->bell_mapping && m->memory.bytes >= sizeof *n->bell) {
+        n->bell_mapping = m;
+        n->bell = (tr__rpc_bell *)m->memory.memory;
+    } else if (purpose == SHOWN_RING && !n->ring_mapping && m->memory.bytes >= sizeof *n->in &&
+               ((ring *)m->memory.memory)->magic == RING_MAGIC &&
+               ((ring *)m->memory.memory)->version == TR__RPC_VERSION) {
+        n->ring_mapping = m;
+        n->in = (ring *)m->memory.memory;
+    } else if (purpose == SHOWN_BLOCK && m->memory.bytes >= BLOCK_HEAD) {
+        m->next = n->mappings;
+        n->mappings = m;
+    } else {
+        drop_mapping(m);
+    }
+}
+
+void tr__near_shown(tr_rpc *rpc, int rank, int purpose, const tr__carried_memory *memory)
+{
+    tr__rpc_near *n = rpc->links[rank].near;
+    mapping *m = new_mapping(memory);
+    if (!m) return; /* who waits for it finds out in time */
+    pthread_mutex_lock(&rpc->near_lock);
+    if (n)
+        adopt(n, purpose, m);
+    else
+        drop_mapping(m);
+    pthread_cond_broadcast(&rpc->near_changed);
+    pthread_mutex_unlock(&rpc->near_lock);
+}
+
+static mapping *find_mapping(const tr__rpc_near *n, uint64_t id)
+{
+    mapping *m = n->mappings;
+    while (m && m->memory.id != id) m = m->next;
+    return m;
+}
+
+/* Waits for the monitor to map it. With a reference; NULL: it has not come. */
+static mapping *await_mapping(tr_rpc *rpc, tr__rpc_near *n, uint64_t id)
+{
+    mapping *m;
+    pthread_mutex_lock(&rpc->near_lock);
+    if (!(m = find_mapping(n, id))) {
+        int64_t until = tr__now_ns() + SHOW_MS * (int64_t)1000000;
+        struct timespec deadline = {until / 1000000000, until % 1000000000};
+        while (!(m = find_mapping(n, id)) &&
+               pthread_cond_timedwait(&rpc->near_changed, &rpc->near_lock, &deadline) != ETIMEDOUT)
+            continue;
+    }
+    if (m) atomic_fetch_add(&m->refs, 1);
+    pthread_mutex_unlock(&rpc->near_lock);
+    return m;
+}
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
+
+static tr_status make_link(tr_rpc *rpc, tr__rpc_link *link)
+{
+    tr__rpc_near *n = calloc(1, sizeof *n);
+    if (!n) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a worker");
+    pthread_mutex_init(&n->lock, NULL);
+    n->last = &n->first;
+    pthread_mutex_lock(&rpc->near_lock);
+    link->near = n;
+    pthread_mutex_unlock(&rpc->near_lock);
+    n->out = tr_shared_alloc(sizeof *n->out);
+    if (!n->out) return TR_NO_MEMORY;
+    n->out->magic = RING_MAGIC;
+    n->out->version = TR__RPC_VERSION;
+    return TR_OK;
+}
+
+tr_status tr__near_make(tr_rpc *rpc)
+{
+    for (int i = 0; i < rpc->world; i++)
+        if (i != rpc->rank && tr__carrier_near(rpc->carrier, i)) TR__TRY(make_link(rpc, &rpc->links[i]));
+    return TR_OK;
+}
+
+tr_status tr__near_show(tr_rpc *rpc)
+{
+    for (int i = 0; i < rpc->world; i++) {
+        if (!rpc->links[i].near) continue;
+        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->bell, SHOWN_BELL));
+        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->links[i].near->out, SHOWN_RING));
+    }
+    return TR_OK;
+}
+
+tr_status tr__near_complete(tr_rpc *rpc)
+{
+    int64_t until = tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000;
+    struct timespec deadline = {until / 1000000000, until % 1000000000};
+    int missing = -1;
+    pthread_mutex_lock(&rpc->near_lock);
+    for (int i = 0; i < rpc->world && missing < 0; i++) {
+        tr__rpc_near *n = rpc->links[i].near;
+        while (n && (!n->in || !n->bell) && missing < 0 && !atomic_load(&rpc->links[i].gone))
+            if (pthread_cond_timedwait(&rpc->near_changed, &rpc->near_lock, &deadline) == ETIMEDOUT) missing = i;
+        if (n && (!n->in || !n->bell)) missing = i;
+    }
+    pthread_mutex_unlock(&rpc->near_lock);
+    return missing < 0 ? TR_OK : tr__fail(TR_TIMEOUT, "rpc: worker %d has not shown its memory", missing);
+}
+
+void tr__near_free(tr_rpc *rpc, tr__rpc_link *link)
+{
+    (void)rpc;
+    tr__rpc_near *n = link->near;
+    if (!n) return;
+    for (waiting_record *w = n->first, *next; w; w = next) {
+        next = w->next;
+        free(w);
+    }
+    for (block *b = n->blocks, *next; b; b = next) {
+        next = b->next;
+        tr_shared_free(b->memory);
+        free(b);
+    }
+    for (mapping *m = n->mappings, *next; m; m = next) {
+        next = m->next;
+        drop_mapping(m);
+    }
+    drop_mapping(n->ring_mapping);
+    drop_mapping(n->bell_mapping);
+    tr_shared_free(n->out);
+    pthread_mutex_destroy(&n->lock);
+    free(n);
+    link->near = NULL;
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+/* Four sizes per octave, so that one is found again. */
+static size_t size_of_block(size_t bytes)
+{
+    size_t step = 4096;
+    while (step * 8 < bytes) step *= 2;
+    return tr__round_up(bytes, step);
+}
+
+static block_head *head_of(const block *b)
+{
+    return (block_head *)b->memory;
+}
+
+static block *find_block(tr__rpc_near *n, size_t size)
+{
+    block *found = NULL;
+    pthread_mutex_lock(&n->lock);
+    for (block *b = n->blocks; b && !found; b = b->next)
+        if (b->bytes == size && !b->taken && atomic_load(&head_of(b)->busy) == 0) found = b;
+    if (found) found->taken = true;
+    pthread_mutex_unlock(&n->lock);
+    return found;
+}
+
+static block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t size)
+{
+    block *b = calloc(1, sizeof *b);
+    if (b) b->memory = tr_shared_alloc(size + BLOCK_HEAD);
+    tr__segment segment;
+    if (!b || !b->memory || !tr__segment_find(b->memory, 1, &segment) ||
+        tr__carrier_show(rpc->carrier, link->worker, b->memory, SHOWN_BLOCK) != TR_OK) {
+        if (!b) tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
+        if (b) tr_shared_free(b->memory);
+        free(b);
+        return NULL;
+    }
+    b->id = segment.id;
+    b->bytes = size;
+    b->taken = true;
+    pthread_mutex_lock(&link->near->lock);
+    b->next = link->near->blocks;
+    link->near->blocks = b;
+    pthread_mutex_unlock(&link->near->lock);
+    return b;
+}
+
+static block *take_block(tr_rpc *rpc, tr__rpc_link *link, size_t bytes)
+{
+    size_t size = size_of_block(bytes);
+    block *b = find_block(link->near, size);
+    return b ? b : make_block(rpc, link, size);
+}
+
+/* ---- Writing ----------------------------------------------------------------------------------------------------- */
+
+static void put(ring *r, uint64_t tail, const void *bytes, size_t count)
+{
+    memcpy(r->data + tail % RING_BYTES, bytes, count);
+}
+
+/* Under the lock: false when there is no room. A record does not cross the ring's end. */
+static bool write_record(tr__rpc_near *n, const void *bytes, size_t count)
+{
+    ring *r = n->out;
+    uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed), head = atomic_load(&r->head);
+    size_t to_end = RING_BYTES - tail % RING_BYTES, pad = count > to_end ? to_end : 0;
+    if (tail - head + pad + count > RING_BYTES) return false;
+    if (pad) put(r, tail, &(record){.bytes = (uint32_t)pad, .flags = RECORD_PAD}, pad < sizeof(record) ? 8 : sizeof(record));
+    put(r, tail + pad, bytes, count);
+    atomic_store(&r->tail, tail + pad + count);
+    return true;
+}
+
+static void ring_bell(tr__rpc_bell *bell)
+{
+    if (atomic_load(&bell->awake) > 0) return;
+    atomic_fetch_add(&bell->count, 1);
+    if (atomic_load(&bell->sleepers) > 0) tr__futex_wake(&bell->count, 1);
+}
+
+bool tr__near_flush(tr_rpc *rpc, tr__rpc_link *link)
+{
+    (void)rpc;
+    tr__rpc_near *n = link->near;
+    bool wrote = false;
+    pthread_mutex_lock(&n->lock);
+    for (waiting_record *w; (w = n->first) && (atomic_load(&link->gone) || write_record(n, w->data, w->bytes));) {
+        n->first = w->next;
+        if (!n->first) n->last = &n->first;
+        free(w);
+        wrote = true;
+    }
+    bool left = n->first != NULL;
+    pthread_mutex_unlock(&n->lock);
+    if (wrote && !atomic_load(&link->gone)) ring_bell(n->bell);
+    return left;
+}
+
+static tr_status queue_record(tr_rpc *rpc, tr__rpc_near *n, const void *bytes, size_t count)
+{
+    waiting_record *w = malloc(sizeof *w + count);
+    if (!w) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
+    w->next = NULL;
+    w->bytes = count;
+    memcpy(w->data, bytes, count);
+    *n->last = w;
+    n->last = &w->next;
+    tr__rpc_wake_clock(rpc); /* which flushes */
+    return TR_OK;
+}
+
+static tr_status send_record(tr_rpc *rpc, tr__rpc_link *link, const void *bytes, size_t count)
+{
+    tr__rpc_near *n = link->near;
+    tr_status status = TR_OK;
+    pthread_mutex_lock(&n->lock);
+    bool written = !n->first && write_record(n, bytes, count);
+    if (!written) status = queue_record(rpc, n, bytes, count);
+    pthread_mutex_unlock(&n->lock);
+    if (written) ring_bell(n->bell);
+    return status;
+}
+
+typedef struct sending {
+    block **blocks;
+    int count;
+    place few_places[4];
+    block *few_blocks[4];
+    place *places;
+} sending;
+
+static tr_status fill_block(tr_rpc *rpc, tr__rpc_link *link, sending *s, const tr__rpc_piece *p)
+{
+    block *b = take_block(rpc, link, p->bytes);
+    if (!b) return TR_NO_MEMORY;
+    s->blocks[s->count] = b;
+    s->places[s->count++] = (place){b->id, p->bytes};
+    if (p->tensor) return tr_copy_out(p->tensor, b->memory + BLOCK_HEAD, p->bytes);
+    memcpy(b->memory + BLOCK_HEAD, p->data, p->bytes);
+    return TR_OK;
+}
+
+static tr_status fill_blocks(tr_rpc *rpc, tr__rpc_link *link, sending *s, const tr__rpc_writer *w, bool beside)
+{
+    if (beside) TR__TRY(fill_block(rpc, link, s, &(tr__rpc_piece){.data = w->at, .bytes = w->used}));
+    for (int i = 0; i < w->piece_count; i++) TR__TRY(fill_block(rpc, link, s, &w->pieces[i]));
+    return TR_OK;
+}
+
+static tr_status send_all(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w, sending *s)
+{
+    bool beside = w->used + (size_t)w->piece_count * sizeof(place) > RECORD_MOST;
+    TR__TRY(fill_blocks(rpc, link, s, w, beside));
+    size_t body = beside ? 0 : tr__round_up(w->used, 8), places = (size_t)s->count * sizeof(place);
+    size_t bytes = sizeof(record) + body + places;
+    unsigned char small[1024], *at = bytes > sizeof small ? malloc(bytes) : small;
+    if (!at) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
+    record head = {.bytes = (uint32_t)bytes, .flags = beside ? RECORD_BODY_BESIDE : 0, .frame = *frame};
+    memcpy(at, &head, sizeof head);
+    if (!beside && w->used) memcpy(at + sizeof head, w->at, w->used);
+    if (places) memcpy(at + sizeof head + body, s->places, places);
+    for (int i = 0; i < s->count; i++) atomic_store(&head_of(s->blocks[i])->busy, 1);
+    tr_status status = send_record(rpc, link, at, bytes);
+    for (int i = 0; i < s->count && status != TR_OK; i++) atomic_store(&head_of(s->blocks[i])->busy, 0);
+    if (at != small) free(at);
+    return status;
+}
+
+tr_status tr__near_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
+{
+    sending s = {.count = 0};
+    size_t most = (size_t)w->piece_count + 1;
+    bool few = most <= 4;
+    s.places = few ? s.few_places : malloc(most * sizeof *s.places);
+    s.blocks = few ? s.few_blocks : malloc(most * sizeof *s.blocks);
+    tr_status status = s.places && s.blocks ? send_all(rpc, link, frame, w, &s)
+                                            : tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
+    if (s.count) {
+        pthread_mutex_lock(&link->near->lock);
+        for (int i = 0; i < s.count; i++) s.blocks[i]->taken = false;
+        pthread_mutex_unlock(&link->near->lock);
+    }
+    if (!few) {
+        free(s.places);
+        free(s.blocks);
+    }
+    return status;
+}
+
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+
+bool tr__near_waiting(const tr__rpc_link *link)
+{
+    const ring *r = link->near->in;
+    if (!r || atomic_load_explicit(&link->ending, memory_order_relaxed) == TR__RPC_DAMAGED) return false;
+    return atomic_load((_Atomic uint64_t *)&r->tail) != atomic_load_explicit((_Atomic uint64_t *)&r->head,
+        memory_order_relaxed);
+}
+
+static void release_block(void *memory, void *user)
+{
+    block_head *head = (block_head *)((char *)memory - BLOCK_HEAD);
+    atomic_store(&head->busy, 0);
+    drop_mapping(user);
+}
+
+static bool find_piece(tr_rpc *rpc, tr__rpc_near *n, place p, tr__rpc_arrived *piece)
+{
+    mapping *m = await_mapping(rpc, n, p.segment);
+    if (!m) return false;
+    if (p.bytes > m->memory.bytes - BLOCK_HEAD) {
+        drop_mapping(m);
+        return false;
+    }
+    *piece = (tr__rpc_arrived){.memory = m->memory.memory + BLOCK_HEAD, .bytes = p.bytes, .release = release_block,
+        .user = m};
+    return true;
+}
+
+/* The record's bytes, copied; what stands in it is held against its bounds, as its sender may be damaged. */
+static tr__rpc_inbound *read_message(tr_rpc *rpc, tr__rpc_link *link, const record *head, const unsigned char *rest)
+{
+    tr__rpc_near *n = link->near;
+    bool beside = head->flags & RECORD_BODY_BESIDE;
+    size_t left = head->bytes - sizeof *head, body = beside ? 0 : tr__round_up(head->frame.body, 8);
+    size_t places = ((size_t)head->frame.pieces + beside) * sizeof(place);
+    if (!tr__rpc_frame_sound(&head->frame) || left != body + places) return NULL;
+    tr__rpc_inbound *m = tr__inbound_new(link->worker, &head->frame);
+    if (!m) return NULL;
+    if (!beside) memcpy(m->body, rest, head->frame.body);
+    bool sound = true;
+    for (int i = 0; i < m->piece_count + beside && sound; i++) {
+        place p;
+        tr__rpc_arrived piece;
+        memcpy(&p, rest + body + (size_t)i * sizeof p, sizeof p);
+        sound = find_piece(rpc, n, p, &piece);
+        if (sound && beside && i == 0) {
+            sound = piece.bytes == head->frame.body;
+            if (sound) memcpy(m->body, piece.memory, piece.bytes);
+            piece.release(piece.memory, piece.user);
+        } else if (sound) {
+            m->pieces[i - beside] = piece;
+        }
+    }
+    if (sound) return m;
+    tr__inbound_free(m);
+    return NULL;
+}
+
+/* One record. False: nothing sound is there. */
+static bool read_record(tr_rpc *rpc, tr__rpc_link *link, uint64_t *head, uint64_t tail)
+{
+    const ring *r = link->near->in;
+    const unsigned char *at = r->data + *head % RING_BYTES;
+    size_t to_end = RING_BYTES - *head % RING_BYTES, there = tail - *head;
+    record copy = {0};
+    if (*head % 8 || there > RING_BYTES || there < 8) return false;
+    memcpy(&copy, at, to_end < sizeof copy ? 8 : sizeof copy);
+    if (copy.bytes < 8 || copy.bytes % 8 || copy.bytes > there || copy.bytes > to_end) return false;
+    if (!(copy.flags & RECORD_PAD)) {
+        if (copy.bytes < sizeof copy) return false;
+        tr__rpc_inbound *m = read_message(rpc, link, &copy, at + sizeof copy);
+        if (!m) return false;
+        tr__rpc_found(rpc, m);
+    }
+    *head += copy.bytes;
+    return true;
+}
+
+void tr__near_read(tr_rpc *rpc, tr__rpc_link *link)
+{
+    ring *r = link->near->in;
+    uint64_t head = atomic_load_explicit(&r->head, memory_order_relaxed), tail = atomic_load(&r->tail);
+    while (head != tail) {
+        if (!read_record(rpc, link, &head, tail)) {
+            tr__rpc_lose(rpc, link->worker, TR__RPC_DAMAGED);
+            return;
+        }
+        atomic_store(&r->head, head);
+    }
+}

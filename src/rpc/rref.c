@@ -1,0 +1,358 @@
+/* References: objects over the bookkeeping of rref_state.h. A value of ours is a future of our own, done when it is made. */
+#include "rpc/agent.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+struct tr_rref {
+    tr__object object;
+    tr_rpc *rpc;           /* a reference */
+    tr__rref_entry *entry; /* a handle */
+    int owner;
+};
+
+/* ---- Bookkeeping ------------------------------------------------------------------------------------------------- */
+
+static void send_refer(void *user, int to, const tr__refer *message)
+{
+    tr_rpc *rpc = user;
+    tr__rpc_writer w;
+    tr__error *latest = tr__error_take();
+    tr__rpc_writer_begin(&w);
+    tr__rpc_write_bytes(&w, message, sizeof *message);
+    tr_status sent = tr__rpc_send(rpc, to, (tr__rpc_frame){.type = TR__RPC_REFER}, &w);
+    (void)sent; /* it is sent again until it is acknowledged */
+    tr__rpc_writer_end(&w);
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
+}
+
+static void value_freed(void *user, void *value)
+{
+    tr_rpc *rpc = user;
+    tr_future *f = value;
+    f->next = rpc->freed;
+    rpc->freed = f;
+}
+
+/* Lets go of the lock, and of values that nobody refers to any more. */
+static void unlock(tr_rpc *rpc)
+{
+    tr_future *freed = rpc->freed;
+    rpc->freed = NULL;
+    pthread_mutex_unlock(&rpc->refs_lock);
+    for (tr_future *f = freed, *next; f; f = next) {
+        next = f->next;
+        tr__unref(f);
+    }
+}
+
+static void lock(tr_rpc *rpc)
+{
+    pthread_mutex_lock(&rpc->refs_lock);
+}
+
+static tr_status fetch(void *unused, int from, const tr_value *arguments, int count, tr_value *result)
+{
+    (void)unused;
+    (void)from;
+    if (count != 1) return tr__rpc_damaged("a value is fetched without a reference");
+    *result = arguments[0];
+    return TR_OK;
+}
+
+tr_status tr__refs_start(tr_rpc *rpc)
+{
+    tr__rref_events events = {.user = rpc, .send = send_refer, .freed = value_freed};
+    rpc->refs = tr__rref_table_new(rpc->rank, rpc->world, &events);
+    if (!rpc->refs) return tr__fail(TR_NO_MEMORY, "rpc: no memory for references");
+    return tr__rpc_handle(rpc, TR__RPC_FETCH, fetch, NULL, false);
+}
+
+void tr__refs_free(tr_rpc *rpc)
+{
+    lock(rpc);
+    tr__rref_table *refs = rpc->refs;
+    rpc->refs = NULL;
+    tr__rref_table_free(refs);
+    unlock(rpc);
+}
+
+void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m)
+{
+    tr__refer message;
+    if (m->frame.body != sizeof message) return;
+    memcpy(&message, m->body, sizeof message);
+    lock(rpc);
+    tr__rref_message(rpc->refs, m->from, &message);
+    unlock(rpc);
+    tr__drain_wake(rpc);
+}
+
+void tr__refs_gone(tr_rpc *rpc, int worker)
+{
+    lock(rpc);
+    tr__rref_gone(rpc->refs, worker);
+    unlock(rpc);
+}
+
+bool tr__refs_tick(tr_rpc *rpc)
+{
+    lock(rpc);
+    bool some = tr__rref_unacknowledged(rpc->refs) > 0;
+    if (some) tr__rref_resend(rpc->refs);
+    unlock(rpc);
+    return some;
+}
+
+int tr__refs_unacknowledged(tr_rpc *rpc)
+{
+    lock(rpc);
+    int count = tr__rref_unacknowledged(rpc->refs);
+    unlock(rpc);
+    return count;
+}
+
+tr_status tr__refs_report(tr_rpc *rpc)
+{
+    enum { NAMED = 8 };
+    tr__rref_number ids[NAMED];
+    char list[NAMED * 32] = "";
+    size_t used = 0;
+    lock(rpc);
+    int count = tr__rref_held(rpc->refs, ids, NAMED);
+    unlock(rpc);
+    for (int i = 0; i < count && i < NAMED; i++)
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%d:%" PRIu64, i ? ", " : "", ids[i].maker,
+            ids[i].number & 0xffffffffff);
+    if (count == 0) return TR_OK;
+    return tr__fail(TR_STATE, "rpc: \"%s\" stops while other workers still hold references to %d value%s of its own (maker:"
+        "number %s%s)", rpc->links[rpc->rank].name, count, count == 1 ? "" : "s", list, count > NAMED ? ", …" : "");
+}
+
+/* ---- Objects ----------------------------------------------------------------------------------------------------- */
+
+static void destroy(void *self)
+{
+    tr_rref *ref = self;
+    if (ref->entry) {
+        lock(ref->rpc);
+        if (ref->rpc->refs) tr__rref_release(ref->rpc->refs, ref->entry);
+        unlock(ref->rpc);
+    }
+    tr__unref(ref->rpc);
+}
+
+const tr__type tr__rref_type = {.name = "rref", .size = sizeof(tr_rref), .destroy = destroy};
+
+/* Takes the handle over; NULL: there is none. */
+static tr_rref *new_rref(tr_rpc *rpc, tr__rref_entry *entry, const char *why)
+{
+    if (!entry) return tr__object_fail(&tr__rref_type, TR_NO_MEMORY, "rpc: %s", why);
+    tr_rref *ref = tr__object_new(&tr__rref_type);
+    if (tr__error_of(ref)) {
+        lock(rpc);
+        tr__rref_release(rpc->refs, entry);
+        unlock(rpc);
+        return ref;
+    }
+    ref->rpc = tr__ref(rpc);
+    ref->entry = entry;
+    ref->owner = tr__rref_entry_owner(entry);
+    return ref;
+}
+
+tr_status tr__refs_check(const tr_rref *ref)
+{
+    if (!ref) return tr__fail(TR_INVALID, "rpc: a reference is needed, not NULL");
+    TR__TRY(tr_status_of(ref));
+    return tr__rpc_check(ref->rpc);
+}
+
+tr__rref_entry *tr__refs_entry(const tr_rref *ref)
+{
+    return ref->entry;
+}
+
+tr_rpc *tr__rref_rpc(const tr_rref *ref)
+{
+    return ref->rpc;
+}
+
+int tr_rref_owner(const tr_rref *ref)
+{
+    return ref && !tr__error_of(ref) ? ref->owner : -1;
+}
+
+/* Under the lock: the future that stands for a value of ours. */
+static tr_future *slot_of(tr_rpc *rpc, tr__rref_entry *entry)
+{
+    tr_future *slot = tr__rref_value(entry);
+    if (slot) return slot;
+    slot = tr__future_new_loose(rpc);
+    if (tr__error_of(slot)) return NULL;
+    tr__rref_set_value(entry, slot);
+    return slot;
+}
+
+tr_rref *tr_rref_new(tr_rpc *rpc, tr_value value)
+{
+    if (tr__rpc_check(rpc) != TR_OK) return tr__object_failed(&tr__rref_type);
+    lock(rpc);
+    tr__rref_entry *entry = tr__rref_own(rpc->refs);
+    bool there = entry && slot_of(rpc, entry);
+    unlock(rpc);
+    tr_rref *ref = new_rref(rpc, entry, "no memory for a reference");
+    if (tr__error_of(ref)) return ref;
+    if (!there) return tr__object_fail(&tr__rref_type, TR_NO_MEMORY, "rpc: no memory for a reference");
+    tr__refs_made(ref, &value);
+    return ref;
+}
+
+/* ---- Values that others make ------------------------------------------------------------------------------------- */
+
+tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token)
+{
+    lock(rpc);
+    tr__rref_entry *entry = tr__rref_remote(rpc->refs, owner, token);
+    unlock(rpc);
+    return new_rref(rpc, entry, "no memory for a reference");
+}
+
+void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made)
+{
+    lock(rpc);
+    tr__rref_remote_done(rpc->refs, entry, made);
+    unlock(rpc);
+}
+
+tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token)
+{
+    lock(rpc);
+    tr__rref_entry *entry = tr__rref_made(rpc->refs, token);
+    if (entry) slot_of(rpc, entry);
+    unlock(rpc);
+    return new_rref(rpc, entry, "a value that was to be made here is given up already");
+}
+
+void tr__refs_made(tr_rref *ref, const tr_value *value)
+{
+    lock(ref->rpc);
+    tr_future *slot = tr__ref(tr__rref_value(ref->entry));
+    unlock(ref->rpc);
+    if (!slot) return;
+    if (value) {
+        tr_value kept;
+        tr__rpc_inbound *texts;
+        if (tr__rpc_value_keep(value, &kept, &texts) == TR_OK) {
+            tr__future_finish(slot, &kept, texts);
+            tr__unref(slot);
+            return;
+        }
+    }
+    tr__future_fail(slot, tr__error_take());
+    tr__unref(slot);
+}
+
+/* ---- Their values ------------------------------------------------------------------------------------------------ */
+
+tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value)
+{
+    lock(rpc);
+    tr__rref_entry *entry = tr__rref_await(rpc->refs, id);
+    tr_future *slot = entry ? slot_of(rpc, entry) : NULL;
+    unlock(rpc);
+    if (!entry) return tr__fail(TR_NOT_FOUND, "the value is gone: who handed the reference over died meanwhile");
+    tr_rref *holds = new_rref(rpc, entry, "no memory for a reference");
+    TR__TRY(tr_status_of(holds));
+    if (!slot) return tr__fail(TR_NO_MEMORY, "no memory for a reference");
+    TR__TRY(tr_future_wait(slot));
+    *value = slot->value;
+    return TR_OK;
+}
+
+tr_status tr_rref_local(tr_rref *ref, tr_value *out)
+{
+    TR__TRY(tr__refs_check(ref));
+    if (ref->owner != ref->rpc->rank)
+        return tr__fail(TR_INVALID, "tr_rref_local: the value lives at \"%s\", not here; tr_rref_to_here() copies it",
+            ref->rpc->links[ref->owner].name);
+    lock(ref->rpc);
+    tr_future *slot = slot_of(ref->rpc, ref->entry);
+    unlock(ref->rpc);
+    if (!slot) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
+    TR__TRY(tr_future_wait(slot));
+    *out = slot->value;
+    return TR_OK;
+}
+
+/* A value of ours that another future is to have, too. */
+static void copy_outcome(tr_future *slot, void *user)
+{
+    tr_future *f = user;
+    if (slot->failure) {
+        tr__fail_stored(slot->failure);
+        tr__future_fail(f, tr__error_take());
+    } else {
+        tr_value kept;
+        tr__rpc_inbound *texts;
+        if (tr__rpc_value_keep(&slot->value, &kept, &texts) == TR_OK)
+            tr__future_finish(f, &kept, texts);
+        else
+            tr__future_fail(f, tr__error_take());
+    }
+    tr__unref(f);
+}
+
+static tr_future *here(tr_rref *ref)
+{
+    tr_future *f = tr__future_new(ref->rpc);
+    if (tr__error_of(f)) return f;
+    snprintf(f->function, sizeof f->function, "a reference");
+    f->worker = ref->owner;
+    f->held = tr__ref(ref);
+    lock(ref->rpc);
+    tr_future *slot = slot_of(ref->rpc, ref->entry);
+    unlock(ref->rpc);
+    if (!slot || tr_future_then(slot, copy_outcome, tr__ref(f)) != TR_OK) {
+        tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
+        tr__object_break(f);
+    }
+    return f;
+}
+
+tr_future *tr_rref_to_here(tr_rref *ref)
+{
+    if (tr__refs_check(ref) != TR_OK) return tr__object_failed(&tr__future_type);
+    if (ref->owner == ref->rpc->rank) return here(ref);
+    tr__rpc_plan plan = {.function = TR__RPC_FETCH, .worker = ref->owner, .flags = TR__CALL_DEREFERENCE, .ref = ref};
+    return tr__rpc_begin(ref->rpc, &plan);
+}
+
+/* ---- On their way ------------------------------------------------------------------------------------------------ */
+
+tr_status tr__refs_hand_over(tr_rpc *rpc, tr_rref *ref, int to, tr__rref_token *token)
+{
+    if (ref->rpc != rpc)
+        return tr__fail(TR_INVALID, "rpc: a reference of one agent is handed over by another one");
+    lock(rpc);
+    bool done = tr__rref_hand_over(rpc->refs, ref->entry, to, token);
+    unlock(rpc);
+    return done ? TR_OK : tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
+}
+
+void tr__refs_undo(tr_rpc *rpc, const tr__rref_token *token)
+{
+    lock(rpc);
+    tr__rref_undo(rpc->refs, token);
+    unlock(rpc);
+}
+
+tr_rref *tr__refs_take_in(tr_rpc *rpc, int from, const tr__rref_token *token)
+{
+    lock(rpc);
+    tr__rref_entry *entry = tr__rref_take_in(rpc->refs, from, token);
+    unlock(rpc);
+    return new_rref(rpc, entry, "a reference to a value that is gone, or no memory for it");
+}

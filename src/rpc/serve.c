@@ -1,0 +1,404 @@
+/*
+ * Threads, and how messages are found. Whoever has nothing better to do looks into the rings and streams: threads that wait
+ * for a call, and those of ours that are idle. They spin for a while and sleep then; a peer rings the bell only when nobody
+ * is awake. At least one thread is idle at any time, and so finds what comes: when the last one takes a request, another is
+ * started. A thread that waits for a call within a function does not count as running, so calls that call each other
+ * cannot use up all threads.
+ */
+#include "rpc/agent.h"
+
+#include "base/clock.h"
+#include "base/thread.h"
+#include "comm/futex.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+enum { SPIN_NS = 100000, PATIENT_SPINS = 100, EVENTS = 16, FLUSH_MS = 1, TICK_MS = 1000 };
+
+/* Whose thread this is, and whether it is about to take a request. */
+static _Thread_local struct {
+    tr_rpc *rpc;
+    bool idle;
+} own;
+
+/* ---- Bells ------------------------------------------------------------------------------------------------------- */
+
+void tr__rpc_kick(tr_rpc *rpc)
+{
+    if (rpc->watch >= 0) {
+        ssize_t written = write(rpc->kick, &(uint64_t){1}, sizeof(uint64_t));
+        (void)written;
+        return;
+    }
+    atomic_fetch_add(&rpc->bell->count, 1);
+    if (atomic_load(&rpc->bell->sleepers) > 0) tr__futex_wake(&rpc->bell->count, 1);
+}
+
+void tr__rpc_awake(tr_rpc *rpc)
+{
+    atomic_fetch_add(&rpc->bell->awake, 1);
+}
+
+static void look(tr_rpc *rpc, bool insist);
+static void hire(tr_rpc *rpc);
+
+void tr__rpc_asleep(tr_rpc *rpc)
+{
+    /* What came while we were awake has rung no bell. */
+    if (atomic_fetch_sub(&rpc->bell->awake, 1) == 1) look(rpc, true);
+}
+
+/* ---- Finding messages -------------------------------------------------------------------------------------------- */
+
+typedef struct found {
+    tr__rpc_inbound *first, **last;
+} found;
+
+static void collect_events(tr_rpc *rpc, int timeout_ms)
+{
+    struct epoll_event events[EVENTS];
+    int ready = epoll_wait(rpc->watch, events, EVENTS, timeout_ms);
+    for (int i = 0; i < ready; i++)
+        if (events[i].data.u32 != (uint32_t)rpc->rank)
+            tr__far_ready(&rpc->links[events[i].data.u32], events[i].events);
+}
+
+/* Under `reading`. */
+static void read_links(tr_rpc *rpc)
+{
+    for (int i = 0; i < rpc->world; i++) {
+        tr__rpc_link *link = &rpc->links[i];
+        if (link->near && tr__near_waiting(link)) tr__near_read(rpc, link);
+        if (link->far && tr__far_waiting(link)) tr__far_read(rpc, link);
+    }
+}
+
+static bool anything(const tr_rpc *rpc)
+{
+    for (int i = 0; i < rpc->world; i++) {
+        const tr__rpc_link *link = &rpc->links[i];
+        if ((link->near && tr__near_waiting(link)) || (link->far && tr__far_waiting(link))) return true;
+    }
+    return false;
+}
+
+static void look(tr_rpc *rpc, bool insist)
+{
+    if (rpc->watch >= 0) collect_events(rpc, 0);
+    if (!anything(rpc)) return;
+    if (insist)
+        pthread_mutex_lock(&rpc->reading);
+    else if (pthread_mutex_trylock(&rpc->reading) != 0)
+        return;
+    read_links(rpc);
+    tr__rpc_inbound *m = rpc->found;
+    rpc->found = NULL;
+    rpc->found_last = &rpc->found;
+    pthread_mutex_unlock(&rpc->reading);
+    for (tr__rpc_inbound *next; m; m = next) {
+        next = m->next;
+        m->next = NULL;
+        tr__rpc_arrived_message(rpc, m);
+    }
+    hire(rpc);
+}
+
+void tr__rpc_poll(tr_rpc *rpc)
+{
+    look(rpc, false);
+}
+
+void tr__rpc_read_all(tr_rpc *rpc)
+{
+    look(rpc, true);
+}
+
+void tr__rpc_found(tr_rpc *rpc, tr__rpc_inbound *m)
+{
+    *rpc->found_last = m;
+    rpc->found_last = &m->next;
+}
+
+/* ---- Requests ---------------------------------------------------------------------------------------------------- */
+
+static void push(tr_rpc *rpc, tr__rpc_inbound *m)
+{
+    pthread_mutex_lock(&rpc->queue_lock);
+    if (rpc->last)
+        rpc->last->next = m;
+    else
+        rpc->first = m;
+    rpc->last = m;
+    atomic_fetch_add(&rpc->queued, 1);
+    pthread_mutex_unlock(&rpc->queue_lock);
+}
+
+/* There may be more requests than this thread takes itself: somebody who sleeps takes the next one. */
+static void hire(tr_rpc *rpc)
+{
+    int here = own.rpc == rpc && own.idle;
+    if (atomic_load(&rpc->queued) > here && atomic_load(&rpc->running) < rpc->threads_most &&
+        atomic_load(&rpc->sleeping) > 0)
+        tr__rpc_kick(rpc);
+}
+
+void tr__rpc_enqueue(tr_rpc *rpc, tr__rpc_inbound *m)
+{
+    push(rpc, m);
+    hire(rpc);
+}
+
+static void *serve_requests(void *arg);
+
+/* Under the lock: keeps one thread idle. False: there can be no more. */
+static bool keep_one_idle(tr_rpc *rpc)
+{
+    if (rpc->threads > atomic_load(&rpc->running) + rpc->blocked) return true;
+    if (rpc->threads == TR__RPC_THREADS_MOST || atomic_load(&rpc->closing)) return false;
+    if (tr__thread_start(&rpc->handles[rpc->threads], serve_requests, rpc) != 0) return false;
+    rpc->threads++;
+    return true;
+}
+
+/* The next request, which runs then; NULL: there is none, or enough run already. */
+static tr__rpc_inbound *take_request(tr_rpc *rpc, bool whatever)
+{
+    tr__rpc_inbound *m = NULL;
+    pthread_mutex_lock(&rpc->queue_lock);
+    if (rpc->first && (whatever || atomic_load(&rpc->running) < rpc->threads_most)) {
+        atomic_fetch_add(&rpc->running, 1);
+        if (keep_one_idle(rpc) || whatever) {
+            m = rpc->first;
+            rpc->first = m->next;
+            if (!rpc->first) rpc->last = NULL;
+            m->next = NULL;
+            atomic_fetch_sub(&rpc->queued, 1);
+        } else {
+            atomic_fetch_sub(&rpc->running, 1);
+        }
+    }
+    pthread_mutex_unlock(&rpc->queue_lock);
+    return m;
+}
+
+static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
+{
+    bool idle = own.idle;
+    own.idle = false;
+    tr__rpc_serve(rpc, m);
+    own.idle = idle;
+    pthread_mutex_lock(&rpc->queue_lock);
+    atomic_fetch_sub(&rpc->running, 1);
+    pthread_mutex_unlock(&rpc->queue_lock);
+    tr__drain_wake(rpc);
+}
+
+void tr__rpc_cancel(tr_rpc *rpc, int from, uint64_t id)
+{
+    pthread_mutex_lock(&rpc->queue_lock);
+    for (tr__rpc_inbound *m = rpc->first; m; m = m->next)
+        if (m->from == from && m->frame.id == id) m->cancelled = true;
+    pthread_mutex_unlock(&rpc->queue_lock);
+}
+
+int tr__rpc_requests(tr_rpc *rpc)
+{
+    pthread_mutex_lock(&rpc->queue_lock);
+    int count = atomic_load(&rpc->queued) + atomic_load(&rpc->running) + rpc->blocked;
+    pthread_mutex_unlock(&rpc->queue_lock);
+    return count;
+}
+
+/* ---- Waiting threads --------------------------------------------------------------------------------------------- */
+
+void tr__rpc_block(tr_rpc *rpc)
+{
+    if (own.rpc != rpc) return;
+    pthread_mutex_lock(&rpc->queue_lock);
+    atomic_fetch_sub(&rpc->running, 1);
+    rpc->blocked++;
+    pthread_mutex_unlock(&rpc->queue_lock);
+    hire(rpc);
+}
+
+void tr__rpc_unblock(tr_rpc *rpc)
+{
+    if (own.rpc != rpc) return;
+    pthread_mutex_lock(&rpc->queue_lock);
+    atomic_fetch_add(&rpc->running, 1);
+    rpc->blocked--;
+    pthread_mutex_unlock(&rpc->queue_lock);
+}
+
+bool tr__rpc_help(tr_rpc *rpc)
+{
+    pthread_mutex_lock(&rpc->queue_lock);
+    bool last = rpc->threads == TR__RPC_THREADS_MOST;
+    pthread_mutex_unlock(&rpc->queue_lock);
+    tr__rpc_inbound *m = last ? take_request(rpc, true) : NULL;
+    if (m) run_request(rpc, m);
+    return last;
+}
+
+/* ---- Our threads ------------------------------------------------------------------------------------------------- */
+
+static bool has_work(tr_rpc *rpc)
+{
+    return atomic_load(&rpc->closing) ||
+           (atomic_load(&rpc->queued) > 0 && atomic_load(&rpc->running) < rpc->threads_most);
+}
+
+/* One at a time. */
+static void spin(tr_rpc *rpc)
+{
+    int nobody = 0;
+    if (!atomic_compare_exchange_strong(&rpc->spinner, &nobody, 1)) return;
+    int64_t until = tr__now_ns() + SPIN_NS;
+    tr__rpc_awake(rpc);
+    for (int i = 0; !has_work(rpc); i++) {
+        tr__rpc_poll(rpc);
+        if (i < PATIENT_SPINS && !rpc->crowded) continue;
+        if (tr__now_ns() >= until) break;
+        sched_yield();
+    }
+    atomic_store(&rpc->spinner, 0);
+    tr__rpc_asleep(rpc);
+}
+
+static void nap(tr_rpc *rpc)
+{
+    unsigned seen = atomic_load(&rpc->bell->count);
+    atomic_fetch_add(&rpc->sleeping, 1);
+    atomic_fetch_add(&rpc->bell->sleepers, 1);
+    look(rpc, true);
+    if (!has_work(rpc)) {
+        if (rpc->watch < 0)
+            tr__futex_wait(&rpc->bell->count, seen, -1);
+        else
+            collect_events(rpc, -1);
+    }
+    atomic_fetch_sub(&rpc->bell->sleepers, 1);
+    atomic_fetch_sub(&rpc->sleeping, 1);
+    look(rpc, true);
+}
+
+static void *serve_requests(void *arg)
+{
+    tr_rpc *rpc = arg;
+    own.rpc = rpc;
+    own.idle = true;
+    while (!atomic_load(&rpc->closing)) {
+        tr__rpc_inbound *m = take_request(rpc, false);
+        if (m) {
+            run_request(rpc, m);
+            continue;
+        }
+        spin(rpc);
+        if (!has_work(rpc)) nap(rpc);
+    }
+    return NULL;
+}
+
+/* ---- The clock --------------------------------------------------------------------------------------------------- */
+
+void tr__rpc_wake_clock(tr_rpc *rpc)
+{
+    pthread_mutex_lock(&rpc->clock_lock);
+    rpc->clock_rung = true;
+    pthread_cond_signal(&rpc->clock_changed);
+    pthread_mutex_unlock(&rpc->clock_lock);
+}
+
+static bool flush_all(tr_rpc *rpc)
+{
+    bool left = false;
+    for (int i = 0; i < rpc->world; i++)
+        if (rpc->links[i].near) left |= tr__near_flush(rpc, &rpc->links[i]);
+    return left;
+}
+
+static void sleep_until(tr_rpc *rpc, int64_t until)
+{
+    struct timespec deadline = {until / 1000000000, until % 1000000000};
+    pthread_mutex_lock(&rpc->clock_lock);
+    if (!rpc->clock_rung && !atomic_load(&rpc->closing))
+        pthread_cond_timedwait(&rpc->clock_changed, &rpc->clock_lock, &deadline);
+    rpc->clock_rung = false;
+    pthread_mutex_unlock(&rpc->clock_lock);
+}
+
+/* Timeouts, messages that did not fit, and those about references that are sent again. */
+static void *run_clock(void *arg)
+{
+    tr_rpc *rpc = arg;
+    while (!atomic_load(&rpc->closing)) {
+        tr__rpc_bury(rpc);
+        int64_t now = tr__now_ns(), next = tr__rpc_expire_calls(rpc, now);
+        if (now + TICK_MS * (int64_t)1000000 < next && tr__refs_tick(rpc)) next = now + TICK_MS * (int64_t)1000000;
+        if (flush_all(rpc)) next = now + FLUSH_MS * (int64_t)1000000;
+        sleep_until(rpc, next);
+    }
+    return NULL;
+}
+
+/* ---- Bells become kicks, where some peers are near and some far -------------------------------------------------- */
+
+static void *relay_bell(void *arg)
+{
+    tr_rpc *rpc = arg;
+    for (unsigned seen = atomic_load(&rpc->bell->count); !atomic_load(&rpc->closing);) {
+        unsigned now = atomic_load(&rpc->bell->count);
+        if (now == seen)
+            tr__futex_wait(&rpc->bell->count, seen, -1);
+        else
+            tr__rpc_kick(rpc);
+        seen = now;
+    }
+    return NULL;
+}
+
+static tr_status start_relay(tr_rpc *rpc)
+{
+    bool near = false;
+    for (int i = 0; i < rpc->world; i++) near |= rpc->links[i].near != NULL;
+    if (rpc->watch < 0 || !near) return TR_OK;
+    atomic_fetch_add(&rpc->bell->sleepers, 1);
+    int error = tr__thread_start(&rpc->relay, relay_bell, rpc);
+    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "rpc: cannot start a thread");
+    rpc->has_relay = true;
+    return TR_OK;
+}
+
+tr_status tr__rpc_start_threads(tr_rpc *rpc)
+{
+    TR__TRY(start_relay(rpc));
+    int error = tr__thread_start(&rpc->clock, run_clock, rpc);
+    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "rpc: cannot start a thread");
+    rpc->has_clock = true;
+    pthread_mutex_lock(&rpc->queue_lock);
+    bool started = keep_one_idle(rpc);
+    pthread_mutex_unlock(&rpc->queue_lock);
+    return started ? TR_OK : tr__fail(TR_NO_MEMORY, "rpc: cannot start a thread");
+}
+
+void tr__rpc_end_threads(tr_rpc *rpc)
+{
+    atomic_store(&rpc->closing, true);
+    tr__rpc_wake_clock(rpc);
+    if (rpc->has_clock) pthread_join(rpc->clock, NULL);
+    pthread_mutex_lock(&rpc->queue_lock);
+    int threads = rpc->threads;
+    pthread_mutex_unlock(&rpc->queue_lock);
+    for (int i = 0; i < threads; i++) tr__rpc_kick(rpc); /* as many as sleep, at most */
+    if (rpc->bell) {
+        atomic_fetch_add(&rpc->bell->count, 1);
+        tr__futex_wake(&rpc->bell->count, INT32_MAX);
+    }
+    for (int i = 0; i < threads; i++) pthread_join(rpc->handles[i], NULL);
+    if (rpc->has_relay) pthread_join(rpc->relay, NULL);
+    rpc->threads = 0;
+    rpc->has_clock = rpc->has_relay = false;
+}

@@ -1,0 +1,330 @@
+/* Remote procedure calls: ranks as threads. */
+#include "comm_ranks.h"
+
+#include <trireme/rpc.h>
+
+#include <stdlib.h>
+#include <time.h>
+
+/* ---- Functions that are called ----------------------------------------------------------------------------------- */
+
+static tr_tensor *echo(tr_tensor *x)
+{
+    return x;
+}
+TR_RPC(echo, TENSOR, RETURNS(TENSOR));
+
+static int64_t add(int64_t a, int64_t b)
+{
+    return a + b;
+}
+TR_RPC(add, I64, I64, RETURNS(I64));
+
+static double half(double x)
+{
+    return x / 2;
+}
+TR_RPC(half, F64, RETURNS(F64));
+
+static const char *greet(const char *name)
+{
+    static _Thread_local char text[64];
+    snprintf(text, sizeof text, "hello, %s", name);
+    return text;
+}
+TR_RPC(greet, STRING, RETURNS(STRING));
+
+static tr_bytes same_bytes(tr_bytes b)
+{
+    return b;
+}
+TR_RPC(same_bytes, BYTES, RETURNS(BYTES));
+
+static tr_tensor_list *same_list(tr_tensor_list *list)
+{
+    return list;
+}
+TR_RPC(same_list, TENSORS, RETURNS(TENSORS));
+
+static tr_status nothing(void)
+{
+    return TR_OK;
+}
+TR_RPC(nothing, RETURNS(NONE));
+
+static tr_status broken(void)
+{
+    return tr_fail(TR_SHAPE, "the sails do not fit");
+}
+TR_RPC(broken, RETURNS(NONE));
+
+static tr_tensor *bad_tensor(void)
+{
+    return tr_zeros(TR_SHAPE(-3));
+}
+TR_RPC(bad_tensor, RETURNS(TENSOR));
+
+static tr_status count_up(void *state, int64_t by, int64_t *out)
+{
+    int64_t *counter = state;
+    *out = *counter += by;
+    return TR_OK;
+}
+TR_RPC_WITH_STATE(count_up, I64, TRIES(I64));
+
+/* f(n) = f(n - 1) + n, each step on the next worker. */
+static tr_status sum_round(int64_t n, int64_t *out)
+{
+    tr_rpc *rpc = tr_rpc_current();
+    *out = 0;
+    if (n == 0) return TR_OK;
+    int next = (tr_rpc_rank(rpc) + 1) % tr_rpc_workers(rpc);
+    tr_future *f = tr_rpc_sync(rpc, tr_rpc_name(rpc, next), "sum_round", n - 1);
+    *out = tr_future_i64(f) + n;
+    return tr_future_wait(f);
+}
+TR_RPC(sum_round, I64, TRIES(I64));
+
+static const tr_rpc_function *const all[] = {&echo_rpc, &add_rpc, &half_rpc, &greet_rpc, &same_bytes_rpc, &same_list_rpc,
+    &nothing_rpc, &broken_rpc, &bad_tensor_rpc, &sum_round_rpc};
+
+static tr_rpc *start(rank *r, int64_t *counter)
+{
+    char name[16];
+    snprintf(name, sizeof name, "w%d", r->number);
+    tr_rpc *rpc = tr_rpc_start(r->group, .name = name);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (tr_rpc_register(rpc, all[i]) != TR_OK) return rpc;
+    tr_status status = tr_rpc_register(rpc, &count_up_rpc, .state = counter);
+    (void)status;
+    return rpc;
+}
+
+/* ---- All kinds of values ------------------------------------------------------------------------------------------ */
+
+static void kinds(rank *r)
+{
+    TR_SCOPE;
+    int64_t counter = 0;
+    tr_rpc *rpc = start(r, &counter);
+    OK(tr_status_of(rpc));
+    OK(tr_barrier(r->group));
+    for (int to = 0; to < r->world; to++) {
+        const char *name = tr_rpc_name(rpc, to);
+        CHECK(tr_future_i64(tr_rpc_sync(rpc, name, "add", 40, 2)) == 42);
+        CHECK(tr_future_f64(tr_rpc_sync(rpc, name, "half", 3.0)) == 1.5);
+        const char *greeting = tr_future_string(tr_rpc_sync(rpc, name, "greet", "you"));
+        CHECK(greeting && strcmp(greeting, "hello, you") == 0);
+        OK(tr_future_wait(tr_rpc_sync(rpc, name, "nothing")));
+        const int64_t sizes[] = {0, 1, 2, 3, 511, 512, 513, 100000, 3000000};
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            TR_SCOPE;
+            tr_tensor *x = tr_arange(sizes[i], TR_I32, tr_cpu(0));
+            tr_tensor *y = tr_future_tensor(tr_rpc_sync(rpc, name, "echo", x));
+            OK(tr_status_of(y));
+            CHECK(tr_dtype_of(y) == TR_I32 && tr_numel(y) == sizes[i] && y != x);
+            CHECK(sizes[i] == 0 || memcmp(tr_data(x), tr_data(y), (size_t)sizes[i] * 4) == 0);
+            tr_bytes b = {sizes[i] ? tr_data(x) : "", (size_t)sizes[i] * 4};
+            tr_future *f = tr_rpc_sync(rpc, name, "same_bytes", b);
+            tr_bytes c = tr_future_bytes(f);
+            OK(tr_future_wait(f));
+            CHECK(c.size == b.size && (!b.size || memcmp(b.data, c.data, b.size) == 0));
+        }
+        tr_tensor_list *list = tr_list();
+        OK(tr_list_add(list, "a", tr_ones(TR_SHAPE(2, 3))));
+        OK(tr_list_add(list, "b", tr_full(2, TR_SHAPE(1000), .dtype = TR_F64)));
+        OK(tr_list_set_metadata(list, "key", "value"));
+        tr_tensor_list *back = tr_future_tensors(tr_rpc_sync(rpc, name, "same_list", list));
+        OK(tr_status_of(back));
+        CHECK(tr_list_count(back) == 2 && tr_item(tr_future_tensor(tr_rpc_sync(rpc, name, "echo", tr_scalar(7, TR_F32)))) == 7);
+        CHECK(strcmp(tr_list_metadata(back, "key"), "value") == 0);
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void values_of_all_kinds_come_back(void **state)
+{
+    (void)state;
+    run(1, kinds, NULL);
+    run(2, kinds, NULL);
+    run(3, kinds, NULL);
+}
+
+/* ---- Errors ------------------------------------------------------------------------------------------------------- */
+
+static void fail_in_all_ways(rank *r, tr_rpc *rpc, const char *to)
+{
+    CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "broken")) == TR_SHAPE);
+    SAYS("rpc: broken on \"");
+    SAYS(to);
+    SAYS("the sails do not fit");
+    CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "no_such", 1)) == TR_NOT_FOUND);
+    SAYS("no function of that name");
+    CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "add", 1, 2.0)) == TR_INVALID);
+    SAYS("it is i64, i64 -> i64, and was called with i64, f64");
+    CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "add", 1)) == TR_INVALID);
+    CHECK(tr_future_wait(tr_rpc_sync(rpc, "nobody", "add", 1, 2)) == TR_NOT_FOUND);
+    SAYS("there is no worker \"nobody\"");
+    CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "bad_tensor")) != TR_OK);
+    CHECK(tr_future_i64(tr_rpc_sync(rpc, to, "half", 1.0)) == 0);
+    SAYS("returned f64, not i64");
+    tr_tensor *bad = tr_zeros(TR_SHAPE(-1));
+    CHECK(tr_status_of(tr_future_tensor(tr_rpc_sync(rpc, to, "echo", bad))) != TR_OK);
+    SAYS("rpc: echo on");
+    CHECK(tr_future_i64(tr_rpc_sync(rpc, to, "add", 1, 2)) == 3); /* nothing is broken by all that */
+    OK(tr_future_wait(NULL));
+}
+
+static void errors(rank *r)
+{
+    TR_SCOPE;
+    int64_t counter = 0;
+    tr_rpc *rpc = start(r, &counter);
+    OK(tr_status_of(rpc));
+    OK(tr_barrier(r->group));
+    for (int to = 0; to < r->world; to++) fail_in_all_ways(r, rpc, tr_rpc_name(rpc, to));
+    CHECK(tr_rpc_register(rpc, &add_rpc) == TR_STATE);
+    SAYS("i64, i64 -> i64");
+    OK(tr_rpc_stop(rpc));
+    CHECK(tr_future_wait(tr_rpc_sync(rpc, "w0", "add", 1, 2)) == TR_STATE);
+    SAYS("after tr_rpc_stop()");
+    CHECK(tr_rpc_stop(rpc) == TR_STATE);
+    CHECK(tr_status_of(tr_rpc_start(NULL)) == TR_INVALID);
+}
+
+static void failures_come_back_with_their_message(void **state)
+{
+    (void)state;
+    run(2, errors, NULL);
+}
+
+static void same_names(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group, .name = r->number < 2 ? "twin" : "other");
+    CHECK(tr_status_of(rpc) == TR_INVALID);
+    SAYS("ranks 0 and 1 are both named \"twin\"");
+}
+
+static void two_workers_of_one_name_are_an_error_everywhere(void **state)
+{
+    (void)state;
+    run(3, same_names, NULL);
+}
+
+/* ---- Many at once ------------------------------------------------------------------------------------------------- */
+
+static void nested(rank *r)
+{
+    TR_SCOPE;
+    int64_t counter = 0;
+    tr_rpc *rpc = start(r, &counter);
+    OK(tr_status_of(rpc));
+    OK(tr_barrier(r->group));
+    enum { DEPTH = 40, AT_ONCE = 6 };
+    tr_future *f[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++) f[i] = tr_rpc_async(rpc, tr_rpc_name(rpc, i % r->world), "sum_round", DEPTH + i);
+    OK(tr_future_wait_all(f, AT_ONCE));
+    for (int i = 0; i < AT_ONCE; i++) CHECK(tr_future_i64(f[i]) == (DEPTH + i) * (DEPTH + i + 1) / 2);
+    OK(tr_rpc_stop(rpc));
+}
+
+static void calls_may_call_each_other_to_any_depth(void **state)
+{
+    (void)state;
+    run(1, nested, NULL);
+    run(3, nested, NULL);
+}
+
+/* ---- References --------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *make_table(int64_t rows)
+{
+    return tr_full(3, TR_SHAPE(rows, 2));
+}
+TR_RPC(make_table, I64, RETURNS(TENSOR));
+
+static double sum_of(tr_tensor *table, double by)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < tr_numel(table); i++) sum += ((const float *)tr_data(table))[i];
+    return sum * by;
+}
+TR_RPC(sum_of, TENSOR, F64, RETURNS(F64));
+
+static double sum_here(tr_rref *ref)
+{
+    return sum_of(tr_future_tensor(tr_rref_to_here(ref)), 1);
+}
+TR_RPC(sum_here, RREF, RETURNS(F64));
+
+static tr_rref *pass_on(tr_rref *ref)
+{
+    return ref;
+}
+TR_RPC(pass_on, RREF, RETURNS(RREF));
+
+static tr_status sum_elsewhere(tr_rref *ref, const char *where, double *out)
+{
+    tr_future *f = tr_rpc_sync(tr_rpc_current(), where, "sum_here", ref);
+    *out = tr_future_f64(f);
+    return tr_future_wait(f);
+}
+TR_RPC(sum_elsewhere, RREF, STRING, TRIES(F64));
+
+static void references(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group);
+    OK(tr_status_of(rpc));
+    const tr_rpc_function *const functions[] = {&make_table_rpc, &sum_of_rpc, &sum_here_rpc, &pass_on_rpc,
+        &sum_elsewhere_rpc, &broken_rpc};
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) OK(tr_rpc_register(rpc, functions[i]));
+    OK(tr_barrier(r->group));
+    for (int owner = 0; owner < r->world; owner++) {
+        TR_SCOPE;
+        const char *at = tr_rpc_name(rpc, owner), *other = tr_rpc_name(rpc, (owner + 1) % r->world);
+        tr_rref *table = tr_remote(rpc, at, "make_table", 10);
+        CHECK(tr_rref_owner(table) == owner);
+        CHECK(tr_future_f64(tr_rref_call(table, "sum_of", 2.0)) == 120);
+        CHECK(sum_here(table) == 60);
+        CHECK(tr_future_f64(tr_rpc_sync(rpc, other, "sum_here", table)) == 60);
+        CHECK(tr_future_f64(tr_rpc_sync(rpc, at, "sum_elsewhere", table, other)) == 60);
+        CHECK(tr_future_f64(tr_rpc_sync(rpc, other, "sum_elsewhere", table, at)) == 60);
+        tr_rref *back = tr_future_rref(tr_rpc_sync(rpc, other, "pass_on", table));
+        OK(tr_status_of(back));
+        CHECK(tr_rref_owner(back) == owner && sum_here(back) == 60);
+        tr_rref *lost = tr_remote(rpc, at, "broken");
+        CHECK(tr_future_wait(tr_rref_to_here(lost)) == TR_SHAPE);
+        SAYS("the sails do not fit");
+        tr_value value;
+        tr_rref *own = tr_rref_new(rpc, tr_value_string("anchor"));
+        OK(tr_rref_local(own, &value));
+        CHECK(value.kind == TR_VALUE_STRING && strcmp(value.string, "anchor") == 0);
+        if (owner != r->number) {
+            CHECK(tr_rref_local(table, &value) == TR_INVALID);
+            SAYS("not here");
+        }
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void references_are_handed_around(void **state)
+{
+    (void)state;
+    run(1, references, NULL);
+    run(2, references, NULL);
+    run(4, references, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(values_of_all_kinds_come_back),
+        cmocka_unit_test(failures_come_back_with_their_message),
+        cmocka_unit_test(two_workers_of_one_name_are_an_error_everywhere),
+        cmocka_unit_test(calls_may_call_each_other_to_any_depth),
+        cmocka_unit_test(references_are_handed_around),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
