@@ -14,6 +14,7 @@
 #include <trireme/data.h>
 #include <trireme/rpc.h>
 #include <trireme/parallel.h>
+#include <trireme/dist.h>
 #include <trireme/launch.h>
 #include <trireme/models.h>
 #include <trireme/train.h>

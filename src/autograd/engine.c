@@ -28,8 +28,11 @@ typedef struct end_call {
 
 struct tr__backward {
     bool retain;
+    const tr__backward_ends *apart; /* where gradients leave the graph; NULL: at the leaves themselves */
     stop *stops;
     size_t count, capacity;
+    size_t counted;    /* stops whose inputs have been met */
+    size_t unfinished; /* stops that have not run */
     size_t *table;     /* open addressing from key to stop + 1; 0: empty */
     size_t table_size; /* a power of two, at least twice capacity */
     size_t *ready;     /* a heap of stops whose gradients are complete, latest node first */
@@ -81,6 +84,7 @@ static tr_status meet(tr__backward *b, tr__node *node, tr_tensor *leaf, size_t *
     if (!b->table[slot]) {
         b->stops[b->count] = (stop){.key = key, .node = node, .leaf = leaf};
         b->table[slot] = ++b->count;
+        b->unfinished++;
     }
     *index = b->table[slot] - 1;
     return TR_OK;
@@ -118,21 +122,29 @@ static size_t pop_ready(tr__backward *b)
     return top;
 }
 
-/* Counts how many gradients will arrive at each stop that can be reached from the root. */
-static tr_status count_arrivals(tr__backward *b, tr__node *root)
+/* Counts how many gradients will arrive at each stop that can be reached from those not yet counted. */
+static tr_status count_arrivals(tr__backward *b)
 {
-    size_t index;
-    TR__TRY(meet(b, root, NULL, &index));
-    for (size_t i = 0; i < b->count; i++) { /* stops that are met join the end */
-        tr__node *node = b->stops[i].node;
+    for (; b->counted < b->count; b->counted++) { /* stops that are met join the end */
+        tr__node *node = b->stops[b->counted].node;
+        if (node && b->apart && node->op->flags & TR__OP_BOUNDARY) TR__TRY(b->apart->meet(b->apart->user, node));
         for (int k = 0; node && k < node->n_inputs; k++) {
             tr__edge edge = node->edges[k];
             if (!edge.node && !edge.leaf) continue;
+            size_t index;
             TR__TRY(meet(b, edge.node, edge.leaf, &index));
             b->stops[index].pending++;
         }
     }
     return TR_OK;
+}
+
+tr_status tr__backward_expect(tr__backward *b, tr__edge edge)
+{
+    size_t index;
+    TR__TRY(meet(b, edge.node, edge.leaf, &index));
+    b->stops[index].pending++;
+    return count_arrivals(b);
 }
 
 /* ---- Gradients arrive ----------------------------------------------------------------------------------------------------- */
@@ -172,13 +184,18 @@ static tr_status settle(tr_tensor *t, tr_tensor *g)
 static tr_status finish_leaf(tr__backward *b, stop *at)
 {
     tr_tensor *t = at->leaf, *g = at->grads[0];
+    b->unfinished--;
     if (!g) return TR_OK;
-    TR__TRY(settle(t, g));
-    tr__unref(g);
+    if (b->apart)
+        TR__TRY(b->apart->leaf(b->apart->user, t, g, &g));
+    else
+        TR__TRY(settle(t, g));
+    tr_tensor *final = b->apart ? g : t->leaf->grad;
+    tr__unref(at->grads[0]);
     at->grads[0] = NULL;
     for (tr__hook *hook = t->leaf->hooks, *next; hook; hook = next) {
         next = hook->next; /* a hook may remove itself */
-        TR__TRY(hook->function(t, t->leaf->grad, hook->user, b));
+        TR__TRY(hook->function(t, final, hook->user, b));
     }
     return TR_OK;
 }
@@ -204,7 +221,9 @@ static tr_status arrive(tr__backward *b, tr__edge edge, tr_tensor *g)
     size_t index = b->table[slot_of(b, edge.node ? (const void *)edge.node : (const void *)edge.leaf)] - 1;
     stop *at = &b->stops[index];
     tr_status status = TR_OK;
-    if (g && edge.leaf) status = add_to_leaf(&at->grads[0], g, edge.leaf->leaf->grad);
+    /* Apart, the leaf's place is none of ours: other backwards may be at it. */
+    if (g && edge.leaf && b->apart) status = add_up(&at->grads[0], g);
+    if (g && edge.leaf && !b->apart) status = add_to_leaf(&at->grads[0], g, edge.leaf->leaf->grad);
     if (g && edge.node) status = add_up(&at->grads[edge.output], g);
     if (--at->pending > 0 || status != TR_OK) return status;
     if (edge.leaf) return finish_leaf(b, at);
@@ -226,28 +245,31 @@ static tr_status check_gradient(const tr__node *node, int i, const tr_tensor *g)
         tr_dtype_name(input->dtype), TR__TEXT(input->shape), tr_dtype_name(g->dtype), TR__TEXT(g->shape));
 }
 
-static tr_status get_saved(const tr__saved *saved, int n, tr_tensor **out)
+/* leaves: the edges of the inputs, when those that are leaves may have been written to since. */
+static tr_status get_saved(const tr__saved *saved, int n, const tr__edge *leaves, tr_tensor **out)
 {
     for (int i = 0; i < n; i++) {
-        out[i] = tr__saved_get(&saved[i]);
+        out[i] = tr__saved_get(&saved[i], leaves && leaves[i].leaf);
         TR__TRY(tr_status_of(out[i]));
     }
     return TR_OK;
 }
 
 /* Calls the op's backward; the gradients it gives are kept. */
-static tr_status call_backward(const tr__node *node, bool retain, tr_tensor *const *grad_outputs, tr_tensor **grads)
+static tr_status call_backward(const tr__backward *b, const tr__node *node, tr_tensor *const *grad_outputs,
+    tr_tensor **grads)
 {
     tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
     bool needs[TR_OP_MAX_INPUTS];
     for (int i = 0; i < node->n_inputs; i++) needs[i] = node->edges[i].node || node->edges[i].leaf;
     TR_SCOPE;
-    tr_status status = get_saved(node->saved_inputs, node->n_inputs, inputs);
-    if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, outputs);
+    tr_status status = get_saved(node->saved_inputs, node->n_inputs, b->apart ? node->edges : NULL, inputs);
+    if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, NULL, outputs);
     tr__backward_step step = {
         .call = {node->op, node->attrs, node->n_inputs, node->n_outputs, inputs, outputs, grad_outputs, needs, grads},
         .node = node,
-        .retain = retain,
+        .retain = b->retain,
+        .apart = b->apart != NULL,
     };
     if (status == TR_OK) status = node->op->backward(&step.call);
     for (int i = 0; i < node->n_inputs; i++) {
@@ -271,12 +293,16 @@ static tr_status run_node(tr__backward *b, size_t index)
     if (any && node->released)
         return tr__fail(TR_STATE, "backward: the graph behind %s has been through a backward before, which gave up what "
             "it had saved; pass .retain_graph = true to the first one", node->op->name);
-    if (any) status = call_backward(node, b->retain, b->stops[index].grads, grads);
+    if (b->apart && node->op->flags & TR__OP_BOUNDARY)
+        status = b->apart->leave(b->apart->user, node, b->stops[index].grads);
+    else if (any)
+        status = call_backward(b, node, b->stops[index].grads, grads);
+    b->unfinished--;
     for (int i = 0; i < node->n_outputs; i++) {
         tr__unref(b->stops[index].grads[i]);
         b->stops[index].grads[i] = NULL;
     }
-    if (any && !b->retain) tr__node_release(node);
+    if (any && !b->retain && status == TR_OK) tr__node_release(node);
     for (int i = 0; i < node->n_inputs; i++) {
         if (!node->edges[i].node && !node->edges[i].leaf) continue;
         if (status == TR_OK)
@@ -298,19 +324,29 @@ tr_status tr__backward_at_end(tr__backward *b, tr_status (*finish)(void *, tr_st
     return TR_OK;
 }
 
-static tr_status walk(tr__backward *b, tr_tensor *root, tr_tensor *gradient)
+tr_status tr__backward_arrive(tr__backward *b, tr__edge edge, tr_tensor *gradient)
 {
-    if (!root->node) {
-        size_t index;
-        TR__TRY(meet(b, NULL, root, &index));
-        b->stops[index].pending = 1;
-        return arrive(b, (tr__edge){.leaf = root}, tr_keep(gradient));
-    }
-    TR__TRY(count_arrivals(b, root->node));
-    b->stops[0].grads[root->output] = tr_keep(gradient);
-    push_ready(b, 0);
+    TR_SCOPE;
+    TR_NO_GRAD;
+    return arrive(b, edge, tr_keep(gradient));
+}
+
+tr_status tr__backward_run(tr__backward *b)
+{
+    TR_SCOPE;
+    TR_NO_GRAD;
     while (b->n_ready) TR__TRY(run_node(b, pop_ready(b)));
     return TR_OK;
+}
+
+bool tr__backward_done(const tr__backward *b)
+{
+    return b->unfinished == 0;
+}
+
+bool tr__backward_is_apart(const tr__backward *b)
+{
+    return b->apart != NULL;
 }
 
 static tr_status finish(tr__backward *b, tr_status status)
@@ -328,8 +364,53 @@ static tr_status finish(tr__backward *b, tr_status status)
     return status;
 }
 
-static tr_status check_root(const tr_backward_options *o)
+tr__backward *tr__backward_new(const tr__backward_ends *ends, bool retain)
 {
+    tr__backward *b = calloc(1, sizeof *b);
+    if (!b) {
+        no_memory();
+        return NULL;
+    }
+    b->apart = ends;
+    b->retain = retain;
+    return b;
+}
+
+tr_status tr__backward_end(tr__backward *b, tr_status status)
+{
+    status = finish(b, status);
+    free(b);
+    return status;
+}
+
+tr__edge tr__edge_to(tr_tensor *t)
+{
+    return t->node ? (tr__edge){.node = t->node, .output = t->output} : (tr__edge){.leaf = t};
+}
+
+tr__edge tr__edge_keep(tr__edge edge)
+{
+    if (edge.node) atomic_fetch_add_explicit(&edge.node->refs, 1, memory_order_relaxed);
+    tr__ref(edge.leaf);
+    return edge;
+}
+
+void tr__edge_drop(tr__edge edge)
+{
+    tr__node_unref(edge.node);
+    tr__unref(edge.leaf);
+}
+
+static tr_status walk(tr__backward *b, tr_tensor *root, tr_tensor *gradient)
+{
+    TR__TRY(tr__backward_expect(b, tr__edge_to(root)));
+    TR__TRY(tr__backward_arrive(b, tr__edge_to(root), gradient));
+    return tr__backward_run(b);
+}
+
+tr_status tr__backward_check_root(const tr_backward_options *o)
+{
+    if (!o->root) return tr__fail(TR_INVALID, "backward: no root");
     TR__TRY(tr_status_of(o->root));
     TR__TRY(tr_status_of(o->gradient));
     if (!o->root->requires_grad)
@@ -344,8 +425,7 @@ static tr_status check_root(const tr_backward_options *o)
 
 tr_status tr_backward_with(const tr_backward_options *options)
 {
-    if (!options->root) return tr__fail(TR_INVALID, "backward: no root");
-    TR__TRY(check_root(options));
+    TR__TRY(tr__backward_check_root(options));
     TR_SCOPE;
     TR_NO_GRAD;
     tr_tensor *root = options->root, *gradient = options->gradient;

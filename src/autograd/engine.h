@@ -2,6 +2,8 @@
 #ifndef TR_AUTOGRAD_ENGINE_H
 #define TR_AUTOGRAD_ENGINE_H
 
+#include "ops/node.h"
+
 #include <trireme/autograd.h>
 
 /* A backward under way. */
@@ -14,5 +16,44 @@ int tr__leaf_hook_add(tr_tensor *leaf, tr__leaf_hook hook, void *user);
 /* Has finish(user) called once at the end of this backward, also when it fails (status then says so); what it returns
  * becomes the backward's status when that was TR_OK. NULL memory is an error. */
 tr_status tr__backward_at_end(tr__backward *backward, tr_status (*finish)(void *user, tr_status status), void *user);
+
+/*
+ * A backward apart: its roots get their gradients one after the other, from elsewhere, and the gradients of leaves do not
+ * go to the leaves. Distributed autograd runs one on each worker. Several may go over the same leaves at a time. Hooks of
+ * leaves run as ever, on what ends->leaf made of the gradient; parameters that were written to since the forward are
+ * taken as they are now.
+ */
+typedef struct tr__backward_ends {
+    void *user;
+    /* The gradient of a leaf is final for this backward. *sum, which is grad: becomes what hooks see. */
+    tr_status (*leaf)(void *user, tr_tensor *leaf, tr_tensor *grad, tr_tensor **sum);
+    /* A node of a TR__OP_BOUNDARY op takes part. */
+    tr_status (*meet)(void *user, const tr__node *node);
+    /* All gradients of its outputs are here (NULL: none arrived for that one): they go on elsewhere. */
+    tr_status (*leave)(void *user, const tr__node *node, tr_tensor *const *grads);
+} tr__backward_ends;
+
+/* NULL without memory. ends is not copied. */
+tr__backward *tr__backward_new(const tr__backward_ends *ends, bool retain);
+/* One gradient more will arrive over the edge, from outside the graph. Before anything runs: nodes count what they wait
+ * for. The caller keeps the nodes alive. */
+tr_status tr__backward_expect(tr__backward *backward, tr__edge edge);
+/* It has arrived; NULL: there is none, after all. */
+tr_status tr__backward_arrive(tr__backward *backward, tr__edge edge, tr_tensor *gradient);
+/* Runs what has all it waits for. */
+tr_status tr__backward_run(tr__backward *backward);
+/* Has everything run? */
+bool tr__backward_done(const tr__backward *backward);
+bool tr__backward_is_apart(const tr__backward *backward);
+/* Runs what was to be run at the end, and frees it. */
+tr_status tr__backward_end(tr__backward *backward, tr_status status);
+
+/* Where the gradient of t goes. */
+tr__edge tr__edge_to(tr_tensor *t);
+/* References to what the edge leads to. */
+tr__edge tr__edge_keep(tr__edge edge);
+void tr__edge_drop(tr__edge edge);
+/* Can this root be differentiated? As tr_backward() asks. */
+tr_status tr__backward_check_root(const tr_backward_options *options);
 
 #endif

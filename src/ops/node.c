@@ -123,7 +123,7 @@ static tr_tensor *recompute(const tr__saved *saved)
     tr_status status = TR_OK;
     TR_SCOPE;
     for (int i = 0; i < maker->n_inputs && status == TR_OK; i++) {
-        inputs[i] = tr__saved_get(&maker->saved_inputs[i]);
+        inputs[i] = tr__saved_get(&maker->saved_inputs[i], false);
         status = tr_status_of(inputs[i]);
     }
     tr_op_call call = {maker->op, maker->attrs, maker->n_inputs, 0, inputs, outputs};
@@ -132,11 +132,12 @@ static tr_tensor *recompute(const tr__saved *saved)
     return tr_keep(status == TR_OK ? outputs[saved->output] : tr__tensor_failed());
 }
 
-tr_tensor *tr__saved_get(const tr__saved *saved)
+tr_tensor *tr__saved_get(const tr__saved *saved, bool may_have_changed)
 {
     if (saved->maker) return recompute(saved);
     if (!saved->tensor) return NULL;
-    if (saved->version != atomic_load_explicit(&saved->tensor->storage->version, memory_order_relaxed)) {
+    unsigned version = atomic_load_explicit(&saved->tensor->storage->version, memory_order_relaxed);
+    if (saved->version != version && !may_have_changed) {
         tr__fail(TR_STATE, "a tensor %s that backward needs was written to after the forward",
             TR__TEXT(saved->tensor->shape));
         return kept_error();
@@ -181,6 +182,19 @@ tr_status tr__record(const tr_op_call *call)
     }
     tr__node_unref(node);
     return status;
+}
+
+tr_status tr__record_boundary(const tr_op *op, const void *attrs, tr_tensor *const *outputs, int n)
+{
+    tr__node *node = new_node(&(tr_op_call){.op = op, .attrs = attrs, .n_outputs = n});
+    if (!node) return TR_NO_MEMORY;
+    for (int i = 0; i < n; i++) {
+        outputs[i]->node = node_ref(node);
+        outputs[i]->output = i;
+        outputs[i]->requires_grad = true;
+    }
+    tr__node_unref(node);
+    return TR_OK;
 }
 
 /* ---- Leaves ---------------------------------------------------------------------------------------------------------- */
@@ -236,9 +250,10 @@ bool tr__retains(const tr_backward_call *call)
 
 tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
 {
-    const tr__node *node = ((tr__backward_step *)(void *)call)->node;
+    const tr__backward_step *step = (tr__backward_step *)(void *)call;
+    const tr__node *node = step->node;
     tr_tensor *leaf = node->edges[i].leaf;
-    if (leaf && leaf->leaf->arena) {
+    if (leaf && leaf->leaf->arena && !step->apart) {
         *accumulate = leaf->leaf->has_grad;
         leaf->leaf->has_grad = true;
         return leaf->leaf->grad;

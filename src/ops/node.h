@@ -49,6 +49,7 @@ typedef struct tr__backward_step {
     tr_backward_call call; /* first: backward functions get its address */
     const tr__node *node;
     bool retain; /* the graph is kept: this node may be run again */
+    bool apart;  /* gradients of leaves do not go to the leaves */
 } tr__backward_step;
 
 /* What a leaf that requires a gradient keeps. */
@@ -73,11 +74,13 @@ typedef struct tr__hook {
 
 /* Records op's run: links the outputs to a new node when grad mode is on and an input requires a gradient. */
 tr_status tr__record(const tr_op_call *call);
+/* Puts a node without inputs behind tensors that are outside every graph: op's backward gets the gradients of all. */
+tr_status tr__record_boundary(const tr_op *op, const void *attrs, tr_tensor *const *outputs, int n);
 /* Gives up what the node saved. */
 void tr__node_release(tr__node *node);
 /* The saved tensor itself, recomputed if need be, with a reference of the caller's. NULL when nothing was saved there; in
- * error when it has been written to since. */
-tr_tensor *tr__saved_get(const tr__saved *saved);
+ * error when it has been written to since, unless that may be. */
+tr_tensor *tr__saved_get(const tr__saved *saved, bool may_have_changed);
 /* The leaf data of t, made at the first call; NULL without memory. */
 tr__leaf *tr__leaf_of(tr_tensor *t);
 

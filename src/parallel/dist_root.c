@@ -1,0 +1,162 @@
+/* The root of a backward over several workers: where it begins, and where all is known to be done. */
+#include "parallel/dist_part.h"
+
+#include "base/clock.h"
+
+#include <stdlib.h>
+
+static tr_status no_memory(void)
+{
+    return tr__fail(TR_NO_MEMORY, "backward: out of memory");
+}
+
+static tr_status take_roots(tr__part *p, tr_tensor *const *roots, tr_tensor *const *gradients, int n)
+{
+    p->roots = calloc((size_t)n, sizeof(tr_tensor *));
+    p->root_gradients = calloc((size_t)n, sizeof(tr_tensor *));
+    if (!p->roots || !p->root_gradients) return no_memory();
+    for (int i = 0; i < n; i++) {
+        p->roots[i] = tr_keep(roots[i]);
+        p->root_gradients[i] = tr_keep(gradients[i]);
+    }
+    p->n_roots = n;
+    return TR_OK;
+}
+
+/* What the root's inbox begins with. */
+static tr_status fill_inbox(tr__part *p)
+{
+    tr__item *begin = tr__part_item(p->smart ? TR__MARK : TR__ENGAGE, NULL, 0);
+    tr__item *roots = tr__part_item(TR__ROOTS, NULL, 0);
+    tr__marking *m = p->smart ? calloc(1, sizeof *m) : NULL;
+    if (!begin || !roots || (p->smart && !m)) {
+        free(begin);
+        free(roots);
+        free(m);
+        return no_memory();
+    }
+    tr__part_push(p, begin);
+    p->engaged = !p->smart;
+    if (m) {
+        *m = (tr__marking){.roots = roots, .waiting = 1};
+        begin->marking = m;
+    } else {
+        tr__part_push(p, roots);
+    }
+    return TR_OK;
+}
+
+tr_status tr__dist_begin(tr_dist_context *c, tr_tensor *const *roots, tr_tensor *const *gradients, int n, bool smart,
+    bool retain)
+{
+    pthread_mutex_lock(&c->lock);
+    tr__part *old = c->part, *p = NULL;
+    tr_status status = TR_OK;
+    if (old && !old->over) status = tr__fail(TR_STATE, "backward: one is under way in this context");
+    if (status == TR_OK) p = tr__part_new(c, c->passes + 1, smart, retain);
+    if (status == TR_OK) status = p ? take_roots(p, roots, gradients, n) : TR_NO_MEMORY;
+    if (status == TR_OK) status = fill_inbox(p);
+    if (status == TR_OK) {
+        c->passes++;
+        c->part = p;
+        tr__part_ref(p);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (status == TR_OK) {
+        tr__dist_part_unref(old);
+        tr__part_drain(p);
+    }
+    tr__dist_part_unref(p);
+    return status;
+}
+
+/* Why it takes so long. */
+static tr_status fail_late(tr__part *p, int timeout_ms)
+{
+    tr_dist_context *c = p->context;
+    int missing = 0, at = -1, answers = 0;
+    pthread_mutex_lock(&c->lock);
+    for (int64_t i = 0; i < c->n_sent; i++) {
+        if (c->sent[i]->pass != p->pass || c->sent[i]->arrived) continue;
+        if (missing++ == 0) at = c->sent[i]->to;
+    }
+    answers = p->outstanding;
+    pthread_mutex_unlock(&c->lock);
+    if (missing)
+        return tr__fail(TR_TIMEOUT, "backward: not done after %d ms: %d gradients of what went out from here have not "
+            "come, the first from worker %d", timeout_ms, missing, at);
+    return tr__fail(TR_TIMEOUT, "backward: not done after %d ms: %d workers that it goes on at have not answered",
+        timeout_ms, answers);
+}
+
+/* Under the lock: the root's gradients are to go out. */
+static bool is_marked(const tr__part *p)
+{
+    return !p->over && !p->running && p->first;
+}
+
+static tr__part *part_of(tr_dist_context *c)
+{
+    pthread_mutex_lock(&c->lock);
+    tr__part *p = tr__part_ref(c->part);
+    pthread_mutex_unlock(&c->lock);
+    return p;
+}
+
+bool tr__dist_marked(tr_dist_context *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool marked = is_marked(c->part);
+    pthread_mutex_unlock(&c->lock);
+    return marked;
+}
+
+void tr__dist_continue(tr_dist_context *c)
+{
+    tr__part *p = part_of(c);
+    tr__part_drain(p);
+    tr__dist_part_unref(p);
+}
+
+/* Waits until the part is over; false at the deadline. */
+static bool wait_over(tr__part *p, int64_t deadline_ns)
+{
+    struct timespec deadline = {deadline_ns / 1000000000, deadline_ns % 1000000000};
+    pthread_mutex_t *lock = &p->context->lock;
+    int error = 0;
+    pthread_mutex_lock(lock);
+    while (!p->over && error == 0) {
+        if (is_marked(p)) {
+            pthread_mutex_unlock(lock);
+            tr__part_drain(p);
+            pthread_mutex_lock(lock);
+        } else {
+            error = pthread_cond_timedwait(&p->ended, lock, &deadline);
+        }
+    }
+    bool over = p->over;
+    pthread_mutex_unlock(lock);
+    return over;
+}
+
+static void abort_everywhere(const tr__part *p)
+{
+    const tr__dist_port *port = &p->context->dist->port;
+    tr__dist_message message = {.kind = TR__DIST_ABORT, .context = p->context->id, .pass = p->pass,
+        .status = p->error->status, .text = p->error->message};
+    for (int to = 0; to < port->workers; to++)
+        if (to != port->self) port->send(port->user, to, &message, NULL);
+}
+
+tr_status tr__dist_await(tr_dist_context *c, int timeout_ms)
+{
+    tr__part *p = part_of(c);
+    if (!wait_over(p, tr__now_ns() + (int64_t)timeout_ms * 1000000)) tr__part_fail(p, fail_late(p, timeout_ms));
+    tr_status status = TR_OK;
+    if (p->error) {
+        abort_everywhere(p);
+        status = tr__fail_stored(p->error);
+    }
+    tr__dist_part_unref(p);
+    return status;
+}

@@ -1,0 +1,504 @@
+/*
+ * Backwards over several workers without a transport: messages wait in a list and are delivered in random order. Random
+ * programs over random workers must leave the gradients that one process gets. ctest: timeout=240
+ */
+#include "parallel/dist.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { WORKERS_MOST = 5, LEAVES = 2, VALUES_MOST = 64, WIDTH = 3 };
+
+/* ---- A network --------------------------------------------------------------------------------------------------- */
+
+/* A message or an answer on its way. */
+typedef struct letter {
+    int from, to;
+    tr__dist_message message; /* with copies of what it points at */
+    int64_t numbers[64];
+    tr_tensor *gradients[TR__DIST_TENSORS];
+    bool is_answer;
+    void *token;
+    tr_status status;
+    char text[512];
+} letter;
+
+typedef struct network network;
+typedef struct node {
+    tr__dist dist;
+    network *network;
+    int self;
+    bool dead;
+} node;
+
+struct network {
+    pthread_mutex_t lock;
+    int workers;
+    node nodes[WORKERS_MOST];
+    letter **letters;
+    size_t count, capacity;
+    int busy;           /* letters being delivered */
+    uint64_t random;
+    int64_t sent[TR__DIST_KINDS];
+};
+
+/* A call that waits for its answer. */
+typedef struct pending {
+    int from, at;
+    void *token;
+} pending;
+
+static uint64_t draw(network *net, uint64_t below)
+{
+    net->random ^= net->random << 13;
+    net->random ^= net->random >> 7;
+    net->random ^= net->random << 17;
+    return net->random % below;
+}
+
+static void post(network *net, letter *l)
+{
+    pthread_mutex_lock(&net->lock);
+    if (net->count == net->capacity) {
+        net->capacity = net->capacity ? 2 * net->capacity : 64;
+        net->letters = realloc(net->letters, net->capacity * sizeof *net->letters);
+    }
+    net->letters[net->count++] = l;
+    pthread_mutex_unlock(&net->lock);
+}
+
+static void post_answer(network *net, int to, void *token, tr_status status, const char *text)
+{
+    if (!token) return;
+    letter *l = calloc(1, sizeof *l);
+    *l = (letter){.to = to, .is_answer = true, .token = token, .status = status};
+    snprintf(l->text, sizeof l->text, "%s", text);
+    post(net, l);
+}
+
+static void send_letter(void *user, int to, const tr__dist_message *m, void *token)
+{
+    node *n = user;
+    network *net = n->network;
+    letter *l = calloc(1, sizeof *l);
+    *l = (letter){.from = n->self, .to = to, .message = *m, .token = token};
+    if (m->n_numbers > 64) abort();
+    if (m->n_numbers) memcpy(l->numbers, m->numbers, (size_t)m->n_numbers * sizeof *m->numbers);
+    for (int i = 0; i < m->n_gradients; i++) l->gradients[i] = tr_keep(m->gradients[i]);
+    l->message.numbers = l->numbers;
+    l->message.gradients = l->gradients;
+    snprintf(l->text, sizeof l->text, "%s", m->text ? m->text : "");
+    l->message.text = l->text;
+    pthread_mutex_lock(&net->lock);
+    net->sent[m->kind]++;
+    pthread_mutex_unlock(&net->lock);
+    post(net, l);
+}
+
+static void answer_letter(void *user, void *call, tr_status status, const char *text)
+{
+    node *n = user;
+    pending *p = call;
+    if (n->dead)
+        post_answer(n->network, p->from, p->token, TR_PEER, "it died");
+    else
+        post_answer(n->network, p->from, p->token, status, text);
+    free(p);
+}
+
+static void start(network *net, int workers, uint64_t seed)
+{
+    *net = (network){.workers = workers, .random = seed * 0x9e3779b97f4a7c15u + 1};
+    pthread_mutex_init(&net->lock, NULL);
+    for (int i = 0; i < workers; i++) {
+        net->nodes[i].network = net;
+        net->nodes[i].self = i;
+        tr__dist_init(&net->nodes[i].dist, &(tr__dist_port){&net->nodes[i], i, workers, send_letter, answer_letter});
+    }
+}
+
+static void stop(network *net)
+{
+    assert_int_equal(net->count, 0);
+    for (int i = 0; i < net->workers; i++) tr__dist_end(&net->nodes[i].dist);
+    free(net->letters);
+    pthread_mutex_destroy(&net->lock);
+}
+
+static void deliver(network *net, letter *l)
+{
+    node *n = &net->nodes[l->to];
+    pending *p = NULL;
+    if (!l->is_answer) {
+        p = malloc(sizeof *p);
+        *p = (pending){l->from, l->to, l->token};
+    }
+    if (l->is_answer)
+        tr__dist_answered(l->token, l->status, l->text);
+    else if (n->dead)
+        answer_letter(n, p, TR_PEER, "");
+    else
+        tr__dist_handle(&n->dist, l->from, &l->message, p);
+    for (int i = 0; i < l->message.n_gradients; i++) tr_release(l->gradients[i]);
+    free(l);
+}
+
+/* Takes any letter out; NULL: none. */
+static letter *take(network *net)
+{
+    pthread_mutex_lock(&net->lock);
+    letter *l = NULL;
+    if (net->count) {
+        size_t at = draw(net, net->count);
+        l = net->letters[at];
+        net->letters[at] = net->letters[--net->count];
+        net->busy++;
+    }
+    pthread_mutex_unlock(&net->lock);
+    return l;
+}
+
+static bool quiet(network *net)
+{
+    pthread_mutex_lock(&net->lock);
+    bool is = net->count == 0 && net->busy == 0;
+    pthread_mutex_unlock(&net->lock);
+    return is;
+}
+
+static void *deliver_all(void *arg)
+{
+    network *net = arg;
+    while (!quiet(net)) {
+        letter *l = take(net);
+        if (!l) continue;
+        deliver(net, l);
+        pthread_mutex_lock(&net->lock);
+        net->busy--;
+        pthread_mutex_unlock(&net->lock);
+    }
+    return NULL;
+}
+
+static void deliver_with(network *net, int threads)
+{
+    pthread_t thread[4];
+    for (int i = 1; i < threads; i++) pthread_create(&thread[i], NULL, deliver_all, net);
+    deliver_all(net);
+    for (int i = 1; i < threads; i++) pthread_join(thread[i], NULL);
+}
+
+/* Delivers until nothing is left to do for the backward of a context. */
+static void deliver_backward(network *net, tr_dist_context *c, int threads)
+{
+    deliver_with(net, threads);
+    while (tr__dist_marked(c)) {
+        tr__dist_continue(c);
+        deliver_with(net, threads);
+    }
+}
+
+/* ---- A program, on the workers and in one process ---------------------------------------------------------------- */
+
+typedef struct value {
+    int at;
+    tr_tensor *there, *twin; /* on the worker, and in the process that does it all */
+} value;
+
+typedef struct program {
+    network *net;
+    tr_dist_context *contexts[WORKERS_MOST]; /* references */
+    tr_tensor *leaves[WORKERS_MOST][LEAVES], *twins[WORKERS_MOST][LEAVES];
+    value values[VALUES_MOST];
+    int n_values;
+} program;
+
+static tr_tensor *leaf(uint64_t seed)
+{
+    return tr_require_grad(tr_randn(seed, TR_SHAPE(WIDTH), .dtype = TR_F64));
+}
+
+static void begin(program *p, network *net)
+{
+    *p = (program){.net = net};
+    p->contexts[0] = tr__dist_context_new(&net->nodes[0].dist);
+    for (int w = 0; w < net->workers; w++)
+        for (int i = 0; i < LEAVES; i++) {
+            uint64_t seed = (uint64_t)(w * LEAVES + i + 1);
+            p->leaves[w][i] = leaf(seed);
+            p->twins[w][i] = leaf(seed);
+            if (w == 0) p->values[p->n_values++] = (value){0, p->leaves[0][i], p->twins[0][i]};
+        }
+}
+
+static void end(program *p)
+{
+    tr__dist_context_release(p->contexts[0]);
+    deliver_with(p->net, 1);
+    for (int w = 0; w < p->net->workers; w++) {
+        if (p->contexts[w]) assert_null(tr__dist_context_find(&p->net->nodes[w].dist, p->contexts[w]->id, false));
+        tr_release(p->contexts[w]);
+    }
+}
+
+static tr_dist_context *context_at(program *p, int worker)
+{
+    if (!p->contexts[worker])
+        p->contexts[worker] = tr__dist_context_find(&p->net->nodes[worker].dist, p->contexts[0]->id, true);
+    return p->contexts[worker];
+}
+
+/* Sends a tensor from worker to worker; *number: as what. */
+static tr_tensor *travel(program *p, int from, int to, bool is_reply, tr_tensor *x, int64_t *number)
+{
+    assert_int_equal(tr__dist_sends(context_at(p, from), to, is_reply, &x, 1, number), TR_OK);
+    tr_tensor *view = tr_detach(x);
+    assert_int_equal(tr__dist_receives(context_at(p, to), from, *number, &view, 1), TR_OK);
+    return view;
+}
+
+static void add_value(program *p, int at, tr_tensor *there, tr_tensor *twin)
+{
+    if (p->n_values < VALUES_MOST) p->values[p->n_values++] = (value){at, there, twin};
+}
+
+/* Calls a worker with a value: it multiplies it by a leaf, may call a third worker with that, and gives it back or not. */
+static value call(program *p, value x, int worker, int depth)
+{
+    network *net = p->net;
+    int64_t asked, replied;
+    int i = (int)draw(net, LEAVES);
+    tr_tensor *y = tr_mul(travel(p, x.at, worker, false, x.there, &asked), p->leaves[worker][i]);
+    tr_tensor *twin = tr_mul(x.twin, p->twins[worker][i]);
+    value made = {worker, tr_tanh(y), tr_tanh(twin)};
+    if (depth && draw(net, 3) == 0) {
+        value deeper = call(p, made, (int)draw(net, (uint64_t)net->workers), depth - 1);
+        if (deeper.there) made = (value){worker, tr_add(made.there, deeper.there), tr_add(made.twin, deeper.twin)};
+    }
+    if (draw(net, 4) == 0) { /* it keeps it: as what a remote reference leads to */
+        add_value(p, worker, made.there, made.twin);
+        return (value){0};
+    }
+    tr_tensor *back = travel(p, worker, x.at, true, made.there, &replied);
+    tr__dist_was_answered(context_at(p, x.at), asked, 1);
+    return (value){x.at, back, made.twin};
+}
+
+static void run_step(program *p)
+{
+    network *net = p->net;
+    value x = p->values[draw(net, (uint64_t)p->n_values)], z = p->values[draw(net, (uint64_t)p->n_values)];
+    int64_t number;
+    switch (draw(net, 8)) {
+    case 0: /* of two values of one worker */
+        if (x.at == z.at) add_value(p, x.at, tr_add(x.there, z.there), tr_add(x.twin, z.twin));
+        break;
+    case 1: /* a call that never arrives */
+        assert_int_equal(tr__dist_sends(context_at(p, x.at), (int)draw(net, (uint64_t)net->workers), false, &x.there, 1,
+            &number), TR_OK);
+        break;
+    default: {
+        value y = call(p, x, (int)draw(net, (uint64_t)net->workers), 2);
+        if (y.there) add_value(p, y.at, y.there, y.twin);
+    }
+    }
+}
+
+/* The sum of some of the values, fetched to worker 0. */
+static value sum_up(program *p)
+{
+    value root = {0, tr_mul(p->leaves[0][0], p->leaves[0][1]), tr_mul(p->twins[0][0], p->twins[0][1])};
+    int64_t number;
+    for (int i = p->n_values - 1; i >= 0; i -= 1 + (int)draw(p->net, 4)) {
+        value v = p->values[i];
+        tr_tensor *here = v.at ? travel(p, v.at, 0, true, v.there, &number) : v.there;
+        root = (value){0, tr_add(root.there, here), tr_add(root.twin, v.twin)};
+    }
+    return (value){0, tr_sum(root.there), tr_sum(root.twin)};
+}
+
+static double difference(tr_tensor *a, tr_tensor *b)
+{
+    return tr_item(tr_max(tr_abs(tr_sub(a, b))));
+}
+
+static void check_leaves(program *p, uint64_t seed)
+{
+    for (int w = 0; w < p->net->workers; w++)
+        for (int i = 0; i < LEAVES; i++) {
+            tr_tensor *got = p->contexts[w] ? tr_dist_grad(p->contexts[w], p->leaves[w][i]) : NULL;
+            tr_tensor *want = tr_grad(p->twins[w][i]);
+            assert_null(tr_grad(p->leaves[w][i]));
+            if (!got != !want) fail_msg("seed %d: leaf %d of worker %d: %s", (int)seed, i, w, got ? "one too many" : "none");
+            if (got && difference(got, want) > 1e-12)
+                fail_msg("seed %d: leaf %d of worker %d is off by %g", (int)seed, i, w, difference(got, want));
+        }
+}
+
+static void run_program(uint64_t seed, bool smart, int threads)
+{
+    TR_SCOPE;
+    network net;
+    start(&net, 2 + (int)(seed % (WORKERS_MOST - 1)), seed);
+    program p;
+    begin(&p, &net);
+    for (int i = 0; i < 8; i++) run_step(&p);
+    value root = sum_up(&p);
+    tr_tensor *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
+    for (int round = 0; round < 2; round++) { /* the second adds to the first */
+        assert_int_equal(tr__dist_begin(p.contexts[0], &root.there, &one, 1, smart, round == 0), TR_OK);
+        deliver_backward(&net, p.contexts[0], threads);
+        tr_status status = tr__dist_await(p.contexts[0], 0);
+        if (status != TR_OK) fail_msg("seed %d: %s", (int)seed, tr_error_message());
+        assert_int_equal(tr_backward(root.twin, .retain_graph = round == 0), TR_OK);
+        check_leaves(&p, seed);
+    }
+    end(&p);
+    stop(&net);
+}
+
+static void random_programs_leave_the_gradients_of_one_process(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        run_program(seed, false, 1);
+        run_program(seed, true, 1);
+    }
+}
+
+static void messages_may_come_on_several_threads_at_once(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 60; seed++) run_program(seed, seed % 2, 3);
+}
+
+/* ---- What the two modes send ------------------------------------------------------------------------------------- */
+
+static void smart_leaves_alone_what_the_root_does_not_use(void **state)
+{
+    (void)state;
+    for (int smart = 0; smart < 2; smart++) {
+        TR_SCOPE;
+        network net;
+        program p;
+        int64_t number;
+        start(&net, 3, 1);
+        begin(&p, &net);
+        tr_tensor *x = p.leaves[0][0];
+        tr_tensor *used = travel(&p, 0, 1, false, x, &number), *unused = travel(&p, 0, 2, false, x, &number);
+        tr__dist_was_answered(p.contexts[0], 0, 2);
+        used = travel(&p, 1, 0, true, tr_mul(used, p.leaves[1][0]), &number);
+        unused = travel(&p, 2, 0, true, tr_mul(unused, p.leaves[2][0]), &number);
+        tr_tensor *root = tr_sum(used), *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
+        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, smart, false), TR_OK);
+        deliver_backward(&net, p.contexts[0], 1);
+        assert_int_equal(tr__dist_await(p.contexts[0], 0), TR_OK);
+        /* There and back for each worker that takes part; marks go the same way. */
+        assert_int_equal(net.sent[TR__DIST_GRADIENT], smart ? 2 : 4);
+        assert_int_equal(net.sent[TR__DIST_MARK], smart ? 2 : 0);
+        assert_int_equal(net.sent[TR__DIST_START], 0);
+        assert_non_null(tr_dist_grad(p.contexts[1], p.leaves[1][0]));
+        assert_null(tr_dist_grad(p.contexts[2], p.leaves[2][0]));
+        end(&p);
+        stop(&net);
+    }
+}
+
+/* ---- Faults ------------------------------------------------------------------------------------------------------ */
+
+/* A worker dies after some deliveries: the root must hear of it, or have its gradients; the others' parts end. */
+static void a_worker_that_dies_ends_the_backward_everywhere(void **state)
+{
+    (void)state;
+    int failures = 0;
+    for (uint64_t seed = 1; seed <= 300; seed++) {
+        TR_SCOPE;
+        network net;
+        start(&net, 4, seed);
+        program p;
+        begin(&p, &net);
+        for (int i = 0; i < 8; i++) run_step(&p);
+        tr_tensor *root = sum_up(&p).there, *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
+        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, seed % 2, false), TR_OK);
+        letter *l;
+        for (uint64_t steps = draw(&net, 12); steps > 0 && (l = take(&net)); steps--) {
+            deliver(&net, l);
+            net.busy--;
+        }
+        net.nodes[1 + draw(&net, 3)].dead = true;
+        for (int i = 0; i < 4; i++)
+            if (net.nodes[i].dead && p.contexts[i]) tr__dist_part_fail(p.contexts[i], TR_PEER, "it died");
+        deliver_backward(&net, p.contexts[0], 1);
+        tr_status status = tr__dist_await(p.contexts[0], 0);
+        if (status != TR_OK && status != TR_PEER) fail_msg("seed %d: %s", (int)seed, tr_error_message());
+        if (status == TR_PEER) assert_non_null(strstr(tr_error_message(), "it died"));
+        failures += status == TR_PEER;
+        deliver_with(&net, 1);
+        if (status != TR_OK) assert_int_not_equal(tr__dist_await(p.contexts[0], 0), TR_OK);
+        deliver_with(&net, 1);
+        tr__dist_context_release(p.contexts[0]);
+        deliver_with(&net, 1);
+        for (int i = 0; i < 4; i++) tr_release(p.contexts[i]);
+        stop(&net);
+    }
+    assert_true(failures > 50);
+}
+
+static void refuses_what_cannot_be(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    network net;
+    start(&net, 2, 1);
+    program p;
+    begin(&p, &net);
+    int64_t number;
+    tr_tensor *y = travel(&p, 0, 1, false, p.leaves[0][0], &number);
+    /* the local engine does not leave the worker */
+    assert_int_equal(tr_backward(tr_sum(y)), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "goes on at worker 0"));
+    /* a tensor of another context */
+    program q;
+    begin(&q, &net);
+    tr_tensor *back = travel(&p, 1, 0, true, y, &number);
+    tr_tensor *root = tr_sum(back), *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
+    assert_int_equal(tr__dist_begin(q.contexts[0], &root, &one, 1, false, false), TR_OK);
+    assert_int_equal(tr__dist_await(q.contexts[0], 0), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "another context"));
+    deliver_with(&net, 1);
+    /* twice without retain_graph: the graph behind the tensor is used up */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, true, false), TR_OK);
+        deliver_backward(&net, p.contexts[0], 1);
+        assert_int_equal(tr__dist_await(p.contexts[0], 0), i ? TR_STATE : TR_OK);
+        deliver_with(&net, 1);
+    }
+    assert_non_null(strstr(tr_error_message(), "retain_graph"));
+    /* one that cannot end says what it waits for */
+    tr_tensor *again = tr_sum(travel(&p, 1, 0, true, y, &number));
+    assert_int_equal(tr__dist_begin(p.contexts[0], &again, &one, 1, true, false), TR_OK);
+    assert_int_equal(tr__dist_begin(p.contexts[0], &again, &one, 1, true, false), TR_STATE);
+    assert_int_equal(tr__dist_await(p.contexts[0], 0), TR_TIMEOUT);
+    end(&q);
+    end(&p);
+    stop(&net);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_programs_leave_the_gradients_of_one_process),
+        cmocka_unit_test(messages_may_come_on_several_threads_at_once),
+        cmocka_unit_test(smart_leaves_alone_what_the_root_does_not_use),
+        cmocka_unit_test(a_worker_that_dies_ends_the_backward_everywhere),
+        cmocka_unit_test(refuses_what_cannot_be),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
