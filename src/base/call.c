@@ -2,13 +2,11 @@
 
 #include "base/clock.h"
 #include "base/object.h"
+#include "base/place.h"
 #include "base/process.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,87 +24,18 @@ typedef struct result {
     char message[TR__CALL_MESSAGE];
 } result;
 
-/* Where a function is, in words that hold in another process of the same program. */
-typedef struct place {
-    char object[PATH_MAX]; /* the path of a library; "": the program itself */
-    uint64_t offset;       /* from where the object is loaded */
-    uint64_t layout;       /* a hash of the object's segments, which another build of it has other ones of */
-} place;
-
 /* The memfd: this, and the argument from argument_at on. */
 typedef struct tr__call_shared {
     char magic[8];
     pid_t caller;
     int processes;
-    place function;
+    tr__place function;
     size_t argument_at, argument_bytes; /* the former is a multiple of the page size */
     result results[];
 } tr__call_shared;
 
 /* Process-wide: whether tr_spawn_run() is under way. */
 static atomic_bool inside;
-
-/* ---- Functions ---------------------------------------------------------------------------------------------------- */
-
-/* The object that holds an address, or the object of a name. */
-typedef struct search {
-    const char *name;
-    uintptr_t address;
-    place found;
-    uintptr_t base;
-} search;
-
-static uint64_t hash_segments(const struct dl_phdr_info *o)
-{
-    uint64_t hash = 14695981039346656037u; /* FNV-1a */
-    const unsigned char *bytes = (const unsigned char *)o->dlpi_phdr;
-    for (size_t i = 0; i < o->dlpi_phnum * sizeof *o->dlpi_phdr; i++) hash = (hash ^ bytes[i]) * 1099511628211u;
-    return hash;
-}
-
-static bool holds(const struct dl_phdr_info *o, uintptr_t address)
-{
-    for (int i = 0; i < o->dlpi_phnum; i++) {
-        const ElfW(Phdr) *p = &o->dlpi_phdr[i];
-        if (p->p_type == PT_LOAD && address - (o->dlpi_addr + p->p_vaddr) < p->p_memsz) return true;
-    }
-    return false;
-}
-
-static int look_at(struct dl_phdr_info *o, size_t size, void *user)
-{
-    (void)size;
-    search *s = user;
-    if (s->name ? strcmp(o->dlpi_name, s->name) != 0 : !holds(o, s->address)) return 0;
-    if (strlen(o->dlpi_name) >= sizeof s->found.object) return 0;
-    strcpy(s->found.object, o->dlpi_name);
-    s->found.layout = hash_segments(o);
-    s->base = o->dlpi_addr;
-    return 1;
-}
-
-static tr_status find_place(tr_spawn_function function, place *out)
-{
-    search s = {.address = (uintptr_t)function};
-    if (!function || !dl_iterate_phdr(look_at, &s))
-        return tr__fail(TR_INVALID, "spawn: the function is not in this program or in a library that it has loaded");
-    s.found.offset = s.address - s.base;
-    *out = s.found;
-    return TR_OK;
-}
-
-static tr_status find_function(const place *p, tr_spawn_function *function)
-{
-    search s = {.name = p->object};
-    bool found = dl_iterate_phdr(look_at, &s);
-    if (!found && *p->object && dlopen(p->object, RTLD_NOW | RTLD_GLOBAL)) found = dl_iterate_phdr(look_at, &s);
-    if (!found) return tr__fail(TR_NOT_FOUND, "spawn: %s, which holds the function, cannot be loaded", p->object);
-    if (s.found.layout != p->layout)
-        return tr__fail(TR_MISMATCH, "spawn: %s was built anew while the program ran",
-            *p->object ? p->object : "the program");
-    *function = (tr_spawn_function)(s.base + p->offset);
-    return TR_OK;
-}
 
 /* ---- The caller --------------------------------------------------------------------------------------------------- */
 
@@ -146,7 +75,7 @@ tr_status tr__call_make(tr__call *call, tr_spawn_function function, const void *
                                   "with TR_SPAWN_ENTRY");
     tr__call_shared head = {.caller = getpid(), .processes = processes, .argument_bytes = bytes};
     memcpy(head.magic, magic, sizeof magic);
-    TR__TRY(find_place(function, &head.function));
+    TR__TRY(tr__place_of((tr__any_function)function, &head.function));
     head.argument_at = whole_pages(sizeof head + (size_t)processes * sizeof(result));
     call->fd = memfd_create("trireme-call", MFD_CLOEXEC);
     if (call->fd < 0) return tr__fail_errno(TR_IO, errno, "spawn: cannot make a memfd (see ulimit -n)");
@@ -215,15 +144,15 @@ bool tr__call_inside(void)
 /* The argument is the process's own: what it writes there nobody else sees. */
 static tr_status run(int fd, int number, const tr__call_shared *head)
 {
-    tr_spawn_function function = NULL;
-    TR__TRY(find_function(&head->function, &function));
+    tr__any_function function = NULL;
+    TR__TRY(tr__place_function(&head->function, &function));
     size_t bytes = head->argument_bytes;
     void *argument = NULL;
     if (bytes) argument = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, (off_t)head->argument_at);
     if (argument == MAP_FAILED) return tr__fail_errno(TR_NO_MEMORY, errno, "spawn: cannot map the argument");
     close(fd);
     TR_SCOPE;
-    return function(number, argument, bytes);
+    return ((tr_spawn_function)function)(number, argument, bytes);
 }
 
 int tr_spawn_run(void)
