@@ -46,6 +46,13 @@ typedef struct tr_dataset_options {
 #define tr_dataset_new(...) tr_dataset_new_with(TR__OPTIONS2(tr_dataset_options, count, get, __VA_ARGS__))
 TR_API tr_dataset *tr_dataset_new_with(const tr_dataset_options *options);
 
+/* A dataset that can be made again in another process, as a loader with .processes does: make() is called here and
+ * there, with a copy of the argument's bytes (no pointers into this process), and gives the same samples. make is a
+ * function of the program or of a library that it has loaded. Datasets of files, below, are such by themselves, and so
+ * are slices of such. */
+typedef tr_dataset *(*tr_dataset_make)(const void *argument, size_t bytes);
+TR_API tr_dataset *tr_dataset_from(tr_dataset_make make, const void *argument, size_t bytes);
+
 /* Sample i is row i of x and of y, contiguous CPU tensors that it holds; y may be NULL. */
 TR_API tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y);
 /* Samples [begin, end) of another. */
@@ -128,6 +135,9 @@ typedef struct tr_loader_options {
     tr_dataset *set;
     int64_t batch;        /* samples; 0: 32 */
     int workers;          /* threads; 0: none, tr_loader_next() makes each batch when it is asked for */
+    bool processes;       /* each worker makes batches in a process of its own; when that crashes, it is an error that
+                             names the signal and the samples. main() begins with TR_SPAWN_ENTRY, set is a
+                             tr_dataset_from() or one of files, and .collate is without .user */
     int prefetch;         /* batches that are ready or under way, per worker; 0: 2 */
     bool shuffle;         /* in an order of its own in every epoch */
     uint64_t seed;        /* for the order and for each sample's random numbers */

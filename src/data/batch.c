@@ -140,6 +140,15 @@ static tr_status move(tr_tensor **t, tr_device device)
     return TR_OK;
 }
 
+tr_status tr__batch_keep(const tr_sample *made, tr_device device, tr_sample *batch)
+{
+    tr_tensor *x = made->x, *y = made->y;
+    TR__TRY(move(&x, device));
+    TR__TRY(move(&y, device));
+    *batch = (tr_sample){tr__ref(x), tr__ref(y)};
+    return TR_OK;
+}
+
 tr_status tr__batch_make(const tr__recipe *r, tr_sample *batch)
 {
     TR_SCOPE;
@@ -150,8 +159,5 @@ tr_status tr__batch_make(const tr__recipe *r, tr_sample *batch)
         TR__TRY(write_rows(r, &made));
     else
         TR__TRY(stack_rows(r, &made));
-    TR__TRY(move(&made.x, r->device));
-    TR__TRY(move(&made.y, r->device));
-    *batch = (tr_sample){tr__ref(made.x), tr__ref(made.y)};
-    return TR_OK;
+    return tr__batch_keep(&made, r->device, batch);
 }

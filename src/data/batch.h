@@ -20,5 +20,7 @@ typedef struct tr__recipe {
 
 /* Makes it; on TR_OK the caller has a reference of its own to x and y. */
 tr_status tr__batch_make(const tr__recipe *recipe, tr_sample *batch);
+/* Moves what was made to a device, where it is not there already, and takes a reference for the caller. */
+tr_status tr__batch_keep(const tr_sample *made, tr_device device, tr_sample *batch);
 
 #endif

@@ -59,6 +59,15 @@ static tr_dataset *from_parts(const part *parts, int n, bool raw)
     return tr__byte_images("cifar10", images, labels, raw);
 }
 
+static tr_dataset *make_again(const void *argument, size_t bytes)
+{
+    (void)bytes;
+    tr_image_set_options options;
+    memcpy(&options, argument, sizeof options);
+    options.folder = (const char *)argument + sizeof options;
+    return tr_cifar10_with(&options);
+}
+
 tr_dataset *tr_cifar10_with(const tr_image_set_options *options)
 {
     TR_SCOPE;
@@ -72,5 +81,6 @@ tr_dataset *tr_cifar10_with(const tr_image_set_options *options)
     tr_dataset *set = status == TR_OK ? from_parts(parts, n, options->raw) : tr__dataset_failed();
     for (int i = 0; i < n; i++) free(parts[i].bytes);
     free(parts);
+    tr__dataset_set_folder(set, make_again, options, sizeof *options, options->folder);
     return tr_escape(set);
 }

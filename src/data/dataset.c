@@ -11,6 +11,7 @@ static void destroy(void *self)
 {
     tr_dataset *set = self;
     if (set->kind && set->kind->destroy) set->kind->destroy(set);
+    if (set->owns_source) free((void *)set->source);
 }
 
 static const tr__type dataset_type = {"dataset", sizeof(tr_dataset), destroy};
@@ -241,6 +242,8 @@ static tr_status slice_fill(tr_dataset *set, tr_dataset *base, int64_t begin, in
             base->name, base->count);
     s->begin = begin;
     set->count = end - begin;
+    set->source = base->source;
+    set->source_begin = base->source_begin + begin;
     set->laid_out = base->laid_out;
     set->has_y = base->has_y;
     set->x = base->x;

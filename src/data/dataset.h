@@ -22,6 +22,13 @@ typedef struct tr__dataset_kind {
     void (*destroy)(tr_dataset *set);
 } tr__dataset_kind;
 
+/* How another process makes the dataset. */
+typedef struct tr__source {
+    tr_dataset_make make;
+    size_t bytes;
+    unsigned char argument[];
+} tr__source;
+
 struct tr_dataset {
     tr__object object;
     const tr__dataset_kind *kind;
@@ -30,11 +37,20 @@ struct tr_dataset {
     bool laid_out;    /* as x and y say: then write() is there, otherwise get() */
     bool has_y;
     tr__layout x, y;
+    const tr__source *source; /* NULL: only this process has it */
+    int64_t source_begin;     /* its samples are [source_begin, source_begin + count) of what source makes */
+    bool owns_source;
 };
 
 /* A dataset of a kind, with zeroed state of some bytes behind it; may be in error. */
 tr_dataset *tr__dataset_new(const tr__dataset_kind *kind, const char *name, size_t state_bytes);
 static inline void *tr__dataset_state(tr_dataset *set) { return set + 1; }
+
+/* Says how set is made again: with a copy of the argument. On failure it is in error. */
+void tr__dataset_set_source(tr_dataset *set, tr_dataset_make make, const void *argument, size_t bytes);
+/* The argument is some options (at most 512 bytes) and the folder's full path behind them. */
+void tr__dataset_set_folder(tr_dataset *set, tr_dataset_make make, const void *options, size_t bytes,
+    const char *folder);
 
 static inline size_t tr__layout_bytes(const tr__layout *layout)
 {

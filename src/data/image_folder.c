@@ -186,11 +186,21 @@ static tr_status fill(tr_dataset *set, const tr_image_folder_options *o)
     return TR_OK;
 }
 
+static tr_dataset *make_again(const void *argument, size_t bytes)
+{
+    (void)bytes;
+    tr_image_folder_options options;
+    memcpy(&options, argument, sizeof options);
+    options.folder = (const char *)argument + sizeof options;
+    return tr_image_folder_with(&options);
+}
+
 tr_dataset *tr_image_folder_with(const tr_image_folder_options *options)
 {
     tr_dataset *set = tr__dataset_new(&kind, "image_folder", sizeof(image_folder));
     if (tr__error_of(set)) return set;
     if (fill(set, options) != TR_OK) tr__object_break(set);
+    tr__dataset_set_folder(set, make_again, options, sizeof *options, options->folder);
     return set;
 }
 

@@ -2,17 +2,22 @@
  * The loader. An epoch's batches are numbered; workers take the numbers in order, at most `capacity` ahead of what the
  * program has got, and put what they made into slot number % capacity, from where it is handed out in order. So the
  * order is that of the numbers, whoever made what, and memory is bounded: a batch is a fresh tensor, whose memory comes
- * from the device's cache and goes back there when nobody, a graph included, holds it any more.
+ * from the device's cache and goes back there when nobody, a graph included, holds it any more. With processes each
+ * worker has one that makes its batches (remote.h); all else is the same.
  */
 #include "data/batch.h"
+#include "data/remote.h"
 #include "data/sampler.h"
 
 #include "base/rng.h"
 #include "base/thread.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 enum { BATCH = 32, PREFETCH = 2, MOST_WORKERS = 1024, MOST_PREFETCH = 1024 };
 
@@ -23,6 +28,12 @@ typedef struct slot {
     tr_sample batch;  /* references */
 } slot;
 
+typedef struct worker {
+    tr_loader *loader;
+    pthread_t thread;
+    tr__remote remote; /* the thread's own */
+} worker;
+
 struct tr_loader {
     tr__object object;
     tr_dataset *set;     /* references */
@@ -31,7 +42,8 @@ struct tr_loader {
     uint64_t seed;
     int64_t batch;       /* samples in one */
     bool drop_last;
-    int workers;
+    bool processes;
+    int wake;            /* with processes: a descriptor that is readable when workers are to end; otherwise -1 */
 
     int64_t epoch;       /* under way, or the next */
     bool under_way;
@@ -42,8 +54,8 @@ struct tr_loader {
     bool has_lock;
     pthread_mutex_t lock;      /* for what follows */
     pthread_cond_t work, made; /* there may be something to do; something was done */
-    pthread_t *threads;
-    int running;
+    worker *workers;
+    int count, running;        /* of workers, and how many threads there are */
     bool ending;
     atomic_bool give_up;
     int busy;                  /* workers at a batch */
@@ -65,13 +77,16 @@ static int64_t samples_in(const tr_loader *l, int64_t number)
     return rest < l->batch ? rest : l->batch;
 }
 
-static tr_status make(tr_loader *l, int64_t number, tr_sample *batch)
+/* w: NULL when the calling thread is the program's. */
+static tr_status make(tr_loader *l, worker *w, int64_t number, tr_sample *batch)
 {
     tr__recipe recipe = l->recipe;
     recipe.indices = l->indices + number * l->batch;
     recipe.count = samples_in(l, number);
     recipe.seed = tr__mix(l->seed, (uint64_t)l->epoch);
-    tr_status status = tr__batch_make(&recipe, batch);
+    int64_t most = l->batch < l->length ? l->batch : l->length;
+    tr_status status = l->processes ? tr__remote_make(&w->remote, &recipe, most, l->wake, batch)
+                                    : tr__batch_make(&recipe, batch);
     return status == TR_OK ? TR_OK : tr__fail_context(status, "loader");
 }
 
@@ -98,7 +113,8 @@ static bool has_work(const tr_loader *l)
 
 static void *work(void *arg)
 {
-    tr_loader *l = arg;
+    worker *w = arg;
+    tr_loader *l = w->loader;
     pthread_mutex_lock(&l->lock);
     for (;;) {
         while (!l->ending && !has_work(l)) pthread_cond_wait(&l->work, &l->lock);
@@ -107,20 +123,23 @@ static void *work(void *arg)
         l->busy++;
         pthread_mutex_unlock(&l->lock);
         slot s = {.made = true};
-        if (make(l, number, &s.batch) != TR_OK) s.error = tr__error_take();
+        if (make(l, w, number, &s.batch) != TR_OK) s.error = tr__error_take();
         pthread_mutex_lock(&l->lock);
         l->busy--;
         l->slots[number % l->capacity] = s;
         pthread_cond_broadcast(&l->made);
     }
     pthread_mutex_unlock(&l->lock);
+    tr__remote_end(&w->remote);
     return NULL;
 }
 
 static tr_status start_workers(tr_loader *l)
 {
-    while (l->running < l->workers) {
-        int error = tr__thread_start(&l->threads[l->running], work, l);
+    while (l->running < l->count) {
+        worker *w = &l->workers[l->running];
+        w->loader = l;
+        int error = tr__thread_start(&w->thread, work, w);
         if (error) return tr__fail_errno(TR_NO_MEMORY, error, "loader: cannot start worker %d", l->running);
         l->running++;
     }
@@ -134,7 +153,8 @@ static void end_workers(tr_loader *l)
     l->ending = true;
     pthread_cond_broadcast(&l->work);
     pthread_mutex_unlock(&l->lock);
-    for (int i = 0; i < l->running; i++) pthread_join(l->threads[i], NULL);
+    if (l->wake >= 0) (void)eventfd_write(l->wake, 1); /* it cannot fail: nobody else writes */
+    for (int i = 0; i < l->running; i++) pthread_join(l->workers[i].thread, NULL);
     l->running = 0;
 }
 
@@ -201,10 +221,11 @@ static void destroy(void *self)
         pthread_cond_destroy(&l->made);
         pthread_cond_destroy(&l->work);
         pthread_mutex_destroy(&l->lock);
+        if (l->wake >= 0) close(l->wake);
     }
     drop(&l->current);
     free(l->slots);
-    free(l->threads);
+    free(l->workers);
     free(l->indices);
     tr__unref(l->sampler);
     tr__unref(l->set);
@@ -220,6 +241,8 @@ static tr_status check(const tr_loader_options *o)
     if (o->batch < 0) return tr__fail(TR_INVALID, "loader: a batch of %" PRId64 " samples", o->batch);
     if (o->workers < 0 || o->workers > MOST_WORKERS)
         return tr__fail(TR_INVALID, "loader: %d workers: 0 to %d", o->workers, MOST_WORKERS);
+    if (o->processes && !o->workers)
+        return tr__fail(TR_INVALID, "loader: with .processes there are .workers, 1 and more");
     if (o->prefetch < 0 || o->prefetch > MOST_PREFETCH)
         return tr__fail(TR_INVALID, "loader: a prefetch of %d batches: 1 to %d, or 0 for %d", o->prefetch,
             MOST_PREFETCH, PREFETCH);
@@ -249,13 +272,18 @@ static tr_status fill(tr_loader *l, const tr_loader_options *o)
         (tr__recipe){.set = l->set, .collate = o->collate, .user = o->user, .device = o->device, .stop = &l->give_up};
     l->batch = o->batch ? o->batch : BATCH;
     l->drop_last = o->drop_last;
-    l->workers = o->workers;
+    l->processes = o->processes;
     l->seed = o->seed;
     int capacity = o->workers * (o->prefetch ? o->prefetch : PREFETCH);
     l->slots = calloc((size_t)capacity + 1, sizeof *l->slots);
-    l->threads = calloc((size_t)o->workers + 1, sizeof *l->threads);
-    if (!l->slots || !l->threads) return tr__fail(TR_NO_MEMORY, "loader: out of memory");
+    l->workers = calloc((size_t)o->workers + 1, sizeof *l->workers);
+    if (!l->slots || !l->workers) return tr__fail(TR_NO_MEMORY, "loader: out of memory");
+    l->count = o->workers;
     l->capacity = capacity;
+    l->wake = -1;
+    if (l->processes) TR__TRY(tr__remote_check(&l->recipe));
+    if (l->processes && (l->wake = eventfd(0, EFD_CLOEXEC)) < 0)
+        return tr__fail_errno(TR_IO, errno, "loader: cannot make a descriptor (see ulimit -n)");
     pthread_mutex_init(&l->lock, NULL);
     tr__condition_init(&l->work);
     tr__condition_init(&l->made);
@@ -298,9 +326,9 @@ static tr_status take(tr_loader *l, tr_sample *batch)
 
 static tr_status next_batch(tr_loader *l, int64_t number)
 {
-    if (l->workers) return take(l, &l->current);
+    if (l->count) return take(l, &l->current);
     l->delivered++;
-    return make(l, number, &l->current);
+    return make(l, NULL, number, &l->current);
 }
 
 tr_status tr_loader_next(tr_loader *loader, tr_batch *batch)

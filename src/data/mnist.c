@@ -2,6 +2,7 @@
 #include "data/dataset.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096 };
@@ -55,8 +56,19 @@ static tr_dataset *from_files(const tr_image_set_options *o)
     return tr__byte_images("mnist", channel, labels, o->raw);
 }
 
+static tr_dataset *make_again(const void *argument, size_t bytes)
+{
+    (void)bytes;
+    tr_image_set_options options;
+    memcpy(&options, argument, sizeof options);
+    options.folder = (const char *)argument + sizeof options;
+    return tr_mnist_with(&options);
+}
+
 tr_dataset *tr_mnist_with(const tr_image_set_options *options)
 {
     TR_SCOPE;
-    return tr_escape(from_files(options));
+    tr_dataset *set = from_files(options);
+    tr__dataset_set_folder(set, make_again, options, sizeof *options, options->folder);
+    return tr_escape(set);
 }

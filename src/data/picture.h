@@ -13,7 +13,7 @@ typedef struct tr__picture {
 enum { TR__MOST_PIXELS = 178 << 20 };
 
 /* Decodes a file's bytes. A JPEG that is large for what is wanted may come at a half, quarter or eighth of its size,
- * but at least twice as wide and high as that. Messages begin with "it", the file. On failure there is nothing to free. */
+ * but at least twice as wide and high as that. Messages begin with "it", the file. On failure nothing is to be freed. */
 tr_status tr__picture_decode(tr__picture *picture, const unsigned char *bytes, size_t count, int wanted_width,
     int wanted_height);
 tr_status tr__jpeg_decode(tr__picture *picture, const unsigned char *bytes, size_t count, int wanted_width,

@@ -1,0 +1,150 @@
+/* The worker process's side: makes the dataset, then batches of it as they are asked for. */
+#include "data/batch.h"
+#include "data/remote_wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct server {
+    const tr__remote_job *job;
+    tr__recipe recipe;
+    int socket, memory_fd;
+    char *memory;
+    size_t bytes;
+} server;
+
+static const atomic_bool never;
+
+/* ---- Starting ---------------------------------------------------------------------------------------------------- */
+
+static tr_status make_dataset(server *s)
+{
+    tr__any_function function;
+    const tr__remote_job *job = s->job;
+    TR__TRY(tr__place_function(&job->make, &function));
+    tr_dataset *all = ((tr_dataset_make)function)(job->bytes ? job + 1 : NULL, job->bytes);
+    tr_dataset *set = tr_dataset_slice(all, job->begin, job->begin + job->count);
+    TR__TRY(tr_status_of(set));
+    s->recipe = (tr__recipe){.set = set, .stop = &never};
+    if (!job->has_collate) return TR_OK;
+    TR__TRY(tr__place_function(&job->collate, &function));
+    s->recipe.collate = (tr_collate)function;
+    return TR_OK;
+}
+
+static tr_status map_memory(server *s)
+{
+    struct stat info;
+    if (fstat(s->memory_fd, &info) != 0) return tr__fail_errno(TR_IO, errno, "cannot look at the memory for batches");
+    if (s->memory) munmap(s->memory, s->bytes);
+    s->bytes = (size_t)info.st_size;
+    s->memory = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->memory_fd, 0);
+    if (s->memory != MAP_FAILED) return TR_OK;
+    s->memory = NULL;
+    return tr__fail_errno(TR_NO_MEMORY, errno, "cannot map the memory for batches");
+}
+
+/* ---- Batches ----------------------------------------------------------------------------------------------------- */
+
+/* Makes room for a batch; without memory that is an error here, not a SIGBUS later. */
+static tr_status reserve(server *s, size_t bytes)
+{
+    if (bytes <= s->bytes) return TR_OK;
+    if (fallocate(s->memory_fd, 0, 0, (off_t)bytes) != 0)
+        return tr__fail_errno(TR_NO_MEMORY, errno, "no memory for a batch of %zu bytes", bytes);
+    return map_memory(s);
+}
+
+static void describe(const tr_tensor *t, size_t at, tr__remote_part *part)
+{
+    *part = (tr__remote_part){.absent = t == NULL, .at = at};
+    if (!t) return;
+    part->layout = (tr__layout){t->shape, t->dtype};
+    part->bytes = tr__layout_bytes(&part->layout);
+}
+
+static tr_status put(server *s, const tr_sample *batch, tr__remote_answer *answer)
+{
+    describe(batch->x, tr__remote_data_at(s->job->most), &answer->x);
+    describe(batch->y, (answer->x.at + answer->x.bytes + 63) / 64 * 64, &answer->y);
+    TR__TRY(reserve(s, answer->y.at + answer->y.bytes));
+    TR__TRY(tr_copy_out(batch->x, s->memory + answer->x.at, answer->x.bytes));
+    return batch->y ? tr_copy_out(batch->y, s->memory + answer->y.at, answer->y.bytes) : TR_OK;
+}
+
+static tr_status answer_one(server *s, const tr__remote_request *request, tr__remote_answer *answer)
+{
+    tr_sample batch;
+    s->recipe.indices = (const int64_t *)s->memory;
+    s->recipe.count = request->count;
+    s->recipe.seed = request->seed;
+    TR__TRY(tr__batch_make(&s->recipe, &batch));
+    tr_status status = put(s, &batch, answer);
+    tr__unref(batch.x);
+    tr__unref(batch.y);
+    return status;
+}
+
+static tr_status serve(server *s)
+{
+    tr__remote_request request;
+    for (;;) {
+        ssize_t n = recv(s->socket, &request, sizeof request, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n != sizeof request) return TR_OK; /* the loader has gone */
+        tr__remote_answer answer = {.status = TR_OK};
+        answer.status = answer_one(s, &request, &answer);
+        if (answer.status != TR_OK) snprintf(answer.message, sizeof answer.message, "%s", tr_error_message());
+        if (send(s->socket, &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer) return TR_OK;
+    }
+}
+
+tr_status tr__remote_serve(int number, void *argument, size_t bytes)
+{
+    (void)number, (void)bytes;
+    server s = {.job = argument};
+    s.socket = s.job->socket;
+    fcntl(s.socket, F_SETFD, FD_CLOEXEC);
+    TR__TRY(tr__remote_take(s.socket, &s.memory_fd));
+    TR__TRY(map_memory(&s));
+    TR__TRY(make_dataset(&s));
+    return serve(&s);
+}
+
+/* ---- Descriptors ------------------------------------------------------------------------------------------------- */
+
+typedef union control {
+    struct cmsghdr header;
+    char room[CMSG_SPACE(sizeof(int))];
+} control;
+
+tr_status tr__remote_pass(int socket, int fd)
+{
+    char byte = 0;
+    control c = {.room = {0}};
+    struct iovec data = {&byte, 1};
+    struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = c.room, .msg_controllen = sizeof c.room};
+    c.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(&c.header), &fd, sizeof fd);
+    if (sendmsg(socket, &m, MSG_NOSIGNAL) == 1) return TR_OK;
+    return tr__fail_errno(TR_IO, errno, "cannot pass memory to a worker process");
+}
+
+tr_status tr__remote_take(int socket, int *fd)
+{
+    char byte;
+    control c;
+    struct iovec data = {&byte, 1};
+    struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = c.room, .msg_controllen = sizeof c.room};
+    const struct cmsghdr *header = recvmsg(socket, &m, MSG_CMSG_CLOEXEC) == 1 ? CMSG_FIRSTHDR(&m) : NULL;
+    if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof *fd))
+        return tr__fail(TR_IO, "the loader gave no memory for batches");
+    memcpy(fd, CMSG_DATA(header), sizeof *fd);
+    return TR_OK;
+}

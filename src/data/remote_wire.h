@@ -1,0 +1,51 @@
+/* What a loader's thread and its worker process say to each other. */
+#ifndef TR_DATA_REMOTE_WIRE_H
+#define TR_DATA_REMOTE_WIRE_H
+
+#include "data/dataset.h"
+
+#include "base/place.h"
+
+/* What the process is started with; the argument of make stands behind it. */
+typedef struct tr__remote_job {
+    tr__place make, collate;
+    bool has_collate;
+    int64_t begin, count; /* the part of what make() makes */
+    int64_t most;         /* samples in a batch */
+    int socket;
+    size_t bytes;         /* of make's argument */
+} tr__remote_job;
+
+/* Their numbers stand at the beginning of the memory. */
+typedef struct tr__remote_request {
+    uint64_t seed;
+    int64_t count;
+} tr__remote_request;
+
+/* One tensor of the batch, row-major; bytes is 0 and absent true when there is none. */
+typedef struct tr__remote_part {
+    bool absent;
+    tr__layout layout; /* the batch's, with the batch dimension */
+    size_t at, bytes;
+} tr__remote_part;
+
+typedef struct tr__remote_answer {
+    tr_status status;
+    tr__remote_part x, y;
+    char message[1024];
+} tr__remote_answer;
+
+/* Where the batch begins. */
+static inline size_t tr__remote_data_at(int64_t most)
+{
+    return ((size_t)most * sizeof(int64_t) + 4095) / 4096 * 4096;
+}
+
+/* Runs in the process. */
+tr_status tr__remote_serve(int number, void *argument, size_t bytes);
+
+/* Passes the memory's descriptor over the socket. */
+tr_status tr__remote_pass(int socket, int fd);
+tr_status tr__remote_take(int socket, int *fd);
+
+#endif
