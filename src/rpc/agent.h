@@ -54,7 +54,8 @@ struct tr_future {
     int64_t deadline;
     uint64_t charged;        /* bytes that count for the queue to the worker */
     char function[64];
-    tr_rref *held;           /* a reference that must live as long as the call */
+    tr_rref *held;           /* a reference that must live as long as the call, */
+    tr_rref *kept;           /* and of tr_remote() the one to its result */
     tr__rref_entry *making;  /* of tr_remote(): to be told when the request is there */
     tr_future *next;         /* in its bucket of calls under way */
     pthread_mutex_t lock;    /* for what follows */

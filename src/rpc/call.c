@@ -353,7 +353,7 @@ static tr_status keep_result(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, t
     *p->kept = ref;
     TR__TRY(tr_status_of(ref));
     f->making = tr__refs_entry(ref);
-    f->held = tr__ref(ref);
+    f->kept = tr__ref(ref);
     return TR_OK;
 }
 

@@ -73,6 +73,7 @@ static void destroy(void *self)
     if (f->message) tr__inbound_free(f->message);
     tr__error_unref(f->failure);
     tr__unref(f->held);
+    tr__unref(f->kept);
     if (f->rpc) pthread_mutex_destroy(&f->lock);
     if (!f->loose) tr__unref(f->rpc);
 }
