@@ -1,0 +1,254 @@
+/* The owners' side of distributed optimizers: one of ours for the parameters that live here. */
+#include "parallel/dist_rpc.h"
+
+#include "optim/optimizer.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct tr__dist_owned {
+    struct tr__dist_owned *next;
+    int64_t number;
+    tr_optimizer *optimizer;    /* kept */
+    tr_tensor_list *parameters; /* kept */
+} owned;
+
+/* ---- One step at a time -------------------------------------------------------------------------------------------------- */
+
+/* Steps share the leaves' places for gradients: each takes its turn, in the order in which they came. */
+static void await_turn(tr__dist_worker *w)
+{
+    pthread_mutex_lock(&w->lock);
+    int64_t mine = w->next_turn++;
+    while (w->turn != mine) pthread_cond_wait(&w->turns, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void end_turn(tr__dist_worker *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->turn++;
+    pthread_cond_broadcast(&w->turns);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* ---- Orders ------------------------------------------------------------------------------------------------------------ */
+
+static owned *find(tr__dist_worker *w, int64_t number)
+{
+    pthread_mutex_lock(&w->lock);
+    owned *o = w->optimizers;
+    while (o && o->number != number) o = o->next;
+    pthread_mutex_unlock(&w->lock);
+    if (!o) tr__fail(TR_NOT_FOUND, "dist optimizer: worker %d has none of number %" PRId64, w->dist.port.self, number);
+    return o;
+}
+
+static tr_status list_parameters(const tr_value *values, int n, tr_tensor_list *list)
+{
+    for (int i = 0; i + 1 < n; i += 2) {
+        tr_value value;
+        if (values[i].kind != TR_VALUE_STRING || values[i + 1].kind != TR_VALUE_RREF)
+            return tr__fail(TR_FORMAT, "dist optimizer: a damaged list of parameters");
+        TR__TRY(tr_rref_local(values[i + 1].rref, &value));
+        if (value.kind != TR_VALUE_TENSOR)
+            return tr__fail(TR_INVALID, "dist optimizer: parameter %s is a %s, not a tensor", values[i].string,
+                tr_value_kind_name(value.kind));
+        TR__TRY(tr_list_add(list, values[i].string, value.tensor));
+    }
+    return TR_OK;
+}
+
+static tr_status make(tr__dist_worker *w, const tr_value *values, int n, tr_value *result)
+{
+    tr_tensor_list *list = tr_list();
+    TR__TRY(tr_status_of(list));
+    TR__TRY(list_parameters(values + 2, n - 2, list));
+    double settings[TR__DIST_SETTINGS];
+    tr_bytes given = values[1].bytes;
+    if (given.size > sizeof settings) return tr__fail(TR_FORMAT, "dist optimizer: %zu bytes of settings", given.size);
+    memcpy(settings, given.data, given.size);
+    await_turn(w); /* parameters move */
+    tr_optimizer *optimizer = tr__dist_rule_make(values[0].i64, settings, (int)(given.size / sizeof *settings), list);
+    end_turn(w);
+    TR__TRY(tr_status_of(optimizer));
+    owned *o = malloc(sizeof *o);
+    if (!o) return tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
+    pthread_mutex_lock(&w->lock);
+    *o = (owned){w->optimizers, ++w->next_optimizer, tr_keep(optimizer), tr_keep(list)};
+    w->optimizers = o;
+    pthread_mutex_unlock(&w->lock);
+    *result = tr_value_i64(o->number);
+    return TR_OK;
+}
+
+/* The context, with a reference; NULL: this worker took no part in it, so that it has no gradients. */
+static tr_dist_context *context_of(tr__dist_worker *w, const tr_value *values)
+{
+    return tr__dist_context_find(&w->dist, (tr__dist_id){values[1].i64, values[2].i64}, false);
+}
+
+/* Puts the context's gradients where the optimizer reads them. */
+static tr_status place_gradients(const owned *o, tr_dist_context *c)
+{
+    for (int i = 0; i < tr_list_count(o->parameters); i++) {
+        tr_tensor *leaf = tr_list_at(o->parameters, i), *g = c ? tr_dist_grad(c, leaf) : NULL;
+        tr_clear_grad(leaf);
+        if (g) TR__TRY(tr_copy_into(leaf->leaf->grad, g));
+        leaf->leaf->has_grad = g != NULL;
+    }
+    return TR_OK;
+}
+
+static tr_status step(tr__dist_worker *w, const owned *o, const tr_value *values)
+{
+    tr_dist_context *c = context_of(w, values);
+    await_turn(w);
+    tr_status status = place_gradients(o, c);
+    if (status == TR_OK) status = tr_step(o->optimizer);
+    tr_zero_grad(o->optimizer);
+    end_turn(w);
+    tr__unref(c);
+    return status;
+}
+
+static tr_status sum_squares(tr__dist_worker *w, const owned *o, const tr_value *values, tr_value *result)
+{
+    tr_dist_context *c = context_of(w, values);
+    double total = 0;
+    for (int i = 0; c && i < tr_list_count(o->parameters); i++) {
+        TR_SCOPE;
+        tr_tensor *g = tr_dist_grad(c, tr_list_at(o->parameters, i));
+        if (g) g = tr_cast(g, TR_F64);
+        if (g) total += tr_item(tr_sum(tr_mul(g, g)));
+    }
+    tr__unref(c);
+    *result = tr_value_f64(total);
+    return TR_OK;
+}
+
+static tr_status scale(tr__dist_worker *w, const owned *o, const tr_value *values)
+{
+    tr_dist_context *c = context_of(w, values);
+    tr_status status = TR_OK;
+    for (int i = 0; c && i < tr_list_count(o->parameters) && status == TR_OK; i++) {
+        TR_SCOPE;
+        tr_tensor *leaf = tr_list_at(o->parameters, i), *g = tr_dist_grad(c, leaf);
+        tr_tensor *scaled = g ? tr_affine(g, values[3].f64, 0) : NULL;
+        status = tr_status_of(scaled);
+        if (!g || status != TR_OK) continue;
+        pthread_mutex_lock(&c->lock);
+        tr__dist_grads_replace(c->grads, leaf, scaled);
+        pthread_mutex_unlock(&c->lock);
+    }
+    tr__unref(c);
+    return status;
+}
+
+/* Moments may be written to while they travel: copies. */
+static tr_status give_state(tr__dist_worker *w, const owned *o, tr_value *result)
+{
+    tr_tensor_list *copy = tr_list();
+    await_turn(w);
+    tr_tensor_list *state = tr_optimizer_state(o->optimizer);
+    tr_status status = tr_status_of(state);
+    for (int i = 0; i < tr_list_count(state) && status == TR_OK; i++) {
+        tr_tensor *from = tr_list_at(state, i), *to = tr__tensor_new(from->shape, from->dtype, tr__device_of(from));
+        status = tr_copy_into(to, from);
+        if (status == TR_OK) status = tr_list_add(copy, tr_list_name(state, i), to);
+    }
+    end_turn(w);
+    *result = tr_value_tensors(copy);
+    return status;
+}
+
+static tr_status load_state(tr__dist_worker *w, const owned *o, const tr_value *values)
+{
+    await_turn(w);
+    tr_status status = tr_optimizer_load(o->optimizer, values[1].tensors);
+    end_turn(w);
+    return status;
+}
+
+static void drop(tr__dist_worker *w, owned *o)
+{
+    pthread_mutex_lock(&w->lock);
+    owned **at = &w->optimizers;
+    while (*at != o) at = &(*at)->next;
+    *at = o->next;
+    pthread_mutex_unlock(&w->lock);
+    tr__unref(o->optimizer);
+    tr__unref(o->parameters);
+    free(o);
+}
+
+/* What each order's values are: their kinds, behind the number. */
+static const struct {
+    int n;
+    tr_value_kind kinds[4];
+} signatures[TR__DIST_ORDERS] = {
+    [TR__DIST_MAKE] = {2, {TR_VALUE_I64, TR_VALUE_BYTES}},
+    [TR__DIST_STEP] = {3, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64}},
+    [TR__DIST_NORM] = {3, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64}},
+    [TR__DIST_SCALE] = {4, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_F64}},
+    [TR__DIST_LR] = {2, {TR_VALUE_I64, TR_VALUE_F64}},
+    [TR__DIST_STATE] = {1, {TR_VALUE_I64}},
+    [TR__DIST_LOAD] = {2, {TR_VALUE_I64, TR_VALUE_TENSORS}},
+    [TR__DIST_DROP] = {1, {TR_VALUE_I64}},
+};
+
+static tr_status check_order(tr__dist_order order, const tr_value *values, int n)
+{
+    bool fits = n == signatures[order].n || (order == TR__DIST_MAKE && n > 2);
+    for (int i = 0; fits && i < signatures[order].n; i++) fits = values[i].kind == signatures[order].kinds[i];
+    return fits ? TR_OK : tr__fail(TR_FORMAT, "dist optimizer: a damaged order");
+}
+
+static tr_status obey(tr__dist_worker *w, tr__dist_order order, const tr_value *values, int n, tr_value *result)
+{
+    TR__TRY(check_order(order, values, n));
+    *result = tr_value_none();
+    if (order == TR__DIST_MAKE) return make(w, values, n, result);
+    owned *o = find(w, values[0].i64);
+    if (!o) return TR_NOT_FOUND;
+    switch (order) {
+    case TR__DIST_STEP: return step(w, o, values);
+    case TR__DIST_NORM: return sum_squares(w, o, values, result);
+    case TR__DIST_SCALE: return scale(w, o, values);
+    case TR__DIST_LR: return tr_set_lr(o->optimizer, values[1].f64);
+    case TR__DIST_STATE: return give_state(w, o, result);
+    case TR__DIST_LOAD: return load_state(w, o, values);
+    default: drop(w, o); return TR_OK;
+    }
+}
+
+/* A handler for each order, since handlers do not get their names. */
+#define HANDLER(name, text)                                                                                            \
+    static tr_status handle_##name(void *user, int from, const tr_value *values, int n, tr_value *result)              \
+    {                                                                                                                  \
+        (void)from;                                                                                                    \
+        return obey(user, TR__DIST_##name, values, n, result);                                                         \
+    }
+TR__DIST_OWNER_MAP(HANDLER)
+
+tr_status tr__dist_owner_start(tr__dist_worker *w)
+{
+#define REGISTER(name, text) TR__TRY(tr__rpc_handle(w->rpc, text, handle_##name, w, false));
+    TR__DIST_OWNER_MAP(REGISTER)
+#undef REGISTER
+    return TR_OK;
+}
+
+void tr__dist_owner_end(tr__dist_worker *w)
+{
+    while (w->optimizers) drop(w, w->optimizers);
+}
+
+tr_future *tr__dist_order_to(tr__dist_worker *w, int to, tr__dist_order order, const tr_value *values, int n)
+{
+#define NAME(name, text) text,
+    static const char *const names[] = {TR__DIST_OWNER_MAP(NAME)};
+#undef NAME
+    return tr__rpc_internal(w->rpc, to, names[order], values, n);
+}

@@ -1,0 +1,605 @@
+/*
+ * Distributed autograd on RPC: what calls carry along, and how the messages of a backward travel.
+ *
+ * A call's note says in which context it is made, which of its tensors have gradients, and what the sender knows them as.
+ * A message is an internal call. Its result says whether it is answered already; if not, an answer follows as a message
+ * of its own, since a handler must not wait for what it causes.
+ */
+#include "parallel/dist_rpc.h"
+
+#include "tensor/list.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TENSORS_MOST = 64 }; /* in a call that carry gradients */
+enum { ALREADY = 1, LATER = 2 }; /* the results of messages */
+
+/* ---- The context that is current on a thread ----------------------------------------------------------------------------- */
+
+typedef struct frame {
+    struct frame *outer;
+    tr_dist_context *context; /* a reference, or NULL: none */
+    bool grad;                /* the grad mode from before, of a function that was called */
+} frame;
+
+static _Thread_local frame *innermost;
+
+static bool push_frame(tr_dist_context *context)
+{
+    frame *f = malloc(sizeof *f);
+    if (!f) return false;
+    *f = (frame){innermost, context, true};
+    innermost = f;
+    return true;
+}
+
+static void pop_frame(frame **at)
+{
+    frame *f = *at;
+    *at = f->outer;
+    tr__unref(f->context);
+    free(f);
+}
+
+/* The worker's context that this thread is in; NULL: none. */
+static tr_dist_context *current(const tr__dist_worker *w)
+{
+    tr_dist_context *c = innermost ? innermost->context : NULL;
+    return c && c->dist == &w->dist ? c : NULL;
+}
+
+/* ---- Notes ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct note {
+    tr__dist_id context;
+    uint64_t tensors;  /* bit i: the i-th tensor has a gradient */
+    int64_t first;     /* the sender's number for the first of them */
+    int64_t answers, n_answers; /* of a reply: what the request's were known as */
+} note;
+_Static_assert(sizeof(note) <= TR__RPC_NOTE, "the note fits");
+
+static bool read_note(const tr__rpc_note *from, note *out)
+{
+    if (from->bytes != sizeof *out) return false;
+    memcpy(out, from->data, sizeof *out);
+    return true;
+}
+
+static void write_note(const note *from, tr__rpc_note *out)
+{
+    out->bytes = sizeof *from;
+    memcpy(out->data, from, sizeof *from);
+}
+
+static int groups_of(uint64_t tensors)
+{
+    return (__builtin_popcountll(tensors) + TR__DIST_TENSORS - 1) / TR__DIST_TENSORS;
+}
+
+/* Goes over the tensors of values, in lists too. visit may put another in place. */
+typedef tr_status (*visitor)(void *user, int i, tr_tensor **tensor);
+
+static tr_status visit_list(tr_value *value, int *i, visitor visit, void *user)
+{
+    tr_tensor_list *list = value->tensors, *changed = NULL;
+    for (int k = 0; list && k < list->count; k++) {
+        tr_tensor *t = list->entries[k].tensor;
+        TR__TRY(visit(user, (*i)++, &t));
+        if (t != list->entries[k].tensor) changed = list; /* the list is one of the message's own */
+        if (!changed) continue;
+        tr__ref(t);
+        tr__unref(list->entries[k].tensor);
+        list->entries[k].tensor = t;
+    }
+    return TR_OK;
+}
+
+static tr_status visit_tensors(tr_value *values, int n, visitor visit, void *user)
+{
+    int i = 0;
+    for (int k = 0; k < n; k++) {
+        if (values[k].kind == TR_VALUE_TENSOR && values[k].tensor) TR__TRY(visit(user, i++, &values[k].tensor));
+        if (values[k].kind == TR_VALUE_TENSORS) TR__TRY(visit_list(&values[k], &i, visit, user));
+    }
+    return TR_OK;
+}
+
+/* The tensors of a message that have gradients. */
+typedef struct gathered {
+    uint64_t tensors; /* which */
+    int n;
+    tr_tensor *list[TENSORS_MOST];
+} gathered;
+
+static tr_status gather_leaving(void *user, int i, tr_tensor **tensor)
+{
+    gathered *g = user;
+    if (tr__bad(*tensor) || !(*tensor)->requires_grad) return TR_OK;
+    if (i >= TENSORS_MOST)
+        return tr__fail(TR_UNSUPPORTED, "rpc: a tensor with a gradient behind the first %d tensors of a call", TENSORS_MOST);
+    g->tensors |= (uint64_t)1 << i;
+    g->list[g->n++] = *tensor;
+    return TR_OK;
+}
+
+static tr_status outgoing(void *user, int to, bool is_reply, tr_value *values, int n, tr__rpc_note *out)
+{
+    tr__dist_worker *w = user;
+    note request = {0}, own = {0};
+    if (is_reply) read_note(out, &request);
+    out->bytes = 0;
+    tr_dist_context *c = current(w);
+    if (!c || c->released) return TR_OK;
+    gathered g = {0};
+    if (tr__grad_mode()) TR__TRY(visit_tensors(values, n, gather_leaving, &g));
+    own = (note){.context = c->id, .tensors = g.tensors, .answers = request.first,
+        .n_answers = groups_of(request.tensors)};
+    if (!is_reply) tr__dist_touches(c, to);
+    if (g.n) TR__TRY(tr__dist_sends(c, to, is_reply, g.list, g.n, &own.first));
+    write_note(&own, out);
+    return TR_OK;
+}
+
+static tr_status gather_arriving(void *user, int i, tr_tensor **tensor)
+{
+    gathered *g = user;
+    tr_tensor *t = *tensor;
+    if (i >= TENSORS_MOST || !(g->tensors >> i & 1)) return TR_OK;
+    if (!tr_dtype_is_float(t->dtype))
+        return tr__fail(TR_FORMAT, "rpc: a tensor of %s came with a gradient", tr_dtype_name(t->dtype));
+    /* A view: a call to oneself brings the sender's own. */
+    *tensor = tr__tensor_view(t, t->shape, t->stride, t->offset);
+    TR__TRY(tr_status_of(*tensor));
+    g->list[g->n++] = *tensor;
+    return TR_OK;
+}
+
+static tr_status incoming(void *user, int from, bool is_reply, tr_value *values, int n, const tr__rpc_note *in)
+{
+    tr__dist_worker *w = user;
+    note came;
+    if (!read_note(in, &came)) return TR_OK;
+    tr_dist_context *c = tr__dist_context_find(&w->dist, came.context, !is_reply);
+    if (!c) { /* it has ended: the worker may have heard of that before it heard of the call */
+        tr__dist_message over = {.kind = TR__DIST_RELEASE, .context = came.context};
+        w->dist.port.send(w, from, &over, NULL);
+        return TR_OK;
+    }
+    gathered g = {.tensors = came.tensors};
+    tr_status status = visit_tensors(values, n, gather_arriving, &g);
+    if (status == TR_OK && g.n != __builtin_popcountll(came.tensors))
+        status = tr__fail(TR_FORMAT, "rpc: a call's note speaks of tensors that it does not have");
+    if (status == TR_OK) status = tr__dist_receives(c, from, came.first, g.list, g.n);
+    if (is_reply && g.n) tr__dist_was_answered(c, came.answers, came.n_answers);
+    tr__unref(c);
+    return status;
+}
+
+static void enter(void *user, const tr__rpc_note *in)
+{
+    tr__dist_worker *w = user;
+    note came;
+    tr_dist_context *c = read_note(in, &came) ? tr__dist_context_find(&w->dist, came.context, true) : NULL;
+    if (push_frame(c))
+        innermost->grad = tr__grad_mode_set(true);
+    else
+        tr__unref(c);
+}
+
+static void leave(void *user)
+{
+    (void)user;
+    if (!innermost) return;
+    tr__grad_mode_set(innermost->grad);
+    pop_frame(&innermost);
+}
+
+/* ---- Messages that go out --------------------------------------------------------------------------------------------- */
+
+/* One that is to be answered. */
+typedef struct tr__dist_waiting {
+    struct tr__dist_waiting *next;
+    int64_t ticket;
+    int to;
+    void *token;
+    tr_future *future; /* kept */
+    tr__dist_id context;
+} waiting;
+
+/* The header of a message, in front of its gradients. */
+typedef struct header {
+    int64_t kind, context_worker, context_number, pass, smart, retain, ticket, status;
+} header;
+
+static waiting *take_waiting(tr__dist_worker *w, int64_t ticket)
+{
+    pthread_mutex_lock(&w->lock);
+    waiting **at = &w->waiting;
+    while (*at && (*at)->ticket != ticket) at = &(*at)->next;
+    waiting *found = *at;
+    if (found) *at = found->next;
+    pthread_mutex_unlock(&w->lock);
+    return found;
+}
+
+/* The message has been answered; nothing happens when it had been before. */
+static void settle(tr__dist_worker *w, int64_t ticket, tr_status status, const char *text)
+{
+    waiting *it = take_waiting(w, ticket);
+    if (!it) return;
+    tr__dist_answered(it->token, status, text);
+    tr__unref(it->future);
+    free(it);
+}
+
+typedef struct posted {
+    tr__dist_worker *worker;
+    int64_t ticket;
+} posted;
+
+static void was_delivered(tr_future *future, void *user)
+{
+    posted p = *(posted *)user;
+    free(user);
+    tr_status status = tr_future_wait(future);
+    if (status != TR_OK)
+        settle(p.worker, p.ticket, status, tr_error_message());
+    else if (tr_future_i64(future) == ALREADY)
+        settle(p.worker, p.ticket, TR_OK, "");
+}
+
+/* The message as values; bytes for the header, and behind it the numbers or the text. */
+static char *pack(const tr__dist_message *m, int64_t ticket, size_t *bytes)
+{
+    size_t behind = m->text ? strlen(m->text) : (size_t)m->n_numbers * sizeof *m->numbers;
+    header h = {m->kind, m->context.worker, m->context.number, m->pass, m->smart, m->retain, ticket, m->status};
+    char *data = malloc(sizeof h + behind);
+    if (!data) return NULL;
+    memcpy(data, &h, sizeof h);
+    if (behind) memcpy(data + sizeof h, m->text ? (const void *)m->text : m->numbers, behind);
+    *bytes = sizeof h + behind;
+    return data;
+}
+
+static tr_future *post(tr__dist_worker *w, int to, const tr__dist_message *m, int64_t ticket)
+{
+    size_t bytes;
+    char *data = pack(m, ticket, &bytes);
+    if (!data) return tr__object_fail(&tr__future_type, TR_NO_MEMORY, "backward: out of memory");
+    tr_value values[1 + TR__DIST_TENSORS] = {tr_value_bytes((tr_bytes){data, bytes})};
+    for (int i = 0; i < m->n_gradients; i++)
+        values[1 + i] = m->gradients[i] ? tr_value_tensor(m->gradients[i]) : tr_value_none();
+    tr_future *future = tr__rpc_internal(w->rpc, to, ".dist", values, 1 + m->n_gradients);
+    free(data);
+    return future;
+}
+
+static bool add_waiting(tr__dist_worker *w, int to, const tr__dist_message *m, void *token, int64_t *ticket)
+{
+    waiting *it = calloc(1, sizeof *it);
+    if (!it) return false;
+    pthread_mutex_lock(&w->lock);
+    *ticket = ++w->next_ticket;
+    *it = (waiting){.next = w->waiting, .ticket = *ticket, .to = to, .token = token, .context = m->context};
+    w->waiting = it;
+    pthread_mutex_unlock(&w->lock);
+    return true;
+}
+
+/* Lets others that wait for the context's calls see the future. */
+static void note_future(tr__dist_worker *w, int64_t ticket, tr_future *future)
+{
+    pthread_mutex_lock(&w->lock);
+    for (waiting *it = w->waiting; it; it = it->next)
+        if (it->ticket == ticket) it->future = tr_keep(future);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void send_message(void *user, int to, const tr__dist_message *m, void *token)
+{
+    tr__dist_worker *w = user;
+    TR_SCOPE;
+    int64_t ticket = 0;
+    if (!token) {
+        (void)!tr_status_of(post(w, to, m, 0));
+        return;
+    }
+    posted *p = malloc(sizeof *p);
+    if (!p || !add_waiting(w, to, m, token, &ticket)) {
+        free(p);
+        tr__dist_answered(token, TR_NO_MEMORY, "backward: out of memory");
+        return;
+    }
+    *p = (posted){w, ticket};
+    tr_future *future = post(w, to, m, ticket);
+    note_future(w, ticket, future);
+    tr_status status = tr_future_then(future, was_delivered, p);
+    if (status == TR_OK) return;
+    free(p);
+    settle(w, ticket, status, tr_error_message());
+}
+
+/* ---- Messages that come in -------------------------------------------------------------------------------------------- */
+
+/* A message that is being handled; the later of its handler's end and its answer frees it. */
+typedef struct serving {
+    tr__dist_worker *worker;
+    int from;
+    int64_t ticket;
+    atomic_int state; /* ALREADY: answered, LATER: the handler has returned */
+    tr__error *error; /* of the answer; NULL: TR_OK */
+} serving;
+
+static void send_answer(const serving *s, tr_status status, const char *text)
+{
+    TR_SCOPE;
+    tr_value values[] = {tr_value_i64(s->ticket), tr_value_i64(status), tr_value_string(text)};
+    if (s->ticket) (void)!tr_status_of(tr__rpc_internal(s->worker->rpc, s->from, ".dist.answer", values, 3));
+}
+
+static void answer_message(void *user, void *call, tr_status status, const char *text)
+{
+    (void)user;
+    serving *s = call;
+    if (status != TR_OK) {
+        tr__fail(status, "%s", text);
+        s->error = tr__error_take();
+    }
+    if (atomic_exchange(&s->state, ALREADY) != LATER) return;
+    send_answer(s, status, text);
+    if (s->error) tr__error_unref(s->error);
+    free(s);
+}
+
+static tr_status unpack(const tr_value *values, int n, header *h, tr__dist_message *m, int64_t **numbers, char **text)
+{
+    if (n < 1 || n > 1 + TR__DIST_TENSORS || values[0].kind != TR_VALUE_BYTES || values[0].bytes.size < sizeof *h)
+        return tr__fail(TR_FORMAT, "backward: a damaged message");
+    memcpy(h, values[0].bytes.data, sizeof *h);
+    size_t behind = values[0].bytes.size - sizeof *h;
+    if (h->kind < 0 || h->kind >= TR__DIST_KINDS || (h->kind != TR__DIST_ABORT && behind % sizeof **numbers))
+        return tr__fail(TR_FORMAT, "backward: a message of kind %d with %zu bytes", (int)h->kind, behind);
+    char *copy = calloc(1, behind + 1);
+    if (!copy) return tr__fail(TR_NO_MEMORY, "backward: out of memory");
+    memcpy(copy, (const char *)values[0].bytes.data + sizeof *h, behind);
+    *m = (tr__dist_message){.kind = (tr__dist_kind)h->kind, .context = {h->context_worker, h->context_number},
+        .pass = h->pass, .smart = h->smart, .retain = h->retain, .n_gradients = n - 1};
+    if (h->kind == TR__DIST_ABORT) {
+        m->text = *text = copy;
+        m->status = h->status > TR_END && h->status <= TR_INTERNAL ? (tr_status)h->status : TR_INTERNAL;
+    } else {
+        m->numbers = *numbers = (int64_t *)(void *)copy;
+        m->n_numbers = (int)(behind / sizeof **numbers);
+    }
+    if (h->kind == TR__DIST_GRADIENT && m->n_numbers != 1)
+        return tr__fail(TR_FORMAT, "backward: a gradient for %d calls", m->n_numbers);
+    return TR_OK;
+}
+
+static tr_status read_gradients(const tr_value *values, int n, tr_tensor **out)
+{
+    for (int i = 0; i < n; i++) {
+        if (values[i].kind != TR_VALUE_NONE && values[i].kind != TR_VALUE_TENSOR)
+            return tr__fail(TR_FORMAT, "backward: a %s for a gradient", tr_value_kind_name(values[i].kind));
+        out[i] = values[i].kind == TR_VALUE_TENSOR ? values[i].tensor : NULL;
+    }
+    return TR_OK;
+}
+
+/* Handles it, and says whether it has been answered. */
+static tr_status serve(tr__dist_worker *w, int from, int64_t ticket, const tr__dist_message *m, tr_value *result)
+{
+    serving *s = calloc(1, sizeof *s);
+    if (!s) return tr__fail(TR_NO_MEMORY, "backward: out of memory");
+    *s = (serving){.worker = w, .from = from, .ticket = ticket};
+    tr__dist_handle(&w->dist, from, m, s);
+    *result = tr_value_i64(LATER);
+    if (atomic_exchange(&s->state, LATER) != ALREADY) return TR_OK; /* from here on it is the answer's */
+    *result = tr_value_i64(ALREADY);
+    tr_status status = tr__fail_stored(s->error);
+    if (s->error) tr__error_unref(s->error);
+    free(s);
+    return status;
+}
+
+static tr_status handle_message(void *user, int from, const tr_value *values, int n, tr_value *result)
+{
+    header h;
+    tr__dist_message m;
+    int64_t *numbers = NULL;
+    char *text = NULL;
+    tr_tensor *gradients[TR__DIST_TENSORS];
+    tr_status status = unpack(values, n, &h, &m, &numbers, &text);
+    if (status == TR_OK) status = read_gradients(values + 1, m.n_gradients, gradients);
+    m.gradients = gradients;
+    if (status == TR_OK) status = serve(user, from, h.ticket, &m, result);
+    free(numbers);
+    free(text);
+    return status;
+}
+
+static tr_status handle_answer(void *user, int from, const tr_value *values, int n, tr_value *result)
+{
+    (void)from;
+    *result = tr_value_none();
+    if (n != 3 || values[0].kind != TR_VALUE_I64 || values[1].kind != TR_VALUE_I64 || values[2].kind != TR_VALUE_STRING)
+        return tr__fail(TR_FORMAT, "backward: a damaged answer");
+    int64_t status = values[1].i64;
+    if (status < TR_OK || status > TR_INTERNAL) status = TR_INTERNAL;
+    settle(user, values[0].i64, (tr_status)status, values[2].string);
+    return TR_OK;
+}
+
+/* ---- A worker that dies; starting ----------------------------------------------------------------------------------------- */
+
+static int64_t ticket_to(tr__dist_worker *w, int worker)
+{
+    pthread_mutex_lock(&w->lock);
+    waiting *it = w->waiting;
+    while (it && it->to != worker) it = it->next;
+    int64_t ticket = it ? it->ticket : 0;
+    pthread_mutex_unlock(&w->lock);
+    return ticket;
+}
+
+static void gone(void *user, int worker)
+{
+    tr__dist_worker *w = user;
+    char text[512] = "it has stopped";
+    tr_status status = tr__rpc_alive(w->rpc, worker);
+    if (status != TR_OK) strncpy(text, tr_error_message(), sizeof text - 1);
+    for (int64_t ticket; (ticket = ticket_to(w, worker));) settle(w, ticket, status == TR_OK ? TR_PEER : status, text);
+    tr__dist_gone(&w->dist, worker, text);
+}
+
+static void destroy(void *user)
+{
+    tr__dist_worker *w = user;
+    while (w->waiting) settle(w, w->waiting->ticket, TR_CANCELLED, "the agent has stopped");
+    tr__dist_owner_end(w);
+    tr__dist_end(&w->dist);
+    pthread_cond_destroy(&w->turns);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+tr_status tr_dist_start(tr_rpc *rpc)
+{
+    if (!rpc) return tr__fail(TR_INVALID, "dist: rpc is NULL");
+    TR__TRY(tr_status_of(rpc));
+    if (tr__rpc_user(rpc)) return TR_OK;
+    tr__dist_worker *w = calloc(1, sizeof *w);
+    if (!w) return tr__fail(TR_NO_MEMORY, "dist: out of memory");
+    w->rpc = rpc;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->turns, NULL);
+    tr__dist_init(&w->dist, &(tr__dist_port){w, tr_rpc_rank(rpc), tr_rpc_workers(rpc), send_message, answer_message});
+    tr__rpc_hooks hooks = {w, outgoing, incoming, enter, leave, gone, destroy};
+    tr_status status = tr__rpc_set_hooks(rpc, &hooks);
+    if (status != TR_OK) {
+        destroy(w);
+        return status;
+    }
+    TR__TRY(tr__rpc_handle(rpc, ".dist", handle_message, w, false));
+    TR__TRY(tr__rpc_handle(rpc, ".dist.answer", handle_answer, w, true));
+    TR__TRY(tr__dist_owner_start(w));
+    return tr__dist_module_start(rpc);
+}
+
+tr__dist_worker *tr__dist_worker_of(tr_rpc *rpc)
+{
+    if (!rpc) tr__fail(TR_INVALID, "dist: rpc is NULL");
+    if (!rpc || tr_status_of(rpc) != TR_OK) return NULL;
+    tr__dist_worker *w = tr__rpc_user(rpc);
+    if (!w) tr__fail(TR_STATE, "dist: tr_dist_start() comes first, on every worker");
+    return w;
+}
+
+/* ---- Contexts and backward, as programs see them -------------------------------------------------------------------------- */
+
+tr_dist_context *tr_dist_context_new(tr_rpc *rpc)
+{
+    tr__dist_worker *w = tr__dist_worker_of(rpc);
+    if (!w) return tr_keep((tr_dist_context *)tr__object_failed(&tr__dist_context_type));
+    tr_dist_context *c = tr__dist_context_new(&w->dist);
+    if (!c->object.error && !push_frame(tr__ref(c))) {
+        tr__unref(c);
+        tr__fail(TR_NO_MEMORY, "dist context: out of memory");
+        tr__object_break(c);
+    }
+    return c;
+}
+
+void tr_dist_context_end(tr_dist_context *c)
+{
+    if (!c) return;
+    for (frame **at = &innermost; *at; at = &(*at)->outer)
+        if ((*at)->context == c) {
+            pop_frame(at);
+            break;
+        }
+    if (!c->object.error) tr__dist_context_release(c);
+    tr__unref(c);
+}
+
+tr_dist_context *tr_dist_context_current(tr_rpc *rpc)
+{
+    tr__dist_worker *w = tr__dist_worker_of(rpc);
+    return w ? current(w) : NULL;
+}
+
+tr_status tr__dist_check_context(const char *what, const tr_dist_context *c)
+{
+    if (!c) return tr__fail(TR_INVALID, "%s: the context is NULL", what);
+    TR__TRY(tr_status_of(c));
+    return c->released ? tr__fail(TR_STATE, "%s: the context has ended", what) : TR_OK;
+}
+
+/* The roots with their gradients, in the innermost scope. */
+static tr_status list_roots(const tr_dist_backward_options *o, tr_tensor **roots, tr_tensor **gradients, int *n)
+{
+    *n = 0;
+    for (int i = o->root ? -1 : 0; i < o->count; i++) {
+        tr_backward_options root = {.size = sizeof root, .root = i < 0 ? o->root : o->roots[i]};
+        root.gradient = i < 0 ? o->gradient : o->gradients ? o->gradients[i] : NULL;
+        TR__TRY(tr__backward_check_root(&root));
+        roots[*n] = root.root;
+        gradients[*n] = root.gradient;
+        if (!root.gradient)
+            gradients[*n] = tr_ones(root.root->shape, .dtype = root.root->dtype, .device = tr__device_of(root.root));
+        TR__TRY(tr_status_of(gradients[(*n)++]));
+    }
+    return *n ? TR_OK : tr__fail(TR_INVALID, "tr_dist_backward: no root");
+}
+
+/* A call of the context that is under way, kept; NULL: none. */
+static tr_future *under_way(tr__dist_worker *w, tr__dist_id context)
+{
+    pthread_mutex_lock(&w->lock);
+    tr_future *found = NULL;
+    for (waiting *it = w->waiting; it && !found; it = it->next)
+        if (it->context.worker == context.worker && it->context.number == context.number && it->future &&
+            !tr_future_done(it->future))
+            found = tr_keep(it->future);
+    pthread_mutex_unlock(&w->lock);
+    return found;
+}
+
+/* Waits for the calls that the backward makes from here: unlike a thread that only waits, one that waits for a call helps. */
+static void help(tr__dist_worker *w, tr_dist_context *c)
+{
+    tr_future *call;
+    do {
+        if (tr__dist_marked(c)) tr__dist_continue(c);
+        call = under_way(w, c->id);
+        if (call) (void)!tr_future_wait(call);
+        tr__unref(call);
+    } while (call);
+}
+
+static tr_status run_backward(tr_dist_context *c, const tr_dist_backward_options *o, tr_tensor **roots,
+    tr_tensor **gradients)
+{
+    int n;
+    TR_SCOPE;
+    TR__TRY(list_roots(o, roots, gradients, &n));
+    TR__TRY(tr__dist_begin(c, roots, gradients, n, o->mode == TR_DIST_SMART, o->retain_graph));
+    if (o->timeout_ms == 0) help((tr__dist_worker *)c->dist, c);
+    return tr__dist_await(c, o->timeout_ms ? o->timeout_ms : 60000);
+}
+
+tr_status tr_dist_backward_with(const tr_dist_backward_options *o)
+{
+    tr_dist_context *c = o->context;
+    TR__TRY(tr__dist_check_context("tr_dist_backward", c));
+    if (c->id.worker != c->dist->port.self)
+        return tr__fail(TR_STATE, "tr_dist_backward: the context was made by worker %d, which is to call it, not %d",
+            (int)c->id.worker, c->dist->port.self);
+    if (o->count < 0 || (o->count && !o->roots)) return tr__fail(TR_INVALID, "tr_dist_backward: %d roots", o->count);
+    tr_tensor **lists = calloc(2 * ((size_t)o->count + 1), sizeof *lists);
+    if (!lists) return tr__fail(TR_NO_MEMORY, "backward: out of memory");
+    tr_status status = run_backward(c, o, lists, lists + o->count + 1);
+    free(lists);
+    return status;
+}

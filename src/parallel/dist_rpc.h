@@ -1,0 +1,55 @@
+/* A worker's distributed autograd on its RPC agent: what the messages of optimizers need of it, too. */
+#ifndef TR_PARALLEL_DIST_RPC_H
+#define TR_PARALLEL_DIST_RPC_H
+
+#include "parallel/dist.h"
+#include "rpc/rpc.h"
+
+typedef struct tr__dist_worker {
+    tr__dist dist; /* first */
+    tr_rpc *rpc;   /* holds this, not the other way round */
+    pthread_mutex_t lock;
+    struct tr__dist_waiting *waiting; /* messages that are to be answered */
+    int64_t next_ticket;
+    struct tr__dist_owned *optimizers; /* this worker's parts of them */
+    int64_t next_optimizer;
+    int64_t next_turn, turn; /* steps are made in the order in which they came */
+    pthread_cond_t turns;
+} tr__dist_worker;
+
+/* NULL: tr_dist_start() has not been called, and the failure says so. */
+tr__dist_worker *tr__dist_worker_of(tr_rpc *rpc);
+/* The context is sound and this worker's. */
+tr_status tr__dist_check_context(const char *what, const tr_dist_context *context);
+
+/* The owners' side of optimizers (dist_owner.c): messages whose first value is its number, and for most the context's.
+ * X(NAME, "message") */
+#define TR__DIST_OWNER_MAP(X)                                                                                \
+    X(MAKE, ".dist.make")   /* rule, settings, name, rref, name, rref, … -> number */                         \
+    X(STEP, ".dist.step")   /* number, context */                                                            \
+    X(NORM, ".dist.norm")   /* number, context -> the sum of the gradients' squares */                        \
+    X(SCALE, ".dist.scale") /* number, context, factor */                                                    \
+    X(LR, ".dist.lr")       /* number, learning rate */                                                      \
+    X(STATE, ".dist.state") /* number -> tensors */                                                          \
+    X(LOAD, ".dist.load")   /* number, tensors */                                                            \
+    X(DROP, ".dist.drop")   /* number */
+typedef enum tr__dist_order {
+#define TR__DIST_ORDER(name, text) TR__DIST_##name,
+    TR__DIST_OWNER_MAP(TR__DIST_ORDER)
+#undef TR__DIST_ORDER
+    TR__DIST_ORDERS
+} tr__dist_order;
+tr_status tr__dist_owner_start(tr__dist_worker *worker);
+void tr__dist_owner_end(tr__dist_worker *worker);
+/* Sends an order; to this worker itself, too. */
+tr_future *tr__dist_order_to(tr__dist_worker *worker, int to, tr__dist_order order, const tr_value *values, int n);
+
+enum { TR__DIST_SETTINGS = 8 };
+/* The numbers in a rule's options, and back, with the parameters that they are for. */
+int tr__dist_rule_settings(const tr_dist_rule *rule, double settings[TR__DIST_SETTINGS]);
+tr_optimizer *tr__dist_rule_make(int64_t kind, const double *settings, int n, tr_tensor_list *parameters);
+
+/* The functions of modules that others call (dist_module.c). */
+tr_status tr__dist_module_start(tr_rpc *rpc);
+
+#endif

@@ -1,0 +1,47 @@
+/*
+ * What the tests of distributed autograd share: each worker has a layer; patterns of calls between them, and the same
+ * computed in one process.
+ */
+#ifndef TR_TESTS_DIST_NETS_H
+#define TR_TESTS_DIST_NETS_H
+
+#include <trireme/dist.h>
+
+enum { DIST_WORKERS = 3, DIST_WIDTH = 4, DIST_BATCH = 2, DIST_PARAMETERS = 2 };
+
+/* A worker's own. */
+typedef struct dist_worker {
+    tr_rpc *rpc;
+    tr_module *net;
+} dist_worker;
+
+/* X(NAME, what it does) */
+#define DIST_PATTERNS(X)                                                                                  \
+    X(CHAIN, "one worker after the other")                                                                \
+    X(NESTED, "a worker calls another one")                                                               \
+    X(CYCLE, "a worker calls back")                                                                       \
+    X(FAN, "a tensor goes to several workers, to one of them twice, and their results are added up")      \
+    X(UNUSED, "results that are not used, and a call that gives none back")
+typedef enum dist_pattern {
+#define DIST_PATTERN(name, text) DIST_##name,
+    DIST_PATTERNS(DIST_PATTERN)
+#undef DIST_PATTERN
+    DIST_PATTERN_COUNT
+} dist_pattern;
+
+/* The layer of a worker: the same weights wherever it is made. */
+tr_module *dist_net(int worker);
+/* Starts a worker, "w0" and so on, that can be called. */
+tr_status dist_begin(dist_worker *w, tr_group *group);
+/* The loss of a pattern, by calls from this worker, w0; and in one process, where nets has the layer of each. */
+tr_tensor *dist_loss(dist_worker *w, dist_pattern pattern);
+tr_tensor *dist_loss_here(tr_module *const *nets, dist_pattern pattern);
+/* The gradient that a worker has for its parameter in the context that is current here; in error: none. */
+tr_tensor *dist_fetch_grad(dist_worker *w, int worker, int parameter);
+/* References to the parameters of all workers' layers, in their order: [DIST_WORKERS * DIST_PARAMETERS]. */
+tr_status dist_parameters(dist_worker *w, tr_rref **out);
+
+/* The largest difference of two tensors' elements. */
+double dist_difference(tr_tensor *a, tr_tensor *b);
+
+#endif

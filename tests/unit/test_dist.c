@@ -1,0 +1,283 @@
+/* Distributed autograd, optimizers and remote modules over RPC, between threads as workers. ctest: timeout=240 */
+#include "comm_ranks.h"
+#include "dist_nets.h"
+
+#include <math.h>
+
+/* Runs body on w0 while the others serve. */
+static void serve_or(rank *r, void (*body)(rank *r, dist_worker *w))
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    if (r->number == 0) {
+        TR_SCOPE;
+        body(r, &w);
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void make_twins(tr_module **nets)
+{
+    for (int i = 0; i < DIST_WORKERS; i++) nets[i] = dist_net(i);
+}
+
+/* ---- Backward ------------------------------------------------------------------------------------------------------------ */
+
+static void check_grads(rank *r, dist_worker *w, tr_module *const *nets)
+{
+    for (int i = 0; i < DIST_WORKERS; i++)
+        for (int k = 0; k < DIST_PARAMETERS; k++) {
+            tr_tensor *want = tr_grad(tr_list_at(tr_parameters(nets[i]), k)), *got = dist_fetch_grad(w, i, k);
+            if (!want) CHECK(tr_status_of(got) == TR_NOT_FOUND);
+            if (want) CHECK(dist_difference(got, want) < 1e-12);
+        }
+}
+
+static void run_pattern(rank *r, dist_worker *w, dist_pattern pattern, tr_dist_mode mode)
+{
+    TR_SCOPE;
+    tr_module *nets[DIST_WORKERS];
+    make_twins(nets);
+    TR_DIST_CONTEXT(w->rpc, context);
+    tr_tensor *loss = dist_loss(w, pattern), *twin = dist_loss_here(nets, pattern);
+    CHECK(dist_difference(loss, twin) < 1e-12);
+    for (int round = 0; round < 2; round++) {
+        OK(tr_dist_backward(context, loss, .mode = mode, .retain_graph = round == 0));
+        OK(tr_backward(twin, .retain_graph = round == 0));
+        check_grads(r, w, nets);
+    }
+}
+
+static void patterns_on_w0(rank *r, dist_worker *w)
+{
+    for (int pattern = 0; pattern < DIST_PATTERN_COUNT && !r->failure[0]; pattern++)
+        for (int mode = TR_DIST_FAST; mode <= TR_DIST_SMART && !r->failure[0]; mode++)
+            run_pattern(r, w, (dist_pattern)pattern, (tr_dist_mode)mode);
+}
+
+static void run_patterns(rank *r) { serve_or(r, patterns_on_w0); }
+
+static void every_pattern_leaves_the_gradients_of_one_process(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_patterns, NULL);
+}
+
+/* All workers are trainers at the same time, each in a context of its own. */
+static void run_own_contexts(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    for (int i = 0; i < 10; i++) {
+        TR_SCOPE;
+        tr_module *nets[DIST_WORKERS];
+        make_twins(nets);
+        double by = r->number * 10 + i + 1;
+        tr_tensor *x = tr_full(by / 50, TR_SHAPE(DIST_BATCH, DIST_WIDTH), .dtype = TR_F64), *twin = x;
+        TR_DIST_CONTEXT(w.rpc, context);
+        for (int k = 0; k < DIST_WORKERS; k++) {
+            x = tr_future_tensor(tr_rpc_sync(w.rpc, tr_rpc_name(w.rpc, k), "layer", x));
+            twin = tr_tanh(tr_forward(nets[k], twin));
+        }
+        OK(tr_dist_backward(context, tr_sum(x), .mode = i % 2 ? TR_DIST_SMART : TR_DIST_FAST));
+        OK(tr_backward(tr_sum(twin)));
+        check_grads(r, &w, nets);
+        CHECK(!r->failure[0]);
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void contexts_at_the_same_time_do_not_mix(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_own_contexts, NULL);
+}
+
+/* ---- Optimizers ---------------------------------------------------------------------------------------------------------- */
+
+static tr_tensor_list *all_parameters(tr_module *const *nets)
+{
+    tr_tensor_list *list = tr_list();
+    for (int i = 0; i < DIST_WORKERS; i++)
+        for (int k = 0; k < DIST_PARAMETERS; k++) {
+            char name[16];
+            snprintf(name, sizeof name, "%d", i * DIST_PARAMETERS + k);
+            if (tr_list_add(list, name, tr_list_at(tr_parameters(nets[i]), k)) != TR_OK) return NULL;
+        }
+    return list;
+}
+
+static tr_optimizer *twin_of(int kind, tr_tensor_list *parameters)
+{
+    switch (kind) {
+    case TR_DIST_RULE_SGD: return tr_sgd(parameters, .lr = 0.1, .momentum = 0.9, .nesterov = true);
+    case TR_DIST_RULE_ADAM: return tr_adam(parameters, .lr = 0.1, .amsgrad = true);
+    case TR_DIST_RULE_ADAMW: return tr_adamw(parameters, .lr = 0.1, .weight_decay = 0.1, .decay_matrices_only = true);
+    case TR_DIST_RULE_RMSPROP: return tr_rmsprop(parameters, .lr = 0.1, .momentum = 0.5, .centered = true);
+    default: return tr_adagrad(parameters, .lr = 0.1, .lr_decay = 0.1, .initial_accumulator = 0.1);
+    }
+}
+
+static tr_dist_rule rule_of(int kind)
+{
+    switch (kind) {
+    case TR_DIST_RULE_SGD: return TR_DIST_SGD(.lr = 0.1, .momentum = 0.9, .nesterov = true);
+    case TR_DIST_RULE_ADAM: return TR_DIST_ADAM(.lr = 0.1, .amsgrad = true);
+    case TR_DIST_RULE_ADAMW: return TR_DIST_ADAMW(.lr = 0.1, .weight_decay = 0.1, .decay_matrices_only = true);
+    case TR_DIST_RULE_RMSPROP: return TR_DIST_RMSPROP(.lr = 0.1, .momentum = 0.5, .centered = true);
+    default: return TR_DIST_ADAGRAD(.lr = 0.1, .lr_decay = 0.1, .initial_accumulator = 0.1);
+    }
+}
+
+static void check_parameters(rank *r, tr_rref **parameters, tr_tensor_list *twins)
+{
+    for (int i = 0; i < tr_list_count(twins); i++) {
+        tr_tensor *there = tr_future_tensor(tr_rref_to_here(parameters[i]));
+        OK(tr_status_of(there));
+        CHECK(dist_difference(tr_detach(there), tr_detach(tr_list_at(twins, i))) < 1e-12);
+    }
+}
+
+/* The workers' parameters get the twins' values. */
+static void copy_parameters(rank *r, tr_rref **parameters, tr_tensor_list *twins)
+{
+    for (int i = 0; i < tr_list_count(twins); i++)
+        OK(tr_copy_into(tr_list_at(twins, i), tr_future_tensor(tr_rref_to_here(parameters[i]))));
+}
+
+static void train_with(rank *r, dist_worker *w, int kind, tr_rref **parameters)
+{
+    TR_SCOPE;
+    tr_module *nets[DIST_WORKERS];
+    make_twins(nets);
+    tr_tensor_list *twins = all_parameters(nets);
+    copy_parameters(r, parameters, twins);
+    tr_optimizer *twin = twin_of(kind, twins);
+    tr_dist_optimizer *optimizer = tr_dist_optimizer_new(w->rpc, parameters, tr_list_count(twins), rule_of(kind));
+    OK(tr_status_of(optimizer));
+    for (int step = 0; step < 4; step++) {
+        TR_SCOPE;
+        TR_DIST_CONTEXT(w->rpc, context);
+        double norm, twin_norm, lr = tr_step_lr(step, 0.1, 2);
+        tr_zero_grad(twin);
+        OK(tr_dist_backward(context, dist_loss(w, DIST_FAN)));
+        OK(tr_backward(dist_loss_here(nets, DIST_FAN)));
+        OK(tr_dist_clip_grad_norm(optimizer, context, 0.5, &norm));
+        OK(tr_clip_grad_norm(twin, 0.5, &twin_norm));
+        CHECK(fabs(norm - twin_norm) < 1e-12);
+        OK(tr_dist_set_lr(optimizer, lr));
+        OK(tr_set_lr(twin, lr));
+        OK(tr_dist_step(optimizer, context));
+        OK(tr_step(twin));
+        check_parameters(r, parameters, twins);
+        CHECK(!r->failure[0]);
+    }
+    tr_tensor_list *state = tr_dist_optimizer_state(optimizer), *twin_state = tr_optimizer_state(twin);
+    CHECK(tr_list_count(state) == tr_list_count(twin_state));
+    for (int i = 0; i < tr_list_count(state); i++) {
+        tr_tensor *same = tr_list_find(twin_state, tr_list_name(state, i));
+        CHECK(same && fabs(tr_item(tr_sum(tr_list_at(state, i))) - tr_item(tr_sum(same))) < 1e-10);
+    }
+    OK(tr_dist_optimizer_load(optimizer, state));
+}
+
+static void optimizers_on_w0(rank *r, dist_worker *w)
+{
+    tr_rref *parameters[DIST_WORKERS * DIST_PARAMETERS];
+    OK(dist_parameters(w, parameters));
+    for (int kind = 0; kind < TR_DIST_RULES && !r->failure[0]; kind++) train_with(r, w, kind, parameters);
+}
+
+static void run_optimizers(rank *r) { serve_or(r, optimizers_on_w0); }
+
+static void optimizers_step_as_in_one_process(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_optimizers, NULL);
+}
+
+/* ---- Remote modules ---------------------------------------------------------------------------------------------------- */
+
+static void modules_on_w0(rank *r, dist_worker *w)
+{
+    tr_module *nets[DIST_WORKERS];
+    make_twins(nets);
+    TR_DIST_CONTEXT(w->rpc, context);
+    tr_module *there = tr_remote_module(tr_remote(w->rpc, "w2", "net"));
+    OK(tr_status_of(there));
+    tr_module *net = tr_sequential(w->net, there), *twin = tr_sequential(nets[0], nets[2]);
+    tr_tensor *x = tr_randn(3, TR_SHAPE(DIST_BATCH, DIST_WIDTH), .dtype = TR_F64);
+    OK(tr_dist_backward(context, tr_sum(tr_forward(net, x))));
+    OK(tr_backward(tr_sum(tr_forward(twin, x))));
+    check_grads(r, w, nets);
+    tr_tensor *y = tr_forward(there, tr_zeros(TR_SHAPE(1, 9), .dtype = TR_F64));
+    CHECK(tr_status_of(y) == TR_SHAPE);
+    SAYS("w2");
+}
+
+static void run_modules(rank *r) { serve_or(r, modules_on_w0); }
+
+static void a_remote_module_is_called_like_a_local_one(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_modules, NULL);
+}
+
+/* ---- Failures ------------------------------------------------------------------------------------------------------------ */
+
+static tr_status break_backward(tr_tensor *leaf, tr_tensor *gradient, void *user)
+{
+    (void)leaf, (void)gradient, (void)user;
+    return tr_fail(TR_INVALID, "the hook does not like it");
+}
+
+static void run_failures(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    tr_tensor *weight = tr_list_at(tr_parameters(w.net), 0);
+    int hook = r->number == 2 ? tr_grad_hook_add(weight, break_backward, NULL) : -1;
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        TR_SCOPE;
+        for (int mode = TR_DIST_FAST; mode <= TR_DIST_SMART; mode++) {
+            TR_DIST_CONTEXT(w.rpc, context);
+            tr_tensor *loss = dist_loss(&w, DIST_NESTED);
+            CHECK(tr_dist_backward(context, loss, .mode = (tr_dist_mode)mode) == TR_INVALID);
+            SAYS("the hook does not like it");
+            CHECK(tr_dist_backward(context, tr_mul(loss, loss), .gradient = loss, .count = -1) == TR_INVALID);
+            tr_tensor *x = tr_randn(1, TR_SHAPE(1, DIST_WIDTH), .dtype = TR_F64);
+            tr_tensor *h = tr_future_tensor(tr_rpc_sync(w.rpc, "w1", "layer", x));
+            CHECK(tr_backward(tr_sum(h)) == TR_STATE);
+            SAYS("tr_dist_backward");
+        }
+        CHECK(tr_dist_backward(NULL, weight) == TR_INVALID);
+        CHECK(tr_dist_context_current(w.rpc) == NULL);
+        tr_rref *bad = tr_rref_new(w.rpc, tr_value_i64(3));
+        CHECK(tr_status_of(tr_dist_optimizer_new(w.rpc, &bad, 1, TR_DIST_SGD(.lr = 0.1))) == TR_INVALID);
+        SAYS("not a tensor");
+    }
+    OK(tr_barrier(r->group));
+    if (hook >= 0) tr_grad_hook_remove(weight, hook);
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void a_failure_anywhere_ends_the_backward_with_its_cause(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_failures, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_pattern_leaves_the_gradients_of_one_process),
+        cmocka_unit_test(contexts_at_the_same_time_do_not_mix),
+        cmocka_unit_test(optimizers_step_as_in_one_process),
+        cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
+        cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
