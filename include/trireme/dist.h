@@ -85,6 +85,7 @@ typedef struct tr_dist_rule {
 #define TR__DIST_RULE(kind_, member, ...) \
     ((tr_dist_rule){.kind = (kind_), .member = {.size = sizeof(tr_##member##_options), __VA_ARGS__}})
 #else
+#pragma GCC system_header /* as in base.h: for fields that are left to their defaults */
 #define TR__DIST_RULE(kind_, member, ...) \
     (tr_dist_rule{.kind = tr_dist_rule::kind_, .member = {.size = sizeof(tr_##member##_options), __VA_ARGS__}})
 #endif
