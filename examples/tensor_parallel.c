@@ -1,0 +1,82 @@
+/*
+ * Tensor parallelism: each layer in slices over four ranks, which compute one batch together. `./tensor_parallel [RANKS]`
+ * starts the ranks itself.
+ *
+ *   words ── sharded embedding ──> column linear ──> GELU ──> row linear ──> logits
+ *            a share of the rows   of the outputs    of them  of the inputs  the same on all ranks
+ *
+ * A next-word model of a language whose words follow each other by a rule, learnt by heart. Every rank also trains the whole
+ * network by itself: both must learn the same, to rounding.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <trireme/trireme.h>
+
+enum { words = 64, dim = 32, hidden = 128, batch = 64, steps = 200 };
+
+static tr_module *make_whole(void)
+{
+    return tr_sequential(tr_embedding(words, dim, .seed = 1), tr_linear(dim, hidden, .seed = 2), tr_activation(tr_gelu),
+        tr_linear(hidden, words, .seed = 3));
+}
+
+/* The same network with this rank's slices of it: the same seeds give the same weights. */
+static tr_module *make_slices(tr_group *tp)
+{
+    return tr_sequential(tr_sharded_embedding(words, dim, .group = tp, .seed = 1),
+        tr_column_linear(dim, hidden, .group = tp, .seed = 2), tr_activation(tr_gelu),
+        tr_row_linear(hidden, words, .group = tp, .seed = 3));
+}
+
+/* After word w comes 5 w + 3, modulo their number. All ranks make the same batch. */
+static tr_tensor *make_batch(int step, tr_tensor **y)
+{
+    int32_t word[batch], next[batch];
+    for (int i = 0; i < batch; i++) {
+        word[i] = (step * 31 + i * 7) % words;
+        next[i] = (5 * word[i] + 3) % words;
+    }
+    *y = tr_from(next, TR_SHAPE(batch), .dtype = TR_I32);
+    return tr_from(word, TR_SHAPE(batch), .dtype = TR_I32);
+}
+
+static tr_status train_step(tr_module *net, tr_optimizer *opt, int step, double *value)
+{
+    TR_SCOPE;
+    tr_tensor *y, *x = make_batch(step, &y), *loss = tr_cross_entropy(tr_forward(net, x), y);
+    tr_zero_grad(opt);
+    tr_status status = tr_backward(loss);
+    *value = tr_item(loss);
+    return status == TR_OK ? tr_step(opt) : status;
+}
+
+static tr_status train(int rank, void *argument, size_t bytes)
+{
+    (void)argument, (void)bytes;
+    TR_SCOPE;
+    tr_group *world = tr_join();
+    tr_module *net = make_slices(world), *whole = make_whole();
+    tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2), *opt_whole = tr_adamw(tr_parameters(whole), .lr = 1e-2);
+    tr_status status = tr_status_of(opt);
+    double loss = 0, expected = 0, apart = 0;
+    for (int step = 0; step < steps && status == TR_OK; step++) {
+        status = train_step(net, opt, step, &loss);
+        if (status == TR_OK) status = train_step(whole, opt_whole, step, &expected);
+        apart = fmax(apart, fabs(loss - expected));
+        if (rank == 0 && step % 50 == 0) printf("step %3d  loss %.4f, of the whole network %.4f\n", step, loss, expected);
+    }
+    if (status != TR_OK) return status;
+    if (rank == 0)
+        printf("loss %.4f at the end, never further than %.1e from the whole network's; rank 0 has %lld of %lld weights\n", loss,
+            apart, (long long)tr_list_numel(tr_parameters(net)), (long long)tr_list_numel(tr_parameters(whole)));
+    if (!(loss < 0.05) || !(apart < 1e-3)) return tr_fail(TR_STATE, "a loss of %g, %g apart", loss, apart);
+    return tr_leave(world);
+}
+
+int main(int argc, char **argv)
+{
+    TR_SPAWN_ENTRY; /* the ranks leave main() here */
+    TR_CHECK(tr_spawn(train, argc > 1 ? atoi(argv[1]) : 4, .pass_signals = true));
+    return 0;
+}
