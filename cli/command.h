@@ -7,6 +7,7 @@
 
 #define TR__COMMANDS(X)                                                          \
     X("run", tr__cli_run, "run a program as the ranks of a job on this machine") \
+    X("cluster", tr__cli_cluster, "run a program on several machines, and look after it")  \
     X("train", tr__cli_train, "train a model, on one process or several")        \
     X("sample", tr__cli_sample, "let a trained model write")                     \
     X("bench", tr__cli_bench, "measure how fast training is here")               \

@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -35,7 +37,7 @@ static void print_line(int rank, bool is_stderr, const char *line, size_t length
 typedef struct settings {
     int ranks, nodes, node_rank;
     double grace, patience;
-    bool no_prefix;
+    bool no_prefix, stop_on_eof;
     const char *job, *flight_dir, *log_dir, *rendezvous, *token_file;
 } settings;
 
@@ -53,6 +55,7 @@ static int parse(int argc, char **argv, settings *s, int *operands)
         {"rendezvous", 0, "HOST:PORT", "where node 0 listens and the others find it", TR__TEXT(&s->rendezvous)},
         {"rendezvous-timeout", 0, "SECONDS", "how long to wait for the other nodes", TR__NUMBER(&s->patience, 0.1, 86400)},
         {"token-file", 0, "FILE", "holds the job's secret (-: stdin's first line); else TRIREME_TOKEN", TR__TEXT(&s->token_file)},
+        {"stop-on-eof", 0, NULL, "stop the ranks when stdin ends, as SIGTERM does; they do not read it", TR__FLAG(&s->stop_on_eof)},
         {0},
     };
     const tr__syntax syntax = {"run", "PROGRAM [ARGUMENT…]",
@@ -92,6 +95,33 @@ static bool read_token(const char *file, char *token, size_t bytes)
     return there;
 }
 
+/* Reads what is left of stdin, through ssh say, to see it end. */
+static void *watch_stdin(void *argument)
+{
+    int fd = *(int *)argument;
+    char text[256];
+    ssize_t got;
+    while ((got = read(fd, text, sizeof text)) > 0 || (got < 0 && errno == EINTR)) continue;
+    kill(getpid(), SIGTERM);
+    return NULL;
+}
+
+/* From here on the ranks have another stdin. */
+static bool start_watch(int *fd)
+{
+    pthread_t thread;
+    int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    *fd = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    bool ready = nothing >= 0 && *fd >= 0 && dup2(nothing, STDIN_FILENO) == STDIN_FILENO;
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    ready = ready && pthread_create(&thread, NULL, watch_stdin, fd) == 0 && pthread_detach(thread) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!ready) tr__complain("run", "cannot watch stdin: %s", strerror(errno));
+    return ready;
+}
+
 int tr__cli_run(int argc, char **argv)
 {
     settings s = {.ranks = 1, .nodes = 1, .grace = 1, .patience = 300};
@@ -99,6 +129,9 @@ int tr__cli_run(int argc, char **argv)
     if (status >= 0) return status;
     char token[1024];
     if (s.token_file && !read_token(s.token_file, token, sizeof token)) return TR__EXIT_FAILED;
+
+    static int watched; /* for as long as its thread runs */
+    if (s.stop_on_eof && !start_watch(&watched)) return TR__EXIT_FAILED;
 
     int width = snprintf(NULL, 0, "%d", s.ranks * s.nodes - 1);
     char setting[PATH_MAX + 32];

@@ -78,6 +78,71 @@ typedef struct tr_spawn_options {
 #define tr_spawn(...) TR__NEW2(tr_spawn, function, ranks, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_spawn_with(const tr_spawn_options *options);
 
+/* ---- Clusters: machines that are reached by ssh ------------------------------------------------------------------ */
+
+typedef struct tr_cluster tr_cluster;
+
+typedef struct tr_cluster_host {
+    const char *name;    /* as ssh is told it; "localhost" is this machine, without ssh */
+    int slots;           /* ranks that it takes */
+    const char *address; /* where the other hosts reach it; the name when the file has none */
+} tr_cluster_host;
+
+typedef struct tr_cluster_options {
+    size_t size;
+    const char *hosts;   /* a file with a line for each host, "name slots=8 address=10.0.0.1", and comments after #; NULL:
+                            this machine alone */
+    int slots;           /* of this machine alone; 0: its cores */
+    const char *ssh;     /* the command, and what it is always given, with blanks between; NULL: "ssh" */
+    const char *command; /* what runs Trireme on the hosts; NULL: "trireme" */
+    const char *state;   /* a folder that remembers jobs; NULL: trireme/jobs in XDG_STATE_HOME or in ~/.local/state */
+} tr_cluster_options;
+#define tr_cluster_open(...) TR__NEW1(tr_cluster, hosts, __VA_ARGS__)
+TR_API tr_cluster *tr_cluster_with(const tr_cluster_options *options);
+TR_API int tr_cluster_count(const tr_cluster *cluster); /* of hosts; 0 in error */
+TR_API const tr_cluster_host *tr_cluster_host_at(const tr_cluster *cluster, int i); /* its own; NULL outside */
+
+/* What was found on a host: TR_OK and its cores, or what keeps it from taking part. */
+typedef void (*tr_cluster_finding)(const tr_cluster_host *host, tr_status status, int cores, const char *text, void *user);
+/* Asks all hosts at once whether they can be reached without a password, have this version of Trireme and the program (NULL:
+ * any), and tells of each, in order. The first failure. */
+TR_API TR_MUST_CHECK tr_status tr_cluster_check(tr_cluster *cluster, const char *program, tr_cluster_finding finding,
+    void *user);
+
+typedef struct tr_cluster_run_options {
+    size_t size;
+    tr_cluster *cluster;
+    const char *const *argv;       /* as in tr_launch_options, and so is what follows */
+    const char *job;               /* NULL: a name is made of the time */
+    tr_launch_output output;       /* gets each line as its launcher prints it, with the number of the *host* as rank */
+    void *user;
+    bool pass_signals;
+    tr_launch_report *report;
+    int port;                      /* of the rendezvous, on the first host; 0: a random one of 20000 to 29999 */
+    int rendezvous_ms;
+} tr_cluster_run_options;
+/* Runs a program on all hosts as one job, in this folder on each, and waits for it: the first host has the first ranks.
+ * The job is bound to this process: when it dies, however it dies, all ranks are ended. */
+#define tr_cluster_run(...) TR__NEW2(tr_cluster_run, cluster, argv, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_cluster_run_with(const tr_cluster_run_options *options);
+
+typedef struct tr_cluster_job {
+    char name[TR_LAUNCH_JOB_NAME + 1];
+    bool running;
+    int pid;             /* of the process that it is bound to */
+    int hosts, ranks;
+    int64_t started_ms;  /* since 1970 */
+    char program[256];
+    char text[1024];     /* how it ended, when it has */
+} tr_cluster_job;
+/* A job that this cluster's state folder knows, of whichever process. job NULL: the one that was started last. */
+TR_API TR_MUST_CHECK tr_status tr_cluster_status(tr_cluster *cluster, const char *job, tr_cluster_job *out);
+/* Its output so far, and with follow until it ends; each line begins with its rank. */
+TR_API TR_MUST_CHECK tr_status tr_cluster_logs(tr_cluster *cluster, const char *job, bool follow, tr_launch_output output,
+    void *user);
+/* Asks its ranks to end, as SIGTERM does, and waits until nothing of it is left; after timeout_ms (0: 30,000) it is killed. */
+TR_API TR_MUST_CHECK tr_status tr_cluster_stop(tr_cluster *cluster, const char *job, int timeout_ms);
+
 #ifdef __cplusplus
 }
 #endif

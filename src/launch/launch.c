@@ -31,6 +31,7 @@
 typedef enum stage { RUNNING, SETTLING, ENDING, KILLING } stage;
 
 static const double moment_seconds = 0.3, default_grace_seconds = 1.0, kill_seconds = 2.0;
+static const double leash_moment_seconds = 3.0; /* ranks on a leash are launchers, which take some time to agree */
 /* A death by signal within this time of another rank's failing exit counts as the first cause: it is seldom the effect. */
 static const double signal_first_seconds = 0.5;
 static const uint64_t tick_ms = 20; /* how often deadlines are looked at, once there are any */
@@ -39,6 +40,7 @@ typedef struct rank {
     struct job *job;
     pid_t pid;
     int pidfd; /* -1: this kernel has none */
+    int leash; /* the write end of its stdin; -1: none */
     bool running;
     int code, status; /* as in siginfo_t: CLD_EXITED and the exit code, or CLD_KILLED, CLD_DUMPED and the signal */
     double seconds;   /* from the job's start to its death */
@@ -47,7 +49,7 @@ typedef struct rank {
 
 typedef struct job {
     tr_launch_options options;
-    const tr__call *call; /* what the ranks run; NULL: a program */
+    tr__launch_extra extra;
     tr_launch_report *report;
     char token[65]; /* of a job on this node alone */
     char mark[65];
@@ -107,15 +109,29 @@ static void signal_groups(const job *j, int sig)
     }
 }
 
+static void cut_leash(rank *r)
+{
+    if (r->leash >= 0) close(r->leash);
+    r->leash = -1;
+}
+
+/* Asks the ranks to end. */
+static void ask_to_end(job *j, int sig)
+{
+    if (!j->extra.leash) signal_groups(j, sig);
+    for (int i = 0; i < j->started; i++) cut_leash(&j->ranks[i]);
+}
+
 static void enter(job *j, stage next)
 {
     if (next <= j->stage) return;
     static const int signals[] = {[SETTLING] = 0, [ENDING] = SIGTERM, [KILLING] = SIGKILL};
-    const double times[] = {[SETTLING] = moment_seconds, [ENDING] = j->grace, [KILLING] = kill_seconds};
+    const double times[] = {[SETTLING] = j->extra.leash ? leash_moment_seconds : moment_seconds, [ENDING] = j->grace, [KILLING] = kill_seconds};
     j->stage = next;
     j->deadline = now_seconds() + times[next];
     if (!signals[next]) return;
-    signal_groups(j, signals[next]);
+    if (next == ENDING) ask_to_end(j, SIGTERM);
+    else signal_groups(j, SIGKILL);
     tr__sweep(j->groups, j->started, j->mark, signals[next]);
 }
 
@@ -127,7 +143,8 @@ static bool by_signal(const rank *r)
 static bool by_interrupt(const job *j, const rank *r)
 {
     if (!j->interrupt) return false;
-    return by_signal(r) ? r->status == j->interrupt : r->status == 128 + j->interrupt;
+    if (by_signal(r)) return r->status == j->interrupt;
+    return r->status == 128 + (j->extra.leash ? SIGTERM : j->interrupt);
 }
 
 /* Looks for the first cause: the first failure before the launcher itself began to end the job. */
@@ -208,7 +225,7 @@ static void pass_on(job *j, int sig)
     switch (sig) {
     case SIGUSR1:
     case SIGUSR2:
-        signal_groups(j, sig);
+        if (!j->extra.leash) signal_groups(j, sig);
         break;
     case SIGTSTP: /* ^Z: the terminal stops only this process, for the ranks are in groups of their own */
         signal_groups(j, SIGSTOP);
@@ -222,7 +239,7 @@ static void pass_on(job *j, int sig)
             j->gave_up = true;
         } else {
             j->interrupt = sig;
-            signal_groups(j, sig);
+            ask_to_end(j, sig);
         }
     }
 }
@@ -292,23 +309,39 @@ static tr_status watch(job *j, rank *r)
     return TR_OK;
 }
 
+static tr_status open_leash(const job *j, rank *r, int *read_end)
+{
+    int ends[2];
+    size_t bytes = strlen(j->extra.leash);
+    if (pipe2(ends, O_CLOEXEC) < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open a pipe (see ulimit -n)");
+    *read_end = ends[0];
+    r->leash = ends[1];
+    return write(r->leash, j->extra.leash, bytes) == (ssize_t)bytes ? TR_OK
+        : tr__fail_errno(TR_IO, errno, "launch: cannot write to a pipe");
+}
+
 static tr_status start_rank(job *j, int index, int nothing)
 {
     rank *r = &j->ranks[index];
     int stdio[3];
+    r->leash = -1;
     TR__TRY(open_stdio(j, index, nothing, stdio));
     tr__env_set_rank(&j->env, index);
+    const char *const *argv = j->extra.argv_of ? j->extra.argv_of(index, j->extra.user) : j->options.argv;
     const tr__process_options process = {
-        .file = j->call ? TR__CALL_PROGRAM : j->options.argv[0],
-        .argv = j->options.argv,
+        .file = j->extra.call ? TR__CALL_PROGRAM : argv[0],
+        .argv = argv,
         .env = j->env.entries,
         .stdio = stdio,
-        .keep = {j->call ? j->call->fd : 0},
+        .keep = {j->extra.call ? j->extra.call->fd : 0},
         .own_group = true,
     };
-    tr_status status = tr__process_start(&process, &r->pid);
+    tr_status status = j->extra.leash ? open_leash(j, r, &stdio[0]) : TR_OK;
+    if (status == TR_OK) status = tr__process_start(&process, &r->pid);
     for (int i = 1; i < 3; i++)
         if (stdio[i] > STDERR_FILENO) close(stdio[i]);
+    if (r->leash >= 0) close(stdio[0]);
+    if (status) cut_leash(r);
     TR__TRY(status);
     r->job = j;
     r->pidfd = -1;
@@ -434,6 +467,7 @@ static void reap(job *j)
     for (int i = 0; i < j->started; i++) {
         while (waitpid(j->groups[i], NULL, 0) < 0 && errno == EINTR) continue;
         if (j->ranks[i].pidfd >= 0) close(j->ranks[i].pidfd);
+        cut_leash(&j->ranks[i]);
     }
 }
 
@@ -528,7 +562,7 @@ static tr_status run_with_loop(job *j)
     TR__TRY(tr__random_text(j->mark, sizeof j->mark));
     if (j->options.pass_signals) TR__TRY(open_signals(j)); /* before any thread, for threads inherit the mask */
     const tr__env_options where = {.extra = j->options.env, .first_rank = j->first_rank, .ranks = j->options.ranks,
-        .mark = j->mark, .job = j->options.job, .call = j->call};
+        .mark = j->mark, .job = j->options.job, .call = j->extra.call};
     return j->nodes.count ? run_on_nodes(j, where) : run_on_this_node(j, where);
 }
 
@@ -592,10 +626,10 @@ static tr_status check_options(const tr_launch_options *o)
     return TR_OK;
 }
 
-tr_status tr__launch(const tr_launch_options *options, const tr__call *call)
+tr_status tr__launch(const tr_launch_options *options, const tr__launch_extra *extra)
 {
     tr_launch_report unused;
-    job j = {.signal_fd = -1, .first = -1, .call = call};
+    job j = {.signal_fd = -1, .first = -1, .extra = *extra};
     memcpy(&j.options, options, options->size < sizeof j.options ? options->size : sizeof j.options);
     j.options.size = sizeof j.options;
     j.report = j.options.report ? j.options.report : &unused;
@@ -618,5 +652,5 @@ tr_status tr__launch(const tr_launch_options *options, const tr__call *call)
 
 tr_status tr_launch_with(const tr_launch_options *options)
 {
-    return tr__launch(options, NULL);
+    return tr__launch(options, &(tr__launch_extra){0});
 }

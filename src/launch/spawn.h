@@ -47,7 +47,14 @@ void tr__guard_stop(tr__guard *guard);
  * still carry the launcher's mark in their environment. The strays are sent the signal, 0 for none. */
 int tr__sweep(const pid_t *groups, int count, const char *mark, int signal);
 
-/* tr_launch(); with a call, the ranks make that in processes of this program, and argv is what they are called by. */
-tr_status tr__launch(const tr_launch_options *options, const tr__call *call);
+/* What tr_spawn() and tr_cluster_run() ask of tr_launch() besides. Zero: nothing. */
+typedef struct tr__launch_extra {
+    const tr__call *call; /* the ranks make this call in processes of this program, and argv is what they are called by */
+    const char *const *(*argv_of)(int rank, void *user); /* each rank has a command of its own */
+    void *user;
+    const char *leash;    /* the ranks' stdin are pipes that begin with this text; one that is closed asks its rank to end,
+                             and is what it gets instead of signals; a rank that fails leaves the others more time */
+} tr__launch_extra;
+tr_status tr__launch(const tr_launch_options *options, const tr__launch_extra *extra);
 
 #endif

@@ -76,7 +76,7 @@ tr_status tr_spawn_with(const tr_spawn_options *options)
         .job = o.job,
         .log_dir = o.log_dir,
     };
-    tr_status status = conclude(&call, o.ranks, tr__launch(&launch, &call), report);
+    tr_status status = conclude(&call, o.ranks, tr__launch(&launch, &(tr__launch_extra){.call = &call}), report);
     tr__call_free(&call);
     return status;
 }

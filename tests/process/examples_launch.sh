@@ -8,3 +8,8 @@ for ranks in 1 2 4; do
 done
 ! "$BUILD/examples/spawn_ddp" 0 >out 2>err || fail "spawn_ddp takes 0 ranks"
 grep -q 'spawn: 0 ranks: it takes 1 to 4096' err || fail "spawn_ddp 0 says: $(cat err)"
+
+"$BUILD/examples/launch" 3 >out 2>err || fail "launch: $(cat err)"
+[ "$(grep -c 'the sum of all ranks is 3' out)" = 3 ] || fail "launch says: $(cat out)"
+XDG_STATE_HOME=$work PATH=$(dirname "$TRIREME"):$PATH "$BUILD/examples/cluster" >out 2>err || fail "cluster: $(cat err)"
+grep -q '^\[0\] rank 0 of 2' out && grep -q '^\[1\] rank 1 of 2' out || fail "cluster says: $(cat out)"

@@ -1,0 +1,233 @@
+/* trireme cluster: checks machines that are reached by ssh, and runs, shows and stops jobs on them. */
+#include "command.h"
+#include "options.h"
+
+#include <trireme/launch.h>
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct settings {
+    const char *hosts, *ssh, *command, *state, *job;
+    int slots, port, rank;
+    double patience;
+    bool detach, follow;
+} settings;
+
+/* Rows that several of the commands have. */
+#define HOSTS(s) {"hosts", 0, "FILE", "a host on each line: name slots=N address=A; this machine when not given", TR__TEXT(&(s)->hosts)}
+#define SLOTS(s) {"slots", 0, "N", "without --hosts: ranks on this machine; its cores when not given", TR__INTEGER(&(s)->slots, 1, TR_LAUNCH_MAX_RANKS)}
+#define SSH(s) {"ssh", 0, "COMMAND", "what to reach hosts by, with options: \"ssh -p 2222\"", TR__TEXT(&(s)->ssh)}
+#define COMMAND(s) {"trireme", 0, "PATH", "this command on the hosts; where it is here when not given", TR__TEXT(&(s)->command)}
+#define STATE(s) {"state", 0, "FOLDER", "what is remembered of jobs; ~/.local/state/trireme/jobs when not given", TR__TEXT(&(s)->state)}
+
+static tr_cluster *open_cluster(const settings *s)
+{
+    static char self[PATH_MAX];
+    const char *command = s->command ? s->command : realpath("/proc/self/exe", self);
+    return tr_cluster_open(s->hosts, .slots = s->slots, .ssh = s->ssh, .command = command, .state = s->state);
+}
+
+static int conclude(const char *command, tr_status status)
+{
+    if (status == TR_OK) return TR__EXIT_OK;
+    tr__complain(command, "%s", tr_error_message());
+    return TR__EXIT_FAILED;
+}
+
+/* ---- check ----------------------------------------------------------------------------------------------------------- */
+
+static void print_finding(const tr_cluster_host *host, tr_status status, int cores, const char *text, void *user)
+{
+    (void)user;
+    if (status == TR_OK)
+        printf("%-20s ok      %d slots, %d cores%s\n", host->name, host->slots, cores,
+            host->slots > cores ? ": more slots than cores" : "");
+    else
+        printf("%-20s failed  %s\n", host->name, text);
+}
+
+static int check(int argc, char **argv)
+{
+    settings s = {0};
+    const tr__option options[] = {HOSTS(&s), SLOTS(&s), SSH(&s), COMMAND(&s), {0}};
+    const tr__syntax syntax = {"cluster check", "[PROGRAM]",
+        "Asks every host whether it can be reached without a password, has this version of Trireme, and PROGRAM.",
+        options, .operands = {0, 1}};
+    int status = tr__parse(&syntax, &argc, argv);
+    if (status >= 0) return status;
+    tr_cluster *cluster = open_cluster(&s);
+    if (tr_status_of(cluster)) return conclude("cluster check", tr_status_of(cluster));
+    return tr_cluster_check(cluster, argc ? argv[0] : NULL, print_finding, NULL) ? TR__EXIT_FAILED : TR__EXIT_OK;
+}
+
+/* ---- start ----------------------------------------------------------------------------------------------------------- */
+
+static void print_line(int host, bool is_stderr, const char *line, size_t length, void *user)
+{
+    (void)host, (void)user;
+    fprintf(is_stderr ? stderr : stdout, "%.*s\n", (int)length, line);
+    fflush(stdout);
+}
+
+static void print_failure(const tr_cluster_host *host, tr_status status, int cores, const char *text, void *user)
+{
+    (void)host, (void)cores, (void)user;
+    if (status) tr__complain("cluster start", "%s", text);
+}
+
+static int run(tr_cluster *cluster, const settings *s, const char *const *argv, tr_launch_output output)
+{
+    tr_launch_report report;
+    tr_status status = tr_cluster_run(cluster, argv, .job = s->job, .output = output, .pass_signals = true, .report = &report,
+        .port = s->port, .rendezvous_ms = (int)(s->patience * 1000));
+    if (status == TR_OK) return TR__EXIT_OK;
+    if (output) tr__complain("cluster start", "%s", tr_error_message());
+    return status == TR_INTERRUPTED ? report.exit_code : TR__EXIT_FAILED;
+}
+
+/* In a session of its own, without this terminal. */
+static int run_detached(tr_cluster *cluster, const settings *s, const char *const *argv)
+{
+    pid_t child = fork(); /* this process has no threads yet */
+    if (child == 0) {
+        setsid();
+        int nothing = open("/dev/null", O_RDWR);
+        for (int i = 0; i < 3 && nothing >= 0; i++) dup2(nothing, i);
+        exit(run(cluster, s, argv, NULL));
+    }
+    tr_cluster_job job = {0};
+    int how = 0;
+    while (child > 0 && (tr_cluster_status(cluster, s->job, &job) != TR_OK || job.pid != child)) {
+        if (waitpid(child, &how, WNOHANG) == child) child = -1;
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    }
+    if (child < 0) {
+        tr__complain("cluster start", "job %s could not be started in the background; try without --detach", s->job);
+        return TR__EXIT_FAILED;
+    }
+    printf("%s\n", s->job);
+    return TR__EXIT_OK;
+}
+
+static int start(int argc, char **argv)
+{
+    settings s = {.patience = 60};
+    const tr__option options[] = {HOSTS(&s), SLOTS(&s), SSH(&s), COMMAND(&s), STATE(&s),
+        {"job", 0, "NAME", "the job's name; made of the time when not given", TR__TEXT(&s.job)},
+        {"port", 0, "N", "where the hosts meet, on the first; any of 20000 to 29999 when not given", TR__INTEGER(&s.port, 1, 65535)},
+        {"rendezvous-timeout", 0, "SECONDS", "how long hosts wait for each other", TR__NUMBER(&s.patience, 0.1, 86400)},
+        {"detach", 0, NULL, "go on in the background, and print the job's name", TR__FLAG(&s.detach)},
+        {0}};
+    const tr__syntax syntax = {"cluster start", "PROGRAM [ARGUMENT…]",
+        "Runs PROGRAM on all hosts as one job, in this folder on each, and shows its output. The job ends when this command does.",
+        options, .operands = {1, INT_MAX}, .stop_at_operand = true};
+    int status = tr__parse(&syntax, &argc, argv);
+    if (status >= 0) return status;
+    char name[64];
+    snprintf(name, sizeof name, "%lld-%d", (long long)time(NULL), (int)getpid());
+    if (!s.job) s.job = name;
+    tr_cluster *cluster = open_cluster(&s);
+    if (tr_status_of(cluster)) return conclude("cluster start", tr_status_of(cluster));
+    if (tr_cluster_check(cluster, argv[0], print_failure, NULL)) return TR__EXIT_FAILED;
+    const char *const *command = (const char *const *)argv;
+    return s.detach ? run_detached(cluster, &s, command) : run(cluster, &s, command, print_line);
+}
+
+/* ---- status, logs, stop ---------------------------------------------------------------------------------------------- */
+
+static int parse_job(int argc, char **argv, const tr__syntax *syntax, settings *s)
+{
+    int operands = argc, status = tr__parse(syntax, &operands, argv);
+    if (status < 0) s->job = operands ? argv[0] : NULL;
+    return status;
+}
+
+static int status_of_job(int argc, char **argv)
+{
+    settings s = {0};
+    const tr__option options[] = {STATE(&s), {0}};
+    const tr__syntax syntax = {"cluster status", "[JOB]", "Says how a job stands; the one that was started last, without JOB.",
+        options, .operands = {0, 1}};
+    int parsed = parse_job(argc, argv, &syntax, &s);
+    if (parsed >= 0) return parsed;
+    tr_cluster_job job;
+    tr_status status = tr_cluster_status(open_cluster(&s), s.job, &job);
+    if (status) return conclude("cluster status", status);
+    printf("%s: %s\n  %d ranks on %d hosts, bound to process %d\n", job.name, job.program, job.ranks, job.hosts, job.pid);
+    double seconds = difftime(time(NULL), (time_t)(job.started_ms / 1000));
+    if (job.running) printf("  running for %.0f s\n", seconds);
+    else printf("  ended: %s\n", job.text);
+    return TR__EXIT_OK;
+}
+
+static void print_rank(int rank, bool is_stderr, const char *line, size_t length, void *user)
+{
+    const settings *s = user;
+    if (s->rank < 0 || s->rank == rank) print_line(rank, is_stderr, line, length, NULL);
+}
+
+static int logs(int argc, char **argv)
+{
+    settings s = {.rank = -1};
+    const tr__option options[] = {STATE(&s),
+        {"follow", 'f', NULL, "go on until the job ends", TR__FLAG(&s.follow)},
+        {"rank", 0, "N", "of this rank only", TR__INTEGER(&s.rank, 0, INT_MAX)}, {0}};
+    const tr__syntax syntax = {"cluster logs", "[JOB]", "Shows what a job has printed; the one that was started last, without JOB.",
+        options, .operands = {0, 1}};
+    int parsed = parse_job(argc, argv, &syntax, &s);
+    if (parsed >= 0) return parsed;
+    return conclude("cluster logs", tr_cluster_logs(open_cluster(&s), s.job, s.follow, print_rank, &s));
+}
+
+static int stop(int argc, char **argv)
+{
+    settings s = {.patience = 30};
+    const tr__option options[] = {STATE(&s),
+        {"timeout", 0, "SECONDS", "how long its ranks get before they are killed", TR__NUMBER(&s.patience, 0.1, 86400)}, {0}};
+    const tr__syntax syntax = {"cluster stop", "[JOB]",
+        "Stops a job on all its hosts, and returns when nothing of it is left; the one that was started last, without JOB.",
+        options, .operands = {0, 1}};
+    int parsed = parse_job(argc, argv, &syntax, &s);
+    if (parsed >= 0) return parsed;
+    return conclude("cluster stop", tr_cluster_stop(open_cluster(&s), s.job, (int)(s.patience * 1000)));
+}
+
+/* ---- Which ------------------------------------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *name;
+    int (*function)(int argc, char **argv);
+    const char *help;
+} commands[] = {
+    {"check", check, "can all hosts take part?"},
+    {"start", start, "run a program on all hosts"},
+    {"status", status_of_job, "say how a job stands"},
+    {"logs", logs, "show what a job has printed"},
+    {"stop", stop, "stop a job everywhere"},
+};
+enum { command_count = sizeof commands / sizeof *commands };
+
+static void print_help(FILE *to)
+{
+    fprintf(to, "Usage: trireme cluster COMMAND [OPTION…]\n\nRuns programs on machines that are reached by ssh.\n\nCommands:\n");
+    for (int i = 0; i < command_count; i++) fprintf(to, "  %-7s %s\n", commands[i].name, commands[i].help);
+    fprintf(to, "\n`trireme cluster COMMAND --help` says more about a command.\n");
+}
+
+int tr__cli_cluster(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "--missing";
+    for (int i = 0; i < command_count; i++)
+        if (!strcmp(commands[i].name, name)) return commands[i].function(argc - 1, argv + 1);
+    bool asked = !strcmp(name, "--help") || !strcmp(name, "-h");
+    if (!asked) tr__complain("cluster", argc > 1 ? "there is no command \"%s\"" : "a command is missing", name);
+    print_help(asked ? stdout : stderr);
+    return asked ? TR__EXIT_OK : TR__EXIT_USAGE;
+}
