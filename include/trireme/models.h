@@ -64,6 +64,43 @@ typedef struct tr_bert_options {
 #define tr_bert(...) TR__NEW0(tr_bert, __VA_ARGS__)
 TR_API tr_module *tr_bert_with(const tr_bert_options *options);
 
+typedef struct tr_resnet_options {
+    size_t size;
+    int classes;   /* 0: 1,000 */
+    int channels;  /* of the images; 0: 3 */
+    uint64_t seed;
+} tr_resnet_options;
+/* Residual networks (He et al. 2016) with torchvision's state-dict names (conv1.weight, layer1.0.bn1.running_mean, …, fc.bias):
+ * with 18 and 34 layers of basic blocks, 50 and 101 of bottlenecks with the stride in the 3x3 convolution. tr_forward(net, x):
+ * [batch, channels, height, width] -> logits [batch, classes]; sizes from 32 up. */
+#define tr_resnet18(...) tr_resnet18_with(TR__OPTIONS0(tr_resnet_options, __VA_ARGS__))
+#define tr_resnet34(...) tr_resnet34_with(TR__OPTIONS0(tr_resnet_options, __VA_ARGS__))
+#define tr_resnet50(...) tr_resnet50_with(TR__OPTIONS0(tr_resnet_options, __VA_ARGS__))
+#define tr_resnet101(...) tr_resnet101_with(TR__OPTIONS0(tr_resnet_options, __VA_ARGS__))
+TR_API tr_module *tr_resnet18_with(const tr_resnet_options *options);
+TR_API tr_module *tr_resnet34_with(const tr_resnet_options *options);
+TR_API tr_module *tr_resnet50_with(const tr_resnet_options *options);
+TR_API tr_module *tr_resnet101_with(const tr_resnet_options *options);
+
+typedef struct tr_vgg_options {
+    size_t size;
+    int classes;     /* 0: 1,000 */
+    int channels;    /* of the images; 0: 3 */
+    bool batch_norm; /* a norm behind each convolution: torchvision's vgg11_bn, … */
+    double dropout;  /* 0: 0.5; TR_ZERO: none */
+    uint64_t seed;
+} tr_vgg_options;
+/* VGG (Simonyan & Zisserman 2015) with torchvision's state-dict names (features.0.weight, …, classifier.6.bias). tr_forward(net,
+ * x): [batch, channels, height, width] -> logits [batch, classes]; sizes from 32 up. Its dropouts want tr_seed() in training. */
+#define tr_vgg11(...) tr_vgg11_with(TR__OPTIONS0(tr_vgg_options, __VA_ARGS__))
+#define tr_vgg13(...) tr_vgg13_with(TR__OPTIONS0(tr_vgg_options, __VA_ARGS__))
+#define tr_vgg16(...) tr_vgg16_with(TR__OPTIONS0(tr_vgg_options, __VA_ARGS__))
+#define tr_vgg19(...) tr_vgg19_with(TR__OPTIONS0(tr_vgg_options, __VA_ARGS__))
+TR_API tr_module *tr_vgg11_with(const tr_vgg_options *options);
+TR_API tr_module *tr_vgg13_with(const tr_vgg_options *options);
+TR_API tr_module *tr_vgg16_with(const tr_vgg_options *options);
+TR_API tr_module *tr_vgg19_with(const tr_vgg_options *options);
+
 #ifdef __cplusplus
 }
 #endif

@@ -107,7 +107,8 @@ typedef struct tr_conv2d_options {
     int dilation;      /* 0: 1 */
     int groups;        /* 0: 1 */
     bool no_bias;
-    uint64_t seed;     /* weight, bias: uniform(-1/sqrt(fan in), 1/sqrt(fan in)), as PyTorch's */
+    double init_std;   /* 0: uniform(-1/sqrt(fan in), 1/sqrt(fan in)), as PyTorch; else normal(0, init_std) and zero bias */
+    uint64_t seed;
     tr_dtype dtype;
 } tr_conv2d_options;
 #define tr_conv2d(...) TR__NEW3(tr_conv2d, in_channels, out_channels, kernel, __VA_ARGS__)

@@ -1,10 +1,7 @@
 /* The modules for images: [batch, channels, height, width]. */
 #include "nn/module.h"
 
-#include "base/rng.h"
-
 #include <inttypes.h>
-#include <math.h>
 
 /* ---- Convolution --------------------------------------------------------------------------------------------------- */
 
@@ -35,6 +32,8 @@ tr_module *tr_conv2d_with(const tr_conv2d_options *o)
     if (o->stride < 0 || o->padding < 0 || o->dilation < 0)
         return tr_module_fail(TR_INVALID, "conv2d: stride, padding and dilation must not be negative: %d, %d, %d", o->stride,
             o->padding, o->dilation);
+    if (!(o->init_std >= 0))
+        return tr_module_fail(TR_INVALID, "conv2d: init_std must not be negative, it is %g", o->init_std);
     TR_SCOPE;
     tr_module *module = tr_module_new("conv2d", sizeof(conv2d), conv2d_forward);
     conv2d *c = tr_module_state(module);
@@ -44,11 +43,9 @@ tr_module *tr_conv2d_with(const tr_conv2d_options *o)
     c->dilation = o->dilation;
     c->groups = o->groups;
     tr_shape shape = TR_SHAPE(o->out_channels, o->in_channels / groups, o->kernel, o->kernel);
-    double bound = 1 / sqrt((double)(shape.dim[1] * o->kernel * o->kernel)); /* Kaiming's uniform with a = sqrt(5) */
-    c->weight = tr_module_parameter(module, "weight", tr__init_uniform(shape, o->dtype, tr__mix(o->seed, 0), bound));
-    if (!o->no_bias)
-        c->bias = tr_module_parameter(module, "bias",
-            tr__init_uniform(TR_SHAPE(o->out_channels), o->dtype, tr__mix(o->seed, 1), bound));
+    const tr__affine_start start = {.weight = shape, .out = o->out_channels, .fan_in = shape.dim[1] * o->kernel * o->kernel,
+        .std = o->init_std, .no_bias = o->no_bias, .seed = o->seed, .dtype = o->dtype};
+    tr__init_affine(module, &start, &c->weight, &c->bias);
     return tr_escape(module);
 }
 

@@ -1,7 +1,10 @@
 /* Random starts. A tensor's values are a function of its seed alone, so every rank and every machine makes the same. */
 #include "nn/module.h"
 
+#include "base/rng.h"
 #include "tensor/random.h"
+
+#include <math.h>
 
 static tr_tensor *fresh(tr_shape shape, tr_dtype dtype, tr__distribution distribution, uint64_t seed, double scale,
     double shift)
@@ -22,4 +25,18 @@ tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double
 tr_tensor *tr__init_uniform(tr_shape shape, tr_dtype dtype, uint64_t seed, double bound)
 {
     return fresh(shape, dtype, TR__UNIFORM, seed, 2 * bound, -bound);
+}
+
+void tr__init_affine(tr_module *module, const tr__affine_start *s, tr_tensor **weight, tr_tensor **bias)
+{
+    double bound = 1 / sqrt((double)s->fan_in); /* Kaiming's uniform with a = sqrt(5) */
+    uint64_t weight_seed = tr__mix(s->seed, 0), bias_seed = tr__mix(s->seed, 1);
+    bool normal = s->std != 0 || signbit(s->std); /* TR_ZERO is given, too */
+    *weight = tr_module_parameter(module, "weight",
+        normal ? tr__init_normal(s->weight, s->dtype, weight_seed, s->std)
+               : tr__init_uniform(s->weight, s->dtype, weight_seed, bound));
+    if (s->no_bias) return;
+    tr_shape out = TR_SHAPE(s->out);
+    *bias = tr_module_parameter(module, "bias",
+        normal ? tr_zeros(out, .dtype = s->dtype) : tr__init_uniform(out, s->dtype, bias_seed, bound));
 }

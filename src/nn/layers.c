@@ -52,17 +52,9 @@ tr_module *tr_linear_with(const tr_linear_options *o)
     l->in_out = o->in_out;
     l->activation = o->activation;
     tr_shape shape = o->in_out ? TR_SHAPE(o->in_features, o->out_features) : TR_SHAPE(o->out_features, o->in_features);
-    uint64_t weight_seed = tr__mix(o->seed, 0), bias_seed = tr__mix(o->seed, 1);
-    double bound = 1 / sqrt((double)o->in_features);
-    bool normal = given(o->init_std);
-    l->weight = tr_module_parameter(module, "weight",
-        normal ? tr__init_normal(shape, o->dtype, weight_seed, o->init_std)
-               : tr__init_uniform(shape, o->dtype, weight_seed, bound));
-    if (!o->no_bias) {
-        tr_shape out = TR_SHAPE(o->out_features);
-        l->bias = tr_module_parameter(module, "bias",
-            normal ? tr_zeros(out, .dtype = o->dtype) : tr__init_uniform(out, o->dtype, bias_seed, bound));
-    }
+    const tr__affine_start start = {.weight = shape, .out = o->out_features, .fan_in = o->in_features, .std = o->init_std,
+        .no_bias = o->no_bias, .seed = o->seed, .dtype = o->dtype};
+    tr__init_affine(module, &start, &l->weight, &l->bias);
     return tr_escape(module);
 }
 

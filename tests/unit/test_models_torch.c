@@ -12,6 +12,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "recorded.h"
@@ -38,7 +39,7 @@ static bool ends_with(const char *name, const char *end)
 static void fill(tr_tensor *t, const char *name, uint32_t i)
 {
     float *values = tr_data(t);
-    double width = sqrt(24 * (double)tr_size(t, 0) / (double)tr_numel(t));
+    double width = sqrt(24 * (double)tr_size(t, 0) / (double)tr_numel(t)), scale = ends_with(name, "bn3.weight") ? 0.25 : 1;
     for (int64_t k = 0; k < tr_numel(t); k++) {
         double u = hashed(i, (uint32_t)k);
         if (ends_with(name, "running_var"))
@@ -46,7 +47,7 @@ static void fill(tr_tensor *t, const char *name, uint32_t i)
         else if (tr_ndim(t) > 1)
             values[k] = (float)(u * width);
         else
-            values[k] = (float)(ends_with(name, "weight") ? 1 + 0.4 * u : 0.2 * u);
+            values[k] = (float)(ends_with(name, "weight") ? (1 + 0.4 * u) * scale : 0.2 * u);
     }
 }
 
@@ -108,7 +109,7 @@ static void compare_gradients(tr_module *net, const tr_tensor_list *file, const 
             dot += (double)values[k] * hashed(1000 + (uint32_t)count, (uint32_t)k);
         }
         double norm = (double)((float *)tr_data(norms))[count], expected = (double)((float *)tr_data(dots))[count];
-        double bound = tolerance * norm + 1e-6; /* that of a bias of keys is 0: softmax does not see it */
+        double bound = tolerance * norm + 1e-5; /* some are 0: softmax does not see the keys' bias, nor a norm its input's */
         if (!(fabs(sqrt(squares) - norm) <= bound && fabs(dot - expected) <= bound))
             fail_msg("%s: the gradient of %s has norm %g and product %g, not %g and %g", model, name, sqrt(squares), dot,
                 norm, expected);
@@ -141,6 +142,39 @@ static void compare(const char *model, tr_module *net, tr_tensor **inputs, int n
             tolerance);
 }
 
+static tr_tensor *images(int64_t count)
+{
+    int64_t n = count * 3 * 64 * 64;
+    float *values = malloc((size_t)n * sizeof *values);
+    for (int64_t k = 0; k < n; k++) values[k] = (float)(2 * hashed(2000, (uint32_t)k));
+    tr_tensor *x = tr_from(values, TR_SHAPE(count, 3, 64, 64));
+    free(values);
+    return x;
+}
+
+static void test_resnet18(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    compare("resnet18", tr_resnet18(.classes = 10), (tr_tensor *[]){images(4)}, 1, 1e-4);
+}
+
+static void test_resnet50(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    /* 53 layers with kinks blow f32 noise up: PyTorch's own f32 gradients are off by up to 1.4e-2 here. */
+    compare("resnet50", tr_resnet50(.classes = 10), (tr_tensor *[]){images(4)}, 1, 5e-3);
+}
+
+static void test_vgg(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_vgg11(.classes = 10, .batch_norm = true, .dropout = TR_ZERO);
+    compare("vgg11_bn", net, (tr_tensor *[]){images(2)}, 1, 1e-4);
+}
+
 static void test_bert(void **state)
 {
     (void)state;
@@ -171,12 +205,17 @@ static void test_errors(void **state)
     assert_int_equal(tr_status_of(tr_forward(bert, ids, tr_ones(TR_SHAPE(2, 2), .dtype = TR_BOOL))), TR_SHAPE);
     assert_non_null(strstr(tr_error_message(), "the mask is [2, 2], the ids [2, 3]"));
     assert_int_equal(tr_status_of(tr_bert(.dim = 10, .heads = 3)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_forward(tr_resnet18(), tr_zeros(TR_SHAPE(3, 64, 64)))), TR_SHAPE);
+    assert_non_null(strstr(tr_error_message(), "[batch, channels, height, width]"));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bert),
+        cmocka_unit_test(test_resnet18),
+        cmocka_unit_test(test_resnet50),
+        cmocka_unit_test(test_vgg),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
