@@ -4,6 +4,7 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 
 install(DIRECTORY include/trireme DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples FILES_MATCHING PATTERN "*.c")
 install(TARGETS trireme trireme_static EXPORT TriremeTargets)
 install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION ${package_dir})
 if(TARGET trireme_cli)

@@ -88,6 +88,8 @@ static tr_status judge(const tr_evaluate_options *o, tr_tensor *x, tr_tensor *y,
     tr_tensor *output = tr_forward(o->net, x);
     TR__TRY(tr_status_of(output));
     if (!y && !o->loss) return tr__fail(TR_INVALID, "evaluate: the samples have no y: give a .loss that needs none");
+    if (y) y = tr_to(y, tr_device_of(output)); /* where a model that is split over devices ends */
+    TR__TRY(tr_status_of(y));
     double before = sums[COUNT];
     if (are_classes(output, y)) {
         TR__TRY(judge_classes(output, y, sums));

@@ -1,0 +1,125 @@
+/*
+ * Hybrid parallelism: data and model split together. Each process holds a model that is split over two devices, and
+ * DistributedDataParallel keeps the processes' copies alike; a DistributedSampler gives each its share of the samples.
+ *
+ *   cc hybrid_parallel.c $(pkg-config --cflags --libs trireme) -o hybrid_parallel
+ *   ./hybrid_parallel 0 2 [FOLDER] & ./hybrid_parallel 1 2 [FOLDER]    # rank, world size, where MNIST's t10k files are
+ *   ./hybrid_parallel                                                  # starts both ranks itself, on images that it draws
+ */
+#include <trireme/trireme.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SIDE = 28, CLASSES = 10, BATCH = 16, EPOCHS = 3 };
+
+/* ---- The data, when there is no MNIST: each class has a pattern of its own, and each image is one under noise ------------ */
+
+static tr_dataset *patterns(int64_t count)
+{
+    TR_SCOPE;
+    tr_tensor *y = tr_argmax(tr_rand(1, TR_SHAPE(count, CLASSES)), 1); /* [count] */
+    tr_tensor *clean = tr_embedding_op(tr_randn(2, TR_SHAPE(CLASSES, SIDE * SIDE)), y);
+    tr_tensor *x = tr_add(clean, tr_affine(tr_randn(3, TR_SHAPE(count, SIDE * SIDE)), 2, 0));
+    return tr_escape(tr_dataset_tensors(tr_reshape(x, TR_SHAPE(count, 1, SIDE, SIDE)), y));
+}
+
+/* ---- The model: the convolutions on one device, the rest on another --------------------------------------------------------- */
+
+typedef struct split {
+    tr_module *features, *classifier;
+    tr_device first, second;
+} split;
+
+static tr_tensor *split_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    split *m = tr_module_state(self);
+    tr_tensor *x = tr_forward(m->features, tr_to(inputs[0], m->first)); /* [batch, 1, 28, 28] -> [batch, 1568] */
+    return tr_forward(m->classifier, tr_to(x, m->second));              /* -> [batch, 10]; the gradient takes the way back */
+}
+
+static tr_module *split_new(tr_device first, tr_device second)
+{
+    tr_module *module = tr_module_new("split", sizeof(split), split_forward);
+    split *m = tr_module_state(module);
+    m->first = first;
+    m->second = second;
+    m->features = tr_module_add(module, "features",
+        tr_sequential(tr_conv2d(1, 16, 5, .padding = 2, .seed = 1), tr_activation(tr_relu), tr_max_pool2d_layer(2),
+            tr_conv2d(16, 32, 5, .padding = 2, .seed = 2), tr_activation(tr_relu), tr_max_pool2d_layer(2),
+            tr_flatten_layer()));
+    m->classifier = tr_module_add(module, "classifier",
+        tr_sequential(tr_linear(32 * 7 * 7, 128, .seed = 3), tr_activation(tr_relu), tr_linear(128, CLASSES, .seed = 4)));
+    if (tr_module_to(m->features, first) != TR_OK || tr_module_to(m->classifier, second) != TR_OK)
+        return tr_module_fail(TR_DEVICE, "%s", tr_error_message());
+    return module;
+}
+
+/* ---- What each rank does ------------------------------------------------------------------------------------------------------ */
+
+typedef struct settings {
+    int rank, world_size;
+    char folder[256];
+} settings;
+
+static tr_status train(const settings *s, double *accuracy)
+{
+    tr_group *world = tr_join(.init = "tcp://localhost:23456", .rank = s->rank, .world_size = s->world_size);
+    tr_dataset *all = s->folder[0] ? tr_mnist(s->folder) : patterns(5000);
+    int64_t count = tr_dataset_count(all), held_out = count / 10;
+
+    tr_module *model = split_new(tr_cpu(0), tr_cpu(1));
+    tr_module *ddp = tr_ddp(model, world);
+    tr_optimizer *opt = tr_adam(tr_parameters(model), .lr = 1e-3);
+
+    tr_dataset *training = tr_dataset_slice(all, 0, count - held_out);
+    tr_sampler *sampler = tr_distributed_sampler(tr_dataset_count(training), .group = world, .shuffle = true, .drop_last = true);
+    tr_loader *loader = tr_loader_new(training, .batch = BATCH, .sampler = sampler, .workers = 2);
+    tr_loader *check = tr_loader_new(tr_dataset_slice(all, count - held_out, count), .batch = 100, .group = world);
+
+    tr_score score = {0};
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
+        tr_batch b;
+        tr_status status = tr_sampler_set_epoch(sampler, epoch); /* another order in each epoch, the same on all ranks */
+        if (status != TR_OK) return status;
+        while ((status = tr_loader_next(loader, &b)) == TR_OK) {
+            TR_SCOPE;
+            tr_tensor *logits = tr_forward(ddp, b.x);
+            tr_tensor *loss = tr_cross_entropy(logits, tr_to(b.y, tr_device_of(logits)));
+            tr_zero_grad(opt);
+            if ((status = tr_backward(loss)) != TR_OK || (status = tr_step(opt)) != TR_OK) return status;
+        }
+        if (status != TR_END) return status;
+        if ((status = tr_evaluate(ddp, check, .group = world, .score = &score)) != TR_OK) return status;
+        if (s->rank == 0) printf("epoch %d  loss %.4f  accuracy %.2f %%\n", epoch + 1, score.loss, 100 * score.accuracy);
+    }
+    *accuracy = score.accuracy;
+    return tr_leave(world);
+}
+
+static tr_status spawned(int rank, void *argument, size_t bytes)
+{
+    (void)bytes;
+    settings *s = argument;
+    s->rank = rank;
+    double accuracy = 0;
+    tr_status status = train(s, &accuracy);
+    if (status == TR_OK && accuracy < 0.96) return tr_fail(TR_STATE, "only %.2f %% are right", 100 * accuracy);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    TR_SPAWN_ENTRY;
+    setenv("TRIREME_CPU_DEVICES", "2", 0); /* two devices per process, unless the environment says otherwise */
+    settings s = {.rank = 0, .world_size = 2};
+    if (argc == 2 || argc > 4) return fprintf(stderr, "usage: %s [RANK WORLD_SIZE [FOLDER]]\n", argv[0]), 2;
+    if (argc >= 3) {
+        s.rank = atoi(argv[1]);
+        s.world_size = atoi(argv[2]);
+    }
+    if (argc == 4) snprintf(s.folder, sizeof s.folder, "%s", argv[3]);
+    TR_CHECK(argc >= 3 ? spawned(s.rank, &s, sizeof s) : tr_spawn(spawned, s.world_size, .argument = &s, .bytes = sizeof s));
+    return 0;
+}
