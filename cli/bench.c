@@ -14,13 +14,13 @@
 static int read_options(tr__bench *b, int argc, char **argv)
 {
     const tr__option options[] = {
-        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2", "mlp")},
-        {"batch", 0, "N", "sequences on each rank (8), of mlp samples (64)", TR__INTEGER(&b->batch, 1, 100000)},
+        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2", "mlp", "lenet")},
+        {"batch", 0, "N", "sequences on each rank (8), of mlp and lenet samples (64)", TR__INTEGER(&b->batch, 1, 100000)},
         {"seq", 0, "N", "tokens in a sequence (256)", TR__INTEGER(&b->seq, 1, 1000000)},
         {"dtype", 0, "NAME", "of the numbers", TR__CHOICE(&b->dtype, "f32")},
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b->threads, 1, 1024)},
-        {"steps", 0, "N", "steps that count; of mlp each is 50 in a row", TR__INTEGER(&b->steps, 1, 1000000)},
+        {"steps", 0, "N", "steps that count; of mlp and lenet each is 50 in a row", TR__INTEGER(&b->steps, 1, 1000000)},
         {"warmup", 0, "N", "steps before them", TR__INTEGER(&b->warmup, 0, 1000000)},
         {"peer", 0, "COMMAND",
             "a program to take turns with: it prints \"ready\"; for each line that it reads it runs\n"
@@ -30,7 +30,7 @@ static int read_options(tr__bench *b, int argc, char **argv)
         {0},
     };
     const tr__syntax syntax = {"bench model", NULL,
-        "Times whole training steps (forward, backward, AdamW; of mlp SGD), beside the peak of oneDNN's own sgemm in\n"
+        "Times whole training steps (forward, backward, AdamW; of mlp and lenet SGD), beside the peak of oneDNN's own sgemm in\n"
         "the same run.",
         options, .operands = {0, 0}};
     return tr__parse(&syntax, &argc, argv);

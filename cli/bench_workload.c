@@ -5,7 +5,7 @@
 
 bool tr__has_sequences(const char *model)
 {
-    return strcmp(model, "mlp") != 0;
+    return strcmp(model, "mlp") != 0 && strcmp(model, "lenet") != 0;
 }
 
 static tr_status check(const tr__workload *w)
@@ -73,8 +73,30 @@ static tr_status make_mlp(const tr__bench *b, uint64_t seed, tr_group *group, tr
     return check(w);
 }
 
+/* Of LeNet's layers, in one sample's forward: multiplications with additions. */
+enum { CONV1 = 28 * 28 * 6 * 25, CONV2 = 10 * 10 * 16 * 6 * 25, DENSE = 400 * 120 + 120 * 84 + 84 * CLASSES };
+
+static tr_status make_lenet(const tr__bench *b, uint64_t seed, tr_group *group, tr__workload *w)
+{
+    tr_module *model = tr_lenet(.classes = CLASSES, .seed = 1);
+    *w = (tr__workload){
+        .net = replicate(model, group),
+        .optimizer = tr_sgd(tr_parameters(model), .lr = 0.01, .momentum = 0.9),
+        .x = tr_rand(seed, TR_SHAPE(b->batch, 1, 28, 28)),
+        .y = numbers_below(CLASSES, seed + 1, TR_SHAPE(b->batch)),
+        .in_a_row = 50,
+        .item = "sample",
+        .items = b->batch,
+        .flops = (4.0 * CONV1 + 6.0 * (CONV2 + DENSE)) * b->batch,
+        .formula = "6*M*B (M: multiplications of a sample's forward, B: samples), and 4*M*B for the first layer, whose input "
+                   "needs no gradient",
+    };
+    return check(w);
+}
+
 tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__workload *w)
 {
     uint64_t seed = 2 * (uint64_t)rank;
-    return tr__has_sequences(b->model) ? make_gpt(b, seed, group, w) : make_mlp(b, seed, group, w);
+    if (tr__has_sequences(b->model)) return make_gpt(b, seed, group, w);
+    return strcmp(b->model, "lenet") == 0 ? make_lenet(b, seed, group, w) : make_mlp(b, seed, group, w);
 }

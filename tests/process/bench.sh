@@ -52,7 +52,7 @@ refuses 'it ended before it printed "ready"' --peer 'echo no' --ranks 2
 refuses 'it ended before its work was done' --peer 'echo ready; read line; echo 1'
 refuses 'not a time' --peer 'echo ready; while read line; do echo fast; done'
 refuses 'cannot write nowhere/r.json' --json nowhere/r.json
-refuses '--model takes one of nano, gpt-mini, gpt2, mlp, not "gpt5"' --model gpt5
+refuses '--model takes one of nano, gpt-mini, gpt2, mlp, lenet, not "gpt5"' --model gpt5
 refuses '--seq: the samples of mlp are no sequences' --model mlp
 
 # A collective, by size: every key for every size, the peer asked for what it is to do.
