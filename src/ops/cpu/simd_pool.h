@@ -8,7 +8,7 @@
 typedef struct pool_job {
     tr__pool2d s;
     float *x, *y;   /* [n, h, w, c], [n, oh, ow, c]; or their gradients */
-    int32_t *at;    /* [n, oh, ow, c] */
+    int32_t *at;    /* [n, oh, ow, c]; written as bits of floats */
 } pool_job;
 
 static inline veci pool_all(int64_t place)
@@ -49,7 +49,7 @@ static void max_pool_rows(void *arg, int64_t begin, int64_t end)
             FOR_VECTORS(s->c,
                 veci where;
                 store_lanes(j->y + out + i, pool_largest(j, image + i, rows, columns, m, &where), m);
-                memcpy(j->at + out + i, &where, sizeof(int32_t) * (size_t)m););
+                store_lanes((float *)(j->at + out + i), (vec)where, m););
         }
     }
 }

@@ -49,6 +49,9 @@ static inline vec vec_load_part(const float *from, int64_t n)
 {
 #if defined(__AVX512F__)
     return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), from);
+#elif defined(__AVX2__)
+    static const int32_t lanes[2 * WIDTH] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return (vec)_mm256_maskload_ps(from, _mm256_loadu_si256((const __m256i *)(lanes + WIDTH - n)));
 #else
     vec x = {0};
     for (int64_t i = 0; i < n; i++) x[i] = from[i];
@@ -60,8 +63,24 @@ static inline void vec_store_part(float *to, vec x, int64_t n)
 {
 #if defined(__AVX512F__)
     _mm512_mask_storeu_ps(to, (__mmask16)((1u << n) - 1), (__m512)x);
+#elif defined(__AVX2__)
+    __m128 part = _mm256_castps256_ps128((__m256)x); /* masked stores are slow on some of these machines */
+    if (n & 4) {
+        _mm_storeu_ps(to, part);
+        part = _mm256_extractf128_ps((__m256)x, 1);
+        to += 4;
+    }
+    if (n & 2) {
+        _mm_storel_pi((__m64 *)to, part);
+        part = _mm_movehl_ps(part, part);
+        to += 2;
+    }
+    if (n & 1) _mm_store_ss(to, part);
 #else
-    for (int64_t i = 0; i < n; i++) to[i] = x[i];
+    for (int64_t i = 0; i < WIDTH && i < n; i++) {
+        float lane = x[i];
+        memcpy(to + i, &lane, sizeof lane);
+    }
 #endif
 }
 
