@@ -82,6 +82,7 @@ static void assert_same_bits(tr_tensor *x, tr_tensor *y)
 static const int64_t sizes[][3] = {
     {1, 1, 1}, {1, 5, 1}, {5, 1, 3}, {1, 17, 33}, {33, 1, 17}, {2, 3, 4}, {7, 13, 5}, {16, 16, 16}, {31, 33, 65},
     {64, 96, 48}, {65, 130, 127}, {100, 49, 300}, {130, 257, 391}, {0, 3, 4}, {3, 0, 4}, {3, 4, 0}, {513, 48, 64},
+    {26, 90, 50},
 };
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
@@ -380,6 +381,28 @@ static void one_and_two_threads_agree(void **state)
     TR_CHECK(tr_set_threads(0));
 }
 
+/* Few rows times a large weight [out, in]: what is written has as many blocks as can be. */
+static void a_weight_may_be_either_way_around(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][3] = {{64, 512, 784}, {400, 1300, 600}, {25, 203, 401}};
+    for (int s = 0; s < 3; s++) {
+        TR_SCOPE;
+        int64_t m = shapes[s][0], n = shapes[s][1], k = shapes[s][2];
+        tr_tensor *x = tr_randn(1, TR_SHAPE(m, k)), *w = tr_randn(2, TR_SHAPE(n, k)), *results[2];
+        tr_tensor *bias = tr_randn(3, TR_SHAPE(n)), *residual = tr_randn(4, TR_SHAPE(m, n));
+        for (int threads = 1; threads <= 2; threads++) {
+            TR_CHECK(tr_set_threads(threads));
+            results[threads - 1] = tr_linear_op(x, w, .bias = bias, .residual = residual, .activation = TR_RELU);
+        }
+        assert_same_bits(results[0], results[1]);
+        tr_tensor *turned = tr_contiguous(tr_transpose(w, 0, 1));
+        assert_close(results[0],
+            tr_linear_op(x, turned, .bias = bias, .residual = residual, .activation = TR_RELU, .in_out = true), 2e-6);
+    }
+    TR_CHECK(tr_set_threads(0));
+}
+
 static void linear_refuses(void **state)
 {
     (void)state;
@@ -408,6 +431,7 @@ int main(void)
         cmocka_unit_test(linear_gradients_are_those_of_f64),
         cmocka_unit_test(gradients_accumulate_in_place),
         cmocka_unit_test(one_and_two_threads_agree),
+        cmocka_unit_test(a_weight_may_be_either_way_around),
         cmocka_unit_test(linear_refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

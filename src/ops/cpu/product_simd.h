@@ -30,7 +30,10 @@ typedef enum left_form {
 
 typedef struct block {
     const tr__product_at *at;
-    const tr__product *p;
+    const tr__product *p;    /* what is computed: what was asked for, or with turned set c^T = b^T a^T */
+    const tr__product *asked;
+    bool turned;
+    tr__matrix bias;         /* data NULL: none */
     left_form left;
     bool right_in_place, c_in_place;
     float *right, *c;        /* packed: [panels][depth][64]; what is not written in place: [m][width] */
@@ -353,25 +356,40 @@ static vec vector_times_slope(const tr__product *p, int64_t row_at, int64_t colu
     return vec_load(g);
 }
 
-/* c = what was summed (* slope) + bias + residual (+ c), where c is not f32 rows of whole vectors. */
+/* Up to a vector of a row of c = what was summed, x, (* slope) + bias + residual (+ c). */
+static inline void write_sums(const block *k, int64_t row, int64_t column, int64_t n, vec x)
+{
+    const tr__product *p = k->asked;
+    int64_t c_at = k->at->c + tr__axis_at(&p->c.row, row);
+    if (p->slope) x = vector_times_slope(p, tr__axis_at(&p->slope_at.row, row), column, n, x);
+    if (k->bias.data) x += read_lanes(&k->bias, 0, column, n);
+    if (p->residual.data) x += read_lanes(&p->residual, tr__axis_at(&p->residual.row, row), column, n);
+    if (p->accumulate) x += read_lanes(&p->c, c_at, column, n);
+    write_lanes(&p->c, c_at, column, n, x);
+}
+
+/* Where c is not f32 rows of whole vectors. */
 static void write_rows(void *arg, int64_t begin, int64_t end)
 {
     const block *k = arg;
-    const tr__product *p = k->p;
-    for (int64_t i = begin; i < end; i++) {
-        int64_t c_at = k->at->c + tr__axis_at(&p->c.row, i);
-        int64_t residual_at = p->residual.data ? tr__axis_at(&p->residual.row, i) : 0;
-        for (int64_t j = 0; j < k->columns; j += WIDTH) {
-            int64_t n = k->columns - j, column = k->column + j;
-            vec x = vec_load(k->c + i * k->width + j);
-            if (p->slope) x = vector_times_slope(p, tr__axis_at(&p->slope_at.row, i), column, n, x);
-            if (p->bias) {
-                tr__matrix bias = tr__matrix_of(p->bias);
-                x += read_lanes(&bias, 0, column, n);
-            }
-            if (p->residual.data) x += read_lanes(&p->residual, residual_at, column, n);
-            if (p->accumulate) x += read_lanes(&p->c, c_at, column, n);
-            write_lanes(&p->c, c_at, column, n, x);
+    for (int64_t i = begin; i < end; i++)
+        for (int64_t j = 0; j < k->columns; j += WIDTH)
+            write_sums(k, i, k->column + j, k->columns - j, vec_load(k->c + i * k->width + j));
+}
+
+/* Where c^T was computed: its rows, which are c's columns, by squares. */
+static void write_turned(void *arg, int64_t begin, int64_t end)
+{
+    const block *k = arg;
+    int64_t rows = k->columns, columns = k->p->a.row.n; /* of c, in this block */
+    for (int64_t i = begin * WIDTH; i < end * WIDTH; i += WIDTH) {
+        for (int64_t j = 0; j < columns; j += WIDTH) {
+            vec square[WIDTH];
+            for (int64_t c = 0; c < WIDTH; c++)
+                square[c] = vec_load(k->c + (j + c < columns ? j + c : j) * k->width + i);
+            lanes_transpose(square);
+            for (int64_t r = 0; r < WIDTH && i + r < rows; r++)
+                write_sums(k, k->column + i + r, j, columns - j, square[r]);
         }
     }
 }
@@ -390,7 +408,9 @@ static void multiply_block(block *k)
     int64_t panels = (k->columns + TILE_COLUMNS - 1) / TILE_COLUMNS, m = k->p->a.row.n;
     if (!k->right_in_place) tr__pool_for(k->at->pool, panels, 1, pack_right, k);
     tr__pool_for(k->at->pool, (m + GROUP - 1) / GROUP, 1, multiply_groups, k);
-    if (k->last && !k->c_in_place) tr__pool_for(k->at->pool, m, 64, write_rows, k);
+    if (!k->last || k->c_in_place) return;
+    if (k->turned) tr__pool_for(k->at->pool, (k->columns + WIDTH - 1) / WIDTH, 8, write_turned, k);
+    else tr__pool_for(k->at->pool, m, 64, write_rows, k);
 }
 
 static void multiply(block *k)
@@ -418,27 +438,62 @@ static bool writes_in_place(const tr__product *p)
     return !p->bias || (p->bias->dtype == TR_F32 && p->bias->stride[0] == 1);
 }
 
+/* Packing a weight [out, in] turns it around, which takes as long as 10 rows of the product: where rows are few it is
+ * cheaper to pack them instead, and to turn c around. The order of the sums stays. */
+static bool worth_turning(const tr__product_at *at)
+{
+    const tr__product *p = at->p;
+    int64_t m = p->a.row.n, n = p->b.column.n, depth = p->b.row.n;
+    if (at->a_sums || at->b_sums || !plain(&p->b.row) || plain(&p->b.column)) return false;
+    return m > IN_PLACE_ROWS && depth * (n - m) > m * n;
+}
+
+static tr__matrix turn(tr__matrix m)
+{
+    tr__axis row = m.row;
+    m.row = m.column;
+    m.column = row;
+    return m;
+}
+
+/* Chooses how each matrix is read and written, makes room for what is packed, and computes. */
+static bool run_block(block *k)
+{
+    const tr__product_at *at = k->at;
+    const tr__product *p = k->p;
+    const tr__device_table *device = tr__device(at->device.kind);
+    int64_t m = p->a.row.n, n = p->b.column.n;
+    bool whole = n % WIDTH == 0;
+    k->left = f32_rows(&p->a) ? IN_PLACE : plain(&p->a.row) && !plain(&p->a.column) ? COLUMNS : ROWS;
+    if (at->a_sums) k->left = COLUMNS;
+    else if (p->a_activation && k->left == IN_PLACE) k->left = ROWS;
+    k->right_in_place = m <= IN_PLACE_ROWS && whole && f32_rows(&p->b) && !at->b_sums && !p->b_activation;
+    k->c_in_place = !k->turned && whole && writes_in_place(p);
+    k->width = part_size(n, BLOCK_WIDTH, TILE_COLUMNS);
+    size_t right = k->right_in_place ? 0 : (size_t)(part_size(p->b.row.n, BLOCK_DEPTH, DEPTH_UNIT) * k->width);
+    size_t bytes = (right + (k->c_in_place ? 0 : (size_t)(m * k->width))) * sizeof(float);
+    float *scratch = bytes ? device->alloc(at->device.index, bytes) : NULL;
+    if (bytes && !scratch) return false;
+    k->right = scratch;
+    k->c = scratch ? scratch + right : NULL;
+    multiply(k);
+    if (scratch) device->free(at->device.index, scratch, bytes);
+    return true;
+}
+
 /* See tr__product_kernel. */
 static bool run_product(const tr__product_at *at)
 {
     const tr__product *p = at->p;
-    const tr__device_table *device = tr__device(at->device.kind);
-    int64_t m = p->a.row.n, n = p->b.column.n;
-    bool whole = n % WIDTH == 0;
-    block k = {.at = at, .p = p};
-    k.left = f32_rows(&p->a) ? IN_PLACE : plain(&p->a.row) && !plain(&p->a.column) ? COLUMNS : ROWS;
-    if (at->a_sums) k.left = COLUMNS;
-    else if (p->a_activation && k.left == IN_PLACE) k.left = ROWS;
-    k.right_in_place = m <= IN_PLACE_ROWS && whole && f32_rows(&p->b) && !at->b_sums && !p->b_activation;
-    k.c_in_place = whole && writes_in_place(p);
-    k.width = part_size(n, BLOCK_WIDTH, TILE_COLUMNS);
-    size_t right = k.right_in_place ? 0 : (size_t)(part_size(p->b.row.n, BLOCK_DEPTH, DEPTH_UNIT) * k.width);
-    size_t bytes = (right + (k.c_in_place ? 0 : (size_t)(m * k.width))) * sizeof(float);
-    float *scratch = bytes ? device->alloc(at->device.index, bytes) : NULL;
-    if (bytes && !scratch) return false;
-    k.right = scratch;
-    k.c = scratch ? scratch + right : NULL;
-    multiply(&k);
-    if (scratch) device->free(at->device.index, scratch, bytes);
-    return true;
+    block k = {.at = at, .p = p, .asked = p};
+    if (p->bias) k.bias = tr__matrix_of(p->bias);
+    if (!worth_turning(at)) return run_block(&k);
+    tr__product turned = {.a = turn(p->b), .b = turn(p->a)};
+    turned.a_activation = p->b_activation;
+    turned.b_activation = p->a_activation;
+    tr__product_at there = {.p = &turned, .a = at->b, .b = at->a, .c = at->c, .pool = at->pool, .device = at->device};
+    k.at = &there;
+    k.p = &turned;
+    k.turned = true;
+    return run_block(&k);
 }
