@@ -87,6 +87,7 @@ static tr_status measure(bench_run *r)
     r->rss_mb = r->rss_mb_sum = (double)usage.ru_maxrss / 1024;
     if (status == TR_OK && r->rank == 0 && b->peer && !tr__peer_start(&r->peer, b->peer, tr_threads(tr_cpu(0))))
         status = TR_CHILD;
+    if (tr_threads(tr_cpu(0)) == 1 && r->world > 1) tr__take_core(r->rank, r->world);
     tr__sgemm matrices = {0};
     for (int i = 0; i < b->steps && status == TR_OK; i++) status = turn(r, i, &matrices);
     tr__sgemm_free(&matrices);

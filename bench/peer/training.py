@@ -108,6 +108,9 @@ def prepare(args: argparse.Namespace, build: Callable):
     torch.manual_seed(rank)
     net, optimizer, inputs, items = build(args)
     if args.ranks > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        if args.threads == 1 and len(cores) >= args.ranks:
+            os.sched_setaffinity(0, {cores[rank]})  # as ours
         dist.init_process_group("gloo", init_method=os.environ["PEER_RENDEZVOUS"], rank=rank, world_size=args.ranks)
         # Large buckets: with a core per rank there is no idle one for communication to hide on (5 and 25 MB: no
         # faster).

@@ -15,7 +15,8 @@
 
 enum {
     BLOCK_DEPTH = 384,           /* of a block of b, at most */
-    BLOCK_WIDTH = 384,
+    BLOCK_WIDTH = 384,           /* at most, */
+    SHALLOW_BLOCK = 64 * 1024,   /* or of as many elements where it is less deep */
     GROUP = 8 * TILE_ROWS,       /* rows of a that are packed together: three cache lines of f32 */
     IN_PLACE_ROWS = GROUP / 2,   /* fewer are not worth packing b for */
     DEPTH_UNIT = 16,             /* panels begin at cache lines */
@@ -178,21 +179,29 @@ static void pack_right(void *arg, int64_t begin, int64_t end)
 /* ---- a ------------------------------------------------------------------------------------------------------------- */
 
 /* Panels of a whose columns are contiguous, rows [i, i + n), n <= GROUP: to is [panels][depth][6]. Several at once, since
- * each row of a that is touched brings a whole cache line. Of a whole group of f32, dtype and n are constants here. */
-LANES_INLINE void pack_left_of(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *to, float *sums)
+ * each row of a that is touched brings a whole cache line. */
+static void pack_left_of(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *to)
 {
     const tr__axis axis = k->p->a.column; /* a copy: no store below can change it */
-    vec sum[GROUP / WIDTH] = {{0}};
     for (int64_t r = 0; r < k->depth; r++, to += TILE_ROWS) {
         int64_t from = k->at->a + tr__axis_at(&axis, k->row + r) + i;
 #pragma GCC unroll 8
         for (int64_t j = 0; j < GROUP; j += TILE_ROWS)
             lanes_copy_six(dtype, k->p->a.data, from + j, n - j, to + j * k->depth);
-        if (!sums) continue;
+    }
+}
+
+/* Of a whole group of f32, dtype and n are constants here. */
+LANES_INLINE void sum_left(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *sums)
+{
+    const tr__axis axis = k->p->a.column;
+    vec sum[GROUP / WIDTH] = {{0}};
+    for (int64_t r = 0; r < k->depth; r++) {
+        int64_t from = k->at->a + tr__axis_at(&axis, k->row + r) + i;
 #pragma GCC unroll 12
         for (int64_t j = 0; j < GROUP; j += WIDTH) sum[j / WIDTH] += lanes_load(dtype, k->p->a.data, from + j, n - j);
     }
-    if (sums) add_sums(sums, sum, n);
+    add_sums(sums, sum, n);
 }
 
 /* A whole group of f32 rows, depth a multiple of four. */
@@ -211,10 +220,23 @@ static void pack_left_f32(const block *k, int64_t i, float *to)
 static void pack_left(const block *k, int64_t i, int64_t n, float *to)
 {
     float *sums = k->column == 0 && k->at->a_sums ? k->at->a_sums + i : NULL;
-    if (n == GROUP && k->p->a.dtype == TR_F32 && !sums && k->depth % 4 == 0) pack_left_f32(k, i, to);
-    else pack_left_of(k, k->p->a.dtype, i, n, to, sums);
+    bool whole = n == GROUP && k->p->a.dtype == TR_F32;
+    if (whole && k->depth % 4 == 0) pack_left_f32(k, i, to);
+    else pack_left_of(k, k->p->a.dtype, i, n, to);
+    if (sums && whole) sum_left(k, TR_F32, i, GROUP, sums);
+    else if (sums) sum_left(k, k->p->a.dtype, i, n, sums);
     int64_t panels = (n + TILE_ROWS - 1) / TILE_ROWS;
     activate(k->p->a_activation, to, panels * TILE_ROWS * k->depth);
+}
+
+static void copy_left_row(const block *k, int64_t row_at, float *to)
+{
+    const tr__matrix *a = &k->p->a;
+    if (f32_rows(a))
+        memcpy(to, (const float *)a->data + row_at + k->row, (size_t)k->depth * sizeof *to);
+    else
+        for (int64_t c = 0; c < k->depth; c += WIDTH)
+            vec_store(to + c, read_lanes(a, row_at, k->row + c, k->depth - c));
 }
 
 /* Sets the tile's left side to rows [i, i + rows). packed: what pack_left made of them, or room for a panel. */
@@ -235,9 +257,7 @@ static void read_left(const block *k, int64_t i, int64_t rows, float *packed, ti
     case ROWS:
         t->a_row = BLOCK_DEPTH;
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t c = 0; c < k->depth; c += WIDTH)
-                vec_store(packed + r * BLOCK_DEPTH + c,
-                    read_lanes(a, k->at->a + tr__axis_at(&a->row, i + r), k->row + c, k->depth - c));
+            copy_left_row(k, k->at->a + tr__axis_at(&a->row, i + r), packed + r * BLOCK_DEPTH);
         activate(k->p->a_activation, packed, (rows - 1) * BLOCK_DEPTH + k->depth);
     }
 }
@@ -469,8 +489,10 @@ static bool run_block(block *k)
     else if (p->a_activation && k->left == IN_PLACE) k->left = ROWS;
     k->right_in_place = m <= IN_PLACE_ROWS && whole && f32_rows(&p->b) && !at->b_sums && !p->b_activation;
     k->c_in_place = !k->turned && whole && writes_in_place(p);
-    k->width = part_size(n, BLOCK_WIDTH, TILE_COLUMNS);
-    size_t right = k->right_in_place ? 0 : (size_t)(part_size(p->b.row.n, BLOCK_DEPTH, DEPTH_UNIT) * k->width);
+    int64_t depth = part_size(p->b.row.n, BLOCK_DEPTH, DEPTH_UNIT);
+    int64_t most = depth * BLOCK_WIDTH < SHALLOW_BLOCK && depth ? SHALLOW_BLOCK / depth : BLOCK_WIDTH;
+    k->width = part_size(n, most, TILE_COLUMNS);
+    size_t right = k->right_in_place ? 0 : (size_t)(depth * k->width);
     size_t bytes = (right + (k->c_in_place ? 0 : (size_t)(m * k->width))) * sizeof(float);
     float *scratch = bytes ? device->alloc(at->device.index, bytes) : NULL;
     if (bytes && !scratch) return false;
