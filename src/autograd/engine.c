@@ -57,7 +57,7 @@ static size_t slot_of(const tr__backward *b, const void *key)
 
 static tr_status make_room(tr__backward *b)
 {
-    size_t capacity = b->capacity ? 2 * b->capacity : 256;
+    size_t capacity = b->capacity ? 2 * b->capacity : 8; /* few, as many graphs are small and memory takes time */
     stop *stops = realloc(b->stops, capacity * sizeof *stops);
     if (stops) b->stops = stops;
     size_t *ready = realloc(b->ready, capacity * sizeof *ready);

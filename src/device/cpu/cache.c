@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #if defined(__SANITIZE_ADDRESS__)
 #define BLOCKS_FROM_MALLOC 1 /* so that AddressSanitizer sees each block's bounds and its end */
@@ -183,12 +184,32 @@ static void count_use(tr__cache *cache, size_t bytes)
     if (cache->in_use > cache->peak) cache->peak = cache->in_use;
 }
 
+/* malloc keeps what a thread frees at hand for it, and aligned_alloc does not: so small blocks are aligned here, and what
+ * malloc gave stands in front of them. */
+static void *small_alloc(size_t bytes)
+{
+    bytes = tr__round_up(bytes, TR__CACHE_LINE);
+    if (BLOCKS_FROM_MALLOC) return aligned_alloc(TR__CACHE_LINE, bytes);
+    char *given = malloc(bytes + TR__CACHE_LINE);
+    if (!given) return NULL;
+    char *memory = given + TR__CACHE_LINE - (uintptr_t)given % TR__CACHE_LINE; /* 16 bytes on, at least */
+    memcpy(memory - sizeof given, &given, sizeof given);
+    return memory;
+}
+
+static void small_free(char *memory)
+{
+    char *given = memory;
+    if (!BLOCKS_FROM_MALLOC) memcpy(&given, memory - sizeof given, sizeof given);
+    free(given);
+}
+
 void *tr__cache_alloc(tr__cache *cache, size_t bytes)
 {
     if (bytes > SIZE_MAX / 2) return NULL;
     bool small = bytes < SMALL || BLOCKS_FROM_MALLOC || !cache;
     void *memory = NULL;
-    if (small) memory = aligned_alloc(TR__CACHE_LINE, tr__round_up(bytes, TR__CACHE_LINE));
+    if (small) memory = small_alloc(bytes);
     if (!cache) return memory;
     pthread_mutex_lock(&cache->lock);
     if (!small) memory = take(cache, tr__round_up(bytes, GRAIN));
@@ -201,7 +222,7 @@ void tr__cache_free(tr__cache *cache, void *memory, size_t bytes)
 {
     if (!memory) return;
     bool small = bytes < SMALL || BLOCKS_FROM_MALLOC || !cache;
-    if (small) free(memory);
+    if (small) small_free(memory);
     if (!cache) return;
     pthread_mutex_lock(&cache->lock);
     if (!small) put_back(cache, memory);
