@@ -82,7 +82,7 @@ static tr_module *conv(plan *p, int64_t in, int64_t out, int kernel, int stride)
 
 static void add_conv(plan *p, tr_module *module, block *b, int i, int64_t in, int64_t out, int kernel, int stride)
 {
-    char name[8];
+    char name[16];
     snprintf(name, sizeof name, "conv%d", i + 1);
     b->conv[i] = tr_module_add(module, name, conv(p, in, out, kernel, stride));
     snprintf(name, sizeof name, "bn%d", i + 1);

@@ -236,10 +236,11 @@ static tr_tensor *train(const tr_batch_norm_op_options *o, const tr__batch_norm_
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS];
     tr_tensor *y = tr_apply(tr__op(batch_norm), attrs, (tr_tensor *[]){o->x, o->weight, o->bias}, 3, outputs);
     if (tr__bad(y) || !o->running_mean) return y;
-    double count = (double)(tr__numel(y->shape) / (y->shape.dim[1] ? y->shape.dim[1] : 1));
+    int64_t channels = y->shape.dim[1], numbers = channels ? tr__numel(y->shape) / channels : 2;
+    double unbiased = (double)numbers / (double)(numbers - 1);
     double momentum = o->momentum != 0 || signbit(o->momentum) ? o->momentum : 0.1;
     tr_status status = move_towards(o->running_mean, outputs[1], 1, momentum);
-    if (status == TR_OK) status = move_towards(o->running_var, outputs[2], count / (count - 1), momentum);
+    if (status == TR_OK) status = move_towards(o->running_var, outputs[2], unbiased, momentum);
     return status == TR_OK ? y : tr__tensor_failed();
 }
 

@@ -4,6 +4,7 @@
 #include "ops/family.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
@@ -103,7 +104,7 @@ static int64_t largest_in(const tr__pool2d *s, const double *x, int64_t oy, int6
     for (int64_t i = rows.begin; i < rows.end; i++)
         for (int64_t k = columns.begin; k < columns.end; k++) {
             double top = x[best], value = x[i * s->w + k];
-            if (!(value <= top) && top == top) best = i * s->w + k;
+            if (!(value <= top) && !isnan(top)) best = i * s->w + k;
         }
     return best;
 }

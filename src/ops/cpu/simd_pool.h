@@ -28,7 +28,8 @@ static inline vec pool_largest(const pool_job *j, const float *image, tr__window
         for (int64_t ix = columns.begin; ix < columns.end; ix++) {
             int64_t place = iy * s->w + ix;
             vec value = load_lanes(image + place * s->c, m);
-            veci larger = ~(veci)(value <= top) & (veci)(top == top); /* or the first NaN */
+            veci is_number = ((veci)top & 0x7fffffff) <= 0x7f800000;
+            veci larger = ~(veci)(value <= top) & is_number; /* or the first NaN */
             top = (vec)((larger & (veci)value) | (~larger & (veci)top));
             *where = (larger & pool_all(place)) | (~larger & *where);
         }
