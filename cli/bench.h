@@ -81,6 +81,10 @@ bool tr__write_json(const char *command, void *object, const char *path);
 int tr__bench_store(int argc, char **argv);
 int tr__bench_join(int argc, char **argv);
 
+/* ---- trireme bench rpc -------------------------------------------------------------------------------------------- */
+
+int tr__bench_rpc(int argc, char **argv);
+
 /* ---- Peers -------------------------------------------------------------------------------------------------------- */
 
 /* Another program that works off lines: it prints "ready", then a number for every line that it gets. */

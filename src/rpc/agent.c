@@ -178,6 +178,7 @@ static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_en
     tr__carrier_name(rpc->carrier, link->worker, process);
     const char *what = ending == TR__RPC_LEFT   ? "has stopped"
                        : ending == TR__RPC_DIED ? "died"
+                       : ending == TR__RPC_CUT  ? "has closed its connection"
                                                 : "sends what is no message of ours";
     return tr__fail(ending == TR__RPC_DAMAGED ? TR_FORMAT : TR_PEER, "worker %d (\"%s\"%s%s) %s", link->worker, link->name,
         process[0] ? ", " : "", process, what);
@@ -200,11 +201,16 @@ static void bury(tr_rpc *rpc, tr__rpc_link *link)
     pthread_mutex_unlock(&rpc->near_lock);
 }
 
-void tr__rpc_bury(tr_rpc *rpc)
+bool tr__rpc_bury(tr_rpc *rpc)
 {
-    for (int i = 0; i < rpc->world; i++)
-        if (atomic_load(&rpc->links[i].ending) != TR__RPC_LASTS && !atomic_load(&rpc->links[i].gone))
-            bury(rpc, &rpc->links[i]);
+    bool pending = false;
+    for (int i = 0; i < rpc->world; i++) {
+        tr__rpc_link *link = &rpc->links[i];
+        if (atomic_load(&link->gone)) continue;
+        if (link->far && tr__far_cut(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_CUT);
+        if (atomic_load(&link->ending) != TR__RPC_LASTS) bury(rpc, link);
+    }
+    return pending;
 }
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
@@ -213,7 +219,7 @@ void tr__rpc_bury(tr_rpc *rpc)
 static void close_agent(tr_rpc *rpc, bool politely)
 {
     for (int i = 0; i < rpc->world && politely; i++)
-        if (rpc->links[i].far) tr__far_finish(rpc, &rpc->links[i]);
+        if (rpc->links[i].far) tr__far_finish(&rpc->links[i]);
     tr__rpc_end_threads(rpc);
     if (rpc->carrier) {
         tr_status left = tr_leave(rpc->carrier);

@@ -100,7 +100,7 @@ void tr__inbound_free(tr__rpc_inbound *m);
 typedef struct tr__rpc_near tr__rpc_near; /* near.c */
 typedef struct tr__rpc_far tr__rpc_far;   /* far.c */
 
-typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_DAMAGED } tr__rpc_ending;
+typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_CUT, TR__RPC_DAMAGED } tr__rpc_ending;
 
 typedef struct tr__rpc_link {
     int worker;
@@ -207,8 +207,8 @@ tr_status tr__rpc_find_worker(const tr_rpc *rpc, const char *name, int number, i
 const tr__rpc_entry *tr__rpc_find_function(tr_rpc *rpc, const char *name);
 /* The link is at its end: what came before is read yet, then all calls to the worker fail. The clock does that. */
 void tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending);
-/* The clock's part of it. */
-void tr__rpc_bury(tr_rpc *rpc);
+/* The clock's part of it. True: it should look again soon. */
+bool tr__rpc_bury(tr_rpc *rpc);
 
 /* ---- call.c ------------------------------------------------------------------------------------------------------ */
 
@@ -236,6 +236,8 @@ typedef struct tr__rpc_plan {
 tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan);
 /* Takes a call out of the table; NULL: it is not there. The table's reference is the caller's now. */
 tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id);
+/* Memory for a piece; tensors will lie in it. */
+bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes);
 /* Copies what a writer refers to, row-major. */
 tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w);
 
@@ -288,7 +290,9 @@ tr_status tr__far_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fra
 void tr__far_ready(tr__rpc_link *link, uint32_t events);
 bool tr__far_waiting(const tr__rpc_link *link);
 void tr__far_read(tr_rpc *rpc, tr__rpc_link *link);
-void tr__far_finish(tr_rpc *rpc, tr__rpc_link *link); /* sends what is left, as long as the other end takes it */
+/* Has the stream ended a while ago? `pending`: it has ended. */
+bool tr__far_cut(const tr__rpc_link *link, int64_t now, bool *pending);
+void tr__far_finish(tr__rpc_link *link); /* sends what is left, as long as the other end takes it */
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */
 

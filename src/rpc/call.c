@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "tensor/tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,21 +156,31 @@ tr_status tr_future_cancel(tr_future *f)
 
 /* ---- Sending ----------------------------------------------------------------------------------------------------- */
 
-static void release_copy(void *memory, void *unused)
+/* From the device's allocator, which keeps large blocks at hand. */
+static void piece_free(void *memory, void *bytes)
 {
-    (void)unused;
-    free(memory);
+    tr__device(TR_CPU)->free(0, memory, (size_t)(uintptr_t)bytes);
+}
+
+bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes)
+{
+    char *memory = tr__device(TR_CPU)->alloc(0, bytes ? bytes : 1);
+    if (memory)
+        *piece = (tr__rpc_arrived){.memory = memory, .bytes = bytes, .release = piece_free,
+            .user = (void *)(uintptr_t)(bytes ? bytes : 1)};
+    return memory != NULL;
 }
 
 tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w)
 {
     for (int i = 0; i < w->piece_count; i++) {
         const tr__rpc_piece *p = &w->pieces[i];
-        char *copy = aligned_alloc(64, (p->bytes + 63) / 64 * 64);
-        if (!copy) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %llu bytes", (unsigned long long)p->bytes);
-        m->pieces[i] = (tr__rpc_arrived){.memory = copy, .bytes = p->bytes, .release = release_copy};
-        if (p->tensor) TR__TRY(tr_copy_out(p->tensor, copy, p->bytes));
-        else memcpy(copy, p->data, p->bytes);
+        if (!tr__rpc_piece_alloc(&m->pieces[i], p->bytes))
+            return tr__fail(TR_NO_MEMORY, "rpc: no memory for %llu bytes", (unsigned long long)p->bytes);
+        if (p->tensor)
+            TR__TRY(tr_copy_out(p->tensor, m->pieces[i].memory, p->bytes));
+        else
+            memcpy(m->pieces[i].memory, p->data, p->bytes);
     }
     return TR_OK;
 }

@@ -16,7 +16,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 100000, PATIENT_SPINS = 100, EVENTS = 16, FLUSH_MS = 1, TICK_MS = 1000 };
+enum { SPIN_NS = 100000, PATIENT_SPINS = 100, EVENTS = 16, FLUSH_MS = 1, TICK_MS = 1000, LOOK_MS = 100 };
 
 /* Whose thread this is, and whether it is about to take a request. */
 static _Thread_local struct {
@@ -85,14 +85,13 @@ static bool anything(const tr_rpc *rpc)
     return false;
 }
 
-static void look(tr_rpc *rpc, bool insist)
+/* Reads what there is. False: another thread does. */
+static bool read_once(tr_rpc *rpc, bool insist)
 {
-    if (rpc->watch >= 0) collect_events(rpc, 0);
-    if (!anything(rpc)) return;
     if (insist)
         pthread_mutex_lock(&rpc->reading);
     else if (pthread_mutex_trylock(&rpc->reading) != 0)
-        return;
+        return false;
     read_links(rpc);
     tr__rpc_inbound *m = rpc->found;
     rpc->found = NULL;
@@ -103,6 +102,17 @@ static void look(tr_rpc *rpc, bool insist)
         m->next = NULL;
         tr__rpc_arrived_message(rpc, m);
     }
+    return true;
+}
+
+/* Who finds another thread reading goes away, so whoever has read looks again; but not for ever. */
+static void look(tr_rpc *rpc, bool insist)
+{
+    enum { ROUNDS = 4 };
+    bool read = true;
+    if (rpc->watch >= 0) collect_events(rpc, 0);
+    for (int i = 0; i < ROUNDS && read && anything(rpc); i++) read = read_once(rpc, insist);
+    if (read && anything(rpc)) tr__rpc_kick(rpc);
     hire(rpc);
 }
 
@@ -188,6 +198,7 @@ static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     bool idle = own.idle;
     own.idle = false;
+    hire(rpc);
     tr__rpc_serve(rpc, m);
     own.idle = idle;
     pthread_mutex_lock(&rpc->queue_lock);
@@ -299,6 +310,7 @@ static void *serve_requests(void *arg)
         spin(rpc);
         if (!has_work(rpc)) nap(rpc);
     }
+    tr__rpc_kick(rpc); /* the next one: kicks that follow each other closely are one to epoll */
     return NULL;
 }
 
@@ -335,8 +347,9 @@ static void *run_clock(void *arg)
 {
     tr_rpc *rpc = arg;
     while (!atomic_load(&rpc->closing)) {
-        tr__rpc_bury(rpc);
+        bool pending = tr__rpc_bury(rpc);
         int64_t now = tr__now_ns(), next = tr__rpc_expire_calls(rpc, now);
+        if (pending && next > now + LOOK_MS * (int64_t)1000000) next = now + LOOK_MS * (int64_t)1000000;
         if (now + TICK_MS * (int64_t)1000000 < next && tr__refs_tick(rpc)) next = now + TICK_MS * (int64_t)1000000;
         if (flush_all(rpc)) next = now + FLUSH_MS * (int64_t)1000000;
         sleep_until(rpc, next);
@@ -392,8 +405,8 @@ void tr__rpc_end_threads(tr_rpc *rpc)
     pthread_mutex_lock(&rpc->queue_lock);
     int threads = rpc->threads;
     pthread_mutex_unlock(&rpc->queue_lock);
-    for (int i = 0; i < threads; i++) tr__rpc_kick(rpc); /* as many as sleep, at most */
-    if (rpc->bell) {
+    if (threads || rpc->has_relay) {
+        tr__rpc_kick(rpc);
         atomic_fetch_add(&rpc->bell->count, 1);
         tr__futex_wake(&rpc->bell->count, INT32_MAX);
     }

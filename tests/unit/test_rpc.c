@@ -317,6 +317,21 @@ static void references_are_handed_around(void **state)
     run(4, references, NULL);
 }
 
+/* ---- Other hosts -------------------------------------------------------------------------------------------------- */
+
+static void workers_of_other_hosts(void **state)
+{
+    (void)state;
+    const int apart[] = {0, 1, 2}, mixed[] = {0, 0, 1, 1};
+    run_tcp(2, kinds, NULL, NULL);
+    run_hosts(apart, 3, kinds, NULL);
+    run_hosts(mixed, 4, kinds, NULL);
+    run_hosts(apart, 3, nested, NULL);
+    run_hosts(mixed, 4, nested, NULL);
+    run_hosts(mixed, 4, references, NULL);
+    run_hosts(apart, 2, errors, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,6 +340,7 @@ int main(void)
         cmocka_unit_test(two_workers_of_one_name_are_an_error_everywhere),
         cmocka_unit_test(calls_may_call_each_other_to_any_depth),
         cmocka_unit_test(references_are_handed_around),
+        cmocka_unit_test(workers_of_other_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,223 @@
+/* trireme bench rpc: how long a call to a function of another process takes that gives back what it gets. */
+#include "bench.h"
+
+#include "options.h"
+#include "relaunch.h"
+
+#include <cjson/cJSON.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { ROUNDS = 5, CALLS_MOST = 2000, CALLS_LEAST = 20, ROUND_US = 150000, CALLERS_MOST = 64, CALLER_CALLS = 2000 };
+
+typedef struct rpc_bench {
+    tr__sizes sizes;
+    int callers;
+    const char *peer, *json;
+    tr_rpc *rpc;
+    tr__peer other;
+    double us[TR__SIZES_MAX], peer_us[TR__SIZES_MAX]; /* medians */
+    double rate, peer_rate;                             /* calls per second of all callers */
+} rpc_bench;
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
+}
+
+static tr_tensor *echo(tr_tensor *x)
+{
+    return x;
+}
+TR_RPC(echo, TENSOR, RETURNS(TENSOR));
+
+/* ---- One caller -------------------------------------------------------------------------------------------------- */
+
+static tr_status call(const rpc_bench *b, tr_tensor *x)
+{
+    TR_SCOPE;
+    return tr_future_wait(tr_rpc_sync(b->rpc, "server", "echo", x));
+}
+
+/* The median time of so many calls. */
+static tr_status time_calls(const rpc_bench *b, tr_tensor *x, int calls, double *us)
+{
+    double times[CALLS_MOST];
+    for (int i = 0; i < calls; i++) {
+        double began = now_us();
+        tr_status status = call(b, x);
+        if (status != TR_OK) return status;
+        times[i] = now_us() - began;
+    }
+    *us = tr__median(times, calls);
+    return TR_OK;
+}
+
+static bool ask_peer(rpc_bench *b, const char *what, long long first, int second, double *answer)
+{
+    char line[96];
+    snprintf(line, sizeof line, "%s %lld %d", what, first, second);
+    return tr__peer_ask(&b->other, line, answer);
+}
+
+/* We and the peer take turns. */
+static tr_status measure_size(rpc_bench *b, int size)
+{
+    TR_SCOPE;
+    int64_t bytes = b->sizes.bytes[size];
+    tr_tensor *x = tr_zeros(TR_SHAPE(bytes >= 4 ? bytes / 4 : 1));
+    double ours[ROUNDS], theirs[ROUNDS], once = 0;
+    tr_status status = time_calls(b, x, CALLS_LEAST, &once);
+    if (status != TR_OK) return status;
+    int calls = once > 0 ? (int)(ROUND_US / once) : CALLS_MOST;
+    calls = calls > CALLS_MOST ? CALLS_MOST : calls < CALLS_LEAST ? CALLS_LEAST : calls;
+    int peer_calls = calls / 5 > CALLS_LEAST ? calls / 5 : CALLS_LEAST;
+    for (int round = 0; round < ROUNDS; round++) {
+        status = time_calls(b, x, calls, &ours[round]);
+        if (status != TR_OK) return status;
+        if (b->peer && !ask_peer(b, "echo", (long long)bytes, peer_calls, &theirs[round])) return TR_CHILD;
+    }
+    b->us[size] = tr__median(ours, ROUNDS);
+    if (b->peer) b->peer_us[size] = tr__median(theirs, ROUNDS);
+    return TR_OK;
+}
+
+/* ---- Several callers --------------------------------------------------------------------------------------------- */
+
+static void *be_caller(void *arg)
+{
+    TR_SCOPE;
+    const rpc_bench *b = arg;
+    tr_tensor *x = tr_zeros(TR_SHAPE(1));
+    for (int i = 0; i < CALLER_CALLS; i++)
+        if (call(b, x) != TR_OK) return arg;
+    return NULL;
+}
+
+static tr_status rate_once(rpc_bench *b, double *rate)
+{
+    pthread_t threads[CALLERS_MOST];
+    int started = 0;
+    bool failed = false;
+    double began = now_us();
+    while (started < b->callers && pthread_create(&threads[started], NULL, be_caller, b) == 0) started++;
+    for (int i = 0; i < started; i++) {
+        void *result;
+        pthread_join(threads[i], &result);
+        failed |= result != NULL;
+    }
+    *rate = 1e6 * started * CALLER_CALLS / (now_us() - began);
+    return failed || started < b->callers ? tr_fail(TR_INTERNAL, "a caller failed") : TR_OK;
+}
+
+static tr_status measure_rate(rpc_bench *b)
+{
+    double ours[ROUNDS], theirs[ROUNDS];
+    for (int round = 0; round < ROUNDS && b->callers; round++) {
+        tr_status status = rate_once(b, &ours[round]);
+        if (status != TR_OK) return status;
+        if (b->peer && !ask_peer(b, "callers", b->callers, CALLER_CALLS / 10, &theirs[round])) return TR_CHILD;
+    }
+    if (!b->callers) return TR_OK;
+    b->rate = tr__median(ours, ROUNDS);
+    if (b->peer) b->peer_rate = tr__median(theirs, ROUNDS);
+    return TR_OK;
+}
+
+/* ---- Reporting --------------------------------------------------------------------------------------------------- */
+
+static void print_results(const rpc_bench *b)
+{
+    printf("echo of f32 by another process, medians in microseconds\n%12s %11s%s\n", "bytes", "trireme",
+        b->peer ? "        peer   ratio" : "");
+    for (int i = 0; i < b->sizes.count; i++) {
+        printf("%12lld %11.1f", (long long)b->sizes.bytes[i], b->us[i]);
+        if (b->peer) printf(" %11.1f %7.1f", b->peer_us[i], b->peer_us[i] / b->us[i]);
+        printf("\n");
+    }
+    if (b->callers) printf("%d callers: %.0f calls/s", b->callers, b->rate);
+    if (b->callers && b->peer) printf(", peer %.0f, ratio %.1f", b->peer_rate, b->rate / b->peer_rate);
+    if (b->callers) printf("\n");
+}
+
+static bool write_results(const rpc_bench *b)
+{
+    cJSON *o = cJSON_CreateObject(), *results = cJSON_AddArrayToObject(o, "results");
+    for (int i = 0; i < b->sizes.count; i++) {
+        cJSON *r = cJSON_CreateObject();
+        cJSON_AddNumberToObject(r, "bytes", (double)b->sizes.bytes[i]);
+        cJSON_AddNumberToObject(r, "median_us", b->us[i]);
+        if (b->peer) cJSON_AddNumberToObject(r, "peer_median_us", b->peer_us[i]);
+        cJSON_AddItemToArray(results, r);
+    }
+    cJSON_AddNumberToObject(o, "callers", b->callers);
+    if (b->callers) cJSON_AddNumberToObject(o, "calls_per_s", b->rate);
+    if (b->callers && b->peer) cJSON_AddNumberToObject(o, "peer_calls_per_s", b->peer_rate);
+    return tr__write_json(TR__BENCH, o, b->json);
+}
+
+/* ---- The two ranks ----------------------------------------------------------------------------------------------- */
+
+static tr_status measure_all(rpc_bench *b)
+{
+    if (b->peer && !tr__peer_start(&b->other, b->peer, 1)) return TR_CHILD;
+    tr_status status = TR_OK;
+    for (int i = 0; i < b->sizes.count && status == TR_OK; i++) status = measure_size(b, i);
+    if (status == TR_OK) status = measure_rate(b);
+    if (b->peer) tr__peer_stop(&b->other);
+    return status;
+}
+
+static tr_status run_rank(rpc_bench *b, tr_group *world)
+{
+    b->rpc = tr_rpc_start(world, .name = tr_rank(world) ? "server" : "client");
+    tr_status status = tr_rpc_register(b->rpc, &echo_rpc);
+    if (status == TR_OK) status = tr_barrier(world);
+    if (status == TR_OK && tr_rank(world) == 0) status = measure_all(b);
+    tr_status stopped = status == TR_OK ? tr_rpc_stop(b->rpc) : status;
+    if (stopped == TR_OK) stopped = tr_leave(world);
+    return stopped;
+}
+
+static int be_rank(rpc_bench *b)
+{
+    TR_SCOPE;
+    tr_group *world = tr_join();
+    tr_status status = run_rank(b, world);
+    if (status == TR_PEER) return tr__exit_quietly();
+    if (status != TR_OK) {
+        if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
+        return TR__EXIT_FAILED;
+    }
+    if (tr_rank(world) != 0) return TR__EXIT_OK;
+    print_results(b);
+    return !b->json || write_results(b) ? TR__EXIT_OK : TR__EXIT_FAILED;
+}
+
+int tr__bench_rpc(int argc, char **argv)
+{
+    rpc_bench b = {.sizes = {.bytes = {4, 64 << 10, 4 << 20}, .count = 3}, .callers = 8};
+    const tr__option options[] = {
+        {"bytes", 0, "LIST", "sizes of the tensor, such as 4,64K,4M", TR__SIZES(&b.sizes)},
+        {"callers", 0, "N", "threads that call at once, for the rate (8); 0: none", TR__INTEGER(&b.callers, 0, CALLERS_MOST)},
+        {"peer", 0, "COMMAND",
+            "a program to take turns with: it prints \"ready\"; for \"echo BYTES CALLS\" the median\n"
+            "                            microseconds of a call, for \"callers N CALLS\" the calls per second",
+            TR__TEXT(&b.peer)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b.json)},
+        {0},
+    };
+    const tr__syntax syntax = {"bench rpc", NULL,
+        "Times calls to a function of another process that gives back the tensor that it gets.", options,
+        .operands = {0, 0}};
+    const char **given = tr__bench_given(argc, argv);
+    if (!given) return TR__EXIT_FAILED;
+    int code = tr__parse(&syntax, &argc, argv);
+    if (code < 0) code = getenv("RANK") ? be_rank(&b) : tr__relaunch(TR__BENCH, given, 2, NULL);
+    free(given);
+    return code;
+}
