@@ -353,7 +353,8 @@ typedef struct tr_rpc_options {
 #define tr_rpc_start(...) tr_rpc_start_with(TR__OPTIONS1(tr_rpc_options, group, __VA_ARGS__))
 TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
 /* Waits until all workers have called it and no call is under way anywhere, then ends. Workers that died are not waited
- * for. TR_STATE, and a list, when references are left that others still hold here. Later calls fail (TR_STATE). */
+ * for. Values of this one that others still refer to then are told to the log function (TR_LOG_WARN); all references end
+ * with it. Later calls fail (TR_STATE). */
 TR_API TR_MUST_CHECK tr_status tr_rpc_stop(tr_rpc *rpc);
 TR_API int tr_rpc_rank(const tr_rpc *rpc);
 TR_API int tr_rpc_workers(const tr_rpc *rpc);

@@ -289,13 +289,10 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
         return tr__fail(TR_STATE, "tr_rpc_stop: called by a function that runs for another worker, which it would wait for");
     if (atomic_exchange(&rpc->stopped, true)) return tr__fail(TR_STATE, "tr_rpc_stop: it has stopped already");
     tr__drain(rpc);
-    tr_status status = tr__refs_report(rpc);
-    tr__error *why = status == TR_OK ? NULL : tr__error_take();
+    tr__refs_report(rpc);
     close_agent(rpc, true);
     tr__refs_free(rpc);
-    if (why) tr__fail_stored(why);
-    tr__error_unref(why);
-    return status;
+    return TR_OK;
 }
 
 /* ---- Starting ---------------------------------------------------------------------------------------------------- */
@@ -326,6 +323,9 @@ static tr_status make_parts(tr_rpc *rpc)
 
 static tr_status check_names(const tr_rpc *rpc)
 {
+    for (int i = 0; i < rpc->world; i++)
+        if (!rpc->links[i].name[0])
+            return tr__fail(TR_PEER, "tr_rpc_start: rank %d was given options that make no agent, and says which", i);
     for (int a = 0; a < rpc->world; a++)
         for (int b = 0; b < a; b++)
             if (strcmp(rpc->links[a].name, rpc->links[b].name) == 0)
@@ -372,13 +372,14 @@ static void shown(void *user, int rank, int purpose, const tr__carried_memory *m
     tr__near_shown(user, rank, purpose, memory);
 }
 
+/* A name of NULL: the others are to know that there is nobody here. */
 static tr_status connect_all(tr_rpc *rpc, const char *name)
 {
     rpc->carried = (tr__carried){.user = rpc, .shown = shown, .gone = rank_gone};
     rpc->crowded = tr__carrier_crowded(rpc->carrier);
     TR__TRY(tr__near_make(rpc));
     tr__carrier_watch(rpc->carrier, &rpc->carried);
-    TR__TRY(exchange_names(rpc, name));
+    TR__TRY(exchange_names(rpc, name ? name : ""));
     TR__TRY(tr__near_show(rpc));
     TR__TRY(tr__near_complete(rpc));
     TR__TRY(open_far(rpc));
@@ -386,29 +387,45 @@ static tr_status connect_all(tr_rpc *rpc, const char *name)
     return tr__rpc_start_threads(rpc);
 }
 
-static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
+static tr_status check_options(const tr_rpc_options *o)
 {
-    char name[TR__RPC_WORKER_NAME];
     size_t length = o->name ? strlen(o->name) : 1;
-    if (!o->group) return tr__fail(TR_INVALID, "tr_rpc_start: a group is needed, not NULL");
-    TR__TRY(tr_status_of(o->group));
-    if (length < 1 || length >= sizeof name)
-        return tr__fail(TR_INVALID, "tr_rpc_start: a .name has 1 … %zu bytes", sizeof name - 1);
+    if (length < 1 || length >= TR__RPC_WORKER_NAME)
+        return tr__fail(TR_INVALID, "tr_rpc_start: a .name has 1 … %d bytes", TR__RPC_WORKER_NAME - 1);
     if (o->threads < 0 || o->threads >= TR__RPC_THREADS_MOST || o->timeout_ms < 0 || o->queue_mb < 0)
         return tr__fail(TR_INVALID, "tr_rpc_start: .threads = %d (0 … %d), .timeout_ms = %d, .queue_mb = %d: all from 0",
             o->threads, TR__RPC_THREADS_MOST - 1, o->timeout_ms, o->queue_mb);
+    return TR_OK;
+}
+
+/* Whoever is given wrong options comes to the meeting all the same, or the others would wait for it. */
+static tr_status connect_or_refuse(tr_rpc *rpc, const tr_rpc_options *o)
+{
+    char name[TR__RPC_WORKER_NAME];
+    snprintf(name, sizeof name, "worker%d", rpc->rank);
+    if (check_options(o) == TR_OK) return connect_all(rpc, o->name ? o->name : name);
+    tr__error *why = tr__error_take();
+    tr_status status = connect_all(rpc, NULL);
+    status = tr__fail_stored(why);
+    tr__error_unref(why);
+    return status;
+}
+
+static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
+{
+    if (!o->group) return tr__fail(TR_INVALID, "tr_rpc_start: a group is needed, not NULL");
+    TR__TRY(tr_status_of(o->group));
     rpc->rank = tr_rank(o->group);
     rpc->world = tr_world_size(o->group);
     rpc->threads_most = o->threads ? o->threads : TR__RPC_THREADS;
     rpc->timeout_ms = o->timeout_ms ? o->timeout_ms : TR__RPC_TIMEOUT_MS;
     rpc->queue_bytes = (uint64_t)(o->queue_mb ? o->queue_mb : TR__RPC_QUEUE_MB) << 20;
-    snprintf(name, sizeof name, "worker%d", rpc->rank);
     TR__TRY(make_parts(rpc));
     TR_SCOPE;
     tr_group *carrier = tr__carrier_new(o->group);
     TR__TRY(tr_status_of(carrier));
     rpc->carrier = tr__ref(carrier);
-    return connect_all(rpc, o->name ? o->name : name);
+    return connect_or_refuse(rpc, o);
 }
 
 tr_rpc *tr_rpc_start_with(const tr_rpc_options *options)

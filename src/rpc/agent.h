@@ -263,9 +263,11 @@ void tr__rpc_block(tr_rpc *rpc);
 void tr__rpc_unblock(tr_rpc *rpc);
 /* Runs a request on this thread when there can be no more threads; true: do so now and then. */
 bool tr__rpc_help(tr_rpc *rpc);
-/* Promises to look for messages soon, and takes that back. */
+/* This thread looks for messages by itself, and does so no longer. */
 void tr__rpc_awake(tr_rpc *rpc);
 void tr__rpc_asleep(tr_rpc *rpc);
+/* A thread of ours is about to reply, and will look for messages then. */
+void tr__rpc_promise(tr_rpc *rpc);
 int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
 /* ---- near.c ------------------------------------------------------------------------------------------------------ */
@@ -306,7 +308,7 @@ void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
 void tr__refs_gone(tr_rpc *rpc, int worker);
 bool tr__refs_tick(tr_rpc *rpc); /* sends again; true: something is unacknowledged */
 int tr__refs_unacknowledged(tr_rpc *rpc);
-tr_status tr__refs_report(tr_rpc *rpc);
+void tr__refs_report(tr_rpc *rpc); /* values that others still refer to, to the log */
 /* tr_remote(): the reference, and the token for the request; then, how that went. */
 tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token);
 void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made);

@@ -659,8 +659,7 @@ static void serve(serving *s)
     if (status == TR_OK) status = carry_out(s);
     status = keep(s, status);
     if (!s->m->cancelled) {
-        /* Whoever asked will most likely ask again, or be waited for: what comes then needs no bell. */
-        tr__rpc_awake(s->rpc);
+        tr__rpc_promise(s->rpc);
         reply(s, status);
     }
     if (entered) enter(s, false);
@@ -677,9 +676,7 @@ void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)
     serve(&s);
     current.rpc = outer;
     current.from = outer_from;
-    bool promised = !m->cancelled;
     tr__inbound_free(m);
-    if (promised) tr__rpc_asleep(rpc);
 }
 
 /* ---- The answer is here ------------------------------------------------------------------------------------------ */

@@ -1,6 +1,8 @@
 /* References: objects over the bookkeeping of rref_state.h. A value of ours is a future of our own, done when it is made. */
 #include "rpc/agent.h"
 
+#include "base/log.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -114,7 +116,7 @@ int tr__refs_unacknowledged(tr_rpc *rpc)
     return count;
 }
 
-tr_status tr__refs_report(tr_rpc *rpc)
+void tr__refs_report(tr_rpc *rpc)
 {
     enum { NAMED = 8 };
     tr__rref_number ids[NAMED];
@@ -126,8 +128,8 @@ tr_status tr__refs_report(tr_rpc *rpc)
     for (int i = 0; i < count && i < NAMED; i++)
         used += (size_t)snprintf(list + used, sizeof list - used, "%s%d:%" PRIu64, i ? ", " : "", ids[i].maker,
             ids[i].number & 0xffffffffff);
-    if (count == 0) return TR_OK;
-    return tr__fail(TR_STATE, "rpc: \"%s\" stops while other workers still hold references to %d value%s of its own (maker:"
+    if (count == 0) return;
+    tr__log(TR_LOG_WARN, "rpc: \"%s\" stops while other workers still hold references to %d value%s of its own (maker:"
         "number %s%s)", rpc->links[rpc->rank].name, count, count == 1 ? "" : "s", list, count > NAMED ? ", …" : "");
 }
 
@@ -163,11 +165,20 @@ static tr_rref *new_rref(tr_rpc *rpc, tr__rref_entry *entry, const char *why)
     return ref;
 }
 
+static tr_status check_open(tr_rpc *rpc)
+{
+    TR__TRY(tr__rpc_check(rpc));
+    lock(rpc);
+    bool open = rpc->refs != NULL;
+    unlock(rpc);
+    return open ? TR_OK : tr__fail(TR_STATE, "rpc: a reference is used after tr_rpc_stop()");
+}
+
 tr_status tr__refs_check(const tr_rref *ref)
 {
     if (!ref) return tr__fail(TR_INVALID, "rpc: a reference is needed, not NULL");
     TR__TRY(tr_status_of(ref));
-    return tr__rpc_check(ref->rpc);
+    return check_open(ref->rpc);
 }
 
 tr__rref_entry *tr__refs_entry(const tr_rref *ref)
@@ -198,7 +209,7 @@ static tr_future *slot_of(tr_rpc *rpc, tr__rref_entry *entry)
 
 tr_rref *tr_rref_new(tr_rpc *rpc, tr_value value)
 {
-    if (tr__rpc_check(rpc) != TR_OK) return tr__object_failed(&tr__rref_type);
+    if (check_open(rpc) != TR_OK) return tr__object_failed(&tr__rref_type);
     lock(rpc);
     tr__rref_entry *entry = tr__rref_own(rpc->refs);
     bool there = entry && slot_of(rpc, entry);

@@ -18,10 +18,10 @@
 
 enum { SPIN_NS = 100000, PATIENT_SPINS = 100, EVENTS = 16, FLUSH_MS = 1, TICK_MS = 1000, LOOK_MS = 100 };
 
-/* Whose thread this is, and whether it is about to take a request. */
+/* Whose thread this is, whether it is about to take a request, and whether it counts as awake since its last reply. */
 static _Thread_local struct {
     tr_rpc *rpc;
-    bool idle;
+    bool idle, promised;
 } own;
 
 /* ---- Bells ------------------------------------------------------------------------------------------------------- */
@@ -49,6 +49,20 @@ void tr__rpc_asleep(tr_rpc *rpc)
 {
     /* What came while we were awake has rung no bell. */
     if (atomic_fetch_sub(&rpc->bell->awake, 1) == 1) look(rpc, true);
+}
+
+/* Who gets a reply most often asks again at once, before we would have come to look. */
+void tr__rpc_promise(tr_rpc *rpc)
+{
+    if (own.rpc != rpc || own.promised) return;
+    tr__rpc_awake(rpc);
+    own.promised = true;
+}
+
+static void keep_promise(tr_rpc *rpc)
+{
+    if (own.promised) tr__rpc_asleep(rpc);
+    own.promised = false;
 }
 
 /* ---- Finding messages -------------------------------------------------------------------------------------------- */
@@ -198,6 +212,7 @@ static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     bool idle = own.idle;
     own.idle = false;
+    keep_promise(rpc);
     hire(rpc);
     tr__rpc_serve(rpc, m);
     own.idle = idle;
@@ -268,7 +283,7 @@ static void spin(tr_rpc *rpc)
     int nobody = 0;
     if (!atomic_compare_exchange_strong(&rpc->spinner, &nobody, 1)) return;
     int64_t until = tr__now_ns() + SPIN_NS;
-    tr__rpc_awake(rpc);
+    tr__rpc_promise(rpc);
     for (int i = 0; !has_work(rpc); i++) {
         tr__rpc_poll(rpc);
         if (i < PATIENT_SPINS && !rpc->crowded) continue;
@@ -276,7 +291,6 @@ static void spin(tr_rpc *rpc)
         sched_yield();
     }
     atomic_store(&rpc->spinner, 0);
-    tr__rpc_asleep(rpc);
 }
 
 static void nap(tr_rpc *rpc)
@@ -308,8 +322,10 @@ static void *serve_requests(void *arg)
             continue;
         }
         spin(rpc);
+        keep_promise(rpc);
         if (!has_work(rpc)) nap(rpc);
     }
+    keep_promise(rpc);
     tr__rpc_kick(rpc); /* the next one: kicks that follow each other closely are one to epoll */
     return NULL;
 }

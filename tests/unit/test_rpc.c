@@ -3,8 +3,8 @@
 
 #include <trireme/rpc.h>
 
+#include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* ---- Functions that are called ----------------------------------------------------------------------------------- */
 
@@ -66,8 +66,7 @@ TR_RPC(bad_tensor, RETURNS(TENSOR));
 
 static tr_status count_up(void *state, int64_t by, int64_t *out)
 {
-    int64_t *counter = state;
-    *out = *counter += by;
+    *out = __atomic_add_fetch((int64_t *)state, by, __ATOMIC_SEQ_CST);
     return TR_OK;
 }
 TR_RPC_WITH_STATE(count_up, I64, TRIES(I64));
@@ -236,6 +235,106 @@ static void calls_may_call_each_other_to_any_depth(void **state)
     run(3, nested, NULL);
 }
 
+typedef struct caller {
+    tr_rpc *rpc;
+    pthread_t thread;
+    tr_status status;
+} caller;
+
+enum { CALLERS = 8, CALLS = 100 };
+
+static void *call_often(void *arg)
+{
+    TR_SCOPE;
+    caller *c = arg;
+    for (int i = 0; i < CALLS && c->status == TR_OK; i++)
+        c->status = tr_future_wait(tr_rpc_sync(c->rpc, i % 2 ? "w1" : "w0", "count_up", 1));
+    return NULL;
+}
+
+static void count_done(tr_future *future, void *user)
+{
+    if (tr_future_wait(future) == TR_OK) __atomic_add_fetch((int *)user, 1, __ATOMIC_SEQ_CST);
+}
+
+static void crowd(rank *r)
+{
+    TR_SCOPE;
+    int64_t counter = 0;
+    tr_rpc *rpc = start(r, &counter);
+    OK(tr_status_of(rpc));
+    OK(tr_barrier(r->group));
+    caller callers[CALLERS];
+    for (int i = 0; i < CALLERS; i++) {
+        callers[i] = (caller){.rpc = rpc};
+        CHECK(pthread_create(&callers[i].thread, NULL, call_often, &callers[i]) == 0);
+    }
+    for (int i = 0; i < CALLERS; i++) pthread_join(callers[i].thread, NULL);
+    for (int i = 0; i < CALLERS; i++) OK(callers[i].status);
+    enum { AT_ONCE = 50 };
+    int done = 0;
+    tr_future *f[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++) {
+        f[i] = tr_rpc_async(rpc, "w1", "count_up", 0);
+        OK(tr_future_then(f[i], count_done, &done));
+    }
+    int any = tr_future_wait_any(f, AT_ONCE);
+    CHECK(any >= 0 && tr_future_done(f[any]));
+    OK(tr_future_wait_all(f, AT_ONCE));
+    OK(tr_rpc_stop(rpc));
+    CHECK(__atomic_load_n(&done, __ATOMIC_SEQ_CST) == AT_ONCE);
+    CHECK(counter == r->world * CALLERS * CALLS / 2);
+}
+
+static void many_threads_call_at_once(void **state)
+{
+    (void)state;
+    const int apart[] = {0, 1};
+    run(2, crowd, NULL);
+    run_hosts(apart, 2, crowd, NULL);
+}
+
+/* More than the queue and the ring hold. */
+static void flood(rank *r)
+{
+    TR_SCOPE;
+    enum { AT_ONCE = 60, MEDIUM = 400 };
+    tr_rpc *rpc = tr_rpc_start(r->group, .queue_mb = 1);
+    OK(tr_rpc_register(rpc, &echo_rpc));
+    OK(tr_barrier(r->group));
+    tr_tensor *large = tr_full(2, TR_SHAPE(100000)), *medium = tr_full(3, TR_SHAPE(500));
+    const char *to = tr_rpc_name(rpc, 1 - r->number);
+    tr_future *f[AT_ONCE + MEDIUM];
+    for (int i = 0; i < AT_ONCE; i++) f[i] = tr_rpc_async(rpc, to, "echo", large);
+    for (int i = 0; i < MEDIUM; i++) f[AT_ONCE + i] = tr_rpc_async(rpc, to, "echo", medium);
+    OK(tr_future_wait_all(f, AT_ONCE + MEDIUM));
+    for (int i = 0; i < AT_ONCE; i++) CHECK(((float *)tr_data(tr_future_tensor(f[i])))[99999] == 2);
+    for (int i = 0; i < MEDIUM; i++) CHECK(((float *)tr_data(tr_future_tensor(f[AT_ONCE + i])))[499] == 3);
+    OK(tr_rpc_stop(rpc));
+}
+
+static void who_calls_too_much_waits(void **state)
+{
+    (void)state;
+    const int apart[] = {0, 1};
+    run(2, flood, NULL);
+    run_hosts(apart, 2, flood, NULL);
+}
+
+static void wrong_options(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group, .threads = r->number == 1 ? -1 : 0);
+    CHECK(tr_status_of(rpc) == (r->number == 1 ? TR_INVALID : TR_PEER));
+    SAYS(r->number == 1 ? ".threads = -1" : "rank 1 was given options");
+}
+
+static void wrong_options_are_an_error_everywhere(void **state)
+{
+    (void)state;
+    run(2, wrong_options, NULL);
+}
+
 /* ---- References --------------------------------------------------------------------------------------------------- */
 
 static tr_tensor *make_table(int64_t rows)
@@ -339,6 +438,9 @@ int main(void)
         cmocka_unit_test(failures_come_back_with_their_message),
         cmocka_unit_test(two_workers_of_one_name_are_an_error_everywhere),
         cmocka_unit_test(calls_may_call_each_other_to_any_depth),
+        cmocka_unit_test(many_threads_call_at_once),
+        cmocka_unit_test(who_calls_too_much_waits),
+        cmocka_unit_test(wrong_options_are_an_error_everywhere),
         cmocka_unit_test(references_are_handed_around),
         cmocka_unit_test(workers_of_other_hosts),
     };

@@ -1,0 +1,222 @@
+/* Workers that are killed or stopped, at any time: calls to them fail with the reason, all others go on. */
+/* ctest: serial */
+#include "processes.h"
+
+#include "base/clock.h"
+
+#include <trireme/rpc.h>
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static tr_tensor *echo(tr_tensor *x)
+{
+    return x;
+}
+TR_RPC(echo, TENSOR, RETURNS(TENSOR));
+
+static tr_status sleep_ms(int64_t ms)
+{
+    usleep((unsigned)(1000 * ms));
+    return TR_OK;
+}
+TR_RPC(sleep_ms, I64, RETURNS(NONE));
+
+/* Lets the next worker do it. */
+static tr_status pass(int64_t size, double *out)
+{
+    tr_rpc *rpc = tr_rpc_current();
+    int next = (tr_rpc_rank(rpc) + 1) % tr_rpc_workers(rpc);
+    tr_future *f = tr_rpc_sync(rpc, tr_rpc_name(rpc, next), "echo", tr_ones(TR_SHAPE(size)));
+    *out = tr_item(tr_future_tensor(f));
+    return tr_future_wait(f);
+}
+TR_RPC(pass, I64, TRIES(F64));
+
+static tr_tensor *make(int64_t size)
+{
+    return tr_full(5, TR_SHAPE(size));
+}
+TR_RPC(make, I64, RETURNS(TENSOR));
+
+static int64_t count_of(tr_rref *ref)
+{
+    return tr_numel(tr_future_tensor(tr_rref_to_here(ref)));
+}
+TR_RPC(count_of, RREF, RETURNS(I64));
+
+/* What is going on with a worker when it dies. */
+typedef enum phase { SMALL_CALLS, LARGE_CALLS, NESTED_CALLS, REFERENCES, PHASES } phase;
+
+static tr_rpc *start(const rank *r)
+{
+    tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = JOIN_MS);
+    const tr_rpc_function *const all[] = {&echo_rpc, &sleep_ms_rpc, &pass_rpc, &make_rpc, &count_of_rpc};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (tr_rpc_register(rpc, all[i]) != TR_OK) return rpc;
+    return rpc;
+}
+
+static tr_status act(tr_rpc *rpc, int to, phase what)
+{
+    TR_SCOPE;
+    const char *name = tr_rpc_name(rpc, to), *other = tr_rpc_name(rpc, (to + 1) % tr_rpc_workers(rpc));
+    if (what == SMALL_CALLS) return tr_future_wait(tr_rpc_sync(rpc, name, "echo", tr_ones(TR_SHAPE(1))));
+    if (what == LARGE_CALLS) return tr_future_wait(tr_rpc_sync(rpc, name, "echo", tr_ones(TR_SHAPE(100000))));
+    if (what == NESTED_CALLS) return tr_future_wait(tr_rpc_sync(rpc, name, "pass", 1));
+    tr_rref *ref = tr_remote(rpc, name, "make", 1000);
+    tr_future *f = tr_rpc_sync(rpc, other, "count_of", ref);
+    return tr_future_wait(f);
+}
+
+enum { VICTIM = 1 };
+
+/* The victim's calls fail, or, of those that only lead to it, not for ever. */
+static tr_status go_on_without(const rank *r, tr_rpc *rpc, phase what)
+{
+    CHECK(tr_future_wait(tr_rpc_sync(rpc, tr_rpc_name(rpc, VICTIM), "echo", tr_ones(TR_SHAPE(1)))) == TR_PEER);
+    CHECK(strstr(tr_error_message(), "worker 1") && strstr(tr_error_message(), "worker1"));
+    CHECK(strstr(tr_error_message(), "died") || strstr(tr_error_message(), "closed its connection"));
+    for (int i = 0; i < 20; i++)
+        for (int to = 0; to < r->world; to++)
+            if (to != VICTIM) TRY(act(rpc, to, what == LARGE_CALLS ? LARGE_CALLS : SMALL_CALLS));
+    return tr_rpc_stop(rpc);
+}
+
+static tr_status call_until_one_dies(rank *r)
+{
+    TR_SCOPE;
+    phase what = *(const phase *)r->arg;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    tr_status status = TR_OK;
+    for (int turn = 0; status == TR_OK; turn++) {
+        for (int to = 0; to < r->world && status == TR_OK; to++) status = act(rpc, to, what);
+        if (status == TR_OK) atomic_fetch_add(&r->post->turns, 1);
+    }
+    return status == TR_PEER || status == TR_NOT_FOUND ? go_on_without(r, rpc, what) : status;
+}
+
+static void kill_in(phase what, const setting *s, int world, int delay_us)
+{
+    job j;
+    kill_one_of(&j, s, world, VICTIM, call_until_one_dies, &what, delay_us);
+    for (int i = 0; i < world; i++)
+        if (i != VICTIM && (j.posts[i].status != TR_OK || !j.posts[i].ended))
+            fail_msg("phase %d, rank %d: %s", what, i, j.posts[i].text);
+    finish(&j);
+}
+
+static void others_go_on_when_a_worker_is_killed(void **state)
+{
+    (void)state;
+    static const int apart[] = {0, 1, 2};
+    for (int what = 0; what < PHASES; what++) {
+        kill_in((phase)what, &(setting){0}, 3, 300 * what);
+        kill_in((phase)what, &(setting){.hosts = apart}, 3, 200 * what);
+    }
+}
+
+/* ---- Time --------------------------------------------------------------------------------------------------------- */
+
+static tr_status be_impatient(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 0) {
+        tr_rpc_call call = {.size = sizeof call, .rpc = rpc, .to = "worker1", .function = "sleep_ms",
+            .arguments = TR_VALUES(300), .count = 1, .timeout_ms = 20};
+        CHECK(tr_future_wait(tr_rpc_sync_with(&call)) == TR_TIMEOUT);
+        CHECK(strstr(tr_error_message(), "no answer within 0.02 s"));
+        tr_future *f = tr_rpc_async(rpc, "worker1", "sleep_ms", 300);
+        TRY(tr_future_cancel(f));
+        CHECK(tr_future_wait(f) == TR_CANCELLED);
+        TRY(tr_future_wait(tr_rpc_sync(rpc, "worker1", "echo", tr_ones(TR_SHAPE(1)))));
+    }
+    return tr_rpc_stop(rpc);
+}
+
+static void calls_end_in_time_or_on_request(void **state)
+{
+    (void)state;
+    run_job(2, be_impatient, NULL);
+}
+
+/* Nobody ends before all are done, however late calls come. */
+static tr_status stop_while_calls_run(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    tr_future *slow[3];
+    for (int i = 0; i < r->world; i++) slow[i] = tr_rpc_async(rpc, tr_rpc_name(rpc, i), "sleep_ms", 50 * (r->number + 1));
+    TRY(tr_rpc_stop(rpc));
+    for (int i = 0; i < r->world; i++) {
+        CHECK(tr_future_done(slow[i]));
+        TRY(tr_future_wait(slow[i]));
+    }
+    return TR_OK;
+}
+
+static void stopping_waits_for_what_is_under_way(void **state)
+{
+    (void)state;
+    run_job(3, stop_while_calls_run, NULL);
+}
+
+static void note(tr_log_level level, const char *message, void *user)
+{
+    if (level == TR_LOG_WARN) snprintf(user, 512, "%s", message);
+}
+
+static tr_status leave_a_reference(rank *r)
+{
+    TR_SCOPE;
+    char said[512] = "";
+    tr_set_log(note, said, TR_LOG_WARN);
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 0) {
+        tr_rref *ref = tr_remote(rpc, "worker1", "make", 3);
+        TRY(tr_future_wait(tr_rref_to_here(ref)));
+        TRY(tr_rpc_stop(rpc));
+        CHECK(tr_future_wait(tr_rref_to_here(ref)) == TR_STATE);
+        CHECK(tr_status_of(tr_rref_new(rpc, tr_value_i64(1))) == TR_STATE);
+        return TR_OK;
+    }
+    TRY(tr_rpc_stop(rpc));
+    tr_set_log(NULL, NULL, TR_LOG_OFF);
+    CHECK(strstr(said, "\"worker1\" stops while other workers still hold references to 1 value"));
+    return TR_OK;
+}
+
+static void references_that_leak_are_reported(void **state)
+{
+    (void)state;
+    run_job(2, leave_a_reference, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(calls_end_in_time_or_on_request),
+        cmocka_unit_test(stopping_waits_for_what_is_under_way),
+        cmocka_unit_test(references_that_leak_are_reported),
+        cmocka_unit_test(others_go_on_when_a_worker_is_killed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
