@@ -273,7 +273,7 @@ static void test_cifar(void **state)
     assert_true(((const float *)tr_data(s.x))[9] == (float)file[RECORD + 10] / 255.0f);
 
     for (int i = 1; i <= 5; i++) {
-        char name[32];
+        char name[48];
         assert_failed(tr_status_of(tr_cifar10(files_path("cifar"), .train = true)), TR_NOT_FOUND, "data_batch_");
         snprintf(name, sizeof name, "cifar/data_batch_%d.bin", i);
         file[0] = (unsigned char)i;

@@ -52,7 +52,8 @@ static tr_dataset *make(const void *argument, size_t bytes)
     if (!p || bytes != sizeof *p) abort();
     memcpy(p, argument, sizeof *p);
     tr_dataset *set = tr_dataset_new(p->count, get, .user = p, .release = free, .name = "numbers");
-    if (!p->only_here || here) return set;
+    if (tr_status_of(set) != TR_OK) free(p); /* it was not taken */
+    if (tr_status_of(set) != TR_OK || !p->only_here || here) return set;
     return tr_dataset_slice(set, 5, 4);
 }
 
