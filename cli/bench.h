@@ -85,6 +85,10 @@ int tr__bench_join(int argc, char **argv);
 
 int tr__bench_rpc(int argc, char **argv);
 
+/* ---- trireme bench loader ----------------------------------------------------------------------------------------- */
+
+int tr__bench_loader(int argc, char **argv);
+
 /* ---- Peers -------------------------------------------------------------------------------------------------------- */
 
 /* Another program that works off lines: it prints "ready", then a number for every line that it gets. */

@@ -43,6 +43,7 @@ static int unknown_command(const char *name)
 
 int main(int argc, char **argv)
 {
+    TR_SPAWN_ENTRY;
     /* A parent that ignored it would otherwise make the kernel drop our children's exit codes. */
     signal(SIGCHLD, SIG_DFL);
     const char *name = argc > 1 ? argv[1] : NULL;

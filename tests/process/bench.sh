@@ -80,5 +80,20 @@ done
 for key in first_s again_s; do
     case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
 done
+
+# Batches, by threads and by processes; the peer is told what to load.
+cat >loader-peer <<'PEER'
+echo "$*" >peer.told
+echo ready
+while read -r line; do echo 20; done
+PEER
+for how in "--workers 0" "--workers 2" "--workers 2 --processes" "--samples rows --workers 1"; do
+    "$TRIREME" bench loader $how --count 300 --rounds 2 --peer 'sh loader-peer' --json r.json >out 2>err || fail "loader $how: $(cat err)"
+    [ "$(number peer_us_per_sample)" = 20 ] && [ "$(number count)" = 300 ] || fail "loader $how: $(cat r.json)"
+done
+grep -qx -e '--samples rows --count 300 --batch 64 --workers 1' peer.told || fail "the peer was told: $(cat peer.told)"
+! "$TRIREME" bench loader --samples folder >out 2>err || fail "it took no folder"
+grep -q 'belong together' err || fail "no folder: $(cat err)"
+
 ! "$TRIREME" bench nonsense >out 2>err || fail "it took nonsense"
 grep -q 'there is no bench "nonsense"' err || fail "nonsense"
