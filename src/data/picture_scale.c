@@ -1,12 +1,13 @@
 /*
- * Scaling pictures, one direction after the other. A pixel of the result lies in the middle of a stretch of the source,
- * and is a weighted mean of the source's pixels around that: their weights fall off linearly and reach zero one pixel
- * away, or one pixel of the result when that is the larger.
+ * Scaling pictures, row by row: down first, then across. A pixel of the result lies in the middle of a stretch of the
+ * source, and is a weighted mean of the source's pixels around that: their weights fall off linearly and reach zero one
+ * pixel away, or one pixel of the result when that is the larger.
  */
 #include "data/picture.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* For each pixel of the result: the first of the source's, how many, and their weights. */
 typedef struct filter {
@@ -47,57 +48,51 @@ static tr_status filter_make(filter *f, int source, int results)
     return TR_OK;
 }
 
-/* rows: [height of the picture, width, 3] */
-static void scale_rows(const tr__picture *p, const filter *across, int width, float *rows)
+/* One row of the result, [the picture's width, 3]: the weighted sum of some of the picture's. */
+static void scale_down(const tr__picture *p, const filter *down, int y, float *row)
 {
-    for (int y = 0; y < p->height; y++) {
-        const unsigned char *source = p->rgb + (size_t)y * (size_t)p->width * 3;
-        float *to = rows + (size_t)y * (size_t)width * 3;
-        for (int x = 0; x < width; x++) {
-            const float *weights = across->weights + (size_t)x * (size_t)across->most;
-            const unsigned char *from = source + (size_t)across->first[x] * 3;
-            float r = 0, g = 0, b = 0;
-            for (int i = 0; i < across->count[x]; i++) {
-                r += weights[i] * from[3 * i];
-                g += weights[i] * from[3 * i + 1];
-                b += weights[i] * from[3 * i + 2];
-            }
-            to[3 * x] = r;
-            to[3 * x + 1] = g;
-            to[3 * x + 2] = b;
-        }
+    size_t n = (size_t)p->width * 3;
+    const float *weights = down->weights + (size_t)y * (size_t)down->most;
+    const unsigned char *from = p->rgb + (size_t)down->first[y] * n;
+    for (size_t x = 0; x < n; x++) row[x] = weights[0] * from[x];
+    for (int i = 1; i < down->count[y]; i++) {
+        const unsigned char *next = from + (size_t)i * n;
+        float weight = weights[i];
+        for (size_t x = 0; x < n; x++) row[x] += weight * next[x];
     }
 }
 
-/* sums: [width, 3], room for one row */
-static void scale_columns(const float *rows, const filter *down, int width, int height, float *sums, float *planes)
+/* Red, green, blue and what follows, at once. */
+typedef float quad __attribute__((vector_size(16)));
+
+/* Sets that row, of three planes; there is a float more behind row. */
+static void scale_across(const float *row, const filter *across, int width, size_t plane, float *to)
 {
-    size_t row = (size_t)width * 3, plane = (size_t)width * (size_t)height;
-    for (int y = 0; y < height; y++) {
-        const float *weights = down->weights + (size_t)y * (size_t)down->most;
-        const float *from = rows + (size_t)down->first[y] * row;
-        for (size_t x = 0; x < row; x++) sums[x] = weights[0] * from[x];
-        for (int i = 1; i < down->count[y]; i++)
-            for (size_t x = 0; x < row; x++) sums[x] += weights[i] * from[(size_t)i * row + x];
-        float *to = planes + (size_t)y * (size_t)width;
-        for (int c = 0; c < 3; c++)
-            for (int x = 0; x < width; x++) to[(size_t)c * plane + (size_t)x] = sums[3 * x + c];
+    for (int x = 0; x < width; x++) {
+        const float *weights = across->weights + (size_t)x * (size_t)across->most;
+        const float *from = row + (size_t)across->first[x] * 3;
+        quad sum = {0}, pixel;
+        for (int i = 0; i < across->count[x]; i++) {
+            memcpy(&pixel, from + 3 * (size_t)i, sizeof pixel);
+            sum += weights[i] * pixel;
+        }
+        for (size_t c = 0; c < 3; c++) to[c * plane + (size_t)x] = sum[c];
     }
 }
 
 tr_status tr__picture_scale(const tr__picture *picture, int width, int height, float *planes)
 {
     filter across = {0}, down = {0};
-    float *rows = malloc((size_t)(picture->height + 1) * (size_t)width * 3 * sizeof *rows);
-    tr_status status = rows ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory to scale a picture");
+    float *row = calloc((size_t)picture->width * 3 + 1, sizeof *row);
+    tr_status status = row ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory to scale a picture");
     if (status == TR_OK) status = filter_make(&across, picture->width, width);
     if (status == TR_OK) status = filter_make(&down, picture->height, height);
-    if (status == TR_OK) {
-        scale_rows(picture, &across, width, rows);
-        scale_columns(rows, &down, width, height, rows + (size_t)picture->height * (size_t)width * 3, planes);
+    for (int y = 0; status == TR_OK && y < height; y++) {
+        scale_down(picture, &down, y, row);
+        scale_across(row, &across, width, (size_t)width * (size_t)height, planes + (size_t)y * (size_t)width);
     }
     filter_free(&across);
     filter_free(&down);
-    free(rows);
+    free(row);
     return status;
 }
