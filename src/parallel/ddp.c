@@ -105,6 +105,9 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     (void)leaf, (void)grad;
     param *p = user;
     ddp *d = p->ddp;
+    if (tr__backward_is_apart(backward))
+        return tr__fail(TR_UNSUPPORTED, "ddp: tr_dist_backward() keeps gradients in its context, and DDP averages those at the "
+            "leaves: use tr_backward()");
     if (d->paused) return TR_OK;
     if (d->running != backward) TR__TRY(backward_begins(d, backward));
     if (p->final) return TR_OK;

@@ -25,11 +25,14 @@ static void destroy(void *self)
 {
     tr_dist_optimizer *o = self;
     TR_SCOPE;
+    tr__error *latest = tr__error_take(); /* not what is told to workers that died */
     tr__dist_worker *w = o->rpc && !tr__error_of(o->rpc) ? tr__rpc_user(o->rpc) : NULL;
     for (int i = 0; w && i < o->n_owners; i++) {
         tr_value number = tr_value_i64(o->owners[i].number);
         if (o->owners[i].number) (void)!tr_status_of(tr__dist_order_to(w, o->owners[i].worker, TR__DIST_DROP, &number, 1));
     }
+    (void)!tr__fail_stored(latest);
+    tr__error_unref(latest);
     free(o->owner_of);
     free(o->owners);
     tr__unref(o->rpc);

@@ -56,7 +56,7 @@ tr_status dist_begin(dist_worker *w, tr_group *group)
     return status == TR_OK ? tr_barrier(group) : status;
 }
 
-static tr_tensor *input(void)
+tr_tensor *dist_input(void)
 {
     return tr_randn(7, TR_SHAPE(DIST_BATCH, DIST_WIDTH), .dtype = TR_F64);
 }
@@ -66,9 +66,9 @@ static tr_tensor *call(dist_worker *w, const char *to, tr_tensor *x)
     return tr_future_tensor(tr_rpc_sync(w->rpc, to, "layer", x));
 }
 
-tr_tensor *dist_loss(dist_worker *w, dist_pattern pattern)
+tr_tensor *dist_loss(dist_worker *w, dist_pattern pattern, tr_tensor *x)
 {
-    tr_tensor *h = layer(w, input()), *y = NULL;
+    tr_tensor *h = layer(w, x), *y = NULL;
     switch (pattern) {
     case DIST_CHAIN: y = call(w, "w2", call(w, "w1", h)); break;
     case DIST_NESTED: y = tr_future_tensor(tr_rpc_sync(w->rpc, "w1", "relay", h, "w2")); break;
@@ -98,9 +98,9 @@ static tr_tensor *relay_here(tr_module *const *nets, int i, tr_tensor *x, int to
     return tr_add(h, layer_here(nets, to, h));
 }
 
-tr_tensor *dist_loss_here(tr_module *const *nets, dist_pattern pattern)
+tr_tensor *dist_loss_here(tr_module *const *nets, dist_pattern pattern, tr_tensor *x)
 {
-    tr_tensor *h = layer_here(nets, 0, input()), *y = NULL;
+    tr_tensor *h = layer_here(nets, 0, x), *y = NULL;
     switch (pattern) {
     case DIST_CHAIN: y = layer_here(nets, 2, layer_here(nets, 1, h)); break;
     case DIST_NESTED: y = relay_here(nets, 1, h, 2); break;

@@ -15,17 +15,12 @@ typedef struct dist_worker {
     tr_module *net;
 } dist_worker;
 
-/* X(NAME, what it does) */
-#define DIST_PATTERNS(X)                                                                                  \
-    X(CHAIN, "one worker after the other")                                                                \
-    X(NESTED, "a worker calls another one")                                                               \
-    X(CYCLE, "a worker calls back")                                                                       \
-    X(FAN, "a tensor goes to several workers, to one of them twice, and their results are added up")      \
-    X(UNUSED, "results that are not used, and a call that gives none back")
 typedef enum dist_pattern {
-#define DIST_PATTERN(name, text) DIST_##name,
-    DIST_PATTERNS(DIST_PATTERN)
-#undef DIST_PATTERN
+    DIST_CHAIN,  /* one worker after the other */
+    DIST_NESTED, /* a worker calls another one */
+    DIST_CYCLE,  /* a worker calls back */
+    DIST_FAN,    /* a tensor goes to several workers, to one of them twice, and their results are added up */
+    DIST_UNUSED, /* results that are not used, and a call that gives none back */
     DIST_PATTERN_COUNT
 } dist_pattern;
 
@@ -34,8 +29,9 @@ tr_module *dist_net(int worker);
 /* Starts a worker, "w0" and so on, that can be called. */
 tr_status dist_begin(dist_worker *w, tr_group *group);
 /* The loss of a pattern, by calls from this worker, w0; and in one process, where nets has the layer of each. */
-tr_tensor *dist_loss(dist_worker *w, dist_pattern pattern);
-tr_tensor *dist_loss_here(tr_module *const *nets, dist_pattern pattern);
+tr_tensor *dist_loss(dist_worker *w, dist_pattern pattern, tr_tensor *x);
+tr_tensor *dist_loss_here(tr_module *const *nets, dist_pattern pattern, tr_tensor *x);
+tr_tensor *dist_input(void);
 /* The gradient that a worker has for its parameter in the context that is current here; in error: none. */
 tr_tensor *dist_fetch_grad(dist_worker *w, int worker, int parameter);
 /* References to the parameters of all workers' layers, in their order: [DIST_WORKERS * DIST_PARAMETERS]. */

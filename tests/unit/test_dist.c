@@ -2,7 +2,11 @@
 #include "comm_ranks.h"
 #include "dist_nets.h"
 
+#include <trireme/parallel.h>
+#include <trireme/train.h>
+
 #include <math.h>
+#include <stdlib.h>
 
 /* Runs body on w0 while the others serve. */
 static void serve_or(rank *r, void (*body)(rank *r, dist_worker *w))
@@ -40,7 +44,7 @@ static void run_pattern(rank *r, dist_worker *w, dist_pattern pattern, tr_dist_m
     tr_module *nets[DIST_WORKERS];
     make_twins(nets);
     TR_DIST_CONTEXT(w->rpc, context);
-    tr_tensor *loss = dist_loss(w, pattern), *twin = dist_loss_here(nets, pattern);
+    tr_tensor *x = dist_input(), *loss = dist_loss(w, pattern, x), *twin = dist_loss_here(nets, pattern, x);
     CHECK(dist_difference(loss, twin) < 1e-12);
     for (int round = 0; round < 2; round++) {
         OK(tr_dist_backward(context, loss, .mode = mode, .retain_graph = round == 0));
@@ -63,6 +67,62 @@ static void every_pattern_leaves_the_gradients_of_one_process(void **state)
     (void)state;
     run(DIST_WORKERS, run_patterns, NULL);
 }
+
+/* ---- As PyTorch has it --------------------------------------------------------------------------------------------------- */
+
+static tr_tensor_list *recorded(void)
+{
+    char path[4096];
+    const char *source = getenv("SOURCE");
+    snprintf(path, sizeof path, "%s/tests/recorded/dist.safetensors", source ? source : ".");
+    return tr_safetensors_load(path);
+}
+
+static tr_tensor *find(const tr_tensor_list *list, const char *pattern, int worker, const char *what)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s%sw%d.%s", pattern, pattern[0] ? "." : "", worker, what);
+    return tr_list_find(list, name);
+}
+
+static void compare_with_torch(rank *r, dist_worker *w, const tr_tensor_list *list)
+{
+    static const char *const names[] = {"chain", "nested", "cycle", "fan"}, *const leaves[] = {"weight", "bias"};
+    for (int pattern = 0; pattern < 4; pattern++) {
+        TR_SCOPE;
+        TR_DIST_CONTEXT(w->rpc, context);
+        OK(tr_dist_backward(context, dist_loss(w, (dist_pattern)pattern, tr_list_find(list, "x"))));
+        for (int i = 0; i < DIST_WORKERS * DIST_PARAMETERS; i++) {
+            tr_tensor *want = find(list, names[pattern], i / DIST_PARAMETERS, leaves[i % DIST_PARAMETERS]);
+            tr_tensor *got = dist_fetch_grad(w, i / DIST_PARAMETERS, i % DIST_PARAMETERS);
+            CHECK((tr_status_of(got) == TR_OK) == (want != NULL));
+            if (want) CHECK(dist_difference(got, want) < 1e-12);
+        }
+    }
+}
+
+static void run_recorded(rank *r)
+{
+    dist_worker w;
+    tr_tensor_list *list = recorded(), *own = tr_list();
+    OK(tr_status_of(list));
+    OK(dist_begin(&w, r->group));
+    OK(tr_list_add(own, "weight", find(list, "", r->number, "weight")));
+    OK(tr_list_add(own, "bias", find(list, "", r->number, "bias")));
+    OK(tr_load_state_dict(w.net, own));
+    OK(tr_barrier(r->group));
+    if (r->number == 0) compare_with_torch(r, &w, list);
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void gradients_are_those_of_pytorchs_distributed_autograd(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_recorded, NULL);
+}
+
+/* ---- Several contexts ---------------------------------------------------------------------------------------------------- */
 
 /* All workers are trainers at the same time, each in a context of its own. */
 static void run_own_contexts(rank *r)
@@ -162,8 +222,8 @@ static void train_with(rank *r, dist_worker *w, int kind, tr_rref **parameters)
         TR_DIST_CONTEXT(w->rpc, context);
         double norm, twin_norm, lr = tr_step_lr(step, 0.1, 2);
         tr_zero_grad(twin);
-        OK(tr_dist_backward(context, dist_loss(w, DIST_FAN)));
-        OK(tr_backward(dist_loss_here(nets, DIST_FAN)));
+        OK(tr_dist_backward(context, dist_loss(w, DIST_FAN, dist_input())));
+        OK(tr_backward(dist_loss_here(nets, DIST_FAN, dist_input())));
         OK(tr_dist_clip_grad_norm(optimizer, context, 0.5, &norm));
         OK(tr_clip_grad_norm(twin, 0.5, &twin_norm));
         CHECK(fabs(norm - twin_norm) < 1e-12);
@@ -244,7 +304,7 @@ static void run_failures(rank *r)
         TR_SCOPE;
         for (int mode = TR_DIST_FAST; mode <= TR_DIST_SMART; mode++) {
             TR_DIST_CONTEXT(w.rpc, context);
-            tr_tensor *loss = dist_loss(&w, DIST_NESTED);
+            tr_tensor *loss = dist_loss(&w, DIST_NESTED, dist_input());
             CHECK(tr_dist_backward(context, loss, .mode = (tr_dist_mode)mode) == TR_INVALID);
             SAYS("the hook does not like it");
             CHECK(tr_dist_backward(context, tr_mul(loss, loss), .gradient = loss, .count = -1) == TR_INVALID);
@@ -270,14 +330,38 @@ static void a_failure_anywhere_ends_the_backward_with_its_cause(void **state)
     run(DIST_WORKERS, run_failures, NULL);
 }
 
+static void run_ddp(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    tr_module *ddp = tr_ddp(dist_net(0), r->group);
+    OK(tr_status_of(ddp));
+    {
+        TR_SCOPE;
+        TR_DIST_CONTEXT(w.rpc, context);
+        CHECK(tr_dist_backward(context, tr_sum(tr_forward(ddp, dist_input()))) == TR_UNSUPPORTED);
+        SAYS("use tr_backward()");
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void ddp_refuses_gradients_that_it_does_not_see(void **state)
+{
+    (void)state;
+    run(2, run_ddp, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_pattern_leaves_the_gradients_of_one_process),
+        cmocka_unit_test(gradients_are_those_of_pytorchs_distributed_autograd),
         cmocka_unit_test(contexts_at_the_same_time_do_not_mix),
         cmocka_unit_test(optimizers_step_as_in_one_process),
         cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
+        cmocka_unit_test(ddp_refuses_gradients_that_it_does_not_see),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,95 @@
+/* Workers that are processes, one of which is killed at any moment of training: the trainer hears who it was, and goes on
+ * with the other. ctest: timeout=240 */
+#include "processes.h"
+
+#include "dist_nets.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static atomic_int told_to_finish; /* in each process */
+
+static tr_status finish_up(void)
+{
+    atomic_store(&told_to_finish, 1);
+    return TR_OK;
+}
+TR_RPC(finish_up, RETURNS(NONE));
+
+static tr_status train_step(dist_worker *w, tr_dist_optimizer *optimizer, tr_dist_mode mode)
+{
+    TR_SCOPE;
+    TR_DIST_CONTEXT(w->rpc, context);
+    TRY(tr_dist_backward(context, dist_loss(w, DIST_NESTED, dist_input()), .mode = mode));
+    return tr_dist_step(optimizer, context);
+}
+
+static tr_status train_with_the_other(dist_worker *w)
+{
+    TR_SCOPE;
+    TR_DIST_CONTEXT(w->rpc, context);
+    tr_tensor *y = tr_future_tensor(tr_rpc_sync(w->rpc, "w1", "layer", dist_input()));
+    TRY(tr_dist_backward(context, tr_sum(y)));
+    TRY(tr_status_of(dist_fetch_grad(w, 1, 0)));
+    return tr_future_wait(tr_rpc_sync(w->rpc, "w1", "finish_up"));
+}
+
+static tr_status train(rank *r, dist_worker *w)
+{
+    tr_rref *parameters[DIST_WORKERS * DIST_PARAMETERS];
+    TRY(dist_parameters(w, parameters));
+    tr_dist_optimizer *optimizer = tr_dist_optimizer_new(w->rpc, parameters, DIST_WORKERS * DIST_PARAMETERS,
+        TR_DIST_SGD(.lr = 1e-3));
+    TRY(tr_status_of(optimizer));
+    tr_status status = TR_OK;
+    for (int i = 0; status == TR_OK; i++) {
+        status = train_step(w, optimizer, i % 2 ? TR_DIST_SMART : TR_DIST_FAST);
+        atomic_fetch_add(&r->post->turns, 1);
+    }
+    char why[512];
+    snprintf(why, sizeof why, "%s", tr_error_message());
+    if (status != TR_PEER || !strstr(why, "w2")) return tr_fail(TR_INTERNAL, "training ended with: %s", why);
+    return train_with_the_other(w);
+}
+
+static tr_status work(rank *r)
+{
+    dist_worker w;
+    TRY(dist_begin(&w, r->group));
+    TRY(tr_rpc_register(w.rpc, &finish_up_rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 0) {
+        TR_SCOPE;
+        TRY(train(r, &w));
+    } else {
+        atomic_store(&r->post->turns, 3);
+        for (int ms = 0; !atomic_load(&told_to_finish) && ms < PATIENCE_MS / 4; ms++) usleep(1000);
+    }
+    return tr_rpc_stop(w.rpc);
+}
+
+static void a_killed_worker_is_named_and_the_others_go_on(void **state)
+{
+    (void)state;
+    for (int trial = 0; trial < 6; trial++) {
+        job j;
+        kill_one_of(&j, &(setting){0}, DIST_WORKERS, 2, work, NULL, trial * 700);
+        for (int i = 0; i < 2; i++)
+            if (j.posts[i].status != TR_OK || !atomic_load(&j.posts[i].ended))
+                fail_msg("trial %d: w%d: %s (%s)", trial, i, j.posts[i].text, tr_status_name(j.posts[i].status));
+        finish(&j);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_killed_worker_is_named_and_the_others_go_on)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
