@@ -84,6 +84,8 @@ typedef struct tr_join_options {
                               TRIREME_FLIGHT_DIR, else nowhere. docs/debugging.md tells what is in them */
     int report_ms;         /* a wait of this length is told to the log function, with who is missing; 0: 10,000 */
     bool check;            /* compare the ranks' calls before each collective (native always does); TRIREME_CHECK=1 */
+    bool encrypt;          /* TCP: connections between the ranks go through TLS 1.3 with the job's token, which is then
+                              needed; TRIREME_ENCRYPT=1. The same for all ranks */
 } tr_join_options;
 /* Joins the job and returns its world group, once all ranks are there; after .timeout_ms it is in error and names who is
  * missing. A group can be left and joined again. A world of one opens no socket, and its collectives only copy.

@@ -317,7 +317,8 @@ tr_status tr__group_enter(tr_group *group, tr_store *store, int timeout_ms)
 {
     tr__member member = {.group = group->name, .rank = group->rank, .world_size = group->world_size, .store = store,
         .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,
-        .algorithms = group->algorithms, .report_ms = group->report_ms, .behind = group->behind};
+        .algorithms = group->algorithms, .report_ms = group->report_ms, .encrypt = group->encrypt,
+        .behind = group->behind};
     open_recorder(group);
     member.recorder = group->recorder;
     TR__TRY(group->backend->join(&member, &group->state));

@@ -20,6 +20,7 @@ struct tr_group {
     char *transport, *address, *algorithms; /* as given to tr_join, for sub-groups; NULL: not given */
     char *job, *flight_dir; /* for the recorder; NULL: not known */
     int report_ms;
+    bool encrypt; /* connections to other hosts */
     tr__recorder *recorder; /* NULL in a world of one */
     const tr__backend *backend;
     const tr__backend *behind; /* the one that the checking backend stands before, or NULL */

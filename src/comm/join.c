@@ -12,6 +12,7 @@
 #include "comm/environment.h"
 #include "comm/group.h"
 #include "comm/store.h"
+#include "comm/tls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,9 +89,18 @@ static void set_backend(tr_group *group, const tr_join_options *o, const tr__bac
     group->behind = check ? backend : NULL;
 }
 
+/* The file needs no key, but connections between the ranks may. */
+static tr_store *open_file(const tr__place *p, int timeout_ms)
+{
+    tr_store *store = tr_store_file(p->path, .timeout_ms = timeout_ms);
+    bool keyed = p->token && p->token[0] && !tr__error_of(store);
+    if (keyed && tr__tls_key_new(p->token, &store->key) != TR_OK) tr__object_break(store);
+    return store;
+}
+
 static tr_store *open_store(const tr__place *p, int timeout_ms)
 {
-    if (p->path) return tr_store_file(p->path, .timeout_ms = timeout_ms);
+    if (p->path) return open_file(p, timeout_ms);
     tr_store_tcp_options o = {.size = sizeof o, .host = p->host, .port = p->port, .token = p->token};
     o.serve = p->serve && p->rank == 0;
     o.timeout_ms = timeout_ms;
@@ -104,6 +114,18 @@ static tr_status join_once(tr_group *group, tr_store *given, const tr__place *p,
     tr_store *store = given ? given : p->world_size > 1 ? open_store(p, timeout_ms) : NULL;
     TR__TRY(tr_status_of(store));
     return tr__group_enter(group, store, timeout_ms);
+}
+
+/* Only the native backend's connections are ours to encrypt. */
+static tr_status set_encryption(tr_group *group, const tr_join_options *o, const tr__backend *backend)
+{
+    const char *variable = getenv("TRIREME_ENCRYPT");
+    bool on = variable && strcmp(variable, "1") == 0, off = !variable || !*variable || strcmp(variable, "0") == 0;
+    if (!on && !off) return tr__fail(TR_INVALID, "TRIREME_ENCRYPT=%s is neither 0 nor 1", variable);
+    group->encrypt = o->encrypt || on;
+    if (!group->encrypt || backend == &tr__native_backend) return TR_OK;
+    return tr__fail(TR_UNSUPPORTED, "tr_join: the backend '%s' does not encrypt what ranks send each other; go without "
+        ".encrypt and TRIREME_ENCRYPT, or use 'native'", backend->name);
 }
 
 /* A store that rank 0 serves may be the one of a group that rank 0 is just leaving: when its connection breaks, the
@@ -143,6 +165,7 @@ static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
     TR__TRY(find_place(o, backend, timeout_ms, p));
     tr__group_init(group);
     set_backend(group, o, backend);
+    TR__TRY(set_encryption(group, o, backend));
     strcpy(group->name, name);
     group->rank = p->rank;
     group->world_size = p->world_size;

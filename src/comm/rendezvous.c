@@ -61,17 +61,17 @@ void tr__card_here(const tr__member *member, tr__card *card)
     machine_text(card->machine, sizeof card->machine);
 }
 
-#define CARD_FORMAT(host, machine, address, cookie, tcp_address, tcp_cookie, table)                                                 \
-    "trireme-card 3 rank %d of %d pid %ld in %lu host " host " machine " machine " address " address " cookie " cookie     \
-    " tcp " tcp_address " cookie " tcp_cookie " table " table
+#define CARD_FORMAT(host, machine, address, cookie, tcp_address, tcp_cookie, table)                                     \
+    "trireme-card 4 rank %d of %d pid %ld in %lu host " host " machine " machine " address " address " cookie " cookie     \
+    " tcp " tcp_address " cookie " tcp_cookie " table " table " tls %d"
 
 tr_status tr__card_read(const char *text, tr__card *card)
 {
     *card = (tr__card){0};
     int fields = sscanf(text, CARD_FORMAT("%64s", "%128s", "%108s", "%32s", "%78s", "%32s", "%" SCNx64), &card->rank,
         &card->world_size, &card->pid, &card->pid_space, card->host, card->machine, card->address, card->cookie,
-        card->tcp_address, card->tcp_cookie, &card->table);
-    if (fields != 11 || strlen(card->cookie) != TR__COOKIE_TEXT - 1)
+        card->tcp_address, card->tcp_cookie, &card->table, &card->tls);
+    if (fields != 12 || strlen(card->cookie) != TR__COOKIE_TEXT - 1)
         return tr__fail(TR_FORMAT, "'%.40s' is no card of a rank", text);
     return TR_OK;
 }
@@ -170,7 +170,7 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
     char key[KEY];
     int length = snprintf(r->card, sizeof r->card, CARD_FORMAT("%s", "%s", "%s", "%s", "%s", "%s", "%" PRIx64), mine->rank,
                           mine->world_size, mine->pid, mine->pid_space, mine->host, mine->machine, mine->address,
-                          mine->cookie, mine->tcp_address, mine->tcp_cookie, mine->table);
+                          mine->cookie, mine->tcp_address, mine->tcp_cookie, mine->table, mine->tls);
     return tr_store_set(r->member->store, card_key(r, mine->rank, key), r->card, (size_t)length);
 }
 

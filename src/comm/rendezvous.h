@@ -26,6 +26,7 @@ typedef struct tr__card {
     char tcp_address[79];         /* the same for ranks of other machines; "-": nowhere */
     char tcp_cookie[TR__COOKIE_TEXT];
     uint64_t table;               /* tr__choice_digest() of what chooses its algorithms there */
+    int tls;                      /* 1: connections to ranks of other machines are to be encrypted */
 } tr__card;
 
 typedef struct tr__rendezvous {

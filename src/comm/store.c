@@ -2,6 +2,7 @@
 #include "comm/store.h"
 
 #include "base/clock.h"
+#include "comm/tls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,6 +197,7 @@ static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, pre
 
 static void prefix_destroy(void *self)
 {
+    tr__tls_key_unref(((prefix_store *)self)->store.key);
     tr__unref(((prefix_store *)self)->inner);
 }
 
@@ -213,7 +215,7 @@ tr_store *tr_store_prefix(tr_store *store, const char *prefix)
     p->store.timeout_ms = store->timeout_ms;
     strcpy(p->store.host, store->host);
     p->store.anywhere = store->anywhere;
-    p->store.key = store->key;
+    p->store.key = tr__tls_key_ref(store->key);
     p->store.port = store->port;
     memcpy(p->store.name, store->name, sizeof p->store.name);
     p->inner = tr__ref(store);

@@ -36,7 +36,7 @@ struct tr_store {
     int timeout_ms; /* of a get without its own */
     char host[256]; /* where it is served; "": in this process */
     int port;       /* of the TCP store; else 0 */
-    struct tr__tls_key *key; /* the store's own: of the job; NULL: it has none, or the store knows none */
+    struct tr__tls_key *key; /* of the job's token; NULL: there is none */
     bool anywhere;  /* ranks that meet here may listen on any address: there is a token, or .insecure was said */
 };
 

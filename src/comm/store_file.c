@@ -19,6 +19,7 @@
 #include "comm/store.h"
 #include "comm/store_file.h"
 #include "comm/store_map.h"
+#include "comm/tls.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -367,6 +368,7 @@ static void file_destroy(void *self)
     }
     if (f->fd >= 0) close(f->fd);
     tr__map_clear(&f->map);
+    tr__tls_key_unref(f->store.key);
     pthread_mutex_destroy(&f->lock);
     free(f->path);
 }

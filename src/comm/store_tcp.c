@@ -25,7 +25,6 @@ typedef struct tcp_store {
     tr_store store;
     tr__server *server; /* when this process serves */
     char host[256];
-    tr__tls_key *key; /* NULL: the job has no token */
     bool insecure;
     pthread_mutex_t lock;
     tr__connection idle[IDLE_MOST];
@@ -41,7 +40,7 @@ static int64_t deadline_in(int timeout_ms)
 
 static tr_status open_connection(const tcp_store *s, int64_t deadline, tr__connection *connection)
 {
-    tr__destination to = {s->store.name, s->host, s->store.port, s->key, s->insecure};
+    tr__destination to = {s->store.name, s->host, s->store.port, s->store.key, s->insecure};
     return tr__connection_open(&to, deadline, connection);
 }
 
@@ -239,7 +238,7 @@ static void tcp_destroy(void *self)
     tcp_store *s = self;
     for (int i = 0; i < s->idle_count; i++) tr__connection_close(&s->idle[i]);
     if (s->server) tr__server_stop(s->server);
-    tr__tls_key_unref(s->key);
+    tr__tls_key_unref(s->store.key);
     if (s->store.ops) pthread_mutex_destroy(&s->lock);
 }
 
@@ -267,9 +266,8 @@ static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o, bool sh
     strcpy(s->host, o->host);
     strcpy(s->store.host, o->host);
     s->store.anywhere = (o->token && o->token[0]) || o->insecure;
-    if (o->token && o->token[0]) TR__TRY(tr__tls_key_new(o->token, &s->key));
-    s->store.key = s->key;
-    tr__server_options serve = {o->host, o->port, o->listen_fd, s->key, o->insecure, shared};
+    if (o->token && o->token[0]) TR__TRY(tr__tls_key_new(o->token, &s->store.key));
+    tr__server_options serve = {o->host, o->port, o->listen_fd, s->store.key, o->insecure, shared};
     if (o->serve) TR__TRY(tr__server_start(&serve, &s->server, &s->store.port));
     snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->host, s->store.port);
     return connect_first(s);

@@ -11,7 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEY_BYTES = 32 };
+enum {
+    KEY_BYTES = 32,
+    RECORD_BYTES = 16 << 10,
+    RECORDS_MOST = 1 << 22, /* under one key; RFC 8446 (5.5) has AES-GCM good for 2^24.5 */
+};
 
 static const char key_label[] = "trireme job key 1", identity[] = "trireme job";
 static const unsigned char cipher_id[] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256 */
@@ -26,6 +30,7 @@ struct tr__tls {
     SSL *ssl;
     BIO *in, *out;
     bool key_differs;
+    size_t records; /* written under this key */
 };
 
 /* ---- The key ----------------------------------------------------------------------------------------------------- */
@@ -198,9 +203,23 @@ ssize_t tr__tls_read(tr__tls *t, void *bytes, size_t count)
     return -1;
 }
 
+bool tr__tls_holds(const tr__tls *t)
+{
+    return BIO_pending(t->in) > 0 || SSL_pending(t->ssl) > 0;
+}
+
+bool tr__tls_renew(tr__tls *t)
+{
+    t->records = 0;
+    ERR_clear_error();
+    return SSL_key_update(t->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) == 1;
+}
+
 bool tr__tls_write(tr__tls *t, const void *bytes, size_t count)
 {
     size_t written = 0;
+    t->records += 1 + count / RECORD_BYTES;
+    if (t->records > RECORDS_MOST && !tr__tls_renew(t)) return false;
     ERR_clear_error();
     return count == 0 || (SSL_write_ex(t->ssl, bytes, count, &written) == 1 && written == count);
 }

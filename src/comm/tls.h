@@ -44,8 +44,12 @@ int tr__tls_handshake(tr__tls *tls);
 /* What the other end said, up to count bytes, after the handshake. 0: more must come first; -1: the session has failed,
  * or was ended by the other end. */
 ssize_t tr__tls_read(tr__tls *tls, void *bytes, size_t count);
-/* Encrypts all of it; after the handshake. */
+/* Bytes that came have not been read yet. */
+bool tr__tls_holds(const tr__tls *tls);
+/* Encrypts all of it; after the handshake. Changes its key before that has been used for too much. */
 bool tr__tls_write(tr__tls *tls, const void *bytes, size_t count);
+/* What is written next is under a new key. */
+bool tr__tls_renew(tr__tls *tls);
 /* The bytes that must go to the other end; they stay until tr__tls_sent(), and move with the next call that adds some. */
 size_t tr__tls_outgoing(tr__tls *tls, char **bytes);
 void tr__tls_sent(tr__tls *tls);

@@ -1,7 +1,7 @@
 /*
  * What comes over the connections between hosts: a real transport of rank 0 of 2, whose peer sends what it likes, hangs
  * up, and is then to be named. The first byte says which collective runs; then follow pieces: a connection, a length in
- * two bytes, so many bytes. Beside the collective waits a receive.
+ * two bytes, so many bytes. Beside the collective waits a receive. One input in sixteen comes through TLS.
  */
 /* fuzz: 3000, soak: 300000 */
 #include "fuzz.h"
@@ -11,7 +11,6 @@
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 enum { COUNT = 4 };
 static const tr_collective_kind kinds[] = {TR_ALL_REDUCE, TR_BROADCAST, TR_ALL_GATHER, TR_REDUCE_SCATTER, TR_ALL_TO_ALL,
@@ -56,32 +55,43 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     return add(bytes, used, TR__TCP_P2P_LANE, &f, COUNT * sizeof(float));
 }
 
-static void say(const int *sockets, const uint8_t *bytes, size_t count)
+static void say(tr__wire *wires, const uint8_t *bytes, size_t count)
 {
     for (size_t at = 0; at + 3 <= count;) {
         size_t length = bytes[at + 1] | (size_t)bytes[at + 2] << 8;
         int lane = bytes[at] % TR__TCP_LANES;
         at += 3;
         if (length > count - at) length = count - at;
-        ssize_t sent = send(sockets[lane], bytes + at, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = tr__wire_send(&wires[lane], &(struct iovec){(void *)(bytes + at), length}, 1);
         (void)sent; /* what does not fit is lost: as if the peer had hung up before */
         at += length;
     }
 }
 
-static tr__tcp *connect_lanes(const tr__member *member, int theirs[TR__TCP_LANES])
+static void connect_wires(tr__wire *ours, tr__wire *theirs, tr__tls_key *key)
 {
+    int ends[2];
+    FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    FUZZ_CHECK(tr__wire_open(ours, ends[0], key, TR__TLS_SERVER));
+    FUZZ_CHECK(tr__wire_open(theirs, ends[1], key, TR__TLS_CLIENT));
+    for (int done = 0, other = 0; done == 0 || other == 0;) {
+        done = tr__wire_shake_hands(theirs);
+        other = tr__wire_shake_hands(ours);
+        FUZZ_CHECK(done >= 0 && other >= 0);
+    }
+}
+
+static tr__tcp *connect_lanes(const tr__member *member, tr__wire theirs[TR__TCP_LANES], bool encrypt)
+{
+    static tr__tls_key *key;
+    if (!key) FUZZ_CHECK(tr__tls_key_new("the job's token", &key) == TR_OK);
     tr__tcp *t;
     tr__card card;
     FUZZ_CHECK(tr__tcp_new(member, &card, &t) == TR_OK);
-    for (int lane = 0; lane < TR__TCP_LANES; lane++) {
-        int ends[2];
-        FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-        t->peers[1].sockets[lane] = ends[0];
-        theirs[lane] = ends[1];
-    }
+    for (int lane = 0; lane < TR__TCP_LANES; lane++)
+        connect_wires(&t->peers[1].wires[lane], &theirs[lane], encrypt ? key : NULL);
     struct epoll_event e = {.events = EPOLLIN, .data.fd = 1};
-    FUZZ_CHECK(epoll_ctl(t->watch, EPOLL_CTL_ADD, t->peers[1].sockets[TR__TCP_CONTROL_LANE], &e) == 0);
+    FUZZ_CHECK(epoll_ctl(t->watch, EPOLL_CTL_ADD, t->peers[1].wires[TR__TCP_CONTROL_LANE].socket, &e) == 0);
     FUZZ_CHECK(tr__tcp_monitor_start(t) == TR_OK);
     return t;
 }
@@ -103,19 +113,19 @@ static void run(tr__tcp *t, const tr_collective *c, float *received)
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     TR_SCOPE;
-    int theirs[TR__TCP_LANES];
+    tr__wire theirs[TR__TCP_LANES];
     float in[2 * COUNT] = {0}, out[2 * COUNT], received[COUNT];
     if (count < 1) return 0;
     tr__member member = {.group = "fuzz", .world_size = 2, .store = tr_store_memory(), .timeout_ms = 5000,
         .report_ms = 5000};
-    tr__tcp *t = connect_lanes(&member, theirs);
+    tr__tcp *t = connect_lanes(&member, theirs, bytes[0] / 16 == 5);
     say(theirs, bytes + 1, count - 1);
-    for (int lane = TR__TCP_LANES - 1; lane >= 0; lane--) shutdown(theirs[lane], SHUT_WR);
+    for (int lane = TR__TCP_LANES - 1; lane >= 0; lane--) shutdown(theirs[lane].socket, SHUT_WR);
     tr_collective c = collective(bytes[0]);
     c.in = in;
     c.out = out;
     run(t, &c, received);
-    for (int lane = 0; lane < TR__TCP_LANES; lane++) close(theirs[lane]);
+    for (int lane = 0; lane < TR__TCP_LANES; lane++) tr__wire_close(&theirs[lane]);
     tr__tcp_close(t);
     return 0;
 }

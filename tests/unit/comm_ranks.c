@@ -8,7 +8,7 @@
 tr_group *join_group(const rank *r, const char *name)
 {
     return tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .name = name, .timeout_ms = JOIN_MS,
-        .transport = r->transport, .algorithms = r->algorithms);
+        .transport = r->transport, .algorithms = r->algorithms, .encrypt = r->encrypt);
 }
 
 static void run_rank(rank *r)
@@ -58,6 +58,14 @@ void run_hosts(const int *hosts, int world, rank_body body, const void *arg)
 {
     TR_SCOPE;
     run_like(&(rank){.world = world, .store = tr_store_memory(), .body = body, .arg = arg, .hosts = hosts});
+}
+
+void run_tls(const int *hosts, int world, rank_body body, const void *arg)
+{
+    TR_SCOPE;
+    tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = "a secret of the test's");
+    run_like(&(rank){.world = world, .store = store, .body = body, .arg = arg, .hosts = hosts, .encrypt = true,
+        .transport = hosts ? NULL : "tcp"});
 }
 
 void run(int world, rank_body body, const void *arg)

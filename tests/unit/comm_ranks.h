@@ -30,6 +30,7 @@ struct rank {
     tr_group *group;
     rank_body body;
     const char *transport, *algorithms; /* as in tr_join_options */
+    bool encrypt;                       /* the same */
     const int *hosts;                   /* a pretended host for each rank; NULL: this one */
     const void *arg;
     char failure[2048];
@@ -62,6 +63,9 @@ void run(int world, rank_body body, const void *arg);
 void run_tcp(int world, rank_body body, const char *algorithms, const void *arg);
 /* The same with ranks on pretended hosts. */
 void run_hosts(const int *hosts, int world, rank_body body, const void *arg);
+
+/* The same two through TLS: over TCP, and with ranks on pretended hosts where those are given. */
+void run_tls(const int *hosts, int world, rank_body body, const void *arg);
 
 /* A rank that stays away until all the others have given up on it: they say so, it waits for that. */
 void say_given_up(rank *r);

@@ -2,6 +2,7 @@
 
 #include "comm/rendezvous.h"
 #include "comm/store.h"
+#include "comm/tls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,6 +78,7 @@ static const tr__store_ops ops = {.set = host_set, .get = host_get, .add = host_
 
 static void destroy(void *self)
 {
+    tr__tls_key_unref(of(self)->store.key);
     tr__unref(of(self)->real);
 }
 
@@ -92,6 +94,7 @@ tr_store *store_on_host(tr_store *store, int host)
     memcpy(h->store.host, store->host, sizeof store->host);
     h->store.port = store->port;
     h->store.anywhere = store->anywhere;
+    h->store.key = tr__tls_key_ref(store->key);
     h->real = tr__ref(store);
     h->host = host;
     return &h->store;

@@ -34,10 +34,10 @@ static tr_status enter(const char *space)
 
 static tr_store *open_store(const rank *r, const job *j)
 {
-    if (j->setting.spaces)
-        return tr_store_tcp(j->setting.host, j->port, .serve = r->number == 0, .token = "a secret of the test's");
-    if (r->number > 0) return tr_store_tcp("127.0.0.1", j->port);
-    return tr_store_tcp("127.0.0.1", j->port, .serve = true, .listen_fd = j->listener);
+    const char *token = j->setting.spaces || j->setting.encrypt ? "a secret of the test's" : NULL;
+    if (j->setting.spaces) return tr_store_tcp(j->setting.host, j->port, .serve = r->number == 0, .token = token);
+    if (r->number > 0) return tr_store_tcp("127.0.0.1", j->port, .token = token);
+    return tr_store_tcp("127.0.0.1", j->port, .serve = true, .listen_fd = j->listener, .token = token);
 }
 
 tr_status join_and_run(rank *r, const job *j, rank_body body)
@@ -48,7 +48,7 @@ tr_status join_and_run(rank *r, const job *j, rank_body body)
     if (j->setting.hosts) r->store = store_on_host(r->store, j->setting.hosts[r->number]);
     TRY(tr_status_of(r->store));
     r->group = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS,
-        .transport = j->setting.transport, .report_ms = j->setting.report_ms);
+        .transport = j->setting.transport, .report_ms = j->setting.report_ms, .encrypt = j->setting.encrypt);
     TRY(tr_status_of(r->group));
     return body(r);
 }

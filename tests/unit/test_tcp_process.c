@@ -20,7 +20,7 @@
 
 #include <cmocka.h>
 
-static const setting over_tcp = {.transport = "tcp"};
+static const setting over_tcp = {.transport = "tcp"}, over_tls = {.transport = "tcp", .encrypt = true};
 
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
 
@@ -50,6 +50,7 @@ static void processes_share_data(void **state)
 {
     (void)state;
     for (int world = 2; world <= RANKS_MOST; world++) run_job_in(&over_tcp, world, check_sizes, NULL);
+    for (int world = 2; world <= 4; world += 2) run_job_in(&over_tls, world, check_sizes, NULL);
 }
 
 /* ---- Killed and stopped ------------------------------------------------------------------------------------------- */
@@ -79,10 +80,10 @@ static tr_status act_until_it_fails(rank *r)
     return status;
 }
 
-static void kill_one(int world, int victim, activity a, int delay_us)
+static void kill_one(const setting *s, int world, int victim, activity a, int delay_us)
 {
     job j;
-    int64_t killed = kill_one_of(&j, &over_tcp, world, victim, act_until_it_fails, &a, delay_us);
+    int64_t killed = kill_one_of(&j, s, world, victim, act_until_it_fails, &a, delay_us);
     for (int i = 0; i < world; i++)
         if (i != victim) check_survivor(&j, i, victim, killed, (const char *[]){" on host ", "died", words[a]});
     finish(&j);
@@ -93,9 +94,10 @@ static void a_killed_rank_is_named_by_all_others(void **state)
     (void)state;
     static const int delays[] = {0, 300, 1700};
     for (activity a = 0; a < ACTIVITIES; a++) {
-        for (int d = 0; d < 3; d++) kill_one(2, d % 2, a, delays[d]);
-        kill_one(4, (int)a % 4, a, delays[a % 3]);
-        kill_one(5, (int)(a + 2) % 5, a, delays[a % 3]);
+        for (int d = 0; d < 3; d++) kill_one(&over_tcp, 2, d % 2, a, delays[d]);
+        kill_one(&over_tcp, 4, (int)a % 4, a, delays[a % 3]);
+        kill_one(&over_tcp, 5, (int)(a + 2) % 5, a, delays[a % 3]);
+        kill_one(&over_tls, 3, (int)(a + 1) % 3, a, delays[a % 3]);
     }
 }
 

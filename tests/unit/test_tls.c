@@ -92,6 +92,28 @@ static void both_ends_prove_the_token(void **state)
     close_pair(&p);
 }
 
+static void keys_are_renewed(void **state)
+{
+    (void)state;
+    pair p = open_pair("the token", "the token");
+    char got[64];
+    assert_true(shake_hands(&p));
+    for (int turn = 0; turn < 3; turn++) {
+        assert_true(tr__tls_write(p.client, "before", 6) && tr__tls_renew(p.client) && tr__tls_write(p.client, "after", 5));
+        carry(p.client, p.server);
+        assert_true(tr__tls_holds(p.server));
+        assert_int_equal(tr__tls_read(p.server, got, sizeof got), 6);
+        assert_int_equal(tr__tls_read(p.server, got, sizeof got), 5);
+        assert_memory_equal(got, "after", 5);
+        assert_int_equal(tr__tls_read(p.server, got, sizeof got), 0);
+        assert_false(tr__tls_holds(p.server));
+        assert_true(tr__tls_write(p.server, "back", 4));
+        carry(p.server, p.client);
+        assert_int_equal(tr__tls_read(p.client, got, sizeof got), 4);
+    }
+    close_pair(&p);
+}
+
 static void another_token_is_told_apart(void **state)
 {
     (void)state;
@@ -197,6 +219,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_ends_prove_the_token),   cmocka_unit_test(another_token_is_told_apart),
         cmocka_unit_test(changed_bytes_end_the_session), cmocka_unit_test(garbage_is_an_error),
+        cmocka_unit_test(keys_are_renewed),
         cmocka_unit_test(a_certificate_is_no_key),     cmocka_unit_test(tokens_have_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -19,6 +19,7 @@ typedef struct tr__member {
     int report_ms;     /* after which a wait is told to the log function */
     tr__recorder *recorder; /* is to be told whom this rank waits for; NULL in a world of one */
     const char *transport, *address, *algorithms; /* as in tr_join_options; during join only */
+    bool encrypt;           /* connections to other hosts go through TLS */
     const tr__backend *behind; /* whose calls the checking backend compares */
 } tr__member;
 

@@ -50,6 +50,19 @@ static int find_elsewhere(const native *n, const tr__card *cards)
     return -1;
 }
 
+static tr_status check_wishes(const native *n, const tr__card *cards)
+{
+    const tr__card *mine = &cards[n->member.rank];
+    for (int rank = 0; rank < n->member.world_size; rank++) {
+        const tr__card *wants = mine->tls ? mine : &cards[rank], *other = mine->tls ? &cards[rank] : mine;
+        if (wants->tls != other->tls)
+            return tr__fail(TR_MISMATCH, "group '%s': rank %d (on host %s) is to encrypt its connections and rank %d (on host "
+                "%s) is not; all must be given the same .encrypt or TRIREME_ENCRYPT", n->member.group, wants->rank,
+                wants->host, other->rank, other->host);
+    }
+    return TR_OK;
+}
+
 static tr_status check_transports(const native *n, const tr__card *cards)
 {
     const tr__card *mine = &cards[n->member.rank];
@@ -64,6 +77,7 @@ static tr_status check_transports(const native *n, const tr__card *cards)
                 "algorithms; all must be given the same .algorithms or TRIREME_ALGORITHMS, and files with the same rows",
                 n->member.group, n->member.rank, mine->host, rank, cards[rank].host);
     }
+    TR__TRY(check_wishes(n, cards));
     if (elsewhere >= 0 && !n->tcp)
         return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d is on host %s and rank %d on host %s; the transport 'shm' "
             "joins ranks that share one host's memory and network namespace", n->member.group, n->member.rank,
@@ -124,6 +138,7 @@ static tr_status meet(native *n, tr__card *cards)
     tr__card *mine = &cards[n->member.rank];
     TR__TRY(check_transport(n));
     tr__card_here(&n->member, mine);
+    mine->tls = n->member.encrypt;
     TR__TRY(tr__rendezvous_claim(&n->meeting, &n->member, mine));
     TR__TRY(open_doors(n, mine));
     TR__TRY(tr__rendezvous_publish(&n->meeting, mine));

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
+#include "comm/store.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp_flow.h"
 
@@ -81,7 +82,7 @@ static tr_status make_tables(tr__tcp *t)
     for (int rank = 0; rank < t->world_size; rank++) {
         t->peers[rank].rank = rank;
         t->peers[rank].waits_for[0] = t->peers[rank].waits_for[1] = -1;
-        for (int lane = 0; lane < TR__TCP_LANES; lane++) t->peers[rank].sockets[lane] = -1;
+        for (int lane = 0; lane < TR__TCP_LANES; lane++) t->peers[rank].wires[lane].socket = -1;
     }
     return TR_OK;
 }
@@ -97,8 +98,19 @@ static tr_status make_watch(tr__tcp *t)
     return TR_OK;
 }
 
+/* The key that the store has: who met there has proved it. */
+static tr_status take_key(tr__tcp *t, const tr__member *member)
+{
+    if (!member->encrypt) return TR_OK;
+    t->key = tr__tls_key_ref(member->store->key);
+    return t->key ? TR_OK : tr__fail(TR_AUTH, "group '%s': connections are encrypted with the job's token, and there is "
+        "none; set TRIREME_TOKEN, the same for all ranks, and let them meet at an address or in a file, or go without "
+        ".encrypt and TRIREME_ENCRYPT", t->group);
+}
+
 static tr_status make_parts(tr__tcp *t, const tr__member *member, tr__card *card)
 {
+    TR__TRY(take_key(t, member));
     TR__TRY(tr__choice_read(&t->choices, member->algorithms, NULL));
     card->table = tr__choice_digest(&t->choices);
     TR__TRY(make_tables(t));
@@ -149,7 +161,7 @@ static tr_status watch_peers(tr__tcp *t, const tr__card *cards)
         memcpy(peer->host, cards[rank].host, sizeof peer->host);
         if (rank == t->rank) continue;
         struct epoll_event e = {.events = EPOLLIN, .data.fd = rank};
-        if (epoll_ctl(t->watch, EPOLL_CTL_ADD, peer->sockets[TR__TCP_CONTROL_LANE], &e) != 0)
+        if (epoll_ctl(t->watch, EPOLL_CTL_ADD, peer->wires[TR__TCP_CONTROL_LANE].socket, &e) != 0)
             return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", t->group);
     }
     return TR_OK;
@@ -177,7 +189,7 @@ tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
 
 static int socket_at(const tr__tcp *t, int i)
 {
-    return t->peers[i / TR__TCP_LANES].sockets[i % TR__TCP_LANES];
+    return t->peers[i / TR__TCP_LANES].wires[i % TR__TCP_LANES].socket;
 }
 
 /* A connection that is closed with unread bytes is reset, and what we sent last may be lost with it. So we stop
@@ -208,8 +220,8 @@ void tr__tcp_close(tr__tcp *t)
     tr__tcp_p2p_free(t);
     if (t->peers) part(t);
     for (int rank = 0; t->peers && rank < t->world_size; rank++)
-        for (int lane = 0; lane < TR__TCP_LANES; lane++)
-            if (t->peers[rank].sockets[lane] >= 0) close(t->peers[rank].sockets[lane]);
+        for (int lane = 0; lane < TR__TCP_LANES; lane++) tr__wire_close(&t->peers[rank].wires[lane]);
+    tr__tls_key_unref(t->key);
     if (t->door.socket >= 0) close(t->door.socket);
     if (t->watch >= 0) close(t->watch);
     if (t->kick >= 0) close(t->kick);

@@ -4,6 +4,7 @@
  *   tcp.c           making and ending a group's transport; errors
  *   tcp_join.c      the connections between the ranks, and who may come in
  *   tcp_socket.c    what those ask of the kernel
+ *   tcp_wire.c      their bytes, in the clear or through TLS
  *   tcp_control.c   control connections, and the monitor that listens there: failures, goodbyes, deaths, calls
  *   tcp_wait.c      waiting for peers: timeouts, reports
  *   tcp_flow.c      moving the bytes of a step: hazards, folding while more comes in
@@ -25,6 +26,7 @@
 #include "comm/collective.h"
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
+#include "comm/transport/tcp_wire.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -73,7 +75,7 @@ typedef struct tr__tcp_peer {
     int rank;
     long pid;
     char host[65];
-    int sockets[TR__TCP_LANES]; /* -1: ourselves, not yet, or gone (that of control: under the lock) */
+    tr__wire wires[TR__TCP_LANES]; /* none: ourselves, not yet, or gone (that of control: under the lock) */
     /* Under the lock: */
     bool left;                  /* has said goodbye */
     bool called;                /* `call` is known */
@@ -109,6 +111,7 @@ typedef struct tr__tcp {
     tr__recorder *recorder;
     tr__tcp_peer *peers; /* [world_size] */
     tr__tcp_door door;
+    tr__tls_key *key; /* of all connections; NULL: they are in the clear */
     tr__choice_table choices;
     bool crowded; /* more ranks on this machine than cores: spinning only keeps the others from working */
     int watch;    /* epoll: all control connections, and the kick */

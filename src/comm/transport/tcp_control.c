@@ -53,21 +53,20 @@ const tr__signature *tr__tcp_own_call(const tr__tcp *t, const tr__signature *the
 
 /* A message is short, and its connection all but always empty. When it does not fit, the peer has not read for so long
  * that it must do without: a message in part would be taken for damage. */
-static void tell(int socket, const tr__tcp_frame *frame, const char *text)
+static void tell(tr__wire *wire, const tr__tcp_frame *frame, const char *text)
 {
     struct iovec parts[2] = {{(void *)frame, sizeof *frame}, {(void *)text, (size_t)frame->bytes}};
-    struct msghdr m = {.msg_iov = parts, .msg_iovlen = frame->bytes ? 2 : 1};
     ssize_t sent;
-    while ((sent = sendmsg(socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 && errno == EINTR) continue;
-    if (sent > 0 && (size_t)sent < sizeof *frame + frame->bytes) shutdown(socket, SHUT_WR);
+    while ((sent = tr__wire_send(wire, parts, frame->bytes ? 2 : 1)) < 0 && errno == EINTR) continue;
+    if (sent > 0 && (size_t)sent < sizeof *frame + frame->bytes) shutdown(wire->socket, SHUT_WR);
 }
 
 void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text)
 {
     pthread_mutex_lock(&t->lock); /* messages of two threads do not mix */
     for (int rank = 0; rank < t->world_size; rank++)
-        if (t->peers[rank].sockets[TR__TCP_CONTROL_LANE] >= 0)
-            tell(t->peers[rank].sockets[TR__TCP_CONTROL_LANE], frame, text);
+        if (t->peers[rank].wires[TR__TCP_CONTROL_LANE].socket >= 0)
+            tell(&t->peers[rank].wires[TR__TCP_CONTROL_LANE], frame, text);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -106,7 +105,9 @@ static tr_status died(tr__tcp *t, const tr__tcp_peer *peer, const char *moment, 
 {
     char name[TR__TCP_NAME];
     tr__tcp_name(peer, name);
-    if (error && error != ECONNRESET && error != EPIPE) /* its host, or the way to it: keep-alive found nobody */
+    if (error == EBADMSG)
+        tr__fail(TR_FORMAT, "%s sent a damaged message, which does not decrypt, %s", name, moment);
+    else if (error && error != ECONNRESET && error != EPIPE) /* its host, or the way to it: keep-alive found nobody */
         tr__fail_errno(TR_PEER, error, "%s cannot be reached any more, %s", name, moment);
     else
         tr__fail(TR_PEER, "%s died %s", name, moment);
@@ -118,9 +119,8 @@ static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
 {
     char moment[TR__CALL_TEXT + 32];
     pthread_mutex_lock(&t->lock);
-    epoll_ctl(t->watch, EPOLL_CTL_DEL, peer->sockets[TR__TCP_CONTROL_LANE], NULL);
-    close(peer->sockets[TR__TCP_CONTROL_LANE]);
-    peer->sockets[TR__TCP_CONTROL_LANE] = -1;
+    epoll_ctl(t->watch, EPOLL_CTL_DEL, peer->wires[TR__TCP_CONTROL_LANE].socket, NULL);
+    tr__wire_close(&peer->wires[TR__TCP_CONTROL_LANE]);
     pthread_mutex_unlock(&t->lock);
     const tr__carried *carried = atomic_load(&t->carried);
     if (carried) carried->gone(carried->user, peer->rank, peer->left);
@@ -185,9 +185,20 @@ static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *cal
 static tr_status damaged(tr__tcp *t, const tr__tcp_peer *peer)
 {
     char name[TR__TCP_NAME];
-    epoll_ctl(t->watch, EPOLL_CTL_DEL, peer->sockets[TR__TCP_CONTROL_LANE], NULL);
+    epoll_ctl(t->watch, EPOLL_CTL_DEL, peer->wires[TR__TCP_CONTROL_LANE].socket, NULL);
     tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(peer, name));
     return tr__tcp_break(t);
+}
+
+/* Under the lock, as others may be telling that peer something. */
+static ssize_t hear_bytes(tr__tcp *t, tr__tcp_peer *peer, char *to, size_t want)
+{
+    pthread_mutex_lock(&t->lock);
+    ssize_t got = tr__wire_receive(&peer->wires[TR__TCP_CONTROL_LANE], &(struct iovec){to, want}, 1);
+    int error = errno;
+    pthread_mutex_unlock(&t->lock);
+    errno = error;
+    return got;
 }
 
 /* Reads what has come from a peer. */
@@ -197,9 +208,9 @@ static tr_status hear_peer(tr__tcp *t, tr__tcp_peer *peer)
         bool framed = peer->got >= sizeof peer->frame;
         char *to = framed ? peer->text + (peer->got - sizeof peer->frame) : (char *)&peer->frame + peer->got;
         size_t want = framed ? sizeof peer->frame + peer->frame.bytes - peer->got : sizeof peer->frame - peer->got;
-        ssize_t got = want ? recv(peer->sockets[TR__TCP_CONTROL_LANE], to, want, MSG_DONTWAIT) : 0;
+        ssize_t got = want ? hear_bytes(t, peer, to, want) : 0;
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return TR_OK;
+        if (got < 0 && tr__wire_would_block()) return TR_OK;
         if (want && got <= 0) return hang_up(t, peer, got < 0 ? errno : 0);
         peer->got += (size_t)got;
         if (peer->got < sizeof peer->frame) continue;
@@ -213,18 +224,23 @@ static tr_status hear_peer(tr__tcp *t, tr__tcp_peer *peer)
 
 /* ---- The monitor -------------------------------------------------------------------------------------------------- */
 
+static void hear(tr__tcp *t, tr__tcp_peer *peer)
+{
+    bool sound = !tr__failure_there(&t->failure);
+    if (hear_peer(t, peer) != TR_OK && sound) log_if_idle(t);
+}
+
 static void *monitor(void *arg)
 {
     enum { EVENTS = 16 };
     tr__tcp *t = arg;
     struct epoll_event events[EVENTS];
+    for (int rank = 0; rank < t->world_size; rank++) /* what came with the last bytes of joining */
+        if (tr__wire_holds(&t->peers[rank].wires[TR__TCP_CONTROL_LANE])) hear(t, &t->peers[rank]);
     while (!atomic_load(&t->stopping)) {
         int ready = epoll_wait(t->watch, events, EVENTS, -1);
-        for (int i = 0; i < ready; i++) {
-            tr__tcp_peer *peer = &t->peers[events[i].data.fd];
-            bool sound = !tr__failure_there(&t->failure);
-            if (peer->rank != t->rank && hear_peer(t, peer) != TR_OK && sound) log_if_idle(t);
-        }
+        for (int i = 0; i < ready; i++)
+            if (events[i].data.fd != t->rank) hear(t, &t->peers[events[i].data.fd]);
     }
     return NULL;
 }

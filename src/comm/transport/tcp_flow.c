@@ -5,8 +5,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 
 /* ---- Hazards ----------------------------------------------------------------------------------------------------- */
 
@@ -49,14 +47,9 @@ static size_t allowed(const tr__tcp_call *call, int64_t step, tr__tcp_memory m, 
 
 static void block(tr__tcp_call *call, int peer, short events)
 {
-    int socket = call->t->peers[peer].sockets[TR__TCP_DATA_LANE];
+    int socket = call->t->peers[peer].wires[TR__TCP_DATA_LANE].socket;
     call->ranks[call->blocked] = peer;
     call->t->polled[call->blocked++] = (struct pollfd){.fd = socket, .events = events};
-}
-
-static bool would_block(void)
-{
-    return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
 tr_status tr__tcp_push(tr__tcp_call *call, int64_t step, bool *moved)
@@ -66,14 +59,15 @@ tr_status tr__tcp_push(tr__tcp_call *call, int64_t step, bool *moved)
     tr__tcp_transfer *out = &s->out;
     tr__tcp_memory rest = rest_of(out->memory, out->done);
     size_t ready = allowed(call, step, rest, false);
-    if (ready < rest.bytes && ready < TR__TCP_PIECE) return TR_OK;
+    tr__wire *wire = &t->peers[s->step.to].wires[TR__TCP_DATA_LANE];
+    bool too_little = ready < rest.bytes && ready < TR__TCP_PIECE;
+    if (too_little && !tr__wire_pending(wire)) return TR_OK;
     tr__tcp_frame frame = tr__tcp_frame_of(&t->last, TR__TCP_DATA, out->memory.bytes);
     frame.algorithm = (uint8_t)call->schedule.algorithm;
     struct iovec parts[2] = {{(char *)&frame + out->framed, sizeof frame - out->framed},
         {rest.at, least(ready, TR__TCP_GULP)}};
-    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
-    ssize_t sent = sendmsg(t->peers[s->step.to].sockets[TR__TCP_DATA_LANE], &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && would_block()) {
+    ssize_t sent = tr__wire_send(wire, parts, too_little ? 0 : 2);
+    if (sent < 0 && tr__wire_would_block()) {
         block(call, s->step.to, POLLOUT);
         return TR_OK;
     }
@@ -81,7 +75,7 @@ tr_status tr__tcp_push(tr__tcp_call *call, int64_t step, bool *moved)
     size_t of_frame = least((size_t)sent, sizeof frame - out->framed);
     out->framed += of_frame;
     out->done += (size_t)sent - of_frame;
-    out->open = out->framed < sizeof frame || out->done < out->memory.bytes;
+    out->open = out->framed < sizeof frame || out->done < out->memory.bytes || tr__wire_pending(wire);
     *moved = true;
     return TR_OK;
 }
@@ -149,9 +143,8 @@ tr_status tr__tcp_pull(tr__tcp_call *call, int64_t step, bool *moved)
     size_t of_frame = sizeof s->frame - s->in.framed;
     if (!of_frame && !place.bytes) return TR_OK;
     struct iovec parts[2] = {{(char *)&s->frame + s->in.framed, of_frame}, {place.at, place.bytes}};
-    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
-    ssize_t got = recvmsg(peer->sockets[TR__TCP_DATA_LANE], &m, MSG_DONTWAIT);
-    if (got < 0 && would_block()) {
+    ssize_t got = tr__wire_receive(&peer->wires[TR__TCP_DATA_LANE], parts, 2);
+    if (got < 0 && tr__wire_would_block()) {
         block(call, s->step.from, POLLIN);
         return TR_OK;
     }

@@ -2,7 +2,8 @@
  * The connections between ranks on different hosts. Each rank listens on one address, hangs it up in the store with a
  * one-time cookie, connects to all ranks below it and lets in those above, all at once. Whoever knocks must bring our
  * cookie; the answer brings the visitor's. Anyone else is dropped without an answer: what he says, and how long it
- * takes him, is nothing to the others.
+ * takes him, is nothing to the others. Where connections are encrypted, all that is said within TLS, and who lacks the
+ * job's key does not come so far.
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -157,11 +158,11 @@ tr_status tr__tcp_listen(tr__tcp *t, const tr__member *member, tr__card *card)
 
 /* ---- Handshake --------------------------------------------------------------------------------------------------- */
 
-typedef enum stage { IDLE, CONNECTING, ANSWERING, READY } stage;
+typedef enum stage { IDLE, CONNECTING, SHAKING, ANSWERING, READY } stage;
 
 /* A connection on its way: one of ours to a rank below, or a visitor's. */
 typedef struct contact {
-    int socket; /* -1: none */
+    tr__wire wire;
     int rank, lane;
     stage stage;
     int64_t retry; /* IDLE: when to try (again) */
@@ -180,20 +181,22 @@ typedef struct joining {
     struct pollfd *fds;
 } joining;
 
-static tr_status send_hello(joining *j, int rank, int lane, int socket)
+static tr_status send_hello(joining *j, int rank, int lane, tr__wire *wire)
 {
     tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = j->t->rank, .lane = lane};
     memcpy(hello.cookie, j->cards[rank].tcp_cookie, sizeof hello.cookie);
     snprintf(hello.address, sizeof hello.address, "%s", j->cards[j->t->rank].tcp_address);
-    if (send(socket, &hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof hello) return TR_OK;
+    ssize_t sent = tr__wire_send(wire, &(struct iovec){&hello, sizeof hello}, 1);
+    if (sent == (ssize_t)sizeof hello && !tr__wire_pending(wire)) return TR_OK;
     return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", j->t->group, rank);
 }
 
 /* Takes in what there is of a hello. 1: it is whole and right; 0: more is to come; -1: whoever it is, not one of us. */
 static int hear_hello(const joining *j, contact *c)
 {
-    ssize_t got = recv(c->socket, (char *)&c->hello + c->got, sizeof c->hello - c->got, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
+    struct iovec rest = {(char *)&c->hello + c->got, sizeof c->hello - c->got};
+    ssize_t got = tr__wire_receive(&c->wire, &rest, 1);
+    if (got < 0 && tr__wire_would_block()) return 0;
     if (got <= 0) return -1;
     c->got += (size_t)got;
     if (c->got >= 8 && (c->hello.magic != TR__TCP_MAGIC || c->hello.version != TR__TCP_VERSION)) return -1;
@@ -204,17 +207,16 @@ static int hear_hello(const joining *j, contact *c)
 
 static void settle(joining *j, contact *c)
 {
-    tr__tcp_set_up_socket(c->socket, c->lane);
-    j->t->peers[c->rank].sockets[c->lane] = c->socket;
-    c->socket = -1;
+    tr__tcp_set_up_socket(c->wire.socket, c->lane);
+    j->t->peers[c->rank].wires[c->lane] = c->wire;
+    c->wire = (tr__wire){.socket = -1};
     c->stage = READY;
     j->missing--;
 }
 
 static void drop(contact *c)
 {
-    if (c->socket >= 0) close(c->socket);
-    c->socket = -1;
+    tr__wire_close(&c->wire);
     c->got = 0;
 }
 
@@ -272,10 +274,12 @@ static tr_status call_rank(joining *j, contact *c)
             "reach it. Ranks on several hosts need a token (TRIREME_TOKEN, the same for all), and a store that they "
             "reach at an address of its host's own, or TRIREME_ADDRESS", j->t->group, c->rank, card->host,
             card->tcp_address, j->t->rank, j->cards[j->t->rank].host);
-    c->socket = open_socket(&a);
-    if (c->socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", j->t->group, c->rank);
+    int socket = open_socket(&a);
+    if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", j->t->group, c->rank);
+    if (!tr__wire_open(&c->wire, socket, j->t->key, TR__TLS_CLIENT))
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory to encrypt a connection to rank %d", j->t->group, c->rank);
     c->stage = CONNECTING;
-    if (connect(c->socket, &a.any, length_of(&a)) == 0 || errno == EINPROGRESS) return TR_OK;
+    if (connect(socket, &a.any, length_of(&a)) == 0 || errno == EINPROGRESS) return TR_OK;
     return passes(errno) ? again(j, c) : cannot_reach(j, c->rank, errno);
 }
 
@@ -285,10 +289,15 @@ static tr_status go_on(joining *j, contact *c)
     if (c->stage == CONNECTING) {
         int error = 0;
         socklen_t length = sizeof error;
-        getsockopt(c->socket, SOL_SOCKET, SO_ERROR, &error, &length);
+        getsockopt(c->wire.socket, SOL_SOCKET, SO_ERROR, &error, &length);
         if (error) return passes(error) ? again(j, c) : cannot_reach(j, c->rank, error);
+        c->stage = SHAKING;
+    }
+    if (c->stage == SHAKING) {
+        int done = tr__wire_shake_hands(&c->wire);
+        if (done == 0) return TR_OK;
         c->stage = ANSWERING;
-        return send_hello(j, c->rank, c->lane, c->socket) == TR_OK ? TR_OK : again(j, c);
+        return done > 0 && send_hello(j, c->rank, c->lane, &c->wire) == TR_OK ? TR_OK : again(j, c);
     }
     int heard = hear_hello(j, c);
     bool right = heard == 1 && c->hello.rank == c->rank && c->hello.lane == c->lane;
@@ -308,22 +317,26 @@ static void let_in(joining *j)
         if (socket < 0) return;
         contact *place = NULL;
         for (int i = 0; i < j->visitor_most && !place; i++)
-            if (j->visitors[i].socket < 0) place = &j->visitors[i];
+            if (j->visitors[i].wire.socket < 0) place = &j->visitors[i];
         if (!place) {
             place = &j->visitors[j->next_visitor++ % j->visitor_most];
             drop(place);
         }
-        *place = (contact){.socket = socket, .stage = ANSWERING};
+        *place = (contact){.stage = SHAKING};
+        if (!tr__wire_open(&place->wire, socket, j->t->key, TR__TLS_SERVER))
+            tr__log(TR_LOG_WARN, "group '%s': rank %d has no memory for a visitor", j->t->group, j->t->rank);
     }
 }
 
 static tr_status hear_visitor(joining *j, contact *c)
 {
     tr__tcp *t = j->t;
-    int heard = hear_hello(j, c), rank = c->hello.rank, lane = c->hello.lane;
+    int heard = tr__wire_shake_hands(&c->wire);
+    if (heard > 0) heard = hear_hello(j, c);
     if (heard == 0) return TR_OK;
+    int rank = c->hello.rank, lane = c->hello.lane;
     bool welcome = heard == 1 && rank > t->rank && rank < t->world_size && lane >= 0 && lane < TR__TCP_LANES &&
-                   t->peers[rank].sockets[lane] < 0;
+                   t->peers[rank].wires[lane].socket < 0;
     if (!welcome) {
         tr__log(TR_LOG_WARN, "group '%s': rank %d turned a visitor away", t->group, t->rank);
         drop(c);
@@ -332,7 +345,7 @@ static tr_status hear_visitor(joining *j, contact *c)
     /* A visitor with another address has hung up a new card since we read the old one. */
     if (strcmp(j->cards[rank].tcp_address, c->hello.address) != 0)
         TR__TRY(tr__rendezvous_read(j->meeting, rank, j->cards));
-    if (send_hello(j, rank, lane, c->socket) != TR_OK) {
+    if (send_hello(j, rank, lane, &c->wire) != TR_OK) {
         drop(c);
         return TR_OK;
     }
@@ -356,7 +369,7 @@ static tr_status check_missing(const joining *j)
 {
     for (int rank = 0; rank < j->t->world_size; rank++)
         for (int lane = 0; lane < TR__TCP_LANES && rank != j->t->rank; lane++)
-            if (j->t->peers[rank].sockets[lane] < 0) TR__TRY(check_alive(j, rank));
+            if (j->t->peers[rank].wires[lane].socket < 0) TR__TRY(check_alive(j, rank));
     return TR_OK;
 }
 
@@ -368,16 +381,16 @@ static tr_status hear_all(joining *j)
     j->fds[0] = (struct pollfd){.fd = j->t->door.socket, .events = POLLIN};
     for (int i = 0; i < j->call_count; i++) {
         contact *c = &j->calls[i];
-        j->fds[1 + i] = (struct pollfd){.fd = c->socket, .events = c->stage == CONNECTING ? POLLOUT : POLLIN};
+        j->fds[1 + i] = (struct pollfd){.fd = c->wire.socket, .events = c->stage == CONNECTING ? POLLOUT : POLLIN};
         retries |= c->stage == IDLE;
     }
     for (int i = 0; i < j->visitor_most; i++)
-        visitors[i] = (struct pollfd){.fd = j->visitors[i].socket, .events = POLLIN};
+        visitors[i] = (struct pollfd){.fd = j->visitors[i].wire.socket, .events = POLLIN};
     nfds_t count = (nfds_t)(1 + j->call_count + j->visitor_most);
     int ready = poll(j->fds, count, retries ? RETRY_MS : LOOK_MS);
     if (ready <= 0) return check_missing(j);
     for (int i = 0; i < j->call_count; i++)
-        if (j->fds[1 + i].revents && j->calls[i].socket >= 0) TR__TRY(go_on(j, &j->calls[i]));
+        if (j->fds[1 + i].revents && j->calls[i].wire.socket >= 0) TR__TRY(go_on(j, &j->calls[i]));
     for (int i = 0; i < j->visitor_most; i++)
         if (visitors[i].revents) TR__TRY(hear_visitor(j, &j->visitors[i]));
     if (j->fds[0].revents) let_in(j);
@@ -387,8 +400,8 @@ static tr_status hear_all(joining *j)
 static tr_status meet_all(joining *j)
 {
     for (int i = 0; i < j->call_count; i++)
-        j->calls[i] = (contact){.socket = -1, .rank = i / TR__TCP_LANES, .lane = i % TR__TCP_LANES};
-    for (int i = 0; i < j->visitor_most; i++) j->visitors[i].socket = -1;
+        j->calls[i] = (contact){.wire.socket = -1, .rank = i / TR__TCP_LANES, .lane = i % TR__TCP_LANES};
+    for (int i = 0; i < j->visitor_most; i++) j->visitors[i].wire.socket = -1;
     while (j->missing > 0) TR__TRY(hear_all(j));
     return TR_OK;
 }

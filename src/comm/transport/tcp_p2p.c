@@ -14,8 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 typedef struct op { /* a send or receive that is under way */
@@ -105,21 +103,21 @@ static void hang_up(tr__tcp *t, int rank, int error)
     (void)status; /* the thread sees that the group is broken */
 }
 
-static bool would_block(void)
+static tr__wire *wire_to(const tr__tcp *t, int rank)
 {
-    return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    return &t->peers[rank].wires[TR__TCP_P2P_LANE];
 }
 
 static void flush(tr__tcp *t, int rank)
 {
     lane *l = &t->p2p->lanes[rank];
+    tr__wire *wire = wire_to(t, rank);
     for (op *o; (o = l->sends) && !l->closed;) {
         tr__tcp_frame frame = tr__tcp_frame_of(&o->call, TR__TCP_DATA, o->bytes);
         struct iovec parts[2] = {{(char *)&frame + o->framed, sizeof frame - o->framed},
             {(char *)o->work->collective.in + o->done, o->bytes - o->done}};
-        struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
-        ssize_t sent = sendmsg(t->peers[rank].sockets[TR__TCP_P2P_LANE], &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && would_block()) return;
+        ssize_t sent = tr__wire_send(wire, parts, 2);
+        if (sent < 0 && tr__wire_would_block()) return;
         if (sent < 0) {
             hang_up(t, rank, errno);
             return;
@@ -127,7 +125,7 @@ static void flush(tr__tcp *t, int rank)
         size_t of_frame = (size_t)sent < parts[0].iov_len ? (size_t)sent : parts[0].iov_len;
         o->framed += of_frame;
         o->done += (size_t)sent - of_frame;
-        if (o->framed < sizeof frame || o->done < o->bytes) continue;
+        if (o->framed < sizeof frame || o->done < o->bytes || tr__wire_pending(wire)) continue;
         l->sends = o->next;
         finish(t, o, TR_OK);
     }
@@ -191,10 +189,9 @@ static void take_in(tr__tcp *t, int rank)
         size_t *done = l->into ? &l->into->done : l->kept ? &l->kept->done : &l->framed;
         char *to = l->into ? (char *)l->into->work->collective.out : l->kept ? l->kept->data : (char *)&l->frame;
         size_t size = l->into ? l->into->bytes : l->kept ? l->kept->bytes : sizeof l->frame;
-        ssize_t got = *done < size
-                          ? recv(t->peers[rank].sockets[TR__TCP_P2P_LANE], to + *done, size - *done, MSG_DONTWAIT)
-                          : 0;
-        if (got < 0 && would_block()) return;
+        struct iovec rest = {to + *done, size - *done};
+        ssize_t got = *done < size ? tr__wire_receive(wire_to(t, rank), &rest, 1) : 0;
+        if (got < 0 && tr__wire_would_block()) return;
         if (*done < size && got <= 0) {
             hang_up(t, rank, got < 0 ? errno : 0);
             return;
@@ -266,23 +263,25 @@ static void tell_of_waiting(tr__tcp *t, int64_t now)
     p->stuck = stuck;
 }
 
-/* What to wait for; returns the milliseconds to the next deadline. */
+/* What to wait for; returns the milliseconds to the next deadline, or 0 when something has come already. */
 static int prepare(tr__tcp *t)
 {
     tr__tcp_p2p *p = t->p2p;
     int64_t now = tr__now_ns();
     int64_t next = now + (p->pending ? TR__TCP_ANNOUNCE_MS : 60000) * (int64_t)1000000;
+    bool holds = false;
     if (!tr__failure_there(&t->failure)) tell_of_waiting(t, now);
     for (int rank = 0; rank < t->world_size; rank++) {
         lane *l = &p->lanes[rank];
         check_deadline(t, rank, l->into, now, &next);
         for (const op *o = l->sends; o; o = o->next) check_deadline(t, rank, o, now, &next);
         for (const op *o = l->receives; o; o = o->next) check_deadline(t, rank, o, now, &next);
-        int socket = l->closed ? -1 : t->peers[rank].sockets[TR__TCP_P2P_LANE];
+        int socket = l->closed ? -1 : wire_to(t, rank)->socket;
+        holds |= !l->closed && tr__wire_holds(wire_to(t, rank));
         p->polled[rank] = (struct pollfd){.fd = socket, .events = (short)(POLLIN | (l->sends ? POLLOUT : 0))};
     }
     p->polled[t->world_size] = (struct pollfd){.fd = p->kick, .events = POLLIN};
-    return (int)((next - now) / 1000000) + 1;
+    return holds ? 0 : (int)((next - now) / 1000000) + 1;
 }
 
 static void *work_off(void *arg)
@@ -298,12 +297,13 @@ static void *work_off(void *arg)
         }
         if (p->stopping && p->pending == 0) break;
         pthread_mutex_unlock(&p->lock);
-        int ready = poll(p->polled, (nfds_t)t->world_size + 1, wait_ms);
+        poll(p->polled, (nfds_t)t->world_size + 1, wait_ms);
         pthread_mutex_lock(&p->lock);
         uint64_t kicks;
         while (read(p->kick, &kicks, sizeof kicks) > 0) continue;
-        for (int rank = 0; rank < t->world_size && ready > 0; rank++) {
-            if (p->polled[rank].revents & (POLLIN | POLLHUP | POLLERR)) take_in(t, rank);
+        for (int rank = 0; rank < t->world_size; rank++) {
+            bool came = p->polled[rank].revents & (POLLIN | POLLHUP | POLLERR);
+            if (came || tr__wire_holds(wire_to(t, rank))) take_in(t, rank);
             if (p->polled[rank].revents & POLLOUT) flush(t, rank);
         }
     }

@@ -51,7 +51,7 @@ void tr__tcp_choose_pace(tr__tcp *t)
     int changed = 0;
     for (int rank = 0; rank < t->world_size; rank++)
         for (int lane = TR__TCP_DATA_LANE; lane < TR__TCP_LANES; lane++)
-            changed += t->peers[rank].sockets[lane] >= 0 && stop_pacing(t->peers[rank].sockets[lane]);
+            changed += t->peers[rank].wires[lane].socket >= 0 && stop_pacing(t->peers[rank].wires[lane].socket);
     if (changed)
         tr__log(TR_LOG_INFO, "group '%s': %d connections of rank %d use the congestion control 'reno' instead of the "
             "system's 'bbr', as their round trips take less than %d us", t->group, changed, t->rank, NEAR_US);

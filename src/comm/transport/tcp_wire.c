@@ -1,0 +1,148 @@
+#include "comm/transport/tcp_wire.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    PART = 64 << 10,    /* encrypted, or taken from the socket, at once: stays in a core's cache */
+    MOST = 1 << 20,     /* received at once, before others get their turn */
+};
+
+bool tr__wire_would_block(void)
+{
+    return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+bool tr__wire_open(tr__wire *w, int socket, tr__tls_key *key, tr__tls_side side)
+{
+    *w = (tr__wire){.socket = socket};
+    if (key) w->tls = tr__tls_new(key, side);
+    if (!key || w->tls) return true;
+    tr__wire_close(w);
+    return false;
+}
+
+void tr__wire_close(tr__wire *w)
+{
+    tr__tls_free(w->tls);
+    if (w->socket >= 0) close(w->socket);
+    *w = (tr__wire){.socket = -1};
+}
+
+bool tr__wire_pending(const tr__wire *w)
+{
+    char *bytes;
+    return w->tls && tr__tls_outgoing(w->tls, &bytes) > w->sent;
+}
+
+bool tr__wire_holds(const tr__wire *w)
+{
+    return w->tls && tr__tls_holds(w->tls);
+}
+
+/* Sends what is pending. False, and errno, when the socket does not take all of it. */
+static bool flush(tr__wire *w)
+{
+    char *bytes;
+    size_t count = tr__tls_outgoing(w->tls, &bytes);
+    while (w->sent < count) {
+        ssize_t sent = send(w->socket, bytes + w->sent, count - w->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0) return false;
+        w->sent += (size_t)sent;
+    }
+    if (count) tr__tls_sent(w->tls);
+    w->sent = 0;
+    return true;
+}
+
+/* Takes some of what has come from the socket: as recv(). */
+static ssize_t take_records(tr__wire *w)
+{
+    char records[PART];
+    ssize_t got = recv(w->socket, records, sizeof records, MSG_DONTWAIT);
+    if (got <= 0 || tr__tls_feed(w->tls, records, (size_t)got)) return got;
+    errno = ENOMEM;
+    return -1;
+}
+
+int tr__wire_shake_hands(tr__wire *w)
+{
+    while (w->tls && !tr__tls_ready(w->tls)) {
+        int done = tr__tls_handshake(w->tls);
+        if (!flush(w) || done < 0) return -1; /* what does not fit into an empty socket never will */
+        if (done > 0) break;
+        ssize_t got = take_records(w);
+        if (got < 0 && tr__wire_would_block()) return 0;
+        if (got <= 0 || (w->heard += (size_t)got) > TR__TLS_HANDSHAKE_MAX) return -1;
+    }
+    return 1;
+}
+
+/* ---- Sending ----------------------------------------------------------------------------------------------------- */
+
+/* As long as the socket keeps up. What lies here encrypted is never much more than a part. */
+static ssize_t send_encrypted(tr__wire *w, const struct iovec *parts, int count)
+{
+    size_t taken = 0, waiting = 0;
+    if (!flush(w)) return -1;
+    for (int i = 0; i < count; i++) {
+        for (size_t at = 0, size; at < parts[i].iov_len; at += size) {
+            size = parts[i].iov_len - at < PART ? parts[i].iov_len - at : PART;
+            if (!tr__tls_write(w->tls, (char *)parts[i].iov_base + at, size)) {
+                errno = ENOMEM;
+                return -1;
+            }
+            taken += size;
+            if ((waiting += size) < PART) continue;
+            if (!flush(w)) return tr__wire_would_block() ? (ssize_t)taken : -1;
+            waiting = 0;
+        }
+    }
+    return flush(w) || tr__wire_would_block() ? (ssize_t)taken : -1;
+}
+
+ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count)
+{
+    if (w->tls) return send_encrypted(w, parts, count);
+    struct msghdr m = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
+    return sendmsg(w->socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* ---- Receiving --------------------------------------------------------------------------------------------------- */
+
+/* At least one byte, or as recv(). */
+static ssize_t receive_some(tr__wire *w, char *bytes, size_t most)
+{
+    for (;;) {
+        ssize_t read = tr__tls_read(w->tls, bytes, most);
+        if (read > 0) return read;
+        if (read < 0) {
+            errno = EBADMSG;
+            return -1;
+        }
+        ssize_t got = take_records(w);
+        if (got <= 0) return got;
+    }
+}
+
+static ssize_t receive_encrypted(tr__wire *w, const struct iovec *parts, int count)
+{
+    size_t all = 0;
+    for (int i = 0; i < count; i++) {
+        for (size_t at = 0; at < parts[i].iov_len;) {
+            ssize_t got = all < MOST ? receive_some(w, (char *)parts[i].iov_base + at, parts[i].iov_len - at) : 0;
+            if (got <= 0) return all ? (ssize_t)all : got; /* an end or a failure comes again */
+            at += (size_t)got;
+            all += (size_t)got;
+        }
+    }
+    return (ssize_t)all;
+}
+
+ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count)
+{
+    if (w->tls) return receive_encrypted(w, parts, count);
+    struct msghdr m = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
+    return recvmsg(w->socket, &m, MSG_DONTWAIT);
+}

@@ -1,0 +1,41 @@
+/*
+ * The bytes of one connection between ranks, in the clear or through TLS (comm/tls.h). Nothing here waits: what the socket
+ * does not take or have now is EAGAIN, as from the system calls.
+ *
+ * Through TLS, what was sent may still lie here encrypted, so a sender goes on until tr__wire_pending() is over; and what
+ * came may lie here decrypted, so poll() says all only after a receive that had EAGAIN, or where tr__wire_holds() says no.
+ * A session is used by one thread at a time, in both directions.
+ */
+#ifndef TR_COMM_TRANSPORT_TCP_WIRE_H
+#define TR_COMM_TRANSPORT_TCP_WIRE_H
+
+#include "comm/tls.h"
+
+#include <sys/uio.h>
+
+typedef struct tr__wire {
+    int socket;   /* -1: none */
+    tr__tls *tls; /* NULL: in the clear */
+    size_t sent;  /* bytes of tr__tls_outgoing() that the socket has taken */
+    size_t heard; /* bytes of a handshake that is not done */
+} tr__wire;
+
+/* Sets a wire up on a socket, which it takes over; key NULL: in the clear. False without memory; the socket is closed. */
+bool tr__wire_open(tr__wire *w, int socket, tr__tls_key *key, tr__tls_side side);
+/* Closes the socket and makes it none. */
+void tr__wire_close(tr__wire *w);
+
+/* Begins the handshake, or carries it on with what has come. 1: done, or there is none; 0: more must come; -1: failed. */
+int tr__wire_shake_hands(tr__wire *w);
+/* As sendmsg(): how much was taken, or -1 and errno. Without parts it only sends what is pending. */
+ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count);
+/* As recvmsg(): how much there is, 0 at the end, or -1 and errno; EBADMSG: what came does not decrypt. */
+ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count);
+/* Something that was taken has not gone to the socket. */
+bool tr__wire_pending(const tr__wire *w);
+/* Something has come that poll() does not know of. */
+bool tr__wire_holds(const tr__wire *w);
+/* Is it errno of a call that must be made again, when the socket is ready? */
+bool tr__wire_would_block(void);
+
+#endif
