@@ -32,10 +32,12 @@ static tr_status look(tr__shm *t, tr__shm_op *op, void *arg)
         op->deadline = p->now + (int64_t)op->work->collective.timeout_ms * 1000000;
     }
     int64_t waited = p->now - op->began, report_at = (int64_t)REPORT_MS * 1000000;
-    if (p->now >= op->deadline)
+    if (p->now >= op->deadline) {
+        TR__TRY(tr__shm_heed(t, op->work->collective.timeout_ms)); /* as in a collective: shm_wait.c */
         return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for rank %d (pid %ld); %s",
             tr__shm_p2p_text(t, op, text), t->peers[t->rank].rank, (double)(op->deadline - op->began) / 1e9, peer->rank,
             peer->pid, tr__shm_state_text(peer, state));
+    }
     if (waited > report_at && !op->reported) {
         op->reported = true;
         tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %d s in %s for rank %d (pid %ld); %s", t->group,

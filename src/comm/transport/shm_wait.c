@@ -233,11 +233,14 @@ static tr_status gone(tr__shm *t, tr__shm_call *call, int rank)
         t->peers[rank].pid, t->group, text, call_text(t, call, here));
 }
 
+/* Peers whose time is up, too, give up before they take back whom they wait for, and know better who it was: what is seen
+ * here counts only while nobody has. */
 static tr_status timed_out(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
 {
     lateness l;
     char here[TR__CALL_TEXT];
     describe(t, word, value, only, &l);
+    TR__TRY(tr__shm_heed(t, call->timeout_ms));
     return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s; %s", call_text(t, call, here),
         t->peers[t->rank].rank, call->timeout_ms / 1000.0, l.ranks, l.state);
 }
