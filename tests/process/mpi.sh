@@ -55,10 +55,10 @@ kill_one() {
 own=$(sed -n 's/^MPI_mpi_LIBRARY:.*=.*/openmpi/p; s/^MPI_mpich_LIBRARY:.*=.*/mpich/p' "$BUILD/CMakeCache.txt" | tail -n 1)
 [ -n "$own" ] || { echo "this build has no MPI; scripts/deps --ci installs two"; exit 77; }
 
-compile_for() {
+compile_for() { # with these flags
     program=$work/collectives.$mpi
     sanitize=$(sed -n 's/^TRIREME_SANITIZE:STRING=\(.\)/-fsanitize=\1/p' "$BUILD/CMakeCache.txt")
-    mpicc.$mpi -std=gnu11 -O1 -D_GNU_SOURCE= $sanitize -I"$SOURCE/include" -I"$SOURCE/src" \
+    mpicc.$mpi -std=gnu11 -D_GNU_SOURCE= "$@" $sanitize -I"$SOURCE/include" -I"$SOURCE/src" \
         "$SOURCE/tests/process/collectives.c" "$SOURCE/src/comm/backend/mpi.c" "$SOURCE"/src/comm/backend/mpi_[clt]*.c \
         "$BUILD/libtrireme.a" $(pkg-config --libs libuv openssl libcjson zlib) -ldnnl -lm -pthread -ldl \
         -o "$program" >"$work/out" 2>&1 || fail "does not compile"
@@ -68,7 +68,7 @@ tested=
 for mpi in openmpi mpich; do
     echo "with $mpi:"
     command -v mpirun.$mpi >/dev/null && command -v mpicc.$mpi >/dev/null || continue
-    if [ $mpi = "$own" ]; then program=$BUILD/process/collectives; else compile_for; fi
+    if [ $mpi = "$own" ]; then program=$BUILD/process/collectives; else compile_for -O1; fi
     expect 1 1 'rank 0 of 1: all: well' all mpi
     expect 2 2 'of 2: all: well' all mpi
     expect 4 4 'of 4: all: well' all mpi
@@ -83,6 +83,12 @@ for mpi in openmpi mpich; do
     kill_one mpi
     kill_one
     tested="$tested $mpi"
+    [ $mpi != "$own" ] || continue
+    # Messages of many pieces, and a receive that ends where a piece does.
+    compile_for -O1 -DTR__MPI_PIECE_BYTES=16
+    expect 2 2 'of 2: all: well' all mpi
+    expect 2 1 'rank 1: .*recv (f32\[4\] from rank 0, tag 9 .*rank 0 has sent more than the 4 elements' unequal mpi
+    expect 2 1 'rank 1: .*recv (f32\[4\] from rank 0, tag 9 .*rank 0 has sent 12 bytes where 16 are' unequal mpi
 done
 echo "tested with$tested"
 

@@ -59,6 +59,7 @@ static tr_status post(tr__mpi_group *g, tr__mpi_transfer *t, const tr_collective
     return TR_OK;
 }
 
+/* A message's last piece is shorter than the others, and may be empty: by that its end is known. */
 tr_status tr__mpi_begin(tr__polled *p, tr__transfer *transfer)
 {
     tr__mpi_group *g = (tr__mpi_group *)p;
@@ -68,15 +69,22 @@ tr_status tr__mpi_begin(tr__polled *p, tr__transfer *transfer)
     if (c->tag > g->library->tag_most)
         return tr__fail(TR_UNSUPPORTED, "this MPI has tags to %d", g->library->tag_most);
     TR__TRY(need_room(g, c->count / most + 1));
-    do {
+    for (; begin <= c->count; begin += most) {
         int64_t left = c->count - begin;
         TR__TRY(post(g, t, c, begin, (int)(left < most ? left : most)));
-        begin += most;
-    } while (begin < c->count);
+    }
     return TR_OK;
 }
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
+
+/* Pieces are posted in their order. */
+static bool is_last(const tr__mpi_group *g, int index, const tr__mpi_transfer *t)
+{
+    for (int i = index + 1; i < g->request_count; i++)
+        if (g->transfers[i] == t) return false;
+    return true;
+}
 
 static tr_status check_length(const tr_collective *c, int64_t bytes)
 {
@@ -109,8 +117,9 @@ static void end_piece(tr__mpi_group *g, int index, const MPI_Status *end, int er
     tr_status status = check_error(c, error);
     if (status == TR_OK && c->kind == TR_RECV) MPI_Get_count(end, MPI_BYTE, &bytes);
     t->bytes += bytes;
-    if (status == TR_OK && t->left == 0) status = check_length(c, t->bytes);
-    if (status != TR_OK || t->left == 0) tr__polled_end(&g->base, &t->base, status);
+    bool ends = t->left == 0 || (c->kind == TR_RECV && bytes < TR__MPI_PIECE_BYTES && !is_last(g, index, t));
+    if (status == TR_OK && ends) status = check_length(c, t->bytes);
+    if (status != TR_OK || ends) tr__polled_end(&g->base, &t->base, status);
 }
 
 tr_status tr__mpi_advance(tr__polled *p)
