@@ -201,7 +201,8 @@ static void act_on_paper(paper *p, int rank, const tr__step *step)
     note(a, step->receive, (span){a->thread, a->thread});
 }
 
-/* What is finished is there at once, when all of it has come: nothing of it is sent on before. */
+/* Of an average, what is finished is there at once, when all of it has come: nothing of it is sent on before. Other
+ * operations do better than is said here. */
 static void finish_on_paper(actor *a, tr__part part)
 {
     double last = ready_at(a, part).last;

@@ -56,7 +56,7 @@ typedef struct tr__part {
 typedef enum tr__action {
     TR__EXCHANGE,     /* sends `send` to rank `to`, receives into `receive` from rank `from` (-1: not) */
     TR__COPY_LOCAL,   /* copies `own` to `receive` */
-    TR__FINISH_LOCAL, /* `receive` is folded over all ranks: what an operation does last, such as dividing by P */
+    TR__FINISH_LOCAL, /* `receive` is folded over all ranks: what an operation does last: averages divide by P */
     TR__FOLD_LOCAL,   /* folds `own` with the parts of all other ranks in rank order and finishes it, into `receive`;
                          the part of the i-th other rank is `send` moved by i * stride */
 } tr__action;
