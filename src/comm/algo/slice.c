@@ -18,7 +18,7 @@ tr__range tr__slice(int64_t count, size_t element_bytes, int parts, int index)
 int64_t tr__chunk_count(int64_t count, size_t element_bytes, size_t chunk_bytes)
 {
     int64_t per_chunk = (int64_t)(chunk_bytes / element_bytes);
-    return (count + per_chunk - 1) / per_chunk;
+    return count / per_chunk + (count % per_chunk > 0);
 }
 
 tr__range tr__chunk(int64_t count, size_t element_bytes, size_t chunk_bytes, int64_t index)

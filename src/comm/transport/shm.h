@@ -131,9 +131,10 @@ static inline size_t tr__shm_control_bytes(int world_size)
     return sizeof(tr__shm_control) + 2 * (size_t)world_size * sizeof(tr__shm_block);
 }
 
-static inline tr__shm_block *tr__shm_table(tr__shm_control *control, uint64_t sequence)
+/* world_size is our own: what a peer says in its segment may change. */
+static inline tr__shm_block *tr__shm_table(tr__shm_control *control, int world_size, uint64_t sequence)
 {
-    return control->blocks + (sequence & 1 ? control->world_size : 0);
+    return control->blocks + (sequence & 1 ? world_size : 0);
 }
 
 /* ---- What a rank keeps for itself -------------------------------------------------------------------------------- */

@@ -62,7 +62,7 @@ static bool goes_inline(const tr__shm_call *call)
 static void write_blocks(tr__shm *t, const tr__shm_call *call, tr__shm_slot *slot)
 {
     const tr_collective *c = call->c;
-    tr__shm_block *table = tr__shm_table(t->control, call->sequence);
+    tr__shm_block *table = tr__shm_table(t->control, t->world_size, call->sequence);
     int64_t at = 0;
     atomic_store_explicit(&slot->layout, 0, memory_order_relaxed);
     slot->longest = c->count;

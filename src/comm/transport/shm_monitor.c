@@ -91,6 +91,17 @@ static tr_status shown(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *me
     return TR_OK;
 }
 
+/* What one rank does on request is to the others a peer that fails them. */
+static void gave_up(tr__shm *t, const tr__shm_peer *peer, const tr__shm_message *message)
+{
+    bool sound = message->status > TR_END && message->status <= TR_INTERNAL && message->status != TR_CANCELLED;
+    if (message->text[0])
+        tr__fail(sound ? (tr_status)message->status : TR_PEER, "%s", message->text);
+    else
+        tr__fail(TR_PEER, "rank %d (pid %ld) gave up group '%s' and does not say why", peer->rank, peer->pid, t->group);
+    tr__shm_break_quietly(t);
+}
+
 static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd)
 {
     switch (message->type) {
@@ -107,10 +118,7 @@ static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *messag
         if (message->id) tr__shm_segment_went(t, peer, message->id);
         break;
     case TR__SHM_BROKEN:
-        /* What one rank does on request is to the others a peer that fails them. */
-        tr__fail(message->status > 0 && message->status != TR_CANCELLED ? message->status : TR_PEER, "%s",
-                 message->text);
-        tr__shm_break_quietly(t);
+        gave_up(t, peer, message);
         break;
     case TR__SHM_GOODBYE:
         pthread_mutex_lock(&t->lock);

@@ -36,7 +36,7 @@ static tr__shm_block given(const tr__shm *t, const tr__shm_call *call, int rank)
 {
     const tr_collective *c = call->c;
     if (call->kind->variable && call->kind->in_blocks)
-        return tr__shm_table(t->peers[rank].control, call->sequence)[t->rank];
+        return tr__shm_table(t->peers[rank].control, t->world_size, call->sequence)[t->rank];
     int64_t count = call->kind->variable ? slot_of(t, call, rank)->longest : c->count;
     return (tr__shm_block){call->kind->in_blocks ? t->rank * c->count : 0, count};
 }
@@ -104,17 +104,33 @@ static int64_t longest_of(const tr__shm *t, const tr__shm_call *call, int rank)
     return call->kind->variable ? slot_of(t, call, rank)->longest : call->c->count;
 }
 
+/* Chunks of the blocks that we get, as long as we expect them. */
+static int64_t wanted_chunks(const tr__shm *t, const tr__shm_call *call)
+{
+    int64_t most = 0;
+    for (int from = 0; from < t->world_size; from++) {
+        if (!gets_from(t, call, from) || way_of(t, call, from) != STAGED) continue;
+        tr__range block = tr__collective_out(call->c, from);
+        int64_t chunks = tr__shm_chunks(t, call, block.end - block.begin);
+        if (chunks > most) most = chunks;
+    }
+    return most;
+}
+
+/* Goes as far as we give or get anything. What else there is to be done of `chunks`, a peer may have made up. */
 static tr_status pull_staged(tr__shm *t, tr__shm_call *call, int64_t chunks)
 {
-    int64_t own = 0;
+    int64_t own = 0, turns = wanted_chunks(t, call);
     if (tr__shm_publishes(call->c, t->rank) && way_of(t, call, t->rank) == STAGED) {
         TR__TRY(tr__shm_stage_make(t));
         own = tr__shm_chunks(t, call, longest_of(t, call, t->rank));
     }
-    for (int64_t i = 0; i <= chunks; i++) {
+    if (turns < own) turns = own;
+    for (int64_t i = 0; i <= turns; i++) {
         if (i < own && !(i == 0 && call->filled)) TR__TRY(tr__shm_pull_fill(t, call, i));
         if (i >= 1) TR__TRY(pull_chunk(t, call, i - 1));
     }
+    if (turns < chunks) tr__shm_signal(t, TR__SHM_DONE, step_of(t, chunks - 1));
     t->steps += (uint64_t)chunks;
     return TR_OK;
 }
