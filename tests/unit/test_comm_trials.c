@@ -2,7 +2,8 @@
  * Trials (trial.h): random ones, and a sweep through every collective, way, fault and phase. Without arguments it is a
  * short share of both. Arguments, for `make soak` and for looking into a failure:
  *
- *   -runs=N -seed=S   only N random trials, with seeds S, S + 1, …; -runs=1 with a seed that was printed repeats one
+ *   -runs=N -seed=S   only N random trials, with seeds S, S + 1, …; -runs=1 with a seed that was printed repeats one;
+ *                     from 2^33 on they are on several pretended hosts
  *   -phases=P         only the sweep, with P phases of each call, and every way
  *
  * ctest: serial timeout=180
@@ -33,7 +34,7 @@ static void try_seed(uint64_t seed)
     if (trial_run(&t, wrong)) return;
     failed++;
     print_error("trial -runs=1 -seed=%llu: %d ranks, %s, call %d, %s of rank %d in turn %d of %d (+%d us, phase %d):\n%s",
-        (unsigned long long)seed, t.world, t.transport, t.kind, faults[t.fault], t.victim, t.moment, t.turns, t.delay_us,
+        (unsigned long long)seed, t.world, t.hosts ? "several hosts" : t.transport, t.kind, faults[t.fault], t.victim, t.moment, t.turns, t.delay_us,
         t.phase, wrong);
 }
 
@@ -51,6 +52,13 @@ static void random_trials_go_well(void **state)
     (void)state;
     for (unsigned long long i = 0; i < runs; i++) try_seed(first_seed + i);
     sum_up(" at random");
+}
+
+static void random_trials_on_several_hosts_go_well(void **state)
+{
+    (void)state;
+    for (unsigned long long i = 0; i < 8; i++) try_seed(TRIAL_HOSTS + first_seed + i);
+    sum_up(" on several hosts");
 }
 
 /* A rank dies and stops at each phase of each call. The short sweep stops every call in one of the ways only. */
@@ -93,13 +101,14 @@ int main(int argc, char **argv)
         else if (sscanf(argv[i], "-seed=%llu", &first_seed) != 1 && sscanf(argv[i], "-phases=%d", &phases) != 1)
             return fprintf(stderr, "%s [-runs=N [-seed=S]] [-phases=P]\n", argv[0]), 2;
     }
-    const struct CMUnitTest both[] = {
+    const struct CMUnitTest all[] = {
         cmocka_unit_test(random_trials_go_well),
+        cmocka_unit_test(random_trials_on_several_hosts_go_well),
         cmocka_unit_test(every_phase_of_every_call_may_be_the_last),
     };
     const struct CMUnitTest one[] = {cmocka_unit_test(random_trials_go_well)};
     const struct CMUnitTest sweep[] = {cmocka_unit_test(every_phase_of_every_call_may_be_the_last)};
     if (only_runs) return cmocka_run_group_tests(one, begin, end);
     if (phases) return cmocka_run_group_tests(sweep, begin, end);
-    return cmocka_run_group_tests(both, begin, end);
+    return cmocka_run_group_tests(all, begin, end);
 }

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "entries.h"
+#include "hosts.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -65,8 +66,28 @@ static trial sweep_trial(uint64_t seed)
     return t;
 }
 
+/* The same on several hosts, several ranks on one of them at least. Nobody dies while joining: who waits for a rank of
+ * another host then learns that this one did not come, and not which of its neighbours kept it. */
+static trial hosts_trial(uint64_t seed)
+{
+    static const struct {
+        int world, hosts[TRIAL_RANKS];
+    } layouts[] = {{3, {0, 0, 1}}, {4, {0, 0, 1, 1}}, {4, {0, 1, 0, 1}}, {5, {0, 1, 1, 0, 0}}, {5, {0, 1, 2, 1, 0}}};
+    uint64_t draw = ~seed;
+    int layout = trial_below(&draw, sizeof layouts / sizeof *layouts);
+    trial t = random_trial(seed);
+    t.world = layouts[layout].world;
+    t.hosts = layouts[layout].hosts;
+    t.victim %= t.world;
+    t.transport = NULL;
+    if (t.moment == 0) t.moment = 1;
+    t.join_ms = PLENTY_MS;
+    return t;
+}
+
 trial trial_of(uint64_t seed)
 {
+    if (seed >= TRIAL_HOSTS) return hosts_trial(seed);
     return seed < TRIAL_SWEEP ? random_trial(seed) : sweep_trial(seed);
 }
 
@@ -78,6 +99,7 @@ static tr_status join_and_play(const trial *t, int rank, trial_post *post)
     TR_SCOPE;
     snprintf(name, sizeof name, "trial-%llx", (unsigned long long)t->seed);
     tr_store *store = tr_store_tcp("127.0.0.1", all.port);
+    if (t->hosts) store = store_on_host(store, t->hosts[rank]);
     if (tr_status_of(store) != TR_OK) return tr_status_of(store);
     tr_group *g = tr_join(.store = store, .rank = rank, .world_size = t->world, .name = name, .timeout_ms = t->join_ms,
         .transport = t->transport);

@@ -26,6 +26,7 @@ typedef struct trial {
     uint64_t seed;
     int world;
     const char *transport;
+    const int *hosts;        /* a pretended host for each rank, so that they need both transports; NULL: one of them */
     trial_memory memory;
     int kind;                /* of all calls; TRIAL_ANY */
     int64_t count;           /* of all calls; 0: each its own */
@@ -69,8 +70,10 @@ tr_status trial_series(const trial *t, int rank, tr_group *group, trial_post *po
 
 /* ---- trial.c ------------------------------------------------------------------------------------------------------- */
 
-/* A random trial; or, for seeds from TRIAL_SWEEP on, one of those that go through every call, way, fault and phase. */
+/* A random trial; for seeds from TRIAL_SWEEP on, one of those that go through every call, way, fault and phase; and from
+ * TRIAL_HOSTS on a random one on several hosts. */
 #define TRIAL_SWEEP ((uint64_t)1 << 32)
+#define TRIAL_HOSTS ((uint64_t)1 << 33)
 trial trial_of(uint64_t seed);
 enum { TRIAL_WAYS = 3 };
 uint64_t trial_sweep_seed(tr_collective_kind kind, int way, trial_fault fault, int phase);

@@ -100,6 +100,8 @@ struct tr__shm_p2p {
     bool *left;            /* [world_size]: room to note who has left the group */
     int pending, helped;   /* operations under way; of them, those that the thread cares for */
     uint64_t sends;
+    int told;              /* the rank that other hosts have been told we wait for; -1: none */
+    tr__signature told_in; /* and the call */
     bool has_thread, stopping;
     pthread_t thread;
 };

@@ -7,6 +7,7 @@
 #include "base/thread.h"
 #include "comm/futex.h"
 #include "comm/transport/shm_p2p.h"
+#include "comm/transport/tcp.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -18,7 +19,30 @@ enum { SPINS = 200, YIELDS = 20, SLEEP_MS = 100, REPORT_MS = 10000 };
 typedef struct patience {
     int64_t now, next; /* when to look again */
     int stuck;         /* a rank (+ 1) that the program waits for; 0: none. What is only posted keeps nobody waiting */
+    const tr__shm_op *stuck_in;
 } patience;
+
+static tr__signature call_of(const tr__shm *t, const tr__shm_op *op)
+{
+    tr__signature call;
+    tr__signature_of(&op->work->collective, t->world_size, 0, &call);
+    return call;
+}
+
+/* Ranks of other hosts do not see in our segment whom we wait for. */
+static void tell_other_hosts(tr__shm *t, int rank)
+{
+    if (!t->tcp || rank == t->p2p->told) return;
+    tr__tcp_announce(t->tcp, &t->p2p->told_in, rank);
+    t->p2p->told = rank;
+}
+
+static void tell_if_long(tr__shm *t, const patience *p)
+{
+    if (!p->stuck || p->now - p->stuck_in->began < TR__TCP_ANNOUNCE_MS * (int64_t)1000000) return;
+    t->p2p->told_in = call_of(t, p->stuck_in);
+    tell_other_hosts(t, t->peers[p->stuck - 1].rank);
+}
 
 static tr_status look(tr__shm *t, tr__shm_op *op, void *arg)
 {
@@ -26,14 +50,19 @@ static tr_status look(tr__shm *t, tr__shm_op *op, void *arg)
     char text[TR__CALL_TEXT], state[TR__SHM_STATE_TEXT];
     int place = tr__shm_place_of(t, op->work->collective.peer);
     const tr__shm_peer *peer = &t->peers[tr__shm_culprit(t, place)];
-    if (!op->helped || atomic_load(&op->work->awaited)) p->stuck = place + 1;
+    if (!op->helped || atomic_load(&op->work->awaited)) {
+        p->stuck = place + 1;
+        p->stuck_in = op;
+    }
     if (!op->began) {
         op->began = p->now;
         op->deadline = p->now + (int64_t)op->work->collective.timeout_ms * 1000000;
     }
     int64_t waited = p->now - op->began, report_at = (int64_t)REPORT_MS * 1000000;
     if (p->now >= op->deadline) {
+        tr__signature call = call_of(t, op);
         TR__TRY(tr__shm_heed(t, op->work->collective.timeout_ms)); /* as in a collective: shm_wait.c */
+        if (t->tcp) TR__TRY(tr__tcp_blame(t->tcp, &call, peer->rank, op->work->collective.timeout_ms));
         return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for rank %d (pid %ld); %s",
             tr__shm_p2p_text(t, op, text), t->peers[t->rank].rank, (double)(op->deadline - op->began) / 1e9, peer->rank,
             peer->pid, tr__shm_state_text(peer, state));
@@ -81,7 +110,10 @@ static bool work_once(tr__shm *t)
     bool moved = false, broken = tr__failure_there(&t->failure);
     if (!t->p2p->pending) return false;
     if (!broken && advance(t, &moved) == TR_OK) {
-        if (moved) atomic_store(&t->control->stuck.message, 0);
+        if (moved) {
+            atomic_store(&t->control->stuck.message, 0);
+            tell_other_hosts(t, -1);
+        }
         return moved;
     }
     if (!broken) tr__shm_break(t);
@@ -99,6 +131,7 @@ static void sleep_on_mail(tr__shm *t, bool (*done)(tr__shm *t, const void *arg),
         tr__shm_p2p_fail_all(t, false);
         return;
     }
+    tell_if_long(t, &p);
     /* Who does something from now on sees that we sleep; what was done before, a last look finds. */
     atomic_fetch_add(&t->control->mail_sleepers, 1);
     unsigned mail = atomic_load(&t->control->mail);
@@ -236,6 +269,7 @@ tr_status tr__shm_p2p_new(tr__shm *t)
         pthread_cond_init(&p->wanted, NULL);
         p->lanes = calloc(world, sizeof *p->lanes);
         p->left = calloc(world, sizeof *p->left);
+        p->told = -1;
     }
     if (p && p->lanes && p->left) return TR_OK;
     return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);

@@ -203,6 +203,8 @@ enum { TR__TCP_ANNOUNCE_MS = 100 }; /* of waiting, after which the peers are tol
 void tr__tcp_announce(tr__tcp *t, const tr__signature *call, int rank);
 /* Fails: `call` (NULL: joining) has waited for a rank, or for whom that rank waits for. */
 tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms);
+/* The same, if that rank waits for yet another; else TR_OK. */
+tr_status tr__tcp_blame(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms);
 /* Sleeps until a connection is ready or the group is broken; `count` entries of t->polled are set, with the peers' ranks
  * in `ranks`. Fails at the timeout. */
 tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *patience, int timeout_ms, const int *ranks, int count);

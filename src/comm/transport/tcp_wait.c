@@ -61,6 +61,14 @@ tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int
         l.state);
 }
 
+tr_status tr__tcp_blame(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms)
+{
+    pthread_mutex_lock(&t->lock);
+    bool itself = culprit(t, rank) == rank;
+    pthread_mutex_unlock(&t->lock);
+    return itself ? TR_OK : tr__tcp_timed_out(t, call, rank, timeout_ms);
+}
+
 static const tr__signature *own_call(const tr__tcp *t)
 {
     return t->has_last ? &t->last : NULL;
@@ -130,9 +138,5 @@ tr_status tr__tcp_linger(tr__tcp *t, int rank, int64_t since, int timeout_ms)
     int64_t waited = (tr__now_ns() - since) / 1000000, next;
     if (t->lingers.since != since) t->lingers = (tr__tcp_patience){.since = since, .reported = true};
     do_what_is_due(t, &t->lingers, waited, timeout_ms, rank, &next);
-    if (waited < timeout_ms) return TR_OK;
-    pthread_mutex_lock(&t->lock);
-    bool itself = culprit(t, rank) == rank;
-    pthread_mutex_unlock(&t->lock);
-    return itself ? TR_OK : tr__tcp_timed_out(t, own_call(t), rank, timeout_ms);
+    return waited < timeout_ms ? TR_OK : tr__tcp_blame(t, own_call(t), rank, timeout_ms);
 }
