@@ -76,7 +76,7 @@ void tr__carrier_unmap(const tr__carried_memory *memory)
 int tr__carrier_stream(const tr_group *carrier, int rank)
 {
     transports t = of(carrier);
-    return t.tcp ? t.tcp->peers[rank].sockets[TR__TCP_DATA_LANE] : -1;
+    return t.tcp ? t.tcp->peers[rank].wires[TR__TCP_DATA_LANE].socket : -1;
 }
 
 tr__tls_key *tr__carrier_key(const tr_group *carrier)

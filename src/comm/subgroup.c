@@ -136,7 +136,7 @@ static tr_status meet(making *m)
     tr__group_init(made);
     made->backend = m->backend ? m->backend : m->parent->backend;
     made->behind = m->backend ? NULL : m->parent->behind;
-    made->encrypt = m->parent->encrypt;
+    made->encrypt = m->parent->encrypt && !m->backend; /* a carrier lends its bare connections */
     TR__TRY(tr__group_set(made, m->parent->transport, m->parent->address, m->parent->algorithms));
     TR__TRY(tr__group_watch(made, m->parent->job, m->parent->flight_dir, m->parent->report_ms));
     char prefix[64];
