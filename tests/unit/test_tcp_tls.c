@@ -228,6 +228,7 @@ static tr_status say_secret(talk *t, rank *r)
     tr_status status = tr_barrier(r->group);
     if (t->damages && r->number == 0) atomic_store(&t->between.damages, true);
     if (status == TR_OK) status = tr_broadcast(r->group, words, sizeof words, .dtype = TR_U8);
+    for (int turn = 0; t->damages && status == TR_OK && turn < 100000; turn++) status = tr_barrier(r->group);
     if (status == TR_OK && r->number == 0) status = tr_send(r->group, secret, sizeof secret, .dtype = TR_U8, .peer = 1);
     if (status == TR_OK && r->number == 1) status = tr_recv(r->group, words, sizeof words, .dtype = TR_U8, .peer = 0);
     if (status == TR_OK) status = tr_barrier(r->group);
