@@ -89,6 +89,10 @@ int tr__bench_rpc(int argc, char **argv);
 
 int tr__bench_loader(int argc, char **argv);
 
+/* ---- trireme bench dist-autograd ---------------------------------------------------------------------------------- */
+
+int tr__bench_dist(int argc, char **argv);
+
 /* ---- Peers -------------------------------------------------------------------------------------------------------- */
 
 /* Another program that works off lines: it prints "ready", then a number for every line that it gets. */

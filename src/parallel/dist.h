@@ -113,7 +113,7 @@ struct tr_dist_context {
     tr__dist *dist;
     tr__dist_id id;
     tr_dist_context *next;     /* in the worker's list, which holds a reference */
-    bool released;             /* under dist->lock */
+    atomic_bool released;      /* set under dist->lock */
     pthread_mutex_t lock;      /* of all that follows */
     tr__dist_sent **sent;      /* number i stands at i */
     int64_t n_sent, sent_capacity;
