@@ -102,8 +102,8 @@ typedef struct tr_dist_optimizer tr_dist_optimizer;
 /* parameters: references to leaves that require a gradient. Their owners lay them out anew, as optimizers do. */
 TR_API tr_dist_optimizer *tr_dist_optimizer_new(tr_rpc *rpc, tr_rref *const *parameters, int count, tr_dist_rule rule);
 /* Each owner makes one step from the context's gradients, all at the same time, and then has forgotten what stood at the
- * leaves themselves. On one owner steps, of any optimizers and contexts, run one after the other as they come. The first
- * failure by the order of the owners; the others have made their step. */
+ * leaves themselves. On one owner steps, of any optimizers and contexts, run one after the other as they come. After a
+ * failure the others have made their step. */
 TR_API TR_MUST_CHECK tr_status tr_dist_step(tr_dist_optimizer *optimizer, tr_dist_context *context);
 TR_API TR_MUST_CHECK tr_status tr_dist_set_lr(tr_dist_optimizer *optimizer, double lr);
 /* As tr_clip_grad_norm(), over the context's gradients of all parameters on all workers. */

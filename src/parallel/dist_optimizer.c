@@ -58,13 +58,42 @@ static tr_status order_all(const tr_dist_optimizer *o, tr__dist_order order, con
     return tr_future_wait_all(futures, o->n_owners);
 }
 
-/* The same, when nobody asks what came back. */
+/* What this worker owns is done in this thread, while the others are at theirs. futures: as above. */
+static tr_status order_others_and_obey(const tr_dist_optimizer *o, tr__dist_order order, const tr_value *values, int n,
+    tr_future **futures)
+{
+    tr__dist_worker *w = tr__dist_worker_of(o->rpc);
+    if (!w) return TR_STATE;
+    tr_value all[4], result;
+    int here = -1, count = 0;
+    for (int i = 0; i < n; i++) all[1 + i] = values[i];
+    for (int i = 0; i < o->n_owners; i++) {
+        all[0] = tr_value_i64(o->owners[i].number);
+        if (o->owners[i].worker == w->dist.port.self)
+            here = i;
+        else
+            futures[count++] = tr__dist_order_to(w, o->owners[i].worker, order, all, 1 + n);
+    }
+    tr_status others, own = TR_OK;
+    if (here >= 0) {
+        all[0] = tr_value_i64(o->owners[here].number);
+        own = tr__dist_obey(w, order, all, 1 + n, &result);
+    }
+    tr__error *why = own == TR_OK ? NULL : tr__error_take();
+    others = tr_future_wait_all(futures, count);
+    if (!why) return others;
+    own = tr__fail_stored(why);
+    tr__error_unref(why);
+    return own;
+}
+
+/* The same to all, when nobody asks what came back. */
 static tr_status tell_all(const tr_dist_optimizer *o, tr__dist_order order, const tr_value *values, int n)
 {
     TR_SCOPE;
     tr_future **futures = calloc((size_t)o->n_owners + 1, sizeof *futures);
     if (!futures) return tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
-    tr_status status = order_all(o, order, values, n, futures);
+    tr_status status = order_others_and_obey(o, order, values, n, futures);
     free(futures);
     return status;
 }

@@ -205,7 +205,7 @@ static tr_status check_order(tr__dist_order order, const tr_value *values, int n
     return fits ? TR_OK : tr__fail(TR_FORMAT, "dist optimizer: a damaged order");
 }
 
-static tr_status obey(tr__dist_worker *w, tr__dist_order order, const tr_value *values, int n, tr_value *result)
+tr_status tr__dist_obey(tr__dist_worker *w, tr__dist_order order, const tr_value *values, int n, tr_value *result)
 {
     TR__TRY(check_order(order, values, n));
     *result = tr_value_none();
@@ -228,7 +228,7 @@ static tr_status obey(tr__dist_worker *w, tr__dist_order order, const tr_value *
     static tr_status handle_##name(void *user, int from, const tr_value *values, int n, tr_value *result)              \
     {                                                                                                                  \
         (void)from;                                                                                                    \
-        return obey(user, TR__DIST_##name, values, n, result);                                                         \
+        return tr__dist_obey(user, TR__DIST_##name, values, n, result);                                                \
     }
 TR__DIST_OWNER_MAP(HANDLER)
 

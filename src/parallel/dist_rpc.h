@@ -43,6 +43,8 @@ tr_status tr__dist_owner_start(tr__dist_worker *worker);
 void tr__dist_owner_end(tr__dist_worker *worker);
 /* Sends an order; to this worker itself, too. */
 tr_future *tr__dist_order_to(tr__dist_worker *worker, int to, tr__dist_order order, const tr_value *values, int n);
+/* Carries one out on this worker, in this thread. */
+tr_status tr__dist_obey(tr__dist_worker *worker, tr__dist_order order, const tr_value *values, int n, tr_value *result);
 
 enum { TR__DIST_SETTINGS = 8 };
 /* The numbers in a rule's options, and back, with the parameters that they are for. */
