@@ -105,6 +105,33 @@ static void a_gpt_with_tied_weights_is_the_same(void **state)
     assert_true(one[STEPS - 1] < one[0]);
 }
 
+/* Images, kept channels-last, and a batch norm whose statistics are fixed. */
+static void train_images(bool wrapped, float *to)
+{
+    TR_SCOPE;
+    tr_module *net = tr_sequential(tr_conv2d(3, 8, 3, .padding = 1, .seed = 1), tr_batch_norm2d(8), tr_relu_layer(),
+        tr_max_pool2d_layer(2), tr_conv2d(8, 4, 3, .seed = 2), tr_flatten_layer(), tr_linear(16, 5, .seed = 3));
+    tr_module *model = wrapped ? tr_data_parallel(net, .count = 3) : net;
+    tr_optimizer *opt = tr_sgd(tr_parameters(net), .lr = 0.1, .momentum = 0.9);
+    assert_int_equal(tr_eval(model), TR_OK);
+    tr_tensor *x = tr_randn(4, TR_SHAPE(10, 3, 8, 8)), *y = tr_argmax(tr_randn(5, TR_SHAPE(10, 5)), 1);
+    for (int step = 0; step < STEPS; step++) {
+        TR_SCOPE;
+        tr_zero_grad(opt);
+        assert_int_equal(tr_backward(tr_cross_entropy(tr_forward(model, x), y)), TR_OK);
+        assert_int_equal(tr_step(opt), TR_OK);
+    }
+    read_weights(net, to);
+}
+
+static void a_convolution_net_is_the_same(void **state)
+{
+    (void)state;
+    train_images(false, expected);
+    train_images(true, weights);
+    assert_close(weights, expected, WEIGHTS, 2e-5f);
+}
+
 /* ---- Gradients ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct seen {
@@ -425,6 +452,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_number_of_devices_is_like_one),
         cmocka_unit_test(a_gpt_with_tied_weights_is_the_same),
+        cmocka_unit_test(a_convolution_net_is_the_same),
         cmocka_unit_test(hooks_see_the_sum_once_also_of_what_is_used_outside),
         cmocka_unit_test(gradients_accumulate_and_graphs_can_be_kept),
         cmocka_unit_test(inputs_get_gradients),
