@@ -38,6 +38,7 @@ typedef struct data_parallel {
 typedef struct replica {
     tr_device device;
     int64_t begin, end;       /* rows of the batch */
+    tr_module *module;        /* during the forward, whose scope has it */
     tr_tensor *inputs[MOST];  /* its share of them: leaves of its graph, kept */
     tr_tensor **leaves;       /* for each parameter, kept */
     tr_tensor *output;        /* kept */
@@ -337,7 +338,6 @@ static tr_tensor *join(run *r, tr_tensor *const *inputs, int n)
 
 typedef struct forward_job {
     run *run;
-    tr_module *module;
     tr_tensor *const *inputs;
 } forward_job;
 
@@ -351,8 +351,7 @@ static tr_status forward_of(const forward_job *job, replica *p)
         p->inputs[i] = tr_keep(x->requires_grad ? tr_require_grad(share) : share);
         TR__TRY(tr_status_of(share));
     }
-    tr_module *copy = tr__module_replica(job->module, p->device, p->begin, r->parameters, p->leaves);
-    p->output = tr_keep(tr_forward_n(copy, p->inputs, r->n_inputs));
+    p->output = tr_keep(tr_forward_n(p->module, p->inputs, r->n_inputs));
     return tr_status_of(p->output);
 }
 
@@ -379,6 +378,17 @@ static tr_status set_up_run(run *r, const data_parallel *d, int64_t rows, int n_
         *p = (replica){.device = d->devices[i], .begin = rows * i / r->count, .end = rows * (i + 1) / r->count};
         p->leaves = calloc((size_t)n + 1, sizeof(tr_tensor *));
         if (!p->leaves) return tr__fail(TR_NO_MEMORY, "data_parallel: out of memory");
+    }
+    return TR_OK;
+}
+
+/* Before the first of them runs: it may write to the buffers that the others copy. */
+static tr_status make_replicas(run *r, tr_module *module)
+{
+    for (int i = 0; i < r->count; i++) {
+        replica *p = &r->replicas[i];
+        p->module = tr__module_replica(module, p->device, p->begin, r->parameters, p->leaves);
+        TR__TRY(in_replica(tr_status_of(p->module), p, i));
     }
     return TR_OK;
 }
@@ -413,7 +423,8 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     if (rows < 2 || d->count == 1) return tr_forward_n(d->inner, taken, n);
     run *r = tr__object_new(&run_type);
     if (tr_status_of(r) != TR_OK || set_up_run(r, d, rows, n) != TR_OK) return tr__tensor_failed();
-    forward_job job = {r, d->inner, taken};
+    if (make_replicas(r, d->inner) != TR_OK) return tr__tensor_failed();
+    forward_job job = {r, taken};
     if (tr__crew_run(r->crew, r->count, forward_member, &job) != TR_OK) return tr__tensor_failed();
     return join(r, taken, n);
 }
