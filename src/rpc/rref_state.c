@@ -329,7 +329,8 @@ tr__rref_entry *tr__rref_await(tr__rref_table *t, tr__rref_number id)
 
 static tr__rref_entry *take_in_own(tr__rref_table *t, int from, const tr__rref_token *token)
 {
-    tr__rref_entry *e = tr__rref_await(t, token->id); /* it may overtake the request that makes it */
+    tr__rref_entry *e = tr__rref_await(t, token->id), nothing = {.id = token->id}; /* it may overtake the request */
+    if (!e && from != t->rank) post(t, from, TR__REFER_RECEIVED, &nothing, token->fork); /* who is pinned by it */
     if (!e) return NULL;
     if (from == t->rank)
         remove_fork(&e->forks, token->fork);
@@ -347,7 +348,8 @@ tr__rref_entry *tr__rref_take_in(tr__rref_table *t, int from, const tr__rref_tok
         e = add_entry(t, token->id, token->owner);
         if (!e) return NULL;
         e->made = true;
-        e->lost = t->neighbours[token->owner].gone;
+        /* What we handed over to ourselves has been covered by a fork of ours, which went because the value is lost. */
+        e->lost = t->neighbours[token->owner].gone || from == t->rank;
     }
     if (e->owner != token->owner) return NULL;
     e->handles++;
