@@ -82,7 +82,7 @@ static tr_module *conv(plan *p, int64_t in, int64_t out, int kernel, int stride)
 
 static void add_conv(plan *p, tr_module *module, block *b, int i, int64_t in, int64_t out, int kernel, int stride)
 {
-    char name[16];
+    char name[24];
     snprintf(name, sizeof name, "conv%d", i + 1);
     b->conv[i] = tr_module_add(module, name, conv(p, in, out, kernel, stride));
     snprintf(name, sizeof name, "bn%d", i + 1);
@@ -134,7 +134,7 @@ static tr_module *resnet_new(plan *p, const tr_resnet_options *o)
     r->conv1 = tr_module_add(module, "conv1", conv(p, o->channels ? o->channels : 3, 64, 7, 2));
     r->bn1 = tr_module_add(module, "bn1", tr_batch_norm2d(64));
     for (int i = 0; i < STAGES; i++) {
-        char name[16];
+        char name[24];
         snprintf(name, sizeof name, "layer%d", i + 1);
         r->layers[i] = tr_module_add(module, name, stage_new(p, i, &channels));
     }
