@@ -1,16 +1,15 @@
 /*
- * Tensor parallelism: each layer in slices over four ranks, which compute one batch together. `./tensor_parallel [RANKS]`
- * starts the ranks itself.
+ * Tensor and data parallelism on a 2 x 2 mesh, which the program starts itself: two ranks share each layer, and two such pairs
+ * share the batch.
  *
  *   words ── sharded embedding ──> column linear ──> GELU ──> row linear ──> logits
- *            a share of the rows   of the outputs    of them  of the inputs  the same on all ranks
+ *            half of the rows      of the outputs    of them  of the inputs  the same on both ranks of a pair
  *
  * A next-word model of a language whose words follow each other by a rule, learnt by heart. Every rank also trains the whole
- * network by itself: both must learn the same, to rounding.
+ * network by itself, on whole batches: both must learn the same, to rounding.
  */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <trireme/trireme.h>
 
 enum { words = 64, dim = 32, hidden = 128, batch = 64, steps = 200 };
@@ -41,10 +40,13 @@ static tr_tensor *make_batch(int step, tr_tensor **y)
     return tr_from(word, TR_SHAPE(batch), .dtype = TR_I32);
 }
 
-static tr_status train_step(tr_module *net, tr_optimizer *opt, int step, double *value)
+/* A step with one part of the batch. */
+static tr_status train_step(tr_module *net, tr_optimizer *opt, int step, int part, int parts, double *value)
 {
     TR_SCOPE;
-    tr_tensor *y, *x = make_batch(step, &y), *loss = tr_cross_entropy(tr_forward(net, x), y);
+    int64_t begin = batch * part / parts, end = batch * (part + 1) / parts;
+    tr_tensor *y, *x = make_batch(step, &y);
+    tr_tensor *loss = tr_cross_entropy(tr_forward(net, tr_slice(x, 0, begin, end)), tr_slice(y, 0, begin, end));
     tr_zero_grad(opt);
     tr_status status = tr_backward(loss);
     *value = tr_item(loss);
@@ -56,13 +58,16 @@ static tr_status train(int rank, void *argument, size_t bytes)
     (void)argument, (void)bytes;
     TR_SCOPE;
     tr_group *world = tr_join();
-    tr_module *net = make_slices(world), *whole = make_whole();
+    tr_mesh *mesh = tr_mesh_new(world, .dp = 2, .tp = 2);
+    tr_group *dp = tr_mesh_group(mesh, TR_MESH_DP), *tp = tr_mesh_group(mesh, TR_MESH_TP);
+    tr_module *net = make_slices(tp), *ddp = tr_ddp(net, dp), *whole = make_whole();
     tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2), *opt_whole = tr_adamw(tr_parameters(whole), .lr = 1e-2);
     tr_status status = tr_status_of(opt);
     double loss = 0, expected = 0, apart = 0;
     for (int step = 0; step < steps && status == TR_OK; step++) {
-        status = train_step(net, opt, step, &loss);
-        if (status == TR_OK) status = train_step(whole, opt_whole, step, &expected);
+        status = train_step(ddp, opt, step, tr_rank(dp), tr_world_size(dp), &loss);
+        if (status == TR_OK) status = train_step(whole, opt_whole, step, 0, 1, &expected);
+        if (status == TR_OK) status = tr_all_reduce(dp, &loss, 1, .dtype = TR_F64, .op = TR_AVG);
         apart = fmax(apart, fabs(loss - expected));
         if (rank == 0 && step % 50 == 0) printf("step %3d  loss %.4f, of the whole network %.4f\n", step, loss, expected);
     }
@@ -71,12 +76,13 @@ static tr_status train(int rank, void *argument, size_t bytes)
         printf("loss %.4f at the end, never further than %.1e from the whole network's; rank 0 has %lld of %lld weights\n", loss,
             apart, (long long)tr_list_numel(tr_parameters(net)), (long long)tr_list_numel(tr_parameters(whole)));
     if (!(loss < 0.05) || !(apart < 1e-3)) return tr_fail(TR_STATE, "a loss of %g, %g apart", loss, apart);
-    return tr_leave(world);
+    status = tr_mesh_leave(mesh);
+    return status == TR_OK ? tr_leave(world) : status;
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
     TR_SPAWN_ENTRY; /* the ranks leave main() here */
-    TR_CHECK(tr_spawn(train, argc > 1 ? atoi(argv[1]) : 4, .pass_signals = true));
+    TR_CHECK(tr_spawn(train, 4, .pass_signals = true));
     return 0;
 }
