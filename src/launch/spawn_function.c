@@ -6,13 +6,21 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The rank whose failure came first; -1 when none has returned one. What fails next does so because of it. */
+/* Did rank a's failure cause rank b's, rather than the other way round? A rank that fails leaves its groups before its function
+ * has returned, so others may return their TR_PEER sooner than it its reason. */
+static bool before(const tr__call *call, int a, int b)
+{
+    bool a_heard = tr__call_result(call, a) == TR_PEER, b_heard = tr__call_result(call, b) == TR_PEER;
+    return a_heard != b_heard ? b_heard : tr__call_returned_ns(call, a) < tr__call_returned_ns(call, b);
+}
+
+/* The rank whose failure came first; -1 when none has returned one. */
 static int first_failure(const tr__call *call, int ranks)
 {
     int first = -1;
     for (int i = 0; i < ranks; i++) {
         if (tr__call_progress_of(call, i) != TR__CALL_RETURNED || tr__call_result(call, i) == TR_OK) continue;
-        if (first < 0 || tr__call_returned_ns(call, i) < tr__call_returned_ns(call, first)) first = i;
+        if (first < 0 || before(call, i, first)) first = i;
     }
     return first;
 }
