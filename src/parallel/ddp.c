@@ -36,6 +36,7 @@ typedef struct param {
 typedef struct ddp {
     tr_module *inner;   /* the tree's reference */
     tr_group *group;    /* kept */
+    tr_tensor_list *buffers; /* kept; NULL in a world of one */
     bool paused;        /* by tr_ddp_sync() */
     param *params;      /* in the order of buckets */
     int n_params;
@@ -80,14 +81,29 @@ static tr_status wait_all(ddp *d)
     return first;
 }
 
-/* The end of a backward: buckets with parameters that took no part go out too, so that all ranks send the same ones. */
+/* Rank 0's values become everybody's. Arenas may hold parameters of other modules too: one by one. */
+static tr_status broadcast_all(const tr_tensor_list *list, tr_group *group)
+{
+    for (int i = 0; i < list->count; i++) {
+        tr_status status = tr_broadcast_tensor(group, list->entries[i].tensor, 0);
+        if (status != TR_OK)
+            return tr__fail_context(status, "ddp: broadcasting \"%s\" %s from rank 0", list->entries[i].name,
+                TR__TEXT(list->entries[i].tensor->shape));
+    }
+    return TR_OK;
+}
+
+/* The end of a backward: buckets with parameters that took no part go out too, so that all ranks send the same ones. Running
+ * statistics have seen each rank's own samples: rank 0's are taken here, where all ranks meet, so that no later forward
+ * waits for others, and an evaluation may run on one rank or on all. */
 static tr_status backward_ends(void *user, tr_status status)
 {
     ddp *d = user;
     d->running = NULL;
     for (int i = d->next_bucket; status == TR_OK && i < d->n_buckets; i++) status = send_bucket(d, &d->buckets[i]);
     tr_status waited = wait_all(d);
-    return status == TR_OK ? waited : status;
+    if (status == TR_OK) status = waited;
+    return status == TR_OK ? broadcast_all(d->buffers, d->group) : status;
 }
 
 static tr_status backward_begins(ddp *d, tr__backward *backward)
@@ -182,20 +198,6 @@ static tr_status add_hooks(ddp *d)
     return TR_OK;
 }
 
-/* Rank 0's parameters and buffers become everybody's. Arenas may hold parameters of other modules too: one by one. */
-static tr_status broadcast_state(tr_module *module, tr_group *group)
-{
-    tr_tensor_list *state = tr_state_dict(module);
-    TR__TRY(tr_status_of(state));
-    for (int i = 0; i < state->count; i++) {
-        tr_status status = tr_broadcast_tensor(group, state->entries[i].tensor, 0);
-        if (status != TR_OK)
-            return tr__fail_context(status, "ddp: broadcasting \"%s\" %s from rank 0", state->entries[i].name,
-                TR__TEXT(state->entries[i].tensor->shape));
-    }
-    return TR_OK;
-}
-
 static void finish(tr_module *module)
 {
     ddp *d = module->state;
@@ -208,7 +210,20 @@ static void finish(tr_module *module)
     for (int i = 0; i < d->n_buckets; i++) tr__unref(d->buckets[i].arena);
     free(d->params);
     free(d->buckets);
+    tr_release(d->buffers);
     tr_release(d->group);
+}
+
+/* What of a state dict is no parameter. */
+static tr_tensor_list *buffers_in(const tr_tensor_list *state, const tr_tensor_list *parameters)
+{
+    tr_tensor_list *buffers = tr_list();
+    for (int i = 0; i < state->count; i++) {
+        const char *name = state->entries[i].name;
+        if (tr_list_find(parameters, name)) continue;
+        if (tr_list_add(buffers, name, state->entries[i].tensor) != TR_OK) tr__object_break(buffers);
+    }
+    return buffers;
 }
 
 static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
@@ -228,7 +243,11 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     qsort(d->params, (size_t)d->n_params, sizeof *d->params, by_place);
     TR__TRY(cut_buckets(d, (o->bucket_mb > 0 ? o->bucket_mb : 25) * (1 << 20)));
     TR__TRY(add_hooks(d));
-    return broadcast_state(o->module, o->group);
+    tr_tensor_list *state = tr_state_dict(o->module);
+    TR__TRY(tr_status_of(state));
+    d->buffers = tr_keep(buffers_in(state, tr_parameters(o->module)));
+    TR__TRY(tr_status_of(d->buffers));
+    return broadcast_all(state, o->group);
 }
 
 tr_module *tr_ddp_with(const tr_ddp_options *options)

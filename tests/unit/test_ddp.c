@@ -140,6 +140,7 @@ static void micro_batches_exchange_once(void **state)
 /* ---- A parameter that takes no part, on one rank only -------------------------------------------------------------------- */
 
 typedef struct partial {
+    tr_status (*what)(struct partial *);
     tr_store *store;
     int rank;
     double seen[2];
@@ -176,27 +177,57 @@ static tr_status partly(partial *p)
 static void *run_partly(void *arg)
 {
     partial *p = arg;
-    p->status = partly(p);
+    p->status = p->what(p);
     return NULL;
+}
+
+static void run_both(tr_status (*what)(partial *), partial parts[2])
+{
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        parts[i] = (partial){.what = what, .store = store, .rank = i};
+        assert_int_equal(pthread_create(&threads[i], NULL, run_partly, &parts[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++) assert_int_equal(parts[i].status, TR_OK);
 }
 
 static void what_takes_no_part_counts_as_zero(void **state)
 {
     (void)state;
-    TR_SCOPE;
-    tr_store *store = tr_store_memory();
     partial parts[2];
-    pthread_t threads[2];
+    run_both(partly, parts);
     for (int i = 0; i < 2; i++) {
-        parts[i] = (partial){.store = store, .rank = i};
-        assert_int_equal(pthread_create(&threads[i], NULL, run_partly, &parts[i]), 0);
-    }
-    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(parts[i].status, TR_OK);
         assert_true(parts[i].seen[0] == (4 - 2) / 2.0); /* d(wx)/dw = x, averaged */
         assert_true(parts[i].seen[1] == (4 + 0) / 2.0);
     }
+}
+
+/* ---- Running statistics -------------------------------------------------------------------------------------------------- */
+
+/* seen: the running mean after a forward, and after its backward. */
+static tr_status normed(partial *p)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
+    tr_module *net = tr_batch_norm2d(1), *ddp = tr_ddp(net, group);
+    tr_tensor *x = tr_affine(tr_randn(1, TR_SHAPE(2, 1, 2, 2)), 1, p->rank ? 10 : -10);
+    tr_tensor *y = tr_forward(ddp, x), *mean = tr_list_find(tr_state_dict(net), "running_mean");
+    p->seen[0] = tr_item(mean);
+    TR__TRY(tr_backward(tr_sum(y)));
+    p->seen[1] = tr_item(mean);
+    return tr_leave(group);
+}
+
+static void running_statistics_become_those_of_rank_0(void **state)
+{
+    (void)state;
+    partial parts[2];
+    run_both(normed, parts);
+    assert_true(parts[0].seen[0] < -0.5 && parts[1].seen[0] > 0.5);
+    assert_true(parts[0].seen[1] == parts[0].seen[0] && parts[1].seen[1] == parts[0].seen[0]);
 }
 
 static void wrong_arguments_are_errors(void **state)
@@ -225,6 +256,7 @@ int main(void)
         cmocka_unit_test(the_optimizer_may_come_first),
         cmocka_unit_test(micro_batches_exchange_once),
         cmocka_unit_test(what_takes_no_part_counts_as_zero),
+        cmocka_unit_test(running_statistics_become_those_of_rank_0),
         cmocka_unit_test(wrong_arguments_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
