@@ -405,8 +405,8 @@ static tr_status connect_or_refuse(tr_rpc *rpc, const tr_rpc_options *o)
     snprintf(name, sizeof name, "worker%d", rpc->rank);
     if (check_options(o) == TR_OK) return connect_all(rpc, o->name ? o->name : name);
     tr__error *why = tr__error_take();
-    tr_status status = connect_all(rpc, NULL);
-    status = tr__fail_stored(why);
+    (void)!connect_all(rpc, NULL); /* the others' errors are not this one's */
+    tr_status status = tr__fail_stored(why);
     tr__error_unref(why);
     return status;
 }
@@ -433,7 +433,7 @@ tr_rpc *tr_rpc_start_with(const tr_rpc_options *options)
     tr_rpc_options o = {0};
     if (options) memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
     tr_rpc *rpc = tr__object_new(&tr__rpc_type);
-    if (tr__error_of(rpc)) return rpc;
+    if (rpc->object.error) return rpc;
     make_locks(rpc);
     if (set_up(rpc, &o) != TR_OK) tr__object_break(rpc);
     return rpc;

@@ -201,9 +201,9 @@ typedef struct any_wait {
     atomic_uint rung;
 } any_wait;
 
-static void drop_any(any_wait *w)
+static void drop_any(any_wait *w, int refs)
 {
-    if (atomic_fetch_sub(&w->refs, 1) == 1) free(w);
+    if (atomic_fetch_sub(&w->refs, refs) == refs) free(w);
 }
 
 static void ring_any(tr_future *unused, void *user)
@@ -212,7 +212,7 @@ static void ring_any(tr_future *unused, void *user)
     any_wait *w = user;
     atomic_store(&w->rung, 1);
     tr__futex_wake(&w->rung, 1);
-    drop_any(w);
+    drop_any(w, 1);
 }
 
 static int find_done(tr_future *const *list, int count)
@@ -243,14 +243,13 @@ int tr_future_wait_any(tr_future *const *list, int count)
         (void)status;
         return 0;
     }
-    atomic_init(&w->refs, 1);
+    int mine = 1; /* and one for each that will ring */
+    atomic_init(&w->refs, 1 + count);
     atomic_init(&w->rung, 0);
-    for (int i = 0; i < count; i++) {
-        atomic_fetch_add(&w->refs, 1);
-        if (tr_future_then(list[i], ring_any, w) != TR_OK) drop_any(w); /* found by looking every now and then */
-    }
-    await_any(list[0]->rpc, w, list, count);
-    drop_any(w);
+    for (int i = 0; i < count; i++)
+        if (tr_future_then(list[i], ring_any, w) != TR_OK) mine++; /* found by looking every now and then */
+    await_any(list[0]->rpc, w, list, count); /* NOLINT(clang-analyzer-unix.Malloc): one reference is this function's */
+    drop_any(w, mine);
     return find_done(list, count);
 }
 

@@ -77,7 +77,7 @@ static int find_fork(const fork_set *s, tr__rref_number number)
 static bool add_fork(fork_set *s, fork_record record)
 {
     if (find_fork(s, record.number) >= 0) return true;
-    if (s->count == s->room) {
+    if (!s->at || s->count == s->room) {
         int room = s->room ? 2 * s->room : 2;
         fork_record *grown = realloc(s->at, (size_t)room * sizeof *grown);
         if (!grown) return false;
@@ -91,8 +91,9 @@ static bool add_fork(fork_set *s, fork_record record)
 static bool remove_fork(fork_set *s, tr__rref_number number)
 {
     int at = find_fork(s, number);
-    if (at >= 0) s->at[at] = s->at[--s->count];
-    return at >= 0;
+    if (at < 0) return false;
+    s->at[at] = s->at[--s->count]; /* NOLINT(clang-analyzer-core.NullDereference): it was found there */
+    return true;
 }
 
 static void remove_forks_of(fork_set *s, int worker)
@@ -161,16 +162,22 @@ static tr__rref_entry *add_entry(tr__rref_table *t, tr__rref_number id, int owne
     return e;
 }
 
-static void remove_entry(tr__rref_table *t, tr__rref_entry *e)
+/* Of one that is in the table no more. */
+static void free_entry(tr__rref_table *t, tr__rref_entry *e)
 {
-    tr__rref_entry **at = bucket_of(t, e->id);
-    while (*at != e) at = &(*at)->next;
-    *at = e->next;
     free(e->forks.at);
     free(e->pins.at);
     void *value = e->value;
     free(e);
     if (value) t->events.freed(t->events.user, value);
+}
+
+static void remove_entry(tr__rref_table *t, tr__rref_entry *e)
+{
+    tr__rref_entry **at = bucket_of(t, e->id);
+    while (*at != e) at = &(*at)->next;
+    *at = e->next;
+    free_entry(t, e);
 }
 
 /* Of a fork, or a value of our own. */
@@ -517,7 +524,10 @@ void tr__rref_table_free(tr__rref_table *t)
 {
     if (!t) return;
     for (int i = 0; i < BUCKETS; i++)
-        while (t->buckets[i]) remove_entry(t, t->buckets[i]);
+        for (tr__rref_entry *e; (e = t->buckets[i]);) {
+            t->buckets[i] = e->next;
+            free_entry(t, e);
+        }
     for (int i = 0; i < t->world; i++) {
         take_letters(t, i, 0);
         free(t->neighbours[i].heard.above);

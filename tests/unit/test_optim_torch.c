@@ -62,7 +62,7 @@ static tr_tensor_list *parameters_of(const tr_tensor_list *file, const char *nam
         tr_tensor *from = name ? recorded_find(file, "%s.at%d.p%d", name, steps, i) : recorded_find(file, "p%d", i);
         tr_tensor *own = tr_empty(tr_shape_of(from), .dtype = dtype);
         TR_CHECK(tr_copy_into(own, from));
-        char p[8];
+        char p[16];
         snprintf(p, sizeof p, "p%d", i);
         TR_CHECK(tr_list_add(list, p, tr_require_grad(own)));
     }
