@@ -1,11 +1,12 @@
 # A thin front for CMake: `make` builds into build/ and never installs anything. See README.md for what comes next.
 #   make CC=clang                another compiler, in build-clang/
 #   make test SAN=address        a sanitizer (address, undefined, thread; several with commas), in build-address/
-#   make test TESTS=comm         only the tests whose name matches
+#   make test TESTS=comm         only the tests whose name matches; EXCEPT=process: without those whose name does
 PREFIX ?= /usr/local
 JOBS   ?= $(shell nproc)
 SAN    ?=
 TESTS  ?=
+EXCEPT ?=
 comma  := ,
 MAKEFLAGS += --no-print-directory
 
@@ -32,7 +33,7 @@ demo: deps
 test: deps
 	@$(MAKE) all
 	@cmake --build $(BUILD) -j $(JOBS) --target tests
-	@scripts/test $(BUILD) $(if $(TESTS),-R '$(TESTS)')
+	@scripts/test $(BUILD) $(if $(TESTS),-R '$(TESTS)') $(if $(EXCEPT),-E '$(EXCEPT)')
 
 bench: all
 	@cmake --build $(BUILD) -j $(JOBS) --target benches

@@ -87,11 +87,12 @@ static tr_tensor *embed(const bert *b, tr_tensor *ids, tr_tensor *types)
 /* x: [batch, seq, dim] -> what the head gives */
 static tr_tensor *apply_head(const bert *b, tr_tensor *x)
 {
+    if (b->head == TR_BERT_BARE) return x;
     TR_SCOPE;
     if (b->head == TR_BERT_MASKED_LM) {
         x = tr_forward(b->transform_norm, tr_gelu_exact(tr_forward(b->transform, x)));
         x = tr_linear_op(x, b->words_weight, .bias = b->bias);
-    } else if (b->head == TR_BERT_CLASSIFIER) {
+    } else {
         tr_tensor *first = tr_reshape(tr_slice(x, 1, 0, 1), TR_SHAPE(tr_size(x, 0), tr_size(x, 2))); /* [batch, dim] */
         x = tr_forward(b->classifier, tr_forward(b->drop, tr_tanh(tr_forward(b->pooler, first))));
     }
@@ -133,13 +134,12 @@ static tr_tensor *bert_forward(tr_module *self, tr_tensor *const *inputs, int n)
     tr_tensor *x = tr_keep(embed(b, inputs[0], n > 2 ? inputs[2] : NULL));
     for (int i = 0; i < b->layers; i++) {
         TR_SCOPE;
-        tr_tensor *y = tr_keep(mask ? tr_forward(b->encoder[i], x, mask) : tr_forward(b->encoder[i], x));
+        tr_tensor *y = mask ? tr_forward(b->encoder[i], x, mask) : tr_forward(b->encoder[i], x);
+        y = i + 1 < b->layers ? tr_keep(y) : tr_escape(y);
         tr_release(x);
         x = y;
     }
-    tr_tensor *out = apply_head(b, x);
-    tr_release(x);
-    return out;
+    return apply_head(b, x);
 }
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */

@@ -164,7 +164,7 @@ static void test_resnet50(void **state)
     (void)state;
     TR_SCOPE;
     /* 53 layers with kinks blow f32 noise up: PyTorch's own f32 gradients are off by up to 1.4e-2 here. */
-    compare("resnet50", tr_resnet50(.classes = 10), (tr_tensor *[]){images(4)}, 1, 5e-3);
+    compare("resnet50", tr_resnet50(.classes = 10), (tr_tensor *[]){images(4)}, 1, 2e-2);
 }
 
 static void test_vgg(void **state)
