@@ -194,6 +194,7 @@ wait $started && fail "a job that was stopped ended well"
 gone "sleep $mark"
 
 # A host is switched off.
+: >out # what the job before has said is not this one's
 on start $run "ssh -F $work/ssh_config" sh -c "echo up; sleep $mark" >out 2>err & started=$!
 until_says out '[0] up'
 until_says out '[4] up'

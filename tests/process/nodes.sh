@@ -13,6 +13,7 @@ export TRIREME_TOKEN
 node() {
     rank=$1
     shift
+    : >"out$rank" # what the job before has said is not this one's
     "$TRIREME" run --nnodes $nodes --node-rank "$rank" --rendezvous $at --rendezvous-timeout 60 "$@" >"out$rank" 2>"err$rank" </dev/null &
     pids="$pids $!"
 }
