@@ -295,7 +295,10 @@ static void test_the_real_mnist(void **state)
     (void)state;
     TR_SCOPE;
     const char *data = getenv("TRIREME_TEST_DATA");
-    if (!data) skip();
+    if (!data) {
+        print_message("TRIREME_TEST_DATA names no folder with mnist/ in it: skipped\n");
+        skip();
+    }
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/mnist", data);
     tr_dataset *set = tr_mnist(folder);

@@ -410,7 +410,6 @@ static void test_random_numbers_are_the_samples(void **state)
 static void test_batches_go_to_their_device(void **state)
 {
     (void)state;
-    if (tr_device_count(TR_CPU) < 2) skip();
     TR_SCOPE;
     tr_batch b;
     TR_CHECK(tr_loader_next(tr_loader_new(numbers(10), .batch = 4, .device = tr_cpu(1), .workers = 1), &b));
