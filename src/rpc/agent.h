@@ -258,15 +258,20 @@ void tr__rpc_poll(tr_rpc *rpc);
 /* Wakes a thread that sleeps for messages. */
 void tr__rpc_kick(tr_rpc *rpc);
 void tr__rpc_wake_clock(tr_rpc *rpc);
-/* Around a wait: a thread of ours that waits is made up for by another one. */
-void tr__rpc_block(tr_rpc *rpc);
-void tr__rpc_unblock(tr_rpc *rpc);
+/* Around a wait: a thread of ours that waits is made up for by another one, and no thread sleeps that counts as awake. What
+ * the first returns is the second's. */
+int tr__rpc_block(tr_rpc *rpc);
+void tr__rpc_unblock(tr_rpc *rpc, int awake);
 /* Runs a request on this thread when there can be no more threads; true: do so now and then. */
 bool tr__rpc_help(tr_rpc *rpc);
-/* This thread looks for messages by itself, and does so no longer. */
+/* This thread looks for messages by itself, and does so no longer. In between no peer rings the bell, so it must neither sleep
+ * nor run what is not ours: around that, it rests. */
 void tr__rpc_awake(tr_rpc *rpc);
 void tr__rpc_asleep(tr_rpc *rpc);
-/* A thread of ours is about to reply, and will look for messages then. */
+int tr__rpc_rest(tr_rpc *rpc); /* returns what is to be resumed */
+void tr__rpc_resume(tr_rpc *rpc, int times);
+/* A thread of ours is about to reply, and will look for messages right then: who gets a reply most often asks again at once.
+ * Not of a request that it serves while it waits for something else. */
 void tr__rpc_promise(tr_rpc *rpc);
 int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 

@@ -490,6 +490,7 @@ tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_valu
 typedef struct serving { /* a request that is carried out */
     tr_rpc *rpc;
     tr__rpc_inbound *m;
+    bool outermost;        /* the thread does nothing else */
     unsigned flags;
     const char *name;
     tr__rref_token token;
@@ -660,7 +661,7 @@ static void serve(serving *s)
     if (status == TR_OK) status = carry_out(s);
     status = keep(s, status);
     if (!s->m->cancelled) {
-        tr__rpc_promise(s->rpc);
+        if (s->outermost) tr__rpc_promise(s->rpc);
         reply(s, status);
     }
     if (entered) enter(s, false);
@@ -669,8 +670,8 @@ static void serve(serving *s)
 
 void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)
 {
-    serving s = {.rpc = rpc, .m = m};
     tr_rpc *outer = current.rpc;
+    serving s = {.rpc = rpc, .m = m, .outermost = !outer};
     int outer_from = current.from;
     current.rpc = rpc;
     current.from = m->from;

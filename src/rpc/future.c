@@ -108,11 +108,14 @@ static void settle(tr_future *f)
     f->thens = NULL;
     pthread_mutex_unlock(&f->lock);
     if (atomic_load(&f->sleepers) > 0) tr__futex_wake(&f->done, INT32_MAX);
+    if (!thens) return;
+    int awake = tr__rpc_rest(f->rpc);
     for (tr__rpc_then *t = thens, *next; t; t = next) {
         next = t->next;
         t->callback(f, t->user);
         free(t);
     }
+    tr__rpc_resume(f->rpc, awake);
 }
 
 void tr__future_finish(tr_future *f, const tr_value *value, tr__rpc_inbound *message)
@@ -161,7 +164,7 @@ static void spin(tr_future *f)
 static void wait_for(tr_future *f)
 {
     tr_rpc *rpc = f->rpc;
-    tr__rpc_block(rpc);
+    int awake = tr__rpc_block(rpc);
     spin(f);
     while (!atomic_load(&f->done)) {
         bool alone = tr__rpc_help(rpc);
@@ -169,7 +172,7 @@ static void wait_for(tr_future *f)
         if (!atomic_load(&f->done)) tr__futex_wait(&f->done, 0, alone ? NAP_NS : -1);
         atomic_fetch_sub(&f->sleepers, 1);
     }
-    tr__rpc_unblock(rpc);
+    tr__rpc_unblock(rpc, awake);
 }
 
 tr_status tr_future_wait(tr_future *f)
@@ -224,13 +227,13 @@ static int find_done(tr_future *const *list, int count)
 
 static void await_any(tr_rpc *rpc, any_wait *w, tr_future *const *list, int count)
 {
-    tr__rpc_block(rpc);
+    int awake = tr__rpc_block(rpc);
     while (find_done(list, count) < 0) {
         tr__rpc_poll(rpc);
         tr__rpc_help(rpc);
         tr__futex_wait(&w->rung, 0, NAP_NS);
     }
-    tr__rpc_unblock(rpc);
+    tr__rpc_unblock(rpc, awake);
 }
 
 int tr_future_wait_any(tr_future *const *list, int count)

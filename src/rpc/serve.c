@@ -24,6 +24,12 @@ static _Thread_local struct {
     bool idle, promised;
 } own;
 
+/* For which agent this thread counts as awake, and how often: waits nest. */
+static _Thread_local struct {
+    tr_rpc *rpc;
+    int count;
+} watching;
+
 /* ---- Bells ------------------------------------------------------------------------------------------------------- */
 
 void tr__rpc_kick(tr_rpc *rpc)
@@ -37,26 +43,55 @@ void tr__rpc_kick(tr_rpc *rpc)
     if (atomic_load(&rpc->bell->sleepers) > 0) tr__futex_wake(&rpc->bell->count, 1);
 }
 
-void tr__rpc_awake(tr_rpc *rpc)
-{
-    atomic_fetch_add(&rpc->bell->awake, 1);
-}
-
 static void look(tr_rpc *rpc, bool insist);
 static void hire(tr_rpc *rpc);
 
-void tr__rpc_asleep(tr_rpc *rpc)
+static void count_out(tr_rpc *rpc, int times)
 {
     /* What came while we were awake has rung no bell. */
-    if (atomic_fetch_sub(&rpc->bell->awake, 1) == 1) look(rpc, true);
+    if (atomic_fetch_sub(&rpc->bell->awake, times) == times) look(rpc, true);
 }
 
-/* Who gets a reply most often asks again at once, before we would have come to look. */
-void tr__rpc_promise(tr_rpc *rpc)
+void tr__rpc_awake(tr_rpc *rpc)
 {
-    if (own.rpc != rpc || own.promised) return;
+    if (!watching.count) watching.rpc = rpc;
+    if (watching.rpc == rpc) watching.count++;
+    atomic_fetch_add(&rpc->bell->awake, 1);
+}
+
+void tr__rpc_asleep(tr_rpc *rpc)
+{
+    if (watching.rpc == rpc && watching.count) watching.count--;
+    count_out(rpc, 1);
+}
+
+int tr__rpc_rest(tr_rpc *rpc)
+{
+    int times = watching.rpc == rpc ? watching.count : 0;
+    if (!times) return 0;
+    watching.count = 0;
+    count_out(rpc, times);
+    return times;
+}
+
+void tr__rpc_resume(tr_rpc *rpc, int times)
+{
+    if (!times) return;
+    watching.rpc = rpc;
+    watching.count = times;
+    atomic_fetch_add(&rpc->bell->awake, times);
+}
+
+static void promise(tr_rpc *rpc)
+{
+    if (own.promised) return;
     tr__rpc_awake(rpc);
     own.promised = true;
+}
+
+void tr__rpc_promise(tr_rpc *rpc)
+{
+    if (own.rpc == rpc && !own.idle) promise(rpc);
 }
 
 static void keep_promise(tr_rpc *rpc)
@@ -240,18 +275,21 @@ int tr__rpc_requests(tr_rpc *rpc)
 
 /* ---- Waiting threads --------------------------------------------------------------------------------------------- */
 
-void tr__rpc_block(tr_rpc *rpc)
+int tr__rpc_block(tr_rpc *rpc)
 {
-    if (own.rpc != rpc) return;
+    int awake = tr__rpc_rest(rpc);
+    if (own.rpc != rpc) return awake;
     pthread_mutex_lock(&rpc->queue_lock);
     atomic_fetch_sub(&rpc->running, 1);
     rpc->blocked++;
     pthread_mutex_unlock(&rpc->queue_lock);
     hire(rpc);
+    return awake;
 }
 
-void tr__rpc_unblock(tr_rpc *rpc)
+void tr__rpc_unblock(tr_rpc *rpc, int awake)
 {
+    tr__rpc_resume(rpc, awake);
     if (own.rpc != rpc) return;
     pthread_mutex_lock(&rpc->queue_lock);
     atomic_fetch_add(&rpc->running, 1);
@@ -283,7 +321,7 @@ static void spin(tr_rpc *rpc)
     int nobody = 0;
     if (!atomic_compare_exchange_strong(&rpc->spinner, &nobody, 1)) return;
     int64_t until = tr__now_ns() + SPIN_NS;
-    tr__rpc_promise(rpc);
+    promise(rpc);
     for (int i = 0; !has_work(rpc); i++) {
         tr__rpc_poll(rpc);
         if (i < PATIENT_SPINS && !rpc->crowded) continue;
