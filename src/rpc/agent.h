@@ -264,12 +264,17 @@ int tr__rpc_block(tr_rpc *rpc);
 void tr__rpc_unblock(tr_rpc *rpc, int awake);
 /* Runs a request on this thread when there can be no more threads; true: do so now and then. */
 bool tr__rpc_help(tr_rpc *rpc);
-/* This thread looks for messages by itself, and does so no longer. In between no peer rings the bell, so it must neither sleep
- * nor run what is not ours: around that, it rests. */
+/* This thread looks for messages by itself, and does so no longer. In between no peer rings the bell, so it must not sleep. */
 void tr__rpc_awake(tr_rpc *rpc);
 void tr__rpc_asleep(tr_rpc *rpc);
-int tr__rpc_rest(tr_rpc *rpc); /* returns what is to be resumed */
-void tr__rpc_resume(tr_rpc *rpc, int times);
+/* Around a program's callback, which may take long and wait: this thread does not look for messages for a while, and if it
+ * is ours, another one is idle in its place. */
+typedef struct tr__rpc_absence {
+    int awake;
+    bool idle;
+} tr__rpc_absence;
+tr__rpc_absence tr__rpc_step_out(tr_rpc *rpc);
+void tr__rpc_step_back(tr_rpc *rpc, tr__rpc_absence absence);
 /* A thread of ours is about to reply, and will look for messages right then: who gets a reply most often asks again at once.
  * Not of a request that it serves while it waits for something else. */
 void tr__rpc_promise(tr_rpc *rpc);

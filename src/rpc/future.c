@@ -109,13 +109,13 @@ static void settle(tr_future *f)
     pthread_mutex_unlock(&f->lock);
     if (atomic_load(&f->sleepers) > 0) tr__futex_wake(&f->done, INT32_MAX);
     if (!thens) return;
-    int awake = tr__rpc_rest(f->rpc);
+    tr__rpc_absence absence = tr__rpc_step_out(f->rpc);
     for (tr__rpc_then *t = thens, *next; t; t = next) {
         next = t->next;
         t->callback(f, t->user);
         free(t);
     }
-    tr__rpc_resume(f->rpc, awake);
+    tr__rpc_step_back(f->rpc, absence);
 }
 
 void tr__future_finish(tr_future *f, const tr_value *value, tr__rpc_inbound *message)

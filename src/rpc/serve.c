@@ -65,7 +65,8 @@ void tr__rpc_asleep(tr_rpc *rpc)
     count_out(rpc, 1);
 }
 
-int tr__rpc_rest(tr_rpc *rpc)
+/* Counts as awake no more, and later as often as before. */
+static int rest(tr_rpc *rpc)
 {
     int times = watching.rpc == rpc ? watching.count : 0;
     if (!times) return 0;
@@ -74,7 +75,7 @@ int tr__rpc_rest(tr_rpc *rpc)
     return times;
 }
 
-void tr__rpc_resume(tr_rpc *rpc, int times)
+static void resume(tr_rpc *rpc, int times)
 {
     if (!times) return;
     watching.rpc = rpc;
@@ -277,7 +278,7 @@ int tr__rpc_requests(tr_rpc *rpc)
 
 int tr__rpc_block(tr_rpc *rpc)
 {
-    int awake = tr__rpc_rest(rpc);
+    int awake = rest(rpc);
     if (own.rpc != rpc) return awake;
     pthread_mutex_lock(&rpc->queue_lock);
     atomic_fetch_sub(&rpc->running, 1);
@@ -289,11 +290,34 @@ int tr__rpc_block(tr_rpc *rpc)
 
 void tr__rpc_unblock(tr_rpc *rpc, int awake)
 {
-    tr__rpc_resume(rpc, awake);
+    resume(rpc, awake);
     if (own.rpc != rpc) return;
     pthread_mutex_lock(&rpc->queue_lock);
     atomic_fetch_add(&rpc->running, 1);
     rpc->blocked--;
+    pthread_mutex_unlock(&rpc->queue_lock);
+}
+
+tr__rpc_absence tr__rpc_step_out(tr_rpc *rpc)
+{
+    tr__rpc_absence a = {.awake = rest(rpc), .idle = own.rpc == rpc && own.idle};
+    if (!a.idle) return a;
+    own.idle = false;
+    pthread_mutex_lock(&rpc->queue_lock);
+    atomic_fetch_add(&rpc->running, 1);
+    (void)!keep_one_idle(rpc); /* or the others make do until this one is back */
+    pthread_mutex_unlock(&rpc->queue_lock);
+    hire(rpc);
+    return a;
+}
+
+void tr__rpc_step_back(tr_rpc *rpc, tr__rpc_absence a)
+{
+    resume(rpc, a.awake);
+    if (!a.idle) return;
+    own.idle = true;
+    pthread_mutex_lock(&rpc->queue_lock);
+    atomic_fetch_sub(&rpc->running, 1);
     pthread_mutex_unlock(&rpc->queue_lock);
 }
 

@@ -4,7 +4,9 @@
 #include <trireme/rpc.h>
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* ---- Functions that are called ----------------------------------------------------------------------------------- */
 
@@ -294,6 +296,52 @@ static void many_threads_call_at_once(void **state)
     run_hosts(apart, 2, crowd, NULL);
 }
 
+static tr_status doze(int64_t ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+    return TR_OK;
+}
+TR_RPC(doze, I64, RETURNS(NONE));
+
+typedef struct again {
+    tr_rpc *rpc;
+    tr_status status;
+    atomic_bool over;
+} again;
+
+static void call_again(tr_future *future, void *user)
+{
+    TR_SCOPE;
+    (void)future;
+    again *a = user;
+    a->status = tr_future_wait(tr_rpc_sync(a->rpc, "w1", "doze", 50));
+    atomic_store(&a->over, true);
+}
+
+/* The reply to the second call comes when all threads sleep: somebody must be woken for it. */
+static void wait_in_callbacks(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r, &(int64_t){0});
+    OK(tr_rpc_register(rpc, &doze_rpc));
+    OK(tr_barrier(r->group));
+    for (int i = 0; i < 10 && r->number == 0; i++) {
+        again a = {.rpc = rpc};
+        tr_future *f = tr_rpc_async(rpc, "w1", "doze", 0);
+        OK(tr_future_then(f, call_again, &a));
+        OK(tr_future_wait(f));
+        while (!atomic_load(&a.over)) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        OK(a.status);
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void callbacks_may_wait(void **state)
+{
+    (void)state;
+    run(2, wait_in_callbacks, NULL);
+}
+
 /* More than the queue and the ring hold. */
 static void flood(rank *r)
 {
@@ -439,6 +487,7 @@ int main(void)
         cmocka_unit_test(two_workers_of_one_name_are_an_error_everywhere),
         cmocka_unit_test(calls_may_call_each_other_to_any_depth),
         cmocka_unit_test(many_threads_call_at_once),
+        cmocka_unit_test(callbacks_may_wait),
         cmocka_unit_test(who_calls_too_much_waits),
         cmocka_unit_test(wrong_options_are_an_error_everywhere),
         cmocka_unit_test(references_are_handed_around),
