@@ -36,6 +36,22 @@ TR_API tr_tensor *tr_relu(tr_tensor *x);
 TR_API tr_tensor *tr_gelu(tr_tensor *x);
 TR_API tr_tensor *tr_gelu_exact(tr_tensor *x);
 
+/* Swish, x sigmoid(x) (Elfwing et al. 2018); x tanh(log(1 + exp(x))) (Misra 2019). */
+TR_API tr_tensor *tr_silu(tr_tensor *x);
+TR_API tr_tensor *tr_mish(tr_tensor *x);
+TR_API tr_tensor *tr_softplus(tr_tensor *x);    /* log(1 + exp(x)) */
+TR_API tr_tensor *tr_log_sigmoid(tr_tensor *x); /* log(sigmoid(x)), exact also where the sigmoid is 0 */
+TR_API tr_tensor *tr_leaky_relu(tr_tensor *x, double slope); /* x below 0 times slope (PyTorch's default: 0.01) */
+TR_API tr_tensor *tr_elu(tr_tensor *x, double alpha);        /* alpha (exp(x) - 1) below 0 (PyTorch's default: 1) */
+TR_API tr_tensor *tr_selu(tr_tensor *x);        /* ELU that keeps mean 0 and variance 1 (Klambauer et al. 2017) */
+TR_API tr_tensor *tr_hardswish(tr_tensor *x);   /* x times tr_hardsigmoid(x) (MobileNetV3) */
+TR_API tr_tensor *tr_hardsigmoid(tr_tensor *x); /* x/6 + 1/2, held to 0 … 1 */
+/* x held to least … most, -INFINITY and INFINITY for no bound; NaN stays. ReLU6 is tr_clamp(x, 0, 6). */
+TR_API tr_tensor *tr_clamp(tr_tensor *x, double least, double most);
+TR_API tr_tensor *tr_pow(tr_tensor *x, double exponent); /* x to a number; a square costs less as tr_mul(x, x) */
+TR_API tr_tensor *tr_sin(tr_tensor *x);
+TR_API tr_tensor *tr_cos(tr_tensor *x);
+
 typedef struct tr_dropout_options {
     size_t size;
     tr_tensor *x;   /* [samples, …] */

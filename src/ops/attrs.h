@@ -8,6 +8,22 @@ typedef struct tr__affine_attrs {
     double scale, shift;
 } tr__affine_attrs;
 
+typedef struct tr__leaky_relu_attrs {
+    double slope; /* below 0 */
+} tr__leaky_relu_attrs;
+
+typedef struct tr__elu_attrs {
+    double alpha, scale;
+} tr__elu_attrs;
+
+typedef struct tr__clamp_attrs {
+    double least, most;
+} tr__clamp_attrs;
+
+typedef struct tr__pow_attrs {
+    double exponent;
+} tr__pow_attrs;
+
 typedef struct tr__dropout_attrs {
     double p;
     uint64_t seed, step, first_sample;

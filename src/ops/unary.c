@@ -4,21 +4,24 @@
 
 #include <math.h>
 
-/* The loop of one op: x is an element of the input, and for gradients g is one of the gradient that arrived. The f64
- * loops serve every float dtype here; cpu/ has faster ones for f32. */
-#define BODY(name, type, expression)                                                     \
+/* The loop of one op: x is an element of the input, and for gradients g is one of the gradient that arrived; a are the
+ * op's attributes. The f64 loops serve every float dtype here; cpu/ has faster ones for f32. */
+#define BODY_WITH(name, attrs_type, type, expression)                                    \
     static void name(type *out, const type *const *in, int64_t n, const void *attrs)     \
     {                                                                                    \
-        (void)attrs;                                                                     \
+        const attrs_type *a = attrs;                                                     \
+        (void)a;                                                                         \
         for (int64_t i = 0; i < n; i++) {                                                \
             type x = in[0][i];                                                           \
             out[i] = (expression);                                                       \
         }                                                                                \
     }
-#define GRAD_BODY(name, type, expression)                                                \
+#define BODY(name, type, expression) BODY_WITH(name, void, type, expression)
+#define GRAD_BODY(name, attrs_type, type, expression)                                    \
     static void name(type *out, const type *const *in, int64_t n, const void *attrs)     \
     {                                                                                    \
-        (void)attrs;                                                                     \
+        const attrs_type *a = attrs;                                                     \
+        (void)a;                                                                         \
         for (int64_t i = 0; i < n; i++) {                                                \
             type g = in[0][i], x = in[1][i];                                             \
             out[i] = (expression);                                                       \
@@ -51,9 +54,14 @@
     BODY(name##_i64, int64_t, integer_expression)                          \
     PUBLIC(name)                                                           \
     ROW(name, 1, false, .f64 = name##_f64, .i64 = name##_i64)
-#define GRADIENT(name, expression)                                         \
-    GRAD_BODY(name##_f64, double, expression)                              \
+/* Ops with attributes have their public functions further down. */
+#define UNARY_WITH(name, attrs_type, expression)                           \
+    BODY_WITH(name##_f64, attrs_type, double, expression)                  \
+    ROW(name, 1, true, .f64 = name##_f64)
+#define GRADIENT_WITH(name, attrs_type, expression)                        \
+    GRAD_BODY(name##_f64, attrs_type, double, expression)                  \
     ROW(name, 2, true, .f64 = name##_f64)
+#define GRADIENT(name, expression) GRADIENT_WITH(name, void, expression)
 
 static double sigmoid(double x)
 {
@@ -84,6 +92,31 @@ static double gelu_exact_slope(double x)
     return normal(x) + x * 0.3989422804014327 * exp(-0.5 * x * x);
 }
 
+/* log(1 + exp(x)), which neither overflows nor loses its digits for large -x. */
+static double log_1_exp(double x)
+{
+    return (x > 0 ? x : 0) + log1p(exp(-fabs(x)));
+}
+
+/* mish(x) = x tanh(softplus(x)). With e = exp(x) and n = e(e + 2), tanh(softplus(x)) = n/(n + 2), whose derivative is
+ * 4e(e + 1)/(n + 2)^2. From 40 on e*e is all there is, and it may overflow: x is held there. */
+static double mish_exp(double x)
+{
+    return exp(x < 40 ? x : 40);
+}
+
+static double mish(double x)
+{
+    double e = mish_exp(x), n = e * (e + 2);
+    return x * (n / (n + 2));
+}
+
+static double mish_slope(double x)
+{
+    double e = mish_exp(x), n = e * (e + 2);
+    return n / (n + 2) + x * (4 * e * (e + 1) / ((n + 2) * (n + 2)));
+}
+
 #define NEGATED(x) (int64_t)(0 - (uint64_t)(x))
 
 UNARY_OF_INTEGERS_TOO(neg, -x, NEGATED(x))
@@ -97,24 +130,85 @@ UNARY(sigmoid, sigmoid(x))
 UNARY(gelu, x *sigmoid(gelu_2u(x)))
 UNARY(gelu_exact, x *normal(x))
 
+UNARY(silu, x *sigmoid(x))
+UNARY(mish, mish(x))
+UNARY(softplus, log_1_exp(x))
+UNARY(log_sigmoid, -log_1_exp(-x))
+UNARY(hardswish, x <= -3 ? 0 : x >= 3 ? x : x * (x + 3) / 6)
+UNARY(sin, sin(x))
+UNARY(cos, cos(x))
+UNARY_WITH(leaky_relu, tr__leaky_relu_attrs, x > 0 ? x : x * a->slope)
+UNARY_WITH(elu, tr__elu_attrs, a->scale *(x > 0 ? x : a->alpha * expm1(x)))
+UNARY_WITH(pow, tr__pow_attrs, pow(x, a->exponent))
+BODY_WITH(clamp_f64, tr__clamp_attrs, double, x < a->least ? a->least : x > a->most ? a->most : x)
+
 GRADIENT(abs_grad, x > 0 ? g : x < 0 ? -g : 0)
 GRADIENT(relu_grad, x > 0 ? g : 0)
 GRADIENT(gelu_grad, g *gelu_slope(x))
 GRADIENT(gelu_exact_grad, g *gelu_exact_slope(x))
+GRADIENT(silu_grad, g *sigmoid(x) * (1 + x * sigmoid(-x)))
+GRADIENT(mish_grad, g *mish_slope(x))
+GRADIENT(softplus_grad, g *sigmoid(x))
+GRADIENT(log_sigmoid_grad, g *sigmoid(-x))
+GRADIENT(hardswish_grad, x < -3 ? 0 : x > 3 ? g : g * (x / 3 + 0.5))
+GRADIENT_WITH(leaky_relu_grad, tr__leaky_relu_attrs, x > 0 ? g : g * a->slope)
+GRADIENT_WITH(elu_grad, tr__elu_attrs, g *a->scale *(x > 0 ? 1 : a->alpha * exp(x)))
+GRADIENT_WITH(clamp_grad, tr__clamp_attrs, x < a->least || x > a->most ? 0 : g)
 GRADIENT(tanh_grad, g *(1 - x * x))   /* of the output */
 GRADIENT(sigmoid_grad, g *x *(1 - x)) /* of the output */
 
-static void affine_f64(double *out, const double *const *in, int64_t n, const void *attrs)
-{
-    const tr__affine_attrs *a = attrs;
-    for (int64_t i = 0; i < n; i++) out[i] = in[0][i] * a->scale + a->shift;
-}
-
-ROW(affine, 1, true, .f64 = affine_f64)
+UNARY_WITH(affine, tr__affine_attrs, x *a->scale + a->shift)
 
 tr_tensor *tr_affine(tr_tensor *x, double scale, double shift)
 {
     return tr_apply(tr__op(affine), &(tr__affine_attrs){scale, shift}, &x, 1, NULL);
+}
+
+tr_tensor *tr_leaky_relu(tr_tensor *x, double slope)
+{
+    return tr_apply(tr__op(leaky_relu), &(tr__leaky_relu_attrs){slope}, &x, 1, NULL);
+}
+
+tr_tensor *tr_elu(tr_tensor *x, double alpha)
+{
+    return tr_apply(tr__op(elu), &(tr__elu_attrs){alpha, 1}, &x, 1, NULL);
+}
+
+tr_tensor *tr_selu(tr_tensor *x)
+{
+    static const tr__elu_attrs attrs = {.alpha = 1.6732632423543772, .scale = 1.0507009873554805};
+    return tr_apply(tr__op(elu), &attrs, &x, 1, NULL);
+}
+
+tr_tensor *tr_hardsigmoid(tr_tensor *x)
+{
+    return tr_clamp(tr_affine(x, 1.0 / 6, 0.5), 0, 1);
+}
+
+tr_tensor *tr_pow(tr_tensor *x, double exponent)
+{
+    return tr_apply(tr__op(pow), &(tr__pow_attrs){exponent}, &x, 1, NULL);
+}
+
+tr_tensor *tr_clamp(tr_tensor *x, double least, double most)
+{
+    return tr_apply(tr__op(clamp), &(tr__clamp_attrs){least, most}, &x, 1, NULL);
+}
+
+tr_status tr__clamp_infer(tr_op_call *call)
+{
+    const tr__clamp_attrs *attrs = call->attrs;
+    TR__TRY(tr__given(call, 0));
+    if (!(attrs->least <= attrs->most))
+        return tr__fail(TR_INVALID, "clamp: %g to %g is no range: the first must not be the larger", attrs->least,
+            attrs->most);
+    return tr__elementwise_infer(call, true);
+}
+
+tr_status tr__clamp_forward(tr_op_call *call)
+{
+    static const tr__bodies bodies = {.f64 = clamp_f64};
+    return tr__elementwise(call, &bodies);
 }
 
 /* ---- Gradients ------------------------------------------------------------------------------------------------- */
@@ -150,17 +244,47 @@ tr_status tr__sqrt_backward(tr_backward_call *call)
     return TR_OK;
 }
 
+tr_status tr__sin_backward(tr_backward_call *call)
+{
+    call->grad_inputs[0] = tr_mul(call->grad_outputs[0], tr_cos(call->inputs[0]));
+    return TR_OK;
+}
+
+tr_status tr__cos_backward(tr_backward_call *call)
+{
+    call->grad_inputs[0] = tr_neg(tr_mul(call->grad_outputs[0], tr_sin(call->inputs[0])));
+    return TR_OK;
+}
+
+/* Of x^0, which is 1 everywhere, it is 0 everywhere. */
+tr_status tr__pow_backward(tr_backward_call *call)
+{
+    double exponent = ((const tr__pow_attrs *)call->attrs)->exponent;
+    tr_tensor *slope = exponent == 0 ? tr_affine(call->inputs[0], 0, 0)
+                                     : tr_affine(tr_pow(call->inputs[0], exponent - 1), exponent, 0);
+    call->grad_inputs[0] = tr_mul(call->grad_outputs[0], slope);
+    return TR_OK;
+}
+
 /* The others have a kernel, of the gradient that arrived and of what was saved. */
 #define BACKWARD(name, saved)                                                                                \
     tr_status tr__##name##_backward(tr_backward_call *call)                                                  \
     {                                                                                                        \
         tr_tensor *inputs[] = {call->grad_outputs[0], call->saved[0]};                                       \
-        call->grad_inputs[0] = tr_apply(tr__op(name##_grad), NULL, inputs, 2, NULL);                         \
+        call->grad_inputs[0] = tr_apply(tr__op(name##_grad), call->attrs, inputs, 2, NULL);                  \
         return TR_OK;                                                                                        \
     }
 BACKWARD(abs, inputs)
 BACKWARD(relu, inputs)
 BACKWARD(gelu, inputs)
 BACKWARD(gelu_exact, inputs)
+BACKWARD(silu, inputs)
+BACKWARD(mish, inputs)
+BACKWARD(softplus, inputs)
+BACKWARD(log_sigmoid, inputs)
+BACKWARD(hardswish, inputs)
+BACKWARD(leaky_relu, inputs)
+BACKWARD(elu, inputs)
+BACKWARD(clamp, inputs)
 BACKWARD(tanh, outputs)
 BACKWARD(sigmoid, outputs)

@@ -38,6 +38,19 @@ UNARY(sigmoid, tr_sigmoid(x))
 UNARY(relu, tr_relu(x))
 UNARY(gelu, tr_gelu(x))
 UNARY(gelu_exact, tr_gelu_exact(x))
+UNARY(silu, tr_silu(x))
+UNARY(mish, tr_mish(x))
+UNARY(softplus, tr_softplus(x))
+UNARY(log_sigmoid, tr_log_sigmoid(x))
+UNARY(hardswish, tr_hardswish(x))
+UNARY(hardsigmoid, tr_hardsigmoid(x))
+UNARY(leaky_relu, tr_leaky_relu(x, 0.1))
+UNARY(elu, tr_elu(x, 0.7))
+UNARY(selu, tr_selu(x))
+UNARY(clamp, tr_clamp(x, -0.5, 1))
+UNARY(power, tr_pow(x, 1.7))
+UNARY(sine, tr_sin(x))
+UNARY(cosine, tr_cos(x))
 UNARY(dropout, tr_dropout(x, .p = 0.4, .seed = 7, .step = 3, .first_sample = 5))
 
 UNARY(sum_all, tr_sum(x))
@@ -313,6 +326,21 @@ const op_case op_cases[] = {
     {CASE("contiguous",           contiguous,     NORMAL(3, 5, 4))},
     {CASE("cast",                 cast_to_f32,    NORMAL(3, 5)), .kinked = true}, /* f32 has few digits */
     {CASE("to",                   there_and_back, NORMAL(3, 5))},
+    {CASE("silu",                 silu,           WIDE(3, 50))},
+    {CASE("mish",                 mish,           WIDE(3, 50))},
+    {CASE("softplus",             softplus,       WIDE(3, 50))},
+    {CASE("log sigmoid",          log_sigmoid,    WIDE(3, 50))},
+    {CASE("hardswish",            hardswish,      WIDE(3, 50))},
+    {CASE("hardswish on bends",   hardswish,      GRID(30, 5)), .kinked = true},
+    {CASE("hardsigmoid",          hardsigmoid,    WIDE(3, 50))},
+    {CASE("leaky relu",           leaky_relu,     NORMAL(3, 50))},
+    {CASE("elu",                  elu,            WIDE(3, 50))},
+    {CASE("selu",                 selu,           NORMAL(3, 50))},
+    {CASE("clamp",                clamp,          NORMAL(3, 50))},
+    {CASE("clamp on bounds",      clamp,          GRID(30, 5)), .kinked = true},
+    {CASE("pow",                  power,          POSITIVE(3, 50))},
+    {CASE("sin",                  sine,           WIDE(3, 5))},
+    {CASE("cos",                  cosine,         WIDE(3, 5))},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);

@@ -48,6 +48,10 @@ static void dtypes_that_do_not_fit(void **state)
     expect(tr_div(i, i), TR_DTYPE, "div: input 0 is i64 [2]: it takes floats");
     expect(tr_exp(i), TR_DTYPE, "exp: input 0 is i64");
     expect(tr_gelu(i), TR_DTYPE, "gelu: input 0 is i64");
+    expect(tr_clamp(i, 0, 1), TR_DTYPE, "clamp: input 0 is i64");
+    expect(tr_clamp(x, 2, 1), TR_INVALID, "clamp: 2 to 1 is no range");
+    expect(tr_clamp(x, NAN, 1), TR_INVALID, "clamp: nan to 1 is no range");
+    expect(tr_silu(i), TR_DTYPE, "silu: input 0 is i64");
     expect(tr_affine(i, 2, 1), TR_DTYPE, "affine: input 0 is i64");
     expect(tr_mean(i), TR_DTYPE, "mean: input 0 is i64");
     expect(tr_softmax(i, 0), TR_DTYPE, "softmax: input 0 is i64");

@@ -81,6 +81,23 @@ static void check_elementwise(int table, tr_shape shape)
     CHECK(relu, NULL, x);
     CHECK(gelu, NULL, x);
     CHECK(gelu_exact, NULL, x);
+    CHECK(log, NULL, positive);
+    CHECK(silu, NULL, x);
+    CHECK(mish, NULL, x);
+    CHECK(softplus, NULL, x);
+    CHECK(log_sigmoid, NULL, x);
+    CHECK(hardswish, NULL, x);
+    CHECK(leaky_relu, (&(tr__leaky_relu_attrs){0.1}), x);
+    CHECK(elu, (&(tr__elu_attrs){0.7, 1.1}), x);
+    CHECK(clamp, (&(tr__clamp_attrs){-1, INFINITY}), x);
+    CHECK(silu_grad, NULL, y, x);
+    CHECK(mish_grad, NULL, y, x);
+    CHECK(softplus_grad, NULL, y, x);
+    CHECK(log_sigmoid_grad, NULL, y, x);
+    CHECK(hardswish_grad, NULL, y, x);
+    CHECK(leaky_relu_grad, (&(tr__leaky_relu_attrs){0.1}), y, x);
+    CHECK(elu_grad, (&(tr__elu_attrs){0.7, 1.1}), y, x);
+    CHECK(clamp_grad, (&(tr__clamp_attrs){-1, 2}), y, x);
     CHECK(abs_grad, NULL, y, x);
     CHECK(relu_grad, NULL, y, x);
     CHECK(gelu_grad, NULL, y, x);
@@ -195,7 +212,7 @@ static double worst(int table, const tr_op *op, double (*f)(double), double leas
     TR_SCOPE;
     enum { N = 20000 };
     tr_tensor *x = tr_affine(tr_arange(N, TR_F32, tr_cpu(0)), (most - least) / N, least), *y = tr_empty(TR_SHAPE(N));
-    tr_op_call call = {op, NULL, 1, 1, &x, &y};
+    tr_op_call call = {op, &(tr__elu_attrs){1, 1}, 1, 1, &x, &y};
     assert_int_equal(tables[table].kernels[op - tr__ops](&call), TR_OK);
     double error = 0;
     for (int i = 0; i < N; i++) {
@@ -206,6 +223,9 @@ static double worst(int table, const tr_op *op, double (*f)(double), double leas
 }
 
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double silu(double x) { return x * sigmoid(x); }
+static double softplus(double x) { return log1p(exp(x)); }
+static double mish(double x) { return x * tanh(softplus(x)); }
 static double gelu(double x) { return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x)); }
 static double gelu_exact(double x) { return 0.5 * x * erfc(-x / sqrt(2.0)); }
 
@@ -218,6 +238,14 @@ static void functions_are_exact_to_a_few_units(void **state)
         assert_true(worst(table, tr__op(tanh), tanh, -12, 12) < 2.5e-7);
         assert_true(worst(table, tr__op(tanh), tanh, -1e-3, 1e-3) < 1.5e-7);
         assert_true(worst(table, tr__op(sigmoid), sigmoid, -20, 20) < 3e-7);
+        assert_true(worst(table, tr__op(log), log, 1e-6, 100) < 2e-7);
+        assert_true(worst(table, tr__op(log), log, 0.99, 1.01) < 2e-7);
+        assert_true(worst(table, tr__op(log), log, 1e30, 3e38) < 2e-7);
+        assert_true(worst(table, tr__op(log), log, 0, 1e-38) < 2e-7);
+        assert_true(worst(table, tr__op(softplus), softplus, -80, 80) < 4e-7);
+        assert_true(worst(table, tr__op(silu), silu, -20, 20) < 5e-7);
+        assert_true(worst(table, tr__op(mish), mish, -20, 30) < 7e-7);
+        assert_true(worst(table, tr__op(elu), expm1, -20, 0) < 5e-7);
         assert_true(worst(table, tr__op(gelu), gelu, -3, 9) < 1e-6);
         assert_true(worst(table, tr__op(gelu_exact), gelu_exact, -3, 9) < 2e-6);
     }
@@ -234,6 +262,11 @@ static void extremes_overflow_to_where_they_should(void **state)
         {tr__op(exp), {0, 0, 0, NAN, 1, INFINITY, INFINITY, INFINITY, INFINITY}},
         {tr__op(tanh), {-1, -1, -1, -1, 0, 1, 1, 1, 1}},
         {tr__op(sigmoid), {0, 0, 0, 0, 0.5f, 1, 1, 1, 1}},
+        {tr__op(log), {NAN, NAN, NAN, NAN, -INFINITY, NAN, NAN, NAN, INFINITY}},
+        {tr__op(softplus), {0, 0, 0, 0, NAN, 88.8f, 200, 3e38f, INFINITY}},
+        {tr__op(silu), {0, 0, 0, 0, 0, 88.8f, 200, 3e38f, INFINITY}},
+        {tr__op(mish), {0, 0, 0, 0, 0, 88.8f, 200, 3e38f, INFINITY}},
+        {tr__op(hardswish), {0, 0, 0, 0, 0, 88.8f, 200, 3e38f, INFINITY}},
         {tr__op(relu), {0, 0, 0, 0, 0, 88.8f, 200, 3e38f, INFINITY}},
         {tr__op(gelu), {0, 0, 0, 0, 0, 88.8f, 200, 3e38f, INFINITY}},
         {tr__op(gelu_exact), {0, 0, 0, 0, 0, 88.8f, 200, 3e38f, INFINITY}},

@@ -74,6 +74,40 @@ static inline vec gelu_exact_times_slope(vec g, vec x)
     return g * (normal(x) + x * 0.3989422804f * vec_exp_within(-0.5f * (x * x)));
 }
 
+/* x sigmoid(x). Beyond 87 it is x, or 0 beside anything else. */
+static inline vec silu_value(vec x)
+{
+    return vec_max(vec_all(-87), x) * vec_sigmoid(x);
+}
+
+/* With e = exp(-x) and s = 1/(1 + e): s (1 + x (1 - s)), where 1 - s = s e. */
+static inline vec silu_times_slope(vec g, vec x)
+{
+    x = vec_hold(x, -87, 87);
+    vec e = vec_exp_within(-x), s = vec_invert(1.0f + e);
+    return g * s * (1.0f + x * (s * e));
+}
+
+/* See unary.c. Beyond 20 it is x. */
+static inline vec mish_value(vec x)
+{
+    vec e = vec_exp_within(vec_hold(x, -87, 20)), n = e * (e + 2.0f);
+    return vec_max(vec_all(-87), x) * (n / (n + 2.0f));
+}
+
+static inline vec mish_times_slope(vec g, vec x)
+{
+    x = vec_hold(x, -87, 20);
+    vec e = vec_exp_within(x), n = e * (e + 2.0f), part = 1.0f / (n + 2.0f);
+    return g * (n * part + 4.0f * x * (e * part) * ((e + 1.0f) * part));
+}
+
+static inline vec hardswish_times_slope(vec g, vec x)
+{
+    vec middle = g * (x * (1 / 3.0f) + 0.5f);
+    return vec_where_larger(vec_all(-3), x, vec_all(0), vec_where_larger(x, vec_all(3), g, middle));
+}
+
 #define ACTIVATION_EACH(to, expression)                                   \
     for (int64_t i = 0; i < n; i += WIDTH) vec_store(to + i, expression); \
     break;

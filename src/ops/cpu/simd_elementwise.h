@@ -58,6 +58,29 @@ UNARY(gelu_exact, return gelu_exact_value(x);)
 BINARY(gelu_exact_grad, return gelu_exact_times_slope(x, y);)
 BINARY(abs_grad, return vec_where_larger(y, vec_all(0), x, vec_where_larger(vec_all(0), y, -x, vec_all(0)));)
 BINARY(relu_grad, return relu_times_slope(x, y);)
+UNARY(log, return vec_log(x);)
+UNARY(silu, return silu_value(x);)
+BINARY(silu_grad, return silu_times_slope(x, y);)
+UNARY(mish, return mish_value(x);)
+BINARY(mish_grad, return mish_times_slope(x, y);)
+UNARY(softplus, return vec_softplus(x);)
+BINARY(softplus_grad, return x * vec_sigmoid(y);)
+UNARY(log_sigmoid, return -vec_softplus(-x);)
+BINARY(log_sigmoid_grad, return x * vec_sigmoid(-y);)
+UNARY(hardswish, return vec_max(vec_all(-3), x) * vec_hold(x * (1 / 6.0f) + 0.5f, 0, 1);)
+BINARY(hardswish_grad, return hardswish_times_slope(x, y);)
+UNARY(leaky_relu, const tr__leaky_relu_attrs *a = attrs; return vec_where_larger(x, vec_all(0), x, x * (float)a->slope);)
+BINARY(leaky_relu_grad, const tr__leaky_relu_attrs *a = attrs;
+       return vec_where_larger(y, vec_all(0), x, x * (float)a->slope);)
+UNARY(elu, const tr__elu_attrs *a = attrs;
+      vec below = vec_expm1_within(vec_hold(x, -104, 0)) * (float)a->alpha;
+      return vec_where_larger(x, vec_all(0), x, below) * (float)a->scale;)
+BINARY(elu_grad, const tr__elu_attrs *a = attrs;
+       vec below = vec_exp_within(vec_hold(y, -104, 0)) * (float)a->alpha;
+       return vec_where_larger(y, vec_all(0), vec_all(1), below) * x * (float)a->scale;)
+UNARY(clamp, const tr__clamp_attrs *a = attrs; return vec_hold(x, (float)a->least, (float)a->most);)
+BINARY(clamp_grad, const tr__clamp_attrs *a = attrs; vec least = vec_all((float)a->least), most = vec_all((float)a->most);
+       return vec_where_larger(least, y, vec_all(0), vec_where_larger(y, most, vec_all(0), x));)
 BINARY(tanh_grad, return x * (1.0f - y * y);)
 BINARY(sigmoid_grad, return x * (y * (1.0f - y));)
 
