@@ -21,11 +21,6 @@ typedef struct stop {
     tr_tensor *grads[TR_OP_MAX_OUTPUTS]; /* of the node's outputs, or [0] of the leaf; kept; NULL: none so far */
 } stop;
 
-typedef struct end_call {
-    tr_status (*finish)(void *user, tr_status status);
-    void *user;
-} end_call;
-
 struct tr__backward {
     bool retain;
     const tr__backward_ends *apart; /* where gradients leave the graph; NULL: at the leaves themselves */
@@ -37,8 +32,9 @@ struct tr__backward {
     size_t table_size; /* a power of two, at least twice capacity */
     size_t *ready;     /* a heap of stops whose gradients are complete, latest node first */
     size_t n_ready;
-    end_call *ends;
+    tr__backward_ending *ends;
     size_t n_ends;
+    bool finished;     /* they have been called */
 };
 
 static tr_status no_memory(void)
@@ -315,12 +311,12 @@ static tr_status run_node(tr__backward *b, size_t index)
 
 /* ---- A backward ----------------------------------------------------------------------------------------------------------------- */
 
-tr_status tr__backward_at_end(tr__backward *b, tr_status (*finish)(void *, tr_status), void *user)
+tr_status tr__backward_at_end(tr__backward *b, tr__backward_ending ending)
 {
-    end_call *ends = realloc(b->ends, (b->n_ends + 1) * sizeof *ends);
+    tr__backward_ending *ends = realloc(b->ends, (b->n_ends + 1) * sizeof *ends);
     if (!ends) return no_memory();
     b->ends = ends;
-    b->ends[b->n_ends++] = (end_call){finish, user};
+    b->ends[b->n_ends++] = ending;
     return TR_OK;
 }
 
@@ -344,17 +340,32 @@ bool tr__backward_done(const tr__backward *b)
     return b->unfinished == 0;
 }
 
-bool tr__backward_is_apart(const tr__backward *b)
+const tr__backward_ends *tr__backward_apart(const tr__backward *b)
 {
-    return b->apart != NULL;
+    return b->apart;
 }
 
-static tr_status finish(tr__backward *b, tr_status status)
+tr_status tr__backward_finish(tr__backward *b, tr_status status)
 {
-    for (size_t i = 0; i < b->n_ends; i++) {
+    TR_SCOPE;
+    TR_NO_GRAD;
+    for (size_t i = 0; i < b->n_ends && !b->finished; i++) {
         tr_status ended = b->ends[i].finish(b->ends[i].user, status);
         if (status == TR_OK) status = ended;
     }
+    b->finished = true;
+    return status;
+}
+
+void tr__backward_give_up(const tr__backward *b, tr_status status)
+{
+    for (size_t i = 0; i < b->n_ends; i++) b->ends[i].give_up(b->ends[i].user, status);
+}
+
+/* Frees what a backward has. */
+static tr_status finish(tr__backward *b, tr_status status)
+{
+    status = tr__backward_finish(b, status);
     for (size_t i = 0; i < b->count; i++)
         for (int k = 0; k < TR_OP_MAX_OUTPUTS; k++) tr__unref(b->stops[i].grads[k]);
     free(b->stops);

@@ -13,9 +13,18 @@ typedef struct tr__backward tr__backward;
 typedef tr_status (*tr__leaf_hook)(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward);
 int tr__leaf_hook_add(tr_tensor *leaf, tr__leaf_hook hook, void *user);
 
-/* Has finish(user) called once at the end of this backward, also when it fails (status then says so); what it returns
- * becomes the backward's status when that was TR_OK. NULL memory is an error. */
-tr_status tr__backward_at_end(tr__backward *backward, tr_status (*finish)(void *user, tr_status status), void *user);
+/* What is to be called at the end of a backward. */
+typedef struct tr__backward_ending {
+    /* Once, also when it fails: status and the thread's latest failure then say why. What it returns becomes the backward's
+     * status when that was TR_OK. */
+    tr_status (*finish)(void *user, tr_status status);
+    /* The backward has failed, with this status and the thread's latest failure, while finish() may be waiting for others: it
+     * is to come back soon. From another thread. */
+    void (*give_up)(void *user, tr_status status);
+    void *user;
+} tr__backward_ending;
+/* No memory is an error. */
+tr_status tr__backward_at_end(tr__backward *backward, tr__backward_ending ending);
 
 /*
  * A backward apart: its roots get their gradients one after the other, from elsewhere, and the gradients of leaves do not
@@ -25,8 +34,12 @@ tr_status tr__backward_at_end(tr__backward *backward, tr_status (*finish)(void *
  */
 typedef struct tr__backward_ends {
     void *user;
+    int64_t deadline_ns; /* who waits for others in a hook or an ending waits no longer; 0: as long as ever */
     /* The gradient of a leaf is final for this backward. *sum, which is grad: becomes what hooks see. */
     tr_status (*leaf)(void *user, tr_tensor *leaf, tr_tensor *grad, tr_tensor **sum);
+    /* What there is of a leaf's gradient (NULL: nothing), and what it becomes: a copy. */
+    tr_tensor *(*get)(void *user, const tr_tensor *leaf);
+    tr_status (*put)(void *user, tr_tensor *leaf, tr_tensor *grad);
     /* A node of a TR__OP_BOUNDARY op takes part. */
     tr_status (*meet)(void *user, const tr__node *node);
     /* All gradients of its outputs are here (NULL: none arrived for that one): they go on elsewhere. */
@@ -44,8 +57,13 @@ tr_status tr__backward_arrive(tr__backward *backward, tr__edge edge, tr_tensor *
 tr_status tr__backward_run(tr__backward *backward);
 /* Has everything run? */
 bool tr__backward_done(const tr__backward *backward);
-bool tr__backward_is_apart(const tr__backward *backward);
-/* Runs what was to be run at the end, and frees it. */
+/* What was given for a backward apart; NULL: gradients go to the leaves. */
+const tr__backward_ends *tr__backward_apart(const tr__backward *backward);
+/* When everything has run: calls what was to be called at the end, which may wait for others. */
+tr_status tr__backward_finish(tr__backward *backward, tr_status status);
+/* Of another thread, while that is going on: the backward has failed. */
+void tr__backward_give_up(const tr__backward *backward, tr_status status);
+/* Frees it; finishes it before that, if that has not been done. */
 tr_status tr__backward_end(tr__backward *backward, tr_status status);
 
 /* Where the gradient of t goes. */

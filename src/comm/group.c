@@ -7,6 +7,7 @@
 
 #include "base/thread.h"
 #include "comm/collective.h"
+#include "comm/control.h"
 #include "comm/work.h"
 
 #include <stdlib.h>
@@ -325,6 +326,20 @@ tr_status tr__group_enter(tr_group *group, tr_store *store, int timeout_ms)
     tr__recorder_joined(group->recorder);
     group->store = tr__ref(store);
     return TR_OK;
+}
+
+/* ---- What modules above need -------------------------------------------------------------------------------------- */
+
+void tr__group_give_up(tr_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    if (group->state) group->backend->give_up(group->state);
+    pthread_mutex_unlock(&group->lock);
+}
+
+int tr__group_timeout_ms(const tr_group *group)
+{
+    return group->timeout_ms;
 }
 
 /* ---- Questions --------------------------------------------------------------------------------------------------- */

@@ -5,9 +5,16 @@
  * Gradients lie in arenas in shared memory, so a bucket is a range of an arena and is reduced where it is. Backward makes
  * gradients final from the last layer to the first: buckets are cut from the end of the arena, and go out in that order
  * on every rank, each as soon as it and those before it are complete.
+ *
+ * A distributed backward keeps its gradients in its context. They are copied into memory of the bucket's own, reduced there, and
+ * put back into the context; what stands at the leaves is not touched.
+ *
+ * A rank whose backward fails breaks the group, with the reason: the others would wait for its buckets.
  */
 #include "autograd/arena.h"
 #include "autograd/engine.h"
+#include "base/clock.h"
+#include "comm/control.h"
 #include "nn/module.h"
 #include "parallel/ddp.h"
 
@@ -21,6 +28,7 @@ typedef struct bucket {
     int64_t begin, end; /* elements of the arena's gradients */
     int first, last;    /* its parameters: params[first … last - 1] */
     int pending;        /* of them, those whose gradient is not final in this backward */
+    tr_tensor *copy;    /* [end - begin], of gradients that are apart from the arena; kept; NULL: none were so far */
     tr_work *work;      /* under way, kept; or NULL */
 } bucket;
 
@@ -34,7 +42,7 @@ typedef struct param {
 } param;
 
 typedef struct ddp {
-    tr_module *inner;   /* the tree's reference */
+    tr_module *self, *inner; /* inner: the tree's reference */
     tr_group *group;    /* kept */
     tr_tensor_list *buffers; /* kept; NULL in a world of one */
     bool paused;        /* by tr_ddp_sync() */
@@ -42,19 +50,65 @@ typedef struct ddp {
     int n_params;
     bucket *buckets;
     int n_buckets;
-    tr__backward *running; /* the backward that the counts belong to */
+    _Atomic(tr__backward *) running; /* the backward that the counts belong to; NULL: none is under way */
     int next_bucket;       /* the first that has not gone out */
 } ddp;
 
 /* ---- During backward ------------------------------------------------------------------------------------------------- */
 
+/* A parameter's place in its bucket's copy. */
+static tr_tensor *place_of(const bucket *b, const tr_tensor *leaf)
+{
+    return tr__tensor_view(b->copy, leaf->shape, NULL, b->copy->offset + tr__arena_slot_of(leaf)->offset - b->begin);
+}
+
+/* What the context has of the gradients goes into the bucket's copy. */
+static tr_status copy_in(const ddp *d, bucket *b, const tr__backward_ends *apart)
+{
+    const tr_tensor *like = b->arena->gradients;
+    if (!b->copy) {
+        tr_device device = tr__device_of(like);
+        b->copy = tr_keep(tr_zeros(TR_SHAPE(b->end - b->begin), .dtype = like->dtype, .device = device,
+            .shared = device.kind == TR_CPU));
+    }
+    TR__TRY(tr_status_of(b->copy));
+    for (int i = b->first; i < b->last; i++) {
+        tr_tensor *leaf = d->params[i].leaf, *grad = apart->get(apart->user, leaf), *place = place_of(b, leaf);
+        TR__TRY(grad ? tr_copy_into(place, grad) : tr_fill(place, 0.0));
+    }
+    return TR_OK;
+}
+
+static tr_status copy_out(const ddp *d, const bucket *b, const tr__backward_ends *apart)
+{
+    for (int i = b->first; i < b->last; i++) {
+        TR_SCOPE;
+        TR__TRY(apart->put(apart->user, d->params[i].leaf, place_of(b, d->params[i].leaf)));
+    }
+    return TR_OK;
+}
+
+/* The group's time limit, or what the backward has left. */
+static int time_left_ms(const tr_group *group, const tr__backward_ends *apart)
+{
+    int64_t left = apart && apart->deadline_ns ? (apart->deadline_ns - tr__now_ns()) / 1000000 : INT32_MAX;
+    int limit = tr__group_timeout_ms(group);
+    return left > limit ? limit : left > 1 ? (int)left : 1;
+}
+
 static tr_status send_bucket(ddp *d, bucket *b)
 {
-    for (int i = b->first; i < b->last; i++) TR__TRY(tr__arena_zero_missing(d->params[i].leaf));
-    tr_tensor *gradients = b->arena->gradients;
-    char *from = (char *)tr__ptr(gradients) + (size_t)b->begin * tr_dtype_size(gradients->dtype);
     TR_SCOPE;
-    tr_work *work = tr_all_reduce_async(d->group, from, b->end - b->begin, .dtype = gradients->dtype, .op = TR_AVG);
+    const tr__backward_ends *apart = tr__backward_apart(d->running);
+    tr_dtype dtype = b->arena->gradients->dtype;
+    char *from = (char *)tr__ptr(b->arena->gradients) + (size_t)b->begin * tr_dtype_size(dtype);
+    for (int i = b->first; i < b->last && !apart; i++) TR__TRY(tr__arena_zero_missing(d->params[i].leaf));
+    if (apart) {
+        TR__TRY(copy_in(d, b, apart));
+        from = tr__ptr(b->copy);
+    }
+    tr_work *work = tr_all_reduce_async(d->group, from, b->end - b->begin, .dtype = dtype, .op = TR_AVG,
+        .timeout_ms = time_left_ms(d->group, apart));
     TR__TRY(tr_status_of(work));
     b->work = tr_keep(work);
     return TR_OK;
@@ -93,23 +147,59 @@ static tr_status broadcast_all(const tr_tensor_list *list, tr_group *group)
     return TR_OK;
 }
 
-/* The end of a backward: buckets with parameters that took no part go out too, so that all ranks send the same ones. Running
- * statistics have seen each rank's own samples: rank 0's are taken here, where all ranks meet, so that no later forward
- * waits for others, and an evaluation may run on one rank or on all. */
+/* Buckets with parameters that took no part go out too, so that all ranks send the same ones. Running statistics have seen
+ * each rank's own samples: rank 0's are taken here, where all ranks meet, so that no later forward waits for others, and an
+ * evaluation may run on one rank or on all. */
+static tr_status exchange_rest(ddp *d)
+{
+    const tr__backward_ends *apart = tr__backward_apart(d->running);
+    while (d->next_bucket < d->n_buckets) TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
+    TR__TRY(wait_all(d));
+    for (int i = 0; i < d->n_buckets && apart; i++) TR__TRY(copy_out(d, &d->buckets[i], apart));
+    return broadcast_all(d->buffers, d->group);
+}
+
+/* With the reason that is this thread's latest failure. */
+static void break_group(const ddp *d, tr_status status)
+{
+    tr__fail_context(status, "ddp: backward failed on rank %d", tr_rank(d->group));
+    tr__group_give_up(d->group);
+}
+
 static tr_status backward_ends(void *user, tr_status status)
 {
     ddp *d = user;
-    d->running = NULL;
-    for (int i = d->next_bucket; status == TR_OK && i < d->n_buckets; i++) status = send_bucket(d, &d->buckets[i]);
-    tr_status waited = wait_all(d);
-    if (status == TR_OK) status = waited;
-    return status == TR_OK ? broadcast_all(d->buffers, d->group) : status;
+    if (status == TR_OK) status = exchange_rest(d);
+    if (status != TR_OK) {
+        tr__error *why = tr__error_take();
+        break_group(d, status);
+        (void)!wait_all(d);
+        tr__fail_stored(why);
+        tr__error_unref(why);
+    }
+    atomic_store(&d->running, NULL);
+    tr__unref(d->self);
+    return status;
+}
+
+static void stop_waiting(void *user, tr_status status)
+{
+    const ddp *d = user;
+    if (atomic_load(&d->running)) break_group(d, status);
 }
 
 static tr_status backward_begins(ddp *d, tr__backward *backward)
 {
-    TR__TRY(tr__backward_at_end(backward, backward_ends, d));
-    d->running = backward;
+    tr__backward *none = NULL;
+    if (!atomic_compare_exchange_strong(&d->running, &none, backward))
+        return tr__fail(TR_STATE, "ddp: another backward through the module is under way: one at a time, in the same order on "
+            "all ranks");
+    tr_status status = tr__backward_at_end(backward, (tr__backward_ending){backward_ends, stop_waiting, d});
+    if (status != TR_OK) {
+        atomic_store(&d->running, NULL);
+        return status;
+    }
+    tr__ref(d->self); /* the program may drop the module before a backward of others has ended */
     d->next_bucket = 0;
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
     for (int i = 0; i < d->n_buckets; i++) d->buckets[i].pending = d->buckets[i].last - d->buckets[i].first;
@@ -121,9 +211,6 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     (void)leaf, (void)grad;
     param *p = user;
     ddp *d = p->ddp;
-    if (tr__backward_is_apart(backward))
-        return tr__fail(TR_UNSUPPORTED, "ddp: tr_dist_backward() keeps gradients in its context, and DDP averages those at the "
-            "leaves: use tr_backward()");
     if (d->paused) return TR_OK;
     if (d->running != backward) TR__TRY(backward_begins(d, backward));
     if (p->final) return TR_OK;
@@ -207,7 +294,10 @@ static void finish(tr_module *module)
         if (d->params[i].hook >= 0) tr_grad_hook_remove(d->params[i].leaf, d->params[i].hook);
         tr__unref(d->params[i].leaf);
     }
-    for (int i = 0; i < d->n_buckets; i++) tr__unref(d->buckets[i].arena);
+    for (int i = 0; i < d->n_buckets; i++) {
+        tr__unref(d->buckets[i].arena);
+        tr__unref(d->buckets[i].copy);
+    }
     free(d->params);
     free(d->buckets);
     tr_release(d->buffers);
@@ -256,6 +346,7 @@ tr_module *tr_ddp_with(const tr_ddp_options *options)
     if (tr_status_of(module) != TR_OK) return module;
     module->finish = finish;
     ddp *d = module->state;
+    d->self = module;
     TR_SCOPE;
     if (build(d, options) != TR_OK) {
         tr__object_break(module);

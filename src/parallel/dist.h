@@ -159,9 +159,9 @@ void tr__dist_grads_free(struct tr__dist_grads *grads);
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* Begins one from roots on this worker, which made the context. */
+/* Begins one from roots on this worker, which made the context. deadline_ns: of what hooks here wait for; 0: none. */
 tr_status tr__dist_begin(tr_dist_context *context, tr_tensor *const *roots, tr_tensor *const *gradients, int n,
-    bool smart, bool retain);
+    bool smart, bool retain, int64_t deadline_ns);
 /* SMART: all marks are answered, and the caller is to go on with tr__dist_continue(). */
 bool tr__dist_marked(tr_dist_context *context);
 void tr__dist_continue(tr_dist_context *context);

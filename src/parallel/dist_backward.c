@@ -75,6 +75,22 @@ static tr_status take_leaf(void *user, tr_tensor *leaf, tr_tensor *grad, tr_tens
     return status;
 }
 
+static tr_tensor *get_gradient(void *user, const tr_tensor *leaf)
+{
+    return tr_dist_grad(((tr__part *)user)->context, leaf);
+}
+
+static tr_status put_gradient(void *user, tr_tensor *leaf, tr_tensor *grad)
+{
+    tr_dist_context *c = ((tr__part *)user)->context;
+    tr_tensor *kept;
+    pthread_mutex_lock(&c->lock);
+    tr_tensor *there = tr__dist_grads_find(c->grads, leaf);
+    tr_status status = there ? tr_copy_into(there, grad) : tr__dist_grads_add(&c->grads, leaf, grad, &kept);
+    pthread_mutex_unlock(&c->lock);
+    return status;
+}
+
 static tr_status add_found(tr__part *p, int worker, int64_t number)
 {
     if (p->n_found == p->found_capacity) {
@@ -123,7 +139,8 @@ tr__part *tr__part_new(tr_dist_context *c, int64_t pass, bool smart, bool retain
         p->retain = retain;
         p->parent_worker = -1;
         p->last = &p->first;
-        p->ends = (tr__backward_ends){p, take_leaf, meet_received, leave_received};
+        p->ends = (tr__backward_ends){.user = p, .leaf = take_leaf, .get = get_gradient, .put = put_gradient,
+            .meet = meet_received, .leave = leave_received};
         p->engine = tr__backward_new(&p->ends, retain);
         tr__condition_init(&p->ended);
     }
@@ -165,27 +182,43 @@ static void answer(const tr__part *p, void *call, tr_status status, const char *
 static void drop_engine(tr__part *p)
 {
     pthread_mutex_lock(&p->context->lock);
-    tr__backward *engine = p->over && !p->running ? p->engine : NULL;
-    tr_status status = p->error ? p->error->status : TR_OK;
-    if (engine) p->engine = NULL;
+    bool ours = p->engine && p->over && !p->running && !p->interrupting;
+    if (ours) p->running = true;
     pthread_mutex_unlock(&p->context->lock);
-    if (engine) (void)!tr__backward_end(engine, status);
+    if (!ours) return;
+    (void)!tr__backward_end(p->engine, tr__fail_stored(p->error));
+    pthread_mutex_lock(&p->context->lock);
+    p->engine = NULL;
+    p->running = false;
+    pthread_cond_broadcast(&p->ended);
+    pthread_mutex_unlock(&p->context->lock);
+}
+
+/* A hook's ending may wait for workers that wait for us. */
+static void interrupt(tr__part *p)
+{
+    tr__backward_give_up(p->engine, tr__fail_stored(p->error));
+    pthread_mutex_lock(&p->context->lock);
+    p->interrupting = false;
+    pthread_mutex_unlock(&p->context->lock);
 }
 
 /* Ends the part with this thread's latest failure. */
 void tr__part_fail(tr__part *p, tr_status status)
 {
     pthread_mutex_lock(&p->context->lock);
-    bool first = !p->over;
+    bool first = !p->over, waits = first && p->finishing;
     void *parent = first ? end_locked(p, status) : NULL;
+    p->interrupting |= waits;
     pthread_mutex_unlock(&p->context->lock);
     if (parent) answer(p, parent, p->error->status, p->error->message);
+    if (waits) interrupt(p);
     if (first) drop_engine(p);
 }
 
 static bool complete(const tr__part *p)
 {
-    return p->engaged && !p->over && !p->running && !p->first && !p->outstanding && tr__backward_done(p->engine);
+    return p->finished && !p->over && !p->running && !p->first && !p->outstanding;
 }
 
 /* Ends the part when all is done. */
@@ -457,28 +490,48 @@ static tr_status process(tr__part *p, const tr__item *it)
     case TR__GRADIENT: TR__TRY(arrive_gradients(p, it)); break;
     case TR__MARK: return mark(p, it);
     case TR__START: return TR_OK; /* it is engaged by now */
-    case TR__LATE: return send_gradients(p, it->from, it->numbers[0], NULL, 0);
     }
     return tr__backward_run(p->engine);
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
+/* The next item; NULL, and p->finishing is set: the graph here has been gone through, and no more can come. Under the lock.
+ * False: there is nothing to do. */
+static bool next_task(tr__part *p, tr__item **it)
+{
+    *it = NULL;
+    if (p->over) return false;
+    if (p->first) *it = pop(p);
+    if (!*it) p->finishing = p->engaged && !p->finished && tr__backward_done(p->engine);
+    return *it || p->finishing;
+}
+
+/* Does it, outside the lock. What hooks have left for the end may wait for others, so it is done here, by a thread that may
+ * wait, and before the answers of those whom this part has engaged: they may be the others. */
+static void run_task(tr__part *p, tr__item *it)
+{
+    tr_status status = it ? process(p, it) : tr__backward_finish(p->engine, TR_OK);
+    if (status != TR_OK) tr__part_fail(p, status);
+    if (!it) return;
+    if (it->marking) mark_answered(p, it->marking);
+    free_item(it);
+}
+
 /* Takes items out, unless another thread is at it: then that one does. */
 void tr__part_drain(tr__part *p)
 {
     tr_dist_context *c = p->context;
+    tr__item *it;
     pthread_mutex_lock(&c->lock);
     bool runs = !p->running;
     if (runs) p->running = true;
-    while (runs && p->first && !p->over) {
-        tr__item *it = pop(p);
+    while (runs && next_task(p, &it)) {
         pthread_mutex_unlock(&c->lock);
-        tr_status status = process(p, it);
-        if (status != TR_OK) tr__part_fail(p, status);
-        if (it->marking) mark_answered(p, it->marking);
-        free_item(it);
+        run_task(p, it);
         pthread_mutex_lock(&c->lock);
+        p->finished |= p->finishing;
+        p->finishing = false;
     }
     if (runs) p->running = false;
     pthread_mutex_unlock(&c->lock);
@@ -489,13 +542,12 @@ void tr__part_drain(tr__part *p)
 
 /* ---- Messages that come in --------------------------------------------------------------------------------------- */
 
-static tr__item *item_of(const tr__dist_message *m, int from, void *call)
+static tr__item *item_of(const tr__dist_message *m, void *call)
 {
     static const int kinds[] = {
         [TR__DIST_GRADIENT] = TR__GRADIENT, [TR__DIST_START] = TR__START, [TR__DIST_MARK] = TR__MARK};
     tr__item *it = tr__part_item(kinds[m->kind], m->numbers, m->n_numbers);
     if (!it) return NULL;
-    it->from = from;
     for (int i = 0; i < m->n_gradients; i++) it->gradients[it->n_gradients++] = tr_keep(m->gradients[i]);
     if (it->kind != TR__MARK) return it;
     it->marking = calloc(1, sizeof *it->marking);
@@ -541,7 +593,7 @@ static bool accept(tr__part *p, tr__item *it, int from, void *call)
 /* A message of a backward. */
 static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message *m, void *call, bool *later)
 {
-    tr__item *it = item_of(m, from, call), *first = tr__part_item(TR__ENGAGE, NULL, 0);
+    tr__item *it = item_of(m, call), *first = tr__part_item(TR__ENGAGE, NULL, 0);
     tr__part *p = NULL, *replaced = NULL;
     tr_status status = it && first ? TR_OK : TR_NO_MEMORY;
     pthread_mutex_lock(&c->lock);
@@ -635,17 +687,13 @@ void tr__dist_part_fail(tr_dist_context *c, tr_status status, const char *text)
     tr__dist_part_unref(p);
 }
 
+/* Said at once and here: the thread may be one that must not wait. */
 void tr__dist_part_late(tr_dist_context *c, const tr__dist_received *received)
 {
-    tr__item *it = NULL;
     pthread_mutex_lock(&c->lock);
     tr__part *p = c->part && c->part->engaged && !c->part->over && !c->part->smart ? tr__part_ref(c->part) : NULL;
-    if (p) it = tr__part_item(TR__LATE, &received->number, 1);
-    if (it) {
-        it->from = (int)received->from;
-        tr__part_push(p, it);
-    }
     pthread_mutex_unlock(&c->lock);
-    if (it) tr__part_drain(p);
+    tr_status status = p ? send_gradients(p, (int)received->from, received->number, NULL, 0) : TR_OK;
+    if (status != TR_OK) tr__part_fail(p, status);
     tr__dist_part_unref(p);
 }

@@ -14,8 +14,7 @@ typedef struct tr__marking {
 /* What waits in a part's inbox. */
 typedef struct tr__item {
     struct tr__item *next;
-    enum { TR__ENGAGE, TR__ROOTS, TR__GRADIENT, TR__MARK, TR__START, TR__LATE } kind;
-    int from;             /* TR__START, TR__LATE: the worker */
+    enum { TR__ENGAGE, TR__ROOTS, TR__GRADIENT, TR__MARK, TR__START } kind;
     tr__marking *marking; /* TR__MARK */
     int n_gradients;
     tr_tensor *gradients[TR__DIST_TENSORS]; /* kept */
@@ -39,12 +38,14 @@ typedef struct tr__dist_part {
     tr_tensor **roots, **root_gradients; /* kept */
 
     /* Of the thread that is running it. */
-    tr__backward *engine;
+    tr__backward *engine; /* NULL: freed, under the lock */
     tr__found *found; /* what the engine met at the border of the graph */
     int n_found, found_capacity;
 
     /* Under the context's lock. */
     bool running, engaged, over;
+    bool finishing, finished; /* what hooks have left to be done at the end of the graph here: going on; done */
+    bool interrupting;        /* a thread ends its waiting */
     void *parent;      /* the call that engaged it, to be answered; NULL: it has been, or this is the root */
     int parent_worker;
     int outstanding;   /* answers that it waits for */

@@ -47,13 +47,14 @@ static tr_status fill_inbox(tr__part *p)
 }
 
 tr_status tr__dist_begin(tr_dist_context *c, tr_tensor *const *roots, tr_tensor *const *gradients, int n, bool smart,
-    bool retain)
+    bool retain, int64_t deadline_ns)
 {
     pthread_mutex_lock(&c->lock);
     tr__part *old = c->part, *p = NULL;
     tr_status status = TR_OK;
     if (old && !old->over) status = tr__fail(TR_STATE, "backward: one is under way in this context");
     if (status == TR_OK) p = tr__part_new(c, c->passes + 1, smart, retain);
+    if (p) p->ends.deadline_ns = deadline_ns;
     if (status == TR_OK) status = p ? take_roots(p, roots, gradients, n) : TR_NO_MEMORY;
     if (status == TR_OK) status = fill_inbox(p);
     if (status == TR_OK) {
@@ -139,6 +140,15 @@ static bool wait_over(tr__part *p, int64_t deadline_ns)
     return over;
 }
 
+/* A failed part's thread may be at the program's hooks yet, which go with the caller. */
+static void wait_idle(tr__part *p)
+{
+    pthread_mutex_t *lock = &p->context->lock;
+    pthread_mutex_lock(lock);
+    while (p->engine) pthread_cond_wait(&p->ended, lock);
+    pthread_mutex_unlock(lock);
+}
+
 static void abort_everywhere(const tr__part *p)
 {
     const tr__dist_port *port = &p->context->dist->port;
@@ -152,11 +162,9 @@ tr_status tr__dist_await(tr_dist_context *c, int timeout_ms)
 {
     tr__part *p = part_of(c);
     if (!wait_over(p, tr__now_ns() + (int64_t)timeout_ms * 1000000)) tr__part_fail(p, fail_late(p, timeout_ms));
-    tr_status status = TR_OK;
-    if (p->error) {
-        abort_everywhere(p);
-        status = tr__fail_stored(p->error);
-    }
+    if (p->error) abort_everywhere(p);
+    wait_idle(p);
+    tr_status status = tr__fail_stored(p->error);
     tr__dist_part_unref(p);
     return status;
 }

@@ -7,6 +7,7 @@
  */
 #include "parallel/dist_rpc.h"
 
+#include "base/clock.h"
 #include "tensor/list.h"
 
 #include <stdlib.h>
@@ -587,9 +588,11 @@ static tr_status run_backward(tr_dist_context *c, const tr_dist_backward_options
     int n;
     TR_SCOPE;
     TR__TRY(list_roots(o, roots, gradients, &n));
-    TR__TRY(tr__dist_begin(c, roots, gradients, n, o->mode == TR_DIST_SMART, o->retain_graph));
+    int timeout_ms = o->timeout_ms ? o->timeout_ms : 60000;
+    TR__TRY(tr__dist_begin(c, roots, gradients, n, o->mode == TR_DIST_SMART, o->retain_graph,
+        tr__now_ns() + (int64_t)timeout_ms * 1000000));
     if (o->timeout_ms == 0) help((tr__dist_worker *)c->dist, c);
-    return tr__dist_await(c, o->timeout_ms ? o->timeout_ms : 60000);
+    return tr__dist_await(c, timeout_ms);
 }
 
 tr_status tr_dist_backward_with(const tr_dist_backward_options *o)

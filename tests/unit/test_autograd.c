@@ -178,7 +178,7 @@ static tr_status note_end(void *user, tr_status status)
 static tr_status ask_for_end(tr_tensor *t, tr_tensor *grad, void *user, tr__backward *backward)
 {
     (void)t, (void)grad;
-    return tr__backward_at_end(backward, note_end, user);
+    return tr__backward_at_end(backward, (tr__backward_ending){.finish = note_end, .user = user});
 }
 
 static void the_end_of_a_backward_is_told_also_when_it_fails(void **state)

@@ -2,7 +2,6 @@
 #include "comm_ranks.h"
 #include "dist_nets.h"
 
-#include <trireme/parallel.h>
 #include <trireme/train.h>
 
 #include <math.h>
@@ -330,28 +329,6 @@ static void a_failure_anywhere_ends_the_backward_with_its_cause(void **state)
     run(DIST_WORKERS, run_failures, NULL);
 }
 
-static void run_ddp(rank *r)
-{
-    dist_worker w;
-    OK(dist_begin(&w, r->group));
-    tr_module *ddp = tr_ddp(dist_net(0), r->group);
-    OK(tr_status_of(ddp));
-    {
-        TR_SCOPE;
-        TR_DIST_CONTEXT(w.rpc, context);
-        CHECK(tr_dist_backward(context, tr_sum(tr_forward(ddp, dist_input()))) == TR_UNSUPPORTED);
-        SAYS("use tr_backward()");
-    }
-    OK(tr_barrier(r->group));
-    OK(tr_rpc_stop(w.rpc));
-}
-
-static void ddp_refuses_gradients_that_it_does_not_see(void **state)
-{
-    (void)state;
-    run(2, run_ddp, NULL);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -361,7 +338,6 @@ int main(void)
         cmocka_unit_test(optimizers_step_as_in_one_process),
         cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
-        cmocka_unit_test(ddp_refuses_gradients_that_it_does_not_see),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -353,7 +353,7 @@ static void run_program(uint64_t seed, bool smart, int threads)
     value root = sum_up(&p);
     tr_tensor *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
     for (int round = 0; round < 2; round++) { /* the second adds to the first */
-        assert_int_equal(tr__dist_begin(p.contexts[0], &root.there, &one, 1, smart, round == 0), TR_OK);
+        assert_int_equal(tr__dist_begin(p.contexts[0], &root.there, &one, 1, smart, round == 0, 0), TR_OK);
         deliver_backward(&net, p.contexts[0], threads);
         tr_status status = tr__dist_await(p.contexts[0], 0);
         if (status != TR_OK) fail_msg("seed %d: %s", (int)seed, tr_error_message());
@@ -397,7 +397,7 @@ static void smart_leaves_alone_what_the_root_does_not_use(void **state)
         used = travel(&p, 1, 0, true, tr_mul(used, p.leaves[1][0]), &number);
         unused = travel(&p, 2, 0, true, tr_mul(unused, p.leaves[2][0]), &number);
         tr_tensor *root = tr_sum(used), *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
-        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, smart, false), TR_OK);
+        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, smart, false, 0), TR_OK);
         deliver_backward(&net, p.contexts[0], 1);
         assert_int_equal(tr__dist_await(p.contexts[0], 0), TR_OK);
         /* There and back for each worker that takes part; marks go the same way. */
@@ -426,7 +426,7 @@ static void a_worker_that_dies_ends_the_backward_everywhere(void **state)
         begin(&p, &net);
         for (int i = 0; i < 8; i++) run_step(&p);
         tr_tensor *root = sum_up(&p).there, *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
-        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, seed % 2, false), TR_OK);
+        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, seed % 2, false, 0), TR_OK);
         letter *l;
         for (uint64_t steps = draw(&net, 12); steps > 0 && (l = take(&net)); steps--) {
             deliver(&net, l);
@@ -469,13 +469,13 @@ static void refuses_what_cannot_be(void **state)
     begin(&q, &net);
     tr_tensor *back = travel(&p, 1, 0, true, y, &number);
     tr_tensor *root = tr_sum(back), *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
-    assert_int_equal(tr__dist_begin(q.contexts[0], &root, &one, 1, false, false), TR_OK);
+    assert_int_equal(tr__dist_begin(q.contexts[0], &root, &one, 1, false, false, 0), TR_OK);
     assert_int_equal(tr__dist_await(q.contexts[0], 0), TR_STATE);
     assert_non_null(strstr(tr_error_message(), "another context"));
     deliver_with(&net, 1);
     /* twice without retain_graph: the graph behind the tensor is used up */
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, true, false), TR_OK);
+        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, true, false, 0), TR_OK);
         deliver_backward(&net, p.contexts[0], 1);
         assert_int_equal(tr__dist_await(p.contexts[0], 0), i ? TR_STATE : TR_OK);
         deliver_with(&net, 1);
@@ -483,8 +483,8 @@ static void refuses_what_cannot_be(void **state)
     assert_non_null(strstr(tr_error_message(), "retain_graph"));
     /* one that cannot end says what it waits for */
     tr_tensor *again = tr_sum(travel(&p, 1, 0, true, y, &number));
-    assert_int_equal(tr__dist_begin(p.contexts[0], &again, &one, 1, true, false), TR_OK);
-    assert_int_equal(tr__dist_begin(p.contexts[0], &again, &one, 1, true, false), TR_STATE);
+    assert_int_equal(tr__dist_begin(p.contexts[0], &again, &one, 1, true, false, 0), TR_OK);
+    assert_int_equal(tr__dist_begin(p.contexts[0], &again, &one, 1, true, false, 0), TR_STATE);
     assert_int_equal(tr__dist_await(p.contexts[0], 0), TR_TIMEOUT);
     end(&q);
     end(&p);

@@ -1,0 +1,161 @@
+/*
+ * DistributedDataParallel inside RPC: the tables of a model, which are large and of which a batch needs few rows, are on
+ * parameter servers; the dense rest is on each trainer, under DDP. `./hybrid_rpc [TRAINERS]`
+ *
+ * A user and an item each have a row in a table; a network says from the two which of four stars the user gives. One process
+ * that has it all learns the same, to rounding.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <trireme/trireme.h>
+
+enum { tables = 2, rows = 60, dim = 8, hidden = 32, stars = 4, batch = 32, steps = 400 };
+static const double lr = 1;
+
+/* ---- The model ------------------------------------------------------------------------------------------------------------ */
+
+static tr_module *make_table(int i)
+{
+    return tr_embedding(rows, dim, .init_std = 1, .seed = (uint64_t)i + 1);
+}
+
+static tr_module *make_dense(void)
+{
+    return tr_sequential(tr_linear(tables * dim, hidden, .seed = 11), tr_activation(tr_tanh), tr_linear(hidden, stars, .seed = 12));
+}
+
+/* The loss of a trainer's batch of a step. ids, of users and of items: [batch]; the stars: what two hidden tables say. */
+static tr_tensor *batch_loss(tr_module *const *table, tr_module *dense, int trainer, int step)
+{
+    tr_tensor *row[tables], *likes = NULL;
+    for (int i = 0; i < tables; i++) {
+        uint64_t number = (uint64_t)((trainer * steps + step) * tables + i);
+        tr_tensor *ids = tr_argmax(tr_rand(1000 + number, TR_SHAPE(batch, rows)), 1);
+        tr_tensor *one = tr_embedding_op(tr_randn(100 + (uint64_t)i, TR_SHAPE(rows, stars)), ids);
+        likes = likes ? tr_add(likes, one) : one;
+        row[i] = tr_forward(table[i], ids); /* [batch, dim]: of a remote module, from its server */
+    }
+    return tr_cross_entropy(tr_forward(dense, tr_cat(row, tables, 1)), tr_argmax(likes, 1));
+}
+
+/* ---- Training ------------------------------------------------------------------------------------------------------------- */
+
+static void *table(void *state)
+{
+    return state;
+}
+TR_RPC_WITH_STATE(table, RETURNS(OBJECT));
+
+/* What is optimized: the rows at their servers, and this trainer's replica of the rest, with the gradients of a context. */
+static tr_dist_optimizer *make_optimizer(tr_rpc *rpc, tr_rref *const *at, tr_module *dense)
+{
+    tr_rref *parameters[16];
+    int n = 0;
+    for (int i = 0; i < tables; i++) n += tr_remote_parameters(at[i], parameters + n, 4);
+    for (int i = 0; i < tr_list_count(tr_parameters(dense)); i++)
+        parameters[n++] = tr_rref_new(rpc, tr_value_tensor(tr_list_at(tr_parameters(dense), i)));
+    return tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_SGD(.lr = lr));
+}
+
+static tr_status train(tr_rpc *rpc, tr_group *trainers, tr_module *dense, tr_rref **at)
+{
+    tr_module *there[tables];
+    for (int i = 0; i < tables; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "server%d", i);
+        at[i] = tr_remote(rpc, name, "table");
+        there[i] = tr_remote_module(at[i]);
+    }
+    tr_module *ddp = tr_ddp(dense, trainers);
+    tr_dist_optimizer *optimizer = make_optimizer(rpc, at, dense);
+    tr_status status = tr_status_of(optimizer);
+    for (int step = 0; step < steps && status == TR_OK; step++) {
+        TR_SCOPE;
+        TR_DIST_CONTEXT(rpc, context);
+        tr_tensor *loss = batch_loss(there, ddp, tr_rank(trainers), step);
+        status = tr_dist_backward(context, loss); /* all trainers have the mean of the dense gradients then */
+        if (status == TR_OK) status = tr_dist_step(optimizer, context);
+        if (status == TR_OK) status = tr_barrier(trainers); /* the rows that the others change now are read next */
+        if (step % 100 == 99 && tr_rank(trainers) == 0) printf("step %d: loss %.3f\n", step + 1, tr_item(loss));
+    }
+    return status;
+}
+
+/* The same in one process: the loss is the mean over the trainers, and each trainer's step on a table adds up. */
+static tr_status train_alone(int trainers, tr_module *const *own, tr_module *dense)
+{
+    tr_optimizer *opt = tr_sgd(tr_parameters(dense), .lr = lr), *of_table[tables];
+    for (int i = 0; i < tables; i++) of_table[i] = tr_sgd(tr_parameters(own[i]), .lr = lr * trainers);
+    for (int step = 0; step < steps; step++) {
+        TR_SCOPE;
+        tr_zero_grad(opt);
+        for (int i = 0; i < tables; i++) tr_zero_grad(of_table[i]);
+        for (int k = 0; k < trainers; k++) {
+            tr_status status = tr_backward(tr_affine(batch_loss(own, dense, k, step), 1.0 / trainers, 0));
+            if (status != TR_OK) return status;
+        }
+        tr_status status = tr_step(opt);
+        for (int i = 0; i < tables && status == TR_OK; i++) status = tr_step(of_table[i]);
+        if (status != TR_OK) return status;
+    }
+    return TR_OK;
+}
+
+static double distance(tr_tensor *a, tr_tensor *b)
+{
+    TR_NO_GRAD;
+    return tr_item(tr_max(tr_abs(tr_sub(a, b))));
+}
+
+static tr_status compare(int trainers, tr_module *dense, tr_rref *const *at)
+{
+    tr_module *own[tables], *twin = make_dense();
+    for (int i = 0; i < tables; i++) own[i] = make_table(i);
+    tr_status status = train_alone(trainers, own, twin);
+    if (status != TR_OK) return status;
+    double apart = 0;
+    for (int i = 0; i < tr_list_count(tr_parameters(dense)); i++)
+        apart = fmax(apart, distance(tr_list_at(tr_parameters(dense), i), tr_list_at(tr_parameters(twin), i)));
+    for (int i = 0; i < tables; i++) {
+        tr_rref *weight[1];
+        if (tr_remote_parameters(at[i], weight, 1) != 1) return tr_fail(TR_INTERNAL, "%s", tr_error_message());
+        apart = fmax(apart, distance(tr_future_tensor(tr_rref_to_here(weight[0])), tr_list_at(tr_parameters(own[i]), 0)));
+    }
+    printf("%d trainers, %d servers: weights apart from those of one process: %.1e at most\n", trainers, tables, apart);
+    return apart < 1e-3 ? TR_OK : tr_fail(TR_STATE, "weights differ by %g from those of one process", apart);
+}
+
+/* ---- Processes ------------------------------------------------------------------------------------------------------------ */
+
+static tr_status work(int rank, void *argument, size_t bytes)
+{
+    (void)argument, (void)bytes;
+    TR_SCOPE;
+    char name[16];
+    snprintf(name, sizeof name, rank < tables ? "server%d" : "trainer%d", rank < tables ? rank : rank - tables);
+    tr_group *world = tr_join();
+    tr_group *trainers = tr_group_split(world, rank < tables ? -1 : 0, rank); /* DDP's; NULL on servers */
+    tr_rpc *rpc = tr_rpc_start(world, .name = name);
+    tr_status status = tr_dist_start(rpc);
+    if (status == TR_OK && !trainers) status = tr_rpc_register(rpc, &table_rpc, .state = make_table(rank));
+    if (status == TR_OK) status = tr_barrier(world); /* all can be called */
+    if (status == TR_OK && trainers) {
+        TR_SCOPE;
+        tr_module *dense = make_dense();
+        tr_rref *at[tables];
+        status = train(rpc, trainers, dense, at);
+        if (status == TR_OK && tr_rank(trainers) == 0) status = compare(tr_world_size(trainers), dense, at);
+    }
+    if (status == TR_OK) status = tr_rpc_stop(rpc); /* the servers serve until all have called it */
+    if (status == TR_OK && trainers) status = tr_leave(trainers);
+    return status == TR_OK ? tr_leave(world) : status;
+}
+
+int main(int argc, char **argv)
+{
+    TR_SPAWN_ENTRY; /* the processes leave main() here */
+    int trainers = argc > 1 ? atoi(argv[1]) : 2;
+    TR_CHECK(tr_spawn(work, tables + trainers, .pass_signals = true));
+    return 0;
+}
