@@ -32,6 +32,17 @@ TR_API tr_tensor *tr_abs(tr_tensor *x);
 TR_API tr_tensor *tr_tanh(tr_tensor *x);
 TR_API tr_tensor *tr_sigmoid(tr_tensor *x);
 TR_API tr_tensor *tr_relu(tr_tensor *x);
+/* Comparisons: bool; NaN is equal to nothing, itself included. No gradient. */
+TR_API tr_tensor *tr_equal(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_not_equal(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_less(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_less_equal(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_greater(tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_greater_equal(tr_tensor *a, tr_tensor *b);
+/* a where the mask (bool) is true, b elsewhere; each gets its share of the gradient. */
+TR_API tr_tensor *tr_where(tr_tensor *mask, tr_tensor *a, tr_tensor *b);
+TR_API tr_tensor *tr_masked_fill(tr_tensor *x, tr_tensor *mask, double value); /* value where the mask is true */
+
 /* Hendrycks & Gimpel 2016. GPT-2's tanh form: 0.5x(1 + tanh(sqrt(2/pi)(x + 0.044715x^3))); and the exact one, by erf. */
 TR_API tr_tensor *tr_gelu(tr_tensor *x);
 TR_API tr_tensor *tr_gelu_exact(tr_tensor *x);
@@ -164,21 +175,97 @@ TR_API tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *options)
 TR_API tr_tensor *tr_softmax(tr_tensor *x, int dim);
 TR_API tr_tensor *tr_log_softmax(tr_tensor *x, int dim);
 
+/* What a loss does with the losses of its elements: their mean, their sum, or all of them. */
+typedef enum tr_reduction { TR_REDUCE_MEAN, TR_REDUCE_SUM, TR_REDUCE_NONE } tr_reduction;
+
 typedef struct tr_cross_entropy_options {
     size_t size;
     tr_tensor *logits;   /* [..., classes] */
     tr_tensor *targets;  /* [...] i64 or i32, each in 0 … classes-1, or ignore_index */
     int64_t ignore_index; /* targets that do not count; 0 means the default, -100, as in PyTorch */
+    double label_smoothing; /* 0 … 1: a target's class is wanted with 1 - this, and this is spread over all classes */
+    tr_reduction reduction;
 } tr_cross_entropy_options;
-/* The mean over counted targets of -log softmax(logits)[target]: a scalar. A target outside the classes is an error. */
+/* The mean over counted targets of -log softmax(logits)[target]: a scalar, f32 for 16-bit logits. A target outside the
+ * classes is an error. Without reduction: [...], 0 where the target does not count. */
 #define tr_cross_entropy(...) TR__NEW2(tr_cross_entropy, logits, targets, __VA_ARGS__)
 TR_API tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *options);
+
+typedef struct tr_nll_loss_options {
+    size_t size;
+    tr_tensor *x;       /* [..., classes]: logarithms of probabilities */
+    tr_tensor *targets; /* as tr_cross_entropy()'s */
+    int64_t ignore_index;
+    tr_reduction reduction;
+} tr_nll_loss_options;
+/* -x[target]; the mean is over the targets that count. */
+#define tr_nll_loss(...) TR__NEW2(tr_nll_loss, x, targets, __VA_ARGS__)
+TR_API tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *options);
+
+/* The losses below take x and target of one shape and dtype; nothing is broadcast. Their mean and sum are f32 for 16-bit
+ * floats. */
+typedef struct tr_loss_options {
+    size_t size;
+    tr_tensor *x, *target;
+    tr_reduction reduction;
+} tr_loss_options;
+#define tr_mse_loss(...) tr_mse_loss_with(TR__OPTIONS2(tr_loss_options, x, target, __VA_ARGS__)) /* (x - target)^2 */
+#define tr_l1_loss(...) tr_l1_loss_with(TR__OPTIONS2(tr_loss_options, x, target, __VA_ARGS__))   /* |x - target| */
+TR_API tr_tensor *tr_mse_loss_with(const tr_loss_options *options);
+TR_API tr_tensor *tr_l1_loss_with(const tr_loss_options *options);
+
+typedef struct tr_huber_loss_options {
+    size_t size;
+    tr_tensor *x, *target;
+    double delta; /* 0: 1; PyTorch's beta of smooth_l1_loss */
+    tr_reduction reduction;
+} tr_huber_loss_options;
+/* Huber 1964: d^2/2 for |d| = |x - target| up to delta, delta (|d| - delta/2) beyond; smooth L1 is that divided by delta. */
+#define tr_huber_loss(...) tr_huber_loss_with(TR__OPTIONS2(tr_huber_loss_options, x, target, __VA_ARGS__))
+#define tr_smooth_l1_loss(...) tr_smooth_l1_loss_with(TR__OPTIONS2(tr_huber_loss_options, x, target, __VA_ARGS__))
+TR_API tr_tensor *tr_huber_loss_with(const tr_huber_loss_options *options);
+TR_API tr_tensor *tr_smooth_l1_loss_with(const tr_huber_loss_options *options);
+
+typedef struct tr_bce_with_logits_options {
+    size_t size;
+    tr_tensor *x, *target; /* logits; probabilities in 0 … 1 */
+    tr_tensor *pos_weight; /* NULL, or how much more positive targets count; broadcast to x */
+    tr_reduction reduction;
+} tr_bce_with_logits_options;
+/* -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow. */
+#define tr_bce_with_logits(...) TR__NEW2(tr_bce_with_logits, x, target, __VA_ARGS__)
+TR_API tr_tensor *tr_bce_with_logits_with(const tr_bce_with_logits_options *options);
+
+typedef struct tr_kl_div_options {
+    size_t size;
+    tr_tensor *x;      /* logarithms of probabilities */
+    tr_tensor *target; /* probabilities, or their logarithms with log_target */
+    bool log_target;
+    tr_reduction reduction;
+} tr_kl_div_options;
+/* Kullback & Leibler 1951, of target from exp(x): target (log(target) - x). The mean is over all elements, as PyTorch's; its
+ * "batchmean" is TR_REDUCE_SUM divided by the batch. */
+#define tr_kl_div(...) TR__NEW2(tr_kl_div, x, target, __VA_ARGS__)
+TR_API tr_tensor *tr_kl_div_with(const tr_kl_div_options *options);
 
 /* Ba et al. 2016, over the last dimension: (x - mean)/sqrt(var + eps) * weight + bias. weight, bias: [dim] or NULL. */
 TR_API tr_tensor *tr_layer_norm_op(tr_tensor *x, tr_tensor *weight, tr_tensor *bias, double eps);
 
 /* weight: [rows, dim], ids: [...] i64 or i32 -> [..., dim]. An id outside the rows is an error. */
 TR_API tr_tensor *tr_embedding_op(tr_tensor *weight, tr_tensor *ids);
+
+/* ---- Elements by number ------------------------------------------------------------------------------------------------
+ *
+ * Numbers are i64 or i32, in 0 … size - 1 of x's dimension; another one is an error that names it. x may be of any dtype.
+ */
+
+/* Along dim 0: y[i, j] = x[index[i, j], j]. The index has x's number of dimensions, none but dim longer. -> as index */
+TR_API tr_tensor *tr_take_along(tr_tensor *x, int dim, tr_tensor *index);
+/* x, and along dim 0: y[index[i, j], j] += src[i, j]; src: as index. In a fixed order, whatever the threads. -> as x */
+TR_API tr_tensor *tr_scatter_add(tr_tensor *x, int dim, tr_tensor *index, tr_tensor *src);
+TR_API tr_tensor *tr_index_select(tr_tensor *x, int dim, tr_tensor *ids); /* ids: [n] -> x with n along dim */
+TR_API tr_tensor *tr_flip(tr_tensor *x, int dim);                         /* a copy, last to first */
+TR_API tr_tensor *tr_one_hot(tr_tensor *ids, int64_t classes, tr_dtype dtype); /* ids: [...] -> [..., classes] */
 
 /* ---- Attention: softmax(q k^T * scale + mask) v, without ever storing the [queries, keys] matrix ------------------ */
 

@@ -69,7 +69,13 @@ typedef struct tr__accumulate_attrs {
 
 typedef struct tr__cross_entropy_attrs {
     int64_t ignore_index;
+    double smoothing;
+    tr_reduction reduction;
 } tr__cross_entropy_attrs;
+
+typedef struct tr__huber_loss_attrs {
+    double delta;
+} tr__huber_loss_attrs;
 
 typedef struct tr__layer_norm_attrs {
     double eps;

@@ -2,6 +2,9 @@
  * Cross-entropy of logits against class numbers: the mean over counted rows of lse - logits[target], with
  * lse = log(sum(exp(logits))) kept for the gradient, (exp(logits - lse) - onehot(target)) / count.
  *
+ * With label smoothing s, a target is 1 - s on its class and s/classes on each (Szegedy et al. 2016): a row's loss is
+ * lse - (1 - s) logits[target] - s mean(logits).
+ *
  * The loss of 16-bit logits is f32: it is a mean over many rows, whose digits people watch. With no counted target it
  * is 0/0, NaN, and the gradient is zero, as in PyTorch.
  */
@@ -12,11 +15,13 @@
 
 #include <math.h>
 
-enum { IGNORED_BY_DEFAULT = -100 };
-
 tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *o)
 {
-    tr__cross_entropy_attrs attrs = {o->ignore_index ? o->ignore_index : IGNORED_BY_DEFAULT};
+    tr__cross_entropy_attrs attrs = {
+        .ignore_index = o->ignore_index ? o->ignore_index : TR__IGNORED_BY_DEFAULT,
+        .smoothing = o->label_smoothing,
+        .reduction = o->reduction,
+    };
     return tr_apply(tr__op(cross_entropy), &attrs, (tr_tensor *[]){o->logits, o->targets}, 2, NULL);
 }
 
@@ -32,10 +37,16 @@ tr_status tr__cross_entropy_infer(tr_op_call *call)
     if (!tr__shape_equal(targets->shape, rows))
         return tr__fail(TR_SHAPE, "cross_entropy: targets %s do not fit logits %s: they must be %s",
             TR__TEXT(targets->shape), TR__TEXT(logits->shape), TR__TEXT(rows));
+    const tr__cross_entropy_attrs *attrs = call->attrs;
+    if (!(attrs->smoothing >= 0 && attrs->smoothing <= 1))
+        return tr__fail(TR_INVALID, "cross_entropy: label_smoothing is %g: it must be in 0 … 1", attrs->smoothing);
+    if ((unsigned)attrs->reduction > TR_REDUCE_NONE)
+        return tr__fail(TR_INVALID, "cross_entropy: %d is no tr_reduction", (int)attrs->reduction);
     tr_dtype dtype = logits->dtype == TR_F64 ? TR_F64 : TR_F32;
-    TR__TRY(tr_op_output(call, 0, TR_SCALAR, dtype));
+    TR__TRY(tr_op_output(call, 0, attrs->reduction == TR_REDUCE_NONE ? rows : TR_SCALAR, dtype));
     TR__TRY(tr_op_output(call, 1, rows, dtype));
-    return tr_op_output(call, 2, TR_SCALAR, dtype);
+    TR__TRY(tr_op_output(call, 2, TR_SCALAR, dtype));
+    return attrs->smoothing > 0 ? tr_op_output(call, 3, rows, dtype) : TR_OK;
 }
 
 tr_status tr__cross_entropy_grad_infer(tr_op_call *call)
@@ -57,34 +68,62 @@ tr_status tr__cross_entropy_finish(const tr_op_call *call)
     const tr__cross_entropy_attrs *attrs = call->attrs;
     tr__rows logits = tr__rows_of(call->inputs[0], call->inputs[0]->shape.ndim - 1);
     tr__ids targets = tr__ids_of(call->inputs[1]);
-    tr_tensor *loss = call->outputs[0], *lse = call->outputs[1], *count = call->outputs[2];
+    tr_tensor *loss = call->outputs[0], *lse = call->outputs[1], *count = call->outputs[2], *mean = call->outputs[3];
     double sum = 0, counted = 0, logit;
     for (int64_t r = 0; r < targets.axis.n; r++) {
         int64_t target = tr__id(&targets, r);
-        if (target == attrs->ignore_index) continue;
-        tr__row_read(&logits, r, target, 1, &logit);
-        sum += tr__load(lse->dtype, tr__ptr(lse), r) - logit;
-        counted++;
+        double of_row = 0;
+        if (target != attrs->ignore_index) {
+            tr__row_read(&logits, r, target, 1, &logit);
+            of_row = tr__load(lse->dtype, tr__ptr(lse), r) - (1 - attrs->smoothing) * logit;
+            if (attrs->smoothing > 0) of_row -= attrs->smoothing * tr__load(mean->dtype, tr__ptr(mean), r);
+            counted++;
+        }
+        sum += of_row;
+        if (attrs->reduction == TR_REDUCE_NONE) tr__store(loss->dtype, tr__ptr(loss), r, of_row);
     }
-    tr__store(loss->dtype, tr__ptr(loss), 0, sum / counted);
+    if (attrs->reduction == TR_REDUCE_SUM) tr__store(loss->dtype, tr__ptr(loss), 0, sum);
+    if (attrs->reduction == TR_REDUCE_MEAN) tr__store(loss->dtype, tr__ptr(loss), 0, sum / counted);
     tr__store(count->dtype, tr__ptr(count), 0, counted);
     return TR_OK;
+}
+
+double tr__cross_entropy_scale(const tr_op_call *call, int64_t r, int64_t target)
+{
+    const tr__cross_entropy_attrs *attrs = call->attrs;
+    const tr_tensor *g = call->inputs[0], *count = call->inputs[4];
+    if (target == attrs->ignore_index) return 0;
+    if (attrs->reduction != TR_REDUCE_NONE) r = 0;
+    tr__axis rows = tr__axis_in(g, ~0u);
+    double scale = tr__load(g->dtype, tr__ptr(g), tr__axis_at(&rows, r));
+    return attrs->reduction == TR_REDUCE_MEAN ? scale / tr__load(count->dtype, tr__ptr(count), 0) : scale;
 }
 
 typedef struct job {
     const tr_op_call *call;
     tr__rows logits, grads;
     tr__ids targets;
-    int64_t ignore_index;
-    double scale; /* of the gradient: g / count */
 } job;
+
+static double row_mean(const tr__rows *x, int64_t r)
+{
+    double block[TR__ROW_BLOCK], sum = 0;
+    for (int64_t first = 0, n; first < x->n; first += n) {
+        n = tr__row_block(x, first);
+        tr__row_read(x, r, first, n, block);
+        for (int64_t i = 0; i < n; i++) sum += block[i];
+    }
+    return sum / (double)x->n;
+}
 
 static void forward_rows(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
-    tr_tensor *lse = j->call->outputs[1];
-    for (int64_t r = begin; r < end; r++)
+    tr_tensor *lse = j->call->outputs[1], *mean = j->call->outputs[3];
+    for (int64_t r = begin; r < end; r++) {
         tr__store(lse->dtype, tr__ptr(lse), r, tr__row_log_sum_exp(&j->logits, r));
+        if (mean) tr__store(mean->dtype, tr__ptr(mean), r, row_mean(&j->logits, r));
+    }
 }
 
 tr_status tr__cross_entropy_forward(tr_op_call *call)
@@ -100,17 +139,17 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     const tr_tensor *lse = j->call->inputs[3];
-    double block[TR__ROW_BLOCK];
+    double smoothing = ((const tr__cross_entropy_attrs *)j->call->attrs)->smoothing;
+    double block[TR__ROW_BLOCK], even = smoothing / (double)j->logits.n;
     for (int64_t r = begin; r < end; r++) {
         int64_t target = tr__id(&j->targets, r);
-        double row_lse = tr__load(lse->dtype, tr__ptr(lse), r);
-        double scale = target == j->ignore_index ? 0 : j->scale;
+        double row_lse = tr__load(lse->dtype, tr__ptr(lse), r), scale = tr__cross_entropy_scale(j->call, r, target);
         for (int64_t first = 0, n; first < j->logits.n; first += n) {
             n = tr__row_block(&j->logits, first);
             tr__row_read(&j->logits, r, first, n, block);
             for (int64_t i = 0; i < n; i++) {
-                double onehot = first + i == target;
-                block[i] = scale == 0 ? 0 : (exp(block[i] - row_lse) - onehot) * scale;
+                double wanted = even + (first + i == target ? 1 - smoothing : 0);
+                block[i] = scale == 0 ? 0 : (exp(block[i] - row_lse) - wanted) * scale;
             }
             tr__row_write(&j->grads, r, first, n, block);
         }
@@ -120,16 +159,13 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
 /* lse is as cross_entropy made it: row-major. */
 tr_status tr__cross_entropy_grad_forward(tr_op_call *call)
 {
-    const tr__cross_entropy_attrs *attrs = call->attrs;
-    const tr_tensor *g = call->inputs[0], *logits = call->inputs[1], *count = call->inputs[4];
+    const tr_tensor *logits = call->inputs[1];
     int last = logits->shape.ndim - 1;
     job j = {
         .call = call,
         .logits = tr__rows_of(logits, last),
         .grads = tr__rows_of(call->outputs[0], last),
         .targets = tr__ids_of(call->inputs[2]),
-        .ignore_index = attrs->ignore_index,
-        .scale = tr__load(g->dtype, tr__ptr(g), 0) / tr__load(count->dtype, tr__ptr(count), 0),
     };
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), backward_rows, &j);
     return TR_OK;

@@ -4,6 +4,9 @@
 
 #include "ops/rows.h"
 
+/* The class that losses leave out when none is named, as in PyTorch. */
+enum { TR__IGNORED_BY_DEFAULT = -100 };
+
 typedef struct tr__ids {
     const void *data;
     bool wide; /* i64 */

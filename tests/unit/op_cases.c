@@ -75,6 +75,60 @@ static tr_tensor *cross_entropy(tr_tensor *const *in)
     return tr_cross_entropy(in[0], in[1]);
 }
 
+static tr_tensor *cross_entropy_smoothed(tr_tensor *const *in)
+{
+    return tr_cross_entropy(in[0], in[1], .label_smoothing = 0.2);
+}
+
+static tr_tensor *cross_entropy_rows(tr_tensor *const *in)
+{
+    return tr_cross_entropy(in[0], in[1], .label_smoothing = 0.1, .reduction = TR_REDUCE_NONE);
+}
+
+BINARY(cross_entropy_sum, tr_cross_entropy(a, b, .reduction = TR_REDUCE_SUM))
+BINARY(nll, tr_nll_loss(a, b))
+BINARY(nll_rows, tr_nll_loss(a, b, .reduction = TR_REDUCE_NONE))
+BINARY(mse, tr_mse_loss(a, b))
+BINARY(mse_elements, tr_mse_loss(a, b, .reduction = TR_REDUCE_NONE))
+BINARY(l1, tr_l1_loss(a, b))
+BINARY(huber, tr_huber_loss(a, b, .delta = 0.7, .reduction = TR_REDUCE_NONE))
+BINARY(smooth_l1, tr_smooth_l1_loss(a, b, .delta = 0.5, .reduction = TR_REDUCE_SUM))
+BINARY(bce, tr_bce_with_logits(a, b, .reduction = TR_REDUCE_NONE))
+BINARY(kl, tr_kl_div(a, b, .reduction = TR_REDUCE_NONE))
+BINARY(kl_log, tr_kl_div(a, b, .log_target = true))
+
+static tr_tensor *bce_weighted(tr_tensor *const *in)
+{
+    return tr_bce_with_logits(in[0], in[1], .pos_weight = in[2]);
+}
+
+BINARY(less_or_equal, tr_cast(tr_less_equal(a, b), tr_dtype_of(a)))
+BINARY(equal, tr_cast(tr_equal(a, b), tr_dtype_of(a)))
+BINARY(masked_fill, tr_masked_fill(a, b, 0.5))
+
+static tr_tensor *where(tr_tensor *const *in)
+{
+    return tr_where(in[0], in[1], in[2]);
+}
+
+BINARY(take_first, tr_take_along(a, 0, b))
+BINARY(take_middle, tr_take_along(a, 1, b))
+BINARY(take_last, tr_take_along(a, -1, b))
+BINARY(index_select, tr_index_select(a, 1, b))
+BINARY(one_hot, tr_mul(a, tr_one_hot(b, 5, tr_dtype_of(a))))
+UNARY(flip_first, tr_flip(x, 0))
+UNARY(flip_last, tr_flip(x, -1))
+
+static tr_tensor *scatter_add_first(tr_tensor *const *in)
+{
+    return tr_scatter_add(in[0], 0, in[1], in[2]);
+}
+
+static tr_tensor *scatter_add_last(tr_tensor *const *in)
+{
+    return tr_scatter_add(in[0], -1, in[1], in[2]);
+}
+
 static tr_tensor *layer_norm(tr_tensor *const *in)
 {
     return tr_layer_norm_op(in[0], in[1], in[2], 1e-5);
@@ -341,6 +395,35 @@ const op_case op_cases[] = {
     {CASE("pow",                  power,          POSITIVE(3, 50))},
     {CASE("sin",                  sine,           WIDE(3, 5))},
     {CASE("cos",                  cosine,         WIDE(3, 5))},
+    {CASE("cross entropy smoothed", cross_entropy_smoothed, WIDE(6, 4, 37), LABELS(37, 6, 4))},
+    {CASE("cross entropy of rows", cross_entropy_rows, WIDE(6, 4, 37), LABELS(37, 6, 4))},
+    {CASE("cross entropy sum",    cross_entropy_sum, WIDE(6, 5), IDS(5, 6))},
+    {CASE("nll",                  nll,            NORMAL(6, 4, 37), LABELS(37, 6, 4))},
+    {CASE("nll of rows",          nll_rows,       NORMAL(6, 5), IDS32(5, 6))},
+    {CASE("mse",                  mse,            NORMAL(3, 50), NORMAL(3, 50))},
+    {CASE("mse of elements",      mse_elements,   NORMAL(3, 50), NORMAL(3, 50))},
+    {CASE("l1",                   l1,             NORMAL(3, 50), NORMAL(3, 50))},
+    {CASE("huber",                huber,          NORMAL(3, 50), NORMAL(3, 50))},
+    {CASE("huber on bends",       huber,          GRID(30, 5), GRID(30, 5)), .kinked = true},
+    {CASE("smooth l1",            smooth_l1,      NORMAL(3, 50), NORMAL(3, 50))},
+    {CASE("bce",                  bce,            WIDE(3, 50), NORMAL(3, 50))},
+    {CASE("bce weighted",         bce_weighted,   WIDE(3, 50), NORMAL(3, 50), NORMAL_FIXED(50))},
+    {CASE("kl",                   kl,             NORMAL(3, 50), POSITIVE(3, 50))},
+    {CASE("kl of logarithms",     kl_log,         NORMAL(3, 50), NORMAL(3, 50))},
+    {CASE("less or equal",        less_or_equal,  GRID(30, 5), GRID(30, 1)), .kinked = true},
+    {CASE("equal",                equal,          GRID(30, 5), GRID(30, 5)), .kinked = true},
+    {CASE("where",                where,          MASK(3, 50), NORMAL(3, 50), NORMAL(3, 50))},
+    {CASE("where both ways",      where,          MASK(4, 3, 7), NORMAL_FIXED(7), NORMAL(4, 1, 1))},
+    {CASE("masked fill",          masked_fill,    NORMAL(3, 5, 7), MASK(3, 1, 7))},
+    {CASE("take first",         take_first,   NORMAL_FIXED(9, 4), IDS(9, 6, 4)), .tolerance = 20}, /* long sums */
+    {CASE("take middle",        take_middle,  NORMAL(3, 5, 4), IDS(5, 3, 2, 4))},
+    {CASE("take last",          take_last,    NORMAL(3, 5, 4), IDS32(4, 3, 5, 6))},
+    {CASE("index select",         index_select,   NORMAL(3, 5, 4), {.shape = SIZES(7), .values = OP_IDS, .limit = 5, .fixed = true})},
+    {CASE("one hot",              one_hot,        NORMAL(7, 5), IDS(5, 7))},
+    {CASE("flip first",           flip_first,     NORMAL(3, 5, 4))},
+    {CASE("flip last",            flip_last,      NORMAL(3, 5, 4))},
+    {CASE("scatter add first",    scatter_add_first, NORMAL_FIXED(5, 4), IDS(5, 6, 4), NORMAL(6, 4)), .tolerance = 20},
+    {CASE("scatter add last",     scatter_add_last, NORMAL(3, 5, 4), IDS32(4, 3, 5, 6), NORMAL(3, 5, 6))},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);

@@ -231,6 +231,96 @@ static void labels_and_ids_out_of_range(void **state)
         "embedding: ids [1, 1, 1, 1, 1, 1, 1, 1] have no room");
 }
 
+static void losses_whose_inputs_do_not_fit(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(3, 4)), *column = ones(TR_SHAPE(3, 1)), *d = tr_ones(TR_SHAPE(3, 4), .dtype = TR_F64);
+    expect(tr_mse_loss(x, column), TR_SHAPE, "mse_loss: x [3, 4] and target [3, 1] must have one shape");
+    expect(tr_l1_loss(x, column), TR_SHAPE, "l1_loss: x [3, 4] and target [3, 1]");
+    expect(tr_huber_loss(x, column), TR_SHAPE, "huber_loss: x [3, 4] and target [3, 1]");
+    expect(tr_bce_with_logits(x, column), TR_SHAPE, "bce_with_logits: x [3, 4] and target [3, 1]");
+    expect(tr_kl_div(x, column), TR_SHAPE, "kl_div: x [3, 4] and target [3, 1]");
+    expect(tr_mse_loss(x, d), TR_DTYPE, "mse_loss: dtypes differ: f32 [3, 4] and f64 [3, 4]");
+    expect(tr_mse_loss(x, NULL), TR_INVALID, "mse_loss: target is NULL");
+    expect(tr_mse_loss(x, x, .reduction = (tr_reduction)7), TR_INVALID, "mse_loss: 7 is no tr_reduction");
+    expect(tr_huber_loss(x, x, .delta = -1), TR_INVALID, "huber_loss: delta is -1: it must be positive");
+    expect(tr_smooth_l1_loss(x, x, .delta = NAN), TR_INVALID, "smooth_l1_loss: delta is nan");
+    expect(tr_nll_loss(x, ids(0, 4, 0)), TR_INVALID, "nll_loss: target 4 at position 1 is outside the 4 classes");
+    expect(tr_nll_loss(x, column), TR_DTYPE, "nll_loss: input 1 is f32 [3, 1]: it must be i64 or i32");
+    expect(tr_nll_loss(column, tr_reshape(ids(0, 0, 0), TR_SHAPE(3, 1))), TR_SHAPE,
+        "nll_loss: targets [3, 1] do not fit x [3, 1]: they must be [3]");
+    expect(tr_nll_loss(x, NULL), TR_INVALID, "nll_loss: input 1 is NULL");
+    expect(tr_cross_entropy(x, ids(0, 0, 0), .label_smoothing = 1.5), TR_INVALID,
+        "cross_entropy: label_smoothing is 1.5: it must be in 0 … 1");
+    expect(tr_cross_entropy(x, ids(0, 0, 0), .reduction = (tr_reduction)3), TR_INVALID, "3 is no tr_reduction");
+}
+
+static void numbers_of_elements_that_are_not_there(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(3, 4)), *row = tr_reshape(ids(0, 4, -1), TR_SHAPE(1, 3));
+    expect(tr_take_along(x, 1, row), TR_INVALID, "take_along: index 4 at position 1 is outside the 4 elements");
+    expect(tr_take_along(x, 0, tr_reshape(ids(0, 2, -1), TR_SHAPE(1, 3))), TR_INVALID, "take_along: index -1 at position 2");
+    expect(tr_take_along(x, 0, ids(0, 0, 0)), TR_SHAPE, "take_along: index [3] does not fit x [3, 4]");
+    expect(tr_take_along(x, 1, tr_zeros(TR_SHAPE(4, 1), .dtype = TR_I64)), TR_SHAPE,
+        "take_along: index [4, 1] does not fit x [3, 4]: but for dimension 1 it must lie in it");
+    expect(tr_take_along(x, 2, row), TR_SHAPE, "take_along: no dimension 2 in [3, 4]");
+    expect(tr_take_along(x, 0, x), TR_DTYPE, "take_along: input 1 is f32 [3, 4]: it must be i64 or i32");
+    expect(tr_take_along(x, 0, NULL), TR_INVALID, "take_along: input 1 is NULL");
+    expect(tr_scatter_add(x, 1, row, x), TR_SHAPE, "scatter_add: index [1, 3] and src [3, 4] must have one shape");
+    expect(tr_scatter_add(x, 1, row, ones(TR_SHAPE(1, 3))), TR_INVALID, "scatter_add: index 4 at position 1");
+    expect(tr_index_select(x, 1, row), TR_SHAPE, "index_select: ids are [1, 3]: they must be [n]");
+    expect(tr_index_select(x, 1, ids(3, 2, 9)), TR_INVALID, "index 9 at position 2 is outside the 4 elements");
+    expect(tr_one_hot(ids(0, 1, 2), 2, TR_F32), TR_INVALID, "index 2 at position 2 is outside the 2 elements");
+    expect(tr_one_hot(ids(0, 1, 2), -2, TR_F32), TR_SHAPE, "one_hot: there is no tensor of ids [3] with -2 classes");
+    expect(tr_flip(x, 2), TR_SHAPE, "flip: no dimension 2 in [3, 4]");
+    expect(tr_where(x, x, x), TR_DTYPE, "where: the mask is f32 [3, 4]: it must be bool");
+    expect(tr_masked_fill(NULL, x, 0), TR_INVALID, "masked_fill: x is NULL");
+    expect(tr_less(x, row), TR_DTYPE, "less: dtypes differ: f32 [3, 4] and i64 [1, 3]");
+    expect(tr_equal(x, ones(TR_SHAPE(3))), TR_SHAPE, "equal: shapes do not broadcast: [3, 4] and [3]");
+}
+
+static double number(tr_tensor *t, int64_t i)
+{
+    return tr_item(tr_slice(tr_cast(t, TR_F64), 0, i, i + 1));
+}
+
+static void comparisons_of_numbers_and_nan(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *a = tr_from(((const float[]){1, 2, 3, NAN}), TR_SHAPE(4)), *two = tr_scalar(2, TR_F32);
+    tr_tensor *(*const compare[])(tr_tensor *, tr_tensor *) = {tr_less, tr_less_equal, tr_equal, tr_greater_equal,
+        tr_greater, tr_not_equal};
+    const char *expected[] = {"1000", "1100", "0100", "0110", "0010", "1011"};
+    for (int k = 0; k < 6; k++)
+        for (int integers = 0; integers < 2; integers++)
+            for (int64_t i = 0; i < 4 - integers; i++) {
+                tr_dtype dtype = integers ? TR_I32 : TR_F32;
+                tr_tensor *got = compare[k](tr_cast(a, dtype), tr_cast(two, dtype));
+                assert_int_equal(tr_dtype_of(got), TR_BOOL);
+                assert_int_equal(number(got, i), expected[k][i] - '0');
+            }
+}
+
+static void integers_are_chosen_moved_and_added_whole(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *large = tr_from(((const int64_t[]){INT64_MAX, INT64_MIN, 5}), TR_SHAPE(3), .dtype = TR_I64);
+    int64_t out[3];
+    assert_int_equal(tr_copy_out(tr_where(tr_less(large, ids(0, 0, 9)), ids(1, 2, 3), large), out, sizeof out), TR_OK);
+    assert_true(out[0] == INT64_MAX && out[1] == 2 && out[2] == 3);
+    assert_int_equal(tr_copy_out(tr_index_select(large, 0, ids(1, 0, 0)), out, sizeof out), TR_OK);
+    assert_true(out[0] == INT64_MIN && out[1] == INT64_MAX && out[2] == INT64_MAX);
+    assert_int_equal(tr_copy_out(tr_scatter_add(large, 0, ids(2, 2, 1), ids(7, 8, 9)), out, sizeof out), TR_OK);
+    assert_true(out[0] == INT64_MAX && out[1] == INT64_MIN + 9 && out[2] == 20);
+    tr_tensor *bytes = tr_one_hot(ids(1, 0, 1), 2, TR_U8);
+    assert_true(tr_dtype_of(bytes) == TR_U8 && tr_item(tr_sum(bytes)) == 3);
+}
+
 static void with_no_counted_target_the_loss_is_nan_and_the_gradient_zero(void **state)
 {
     (void)state;
@@ -272,6 +362,10 @@ int main(void)
         cmocka_unit_test(dimensions_that_are_not_there),
         cmocka_unit_test(shapes_that_do_not_fit),
         cmocka_unit_test(labels_and_ids_out_of_range),
+        cmocka_unit_test(losses_whose_inputs_do_not_fit),
+        cmocka_unit_test(numbers_of_elements_that_are_not_there),
+        cmocka_unit_test(comparisons_of_numbers_and_nan),
+        cmocka_unit_test(integers_are_chosen_moved_and_added_whole),
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
         cmocka_unit_test(nan_stays_nan),
     };

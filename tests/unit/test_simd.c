@@ -104,6 +104,15 @@ static void check_elementwise(int table, tr_shape shape)
     CHECK(gelu_exact_grad, NULL, y, x);
     CHECK(tanh_grad, NULL, y, x);
     CHECK(sigmoid_grad, NULL, y, x);
+    tr_tensor *mask = tr_greater(x, y);
+    CHECK(where, NULL, mask, y, z);
+    CHECK(mse_loss, NULL, x, y);
+    CHECK(mse_loss_grad, NULL, z, x, y);
+    tr__huber_loss_attrs huber = {0.8};
+    CHECK(huber_loss, &huber, x, y);
+    CHECK(huber_loss_grad, &huber, z, x, y);
+    CHECK(bce_with_logits, NULL, x, positive);
+    CHECK(bce_with_logits_grad, NULL, z, x, positive);
     CHECK(dropout, (&(tr__dropout_attrs){.p = 0.3, .seed = 5, .step = UINT64_MAX, .first_sample = UINT64_MAX}), x);
 }
 
@@ -124,10 +133,13 @@ static void check_rows(int table, int64_t rows, int64_t n)
     CHECK(log_softmax, &last, x);
     CHECK(softmax_grad, &last, g, tr_softmax(x, 1));
     CHECK(log_softmax_grad, &last, g, tr_log_softmax(x, 1));
-    tr__cross_entropy_attrs loss = {-100};
+    tr__cross_entropy_attrs loss = {.ignore_index = -100};
     CHECK(cross_entropy, &loss, x, targets);
     tr_apply(tr__op(cross_entropy), &loss, (tr_tensor *[]){x, targets}, 2, outputs);
     CHECK(cross_entropy_grad, &loss, tr_scalar(1.5, TR_F32), x, targets, outputs[1], outputs[2]);
+    tr__cross_entropy_attrs smoothed = {-100, 0.3, TR_REDUCE_NONE};
+    CHECK(cross_entropy, &smoothed, x, targets);
+    CHECK(cross_entropy_grad, &smoothed, tr_randn(6, TR_SHAPE(rows)), x, targets, outputs[1], outputs[2]);
     tr__layer_norm_attrs norm = {.eps = 1e-5};
     CHECK(layer_norm, &norm, x, weight, bias);
     CHECK(layer_norm, &norm, x, NULL, NULL);

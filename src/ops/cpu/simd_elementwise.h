@@ -84,6 +84,19 @@ BINARY(clamp_grad, const tr__clamp_attrs *a = attrs; vec least = vec_all((float)
 BINARY(tanh_grad, return x * (1.0f - y * y);)
 BINARY(sigmoid_grad, return x * (y * (1.0f - y));)
 
+TERNARY(where, return vec_where_larger(x, vec_all(0), y, z);) /* of a mask, 0 or 1 */
+
+/* Losses; in their gradients x is g, and y, z are their inputs. */
+BINARY(mse_loss, return (x - y) * (x - y);)
+TERNARY(mse_loss_grad, return 2.0f * x * (y - z);)
+BINARY(huber_loss, const float delta = (float)((const tr__huber_loss_attrs *)attrs)->delta;
+       vec d = vec_abs(x - y), near = vec_min(vec_all(delta), d);
+       return near * (d - 0.5f * near);)
+TERNARY(huber_loss_grad, const float delta = (float)((const tr__huber_loss_attrs *)attrs)->delta;
+        return x * vec_hold(y - z, -delta, delta);)
+BINARY(bce_with_logits, return vec_softplus(x) - x * y;)
+TERNARY(bce_with_logits_grad, return x * (vec_sigmoid(y) - z);)
+
 #undef MAP
 #undef LOOP
 #undef UNARY

@@ -121,11 +121,10 @@ static tr_status log_softmax_grad_kernel(tr_op_call *call)
 /* ---- cross_entropy: logits, targets -> loss, lse, count -------------------------------------------------------- */
 
 typedef struct loss_job {
+    const tr_op_call *call;
     tr__rows logits, grads;
     tr__ids targets;
-    int64_t ignore_index;
-    float *lse;
-    float scale;
+    float *lse, *mean; /* mean: NULL without label smoothing */
 } loss_job;
 
 static void cross_entropy_rows(void *arg, int64_t begin, int64_t end)
@@ -137,6 +136,7 @@ static void cross_entropy_rows(void *arg, int64_t begin, int64_t end)
         const float *x = row_in(&j->logits, r, buffer);
         float top = row_top(x, n);
         j->lse[r] = top + logf(row_exp_sum(x, n, top, NULL));
+        if (j->mean) j->mean[r] = row_sum(x, n) / (float)n;
     }
 }
 
@@ -145,6 +145,7 @@ static tr_status cross_entropy_kernel(tr_op_call *call)
     const tr_tensor *logits = call->inputs[0];
     loss_job j = {.logits = tr__rows_of(logits, logits->shape.ndim - 1), .lse = tr__ptr(call->outputs[1])};
     if (!can_do(&j.logits)) return TR__DECLINED;
+    if (call->outputs[3]) j.mean = tr__ptr(call->outputs[3]);
     TR__TRY(tr__cross_entropy_check(call));
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_rows, &j);
     return tr__cross_entropy_finish(call);
@@ -155,15 +156,17 @@ static void cross_entropy_grad_rows(void *arg, int64_t begin, int64_t end)
     const loss_job *j = arg;
     float x_buffer[ROW_MAX], dx_buffer[ROW_MAX];
     int64_t n = j->logits.n;
+    float smoothing = (float)((const tr__cross_entropy_attrs *)j->call->attrs)->smoothing, even = smoothing / (float)n;
     for (int64_t r = begin; r < end; r++) {
         const float *x = row_in(&j->logits, r, x_buffer);
         float *dx = row_out(&j->grads, r, dx_buffer);
         int64_t target = tr__id(&j->targets, r);
-        if (target == j->ignore_index) {
+        float scale = (float)tr__cross_entropy_scale(j->call, r, target);
+        if (scale == 0) {
             memset(dx, 0, sizeof *dx * (size_t)n);
         } else {
-            FOR_VECTORS(n, store_lanes(dx + i, exp_below_0(load_lanes(x + i, m) - j->lse[r]) * j->scale, m););
-            dx[target] -= j->scale;
+            FOR_VECTORS(n, store_lanes(dx + i, (exp_below_0(load_lanes(x + i, m) - j->lse[r]) - even) * scale, m););
+            dx[target] -= (1 - smoothing) * scale;
         }
         row_done(&j->grads, r, dx_buffer);
     }
@@ -171,15 +174,14 @@ static void cross_entropy_grad_rows(void *arg, int64_t begin, int64_t end)
 
 static tr_status cross_entropy_grad_kernel(tr_op_call *call)
 {
-    const tr_tensor *g = call->inputs[0], *logits = call->inputs[1], *lse = call->inputs[3], *count = call->inputs[4];
+    const tr_tensor *logits = call->inputs[1];
     int last = logits->shape.ndim - 1;
     loss_job j = {
         .logits = tr__rows_of(logits, last),
         .grads = tr__rows_of(call->outputs[0], last),
+        .call = call,
         .targets = tr__ids_of(call->inputs[2]),
-        .ignore_index = ((const tr__cross_entropy_attrs *)call->attrs)->ignore_index,
-        .lse = tr__ptr(lse),
-        .scale = (float)(tr__load(g->dtype, tr__ptr(g), 0) / tr__load(count->dtype, tr__ptr(count), 0)),
+        .lse = tr__ptr(call->inputs[3]),
     };
     if (!can_do(&j.logits) || !can_do(&j.grads)) return TR__DECLINED;
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_grad_rows, &j);
