@@ -72,13 +72,23 @@ TR_API tr_tensor *tr_dist_grad(tr_dist_context *context, const tr_tensor *leaf);
 /* Which optimizer the owners make, and its options: TR_DIST_SGD(.lr = 0.1). */
 typedef struct tr_dist_rule {
     enum { TR_DIST_RULE_SGD, TR_DIST_RULE_ADAM, TR_DIST_RULE_ADAMW, TR_DIST_RULE_RMSPROP, TR_DIST_RULE_ADAGRAD,
-        TR_DIST_RULES } kind;
+        TR_DIST_RULE_ADAMAX, TR_DIST_RULE_NADAM, TR_DIST_RULE_RADAM, TR_DIST_RULE_ADADELTA, TR_DIST_RULE_RPROP,
+        TR_DIST_RULE_LION, TR_DIST_RULE_LAMB, TR_DIST_RULE_LARS, TR_DIST_RULE_MUON, TR_DIST_RULES } kind;
     union {
         tr_sgd_options sgd;
         tr_adam_options adam;
         tr_adamw_options adamw;
         tr_rmsprop_options rmsprop;
         tr_adagrad_options adagrad;
+        tr_adamax_options adamax;
+        tr_nadam_options nadam;
+        tr_radam_options radam;
+        tr_adadelta_options adadelta;
+        tr_rprop_options rprop;
+        tr_lion_options lion;
+        tr_lamb_options lamb;
+        tr_lars_options lars;
+        tr_muon_options muon;
     };
 } tr_dist_rule;
 #ifndef __cplusplus
@@ -94,6 +104,15 @@ typedef struct tr_dist_rule {
 #define TR_DIST_ADAMW(...) TR__DIST_RULE(TR_DIST_RULE_ADAMW, adamw, __VA_ARGS__)
 #define TR_DIST_RMSPROP(...) TR__DIST_RULE(TR_DIST_RULE_RMSPROP, rmsprop, __VA_ARGS__)
 #define TR_DIST_ADAGRAD(...) TR__DIST_RULE(TR_DIST_RULE_ADAGRAD, adagrad, __VA_ARGS__)
+#define TR_DIST_ADAMAX(...) TR__DIST_RULE(TR_DIST_RULE_ADAMAX, adamax, __VA_ARGS__)
+#define TR_DIST_NADAM(...) TR__DIST_RULE(TR_DIST_RULE_NADAM, nadam, __VA_ARGS__)
+#define TR_DIST_RADAM(...) TR__DIST_RULE(TR_DIST_RULE_RADAM, radam, __VA_ARGS__)
+#define TR_DIST_ADADELTA(...) TR__DIST_RULE(TR_DIST_RULE_ADADELTA, adadelta, __VA_ARGS__)
+#define TR_DIST_RPROP(...) TR__DIST_RULE(TR_DIST_RULE_RPROP, rprop, __VA_ARGS__)
+#define TR_DIST_LION(...) TR__DIST_RULE(TR_DIST_RULE_LION, lion, __VA_ARGS__)
+#define TR_DIST_LAMB(...) TR__DIST_RULE(TR_DIST_RULE_LAMB, lamb, __VA_ARGS__)
+#define TR_DIST_LARS(...) TR__DIST_RULE(TR_DIST_RULE_LARS, lars, __VA_ARGS__)
+#define TR_DIST_MUON(...) TR__DIST_RULE(TR_DIST_RULE_MUON, muon, __VA_ARGS__)
 
 /* An optimizer of parameters that live on any workers: one of ours on each owner, all driven from here. An object; thread-
  * safe. */

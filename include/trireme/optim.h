@@ -80,6 +80,135 @@ typedef struct tr_adagrad_options {
 #define tr_adagrad(...) TR__NEW1(tr_adagrad, parameters, __VA_ARGS__)
 TR_API tr_optimizer *tr_adagrad_with(const tr_adagrad_options *options);
 
+typedef struct tr_adamax_options {
+    size_t size;
+    tr_tensor_list *parameters;
+    double lr;            /* 0: 2e-3 */
+    double beta1, beta2;  /* 0: 0.9, 0.999 */
+    double eps;           /* 0: 1e-8 */
+    double weight_decay;  /* added to the gradient */
+} tr_adamax_options;
+/* As torch.optim.Adamax: Kingma & Ba 2015, section 7.1. */
+#define tr_adamax(...) TR__NEW1(tr_adamax, parameters, __VA_ARGS__)
+TR_API tr_optimizer *tr_adamax_with(const tr_adamax_options *options);
+
+typedef struct tr_nadam_options {
+    size_t size;
+    tr_tensor_list *parameters;
+    double lr;             /* 0: 2e-3 */
+    double beta1, beta2;   /* 0: 0.9, 0.999 */
+    double eps;            /* 0: 1e-8 */
+    double weight_decay;   /* added to the gradient */
+    double momentum_decay; /* 0: 4e-3; TR_ZERO: none */
+    bool decoupled;        /* weight decay as AdamW's */
+} tr_nadam_options;
+/* As torch.optim.NAdam: Dozat 2016. */
+#define tr_nadam(...) TR__NEW1(tr_nadam, parameters, __VA_ARGS__)
+TR_API tr_optimizer *tr_nadam_with(const tr_nadam_options *options);
+
+typedef struct tr_radam_options {
+    size_t size;
+    tr_tensor_list *parameters;
+    double lr;            /* 0: 1e-3 */
+    double beta1, beta2;  /* 0: 0.9, 0.999 */
+    double eps;           /* 0: 1e-8 */
+    double weight_decay;  /* added to the gradient */
+    bool decoupled;       /* weight decay as AdamW's */
+} tr_radam_options;
+/* As torch.optim.RAdam: Liu et al. 2020. */
+#define tr_radam(...) TR__NEW1(tr_radam, parameters, __VA_ARGS__)
+TR_API tr_optimizer *tr_radam_with(const tr_radam_options *options);
+
+typedef struct tr_adadelta_options {
+    size_t size;
+    tr_tensor_list *parameters;
+    double lr;            /* 0: 1 */
+    double rho;           /* 0: 0.9; TR_ZERO: none, the latest gradient alone */
+    double eps;           /* 0: 1e-6 */
+    double weight_decay;  /* added to the gradient */
+} tr_adadelta_options;
+/* As torch.optim.Adadelta: Zeiler 2012. */
+#define tr_adadelta(...) TR__NEW1(tr_adadelta, parameters, __VA_ARGS__)
+TR_API tr_optimizer *tr_adadelta_with(const tr_adadelta_options *options);
+
+typedef struct tr_rprop_options {
+    size_t size;
+    tr_tensor_list *parameters;
+    double lr;                 /* the first step's size; later it does nothing. 0: 1e-2 */
+    double decrease, increase; /* of the size, where a gradient's sign changes and where it does not; 0: 0.5, 1.2 */
+    double least, most;        /* sizes; 0: 1e-6, 50 */
+} tr_rprop_options;
+/* As torch.optim.Rprop: Riedmiller & Braun 1993. For gradients of all the data. */
+#define tr_rprop(...) TR__NEW1(tr_rprop, parameters, __VA_ARGS__)
+TR_API tr_optimizer *tr_rprop_with(const tr_rprop_options *options);
+
+typedef struct tr_lion_options {
+    size_t size;
+    tr_tensor_list *parameters;
+    double lr;            /* 0: 1e-4 */
+    double beta1, beta2;  /* 0: 0.9, 0.99 */
+    double weight_decay;  /* decoupled */
+} tr_lion_options;
+/* Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2. */
+#define tr_lion(...) TR__NEW1(tr_lion, parameters, __VA_ARGS__)
+TR_API tr_optimizer *tr_lion_with(const tr_lion_options *options);
+
+/* LAMB, LARS and Muon look at whole parameters: they cannot be sharded (tr_shard_optimizer). */
+typedef struct tr_lamb_options {
+    size_t size;
+    tr_tensor_list *parameters;
+    double lr;            /* 0: 1e-3 */
+    double beta1, beta2;  /* 0: 0.9, 0.999 */
+    double eps;           /* 0: 1e-6 */
+    double weight_decay;  /* 0: 0.01; TR_ZERO: none */
+    bool matrices_only;   /* parameters with fewer than two dimensions (biases, norms) do not decay and keep lr as it is */
+} tr_lamb_options;
+/* You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2. */
+#define tr_lamb(...) TR__NEW1(tr_lamb, parameters, __VA_ARGS__)
+TR_API tr_optimizer *tr_lamb_with(const tr_lamb_options *options);
+
+typedef struct tr_lars_options {
+    size_t size;
+    tr_tensor_list *parameters;
+    double lr;            /* 0: 0.1 */
+    double momentum;      /* 0: 0.9; TR_ZERO: none */
+    double weight_decay;
+    double trust;         /* 0: 1e-3 */
+    bool matrices_only;   /* as LAMB's */
+} tr_lars_options;
+/* You et al. 2017, "Large Batch Training of Convolutional Networks", algorithm 1. */
+#define tr_lars(...) TR__NEW1(tr_lars, parameters, __VA_ARGS__)
+TR_API tr_optimizer *tr_lars_with(const tr_lars_options *options);
+
+typedef struct tr_muon_options {
+    size_t size;
+    tr_tensor_list *parameters; /* matrices: of two dimensions */
+    double lr;            /* 0: 1e-3 */
+    double momentum;      /* 0: 0.95; TR_ZERO: none */
+    double weight_decay;  /* 0: 0.1; TR_ZERO: none. Decoupled */
+    double eps;           /* 0: 1e-7 */
+    int iterations;       /* of Newton and Schulz; 0: 5 */
+    bool plain;           /* momentum that is not Nesterov's */
+    bool match_adamw;     /* steps of the size of AdamW's, so that its lr and weight_decay do: Liu et al. 2025 */
+} tr_muon_options;
+/* As torch.optim.Muon: Jordan et al. 2024. For the matrices in a net's middle; embeddings, biases and norms go to another
+ * optimizer. */
+#define tr_muon(...) TR__NEW1(tr_muon, parameters, __VA_ARGS__)
+TR_API tr_optimizer *tr_muon_with(const tr_muon_options *options);
+
+typedef struct tr_param_group_options {
+    size_t size;
+    tr_optimizer *optimizer;
+    const tr_tensor_list *parameters; /* some of the optimizer's; names do not matter */
+    double lr_scale;      /* their learning rate is this times the optimizer's, whatever tr_set_lr() makes of that; 0: 1;
+                             TR_ZERO: 0, they stay as they are but for momentum that they have */
+    double weight_decay;  /* 0: as it was; TR_ZERO: none */
+} tr_param_group_options;
+/* Gives parameters a pace of their own, from the next step on: PyTorch's parameter groups. A parameter is in the group
+ * that it was put into last. */
+#define tr_param_group(...) TR__NEW2(tr_param_group, optimizer, parameters, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_param_group_with(const tr_param_group_options *options);
+
 /* One update from the gradients that are there; a parameter without one stays as it is. */
 TR_API TR_MUST_CHECK tr_status tr_step(tr_optimizer *optimizer);
 /* Forgets all gradients: costs nothing, the next backward overwrites them. On an optimizer in error it does nothing:
@@ -93,6 +222,12 @@ TR_API double tr_lr(const tr_optimizer *optimizer);
  *   SGD           with momentum momentum_buffer, step, else nothing
  *   RMSprop       square_avg, when centered grad_avg, with momentum momentum_buffer, step
  *   Adagrad       sum, step
+ *   Adamax        exp_avg, exp_inf, step
+ *   NAdam, RAdam, LAMB   exp_avg, exp_avg_sq, step (NAdam's mu_product is a function of step)
+ *   Adadelta      square_avg, acc_delta, step
+ *   Rprop         prev, step_size, step
+ *   Lion          exp_avg, step
+ *   LARS, Muon    momentum_buffer, step
  * The learning rate is not among them. Loading is all or nothing, as in tr_load_state_dict(). */
 TR_API tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
@@ -139,6 +274,80 @@ TR_API double tr_multi_step_lr_with(const tr_multi_step_lr_options *options);
 
 /* lr gamma^step. */
 TR_API double tr_exponential_lr(int64_t step, double lr, double gamma);
+
+/* lr/steps, 2 lr/steps, … up to lr at steps - 1, lr from there on. */
+TR_API double tr_warmup_lr(int64_t step, double lr, int64_t steps);
+
+/* lr times a factor that goes in a straight line from `from` to `to` at steps, and stays there: torch's LinearLR. */
+typedef struct tr_linear_lr_options {
+    size_t size;
+    int64_t step;
+    double lr;
+    int64_t steps;
+    double from, to; /* 0: 1/3, 1; TR_ZERO: 0 */
+} tr_linear_lr_options;
+#define tr_linear_lr(...) TR__NEW3(tr_linear_lr, step, lr, steps, __VA_ARGS__)
+TR_API double tr_linear_lr_with(const tr_linear_lr_options *options);
+
+/* lr (1 - step/steps)^power, 0 from steps on: torch's PolynomialLR. */
+typedef struct tr_polynomial_lr_options {
+    size_t size;
+    int64_t step;
+    double lr;
+    int64_t steps;
+    double power; /* 0: 1 */
+} tr_polynomial_lr_options;
+#define tr_polynomial_lr(...) TR__NEW3(tr_polynomial_lr, step, lr, steps, __VA_ARGS__)
+TR_API double tr_polynomial_lr_with(const tr_polynomial_lr_options *options);
+
+/* Up from lr/divide to lr, and down to lr/divide/final_divide at steps - 1, in half cosines (Smith & Topin 2018): torch's
+ * OneCycleLR, without its cycle of the momentum. NaN, which tr_set_lr() refuses, when rise is not in [0, 1]. */
+typedef struct tr_one_cycle_lr_options {
+    size_t size;
+    int64_t step;
+    double lr;           /* the largest */
+    int64_t steps;
+    double rise;         /* the part of the steps that goes up; 0: 0.3; TR_ZERO: none */
+    double divide;       /* 0: 25 */
+    double final_divide; /* 0: 1e4 */
+    bool linear;         /* in straight lines */
+    bool three_phase;    /* down to lr/divide in as many steps as up, then on to the end */
+} tr_one_cycle_lr_options;
+#define tr_one_cycle_lr(...) TR__NEW3(tr_one_cycle_lr, step, lr, steps, __VA_ARGS__)
+TR_API double tr_one_cycle_lr_with(const tr_one_cycle_lr_options *options);
+
+/* One schedule after the other, each of which counts its steps from 0: torch's SequentialLR. */
+typedef struct tr_lr_phase {
+    int64_t steps;                          /* how many it has; the last phase goes on after them */
+    double (*lr)(int64_t step, void *user);
+    void *user;
+} tr_lr_phase;
+/* NaN without phases. */
+TR_API double tr_sequential_lr(int64_t step, const tr_lr_phase *phases, int count);
+
+/* What a plateau schedule remembers: zeros at first; a program that stops and goes on saves it and restores it. */
+typedef struct tr_plateau {
+    double lr, best;
+    int64_t bad, rest; /* measurements since the best one; and yet to be passed over after a reduction */
+    bool begun;
+} tr_plateau;
+/* Takes a measurement, and multiplies the learning rate by factor when more than `patience` in a row were not better than
+ * the best: torch's ReduceLROnPlateau. Returns the learning rate to go on with. */
+typedef struct tr_plateau_lr_options {
+    size_t size;
+    tr_plateau *state;
+    double metric;
+    double lr;         /* where it starts */
+    double factor;     /* 0: 0.1 */
+    int64_t patience;  /* 0: 10; -1: none */
+    double threshold;  /* better is by more than this part of the best; 0: 1e-4; TR_ZERO: none */
+    bool absolute;     /* better is by more than the threshold itself */
+    bool maximize;     /* larger metrics are better */
+    int64_t cooldown;  /* measurements after a reduction that do not count */
+    double min_lr;
+} tr_plateau_lr_options;
+#define tr_plateau_lr(...) TR__NEW3(tr_plateau_lr, state, metric, lr, __VA_ARGS__)
+TR_API double tr_plateau_lr_with(const tr_plateau_lr_options *options);
 
 #ifdef __cplusplus
 }

@@ -11,12 +11,12 @@
  */
 #include "optim/kernel.h"
 
-enum { BETA1, BETA2, EPS, DECOUPLED }; /* in settings */
+enum { BETA1 = TR__OWN, BETA2, EPS, DECOUPLED };
 
 #define ADAM(name, P, S, read, write, root)                                                      \
     static void name(const tr__update *u, int64_t begin, int64_t end)                            \
     {                                                                                            \
-        const double *settings = u->optimizer->settings, lr = u->optimizer->lr;                  \
+        const double *settings = u->optimizer->settings, lr = u->lr;                             \
         double b1 = settings[BETA1], b2 = settings[BETA2], t = (double)u->step;                  \
         double shrink = settings[DECOUPLED] ? lr * u->weight_decay : 0;                          \
         const S added = (S)(settings[DECOUPLED] ? 0 : u->weight_decay), keep = (S)(1 - shrink);  \
@@ -37,53 +37,43 @@ TR__UPDATE_KERNELS(ADAM, adam)
 
 static const tr__optimizer_rule rules[2][2] = { /* [decoupled][amsgrad] */
     {
-        {"adam", {"exp_avg", "exp_avg_sq"}, TR__KERNELS_OF(adam)},
-        {"adam", {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, TR__KERNELS_OF(adam)},
+        {.name = "adam", .state_names = {"exp_avg", "exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
+        {.name = "adam", .state_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
     },
     {
-        {"adamw", {"exp_avg", "exp_avg_sq"}, TR__KERNELS_OF(adam)},
-        {"adamw", {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, TR__KERNELS_OF(adam)},
+        {.name = "adamw", .state_names = {"exp_avg", "exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
+        {.name = "adamw", .state_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
     },
 };
 
 /* What Adam and AdamW share; decay is given, as their defaults differ. */
-static tr_optimizer *make(const tr_adamw_options *options, bool decoupled, double decay)
+static tr_optimizer *make(const tr_adamw_options *o, bool decoupled, double decay)
 {
-    const tr__optimizer_rule *rule = &rules[decoupled][options->amsgrad];
-    double lr = tr__option(options->lr, 1e-3), eps = tr__option(options->eps, 1e-8);
-    double beta1 = tr__option(options->beta1, 0.9), beta2 = tr__option(options->beta2, 0.999);
-    if (!tr__is_amount(lr) || !tr__is_amount(decay))
-        return tr__optimizer_fail(TR_INVALID, "%s: lr and weight_decay must be 0 or more, not %g and %g", rule->name,
-            lr, decay);
-    if (!(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1))
-        return tr__optimizer_fail(TR_INVALID, "%s: beta1 and beta2 must be in [0, 1), not %g and %g", rule->name, beta1,
-            beta2);
-    if (!tr__is_eps(eps)) return tr__optimizer_fail(TR_INVALID, "%s: eps must be more than 0, not %g", rule->name, eps);
-    tr_optimizer *o = tr__optimizer_new(rule, options->parameters, options->decay_matrices_only);
-    if (o->object.error) return o;
-    o->lr = lr;
-    o->weight_decay = decay;
-    o->settings[BETA1] = beta1;
-    o->settings[BETA2] = beta2;
-    o->settings[EPS] = eps;
-    o->settings[DECOUPLED] = decoupled;
-    return o;
+    const tr__hyper hypers[TR__HYPERS] = {
+        [TR__LR] = {"lr", tr__option(o->lr, 1e-3), TR__AMOUNT},
+        [TR__DECAY] = {"weight_decay", decay, TR__AMOUNT},
+        [BETA1] = {"beta1", tr__option(o->beta1, 0.9), TR__FRACTION},
+        [BETA2] = {"beta2", tr__option(o->beta2, 0.999), TR__FRACTION},
+        [EPS] = {"eps", tr__option(o->eps, 1e-8), TR__POSITIVE},
+        [DECOUPLED] = {"decoupled", decoupled, TR__FLAG},
+    };
+    return tr__optimizer_new(&rules[decoupled][o->amsgrad], o->parameters, hypers, o->decay_matrices_only);
 }
 
-tr_optimizer *tr_adam_with(const tr_adam_options *options)
+tr_optimizer *tr_adam_with(const tr_adam_options *o)
 {
     const tr_adamw_options same = {
-        .parameters = options->parameters,
-        .lr = options->lr,
-        .beta1 = options->beta1,
-        .beta2 = options->beta2,
-        .eps = options->eps,
-        .amsgrad = options->amsgrad,
+        .parameters = o->parameters,
+        .lr = o->lr,
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
+        .eps = o->eps,
+        .amsgrad = o->amsgrad,
     };
-    return make(&same, false, options->weight_decay);
+    return make(&same, false, o->weight_decay);
 }
 
-tr_optimizer *tr_adamw_with(const tr_adamw_options *options)
+tr_optimizer *tr_adamw_with(const tr_adamw_options *o)
 {
-    return make(options, true, tr__option(options->weight_decay, 0.01));
+    return make(o, true, tr__option(o->weight_decay, 0.01));
 }

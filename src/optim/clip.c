@@ -13,8 +13,8 @@
 enum { BLOCK = 8192, LANES = 16 };
 
 /* Sums in lanes, which the compiler may keep in vector registers. */
-#define SUM_OF_SQUARES(name, P, read)                                                 \
-    static double name(const void *from, int64_t n)                                   \
+#define SUM_OF_SQUARES(linkage, name, P, read)                                        \
+    linkage double name(const void *from, int64_t n)                                   \
     {                                                                                 \
         const P *x = from;                                                            \
         double lane[LANES] = {0}, sum = 0;                                            \
@@ -28,9 +28,9 @@ enum { BLOCK = 8192, LANES = 16 };
         for (int k = 0; k < LANES; k++) sum += lane[k];                               \
         return sum;                                                                   \
     }
-SUM_OF_SQUARES(squares_f32, float, (float))
-SUM_OF_SQUARES(squares_f64, double, (double))
-SUM_OF_SQUARES(squares_bf16, uint16_t, tr__bf16_to_f32)
+SUM_OF_SQUARES(, tr__squares_f32, float, (float))
+SUM_OF_SQUARES(, tr__squares_f64, double, (double))
+SUM_OF_SQUARES(static, squares_bf16, uint16_t, tr__bf16_to_f32)
 
 #define SCALE(name, P, S, read, write)                                                \
     static void name(void *memory, double factor, int64_t n)                          \
@@ -47,8 +47,8 @@ static const struct {
     double (*squares)(const void *, int64_t);
     void (*scale)(void *, double, int64_t);
 } kernels[TR_DTYPE_COUNT] = {
-    [TR_F32] = {squares_f32, scale_f32},
-    [TR_F64] = {squares_f64, scale_f64},
+    [TR_F32] = {tr__squares_f32, scale_f32},
+    [TR_F64] = {tr__squares_f64, scale_f64},
     [TR_BF16] = {squares_bf16, scale_bf16},
 };
 

@@ -19,16 +19,7 @@
 /* What they are called in a rule. */
 #define TR__KERNELS_OF(name) {[TR_F32] = name##_f32, [TR_F64] = name##_f64, [TR_BF16] = name##_bf16}
 
-/* 0 or more, and finite. */
-static inline bool tr__is_amount(double x)
-{
-    return x >= 0 && isfinite(x);
-}
-
-/* More than 0 also in f32, which it may be added in: without it an element whose gradients were all 0 becomes 0/0. */
-static inline bool tr__is_eps(double x)
-{
-    return (float)x > 0 && isfinite(x);
-}
+/* The sum of squares of n values of the type S. */
+#define TR__SQUARES(S) (sizeof(S) == sizeof(double) ? tr__squares_f64 : tr__squares_f32)
 
 #endif

@@ -42,6 +42,9 @@ static tr_status check_parameter(const tr_optimizer *o, const char *name, const 
     if (!o->rule->kernel[t->dtype])
         return tr__fail(TR_DTYPE, "%s: \"%s\" is %s: parameters must be f32, f64 or bf16", rule, name,
             tr_dtype_name(t->dtype));
+    if (o->rule->dimensions && t->shape.ndim != o->rule->dimensions)
+        return tr__fail(TR_SHAPE, "%s: \"%s\" is %s: it takes parameters of %d dimensions; give the others to another "
+            "optimizer", rule, name, TR__TEXT(t->shape), o->rule->dimensions);
     return TR_OK;
 }
 
@@ -93,7 +96,8 @@ static tr_status find_places(tr_optimizer *o, bool decay_matrices_only)
         tr__optimized *p = &o->parameters[i];
         /* Until they are sorted, steps says which entry of the list it is. */
         *p = (tr__optimized){.leaf = leaf, .offset = slot->offset, .count = slot->count, .steps = i};
-        p->decays = !decay_matrices_only || leaf->shape.ndim >= 2;
+        p->lr_scale = 1;
+        p->weight_decay = decay_matrices_only && leaf->shape.ndim < 2 ? 0 : o->settings[TR__DECAY];
         TR__TRY(part_of(o, leaf->leaf->arena, &p->part));
         tr__part *part = &o->parts[p->part];
         if (part->begin > slot->offset) part->begin = slot->offset;
@@ -132,12 +136,46 @@ static tr_status set_up(tr_optimizer *o, const tr_tensor_list *parameters, bool 
     return make_state(o);
 }
 
-tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_list *parameters,
-    bool decay_matrices_only)
+bool tr__is_amount(double x)
 {
+    return x >= 0 && isfinite(x);
+}
+
+static tr_status check_hyper(const char *rule, const tr__hyper *hyper)
+{
+    static const char *const domains[TR__DOMAINS] = {
+        [TR__FLAG] = "",
+        [TR__FINITE] = "finite",
+        [TR__AMOUNT] = "0 or more",
+        [TR__FRACTION] = "in [0, 1)",
+        [TR__SHARE] = "in [0, 1]",
+        [TR__POSITIVE] = "more than 0",
+    };
+    double x = hyper->value;
+    const bool lies[TR__DOMAINS] = {
+        [TR__FLAG] = true,
+        [TR__FINITE] = isfinite(x),
+        [TR__AMOUNT] = tr__is_amount(x),
+        [TR__FRACTION] = x >= 0 && x < 1,
+        [TR__SHARE] = x >= 0 && x <= 1,
+        /* In f32, too, in which it may be added: without it an element whose gradients were all 0 becomes 0/0. */
+        [TR__POSITIVE] = (float)x > 0 && isfinite(x),
+    };
+    if (lies[hyper->domain]) return TR_OK;
+    return tr__fail(TR_INVALID, "%s: %s must be %s, not %g", rule, hyper->name, domains[hyper->domain], x);
+}
+
+tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_list *parameters,
+    const tr__hyper hypers[TR__HYPERS], bool decay_matrices_only)
+{
+    for (int i = 0; i < TR__HYPERS; i++)
+        if (check_hyper(rule->name, &hypers[i]) != TR_OK) return tr__object_failed(&tr__optimizer_type);
     tr_optimizer *o = tr__object_new(&tr__optimizer_type);
     if (o->object.error) return o;
     o->rule = rule;
+    for (int i = 0; i < TR__HYPERS; i++) o->settings[i] = hypers[i].value;
+    o->lr = o->settings[TR__LR];
+    o->has_decay = hypers[TR__DECAY].name;
     while (o->n_states < TR__STATES && rule->state_names[o->n_states]) o->n_states++;
     if (set_up(o, parameters, decay_matrices_only) != TR_OK) tr__object_break(o);
     return o;
@@ -157,6 +195,12 @@ static bool adjacent(const tr__optimized *p, const tr__optimized *q)
     return p->part == q->part && q->offset == end;
 }
 
+/* May one call of the rule's kernel update both? */
+static bool treated_alike(const tr_optimizer *o, const tr__optimized *p, const tr__optimized *q)
+{
+    return !o->rule->whole && p->steps == q->steps && p->lr_scale == q->lr_scale && p->weight_decay == q->weight_decay;
+}
+
 bool tr__next_stretch(const tr_optimizer *o, bool alike, int *at, tr__stretch *out)
 {
     const tr__optimized *p = o->parameters;
@@ -164,7 +208,7 @@ bool tr__next_stretch(const tr_optimizer *o, bool alike, int *at, tr__stretch *o
     if (*at == o->count) return false;
     int first = *at, last = first;
     while (last + 1 < o->count && adjacent(&p[last], &p[last + 1]) && has_grad(&p[last + 1]) &&
-           (!alike || (p[last + 1].steps == p[first].steps && p[last + 1].decays == p[first].decays)))
+           (!alike || treated_alike(o, &p[first], &p[last + 1])))
         last++;
     *at = last + 1;
     *out = (tr__stretch){&o->parts[p[first].part], first, last, p[first].offset, p[last].offset + p[last].count};
@@ -175,15 +219,14 @@ enum { BLOCK = 1024, GRAIN = 16 }; /* elements that stay together, and how many 
 
 typedef struct pass {
     tr__update_kernel kernel;
-    tr__update update;
-    int64_t count;
+    const tr__update *update;
 } pass;
 
 static void run_blocks(void *arg, int64_t begin, int64_t end)
 {
     const pass *p = arg;
     int64_t last = end * BLOCK;
-    p->kernel(&p->update, begin * BLOCK, last < p->count ? last : p->count);
+    p->kernel(p->update, begin * BLOCK, last < p->update->count ? last : p->update->count);
 }
 
 static char *element(const tr_tensor *t, int64_t i)
@@ -191,23 +234,61 @@ static char *element(const tr_tensor *t, int64_t i)
     return (char *)tr__ptr(t) + (size_t)i * tr_dtype_size(t->dtype);
 }
 
-static void update_stretch(tr_optimizer *o, const tr__stretch *s)
+static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
 {
     const tr__part *part = s->part;
     const tr_tensor *parameters = part->arena->parameters;
+    const tr__optimized *like = &o->parameters[s->first];
     int64_t begin = s->begin > part->from ? s->begin : part->from, end = s->end < part->to ? s->end : part->to;
     for (int i = s->first; i <= s->last; i++) o->parameters[i].steps++;
-    pass p = {.kernel = o->rule->kernel[parameters->dtype], .count = end - begin};
-    if (p.count <= 0) return; /* another rank's */
-    p.update = (tr__update){
+    if (begin >= end) return TR_OK; /* another rank's */
+    TR_SCOPE;
+    tr__update update = {
         .optimizer = o,
+        .leaf = like->leaf,
+        .count = end - begin,
         .parameters = element(parameters, begin),
         .gradients = element(part->arena->gradients, begin),
-        .step = o->parameters[s->first].steps,
-        .weight_decay = o->parameters[s->first].decays ? o->weight_decay : 0,
+        .step = like->steps,
+        .lr = o->lr * like->lr_scale,
+        .weight_decay = like->weight_decay,
     };
-    for (int k = 0; k < o->n_states; k++) p.update.state[k] = element(part->state[k], begin - part->from);
-    tr__pool_for(tr__pool_of(parameters), (p.count + BLOCK - 1) / BLOCK, GRAIN, run_blocks, &p);
+    for (int k = 0; k < o->n_states; k++) update.state[k] = element(part->state[k], begin - part->from);
+    if (o->rule->prepare) TR__TRY(o->rule->prepare(&update));
+    pass p = {o->rule->kernel[parameters->dtype], &update};
+    tr__pool_for(tr__pool_of(parameters), (update.count + BLOCK - 1) / BLOCK, GRAIN, run_blocks, &p);
+    tr__touch(part->arena->parameters);
+    return TR_OK;
+}
+
+enum { MEASURED = 8192 }; /* elements of a block whose sums are taken apart */
+
+typedef struct measurement {
+    const tr__update *update;
+    tr__measure_kernel kernel;
+    double (*sums)[2]; /* per block */
+} measurement;
+
+static void measure_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const measurement *m = arg;
+    for (int64_t b = begin; b < end; b++) {
+        int64_t first = b * MEASURED, last = first + MEASURED;
+        m->kernel(m->update, first, last < m->update->count ? last : m->update->count, m->sums[b]);
+    }
+}
+
+tr_status tr__measure(const tr__update *update, tr__measure_kernel kernel, double sums[2])
+{
+    int64_t blocks = (update->count + MEASURED - 1) / MEASURED;
+    measurement m = {update, kernel, calloc((size_t)blocks, sizeof *m.sums)};
+    if (!m.sums) return tr__fail(TR_NO_MEMORY, "%s: out of memory", update->optimizer->rule->name);
+    tr__pool_for(tr__pool_of(update->leaf), blocks, 2, measure_blocks, &m);
+    sums[0] = sums[1] = 0;
+    for (int64_t b = 0; b < blocks; b++)
+        for (int k = 0; k < 2; k++) sums[k] += m.sums[b][k];
+    free(m.sums);
+    return TR_OK;
 }
 
 /* What the other ranks have updated. */
@@ -230,10 +311,7 @@ tr_status tr_step(tr_optimizer *optimizer)
     if (!optimizer) return tr__fail(TR_INVALID, "tr_step: the optimizer is NULL");
     TR__TRY(tr_status_of(optimizer));
     tr__stretch s;
-    for (int at = 0; tr__next_stretch(optimizer, true, &at, &s);) {
-        update_stretch(optimizer, &s);
-        tr__touch(s.part->arena->parameters);
-    }
+    for (int at = 0; tr__next_stretch(optimizer, true, &at, &s);) TR__TRY(update_stretch(optimizer, &s));
     return optimizer->gather ? gather_parameters(optimizer) : TR_OK;
 }
 

@@ -21,11 +21,16 @@ enum { TR__STATES = 3 };
 /* A run of elements: parameters, gradients, and the state that belongs to them. */
 typedef struct tr__update {
     const tr_optimizer *optimizer;
+    const tr_tensor *leaf; /* the run's first parameter; of rules that take whole ones its only one */
+    int64_t count;
     void *parameters;
     const void *gradients;
     void *state[TR__STATES]; /* NULL after the last */
     int64_t step;        /* these parameters' own, from 1 */
+    double lr;
     double weight_decay; /* 0 where there is none */
+    double factor;         /* what the rule's prepare() makes of these two */
+    const void *direction; /* [count], of the state's type */
 } tr__update;
 
 /* Updates elements [begin, end) of a run. */
@@ -35,7 +40,31 @@ typedef struct tr__optimizer_rule {
     const char *name;                         /* "adamw" */
     const char *state_names[TR__STATES];      /* "exp_avg"; NULL after the last */
     tr__update_kernel kernel[TR_DTYPE_COUNT]; /* on the CPU; NULL: not for this dtype */
+    /* What the kernel needs to know of the run before it starts; NULL: nothing. What it makes belongs to the innermost
+     * scope. */
+    tr_status (*prepare)(tr__update *update);
+    bool whole;     /* not elementwise: takes one whole parameter at a time */
+    int dimensions; /* parameters must have that many; 0: any */
 } tr__optimizer_rule;
+
+/* The values that a rule is made with: the two that all have, then its own. */
+enum { TR__LR, TR__DECAY, TR__OWN, TR__HYPERS = 8 };
+
+typedef enum tr__domain {
+    TR__FLAG,     /* anything */
+    TR__FINITE,
+    TR__AMOUNT,   /* 0 or more, and finite */
+    TR__FRACTION, /* [0, 1) */
+    TR__SHARE,    /* [0, 1] */
+    TR__POSITIVE, /* more than 0, also in f32, and finite */
+    TR__DOMAINS
+} tr__domain;
+
+typedef struct tr__hyper {
+    const char *name; /* NULL: there is none */
+    double value;
+    tr__domain domain;
+} tr__hyper;
 
 /* A parameter, as a stretch of its arena. */
 typedef struct tr__optimized {
@@ -43,7 +72,7 @@ typedef struct tr__optimized {
     int part;              /* in optimizer->parts */
     int64_t offset, count; /* in the arena */
     int64_t steps;         /* updates so far: as in PyTorch each parameter counts its own */
-    bool decays;
+    double lr_scale, weight_decay; /* its group's */
 } tr__optimized;
 
 /* What an optimizer has of one arena: elements [begin, end), from its first parameter to its last. */
@@ -58,8 +87,9 @@ struct tr_optimizer {
     tr__object object;
     const tr__optimizer_rule *rule;
     int n_states;
-    double lr, weight_decay;
-    double settings[4]; /* the rule's own */
+    double lr;
+    double settings[TR__HYPERS]; /* as they were given */
+    bool has_decay;
 
     tr_tensor_list *list; /* the parameters with their names, in the order they were given */
     int *place;           /* of list entry i in parameters */
@@ -74,10 +104,20 @@ struct tr_optimizer {
     void *sharing; /* a reference to an object */
 };
 
-/* Makes an optimizer: checks the parameters, lays them out, makes zeroed state. The caller sets lr, weight_decay and
- * settings. decay_matrices_only: no weight decay for parameters with fewer than two dimensions. */
+/* Makes an optimizer: checks values and parameters, lays these out, makes zeroed state. decay_matrices_only: no weight
+ * decay for parameters with fewer than two dimensions. */
 tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_list *parameters,
-    bool decay_matrices_only);
+    const tr__hyper hypers[TR__HYPERS], bool decay_matrices_only);
+/* 0 or more, and finite. */
+bool tr__is_amount(double x);
+
+/* Two sums over all elements of a run. A kernel adds those of [begin, end) to sums; blocks and their order are fixed, so
+ * that the sums do not depend on how many threads there are. */
+typedef void (*tr__measure_kernel)(const tr__update *update, int64_t begin, int64_t end, double sums[2]);
+tr_status tr__measure(const tr__update *update, tr__measure_kernel kernel, double sums[2]);
+/* Sums of squares of n elements, in f64 (clip.c). */
+double tr__squares_f32(const void *x, int64_t n);
+double tr__squares_f64(const void *x, int64_t n);
 
 /* A run of neighbours that have gradients: parameters [first, last], elements [begin, end) of the arena. */
 typedef struct tr__stretch {
@@ -85,8 +125,8 @@ typedef struct tr__stretch {
     int first, last;
     int64_t begin, end;
 } tr__stretch;
-/* The next run at or after *at, which moves past it; false when there are no more. alike: only neighbours with the same
- * step count and decay. */
+/* The next run at or after *at, which moves past it; false when there are no more. alike: only neighbours that one call of
+ * the rule's kernel can update, with the same step count, learning rate and decay. */
 bool tr__next_stretch(const tr_optimizer *optimizer, bool alike, int *at, tr__stretch *out);
 
 /* An option's value: what was given, TR_ZERO as 0, otherwise for 0. */

@@ -11,7 +11,7 @@
  */
 #include "optim/kernel.h"
 
-enum { ALPHA, EPS, CENTERED, MOMENTUM }; /* in settings */
+enum { ALPHA = TR__OWN, EPS, CENTERED, MOMENTUM };
 
 /* A loop for each of the four ways, so that compilers vectorise it.
  * Where all gradients were alike, rounding can make v - a a negative: then it is 0, whose root is no NaN. */
@@ -20,7 +20,7 @@ enum { ALPHA, EPS, CENTERED, MOMENTUM }; /* in settings */
         int64_t end, bool centered, bool moving)                                                           \
     {                                                                                                      \
         const double *settings = u->optimizer->settings;                                                   \
-        const S lr = (S)u->optimizer->lr, decay = (S)u->weight_decay, eps = (S)settings[EPS];              \
+        const S lr = (S)u->lr, decay = (S)u->weight_decay, eps = (S)settings[EPS];                         \
         const S alpha = (S)settings[ALPHA], rest = (S)(1 - settings[ALPHA]);                               \
         const S momentum = (S)settings[MOMENTUM];                                                          \
         P *restrict p = u->parameters;                                                                     \
@@ -51,32 +51,24 @@ TR__UPDATE_KERNELS(RMSPROP, rmsprop)
 
 static const tr__optimizer_rule rules[2][2] = { /* [centered][momentum > 0] */
     {
-        {"rmsprop", {"square_avg"}, TR__KERNELS_OF(rmsprop)},
-        {"rmsprop", {"square_avg", "momentum_buffer"}, TR__KERNELS_OF(rmsprop)},
+        {.name = "rmsprop", .state_names = {"square_avg"}, .kernel = TR__KERNELS_OF(rmsprop)},
+        {.name = "rmsprop", .state_names = {"square_avg", "momentum_buffer"}, .kernel = TR__KERNELS_OF(rmsprop)},
     },
     {
-        {"rmsprop", {"square_avg", "grad_avg"}, TR__KERNELS_OF(rmsprop)},
-        {"rmsprop", {"square_avg", "grad_avg", "momentum_buffer"}, TR__KERNELS_OF(rmsprop)},
+        {.name = "rmsprop", .state_names = {"square_avg", "grad_avg"}, .kernel = TR__KERNELS_OF(rmsprop)},
+        {.name = "rmsprop", .state_names = {"square_avg", "grad_avg", "momentum_buffer"}, .kernel = TR__KERNELS_OF(rmsprop)},
     },
 };
 
-tr_optimizer *tr_rmsprop_with(const tr_rmsprop_options *options)
+tr_optimizer *tr_rmsprop_with(const tr_rmsprop_options *o)
 {
-    double lr = tr__option(options->lr, 1e-2), decay = options->weight_decay, momentum = options->momentum;
-    double alpha = tr__option(options->alpha, 0.99), eps = tr__option(options->eps, 1e-8);
-    if (!tr__is_amount(lr) || !tr__is_amount(decay) || !tr__is_amount(momentum))
-        return tr__optimizer_fail(TR_INVALID, "rmsprop: lr, weight_decay and momentum must be 0 or more, not %g, %g "
-            "and %g", lr, decay, momentum);
-    if (!(alpha >= 0 && alpha <= 1))
-        return tr__optimizer_fail(TR_INVALID, "rmsprop: alpha must be in [0, 1], not %g", alpha);
-    if (!tr__is_eps(eps)) return tr__optimizer_fail(TR_INVALID, "rmsprop: eps must be more than 0, not %g", eps);
-    tr_optimizer *o = tr__optimizer_new(&rules[options->centered][momentum > 0], options->parameters, false);
-    if (o->object.error) return o;
-    o->lr = lr;
-    o->weight_decay = decay;
-    o->settings[ALPHA] = alpha;
-    o->settings[EPS] = eps;
-    o->settings[CENTERED] = options->centered;
-    o->settings[MOMENTUM] = momentum;
-    return o;
+    const tr__hyper hypers[TR__HYPERS] = {
+        [TR__LR] = {"lr", tr__option(o->lr, 1e-2), TR__AMOUNT},
+        [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
+        [ALPHA] = {"alpha", tr__option(o->alpha, 0.99), TR__SHARE},
+        [EPS] = {"eps", tr__option(o->eps, 1e-8), TR__POSITIVE},
+        [CENTERED] = {"centered", o->centered, TR__FLAG},
+        [MOMENTUM] = {"momentum", o->momentum, TR__AMOUNT},
+    };
+    return tr__optimizer_new(&rules[o->centered][o->momentum > 0], o->parameters, hypers, false);
 }

@@ -7,12 +7,12 @@
  */
 #include "optim/kernel.h"
 
-enum { MOMENTUM, DAMPENING, NESTEROV }; /* in settings */
+enum { MOMENTUM = TR__OWN, DAMPENING, NESTEROV };
 
 #define PLAIN(name, P, S, read, write, root)                                                       \
     static void name(const tr__update *u, int64_t begin, int64_t end)                              \
     {                                                                                              \
-        const S lr = (S)u->optimizer->lr, decay = (S)u->weight_decay;                              \
+        const S lr = (S)u->lr, decay = (S)u->weight_decay;                              \
         P *restrict p = u->parameters;                                                             \
         const P *restrict gradient = u->gradients;                                                 \
         for (int64_t i = begin; i < end; i++) {                                                    \
@@ -25,7 +25,7 @@ enum { MOMENTUM, DAMPENING, NESTEROV }; /* in settings */
     static void name(const tr__update *u, int64_t begin, int64_t end)                              \
     {                                                                                              \
         const double *settings = u->optimizer->settings;                                           \
-        const S lr = (S)u->optimizer->lr, decay = (S)u->weight_decay;                              \
+        const S lr = (S)u->lr, decay = (S)u->weight_decay;                              \
         const S old = u->step == 1 ? 0 : (S)settings[MOMENTUM];                                    \
         const S new = u->step == 1 ? 1 : (S)(1 - settings[DAMPENING]);                             \
         /* the step is ahead g + by b, where Nesterov has ahead 1 and by momentum, else 0 and 1 */ \
@@ -44,28 +44,21 @@ TR__UPDATE_KERNELS(PLAIN, plain)
 TR__UPDATE_KERNELS(WITH_MOMENTUM, momentum)
 
 static const tr__optimizer_rule rules[2] = { /* [momentum > 0] */
-    {"sgd", {NULL}, TR__KERNELS_OF(plain)},
-    {"sgd", {"momentum_buffer"}, TR__KERNELS_OF(momentum)},
+    {.name = "sgd", .state_names = {NULL}, .kernel = TR__KERNELS_OF(plain)},
+    {.name = "sgd", .state_names = {"momentum_buffer"}, .kernel = TR__KERNELS_OF(momentum)},
 };
 
-tr_optimizer *tr_sgd_with(const tr_sgd_options *options)
+tr_optimizer *tr_sgd_with(const tr_sgd_options *o)
 {
-    double lr = tr__option(options->lr, 1e-3), decay = options->weight_decay;
-    double momentum = options->momentum, dampening = options->dampening;
-    if (!tr__is_amount(lr) || !tr__is_amount(decay))
-        return tr__optimizer_fail(TR_INVALID, "sgd: lr and weight_decay must be 0 or more, not %g and %g", lr, decay);
-    if (!tr__is_amount(momentum) || !isfinite(dampening))
-        return tr__optimizer_fail(TR_INVALID, "sgd: momentum must be 0 or more and dampening finite, not %g and %g",
-            momentum, dampening);
-    if (options->nesterov && (momentum == 0 || dampening != 0))
-        return tr__optimizer_fail(TR_INVALID, "sgd: nesterov takes momentum and no dampening, not %g and %g", momentum,
-            dampening);
-    tr_optimizer *o = tr__optimizer_new(&rules[momentum > 0], options->parameters, false);
-    if (o->object.error) return o;
-    o->lr = lr;
-    o->weight_decay = decay;
-    o->settings[MOMENTUM] = momentum;
-    o->settings[DAMPENING] = dampening;
-    o->settings[NESTEROV] = options->nesterov;
-    return o;
+    if (o->nesterov && (o->momentum == 0 || o->dampening != 0))
+        return tr__optimizer_fail(TR_INVALID, "sgd: nesterov takes momentum and no dampening, not %g and %g", o->momentum,
+            o->dampening);
+    const tr__hyper hypers[TR__HYPERS] = {
+        [TR__LR] = {"lr", tr__option(o->lr, 1e-3), TR__AMOUNT},
+        [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
+        [MOMENTUM] = {"momentum", o->momentum, TR__AMOUNT},
+        [DAMPENING] = {"dampening", o->dampening, TR__FINITE},
+        [NESTEROV] = {"nesterov", o->nesterov, TR__FLAG},
+    };
+    return tr__optimizer_new(&rules[o->momentum > 0], o->parameters, hypers, false);
 }

@@ -9,12 +9,24 @@
 #define ADAMW_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(decay_matrices_only) X(amsgrad)
 #define RMSPROP_FIELDS(X) X(lr) X(alpha) X(eps) X(weight_decay) X(momentum) X(centered)
 #define ADAGRAD_FIELDS(X) X(lr) X(lr_decay) X(weight_decay) X(initial_accumulator) X(eps)
-#define RULES(X) \
+#define ADAMAX_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay)
+#define NADAM_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(momentum_decay) X(decoupled)
+#define RADAM_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(decoupled)
+#define ADADELTA_FIELDS(X) X(lr) X(rho) X(eps) X(weight_decay)
+#define RPROP_FIELDS(X) X(lr) X(decrease) X(increase) X(least) X(most)
+#define LION_FIELDS(X) X(lr) X(beta1) X(beta2) X(weight_decay)
+#define LAMB_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(matrices_only)
+#define LARS_FIELDS(X) X(lr) X(momentum) X(weight_decay) X(trust) X(matrices_only)
+#define MUON_FIELDS(X) X(lr) X(momentum) X(weight_decay) X(eps) X(iterations) X(plain) X(match_adamw)
+#define RULES(X)                                                                     \
     X(SGD, sgd, SGD_FIELDS) X(ADAM, adam, ADAM_FIELDS) X(ADAMW, adamw, ADAMW_FIELDS) \
-    X(RMSPROP, rmsprop, RMSPROP_FIELDS) X(ADAGRAD, adagrad, ADAGRAD_FIELDS)
+    X(RMSPROP, rmsprop, RMSPROP_FIELDS) X(ADAGRAD, adagrad, ADAGRAD_FIELDS)          \
+    X(ADAMAX, adamax, ADAMAX_FIELDS) X(NADAM, nadam, NADAM_FIELDS) X(RADAM, radam, RADAM_FIELDS) \
+    X(ADADELTA, adadelta, ADADELTA_FIELDS) X(RPROP, rprop, RPROP_FIELDS) X(LION, lion, LION_FIELDS) \
+    X(LAMB, lamb, LAMB_FIELDS) X(LARS, lars, LARS_FIELDS) X(MUON, muon, MUON_FIELDS)
 
 #define PUT(field) settings[n++] = (double)o->field;
-#define GET(field) o.field = settings[k++];
+#define GET(field) o.field = (__typeof__(o.field))settings[k++];
 #define COUNT(field) +1
 
 #define RULE(NAME, name, FIELDS)                                                                                      \

@@ -175,6 +175,15 @@ static tr_optimizer *twin_of(int kind, tr_tensor_list *parameters)
     case TR_DIST_RULE_ADAM: return tr_adam(parameters, .lr = 0.1, .amsgrad = true);
     case TR_DIST_RULE_ADAMW: return tr_adamw(parameters, .lr = 0.1, .weight_decay = 0.1, .decay_matrices_only = true);
     case TR_DIST_RULE_RMSPROP: return tr_rmsprop(parameters, .lr = 0.1, .momentum = 0.5, .centered = true);
+    case TR_DIST_RULE_ADAMAX: return tr_adamax(parameters, .lr = 0.1, .weight_decay = 0.1);
+    case TR_DIST_RULE_NADAM: return tr_nadam(parameters, .lr = 0.1, .momentum_decay = 0.01, .decoupled = true);
+    case TR_DIST_RULE_RADAM: return tr_radam(parameters, .lr = 0.1, .beta2 = 0.8);
+    case TR_DIST_RULE_ADADELTA: return tr_adadelta(parameters, .lr = 0.5, .rho = 0.8);
+    case TR_DIST_RULE_RPROP: return tr_rprop(parameters, .lr = 0.1, .most = 1);
+    case TR_DIST_RULE_LION: return tr_lion(parameters, .lr = 0.01, .weight_decay = 0.1);
+    case TR_DIST_RULE_LAMB: return tr_lamb(parameters, .lr = 0.1, .matrices_only = true);
+    case TR_DIST_RULE_LARS: return tr_lars(parameters, .lr = 0.1, .trust = 0.1);
+    case TR_DIST_RULE_MUON: return tr_muon(parameters, .lr = 0.1, .iterations = 3);
     default: return tr_adagrad(parameters, .lr = 0.1, .lr_decay = 0.1, .initial_accumulator = 0.1);
     }
 }
@@ -186,6 +195,15 @@ static tr_dist_rule rule_of(int kind)
     case TR_DIST_RULE_ADAM: return TR_DIST_ADAM(.lr = 0.1, .amsgrad = true);
     case TR_DIST_RULE_ADAMW: return TR_DIST_ADAMW(.lr = 0.1, .weight_decay = 0.1, .decay_matrices_only = true);
     case TR_DIST_RULE_RMSPROP: return TR_DIST_RMSPROP(.lr = 0.1, .momentum = 0.5, .centered = true);
+    case TR_DIST_RULE_ADAMAX: return TR_DIST_ADAMAX(.lr = 0.1, .weight_decay = 0.1);
+    case TR_DIST_RULE_NADAM: return TR_DIST_NADAM(.lr = 0.1, .momentum_decay = 0.01, .decoupled = true);
+    case TR_DIST_RULE_RADAM: return TR_DIST_RADAM(.lr = 0.1, .beta2 = 0.8);
+    case TR_DIST_RULE_ADADELTA: return TR_DIST_ADADELTA(.lr = 0.5, .rho = 0.8);
+    case TR_DIST_RULE_RPROP: return TR_DIST_RPROP(.lr = 0.1, .most = 1);
+    case TR_DIST_RULE_LION: return TR_DIST_LION(.lr = 0.01, .weight_decay = 0.1);
+    case TR_DIST_RULE_LAMB: return TR_DIST_LAMB(.lr = 0.1, .matrices_only = true);
+    case TR_DIST_RULE_LARS: return TR_DIST_LARS(.lr = 0.1, .trust = 0.1);
+    case TR_DIST_RULE_MUON: return TR_DIST_MUON(.lr = 0.1, .iterations = 3);
     default: return TR_DIST_ADAGRAD(.lr = 0.1, .lr_decay = 0.1, .initial_accumulator = 0.1);
     }
 }
@@ -206,15 +224,32 @@ static void copy_parameters(rank *r, tr_rref **parameters, tr_tensor_list *twins
         OK(tr_copy_into(tr_list_at(twins, i), tr_future_tensor(tr_rref_to_here(parameters[i]))));
 }
 
+/* What a kind of optimizer takes of all parameters: Muon only the matrices. Names are numbers, as the references'. */
+static int select_parameters(int kind, tr_rref *const *parameters, const tr_tensor_list *twins, tr_rref **taken,
+    tr_tensor_list *taken_twins)
+{
+    int n = 0;
+    for (int i = 0; i < tr_list_count(twins); i++) {
+        char name[16];
+        if (kind == TR_DIST_RULE_MUON && tr_ndim(tr_list_at(twins, i)) != 2) continue;
+        snprintf(name, sizeof name, "%d", n);
+        if (tr_list_add(taken_twins, name, tr_list_at(twins, i)) != TR_OK) break;
+        taken[n++] = parameters[i];
+    }
+    return n;
+}
+
 static void train_with(rank *r, dist_worker *w, int kind, tr_rref **parameters)
 {
     TR_SCOPE;
     tr_module *nets[DIST_WORKERS];
+    tr_rref *taken[DIST_WORKERS * DIST_PARAMETERS];
     make_twins(nets);
-    tr_tensor_list *twins = all_parameters(nets);
+    tr_tensor_list *twins = all_parameters(nets), *taken_twins = tr_list();
     copy_parameters(r, parameters, twins);
-    tr_optimizer *twin = twin_of(kind, twins);
-    tr_dist_optimizer *optimizer = tr_dist_optimizer_new(w->rpc, parameters, tr_list_count(twins), rule_of(kind));
+    int count = select_parameters(kind, parameters, twins, taken, taken_twins);
+    tr_optimizer *twin = twin_of(kind, taken_twins);
+    tr_dist_optimizer *optimizer = tr_dist_optimizer_new(w->rpc, taken, count, rule_of(kind));
     OK(tr_status_of(optimizer));
     for (int step = 0; step < 4; step++) {
         TR_SCOPE;

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-enum { BATCH = 24, STEPS = 3, WEIGHTS = 1024, STATE = 4096, KINDS_OF_OPTIMIZERS = 7 };
+enum { BATCH = 24, STEPS = 3, WEIGHTS = 1024, STATE = 4096, KINDS_OF_OPTIMIZERS = 13 };
 
 static tr_module *make_net(void)
 {
@@ -24,7 +24,13 @@ static tr_optimizer *make_optimizer(int kind, tr_module *net)
     case 3: return tr_sgd(p, .lr = 0.1, .momentum = 0.9);
     case 4: return tr_sgd(p, .lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1);
     case 5: return tr_rmsprop(p, .lr = 1e-2);
-    default: return tr_adagrad(p, .lr = 1e-1);
+    case 6: return tr_adagrad(p, .lr = 1e-1);
+    case 7: return tr_adamax(p, .lr = 1e-2);
+    case 8: return tr_nadam(p, .lr = 1e-2);
+    case 9: return tr_radam(p, .lr = 1e-2, .beta2 = 0.8);
+    case 10: return tr_adadelta(p);
+    case 11: return tr_rprop(p);
+    default: return tr_lion(p, .lr = 1e-3);
     }
 }
 
@@ -165,6 +171,8 @@ static void check_errors(rank *r)
     OK(tr_shard_optimizer(opt, r->group));
     CHECK(tr_shard_optimizer(opt, r->group) == TR_STATE);
     SAYS("sharded already");
+    CHECK(tr_shard_optimizer(tr_lamb(tr_parameters(net)), r->group) == TR_UNSUPPORTED);
+    SAYS("shard_optimizer: lamb looks at whole parameters");
     OK(tr_leave(r->group));
     CHECK(tr_step(opt) == TR_STATE); /* what gathers has gone */
 }

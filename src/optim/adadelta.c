@@ -1,0 +1,48 @@
+/*
+ * Adadelta (Zeiler 2012) as torch.optim.Adadelta has it. For a parameter p with gradient g:
+ *
+ *   g <- g + decay p
+ *   v <- v rho + g g (1 - rho)                square_avg
+ *   d  = sqrt(a + eps) / sqrt(v + eps) * g
+ *   a <- a rho + d d (1 - rho)                acc_delta
+ *   p <- p - lr d
+ */
+#include "optim/kernel.h"
+
+enum { RHO = TR__OWN, EPS };
+
+#define ADADELTA(name, P, S, read, write, root)                                                 \
+    static void name(const tr__update *u, int64_t begin, int64_t end)                           \
+    {                                                                                           \
+        const double *settings = u->optimizer->settings;                                        \
+        const S lr = (S)u->lr, decay = (S)u->weight_decay, eps = (S)settings[EPS];              \
+        const S rho = (S)settings[RHO], rest = (S)(1 - settings[RHO]);                          \
+        P *restrict p = u->parameters;                                                          \
+        const P *restrict gradient = u->gradients;                                              \
+        S *restrict v = u->state[0], *restrict a = u->state[1];                                 \
+        for (int64_t i = begin; i < end; i++) {                                                 \
+            S x = read(p[i]), g = read(gradient[i]) + decay * x;                                \
+            v[i] = v[i] * rho + g * g * rest;                                                   \
+            S d = root(a[i] + eps) / root(v[i] + eps) * g;                                      \
+            a[i] = a[i] * rho + d * d * rest;                                                   \
+            p[i] = write(x - lr * d);                                                           \
+        }                                                                                       \
+    }
+TR__UPDATE_KERNELS(ADADELTA, adadelta)
+
+static const tr__optimizer_rule rule = {
+    .name = "adadelta",
+    .state_names = {"square_avg", "acc_delta"},
+    .kernel = TR__KERNELS_OF(adadelta),
+};
+
+tr_optimizer *tr_adadelta_with(const tr_adadelta_options *o)
+{
+    const tr__hyper hypers[TR__HYPERS] = {
+        [TR__LR] = {"lr", tr__option(o->lr, 1), TR__AMOUNT},
+        [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
+        [RHO] = {"rho", tr__option(o->rho, 0.9), TR__SHARE},
+        [EPS] = {"eps", tr__option(o->eps, 1e-6), TR__POSITIVE},
+    };
+    return tr__optimizer_new(&rule, o->parameters, hypers, false);
+}

@@ -1,0 +1,44 @@
+/*
+ * Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2). For a parameter p with gradient g:
+ *
+ *   p <- p (1 - lr decay) - lr sign(m beta1 + g (1 - beta1))
+ *   m <- m beta2 + g (1 - beta2)              exp_avg
+ */
+#include "optim/kernel.h"
+
+enum { BETA1 = TR__OWN, BETA2 };
+
+#define LION(name, P, S, read, write, root)                                                       \
+    static void name(const tr__update *u, int64_t begin, int64_t end)                             \
+    {                                                                                             \
+        const double *settings = u->optimizer->settings;                                          \
+        const S lr = (S)u->lr, keep = (S)(1 - u->lr * u->weight_decay);                           \
+        const S beta1 = (S)settings[BETA1], rest1 = (S)(1 - settings[BETA1]);                     \
+        const S beta2 = (S)settings[BETA2], rest2 = (S)(1 - settings[BETA2]);                     \
+        P *restrict p = u->parameters;                                                            \
+        const P *restrict gradient = u->gradients;                                                \
+        S *restrict m = u->state[0];                                                              \
+        for (int64_t i = begin; i < end; i++) {                                                   \
+            S g = read(gradient[i]), way = m[i] * beta1 + g * rest1;                              \
+            p[i] = write(read(p[i]) * keep - lr * (S)((way > 0) - (way < 0)));                    \
+            m[i] = m[i] * beta2 + g * rest2;                                                      \
+        }                                                                                         \
+    }
+TR__UPDATE_KERNELS(LION, lion)
+
+static const tr__optimizer_rule rule = {
+    .name = "lion",
+    .state_names = {"exp_avg"},
+    .kernel = TR__KERNELS_OF(lion),
+};
+
+tr_optimizer *tr_lion_with(const tr_lion_options *o)
+{
+    const tr__hyper hypers[TR__HYPERS] = {
+        [TR__LR] = {"lr", tr__option(o->lr, 1e-4), TR__AMOUNT},
+        [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
+        [BETA1] = {"beta1", tr__option(o->beta1, 0.9), TR__FRACTION},
+        [BETA2] = {"beta2", tr__option(o->beta2, 0.99), TR__FRACTION},
+    };
+    return tr__optimizer_new(&rule, o->parameters, hypers, false);
+}
