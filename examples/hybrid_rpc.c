@@ -50,9 +50,9 @@ TR_RPC_WITH_STATE(table, RETURNS(OBJECT));
 /* What is optimized: the rows at their servers, and this trainer's replica of the rest, with the gradients of a context. */
 static tr_dist_optimizer *make_optimizer(tr_rpc *rpc, tr_rref *const *at, tr_module *dense)
 {
-    tr_rref *parameters[16];
-    int n = 0;
-    for (int i = 0; i < tables; i++) n += tr_remote_parameters(at[i], parameters + n, 4);
+    tr_rref *parameters[16] = {NULL};
+    int n = tables;
+    for (int i = 0; i < tables; i++) (void)tr_remote_parameters(at[i], &parameters[i], 1); /* NULL, which fails, if there is none */
     for (int i = 0; i < tr_list_count(tr_parameters(dense)); i++)
         parameters[n++] = tr_rref_new(rpc, tr_value_tensor(tr_list_at(tr_parameters(dense), i)));
     return tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_SGD(.lr = lr));
