@@ -38,6 +38,17 @@ TR_API bool tr_set_grad(bool on); /* returns what it was */
 TR_API bool tr_grad_enabled(void);
 static inline void tr__grad_restore(bool *was) { tr_set_grad(*was); }
 
+/*
+ * Recompute: runs f(inputs, n, user) and returns what it returns, but what backward needs of it is not kept: when backward
+ * gets there, f runs again (Chen et al. 2016). Memory for the activations inside f is paid with one forward more. f must do
+ * the same both times; random numbers and the statistics of batch norms are those of the first time. It nests, and runs
+ * under DDP, on pipelines' stages and in distributed backwards. user must live as long as the graph. inputs[i] may be NULL.
+ */
+typedef tr_tensor *(*tr_checkpoint_function)(tr_tensor *const *inputs, int n, void *user);
+TR_API tr_tensor *tr_checkpoint(tr_checkpoint_function f, tr_tensor *const *inputs, int n, void *user);
+/* Does this thread run a function for backward? A module that counts its calls, say, leaves that out then. */
+TR_API bool tr_recomputing(void);
+
 /* Called on the thread of tr_backward() the moment leaf's gradient is final for that backward. An error returned ends
  * the backward with it. Several hooks run in the order they were added. */
 typedef tr_status (*tr_grad_hook)(tr_tensor *leaf, tr_tensor *grad, void *user);

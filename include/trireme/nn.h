@@ -38,6 +38,10 @@ TR_API TR_MUST_CHECK tr_status tr_module_to(tr_module *module, tr_device device)
 TR_API TR_MUST_CHECK tr_status tr_train(tr_module *module); /* the mode modules start in */
 TR_API TR_MUST_CHECK tr_status tr_eval(tr_module *module);  /* dropout off */
 
+/* Whether the module's activations are computed again in backward rather than kept: as tr_checkpoint() of its forward. Best
+ * for the blocks of a deep net, each on its own. */
+TR_API TR_MUST_CHECK tr_status tr_set_recompute(tr_module *module, bool on);
+
 typedef struct tr_seed_options {
     size_t size;
     tr_module *module;

@@ -9,7 +9,7 @@
 #include <string.h>
 
 /*
- * All thread-local state of the library: the scope stack, the grad mode and the latest failure's message. The scope
+ * Thread-local state: the scope stack, the grad mode and the latest failure's message. The scope
  * stack is one array of handles; `marks` holds where each scope begins in it. Handles outside every scope sit below the
  * first mark and are released when the thread ends.
  */

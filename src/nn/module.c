@@ -1,6 +1,8 @@
 /* Modules: making them, adding to them, running them. */
 #include "nn/module.h"
 
+#include "ops/segment.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,6 +182,19 @@ static tr_tensor *with_name(const tr_module *module, const tr_tensor *in_error)
     return tr__tensor_failed();
 }
 
+static tr_tensor *run_forward(tr_tensor *const *inputs, int n, void *module)
+{
+    return ((tr_module *)module)->forward(module, inputs, n);
+}
+
+tr_status tr_set_recompute(tr_module *module, bool on)
+{
+    if (!module) return tr__fail(TR_INVALID, "tr_set_recompute: the module is NULL");
+    TR__TRY(tr_status_of(module));
+    module->recompute = on;
+    return TR_OK;
+}
+
 tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n)
 {
     if (!module) return tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL");
@@ -190,7 +205,8 @@ tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n)
         return tr_tensor_fail(TR_INVALID, "%s: this module has no forward: it only holds its parts", module->name);
 
     TR_SCOPE;
-    tr_tensor *output = module->forward(module, inputs, n);
+    tr_tensor *output = module->recompute ? tr__segment_run(run_forward, inputs, n, module, module)
+                                          : module->forward(module, inputs, n);
     if (!output) output = tr_tensor_fail(TR_INVALID, "%s: its forward returned NULL", module->name);
     if (tr__bad(output)) output = with_name(module, output);
     return tr_escape(output);

@@ -28,6 +28,7 @@ struct tr_module {
     tr__member *members;               /* in the order they were added */
     int count, capacity;
     bool evaluating;
+    bool recompute;                    /* its forward is a segment of the graph (ops/segment.h) */
     bool seeded;                       /* by tr_seed(): what dropouts draw from */
     uint64_t key, step, first_sample;
 };

@@ -94,6 +94,7 @@ static tr_status copy_module(copying *c, const tr_module *module, tr_module **ou
     TR__TRY(note(c, module, copy));
     if (module->state_bytes) memcpy(copy->state, module->state, module->state_bytes);
     copy->evaluating = module->evaluating;
+    copy->recompute = module->recompute;
     copy->seeded = module->seeded;
     copy->key = module->key;
     copy->step = module->step;

@@ -6,6 +6,7 @@
  */
 #include "ops/family.h"
 #include "ops/rows.h"
+#include "ops/segment.h"
 
 #include "tensor/loop.h"
 
@@ -235,7 +236,7 @@ static tr_tensor *train(const tr_batch_norm_op_options *o, const tr__batch_norm_
 {
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS];
     tr_tensor *y = tr_apply(tr__op(batch_norm), attrs, (tr_tensor *[]){o->x, o->weight, o->bias}, 3, outputs);
-    if (tr__bad(y) || !o->running_mean) return y;
+    if (tr__bad(y) || !o->running_mean || tr__segment_replays()) return y;
     int64_t channels = y->shape.dim[1], numbers = channels ? tr__numel(y->shape) / channels : 2;
     double unbiased = (double)numbers / (double)(numbers - 1);
     double momentum = o->momentum != 0 || signbit(o->momentum) ? o->momentum : 0.1;

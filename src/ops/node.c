@@ -1,4 +1,4 @@
-#include "ops/node.h"
+#include "ops/segment.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -39,36 +39,40 @@ static tr__node *node_ref(tr__node *node)
     return node;
 }
 
-/* Drops a reference; a node that had its last goes on the list of the dying. */
-static void drop(tr__node *node, tr__node **dying)
+void tr__node_keep(tr__node *node)
+{
+    node_ref(node);
+}
+
+void tr__node_drop(tr__node *node, tr__node **dying)
 {
     if (!node || atomic_fetch_sub_explicit(&node->refs, 1, memory_order_acq_rel) != 1) return;
     node->next_dying = *dying;
     *dying = node;
 }
 
-static void give_up(tr__saved *saved, tr__node **dying)
+void tr__saved_give_up(tr__saved *saved, tr__node **dying)
 {
     tr__unref(saved->tensor); /* an alias: it holds no node */
-    drop(saved->maker, dying);
+    tr__node_drop(saved->maker, dying);
+    if (saved->segment) tr__segment_give_up(saved, dying);
     *saved = (tr__saved){0};
 }
 
 static void give_up_all(tr__node *node, tr__node **dying)
 {
-    for (int i = 0; i < node->n_inputs; i++) give_up(&node->saved_inputs[i], dying);
-    for (int i = 0; i < node->n_outputs; i++) give_up(&node->saved_outputs[i], dying);
+    for (int i = 0; i < node->n_inputs; i++) tr__saved_give_up(&node->saved_inputs[i], dying);
+    for (int i = 0; i < node->n_outputs; i++) tr__saved_give_up(&node->saved_outputs[i], dying);
 }
 
-/* A graph can be a chain of any length: nodes end one after the other here, not one inside the other. */
-static void bury(tr__node *dying)
+void tr__nodes_bury(tr__node *dying)
 {
     while (dying) {
         tr__node *node = dying;
         dying = node->next_dying;
         give_up_all(node, &dying);
         for (int i = 0; i < node->n_inputs; i++) {
-            drop(node->edges[i].node, &dying);
+            tr__node_drop(node->edges[i].node, &dying);
             tr__unref(node->edges[i].leaf);
         }
         free(node);
@@ -78,8 +82,8 @@ static void bury(tr__node *dying)
 void tr__node_unref(tr__node *node)
 {
     tr__node *dying = NULL;
-    drop(node, &dying);
-    bury(dying);
+    tr__node_drop(node, &dying);
+    tr__nodes_bury(dying);
 }
 
 void tr__node_release(tr__node *node)
@@ -87,18 +91,26 @@ void tr__node_release(tr__node *node)
     tr__node *dying = NULL;
     node->released = true;
     give_up_all(node, &dying);
-    bury(dying);
+    tr__nodes_bury(dying);
 }
 
 /* ---- Saving ---------------------------------------------------------------------------------------------------------- */
 
-static tr_status save(tr__saved *saved, const tr_tensor *t, bool may_recompute)
+tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute)
 {
     if (may_recompute && t->node && t->node->op->flags & TR_OP_CHEAP) {
         saved->maker = node_ref(t->node);
         saved->output = t->output;
         return TR_OK;
     }
+    tr_status status;
+    bool is_leaf = t->requires_grad && !t->node;
+    if (!is_leaf && tr__segment_takes(saved, t, &status)) return status;
+    return tr__saved_keep(saved, t);
+}
+
+tr_status tr__saved_keep(tr__saved *saved, const tr_tensor *t)
+{
     saved->tensor = tr__tensor_alias(t);
     saved->version = atomic_load_explicit(&t->storage->version, memory_order_relaxed);
     return tr_status_of(saved->tensor);
@@ -135,6 +147,7 @@ static tr_tensor *recompute(const tr__saved *saved)
 tr_tensor *tr__saved_get(const tr__saved *saved, bool may_have_changed)
 {
     if (saved->maker) return recompute(saved);
+    if (saved->segment) return tr__segment_get(saved);
     if (!saved->tensor) return NULL;
     unsigned version = atomic_load_explicit(&saved->tensor->storage->version, memory_order_relaxed);
     if (saved->version != version && !may_have_changed) {
@@ -160,7 +173,7 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
         node->edges[i] = (tr__edge){.node = node_ref(x->node), .output = x->output};
     else if (x->requires_grad)
         node->edges[i] = (tr__edge){.leaf = tr__ref(x)};
-    return node->op->saves_inputs >> i & 1 ? save(&node->saved_inputs[i], x, true) : TR_OK;
+    return node->op->saves_inputs >> i & 1 ? tr__saved_set(&node->saved_inputs[i], x, true) : TR_OK;
 }
 
 tr_status tr__record(const tr_op_call *call)
@@ -172,7 +185,7 @@ tr_status tr__record(const tr_op_call *call)
     for (int i = 0; i < call->n_inputs && status == TR_OK; i++)
         if (call->inputs[i]) status = link_input(node, i, call->inputs[i]);
     for (int i = 0; i < call->n_outputs && status == TR_OK; i++)
-        if (node->op->saves_outputs >> i & 1) status = save(&node->saved_outputs[i], call->outputs[i], false);
+        if (node->op->saves_outputs >> i & 1) status = tr__saved_set(&node->saved_outputs[i], call->outputs[i], false);
     for (int i = 0; i < call->n_outputs && status == TR_OK; i++) {
         tr_tensor *y = call->outputs[i];
         if (!tr_dtype_is_float(y->dtype)) continue;

@@ -7,11 +7,15 @@
 
 #include "ops/op.h"
 
-/* A tensor that backward will read. Its storage, or, when a cheap op made it, the node that can make it again. */
+typedef struct tr__segment tr__segment; /* ops/segment.h */
+
+/* A tensor that backward will read. Its storage; or, when a cheap op made it, the node that can make it again; or the place
+ * that it has in a segment of the graph that is computed again. */
 typedef struct tr__saved {
     tr_tensor *tensor;     /* an alias outside the graph; or NULL */
     struct tr__node *maker;
-    int output;            /* of maker */
+    tr__segment *segment;
+    int output;            /* of maker, or the slot in segment */
     unsigned version;      /* of the storage when it was saved */
 } tr__saved;
 
@@ -78,6 +82,15 @@ tr_status tr__record(const tr_op_call *call);
 tr_status tr__record_boundary(const tr_op *op, const void *attrs, tr_tensor *const *outputs, int n);
 /* Gives up what the node saved. */
 void tr__node_release(tr__node *node);
+/* References to nodes: one that lost its last goes on the list of the dying, which tr__nodes_bury() ends one after the other,
+ * not one inside the other, as a graph can be a chain of any length. */
+void tr__node_keep(tr__node *node);
+void tr__node_drop(tr__node *node, tr__node **dying);
+void tr__nodes_bury(tr__node *dying);
+/* Saves t for backward, as a node does; t itself; and gives it up. */
+tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute);
+tr_status tr__saved_keep(tr__saved *saved, const tr_tensor *t);
+void tr__saved_give_up(tr__saved *saved, tr__node **dying);
 /* The saved tensor itself, recomputed if need be, with a reference of the caller's. NULL when nothing was saved there; in
  * error when it has been written to since, unless that may be. */
 tr_tensor *tr__saved_get(const tr__saved *saved, bool may_have_changed);

@@ -31,6 +31,8 @@ extern const tr_op tr__ops[TR__OP_COUNT];
 
 /* Flags of rows besides the public ones: infer makes the outputs, views of input 0; there is no kernel. */
 #define TR__OP_VIEW 0x100u
+/* Its attributes say which random numbers it draws. */
+#define TR__OP_RANDOM 0x400u
 /* Not of a row: the graph goes on elsewhere behind a node of this op (tr__record_boundary()). */
 #define TR__OP_BOUNDARY 0x200u
 

@@ -1,0 +1,16 @@
+/* Recompute: what users see of segments (ops/segment.h). */
+#include "ops/segment.h"
+
+#include <trireme/autograd.h>
+
+tr_tensor *tr_checkpoint(tr_checkpoint_function f, tr_tensor *const *inputs, int n, void *user)
+{
+    if (!f || n < 0 || (n > 0 && !inputs))
+        return tr__tensor_fail(TR_INVALID, "checkpoint: it takes a function and its %d inputs, not NULL", n);
+    return tr__segment_run(f, inputs, n, user, NULL);
+}
+
+bool tr_recomputing(void)
+{
+    return tr__segment_replays();
+}

@@ -1,0 +1,281 @@
+#include "ops/segment.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct slot {
+    tr_shape shape;
+    tr_dtype dtype;
+    bool gone;      /* its node needs it no more */
+    tr__saved kept; /* empty until f has run again */
+} slot;
+
+/* An input of f: its value, and where its gradient goes. */
+typedef struct input {
+    bool given;
+    tr__saved value;
+    tr__edge edge;
+} input;
+
+struct tr__segment {
+    atomic_int refs;
+    pthread_mutex_t lock; /* of the slots: backwards on several threads may share a graph */
+    tr__segment_function function;
+    void *user;
+    void *held; /* a reference to an object */
+    int n_inputs;
+    input *inputs;
+    int n_slots, capacity;
+    slot *slots;
+    bool filled;
+    char *draws; /* attributes of random ops, each in a multiple of 16 bytes */
+    size_t draws_size;
+};
+
+/* A run of f on this thread. */
+typedef struct run {
+    tr__segment *segment;
+    bool replay;
+    int next_slot;
+    size_t next_draw;
+    struct run *outer;
+} run;
+
+static _Thread_local run *running __attribute__((tls_model("initial-exec")));
+
+/* ---- Making and ending --------------------------------------------------------------------------------------------------- */
+
+static void drop_segment(tr__segment *s, tr__node **dying)
+{
+    if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
+    for (int i = 0; i < s->n_inputs; i++) {
+        tr__saved_give_up(&s->inputs[i].value, dying);
+        tr__node_drop(s->inputs[i].edge.node, dying);
+        tr__unref(s->inputs[i].edge.leaf);
+    }
+    tr__unref(s->held);
+    pthread_mutex_destroy(&s->lock);
+    free(s->inputs);
+    free(s->slots);
+    free(s->draws);
+    free(s);
+}
+
+/* Keeps an input as a node would: what made it may be recomputed, and around us there may be another segment. */
+static tr_status keep_input(input *in, tr_tensor *x)
+{
+    if (!x) return TR_OK;
+    in->given = true;
+    if (x->requires_grad) {
+        in->edge = x->node ? (tr__edge){.node = x->node, .output = x->output} : (tr__edge){.leaf = x};
+        if (x->node) tr__node_keep(x->node);
+        tr__ref(in->edge.leaf);
+    }
+    return tr__saved_set(&in->value, x, true);
+}
+
+static tr__segment *new_segment(tr__segment_function f, tr_tensor *const *inputs, int n, void *user, void *held)
+{
+    tr__segment *s = calloc(1, sizeof *s);
+    input *room = calloc((size_t)n + 1, sizeof *room);
+    if (!s || !room) {
+        free(s);
+        free(room);
+        tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
+        return NULL;
+    }
+    *s = (tr__segment){.function = f, .user = user, .held = held ? tr__ref(held) : NULL, .inputs = room, .n_inputs = n};
+    atomic_init(&s->refs, 1);
+    pthread_mutex_init(&s->lock, NULL);
+    tr_status status = TR_OK;
+    for (int i = 0; i < n && status == TR_OK; i++) status = keep_input(&s->inputs[i], inputs[i]);
+    if (status == TR_OK) return s;
+    tr__node *dying = NULL;
+    drop_segment(s, &dying);
+    tr__nodes_bury(dying);
+    return NULL;
+}
+
+tr_tensor *tr__segment_run(tr__segment_function f, tr_tensor *const *inputs, int n, void *user, void *held)
+{
+    for (int i = 0; i < n; i++)
+        if (inputs[i] && tr__bad(inputs[i])) return tr__tensor_pass(inputs[i]);
+    TR_SCOPE;
+    if (!tr__grad_mode()) return tr_escape(f(inputs, n, user));
+    tr__segment *s = new_segment(f, inputs, n, user, held);
+    if (!s) return tr_escape(tr__tensor_failed());
+    run r = {.segment = s, .outer = running};
+    running = &r;
+    tr_tensor *y = f(inputs, n, user);
+    running = r.outer;
+    tr__node *dying = NULL;
+    drop_segment(s, &dying); /* the nodes have it */
+    tr__nodes_bury(dying);
+    return tr_escape(y);
+}
+
+bool tr__segment_replays(void)
+{
+    for (const run *r = running; r; r = r->outer)
+        if (r->replay) return true;
+    return false;
+}
+
+/* ---- Slots --------------------------------------------------------------------------------------------------------------- */
+
+static tr_status add_slot(tr__segment *s, const tr_tensor *t)
+{
+    if (s->n_slots == s->capacity) {
+        int capacity = s->capacity ? 2 * s->capacity : 16;
+        slot *slots = realloc(s->slots, (size_t)capacity * sizeof *slots);
+        if (!slots) return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
+        s->slots = slots;
+        s->capacity = capacity;
+    }
+    s->slots[s->n_slots++] = (slot){.shape = t->shape, .dtype = t->dtype};
+    return TR_OK;
+}
+
+static tr_status fill_slot(run *r, const tr_tensor *t)
+{
+    int k = r->next_slot++;
+    if (k >= r->segment->n_slots)
+        return tr__fail(TR_STATE, "checkpoint: computed again, the function saves more than the %d tensors that it saved first; "
+            "it must do the same both times", r->segment->n_slots);
+    slot *s = &r->segment->slots[k];
+    if (!tr__shape_equal(s->shape, t->shape) || s->dtype != t->dtype)
+        return tr__fail(TR_STATE, "checkpoint: computed again, the function saves %s %s where it saved %s %s first; it must do "
+            "the same both times", tr_dtype_name(t->dtype), TR__TEXT(t->shape), tr_dtype_name(s->dtype), TR__TEXT(s->shape));
+    return s->gone ? TR_OK : tr__saved_keep(&s->kept, t);
+}
+
+bool tr__segment_takes(tr__saved *saved, const tr_tensor *t, tr_status *status)
+{
+    run *r = running;
+    if (!r) return false;
+    if (r->replay) {
+        *status = fill_slot(r, t); /* for the nodes of the forward; this one is thrown away */
+        return true;
+    }
+    *status = add_slot(r->segment, t);
+    if (*status != TR_OK) return true;
+    atomic_fetch_add_explicit(&r->segment->refs, 1, memory_order_relaxed);
+    saved->segment = r->segment;
+    saved->output = r->segment->n_slots - 1;
+    return true;
+}
+
+void tr__segment_give_up(tr__saved *saved, tr__node **dying)
+{
+    tr__segment *s = saved->segment;
+    pthread_mutex_lock(&s->lock);
+    slot *mine = &s->slots[saved->output];
+    tr__saved kept = mine->kept;
+    mine->kept = (tr__saved){0};
+    mine->gone = true;
+    pthread_mutex_unlock(&s->lock);
+    tr__unref(kept.tensor);
+    drop_segment(s, dying);
+}
+
+/* ---- Computing again ------------------------------------------------------------------------------------------------------- */
+
+/* An input as f got it: in the graph, so that what is cheap to recompute is recognised as it was. */
+static tr_tensor *input_again(const input *in)
+{
+    if (!in->given) return NULL;
+    if (in->edge.leaf) {
+        tr__scope_ref(in->edge.leaf);
+        return in->edge.leaf;
+    }
+    tr_tensor *value = tr__saved_get(&in->value, false);
+    if (tr__bad(value)) {
+        tr__unref(value);
+        return tr__tensor_failed();
+    }
+    tr_tensor *x = tr__tensor_view(value, value->shape, value->stride, value->offset);
+    tr__unref(value);
+    if (tr__bad(x) || !in->edge.node) return x;
+    tr__node_keep(in->edge.node);
+    x->node = in->edge.node;
+    x->output = in->edge.output;
+    x->requires_grad = true;
+    return x;
+}
+
+static tr_status run_again(tr__segment *s, tr_tensor **inputs)
+{
+    for (int i = 0; i < s->n_inputs; i++) {
+        inputs[i] = input_again(&s->inputs[i]);
+        TR__TRY(tr_status_of(inputs[i]));
+    }
+    run r = {.segment = s, .replay = true}, *outer = running;
+    bool grad = tr__grad_mode_set(true);
+    running = &r;
+    tr_status status = tr_status_of(s->function(inputs, s->n_inputs, s->user));
+    running = outer;
+    tr__grad_mode_set(grad);
+    if (status == TR_OK && r.next_slot < s->n_slots)
+        return tr__fail(TR_STATE, "checkpoint: computed again, the function saves %d tensors, not the %d that it saved first; it "
+            "must do the same both times", r.next_slot, s->n_slots);
+    return status;
+}
+
+static tr_status fill(tr__segment *s)
+{
+    TR_SCOPE;
+    tr_tensor **inputs = calloc((size_t)s->n_inputs + 1, sizeof *inputs);
+    if (!inputs) return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
+    tr_status status = run_again(s, inputs);
+    free(inputs);
+    s->filled = status == TR_OK;
+    for (int k = 0; k < s->n_slots && !s->filled; k++) {
+        tr__unref(s->slots[k].kept.tensor);
+        s->slots[k].kept = (tr__saved){0};
+    }
+    return status;
+}
+
+tr_tensor *tr__segment_get(const tr__saved *saved)
+{
+    tr__segment *s = saved->segment;
+    pthread_mutex_lock(&s->lock);
+    tr_status status = s->filled ? TR_OK : fill(s);
+    tr_tensor *t = NULL;
+    if (status == TR_OK) t = tr__saved_get(&s->slots[saved->output].kept, false);
+    pthread_mutex_unlock(&s->lock);
+    if (t) return t;
+    TR_SCOPE;
+    return tr_keep(tr__tensor_failed());
+}
+
+/* ---- Random numbers ---------------------------------------------------------------------------------------------------------- */
+
+static const void *draw(run *r, const void *attrs, size_t size)
+{
+    if (!r || !attrs) return attrs;
+    tr__segment *s = r->segment;
+    size_t room = (size + 15) / 16 * 16;
+    if (r->replay) {
+        const char *own = s->draws + r->next_draw;
+        if (r->next_draw + room > s->draws_size) return attrs; /* it saves other tensors, too: that fails */
+        r->next_draw += room;
+        return own;
+    }
+    attrs = draw(r->outer, attrs, size); /* an outer segment that runs again has the say */
+    char *draws = realloc(s->draws, s->draws_size + room);
+    if (!draws) {
+        tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
+        return NULL;
+    }
+    memcpy(draws + s->draws_size, attrs, size);
+    s->draws = draws;
+    s->draws_size += room;
+    return attrs;
+}
+
+const void *tr__segment_draw(const tr_op *op, const void *attrs)
+{
+    return running ? draw(running, attrs, op->attrs_size) : attrs;
+}

@@ -1,0 +1,255 @@
+/*
+ * Recompute: gradients are those of a net that keeps its activations, to the last bit; with dropout, nested, under DDP; with
+ * less memory; and what cannot be computed again is an error.
+ */
+#include "comm_ranks.h"
+
+#include "device/device.h"
+
+#include <trireme/trireme.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCKS = 4, WIDTH = 32, BATCH = 8, MOST = 30000 };
+
+static tr_module *make_block(uint64_t seed)
+{
+    return tr_sequential(tr_layer_norm(WIDTH), tr_linear(WIDTH, 2 * WIDTH, .seed = seed), tr_activation(tr_gelu),
+        tr_dropout_layer(0.3), tr_linear(2 * WIDTH, WIDTH, .seed = seed + 1));
+}
+
+/* A net of blocks with what happens to every one of them. */
+static tr_module *make_net(bool recompute)
+{
+    tr_module *blocks[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) {
+        blocks[i] = make_block(10 * (uint64_t)i + 1);
+        TR_CHECK(tr_set_recompute(blocks[i], recompute));
+    }
+    return tr_sequential(blocks[0], blocks[1], blocks[2], blocks[3]);
+}
+
+static tr_tensor *batch(void)
+{
+    return tr_randn(5, TR_SHAPE(BATCH, WIDTH));
+}
+
+static int64_t gradients(tr_module *net, float *to)
+{
+    tr_tensor_list *p = tr_parameters(net);
+    int64_t n = 0;
+    for (int i = 0; i < tr_list_count(p); i++) {
+        tr_tensor *g = tr_grad(tr_list_at(p, i));
+        if (!g || n + tr_numel(g) > MOST) return -1;
+        TR_CHECK(tr_copy_out(g, to + n, (size_t)tr_numel(g) * sizeof *to));
+        n += tr_numel(g);
+    }
+    return n;
+}
+
+/* The gradients after a forward and a backward between which other random numbers are asked for. */
+static int64_t gradients_of(tr_module *net, float *to)
+{
+    TR_SCOPE;
+    TR_CHECK(tr_seed(net, 7, .step = 3));
+    tr_tensor *loss = tr_mean(tr_forward(net, batch()));
+    TR_CHECK(tr_status_of(loss));
+    TR_CHECK(tr_seed(net, 8, .step = 4));
+    TR_CHECK(tr_backward(loss));
+    return gradients(net, to);
+}
+
+static void assert_same_gradients(tr_module *a, tr_module *b)
+{
+    float *x = calloc(2 * MOST, sizeof *x), *y = x + MOST;
+    int64_t n = gradients_of(a, x);
+    assert_true(n > 0 && gradients_of(b, y) == n);
+    assert_memory_equal(x, y, (size_t)n * sizeof *x);
+    free(x);
+}
+
+static void blocks_give_the_same_bits(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    assert_same_gradients(make_net(false), make_net(true));
+}
+
+static void nested_blocks_give_the_same_bits(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = make_net(true);
+    TR_CHECK(tr_set_recompute(net, true));
+    assert_same_gradients(make_net(false), net);
+}
+
+/* f = sum over attention and products of both inputs, one of which is a parameter. */
+static tr_tensor *attend(tr_tensor *const *inputs, int n, void *calls)
+{
+    assert_int_equal(n, 3);
+    assert_null(inputs[2]);
+    ++*(int *)calls;
+    tr_tensor *q = tr_reshape(tr_relu(tr_matmul(inputs[0], inputs[1])), TR_SHAPE(1, 2, 4, WIDTH));
+    return tr_attention(q, tr_tanh(q), tr_exp(tr_affine(q, 0.1, 0)), .causal = true);
+}
+
+static void functions_of_tensors(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *w = tr_require_grad(tr_randn(1, TR_SHAPE(WIDTH, WIDTH))), *grads[2];
+    for (int kept = 0; kept < 2; kept++) {
+        int calls = 0;
+        /* The input is what a cheap op made, which a node recomputes on its own. */
+        tr_tensor *inputs[] = {tr_gelu(tr_matmul(batch(), w)), w, NULL};
+        tr_tensor *y = kept ? attend(inputs, 3, &calls) : tr_checkpoint(attend, inputs, 3, &calls);
+        tr_clear_grad(w);
+        TR_CHECK(tr_backward(tr_sum(y), .retain_graph = true));
+        assert_int_equal(calls, kept ? 1 : 2);
+        TR_CHECK(tr_backward(tr_sum(y)));
+        assert_int_equal(calls, kept ? 1 : 2); /* a graph that is kept keeps what was computed again */
+        grads[kept] = tr_affine(tr_grad(w), 1, 0);
+    }
+    assert_memory_equal(tr_data(grads[0]), tr_data(grads[1]), WIDTH * WIDTH * sizeof(float));
+    TR_NO_GRAD;
+    int calls = 0;
+    tr_tensor *inputs[] = {batch(), w, NULL};
+    assert_false(tr_requires_grad(tr_checkpoint(attend, inputs, 3, &calls)));
+    assert_int_equal(calls, 1);
+    assert_int_equal(tr_status_of(tr_checkpoint(NULL, inputs, 3, &calls)), TR_INVALID);
+}
+
+static void batch_norms_move_their_statistics_once(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    float mean[2][3];
+    for (int recompute = 0; recompute < 2; recompute++) {
+        tr_module *net = tr_sequential(tr_batch_norm2d(3), tr_activation(tr_relu));
+        TR_CHECK(tr_set_recompute(net, recompute));
+        TR_CHECK(tr_backward(tr_sum(tr_forward(net, tr_rand(1, TR_SHAPE(2, 3, 4, 4))))));
+        const tr_tensor_list *values = tr_state_dict(net);
+        assert_true(tr_item(tr_list_find(values, "0.num_batches_tracked")) == 1);
+        TR_CHECK(tr_copy_out(tr_list_find(values, "0.running_mean"), mean[recompute], sizeof *mean));
+    }
+    assert_memory_equal(mean[0], mean[1], sizeof *mean);
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *deep(tr_tensor *const *inputs, int n, void *user)
+{
+    (void)n, (void)user;
+    tr_tensor *x = inputs[0];
+    for (int i = 0; i < 8; i++) {
+        TR_SCOPE;
+        x = tr_escape(tr_tanh(tr_mul(x, x)));
+    }
+    return x;
+}
+
+/* What the device's memory had to hold at most for 6 stretches of 16 ops; the peak never falls, so the smaller comes first. */
+static size_t peak_of(bool recompute)
+{
+    TR_SCOPE;
+    tr_tensor *x = tr_require_grad(tr_rand(1, TR_SHAPE(256, 1024)));
+    size_t before, in_use, peak;
+    tr__cpu_memory(0, &before, &peak);
+    tr_tensor *y = x;
+    for (int i = 0; i < 6; i++) {
+        TR_SCOPE;
+        y = tr_escape(recompute ? tr_checkpoint(deep, &y, 1, NULL) : deep(&y, 1, NULL));
+    }
+    TR_CHECK(tr_backward(tr_sum(y)));
+    tr__cpu_memory(0, &in_use, &peak);
+    return peak - before;
+}
+
+static void peak_memory_is_lower(void **state)
+{
+    (void)state;
+    size_t again = peak_of(true), kept = peak_of(false);
+    assert_true(again > 0 && again * 2 < kept); /* 6 stretches and one of 16 against 6 x 16 */
+}
+
+/* ---- DDP ----------------------------------------------------------------------------------------------------------------- */
+
+static void train_with_both(rank *r)
+{
+    static _Thread_local float grads[2][MOST];
+    int64_t n[2];
+    for (int recompute = 0; recompute < 2; recompute++) {
+        TR_SCOPE;
+        tr_module *net = make_net(recompute), *ddp = tr_ddp(net, r->group, .bucket_mb = 0.005);
+        OK(tr_seed(net, 3));
+        OK(tr_backward(tr_mean(tr_forward(ddp, tr_randn((uint64_t)r->number + 1, TR_SHAPE(BATCH, WIDTH))))));
+        n[recompute] = gradients(net, grads[recompute]);
+    }
+    CHECK(n[0] > 0 && n[0] == n[1]);
+    CHECK(memcmp(grads[0], grads[1], (size_t)n[0] * sizeof(float)) == 0);
+    OK(tr_leave(r->group));
+}
+
+static void ddp_gives_the_same_bits(void **state)
+{
+    (void)state;
+    run(2, train_with_both, NULL);
+}
+
+/* ---- Errors -------------------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *more_each_time(tr_tensor *const *inputs, int n, void *calls)
+{
+    (void)n;
+    tr_tensor *y = inputs[0];
+    for (int i = ++*(int *)calls; i > 0; i--) y = tr_tanh(tr_mul(y, y));
+    return y;
+}
+
+static tr_tensor *fails_later(tr_tensor *const *inputs, int n, void *calls)
+{
+    (void)n;
+    if (++*(int *)calls > 1) return tr_matmul(inputs[0], tr_ones(TR_SHAPE(5, 5)));
+    return tr_tanh(inputs[0]);
+}
+
+static void assert_refused(tr_tensor *y, const char *part)
+{
+    TR_CHECK(tr_status_of(y));
+    assert_int_not_equal(tr_backward(tr_sum(y)), TR_OK);
+    if (!strstr(tr_error_message(), part)) fail_msg("\"%s\" lacks \"%s\"", tr_error_message(), part);
+}
+
+static void what_cannot_be_computed_again(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_require_grad(tr_rand(1, TR_SHAPE(2, 3)));
+    int calls = 0;
+    assert_refused(tr_checkpoint(more_each_time, &x, 1, &calls), "saves more than the");
+    calls = 0;
+    assert_refused(tr_checkpoint(fails_later, &x, 1, &calls), "inner sizes differ");
+    calls = 0;
+    tr_tensor *input = tr_rand(2, TR_SHAPE(2, 3)), *both[] = {tr_add(x, input)};
+    tr_tensor *y = tr_checkpoint(more_each_time, both, 1, &calls);
+    calls = 0;
+    TR_CHECK(tr_fill(both[0], 1));
+    assert_refused(y, "written to after the forward");
+    assert_int_equal(tr_set_recompute(NULL, true), TR_INVALID);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(peak_memory_is_lower), /* first, as the peak never falls */
+        cmocka_unit_test(blocks_give_the_same_bits),
+        cmocka_unit_test(nested_blocks_give_the_same_bits),
+        cmocka_unit_test(functions_of_tensors),
+        cmocka_unit_test(batch_norms_move_their_statistics_once),
+        cmocka_unit_test(ddp_gives_the_same_bits),
+        cmocka_unit_test(what_cannot_be_computed_again),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
