@@ -191,6 +191,8 @@ static void bury(tr_rpc *rpc, tr__rpc_link *link)
     say_why(rpc, link, ending);
     link->why = tr__error_take();
     atomic_store(&link->gone, true);
+    if (ending == TR__RPC_DAMAGED && link->near) tr__near_refuse(link);
+    if (ending == TR__RPC_DAMAGED && link->far) tr__far_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker);
     tr__refs_gone(rpc, link->worker);
@@ -208,6 +210,7 @@ bool tr__rpc_bury(tr_rpc *rpc)
         tr__rpc_link *link = &rpc->links[i];
         if (atomic_load(&link->gone)) continue;
         if (link->far && tr__far_cut(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_CUT);
+        if (link->near && tr__near_overdue(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_DAMAGED);
         if (atomic_load(&link->ending) != TR__RPC_LASTS) bury(rpc, link);
     }
     return pending;

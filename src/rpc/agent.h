@@ -73,6 +73,8 @@ tr_future *tr__future_new_loose(tr_rpc *rpc);
  * the future out of the table of calls, or it never was there. */
 void tr__future_finish(tr_future *f, const tr_value *value, struct tr__rpc_inbound *message);
 void tr__future_fail(tr_future *f, tr__error *failure); /* takes the reference */
+/* Waits, by tr__now_ns(); INT64_MAX: for ever. Is it done? */
+bool tr__future_await(tr_future *f, int64_t deadline);
 /* A value's objects: one more, or one less reference of each. */
 void tr__rpc_value_ref(const tr_value *value);
 void tr__rpc_value_unref(const tr_value *value);
@@ -292,6 +294,11 @@ void tr__near_read(tr_rpc *rpc, tr__rpc_link *link);
 bool tr__near_waiting(const tr__rpc_link *link); /* is there something to read? */
 /* Sends what did not fit; true: something is left. */
 bool tr__near_flush(tr_rpc *rpc, tr__rpc_link *link);
+/* Gives blocks back that have not been used for a while. */
+void tr__near_trim(tr__rpc_link *link, int64_t now);
+/* Has reading waited too long for a block that was named but not shown? `pending`: it waits. */
+bool tr__near_overdue(const tr__rpc_link *link, int64_t now, bool *pending);
+void tr__near_refuse(tr__rpc_link *link); /* tells the other end that we read no more */
 
 /* ---- far.c ------------------------------------------------------------------------------------------------------- */
 
@@ -304,6 +311,7 @@ bool tr__far_waiting(const tr__rpc_link *link);
 void tr__far_read(tr_rpc *rpc, tr__rpc_link *link);
 /* Has the stream ended a while ago? `pending`: it has ended. */
 bool tr__far_cut(const tr__rpc_link *link, int64_t now, bool *pending);
+void tr__far_refuse(tr__rpc_link *link);
 void tr__far_finish(tr__rpc_link *link); /* sends what is left, as long as the other end takes it */
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */

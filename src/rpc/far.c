@@ -349,6 +349,11 @@ tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, int socket)
     return tr__fail_errno(TR_IO, errno, "rpc: no epoll");
 }
 
+void tr__far_refuse(tr__rpc_link *link)
+{
+    shutdown(link->far->socket, SHUT_RDWR);
+}
+
 void tr__far_finish(tr__rpc_link *link)
 {
     tr__rpc_far *f = link->far;

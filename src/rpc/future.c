@@ -147,10 +147,11 @@ bool tr_future_done(const tr_future *future)
 }
 
 /* Looks for messages for a while: what comes next is most often what we wait for. */
-static void spin(tr_future *f)
+static void spin(tr_future *f, int64_t deadline)
 {
     tr_rpc *rpc = f->rpc;
     int64_t until = tr__now_ns() + SPIN_NS;
+    if (deadline < until) until = deadline;
     tr__rpc_awake(rpc);
     for (int i = 0; !atomic_load_explicit(&f->done, memory_order_acquire); i++) {
         tr__rpc_poll(rpc);
@@ -161,25 +162,28 @@ static void spin(tr_future *f)
     tr__rpc_asleep(rpc);
 }
 
-static void wait_for(tr_future *f)
+bool tr__future_await(tr_future *f, int64_t deadline)
 {
     tr_rpc *rpc = f->rpc;
+    if (atomic_load_explicit(&f->done, memory_order_acquire)) return true;
     int awake = tr__rpc_block(rpc);
-    spin(f);
-    while (!atomic_load(&f->done)) {
+    spin(f, deadline);
+    for (int64_t left; !atomic_load(&f->done) && (left = deadline - tr__now_ns()) > 0;) {
         bool alone = tr__rpc_help(rpc);
+        int64_t nap = alone && left > NAP_NS ? NAP_NS : deadline == INT64_MAX ? -1 : left;
         atomic_fetch_add(&f->sleepers, 1);
-        if (!atomic_load(&f->done)) tr__futex_wait(&f->done, 0, alone ? NAP_NS : -1);
+        if (!atomic_load(&f->done)) tr__futex_wait(&f->done, 0, nap);
         atomic_fetch_sub(&f->sleepers, 1);
     }
     tr__rpc_unblock(rpc, awake);
+    return atomic_load(&f->done);
 }
 
 tr_status tr_future_wait(tr_future *f)
 {
     if (!f) return TR_OK;
     TR__TRY(tr__fail_stored(f->object.error));
-    if (!atomic_load_explicit(&f->done, memory_order_acquire)) wait_for(f);
+    tr__future_await(f, INT64_MAX);
     return outcome(f);
 }
 

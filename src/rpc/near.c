@@ -1,48 +1,19 @@
 /*
- * Messages to workers of this host. Each worker has a ring in shared memory for every other one, in which it writes frames,
- * their bodies, and where the pieces are. Those lie in blocks: shared segments, too, which the receiver maps when it sees
- * them first, and which its tensors use in place; when the last of them goes, a flag in the block says so, and the sender
- * uses it again.
+ * Messages to workers of this host, through rings and blocks (near_ring.h). The receiver maps a block when it sees it first,
+ * and its tensors use it in place; when the last of them goes, a flag in the block says so, and the sender uses it again, or
+ * gives it back when it has not been used for a while.
  */
 #include "rpc/agent.h"
+#include "rpc/near_ring.h"
 
 #include "base/clock.h"
-#include "base/memory.h"
 #include "comm/futex.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    RING_MAGIC = 0x52505254, /* "TRPR" */
-    RING_BYTES = 256 << 10,
-    RECORD_MOST = RING_BYTES / 4, /* a longer body goes into a block of its own */
-    SHOW_MS = 10000,
-    BLOCK_HEAD = 64,
-};
-enum purpose { SHOWN_BELL = 1, SHOWN_RING, SHOWN_BLOCK };
-enum record_flag { RECORD_PAD = 1, RECORD_BODY_BESIDE = 2 };
-
-typedef struct ring {
-    uint32_t magic, version;
-    _Alignas(TR__CACHE_LINE) _Atomic uint64_t tail; /* written so far */
-    _Alignas(TR__CACHE_LINE) _Atomic uint64_t head; /* read so far */
-    _Alignas(TR__CACHE_LINE) unsigned char data[RING_BYTES];
-} ring;
-
-typedef struct record { /* then: the body (or its place), and the pieces' places; a multiple of 8 bytes */
-    uint32_t bytes, flags;
-    tr__rpc_frame frame;
-} record;
-
-typedef struct place {
-    uint64_t segment, bytes;
-} place;
-
-typedef struct block_head {
-    atomic_uint busy; /* the receiver has it */
-} block_head;
+enum { SHOW_MS = 10000, IDLE_MS = 10000 };
 
 typedef struct block { /* of ours */
     struct block *next;
@@ -50,6 +21,7 @@ typedef struct block { /* of ours */
     uint64_t id;
     size_t bytes; /* without the head */
     bool taken;   /* between being chosen and being sent */
+    int64_t used; /* when it was sent last */
 } block;
 
 typedef struct mapping { /* of theirs */
@@ -66,13 +38,16 @@ typedef struct waiting_record { /* did not fit */
 
 struct tr__rpc_near {
     pthread_mutex_t lock; /* for what we send */
-    ring *out;
+    tr__near_ring *out;
     waiting_record *first, **last;
     block *blocks;
-    /* Under the agent's near_lock, until all is complete: */
+    /* Under the agent's near_lock; but for the mappings of blocks only until all is complete: */
     mapping *ring_mapping, *bell_mapping, *mappings;
-    ring *in;
-    tr__rpc_bell *bell; /* theirs */
+    tr__near_ring *in;
+    tr__rpc_bell *bell;  /* theirs */
+    uint64_t missing;    /* a block that the next record names, and that has not been shown yet, */
+    atomic_bool stalled; /* if this is set; reading goes on when it has */
+    _Atomic int64_t stalled_since;
 };
 
 /* ---- Mappings ---------------------------------------------------------------------------------------------------- */
@@ -98,17 +73,18 @@ static mapping *new_mapping(const tr__carried_memory *memory)
 
 static void adopt(tr__rpc_near *n, int purpose, mapping *m)
 {
-    if (purpose == SHOWN_BELL && !n->bell_mapping && m->memory.bytes >= sizeof *n->bell) {
+    if (purpose == TR__NEAR_BELL && !n->bell_mapping && m->memory.bytes >= sizeof *n->bell) {
         n->bell_mapping = m;
         n->bell = (tr__rpc_bell *)m->memory.memory;
-    } else if (purpose == SHOWN_RING && !n->ring_mapping && m->memory.bytes >= sizeof *n->in &&
-               ((ring *)m->memory.memory)->magic == RING_MAGIC &&
-               ((ring *)m->memory.memory)->version == TR__RPC_VERSION) {
+    } else if (purpose == TR__NEAR_IS_RING && !n->ring_mapping && m->memory.bytes >= sizeof *n->in &&
+               ((tr__near_ring *)m->memory.memory)->magic == TR__NEAR_MAGIC &&
+               ((tr__near_ring *)m->memory.memory)->version == TR__RPC_VERSION) {
         n->ring_mapping = m;
-        n->in = (ring *)m->memory.memory;
-    } else if (purpose == SHOWN_BLOCK && m->memory.bytes >= BLOCK_HEAD) {
+        n->in = (tr__near_ring *)m->memory.memory;
+    } else if (purpose == TR__NEAR_BLOCK && m->memory.bytes >= TR__NEAR_BLOCK_HEAD) {
         m->next = n->mappings;
         n->mappings = m;
+        if (m->memory.id == n->missing) atomic_store(&n->stalled, false);
     } else {
         drop_mapping(m);
     }
@@ -126,6 +102,7 @@ void tr__near_shown(tr_rpc *rpc, int rank, int purpose, const tr__carried_memory
         drop_mapping(m);
     pthread_cond_broadcast(&rpc->near_changed);
     pthread_mutex_unlock(&rpc->near_lock);
+    if (n && purpose == TR__NEAR_BLOCK) tr__rpc_kick(rpc); /* maybe reading waits for it */
 }
 
 static mapping *find_mapping(const tr__rpc_near *n, uint64_t id)
@@ -135,21 +112,59 @@ static mapping *find_mapping(const tr__rpc_near *n, uint64_t id)
     return m;
 }
 
-/* Waits for the monitor to map it. With a reference; NULL: it has not come. */
-static mapping *await_mapping(tr_rpc *rpc, tr__rpc_near *n, uint64_t id)
+/* Are these blocks mapped? If not, nothing is read here until the first that is missing has been shown. */
+static bool all_mapped(tr_rpc *rpc, tr__rpc_link *link, const unsigned char *places, int count)
 {
-    mapping *m;
+    tr__rpc_near *n = link->near;
     pthread_mutex_lock(&rpc->near_lock);
-    if (!(m = find_mapping(n, id))) {
-        int64_t until = tr__now_ns() + SHOW_MS * (int64_t)1000000;
-        struct timespec deadline = {until / 1000000000, until % 1000000000};
-        while (!(m = find_mapping(n, id)) &&
-               pthread_cond_timedwait(&rpc->near_changed, &rpc->near_lock, &deadline) != ETIMEDOUT)
-            continue;
+    for (int i = 0; i < count && !atomic_load(&n->stalled); i++) {
+        tr__near_place p;
+        memcpy(&p, places + (size_t)i * sizeof p, sizeof p);
+        if (find_mapping(n, p.segment)) continue;
+        n->missing = p.segment;
+        atomic_store(&n->stalled_since, tr__now_ns());
+        atomic_store(&n->stalled, true);
     }
+    bool stalled = atomic_load(&n->stalled);
+    pthread_mutex_unlock(&rpc->near_lock);
+    if (stalled) tr__rpc_wake_clock(rpc); /* which does not wait for ever */
+    return !stalled;
+}
+
+bool tr__near_overdue(const tr__rpc_link *link, int64_t now, bool *pending)
+{
+    const tr__rpc_near *n = link->near;
+    if (!atomic_load(&n->stalled)) return false;
+    *pending = true;
+    return now - atomic_load(&n->stalled_since) > SHOW_MS * (int64_t)1000000;
+}
+
+/* With a reference; NULL: the sender has just dropped it. */
+static mapping *take_mapping(tr_rpc *rpc, const tr__rpc_near *n, uint64_t id)
+{
+    pthread_mutex_lock(&rpc->near_lock);
+    mapping *m = find_mapping(n, id);
     if (m) atomic_fetch_add(&m->refs, 1);
     pthread_mutex_unlock(&rpc->near_lock);
     return m;
+}
+
+/* The sender uses the block no more. Tensors of ours that lie in it keep it. */
+static void forget_mapping(tr_rpc *rpc, tr__rpc_near *n, uint64_t id)
+{
+    pthread_mutex_lock(&rpc->near_lock);
+    mapping **at = &n->mappings;
+    while (*at && (*at)->memory.id != id) at = &(*at)->next;
+    mapping *m = *at;
+    if (m) *at = m->next;
+    pthread_mutex_unlock(&rpc->near_lock);
+    drop_mapping(m);
+}
+
+static void free_block(block *b)
+{
+    tr_shared_free(b->memory);
+    free(b);
 }
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
@@ -165,7 +180,7 @@ static tr_status make_link(tr_rpc *rpc, tr__rpc_link *link)
     pthread_mutex_unlock(&rpc->near_lock);
     n->out = tr_shared_alloc(sizeof *n->out);
     if (!n->out) return TR_NO_MEMORY;
-    n->out->magic = RING_MAGIC;
+    n->out->magic = TR__NEAR_MAGIC;
     n->out->version = TR__RPC_VERSION;
     return TR_OK;
 }
@@ -181,8 +196,8 @@ tr_status tr__near_show(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
         if (!rpc->links[i].near) continue;
-        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->bell, SHOWN_BELL));
-        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->links[i].near->out, SHOWN_RING));
+        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->bell, TR__NEAR_BELL));
+        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->links[i].near->out, TR__NEAR_IS_RING));
     }
     return TR_OK;
 }
@@ -214,8 +229,7 @@ void tr__near_free(tr_rpc *rpc, tr__rpc_link *link)
     }
     for (block *b = n->blocks, *next; b; b = next) {
         next = b->next;
-        tr_shared_free(b->memory);
-        free(b);
+        free_block(b);
     }
     for (mapping *m = n->mappings, *next; m; m = next) {
         next = m->next;
@@ -239,9 +253,9 @@ static size_t size_of_block(size_t bytes)
     return tr__round_up(bytes, step);
 }
 
-static block_head *head_of(const block *b)
+static tr__near_block *head_of(const block *b)
 {
-    return (block_head *)b->memory;
+    return (tr__near_block *)b->memory;
 }
 
 static block *find_block(tr__rpc_near *n, size_t size)
@@ -258,13 +272,12 @@ static block *find_block(tr__rpc_near *n, size_t size)
 static block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t size)
 {
     block *b = calloc(1, sizeof *b);
-    if (b) b->memory = tr_shared_alloc(size + BLOCK_HEAD);
+    if (b) b->memory = tr_shared_alloc(size + TR__NEAR_BLOCK_HEAD);
     tr__segment segment;
     if (!b || !b->memory || !tr__segment_find(b->memory, 1, &segment) ||
-        tr__carrier_show(rpc->carrier, link->worker, b->memory, SHOWN_BLOCK) != TR_OK) {
+        tr__carrier_show(rpc->carrier, link->worker, b->memory, TR__NEAR_BLOCK) != TR_OK) {
         if (!b) tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
-        if (b) tr_shared_free(b->memory);
-        free(b);
+        if (b) free_block(b);
         return NULL;
     }
     b->id = segment.id;
@@ -286,19 +299,20 @@ static block *take_block(tr_rpc *rpc, tr__rpc_link *link, size_t bytes)
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
-static void put(ring *r, uint64_t tail, const void *bytes, size_t count)
+static void put(tr__near_ring *r, uint64_t tail, const void *bytes, size_t count)
 {
-    memcpy(r->data + tail % RING_BYTES, bytes, count);
+    memcpy(r->data + tail % TR__NEAR_RING, bytes, count);
 }
 
 /* Under the lock: false when there is no room. A record does not cross the ring's end. */
 static bool write_record(tr__rpc_near *n, const void *bytes, size_t count)
 {
-    ring *r = n->out;
+    tr__near_ring *r = n->out;
     uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed), head = atomic_load(&r->head);
-    size_t to_end = RING_BYTES - tail % RING_BYTES, pad = count > to_end ? to_end : 0;
-    if (tail - head + pad + count > RING_BYTES) return false;
-    if (pad) put(r, tail, &(record){.bytes = (uint32_t)pad, .flags = RECORD_PAD}, pad < sizeof(record) ? 8 : sizeof(record));
+    size_t to_end = TR__NEAR_RING - tail % TR__NEAR_RING, pad = count > to_end ? to_end : 0;
+    if (tail - head + pad + count > TR__NEAR_RING) return false;
+    tr__near_record padding = {.bytes = (uint32_t)pad, .flags = TR__NEAR_PAD};
+    if (pad) put(r, tail, &padding, pad < sizeof padding ? 8 : sizeof padding);
     put(r, tail + pad, bytes, count);
     atomic_store(&r->tail, tail + pad + count);
     return true;
@@ -357,9 +371,9 @@ static tr_status send_record(tr_rpc *rpc, tr__rpc_link *link, const void *bytes,
 typedef struct sending {
     block **blocks;
     int count;
-    place few_places[4];
+    tr__near_place few_places[4];
     block *few_blocks[4];
-    place *places;
+    tr__near_place *places;
 } sending;
 
 static tr_status fill_block(tr_rpc *rpc, tr__rpc_link *link, sending *s, const tr__rpc_piece *p)
@@ -367,9 +381,9 @@ static tr_status fill_block(tr_rpc *rpc, tr__rpc_link *link, sending *s, const t
     block *b = take_block(rpc, link, p->bytes);
     if (!b) return TR_NO_MEMORY;
     s->blocks[s->count] = b;
-    s->places[s->count++] = (place){b->id, p->bytes};
-    if (p->tensor) return tr_copy_out(p->tensor, b->memory + BLOCK_HEAD, p->bytes);
-    memcpy(b->memory + BLOCK_HEAD, p->data, p->bytes);
+    s->places[s->count++] = (tr__near_place){b->id, p->bytes};
+    if (p->tensor) return tr_copy_out(p->tensor, b->memory + TR__NEAR_BLOCK_HEAD, p->bytes);
+    memcpy(b->memory + TR__NEAR_BLOCK_HEAD, p->data, p->bytes);
     return TR_OK;
 }
 
@@ -382,13 +396,13 @@ static tr_status fill_blocks(tr_rpc *rpc, tr__rpc_link *link, sending *s, const 
 
 static tr_status send_all(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w, sending *s)
 {
-    bool beside = w->used + (size_t)w->piece_count * sizeof(place) > RECORD_MOST;
+    bool beside = w->used + (size_t)w->piece_count * sizeof(tr__near_place) > TR__NEAR_RECORD_MOST;
     TR__TRY(fill_blocks(rpc, link, s, w, beside));
-    size_t body = beside ? 0 : tr__round_up(w->used, 8), places = (size_t)s->count * sizeof(place);
-    size_t bytes = sizeof(record) + body + places;
+    size_t body = beside ? 0 : tr__round_up(w->used, 8), places = (size_t)s->count * sizeof(tr__near_place);
+    size_t bytes = sizeof(tr__near_record) + body + places;
     unsigned char small[1024], *at = bytes > sizeof small ? malloc(bytes) : small;
     if (!at) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
-    record head = {.bytes = (uint32_t)bytes, .flags = beside ? RECORD_BODY_BESIDE : 0, .frame = *frame};
+    tr__near_record head = {.bytes = (uint32_t)bytes, .flags = beside ? TR__NEAR_BODY_BESIDE : 0, .frame = *frame};
     memcpy(at, &head, sizeof head);
     if (!beside && w->used) memcpy(at + sizeof head, w->at, w->used);
     if (places) memcpy(at + sizeof head + body, s->places, places);
@@ -409,8 +423,12 @@ tr_status tr__near_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fr
     tr_status status = s.places && s.blocks ? send_all(rpc, link, frame, w, &s)
                                             : tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
     if (s.count) {
+        int64_t now = tr__now_ns();
         pthread_mutex_lock(&link->near->lock);
-        for (int i = 0; i < s.count; i++) s.blocks[i]->taken = false;
+        for (int i = 0; i < s.count; i++) {
+            s.blocks[i]->taken = false;
+            s.blocks[i]->used = now;
+        }
         pthread_mutex_unlock(&link->near->lock);
     }
     if (!few) {
@@ -420,95 +438,158 @@ tr_status tr__near_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fr
     return status;
 }
 
+/* Takes out a block that has not been used for a while, and lets the receiver forget it. */
+static block *drop_idle(tr__rpc_link *link, int64_t now)
+{
+    tr__rpc_near *n = link->near;
+    unsigned char bytes[sizeof(tr__near_record) + sizeof(tr__near_place)];
+    block *found = NULL;
+    pthread_mutex_lock(&n->lock);
+    for (block **at = &n->blocks; *at; at = &(*at)->next) {
+        block *b = *at;
+        if (b->taken || atomic_load(&head_of(b)->busy) || now - b->used < IDLE_MS * (int64_t)1000000) continue;
+        tr__near_record head = {.bytes = sizeof bytes, .flags = TR__NEAR_DROP};
+        tr__near_place place = {b->id, 0};
+        memcpy(bytes, &head, sizeof head);
+        memcpy(bytes + sizeof head, &place, sizeof place);
+        if (n->first || !write_record(n, bytes, sizeof bytes)) break; /* the ring is full: the next time */
+        found = b;
+        *at = b->next;
+        break;
+    }
+    pthread_mutex_unlock(&n->lock);
+    if (found) ring_bell(n->bell);
+    return found;
+}
+
+void tr__near_trim(tr__rpc_link *link, int64_t now)
+{
+    if (atomic_load(&link->gone)) return;
+    for (block *b; (b = drop_idle(link, now));) free_block(b);
+}
+
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
+
+/* It says that it reads no more? */
+static bool is_over(const tr__rpc_link *link)
+{
+    return atomic_load_explicit(&link->near->in->over, memory_order_relaxed) && atomic_load(&link->ending) == TR__RPC_LASTS;
+}
 
 bool tr__near_waiting(const tr__rpc_link *link)
 {
-    const ring *r = link->near->in;
+    tr__near_ring *r = link->near->in;
     if (!r || atomic_load_explicit(&link->ending, memory_order_relaxed) == TR__RPC_DAMAGED) return false;
-    return atomic_load((_Atomic uint64_t *)&r->tail) != atomic_load_explicit((_Atomic uint64_t *)&r->head,
-        memory_order_relaxed);
+    if (is_over(link)) return true;
+    return !atomic_load(&link->near->stalled) &&
+           atomic_load(&r->tail) != atomic_load_explicit(&r->head, memory_order_relaxed);
 }
 
 static void release_block(void *memory, void *user)
 {
-    block_head *head = (block_head *)((char *)memory - BLOCK_HEAD);
+    tr__near_block *head = (tr__near_block *)((char *)memory - TR__NEAR_BLOCK_HEAD);
     atomic_store(&head->busy, 0);
     drop_mapping(user);
 }
 
-static bool find_piece(tr_rpc *rpc, tr__rpc_near *n, place p, tr__rpc_arrived *piece)
+static bool find_piece(tr_rpc *rpc, tr__rpc_near *n, tr__near_place p, tr__rpc_arrived *piece)
 {
-    mapping *m = await_mapping(rpc, n, p.segment);
+    mapping *m = take_mapping(rpc, n, p.segment);
     if (!m) return false;
-    if (p.bytes > m->memory.bytes - BLOCK_HEAD) {
+    if (p.bytes > m->memory.bytes - TR__NEAR_BLOCK_HEAD) {
         drop_mapping(m);
         return false;
     }
-    *piece = (tr__rpc_arrived){.memory = m->memory.memory + BLOCK_HEAD, .bytes = p.bytes, .release = release_block,
+    *piece = (tr__rpc_arrived){.memory = m->memory.memory + TR__NEAR_BLOCK_HEAD, .bytes = p.bytes, .release = release_block,
         .user = m};
     return true;
 }
 
-/* The record's bytes, copied; what stands in it is held against its bounds, as its sender may be damaged. */
-static tr__rpc_inbound *read_message(tr_rpc *rpc, tr__rpc_link *link, const record *head, const unsigned char *rest)
+typedef enum found { READ, NOT_YET, DAMAGED } found;
+
+/* What a record names: the body, when it lies beside, then the pieces. */
+static bool take_blocks(tr_rpc *rpc, tr__rpc_near *n, const unsigned char *places, bool beside, tr__rpc_inbound *m)
 {
-    tr__rpc_near *n = link->near;
-    bool beside = head->flags & RECORD_BODY_BESIDE;
-    size_t left = head->bytes - sizeof *head, body = beside ? 0 : tr__round_up(head->frame.body, 8);
-    size_t places = ((size_t)head->frame.pieces + beside) * sizeof(place);
-    if (!tr__rpc_frame_sound(&head->frame) || left != body + places) return NULL;
-    tr__rpc_inbound *m = tr__inbound_new(link->worker, &head->frame);
-    if (!m) return NULL;
-    if (!beside) memcpy(m->body, rest, head->frame.body);
-    bool sound = true;
-    for (int i = 0; i < m->piece_count + beside && sound; i++) {
-        place p;
+    for (int i = 0; i < m->piece_count + beside; i++) {
+        tr__near_place p;
         tr__rpc_arrived piece;
-        memcpy(&p, rest + body + (size_t)i * sizeof p, sizeof p);
-        sound = find_piece(rpc, n, p, &piece);
-        if (sound && beside && i == 0) {
-            sound = piece.bytes == head->frame.body;
-            if (sound) memcpy(m->body, piece.memory, piece.bytes);
-            piece.release(piece.memory, piece.user);
-        } else if (sound) {
+        memcpy(&p, places + (size_t)i * sizeof p, sizeof p);
+        if (!find_piece(rpc, n, p, &piece)) return false;
+        if (!beside || i > 0) {
             m->pieces[i - beside] = piece;
+            continue;
         }
+        bool fits = piece.bytes == m->frame.body;
+        if (fits) memcpy(m->body, piece.memory, piece.bytes);
+        piece.release(piece.memory, piece.user);
+        if (!fits) return false;
     }
-    if (sound) return m;
-    tr__inbound_free(m);
-    return NULL;
+    return true;
 }
 
-/* One record. False: nothing sound is there. */
-static bool read_record(tr_rpc *rpc, tr__rpc_link *link, uint64_t *head, uint64_t tail)
+/* The record's bytes, copied; what stands in it is held against its bounds, as its sender may be damaged. */
+static found read_message(tr_rpc *rpc, tr__rpc_link *link, const tr__near_record *head, const unsigned char *rest)
 {
-    const ring *r = link->near->in;
-    const unsigned char *at = r->data + *head % RING_BYTES;
-    size_t to_end = RING_BYTES - *head % RING_BYTES, there = tail - *head;
-    record copy = {0};
-    if (*head % 8 || there > RING_BYTES || there < 8) return false;
-    memcpy(&copy, at, to_end < sizeof copy ? 8 : sizeof copy);
-    if (copy.bytes < 8 || copy.bytes % 8 || copy.bytes > there || copy.bytes > to_end) return false;
-    if (!(copy.flags & RECORD_PAD)) {
-        if (copy.bytes < sizeof copy) return false;
-        tr__rpc_inbound *m = read_message(rpc, link, &copy, at + sizeof copy);
-        if (!m) return false;
+    bool beside = head->flags & TR__NEAR_BODY_BESIDE;
+    size_t left = head->bytes - sizeof *head, body = beside ? 0 : tr__round_up(head->frame.body, 8);
+    int blocks = head->frame.pieces + beside;
+    if (!tr__rpc_frame_sound(&head->frame) || left != body + (size_t)blocks * sizeof(tr__near_place)) return DAMAGED;
+    if (blocks && !all_mapped(rpc, link, rest + body, blocks)) return NOT_YET;
+    tr__rpc_inbound *m = tr__inbound_new(link->worker, &head->frame);
+    if (!m) return DAMAGED;
+    if (!beside) memcpy(m->body, rest, head->frame.body);
+    if (take_blocks(rpc, link->near, rest + body, beside, m)) {
         tr__rpc_found(rpc, m);
+        return READ;
     }
-    *head += copy.bytes;
-    return true;
+    tr__inbound_free(m);
+    return DAMAGED;
+}
+
+static found read_drop(tr_rpc *rpc, tr__rpc_link *link, const tr__near_record *head, const unsigned char *rest)
+{
+    tr__near_place p;
+    if (head->bytes != sizeof *head + sizeof p) return DAMAGED;
+    memcpy(&p, rest, sizeof p);
+    forget_mapping(rpc, link->near, p.segment);
+    return READ;
+}
+
+/* One record. */
+static found read_record(tr_rpc *rpc, tr__rpc_link *link, uint64_t *head, uint64_t tail)
+{
+    const tr__near_ring *r = link->near->in;
+    const unsigned char *at = r->data + *head % TR__NEAR_RING;
+    size_t to_end = TR__NEAR_RING - *head % TR__NEAR_RING, there = tail - *head;
+    tr__near_record copy = {0};
+    if (*head % 8 || there > TR__NEAR_RING || there < 8) return DAMAGED;
+    memcpy(&copy, at, to_end < sizeof copy ? 8 : sizeof copy);
+    if (copy.bytes < 8 || copy.bytes % 8 || copy.bytes > there || copy.bytes > to_end) return DAMAGED;
+    found result = READ;
+    if (!(copy.flags & TR__NEAR_PAD)) {
+        if (copy.bytes < sizeof copy) return DAMAGED;
+        result = copy.flags & TR__NEAR_DROP ? read_drop(rpc, link, &copy, at + sizeof copy)
+                                            : read_message(rpc, link, &copy, at + sizeof copy);
+    }
+    if (result == READ) *head += copy.bytes;
+    return result;
 }
 
 void tr__near_read(tr_rpc *rpc, tr__rpc_link *link)
 {
-    ring *r = link->near->in;
+    tr__near_ring *r = link->near->in;
     uint64_t head = atomic_load_explicit(&r->head, memory_order_relaxed), tail = atomic_load(&r->tail);
-    while (head != tail) {
-        if (!read_record(rpc, link, &head, tail)) {
-            tr__rpc_lose(rpc, link->worker, TR__RPC_DAMAGED);
-            return;
-        }
+    found result = READ;
+    while (head != tail && !atomic_load(&link->near->stalled) && (result = read_record(rpc, link, &head, tail)) == READ)
         atomic_store(&r->head, head);
-    }
+    if (result == DAMAGED)
+        tr__rpc_lose(rpc, link->worker, TR__RPC_DAMAGED);
+    else if (is_over(link))
+        tr__rpc_lose(rpc, link->worker, TR__RPC_CUT);
+}
+
+void tr__near_refuse(tr__rpc_link *link)
+{
+    atomic_store(&link->near->out->over, true);
+    ring_bell(link->near->bell);
 }

@@ -405,8 +405,11 @@ void tr__rpc_wake_clock(tr_rpc *rpc)
 static bool flush_all(tr_rpc *rpc)
 {
     bool left = false;
-    for (int i = 0; i < rpc->world; i++)
-        if (rpc->links[i].near) left |= tr__near_flush(rpc, &rpc->links[i]);
+    for (int i = 0; i < rpc->world; i++) {
+        if (!rpc->links[i].near) continue;
+        left |= tr__near_flush(rpc, &rpc->links[i]);
+        tr__near_trim(&rpc->links[i], tr__now_ns());
+    }
     return left;
 }
 
