@@ -1,6 +1,7 @@
 /* References: objects over the bookkeeping of rref_state.h. A value of ours is a future of our own, done when it is made. */
 #include "rpc/agent.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 
 #include <inttypes.h>
@@ -278,6 +279,9 @@ tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value)
     tr_rref *holds = new_rref(rpc, entry, "no memory for a reference");
     TR__TRY(tr_status_of(holds));
     if (!slot) return tr__fail(TR_NO_MEMORY, "no memory for a reference");
+    /* Who asks waits no longer either; and what makes the value may have been lost with a worker. */
+    if (!tr__future_await(slot, tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000))
+        return tr__fail(TR_TIMEOUT, "the value has not been made within %g s", rpc->timeout_ms / 1000.0);
     TR__TRY(tr_future_wait(slot));
     *value = slot->value;
     return TR_OK;

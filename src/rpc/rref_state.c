@@ -21,6 +21,7 @@ struct tr__rref_entry {
     int owner;
     int handles;
     bool made;    /* the value's request is here, or there; always true of what was handed over */
+    bool asked;   /* at the owner: the request to make it has come; always true of values that it made by itself */
     bool lost;
     void *value;  /* at the owner */
     fork_set forks; /* at the owner: all that it counts; at a user: its own */
@@ -275,7 +276,7 @@ tr__rref_entry *tr__rref_own(tr__rref_table *t)
 {
     tr__rref_entry *e = add_entry(t, new_number(t), t->rank);
     if (!e) return NULL;
-    e->made = true;
+    e->asked = e->made = true;
     e->handles = 1;
     return e;
 }
@@ -312,7 +313,8 @@ tr__rref_entry *tr__rref_made(tr__rref_table *t, const tr__rref_token *token)
 {
     tr__rref_entry *e = tr__rref_find(t, token->id);
     if (!e) e = expect(t, token->id);
-    if (!e) return NULL;
+    if (!e || e->owner != t->rank || e->asked) return NULL;
+    e->asked = true;
     if (token->id.maker != t->rank) {
         if (!add_fork(&e->forks, (fork_record){token->fork, token->id.maker, true}) ||
             !see(&t->neighbours[token->id.maker].values, lower_part(token->id))) {

@@ -68,7 +68,7 @@ tr__rref_entry *tr__rref_own(tr__rref_table *t); /* a new value of ours */
 tr__rref_entry *tr__rref_remote(tr__rref_table *t, int owner, tr__rref_token *token);
 /* The owner has (or has not, and will not) taken that request in. */
 void tr__rref_remote_done(tr__rref_table *t, tr__rref_entry *entry, bool made);
-/* At the owner: the request is here. */
+/* At the owner: the request is here. NULL also when it has come before, or the value is not one to be made. */
 tr__rref_entry *tr__rref_made(tr__rref_table *t, const tr__rref_token *token);
 /* A reference that came from a worker. */
 tr__rref_entry *tr__rref_take_in(tr__rref_table *t, int from, const tr__rref_token *token);

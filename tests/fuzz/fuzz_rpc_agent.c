@@ -1,0 +1,407 @@
+/*
+ * What a worker may send to an agent: records in the ring of a worker of the same host, or the stream of one of another. A real
+ * agent reads them, takes its replies, and runs the functions that they ask for; it has calls and references of its own under
+ * way. But for its threads: all happens in this one, so that the same input always does the same.
+ *
+ * The first byte says which: bit 0: a stream; bit 1: the ring is almost at its end; bit 2: the last record may be cut short;
+ * bit 3: what records and frames say of themselves is put right, so that their bodies are read.
+ */
+/* fuzz: 30000 */
+#include "fuzz.h"
+
+#include "base/clock.h"
+#include "rpc/agent.h"
+#include "rpc/near_ring.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { BLOCK = 901, BLOCK_BYTES = TR__NEAR_BLOCK_HEAD + 3000, LAST = 64, FRESH = 256 };
+
+static struct {
+    tr_rpc *rpc;
+    tr__near_ring *ring; /* that the agent reads */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    tr_group *groups[2], *carrier; /* carrier: of rank 1 */
+    tr__carried carried;
+    int inputs;
+} world = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+/* ---- Functions of the agent ----------------------------------------------------------------------------------------- */
+
+static tr_tensor *echo(tr_tensor *x)
+{
+    return x;
+}
+TR_RPC(echo, TENSOR, RETURNS(TENSOR));
+
+static int64_t add(int64_t a, int64_t b)
+{
+    return (int64_t)((uint64_t)a + (uint64_t)b);
+}
+TR_RPC(add, I64, I64, RETURNS(I64));
+
+static tr_rref *pass_on(tr_rref *ref)
+{
+    return ref;
+}
+TR_RPC(pass_on, RREF, RETURNS(RREF));
+
+static const char *say(const char *text)
+{
+    return text;
+}
+TR_RPC(say, STRING, RETURNS(STRING));
+
+static tr_tensor_list *list(tr_tensor_list *tensors, tr_bytes bytes, double unused)
+{
+    (void)unused;
+    return bytes.size > 100 ? NULL : tensors;
+}
+TR_RPC(list, TENSORS, BYTES, F64, RETURNS(TENSORS));
+
+/* ---- Inputs to begin with ------------------------------------------------------------------------------------------- */
+
+static void begin_request(tr__rpc_writer *w, unsigned flags, const char *function, int count)
+{
+    tr__rref_token token = {.id = {.maker = 1, .number = (uint64_t)1 << 40}, .fork = {.maker = 1, .number = 1}};
+    tr__rpc_write_u32(w, flags);
+    tr__rpc_write_text(w, function);
+    if (flags & TR__CALL_KEEP) tr__rpc_write_bytes(w, &token, sizeof token);
+    if (flags & TR__CALL_DEREFERENCE) tr__rpc_write_bytes(w, &token.id, sizeof token.id);
+    tr__rpc_write_note(w, &(tr__rpc_note){0});
+    tr__rpc_write_u32(w, (uint32_t)count);
+}
+
+/* What a reference is on the wire. */
+static void write_reference(tr__rpc_writer *w, uint32_t number)
+{
+    tr__rref_token token = {.owner = (int)(number & 1), .id = {.maker = (int)(number >> 1 & 1),
+        .number = number & 4 ? (uint64_t)1 << 40 : 1}, .fork = {.maker = 1, .number = 2 + number % 5}};
+    tr__rpc_write_bytes(w, (uint8_t[]){TR_VALUE_RREF, 1}, 2);
+    tr__rpc_write_bytes(w, &token, sizeof token);
+}
+
+static void write_request(tr__rpc_writer *w, uint32_t number)
+{
+    tr_tensor *x = tr_ones(TR_SHAPE((int64_t)(number / 8 % 30)));
+    tr_tensor_list *tensors = tr_list();
+    FUZZ_CHECK(tr_list_add(tensors, "x", x) == TR_OK);
+    static const char *const names[] = {"echo", "add", "pass_on", "say", "list", "echo", TR__RPC_FETCH, "add"};
+    static const int counts[] = {1, 2, 1, 1, 3, 1, 0, 1};
+    static const unsigned flags[] = {0, 0, 0, 0, 0, TR__CALL_KEEP, TR__CALL_DEREFERENCE, TR__CALL_DEREFERENCE};
+    uint32_t which = number % 8;
+    begin_request(w, flags[which], names[which], counts[which]);
+    if (which == 0 || which == 5) tr__rpc_write_value(w, &(tr_value){TR_VALUE_TENSOR, {.tensor = x}});
+    if (which == 1) tr__rpc_write_value(w, TR_VALUES(20));
+    if (which == 1 || which == 7) tr__rpc_write_value(w, TR_VALUES(22));
+    if (which == 2) write_reference(w, number / 8);
+    if (which == 3) tr__rpc_write_value(w, TR_VALUES("ahoy"));
+    if (which != 4) return;
+    tr__rpc_write_value(w, TR_VALUES(tensors));
+    tr__rpc_write_value(w, &(tr_value){TR_VALUE_BYTES, {.bytes = {"rope", 4}}});
+    tr__rpc_write_value(w, TR_VALUES(0.5));
+}
+
+/* A body that goes with the frame. */
+static void write_body(tr__rpc_writer *w, tr__rpc_frame *frame, uint32_t number)
+{
+    tr__refer refer = {.kind = 1 + number / 7 % 6, .sequence = 1 + number / 42 % 3,
+        .id = {.maker = (int)(number & 1), .number = number & 2 ? 1 : (uint64_t)1 << 40 | (number & 4)},
+        .fork = {.maker = (int)(number >> 3 & 1), .number = number >> 4 & 3}};
+    switch (frame->type = (uint8_t)(1 + number % 7)) {
+    case TR__RPC_REQUEST: write_request(w, number / 7); return;
+    case TR__RPC_REPLY:
+        frame->id = 1 + number / 7 % 3;
+        frame->status = number & 8 ? TR_SHAPE : TR_OK;
+        if (frame->status) {
+            tr__rpc_write_text(w, "no wind");
+            return;
+        }
+        tr__rpc_write_note(w, &(tr__rpc_note){0});
+        tr__rpc_write_value(w, number & 16 ? TR_VALUES(7) : TR_VALUES("answer"));
+        return;
+    case TR__RPC_REFER: tr__rpc_write_bytes(w, &refer, sizeof refer); return;
+    case TR__RPC_ANSWER: tr__rpc_write_u64(w, number); return;
+    default: return;
+    }
+}
+
+static size_t add_record(uint8_t *bytes, size_t room, const tr__rpc_frame *frame, const tr__rpc_writer *w, uint32_t number)
+{
+    tr__near_record head = {.frame = *frame};
+    tr__near_place place = {BLOCK + number / 5 % 2, number % 2 ? 3000 : w->used};
+    bool beside = number % 11 == 1, drop = number % 29 == 3;
+    if (beside) head.flags = TR__NEAR_BODY_BESIDE;
+    if (drop) head.flags = TR__NEAR_DROP;
+    if (number % 13 == 2) head.frame.pieces = 1;
+    size_t body = beside || drop ? 0 : tr__round_up(w->used, 8);
+    size_t places = drop ? sizeof place : ((size_t)head.frame.pieces + beside) * sizeof place;
+    head.bytes = (uint32_t)(sizeof head + body + places);
+    if (head.bytes > room) return 0;
+    memset(bytes, 0, head.bytes);
+    memcpy(bytes, &head, sizeof head);
+    if (body) memcpy(bytes + sizeof head, w->at, w->used);
+    for (size_t at = 0; at < places; at += sizeof place) memcpy(bytes + sizeof head + body + at, &place, sizeof place);
+    return head.bytes;
+}
+
+static size_t add_frame(uint8_t *bytes, size_t room, const tr__rpc_frame *frame, const tr__rpc_writer *w)
+{
+    if (sizeof *frame + w->used > room) return 0;
+    memcpy(bytes, frame, sizeof *frame);
+    memcpy(bytes + sizeof *frame, w->at, w->used);
+    return sizeof *frame + w->used;
+}
+
+static void start(void);
+
+size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
+{
+    TR_SCOPE;
+    start();
+    size_t used = 1;
+    bytes[0] = (uint8_t)number;
+    if ((number & 3) == 2) { /* the ring's end */
+        tr__near_record head = {.bytes = LAST, .flags = TR__NEAR_PAD};
+        memset(bytes + used, 0, LAST);
+        memcpy(bytes + used, &head, sizeof head);
+        used += LAST;
+    }
+    uint32_t messages = 1 + number / 8 % 4;
+    for (uint32_t i = 0, n = number / 32; i < messages; i++, n = n * 5 + 3) {
+        tr__rpc_writer w;
+        tr__rpc_writer_begin(&w);
+        tr__rpc_frame frame = {.magic = TR__RPC_MAGIC, .version = TR__RPC_VERSION, .id = n};
+        write_body(&w, &frame, n);
+        FUZZ_CHECK(w.status == TR_OK);
+        frame.body = (uint32_t)w.used;
+        used += number & 1 ? add_frame(bytes + used, FUZZ_SEED - used, &frame, &w)
+                           : add_record(bytes + used, FUZZ_SEED - used, &frame, &w, n / 7);
+        tr__rpc_writer_end(&w);
+    }
+    return used;
+}
+
+/* ---- The agent ------------------------------------------------------------------------------------------------------ */
+
+static void shown(void *unused, int rank, int purpose, const tr__carried_memory *memory)
+{
+    (void)unused;
+    (void)rank;
+    (void)purpose;
+    tr__carrier_unmap(memory);
+}
+
+static void gone(void *unused, int rank, bool left)
+{
+    (void)unused;
+    (void)rank;
+    (void)left;
+}
+
+static tr_group *join(tr_store *store, int rank, tr_group **carrier)
+{
+    tr_group *group = tr_join(.store = store, .rank = rank, .world_size = 2);
+    *carrier = tr_keep(tr__carrier_new(group));
+    FUZZ_CHECK(tr_status_of(*carrier) == TR_OK);
+    return tr_keep(group);
+}
+
+/* Rank 1 does nothing but to be shown memory. */
+static void *be_there(void *store)
+{
+    TR_SCOPE;
+    world.groups[1] = join(store, 1, &world.carrier);
+    world.carried = (tr__carried){.shown = shown, .gone = gone};
+    tr__carrier_watch(world.carrier, &world.carried);
+    return NULL;
+}
+
+static void show(int purpose, uint64_t id, size_t bytes)
+{
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    FUZZ_CHECK(memory != MAP_FAILED);
+    if (purpose == TR__NEAR_IS_RING) {
+        world.ring = (tr__near_ring *)(void *)memory;
+        world.ring->magic = TR__NEAR_MAGIC;
+        world.ring->version = TR__RPC_VERSION;
+    }
+    tr__near_shown(world.rpc, 1, purpose, &(tr__carried_memory){.id = id, .memory = memory, .bytes = bytes});
+}
+
+/* Where rank 1 has sent nothing yet. */
+static void renew_link(void)
+{
+    tr__near_free(world.rpc, &world.rpc->links[1]);
+    FUZZ_CHECK(tr__near_make(world.rpc) == TR_OK);
+    show(TR__NEAR_BELL, 1, sizeof(tr__rpc_bell));
+    show(TR__NEAR_IS_RING, 2, sizeof(tr__near_ring));
+    show(TR__NEAR_BLOCK, BLOCK, BLOCK_BYTES);
+    show(TR__NEAR_BLOCK, BLOCK + 1, BLOCK_BYTES);
+}
+
+static void register_all(void)
+{
+    const tr_rpc_function *const all[] = {&echo_rpc, &add_rpc, &pass_on_rpc, &say_rpc, &list_rpc};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) FUZZ_CHECK(tr_rpc_register(world.rpc, all[i]) == TR_OK);
+}
+
+static void start(void)
+{
+    pthread_t peer;
+    if (world.rpc) return;
+    tr_rpc *rpc = world.rpc = tr__object_new_kept(&tr__rpc_type);
+    tr_store *store = tr_keep(tr_store_memory());
+    FUZZ_CHECK(pthread_create(&peer, NULL, be_there, store) == 0);
+    world.groups[0] = join(store, 0, &rpc->carrier);
+    pthread_join(peer, NULL);
+    rpc->world = 2;
+    rpc->links = calloc(2, sizeof *rpc->links);
+    rpc->answers = calloc(2, sizeof *rpc->answers);
+    rpc->bell = tr_shared_alloc(sizeof *rpc->bell);
+    FUZZ_CHECK(rpc->links && rpc->answers && rpc->bell);
+    rpc->links[1].worker = 1;
+    strcpy(rpc->links[0].name, "w0");
+    strcpy(rpc->links[1].name, "w1");
+    tr__fail(TR_PEER, "the input has ended");
+    rpc->links[1].why = tr__error_take();
+    rpc->queue_bytes = UINT64_MAX;
+    rpc->threads_most = 1;
+    rpc->found_last = &rpc->found;
+    rpc->watch = rpc->kick = -1;
+    rpc->next_deadline = INT64_MAX;
+    atomic_store(&rpc->closing, true); /* no threads */
+    renew_link();
+    register_all();
+}
+
+/* ---- An input ------------------------------------------------------------------------------------------------------- */
+
+/* Two calls and a value of ours are under way to rank 1, which may answer them. */
+static void begin(tr_rpc *rpc, tr_future *calls[3])
+{
+    rpc->next_id = 0;
+    FUZZ_CHECK(tr__refs_start(rpc) == TR_OK || rpc->refs); /* its function stays */
+    tr_rpc_call call = {.size = sizeof call, .rpc = rpc, .worker = 1, .function = "echo", .timeout_ms = 1000000,
+        .arguments = TR_VALUES(1), .count = 1};
+    calls[0] = tr_rpc_async_with(&call);
+    tr_rref *there = tr_remote_with(&call);
+    calls[1] = tr_rref_to_here(there);
+    call.arguments = TR_VALUES(there);
+    calls[2] = tr_rpc_async_with(&call);
+}
+
+static void serve_all(tr_rpc *rpc)
+{
+    for (tr__rpc_inbound *m; (m = rpc->first);) {
+        rpc->first = m->next;
+        if (!m->next) rpc->last = NULL;
+        m->next = NULL;
+        atomic_fetch_sub(&rpc->queued, 1);
+        tr__rpc_serve(rpc, m);
+    }
+}
+
+/* All frames are sound, and as long as they say, the last one as long as there are bytes. */
+static void put_right(uint8_t *bytes, size_t count)
+{
+    for (size_t at = 0; at + sizeof(tr__near_record) <= count;) {
+        tr__near_record head;
+        memcpy(&head, bytes + at, sizeof head);
+        size_t left = (count - at) & ~(size_t)7;
+        head.bytes &= ~7u;
+        if (head.bytes < sizeof head || head.bytes > left) head.bytes = (uint32_t)left;
+        head.flags = 0;
+        head.frame.magic = TR__RPC_MAGIC;
+        head.frame.version = TR__RPC_VERSION;
+        head.frame.type = (uint8_t)(1 + (head.frame.type + 6) % 7);
+        head.frame.pieces = 0;
+        uint32_t body = head.bytes - (uint32_t)sizeof head;
+        if (tr__round_up(head.frame.body, 8) != body) head.frame.body = body;
+        memcpy(bytes + at, &head, sizeof head);
+        at += head.bytes;
+    }
+}
+
+static void write_ring(const uint8_t *bytes, size_t count, bool at_end, bool cut)
+{
+    tr__near_ring *r = world.ring;
+    uint64_t head = at_end ? TR__NEAR_RING - LAST : 0;
+    for (size_t i = 0; i < count; i++) r->data[(head + i) % TR__NEAR_RING] = bytes[i];
+    atomic_store(&r->head, head);
+    atomic_store(&r->tail, head + (cut ? count : count & ~(size_t)7));
+}
+
+static void read_ring(tr_rpc *rpc, uint8_t *bytes, size_t count, uint8_t how)
+{
+    size_t padding = how & 2 ? LAST : 0;
+    if (how & 8 && count > padding) put_right(bytes + padding, count - padding);
+    write_ring(bytes, count, how & 2, how & 4);
+    tr__rpc_read_all(rpc);
+    serve_all(rpc);
+    bool stalled = atomic_load(&world.ring->head) != atomic_load(&world.ring->tail) &&
+                   atomic_load(&rpc->links[1].ending) == TR__RPC_LASTS;
+    if (stalled || world.inputs % FRESH == 0) renew_link();
+    atomic_store(&world.ring->head, 0);
+    atomic_store(&world.ring->tail, 0);
+}
+
+static void read_stream(tr_rpc *rpc, const uint8_t *bytes, size_t count)
+{
+    int ends[2];
+    tr__rpc_link *link = &rpc->links[1];
+    tr__rpc_near *near = link->near;
+    link->near = NULL;
+    rpc->watch = epoll_create1(EPOLL_CLOEXEC);
+    FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    FUZZ_CHECK(tr__far_open(rpc, link, ends[0]) == TR_OK);
+    close(rpc->watch);
+    rpc->watch = -1;
+    FUZZ_CHECK(send(ends[1], bytes, count, MSG_NOSIGNAL) == (ssize_t)count);
+    tr__far_ready(link, EPOLLIN);
+    tr__rpc_read_all(rpc);
+    serve_all(rpc);
+    close(ends[1]);
+    tr__far_free(link);
+    close(ends[0]);
+    link->near = near;
+}
+
+static void end(tr_rpc *rpc, tr_future *const calls[3])
+{
+    tr__rpc_fail_calls(rpc, 1);
+    FUZZ_CHECK(rpc->call_count == 0 && rpc->links[1].calls == 0 && rpc->links[1].charged == 0);
+    for (int i = 0; i < 3; i++) {
+        FUZZ_CHECK(tr_future_done(calls[i]));
+        FUZZ_CHECK(tr_future_wait(calls[i]) == TR_OK || tr_error_message()[0]);
+    }
+    atomic_store(&rpc->links[1].ending, TR__RPC_LASTS);
+    rpc->ended = false;
+    rpc->clock_rung = false;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
+{
+    if (count < 2) return 0;
+    start();
+    tr_rpc *rpc = world.rpc;
+    tr_future *calls[3];
+    world.inputs++;
+    tr_scope_push();
+    begin(rpc, calls);
+    uint8_t *copy = fuzz_copy(bytes + 1, count - 1);
+    if (bytes[0] & 1)
+        read_stream(rpc, copy, count - 1);
+    else
+        read_ring(rpc, copy, count - 1, bytes[0]);
+    free(copy);
+    end(rpc, calls);
+    tr_scope_pop();
+    tr__refs_free(rpc);
+    return 0;
+}
