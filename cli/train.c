@@ -1,31 +1,34 @@
-/* trireme train: which options there are, and what they are when they are not given. */
+/* trireme train: which models and options there are, and what they are when they are not given. */
 #include "train.h"
 
 #include "command.h"
-#include "options.h"
 #include "system.h"
 
-#include <errno.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+int tr__train_failed(const tr__train *t, const char *format, ...)
+{
+    char text[2048];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    tr__complain(t->command, "%s", text);
+    return TR__EXIT_FAILED;
+}
+
 /* ---- Settings ---------------------------------------------------------------------------------------------------- */
 
-void tr__train_settings(tr__train *t, tr__setting settings[TR__SETTINGS])
+int tr__train_settings(tr__train *t, tr__setting settings[TR__SETTINGS_MOST])
 {
-    const tr__setting all[TR__SETTINGS] = {
+    const tr__setting shared[] = {
         {"data", TR__SETTING_TEXT, &t->data, false}, /* it may have moved: its content is compared */
-        {"suffixes", TR__SETTING_TEXT, &t->suffixes, true},
-        {"preset", TR__SETTING_TEXT, &t->preset, true},
-        {"layers", TR__SETTING_INTEGER, &t->layers, true},
-        {"heads", TR__SETTING_INTEGER, &t->heads, true},
-        {"dim", TR__SETTING_INTEGER, &t->dim, true},
-        {"context", TR__SETTING_INTEGER, &t->context, true},
-        {"dropout", TR__SETTING_NUMBER, &t->dropout, true},
         {"batch", TR__SETTING_INTEGER, &t->batch, true},
         {"micro-batch", TR__SETTING_INTEGER, &t->micro_batch, false},
         {"steps", TR__SETTING_INTEGER, &t->steps, false},
@@ -38,7 +41,9 @@ void tr__train_settings(tr__train *t, tr__setting settings[TR__SETTINGS])
         {"eval-every", TR__SETTING_INTEGER, &t->eval_every, false},
         {"save-every", TR__SETTING_INTEGER, &t->save_every, false},
     };
-    memcpy(settings, all, sizeof all);
+    memcpy(settings, shared, sizeof shared);
+    int n = (int)(sizeof shared / sizeof *shared);
+    return n + t->kind->settings(t, settings + n);
 }
 
 /* With as few digits as give the same number back. */
@@ -77,88 +82,27 @@ const char *tr__train_own(tr__train *t, char *text)
     return t->owned[t->n_owned++] = text;
 }
 
-tr_gpt_options tr__train_model(const tr__train *t)
+double tr__zero_is_meant(double value)
 {
-    return (tr_gpt_options){.size = sizeof(tr_gpt_options),
-        .vocab = 256, /* bytes */
-        .context = t->context,
-        .layers = t->layers,
-        .heads = t->heads,
-        .dim = t->dim,
-        .dropout = t->dropout,
-        .seed = (uint64_t)t->seed};
+    return value == 0 ? TR_ZERO : value;
 }
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-/* What goes with a preset's size. */
-static const struct preset {
-    const char *name;
-    int batch, steps, warmup, save_every;
-    double lr;
-} presets[] = {
-    {"nano", 12, 2000, 100, 500, 3e-3},
-    {"mini", 16, 3000, 100, 200, 1e-3},
-    {"gpt2", 32, 10000, 500, 100, 6e-4},
-};
-
-static void or_default(int *value, int otherwise)
-{
-    if (!*value) *value = otherwise;
-}
-
-/* What was not given comes from the preset. */
-static int fill_in(tr__train *t)
-{
-    const struct preset *p = presets;
-    while (strcmp(p->name, t->preset) != 0) p++;
-    tr_gpt_options size = {.size = sizeof size};
-    if (tr_gpt_preset(t->preset, &size) != TR_OK) {
-        tr__complain(TR__TRAIN, "%s", tr_error_message());
-        return TR__EXIT_FAILED;
-    }
-    or_default(&t->layers, size.layers);
-    or_default(&t->heads, size.heads);
-    or_default(&t->dim, size.dim);
-    or_default(&t->context, size.context);
-    or_default(&t->batch, p->batch);
-    or_default(&t->steps, p->steps);
-    or_default(&t->save_every, p->save_every);
-    if (!tr__train_given(t, "lr")) t->lr = p->lr;
-    if (!tr__train_given(t, "min-lr")) t->min_lr = t->lr / 10;
-    if (!tr__train_given(t, "warmup")) t->warmup = p->warmup < t->steps / 10 ? p->warmup : t->steps / 10;
-    return -1;
-}
-
-/* Returns -1 to go on, else the exit code. */
-static int read_options(tr__train *t, int argc, char **argv)
+static void put_options(tr__train *t, tr__option *options)
 {
     const double any = 1e9;
     const int many = INT_MAX;
-    const tr__option options[] = {
-        {"data", 0, "PATH", "the text: a file, or a folder of text files", TR__TEXT(&t->data)},
-        {"suffixes", 0, "LIST", "of a folder only files whose names end so: \".c .h\"", TR__TEXT(&t->suffixes)},
-        {"preset", 0, "NAME", "the model's size", TR__CHOICE(&t->preset, "nano", "mini", "gpt2")},
-        {"layers", 0, "N", "layers instead of the preset's", TR__INTEGER(&t->layers, 1, 1000)},
-        {"heads", 0, "N", "attention heads instead of the preset's", TR__INTEGER(&t->heads, 1, 1000)},
-        {"dim", 0, "N", "width instead of the preset's", TR__INTEGER(&t->dim, 1, 100000)},
-        {"context", 0, "N", "bytes that the model sees at once, instead of the preset's",
-            TR__INTEGER(&t->context, 1, 1000000)},
-        {"dropout", 0, "P", "share of activations dropped in training", TR__NUMBER(&t->dropout, 0, 0.99)},
-        {"steps", 0, "N", "steps of the schedule (nano: 2000)", TR__INTEGER(&t->steps, 1, many)},
-        {"batch", 0, "N", "windows in a step, of all ranks together (nano: 12)", TR__INTEGER(&t->batch, 1, 1000000)},
-        {"micro-batch", 0, "N", "windows that a rank computes at once (as many as memory allows)",
-            TR__INTEGER(&t->micro_batch, 1, 1000000)},
-        {"lr", 0, "X", "learning rate after the warm-up (nano: 3e-3)", TR__NUMBER(&t->lr, 1e-12, 1000)},
-        {"min-lr", 0, "X", "learning rate at the end of the cosine (a tenth of --lr)", TR__NUMBER(&t->min_lr, 0, 1000)},
-        {"warmup", 0, "N", "steps of warm-up (nano: 100)", TR__INTEGER(&t->warmup, 0, many)},
-        {"weight-decay", 0, "X", "AdamW's, of matrices", TR__NUMBER(&t->weight_decay, 0, 1000)},
+    const tr__option data = {"data", 0, "PATH", t->kind->data_help, TR__TEXT(&t->data)};
+    const tr__option shared[] = {
+        {"min-lr", 0, "X", "learning rate at the end of the cosine", TR__NUMBER(&t->min_lr, 0, 1000)},
+        {"weight-decay", 0, "X", "the optimizer's", TR__NUMBER(&t->weight_decay, 0, 1000)},
         {"clip", 0, "X", "the most that the gradients' norm may be; 0: any", TR__NUMBER(&t->clip, 0, any)},
-        {"seed", 0, "N", "for the weights, batches and dropout", TR__INTEGER(&t->seed, 0, many)},
+        {"seed", 0, "N", "for all that is random", TR__INTEGER(&t->seed, 0, many)},
         {"ranks", 'n', "N", "processes that share the work", TR__INTEGER(&t->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&t->threads, 1, 1024)},
         {"eval-every", 0, "N", "steps between validations", TR__INTEGER(&t->eval_every, 1, many)},
-        {"save-every", 0, "N", "steps between checkpoints (nano: 500)", TR__INTEGER(&t->save_every, 1, many)},
+        {"save-every", 0, "N", "steps between checkpoints", TR__INTEGER(&t->save_every, 1, many)},
         {"stop-at", 0, "N", "stop after this step; go on with --resume", TR__INTEGER(&t->stop_at, 1, many)},
         {"out", 'o', "FOLDER", "where metrics, chart and checkpoints go (a new folder here)", TR__TEXT(&t->out)},
         {"resume", 0, NULL, "go on from the newest checkpoint in --out, with its options", TR__FLAG(&t->resume)},
@@ -166,10 +110,19 @@ static int read_options(tr__train *t, int argc, char **argv)
         {"plain", 0, NULL, "lines instead of a progress bar", TR__FLAG(&t->plain)},
         {0},
     };
-    const tr__syntax syntax = {TR__TRAIN, NULL,
-        "Trains a GPT on the bytes of a text, on one process or several, and keeps what it learned.\n"
-        "Ctrl-C saves and stops. docs/training.md says more.",
-        options, .operands = {0, 0}};
+    options[0] = data;
+    int n = 1 + t->kind->options(t, options + 1);
+    memcpy(options + n, shared, sizeof shared);
+}
+
+/* Returns -1 to go on, else the exit code. */
+static int read_options(tr__train *t, int argc, char **argv)
+{
+    tr__option options[TR__OPTIONS_MOST];
+    put_options(t, options);
+    char about[512];
+    snprintf(about, sizeof about, "%s\nCtrl-C saves and stops. docs/training.md says more.", t->kind->about);
+    const tr__syntax syntax = {t->command, NULL, about, options, .operands = {0, 0}};
     return tr__parse(&syntax, &argc, argv);
 }
 
@@ -202,39 +155,37 @@ static int train(tr__train *t)
 {
     TR_SCOPE;
     if (t->resume && !t->out) {
-        tr__complain(TR__TRAIN, "--resume goes on in the folder of a training: --out FOLDER is missing");
+        tr__complain(t->command, "--resume goes on in the folder of a training: --out FOLDER is missing");
         return TR__EXIT_USAGE;
     }
     int status = t->resume && !t->has_parent ? tr__train_restore(t) : -1;
     if (status < 0 && !t->data) {
-        tr__complain(TR__TRAIN, "--data PATH is missing: the text to learn, a file or a folder");
+        tr__complain(t->command, "%s", t->kind->data_missing);
         status = TR__EXIT_USAGE;
     }
-    if (status < 0) status = fill_in(t);
-    tr_text *text = NULL;
-    if (status < 0 && !t->has_parent) status = tr__train_check(t, &text);
+    if (status < 0) status = t->kind->fill_in(t);
+    if (status < 0 && !t->has_parent) status = tr__train_check(t);
     if (status >= 0) return status;
-    return t->ranks > 1 && !t->under_launcher ? tr__train_launch(t) : tr__train_rank(t, text);
+    return t->ranks > 1 && !t->under_launcher ? tr__train_launch(t) : tr__train_rank(t);
 }
 
-static int train_gpt(int argc, char **argv)
+static int train_model(tr__train *t, int argc, char **argv)
 {
     const char **given = calloc((size_t)argc + 1, sizeof *given);
     if (!given) {
-        tr__complain(TR__TRAIN, "out of memory");
+        tr__complain(t->command, "out of memory");
         return TR__EXIT_FAILED;
     }
     memcpy(given, argv, (size_t)argc * sizeof *given);
-    tr__train t = {.preset = "nano", .weight_decay = 0.1, .clip = 1, .seed = 1, .eval_every = 250, .ranks = 1};
-    t.given = given;
-    t.started_ns = start_of_process();
-    t.under_launcher = getenv("RANK") != NULL;
-    t.has_parent = t.under_launcher && getenv(TR__TRAIN_PARENT);
-    const char *text = t.has_parent ? getenv(TR__TRAIN_TEXT) : NULL;
-    if (text) snprintf(t.text_id, sizeof t.text_id, "%s", text);
-    int status = read_options(&t, argc, argv);
-    if (status < 0) status = train(&t);
-    for (int i = 0; i < t.n_owned; i++) free(t.owned[i]);
+    t->given = given;
+    t->started_ns = start_of_process();
+    t->under_launcher = getenv("RANK") != NULL;
+    t->has_parent = t->under_launcher && getenv(TR__TRAIN_PARENT);
+    const char *content = t->has_parent ? getenv(TR__TRAIN_CONTENT) : NULL;
+    if (content) snprintf(t->content, sizeof t->content, "%s", content);
+    int status = read_options(t, argc, argv);
+    if (status < 0) status = train(t);
+    for (int i = 0; i < t->n_owned; i++) free(t->owned[i]);
     free(given);
     return status;
 }
@@ -242,17 +193,25 @@ static int train_gpt(int argc, char **argv)
 int tr__cli_train(int argc, char **argv)
 {
     const char *model = argc > 1 ? argv[1] : NULL;
-    if (model && !strcmp(model, "gpt")) return train_gpt(argc - 1, argv + 1);
     if (model && (!strcmp(model, "--help") || !strcmp(model, "-h"))) {
         printf("Usage: trireme train MODEL [OPTION…]\n\nTrains a model. `trireme train MODEL --help` lists the "
                "options.\n\n"
-               "Models:\n  gpt  a language model, on the bytes of a text\n");
+               "Models:\n"
+               "  gpt                                      a language model, on the bytes of a text\n"
+               "  lenet, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19\n"
+               "                                           a classifier, on MNIST, CIFAR-10 or a folder of pictures\n");
         return TR__EXIT_OK;
     }
+    tr__train t = {.seed = 1, .ranks = 1};
+    if (model && (tr__train_gpt_begin(&t, model) || tr__train_images_begin(&t, model))) {
+        t.model = model;
+        snprintf(t.command, sizeof t.command, "train %.20s", model);
+        return train_model(&t, argc - 1, argv + 1);
+    }
     if (!model)
-        tr__complain("train", "a model is missing: trireme train gpt");
+        tr__complain("train", "a model is missing, such as: trireme train gpt");
     else
-        tr__complain("train", "no model is named \"%s\": there is gpt", model);
+        tr__complain("train", "no model is named \"%s\": there are gpt, lenet, resnet18 to resnet101 and vgg11 to vgg19", model);
     fprintf(stderr, "Try: trireme train --help\n");
     return TR__EXIT_USAGE;
 }

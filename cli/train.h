@@ -1,21 +1,56 @@
-/* The parts of `trireme train gpt`: what was asked for, the checks before, the launching, and the work of a rank. */
+/* The parts of `trireme train MODEL`: what was asked for, the checks before, the launching, and the work of a rank. What
+ * models have in common is here; a kind of model says the rest. */
 #ifndef TRIREME_CLI_TRAIN_H
 #define TRIREME_CLI_TRAIN_H
 
+#include "options.h"
+
 #include <trireme/trireme.h>
 
-#define TR__TRAIN "train gpt" /* in messages */
+#include <cjson/cJSON.h>
 
 /* Set for ranks that `trireme train --ranks N` has started, to when it started itself: nanoseconds on the monotonic
  * clock. They take their options as they are, for their parent has checked them. */
 #define TR__TRAIN_PARENT "TRIREME_TRAIN_STARTED"
-#define TR__TRAIN_TEXT "TRIREME_TRAIN_TEXT" /* and what it found the text to be */
+#define TR__TRAIN_CONTENT "TRIREME_TRAIN_CONTENT" /* and what it found the data to be */
 
-typedef struct tr__train {
-    /* What a checkpoint remembers. */
-    const char *data, *suffixes, *preset;
-    int layers, heads, dim, context;
-    double dropout;
+/* A setting that a checkpoint remembers: an option of the same name. fixed: a resumed run must have the same value. */
+typedef struct tr__setting {
+    const char *name;
+    enum { TR__SETTING_INTEGER, TR__SETTING_NUMBER, TR__SETTING_TEXT } type;
+    void *value;
+    bool fixed;
+} tr__setting;
+
+typedef struct tr__train tr__train;
+
+/* What tells kinds of models apart. Functions that return an int return -1 when all is well, else the exit code, after a
+ * message. */
+typedef struct tr__train_kind {
+    const char *about;      /* in the help */
+    const char *data_help;  /* what --data is, and what to say when it is missing */
+    const char *data_missing;
+    const char *item;       /* what a step's rate counts, as in tr_metrics */
+    int (*options)(tr__train *train, tr__option *options);    /* its own rows, of which it returns how many */
+    int (*settings)(tr__train *train, tr__setting *settings);
+    int (*fill_in)(tr__train *train);                         /* what was not given */
+    int (*check)(tr__train *train, int64_t world);            /* sizes, data and memory; writes the train's content */
+    const char *(*folder)(const tr__train *train);            /* what a folder for the results is called */
+    /* The trainer; what check has not read yet is read. */
+    tr_status (*trainer)(tr__train *train, tr_group *group, const char *resume, tr_trainer **out);
+    tr_status (*describe)(const tr__train *train, tr_tensor_list *about); /* NULL: nothing besides the settings */
+    void (*introduce)(const tr__train *train);                /* the model and the data, on stderr */
+    void (*report)(const tr__train *train, cJSON *object);    /* the model, for --json */
+    void (*advise)(const tr__train *train);                   /* what to do with a finished training; NULL: nothing */
+} tr__train_kind;
+
+struct tr__train {
+    const tr__train_kind *kind;
+    const char *model;      /* "gpt", "resnet18" */
+    char command[32];       /* "train gpt", for messages */
+    void *own;              /* the kind's */
+    /* What a checkpoint remembers, besides the kind's own settings. */
+    const char *data;
     int batch, micro_batch, steps, warmup;
     double lr, min_lr, weight_decay, clip;
     int seed;
@@ -28,38 +63,40 @@ typedef struct tr__train {
     const char *const *given;        /* the command's arguments */
     bool under_launcher, has_parent; /* RANK is set; by `trireme train` */
     int64_t started_ns;
-    char text_id[64]; /* the text's length and hash: a resumed run must have the same one */
-    char *owned[8];   /* strings to be freed */
+    int64_t parameters;  /* of the model; from check or trainer on */
+    char content[96];    /* tells the data: a resumed run must have the same */
+    char *owned[16];     /* strings to be freed */
     int n_owned;
-} tr__train;
+};
 
-/* A setting that a checkpoint remembers: an option of the same name. fixed: a resumed run must have the same value. */
-typedef struct tr__setting {
-    const char *name;
-    enum { TR__SETTING_INTEGER, TR__SETTING_NUMBER, TR__SETTING_TEXT } type;
-    void *value;
-    bool fixed;
-} tr__setting;
-enum { TR__SETTINGS = 19 };
-void tr__train_settings(tr__train *train, tr__setting settings[TR__SETTINGS]);
+extern const tr__train_kind tr__train_gpt, tr__train_images;
+/* Fill in what is not zero by default, and own; return false for a name that is not of the kind. */
+bool tr__train_gpt_begin(tr__train *train, const char *model);
+bool tr__train_images_begin(tr__train *train, const char *model);
+
+enum { TR__OPTIONS_MOST = 40, TR__SETTINGS_MOST = 40 };
+/* All settings, of which it returns how many. */
+int tr__train_settings(tr__train *train, tr__setting settings[TR__SETTINGS_MOST]);
 /* The value as text; false for a text that is not there. */
 bool tr__setting_text(const tr__setting *setting, char *text, size_t bytes);
 /* Was --name among the arguments? */
 bool tr__train_given(const tr__train *train, const char *name);
 /* Keeps a string that malloc made until the end; NULL when there is none, or no room. */
 const char *tr__train_own(tr__train *train, char *text);
+/* A message; returns TR__EXIT_FAILED. */
+int tr__train_failed(const tr__train *train, const char *format, ...) __attribute__((format(printf, 2, 3)));
+double tr__zero_is_meant(double value); /* TR_ZERO for 0 */
 
 /* Each returns -1 when all is well, else the exit code, after a message. */
-int tr__train_restore(tr__train *train);               /* options from the checkpoint in --out */
-int tr__train_check(tr__train *train, tr_text **text); /* everything that can be checked before; makes the folder */
+int tr__train_restore(tr__train *train); /* options from the checkpoint in --out */
+int tr__train_check(tr__train *train);   /* everything that can be checked before; makes the folder */
+/* For a kind's check: remembers what the data is; a resumed run must have the same. */
+int tr__train_content(tr__train *train, const char *content);
+/* How many ranks share the machine's memory. */
+int64_t tr__train_local_ranks(const tr__train *train);
 
 /* Each returns the exit code. */
-int tr__train_launch(tr__train *train);              /* this program again, as --ranks ranks */
-int tr__train_rank(tr__train *train, tr_text *text); /* text NULL: to be read */
-
-/* The model's options, and its parameters. */
-tr_gpt_options tr__train_model(const tr__train *train);
-int64_t tr__gpt_parameters(const tr_gpt_options *options);
-tr_text *tr__train_text(const tr__train *train);
+int tr__train_launch(tr__train *train); /* this program again, as --ranks ranks */
+int tr__train_rank(tr__train *train);
 
 #endif

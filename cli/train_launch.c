@@ -1,7 +1,6 @@
 /* `trireme train --ranks N`: starts this program N times, with every option spelt out. */
 #include "train.h"
 
-#include "options.h"
 #include "relaunch.h"
 
 #include <inttypes.h>
@@ -12,7 +11,7 @@
 
 /* An argument list that owns its strings. */
 typedef struct arguments {
-    char *list[2 * TR__SETTINGS + 32];
+    char *list[2 * TR__SETTINGS_MOST + 32];
     int count;
     bool whole;
 } arguments;
@@ -47,10 +46,10 @@ static void fill(arguments *a, tr__train *t)
 {
     a->whole = true;
     add(a, "train");
-    add(a, "gpt");
-    tr__setting settings[TR__SETTINGS];
-    tr__train_settings(t, settings);
-    for (int i = 0; i < TR__SETTINGS; i++) {
+    add(a, t->model);
+    tr__setting settings[TR__SETTINGS_MOST];
+    int count = tr__train_settings(t, settings);
+    for (int i = 0; i < count; i++) {
         char value[PATH_MAX];
         bool none = settings[i].value == &t->micro_batch && !t->micro_batch;
         if (!none && tr__setting_text(&settings[i], value, sizeof value)) add_option(a, settings[i].name, value);
@@ -68,17 +67,17 @@ int tr__train_launch(tr__train *t)
 {
     arguments a = {0};
     fill(&a, t);
-    char started[64], text_id[128];
+    char started[64], content[160];
     snprintf(started, sizeof started, TR__TRAIN_PARENT "=%" PRId64, t->started_ns);
-    snprintf(text_id, sizeof text_id, TR__TRAIN_TEXT "=%s", t->text_id);
+    snprintf(content, sizeof content, TR__TRAIN_CONTENT "=%s", t->content);
     char flight[PATH_MAX + 64]; /* what the user has set comes first */
     snprintf(flight, sizeof flight, "TRIREME_FLIGHT_DIR=%s/flight", t->out);
-    const char *env[] = {started, text_id, getenv("TRIREME_FLIGHT_DIR") ? NULL : flight, NULL};
+    const char *env[] = {started, content, getenv("TRIREME_FLIGHT_DIR") ? NULL : flight, NULL};
     int code = TR__EXIT_FAILED;
     if (a.whole)
-        code = tr__relaunch(TR__TRAIN, (const char *const *)a.list, t->ranks, env);
+        code = tr__relaunch(t->command, (const char *const *)a.list, t->ranks, env);
     else
-        tr__complain(TR__TRAIN, "out of memory");
+        tr__complain(t->command, "out of memory");
     for (int i = 0; i < a.count; i++) free(a.list[i]);
     return code;
 }

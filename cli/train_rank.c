@@ -1,11 +1,8 @@
-/* What one rank of `trireme train gpt` does: trains, and rank 0 says how it goes. */
+/* What one rank of `trireme train` does: trains, and rank 0 says how it goes. */
 #include "train.h"
 
-#include "options.h"
 #include "relaunch.h"
 #include "terminal.h"
-
-#include <cjson/cJSON.h>
 
 #include <errno.h>
 #include <inttypes.h>
@@ -46,7 +43,7 @@ typedef struct run {
     int rank, world;
     tr_trainer *trainer;
     tr_progress *progress; /* rank 0's, or NULL */
-    int64_t parameters, until;
+    int64_t until;
     tr_fit_report report;
     double startup_ms;
 } run;
@@ -63,47 +60,29 @@ static void on_step(const tr_metrics_row *row, void *user)
     if (r->progress) tr_progress_step(r->progress, row, r->until);
 }
 
-static double zero_is_meant(double value)
-{
-    return value == 0 ? TR_ZERO : value;
-}
-
-static tr_status set_number(tr_tensor_list *list, const char *key, int64_t value)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%" PRId64, value);
-    return tr_list_set_metadata(list, key, text);
-}
-
-/* What a checkpoint says about itself: enough to build the model again, to sample from it, and to go on. */
+/* What a checkpoint says about itself: enough to build the model again, and to go on. */
 static tr_status describe(tr__train *t, tr_tensor_list *about)
 {
-    tr__setting settings[TR__SETTINGS];
-    tr__train_settings(t, settings);
-    tr_status status = tr_list_set_metadata(about, "trireme.model", "gpt");
-    if (status == TR_OK) status = tr_list_set_metadata(about, "trireme.tokenizer", "bytes");
-    if (status == TR_OK) status = tr_list_set_metadata(about, "trireme.text", t->text_id);
-    if (status == TR_OK) status = set_number(about, "trireme.vocab", tr__train_model(t).vocab);
-    for (int i = 0; i < TR__SETTINGS && status == TR_OK; i++) {
+    tr__setting settings[TR__SETTINGS_MOST];
+    int count = tr__train_settings(t, settings);
+    tr_status status = tr_list_set_metadata(about, "trireme.model", t->model);
+    if (status == TR_OK) status = tr_list_set_metadata(about, "trireme.content", t->content);
+    for (int i = 0; i < count && status == TR_OK; i++) {
         char key[64], value[PATH_MAX];
         snprintf(key, sizeof key, "trireme.%s", settings[i].name);
         if (tr__setting_text(&settings[i], value, sizeof value)) status = tr_list_set_metadata(about, key, value);
     }
-    return status;
+    return status == TR_OK && t->kind->describe ? t->kind->describe(t, about) : status;
 }
 
-static void introduce(const run *r, const tr_text *text)
+static void introduce(const run *r)
 {
     const tr__train *t = r->train;
     int64_t done = tr_trainer_steps(r->trainer);
-    fprintf(stderr, "GPT: %d layers, %d heads, %d wide, context %d: %.2fM parameters\n", t->layers, t->heads, t->dim,
-        t->context, (double)r->parameters / 1e6);
-    fprintf(stderr, "%s: %" PRId64 " bytes to train on, %" PRId64 " to validate\n", t->data, tr_text_bytes(text, false),
-        tr_text_bytes(text, true));
-    if (tr_text_bytes(text, true) <= t->context)
-        fprintf(stderr, "There is no validation: its part of the text is shorter than the context\n");
-    fprintf(stderr, "%d rank%s, %d thread%s each, batch %d, %d steps into %s/\n", r->world, r->world > 1 ? "s" : "",
-        tr_threads(tr_cpu(0)), tr_threads(tr_cpu(0)) > 1 ? "s" : "", t->batch, t->steps, t->out);
+    int threads = tr_threads(tr_cpu(0));
+    t->kind->introduce(t);
+    fprintf(stderr, "%d rank%s, %d thread%s each, batch %d, %d steps into %s/\n", r->world, r->world > 1 ? "s" : "", threads,
+        threads > 1 ? "s" : "", t->batch, t->steps, t->out);
     if (done) fprintf(stderr, "Going on from step %" PRId64 "\n", done);
 }
 
@@ -114,26 +93,18 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static tr_status fit(run *r, tr_group *group, tr_text *text)
+static tr_status fit(run *r, tr_group *group)
 {
     tr__train *t = r->train;
-    tr_gpt_options size = tr__train_model(t);
-    tr_module *model = tr_gpt_with(&size);
-    if (!text) text = tr__train_text(t);
-    r->trainer = tr_trainer(model, text, .group = group, .context = t->context, .batch = t->batch,
-        .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
-        .min_lr = zero_is_meant(t->min_lr), .weight_decay = zero_is_meant(t->weight_decay),
-        .clip = zero_is_meant(t->clip), .seed = (uint64_t)t->seed, .resume = t->resume ? t->out : NULL);
-    tr_status status = tr_status_of(r->trainer);
+    tr_status status = t->kind->trainer(t, group, t->resume ? t->out : NULL, &r->trainer);
     if (status != TR_OK) return status;
     tr_tensor_list *about = tr_list();
     if ((status = describe(t, about)) != TR_OK) return status;
 
-    r->parameters = tr__gpt_parameters(&size);
     r->until = t->stop_at && t->stop_at < t->steps ? t->stop_at : t->steps;
     if (r->rank == 0) {
-        introduce(r, text);
-        r->progress = tr_progress(stderr, .plain = t->plain, .ascii = !tr__terminal_utf8());
+        introduce(r);
+        r->progress = tr_progress(stderr, .plain = t->plain, .ascii = !tr__terminal_utf8(), .item = t->kind->item);
     }
     int64_t begun = now_ns();
     status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at,
@@ -161,7 +132,13 @@ static void add_results(cJSON *object, const run *r)
     add_number(object, "final_loss", f->final_loss);
     add_number(object, "validation_loss", f->validation_loss);
     add_number(object, "best_validation_loss", f->best_validation_loss);
-    add_number(object, "tokens_per_s", f->step_ms_median > 0 ? f->tokens_per_s : NAN);
+    if (!isnan(f->validation_accuracy)) {
+        add_number(object, "validation_accuracy", f->validation_accuracy);
+        add_number(object, "best_validation_accuracy", f->best_validation_accuracy);
+    }
+    char rate[32];
+    snprintf(rate, sizeof rate, "%.16ss_per_s", r->train->kind->item);
+    add_number(object, rate, f->step_ms_median > 0 ? f->items_per_s : NAN);
     add_number(object, "step_ms_median", f->step_ms_median);
     add_number(object, "peak_rss_mb", (double)f->peak_rss_bytes / (1 << 20));
     add_number(object, "peak_rss_mb_sum", (double)f->peak_rss_bytes_sum / (1 << 20));
@@ -174,17 +151,13 @@ static void add_results(cJSON *object, const run *r)
 static void add_setup(cJSON *object, const run *r)
 {
     const tr__train *t = r->train;
-    cJSON_AddStringToObject(object, "model", "gpt");
-    cJSON_AddStringToObject(object, "preset", t->preset);
+    cJSON_AddStringToObject(object, "model", t->model);
+    t->kind->report(t, object);
     const struct {
         const char *key;
         double value;
     } numbers[] = {
-        {"parameters", (double)r->parameters},
-        {"layers", t->layers},
-        {"heads", t->heads},
-        {"dim", t->dim},
-        {"context", t->context},
+        {"parameters", (double)t->parameters},
         {"batch", t->batch},
         {"steps", t->steps},
         {"lr", t->lr},
@@ -210,7 +183,7 @@ static int write_json(const run *r)
     bool written = f && fprintf(f, "%s\n", text) > 0;
     if (f && fclose(f) != 0) written = false;
     if (!written)
-        tr__complain(TR__TRAIN, "cannot write %s: %s", r->train->json, text ? strerror(errno) : "out of memory");
+        tr__complain(r->train->command, "cannot write %s: %s", r->train->json, text ? strerror(errno) : "out of memory");
     cJSON_free(text);
     cJSON_Delete(object);
     return written ? TR__EXIT_OK : TR__EXIT_FAILED;
@@ -252,12 +225,13 @@ static void conclude(const run *r)
     if (count > 1) print_chart(rows, count);
     printf("step %" PRId64 ": loss %.4f -> %.4f", step, f->initial_loss, f->final_loss);
     if (!isnan(f->validation_loss)) printf(", validation loss %.4f", f->validation_loss);
-    printf("; %.0f tokens/s, %.1f s\n", f->tokens_per_s, f->seconds);
+    if (!isnan(f->validation_accuracy)) printf(", %.2f %% right", 100 * f->validation_accuracy);
+    printf("; %.*f %ss/s, %.1f s\n", f->items_per_s < 10 ? 2 : 0, f->items_per_s, t->kind->item, f->seconds);
     printf("Saved in %s/checkpoint-%" PRId64 "\n", t->out, step);
     if (step < t->steps)
-        printf("Go on with: trireme train gpt --resume --out %s\n", t->out);
-    else
-        printf("Try: trireme sample --from %s --prompt \"…\"\n", t->out);
+        printf("Go on with: trireme %s --resume --out %s\n", t->command, t->out);
+    else if (t->kind->advise)
+        t->kind->advise(t);
 }
 
 /* Whoever can best say what went wrong says it, and nobody else. */
@@ -265,11 +239,11 @@ static int report_failure(const run *r, tr_status status)
 {
     bool told_elsewhere = status == TR_PEER || (r->rank > 0 && r->report.common_failure);
     if (told_elsewhere && r->train->has_parent) return tr__exit_quietly();
-    tr__complain(TR__TRAIN, "%s", tr_error_message());
+    tr__complain(r->train->command, "%s", tr_error_message());
     return TR__EXIT_FAILED;
 }
 
-int tr__train_rank(tr__train *t, tr_text *text)
+int tr__train_rank(tr__train *t)
 {
     TR_SCOPE;
     run r = {.train = t, .world = 1};
@@ -281,7 +255,7 @@ int tr__train_rank(tr__train *t, tr_text *text)
         r.world = tr_world_size(group);
     }
     if (status == TR_OK && t->threads) status = tr_set_threads(t->threads);
-    if (status == TR_OK) status = fit(&r, group, text);
+    if (status == TR_OK) status = fit(&r, group);
     if (status != TR_OK) return report_failure(&r, status);
 
     int code = TR__EXIT_OK;

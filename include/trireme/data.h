@@ -57,6 +57,8 @@ TR_API tr_dataset *tr_dataset_from(tr_dataset_make make, const void *argument, s
 TR_API tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y);
 /* Samples [begin, end) of another. */
 TR_API tr_dataset *tr_dataset_slice(tr_dataset *set, int64_t begin, int64_t end);
+/* The samples of another with these numbers, count of them, in this order. */
+TR_API tr_dataset *tr_dataset_subset(tr_dataset *set, const int64_t *indices, int64_t count);
 /* Another's samples as function changes them: *sample comes filled, and goes as a tr_dataset_get would leave it. */
 typedef tr_status (*tr_dataset_function)(const tr_sample_call *call, tr_sample *sample);
 TR_API tr_dataset *tr_dataset_map(tr_dataset *set, tr_dataset_function function, void *user);
@@ -109,8 +111,11 @@ typedef struct tr_distributed_sampler_options {
     bool shuffle;          /* by Philox, from (seed, epoch) */
     uint64_t seed;         /* the same on all ranks */
     bool drop_last;        /* leave the last out, so that all ranks get as many; otherwise the first are repeated */
+    int64_t batch;         /* samples that all ranks together take in a step: see below; 0: PyTorch's rule */
 } tr_distributed_sampler_options;
-/* PyTorch's rule: rank r takes every world_size-th of the (shuffled) samples, from the r-th on. */
+/* PyTorch's rule: rank r takes every world_size-th of the (shuffled) samples, from the r-th on. With a .batch: of each
+ * `batch` samples in a row rank r takes numbers [batch*r/world_size, batch*(r+1)/world_size), and what fills no batch is left
+ * out, so any number of ranks learns from the same batches. */
 #define tr_distributed_sampler(...) TR__NEW1(tr_distributed_sampler, count, __VA_ARGS__)
 TR_API tr_sampler *tr_distributed_sampler_with(const tr_distributed_sampler_options *options);
 
@@ -164,6 +169,8 @@ typedef struct tr_batch {
 TR_API TR_MUST_CHECK tr_status tr_loader_next(tr_loader *loader, tr_batch *batch);
 /* Which epoch comes next, from 0; ends one that is under way. Without it epochs follow each other. */
 TR_API TR_MUST_CHECK tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch);
+/* Which batch comes next: of that epoch and with that number, both from 0. What a training that is resumed begins with. */
+TR_API TR_MUST_CHECK tr_status tr_loader_seek(tr_loader *loader, int64_t epoch, int64_t batch);
 /* Batches in an epoch, on this rank; 0 in error. */
 TR_API int64_t tr_loader_batches(const tr_loader *loader);
 

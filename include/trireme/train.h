@@ -36,19 +36,28 @@ TR_API TR_MUST_CHECK tr_status tr_checkpoint_load(const char *path, tr_tensor_li
 /* One training step in a metrics file. */
 typedef struct tr_metrics_row {
     int64_t step;            /* updates done, this one included */
-    int64_t tokens;          /* trained on so far */
+    int64_t items;           /* trained on so far: tokens of a text, samples of a dataset */
     double lr;
     double loss;             /* of the step's batch, before its update */
     double validation_loss;  /* after the update; NaN: not measured at this step (an empty field) */
-    double tokens_per_s;     /* of this step */
+    double items_per_s;      /* of this step */
     double grad_norm;        /* before clipping; NaN: not measured */
     double seconds;          /* since the training began, pauses between resumed runs left out */
+    double validation_accuracy; /* 0 … 1, with validation_loss; NaN: not measured */
 } tr_metrics_row;
 /* A CSV file with a row per step, written row by row. An object. */
 typedef struct tr_metrics tr_metrics;
+typedef struct tr_metrics_options {
+    size_t size;
+    const char *path;
+    int64_t last_step;
+    const char *item;        /* what the columns "tokens" and "tokens_per_s" count; NULL: "token" */
+    bool accuracy;           /* with a column validation_accuracy */
+} tr_metrics_options;
 /* Opens or makes one. Rows after last_step, and a last row that was cut short, are removed: a resumed run writes them
  * again. A file that is none is TR_FORMAT and stays as it is. */
-TR_API tr_metrics *tr_metrics_open(const char *path, int64_t last_step);
+#define tr_metrics_open(...) tr_metrics_open_with(TR__OPTIONS2(tr_metrics_options, path, last_step, __VA_ARGS__))
+TR_API tr_metrics *tr_metrics_open_with(const tr_metrics_options *options);
 TR_API TR_MUST_CHECK tr_status tr_metrics_add(tr_metrics *metrics, const tr_metrics_row *row);
 TR_API TR_MUST_CHECK tr_status tr_metrics_sync(tr_metrics *metrics); /* to the disk */
 /* All rows, those of before included; valid until the next one is added. */
@@ -77,6 +86,7 @@ typedef struct tr_progress_options {
     bool plain;         /* lines even in a terminal */
     bool ascii;
     double interval_s;  /* the least time between two updates; 0: 0.1 in a terminal, else 10 */
+    const char *item;   /* whose rate is shown; NULL: "token" */
 } tr_progress_options;
 #define tr_progress(...) TR__NEW1(tr_progress, to, __VA_ARGS__)
 TR_API tr_progress *tr_progress_with(const tr_progress_options *options);
@@ -112,10 +122,12 @@ typedef struct tr_evaluate_options {
 #define tr_evaluate(...) TR__NEW2(tr_evaluate, net, loader, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *options);
 
-/* ---- Training a language model on a text ------------------------------------------------------------------------- */
+/* ---- Training ---------------------------------------------------------------------------------------------------- */
 
-/* A model, its optimizer (AdamW under a cosine schedule with warm-up), a text and the ranks that share the work. */
+/* A model, its optimizer under a cosine schedule with warm-up, what it learns from and the ranks that share the work. */
 typedef struct tr_trainer tr_trainer;
+
+/* A language model on a text, by AdamW. */
 
 typedef struct tr_trainer_options {
     size_t size;
@@ -137,13 +149,39 @@ typedef struct tr_trainer_options {
 } tr_trainer_options;
 #define tr_trainer(...) TR__NEW2(tr_trainer, model, text, __VA_ARGS__)
 TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);
+
+/* A classifier on a dataset, by SGD with momentum. */
+typedef struct tr_classifier_trainer_options {
+    size_t size;
+    tr_module *model;           /* x: [batch, …] -> logits [batch, classes] */
+    tr_dataset *set;            /* samples with an integer y, the class */
+    tr_dataset *validation;     /* NULL: none */
+    tr_group *group;            /* NULL: this process alone */
+    int64_t batch;              /* samples in a step, of all ranks together (any number sees the same ones); 0: 64. What fills
+                                   no batch at an epoch's end is left out: another order comes each time */
+    int64_t micro_batch;        /* the most samples that a rank computes at once; 0: its share of the batch. Batch norm sees
+                                   these alone */
+    int64_t steps;              /* of the schedule; 0: 10 epochs */
+    int64_t warmup_steps;       /* 0: none */
+    double lr, min_lr;          /* 0: 0.05, 0 */
+    double momentum;            /* 0: 0.9; TR_ZERO: none */
+    double weight_decay;        /* added to the gradient; 0: 5e-4; TR_ZERO: none */
+    double clip;                /* the most that the gradients' norm may be; 0: any */
+    uint64_t seed;              /* for the order, for each sample's random numbers, and dropout */
+    int workers;                /* threads that make batches ahead; 0: 1 */
+    const char *resume;         /* as tr_trainer's */
+} tr_classifier_trainer_options;
+#define tr_classifier_trainer(...) TR__NEW2(tr_classifier_trainer, model, set, __VA_ARGS__)
+TR_API tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *options);
+
 /* Steps done, those before the checkpoint included. */
 TR_API int64_t tr_trainer_steps(const tr_trainer *trainer);
 /* One step of the whole batch. *stop: on entry, does this rank want to stop? On return, does any? So all ranks stop at
  * the same step. row gets all but validation_loss and seconds. */
 TR_API TR_MUST_CHECK tr_status tr_trainer_step(tr_trainer *trainer, tr_metrics_row *row, bool *stop);
-/* The mean loss over the first windows of the text's validation part, shared out over the ranks; NaN without any. */
-TR_API TR_MUST_CHECK tr_status tr_trainer_validate(tr_trainer *trainer, double *loss);
+/* Shared out over the ranks: the mean loss over the first windows of the text's validation part, without an accuracy; or
+ * loss and accuracy over a classifier's validation set. NaN without any. */
+TR_API TR_MUST_CHECK tr_status tr_trainer_validate(tr_trainer *trainer, tr_score *score);
 /* tr_checkpoint_save() of the model and all that training needs to go on exactly; by rank 0 only. about's metadata is
  * stored with the model; NULL: none. */
 TR_API TR_MUST_CHECK tr_status tr_trainer_save(tr_trainer *trainer, const char *folder, const tr_tensor_list *about);
@@ -151,7 +189,8 @@ TR_API TR_MUST_CHECK tr_status tr_trainer_save(tr_trainer *trainer, const char *
 typedef struct tr_fit_report {
     double initial_loss, final_loss;  /* of the first and the last step's batch */
     double validation_loss, best_validation_loss; /* the latest and the least; NaN: none was measured */
-    double tokens_per_s;              /* of all steps of this call, validation and saving left out */
+    double validation_accuracy, best_validation_accuracy; /* the latest and the greatest; NaN: none was measured */
+    double items_per_s;               /* of all steps of this call, validation and saving left out */
     double step_ms_median;            /* NaN: there was no step */
     double seconds;                   /* of this call */
     double first_step_ms;             /* from the call to the first step's start */

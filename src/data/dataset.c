@@ -259,6 +259,62 @@ tr_dataset *tr_dataset_slice(tr_dataset *base, int64_t begin, int64_t end)
     return set;
 }
 
+/* ---- Chosen ones ------------------------------------------------------------------------------------------------- */
+
+typedef struct subset {
+    tr_dataset *base; /* a reference */
+    int64_t *indices;
+} subset;
+
+static tr_status subset_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
+{
+    const subset *s = tr__dataset_state(set);
+    return s->base->kind->get(s->base, s->indices[index], seed, out);
+}
+
+static tr_status subset_write(tr_dataset *set, int64_t index, void *x, void *y)
+{
+    const subset *s = tr__dataset_state(set);
+    return s->base->kind->write(s->base, s->indices[index], x, y);
+}
+
+static void subset_destroy(tr_dataset *set)
+{
+    const subset *s = tr__dataset_state(set);
+    tr__unref(s->base);
+    free(s->indices);
+}
+
+static const tr__dataset_kind subset_kind = {.get = subset_get, .write = subset_write, .destroy = subset_destroy};
+
+static tr_status subset_fill(tr_dataset *set, tr_dataset *base, const int64_t *indices, int64_t count)
+{
+    subset *s = tr__dataset_state(set);
+    TR__TRY(stand_on("dataset_subset", set, &s->base, base));
+    if (count < 0) return tr__fail(TR_INVALID, "dataset_subset: the count must be 0 or more, not %" PRId64, count);
+    for (int64_t i = 0; i < count; i++)
+        if (indices[i] < 0 || indices[i] >= base->count)
+            return tr__fail(TR_INVALID, "dataset_subset: no sample %" PRId64 ": %s has %" PRId64, indices[i], base->name,
+                base->count);
+    s->indices = malloc((size_t)(count ? count : 1) * sizeof *s->indices);
+    if (!s->indices) return tr__fail(TR_NO_MEMORY, "dataset_subset: no memory for %" PRId64 " numbers", count);
+    if (count) memcpy(s->indices, indices, (size_t)count * sizeof *indices);
+    set->count = count;
+    set->laid_out = base->laid_out;
+    set->has_y = base->has_y;
+    set->x = base->x;
+    set->y = base->y;
+    return TR_OK;
+}
+
+tr_dataset *tr_dataset_subset(tr_dataset *base, const int64_t *indices, int64_t count)
+{
+    tr_dataset *set = tr__dataset_new(&subset_kind, "subset", sizeof(subset));
+    if (tr__error_of(set)) return set;
+    if (subset_fill(set, base, indices, count) != TR_OK) tr__object_break(set);
+    return set;
+}
+
 /* ---- Changed ones ------------------------------------------------------------------------------------------------ */
 
 typedef struct map {

@@ -46,6 +46,7 @@ struct tr_loader {
     int wake;            /* with processes: a descriptor that is readable when workers are to end; otherwise -1 */
 
     int64_t epoch;       /* under way, or the next */
+    int64_t first;       /* batch that the next epoch begins with */
     bool under_way;
     int64_t *indices;    /* of this epoch, length of them */
     int64_t length, duplicates, batches;
@@ -189,7 +190,8 @@ static tr_status begin_epoch(tr_loader *l)
     TR__TRY(draw_indices(l));
     TR__TRY(start_workers(l));
     pthread_mutex_lock(&l->lock);
-    l->next = l->delivered = 0;
+    l->next = l->delivered = l->first;
+    l->first = 0;
     l->batches = batches_of(l, l->length);
     pthread_cond_broadcast(&l->work);
     pthread_mutex_unlock(&l->lock);
@@ -352,13 +354,30 @@ tr_status tr_loader_next(tr_loader *loader, tr_batch *batch)
     return TR_OK;
 }
 
+static void begin_with(tr_loader *l, int64_t epoch, int64_t batch)
+{
+    if (l->under_way) end_epoch(l);
+    drop(&l->current);
+    l->epoch = epoch;
+    l->first = batch;
+}
+
 tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch)
 {
     TR__TRY(check_loader("loader_set_epoch", loader));
     if (epoch < 0) return tr__fail(TR_INVALID, "loader_set_epoch: epochs count from 0, not %" PRId64, epoch);
-    if (loader->under_way) end_epoch(loader);
-    drop(&loader->current);
-    loader->epoch = epoch;
+    begin_with(loader, epoch, 0);
+    return TR_OK;
+}
+
+tr_status tr_loader_seek(tr_loader *loader, int64_t epoch, int64_t batch)
+{
+    TR__TRY(check_loader("loader_seek", loader));
+    int64_t batches = tr_loader_batches(loader);
+    if (epoch < 0 || batch < 0 || batch > batches)
+        return tr__fail(TR_INVALID, "loader_seek: no batch %" PRId64 " of epoch %" PRId64 ": epochs count from 0 and have %"
+            PRId64 " batches", batch, epoch, batches);
+    begin_with(loader, epoch, batch);
     return TR_OK;
 }
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 /* The samples in an order that all ranks agree on, made as long as a multiple of world_size or cut to one: rank r takes
- * numbers r, r + world_size, … of that. */
+ * numbers r, r + world_size, … of that; or cut to whole batches, of each of which it takes a stretch. */
 struct tr_sampler {
     tr__object object;
     int64_t count;
@@ -15,10 +15,23 @@ struct tr_sampler {
     bool shuffle;
     uint64_t seed;
     int64_t epoch;
-    int64_t length; /* this rank's */
+    int64_t length;              /* this rank's */
+    int64_t batch, first, share; /* this rank's part of a batch: [first, first + share); batch 0: every world_size-th */
 };
 
 static const tr__type sampler_type = {"sampler", sizeof(tr_sampler), NULL};
+
+static tr_status take_stretches(tr_sampler *s, int64_t batch)
+{
+    if (batch < s->world_size)
+        return tr__fail(TR_INVALID, "distributed_sampler: a batch of %" PRId64 " cannot be shared out over %d ranks", batch,
+            s->world_size);
+    s->batch = batch;
+    s->first = batch * s->rank / s->world_size;
+    s->share = batch * (s->rank + 1) / s->world_size - s->first;
+    s->length = s->count / batch * s->share;
+    return TR_OK;
+}
 
 static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
 {
@@ -36,6 +49,7 @@ static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
         return tr__fail(TR_INVALID, "distributed_sampler: no rank %d in a world of %d", s->rank, s->world_size);
     s->shuffle = o->shuffle;
     s->seed = o->seed;
+    if (o->batch) return take_stretches(s, o->batch);
     s->length = s->count / s->world_size;
     if (!o->drop_last && s->count % s->world_size) s->length++;
     return TR_OK;
@@ -70,7 +84,7 @@ int64_t tr_sampler_length(const tr_sampler *sampler)
 
 int64_t tr_sampler_duplicates(const tr_sampler *sampler)
 {
-    if (!sampler || sampler->object.error) return 0;
+    if (!sampler || sampler->object.error || sampler->batch) return 0;
     int64_t own = 0; /* how many of rank, rank + world_size, … are below count */
     if (sampler->rank < sampler->count) own = (sampler->count - 1 - sampler->rank) / sampler->world_size + 1;
     return own < sampler->length ? sampler->length - own : 0;
@@ -93,6 +107,13 @@ static void shuffle(int64_t *order, int64_t n, uint64_t key)
     }
 }
 
+/* Where in the order the i-th sample of this rank is; past the end the first come again. */
+static int64_t place_of(const tr_sampler *s, int64_t i)
+{
+    if (s->batch) return i / s->share * s->batch + s->first + i % s->share;
+    return (s->rank + i * s->world_size) % s->count;
+}
+
 tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out)
 {
     TR__TRY(check("sampler_indices", sampler));
@@ -105,7 +126,7 @@ tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out)
         shuffle(order, s->count, tr__mix(s->seed, (uint64_t)s->epoch));
     }
     for (int64_t i = 0; i < s->length; i++) {
-        int64_t place = (s->rank + i * s->world_size) % s->count; /* past the end the first come again */
+        int64_t place = place_of(s, i);
         out[i] = order ? order[place] : place;
     }
     free(order);

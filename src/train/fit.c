@@ -44,7 +44,8 @@ static tr_status open_files(fit *f)
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s/metrics.csv", f->options->folder) >= (int)sizeof path)
         return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", f->options->folder);
-    f->metrics = tr_metrics_open(path, f->trainer->step);
+    const tr__task *task = f->trainer->task;
+    f->metrics = tr_metrics_open(path, f->trainer->step, .item = task->item, .accuracy = task->accuracy);
     return tr_status_of(f->metrics);
 }
 
@@ -104,8 +105,13 @@ static tr_status step(fit *f, bool *stop)
     f->step_ms[f->steps++] = 1e3 * seconds_since(start);
 
     /* A run that stops on the way measures nothing that an unbroken one would not. */
-    bool last = t->step >= f->until, finished = t->step >= t->options.steps;
-    if (t->step % f->validate_every == 0 || finished) TR__TRY(tr_trainer_validate(t, &row.validation_loss));
+    bool last = t->step >= f->until, finished = t->step >= t->plan.steps;
+    if (t->step % f->validate_every == 0 || finished) {
+        tr_score score;
+        TR__TRY(tr_trainer_validate(t, &score));
+        row.validation_loss = score.loss;
+        row.validation_accuracy = score.accuracy;
+    }
     t->seconds = seconds_since(f->resumed_ns);
     row.seconds = t->seconds;
     if (isnan(f->report->initial_loss)) f->report->initial_loss = row.loss;
@@ -155,8 +161,7 @@ static void report_times(fit *f)
     r->step_ms_median = NAN;
     if (!f->steps) return;
     r->step_ms_median = (f->step_ms[(f->steps - 1) / 2] + f->step_ms[f->steps / 2]) / 2;
-    const tr_trainer_options *o = &f->trainer->options;
-    r->tokens_per_s = (double)(f->steps * o->batch * o->context) / (1e-3 * sum);
+    r->items_per_s = (double)(f->steps * f->trainer->plan.batch * f->trainer->items) / (1e-3 * sum);
 }
 
 static tr_status report_memory(fit *f)
@@ -165,8 +170,8 @@ static tr_status report_memory(fit *f)
     if (getrusage(RUSAGE_SELF, &usage) < 0) return TR_OK;
     int64_t most = (int64_t)usage.ru_maxrss * 1024, sum = most;
     if (f->trainer->world_size > 1) {
-        TR__TRY(tr_all_reduce(f->trainer->options.group, &most, 1, .dtype = TR_I64, .op = TR_MAX));
-        TR__TRY(tr_all_reduce(f->trainer->options.group, &sum, 1, .dtype = TR_I64));
+        TR__TRY(tr_all_reduce(f->trainer->plan.group, &most, 1, .dtype = TR_I64, .op = TR_MAX));
+        TR__TRY(tr_all_reduce(f->trainer->plan.group, &sum, 1, .dtype = TR_I64));
     }
     f->report->peak_rss_bytes = most;
     f->report->peak_rss_bytes_sum = sum;
@@ -185,6 +190,8 @@ static tr_status fit_all(fit *f)
     f->report->seconds = seconds_since(f->start_ns);
     f->report->validation_loss = f->trainer->validation_loss;
     f->report->best_validation_loss = f->trainer->best_validation_loss;
+    f->report->validation_accuracy = f->trainer->validation_accuracy;
+    f->report->best_validation_accuracy = f->trainer->best_validation_accuracy;
     f->report->common_failure = f->trainer->common_failure;
     f->report->metrics = f->metrics ? tr_escape(f->metrics) : NULL;
     free(f->step_ms);
@@ -201,15 +208,15 @@ tr_status tr_fit_with(const tr_fit_options *options)
     if (!t) return tr__fail(TR_INVALID, "fit: no trainer");
     if (options->stop_at < 0 || options->validate_every < 0 || options->save_every < 0)
         return tr__fail(TR_INVALID, "fit: stop_at, validate_every and save_every are numbers of steps, 0 and more");
-    int64_t now = tr__now_ns(), until = options->stop_at ? options->stop_at : t->options.steps;
+    int64_t now = tr__now_ns(), until = options->stop_at ? options->stop_at : t->plan.steps;
     fit f = {
         .options = options,
         .trainer = t,
-        .until = until < t->options.steps ? until : t->options.steps,
+        .until = until < t->plan.steps ? until : t->plan.steps,
         .validate_every = options->validate_every ? options->validate_every : 250,
         .start_ns = now,
         .resumed_ns = now - (int64_t)(1e9 * t->seconds),
-        .saved_step = options->folder && t->options.resume ? t->step : -1,
+        .saved_step = options->folder && t->plan.resume ? t->step : -1,
         .folder_fd = -1,
         .report = report,
     };

@@ -13,11 +13,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char header[] = "step,tokens,lr,loss,validation_loss,tokens_per_s,grad_norm,seconds\n";
-
 struct tr_metrics {
     tr__object object;
     char *path;
+    char header[160];
+    bool accuracy; /* it has that column */
     int fd;
     tr_metrics_row *rows;
     int64_t count, capacity;
@@ -65,33 +65,36 @@ static bool read_field(const char **at, char end, bool may_be_empty, double *out
     return true;
 }
 
-static bool read_row(const char **at, tr_metrics_row *row)
+static bool read_row(const char **at, bool accuracy, tr_metrics_row *row)
 {
-    double step, tokens;
-    bool whole = read_field(at, ',', false, &step) && read_field(at, ',', false, &tokens) &&
+    double step, items;
+    row->validation_accuracy = NAN;
+    bool whole = read_field(at, ',', false, &step) && read_field(at, ',', false, &items) &&
                  read_field(at, ',', false, &row->lr) && read_field(at, ',', true, &row->loss) &&
-                 read_field(at, ',', true, &row->validation_loss) && read_field(at, ',', true, &row->tokens_per_s) &&
-                 read_field(at, ',', true, &row->grad_norm) && read_field(at, '\n', true, &row->seconds);
-    if (!whole || !(step >= 0 && step < 9e15) || !(tokens >= 0 && tokens < 9e18)) return false;
+                 read_field(at, ',', true, &row->validation_loss) && read_field(at, ',', true, &row->items_per_s) &&
+                 read_field(at, ',', true, &row->grad_norm) &&
+                 read_field(at, accuracy ? ',' : '\n', true, &row->seconds) &&
+                 (!accuracy || read_field(at, '\n', true, &row->validation_accuracy));
+    if (!whole || !(step >= 0 && step < 9e15) || !(items >= 0 && items < 9e18)) return false;
     row->step = (int64_t)step;
-    row->tokens = (int64_t)tokens;
+    row->items = (int64_t)items;
     return true;
 }
 
 /* Takes over the rows of text to last_step; *kept becomes the length of what is good. */
 static tr_status read_rows(tr_metrics *m, const char *text, size_t length, int64_t last_step, size_t *kept)
 {
-    size_t head = sizeof header - 1;
+    size_t head = strlen(m->header);
     *kept = 0;
-    if (length < head && strncmp(text, header, length) == 0) return TR_OK; /* empty, or cut within the header */
-    if (strncmp(text, header, head) != 0)
+    if (length < head && strncmp(text, m->header, length) == 0) return TR_OK; /* empty, or cut within the header */
+    if (strncmp(text, m->header, head) != 0)
         return tr__fail(
-            TR_FORMAT, "%s is no metrics file: its first line should be \"%.*s\"", m->path, (int)head - 1, header);
+            TR_FORMAT, "%s is no metrics file: its first line should be \"%.*s\"", m->path, (int)head - 1, m->header);
     const char *end = memrchr(text, '\n', length);
     int64_t line = 1;
     for (const char *at = text + head; at <= end; line++) {
         tr_metrics_row row;
-        if (!read_row(&at, &row)) return tr__fail(TR_FORMAT, "%s: line %" PRId64 " is damaged", m->path, line + 1);
+        if (!read_row(&at, m->accuracy, &row)) return tr__fail(TR_FORMAT, "%s: line %" PRId64 " is damaged", m->path, line + 1);
         if (row.step > last_step) break;
         TR__TRY(remember(m, &row));
         *kept = (size_t)(at - text);
@@ -146,13 +149,14 @@ tr_status tr_metrics_add(tr_metrics *m, const tr_metrics_row *row)
     TR__C_NUMBERS;
     char line[512];
     size_t room = 64;
-    int n = snprintf(line, sizeof line, "%" PRId64 ",%" PRId64 ",", row->step, row->tokens);
+    int n = snprintf(line, sizeof line, "%" PRId64 ",%" PRId64 ",", row->step, row->items);
     n += put_number(line + n, room, "%.9g", row->lr, ',');
     n += put_number(line + n, room, "%.9g", row->loss, ',');
     n += put_number(line + n, room, "%.9g", row->validation_loss, ',');
-    n += put_number(line + n, room, "%.1f", row->tokens_per_s, ',');
+    n += put_number(line + n, room, "%.1f", row->items_per_s, ',');
     n += put_number(line + n, room, "%.9g", row->grad_norm, ',');
-    n += put_number(line + n, room, "%.3f", row->seconds, '\n');
+    n += put_number(line + n, room, "%.3f", row->seconds, m->accuracy ? ',' : '\n');
+    if (m->accuracy) n += put_number(line + n, room, "%.9g", row->validation_accuracy, '\n');
     TR__TRY(append(m, line, (size_t)n));
     return remember(m, row);
 }
@@ -182,15 +186,25 @@ static tr_status open_file(tr_metrics *m, int64_t last_step)
     if (status != TR_OK) return status;
     if (kept < length && ftruncate(m->fd - 1, (off_t)kept) < 0)
         return tr__fail_errno(TR_IO, errno, "cannot write %s", m->path);
-    return kept ? TR_OK : append(m, header, sizeof header - 1);
+    return kept ? TR_OK : append(m, m->header, strlen(m->header));
 }
 
-tr_metrics *tr_metrics_open(const char *path, int64_t last_step)
+static tr_status fill_in(tr_metrics *m, const tr_metrics_options *o)
+{
+    const char *item = o->item ? o->item : "token";
+    if (strlen(item) > 20) return tr__fail(TR_INVALID, "metrics: the item \"%s\" has more than 20 letters", item);
+    m->accuracy = o->accuracy;
+    snprintf(m->header, sizeof m->header, "step,%ss,lr,loss,validation_loss,%ss_per_s,grad_norm,seconds%s\n", item, item,
+        o->accuracy ? ",validation_accuracy" : "");
+    m->path = strdup(o->path);
+    if (!m->path) return tr__fail(TR_NO_MEMORY, "out of memory");
+    return open_file(m, o->last_step);
+}
+
+tr_metrics *tr_metrics_open_with(const tr_metrics_options *options)
 {
     tr_metrics *m = tr__object_new(&metrics_type);
     if (tr_status_of(m) != TR_OK) return m;
-    m->path = strdup(path);
-    tr_status status = m->path ? open_file(m, last_step) : tr__fail(TR_NO_MEMORY, "out of memory");
-    if (status != TR_OK) tr__object_break(m);
+    if (fill_in(m, options) != TR_OK) tr__object_break(m);
     return m;
 }

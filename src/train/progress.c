@@ -24,8 +24,9 @@ struct tr_progress {
     int64_t first_ns, shown_ns;
     int64_t first_step; /* done before the first one that was shown: the rate counts from there */
     double loss;        /* smoothed, for a batch's own loss jumps about */
-    double validation_loss;
-    double rate;    /* tokens a second, smoothed */
+    double validation_loss, validation_accuracy;
+    double rate;    /* items a second, smoothed */
+    const char *item;
     bool line_open; /* the terminal's line holds our bar */
     tr_metrics_row last;
     int64_t steps;
@@ -47,7 +48,8 @@ tr_progress *tr_progress_with(const tr_progress_options *o)
     p->terminal = !o->plain && isatty(fileno(o->to));
     p->ascii = o->ascii;
     p->interval_ns = (int64_t)(1e9 * (o->interval_s > 0 ? o->interval_s : p->terminal ? 0.1 : 10));
-    p->loss = p->validation_loss = p->rate = NAN;
+    p->loss = p->validation_loss = p->validation_accuracy = p->rate = NAN;
+    p->item = o->item ? o->item : "token";
     return p;
 }
 
@@ -57,14 +59,14 @@ static int width_of(FILE *to)
     return ioctl(fileno(to), TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
 }
 
-static void put_rate(char *text, size_t bytes, double rate)
+static void put_rate(char *text, size_t bytes, double rate, const char *item)
 {
     if (rate >= 1e6)
-        snprintf(text, bytes, "%.2fM tokens/s", rate / 1e6);
+        snprintf(text, bytes, "%.2fM %ss/s", rate / 1e6, item);
     else if (rate >= 1e4)
-        snprintf(text, bytes, "%.1fk tokens/s", rate / 1e3);
+        snprintf(text, bytes, "%.1fk %ss/s", rate / 1e3, item);
     else
-        snprintf(text, bytes, "%.0f tokens/s", rate);
+        snprintf(text, bytes, "%.*f %ss/s", rate < 10 ? 1 : 0, rate, item);
 }
 
 static void put_left(char *text, size_t bytes, double seconds)
@@ -82,13 +84,17 @@ static void put_left(char *text, size_t bytes, double seconds)
 /* What both kinds of line say behind the step. Returns its length. */
 static int put_numbers(const tr_progress *p, char *text, size_t bytes)
 {
-    char rate[48], left[48], validation[48] = "";
+    char rate[64], left[48], validation[64] = "";
     double elapsed = (double)(tr__now_ns() - p->first_ns) / 1e9;
     int64_t done = p->last.step - p->first_step;
-    put_rate(rate, sizeof rate, p->rate);
+    put_rate(rate, sizeof rate, p->rate, p->item);
     put_left(left, sizeof left,
         done && p->last.step < p->steps ? elapsed / (double)done * (double)(p->steps - p->last.step) : NAN);
-    if (!isnan(p->validation_loss)) snprintf(validation, sizeof validation, "  validation %.4f", p->validation_loss);
+    if (!isnan(p->validation_loss)) {
+        int n = snprintf(validation, sizeof validation, "  validation %.4f", p->validation_loss);
+        if (!isnan(p->validation_accuracy))
+            snprintf(validation + n, sizeof validation - (size_t)n, ", %.2f %% right", 100 * p->validation_accuracy);
+    }
     return snprintf(text, bytes, "  loss %.4f%s  %s%s", p->loss, validation, rate, left);
 }
 
@@ -158,9 +164,12 @@ void tr_progress_step(tr_progress *p, const tr_metrics_row *row, int64_t steps)
     p->last = *row;
     p->steps = steps;
     p->loss = smooth(p->loss, row->loss, 0.15);
-    p->rate = smooth(p->rate, row->tokens_per_s, 0.1);
+    p->rate = smooth(p->rate, row->items_per_s, 0.1);
     bool measured = !isnan(row->validation_loss);
-    if (measured) p->validation_loss = row->validation_loss;
+    if (measured) {
+        p->validation_loss = row->validation_loss;
+        p->validation_accuracy = row->validation_accuracy;
+    }
     if (!p->shown_ns || now - p->shown_ns >= p->interval_ns || row->step == steps || measured) show(p);
 }
 

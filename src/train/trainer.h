@@ -1,4 +1,4 @@
-/* The struct of tr_trainer. */
+/* The struct of tr_trainer: what all trainings have in common, and the task that tells them apart. */
 #ifndef TR_TRAIN_TRAINER_H
 #define TR_TRAIN_TRAINER_H
 
@@ -7,26 +7,74 @@
 #include <trireme/optim.h>
 #include <trireme/train.h>
 
+#include <math.h>
+
+/* What every trainer is told, with the defaults filled in. */
+typedef struct tr__plan {
+    tr_module *model;
+    tr_group *group;        /* or NULL */
+    int64_t batch;          /* samples in a step, of all ranks together */
+    int64_t micro_batch;    /* 0: a rank's share */
+    int64_t steps, warmup_steps;
+    double lr, min_lr, clip; /* clip 0: any norm */
+    uint64_t seed;
+    const char *resume;     /* or NULL */
+} tr__plan;
+
+/* Where a trainer's batches come from, and how its model is judged. */
+typedef struct tr__task {
+    const char *item;       /* what is counted: "token", "sample" */
+    bool accuracy;          /* validation gives one */
+    tr_optimizer *(*optimizer)(tr_trainer *trainer);
+    /* Samples [at, at + n) of this rank's share of the step's batch; asked for in order, from 0. */
+    tr_status (*batch)(tr_trainer *trainer, int64_t at, int64_t n, tr_tensor **x, tr_tensor **y);
+    /* On every rank the score of the whole; a loss of NaN when there is nothing to validate. */
+    tr_status (*validate)(tr_trainer *trainer, tr_score *score);
+    void (*destroy)(tr_trainer *trainer);
+} tr__task;
+
 struct tr_trainer {
     tr__object object;
-    tr_trainer_options options; /* with defaults filled in, model, text and group kept */
+    const tr__task *task;
+    tr__plan plan;              /* model and group are kept */
+    int64_t items;              /* in a sample */
     tr_module *net;             /* kept; the model, or DDP around it */
     tr_optimizer *optimizer;    /* kept */
     int rank, world_size;
-    int64_t first, share;       /* this rank's windows of each batch: [first, first + share) */
+    int64_t first, share;       /* this rank's samples of each batch: [first, first + share) */
     int64_t step;               /* steps done */
 
     /* What a checkpoint holds besides. */
     double seconds;
     double validation_loss, best_validation_loss; /* NaN: not yet */
+    double validation_accuracy, best_validation_accuracy;
 
     bool common_failure; /* see tr_fit_report */
 };
 
+/* A trainer for the task, with zeroed memory of its own behind it; may be in error. */
+tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t work_bytes);
+static inline void *tr__trainer_work(tr_trainer *trainer) { return trainer + 1; }
+/* Checks the plan; to be called before the task's own checks. */
+tr_status tr__trainer_check(const tr_trainer *trainer);
+/* Loads the checkpoint if there is one to go on from, and makes net and optimizer. */
+tr_status tr__trainer_set_up(tr_trainer *trainer);
+
 /* What rank 0 did or failed to do: TR_OK on every rank, or rank 0's failure there and TR_PEER elsewhere. */
 tr_status tr__trainer_agree(tr_trainer *trainer, tr_status status, const char *what);
-/* In trainer_state.c: model and optimizer as the checkpoint at options.resume has them, on every rank. */
+/* In trainer_state.c: model and optimizer as the checkpoint at plan.resume has them, on every rank. */
 tr_status tr__trainer_resume_model(tr_trainer *trainer, tr_tensor_list **state);
 tr_status tr__trainer_resume_state(tr_trainer *trainer, const tr_tensor_list *state);
+
+/* Options: 0 is the default; TR_ZERO is 0. */
+static inline int64_t tr__or_default(int64_t given, int64_t otherwise)
+{
+    return given ? given : otherwise;
+}
+
+static inline double tr__number_or_default(double given, double otherwise)
+{
+    return given != 0 ? given : signbit(given) ? 0 : otherwise;
+}
 
 #endif

@@ -38,12 +38,14 @@ tr_status tr_trainer_save(tr_trainer *t, const char *folder, const tr_tensor_lis
     if (t->rank != 0) return TR_OK;
     TR_SCOPE;
     TR__C_NUMBERS;
-    tr_tensor_list *model = tr_state_dict(t->options.model), *state = tr_optimizer_state(t->optimizer);
+    tr_tensor_list *model = tr_state_dict(t->plan.model), *state = tr_optimizer_state(t->optimizer);
     TR__TRY(describe_model(model, about));
     TR__TRY(set_number(state, "step", (double)t->step));
     TR__TRY(set_number(state, "seconds", t->seconds));
     TR__TRY(set_number(state, "validation_loss", t->validation_loss));
     TR__TRY(set_number(state, "best_validation_loss", t->best_validation_loss));
+    TR__TRY(set_number(state, "validation_accuracy", t->validation_accuracy));
+    TR__TRY(set_number(state, "best_validation_accuracy", t->best_validation_accuracy));
     return tr_checkpoint_save(folder, t->step, model, state);
 }
 
@@ -54,9 +56,9 @@ static tr_status read_checkpoint(tr_trainer *t, tr_tensor_list **state)
     char path[path_bytes];
     int64_t step;
     tr_tensor_list *model;
-    TR__TRY(tr_checkpoint_find(t->options.resume, path, &step));
+    TR__TRY(tr_checkpoint_find(t->plan.resume, path, &step));
     TR__TRY(tr_checkpoint_load(path, &model, state));
-    tr_status status = tr_load_state_dict(t->options.model, model);
+    tr_status status = tr_load_state_dict(t->plan.model, model);
     return status == TR_OK ? TR_OK : tr__fail_context(status, "%s", path);
 }
 
@@ -88,19 +90,24 @@ static tr_status read_state(tr_trainer *t, const tr_tensor_list *state)
     TR__TRY(get_number(state, "seconds", &t->seconds));
     TR__TRY(get_number(state, "validation_loss", &t->validation_loss));
     TR__TRY(get_number(state, "best_validation_loss", &t->best_validation_loss));
+    TR__TRY(get_number(state, "validation_accuracy", &t->validation_accuracy));
+    TR__TRY(get_number(state, "best_validation_accuracy", &t->best_validation_accuracy));
     return tr_optimizer_load(t->optimizer, state);
 }
 
 /* Rank 0's moments and step counts become everybody's. DDP has done so for the parameters. */
 static tr_status spread_state(tr_trainer *t)
 {
-    tr_group *group = t->options.group;
-    double numbers[] = {(double)t->step, t->seconds, t->validation_loss, t->best_validation_loss};
-    TR__TRY(tr_broadcast(group, numbers, 4, .dtype = TR_F64));
+    tr_group *group = t->plan.group;
+    double numbers[] = {(double)t->step, t->seconds, t->validation_loss, t->best_validation_loss, t->validation_accuracy,
+        t->best_validation_accuracy};
+    TR__TRY(tr_broadcast(group, numbers, 6, .dtype = TR_F64));
     t->step = (int64_t)numbers[0];
     t->seconds = numbers[1];
     t->validation_loss = numbers[2];
     t->best_validation_loss = numbers[3];
+    t->validation_accuracy = numbers[4];
+    t->best_validation_accuracy = numbers[5];
 
     tr_tensor_list *state = tr_optimizer_state(t->optimizer);
     TR__TRY(tr_status_of(state));

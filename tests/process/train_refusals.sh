@@ -62,7 +62,7 @@ refuses 1 "too little memory: 64 ranks of " train gpt --data text --preset gpt2 
 refuses 2 "unknown option --step: did you mean --steps?" train gpt --data text --step 5
 refuses 2 "--lr takes a number from 1e-12 to 1000, not \"fast\"" train gpt --data text --lr fast
 refuses 2 "--preset takes one of nano, mini, gpt2, not \"large\"" train gpt --data text --preset large
-refuses 2 "no model is named \"gtp\": there is gpt" train gtp
+refuses 2 "no model is named \"gtp\": there are gpt, lenet" train gtp
 refuses 2 "--out FOLDER is missing" train gpt --data text --resume
 
 # Resuming: other options, another text, no checkpoint, damage. A training is never written over.
@@ -72,7 +72,7 @@ refuses 1 "the training in good was started with --batch 4: leave --batch out" t
 refuses 1 "the training in good was started with --preset nano" train gpt --resume --out good --preset mini --ranks 2
 refuses 1 "was started without --suffixes" train gpt --resume --out good --suffixes .c
 head -c 5000 text >other
-refuses 1 "other is not the text that the training in good was started with" train gpt --resume --out good --data other
+refuses 1 "other is not what the training in good was started with" train gpt --resume --out good --data other
 refuses 1 "nothing to resume: cannot read nowhere" train gpt --resume --out nowhere
 refuses 1 "nothing to resume: folder has no checkpoint" train gpt --resume --out folder
 refuses 1 "good/checkpoint-6 is a checkpoint: give the folder that it is in" train gpt --resume --out good/checkpoint-6

@@ -214,7 +214,7 @@ static void damage_is_named(void **state)
 static tr_metrics_row row_at(int64_t step)
 {
     return (tr_metrics_row){
-        step, 768 * step, 1e-3, 4.0 / (double)step, step % 5 ? NAN : 2.5, 12345.67, 0.1f, 0.5 * (double)step};
+        step, 768 * step, 1e-3, 4.0 / (double)step, step % 5 ? NAN : 2.5, 12345.67, 0.1f, 0.5 * (double)step, NAN};
 }
 
 static void add_rows(tr_metrics *m, int64_t from, int64_t to)

@@ -79,6 +79,22 @@ static void test_a_slice(void **state)
     assert_failed(tr_status_of(tr_dataset_slice(NULL, 0, 0)), TR_INVALID, "NULL");
 }
 
+static void test_a_subset(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_dataset *set = tr_dataset_tensors(tr_arange(10, TR_F32, tr_cpu(0)), NULL);
+    tr_dataset *part = tr_dataset_subset(tr_dataset_slice(set, 2, 9), (const int64_t[]){6, 0, 6}, 3); /* 8, 2, 8 */
+    assert_int_equal(tr_dataset_count(part), 3);
+    tr_batch b;
+    TR_CHECK(tr_loader_next(tr_loader_new(part, .batch = 3), &b));
+    const float *x = tr_data(b.x);
+    assert_true(x[0] == 8 && x[1] == 2 && x[2] == 8);
+    assert_int_equal(tr_dataset_count(tr_dataset_subset(set, NULL, 0)), 0);
+    assert_failed(tr_status_of(tr_dataset_subset(set, (const int64_t[]){10}, 1)), TR_INVALID, "no sample 10: tensors has 10");
+    assert_failed(tr_status_of(tr_dataset_subset(NULL, NULL, 0)), TR_INVALID, "NULL");
+}
+
 /* ---- A program's own --------------------------------------------------------------------------------------------- */
 
 static tr_status squares(const tr_sample_call *call, tr_sample *out)
@@ -319,6 +335,7 @@ int main(void)
         cmocka_unit_test(test_rows_of_tensors),
         cmocka_unit_test(test_what_are_no_rows),
         cmocka_unit_test(test_a_slice),
+        cmocka_unit_test(test_a_subset),
         cmocka_unit_test(test_a_programs_own),
         cmocka_unit_test(test_a_map),
         cmocka_unit_test(test_idx_types),

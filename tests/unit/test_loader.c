@@ -228,6 +228,29 @@ static void test_an_epoch_is_begun_anew(void **state)
     }
 }
 
+static void test_an_epoch_is_begun_in_its_middle(void **state)
+{
+    (void)state;
+    for (int workers = 0; workers < 3; workers++) {
+        TR_SCOPE;
+        tr_batch b;
+        tr_loader *loader = tr_loader_new(numbers(20), .batch = 6, .workers = workers);
+        TR_CHECK(tr_loader_next(loader, &b));
+        TR_CHECK(tr_loader_seek(loader, 5, 2));
+        TR_CHECK(tr_loader_next(loader, &b));
+        assert_int_equal(b.indices[0], 12);
+        TR_CHECK(tr_loader_next(loader, &b));
+        assert_int_equal(b.indices[0], 18);
+        assert_int_equal(tr_loader_next(loader, &b), TR_END);
+        TR_CHECK(tr_loader_next(loader, &b)); /* the epoch after it is a whole one */
+        assert_int_equal(b.indices[0], 0);
+        TR_CHECK(tr_loader_seek(loader, 0, 4));
+        assert_int_equal(tr_loader_next(loader, &b), TR_END);
+        assert_failed(tr_loader_seek(loader, 0, 5), TR_INVALID, "no batch 5 of epoch 0");
+        assert_failed(tr_loader_seek(loader, -1, 0), TR_INVALID, "epoch -1");
+    }
+}
+
 /* Counts the calls, and takes its time from the second batch on. */
 enum { FAST = 10000 };
 static tr_status count_slowly(const tr_sample_call *call, tr_sample *out)
@@ -433,6 +456,7 @@ int main(void)
         cmocka_unit_test(test_a_batch_outlives_its_loader),
         cmocka_unit_test(test_loaders_end_in_mid_epoch),
         cmocka_unit_test(test_an_epoch_is_begun_anew),
+        cmocka_unit_test(test_an_epoch_is_begun_in_its_middle),
         cmocka_unit_test(test_a_batch_is_given_up),
         cmocka_unit_test(test_prefetch_is_bounded),
         cmocka_unit_test(test_errors_name_the_sample),

@@ -11,7 +11,8 @@
 
 static tr_metrics_row row_at(int64_t step)
 {
-    return (tr_metrics_row){.step = step, .loss = 2, .tokens_per_s = 24300, .validation_loss = step == 5 ? 2.5 : NAN};
+    return (tr_metrics_row){.step = step, .loss = 2, .items_per_s = 24300, .validation_loss = step == 5 ? 2.5 : NAN,
+        .validation_accuracy = NAN};
 }
 
 static void lines_come_now_and_then(void **state)

@@ -126,6 +126,34 @@ static void test_all_orders_are_as_likely(void **state)
     for (int i = 0; i < 6; i++) assert_in_range(seen[orders[i]], 1000 - 145, 1000 + 145);
 }
 
+/* Of each batch a rank takes a stretch, so all together take it in one order, whatever their number. */
+static void test_ranks_share_each_batch(void **state)
+{
+    (void)state;
+    enum { BATCH = 10, WHOLE = COUNT / BATCH * BATCH };
+    int64_t alone[WHOLE], own[WHOLE];
+    tr_sampler *one = tr_distributed_sampler(COUNT, .shuffle = true, .seed = 3, .batch = BATCH);
+    assert_int_equal(tr_sampler_length(one), WHOLE);
+    TR_CHECK(tr_sampler_indices(one, alone));
+    for (int world = 2; world <= WORLD; world++) {
+        int64_t taken = 0;
+        for (int rank = 0; rank < world; rank++) {
+            TR_SCOPE;
+            tr_sampler *s = tr_distributed_sampler(COUNT, .rank = rank, .world_size = world, .shuffle = true, .seed = 3,
+                .batch = BATCH);
+            int64_t first = BATCH * rank / world, share = BATCH * (rank + 1) / world - first;
+            assert_int_equal(tr_sampler_length(s), WHOLE / BATCH * share);
+            assert_int_equal(tr_sampler_duplicates(s), 0);
+            TR_CHECK(tr_sampler_indices(s, own));
+            for (int64_t i = 0; i < tr_sampler_length(s); i++, taken++)
+                assert_int_equal(own[i], alone[i / share * BATCH + first + i % share]);
+        }
+        assert_int_equal(taken, WHOLE);
+    }
+    tr_sampler *none = tr_distributed_sampler(COUNT, .world_size = 4, .batch = 3);
+    assert_failed(tr_status_of(none), TR_INVALID, "a batch of 3 cannot be shared out over 4 ranks");
+}
+
 static void test_what_is_no_sampler(void **state)
 {
     (void)state;
@@ -150,6 +178,7 @@ int main(void)
         cmocka_unit_test(test_an_epoch_is_a_permutation),
         cmocka_unit_test(test_seed_and_epoch_say_the_order),
         cmocka_unit_test(test_all_orders_are_as_likely),
+        cmocka_unit_test(test_ranks_share_each_batch),
         cmocka_unit_test(test_what_is_no_sampler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

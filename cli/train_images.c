@@ -1,0 +1,244 @@
+/* `trireme train resnet18` and its like: classifiers of images. */
+#include "train.h"
+#include "train_pictures.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- The models -------------------------------------------------------------------------------------------------- */
+
+typedef tr_module *builder(int classes, int channels, uint64_t seed);
+
+static tr_module *lenet(int classes, int channels, uint64_t seed)
+{
+    (void)channels; /* it takes one */
+    return tr_lenet(.classes = classes, .seed = seed);
+}
+
+#define BUILDER(name)                                                                                                  \
+    static tr_module *name(int classes, int channels, uint64_t seed)                                                   \
+    {                                                                                                                  \
+        return tr_##name(.classes = classes, .channels = channels, .seed = seed);                                      \
+    }
+BUILDER(resnet18)
+BUILDER(resnet34)
+BUILDER(resnet50)
+BUILDER(resnet101)
+BUILDER(vgg11)
+BUILDER(vgg13)
+BUILDER(vgg16)
+BUILDER(vgg19)
+#undef BUILDER
+
+static const struct model {
+    const char *name;
+    builder *build;
+    int channels, size; /* that it takes; 0: any */
+    int batch;
+    double lr;
+} models[] = {
+    {"lenet", lenet, 1, 28, 32, 0.02},        {"resnet18", resnet18, 0, 0, 64, 0.05},
+    {"resnet34", resnet34, 0, 0, 64, 0.05},   {"resnet50", resnet50, 0, 0, 64, 0.05},
+    {"resnet101", resnet101, 0, 0, 64, 0.05}, {"vgg11", vgg11, 0, 0, 64, 0.01},
+    {"vgg13", vgg13, 0, 0, 64, 0.01},         {"vgg16", vgg16, 0, 0, 64, 0.01},
+    {"vgg19", vgg19, 0, 0, 64, 0.01},
+};
+
+typedef struct images {
+    const struct model *model;
+    int epochs, size, workers;
+    double momentum, validation;
+    const char *augment;
+    tr__pictures pictures; /* training NULL: not read yet */
+} images;
+
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
+
+static int settings(tr__train *t, tr__setting *out)
+{
+    images *m = t->own;
+    const tr__setting own[] = {
+        {"size", TR__SETTING_INTEGER, &m->size, true},
+        {"momentum", TR__SETTING_NUMBER, &m->momentum, true},
+        {"validation", TR__SETTING_NUMBER, &m->validation, true},
+        {"augment", TR__SETTING_TEXT, &m->augment, true},
+        {"workers", TR__SETTING_INTEGER, &m->workers, false},
+    };
+    memcpy(out, own, sizeof own);
+    return (int)(sizeof own / sizeof *own);
+}
+
+static int options(tr__train *t, tr__option *out)
+{
+    static const char *const ways[] = {"none", "shift", "mirror", NULL};
+    images *m = t->own;
+    const int many = INT_MAX;
+    const tr__option own[] = {
+        {"size", 0, "N", "pixels a side that the model sees (28 for lenet; the pictures' own, at least 32; 224)",
+         TR__INTEGER(&m->size, 1, 4096)},
+        {"validation", 0, "P", "share of the pictures that is held back, where there is no set for it (0.1)",
+         TR__NUMBER(&m->validation, 0, 0.9)},
+        {"augment", 0, "HOW", "in training, shift pictures a little; mirror: every second one is mirrored, too",
+         TR__TEXT(&m->augment), .choices = ways},
+        {"workers", 0, "N", "threads of each rank that make batches (1)", TR__INTEGER(&m->workers, 1, 64)},
+        {"epochs", 0, "N", "times through the pictures (10)", TR__INTEGER(&m->epochs, 1, 1000000)},
+        {"steps", 0, "N", "steps of the schedule, instead of --epochs", TR__INTEGER(&t->steps, 1, many)},
+        {"batch", 0, "N", "pictures in a step, of all ranks together (64; lenet: 32)",
+         TR__INTEGER(&t->batch, 1, 1000000)},
+        {"micro-batch", 0, "N", "pictures that a rank computes at once (its share)",
+         TR__INTEGER(&t->micro_batch, 1, 1000000)},
+        {"lr", 0, "X", "learning rate after the warm-up (0.05; lenet 0.02, vgg 0.01)", TR__NUMBER(&t->lr, 1e-12, 1000)},
+        {"momentum", 0, "X", "SGD's (0.9)", TR__NUMBER(&m->momentum, 0, 0.9999)},
+        {"warmup", 0, "N", "steps of warm-up (none)", TR__INTEGER(&t->warmup, 0, many)},
+    };
+    memcpy(out, own, sizeof own);
+    return (int)(sizeof own / sizeof *own);
+}
+
+static int fill_in(tr__train *t)
+{
+    images *m = t->own;
+    if (!t->batch) t->batch = m->model->batch;
+    if (t->lr == 0) t->lr = m->model->lr;
+    if (m->epochs && tr__train_given(t, "steps")) {
+        tr__complain(t->command, "--epochs and --steps say the same: give one of them");
+        return TR__EXIT_USAGE;
+    }
+    if (m->model->size && m->size && m->size != m->model->size)
+        return tr__train_failed(t, "%s takes pictures of %d pixels a side, not --size %d", m->model->name,
+                                m->model->size, m->size);
+    return -1;
+}
+
+/* ---- The pictures ------------------------------------------------------------------------------------------------ */
+
+static tr_status open_pictures(const tr__train *t)
+{
+    images *m = t->own;
+    const tr__picture_wish wish = {.folder = t->data,
+                                   .channels = m->model->channels,
+                                   .size = m->size ? m->size : m->model->size,
+                                   .validation = m->validation,
+                                   .augment = m->augment};
+    return tr__pictures_open(&wish, &m->pictures);
+}
+
+static tr_module *build(const tr__train *t)
+{
+    const images *m = t->own;
+    return m->model->build((int)m->pictures.classes, m->pictures.preparations[0].channels, (uint64_t)t->seed);
+}
+
+static int64_t count_parameters(tr_module *model)
+{
+    tr_tensor_list *list = tr_parameters(model);
+    int64_t sum = 0;
+    for (int i = 0; i < tr_list_count(list); i++) sum += tr_numel(tr_list_at(list, i));
+    return sum;
+}
+
+static int check(tr__train *t, int64_t world)
+{
+    images *m = t->own;
+    if (t->batch < world)
+        return tr__train_failed(t,
+                                "a batch of %d pictures cannot be shared out over %" PRId64
+                                " ranks: give a larger --batch or fewer --ranks",
+                                t->batch, world);
+    if (open_pictures(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    const tr__preparation *p = &m->pictures.preparations[0];
+    int64_t training = tr_dataset_count(m->pictures.training), validation = tr_dataset_count(m->pictures.validation);
+    if (training < t->batch)
+        return tr__train_failed(t, "%s has %" PRId64 " pictures to train on, fewer than a batch of %d", t->data,
+                                training, t->batch);
+    if (p->size < 32 && !m->model->size)
+        return tr__train_failed(t, "%s takes pictures of 32 pixels a side and more, not --size %d", m->model->name,
+                                p->size);
+    m->size = p->size;
+    int64_t epoch = training / t->batch;
+    if (m->epochs || !t->steps) {
+        int64_t steps = epoch * (m->epochs ? m->epochs : 10);
+        if (steps > INT_MAX) return tr__train_failed(t, "%d epochs are %" PRId64 " steps: too many", m->epochs, steps);
+        t->steps = (int)steps;
+    }
+    if (!t->eval_every) t->eval_every = (int)epoch;
+    if (!t->save_every) t->save_every = (int)epoch;
+    char content[sizeof t->content];
+    snprintf(content, sizeof content, "%" PRId64 " + %" PRId64 " pictures of %" PRId64 " classes, %dx%dx%d", training,
+             validation, m->pictures.classes, p->channels, p->size, p->size);
+    return tr__train_content(t, content);
+}
+
+/* ---- Training ---------------------------------------------------------------------------------------------------- */
+
+static const char *folder(const tr__train *t)
+{
+    return t->model;
+}
+
+static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_trainer **out)
+{
+    const images *m = t->own;
+    tr_status status = m->pictures.training ? TR_OK : open_pictures(t);
+    if (status != TR_OK) return status;
+    tr_module *model = build(t);
+    t->parameters = count_parameters(model);
+    *out = tr_classifier_trainer(
+        model, m->pictures.training, .validation = m->pictures.validation, .group = group, .batch = t->batch,
+        .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr, .min_lr = t->min_lr,
+        .momentum = tr__zero_is_meant(m->momentum), .weight_decay = tr__zero_is_meant(t->weight_decay), .clip = t->clip,
+        .seed = (uint64_t)t->seed, .workers = m->workers, .resume = resume);
+    return tr_status_of(*out);
+}
+
+static void introduce(const tr__train *t)
+{
+    const images *m = t->own;
+    const tr__preparation *p = &m->pictures.preparations[0];
+    fprintf(stderr, "%s: %.2fM parameters, %" PRId64 " classes, pictures of %dx%dx%d\n", t->model,
+            (double)t->parameters / 1e6, m->pictures.classes, p->channels, p->size, p->size);
+    fprintf(stderr, "%s (%s): %" PRId64 " to train on, %" PRId64 " to validate\n", t->data, m->pictures.kind,
+            tr_dataset_count(m->pictures.training), tr_dataset_count(m->pictures.validation));
+}
+
+static void report(const tr__train *t, cJSON *object)
+{
+    const images *m = t->own;
+    cJSON_AddNumberToObject(object, "classes", (double)m->pictures.classes);
+    cJSON_AddNumberToObject(object, "size", m->pictures.preparations[0].size);
+    cJSON_AddNumberToObject(object, "samples", (double)tr_dataset_count(m->pictures.training));
+    cJSON_AddNumberToObject(object, "validation_samples", (double)tr_dataset_count(m->pictures.validation));
+    cJSON_AddNumberToObject(object, "momentum", m->momentum);
+}
+
+const tr__train_kind tr__train_images = {
+    .about = "Trains a classifier of images, on one process or several, and keeps what it learned.",
+    .data_help = "a folder: MNIST's files, CIFAR-10's binary ones, or pictures in a sub-folder for each class",
+    .data_missing =
+        "--data PATH is missing: a folder with MNIST's files, CIFAR-10's, or a sub-folder of pictures for each class",
+    .item = "sample",
+    .options = options,
+    .settings = settings,
+    .fill_in = fill_in,
+    .check = check,
+    .folder = folder,
+    .trainer = trainer,
+    .introduce = introduce,
+    .report = report,
+};
+
+bool tr__train_images_begin(tr__train *t, const char *model)
+{
+    static images own; /* of the one command that a process runs */
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        if (strcmp(model, models[i].name) != 0) continue;
+        own = (images){.model = &models[i], .workers = 1, .momentum = 0.9, .validation = 0.1, .augment = "none"};
+        t->kind = &tr__train_images;
+        t->own = &own;
+        t->weight_decay = 5e-4;
+        return true;
+    }
+    return false;
+}

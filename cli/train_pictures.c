@@ -1,0 +1,233 @@
+#include "train_pictures.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* ---- Making pictures ready --------------------------------------------------------------------------------------- */
+
+/* The next of a picture's random numbers, in 0 … n-1 (splitmix64: Steele, Lea & Flood 2014). */
+static int draw(uint64_t *state, int n)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (int)((z ^ (z >> 31)) % (uint64_t)n);
+}
+
+/* Where a picture is taken from: out[y][x] = in[y + top][x + left], mirrored or not. */
+typedef struct placement {
+    int height, width, top, left;
+    bool mirrored;
+} placement;
+
+/* The middle of one lies on the middle of the other, but for up to an eighth of the size when it is shifted. */
+static placement place(const tr__preparation *p, tr_shape shape, uint64_t seed)
+{
+    placement at = {.height = (int)shape.dim[1], .width = (int)shape.dim[2]};
+    at.top = (at.height - p->size) / 2;
+    at.left = (at.width - p->size) / 2;
+    if (!p->shift) return at;
+    int reach = p->size / 8;
+    at.top += draw(&seed, 2 * reach + 1) - reach;
+    at.left += draw(&seed, 2 * reach + 1) - reach;
+    at.mirrored = p->mirror && draw(&seed, 2);
+    return at;
+}
+
+/* What lies outside is black. */
+static float value_at(const uint8_t *plane, const placement *at, int size, int y, int x)
+{
+    int row = y + at->top, column = (at->mirrored ? size - 1 - x : x) + at->left;
+    bool inside = row >= 0 && row < at->height && column >= 0 && column < at->width;
+    return inside ? (float)plane[row * at->width + column] / 255.0f : 0;
+}
+
+/* One channel, [size, size], of a picture of `channels` others: its own one, or their mean when grey is wanted. */
+static void put_plane(const tr__preparation *p, const placement *at, const uint8_t *picture, int channels, int c,
+                      float *out)
+{
+    int first = c < channels ? c : 0, last = p->channels == 1 ? channels - 1 : first;
+    int64_t plane = (int64_t)at->height * at->width;
+    for (int y = 0; y < p->size; y++)
+        for (int x = 0; x < p->size; x++) {
+            float sum = 0;
+            for (int k = first; k <= last; k++) sum += value_at(picture + k * plane, at, p->size, y, x);
+            out[y * p->size + x] = (sum / (float)(last - first + 1) - p->mean[c]) / p->deviation[c];
+        }
+}
+
+/* x: u8 [channels, height, width] -> f32 [p->channels, p->size, p->size] */
+static tr_status prepare(const tr_sample_call *call, tr_sample *sample)
+{
+    const tr__preparation *p = call->user;
+    tr_shape shape = tr_shape_of(sample->x);
+    tr_tensor *out = tr_empty(TR_SHAPE(p->channels, p->size, p->size));
+    if (tr_status_of(out) != TR_OK) return tr_status_of(out);
+    placement at = place(p, shape, call->seed);
+    float *to = tr_data(out);
+    for (int c = 0; c < p->channels; c++)
+        put_plane(p, &at, tr_data(sample->x), (int)shape.dim[0], c, to + (int64_t)c * p->size * p->size);
+    sample->x = out;
+    return TR_OK;
+}
+
+/* ---- What is in the folder --------------------------------------------------------------------------------------- */
+
+static bool has(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    struct stat s;
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && stat(path, &s) == 0;
+}
+
+static bool has_idx(const char *folder, const char *name)
+{
+    char packed[64];
+    snprintf(packed, sizeof packed, "%s.gz", name);
+    return has(folder, name) || has(folder, packed);
+}
+
+/* Sets as they are stored, before they are made ready; validation NULL: there is none of its own. */
+typedef struct stored {
+    tr_dataset *training, *validation;
+    bool sorted; /* by class */
+} stored;
+
+static stored open_mnist(const char *folder)
+{
+    bool train = has_idx(folder, "train-images-idx3-ubyte"), test = has_idx(folder, "t10k-images-idx3-ubyte");
+    stored s = {.training = tr_mnist(folder, .train = train, .raw = true)};
+    if (train && test) s.validation = tr_mnist(folder, .raw = true);
+    return s;
+}
+
+static stored open_cifar(const char *folder)
+{
+    stored s = {.training = tr_cifar10(folder, .train = true, .raw = true)};
+    if (has(folder, "test_batch.bin")) s.validation = tr_cifar10(folder, .raw = true);
+    return s;
+}
+
+static stored open_folder(const char *folder, int size)
+{
+    const char *validation = has(folder, "val") ? "val" : has(folder, "test") ? "test" : NULL;
+    if (!has(folder, "train") || !validation)
+        return (stored){tr_image_folder(folder, .height = size, .width = size, .raw = true), NULL, true};
+    char path[2][PATH_MAX];
+    snprintf(path[0], PATH_MAX, "%s/train", folder);
+    snprintf(path[1], PATH_MAX, "%s/%s", folder, validation);
+    return (stored){tr_image_folder(path[0], .height = size, .width = size, .raw = true),
+                    tr_image_folder(path[1], .height = size, .width = size, .raw = true), true};
+}
+
+/* Samples [0, count) of set in two: a share of them at the end is held back, or, of a set that is sorted by class, one
+ * of so many. */
+static tr_status hold_back(stored *s, double share)
+{
+    int64_t count = tr_dataset_count(s->training), held = (int64_t)((double)count * share), kept = 0, taken = 0;
+    int64_t *order = malloc((size_t)(count ? count : 1) * sizeof *order);
+    if (!order) return tr_fail(TR_NO_MEMORY, "no memory for the order of %lld pictures", (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        bool back = s->sorted ? (int64_t)((double)(i + 1) * share) > (int64_t)((double)i * share) : i >= count - held;
+        order[back ? count - 1 - taken++ : kept++] = i;
+    }
+    tr_dataset *all = s->training;
+    s->training = tr_dataset_subset(all, order, kept);
+    s->validation = taken ? tr_dataset_subset(all, order + kept, taken) : NULL;
+    free(order);
+    return TR_OK;
+}
+
+/* The classes of a folder have names; those of files are their labels. */
+static tr_status count_classes(tr_dataset *set, bool names, int64_t *classes)
+{
+    *classes = 0;
+    if (names) {
+        while (tr_image_folder_class(set, *classes)) ++*classes;
+        return tr_status_of(set);
+    }
+    for (int64_t i = 0; i < tr_dataset_count(set); i++) {
+        TR_SCOPE;
+        tr_sample sample;
+        tr_status status = tr_dataset_at(set, i, &sample);
+        if (status != TR_OK) return status;
+        int64_t label = *(const int64_t *)tr_data(sample.y);
+        if (label >= *classes) *classes = label + 1;
+    }
+    return tr_status_of(set);
+}
+
+static tr_status check_same_classes(const stored *s)
+{
+    for (int64_t i = 0; s->validation && s->sorted; i++) {
+        const char *one = tr_image_folder_class(s->training, i), *other = tr_image_folder_class(s->validation, i);
+        if (!one && !other) break;
+        if (!one || !other || strcmp(one, other) != 0)
+            return tr_fail(TR_INVALID,
+                           "class %lld is \"%s\" where the training pictures are and \"%s\" where those for "
+                           "validation are: both folders must have the same sub-folders",
+                           (long long)i, one ? one : "", other ? other : "");
+    }
+    return tr_status_of(s->validation);
+}
+
+/* ---- All together ------------------------------------------------------------------------------------------------ */
+
+/* Means and deviations of the values of MNIST, CIFAR-10 and ImageNet. */
+static const struct colours {
+    const char *kind;
+    float mean[3], deviation[3];
+} mnist = {"MNIST", {0.1307f, 0.1307f, 0.1307f}, {0.3081f, 0.3081f, 0.3081f}},
+  cifar = {"CIFAR-10", {0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f}},
+  imagenet = {"pictures", {0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
+
+static tr_status prepare_all(const tr__picture_wish *wish, const stored *s, const struct colours *colours,
+                             tr__pictures *p)
+{
+    tr_sample first;
+    if (tr_dataset_count(s->training) == 0) return tr_fail(TR_INVALID, "%s has no pictures to train on", wish->folder);
+    tr_status status = tr_dataset_at(s->training, 0, &first);
+    if (status != TR_OK) return status;
+    int channels = (int)tr_size(first.x, 0), height = (int)tr_size(first.x, 1);
+    p->kind = colours->kind;
+    for (int i = 0; i < 2; i++) {
+        tr__preparation *to = &p->preparations[i];
+        *to = (tr__preparation){.channels = wish->channels ? wish->channels : channels,
+                                .size = wish->size    ? wish->size
+                                        : height < 32 ? 32
+                                                      : height,
+                                .shift = i == 0 && strcmp(wish->augment, "none") != 0,
+                                .mirror = i == 0 && strcmp(wish->augment, "mirror") == 0};
+        memcpy(to->mean, colours->mean, sizeof to->mean);
+        memcpy(to->deviation, colours->deviation, sizeof to->deviation);
+    }
+    p->training = tr_dataset_map(s->training, prepare, &p->preparations[0]);
+    p->validation = s->validation ? tr_dataset_map(s->validation, prepare, &p->preparations[1]) : NULL;
+    status = tr_status_of(p->training);
+    return status == TR_OK ? tr_status_of(p->validation) : status;
+}
+
+tr_status tr__pictures_open(const tr__picture_wish *wish, tr__pictures *pictures)
+{
+    const char *folder = wish->folder;
+    const struct colours *colours = &imagenet;
+    stored s;
+    if (has_idx(folder, "train-images-idx3-ubyte") || has_idx(folder, "t10k-images-idx3-ubyte")) {
+        s = open_mnist(folder);
+        colours = &mnist;
+    } else if (has(folder, "data_batch_1.bin")) {
+        s = open_cifar(folder);
+        colours = &cifar;
+    } else {
+        s = open_folder(folder, wish->size ? wish->size : 224);
+    }
+    tr_status status = tr_status_of(s.training);
+    if (status == TR_OK) status = check_same_classes(&s);
+    if (status == TR_OK) status = count_classes(s.training, s.sorted, &pictures->classes);
+    if (status == TR_OK && !s.validation && wish->validation > 0) status = hold_back(&s, wish->validation);
+    return status == TR_OK ? prepare_all(wish, &s, colours, pictures) : status;
+}

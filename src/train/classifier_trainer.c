@@ -1,0 +1,128 @@
+/*
+ * A trainer's task: a classifier learns the samples of a dataset, in another order in every epoch. Step s is batch
+ * s % (batches of an epoch) of epoch s / (batches of an epoch), so that a resumed training goes on where it was.
+ */
+#include "train/trainer.h"
+
+#include <inttypes.h>
+
+typedef struct classifier_work {
+    tr_loader *loader, *judged; /* kept; judged: the validation set's, or NULL */
+    double momentum, weight_decay;
+    int64_t next;     /* the step whose batch the loader gives next */
+    tr_tensor *x, *y; /* this step's, the loader's own */
+} classifier_work;
+
+static void destroy(tr_trainer *t)
+{
+    classifier_work *w = tr__trainer_work(t);
+    tr_release(w->loader);
+    tr_release(w->judged);
+}
+
+static tr_optimizer *optimizer(tr_trainer *t)
+{
+    const classifier_work *w = tr__trainer_work(t);
+    return tr_sgd(tr_parameters(t->plan.model), .lr = t->plan.lr, .momentum = w->momentum,
+                  .weight_decay = w->weight_decay);
+}
+
+/* ---- Batches ----------------------------------------------------------------------------------------------------- */
+
+static tr_status load(tr_trainer *t, classifier_work *w)
+{
+    int64_t batches = tr_loader_batches(w->loader);
+    if (w->next != t->step) TR__TRY(tr_loader_seek(w->loader, t->step / batches, t->step % batches));
+    tr_batch b;
+    tr_status status = tr_loader_next(w->loader, &b);
+    if (status == TR_END) status = tr_loader_next(w->loader, &b); /* the next epoch's first */
+    if (status != TR_OK) return status;
+    w->next = t->step + 1;
+    w->x = b.x;
+    w->y = b.y;
+    if (w->y) return TR_OK;
+    return tr__fail(TR_INVALID, "classifier_trainer: the samples of the dataset have no y");
+}
+
+/* x: [n, …], y: [n] */
+static tr_status batch(tr_trainer *t, int64_t at, int64_t n, tr_tensor **x, tr_tensor **y)
+{
+    classifier_work *w = tr__trainer_work(t);
+    if (at == 0) TR__TRY(load(t, w));
+    bool whole = n == t->share;
+    *x = whole ? w->x : tr_slice(w->x, 0, at, at + n);
+    *y = whole ? w->y : tr_slice(w->y, 0, at, at + n);
+    return tr_status_of(*y);
+}
+
+/* Always by the first epoch's random numbers: the same samples, so that scores compare. */
+static tr_status validate(tr_trainer *t, tr_score *score)
+{
+    const classifier_work *w = tr__trainer_work(t);
+    *score = (tr_score){.loss = NAN, .accuracy = NAN};
+    if (w->judged) TR__TRY(tr_loader_set_epoch(w->judged, 0));
+    return w->judged ? tr_evaluate(t->plan.model, w->judged, .group = t->plan.group, .score = score) : TR_OK;
+}
+
+static const tr__task classifier_task = {"sample", true, optimizer, batch, validate, destroy};
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
+
+static tr_status make_loaders(tr_trainer *t, const tr_classifier_trainer_options *o)
+{
+    TR_SCOPE;
+    classifier_work *w = tr__trainer_work(t);
+    int workers = o->workers ? o->workers : 1;
+    int64_t count = tr_dataset_count(o->set);
+    if (count < t->plan.batch)
+        return tr__fail(TR_INVALID, "classifier_trainer: a batch of %" PRId64 " samples from a dataset of %" PRId64,
+                        t->plan.batch, count);
+    tr_sampler *sampler = tr_distributed_sampler(count, .batch = t->plan.batch, .rank = t->rank,
+                                                 .world_size = t->world_size, .shuffle = true, .seed = t->plan.seed);
+    w->loader =
+        tr_keep(tr_loader_new(o->set, .batch = t->share, .workers = workers, .sampler = sampler, .seed = t->plan.seed));
+    TR__TRY(tr_status_of(w->loader));
+    if (!o->validation || !tr_dataset_count(o->validation)) return TR_OK;
+    w->judged =
+        tr_keep(tr_loader_new(o->validation, .batch = t->plan.micro_batch, .workers = workers, .group = t->plan.group));
+    return tr_status_of(w->judged);
+}
+
+static tr_status fill_in(tr_trainer *t, const tr_classifier_trainer_options *o)
+{
+    classifier_work *w = tr__trainer_work(t);
+    w->momentum = tr__number_or_default(o->momentum, 0.9);
+    w->weight_decay = tr__number_or_default(o->weight_decay, 5e-4);
+    t->items = 1;
+    TR__TRY(tr_status_of(o->set));
+    TR__TRY(tr_status_of(o->validation));
+    if (!o->model || !o->set)
+        return tr__fail(TR_INVALID, "classifier_trainer: it takes a model and a dataset, not NULL");
+    TR__TRY(tr__trainer_check(t));
+    TR__TRY(make_loaders(t, o));
+    if (!t->plan.steps) t->plan.steps = 10 * tr_loader_batches(w->loader);
+    return TR_OK;
+}
+
+tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *o)
+{
+    const tr__plan plan = {
+        .model = o->model,
+        .group = o->group,
+        .batch = tr__or_default(o->batch, 64),
+        .micro_batch = o->micro_batch,
+        .steps = o->steps,
+        .warmup_steps = o->warmup_steps,
+        .lr = tr__number_or_default(o->lr, 0.05),
+        .min_lr = o->min_lr,
+        .clip = o->clip,
+        .seed = o->seed,
+        .resume = o->resume,
+    };
+    tr_trainer *t = tr__trainer_new(&classifier_task, &plan, sizeof(classifier_work));
+    if (tr_status_of(t) != TR_OK) return t;
+    tr_status status = fill_in(t, o);
+    if (status == TR_OK) status = tr__trainer_set_up(t);
+    if (status != TR_OK) tr__object_break(t);
+    return t;
+}

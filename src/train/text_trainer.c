@@ -1,0 +1,120 @@
+/* A trainer's task: a language model learns the bytes of a text, window by window. */
+#include "train/trainer.h"
+
+#include <inttypes.h>
+
+typedef struct text_work {
+    tr_text *text; /* kept */
+    int64_t context, validation_windows;
+    double beta1, beta2, weight_decay;
+} text_work;
+
+static void destroy(tr_trainer *t)
+{
+    tr_release(((text_work *)tr__trainer_work(t))->text);
+}
+
+static tr_optimizer *optimizer(tr_trainer *t)
+{
+    const text_work *w = tr__trainer_work(t);
+    return tr_adamw(tr_parameters(t->plan.model), .lr = t->plan.lr, .beta1 = w->beta1, .beta2 = w->beta2,
+                    .weight_decay = w->weight_decay > 0 ? w->weight_decay : TR_ZERO, .decay_matrices_only = true);
+}
+
+/* x, y: [n, context] */
+static tr_status batch(tr_trainer *t, int64_t at, int64_t n, tr_tensor **x, tr_tensor **y)
+{
+    const text_work *w = tr__trainer_work(t);
+    return tr_text_batch(x, y, w->text, n, w->context, .seed = t->plan.seed, .step = (uint64_t)t->step,
+                         .first_sample = (uint64_t)(t->first + at));
+}
+
+/* ---- Validation -------------------------------------------------------------------------------------------------- */
+
+/* Adds the sum of the losses of windows [at, at + n) to *sum. */
+static tr_status judge(tr_trainer *t, int64_t at, int64_t n, double *sum)
+{
+    TR_SCOPE;
+    const text_work *w = tr__trainer_work(t);
+    tr_tensor *x, *y; /* [n, context] */
+    TR__TRY(tr_text_batch(&x, &y, w->text, n, w->context, .validation = true, .first_sample = (uint64_t)at));
+    tr_tensor *mean = tr_cross_entropy(tr_forward(t->plan.model, x), y);
+    TR__TRY(tr_status_of(mean));
+    *sum += (double)n * tr_item(mean);
+    return TR_OK;
+}
+
+static tr_status judge_all(tr_trainer *t, int64_t from, int64_t to, double *sum)
+{
+    TR_NO_GRAD;
+    int64_t most = t->plan.micro_batch;
+    TR__TRY(tr_eval(t->plan.model));
+    tr_status status = TR_OK;
+    for (int64_t at = from; at < to && status == TR_OK; at += most)
+        status = judge(t, at, to - at < most ? to - at : most, sum);
+    if (status != TR_OK) return status;
+    return tr_train(t->plan.model);
+}
+
+static tr_status validate(tr_trainer *t, tr_score *score)
+{
+    const text_work *w = tr__trainer_work(t);
+    int64_t bytes = tr_text_bytes(w->text, true), windows = bytes > w->context ? (bytes - 1) / w->context : 0;
+    if (windows > w->validation_windows) windows = w->validation_windows;
+    *score = (tr_score){.loss = NAN, .accuracy = NAN, .count = windows * w->context};
+    if (!windows) return TR_OK;
+    double sum = 0;
+    TR__TRY(judge_all(t, windows * t->rank / t->world_size, windows * (t->rank + 1) / t->world_size, &sum));
+    if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, &sum, 1, .dtype = TR_F64));
+    score->loss = sum / (double)windows;
+    return TR_OK;
+}
+
+static const tr__task text_task = {"token", false, optimizer, batch, validate, destroy};
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
+
+static tr_status fill_in(tr_trainer *t, const tr_trainer_options *o)
+{
+    text_work *w = tr__trainer_work(t);
+    w->text = tr_keep(o->text);
+    w->context = t->items = tr__or_default(o->context, 256);
+    w->validation_windows = tr__or_default(o->validation_windows, 2048);
+    w->beta1 = tr__number_or_default(o->beta1, 0.9);
+    w->beta2 = tr__number_or_default(o->beta2, 0.99);
+    w->weight_decay = tr__number_or_default(o->weight_decay, 0.1);
+    TR__TRY(tr_status_of(o->text));
+    if (!o->model || !o->text) return tr__fail(TR_INVALID, "trainer: it takes a model and a text, not NULL");
+    TR__TRY(tr__trainer_check(t));
+    if (w->context < 1 || w->validation_windows < 1)
+        return tr__fail(TR_INVALID, "trainer: context and windows must be positive, not %" PRId64 ", %" PRId64,
+                        w->context, w->validation_windows);
+    if (tr_text_bytes(w->text, false) <= w->context)
+        return tr__fail(TR_INVALID, "the text has %" PRId64 " bytes for training: too short for a context of %" PRId64,
+                        tr_text_bytes(w->text, false), w->context);
+    return TR_OK;
+}
+
+tr_trainer *tr_trainer_with(const tr_trainer_options *o)
+{
+    double lr = tr__number_or_default(o->lr, 1e-3);
+    const tr__plan plan = {
+        .model = o->model,
+        .group = o->group,
+        .batch = tr__or_default(o->batch, 12),
+        .micro_batch = o->micro_batch,
+        .steps = tr__or_default(o->steps, 2000),
+        .warmup_steps = o->warmup_steps,
+        .lr = lr,
+        .min_lr = tr__number_or_default(o->min_lr, lr / 10),
+        .clip = tr__number_or_default(o->clip, 1),
+        .seed = o->seed,
+        .resume = o->resume,
+    };
+    tr_trainer *t = tr__trainer_new(&text_task, &plan, sizeof(text_work));
+    if (tr_status_of(t) != TR_OK) return t;
+    tr_status status = fill_in(t, o);
+    if (status == TR_OK) status = tr__trainer_set_up(t);
+    if (status != TR_OK) tr__object_break(t);
+    return t;
+}

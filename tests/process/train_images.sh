@@ -1,0 +1,86 @@
+#!/bin/sh
+# `trireme train lenet` and its like seen from outside: what they write, that a resumed run is as an unbroken one, that any
+# number of ranks learns the same, and what is refused.
+# ctest: timeout=240
+. "$SOURCE/tests/process/common"
+cd "$work"
+
+train() { "$TRIREME" train "$@" --threads 1 --plain >out 2>err || fail "exit code $?: train $*"; }
+refuses() { # CODE MESSAGE ARGUMENT…
+    want=$1 message=$2 code=0
+    shift 2
+    "$TRIREME" train "$@" >out 2>err </dev/null || code=$?
+    [ $code = "$want" ] || fail "exit code $code instead of $want: train $*"
+    grep -qF -e "$message" err || fail "no \"$message\": train $*"
+}
+number() { grep -o "\"$1\":[^,}]*" "$2" | head -n 1 | sed 's/.*:[[:space:]]*//'; } # KEY FILE
+# The metrics that do not depend on time.
+results() { cut -d , -f 1-5,9 "$1/metrics.csv"; }
+bytes() { head -c "$1" /dev/zero | tr '\000' "$2"; } # COUNT OCTAL
+
+# Digits of two classes, 1: bright above, 0: bright below; 100 to train on and 20 to test.
+bytes 392 '\377' >bright
+bytes 392 '\003' >dark
+digits() { # IMAGES LABELS COUNT OCTAL
+    printf '\000\000\010\003\000\000\000\'$4'\000\000\000\034\000\000\000\034' >"$1"
+    printf '\000\000\010\001\000\000\000\'$4 >"$2"
+    for i in $(seq $(($3 / 2))); do
+        cat bright dark dark bright >>"$1"
+        printf '\001\000' >>"$2"
+    done
+}
+mkdir digits half
+digits digits/train-images-idx3-ubyte digits/train-labels-idx1-ubyte 100 144
+digits digits/t10k-images-idx3-ubyte digits/t10k-labels-idx1-ubyte 20 024
+cp digits/t10k* half
+
+# Results, and what a checkpoint is called after.
+train lenet --data digits --batch 6 --epochs 3 --json one.json --out one
+for key in initial_loss final_loss validation_loss validation_accuracy samples_per_s step_ms_median peak_rss_mb parameters \
+    classes size samples validation_samples; do
+    case $(number $key one.json) in
+        [0-9]*) ;;
+        *) fail "no number $key in the results: $(cat one.json)" ;;
+    esac
+done
+[ "$(number steps one.json)" = 48 ] || fail "three epochs of 16 batches are $(number steps one.json) steps"
+[ "$(number validation_accuracy one.json)" = 1 ] || fail "it did not learn: $(cat one.json)"
+head -n 1 one/metrics.csv | grep -q '^step,samples,.*,validation_accuracy$' || fail "wrong columns: $(head -n 1 one/metrics.csv)"
+[ "$(cut -d , -f 9 one/metrics.csv | grep -c '[0-9]')" = 3 ] || fail "not one validation in an epoch"
+grep -q '100.00 % right' out || fail "it does not say how well it went"
+
+# Any number of ranks takes the same batches; a part of the only set is held back.
+train lenet --data digits --batch 6 --epochs 3 --ranks 2 --out two
+train lenet --data digits --batch 6 --epochs 3 --ranks 3 --micro-batch 1 --workers 2 --out three
+for other in two three; do
+    paste -d , one/metrics.csv $other/metrics.csv | awk -F , '
+        NR > 1 { d = $4 - $13; if (d < 0) d = -d; if (d > most) most = d; n++ }
+        END { if (n != 48 || most > 1e-4) { print n " rows, differing by " most; exit 1 } }' >out || fail "$other: $(cat out)"
+done
+train lenet --data half --batch 6 --steps 2 --validation 0.2 --out held
+grep -q '16 to train on, 4 to validate' err || fail "it held back something else: $(cat err)"
+
+# A resumed run is as an unbroken one, to the last digit: in the middle of an epoch, with shifted digits, with batch norm.
+for options in "lenet --batch 6 --steps 20 --save-every 5" "resnet18 --batch 4 --steps 3 --ranks 2"; do
+    rm -rf whole broken
+    model=${options%% *}
+    train $options --data digits --augment shift --out whole
+    train $options --data digits --augment shift --stop-at 2 --out broken
+    case $options in *ranks*) ranks="--ranks 2" ;; *) ranks= ;; esac
+    train $model --resume $ranks --out broken
+    results whole >expected
+    results broken | diff expected - >out || fail "a resumed run has other results: $(cat out)"
+    last=$(ls whole | grep checkpoint | tail -n 1)
+    cmp -s "whole/$last/model.safetensors" "broken/$last/model.safetensors" || fail "and other weights"
+done
+
+refuses 2 "--data PATH is missing: a folder with MNIST's files" lenet --out x
+refuses 1 "nowhere" lenet --data nowhere --out x
+refuses 1 "has 100 pictures to train on, fewer than a batch of 200" lenet --data digits --batch 200 --out x
+refuses 1 "lenet takes pictures of 28 pixels a side, not --size 32" lenet --data digits --size 32 --out x
+refuses 1 "takes pictures of 32 pixels a side and more, not --size 16" resnet18 --data digits --size 16 --out x
+refuses 1 "a batch of 2 pictures cannot be shared out over 3 ranks" lenet --data digits --batch 2 --ranks 3 --out x
+refuses 2 "--epochs and --steps say the same" lenet --data digits --steps 3 --epochs 3 --out x
+refuses 1 "was started with --momentum 0.9: leave --momentum out" lenet --resume --out one --momentum 0.5
+refuses 1 "is not what the training in one was started with" lenet --resume --out one --data half
+refuses 1 "was not written by \`trireme train resnet18\`" resnet18 --resume --out one

@@ -1,0 +1,176 @@
+/* Training a classifier with threads as ranks: any split of the batch gives the same losses and the same accuracy, whole
+ * epochs follow each other, and a run that is resumed in the middle of an epoch gives the same numbers. */
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_RANKS = 3, SAMPLES = 50, BATCH = 12, EPOCH = SAMPLES / BATCH, STEPS = 3 * EPOCH };
+
+static char folder[64];
+
+static int make_folder(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/trireme-classifier-XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return system(command);
+}
+
+/* x: [6], class: whether the first is above the second. Its random numbers move x a little. */
+static tr_status get(const tr_sample_call *call, tr_sample *out)
+{
+    out->x = tr_affine(tr_rand(1000 + (uint64_t)call->index, TR_SHAPE(6)), 6, -3);
+    const float *x = tr_data(out->x);
+    out->y = tr_scalar(x[0] > x[1], TR_I64);
+    out->x = tr_add(out->x, tr_affine(tr_rand(call->seed, TR_SHAPE(6)), 0.01, 0));
+    return tr_status_of(out->x);
+}
+
+typedef struct rank {
+    tr_store *store; /* NULL: alone */
+    int rank, world_size;
+    int64_t micro_batch, stop_at;
+    int workers;
+    const char *folder;
+    bool resume;
+    tr_status status;
+    char message[512];
+    double loss[STEPS + 1], accuracy[STEPS + 1]; /* by step */
+    tr_fit_report report;
+} rank;
+
+static void on_step(const tr_metrics_row *row, void *user)
+{
+    rank *r = user;
+    r->loss[row->step] = row->loss;
+    r->accuracy[row->step] = row->validation_accuracy;
+    if (row->items != row->step * BATCH) r->loss[row->step] = NAN;
+}
+
+static tr_status train(rank *r)
+{
+    tr_group *group = NULL;
+    if (r->store) group = tr_join(.store = r->store, .rank = r->rank, .world_size = r->world_size);
+    tr_module *model = tr_sequential(tr_linear(6, 16, .seed = 1 + (uint64_t)r->rank), tr_relu_layer(), tr_dropout_layer(0.1),
+        tr_linear(16, 2, .seed = 2));
+    tr_dataset *set = tr_dataset_new(SAMPLES, get);
+    tr_trainer *trainer = tr_classifier_trainer(model, set, .validation = tr_dataset_slice(set, 0, 17), .group = group,
+        .batch = BATCH, .micro_batch = r->micro_batch, .steps = STEPS, .lr = 0.3, .workers = r->workers,
+        .resume = r->resume ? r->folder : NULL);
+    tr_status status = tr_status_of(trainer);
+    if (status == TR_OK)
+        status = tr_fit(trainer, .folder = r->folder, .stop_at = r->stop_at, .validate_every = EPOCH, .on_step = on_step,
+            .user = r, .report = &r->report);
+    r->report.metrics = NULL; /* it goes with this scope */
+    if (status == TR_OK && group) status = tr_leave(group);
+    return status;
+}
+
+static void *run(void *argument)
+{
+    TR_SCOPE;
+    rank *r = argument;
+    r->status = train(r);
+    if (r->status != TR_OK) strncpy(r->message, tr_error_message(), sizeof r->message - 1);
+    return NULL;
+}
+
+/* Runs ranks like `like` as threads; their results come in ranks. All must end well. */
+static void run_ranks(rank like, int world_size, rank ranks[MOST_RANKS])
+{
+    TR_SCOPE;
+    pthread_t threads[MOST_RANKS];
+    like.world_size = world_size;
+    like.store = world_size > 1 ? tr_store_memory() : NULL;
+    for (int i = 0; i < world_size; i++) {
+        ranks[i] = like;
+        ranks[i].rank = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, run, &ranks[i]), 0);
+    }
+    for (int i = 0; i < world_size; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < world_size; i++)
+        if (ranks[i].status != TR_OK) fail_msg("rank %d: %s", i, ranks[i].message);
+}
+
+static void test_any_split_learns_the_same(void **state)
+{
+    (void)state;
+    rank alone[MOST_RANKS] = {0};
+    run_ranks((rank){0}, 1, alone);
+    assert_true(alone->report.final_loss < 0.7 * alone->report.initial_loss);
+    assert_true(alone->report.validation_accuracy > 0.8);
+    assert_true(alone->report.best_validation_accuracy >= alone->report.validation_accuracy);
+    assert_true(isnan(alone->accuracy[1]) && !isnan(alone->accuracy[EPOCH]));
+    for (int split = 1; split < 6; split++) {
+        rank ranks[MOST_RANKS] = {0};
+        int world_size = split % 3 + 1;
+        run_ranks((rank){.micro_batch = split % 2 ? 5 : 0, .workers = split % 4}, world_size, ranks);
+        for (int i = 0; i < world_size; i++)
+            for (int s = 1; s <= STEPS; s++) {
+                assert_true(fabs(ranks[i].loss[s] - alone->loss[s]) < 1e-5);
+                assert_true(isnan(alone->accuracy[s]) || ranks[i].accuracy[s] == alone->accuracy[s]);
+            }
+    }
+}
+
+static void test_a_resumed_run_is_as_an_unbroken_one(void **state)
+{
+    (void)state;
+    for (int world_size = 1; world_size <= 2; world_size++) {
+        char path[96], command[128];
+        snprintf(path, sizeof path, "%s/broken%d", folder, world_size);
+        snprintf(command, sizeof command, "mkdir %s", path);
+        assert_int_equal(system(command), 0);
+        rank whole[MOST_RANKS] = {0}, parts[MOST_RANKS] = {0};
+        run_ranks((rank){0}, world_size, whole);
+        const int stops[] = {2, EPOCH, EPOCH + 3, STEPS}; /* the second: where an epoch ends */
+        for (int i = 0, from = 0; i < 4; from = stops[i++]) {
+            run_ranks((rank){.folder = path, .stop_at = stops[i], .resume = from > 0}, world_size, parts);
+            for (int s = from + 1; s <= stops[i]; s++) assert_true(parts->loss[s] == whole->loss[s]);
+        }
+        assert_true(parts->report.validation_accuracy == whole->report.validation_accuracy);
+        assert_true(parts->report.validation_loss == whole->report.validation_loss);
+    }
+}
+
+static void test_wrong_options_are_refused(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *model = tr_linear(6, 2);
+    tr_dataset *set = tr_dataset_new(SAMPLES, get);
+    assert_int_equal(tr_status_of(tr_classifier_trainer(NULL, set)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_classifier_trainer(model, NULL)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_classifier_trainer(model, set, .lr = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_classifier_trainer(model, set)), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "a batch of 64 samples from a dataset of 50"));
+    assert_int_equal(tr_status_of(tr_classifier_trainer(model, set, .batch = 8, .validation = tr_mnist("/nowhere"))), TR_NOT_FOUND);
+    tr_dataset *no_classes = tr_dataset_tensors(tr_rand(1, TR_SHAPE(10, 6)), NULL);
+    assert_int_equal(tr_fit(tr_classifier_trainer(model, no_classes, .batch = 2)), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "have no y"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_any_split_learns_the_same),
+        cmocka_unit_test_setup_teardown(test_a_resumed_run_is_as_an_unbroken_one, make_folder, remove_folder),
+        cmocka_unit_test(test_wrong_options_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
