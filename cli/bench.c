@@ -14,8 +14,13 @@
 static int read_options(tr__bench *b, int argc, char **argv)
 {
     const tr__option options[] = {
-        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2", "mlp", "lenet")},
-        {"batch", 0, "N", "sequences on each rank (8), of mlp and lenet samples (64)", TR__INTEGER(&b->batch, 1, 100000)},
+        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2", "mlp", "lenet", "resnet18", "resnet50",
+            "vgg11")},
+        {"batch", 0, "N", "sequences or samples on each rank (8; resnet50, vgg11: 4; mlp, lenet: 64)",
+            TR__INTEGER(&b->batch, 1, 100000)},
+        {"size", 0, "N", "pixels a side of images (224)", TR__INTEGER(&b->size, 32, 4096)},
+        {"optimizer", 0, "NAME", "momentum: SGD with it (adamw for texts, sgd for mlp, momentum for images)",
+            TR__CHOICE(&b->optimizer, "adamw", "sgd", "momentum")},
         {"seq", 0, "N", "tokens in a sequence (256)", TR__INTEGER(&b->seq, 1, 1000000)},
         {"dtype", 0, "NAME", "of the numbers", TR__CHOICE(&b->dtype, "f32")},
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
@@ -30,7 +35,7 @@ static int read_options(tr__bench *b, int argc, char **argv)
         {0},
     };
     const tr__syntax syntax = {"bench model", NULL,
-        "Times whole training steps (forward, backward, AdamW; of mlp and lenet SGD), beside the peak of oneDNN's own sgemm in\n"
+        "Times whole training steps (forward, backward, the optimizer's), beside the peak of oneDNN's own sgemm in\n"
         "the same run.",
         options, .operands = {0, 0}};
     return tr__parse(&syntax, &argc, argv);
@@ -56,8 +61,16 @@ static int complete_options(tr__bench *b)
         tr__complain(TR__BENCH, "--seq: the samples of %s are no sequences", b->model);
         return TR__EXIT_USAGE;
     }
-    if (!b->batch) b->batch = sequences ? 8 : 64;
+    int size = tr__image_size(b->model);
+    if (b->size && size < 224) {
+        tr__complain(TR__BENCH, "--size: the samples of %s are %s", b->model, size ? "28 x 28" : "no images");
+        return TR__EXIT_USAGE;
+    }
+    bool small = !sequences && size < 224, deep = !strcmp(b->model, "resnet50") || !strcmp(b->model, "vgg11");
+    if (!b->batch) b->batch = small ? 64 : deep ? 4 : 8;
     if (!b->seq) b->seq = 256;
+    if (!b->size) b->size = size;
+    if (!b->optimizer) b->optimizer = sequences ? "adamw" : size ? "momentum" : "sgd";
     return -1;
 }
 

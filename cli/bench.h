@@ -9,8 +9,8 @@
 /* ---- trireme bench model ------------------------------------------------------------------------------------------ */
 
 typedef struct tr__bench {
-    const char *model, *dtype, *peer, *json;
-    int batch, seq, ranks, threads, steps, warmup;
+    const char *model, *optimizer, *dtype, *peer, *json;
+    int batch, seq, size, ranks, threads, steps, warmup;
 } tr__bench;
 
 /* What one rank does; rank 0 reports. Returns the exit code. */
@@ -29,6 +29,8 @@ typedef struct tr__workload {
 tr_status tr__workload_make(const tr__bench *bench, int rank, tr_group *group, tr__workload *workload);
 /* Are the model's samples sequences, so that bench->seq means something? */
 bool tr__has_sequences(const char *model);
+/* Pixels a side of a model's images when nothing else is said; 0: it takes none. */
+int tr__image_size(const char *model);
 
 /* The fastest of a few products by oneDNN's own sgemm on one thread, GFLOP/s; 0 when it fails. matrices: kept between
  * calls, zeroed before the first. */

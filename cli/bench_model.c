@@ -42,7 +42,8 @@ static tr_status step(const tr__workload *w)
 {
     TR_SCOPE;
     tr_zero_grad(w->optimizer);
-    tr_status status = tr_backward(tr_cross_entropy(tr_forward(w->net, w->x), w->y));
+    tr_status status = tr_seed(w->net, 1); /* for VGG's dropouts */
+    if (status == TR_OK) status = tr_backward(tr_cross_entropy(tr_forward(w->net, w->x), w->y));
     return status == TR_OK ? tr_step(w->optimizer) : status;
 }
 
@@ -176,6 +177,7 @@ static char *to_json(const bench_run *r, const results *s)
     if (!o) return NULL;
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "dtype", b->dtype);
+    cJSON_AddStringToObject(o, "optimizer", b->optimizer);
     const struct {
         const char *key;
         double value;
@@ -185,6 +187,7 @@ static char *to_json(const bench_run *r, const results *s)
         {"peak_gflops", s->peak}, {"share_of_peak", s->share}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(o, numbers[i].key, numbers[i].value);
     if (tr__has_sequences(b->model)) add_number(o, "seq", b->seq);
+    if (b->size) add_number(o, "size", b->size);
     char rate[32];
     snprintf(rate, sizeof rate, "%ss_per_s", r->work.item);
     add_number(o, rate, s->items_per_s);

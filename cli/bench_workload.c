@@ -5,7 +5,7 @@
 
 bool tr__has_sequences(const char *model)
 {
-    return strcmp(model, "mlp") != 0 && strcmp(model, "lenet") != 0;
+    return strcmp(model, "mlp") != 0 && !tr__image_size(model);
 }
 
 static tr_status check(const tr__workload *w)
@@ -20,6 +20,12 @@ static tr_status check(const tr__workload *w)
 static tr_module *replicate(tr_module *module, tr_group *group)
 {
     return group ? tr_ddp(module, group) : module;
+}
+
+static tr_optimizer *optimizer_of(const tr__bench *b, tr_module *model)
+{
+    if (strcmp(b->optimizer, "adamw") == 0) return tr_adamw(tr_parameters(model), .lr = 3e-4, .weight_decay = 0.1);
+    return tr_sgd(tr_parameters(model), .lr = 0.01, .momentum = strcmp(b->optimizer, "momentum") == 0 ? 0.9 : 0);
 }
 
 /* Whole numbers in [0, limit). */
@@ -38,7 +44,7 @@ static tr_status make_gpt(const tr__bench *b, uint64_t seed, tr_group *group, tr
     double tokens = (double)b->batch * b->seq, dim = o.dim, weights = o.layers * 12 * dim * dim + o.vocab * dim;
     *w = (tr__workload){
         .net = replicate(model, group),
-        .optimizer = tr_adamw(tr_parameters(model), .lr = 3e-4, .weight_decay = 0.1),
+        .optimizer = optimizer_of(b, model),
         .x = numbers_below(o.vocab, seed, TR_SHAPE(b->batch, b->seq)),
         .y = numbers_below(o.vocab, seed + 1, TR_SHAPE(b->batch, b->seq)),
         .in_a_row = 1,
@@ -55,13 +61,13 @@ enum { PIXELS = 784, HIDDEN = 512, CLASSES = 10 };
 
 static tr_status make_mlp(const tr__bench *b, uint64_t seed, tr_group *group, tr__workload *w)
 {
-    tr_module *model = tr_sequential(tr_linear(PIXELS, HIDDEN, .seed = 1),
-        tr_linear(HIDDEN, HIDDEN, .activation = TR_RELU, .seed = 2),
-        tr_linear(HIDDEN, CLASSES, .activation = TR_RELU, .seed = 3));
+    tr_module *model =
+        tr_sequential(tr_linear(PIXELS, HIDDEN, .seed = 1), tr_linear(HIDDEN, HIDDEN, .activation = TR_RELU, .seed = 2),
+                      tr_linear(HIDDEN, CLASSES, .activation = TR_RELU, .seed = 3));
     double first = PIXELS * HIDDEN, others = HIDDEN * (HIDDEN + CLASSES);
     *w = (tr__workload){
         .net = replicate(model, group),
-        .optimizer = tr_sgd(tr_parameters(model), .lr = 0.01),
+        .optimizer = optimizer_of(b, model),
         .x = tr_rand(seed, TR_SHAPE(b->batch, PIXELS)),
         .y = numbers_below(CLASSES, seed + 1, TR_SHAPE(b->batch)),
         .in_a_row = 50,
@@ -73,23 +79,132 @@ static tr_status make_mlp(const tr__bench *b, uint64_t seed, tr_group *group, tr
     return check(w);
 }
 
-/* Of LeNet's layers, in one sample's forward: multiplications with additions. */
-enum { CONV1 = 28 * 28 * 6 * 25, CONV2 = 10 * 10 * 16 * 6 * 25, DENSE = 400 * 120 + 120 * 84 + 84 * CLASSES };
+/* ---- Images ------------------------------------------------------------------------------------------------------ */
 
-static tr_status make_lenet(const tr__bench *b, uint64_t seed, tr_group *group, tr__workload *w)
+/* Multiplications with additions in a sample's forward: of the first layer, and of all the others. */
+typedef struct work {
+    double first, others;
+} work;
+
+static work lenet_work(int size)
 {
-    tr_module *model = tr_lenet(.classes = CLASSES, .seed = 1);
+    (void)size; /* it takes one only */
+    return (work){28 * 28 * 6 * 25, 10 * 10 * 16 * 6 * 25 + 400 * 120 + 120 * 84 + 84 * CLASSES};
+}
+
+/* Of a stage's blocks: *size comes in and goes out, *channels as well. */
+static double stage_work(int stage, int blocks, bool bottleneck, double *size, double *channels)
+{
+    double sum = 0, width = 64 << stage, out = bottleneck ? 4 * width : width;
+    for (int i = 0; i < blocks; i++, *channels = out) {
+        bool halves = i == 0 && stage > 0;
+        double before = *size * *size, after;
+        if (halves) *size = (double)(((int)*size + 1) / 2);
+        after = *size * *size;
+        if (bottleneck)
+            sum += before * *channels * width + after * (9 * width * width + width * out);
+        else
+            sum += after * 9 * (*channels * width + width * width);
+        if (halves || *channels != out) sum += after * *channels * out; /* the shortcut */
+    }
+    return sum;
+}
+
+static work resnet_work(int size, bool bottleneck, const int blocks[4])
+{
+    double at = (double)((size + 1) / 2), channels = 64;
+    work w = {.first = at * at * 64 * 3 * 49};
+    at = (double)(((int)at + 1) / 2); /* the max pool */
+    for (int i = 0; i < 4; i++) w.others += stage_work(i, blocks[i], bottleneck, &at, &channels);
+    w.others += channels * 1000;
+    return w;
+}
+
+static work resnet18_work(int size)
+{
+    return resnet_work(size, false, (const int[]){2, 2, 2, 2});
+}
+
+static work resnet50_work(int size)
+{
+    return resnet_work(size, true, (const int[]){3, 4, 6, 3});
+}
+
+static work vgg11_work(int size)
+{
+    static const int convolutions[8][3] = {/* channels in and out, halvings before */
+                                           {3, 64, 0},    {64, 128, 1},  {128, 256, 2}, {256, 256, 2},
+                                           {256, 512, 3}, {512, 512, 3}, {512, 512, 4}, {512, 512, 4}};
+    double works[8];
+    work w = {.others = 512 * 49 * 4096.0 + 4096 * 4096.0 + 4096 * 1000.0};
+    for (int i = 0; i < 8; i++) {
+        double side = size >> convolutions[i][2];
+        works[i] = side * side * 9 * convolutions[i][0] * convolutions[i][1];
+        if (i) w.others += works[i];
+    }
+    w.first = works[0];
+    return w;
+}
+
+static tr_module *lenet(void)
+{
+    return tr_lenet(.classes = CLASSES, .seed = 1);
+}
+static tr_module *resnet18(void)
+{
+    return tr_resnet18(.seed = 1);
+}
+static tr_module *resnet50(void)
+{
+    return tr_resnet50(.seed = 1);
+}
+static tr_module *vgg11(void)
+{
+    return tr_vgg11(.seed = 1);
+}
+
+static const struct image_model {
+    const char *name;
+    tr_module *(*build)(void);
+    work (*work)(int size);
+    int channels, size, classes, in_a_row;
+} image_models[] = {
+    {"lenet", lenet, lenet_work, 1, 28, CLASSES, 50},
+    {"resnet18", resnet18, resnet18_work, 3, 224, 1000, 1},
+    {"resnet50", resnet50, resnet50_work, 3, 224, 1000, 1},
+    {"vgg11", vgg11, vgg11_work, 3, 224, 1000, 1},
+};
+
+static const struct image_model *image_model(const char *name)
+{
+    for (size_t i = 0; i < sizeof image_models / sizeof *image_models; i++)
+        if (strcmp(name, image_models[i].name) == 0) return &image_models[i];
+    return NULL;
+}
+
+int tr__image_size(const char *model)
+{
+    const struct image_model *m = image_model(model);
+    return m ? m->size : 0;
+}
+
+static tr_status make_images(const struct image_model *m, const tr__bench *b, uint64_t seed, tr_group *group,
+                             tr__workload *w)
+{
+    tr_module *model = m->build();
+    work layers = m->work(b->size);
     *w = (tr__workload){
         .net = replicate(model, group),
-        .optimizer = tr_sgd(tr_parameters(model), .lr = 0.01, .momentum = 0.9),
-        .x = tr_rand(seed, TR_SHAPE(b->batch, 1, 28, 28)),
-        .y = numbers_below(CLASSES, seed + 1, TR_SHAPE(b->batch)),
-        .in_a_row = 50,
+        .optimizer = optimizer_of(b, model),
+        .x = tr_rand(seed, TR_SHAPE(b->batch, m->channels, b->size, b->size)),
+        .y = numbers_below(m->classes, seed + 1, TR_SHAPE(b->batch)),
+        .in_a_row = m->in_a_row,
         .item = "sample",
         .items = b->batch,
-        .flops = (4.0 * CONV1 + 6.0 * (CONV2 + DENSE)) * b->batch,
-        .formula = "6*M*B (M: multiplications of a sample's forward, B: samples), and 4*M*B for the first layer, whose input "
-                   "needs no gradient",
+        .flops = (4 * layers.first + 6 * layers.others) * b->batch,
+        .formula =
+            "6*M*B (M: multiplications of a sample's forward, B: samples), and 4*M*B for the first layer, whose input "
+            "needs no gradient",
     };
     return check(w);
 }
@@ -98,5 +213,6 @@ tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__w
 {
     uint64_t seed = 2 * (uint64_t)rank;
     if (tr__has_sequences(b->model)) return make_gpt(b, seed, group, w);
-    return strcmp(b->model, "lenet") == 0 ? make_lenet(b, seed, group, w) : make_mlp(b, seed, group, w);
+    const struct image_model *m = image_model(b->model);
+    return m ? make_images(m, b, seed, group, w) : make_mlp(b, seed, group, w);
 }

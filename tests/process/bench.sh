@@ -52,8 +52,15 @@ refuses 'it ended before it printed "ready"' --peer 'echo no' --ranks 2
 refuses 'it ended before its work was done' --peer 'echo ready; read line; echo 1'
 refuses 'not a time' --peer 'echo ready; while read line; do echo fast; done'
 refuses 'cannot write nowhere/r.json' --json nowhere/r.json
-refuses '--model takes one of nano, gpt-mini, gpt2, mlp, lenet, not "gpt5"' --model gpt5
+refuses '--model takes one of nano, gpt-mini, gpt2, mlp, lenet, resnet18, resnet50, vgg11, not "gpt5"' --model gpt5
 refuses '--seq: the samples of mlp are no sequences' --model mlp
+"$TRIREME" bench model --model resnet18 --size 32 --batch 2 --steps 1 --warmup 0 --threads 1 --json r.json >out 2>err ||
+    fail "exit code $?"
+grep -q '"optimizer":.*"momentum"' r.json && [ "$(number size)" = 32 ] || fail "another bench: $(cat r.json)"
+# 2 images: 6 times 36.5 million multiplications, but 4 times the first layer's 2.4 million.
+awk -v f="$(number flops_per_step)" 'BEGIN { exit !(f > 4.2e8 && f < 4.5e8) }' || fail "it counts $(number flops_per_step)"
+! "$TRIREME" bench model --model lenet --size 32 >out 2>err && grep -q 'the samples of lenet are 28 x 28' err ||
+    fail "LeNet took another size"
 
 # A collective, by size: every key for every size, the peer asked for what it is to do.
 cat >collective-peer <<'PEER'
