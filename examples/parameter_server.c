@@ -1,25 +1,41 @@
 /*
- * Parameter servers: each holds one layer of a network; trainers run forward and backward through the servers, at the same
- * time, and every step updates all layers where they are. `./parameter_server [TRAINERS]`
+ * Parameter servers: each holds one layer of a network; trainers run forward and backward through the servers, which
+ * update the layers where they are. `./parameter_server [TRAINERS]`, in two ways:
  *
- * Two servers, and trainers that each see their own samples of one problem: ten classes, each a random pattern under noise.
+ *   together  synchronous: in each step one trainer gathers the losses of all, and makes one backward and one step
+ *   Hogwild   every trainer makes steps of its own, whenever it is ready
+ *
+ * The first learns what one process learns from all trainers' samples, to rounding; in the second nobody waits. The data:
+ * ten classes, each a random pattern under noise. Every trainer sees samples of its own.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <trireme/trireme.h>
 
-enum { servers = 2, classes = 10, pixels = 64, hidden = 32, batch = 32, steps = 200, samples_to_test = 1000 };
+enum { servers = 2, most_trainers = 16, classes = 10, pixels = 64, hidden = 32 };
+enum { batch = 32, steps = 200, samples_to_test = 1000 };
 
-/* ---- What the servers run ---------------------------------------------------------------------------------------------- */
+typedef struct settings {
+    int trainers;
+    bool together;
+} settings;
 
-/* Server 0 has the first layer, server 1 the second. */
+/* ---- What the servers run ---------------------------------------------------------------------------------------- */
+
+static tr_module *make_layer(int server)
+{
+    return server == 0 ? tr_linear(pixels, hidden, .seed = 1) : tr_linear(hidden, classes, .seed = 2);
+}
+
+/* The server's layer, for all trainers. */
 static void *layer(void *state)
 {
     return state;
 }
 TR_RPC_WITH_STATE(layer, RETURNS(OBJECT));
 
-/* ---- What the trainers run ---------------------------------------------------------------------------------------------- */
+/* ---- What the trainers run --------------------------------------------------------------------------------------- */
 
 /* Samples `first` to first + n of the problem's endless data. x: [n, pixels], y: [n] */
 static tr_tensor *make_samples(int64_t first, int64_t n, tr_tensor **y)
@@ -29,75 +45,151 @@ static tr_tensor *make_samples(int64_t first, int64_t n, tr_tensor **y)
     return tr_add(tr_embedding_op(patterns, *y), tr_randn(2 + (uint64_t)first, TR_SHAPE(n, pixels)));
 }
 
-static tr_status measure(tr_module *net, double *accuracy)
+static int64_t samples_of(int trainer, int step)
+{
+    return ((int64_t)trainer * steps + step) * batch;
+}
+
+static tr_tensor *loss_from(tr_module *net, int64_t first)
+{
+    tr_tensor *y, *x = make_samples(first, batch, &y);
+    return tr_cross_entropy(tr_forward(net, x), y);
+}
+
+static tr_module *join_layers(tr_module *first, tr_module *second)
+{
+    return tr_sequential(first, tr_activation(tr_relu), second);
+}
+
+/* The loss of a trainer's batch, in the context of who asks for it. */
+static tr_tensor *trainer_loss(tr_rref *first, tr_rref *second, int64_t samples)
+{
+    return loss_from(join_layers(tr_remote_module(first), tr_remote_module(second)), samples);
+}
+TR_RPC(trainer_loss, RREF, RREF, I64, RETURNS(TENSOR));
+
+static void name_trainer(int trainer, char name[32])
+{
+    snprintf(name, 32, "trainer%d", trainer);
+}
+
+/* All trainers' losses in one context: the servers' gradients are those of the mean. */
+static void step_together(tr_rpc *rpc, tr_rref *const *layers, tr_dist_optimizer *optimizer, int trainers, int step)
+{
+    TR_SCOPE;
+    TR_DIST_CONTEXT(rpc, context);
+    tr_future *losses[most_trainers] = {NULL};
+    for (int i = 0; i < trainers; i++) {
+        char name[32];
+        name_trainer(i, name);
+        losses[i] = tr_rpc_async(rpc, name, "trainer_loss", layers[0], layers[1], samples_of(i, step));
+    }
+    tr_tensor *sum = tr_scalar(0, TR_F32);
+    for (int i = 0; i < trainers; i++) sum = tr_add(sum, tr_future_tensor(losses[i]));
+    TR_CHECK(tr_dist_backward(context, tr_affine(sum, 1.0 / trainers, 0)));
+    TR_CHECK(tr_dist_step(optimizer, context));
+}
+
+/* A trainer's own step. Others make theirs meanwhile: it may read and write weights that are half updated. */
+static void step_alone(tr_rpc *rpc, tr_module *net, tr_dist_optimizer *optimizer, int trainer, int step)
+{
+    TR_SCOPE;
+    TR_DIST_CONTEXT(rpc, context);
+    TR_CHECK(tr_dist_backward(context, loss_from(net, samples_of(trainer, step))));
+    TR_CHECK(tr_dist_step(optimizer, context));
+}
+
+/* ---- What came of it --------------------------------------------------------------------------------------------- */
+
+static double measure(tr_module *net)
 {
     TR_SCOPE;
     TR_NO_GRAD;
     tr_tensor *y, *x = make_samples(INT64_C(1) << 40, samples_to_test, &y);
     int64_t said[samples_to_test], right[samples_to_test], correct = 0;
-    tr_status status = tr_copy_out(tr_argmax(tr_forward(net, x), 1), said, sizeof said);
-    if (status == TR_OK) status = tr_copy_out(y, right, sizeof right);
-    for (int i = 0; i < samples_to_test && status == TR_OK; i++) correct += said[i] == right[i];
-    *accuracy = (double)correct / samples_to_test;
-    return status;
+    TR_CHECK(tr_copy_out(tr_argmax(tr_forward(net, x), 1), said, sizeof said));
+    TR_CHECK(tr_copy_out(y, right, sizeof right));
+    for (int i = 0; i < samples_to_test; i++) correct += said[i] == right[i];
+    return (double)correct / samples_to_test;
 }
 
-static tr_status train_step(tr_rpc *rpc, tr_module *net, tr_dist_optimizer *optimizer, int64_t first)
+/* Trains in this process as the trainers do together, and says how far the servers' weights are from that. */
+static double distance_from_one_process(tr_rref *const *parameters, int trainers)
+{
+    tr_module *net = join_layers(make_layer(0), make_layer(1));
+    tr_optimizer *optimizer = tr_sgd(tr_parameters(net), .lr = 0.05);
+    for (int step = 0; step < steps; step++) {
+        TR_SCOPE;
+        tr_zero_grad(optimizer);
+        for (int i = 0; i < trainers; i++)
+            TR_CHECK(tr_backward(tr_affine(loss_from(net, samples_of(i, step)), 1.0 / trainers, 0)));
+        TR_CHECK(tr_step(optimizer));
+    }
+    TR_NO_GRAD;
+    double apart = 0;
+    for (int i = 0; i < tr_list_count(tr_parameters(net)); i++) {
+        tr_tensor *there = tr_future_tensor(tr_rref_to_here(parameters[i]));
+        apart += tr_item(tr_max(tr_abs(tr_sub(there, tr_list_at(tr_parameters(net), i)))));
+    }
+    return apart;
+}
+
+static tr_status train(tr_rpc *rpc, const settings *s, int trainer)
 {
     TR_SCOPE;
-    tr_tensor *y, *x = make_samples(first, batch, &y);
-    TR_DIST_CONTEXT(rpc, context);
-    tr_tensor *loss = tr_cross_entropy(tr_forward(net, x), y);
-    tr_status status = tr_dist_backward(context, loss);
-    return status == TR_OK ? tr_dist_step(optimizer, context) : status;
-}
-
-static tr_status train(tr_rpc *rpc, int trainer)
-{
-    tr_rref *first = tr_remote(rpc, "server0", "layer"), *second = tr_remote(rpc, "server1", "layer");
-    tr_module *net = tr_sequential(tr_remote_module(first), tr_activation(tr_relu), tr_remote_module(second));
-    tr_rref *parameters[8];
-    int n = tr_remote_parameters(first, parameters, 4);
-    if (n >= 0) n += tr_remote_parameters(second, parameters + n, 4);
+    tr_rref *layers[servers] = {tr_remote(rpc, "server0", "layer"), tr_remote(rpc, "server1", "layer")}, *parameters[8];
+    tr_module *net = join_layers(tr_remote_module(layers[0]), tr_remote_module(layers[1]));
+    int n = tr_dist_parameters(rpc, net, parameters, 8);
     tr_dist_optimizer *optimizer = tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_SGD(.lr = 0.05));
-    for (int step = 0; step < steps; step++) {
-        tr_status status = train_step(rpc, net, optimizer, ((int64_t)trainer * steps + step) * batch);
-        if (status != TR_OK) return status;
-    }
-    double accuracy;
-    tr_status status = measure(net, &accuracy);
-    if (status != TR_OK) return status;
-    printf("trainer %d: accuracy on %d other samples: %.1f %%\n", trainer, samples_to_test, 100 * accuracy);
-    return accuracy >= 0.96 ? TR_OK : tr_fail(TR_STATE, "an accuracy of %.3f: it should be 0.96 and more", accuracy);
+    for (int step = 0; step < steps; step++)
+        if (s->together)
+            step_together(rpc, layers, optimizer, s->trainers, step);
+        else
+            step_alone(rpc, net, optimizer, trainer, step);
+    double accuracy = measure(net);
+    printf("%s, trainer %d: accuracy on %d other samples: %.1f %%\n", s->together ? "together" : "Hogwild", trainer,
+        samples_to_test, 100 * accuracy);
+    if (accuracy < 0.96) return tr_fail(TR_STATE, "an accuracy of %.3f: it should be 0.96 and more", accuracy);
+    if (!s->together) return TR_OK;
+    double apart = distance_from_one_process(parameters, s->trainers);
+    printf("weights apart from those of one process: %.1e\n", apart);
+    return apart < 1e-4 ? TR_OK : tr_fail(TR_STATE, "weights %g apart from those of one process", apart);
 }
 
-/* ---- Processes ------------------------------------------------------------------------------------------------------------ */
+/* ---- Processes --------------------------------------------------------------------------------------------------- */
 
 static tr_status work(int rank, void *argument, size_t bytes)
 {
-    (void)argument, (void)bytes;
+    (void)bytes;
+    const settings *s = argument;
     TR_SCOPE;
     char name[32];
-    snprintf(name, sizeof name, rank < servers ? "server%d" : "trainer%d", rank < servers ? rank : rank - servers);
+    if (rank < servers)
+        snprintf(name, sizeof name, "server%d", rank);
+    else
+        name_trainer(rank - servers, name);
     tr_group *world = tr_join();
-    tr_module *own = rank == 0 ? tr_linear(pixels, hidden, .seed = 1) : tr_linear(hidden, classes, .seed = 2);
     tr_rpc *rpc = tr_rpc_start(world, .name = name);
-    tr_status status = tr_dist_start(rpc);
-    if (status == TR_OK && rank < servers) status = tr_rpc_register(rpc, &layer_rpc, .state = own);
-    if (status == TR_OK) status = tr_barrier(world); /* all can be called */
-    if (status == TR_OK && rank >= servers) {
-        TR_SCOPE;
-        status = train(rpc, rank - servers);
+    TR_CHECK(tr_dist_start(rpc));
+    if (rank < servers) TR_CHECK(tr_rpc_register(rpc, &layer_rpc, .state = make_layer(rank)));
+    TR_CHECK(tr_rpc_register(rpc, &trainer_loss_rpc));
+    TR_CHECK(tr_barrier(world)); /* all can be called */
+    if (rank == servers || (rank > servers && !s->together)) {
+        tr_status status = train(rpc, s, rank - servers);
+        if (status != TR_OK) return status;
     }
-    if (status != TR_OK) return status;
-    status = tr_rpc_stop(rpc); /* the servers serve until all have called it */
-    return status == TR_OK ? tr_leave(world) : status;
+    TR_CHECK(tr_rpc_stop(rpc)); /* all serve until all have called it */
+    return tr_leave(world);
 }
 
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    int trainers = argc > 1 ? atoi(argv[1]) : 2;
-    TR_CHECK(tr_spawn(work, servers + trainers, .pass_signals = true));
+    settings s = {.trainers = argc > 1 ? atoi(argv[1]) : 2};
+    if (s.trainers < 1 || s.trainers > most_trainers) return fprintf(stderr, "1 to %d trainers\n", most_trainers), 2;
+    for (int together = 1; together >= 0; together--) {
+        s.together = together;
+        TR_CHECK(tr_spawn(work, servers + s.trainers, .argument = &s, .bytes = sizeof s, .pass_signals = true));
+    }
     return 0;
 }

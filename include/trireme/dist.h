@@ -141,6 +141,9 @@ TR_API tr_module *tr_remote_module(tr_rref *module);
 /* References to its parameters, in the order of tr_parameters(), into out if there are at most `most`; their number, -1
  * when it failed. */
 TR_API int tr_remote_parameters(tr_rref *module, tr_rref **out, int most);
+/* The same of a module of this worker's: those that are here, and those of remote modules in it, where they are. What stands
+ * in several places counts once. */
+TR_API int tr_dist_parameters(tr_rpc *rpc, tr_module *module, tr_rref **out, int most);
 
 #ifdef __cplusplus
 }

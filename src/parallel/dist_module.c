@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* ---- At the owner -------------------------------------------------------------------------------------------------------- */
 
@@ -114,4 +115,61 @@ int tr_remote_parameters(tr_rref *module, tr_rref **out, int most)
         if (tr_status_of(out[i]) != TR_OK) return -1;
     }
     return (int)n;
+}
+
+/* ---- Everywhere: the parameters of a module of which parts are elsewhere -------------------------------------------------- */
+
+typedef struct gathering {
+    tr_rpc *rpc;
+    tr_rref **out;
+    int most, count;
+    const void **seen; /* parameters, and remote modules: what stands in several places counts once */
+    int n_seen;
+} gathering;
+
+static bool seen_before(const gathering *g, const void *object)
+{
+    for (int i = 0; i < g->n_seen; i++)
+        if (g->seen[i] == object) return true;
+    return false;
+}
+
+static tr_status note_seen(gathering *g, const void *object)
+{
+    const void **more = realloc(g->seen, ((size_t)g->n_seen + 1) * sizeof *more);
+    if (!more) return tr__fail(TR_NO_MEMORY, "dist parameters: out of memory");
+    g->seen = more;
+    g->seen[g->n_seen++] = object;
+    return TR_OK;
+}
+
+static tr_status gather_remote(tr__walk *walk, tr_module *module)
+{
+    gathering *g = walk->user;
+    if (module->forward != call_forward || seen_before(g, module)) return TR_OK;
+    int room = g->count < g->most ? g->most - g->count : 0;
+    int n = tr_remote_parameters(((remote *)module->state)->module, room ? g->out + g->count : NULL, room);
+    if (n < 0) return TR_STATE; /* why, is the thread's latest failure */
+    g->count += n;
+    return note_seen(g, module);
+}
+
+static tr_status gather_here(tr__walk *walk, const tr__member *member)
+{
+    gathering *g = walk->user;
+    if (member->kind != TR__PARAMETER || seen_before(g, member->tensor)) return TR_OK;
+    if (g->count < g->most) {
+        g->out[g->count] = tr_rref_new(g->rpc, tr_value_tensor(member->tensor));
+        TR__TRY(tr_status_of(g->out[g->count]));
+    }
+    g->count++;
+    return note_seen(g, member->tensor);
+}
+
+int tr_dist_parameters(tr_rpc *rpc, tr_module *module, tr_rref **out, int most)
+{
+    gathering g = {.rpc = rpc, .out = out, .most = most};
+    tr_status status = tr__module_walk(module, &(tr__walk){.module = gather_remote, .tensor = gather_here, .user = &g});
+    free((void *)g.seen);
+    return status == TR_OK ? g.count : -1;
 }

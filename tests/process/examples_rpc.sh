@@ -1,8 +1,23 @@
 #!/bin/sh
-# The examples whose processes call each other: they learn what they say they learn.
+# The examples whose processes call each other: they learn what they say they learn, and what one process learns.
 . "$SOURCE/tests/process/common"
 cd "$work"
-for trainers in 1 2; do
-    "$BUILD/examples/parameter_server" $trainers >out 2>err || fail "parameter_server $trainers: $(cat err)"
-    [ "$(grep -c 'accuracy on 1000 other samples: 9[6-9]\|: 100' out)" = $trainers ] || fail "parameter_server says: $(cat out)"
+
+# says PROGRAM [ARGUMENT…]: runs an example, whose words are then in `out`
+says() {
+    "$BUILD/examples/$@" >out 2>err || fail "$*: $(cat out err)"
+}
+# apart MOST: the distance of weights that the example told is a number, at most this
+apart() {
+    awk -v most="$1" '/^weights apart/ { n++; bad += !($NF ~ /^[0-9.]+e[-+][0-9]+$/ && $NF + 0 <= most) }
+        END { exit !(n && !bad) }' out || fail "weights apart: $(cat out)"
+}
+
+for trainers in 1 3; do
+    says parameter_server $trainers
+    apart 1e-4
+    [ "$(grep -c 'Hogwild.*accuracy on 1000 other samples: \(9[6-9]\|100\)' out)" = $trainers ] ||
+        fail "parameter_server says: $(cat out)"
 done
+says rpc_model_split
+apart 1e-3

@@ -306,6 +306,19 @@ static void modules_on_w0(rank *r, dist_worker *w)
     OK(tr_dist_backward(context, tr_sum(tr_forward(net, x))));
     OK(tr_backward(tr_sum(tr_forward(twin, x))));
     check_grads(r, w, nets);
+    enum { both = 2 * DIST_PARAMETERS };
+    tr_rref *parameters[both + 1] = {NULL};
+    tr_module *twice = tr_sequential(there, w->net, there, w->net);
+    CHECK(tr_dist_parameters(w->rpc, twice, parameters, both - 1) == both && !parameters[both - 1]);
+    CHECK(tr_dist_parameters(w->rpc, twice, parameters, both + 1) == both && !parameters[both]);
+    for (int i = 0; i < both; i++) {
+        CHECK(tr_rref_owner(parameters[i]) == (i < DIST_PARAMETERS ? 2 : 0));
+        tr_tensor *same = tr_list_at(tr_parameters(nets[i < DIST_PARAMETERS ? 2 : 0]), i % DIST_PARAMETERS);
+        CHECK(dist_difference(tr_detach(tr_future_tensor(tr_rref_to_here(parameters[i]))), tr_detach(same)) == 0);
+    }
+    tr_module *none = tr_remote_module(tr_remote(w->rpc, "w2", "no such function"));
+    CHECK(tr_dist_parameters(w->rpc, tr_sequential(w->net, none), parameters, both) == -1);
+    SAYS("no function of that name");
     tr_tensor *y = tr_forward(there, tr_zeros(TR_SHAPE(1, 9), .dtype = TR_F64));
     CHECK(tr_status_of(y) == TR_SHAPE);
     SAYS("w2");

@@ -1,0 +1,111 @@
+/*
+ * A network in halves on two workers: one trains, with the first half; the second half's parameters live, and are
+ * updated, on the other. Distributed autograd takes the gradient through both, one distributed optimizer updates both.
+ *
+ * It learns what one process learns, to rounding. The data: ten classes, each a random pattern under noise.
+ */
+#include <stdio.h>
+#include <trireme/trireme.h>
+
+enum { classes = 10, features = 64, hidden = 128, batch = 64, steps = 150 };
+
+/* ---- The network in halves --------------------------------------------------------------------------------------- */
+
+/* [batch, features] -> [batch, hidden] */
+static tr_module *first_half(void)
+{
+    tr_module *in = tr_linear(features, hidden, .seed = 1), *out = tr_linear(hidden, hidden, .seed = 2);
+    return tr_sequential(in, tr_activation(tr_gelu), out);
+}
+
+/* [batch, hidden] -> [batch, classes]. What the other worker makes stays there: the caller gets a reference. */
+static void *second_half(void)
+{
+    return tr_sequential(tr_activation(tr_gelu), tr_linear(hidden, classes, .seed = 3));
+}
+TR_RPC(second_half, RETURNS(OBJECT));
+
+/* ---- Training ---------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *loss_of(tr_module *net, int step)
+{
+    tr_tensor *patterns = tr_randn(7, TR_SHAPE(classes, features));
+    tr_tensor *y = tr_argmax(tr_rand((uint64_t)(9000 + step), TR_SHAPE(batch, classes)), 1);
+    tr_tensor *x = tr_add(tr_embedding_op(patterns, y), tr_randn((uint64_t)(100 + step), TR_SHAPE(batch, features)));
+    return tr_cross_entropy(tr_forward(net, x), y);
+}
+
+static double split_step(tr_rpc *rpc, tr_module *net, tr_dist_optimizer *optimizer, int step)
+{
+    TR_SCOPE;
+    TR_DIST_CONTEXT(rpc, context);
+    tr_tensor *loss = loss_of(net, step);
+    TR_CHECK(tr_dist_backward(context, loss));
+    TR_CHECK(tr_dist_step(optimizer, context));
+    return tr_item(loss);
+}
+
+static double whole_step(tr_module *net, tr_optimizer *optimizer, int step)
+{
+    TR_SCOPE;
+    tr_tensor *loss = loss_of(net, step);
+    tr_zero_grad(optimizer);
+    TR_CHECK(tr_backward(loss));
+    TR_CHECK(tr_step(optimizer));
+    return tr_item(loss);
+}
+
+/* How far the weights that the references lead to are from those of a network in this process. */
+static double distance(tr_rref *const *there, tr_tensor_list *here)
+{
+    TR_SCOPE;
+    TR_NO_GRAD;
+    double apart = 0;
+    for (int i = 0; i < tr_list_count(here); i++)
+        apart += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
+    return apart;
+}
+
+static tr_status train(tr_rpc *rpc)
+{
+    TR_SCOPE;
+    tr_module *split = tr_sequential(first_half(), tr_remote_module(tr_remote(rpc, "second", "second_half")));
+    tr_rref *parameters[8]; /* of both halves, where they are */
+    int n = tr_dist_parameters(rpc, split, parameters, 8);
+    tr_dist_optimizer *split_optimizer = tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_ADAMW(.lr = 1e-3));
+    tr_module *whole = tr_sequential(first_half(), second_half());
+    tr_optimizer *whole_optimizer = tr_adamw(tr_parameters(whole), .lr = 1e-3);
+    double split_loss = 0, whole_loss = 0;
+    for (int step = 0; step < steps; step++) {
+        split_loss = split_step(rpc, split, split_optimizer, step);
+        whole_loss = whole_step(whole, whole_optimizer, step);
+    }
+    double apart = distance(parameters, tr_parameters(whole));
+    printf("loss over two workers %.4f, in one process %.4f\nweights apart: %.1e\n", split_loss, whole_loss, apart);
+    if (split_loss < 0.1 && apart < 1e-3) return TR_OK;
+    return tr_fail(TR_STATE, "a loss of %g, weights %g apart", split_loss, apart);
+}
+
+static tr_status work(int rank, void *argument, size_t bytes)
+{
+    (void)argument, (void)bytes;
+    TR_SCOPE;
+    tr_group *world = tr_join();
+    tr_rpc *rpc = tr_rpc_start(world, .name = rank ? "second" : "first");
+    TR_CHECK(tr_dist_start(rpc));
+    TR_CHECK(tr_rpc_register(rpc, &second_half_rpc));
+    TR_CHECK(tr_barrier(world)); /* all can be called */
+    if (rank == 0) {
+        tr_status status = train(rpc);
+        if (status != TR_OK) return status;
+    }
+    TR_CHECK(tr_rpc_stop(rpc)); /* serves until both have called it */
+    return tr_leave(world);
+}
+
+int main(void)
+{
+    TR_SPAWN_ENTRY; /* the processes leave main() here */
+    TR_CHECK(tr_spawn(work, 2, .pass_signals = true));
+    return 0;
+}
