@@ -90,12 +90,73 @@ typedef struct tr_reduce_options {
 TR_API tr_tensor *tr_sum_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_mean_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_max_with(const tr_reduce_options *options);
+#define tr_min(...) tr_min_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__)) /* as tr_max */
+#define tr_prod(...) tr_prod_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__))
+TR_API tr_tensor *tr_min_with(const tr_reduce_options *options);
+TR_API tr_tensor *tr_prod_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_argmax(tr_tensor *x, int dim); /* i64, without dim; the first of equal ones; no gradient */
+TR_API tr_tensor *tr_argmin(tr_tensor *x, int dim);
+
+typedef struct tr_norm_options {
+    size_t size;
+    tr_tensor *x;
+    double p;               /* 0: 2; positive, also INFINITY: the largest |x| */
+    int ndims;              /* as in tr_reduce_options */
+    int dims[TR_MAX_DIMS];
+    bool keep;
+} tr_norm_options;
+/* (sum of |x|^p)^(1/p). The gradient of a 2-norm that is 0 is 0. */
+#define tr_norm(...) TR__NEW1(tr_norm, x, __VA_ARGS__)
+TR_API tr_tensor *tr_norm_with(const tr_norm_options *options);
+
+typedef struct tr_var_options {
+    size_t size;
+    tr_tensor *x;
+    int ndims;              /* as in tr_reduce_options */
+    int dims[TR_MAX_DIMS];
+    bool keep;
+    bool biased;            /* the sum of squares is divided by the number of elements rather than by one less */
+} tr_var_options;
+/* The mean square of the distance from the mean; its root, whose gradient is 0 where that is 0. */
+#define tr_var(...) tr_var_with(TR__OPTIONS1(tr_var_options, x, __VA_ARGS__))
+#define tr_std(...) tr_std_with(TR__OPTIONS1(tr_var_options, x, __VA_ARGS__))
+TR_API tr_tensor *tr_var_with(const tr_var_options *options);
+TR_API tr_tensor *tr_std_with(const tr_var_options *options);
+
+TR_API tr_tensor *tr_cumsum(tr_tensor *x, int dim); /* running sums; of integers i64, exact up to 2^53 */
+
+typedef struct tr_topk_options {
+    size_t size;
+    tr_tensor *x;
+    int64_t k;
+    int dim;
+    bool smallest;
+    tr_tensor **indices; /* NULL, or where to put the places in x: i64, as the result */
+} tr_topk_options;
+/* The k largest along dim, the largest first; of equal ones the first first; NaN is the largest. -> x with k along dim. With
+ * k = 1 and .indices it is PyTorch's max(dim), keepdim=True. */
+#define tr_topk(...) TR__NEW3(tr_topk, x, k, dim, __VA_ARGS__)
+TR_API tr_tensor *tr_topk_with(const tr_topk_options *options);
+
+typedef struct tr_sort_options {
+    size_t size;
+    tr_tensor *x;
+    int dim;
+    bool descending;
+    tr_tensor **indices; /* as tr_topk's: an argsort */
+} tr_sort_options;
+/* All along dim, in ascending order; equal ones stay in theirs. */
+#define tr_sort(...) TR__NEW2(tr_sort, x, dim, __VA_ARGS__)
+TR_API tr_tensor *tr_sort_with(const tr_sort_options *options);
 
 /* ---- Matrix products ------------------------------------------------------------------------------------------- */
 
 /* a: [..., M, K] x b: [..., K, N] = [..., M, N]; leading dimensions broadcast; a or b may be [K] (as in NumPy). */
 TR_API tr_tensor *tr_matmul(tr_tensor *a, tr_tensor *b);
+
+/* Sums of products by named dimensions: tr_einsum("bij,bjk->bik", a, b) is tr_matmul(a, b). A letter names a dimension,
+ * A … Z, a … z; what the result does not name is summed over. No name twice in one operand (diagonals), no ellipsis. */
+TR_API tr_tensor *tr_einsum(const char *equation, tr_tensor *a, tr_tensor *b);
 
 typedef enum tr_activation_kind {
     TR_NO_ACTIVATION,
@@ -251,6 +312,24 @@ TR_API tr_tensor *tr_kl_div_with(const tr_kl_div_options *options);
 /* Ba et al. 2016, over the last dimension: (x - mean)/sqrt(var + eps) * weight + bias. weight, bias: [dim] or NULL. */
 TR_API tr_tensor *tr_layer_norm_op(tr_tensor *x, tr_tensor *weight, tr_tensor *bias, double eps);
 
+/* Zhang & Sennrich 2019, over the last dimension: x / sqrt(mean(x^2) + eps) * weight. weight: [dim] or NULL. */
+TR_API tr_tensor *tr_rms_norm_op(tr_tensor *x, tr_tensor *weight, double eps);
+
+/* Wu & He 2018, over each group's channels and pixels. x: [batch, channels, …]; groups divides channels; weight, bias:
+ * [channels] or NULL. groups = channels is instance norm. Row-major, also for channels-last images. -> as x */
+TR_API tr_tensor *tr_group_norm_op(tr_tensor *x, int64_t groups, tr_tensor *weight, tr_tensor *bias, double eps);
+
+typedef struct tr_rotary_options {
+    size_t size;
+    tr_tensor *x;     /* [..., seq, dim], dim even: queries or keys */
+    double base;      /* 0: 10000 */
+    int64_t first;    /* the position of the first of seq: how many there are in a cache before it */
+    bool interleaved; /* pairs are neighbours, as in the paper and GPT-J; else dim/2 apart, as in Llama and GPT-NeoX */
+} tr_rotary_options;
+/* Rotary position embedding (Su et al. 2021): pair i at position p is turned by p base^(-2i/dim). -> as x */
+#define tr_rotary(...) TR__NEW1(tr_rotary, x, __VA_ARGS__)
+TR_API tr_tensor *tr_rotary_with(const tr_rotary_options *options);
+
 /* weight: [rows, dim], ids: [...] i64 or i32 -> [..., dim]. An id outside the rows is an error. */
 TR_API tr_tensor *tr_embedding_op(tr_tensor *weight, tr_tensor *ids);
 
@@ -272,11 +351,12 @@ TR_API tr_tensor *tr_one_hot(tr_tensor *ids, int64_t classes, tr_dtype dtype); /
 typedef struct tr_attention_options {
     size_t size;
     tr_tensor *q;    /* [batch, heads, queries, dim], any strides whose last is 1 */
-    tr_tensor *k;    /* [batch, heads, keys, dim] */
+    tr_tensor *k;    /* [batch, heads, keys, dim]; k and v may have fewer heads, each for heads/fewer neighbours of q */
     tr_tensor *v;    /* [batch, heads, keys, dim] */
     bool causal;     /* query i sees keys 0 … i (+ keys - queries) */
     tr_tensor *mask; /* NULL, or bool (true: may look) broadcastable to [batch, heads, queries, keys] */
     double scale;    /* 0: 1/sqrt(dim) */
+    tr_tensor *lengths; /* NULL, or [batch] i64 or i32: how many keys of each sample count, from the first; besides mask */
 } tr_attention_options;
 /* Dao et al. 2022 (FlashAttention), tiled online softmax. -> [batch, heads, queries, dim] */
 #define tr_attention(...) TR__NEW3(tr_attention, q, k, v, __VA_ARGS__)
@@ -304,6 +384,18 @@ TR_API tr_tensor *tr_expand(tr_tensor *x, tr_shape shape);                   /* 
 TR_API tr_tensor *tr_slice(tr_tensor *x, int dim, int64_t start, int64_t end); /* view; negative from the end */
 TR_API tr_tensor *tr_contiguous(tr_tensor *x);                               /* x itself when it is already */
 TR_API tr_tensor *tr_cat(tr_tensor *const *parts, int n, int dim);
+TR_API tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim); /* of one shape, along a new dimension */
+
+typedef struct tr_pad_options {
+    size_t size;
+    tr_tensor *x;
+    int64_t before[TR_MAX_DIMS]; /* dimension by dimension: how many elements come before x's, and after */
+    int64_t after[TR_MAX_DIMS];
+    double value;
+} tr_pad_options;
+/* tr_pad(x, .before = {0, 0, 1, 1}, .after = {0, 0, 1, 1}): a frame of zeros around images. */
+#define tr_pad(...) TR__NEW1(tr_pad, x, __VA_ARGS__)
+TR_API tr_tensor *tr_pad_with(const tr_pad_options *options);
 /* Writes n equal parts along dim into parts (views). Fails when n does not divide the size. */
 TR_API TR_MUST_CHECK tr_status tr_split(tr_tensor *x, int n, int dim, tr_tensor **parts);
 TR_API tr_tensor *tr_cast(tr_tensor *x, tr_dtype dtype);  /* x itself when it is that already */

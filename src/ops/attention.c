@@ -369,10 +369,60 @@ tr_status tr__self_attention_backward(tr_backward_call *call)
 
 /* ---- Public functions ---------------------------------------------------------------------------------------------- */
 
+/* The keys that each sample has, as a mask [batch, 1, 1, keys]. */
+static tr_tensor *mask_of_lengths(tr_tensor *lengths, const tr_tensor *k)
+{
+    int64_t batch = tr_size(k, 0), keys = tr_size(k, 2);
+    if (tr__bad(lengths)) return tr__tensor_pass(lengths);
+    if ((lengths->dtype != TR_I64 && lengths->dtype != TR_I32) || lengths->shape.ndim != 1 || lengths->shape.dim[0] != batch)
+        return tr__tensor_fail(TR_SHAPE, "attention: lengths are %s %s: they must be i64 or i32, [%lld], one for each sample",
+            tr_dtype_name(lengths->dtype), TR__TEXT(lengths->shape), (long long)batch);
+    tr_tensor *places = tr_reshape(tr_arange(keys, TR_I64, tr__device_of(lengths)), TR_SHAPE(1, 1, 1, keys));
+    return tr_less(places, tr_reshape(tr_cast(lengths, TR_I64), TR_SHAPE(batch, 1, 1, 1)));
+}
+
+/* A mask for [batch, heads, …] as one for [batch * groups, heads / groups, …]. */
+static tr_tensor *mask_of_groups(tr_tensor *mask, int64_t batch, int64_t heads, int64_t groups)
+{
+    tr_shape shape = mask->shape;
+    bool shared = shape.ndim < 2 || shape.ndim > 4; /* by all heads; or it is refused */
+    if (!shared && (shape.ndim < 3 || shape.dim[shape.ndim - 3] == 1)) shared = shape.ndim < 4 || shape.dim[0] == 1;
+    if (shared) return mask;
+    tr_shape whole = TR_SHAPE(batch, heads, shape.dim[shape.ndim - 2], shape.dim[shape.ndim - 1]);
+    return tr_reshape(tr_expand(mask, whole), TR_SHAPE(batch * groups, heads / groups, whole.dim[2], whole.dim[3]));
+}
+
+/* Fewer heads of k and v than of q: each serves as many heads of q, one after the other. With q as
+ * [batch * groups, heads / groups, queries, dim], k and v broadcast over the heads of a group. */
+static tr_tensor *grouped(const tr__attention_attrs *attrs, tr_tensor *const *in)
+{
+    tr_shape q = in[0]->shape, k = in[1]->shape;
+    int64_t batch = q.dim[0], groups = k.dim[1], each = q.dim[1] / groups;
+    tr_tensor *parts[4] = {tr_reshape(in[0], TR_SHAPE(batch * groups, each, q.dim[2], q.dim[3]))};
+    for (int i = 1; i < 3; i++)
+        parts[i] = tr_expand(tr_reshape(in[i], TR_SHAPE(batch * groups, 1, k.dim[2], k.dim[3])),
+            TR_SHAPE(batch * groups, each, k.dim[2], k.dim[3]));
+    if (in[3]) parts[3] = mask_of_groups(in[3], batch, q.dim[1], groups);
+    return tr_reshape(tr_apply(tr__op(attention), attrs, parts, 4, NULL), q);
+}
+
+static bool is_grouped(tr_tensor *const *in)
+{
+    for (int i = 0; i < 4; i++)
+        if (i < 3 ? !in[i] || tr__bad(in[i]) || in[i]->shape.ndim != 4 : in[i] && tr__bad(in[i])) return false;
+    const int64_t *q = in[0]->shape.dim, *k = in[1]->shape.dim;
+    return tr__shape_equal(in[1]->shape, in[2]->shape) && q[0] == k[0] && k[1] > 0 && q[1] > k[1] && q[1] % k[1] == 0;
+}
+
 tr_tensor *tr_attention_with(const tr_attention_options *o)
 {
     tr__attention_attrs attrs = {.causal = o->causal, .scale = o->scale};
-    return tr_apply(tr__op(attention), &attrs, (tr_tensor *[]){o->q, o->k, o->v, o->mask}, 4, NULL);
+    tr_tensor *in[] = {o->q, o->k, o->v, o->mask};
+    if (o->lengths && o->k && !tr__bad(o->k)) {
+        tr_tensor *mask = mask_of_lengths(o->lengths, o->k);
+        in[3] = o->mask ? tr_minimum(o->mask, mask) : mask;
+    }
+    return is_grouped(in) ? grouped(&attrs, in) : tr_apply(tr__op(attention), &attrs, in, 4, NULL);
 }
 
 tr_tensor *tr_self_attention_with(const tr_self_attention_options *o)

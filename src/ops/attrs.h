@@ -34,6 +34,29 @@ typedef struct tr__reduce_attrs {
     bool keep;
 } tr__reduce_attrs;
 
+typedef struct tr__cumsum_attrs {
+    int dim; /* not negative */
+    bool reverse; /* from the end */
+} tr__cumsum_attrs;
+
+typedef struct tr__topk_attrs {
+    int dim; /* not negative */
+    int64_t k;
+    bool smallest;
+} tr__topk_attrs;
+
+typedef struct tr__rotary_attrs {
+    double base;
+    int64_t first;    /* position */
+    bool interleaved; /* pairs are neighbours; else dim/2 apart */
+    bool back;        /* the other way round */
+} tr__rotary_attrs;
+
+typedef struct tr__pad_attrs {
+    int64_t before[TR_MAX_DIMS], after[TR_MAX_DIMS];
+    double value;
+} tr__pad_attrs;
+
 typedef struct tr__dim_attrs {
     int dim; /* not negative */
 } tr__dim_attrs;

@@ -1,7 +1,8 @@
-/* Ops that move elements without computing: cat, copy, cast, to. */
+/* Ops that move elements without computing: cat, pad, copy, cast, to. */
 #include "ops/family.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 /* ---- cat ------------------------------------------------------------------------------------------------------- */
 
@@ -71,6 +72,89 @@ tr_tensor *tr_cat(tr_tensor *const *parts, int n, int dim)
     return n > TR_OP_MAX_INPUTS ? cat_in_steps(parts, n, &attrs) : tr_apply(tr__op(cat), &attrs, parts, n, NULL);
 }
 
+/* x with a dimension of size 1 more, at dim, which may be negative. */
+static tr_tensor *with_dim(tr_tensor *x, int dim)
+{
+    tr_shape shape = {.ndim = x->shape.ndim + 1};
+    int at = dim < 0 ? dim + shape.ndim : dim;
+    if (at < 0 || at >= shape.ndim || shape.ndim > TR_MAX_DIMS)
+        return tr__tensor_fail(TR_SHAPE, "stack: %s has no place for a dimension %d", TR__TEXT(x->shape), dim);
+    for (int d = 0; d < shape.ndim; d++) shape.dim[d] = d == at ? 1 : x->shape.dim[d - (d > at)];
+    return tr_reshape(x, shape);
+}
+
+tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim)
+{
+    if (n < 1) return tr__tensor_fail(TR_INVALID, "stack: %d parts: it takes at least one", n);
+    tr_tensor **wider = malloc(sizeof(tr_tensor *) * (size_t)n), *stacked = NULL;
+    if (!wider) return tr__tensor_fail(TR_NO_MEMORY, "stack: no memory for %d parts", n);
+    for (int i = 0; i < n && !stacked; i++) {
+        if (!parts[i])
+            stacked = tr__tensor_fail(TR_INVALID, "stack: part %d is NULL", i);
+        else if (tr__bad(parts[i]))
+            stacked = tr__tensor_pass(parts[i]);
+        else if (tr__bad(wider[i] = with_dim(parts[i], dim)))
+            stacked = wider[i];
+    }
+    if (!stacked) stacked = tr_cat(wider, n, dim);
+    free(wider);
+    return stacked;
+}
+
+/* ---- pad ------------------------------------------------------------------------------------------------------- */
+
+tr_tensor *tr_pad_with(const tr_pad_options *o)
+{
+    tr__pad_attrs attrs = {.value = o->value};
+    for (int d = 0; d < TR_MAX_DIMS; d++) {
+        attrs.before[d] = o->before[d];
+        attrs.after[d] = o->after[d];
+    }
+    tr_tensor *x = o->x;
+    return tr_apply(tr__op(pad), &attrs, &x, 1, NULL);
+}
+
+tr_status tr__pad_infer(tr_op_call *call)
+{
+    const tr__pad_attrs *attrs = call->attrs;
+    TR__TRY(tr__given(call, 0));
+    const tr_tensor *x = call->inputs[0];
+    tr_shape shape = x->shape;
+    for (int d = 0; d < TR_MAX_DIMS; d++) {
+        int64_t before = attrs->before[d], after = attrs->after[d];
+        if (before < 0 || after < 0)
+            return tr__fail(TR_INVALID, "pad: %" PRId64 " before and %" PRId64 " after dimension %d must not be negative",
+                before, after, d);
+        if (d >= shape.ndim && (before || after))
+            return tr__fail(TR_SHAPE, "pad: no dimension %d in %s", d, TR__TEXT(x->shape));
+        if (d < shape.ndim && (__builtin_add_overflow(shape.dim[d], before, &shape.dim[d]) ||
+                                  __builtin_add_overflow(shape.dim[d], after, &shape.dim[d])))
+            return tr__fail(TR_SHAPE, "pad: dimension %d of %s becomes too large", d, TR__TEXT(x->shape));
+    }
+    return tr__output_like(call, 0, x, shape, x->dtype);
+}
+
+tr_status tr__pad_forward(tr_op_call *call)
+{
+    const tr__pad_attrs *attrs = call->attrs;
+    const tr_tensor *x = call->inputs[0];
+    TR__TRY(tr_fill(call->outputs[0], attrs->value));
+    tr_tensor place = *call->outputs[0]; /* where x goes; on the stack, so it is nobody's object */
+    for (int d = 0; d < x->shape.ndim; d++) place.offset += attrs->before[d] * place.stride[d];
+    place.shape = x->shape;
+    return tr__copy_elements(&place, x);
+}
+
+tr_status tr__pad_backward(tr_backward_call *call)
+{
+    const tr__pad_attrs *attrs = call->attrs;
+    tr_tensor *g = call->grad_outputs[0];
+    for (int d = 0; d < tr_ndim(g); d++)
+        if (attrs->before[d] || attrs->after[d]) g = tr_slice(g, d, attrs->before[d], tr_size(g, d) - attrs->after[d]);
+    call->grad_inputs[0] = g;
+    return TR_OK;
+}
+
 /* ---- copy, cast, to -------------------------------------------------------------------------------------------- */
 
 static tr_status copy_elements(tr_op_call *call)
@@ -124,6 +208,11 @@ tr_tensor *tr_cast(tr_tensor *x, tr_dtype dtype)
     if (x && !tr__bad(x) && x->dtype == dtype) return x;
     tr__cast_attrs attrs = {dtype, x ? x->dtype : dtype};
     return tr_apply(tr__op(cast), &attrs, &x, 1, NULL);
+}
+
+tr_tensor *tr__widened(tr_tensor *x)
+{
+    return x && (tr_dtype_of(x) == TR_F16 || tr_dtype_of(x) == TR_BF16) ? tr_cast(x, TR_F32) : x;
 }
 
 tr_status tr__to_infer(tr_op_call *call)

@@ -23,20 +23,10 @@ static tr_status check(const char *what, const tr_tensor *x, const tr_tensor *ta
         TR__TEXT(target->shape));
 }
 
-static bool is_small(tr_dtype dtype)
-{
-    return dtype == TR_F16 || dtype == TR_BF16;
-}
-
-static tr_tensor *widened(tr_tensor *x)
-{
-    return is_small(tr_dtype_of(x)) ? tr_cast(x, TR_F32) : x;
-}
-
 static tr_tensor *reduced(tr_tensor *loss, tr_reduction reduction)
 {
     if (reduction == TR_REDUCE_NONE) return loss;
-    return reduction == TR_REDUCE_SUM ? tr_sum(widened(loss)) : tr_mean(widened(loss));
+    return reduction == TR_REDUCE_SUM ? tr_sum(tr__widened(loss)) : tr_mean(tr__widened(loss));
 }
 
 /* The loop of one op: x and y are an element of each, g one of the gradient that arrived, a the attributes. */
@@ -143,7 +133,7 @@ tr_tensor *tr_bce_with_logits_with(const tr_bce_with_logits_options *o)
 tr_tensor *tr_kl_div_with(const tr_kl_div_options *o)
 {
     if (check("kl_div", o->x, o->target, o->reduction) != TR_OK) return tr__tensor_failed();
-    tr_tensor *x = widened(o->x), *y = widened(o->target);
+    tr_tensor *x = tr__widened(o->x), *y = tr__widened(o->target);
     tr_tensor *loss;
     if (o->log_target)
         loss = tr_mul(tr_exp(y), tr_sub(y, x));
@@ -186,7 +176,7 @@ tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *o)
     tr_tensor *loss = tr_neg(tr_reshape(tr_take_along(x, -1, classes), targets->shape));
     loss = tr_masked_fill(loss, left_out, 0);
     if (o->reduction != TR_REDUCE_MEAN) return reduced(loss, o->reduction);
-    loss = widened(loss);
+    loss = tr__widened(loss);
     return tr_div(tr_sum(loss), tr_sum(tr_cast(tr_not_equal(targets, ignored), tr_dtype_of(loss))));
 }
 

@@ -66,6 +66,9 @@ tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate);
 /* Sums g over the dimensions in which it was broadcast from shape: the gradient of a broadcast input. */
 tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape);
 
+/* For compositions: 16-bit floats as f32, others as they are. */
+tr_tensor *tr__widened(tr_tensor *x);
+
 /* Checks for infer: input i is not NULL; neither is, and they share a dtype; it is given, and a float. */
 tr_status tr__given(const tr_op_call *call, int i);
 tr_status tr__same(const tr_op_call *call, int a, int b);

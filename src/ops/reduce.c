@@ -1,5 +1,5 @@
 /*
- * Reductions over any dimensions: sum, mean, max and argmax.
+ * Reductions over any dimensions: sum, mean, product, the largest and the smallest and where they are, norms, variance.
  *
  * The reference kernel reads floats as f64 and integers as i64, so its sums lose nothing.
  */
@@ -54,15 +54,89 @@ tr_tensor *tr_max_with(const tr_reduce_options *options)
     return reduce(tr__op(max), options);
 }
 
-tr_tensor *tr_argmax(tr_tensor *x, int dim)
+tr_tensor *tr_min_with(const tr_reduce_options *options)
+{
+    return reduce(tr__op(min), options);
+}
+
+tr_tensor *tr_prod_with(const tr_reduce_options *options)
+{
+    return reduce(tr__op(prod), options);
+}
+
+static tr_tensor *place_of(const tr_op *op, tr_tensor *x, int dim)
 {
     tr__reduce_attrs attrs = {0};
     int d;
     if (x && !tr__bad(x)) {
-        if (tr__dim("argmax", x->shape, dim, &d) != TR_OK) return tr__tensor_failed();
+        if (tr__dim(op->name, x->shape, dim, &d) != TR_OK) return tr__tensor_failed();
         attrs.dims = 1u << d;
     }
-    return tr_apply(tr__op(argmax), &attrs, &x, 1, NULL);
+    return tr_apply(op, &attrs, &x, 1, NULL);
+}
+
+tr_tensor *tr_argmax(tr_tensor *x, int dim)
+{
+    return place_of(tr__op(argmax), x, dim);
+}
+
+tr_tensor *tr_argmin(tr_tensor *x, int dim)
+{
+    return place_of(tr__op(argmin), x, dim);
+}
+
+static tr_reduce_options over(tr_tensor *x, int ndims, const int *dims, bool keep)
+{
+    tr_reduce_options o = {.size = sizeof o, .x = x, .ndims = ndims, .keep = keep};
+    memcpy(o.dims, dims, sizeof o.dims);
+    return o;
+}
+
+/* The p-norm: for p = 1, 2 and infinity without powers. */
+tr_tensor *tr_norm_with(const tr_norm_options *o)
+{
+    double p = o->p ? o->p : 2;
+    if (!o->x) return tr__tensor_fail(TR_INVALID, "norm: x is NULL");
+    if (tr__bad(o->x)) return tr__tensor_pass(o->x);
+    if (!tr_dtype_is_float(o->x->dtype))
+        return tr__tensor_fail(TR_DTYPE, "norm: x is %s: it takes floats (see tr_cast)", tr_dtype_name(o->x->dtype));
+    tr_reduce_options all = over(o->x, o->ndims, o->dims, o->keep);
+    if (!(p > 0)) return tr__tensor_fail(TR_INVALID, "norm: p is %g: it must be positive", p);
+    if (p == 2) return reduce(tr__op(norm), &all);
+    tr_tensor *x = tr__widened(o->x);
+    all.x = tr_abs(x);
+    if (isinf(p)) return tr_cast(tr_max_with(&all), tr_dtype_of(o->x));
+    if (p != 1) all.x = tr_pow(all.x, p);
+    tr_tensor *sum = tr_sum_with(&all);
+    return tr_cast(p == 1 ? sum : tr_pow(sum, 1 / p), tr_dtype_of(o->x));
+}
+
+/* x less its means, and how many elements each of them is of. */
+static tr_tensor *centred(const tr_var_options *o, double *count)
+{
+    tr_tensor *x = tr__widened(o->x);
+    tr_reduce_options kept = over(x, o->ndims, o->dims, true);
+    tr_tensor *mean = tr_mean_with(&kept);
+    if (tr__bad(mean)) return mean;
+    *count = fmax((double)tr_numel(x) / (double)(tr_numel(mean) ? tr_numel(mean) : 1) - (o->biased ? 0 : 1), 0);
+    return tr_sub(x, mean);
+}
+
+tr_tensor *tr_var_with(const tr_var_options *o)
+{
+    double count = 1;
+    tr_tensor *x = centred(o, &count);
+    tr_reduce_options sum = over(tr_mul(x, x), o->ndims, o->dims, o->keep);
+    tr_tensor *var = tr_affine(tr_sum_with(&sum), 1 / count, 0);
+    return tr__bad(var) ? var : tr_cast(var, tr_dtype_of(o->x));
+}
+
+tr_tensor *tr_std_with(const tr_var_options *o)
+{
+    double count = 1;
+    tr_reduce_options norm = over(centred(o, &count), o->ndims, o->dims, o->keep);
+    tr_tensor *std = tr_affine(reduce(tr__op(norm), &norm), 1 / sqrt(count), 0);
+    return tr__bad(std) ? std : tr_cast(std, tr_dtype_of(o->x));
 }
 
 static tr_shape reduced_shape(tr_shape shape, tr__reduce_attrs attrs)
@@ -88,10 +162,20 @@ tr_status tr__sum_infer(tr_op_call *call)
     return infer(call, tr_dtype_is_float(dtype) ? dtype : TR_I64);
 }
 
+tr_status tr__prod_infer(tr_op_call *call)
+{
+    return tr__sum_infer(call);
+}
+
 tr_status tr__mean_infer(tr_op_call *call)
 {
     TR__TRY(tr__float_input(call, 0));
     return infer(call, call->inputs[0]->dtype);
+}
+
+tr_status tr__norm_infer(tr_op_call *call)
+{
+    return tr__mean_infer(call);
 }
 
 /* The largest of nothing does not exist. */
@@ -115,6 +199,16 @@ tr_status tr__max_infer(tr_op_call *call)
     return infer(call, call->inputs[0]->dtype);
 }
 
+tr_status tr__min_infer(tr_op_call *call)
+{
+    return tr__max_infer(call);
+}
+
+tr_status tr__argmin_infer(tr_op_call *call)
+{
+    return tr__argmax_infer(call);
+}
+
 tr_status tr__argmax_infer(tr_op_call *call)
 {
     TR__TRY(refuse_empty(call));
@@ -132,33 +226,82 @@ typedef struct seen {
     int64_t count, at; /* elements seen; where top was */
 } seen;
 
+/* How an op looks at elements, floats or integers, and makes a result of what it has seen. */
+typedef struct reduction {
+    void (*floats)(seen *s, const double *x, int64_t n);
+    void (*integers)(seen *s, const int64_t *x, int64_t n);
+    void (*finish)(const seen *s, tr_tensor *y, int64_t r);
+    double start; /* of the sum, which may be a product */
+    bool opposite; /* the smallest: the largest of the opposites */
+} reduction;
+
 typedef struct job {
     const tr_tensor *x;
     tr_tensor *y;
     bool integers;
     tr__axis kept, reduced;
-    void (*finish)(const seen *s, tr_tensor *y, int64_t r);
+    const reduction *reduction;
 } job;
 
+static void add_floats(seen *s, const double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) s->sum += x[i];
+}
+
+static void add_integers(seen *s, const int64_t *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) s->isum = (int64_t)((uint64_t)s->isum + (uint64_t)x[i]);
+}
+
+static void add_squares(seen *s, const double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) s->sum += x[i] * x[i];
+}
+
+static void multiply_floats(seen *s, const double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) s->sum *= x[i];
+}
+
+static void multiply_integers(seen *s, const int64_t *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) s->isum = (int64_t)((uint64_t)s->isum * (uint64_t)x[i]);
+}
+
 /* NaN is larger than everything, as in PyTorch. */
-static void see_floats(seen *s, const double *x, int64_t n)
+static void top_floats(seen *s, const double *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        s->sum += x[i];
         if (s->count + i > 0 && (s->top != s->top || !(x[i] > s->top || x[i] != x[i]))) continue;
         s->top = x[i];
         s->at = s->count + i;
     }
-    s->count += n;
 }
 
-static void see_integers(seen *s, const int64_t *x, int64_t n)
+static void top_integers(seen *s, const int64_t *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        s->isum = (int64_t)((uint64_t)s->isum + (uint64_t)x[i]);
         if (s->count + i > 0 && x[i] <= s->itop) continue;
         s->itop = x[i];
         s->at = s->count + i;
+    }
+}
+
+/* Looks at n numbers, a block at most. The opposite of an integer is its complement, which cannot overflow. */
+static void look(const job *j, seen *s, const char *from, int64_t step, int64_t n)
+{
+    union {
+        double floats[BLOCK];
+        int64_t integers[BLOCK];
+    } block;
+    if (j->integers) {
+        tr__read_i64(block.integers, j->x->dtype, from, step, n);
+        for (int64_t i = 0; j->reduction->opposite && i < n; i++) block.integers[i] = ~block.integers[i];
+        j->reduction->integers(s, block.integers, n);
+    } else {
+        tr__read_f64(block.floats, j->x->dtype, from, step, n);
+        for (int64_t i = 0; j->reduction->opposite && i < n; i++) block.floats[i] = -block.floats[i];
+        j->reduction->floats(s, block.floats, n);
     }
     s->count += n;
 }
@@ -169,33 +312,26 @@ static void reduce_results(void *arg, int64_t begin, int64_t end)
     int64_t bytes = (int64_t)tr_dtype_size(j->x->dtype);
     int last = j->reduced.ndim - 1;
     int64_t run = j->reduced.dim[last], step = j->reduced.stride[last];
-    union {
-        double floats[BLOCK];
-        int64_t integers[BLOCK];
-    } block;
     for (int64_t r = begin; r < end; r++) {
-        seen s = {0};
+        seen s = {.sum = j->reduction->start, .isum = (int64_t)j->reduction->start};
         const char *base = (char *)tr__ptr(j->x) + tr__axis_at(&j->kept, r) * bytes;
         for (int64_t i = 0, n; i < j->reduced.n; i += n) { /* blocks end where a run does */
             n = run - i % run < BLOCK ? run - i % run : BLOCK;
-            const char *from = base + tr__axis_at(&j->reduced, i) * bytes;
-            if (j->integers) {
-                tr__read_i64(block.integers, j->x->dtype, from, step, n);
-                see_integers(&s, block.integers, n);
-            } else {
-                tr__read_f64(block.floats, j->x->dtype, from, step, n);
-                see_floats(&s, block.floats, n);
-            }
+            look(j, &s, base + tr__axis_at(&j->reduced, i) * bytes, step, n);
         }
-        j->finish(&s, j->y, r);
+        if (j->reduction->opposite) {
+            s.top = -s.top;
+            s.itop = ~s.itop;
+        }
+        j->reduction->finish(&s, j->y, r);
     }
 }
 
-static tr_status run(tr_op_call *call, void (*finish)(const seen *, tr_tensor *, int64_t))
+static tr_status run(tr_op_call *call, const reduction *how)
 {
     const tr__reduce_attrs *attrs = call->attrs;
     const tr_tensor *x = call->inputs[0];
-    job j = {.x = x, .y = call->outputs[0], .integers = !tr_dtype_is_float(x->dtype), .finish = finish};
+    job j = {.x = x, .y = call->outputs[0], .integers = !tr_dtype_is_float(x->dtype), .reduction = how};
     j.kept = tr__axis_in(x, ~attrs->dims);
     j.reduced = tr__axis_in(x, attrs->dims);
     tr__pool_for(tr__pool_of(x), j.kept.n, tr__row_grain(j.reduced.n), reduce_results, &j);
@@ -233,25 +369,25 @@ static void finish_argmax(const seen *s, tr_tensor *y, int64_t r)
     put_integer(y, r, s->at);
 }
 
-tr_status tr__sum_forward(tr_op_call *call)
+static void finish_norm(const seen *s, tr_tensor *y, int64_t r)
 {
-    return run(call, finish_sum);
+    tr__store(y->dtype, tr__ptr(y), r, sqrt(s->sum));
 }
 
-tr_status tr__mean_forward(tr_op_call *call)
-{
-    return run(call, finish_mean);
-}
-
-tr_status tr__max_forward(tr_op_call *call)
-{
-    return run(call, finish_max);
-}
-
-tr_status tr__argmax_forward(tr_op_call *call)
-{
-    return run(call, finish_argmax);
-}
+#define REDUCTION(name, ...)                                       \
+    tr_status tr__##name##_forward(tr_op_call *call)               \
+    {                                                              \
+        static const reduction how = {__VA_ARGS__};                \
+        return run(call, &how);                                    \
+    }
+REDUCTION(sum, .floats = add_floats, .integers = add_integers, .finish = finish_sum)
+REDUCTION(mean, .floats = add_floats, .finish = finish_mean)
+REDUCTION(norm, .floats = add_squares, .finish = finish_norm)
+REDUCTION(prod, .floats = multiply_floats, .integers = multiply_integers, .finish = finish_sum, .start = 1)
+REDUCTION(max, .floats = top_floats, .integers = top_integers, .finish = finish_max)
+REDUCTION(min, .floats = top_floats, .integers = top_integers, .finish = finish_max, .opposite = true)
+REDUCTION(argmax, .floats = top_floats, .integers = top_integers, .finish = finish_argmax)
+REDUCTION(argmin, .floats = top_floats, .integers = top_integers, .finish = finish_argmax, .opposite = true)
 
 /* ---- Gradients ------------------------------------------------------------------------------------------------- */
 
@@ -278,12 +414,37 @@ tr_status tr__mean_backward(tr_backward_call *call)
     return TR_OK;
 }
 
-tr_status tr__max_backward(tr_backward_call *call)
+/* x g/y; 0 where the norm is 0, as in PyTorch. */
+tr_status tr__norm_backward(tr_backward_call *call)
+{
+    tr_tensor *y = call->outputs[0], *zero = tr_zeros(TR_SCALAR, .dtype = y->dtype, .device = tr__device_of(y));
+    tr_tensor *scale = tr_masked_fill(tr_div(call->grad_outputs[0], y), tr_equal(y, zero), 0);
+    call->grad_inputs[0] = tr_mul(call->inputs[0], with_kept_dims(call, scale));
+    return TR_OK;
+}
+
+/* By the kernel `grad` of g, x and y, these with the dimensions of x. */
+static tr_status by_kernel(tr_backward_call *call, const tr_op *grad)
 {
     tr_tensor *inputs[] = {with_kept_dims(call, call->grad_outputs[0]), call->inputs[0],
         with_kept_dims(call, call->outputs[0])};
-    call->grad_inputs[0] = tr_apply(tr__op(max_grad), call->attrs, inputs, 3, NULL);
+    call->grad_inputs[0] = tr_apply(grad, call->attrs, inputs, 3, NULL);
     return TR_OK;
+}
+
+tr_status tr__max_backward(tr_backward_call *call)
+{
+    return by_kernel(call, tr__op(max_grad));
+}
+
+tr_status tr__min_backward(tr_backward_call *call)
+{
+    return by_kernel(call, tr__op(max_grad));
+}
+
+tr_status tr__prod_backward(tr_backward_call *call)
+{
+    return by_kernel(call, tr__op(prod_grad));
 }
 
 tr_status tr__max_grad_infer(tr_op_call *call)
@@ -291,11 +452,28 @@ tr_status tr__max_grad_infer(tr_op_call *call)
     return tr_op_output(call, 0, call->inputs[1]->shape, call->inputs[1]->dtype);
 }
 
-typedef struct max_job {
+tr_status tr__prod_grad_infer(tr_op_call *call)
+{
+    return tr__max_grad_infer(call);
+}
+
+typedef struct grad_job {
     const tr_tensor *g, *x, *y;
     tr_tensor *dx;
     tr__axis g_kept, y_kept, x_kept, x_reduced, dx_kept, dx_reduced;
-} max_job;
+} grad_job;
+
+/* Element i of result r. */
+static double x_at(const grad_job *j, int64_t r, int64_t i)
+{
+    return tr__load(j->x->dtype, tr__ptr(j->x), tr__axis_at(&j->x_kept, r) + tr__axis_at(&j->x_reduced, i));
+}
+
+static void put_dx(const grad_job *j, int64_t r, int64_t i, double value)
+{
+    int64_t at = tr__axis_at(&j->dx_kept, r) + tr__axis_at(&j->dx_reduced, i);
+    tr__store(j->dx->dtype, tr__ptr(j->dx), at, value);
+}
 
 static bool equal(double a, double b)
 {
@@ -304,32 +482,57 @@ static bool equal(double a, double b)
 
 static void share_out(void *arg, int64_t begin, int64_t end)
 {
-    const max_job *j = arg;
+    const grad_job *j = arg;
     for (int64_t r = begin; r < end; r++) {
         double g = tr__load(j->g->dtype, tr__ptr(j->g), tr__axis_at(&j->g_kept, r));
         double top = tr__load(j->y->dtype, tr__ptr(j->y), tr__axis_at(&j->y_kept, r));
-        int64_t x_at = tr__axis_at(&j->x_kept, r), dx_at = tr__axis_at(&j->dx_kept, r), winners = 0;
+        int64_t winners = 0;
+        for (int64_t i = 0; i < j->x_reduced.n; i++) winners += equal(x_at(j, r, i), top);
         for (int64_t i = 0; i < j->x_reduced.n; i++)
-            winners += equal(tr__load(j->x->dtype, tr__ptr(j->x), x_at + tr__axis_at(&j->x_reduced, i)), top);
+            put_dx(j, r, i, equal(x_at(j, r, i), top) ? g / (double)winners : 0);
+    }
+}
+
+/* Each element's is g times the product of the others: with one zero among them only that one's is not 0. */
+static void multiply_others(void *arg, int64_t begin, int64_t end)
+{
+    const grad_job *j = arg;
+    for (int64_t r = begin; r < end; r++) {
+        double g = tr__load(j->g->dtype, tr__ptr(j->g), tr__axis_at(&j->g_kept, r)), product = 1;
+        int64_t zeros = 0;
         for (int64_t i = 0; i < j->x_reduced.n; i++) {
-            double x = tr__load(j->x->dtype, tr__ptr(j->x), x_at + tr__axis_at(&j->x_reduced, i));
-            int64_t at = dx_at + tr__axis_at(&j->dx_reduced, i);
-            tr__store(j->dx->dtype, tr__ptr(j->dx), at, equal(x, top) ? g / (double)winners : 0);
+            double x = x_at(j, r, i);
+            zeros += x == 0;
+            if (x != 0) product *= x;
+        }
+        for (int64_t i = 0; i < j->x_reduced.n; i++) {
+            double x = x_at(j, r, i);
+            put_dx(j, r, i, zeros == 0 ? g * product / x : zeros == 1 && x == 0 ? g * product : 0);
         }
     }
 }
 
 /* g and y have the dimensions of x, those reduced of size 1. */
-tr_status tr__max_grad_forward(tr_op_call *call)
+static tr_status run_grad(tr_op_call *call, tr__pool_body body)
 {
     uint32_t dims = ((const tr__reduce_attrs *)call->attrs)->dims;
-    max_job j = {.g = call->inputs[0], .x = call->inputs[1], .y = call->inputs[2], .dx = call->outputs[0]};
+    grad_job j = {.g = call->inputs[0], .x = call->inputs[1], .y = call->inputs[2], .dx = call->outputs[0]};
     j.g_kept = tr__axis_in(j.g, ~dims);
     j.y_kept = tr__axis_in(j.y, ~dims);
     j.x_kept = tr__axis_in(j.x, ~dims);
     j.x_reduced = tr__axis_in(j.x, dims);
     j.dx_kept = tr__axis_in(j.dx, ~dims);
     j.dx_reduced = tr__axis_in(j.dx, dims);
-    tr__pool_for(tr__pool_of(j.x), j.x_kept.n, tr__row_grain(j.x_reduced.n), share_out, &j);
+    tr__pool_for(tr__pool_of(j.x), j.x_kept.n, tr__row_grain(j.x_reduced.n), body, &j);
     return TR_OK;
+}
+
+tr_status tr__max_grad_forward(tr_op_call *call)
+{
+    return run_grad(call, share_out);
+}
+
+tr_status tr__prod_grad_forward(tr_op_call *call)
+{
+    return run_grad(call, multiply_others);
 }

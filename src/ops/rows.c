@@ -43,6 +43,16 @@ void tr__row_write(const tr__rows *x, int64_t r, int64_t first, int64_t n, const
     tr__write_f64(x->dtype, row_at(x, r, first), x->stride, from, n);
 }
 
+void tr__row_read_i64(const tr__rows *x, int64_t r, int64_t first, int64_t n, int64_t *to)
+{
+    tr__read_i64(to, x->dtype, row_at(x, r, first), x->stride, n);
+}
+
+void tr__row_write_i64(const tr__rows *x, int64_t r, int64_t first, int64_t n, const int64_t *from)
+{
+    tr__write_i64(x->dtype, row_at(x, r, first), x->stride, from, n);
+}
+
 double tr__row_log_sum_exp(const tr__rows *x, int64_t r)
 {
     double block[TR__ROW_BLOCK], top = -INFINITY, sum = 0;

@@ -21,6 +21,9 @@ tr__rows tr__rows_of(const tr_tensor *x, int dim);
 /* Elements first to first + n - 1 of row r; n is at most TR__ROW_BLOCK. */
 void tr__row_read(const tr__rows *x, int64_t r, int64_t first, int64_t n, double *to);
 void tr__row_write(const tr__rows *x, int64_t r, int64_t first, int64_t n, const double *from);
+/* The same of integers and bool, whole. */
+void tr__row_read_i64(const tr__rows *x, int64_t r, int64_t first, int64_t n, int64_t *to);
+void tr__row_write_i64(const tr__rows *x, int64_t r, int64_t first, int64_t n, const int64_t *from);
 /* How many elements there are from first on, at most a block. */
 static inline int64_t tr__row_block(const tr__rows *x, int64_t first)
 {

@@ -6,8 +6,9 @@ import os
 
 import torch
 import torch.nn.functional as F
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from record_ops import rand, record, recorded
+from record_ops import Tensor, rand, record, recorded
 from safetensors_file import save
 
 
@@ -66,11 +67,85 @@ def record_indexing() -> None:
     record("one_hot", lambda x, i: x * F.one_hot(i, 4), rand(2, 3, 4), torch.tensor([[0, 3, 1], [2, 2, 0]]))
 
 
+def record_norms() -> None:
+    record("rms_norm", lambda x, w: F.rms_norm(x, (8,), w, 1e-5), rand(2, 3, 8) * 2 + 1, rand(8))
+    record("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b, 1e-5), rand(2, 4, 3, 5) + 1, rand(4), rand(4))
+    record("instance_norm", lambda x: F.instance_norm(x, eps=1e-5), rand(2, 3, 7) * 2)
+
+
+def record_reductions() -> None:
+    for case, x in (("min", rand(3, 5)), ("min_tied", torch.tensor([[1.0, -2, -2], [0, 0, 0]], dtype=torch.float64))):
+        record(case, lambda x: torch.amin(x, -1), x)
+    record("argmin", lambda x: x.argmin(-1).double() + 0 * x.sum(-1), rand(3, 5))
+    record("prod", lambda x: x.prod(1), rand(3, 5))
+    record("prod_zero", lambda x: x.prod(1), torch.tensor([[2.0, 0, 3], [0, 0, 4], [1, 2, 3]], dtype=torch.float64))
+    record("norm", lambda x: torch.linalg.vector_norm(x, dim=(0, 2)), rand(3, 2, 5))
+    record("norm_zero", lambda x: torch.linalg.vector_norm(x, dim=1), torch.tensor([[0.0, 0], [3, 4]], dtype=torch.float64))
+    record("norm_1", lambda x: torch.linalg.vector_norm(x, 1, dim=1), rand(3, 5))
+    record("norm_3", lambda x: torch.linalg.vector_norm(x, 3), rand(3, 5))
+    record("norm_most", lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1), rand(3, 5))
+    record("var", lambda x: x.var(1), rand(3, 5))
+    record("var_biased", lambda x: x.var((0, 2), correction=0, keepdim=True), rand(3, 2, 5))
+    record("std", lambda x: x.std(), rand(3, 5))
+    record("std_zero", lambda x: x.std(1), torch.tensor([[2.0, 2, 2], [1, 2, 4]], dtype=torch.float64))
+    record("cumsum", lambda x: x.cumsum(1), rand(3, 5, 2))
+
+
+def record_orders() -> None:
+    record("topk", lambda x: x.topk(3, -1).values, rand(3, 7))
+    record("topk_smallest", lambda x: x.topk(2, 0, largest=False).values, rand(5, 3))
+    record("max_dim", lambda x: x.max(1, keepdim=True).values, rand(3, 7))
+    record("sort", lambda x: x.sort(1).values, rand(2, 6, 3))
+    record("sort_descending", lambda x: x.sort(-1, descending=True).values, rand(3, 7))
+    equal = torch.tensor([[2.0, 1, 2, 1, 2], [0, 0, 3, 3, 0]], dtype=torch.float64)
+    record("argsort_stable", lambda x: x.sort(dim=-1, stable=True).indices.double() + 0 * x, equal)
+
+
+def record_products() -> None:
+    record("einsum", lambda a, b: torch.einsum("bij,bjk->kbi", a, b), rand(2, 3, 4), rand(2, 4, 5))
+    record("einsum_sums", lambda a, b: torch.einsum("abcx,dbay->acdb", a, b), rand(2, 3, 4, 2), rand(5, 3, 2, 3))
+    record("einsum_outer", lambda a, b: torch.einsum("ab,c->acb", a, b), rand(2, 3), rand(4))
+    record("einsum_scalar", lambda a, b: torch.einsum("ab,ba->", a, b), rand(2, 3), rand(3, 2))
+    record("pad", lambda x: F.pad(x, (2, 0, 1, 3), value=-1.5), rand(2, 3, 4))
+    record("stack", lambda a, b: torch.stack((a, b, a), 1), rand(2, 3), rand(2, 3))
+
+
+def rotate(x: Tensor, interleaved: bool, first: int = 0) -> Tensor:
+    """Llama's form is that of Hugging Face's apply_rotary_pos_emb, the interleaved one that of the paper."""
+    seq, dim = x.shape[-2:]
+    angles = torch.outer(torch.arange(first, first + seq, dtype=torch.float64),
+                         10000 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim))
+    if interleaved:
+        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.polar(torch.ones_like(angles), angles)
+        return torch.view_as_real(turned).flatten(-2)
+    cosines, sines = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+    return apply_rotary_pos_emb(x, x, cosines[None], sines[None])[0]
+
+
+def record_attention() -> None:
+    record("rotary", lambda x: rotate(x, False), rand(2, 3, 70, 8))
+    record("rotary_interleaved", lambda x: rotate(x, True, 5), rand(2, 3, 7, 8))
+    attention = F.scaled_dot_product_attention
+    record("attention_groups", lambda q, k, v: attention(q, k, v, is_causal=True, enable_gqa=True), rand(2, 6, 5, 4),
+           rand(2, 2, 5, 4), rand(2, 2, 5, 4))
+    lengths = torch.tensor([3, 5])
+    seen = (torch.arange(5) < lengths[:, None])[:, None, None]
+    record("attention_lengths", lambda q, k, v, n: attention(q, k, v, seen), rand(2, 2, 4, 4), rand(2, 2, 5, 4),
+           rand(2, 2, 5, 4), lengths)
+    record("attention_groups_lengths", lambda q, k, v, n: attention(q, k, v, seen, enable_gqa=True), rand(2, 4, 3, 4),
+           rand(2, 2, 5, 4), rand(2, 2, 5, 4), lengths)
+
+
 def main() -> None:
     torch.manual_seed(8765)
     record_activations()
     record_losses()
     record_indexing()
+    record_norms()
+    record_reductions()
+    record_orders()
+    record_products()
+    record_attention()
     save(os.path.join(os.path.dirname(os.path.abspath(__file__)), "functions.safetensors"), recorded,
          {"torch": torch.__version__, "computed_in": "f64"})
 

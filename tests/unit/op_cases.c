@@ -134,6 +134,49 @@ static tr_tensor *layer_norm(tr_tensor *const *in)
     return tr_layer_norm_op(in[0], in[1], in[2], 1e-5);
 }
 
+BINARY(rms_norm, tr_rms_norm_op(a, b, 1e-5))
+UNARY(rms_norm_plain, tr_rms_norm_op(x, NULL, 1e-5))
+UNARY(group_norm_plain, tr_group_norm_op(x, 3, NULL, NULL, 1e-5))
+
+static tr_tensor *group_norm(tr_tensor *const *in)
+{
+    return tr_group_norm_op(in[0], 2, in[1], in[2], 1e-5);
+}
+
+UNARY(rotary, tr_rotary(x, .first = 3))
+UNARY(rotary_neighbours, tr_rotary(x, .base = 100, .interleaved = true))
+BINARY(einsum, tr_einsum("bij,bjk->kbi", a, b))
+BINARY(einsum_mixed, tr_einsum("abcx,dbay->acdb", a, b))
+BINARY(einsum_outer, tr_einsum("ab,c->acb", a, b))
+UNARY(min_last, tr_min(x, .ndims = 1, .dims = {-1}))
+UNARY(argmin_last, tr_cast(tr_argmin(x, -1), tr_dtype_of(x)))
+UNARY(product_last, tr_prod(x, .ndims = 1, .dims = {-1}))
+UNARY(norm_middle, tr_norm(x, .ndims = 1, .dims = {1}, .keep = true))
+UNARY(norm_all, tr_norm(x))
+UNARY(norm_1, tr_norm(x, .p = 1, .ndims = 1, .dims = {0}))
+UNARY(norm_3, tr_norm(x, .p = 3, .ndims = 1, .dims = {-1}))
+UNARY(norm_most, tr_norm(x, .p = 1.0 / 0.0, .ndims = 1, .dims = {-1}))
+UNARY(variance, tr_var(x, .ndims = 1, .dims = {-1}))
+UNARY(variance_biased, tr_var(x, .ndims = 2, .dims = {0, 2}, .keep = true, .biased = true))
+UNARY(deviation, tr_std(x, .ndims = 1, .dims = {1}))
+UNARY(cumsum_last, tr_cumsum(x, -1))
+UNARY(cumsum_middle, tr_cumsum(x, 1))
+UNARY(topk_last, tr_topk(x, 3, -1))
+UNARY(topk_smallest, tr_topk(x, 2, 1, .smallest = true))
+UNARY(sort_middle, tr_sort(x, 1))
+UNARY(pad, tr_pad(x, .before = {0, 1, 2}, .after = {0, 3}, .value = -1))
+BINARY(stack, tr_stack(((tr_tensor *[]){a, b, a}), 3, 1))
+
+static tr_tensor *attention_of_lengths(tr_tensor *const *in)
+{
+    return tr_attention(in[0], in[1], in[2], .lengths = in[3]);
+}
+
+static tr_tensor *attention_of_groups(tr_tensor *const *in)
+{
+    return tr_attention(in[0], in[1], in[2], .causal = true, .mask = in[3]);
+}
+
 static tr_tensor *layer_norm_plain(tr_tensor *const *in)
 {
     return tr_layer_norm_op(in[0], NULL, NULL, 1e-5);
@@ -424,6 +467,43 @@ const op_case op_cases[] = {
     {CASE("flip last",            flip_last,      NORMAL(3, 5, 4))},
     {CASE("scatter add first",    scatter_add_first, NORMAL_FIXED(5, 4), IDS(5, 6, 4), NORMAL(6, 4)), .tolerance = 20},
     {CASE("scatter add last",     scatter_add_last, NORMAL(3, 5, 4), IDS32(4, 3, 5, 6), NORMAL(3, 5, 6))},
+    {CASE("rms norm",             rms_norm,       NORMAL(3, 5, 40), NORMAL_FIXED(40))},
+    {CASE("rms norm long",        rms_norm,       WIDE(9, 600), NORMAL_FIXED(600))},
+    {CASE("rms norm plain",       rms_norm_plain, NORMAL(3, 8))},
+    {CASE("group norm",           group_norm,     NORMAL(3, 4, 5, 3), NORMAL_FIXED(4), NORMAL_FIXED(4))},
+    {CASE("group norm plain",     group_norm_plain, NORMAL(5, 6, 3))},
+    {CASE("rotary",               rotary,         NORMAL(2, 3, 7, 8))},
+    {CASE("rotary of neighbours", rotary_neighbours, NORMAL(3, 5, 6))},
+    {CASE("rotary far",           rotary,         NORMAL(2, 150, 4))},
+    {CASE("einsum",               einsum,         NORMAL(3, 4, 5), NORMAL(3, 5, 6))},
+    {CASE("einsum mixed",         einsum_mixed,   NORMAL_FIXED(2, 3, 4, 5), NORMAL(4, 3, 2, 6))},
+    {CASE("einsum outer",         einsum_outer,   NORMAL(3, 4), NORMAL_FIXED(5))},
+    {CASE("min last",             min_last,       NORMAL(3, 5, 7))},
+    {CASE("min equal",            min_last,       GRID(3, 5, 70)), .kinked = true},
+    {CASE("argmin",               argmin_last,    NORMAL(3, 5, 7)), .kinked = true},
+    {CASE("prod",                 product_last,   POSITIVE(3, 5, 7))},
+    {CASE("prod with zeros",      product_last,   GRID(30, 7)), .kinked = true, .tolerance = 4},
+    {CASE("norm middle",          norm_middle,    NORMAL(3, 5, 40))},
+    {CASE("norm",                 norm_all,       NORMAL(3, 5))},
+    {CASE("norm 1",               norm_1,         NORMAL(3, 5, 7))},
+    {CASE("norm 3",               norm_3,         NORMAL(3, 5, 7))},
+    {CASE("norm of the largest",  norm_most,      NORMAL(3, 5, 7))},
+    {CASE("var",                  variance,       NORMAL(3, 5, 40))},
+    {CASE("var biased",           variance_biased, NORMAL(3, 5, 4))},
+    {CASE("std",                  deviation,      NORMAL(3, 5, 4))},
+    {CASE("cumsum",               cumsum_last,    NORMAL(3, 5, 7))},
+    {CASE("cumsum long",          cumsum_last,    NORMAL(2, 1100))},
+    {CASE("cumsum middle",        cumsum_middle,  NORMAL(3, 5, 7))},
+    {CASE("topk",                 topk_last,      NORMAL(3, 5, 7))},
+    {CASE("topk long",            topk_last,      NORMAL(3, 1100))},
+    {CASE("topk smallest",        topk_smallest,  NORMAL(3, 5, 7))},
+    {CASE("sort",                 sort_middle,    NORMAL(3, 9, 4))},
+    {CASE("sort equal",           sort_middle,    GRID(3, 30, 4)), .kinked = true},
+    {CASE("pad",                  pad,            NORMAL(3, 5, 4))},
+    {CASE("stack",                stack,          NORMAL(3, 5, 4), NORMAL(3, 5, 4))},
+    {CASE("attention of lengths", attention_of_lengths, NORMAL(3, 2, 4, 8), NORMAL(3, 2, 6, 8), NORMAL(3, 2, 6, 8), IDS(6, 3))},
+    {CASE("attention of groups",  attention_of_groups, NORMAL(2, 4, 5, 8), NORMAL(2, 2, 5, 8), NORMAL(2, 2, 5, 8),
+                                                  MASK(2, 1, 5, 5))},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);

@@ -5,6 +5,7 @@
 #include "recorded.h"
 #include "torch_cases.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,6 +72,44 @@ CASE(index_select_1, tr_index_select(x, 1, in[1]))
 CASE(flip, tr_flip(tr_flip(x, 0), 2))
 CASE(one_hot, tr_mul(x, tr_one_hot(in[1], 4, tr_dtype_of(x))))
 
+CASE(rms_norm, tr_rms_norm_op(x, in[1], 1e-5))
+CASE(group_norm, tr_group_norm_op(x, 2, in[1], in[2], 1e-5))
+CASE(instance_norm, tr_group_norm_op(x, 3, NULL, NULL, 1e-5))
+CASE(min, tr_min(x, .ndims = 1, .dims = {-1}))
+CASE(argmin, tr_add(tr_cast(tr_argmin(x, -1), tr_dtype_of(x)), tr_affine(tr_sum(x, .ndims = 1, .dims = {-1}), 0, 0)))
+CASE(prod, tr_prod(x, .ndims = 1, .dims = {1}))
+CASE(norm, tr_norm(x, .ndims = 2, .dims = {0, 2}))
+CASE(norm_zero, tr_norm(x, .ndims = 1, .dims = {1}))
+CASE(norm_1, tr_norm(x, .p = 1, .ndims = 1, .dims = {1}))
+CASE(norm_3, tr_norm(x, .p = 3))
+CASE(norm_most, tr_norm(x, .p = INFINITY, .ndims = 1, .dims = {1}))
+CASE(var, tr_var(x, .ndims = 1, .dims = {1}))
+CASE(var_biased, tr_var(x, .ndims = 2, .dims = {0, 2}, .keep = true, .biased = true))
+CASE(std, tr_std(x))
+CASE(std_zero, tr_std(x, .ndims = 1, .dims = {1}))
+CASE(cumsum, tr_cumsum(x, 1))
+CASE(topk, tr_topk(x, 3, -1))
+CASE(topk_smallest, tr_topk(x, 2, 0, .smallest = true))
+CASE(max_dim, tr_topk(x, 1, 1))
+CASE(sort, tr_sort(x, 1))
+CASE(sort_descending, tr_sort(x, -1, .descending = true))
+CASE(einsum, tr_einsum("bij,bjk->kbi", x, in[1]))
+CASE(einsum_sums, tr_einsum("abcx,dbay->acdb", x, in[1]))
+CASE(einsum_outer, tr_einsum("ab,c->acb", x, in[1]))
+CASE(einsum_scalar, tr_einsum("ab,ba->", x, in[1]))
+CASE(pad, tr_pad(x, .before = {0, 1, 2}, .after = {0, 3}, .value = -1.5))
+CASE(stack, tr_stack(((tr_tensor *[]){x, in[1], x}), 3, 1))
+CASE(rotary, tr_rotary(x))
+CASE(rotary_interleaved, tr_rotary(x, .interleaved = true, .first = 5))
+CASE(attention_groups, tr_attention(x, in[1], in[2], .causal = true))
+CASE(attention_lengths, tr_attention(x, in[1], in[2], .lengths = in[3]))
+
+static tr_tensor *argsort(tr_tensor **in)
+{
+    tr_tensor *at, *sorted = tr_sort(in[0], -1, .indices = &at);
+    return tr_add(tr_cast(at, tr_dtype_of(in[0])), tr_affine(sorted, 0, 0));
+}
+
 static const torch_case cases[] = {
     {"silu", silu},
     {"mish", mish},
@@ -124,6 +163,41 @@ static const torch_case cases[] = {
     {"index_select_1", index_select_1},
     {"flip", flip},
     {"one_hot", one_hot},
+    {"rms_norm", rms_norm},
+    {"group_norm", group_norm},
+    {"instance_norm", instance_norm},
+    {"min", min},
+    {"argmin", argmin},
+    {"prod", prod},
+    {"norm", norm},
+    {"norm_zero", norm_zero},
+    {"norm_1", norm_1},
+    {"norm_3", norm_3},
+    {"norm_most", norm_most},
+    {"var", var},
+    {"var_biased", var_biased},
+    {"std", std},
+    {"std_zero", std_zero},
+    {"cumsum", cumsum},
+    {"topk", topk},
+    {"topk_smallest", topk_smallest},
+    {"max_dim", max_dim},
+    {"sort", sort},
+    {"sort_descending", sort_descending},
+    {"einsum", einsum},
+    {"einsum_sums", einsum_sums},
+    {"einsum_outer", einsum_outer},
+    {"einsum_scalar", einsum_scalar},
+    {"pad", pad},
+    {"stack", stack},
+    {"rotary", rotary},
+    {"rotary_interleaved", rotary_interleaved},
+    {"attention_groups", attention_groups},
+    {"attention_lengths", attention_lengths},
+    {"min_tied", min},
+    {"prod_zero", prod},
+    {"argsort_stable", argsort},
+    {"attention_groups_lengths", attention_lengths},
 };
 
 static void check_in(tr_dtype dtype, double tolerance)

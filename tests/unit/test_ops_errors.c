@@ -282,6 +282,60 @@ static void numbers_of_elements_that_are_not_there(void **state)
     expect(tr_equal(x, ones(TR_SHAPE(3))), TR_SHAPE, "equal: shapes do not broadcast: [3, 4] and [3]");
 }
 
+static void reductions_orders_and_products_that_do_not_fit(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(3, 4)), *i = tr_ones(TR_SHAPE(2), .dtype = TR_I64), *at = NULL;
+    expect(tr_min(tr_empty(TR_SHAPE(2, 0)), .ndims = 1, .dims = {1}), TR_SHAPE, "min: a dimension to reduce is empty");
+    expect(tr_argmin(x, 2), TR_SHAPE, "argmin: no dimension 2 in [3, 4]");
+    expect(tr_norm(x, .p = -1), TR_INVALID, "norm: p is -1: it must be positive");
+    expect(tr_norm(i), TR_DTYPE, "norm: x is i64");
+    expect(tr_norm(NULL, .p = 1), TR_INVALID, "norm: x is NULL");
+    expect(tr_var(i), TR_DTYPE, "mean: input 0 is i64");
+    expect(tr_std(NULL), TR_INVALID, "mean: input 0 is NULL");
+    expect(tr_cumsum(x, 2), TR_SHAPE, "cumsum: no dimension 2 in [3, 4]");
+    expect(tr_topk(x, 5, 1, .indices = &at), TR_INVALID, "topk: k is 5: dimension 1 of [3, 4] has 0 to 4 elements to give");
+    expect(at, TR_INVALID, "topk: k is 5");
+    expect(tr_topk(x, -1, 1), TR_INVALID, "topk: k is -1");
+    expect(tr_sort(x, 2, .indices = &at), TR_SHAPE, "sort: no dimension 2 in [3, 4]");
+    expect(tr_sort(NULL, 0), TR_INVALID, "topk: input 0 is NULL");
+    expect(tr_pad(x, .before = {-1}), TR_INVALID, "pad: -1 before and 0 after dimension 0 must not be negative");
+    expect(tr_pad(x, .after = {0, 0, 1}), TR_SHAPE, "pad: no dimension 2 in [3, 4]");
+    expect(tr_pad(x, .after = {INT64_MAX}), TR_SHAPE, "pad: dimension 0 of [3, 4] becomes too large");
+    expect(tr_stack(NULL, 0, 0), TR_INVALID, "stack: 0 parts");
+    expect(tr_stack(((tr_tensor *[]){x, NULL}), 2, 0), TR_INVALID, "stack: part 1 is NULL");
+    expect(tr_stack(((tr_tensor *[]){x, x}), 2, 3), TR_SHAPE, "stack: [3, 4] has no place for a dimension 3");
+    expect(tr_stack(((tr_tensor *[]){x, i}), 2, 0), TR_DTYPE, "cat: dtypes differ");
+    expect(tr_einsum("ij,jk", x, x), TR_INVALID, "einsum: \"ij,jk\" must be letters, comma, letters, arrow, letters");
+    expect(tr_einsum("ii,ij->j", x, x), TR_INVALID, "einsum: \"ii,ij->j\" names i twice at once");
+    expect(tr_einsum("ij,jk->iz", x, x), TR_INVALID, "the result of \"ij,jk->iz\" has z, which neither operand has");
+    expect(tr_einsum("ijk,jk->i", x, x), TR_SHAPE, "einsum: operand 0 is [3, 4], which has not the 3 dimensions of");
+    expect(tr_einsum("ij,jk->ik", x, x), TR_SHAPE, "einsum: sizes of j differ in \"ij,jk->ik\": [3, 4] and [3, 4]");
+    expect(tr_einsum("abcdefghi,a->a", x, x), TR_INVALID, "names more than 8 dimensions at once");
+    expect(tr_einsum("ij,jk->ik", NULL, x), TR_INVALID, "einsum: input 0 is NULL");
+}
+
+static void sequences_and_norms_that_do_not_fit(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(2, 4, 3)), *q = ones(TR_SHAPE(2, 4, 5, 8)), *k = ones(TR_SHAPE(2, 3, 5, 8));
+    expect(tr_rms_norm_op(x, ones(TR_SHAPE(4)), 0), TR_SHAPE, "rms_norm: weight [4] does not fit x [2, 4, 3]: it must be [3]");
+    expect(tr_rms_norm_op(ones(TR_SCALAR), NULL, 0), TR_SHAPE, "rms_norm: x is a scalar");
+    expect(tr_group_norm_op(x, 3, NULL, NULL, 0), TR_SHAPE,
+        "group_norm: the 4 channels of x [2, 4, 3] do not divide into 3 groups");
+    expect(tr_group_norm_op(x, 2, ones(TR_SHAPE(3)), NULL, 0), TR_SHAPE, "group_norm: weight [3] does not fit x [2, 4, 3]");
+    expect(tr_group_norm_op(ones(TR_SHAPE(4)), 2, NULL, NULL, 0), TR_SHAPE, "group_norm: x is [4]");
+    expect(tr_group_norm_op(NULL, 2, NULL, NULL, 0), TR_INVALID, "group_norm: x is NULL");
+    expect(tr_rotary(x), TR_SHAPE, "rotary: x is [2, 4, 3]: it must be [..., seq, dim], dim even");
+    expect(tr_rotary(ones(TR_SHAPE(4))), TR_SHAPE, "rotary: x is [4]");
+    expect(tr_rotary(q, .base = -1), TR_INVALID, "rotary: base is -1: it must be positive");
+    expect(tr_attention(q, k, k), TR_SHAPE, "attention: q [2, 4, 5, 8], k [2, 3, 5, 8]");
+    expect(tr_attention(q, q, q, .lengths = ids(1, 2, 3)), TR_SHAPE,
+        "attention: lengths are i64 [3]: they must be i64 or i32, [2], one for each sample");
+}
+
 static double number(tr_tensor *t, int64_t i)
 {
     return tr_item(tr_slice(tr_cast(t, TR_F64), 0, i, i + 1));
@@ -319,6 +373,31 @@ static void integers_are_chosen_moved_and_added_whole(void **state)
     assert_true(out[0] == INT64_MAX && out[1] == INT64_MIN + 9 && out[2] == 20);
     tr_tensor *bytes = tr_one_hot(ids(1, 0, 1), 2, TR_U8);
     assert_true(tr_dtype_of(bytes) == TR_U8 && tr_item(tr_sum(bytes)) == 3);
+}
+
+static void orders_of_integers_nan_and_zeros(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *at, *large = tr_from(((const int64_t[]){INT64_MAX - 1, INT64_MIN, INT64_MAX}), TR_SHAPE(3), .dtype = TR_I64);
+    int64_t out[3];
+    assert_int_equal(tr_copy_out(tr_sort(large, 0, .indices = &at), out, sizeof out), TR_OK);
+    assert_true(out[0] == INT64_MIN && out[1] == INT64_MAX - 1 && out[2] == INT64_MAX);
+    assert_true(number(at, 0) == 1 && number(at, 1) == 0 && number(at, 2) == 2);
+    assert_int_equal(tr_copy_out(tr_min(large, .keep = true), out, sizeof *out), TR_OK);
+    assert_true(out[0] == INT64_MIN && tr_item(tr_argmin(large, 0)) == 1);
+    assert_int_equal(tr_dtype_of(tr_prod(tr_ones(TR_SHAPE(2), .dtype = TR_U8))), TR_I64);
+    assert_true(tr_item(tr_prod(ids(-3, 5, 7))) == -105);
+    tr_tensor *sums = tr_cumsum(tr_ones(TR_SHAPE(3), .dtype = TR_BOOL), 0);
+    assert_true(tr_dtype_of(sums) == TR_I64 && number(sums, 2) == 3);
+    tr_tensor *x = tr_from(((const float[]){0.0f, NAN, -0.0f, INFINITY}), TR_SHAPE(4));
+    assert_true(isnan(number(tr_topk(x, 2, 0, .indices = &at), 0)));
+    assert_true(number(at, 0) == 1 && number(at, 1) == 3);
+    assert_int_equal(tr_status_of(tr_sort(x, 0, .indices = &at)), TR_OK);
+    assert_true(number(at, 0) == 0 && number(at, 1) == 2 && number(at, 2) == 3 && number(at, 3) == 1);
+    assert_true(isnan(tr_item(tr_min(x))) && tr_item(tr_argmin(x, 0)) == 1);
+    assert_int_equal(tr_numel(tr_topk(x, 0, 0)), 0);
+    assert_true(isnan(tr_item(tr_var(ones(TR_SHAPE(1))))) && isnan(tr_item(tr_std(ones(TR_SHAPE(1))))));
 }
 
 static void with_no_counted_target_the_loss_is_nan_and_the_gradient_zero(void **state)
@@ -364,6 +443,9 @@ int main(void)
         cmocka_unit_test(labels_and_ids_out_of_range),
         cmocka_unit_test(losses_whose_inputs_do_not_fit),
         cmocka_unit_test(numbers_of_elements_that_are_not_there),
+        cmocka_unit_test(reductions_orders_and_products_that_do_not_fit),
+        cmocka_unit_test(sequences_and_norms_that_do_not_fit),
+        cmocka_unit_test(orders_of_integers_nan_and_zeros),
         cmocka_unit_test(comparisons_of_numbers_and_nan),
         cmocka_unit_test(integers_are_chosen_moved_and_added_whole),
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),

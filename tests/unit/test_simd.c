@@ -143,10 +143,15 @@ static void check_rows(int table, int64_t rows, int64_t n)
     tr__layer_norm_attrs norm = {.eps = 1e-5};
     CHECK(layer_norm, &norm, x, weight, bias);
     CHECK(layer_norm, &norm, x, NULL, NULL);
+    CHECK(rms_norm, &norm, x, weight);
+    CHECK(rms_norm, &norm, x, NULL);
     if (n < 4) return; /* all but cancels out, and rstd is large */
     tr_apply(tr__op(layer_norm), &norm, (tr_tensor *[]){x, NULL, NULL}, 3, outputs);
     CHECK(layer_norm_grad, &norm, g, x, weight, outputs[1], outputs[2]);
     CHECK(layer_norm_grad, &norm, g, x, NULL, outputs[1], outputs[2]);
+    tr_apply(tr__op(rms_norm), &norm, (tr_tensor *[]){x, NULL}, 2, outputs);
+    CHECK(rms_norm_grad, &norm, g, x, weight, outputs[1]);
+    CHECK(rms_norm_grad, &norm, g, x, NULL, outputs[1]);
 }
 
 /* Images of c channels. */

@@ -1,4 +1,4 @@
-/* layer_norm (see norm.c for the formulas). */
+/* layer_norm and rms_norm (see norm.c for the formulas). */
 #ifndef TR_OPS_CPU_SIMD_NORM_H
 #define TR_OPS_CPU_SIMD_NORM_H
 
@@ -10,7 +10,7 @@
 typedef struct norm_job {
     tr__rows x, y, g;
     const float *weight, *bias; /* NULL: ones, zeros */
-    float *mean, *rstd;
+    float *mean, *rstd; /* mean: NULL, it is 0 */
     double eps;
     bool wants_dx, wants_affine;
     int64_t rows_per_block;
@@ -24,7 +24,7 @@ static void layer_norm_rows(void *arg, int64_t begin, int64_t end)
     int64_t n = j->x.n;
     for (int64_t r = begin; r < end; r++) {
         const float *x = row_in(&j->x, r, x_buffer);
-        float *y = row_out(&j->y, r, y_buffer), mean = row_sum(x, n) / (float)n;
+        float *y = row_out(&j->y, r, y_buffer), mean = j->mean ? row_sum(x, n) / (float)n : 0;
         vec squares = {0};
         FOR_VECTORS(n,
             vec centred = keep_lanes(load_lanes(x + i, m) - mean, m, 0);
@@ -36,7 +36,7 @@ static void layer_norm_rows(void *arg, int64_t begin, int64_t end)
             if (j->bias) v += load_lanes(j->bias + i, m);
             store_lanes(y + i, v, m););
         row_done(&j->y, r, y_buffer);
-        j->mean[r] = mean;
+        if (j->mean) j->mean[r] = mean;
         j->rstd[r] = rstd;
     }
 }
@@ -60,22 +60,31 @@ static tr__rows rows_of(const tr_tensor *x)
     return tr__rows_of(x, x->shape.ndim - 1);
 }
 
-static tr_status layer_norm_kernel(tr_op_call *call)
+static tr_status run_norm(tr_op_call *call, const tr_tensor *bias, float *mean, float *rstd)
 {
-    float weight[ROW_MAX], bias[ROW_MAX];
+    float weight_buffer[ROW_MAX], bias_buffer[ROW_MAX];
     norm_job j = {
         .x = rows_of(call->inputs[0]),
         .y = rows_of(call->outputs[0]),
-        .mean = tr__ptr(call->outputs[1]),
-        .rstd = tr__ptr(call->outputs[2]),
+        .mean = mean,
+        .rstd = rstd,
         .eps = ((const tr__layer_norm_attrs *)call->attrs)->eps,
     };
-    if (!can_do(&j.x) || !can_do(&j.y) || !vector_fits(call->inputs[1]) || !vector_fits(call->inputs[2]))
-        return TR__DECLINED;
-    j.weight = vector_in(call->inputs[1], weight);
-    j.bias = vector_in(call->inputs[2], bias);
+    if (!can_do(&j.x) || !can_do(&j.y) || !vector_fits(call->inputs[1]) || !vector_fits(bias)) return TR__DECLINED;
+    j.weight = vector_in(call->inputs[1], weight_buffer);
+    j.bias = vector_in(bias, bias_buffer);
     tr__pool_for(tr__pool_of(call->inputs[0]), j.x.others.n, tr__row_grain(j.x.n), layer_norm_rows, &j);
     return TR_OK;
+}
+
+static tr_status layer_norm_kernel(tr_op_call *call)
+{
+    return run_norm(call, call->inputs[2], tr__ptr(call->outputs[1]), tr__ptr(call->outputs[2]));
+}
+
+static tr_status rms_norm_kernel(tr_op_call *call)
+{
+    return run_norm(call, NULL, NULL, tr__ptr(call->outputs[1]));
 }
 
 /* One row: dx, and its share of dweight and dbias. */
@@ -83,7 +92,7 @@ static inline void norm_grad_row(const norm_job *j, int64_t r, const float *g, c
                                  float *dweight, float *dbias)
 {
     int64_t n = j->x.n;
-    float mean = j->mean[r], rstd = j->rstd[r];
+    float mean = j->mean ? j->mean[r] : 0, rstd = j->rstd[r];
     vec sum_h = {0}, sum_hx = {0};
     FOR_VECTORS(n,
         vec gv = load_lanes(g + i, m), xhat = keep_lanes((load_lanes(x + i, m) - mean) * rstd, m, 0), h = gv;
@@ -95,7 +104,7 @@ static inline void norm_grad_row(const norm_job *j, int64_t r, const float *g, c
             store_lanes(dbias + i, load_lanes(dbias + i, m) + gv, m);
         });
     if (!j->wants_dx) return;
-    float mean_h = vec_sum(sum_h) / (float)n, mean_hx = vec_sum(sum_hx) / (float)n;
+    float mean_h = j->mean ? vec_sum(sum_h) / (float)n : 0, mean_hx = vec_sum(sum_hx) / (float)n;
     FOR_VECTORS(n,
         vec h = load_lanes(g + i, m), xhat = (load_lanes(x + i, m) - mean) * rstd;
         if (j->weight) h *= load_lanes(j->weight + i, m);
@@ -147,7 +156,7 @@ static tr_status run_norm_grad(norm_job *j, tr__pool *pool, tr_tensor *dweight, 
     int64_t blocks = (rows + j->rows_per_block - 1) / j->rows_per_block;
     if (j->wants_affine) {
         j->sums = malloc(sizeof(float) * 2 * (size_t)(blocks * n + 1));
-        if (!j->sums) return tr__fail(TR_NO_MEMORY, "layer_norm_grad: out of memory");
+        if (!j->sums) return tr__fail(TR_NO_MEMORY, "norm: no memory for the gradients of %lld blocks of rows", (long long)blocks);
     }
     tr__pool_for(pool, blocks, tr__row_grain(n * j->rows_per_block), norm_grad_blocks, j);
     if (dweight) finish_vector(j->sums, blocks, n, dweight, attrs->accumulate_weight);
@@ -156,15 +165,15 @@ static tr_status run_norm_grad(norm_job *j, tr__pool *pool, tr_tensor *dweight, 
     return TR_OK;
 }
 
-static tr_status layer_norm_grad_kernel(tr_op_call *call)
+static tr_status start_norm_grad(tr_op_call *call, float *mean, float *rstd)
 {
     float weight[ROW_MAX];
     tr_tensor *dx = call->outputs[0];
     norm_job j = {
         .g = rows_of(call->inputs[0]),
         .x = rows_of(call->inputs[1]),
-        .mean = tr__ptr(call->inputs[3]),
-        .rstd = tr__ptr(call->inputs[4]),
+        .mean = mean,
+        .rstd = rstd,
         .wants_dx = dx != NULL,
         .wants_affine = call->outputs[1] || call->outputs[2],
     };
@@ -172,6 +181,17 @@ static tr_status layer_norm_grad_kernel(tr_op_call *call)
     if (!can_do(&j.x) || !can_do(&j.g) || (dx && !can_do(&j.y)) || !vector_fits(call->inputs[2])) return TR__DECLINED;
     j.weight = vector_in(call->inputs[2], weight);
     return run_norm_grad(&j, tr__pool_of(call->inputs[0]), call->outputs[1], call->outputs[2], call->attrs);
+}
+
+static tr_status layer_norm_grad_kernel(tr_op_call *call)
+{
+    return start_norm_grad(call, tr__ptr(call->inputs[3]), tr__ptr(call->inputs[4]));
+}
+
+/* outputs[2], of a bias, is NULL. */
+static tr_status rms_norm_grad_kernel(tr_op_call *call)
+{
+    return start_norm_grad(call, NULL, tr__ptr(call->inputs[3]));
 }
 
 #endif

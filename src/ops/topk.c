@@ -1,0 +1,206 @@
+/*
+ * The k largest or smallest elements along one dimension, in order, and where they were; all of them: a sort.
+ *
+ * Elements become keys, unsigned numbers that are ordered as the results are to be, so that one comparison serves all
+ * dtypes. Among equals the first comes first. A heap keeps the k best of what has been seen of a row.
+ */
+#include "ops/family.h"
+#include "ops/rows.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+static tr_tensor *failed(tr_tensor **indices)
+{
+    tr_tensor *t = tr__tensor_failed();
+    if (indices) *indices = t;
+    return t;
+}
+
+static tr_tensor *apply(tr_tensor *x, const tr__topk_attrs *attrs, tr_tensor **indices)
+{
+    tr_tensor *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
+    tr_tensor *values = tr_apply(tr__op(topk), attrs, &x, 1, outputs);
+    if (indices) *indices = tr__bad(values) ? values : outputs[1];
+    return values;
+}
+
+tr_tensor *tr_topk_with(const tr_topk_options *o)
+{
+    tr__topk_attrs attrs = {.k = o->k, .smallest = o->smallest};
+    if (o->x && !tr__bad(o->x) && tr__dim("topk", o->x->shape, o->dim, &attrs.dim) != TR_OK) return failed(o->indices);
+    return apply(o->x, &attrs, o->indices);
+}
+
+tr_tensor *tr_sort_with(const tr_sort_options *o)
+{
+    tr__topk_attrs attrs = {.smallest = !o->descending};
+    if (o->x && !tr__bad(o->x)) {
+        if (tr__dim("sort", o->x->shape, o->dim, &attrs.dim) != TR_OK) return failed(o->indices);
+        attrs.k = o->x->shape.dim[attrs.dim];
+    }
+    return apply(o->x, &attrs, o->indices);
+}
+
+tr_status tr__topk_infer(tr_op_call *call)
+{
+    TR__TRY(tr__given(call, 0));
+    const tr__topk_attrs *attrs = call->attrs;
+    const tr_tensor *x = call->inputs[0];
+    tr_shape shape = x->shape;
+    if (attrs->k < 0 || attrs->k > shape.dim[attrs->dim])
+        return tr__fail(TR_INVALID, "topk: k is %" PRId64 ": dimension %d of %s has 0 to %" PRId64 " elements to give",
+            attrs->k, attrs->dim, TR__TEXT(shape), shape.dim[attrs->dim]);
+    shape.dim[attrs->dim] = attrs->k;
+    TR__TRY(tr_op_output(call, 0, shape, x->dtype));
+    return tr_op_output(call, 1, shape, TR_I64);
+}
+
+/* ---- Reference kernel ------------------------------------------------------------------------------------------ */
+
+typedef struct entry {
+    uint64_t key;
+    int64_t at;
+} entry;
+
+typedef struct job {
+    const tr__topk_attrs *attrs;
+    tr__rows x, values, indices;
+    atomic_bool no_memory;
+} job;
+
+/* Larger numbers have larger keys, NaN the largest; 0 and -0 are equal. */
+static uint64_t key_of_float(double x)
+{
+    const uint64_t sign = UINT64_C(1) << 63;
+    uint64_t bits;
+    if (x != x) return UINT64_MAX;
+    x += 0.0;
+    memcpy(&bits, &x, sizeof bits);
+    return bits & sign ? ~bits : bits | sign;
+}
+
+static bool before(entry a, entry b)
+{
+    return a.key != b.key ? a.key < b.key : a.at < b.at;
+}
+
+static int in_order(const void *a, const void *b)
+{
+    return before(*(const entry *)a, *(const entry *)b) ? -1 : 1;
+}
+
+/* heap: n entries, the last one to be kept on top. Its top has been replaced. */
+static void sift_down(entry *heap, int64_t n)
+{
+    for (int64_t i = 0, child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && before(heap[child], heap[child + 1])) child++;
+        if (!before(heap[i], heap[child])) return;
+        entry swapped = heap[i];
+        heap[i] = heap[child];
+        heap[child] = swapped;
+    }
+}
+
+static void sift_up(entry *heap, int64_t i)
+{
+    for (int64_t parent; i > 0 && before(heap[parent = (i - 1) / 2], heap[i]); i = parent) {
+        entry swapped = heap[i];
+        heap[i] = heap[parent];
+        heap[parent] = swapped;
+    }
+}
+
+/* The keys of elements first … first + n - 1 of row r. */
+static void read_keys(const job *j, int64_t r, int64_t first, int64_t n, uint64_t *keys)
+{
+    union {
+        double floats[TR__ROW_BLOCK];
+        int64_t integers[TR__ROW_BLOCK];
+    } block;
+    bool floats = tr_dtype_is_float(j->x.dtype);
+    if (floats)
+        tr__row_read(&j->x, r, first, n, block.floats);
+    else
+        tr__row_read_i64(&j->x, r, first, n, block.integers);
+    for (int64_t i = 0; i < n; i++) {
+        keys[i] = floats ? key_of_float(block.floats[i]) : (uint64_t)block.integers[i] ^ (UINT64_C(1) << 63);
+        if (!j->attrs->smallest) keys[i] = ~keys[i];
+    }
+}
+
+/* The first k of row r, in order. */
+static void select_row(const job *j, int64_t r, entry *best)
+{
+    uint64_t keys[TR__ROW_BLOCK];
+    int64_t k = j->attrs->k, kept = 0;
+    for (int64_t first = 0, n; first < j->x.n; first += n) {
+        n = tr__row_block(&j->x, first);
+        read_keys(j, r, first, n, keys);
+        for (int64_t i = 0; i < n; i++) {
+            entry e = {keys[i], first + i};
+            if (kept < k) {
+                best[kept] = e;
+                sift_up(best, kept++);
+            } else if (before(e, best[0])) {
+                best[0] = e;
+                sift_down(best, k);
+            }
+        }
+    }
+    qsort(best, (size_t)k, sizeof *best, in_order);
+}
+
+static void put_row(const job *j, int64_t r, const entry *best)
+{
+    for (int64_t i = 0; i < j->attrs->k; i++) {
+        tr__row_write_i64(&j->indices, r, i, 1, &best[i].at);
+        if (tr_dtype_is_float(j->x.dtype)) {
+            double value;
+            tr__row_read(&j->x, r, best[i].at, 1, &value);
+            tr__row_write(&j->values, r, i, 1, &value);
+        } else {
+            int64_t value;
+            tr__row_read_i64(&j->x, r, best[i].at, 1, &value);
+            tr__row_write_i64(&j->values, r, i, 1, &value);
+        }
+    }
+}
+
+static void select_rows(void *arg, int64_t begin, int64_t end)
+{
+    job *j = arg;
+    entry *best = malloc(sizeof *best * (size_t)j->attrs->k);
+    if (!best) {
+        atomic_store(&j->no_memory, true);
+        return;
+    }
+    for (int64_t r = begin; r < end; r++) {
+        select_row(j, r, best);
+        put_row(j, r, best);
+    }
+    free(best);
+}
+
+tr_status tr__topk_forward(tr_op_call *call)
+{
+    const tr__topk_attrs *attrs = call->attrs;
+    int dim = attrs->dim;
+    if (attrs->k == 0) return TR_OK;
+    job j = {attrs, tr__rows_of(call->inputs[0], dim), tr__rows_of(call->outputs[0], dim),
+        tr__rows_of(call->outputs[1], dim), false};
+    tr__pool_for(tr__pool_of(call->outputs[0]), j.x.others.n, tr__row_grain(8 * j.x.n), select_rows, &j);
+    if (!atomic_load(&j.no_memory)) return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "topk: no memory for %" PRId64 " entries", attrs->k);
+}
+
+/* To where the elements were. */
+tr_status tr__topk_backward(tr_backward_call *call)
+{
+    tr_tensor *g = call->grad_outputs[0], *zero = tr_zeros(TR_SCALAR, .dtype = g->dtype, .device = tr__device_of(g));
+    int dim = ((const tr__topk_attrs *)call->attrs)->dim;
+    call->grad_inputs[0] = tr_scatter_add(tr_expand(zero, tr__input_shape(call, 0)), dim, call->outputs[1], g);
+    return TR_OK;
+}
