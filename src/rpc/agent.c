@@ -195,7 +195,7 @@ static void bury(tr_rpc *rpc, tr__rpc_link *link)
     if (ending == TR__RPC_DAMAGED && link->far) tr__far_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker);
-    tr__refs_gone(rpc, link->worker);
+    if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.gone) rpc->hooks.gone(rpc->hooks.user, link->worker);
     tr__drain_wake(rpc);
     pthread_mutex_lock(&rpc->near_lock);
@@ -291,11 +291,14 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
     if (tr_rpc_current() == rpc)
         return tr__fail(TR_STATE, "tr_rpc_stop: called by a function that runs for another worker, which it would wait for");
     if (atomic_exchange(&rpc->stopped, true)) return tr__fail(TR_STATE, "tr_rpc_stop: it has stopped already");
-    tr__drain(rpc);
+    tr_status status = tr__drain(rpc);
+    tr__error *why = status == TR_OK ? NULL : tr__error_take();
     tr__refs_report(rpc);
     close_agent(rpc, true);
     tr__refs_free(rpc);
-    return TR_OK;
+    if (why) tr__fail_stored(why);
+    tr__error_unref(why);
+    return status;
 }
 
 /* ---- Starting ---------------------------------------------------------------------------------------------------- */

@@ -197,8 +197,11 @@ struct tr_rpc {
     uint64_t round;               /* of questions that we ask */
     struct tr__rpc_answer {
         uint64_t round, calls;
-        bool idle;
+        int state;
+        int64_t heard;
     } *answers;                   /* [world] */
+    int64_t moved;                /* when something happened last */
+    char gave_up[512];            /* on whom; empty: on nobody */
 };
 
 /* ---- agent.c ----------------------------------------------------------------------------------------------------- */
@@ -340,7 +343,9 @@ tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value);
 /* ---- drain.c ----------------------------------------------------------------------------------------------------- */
 
 void tr__drain_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
-void tr__drain(tr_rpc *rpc);
+/* Waits until all are done; or until nothing has happened for the agent's timeout: then it fails and says who is not. */
+tr_status tr__drain(tr_rpc *rpc);
+bool tr__drain_ended(tr_rpc *rpc);
 void tr__drain_wake(tr_rpc *rpc);
 
 #endif

@@ -3,36 +3,59 @@
  * round, whether they have called tr_rpc_stop(), have no call under way and run none, and how many calls they have begun so
  * far. A request that is on its way belongs to a call that is under way at its caller; so when two rounds find everyone idle
  * and the same number of calls, there was none in between, and there will be none.
+ *
+ * That may take long, while others work; but not when nothing happens. The asker gives up on a worker that does not answer for
+ * as long as the agent's timeout, or when nobody has had a call under way for as long, and tells all who it was. The others
+ * ask the asker now and then, and give up on it by the same rule.
  */
 #include "rpc/agent.h"
 
 #include "base/clock.h"
 
+#include <stdio.h>
 #include <string.h>
 
-enum { PAUSE_FIRST_US = 200, PAUSE_MOST_US = 10000, LOOK_MS = 100 };
+enum { PAUSE_FIRST_US = 200, PAUSE_MOST_US = 10000, LOOK_MS = 100, ASK_MS = 1000 };
+/* What an answer says, in the frame's status. */
+enum { DONE = 1, STOPPED = 2, CALLS = 4 }; /* it has stopped and is idle; has stopped; has calls under way */
 
+/* Something has happened here. */
 void tr__drain_wake(tr_rpc *rpc)
 {
     pthread_mutex_lock(&rpc->drain_lock);
+    rpc->moved = tr__now_ns();
     if (rpc->stopping) pthread_cond_broadcast(&rpc->drain_changed);
     pthread_mutex_unlock(&rpc->drain_lock);
 }
 
-static bool is_idle(tr_rpc *rpc, uint64_t *calls)
+bool tr__drain_ended(tr_rpc *rpc)
 {
-    pthread_mutex_lock(&rpc->calls_lock);
-    bool idle = rpc->call_count == 0;
-    *calls = rpc->calls_ever;
-    pthread_mutex_unlock(&rpc->calls_lock);
-    return idle && tr__rpc_requests(rpc) == 0 && tr__refs_unacknowledged(rpc) == 0;
+    pthread_mutex_lock(&rpc->drain_lock);
+    bool ended = rpc->ended;
+    pthread_mutex_unlock(&rpc->drain_lock);
+    return ended;
 }
 
-static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t *number)
+/* Of this worker, what it would answer. */
+static int state_of(tr_rpc *rpc, uint64_t *calls)
+{
+    pthread_mutex_lock(&rpc->calls_lock);
+    bool has_calls = rpc->call_count > 0;
+    *calls = rpc->calls_ever;
+    pthread_mutex_unlock(&rpc->calls_lock);
+    bool idle = !has_calls && tr__rpc_requests(rpc) == 0 && tr__refs_unacknowledged(rpc) == 0;
+    pthread_mutex_lock(&rpc->drain_lock);
+    bool stopped = rpc->stopping;
+    pthread_mutex_unlock(&rpc->drain_lock);
+    return (idle && stopped ? DONE : 0) | (stopped ? STOPPED : 0) | (has_calls ? CALLS : 0);
+}
+
+static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t *number, const char *text)
 {
     tr__rpc_writer w;
     tr__rpc_writer_begin(&w);
     if (number) tr__rpc_write_u64(&w, *number);
+    if (text) tr__rpc_write_text(&w, text);
     tr_status sent = tr__rpc_send(rpc, to, frame, &w);
     (void)sent; /* a worker that is gone is not waited for */
     tr__rpc_writer_end(&w);
@@ -43,11 +66,8 @@ static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t *numbe
 static void hear_question(tr_rpc *rpc, const tr__rpc_inbound *m)
 {
     uint64_t calls;
-    bool idle = is_idle(rpc, &calls);
-    pthread_mutex_lock(&rpc->drain_lock);
-    idle &= rpc->stopping;
-    pthread_mutex_unlock(&rpc->drain_lock);
-    tell(rpc, m->from, (tr__rpc_frame){.type = TR__RPC_ANSWER, .id = m->frame.id, .status = idle}, &calls);
+    int state = state_of(rpc, &calls);
+    tell(rpc, m->from, (tr__rpc_frame){.type = TR__RPC_ANSWER, .id = m->frame.id, .status = state}, &calls, NULL);
 }
 
 static void hear_answer(tr_rpc *rpc, const tr__rpc_inbound *m)
@@ -56,10 +76,25 @@ static void hear_answer(tr_rpc *rpc, const tr__rpc_inbound *m)
     if (m->frame.body != sizeof calls) return;
     memcpy(&calls, m->body, sizeof calls);
     pthread_mutex_lock(&rpc->drain_lock);
-    rpc->answers[m->from].round = m->frame.id;
-    rpc->answers[m->from].calls = calls;
-    rpc->answers[m->from].idle = m->frame.status == 1;
+    struct tr__rpc_answer *a = &rpc->answers[m->from];
+    int64_t now = tr__now_ns();
+    if (calls != a->calls || m->frame.status & CALLS) rpc->moved = now;
+    *a = (struct tr__rpc_answer){.round = m->frame.id, .calls = calls, .state = m->frame.status, .heard = now};
     pthread_cond_broadcast(&rpc->drain_changed);
+    pthread_mutex_unlock(&rpc->drain_lock);
+}
+
+/* Nobody waits here before it has stopped itself; the others may give up on it before. */
+static void hear_end(tr_rpc *rpc, const tr__rpc_inbound *m)
+{
+    tr__rpc_reader r = {.at = m->body, .end = m->body + m->frame.body};
+    const char *text = m->frame.status ? tr__rpc_read_text(&r) : NULL;
+    pthread_mutex_lock(&rpc->drain_lock);
+    if (rpc->stopping && !rpc->ended) {
+        if (text) snprintf(rpc->gave_up, sizeof rpc->gave_up, "%s", text);
+        rpc->ended = true;
+        pthread_cond_broadcast(&rpc->drain_changed);
+    }
     pthread_mutex_unlock(&rpc->drain_lock);
 }
 
@@ -67,11 +102,37 @@ void tr__drain_heard(tr_rpc *rpc, const tr__rpc_inbound *m)
 {
     if (m->frame.type == TR__RPC_ASK) hear_question(rpc, m);
     if (m->frame.type == TR__RPC_ANSWER) hear_answer(rpc, m);
-    if (m->frame.type != TR__RPC_END) return;
-    pthread_mutex_lock(&rpc->drain_lock);
-    rpc->ended = true;
-    pthread_cond_broadcast(&rpc->drain_changed);
-    pthread_mutex_unlock(&rpc->drain_lock);
+    if (m->frame.type == TR__RPC_END) hear_end(rpc, m);
+}
+
+/* ---- Giving up --------------------------------------------------------------------------------------------------- */
+
+/* Under the lock: since then, for too long? */
+static bool is_overdue(const tr_rpc *rpc, int64_t since)
+{
+    return tr__now_ns() - since > (int64_t)rpc->timeout_ms * 1000000;
+}
+
+/* Names a worker in rpc->gave_up. */
+static void accuse(tr_rpc *rpc, int worker, const char *of)
+{
+    size_t used = strlen(rpc->gave_up);
+    if (used == 0)
+        used += (size_t)snprintf(rpc->gave_up, sizeof rpc->gave_up, "tr_rpc_stop: given up after %g s in which nothing "
+            "happened: ", rpc->timeout_ms / 1000.0);
+    else
+        used += (size_t)snprintf(rpc->gave_up + used, sizeof rpc->gave_up - used, "; ");
+    if (used < sizeof rpc->gave_up)
+        snprintf(rpc->gave_up + used, sizeof rpc->gave_up - used, "worker %d (\"%s\") %s", worker,
+            rpc->links[worker].name, of);
+}
+
+/* Under the lock: what a worker keeps us waiting by; NULL: nothing. */
+static const char *fault_of(const tr_rpc *rpc, int state, int64_t heard)
+{
+    if (is_overdue(rpc, heard)) return "does not answer";
+    if (!is_overdue(rpc, rpc->moved) || state & DONE) return NULL;
+    return state & STOPPED ? "still runs a function, or waits for an acknowledgement" : "has not called it";
 }
 
 /* ---- Asking ------------------------------------------------------------------------------------------------------ */
@@ -97,21 +158,34 @@ static bool all_answered(tr_rpc *rpc)
     return true;
 }
 
-/* One round: is everyone idle, and how many calls were there? */
+static void tell_all(tr_rpc *rpc, tr__rpc_frame frame, const char *text)
+{
+    for (int i = 0; i < rpc->world; i++)
+        if (i != rpc->rank && is_live(rpc, i)) tell(rpc, i, frame, NULL, text);
+}
+
+/* One round: is everyone idle, and how many calls were there? False also when someone is given up. */
 static bool ask_all(tr_rpc *rpc, uint64_t *sum)
 {
-    bool idle = is_idle(rpc, sum);
+    int state = state_of(rpc, sum);
+    bool idle = state & DONE;
     pthread_mutex_lock(&rpc->drain_lock);
     uint64_t round = ++rpc->round;
+    int64_t asked = tr__now_ns();
+    if (state & CALLS) rpc->moved = asked;
     pthread_mutex_unlock(&rpc->drain_lock);
-    for (int i = 0; i < rpc->world; i++)
-        if (i != rpc->rank && is_live(rpc, i)) tell(rpc, i, (tr__rpc_frame){.type = TR__RPC_ASK, .id = round}, NULL);
+    tell_all(rpc, (tr__rpc_frame){.type = TR__RPC_ASK, .id = round}, NULL);
     pthread_mutex_lock(&rpc->drain_lock);
-    while (!all_answered(rpc)) sleep_us(rpc, LOOK_MS * 1000);
+    while (!all_answered(rpc) && !is_overdue(rpc, asked)) sleep_us(rpc, LOOK_MS * 1000);
+    const char *fault = idle ? NULL : fault_of(rpc, state, asked);
+    if (fault) accuse(rpc, rpc->rank, fault);
     for (int i = 0; i < rpc->world; i++) {
+        const struct tr__rpc_answer *a = &rpc->answers[i];
         if (i == rpc->rank || !is_live(rpc, i)) continue;
-        idle &= rpc->answers[i].idle;
-        *sum += rpc->answers[i].calls;
+        fault = fault_of(rpc, a->state, a->round == round ? tr__now_ns() : asked);
+        if (fault) accuse(rpc, i, fault);
+        idle &= a->round == round && a->state & DONE;
+        *sum += a->calls;
     }
     pthread_mutex_unlock(&rpc->drain_lock);
     return idle;
@@ -124,29 +198,65 @@ static int lowest(tr_rpc *rpc)
     return worker;
 }
 
+static bool has_given_up(tr_rpc *rpc)
+{
+    pthread_mutex_lock(&rpc->drain_lock);
+    bool gave_up = rpc->gave_up[0];
+    pthread_mutex_unlock(&rpc->drain_lock);
+    return gave_up;
+}
+
 static void lead(tr_rpc *rpc)
 {
     uint64_t before = 0, now = 0;
     bool was_idle = false;
     for (int64_t pause = PAUSE_FIRST_US;; pause = 2 * pause < PAUSE_MOST_US ? 2 * pause : PAUSE_MOST_US) {
         bool idle = ask_all(rpc, &now);
-        if (idle && was_idle && now == before) break;
+        if ((idle && was_idle && now == before) || has_given_up(rpc)) break;
         was_idle = idle;
         before = now;
         pthread_mutex_lock(&rpc->drain_lock);
         if (!idle) sleep_us(rpc, pause);
         pthread_mutex_unlock(&rpc->drain_lock);
     }
-    for (int i = 0; i < rpc->world; i++)
-        if (i != rpc->rank && is_live(rpc, i)) tell(rpc, i, (tr__rpc_frame){.type = TR__RPC_END}, NULL);
+    pthread_mutex_lock(&rpc->drain_lock);
+    rpc->ended = true;
+    bool gave_up = rpc->gave_up[0];
+    pthread_mutex_unlock(&rpc->drain_lock);
+    tell_all(rpc, (tr__rpc_frame){.type = TR__RPC_END, .status = gave_up ? TR_TIMEOUT : TR_OK}, gave_up ? rpc->gave_up : NULL);
 }
 
-void tr__drain(tr_rpc *rpc)
+/* Waits for the one who asks, and sees that it is there. True: it is over; false: this worker is to ask now. */
+static bool follow(tr_rpc *rpc)
+{
+    int64_t began = tr__now_ns(), asked = began;
+    int period_ms = rpc->timeout_ms / 4 < ASK_MS ? rpc->timeout_ms / 4 : ASK_MS;
+    pthread_mutex_lock(&rpc->drain_lock);
+    for (int asker; !rpc->ended && (asker = lowest(rpc)) != rpc->rank; sleep_us(rpc, LOOK_MS * 1000)) {
+        const struct tr__rpc_answer *a = &rpc->answers[asker];
+        /* Of others the asker knows more. */
+        const char *fault = fault_of(rpc, a->state & STOPPED ? DONE : a->state, a->heard > began ? a->heard : began);
+        if (fault) {
+            accuse(rpc, asker, fault);
+            rpc->ended = true;
+        } else if (tr__now_ns() - asked > period_ms * (int64_t)1000000) {
+            pthread_mutex_unlock(&rpc->drain_lock);
+            tell(rpc, asker, (tr__rpc_frame){.type = TR__RPC_ASK}, NULL, NULL);
+            asked = tr__now_ns();
+            pthread_mutex_lock(&rpc->drain_lock);
+        }
+    }
+    bool ended = rpc->ended;
+    pthread_mutex_unlock(&rpc->drain_lock);
+    return ended;
+}
+
+tr_status tr__drain(tr_rpc *rpc)
 {
     pthread_mutex_lock(&rpc->drain_lock);
     rpc->stopping = true;
-    while (!rpc->ended && lowest(rpc) != rpc->rank) sleep_us(rpc, LOOK_MS * 1000);
-    bool ended = rpc->ended;
+    rpc->moved = tr__now_ns();
     pthread_mutex_unlock(&rpc->drain_lock);
-    if (!ended) lead(rpc);
+    if (!follow(rpc)) lead(rpc);
+    return rpc->gave_up[0] ? tr__fail(TR_TIMEOUT, "%s", rpc->gave_up) : TR_OK;
 }

@@ -35,8 +35,8 @@ typedef enum tr__rpc_message_type {
     TR__RPC_CANCEL,      /* id: the caller's call */
     TR__RPC_REFER,       /* body: a message of the references (rref_state.h) */
     TR__RPC_ASK,         /* are you done? id: the question */
-    TR__RPC_ANSWER,      /* status: 1: nothing is under way here; body: how many calls there were */
-    TR__RPC_END,         /* all are done */
+    TR__RPC_ANSWER,      /* status: what is under way here (drain.c); body: how many calls there were */
+    TR__RPC_END,         /* all are done; or, with a status and a text, are not waited for */
     TR__RPC_TYPES
 } tr__rpc_message_type;
 

@@ -1,0 +1,227 @@
+/* Workers that stop, never end, or send what is no message: a clear error at who deals with them, in time, and all others go
+ * on. How workers that are killed end is in test_rpc_process.c. */
+#include "processes.h"
+
+#include "base/clock.h"
+#include "rpc/agent.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { SHORT_MS = 1000 };
+
+static int64_t twice(int64_t x)
+{
+    return 2 * x;
+}
+TR_RPC(twice, I64, RETURNS(I64));
+
+static tr_status halt(void)
+{
+    raise(SIGSTOP);
+    return TR_OK;
+}
+TR_RPC(halt, RETURNS(NONE));
+
+static tr_rpc *start(const rank *r)
+{
+    tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = JOIN_MS);
+    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &twice_rpc);
+    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &halt_rpc);
+    return rpc;
+}
+
+static tr_status says(const char *words)
+{
+    return strstr(tr_error_message(), words) ? TR_OK : tr_fail(TR_INTERNAL, "'%s' says nothing of '%s'", tr_error_message(), words);
+}
+
+static tr_status call(tr_rpc *rpc, int to)
+{
+    tr_future *f = tr_rpc_sync(rpc, tr_rpc_name(rpc, to), "twice", 21);
+    TRY(tr_future_wait(f));
+    return tr_future_i64(f) == 42 ? TR_OK : tr_fail(TR_INTERNAL, "twice 21 is %lld", (long long)tr_future_i64(f));
+}
+
+/* ---- Stopping ------------------------------------------------------------------------------------------------------- */
+
+static tr_status stop_without(tr_rpc *rpc, const char *whom, const char *why)
+{
+    rpc->timeout_ms = SHORT_MS; /* from here on */
+    CHECK(tr_rpc_stop(rpc) == TR_TIMEOUT);
+    TRY(says("tr_rpc_stop: given up after 1 s"));
+    TRY(says(whom));
+    return says(why);
+}
+
+/* One stands still, in the middle of a function. */
+static tr_status go_on_beside_a_statue(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) {
+        while (!atomic_load(&r->post->turns)) usleep(1000);
+        tr_status status = tr_rpc_stop(rpc); /* the others have given up on this one, which it may hear now, or not */
+        return status == TR_TIMEOUT ? says("worker 1 (\"worker1\") does not answer") : status;
+    }
+    if (r->number == 0) {
+        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = "worker1", .function = "halt", .timeout_ms = 100};
+        CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
+        TRY(says("rpc: halt on \"worker1\": no answer within 0.1 s"));
+    }
+    TRY(call(rpc, 2 - r->number));
+    return stop_without(rpc, "worker 1 (\"worker1\")", "does not answer");
+}
+
+static void check_all(const job *j)
+{
+    for (int i = 0; i < j->world; i++)
+        if (j->posts[i].status != TR_OK || !j->posts[i].ended)
+            fail_msg("rank %d: %s (%s)", i, j->posts[i].text, tr_status_name(j->posts[i].status));
+}
+
+static void a_worker_that_stands_still_is_named(void **state)
+{
+    (void)state;
+    static const int hosts[] = {0, 1, 0};
+    job j;
+    start_job_in(&j, &(setting){.hosts = hosts}, 3, go_on_beside_a_statue, NULL);
+    reap(&j, 0);
+    reap(&j, 2);
+    atomic_store(&j.posts[1].turns, 1);
+    kill(j.ranks[1].pid, SIGCONT);
+    reap(&j, 1);
+    check_all(&j);
+    finish(&j);
+}
+
+/* One goes on with something else. */
+static tr_status stop_before_the_last(rank *r)
+{
+    TR_SCOPE;
+    int last = *(const int *)r->arg;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == last) {
+        while (!atomic_load(&r->post->turns)) usleep(1000);
+        tr_status status = call(rpc, (last + 1) % r->world);
+        CHECK(status == TR_PEER);
+        TRY(says("has stopped"));
+        return tr_rpc_stop(rpc);
+    }
+    char name[64];
+    snprintf(name, sizeof name, "worker %d (\"worker%d\")", last, last);
+    return stop_without(rpc, name, "has not called it");
+}
+
+static void who_never_stops_is_not_waited_for_forever(void **state)
+{
+    (void)state;
+    static const int lasts[] = {0, 2}; /* one who would ask the others, and one who would be asked */
+    for (int i = 0; i < 2; i++) {
+        job j;
+        start_job(&j, 3, stop_before_the_last, &lasts[i]);
+        for (int k = 0; k < 3; k++)
+            if (k != lasts[i]) reap(&j, k);
+        atomic_store(&j.posts[lasts[i]].turns, 1);
+        reap(&j, lasts[i]);
+        check_all(&j);
+        finish(&j);
+    }
+}
+
+/* Longer than the timeout, but not without a call. */
+static tr_status stop_while_another_works(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    int64_t until = tr__now_ns() + 5 * SHORT_MS / 2 * (int64_t)1000000;
+    while (r->number == 1 && tr__now_ns() < until) {
+        TRY(call(rpc, 2));
+        usleep(1000);
+    }
+    rpc->timeout_ms = r->number == 1 ? JOIN_MS : 2 * SHORT_MS;
+    return tr_rpc_stop(rpc);
+}
+
+static void who_works_is_waited_for(void **state)
+{
+    (void)state;
+    run_job(3, stop_while_another_works, NULL);
+}
+
+/* ---- What is no message --------------------------------------------------------------------------------------------- */
+
+/* Workers 1 to 4 send something to worker 0 by which it cannot go on. */
+static tr_status send_nonsense(tr_rpc *rpc, int number)
+{
+    tr__rpc_writer w;
+    tr__rpc_writer_begin(&w);
+    tr__rpc_write_text(&w, "a body");
+    tr__rpc_frame frame = {.magic = TR__RPC_MAGIC, .version = TR__RPC_VERSION, .type = TR__RPC_REQUEST,
+        .body = (uint32_t)w.used};
+    if (number == 1) frame.magic = 0x0a0d4649;
+    if (number == 2) frame.body = TR__RPC_BODY_MAX + 1;
+    if (number == 3) frame.type = TR__RPC_TYPES;
+    if (number == 4) frame.version++;
+    tr__rpc_link *link = &rpc->links[0];
+    tr_status status = link->near ? tr__near_send(rpc, link, &frame, &w) : tr__far_send(rpc, link, &frame, &w);
+    tr__rpc_writer_end(&w);
+    return status;
+}
+
+static tr_status meet_nonsense(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number) TRY(send_nonsense(rpc, r->number));
+    for (int i = 1; i < r->world && !r->number; i++) {
+        tr_status status;
+        while ((status = call(rpc, i)) == TR_OK) continue; /* it has not come yet */
+        CHECK(status == TR_FORMAT);
+        TRY(says("sends what is no message of ours"));
+    }
+    if (r->number) {
+        tr_status status;
+        while ((status = call(rpc, 0)) == TR_OK) continue;
+        CHECK(status == TR_PEER);
+        TRY(says("has closed its connection"));
+        TRY(call(rpc, r->number % (r->world - 1) + 1)); /* with others it is as before */
+    }
+    TRY(tr_barrier(r->group));
+    return tr_rpc_stop(rpc);
+}
+
+static void what_is_no_message_ends_that_link_alone(void **state)
+{
+    (void)state;
+    static const int near[] = {0, 0, 0, 0, 0}, far[] = {0, 1, 2, 1, 2};
+    run_job_in(&(setting){.hosts = near}, 5, meet_nonsense, NULL);
+    run_job_in(&(setting){.hosts = far}, 5, meet_nonsense, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_worker_that_stands_still_is_named),
+        cmocka_unit_test(who_never_stops_is_not_waited_for_forever),
+        cmocka_unit_test(who_works_is_waited_for),
+        cmocka_unit_test(what_is_no_message_ends_that_link_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
