@@ -5,7 +5,7 @@
  *   together  synchronous: in each step one trainer gathers the losses of all, and makes one backward and one step
  *   Hogwild   every trainer makes steps of its own, whenever it is ready
  *
- * The first learns what one process learns from all trainers' samples, to rounding; in the second nobody waits. The data:
+ * The first learns what one process learns from all trainers' samples, to rounding; in the second nobody waits. Data:
  * ten classes, each a random pattern under noise. Every trainer sees samples of its own.
  */
 #include <math.h>

@@ -19,5 +19,7 @@ for trainers in 1 3; do
     [ "$(grep -c 'Hogwild.*accuracy on 1000 other samples: \(9[6-9]\|100\)' out)" = $trainers ] ||
         fail "parameter_server says: $(cat out)"
 done
-says rpc_model_split
-apart 1e-3
+for program in rpc_model_split rnn_remote_embedding "rpc_pipeline 1" "rpc_pipeline 3"; do
+    says $program
+    apart 1e-3
+done
