@@ -23,3 +23,8 @@ for program in rpc_model_split rnn_remote_embedding "rpc_pipeline 1" "rpc_pipeli
     says $program
     apart 1e-3
 done
+for actors in 1 2; do
+    says actor_learner $actors
+    apart 1e-4
+    grep -q "rounds of $((16 * actors)) episodes to a mean of 190 points" out || fail "actor_learner says: $(cat out)"
+done
