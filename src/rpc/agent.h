@@ -37,6 +37,7 @@ enum {
 
 typedef struct tr__rpc_then {
     struct tr__rpc_then *next;
+    tr_future *future; /* a reference, once it has ended */
     void (*callback)(tr_future *future, void *user);
     void *user;
 } tr__rpc_then;
@@ -272,14 +273,8 @@ bool tr__rpc_help(tr_rpc *rpc);
 /* This thread looks for messages by itself, and does so no longer. In between no peer rings the bell, so it must not sleep. */
 void tr__rpc_awake(tr_rpc *rpc);
 void tr__rpc_asleep(tr_rpc *rpc);
-/* Around a program's callback, which may take long and wait: this thread does not look for messages for a while, and if it
- * is ours, another one is idle in its place. */
-typedef struct tr__rpc_absence {
-    int awake;
-    bool idle;
-} tr__rpc_absence;
-tr__rpc_absence tr__rpc_step_out(tr_rpc *rpc);
-void tr__rpc_step_back(tr_rpc *rpc, tr__rpc_absence absence);
+/* Runs what was to be run at the end of calls, and frees the list; later, if this thread is at other messages. */
+void tr__rpc_call_back(tr__rpc_then *thens);
 /* A thread of ours is about to reply, and will look for messages right then: who gets a reply most often asks again at once.
  * Not of a request that it serves while it waits for something else. */
 void tr__rpc_promise(tr_rpc *rpc);

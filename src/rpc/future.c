@@ -108,14 +108,8 @@ static void settle(tr_future *f)
     f->thens = NULL;
     pthread_mutex_unlock(&f->lock);
     if (atomic_load(&f->sleepers) > 0) tr__futex_wake(&f->done, INT32_MAX);
-    if (!thens) return;
-    tr__rpc_absence absence = tr__rpc_step_out(f->rpc);
-    for (tr__rpc_then *t = thens, *next; t; t = next) {
-        next = t->next;
-        t->callback(f, t->user);
-        free(t);
-    }
-    tr__rpc_step_back(f->rpc, absence);
+    for (tr__rpc_then *t = thens; t; t = t->next) t->future = tr__ref(f);
+    tr__rpc_call_back(thens);
 }
 
 void tr__future_finish(tr_future *f, const tr_value *value, tr__rpc_inbound *message)

@@ -18,10 +18,11 @@
 
 enum { SPIN_NS = 100000, PATIENT_SPINS = 100, EVENTS = 16, FLUSH_MS = 1, TICK_MS = 1000, LOOK_MS = 100 };
 
-/* Whose thread this is, whether it is about to take a request, and whether it counts as awake since its last reply. */
+/* Whose thread this is, whether it is about to take a request, whether it runs one that it took when it had nothing else to
+ * do, and whether it counts as awake since its last reply. */
 static _Thread_local struct {
     tr_rpc *rpc;
-    bool idle, promised;
+    bool idle, outermost, promised;
 } own;
 
 /* For which agent this thread counts as awake, and how often: waits nest. */
@@ -92,7 +93,7 @@ static void promise(tr_rpc *rpc)
 
 void tr__rpc_promise(tr_rpc *rpc)
 {
-    if (own.rpc == rpc && !own.idle) promise(rpc);
+    if (own.outermost) promise(rpc);
 }
 
 static void keep_promise(tr_rpc *rpc)
@@ -135,6 +136,26 @@ static bool anything(const tr_rpc *rpc)
     return false;
 }
 
+/* Callbacks of calls that end while this thread goes through a batch of messages. They run when it is through, as what one
+ * waits for may be in the batch. */
+typedef struct batch {
+    tr__rpc_then *first, **last;
+} batch;
+static _Thread_local batch *current_batch;
+
+static void handle_batch(tr_rpc *rpc, tr__rpc_inbound *m)
+{
+    batch own_batch = {.last = &own_batch.first}, *outer = current_batch;
+    current_batch = &own_batch;
+    for (tr__rpc_inbound *next; m; m = next) {
+        next = m->next;
+        m->next = NULL;
+        tr__rpc_arrived_message(rpc, m);
+    }
+    current_batch = outer;
+    tr__rpc_call_back(own_batch.first);
+}
+
 /* Reads what there is. False: another thread does. */
 static bool read_once(tr_rpc *rpc, bool insist)
 {
@@ -147,11 +168,7 @@ static bool read_once(tr_rpc *rpc, bool insist)
     rpc->found = NULL;
     rpc->found_last = &rpc->found;
     pthread_mutex_unlock(&rpc->reading);
-    for (tr__rpc_inbound *next; m; m = next) {
-        next = m->next;
-        m->next = NULL;
-        tr__rpc_arrived_message(rpc, m);
-    }
+    handle_batch(rpc, m);
     return true;
 }
 
@@ -250,7 +267,9 @@ static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
     own.idle = false;
     keep_promise(rpc);
     hire(rpc);
+    own.outermost = idle;
     tr__rpc_serve(rpc, m);
+    own.outermost = false;
     own.idle = idle;
     pthread_mutex_lock(&rpc->queue_lock);
     atomic_fetch_sub(&rpc->running, 1);
@@ -298,9 +317,28 @@ void tr__rpc_unblock(tr_rpc *rpc, int awake)
     pthread_mutex_unlock(&rpc->queue_lock);
 }
 
-tr__rpc_absence tr__rpc_step_out(tr_rpc *rpc)
+bool tr__rpc_help(tr_rpc *rpc)
 {
-    tr__rpc_absence a = {.awake = rest(rpc), .idle = own.rpc == rpc && own.idle};
+    pthread_mutex_lock(&rpc->queue_lock);
+    bool last = rpc->threads == TR__RPC_THREADS_MOST;
+    pthread_mutex_unlock(&rpc->queue_lock);
+    tr__rpc_inbound *m = last ? take_request(rpc, true) : NULL;
+    if (m) run_request(rpc, m);
+    return last;
+}
+
+/* ---- Callbacks --------------------------------------------------------------------------------------------------- */
+
+/* Around callbacks, which may take long and wait: this thread does not look for messages for a while, and if it is ours,
+ * another one is idle in its place. */
+typedef struct absence {
+    int awake;
+    bool idle;
+} absence;
+
+static absence step_out(tr_rpc *rpc)
+{
+    absence a = {.awake = rest(rpc), .idle = own.rpc == rpc && own.idle};
     if (!a.idle) return a;
     own.idle = false;
     pthread_mutex_lock(&rpc->queue_lock);
@@ -311,7 +349,7 @@ tr__rpc_absence tr__rpc_step_out(tr_rpc *rpc)
     return a;
 }
 
-void tr__rpc_step_back(tr_rpc *rpc, tr__rpc_absence a)
+static void step_back(tr_rpc *rpc, absence a)
 {
     resume(rpc, a.awake);
     if (!a.idle) return;
@@ -321,14 +359,23 @@ void tr__rpc_step_back(tr_rpc *rpc, tr__rpc_absence a)
     pthread_mutex_unlock(&rpc->queue_lock);
 }
 
-bool tr__rpc_help(tr_rpc *rpc)
+void tr__rpc_call_back(tr__rpc_then *thens)
 {
-    pthread_mutex_lock(&rpc->queue_lock);
-    bool last = rpc->threads == TR__RPC_THREADS_MOST;
-    pthread_mutex_unlock(&rpc->queue_lock);
-    tr__rpc_inbound *m = last ? take_request(rpc, true) : NULL;
-    if (m) run_request(rpc, m);
-    return last;
+    if (!thens) return;
+    if (current_batch) {
+        *current_batch->last = thens;
+        while (*current_batch->last) current_batch->last = &(*current_batch->last)->next;
+        return;
+    }
+    tr_rpc *rpc = thens->future->rpc;
+    absence gone = step_out(rpc);
+    for (tr__rpc_then *t = thens, *next; t; t = next) {
+        next = t->next;
+        t->callback(t->future, t->user);
+        tr__unref(t->future);
+        free(t);
+    }
+    step_back(rpc, gone);
 }
 
 /* ---- Our threads ------------------------------------------------------------------------------------------------- */

@@ -318,6 +318,36 @@ static void call_again(tr_future *future, void *user)
     atomic_store(&a->over, true);
 }
 
+typedef struct other {
+    tr_future *future;
+    atomic_int over;
+} other;
+
+static void wait_for_other(tr_future *future, void *user)
+{
+    (void)future;
+    other *o = user;
+    if (tr_future_wait(o->future) == TR_OK) atomic_fetch_add(&o->over, 1);
+}
+
+static void rest_a_while(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* Replies that come together: one's callback waits for the other. */
+static void wait_for_each_other(rank *r, tr_rpc *rpc)
+{
+    TR_SCOPE;
+    tr_future *a = tr_rpc_async(rpc, "w1", "doze", 1), *b = tr_rpc_async(rpc, "w1", "doze", 1);
+    other of_a = {.future = b}, of_b = {.future = a};
+    OK(tr_future_then(a, wait_for_other, &of_a));
+    OK(tr_future_then(b, wait_for_other, &of_b));
+    while (!tr_future_done(a) || !tr_future_done(b)) rest_a_while();
+    for (int ms = 0; ms < JOIN_MS && !(atomic_load(&of_a.over) && atomic_load(&of_b.over)); ms++) rest_a_while();
+    CHECK(atomic_load(&of_a.over) && atomic_load(&of_b.over));
+}
+
 /* The reply to the second call comes when all threads sleep: somebody must be woken for it. */
 static void wait_in_callbacks(rank *r)
 {
@@ -330,8 +360,9 @@ static void wait_in_callbacks(rank *r)
         tr_future *f = tr_rpc_async(rpc, "w1", "doze", 0);
         OK(tr_future_then(f, call_again, &a));
         OK(tr_future_wait(f));
-        while (!atomic_load(&a.over)) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        while (!atomic_load(&a.over)) rest_a_while();
         OK(a.status);
+        wait_for_each_other(r, rpc);
     }
     OK(tr_rpc_stop(rpc));
 }
