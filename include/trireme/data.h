@@ -1,6 +1,6 @@
 /*
- * Trireme, data: datasets, samplers and the loader, which makes batches of samples ahead of the training loop; texts as
- * bytes. docs/data.md shows how they go together.
+ * Trireme, data: datasets, samplers and the loader, which makes batches of samples ahead of the training loop;
+ * tokenizers and texts. docs/data.md shows how they go together.
  */
 #ifndef TRIREME_DATA_H
 #define TRIREME_DATA_H
@@ -174,9 +174,61 @@ TR_API TR_MUST_CHECK tr_status tr_loader_seek(tr_loader *loader, int64_t epoch, 
 /* Batches in an epoch, on this rank; 0 in error. */
 TR_API int64_t tr_loader_batches(const tr_loader *loader);
 
+/* ---- Tokenizers -------------------------------------------------------------------------------------------------- */
+
+/* Cuts texts into tokens and puts them together again: GPT-2's byte pairs, or BERT's word pieces. An object; read-only
+ * once made, so several threads may use it at the same time. */
+typedef struct tr_tokenizer tr_tokenizer;
+
+typedef struct tr_tokenizer_options {
+    size_t size;
+    const char *path; /* Hugging Face's files: a tokenizer.json, a vocab.json with merges.txt beside it, a vocab.txt; or a
+                         folder in which one of these is, the first of them */
+    bool cased;       /* of a vocab.txt: capitals and accents stay; tokenizer_config.json in a folder may say so, too */
+} tr_tokenizer_options;
+/* A tokenizer.json whose parts are not those of GPT-2 or BERT is TR_UNSUPPORTED, and the message names them. */
+#define tr_tokenizer(...) TR__NEW1(tr_tokenizer, path, __VA_ARGS__)
+TR_API tr_tokenizer *tr_tokenizer_with(const tr_tokenizer_options *options);
+/* Writes it as a tokenizer.json, which Hugging Face's tokenizers read, too. */
+TR_API TR_MUST_CHECK tr_status tr_tokenizer_save(const tr_tokenizer *tokenizer, const char *path);
+
+/* How many tokens there are: ids are 0 to one less. 0 in error. */
+TR_API int tr_tokenizer_vocab(const tr_tokenizer *tokenizer);
+/* A token's id, "[MASK]" or " the"; -1: there is none. */
+TR_API int tr_tokenizer_id(const tr_tokenizer *tokenizer, const char *token);
+/* A token's bytes, *bytes of them (no NUL behind), the tokenizer's own: of byte pairs any bytes, of word pieces with ## in
+ * front inside a word. NULL: there is no such id. */
+TR_API const char *tr_tokenizer_token(const tr_tokenizer *tokenizer, int id, size_t *bytes);
+
+typedef struct tr_encode_options {
+    size_t size;
+    const tr_tokenizer *tokenizer;
+    const char *text;   /* UTF-8. Bytes that are none: byte pairs keep them as they are, word pieces leave them out */
+    size_t bytes;       /* of text; 0: up to its NUL */
+    const char *pair;   /* a second text, or NULL */
+    bool bare;          /* word pieces: without [CLS] in front and [SEP] behind each text */
+    bool plain;         /* the names of special tokens in the text are text, as is wise where strangers wrote it */
+    tr_tensor **types;  /* i32 [tokens]: 0 for the first text, 1 for the pair; or NULL */
+} tr_encode_options;
+/* -> i32 [tokens], on the CPU */
+#define tr_encode(...) TR__NEW2(tr_encode, tokenizer, text, __VA_ARGS__)
+TR_API tr_tensor *tr_encode_with(const tr_encode_options *options);
+
+typedef struct tr_decode_options {
+    size_t size;
+    const tr_tokenizer *tokenizer;
+    const tr_tensor *ids; /* i32 or i64, of any shape */
+    char *text;           /* gets as many bytes of the text as there is room for, and a NUL */
+    size_t bytes;
+    size_t *length;       /* how long the text is; or NULL */
+    bool special;         /* special tokens are written, too */
+} tr_decode_options;
+#define tr_decode(...) TR__NEW2(tr_decode, tokenizer, ids, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_decode_with(const tr_decode_options *options);
+
 /* ---- Texts ------------------------------------------------------------------------------------------------------- */
 
-/* A text as bytes (its tokens: 0 … 255). An object. */
+/* A text as tokens: its bytes (0 … 255), or what a tokenizer makes of them. An object. */
 typedef struct tr_text tr_text;
 
 typedef struct tr_text_options {
@@ -185,26 +237,50 @@ typedef struct tr_text_options {
                                 files with a NUL byte and names that start with a dot are left out */
     const char *suffixes;    /* for a folder: only names that end so, ".c .h .md"; NULL: all */
     double validation;       /* the share at the end that is for validation; 0: 0.1; TR_ZERO: none */
+    const tr_tokenizer *tokenizer; /* NULL: tokens are bytes */
 } tr_text_options;
 #define tr_text(...) TR__NEW1(tr_text, path, __VA_ARGS__)
 TR_API tr_text *tr_text_with(const tr_text_options *options);
 TR_API int64_t tr_text_bytes(const tr_text *text, bool validation);
+TR_API int64_t tr_text_tokens(const tr_text *text, bool validation);
 TR_API int tr_text_files(const tr_text *text);
-/* A number that tells texts apart (no cryptographic one): to see whether a resumed training has the same text. */
+/* A number that tells texts apart (no cryptographic one), by their tokens: to see whether a resumed training has the same. */
 TR_API uint64_t tr_text_hash(const tr_text *text);
+
+typedef struct tr_tokenizer_train_options {
+    size_t size;
+    const tr_text *text; /* without a tokenizer; its training part is learned from */
+    int vocab;           /* tokens: the 256 bytes, merges, and "<|endoftext|>" last; 0: 4,096. Fewer when the text has no more */
+    int least;           /* how often a pair must stand to become a token; 0: 2 */
+} tr_tokenizer_train_options;
+/* A byte-pair tokenizer with a vocabulary of a text's own, the same as Hugging Face's trainer finds. */
+#define tr_tokenizer_train(...) TR__NEW1(tr_tokenizer_train, text, __VA_ARGS__)
+TR_API tr_tokenizer *tr_tokenizer_train_with(const tr_tokenizer_train_options *options);
+
+/* How windows become those of a masked language model (Devlin et al. 2019): of the tokens a share is to be found out; of
+ * these eight in ten are replaced by the mask, one in ten by a token at random, and one stays. The share is the same in each
+ * window, so that a batch in parts is that batch. */
+typedef struct tr_masking {
+    int32_t begin, end; /* stand first and last in each window; -1: none does */
+    int32_t mask;
+    int32_t vocab;      /* tokens at random are of 0 … vocab-1 */
+    double share;       /* 0: 0.15 */
+} tr_masking;
 
 typedef struct tr_text_batch_options {
     size_t size;
     tr_text *text;
     int64_t batch;           /* windows in the batch */
     int64_t context;         /* tokens in a window */
-    bool validation;         /* from the validation part: window i starts at i*context. The last batch may hold fewer
-                                windows; past it, TR_END */
+    bool validation;         /* from the validation part: windows follow each other. The last batch may hold fewer; past it,
+                                TR_END */
     uint64_t seed;           /* training: window starts depend on (seed, step, first_sample + i) only, so any number */
     uint64_t step;           /* of ranks draws the same global batch */
     uint64_t first_sample;   /* the global number of the first window */
+    const tr_masking *masking; /* NULL: none */
 } tr_text_batch_options;
-/* x, y: i32 [batch, context] on the CPU; y is x one byte later. Without TR_OK both are in error. */
+/* x, y: i32 [batch, context] on the CPU; y is x one token later, or with masking the tokens to be found out and -100
+ * elsewhere. Without TR_OK both are in error. */
 #define tr_text_batch(x, y, ...) \
     tr_text_batch_with(TR__OPTIONS3(tr_text_batch_options, text, batch, context, __VA_ARGS__), (x), (y))
 TR_API TR_MUST_CHECK tr_status tr_text_batch_with(const tr_text_batch_options *options, tr_tensor **x, tr_tensor **y);

@@ -1,5 +1,7 @@
-/* Texts as bytes, and batches of windows from them. */
+/* Texts as tokens, and batches of windows from them. */
 #include "data/text.h"
+
+#include "data/tokenizer.h"
 
 #include "base/rng.h"
 #include "tensor/tensor.h"
@@ -14,9 +16,31 @@ static void destroy(void *self)
     tr_text *text = self;
     free(text->path);
     free(text->bytes);
+    free(text->tokens);
 }
 
 static const tr__type text_type = {"text", sizeof(tr_text), destroy};
+
+/* Both parts in tokens of their own, so that training sees nothing of validation. */
+static tr_status tokenize(tr_text *text, const tr_tokenizer *tokenizer)
+{
+    TR__TRY(tr_status_of(tokenizer));
+    while (text->training > 0 && text->training < text->count && (text->bytes[text->training] & 0xc0) == 0x80)
+        text->training--; /* not within a character */
+    tr__ids ids = {0};
+    tr_status status = tr__ids_reserve(&ids, 1); /* so that there is a list, though perhaps of no token */
+    if (status == TR_OK)
+        status = tr__tokenizer_encode(tokenizer, text->bytes, (size_t)text->training, false, &ids);
+    text->training_tokens = (int64_t)ids.count;
+    if (status == TR_OK)
+        status = tr__tokenizer_encode(tokenizer, text->bytes + text->training, (size_t)(text->count - text->training),
+            false, &ids);
+    text->tokens = ids.at;
+    text->token_count = (int64_t)ids.count;
+    free(text->bytes);
+    text->bytes = NULL;
+    return status;
+}
 
 static tr_status fill(tr_text *text, const tr_text_options *options)
 {
@@ -29,7 +53,7 @@ static tr_status fill(tr_text *text, const tr_text_options *options)
     if (!text->path) return tr__fail(TR_NO_MEMORY, "text: out of memory");
     TR__TRY(tr__text_read(text, options->suffixes));
     text->training = text->count - (int64_t)((double)text->count * share);
-    return TR_OK;
+    return options->tokenizer ? tokenize(text, options->tokenizer) : TR_OK;
 }
 
 tr_text *tr_text_with(const tr_text_options *options)
@@ -51,13 +75,21 @@ int tr_text_files(const tr_text *text)
     return text && !tr__error_of(text) ? text->files : 0;
 }
 
+int64_t tr_text_tokens(const tr_text *text, bool validation)
+{
+    if (!text || tr__error_of(text) || !text->tokens) return tr_text_bytes(text, validation);
+    return validation ? text->token_count - text->training_tokens : text->training_tokens;
+}
+
 uint64_t tr_text_hash(const tr_text *text)
 {
     if (!text || tr__error_of(text)) return 0;
-    uint64_t hash = tr__mix((uint64_t)text->count, 0);
-    for (int64_t i = 0; i < text->count; i += 8) {
+    const unsigned char *bytes = text->tokens ? (const unsigned char *)text->tokens : text->bytes;
+    int64_t count = text->tokens ? text->token_count * (int64_t)sizeof *text->tokens : text->count;
+    uint64_t hash = tr__mix((uint64_t)count, 0);
+    for (int64_t i = 0; i < count; i += 8) {
         uint64_t word = 0;
-        memcpy(&word, text->bytes + i, text->count - i < 8 ? (size_t)(text->count - i) : 8);
+        memcpy(&word, bytes + i, count - i < 8 ? (size_t)(count - i) : 8);
         hash = (hash ^ word) * 0x9e3779b97f4a7c15u; /* odd, so that nothing is lost */
         hash ^= hash >> 29;
     }
@@ -66,13 +98,38 @@ uint64_t tr_text_hash(const tr_text *text)
 
 /* ---- Batches ---------------------------------------------------------------------------------------------------- */
 
-/* The first byte of a training window: uniform over the places where context + 1 bytes fit. */
+/* Tokens of the text that a window is made of: one more than the context, where the next one is to be said. */
+static int64_t tokens_of_window(int64_t context, const tr_masking *m)
+{
+    return m ? context - (m->begin >= 0) - (m->end >= 0) : context + 1;
+}
+
+int64_t tr__text_windows(const tr_text *text, int64_t context, const tr_masking *m)
+{
+    int64_t tokens = tr_text_tokens(text, true), every = tokens_of_window(context, m);
+    if (m) return tokens / every;
+    return tokens ? (tokens - 1) / context : 0;
+}
+
+/* The first token of a training window: uniform over the places where one fits. */
 static int64_t draw_start(const tr_text_batch_options *o, int64_t sample)
 {
-    uint64_t places = (uint64_t)(o->text->training - o->context);
+    uint64_t places = (uint64_t)(tr_text_tokens(o->text, false) - tokens_of_window(o->context, o->masking) + 1);
     tr__philox r = tr__philox_at(tr__mix(o->seed, 0), o->step, o->first_sample + (uint64_t)sample);
     uint64_t word = (uint64_t)r.word[0] << 32 | r.word[1];
     return (int64_t)((unsigned __int128)word * places >> 64);
+}
+
+static tr_status check_masking(const tr_text_batch_options *o)
+{
+    const tr_masking *m = o->masking;
+    if (!m) return TR_OK;
+    if (m->mask < 0 || m->vocab < 1 || !(m->share >= 0 && m->share <= 1))
+        return tr__fail(TR_INVALID, "text_batch: masking takes a mask, a vocabulary and a share of at most 1, not %d, %d and %g",
+            m->mask, m->vocab, m->share);
+    if (tokens_of_window(o->context, m) >= 1) return TR_OK;
+    return tr__fail(TR_INVALID, "text_batch: a context of %" PRId64 " leaves no token of the text between first and last",
+        o->context);
 }
 
 /* Checks the call; *windows: how many there are, fewer than batch at the end of the validation part. */
@@ -83,18 +140,80 @@ static tr_status check(const tr_text_batch_options *o, int64_t *windows)
     if (o->batch < 1 || o->context < 1 || o->batch > INT64_MAX / 8 / o->context)
         return tr__fail(TR_INVALID, "text_batch: batch and context must be positive, not %" PRId64 " and %" PRId64,
             o->batch, o->context);
-    int64_t bytes = tr_text_bytes(o->text, o->validation);
-    if (bytes <= o->context)
-        return tr__fail(TR_INVALID, "text_batch: the %s part of %s has %" PRId64 " bytes; a context of %" PRId64
-            " takes at least %" PRId64, o->validation ? "validation" : "training", o->text->path, bytes, o->context,
-            o->context + 1);
+    TR__TRY(check_masking(o));
+    int64_t tokens = tr_text_tokens(o->text, o->validation), least = tokens_of_window(o->context, o->masking);
+    if (tokens < least)
+        return tr__fail(TR_INVALID, "text_batch: the %s part of %s has %" PRId64 " %s; a context of %" PRId64
+            " takes at least %" PRId64, o->validation ? "validation" : "training", o->text->path, tokens,
+            o->text->tokens ? "tokens" : "bytes", o->context, least);
     *windows = o->batch;
     if (!o->validation) return TR_OK;
-    int64_t all = (bytes - 1) / o->context;
+    int64_t all = tr__text_windows(o->text, o->context, o->masking);
     if (o->first_sample >= (uint64_t)all)
         return tr__fail(TR_END, "text_batch: the validation part has %" PRId64 " windows", all);
     if (*windows > all - (int64_t)o->first_sample) *windows = all - (int64_t)o->first_sample;
     return TR_OK;
+}
+
+static int32_t token_at(const tr_text *text, int64_t i)
+{
+    return text->tokens ? text->tokens[i] : text->bytes[i];
+}
+
+/* ---- Masks ------------------------------------------------------------------------------------------------------- */
+
+/* A random number below `below`, of draw number `draw` for a window. */
+static int64_t draw_below(const tr_text_batch_options *o, int64_t sample, int64_t draw, int64_t below)
+{
+    uint64_t key = tr__mix(tr__mix(o->seed, 1), o->validation ? 0 : o->step);
+    tr__philox r = tr__philox_at(key, o->first_sample + (uint64_t)sample, (uint64_t)draw);
+    return (int64_t)((uint64_t)r.word[0] * (uint64_t)below >> 32);
+}
+
+/* Hides one token: x: [context] is what the model sees, y: [context] what it is to find out. */
+static void hide(const tr_text_batch_options *o, int64_t sample, int64_t draw, int32_t *x, int32_t *y)
+{
+    const tr_masking *m = o->masking;
+    int64_t way = draw_below(o, sample, draw, 10);
+    *y = *x;
+    if (way < 8)
+        *x = m->mask;
+    else if (way == 8)
+        *x = (int32_t)draw_below(o, sample, draw + 1, m->vocab);
+}
+
+/* A share of the n tokens from x on, each as likely: as many are taken as are wanted, one after the other. */
+static void mask_window(const tr_text_batch_options *o, int64_t sample, int64_t n, int32_t *x, int32_t *y)
+{
+    double share = o->masking->share > 0 ? o->masking->share : 0.15;
+    int64_t wanted = (int64_t)(share * (double)n + 0.5);
+    if (wanted < 1) wanted = 1;
+    for (int64_t i = 0; i < n && wanted; i++) {
+        if (draw_below(o, sample, 3 * i, n - i) >= wanted) continue;
+        hide(o, sample, 3 * i + 1, &x[i], &y[i]);
+        wanted--;
+    }
+}
+
+static void fill_masked(const tr_text_batch_options *o, int64_t sample, int64_t from, int32_t *x, int32_t *y)
+{
+    const tr_masking *m = o->masking;
+    int64_t n = tokens_of_window(o->context, m), first = m->begin >= 0;
+    for (int64_t k = 0; k < o->context; k++) y[k] = -100;
+    for (int64_t k = 0; k < n; k++) x[first + k] = token_at(o->text, from + k);
+    if (first) x[0] = m->begin;
+    if (m->end >= 0) x[o->context - 1] = m->end;
+    mask_window(o, sample, n, x + first, y + first);
+}
+
+/* ---- A batch ----------------------------------------------------------------------------------------------------- */
+
+/* The first token of window number `sample` of the batch. */
+static int64_t start_of(const tr_text_batch_options *o, int64_t sample)
+{
+    if (!o->validation) return draw_start(o, sample);
+    int64_t every = o->masking ? tokens_of_window(o->context, o->masking) : o->context;
+    return tr_text_tokens(o->text, false) + ((int64_t)o->first_sample + sample) * every;
 }
 
 static tr_status make_batch(const tr_text_batch_options *o, tr_tensor **x, tr_tensor **y)
@@ -105,13 +224,13 @@ static tr_status make_batch(const tr_text_batch_options *o, tr_tensor **x, tr_te
     tr_tensor *target = tr_empty(TR_SHAPE(windows, o->context), .dtype = TR_I32);
     TR__TRY(tr_status_of(input));
     TR__TRY(tr_status_of(target));
-    int32_t *in = tr__ptr(input), *out = tr__ptr(target);
-    int64_t first = o->validation ? o->text->training + (int64_t)o->first_sample * o->context : 0;
     for (int64_t i = 0; i < windows; i++) {
-        const unsigned char *from = o->text->bytes + (o->validation ? first + i * o->context : draw_start(o, i));
-        for (int64_t k = 0; k < o->context; k++) {
-            in[i * o->context + k] = from[k];
-            out[i * o->context + k] = from[k + 1];
+        int32_t *in = (int32_t *)tr__ptr(input) + i * o->context, *out = (int32_t *)tr__ptr(target) + i * o->context;
+        int64_t from = start_of(o, i);
+        if (o->masking) fill_masked(o, i, from, in, out);
+        for (int64_t k = 0; !o->masking && k < o->context; k++) {
+            in[k] = token_at(o->text, from + k);
+            out[k] = token_at(o->text, from + k + 1);
         }
     }
     *x = input;

@@ -9,14 +9,19 @@
 struct tr_text {
     tr__object object;
     char *path; /* as it was given, for messages */
-    unsigned char *bytes;
+    unsigned char *bytes; /* NULL once there are tokens */
     int64_t count, capacity;
-    int64_t training; /* bytes [0, training) are for training, the rest for validation */
+    int64_t training;     /* bytes [0, training) are for training, the rest for validation */
+    int32_t *tokens;      /* of a tokenizer; NULL: bytes are tokens */
+    int64_t token_count, training_tokens; /* as count and training */
     int files;
     int with_nul, with_other_suffix; /* files of a folder that were left out */
 };
 
 /* Appends what stands at text->path: a file, or the text files of a folder. suffixes: as in tr_text_options. */
 tr_status tr__text_read(tr_text *text, const char *suffixes);
+
+/* How many windows follow each other in a text's validation part. */
+int64_t tr__text_windows(const tr_text *text, int64_t context, const tr_masking *masking);
 
 #endif

@@ -185,6 +185,84 @@ static void test_validation_goes_through_once(void **state)
     assert_int_equal(tr_text_batch(&x, &y, text, 2, 3, .validation = true, .first_sample = 4), TR_END);
 }
 
+/* ---- Tokens ------------------------------------------------------------------------------------------------------ */
+
+static void test_tokens_of_a_tokenizer(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    write_text("vocab.json", "{\"a\":0,\"b\":1,\"ab\":2,\"\u0120\":3}"); /* U+0120 stands for a space */
+    write_text("merges.txt", "a b\n");
+    tr_tokenizer *t = tr_tokenizer(in_root("vocab.json"));
+    TR_CHECK(tr_status_of(t));
+    tr_text *text = tr_text(write_text("ab", "ab ab abab ab ab ab ab"), .tokenizer = t, .validation = 0.5);
+    assert_int_equal(tr_text_bytes(text, false), 11);
+    assert_int_equal(tr_text_tokens(text, false), 7); /* ab, space, ab, space, ab, ab, space */
+    assert_int_equal(tr_text_tokens(text, true), 7);  /* ab, space, ab, … */
+    tr_tensor *x, *y;
+    TR_CHECK(tr_text_batch(&x, &y, text, 1, 6));
+    static const int32_t first[] = {2, 3, 2, 3, 2, 2}, next[] = {3, 2, 3, 2, 2, 3};
+    assert_memory_equal(tr_data(x), first, sizeof first);
+    assert_memory_equal(tr_data(y), next, sizeof next);
+    TR_CHECK(tr_text_batch(&x, &y, text, 1, 6, .validation = true));
+    assert_int_equal(((int32_t *)tr_data(x))[4], 2);
+    assert_failed(tr_text_batch(&x, &y, text, 1, 7), TR_INVALID, "has 7 tokens; a context of 7 takes at least 8");
+    assert_true(tr_text_hash(text) != tr_text_hash(tr_text(in_root("ab"))));
+    assert_failed(tr_status_of(tr_text(write_text("c", "abc"), .tokenizer = t)), TR_INVALID, "no token for the byte 0x63");
+    assert_int_equal(tr_text_tokens(tr_text(in_root("ab")), false), 20); /* of bytes */
+}
+
+/* In each window of 34 = 1 + 32 + 1 exactly a fifth is to be found out: mostly hidden, the rest as it was. */
+static void check_masked(const int32_t *x, const int32_t *y, int counts[3])
+{
+    int wanted = 0;
+    assert_int_equal(x[0], 256);
+    assert_int_equal(x[33], 257);
+    for (int k = 0; k < 34; k++) {
+        if (y[k] == -100) continue;
+        wanted++;
+        assert_in_range(k, 1, 32);
+        counts[x[k] == 258 ? 0 : x[k] == y[k] ? 1 : 2]++;
+    }
+    assert_int_equal(wanted, 6);
+    for (int k = 2; k < 33; k++) { /* the text counts up */
+        int32_t here = y[k] == -100 ? x[k] : y[k], before = y[k - 1] == -100 ? x[k - 1] : y[k - 1];
+        assert_int_equal(here, (before + 1) % 200);
+    }
+}
+
+static void test_masked_windows(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char bytes[5000];
+    for (int i = 0; i < 5000; i++) bytes[i] = (char)(i % 200);
+    tr_text *text = tr_text(write_file("counting", bytes, sizeof bytes));
+    tr_masking masking = {.begin = 256, .end = 257, .mask = 258, .vocab = 256, .share = 0.2};
+    tr_tensor *x, *y, *half, *rest;
+    TR_CHECK(tr_text_batch(&x, &y, text, 200, 34, .seed = 3, .step = 5, .masking = &masking));
+    int counts[3] = {0};
+    for (int i = 0; i < 200; i++) check_masked((int32_t *)tr_data(x) + 34 * i, (int32_t *)tr_data(y) + 34 * i, counts);
+    assert_in_range(counts[0], 880, 1040); /* 80 % of 1,200 */
+    assert_in_range(counts[1], 70, 170);
+    assert_in_range(counts[2], 70, 170);
+
+    TR_CHECK(tr_text_batch(&half, &rest, text, 100, 34, .seed = 3, .step = 5, .first_sample = 100, .masking = &masking));
+    assert_memory_equal((int32_t *)tr_data(x) + 3400, tr_data(half), 3400 * sizeof(int32_t));
+    assert_memory_equal((int32_t *)tr_data(y) + 3400, tr_data(rest), 3400 * sizeof(int32_t));
+    TR_CHECK(tr_text_batch(&half, &rest, text, 100, 34, .seed = 3, .step = 6, .first_sample = 100, .masking = &masking));
+    assert_memory_not_equal((int32_t *)tr_data(y) + 3400, tr_data(rest), 3400 * sizeof(int32_t));
+
+    /* 500 bytes are 15 windows of 32, masked alike whenever they are asked for. */
+    TR_CHECK(tr_text_batch(&x, &y, text, 20, 34, .validation = true, .masking = &masking));
+    assert_int_equal(tr_size(x, 0), 15);
+    TR_CHECK(tr_text_batch(&half, &rest, text, 20, 34, .validation = true, .step = 9, .masking = &masking));
+    assert_memory_equal(tr_data(y), tr_data(rest), 15 * 34 * sizeof(int32_t));
+    assert_failed(tr_text_batch(&x, &y, text, 1, 2, .masking = &masking), TR_INVALID, "leaves no token");
+    masking.share = 1.5;
+    assert_failed(tr_text_batch(&x, &y, text, 1, 34, .masking = &masking), TR_INVALID, "258, 256 and 1.5");
+}
+
 static int make_root(void **state)
 {
     (void)state;
@@ -214,6 +292,8 @@ int main(void)
         cmocka_unit_test(test_a_text_shorter_than_the_context),
         cmocka_unit_test(test_ranks_draw_the_same_global_batch),
         cmocka_unit_test(test_validation_goes_through_once),
+        cmocka_unit_test(test_tokens_of_a_tokenizer),
+        cmocka_unit_test(test_masked_windows),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

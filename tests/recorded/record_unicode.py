@@ -1,0 +1,122 @@
+"""Writes ../../src/data/unicode_tables.c: what Hugging Face's tokenizers do with each of Unicode's characters.
+
+Their tables come from different libraries and are of different versions of Unicode. A model has learned from what these
+give, so they are asked for every character, and the same text becomes the same tokens here.
+"""
+import os
+import unicodedata
+
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers
+
+CHARACTERS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
+FIRST_HANGUL, LAST_HANGUL = 0xAC00, 0xD7A3  # decomposed by a formula
+
+HEAD = '''/*
+ * Characters in ranges, made by tests/recorded/record_unicode.py from what Hugging Face's tokenizers %s do with each of
+ * Unicode's: not to be edited.
+ */
+#include "data/unicode.h"
+'''
+
+
+def normalizer(**on: bool) -> normalizers.BertNormalizer:
+    off = {"clean_text": False, "handle_chinese_chars": False, "strip_accents": False, "lowercase": False}
+    return normalizers.BertNormalizer(**(off | on))
+
+
+def ranges(members: list[int]) -> list[list[int]]:
+    found: list[list[int]] = []
+    for c in members:
+        if found and found[-1][1] == c - 1:
+            found[-1][1] = c
+        else:
+            found.append([c, c])
+    return found
+
+
+def steps(mapping: dict[int, int]) -> list[list[int]]:
+    """[first, last, every, distance]: characters first, first + every, … last become themselves plus distance."""
+    found: list[list[int]] = []
+    for c, to in sorted(mapping.items()):
+        last = found[-1] if found else None
+        if last and last[3] == to - c and (c - last[1] == last[2] or (last[0] == last[1] and c - last[1] <= 2)):
+            last[2], last[1] = c - last[1], c
+        else:
+            found.append([c, c, 1, to - c])
+    return found
+
+
+def write_rows(file, rows: list[str]) -> None:
+    line = "   "
+    for row in rows:
+        if len(line) + len(row) + 2 > 120:
+            file.write(line + "\n")
+            line = "   "
+        line += f" {row},"
+    file.write(line + "\n};\n")
+
+
+def write_ranges(file, name: str, members: list[int]) -> None:
+    rows = [f"{{{a:#x}, {b:#x}}}" for a, b in ranges(members)]
+    file.write(f"\nconst tr__range tr__unicode_{name}[] = {{\n")
+    write_rows(file, rows)
+    file.write(f"const int tr__unicode_{name}_count = {len(rows)};\n")
+
+
+def classes(file) -> None:
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+
+    def joins(c: int, other: str) -> bool:
+        return len(split(other + chr(c) + other)) == 1
+
+    letters = [c for c in CHARACTERS if joins(c, "a")]
+    numbers = [c for c in CHARACTERS if joins(c, "1")]
+    neither = set(letters) | set(numbers)
+    write_ranges(file, "letters", letters)
+    write_ranges(file, "numbers", numbers)
+    write_ranges(file, "spaces", [c for c in CHARACTERS if c not in neither and not joins(c, "!")])
+
+
+def bert_classes(file) -> None:
+    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    clean = normalizer(clean_text=True).normalize_str
+    strip = normalizer(strip_accents=True).normalize_str
+    write_ranges(file, "punctuation", [c for c in CHARACTERS if len(split("a" + chr(c) + "a")) == 3])
+    write_ranges(file, "removed", [c for c in CHARACTERS if clean(chr(c)) == ""])
+    write_ranges(file, "cleaned_to_space", [c for c in CHARACTERS if clean(chr(c)) == " "])
+    write_ranges(file, "accents", [c for c in CHARACTERS if strip(chr(c)) == ""])
+
+
+def bert_mappings(file) -> None:
+    lower, strip = normalizer(lowercase=True).normalize_str, normalizer(strip_accents=True).normalize_str
+    mapping = {c: lower(chr(c)) for c in CHARACTERS if lower(chr(c)) != chr(c)}
+    longer = {c: to for c, to in mapping.items() if len(to) != 1}
+    assert longer == {0x130: "i\u0307"}, longer  # in unicode.c
+    rows = [f"{{{a:#x}, {b:#x}, {every}, {by}}}" for a, b, every, by in
+            steps({c: ord(to) for c, to in mapping.items() if len(to) == 1})]
+    file.write("\nconst tr__lower tr__unicode_lower[] = {\n")
+    write_rows(file, rows)
+    file.write(f"const int tr__unicode_lower_count = {len(rows)};\n")
+
+    bare = {c: strip(chr(c)) for c in CHARACTERS if not FIRST_HANGUL <= c <= LAST_HANGUL}
+    bare = {c: to for c, to in bare.items() if to not in ("", chr(c))}
+    assert max(map(len, bare.values())) <= 3
+    assert all(strip(chr(c)) == unicodedata.normalize("NFD", chr(c)) for c in range(FIRST_HANGUL, LAST_HANGUL + 1))
+    rows = [f"{{{c:#x}, {{{', '.join(f'{ord(x):#x}' for x in to)}}}}}" for c, to in bare.items()]
+    file.write("\nconst tr__bare tr__unicode_bare[] = {\n")
+    write_rows(file, rows)
+    file.write(f"const int tr__unicode_bare_count = {len(rows)};\n")
+
+
+def main() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    with open(os.path.join(here, "../../src/data/unicode_tables.c"), "w", encoding="ascii") as file:
+        file.write(HEAD % tokenizers.__version__)
+        classes(file)
+        bert_classes(file)
+        bert_mappings(file)
+
+
+if __name__ == "__main__":
+    main()
