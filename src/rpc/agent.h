@@ -341,6 +341,7 @@ void tr__drain_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
 /* Waits until all are done; or until nothing has happened for the agent's timeout: then it fails and says who is not. */
 tr_status tr__drain(tr_rpc *rpc);
 bool tr__drain_ended(tr_rpc *rpc);
+void tr__drain_moved(tr_rpc *rpc);
 void tr__drain_wake(tr_rpc *rpc);
 
 #endif

@@ -19,7 +19,16 @@ enum { PAUSE_FIRST_US = 200, PAUSE_MOST_US = 10000, LOOK_MS = 100, ASK_MS = 1000
 /* What an answer says, in the frame's status. */
 enum { DONE = 1, STOPPED = 2, CALLS = 4 }; /* it has stopped and is idle; has stopped; has calls under way */
 
-/* Something has happened here. */
+/* Something has happened here. A worker that serves others waits in tr_rpc_stop() for hours, and must not wake for each
+ * request that another thread has run. */
+void tr__drain_moved(tr_rpc *rpc)
+{
+    pthread_mutex_lock(&rpc->drain_lock);
+    rpc->moved = tr__now_ns();
+    pthread_mutex_unlock(&rpc->drain_lock);
+}
+
+/* A worker is gone, and nobody need wait for it. */
 void tr__drain_wake(tr_rpc *rpc)
 {
     pthread_mutex_lock(&rpc->drain_lock);

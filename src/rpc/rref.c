@@ -90,7 +90,7 @@ void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m)
     lock(rpc);
     tr__rref_message(rpc->refs, m->from, &message);
     unlock(rpc);
-    tr__drain_wake(rpc);
+    tr__drain_moved(rpc);
 }
 
 void tr__refs_gone(tr_rpc *rpc, int worker)

@@ -274,7 +274,7 @@ static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
     pthread_mutex_lock(&rpc->queue_lock);
     atomic_fetch_sub(&rpc->running, 1);
     pthread_mutex_unlock(&rpc->queue_lock);
-    tr__drain_wake(rpc);
+    tr__drain_moved(rpc);
 }
 
 void tr__rpc_cancel(tr_rpc *rpc, int from, uint64_t id)
