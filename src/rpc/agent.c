@@ -269,13 +269,14 @@ static void destroy(void *self)
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.destroy) rpc->hooks.destroy(rpc->hooks.user);
     free_links(rpc);
     tr__unref(rpc->carrier);
-    if (rpc->watch >= 0) close(rpc->watch);
-    if (rpc->kick >= 0) close(rpc->kick);
+    int files[] = {rpc->watch, rpc->dozing, rpc->kick};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (files[i] >= 0) close(files[i]);
     free(rpc->handles);
     free(rpc->answers);
     tr_shared_free(rpc->bell);
     pthread_mutex_t *locks[] = {&rpc->functions_lock, &rpc->calls_lock, &rpc->queue_lock, &rpc->reading, &rpc->clock_lock,
-        &rpc->near_lock, &rpc->refs_lock, &rpc->drain_lock};
+        &rpc->near_lock, &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_destroy(locks[i]);
     pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->near_changed, &rpc->drain_changed};
     for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) pthread_cond_destroy(conditions[i]);
@@ -306,13 +307,13 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
 static void make_locks(tr_rpc *rpc)
 {
     pthread_mutex_t *locks[] = {&rpc->functions_lock, &rpc->calls_lock, &rpc->queue_lock, &rpc->reading, &rpc->clock_lock,
-        &rpc->near_lock, &rpc->refs_lock, &rpc->drain_lock};
+        &rpc->near_lock, &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_init(locks[i], NULL);
     pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->near_changed, &rpc->drain_changed};
     for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) tr__condition_init(conditions[i]);
     rpc->has_locks = true;
     rpc->found_last = &rpc->found;
-    rpc->watch = rpc->kick = -1;
+    rpc->watch = rpc->dozing = rpc->kick = -1;
     rpc->next_deadline = INT64_MAX;
 }
 
@@ -356,10 +357,13 @@ static tr_status exchange_names(tr_rpc *rpc, const char *mine)
 static tr_status make_watch(tr_rpc *rpc)
 {
     rpc->watch = epoll_create1(EPOLL_CLOEXEC);
+    rpc->dozing = epoll_create1(EPOLL_CLOEXEC);
     rpc->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.u32 = (uint32_t)rpc->rank};
-    if (rpc->watch < 0 || rpc->kick < 0 || epoll_ctl(rpc->watch, EPOLL_CTL_ADD, rpc->kick, &e) != 0)
+    struct epoll_event e = {.events = EPOLLIN | EPOLLET};
+    if (rpc->watch < 0 || rpc->dozing < 0 || rpc->kick < 0 || epoll_ctl(rpc->dozing, EPOLL_CTL_ADD, rpc->kick, &e) != 0 ||
+        epoll_ctl(rpc->dozing, EPOLL_CTL_ADD, rpc->watch, &e) != 0)
         return tr__fail_errno(TR_IO, errno, "rpc: no epoll");
+    rpc->dozing_hears = true;
     return TR_OK;
 }
 

@@ -176,7 +176,10 @@ struct tr_rpc {
     tr__rpc_inbound *found, **found_last; /* under `reading` */
     atomic_int spinner;           /* a thread of ours spins for all */
     tr__rpc_bell *bell;           /* in shared memory, if anyone is near */
-    int watch, kick;              /* epoll and eventfd, if anyone is far; else -1 */
+    int watch, dozing, kick;      /* if anyone is far: epoll of the streams; epoll in which threads of ours sleep, of that
+                                     one and of the kick, an eventfd; else -1 */
+    pthread_mutex_t dozing_lock;
+    bool dozing_hears;            /* of the streams: while nobody is awake */
     bool has_relay;
     pthread_t relay;              /* rings of the bell become kicks */
 

@@ -16,7 +16,15 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-enum { RECORDS = 64 << 10, PART = 64 << 10, FINISH_MS = 5000, CUT_MS = 500, IOV_MOST = 64 };
+enum {
+    RECORDS = 64 << 10, /* taken from the socket at once, */
+    AHEAD = 16 << 10,   /* and of what they hold: TLS's longest record */
+    PART = 64 << 10,    /* encrypted before it is sent */
+    FINISH_MS = 5000,
+    CUT_MS = 500,
+    IOV_MOST = 64,
+    COMES = EPOLLIN | EPOLLRDHUP,
+};
 
 typedef struct chunk { /* did not go out at once */
     struct chunk *next;
@@ -27,12 +35,14 @@ typedef struct chunk { /* did not go out at once */
 typedef enum stage { FRAME, BODY, SIZES, PIECES } stage;
 
 struct tr__rpc_far {
-    int socket;
+    int socket, watch, worker;
     tr__tls *tls;          /* NULL: in the clear */
-    atomic_bool ready;     /* epoll says that there is something */
+    atomic_bool ready;     /* epoll says that there is something, */
+    atomic_bool closes;    /* and that the stream ends behind it */
     _Atomic int64_t ended; /* when the stream ended; 0: not yet */
     pthread_mutex_t lock;  /* for what goes out, and for tls */
     chunk *first, **last;
+    bool awaits_room;      /* for these: epoll is to tell */
     /* What is coming in; under the agent's `reading`. */
     stage stage;
     tr__rpc_frame frame;
@@ -40,6 +50,9 @@ struct tr__rpc_far {
     size_t got;            /* of the stage, or of the piece */
     int piece;
     uint64_t *sizes;
+    bool drained;          /* the socket gave less than it was asked for: epoll tells when there is more */
+    size_t ahead_at, ahead_end;
+    unsigned char ahead[AHEAD];
 };
 
 /* ---- Going out --------------------------------------------------------------------------------------------------- */
@@ -58,6 +71,22 @@ static int flush(tr__rpc_far *f)
         free(c);
     }
     return 1;
+}
+
+static struct epoll_event events_of(const tr__rpc_far *f)
+{
+    uint32_t room = f->awaits_room ? EPOLLOUT : 0;
+    return (struct epoll_event){.events = COMES | EPOLLET | room, .data.u32 = (uint32_t)f->worker};
+}
+
+/* Under the lock. Most often there is room, and it would wake threads that sleep to be told so; who asks again is told when
+ * there has been some since the socket refused. */
+static void watch_room(tr__rpc_far *f)
+{
+    if (f->awaits_room == (f->first != NULL)) return;
+    f->awaits_room = f->first != NULL;
+    struct epoll_event e = events_of(f);
+    epoll_ctl(f->watch, EPOLL_CTL_MOD, f->socket, &e);
 }
 
 /* Under the lock. */
@@ -89,8 +118,7 @@ static bool send_pieces(tr__rpc_far *f, struct iovec *iov, int count)
     }
     for (; at < count; at++)
         if (iov[at].iov_len && !queue_bytes(f, iov[at].iov_base, iov[at].iov_len)) return false;
-    /* The socket may have room again since it refused, and says so only once. */
-    return flush(f) >= -1;
+    return true;
 }
 
 /* Under the lock. */
@@ -158,6 +186,7 @@ tr_status tr__far_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fra
     if (status == TR_OK) {
         pthread_mutex_lock(&f->lock);
         bool sent = f->tls ? send_encrypted(f, o.iov, o.count) : send_pieces(f, o.iov, o.count);
+        watch_room(f);
         pthread_mutex_unlock(&f->lock);
         if (!sent) { /* it went in part, maybe: what follows would make no sense there */
             tr__rpc_lose(rpc, link->worker, TR__RPC_DAMAGED);
@@ -179,8 +208,10 @@ void tr__far_ready(tr__rpc_link *link, uint32_t events)
     if (events & EPOLLOUT) {
         pthread_mutex_lock(&f->lock);
         flush(f);
+        watch_room(f);
         pthread_mutex_unlock(&f->lock);
     }
+    if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) atomic_store(&f->closes, true);
     if (events & ~(uint32_t)EPOLLOUT) atomic_store(&f->ready, true);
 }
 
@@ -196,32 +227,56 @@ bool tr__far_cut(const tr__rpc_link *link, int64_t now, bool *pending)
     return ended && now - ended > CUT_MS * (int64_t)1000000;
 }
 
-/* Decrypts. Bytes; 0: nothing is there now; -1: the end. */
+/* What the socket has, into these places. Bytes; 0: nothing is there now; -1: the end. That takes a call of its own where
+ * the stream ends, for epoll has told of that already. */
+static ssize_t receive_raw(tr__rpc_far *f, struct iovec *iov, int count)
+{
+    if (f->drained && !atomic_load(&f->closes)) return 0;
+    struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)count};
+    size_t room = 0;
+    for (int i = 0; i < count; i++) room += iov[i].iov_len;
+    ssize_t got;
+    do got = recvmsg(f->socket, &m, MSG_DONTWAIT);
+    while (got < 0 && errno == EINTR);
+    f->drained = got < 0 || (size_t)got < room;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+    return got > 0 ? got : -1;
+}
+
 static ssize_t receive_decrypted(tr__rpc_far *f, void *to, size_t want)
 {
     unsigned char records[RECORDS];
     ssize_t got;
     pthread_mutex_lock(&f->lock);
     while ((got = tr__tls_read(f->tls, to, want)) == 0) {
-        ssize_t raw = recv(f->socket, records, sizeof records, MSG_DONTWAIT);
-        if (raw < 0 && errno == EINTR) continue;
-        if (raw < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+        ssize_t raw = receive_raw(f, &(struct iovec){records, sizeof records}, 1);
+        if (raw == 0) break;
         got = -1;
-        if (raw <= 0 || !tr__tls_feed(f->tls, records, (size_t)raw)) break;
+        if (raw < 0 || !tr__tls_feed(f->tls, records, (size_t)raw)) break;
     }
     pthread_mutex_unlock(&f->lock);
     return got;
 }
 
+/* Small parts come through `ahead`, so that most messages take one call. */
 static ssize_t receive(tr__rpc_far *f, void *to, size_t want)
 {
-    if (f->tls) return receive_decrypted(f, to, want);
-    for (;;) {
-        ssize_t got = recv(f->socket, to, want, MSG_DONTWAIT);
-        if (got > 0) return got;
-        if (got < 0 && errno == EINTR) continue;
-        return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? 0 : -1;
+    if (f->ahead_at == f->ahead_end) {
+        struct iovec iov[] = {{to, want}, {f->ahead, AHEAD}};
+        bool straight = want >= AHEAD;
+        ssize_t got = f->tls     ? receive_decrypted(f, straight ? to : f->ahead, straight ? want : AHEAD)
+                      : straight ? receive_raw(f, iov, 2)
+                                 : receive_raw(f, iov + 1, 1);
+        if (got <= 0) return got;
+        size_t beyond = !straight ? (size_t)got : (size_t)got > want ? (size_t)got - want : 0;
+        f->ahead_at = 0;
+        f->ahead_end = beyond;
+        if (straight) return got - (ssize_t)beyond;
     }
+    size_t left = f->ahead_end - f->ahead_at, count = want < left ? want : left;
+    memcpy(to, f->ahead + f->ahead_at, count);
+    f->ahead_at += count;
+    return (ssize_t)count;
 }
 
 /* Where what comes next goes, and how much of it. */
@@ -280,6 +335,7 @@ void tr__far_read(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_far *f = link->far;
     atomic_store(&f->ready, false);
+    f->drained = false;
     for (;;) {
         size_t want;
         char *place = next_place(f, &want);
@@ -338,13 +394,15 @@ tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, int socket)
     tr__rpc_far *f = calloc(1, sizeof *f);
     if (!f) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a worker");
     f->socket = socket;
+    f->watch = rpc->watch;
+    f->worker = link->worker;
     f->last = &f->first;
     pthread_mutex_init(&f->lock, NULL);
     link->far = f;
     if (tr__carrier_key(rpc->carrier)) TR__TRY(shake_hands(rpc, f, link->worker));
     /* What has come with the handshake gives no event of its own. */
     atomic_store(&f->ready, true);
-    struct epoll_event e = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u32 = (uint32_t)link->worker};
+    struct epoll_event e = events_of(f);
     if (epoll_ctl(rpc->watch, EPOLL_CTL_ADD, socket, &e) == 0) return TR_OK;
     return tr__fail_errno(TR_IO, errno, "rpc: no epoll");
 }

@@ -47,17 +47,36 @@ void tr__rpc_kick(tr_rpc *rpc)
 static void look(tr_rpc *rpc, bool insist);
 static void hire(tr_rpc *rpc);
 
+/* While somebody is awake, what comes on a stream wakes nobody: it would cost whoever is awake a core. To be told of streams
+ * again is to be told of what has come meanwhile, too. */
+static void set_hearing(tr_rpc *rpc)
+{
+    if (rpc->watch < 0) return;
+    pthread_mutex_lock(&rpc->dozing_lock);
+    bool hears = atomic_load(&rpc->bell->awake) == 0;
+    struct epoll_event e = {.events = hears ? EPOLLIN | EPOLLET : 0};
+    if (hears != rpc->dozing_hears) epoll_ctl(rpc->dozing, EPOLL_CTL_MOD, rpc->watch, &e);
+    rpc->dozing_hears = hears;
+    pthread_mutex_unlock(&rpc->dozing_lock);
+}
+
+static void count_in(tr_rpc *rpc, int times)
+{
+    if (atomic_fetch_add(&rpc->bell->awake, times) == 0) set_hearing(rpc);
+}
+
 static void count_out(tr_rpc *rpc, int times)
 {
-    /* What came while we were awake has rung no bell. */
-    if (atomic_fetch_sub(&rpc->bell->awake, times) == times) look(rpc, true);
+    if (atomic_fetch_sub(&rpc->bell->awake, times) != times) return;
+    set_hearing(rpc);
+    look(rpc, true); /* what came while we were awake has rung no bell */
 }
 
 void tr__rpc_awake(tr_rpc *rpc)
 {
     if (!watching.count) watching.rpc = rpc;
     if (watching.rpc == rpc) watching.count++;
-    atomic_fetch_add(&rpc->bell->awake, 1);
+    count_in(rpc, 1);
 }
 
 void tr__rpc_asleep(tr_rpc *rpc)
@@ -81,7 +100,7 @@ static void resume(tr_rpc *rpc, int times)
     if (!times) return;
     watching.rpc = rpc;
     watching.count = times;
-    atomic_fetch_add(&rpc->bell->awake, times);
+    count_in(rpc, times);
 }
 
 static void promise(tr_rpc *rpc)
@@ -108,13 +127,14 @@ typedef struct found {
     tr__rpc_inbound *first, **last;
 } found;
 
-static void collect_events(tr_rpc *rpc, int timeout_ms)
+static void collect_events(tr_rpc *rpc)
 {
     struct epoll_event events[EVENTS];
-    int ready = epoll_wait(rpc->watch, events, EVENTS, timeout_ms);
-    for (int i = 0; i < ready; i++)
-        if (events[i].data.u32 != (uint32_t)rpc->rank)
-            tr__far_ready(&rpc->links[events[i].data.u32], events[i].events);
+    int ready;
+    do {
+        ready = epoll_wait(rpc->watch, events, EVENTS, 0);
+        for (int i = 0; i < ready; i++) tr__far_ready(&rpc->links[events[i].data.u32], events[i].events);
+    } while (ready == EVENTS);
 }
 
 /* Under `reading`. */
@@ -177,7 +197,7 @@ static void look(tr_rpc *rpc, bool insist)
 {
     enum { ROUNDS = 4 };
     bool read = true;
-    if (rpc->watch >= 0) collect_events(rpc, 0);
+    if (rpc->watch >= 0) collect_events(rpc);
     for (int i = 0; i < ROUNDS && read && anything(rpc); i++) read = read_once(rpc, insist);
     if (read && anything(rpc)) tr__rpc_kick(rpc);
     hire(rpc);
@@ -412,7 +432,7 @@ static void nap(tr_rpc *rpc)
         if (rpc->watch < 0)
             tr__futex_wait(&rpc->bell->count, seen, -1);
         else
-            collect_events(rpc, -1);
+            epoll_wait(rpc->dozing, &(struct epoll_event){0}, 1, -1);
     }
     atomic_fetch_sub(&rpc->bell->sleepers, 1);
     atomic_fetch_sub(&rpc->sleeping, 1);

@@ -273,7 +273,7 @@ static void start(void)
     rpc->queue_bytes = UINT64_MAX;
     rpc->threads_most = 1;
     rpc->found_last = &rpc->found;
-    rpc->watch = rpc->kick = -1;
+    rpc->watch = rpc->dozing = rpc->kick = -1;
     rpc->next_deadline = INT64_MAX;
     atomic_store(&rpc->closing, true); /* no threads */
     renew_link();
