@@ -64,6 +64,10 @@ void tr__probe_close(tr__probe *probe);
 typedef struct tr__stream tr__stream;
 tr_status tr__stream_open(tr_group *group, tr__stream **stream);
 bool tr__stream_run(const tr__stream *stream, int64_t bytes); /* false: the connection has failed */
+/* From then on rank 1 gives back what rank 0 sends, until that closes the stream: it waits for that in its own close. Rank 0
+ * times rounds of so many bytes. */
+tr_status tr__stream_bounces(tr__stream *stream);
+bool tr__stream_time(const tr__stream *stream, int64_t bytes, int rounds, double *us);
 void tr__stream_close(tr__stream *stream);
 
 /* "bench" and the arguments, which parsing rearranges, for tr__relaunch(); to be freed. NULL after a message. */

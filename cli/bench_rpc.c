@@ -15,10 +15,12 @@ enum { ROUNDS = 5, CALLS_MOST = 2000, CALLS_LEAST = 20, ROUND_US = 150000, CALLE
 typedef struct rpc_bench {
     tr__sizes sizes;
     int callers;
-    const char *peer, *json;
+    bool insecure;
+    const char *peer, *json, *transport;
     tr_rpc *rpc;
+    tr__stream *stream; /* for bare rounds of the same bytes; NULL: the ranks share memory */
     tr__peer other;
-    double us[TR__SIZES_MAX], peer_us[TR__SIZES_MAX]; /* medians */
+    double us[TR__SIZES_MAX], raw_us[TR__SIZES_MAX], peer_us[TR__SIZES_MAX]; /* medians */
     double rate, peer_rate;                             /* calls per second of all callers */
 } rpc_bench;
 
@@ -64,13 +66,23 @@ static bool ask_peer(rpc_bench *b, const char *what, long long first, int second
     return tr__peer_ask(&b->other, line, answer);
 }
 
-/* We and the peer take turns. */
+/* The median of as many bare rounds, when the last call is long enough ago for the threads that served it to sleep. */
+static tr_status time_raw(const rpc_bench *b, int64_t bytes, int rounds, double *us)
+{
+    double times[CALLS_MOST];
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (!tr__stream_time(b->stream, bytes, rounds, times)) return tr_fail(TR_IO, "the bare connection has failed");
+    *us = tr__median(times, rounds);
+    return TR_OK;
+}
+
+/* We, the bare connection and the peer take turns. */
 static tr_status measure_size(rpc_bench *b, int size)
 {
     TR_SCOPE;
     int64_t bytes = b->sizes.bytes[size];
     tr_tensor *x = tr_zeros(TR_SHAPE(bytes >= 4 ? bytes / 4 : 1));
-    double ours[ROUNDS], theirs[ROUNDS], once = 0;
+    double ours[ROUNDS], raw[ROUNDS], theirs[ROUNDS], once = 0;
     tr_status status = time_calls(b, x, CALLS_LEAST, &once);
     if (status != TR_OK) return status;
     int calls = once > 0 ? (int)(ROUND_US / once) : CALLS_MOST;
@@ -78,10 +90,12 @@ static tr_status measure_size(rpc_bench *b, int size)
     int peer_calls = calls / 5 > CALLS_LEAST ? calls / 5 : CALLS_LEAST;
     for (int round = 0; round < ROUNDS; round++) {
         status = time_calls(b, x, calls, &ours[round]);
+        if (status == TR_OK && b->stream) status = time_raw(b, bytes, calls, &raw[round]);
         if (status != TR_OK) return status;
         if (b->peer && !ask_peer(b, "echo", (long long)bytes, peer_calls, &theirs[round])) return TR_CHILD;
     }
     b->us[size] = tr__median(ours, ROUNDS);
+    if (b->stream) b->raw_us[size] = tr__median(raw, ROUNDS);
     if (b->peer) b->peer_us[size] = tr__median(theirs, ROUNDS);
     return TR_OK;
 }
@@ -132,10 +146,11 @@ static tr_status measure_rate(rpc_bench *b)
 
 static void print_results(const rpc_bench *b)
 {
-    printf("echo of f32 by another process, medians in microseconds\n%12s %11s%s\n", "bytes", "trireme",
-        b->peer ? "        peer   ratio" : "");
+    printf("echo of f32 by another process, medians in microseconds\n%12s %11s%s%s\n", "bytes", "trireme",
+        b->stream ? "         raw   / raw" : "", b->peer ? "        peer   ratio" : "");
     for (int i = 0; i < b->sizes.count; i++) {
         printf("%12lld %11.1f", (long long)b->sizes.bytes[i], b->us[i]);
+        if (b->stream) printf(" %11.1f %7.2f", b->raw_us[i], b->us[i] / b->raw_us[i]);
         if (b->peer) printf(" %11.1f %7.1f", b->peer_us[i], b->peer_us[i] / b->us[i]);
         printf("\n");
     }
@@ -151,6 +166,7 @@ static bool write_results(const rpc_bench *b)
         cJSON *r = cJSON_CreateObject();
         cJSON_AddNumberToObject(r, "bytes", (double)b->sizes.bytes[i]);
         cJSON_AddNumberToObject(r, "median_us", b->us[i]);
+        if (b->stream) cJSON_AddNumberToObject(r, "raw_median_us", b->raw_us[i]);
         if (b->peer) cJSON_AddNumberToObject(r, "peer_median_us", b->peer_us[i]);
         cJSON_AddItemToArray(results, r);
     }
@@ -172,21 +188,39 @@ static tr_status measure_all(rpc_bench *b)
     return status;
 }
 
-static tr_status run_rank(rpc_bench *b, tr_group *world)
+/* Between ranks that do not share memory. */
+static tr_status open_stream(rpc_bench *b, tr_group *world)
+{
+    const char *local = getenv("LOCAL_WORLD_SIZE");
+    bool shares = local && atoi(local) == tr_world_size(world) && !b->transport;
+    if (shares) return TR_OK;
+    tr_status status = tr__stream_open(world, &b->stream);
+    if (status == TR_OK) status = tr__stream_bounces(b->stream);
+    return status == TR_IO ? tr_fail(TR_IO, "no bare connection between the ranks") : status;
+}
+
+static tr_status run_agent(rpc_bench *b, tr_group *world)
 {
     b->rpc = tr_rpc_start(world, .name = tr_rank(world) ? "server" : "client");
     tr_status status = tr_rpc_register(b->rpc, &echo_rpc);
     if (status == TR_OK) status = tr_barrier(world);
     if (status == TR_OK && tr_rank(world) == 0) status = measure_all(b);
-    tr_status stopped = status == TR_OK ? tr_rpc_stop(b->rpc) : status;
-    if (stopped == TR_OK) stopped = tr_leave(world);
-    return stopped;
+    return status == TR_OK ? tr_rpc_stop(b->rpc) : status;
+}
+
+static tr_status run_rank(rpc_bench *b, tr_group *world)
+{
+    tr_status status = open_stream(b, world);
+    if (status == TR_OK) status = run_agent(b, world);
+    tr__stream_close(b->stream);
+    return status == TR_OK ? tr_leave(world) : status;
 }
 
 static int be_rank(rpc_bench *b)
 {
     TR_SCOPE;
-    tr_group *world = tr_join();
+    tr_group *world = tr_join(.transport = b->transport, .insecure = b->insecure);
+    if (tr_status_of(world) == TR_OK) tr__take_core(tr_rank(world), tr_world_size(world));
     tr_status status = run_rank(b, world);
     if (status == TR_PEER) return tr__exit_quietly();
     if (status != TR_OK) {
@@ -208,6 +242,10 @@ int tr__bench_rpc(int argc, char **argv)
             "a program to take turns with: it prints \"ready\"; for \"echo BYTES CALLS\" the median\n"
             "                            microseconds of a call, for \"callers N CALLS\" the calls per second",
             TR__TEXT(&b.peer)},
+        {"transport", 0, "NAME", "tcp: between ranks of one host, too; then, and between hosts, beside a bare connection",
+            TR__TEXT(&b.transport)},
+        {"insecure", 0, NULL, "between hosts that trust their network, without TRIREME_TOKEN: in the clear",
+            TR__FLAG(&b.insecure)},
         {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b.json)},
         {0},
     };

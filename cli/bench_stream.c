@@ -1,15 +1,20 @@
 /*
- * The limit beside an all_reduce between hosts: what one bare TCP stream, as the system sets it up, takes to move the
- * bytes that a rank has to send, from rank 1 to rank 0. Nothing else moves meanwhile, in either direction.
+ * The limits beside what goes between hosts, on one bare TCP stream, as the system sets it up, between ranks 0 and 1. Beside
+ * an all_reduce: how long it takes to move the bytes that a rank has to send, from rank 1 to rank 0, when nothing else moves
+ * meanwhile, in either direction. Beside a call: as many bytes there and back, by two threads that block in recv().
  */
 #include "bench.h"
 
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PIECE = 1 << 20, PATIENCE_S = 20 };
@@ -17,7 +22,14 @@ enum { PIECE = 1 << 20, PATIENCE_S = 20 };
 struct tr__stream {
     int rank, world, socket; /* -1: none, as of ranks beyond 1 */
     char *piece;
+    bool bounces; /* has a thread that gives back what comes */
+    pthread_t bouncer;
 };
+
+/* What the bouncer is told before each series. */
+typedef struct series {
+    int64_t bytes, rounds;
+} series;
 
 static tr_status resolve(const char *port, struct addrinfo **found)
 {
@@ -75,15 +87,25 @@ tr_status tr__stream_open(tr_group *group, tr__stream **stream)
     return s->piece ? connect_both(s, group) : TR_NO_MEMORY;
 }
 
+/* As much of it as the socket takes or gives at once; false: the connection has failed. */
+static bool move_some(const tr__stream *s, bool out, char *at, size_t bytes, int64_t *done)
+{
+    ssize_t n = out ? send(s->socket, at, bytes, MSG_NOSIGNAL) : recv(s->socket, at, bytes, 0);
+    if (n > 0) *done += n;
+    return n > 0 || (n < 0 && errno == EINTR);
+}
+
 static bool move(const tr__stream *s, bool out, int64_t bytes)
 {
-    for (int64_t done = 0; done < bytes;) {
-        size_t piece = bytes - done < PIECE ? (size_t)(bytes - done) : PIECE;
-        ssize_t n = out ? send(s->socket, s->piece, piece, MSG_NOSIGNAL) : recv(s->socket, s->piece, piece, 0);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        done += n;
-    }
+    for (int64_t done = 0; done < bytes;)
+        if (!move_some(s, out, s->piece, bytes - done < PIECE ? (size_t)(bytes - done) : PIECE, &done)) return false;
+    return true;
+}
+
+static bool move_all(const tr__stream *s, bool out, void *memory, int64_t bytes)
+{
+    for (int64_t done = 0; done < bytes;)
+        if (!move_some(s, out, (char *)memory + done, (size_t)(bytes - done), &done)) return false;
     return true;
 }
 
@@ -94,9 +116,49 @@ bool tr__stream_run(const tr__stream *s, int64_t bytes)
     return s->rank > 1 || (move(s, s->rank == 0, 1) && move(s, s->rank == 1, sent));
 }
 
+/* Until rank 0 closes the stream. */
+static void *bounce(void *arg)
+{
+    tr__stream *s = arg;
+    for (series given; move_all(s, false, &given, sizeof given);) {
+        char *memory = malloc((size_t)given.bytes);
+        bool lasts = memory != NULL;
+        for (int64_t i = 0; lasts && i < given.rounds; i++)
+            lasts = move_all(s, false, memory, given.bytes) && move_all(s, true, memory, given.bytes);
+        free(memory);
+        if (!lasts) shutdown(s->socket, SHUT_RDWR); /* tells rank 0 */
+    }
+    return NULL;
+}
+
+tr_status tr__stream_bounces(tr__stream *s)
+{
+    if (s->socket < 0) return TR_OK;
+    setsockopt(s->socket, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    if (s->rank == 1) s->bounces = pthread_create(&s->bouncer, NULL, bounce, s) == 0;
+    return s->rank == 0 || s->bounces ? TR_OK : tr_fail(TR_NO_MEMORY, "cannot start a thread");
+}
+
+bool tr__stream_time(const tr__stream *s, int64_t bytes, int rounds, double *us)
+{
+    series given = {bytes, rounds};
+    char *memory = calloc(1, (size_t)bytes);
+    bool lasts = memory && move_all(s, true, &given, sizeof given);
+    for (int i = 0; lasts && i < rounds; i++) {
+        struct timespec began, ended;
+        clock_gettime(CLOCK_MONOTONIC, &began);
+        lasts = move_all(s, true, memory, bytes) && move_all(s, false, memory, bytes);
+        clock_gettime(CLOCK_MONOTONIC, &ended);
+        us[i] = 1e6 * (double)(ended.tv_sec - began.tv_sec) + 1e-3 * (double)(ended.tv_nsec - began.tv_nsec);
+    }
+    free(memory);
+    return lasts;
+}
+
 void tr__stream_close(tr__stream *s)
 {
     if (!s) return;
+    if (s->bounces) pthread_join(s->bouncer, NULL);
     if (s->socket >= 0) close(s->socket);
     free(s->piece);
     free(s);
