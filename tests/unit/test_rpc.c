@@ -318,15 +318,15 @@ static void call_again(tr_future *future, void *user)
     atomic_store(&a->over, true);
 }
 
-typedef struct other {
+typedef struct partner {
     tr_future *future;
     atomic_int over;
-} other;
+} partner;
 
 static void wait_for_other(tr_future *future, void *user)
 {
     (void)future;
-    other *o = user;
+    partner *o = user;
     if (tr_future_wait(o->future) == TR_OK) atomic_fetch_add(&o->over, 1);
 }
 
@@ -340,7 +340,7 @@ static void wait_for_each_other(rank *r, tr_rpc *rpc)
 {
     TR_SCOPE;
     tr_future *a = tr_rpc_async(rpc, "w1", "doze", 1), *b = tr_rpc_async(rpc, "w1", "doze", 1);
-    other of_a = {.future = b}, of_b = {.future = a};
+    partner of_a = {.future = b}, of_b = {.future = a};
     OK(tr_future_then(a, wait_for_other, &of_a));
     OK(tr_future_then(b, wait_for_other, &of_b));
     while (!tr_future_done(a) || !tr_future_done(b)) rest_a_while();
