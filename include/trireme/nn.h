@@ -88,6 +88,24 @@ typedef struct tr_layer_norm_options {
 #define tr_layer_norm(...) TR__NEW1(tr_layer_norm, dim, __VA_ARGS__)
 TR_API tr_module *tr_layer_norm_with(const tr_layer_norm_options *options);
 
+typedef struct tr_rms_norm_options {
+    size_t size;
+    int64_t dim;
+    double eps;        /* 0: 1e-6 */
+    tr_dtype dtype;
+} tr_rms_norm_options;
+#define tr_rms_norm(...) TR__NEW1(tr_rms_norm, dim, __VA_ARGS__)
+TR_API tr_module *tr_rms_norm_with(const tr_rms_norm_options *options);
+
+typedef struct tr_group_norm_options {
+    size_t size;
+    int64_t groups, channels; /* groups divides channels */
+    double eps;        /* 0: 1e-5 */
+    tr_dtype dtype;
+} tr_group_norm_options;
+#define tr_group_norm(...) TR__NEW2(tr_group_norm, groups, channels, __VA_ARGS__)
+TR_API tr_module *tr_group_norm_with(const tr_group_norm_options *options);
+
 typedef struct tr_multihead_attention_options {
     size_t size;
     int64_t dim;

@@ -119,6 +119,67 @@ tr_module *tr_layer_norm_with(const tr_layer_norm_options *o)
     return tr_escape(module);
 }
 
+/* ---- RMS norm ---------------------------------------------------------------------------------------------------- */
+
+typedef struct rms_norm {
+    tr_tensor *weight; /* [dim] */
+    double eps;
+} rms_norm;
+
+/* x: [..., dim] -> [..., dim] */
+static tr_tensor *rms_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const rms_norm *l = self->state;
+    tr_tensor *failed = tr__check_input(self, inputs, n);
+    return failed ? failed : tr_rms_norm_op(inputs[0], l->weight, l->eps);
+}
+
+tr_module *tr_rms_norm_with(const tr_rms_norm_options *o)
+{
+    if (o->dim < 1) return tr_module_fail(TR_INVALID, "rms_norm: dim must be positive, not %" PRId64, o->dim);
+    if (!(o->eps >= 0)) return tr_module_fail(TR_INVALID, "rms_norm: eps must not be negative, it is %g", o->eps);
+    TR_SCOPE;
+    tr_module *module = tr_module_new("rms_norm", sizeof(rms_norm), rms_norm_forward);
+    rms_norm *l = tr_module_state(module);
+    if (!l) return tr_escape(module);
+    l->eps = given(o->eps) ? o->eps : 1e-6;
+    l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->dim), .dtype = o->dtype));
+    return tr_escape(module);
+}
+
+/* ---- Group norm -------------------------------------------------------------------------------------------------- */
+
+typedef struct group_norm {
+    tr_tensor *weight, *bias; /* [channels] */
+    int64_t groups;
+    double eps;
+} group_norm;
+
+/* x: [batch, channels, …] -> as x */
+static tr_tensor *group_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const group_norm *l = self->state;
+    tr_tensor *failed = tr__check_input(self, inputs, n);
+    return failed ? failed : tr_group_norm_op(inputs[0], l->groups, l->weight, l->bias, l->eps);
+}
+
+tr_module *tr_group_norm_with(const tr_group_norm_options *o)
+{
+    if (o->groups < 1 || o->channels < 1 || o->channels % o->groups)
+        return tr_module_fail(TR_INVALID, "group_norm: %" PRId64 " channels do not divide into %" PRId64 " groups",
+            o->channels, o->groups);
+    if (!(o->eps >= 0)) return tr_module_fail(TR_INVALID, "group_norm: eps must not be negative, it is %g", o->eps);
+    TR_SCOPE;
+    tr_module *module = tr_module_new("group_norm", sizeof(group_norm), group_norm_forward);
+    group_norm *l = tr_module_state(module);
+    if (!l) return tr_escape(module);
+    l->groups = o->groups;
+    l->eps = given(o->eps) ? o->eps : 1e-5;
+    l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->channels), .dtype = o->dtype));
+    l->bias = tr_module_parameter(module, "bias", tr_zeros(TR_SHAPE(o->channels), .dtype = o->dtype));
+    return tr_escape(module);
+}
+
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
 typedef struct dropout {

@@ -209,6 +209,29 @@ static void test_linear(void **state)
     for (int i = 0; i < 6; i++) assert_true(at(zero, i) == 0);
 }
 
+static double difference(tr_tensor *a, tr_tensor *b)
+{
+    return tr_item(tr_max(tr_abs(tr_sub(a, b))));
+}
+
+static void test_norms(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *rms = tr_rms_norm(6), *group = tr_group_norm(2, 4, .eps = 1e-3);
+    tr_tensor *rows = tr_randn(1, TR_SHAPE(3, 6)), *images = tr_randn(2, TR_SHAPE(2, 4, 3, 3));
+    assert_int_equal(tr_list_count(tr_state_dict(rms)), 1);
+    assert_int_equal(tr_list_count(tr_state_dict(group)), 2);
+    assert_int_equal(tr_fill(tr_list_find(tr_state_dict(rms), "weight"), 3), TR_OK);
+    assert_int_equal(tr_fill(tr_list_find(tr_state_dict(group), "bias"), 1), TR_OK);
+    assert_true(difference(tr_forward(rms, rows), tr_affine(tr_rms_norm_op(rows, NULL, 1e-6), 3, 0)) < 1e-6);
+    assert_true(difference(tr_forward(group, images), tr_affine(tr_group_norm_op(images, 2, NULL, NULL, 1e-3), 1, 1)) < 1e-6);
+    assert_failed(tr_rms_norm(0), TR_INVALID, "rms_norm: dim must be positive, not 0");
+    assert_failed(tr_rms_norm(4, .eps = -1), TR_INVALID, "rms_norm: eps must not be negative");
+    assert_failed(tr_group_norm(3, 4), TR_INVALID, "group_norm: 4 channels do not divide into 3 groups");
+    assert_failed(tr_group_norm(2, 4, .eps = -1), TR_INVALID, "group_norm: eps must not be negative");
+}
+
 static void test_init_depends_on_the_seed_alone(void **state)
 {
     (void)state;
@@ -390,6 +413,7 @@ int main(void)
         cmocka_unit_test(test_what_a_forward_makes_goes_when_it_returns),
         cmocka_unit_test(test_a_module_that_changes_nothing),
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_norms),
         cmocka_unit_test(test_init_depends_on_the_seed_alone),
         cmocka_unit_test(test_dropout_draws_by_path_and_seed),
         cmocka_unit_test(test_load_state_dict),
