@@ -374,7 +374,8 @@ static tr_tensor *mask_of_lengths(tr_tensor *lengths, const tr_tensor *k)
 {
     int64_t batch = tr_size(k, 0), keys = tr_size(k, 2);
     if (tr__bad(lengths)) return tr__tensor_pass(lengths);
-    if ((lengths->dtype != TR_I64 && lengths->dtype != TR_I32) || lengths->shape.ndim != 1 || lengths->shape.dim[0] != batch)
+    bool numbers = lengths->dtype == TR_I64 || lengths->dtype == TR_I32;
+    if (!numbers || lengths->shape.ndim != 1 || lengths->shape.dim[0] != batch)
         return tr__tensor_fail(TR_SHAPE, "attention: lengths are %s %s: they must be i64 or i32, [%lld], one for each sample",
             tr_dtype_name(lengths->dtype), TR__TEXT(lengths->shape), (long long)batch);
     tr_tensor *places = tr_reshape(tr_arange(keys, TR_I64, tr__device_of(lengths)), TR_SHAPE(1, 1, 1, keys));

@@ -457,82 +457,112 @@ tr_status tr__prod_grad_infer(tr_op_call *call)
     return tr__max_grad_infer(call);
 }
 
+/* What a gradient has to know of a result's elements. */
+typedef struct around {
+    double g, y;
+    double product; /* of those that are not 0 */
+    int64_t count;  /* of the largest, or of zeros */
+} around;
+
+/* How a gradient looks at elements, and then makes theirs of them, in place. */
+typedef struct grad_kernel {
+    void (*look)(around *a, const double *x, int64_t n);
+    void (*turn)(const around *a, double *x, int64_t n);
+} grad_kernel;
+
 typedef struct grad_job {
+    const grad_kernel *kernel;
     const tr_tensor *g, *x, *y;
     tr_tensor *dx;
     tr__axis g_kept, y_kept, x_kept, x_reduced, dx_kept, dx_reduced;
 } grad_job;
-
-/* Element i of result r. */
-static double x_at(const grad_job *j, int64_t r, int64_t i)
-{
-    return tr__load(j->x->dtype, tr__ptr(j->x), tr__axis_at(&j->x_kept, r) + tr__axis_at(&j->x_reduced, i));
-}
-
-static void put_dx(const grad_job *j, int64_t r, int64_t i, double value)
-{
-    int64_t at = tr__axis_at(&j->dx_kept, r) + tr__axis_at(&j->dx_reduced, i);
-    tr__store(j->dx->dtype, tr__ptr(j->dx), at, value);
-}
 
 static bool equal(double a, double b)
 {
     return a == b || (a != a && b != b);
 }
 
-static void share_out(void *arg, int64_t begin, int64_t end)
+/* Equal maxima share the gradient. */
+static void count_tops(around *a, const double *x, int64_t n)
 {
-    const grad_job *j = arg;
-    for (int64_t r = begin; r < end; r++) {
-        double g = tr__load(j->g->dtype, tr__ptr(j->g), tr__axis_at(&j->g_kept, r));
-        double top = tr__load(j->y->dtype, tr__ptr(j->y), tr__axis_at(&j->y_kept, r));
-        int64_t winners = 0;
-        for (int64_t i = 0; i < j->x_reduced.n; i++) winners += equal(x_at(j, r, i), top);
-        for (int64_t i = 0; i < j->x_reduced.n; i++)
-            put_dx(j, r, i, equal(x_at(j, r, i), top) ? g / (double)winners : 0);
-    }
+    for (int64_t i = 0; i < n; i++) a->count += equal(x[i], a->y);
+}
+
+static void share_out(const around *a, double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = equal(x[i], a->y) ? a->g / (double)a->count : 0;
 }
 
 /* Each element's is g times the product of the others: with one zero among them only that one's is not 0. */
-static void multiply_others(void *arg, int64_t begin, int64_t end)
+static void multiply_up(around *a, const double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        a->count += x[i] == 0;
+        a->product *= x[i] == 0 ? 1 : x[i];
+    }
+}
+
+static void divide_out(const around *a, double *x, int64_t n)
+{
+    double all = a->g * a->product;
+    for (int64_t i = 0; i < n; i++) x[i] = a->count == 0 ? all / x[i] : a->count == 1 && x[i] == 0 ? all : 0;
+}
+
+/* How many elements from i on lie in one run of the axis, and in one block. */
+static int64_t run_from(const tr__axis *axis, int64_t i)
+{
+    int64_t run = axis->dim[axis->ndim - 1], n = run - i % run;
+    return n < BLOCK ? n : BLOCK;
+}
+
+static void grad_results(void *arg, int64_t begin, int64_t end)
 {
     const grad_job *j = arg;
+    const tr__axis *in = &j->x_reduced, *out = &j->dx_reduced;
+    int64_t bytes = (int64_t)tr_dtype_size(j->x->dtype);
+    double block[BLOCK];
     for (int64_t r = begin; r < end; r++) {
-        double g = tr__load(j->g->dtype, tr__ptr(j->g), tr__axis_at(&j->g_kept, r)), product = 1;
-        int64_t zeros = 0;
-        for (int64_t i = 0; i < j->x_reduced.n; i++) {
-            double x = x_at(j, r, i);
-            zeros += x == 0;
-            if (x != 0) product *= x;
-        }
-        for (int64_t i = 0; i < j->x_reduced.n; i++) {
-            double x = x_at(j, r, i);
-            put_dx(j, r, i, zeros == 0 ? g * product / x : zeros == 1 && x == 0 ? g * product : 0);
-        }
+        around a = {.product = 1};
+        a.g = tr__load(j->g->dtype, tr__ptr(j->g), tr__axis_at(&j->g_kept, r));
+        a.y = tr__load(j->y->dtype, tr__ptr(j->y), tr__axis_at(&j->y_kept, r));
+        const char *x = (char *)tr__ptr(j->x) + tr__axis_at(&j->x_kept, r) * bytes;
+        char *dx = (char *)tr__ptr(j->dx) + tr__axis_at(&j->dx_kept, r) * bytes;
+        for (int pass = 0; pass < 2; pass++)
+            for (int64_t i = 0, n; i < in->n; i += n) {
+                n = run_from(in, i) < run_from(out, i) ? run_from(in, i) : run_from(out, i);
+                tr__read_f64(block, j->x->dtype, x + tr__axis_at(in, i) * bytes, in->stride[in->ndim - 1], n);
+                if (pass == 0) {
+                    j->kernel->look(&a, block, n);
+                    continue;
+                }
+                j->kernel->turn(&a, block, n);
+                tr__write_f64(j->dx->dtype, dx + tr__axis_at(out, i) * bytes, out->stride[out->ndim - 1], block, n);
+            }
     }
 }
 
 /* g and y have the dimensions of x, those reduced of size 1. */
-static tr_status run_grad(tr_op_call *call, tr__pool_body body)
+static tr_status run_grad(tr_op_call *call, const grad_kernel *kernel)
 {
     uint32_t dims = ((const tr__reduce_attrs *)call->attrs)->dims;
-    grad_job j = {.g = call->inputs[0], .x = call->inputs[1], .y = call->inputs[2], .dx = call->outputs[0]};
+    grad_job j = {.kernel = kernel, .g = call->inputs[0], .x = call->inputs[1], .y = call->inputs[2],
+        .dx = call->outputs[0]};
     j.g_kept = tr__axis_in(j.g, ~dims);
     j.y_kept = tr__axis_in(j.y, ~dims);
     j.x_kept = tr__axis_in(j.x, ~dims);
     j.x_reduced = tr__axis_in(j.x, dims);
     j.dx_kept = tr__axis_in(j.dx, ~dims);
     j.dx_reduced = tr__axis_in(j.dx, dims);
-    tr__pool_for(tr__pool_of(j.x), j.x_kept.n, tr__row_grain(j.x_reduced.n), body, &j);
+    tr__pool_for(tr__pool_of(j.x), j.x_kept.n, tr__row_grain(j.x_reduced.n), grad_results, &j);
     return TR_OK;
 }
 
 tr_status tr__max_grad_forward(tr_op_call *call)
 {
-    return run_grad(call, share_out);
+    return run_grad(call, &(grad_kernel){count_tops, share_out});
 }
 
 tr_status tr__prod_grad_forward(tr_op_call *call)
 {
-    return run_grad(call, multiply_others);
+    return run_grad(call, &(grad_kernel){multiply_up, divide_out});
 }

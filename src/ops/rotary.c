@@ -75,9 +75,11 @@ static void turn_rows(void *arg, int64_t begin, int64_t end)
     }
     for (int64_t r = begin; r < end; r++) {
         const double *cosines = j->turns + 2 * (r % j->seq) * j->pairs;
-        for (int64_t at = 0; at < j->x.n; at += TR__ROW_BLOCK) tr__row_read(&j->x, r, at, tr__row_block(&j->x, at), row + at);
+        for (int64_t at = 0; at < j->x.n; at += TR__ROW_BLOCK)
+            tr__row_read(&j->x, r, at, tr__row_block(&j->x, at), row + at);
         turn(j, row, cosines, cosines + j->pairs);
-        for (int64_t at = 0; at < j->x.n; at += TR__ROW_BLOCK) tr__row_write(&j->y, r, at, tr__row_block(&j->y, at), row + at);
+        for (int64_t at = 0; at < j->x.n; at += TR__ROW_BLOCK)
+            tr__row_write(&j->y, r, at, tr__row_block(&j->y, at), row + at);
     }
     free(row);
 }

@@ -78,24 +78,24 @@ static tr_status check_ids(const tr_op_call *call)
     return tr__ids_check(&ids, size, what, "elements", NULL);
 }
 
-static int64_t id_at(const tr__loop *loop, const char *at, int64_t i)
+static int64_t id_in(tr_dtype dtype, const char *at, int64_t place)
 {
-    int64_t place = i * tr__loop_step(loop, 1);
-    return loop->dtype[1] == TR_I64 ? ((const int64_t *)at)[place] : ((const int32_t *)at)[place];
+    return dtype == TR_I64 ? ((const int64_t *)at)[place] : ((const int32_t *)at)[place];
 }
 
-/* ---- take_along -------------------------------------------------------------------------------------------------------- */
+/* ---- take_along ---------------------------------------------------------------------------------------------------- */
 
 /* The loop walks y, index and x at position 0 of the dimension, along which x's elements lie *arg apart. */
 #define TAKE(type)                                                                          \
     for (int64_t i = 0; i < n; i++)                                                           \
-        ((type *)at[0])[i * to] = ((const type *)at[2])[i * from + id_at(loop, at[1], i) * apart];
+        ((type *)at[0])[i * to] = ((const type *)at[2])[i * from + id_in(loop->dtype[1], at[1], i * step) * apart];
 
 static void take_run(const tr__loop *loop, char *const *at, int64_t n, const void *arg)
 {
     int64_t apart = *(const int64_t *)arg, to = tr__loop_step(loop, 0), from = tr__loop_step(loop, 2);
-    if (tr__loop_step(loop, 1) == 0 && to == 1 && from == 1) {
-        const char *row = at[2] + id_at(loop, at[1], 0) * apart * loop->bytes[0];
+    int64_t step = tr__loop_step(loop, 1);
+    if (step == 0 && to == 1 && from == 1) {
+        const char *row = at[2] + id_in(loop->dtype[1], at[1], 0) * apart * loop->bytes[0];
         memcpy(at[0], row, (size_t)(n * loop->bytes[0]));
         return;
     }
@@ -138,19 +138,28 @@ typedef struct job {
     int64_t n, y, index, src;
 } job;
 
-/* The loop walks y, index and src at position 0 of the dimension; each thread adds to elements of its own, in order. */
+/* A loop of two: its length, and how far elements of y, index and src lie apart. */
+typedef struct level {
+    int64_t n, y, index, src;
+} level;
+
 #define SCATTER_ADD(type, sum)                                                                                \
-    for (int64_t k = 0; k < j->n; k++)                                                                        \
-        for (int64_t i = 0; i < n; i++) {                                                                     \
-            type *place = (type *)at[0] + i * to + id_at(loop, at[1] + k * j->index * loop->bytes[1], i) * j->y; \
-            type value = ((const type *)at[2])[i * from + k * j->src];                                        \
+    for (int64_t o = 0; o < outer.n; o++)                                                                     \
+        for (int64_t i = 0; i < inner.n; i++) {                                                               \
+            int64_t id = id_in(loop->dtype[1], at[1], o * outer.index + i * inner.index);                     \
+            type *place = (type *)at[0] + o * outer.y + i * inner.y + id * j->y;                              \
+            type value = ((const type *)at[2])[o * outer.src + i * inner.src];                                \
             *place = sum;                                                                                     \
         }
 
+/* The loop walks y, index and src at position 0 of the dimension; each thread adds to elements of its own, in order. The inner
+ * of the run and the dimension is the one that lies closer together in y. */
 static void scatter_add_run(const tr__loop *loop, char *const *at, int64_t n, const void *arg)
 {
     const job *j = arg;
-    int64_t to = tr__loop_step(loop, 0), from = tr__loop_step(loop, 2);
+    level run = {n, tr__loop_step(loop, 0), tr__loop_step(loop, 1), tr__loop_step(loop, 2)};
+    level dim = {j->n, 0, j->index, j->src}; /* where in y, the ids say */
+    level outer = j->y < run.y ? run : dim, inner = j->y < run.y ? dim : run;
     switch (loop->dtype[0]) {
     case TR_F32: SCATTER_ADD(float, *place + value) break;
     case TR_F64: SCATTER_ADD(double, *place + value) break;

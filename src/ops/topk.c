@@ -143,7 +143,8 @@ static void select_row(const job *j, int64_t r, entry *best)
             entry e = {keys[i], first + i};
             if (kept < k) {
                 best[kept] = e;
-                sift_up(best, kept++);
+                if (k < j->x.n) sift_up(best, kept); /* a sort needs no heap */
+                kept++;
             } else if (before(e, best[0])) {
                 best[0] = e;
                 sift_down(best, k);

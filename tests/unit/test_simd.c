@@ -127,6 +127,7 @@ static void check_rows(int table, int64_t rows, int64_t n)
     for (uint32_t dims = 1; dims < 4; dims++) {
         CHECK(sum, (&(tr__reduce_attrs){.dims = dims}), positive);
         CHECK(mean, (&(tr__reduce_attrs){.dims = dims}), positive);
+        CHECK(norm, (&(tr__reduce_attrs){.dims = dims}), x);
     }
     tr__dim_attrs last = {1};
     CHECK(softmax, &last, x);

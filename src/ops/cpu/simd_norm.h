@@ -156,7 +156,8 @@ static tr_status run_norm_grad(norm_job *j, tr__pool *pool, tr_tensor *dweight, 
     int64_t blocks = (rows + j->rows_per_block - 1) / j->rows_per_block;
     if (j->wants_affine) {
         j->sums = malloc(sizeof(float) * 2 * (size_t)(blocks * n + 1));
-        if (!j->sums) return tr__fail(TR_NO_MEMORY, "norm: no memory for the gradients of %lld blocks of rows", (long long)blocks);
+        if (!j->sums)
+            return tr__fail(TR_NO_MEMORY, "norm: no memory for the gradients of %lld blocks of rows", (long long)blocks);
     }
     tr__pool_for(pool, blocks, tr__row_grain(n * j->rows_per_block), norm_grad_blocks, j);
     if (dweight) finish_vector(j->sums, blocks, n, dweight, attrs->accumulate_weight);

@@ -1,5 +1,5 @@
 /*
- * sum and mean of contiguous f32 over dimensions that lie together: x: [outer, reduced, inner] -> [outer, inner].
+ * sum, mean and norm of contiguous f32 over dimensions that lie together: x: [outer, reduced, inner] -> [outer, inner].
  *
  * Stretches of up to a few thousand elements are summed in f32, lane by lane, and these sums in f64. A long reduction
  * with few results is cut into chunks, so that threads share it; where, depends on the shape only.
@@ -9,6 +9,7 @@
 
 #include "ops/cpu/simd_rows.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 enum { STRETCH = 4096, COLUMNS = 256, CHUNK = 64 << 10, MOST_CHUNKS = 64, FEW_RESULTS = 4096 };
@@ -18,26 +19,52 @@ typedef struct sum_job {
     float *y;
     int64_t outer, reduced, inner, chunks;
     double scale;
+    bool squares;    /* the root of the sum of squares */
     double *partial; /* [chunks, outer, inner]; NULL for one chunk: results go to y */
 } sum_job;
 
-static double sum_run(const float *x, int64_t n)
+static float row_squares(const float *x, int64_t n)
+{
+    vec a = {0}, b = {0};
+    int64_t i = 0;
+    for (; i + 2 * WIDTH <= n; i += 2 * WIDTH) {
+        a += vec_load(x + i) * vec_load(x + i);
+        b += vec_load(x + i + WIDTH) * vec_load(x + i + WIDTH);
+    }
+    for (; i < n; i += WIDTH) {
+        vec v = load_lanes(x + i, n - i < WIDTH ? n - i : WIDTH);
+        a += v * v;
+    }
+    return vec_sum(a + b);
+}
+
+static double sum_run(const sum_job *j, const float *x, int64_t n)
 {
     double sum = 0;
-    for (int64_t i = 0; i < n; i += STRETCH) sum += (double)row_sum(x + i, n - i < STRETCH ? n - i : STRETCH);
+    for (int64_t i = 0; i < n; i += STRETCH) {
+        int64_t m = n - i < STRETCH ? n - i : STRETCH;
+        sum += (double)(j->squares ? row_squares(x + i, m) : row_sum(x + i, m));
+    }
     return sum;
 }
 
+static double finished(const sum_job *j, double sum)
+{
+    return j->squares ? sqrt(sum) : sum * j->scale;
+}
+
 /* total[i] += the sum of rows of x at column i, of n <= COLUMNS columns. */
-static void sum_columns(const float *x, int64_t rows, int64_t stride, int64_t n, double *total)
+static void sum_columns(const float *x, int64_t rows, int64_t stride, int64_t n, bool squares, double *total)
 {
     enum { ROWS = 32 };
     float part[COLUMNS];
     for (int64_t r = 0; r < rows; r += ROWS) {
         int64_t end = rows - r < ROWS ? rows : r + ROWS;
-        memcpy(part, x + r * stride, sizeof *part * (size_t)n);
-        for (int64_t k = r + 1; k < end; k++)
-            FOR_VECTORS(n, store_lanes(part + i, load_lanes(part + i, m) + load_lanes(x + k * stride + i, m), m););
+        memset(part, 0, sizeof *part * (size_t)n);
+        for (int64_t k = r; k < end; k++)
+            FOR_VECTORS(n,
+                vec v = load_lanes(x + k * stride + i, m);
+                store_lanes(part + i, load_lanes(part + i, m) + (squares ? v * v : v), m););
         for (int64_t i = 0; i < n; i++) total[i] += (double)part[i];
     }
 }
@@ -48,7 +75,7 @@ static void put_sums(const sum_job *j, int64_t chunk, int64_t at, int64_t n, con
         if (j->partial)
             j->partial[chunk * j->outer * j->inner + at + i] = sums[i];
         else
-            j->y[at + i] = (float)(sums[i] * j->scale);
+            j->y[at + i] = (float)finished(j, sums[i]);
     }
 }
 
@@ -64,9 +91,9 @@ static void sum_tasks(void *arg, int64_t begin, int64_t end)
         const float *x = j->x + (o * j->reduced + first) * j->inner + column;
         double sums[COLUMNS] = {0};
         if (rows > 0 && j->inner == 1)
-            sums[0] = sum_run(x, rows);
+            sums[0] = sum_run(j, x, rows);
         else if (rows > 0)
-            sum_columns(x, rows, j->inner, n, sums);
+            sum_columns(x, rows, j->inner, n, j->squares, sums);
         put_sums(j, chunk, o * j->inner + column, n, sums);
     }
 }
@@ -77,7 +104,7 @@ static void add_chunks(const sum_job *j)
     for (int64_t i = 0; i < results; i++) {
         double sum = 0;
         for (int64_t c = 0; c < j->chunks; c++) sum += j->partial[c * results + i];
-        j->y[i] = (float)(sum * j->scale);
+        j->y[i] = (float)finished(j, sum);
     }
 }
 
@@ -97,10 +124,11 @@ static bool sizes_of(const tr_tensor *x, uint32_t dims, sum_job *j)
     return true;
 }
 
-static tr_status run_sum(tr_op_call *call, bool mean)
+static tr_status run_sum(tr_op_call *call, bool mean, bool squares)
 {
     const tr_tensor *x = call->inputs[0];
-    sum_job j = {.x = tr__ptr(x), .y = tr__ptr(call->outputs[0]), .outer = 1, .reduced = 1, .inner = 1, .chunks = 1};
+    sum_job j = {.x = tr__ptr(x), .y = tr__ptr(call->outputs[0]), .outer = 1, .reduced = 1, .inner = 1, .chunks = 1,
+        .squares = squares};
     if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR__DECLINED;
     if (!sizes_of(x, ((const tr__reduce_attrs *)call->attrs)->dims, &j)) return TR__DECLINED;
     int64_t results = j.outer * j.inner;
@@ -122,12 +150,17 @@ static tr_status run_sum(tr_op_call *call, bool mean)
 
 static tr_status sum_kernel(tr_op_call *call)
 {
-    return run_sum(call, false);
+    return run_sum(call, false, false);
 }
 
 static tr_status mean_kernel(tr_op_call *call)
 {
-    return run_sum(call, true);
+    return run_sum(call, true, false);
+}
+
+static tr_status norm_kernel(tr_op_call *call)
+{
+    return run_sum(call, false, true);
 }
 
 #endif
