@@ -124,6 +124,11 @@ TR_API tr_dist_optimizer *tr_dist_optimizer_new(tr_rpc *rpc, tr_rref *const *par
  * leaves themselves. On one owner steps, of any optimizers and contexts, run one after the other as they come. After a
  * failure the others have made their step. */
 TR_API TR_MUST_CHECK tr_status tr_dist_step(tr_dist_optimizer *optimizer, tr_dist_context *context);
+/* From now on until tr_dist_step(), owners step a parameter during backwards in the context, as soon as its gradient there is
+ * complete: all that this worker's and others' calls gave it, and under tr_ddp() the mean. tr_dist_step() then updates what is
+ * left; together they do what it does alone. A parameter that a second backward reaches before that is an error, and so is
+ * tr_dist_clip_grad_norm(). After a backward that failed some parameters have been stepped. */
+TR_API TR_MUST_CHECK tr_status tr_dist_step_in_backward(tr_dist_optimizer *optimizer, tr_dist_context *context);
 TR_API TR_MUST_CHECK tr_status tr_dist_set_lr(tr_dist_optimizer *optimizer, double lr);
 /* As tr_clip_grad_norm(), over the context's gradients of all parameters on all workers. */
 TR_API TR_MUST_CHECK tr_status tr_dist_clip_grad_norm(tr_dist_optimizer *optimizer, tr_dist_context *context,

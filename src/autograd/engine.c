@@ -35,6 +35,7 @@ struct tr__backward {
     tr__backward_ending *ends;
     size_t n_ends;
     bool finished;     /* they have been called */
+    bool deferred;     /* a hook of the leaf that is at its end has more to do */
 };
 
 static tr_status no_memory(void)
@@ -189,11 +190,12 @@ static tr_status finish_leaf(tr__backward *b, stop *at)
     tr_tensor *final = b->apart ? g : t->leaf->grad;
     tr__unref(at->grads[0]);
     at->grads[0] = NULL;
+    b->deferred = false;
     for (tr__hook *hook = t->leaf->hooks, *next; hook; hook = next) {
         next = hook->next; /* a hook may remove itself */
         TR__TRY(hook->function(t, final, hook->user, b));
     }
-    return TR_OK;
+    return b->apart && !b->deferred ? b->apart->complete(b->apart->user, t) : TR_OK;
 }
 
 /*
@@ -343,6 +345,11 @@ bool tr__backward_done(const tr__backward *b)
 const tr__backward_ends *tr__backward_apart(const tr__backward *b)
 {
     return b->apart;
+}
+
+void tr__backward_defer(tr__backward *b)
+{
+    b->deferred = true;
 }
 
 tr_status tr__backward_finish(tr__backward *b, tr_status status)

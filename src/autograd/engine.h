@@ -40,6 +40,8 @@ typedef struct tr__backward_ends {
     /* What there is of a leaf's gradient (NULL: nothing), and what it becomes: a copy. */
     tr_tensor *(*get)(void *user, const tr_tensor *leaf);
     tr_status (*put)(void *user, tr_tensor *leaf, tr_tensor *grad);
+    /* A leaf's gradient will not change any more in this backward: its hooks have run. */
+    tr_status (*complete)(void *user, tr_tensor *leaf);
     /* A node of a TR__OP_BOUNDARY op takes part. */
     tr_status (*meet)(void *user, const tr__node *node);
     /* All gradients of its outputs are here (NULL: none arrived for that one): they go on elsewhere. */
@@ -59,6 +61,8 @@ tr_status tr__backward_run(tr__backward *backward);
 bool tr__backward_done(const tr__backward *backward);
 /* What was given for a backward apart; NULL: gradients go to the leaves. */
 const tr__backward_ends *tr__backward_apart(const tr__backward *backward);
+/* From a leaf's hook, of a backward apart: its gradient is not complete yet. Who says so puts it in and calls complete(). */
+void tr__backward_defer(tr__backward *backward);
 /* When everything has run: calls what was to be called at the end, which may wait for others. */
 tr_status tr__backward_finish(tr__backward *backward, tr_status status);
 /* Of another thread, while that is going on: the backward has failed. */

@@ -83,7 +83,9 @@ static tr_status copy_out(const ddp *d, const bucket *b, const tr__backward_ends
 {
     for (int i = b->first; i < b->last; i++) {
         TR_SCOPE;
-        TR__TRY(apart->put(apart->user, d->params[i].leaf, place_of(b, d->params[i].leaf)));
+        tr_tensor *leaf = d->params[i].leaf;
+        TR__TRY(apart->put(apart->user, leaf, place_of(b, leaf)));
+        TR__TRY(apart->complete(apart->user, leaf));
     }
     return TR_OK;
 }
@@ -212,6 +214,7 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     param *p = user;
     ddp *d = p->ddp;
     if (d->paused) return TR_OK;
+    if (tr__backward_apart(backward)) tr__backward_defer(backward);
     if (d->running != backward) TR__TRY(backward_begins(d, backward));
     if (p->final) return TR_OK;
     p->final = true;

@@ -108,6 +108,13 @@ typedef struct tr__dist_recv {
     int64_t pass; /* the latest backward that met it */
 } tr__dist_recv;
 
+/* Something that uses gradients as soon as they are complete. */
+typedef struct tr__dist_early {
+    struct tr__dist_early *next;
+    tr_status (*use)(struct tr__dist_early *self, tr_tensor *leaf, tr_tensor *gradient);
+    void (*free)(struct tr__dist_early *self);
+} tr__dist_early;
+
 struct tr_dist_context {
     tr__object object;
     tr__dist *dist;
@@ -121,6 +128,7 @@ struct tr_dist_context {
     int64_t n_received, received_capacity;
     uint8_t *touched;          /* [workers]: who knows of the context from here */
     struct tr__dist_grads *grads;
+    tr__dist_early *early;     /* in the order in which they came; only added to */
     struct tr__dist_part *part; /* in the latest backward, or NULL */
     int64_t passes;            /* the latest backward that this worker knows of, */
     int64_t aborted;           /* and the latest that failed */

@@ -91,6 +91,22 @@ static tr_status put_gradient(void *user, tr_tensor *leaf, tr_tensor *grad)
     return status;
 }
 
+static tr_status complete_leaf(void *user, tr_tensor *leaf)
+{
+    tr_dist_context *c = ((tr__part *)user)->context;
+    pthread_mutex_lock(&c->lock);
+    tr__dist_early *early = c->early;
+    tr_tensor *gradient = early ? tr__dist_grads_find(c->grads, leaf) : NULL;
+    pthread_mutex_unlock(&c->lock);
+    while (early) {
+        TR__TRY(early->use(early, leaf, gradient));
+        pthread_mutex_lock(&c->lock);
+        early = early->next;
+        pthread_mutex_unlock(&c->lock);
+    }
+    return TR_OK;
+}
+
 static tr_status add_found(tr__part *p, int worker, int64_t number)
 {
     if (p->n_found == p->found_capacity) {
@@ -140,7 +156,7 @@ tr__part *tr__part_new(tr_dist_context *c, int64_t pass, bool smart, bool retain
         p->parent_worker = -1;
         p->last = &p->first;
         p->ends = (tr__backward_ends){.user = p, .leaf = take_leaf, .get = get_gradient, .put = put_gradient,
-            .meet = meet_received, .leave = leave_received};
+            .complete = complete_leaf, .meet = meet_received, .leave = leave_received};
         p->engine = tr__backward_new(&p->ends, retain);
         tr__condition_init(&p->ended);
     }

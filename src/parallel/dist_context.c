@@ -120,6 +120,11 @@ static void destroy(void *self)
     free(c->received);
     free(c->touched);
     tr__dist_grads_free(c->grads);
+    while (c->early) {
+        tr__dist_early *e = c->early;
+        c->early = e->next;
+        e->free(e);
+    }
     tr__dist_part_unref(c->part);
     pthread_mutex_destroy(&c->lock);
 }

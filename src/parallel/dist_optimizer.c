@@ -182,6 +182,16 @@ tr_status tr_dist_step(tr_dist_optimizer *o, tr_dist_context *c)
     return tell_all(o, TR__DIST_STEP, values, 2);
 }
 
+tr_status tr_dist_step_in_backward(tr_dist_optimizer *o, tr_dist_context *c)
+{
+    TR__TRY(check("tr_dist_step_in_backward", o));
+    TR__TRY(tr__dist_check_context("tr_dist_step_in_backward", c));
+    for (int i = 0; i < o->n_owners; i++)
+        if (o->owners[i].worker != c->dist->port.self) tr__dist_touches(c, o->owners[i].worker); /* it is to hear of the end */
+    tr_value values[] = {tr_value_i64(c->id.worker), tr_value_i64(c->id.number)};
+    return tell_all(o, TR__DIST_EARLY, values, 2);
+}
+
 tr_status tr_dist_set_lr(tr_dist_optimizer *o, double lr)
 {
     TR__TRY(check("tr_dist_set_lr", o));

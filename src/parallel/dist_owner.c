@@ -89,14 +89,116 @@ static tr_dist_context *context_of(tr__dist_worker *w, const tr_value *values)
     return tr__dist_context_find(&w->dist, (tr__dist_id){values[1].i64, values[2].i64}, false);
 }
 
-/* Puts the context's gradients where the optimizer reads them. */
-static tr_status place_gradients(const owned *o, tr_dist_context *c)
+/* Puts a gradient where the optimizer reads it. */
+static tr_status place_gradient(tr_tensor *leaf, tr_tensor *gradient)
+{
+    TR__TRY(tr_copy_into(leaf->leaf->grad, gradient));
+    leaf->leaf->has_grad = true;
+    return TR_OK;
+}
+
+/* ---- Steps during a backward -------------------------------------------------------------------------------------------- */
+
+/* An optimizer that steps parameters as their gradients in a context become complete. Each step takes a turn, in which the
+ * fields that change are read and written. */
+typedef struct early {
+    tr__dist_early base; /* first */
+    tr__dist_worker *worker;
+    int64_t number;
+    tr_optimizer *optimizer;    /* kept: it may go before the context */
+    tr_tensor_list *parameters; /* kept */
+    bool armed;     /* until the context's next step */
+    bool stepped[]; /* since it was armed; in the list's order */
+} early;
+
+static tr_status step_one(early *e, int i, tr_tensor *gradient)
+{
+    tr_tensor *leaf = tr_list_at(e->parameters, i);
+    if (e->stepped[i])
+        return tr__fail(TR_STATE, "dist optimizer: parameter %s was stepped in an earlier backward of the context; what came now is "
+            "lost to it: call tr_dist_step_in_backward() before the last backward only", tr_list_name(e->parameters, i));
+    e->stepped[i] = true;
+    tr_zero_grad(e->optimizer);
+    tr_status status = place_gradient(leaf, gradient);
+    if (status == TR_OK) status = tr_step(e->optimizer);
+    tr_zero_grad(e->optimizer);
+    return status;
+}
+
+static tr_status use_gradient(tr__dist_early *self, tr_tensor *leaf, tr_tensor *gradient)
+{
+    early *e = (early *)self;
+    int i = 0, n = tr_list_count(e->parameters);
+    while (i < n && tr_list_at(e->parameters, i) != leaf) i++;
+    if (i == n || !gradient) return TR_OK;
+    await_turn(e->worker);
+    tr_status status = e->armed ? step_one(e, i, gradient) : TR_OK;
+    end_turn(e->worker);
+    return status;
+}
+
+static void free_early(tr__dist_early *self)
+{
+    early *e = (early *)self;
+    tr__unref(e->optimizer);
+    tr__unref(e->parameters);
+    free(e);
+}
+
+/* Of an optimizer in a context; NULL: it has never been armed there. */
+static early *find_early(tr_dist_context *c, int64_t number)
+{
+    pthread_mutex_lock(&c->lock);
+    tr__dist_early *e = c->early;
+    while (e && !(e->use == use_gradient && ((early *)e)->number == number)) e = e->next;
+    pthread_mutex_unlock(&c->lock);
+    return (early *)e;
+}
+
+static early *add_early(tr__dist_worker *w, const owned *o, tr_dist_context *c)
+{
+    early *e = calloc(1, sizeof *e + (size_t)tr_list_count(o->parameters) * sizeof *e->stepped);
+    if (!e) {
+        tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
+        return NULL;
+    }
+    e->base = (tr__dist_early){.use = use_gradient, .free = free_early};
+    e->worker = w;
+    e->number = o->number;
+    e->optimizer = tr_keep(o->optimizer);
+    e->parameters = tr_keep(o->parameters);
+    pthread_mutex_lock(&c->lock);
+    tr__dist_early **at = &c->early;
+    while (*at) at = &(*at)->next;
+    *at = &e->base;
+    pthread_mutex_unlock(&c->lock);
+    return e;
+}
+
+/* The context may be new here. */
+static tr_status arm(tr__dist_worker *w, const owned *o, const tr_value *values)
+{
+    tr_dist_context *c = tr__dist_context_find(&w->dist, (tr__dist_id){values[1].i64, values[2].i64}, true);
+    if (!c) return tr__fail(TR_NOT_FOUND, "dist optimizer: the context is over on worker %d", w->dist.port.self);
+    await_turn(w);
+    early *e = find_early(c, o->number);
+    if (!e) e = add_early(w, o, c);
+    if (e && !e->armed) memset(e->stepped, 0, (size_t)tr_list_count(e->parameters) * sizeof *e->stepped);
+    if (e) e->armed = true;
+    end_turn(w);
+    tr__unref(c);
+    return e ? TR_OK : TR_NO_MEMORY;
+}
+
+/* ---- Steps after it ------------------------------------------------------------------------------------------------------- */
+
+/* The context's gradients, but for those that have been used. */
+static tr_status place_gradients(const owned *o, tr_dist_context *c, const early *e)
 {
     for (int i = 0; i < tr_list_count(o->parameters); i++) {
         tr_tensor *leaf = tr_list_at(o->parameters, i), *g = c ? tr_dist_grad(c, leaf) : NULL;
         tr_clear_grad(leaf);
-        if (g) TR__TRY(tr_copy_into(leaf->leaf->grad, g));
-        leaf->leaf->has_grad = g != NULL;
+        if (g && !(e && e->armed && e->stepped[i])) TR__TRY(place_gradient(leaf, g));
     }
     return TR_OK;
 }
@@ -105,19 +207,34 @@ static tr_status step(tr__dist_worker *w, const owned *o, const tr_value *values
 {
     tr_dist_context *c = context_of(w, values);
     await_turn(w);
-    tr_status status = place_gradients(o, c);
+    early *e = c ? find_early(c, o->number) : NULL;
+    tr_status status = place_gradients(o, c, e);
     if (status == TR_OK) status = tr_step(o->optimizer);
     tr_zero_grad(o->optimizer);
+    if (e) e->armed = false;
     end_turn(w);
     tr__unref(c);
     return status;
+}
+
+/* A norm needs all gradients before any is used. */
+static tr_status check_unused(tr__dist_worker *w, const owned *o, tr_dist_context *c)
+{
+    await_turn(w);
+    const early *e = find_early(c, o->number);
+    bool armed = e && e->armed;
+    end_turn(w);
+    if (!armed) return TR_OK;
+    return tr__fail(TR_STATE, "tr_dist_clip_grad_norm: the optimizer steps during this context's backward, when the norm is not known "
+        "yet: do without tr_dist_step_in_backward(), or clip each gradient in a hook");
 }
 
 static tr_status sum_squares(tr__dist_worker *w, const owned *o, const tr_value *values, tr_value *result)
 {
     tr_dist_context *c = context_of(w, values);
     double total = 0;
-    for (int i = 0; c && i < tr_list_count(o->parameters); i++) {
+    tr_status status = c ? check_unused(w, o, c) : TR_OK;
+    for (int i = 0; c && status == TR_OK && i < tr_list_count(o->parameters); i++) {
         TR_SCOPE;
         tr_tensor *g = tr_dist_grad(c, tr_list_at(o->parameters, i));
         if (g) g = tr_cast(g, TR_F64);
@@ -125,7 +242,7 @@ static tr_status sum_squares(tr__dist_worker *w, const owned *o, const tr_value 
     }
     tr__unref(c);
     *result = tr_value_f64(total);
-    return TR_OK;
+    return status;
 }
 
 static tr_status scale(tr__dist_worker *w, const owned *o, const tr_value *values)
@@ -189,6 +306,7 @@ static const struct {
     tr_value_kind kinds[4];
 } signatures[TR__DIST_ORDERS] = {
     [TR__DIST_MAKE] = {2, {TR_VALUE_I64, TR_VALUE_BYTES}},
+    [TR__DIST_EARLY] = {3, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64}},
     [TR__DIST_STEP] = {3, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64}},
     [TR__DIST_NORM] = {3, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64}},
     [TR__DIST_SCALE] = {4, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_F64}},
@@ -213,6 +331,7 @@ tr_status tr__dist_obey(tr__dist_worker *w, tr__dist_order order, const tr_value
     owned *o = find(w, values[0].i64);
     if (!o) return TR_NOT_FOUND;
     switch (order) {
+    case TR__DIST_EARLY: return arm(w, o, values);
     case TR__DIST_STEP: return step(w, o, values);
     case TR__DIST_NORM: return sum_squares(w, o, values, result);
     case TR__DIST_SCALE: return scale(w, o, values);

@@ -26,6 +26,7 @@ tr_status tr__dist_check_context(const char *what, const tr_dist_context *contex
  * X(NAME, "message") */
 #define TR__DIST_OWNER_MAP(X)                                                                                \
     X(MAKE, ".dist.make")   /* rule, settings, name, rref, name, rref, … -> number */                         \
+    X(EARLY, ".dist.early") /* number, context: step in its backwards, as gradients become complete */        \
     X(STEP, ".dist.step")   /* number, context */                                                            \
     X(NORM, ".dist.norm")   /* number, context -> the sum of the gradients' squares */                        \
     X(SCALE, ".dist.scale") /* number, context, factor */                                                    \

@@ -162,6 +162,38 @@ static void without_sync_contexts_gather_and_exchange_later(void **state)
     run(TRAINERS + 1, run_sync, NULL);
 }
 
+/* An optimizer that steps during the backward waits for the mean. */
+static void run_early(rank *r)
+{
+    member m = {0};
+    begin(r, &m);
+    if (m.trainers) {
+        TR_SCOPE;
+        tr_rref *own[2 * DIST_PARAMETERS];
+        tr_tensor_list *parameters = tr_parameters(m.inner), *before = tr_parameters(make_dense(r->number));
+        for (int i = 0; i < tr_list_count(parameters); i++)
+            own[i] = tr_rref_new(m.w.rpc, tr_value_tensor(tr_list_at(parameters, i)));
+        tr_dist_optimizer *optimizer = tr_dist_optimizer_new(m.w.rpc, own, 2 * DIST_PARAMETERS, TR_DIST_SGD(.lr = 1));
+        OK(tr_status_of(optimizer));
+        TR_DIST_CONTEXT(m.w.rpc, context);
+        OK(tr_dist_step_in_backward(optimizer, context));
+        OK(tr_dist_backward(context, loss_of(m.w.net, ask(&m, input_of(r->number)))));
+        tr_tensor *mean[2 * DIST_PARAMETERS], *server = NULL;
+        twin_gradients(r, mean, &server);
+        for (int i = 0; i < tr_list_count(parameters); i++) {
+            tr_tensor *want = tr_sub(tr_detach(tr_list_at(before, i)), mean[i]);
+            CHECK(dist_difference(tr_detach(tr_list_at(parameters, i)), want) < 1e-12);
+        }
+    }
+    end(r, &m);
+}
+
+static void steps_during_the_backward_wait_for_the_mean(void **state)
+{
+    (void)state;
+    run(TRAINERS + 1, run_early, NULL);
+}
+
 /* ---- One context for all trainers, which another worker drives ------------------------------------------------------------ */
 
 /* w2 calls both trainers, or one that calls the other: in one backward, each waits for the other's gradients. */
@@ -318,6 +350,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_context_gets_the_mean_over_the_trainers),
         cmocka_unit_test(without_sync_contexts_gather_and_exchange_later),
+        cmocka_unit_test(steps_during_the_backward_wait_for_the_mean),
         cmocka_unit_test(trainers_of_one_context_do_not_wait_for_ever),
         cmocka_unit_test(a_trainer_that_fails_is_named_to_the_others),
         cmocka_unit_test(waiting_for_a_trainer_ends_with_the_backwards_time),
