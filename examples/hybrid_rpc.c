@@ -47,17 +47,6 @@ static void *table(void *state)
 }
 TR_RPC_WITH_STATE(table, RETURNS(OBJECT));
 
-/* What is optimized: the rows at their servers, and this trainer's replica of the rest, with the gradients of a context. */
-static tr_dist_optimizer *make_optimizer(tr_rpc *rpc, tr_rref *const *at, tr_module *dense)
-{
-    tr_rref *parameters[16] = {NULL};
-    int n = tables;
-    for (int i = 0; i < tables; i++) (void)tr_remote_parameters(at[i], &parameters[i], 1); /* NULL, which fails, if there is none */
-    for (int i = 0; i < tr_list_count(tr_parameters(dense)); i++)
-        parameters[n++] = tr_rref_new(rpc, tr_value_tensor(tr_list_at(tr_parameters(dense), i)));
-    return tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_SGD(.lr = lr));
-}
-
 static tr_status train(tr_rpc *rpc, tr_group *trainers, tr_module *dense, tr_rref **at)
 {
     tr_module *there[tables];
@@ -68,7 +57,9 @@ static tr_status train(tr_rpc *rpc, tr_group *trainers, tr_module *dense, tr_rre
         there[i] = tr_remote_module(at[i]);
     }
     tr_module *ddp = tr_ddp(dense, trainers);
-    tr_dist_optimizer *optimizer = make_optimizer(rpc, at, dense);
+    tr_rref *parameters[16]; /* the rows at their servers, and this trainer's replica of the rest */
+    int n = tr_dist_parameters(rpc, tr_sequential(there[0], there[1], dense), parameters, 16);
+    tr_dist_optimizer *optimizer = tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_SGD(.lr = lr));
     tr_status status = tr_status_of(optimizer);
     for (int step = 0; step < steps && status == TR_OK; step++) {
         TR_SCOPE;

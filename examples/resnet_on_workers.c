@@ -100,18 +100,15 @@ static tr_status make_split(split_net *s, tr_rpc *rpc)
 {
     tr_module *there[stages];
     tr_rref *parameters[parameters_most];
-    int n = 0;
     for (int i = 0; i < stages; i++) {
         char name[16];
         snprintf(name, sizeof name, "worker%d", i);
         s->stage[i] = tr_remote(rpc, name, "stage", i);
         there[i] = tr_remote_module(s->stage[i]);
         s->copy[i] = stage(i); /* begins as the one there does */
-        int more = tr_remote_parameters(s->stage[i], parameters + n, parameters_most - n);
-        if (more < 0) return tr_fail(TR_INTERNAL, "%s", tr_error_message());
-        n += more;
     }
     s->net = tr_sequential_n(there, stages);
+    int n = tr_dist_parameters(rpc, s->net, parameters, parameters_most);
     s->there = tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_SGD(.lr = lr, .momentum = momentum));
     return tr_status_of(s->there);
 }

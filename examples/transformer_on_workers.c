@@ -100,20 +100,15 @@ static tr_status make_split(split_net *s, tr_rpc *rpc)
 {
     tr_module *there[layers];
     tr_rref *parameters[parameters_most];
-    int n = 0;
     for (int i = 0; i < layers; i++) {
         char name[16];
         snprintf(name, sizeof name, "worker%d", i);
         s->attention[i] = tr_remote(rpc, name, "attention", i);
         there[i] = tr_remote_module(s->attention[i]);
         s->copy[i] = attention(i); /* begins as the one there does */
-        int more = tr_remote_parameters(s->attention[i], parameters + n, parameters_most - n);
-        if (more < 0) return tr_fail(TR_INTERNAL, "%s", tr_error_message());
-        n += more;
     }
     s->net = make_transformer(there);
-    tr_tensor_list *own = tr_parameters(s->net); /* the master's */
-    for (int i = 0; i < tr_list_count(own); i++) parameters[n++] = tr_rref_new(rpc, tr_value_tensor(tr_list_at(own, i)));
+    int n = tr_dist_parameters(rpc, s->net, parameters, parameters_most); /* the workers' and the master's */
     s->there = tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_ADAMW(.lr = lr));
     return tr_status_of(s->there);
 }
