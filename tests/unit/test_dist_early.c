@@ -122,6 +122,38 @@ static void what_backwards_before_gave_counts_too(void **state)
     run(DIST_WORKERS, run_gather, NULL);
 }
 
+/* ---- Hooks --------------------------------------------------------------------------------------------------------------- */
+
+static tr_status halve(tr_tensor *leaf, tr_tensor *gradient, void *user)
+{
+    (void)leaf, (void)user;
+    return tr_copy_into(gradient, tr_affine(gradient, 0.5, 0));
+}
+
+/* w1 scales its weight's gradient. */
+static void run_hooks(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    if (r->number == 1) CHECK(tr_grad_hook_add(tr_list_at(tr_parameters(w.net), 0), halve, NULL) >= 0);
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        TR_SCOPE;
+        pair p;
+        make_pair(r, &w, false, &p);
+        CHECK(!r->failure[0] && tr_grad_hook_add(tr_list_at(tr_parameters(p.nets[1]), 0), halve, NULL) >= 0);
+        train_pattern(r, &p, DIST_FAN, TR_DIST_FAST);
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void hooks_run_before_the_step(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_hooks, NULL);
+}
+
 /* ---- What cannot be ------------------------------------------------------------------------------------------------------ */
 
 static void refusals_on_w0(rank *r, dist_worker *w)
@@ -197,6 +229,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_during_a_backward_are_those_after_it),
         cmocka_unit_test(what_backwards_before_gave_counts_too),
+        cmocka_unit_test(hooks_run_before_the_step),
         cmocka_unit_test(clipping_and_a_second_backward_are_refused),
         cmocka_unit_test(steps_of_contexts_at_the_same_time_are_all_made),
     };

@@ -4,6 +4,8 @@
 
 #include "dist_nets.h"
 
+#include <trireme/parallel.h>
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -88,8 +90,59 @@ static void a_killed_worker_is_named_and_the_others_go_on(void **state)
     }
 }
 
+/* ---- One of two trainers, under DDP ---------------------------------------------------------------------------------------- */
+
+static tr_status train_replica(rank *r, dist_worker *w, tr_module *ddp)
+{
+    tr_status status = TR_OK;
+    while (status == TR_OK) {
+        TR_SCOPE;
+        TR_DIST_CONTEXT(w->rpc, context);
+        tr_tensor *y = tr_forward(ddp, tr_future_tensor(tr_rpc_sync(w->rpc, "w2", "layer", dist_input())));
+        status = tr_dist_backward(context, tr_sum(tr_mul(y, y)));
+        atomic_fetch_add(&r->post->turns, 1);
+    }
+    return status;
+}
+
+static tr_status work_in_replicas(rank *r)
+{
+    dist_worker w;
+    TRY(dist_begin(&w, r->group));
+    TRY(tr_rpc_register(w.rpc, &finish_up_rpc));
+    tr_group *trainers = tr_group_split(r->group, r->number < 2 ? 0 : -1, r->number);
+    if (trainers) {
+        TR_SCOPE;
+        tr_status status = train_replica(r, &w, tr_ddp(dist_net(10), trainers));
+        char why[512];
+        snprintf(why, sizeof why, "%s", tr_error_message());
+        if (status != TR_PEER || !strstr(why, "rank 1")) return tr_fail(TR_INTERNAL, "training ended with: %s", why);
+        TRY(tr_future_wait(tr_rpc_sync(w.rpc, "w2", "finish_up")));
+    } else {
+        atomic_store(&r->post->turns, 3);
+        for (int ms = 0; !atomic_load(&told_to_finish) && ms < PATIENCE_MS / 4; ms++) usleep(1000);
+    }
+    return tr_rpc_stop(w.rpc);
+}
+
+static void a_killed_trainer_is_named_to_the_other(void **state)
+{
+    (void)state;
+    for (int trial = 0; trial < 3; trial++) {
+        job j;
+        kill_one_of(&j, &(setting){0}, DIST_WORKERS, 1, work_in_replicas, NULL, trial * 900);
+        for (int i = 0; i < DIST_WORKERS; i += 2)
+            if (j.posts[i].status != TR_OK || !atomic_load(&j.posts[i].ended))
+                fail_msg("trial %d: w%d: %s (%s)", trial, i, j.posts[i].text, tr_status_name(j.posts[i].status));
+        finish(&j);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_killed_worker_is_named_and_the_others_go_on)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_killed_worker_is_named_and_the_others_go_on),
+        cmocka_unit_test(a_killed_trainer_is_named_to_the_other),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
