@@ -143,15 +143,15 @@ tr_tensor *tr_kl_div_with(const tr_kl_div_options *o)
 }
 
 /* Targets are classes, or ignored, and one for each row. */
-static tr_status check_classes(const tr_nll_loss_options *o, int64_t ignore_index)
+static tr_status check_classes(const tr_tensor *x, const tr_tensor *targets, int64_t ignore_index)
 {
-    const tr_tensor *x = o->x, *targets = o->targets;
-    tr_op_call call = {.op = &(const tr_op){.name = "nll_loss"}, .inputs = (tr_tensor *[]){o->x, o->targets},
-        .n_inputs = 2};
-    TR__TRY(tr__float_input(&call, 0));
-    TR__TRY(tr__ids_input(&call, 1));
     tr_shape rows = x->shape;
-    if (rows.ndim == 0) return tr__fail(TR_SHAPE, "nll_loss: x is a scalar: it must be [..., classes]");
+    if (!tr_dtype_is_float(x->dtype) || rows.ndim == 0)
+        return tr__fail(TR_SHAPE, "nll_loss: x is %s %s: it must be floats, [..., classes]", tr_dtype_name(x->dtype),
+            TR__TEXT(rows));
+    if (targets->dtype != TR_I64 && targets->dtype != TR_I32)
+        return tr__fail(TR_DTYPE, "nll_loss: targets are %s %s: they must be i64 or i32", tr_dtype_name(targets->dtype),
+            TR__TEXT(targets->shape));
     rows.ndim--;
     if (!tr__shape_equal(targets->shape, rows))
         return tr__fail(TR_SHAPE, "nll_loss: targets %s do not fit x %s: they must be %s", TR__TEXT(targets->shape),
@@ -164,10 +164,10 @@ tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *o)
 {
     int64_t ignore_index = o->ignore_index ? o->ignore_index : TR__IGNORED_BY_DEFAULT;
     tr_tensor *x = o->x, *targets = o->targets;
+    if (!x || !targets) return tr__tensor_fail(TR_INVALID, "nll_loss: %s NULL", x ? "targets are" : "x is");
+    if (tr__bad(x) || tr__bad(targets)) return tr__tensor_pass(tr__bad(x) ? x : targets);
     if (check("nll_loss", x, x, o->reduction) != TR_OK) return tr__tensor_failed();
-    if (tr__bad(x)) return tr__tensor_pass(x);
-    if (targets && tr__bad(targets)) return tr__tensor_pass(targets);
-    if (check_classes(o, ignore_index) != TR_OK) return tr__tensor_failed();
+    if (check_classes(x, targets, ignore_index) != TR_OK) return tr__tensor_failed();
     tr_tensor *ignored = tr_full((double)ignore_index, TR_SCALAR, .dtype = targets->dtype, .device = tr__device_of(x));
     tr_tensor *left_out = tr_equal(targets, ignored);
     tr_shape column = targets->shape;

@@ -247,10 +247,12 @@ static void losses_whose_inputs_do_not_fit(void **state)
     expect(tr_huber_loss(x, x, .delta = -1), TR_INVALID, "huber_loss: delta is -1: it must be positive");
     expect(tr_smooth_l1_loss(x, x, .delta = NAN), TR_INVALID, "smooth_l1_loss: delta is nan");
     expect(tr_nll_loss(x, ids(0, 4, 0)), TR_INVALID, "nll_loss: target 4 at position 1 is outside the 4 classes");
-    expect(tr_nll_loss(x, column), TR_DTYPE, "nll_loss: input 1 is f32 [3, 1]: it must be i64 or i32");
+    expect(tr_nll_loss(x, column), TR_DTYPE, "nll_loss: targets are f32 [3, 1]: they must be i64 or i32");
     expect(tr_nll_loss(column, tr_reshape(ids(0, 0, 0), TR_SHAPE(3, 1))), TR_SHAPE,
         "nll_loss: targets [3, 1] do not fit x [3, 1]: they must be [3]");
-    expect(tr_nll_loss(x, NULL), TR_INVALID, "nll_loss: input 1 is NULL");
+    expect(tr_nll_loss(x, NULL), TR_INVALID, "nll_loss: targets are NULL");
+    expect(tr_nll_loss(NULL, ids(0, 0, 0)), TR_INVALID, "nll_loss: x is NULL");
+    expect(tr_nll_loss(ids(0, 0, 0), ids(0, 0, 0)), TR_SHAPE, "nll_loss: x is i64 [3]: it must be floats, [..., classes]");
     expect(tr_cross_entropy(x, ids(0, 0, 0), .label_smoothing = 1.5), TR_INVALID,
         "cross_entropy: label_smoothing is 1.5: it must be in 0 … 1");
     expect(tr_cross_entropy(x, ids(0, 0, 0), .reduction = (tr_reduction)3), TR_INVALID, "3 is no tr_reduction");

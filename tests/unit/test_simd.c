@@ -129,6 +129,9 @@ static void check_rows(int table, int64_t rows, int64_t n)
         CHECK(mean, (&(tr__reduce_attrs){.dims = dims}), positive);
         CHECK(norm, (&(tr__reduce_attrs){.dims = dims}), x);
     }
+    CHECK(max, (&(tr__reduce_attrs){.dims = 2}), x);
+    CHECK(min, (&(tr__reduce_attrs){.dims = 2}), x);
+    CHECK(max, (&(tr__reduce_attrs){.dims = 3}), g);
     tr__dim_attrs last = {1};
     CHECK(softmax, &last, x);
     CHECK(log_softmax, &last, x);

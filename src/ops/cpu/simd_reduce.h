@@ -163,4 +163,54 @@ static tr_status norm_kernel(tr_op_call *call)
     return run_sum(call, false, true);
 }
 
+/* ---- max and min of contiguous f32 over the last dimensions: x: [outer, reduced] -> [outer] --------------------------- */
+
+typedef struct top_job {
+    const float *x;
+    float *y;
+    int64_t reduced;
+    float sign; /* -1: the smallest is the largest of the opposites */
+} top_job;
+
+/* NaN when there is one. */
+static float signed_top(const float *x, int64_t n, float sign)
+{
+    vec top = vec_all(-__builtin_inff());
+    veci nan = {0};
+    FOR_VECTORS(n,
+        vec v = keep_lanes(load_lanes(x + i, m) * sign, m, -__builtin_inff());
+        nan |= v != v;
+        top = vec_max(top, v););
+    for (int i = 0; i < WIDTH; i++)
+        if (nan[i]) return __builtin_nanf("");
+    return vec_top(top) * sign;
+}
+
+static void top_results(void *arg, int64_t begin, int64_t end)
+{
+    const top_job *j = arg;
+    for (int64_t r = begin; r < end; r++) j->y[r] = signed_top(j->x + r * j->reduced, j->reduced, j->sign);
+}
+
+static tr_status run_top(tr_op_call *call, float sign)
+{
+    const tr_tensor *x = call->inputs[0];
+    sum_job sizes = {.outer = 1, .reduced = 1, .inner = 1};
+    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR__DECLINED;
+    if (!sizes_of(x, ((const tr__reduce_attrs *)call->attrs)->dims, &sizes) || sizes.inner != 1) return TR__DECLINED;
+    top_job j = {tr__ptr(x), tr__ptr(call->outputs[0]), sizes.reduced, sign};
+    tr__pool_for(tr__pool_of(x), sizes.outer, tr__row_grain(sizes.reduced), top_results, &j);
+    return TR_OK;
+}
+
+static tr_status max_kernel(tr_op_call *call)
+{
+    return run_top(call, 1);
+}
+
+static tr_status min_kernel(tr_op_call *call)
+{
+    return run_top(call, -1);
+}
+
 #endif
