@@ -2,7 +2,9 @@
  * The agent: what its files share; docs/rpc.md tells the whole story.
  *
  *   agent.c       making and ending it; functions; workers that are gone
- *   call.c        calls: requests and replies, on both sides
+ *   call.c        calls: requests that go out, and their replies
+ *   answer.c      those that come in
+ *   message.h     what both need: sending, and references among values
  *   future.c      waiting for them
  *   serve.c       the threads that run functions, and how messages are found
  *   near.c        messages to workers of this host: rings in shared memory
@@ -223,14 +225,10 @@ bool tr__rpc_bury(tr_rpc *rpc);
 
 /* A message from a link. Any thread that reads. */
 void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m);
-/* Runs a request and answers it; frees it. */
-void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m);
 /* All calls to a worker end with its failure. */
 void tr__rpc_fail_calls(tr_rpc *rpc, int worker);
 /* Those whose time is up; returns when the next one is. */
 int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now);
-/* Sends a message; `to` may be ourselves. The writer stays the caller's. */
-tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_writer *w);
 #define TR__RPC_FETCH ".fetch" /* gives the value that it is called on */
 enum tr__rpc_call_flags { TR__CALL_KEEP = 1, TR__CALL_DEREFERENCE = 2 };
 /* A call of any kind. `ref`: of DEREFERENCE the value that comes first; KEEP fills *kept. */
@@ -245,10 +243,20 @@ typedef struct tr__rpc_plan {
 tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan);
 /* Takes a call out of the table; NULL: it is not there. The table's reference is the caller's now. */
 tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id);
+
+/* ---- message.c --------------------------------------------------------------------------------------------------- */
+
+/* Sends a message; `to` may be ourselves. The writer stays the caller's. */
+tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_writer *w);
 /* Memory for a piece; tensors will lie in it. */
 bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes);
 /* Copies what a writer refers to, row-major. */
 tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w);
+
+/* ---- answer.c ---------------------------------------------------------------------------------------------------- */
+
+/* Runs a request and answers it; frees it. */
+void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m);
 
 /* ---- serve.c ----------------------------------------------------------------------------------------------------- */
 

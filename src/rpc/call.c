@@ -1,35 +1,12 @@
-/* Calls: from the arguments to a request, from a request to a reply, from a reply to the future's value. */
-#include "rpc/agent.h"
+/* Calls: from the arguments to a request, and from a reply to the future's value. */
+#include "rpc/message.h"
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "tensor/tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* What this thread runs for another worker. */
-static _Thread_local struct {
-    tr_rpc *rpc;
-    int from;
-} current = {NULL, -1};
-
-int tr_rpc_caller(void)
-{
-    return current.rpc ? current.from : -1;
-}
-
-tr_rpc *tr_rpc_current(void)
-{
-    return current.rpc;
-}
-
-/* Do a module's hooks see its values? Messages of modules pass unseen, but a value that is fetched does not. */
-static bool is_hooked(tr_rpc *rpc, const char *function)
-{
-    return atomic_load(&rpc->has_hooks) && (function[0] != '.' || strcmp(function, TR__RPC_FETCH) == 0);
-}
 
 /* ---- Calls under way --------------------------------------------------------------------------------------------- */
 
@@ -154,64 +131,6 @@ tr_status tr_future_cancel(tr_future *f)
     return TR_OK;
 }
 
-/* ---- Sending ----------------------------------------------------------------------------------------------------- */
-
-/* From the device's allocator, which keeps large blocks at hand. */
-static void piece_free(void *memory, void *bytes)
-{
-    tr__device(TR_CPU)->free(0, memory, (size_t)(uintptr_t)bytes);
-}
-
-bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes)
-{
-    char *memory = tr__device(TR_CPU)->alloc(0, bytes ? bytes : 1);
-    if (memory)
-        *piece = (tr__rpc_arrived){.memory = memory, .bytes = bytes, .release = piece_free,
-            .user = (void *)(uintptr_t)(bytes ? bytes : 1)};
-    return memory != NULL;
-}
-
-tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w)
-{
-    for (int i = 0; i < w->piece_count; i++) {
-        const tr__rpc_piece *p = &w->pieces[i];
-        if (!tr__rpc_piece_alloc(&m->pieces[i], p->bytes))
-            return tr__fail(TR_NO_MEMORY, "rpc: no memory for %llu bytes", (unsigned long long)p->bytes);
-        if (p->tensor)
-            TR__TRY(tr_copy_out(p->tensor, m->pieces[i].memory, p->bytes));
-        else
-            memcpy(m->pieces[i].memory, p->data, p->bytes);
-    }
-    return TR_OK;
-}
-
-/* To ourselves: as if it had travelled. */
-static tr_status send_here(tr_rpc *rpc, const tr__rpc_frame *frame, const tr__rpc_writer *w)
-{
-    tr__rpc_inbound *m = tr__inbound_new(rpc->rank, frame);
-    if (!m) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
-    memcpy(m->body, w->at, w->used);
-    tr_status status = tr__rpc_copy_pieces(m, w);
-    if (status == TR_OK)
-        tr__rpc_arrived_message(rpc, m);
-    else
-        tr__inbound_free(m);
-    return status;
-}
-
-tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_writer *w)
-{
-    tr__rpc_link *link = &rpc->links[to];
-    frame.magic = TR__RPC_MAGIC;
-    frame.version = TR__RPC_VERSION;
-    frame.body = (uint32_t)w->used;
-    frame.pieces = (uint16_t)w->piece_count;
-    frame.payload = w->payload;
-    if (to == rpc->rank) return send_here(rpc, &frame, w);
-    if (atomic_load(&link->gone)) return tr__fail_stored(link->why);
-    return link->near ? tr__near_send(rpc, link, &frame, w) : tr__far_send(rpc, link, &frame, w);
-}
-
 /* ---- Asking ------------------------------------------------------------------------------------------------------ */
 
 /* Waits for room in the queue to a worker, takes it, and puts the call into the table. */
@@ -250,49 +169,6 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     return TR_OK;
 }
 
-typedef struct hand_over_call { /* what writing a reference needs to know */
-    tr_rpc *rpc;
-    int to;
-    tr__rref_token *given; /* so far, to be taken back */
-    int count, room;
-} hand_over_call;
-
-static tr_status give(void *user, tr_rref *ref, unsigned char token[40])
-{
-    hand_over_call *h = user;
-    if (h->count == h->room) {
-        int room = h->room ? 2 * h->room : 4;
-        tr__rref_token *grown = realloc(h->given, (size_t)room * sizeof *grown);
-        if (!grown) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
-        h->given = grown;
-        h->room = room;
-    }
-    TR__TRY(tr__refs_hand_over(h->rpc, ref, h->to, &h->given[h->count]));
-    memcpy(token, &h->given[h->count++], sizeof *h->given);
-    return TR_OK;
-}
-
-static void writer_to(tr__rpc_writer *w, hand_over_call *h, tr_rpc *rpc, int to)
-{
-    *h = (hand_over_call){.rpc = rpc, .to = to};
-    tr__rpc_writer_begin(w);
-    w->hand_over = give;
-    w->user = h;
-}
-
-static void writer_done(tr__rpc_writer *w, hand_over_call *h, tr_status sent)
-{
-    for (int i = 0; i < h->count && sent != TR_OK; i++) tr__refs_undo(h->rpc, &h->given[i]);
-    free(h->given);
-    tr__rpc_writer_end(w);
-}
-
-static tr_status leave(tr_rpc *rpc, int to, bool is_reply, tr_value *values, int count, tr__rpc_note *note)
-{
-    if (!rpc->hooks.outgoing) return TR_OK;
-    return rpc->hooks.outgoing(rpc->hooks.user, to, is_reply, values, count, note);
-}
-
 static void write_request(tr__rpc_writer *w, const tr__rpc_plan *p, const tr__rref_token *token, const tr_value *values,
     const tr__rpc_note *note)
 {
@@ -315,9 +191,9 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
     if (p->count) memcpy(values, p->values, (size_t)p->count * sizeof *values);
     tr__rpc_note note = {0};
     tr__rpc_writer w;
-    hand_over_call h;
-    writer_to(&w, &h, rpc, p->worker);
-    tr_status status = !is_hooked(rpc, p->function) ? TR_OK : leave(rpc, p->worker, false, values, p->count, &note);
+    tr__rpc_hand_over h;
+    tr__rpc_write_to(&w, &h, rpc, p->worker);
+    tr_status status = !tr__rpc_is_hooked(rpc, p->function) ? TR_OK : tr__rpc_outgoing(rpc, p->worker, false, values, p->count, &note);
     if (status == TR_OK) {
         write_request(&w, p, token, values, &note);
         status = w.status;
@@ -330,7 +206,7 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
         if (status != TR_OK && !taken) status = TR_OK; /* it has its failure already */
         tr__unref(taken);
     }
-    writer_done(&w, &h, status);
+    tr__rpc_written(&w, &h, status);
     if (values != few) free(values);
     return status;
 }
@@ -345,7 +221,7 @@ static tr_status check_plan(const tr_rpc *rpc, const tr__rpc_plan *p)
     if (p->timeout_ms < 0)
         return tr__fail(TR_INVALID, "rpc: %s with a .timeout_ms of %d, which is negative", p->function, p->timeout_ms);
     /* Functions that run for workers that have not stopped yet go on. */
-    if (atomic_load(&((tr_rpc *)rpc)->stopped) && current.rpc != rpc && p->function[0] != '.')
+    if (atomic_load(&((tr_rpc *)rpc)->stopped) && tr_rpc_current() != rpc && p->function[0] != '.')
         return tr__fail(TR_STATE, "rpc: %s is called after tr_rpc_stop()", p->function);
     return TR_OK;
 }
@@ -485,208 +361,12 @@ tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_valu
     return tr__rpc_begin(rpc, &plan);
 }
 
-/* ---- Answering --------------------------------------------------------------------------------------------------- */
-
-typedef struct serving { /* a request that is carried out */
-    tr_rpc *rpc;
-    tr__rpc_inbound *m;
-    bool outermost;        /* the thread does nothing else */
-    unsigned flags;
-    const char *name;
-    tr__rref_token token;
-    tr__rref_number id;
-    tr__rpc_note note;
-    int count, first;      /* first: 1 when a value of ours comes before what was sent */
-    tr_value *values;
-    tr_value few[TR_VALUES_MAX + 1];
-    const tr__rpc_entry *entry;
-    tr_rref *kept;         /* of KEEP */
-    tr_value result;
-} serving;
-
-typedef struct took_in {
-    tr_rpc *rpc;
-    int from;
-} took_in;
-
-static tr_rref *take_in(void *user, const unsigned char token[40])
-{
-    const took_in *t = user;
-    tr__rref_token copy;
-    memcpy(&copy, token, sizeof copy);
-    return tr__refs_take_in(t->rpc, t->from, &copy);
-}
-
-static tr__rpc_reader reader_of(tr__rpc_inbound *m, took_in *t)
-{
-    return (tr__rpc_reader){.at = m->body, .end = m->body + m->frame.body, .pieces = m->pieces,
-        .piece_count = m->piece_count, .take_in = take_in, .user = t};
-}
-
-static tr_status read_raw(tr__rpc_reader *r, void *to, size_t bytes)
-{
-    if (r->bad || bytes > (size_t)(r->end - r->at)) return tr__rpc_damaged("a request is cut short");
-    memcpy(to, r->at, bytes);
-    r->at += bytes;
-    return TR_OK;
-}
-
-static tr_status read_head(serving *s, tr__rpc_reader *r)
-{
-    s->flags = tr__rpc_read_u32(r);
-    s->name = tr__rpc_read_text(r);
-    if (!s->name) return tr__rpc_damaged("a request without a function");
-    if (s->flags & TR__CALL_KEEP) {
-        TR__TRY(read_raw(r, &s->token, sizeof s->token));
-        s->kept = tr__refs_making(s->rpc, &s->token);
-        TR__TRY(tr_status_of(s->kept));
-    }
-    if (s->flags & TR__CALL_DEREFERENCE) TR__TRY(read_raw(r, &s->id, sizeof s->id));
-    tr__rpc_read_note(r, &s->note);
-    uint32_t count = tr__rpc_read_u32(r);
-    if (r->bad || count > TR__RPC_COUNT_MAX) return tr__rpc_damaged("a request's arguments");
-    s->count = (int)count;
-    s->first = (s->flags & TR__CALL_DEREFERENCE) != 0;
-    s->values = s->few;
-    if (s->count + s->first > TR_VALUES_MAX + 1) s->values = malloc((size_t)(s->count + 1) * sizeof *s->values);
-    return s->values ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %d arguments", s->count);
-}
-
-/* All of it, also when the function cannot be called: references among the arguments must be taken in. */
-static tr_status read_request(serving *s)
-{
-    took_in t = {s->rpc, s->m->from};
-    tr__rpc_reader r = reader_of(s->m, &t);
-    TR__TRY(read_head(s, &r));
-    for (int i = 0; i < s->count; i++) TR__TRY(tr__rpc_read_value(&r, &s->values[s->first + i]));
-    return TR_OK;
-}
-
-static tr_status check_arguments(const serving *s)
-{
-    const tr_rpc_function *f = &s->entry->function;
-    int count = s->count + s->first;
-    bool fits = count == f->count;
-    for (int i = 0; fits && i < count; i++) fits = s->values[i].kind == f->kinds[i];
-    char given[256], wanted[256];
-    if (fits) return TR_OK;
-    return tr__fail(TR_INVALID, "it is %s, and was called with %s", tr__rpc_signature_text(f, wanted),
-        tr__rpc_kinds_text(s->values, count, given));
-}
-
-static tr_status find_function(serving *s)
-{
-    s->entry = tr__rpc_find_function(s->rpc, s->name);
-    if (s->entry) return TR_OK;
-    return tr__fail(TR_NOT_FOUND, "no function of that name is registered there (tr_rpc_register)");
-}
-
-static tr_status check_result(const serving *s)
-{
-    const tr_value *v = &s->result;
-    const void *object = v->kind == TR_VALUE_TENSOR ? (const void *)v->tensor
-                         : v->kind == TR_VALUE_TENSORS ? (const void *)v->tensors
-                         : v->kind == TR_VALUE_RREF ? (const void *)v->rref
-                         : v->kind == TR_VALUE_OBJECT ? v->object : NULL;
-    return tr_status_of(object);
-}
-
-static tr_status run_function(serving *s)
-{
-    tr_rpc *rpc = s->rpc;
-    if (is_hooked(rpc, s->name) && rpc->hooks.incoming)
-        TR__TRY(rpc->hooks.incoming(rpc->hooks.user, s->m->from, false, s->values + s->first, s->count, &s->note));
-    if (s->entry->handler) return s->entry->handler(s->entry->state, s->m->from, s->values, s->count + s->first, &s->result);
-    TR__TRY(check_arguments(s));
-    TR__TRY(s->entry->function.body(s->entry->state, s->values, &s->result));
-    return check_result(s);
-}
-
-static tr_status carry_out(serving *s)
-{
-    if (s->m->cancelled) return tr__fail(TR_CANCELLED, "given up by the caller");
-    TR__TRY(find_function(s));
-    if (s->first) TR__TRY(tr__refs_value(s->rpc, s->id, &s->values[0]));
-    return run_function(s);
-}
-
-static void reply(serving *s, tr_status status)
-{
-    tr__rpc_writer w;
-    hand_over_call h;
-    writer_to(&w, &h, s->rpc, s->m->from);
-    bool hooked = s->name && is_hooked(s->rpc, s->name) && !(s->flags & TR__CALL_KEEP);
-    if (status == TR_OK && hooked) status = leave(s->rpc, s->m->from, true, &s->result, 1, &s->note);
-    if (status == TR_OK) {
-        tr__rpc_write_note(&w, &s->note);
-        tr__rpc_write_value(&w, &s->result);
-        status = w.status;
-    }
-    if (status != TR_OK) {
-        writer_done(&w, &h, status);
-        writer_to(&w, &h, s->rpc, s->m->from);
-        tr__rpc_write_text(&w, tr_error_message());
-    }
-    tr_status sent = tr__rpc_send(s->rpc, s->m->from, (tr__rpc_frame){.type = TR__RPC_REPLY, .id = s->m->frame.id,
-        .status = status}, &w);
-    if (sent != TR_OK)
-        tr__log(TR_LOG_DEBUG, "rpc: no reply to %s of worker %d: %s", s->name ? s->name : "a call", s->m->from,
-            tr_error_message());
-    writer_done(&w, &h, sent);
-}
-
-/* What tr_remote() asked for stays here, the failure too. */
-static tr_status keep(serving *s, tr_status status)
-{
-    if (!s->kept || tr__error_of(s->kept)) return status;
-    tr__refs_made(s->kept, status == TR_OK ? &s->result : NULL);
-    s->result = tr_value_none();
-    return TR_OK;
-}
-
-static void enter(const serving *s, bool in)
-{
-    tr_rpc *rpc = s->rpc;
-    if (in && rpc->hooks.enter) rpc->hooks.enter(rpc->hooks.user, &s->note);
-    if (!in && rpc->hooks.leave) rpc->hooks.leave(rpc->hooks.user);
-}
-
-static void serve(serving *s)
-{
-    TR_SCOPE;
-    s->result = tr_value_none();
-    tr_status status = read_request(s);
-    bool entered = status == TR_OK && is_hooked(s->rpc, s->name);
-    if (entered) enter(s, true);
-    if (status == TR_OK) status = carry_out(s);
-    status = keep(s, status);
-    if (!s->m->cancelled) {
-        if (s->outermost) tr__rpc_promise(s->rpc);
-        reply(s, status);
-    }
-    if (entered) enter(s, false);
-    if (s->values != s->few) free(s->values);
-}
-
-void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)
-{
-    tr_rpc *outer = current.rpc;
-    serving s = {.rpc = rpc, .m = m, .outermost = !outer};
-    int outer_from = current.from;
-    current.rpc = rpc;
-    current.from = m->from;
-    serve(&s);
-    current.rpc = outer;
-    current.from = outer_from;
-    tr__inbound_free(m);
-}
-
 /* ---- The answer is here ------------------------------------------------------------------------------------------ */
 
 static tr_status read_reply(tr_rpc *rpc, tr__rpc_inbound *m, const tr_future *f, tr_value *value)
 {
-    took_in t = {rpc, m->from};
-    tr__rpc_reader r = reader_of(m, &t);
+    tr__rpc_take_in t = {rpc, m->from};
+    tr__rpc_reader r = tr__rpc_read_from(m, &t);
     if (m->frame.status != TR_OK) {
         const char *text = tr__rpc_read_text(&r);
         bool sound = m->frame.status > TR_END && m->frame.status <= TR_INTERNAL;
@@ -695,7 +375,7 @@ static tr_status read_reply(tr_rpc *rpc, tr__rpc_inbound *m, const tr_future *f,
     tr__rpc_note note;
     tr__rpc_read_note(&r, &note);
     TR__TRY(tr__rpc_read_value(&r, value));
-    bool hooked = f && is_hooked(rpc, f->function) && !f->making && rpc->hooks.incoming;
+    bool hooked = f && tr__rpc_is_hooked(rpc, f->function) && !f->making && rpc->hooks.incoming;
     return hooked ? rpc->hooks.incoming(rpc->hooks.user, m->from, true, value, 1, &note) : TR_OK;
 }
 
@@ -747,26 +427,4 @@ void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m)
     default: tr__drain_heard(rpc, m); break;
     }
     tr__inbound_free(m);
-}
-
-/* ---- Messages that have come --------------------------------------------------------------------------------------- */
-
-tr__rpc_inbound *tr__inbound_new(int from, const tr__rpc_frame *frame)
-{
-    size_t pieces = (size_t)frame->pieces * sizeof(tr__rpc_arrived);
-    tr__rpc_inbound *m = malloc(sizeof *m + pieces + frame->body + 1);
-    if (!m) return NULL;
-    *m = (tr__rpc_inbound){.from = from, .frame = *frame, .piece_count = frame->pieces};
-    m->pieces = (tr__rpc_arrived *)(m + 1);
-    memset(m->pieces, 0, pieces);
-    m->body = (unsigned char *)m->pieces + pieces;
-    m->body[frame->body] = 0;
-    return m;
-}
-
-void tr__inbound_free(tr__rpc_inbound *m)
-{
-    for (int i = 0; i < m->piece_count; i++)
-        if (m->pieces[i].memory) m->pieces[i].release(m->pieces[i].memory, m->pieces[i].user);
-    free(m);
 }
