@@ -375,8 +375,10 @@ static tr_status read_reply(tr_rpc *rpc, tr__rpc_inbound *m, const tr_future *f,
     tr__rpc_note note;
     tr__rpc_read_note(&r, &note);
     TR__TRY(tr__rpc_read_value(&r, value));
-    bool hooked = f && tr__rpc_is_hooked(rpc, f->function) && !f->making && rpc->hooks.incoming;
-    return hooked ? rpc->hooks.incoming(rpc->hooks.user, m->from, true, value, 1, &note) : TR_OK;
+    /* A reply that nobody waits for any more has its note, too: what came with it will not be used, and its sender waits to
+     * hear so. */
+    bool hooked = f ? tr__rpc_is_hooked(rpc, f->function) && !f->making : atomic_load(&rpc->has_hooks) && note.bytes;
+    return hooked && rpc->hooks.incoming ? rpc->hooks.incoming(rpc->hooks.user, m->from, true, value, 1, &note) : TR_OK;
 }
 
 static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* Runs body on w0 while the others serve. */
 static void serve_or(rank *r, void (*body)(rank *r, dist_worker *w))
@@ -377,6 +378,41 @@ static void a_failure_anywhere_ends_the_backward_with_its_cause(void **state)
     run(DIST_WORKERS, run_failures, NULL);
 }
 
+/* Answers when its caller has given up, with a result that has a gradient. */
+static tr_tensor *late_layer(void *state, tr_tensor *x)
+{
+    usleep(100000);
+    return tr_tanh(tr_forward(((dist_worker *)state)->net, x));
+}
+TR_RPC_WITH_STATE(late_layer, TENSOR, RETURNS(TENSOR));
+
+static void run_late_replies(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    OK(tr_rpc_register(w.rpc, &late_layer_rpc, .state = &w));
+    OK(tr_barrier(r->group));
+    for (int mode = TR_DIST_FAST; r->number == 0 && mode <= TR_DIST_SMART; mode++) {
+        TR_SCOPE;
+        TR_DIST_CONTEXT(w.rpc, context);
+        tr_tensor *h = tr_forward(w.net, dist_input());
+        tr_rpc_call late = {.size = sizeof late, .rpc = w.rpc, .to = "w1", .function = "late_layer",
+            .arguments = TR_VALUES(h), .count = 1, .timeout_ms = 5};
+        CHECK(tr_future_wait(tr_rpc_sync_with(&late)) == TR_TIMEOUT);
+        tr_tensor *y = tr_future_tensor(tr_rpc_sync(w.rpc, "w2", "layer", h));
+        OK(tr_dist_backward(context, tr_sum(y), .mode = (tr_dist_mode)mode));
+        OK(tr_status_of(dist_fetch_grad(&w, 2, 0)));
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void a_reply_that_comes_too_late_is_not_waited_for(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_late_replies, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -386,6 +422,7 @@ int main(void)
         cmocka_unit_test(optimizers_step_as_in_one_process),
         cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
+        cmocka_unit_test(a_reply_that_comes_too_late_is_not_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
