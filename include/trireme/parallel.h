@@ -31,6 +31,16 @@ TR_API tr_module *tr_ddp_with(const tr_ddp_options *options);
  * accumulation). On again: the next backward averages what has been accumulated. All ranks switch alike. */
 TR_API TR_MUST_CHECK tr_status tr_ddp_sync(tr_module *ddp, bool on);
 
+/* As tr_batch_norm_op(), in training over the batches of all ranks of a group, which have as many channels: what one process
+ * with all of them would compute, gradients of x included. Those of weight and bias are this rank's part, as for any other
+ * parameter: DDP averages them. A rank may have an empty batch. */
+#define tr_sync_batch_norm_op(group, ...) \
+    tr_sync_batch_norm_op_with((group), TR__OPTIONS1(tr_batch_norm_op_options, x, __VA_ARGS__))
+TR_API tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_options *options);
+/* Makes the batch norms in a module, which it holds or is, such: names and parameters stay. As
+ * torch.nn.SyncBatchNorm.convert_sync_batchnorm. */
+TR_API TR_MUST_CHECK tr_status tr_sync_batch_norm(tr_module *module, tr_group *group);
+
 typedef struct tr_data_parallel_options {
     size_t size;
     tr_module *module;

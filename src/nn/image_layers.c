@@ -116,6 +116,8 @@ typedef struct batch_norm {
     tr_tensor *weight, *bias, *running_mean, *running_var; /* [channels] */
     tr_tensor *batches; /* i64 [] */
     double eps, momentum;
+    tr__normalizer *normalize; /* in training; NULL: over the batch that is here */
+    void *user;                /* for normalize; a reference */
 } batch_norm;
 
 static tr_status count_batch(tr_tensor *batches)
@@ -134,8 +136,11 @@ static tr_tensor *batch_norm2d_forward(tr_module *self, tr_tensor *const *inputs
     tr_tensor *x = inputs[0];
     if (tr_ndim(x) != 4)
         return tr_tensor_fail(TR_SHAPE, "x is %s: it must be [batch, channels, height, width]", TR__TEXT(tr_shape_of(x)));
-    tr_tensor *y = tr_batch_norm_op(x, .weight = b->weight, .bias = b->bias, .running_mean = b->running_mean,
-        .running_var = b->running_var, .training = !self->evaluating, .momentum = b->momentum, .eps = b->eps);
+    const tr_batch_norm_op_options options = {.size = sizeof options, .x = x, .weight = b->weight, .bias = b->bias,
+        .running_mean = b->running_mean, .running_var = b->running_var, .training = !self->evaluating,
+        .momentum = b->momentum, .eps = b->eps};
+    bool other = b->normalize && !self->evaluating;
+    tr_tensor *y = other ? b->normalize(&options, b->user) : tr_batch_norm_op_with(&options);
     if (self->evaluating || tr__bad(y) || tr_recomputing()) return y;
     return count_batch(b->batches) == TR_OK ? y : tr__tensor_failed();
 }
@@ -161,6 +166,22 @@ tr_module *tr_batch_norm2d_with(const tr_batch_norm2d_options *o)
     b->running_var = tr_module_buffer(module, "running_var", tr_ones(shape, .dtype = statistics));
     b->batches = tr_module_buffer(module, "num_batches_tracked", tr_zeros(TR_SCALAR, .dtype = TR_I64));
     return tr_escape(module);
+}
+
+static void batch_norm_finish(tr_module *module)
+{
+    tr_release(((batch_norm *)module->state)->user);
+}
+
+void tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user)
+{
+    if (module->forward != batch_norm2d_forward) return;
+    batch_norm *b = module->state;
+    void *before = b->user;
+    b->normalize = normalize;
+    b->user = tr_keep(user);
+    tr_release(before);
+    module->finish = batch_norm_finish;
 }
 
 /* ---- Flatten --------------------------------------------------------------------------------------------------------- */

@@ -55,6 +55,11 @@ tr_status tr__module_walk(tr_module *root, tr__walk *walk);
 tr_module *tr__module_replica(tr_module *module, tr_device device, int64_t first_sample, const tr_tensor_list *parameters,
     tr_tensor **leaves);
 
+/* How a batch norm computes in training instead of tr_batch_norm_op(). */
+typedef tr_tensor *tr__normalizer(const tr_batch_norm_op_options *options, void *user);
+/* Makes a module compute so, if it is a batch norm: it takes a reference to user. */
+void tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user);
+
 /* NULL when there is the one input that a layer takes; else the tensor in error to return. */
 tr_tensor *tr__check_input(const tr_module *self, tr_tensor *const *inputs, int n);
 

@@ -4,6 +4,8 @@
  *   dbias = sum of g, dweight = sum of g xhat, dx = weight rstd (g - dbias/N - xhat dweight/N)
  * With mean and variance given they are constants: dx = weight rstd g.
  */
+#include "ops/batch_norm.h"
+
 #include "ops/family.h"
 #include "ops/rows.h"
 #include "ops/segment.h"
@@ -232,17 +234,21 @@ static tr_status move_towards(tr_tensor *running, tr_tensor *batch, double scale
     return tr_copy_into(running, tr_add(stays, tr_affine(values, momentum * scale, 0)));
 }
 
+tr_status tr__batch_norm_move(const tr_batch_norm_op_options *o, tr_tensor *mean, tr_tensor *var, double numbers)
+{
+    if (!o->running_mean || tr__segment_replays()) return TR_OK;
+    double momentum = o->momentum != 0 || signbit(o->momentum) ? o->momentum : 0.1;
+    TR__TRY(move_towards(o->running_mean, mean, 1, momentum));
+    return move_towards(o->running_var, var, numbers / (numbers - 1), momentum);
+}
+
 static tr_tensor *train(const tr_batch_norm_op_options *o, const tr__batch_norm_attrs *attrs)
 {
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS];
     tr_tensor *y = tr_apply(tr__op(batch_norm), attrs, (tr_tensor *[]){o->x, o->weight, o->bias}, 3, outputs);
-    if (tr__bad(y) || !o->running_mean || tr__segment_replays()) return y;
+    if (tr__bad(y)) return y;
     int64_t channels = y->shape.dim[1], numbers = channels ? tr__numel(y->shape) / channels : 2;
-    double unbiased = (double)numbers / (double)(numbers - 1);
-    double momentum = o->momentum != 0 || signbit(o->momentum) ? o->momentum : 0.1;
-    tr_status status = move_towards(o->running_mean, outputs[1], 1, momentum);
-    if (status == TR_OK) status = move_towards(o->running_var, outputs[2], unbiased, momentum);
-    return status == TR_OK ? y : tr__tensor_failed();
+    return tr__batch_norm_move(o, outputs[1], outputs[2], (double)numbers) == TR_OK ? y : tr__tensor_failed();
 }
 
 static tr_status check_running(const tr_tensor *running, const char *what, const tr_tensor *x)
@@ -253,7 +259,7 @@ static tr_status check_running(const tr_tensor *running, const char *what, const
         tr_dtype_name(running->dtype), TR__TEXT(running->shape), TR__TEXT(x->shape), tr_size(x, 1));
 }
 
-static tr_status check_statistics(const tr_batch_norm_op_options *o)
+tr_status tr__batch_norm_check(const tr_batch_norm_op_options *o)
 {
     if (!(o->eps >= 0)) return tr__fail(TR_INVALID, "batch_norm: eps must not be negative, it is %g", o->eps);
     if (!(o->momentum >= 0 && o->momentum <= 1))
@@ -267,10 +273,15 @@ static tr_status check_statistics(const tr_batch_norm_op_options *o)
     return check_running(o->running_var, "running_var", o->x);
 }
 
+double tr__batch_norm_eps(const tr_batch_norm_op_options *o)
+{
+    return o->eps != 0 || signbit(o->eps) ? o->eps : 1e-5;
+}
+
 tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *o)
 {
-    tr__batch_norm_attrs attrs = {.eps = o->eps != 0 || signbit(o->eps) ? o->eps : 1e-5, .frozen = !o->training};
-    if (check_statistics(o) != TR_OK) return tr__tensor_failed();
+    tr__batch_norm_attrs attrs = {.eps = tr__batch_norm_eps(o), .frozen = !o->training};
+    if (tr__batch_norm_check(o) != TR_OK) return tr__tensor_failed();
     if (o->training) return train(o, &attrs);
     tr_tensor *inputs[] = {o->x, o->weight, o->bias, o->running_mean, o->running_var};
     return tr_apply(tr__op(batch_norm), &attrs, inputs, 5, NULL);

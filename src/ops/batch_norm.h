@@ -1,0 +1,16 @@
+/* What norms over batches share, whoever computes the statistics. */
+#ifndef TR_OPS_BATCH_NORM_H
+#define TR_OPS_BATCH_NORM_H
+
+#include "ops/op.h"
+
+#include <trireme/ops.h>
+
+/* Are eps, momentum and the running statistics sound? */
+tr_status tr__batch_norm_check(const tr_batch_norm_op_options *options);
+/* eps, with its default. */
+double tr__batch_norm_eps(const tr_batch_norm_op_options *options);
+/* Moves the running statistics, if there are any, towards those of a batch of so many numbers in each channel. */
+tr_status tr__batch_norm_move(const tr_batch_norm_op_options *options, tr_tensor *mean, tr_tensor *var, double numbers);
+
+#endif
