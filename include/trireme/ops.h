@@ -14,6 +14,21 @@
 extern "C" {
 #endif
 
+/* ---- Mixed precision -------------------------------------------------------------------------------------------- */
+
+/*
+ * TR_AUTOCAST(TR_BF16); to the end of the block, ops on f32 tensors choose their dtype, as under PyTorch's autocast: products,
+ * convolutions and attention take theirs in bf16 (or f16); reductions, norms, softmax, exp, log, powers and losses in f32; sums,
+ * products and choices of two dtypes in f32; all others as they come. Casts are recorded, so parameters and their gradients
+ * stay f32. Backward runs in the dtypes that the forward chose, wherever it is called. f64 and a program's own ops are left
+ * alone. On this thread only. docs/precision.md.
+ */
+#define TR_AUTOCAST(dtype) \
+    __attribute__((cleanup(tr__autocast_restore), unused)) tr_dtype TR__JOIN(tr__autocast_, __LINE__) = tr_set_autocast(dtype)
+TR_API tr_dtype tr_set_autocast(tr_dtype dtype); /* anything but TR_BF16 and TR_F16 is off; returns what it was, TR_F32: off */
+TR_API tr_dtype tr_autocast(void);
+static inline void tr__autocast_restore(tr_dtype *was) { tr_set_autocast(*was); }
+
 /* ---- Elementwise: shapes broadcast ----------------------------------------------------------------------------- */
 
 TR_API tr_tensor *tr_add(tr_tensor *a, tr_tensor *b);

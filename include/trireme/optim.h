@@ -236,6 +236,40 @@ TR_API TR_MUST_CHECK tr_status tr_optimizer_load(tr_optimizer *optimizer, const 
  * the norm from before. A norm that is not finite is an error, and changes nothing. */
 TR_API TR_MUST_CHECK tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *norm);
 
+/*
+ * Gradient scaling (Micikevicius et al. 2018), for f16, whose smallest numbers small gradients fall below: as
+ * torch.amp.GradScaler. The loss is multiplied by a scale before backward, the gradients divided by it before the step. A step
+ * whose gradients are not finite is left out and makes the scale smaller; many in a row that are finite make it larger. Ranks
+ * whose gradients are the same (DDP) decide alike.
+ *
+ *     TR_CHECK(tr_backward(tr_scale_loss(scaler, loss)));
+ *     TR_CHECK(tr_scaled_step(scaler, opt));
+ *     tr_update_scale(scaler);
+ */
+typedef struct tr_grad_scaler tr_grad_scaler; /* an object */
+typedef struct tr_grad_scaler_options {
+    size_t size;
+    double scale;     /* at first; 0: 65536 */
+    double growth;    /* 0: 2 */
+    double backoff;   /* 0: 0.5 */
+    int64_t interval; /* steps in a row before it grows; 0: 2000 */
+} tr_grad_scaler_options;
+#define tr_grad_scaler_new(...) tr_grad_scaler_with(TR__OPTIONS0(tr_grad_scaler_options, __VA_ARGS__))
+TR_API tr_grad_scaler *tr_grad_scaler_with(const tr_grad_scaler_options *options);
+/* loss times the scale, in f32 at least. */
+TR_API tr_tensor *tr_scale_loss(tr_grad_scaler *scaler, tr_tensor *loss);
+/* Divides the optimizer's gradients by the scale, for clipping or looking at them before the step; once between two updates.
+ * finite, when not NULL: whether all are; the step will be left out otherwise. */
+TR_API TR_MUST_CHECK tr_status tr_unscale_grad(tr_grad_scaler *scaler, tr_optimizer *optimizer, bool *finite);
+/* Divides unless that is done, and steps unless a gradient is not finite. */
+TR_API TR_MUST_CHECK tr_status tr_scaled_step(tr_grad_scaler *scaler, tr_optimizer *optimizer);
+/* After the steps of all optimizers. Returns whether all were made. */
+TR_API bool tr_update_scale(tr_grad_scaler *scaler);
+TR_API double tr_grad_scale(const tr_grad_scaler *scaler);
+/* "scale" and "growth_tracker", copies, for a checkpoint. */
+TR_API tr_tensor_list *tr_grad_scaler_state(const tr_grad_scaler *scaler);
+TR_API TR_MUST_CHECK tr_status tr_grad_scaler_load(tr_grad_scaler *scaler, const tr_tensor_list *state);
+
 /* The learning rate at a step: linear warm-up from lr/warmup_steps to lr, then a half cosine down to min_lr at steps,
  * min_lr after (Loshchilov & Hutter 2017). A pure function: resume needs no state. */
 typedef struct tr_cosine_lr_options {

@@ -269,7 +269,9 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, tr_t
         .retain = b->retain,
         .apart = b->apart != NULL,
     };
+    tr_dtype autocast = tr__autocast_set(TR_F32); /* the forward has chosen the dtypes */
     if (status == TR_OK) status = node->op->backward(&step.call);
+    tr__autocast_set(autocast);
     for (int i = 0; i < node->n_inputs; i++) {
         if (!needs[i] || status != TR_OK) grads[i] = NULL;
         if (grads[i]) status = check_gradient(node, i, grads[i]);
@@ -278,6 +280,7 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, tr_t
     }
     for (int i = 0; i < node->n_inputs; i++) tr__unref(inputs[i]);
     for (int i = 0; i < node->n_outputs; i++) tr__unref(outputs[i]);
+    if (status != TR_OK && tr__checks_numbers()) tr__fail_context(status, "backward of %s", node->op->name);
     return status;
 }
 

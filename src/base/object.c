@@ -9,7 +9,7 @@
 #include <string.h>
 
 /*
- * Thread-local state: the scope stack, the grad mode and the latest failure's message. The scope
+ * Thread-local state: the scope stack, the grad mode, autocast's dtype and the latest failure's message. The scope
  * stack is one array of handles; `marks` holds where each scope begins in it. Handles outside every scope sit below the
  * first mark and are released when the thread ends.
  */
@@ -20,6 +20,7 @@ typedef struct thread_state {
     size_t depth, mark_capacity;
     size_t lost_scopes; /* pushed when there was no memory for a mark: they pop without effect */
     bool no_grad;
+    tr_dtype autocast; /* TR_F32: none */
     bool has_exit_hook;
     tr_status status; /* of the latest failure, and its message */
     char message[1024];
@@ -331,5 +332,17 @@ bool tr__grad_mode_set(bool on)
 {
     bool was = !state.no_grad;
     state.no_grad = !on;
+    return was;
+}
+
+tr_dtype tr__autocast(void)
+{
+    return state.autocast;
+}
+
+tr_dtype tr__autocast_set(tr_dtype dtype)
+{
+    tr_dtype was = state.autocast;
+    state.autocast = dtype;
     return was;
 }

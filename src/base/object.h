@@ -91,5 +91,8 @@ void tr__error_unref(tr__error *error);
 /* Whether ops record a graph on this thread. */
 bool tr__grad_mode(void);
 bool tr__grad_mode_set(bool on);
+/* The dtype that products are computed in on this thread; TR_F32: none, ops take their inputs as they come. */
+tr_dtype tr__autocast(void);
+tr_dtype tr__autocast_set(tr_dtype dtype);
 
 #endif

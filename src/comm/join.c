@@ -5,6 +5,7 @@
  * serves the store. Trireme's launcher serves it itself and says so with TRIREME_STORE=1; TRIREME_TOKEN is the job's
  * secret. Under mpirun and srun, environment.c knows what stands for these.
  */
+#include "base/check.h"
 #include "base/clock.h"
 #include "comm/algorithms.h"
 #include "comm/backend/mpi.h"
@@ -83,8 +84,7 @@ static const tr__backend *find_backend(const char *name)
 /* Before a backend that cannot tell by itself that calls differ comes one that can, when that is asked for. */
 static void set_backend(tr_group *group, const tr_join_options *o, const tr__backend *backend)
 {
-    const char *variable = getenv("TRIREME_CHECK");
-    bool check = !backend->signs && (o->check || (variable && strcmp(variable, "1") == 0));
+    bool check = !backend->signs && (o->check || tr__check_asks("1"));
     group->backend = check ? &tr__checked_backend : backend;
     group->behind = check ? backend : NULL;
 }

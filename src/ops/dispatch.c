@@ -60,7 +60,7 @@ static tr_device device_of_call(const tr_op_call *call)
     return tr_cpu(0);
 }
 
-static tr_status run_kernel(tr_op_call *call)
+static tr_status run_first_kernel(tr_op_call *call)
 {
     tr_device device = device_of_call(call);
     if (device.kind != TR_CPU) {
@@ -76,6 +76,12 @@ static tr_status run_kernel(tr_op_call *call)
         }
     }
     return call->op->forward(call);
+}
+
+static tr_status run_kernel(tr_op_call *call)
+{
+    tr_status status = run_first_kernel(call);
+    return status == TR_OK && tr__checks_numbers() ? tr__check_numbers(call) : status;
 }
 
 /* All inputs on one device, but for the op that copies between devices. */
@@ -111,6 +117,12 @@ tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs
     for (int i = 0; i < n_inputs; i++)
         if (inputs[i] && tr__bad(inputs[i])) return tr__tensor_pass(inputs[i]);
 
+    tr_tensor *casted[TR_OP_MAX_INPUTS];
+    if (op->flags & (TR__OP_LOW | TR__OP_HIGH | TR__OP_WIDEN) && tr__autocast() != TR_F32) {
+        inputs = tr__autocast_inputs(op, inputs, n_inputs, casted);
+        for (int i = 0; i < n_inputs; i++)
+            if (inputs[i] && tr__bad(inputs[i])) return tr__tensor_pass(inputs[i]);
+    }
     if (op->flags & TR__OP_RANDOM && !(attrs = tr__segment_draw(op, attrs))) return tr__tensor_failed();
     tr_tensor *made[TR_OP_MAX_OUTPUTS] = {NULL};
     tr_op_call call = {.op = op, .attrs = attrs, .n_inputs = n_inputs, .inputs = inputs, .outputs = made};

@@ -452,5 +452,9 @@ tr_tensor *tr_matmul(tr_tensor *a, tr_tensor *b)
 tr_tensor *tr_linear_op_with(const tr_linear_op_options *o)
 {
     tr__linear_attrs attrs = {.in_out = o->in_out, .activation = o->activation};
-    return tr_apply(tr__op(linear), &attrs, (tr_tensor *[]){o->x, o->weight, o->bias, o->residual}, 4, NULL);
+    /* Under autocast a residual keeps its dtype: only the product is low. */
+    bool apart = o->residual && tr_autocast() != TR_F32;
+    tr_tensor *inputs[] = {o->x, o->weight, o->bias, apart ? NULL : o->residual};
+    tr_tensor *y = tr_apply(tr__op(linear), &attrs, inputs, 4, NULL);
+    return apart ? tr_add(o->residual, y) : y;
 }

@@ -33,6 +33,10 @@ extern const tr_op tr__ops[TR__OP_COUNT];
 #define TR__OP_VIEW 0x100u
 /* Its attributes say which random numbers it draws. */
 #define TR__OP_RANDOM 0x400u
+/* Under autocast (autocast.c): f32 inputs are cast to its dtype; 16-bit ones to f32; those of several dtypes to f32. */
+#define TR__OP_LOW 0x800u
+#define TR__OP_HIGH 0x1000u
+#define TR__OP_WIDEN 0x2000u
 /* Not of a row: the graph goes on elsewhere behind a node of this op (tr__record_boundary()). */
 #define TR__OP_BOUNDARY 0x200u
 
@@ -68,6 +72,13 @@ tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape);
 
 /* For compositions: 16-bit floats as f32, others as they are. */
 tr_tensor *tr__widened(tr_tensor *x);
+
+/* Under autocast: inputs as op wants them, written to out, which is returned; inputs itself when nothing is to be cast. */
+tr_tensor *const *tr__autocast_inputs(const tr_op *op, tr_tensor *const *inputs, int n, tr_tensor **out);
+
+/* TRIREME_CHECK=nan: whether what kernels write is looked at, and the look; a failure when a number is none (check.c). */
+bool tr__checks_numbers(void);
+tr_status tr__check_numbers(const tr_op_call *call);
 
 /* Checks for infer: input i is not NULL; neither is, and they share a dtype; it is given, and a float. */
 tr_status tr__given(const tr_op_call *call, int i);

@@ -24,6 +24,7 @@ struct tr__segment {
     tr__segment_function function;
     void *user;
     void *held; /* a reference to an object */
+    tr_dtype autocast;
     int n_inputs;
     input *inputs;
     int n_slots, capacity;
@@ -85,7 +86,8 @@ static tr__segment *new_segment(tr__segment_function f, tr_tensor *const *inputs
         tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
         return NULL;
     }
-    *s = (tr__segment){.function = f, .user = user, .held = held ? tr__ref(held) : NULL, .inputs = room, .n_inputs = n};
+    *s = (tr__segment){.function = f, .user = user, .held = held ? tr__ref(held) : NULL, .inputs = room, .n_inputs = n,
+        .autocast = tr_autocast()};
     atomic_init(&s->refs, 1);
     pthread_mutex_init(&s->lock, NULL);
     tr_status status = TR_OK;
@@ -212,10 +214,12 @@ static tr_status run_again(tr__segment *s, tr_tensor **inputs)
     }
     run r = {.segment = s, .replay = true}, *outer = running;
     bool grad = tr__grad_mode_set(true);
+    tr_dtype autocast = tr_set_autocast(s->autocast);
     running = &r;
     tr_status status = tr_status_of(s->function(inputs, s->n_inputs, s->user));
     running = outer;
     tr__grad_mode_set(grad);
+    tr_set_autocast(autocast);
     if (status == TR_OK && r.next_slot < s->n_slots)
         return tr__fail(TR_STATE, "checkpoint: computed again, the function saves %d tensors, not the %d that it saved first; it "
             "must do the same both times", r.next_slot, s->n_slots);

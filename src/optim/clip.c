@@ -83,10 +83,15 @@ static int64_t blocks_of(int64_t count)
     return (count + BLOCK - 1) / BLOCK;
 }
 
-/* The sum of squares of all gradients. *worst: the first parameter whose own is not finite, or NULL. */
-static double sum_all(const tr_optimizer *o, double *sums, const char **worst)
+/* *worst: the first parameter whose own is not finite, or NULL. */
+tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst)
 {
-    double total = 0;
+    int64_t most = 1;
+    for (int i = 0; i < o->count; i++)
+        if (blocks_of(o->parameters[i].count) > most) most = blocks_of(o->parameters[i].count);
+    double *sums = malloc((size_t)most * sizeof *sums);
+    if (!sums) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    *total = 0;
     *worst = NULL;
     for (int i = 0; i < o->count; i++) {
         const tr_tensor *leaf = tr_list_at(o->list, i);
@@ -97,12 +102,13 @@ static double sum_all(const tr_optimizer *o, double *sums, const char **worst)
         double sum = 0;
         for (int64_t b = 0; b < blocks_of(p.count); b++) sum += sums[b];
         if (!isfinite(sum) && !*worst) *worst = tr_list_name(o->list, i);
-        total += sum;
+        *total += sum;
     }
-    return total;
+    free(sums);
+    return TR_OK;
 }
 
-static void scale_all(const tr_optimizer *o, double factor)
+void tr__grad_multiply(const tr_optimizer *o, double factor)
 {
     tr__stretch s;
     for (int at = 0; tr__next_stretch(o, false, &at, &s);) {
@@ -120,14 +126,10 @@ tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *no
     TR__TRY(tr_status_of(optimizer));
     if (!(max_norm > 0))
         return tr__fail(TR_INVALID, "tr_clip_grad_norm: max_norm must be more than 0, not %g", max_norm);
-    int64_t most = 1;
-    for (int i = 0; i < optimizer->count; i++)
-        if (blocks_of(optimizer->parameters[i].count) > most) most = blocks_of(optimizer->parameters[i].count);
-    double *sums = malloc((size_t)most * sizeof *sums);
-    if (!sums) return tr__fail(TR_NO_MEMORY, "tr_clip_grad_norm: out of memory");
     const char *worst;
-    double total = sqrt(sum_all(optimizer, sums, &worst));
-    free(sums);
+    double total;
+    TR__TRY(tr__grad_squares(optimizer, &total, &worst));
+    total = sqrt(total);
     if (norm) *norm = total;
     if (worst)
         return tr__fail(TR_INVALID, "tr_clip_grad_norm: the norm is %g, nothing was changed; \"%s\" is the first whose "
@@ -136,6 +138,6 @@ tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *no
         return tr__fail(TR_INVALID, "tr_clip_grad_norm: the norm overflows, nothing was changed");
     /* PyTorch's 1e-6 keeps the scaled norm at or under max_norm. */
     double factor = max_norm / (total + 1e-6);
-    if (factor < 1) scale_all(optimizer, factor);
+    if (factor < 1) tr__grad_multiply(optimizer, factor);
     return TR_OK;
 }

@@ -116,6 +116,9 @@ bool tr__is_amount(double x);
 typedef void (*tr__measure_kernel)(const tr__update *update, int64_t begin, int64_t end, double sums[2]);
 tr_status tr__measure(const tr__update *update, tr__measure_kernel kernel, double sums[2]);
 /* Sums of squares of n elements, in f64 (clip.c). */
+/* The square of the joint norm of all gradients; not finite when one of them is not. And all times factor (clip.c). */
+tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst);
+void tr__grad_multiply(const tr_optimizer *o, double factor);
 double tr__squares_f32(const void *x, int64_t n);
 double tr__squares_f64(const void *x, int64_t n);
 

@@ -26,14 +26,17 @@ struct tr__crew {
     tr__crew_body body;
     void *arg;
     bool grad;
+    tr_dtype autocast;
 };
 
 static void do_part(tr__crew *crew, int member)
 {
     TR_SCOPE;
     bool was = tr__grad_mode_set(crew->grad);
+    tr_dtype autocast = tr__autocast_set(crew->autocast);
     crew->errors[member] = crew->body(crew->arg, member) == TR_OK ? NULL : tr__error_take();
     tr__grad_mode_set(was);
+    tr__autocast_set(autocast);
 }
 
 static void *work(void *arg)
@@ -108,6 +111,7 @@ static void post(tr__crew *crew, int members, tr__crew_body body, void *arg)
     crew->body = body;
     crew->arg = arg;
     crew->grad = tr__grad_mode();
+    crew->autocast = tr__autocast();
     crew->job++;
     pthread_cond_broadcast(&crew->wake);
     pthread_mutex_unlock(&crew->lock);
