@@ -1,6 +1,7 @@
 /*
  * trireme bench dist-autograd: one training step over two workers. A layer here, a layer there, a backward through both and
- * a step of both; rounds alternate with the peer's.
+ * a step of both; rounds alternate with the peer's. Then, what a backward itself takes: through a chain of all workers, each of
+ * which scales a small tensor and calls the next one, and through as many scalings in one process.
  */
 #include "bench.h"
 
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { FEATURES = 256, BATCH = 32, ROUNDS = 5, STEPS = 200, WARMUP = 20 };
+enum { FEATURES = 256, BATCH = 32, ROUNDS = 5, STEPS = 200, WARMUP = 20, WORKERS_MOST = 8, LINK = 16 };
 
 static double now_us(void)
 {
@@ -29,14 +30,41 @@ static void *layer(void *state)
 }
 TR_RPC_WITH_STATE(layer, RETURNS(OBJECT));
 
+/* A worker's link of the chain. */
+typedef struct link {
+    tr_rpc *rpc;
+    tr_tensor *weight; /* [LINK] */
+    int next;          /* the worker behind it; 0: none */
+} link;
+
+static tr_future *call_link(tr_rpc *rpc, int worker, tr_tensor *x)
+{
+    tr_value argument = tr_value_tensor(x);
+    return tr_rpc_sync_with(&(tr_rpc_call){.size = sizeof(tr_rpc_call), .rpc = rpc, .worker = worker, .function = "pull",
+        .arguments = &argument, .count = 1});
+}
+
+static tr_tensor *pull(void *state, tr_tensor *x)
+{
+    const link *l = state;
+    tr_tensor *y = tr_mul(x, l->weight);
+    return l->next ? tr_future_tensor(call_link(l->rpc, l->next, y)) : y;
+}
+TR_RPC_WITH_STATE(pull, TENSOR, RETURNS(TENSOR));
+
+typedef enum way { FAST, SMART, LOCAL, PEER, WAYS } way;
+
 typedef struct dist_run {
     const char *peer_command, *json;
+    int workers;
+    link link;
     tr_rpc *rpc;
     tr_module *net; /* the layer here and the one there */
     tr_dist_optimizer *optimizer;
     tr_dist_mode mode;
     tr__peer peer;
-    double us[3][ROUNDS]; /* FAST, SMART, the peer */
+    double us[WAYS][ROUNDS];          /* of a step */
+    double backward_us[WAYS][ROUNDS]; /* through the chain */
 } dist_run;
 
 static tr_status run_step(const dist_run *run, tr_tensor *x)
@@ -64,23 +92,88 @@ static tr_status run_round(dist_run *run, tr_dist_mode mode, double *median)
     return status;
 }
 
+/* ---- The chain --------------------------------------------------------------------------------------------------- */
+
+static tr_status pull_far(const dist_run *run, tr_tensor *x, way how, double *us)
+{
+    TR_SCOPE;
+    TR_DIST_CONTEXT(run->rpc, context);
+    tr_tensor *y = tr_sum(tr_future_tensor(call_link(run->rpc, 1, tr_mul(x, run->link.weight))));
+    double began = now_us();
+    tr_status status = tr_dist_backward(context, y, .mode = how == SMART ? TR_DIST_SMART : TR_DIST_FAST);
+    *us = now_us() - began;
+    return status;
+}
+
+static tr_status pull_here(const dist_run *run, tr_tensor *x, double *us)
+{
+    TR_SCOPE;
+    for (int i = 0; i < run->workers; i++) x = tr_mul(x, run->link.weight);
+    x = tr_sum(x);
+    double began = now_us();
+    tr_status status = tr_backward(x);
+    *us = now_us() - began;
+    return status;
+}
+
+/* The median backward of a round. */
+static tr_status run_chain(const dist_run *run, way how, double *median)
+{
+    double us[STEPS], unused;
+    TR_SCOPE;
+    tr_tensor *x = tr_randn(2, TR_SHAPE(LINK));
+    tr_status status = TR_OK;
+    for (int i = -WARMUP; i < STEPS && status == TR_OK; i++) {
+        double *to = i >= 0 ? &us[i] : &unused;
+        status = how == LOCAL ? pull_here(run, x, to) : pull_far(run, x, how, to);
+    }
+    *median = tr__median(us, STEPS);
+    return status;
+}
+
+static tr_status run_chains(dist_run *run)
+{
+    tr_status status = TR_OK;
+    for (int round = 0; round < ROUNDS; round++)
+        for (way how = FAST; how <= LOCAL && status == TR_OK; how++)
+            status = run_chain(run, how, &run->backward_us[how][round]);
+    return status;
+}
+
 static tr_status run_rounds(dist_run *run)
 {
     for (int round = 0; round < ROUNDS; round++) {
         char line[32];
         snprintf(line, sizeof line, "%d", STEPS);
-        tr_status status = run_round(run, TR_DIST_FAST, &run->us[0][round]);
-        if (status == TR_OK) status = run_round(run, TR_DIST_SMART, &run->us[1][round]);
+        tr_status status = run_round(run, TR_DIST_FAST, &run->us[FAST][round]);
+        if (status == TR_OK) status = run_round(run, TR_DIST_SMART, &run->us[SMART][round]);
         if (status != TR_OK) return status;
-        if (run->peer_command && !tr__peer_ask(&run->peer, line, &run->us[2][round])) return TR_CHILD;
+        if (run->peer_command && !tr__peer_ask(&run->peer, line, &run->us[PEER][round])) return TR_CHILD;
     }
-    return TR_OK;
+    return run_chains(run);
+}
+
+static void add_chain(dist_run *run, cJSON *o)
+{
+    double us[WAYS];
+    for (way how = FAST; how <= LOCAL; how++) us[how] = tr__median(run->backward_us[how], ROUNDS);
+    int hops = 2 * (run->workers - 1);
+    double per_hop = (us[FAST] - us[LOCAL]) / hops, extra = us[SMART] - us[FAST];
+    printf("A backward through %d workers, %d hops:\n  FAST   %9.1f us, %.1f a hop beyond the %.1f in one process\n"
+        "  SMART  %9.1f us, %.1f more\n", run->workers, hops, us[FAST], per_hop, us[LOCAL], us[SMART], extra);
+    cJSON_AddNumberToObject(o, "workers", run->workers);
+    cJSON_AddNumberToObject(o, "hops", hops);
+    cJSON_AddNumberToObject(o, "local_backward_us", us[LOCAL]);
+    cJSON_AddNumberToObject(o, "fast_backward_us", us[FAST]);
+    cJSON_AddNumberToObject(o, "smart_backward_us", us[SMART]);
+    cJSON_AddNumberToObject(o, "fast_us_per_hop", per_hop);
+    cJSON_AddNumberToObject(o, "smart_extra_us", extra);
 }
 
 static int report(dist_run *run)
 {
-    double fast = tr__median(run->us[0], ROUNDS), smart = tr__median(run->us[1], ROUNDS);
-    double peer = run->peer_command ? tr__median(run->us[2], ROUNDS) : NAN;
+    double fast = tr__median(run->us[FAST], ROUNDS), smart = tr__median(run->us[SMART], ROUNDS);
+    double peer = run->peer_command ? tr__median(run->us[PEER], ROUNDS) : NAN;
     printf("A training step, Linear %d here and Linear %d there, batch %d, SGD: median of %d rounds of %d\n", FEATURES,
         FEATURES, BATCH, ROUNDS, STEPS);
     printf("  FAST   %9.1f us\n  SMART  %9.1f us\n", fast, smart);
@@ -92,6 +185,7 @@ static int report(dist_run *run)
         cJSON_AddNumberToObject(o, "peer_step_us_median", peer);
         cJSON_AddNumberToObject(o, "ratio", peer / fast);
     }
+    add_chain(run, o);
     if (!run->json) {
         cJSON_Delete(o);
         return TR__EXIT_OK;
@@ -117,14 +211,23 @@ static tr_status drive(dist_run *run, int *code)
     return status;
 }
 
+static tr_status register_both(dist_run *run, tr_module *own, int rank)
+{
+    run->link = (link){run->rpc, tr_require_grad(tr_randn(3, TR_SHAPE(LINK))), rank + 1 < run->workers ? rank + 1 : 0};
+    tr_status status = tr_status_of(run->link.weight);
+    if (status == TR_OK) status = tr_rpc_register(run->rpc, &layer_rpc, .state = own);
+    return status == TR_OK ? tr_rpc_register(run->rpc, &pull_rpc, .state = &run->link) : status;
+}
+
 static tr_status take_part(dist_run *run, tr_group *group, int *code)
 {
+    static const char *const names[WORKERS_MOST] = {"trainer", "owner"}; /* and the others by their numbers */
     int rank = tr_rank(group);
     tr__take_core(rank, tr_world_size(group));
     tr_module *own = tr_linear(FEATURES, FEATURES, .seed = 2);
-    run->rpc = tr_rpc_start(group, .name = rank ? "owner" : "trainer");
+    run->rpc = tr_rpc_start(group, .name = names[rank]);
     tr_status status = tr_dist_start(run->rpc);
-    if (status == TR_OK) status = tr_rpc_register(run->rpc, &layer_rpc, .state = own);
+    if (status == TR_OK) status = register_both(run, own, rank);
     if (status == TR_OK) status = tr_barrier(group);
     if (status == TR_OK && rank == 0) status = drive(run, code);
     return status == TR_OK ? tr_rpc_stop(run->rpc) : status;
@@ -144,22 +247,24 @@ static int run_rank(dist_run *run)
 
 int tr__bench_dist(int argc, char **argv)
 {
-    dist_run run = {0};
+    dist_run run = {.workers = 2};
     const tr__option options[] = {
         {"peer", 0, "COMMAND",
             "a program to take turns with: it prints \"ready\"; for each line that it reads it runs\n"
             "                            as many steps as the line says and prints their median in microseconds",
             TR__TEXT(&run.peer_command)},
+        {"workers", 0, "N", "in the chain that a backward goes through (2)", TR__INTEGER(&run.workers, 2, WORKERS_MOST)},
         {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&run.json)},
         {0},
     };
     const tr__syntax syntax = {"bench dist-autograd", NULL,
-        "Times a training step over two workers: a layer on each, distributed backward and optimizer.", options,
+        "Times a training step over two workers: a layer on each, distributed backward and optimizer; and a backward alone\n"
+        "through a chain of workers.", options,
         .operands = {0, 0}};
     const char **given = tr__bench_given(argc, argv);
     if (!given) return TR__EXIT_FAILED;
     int code = tr__parse(&syntax, &argc, argv);
-    if (code < 0) code = getenv("RANK") ? run_rank(&run) : tr__relaunch(TR__BENCH, given, 2, NULL);
+    if (code < 0) code = getenv("RANK") ? run_rank(&run) : tr__relaunch(TR__BENCH, given, run.workers, NULL);
     free(given);
     return code;
 }
