@@ -87,9 +87,35 @@ static bool before(entry a, entry b)
     return a.key != b.key ? a.key < b.key : a.at < b.at;
 }
 
-static int in_order(const void *a, const void *b)
+/* Merges from[0 … middle) and from[middle … n), each in order, into to. */
+static void merge(const entry *from, int64_t middle, int64_t n, entry *to)
 {
-    return before(*(const entry *)a, *(const entry *)b) ? -1 : 1;
+    int64_t left = 0, right = middle;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = left < middle && (right == n || before(from[left], from[right])) ? from[left++] : from[right++];
+}
+
+/* Sorts n entries by merging ever longer runs; scratch has room for as many. */
+static void sort_entries(entry *entries, int64_t n, entry *scratch)
+{
+    enum { SHORT = 8 };
+    for (int64_t i = 1; i < n; i++) { /* runs of SHORT by insertion */
+        entry e = entries[i];
+        int64_t to = i;
+        for (; to % SHORT && before(e, entries[to - 1]); to--) entries[to] = entries[to - 1];
+        entries[to] = e;
+    }
+    entry *from = entries, *to = scratch;
+    for (int64_t run = SHORT; run < n; run *= 2) {
+        for (int64_t at = 0; at < n; at += 2 * run) {
+            int64_t both = n - at < 2 * run ? n - at : 2 * run;
+            merge(from + at, both < run ? both : run, both, to + at);
+        }
+        entry *swapped = from;
+        from = to;
+        to = swapped;
+    }
+    if (from != entries) memcpy(entries, from, sizeof *entries * (size_t)n);
 }
 
 /* heap: n entries, the last one to be kept on top. Its top has been replaced. */
@@ -131,7 +157,7 @@ static void read_keys(const job *j, int64_t r, int64_t first, int64_t n, uint64_
     }
 }
 
-/* The first k of row r, in order. */
+/* The first k of row r, in order; best has room for twice as many. */
 static void select_row(const job *j, int64_t r, entry *best)
 {
     uint64_t keys[TR__ROW_BLOCK];
@@ -151,7 +177,7 @@ static void select_row(const job *j, int64_t r, entry *best)
             }
         }
     }
-    qsort(best, (size_t)k, sizeof *best, in_order);
+    sort_entries(best, k, best + k);
 }
 
 static void put_row(const job *j, int64_t r, const entry *best)
@@ -173,7 +199,7 @@ static void put_row(const job *j, int64_t r, const entry *best)
 static void select_rows(void *arg, int64_t begin, int64_t end)
 {
     job *j = arg;
-    entry *best = malloc(sizeof *best * (size_t)j->attrs->k);
+    entry *best = calloc((size_t)j->attrs->k, 2 * sizeof *best);
     if (!best) {
         atomic_store(&j->no_memory, true);
         return;

@@ -97,6 +97,8 @@ def record_orders() -> None:
     record("max_dim", lambda x: x.max(1, keepdim=True).values, rand(3, 7))
     record("sort", lambda x: x.sort(1).values, rand(2, 6, 3))
     record("sort_descending", lambda x: x.sort(-1, descending=True).values, rand(3, 7))
+    record("sort_long", lambda x: x.sort(-1).values, rand(2, 75))
+    record("topk_long", lambda x: x.topk(20, -1).values, rand(2, 75))
     equal = torch.tensor([[2.0, 1, 2, 1, 2], [0, 0, 3, 3, 0]], dtype=torch.float64)
     record("argsort_stable", lambda x: x.sort(dim=-1, stable=True).indices.double() + 0 * x, equal)
 
@@ -123,7 +125,7 @@ def rotate(x: Tensor, interleaved: bool, first: int = 0) -> Tensor:
 
 
 def record_attention() -> None:
-    record("rotary", lambda x: rotate(x, False), rand(2, 3, 70, 8))
+    record("rotary", lambda x: rotate(x, False), rand(2, 1, 70, 4))
     record("rotary_interleaved", lambda x: rotate(x, True, 5), rand(2, 3, 7, 8))
     attention = F.scaled_dot_product_attention
     record("attention_groups", lambda q, k, v: attention(q, k, v, is_causal=True, enable_gqa=True), rand(2, 6, 5, 4),

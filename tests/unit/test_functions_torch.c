@@ -92,6 +92,8 @@ CASE(topk, tr_topk(x, 3, -1))
 CASE(topk_smallest, tr_topk(x, 2, 0, .smallest = true))
 CASE(max_dim, tr_topk(x, 1, 1))
 CASE(sort, tr_sort(x, 1))
+CASE(sort_last, tr_sort(x, -1))
+CASE(topk_long, tr_topk(x, 20, -1))
 CASE(sort_descending, tr_sort(x, -1, .descending = true))
 CASE(einsum, tr_einsum("bij,bjk->kbi", x, in[1]))
 CASE(einsum_sums, tr_einsum("abcx,dbay->acdb", x, in[1]))
@@ -183,6 +185,8 @@ static const torch_case cases[] = {
     {"topk_smallest", topk_smallest},
     {"max_dim", max_dim},
     {"sort", sort},
+    {"sort_long", sort_last},
+    {"topk_long", topk_long},
     {"sort_descending", sort_descending},
     {"einsum", einsum},
     {"einsum_sums", einsum_sums},
