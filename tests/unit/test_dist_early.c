@@ -186,34 +186,33 @@ static void clipping_and_a_second_backward_are_refused(void **state)
 
 /* ---- Several trainers ---------------------------------------------------------------------------------------------------- */
 
-/* All workers train the layer of w0 at the same time, each in contexts of its own. Its output is linear in the weight, so that
- * each step changes that by the same amount, and none may be lost. */
+/* All workers train at the same time, each in contexts of its own and the layer of its neighbour, by optimizers of all layers:
+ * at an owner steps during a backward meet those of others, which touch all of its leaves. The output is linear in the weight,
+ * so that each step changes that by the same amount, and none may be lost. */
 static void run_trainers(rank *r)
 {
     enum { STEPS = 30 };
     const double lr = 0.01;
     dist_worker w;
-    tr_rref *parameters[DIST_PARAMETERS];
+    tr_rref *parameters[PARAMETERS];
     OK(dist_begin(&w, r->group));
-    tr_rref *there = tr_remote(w.rpc, "w0", "net");
-    CHECK(tr_remote_parameters(there, parameters, DIST_PARAMETERS) == DIST_PARAMETERS);
-    tr_dist_optimizer *optimizer = tr_dist_optimizer_new(w.rpc, parameters, DIST_PARAMETERS, TR_DIST_SGD(.lr = lr));
+    OK(dist_parameters(&w, parameters));
+    tr_dist_optimizer *optimizer = tr_dist_optimizer_new(w.rpc, parameters, PARAMETERS, TR_DIST_SGD(.lr = lr));
     OK(tr_status_of(optimizer));
+    OK(tr_barrier(r->group)); /* no parameters move any more */
+    tr_module *there = tr_remote_module(tr_remote(w.rpc, tr_rpc_name(w.rpc, (r->number + 1) % DIST_WORKERS), "net"));
     for (int i = 0; i < STEPS; i++) {
         TR_SCOPE;
         TR_DIST_CONTEXT(w.rpc, context);
         if ((i + r->number) % 3) OK(tr_dist_step_in_backward(optimizer, context));
-        OK(tr_dist_backward(context, tr_sum(tr_forward(tr_remote_module(there), dist_input()))));
+        OK(tr_dist_backward(context, tr_sum(tr_forward(there, dist_input()))));
         OK(tr_dist_step(optimizer, context));
     }
     OK(tr_barrier(r->group));
-    if (r->number == 0) {
-        tr_module *twin = dist_net(0);
-        OK(tr_backward(tr_sum(tr_forward(twin, dist_input()))));
-        tr_tensor *weight = tr_list_at(tr_parameters(twin), 0);
-        tr_tensor *all = tr_affine(tr_grad(weight), -lr * STEPS * DIST_WORKERS, 0);
-        CHECK(dist_difference(tr_detach(tr_list_at(tr_parameters(w.net), 0)), tr_add(tr_detach(weight), all)) < 1e-12);
-    }
+    tr_module *twin = dist_net(r->number);
+    OK(tr_backward(tr_sum(tr_forward(twin, dist_input()))));
+    tr_tensor *weight = tr_list_at(tr_parameters(twin), 0), *all = tr_affine(tr_grad(weight), -lr * STEPS, 0);
+    CHECK(dist_difference(tr_detach(tr_list_at(tr_parameters(w.net), 0)), tr_add(tr_detach(weight), all)) < 1e-12);
     OK(tr_barrier(r->group));
     OK(tr_rpc_stop(w.rpc));
 }
