@@ -20,6 +20,8 @@ typedef struct sample {
     bool terminal; /* stdout is one */
     tr_gpt_options size;
     tr_module *model;
+    tr_tokenizer *tokenizer; /* NULL: bytes */
+    float *logits, *sorted;  /* [vocab], to draw with */
 } sample;
 
 static int failed(const char *message)
@@ -50,14 +52,23 @@ static int load(sample *s)
                *tokenizer = tr_list_metadata(list, "trireme.tokenizer");
     tr_gpt_options *o = &s->size;
     *o = (tr_gpt_options){.size = sizeof *o};
-    bool ours = kind && !strcmp(kind, "gpt") && tokenizer && !strcmp(tokenizer, "bytes");
+    bool ours = kind && !strcmp(kind, "gpt") && tokenizer;
     if (!ours || !read_size(list, "trireme.vocab", &o->vocab) || !read_size(list, "trireme.context", &o->context) ||
         !read_size(list, "trireme.layers", &o->layers) || !read_size(list, "trireme.heads", &o->heads) ||
-        !read_size(list, "trireme.dim", &o->dim) || o->vocab > 256) {
+        !read_size(list, "trireme.dim", &o->dim)) {
         tr__complain(SAMPLE, "%s was not written by `trireme train gpt`: it does not say what model it is", path);
         return TR__EXIT_FAILED;
     }
     s->model = tr_keep(tr_gpt_with(o));
+    if (strcmp(tokenizer, "bytes") != 0) s->tokenizer = tr_keep(tr_tokenizer(tokenizer));
+    if (tr_status_of(s->tokenizer) != TR_OK) return failed(tr_error_message());
+    if (o->vocab != (s->tokenizer ? tr_tokenizer_vocab(s->tokenizer) : 256)) {
+        tr__complain(SAMPLE, "%s: the model has %d tokens, and %s is another vocabulary", path, o->vocab, tokenizer);
+        return TR__EXIT_FAILED;
+    }
+    s->logits = malloc(2 * (size_t)o->vocab * sizeof *s->logits);
+    if (!s->logits) return failed("out of memory");
+    s->sorted = s->logits + o->vocab;
     if (tr_load_state_dict(s->model, list) == TR_OK && tr_eval(s->model) == TR_OK) return -1;
     tr__complain(SAMPLE, "%s: %s", path, tr_error_message());
     return TR__EXIT_FAILED;
@@ -65,44 +76,44 @@ static int load(sample *s)
 
 /* ---- Drawing ----------------------------------------------------------------------------------------------------- */
 
-/* The k-th greatest logit; all of them count when k is none. */
-static float threshold(const float *logits, int n, int k)
+static int descending(const void *a, const void *b)
 {
-    if (k <= 0 || k >= n) return -INFINITY;
-    float sorted[256];
-    memcpy(sorted, logits, (size_t)n * sizeof *sorted);
-    for (int i = 0; i < k; i++)
-        for (int j = i + 1; j < n; j++)
-            if (sorted[j] > sorted[i]) {
-                float greater = sorted[j];
-                sorted[j] = sorted[i];
-                sorted[i] = greater;
-            }
-    return sorted[k - 1];
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
 }
 
-/* One of n, by softmax(logits / temperature) among the top k; uniform in [0, 1) says which. */
-static int draw(const sample *s, const float *logits, int n, float uniform)
+/* The k-th greatest logit; all of them count when k is none. */
+static float threshold(const sample *s)
 {
-    int best = 0;
+    int n = s->size.vocab, k = s->top_k;
+    if (k <= 0 || k >= n) return -INFINITY;
+    memcpy(s->sorted, s->logits, (size_t)n * sizeof *s->sorted);
+    qsort(s->sorted, (size_t)n, sizeof *s->sorted, descending);
+    return s->sorted[k - 1];
+}
+
+/* A token by softmax(logits / temperature) among the top k; uniform in [0, 1) says which. */
+static int draw(const sample *s, float uniform)
+{
+    const float *logits = s->logits;
+    int n = s->size.vocab, best = 0;
     for (int i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
     if (s->temperature <= 0) return best;
-    float least = threshold(logits, n, s->top_k);
-    double weight[256], sum = 0;
-    for (int i = 0; i < n; i++) {
-        weight[i] = logits[i] >= least ? exp((logits[i] - logits[best]) / s->temperature) : 0;
-        sum += weight[i];
-    }
+    float least = threshold(s);
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        if (logits[i] >= least) sum += exp((logits[i] - logits[best]) / s->temperature);
     double left = uniform * sum;
     for (int i = 0; i < n; i++) {
-        left -= weight[i];
-        if (left < 0 && weight[i] > 0) return i;
+        if (logits[i] < least) continue;
+        left -= exp((logits[i] - logits[best]) / s->temperature);
+        if (left < 0) return i;
     }
     return best;
 }
 
-/* The next byte after ids [0, count); the model sees as many of the last ones as its context holds. */
+/* The next token after ids [0, count); the model sees as many of the last ones as its context holds. */
 static tr_status next(const sample *s, const int32_t *ids, int64_t count, float uniform, int32_t *out)
 {
     TR_SCOPE;
@@ -110,9 +121,8 @@ static tr_status next(const sample *s, const int32_t *ids, int64_t count, float 
     tr_tensor *x = tr_from(ids + count - seen, TR_SHAPE(1, seen), .dtype = TR_I32);
     tr_tensor *logits = tr_forward(s->model, x); /* [1, seen, vocab] */
     tr_tensor *last = tr_slice(logits, 1, seen - 1, seen);
-    float values[256];
-    tr_status status = tr_copy_out(last, values, (size_t)vocab * sizeof *values);
-    if (status == TR_OK) *out = draw(s, values, (int)vocab, uniform);
+    tr_status status = tr_copy_out(last, s->logits, (size_t)vocab * sizeof *s->logits);
+    if (status == TR_OK) *out = draw(s, uniform);
     return status;
 }
 
@@ -123,6 +133,14 @@ static void show(const sample *s, int byte)
     putchar(s->terminal && acts ? '?' : byte);
 }
 
+static void show_token(const sample *s, int32_t id)
+{
+    size_t bytes = 1;
+    const char *token = s->tokenizer ? tr_tokenizer_token(s->tokenizer, id, &bytes) : NULL;
+    if (!s->tokenizer) show(s, id);
+    for (size_t i = 0; token && i < bytes; i++) show(s, (unsigned char)token[i]);
+}
+
 static tr_status go_on(const sample *s, int32_t *ids, int64_t count)
 {
     TR_SCOPE;
@@ -131,22 +149,33 @@ static tr_status go_on(const sample *s, int32_t *ids, int64_t count)
     tr_status status = tr_status_of(uniform);
     for (int64_t i = 0; i < s->tokens && status == TR_OK; i++, count++) {
         status = next(s, ids, count, ((const float *)tr_data(uniform))[i], &ids[count]);
-        if (status == TR_OK) show(s, ids[count]);
+        if (status == TR_OK) show_token(s, ids[count]);
         fflush(stdout);
         if (ferror(stdout)) return tr_fail(TR_IO, "cannot write the text");
     }
     return status;
 }
 
+/* The prompt's tokens, to be freed, with room for those to come. */
+static int32_t *read_prompt(const sample *s, int64_t *count)
+{
+    tr_tensor *tokens = s->tokenizer ? tr_encode(s->tokenizer, s->prompt) : NULL;
+    if (tr_status_of(tokens) != TR_OK) return NULL;
+    *count = tokens ? tr_numel(tokens) : (int64_t)strlen(s->prompt);
+    int32_t *ids = malloc((size_t)(*count + s->tokens + 1) * sizeof *ids);
+    if (!ids) (void)tr_fail(TR_NO_MEMORY, "out of memory");
+    for (int64_t i = 0; ids && i < *count; i++)
+        ids[i] = tokens ? ((const int32_t *)tr_data(tokens))[i] : (unsigned char)s->prompt[i];
+    return ids;
+}
+
 static int write_text(const sample *s)
 {
-    int64_t count = (int64_t)strlen(s->prompt);
-    int32_t *ids = malloc((size_t)(count + s->tokens + 1) * sizeof *ids);
-    if (!ids) return failed("out of memory");
-    for (int64_t i = 0; i < count; i++) {
-        ids[i] = (unsigned char)s->prompt[i];
-        show(s, ids[i]);
-    }
+    TR_SCOPE;
+    int64_t count = 0;
+    int32_t *ids = read_prompt(s, &count);
+    if (!ids) return failed(tr_error_message());
+    for (int64_t i = 0; i < count; i++) show_token(s, ids[i]);
     tr_status status = go_on(s, ids, count);
     free(ids);
     putchar('\n');
@@ -162,10 +191,10 @@ int tr__cli_sample(int argc, char **argv)
         {"from", 0, "FOLDER", "a folder that `trireme train gpt` wrote, or a checkpoint in it", TR__TEXT(&s.from),
             .required = true},
         {"prompt", 0, "TEXT", "what the text begins with", TR__TEXT(&s.prompt)},
-        {"tokens", 0, "N", "bytes to write", TR__INTEGER(&s.tokens, 1, 100000000)},
+        {"tokens", 0, "N", "tokens to write, which are bytes where the model has learned bytes", TR__INTEGER(&s.tokens, 1, 100000000)},
         {"temperature", 0, "X", "above 1: bolder, below: safer, 0: always the likeliest",
             TR__NUMBER(&s.temperature, 0, 100)},
-        {"top-k", 0, "K", "draw from the K likeliest only; 0: from all", TR__INTEGER(&s.top_k, 0, 256)},
+        {"top-k", 0, "K", "draw from the K likeliest only; 0: from all", TR__INTEGER(&s.top_k, 0, 1000000)},
         {"seed", 0, "N", "another seed, another text", TR__INTEGER(&s.seed, 0, INT_MAX)},
         {"threads", 0, "N", "threads to compute with (all cores)", TR__INTEGER(&s.threads, 1, 1024)},
         {0},
@@ -180,5 +209,7 @@ int tr__cli_sample(int argc, char **argv)
     if (!s.prompt) s.prompt = "\n"; /* a model needs something to go on from */
     if (code < 0) code = write_text(&s);
     tr_release(s.model);
+    tr_release(s.tokenizer);
+    free(s.logits);
     return code;
 }

@@ -1,4 +1,4 @@
-/* `trireme train gpt`: a language model on the bytes of a text. */
+/* `trireme train gpt`: a language model on a text, in bytes or in tokens. */
 #include "train.h"
 
 #include "system.h"
@@ -6,14 +6,18 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 typedef struct gpt {
     const char *suffixes, *preset;
+    const char *tokenizer; /* "bytes", or a path */
+    const char *init;      /* weights to start from; NULL: random ones */
     int layers, heads, dim, context;
     double dropout;
-    tr_text *text; /* NULL: not read yet */
+    tr_tokenizer *tokens;  /* NULL: bytes, or not read yet */
+    tr_text *text;         /* NULL: not read yet */
     char folder[32];
 } gpt;
 
@@ -21,7 +25,7 @@ static tr_gpt_options model_of(const tr__train *t)
 {
     const gpt *g = t->own;
     return (tr_gpt_options){.size = sizeof(tr_gpt_options),
-                            .vocab = 256, /* bytes */
+                            .vocab = g->tokens ? tr_tokenizer_vocab(g->tokens) : 256,
                             .context = g->context,
                             .layers = g->layers,
                             .heads = g->heads,
@@ -57,6 +61,8 @@ static int settings(tr__train *t, tr__setting *out)
         {"layers", TR__SETTING_INTEGER, &g->layers, true},  {"heads", TR__SETTING_INTEGER, &g->heads, true},
         {"dim", TR__SETTING_INTEGER, &g->dim, true},        {"context", TR__SETTING_INTEGER, &g->context, true},
         {"dropout", TR__SETTING_NUMBER, &g->dropout, true},
+        {"tokenizer", TR__SETTING_TEXT, &g->tokenizer, true},
+        {"init", TR__SETTING_TEXT, &g->init, true},
     };
     memcpy(out, own, sizeof own);
     return (int)(sizeof own / sizeof *own);
@@ -73,7 +79,10 @@ static int options(tr__train *t, tr__option *out)
         {"layers", 0, "N", "layers instead of the preset's", TR__INTEGER(&g->layers, 1, 1000)},
         {"heads", 0, "N", "attention heads instead of the preset's", TR__INTEGER(&g->heads, 1, 1000)},
         {"dim", 0, "N", "width instead of the preset's", TR__INTEGER(&g->dim, 1, 100000)},
-        {"context", 0, "N", "bytes that the model sees at once, instead of the preset's",
+        {"tokenizer", 0, "PATH", "Hugging Face's files of byte pairs, or what `trireme tokenizer train` wrote (bytes)",
+         TR__TEXT(&g->tokenizer)},
+        {"init", 0, "FILE", "weights to start from: a safetensors file with GPT-2's names", TR__TEXT(&g->init)},
+        {"context", 0, "N", "tokens that the model sees at once, instead of the preset's",
          TR__INTEGER(&g->context, 1, 1000000)},
         {"dropout", 0, "P", "share of activations dropped in training", TR__NUMBER(&g->dropout, 0, 0.99)},
         {"steps", 0, "N", "steps of the schedule (nano: 2000)", TR__INTEGER(&t->steps, 1, many)},
@@ -101,6 +110,8 @@ static int fill_in(tr__train *t)
     while (strcmp(p->name, g->preset) != 0) p++;
     tr_gpt_options size = {.size = sizeof size};
     if (tr_gpt_preset(g->preset, &size) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    char *full = strcmp(g->tokenizer, "bytes") != 0 ? realpath(g->tokenizer, NULL) : NULL;
+    if (full) g->tokenizer = tr__train_own(t, full); /* a resumed run and sampling may be elsewhere */
     or_default(&g->layers, size.layers);
     or_default(&g->heads, size.heads);
     or_default(&g->dim, size.dim);
@@ -108,6 +119,7 @@ static int fill_in(tr__train *t)
     or_default(&t->batch, p->batch);
     or_default(&t->steps, p->steps);
     or_default(&t->save_every, p->save_every);
+    if (t->resume) return -1; /* the checkpoint has said the rest */
     if (!tr__train_given(t, "lr")) t->lr = p->lr;
     if (!tr__train_given(t, "min-lr")) t->min_lr = t->lr / 10;
     if (!tr__train_given(t, "warmup")) t->warmup = p->warmup < t->steps / 10 ? p->warmup : t->steps / 10;
@@ -116,9 +128,24 @@ static int fill_in(tr__train *t)
 
 /* ---- The text ---------------------------------------------------------------------------------------------------- */
 
+/* The tokenizer, once. */
+static tr_status read_tokenizer(const tr__train *t)
+{
+    gpt *g = t->own;
+    if (g->tokens || !strcmp(g->tokenizer, "bytes")) return TR_OK;
+    g->tokens = tr_tokenizer(g->tokenizer);
+    return tr_status_of(g->tokens);
+}
+
 static tr_text *read_text(const tr__train *t)
 {
-    return tr_text(t->data, .suffixes = ((const gpt *)t->own)->suffixes);
+    const gpt *g = t->own;
+    return tr_text(t->data, .suffixes = g->suffixes, .tokenizer = g->tokens);
+}
+
+static const char *unit(const gpt *g)
+{
+    return g->tokens ? "tokens" : "bytes";
 }
 
 static int check_text(tr__train *t)
@@ -129,15 +156,16 @@ static int check_text(tr__train *t)
         return tr__train_failed(t, "%s is a pipe, which only one rank can read: give a file", t->data);
     g->text = read_text(t);
     if (tr_status_of(g->text) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
-    int64_t training = tr_text_bytes(g->text, false), validation = tr_text_bytes(g->text, true);
+    int64_t training = tr_text_tokens(g->text, false), validation = tr_text_tokens(g->text, true);
     if (training <= g->context)
         return tr__train_failed(t,
-                                "%s is too short: its %" PRId64 " bytes leave %" PRId64
+                                "%s is too short: its %" PRId64 " %s leave %" PRId64
                                 " for training, and a context of %d takes at "
                                 "least %d: give a longer text or a smaller --context",
-                                t->data, training + validation, training, g->context, g->context + 1);
+                                t->data, training + validation, unit(g), training, g->context, g->context + 1);
     char content[sizeof t->content];
-    snprintf(content, sizeof content, "%" PRId64 " bytes, %016" PRIx64, training + validation, tr_text_hash(g->text));
+    snprintf(content, sizeof content, "%" PRId64 " %s, %016" PRIx64, training + validation, unit(g),
+             tr_text_hash(g->text));
     return tr__train_content(t, content);
 }
 
@@ -160,7 +188,8 @@ static int check_memory(tr__train *t, int64_t world)
     const gpt *g = t->own;
     const double gib = 1 << 30;
     tr_gpt_options o = model_of(t);
-    int64_t local = tr__train_local_ranks(t), text_bytes = tr_text_bytes(g->text, false) + tr_text_bytes(g->text, true);
+    int64_t local = tr__train_local_ranks(t), text_bytes = tr_text_tokens(g->text, false) + tr_text_tokens(g->text, true);
+    if (g->tokens) text_bytes *= (int64_t)sizeof(int32_t);
     int64_t share = (t->batch + world - 1) / world, windows = t->micro_batch ? t->micro_batch : share;
     if (windows > share) windows = share;
     /* Weights, gradients and two moments, of f32. */
@@ -182,6 +211,52 @@ static int check_memory(tr__train *t, int64_t world)
     return -1;
 }
 
+/* ---- Weights to start from ---------------------------------------------------------------------------------------- */
+
+/* The parameters of a file of Hugging Face's under our names: their model is inside "transformer", and some files also hold
+ * masks and the tied head. */
+static tr_status take_weights(const tr_tensor_list *file, tr_tensor_list *out)
+{
+    static const char inside[] = "transformer.";
+    tr_status status = tr_status_of(file);
+    for (int i = 0; status == TR_OK && i < tr_list_count(file); i++) {
+        const char *name = tr_list_name(file, i);
+        if (!strncmp(name, inside, sizeof inside - 1)) name += sizeof inside - 1;
+        size_t length = strlen(name);
+        bool mask = (length > 10 && !strcmp(name + length - 10, ".attn.bias")) || strstr(name, ".attn.masked_bias");
+        if (!mask && strcmp(name, "lm_head.weight") != 0) status = tr_list_add(out, name, tr_list_at(file, i));
+    }
+    return status;
+}
+
+static tr_status start_from(tr_module *model, const char *path)
+{
+    TR_SCOPE;
+    tr_tensor_list *weights = tr_list();
+    tr_status status = take_weights(tr_safetensors_load(path), weights);
+    if (status == TR_OK) status = tr_load_state_dict(model, weights);
+    return status;
+}
+
+/* The model as training starts; fresh: not from a checkpoint. */
+static tr_status make_model(const tr__train *t, bool fresh, tr_module **model)
+{
+    const gpt *g = t->own;
+    tr_gpt_options size = model_of(t);
+    *model = tr_gpt_with(&size);
+    tr_status status = tr_status_of(*model);
+    return status == TR_OK && fresh && g->init ? start_from(*model, g->init) : status;
+}
+
+/* A file that does not fit is found before any rank is started. */
+static int check_init(const tr__train *t)
+{
+    TR_SCOPE;
+    tr_module *model;
+    if (t->resume || !((const gpt *)t->own)->init || make_model(t, true, &model) == TR_OK) return -1;
+    return tr__train_failed(t, "--init: %s", tr_error_message());
+}
+
 static int check(tr__train *t, int64_t world)
 {
     const gpt *g = t->own;
@@ -192,10 +267,12 @@ static int check(tr__train *t, int64_t world)
                                 "a batch of %d windows cannot be shared out over %" PRId64
                                 " ranks: give a larger --batch or fewer --ranks",
                                 t->batch, world);
+    if (read_tokenizer(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
     tr_gpt_options o = model_of(t);
     t->parameters = parameters_of(&o);
     int code = check_text(t);
-    return code < 0 ? check_memory(t, world) : code;
+    if (code < 0) code = check_memory(t, world);
+    return code < 0 ? check_init(t) : code;
 }
 
 /* ---- Training ---------------------------------------------------------------------------------------------------- */
@@ -210,9 +287,12 @@ static const char *folder(const tr__train *t)
 static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_trainer **out)
 {
     gpt *g = t->own;
+    tr_module *model;
+    tr_status status = read_tokenizer(t);
+    if (status == TR_OK) status = make_model(t, !resume, &model);
+    if (status != TR_OK) return status;
     tr_gpt_options size = model_of(t);
     t->parameters = parameters_of(&size);
-    tr_module *model = tr_gpt_with(&size);
     if (!g->text) g->text = read_text(t);
     *out = tr_trainer(model, g->text, .group = group, .context = g->context, .batch = t->batch,
                       .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
@@ -226,8 +306,7 @@ static tr_status describe(const tr__train *t, tr_tensor_list *about)
 {
     char vocab[16];
     snprintf(vocab, sizeof vocab, "%d", model_of(t).vocab);
-    tr_status status = tr_list_set_metadata(about, "trireme.tokenizer", "bytes");
-    return status == TR_OK ? tr_list_set_metadata(about, "trireme.vocab", vocab) : status;
+    return tr_list_set_metadata(about, "trireme.vocab", vocab);
 }
 
 static void introduce(const tr__train *t)
@@ -235,9 +314,9 @@ static void introduce(const tr__train *t)
     const gpt *g = t->own;
     fprintf(stderr, "GPT: %d layers, %d heads, %d wide, context %d: %.2fM parameters\n", g->layers, g->heads, g->dim,
             g->context, (double)t->parameters / 1e6);
-    fprintf(stderr, "%s: %" PRId64 " bytes to train on, %" PRId64 " to validate\n", t->data,
-            tr_text_bytes(g->text, false), tr_text_bytes(g->text, true));
-    if (tr_text_bytes(g->text, true) <= g->context)
+    fprintf(stderr, "%s: %" PRId64 " %s to train on, %" PRId64 " to validate\n", t->data,
+            tr_text_tokens(g->text, false), unit(g), tr_text_tokens(g->text, true));
+    if (tr_text_tokens(g->text, true) <= g->context)
         fprintf(stderr, "There is no validation: its part of the text is shorter than the context\n");
 }
 
@@ -257,7 +336,7 @@ static void advise(const tr__train *t)
 }
 
 const tr__train_kind tr__train_gpt = {
-    .about = "Trains a GPT on the bytes of a text, on one process or several, and keeps what it learned.",
+    .about = "Trains a GPT on a text, on one process or several, and keeps what it learned.",
     .data_help = "the text: a file, or a folder of text files",
     .data_missing = "--data PATH is missing: the text to learn, a file or a folder",
     .item = "token",
@@ -277,7 +356,7 @@ bool tr__train_gpt_begin(tr__train *t, const char *model)
 {
     static gpt own; /* of the one command that a process runs */
     if (strcmp(model, "gpt") != 0) return false;
-    own = (gpt){.preset = "nano"};
+    own = (gpt){.preset = "nano", .tokenizer = "bytes"};
     t->kind = &tr__train_gpt;
     t->own = &own;
     t->weight_decay = 0.1;

@@ -145,6 +145,7 @@ typedef struct tr_trainer_options {
     double clip;                /* the most that the gradients' norm may be; 0: 1; TR_ZERO: any */
     uint64_t seed;              /* for batches and dropout */
     int64_t validation_windows; /* the most that a validation looks at; 0: 2,048 */
+    const tr_masking *masking;  /* a masked language model, as BERT; NULL: the next token is to be said. Copied */
     const char *resume;         /* a folder of checkpoints, or one: training goes on from there. Read by rank 0 only */
 } tr_trainer_options;
 #define tr_trainer(...) TR__NEW2(tr_trainer, model, text, __VA_ARGS__)

@@ -1,4 +1,5 @@
-/* A trainer's task: a language model learns the bytes of a text, window by window. */
+/* A trainer's task: a language model learns the tokens of a text, window by window. */
+#include "data/text.h"
 #include "train/trainer.h"
 
 #include <inttypes.h>
@@ -7,7 +8,14 @@ typedef struct text_work {
     tr_text *text; /* kept */
     int64_t context, validation_windows;
     double beta1, beta2, weight_decay;
+    tr_masking masking;
+    bool masked; /* the model finds out what masking hides; otherwise it says the next token */
 } text_work;
+
+static const tr_masking *masking_of(const text_work *w)
+{
+    return w->masked ? &w->masking : NULL;
+}
 
 static void destroy(tr_trainer *t)
 {
@@ -26,7 +34,7 @@ static tr_status batch(tr_trainer *t, int64_t at, int64_t n, tr_tensor **x, tr_t
 {
     const text_work *w = tr__trainer_work(t);
     return tr_text_batch(x, y, w->text, n, w->context, .seed = t->plan.seed, .step = (uint64_t)t->step,
-                         .first_sample = (uint64_t)(t->first + at));
+                         .first_sample = (uint64_t)(t->first + at), .masking = masking_of(w));
 }
 
 /* ---- Validation -------------------------------------------------------------------------------------------------- */
@@ -37,7 +45,8 @@ static tr_status judge(tr_trainer *t, int64_t at, int64_t n, double *sum)
     TR_SCOPE;
     const text_work *w = tr__trainer_work(t);
     tr_tensor *x, *y; /* [n, context] */
-    TR__TRY(tr_text_batch(&x, &y, w->text, n, w->context, .validation = true, .first_sample = (uint64_t)at));
+    TR__TRY(tr_text_batch(&x, &y, w->text, n, w->context, .validation = true, .first_sample = (uint64_t)at,
+                          .masking = masking_of(w)));
     tr_tensor *mean = tr_cross_entropy(tr_forward(t->plan.model, x), y);
     TR__TRY(tr_status_of(mean));
     *sum += (double)n * tr_item(mean);
@@ -59,7 +68,7 @@ static tr_status judge_all(tr_trainer *t, int64_t from, int64_t to, double *sum)
 static tr_status validate(tr_trainer *t, tr_score *score)
 {
     const text_work *w = tr__trainer_work(t);
-    int64_t bytes = tr_text_bytes(w->text, true), windows = bytes > w->context ? (bytes - 1) / w->context : 0;
+    int64_t windows = tr__text_windows(w->text, w->context, masking_of(w));
     if (windows > w->validation_windows) windows = w->validation_windows;
     *score = (tr_score){.loss = NAN, .accuracy = NAN, .count = windows * w->context};
     if (!windows) return TR_OK;
@@ -83,15 +92,18 @@ static tr_status fill_in(tr_trainer *t, const tr_trainer_options *o)
     w->beta1 = tr__number_or_default(o->beta1, 0.9);
     w->beta2 = tr__number_or_default(o->beta2, 0.99);
     w->weight_decay = tr__number_or_default(o->weight_decay, 0.1);
+    w->masked = o->masking != NULL;
+    if (w->masked) w->masking = *o->masking;
     TR__TRY(tr_status_of(o->text));
     if (!o->model || !o->text) return tr__fail(TR_INVALID, "trainer: it takes a model and a text, not NULL");
     TR__TRY(tr__trainer_check(t));
     if (w->context < 1 || w->validation_windows < 1)
         return tr__fail(TR_INVALID, "trainer: context and windows must be positive, not %" PRId64 ", %" PRId64,
                         w->context, w->validation_windows);
-    if (tr_text_bytes(w->text, false) <= w->context)
-        return tr__fail(TR_INVALID, "the text has %" PRId64 " bytes for training: too short for a context of %" PRId64,
-                        tr_text_bytes(w->text, false), w->context);
+    int64_t tokens = tr_text_tokens(w->text, false);
+    if (tokens <= w->context)
+        return tr__fail(TR_INVALID, "the text has %" PRId64 " %s for training: too short for a context of %" PRId64,
+                        tokens, w->text->tokens ? "tokens" : "bytes", w->context);
     return TR_OK;
 }
 
