@@ -50,7 +50,7 @@ typedef struct images {
     const struct model *model;
     int epochs, size, workers;
     double momentum, validation;
-    const char *augment;
+    const char *augment, *batch_norm;
     tr__pictures pictures; /* training NULL: not read yet */
 } images;
 
@@ -64,6 +64,7 @@ static int settings(tr__train *t, tr__setting *out)
         {"momentum", TR__SETTING_NUMBER, &m->momentum, true},
         {"validation", TR__SETTING_NUMBER, &m->validation, true},
         {"augment", TR__SETTING_TEXT, &m->augment, true},
+        {"batch-norm", TR__SETTING_TEXT, &m->batch_norm, true},
         {"workers", TR__SETTING_INTEGER, &m->workers, false},
     };
     memcpy(out, own, sizeof own);
@@ -72,7 +73,7 @@ static int settings(tr__train *t, tr__setting *out)
 
 static int options(tr__train *t, tr__option *out)
 {
-    static const char *const ways[] = {"none", "shift", "mirror", NULL};
+    static const char *const ways[] = {"none", "shift", "mirror", NULL}, *const norms[] = {"rank", "group", NULL};
     images *m = t->own;
     const int many = INT_MAX;
     const tr__option own[] = {
@@ -82,6 +83,8 @@ static int options(tr__train *t, tr__option *out)
          TR__NUMBER(&m->validation, 0, 0.9)},
         {"augment", 0, "HOW", "in training, shift pictures a little; mirror: every second one is mirrored, too",
          TR__TEXT(&m->augment), .choices = ways},
+        {"batch-norm", 0, "OVER", "statistics over what a rank has of the batch, or over the group's",
+         TR__TEXT(&m->batch_norm), .choices = norms},
         {"workers", 0, "N", "threads of each rank that make batches (1)", TR__INTEGER(&m->workers, 1, 64)},
         {"epochs", 0, "N", "times through the pictures (10)", TR__INTEGER(&m->epochs, 1, 1000000)},
         {"steps", 0, "N", "steps of the schedule, instead of --epochs", TR__INTEGER(&t->steps, 1, many)},
@@ -184,6 +187,8 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     tr_status status = m->pictures.training ? TR_OK : open_pictures(t);
     if (status != TR_OK) return status;
     tr_module *model = build(t);
+    if (group && strcmp(m->batch_norm, "group") == 0) status = tr_sync_batch_norm(model, group);
+    if (status != TR_OK) return status;
     t->parameters = count_parameters(model);
     *out = tr_classifier_trainer(
         model, m->pictures.training, .validation = m->pictures.validation, .group = group, .batch = t->batch,
@@ -234,7 +239,12 @@ bool tr__train_images_begin(tr__train *t, const char *model)
     static images own; /* of the one command that a process runs */
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         if (strcmp(model, models[i].name) != 0) continue;
-        own = (images){.model = &models[i], .workers = 1, .momentum = 0.9, .validation = 0.1, .augment = "none"};
+        own = (images){.model = &models[i],
+                       .workers = 1,
+                       .momentum = 0.9,
+                       .validation = 0.1,
+                       .augment = "none",
+                       .batch_norm = "rank"};
         t->kind = &tr__train_images;
         t->own = &own;
         t->weight_decay = 5e-4;

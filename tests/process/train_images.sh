@@ -74,6 +74,13 @@ for options in "lenet --batch 6 --steps 20 --save-every 5" "resnet18 --batch 4 -
     cmp -s "whole/$last/model.safetensors" "broken/$last/model.safetensors" || fail "and other weights"
 done
 
+# Norms over the group's batch: two ranks see what one does.
+train resnet18 --data digits --batch 12 --steps 1 --lr 1e-3 --augment shift --out norm1
+train resnet18 --data digits --batch 12 --steps 1 --lr 1e-3 --augment shift --batch-norm group --ranks 2 --out norm2
+paste -d , norm1/metrics.csv norm2/metrics.csv | awk -F , '
+    NR > 1 { d = $4 - $13; if (d < 0) d = -d; if (d > most) most = d; n++ }
+    END { if (n != 1 || most > 1e-3) { print n " rows, differing by " most; exit 1 } }' >out || fail "by group: $(cat out)"
+
 refuses 2 "--data PATH is missing: a folder with MNIST's files" lenet --out x
 refuses 1 "nowhere" lenet --data nowhere --out x
 refuses 1 "has 100 pictures to train on, fewer than a batch of 200" lenet --data digits --batch 200 --out x
