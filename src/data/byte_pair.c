@@ -209,6 +209,7 @@ static void merge_parts(encoder *e)
 
 static tr_status encode_word(encoder *e, const unsigned char *word, size_t bytes)
 {
+    if (!bytes) return TR_OK;
     TR__TRY(reserve(e, bytes));
     e->heap_count = 0;
     for (size_t i = 0; i < bytes; i++) {

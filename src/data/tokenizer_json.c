@@ -299,7 +299,7 @@ static void write_vocabulary(FILE *to, const tr_tokenizer *t)
 
 static bool write_merges(FILE *to, const tr_tokenizer *t)
 {
-    tr__merge *sorted = malloc(((size_t)t->merges.count + 1) * sizeof *sorted);
+    tr__merge *sorted = calloc((size_t)t->merges.count + 1, sizeof *sorted);
     if (!sorted) return false;
     for (uint32_t i = 0; i < t->merges.slot_count; i++)
         if (t->merges.slots[i].left >= 0) sorted[t->merges.slots[i].rank] = t->merges.slots[i];

@@ -22,7 +22,7 @@ static int longest(const tr_tokenizer *t, word *w, size_t at, size_t *end)
     unsigned char *begin = w->bytes + at, kept[2]; /* where ## stands, when it is one inside a word */
     size_t prefix = at ? 2 : 0;
     memcpy(kept, begin, 2);
-    if (prefix) memcpy(begin, "##", 2);
+    if (prefix) begin[0] = begin[1] = '#';
     int id = -1;
     for (*end = w->count; *end > at && id < 0;) {
         id = tr__strings_find(&t->tokens, begin + 2 - prefix, *end - at + prefix);
