@@ -5,7 +5,6 @@
  * A user and an item each have a row in a table; a network says from the two which of four stars the user gives. One process
  * that has it all learns the same, to rounding.
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <trireme/trireme.h>
@@ -107,13 +106,13 @@ static tr_status compare(int trainers, tr_module *dense, tr_rref *const *at)
     if (status != TR_OK) return status;
     double apart = 0;
     for (int i = 0; i < tr_list_count(tr_parameters(dense)); i++)
-        apart = fmax(apart, distance(tr_list_at(tr_parameters(dense), i), tr_list_at(tr_parameters(twin), i)));
+        apart += distance(tr_list_at(tr_parameters(dense), i), tr_list_at(tr_parameters(twin), i));
     for (int i = 0; i < tables; i++) {
         tr_rref *weight[1];
         if (tr_remote_parameters(at[i], weight, 1) != 1) return tr_fail(TR_INTERNAL, "%s", tr_error_message());
-        apart = fmax(apart, distance(tr_future_tensor(tr_rref_to_here(weight[0])), tr_list_at(tr_parameters(own[i]), 0)));
+        apart += distance(tr_future_tensor(tr_rref_to_here(weight[0])), tr_list_at(tr_parameters(own[i]), 0));
     }
-    printf("%d trainers, %d servers: weights apart from those of one process: %.1e at most\n", trainers, tables, apart);
+    printf("%d trainers, %d servers: weights apart from those of one process: %.1e in all\n", trainers, tables, apart);
     return apart < 1e-3 ? TR_OK : tr_fail(TR_STATE, "weights differ by %g from those of one process", apart);
 }
 

@@ -8,7 +8,6 @@
  *
  * All learn the same, to rounding. The data: ten classes, each a random pattern under noise.
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <trireme/trireme.h>
@@ -86,12 +85,12 @@ static double distance(tr_module *a, tr_module *b)
 {
     TR_NO_GRAD;
     tr_tensor_list *x = tr_parameters(a), *y = tr_parameters(b);
-    double worst = 0;
+    double apart = 0;
     for (int i = 0; i < tr_list_count(x); i++) {
         tr_tensor *there = tr_to(tr_list_at(y, i), tr_device_of(tr_list_at(x, i)));
-        worst = fmax(worst, tr_item(tr_max(tr_abs(tr_sub(tr_list_at(x, i), there)))));
+        apart += tr_item(tr_max(tr_abs(tr_sub(tr_list_at(x, i), there))));
     }
-    return worst;
+    return apart;
 }
 
 int main(void)
@@ -105,8 +104,8 @@ int main(void)
         const halves *stages = tr_module_state(staged);
         tr_pipeline *pipe = tr_pipeline_new(stages->half, 2, .loss = mean_loss, .micro_batches = 4, .schedule = schedule);
         printf("as a pipeline by %s %.4f\n", schedule == TR_1F1B ? "1F1B" : "GPipe", train(staged, pipe));
-        apart = fmax(apart, distance(staged, one));
+        apart += distance(staged, one);
     }
-    printf("weights apart from those of one device: %.1e at most\n", apart);
+    printf("weights apart from those of one device: %.1e in all\n", apart);
     return expected < 0.1 && apart < 1e-3 ? 0 : 1;
 }

@@ -345,7 +345,7 @@ typedef struct tr_rpc_options {
     tr_group *group;
     const char *name; /* this worker's, 1 to 63 bytes; NULL: "workerN", N its rank */
     int threads;      /* that run functions at the same time; 0: 4. One that waits for another call does not count */
-    int timeout_ms;   /* of a call without its own, and of tr_rpc_stop() while nothing happens; 0: 60,000 */
+    int timeout_ms;   /* of a call without its own, and of a worker's answer in tr_rpc_stop(); 0: 60,000 */
     int queue_mb;     /* of calls under way to one worker; who calls more waits for room. 0: 256 */
 } tr_rpc_options;
 /* Makes the ranks of a group workers. Collective; two workers of one name are an error on all ranks. What the group
@@ -353,9 +353,9 @@ typedef struct tr_rpc_options {
 #define tr_rpc_start(...) tr_rpc_start_with(TR__OPTIONS1(tr_rpc_options, group, __VA_ARGS__))
 TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
 /* Waits until all workers have called it and no call is under way anywhere, then ends. Workers that died are not waited
- * for; when nobody has made a call for the agent's timeout, or one does not answer for as long, it ends with TR_TIMEOUT and
- * says whom it has waited for. Values of this one that others still refer to then are told to the log function (TR_LOG_WARN); all references end
- * with it. Later calls fail (TR_STATE). */
+ * for. When nothing happens for the agent's timeout, the log function is told whom all wait for (TR_LOG_WARN); when a worker
+ * does not answer for as long, it ends with TR_TIMEOUT and names that one. Values of this one that others still refer to then
+ * are told to the log function, too; all references end with it. Later calls fail (TR_STATE). */
 TR_API TR_MUST_CHECK tr_status tr_rpc_stop(tr_rpc *rpc);
 TR_API int tr_rpc_rank(const tr_rpc *rpc);
 TR_API int tr_rpc_workers(const tr_rpc *rpc);

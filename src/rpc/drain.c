@@ -4,13 +4,14 @@
  * far. A request that is on its way belongs to a call that is under way at its caller; so when two rounds find everyone idle
  * and the same number of calls, there was none in between, and there will be none.
  *
- * That may take long, while others work; but not when nothing happens. The asker gives up on a worker that does not answer for
- * as long as the agent's timeout, or when nobody has had a call under way for as long, and tells all who it was. The others
- * ask the asker now and then, and give up on it by the same rule.
+ * That may take long, as others compute, and a worker that only serves waits for all of it. When nobody has had a call under
+ * way for as long as the agent's timeout, the log is told whom all wait for; only on a worker that does not answer for as long
+ * the asker gives up, and tells all who it was. The others ask the asker now and then, and treat it in the same way.
  */
 #include "rpc/agent.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -122,26 +123,38 @@ static bool is_overdue(const tr_rpc *rpc, int64_t since)
     return tr__now_ns() - since > (int64_t)rpc->timeout_ms * 1000000;
 }
 
-/* Names a worker in rpc->gave_up. */
-static void accuse(tr_rpc *rpc, int worker, const char *of)
+enum { TEXT = sizeof((tr_rpc){0}.gave_up) };
+
+/* Adds a worker to a text, which begins with the format's text of the timeout. */
+static void name(const tr_rpc *rpc, char text[TEXT], const char *opening, int worker, const char *of)
 {
-    size_t used = strlen(rpc->gave_up);
+    size_t used = strlen(text);
     if (used == 0)
-        used += (size_t)snprintf(rpc->gave_up, sizeof rpc->gave_up, "tr_rpc_stop: given up after %g s in which nothing "
-            "happened: ", rpc->timeout_ms / 1000.0);
+        used += (size_t)snprintf(text, TEXT, "tr_rpc_stop: %s %g s in which nothing happened: ", opening, rpc->timeout_ms / 1000.0);
     else
-        used += (size_t)snprintf(rpc->gave_up + used, sizeof rpc->gave_up - used, "; ");
-    if (used < sizeof rpc->gave_up)
-        snprintf(rpc->gave_up + used, sizeof rpc->gave_up - used, "worker %d (\"%s\") %s", worker,
-            rpc->links[worker].name, of);
+        used += (size_t)snprintf(text + used, TEXT - used, "; ");
+    if (used < TEXT) snprintf(text + used, TEXT - used, "worker %d (\"%s\") %s", worker, rpc->links[worker].name, of);
 }
 
-/* Under the lock: what a worker keeps us waiting by; NULL: nothing. */
-static const char *fault_of(const tr_rpc *rpc, int state, int64_t heard)
+/* Under the lock. */
+static void give_up(tr_rpc *rpc, int worker)
 {
-    if (is_overdue(rpc, heard)) return "does not answer";
-    if (!is_overdue(rpc, rpc->moved) || state & DONE) return NULL;
-    return state & STOPPED ? "still runs a function, or waits for an acknowledgement" : "has not called it";
+    name(rpc, rpc->gave_up, "given up after", worker, "does not answer");
+}
+
+/* Under the lock: is it time to say whom we wait for? */
+static bool should_remind(tr_rpc *rpc)
+{
+    if (!is_overdue(rpc, rpc->moved)) return false;
+    rpc->moved = tr__now_ns();
+    return true;
+}
+
+static void remind(const tr_rpc *rpc, char text[TEXT], int worker, int state)
+{
+    if (state & DONE) return;
+    name(rpc, text, "waiting, after", worker,
+        state & STOPPED ? "still runs a function, or waits for an acknowledgement" : "has not called it");
 }
 
 /* ---- Asking ------------------------------------------------------------------------------------------------------ */
@@ -186,17 +199,19 @@ static bool ask_all(tr_rpc *rpc, uint64_t *sum)
     tell_all(rpc, (tr__rpc_frame){.type = TR__RPC_ASK, .id = round}, NULL);
     pthread_mutex_lock(&rpc->drain_lock);
     while (!all_answered(rpc) && !is_overdue(rpc, asked)) sleep_us(rpc, LOOK_MS * 1000);
-    const char *fault = idle ? NULL : fault_of(rpc, state, asked);
-    if (fault) accuse(rpc, rpc->rank, fault);
+    char text[TEXT] = "";
+    bool reminds = should_remind(rpc);
+    if (reminds) remind(rpc, text, rpc->rank, state);
     for (int i = 0; i < rpc->world; i++) {
         const struct tr__rpc_answer *a = &rpc->answers[i];
         if (i == rpc->rank || !is_live(rpc, i)) continue;
-        fault = fault_of(rpc, a->state, a->round == round ? tr__now_ns() : asked);
-        if (fault) accuse(rpc, i, fault);
+        if (a->round != round) give_up(rpc, i);
+        if (reminds) remind(rpc, text, i, a->state);
         idle &= a->round == round && a->state & DONE;
         *sum += a->calls;
     }
     pthread_mutex_unlock(&rpc->drain_lock);
+    if (text[0]) tr__log(TR_LOG_WARN, "%s", text);
     return idle;
 }
 
@@ -235,24 +250,32 @@ static void lead(tr_rpc *rpc)
     tell_all(rpc, (tr__rpc_frame){.type = TR__RPC_END, .status = gave_up ? TR_TIMEOUT : TR_OK}, gave_up ? rpc->gave_up : NULL);
 }
 
-/* Waits for the one who asks, and sees that it is there. True: it is over; false: this worker is to ask now. */
+/* Under the lock, which is let go meanwhile: sees that the asker is there, and says so if all wait for it. */
+static void look_at_asker(tr_rpc *rpc, int asker)
+{
+    const struct tr__rpc_answer *a = &rpc->answers[asker];
+    char text[TEXT] = "";
+    if (!(a->state & STOPPED) && should_remind(rpc)) remind(rpc, text, asker, a->state); /* of others it knows more */
+    pthread_mutex_unlock(&rpc->drain_lock);
+    if (text[0]) tr__log(TR_LOG_WARN, "%s", text);
+    tell(rpc, asker, (tr__rpc_frame){.type = TR__RPC_ASK}, NULL, NULL);
+    pthread_mutex_lock(&rpc->drain_lock);
+}
+
+/* Waits for the one who asks. True: it is over; false: this worker is to ask now. */
 static bool follow(tr_rpc *rpc)
 {
     int64_t began = tr__now_ns(), asked = began;
     int period_ms = rpc->timeout_ms / 4 < ASK_MS ? rpc->timeout_ms / 4 : ASK_MS;
     pthread_mutex_lock(&rpc->drain_lock);
     for (int asker; !rpc->ended && (asker = lowest(rpc)) != rpc->rank; sleep_us(rpc, LOOK_MS * 1000)) {
-        const struct tr__rpc_answer *a = &rpc->answers[asker];
-        /* Of others the asker knows more. */
-        const char *fault = fault_of(rpc, a->state & STOPPED ? DONE : a->state, a->heard > began ? a->heard : began);
-        if (fault) {
-            accuse(rpc, asker, fault);
+        int64_t heard = rpc->answers[asker].heard;
+        if (is_overdue(rpc, heard > began ? heard : began)) {
+            give_up(rpc, asker);
             rpc->ended = true;
         } else if (tr__now_ns() - asked > period_ms * (int64_t)1000000) {
-            pthread_mutex_unlock(&rpc->drain_lock);
-            tell(rpc, asker, (tr__rpc_frame){.type = TR__RPC_ASK}, NULL, NULL);
+            look_at_asker(rpc, asker);
             asked = tr__now_ns();
-            pthread_mutex_lock(&rpc->drain_lock);
         }
     }
     bool ended = rpc->ended;
