@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { SHORT_MS = 1000, REMIND_MS = 3000 };
+enum { SHORT_MS = 3000 };
 
 static int64_t twice(int64_t x)
 {
@@ -57,7 +57,7 @@ static tr_status stop_without(tr_rpc *rpc, const char *whom, const char *why)
 {
     rpc->timeout_ms = SHORT_MS; /* from here on */
     CHECK(tr_rpc_stop(rpc) == TR_TIMEOUT);
-    TRY(says("tr_rpc_stop: given up after 1 s"));
+    TRY(says("tr_rpc_stop: given up after 3 s"));
     TRY(says(whom));
     return says(why);
 }
@@ -129,7 +129,7 @@ static tr_status stop_before_the_last(rank *r)
         return tr_rpc_stop(rpc);
     }
     tr_set_log(count_reminders, r, TR_LOG_WARN);
-    rpc->timeout_ms = REMIND_MS;
+    rpc->timeout_ms = SHORT_MS;
     return tr_rpc_stop(rpc);
 }
 
@@ -157,12 +157,12 @@ static tr_status stop_while_another_works(rank *r)
     tr_rpc *rpc = start(r);
     TRY(tr_status_of(rpc));
     TRY(tr_barrier(r->group));
-    int64_t until = tr__now_ns() + 5 * SHORT_MS / 2 * (int64_t)1000000;
+    int64_t until = tr__now_ns() + 5 * SHORT_MS / 4 * (int64_t)1000000;
     while (r->number == 1 && tr__now_ns() < until) {
         TRY(call(rpc, 2));
         usleep(1000);
     }
-    rpc->timeout_ms = r->number == 1 ? JOIN_MS : 2 * SHORT_MS;
+    rpc->timeout_ms = r->number == 1 ? JOIN_MS : SHORT_MS;
     return tr_rpc_stop(rpc);
 }
 
