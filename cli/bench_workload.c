@@ -93,30 +93,32 @@ static work lenet_work(int size)
 }
 
 /* Of a stage's blocks: *size comes in and goes out, *channels as well. */
-static double stage_work(int stage, int blocks, bool bottleneck, double *size, double *channels)
+static double stage_work(int stage, int blocks, bool bottleneck, int *size, int *channels)
 {
-    double sum = 0, width = 64 << stage, out = bottleneck ? 4 * width : width;
-    for (int i = 0; i < blocks; i++, *channels = out) {
+    double sum = 0, width = 64 << stage;
+    int out = (bottleneck ? 256 : 64) << stage;
+    for (int i = 0; i < blocks; i++) {
         bool halves = i == 0 && stage > 0;
-        double before = *size * *size, after;
-        if (halves) *size = (double)(((int)*size + 1) / 2);
-        after = *size * *size;
+        double before = (double)*size * *size, in = *channels;
+        if (halves) *size = (*size + 1) / 2;
+        double after = (double)*size * *size;
         if (bottleneck)
-            sum += before * *channels * width + after * (9 * width * width + width * out);
+            sum += before * in * width + after * (9 * width * width + width * out);
         else
-            sum += after * 9 * (*channels * width + width * width);
-        if (halves || *channels != out) sum += after * *channels * out; /* the shortcut */
+            sum += after * 9 * (in * width + width * width);
+        if (halves || *channels != out) sum += after * in * out; /* the shortcut */
+        *channels = out;
     }
     return sum;
 }
 
 static work resnet_work(int size, bool bottleneck, const int blocks[4])
 {
-    double at = (double)((size + 1) / 2), channels = 64;
-    work w = {.first = at * at * 64 * 3 * 49};
-    at = (double)(((int)at + 1) / 2); /* the max pool */
+    int at = (size + 1) / 2, channels = 64;
+    work w = {.first = (double)at * at * 64 * 3 * 49};
+    at = (at + 1) / 2; /* the max pool */
     for (int i = 0; i < 4; i++) w.others += stage_work(i, blocks[i], bottleneck, &at, &channels);
-    w.others += channels * 1000;
+    w.others += channels * 1000.0;
     return w;
 }
 

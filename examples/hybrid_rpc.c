@@ -50,7 +50,7 @@ static tr_status train(tr_rpc *rpc, tr_group *trainers, tr_module *dense, tr_rre
 {
     tr_module *there[tables];
     for (int i = 0; i < tables; i++) {
-        char name[16];
+        char name[24];
         snprintf(name, sizeof name, "server%d", i);
         at[i] = tr_remote(rpc, name, "table");
         there[i] = tr_remote_module(at[i]);
@@ -122,7 +122,7 @@ static tr_status work(int rank, void *argument, size_t bytes)
 {
     (void)argument, (void)bytes;
     TR_SCOPE;
-    char name[16];
+    char name[24];
     snprintf(name, sizeof name, rank < tables ? "server%d" : "trainer%d", rank < tables ? rank : rank - tables);
     tr_group *world = tr_join();
     tr_group *trainers = tr_group_split(world, rank < tables ? -1 : 0, rank); /* DDP's; NULL on servers */

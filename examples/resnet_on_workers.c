@@ -101,7 +101,7 @@ static tr_status make_split(split_net *s, tr_rpc *rpc)
     tr_module *there[stages];
     tr_rref *parameters[parameters_most];
     for (int i = 0; i < stages; i++) {
-        char name[16];
+        char name[24];
         snprintf(name, sizeof name, "worker%d", i);
         s->stage[i] = tr_remote(rpc, name, "stage", i);
         there[i] = tr_remote_module(s->stage[i]);
@@ -172,7 +172,7 @@ static tr_status work(int rank, void *argument, size_t bytes)
     (void)argument, (void)bytes;
     TR_SCOPE;
     static const tr_rpc_function *const functions[] = {&stage_rpc, &gradients_rpc, &set_parameters_rpc};
-    char name[16];
+    char name[24];
     snprintf(name, sizeof name, rank < stages ? "worker%d" : "master", rank);
     tr_group *world = tr_join();
     tr_rpc *rpc = tr_rpc_start(world, .name = name);

@@ -101,7 +101,7 @@ static tr_status make_split(split_net *s, tr_rpc *rpc)
     tr_module *there[layers];
     tr_rref *parameters[parameters_most];
     for (int i = 0; i < layers; i++) {
-        char name[16];
+        char name[24];
         snprintf(name, sizeof name, "worker%d", i);
         s->attention[i] = tr_remote(rpc, name, "attention", i);
         there[i] = tr_remote_module(s->attention[i]);
@@ -175,7 +175,7 @@ static tr_status work(int rank, void *argument, size_t bytes)
     (void)argument, (void)bytes;
     TR_SCOPE;
     static const tr_rpc_function *const functions[] = {&attention_rpc, &gradients_rpc, &set_parameters_rpc};
-    char name[16];
+    char name[24];
     snprintf(name, sizeof name, rank < layers ? "worker%d" : "master", rank);
     tr_group *world = tr_join();
     tr_rpc *rpc = tr_rpc_start(world, .name = name);

@@ -139,7 +139,8 @@ typedef struct encoder {
     tr__ids *ids;
     part *parts;
     candidate *heap;
-    int heap_count, room;
+    int heap_count;
+    size_t room;
     /* Words that came before, by hash: where they stand in the text, and their tokens in ids. */
     struct { size_t text, bytes, first, count; } cache[CACHE];
 } encoder;
@@ -178,10 +179,10 @@ static candidate pop(encoder *e)
 static tr_status reserve(encoder *e, size_t count)
 {
     if (count > INT_MAX / 4) return tr__fail(TR_INVALID, "tokenizer: a word of %zu bytes is too long", count);
-    if ((int)count <= e->room) return TR_OK;
+    if (count <= e->room) return TR_OK;
     free(e->parts);
     free(e->heap);
-    e->room = (int)count;
+    e->room = count;
     e->parts = malloc(count * sizeof *e->parts);
     e->heap = malloc(3 * count * sizeof *e->heap);
     if (e->parts && e->heap) return TR_OK;
