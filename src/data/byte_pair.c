@@ -179,7 +179,7 @@ static candidate pop(encoder *e)
 static tr_status reserve(encoder *e, size_t count)
 {
     if (count > INT_MAX / 4) return tr__fail(TR_INVALID, "tokenizer: a word of %zu bytes is too long", count);
-    if (count <= e->room) return TR_OK;
+    if (e->parts && count <= e->room) return TR_OK;
     free(e->parts);
     free(e->heap);
     e->room = count;
