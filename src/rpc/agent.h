@@ -349,7 +349,7 @@ tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value);
 /* ---- drain.c ----------------------------------------------------------------------------------------------------- */
 
 void tr__drain_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
-/* Waits until all are done; or until nothing has happened for the agent's timeout: then it fails and says who is not. */
+/* Waits until all are done; or until one has not answered for the agent's timeout: then it fails and says which. */
 tr_status tr__drain(tr_rpc *rpc);
 bool tr__drain_ended(tr_rpc *rpc);
 void tr__drain_moved(tr_rpc *rpc);

@@ -123,10 +123,6 @@ static void keep_promise(tr_rpc *rpc)
 
 /* ---- Finding messages -------------------------------------------------------------------------------------------- */
 
-typedef struct found {
-    tr__rpc_inbound *first, **last;
-} found;
-
 static void collect_events(tr_rpc *rpc)
 {
     struct epoll_event events[EVENTS];
