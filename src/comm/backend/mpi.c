@@ -108,10 +108,12 @@ static tr_status join(tr__polled *p)
     return p->member.world_size > 1 ? meet(g) : TR_OK;
 }
 
+/* A rank that did not come in time may not come to the end of MPI either. */
 static void close_group(tr__polled *p)
 {
     tr__mpi_group *g = (tr__mpi_group *)p;
-    bool stuck = atomic_load(&g->stuck);
+    const tr__error *why = atomic_load(&p->broken);
+    bool stuck = atomic_load(&g->stuck), late = why && why->status == TR_TIMEOUT;
     if (!stuck) {
         if (g->comm != MPI_COMM_NULL) MPI_Comm_free(&g->comm);
         if (g->beside != MPI_COMM_NULL) MPI_Comm_free(&g->beside);
@@ -121,7 +123,7 @@ static void close_group(tr__polled *p)
     free(g->transfers);
     free(g->statuses);
     free(g->done);
-    tr__mpi_group_closed(stuck);
+    tr__mpi_group_closed(stuck || late);
 }
 
 /* ---- The backend ------------------------------------------------------------------------------------------------- */

@@ -25,7 +25,7 @@ static struct {
     bool ours;           /* we called MPI_Init_thread, so we end it */
     long pid;            /* a forked child must not end its parent's MPI */
     int groups;          /* open */
-    bool stuck;          /* one of them has given up what MPI goes on with */
+    bool alone;          /* one of them has given up what MPI goes on with, or a rank that did not come */
     tr_store *store;     /* the job's */
     char host[256];      /* where it is served */
     tr__error *failure;  /* why there is none */
@@ -85,7 +85,7 @@ static tr_status check_size(int size)
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
-/* Ended in order when the program ends well, has left its groups (they hold the store), and none is stuck. Otherwise the
+/* Ended in order when the program ends well, has left its groups (they hold the store), and is not alone. Otherwise the
  * others are not here to meet in MPI_Finalize: without it, mpirun sees a rank that failed, and ends the job. */
 static void end(int exit_code, void *unused)
 {
@@ -93,7 +93,7 @@ static void end(int exit_code, void *unused)
     if (mpi.pid != (long)getpid()) return;
     bool left = mpi.groups == 0 && (!mpi.store || atomic_load(&((tr__object *)mpi.store)->refs) == 1);
     int ended = 0;
-    if (exit_code == 0 && mpi.ours && left && !mpi.stuck && MPI_Finalized(&ended) == MPI_SUCCESS && !ended)
+    if (exit_code == 0 && mpi.ours && left && !mpi.alone && MPI_Finalized(&ended) == MPI_SUCCESS && !ended)
         MPI_Finalize();
     tr__unref(mpi.store);
     mpi.store = NULL;
@@ -108,11 +108,11 @@ void tr__mpi_group_opened(void)
     pthread_mutex_unlock(&mpi.lock);
 }
 
-void tr__mpi_group_closed(bool stuck)
+void tr__mpi_group_closed(bool alone)
 {
     pthread_mutex_lock(&mpi.lock);
     mpi.groups--;
-    mpi.stuck |= stuck;
+    mpi.alone |= alone;
     pthread_mutex_unlock(&mpi.lock);
 }
 

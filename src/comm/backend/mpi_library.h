@@ -31,9 +31,9 @@ tr_status tr__mpi_fail(int error, const char *what);
         if (tr__error_code != MPI_SUCCESS) return tr__mpi_fail(tr__error_code, #function); \
     } while (0)
 
-/* Groups that are joined, and whether one has given up what MPI goes on with: MPI is ended in order only when none is left
- * and none has. A rank that ends without that is one that died, to mpirun. */
+/* Groups that are joined, and whether one has given up what MPI goes on with, or a rank that did not come in time: MPI is
+ * ended in order only when none is left and none has. A rank that ends without that is one that died, to mpirun. */
 void tr__mpi_group_opened(void);
-void tr__mpi_group_closed(bool stuck);
+void tr__mpi_group_closed(bool alone);
 
 #endif

@@ -134,17 +134,25 @@ tr_status tr__mpi_advance(tr__polled *p)
     return TR_OK;
 }
 
-/* A receive without a message is taken back; a send, or what is half here, MPI finishes some time or never. */
+/* A receive that no message has met ends here and now: waiting for what was cancelled does not depend on other ranks. */
+static bool take_back(MPI_Request *receive)
+{
+    int done = 0;
+    return MPI_Cancel(receive) == MPI_SUCCESS && MPI_Test(receive, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done;
+}
+
+/* A send, or a message that is half here, MPI finishes some time or never. */
 void tr__mpi_drop(tr__polled *p, tr__transfer *transfer)
 {
     tr__mpi_group *g = (tr__mpi_group *)p;
     tr__mpi_transfer *t = (tr__mpi_transfer *)transfer;
     for (int i = 0; t->left && i < g->request_count; i++) {
         if (g->transfers[i] != t) continue;
-        if (t->base.work->collective.kind == TR_RECV) MPI_Cancel(&g->requests[i]);
-        MPI_Request_free(&g->requests[i]);
         g->transfers[i] = NULL;
         t->left--;
+        if (g->requests[i] == MPI_REQUEST_NULL) continue; /* it has ended beside the one that failed */
+        if (t->base.work->collective.kind == TR_RECV && take_back(&g->requests[i])) continue;
+        MPI_Request_free(&g->requests[i]);
         atomic_store(&g->stuck, true);
     }
 }
