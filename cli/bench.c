@@ -14,15 +14,15 @@
 static int read_options(tr__bench *b, int argc, char **argv)
 {
     const tr__option options[] = {
-        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2", "mlp", "lenet", "resnet18", "resnet50",
-            "vgg11")},
-        {"batch", 0, "N", "sequences or samples on each rank (8; resnet50, vgg11: 4; mlp, lenet: 64)",
+        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2", "bert-tiny", "bert-base", "mlp",
+            "lenet", "resnet18", "resnet50", "vgg11")},
+        {"batch", 0, "N", "sequences or samples on each rank (8; gpt2, bert-base, resnet50, vgg11: 4; mlp, lenet: 64)",
             TR__INTEGER(&b->batch, 1, 100000)},
         {"size", 0, "N", "pixels a side of images (224)", TR__INTEGER(&b->size, 32, 4096)},
         {"optimizer", 0, "NAME", "momentum: SGD with it (adamw for texts, sgd for mlp, momentum for images)",
             TR__CHOICE(&b->optimizer, "adamw", "sgd", "momentum")},
-        {"seq", 0, "N", "tokens in a sequence (256)", TR__INTEGER(&b->seq, 1, 1000000)},
-        {"dtype", 0, "NAME", "of the numbers", TR__CHOICE(&b->dtype, "f32")},
+        {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b->seq, 1, 1000000)},
+        {"dtype", 0, "NAME", "of the numbers; bf16: under autocast, the parameters f32", TR__CHOICE(&b->dtype, "f32", "bf16")},
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b->threads, 1, 1024)},
         {"steps", 0, "N", "steps that count; of mlp and lenet each is 50 in a row", TR__INTEGER(&b->steps, 1, 1000000)},
@@ -56,21 +56,19 @@ const char **tr__bench_given(int argc, char **argv)
 /* What was not given depends on the model. */
 static int complete_options(tr__bench *b)
 {
-    bool sequences = tr__has_sequences(b->model);
-    if (b->seq && !sequences) {
+    const tr__usual *usual = tr__usual_of(b->model);
+    if (b->seq && !usual->seq) {
         tr__complain(TR__BENCH, "--seq: the samples of %s are no sequences", b->model);
         return TR__EXIT_USAGE;
     }
-    int size = tr__image_size(b->model);
-    if (b->size && size < 224) {
-        tr__complain(TR__BENCH, "--size: the samples of %s are %s", b->model, size ? "28 x 28" : "no images");
+    if (b->size && usual->size < 224) {
+        tr__complain(TR__BENCH, "--size: the samples of %s are %s", b->model, usual->size ? "28 x 28" : "no images");
         return TR__EXIT_USAGE;
     }
-    bool small = !sequences && size < 224, deep = !strcmp(b->model, "resnet50") || !strcmp(b->model, "vgg11");
-    if (!b->batch) b->batch = small ? 64 : deep ? 4 : 8;
-    if (!b->seq) b->seq = 256;
-    if (!b->size) b->size = size;
-    if (!b->optimizer) b->optimizer = sequences ? "adamw" : size ? "momentum" : "sgd";
+    if (!b->batch) b->batch = usual->batch;
+    if (!b->seq) b->seq = usual->seq;
+    if (!b->size) b->size = usual->size;
+    if (!b->optimizer) b->optimizer = usual->optimizer;
     return -1;
 }
 

@@ -13,6 +13,14 @@ typedef struct tr__bench {
     int batch, seq, size, ranks, threads, steps, warmup;
 } tr__bench;
 
+/* What a model is trained with when nothing else is said. seq 0: its samples are no sequences; size, pixels a side, 0: no
+ * images, and below 224 it takes no other. */
+typedef struct tr__usual {
+    const char *model, *optimizer;
+    int batch, seq, size;
+} tr__usual;
+const tr__usual *tr__usual_of(const char *model); /* NULL: there is no such model */
+
 /* What one rank does; rank 0 reports. Returns the exit code. */
 int tr__bench_rank(const tr__bench *bench);
 
@@ -21,16 +29,13 @@ typedef struct tr__workload {
     tr_module *net; /* in DDP when there is a group */
     tr_optimizer *optimizer;
     tr_tensor *x, *y;
+    tr_dtype autocast;   /* TR_F32: none */
     int in_a_row;        /* steps that are timed as one, for their mean */
     const char *item;    /* "token" */
     double items, flops; /* of one rank's step */
     const char *formula; /* of flops, in words */
 } tr__workload;
 tr_status tr__workload_make(const tr__bench *bench, int rank, tr_group *group, tr__workload *workload);
-/* Are the model's samples sequences, so that bench->seq means something? */
-bool tr__has_sequences(const char *model);
-/* Pixels a side of a model's images when nothing else is said; 0: it takes none. */
-int tr__image_size(const char *model);
 
 /* The fastest of a few products by oneDNN's own sgemm on one thread, GFLOP/s; 0 when it fails. matrices: kept between
  * calls, zeroed before the first. */

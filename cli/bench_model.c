@@ -38,12 +38,18 @@ static double now_ms(void)
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
+static tr_tensor *loss_of(const tr__workload *w)
+{
+    TR_AUTOCAST(w->autocast);
+    return tr_cross_entropy(tr_forward(w->net, w->x), w->y);
+}
+
 static tr_status step(const tr__workload *w)
 {
     TR_SCOPE;
     tr_zero_grad(w->optimizer);
     tr_status status = tr_seed(w->net, 1); /* for VGG's dropouts */
-    if (status == TR_OK) status = tr_backward(tr_cross_entropy(tr_forward(w->net, w->x), w->y));
+    if (status == TR_OK) status = tr_backward(loss_of(w));
     return status == TR_OK ? tr_step(w->optimizer) : status;
 }
 
@@ -149,9 +155,9 @@ static void print_report(const bench_run *r, const results *s)
     const tr__bench *b = r->bench;
     const tr__workload *w = &r->work;
     int threads = tr_threads(tr_cpu(0));
-    printf("%s, %.0f %ss on each of %d rank%s with %d thread%s, f32, %d times %d step%s\n", b->model, w->items, w->item,
-        r->world, r->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", b->steps, w->in_a_row,
-        w->in_a_row > 1 ? "s in a row" : "");
+    printf("%s, %.0f %ss on each of %d rank%s with %d thread%s, %s, %d times %d step%s\n", b->model, w->items, w->item,
+        r->world, r->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", b->dtype, b->steps,
+        w->in_a_row, w->in_a_row > 1 ? "s in a row" : "");
     printf("step             %8.2f ms (median)\n", s->step_ms);
     printf("%ss%*s %8.0f /s\n", w->item, 15 - (int)strlen(w->item), "", s->items_per_s);
     printf("peak memory      %8.1f MB%s\n", r->rss_mb, r->world > 1 ? " (the most of a rank)" : "");
@@ -186,7 +192,7 @@ static char *to_json(const bench_run *r, const results *s)
         {"peak_rss_mb_sum", r->rss_mb_sum}, {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
         {"peak_gflops", s->peak}, {"share_of_peak", s->share}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(o, numbers[i].key, numbers[i].value);
-    if (tr__has_sequences(b->model)) add_number(o, "seq", b->seq);
+    if (b->seq) add_number(o, "seq", b->seq);
     if (b->size) add_number(o, "size", b->size);
     char rate[32];
     snprintf(rate, sizeof rate, "%ss_per_s", r->work.item);

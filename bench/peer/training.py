@@ -1,4 +1,4 @@
-"""What the PyTorch peers of `trireme bench model` share: whole training steps in f32 on the CPU, at PyTorch's best.
+"""What the PyTorch peers of `trireme bench model` share: whole training steps on the CPU, at PyTorch's best.
 
 Runs under PyTorch 2.x and 1.13. One step is: forgetting the gradients, forward, loss, backward, the optimizer's step.
 
@@ -13,6 +13,7 @@ items_per_s (tokens or samples, of all ranks), peak_rss_mb and rss_after_import_
 begins anew with a program, ru_maxrss does not), ranks, threads, config.
 """
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -44,6 +45,7 @@ def parser(doc: str, batch: int) -> argparse.ArgumentParser:
     result.add_argument("--threads", type=int, default=1, help="per rank")
     result.add_argument("--ranks", type=int, default=1)
     result.add_argument("--paced", action="store_true")
+    result.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: under autocast")
     result.add_argument("--compile", action="store_true", help="torch.compile (needs g++)")
     result.add_argument("--json", metavar="FILE")
     result.add_argument("--malloc", choices=MALLOCS, default="jemalloc" if os.path.exists(JEMALLOC) else "glibc")
@@ -96,12 +98,14 @@ def fastest(optimizer, parameters, **settings):
         return optimizer(parameters, foreach=True, **settings)
 
 
-def prepare(args: argparse.Namespace, build: Callable):
+def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
     """Everything that needs torch, which is imported here: under the environment that makes it fast."""
     import torch
     import torch.distributed as dist
     from torch import nn
 
+    if also_import:
+        importlib.import_module(also_import)
     imported_mb, rank = status_mb("VmRSS"), own_rank()
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
@@ -121,7 +125,9 @@ def prepare(args: argparse.Namespace, build: Callable):
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        net(*inputs).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16"):
+            loss = net(*inputs)
+        loss.backward()
         optimizer.step()
 
     def turns() -> Iterator[int]:
@@ -142,8 +148,9 @@ def prepare(args: argparse.Namespace, build: Callable):
     return f"torch {torch.__version__}", imported_mb, items, step, turns
 
 
-def run(args: argparse.Namespace, build: Callable) -> None:
-    """build(args) -> the module that computes a loss, the optimizer, the module's inputs, how many items they are."""
+def run(args: argparse.Namespace, build: Callable, also_import: str | None = None) -> None:
+    """build(args) -> the module that computes a loss, the optimizer, the module's inputs, how many items they are. also_import:
+    a module whose memory is no more the step's than torch's is."""
     env = tuned_environment(args)
     if args.ranks > 1 and "PEER_RENDEZVOUS" not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +159,7 @@ def run(args: argparse.Namespace, build: Callable) -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], env)
 
     rank = own_rank()
-    framework, imported_mb, items, step, turns = prepare(args, build)
+    framework, imported_mb, items, step, turns = prepare(args, build, also_import)
     for _ in range(args.warmup):
         step()
     step_ms = []

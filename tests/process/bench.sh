@@ -52,7 +52,7 @@ refuses 'it ended before it printed "ready"' --peer 'echo no' --ranks 2
 refuses 'it ended before its work was done' --peer 'echo ready; read line; echo 1'
 refuses 'not a time' --peer 'echo ready; while read line; do echo fast; done'
 refuses 'cannot write nowhere/r.json' --json nowhere/r.json
-refuses '--model takes one of nano, gpt-mini, gpt2, mlp, lenet, resnet18, resnet50, vgg11, not "gpt5"' --model gpt5
+refuses '--model takes one of nano, gpt-mini, gpt2, bert-tiny, bert-base, mlp, lenet, resnet18, resnet50, vgg11, not "gpt5"' --model gpt5
 refuses '--seq: the samples of mlp are no sequences' --model mlp
 "$TRIREME" bench model --model resnet18 --size 32 --batch 2 --steps 1 --warmup 0 --threads 1 --json r.json >out 2>err ||
     fail "exit code $?"
@@ -61,6 +61,13 @@ grep -q '"optimizer":.*"momentum"' r.json && [ "$(number size)" = 32 ] || fail "
 awk -v f="$(number flops_per_step)" 'BEGIN { exit !(f > 4.2e8 && f < 4.5e8) }' || fail "it counts $(number flops_per_step)"
 ! "$TRIREME" bench model --model lenet --size 32 >out 2>err && grep -q 'the samples of lenet are 28 x 28' err ||
     fail "LeNet took another size"
+
+# A masked language model, whose samples are sequences, under autocast.
+"$TRIREME" bench model --model bert-tiny --batch 1 --seq 8 --dtype bf16 --steps 1 --warmup 0 --threads 1 --json r.json >out 2>err ||
+    fail "exit code $?: $(cat err)"
+grep -q '"dtype":.*"bf16"' r.json && grep -q '"optimizer":.*"adamw"' r.json && [ "$(number seq)" = 8 ] || fail "bert-tiny: $(cat r.json)"
+# 8 tokens: 6 times the 4.3 million weights in matrix products, and little for attention.
+awk -v f="$(number flops_per_step)" 'BEGIN { exit !(f > 2.0e8 && f < 2.2e8) }' || fail "it counts $(number flops_per_step)"
 
 # A collective, by size: every key for every size, the peer asked for what it is to do.
 cat >collective-peer <<'PEER'
