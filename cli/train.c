@@ -197,13 +197,14 @@ int tr__cli_train(int argc, char **argv)
         printf("Usage: trireme train MODEL [OPTION…]\n\nTrains a model. `trireme train MODEL --help` lists the "
                "options.\n\n"
                "Models:\n"
-               "  gpt                                      a language model, on the bytes of a text\n"
+               "  gpt                                      a language model, on the bytes or tokens of a text\n"
+               "  bert                                     the same, masked\n"
                "  lenet, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19\n"
                "                                           a classifier, on MNIST, CIFAR-10 or a folder of pictures\n");
         return TR__EXIT_OK;
     }
     tr__train t = {.seed = 1, .ranks = 1};
-    if (model && (tr__train_gpt_begin(&t, model) || tr__train_images_begin(&t, model))) {
+    if (model && (tr__train_text_begin(&t, model) || tr__train_images_begin(&t, model))) {
         t.model = model;
         snprintf(t.command, sizeof t.command, "train %.20s", model);
         return train_model(&t, argc - 1, argv + 1);
@@ -211,7 +212,8 @@ int tr__cli_train(int argc, char **argv)
     if (!model)
         tr__complain("train", "a model is missing, such as: trireme train gpt");
     else
-        tr__complain("train", "no model is named \"%s\": there are gpt, lenet, resnet18 to resnet101 and vgg11 to vgg19", model);
+        tr__complain("train", "no model is named \"%s\": there are gpt, bert, lenet, resnet18 to resnet101 and "
+                              "vgg11 to vgg19", model);
     fprintf(stderr, "Try: trireme train --help\n");
     return TR__EXIT_USAGE;
 }

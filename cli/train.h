@@ -69,9 +69,8 @@ struct tr__train {
     int n_owned;
 };
 
-extern const tr__train_kind tr__train_gpt, tr__train_images;
 /* Fill in what is not zero by default, and own; return false for a name that is not of the kind. */
-bool tr__train_gpt_begin(tr__train *train, const char *model);
+bool tr__train_text_begin(tr__train *train, const char *model);
 bool tr__train_images_begin(tr__train *train, const char *model);
 
 enum { TR__OPTIONS_MOST = 40, TR__SETTINGS_MOST = 40 };

@@ -1,333 +1,57 @@
-/* `trireme train gpt`: a language model on a text, in bytes or in tokens. */
-#include "train.h"
+/* `trireme train gpt`: the next token is to be said. */
+#include "train_text.h"
 
-#include "system.h"
-
-#include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-typedef struct gpt {
-    const char *suffixes, *preset;
-    const char *tokenizer; /* "bytes", or a path */
-    const char *init;      /* weights to start from; NULL: random ones */
-    int layers, heads, dim, context;
-    double dropout;
-    tr_tokenizer *tokens;  /* NULL: bytes, or not read yet */
-    tr_text *text;         /* NULL: not read yet */
-    char folder[32];
-} gpt;
-
-static tr_gpt_options model_of(const tr__train *t)
+static tr_gpt_options options_of(const tr__language_size *s)
 {
-    const gpt *g = t->own;
     return (tr_gpt_options){.size = sizeof(tr_gpt_options),
-                            .vocab = g->tokens ? tr_tokenizer_vocab(g->tokens) : 256,
-                            .context = g->context,
-                            .layers = g->layers,
-                            .heads = g->heads,
-                            .dim = g->dim,
-                            .dropout = g->dropout,
-                            .seed = (uint64_t)t->seed};
+                            .vocab = s->vocab,
+                            .context = s->context,
+                            .layers = s->layers,
+                            .heads = s->heads,
+                            .dim = s->dim,
+                            .dropout = s->dropout,
+                            .seed = s->seed};
 }
 
-static int64_t parameters_of(const tr_gpt_options *o)
+static tr_module *build(const tr__language_size *size)
 {
-    int64_t dim = o->dim;
-    return (o->vocab + o->context) * dim + o->layers * (12 * dim * dim + 13 * dim) + 2 * dim;
+    tr_gpt_options o = options_of(size);
+    return tr_gpt_with(&o);
 }
 
-/* ---- Options ----------------------------------------------------------------------------------------------------- */
-
-/* What goes with a preset's size. */
-static const struct preset {
-    const char *name;
-    int batch, steps, warmup, save_every;
-    double lr;
-} presets[] = {
-    {"nano", 12, 2000, 100, 500, 3e-3},
-    {"mini", 16, 3000, 100, 200, 1e-3},
-    {"gpt2", 32, 10000, 500, 100, 6e-4},
-};
-
-static int settings(tr__train *t, tr__setting *out)
+static tr_status preset(const char *name, tr__language_size *size)
 {
-    gpt *g = t->own;
-    const tr__setting own[] = {
-        {"suffixes", TR__SETTING_TEXT, &g->suffixes, true}, {"preset", TR__SETTING_TEXT, &g->preset, true},
-        {"layers", TR__SETTING_INTEGER, &g->layers, true},  {"heads", TR__SETTING_INTEGER, &g->heads, true},
-        {"dim", TR__SETTING_INTEGER, &g->dim, true},        {"context", TR__SETTING_INTEGER, &g->context, true},
-        {"dropout", TR__SETTING_NUMBER, &g->dropout, true},
-        {"tokenizer", TR__SETTING_TEXT, &g->tokenizer, true},
-        {"init", TR__SETTING_TEXT, &g->init, true},
-    };
-    memcpy(out, own, sizeof own);
-    return (int)(sizeof own / sizeof *own);
+    tr_gpt_options o = {.size = sizeof o};
+    tr_status status = tr_gpt_preset(name, &o);
+    *size = (tr__language_size){.context = o.context, .layers = o.layers, .heads = o.heads, .dim = o.dim};
+    return status;
 }
 
-static int options(tr__train *t, tr__option *out)
+static int64_t parameters(const tr__language_size *s)
 {
-    static const char *const sizes[] = {"nano", "mini", "gpt2", NULL};
-    gpt *g = t->own;
-    const int many = INT_MAX;
-    const tr__option own[] = {
-        {"suffixes", 0, "LIST", "of a folder only files whose names end so: \".c .h\"", TR__TEXT(&g->suffixes)},
-        {"preset", 0, "NAME", "the model's size", TR__TEXT(&g->preset), .choices = sizes},
-        {"layers", 0, "N", "layers instead of the preset's", TR__INTEGER(&g->layers, 1, 1000)},
-        {"heads", 0, "N", "attention heads instead of the preset's", TR__INTEGER(&g->heads, 1, 1000)},
-        {"dim", 0, "N", "width instead of the preset's", TR__INTEGER(&g->dim, 1, 100000)},
-        {"tokenizer", 0, "PATH", "Hugging Face's files of byte pairs, or what `trireme tokenizer train` wrote (bytes)",
-         TR__TEXT(&g->tokenizer)},
-        {"init", 0, "FILE", "weights to start from: a safetensors file with GPT-2's names", TR__TEXT(&g->init)},
-        {"context", 0, "N", "tokens that the model sees at once, instead of the preset's",
-         TR__INTEGER(&g->context, 1, 1000000)},
-        {"dropout", 0, "P", "share of activations dropped in training", TR__NUMBER(&g->dropout, 0, 0.99)},
-        {"steps", 0, "N", "steps of the schedule (nano: 2000)", TR__INTEGER(&t->steps, 1, many)},
-        {"batch", 0, "N", "windows in a step, of all ranks together (nano: 12)", TR__INTEGER(&t->batch, 1, 1000000)},
-        {"micro-batch", 0, "N", "windows that a rank computes at once (as many as memory allows)",
-         TR__INTEGER(&t->micro_batch, 1, 1000000)},
-        {"lr", 0, "X", "learning rate after the warm-up (nano: 3e-3); it ends at a tenth",
-         TR__NUMBER(&t->lr, 1e-12, 1000)},
-        {"warmup", 0, "N", "steps of warm-up (nano: 100)", TR__INTEGER(&t->warmup, 0, many)},
-    };
-    memcpy(out, own, sizeof own);
-    return (int)(sizeof own / sizeof *own);
+    int64_t dim = s->dim;
+    return (s->vocab + s->context) * dim + s->layers * (12 * dim * dim + 13 * dim) + 2 * dim;
 }
 
-static void or_default(int *value, int otherwise)
+/* Per token and layer the packed projection (3), attention's output, the MLP's inside before GELU (4) and the residual
+ * stream (2), each of dim floats; and the logits with their gradient. */
+static double window_bytes(const tr__language_size *s)
 {
-    if (!*value) *value = otherwise;
+    return 4.0 * s->context * ((10.0 * s->layers + 6.0) * s->dim + 2.0 * s->vocab);
 }
 
-/* What was not given comes from the preset. */
-static int fill_in(tr__train *t)
-{
-    gpt *g = t->own;
-    const struct preset *p = presets;
-    while (strcmp(p->name, g->preset) != 0) p++;
-    tr_gpt_options size = {.size = sizeof size};
-    if (tr_gpt_preset(g->preset, &size) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
-    char *full = strcmp(g->tokenizer, "bytes") != 0 ? realpath(g->tokenizer, NULL) : NULL;
-    if (full) g->tokenizer = tr__train_own(t, full); /* a resumed run and sampling may be elsewhere */
-    or_default(&g->layers, size.layers);
-    or_default(&g->heads, size.heads);
-    or_default(&g->dim, size.dim);
-    or_default(&g->context, size.context);
-    or_default(&t->batch, p->batch);
-    or_default(&t->steps, p->steps);
-    or_default(&t->save_every, p->save_every);
-    if (t->resume) return -1; /* the checkpoint has said the rest */
-    if (!tr__train_given(t, "lr")) t->lr = p->lr;
-    if (!tr__train_given(t, "min-lr")) t->min_lr = t->lr / 10;
-    if (!tr__train_given(t, "warmup")) t->warmup = p->warmup < t->steps / 10 ? p->warmup : t->steps / 10;
-    return -1;
-}
-
-/* ---- The text ---------------------------------------------------------------------------------------------------- */
-
-/* The tokenizer, once. */
-static tr_status read_tokenizer(const tr__train *t)
-{
-    gpt *g = t->own;
-    if (g->tokens || !strcmp(g->tokenizer, "bytes")) return TR_OK;
-    g->tokens = tr_tokenizer(g->tokenizer);
-    return tr_status_of(g->tokens);
-}
-
-static tr_text *read_text(const tr__train *t)
-{
-    const gpt *g = t->own;
-    return tr_text(t->data, .suffixes = g->suffixes, .tokenizer = g->tokens);
-}
-
-static const char *unit(const gpt *g)
-{
-    return g->tokens ? "tokens" : "bytes";
-}
-
-static int check_text(tr__train *t)
-{
-    gpt *g = t->own;
-    struct stat s;
-    if (t->ranks > 1 && stat(t->data, &s) == 0 && S_ISFIFO(s.st_mode))
-        return tr__train_failed(t, "%s is a pipe, which only one rank can read: give a file", t->data);
-    g->text = read_text(t);
-    if (tr_status_of(g->text) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
-    int64_t training = tr_text_tokens(g->text, false), validation = tr_text_tokens(g->text, true);
-    if (training <= g->context)
-        return tr__train_failed(t,
-                                "%s is too short: its %" PRId64 " %s leave %" PRId64
-                                " for training, and a context of %d takes at "
-                                "least %d: give a longer text or a smaller --context",
-                                t->data, training + validation, unit(g), training, g->context, g->context + 1);
-    char content[sizeof t->content];
-    snprintf(content, sizeof content, "%" PRId64 " %s, %016" PRIx64, training + validation, unit(g),
-             tr_text_hash(g->text));
-    return tr__train_content(t, content);
-}
-
-/* ---- Sizes and memory -------------------------------------------------------------------------------------------- */
-
-/* What forward keeps for backward, for one window: per token and layer the packed projection (3), attention's output,
- * the MLP's inside before GELU (4) and the residual stream (2), each of dim floats; and the logits with their gradient.
- */
-static double window_bytes(const tr_gpt_options *o)
-{
-    return 4.0 * o->context * ((10.0 * o->layers + 6.0) * o->dim + 2.0 * o->vocab);
-}
-
-/* A rank besides: the program, its libraries, the matrix engine's kernels and buffers. */
-static const double rank_bytes = 40e6;
-
-/* Chooses --micro-batch when it was not given, and refuses what cannot fit. */
-static int check_memory(tr__train *t, int64_t world)
-{
-    const gpt *g = t->own;
-    const double gib = 1 << 30;
-    tr_gpt_options o = model_of(t);
-    int64_t local = tr__train_local_ranks(t), text_bytes = tr_text_tokens(g->text, false) + tr_text_tokens(g->text, true);
-    if (g->tokens) text_bytes *= (int64_t)sizeof(int32_t);
-    int64_t share = (t->batch + world - 1) / world, windows = t->micro_batch ? t->micro_batch : share;
-    if (windows > share) windows = share;
-    /* Weights, gradients and two moments, of f32. */
-    double fixed = 16.0 * (double)t->parameters + rank_bytes + (double)text_bytes;
-    double left = tr__memory_left_gib() * gib, most = 0.95 * left / (double)local - fixed;
-    while (!t->micro_batch && windows > 1 && (double)windows * window_bytes(&o) > most) windows = (windows + 1) / 2;
-    double each = fixed + (double)windows * window_bytes(&o);
-    if (left > 0 && each * (double)local > 0.95 * left)
-        return tr__train_failed(
-            t,
-            "too little memory: %" PRId64 " rank%s of %.2f GiB (%.2fM parameters with gradients and moments, "
-            "activations of %" PRId64 " window%s) take%s %.1f GiB, and %.1f GiB are left: %s a smaller model",
-            local, local > 1 ? "s" : "", each / gib, (double)t->parameters / 1e6, windows, windows > 1 ? "s" : "",
-            local > 1 ? "" : "s", each * (double)local / gib, left / gib,
-            local > 1     ? "take fewer ranks or"
-            : windows > 1 ? "take a smaller --micro-batch or"
-                          : "take");
-    if (windows < share) t->micro_batch = (int)windows;
-    return -1;
-}
-
-/* ---- Weights to start from ---------------------------------------------------------------------------------------- */
-
-/* The parameters of a file of Hugging Face's under our names: their model is inside "transformer", and some files also hold
- * masks and the tied head. */
-static tr_status take_weights(const tr_tensor_list *file, tr_tensor_list *out)
+/* Their model is inside "transformer", and some files also hold masks and the tied head. */
+static bool rename_tensor(const char *theirs, char *ours, size_t bytes)
 {
     static const char inside[] = "transformer.";
-    tr_status status = tr_status_of(file);
-    for (int i = 0; status == TR_OK && i < tr_list_count(file); i++) {
-        const char *name = tr_list_name(file, i);
-        if (!strncmp(name, inside, sizeof inside - 1)) name += sizeof inside - 1;
-        size_t length = strlen(name);
-        bool mask = (length > 10 && !strcmp(name + length - 10, ".attn.bias")) || strstr(name, ".attn.masked_bias");
-        if (!mask && strcmp(name, "lm_head.weight") != 0) status = tr_list_add(out, name, tr_list_at(file, i));
-    }
-    return status;
-}
-
-static tr_status start_from(tr_module *model, const char *path)
-{
-    TR_SCOPE;
-    tr_tensor_list *weights = tr_list();
-    tr_status status = take_weights(tr_safetensors_load(path), weights);
-    if (status == TR_OK) status = tr_load_state_dict(model, weights);
-    return status;
-}
-
-/* The model as training starts; fresh: not from a checkpoint. */
-static tr_status make_model(const tr__train *t, bool fresh, tr_module **model)
-{
-    const gpt *g = t->own;
-    tr_gpt_options size = model_of(t);
-    *model = tr_gpt_with(&size);
-    tr_status status = tr_status_of(*model);
-    return status == TR_OK && fresh && g->init ? start_from(*model, g->init) : status;
-}
-
-/* A file that does not fit is found before any rank is started. */
-static int check_init(const tr__train *t)
-{
-    TR_SCOPE;
-    tr_module *model;
-    if (t->resume || !((const gpt *)t->own)->init || make_model(t, true, &model) == TR_OK) return -1;
-    return tr__train_failed(t, "--init: %s", tr_error_message());
-}
-
-static int check(tr__train *t, int64_t world)
-{
-    const gpt *g = t->own;
-    if (g->dim % g->heads)
-        return tr__train_failed(t, "--dim must be a multiple of --heads: %d is not one of %d", g->dim, g->heads);
-    if (t->batch < world)
-        return tr__train_failed(t,
-                                "a batch of %d windows cannot be shared out over %" PRId64
-                                " ranks: give a larger --batch or fewer --ranks",
-                                t->batch, world);
-    if (read_tokenizer(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
-    tr_gpt_options o = model_of(t);
-    t->parameters = parameters_of(&o);
-    int code = check_text(t);
-    if (code < 0) code = check_memory(t, world);
-    return code < 0 ? check_init(t) : code;
-}
-
-/* ---- Training ---------------------------------------------------------------------------------------------------- */
-
-static const char *folder(const tr__train *t)
-{
-    gpt *g = t->own;
-    snprintf(g->folder, sizeof g->folder, "gpt-%s", g->preset);
-    return g->folder;
-}
-
-static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_trainer **out)
-{
-    gpt *g = t->own;
-    tr_module *model;
-    tr_status status = read_tokenizer(t);
-    if (status == TR_OK) status = make_model(t, !resume, &model);
-    if (status != TR_OK) return status;
-    tr_gpt_options size = model_of(t);
-    t->parameters = parameters_of(&size);
-    if (!g->text) g->text = read_text(t);
-    *out = tr_trainer(model, g->text, .group = group, .context = g->context, .batch = t->batch,
-                      .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
-                      .min_lr = tr__zero_is_meant(t->min_lr), .weight_decay = tr__zero_is_meant(t->weight_decay),
-                      .clip = tr__zero_is_meant(t->clip), .seed = (uint64_t)t->seed, .resume = resume);
-    return tr_status_of(*out);
-}
-
-/* What sampling asks for besides the settings. */
-static tr_status describe(const tr__train *t, tr_tensor_list *about)
-{
-    char vocab[16];
-    snprintf(vocab, sizeof vocab, "%d", model_of(t).vocab);
-    return tr_list_set_metadata(about, "trireme.vocab", vocab);
-}
-
-static void introduce(const tr__train *t)
-{
-    const gpt *g = t->own;
-    fprintf(stderr, "GPT: %d layers, %d heads, %d wide, context %d: %.2fM parameters\n", g->layers, g->heads, g->dim,
-            g->context, (double)t->parameters / 1e6);
-    fprintf(stderr, "%s: %" PRId64 " %s to train on, %" PRId64 " to validate\n", t->data,
-            tr_text_tokens(g->text, false), unit(g), tr_text_tokens(g->text, true));
-    if (tr_text_tokens(g->text, true) <= g->context)
-        fprintf(stderr, "There is no validation: its part of the text is shorter than the context\n");
-}
-
-static void report(const tr__train *t, cJSON *object)
-{
-    const gpt *g = t->own;
-    cJSON_AddStringToObject(object, "preset", g->preset);
-    cJSON_AddNumberToObject(object, "layers", g->layers);
-    cJSON_AddNumberToObject(object, "heads", g->heads);
-    cJSON_AddNumberToObject(object, "dim", g->dim);
-    cJSON_AddNumberToObject(object, "context", g->context);
+    if (!strncmp(theirs, inside, sizeof inside - 1)) theirs += sizeof inside - 1;
+    snprintf(ours, bytes, "%s", theirs);
+    size_t length = strlen(theirs);
+    bool mask = (length > 10 && !strcmp(theirs + length - 10, ".attn.bias")) || strstr(theirs, ".attn.masked_bias");
+    return !mask && strcmp(theirs, "lm_head.weight") != 0;
 }
 
 static void advise(const tr__train *t)
@@ -335,32 +59,29 @@ static void advise(const tr__train *t)
     printf("Try: trireme sample --from %s --prompt \"…\"\n", t->out);
 }
 
-const tr__train_kind tr__train_gpt = {
-    .about = "Trains a GPT on a text, on one process or several, and keeps what it learned.",
-    .data_help = "the text: a file, or a folder of text files",
-    .data_missing = "--data PATH is missing: the text to learn, a file or a folder",
-    .item = "token",
-    .options = options,
-    .settings = settings,
-    .fill_in = fill_in,
-    .check = check,
-    .folder = folder,
-    .trainer = trainer,
-    .describe = describe,
-    .introduce = introduce,
-    .report = report,
-    .advise = advise,
+static const tr__language_preset presets[] = {
+    {"nano", 12, 2000, 100, 500, 3e-3},
+    {"mini", 16, 3000, 100, 200, 1e-3},
+    {"gpt2", 32, 10000, 500, 100, 6e-4},
+    {"gpt2-medium", 32, 10000, 500, 100, 3e-4},
+    {"gpt2-large", 32, 10000, 500, 100, 2.5e-4},
+    {"gpt2-xl", 32, 10000, 500, 100, 2e-4},
+    {0},
 };
 
-bool tr__train_gpt_begin(tr__train *t, const char *model)
-{
-    static gpt own; /* of the one command that a process runs */
-    if (strcmp(model, "gpt") != 0) return false;
-    own = (gpt){.preset = "nano", .tokenizer = "bytes"};
-    t->kind = &tr__train_gpt;
-    t->own = &own;
-    t->weight_decay = 0.1;
-    t->clip = 1;
-    t->eval_every = 250;
-    return true;
-}
+const tr__language tr__language_gpt = {
+    .name = "gpt",
+    .title = "GPT",
+    .about = "Trains a GPT on a text, on one process or several, and keeps what it learned.",
+    .tokenizer_help = "Hugging Face's files of byte pairs, or what `trireme tokenizer train` wrote (bytes)",
+    .init_help = "weights to start from: a safetensors file with GPT-2's names",
+    .byte_vocab = 256,
+    .presets = presets,
+    .preset = preset,
+    .build = build,
+    .parameters = parameters,
+    .window_bytes = window_bytes,
+    .rename = rename_tensor,
+    .positions = "wpe.weight",
+    .advise = advise,
+};

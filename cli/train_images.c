@@ -218,7 +218,7 @@ static void report(const tr__train *t, cJSON *object)
     cJSON_AddNumberToObject(object, "momentum", m->momentum);
 }
 
-const tr__train_kind tr__train_images = {
+static const tr__train_kind kind = {
     .about = "Trains a classifier of images, on one process or several, and keeps what it learned.",
     .data_help = "a folder: MNIST's files, CIFAR-10's binary ones, or pictures in a sub-folder for each class",
     .data_missing =
@@ -245,7 +245,7 @@ bool tr__train_images_begin(tr__train *t, const char *model)
                        .validation = 0.1,
                        .augment = "none",
                        .batch_norm = "rank"};
-        t->kind = &tr__train_images;
+        t->kind = &kind;
         t->own = &own;
         t->weight_decay = 5e-4;
         return true;

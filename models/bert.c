@@ -9,6 +9,8 @@
  *
  * Attention's probabilities have no dropout here; the embeddings and the two sums of each layer have.
  */
+#include "sizes.h"
+
 #include <trireme/models.h>
 
 #include <inttypes.h>
@@ -239,23 +241,18 @@ static tr_module *bert_new(start *s)
     return tr_escape(module);
 }
 
-static int size_or(int given, int otherwise)
-{
-    return given ? given : otherwise;
-}
-
 tr_module *tr_bert_with(const tr_bert_options *options)
 {
     start s = {.o = *options};
     tr_bert_options *o = &s.o;
-    o->vocab = size_or(o->vocab, 30522);
-    o->positions = size_or(o->positions, 512);
-    o->types = size_or(o->types, 2);
-    o->layers = size_or(o->layers, 12);
-    o->heads = size_or(o->heads, 12);
-    o->dim = size_or(o->dim, 768);
-    o->inner = size_or(o->inner, 4 * o->dim);
-    o->classes = size_or(o->classes, 2);
+    o->vocab = tr__size_or(o->vocab, 30522);
+    o->positions = tr__size_or(o->positions, 512);
+    o->types = tr__size_or(o->types, 2);
+    o->layers = tr__size_or(o->layers, 12);
+    o->heads = tr__size_or(o->heads, 12);
+    o->dim = tr__size_or(o->dim, 768);
+    o->inner = tr__size_or(o->inner, 4 * o->dim);
+    o->classes = tr__size_or(o->classes, 2);
     if (o->vocab < 1 || o->positions < 1 || o->types < 1 || o->layers < 1 || o->heads < 1 || o->dim < 1 || o->inner < 1 ||
         o->classes < 1)
         return tr_module_fail(TR_INVALID, "bert: sizes must be positive: vocab %d, positions %d, types %d, layers %d, "
@@ -264,4 +261,17 @@ tr_module *tr_bert_with(const tr_bert_options *options)
     if (o->dim % o->heads)
         return tr_module_fail(TR_INVALID, "bert: dim must be a multiple of heads: %d is not one of %d", o->dim, o->heads);
     return bert_new(&s);
+}
+
+tr_status tr_bert_preset(const char *name, tr_bert_options *options)
+{
+    static const tr__preset presets[] = {
+        {"nano", {259, 64, 4, 4, 128}},
+        {"mini", {259, 256, 6, 6, 384}},
+        {"base", {30522, 512, 12, 12, 768}},
+        {"large", {30522, 512, 24, 16, 1024}},
+        {0},
+    };
+    int *into[] = {&options->vocab, &options->positions, &options->layers, &options->heads, &options->dim, NULL};
+    return tr__preset_fill("bert", presets, name, into);
 }

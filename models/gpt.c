@@ -8,12 +8,13 @@
  * Each half of a block has a scope of its own, so of what it makes only what backward reads outlives it: without a
  * graph nothing does.
  */
+#include "sizes.h"
+
 #include <trireme/models.h>
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 typedef struct block {
     int heads;
@@ -181,19 +182,14 @@ static tr_module *gpt_new(const tr_gpt_options *o)
     return tr_escape(module);
 }
 
-static int size_or(int given, int otherwise)
-{
-    return given ? given : otherwise;
-}
-
 tr_module *tr_gpt_with(const tr_gpt_options *options)
 {
     tr_gpt_options o = *options;
-    o.vocab = size_or(o.vocab, 256);
-    o.context = size_or(o.context, 256);
-    o.layers = size_or(o.layers, 6);
-    o.heads = size_or(o.heads, 6);
-    o.dim = size_or(o.dim, 384);
+    o.vocab = tr__size_or(o.vocab, 256);
+    o.context = tr__size_or(o.context, 256);
+    o.layers = tr__size_or(o.layers, 6);
+    o.heads = tr__size_or(o.heads, 6);
+    o.dim = tr__size_or(o.dim, 384);
     if (o.vocab < 1 || o.context < 1 || o.layers < 1 || o.heads < 1 || o.dim < 1)
         return tr_module_fail(TR_INVALID,
             "gpt: sizes must be positive: vocab %d, context %d, layers %d, heads %d, dim %d",
@@ -205,23 +201,15 @@ tr_module *tr_gpt_with(const tr_gpt_options *options)
 
 tr_status tr_gpt_preset(const char *name, tr_gpt_options *options)
 {
-    static const struct {
-        const char *name;
-        int vocab, context, layers, heads, dim;
-    } presets[] = {
-        {"nano", 256, 64, 4, 4, 128},
-        {"mini", 256, 256, 6, 6, 384},
-        {"gpt2", 50257, 1024, 12, 12, 768},
+    static const tr__preset presets[] = {
+        {"nano", {256, 64, 4, 4, 128}},
+        {"mini", {256, 256, 6, 6, 384}},
+        {"gpt2", {50257, 1024, 12, 12, 768}},
+        {"gpt2-medium", {50257, 1024, 24, 16, 1024}},
+        {"gpt2-large", {50257, 1024, 36, 20, 1280}},
+        {"gpt2-xl", {50257, 1024, 48, 25, 1600}},
+        {0},
     };
-    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
-        if (!name || strcmp(name, presets[i].name) != 0) continue;
-        options->vocab = presets[i].vocab;
-        options->context = presets[i].context;
-        options->layers = presets[i].layers;
-        options->heads = presets[i].heads;
-        options->dim = presets[i].dim;
-        return TR_OK;
-    }
-    return tr_fail(TR_NOT_FOUND, "gpt: no preset is named \"%s\": there are nano, mini and gpt2",
-        name ? name : "(NULL)");
+    int *into[] = {&options->vocab, &options->context, &options->layers, &options->heads, &options->dim, NULL};
+    return tr__preset_fill("gpt", presets, name, into);
 }

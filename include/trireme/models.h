@@ -34,8 +34,9 @@ typedef struct tr_gpt_options {
  * as [in, out]); the head is tied to wte. tr_forward(gpt, ids): i32 or i64 [batch, seq] -> logits [batch, seq, vocab]. */
 #define tr_gpt(...) TR__NEW0(tr_gpt, __VA_ARGS__)
 TR_API tr_module *tr_gpt_with(const tr_gpt_options *options);
-/* The presets: "nano" (4 layers, 4 heads, 128 wide, context 64), "mini" (6, 6, 384, 256), "gpt2" (12, 12, 768, 1024,
- * vocabulary 50,257). Fills the size fields of options; TR_NOT_FOUND names the presets there are. */
+/* The presets: "nano" (4 layers, 4 heads, 128 wide, context 64), "mini" (6, 6, 384, 256), and with a context of 1,024 and a
+ * vocabulary of 50,257 "gpt2" (12, 12, 768), "gpt2-medium" (24, 16, 1024), "gpt2-large" (36, 20, 1280), "gpt2-xl" (48, 25,
+ * 1600). Fills the size fields of options; TR_NOT_FOUND names the presets there are. */
 TR_API TR_MUST_CHECK tr_status tr_gpt_preset(const char *name, tr_gpt_options *options);
 
 typedef enum tr_bert_head {
@@ -63,6 +64,9 @@ typedef struct tr_bert_options {
  * false: padding) or NULL. */
 #define tr_bert(...) TR__NEW0(tr_bert, __VA_ARGS__)
 TR_API tr_module *tr_bert_with(const tr_bert_options *options);
+/* The presets: "nano" (4 layers, 4 heads, 128 wide, 64 positions, vocabulary 259: bytes and three special tokens), "mini" (6, 6,
+ * 384, 256, 259), "base" (12, 12, 768, 512, 30,522), "large" (24, 16, 1024, 512, 30,522). As tr_gpt_preset(). */
+TR_API TR_MUST_CHECK tr_status tr_bert_preset(const char *name, tr_bert_options *options);
 
 typedef struct tr_resnet_options {
     size_t size;

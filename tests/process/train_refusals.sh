@@ -61,8 +61,8 @@ refuses 1 "too little memory: 64 ranks of " train gpt --data text --preset gpt2 
 # Flags.
 refuses 2 "unknown option --step: did you mean --steps?" train gpt --data text --step 5
 refuses 2 "--lr takes a number from 1e-12 to 1000, not \"fast\"" train gpt --data text --lr fast
-refuses 2 "--preset takes one of nano, mini, gpt2, not \"large\"" train gpt --data text --preset large
-refuses 2 "no model is named \"gtp\": there are gpt, lenet" train gtp
+refuses 2 "--preset takes one of nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, not \"large\"" train gpt --data text --preset large
+refuses 2 "no model is named \"gtp\": there are gpt, bert, lenet" train gtp
 refuses 2 "--out FOLDER is missing" train gpt --data text --resume
 
 # Resuming: other options, another text, no checkpoint, damage. A training is never written over.

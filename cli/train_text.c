@@ -1,0 +1,359 @@
+/* `trireme train gpt` and its like: language models on a text, in bytes or in tokens. */
+#include "train_text.h"
+
+#include "system.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { PRESETS_MOST = 8 };
+
+typedef struct text_training {
+    const tr__language *language;
+    tr__train_kind kind;
+    const char *names[PRESETS_MOST + 1]; /* of presets, NULL behind them */
+    const char *suffixes, *preset;
+    const char *tokenizer; /* "bytes", or a path */
+    const char *init;      /* weights to start from; NULL: random ones */
+    int layers, heads, dim, context;
+    double dropout;
+    tr_tokenizer *tokens;  /* NULL: bytes, or not read yet */
+    tr_masking masking;    /* where the language has one */
+    tr_text *text;         /* NULL: not read yet */
+    char folder[32];
+} text_training;
+
+static tr__language_size size_of(const tr__train *t)
+{
+    const text_training *g = t->own;
+    return (tr__language_size){.vocab = g->tokens ? tr_tokenizer_vocab(g->tokens) : g->language->byte_vocab,
+                               .context = g->context,
+                               .layers = g->layers,
+                               .heads = g->heads,
+                               .dim = g->dim,
+                               .dropout = g->dropout,
+                               .seed = (uint64_t)t->seed};
+}
+
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
+
+static int settings(tr__train *t, tr__setting *out)
+{
+    text_training *g = t->own;
+    const tr__setting own[] = {
+        {"suffixes", TR__SETTING_TEXT, &g->suffixes, true}, {"preset", TR__SETTING_TEXT, &g->preset, true},
+        {"layers", TR__SETTING_INTEGER, &g->layers, true},  {"heads", TR__SETTING_INTEGER, &g->heads, true},
+        {"dim", TR__SETTING_INTEGER, &g->dim, true},        {"context", TR__SETTING_INTEGER, &g->context, true},
+        {"dropout", TR__SETTING_NUMBER, &g->dropout, true},
+        {"tokenizer", TR__SETTING_TEXT, &g->tokenizer, true},
+        {"init", TR__SETTING_TEXT, &g->init, true},
+    };
+    memcpy(out, own, sizeof own);
+    return (int)(sizeof own / sizeof *own);
+}
+
+static int options(tr__train *t, tr__option *out)
+{
+    text_training *g = t->own;
+    const int many = INT_MAX;
+    const tr__option own[] = {
+        {"suffixes", 0, "LIST", "of a folder only files whose names end so: \".c .h\"", TR__TEXT(&g->suffixes)},
+        {"preset", 0, "NAME", "the model's size", TR__TEXT(&g->preset), .choices = g->names},
+        {"layers", 0, "N", "layers instead of the preset's", TR__INTEGER(&g->layers, 1, 1000)},
+        {"heads", 0, "N", "attention heads instead of the preset's", TR__INTEGER(&g->heads, 1, 1000)},
+        {"dim", 0, "N", "width instead of the preset's", TR__INTEGER(&g->dim, 1, 100000)},
+        {"tokenizer", 0, "PATH", g->language->tokenizer_help, TR__TEXT(&g->tokenizer)},
+        {"init", 0, "FILE", g->language->init_help, TR__TEXT(&g->init)},
+        {"context", 0, "N", "tokens that the model sees at once, instead of the preset's",
+         TR__INTEGER(&g->context, 1, 1000000)},
+        {"dropout", 0, "P", "share of activations dropped in training", TR__NUMBER(&g->dropout, 0, 0.99)},
+        {"steps", 0, "N", "steps of the schedule (the preset's)", TR__INTEGER(&t->steps, 1, many)},
+        {"batch", 0, "N", "windows in a step, of all ranks together (the preset's)",
+         TR__INTEGER(&t->batch, 1, 1000000)},
+        {"micro-batch", 0, "N", "windows that a rank computes at once (as many as memory allows)",
+         TR__INTEGER(&t->micro_batch, 1, 1000000)},
+        {"lr", 0, "X", "learning rate after the warm-up (the preset's); it ends at a tenth",
+         TR__NUMBER(&t->lr, 1e-12, 1000)},
+        {"warmup", 0, "N", "steps of warm-up (the preset's)", TR__INTEGER(&t->warmup, 0, many)},
+    };
+    memcpy(out, own, sizeof own);
+    return (int)(sizeof own / sizeof *own);
+}
+
+static void or_default(int *value, int otherwise)
+{
+    if (!*value) *value = otherwise;
+}
+
+/* What was not given comes from the preset. */
+static int fill_in(tr__train *t)
+{
+    text_training *g = t->own;
+    const tr__language_preset *p = g->language->presets;
+    while (strcmp(p->name, g->preset) != 0) p++;
+    tr__language_size size = {0};
+    if (g->language->preset(g->preset, &size) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    char *full = strcmp(g->tokenizer, "bytes") != 0 ? realpath(g->tokenizer, NULL) : NULL;
+    if (full) g->tokenizer = tr__train_own(t, full); /* a resumed run and sampling may be elsewhere */
+    or_default(&g->layers, size.layers);
+    or_default(&g->heads, size.heads);
+    or_default(&g->dim, size.dim);
+    or_default(&g->context, size.context);
+    or_default(&t->batch, p->batch);
+    or_default(&t->steps, p->steps);
+    or_default(&t->save_every, p->save_every);
+    if (t->resume) return -1; /* the checkpoint has said the rest */
+    if (!tr__train_given(t, "lr")) t->lr = p->lr;
+    if (!tr__train_given(t, "min-lr")) t->min_lr = t->lr / 10;
+    if (!tr__train_given(t, "warmup")) t->warmup = p->warmup < t->steps / 10 ? p->warmup : t->steps / 10;
+    return -1;
+}
+
+/* ---- The text ---------------------------------------------------------------------------------------------------- */
+
+/* The tokenizer, once, and how it masks. */
+static tr_status read_tokenizer(const tr__train *t)
+{
+    text_training *g = t->own;
+    if (!g->tokens && strcmp(g->tokenizer, "bytes") != 0) g->tokens = tr_tokenizer(g->tokenizer);
+    tr_status status = tr_status_of(g->tokens);
+    return status == TR_OK && g->language->masking ? g->language->masking(g->tokens, &g->masking) : status;
+}
+
+/* Tokens of the text in a window: one more than the context where the next one is to be said; where some are masked, special
+ * ones stand at both ends. */
+static int window(const text_training *g)
+{
+    return g->language->masking ? g->context - 2 : g->context + 1;
+}
+
+static tr_text *read_text(const tr__train *t)
+{
+    const text_training *g = t->own;
+    return tr_text(t->data, .suffixes = g->suffixes, .tokenizer = g->tokens);
+}
+
+static const char *unit(const text_training *g)
+{
+    return g->tokens ? "tokens" : "bytes";
+}
+
+static int check_text(tr__train *t)
+{
+    text_training *g = t->own;
+    struct stat s;
+    if (t->ranks > 1 && stat(t->data, &s) == 0 && S_ISFIFO(s.st_mode))
+        return tr__train_failed(t, "%s is a pipe, which only one rank can read: give a file", t->data);
+    g->text = read_text(t);
+    if (tr_status_of(g->text) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    int64_t training = tr_text_tokens(g->text, false), validation = tr_text_tokens(g->text, true);
+    if (training < window(g))
+        return tr__train_failed(t,
+                                "%s is too short: its %" PRId64 " %s leave %" PRId64
+                                " for training, and a context of %d takes at "
+                                "least %d: give a longer text or a smaller --context",
+                                t->data, training + validation, unit(g), training, g->context, window(g));
+    char content[sizeof t->content];
+    snprintf(content, sizeof content, "%" PRId64 " %s, %016" PRIx64, training + validation, unit(g),
+             tr_text_hash(g->text));
+    return tr__train_content(t, content);
+}
+
+/* ---- Sizes and memory -------------------------------------------------------------------------------------------- */
+
+/* A rank besides: the program, its libraries, the matrix engine's kernels and buffers. */
+static const double rank_bytes = 40e6;
+
+/* Chooses --micro-batch when it was not given, and refuses what cannot fit. */
+static int check_memory(tr__train *t, int64_t world)
+{
+    const text_training *g = t->own;
+    const double gib = 1 << 30;
+    tr__language_size o = size_of(t);
+    double window_bytes = g->language->window_bytes(&o);
+    int64_t local = tr__train_local_ranks(t), text_bytes = tr_text_tokens(g->text, false) + tr_text_tokens(g->text, true);
+    if (g->tokens) text_bytes *= (int64_t)sizeof(int32_t);
+    int64_t share = (t->batch + world - 1) / world, windows = t->micro_batch ? t->micro_batch : share;
+    if (windows > share) windows = share;
+    /* Weights, gradients and two moments, of f32. */
+    double fixed = 16.0 * (double)t->parameters + rank_bytes + (double)text_bytes;
+    double left = tr__memory_left_gib() * gib, most = 0.95 * left / (double)local - fixed;
+    while (!t->micro_batch && windows > 1 && (double)windows * window_bytes > most) windows = (windows + 1) / 2;
+    double each = fixed + (double)windows * window_bytes;
+    if (left > 0 && each * (double)local > 0.95 * left)
+        return tr__train_failed(
+            t,
+            "too little memory: %" PRId64 " rank%s of %.2f GiB (%.2fM parameters with gradients and moments, "
+            "activations of %" PRId64 " window%s) take%s %.1f GiB, and %.1f GiB are left: %s a smaller model",
+            local, local > 1 ? "s" : "", each / gib, (double)t->parameters / 1e6, windows, windows > 1 ? "s" : "",
+            local > 1 ? "" : "s", each * (double)local / gib, left / gib,
+            local > 1     ? "take fewer ranks or"
+            : windows > 1 ? "take a smaller --micro-batch or"
+                          : "take");
+    if (windows < share) t->micro_batch = (int)windows;
+    return -1;
+}
+
+/* ---- Weights to start from ---------------------------------------------------------------------------------------- */
+
+/* The parameters of a file of Hugging Face's under our names; of a longer table of places as many as the context has. */
+static tr_status take_weights(const text_training *g, const tr_tensor_list *file, tr_tensor_list *out)
+{
+    tr_status status = tr_status_of(file);
+    for (int i = 0; status == TR_OK && i < tr_list_count(file); i++) {
+        char name[256];
+        if (!g->language->rename(tr_list_name(file, i), name, sizeof name)) continue;
+        tr_tensor *t = tr_list_at(file, i);
+        if (!strcmp(name, g->language->positions) && tr_size(t, 0) > g->context) t = tr_slice(t, 0, 0, g->context);
+        status = tr_list_add(out, name, t);
+    }
+    return status;
+}
+
+static tr_status start_from(const text_training *g, tr_module *model)
+{
+    TR_SCOPE;
+    tr_tensor_list *weights = tr_list();
+    tr_status status = take_weights(g, tr_safetensors_load(g->init), weights);
+    if (status == TR_OK) status = tr_load_state_dict(model, weights);
+    return status;
+}
+
+/* The model as training starts; fresh: not from a checkpoint. */
+static tr_status make_model(const tr__train *t, bool fresh, tr_module **model)
+{
+    const text_training *g = t->own;
+    tr__language_size size = size_of(t);
+    *model = g->language->build(&size);
+    tr_status status = tr_status_of(*model);
+    return status == TR_OK && fresh && g->init ? start_from(g, *model) : status;
+}
+
+/* A file that does not fit is found before any rank is started. */
+static int check_init(const tr__train *t)
+{
+    TR_SCOPE;
+    tr_module *model;
+    if (t->resume || !((const text_training *)t->own)->init || make_model(t, true, &model) == TR_OK) return -1;
+    return tr__train_failed(t, "--init: %s", tr_error_message());
+}
+
+static int check(tr__train *t, int64_t world)
+{
+    const text_training *g = t->own;
+    if (g->dim % g->heads)
+        return tr__train_failed(t, "--dim must be a multiple of --heads: %d is not one of %d", g->dim, g->heads);
+    if (window(g) < 1)
+        return tr__train_failed(t, "--context %d leaves no room between the first and the last token of a window: give "
+                                   "at least 3", g->context);
+    if (t->batch < world)
+        return tr__train_failed(t,
+                                "a batch of %d windows cannot be shared out over %" PRId64
+                                " ranks: give a larger --batch or fewer --ranks",
+                                t->batch, world);
+    if (read_tokenizer(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    tr__language_size o = size_of(t);
+    t->parameters = g->language->parameters(&o);
+    int code = check_text(t);
+    if (code < 0) code = check_memory(t, world);
+    return code < 0 ? check_init(t) : code;
+}
+
+/* ---- Training ---------------------------------------------------------------------------------------------------- */
+
+static const char *folder(const tr__train *t)
+{
+    text_training *g = t->own;
+    snprintf(g->folder, sizeof g->folder, "%s-%s", g->language->name, g->preset);
+    return g->folder;
+}
+
+static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_trainer **out)
+{
+    text_training *g = t->own;
+    tr_module *model;
+    tr_status status = read_tokenizer(t);
+    if (status == TR_OK) status = make_model(t, !resume, &model);
+    if (status != TR_OK) return status;
+    tr__language_size size = size_of(t);
+    t->parameters = g->language->parameters(&size);
+    if (!g->text) g->text = read_text(t);
+    *out = tr_trainer(model, g->text, .group = group, .context = g->context, .batch = t->batch,
+                      .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
+                      .min_lr = tr__zero_is_meant(t->min_lr), .weight_decay = tr__zero_is_meant(t->weight_decay),
+                      .clip = tr__zero_is_meant(t->clip), .seed = (uint64_t)t->seed,
+                      .masking = g->language->masking ? &g->masking : NULL, .resume = resume);
+    return tr_status_of(*out);
+}
+
+/* What the model is asked for besides the settings. */
+static tr_status describe(const tr__train *t, tr_tensor_list *about)
+{
+    char vocab[16];
+    snprintf(vocab, sizeof vocab, "%d", size_of(t).vocab);
+    return tr_list_set_metadata(about, "trireme.vocab", vocab);
+}
+
+static void introduce(const tr__train *t)
+{
+    const text_training *g = t->own;
+    fprintf(stderr, "%s: %d layers, %d heads, %d wide, context %d: %.2fM parameters\n", g->language->title, g->layers,
+            g->heads, g->dim, g->context, (double)t->parameters / 1e6);
+    fprintf(stderr, "%s: %" PRId64 " %s to train on, %" PRId64 " to validate\n", t->data,
+            tr_text_tokens(g->text, false), unit(g), tr_text_tokens(g->text, true));
+    if (tr_text_tokens(g->text, true) < window(g))
+        fprintf(stderr, "There is no validation: its part of the text is shorter than the context\n");
+}
+
+static void report(const tr__train *t, cJSON *object)
+{
+    const text_training *g = t->own;
+    cJSON_AddStringToObject(object, "preset", g->preset);
+    cJSON_AddNumberToObject(object, "layers", g->layers);
+    cJSON_AddNumberToObject(object, "heads", g->heads);
+    cJSON_AddNumberToObject(object, "dim", g->dim);
+    cJSON_AddNumberToObject(object, "context", g->context);
+}
+
+static tr__train_kind kind_of(const tr__language *language)
+{
+    return (tr__train_kind){
+        .about = language->about,
+        .data_help = "the text: a file, or a folder of text files",
+        .data_missing = "--data PATH is missing: the text to learn, a file or a folder",
+        .item = "token",
+        .options = options,
+        .settings = settings,
+        .fill_in = fill_in,
+        .check = check,
+        .folder = folder,
+        .trainer = trainer,
+        .describe = describe,
+        .introduce = introduce,
+        .report = report,
+        .advise = language->advise,
+    };
+}
+
+bool tr__train_text_begin(tr__train *t, const char *model)
+{
+    static const tr__language *const languages[] = {&tr__language_gpt, &tr__language_bert};
+    static text_training own; /* of the one command that a process runs */
+    for (size_t i = 0; i < sizeof languages / sizeof *languages; i++) {
+        const tr__language *l = languages[i];
+        if (strcmp(model, l->name) != 0) continue;
+        own = (text_training){.language = l, .kind = kind_of(l), .preset = l->presets->name, .tokenizer = "bytes"};
+        for (int k = 0; k < PRESETS_MOST && l->presets[k].name; k++) own.names[k] = l->presets[k].name;
+        t->kind = &own.kind;
+        t->own = &own;
+        t->weight_decay = 0.1;
+        t->clip = 1;
+        t->eval_every = 250;
+        return true;
+    }
+    return false;
+}
