@@ -68,6 +68,34 @@ TR_API tr_module *tr_bert_with(const tr_bert_options *options);
  * 384, 256, 259), "base" (12, 12, 768, 512, 30,522), "large" (24, 16, 1024, 512, 30,522). As tr_gpt_preset(). */
 TR_API TR_MUST_CHECK tr_status tr_bert_preset(const char *name, tr_bert_options *options);
 
+typedef struct tr_transformer_options {
+    size_t size;
+    int dim;            /* 0: 512; a multiple of heads */
+    int heads;          /* 0: 8 */
+    int layers;         /* of the encoder, or of what stands alone; 0: 6 */
+    int decoder_layers; /* of a whole one; 0: as many */
+    int inner;          /* between a layer's two linear ones; 0: 4 dim */
+    double dropout;     /* of sums and of that; attention's probabilities have none */
+    double eps;         /* of norms; 0: 1e-5 */
+    tr_activation_kind activation; /* TR_NO_ACTIVATION: ReLU */
+    bool norm_first;    /* norms in front of each part of a layer, not behind its sum */
+    bool causal;        /* no place sees those behind it; in a whole one this holds for the decoder */
+    bool final_norm;    /* a norm behind the last layer of an encoder or decoder that stands alone; a whole one has both */
+    uint64_t seed;
+} tr_transformer_options;
+/* The Transformer (Vaswani et al. 2017) with PyTorch's state-dict names (encoder.layers.0.self_attn.in_proj_weight, …), batch
+ * first: tr_forward(net, src, tgt): [batch, seq, dim] each -> as tgt. Behind these may stand masks of src, tgt and memory, of
+ * which each may be NULL: bool, true where one may look, [batch, keys] (false: padding) or, with four dimensions, as
+ * tr_attention() takes it. Matrices start at Xavier's deviation. */
+#define tr_transformer(...) TR__NEW0(tr_transformer, __VA_ARGS__)
+TR_API tr_module *tr_transformer_with(const tr_transformer_options *options);
+/* One half alone: tr_forward(encoder, x), tr_forward(encoder, x, mask); tr_forward(decoder, x, memory), with masks of x and of
+ * memory behind. */
+#define tr_transformer_encoder(...) tr_transformer_encoder_with(TR__OPTIONS0(tr_transformer_options, __VA_ARGS__))
+#define tr_transformer_decoder(...) tr_transformer_decoder_with(TR__OPTIONS0(tr_transformer_options, __VA_ARGS__))
+TR_API tr_module *tr_transformer_encoder_with(const tr_transformer_options *options);
+TR_API tr_module *tr_transformer_decoder_with(const tr_transformer_options *options);
+
 typedef struct tr_resnet_options {
     size_t size;
     int classes;   /* 0: 1,000 */
@@ -104,6 +132,28 @@ TR_API tr_module *tr_vgg11_with(const tr_vgg_options *options);
 TR_API tr_module *tr_vgg13_with(const tr_vgg_options *options);
 TR_API tr_module *tr_vgg16_with(const tr_vgg_options *options);
 TR_API tr_module *tr_vgg19_with(const tr_vgg_options *options);
+
+typedef struct tr_vit_options {
+    size_t size;
+    int classes;    /* 0: 1,000 */
+    int channels;   /* of the images; 0: 3 */
+    int image;      /* their height and width; 0: 224 */
+    int patch;      /* the side of what becomes a token; 0: 16; image is a multiple of it */
+    int layers;     /* 0: 12 */
+    int heads;      /* 0: 12 */
+    int dim;        /* 0: 768; a multiple of heads */
+    int inner;      /* 0: 4 dim */
+    double dropout; /* of tokens, sums and the inside of the layers; attention's probabilities have none */
+    uint64_t seed;
+} tr_vit_options;
+/* The Vision Transformer (Dosovitskiy et al. 2021), by default vit_b_16, with torchvision's state-dict names (class_token,
+ * conv_proj.weight, encoder.layers.encoder_layer_0.ln_1.weight, …, heads.head.bias). tr_forward(net, x): [batch, channels,
+ * image, image] -> logits [batch, classes], which are 0 at the start. */
+#define tr_vit(...) TR__NEW0(tr_vit, __VA_ARGS__)
+TR_API tr_module *tr_vit_with(const tr_vit_options *options);
+/* The presets: torchvision's "vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32" and "vit_h_14" for images of 224, and "vit_nano" (32,
+ * patches of 4, 4 layers, 4 heads, 64 wide). Fills in image, patch, layers, heads and dim; TR_NOT_FOUND names them. */
+TR_API TR_MUST_CHECK tr_status tr_vit_preset(const char *name, tr_vit_options *options);
 
 #ifdef __cplusplus
 }

@@ -115,7 +115,9 @@ typedef struct tr_multihead_attention_options {
     tr_dtype dtype;
 } tr_multihead_attention_options;
 /* PyTorch's, with batch first: parameters in_proj_weight [3*dim, dim], in_proj_bias, out_proj.weight, out_proj.bias.
- * tr_forward(attention, x): x: [batch, seq, dim] looks at itself; tr_forward(attention, query, key, value). -> as query */
+ * tr_forward(attention, x): x: [batch, seq, dim] looks at itself; tr_forward(attention, query, key, value). -> as query. Behind
+ * either may stand a mask, NULL for none: bool, true where one may look, [batch, keys] (false: padding) or, with four
+ * dimensions, as tr_attention() takes it. */
 #define tr_multihead_attention(...) TR__NEW2(tr_multihead_attention, dim, heads, __VA_ARGS__)
 TR_API tr_module *tr_multihead_attention_with(const tr_multihead_attention_options *options);
 

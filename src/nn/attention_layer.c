@@ -26,23 +26,29 @@ static tr_tensor *project(const attention *a, tr_tensor *x, int i)
     return tr_transpose(tr_reshape(y, by_heads), 1, 2);
 }
 
-/* query: [batch, queries, dim], key, value: [batch, keys, dim] -> [batch, queries, dim] */
-static tr_tensor *attend(const attention *a, tr_tensor *query, tr_tensor *key, tr_tensor *value)
+/* query: [batch, queries, dim], key, value: [batch, keys, dim], mask: [batch, keys] or as tr_attention() takes it
+ * -> [batch, queries, dim] */
+static tr_tensor *attend(const attention *a, tr_tensor *query, tr_tensor *key, tr_tensor *value, tr_tensor *mask)
 {
-    tr_tensor *o = tr_attention(project(a, query, 0), project(a, key, 1), project(a, value, 2), .causal = a->causal);
+    if (mask && tr_ndim(mask) == 2) mask = tr_reshape(mask, TR_SHAPE(tr_size(mask, 0), 1, 1, tr_size(mask, 1)));
+    tr_tensor *q = project(a, query, 0), *k = project(a, key, 1), *v = project(a, value, 2);
+    tr_tensor *o = tr_attention(q, k, v, .causal = a->causal, .mask = mask);
     return tr_reshape(tr_transpose(o, 1, 2), tr_shape_of(query));
 }
 
 static tr_tensor *attention_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const attention *a = self->state;
-    if (n != 1 && n != 3)
-        return tr_tensor_fail(TR_INVALID, "%s: it takes one input, or query, key and value, not %d", self->name, n);
-    for (int i = 0; i < n; i++)
+    tr_tensor *mask = n % 2 || n < 2 ? NULL : inputs[n - 1];
+    if (n < 1 || n > 4 || (mask && tr_dtype_of(mask) != TR_BOOL))
+        return tr_tensor_fail(TR_INVALID, "%s: it takes one input, or query, key and value, and behind them a bool mask or "
+            "none, not %d inputs%s", self->name, n, mask ? " of which the last is another" : "");
+    for (int i = 0; i < (n > 2 ? 3 : 1); i++)
         if (!inputs[i]) return tr_tensor_fail(TR_INVALID, "%s: input %d is NULL", self->name, i);
-    tr_tensor *o;
-    if (n == 3) o = attend(a, inputs[0], inputs[1], inputs[2]);
-    else o = tr_self_attention(tr_linear_op(inputs[0], a->in_weight, .bias = a->in_bias), a->heads, .causal = a->causal);
+    tr_tensor *x = inputs[0], *o;
+    if (n > 2) o = attend(a, x, inputs[1], inputs[2], mask);
+    else if (mask) o = attend(a, x, x, x, mask);
+    else o = tr_self_attention(tr_linear_op(x, a->in_weight, .bias = a->in_bias), a->heads, .causal = a->causal);
     return tr_forward(a->out_proj, o);
 }
 

@@ -1,6 +1,6 @@
 /*
  * The same answer as torchvision's and Hugging Face's models: logits in evaluation and training mode, loss, every gradient,
- * running statistics, from tests/recorded/models.safetensors (record_models.py says how it was made). Names and shapes of
+ * running statistics, ten steps of AdamW with the small ones, from tests/recorded/models.safetensors (record_models.py says how it was made). Names and shapes of
  * the state dicts must be theirs, or nothing is found.
  */
 #include <setjmp.h>
@@ -12,7 +12,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "recorded.h"
@@ -90,31 +89,64 @@ static void assert_close(const char *model, const char *what, const tr_tensor *g
     if (!(distance <= tolerance)) fail_msg("%s: %s is off by %g of the largest", model, what, distance);
 }
 
-/* Each gradient's norm, and its product with random numbers, which sees what a norm does not. */
-static void compare_gradients(tr_module *net, const tr_tensor_list *file, const char *model, double tolerance)
+static tr_tensor *gradient(tr_tensor *parameter)
+{
+    return tr_grad(parameter);
+}
+
+static tr_tensor *itself(tr_tensor *parameter)
+{
+    return parameter;
+}
+
+/* Each parameter's norm, or its gradient's, and the product with random numbers, which sees what a norm does not. what:
+ * "train" or "adamw" */
+static void compare_digests(tr_module *net, const tr_tensor_list *file, const char *model, const char *what,
+    tr_tensor *(*of)(tr_tensor *parameter), double tolerance)
 {
     tr_tensor_list *own = tr_parameters(net);
-    tr_tensor *norms = recorded_find(file, "%s.train.norm", model), *dots = recorded_find(file, "%s.train.dot", model);
+    tr_tensor *norms = recorded_find(file, "%s.%s.norm", model, what), *dots = recorded_find(file, "%s.%s.dot", model, what);
     const char *names = names_of(file, model, "");
     char name[256];
     int count = 0;
     for (; next_name(&names, name); count++) {
         TR_SCOPE;
-        tr_tensor *g = tr_grad(tr_list_find(own, name));
-        if (!g) fail_msg("%s: %s has no gradient", model, name);
-        const float *values = tr_data(tr_contiguous(g));
+        tr_tensor *t = of(tr_list_find(own, name));
+        if (!t) fail_msg("%s: %s has no gradient", model, name);
+        const float *values = tr_data(tr_contiguous(t));
         double squares = 0, dot = 0;
-        for (int64_t k = 0; k < tr_numel(g); k++) {
+        for (int64_t k = 0; k < tr_numel(t); k++) {
             squares += (double)values[k] * (double)values[k];
             dot += (double)values[k] * hashed(1000 + (uint32_t)count, (uint32_t)k);
         }
         double norm = (double)((float *)tr_data(norms))[count], expected = (double)((float *)tr_data(dots))[count];
         double bound = tolerance * norm + 1e-5; /* some are 0: softmax does not see the keys' bias, nor a norm its input's */
         if (!(fabs(sqrt(squares) - norm) <= bound && fabs(dot - expected) <= bound))
-            fail_msg("%s: the gradient of %s has norm %g and product %g, not %g and %g", model, name, sqrt(squares), dot,
+            fail_msg("%s: %s of %s has norm %g and product %g, not %g and %g", model, what, name, sqrt(squares), dot,
                 norm, expected);
     }
     assert_int_equal(count, tr_list_count(own));
+}
+
+/* Ten steps of AdamW on the same batch, from where fill_model() began. */
+static void compare_training(tr_module *net, const tr_tensor_list *file, const char *model, tr_tensor **inputs, int n,
+    double tolerance)
+{
+    enum { STEPS = 10 };
+    tr_tensor *targets = recorded_find(file, "%s.targets", model);
+    tr_optimizer *optimizer =
+        tr_adamw(tr_parameters(net), .lr = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-4, .weight_decay = 0.1);
+    float losses[STEPS];
+    for (int i = 0; i < STEPS; i++) {
+        TR_SCOPE;
+        tr_zero_grad(optimizer);
+        tr_tensor *loss = tr_cross_entropy(tr_forward_n(net, inputs, n), targets);
+        TR_CHECK(tr_backward(loss));
+        TR_CHECK(tr_step(optimizer));
+        losses[i] = (float)tr_item(loss);
+    }
+    assert_close(model, "losses", tr_from(losses, TR_SHAPE(STEPS)), recorded_find(file, "%s.adamw.loss", model), tolerance);
+    compare_digests(net, file, model, "adamw", itself, tolerance);
 }
 
 /* inputs: n of them. tolerance: of logits and statistics in training, gradients; those of evaluation are ten times
@@ -133,7 +165,10 @@ static void compare(const char *model, tr_module *net, tr_tensor **inputs, int n
     tr_tensor *loss = tr_cross_entropy(logits, targets);
     assert_close(model, "loss", loss, recorded_find(file, "%s.train.loss", model), tolerance);
     TR_CHECK(tr_backward(loss));
-    compare_gradients(net, file, model, tolerance);
+    compare_digests(net, file, model, "train", gradient, tolerance);
+    char losses[64];
+    snprintf(losses, sizeof losses, "%s.adamw.loss", model);
+    if (tr_list_find(file, losses)) compare_training(net, file, model, inputs, n, tolerance);
 
     char first[256];
     const char *statistics = names_of(file, model, ".statistics");
@@ -142,14 +177,18 @@ static void compare(const char *model, tr_module *net, tr_tensor **inputs, int n
             tolerance);
 }
 
+/* -1 … 1 */
+static tr_tensor *random_floats(uint32_t number, tr_shape shape)
+{
+    tr_tensor *x = tr_empty(shape);
+    float *values = tr_data(x);
+    for (int64_t k = 0; k < tr_numel(x); k++) values[k] = (float)(2 * hashed(number, (uint32_t)k));
+    return x;
+}
+
 static tr_tensor *images(int64_t count)
 {
-    int64_t n = count * 3 * 64 * 64;
-    float *values = malloc((size_t)n * sizeof *values);
-    for (int64_t k = 0; k < n; k++) values[k] = (float)(2 * hashed(2000, (uint32_t)k));
-    tr_tensor *x = tr_from(values, TR_SHAPE(count, 3, 64, 64));
-    free(values);
-    return x;
+    return random_floats(2000, TR_SHAPE(count, 3, 64, 64));
 }
 
 static void test_resnet18(void **state)
@@ -193,6 +232,92 @@ static void test_bert(void **state)
     }
 }
 
+static void test_vit(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_vit(.classes = 10, .image = 16, .patch = 4, .layers = 2, .heads = 2, .dim = 16, .inner = 32);
+    tr_tensor *x = random_floats(2000, TR_SHAPE(4, 3, 16, 16)), *logits = tr_forward(net, x);
+    for (int64_t k = 0; k < tr_numel(logits); k++) assert_true(((float *)tr_data(logits))[k] == 0);
+    compare("vit", net, &x, 1, 2e-5);
+}
+
+static void test_transformer(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor_list *file = recorded("models");
+    tr_tensor *src = random_floats(2000, TR_SHAPE(3, 5, 16)), *tgt = random_floats(2001, TR_SHAPE(3, 4, 16));
+    tr_tensor *near = recorded_find(file, "transformer_norm_first.src_mask");
+    tr_module *net = tr_transformer(.dim = 16, .heads = 2, .layers = 2, .inner = 32, .causal = true);
+    compare("transformer", net,
+        (tr_tensor *[]){src, tgt, recorded_find(file, "transformer.src_keys"), NULL,
+            recorded_find(file, "transformer.memory_keys")}, 5, 2e-5);
+    net = tr_transformer(.dim = 16, .heads = 2, .layers = 1, .decoder_layers = 2, .inner = 32, .causal = true,
+        .norm_first = true, .activation = TR_GELU_EXACT);
+    compare("transformer_norm_first", net,
+        (tr_tensor *[]){src, tgt, tr_reshape(near, TR_SHAPE(1, 1, 5, 5)), NULL,
+            recorded_find(file, "transformer_norm_first.memory_keys")}, 5, 2e-5);
+}
+
+/* An encoder and a decoder are the halves of a whole one; dropout drops, the same for the same seed. */
+static void test_halves_of_a_transformer(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *src = random_floats(1, TR_SHAPE(2, 5, 16)), *tgt = random_floats(2, TR_SHAPE(2, 4, 16));
+    tr_module *whole = tr_transformer(.dim = 16, .heads = 2, .layers = 2, .dropout = 0.2, .activation = TR_GELU, .seed = 3);
+    tr_module *encoder = tr_transformer_encoder(.dim = 16, .heads = 2, .layers = 2, .activation = TR_GELU, .final_norm = true);
+    tr_module *decoder = tr_transformer_decoder(.dim = 16, .heads = 2, .layers = 2, .activation = TR_GELU, .final_norm = true);
+    tr_module *halves = tr_module_new("halves", 0, NULL);
+    tr_module_add(halves, "encoder", encoder);
+    tr_module_add(halves, "decoder", decoder);
+    TR_CHECK(tr_load_state_dict(halves, tr_state_dict(whole)));
+    TR_CHECK(tr_eval(whole));
+    tr_tensor *expected = tr_forward(whole, src, tgt);
+    assert_close("halves", "output", tr_forward(decoder, tgt, tr_forward(encoder, src)), expected, 1e-6);
+    TR_CHECK(tr_train(whole));
+    TR_CHECK(tr_seed(whole, 1));
+    tr_tensor *once = tr_forward(whole, src, tgt);
+    assert_true(recorded_distance(once, expected) > 0.1);
+    TR_CHECK(tr_seed(whole, 1));
+    assert_true(recorded_distance(tr_forward(whole, src, tgt), once) == 0);
+}
+
+/* The model fails with that status and message. */
+static void refuses(tr_status status, const char *message, const void *object)
+{
+    assert_int_equal(tr_status_of(object), status);
+    if (!strstr(tr_error_message(), message)) fail_msg("\"%s\" says nothing of \"%s\"", tr_error_message(), message);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_zeros(TR_SHAPE(2, 3, 8));
+    tr_module *net = tr_transformer(.dim = 8, .heads = 2, .layers = 1);
+    refuses(TR_INVALID, "a multiple of heads: 10 is not one of 3", tr_transformer(.dim = 10, .heads = 3));
+    refuses(TR_INVALID, "layers -1", tr_transformer_encoder(.layers = -1));
+    refuses(TR_INVALID, "not 1 inputs", tr_forward(net, x));
+    refuses(TR_SHAPE, "x is [2, 8]: it must be [batch, seq, dim]", tr_forward(net, tr_zeros(TR_SHAPE(2, 8)), x));
+    refuses(TR_INVALID, "a bool mask or none", tr_forward(net, x, x, x));
+    refuses(TR_INVALID, "memory is NULL", tr_forward(tr_transformer_decoder(.dim = 8, .heads = 2, .layers = 1), x, NULL));
+    refuses(TR_INVALID, "16 is not one of 3", tr_vit(.image = 16, .patch = 3));
+    net = tr_vit(.classes = 2, .image = 8, .patch = 4, .layers = 1, .heads = 1, .dim = 8);
+    refuses(TR_SHAPE, "images must be [batch, 3, 8, 8], they are [1, 3, 8, 12]", tr_forward(net, tr_zeros(TR_SHAPE(1, 3, 8, 12))));
+    tr_vit_options vit = {.size = sizeof vit};
+    assert_int_equal(tr_vit_preset("vit", &vit), TR_NOT_FOUND);
+    assert_non_null(strstr(tr_error_message(), "there are vit_nano, vit_b_16, vit_b_32, vit_l_16, vit_l_32 and vit_h_14"));
+    tr_bert_options bert = {.size = sizeof bert};
+    TR_CHECK(tr_bert_preset("large", &bert));
+    assert_int_equal(bert.layers, 24);
+    assert_int_equal(bert.vocab, 30522);
+    tr_gpt_options gpt = {.size = sizeof gpt};
+    TR_CHECK(tr_gpt_preset("gpt2-xl", &gpt));
+    assert_int_equal(gpt.dim, 1600);
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -216,6 +341,10 @@ int main(void)
         cmocka_unit_test(test_resnet18),
         cmocka_unit_test(test_resnet50),
         cmocka_unit_test(test_vgg),
+        cmocka_unit_test(test_vit),
+        cmocka_unit_test(test_transformer),
+        cmocka_unit_test(test_halves_of_a_transformer),
+        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
