@@ -199,7 +199,8 @@ int tr__cli_train(int argc, char **argv)
                "Models:\n"
                "  gpt                                      a language model, on the bytes or tokens of a text\n"
                "  bert                                     the same, masked\n"
-               "  lenet, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19\n"
+               "  lenet, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19,\n"
+               "  vit_nano, vit_b_16, vit_b_32, vit_l_16, vit_l_32, vit_h_14\n"
                "                                           a classifier, on MNIST, CIFAR-10 or a folder of pictures\n");
         return TR__EXIT_OK;
     }
@@ -212,8 +213,8 @@ int tr__cli_train(int argc, char **argv)
     if (!model)
         tr__complain("train", "a model is missing, such as: trireme train gpt");
     else
-        tr__complain("train", "no model is named \"%s\": there are gpt, bert, lenet, resnet18 to resnet101 and "
-                              "vgg11 to vgg19", model);
+        tr__complain("train", "no model is named \"%s\": there are gpt, bert, lenet, resnet18 to resnet101, "
+                              "vgg11 to vgg19 and vit_nano to vit_h_14", model);
     fprintf(stderr, "Try: trireme train --help\n");
     return TR__EXIT_USAGE;
 }

@@ -9,18 +9,32 @@
 
 /* ---- The models -------------------------------------------------------------------------------------------------- */
 
-typedef tr_module *builder(int classes, int channels, uint64_t seed);
+typedef struct net_wish {
+    const char *name;
+    int classes, channels, size;
+    uint64_t seed;
+} net_wish;
 
-static tr_module *lenet(int classes, int channels, uint64_t seed)
+typedef tr_module *builder(const net_wish *wish);
+
+static tr_module *lenet(const net_wish *w)
 {
-    (void)channels; /* it takes one */
-    return tr_lenet(.classes = classes, .seed = seed);
+    return tr_lenet(.classes = w->classes, .seed = w->seed);
+}
+
+static tr_module *vit(const net_wish *w)
+{
+    tr_vit_options o = {.size = sizeof o, .classes = w->classes, .channels = w->channels, .seed = w->seed};
+    tr_status status = tr_vit_preset(w->name, &o);
+    if (status != TR_OK) return tr_module_fail(status, "%s", tr_error_message());
+    o.image = w->size;
+    return tr_vit_with(&o);
 }
 
 #define BUILDER(name)                                                                                                  \
-    static tr_module *name(int classes, int channels, uint64_t seed)                                                   \
+    static tr_module *name(const net_wish *w)                                                                          \
     {                                                                                                                  \
-        return tr_##name(.classes = classes, .channels = channels, .seed = seed);                                      \
+        return tr_##name(.classes = w->classes, .channels = w->channels, .seed = w->seed);                             \
     }
 BUILDER(resnet18)
 BUILDER(resnet34)
@@ -36,14 +50,18 @@ static const struct model {
     const char *name;
     builder *build;
     int channels, size; /* that it takes; 0: any */
+    int patch;          /* that sizes are multiples of; 0: any */
     int batch;
     double lr;
 } models[] = {
-    {"lenet", lenet, 1, 28, 32, 0.02},        {"resnet18", resnet18, 0, 0, 64, 0.05},
-    {"resnet34", resnet34, 0, 0, 64, 0.05},   {"resnet50", resnet50, 0, 0, 64, 0.05},
-    {"resnet101", resnet101, 0, 0, 64, 0.05}, {"vgg11", vgg11, 0, 0, 64, 0.01},
-    {"vgg13", vgg13, 0, 0, 64, 0.01},         {"vgg16", vgg16, 0, 0, 64, 0.01},
-    {"vgg19", vgg19, 0, 0, 64, 0.01},
+    {"lenet", lenet, 1, 28, 0, 32, 0.02},        {"resnet18", resnet18, 0, 0, 0, 64, 0.05},
+    {"resnet34", resnet34, 0, 0, 0, 64, 0.05},   {"resnet50", resnet50, 0, 0, 0, 64, 0.05},
+    {"resnet101", resnet101, 0, 0, 0, 64, 0.05}, {"vgg11", vgg11, 0, 0, 0, 64, 0.01},
+    {"vgg13", vgg13, 0, 0, 0, 64, 0.01},         {"vgg16", vgg16, 0, 0, 0, 64, 0.01},
+    {"vgg19", vgg19, 0, 0, 0, 64, 0.01},         {"vit_nano", vit, 0, 0, 4, 64, 0.02},
+    {"vit_b_16", vit, 0, 0, 16, 64, 0.01},       {"vit_b_32", vit, 0, 0, 32, 64, 0.01},
+    {"vit_l_16", vit, 0, 0, 16, 64, 0.01},       {"vit_l_32", vit, 0, 0, 32, 64, 0.01},
+    {"vit_h_14", vit, 0, 0, 14, 64, 0.01},
 };
 
 typedef struct images {
@@ -92,7 +110,8 @@ static int options(tr__train *t, tr__option *out)
          TR__INTEGER(&t->batch, 1, 1000000)},
         {"micro-batch", 0, "N", "pictures that a rank computes at once (its share)",
          TR__INTEGER(&t->micro_batch, 1, 1000000)},
-        {"lr", 0, "X", "learning rate after the warm-up (0.05; lenet 0.02, vgg 0.01)", TR__NUMBER(&t->lr, 1e-12, 1000)},
+        {"lr", 0, "X", "learning rate after the warm-up (0.05; lenet and vit_nano 0.02, vgg and other vit 0.01)",
+         TR__NUMBER(&t->lr, 1e-12, 1000)},
         {"momentum", 0, "X", "SGD's (0.9)", TR__NUMBER(&m->momentum, 0, 0.9999)},
         {"warmup", 0, "N", "steps of warm-up (none)", TR__INTEGER(&t->warmup, 0, many)},
     };
@@ -131,7 +150,13 @@ static tr_status open_pictures(const tr__train *t)
 static tr_module *build(const tr__train *t)
 {
     const images *m = t->own;
-    return m->model->build((int)m->pictures.classes, m->pictures.preparations[0].channels, (uint64_t)t->seed);
+    const tr__preparation *p = &m->pictures.preparations[0];
+    const net_wish wish = {.name = m->model->name,
+                           .classes = (int)m->pictures.classes,
+                           .channels = p->channels,
+                           .size = p->size,
+                           .seed = (uint64_t)t->seed};
+    return m->model->build(&wish);
 }
 
 static int64_t count_parameters(tr_module *model)
@@ -159,6 +184,9 @@ static int check(tr__train *t, int64_t world)
     if (p->size < 32 && !m->model->size)
         return tr__train_failed(t, "%s takes pictures of 32 pixels a side and more, not --size %d", m->model->name,
                                 p->size);
+    if (m->model->patch && p->size % m->model->patch)
+        return tr__train_failed(t, "%s cuts pictures into patches of %d pixels a side: %d is no multiple; give another --size",
+                                m->model->name, m->model->patch, p->size);
     m->size = p->size;
     int64_t epoch = training / t->batch;
     if (m->epochs || !t->steps) {

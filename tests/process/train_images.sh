@@ -81,6 +81,12 @@ paste -d , norm1/metrics.csv norm2/metrics.csv | awk -F , '
     NR > 1 { d = $4 - $13; if (d < 0) d = -d; if (d > most) most = d; n++ }
     END { if (n != 1 || most > 1e-3) { print n " rows, differing by " most; exit 1 } }' >out || fail "by group: $(cat out)"
 
+# A Vision Transformer.
+train vit_nano --data digits --batch 10 --steps 12 --out vit --json vit.json
+awk -F , 'NR == 2 { exit !($4 > 0.693 && $4 < 0.694) }' vit/metrics.csv || fail "its first loss is not ln 2"
+awk -v right="$(number validation_accuracy vit.json)" 'BEGIN { exit !(right > 0.9) }' || fail "a ViT does not learn"
+refuses 1 "vit_h_14 cuts pictures into patches of 14 pixels a side: 32 is no multiple" vit_h_14 --data digits --batch 6 --out x
+
 refuses 2 "--data PATH is missing: a folder with MNIST's files" lenet --out x
 refuses 1 "nowhere" lenet --data nowhere --out x
 refuses 1 "has 100 pictures to train on, fewer than a batch of 200" lenet --data digits --batch 200 --out x
