@@ -29,13 +29,13 @@ typedef struct text_training {
 
 static tr__language_size size_of(const tr__train *t)
 {
-    const text_training *g = t->own;
-    return (tr__language_size){.vocab = g->tokens ? tr_tokenizer_vocab(g->tokens) : g->language->byte_vocab,
-                               .context = g->context,
-                               .layers = g->layers,
-                               .heads = g->heads,
-                               .dim = g->dim,
-                               .dropout = g->dropout,
+    const text_training *m = t->own;
+    return (tr__language_size){.vocab = m->tokens ? tr_tokenizer_vocab(m->tokens) : m->language->byte_vocab,
+                               .context = m->context,
+                               .layers = m->layers,
+                               .heads = m->heads,
+                               .dim = m->dim,
+                               .dropout = m->dropout,
                                .seed = (uint64_t)t->seed};
 }
 
@@ -43,14 +43,14 @@ static tr__language_size size_of(const tr__train *t)
 
 static int settings(tr__train *t, tr__setting *out)
 {
-    text_training *g = t->own;
+    text_training *m = t->own;
     const tr__setting own[] = {
-        {"suffixes", TR__SETTING_TEXT, &g->suffixes, true}, {"preset", TR__SETTING_TEXT, &g->preset, true},
-        {"layers", TR__SETTING_INTEGER, &g->layers, true},  {"heads", TR__SETTING_INTEGER, &g->heads, true},
-        {"dim", TR__SETTING_INTEGER, &g->dim, true},        {"context", TR__SETTING_INTEGER, &g->context, true},
-        {"dropout", TR__SETTING_NUMBER, &g->dropout, true},
-        {"tokenizer", TR__SETTING_TEXT, &g->tokenizer, true},
-        {"init", TR__SETTING_TEXT, &g->init, true},
+        {"suffixes", TR__SETTING_TEXT, &m->suffixes, true}, {"preset", TR__SETTING_TEXT, &m->preset, true},
+        {"layers", TR__SETTING_INTEGER, &m->layers, true},  {"heads", TR__SETTING_INTEGER, &m->heads, true},
+        {"dim", TR__SETTING_INTEGER, &m->dim, true},        {"context", TR__SETTING_INTEGER, &m->context, true},
+        {"dropout", TR__SETTING_NUMBER, &m->dropout, true},
+        {"tokenizer", TR__SETTING_TEXT, &m->tokenizer, true},
+        {"init", TR__SETTING_TEXT, &m->init, true},
     };
     memcpy(out, own, sizeof own);
     return (int)(sizeof own / sizeof *own);
@@ -58,19 +58,19 @@ static int settings(tr__train *t, tr__setting *out)
 
 static int options(tr__train *t, tr__option *out)
 {
-    text_training *g = t->own;
+    text_training *m = t->own;
     const int many = INT_MAX;
     const tr__option own[] = {
-        {"suffixes", 0, "LIST", "of a folder only files whose names end so: \".c .h\"", TR__TEXT(&g->suffixes)},
-        {"preset", 0, "NAME", "the model's size", TR__TEXT(&g->preset), .choices = g->names},
-        {"layers", 0, "N", "layers instead of the preset's", TR__INTEGER(&g->layers, 1, 1000)},
-        {"heads", 0, "N", "attention heads instead of the preset's", TR__INTEGER(&g->heads, 1, 1000)},
-        {"dim", 0, "N", "width instead of the preset's", TR__INTEGER(&g->dim, 1, 100000)},
-        {"tokenizer", 0, "PATH", g->language->tokenizer_help, TR__TEXT(&g->tokenizer)},
-        {"init", 0, "FILE", g->language->init_help, TR__TEXT(&g->init)},
+        {"suffixes", 0, "LIST", "of a folder only files whose names end so: \".c .h\"", TR__TEXT(&m->suffixes)},
+        {"preset", 0, "NAME", "the model's size", TR__TEXT(&m->preset), .choices = m->names},
+        {"layers", 0, "N", "layers instead of the preset's", TR__INTEGER(&m->layers, 1, 1000)},
+        {"heads", 0, "N", "attention heads instead of the preset's", TR__INTEGER(&m->heads, 1, 1000)},
+        {"dim", 0, "N", "width instead of the preset's", TR__INTEGER(&m->dim, 1, 100000)},
+        {"tokenizer", 0, "PATH", m->language->tokenizer_help, TR__TEXT(&m->tokenizer)},
+        {"init", 0, "FILE", m->language->init_help, TR__TEXT(&m->init)},
         {"context", 0, "N", "tokens that the model sees at once, instead of the preset's",
-         TR__INTEGER(&g->context, 1, 1000000)},
-        {"dropout", 0, "P", "share of activations dropped in training", TR__NUMBER(&g->dropout, 0, 0.99)},
+         TR__INTEGER(&m->context, 1, 1000000)},
+        {"dropout", 0, "P", "share of activations dropped in training", TR__NUMBER(&m->dropout, 0, 0.99)},
         {"steps", 0, "N", "steps of the schedule (the preset's)", TR__INTEGER(&t->steps, 1, many)},
         {"batch", 0, "N", "windows in a step, of all ranks together (the preset's)",
          TR__INTEGER(&t->batch, 1, 1000000)},
@@ -92,17 +92,17 @@ static void or_default(int *value, int otherwise)
 /* What was not given comes from the preset. */
 static int fill_in(tr__train *t)
 {
-    text_training *g = t->own;
-    const tr__language_preset *p = g->language->presets;
-    while (strcmp(p->name, g->preset) != 0) p++;
+    text_training *m = t->own;
+    const tr__language_preset *p = m->language->presets;
+    while (strcmp(p->name, m->preset) != 0) p++;
     tr__language_size size = {0};
-    if (g->language->preset(g->preset, &size) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
-    char *full = strcmp(g->tokenizer, "bytes") != 0 ? realpath(g->tokenizer, NULL) : NULL;
-    if (full) g->tokenizer = tr__train_own(t, full); /* a resumed run and sampling may be elsewhere */
-    or_default(&g->layers, size.layers);
-    or_default(&g->heads, size.heads);
-    or_default(&g->dim, size.dim);
-    or_default(&g->context, size.context);
+    if (m->language->preset(m->preset, &size) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    char *full = strcmp(m->tokenizer, "bytes") != 0 ? realpath(m->tokenizer, NULL) : NULL;
+    if (full) m->tokenizer = tr__train_own(t, full); /* a resumed run and sampling may be elsewhere */
+    or_default(&m->layers, size.layers);
+    or_default(&m->heads, size.heads);
+    or_default(&m->dim, size.dim);
+    or_default(&m->context, size.context);
     or_default(&t->batch, p->batch);
     or_default(&t->steps, p->steps);
     or_default(&t->save_every, p->save_every);
@@ -118,48 +118,48 @@ static int fill_in(tr__train *t)
 /* The tokenizer, once, and how it masks. */
 static tr_status read_tokenizer(const tr__train *t)
 {
-    text_training *g = t->own;
-    if (!g->tokens && strcmp(g->tokenizer, "bytes") != 0) g->tokens = tr_tokenizer(g->tokenizer);
-    tr_status status = tr_status_of(g->tokens);
-    return status == TR_OK && g->language->masking ? g->language->masking(g->tokens, &g->masking) : status;
+    text_training *m = t->own;
+    if (!m->tokens && strcmp(m->tokenizer, "bytes") != 0) m->tokens = tr_tokenizer(m->tokenizer);
+    tr_status status = tr_status_of(m->tokens);
+    return status == TR_OK && m->language->masking ? m->language->masking(m->tokens, &m->masking) : status;
 }
 
 /* Tokens of the text in a window: one more than the context where the next one is to be said; where some are masked, special
  * ones stand at both ends. */
-static int window(const text_training *g)
+static int window(const text_training *m)
 {
-    return g->language->masking ? g->context - 2 : g->context + 1;
+    return m->language->masking ? m->context - 2 : m->context + 1;
 }
 
 static tr_text *read_text(const tr__train *t)
 {
-    const text_training *g = t->own;
-    return tr_text(t->data, .suffixes = g->suffixes, .tokenizer = g->tokens);
+    const text_training *m = t->own;
+    return tr_text(t->data, .suffixes = m->suffixes, .tokenizer = m->tokens);
 }
 
-static const char *unit(const text_training *g)
+static const char *unit(const text_training *m)
 {
-    return g->tokens ? "tokens" : "bytes";
+    return m->tokens ? "tokens" : "bytes";
 }
 
 static int check_text(tr__train *t)
 {
-    text_training *g = t->own;
+    text_training *m = t->own;
     struct stat s;
     if (t->ranks > 1 && stat(t->data, &s) == 0 && S_ISFIFO(s.st_mode))
         return tr__train_failed(t, "%s is a pipe, which only one rank can read: give a file", t->data);
-    g->text = read_text(t);
-    if (tr_status_of(g->text) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
-    int64_t training = tr_text_tokens(g->text, false), validation = tr_text_tokens(g->text, true);
-    if (training < window(g))
+    m->text = read_text(t);
+    if (tr_status_of(m->text) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    int64_t training = tr_text_tokens(m->text, false), validation = tr_text_tokens(m->text, true);
+    if (training < window(m))
         return tr__train_failed(t,
                                 "%s is too short: its %" PRId64 " %s leave %" PRId64
                                 " for training, and a context of %d takes at "
                                 "least %d: give a longer text or a smaller --context",
-                                t->data, training + validation, unit(g), training, g->context, window(g));
+                                t->data, training + validation, unit(m), training, m->context, window(m));
     char content[sizeof t->content];
-    snprintf(content, sizeof content, "%" PRId64 " %s, %016" PRIx64, training + validation, unit(g),
-             tr_text_hash(g->text));
+    snprintf(content, sizeof content, "%" PRId64 " %s, %016" PRIx64, training + validation, unit(m),
+             tr_text_hash(m->text));
     return tr__train_content(t, content);
 }
 
@@ -171,12 +171,12 @@ static const double rank_bytes = 40e6;
 /* Chooses --micro-batch when it was not given, and refuses what cannot fit. */
 static int check_memory(tr__train *t, int64_t world)
 {
-    const text_training *g = t->own;
+    const text_training *m = t->own;
     const double gib = 1 << 30;
     tr__language_size o = size_of(t);
-    double window_bytes = g->language->window_bytes(&o);
-    int64_t local = tr__train_local_ranks(t), text_bytes = tr_text_tokens(g->text, false) + tr_text_tokens(g->text, true);
-    if (g->tokens) text_bytes *= (int64_t)sizeof(int32_t);
+    double window_bytes = m->language->window_bytes(&o);
+    int64_t local = tr__train_local_ranks(t), text_bytes = tr_text_tokens(m->text, false) + tr_text_tokens(m->text, true);
+    if (m->tokens) text_bytes *= (int64_t)sizeof(int32_t);
     int64_t share = (t->batch + world - 1) / world, windows = t->micro_batch ? t->micro_batch : share;
     if (windows > share) windows = share;
     /* Weights, gradients and two moments, of f32. */
@@ -201,24 +201,24 @@ static int check_memory(tr__train *t, int64_t world)
 /* ---- Weights to start from ---------------------------------------------------------------------------------------- */
 
 /* The parameters of a file of Hugging Face's under our names; of a longer table of places as many as the context has. */
-static tr_status take_weights(const text_training *g, const tr_tensor_list *file, tr_tensor_list *out)
+static tr_status take_weights(const text_training *m, const tr_tensor_list *file, tr_tensor_list *out)
 {
     tr_status status = tr_status_of(file);
     for (int i = 0; status == TR_OK && i < tr_list_count(file); i++) {
         char name[256];
-        if (!g->language->rename(tr_list_name(file, i), name, sizeof name)) continue;
+        if (!m->language->rename(tr_list_name(file, i), name, sizeof name)) continue;
         tr_tensor *t = tr_list_at(file, i);
-        if (!strcmp(name, g->language->positions) && tr_size(t, 0) > g->context) t = tr_slice(t, 0, 0, g->context);
+        if (!strcmp(name, m->language->positions) && tr_size(t, 0) > m->context) t = tr_slice(t, 0, 0, m->context);
         status = tr_list_add(out, name, t);
     }
     return status;
 }
 
-static tr_status start_from(const text_training *g, tr_module *model)
+static tr_status start_from(const text_training *m, tr_module *model)
 {
     TR_SCOPE;
     tr_tensor_list *weights = tr_list();
-    tr_status status = take_weights(g, tr_safetensors_load(g->init), weights);
+    tr_status status = take_weights(m, tr_safetensors_load(m->init), weights);
     if (status == TR_OK) status = tr_load_state_dict(model, weights);
     return status;
 }
@@ -226,11 +226,11 @@ static tr_status start_from(const text_training *g, tr_module *model)
 /* The model as training starts; fresh: not from a checkpoint. */
 static tr_status make_model(const tr__train *t, bool fresh, tr_module **model)
 {
-    const text_training *g = t->own;
+    const text_training *m = t->own;
     tr__language_size size = size_of(t);
-    *model = g->language->build(&size);
+    *model = m->language->build(&size);
     tr_status status = tr_status_of(*model);
-    return status == TR_OK && fresh && g->init ? start_from(g, *model) : status;
+    return status == TR_OK && fresh && m->init ? start_from(m, *model) : status;
 }
 
 /* A file that does not fit is found before any rank is started. */
@@ -244,12 +244,12 @@ static int check_init(const tr__train *t)
 
 static int check(tr__train *t, int64_t world)
 {
-    const text_training *g = t->own;
-    if (g->dim % g->heads)
-        return tr__train_failed(t, "--dim must be a multiple of --heads: %d is not one of %d", g->dim, g->heads);
-    if (window(g) < 1)
+    const text_training *m = t->own;
+    if (m->dim % m->heads)
+        return tr__train_failed(t, "--dim must be a multiple of --heads: %d is not one of %d", m->dim, m->heads);
+    if (window(m) < 1)
         return tr__train_failed(t, "--context %d leaves no room between the first and the last token of a window: give "
-                                   "at least 3", g->context);
+                                   "at least 3", m->context);
     if (t->batch < world)
         return tr__train_failed(t,
                                 "a batch of %d windows cannot be shared out over %" PRId64
@@ -257,7 +257,7 @@ static int check(tr__train *t, int64_t world)
                                 t->batch, world);
     if (read_tokenizer(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
     tr__language_size o = size_of(t);
-    t->parameters = g->language->parameters(&o);
+    t->parameters = m->language->parameters(&o);
     int code = check_text(t);
     if (code < 0) code = check_memory(t, world);
     return code < 0 ? check_init(t) : code;
@@ -267,26 +267,26 @@ static int check(tr__train *t, int64_t world)
 
 static const char *folder(const tr__train *t)
 {
-    text_training *g = t->own;
-    snprintf(g->folder, sizeof g->folder, "%s-%s", g->language->name, g->preset);
-    return g->folder;
+    text_training *m = t->own;
+    snprintf(m->folder, sizeof m->folder, "%s-%s", m->language->name, m->preset);
+    return m->folder;
 }
 
 static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_trainer **out)
 {
-    text_training *g = t->own;
+    text_training *m = t->own;
     tr_module *model;
     tr_status status = read_tokenizer(t);
     if (status == TR_OK) status = make_model(t, !resume, &model);
     if (status != TR_OK) return status;
     tr__language_size size = size_of(t);
-    t->parameters = g->language->parameters(&size);
-    if (!g->text) g->text = read_text(t);
-    *out = tr_trainer(model, g->text, .group = group, .context = g->context, .batch = t->batch,
+    t->parameters = m->language->parameters(&size);
+    if (!m->text) m->text = read_text(t);
+    *out = tr_trainer(model, m->text, .group = group, .context = m->context, .batch = t->batch,
                       .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
                       .min_lr = tr__zero_is_meant(t->min_lr), .weight_decay = tr__zero_is_meant(t->weight_decay),
                       .clip = tr__zero_is_meant(t->clip), .seed = (uint64_t)t->seed,
-                      .masking = g->language->masking ? &g->masking : NULL, .resume = resume);
+                      .masking = m->language->masking ? &m->masking : NULL, .resume = resume);
     return tr_status_of(*out);
 }
 
@@ -300,23 +300,23 @@ static tr_status describe(const tr__train *t, tr_tensor_list *about)
 
 static void introduce(const tr__train *t)
 {
-    const text_training *g = t->own;
-    fprintf(stderr, "%s: %d layers, %d heads, %d wide, context %d: %.2fM parameters\n", g->language->title, g->layers,
-            g->heads, g->dim, g->context, (double)t->parameters / 1e6);
+    const text_training *m = t->own;
+    fprintf(stderr, "%s: %d layers, %d heads, %d wide, context %d: %.2fM parameters\n", m->language->title, m->layers,
+            m->heads, m->dim, m->context, (double)t->parameters / 1e6);
     fprintf(stderr, "%s: %" PRId64 " %s to train on, %" PRId64 " to validate\n", t->data,
-            tr_text_tokens(g->text, false), unit(g), tr_text_tokens(g->text, true));
-    if (tr_text_tokens(g->text, true) < window(g))
+            tr_text_tokens(m->text, false), unit(m), tr_text_tokens(m->text, true));
+    if (tr_text_tokens(m->text, true) < window(m))
         fprintf(stderr, "There is no validation: its part of the text is shorter than the context\n");
 }
 
 static void report(const tr__train *t, cJSON *object)
 {
-    const text_training *g = t->own;
-    cJSON_AddStringToObject(object, "preset", g->preset);
-    cJSON_AddNumberToObject(object, "layers", g->layers);
-    cJSON_AddNumberToObject(object, "heads", g->heads);
-    cJSON_AddNumberToObject(object, "dim", g->dim);
-    cJSON_AddNumberToObject(object, "context", g->context);
+    const text_training *m = t->own;
+    cJSON_AddStringToObject(object, "preset", m->preset);
+    cJSON_AddNumberToObject(object, "layers", m->layers);
+    cJSON_AddNumberToObject(object, "heads", m->heads);
+    cJSON_AddNumberToObject(object, "dim", m->dim);
+    cJSON_AddNumberToObject(object, "context", m->context);
 }
 
 static tr__train_kind kind_of(const tr__language *language)
