@@ -1,6 +1,7 @@
 /*
  * bench/kernels [REPEATS [NAME]]: how fast the matrix kernels run on one thread, at the shapes of GPT mini (batch 8 x seq 256, 6
- * heads, 384 wide), beside oneDNN's own sgemm on a large square in the same run. The cases take turns, so that a busy
+ * heads, 384 wide), and convolutions at those of ResNets, beside oneDNN's own sgemm on a large square in the same run.
+ * Convolutions count the operations of their definition, however they are computed. The cases take turns, so that a busy
  * machine slows all of them, and time given to other programs is not counted; the best and the median are printed.
  * With NAME, only of cases whose name contains it.
  */
@@ -81,6 +82,48 @@ static void add_attention(bool causal, tr_dtype dtype)
     add("grad", text, 5 * product, tr__op(self_attention_grad), &attrs, LIST(g, qkv, o, lse), LIST(dqkv));
 }
 
+static tr_tensor *random_images(int64_t n, int64_t c, int64_t size)
+{
+    int64_t stride[TR_MAX_DIMS];
+    tr_shape shape = TR_SHAPE(n, c, size, size);
+    tr__channels_last(shape, stride);
+    tr_tensor *x = tr__tensor_new_strided(shape, stride, TR_F32, tr_cpu(0));
+    TR_CHECK(tr_copy_into(x, tr_randn(1, shape)));
+    return x;
+}
+
+/* Eight images of c channels to k. */
+static void add_convolution(int64_t c, int64_t size, int64_t k, int64_t taps, int stride)
+{
+    tr__conv2d_attrs attrs = {.stride = stride, .padding = (int)(taps / 2), .dilation = 1, .groups = 1};
+    int64_t made = (size + 2 * attrs.padding - taps) / stride + 1;
+    double gigaflop = 2e-9 * BATCH * (double)(made * made * c * k * taps * taps);
+    tr_tensor *x = random_images(BATCH, c, size), *y = random_images(BATCH, k, made);
+    tr_tensor *w = random_numbers(TR_SHAPE(k, c, taps, taps), TR_F32);
+    tr_tensor *dx = random_images(BATCH, c, size), *dw = random_numbers(w->shape, TR_F32);
+    char shape[48];
+    snprintf(shape, sizeof shape, "%lldx%lld %lld -> %lld, size %lld, stride %d", (long long)taps, (long long)taps,
+        (long long)c, (long long)k, (long long)size, stride);
+    add("conv", shape, gigaflop, tr__op(conv2d), &attrs, LIST(x, w), LIST(y));
+    add("grad input", shape, gigaflop, tr__op(conv2d_grad_input), &attrs, LIST(y, w), LIST(dx));
+    add("grad weight", shape, gigaflop, tr__op(conv2d_grad_weight), &attrs, LIST(y, x), LIST(dw));
+}
+
+static void add_convolutions(void)
+{
+    add_convolution(3, 224, 64, 7, 2);
+    add_convolution(64, 56, 64, 3, 1);
+    add_convolution(128, 28, 128, 3, 1);
+    add_convolution(256, 14, 256, 3, 1);
+    add_convolution(512, 7, 512, 3, 1);
+    add_convolution(64, 56, 128, 3, 2);
+    add_convolution(256, 14, 512, 3, 2);
+    add_convolution(64, 56, 128, 1, 2);
+    add_convolution(64, 56, 256, 1, 1);
+    add_convolution(512, 28, 128, 1, 1);
+    add_convolution(512, 7, 2048, 1, 1);
+}
+
 static void add_cases(void)
 {
     tr_tensor *a = random_numbers(TR_SHAPE(SQUARE, SQUARE), TR_F32), *c = random_numbers(TR_SHAPE(SQUARE, SQUARE), TR_F32);
@@ -95,6 +138,7 @@ static void add_cases(void)
     add_attention(false, TR_F32);
     add_linear("c_fc", WIDE, 4 * WIDE, true, false, TR_BF16);
     add_attention(true, TR_BF16);
+    add_convolutions();
 }
 
 static void run(const bench_case *c)

@@ -48,6 +48,13 @@ tr_tensor *tr__staged(tr_tensor *x, tr_dtype dtype, const int64_t *stride, bool 
     return tr__tensor_failed();
 }
 
+tr_tensor *tr__staged_images(tr_tensor *x, tr_dtype dtype, bool values)
+{
+    int64_t stride[TR_MAX_DIMS];
+    tr__channels_last(x->shape, stride);
+    return tr__staged(x, dtype, stride, values);
+}
+
 static bool is_builtin(const tr_op *op)
 {
     return op >= tr__ops && op < tr__ops + TR__OP_COUNT;

@@ -53,6 +53,8 @@ tr_status tr__output_like(tr_op_call *call, int i, const tr_tensor *like, tr_sha
 /* For kernels and backward functions: x itself when it is of this dtype and lies with these strides (NULL: row-major), else
  * a dense tensor that does, outside the graph; with x's values where they are wanted. May be in error. */
 tr_tensor *tr__staged(tr_tensor *x, tr_dtype dtype, const int64_t *stride, bool values);
+/* The same for images, channels-last. */
+tr_tensor *tr__staged_images(tr_tensor *x, tr_dtype dtype, bool values);
 
 /* Runs a kernel of op on outputs that exist (no infer, no graph): how backward functions write where they want to. The
  * caller answers for shapes. */

@@ -504,6 +504,8 @@ const op_case op_cases[] = {
     {CASE("attention of lengths", attention_of_lengths, NORMAL(3, 2, 4, 8), NORMAL(3, 2, 6, 8), NORMAL(3, 2, 6, 8), IDS(6, 3))},
     {CASE("attention of groups",  attention_of_groups, NORMAL(2, 4, 5, 8), NORMAL(2, 2, 5, 8), NORMAL(2, 2, 5, 8),
                                                   MASK(2, 1, 5, 5))},
+    {CASE("conv by tiles",        conv,           NORMAL(2, 16, 9, 10), NORMAL_FIXED(32, 16, 3, 3), NORMAL_FIXED(32))},
+    {CASE("conv by tiles, bare",  conv_plain,     NORMAL(3, 32, 10, 11), NORMAL_FIXED(16, 32, 3, 3))},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);

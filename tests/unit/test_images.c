@@ -1,5 +1,7 @@
 /* Images: where convolutions, poolings and what stands between them put their elements, and the modules for images. */
 #include "ops/conv.h"
+#include "ops/cpu/isa.h"
+#include "ops/cpu/winograd.h"
 #include "ops/onednn/kernels.h"
 
 #include <trireme/trireme.h>
@@ -115,6 +117,55 @@ static void onednn_takes_what_nets_begin_with(void **state)
 }
 
 /* Into an arena, after another backward: gradients are added to. */
+/* As far apart as sums of so many f32 are. */
+static void assert_near_f64(const char *what, tr_tensor *got, tr_tensor *expected)
+{
+    tr_tensor *apart = tr_max(tr_abs(tr_sub(tr_cast(got, TR_F64), expected))), *top = tr_max(tr_abs(expected));
+    assert_int_equal(tr_status_of(apart), TR_OK);
+    if (!(tr_item(apart) <= 4e-6 * tr_item(top)))
+        fail_msg("%s: up to %g apart, of at most %g", what, tr_item(apart), tr_item(top));
+}
+
+/* Channels for two slabs of a weight, and the kernels for other machines that run here, too. */
+static void winograd_agrees_with_f64_on_every_machine(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    const int64_t c = 256, k = 272;
+    tr_tensor *x = tr__staged_images(image(2, c, 9, 9), TR_F32, true), *w = tr_randn(2, TR_SHAPE(k, c, 3, 3)),
+              *g = tr__staged_images(tr_randn(3, TR_SHAPE(2, k, 9, 9)), TR_F32, true);
+    tr_tensor *x64 = tr_require_grad(tr_cast(x, TR_F64)), *w64 = tr_require_grad(tr_cast(w, TR_F64));
+    tr_tensor *expected = tr_conv2d_op(x64, w64, .padding = 1);
+    TR_CHECK(tr_backward(expected, .gradient = tr_cast(g, TR_F64)));
+    TR_NO_GRAD;
+    tr_tensor *y = tr__staged_images(tr_zeros(TR_SHAPE(2, k, 9, 9)), TR_F32, false),
+              *dx = tr__staged_images(tr_zeros(TR_SHAPE(2, c, 9, 9)), TR_F32, false), *dw = tr_zeros(TR_SHAPE(k, c, 3, 3));
+    tr__winograd_images small = {tr_data(x), 9, 9, c}, large = {tr_data(y), 9, 9, k};
+    tr__winograd forward = {.n = 2, .from = small, .to = large, .offset = -1, .weight = tr_data(w), .device = tr_cpu(0),
+        .pool = tr__cpu_pool(tr_cpu(0))}, to_x = forward, to_w = forward;
+    to_w.to.data = tr_data(g);
+    to_w.dweight = tr_data(dw);
+    to_x.from = to_w.to;
+    to_x.to = (tr__winograd_images){tr_data(dx), 9, 9, c};
+    to_x.gradient = true;
+    const tr__winograd_kernels *machines[3] = {&tr__winograd_generic};
+    int count = 1;
+#if defined(__x86_64__)
+    if (tr__has_avx2()) machines[count++] = &tr__winograd_avx2;
+    if (tr__has_avx512()) machines[count++] = &tr__winograd_avx512;
+#endif
+    for (int i = 0; i < count; i++) {
+        assert_true(machines[i]->convolve(&forward) && machines[i]->convolve(&to_x) && machines[i]->grad_weight(&to_w));
+        assert_near_f64("y", y, expected);
+        assert_near_f64("dx", dx, tr_grad(x64));
+        assert_near_f64("dw", dw, tr_grad(w64));
+        to_w.accumulate = true;
+        assert_true(machines[i]->grad_weight(&to_w));
+        assert_near_f64("twice dw", dw, tr_affine(tr_grad(w64), 2, 0));
+        to_w.accumulate = false;
+    }
+}
+
 static void gradients_add_up_in_an_arena(void **state)
 {
     (void)state;
@@ -230,6 +281,7 @@ int main(void)
         cmocka_unit_test(flattening_gives_the_order_of_the_shape),
         cmocka_unit_test(gradients_lie_as_their_inputs),
         cmocka_unit_test(onednn_takes_what_nets_begin_with),
+        cmocka_unit_test(winograd_agrees_with_f64_on_every_machine),
         cmocka_unit_test(gradients_add_up_in_an_arena),
         cmocka_unit_test(nan_is_the_largest),
         cmocka_unit_test(modules_start_as_pytorchs),

@@ -1,5 +1,6 @@
 /* The CPU's own kernels: which ops have some, and the choice between those for different machines. */
 #include "ops/cpu/attention.h"
+#include "ops/cpu/convolution.h"
 #include "ops/cpu/isa.h"
 #include "ops/cpu/product.h"
 #include "ops/cpu/simd.h"
@@ -22,6 +23,9 @@ const tr__kernel tr__cpu_kernels[TR__OP_COUNT] = {
     [TR__OP_linear] = tr__cpu_product,
     [TR__OP_linear_grad_input] = tr__cpu_product,
     [TR__OP_linear_grad_weight] = tr__cpu_product,
+    [TR__OP_conv2d] = tr__cpu_convolution,
+    [TR__OP_conv2d_grad_input] = tr__cpu_convolution,
+    [TR__OP_conv2d_grad_weight] = tr__cpu_convolution,
     [TR__OP_attention] = tr__cpu_attention,
     [TR__OP_attention_grad] = tr__cpu_attention,
     [TR__OP_self_attention] = tr__cpu_attention,

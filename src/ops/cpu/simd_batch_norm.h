@@ -115,13 +115,6 @@ static void batch_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-static tr_tensor *batch_staged(tr_tensor *t, bool values)
-{
-    int64_t stride[TR_MAX_DIMS];
-    tr__channels_last(t->shape, stride);
-    return tr__staged(t, TR_F32, stride, values);
-}
-
 /* [c] as f32, or so many of a number. */
 static void batch_vector(const tr_tensor *t, int64_t c, float otherwise, float *to)
 {
@@ -161,7 +154,7 @@ static tr_status batch_norm_kernel(tr_op_call *call)
     tr_tensor *given = attrs->frozen ? call->inputs[3] : NULL;
     if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     TR_SCOPE;
-    tr_tensor *x = batch_staged(call->inputs[0], true), *y = batch_staged(call->outputs[0], false);
+    tr_tensor *x = tr__staged_images(call->inputs[0], TR_F32, true), *y = tr__staged_images(call->outputs[0], TR_F32, false);
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(y));
     batch_job j = {.x = tr__ptr(x), .y = tr__ptr(y)};
@@ -219,10 +212,10 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
     tr_tensor *out = call->outputs[0], *dx = NULL;
     if (call->inputs[1]->dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR__DECLINED;
     TR_SCOPE;
-    tr_tensor *g = batch_staged(call->inputs[0], true), *x = batch_staged(call->inputs[1], true);
+    tr_tensor *g = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__staged_images(call->inputs[1], TR_F32, true);
     TR__TRY(tr_status_of(g));
     TR__TRY(tr_status_of(x));
-    if (out) TR__TRY(tr_status_of(dx = batch_staged(out, false)));
+    if (out) TR__TRY(tr_status_of(dx = tr__staged_images(out, TR_F32, false)));
     batch_job j = {.x = tr__ptr(x), .g = tr__ptr(g), .mean = tr__ptr(call->inputs[3])};
     batch_job_init(&j, x);
     float *rstd = batch_room(&j, 4);

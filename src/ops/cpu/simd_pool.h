@@ -109,13 +109,6 @@ static void avg_pool_grad_images(void *arg, int64_t begin, int64_t end)
     }
 }
 
-static tr_tensor *pool_staged(tr_tensor *t, tr_dtype dtype, bool values)
-{
-    int64_t stride[TR_MAX_DIMS];
-    tr__channels_last(t->shape, stride);
-    return tr__staged(t, dtype, stride, values);
-}
-
 static tr_status pool_bring_back(tr_tensor *to, const tr_tensor *staged)
 {
     return to == staged ? TR_OK : tr__copy_elements(to, staged);
@@ -125,8 +118,8 @@ static tr_status max_pool2d_kernel(tr_op_call *call)
 {
     if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     TR_SCOPE;
-    tr_tensor *x = pool_staged(call->inputs[0], TR_F32, true), *y = pool_staged(call->outputs[0], TR_F32, false),
-              *at = pool_staged(call->outputs[1], TR_I32, false);
+    tr_tensor *x = tr__staged_images(call->inputs[0], TR_F32, true), *y = tr__staged_images(call->outputs[0], TR_F32, false),
+              *at = tr__staged_images(call->outputs[1], TR_I32, false);
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(y));
     TR__TRY(tr_status_of(at));
@@ -141,8 +134,8 @@ static tr_status max_pool2d_grad_kernel(tr_op_call *call)
 {
     if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     TR_SCOPE;
-    tr_tensor *g = pool_staged(call->inputs[0], TR_F32, true), *at = pool_staged(call->inputs[1], TR_I32, true),
-              *dx = pool_staged(call->outputs[0], TR_F32, false);
+    tr_tensor *g = tr__staged_images(call->inputs[0], TR_F32, true), *at = tr__staged_images(call->inputs[1], TR_I32, true),
+              *dx = tr__staged_images(call->outputs[0], TR_F32, false);
     TR__TRY(tr_status_of(g));
     TR__TRY(tr_status_of(at));
     TR__TRY(tr_status_of(dx));
@@ -156,7 +149,7 @@ static tr_status avg_pool_run(tr_op_call *call, bool gradient)
 {
     if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     TR_SCOPE;
-    tr_tensor *from = pool_staged(call->inputs[0], TR_F32, true), *to = pool_staged(call->outputs[0], TR_F32, false);
+    tr_tensor *from = tr__staged_images(call->inputs[0], TR_F32, true), *to = tr__staged_images(call->outputs[0], TR_F32, false);
     TR__TRY(tr_status_of(from));
     TR__TRY(tr_status_of(to));
     tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;

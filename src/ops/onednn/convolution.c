@@ -263,13 +263,6 @@ static tr_status run_all(tasks *t, tr__pool *pool)
 
 /* ---- From tensors ------------------------------------------------------------------------------------------------------ */
 
-static tr_tensor *images(tr_tensor *t, bool values)
-{
-    int64_t stride[TR_MAX_DIMS];
-    tr__channels_last(t->shape, stride);
-    return tr__staged(t, TR_F32, stride, values);
-}
-
 /* Memory for numbers, in the innermost scope. */
 static tr_tensor *numbers(const tr_tensor *beside, size_t bytes)
 {
@@ -290,7 +283,7 @@ static tr_status bring_weight(tasks *t, tr_tensor *weight, plan *p)
 /* Forward, and the gradient of x: from images and weight to images. */
 static tr_status to_images(tasks *t, tr_tensor *from, tr_tensor *weight, tr_tensor *bias, tr_tensor *out)
 {
-    tr_tensor *source = images(from, true), *result = images(out, false);
+    tr_tensor *source = tr__staged_images(from, TR_F32, true), *result = tr__staged_images(out, TR_F32, false);
     TR__TRY(tr_status_of(source));
     TR__TRY(tr_status_of(result));
     weight = tr__staged(weight, TR_F32, NULL, true);
@@ -342,7 +335,7 @@ static tr_status sum_up(const tasks *t, int64_t first, tr_tensor *to, bool accum
 static tr_status to_weight(tasks *t, const tr_op_call *call)
 {
     const tr__conv2d_attrs *attrs = call->attrs;
-    tr_tensor *y = images(call->inputs[0], true), *x = images(call->inputs[1], true);
+    tr_tensor *y = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__staged_images(call->inputs[1], TR_F32, true);
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(y));
     int64_t weights = weight_numbers(&t->r.s);

@@ -1,0 +1,103 @@
+#include "ops/cpu/convolution.h"
+
+#include "ops/conv.h"
+#include "ops/cpu/isa.h"
+#include "ops/cpu/winograd.h"
+
+/* Fewer tiles than these are not worth bringing a weight to the points. */
+enum { WINOGRAD_TILES = 16 };
+
+static const tr__winograd_kernels *winograd_of_machine(void)
+{
+#if defined(__x86_64__)
+    if (tr__has_avx512()) return &tr__winograd_avx512;
+    if (tr__has_avx2()) return &tr__winograd_avx2;
+#endif
+    return &tr__winograd_generic;
+}
+
+/* 3 x 3 taps, whole vectors of channels, and outputs that fill enough of their tiles to save a third of the work. */
+static bool suits_winograd(const tr__conv2d *s)
+{
+    if (s->kh != 3 || s->kw != 3 || s->stride != 1 || s->dilation != 1 || s->groups != 1) return false;
+    if (s->c == 0 || s->k == 0 || s->c % TR__WINOGRAD_CHANNELS || s->k % TR__WINOGRAD_CHANNELS) return false;
+    int64_t tiles = ((s->oh + 3) / 4) * ((s->ow + 3) / 4);
+    return s->n * tiles >= WINOGRAD_TILES && 9 * s->oh * s->ow >= 36 * tiles * 3 / 2;
+}
+
+bool tr__cpu_convolution_wanted(const tr_op_call *call)
+{
+    if (!call->outputs[0] || call->outputs[0]->dtype == TR_F64) return false;
+    tr__conv2d s = tr__conv2d_of(call);
+    return suits_winograd(&s);
+}
+
+static tr__winograd_images images_of(const tr_tensor *t)
+{
+    return (tr__winograd_images){tr__ptr(t), t->shape.dim[2], t->shape.dim[3], t->shape.dim[1]};
+}
+
+/* Forward, and the gradient of x. */
+static tr_status to_images(const tr_op_call *call, tr__winograd *w)
+{
+    tr_tensor *from = tr__staged_images(call->inputs[0], TR_F32, true), *out = call->outputs[0],
+              *to = tr__staged_images(out, TR_F32, false), *weight = tr__staged(call->inputs[1], TR_F32, NULL, true),
+              *bias = w->gradient || !call->inputs[2] ? NULL : tr__staged(call->inputs[2], TR_F32, NULL, true);
+    TR__TRY(tr_status_of(from));
+    TR__TRY(tr_status_of(to));
+    TR__TRY(tr_status_of(weight));
+    if (bias) TR__TRY(tr_status_of(bias));
+    w->from = images_of(from);
+    w->to = images_of(to);
+    w->weight = tr__ptr(weight);
+    w->bias = bias ? tr__ptr(bias) : NULL;
+    if (!winograd_of_machine()->convolve(w)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to transform %s by %s",
+        TR__TEXT(from->shape), TR__TEXT(weight->shape));
+    return to == out ? TR_OK : tr__copy_elements(out, to);
+}
+
+static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
+{
+    const tr__conv2d_attrs *a = call->attrs;
+    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__staged_images(call->inputs[1], TR_F32, true),
+              *out = call->outputs[0], *dweight = tr__staged(out, TR_F32, NULL, a->accumulate);
+    TR__TRY(tr_status_of(dy));
+    TR__TRY(tr_status_of(x));
+    TR__TRY(tr_status_of(dweight));
+    w->from = images_of(x);
+    w->to = images_of(dy);
+    w->dweight = tr__ptr(dweight);
+    w->accumulate = a->accumulate;
+    if (!winograd_of_machine()->grad_weight(w)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to transform %s and %s",
+        TR__TEXT(x->shape), TR__TEXT(dy->shape));
+    return dweight == out ? TR_OK : tr__copy_elements(out, dweight);
+}
+
+/* dbias (+)= the sums of dy's channels. */
+static tr_status bias_gradient(const tr_op_call *call)
+{
+    const tr__conv2d_attrs *a = call->attrs;
+    tr_tensor *dbias = call->outputs[1];
+    if (!dbias) return TR_OK;
+    tr_tensor *sums = a->accumulate_bias ? tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias)) : dbias;
+    TR__TRY(tr__run(tr__op(sum), &(tr__reduce_attrs){.dims = 1u | 4u | 8u}, call->inputs, 1, &sums, 1));
+    if (sums == dbias) return TR_OK;
+    return tr__run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
+}
+
+tr_status tr__cpu_convolution(tr_op_call *call)
+{
+    if (!tr__cpu_convolution_wanted(call)) return TR__DECLINED;
+    TR_SCOPE;
+    tr__conv2d s = tr__conv2d_of(call);
+    tr_device device = tr__device_of(call->outputs[0]);
+    tr__winograd w = {.n = s.n, .offset = -s.padding, .device = device, .pool = tr__cpu_pool(device)};
+    if (call->op == tr__op(conv2d)) return to_images(call, &w);
+    if (call->op == tr__op(conv2d_grad_input)) {
+        w.gradient = true;
+        w.offset = s.padding - (s.kh - 1);
+        return to_images(call, &w);
+    }
+    TR__TRY(to_weight(call, &w));
+    return bias_gradient(call);
+}
