@@ -229,6 +229,16 @@ static tr_tensor *conv_plain(tr_tensor *const *in)
     return tr_conv2d_op(in[0], in[1]);
 }
 
+static tr_tensor *conv_sparse(tr_tensor *const *in)
+{
+    return tr_conv2d_op(in[0], in[1], .bias = in[2], .stride = 2);
+}
+
+static tr_tensor *conv_by_two(tr_tensor *const *in)
+{
+    return tr_conv2d_op(in[0], in[1], .bias = in[2], .stride = 2, .padding = 1);
+}
+
 static tr_tensor *conv_apart(tr_tensor *const *in)
 {
     return tr_conv2d_op(in[0], in[1], .stride = 2, .padding = 2, .dilation = 2);
@@ -506,6 +516,8 @@ const op_case op_cases[] = {
                                                   MASK(2, 1, 5, 5))},
     {CASE("conv by tiles",        conv,           NORMAL(2, 16, 9, 10), NORMAL_FIXED(32, 16, 3, 3), NORMAL_FIXED(32))},
     {CASE("conv by tiles, bare",  conv_plain,     NORMAL(3, 32, 10, 11), NORMAL_FIXED(16, 32, 3, 3))},
+    {CASE("conv 1x1 apart",       conv_sparse,    NORMAL(2, 32, 7, 6), NORMAL_FIXED(16, 32, 1, 1), NORMAL_FIXED(16))},
+    {CASE("conv of rows of taps", conv_by_two,    NORMAL(2, 16, 9, 8), NORMAL_FIXED(24, 16, 3, 2), NORMAL_FIXED(24))},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);

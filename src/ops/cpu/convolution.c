@@ -1,6 +1,6 @@
 #include "ops/cpu/convolution.h"
 
-#include "ops/conv.h"
+#include "ops/cpu/convolution_products.h"
 #include "ops/cpu/isa.h"
 #include "ops/cpu/winograd.h"
 
@@ -29,7 +29,7 @@ bool tr__cpu_convolution_wanted(const tr_op_call *call)
 {
     if (!call->outputs[0] || call->outputs[0]->dtype == TR_F64) return false;
     tr__conv2d s = tr__conv2d_of(call);
-    return suits_winograd(&s);
+    return suits_winograd(&s) || tr__convolution_products_wanted(call, &s);
 }
 
 static tr__winograd_images images_of(const tr_tensor *t)
@@ -85,19 +85,21 @@ static tr_status bias_gradient(const tr_op_call *call)
     return tr__run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
 }
 
+static tr_status winograd(const tr_op_call *call, const tr__conv2d *s)
+{
+    tr_device device = tr__device_of(call->outputs[0]);
+    tr__winograd w = {.n = s->n, .offset = -s->padding, .device = device, .pool = tr__cpu_pool(device)};
+    if (call->op == tr__op(conv2d_grad_weight)) return to_weight(call, &w);
+    w.gradient = call->op == tr__op(conv2d_grad_input);
+    if (w.gradient) w.offset = s->padding - (s->kh - 1);
+    return to_images(call, &w);
+}
+
 tr_status tr__cpu_convolution(tr_op_call *call)
 {
     if (!tr__cpu_convolution_wanted(call)) return TR__DECLINED;
     TR_SCOPE;
     tr__conv2d s = tr__conv2d_of(call);
-    tr_device device = tr__device_of(call->outputs[0]);
-    tr__winograd w = {.n = s.n, .offset = -s.padding, .device = device, .pool = tr__cpu_pool(device)};
-    if (call->op == tr__op(conv2d)) return to_images(call, &w);
-    if (call->op == tr__op(conv2d_grad_input)) {
-        w.gradient = true;
-        w.offset = s.padding - (s.kh - 1);
-        return to_images(call, &w);
-    }
-    TR__TRY(to_weight(call, &w));
-    return bias_gradient(call);
+    TR__TRY((suits_winograd(&s) ? winograd : tr__convolution_products)(call, &s));
+    return call->op == tr__op(conv2d_grad_weight) ? bias_gradient(call) : TR_OK;
 }

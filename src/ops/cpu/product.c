@@ -49,6 +49,11 @@ static tr__product_kernel kernel_of_machine(void)
     return tr__product_generic;
 }
 
+bool tr__cpu_multiply(const tr__product *p, tr_device device)
+{
+    return kernel_of_machine()(&(tr__product_at){.p = p, .device = device, .pool = tr__cpu_pool(device)});
+}
+
 typedef struct batches {
     const tr__product *p;
     tr__product_kernel kernel;

@@ -11,6 +11,8 @@ tr_status tr__cpu_product(tr_op_call *call);
  * AVX-512 they are as fast as its sgemm at its best, faster on gradients of weights, and take biases, residuals, activations
  * and the gradients of biases along. */
 bool tr__cpu_product_wanted(const tr__product *p);
+/* A product that is not one of many, with all threads of the device. false: no memory. */
+bool tr__cpu_multiply(const tr__product *p, tr_device device);
 
 /* One of the products of p, at the given offsets in elements; any float dtype but f64, any strides; threads of pool share
  * the work. */

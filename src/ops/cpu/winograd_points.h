@@ -25,16 +25,22 @@ enum { TAPS = 3, PLACES = 4, POINTS = TAPS + PLACES - 1 }; /* along one dimensio
 #define G_NEAR (1 / (2 * NEAR2 * (NEAR2 - FAR2)))
 #define G_FAR (1 / (2 * FAR2 * (FAR2 - NEAR2)))
 
+/* Polynomials at the two pairs of points, from their even and odd parts there. */
+LANES_INLINE void at_pairs(vec even_near, vec odd_near, vec even_far, vec odd_far, vec *to)
+{
+    to[1] = even_near + odd_near;
+    to[2] = even_near - odd_near;
+    to[3] = even_far + odd_far;
+    to[4] = even_far - odd_far;
+}
+
 /* B^T d */
 LANES_INLINE void pixels_at_points(const vec *d, vec *to)
 {
     vec even_near = d[4] - d[2] * FAR2, odd_near = (d[3] - d[1] * FAR2) * NEAR;
     vec even_far = d[4] - d[2] * NEAR2, odd_far = (d[3] - d[1] * NEAR2) * FAR;
     to[0] = d[4] - d[2] * (NEAR2 + FAR2) + d[0] * (NEAR2 * FAR2);
-    to[1] = even_near + odd_near;
-    to[2] = even_near - odd_near;
-    to[3] = even_far + odd_far;
-    to[4] = even_far - odd_far;
+    at_pairs(even_near, odd_near, even_far, odd_far, to);
     to[5] = d[5] - d[3] * (NEAR2 + FAR2) + d[1] * (NEAR2 * FAR2);
 }
 
@@ -44,10 +50,7 @@ LANES_INLINE void taps_at_points(const vec *g, vec *to)
     vec even_near = (g[0] + g[2] * NEAR2) * G_NEAR, odd_near = g[1] * (NEAR * G_NEAR);
     vec even_far = (g[0] + g[2] * FAR2) * G_FAR, odd_far = g[1] * (FAR * G_FAR);
     to[0] = g[0] * G_ZERO;
-    to[1] = even_near + odd_near;
-    to[2] = even_near - odd_near;
-    to[3] = even_far + odd_far;
-    to[4] = even_far - odd_far;
+    at_pairs(even_near, odd_near, even_far, odd_far, to);
     to[5] = g[2];
 }
 
@@ -67,10 +70,7 @@ LANES_INLINE void outputs_at_points(const vec *dy, vec *to)
     vec even_near = dy[0] + dy[2] * NEAR2, odd_near = (dy[1] + dy[3] * NEAR2) * NEAR;
     vec even_far = dy[0] + dy[2] * FAR2, odd_far = (dy[1] + dy[3] * FAR2) * FAR;
     to[0] = dy[0];
-    to[1] = even_near + odd_near;
-    to[2] = even_near - odd_near;
-    to[3] = even_far + odd_far;
-    to[4] = even_far - odd_far;
+    at_pairs(even_near, odd_near, even_far, odd_far, to);
     to[5] = dy[3];
 }
 

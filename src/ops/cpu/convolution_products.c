@@ -1,0 +1,148 @@
+#include "ops/cpu/convolution_products.h"
+
+#include "ops/cpu/isa.h"
+#include "ops/cpu/product.h"
+
+#include <string.h>
+
+/* Fewer channels leave a product's tiles half empty. */
+enum { LEAST_CHANNELS = 16 };
+
+bool tr__convolution_products_wanted(const tr_op_call *call, const tr__conv2d *s)
+{
+    if (!tr__has_avx2() || s->groups != 1 || s->dilation != 1 || s->c < LEAST_CHANNELS || s->k < LEAST_CHANNELS) return false;
+    if (s->kh == 1 && s->kw == 1 && s->padding == 0) return true;
+    return call->op == tr__op(conv2d_grad_weight); /* which oneDNN has no fast kernel for, channels-last */
+}
+
+/* ---- Matrices --------------------------------------------------------------------------------------------------------- */
+
+static tr__axis plain_axis(int64_t n, int64_t stride)
+{
+    return tr__axis_of(1, &n, &stride);
+}
+
+/* The pixels that lie under taps [ky, 0 … kw) at each place of the outputs: [n oh ow, kw c]. */
+static tr__matrix seen_pixels(const tr_tensor *padded, const tr__conv2d *s, int64_t ky)
+{
+    int64_t row = padded->shape.dim[3] * s->c;
+    int64_t places[] = {s->n, s->oh, s->ow}, strides[] = {padded->shape.dim[2] * row, s->stride * row, s->stride * s->c};
+    return (tr__matrix){TR_F32, (float *)tr__ptr(padded) + ky * row, tr__axis_of(3, places, strides),
+        plain_axis(s->kw * s->c, 1)};
+}
+
+/* y, or its gradient: [n oh ow, k]. */
+static tr__matrix outputs(const tr_tensor *y, const tr__conv2d *s)
+{
+    return (tr__matrix){TR_F32, tr__ptr(y), plain_axis(s->n * s->oh * s->ow, s->k), plain_axis(s->k, 1)};
+}
+
+/* Row ky of the taps of a weight that lies as [k, kh, kw, c]: [k, kw c]. */
+static tr__matrix row_of_taps(const tr_tensor *weight, const tr__conv2d *s, int64_t ky)
+{
+    int64_t row = s->kw * s->c;
+    return (tr__matrix){TR_F32, (float *)tr__ptr(weight) + ky * row, plain_axis(s->k, s->kh * row), plain_axis(row, 1)};
+}
+
+static tr__matrix turned(tr__matrix m)
+{
+    return (tr__matrix){m.dtype, m.data, m.column, m.row};
+}
+
+/* c = a b (+ bias) (+ c) */
+static tr_status multiply(tr__matrix a, tr__matrix b, tr__matrix c, const tr_tensor *bias, bool accumulate, tr_device device)
+{
+    tr__axis one = plain_axis(1, 0);
+    tr__product p = {.a = a, .b = b, .c = c, .bias = bias, .accumulate = accumulate, .a_batch = one, .b_batch = one,
+        .c_batch = one};
+    if (tr__cpu_multiply(&p, device)) return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "conv2d: no memory to pack %lld x %lld x %lld", (long long)a.row.n,
+        (long long)a.column.n, (long long)b.column.n);
+}
+
+/* ---- Images ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct padding {
+    const float *from;
+    float *to;
+    int64_t h, w, c, padding;
+} padding;
+
+/* Rows of the padded images. */
+static void pad_rows(void *arg, int64_t begin, int64_t end)
+{
+    const padding *p = arg;
+    int64_t high = p->h + 2 * p->padding, wide = (p->w + 2 * p->padding) * p->c, inner = p->w * p->c;
+    for (int64_t at = begin; at < end; at++) {
+        int64_t y = at % high - p->padding;
+        float *to = p->to + at * wide;
+        memset(to, 0, sizeof *to * (size_t)wide);
+        if (y < 0 || y >= p->h) continue;
+        memcpy(to + p->padding * p->c, p->from + (at / high * p->h + y) * inner, sizeof *to * (size_t)inner);
+    }
+}
+
+/* x in f32, channels-last, with its padding. */
+static tr_tensor *padded(tr_tensor *x, const tr__conv2d *s)
+{
+    x = tr__staged_images(x, TR_F32, true);
+    if (tr__bad(x) || s->padding == 0) return x;
+    tr_shape shape = TR_SHAPE(s->n, s->c, s->h + 2 * s->padding, s->w + 2 * s->padding);
+    int64_t stride[TR_MAX_DIMS];
+    tr__channels_last(shape, stride);
+    tr_tensor *to = tr__tensor_new_strided(shape, stride, TR_F32, tr__device_of(x));
+    if (tr__bad(to)) return to;
+    padding p = {tr__ptr(x), tr__ptr(to), s->h, s->w, s->c, s->padding};
+    tr__pool_for(tr__pool_of(x), s->n * shape.dim[2], 8, pad_rows, &p);
+    return to;
+}
+
+/* ---- Ops -------------------------------------------------------------------------------------------------------------- */
+
+static tr_status forward(const tr_op_call *call, const tr__conv2d *s)
+{
+    tr_tensor *x = padded(call->inputs[0], s), *weight = tr__staged_images(call->inputs[1], TR_F32, true),
+              *bias = call->inputs[2] ? tr__staged(call->inputs[2], TR_F32, NULL, true) : NULL, *out = call->outputs[0],
+              *y = tr__staged_images(out, TR_F32, false);
+    TR__TRY(tr_status_of(x));
+    TR__TRY(tr_status_of(weight));
+    TR__TRY(tr_status_of(y));
+    if (bias) TR__TRY(tr_status_of(bias));
+    for (int64_t ky = 0; ky < s->kh; ky++)
+        TR__TRY(multiply(seen_pixels(x, s, ky), turned(row_of_taps(weight, s, ky)), outputs(y, s), ky ? NULL : bias, ky > 0,
+            tr__device_of(x)));
+    return y == out ? TR_OK : tr__copy_elements(out, y);
+}
+
+/* Of one tap: with more, places would see the same pixels. */
+static tr_status grad_input(const tr_op_call *call, const tr__conv2d *s)
+{
+    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *out = call->outputs[0],
+              *weight = tr__staged_images(call->inputs[1], TR_F32, true), *dx = tr__staged_images(out, TR_F32, false);
+    TR__TRY(tr_status_of(dy));
+    TR__TRY(tr_status_of(weight));
+    TR__TRY(tr_status_of(dx));
+    if (s->stride > 1) TR__TRY(tr_fill(dx, 0));
+    TR__TRY(multiply(outputs(dy, s), row_of_taps(weight, s, 0), seen_pixels(dx, s, 0), NULL, false, tr__device_of(dy)));
+    return dx == out ? TR_OK : tr__copy_elements(out, dx);
+}
+
+static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s)
+{
+    bool accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
+    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = padded(call->inputs[1], s),
+              *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, accumulate);
+    TR__TRY(tr_status_of(dy));
+    TR__TRY(tr_status_of(x));
+    TR__TRY(tr_status_of(sums));
+    for (int64_t ky = 0; ky < s->kh; ky++)
+        TR__TRY(multiply(turned(outputs(dy, s)), seen_pixels(x, s, ky), row_of_taps(sums, s, ky), NULL, accumulate,
+            tr__device_of(x)));
+    return sums == out ? TR_OK : tr__copy_elements(out, sums);
+}
+
+tr_status tr__convolution_products(const tr_op_call *call, const tr__conv2d *s)
+{
+    if (call->op == tr__op(conv2d)) return forward(call, s);
+    return (call->op == tr__op(conv2d_grad_input) ? grad_input : grad_weight)(call, s);
+}
