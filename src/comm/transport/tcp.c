@@ -132,6 +132,7 @@ tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transp
     pthread_mutex_init(&t->lock, NULL);
     tr__condition_init(&t->changed);
     pthread_mutex_init(&t->link, NULL);
+    pthread_mutex_init(&t->hearing, NULL);
     tr__failure_init(&t->failure);
     tr_status status = make_parts(t, member, card);
     if (status == TR_OK)
@@ -235,5 +236,6 @@ void tr__tcp_close(tr__tcp *t)
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
     pthread_mutex_destroy(&t->link);
+    pthread_mutex_destroy(&t->hearing);
     free(t);
 }

@@ -80,7 +80,8 @@ typedef struct tr__tcp_peer {
     bool left;                  /* has said goodbye */
     bool called;                /* `call` is known */
     int waits_for[2];           /* whom its collective, and its sends and receives, have long waited for; -1: nobody */
-    tr__signature call;         /* the latest that we heard of */
+    tr__signature call;         /* the latest that we heard of; */
+    tr__signature numbered;     /* and the latest of those with a number; 0 as its number: none */
     /* For the thread that runs a collective: the turn in which an earlier transfer held the connection (tcp_run.c). */
     uint64_t sent_turn, received_turn;
     /* For the monitor: a control message that has come in part. */
@@ -101,6 +102,13 @@ typedef struct tr__tcp_patience {
     bool reported;
 } tr__tcp_patience;
 
+/* A peer's call that is not ours. */
+typedef struct tr__tcp_dispute {
+    bool there;
+    int rank;
+    tr__signature ours, theirs;
+} tr__tcp_dispute;
+
 typedef struct tr__tcp_p2p tr__tcp_p2p;   /* tcp_p2p.c */
 typedef struct tr__tcp_slot tr__tcp_slot; /* a step that is under way: tcp_flow.h */
 
@@ -119,6 +127,8 @@ typedef struct tr__tcp {
     bool has_monitor;
     pthread_t monitor;
     atomic_bool stopping;
+    pthread_mutex_t hearing; /* the monitor deals with what it has read */
+    tr__tcp_dispute dispute; /* the monitor's: to be said when nothing else is there to be heard */
     tr__tcp_p2p *p2p;
     const tr__carried *_Atomic carried; /* of a carrier: who is told when a peer has gone */
 
@@ -128,6 +138,7 @@ typedef struct tr__tcp {
     /* Calls of our own; written by the thread that runs them, which may read them without the lock. */
     tr__signature last;      /* the latest */
     bool has_last, running;  /* there is one; it is under way */
+    uint64_t ahead;          /* the latest number of those that peers told us they wait in */
     tr__signature past[TR__TCP_PAST]; /* those with a number, by their number: ranks that go on may differ later */
 
     pthread_mutex_t link;
@@ -188,6 +199,9 @@ const tr__signature *tr__tcp_own_call(const tr__tcp *t, const tr__signature *the
 void tr__tcp_heard(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call);
 /* Sends a control message to all ranks that are there; never blocks. */
 void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text);
+/* Before a failure of our own: lets the monitor hear what the peers have said by now, for a second at most. When that was
+ * why they gave up, it is the failure: we may have slept through it. */
+tr_status tr__tcp_heed(tr__tcp *t);
 /* A connection that `call` needs has ended or failed: finds out why, and fails. Waits for the monitor, a second at most. */
 tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call, int error);
 /* The monitor reads all control connections, and nobody else does. It breaks the group when it has to. */

@@ -72,11 +72,17 @@ void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text)
 
 /* ---- Hearing ----------------------------------------------------------------------------------------------------- */
 
+static void note_call(tr__tcp_peer *peer, const tr__signature *call)
+{
+    peer->call = *call;
+    peer->called = true;
+    if (call->sequence) peer->numbered = *call;
+}
+
 void tr__tcp_heard(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
 {
     pthread_mutex_lock(&t->lock);
-    peer->call = *call;
-    peer->called = true;
+    note_call(peer, call);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -129,28 +135,27 @@ static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
     return died(t, peer, moment, error);
 }
 
-static tr_status hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
+/* A call that is not ours is no reason yet: who comes late to it may be about to hear that the others gave up. */
+static void hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
 {
     pthread_mutex_lock(&t->lock);
-    peer->call = *call;
-    peer->called = true;
+    note_call(peer, call);
+    if (call->sequence > t->ahead) t->ahead = call->sequence;
     int waits_for = peer->frame.waits_for;
     bool exists = waits_for >= 0 && waits_for < t->world_size && waits_for != peer->rank;
     peer->waits_for[tr__kind_of(call->kind)->point_to_point] = exists ? waits_for : -1;
     tr__signature ours = *tr__tcp_own_call(t, call);
     pthread_mutex_unlock(&t->lock);
-    if (ours.sequence != call->sequence || !call->sequence || tr__signature_agrees(&ours, call)) return TR_OK;
-    tr__call_mismatch(t->group, t->rank, &ours, peer->rank, call);
-    return tr__tcp_break(t);
+    if (ours.sequence != call->sequence || !call->sequence || tr__signature_agrees(&ours, call) || t->dispute.there) return;
+    t->dispute = (tr__tcp_dispute){true, peer->rank, ours, *call};
 }
 
-static tr_status hear_goodbye(tr__tcp *t, tr__tcp_peer *peer)
+static void hear_goodbye(tr__tcp *t, tr__tcp_peer *peer)
 {
     pthread_mutex_lock(&t->lock);
     peer->left = true;
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
-    return TR_OK;
 }
 
 /* What one rank does on request is to the others a peer that fails them. */
@@ -171,9 +176,9 @@ static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *cal
 {
     const tr__tcp_frame *f = &peer->frame;
     switch (f->type) {
-    case TR__TCP_CALL: return hear_call(t, peer, call);
+    case TR__TCP_CALL: hear_call(t, peer, call); return TR_OK;
     case TR__TCP_BROKEN: return hear_failure(t, peer);
-    case TR__TCP_GOODBYE: return hear_goodbye(t, peer);
+    case TR__TCP_GOODBYE: hear_goodbye(t, peer); return TR_OK;
     default: break;
     }
     char name[TR__TCP_NAME];
@@ -227,7 +232,19 @@ static tr_status hear_peer(tr__tcp *t, tr__tcp_peer *peer)
 static void hear(tr__tcp *t, tr__tcp_peer *peer)
 {
     bool sound = !tr__failure_there(&t->failure);
+    pthread_mutex_lock(&t->hearing);
     if (hear_peer(t, peer) != TR_OK && sound) log_if_idle(t);
+    pthread_mutex_unlock(&t->hearing);
+}
+
+static void settle_dispute(tr__tcp *t)
+{
+    const tr__tcp_dispute *d = &t->dispute;
+    if (d->there && !tr__failure_there(&t->failure)) {
+        tr__call_mismatch(t->group, t->rank, &d->ours, d->rank, &d->theirs);
+        if (tr__tcp_break(t) != TR_OK) log_if_idle(t);
+    }
+    t->dispute.there = false;
 }
 
 static void *monitor(void *arg)
@@ -238,11 +255,24 @@ static void *monitor(void *arg)
     for (int rank = 0; rank < t->world_size; rank++) /* what came with the last bytes of joining */
         if (tr__wire_holds(&t->peers[rank].wires[TR__TCP_CONTROL_LANE])) hear(t, &t->peers[rank]);
     while (!atomic_load(&t->stopping)) {
-        int ready = epoll_wait(t->watch, events, EVENTS, -1);
+        int ready = epoll_wait(t->watch, events, EVENTS, t->dispute.there ? 0 : -1);
         for (int i = 0; i < ready; i++)
             if (events[i].data.fd != t->rank) hear(t, &t->peers[events[i].data.fd]);
+        if (ready == 0) settle_dispute(t);
     }
     return NULL;
+}
+
+tr_status tr__tcp_heed(tr__tcp *t)
+{
+    enum { LOOK_NS = 1000000000, PAUSE_NS = 500000 };
+    struct epoll_event any;
+    int64_t until = tr__now_ns() + LOOK_NS;
+    while (!tr__failure_there(&t->failure) && epoll_wait(t->watch, &any, 1, 0) > 0 && tr__now_ns() < until)
+        nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    pthread_mutex_lock(&t->hearing); /* what it has read it has dealt with */
+    pthread_mutex_unlock(&t->hearing);
+    return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
 }
 
 tr_status tr__tcp_monitor_start(tr__tcp *t)

@@ -136,6 +136,7 @@ static void flush(tr__tcp *t, int rank)
 static tr_status check_fit(tr__tcp *t, int rank, const op *o, const tr__signature *theirs)
 {
     if (theirs->dtype == o->call.dtype && theirs->count == o->call.count) return TR_OK;
+    TR__TRY(tr__tcp_heed(t));
     tr__call_mismatch(t->group, rank, theirs, t->rank, &o->call);
     return tr__tcp_break(t);
 }
@@ -234,9 +235,10 @@ static void check_deadline(tr__tcp *t, int rank, const op *o, int64_t now, int64
 {
     if (!o || tr__failure_there(&t->failure)) return;
     if (now >= o->deadline) {
-        tr_status late = tr__tcp_timed_out(t, &o->call, rank, o->work->collective.timeout_ms), broken = tr__tcp_break(t);
+        tr_status late = tr__tcp_heed(t);
+        if (late == TR_OK) late = tr__tcp_timed_out(t, &o->call, rank, o->work->collective.timeout_ms);
+        late = tr__tcp_break(t);
         (void)late;
-        (void)broken;
     } else if (o->deadline < *next) {
         *next = o->deadline;
     }

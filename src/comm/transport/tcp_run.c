@@ -195,16 +195,33 @@ static tr_status carry_out(tr__tcp_call *call)
 
 /* ---- The collective ---------------------------------------------------------------------------------------------- */
 
+/* Under the lock: who waits long says so once, so who comes late to it with another call of that number is to object. */
+static tr__tcp_dispute find_dispute(const tr__tcp *t, const tr__signature *call)
+{
+    bool possible = call->sequence && t->ahead >= call->sequence;
+    for (int rank = 0; possible && rank < t->world_size; rank++) {
+        const tr__signature *theirs = &t->peers[rank].numbered;
+        if (theirs->sequence == call->sequence && !tr__signature_agrees(call, theirs))
+            return (tr__tcp_dispute){true, rank, *call, *theirs};
+    }
+    return (tr__tcp_dispute){false};
+}
+
 tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
 {
     TR__TRY(tr__failure_check(&t->failure, t->group));
     tr__signature call;
     tr__signature_of(collective, t->world_size, sequence, &call);
     pthread_mutex_lock(&t->lock);
-    t->last = t->past[sequence % TR__TCP_PAST] = call;
-    t->has_last = t->running = true;
+    tr__tcp_dispute dispute = find_dispute(t, &call);
+    if (!dispute.there) {
+        t->last = t->past[sequence % TR__TCP_PAST] = call;
+        t->has_last = t->running = true;
+    }
     pthread_mutex_unlock(&t->lock);
-    return TR_OK;
+    if (!dispute.there) return TR_OK;
+    if (tr__tcp_heed(t) == TR_OK) tr__call_mismatch(t->group, t->rank, &dispute.ours, dispute.rank, &dispute.theirs);
+    return tr__tcp_break(t);
 }
 
 void tr__tcp_exit(tr__tcp *t)

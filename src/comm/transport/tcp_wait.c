@@ -97,12 +97,14 @@ void tr__tcp_go_on(tr__tcp *t, tr__tcp_patience *p)
 
 /* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
 
-/* What is due after so many milliseconds without progress; *next is set to when the next is. */
+/* What is due after so many milliseconds without progress; *next is set to when the next is. A call that is given less
+ * time speaks earlier: else a short one would end before anyone could object. */
 static void do_what_is_due(tr__tcp *t, tr__tcp_patience *p, int64_t waited, int timeout_ms, int rank, int64_t *next)
 {
     /* Again shortly before the end: what has changed meanwhile belongs into the message. */
     int64_t late = timeout_ms - timeout_ms / 8;
-    if (p->announced == 0 && waited >= TR__TCP_ANNOUNCE_MS) {
+    int64_t soon = timeout_ms / 2 < TR__TCP_ANNOUNCE_MS ? timeout_ms / 2 : TR__TCP_ANNOUNCE_MS;
+    if (p->announced == 0 && waited >= soon) {
         tr__tcp_announce(t, &t->last, rank);
         p->announced = 1;
     }
@@ -114,7 +116,7 @@ static void do_what_is_due(tr__tcp *t, tr__tcp_patience *p, int64_t waited, int 
         report(t, rank);
         p->reported = true;
     }
-    *next = p->announced == 0 ? TR__TCP_ANNOUNCE_MS : p->announced == 1 ? late : timeout_ms;
+    *next = p->announced == 0 ? soon : p->announced == 1 ? late : timeout_ms;
     if (!p->reported && t->report_ms < *next) *next = t->report_ms;
     if (*next > timeout_ms) *next = timeout_ms;
 }
@@ -126,7 +128,10 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     tr__recorder_waits_for(t->recorder, ranks, count);
     int64_t waited = (now - p->since) / 1000000;
     do_what_is_due(t, p, waited, timeout_ms, ranks[0], &next);
-    if (waited >= timeout_ms) return tr__tcp_timed_out(t, own_call(t), ranks[0], timeout_ms);
+    if (waited >= timeout_ms) {
+        TR__TRY(tr__tcp_heed(t));
+        return tr__tcp_timed_out(t, own_call(t), ranks[0], timeout_ms);
+    }
     t->polled[count] = (struct pollfd){.fd = t->kick, .events = POLLIN};
     int ready = poll(t->polled, (nfds_t)count + 1, (int)(next - waited) + 1);
     if (ready < 0 && errno != EINTR) return tr__fail_errno(TR_IO, errno, "group '%s': poll", t->group);
@@ -138,5 +143,7 @@ tr_status tr__tcp_linger(tr__tcp *t, int rank, int64_t since, int timeout_ms)
     int64_t waited = (tr__now_ns() - since) / 1000000, next;
     if (t->lingers.since != since) t->lingers = (tr__tcp_patience){.since = since, .reported = true};
     do_what_is_due(t, &t->lingers, waited, timeout_ms, rank, &next);
-    return waited < timeout_ms ? TR_OK : tr__tcp_blame(t, own_call(t), rank, timeout_ms);
+    if (waited < timeout_ms) return TR_OK;
+    TR__TRY(tr__tcp_heed(t));
+    return tr__tcp_blame(t, own_call(t), rank, timeout_ms);
 }
