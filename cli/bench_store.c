@@ -4,18 +4,18 @@
  */
 #include "bench.h"
 
+#include "crowd.h"
 #include "options.h"
 #include "relaunch.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { ROUNDS = 5, STACK = 256 << 10, TIMEOUT_MS = 100000 };
+enum { ROUNDS = 5 };
 
 static double now_s(void)
 {
@@ -40,79 +40,15 @@ static int write_json(const char *path, cJSON *object)
 
 /* ---- Clients of a store ------------------------------------------------------------------------------------------ */
 
-typedef struct crowd {
-    const char *token; /* NULL: in the clear */
-    int clients, port;
-    pthread_mutex_t lock;
-    char failure[512]; /* the first one */
-} crowd;
-
-static tr_status come_and_meet(const crowd *c)
-{
-    TR_SCOPE;
-    tr_store *store = tr_store_tcp("127.0.0.1", c->port, .token = c->token, .timeout_ms = TIMEOUT_MS);
-    int64_t here;
-    tr_status status = tr_store_add(store, "here", 1, &here);
-    if (status != TR_OK) return status;
-    return here == c->clients ? tr_store_set(store, "go", "", 0) : tr_store_wait(store, "go", TIMEOUT_MS);
-}
-
-static void note_failure(crowd *c, const char *why)
-{
-    pthread_mutex_lock(&c->lock);
-    if (!c->failure[0]) snprintf(c->failure, sizeof c->failure, "%s", why);
-    pthread_mutex_unlock(&c->lock);
-}
-
-static void *be_client(void *arg)
-{
-    if (come_and_meet(arg) != TR_OK) note_failure(arg, tr_error_message());
-    return NULL;
-}
-
-/* All come at once, each with a thread and a connection of its own. */
-static tr_status let_come(crowd *c, tr_store *store, pthread_t *threads)
-{
-    pthread_attr_t small;
-    pthread_attr_init(&small);
-    pthread_attr_setstacksize(&small, STACK);
-    int started = 0;
-    while (started < c->clients && pthread_create(&threads[started], &small, be_client, c) == 0) started++;
-    pthread_attr_destroy(&small);
-    tr_status status = TR_OK;
-    if (started < c->clients) {
-        note_failure(c, "cannot start so many threads");
-        status = tr_store_set(store, "go", "", 0); /* for those that wait */
-    }
-    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
-    return status;
-}
-
-/* False: c->failure says why. */
-static bool meet(crowd *c, double *seconds)
-{
-    TR_SCOPE;
-    tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = c->token);
-    pthread_t *threads = malloc((size_t)c->clients * sizeof *threads);
-    tr_status status = threads ? tr_status_of(store) : TR_NO_MEMORY;
-    c->port = tr_store_port(store);
-    double began = now_s();
-    if (status == TR_OK) status = let_come(c, store, threads);
-    *seconds = now_s() - began;
-    if (status != TR_OK) note_failure(c, threads ? tr_error_message() : "out of memory");
-    free(threads);
-    return !c->failure[0];
-}
-
 /* The rounds of both kinds take turns. */
 static int measure_clients(int clients, const char *json)
 {
     double seconds[2][ROUNDS];
-    crowd c = {.lock = PTHREAD_MUTEX_INITIALIZER, .clients = clients};
+    tr__crowd c = {.clients = clients};
     for (int round = 0; round < ROUNDS; round++) {
         for (int secret = 0; secret < 2; secret++) {
             c.token = secret ? "a token for this run" : NULL;
-            if (meet(&c, &seconds[secret][round])) continue;
+            if (tr__crowd_meet(&c, &seconds[secret][round])) continue;
             tr__complain(TR__BENCH, "%s", c.failure);
             return TR__EXIT_FAILED;
         }
