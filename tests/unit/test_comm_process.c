@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -353,6 +354,39 @@ static void a_stopped_rank_is_a_timeout(void **state)
     stop_one(3, 1, "shared");
 }
 
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+/* Rank 1 may have control segments and channels, but no staging area. */
+static tr_status run_out_of_memory(rank *r)
+{
+    enum { COUNT = 300000 };
+    struct rlimit little = {512 << 10, 512 << 10};
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) {
+        signal(SIGXFSZ, SIG_IGN);
+        CHECK(setrlimit(RLIMIT_FSIZE, &little) == 0);
+    }
+    float *x = calloc(COUNT, sizeof *x);
+    CHECK(x);
+    tr_status status = tr_all_reduce(r->group, x, COUNT);
+    free(x);
+    return status;
+}
+
+static void a_rank_without_shared_memory_is_an_error_everywhere(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 3; world++) {
+        job j;
+        start_job(&j, world, run_out_of_memory, NULL);
+        for (int i = 0; i < world; i++) reap(&j, i);
+        for (int i = 0; i < world; i++)
+            if (j.posts[i].status != TR_NO_MEMORY || !strstr(j.posts[i].text, "bytes of shared memory"))
+                fail_msg("rank %d: %s (%s)", i, j.posts[i].text, tr_status_name(j.posts[i].status));
+        finish(&j);
+    }
+}
+
 /* ---- The environment --------------------------------------------------------------------------------------------- */
 
 /* Joins by env:// and again, with rank 0 serving the store each time anew. */
@@ -477,6 +511,7 @@ int main(void)
         cmocka_unit_test(a_killed_rank_is_named_whatever_runs),
         cmocka_unit_test(a_rank_killed_while_it_joins_is_an_error),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
+        cmocka_unit_test(a_rank_without_shared_memory_is_an_error_everywhere),
         cmocka_unit_test(rank_0_serves_as_under_torchrun),
         cmocka_unit_test(strangers_are_turned_away),
     };
