@@ -1,6 +1,8 @@
 /* Batch norm over the ranks of a group: outputs, running statistics and gradients are those of one process with the
- * whole batch, however it is shared out, alone and in a net under DDP. */
+ * whole batch, however it is shared out, alone and in a net under DDP; and those that PyTorch gives the whole batch, from
+ * tests/recorded/sync_batch_norm.safetensors (record_sync_batch_norm.py). */
 #include "comm_ranks.h"
+#include "recorded.h"
 
 #include "tensor/tensor.h"
 
@@ -84,6 +86,52 @@ static void test_as_one_process(void **state)
     run(3, shares, NULL);
 }
 
+/* ---- PyTorch's --------------------------------------------------------------------------------------------------- */
+
+enum { STEPS = 2 };
+
+/* A step over samples [begin, end): forward and backward, compared with the recorded ones of these samples. */
+static void recorded_step(rank *r, const tr_tensor_list *file, const norm *n, int step, int64_t begin, int64_t end)
+{
+    TR_SCOPE;
+    tr_tensor *weight = tr_require_grad(tr_detach(n->weight)), *bias = tr_require_grad(tr_detach(n->bias));
+    tr_tensor *x = tr_require_grad(tr_contiguous(tr_slice(recorded_find(file, "%d.x", step), 0, begin, end)));
+    tr_tensor *y = tr_sync_batch_norm_op(r->group, x, .weight = weight, .bias = bias, .running_mean = n->mean,
+                                         .running_var = n->var, .training = true, .momentum = 0.3, .eps = 1e-3);
+    OK(tr_backward(tr_sum(tr_mul(y, tr_slice(recorded_find(file, "%d.g", step), 0, begin, end)))));
+    CHECK(recorded_distance(summed(r->group, tr_grad(weight)), recorded_find(file, "%d.dweight", step)) < 1e-5);
+    CHECK(recorded_distance(summed(r->group, tr_grad(bias)), recorded_find(file, "%d.dbias", step)) < 1e-5);
+    if (begin == end) return;
+    CHECK(recorded_distance(y, tr_slice(recorded_find(file, "%d.y", step), 0, begin, end)) < 1e-5);
+    CHECK(recorded_distance(tr_grad(x), tr_slice(recorded_find(file, "%d.dx", step), 0, begin, end)) < 1e-5);
+}
+
+static void as_recorded(rank *r)
+{
+    static const int64_t two[] = {0, 2, BATCH}, three[] = {0, 3, 3, BATCH};
+    const int64_t *bounds = r->world == 2 ? two : three, begin = bounds[r->number], end = bounds[r->number + 1];
+    TR_SCOPE;
+    tr_tensor_list *file = recorded("sync_batch_norm");
+    norm n = {.weight = recorded_find(file, "weight"),
+              .bias = recorded_find(file, "bias"),
+              .mean = tr_zeros(TR_SHAPE(CHANNELS)),
+              .var = tr_ones(TR_SHAPE(CHANNELS))};
+    for (int step = 0; step < STEPS; step++) recorded_step(r, file, &n, step, begin, end);
+    CHECK(recorded_distance(n.mean, recorded_find(file, "running_mean")) < 1e-5);
+    CHECK(recorded_distance(n.var, recorded_find(file, "running_var")) < 1e-5);
+    tr_tensor *x = recorded_find(file, "%d.x", STEPS - 1);
+    tr_tensor *y = tr_sync_batch_norm_op(r->group, x, .weight = n.weight, .bias = n.bias, .running_mean = n.mean,
+                                         .running_var = n.var, .eps = 1e-3);
+    CHECK(recorded_distance(y, recorded_find(file, "evaluated")) < 1e-5);
+}
+
+static void test_as_pytorch(void **state)
+{
+    (void)state;
+    run(2, as_recorded, NULL);
+    run(3, as_recorded, NULL);
+}
+
 /* ---- A net ---------------------------------------------------------------------------------------------------------
  */
 
@@ -164,6 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_one_process),
+        cmocka_unit_test(test_as_pytorch),
         cmocka_unit_test(test_a_net_under_ddp),
         cmocka_unit_test(test_what_is_refused),
     };
