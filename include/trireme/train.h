@@ -22,6 +22,22 @@ TR_API TR_MUST_CHECK tr_status tr_safetensors_save(const char *path, const tr_te
  * TR_FORMAT with what is wrong. */
 TR_API tr_tensor_list *tr_safetensors_load(const char *path);
 
+/* NumPy's .npy files: one tensor, on the CPU. Read are versions 1.0 to 3.0, both orders of elements and of bytes; written
+ * is what numpy.save() writes, atomically. NumPy has no bf16. */
+TR_API TR_MUST_CHECK tr_status tr_npy_save(const char *path, const tr_tensor *t);
+TR_API tr_tensor *tr_npy_load(const char *path);
+/* NumPy's .npz archives of such arrays by name, stored or compressed, as numpy.savez() and numpy.savez_compressed() write
+ * them. The list's metadata stays behind. */
+typedef struct tr_npz_save_options {
+    size_t size;
+    const char *path;
+    const tr_tensor_list *list;
+    bool compress;
+} tr_npz_save_options;
+#define tr_npz_save(...) TR__NEW2(tr_npz_save, path, list, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_npz_save_with(const tr_npz_save_options *options);
+TR_API tr_tensor_list *tr_npz_load(const char *path);
+
 /* Writes FOLDER/checkpoint-STEP/ with model.safetensors and state.safetensors in it, then removes all but the newest
  * two checkpoints there. The new one appears whole, under its name, or not at all: whenever the process ends, the
  * newest checkpoint is a good one. One process at a time saves into a folder. */

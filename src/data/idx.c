@@ -2,7 +2,7 @@
  * IDX files, as LeCun's MNIST page describes them: two zero bytes, the type of the elements, the number of dimensions,
  * their sizes as big-endian 32-bit numbers, and the elements, row-major and big-endian.
  */
-#include "tensor/tensor.h"
+#include "tensor/numbers.h"
 
 #include <trireme/data.h>
 
@@ -104,20 +104,6 @@ static tr_status check_size(const idx_file *f, tr_shape shape, tr_dtype dtype, i
         TR__TEXT(shape), tr_dtype_name(dtype), f->size);
 }
 
-static void from_big_endian(void *elements, size_t element_bytes, int64_t n)
-{
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    uint32_t *words = elements;
-    uint64_t *doubles = elements;
-    if (element_bytes == 4)
-        for (int64_t i = 0; i < n; i++) words[i] = __builtin_bswap32(words[i]);
-    if (element_bytes == 8)
-        for (int64_t i = 0; i < n; i++) doubles[i] = __builtin_bswap64(doubles[i]);
-#else
-    (void)elements, (void)element_bytes, (void)n;
-#endif
-}
-
 static tr_status read_elements(const idx_file *f, tr_tensor *t, int64_t bytes)
 {
     int64_t n;
@@ -129,7 +115,9 @@ static tr_status read_elements(const idx_file *f, tr_tensor *t, int64_t bytes)
             f->path, n, bytes, TR__TEXT(t->shape));
     TR__TRY(read_some(f, &more, 1, &n)); /* and so to the checksum */
     if (n) return tr__fail(TR_FORMAT, "idx: %s goes on after its %s elements", f->path, TR__TEXT(t->shape));
-    from_big_endian(tr__ptr(t), tr_dtype_size(t->dtype), tr__numel(t->shape));
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    tr__swap_bytes(tr__ptr(t), tr_dtype_size(t->dtype), tr__numel(t->shape));
+#endif
     return TR_OK;
 }
 

@@ -126,3 +126,13 @@ void tr__store(tr_dtype dtype, void *base, int64_t i, double value)
 {
     tr__write_f64(dtype, (char *)base + i * (int64_t)tr_dtype_size(dtype), 1, &value, 1);
 }
+
+void tr__swap_bytes(void *elements, size_t bytes, int64_t n)
+{
+    uint16_t *halves = elements;
+    uint32_t *words = elements;
+    uint64_t *doubles = elements;
+    for (int64_t i = 0; bytes == 2 && i < n; i++) halves[i] = __builtin_bswap16(halves[i]);
+    for (int64_t i = 0; bytes == 4 && i < n; i++) words[i] = __builtin_bswap32(words[i]);
+    for (int64_t i = 0; bytes == 8 && i < n; i++) doubles[i] = __builtin_bswap64(doubles[i]);
+}

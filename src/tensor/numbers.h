@@ -17,4 +17,7 @@ void tr__write_f32(tr_dtype dtype, void *to, int64_t stride, const float *from, 
 void tr__write_f64(tr_dtype dtype, void *to, int64_t stride, const double *from, int64_t n);
 void tr__write_i64(tr_dtype dtype, void *to, int64_t stride, const int64_t *from, int64_t n);
 
+/* Elements of `bytes` bytes each (1, 2, 4 or 8) from the other byte order to this one's. */
+void tr__swap_bytes(void *elements, size_t bytes, int64_t n);
+
 #endif

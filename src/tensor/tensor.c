@@ -121,16 +121,22 @@ tr_status tr__dim(const char *what, tr_shape shape, int dim, int *out)
 
 /* ---- Making ----------------------------------------------------------------------------------------------------- */
 
+bool tr__shape_bytes(tr_shape shape, tr_dtype dtype, int64_t *bytes)
+{
+    *bytes = (int64_t)tr_dtype_size(dtype);
+    for (int i = 0; i < shape.ndim; i++)
+        if (shape.dim[i] < 0 || __builtin_mul_overflow(*bytes, at_least_one(shape.dim[i]), bytes)) return false;
+    if (tr__numel(shape) == 0) *bytes = 0;
+    return true;
+}
+
 static tr_status check_shape(tr_shape shape, tr_dtype dtype)
 {
     if (tr_dtype_size(dtype) == 0) return tr__fail(TR_DTYPE, "%d is no dtype", (int)dtype);
     if (shape.ndim < 0 || shape.ndim > TR_MAX_DIMS)
         return tr__fail(TR_SHAPE, "%d dimensions: a tensor has 0 to %d", shape.ndim, TR_MAX_DIMS);
-    int64_t bytes = (int64_t)tr_dtype_size(dtype);
-    for (int i = 0; i < shape.ndim; i++)
-        if (shape.dim[i] < 0 || __builtin_mul_overflow(bytes, shape.dim[i] ? shape.dim[i] : 1, &bytes))
-            return tr__fail(TR_SHAPE, "no tensor has the shape %s", TR__TEXT(shape));
-    return TR_OK;
+    int64_t bytes;
+    return tr__shape_bytes(shape, dtype, &bytes) ? TR_OK : tr__fail(TR_SHAPE, "no tensor has the shape %s", TR__TEXT(shape));
 }
 
 static tr_tensor *new_tensor(tr_shape shape, tr_dtype dtype, tr_device device, bool shared)
@@ -363,6 +369,15 @@ tr_status tr_copy_out(const tr_tensor *t, void *to, size_t bytes)
     }
     tr_device device = tr__device_of(flat);
     return tr__device(device.kind)->copy(tr_cpu(0), to, device, tr__ptr(flat), needed);
+}
+
+const tr_tensor *tr__row_major_on_cpu(const tr_tensor *t)
+{
+    if (tr__bad(t) || (tr_data(t) && tr_is_contiguous(t))) return t;
+    tr_tensor *copy = tr__tensor_new(t->shape, t->dtype, tr_cpu(0));
+    if (tr__bad(copy) || tr_copy_out(t, tr__ptr(copy), (size_t)tr__numel(t->shape) * tr_dtype_size(t->dtype)) == TR_OK)
+        return copy;
+    return tr__tensor_failed();
 }
 
 double tr_item(const tr_tensor *t)

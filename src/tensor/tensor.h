@@ -75,6 +75,8 @@ static inline int64_t tr__numel(tr_shape s)
     for (int i = 0; i < s.ndim; i++) n *= s.dim[i];
     return n;
 }
+/* The bytes of its elements, dense; false: no tensor can have it, be it that a size is negative or that they are too many. */
+bool tr__shape_bytes(tr_shape shape, tr_dtype dtype, int64_t *bytes);
 static inline bool tr__shape_equal(tr_shape a, tr_shape b)
 {
     if (a.ndim != b.ndim) return false;
@@ -110,6 +112,9 @@ void tr__store(tr_dtype dtype, void *base, int64_t index, double value);
 /* Writes from's values to into: from broadcasts to into's shape, dtypes and devices are converted, strides are any. Both
  * are sound, and fit. */
 tr_status tr__copy_elements(tr_tensor *into, const tr_tensor *from);
+
+/* t itself when it lies row-major in the CPU's memory, else a copy that does, in the innermost scope. May be in error. */
+const tr_tensor *tr__row_major_on_cpu(const tr_tensor *t);
 
 /* What the layer of the graph does for tensors, which do not know it: giving up a node and a leaf's data. As
  * tr_require_grad(), it stands in src/ops/node.c. */

@@ -7,19 +7,16 @@
  */
 #include "tensor/list.h"
 #include "train/atomic_file.h"
+#include "train/plain_file.h"
 
 #include <trireme/train.h>
 
 #include <cjson/cJSON.h>
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's byte order is taken for the machine's");
 
@@ -183,19 +180,12 @@ static char *make_header(const tr_tensor_list *list, const int *order, size_t *l
     return text;
 }
 
-/* What lies in CPU memory as the file wants it is written from there; anything else goes through a copy of that tensor.
- */
 static tr_status write_tensor(tr__atomic_file *file, const tr_tensor *t)
 {
-    size_t bytes = (size_t)bytes_of(t);
-    if (!bytes) return TR_OK;
-    if (tr_data(t) && tr_is_contiguous(t)) return tr__atomic_write(file, tr_data(t), bytes);
-    void *copy = malloc(bytes);
-    tr_status status =
-        copy ? tr_copy_out(t, copy, bytes) : tr__fail(TR_NO_MEMORY, "no memory for a copy of %zu bytes", bytes);
-    if (status == TR_OK) status = tr__atomic_write(file, copy, bytes);
-    free(copy);
-    return status;
+    TR_SCOPE;
+    const tr_tensor *flat = tr__row_major_on_cpu(t);
+    TR__TRY(tr_status_of(flat));
+    return tr__atomic_write(file, tr_data(flat), (size_t)bytes_of(flat));
 }
 
 static tr_status write_file(
@@ -239,8 +229,7 @@ typedef struct entry {
 } entry;
 
 typedef struct reader {
-    const char *path;
-    int fd;
+    tr__plain_file file;
     uint64_t header_bytes, data_bytes;
     cJSON *json;
     entry *entries;
@@ -255,34 +244,15 @@ static tr_status damaged(const reader *r, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    return tr__fail(TR_FORMAT, "%s: %s", r->path, text);
+    return tr__fail(TR_FORMAT, "%s: %s", r->file.path, text);
 }
 
-static tr_status read_at(const reader *r, uint64_t offset, void *to, uint64_t bytes)
+static tr_status open_file(reader *r, const char *path)
 {
-    for (char *at = to; bytes;) {
-        ssize_t got = pread(r->fd, at, bytes < 1 << 30 ? bytes : 1 << 30, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return tr__fail_errno(TR_IO, errno, "cannot read %s", r->path);
-        if (got == 0) return damaged(r, "became shorter while it was read");
-        at += got;
-        offset += (uint64_t)got;
-        bytes -= (uint64_t)got;
-    }
-    return TR_OK;
-}
-
-static tr_status open_file(reader *r)
-{
-    r->fd = open(r->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up */
-    if (r->fd < 0) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot open %s", r->path);
-    struct stat s;
-    if (fstat(r->fd, &s) < 0) return tr__fail_errno(TR_IO, errno, "cannot read %s", r->path);
-    if (!S_ISREG(s.st_mode))
-        return damaged(r, "is %s, not a safetensors file", S_ISDIR(s.st_mode) ? "a folder" : "no plain file");
-    if (s.st_size < 10) return damaged(r, "is no safetensors file: it has only %" PRId64 " bytes", (int64_t)s.st_size);
-    uint64_t file_bytes = (uint64_t)s.st_size;
-    TR__TRY(read_at(r, 0, &r->header_bytes, sizeof r->header_bytes));
+    TR__TRY(tr__plain_open(&r->file, path, "a safetensors file"));
+    uint64_t file_bytes = r->file.bytes;
+    if (file_bytes < 10) return damaged(r, "is no safetensors file: it has only %" PRIu64 " bytes", file_bytes);
+    TR__TRY(tr__plain_read(&r->file, 0, &r->header_bytes, sizeof r->header_bytes));
     if (r->header_bytes > file_bytes - 8)
         return damaged(r,
             "is cut short or no safetensors file: its header should have %" PRIu64
@@ -300,7 +270,7 @@ static tr_status parse_header(reader *r)
     size_t length = (size_t)r->header_bytes;
     char *text = malloc(length + 1);
     if (!text) return tr__fail(TR_NO_MEMORY, "no memory for a header of %zu bytes", length);
-    tr_status status = read_at(r, 8, text, length);
+    tr_status status = tr__plain_read(&r->file, 8, text, length);
     text[length] = '\0';
     int64_t stray = status == TR_OK ? first_not_utf8(text, length) : -1;
     if (status == TR_OK && *text != '{')
@@ -350,7 +320,7 @@ static tr_status read_dtype(const reader *r, const char *name, const cJSON *item
     }
     for (size_t i = 0; i < sizeof other_dtypes / sizeof *other_dtypes; i++)
         if (strcmp(item->valuestring, other_dtypes[i]) == 0)
-            return tr__fail(TR_UNSUPPORTED, "%s: tensor \"%s\" is of dtype %s, which Trireme does not have", r->path,
+            return tr__fail(TR_UNSUPPORTED, "%s: tensor \"%s\" is of dtype %s, which Trireme does not have", r->file.path,
                 name, other_dtypes[i]);
     return damaged(r, "tensor \"%s\" has no dtype of the format: \"%.20s\"", name, item->valuestring);
 }
@@ -359,7 +329,7 @@ static tr_status read_shape(const reader *r, const char *name, const cJSON *item
 {
     if (!cJSON_IsArray(item)) return damaged(r, "tensor \"%s\" has no shape", name);
     if (cJSON_GetArraySize(item) > TR_MAX_DIMS)
-        return tr__fail(TR_UNSUPPORTED, "%s: tensor \"%s\" has %d dimensions, more than %d", r->path, name,
+        return tr__fail(TR_UNSUPPORTED, "%s: tensor \"%s\" has %d dimensions, more than %d", r->file.path, name,
             cJSON_GetArraySize(item), TR_MAX_DIMS);
     *out = TR_SCALAR;
     const cJSON *dim;
@@ -387,13 +357,8 @@ static tr_status read_entry(const reader *r, const cJSON *item, entry *e)
         return damaged(r, "is cut short: tensor \"%s\" ends at byte %" PRIu64 " of the data, which has %" PRIu64,
             e->name, e->end, r->data_bytes);
 
-    uint64_t bytes = tr_dtype_size(e->dtype);
-    bool overflow = false;
-    for (int d = 0; d < e->shape.ndim; d++)
-        if (e->shape.dim[d]) overflow |= __builtin_mul_overflow(bytes, (uint64_t)e->shape.dim[d], &bytes);
-    for (int d = 0; d < e->shape.ndim; d++)
-        if (!e->shape.dim[d]) bytes = 0;
-    if (overflow || bytes != e->end - e->begin)
+    int64_t bytes;
+    if (!tr__shape_bytes(e->shape, e->dtype, &bytes) || (uint64_t)bytes != e->end - e->begin)
         return damaged(r, "tensor \"%s\", %s of %s, has %" PRIu64 " bytes of data", e->name,
             tr_shape_text(e->shape, (char[160]){0}), tr_dtype_name(e->dtype), e->end - e->begin);
     return TR_OK;
@@ -455,16 +420,16 @@ static tr_status read_tensor(const reader *r, const entry *e, tr_tensor_list *li
     tr_tensor *t = tr_empty(e->shape, .dtype = e->dtype);
     TR__TRY(tr_status_of(t));
     uint64_t bytes = e->end - e->begin;
-    TR__TRY(read_at(r, 8 + r->header_bytes + e->begin, tr_data(t), bytes));
+    TR__TRY(tr__plain_read(&r->file, 8 + r->header_bytes + e->begin, tr_data(t), bytes));
     const unsigned char *values = tr_data(t);
     for (uint64_t i = 0; e->dtype == TR_BOOL && i < bytes; i++)
         if (values[i] > 1) return damaged(r, "tensor \"%s\" of bool holds the value %d", e->name, values[i]);
     return tr_list_add(list, e->name, t);
 }
 
-static tr_status read_file(reader *r, tr_tensor_list *list)
+static tr_status read_file(reader *r, const char *path, tr_tensor_list *list)
 {
-    TR__TRY(open_file(r));
+    TR__TRY(open_file(r, path));
     TR__TRY(parse_header(r));
     TR__TRY(read_entries(r, list));
     const entry **sorted = calloc((size_t)r->count + 1, sizeof *sorted);
@@ -479,10 +444,10 @@ tr_tensor_list *tr_safetensors_load(const char *path)
 {
     TR_SCOPE;
     tr_tensor_list *list = tr_list();
-    reader r = {.path = path, .fd = -1};
+    reader r = {.file.fd = -1};
     tr_status status = tr_status_of(list);
-    if (status == TR_OK) status = read_file(&r, list);
-    if (r.fd >= 0) close(r.fd);
+    if (status == TR_OK) status = read_file(&r, path, list);
+    tr__plain_close(&r.file);
     cJSON_Delete(r.json);
     free(r.entries);
     return tr_escape(status == TR_OK ? list : (tr_tensor_list *)tr__object_failed(&tr__list_type));

@@ -1,0 +1,97 @@
+/* NumPy's .npz archives: a ZIP archive with a member NAME.npy for each array. */
+#include "tensor/list.h"
+#include "train/npy.h"
+#include "train/zip.h"
+
+#include "data/unicode.h"
+
+#include <trireme/train.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char suffix[] = ".npy";
+
+/* ---- Reading --------------------------------------------------------------------------------------------------------- */
+
+static tr_status read_on(void *user, void *to, uint64_t bytes)
+{
+    return tr__zip_read(user, to, bytes);
+}
+
+static tr_tensor *read_array(const tr__zip *zip, const tr__zip_member *m, const char *name)
+{
+    tr__zip_stream stream;
+    if (tr__zip_begin(&stream, zip, m) != TR_OK) return tr__tensor_failed();
+    tr_tensor *t = tr__npy_read(&(tr__npy_source){.name = name, .bytes = m->bytes, .read = read_on, .user = &stream});
+    tr__zip_end(&stream);
+    return t;
+}
+
+static tr_status read_member(const tr__zip *zip, const tr__zip_member *m, tr_tensor_list *list)
+{
+    TR_SCOPE;
+    char *name = NULL; /* for messages */
+    size_t length = strlen(m->name), end = sizeof suffix - 1;
+    if (asprintf(&name, "%s: %s", zip->file.path, m->name) < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
+    tr_tensor *t = read_array(zip, m, name);
+    free(name);
+    TR__TRY(tr_status_of(t));
+    if (length >= end && strcmp(m->name + length - end, suffix) == 0) m->name[length - end] = '\0';
+    if (tr_list_find(list, m->name)) return tr__fail(TR_FORMAT, "%s: has two arrays named %s", zip->file.path, m->name);
+    return tr_list_add(list, m->name, t);
+}
+
+tr_tensor_list *tr_npz_load(const char *path)
+{
+    TR_SCOPE;
+    tr__zip zip;
+    tr_tensor_list *list = tr_list();
+    tr_status status = tr_status_of(list);
+    if (status == TR_OK) status = tr__zip_open(&zip, path);
+    if (status != TR_OK) return tr_escape((tr_tensor_list *)tr__object_failed(&tr__list_type));
+    for (int i = 0; i < zip.count && status == TR_OK; i++) status = read_member(&zip, &zip.members[i], list);
+    tr__zip_close(&zip);
+    return tr_escape(status == TR_OK ? list : (tr_tensor_list *)tr__object_failed(&tr__list_type));
+}
+
+/* ---- Writing --------------------------------------------------------------------------------------------------------- */
+
+static tr_status write_member(tr__zip_writer *w, const char *name, const tr_tensor *t)
+{
+    TR_SCOPE;
+    const tr_tensor *flat = tr__row_major_on_cpu(t);
+    TR__TRY(tr_status_of(flat));
+    char header[TR__NPY_HEADER_MOST], *member = NULL;
+    size_t length;
+    TR__TRY(tr__npy_header(name, flat, header, &length));
+    if (asprintf(&member, "%s%s", name, suffix) < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
+    tr__zip_piece pieces[] = {
+        {header, length}, {tr__ptr(flat), (uint64_t)tr__numel(flat->shape) * tr_dtype_size(flat->dtype)}};
+    tr_status status = tr__zip_add(w, member, pieces, 2);
+    free(member);
+    return status;
+}
+
+static tr_status check_list(const tr_tensor_list *list)
+{
+    TR__TRY(tr_status_of(list));
+    for (int i = 0; i < tr_list_count(list); i++) {
+        const char *name = tr_list_name(list, i);
+        if (!tr__is_utf8(name, strlen(name))) return tr__fail(TR_INVALID, "the name \"%s\" is not UTF-8", name);
+    }
+    return TR_OK;
+}
+
+tr_status tr_npz_save_with(const tr_npz_save_options *options)
+{
+    const tr_tensor_list *list = options->list;
+    if (!options->path || !list) return tr__fail(TR_INVALID, "npz: a path and a list are needed");
+    TR__TRY(check_list(list));
+    tr__zip_writer writer;
+    TR__TRY(tr__zip_create(&writer, options->path, options->compress));
+    tr_status status = TR_OK;
+    for (int i = 0; i < tr_list_count(list) && status == TR_OK; i++)
+        status = write_member(&writer, tr_list_name(list, i), tr_list_at(list, i));
+    return tr__zip_finish(&writer, status);
+}

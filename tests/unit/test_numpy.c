@@ -1,0 +1,339 @@
+/* NumPy's .npy and .npz: what NumPy wrote is read, what is written is read back, and what is damaged is refused. */
+#include "files.h"
+
+#include "tensor/tensor.h"
+
+#include <trireme/train.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static void assert_failed(tr_status got, tr_status status, const char *part)
+{
+    if (got != status) fail_msg("%s instead of %s: \"%s\"", tr_status_name(got), tr_status_name(status), tr_error_message());
+    if (!strstr(tr_error_message(), part)) fail_msg("\"%s\" lacks \"%s\"", tr_error_message(), part);
+}
+
+static const char *recorded_path(const char *name)
+{
+    static char path[512];
+    snprintf(path, sizeof path, "%s/tests/recorded/numpy/%s", getenv("SOURCE") ? getenv("SOURCE") : ".", name);
+    return path;
+}
+
+static void assert_same(const tr_tensor *a, const tr_tensor *b)
+{
+    assert_non_null(b);
+    assert_int_equal(tr_status_of(b), TR_OK);
+    assert_int_equal(tr_dtype_of(a), tr_dtype_of(b));
+    if (!tr__shape_equal(a->shape, b->shape)) fail_msg("%s instead of %s", TR__TEXT(b->shape), TR__TEXT(a->shape));
+    assert_true(tr_is_contiguous(b));
+    const tr_tensor *flat = tr__row_major_on_cpu(a);
+    assert_memory_equal(tr_data(flat), tr_data(b), (size_t)tr_numel(a) * tr_dtype_size(tr_dtype_of(a)));
+}
+
+/* ---- What NumPy wrote ------------------------------------------------------------------------------------------------ */
+
+static void check_recorded(const tr_tensor_list *list)
+{
+    static const struct {
+        const char *name;
+        tr_dtype dtype;
+    } kinds[] = {{"f2", TR_F16}, {"f4", TR_F32}, {"f8", TR_F64}, {"i4", TR_I32}, {"i8", TR_I64}, {"u1", TR_U8}, {"b1", TR_BOOL}};
+    TR_CHECK(tr_status_of(list));
+    assert_int_equal(tr_list_count(list), 7 * 4 + 3);
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        TR_SCOPE;
+        tr_tensor *expected = tr_empty(TR_SHAPE(2, 3, 4), .dtype = kinds[k].dtype);
+        for (int64_t i = 0; i < 24; i++)
+            tr__store(kinds[k].dtype, tr_data(expected), i,
+                (double)(kinds[k].dtype == TR_BOOL ? i % 3 == 0 : kinds[k].dtype == TR_U8 ? i + 200 : i - 7));
+        for (int variant = 0; variant < 4; variant++) {
+            char name[32];
+            snprintf(name, sizeof name, "%s.%c.%s", kinds[k].name, "CF"[variant / 2], variant % 2 ? "big" : "little");
+            assert_same(expected, tr_list_find(list, name));
+        }
+    }
+    assert_same(tr_scalar(2.5, TR_F64), tr_list_find(list, "scalar"));
+    assert_same(tr_empty(TR_SHAPE(3, 0, 2)), tr_list_find(list, "empty"));
+    assert_same(tr_arange(5, TR_I32, tr_cpu(0)), tr_list_find(list, "row"));
+}
+
+static void test_archives_of_numpy(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    check_recorded(tr_npz_load(recorded_path("arrays.npz")));
+    check_recorded(tr_npz_load(recorded_path("compressed.npz")));
+}
+
+static void test_versions_of_the_format(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    float values[6] = {0, 1, 2, 3, 4, 5};
+    tr_tensor *expected = tr_from(values, TR_SHAPE(2, 3));
+    assert_same(expected, tr_npy_load(recorded_path("version-1.npy")));
+    assert_same(expected, tr_npy_load(recorded_path("version-2.npy")));
+    assert_same(expected, tr_npy_load(recorded_path("version-3.npy")));
+}
+
+/* ---- What we write --------------------------------------------------------------------------------------------------- */
+
+static size_t read_file(const char *path, unsigned char *to, size_t most)
+{
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    size_t n = fread(to, 1, most, file);
+    assert_true(n < most);
+    fclose(file);
+    return n;
+}
+
+/* What NumPy writes for the same array is the same, byte for byte. */
+static void test_an_array_is_written_as_numpy_does(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    unsigned char ours[512], theirs[512];
+    float values[6] = {0, 1, 2, 3, 4, 5};
+    TR_CHECK(tr_npy_save(files_path("a.npy"), tr_from(values, TR_SHAPE(2, 3))));
+    size_t n = read_file(files_path("a.npy"), ours, sizeof ours);
+    assert_int_equal(read_file(recorded_path("version-1.npy"), theirs, sizeof theirs), n);
+    assert_memory_equal(ours, theirs, n);
+}
+
+static tr_tensor_list *some_of_everything(void)
+{
+    tr_tensor_list *list = tr_list();
+    for (int d = 0; d < TR_DTYPE_COUNT; d++)
+        if (d != TR_BF16)
+            TR_CHECK(tr_list_add(list, tr_dtype_name((tr_dtype)d), tr_ones(TR_SHAPE(2, 3, 4), .dtype = (tr_dtype)d)));
+    TR_CHECK(tr_list_add(list, "h.0.weight", tr_transpose(tr_randn(1, TR_SHAPE(50, 70)), 0, 1)));
+    TR_CHECK(tr_list_add(list, "", tr_scalar(3, TR_I64)));
+    TR_CHECK(tr_list_add(list, "caf\xc3\xa9/none", tr_empty(TR_SHAPE(2, 0))));
+    TR_CHECK(tr_list_add(list, "long", tr_randn(2, TR_SHAPE(1, 2, 1, 3, 1, 4, 1, 999))));
+    TR_CHECK(tr_list_add(list, "zeros", tr_zeros(TR_SHAPE(1 << 18))));
+    return list;
+}
+
+static void test_lists_come_back(void **state)
+{
+    (void)state;
+    for (int compress = 0; compress < 2; compress++) {
+        TR_SCOPE;
+        tr_tensor_list *list = some_of_everything();
+        TR_CHECK(tr_npz_save(files_path("a.npz"), list, .compress = compress));
+        tr_tensor_list *back = tr_npz_load(files_path("a.npz"));
+        TR_CHECK(tr_status_of(back));
+        assert_int_equal(tr_list_count(back), tr_list_count(list));
+        for (int i = 0; i < tr_list_count(list); i++) {
+            assert_string_equal(tr_list_name(back, i), tr_list_name(list, i));
+            assert_same(tr_list_at(list, i), tr_list_at(back, i));
+        }
+        unsigned char empty[64];
+        TR_CHECK(tr_npz_save(files_path("a.npz"), tr_list(), .compress = compress));
+        assert_int_equal(read_file(files_path("a.npz"), empty, sizeof empty), 22);
+        assert_memory_equal(empty, "PK\5\6", 4); /* by which NumPy knows it */
+        assert_int_equal(tr_list_count(tr_npz_load(files_path("a.npz"))), 0);
+    }
+}
+
+static void test_what_numpy_has_not(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *low = tr_zeros(TR_SHAPE(2), .dtype = TR_BF16);
+    tr_tensor_list *list = tr_list();
+    TR_CHECK(tr_list_add(list, "w", low));
+    TR_CHECK(tr_npy_save(files_path("kept.npy"), tr_zeros(TR_SHAPE(2))));
+    assert_failed(tr_npy_save(files_path("kept.npy"), low), TR_UNSUPPORTED, "NumPy has no bf16; tr_cast() it to f32");
+    assert_failed(tr_npz_save(files_path("kept.npy"), list), TR_UNSUPPORTED, "w: NumPy has no bf16");
+    assert_int_equal(tr_status_of(tr_npy_load(files_path("kept.npy"))), TR_OK);
+    assert_failed(tr_npy_save(files_path("x.npy"), tr_add(low, tr_zeros(TR_SHAPE(3)))), TR_DTYPE, "add");
+    assert_failed(tr_npz_save("/no/such/folder/x.npz", tr_list()), TR_IO, "/no/such/folder");
+}
+
+/* ---- What is damaged, or foreign ------------------------------------------------------------------------------------- */
+
+static size_t make_npy(unsigned char *to, const char *header, size_t data)
+{
+    size_t n = strlen(header);
+    memcpy(to, "\x93NUMPY\1", 8);
+    to[8] = (unsigned char)n;
+    to[9] = (unsigned char)(n >> 8);
+    memcpy(to + 10, header, n);
+    memset(to + 10 + n, 2, data);
+    return 10 + n + data;
+}
+
+static tr_status load_npy(const char *header, size_t data)
+{
+    TR_SCOPE;
+    unsigned char bytes[512];
+    return tr_status_of(tr_npy_load(files_write("b.npy", bytes, make_npy(bytes, header, data))));
+}
+
+static void test_headers(void **state)
+{
+    (void)state;
+    assert_int_equal(load_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", 24), TR_OK);
+    assert_int_equal(load_npy("{\"shape\":(2,3,),\"descr\":\"=f4\",\"fortran_order\":True}\n", 24), TR_OK);
+    assert_int_equal(load_npy("{'descr': '|u1', 'fortran_order': False, 'shape': ()}", 1), TR_OK);
+    static const struct {
+        const char *header;
+        size_t data;
+        tr_status status;
+        const char *part;
+    } rows[] = {
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", 23, TR_FORMAT, "holds [2, 3] of f32, and has 23 bytes"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", 25, TR_FORMAT, "has 25 bytes"},
+        {"{'descr': '|f4', 'fortran_order': False, 'shape': (2,), }", 8, TR_FORMAT, "\"|f4\" lacks the byte order"},
+        {"{'descr': '<c8', 'fortran_order': False, 'shape': (1,), }", 8, TR_UNSUPPORTED, "dtype \"<c8\"; Trireme has f2, f4"},
+        {"{'descr': '<i2', 'fortran_order': False, 'shape': (4,), }", 8, TR_UNSUPPORTED, "\"<i2\""},
+        {"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", 8, TR_UNSUPPORTED, "pickled Python objects"},
+        {"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", 4, TR_UNSUPPORTED, "records"},
+        {"{'descr': 'f4', 'fortran_order': False, 'shape': (1,), }", 4, TR_UNSUPPORTED, "\"f4\""},
+        {"{'descr': '|b1', 'fortran_order': False, 'shape': (1,), }", 1, TR_FORMAT, "bool holds the value 2"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,1), }", 4, TR_UNSUPPORTED, "more than 8"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775808,), }", 4, TR_FORMAT, "no number to 2^63"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4), }", 0, TR_FORMAT, "has 0 bytes"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4, 0), }", 0, TR_FORMAT, "has 0 bytes"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }", 4, TR_FORMAT, "no size at \"-1,)"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (1 2), }", 8, TR_FORMAT, "no comma"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,,), }", 8, TR_FORMAT, "no size"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': 1, }", 4, TR_FORMAT, "no shape"},
+        {"{'descr': '<f4', 'fortran_order': 0, 'shape': (1,), }", 4, TR_FORMAT, "neither True nor False"},
+        {"{'descr': '<f4', 'shape': (1,), }", 4, TR_FORMAT, "lacks descr, fortran_order or shape"},
+        {"{'descr': '<f4', 'descr': '<f4', 'shape': (1,), }", 4, TR_FORMAT, "a key twice"},
+        {"{'descr': '<f4', 'other': '<f4', 'shape': (1,), }", 4, TR_FORMAT, "an unknown key"},
+        {"{'descr': '<f4, 'fortran_order': False, 'shape': (1,), }", 4, TR_UNSUPPORTED, "dtype \"<f4, \""},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), } + 1", 4, TR_FORMAT, "more than the entries"},
+        {"{'descr': '<f4", 0, TR_FORMAT, "a string that does not end"},
+        {"", 0, TR_FORMAT, "no {"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_failed(load_npy(rows[i].header, rows[i].data), rows[i].status, rows[i].part);
+}
+
+static void test_what_is_no_array(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    assert_failed(tr_status_of(tr_npy_load(files_path("absent.npy"))), TR_NOT_FOUND, "cannot open");
+    assert_failed(tr_status_of(tr_npy_load("/tmp")), TR_FORMAT, "is a folder, not an .npy file");
+    assert_failed(tr_status_of(tr_npy_load(NULL)), TR_INVALID, "no path of an .npy file");
+    assert_failed(tr_status_of(tr_npy_load(files_write("b.npy", "", 0))), TR_FORMAT, "ends in its header");
+    assert_failed(tr_status_of(tr_npy_load(files_write("b.npy", "GIF89a..", 8))), TR_FORMAT, "is no .npy array");
+    assert_failed(tr_status_of(tr_npy_load(recorded_path("arrays.npz"))), TR_FORMAT, "tr_npz_load() reads it");
+    assert_failed(tr_status_of(tr_npy_load(files_write("b.npy", "\x93NUMPY\4\0\0\0", 10))), TR_UNSUPPORTED, "version 4.0");
+    assert_failed(tr_status_of(tr_npy_load(files_write("b.npy", "\x93NUMPY\2\0\0\0\0\1", 12))), TR_FORMAT, "longer than");
+    assert_failed(tr_status_of(tr_npz_load(recorded_path("version-1.npy"))), TR_FORMAT, "no .npz archive");
+    assert_failed(tr_status_of(tr_npz_load(files_write("b.npz", "", 0))), TR_FORMAT, "no .npz archive");
+    assert_failed(tr_status_of(tr_npz_load(NULL)), TR_INVALID, "no path of an .npz archive");
+}
+
+/* From memory: thousands of files would wait for the disk. */
+static tr_tensor_list *load_archive(const unsigned char *bytes, size_t n)
+{
+    char path[40];
+    int fd = memfd_create("archive", MFD_CLOEXEC);
+    assert_true(fd >= 0 && write(fd, bytes, n) == (ssize_t)n);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    tr_tensor_list *list = tr_npz_load(path);
+    close(fd);
+    return list;
+}
+
+/* An archive with one byte changed gives an error or the same array: dates, and bits that say nothing, may change. */
+static void check_damage(const unsigned char *archive, size_t n, const tr_tensor *expected)
+{
+    unsigned char bytes[1024];
+    for (size_t i = 0; i < n; i++) {
+        TR_SCOPE;
+        assert_true(tr_status_of(load_archive(archive, i)) != TR_OK);
+        for (int bit = 0; bit < 8; bit += 3) {
+            memcpy(bytes, archive, n);
+            bytes[i] ^= (unsigned char)(1 << bit);
+            tr_tensor_list *list = load_archive(bytes, n);
+            if (tr_status_of(list) == TR_OK && tr_list_count(list)) assert_same(expected, tr_list_at(list, 0));
+        }
+    }
+}
+
+static void test_a_damaged_archive(void **state)
+{
+    (void)state;
+    for (int compress = 0; compress < 2; compress++) {
+        TR_SCOPE;
+        unsigned char bytes[1024];
+        tr_tensor *t = tr_randn(3, TR_SHAPE(3, 5));
+        tr_tensor_list *list = tr_list();
+        TR_CHECK(tr_list_add(list, "weight", t));
+        TR_CHECK(tr_npz_save(files_path("a.npz"), list, .compress = compress));
+        size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes);
+        check_damage(bytes, n, t);
+        bytes[8] = 1; /* the member's own header may say what it likes; the directory counts */
+        assert_int_equal(tr_status_of(load_archive(bytes, n)), TR_OK);
+    }
+}
+
+/* The sums that follow change where they are checked: in the member's data, in the directory. */
+static void test_what_an_archive_hides(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    unsigned char bytes[1024];
+    tr_tensor_list *list = tr_list();
+    TR_CHECK(tr_list_add(list, "a", tr_zeros(TR_SHAPE(2))));
+    TR_CHECK(tr_list_add(list, "b", tr_zeros(TR_SHAPE(2))));
+    TR_CHECK(tr_npz_save(files_path("a.npz"), list));
+    size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes), size = 30 + 5 + 20 + 128 + 8, entry = 46 + 5 + 28;
+    unsigned char *data = bytes + size - 1, *first = bytes + 2 * size, *second = first + entry, old;
+    assert_memory_equal(first, "PK\1\2", 4);
+
+    *data = 1;
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "a.npy has another checksum");
+    *data = 0;
+    second[46] = 'a';
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "two arrays named a");
+    second[46] = '\xff';
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "name is not UTF-8");
+    second[46] = 'b';
+    second[10] = 12;
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_UNSUPPORTED, "b.npy is compressed by method 12");
+    second[10] = 0;
+    second[8] = 1;
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_UNSUPPORTED, "encrypted");
+    second[8] = 0;
+    old = second[46 + 5 + 4 + 16];
+    second[46 + 5 + 4 + 16] = 0; /* where its header is */
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "lies over something else");
+    second[46 + 5 + 4 + 16] = old;
+    first[10] = 8; /* so much cannot come from so little */
+    first[46 + 5 + 4 + 5] = 1;
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "cannot have");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_archives_of_numpy),
+        cmocka_unit_test(test_versions_of_the_format),
+        cmocka_unit_test(test_an_array_is_written_as_numpy_does),
+        cmocka_unit_test(test_lists_come_back),
+        cmocka_unit_test(test_what_numpy_has_not),
+        cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_what_is_no_array),
+        cmocka_unit_test(test_a_damaged_archive),
+        cmocka_unit_test(test_what_an_archive_hides),
+    };
+    return cmocka_run_group_tests(tests, files_begin, files_end);
+}
