@@ -29,6 +29,7 @@ int tr__train_settings(tr__train *t, tr__setting settings[TR__SETTINGS_MOST])
 {
     const tr__setting shared[] = {
         {"data", TR__SETTING_TEXT, &t->data, false}, /* it may have moved: its content is compared */
+        {"init", TR__SETTING_TEXT, &t->init, true},
         {"batch", TR__SETTING_INTEGER, &t->batch, true},
         {"micro-batch", TR__SETTING_INTEGER, &t->micro_batch, false},
         {"steps", TR__SETTING_INTEGER, &t->steps, false},
@@ -82,6 +83,39 @@ const char *tr__train_own(tr__train *t, char *text)
     return t->owned[t->n_owned++] = text;
 }
 
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), n = strlen(end);
+    return length >= n && !strcmp(text + length - n, end);
+}
+
+/* A file's tensors, of the table only its first rows. */
+static tr_status take_weights(const tr_tensor_list *file, const tr__train_weights *w, tr_tensor_list *out)
+{
+    tr_status status = tr_status_of(file);
+    for (int i = 0; status == TR_OK && i < tr_list_count(file); i++) {
+        tr_tensor *t = tr_list_at(file, i);
+        if (w->table && ends_with(tr_list_name(file, i), w->table) && tr_size(t, 0) > w->rows)
+            t = tr_slice(t, 0, 0, w->rows);
+        status = tr_list_add(out, tr_list_name(file, i), t);
+    }
+    return status;
+}
+
+tr_status tr__train_begin_with(tr__train *t, tr_module *model, const tr__train_weights *w)
+{
+    TR_SCOPE;
+    if (!t->init) return TR_OK;
+    tr_tensor_list *state = tr_list();
+    tr_load_report report;
+    tr_status status =
+        take_weights(ends_with(t->init, ".npz") ? tr_npz_load(t->init) : tr_safetensors_load(t->init), w, state);
+    if (status == TR_OK)
+        status = tr_load_state_dict(model, state, .rename = w->rename, .partial = w->partial, .report = &report);
+    if (status == TR_OK) snprintf(t->begun_with, sizeof t->begun_with, "%.*s: %s", 128, t->init, report.text);
+    return status;
+}
+
 double tr__zero_is_meant(double value)
 {
     return value == 0 ? TR_ZERO : value;
@@ -95,6 +129,8 @@ static void put_options(tr__train *t, tr__option *options)
     const int many = INT_MAX;
     const tr__option data = {"data", 0, "PATH", t->kind->data_help, TR__TEXT(&t->data)};
     const tr__option shared[] = {
+        {"init", 0, "FILE", "weights to start from: safetensors or .npz, with Hugging Face's or torchvision's names",
+         TR__TEXT(&t->init)},
         {"min-lr", 0, "X", "learning rate at the end of the cosine", TR__NUMBER(&t->min_lr, 0, 1000)},
         {"weight-decay", 0, "X", "the optimizer's", TR__NUMBER(&t->weight_decay, 0, 1000)},
         {"clip", 0, "X", "the most that the gradients' norm may be; 0: any", TR__NUMBER(&t->clip, 0, any)},

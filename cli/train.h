@@ -51,6 +51,7 @@ struct tr__train {
     void *own;              /* the kind's */
     /* What a checkpoint remembers, besides the kind's own settings. */
     const char *data;
+    const char *init; /* weights to start from; NULL: random ones */
     int batch, micro_batch, steps, warmup;
     double lr, min_lr, weight_decay, clip;
     int seed;
@@ -65,6 +66,7 @@ struct tr__train {
     int64_t started_ns;
     int64_t parameters;  /* of the model; from check or trainer on */
     char content[96];    /* tells the data: a resumed run must have the same */
+    char begun_with[1200]; /* what --init has loaded; "": it was not given */
     char *owned[16];     /* strings to be freed */
     int n_owned;
 };
@@ -91,6 +93,16 @@ int tr__train_restore(tr__train *train); /* options from the checkpoint in --out
 int tr__train_check(tr__train *train);   /* everything that can be checked before; makes the folder */
 /* For a kind's check: remembers what the data is; a resumed run must have the same. */
 int tr__train_content(tr__train *train, const char *content);
+/* How --init's file becomes the model's: as tr_load_state_dict() has it; and of the table whose name in the file ends so, only
+ * the first rows are taken. NULL: no table. */
+typedef struct tr__train_weights {
+    const tr_rename *rename;
+    const char *partial;
+    const char *table;
+    int64_t rows;
+} tr__train_weights;
+/* Loads it into a model, where it was given. */
+tr_status tr__train_begin_with(tr__train *train, tr_module *model, const tr__train_weights *weights);
 /* How many ranks share the machine's memory. */
 int64_t tr__train_local_ranks(const tr__train *train);
 

@@ -1,8 +1,6 @@
 /* `trireme train bert`: a share of the tokens is hidden, and to be found out. */
 #include "train_text.h"
 
-#include <stdio.h>
-#include <string.h>
 
 static tr_module *build(const tr__language_size *s)
 {
@@ -32,27 +30,17 @@ static double window_bytes(const tr__language_size *s)
     return 4.0 * s->context * ((12.0 * s->layers + 8.0) * s->dim + 2.0 * s->vocab);
 }
 
-/* Before "from" stands what stays: a.gamma -> a.weight */
-static void replace_end(char *name, size_t bytes, const char *from, const char *to)
-{
-    size_t length = strlen(name), end = strlen(from);
-    if (length < end || strcmp(name + length - end, from) != 0) return;
-    snprintf(name + length - end, bytes - (length - end), "%s", to);
-}
-
 /* Files of the whole model also hold what learned which sentence follows, the tied head's copy and a table 0, 1, …; the first
  * ones call a norm's parameters as its paper does. */
-static bool rename_tensor(const char *theirs, char *ours, size_t bytes)
-{
-    static const char *const others[] = {"bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.",
-                                         "bert.embeddings.position_ids"};
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (!strncmp(theirs, others[i], strlen(others[i]))) return false;
-    snprintf(ours, bytes, "%s", theirs);
-    replace_end(ours, bytes, ".gamma", ".weight");
-    replace_end(ours, bytes, ".beta", ".bias");
-    return true;
-}
+static const tr_rename names[] = {
+    {"bert.pooler.*", NULL},
+    {"cls.seq_relationship.*", NULL},
+    {"cls.predictions.decoder.*", NULL},
+    {"bert.embeddings.position_ids", NULL},
+    {"*.gamma", "*.weight"},
+    {"*.beta", "*.bias"},
+    {NULL, NULL},
+};
 
 enum { BYTES = 256, BEGIN = BYTES, END, MASK, BYTE_VOCAB };
 
@@ -87,14 +75,13 @@ const tr__language tr__language_bert = {
     .title = "BERT",
     .about = "Trains a BERT to find out hidden tokens of a text, on one process or several, and keeps what it learned.",
     .tokenizer_help = "word pieces: BERT's vocab.txt or tokenizer.json, or a folder of Hugging Face's with them",
-    .init_help = "weights to start from: a safetensors file with the names of Hugging Face's BERT",
     .byte_vocab = BYTE_VOCAB,
     .presets = presets,
     .preset = preset,
     .build = build,
     .parameters = parameters,
     .window_bytes = window_bytes,
-    .rename = rename_tensor,
+    .rename = names,
     .positions = "bert.embeddings.position_embeddings.weight",
     .masking = masking,
 };

@@ -2,7 +2,6 @@
 #include "train_text.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static tr_gpt_options options_of(const tr__language_size *s)
 {
@@ -44,15 +43,9 @@ static double window_bytes(const tr__language_size *s)
 }
 
 /* Their model is inside "transformer", and some files also hold masks and the tied head. */
-static bool rename_tensor(const char *theirs, char *ours, size_t bytes)
-{
-    static const char inside[] = "transformer.";
-    if (!strncmp(theirs, inside, sizeof inside - 1)) theirs += sizeof inside - 1;
-    snprintf(ours, bytes, "%s", theirs);
-    size_t length = strlen(theirs);
-    bool mask = (length > 10 && !strcmp(theirs + length - 10, ".attn.bias")) || strstr(theirs, ".attn.masked_bias");
-    return !mask && strcmp(theirs, "lm_head.weight") != 0;
-}
+static const tr_rename names[] = {
+    {"transformer.*", "*"}, {"*.attn.bias", NULL}, {"*.attn.masked_bias", NULL}, {"lm_head.weight", NULL}, {NULL, NULL},
+};
 
 static void advise(const tr__train *t)
 {
@@ -74,14 +67,13 @@ const tr__language tr__language_gpt = {
     .title = "GPT",
     .about = "Trains a GPT on a text, on one process or several, and keeps what it learned.",
     .tokenizer_help = "Hugging Face's files of byte pairs, or what `trireme tokenizer train` wrote",
-    .init_help = "weights to start from: a safetensors file with GPT-2's names",
     .byte_vocab = 256,
     .presets = presets,
     .preset = preset,
     .build = build,
     .parameters = parameters,
     .window_bytes = window_bytes,
-    .rename = rename_tensor,
+    .rename = names,
     .positions = "wpe.weight",
     .advise = advise,
 };

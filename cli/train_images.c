@@ -46,6 +46,8 @@ BUILDER(vgg16)
 BUILDER(vgg19)
 #undef BUILDER
 
+#define RESNET_FREE "fc.* *.num_batches_tracked"
+
 static const struct model {
     const char *name;
     builder *build;
@@ -53,15 +55,23 @@ static const struct model {
     int patch;          /* that sizes are multiples of; 0: any */
     int batch;
     double lr;
+    const char *free; /* of --init's weights, what need not fit: the head, for other classes, and counts of batches */
 } models[] = {
-    {"lenet", lenet, 1, 28, 0, 32, 0.02},        {"resnet18", resnet18, 0, 0, 0, 64, 0.05},
-    {"resnet34", resnet34, 0, 0, 0, 64, 0.05},   {"resnet50", resnet50, 0, 0, 0, 64, 0.05},
-    {"resnet101", resnet101, 0, 0, 0, 64, 0.05}, {"vgg11", vgg11, 0, 0, 0, 64, 0.01},
-    {"vgg13", vgg13, 0, 0, 0, 64, 0.01},         {"vgg16", vgg16, 0, 0, 0, 64, 0.01},
-    {"vgg19", vgg19, 0, 0, 0, 64, 0.01},         {"vit_nano", vit, 0, 0, 4, 64, 0.02},
-    {"vit_b_16", vit, 0, 0, 16, 64, 0.01},       {"vit_b_32", vit, 0, 0, 32, 64, 0.01},
-    {"vit_l_16", vit, 0, 0, 16, 64, 0.01},       {"vit_l_32", vit, 0, 0, 32, 64, 0.01},
-    {"vit_h_14", vit, 0, 0, 14, 64, 0.01},
+    {"lenet", lenet, 1, 28, 0, 32, 0.02, "fc3.*"},
+    {"resnet18", resnet18, 0, 0, 0, 64, 0.05, RESNET_FREE},
+    {"resnet34", resnet34, 0, 0, 0, 64, 0.05, RESNET_FREE},
+    {"resnet50", resnet50, 0, 0, 0, 64, 0.05, RESNET_FREE},
+    {"resnet101", resnet101, 0, 0, 0, 64, 0.05, RESNET_FREE},
+    {"vgg11", vgg11, 0, 0, 0, 64, 0.01, "classifier.6.*"},
+    {"vgg13", vgg13, 0, 0, 0, 64, 0.01, "classifier.6.*"},
+    {"vgg16", vgg16, 0, 0, 0, 64, 0.01, "classifier.6.*"},
+    {"vgg19", vgg19, 0, 0, 0, 64, 0.01, "classifier.6.*"},
+    {"vit_nano", vit, 0, 0, 4, 64, 0.02, "heads.head.*"},
+    {"vit_b_16", vit, 0, 0, 16, 64, 0.01, "heads.head.*"},
+    {"vit_b_32", vit, 0, 0, 32, 64, 0.01, "heads.head.*"},
+    {"vit_l_16", vit, 0, 0, 16, 64, 0.01, "heads.head.*"},
+    {"vit_l_32", vit, 0, 0, 32, 64, 0.01, "heads.head.*"},
+    {"vit_h_14", vit, 0, 0, 14, 64, 0.01, "heads.head.*"},
 };
 
 typedef struct images {
@@ -147,7 +157,8 @@ static tr_status open_pictures(const tr__train *t)
     return tr__pictures_open(&wish, &m->pictures);
 }
 
-static tr_module *build(const tr__train *t)
+/* As training starts; fresh: not from a checkpoint. */
+static tr_status build(tr__train *t, bool fresh, tr_module **model)
 {
     const images *m = t->own;
     const tr__preparation *p = &m->pictures.preparations[0];
@@ -156,7 +167,18 @@ static tr_module *build(const tr__train *t)
                            .channels = p->channels,
                            .size = p->size,
                            .seed = (uint64_t)t->seed};
-    return m->model->build(&wish);
+    *model = m->model->build(&wish);
+    tr_status status = tr_status_of(*model);
+    return status == TR_OK && fresh ? tr__train_begin_with(t, *model, &(tr__train_weights){.partial = m->model->free}) : status;
+}
+
+/* A file that does not fit is found before any rank is started. */
+static int check_init(tr__train *t)
+{
+    TR_SCOPE;
+    tr_module *model;
+    if (t->resume || !t->init || build(t, true, &model) == TR_OK) return -1;
+    return tr__train_failed(t, "--init: %s", tr_error_message());
 }
 
 static int64_t count_parameters(tr_module *model)
@@ -199,7 +221,8 @@ static int check(tr__train *t, int64_t world)
     char content[sizeof t->content];
     snprintf(content, sizeof content, "%" PRId64 " + %" PRId64 " pictures of %" PRId64 " classes, %dx%dx%d", training,
              validation, m->pictures.classes, p->channels, p->size, p->size);
-    return tr__train_content(t, content);
+    int code = tr__train_content(t, content);
+    return code < 0 ? check_init(t) : code;
 }
 
 /* ---- Training ---------------------------------------------------------------------------------------------------- */
@@ -214,7 +237,9 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     const images *m = t->own;
     tr_status status = m->pictures.training ? TR_OK : open_pictures(t);
     if (status != TR_OK) return status;
-    tr_module *model = build(t);
+    tr_module *model;
+    status = build(t, !resume, &model);
+    if (status != TR_OK) return status;
     if (group && strcmp(m->batch_norm, "group") == 0) status = tr_sync_batch_norm(model, group);
     if (status != TR_OK) return status;
     t->parameters = count_parameters(model);

@@ -81,6 +81,7 @@ static void introduce(const run *r)
     int64_t done = tr_trainer_steps(r->trainer);
     int threads = tr_threads(tr_cpu(0));
     t->kind->introduce(t);
+    if (*t->begun_with) fprintf(stderr, "Weights from %s\n", t->begun_with);
     fprintf(stderr, "%d rank%s, %d thread%s each, batch %d, %d steps into %s/\n", r->world, r->world > 1 ? "s" : "", threads,
         threads > 1 ? "s" : "", t->batch, t->steps, t->out);
     if (done) fprintf(stderr, "Going on from step %" PRId64 "\n", done);

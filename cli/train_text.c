@@ -18,7 +18,6 @@ typedef struct text_training {
     const char *names[PRESETS_MOST + 1]; /* of presets, NULL behind them */
     const char *suffixes, *preset;
     const char *tokenizer; /* "bytes", or a path */
-    const char *init;      /* weights to start from; NULL: random ones */
     int layers, heads, dim, context;
     double dropout;
     tr_tokenizer *tokens;  /* NULL: bytes, or not read yet */
@@ -50,7 +49,6 @@ static int settings(tr__train *t, tr__setting *out)
         {"dim", TR__SETTING_INTEGER, &m->dim, true},        {"context", TR__SETTING_INTEGER, &m->context, true},
         {"dropout", TR__SETTING_NUMBER, &m->dropout, true},
         {"tokenizer", TR__SETTING_TEXT, &m->tokenizer, true},
-        {"init", TR__SETTING_TEXT, &m->init, true},
     };
     memcpy(out, own, sizeof own);
     return (int)(sizeof own / sizeof *own);
@@ -67,7 +65,6 @@ static int options(tr__train *t, tr__option *out)
         {"heads", 0, "N", "attention heads instead of the preset's", TR__INTEGER(&m->heads, 1, 1000)},
         {"dim", 0, "N", "width instead of the preset's", TR__INTEGER(&m->dim, 1, 100000)},
         {"tokenizer", 0, "PATH", m->language->tokenizer_help, TR__TEXT(&m->tokenizer)},
-        {"init", 0, "FILE", m->language->init_help, TR__TEXT(&m->init)},
         {"context", 0, "N", "tokens that the model sees at once, instead of the preset's",
          TR__INTEGER(&m->context, 1, 1000000)},
         {"dropout", 0, "P", "share of activations dropped in training", TR__NUMBER(&m->dropout, 0, 0.99)},
@@ -198,47 +195,26 @@ static int check_memory(tr__train *t, int64_t world)
     return -1;
 }
 
-/* ---- Weights to start from ---------------------------------------------------------------------------------------- */
+/* ---- The model --------------------------------------------------------------------------------------------------- */
 
-/* The parameters of a file of Hugging Face's under our names; of a longer table of places as many as the context has. */
-static tr_status take_weights(const text_training *m, const tr_tensor_list *file, tr_tensor_list *out)
-{
-    tr_status status = tr_status_of(file);
-    for (int i = 0; status == TR_OK && i < tr_list_count(file); i++) {
-        char name[256];
-        if (!m->language->rename(tr_list_name(file, i), name, sizeof name)) continue;
-        tr_tensor *t = tr_list_at(file, i);
-        if (!strcmp(name, m->language->positions) && tr_size(t, 0) > m->context) t = tr_slice(t, 0, 0, m->context);
-        status = tr_list_add(out, name, t);
-    }
-    return status;
-}
-
-static tr_status start_from(const text_training *m, tr_module *model)
-{
-    TR_SCOPE;
-    tr_tensor_list *weights = tr_list();
-    tr_status status = take_weights(m, tr_safetensors_load(m->init), weights);
-    if (status == TR_OK) status = tr_load_state_dict(model, weights);
-    return status;
-}
-
-/* The model as training starts; fresh: not from a checkpoint. */
-static tr_status make_model(const tr__train *t, bool fresh, tr_module **model)
+/* As training starts; fresh: not from a checkpoint. */
+static tr_status make_model(tr__train *t, bool fresh, tr_module **model)
 {
     const text_training *m = t->own;
     tr__language_size size = size_of(t);
+    const tr__train_weights weights = {
+        .rename = m->language->rename, .table = m->language->positions, .rows = m->context};
     *model = m->language->build(&size);
     tr_status status = tr_status_of(*model);
-    return status == TR_OK && fresh && m->init ? start_from(m, *model) : status;
+    return status == TR_OK && fresh ? tr__train_begin_with(t, *model, &weights) : status;
 }
 
 /* A file that does not fit is found before any rank is started. */
-static int check_init(const tr__train *t)
+static int check_init(tr__train *t)
 {
     TR_SCOPE;
     tr_module *model;
-    if (t->resume || !((const text_training *)t->own)->init || make_model(t, true, &model) == TR_OK) return -1;
+    if (t->resume || !t->init || make_model(t, true, &model) == TR_OK) return -1;
     return tr__train_failed(t, "--init: %s", tr_error_message());
 }
 

@@ -21,17 +21,16 @@ typedef struct tr__language_preset {
 typedef struct tr__language {
     const char *name;      /* "gpt" */
     const char *title;     /* "GPT" */
-    const char *about;     /* in the help, as the next two */
-    const char *tokenizer_help, *init_help;
+    const char *about;     /* in the help, as the next one */
+    const char *tokenizer_help;
     int byte_vocab;        /* without a tokenizer: the bytes, and special tokens behind them */
     const tr__language_preset *presets; /* nano first; one without a name ends them */
     tr_status (*preset)(const char *name, tr__language_size *size); /* writes context, layers, heads and dim */
     tr_module *(*build)(const tr__language_size *size);
     int64_t (*parameters)(const tr__language_size *size);
     double (*window_bytes)(const tr__language_size *size); /* what forward keeps for backward, for one window */
-    /* What a tensor of a file of Hugging Face's is called here; false: the model has none such. */
-    bool (*rename)(const char *theirs, char *ours, size_t bytes);
-    const char *positions; /* the table of places, of which --init takes as many as --context says */
+    const tr_rename *rename; /* what tensors of a file of Hugging Face's are called here */
+    const char *positions;   /* the table of places, of which --init takes as many as --context says */
     /* How windows are masked, with tokens (NULL: bytes); NULL: the next token is to be said. */
     tr_status (*masking)(const tr_tokenizer *tokens, tr_masking *masking);
     void (*advise)(const tr__train *train); /* or NULL */

@@ -30,8 +30,24 @@ TR_API tr_tensor_list *tr_parameters(tr_module *module);
 /* Parameters and buffers by their path, "h.0.attn.c_attn.weight". The tensors are the module's own, not copies. */
 TR_API tr_tensor_list *tr_state_dict(tr_module *module);
 
-/* Copies values from state into the module, by name; every name and shape must match, or nothing is changed. */
-TR_API TR_MUST_CHECK tr_status tr_load_state_dict(tr_module *module, const tr_tensor_list *state);
+/* What names of a state become: those that are like from, in which a * stands for any run of characters, become to, whose *
+ * is that run; NULL leaves them out. {"transformer.*", "*"}, {"*.attn.bias", NULL} */
+typedef struct tr_rename {
+    const char *from, *to;
+} tr_rename;
+typedef struct tr_load_state_dict_options {
+    size_t size;
+    tr_module *module;
+    const tr_tensor_list *state;
+    const tr_rename *rename; /* one after the other on every name; the last one's from is NULL. NULL: none */
+    const char *partial;     /* names, as tr_rename's, divided by spaces, that need not fit: what the state lacks or has in
+                                another shape keeps its values, what the module lacks is left out. "*": all; NULL: none */
+    tr_load_report *report;  /* filled in, also when nothing is changed; or NULL */
+} tr_load_state_dict_options;
+/* Copies values from state into the module, by name, dtypes converted: tr_load_state_dict(net, state, .partial = "fc.*").
+ * Every name and shape must match, but for .partial's, or nothing is changed; something must be loaded. */
+#define tr_load_state_dict(...) TR__NEW2(tr_load_state_dict, module, state, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_load_state_dict_with(const tr_load_state_dict_options *options);
 /* Moves parameters, their gradients and buffers; the tensors stay the same objects. Call it before an optimizer or DDP
  * takes the parameters. */
 TR_API TR_MUST_CHECK tr_status tr_module_to(tr_module *module, tr_device device);

@@ -115,6 +115,16 @@ TR_API const char *tr_list_metadata(const tr_tensor_list *list, const char *key)
 TR_API int tr_list_metadata_count(const tr_tensor_list *list);
 TR_API const char *tr_list_metadata_key(const tr_tensor_list *list, int i); /* NULL outside */
 
+/* What fitted and what did not when a list was loaded into another, by name. */
+typedef struct tr_load_report {
+    int loaded;      /* copied */
+    int cast;        /* of these, from another dtype */
+    int missing;     /* that the state lacks */
+    int extra;       /* of the state, that nothing takes */
+    int misshapen;   /* of another shape than what they are for */
+    char text[1024]; /* all this in words, with the first few names */
+} tr_load_report;
+
 #ifdef __cplusplus
 } /* extern "C" */
 #include <initializer_list>

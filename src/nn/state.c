@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "tensor/match.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,12 +89,56 @@ tr_tensor_list *tr_state_dict(tr_module *module)
     return tensors_of(module, true);
 }
 
-tr_status tr_load_state_dict(tr_module *module, const tr_tensor_list *state)
+/* ---- Loading ----------------------------------------------------------------------------------------------------- */
+
+/* What the rules make of a name, to be freed; *out NULL: it is left out. */
+static tr_status renamed(const char *name, const tr_rename *rules, char **out)
+{
+    *out = strdup(name);
+    for (const tr_rename *rule = rules; *out && rule && rule->from; rule++) {
+        const char *run;
+        size_t length;
+        if (!tr__name_like(*out, rule->from, &run, &length)) continue;
+        char *next = NULL;
+        int at = rule->to ? (int)strcspn(rule->to, "*") : 0;
+        bool star = rule->to && rule->to[at];
+        int made = !rule->to ? 0
+                             : asprintf(&next, "%.*s%.*s%s", at, rule->to, star ? (int)length : 0, run,
+                                   star ? rule->to + at + 1 : "");
+        free(*out);
+        *out = made < 0 ? NULL : next;
+        if (!rule->to) return TR_OK;
+    }
+    return *out ? TR_OK : tr__fail(TR_NO_MEMORY, "out of memory");
+}
+
+static tr_status rename_all(const tr_tensor_list *state, const tr_rename *rules, tr_tensor_list *out)
+{
+    TR__TRY(tr_status_of(out));
+    for (int i = 0; i < tr_list_count(state); i++) {
+        char *name;
+        TR__TRY(renamed(tr_list_name(state, i), rules, &name));
+        tr_status status = name ? tr_list_add(out, name, tr_list_at(state, i)) : TR_OK;
+        free(name);
+        TR__TRY(status);
+    }
+    return TR_OK;
+}
+
+tr_status tr_load_state_dict_with(const tr_load_state_dict_options *options)
 {
     TR_SCOPE;
-    tr_tensor_list *own = tr_state_dict(module);
+    static const char what[] = "tr_load_state_dict";
+    const tr_tensor_list *own = tr_state_dict(options->module), *state = options->state;
     TR__TRY(tr_status_of(own));
-    TR__TRY(tr__list_match("tr_load_state_dict", "the module", own, state));
+    TR__TRY(tr_status_of(state));
+    if (state && options->rename) {
+        tr_tensor_list *others = tr_list();
+        tr_status status = rename_all(state, options->rename, others);
+        if (status != TR_OK) return tr__fail_context(status, "%s: .rename", what);
+        state = others;
+    }
+    TR__TRY(tr__list_match(what, "the module", own, state, options->partial, options->report));
     return tr__list_copy(own, state);
 }
 

@@ -437,7 +437,7 @@ static tr_status load(tr_optimizer *o, states *whole, const tr_tensor_list *stat
 {
     tr_tensor_list *own = tr_list();
     TR__TRY(list_state(o, whole, own));
-    TR__TRY(tr__list_match("tr_optimizer_load", "the optimizer", own, state));
+    TR__TRY(tr__list_match("tr_optimizer_load", "the optimizer", own, state, NULL, NULL));
     return load_matching(o, whole, own, state);
 }
 

@@ -35,35 +35,98 @@ static void tell(char *text, size_t bytes, const difference *d, const char *what
         d->count > NAMED ? ", …" : "");
 }
 
-tr_status tr__list_match(const char *what, const char *whose, const tr_tensor_list *into, const tr_tensor_list *from)
+bool tr__name_like(const char *name, const char *pattern, const char **run, size_t *length)
 {
-    if (!from) return tr__fail(TR_INVALID, "%s: the state is NULL", what);
-    TR__TRY(tr_status_of(from));
-    difference missing = {0}, extra = {0}, other = {0};
+    size_t n = strlen(name), before = strcspn(pattern, "*");
+    if (!pattern[before]) {
+        *run = name;
+        *length = 0;
+        return strcmp(name, pattern) == 0;
+    }
+    size_t behind = strlen(pattern) - before - 1;
+    if (n < before + behind || strncmp(name, pattern, before) != 0) return false;
+    *run = name + before;
+    *length = n - before - behind;
+    return strcmp(*run + *length, pattern + before + 1) == 0;
+}
+
+/* Is name like one of the words of patterns? */
+static bool like_one_of(const char *name, const char *patterns)
+{
+    char word[256];
+    const char *run;
+    size_t length;
+    for (const char *at = patterns; at && *at; at += strspn(at, " ")) {
+        size_t n = strcspn(at, " ");
+        snprintf(word, sizeof word, "%.*s", (int)n, at);
+        if (n && n < sizeof word && tr__name_like(name, word, &run, &length)) return true;
+        at += n;
+    }
+    return false;
+}
+
+/* All differences; the last, of those that are not allowed. */
+typedef struct comparison {
+    difference missing, extra, other, cast;
+    int loaded, refused, refused_shapes;
+} comparison;
+
+static void compare(comparison *c, const char *whose, const tr_tensor_list *into, const tr_tensor_list *from,
+    const char *partial)
+{
     for (int i = 0; i < tr_list_count(into); i++) {
         const char *name = tr_list_name(into, i);
         const tr_tensor *have = tr_list_at(into, i), *given = tr_list_find(from, name);
+        bool fits = given && tr__shape_equal(have->shape, given->shape), refused = !fits && !like_one_of(name, partial);
         if (!given)
-            note(&missing, "%s", name);
-        else if (!tr__shape_equal(have->shape, given->shape))
-            note(&other, "%s: %s, where %s has %s", name, TR__TEXT(given->shape), whose, TR__TEXT(have->shape));
+            note(&c->missing, "%s", name);
+        else if (!fits)
+            note(&c->other, "%s: %s, where %s has %s", name, TR__TEXT(given->shape), whose, TR__TEXT(have->shape));
+        else if (given->dtype != have->dtype)
+            note(&c->cast, "%s: %s to %s", name, tr_dtype_name(given->dtype), tr_dtype_name(have->dtype));
+        c->loaded += fits;
+        c->refused += refused;
+        c->refused_shapes += refused && given;
     }
-    for (int i = 0; i < tr_list_count(from); i++)
-        if (!tr_list_find(into, tr_list_name(from, i))) note(&extra, "%s", tr_list_name(from, i));
-    if (!missing.count && !extra.count && !other.count) return TR_OK;
+    for (int i = 0; i < tr_list_count(from); i++) {
+        const char *name = tr_list_name(from, i);
+        if (tr_list_find(into, name)) continue;
+        note(&c->extra, "%s", name);
+        c->refused += !like_one_of(name, partial);
+    }
+}
 
-    char text[900] = "", unknown[128];
+tr_status tr__list_match(const char *what, const char *whose, const tr_tensor_list *into, const tr_tensor_list *from,
+    const char *partial, tr_load_report *report)
+{
+    tr_load_report ignored;
+    if (!report) report = &ignored;
+    *report = (tr_load_report){.loaded = 0};
+    if (!from) return tr__fail(TR_INVALID, "%s: the state is NULL", what);
+    TR__TRY(tr_status_of(from));
+    comparison c = {.loaded = 0};
+    compare(&c, whose, into, from, partial);
+    bool nothing = c.loaded == 0 && tr_list_count(into) > 0, fails = c.refused || nothing;
+    *report = (tr_load_report){fails ? 0 : c.loaded, fails ? 0 : c.cast.count, c.missing.count, c.extra.count, c.other.count, ""};
+
+    char *text = report->text, unknown[128];
+    if (!fails) snprintf(text, sizeof report->text, "%d of %d loaded", c.loaded, tr_list_count(into));
+    if (!fails) tell(text, sizeof report->text, &c.cast, "of them cast");
     snprintf(unknown, sizeof unknown, "that %s does not have", whose);
-    tell(text, sizeof text, &missing, "missing");
-    tell(text, sizeof text, &extra, unknown);
-    tell(text, sizeof text, &other, "of another shape");
-    return tr__fail(other.count && !missing.count && !extra.count ? TR_SHAPE : TR_NOT_FOUND,
+    tell(text, sizeof report->text, &c.missing, "missing");
+    tell(text, sizeof report->text, &c.extra, unknown);
+    tell(text, sizeof report->text, &c.other, "of another shape");
+    if (!fails) return TR_OK;
+    return tr__fail(c.refused_shapes && c.refused_shapes == c.refused ? TR_SHAPE : TR_NOT_FOUND,
         "%s: nothing was changed, the state does not fit %s: %s", what, whose, text);
 }
 
 tr_status tr__list_copy(const tr_tensor_list *into, const tr_tensor_list *from)
 {
-    for (int i = 0; i < tr_list_count(into); i++)
-        TR__TRY(tr_copy_into(tr_list_at(into, i), tr_list_find(from, tr_list_name(into, i))));
+    for (int i = 0; i < tr_list_count(into); i++) {
+        tr_tensor *to = tr_list_at(into, i);
+        const tr_tensor *given = tr_list_find(from, tr_list_name(into, i));
+        if (given && tr__shape_equal(given->shape, to->shape)) TR__TRY(tr_copy_into(to, given));
+    }
     return TR_OK;
 }

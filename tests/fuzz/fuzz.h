@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* Tries one input; aborts, or lets a sanitizer speak, when something is wrong. */
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
@@ -34,6 +36,15 @@ static inline uint8_t *fuzz_copy(const uint8_t *bytes, size_t count)
     FUZZ_CHECK(copy);
     if (count) memcpy(copy, bytes, count);
     return copy;
+}
+
+/* The bytes as a file, which is open until it is closed, and its path. */
+static inline int fuzz_file(const uint8_t *bytes, size_t count, char path[40])
+{
+    int fd = memfd_create("fuzz", MFD_CLOEXEC);
+    FUZZ_CHECK(fd >= 0 && write(fd, bytes, count) == (ssize_t)count);
+    snprintf(path, 40, "/proc/self/fd/%d", fd);
+    return fd;
 }
 
 #endif

@@ -4,8 +4,6 @@
 
 #include <trireme/trireme.h>
 
-#include <sys/mman.h>
-#include <unistd.h>
 #include <zlib.h>
 
 size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
@@ -37,9 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     TR_SCOPE;
     char path[40];
-    int fd = memfd_create("fuzz", MFD_CLOEXEC);
-    FUZZ_CHECK(fd >= 0 && write(fd, bytes, count) == (ssize_t)count);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int fd = fuzz_file(bytes, count, path);
     tr_tensor *t = tr_idx_load(path);
     if (tr_status_of(t) == TR_OK)
         FUZZ_CHECK((size_t)tr_numel(t) <= count * 1032 && tr_ndim(t) >= 1 && (tr_numel(t) == 0 || tr_data(t)));

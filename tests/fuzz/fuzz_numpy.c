@@ -4,8 +4,6 @@
 
 #include <trireme/train.h>
 
-#include <sys/mman.h>
-#include <unistd.h>
 #include <zlib.h>
 
 static size_t make_array(uint32_t number, uint8_t bytes[FUZZ_SEED])
@@ -120,9 +118,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     TR_SCOPE;
     char path[40];
-    int fd = memfd_create("fuzz", MFD_CLOEXEC);
-    FUZZ_CHECK(fd >= 0 && write(fd, bytes, count) == (ssize_t)count);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int fd = fuzz_file(bytes, count, path);
     tr_tensor *t = tr_npy_load(path);
     if (tr_status_of(t) == TR_OK)
         check_tensor(t, count);

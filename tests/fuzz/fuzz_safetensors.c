@@ -4,9 +4,6 @@
 
 #include <trireme/train.h>
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
 {
     static const char *const dtypes[] = {"F32", "F64", "F16", "BF16", "I64", "I32", "U8", "BOOL"};
@@ -36,9 +33,7 @@ static void load(const uint8_t *bytes, size_t count)
 {
     TR_SCOPE;
     char path[40];
-    int fd = memfd_create("fuzz", MFD_CLOEXEC);
-    FUZZ_CHECK(fd >= 0 && write(fd, bytes, count) == (ssize_t)count);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int fd = fuzz_file(bytes, count, path);
     tr_tensor_list *list = tr_safetensors_load(path);
     for (int i = 0; tr_status_of(list) == TR_OK && i < tr_list_count(list); i++)
         FUZZ_CHECK(tr_status_of(tr_list_at(list, i)) == TR_OK && (size_t)tr_numel(tr_list_at(list, i)) <= count);

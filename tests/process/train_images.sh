@@ -49,6 +49,13 @@ head -n 1 one/metrics.csv | grep -q '^step,samples,.*,validation_accuracy$' || f
 [ "$(cut -d , -f 9 one/metrics.csv | grep -c '[0-9]')" = 3 ] || fail "not one validation in an epoch"
 grep -q '100.00 % right' out || fail "it does not say how well it went"
 
+# Weights of a training to start another from: it goes on learning where that ended. Those of another model do not fit.
+train lenet --data digits --batch 6 --steps 1 --init one/checkpoint-48/model.safetensors --out more
+grep -q '^Weights from one/.*: 10 of 10 loaded$' err || fail "it does not say what was loaded: $(cat err)"
+awk -F , 'NR == 2 { exit !($4 < 0.1) }' more/metrics.csv || fail "it does not begin with the weights: $(cat more/metrics.csv)"
+refuses 1 "--init: tr_load_state_dict: nothing was changed" \
+    resnet18 --data digits --init one/checkpoint-48/model.safetensors --out x
+
 # Any number of ranks takes the same batches; a part of the only set is held back.
 train lenet --data digits --batch 6 --epochs 3 --ranks 2 --out two
 train lenet --data digits --batch 6 --epochs 3 --ranks 3 --micro-batch 1 --workers 2 --out three

@@ -30,6 +30,7 @@ for n in 1 2; do
     train --steps 2 --init whole/checkpoint-40/model.safetensors --out next$n --ranks $n
     sed -n 2p next$n/metrics.csv | awk -F , -v last="$last" '{ exit !($4 < last + 0.5 && $4 < 5.5) }' ||
         fail "it does not begin with the weights: $(sed -n 2p next$n/metrics.csv), $last before"
+    grep -q '^Weights from whole.*: 16 of 16 loaded$' err || fail "it does not say what was loaded: $(cat err)"
 done
 code=0
 train2() { "$TRIREME" train gpt $tiny "$@" >out 2>err || code=$?; }

@@ -314,6 +314,64 @@ static void test_a_state_that_does_not_fit_changes_nothing(void **state)
     assert_refused(tr_load_state_dict(net, NULL), TR_INVALID, "NULL");
 }
 
+/* As another library names things: a prefix, a mask, a head of other classes, in f16. */
+static tr_tensor_list *foreign_state(void)
+{
+    tr_tensor_list *given = tr_list();
+    TR_CHECK(tr_list_add(given, "model.0.weight", tr_full(5, TR_SHAPE(3, 2), .dtype = TR_F16)));
+    TR_CHECK(tr_list_add(given, "model.0.bias", tr_full(6, TR_SHAPE(3))));
+    TR_CHECK(tr_list_add(given, "model.0.mask", tr_ones(TR_SHAPE(3))));
+    TR_CHECK(tr_list_add(given, "model.1.weight", tr_full(7, TR_SHAPE(10, 3))));
+    TR_CHECK(tr_list_add(given, "old.bias", tr_full(8, TR_SHAPE(3))));
+    return given;
+}
+
+static void test_names_are_changed_and_parts_loaded(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    const tr_rename rules[] = {{"model.*", "*"}, {"*.mask", NULL}, {"old.bias", "1.bias"}, {NULL, NULL}};
+    tr_module *net = tr_sequential(tr_linear(2, 3, .seed = 1), tr_linear(3, 3, .seed = 2));
+    tr_tensor_list *own = tr_state_dict(net), *given = foreign_state();
+    tr_tensor *head = tr_list_find(own, "1.weight");
+    double before = at(head, 0), weight = at(tr_list_find(own, "0.weight"), 0);
+    tr_load_report report;
+
+    tr_status status = tr_load_state_dict(net, given, .rename = rules, .report = &report);
+    assert_refused(status, TR_SHAPE, "1 of another shape (1.weight: [10, 3], where the module has [3, 3])");
+    assert_int_equal(report.loaded, 0);
+    assert_int_equal(report.misshapen, 1);
+    assert_true(at(tr_list_find(own, "0.weight"), 0) == weight);
+    assert_refused(tr_load_state_dict(net, given, .rename = rules, .partial = "1.bias x.*"), TR_SHAPE, "1.weight");
+    assert_refused(tr_load_state_dict(net, given, .partial = "*"), TR_NOT_FOUND, "4 missing");
+
+    TR_CHECK(tr_load_state_dict(net, given, .rename = rules, .partial = "x.* 1.*", .report = &report));
+    assert_true(at(tr_list_find(own, "0.weight"), 0) == 5 && at(tr_list_find(own, "0.bias"), 2) == 6);
+    assert_true(at(tr_list_find(own, "1.bias"), 1) == 8 && at(head, 0) == before);
+    assert_int_equal(report.loaded, 3);
+    assert_int_equal(report.cast, 1);
+    assert_int_equal(report.missing + report.extra, 0);
+    assert_int_equal(report.misshapen, 1);
+    assert_string_equal(report.text, "3 of 4 loaded; 1 of them cast (0.weight: f16 to f32); "
+                                     "1 of another shape (1.weight: [10, 3], where the module has [3, 3])");
+
+    const tr_rename prefix[] = {{"model.*", "*"}, {NULL, NULL}};
+    TR_CHECK(tr_load_state_dict(net, given, .rename = prefix, .partial = "*", .report = &report));
+    assert_int_equal(report.loaded, 2);
+    assert_int_equal(report.missing, 1);
+    assert_int_equal(report.extra, 2);
+}
+
+static void test_names_that_become_one(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_linear(2, 3);
+    const tr_rename rules[] = {{"model.*.*", "weight"}, {"model.*", "weight"}, {NULL, NULL}};
+    assert_refused(tr_load_state_dict(net, foreign_state(), .rename = rules), TR_INVALID,
+        "tr_load_state_dict: .rename: a list has two tensors named \"weight\"");
+}
+
 static void test_moving_keeps_the_tensors(void **state)
 {
     (void)state;
@@ -417,6 +475,8 @@ int main(void)
         cmocka_unit_test(test_init_depends_on_the_seed_alone),
         cmocka_unit_test(test_dropout_draws_by_path_and_seed),
         cmocka_unit_test(test_load_state_dict),
+        cmocka_unit_test(test_names_are_changed_and_parts_loaded),
+        cmocka_unit_test(test_names_that_become_one),
         cmocka_unit_test(test_a_state_that_does_not_fit_changes_nothing),
         cmocka_unit_test(test_gpt_names_and_start),
         cmocka_unit_test(test_gpt_refuses),
