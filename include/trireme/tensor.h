@@ -93,6 +93,20 @@ TR_API char *tr_shape_text(tr_shape shape, char text[160]);
 /* Prints shape, dtype and the first values of t, for debugging, into text; returns the length that was needed. */
 TR_API size_t tr_format(const tr_tensor *t, char *text, size_t bytes);
 
+/* ---- Memory that is shared with other libraries ------------------------------------------------------------------- */
+
+/* By DLPack 1.x, whose dlpack.h has these structs: without a copy, both ways, and outside the graph. */
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
+/* t's memory, for who calls its deleter when done with it, from any thread; until then it stays. Libraries that are older than
+ * DLPack 1.0 take it unversioned. */
+TR_API TR_MUST_CHECK tr_status tr_to_dlpack(const tr_tensor *t, struct DLManagedTensorVersioned **out);
+TR_API TR_MUST_CHECK tr_status tr_to_dlpack_unversioned(const tr_tensor *t, struct DLManagedTensor **out);
+/* A tensor in memory of another library's, which takes it over: the deleter is called when the last view has gone. In error
+ * for what no tensor can be (other dtypes and devices, memory that must not be written to), which stays the caller's. */
+TR_API tr_tensor *tr_from_dlpack(struct DLManagedTensorVersioned *managed);
+TR_API tr_tensor *tr_from_dlpack_unversioned(struct DLManagedTensor *managed);
+
 /* Marks a leaf (a tensor no op made) as wanting a gradient; only floats can. Returns t. */
 TR_API tr_tensor *tr_require_grad(tr_tensor *t);
 TR_API bool tr_requires_grad(const tr_tensor *t);

@@ -270,24 +270,32 @@ tr_tensor *tr_scalar(double value, tr_dtype dtype)
     return tr_full(value, TR_SCALAR, .dtype = dtype);
 }
 
-tr_tensor *tr_wrap(void *data, tr_shape shape, tr_dtype dtype, void (*release)(void *, void *), void *user)
+tr_tensor *tr__tensor_borrow(const tr__storage *like, tr_shape shape, const int64_t *stride, tr_dtype dtype)
 {
-    if (check_shape(shape, dtype) != TR_OK) return tr__tensor_failed();
     tr__storage *storage = calloc(1, sizeof *storage);
     if (!storage) return tr__tensor_fail(TR_NO_MEMORY, "out of memory");
-    *storage = (tr__storage){.data = data, .kind = TR__WRAPPED, .release = release, .user = user};
-    storage->bytes = (size_t)tr__numel(shape) * tr_dtype_size(dtype);
-    atomic_init(&storage->refs, 1);
     tr_tensor *t = tr__object_new(&tr__tensor_type);
     if (tr__bad(t)) {
-        free(storage); /* the caller's memory stays the caller's */
+        free(storage);
         return t;
     }
+    *storage = (tr__storage){.device = like->device, .data = like->data, .bytes = like->bytes, .kind = like->kind,
+        .release = like->release, .user = like->user};
+    atomic_init(&storage->refs, 1);
     t->storage = storage;
     t->shape = shape;
     t->dtype = dtype;
-    tr__row_major(shape, t->stride);
+    memcpy(t->stride, stride, sizeof *stride * (size_t)shape.ndim);
     return t;
+}
+
+tr_tensor *tr_wrap(void *data, tr_shape shape, tr_dtype dtype, void (*release)(void *, void *), void *user)
+{
+    if (check_shape(shape, dtype) != TR_OK) return tr__tensor_failed();
+    int64_t stride[TR_MAX_DIMS];
+    tr__row_major(shape, stride);
+    return tr__tensor_borrow(&(tr__storage){.data = data, .bytes = (size_t)tr__numel(shape) * tr_dtype_size(dtype),
+                                 .kind = TR__WRAPPED, .release = release, .user = user}, shape, stride, dtype);
 }
 
 /* ---- Looking ---------------------------------------------------------------------------------------------------- */
