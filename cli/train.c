@@ -143,6 +143,8 @@ static void put_options(tr__train *t, tr__option *options)
         {"out", 'o', "FOLDER", "where metrics, chart and checkpoints go (a new folder here)", TR__TEXT(&t->out)},
         {"resume", 0, NULL, "go on from the newest checkpoint in --out, with its options", TR__FLAG(&t->resume)},
         {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&t->json)},
+        {"profile", 0, "N", "write a Chrome trace of N steps, and what memory they take, into --out",
+         TR__INTEGER(&t->profile, 1, 1000)},
         {"plain", 0, NULL, "lines instead of a progress bar", TR__FLAG(&t->plain)},
         {0},
     };

@@ -57,7 +57,7 @@ struct tr__train {
     int seed;
     int eval_every, save_every;
     /* What holds for this run only. */
-    int ranks, threads, stop_at;
+    int ranks, threads, stop_at, profile;
     const char *out, *json;
     bool resume, plain;
 

@@ -108,7 +108,7 @@ static tr_status fit(run *r, tr_group *group)
         r->progress = tr_progress(stderr, .plain = t->plain, .ascii = !tr__terminal_utf8(), .item = t->kind->item);
     }
     int64_t begun = now_ns();
-    status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at,
+    status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at, .profile_steps = t->profile,
         .validate_every = t->eval_every, .save_every = t->save_every, .should_stop = should_stop, .on_step = on_step,
         .user = r, .report = &r->report);
     r->startup_ms = 1e-6 * (double)(begun - t->started_ns) + r->report.first_step_ms;

@@ -9,6 +9,10 @@
 #include "autograd/engine.h"
 #include "ops/node.h"
 
+#include "base/clock.h"
+#include "base/profile.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -253,6 +257,16 @@ static tr_status get_saved(const tr__saved *saved, int n, const tr__edge *leaves
     return TR_OK;
 }
 
+static tr_status run_backward(const tr_op *op, tr_backward_call *call)
+{
+    if (!tr__profiling()) return op->backward(call);
+    tr__span span = {.kind = TR__SPAN_BACKWARD, .begin = tr__now_ns()};
+    tr_status status = op->backward(call);
+    snprintf(span.name, sizeof span.name, "%s", op->name);
+    tr__profile_add(span);
+    return status;
+}
+
 /* Calls the op's backward; the gradients it gives are kept. */
 static tr_status call_backward(const tr__backward *b, const tr__node *node, tr_tensor *const *grad_outputs,
     tr_tensor **grads)
@@ -270,7 +284,7 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, tr_t
         .apart = b->apart != NULL,
     };
     tr_dtype autocast = tr__autocast_set(TR_F32); /* the forward has chosen the dtypes */
-    if (status == TR_OK) status = node->op->backward(&step.call);
+    if (status == TR_OK) status = run_backward(node->op, &step.call);
     tr__autocast_set(autocast);
     for (int i = 0; i < node->n_inputs; i++) {
         if (!needs[i] || status != TR_OK) grads[i] = NULL;

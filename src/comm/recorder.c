@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/object.h"
+#include "base/profile.h"
 #include "comm/collective.h"
 #include "comm/record.h"
 
@@ -208,6 +209,15 @@ static void fail(tr__recorder *r, tr_status status)
     if (r->folder) tr__record_dump(r->folder, r->header);
 }
 
+static void add_to_profile(const tr__record_entry *e)
+{
+    uint32_t what = GET(e->what);
+    tr__span span = {.kind = TR__SPAN_COLLECTIVE, .begin = GET(e->started) ? GET(e->started) : GET(e->posted)};
+    snprintf(span.name, sizeof span.name, "%s", tr__kind_name((tr_collective_kind)(what & 0xff)));
+    snprintf(span.detail, sizeof span.detail, "%s[%lld]", tr_dtype_name((tr_dtype)(what >> 8 & 0xff)), (long long)GET(e->count));
+    tr__profile_add(span);
+}
+
 void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status)
 {
     if (!r) return;
@@ -220,6 +230,7 @@ void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status)
     if (!transfer && GET(r->header->waits_total)) tr__recorder_waits_for(r, NULL, 0);
     PUT(e->status, status);
     PUT(e->ended, tr__now_ns());
+    if (tr__profiling()) add_to_profile(e);
 }
 
 void tr__recorder_waits_for(tr__recorder *r, const int *ranks, int count)

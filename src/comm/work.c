@@ -1,8 +1,12 @@
 #include "comm/work.h"
 
+#include "base/clock.h"
+#include "base/profile.h"
+#include "comm/collective.h"
 #include "comm/futex.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static void destroy(void *self)
@@ -50,13 +54,30 @@ static tr_status wait_for_parts(tr_work *work)
     return status;
 }
 
-tr_status tr_wait(tr_work *work)
+static void wait_for_end(tr_work *work)
 {
-    if (tr__error_of(work)) return tr__fail_stored(tr__error_of(work));
-    if (work && work->parts) return wait_for_parts(work);
     while (!tr_work_done(work)) {
         atomic_store(&work->awaited, true);
         tr__futex_wait(&work->done, 0, -1);
     }
+}
+
+static void wait_profiled(tr_work *work)
+{
+    tr__span span = {.kind = TR__SPAN_WAIT, .begin = tr__now_ns()};
+    if (tr_work_done(work)) return;
+    wait_for_end(work);
+    snprintf(span.name, sizeof span.name, "%s", tr__kind_name(work->collective.kind));
+    tr__profile_add(span);
+}
+
+tr_status tr_wait(tr_work *work)
+{
+    if (tr__error_of(work)) return tr__fail_stored(tr__error_of(work));
+    if (work && work->parts) return wait_for_parts(work);
+    if (tr__profiling())
+        wait_profiled(work);
+    else
+        wait_for_end(work);
     return work ? tr__fail_stored(work->failure) : TR_OK;
 }

@@ -30,6 +30,15 @@ tr__pool *tr__cpu_pool(tr_device device);
 /* What the caching allocator of a CPU device holds: bytes in use, and the most there were. For reports and tests. */
 void tr__cpu_memory(int index, size_t *in_use, size_t *peak);
 
+/* The memory of a stretch of time on a CPU device, for profiles: the bytes beyond those in use at its start, at most and at
+ * its end. Stretches nest; of several threads they count each other's. */
+typedef struct tr__memory_watch {
+    int index;
+    size_t before, outer_peak;
+} tr__memory_watch;
+tr__memory_watch tr__memory_watch_begin(int index);
+void tr__memory_watch_end(const tr__memory_watch *watch, int64_t *peak, int64_t *kept);
+
 extern const tr__device_table tr__cpu_table;
 
 #endif

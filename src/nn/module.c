@@ -1,6 +1,8 @@
 /* Modules: making them, adding to them, running them. */
 #include "nn/module.h"
 
+#include "base/clock.h"
+#include "base/profile.h"
 #include "ops/segment.h"
 
 #include <stdio.h>
@@ -195,6 +197,27 @@ tr_status tr_set_recompute(tr_module *module, bool on)
     return TR_OK;
 }
 
+static tr_tensor *forward(tr_module *module, tr_tensor *const *inputs, int n)
+{
+    TR_SCOPE;
+    tr_tensor *output = module->recompute ? tr__segment_run(run_forward, inputs, n, module, module)
+                                          : module->forward(module, inputs, n);
+    if (!output) output = tr_tensor_fail(TR_INVALID, "%s: its forward returned NULL", module->name);
+    if (tr__bad(output)) output = with_name(module, output);
+    return tr_escape(output);
+}
+
+static tr_tensor *forward_profiled(tr_module *module, tr_tensor *const *inputs, int n)
+{
+    tr__span span = {.kind = TR__SPAN_MODULE, .begin = tr__now_ns(), .who = module};
+    tr__memory_watch watch = tr__memory_watch_begin(n > 0 && inputs[0] ? tr_device_of(inputs[0]).index : 0);
+    tr_tensor *output = forward(module, inputs, n);
+    tr__memory_watch_end(&watch, &span.peak, &span.kept);
+    snprintf(span.name, sizeof span.name, "%s", module->name);
+    tr__profile_add(span);
+    return output;
+}
+
 tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n)
 {
     if (!module) return tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL");
@@ -203,11 +226,5 @@ tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n)
         if (tr__error_of(inputs[i])) return tr__tensor_pass(inputs[i]);
     if (!module->forward)
         return tr_tensor_fail(TR_INVALID, "%s: this module has no forward: it only holds its parts", module->name);
-
-    TR_SCOPE;
-    tr_tensor *output = module->recompute ? tr__segment_run(run_forward, inputs, n, module, module)
-                                          : module->forward(module, inputs, n);
-    if (!output) output = tr_tensor_fail(TR_INVALID, "%s: its forward returned NULL", module->name);
-    if (tr__bad(output)) output = with_name(module, output);
-    return tr_escape(output);
+    return tr__profiling() ? forward_profiled(module, inputs, n) : forward(module, inputs, n);
 }

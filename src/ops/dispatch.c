@@ -1,6 +1,10 @@
 /* Running an op: errors passed on, shapes inferred, a kernel found, the run recorded. */
 #include "ops/segment.h"
 
+#include "base/clock.h"
+#include "base/profile.h"
+
+#include <stdio.h>
 #include <string.h>
 
 static tr_device device_of_inputs(const tr_op_call *call)
@@ -85,9 +89,20 @@ static tr_status run_first_kernel(tr_op_call *call)
     return call->op->forward(call);
 }
 
+static tr_status run_profiled(tr_op_call *call)
+{
+    tr__span span = {.kind = TR__SPAN_OP, .begin = tr__now_ns()};
+    tr_status status = run_first_kernel(call);
+    const tr_tensor *y = call->n_outputs > 0 ? call->outputs[0] : NULL;
+    snprintf(span.name, sizeof span.name, "%s", call->op->name);
+    if (y) snprintf(span.detail, sizeof span.detail, "%s %s", tr_dtype_name(y->dtype), TR__TEXT(y->shape));
+    tr__profile_add(span);
+    return status;
+}
+
 static tr_status run_kernel(tr_op_call *call)
 {
-    tr_status status = run_first_kernel(call);
+    tr_status status = tr__profiling() ? run_profiled(call) : run_first_kernel(call);
     return status == TR_OK && tr__checks_numbers() ? tr__check_numbers(call) : status;
 }
 

@@ -1,5 +1,8 @@
 /* The training loop: steps, validations, checkpoints, metrics, until the end or until somebody wants to stop. */
 #include "base/clock.h"
+#include "base/profile.h"
+#include "device/device.h"
+#include "train/profile_files.h"
 #include "train/trainer.h"
 
 #include <errno.h>
@@ -15,7 +18,8 @@
 typedef struct fit {
     const tr_fit_options *options;
     tr_trainer *trainer;
-    int64_t until, validate_every;
+    int64_t from, until, validate_every;
+    bool profiling;
     int64_t start_ns, resumed_ns; /* of this call; and what earlier runs took */
     int64_t saved_step;
     int folder_fd;       /* rank 0's, locked; -1 elsewhere */
@@ -94,6 +98,35 @@ static double seconds_since(int64_t ns)
     return 1e-9 * (double)(tr__now_ns() - ns);
 }
 
+/* The first two steps make what the others find made. */
+static bool is_profiled(const fit *f)
+{
+    int64_t first = f->until - f->from > 2 ? 2 : 0;
+    return f->steps >= first && f->steps - first < f->options->profile_steps;
+}
+
+static tr_status end_profile(fit *f)
+{
+    tr__profile_stop();
+    f->profiling = false;
+    return tr__profile_write(f->options->folder, f->trainer->rank, f->trainer->net);
+}
+
+static tr_status train_step(fit *f, tr_metrics_row *row, bool *stop)
+{
+    tr_trainer *t = f->trainer;
+    if (!is_profiled(f)) return tr_trainer_step(t, row, stop);
+    if (!f->profiling) TR__TRY(tr__profile_start());
+    f->profiling = true;
+    tr__span span = {.kind = TR__SPAN_STEP, .begin = tr__now_ns()};
+    tr__memory_watch watch = tr__memory_watch_begin(0);
+    tr_status status = tr_trainer_step(t, row, stop);
+    tr__memory_watch_end(&watch, &span.peak, &span.kept);
+    snprintf(span.name, sizeof span.name, "step %lld", (long long)t->step);
+    tr__profile_add(span);
+    return status;
+}
+
 static tr_status step(fit *f, bool *stop)
 {
     const tr_fit_options *o = f->options;
@@ -101,8 +134,9 @@ static tr_status step(fit *f, bool *stop)
     tr_metrics_row row;
     int64_t start = tr__now_ns();
     *stop = o->should_stop && o->should_stop(o->user);
-    TR__TRY(tr_trainer_step(t, &row, stop));
+    TR__TRY(train_step(f, &row, stop));
     f->step_ms[f->steps++] = 1e3 * seconds_since(start);
+    if (f->profiling && !is_profiled(f)) TR__TRY(end_profile(f));
 
     /* A run that stops on the way measures nothing that an unbroken one would not. */
     bool last = t->step >= f->until, finished = t->step >= t->plan.steps;
@@ -139,6 +173,7 @@ static tr_status run(fit *f)
         TR_SCOPE;
         TR__TRY(step(f, &stop));
     }
+    if (f->profiling) TR__TRY(end_profile(f));
     f->report->stopped = stop && f->trainer->step < f->until;
     return TR_OK;
 }
@@ -185,6 +220,7 @@ static tr_status fit_all(fit *f)
     f->step_ms = malloc((size_t)(left > 0 ? left : 1) * sizeof *f->step_ms);
     if (!f->step_ms) return tr__fail(TR_NO_MEMORY, "fit: no memory for the times of %lld steps", (long long)left);
     tr_status status = run(f);
+    if (f->profiling) tr__profile_stop(); /* it failed */
     report_times(f);
     if (status == TR_OK) status = report_memory(f);
     f->report->seconds = seconds_since(f->start_ns);
@@ -208,10 +244,13 @@ tr_status tr_fit_with(const tr_fit_options *options)
     if (!t) return tr__fail(TR_INVALID, "fit: no trainer");
     if (options->stop_at < 0 || options->validate_every < 0 || options->save_every < 0)
         return tr__fail(TR_INVALID, "fit: stop_at, validate_every and save_every are numbers of steps, 0 and more");
+    if (options->profile_steps < 0 || (options->profile_steps && !options->folder))
+        return tr__fail(TR_INVALID, "fit: profile_steps is a number of steps, 0 and more, and a profile needs a folder");
     int64_t now = tr__now_ns(), until = options->stop_at ? options->stop_at : t->plan.steps;
     fit f = {
         .options = options,
         .trainer = t,
+        .from = t->step,
         .until = until < t->plan.steps ? until : t->plan.steps,
         .validate_every = options->validate_every ? options->validate_every : 250,
         .start_ns = now,

@@ -7,6 +7,7 @@
  */
 #include "tensor/list.h"
 #include "train/atomic_file.h"
+#include "train/json_string.h"
 #include "train/plain_file.h"
 
 #include <trireme/train.h>
@@ -85,20 +86,6 @@ static uint64_t bytes_of(const tr_tensor *t)
     return (uint64_t)tr_numel(t) * tr_dtype_size(tr_dtype_of(t));
 }
 
-static void write_string(FILE *to, const char *text)
-{
-    fputc('"', to);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c == '"' || *c == '\\')
-            fprintf(to, "\\%c", *c);
-        else if (*c < ' ')
-            fprintf(to, "\\u%04x", *c);
-        else
-            fputc(*c, to);
-    }
-    fputc('"', to);
-}
-
 static tr_status check_text(const char *what, const char *text)
 {
     if (first_not_utf8(text, strlen(text)) < 0) return TR_OK;
@@ -137,16 +124,16 @@ static void write_metadata(FILE *to, const tr_tensor_list *list)
     for (int i = 0; i < tr_list_metadata_count(list); i++) {
         const char *key = tr_list_metadata_key(list, i);
         if (i) fputc(',', to);
-        write_string(to, key);
+        tr__json_string(to, key);
         fputc(':', to);
-        write_string(to, tr_list_metadata(list, key));
+        tr__json_string(to, tr_list_metadata(list, key));
     }
     fputc('}', to);
 }
 
 static void write_entry(FILE *to, const char *name, const tr_tensor *t, uint64_t begin)
 {
-    write_string(to, name);
+    tr__json_string(to, name);
     fprintf(to, ":{\"dtype\":\"%s\",\"shape\":[", dtype_names[tr_dtype_of(t)]);
     for (int d = 0; d < tr_ndim(t); d++) fprintf(to, "%s%" PRId64, d ? "," : "", tr_size(t, d));
     fprintf(to, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", begin, begin + bytes_of(t));

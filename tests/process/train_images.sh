@@ -50,9 +50,13 @@ head -n 1 one/metrics.csv | grep -q '^step,samples,.*,validation_accuracy$' || f
 grep -q '100.00 % right' out || fail "it does not say how well it went"
 
 # Weights of a training to start another from: it goes on learning where that ended. Those of another model do not fit.
-train lenet --data digits --batch 6 --steps 1 --init one/checkpoint-48/model.safetensors --out more
+train lenet --data digits --batch 6 --steps 4 --init one/checkpoint-48/model.safetensors --out more --ranks 2 --profile 1
 grep -q '^Weights from one/.*: 10 of 10 loaded$' err || fail "it does not say what was loaded: $(cat err)"
 awk -F , 'NR == 2 { exit !($4 < 0.1) }' more/metrics.csv || fail "it does not begin with the weights: $(cat more/metrics.csv)"
+for rank in 0 1; do
+    grep -q '^3 ' more/profile-rank$rank.txt && grep -q ' conv1$' more/profile-rank$rank.txt || fail "no profile of rank $rank"
+    grep -q '"cat":"collective"' more/profile-rank$rank.trace.json || fail "no trace of rank $rank"
+done
 refuses 1 "--init: tr_load_state_dict: nothing was changed" \
     resnet18 --data digits --init one/checkpoint-48/model.safetensors --out x
 

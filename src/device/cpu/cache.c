@@ -230,6 +230,14 @@ void tr__cache_free(tr__cache *cache, void *memory, size_t bytes)
     pthread_mutex_unlock(&cache->lock);
 }
 
+void tr__cache_set_peak(tr__cache *cache, size_t peak)
+{
+    if (!cache) return;
+    pthread_mutex_lock(&cache->lock);
+    cache->peak = peak > cache->in_use ? peak : cache->in_use;
+    pthread_mutex_unlock(&cache->lock);
+}
+
 void tr__cache_usage(tr__cache *cache, size_t *in_use, size_t *peak)
 {
     *in_use = *peak = 0;

@@ -115,6 +115,24 @@ void tr__cpu_memory(int index, size_t *in_use, size_t *peak)
     tr__cache_usage(index >= 0 && index < count() ? cpus.caches[index] : NULL, in_use, peak);
 }
 
+tr__memory_watch tr__memory_watch_begin(int index)
+{
+    tr__memory_watch watch = {.index = index};
+    tr__cpu_memory(index, &watch.before, &watch.outer_peak);
+    if (index < count()) tr__cache_set_peak(cpus.caches[index], 0);
+    return watch;
+}
+
+void tr__memory_watch_end(const tr__memory_watch *watch, int64_t *peak, int64_t *kept)
+{
+    size_t in_use, most;
+    tr__cpu_memory(watch->index, &in_use, &most);
+    if (watch->index < count())
+        tr__cache_set_peak(cpus.caches[watch->index], most > watch->outer_peak ? most : watch->outer_peak);
+    *peak = (int64_t)most - (int64_t)watch->before;
+    *kept = (int64_t)in_use - (int64_t)watch->before;
+}
+
 const tr__device_table tr__cpu_table = {
     .name = "cpu",
     .count = count,

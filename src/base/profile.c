@@ -1,0 +1,76 @@
+#include "base/profile.h"
+
+#include "base/clock.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { MOST_SPANS = 1 << 19 };
+
+atomic_bool tr__profile_on;
+
+/* Process-wide, as threads of all kinds add to it. */
+static struct {
+    pthread_mutex_t lock;
+    tr__span *spans;
+    size_t count, capacity, lost;
+} profile = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void tr__profile_drop(void)
+{
+    pthread_mutex_lock(&profile.lock);
+    free(profile.spans);
+    profile.spans = NULL;
+    profile.count = profile.capacity = profile.lost = 0;
+    pthread_mutex_unlock(&profile.lock);
+}
+
+tr_status tr__profile_start(void)
+{
+    if (atomic_load(&tr__profile_on)) return tr__fail(TR_STATE, "a profile is being taken in this process already");
+    tr__profile_drop();
+    atomic_store(&tr__profile_on, true);
+    return TR_OK;
+}
+
+/* Who adds a span sees it under the lock: after this, the spans stay as they are. */
+void tr__profile_stop(void)
+{
+    pthread_mutex_lock(&profile.lock);
+    atomic_store(&tr__profile_on, false);
+    pthread_mutex_unlock(&profile.lock);
+}
+
+/* Under the lock: room for one more? */
+static bool grow(void)
+{
+    if (profile.count < profile.capacity) return true;
+    size_t capacity = profile.capacity ? 2 * profile.capacity : 4096;
+    tr__span *spans = capacity <= MOST_SPANS ? realloc(profile.spans, capacity * sizeof *spans) : NULL;
+    if (!spans) return false;
+    profile.spans = spans;
+    profile.capacity = capacity;
+    return true;
+}
+
+void tr__profile_add(tr__span span)
+{
+    span.end = tr__now_ns();
+    span.thread = gettid();
+    pthread_mutex_lock(&profile.lock);
+    bool on = atomic_load(&tr__profile_on), room = on && grow();
+    if (room) profile.spans[profile.count++] = span;
+    profile.lost += on && !room;
+    pthread_mutex_unlock(&profile.lock);
+}
+
+const tr__span *tr__profile_spans(size_t *count, size_t *lost)
+{
+    pthread_mutex_lock(&profile.lock);
+    *count = profile.count;
+    *lost = profile.lost;
+    const tr__span *spans = profile.spans;
+    pthread_mutex_unlock(&profile.lock);
+    return spans;
+}

@@ -1,0 +1,233 @@
+/* A profile as a Chrome trace, and as tables. */
+#include "train/profile_files.h"
+
+#include "base/clock.h"
+#include "base/profile.h"
+#include "nn/module.h"
+#include "train/atomic_file.h"
+#include "train/c_locale.h"
+#include "train/json_string.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const categories[TR__SPAN_KINDS] = {
+    [TR__SPAN_STEP] = "step",
+    [TR__SPAN_MODULE] = "module",
+    [TR__SPAN_OP] = "op",
+    [TR__SPAN_BACKWARD] = "backward",
+    [TR__SPAN_COLLECTIVE] = "collective",
+    [TR__SPAN_WAIT] = "wait",
+};
+
+/* ---- Who is who ------------------------------------------------------------------------------------------------------ */
+
+/* All spans of one kind and name: of a module, one module's. */
+typedef struct total {
+    tr__span_kind kind;
+    const void *who;
+    const char *name; /* the path of a module */
+    int64_t calls, ns, peak, kept;
+} total;
+
+typedef struct tables {
+    const tr__span *spans;
+    size_t count, lost;
+    total *totals;
+    size_t n, capacity;
+    int64_t steps;
+} tables;
+
+static total *find(const tables *t, tr__span_kind kind, const void *who, const char *name)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        total *each = &t->totals[i];
+        if (each->kind == kind && (who ? each->who == who : !each->who && strcmp(each->name, name) == 0)) return each;
+    }
+    return NULL;
+}
+
+static total *add(tables *t, tr__span_kind kind, const void *who, const char *name)
+{
+    if (t->n == t->capacity) {
+        size_t capacity = t->capacity ? 2 * t->capacity : 64;
+        total *totals = realloc(t->totals, capacity * sizeof *totals);
+        if (!totals) return NULL;
+        t->totals = totals;
+        t->capacity = capacity;
+    }
+    t->totals[t->n] = (total){.kind = kind, .who = who, .name = strdup(name)};
+    return t->totals[t->n].name ? &t->totals[t->n++] : NULL;
+}
+
+static tr_status name_module(tr__walk *walk, tr_module *module)
+{
+    tables *t = walk->user;
+    const char *path = *walk->path ? walk->path : tr_module_name(module);
+    if (find(t, TR__SPAN_MODULE, module, path) || add(t, TR__SPAN_MODULE, module, path)) return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "out of memory");
+}
+
+static tr_status sum_up(tables *t, tr_module *net)
+{
+    if (net) TR__TRY(tr__module_walk(net, &(tr__walk){.module = name_module, .user = t}));
+    for (size_t i = 0; i < t->count; i++) {
+        const tr__span *s = &t->spans[i];
+        total *to = find(t, s->kind, s->who, s->name);
+        if (!to && !(to = add(t, s->kind, s->who, s->name))) return tr__fail(TR_NO_MEMORY, "out of memory");
+        to->calls++;
+        to->ns += s->end - s->begin;
+        if (s->peak > to->peak) to->peak = s->peak;
+        if (s->kept > to->kept) to->kept = s->kept;
+        t->steps += s->kind == TR__SPAN_STEP;
+    }
+    return TR_OK;
+}
+
+static const char *name_of(const tables *t, const tr__span *s)
+{
+    const total *module = s->who ? find(t, s->kind, s->who, s->name) : NULL;
+    return module ? module->name : s->name;
+}
+
+/* ---- The trace ------------------------------------------------------------------------------------------------------- */
+
+static void write_time(FILE *to, const char *key, int64_t ns)
+{
+    fprintf(to, ",\"%s\":%" PRId64 ".%03d", key, ns / 1000, (int)(ns % 1000));
+}
+
+/* What may overlap others of its thread is a track of its own ("b", "e"), the rest nests ("X"). wall: what makes of the
+ * monotonic clock the wall's, on which traces of several hosts fit together. */
+static void write_span(FILE *to, const tables *t, size_t i, int rank, int64_t wall)
+{
+    const tr__span *s = &t->spans[i];
+    bool apart = s->kind == TR__SPAN_COLLECTIVE;
+    for (int end = 0; end <= (int)apart; end++) {
+        fprintf(to, ",\n{\"name\":");
+        tr__json_string(to, name_of(t, s));
+        fprintf(to, ",\"cat\":\"%s\",\"ph\":\"%s\",\"pid\":%d,\"tid\":%d", categories[s->kind],
+            !apart ? "X" : end ? "e" : "b", rank, s->thread);
+        if (apart) fprintf(to, ",\"id\":%zu", i);
+        write_time(to, "ts", wall + (end ? s->end : s->begin));
+        if (!apart) write_time(to, "dur", s->end - s->begin);
+        if (*s->detail && !end) {
+            fprintf(to, ",\"args\":{\"what\":");
+            tr__json_string(to, s->detail);
+            fputc('}', to);
+        } else if (s->kind == TR__SPAN_MODULE || s->kind == TR__SPAN_STEP) {
+            fprintf(to, ",\"args\":{\"peak_bytes\":%" PRId64 ",\"kept_bytes\":%" PRId64 "}", s->peak, s->kept);
+        }
+        fputc('}', to);
+    }
+}
+
+static void write_trace(FILE *to, const tables *t, int rank)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    int64_t wall = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec - tr__now_ns();
+    fprintf(to, "{\"traceEvents\":[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"rank %d (pid %d)\"}}",
+        rank, rank, (int)getpid());
+    for (size_t i = 0; i < t->count; i++) write_span(to, t, i, rank, wall);
+    fprintf(to, "\n]}\n");
+}
+
+/* ---- The tables ------------------------------------------------------------------------------------------------------ */
+
+static double mb(int64_t bytes)
+{
+    return 1e-6 * (double)bytes;
+}
+
+static void write_steps(FILE *to, const tables *t)
+{
+    fprintf(to, "Steps        ms   peak MB   kept MB   (memory of cpu:0 beyond what was in use before the step)\n");
+    for (size_t i = 0; i < t->count; i++) {
+        const tr__span *s = &t->spans[i];
+        if (s->kind != TR__SPAN_STEP) continue;
+        fprintf(to, "%-6s %8.2f %9.2f %9.2f\n", s->name + strcspn(s->name, "0123456789"), 1e-6 * (double)(s->end - s->begin),
+            mb(s->peak), mb(s->kept));
+    }
+}
+
+static void write_modules(FILE *to, const tables *t)
+{
+    double steps = t->steps ? (double)t->steps : 1;
+    fprintf(to, "\nModules, forward: calls and ms in a step; at most in a call, beyond what was in use before it\n"
+                "   calls        ms   peak MB   kept MB   path\n");
+    for (size_t i = 0; i < t->n; i++) {
+        const total *m = &t->totals[i];
+        if (m->kind == TR__SPAN_MODULE && m->calls)
+            fprintf(to, "%8.1f %9.3f %9.2f %9.2f   %s\n", (double)m->calls / steps, 1e-6 * (double)m->ns / steps, mb(m->peak),
+                mb(m->kept), m->name);
+    }
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const total *x = a, *y = b;
+    return (x->ns < y->ns) - (x->ns > y->ns);
+}
+
+static void write_rest(FILE *to, tables *t)
+{
+    double steps = t->steps ? (double)t->steps : 1;
+    qsort(t->totals, t->n, sizeof *t->totals, by_time);
+    fprintf(to, "\nThe rest, longest first: calls and ms in a step (backward has its ops inside; ops may have others)\n"
+                "   calls        ms   what\n");
+    for (size_t i = 0; i < t->n; i++) {
+        const total *o = &t->totals[i];
+        if (o->kind != TR__SPAN_MODULE && o->kind != TR__SPAN_STEP)
+            fprintf(to, "%8.1f %9.3f   %s %s\n", (double)o->calls / steps, 1e-6 * (double)o->ns / steps, categories[o->kind], o->name);
+    }
+    if (t->lost) fprintf(to, "\n%zu more found no room: take fewer steps\n", t->lost);
+}
+
+/* ---- Files ----------------------------------------------------------------------------------------------------------- */
+
+static tr_status write_text(const char *path, const char *text, size_t length)
+{
+    tr__atomic_file file;
+    TR__TRY(tr__atomic_open(&file, path));
+    TR__TRY(tr__atomic_write(&file, text, length));
+    return tr__atomic_commit(&file);
+}
+
+static tr_status write_file(const char *folder, int rank, const char *ending, tables *t)
+{
+    char path[PATH_MAX], *text = NULL;
+    size_t length;
+    if (snprintf(path, sizeof path, "%s/profile-rank%d.%s", folder, rank, ending) >= (int)sizeof path)
+        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", folder);
+    FILE *to = open_memstream(&text, &length);
+    if (!to) return tr__fail(TR_NO_MEMORY, "out of memory");
+    TR__C_NUMBERS;
+    if (strcmp(ending, "txt") == 0) {
+        write_steps(to, t);
+        write_modules(to, t);
+        write_rest(to, t);
+    } else {
+        write_trace(to, t, rank);
+    }
+    bool lost = ferror(to);
+    tr_status status = fclose(to) != 0 || lost ? tr__fail(TR_NO_MEMORY, "no memory for the profile") : write_text(path, text, length);
+    free(text);
+    return status;
+}
+
+tr_status tr__profile_write(const char *folder, int rank, tr_module *net)
+{
+    tables t = {.steps = 0};
+    t.spans = tr__profile_spans(&t.count, &t.lost);
+    tr_status status = sum_up(&t, net);
+    if (status == TR_OK) status = write_file(folder, rank, "trace.json", &t);
+    if (status == TR_OK) status = write_file(folder, rank, "txt", &t);
+    for (size_t i = 0; i < t.n; i++) free((char *)t.totals[i].name);
+    free(t.totals);
+    tr__profile_drop();
+    return status;
+}
