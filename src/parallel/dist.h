@@ -170,11 +170,13 @@ void tr__dist_grads_free(struct tr__dist_grads *grads);
 /* Begins one from roots on this worker, which made the context. deadline_ns: of what hooks here wait for; 0: none. */
 tr_status tr__dist_begin(tr_dist_context *context, tr_tensor *const *roots, tr_tensor *const *gradients, int n,
     bool smart, bool retain, int64_t deadline_ns);
+/* It has ended on all workers, or failed. */
+bool tr__dist_over(tr_dist_context *context);
 /* SMART: all marks are answered, and the caller is to go on with tr__dist_continue(). */
 bool tr__dist_marked(tr_dist_context *context);
 void tr__dist_continue(tr_dist_context *context);
-/* Waits until the one that was begun has ended on all workers, and continues it; 0: does not wait, TR_TIMEOUT when it has
- * not ended. */
+/* Waits until the one that was begun has ended on all workers, and continues it; TR_TIMEOUT when it has not by its deadline, or
+ * without one after so long. */
 tr_status tr__dist_await(tr_dist_context *context, int timeout_ms);
 /* Fails this worker's part of the latest backward, if it is under way. */
 void tr__dist_part_fail(tr_dist_context *context, tr_status status, const char *text);

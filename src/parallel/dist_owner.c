@@ -353,7 +353,7 @@ TR__DIST_OWNER_MAP(HANDLER)
 
 tr_status tr__dist_owner_start(tr__dist_worker *w)
 {
-#define REGISTER(name, text) TR__TRY(tr__rpc_handle(w->rpc, text, handle_##name, w, false));
+#define REGISTER(name, text) TR__TRY(tr__rpc_handle(w->rpc, text, handle_##name, w, TR__RPC_QUEUED));
     TR__DIST_OWNER_MAP(REGISTER)
 #undef REGISTER
     return TR_OK;

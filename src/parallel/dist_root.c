@@ -104,6 +104,14 @@ static tr__part *part_of(tr_dist_context *c)
     return p;
 }
 
+bool tr__dist_over(tr_dist_context *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool over = c->part->over;
+    pthread_mutex_unlock(&c->lock);
+    return over;
+}
+
 bool tr__dist_marked(tr_dist_context *c)
 {
     pthread_mutex_lock(&c->lock);
@@ -161,7 +169,8 @@ static void abort_everywhere(const tr__part *p)
 tr_status tr__dist_await(tr_dist_context *c, int timeout_ms)
 {
     tr__part *p = part_of(c);
-    if (!wait_over(p, tr__now_ns() + (int64_t)timeout_ms * 1000000)) tr__part_fail(p, fail_late(p, timeout_ms));
+    int64_t deadline_ns = p->ends.deadline_ns ? p->ends.deadline_ns : tr__now_ns() + (int64_t)timeout_ms * 1000000;
+    if (!wait_over(p, deadline_ns)) tr__part_fail(p, fail_late(p, timeout_ms));
     if (p->error) abort_everywhere(p);
     wait_idle(p);
     tr_status status = tr__fail_stored(p->error);

@@ -482,8 +482,8 @@ tr_status tr_dist_start(tr_rpc *rpc)
         destroy(w);
         return status;
     }
-    TR__TRY(tr__rpc_handle(rpc, ".dist", handle_message, w, false));
-    TR__TRY(tr__rpc_handle(rpc, ".dist.answer", handle_answer, w, true));
+    TR__TRY(tr__rpc_handle(rpc, ".dist", handle_message, w, TR__RPC_ATTENDED));
+    TR__TRY(tr__rpc_handle(rpc, ".dist.answer", handle_answer, w, TR__RPC_QUICK));
     TR__TRY(tr__dist_owner_start(w));
     return tr__dist_module_start(rpc);
 }
@@ -570,16 +570,43 @@ static tr_future *under_way(tr__dist_worker *w, tr__dist_id context)
     return found;
 }
 
-/* Waits for the calls that the backward makes from here: unlike a thread that only waits, one that waits for a call helps. */
-static void help(tr__dist_worker *w, tr_dist_context *c)
+/* Whoever waits for a backward carries out what comes for it: gradients, in SMART marks. */
+static bool wants(const void *context, tr_bytes message)
 {
-    tr_future *call;
-    do {
-        if (tr__dist_marked(c)) tr__dist_continue(c);
-        call = under_way(w, c->id);
-        if (call) (void)!tr_future_wait(call);
-        tr__unref(call);
-    } while (call);
+    const tr_dist_context *c = context;
+    header h;
+    if (message.size < sizeof h) return false;
+    memcpy(&h, message.data, sizeof h);
+    bool ours = tr__dist_context_is(c, (tr__dist_id){h.context_worker, h.context_number});
+    return ours && (h.kind == TR__DIST_GRADIENT || h.kind == TR__DIST_MARK);
+}
+
+static bool has_news(const void *context)
+{
+    tr_dist_context *c = (tr_dist_context *)context;
+    return tr__dist_over(c) || tr__dist_marked(c);
+}
+
+/* Waits for a while. True: there may be more to wait for. */
+static bool wait_on(tr__dist_worker *w, tr_dist_context *c, int64_t deadline_ns)
+{
+    if (tr__dist_marked(c)) tr__dist_continue(c);
+    tr_future *call = under_way(w, c->id);
+    bool called = call != NULL, done = called && tr__future_await(call, deadline_ns);
+    tr__unref(call);
+    if (!called) tr__rpc_watch(w->rpc, has_news, c, deadline_ns);
+    return done || tr__dist_marked(c);
+}
+
+/* Waits for the calls that the backward makes from here, then for its end: unlike a thread that only sleeps, one that looks for
+ * messages helps. */
+static tr_status await(tr_dist_context *c, int timeout_ms, int64_t deadline_ns)
+{
+    tr__dist_worker *w = (tr__dist_worker *)c->dist;
+    const tr__rpc_attention *outer = tr__rpc_attend(&(tr__rpc_attention){w->rpc, wants, c});
+    while (!tr__dist_over(c) && wait_on(w, c, deadline_ns)) {}
+    tr__rpc_attend(outer);
+    return tr__dist_await(c, timeout_ms);
 }
 
 static tr_status run_backward(tr_dist_context *c, const tr_dist_backward_options *o, tr_tensor **roots,
@@ -589,10 +616,9 @@ static tr_status run_backward(tr_dist_context *c, const tr_dist_backward_options
     TR_SCOPE;
     TR__TRY(list_roots(o, roots, gradients, &n));
     int timeout_ms = o->timeout_ms ? o->timeout_ms : 60000;
-    TR__TRY(tr__dist_begin(c, roots, gradients, n, o->mode == TR_DIST_SMART, o->retain_graph,
-        tr__now_ns() + (int64_t)timeout_ms * 1000000));
-    if (o->timeout_ms == 0) help((tr__dist_worker *)c->dist, c);
-    return tr__dist_await(c, timeout_ms);
+    int64_t deadline_ns = tr__now_ns() + (int64_t)timeout_ms * 1000000;
+    TR__TRY(tr__dist_begin(c, roots, gradients, n, o->mode == TR_DIST_SMART, o->retain_graph, deadline_ns));
+    return await(c, timeout_ms, deadline_ns);
 }
 
 tr_status tr_dist_backward_with(const tr_dist_backward_options *o)

@@ -76,8 +76,6 @@ tr_future *tr__future_new_loose(tr_rpc *rpc);
  * the future out of the table of calls, or it never was there. */
 void tr__future_finish(tr_future *f, const tr_value *value, struct tr__rpc_inbound *message);
 void tr__future_fail(tr_future *f, tr__error *failure); /* takes the reference */
-/* Waits, by tr__now_ns(); INT64_MAX: for ever. Is it done? */
-bool tr__future_await(tr_future *f, int64_t deadline);
 /* A value's objects: one more, or one less reference of each. */
 void tr__rpc_value_ref(const tr_value *value);
 void tr__rpc_value_unref(const tr_value *value);
@@ -127,7 +125,7 @@ typedef struct tr__rpc_entry { /* a function, or a module's handler */
     tr_rpc_function function;
     void *state;
     tr__rpc_handler handler;
-    bool quick;
+    tr__rpc_service service;
     char name[];
 } tr__rpc_entry;
 
@@ -266,6 +264,10 @@ void tr__rpc_end_threads(tr_rpc *rpc);
 void tr__rpc_found(tr_rpc *rpc, tr__rpc_inbound *m);
 /* Queues a request. */
 void tr__rpc_enqueue(tr_rpc *rpc, tr__rpc_inbound *m);
+/* What this thread, which is at a batch of messages, attends to; NULL: nothing. */
+const tr__rpc_attention *tr__rpc_attends(const tr_rpc *rpc);
+/* Carries such a request out on this thread, after the batch. */
+void tr__rpc_serve_later(tr__rpc_inbound *m);
 /* A request that has not begun never will. */
 void tr__rpc_cancel(tr_rpc *rpc, int from, uint64_t id);
 /* Reads what there is, also when another thread does. */

@@ -405,24 +405,36 @@ static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)
     tr__unref(f);
 }
 
-static bool is_quick(tr_rpc *rpc, const tr__rpc_inbound *m)
+/* Does this thread attend to a request that has been read up to its function's name? */
+static bool is_attended(tr_rpc *rpc, tr__rpc_reader *r)
+{
+    const tr__rpc_attention *a = tr__rpc_attends(rpc);
+    tr__rpc_note note;
+    tr_value first = tr_value_none();
+    if (!a) return false;
+    tr__rpc_read_note(r, &note);
+    bool is = tr__rpc_read_u32(r) && !r->bad && r->at < r->end && *r->at == TR_VALUE_BYTES;
+    return is && tr__rpc_read_value(r, &first) == TR_OK && a->wants(a->user, first.bytes);
+}
+
+static void take_request(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     tr__rpc_reader r = {.at = m->body, .end = m->body + m->frame.body};
-    tr__rpc_read_u32(&r);
+    uint32_t flags = tr__rpc_read_u32(&r);
     const char *name = tr__rpc_read_text(&r);
     const tr__rpc_entry *entry = name && name[0] == '.' ? tr__rpc_find_function(rpc, name) : NULL;
-    return entry && entry->quick;
+    if (entry && entry->service == TR__RPC_QUICK)
+        tr__rpc_serve(rpc, m);
+    else if (entry && entry->service == TR__RPC_ATTENDED && !flags && is_attended(rpc, &r))
+        tr__rpc_serve_later(m);
+    else
+        tr__rpc_enqueue(rpc, m);
 }
 
 void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     switch (m->frame.type) {
-    case TR__RPC_REQUEST:
-        if (is_quick(rpc, m))
-            tr__rpc_serve(rpc, m);
-        else
-            tr__rpc_enqueue(rpc, m);
-        return;
+    case TR__RPC_REQUEST: take_request(rpc, m); return;
     case TR__RPC_REPLY: finish_call(rpc, m); return;
     case TR__RPC_CANCEL: tr__rpc_cancel(rpc, m->from, m->frame.id); break;
     case TR__RPC_REFER: tr__refs_heard(rpc, m); break;

@@ -5,7 +5,6 @@
 #include "tensor/list.h"
 
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,7 +126,7 @@ void tr__future_fail(tr_future *f, tr__error *failure)
 
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
-enum { SPIN_NS = 150000, PATIENT_SPINS = 200, NAP_NS = 10000000 };
+enum { NAP_NS = 10000000 };
 
 static tr_status outcome(const tr_future *f)
 {
@@ -140,28 +139,17 @@ bool tr_future_done(const tr_future *future)
     return !future || tr__error_of(future) || atomic_load(&((tr_future *)future)->done);
 }
 
-/* Looks for messages for a while: what comes next is most often what we wait for. */
-static void spin(tr_future *f, int64_t deadline)
+static bool is_done(const void *future)
 {
-    tr_rpc *rpc = f->rpc;
-    int64_t until = tr__now_ns() + SPIN_NS;
-    if (deadline < until) until = deadline;
-    tr__rpc_awake(rpc);
-    for (int i = 0; !atomic_load_explicit(&f->done, memory_order_acquire); i++) {
-        tr__rpc_poll(rpc);
-        if (i < PATIENT_SPINS && !rpc->crowded) continue;
-        if (tr__now_ns() >= until) break;
-        sched_yield();
-    }
-    tr__rpc_asleep(rpc);
+    return atomic_load_explicit(&((tr_future *)future)->done, memory_order_acquire);
 }
 
 bool tr__future_await(tr_future *f, int64_t deadline)
 {
     tr_rpc *rpc = f->rpc;
-    if (atomic_load_explicit(&f->done, memory_order_acquire)) return true;
+    if (is_done(f)) return true;
     int awake = tr__rpc_block(rpc);
-    spin(f, deadline);
+    tr__rpc_watch(rpc, is_done, f, deadline); /* what comes next is most often what we wait for */
     for (int64_t left; !atomic_load(&f->done) && (left = deadline - tr__now_ns()) > 0;) {
         bool alone = tr__rpc_help(rpc);
         int64_t nap = alone && left > NAP_NS ? NAP_NS : deadline == INT64_MAX ? -1 : left;

@@ -42,12 +42,31 @@ tr_status tr__rpc_set_hooks(tr_rpc *rpc, const tr__rpc_hooks *hooks);
 /* What was given as user; NULL: no hooks are set. */
 void *tr__rpc_user(const tr_rpc *rpc);
 
+typedef enum tr__rpc_service {
+    TR__RPC_QUEUED,   /* carried out by a thread of the agent */
+    TR__RPC_ATTENDED, /* or by one that attends to it, below */
+    TR__RPC_QUICK,    /* by the thread that finds the message, at once: it must be short and not wait for a call */
+} tr__rpc_service;
+
 /* Messages of a module: its names begin with a dot, arguments are of any number and kind, no hook sees them. A
- * handler's result is copied before its scope ends. A quick one runs on the thread that finds the message, at once: it must be
- * short and not wait for a call. */
+ * handler's result is copied before its scope ends. */
 typedef tr_status (*tr__rpc_handler)(void *user, int from, const tr_value *arguments, int count, tr_value *result);
-tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, bool quick);
+tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, tr__rpc_service service);
 tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_value *arguments, int count);
+
+/* A thread that waits for what requests bring attends to them: those that it finds and wants it carries out itself, wherever
+ * it looks for messages, so that no other one has to be woken for them, and then it. By the first argument, of bytes. Of one
+ * thread; `attention` lasts until the next call, which is given what this one returns: what was attended to before. */
+typedef struct tr__rpc_attention {
+    tr_rpc *rpc;
+    bool (*wants)(const void *user, tr_bytes first);
+    const void *user;
+} tr__rpc_attention;
+const tr__rpc_attention *tr__rpc_attend(const tr__rpc_attention *attention);
+/* Looks for messages for a while, until it is over, or the deadline by tr__now_ns(). For a thread that is about to sleep. */
+void tr__rpc_watch(tr_rpc *rpc, bool (*over)(const void *what), const void *what, int64_t deadline);
+/* Waits for a call until the deadline. Is it done? */
+bool tr__future_await(tr_future *future, int64_t deadline);
 
 /* A worker that has neither died nor stopped; else fails with the reason. */
 tr_status tr__rpc_alive(tr_rpc *rpc, int worker);

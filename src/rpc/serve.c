@@ -16,7 +16,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 100000, PATIENT_SPINS = 100, EVENTS = 16, FLUSH_MS = 1, TICK_MS = 1000, LOOK_MS = 100 };
+enum { SPIN_NS = 100000, WATCH_NS = 150000, EVENTS = 16, FLUSH_MS = 1, TICK_MS = 1000, LOOK_MS = 100 };
 
 /* Whose thread this is, whether it is about to take a request, whether it runs one that it took when it had nothing else to
  * do, and whether it counts as awake since its last reply. */
@@ -152,16 +152,19 @@ static bool anything(const tr_rpc *rpc)
     return false;
 }
 
-/* Callbacks of calls that end while this thread goes through a batch of messages. They run when it is through, as what one
- * waits for may be in the batch. */
+/* What this thread does when it is through with a batch of messages, as what it waits for may be in the batch: first callbacks
+ * of calls that have ended, then requests that it attends to. */
 typedef struct batch {
     tr__rpc_then *first, **last;
+    tr__rpc_inbound *attended, **attended_last;
 } batch;
 static _Thread_local batch *current_batch;
 
+static void serve_attended(tr_rpc *rpc, tr__rpc_inbound *m);
+
 static void handle_batch(tr_rpc *rpc, tr__rpc_inbound *m)
 {
-    batch own_batch = {.last = &own_batch.first}, *outer = current_batch;
+    batch own_batch = {.last = &own_batch.first, .attended_last = &own_batch.attended}, *outer = current_batch;
     current_batch = &own_batch;
     for (tr__rpc_inbound *next; m; m = next) {
         next = m->next;
@@ -170,6 +173,7 @@ static void handle_batch(tr_rpc *rpc, tr__rpc_inbound *m)
     }
     current_batch = outer;
     tr__rpc_call_back(own_batch.first);
+    serve_attended(rpc, own_batch.attended);
 }
 
 /* Reads what there is. False: another thread does. */
@@ -345,16 +349,20 @@ bool tr__rpc_help(tr_rpc *rpc)
 
 /* ---- Callbacks --------------------------------------------------------------------------------------------------- */
 
-/* Around callbacks, which may take long and wait: this thread does not look for messages for a while, and if it is ours,
- * another one is idle in its place. */
+static _Thread_local const tr__rpc_attention *attention;
+
+/* Around callbacks and requests that are attended to, which may take long and wait: this thread does not look for messages for
+ * a while, attends to nothing else, and if it is ours, another one is idle in its place. */
 typedef struct absence {
     int awake;
     bool idle;
+    const tr__rpc_attention *attention;
 } absence;
 
 static absence step_out(tr_rpc *rpc)
 {
-    absence a = {.awake = rest(rpc), .idle = own.rpc == rpc && own.idle};
+    absence a = {.awake = rest(rpc), .idle = own.rpc == rpc && own.idle, .attention = attention};
+    attention = NULL;
     if (!a.idle) return a;
     own.idle = false;
     pthread_mutex_lock(&rpc->queue_lock);
@@ -367,6 +375,7 @@ static absence step_out(tr_rpc *rpc)
 
 static void step_back(tr_rpc *rpc, absence a)
 {
+    attention = a.attention;
     resume(rpc, a.awake);
     if (!a.idle) return;
     own.idle = true;
@@ -394,12 +403,71 @@ void tr__rpc_call_back(tr__rpc_then *thens)
     step_back(rpc, gone);
 }
 
+/* ---- Requests that a thread attends to --------------------------------------------------------------------------- */
+
+const tr__rpc_attention *tr__rpc_attend(const tr__rpc_attention *a)
+{
+    const tr__rpc_attention *before = attention;
+    attention = a;
+    return before;
+}
+
+const tr__rpc_attention *tr__rpc_attends(const tr_rpc *rpc)
+{
+    return attention && attention->rpc == rpc && current_batch ? attention : NULL;
+}
+
+void tr__rpc_serve_later(tr__rpc_inbound *m)
+{
+    *current_batch->attended_last = m;
+    current_batch->attended_last = &m->next;
+}
+
+static void serve_attended(tr_rpc *rpc, tr__rpc_inbound *m)
+{
+    if (!m) return;
+    if (current_batch) {
+        *current_batch->attended_last = m;
+        while (*current_batch->attended_last) current_batch->attended_last = &(*current_batch->attended_last)->next;
+        return;
+    }
+    absence gone = step_out(rpc);
+    for (tr__rpc_inbound *next; m; m = next) {
+        next = m->next;
+        m->next = NULL;
+        tr__rpc_serve(rpc, m);
+        tr__drain_moved(rpc);
+    }
+    step_back(rpc, gone);
+}
+
 /* ---- Our threads ------------------------------------------------------------------------------------------------- */
 
-static bool has_work(tr_rpc *rpc)
+static bool has_work(const void *agent)
 {
+    tr_rpc *rpc = (tr_rpc *)agent;
     return atomic_load(&rpc->closing) ||
            (atomic_load(&rpc->queued) > 0 && atomic_load(&rpc->running) < rpc->threads_most);
+}
+
+/* Looks for messages until then, or it is over. */
+static void look_until(tr_rpc *rpc, bool (*over)(const void *what), const void *what, int64_t until)
+{
+    enum { PATIENT = 200 };
+    for (int i = 0; !over(what); i++) {
+        tr__rpc_poll(rpc);
+        if (i < PATIENT && !rpc->crowded) continue;
+        if (tr__now_ns() >= until) break;
+        sched_yield();
+    }
+}
+
+void tr__rpc_watch(tr_rpc *rpc, bool (*over)(const void *what), const void *what, int64_t deadline)
+{
+    int64_t until = tr__now_ns() + WATCH_NS;
+    tr__rpc_awake(rpc);
+    look_until(rpc, over, what, deadline < until ? deadline : until);
+    tr__rpc_asleep(rpc);
 }
 
 /* One at a time. */
@@ -407,14 +475,8 @@ static void spin(tr_rpc *rpc)
 {
     int nobody = 0;
     if (!atomic_compare_exchange_strong(&rpc->spinner, &nobody, 1)) return;
-    int64_t until = tr__now_ns() + SPIN_NS;
     promise(rpc);
-    for (int i = 0; !has_work(rpc); i++) {
-        tr__rpc_poll(rpc);
-        if (i < PATIENT_SPINS && !rpc->crowded) continue;
-        if (tr__now_ns() >= until) break;
-        sched_yield();
-    }
+    look_until(rpc, has_work, rpc, tr__now_ns() + SPIN_NS);
     atomic_store(&rpc->spinner, 0);
 }
 
