@@ -88,6 +88,7 @@ typedef struct tr__dist_place {
 typedef struct tr__dist_sent {
     int64_t number;
     int to, n;
+    bool unsent;    /* it never left: no gradient will come */
     bool answered;  /* a reply, or one came back for it with tensors that have gradients */
     int64_t pass;   /* the latest backward that it takes part in, */
     bool arrived;   /* and has its gradient arrived in that? */
@@ -151,6 +152,8 @@ bool tr__dist_context_is(const tr_dist_context *context, tr__dist_id id);
  * TR__DIST_TENSORS of them. */
 tr_status tr__dist_sends(tr_dist_context *context, int to, bool is_reply, tr_tensor *const *tensors, int n,
     int64_t *first);
+/* They were not sent after all. */
+void tr__dist_unsends(tr_dist_context *context, int64_t first, int64_t count);
 /* Puts boundary nodes behind tensors that came from a worker, which knows them by these numbers. They are views of the
  * caller's, outside every graph. */
 tr_status tr__dist_receives(tr_dist_context *context, int from, int64_t first, tr_tensor *const *tensors, int n);

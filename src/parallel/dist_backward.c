@@ -372,6 +372,14 @@ static tr_status expect_sent(tr__part *p, tr__dist_sent *s)
     return TR_OK;
 }
 
+static bool was_unsent(tr_dist_context *c, const tr__dist_sent *s)
+{
+    pthread_mutex_lock(&c->lock);
+    bool unsent = s->unsent;
+    pthread_mutex_unlock(&c->lock);
+    return unsent;
+}
+
 static tr_status expect_roots(tr__part *p)
 {
     for (int i = 0; i < p->n_roots; i++) TR__TRY(tr__backward_expect(p->engine, tr__edge_to(p->roots[i])));
@@ -424,7 +432,10 @@ static tr_status engage(tr__part *p)
     int64_t n_sent = c->n_sent;
     pthread_mutex_unlock(&c->lock);
     TR__TRY(expect_roots(p));
-    for (int64_t i = 0; i < n_sent; i++) TR__TRY(expect_sent(p, sent_at(c, i)));
+    for (int64_t i = 0; i < n_sent; i++) {
+        tr__dist_sent *s = sent_at(c, i);
+        if (!was_unsent(c, s)) TR__TRY(expect_sent(p, s));
+    }
     tr__dist_recv r;
     for (int64_t i = 0; received_at(c, i, &r); i++)
         if (r.pass != p->pass) TR__TRY(send_gradients(p, r.from, r.number, NULL, 0));
@@ -700,6 +711,24 @@ void tr__dist_part_fail(tr_dist_context *c, tr_status status, const char *text)
     tr__part *p = c->part ? tr__part_ref(c->part) : NULL;
     pthread_mutex_unlock(&c->lock);
     if (p) tr__part_fail(p, tr__fail(status, "%s", text));
+    tr__dist_part_unref(p);
+}
+
+/* A FAST part that is under way may expect gradients by now: it hears that there are none. */
+void tr__dist_unsends(tr_dist_context *c, int64_t first, int64_t count)
+{
+    tr_status status = TR_OK;
+    pthread_mutex_lock(&c->lock);
+    tr__part *p = c->part && c->part->engaged && !c->part->over && !c->part->smart ? tr__part_ref(c->part) : NULL;
+    for (int64_t i = first; i < first + count && i < c->n_sent; i++) {
+        tr__item *none = p ? tr__part_item(TR__GRADIENT, &i, 1) : NULL;
+        c->sent[i]->unsent = c->sent[i]->answered = true;
+        if (none) tr__part_push(p, none);
+        if (p && !none) status = TR_NO_MEMORY;
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (p && status != TR_OK) tr__part_fail(p, status);
+    if (p) tr__part_drain(p);
     tr__dist_part_unref(p);
 }
 

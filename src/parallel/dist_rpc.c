@@ -142,6 +142,15 @@ static tr_status outgoing(void *user, int to, bool is_reply, tr_value *values, i
     return TR_OK;
 }
 
+static void unsent(void *user, const tr__rpc_note *out)
+{
+    tr__dist_worker *w = user;
+    note own;
+    tr_dist_context *c = read_note(out, &own) ? tr__dist_context_find(&w->dist, own.context, false) : NULL;
+    if (c) tr__dist_unsends(c, own.first, groups_of(own.tensors));
+    tr__unref(c);
+}
+
 static tr_status gather_arriving(void *user, int i, tr_tensor **tensor)
 {
     gathered *g = user;
@@ -476,7 +485,7 @@ tr_status tr_dist_start(tr_rpc *rpc)
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->turns, NULL);
     tr__dist_init(&w->dist, &(tr__dist_port){w, tr_rpc_rank(rpc), tr_rpc_workers(rpc), send_message, answer_message});
-    tr__rpc_hooks hooks = {w, outgoing, incoming, enter, leave, gone, destroy};
+    tr__rpc_hooks hooks = {w, outgoing, unsent, incoming, enter, leave, gone, destroy};
     tr_status status = tr__rpc_set_hooks(rpc, &hooks);
     if (status != TR_OK) {
         destroy(w);

@@ -126,29 +126,47 @@ static tr_status carry_out(serving *s)
     return run_function(s);
 }
 
-static void reply(serving *s, tr_status status)
+static tr_status send_reply(const serving *s, tr_status status, const tr__rpc_writer *w)
+{
+    tr__rpc_frame frame = {.type = TR__RPC_REPLY, .id = s->m->frame.id, .status = status};
+    return tr__rpc_send(s->rpc, s->m->from, frame, w);
+}
+
+static tr_status send_result(const serving *s)
 {
     tr__rpc_writer w;
     tr__rpc_hand_over h;
     tr__rpc_write_to(&w, &h, s->rpc, s->m->from);
+    tr__rpc_write_note(&w, &s->note);
+    tr__rpc_write_value(&w, &s->result);
+    tr_status status = w.status == TR_OK ? send_reply(s, TR_OK, &w) : w.status;
+    tr__rpc_written(&w, &h, status);
+    return status;
+}
+
+/* With this thread's latest failure. */
+static tr_status send_failure(const serving *s, tr_status why)
+{
+    tr__rpc_writer w;
+    tr__rpc_writer_begin(&w);
+    tr__rpc_write_text(&w, tr_error_message());
+    tr_status status = send_reply(s, why, &w);
+    tr__rpc_writer_end(&w);
+    return status;
+}
+
+/* The caller hears of a result that cannot be sent, too. */
+static void reply(serving *s, tr_status status)
+{
     bool hooked = s->name && tr__rpc_is_hooked(s->rpc, s->name) && !(s->flags & TR__CALL_KEEP);
     if (status == TR_OK && hooked) status = tr__rpc_outgoing(s->rpc, s->m->from, true, &s->result, 1, &s->note);
     if (status == TR_OK) {
-        tr__rpc_write_note(&w, &s->note);
-        tr__rpc_write_value(&w, &s->result);
-        status = w.status;
+        status = send_result(s);
+        if (status != TR_OK && hooked) tr__rpc_unsent(s->rpc, &s->note);
     }
-    if (status != TR_OK) {
-        tr__rpc_written(&w, &h, status);
-        tr__rpc_write_to(&w, &h, s->rpc, s->m->from);
-        tr__rpc_write_text(&w, tr_error_message());
-    }
-    tr_status sent = tr__rpc_send(s->rpc, s->m->from, (tr__rpc_frame){.type = TR__RPC_REPLY, .id = s->m->frame.id,
-        .status = status}, &w);
-    if (sent != TR_OK)
+    if (status != TR_OK && send_failure(s, status) != TR_OK)
         tr__log(TR_LOG_DEBUG, "rpc: no reply to %s of worker %d: %s", s->name ? s->name : "a call", s->m->from,
             tr_error_message());
-    tr__rpc_written(&w, &h, sent);
 }
 
 /* What tr_remote() asked for stays here, the failure too. */

@@ -193,7 +193,8 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
     tr__rpc_writer w;
     tr__rpc_hand_over h;
     tr__rpc_write_to(&w, &h, rpc, p->worker);
-    tr_status status = !tr__rpc_is_hooked(rpc, p->function) ? TR_OK : tr__rpc_outgoing(rpc, p->worker, false, values, p->count, &note);
+    bool hooked = tr__rpc_is_hooked(rpc, p->function);
+    tr_status status = hooked ? tr__rpc_outgoing(rpc, p->worker, false, values, p->count, &note) : TR_OK;
     if (status == TR_OK) {
         write_request(&w, p, token, values, &note);
         status = w.status;
@@ -202,6 +203,9 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
     if (status == TR_OK) status = admit(rpc, f);
     if (status == TR_OK) {
         status = tr__rpc_send(rpc, p->worker, (tr__rpc_frame){.type = TR__RPC_REQUEST, .id = f->id}, &w);
+    }
+    if (status != TR_OK && hooked) tr__rpc_unsent(rpc, &note);
+    if (f->id) {
         tr_future *taken = status == TR_OK ? NULL : tr__rpc_take_call(rpc, f->id);
         if (status != TR_OK && !taken) status = TR_OK; /* it has its failure already */
         tr__unref(taken);

@@ -76,6 +76,14 @@ tr_status tr__rpc_outgoing(tr_rpc *rpc, int to, bool is_reply, tr_value *values,
     return rpc->hooks.outgoing(rpc->hooks.user, to, is_reply, values, count, note);
 }
 
+void tr__rpc_unsent(tr_rpc *rpc, const tr__rpc_note *note)
+{
+    tr__error *why = tr__error_take();
+    if (rpc->hooks.unsent) rpc->hooks.unsent(rpc->hooks.user, note);
+    tr__fail_stored(why);
+    tr__error_unref(why);
+}
+
 static tr_status give(void *user, tr_rref *ref, unsigned char token[40])
 {
     tr__rpc_hand_over *h = user;

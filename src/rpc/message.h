@@ -9,8 +9,9 @@
 
 /* Do a module's hooks see its values? Messages of modules pass unseen, but a value that is fetched does not. */
 bool tr__rpc_is_hooked(tr_rpc *rpc, const char *function);
-/* Lets them see values that go out. */
+/* Lets them see values that go out; and hear that these have not. */
 tr_status tr__rpc_outgoing(tr_rpc *rpc, int to, bool is_reply, tr_value *values, int count, tr__rpc_note *note);
+void tr__rpc_unsent(tr_rpc *rpc, const tr__rpc_note *note);
 
 /* A writer that hands references over; when the message has not been sent, they are taken back. */
 typedef struct tr__rpc_hand_over {

@@ -26,6 +26,8 @@ typedef struct tr__rpc_hooks {
     /* Before a request or reply goes out, on the thread that makes it: the caller's, or the one that ran the function.
      * Of a reply, `note` is the request's at first. */
     tr_status (*outgoing)(void *user, int to, bool is_reply, tr_value *values, int n, tr__rpc_note *note);
+    /* One that `outgoing` gave this note was not sent after all; it has failed. */
+    void (*unsent)(void *user, const tr__rpc_note *note);
     /* After one has arrived: on the thread that runs the function; of a reply, on any. Not of calls that failed. */
     tr_status (*incoming)(void *user, int from, bool is_reply, tr_value *values, int n, const tr__rpc_note *note);
     /* Around the function's run, incoming and outgoing included. */

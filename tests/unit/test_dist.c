@@ -418,6 +418,48 @@ static void a_reply_that_comes_too_late_is_not_waited_for(void **state)
     run(DIST_WORKERS, run_late_replies, NULL);
 }
 
+/* A result that has a gradient, and does not fit into a message. */
+static tr_tensor_list *flood(void *state, tr_tensor *x)
+{
+    enum { TENSORS = 4100, LARGE = 600 };
+    tr_tensor_list *list = tr_list();
+    tr_tensor *large = tr_zeros(TR_SHAPE(LARGE));
+    char name[16];
+    if (tr_list_add(list, "y", tr_forward(((dist_worker *)state)->net, x)) != TR_OK) return list;
+    for (int i = 0; i < TENSORS; i++) {
+        snprintf(name, sizeof name, "%d", i);
+        if (tr_list_add(list, name, large) != TR_OK) return list;
+    }
+    return list;
+}
+TR_RPC_WITH_STATE(flood, TENSOR, RETURNS(TENSORS));
+
+static void run_unsent_replies(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    OK(tr_rpc_register(w.rpc, &flood_rpc, .state = &w));
+    OK(tr_barrier(r->group));
+    for (int mode = TR_DIST_FAST; r->number == 0 && mode <= TR_DIST_SMART; mode++) {
+        TR_SCOPE;
+        TR_DIST_CONTEXT(w.rpc, context);
+        tr_tensor *h = tr_forward(w.net, dist_input());
+        CHECK(tr_future_wait(tr_rpc_sync(w.rpc, "w1", "flood", h)) == TR_INVALID);
+        SAYS("rpc: flood on \"w1\": rpc: a message has at most");
+        tr_tensor *y = tr_future_tensor(tr_rpc_sync(w.rpc, "w1", "layer", h));
+        OK(tr_dist_backward(context, tr_sum(y), .mode = (tr_dist_mode)mode));
+        OK(tr_status_of(dist_fetch_grad(&w, 1, 0)));
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void a_reply_that_cannot_be_sent_is_not_waited_for(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_unsent_replies, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -428,6 +470,7 @@ int main(void)
         cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
         cmocka_unit_test(a_reply_that_comes_too_late_is_not_waited_for),
+        cmocka_unit_test(a_reply_that_cannot_be_sent_is_not_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
