@@ -510,6 +510,32 @@ static void workers_of_other_hosts(void **state)
     run_hosts(apart, 2, errors, NULL);
 }
 
+/* Whoever comes with another token learns so, and is nobody's worker; those who are there call each other as before. */
+static void beside_a_stranger(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group);
+    OK(tr_rpc_register(rpc, &make_table_rpc));
+    OK(tr_barrier(r->group));
+    tr_store *store = tr_store_tcp("127.0.0.1", tr_store_port(r->store), .token = "a guess", .timeout_ms = JOIN_MS);
+    tr_group *group = tr_join(.store = store, .rank = 1 - r->number, .world_size = 2, .timeout_ms = JOIN_MS);
+    tr_rpc *stranger = tr_rpc_start(group, .name = "stranger");
+    CHECK(tr_status_of(stranger) == TR_AUTH);
+    SAYS("token");
+    CHECK(tr_status_of(tr_rpc_sync(stranger, tr_rpc_name(rpc, 1 - r->number), "make_table", 3)) == TR_AUTH);
+    CHECK(tr_rpc_workers(rpc) == 2 && tr_rpc_worker(rpc, "stranger") == -1);
+    tr_rref *table = tr_remote(rpc, tr_rpc_name(rpc, 1 - r->number), "make_table", 3);
+    OK(tr_future_wait(tr_rref_to_here(table)));
+    OK(tr_rpc_stop(rpc));
+}
+
+static void a_wrong_token_makes_no_worker(void **state)
+{
+    (void)state;
+    run_tls(NULL, 2, beside_a_stranger, NULL);
+    run_tls((const int[]){0, 1}, 2, beside_a_stranger, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -523,6 +549,7 @@ int main(void)
         cmocka_unit_test(wrong_options_are_an_error_everywhere),
         cmocka_unit_test(references_are_handed_around),
         cmocka_unit_test(workers_of_other_hosts),
+        cmocka_unit_test(a_wrong_token_makes_no_worker),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
