@@ -527,18 +527,17 @@ static tr_status process(tr__part *p, const tr__item *it)
  * False: there is nothing to do. */
 static bool next_task(tr__part *p, tr__item **it)
 {
-    *it = NULL;
-    if (p->over) return false;
-    if (p->first) *it = pop(p);
-    if (!*it) p->finishing = p->engaged && !p->finished && tr__backward_done(p->engine);
+    *it = p->first ? pop(p) : NULL;
+    if (!*it && !p->over) p->finishing = p->engaged && !p->finished && tr__backward_done(p->engine);
     return *it || p->finishing;
 }
 
-/* Does it, outside the lock. What hooks have left for the end may wait for others, so it is done here, by a thread that may
- * wait, and before the answers of those whom this part has engaged: they may be the others. */
-static void run_task(tr__part *p, tr__item *it)
+/* Does it, outside the lock; when the part is over, only marks are answered. What hooks have left for the end may wait for
+ * others, so it is done here, by a thread that may wait, and before the answers of those whom this part has engaged: they may
+ * be the others. */
+static void run_task(tr__part *p, tr__item *it, bool over)
 {
-    tr_status status = it ? process(p, it) : tr__backward_finish(p->engine, TR_OK);
+    tr_status status = over ? TR_OK : it ? process(p, it) : tr__backward_finish(p->engine, TR_OK);
     if (status != TR_OK) tr__part_fail(p, status);
     if (!it) return;
     if (it->marking) mark_answered(p, it->marking);
@@ -554,8 +553,9 @@ void tr__part_drain(tr__part *p)
     bool runs = !p->running;
     if (runs) p->running = true;
     while (runs && next_task(p, &it)) {
+        bool over = p->over;
         pthread_mutex_unlock(&c->lock);
-        run_task(p, it);
+        run_task(p, it, over);
         pthread_mutex_lock(&c->lock);
         p->finished |= p->finishing;
         p->finishing = false;
@@ -596,6 +596,10 @@ static tr__part *part_for(tr_dist_context *c, const tr__dist_message *m, tr__par
         tr__fail(TR_CANCELLED, "backward: it has been ended");
         return NULL;
     }
+    if (c->id.worker == c->dist->port.self) {
+        tr__fail(TR_FORMAT, "backward: a message of pass %" PRId64 ", but %" PRId64 " have begun", m->pass, c->passes);
+        return NULL;
+    }
     tr__part *p = tr__part_new(c, m->pass, m->smart, m->retain);
     if (!p) return NULL;
     *replaced = c->part;
@@ -625,7 +629,9 @@ static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message 
     tr_status status = it && first ? TR_OK : TR_NO_MEMORY;
     pthread_mutex_lock(&c->lock);
     if (status == TR_OK) p = part_for(c, m, &replaced);
-    if (p && !p->over) {
+    if (p && !p->over && p->engaged && it->kind == TR__MARK) {
+        status = tr__fail(TR_FORMAT, "backward: worker %d marks what has begun to run", from);
+    } else if (p && !p->over) {
         if (!p->engaged && !p->smart && it->kind != TR__MARK) {
             tr__part_push(p, first);
             first = NULL;
@@ -652,6 +658,7 @@ static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message 
 
 static void abort_pass(tr_dist_context *c, const tr__dist_message *m)
 {
+    if (c->id.worker == c->dist->port.self) return; /* who made it begins and ends its passes */
     pthread_mutex_lock(&c->lock);
     if (c->aborted < m->pass) c->aborted = m->pass;
     bool ours = c->part && c->part->pass == m->pass;

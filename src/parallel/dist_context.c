@@ -188,7 +188,7 @@ tr_dist_context *tr__dist_context_find(tr__dist *dist, tr__dist_id id, bool make
     /* What this worker made itself and does not know any more has been released. */
     if (c)
         tr__ref(c);
-    else if (make && id.worker != dist->port.self)
+    else if (make && id.worker >= 0 && id.worker < dist->port.workers && id.worker != dist->port.self)
         c = add_context(dist, id);
     pthread_mutex_unlock(&dist->lock);
     if (!c || !c->object.error) return c;

@@ -1,15 +1,17 @@
 /*
  * What a worker may send to an agent: records in the ring of a worker of the same host, or the stream of one of another. A real
  * agent reads them, takes its replies, and runs the functions that they ask for; it has calls and references of its own under
- * way. But for its threads: all happens in this one, so that the same input always does the same.
+ * way, and a distributed backward, in a context with an optimizer. But for its threads: all happens in this one, so that the
+ * same input always does the same.
  *
  * The first byte says which: bit 0: a stream; bit 1: the ring is almost at its end; bit 2: the last record may be cut short;
- * bit 3: what records and frames say of themselves is put right, so that their bodies are read.
+ * bit 3: what records and frames say of themselves is put right, so that their bodies are read; bit 4: the backward is SMART.
  */
 /* fuzz: 30000 */
 #include "fuzz.h"
 
 #include "base/clock.h"
+#include "parallel/dist_rpc.h"
 #include "rpc/agent.h"
 #include "rpc/near_ring.h"
 
@@ -107,6 +109,48 @@ static void write_request(tr__rpc_writer *w, uint32_t number)
     tr__rpc_write_value(w, TR_VALUES(0.5));
 }
 
+/* What distributed autograd and its optimizers say to each other (parallel/dist_rpc.c): of the context that is there, or of
+ * another one. */
+static void write_dist_message(tr__rpc_writer *w, uint32_t number)
+{
+    int64_t kind = number % TR__DIST_KINDS, message[] = {kind, number >> 3 & 1, 1, 1 + (number >> 4 & 1), number >> 5 & 1, 0,
+        1 + (number >> 6 & 3), kind == TR__DIST_ABORT ? TR_PEER : 0, number >> 8 & 3};
+    bool gradient = kind == TR__DIST_GRADIENT;
+    begin_request(w, 0, ".dist", 1 + gradient);
+    tr__rpc_write_value(w, &(tr_value){TR_VALUE_BYTES, {.bytes = {message, sizeof message}}});
+    if (gradient)
+        tr__rpc_write_value(w, number & 512 ? &(tr_value){TR_VALUE_NONE, {0}} : TR_VALUES(tr_ones(TR_SHAPE(3))));
+}
+
+static void write_order(tr__rpc_writer *w, uint32_t number)
+{
+    static const struct {
+        const char *name, *kinds; /* i: a number of 0 … 3, f: 0.5 */
+    } orders[] = {{".dist.answer", "iis"}, {".dist.early", "iii"}, {".dist.step", "iii"}, {".dist.norm", "iii"},
+        {".dist.scale", "iiif"}, {".dist.lr", "if"}, {".dist.state", "i"}, {".dist.load", "it"}, {".dist.drop", "i"}};
+    const char *kinds = orders[number % 9].kinds;
+    begin_request(w, 0, orders[number % 9].name, (int)strlen(kinds));
+    for (uint32_t at = number / 9; *kinds; kinds++, at /= 4) {
+        if (*kinds == 'i') tr__rpc_write_value(w, TR_VALUES((int64_t)(kinds == orders[number % 9].kinds ? 1 : at % 4)));
+        if (*kinds == 'f') tr__rpc_write_value(w, TR_VALUES(0.5));
+        if (*kinds == 's') tr__rpc_write_value(w, TR_VALUES("overboard"));
+        if (*kinds == 't') tr__rpc_write_value(w, TR_VALUES(tr_list()));
+    }
+}
+
+enum { CALL_IN_CONTEXT = 4 };
+
+/* In a context: of a tensor that has a gradient, which rank 1 knows as its number 5, in answer to number 0. */
+static void write_result(tr__rpc_writer *w, bool in_context, uint32_t number)
+{
+    const int64_t words[] = {0, 1, in_context, 5, 0, 1};
+    tr__rpc_note note = {.bytes = in_context ? sizeof words : 0};
+    memcpy(note.data, words, sizeof words);
+    tr__rpc_write_note(w, &note);
+    const tr_value *plain = number & 16 ? TR_VALUES(7) : TR_VALUES("answer");
+    tr__rpc_write_value(w, in_context ? &(tr_value){TR_VALUE_TENSOR, {.tensor = tr_ones(TR_SHAPE(3))}} : plain);
+}
+
 /* A body that goes with the frame. */
 static void write_body(tr__rpc_writer *w, tr__rpc_frame *frame, uint32_t number)
 {
@@ -114,16 +158,19 @@ static void write_body(tr__rpc_writer *w, tr__rpc_frame *frame, uint32_t number)
         .id = {.maker = (int)(number & 1), .number = number & 2 ? 1 : (uint64_t)1 << 40 | (number & 4)},
         .fork = {.maker = (int)(number >> 3 & 1), .number = number >> 4 & 3}};
     switch (frame->type = (uint8_t)(1 + number % 7)) {
-    case TR__RPC_REQUEST: write_request(w, number / 7); return;
+    case TR__RPC_REQUEST:
+        if (number / 7 % 3 == 0) write_request(w, number / 21);
+        if (number / 7 % 3 == 1) write_dist_message(w, number / 21);
+        if (number / 7 % 3 == 2) write_order(w, number / 21);
+        return;
     case TR__RPC_REPLY:
-        frame->id = 1 + number / 7 % 3;
+        frame->id = 1 + number / 7 % 4;
         frame->status = number & 8 ? TR_SHAPE : TR_OK;
         if (frame->status) {
             tr__rpc_write_text(w, "no wind");
             return;
         }
-        tr__rpc_write_note(w, &(tr__rpc_note){0});
-        tr__rpc_write_value(w, number & 16 ? TR_VALUES(7) : TR_VALUES("answer"));
+        write_result(w, frame->id == CALL_IN_CONTEXT, number);
         return;
     case TR__RPC_REFER: tr__rpc_write_bytes(w, &refer, sizeof refer); return;
     case TR__RPC_ANSWER: tr__rpc_write_u64(w, number); return;
@@ -249,6 +296,7 @@ static void register_all(void)
 {
     const tr_rpc_function *const all[] = {&echo_rpc, &add_rpc, &pass_on_rpc, &say_rpc, &list_rpc};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) FUZZ_CHECK(tr_rpc_register(world.rpc, all[i]) == TR_OK);
+    FUZZ_CHECK(tr_dist_start(world.rpc) == TR_OK);
 }
 
 static void start(void)
@@ -294,6 +342,42 @@ static void begin(tr_rpc *rpc, tr_future *calls[3])
     calls[1] = tr_rref_to_here(there);
     call.arguments = TR_VALUES(there);
     calls[2] = tr_rpc_async_with(&call);
+}
+
+/* Makes an optimizer of number 1, here. */
+static void make_optimizer(tr__dist_worker *w, tr_tensor *weight)
+{
+    tr_dist_rule rule = TR_DIST_ADAM(.lr = 0.1);
+    double settings[TR__DIST_SETTINGS];
+    size_t bytes = (size_t)tr__dist_rule_settings(&rule, settings) * sizeof *settings;
+    tr_value result, values[] = {tr_value_i64(rule.kind), tr_value_bytes((tr_bytes){settings, bytes}), tr_value_string("0"),
+        tr_value_rref(tr_rref_new(w->rpc, tr_value_tensor(weight)))};
+    FUZZ_CHECK(tr__dist_obey(w, TR__DIST_MAKE, values, 4, &result) == TR_OK);
+}
+
+/* A backward waits for the gradient of what has gone to rank 1. */
+static tr_dist_context *begin_backward(tr_rpc *rpc, bool smart)
+{
+    tr__dist_worker *w = tr__rpc_user(rpc);
+    w->dist.next_number = w->next_ticket = w->next_optimizer = 0;
+    tr_tensor *weight = tr_require_grad(tr_ones(TR_SHAPE(3)));
+    make_optimizer(w, weight);
+    tr_dist_context *c = tr_dist_context_new(rpc);
+    tr_tensor *y = tr_mul(weight, weight), *loss = tr_sum(y), *one = tr_ones(loss->shape);
+    tr_rpc_call call = {.size = sizeof call, .rpc = rpc, .worker = 1, .function = "echo", .timeout_ms = 1000000,
+        .arguments = &(tr_value){TR_VALUE_TENSOR, {.tensor = y}}, .count = 1};
+    (void)!tr_status_of(tr_rpc_async_with(&call));
+    FUZZ_CHECK(tr__dist_begin(c, &loss, &one, 1, smart, false, 0) == TR_OK);
+    return c;
+}
+
+static void end_backward(tr_rpc *rpc, tr_dist_context *c)
+{
+    tr__dist_worker *w = tr__rpc_user(rpc);
+    tr_dist_context_end(c);
+    tr__dist_gone(&w->dist, 1, "the input has ended");
+    FUZZ_CHECK(!w->dist.contexts);
+    tr__dist_owner_end(w);
 }
 
 static void serve_all(tr_rpc *rpc)
@@ -394,12 +478,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     world.inputs++;
     tr_scope_push();
     begin(rpc, calls);
+    tr_dist_context *context = begin_backward(rpc, bytes[0] & 16);
     uint8_t *copy = fuzz_copy(bytes + 1, count - 1);
     if (bytes[0] & 1)
         read_stream(rpc, copy, count - 1);
     else
         read_ring(rpc, copy, count - 1, bytes[0]);
     free(copy);
+    end_backward(rpc, context);
     end(rpc, calls);
     tr_scope_pop();
     tr__refs_free(rpc);
