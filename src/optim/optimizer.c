@@ -315,6 +315,13 @@ tr_status tr_step(tr_optimizer *optimizer)
     return optimizer->gather ? gather_parameters(optimizer) : TR_OK;
 }
 
+tr_status tr__step_one(tr_optimizer *o, int i)
+{
+    int at = o->place[i];
+    const tr__optimized *p = &o->parameters[at];
+    return update_stretch(o, &(tr__stretch){&o->parts[p->part], at, at, p->offset, p->offset + p->count});
+}
+
 void tr_zero_grad(tr_optimizer *optimizer)
 {
     if (!optimizer || tr__error_of(optimizer)) return;

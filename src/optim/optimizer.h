@@ -132,6 +132,9 @@ typedef struct tr__stretch {
  * the rule's kernel can update, with the same step count, learning rate and decay. */
 bool tr__next_stretch(const tr_optimizer *optimizer, bool alike, int *at, tr__stretch *out);
 
+/* Updates the parameter of list entry i alone, by the gradient in its place; not where ranks share the work. */
+tr_status tr__step_one(tr_optimizer *optimizer, int i);
+
 /* An option's value: what was given, TR_ZERO as 0, otherwise for 0. */
 double tr__option(double given, double otherwise);
 extern const tr__type tr__optimizer_type;

@@ -99,6 +99,11 @@ static tr_status place_gradient(tr_tensor *leaf, tr_tensor *gradient)
 
 /* ---- Steps during a backward -------------------------------------------------------------------------------------------- */
 
+typedef struct leaf_place {
+    const tr_tensor *leaf;
+    int at;
+} leaf_place;
+
 /* An optimizer that steps parameters as their gradients in a context become complete. Each step takes a turn, in which the
  * fields that change are read and written. */
 typedef struct early {
@@ -107,9 +112,24 @@ typedef struct early {
     int64_t number;
     tr_optimizer *optimizer;    /* kept: it may go before the context */
     tr_tensor_list *parameters; /* kept */
-    bool armed;     /* until the context's next step */
-    bool stepped[]; /* since it was armed; in the list's order */
+    bool armed;      /* until the context's next step */
+    bool *stepped;   /* since it was armed; in the list's order */
+    leaf_place places[]; /* where each parameter stands there, by address */
 } early;
+
+static int compare_places(const void *a, const void *b)
+{
+    uintptr_t x = (uintptr_t)((const leaf_place *)a)->leaf, y = (uintptr_t)((const leaf_place *)b)->leaf;
+    return (x > y) - (x < y);
+}
+
+/* In the list; -1: it is none of these parameters. */
+static int place_of(const early *e, const tr_tensor *leaf)
+{
+    const leaf_place *found = bsearch(&(leaf_place){.leaf = leaf}, e->places, (size_t)tr_list_count(e->parameters),
+        sizeof *e->places, compare_places);
+    return found ? found->at : -1;
+}
 
 static tr_status step_one(early *e, int i, tr_tensor *gradient)
 {
@@ -118,19 +138,17 @@ static tr_status step_one(early *e, int i, tr_tensor *gradient)
         return tr__fail(TR_STATE, "dist optimizer: parameter %s was stepped in an earlier backward of the context; what came now is "
             "lost to it: call tr_dist_step_in_backward() before the last backward only", tr_list_name(e->parameters, i));
     e->stepped[i] = true;
-    tr_zero_grad(e->optimizer);
     tr_status status = place_gradient(leaf, gradient);
-    if (status == TR_OK) status = tr_step(e->optimizer);
-    tr_zero_grad(e->optimizer);
+    if (status == TR_OK) status = tr__step_one(e->optimizer, i);
+    tr_clear_grad(leaf);
     return status;
 }
 
 static tr_status use_gradient(tr__dist_early *self, tr_tensor *leaf, tr_tensor *gradient)
 {
     early *e = (early *)self;
-    int i = 0, n = tr_list_count(e->parameters);
-    while (i < n && tr_list_at(e->parameters, i) != leaf) i++;
-    if (i == n || !gradient) return TR_OK;
+    int i = place_of(e, leaf);
+    if (i < 0 || !gradient) return TR_OK;
     await_turn(e->worker);
     tr_status status = e->armed ? step_one(e, i, gradient) : TR_OK;
     end_turn(e->worker);
@@ -142,6 +160,7 @@ static void free_early(tr__dist_early *self)
     early *e = (early *)self;
     tr__unref(e->optimizer);
     tr__unref(e->parameters);
+    free(e->stepped);
     free(e);
 }
 
@@ -157,8 +176,12 @@ static early *find_early(tr_dist_context *c, int64_t number)
 
 static early *add_early(tr__dist_worker *w, const owned *o, tr_dist_context *c)
 {
-    early *e = calloc(1, sizeof *e + (size_t)tr_list_count(o->parameters) * sizeof *e->stepped);
-    if (!e) {
+    size_t n = (size_t)tr_list_count(o->parameters);
+    early *e = calloc(1, sizeof *e + n * sizeof *e->places);
+    bool *stepped = calloc(n, sizeof *stepped);
+    if (!e || !stepped) {
+        free(e);
+        free(stepped);
         tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
         return NULL;
     }
@@ -167,6 +190,9 @@ static early *add_early(tr__dist_worker *w, const owned *o, tr_dist_context *c)
     e->number = o->number;
     e->optimizer = tr_keep(o->optimizer);
     e->parameters = tr_keep(o->parameters);
+    e->stepped = stepped;
+    for (size_t i = 0; i < n; i++) e->places[i] = (leaf_place){tr_list_at(o->parameters, (int)i), (int)i};
+    qsort(e->places, n, sizeof *e->places, compare_places);
     pthread_mutex_lock(&c->lock);
     tr__dist_early **at = &c->early;
     while (*at) at = &(*at)->next;
