@@ -154,6 +154,31 @@ typedef struct tr_conv2d_options {
 #define tr_conv2d(...) TR__NEW3(tr_conv2d, in_channels, out_channels, kernel, __VA_ARGS__)
 TR_API tr_module *tr_conv2d_with(const tr_conv2d_options *options);
 
+typedef struct tr_conv_transpose2d_options {
+    size_t size;
+    int64_t in_channels, out_channels;
+    int kernel;
+    int stride;        /* 0: 1 */
+    int padding;
+    int output_padding; /* see ops.h */
+    int dilation;      /* 0: 1 */
+    int groups;        /* 0: 1 */
+    bool no_bias;
+    double init_std;   /* as tr_conv2d()'s; PyTorch's fan in of these is out/groups times the kernel */
+    uint64_t seed;
+    tr_dtype dtype;
+} tr_conv_transpose2d_options;
+#define tr_conv_transpose2d(...) TR__NEW3(tr_conv_transpose2d, in_channels, out_channels, kernel, __VA_ARGS__)
+TR_API tr_module *tr_conv_transpose2d_with(const tr_conv_transpose2d_options *options);
+
+/* Of sequences: [batch, channels, length]. */
+typedef tr_conv2d_options tr_conv1d_options;
+typedef tr_conv_transpose2d_options tr_conv_transpose1d_options;
+#define tr_conv1d(...) TR__NEW3(tr_conv1d, in_channels, out_channels, kernel, __VA_ARGS__)
+#define tr_conv_transpose1d(...) TR__NEW3(tr_conv_transpose1d, in_channels, out_channels, kernel, __VA_ARGS__)
+TR_API tr_module *tr_conv1d_with(const tr_conv1d_options *options);
+TR_API tr_module *tr_conv_transpose1d_with(const tr_conv_transpose1d_options *options);
+
 typedef struct tr_pool2d_layer_options {
     size_t size;
     int kernel;
@@ -165,6 +190,26 @@ typedef struct tr_pool2d_layer_options {
 TR_API tr_module *tr_max_pool2d_layer_with(const tr_pool2d_layer_options *options);
 TR_API tr_module *tr_avg_pool2d_layer_with(const tr_pool2d_layer_options *options);
 TR_API tr_module *tr_adaptive_avg_pool2d_layer(int64_t height, int64_t width);
+TR_API tr_module *tr_adaptive_max_pool2d_layer(int64_t height, int64_t width);
+/* Of sequences: [batch, channels, length]. */
+typedef tr_pool2d_layer_options tr_pool1d_layer_options;
+#define tr_max_pool1d_layer(...) tr_max_pool1d_layer_with(TR__OPTIONS1(tr_pool1d_layer_options, kernel, __VA_ARGS__))
+#define tr_avg_pool1d_layer(...) tr_avg_pool1d_layer_with(TR__OPTIONS1(tr_pool1d_layer_options, kernel, __VA_ARGS__))
+TR_API tr_module *tr_max_pool1d_layer_with(const tr_pool1d_layer_options *options);
+TR_API tr_module *tr_avg_pool1d_layer_with(const tr_pool1d_layer_options *options);
+TR_API tr_module *tr_adaptive_avg_pool1d_layer(int64_t length);
+TR_API tr_module *tr_adaptive_max_pool1d_layer(int64_t length);
+
+typedef struct tr_upsample_layer_options {
+    size_t size;
+    double scale;          /* or 0, and */
+    int64_t height, width; /* of the result */
+    tr_interpolation mode;
+    bool align_corners;
+} tr_upsample_layer_options;
+/* tr_interpolate() as a module: tr_upsample_layer(2, .mode = TR_INTERPOLATE_BILINEAR). */
+#define tr_upsample_layer(...) tr_upsample_layer_with(TR__OPTIONS1(tr_upsample_layer_options, scale, __VA_ARGS__))
+TR_API tr_module *tr_upsample_layer_with(const tr_upsample_layer_options *options);
 
 typedef struct tr_batch_norm2d_options {
     size_t size;
@@ -177,6 +222,10 @@ typedef struct tr_batch_norm2d_options {
  * by the buffers after tr_eval(). */
 #define tr_batch_norm2d(...) TR__NEW1(tr_batch_norm2d, channels, __VA_ARGS__)
 TR_API tr_module *tr_batch_norm2d_with(const tr_batch_norm2d_options *options);
+/* The same of [batch, channels] or sequences. */
+typedef tr_batch_norm2d_options tr_batch_norm1d_options;
+#define tr_batch_norm1d(...) TR__NEW1(tr_batch_norm1d, channels, __VA_ARGS__)
+TR_API tr_module *tr_batch_norm1d_with(const tr_batch_norm1d_options *options);
 
 /* [batch, …] -> [batch, the rest], in the order channels, height, width. */
 TR_API tr_module *tr_flatten_layer(void);

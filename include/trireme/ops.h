@@ -214,6 +214,31 @@ typedef struct tr_conv2d_op_options {
 #define tr_conv2d_op(...) TR__NEW2(tr_conv2d_op, x, weight, __VA_ARGS__)
 TR_API tr_tensor *tr_conv2d_op_with(const tr_conv2d_op_options *options);
 
+typedef struct tr_conv_transpose2d_op_options {
+    size_t size;
+    tr_tensor *x;      /* [batch, in, height, width] */
+    tr_tensor *weight; /* [in, out/groups, kernel height, kernel width] */
+    tr_tensor *bias;   /* [out] or NULL */
+    int stride;        /* 0: 1 */
+    int padding;       /* what is taken off each side of the result */
+    int output_padding; /* what is added at its lower and right end; below the larger of stride and dilation */
+    int dilation;      /* 0: 1 */
+    int groups;        /* 0: 1 */
+} tr_conv_transpose2d_op_options;
+/* The way back of a convolution's shapes (its gradient, as a layer): -> [batch, out, oh, ow], oh = (height - 1) stride - 2 padding +
+ * dilation (kernel height - 1) + 1 + output_padding */
+#define tr_conv_transpose2d_op(...) TR__NEW2(tr_conv_transpose2d_op, x, weight, __VA_ARGS__)
+TR_API tr_tensor *tr_conv_transpose2d_op_with(const tr_conv_transpose2d_op_options *options);
+
+/* The same of sequences: x: [batch, in, length], weight: [out, in/groups, kernel], of transposed ones [in, out/groups, kernel];
+ * -> [batch, out, length of the result] */
+typedef tr_conv2d_op_options tr_conv1d_op_options;
+typedef tr_conv_transpose2d_op_options tr_conv_transpose1d_op_options;
+#define tr_conv1d_op(...) TR__NEW2(tr_conv1d_op, x, weight, __VA_ARGS__)
+#define tr_conv_transpose1d_op(...) TR__NEW2(tr_conv_transpose1d_op, x, weight, __VA_ARGS__)
+TR_API tr_tensor *tr_conv1d_op_with(const tr_conv1d_op_options *options);
+TR_API tr_tensor *tr_conv_transpose1d_op_with(const tr_conv_transpose1d_op_options *options);
+
 typedef struct tr_pool2d_options {
     size_t size;
     tr_tensor *x; /* [batch, channels, height, width] */
@@ -229,6 +254,37 @@ TR_API tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options);
 TR_API tr_tensor *tr_avg_pool2d_with(const tr_pool2d_options *options);
 /* The means of height x width windows that cover the image: tr_adaptive_avg_pool2d(x, 1, 1) is the mean of each channel. */
 TR_API tr_tensor *tr_adaptive_avg_pool2d(tr_tensor *x, int64_t height, int64_t width);
+
+/* The largest of each of them. */
+TR_API tr_tensor *tr_adaptive_max_pool2d(tr_tensor *x, int64_t height, int64_t width);
+
+/* The same of sequences, [batch, channels, length]. */
+typedef tr_pool2d_options tr_pool1d_options;
+#define tr_max_pool1d(...) tr_max_pool1d_with(TR__OPTIONS2(tr_pool1d_options, x, kernel, __VA_ARGS__))
+#define tr_avg_pool1d(...) tr_avg_pool1d_with(TR__OPTIONS2(tr_pool1d_options, x, kernel, __VA_ARGS__))
+TR_API tr_tensor *tr_max_pool1d_with(const tr_pool1d_options *options);
+TR_API tr_tensor *tr_avg_pool1d_with(const tr_pool1d_options *options);
+TR_API tr_tensor *tr_adaptive_avg_pool1d(tr_tensor *x, int64_t length);
+TR_API tr_tensor *tr_adaptive_max_pool1d(tr_tensor *x, int64_t length);
+
+typedef enum tr_interpolation {
+    TR_INTERPOLATE_NEAREST,
+    TR_INTERPOLATE_BILINEAR, /* of sequences: linear */
+    TR_INTERPOLATE_BICUBIC   /* Keys 1981, a = -3/4 */
+} tr_interpolation;
+
+typedef struct tr_interpolate_options {
+    size_t size;
+    tr_tensor *x;          /* [batch, channels, height, width], or [batch, channels, length] */
+    int64_t height, width; /* of the result; a length is a width */
+    double scale;          /* or how many times x's */
+    tr_interpolation mode;
+    bool align_corners;    /* the corners' centres stay where they are; else the corners themselves */
+} tr_interpolate_options;
+/* Images in another size, as PyTorch's (without antialias): tr_interpolate(x, .scale = 2, .mode = TR_INTERPOLATE_BILINEAR).
+ * What comes out lies in memory as x does. */
+#define tr_interpolate(...) TR__NEW1(tr_interpolate, x, __VA_ARGS__)
+TR_API tr_tensor *tr_interpolate_with(const tr_interpolate_options *options);
 
 typedef struct tr_batch_norm_op_options {
     size_t size;

@@ -1,53 +1,7 @@
-/* The modules for images: [batch, channels, height, width]. */
+/* The modules for images, [batch, channels, height, width], and sequences, [batch, channels, length], but for convolutions. */
 #include "nn/module.h"
 
 #include <inttypes.h>
-
-/* ---- Convolution --------------------------------------------------------------------------------------------------- */
-
-typedef struct conv2d {
-    tr_tensor *weight, *bias; /* [out, in/groups, kernel, kernel]; [out] or NULL */
-    int stride, padding, dilation, groups;
-} conv2d;
-
-/* x: [batch, in, height, width] -> [batch, out, …] */
-static tr_tensor *conv2d_forward(tr_module *self, tr_tensor *const *inputs, int n)
-{
-    const conv2d *c = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
-    return tr_conv2d_op(inputs[0], c->weight, .bias = c->bias, .stride = c->stride, .padding = c->padding,
-        .dilation = c->dilation, .groups = c->groups);
-}
-
-tr_module *tr_conv2d_with(const tr_conv2d_options *o)
-{
-    int64_t groups = o->groups ? o->groups : 1;
-    if (o->in_channels < 1 || o->out_channels < 1 || o->kernel < 1)
-        return tr_module_fail(TR_INVALID, "conv2d: in_channels, out_channels and kernel must be positive, not %" PRId64
-            ", %" PRId64 " and %d", o->in_channels, o->out_channels, o->kernel);
-    if (groups < 1 || o->in_channels % groups || o->out_channels % groups)
-        return tr_module_fail(TR_INVALID, "conv2d: groups must divide in_channels and out_channels: %" PRId64
-            " does not divide %" PRId64 " and %" PRId64, groups, o->in_channels, o->out_channels);
-    if (o->stride < 0 || o->padding < 0 || o->dilation < 0)
-        return tr_module_fail(TR_INVALID, "conv2d: stride, padding and dilation must not be negative: %d, %d, %d", o->stride,
-            o->padding, o->dilation);
-    if (!(o->init_std >= 0))
-        return tr_module_fail(TR_INVALID, "conv2d: init_std must not be negative, it is %g", o->init_std);
-    TR_SCOPE;
-    tr_module *module = tr_module_new("conv2d", sizeof(conv2d), conv2d_forward);
-    conv2d *c = tr_module_state(module);
-    if (!c) return tr_escape(module);
-    c->stride = o->stride;
-    c->padding = o->padding;
-    c->dilation = o->dilation;
-    c->groups = o->groups;
-    tr_shape shape = TR_SHAPE(o->out_channels, o->in_channels / groups, o->kernel, o->kernel);
-    const tr__affine_start start = {.weight = shape, .out = o->out_channels, .fan_in = shape.dim[1] * o->kernel * o->kernel,
-        .std = o->init_std, .no_bias = o->no_bias, .seed = o->seed, .dtype = o->dtype};
-    tr__init_affine(module, &start, &c->weight, &c->bias);
-    return tr_escape(module);
-}
 
 /* ---- Pooling --------------------------------------------------------------------------------------------------------- */
 
@@ -88,25 +42,82 @@ tr_module *tr_avg_pool2d_layer_with(const tr_pool2d_layer_options *options)
     return pool2d_new("avg_pool2d", options, tr_avg_pool2d_with);
 }
 
-typedef struct adaptive_pool2d {
-    int64_t height, width; /* of the output */
-} adaptive_pool2d;
-
-static tr_tensor *adaptive_avg_pool2d_forward(tr_module *self, tr_tensor *const *inputs, int n)
+tr_module *tr_max_pool1d_layer_with(const tr_pool1d_layer_options *options)
 {
-    const adaptive_pool2d *p = self->state;
+    return pool2d_new("max_pool1d", options, tr_max_pool1d_with);
+}
+
+tr_module *tr_avg_pool1d_layer_with(const tr_pool1d_layer_options *options)
+{
+    return pool2d_new("avg_pool1d", options, tr_avg_pool1d_with);
+}
+
+typedef struct adaptive_pool {
+    int64_t height, width; /* of the output */
+    tr_tensor *(*of_images)(tr_tensor *x, int64_t height, int64_t width);
+    tr_tensor *(*of_sequences)(tr_tensor *x, int64_t length); /* or this one */
+} adaptive_pool;
+
+static tr_tensor *adaptive_pool_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const adaptive_pool *p = self->state;
     tr_tensor *failed = tr__check_input(self, inputs, n);
-    return failed ? failed : tr_adaptive_avg_pool2d(inputs[0], p->height, p->width);
+    if (failed) return failed;
+    return p->of_images ? p->of_images(inputs[0], p->height, p->width) : p->of_sequences(inputs[0], p->width);
+}
+
+static tr_module *adaptive_pool_new(const char *name, adaptive_pool state)
+{
+    if (state.height < 1 || state.width < 1)
+        return tr_module_fail(TR_INVALID, "%s: the output's sizes must be positive, not %" PRId64 " and %" PRId64, name, state.height,
+            state.width);
+    tr_module *module = tr_module_new(name, sizeof(adaptive_pool), adaptive_pool_forward);
+    adaptive_pool *p = tr_module_state(module);
+    if (p) *p = state;
+    return module;
 }
 
 tr_module *tr_adaptive_avg_pool2d_layer(int64_t height, int64_t width)
 {
-    if (height < 1 || width < 1)
-        return tr_module_fail(TR_INVALID, "adaptive_avg_pool2d: height and width must be positive, not %" PRId64 " and %" PRId64,
-            height, width);
-    tr_module *module = tr_module_new("adaptive_avg_pool2d", sizeof(adaptive_pool2d), adaptive_avg_pool2d_forward);
-    adaptive_pool2d *p = tr_module_state(module);
-    if (p) *p = (adaptive_pool2d){height, width};
+    return adaptive_pool_new("adaptive_avg_pool2d", (adaptive_pool){height, width, tr_adaptive_avg_pool2d, NULL});
+}
+
+tr_module *tr_adaptive_max_pool2d_layer(int64_t height, int64_t width)
+{
+    return adaptive_pool_new("adaptive_max_pool2d", (adaptive_pool){height, width, tr_adaptive_max_pool2d, NULL});
+}
+
+tr_module *tr_adaptive_avg_pool1d_layer(int64_t length)
+{
+    return adaptive_pool_new("adaptive_avg_pool1d", (adaptive_pool){1, length, NULL, tr_adaptive_avg_pool1d});
+}
+
+tr_module *tr_adaptive_max_pool1d_layer(int64_t length)
+{
+    return adaptive_pool_new("adaptive_max_pool1d", (adaptive_pool){1, length, NULL, tr_adaptive_max_pool1d});
+}
+
+/* ---- Another size -------------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *upsample_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    tr_tensor *failed = tr__check_input(self, inputs, n);
+    if (failed) return failed;
+    tr_interpolate_options options = *(const tr_interpolate_options *)self->state;
+    options.x = inputs[0];
+    return tr_interpolate_with(&options);
+}
+
+tr_module *tr_upsample_layer_with(const tr_upsample_layer_options *o)
+{
+    if (!(o->scale >= 0) || o->height < 0 || o->width < 0 || (o->scale > 0) == (o->width > 0))
+        return tr_module_fail(TR_INVALID, "upsample: it takes a scale above 0, or the sizes of the result: they are %g, %" PRId64
+            " and %" PRId64, o->scale, o->height, o->width);
+    tr_module *module = tr_module_new("upsample", sizeof(tr_interpolate_options), upsample_forward);
+    tr_interpolate_options *options = tr_module_state(module);
+    if (options)
+        *options = (tr_interpolate_options){.size = sizeof *options, .height = o->height, .width = o->width,
+            .scale = o->scale, .mode = o->mode, .align_corners = o->align_corners};
     return module;
 }
 
@@ -116,6 +127,7 @@ typedef struct batch_norm {
     tr_tensor *weight, *bias, *running_mean, *running_var; /* [channels] */
     tr_tensor *batches; /* i64 [] */
     double eps, momentum;
+    bool of_images;            /* else of [batch, channels] or sequences */
     tr__normalizer *normalize; /* in training; NULL: over the batch that is here */
     void *user;                /* for normalize; a reference */
 } batch_norm;
@@ -127,15 +139,16 @@ static tr_status count_batch(tr_tensor *batches)
     return tr_copy_into(batches, tr_add(batches, tr_ones(TR_SCALAR, .dtype = TR_I64, .device = tr_device_of(batches))));
 }
 
-/* x: [batch, channels, height, width] -> the same shape */
-static tr_tensor *batch_norm2d_forward(tr_module *self, tr_tensor *const *inputs, int n)
+/* x: [batch, channels, …] -> the same shape */
+static tr_tensor *batch_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const batch_norm *b = self->state;
     tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
     tr_tensor *x = inputs[0];
-    if (tr_ndim(x) != 4)
-        return tr_tensor_fail(TR_SHAPE, "x is %s: it must be [batch, channels, height, width]", TR__TEXT(tr_shape_of(x)));
+    if (b->of_images ? tr_ndim(x) != 4 : tr_ndim(x) != 2 && tr_ndim(x) != 3)
+        return tr_tensor_fail(TR_SHAPE, "x is %s: it must be %s", TR__TEXT(tr_shape_of(x)),
+            b->of_images ? "[batch, channels, height, width]" : "[batch, channels] or [batch, channels, length]");
     const tr_batch_norm_op_options options = {.size = sizeof options, .x = x, .weight = b->weight, .bias = b->bias,
         .running_mean = b->running_mean, .running_var = b->running_var, .training = !self->evaluating,
         .momentum = b->momentum, .eps = b->eps};
@@ -145,19 +158,20 @@ static tr_tensor *batch_norm2d_forward(tr_module *self, tr_tensor *const *inputs
     return count_batch(b->batches) == TR_OK ? y : tr__tensor_failed();
 }
 
-tr_module *tr_batch_norm2d_with(const tr_batch_norm2d_options *o)
+static tr_module *batch_norm_new(const char *name, bool of_images, const tr_batch_norm2d_options *o)
 {
     if (o->channels < 1)
-        return tr_module_fail(TR_INVALID, "batch_norm2d: channels must be positive, not %" PRId64, o->channels);
+        return tr_module_fail(TR_INVALID, "%s: channels must be positive, not %" PRId64, name, o->channels);
     if (!(o->eps >= 0) || !(o->momentum >= 0 && o->momentum <= 1))
-        return tr_module_fail(TR_INVALID, "batch_norm2d: eps must not be negative and momentum in 0 … 1, they are %g and %g",
+        return tr_module_fail(TR_INVALID, "%s: eps must not be negative and momentum in 0 … 1, they are %g and %g", name,
             o->eps, o->momentum);
     TR_SCOPE;
-    tr_module *module = tr_module_new("batch_norm2d", sizeof(batch_norm), batch_norm2d_forward);
+    tr_module *module = tr_module_new(name, sizeof(batch_norm), batch_norm_forward);
     batch_norm *b = tr_module_state(module);
     if (!b) return tr_escape(module);
     tr_shape shape = TR_SHAPE(o->channels);
     tr_dtype statistics = o->dtype == TR_F64 ? TR_F64 : TR_F32;
+    b->of_images = of_images;
     b->eps = o->eps;
     b->momentum = o->momentum;
     b->weight = tr_module_parameter(module, "weight", tr_ones(shape, .dtype = o->dtype));
@@ -168,6 +182,16 @@ tr_module *tr_batch_norm2d_with(const tr_batch_norm2d_options *o)
     return tr_escape(module);
 }
 
+tr_module *tr_batch_norm2d_with(const tr_batch_norm2d_options *options)
+{
+    return batch_norm_new("batch_norm2d", true, options);
+}
+
+tr_module *tr_batch_norm1d_with(const tr_batch_norm1d_options *options)
+{
+    return batch_norm_new("batch_norm1d", false, options);
+}
+
 static void batch_norm_finish(tr_module *module)
 {
     tr_release(((batch_norm *)module->state)->user);
@@ -175,7 +199,7 @@ static void batch_norm_finish(tr_module *module)
 
 void tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user)
 {
-    if (module->forward != batch_norm2d_forward) return;
+    if (module->forward != batch_norm_forward) return;
     batch_norm *b = module->state;
     void *before = b->user;
     b->normalize = normalize;

@@ -73,12 +73,27 @@ typedef struct tr__conv2d_attrs {
     bool accumulate, accumulate_bias;      /* of the gradients: add to dweight, dbias rather than overwrite */
 } tr__conv2d_attrs;
 
+typedef struct tr__conv_transpose2d_attrs {
+    tr__conv2d_attrs conv;
+    int output_padding; /* below the stride */
+} tr__conv_transpose2d_attrs;
+
 typedef struct tr__pool2d_attrs {
     int kernel, stride, padding;
+    bool line;                       /* of sequences: images of height 1, windows too, and no padding above and below */
     int64_t out_height, out_width;   /* of an adaptive pooling's y; kernel is 0 then */
     tr_shape image;                  /* of x, and the order in memory of its gradient */
     int64_t image_stride[TR_MAX_DIMS];
 } tr__pool2d_attrs;
+
+typedef struct tr__interpolate_attrs {
+    tr_interpolation mode;
+    bool align_corners;
+    int64_t height, width;             /* of y */
+    double scale_height, scale_width;  /* 0: y's sizes by x's */
+    tr_shape image;                    /* of x, and the order in memory of its gradient */
+    int64_t image_stride[TR_MAX_DIMS];
+} tr__interpolate_attrs;
 
 typedef struct tr__batch_norm_attrs {
     double eps;

@@ -24,13 +24,29 @@ static tr_status check_windows(const tr_op_call *call)
     return TR_OK;
 }
 
+/* Of an image's parts, as many as are asked for. */
+static tr_status adaptive_shape(const tr_op_call *call, tr_shape *out)
+{
+    const tr__pool2d_attrs *a = call->attrs;
+    TR__TRY(tr__float_input(call, 0));
+    tr_shape x = call->inputs[0]->shape;
+    if (x.ndim != 4)
+        return tr__fail(TR_SHAPE, "adaptive_%s: x is %s: it must be [batch, channels, height, width]", call->op->name,
+            TR__TEXT(x));
+    if (x.dim[2] < 1 || x.dim[3] < 1)
+        return tr__fail(TR_SHAPE, "adaptive_%s: the images of x %s have no pixels", call->op->name, TR__TEXT(x));
+    *out = TR_SHAPE(x.dim[0], x.dim[1], a->out_height, a->out_width);
+    return TR_OK;
+}
+
 /* The shape of y, refused where no window fits. */
 static tr_status pooled_shape(const tr_op_call *call, tr_shape *out)
 {
     const tr__pool2d_attrs *a = call->attrs;
+    if (a->out_height) return adaptive_shape(call, out);
     TR__TRY(check_windows(call));
     tr_shape x = call->inputs[0]->shape, y = x;
-    for (int d = 2; d < 4; d++) {
+    for (int d = a->line ? 3 : 2; d < 4; d++) {
         int64_t room = x.dim[d] + 2 * (int64_t)a->padding - a->kernel;
         if (room < 0)
             return tr__fail(TR_SHAPE, "%s: a window of %d x %d does not fit into the images of x %s, with padding %d",
@@ -46,7 +62,7 @@ tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr__pool2
     return (tr__pool2d){
         .n = x->shape.dim[0], .c = x->shape.dim[1], .h = x->shape.dim[2], .w = x->shape.dim[3],
         .oh = y->shape.dim[2], .ow = y->shape.dim[3],
-        .kernel = a->kernel, .stride = a->stride, .padding = a->padding, .adaptive = a->out_height > 0,
+        .kernel = a->kernel, .stride = a->stride, .padding = a->padding, .line = a->line, .adaptive = a->out_height > 0,
     };
 }
 
@@ -57,7 +73,7 @@ static tr_status image_infer(tr_op_call *call)
     return tr__output_strided(call, 0, a->image, a->image_stride, call->inputs[0]->dtype);
 }
 
-static tr_tensor *pool(const tr_op *op, tr_tensor *x, tr__pool2d_attrs attrs)
+tr_tensor *tr__pool2d_apply(const tr_op *op, tr_tensor *x, tr__pool2d_attrs attrs)
 {
     if (x && !tr__bad(x)) {
         attrs.image = x->shape;
@@ -66,7 +82,7 @@ static tr_tensor *pool(const tr_op *op, tr_tensor *x, tr__pool2d_attrs attrs)
     return tr_apply(op, &attrs, &x, 1, NULL);
 }
 
-static tr__pool2d_attrs attrs_of(const tr_pool2d_options *o)
+tr__pool2d_attrs tr__pool2d_attrs_of(const tr_pool2d_options *o)
 {
     return (tr__pool2d_attrs){.kernel = o->kernel, .stride = o->stride ? o->stride : o->kernel, .padding = o->padding};
 }
@@ -170,29 +186,15 @@ tr_status tr__max_pool2d_backward(tr_backward_call *call)
 
 tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options)
 {
-    return pool(tr__op(max_pool2d), options->x, attrs_of(options));
+    return tr__pool2d_apply(tr__op(max_pool2d), options->x, tr__pool2d_attrs_of(options));
 }
 
-/* ---- avg_pool2d, also adaptive --------------------------------------------------------------------------------------- */
-
-/* The means of an image's parts, as many as are asked for. */
-static tr_status adaptive_shape(const tr_op_call *call, tr_shape *out)
-{
-    const tr__pool2d_attrs *a = call->attrs;
-    TR__TRY(tr__float_input(call, 0));
-    tr_shape x = call->inputs[0]->shape;
-    if (x.ndim != 4)
-        return tr__fail(TR_SHAPE, "adaptive_avg_pool2d: x is %s: it must be [batch, channels, height, width]", TR__TEXT(x));
-    if (x.dim[2] < 1 || x.dim[3] < 1)
-        return tr__fail(TR_SHAPE, "adaptive_avg_pool2d: the images of x %s have no pixels", TR__TEXT(x));
-    *out = TR_SHAPE(x.dim[0], x.dim[1], a->out_height, a->out_width);
-    return TR_OK;
-}
+/* ---- avg_pool2d, and what is made of both, adaptive --------------------------------------------------------------------------------------- */
 
 tr_status tr__avg_pool2d_infer(tr_op_call *call)
 {
     tr_shape shape;
-    TR__TRY(((const tr__pool2d_attrs *)call->attrs)->out_height ? adaptive_shape(call, &shape) : pooled_shape(call, &shape));
+    TR__TRY(pooled_shape(call, &shape));
     return tr__output_like(call, 0, call->inputs[0], shape, call->inputs[0]->dtype);
 }
 
@@ -271,13 +273,23 @@ tr_status tr__avg_pool2d_backward(tr_backward_call *call)
 
 tr_tensor *tr_avg_pool2d_with(const tr_pool2d_options *options)
 {
-    return pool(tr__op(avg_pool2d), options->x, attrs_of(options));
+    return tr__pool2d_apply(tr__op(avg_pool2d), options->x, tr__pool2d_attrs_of(options));
+}
+
+static tr_tensor *adaptive(const tr_op *op, tr_tensor *x, int64_t height, int64_t width)
+{
+    if (height < 1 || width < 1)
+        return tr__tensor_fail(TR_INVALID, "adaptive_%s: height and width must be positive, not %" PRId64 " and %" PRId64,
+            op->name, height, width);
+    return tr__pool2d_apply(op, x, (tr__pool2d_attrs){.out_height = height, .out_width = width});
 }
 
 tr_tensor *tr_adaptive_avg_pool2d(tr_tensor *x, int64_t height, int64_t width)
 {
-    if (height < 1 || width < 1)
-        return tr__tensor_fail(TR_INVALID, "adaptive_avg_pool2d: height and width must be positive, not %" PRId64
-            " and %" PRId64, height, width);
-    return pool(tr__op(avg_pool2d), x, (tr__pool2d_attrs){.out_height = height, .out_width = width});
+    return adaptive(tr__op(avg_pool2d), x, height, width);
+}
+
+tr_tensor *tr_adaptive_max_pool2d(tr_tensor *x, int64_t height, int64_t width)
+{
+    return adaptive(tr__op(max_pool2d), x, height, width);
 }

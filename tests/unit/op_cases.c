@@ -249,6 +249,25 @@ static tr_tensor *conv_groups(tr_tensor *const *in)
     return tr_conv2d_op(in[0], in[1], .bias = in[2], .stride = 2, .groups = 2);
 }
 
+static tr_tensor *conv_line(tr_tensor *const *in)
+{
+    return tr_conv1d_op(in[0], in[1], .bias = in[2], .stride = 2, .padding = 2, .dilation = 2);
+}
+
+static tr_tensor *conv_back(tr_tensor *const *in)
+{
+    return tr_conv_transpose2d_op(in[0], in[1], .bias = in[2], .stride = 2, .padding = 1, .output_padding = 1);
+}
+
+BINARY(conv_back_groups, tr_conv_transpose2d_op(a, b, .output_padding = 1, .dilation = 2, .groups = 2))
+BINARY(conv_line_groups, tr_conv1d_op(a, b, .groups = 2))
+BINARY(conv_line_back_beyond, tr_conv_transpose1d_op(a, b, .stride = 3, .output_padding = 2, .groups = 2))
+
+static tr_tensor *conv_line_back(tr_tensor *const *in)
+{
+    return tr_conv_transpose1d_op(in[0], in[1], .bias = in[2], .stride = 2, .padding = 1, .output_padding = 1);
+}
+
 /* As in a net: each takes the other's output as it lies, and its gradient. */
 static tr_tensor *conv_relu_pool(tr_tensor *const *in)
 {
@@ -262,6 +281,23 @@ UNARY(avg_pool, tr_avg_pool2d(x, 2))
 UNARY(avg_pool_overlapping, tr_avg_pool2d(x, 3, .stride = 2, .padding = 1))
 UNARY(adaptive_pool, tr_adaptive_avg_pool2d(x, 3, 4))
 UNARY(adaptive_pool_all, tr_adaptive_avg_pool2d(x, 1, 1))
+
+UNARY(adaptive_max_pool, tr_adaptive_max_pool2d(x, 3, 4))
+UNARY(max_pool_line, tr_max_pool1d(x, 3, .stride = 2, .padding = 1))
+UNARY(avg_pool_line, tr_avg_pool1d(x, 3, .stride = 2, .padding = 1))
+UNARY(adaptive_max_pool_line, tr_adaptive_max_pool1d(x, 3))
+UNARY(adaptive_avg_pool_line, tr_adaptive_avg_pool1d(x, 5))
+UNARY(nearest, tr_interpolate(x, .height = 5, .width = 3))
+UNARY(bilinear, tr_interpolate(x, .scale = 2, .mode = TR_INTERPOLATE_BILINEAR))
+UNARY(bilinear_aligned, tr_interpolate(x, .height = 3, .width = 9, .mode = TR_INTERPOLATE_BILINEAR, .align_corners = true))
+UNARY(bicubic, tr_interpolate(x, .scale = 1.7, .mode = TR_INTERPOLATE_BICUBIC))
+UNARY(linear_line, tr_interpolate(x, .width = 11, .mode = TR_INTERPOLATE_BILINEAR))
+
+/* As in a net: channels-last. */
+static tr_tensor *conv_bicubic(tr_tensor *const *in)
+{
+    return tr_interpolate(tr_conv2d_op(in[0], in[1]), .height = 7, .width = 3, .mode = TR_INTERPOLATE_BICUBIC);
+}
 
 static tr_tensor *batch_norm(tr_tensor *const *in)
 {
@@ -390,6 +426,12 @@ const op_case op_cases[] = {
     {CASE("conv of taps apart",   conv_apart,     NORMAL(2, 4, 9, 8), NORMAL_FIXED(8, 4, 3, 2))},
     {CASE("conv in groups",       conv_groups,    NORMAL(2, 4, 7, 6), NORMAL_FIXED(6, 2, 3, 3), NORMAL_FIXED(6))},
     {CASE("conv, relu, pool",     conv_relu_pool, NORMAL(2, 3, 9, 8), NORMAL_FIXED(6, 3, 3, 3), NORMAL_FIXED(6))},
+    {CASE("conv of a line",       conv_line,      NORMAL(2, 3, 9), NORMAL_FIXED(5, 3, 3), NORMAL_FIXED(5))},
+    {CASE("conv of a line in groups", conv_line_groups, NORMAL(2, 4, 7), NORMAL_FIXED(6, 2, 3))},
+    {CASE("conv transposed",      conv_back,      NORMAL(2, 4, 3, 5), NORMAL_FIXED(4, 3, 3, 2), NORMAL_FIXED(3))},
+    {CASE("conv transposed in groups", conv_back_groups, NORMAL(2, 4, 4, 3), NORMAL_FIXED(4, 3, 3, 3))},
+    {CASE("conv of a line transposed", conv_line_back, NORMAL(2, 4, 6), NORMAL_FIXED(4, 3, 4), NORMAL_FIXED(3))},
+    {CASE("conv of a line transposed, beyond", conv_line_back_beyond, NORMAL(2, 4, 6), NORMAL_FIXED(4, 3, 2))},
     {CASE("max pool",             max_pool,       NORMAL(2, 3, 7, 6))},
     {CASE("max pool overlapping", max_pool_overlapping, NORMAL(2, 20, 6, 5))},
     {CASE("max pool equal",       max_pool_overlapping, GRID(2, 9, 6, 5)), .kinked = true},
@@ -397,6 +439,17 @@ const op_case op_cases[] = {
     {CASE("avg pool overlapping", avg_pool_overlapping, NORMAL(2, 20, 6, 5))},
     {CASE("adaptive pool",        adaptive_pool,  NORMAL(2, 9, 7, 5))},
     {CASE("adaptive pool of all", adaptive_pool_all, NORMAL(2, 3, 7, 5))},
+    {CASE("adaptive max pool",    adaptive_max_pool, NORMAL(2, 3, 7, 5))},
+    {CASE("max pool of a line",   max_pool_line,  NORMAL(2, 5, 8))},
+    {CASE("avg pool of a line",   avg_pool_line,  NORMAL(2, 5, 8))},
+    {CASE("adaptive max pool of a line", adaptive_max_pool_line, NORMAL(2, 5, 8))},
+    {CASE("adaptive pool of a line", adaptive_avg_pool_line, NORMAL(2, 5, 8))},
+    {CASE("nearest",              nearest,        NORMAL(2, 3, 4, 7))},
+    {CASE("bilinear",             bilinear,       NORMAL(2, 3, 4, 5))},
+    {CASE("bilinear of corners",  bilinear_aligned, NORMAL(2, 3, 4, 5))},
+    {CASE("bicubic",              bicubic,        NORMAL(2, 3, 4, 5))},
+    {CASE("bicubic of channels last", conv_bicubic, NORMAL(2, 3, 4, 5), NORMAL_FIXED(6, 3, 1, 1))},
+    {CASE("linear of a line",     linear_line,    NORMAL(2, 3, 6))},
     {CASE("batch norm",           batch_norm,     NORMAL(3, 5, 4, 3), NORMAL_FIXED(5), NORMAL_FIXED(5)), .not_empty = true},
     {CASE("batch norm of many channels", batch_norm, NORMAL(9, 530), NORMAL_FIXED(530), NORMAL_FIXED(530)),
                                                   .not_empty = true},

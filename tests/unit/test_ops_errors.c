@@ -95,6 +95,63 @@ static void images_that_do_not_fit(void **state)
         "adaptive_avg_pool2d: height and width must be positive, not 0 and 1");
     expect(tr_adaptive_avg_pool2d(ones(TR_SHAPE(2, 3)), 1, 1), TR_SHAPE, "adaptive_avg_pool2d: x is [2, 3]: it must be");
     expect(tr_adaptive_avg_pool2d(ones(TR_SHAPE(2, 3, 0, 4)), 1, 1), TR_SHAPE, "images of x [2, 3, 0, 4] have no pixels");
+    expect(tr_adaptive_max_pool2d(ones(TR_SHAPE(2, 3)), 1, 1), TR_SHAPE, "adaptive_max_pool2d: x is [2, 3]: it must be");
+    expect(tr_adaptive_max_pool1d(x, 2), TR_SHAPE, "adaptive_max_pool1d: x is [2, 4, 5, 6]: it must be [batch, channels, l");
+    expect(tr_adaptive_avg_pool1d(ones(TR_SHAPE(2, 3, 4)), 0), TR_INVALID, "the length must be positive, not 0");
+    expect(tr_max_pool1d(ones(TR_SHAPE(2, 3, 4)), 3, .padding = 2), TR_INVALID, "padding 2 0 to half the kernel");
+    expect(tr_avg_pool1d(ones(TR_SHAPE(2, 3, 4)), 7, .padding = 1), TR_SHAPE,
+        "avg_pool1d: a window of 7 does not fit into x [2, 3, 4], with padding 1");
+    expect(tr_avg_pool1d(NULL, 2), TR_INVALID, "avg_pool1d: x is NULL");
+}
+
+static void transposed_and_sequences_that_do_not_fit(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(2, 4, 5, 6)), *w = ones(TR_SHAPE(4, 3, 3, 3)), *d = tr_ones(TR_SHAPE(3), .dtype = TR_F64);
+    expect(tr_conv_transpose2d_op(ones(TR_SHAPE(4, 5)), w), TR_SHAPE, "conv_transpose2d: x is [4, 5]: it must be [batch, ch");
+    expect(tr_conv_transpose2d_op(x, ones(TR_SHAPE(4, 3))), TR_SHAPE, "weight is [4, 3]: it must be [in channels, out channels");
+    expect(tr_conv_transpose2d_op(x, ones(TR_SHAPE(3, 4, 3, 3))), TR_SHAPE,
+        "conv_transpose2d: x [2, 4, 5, 6] has 4 channels, weight [3, 4, 3, 3] takes 3");
+    expect(tr_conv_transpose2d_op(x, w, .groups = 3), TR_SHAPE, "the 4 channels of x [2, 4, 5, 6] do not divide into 3 groups");
+    expect(tr_conv_transpose2d_op(x, w, .bias = ones(TR_SHAPE(4))), TR_SHAPE, "bias [4] does not fit weight [4, 3, 3, 3]");
+    expect(tr_conv_transpose2d_op(x, w, .bias = d), TR_DTYPE, "conv_transpose2d: dtypes differ");
+    expect(tr_conv_transpose2d_op(x, w, .padding = 6), TR_SHAPE,
+        "nothing is left of the images of x [2, 4, 5, 6] by weight [4, 3, 3, 3], with padding 6");
+    expect(tr_conv_transpose2d_op(x, w, .stride = 2, .output_padding = 2), TR_INVALID,
+        "output_padding 2 must not be negative, and smaller than stride 2 or dilation 1");
+    expect(tr_conv_transpose2d_op(x, w, .stride = -1), TR_INVALID, "conv_transpose2d: stride -1, dilation 1 and groups 1 must");
+    expect(tr_conv_transpose2d_op(NULL, w), TR_INVALID, "conv_transpose2d: input 0 is NULL");
+
+    tr_tensor *line = ones(TR_SHAPE(2, 4, 6)), *taps = ones(TR_SHAPE(8, 4, 3)), *back = ones(TR_SHAPE(4, 3, 3));
+    expect(tr_conv1d_op(x, taps), TR_SHAPE, "conv1d: x is [2, 4, 5, 6]: it must be [batch, channels, length]");
+    expect(tr_conv1d_op(line, w), TR_SHAPE, "conv1d: weight is [4, 3, 3, 3]: it must be [out channels, in channels / groups");
+    expect(tr_conv1d_op(line, back), TR_SHAPE, "conv1d: x [2, 4, 6] has 4 channels, weight [4, 3, 3] takes 3 in 1 groups");
+    expect(tr_conv1d_op(line, taps, .padding = 1, .dilation = 4), TR_SHAPE,
+        "conv1d: the kernel of weight [8, 4, 3] does not fit into x [2, 4, 6], with padding 1 and dilation 4");
+    expect(tr_conv1d_op(line, taps, .bias = ones(TR_SHAPE(4))), TR_SHAPE, "conv1d: bias [4] does not fit weight [8, 4, 3]");
+    expect(tr_conv1d_op(line, taps, .padding = -1), TR_INVALID, "groups 1 must be positive, padding -1 not negative");
+    expect(tr_conv1d_op(line, NULL), TR_INVALID, "conv1d: weight is NULL");
+    expect(tr_conv_transpose1d_op(line, taps), TR_SHAPE, "x [2, 4, 6] has 4 channels, weight [8, 4, 3] takes 8 in 1 groups");
+    expect(tr_conv_transpose1d_op(line, back, .output_padding = 1), TR_INVALID, "output_padding 1 must not be negative, and");
+    expect(tr_conv_transpose1d_op(line, back, .padding = 4), TR_SHAPE, "nothing is left of x [2, 4, 6] by weight [4, 3, 3]");
+}
+
+static void sizes_that_images_cannot_have(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = ones(TR_SHAPE(2, 4, 5, 6)), *line = ones(TR_SHAPE(2, 4, 5));
+    expect(tr_interpolate(x), TR_INVALID, "x [2, 4, 5, 6] takes a scale in 0 … 1e6, or height and width: they are 0, 0 and 0");
+    expect(tr_interpolate(x, .scale = 2, .height = 3, .width = 3), TR_INVALID, "they are 2, 3 and 3");
+    expect(tr_interpolate(line, .height = 3, .width = 3), TR_INVALID, "x [2, 4, 5] takes a scale in 0 … 1e6, or a width alone");
+    expect(tr_interpolate(x, .scale = NAN), TR_INVALID, "they are nan, 0 and 0");
+    expect(tr_interpolate(x, .scale = 0.1), TR_INVALID, "interpolate: x [2, 4, 5, 6] cannot become 0 x 0");
+    expect(tr_interpolate(ones(TR_SHAPE(5, 6)), .scale = 2), TR_SHAPE, "interpolate: x is [5, 6]: it must be [batch, channels");
+    expect(tr_interpolate(x, .scale = 2, .align_corners = true), TR_INVALID, "align_corners is for bilinear and bicubic");
+    expect(tr_interpolate(x, .scale = 2, .mode = (tr_interpolation)3), TR_INVALID, "interpolate: 3 is no tr_interpolation");
+    expect(tr_interpolate(tr_ones(TR_SHAPE(1, 1, 2, 2), .dtype = TR_I64), .scale = 2), TR_DTYPE, "interpolate: input 0 is i64");
+    expect(tr_interpolate(NULL, .scale = 2), TR_INVALID, "interpolate: x is NULL");
 }
 
 static void batches_that_cannot_be_normed(void **state)
@@ -438,6 +495,8 @@ int main(void)
         cmocka_unit_test(shapes_that_do_not_broadcast),
         cmocka_unit_test(dtypes_that_do_not_fit),
         cmocka_unit_test(images_that_do_not_fit),
+        cmocka_unit_test(transposed_and_sequences_that_do_not_fit),
+        cmocka_unit_test(sizes_that_images_cannot_have),
         cmocka_unit_test(batches_that_cannot_be_normed),
         cmocka_unit_test(missing_inputs),
         cmocka_unit_test(dimensions_that_are_not_there),

@@ -91,27 +91,6 @@ static void f32_is_as_in_pytorch(void **state)
     check_in(TR_F32, 2e-6);
 }
 
-/* Gives the module its parameters and buffers as recorded. */
-static void load(tr_module *module, const tr_tensor_list *list, const char *name)
-{
-    tr_tensor_list *state = tr_state_dict(module);
-    for (int i = 0; i < tr_list_count(state); i++) {
-        tr_tensor *from = torch_find(list, name, tr_list_name(state, i), -1);
-        if (!from) fail_msg("%s: %s is not in the file", name, tr_list_name(state, i));
-        TR_CHECK(tr_copy_into(tr_list_at(state, i), from));
-    }
-}
-
-static void compare_gradients(tr_module *module, const tr_tensor_list *list, const char *name)
-{
-    tr_tensor_list *parameters = tr_parameters(module);
-    for (int i = 0; i < tr_list_count(parameters); i++) {
-        char what[128];
-        snprintf(what, sizeof what, "g%s", tr_list_name(parameters, i));
-        torch_compare(name, what, tr_grad(tr_list_at(parameters, i)), torch_find(list, name, what, -1), 1e-12);
-    }
-}
-
 static void batch_norm2d_trains_as_in_pytorch(void **state)
 {
     (void)state;
@@ -129,7 +108,7 @@ static void batch_norm2d_trains_as_in_pytorch(void **state)
     torch_compare(name, "the output", out, torch_find(list, name, "out", -1), 1e-12);
     TR_CHECK(tr_backward(out, .gradient = torch_find(list, name, "gout", -1)));
     torch_compare(name, "the gradient", tr_grad(second), torch_find(list, name, "gin", 1), 1e-12);
-    compare_gradients(norm, list, name);
+    torch_compare_gradients(norm, list, name);
     assert_int_equal(tr_list_count(own), 5);
     for (int i = 0; i < 5; i++)
         torch_compare(name, tr_list_name(own, i), tr_cast(tr_list_at(own, i), TR_F64),
@@ -147,15 +126,15 @@ static void multihead_attention_is_as_in_pytorch(void **state)
     tr_tensor_list *list = recorded("ops");
     tr_module *causal = tr_multihead_attention(8, 2, .causal = true, .dtype = TR_F64),
               *plain = tr_multihead_attention(8, 2, .dtype = TR_F64);
-    load(causal, list, name);
-    load(plain, list, name);
+    torch_load(causal, list, name);
+    torch_load(plain, list, name);
     tr_tensor *x = tr_require_grad(tr_detach(torch_find(list, name, "in", 0)));
     tr_tensor *out = tr_forward(causal, x), *expected = torch_find(list, name, "out", -1);
     torch_compare(name, "the output", out, expected, 1e-12);
     torch_compare(name, "the output of three inputs", tr_forward(causal, x, x, x), expected, 1e-12);
     TR_CHECK(tr_backward(out, .gradient = torch_find(list, name, "gout", -1)));
     torch_compare(name, "the gradient", tr_grad(x), torch_find(list, name, "gin", 0), 1e-12);
-    compare_gradients(causal, list, name);
+    torch_compare_gradients(causal, list, name);
     torch_compare(name, "the output across", tr_forward(plain, tr_slice(x, 1, 0, 3), x, x),
         torch_find(list, name, "cross", -1), 1e-12);
 }

@@ -51,3 +51,23 @@ void torch_cases_check(const tr_tensor_list *file, const torch_case *cases, size
 {
     for (size_t k = 0; k < n; k++) check(file, &cases[k], dtype, tolerance);
 }
+
+void torch_load(tr_module *module, const tr_tensor_list *list, const char *name)
+{
+    tr_tensor_list *state = tr_state_dict(module);
+    for (int i = 0; i < tr_list_count(state); i++) {
+        tr_tensor *from = torch_find(list, name, tr_list_name(state, i), -1);
+        if (!from) fail_msg("%s: %s is not in the file", name, tr_list_name(state, i));
+        TR_CHECK(tr_copy_into(tr_list_at(state, i), from));
+    }
+}
+
+void torch_compare_gradients(tr_module *module, const tr_tensor_list *list, const char *name)
+{
+    tr_tensor_list *parameters = tr_parameters(module);
+    for (int i = 0; i < tr_list_count(parameters); i++) {
+        char what[128];
+        snprintf(what, sizeof what, "g%s", tr_list_name(parameters, i));
+        torch_compare(name, what, tr_grad(tr_list_at(parameters, i)), torch_find(list, name, what, -1), 1e-12);
+    }
+}

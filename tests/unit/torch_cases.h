@@ -23,4 +23,9 @@ void torch_compare(const char *name, const char *what, tr_tensor *got, tr_tensor
 /* <name>.<what> with i behind it unless it is negative; NULL when the file has none. */
 tr_tensor *torch_find(const tr_tensor_list *file, const char *name, const char *what, int i);
 
+/* Gives the module its parameters and buffers as recorded: <name>.weight, …; and compares the parameters' gradients with
+ * <name>.gweight, …, in f64. */
+void torch_load(tr_module *module, const tr_tensor_list *file, const char *name);
+void torch_compare_gradients(tr_module *module, const tr_tensor_list *file, const char *name);
+
 #endif

@@ -1,0 +1,88 @@
+/*
+ * Convolutions of sequences, [batch, channels, length]: those of images of height 1. Padding is of the length alone, so it is
+ * not left to conv2d: zeros are laid around x, and what a transposed convolution's padding takes away is sliced off.
+ */
+#include "ops/sequences.h"
+
+#include <inttypes.h>
+
+/* What both are asked for. */
+typedef struct line {
+    const char *name;
+    tr_tensor *x, *weight, *bias;
+    int stride, padding, dilation, groups;
+    bool transposed;
+} line;
+
+static tr_status check_shapes(const line *a)
+{
+    const tr_shape x = a->x->shape, weight = a->weight->shape;
+    if (x.ndim != 3)
+        return tr__fail(TR_SHAPE, "%s: x is %s: it must be [batch, channels, length]", a->name, TR__TEXT(x));
+    if (weight.ndim != 3)
+        return tr__fail(TR_SHAPE, "%s: weight is %s: it must be %s, kernel]", a->name, TR__TEXT(weight),
+            a->transposed ? "[in channels, out channels / groups" : "[out channels, in channels / groups");
+    int64_t takes = a->transposed ? weight.dim[0] : weight.dim[1] * a->groups;
+    int64_t gives = a->transposed ? weight.dim[1] * a->groups : weight.dim[0];
+    if (takes != x.dim[1])
+        return tr__fail(TR_SHAPE, "%s: x %s has %" PRId64 " channels, weight %s takes %" PRId64 " in %d groups", a->name,
+            TR__TEXT(x), x.dim[1], TR__TEXT(weight), takes, a->groups);
+    if (weight.dim[0] % a->groups)
+        return tr__fail(TR_SHAPE, "%s: the %" PRId64 " channels of weight %s do not divide into %d groups", a->name,
+            weight.dim[0], TR__TEXT(weight), a->groups);
+    if (a->bias && (a->bias->shape.ndim != 1 || a->bias->shape.dim[0] != gives))
+        return tr__fail(TR_SHAPE, "%s: bias %s does not fit weight %s: it must be [%" PRId64 "]", a->name,
+            TR__TEXT(a->bias->shape), TR__TEXT(weight), gives);
+    if (!a->transposed && x.dim[2] + 2 * (int64_t)a->padding < (weight.dim[2] - 1) * a->dilation + 1)
+        return tr__fail(TR_SHAPE, "%s: the kernel of weight %s does not fit into x %s, with padding %d and dilation %d",
+            a->name, TR__TEXT(weight), TR__TEXT(x), a->padding, a->dilation);
+    return TR_OK;
+}
+
+/* NULL when there is nothing wrong; else the tensor in error to return. */
+static tr_tensor *check(const line *a)
+{
+    if (!a->x || !a->weight) return tr__tensor_fail(TR_INVALID, "%s: %s is NULL", a->name, a->x ? "weight" : "x");
+    if (tr__bad(a->x) || tr__bad(a->weight)) return tr__tensor_pass(tr__bad(a->x) ? a->x : a->weight);
+    if (a->bias && tr__bad(a->bias)) return tr__tensor_pass(a->bias);
+    if (a->stride < 1 || a->dilation < 1 || a->groups < 1 || a->padding < 0)
+        return tr__tensor_fail(TR_INVALID, "%s: stride %d, dilation %d and groups %d must be positive, padding %d not negative",
+            a->name, a->stride, a->dilation, a->groups, a->padding);
+    return check_shapes(a) == TR_OK ? NULL : tr__tensor_failed();
+}
+
+static tr_tensor *padded(tr_tensor *x, int64_t before, int64_t after)
+{
+    return before || after ? tr_pad(x, .before = {0, 0, 0, before}, .after = {0, 0, 0, after}) : x;
+}
+
+tr_tensor *tr_conv1d_op_with(const tr_conv1d_op_options *o)
+{
+    const line a = {"conv1d", o->x, o->weight, o->bias, o->stride ? o->stride : 1, o->padding, o->dilation ? o->dilation : 1,
+        o->groups ? o->groups : 1, false};
+    tr_tensor *failed = check(&a);
+    if (failed) return failed;
+    return tr__as_sequence(tr_conv2d_op(padded(tr__as_image(a.x), a.padding, a.padding), tr__as_image(a.weight), .bias = a.bias,
+        .stride = a.stride, .dilation = a.dilation, .groups = a.groups));
+}
+
+tr_tensor *tr_conv_transpose1d_op_with(const tr_conv_transpose1d_op_options *o)
+{
+    const line a = {"conv_transpose1d", o->x, o->weight, o->bias, o->stride ? o->stride : 1, o->padding,
+        o->dilation ? o->dilation : 1, o->groups ? o->groups : 1, true};
+    tr_tensor *failed = check(&a);
+    if (failed) return failed;
+    int64_t most = a.stride > a.dilation ? a.stride : a.dilation, extra = o->output_padding, kernel = a.weight->shape.dim[2];
+    if (extra < 0 || extra >= most)
+        return tr__tensor_fail(TR_INVALID, "conv_transpose1d: output_padding %" PRId64 " must not be negative, and smaller than "
+            "stride %d or dilation %d", extra, a.stride, a.dilation);
+    int64_t length = (a.x->shape.dim[2] - 1) * a.stride - 2 * (int64_t)a.padding + (kernel - 1) * a.dilation + 1 + extra;
+    if (kernel < 1 || length < 1)
+        return tr__tensor_fail(TR_SHAPE, "conv_transpose1d: nothing is left of x %s by weight %s, with padding %d",
+            TR__TEXT(a.x->shape), TR__TEXT(a.weight->shape), a.padding);
+    int64_t beyond = extra > a.padding ? (extra - a.padding + a.stride - 1) / a.stride : 0; /* zeros that bring it in reach */
+    tr_tensor *y = tr_conv_transpose2d_op(padded(tr__as_image(a.x), 0, beyond), tr__as_image(a.weight), .bias = a.bias,
+        .stride = a.stride, .dilation = a.dilation, .groups = a.groups);
+    if (!tr__bad(y) && y->shape.dim[3] != length) y = tr_slice(y, 3, a.padding, a.padding + length);
+    return tr__as_sequence(y);
+}

@@ -1,0 +1,126 @@
+/*
+ * Transposed convolution of images: what a convolution's gradient does, from outputs to an image,
+ *   y[n, k, iy stride - padding + ky dilation, …] += weight[c, k, ky, kx] x[n, c, iy, ix], with bias[k] added everywhere,
+ * so the kernels of conv2d's gradients compute it, and conv2d its gradient. x is what a gradient of conv2d's output is there.
+ */
+#include "ops/family.h"
+
+#include <inttypes.h>
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+static tr_status check_numbers(const tr__conv_transpose2d_attrs *a)
+{
+    const tr__conv2d_attrs *c = &a->conv;
+    if (c->stride < 1 || c->dilation < 1 || c->groups < 1 || c->padding < 0)
+        return tr__fail(TR_INVALID, "conv_transpose2d: stride %d, dilation %d and groups %d must be positive, padding %d not "
+            "negative", c->stride, c->dilation, c->groups, c->padding);
+    if (a->output_padding < 0 || a->output_padding >= c->stride)
+        return tr__fail(TR_INVALID, "conv_transpose2d: output_padding %d must not be negative, and smaller than stride %d or "
+            "dilation %d", a->output_padding, c->stride, c->dilation);
+    return TR_OK;
+}
+
+static tr_status check_shapes(const tr_op_call *call)
+{
+    const tr_tensor *x = call->inputs[0], *weight = call->inputs[1], *bias = call->inputs[2];
+    int64_t groups = ((const tr__conv_transpose2d_attrs *)call->attrs)->conv.groups;
+    if (x->shape.ndim != 4)
+        return tr__fail(TR_SHAPE, "conv_transpose2d: x is %s: it must be [batch, channels, height, width]",
+            TR__TEXT(x->shape));
+    if (weight->shape.ndim != 4)
+        return tr__fail(TR_SHAPE, "conv_transpose2d: weight is %s: it must be [in channels, out channels / groups, kernel "
+            "height, kernel width]", TR__TEXT(weight->shape));
+    int64_t in = weight->shape.dim[0], out = weight->shape.dim[1] * groups;
+    if (in != x->shape.dim[1])
+        return tr__fail(TR_SHAPE, "conv_transpose2d: x %s has %" PRId64 " channels, weight %s takes %" PRId64,
+            TR__TEXT(x->shape), x->shape.dim[1], TR__TEXT(weight->shape), in);
+    if (in % groups)
+        return tr__fail(TR_SHAPE, "conv_transpose2d: the %" PRId64 " channels of x %s do not divide into %" PRId64 " groups",
+            in, TR__TEXT(x->shape), groups);
+    if (bias && (bias->shape.ndim != 1 || bias->shape.dim[0] != out))
+        return tr__fail(TR_SHAPE, "conv_transpose2d: bias %s does not fit weight %s: it must be [%" PRId64 "]",
+            TR__TEXT(bias->shape), TR__TEXT(weight->shape), out);
+    return TR_OK;
+}
+
+/* The image that a convolution makes `size` outputs of. */
+static int64_t image_size(int64_t size, int64_t kernel, const tr__conv_transpose2d_attrs *a)
+{
+    const tr__conv2d_attrs *c = &a->conv;
+    if (size < 1 || kernel < 1) return 0;
+    return (size - 1) * c->stride - 2 * (int64_t)c->padding + (kernel - 1) * c->dilation + 1 + a->output_padding;
+}
+
+tr_status tr__conv_transpose2d_infer(tr_op_call *call)
+{
+    const tr__conv_transpose2d_attrs *a = call->attrs;
+    TR__TRY(tr__float_input(call, 0));
+    TR__TRY(tr__same(call, 0, 1));
+    if (call->inputs[2]) TR__TRY(tr__same(call, 0, 2));
+    TR__TRY(check_numbers(a));
+    TR__TRY(check_shapes(call));
+    tr_shape x = call->inputs[0]->shape, weight = call->inputs[1]->shape;
+    tr_shape y = TR_SHAPE(x.dim[0], weight.dim[1] * a->conv.groups, image_size(x.dim[2], weight.dim[2], a),
+        image_size(x.dim[3], weight.dim[3], a));
+    if (y.dim[2] < 1 || y.dim[3] < 1)
+        return tr__fail(TR_SHAPE, "conv_transpose2d: nothing is left of the images of x %s by weight %s, with padding %d",
+            TR__TEXT(x), TR__TEXT(weight), a->conv.padding);
+    int64_t stride[TR_MAX_DIMS];
+    tr__channels_last(y, stride);
+    return tr__output_strided(call, 0, y, stride, call->inputs[0]->dtype);
+}
+
+/* ---- Kernel and gradients ------------------------------------------------------------------------------------------ */
+
+tr_status tr__conv_transpose2d_forward(tr_op_call *call)
+{
+    const tr__conv_transpose2d_attrs *a = call->attrs;
+    tr_tensor *y = call->outputs[0];
+    TR__TRY(tr__run(tr__op(conv2d_grad_input), &a->conv, call->inputs, 2, &y, 1));
+    if (!call->inputs[2]) return TR_OK;
+    tr_tensor bias = *call->inputs[2]; /* [k, 1, 1]; on the stack, so it is nobody's object */
+    bias.shape = TR_SHAPE(bias.shape.dim[0], 1, 1);
+    bias.stride[1] = bias.stride[2] = 0;
+    return tr__run(tr__op(add), NULL, (tr_tensor *[]){y, &bias}, 2, &y, 1);
+}
+
+tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
+{
+    const tr__conv_transpose2d_attrs *a = call->attrs;
+    tr_tensor *g = call->grad_outputs[0], *x = call->inputs[0], *weight = call->inputs[1];
+    if (call->needs[0])
+        call->grad_inputs[0] = tr_apply(tr__op(conv2d), &a->conv, (tr_tensor *[]){g, weight, NULL}, 3, NULL);
+    if (call->needs[1]) {
+        tr__conv2d_attrs attrs = a->conv;
+        tr_tensor *outputs[] = {tr__grad_target(call, 1, &attrs.accumulate), NULL};
+        TR__TRY(tr__run(tr__op(conv2d_grad_weight), &attrs, (tr_tensor *[]){x, g}, 2, outputs, 2));
+        call->grad_inputs[1] = outputs[0];
+    }
+    int64_t channels = g->shape.dim[1];
+    if (call->needs[2])
+        call->grad_inputs[2] = tr_reshape(tr__sum_to(g, TR_SHAPE(1, channels, 1, 1)), TR_SHAPE(channels));
+    return TR_OK;
+}
+
+/* Padding by a whole stride is what zeros behind x give. */
+static tr_tensor *pad_by_strides(tr_tensor *x, tr__conv_transpose2d_attrs *a)
+{
+    int stride = a->conv.stride, strides = stride > 0 ? a->output_padding / stride : 0;
+    if (strides < 1 || a->output_padding >= a->conv.dilation || !x || tr__bad(x) || x->shape.ndim != 4) return x;
+    a->output_padding %= stride;
+    return tr_pad(x, .after = {0, 0, strides, strides});
+}
+
+tr_tensor *tr_conv_transpose2d_op_with(const tr_conv_transpose2d_op_options *o)
+{
+    tr__conv_transpose2d_attrs attrs = {
+        .conv.stride = o->stride ? o->stride : 1,
+        .conv.padding = o->padding,
+        .conv.dilation = o->dilation ? o->dilation : 1,
+        .conv.groups = o->groups ? o->groups : 1,
+        .output_padding = o->output_padding,
+    };
+    tr_tensor *x = pad_by_strides(o->x, &attrs);
+    return tr_apply(tr__op(conv_transpose2d), &attrs, (tr_tensor *[]){x, o->weight, o->bias}, 3, NULL);
+}
