@@ -69,8 +69,12 @@ TR_API tr_tensor *tr_softplus(tr_tensor *x);    /* log(1 + exp(x)) */
 TR_API tr_tensor *tr_log_sigmoid(tr_tensor *x); /* log(sigmoid(x)), exact also where the sigmoid is 0 */
 TR_API tr_tensor *tr_leaky_relu(tr_tensor *x, double slope); /* x below 0 times slope (PyTorch's default: 0.01) */
 TR_API tr_tensor *tr_elu(tr_tensor *x, double alpha);        /* alpha (exp(x) - 1) below 0 (PyTorch's default: 1) */
+TR_API tr_tensor *tr_celu(tr_tensor *x, double alpha);       /* alpha (exp(x/alpha) - 1) below 0 */
 TR_API tr_tensor *tr_selu(tr_tensor *x);        /* ELU that keeps mean 0 and variance 1 (Klambauer et al. 2017) */
 TR_API tr_tensor *tr_hardswish(tr_tensor *x);   /* x times tr_hardsigmoid(x) (MobileNetV3) */
+TR_API tr_tensor *tr_softsign(tr_tensor *x);    /* x / (1 + |x|) */
+TR_API tr_tensor *tr_prelu(tr_tensor *x, tr_tensor *weight); /* x below 0 times weight: [1], or one for each of dimension 1 */
+TR_API tr_tensor *tr_glu(tr_tensor *x, int dim); /* one half along dim times the sigmoid of the other (Dauphin et al. 2017) */
 TR_API tr_tensor *tr_hardsigmoid(tr_tensor *x); /* x/6 + 1/2, held to 0 … 1 */
 /* x held to least … most, -INFINITY and INFINITY for no bound; NaN stays. ReLU6 is tr_clamp(x, 0, 6). */
 TR_API tr_tensor *tr_clamp(tr_tensor *x, double least, double most);
@@ -107,6 +111,8 @@ TR_API tr_tensor *tr_mean_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_max_with(const tr_reduce_options *options);
 #define tr_min(...) tr_min_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__)) /* as tr_max */
 #define tr_prod(...) tr_prod_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__))
+#define tr_log_sum_exp(...) tr_log_sum_exp_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__)) /* without overflow */
+TR_API tr_tensor *tr_log_sum_exp_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_min_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_prod_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_argmax(tr_tensor *x, int dim); /* i64, without dim; the first of equal ones; no gradient */
@@ -317,9 +323,11 @@ typedef struct tr_cross_entropy_options {
     int64_t ignore_index; /* targets that do not count; 0 means the default, -100, as in PyTorch */
     double label_smoothing; /* 0 … 1: a target's class is wanted with 1 - this, and this is spread over all classes */
     tr_reduction reduction;
+    tr_tensor *weight;   /* NULL, or [classes]: how much targets of each class count */
 } tr_cross_entropy_options;
 /* The mean over counted targets of -log softmax(logits)[target]: a scalar, f32 for 16-bit logits. A target outside the
- * classes is an error. Without reduction: [...], 0 where the target does not count. */
+ * classes is an error. Without reduction: [...], 0 where the target does not count. The mean of weighted ones is divided by the
+ * sum of the targets' weights; smoothing spreads a target over the classes by their weights: both as PyTorch. */
 #define tr_cross_entropy(...) TR__NEW2(tr_cross_entropy, logits, targets, __VA_ARGS__)
 TR_API tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *options);
 
@@ -329,8 +337,9 @@ typedef struct tr_nll_loss_options {
     tr_tensor *targets; /* as tr_cross_entropy()'s */
     int64_t ignore_index;
     tr_reduction reduction;
+    tr_tensor *weight;  /* as tr_cross_entropy()'s */
 } tr_nll_loss_options;
-/* -x[target]; the mean is over the targets that count. */
+/* -x[target]; the mean is over the targets that count, or divided by their weights. */
 #define tr_nll_loss(...) TR__NEW2(tr_nll_loss, x, targets, __VA_ARGS__)
 TR_API tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *options);
 
@@ -363,6 +372,7 @@ typedef struct tr_bce_with_logits_options {
     tr_tensor *x, *target; /* logits; probabilities in 0 … 1 */
     tr_tensor *pos_weight; /* NULL, or how much more positive targets count; broadcast to x */
     tr_reduction reduction;
+    tr_tensor *weight;     /* NULL, or of each element's loss; broadcast to x. The mean is over the elements */
 } tr_bce_with_logits_options;
 /* -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow. */
 #define tr_bce_with_logits(...) TR__NEW2(tr_bce_with_logits, x, target, __VA_ARGS__)
@@ -413,6 +423,8 @@ TR_API tr_tensor *tr_embedding_op(tr_tensor *weight, tr_tensor *ids);
 TR_API tr_tensor *tr_take_along(tr_tensor *x, int dim, tr_tensor *index);
 /* x, and along dim 0: y[index[i, j], j] += src[i, j]; src: as index. In a fixed order, whatever the threads. -> as x */
 TR_API tr_tensor *tr_scatter_add(tr_tensor *x, int dim, tr_tensor *index, tr_tensor *src);
+/* The same, but y[index[i, j], j] = src[i, j]: of a number that is there twice the last counts, though all get the gradient. */
+TR_API tr_tensor *tr_put_along(tr_tensor *x, int dim, tr_tensor *index, tr_tensor *src);
 TR_API tr_tensor *tr_index_select(tr_tensor *x, int dim, tr_tensor *ids); /* ids: [n] -> x with n along dim */
 TR_API tr_tensor *tr_flip(tr_tensor *x, int dim);                         /* a copy, last to first */
 TR_API tr_tensor *tr_one_hot(tr_tensor *ids, int64_t classes, tr_dtype dtype); /* ids: [...] -> [..., classes] */

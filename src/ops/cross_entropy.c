@@ -17,6 +17,7 @@
 
 tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *o)
 {
+    if (o->weight) return tr__weighted_cross_entropy(o);
     tr__cross_entropy_attrs attrs = {
         .ignore_index = o->ignore_index ? o->ignore_index : TR__IGNORED_BY_DEFAULT,
         .smoothing = o->label_smoothing,

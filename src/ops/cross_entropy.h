@@ -4,6 +4,9 @@
 
 #include "ops/ids.h"
 
+/* With class weights: a composition (class_loss.c). */
+tr_tensor *tr__weighted_cross_entropy(const tr_cross_entropy_options *options);
+
 /* Every target is a class or ignored. */
 tr_status tr__cross_entropy_check(const tr_op_call *call);
 /* Of cross_entropy_grad: the gradient that arrives at the loss of row r, whose target is given; 0 when that is ignored. */

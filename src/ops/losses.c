@@ -7,7 +7,6 @@
  */
 #include "ops/elementwise.h"
 #include "ops/family.h"
-#include "ops/ids.h"
 
 #include <math.h>
 
@@ -122,11 +121,25 @@ static tr_tensor *weighted_bce(tr_tensor *x, tr_tensor *y, tr_tensor *weight)
     return tr_sub(tr_mul(tr_affine(y, -1, 1), x), tr_mul(counts, tr_log_sigmoid(x)));
 }
 
+/* Weights are broadcast to x, and x to nothing. */
+static tr_status check_weight(const char *which, const tr_tensor *weight, const tr_tensor *x)
+{
+    tr_shape both;
+    if (!weight || tr__bad(weight) || tr__bad(x)) return TR_OK;
+    if (tr__broadcast("bce_with_logits", x->shape, weight->shape, &both) == TR_OK && tr__shape_equal(both, x->shape)) return TR_OK;
+    return tr__fail(TR_SHAPE, "bce_with_logits: %s %s does not broadcast to x %s", which, TR__TEXT(weight->shape),
+        TR__TEXT(x->shape));
+}
+
 tr_tensor *tr_bce_with_logits_with(const tr_bce_with_logits_options *o)
 {
-    if (check("bce_with_logits", o->x, o->target, o->reduction) != TR_OK) return tr__tensor_failed();
-    if (o->pos_weight) return reduced(weighted_bce(o->x, o->target, o->pos_weight), o->reduction);
-    return reduced(tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){o->x, o->target}, 2, NULL), o->reduction);
+    tr_tensor *x = o->x, *y = o->target, *loss;
+    if (check("bce_with_logits", x, y, o->reduction) != TR_OK) return tr__tensor_failed();
+    if (check_weight("pos_weight", o->pos_weight, x) != TR_OK) return tr__tensor_failed();
+    if (check_weight("weight", o->weight, x) != TR_OK) return tr__tensor_failed();
+    if (o->pos_weight) loss = weighted_bce(x, y, o->pos_weight);
+    else loss = tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL);
+    return reduced(o->weight ? tr_mul(loss, o->weight) : loss, o->reduction);
 }
 
 /* y (log y - x), or exp(y) (y - x). Where y is 0, so is y log y: its logarithm is taken of the smallest number. */
@@ -140,44 +153,6 @@ tr_tensor *tr_kl_div_with(const tr_kl_div_options *o)
     else
         loss = tr_mul(y, tr_sub(tr_log(tr_clamp(y, 0x1p-126, INFINITY)), x));
     return reduced(o->reduction == TR_REDUCE_NONE ? tr_cast(loss, tr_dtype_of(o->x)) : loss, o->reduction);
-}
-
-/* Targets are classes, or ignored, and one for each row. */
-static tr_status check_classes(const tr_tensor *x, const tr_tensor *targets, int64_t ignore_index)
-{
-    tr_shape rows = x->shape;
-    if (!tr_dtype_is_float(x->dtype) || rows.ndim == 0)
-        return tr__fail(TR_SHAPE, "nll_loss: x is %s %s: it must be floats, [..., classes]", tr_dtype_name(x->dtype),
-            TR__TEXT(rows));
-    if (targets->dtype != TR_I64 && targets->dtype != TR_I32)
-        return tr__fail(TR_DTYPE, "nll_loss: targets are %s %s: they must be i64 or i32", tr_dtype_name(targets->dtype),
-            TR__TEXT(targets->shape));
-    rows.ndim--;
-    if (!tr__shape_equal(targets->shape, rows))
-        return tr__fail(TR_SHAPE, "nll_loss: targets %s do not fit x %s: they must be %s", TR__TEXT(targets->shape),
-            TR__TEXT(x->shape), TR__TEXT(rows));
-    tr__ids ids = tr__ids_of(targets);
-    return tr__ids_check(&ids, tr_size(x, -1), "nll_loss: target", "classes", &ignore_index);
-}
-
-tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *o)
-{
-    int64_t ignore_index = o->ignore_index ? o->ignore_index : TR__IGNORED_BY_DEFAULT;
-    tr_tensor *x = o->x, *targets = o->targets;
-    if (!x || !targets) return tr__tensor_fail(TR_INVALID, "nll_loss: %s NULL", x ? "targets are" : "x is");
-    if (tr__bad(x) || tr__bad(targets)) return tr__tensor_pass(tr__bad(x) ? x : targets);
-    if (check("nll_loss", x, x, o->reduction) != TR_OK) return tr__tensor_failed();
-    if (check_classes(x, targets, ignore_index) != TR_OK) return tr__tensor_failed();
-    tr_tensor *ignored = tr_full((double)ignore_index, TR_SCALAR, .dtype = targets->dtype, .device = tr__device_of(x));
-    tr_tensor *left_out = tr_equal(targets, ignored);
-    tr_shape column = targets->shape;
-    column.dim[column.ndim++] = 1;
-    tr_tensor *classes = tr_reshape(tr_masked_fill(targets, left_out, 0), column);
-    tr_tensor *loss = tr_neg(tr_reshape(tr_take_along(x, -1, classes), targets->shape));
-    loss = tr_masked_fill(loss, left_out, 0);
-    if (o->reduction != TR_REDUCE_MEAN) return reduced(loss, o->reduction);
-    loss = tr__widened(loss);
-    return tr_div(tr_sum(loss), tr_sum(tr_cast(tr_not_equal(targets, ignored), tr_dtype_of(loss))));
 }
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */

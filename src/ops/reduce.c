@@ -139,6 +139,22 @@ tr_tensor *tr_std_with(const tr_var_options *o)
     return tr__bad(std) ? std : tr_cast(std, tr_dtype_of(o->x));
 }
 
+/* m + log(sum(exp(x - m))), whose gradient does not depend on m: the largest, or 0 where that is infinite. */
+tr_tensor *tr_log_sum_exp_with(const tr_reduce_options *o)
+{
+    if (!o->x) return tr__tensor_fail(TR_INVALID, "log_sum_exp: x is NULL");
+    if (tr__bad(o->x)) return tr__tensor_pass(o->x);
+    if (!tr_dtype_is_float(o->x->dtype))
+        return tr__tensor_fail(TR_DTYPE, "log_sum_exp: x is %s: it takes floats (see tr_cast)", tr_dtype_name(o->x->dtype));
+    tr_tensor *x = tr__widened(o->x), *infinity = tr_full(INFINITY, TR_SCALAR, .dtype = x->dtype, .device = tr__device_of(x));
+    tr_reduce_options kept = over(x, o->ndims, o->dims, true);
+    tr_tensor *top = tr_max_with(&kept);
+    top = tr_masked_fill(top, tr_equal(tr_abs(top), infinity), 0);
+    tr_reduce_options sum = over(tr_exp(tr_sub(x, top)), o->ndims, o->dims, o->keep);
+    tr_tensor *y = tr_log(tr_sum_with(&sum));
+    return tr__bad(y) ? y : tr_cast(tr_add(y, tr_reshape(top, y->shape)), tr_dtype_of(o->x));
+}
+
 static tr_shape reduced_shape(tr_shape shape, tr__reduce_attrs attrs)
 {
     tr_shape out = {0};

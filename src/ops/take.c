@@ -2,7 +2,8 @@
  * Elements by their numbers along one dimension:
  *   take_along   y[i, j] = x[index[i, j], j] (along dimension 0)
  *   scatter_add  y = x, then y[index[i, j], j] += src[i, j]
- * Each is the other's gradient.
+ *   put_along    y = x, then y[index[i, j], j] = src[i, j]
+ * The first two are each other's gradients.
  */
 #include "ops/family.h"
 #include "ops/ids.h"
@@ -32,6 +33,11 @@ tr_tensor *tr_scatter_add(tr_tensor *x, int dim, tr_tensor *index, tr_tensor *sr
     return along(tr__op(scatter_add), dim, (tr_tensor *[]){x, index, src}, 3);
 }
 
+tr_tensor *tr_put_along(tr_tensor *x, int dim, tr_tensor *index, tr_tensor *src)
+{
+    return along(tr__op(put_along), dim, (tr_tensor *[]){x, index, src}, 3);
+}
+
 /* The index has x's dimensions, none but `dim` longer than there. */
 static tr_status check_index(const tr_op_call *call)
 {
@@ -58,9 +64,14 @@ tr_status tr__scatter_add_infer(tr_op_call *call)
     TR__TRY(tr__same(call, 0, 2));
     const tr_tensor *x = call->inputs[0], *index = call->inputs[1], *src = call->inputs[2];
     if (!tr__shape_equal(index->shape, src->shape))
-        return tr__fail(TR_SHAPE, "scatter_add: index %s and src %s must have one shape", TR__TEXT(index->shape),
-            TR__TEXT(src->shape));
+        return tr__fail(TR_SHAPE, "%s: index %s and src %s must have one shape", call->op->name,
+            TR__TEXT(index->shape), TR__TEXT(src->shape));
     return tr_op_output(call, 0, x->shape, x->dtype);
+}
+
+tr_status tr__put_along_infer(tr_op_call *call)
+{
+    return tr__scatter_add_infer(call);
 }
 
 /* Every number is one of x's along the dimension. Where the index is broadcast each is looked at once. */
@@ -131,11 +142,12 @@ tr_status tr__take_along_backward(tr_backward_call *call)
     return TR_OK;
 }
 
-/* ---- scatter_add --------------------------------------------------------------------------------------------------- */
+/* ---- scatter_add and put_along --------------------------------------------------------------------------------------- */
 
 /* How far elements that differ by 1 along the dimension lie apart. */
 typedef struct job {
     int64_t n, y, index, src;
+    bool replace; /* what is there, rather than add to it */
 } job;
 
 /* A loop of two: its length, and how far elements of y, index and src lie apart. */
@@ -149,7 +161,7 @@ typedef struct level {
             int64_t id = id_in(loop->dtype[1], at[1], o * outer.index + i * inner.index);                     \
             type *place = (type *)at[0] + o * outer.y + i * inner.y + id * j->y;                              \
             type value = ((const type *)at[2])[o * outer.src + i * inner.src];                                \
-            *place = sum;                                                                                     \
+            *place = j->replace ? value : sum;                                                                                 \
         }
 
 /* The loop walks y, index and src at position 0 of the dimension; each thread adds to elements of its own, in order. The inner
@@ -168,9 +180,9 @@ static void scatter_add_run(const tr__loop *loop, char *const *at, int64_t n, co
 }
 
 /* On tensors of f32, f64 or i64. */
-static void add_along(tr_tensor *y, const tr_tensor *index, const tr_tensor *src, int dim)
+static void scatter_along(tr_tensor *y, const tr_tensor *index, const tr_tensor *src, int dim, bool replace)
 {
-    job j = {index->shape.dim[dim], y->stride[dim], index->stride[dim], src->stride[dim]};
+    job j = {index->shape.dim[dim], y->stride[dim], index->stride[dim], src->stride[dim], replace};
     tr_tensor first[] = {*y, *index, *src}; /* at position 0 of the dimension */
     for (int k = 0; k < 3; k++) {
         first[k].shape = index->shape;
@@ -192,8 +204,14 @@ tr_status tr__scatter_add_forward(tr_op_call *call)
     TR__TRY(tr_status_of(y));
     TR__TRY(tr_status_of(src));
     TR__TRY(tr__copy_elements(y, call->inputs[0]));
-    add_along(y, call->inputs[1], src, ((const tr__dim_attrs *)call->attrs)->dim);
+    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    scatter_along(y, call->inputs[1], src, dim, call->op == tr__op(put_along));
     return y == out ? TR_OK : tr__copy_elements(out, y);
+}
+
+tr_status tr__put_along_forward(tr_op_call *call)
+{
+    return tr__scatter_add_forward(call);
 }
 
 tr_status tr__scatter_add_backward(tr_backward_call *call)
@@ -202,6 +220,17 @@ tr_status tr__scatter_add_backward(tr_backward_call *call)
     int dim = ((const tr__dim_attrs *)call->attrs)->dim;
     if (call->needs[0]) call->grad_inputs[0] = g;
     if (call->needs[2]) call->grad_inputs[2] = tr_take_along(g, dim, call->inputs[1]);
+    return TR_OK;
+}
+
+/* What was replaced has no part in the result. */
+tr_status tr__put_along_backward(tr_backward_call *call)
+{
+    tr_tensor *g = call->grad_outputs[0], *index = call->inputs[1];
+    tr_tensor *zero = tr_zeros(TR_SCALAR, .dtype = g->dtype, .device = tr__device_of(g));
+    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    if (call->needs[0]) call->grad_inputs[0] = tr_put_along(g, dim, index, tr_expand(zero, index->shape));
+    if (call->needs[2]) call->grad_inputs[2] = tr_take_along(g, dim, index);
     return TR_OK;
 }
 

@@ -180,6 +180,37 @@ tr_tensor *tr_selu(tr_tensor *x)
     return tr_apply(tr__op(elu), &attrs, &x, 1, NULL);
 }
 
+tr_tensor *tr_celu(tr_tensor *x, double alpha)
+{
+    return tr_affine(tr_elu(tr_affine(x, 1 / alpha, 0), 1), alpha, 0);
+}
+
+tr_tensor *tr_softsign(tr_tensor *x)
+{
+    return tr_div(x, tr_affine(tr_abs(x), 1, 1));
+}
+
+/* relu(x) - weight relu(-x) */
+tr_tensor *tr_prelu(tr_tensor *x, tr_tensor *weight)
+{
+    if (!x || !weight) return tr__tensor_fail(TR_INVALID, "prelu: %s is NULL", x ? "weight" : "x");
+    if (tr__bad(x) || tr__bad(weight)) return tr__tensor_pass(tr__bad(x) ? x : weight);
+    int64_t n = weight->shape.ndim == 1 ? weight->shape.dim[0] : 0, channels = x->shape.ndim > 1 ? x->shape.dim[1] : 1;
+    if (n < 1 || (n != 1 && n != channels))
+        return tr__tensor_fail(TR_SHAPE, "prelu: weight %s does not fit x %s: it must be [1] or [%lld]",
+            TR__TEXT(weight->shape), TR__TEXT(x->shape), (long long)channels);
+    tr_shape along = {.ndim = x->shape.ndim > 1 ? x->shape.ndim - 1 : 1, .dim = {n}};
+    for (int d = 1; d < along.ndim; d++) along.dim[d] = 1;
+    return tr_sub(tr_relu(x), tr_mul(tr_reshape(weight, along), tr_relu(tr_neg(x))));
+}
+
+tr_tensor *tr_glu(tr_tensor *x, int dim)
+{
+    tr_tensor *half[2];
+    if (tr_split(x, 2, dim, half) != TR_OK) return tr__tensor_failed();
+    return tr_mul(half[0], tr_sigmoid(half[1]));
+}
+
 tr_tensor *tr_hardsigmoid(tr_tensor *x)
 {
     return tr_clamp(tr_affine(x, 1.0 / 6, 0.5), 0, 1);

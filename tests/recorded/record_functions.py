@@ -138,6 +138,29 @@ def record_attention() -> None:
            rand(2, 2, 5, 4), rand(2, 2, 5, 4), lengths)
 
 
+def record_weighted_losses() -> None:
+    targets, weight = torch.tensor([4, 0, 2, -100, 1, 3]), torch.tensor([0.5, 2, 1, 0.25, 3], dtype=torch.float64)
+    for reduction in REDUCTIONS:
+        record(f"nll_weighted_{reduction}", lambda x, y: F.nll_loss(x, y, weight, reduction=reduction), rand(6, 5),
+               targets)
+        record(f"cross_entropy_weighted_{reduction}",
+               lambda x, y: F.cross_entropy(x, y, weight, reduction=reduction, label_smoothing=0.2), rand(6, 5), targets)
+        record(f"bce_weighted_{reduction}", lambda x, y: F.binary_cross_entropy_with_logits(
+            x, y, weight, reduction=reduction, pos_weight=weight + 1), rand(3, 5) * 3, torch.rand(3, 5, dtype=torch.float64))
+    record("cross_entropy_weighted", lambda x, y: F.cross_entropy(x, y, weight, ignore_index=2), rand(6, 5),
+           torch.tensor([4, 0, 2, 4, 1, 3]))
+
+
+def record_more() -> None:
+    record("softsign", F.softsign, rand(3, 7))
+    record("celu", lambda x: F.celu(x, 0.5), rand(3, 7))
+    record("glu", lambda x: F.glu(x, 1), rand(2, 6, 3))
+    record("prelu", F.prelu, rand(2, 4, 3), rand(4))
+    record("log_sum_exp", lambda x: x.logsumexp((0, 2)), rand(3, 2, 5) * 3)
+    index = torch.tensor([[0, 2, 4, 1], [3, 0, 1, 2]])
+    record("scatter", lambda x, i, src: torch.scatter(x, 1, i, src), rand(3, 5), index, rand(2, 4))
+
+
 def main() -> None:
     torch.manual_seed(8765)
     record_activations()
@@ -148,6 +171,8 @@ def main() -> None:
     record_orders()
     record_products()
     record_attention()
+    record_weighted_losses()
+    record_more()
     save(os.path.join(os.path.dirname(os.path.abspath(__file__)), "functions.safetensors"), recorded,
          {"torch": torch.__version__, "computed_in": "f64"})
 

@@ -53,6 +53,12 @@ UNARY(sine, tr_sin(x))
 UNARY(cosine, tr_cos(x))
 UNARY(dropout, tr_dropout(x, .p = 0.4, .seed = 7, .step = 3, .first_sample = 5))
 
+UNARY(softsign, tr_softsign(x))
+UNARY(celu, tr_celu(x, 0.7))
+UNARY(glu, tr_glu(x, 1))
+BINARY(prelu, tr_prelu(a, b))
+UNARY(log_sum_exp, tr_log_sum_exp(x, .ndims = 2, .dims = {0, 2}))
+
 UNARY(sum_all, tr_sum(x))
 UNARY(sum_last, tr_sum(x, .ndims = 1, .dims = {-1}))
 UNARY(sum_first, tr_sum(x, .ndims = 1, .dims = {0}))
@@ -88,6 +94,21 @@ static tr_tensor *cross_entropy_rows(tr_tensor *const *in)
 BINARY(cross_entropy_sum, tr_cross_entropy(a, b, .reduction = TR_REDUCE_SUM))
 BINARY(nll, tr_nll_loss(a, b))
 BINARY(nll_rows, tr_nll_loss(a, b, .reduction = TR_REDUCE_NONE))
+static tr_tensor *cross_entropy_weighted(tr_tensor *const *in)
+{
+    return tr_cross_entropy(in[0], in[1], .weight = in[2]);
+}
+
+static tr_tensor *cross_entropy_weighted_smoothed(tr_tensor *const *in)
+{
+    return tr_cross_entropy(in[0], in[1], .weight = in[2], .label_smoothing = 0.2);
+}
+
+static tr_tensor *nll_weighted(tr_tensor *const *in)
+{
+    return tr_nll_loss(in[0], in[1], .weight = in[2]);
+}
+
 BINARY(mse, tr_mse_loss(a, b))
 BINARY(mse_elements, tr_mse_loss(a, b, .reduction = TR_REDUCE_NONE))
 BINARY(l1, tr_l1_loss(a, b))
@@ -99,7 +120,7 @@ BINARY(kl_log, tr_kl_div(a, b, .log_target = true))
 
 static tr_tensor *bce_weighted(tr_tensor *const *in)
 {
-    return tr_bce_with_logits(in[0], in[1], .pos_weight = in[2]);
+    return tr_bce_with_logits(in[0], in[1], .pos_weight = in[2], .weight = in[3]);
 }
 
 BINARY(less_or_equal, tr_cast(tr_less_equal(a, b), tr_dtype_of(a)))
@@ -127,6 +148,13 @@ static tr_tensor *scatter_add_first(tr_tensor *const *in)
 static tr_tensor *scatter_add_last(tr_tensor *const *in)
 {
     return tr_scatter_add(in[0], -1, in[1], in[2]);
+}
+
+/* Each number once: of equal ones the last counts. */
+static tr_tensor *put_reversed(tr_tensor *const *in)
+{
+    tr_tensor *line = tr_reshape(tr_flip(tr_arange(4, TR_I64, tr_cpu(0)), 0), TR_SHAPE(4, 1));
+    return tr_put_along(in[0], 1, tr_expand(line, tr_shape_of(in[1])), in[1]);
 }
 
 static tr_tensor *layer_norm(tr_tensor *const *in)
@@ -498,6 +526,11 @@ const op_case op_cases[] = {
     {CASE("selu",                 selu,           NORMAL(3, 50))},
     {CASE("clamp",                clamp,          NORMAL(3, 50))},
     {CASE("clamp on bounds",      clamp,          GRID(30, 5)), .kinked = true},
+    {CASE("softsign",             softsign,       WIDE(3, 50))},
+    {CASE("celu",                 celu,           WIDE(3, 50))},
+    {CASE("glu",                  glu,            NORMAL(3, 6, 4))},
+    {CASE("prelu",                prelu,          NORMAL(3, 6, 4), NORMAL_FIXED(6))},
+    {CASE("log sum exp",          log_sum_exp,    WIDE(3, 5, 4)), .not_empty = true},
     {CASE("pow",                  power,          POSITIVE(3, 50))},
     {CASE("sin",                  sine,           WIDE(3, 5))},
     {CASE("cos",                  cosine,         WIDE(3, 5))},
@@ -506,6 +539,12 @@ const op_case op_cases[] = {
     {CASE("cross entropy sum",    cross_entropy_sum, WIDE(6, 5), IDS(5, 6))},
     {CASE("nll",                  nll,            NORMAL(6, 4, 37), LABELS(37, 6, 4))},
     {CASE("nll of rows",          nll_rows,       NORMAL(6, 5), IDS32(5, 6))},
+    {CASE("cross entropy weighted", cross_entropy_weighted, WIDE(6, 37), LABELS(37, 6),
+                                                  {.shape = SIZES(37), .values = OP_POSITIVE, .fixed = true}), .tolerance = 20}, /* long sums */
+    {CASE("cross entropy weighted and smoothed", cross_entropy_weighted_smoothed, WIDE(6, 4, 5), LABELS(5, 6, 4),
+                                                  {.shape = SIZES(5), .values = OP_POSITIVE, .fixed = true}), .tolerance = 20}, /* long sums */
+    {CASE("nll weighted",         nll_weighted,   NORMAL(6, 5), LABELS(5, 6),
+                                                  {.shape = SIZES(5), .values = OP_POSITIVE, .fixed = true}), .tolerance = 20}, /* long sums */
     {CASE("mse",                  mse,            NORMAL(3, 50), NORMAL(3, 50))},
     {CASE("mse of elements",      mse_elements,   NORMAL(3, 50), NORMAL(3, 50))},
     {CASE("l1",                   l1,             NORMAL(3, 50), NORMAL(3, 50))},
@@ -513,7 +552,7 @@ const op_case op_cases[] = {
     {CASE("huber on bends",       huber,          GRID(30, 5), GRID(30, 5)), .kinked = true},
     {CASE("smooth l1",            smooth_l1,      NORMAL(3, 50), NORMAL(3, 50))},
     {CASE("bce",                  bce,            WIDE(3, 50), NORMAL(3, 50))},
-    {CASE("bce weighted",         bce_weighted,   WIDE(3, 50), NORMAL(3, 50), NORMAL_FIXED(50))},
+    {CASE("bce weighted",         bce_weighted,   WIDE(3, 50), NORMAL(3, 50), NORMAL_FIXED(50), POSITIVE(3, 1))},
     {CASE("kl",                   kl,             NORMAL(3, 50), POSITIVE(3, 50))},
     {CASE("kl of logarithms",     kl_log,         NORMAL(3, 50), NORMAL(3, 50))},
     {CASE("less or equal",        less_or_equal,  GRID(30, 5), GRID(30, 1)), .kinked = true},
@@ -530,6 +569,7 @@ const op_case op_cases[] = {
     {CASE("flip last",            flip_last,      NORMAL(3, 5, 4))},
     {CASE("scatter add first",    scatter_add_first, NORMAL_FIXED(5, 4), IDS(5, 6, 4), NORMAL(6, 4)), .tolerance = 20},
     {CASE("scatter add last",     scatter_add_last, NORMAL(3, 5, 4), IDS32(4, 3, 5, 6), NORMAL(3, 5, 6))},
+    {CASE("put along",            put_reversed, NORMAL(3, 5, 4), NORMAL(3, 4, 3))},
     {CASE("rms norm",             rms_norm,       NORMAL(3, 5, 40), NORMAL_FIXED(40))},
     {CASE("rms norm long",        rms_norm,       WIDE(9, 600), NORMAL_FIXED(600))},
     {CASE("rms norm plain",       rms_norm_plain, NORMAL(3, 8))},

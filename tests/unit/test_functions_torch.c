@@ -61,6 +61,24 @@ static tr_tensor *kl_zero(tr_tensor **in)
     return tr_kl_div(in[0], tr_cast(target, tr_dtype_of(in[0])), .reduction = TR_REDUCE_SUM);
 }
 
+/* The weights in record_functions.py. */
+static tr_tensor *weights(tr_tensor *like)
+{
+    static const double each[] = {0.5, 2, 1, 0.25, 3};
+    return tr_cast(tr_from(each, TR_SHAPE(5), .dtype = TR_F64), tr_dtype_of(like));
+}
+
+LOSS(nll_weighted, tr_nll_loss(x, y, .weight = weights(x), .reduction = r))
+LOSS(cross_entropy_weighted, tr_cross_entropy(x, y, .weight = weights(x), .label_smoothing = 0.2, .reduction = r))
+LOSS(bce_weighted,
+    tr_bce_with_logits(x, y, .weight = weights(x), .pos_weight = tr_affine(weights(x), 1, 1), .reduction = r))
+CASE(cross_entropy_weighted_ignore, tr_cross_entropy(x, in[1], .weight = weights(x), .ignore_index = 2))
+CASE(softsign, tr_softsign(x))
+CASE(celu, tr_celu(x, 0.5))
+CASE(glu, tr_glu(x, 1))
+CASE(prelu, tr_prelu(x, in[1]))
+CASE(log_sum_exp, tr_log_sum_exp(x, .ndims = 2, .dims = {0, 2}))
+CASE(put_along, tr_put_along(x, 1, in[1], in[2]))
 CASE(where, tr_where(x, in[1], in[2]))
 CASE(masked_fill, tr_masked_fill(x, in[1], -1.5))
 CASE(gather_0, tr_take_along(x, 0, in[1]))
@@ -155,6 +173,22 @@ static const torch_case cases[] = {
     {"bce_pos_weight", bce_pos_weight},
     {"kl_log_target", kl_log_target},
     {"kl_zero", kl_zero},
+    {"nll_weighted_mean", nll_weighted_mean},
+    {"nll_weighted_sum", nll_weighted_sum},
+    {"nll_weighted_none", nll_weighted_none},
+    {"cross_entropy_weighted_mean", cross_entropy_weighted_mean},
+    {"cross_entropy_weighted_sum", cross_entropy_weighted_sum},
+    {"cross_entropy_weighted_none", cross_entropy_weighted_none},
+    {"cross_entropy_weighted", cross_entropy_weighted_ignore},
+    {"bce_weighted_mean", bce_weighted_mean},
+    {"bce_weighted_sum", bce_weighted_sum},
+    {"bce_weighted_none", bce_weighted_none},
+    {"softsign", softsign},
+    {"celu", celu},
+    {"glu", glu},
+    {"prelu", prelu},
+    {"log_sum_exp", log_sum_exp},
+    {"scatter", put_along},
     {"where", where},
     {"masked_fill", masked_fill},
     {"gather_0", gather_0},

@@ -313,6 +313,20 @@ static void losses_whose_inputs_do_not_fit(void **state)
     expect(tr_cross_entropy(x, ids(0, 0, 0), .label_smoothing = 1.5), TR_INVALID,
         "cross_entropy: label_smoothing is 1.5: it must be in 0 … 1");
     expect(tr_cross_entropy(x, ids(0, 0, 0), .reduction = (tr_reduction)3), TR_INVALID, "3 is no tr_reduction");
+    expect(tr_cross_entropy(x, ids(0, 0, 0), .weight = ones(TR_SHAPE(3))), TR_SHAPE,
+        "cross_entropy: weight f32 [3] does not fit x f32 [3, 4]: it must be f32 [4]");
+    expect(tr_nll_loss(x, ids(0, 0, 0), .weight = tr_ones(TR_SHAPE(4), .dtype = TR_F64)), TR_DTYPE,
+        "nll_loss: weight f64 [4] does not fit x f32 [3, 4]: it must be f32 [4]");
+    expect(tr_cross_entropy(x, ids(0, 4, 0), .weight = ones(TR_SHAPE(4))), TR_INVALID, "cross_entropy: target 4 at position 1");
+    expect(tr_cross_entropy(x, ids(0, 0, 0), .weight = ones(TR_SHAPE(4)), .label_smoothing = -1), TR_INVALID,
+        "cross_entropy: label_smoothing is -1: it must be in 0 … 1");
+    expect(tr_bce_with_logits(x, x, .weight = column, .pos_weight = ones(TR_SHAPE(3))), TR_SHAPE,
+        "bce_with_logits: pos_weight [3] does not broadcast to x [3, 4]");
+    expect(tr_bce_with_logits(column, column, .weight = x), TR_SHAPE, "weight [3, 4] does not broadcast to x [3, 1]");
+    expect(tr_prelu(x, ones(TR_SHAPE(3))), TR_SHAPE, "prelu: weight [3] does not fit x [3, 4]: it must be [1] or [4]");
+    expect(tr_prelu(x, NULL), TR_INVALID, "prelu: weight is NULL");
+    expect(tr_log_sum_exp(ids(0, 0, 0)), TR_DTYPE, "log_sum_exp: x is i64: it takes floats");
+    expect(tr_log_sum_exp(NULL), TR_INVALID, "log_sum_exp: x is NULL");
 }
 
 static void numbers_of_elements_that_are_not_there(void **state)
@@ -330,6 +344,8 @@ static void numbers_of_elements_that_are_not_there(void **state)
     expect(tr_take_along(x, 0, NULL), TR_INVALID, "take_along: input 1 is NULL");
     expect(tr_scatter_add(x, 1, row, x), TR_SHAPE, "scatter_add: index [1, 3] and src [3, 4] must have one shape");
     expect(tr_scatter_add(x, 1, row, ones(TR_SHAPE(1, 3))), TR_INVALID, "scatter_add: index 4 at position 1");
+    expect(tr_put_along(x, 1, row, x), TR_SHAPE, "put_along: index [1, 3] and src [3, 4] must have one shape");
+    expect(tr_put_along(x, 1, row, ones(TR_SHAPE(1, 3))), TR_INVALID, "put_along: index 4 at position 1");
     expect(tr_index_select(x, 1, row), TR_SHAPE, "index_select: ids are [1, 3]: they must be [n]");
     expect(tr_index_select(x, 1, ids(3, 2, 9)), TR_INVALID, "index 9 at position 2 is outside the 4 elements");
     expect(tr_one_hot(ids(0, 1, 2), 2, TR_F32), TR_INVALID, "index 2 at position 2 is outside the 2 elements");
@@ -430,6 +446,8 @@ static void integers_are_chosen_moved_and_added_whole(void **state)
     assert_true(out[0] == INT64_MIN && out[1] == INT64_MAX && out[2] == INT64_MAX);
     assert_int_equal(tr_copy_out(tr_scatter_add(large, 0, ids(2, 2, 1), ids(7, 8, 9)), out, sizeof out), TR_OK);
     assert_true(out[0] == INT64_MAX && out[1] == INT64_MIN + 9 && out[2] == 20);
+    assert_int_equal(tr_copy_out(tr_put_along(large, 0, ids(2, 0, 2), ids(7, 8, 9)), out, sizeof out), TR_OK);
+    assert_true(out[0] == 8 && out[1] == INT64_MIN && out[2] == 9); /* of equal numbers the last */
     tr_tensor *bytes = tr_one_hot(ids(1, 0, 1), 2, TR_U8);
     assert_true(tr_dtype_of(bytes) == TR_U8 && tr_item(tr_sum(bytes)) == 3);
 }
@@ -468,6 +486,15 @@ static void with_no_counted_target_the_loss_is_nan_and_the_gradient_zero(void **
     assert_true(isnan(tr_item(loss)));
     assert_int_equal(tr_backward(loss), TR_OK);
     assert_true(tr_item(tr_sum(tr_abs(tr_grad(logits)))) == 0);
+}
+
+static void the_logarithm_of_a_sum_does_not_overflow(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    assert_true(fabs(tr_item(tr_log_sum_exp(tr_full(1000, TR_SHAPE(2)))) - 1000.693147) < 1e-3);
+    assert_true(tr_item(tr_log_sum_exp(tr_full(-INFINITY, TR_SHAPE(2)))) == -INFINITY);
+    assert_true(tr_item(tr_log_sum_exp(tr_full(INFINITY, TR_SHAPE(2)))) == INFINITY);
 }
 
 static void nan_stays_nan(void **state)
@@ -510,6 +537,7 @@ int main(void)
         cmocka_unit_test(comparisons_of_numbers_and_nan),
         cmocka_unit_test(integers_are_chosen_moved_and_added_whole),
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
+        cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(nan_stays_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
