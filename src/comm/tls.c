@@ -23,15 +23,86 @@ static const unsigned char cipher_id[] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256
 struct tr__tls_key {
     atomic_int refs;
     SSL_CTX *context;
+    BIO_METHOD *carries; /* a session's bytes; OpenSSL's own memory BIOs wipe and copy each of them once more */
     unsigned char bytes[KEY_BYTES];
 };
 
+typedef struct queue { /* of encrypted bytes: [begin, end) are there */
+    char *bytes;
+    size_t begin, end, capacity;
+} queue;
+
 struct tr__tls {
+    tr__tls_key *key;
     SSL *ssl;
-    BIO *in, *out;
+    queue in, out;
     bool key_differs;
     size_t records; /* written under this key */
 };
+
+/* ---- Encrypted bytes --------------------------------------------------------------------------------------------- */
+
+/* Room for `count` bytes behind those that are there; NULL without memory. */
+static char *room_for(queue *q, size_t count)
+{
+    if (q->begin > 0 && (q->begin == q->end || count > q->capacity - q->end)) {
+        memmove(q->bytes, q->bytes + q->begin, q->end - q->begin);
+        q->end -= q->begin;
+        q->begin = 0;
+    }
+    if (count > q->capacity - q->end) {
+        size_t capacity = 2 * q->capacity > q->end + count ? 2 * q->capacity : q->end + count;
+        char *bytes = realloc(q->bytes, capacity);
+        if (!bytes) return NULL;
+        q->bytes = bytes;
+        q->capacity = capacity;
+    }
+    return q->bytes + q->end;
+}
+
+static int give(BIO *bio, char *bytes, int count)
+{
+    queue *q = &((tr__tls *)BIO_get_data(bio))->in;
+    size_t there = q->end - q->begin, n = there < (size_t)count ? there : (size_t)count;
+    BIO_clear_retry_flags(bio);
+    if (n == 0) {
+        BIO_set_retry_read(bio);
+        return -1;
+    }
+    memcpy(bytes, q->bytes + q->begin, n);
+    q->begin += n;
+    return (int)n;
+}
+
+static int take(BIO *bio, const char *bytes, int count)
+{
+    queue *q = &((tr__tls *)BIO_get_data(bio))->out;
+    char *room = room_for(q, (size_t)count);
+    BIO_clear_retry_flags(bio);
+    if (!room) return -1;
+    memcpy(room, bytes, (size_t)count);
+    q->end += (size_t)count;
+    return count;
+}
+
+/* There is nothing to flush; all else that OpenSSL asks for we have not. */
+static long control(BIO *bio, int what, long number, void *pointer)
+{
+    (void)bio;
+    (void)number;
+    (void)pointer;
+    return what == BIO_CTRL_FLUSH;
+}
+
+static BIO_METHOD *make_method(void)
+{
+    BIO_METHOD *method = BIO_meth_new(BIO_TYPE_SOURCE_SINK, "trireme");
+    if (method && BIO_meth_set_read(method, give) && BIO_meth_set_write(method, take) &&
+        BIO_meth_set_ctrl(method, control))
+        return method;
+    BIO_meth_free(method);
+    return NULL;
+}
 
 /* ---- The key ----------------------------------------------------------------------------------------------------- */
 
@@ -91,7 +162,8 @@ tr_status tr__tls_key_new(const char *token, tr__tls_key **key)
     unsigned bytes = KEY_BYTES;
     ERR_clear_error();
     k->context = SSL_CTX_new(TLS_method());
-    bool fine = k->context && SSL_CTX_set_app_data(k->context, k) && configure(k->context) &&
+    k->carries = make_method();
+    bool fine = k->context && k->carries && SSL_CTX_set_app_data(k->context, k) && configure(k->context) &&
                 HMAC(EVP_sha256(), key_label, sizeof key_label - 1, (const unsigned char *)token, length, k->bytes,
                      &bytes);
     if (fine) {
@@ -119,6 +191,7 @@ void tr__tls_key_unref(tr__tls_key *key)
 {
     if (!key || atomic_fetch_sub(&key->refs, 1) > 1) return;
     SSL_CTX_free(key->context);
+    BIO_meth_free(key->carries);
     OPENSSL_clear_free(key, sizeof *key);
 }
 
@@ -127,24 +200,24 @@ void tr__tls_key_unref(tr__tls_key *key)
 tr__tls *tr__tls_new(tr__tls_key *key, tr__tls_side side)
 {
     tr__tls *t = calloc(1, sizeof *t);
-    if (!t) return NULL;
-    t->ssl = SSL_new(key->context);
-    t->in = BIO_new(BIO_s_mem());
-    t->out = BIO_new(BIO_s_mem());
-    if (!t->ssl || !t->in || !t->out) {
-        BIO_free(t->in);
-        BIO_free(t->out);
-        SSL_free(t->ssl);
+    BIO *bio = t ? BIO_new(key->carries) : NULL;
+    SSL *ssl = bio ? SSL_new(key->context) : NULL;
+    if (!ssl) {
+        BIO_free(bio);
         free(t);
         return NULL;
     }
-    SSL_set_bio(t->ssl, t->in, t->out); /* which now belong to it */
+    t->key = tr__tls_key_ref(key);
+    t->ssl = ssl;
+    BIO_set_data(bio, t);
+    BIO_set_init(bio, 1);
+    SSL_set_bio(ssl, bio, bio); /* which now belongs to it */
     if (side == TR__TLS_SERVER) {
-        SSL_set_accept_state(t->ssl);
+        SSL_set_accept_state(ssl);
     } else {
         /* A server without the key may show a certificate instead. As we trust none, that fails. */
-        SSL_set_verify(t->ssl, SSL_VERIFY_PEER, NULL);
-        SSL_set_connect_state(t->ssl);
+        SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL);
+        SSL_set_connect_state(ssl);
     }
     return t;
 }
@@ -153,17 +226,28 @@ void tr__tls_free(tr__tls *t)
 {
     if (!t) return;
     SSL_free(t->ssl);
+    tr__tls_key_unref(t->key);
+    free(t->in.bytes);
+    free(t->out.bytes);
     free(t);
+}
+
+char *tr__tls_room(tr__tls *t, size_t count)
+{
+    return room_for(&t->in, count);
+}
+
+void tr__tls_came(tr__tls *t, size_t count)
+{
+    t->in.end += count;
 }
 
 bool tr__tls_feed(tr__tls *t, const void *bytes, size_t count)
 {
-    while (count > 0) {
-        int taken = BIO_write(t->in, bytes, count < 1 << 30 ? (int)count : 1 << 30);
-        if (taken <= 0) return false;
-        bytes = (const char *)bytes + taken;
-        count -= (size_t)taken;
-    }
+    char *room = room_for(&t->in, count);
+    if (!room) return count == 0;
+    memcpy(room, bytes, count);
+    t->in.end += count;
     return true;
 }
 
@@ -205,7 +289,7 @@ ssize_t tr__tls_read(tr__tls *t, void *bytes, size_t count)
 
 bool tr__tls_holds(const tr__tls *t)
 {
-    return BIO_pending(t->in) > 0 || SSL_pending(t->ssl) > 0;
+    return t->in.end > t->in.begin || SSL_pending(t->ssl) > 0;
 }
 
 bool tr__tls_renew(tr__tls *t)
@@ -224,15 +308,15 @@ bool tr__tls_write(tr__tls *t, const void *bytes, size_t count)
     return count == 0 || (SSL_write_ex(t->ssl, bytes, count, &written) == 1 && written == count);
 }
 
-size_t tr__tls_outgoing(tr__tls *t, char **bytes)
+size_t tr__tls_outgoing(const tr__tls *t, char **bytes)
 {
-    long count = BIO_get_mem_data(t->out, bytes);
-    return count > 0 ? (size_t)count : 0;
+    *bytes = t->out.bytes;
+    return t->out.end;
 }
 
 void tr__tls_sent(tr__tls *t)
 {
-    (void)BIO_reset(t->out);
+    t->out.end = 0;
 }
 
 bool tr__tls_ready(const tr__tls *t)

@@ -36,7 +36,10 @@ typedef enum tr__tls_side { TR__TLS_CLIENT, TR__TLS_SERVER } tr__tls_side;
 tr__tls *tr__tls_new(tr__tls_key *key, tr__tls_side side); /* NULL without memory */
 void tr__tls_free(tr__tls *tls);                           /* NULL: nothing */
 
-/* Bytes came from the other end; all of them are taken. False without memory. */
+/* Where the next bytes from the other end may be put, up to count; NULL without memory. Then how many have come there. */
+char *tr__tls_room(tr__tls *tls, size_t count);
+void tr__tls_came(tr__tls *tls, size_t count);
+/* The same for bytes that have come elsewhere; all of them are taken. False without memory. */
 bool tr__tls_feed(tr__tls *tls, const void *bytes, size_t count);
 /* Carries the handshake on; a client begins it so. 1: done; 0: more must come first; -1: failed. Each time bytes may
  * have to go, and after a failure too: they tell the other end why. */
@@ -51,7 +54,7 @@ bool tr__tls_write(tr__tls *tls, const void *bytes, size_t count);
 /* What is written next is under a new key. */
 bool tr__tls_renew(tr__tls *tls);
 /* The bytes that must go to the other end; they stay until tr__tls_sent(), and move with the next call that adds some. */
-size_t tr__tls_outgoing(tr__tls *tls, char **bytes);
+size_t tr__tls_outgoing(const tr__tls *tls, char **bytes);
 void tr__tls_sent(tr__tls *tls);
 
 /* Both ends have proved that they have the token. */

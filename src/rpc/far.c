@@ -101,13 +101,15 @@ static bool queue_bytes(tr__rpc_far *f, const void *bytes, size_t count)
     return true;
 }
 
-/* Under the lock: sends what it can of the pieces and queues the rest. A socket that fails is seen by who reads. */
-static bool send_pieces(tr__rpc_far *f, struct iovec *iov, int count)
+/* Under the lock: sends what it can of the pieces and queues the rest. A socket that fails is seen by who reads. `more`: as
+ * much again follows at once, so the kernel need not make a packet of its own of the last few bytes. */
+static bool send_pieces(tr__rpc_far *f, struct iovec *iov, int count, bool more)
 {
+    int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0);
     int at = 0;
     while (!f->first && at < count) {
         struct msghdr m = {.msg_iov = iov + at, .msg_iovlen = (size_t)(count - at < IOV_MOST ? count - at : IOV_MOST)};
-        ssize_t sent = sendmsg(f->socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = sendmsg(f->socket, &m, flags);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return true;
         if (sent < 0) break;
@@ -122,24 +124,26 @@ static bool send_pieces(tr__rpc_far *f, struct iovec *iov, int count)
 }
 
 /* Under the lock. */
-static bool send_records(tr__rpc_far *f)
+static bool send_records(tr__rpc_far *f, bool more)
 {
     char *bytes;
     size_t count = tr__tls_outgoing(f->tls, &bytes);
-    bool done = !count || send_pieces(f, &(struct iovec){bytes, count}, 1);
+    bool done = !count || send_pieces(f, &(struct iovec){bytes, count}, 1, more);
     tr__tls_sent(f->tls);
     return done;
 }
 
 static bool send_encrypted(tr__rpc_far *f, const struct iovec *iov, int count)
 {
+    size_t waiting = 0;
     for (int i = 0; i < count; i++)
         for (size_t at = 0; at < iov[i].iov_len; at += PART) {
             size_t part = iov[i].iov_len - at < PART ? iov[i].iov_len - at : PART;
+            if (waiting >= PART && !send_records(f, true)) return false;
+            waiting = waiting < PART ? waiting + part : part;
             if (!tr__tls_write(f->tls, (char *)iov[i].iov_base + at, part)) return false;
-            if (part == PART && !send_records(f)) return false;
         }
-    return send_records(f);
+    return send_records(f, false);
 }
 
 typedef struct outgoing {
@@ -185,7 +189,7 @@ tr_status tr__far_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fra
     tr_status status = collect(&o, frame, w);
     if (status == TR_OK) {
         pthread_mutex_lock(&f->lock);
-        bool sent = f->tls ? send_encrypted(f, o.iov, o.count) : send_pieces(f, o.iov, o.count);
+        bool sent = f->tls ? send_encrypted(f, o.iov, o.count) : send_pieces(f, o.iov, o.count, false);
         watch_room(f);
         pthread_mutex_unlock(&f->lock);
         if (!sent) { /* it went in part, maybe: what follows would make no sense there */
@@ -245,14 +249,15 @@ static ssize_t receive_raw(tr__rpc_far *f, struct iovec *iov, int count)
 
 static ssize_t receive_decrypted(tr__rpc_far *f, void *to, size_t want)
 {
-    unsigned char records[RECORDS];
     ssize_t got;
     pthread_mutex_lock(&f->lock);
     while ((got = tr__tls_read(f->tls, to, want)) == 0) {
-        ssize_t raw = receive_raw(f, &(struct iovec){records, sizeof records}, 1);
+        char *records = tr__tls_room(f->tls, RECORDS);
+        ssize_t raw = records ? receive_raw(f, &(struct iovec){records, RECORDS}, 1) : -1;
         if (raw == 0) break;
         got = -1;
-        if (raw < 0 || !tr__tls_feed(f->tls, records, (size_t)raw)) break;
+        if (raw < 0) break;
+        tr__tls_came(f->tls, (size_t)raw);
     }
     pthread_mutex_unlock(&f->lock);
     return got;
@@ -377,7 +382,7 @@ static tr_status shake_hands(tr_rpc *rpc, tr__rpc_far *f, int worker)
     if (!f->tls) return tr__fail(TR_NO_MEMORY, "rpc: no memory for TLS");
     for (;;) {
         int done = tr__tls_handshake(f->tls);
-        if (!send_records(f)) return tr__fail(TR_NO_MEMORY, "rpc: no memory for TLS");
+        if (!send_records(f, false)) return tr__fail(TR_NO_MEMORY, "rpc: no memory for TLS");
         while (f->first && flush(f) == 0) TR__TRY(await(f, POLLOUT, deadline));
         if (done > 0) return TR_OK;
         if (done < 0) return tr__fail(TR_AUTH, "rpc: worker %d does not have the job's token, or speaks no TLS", worker);

@@ -6,6 +6,7 @@
 
 enum {
     PART = 64 << 10,    /* encrypted, or taken from the socket, at once: stays in a core's cache */
+    LITTLE = 16 << 10,  /* taken for who wants no more: most connections never carry much, and need not hold a part */
     MOST = 1 << 20,     /* received at once, before others get their turn */
 };
 
@@ -41,13 +42,15 @@ bool tr__wire_holds(const tr__wire *w)
     return w->tls && tr__tls_holds(w->tls);
 }
 
-/* Sends what is pending. False, and errno, when the socket does not take all of it. */
-static bool flush(tr__wire *w)
+/* Sends what is pending. False, and errno, when the socket does not take all of it. `more`: as much again follows at once,
+ * so the kernel need not make a packet of its own of the last few bytes. */
+static bool flush(tr__wire *w, bool more)
 {
     char *bytes;
     size_t count = tr__tls_outgoing(w->tls, &bytes);
+    int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0);
     while (w->sent < count) {
-        ssize_t sent = send(w->socket, bytes + w->sent, count - w->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = send(w->socket, bytes + w->sent, count - w->sent, flags);
         if (sent < 0) return false;
         w->sent += (size_t)sent;
     }
@@ -56,23 +59,25 @@ static bool flush(tr__wire *w)
     return true;
 }
 
-/* Takes some of what has come from the socket: as recv(). */
-static ssize_t take_records(tr__wire *w)
+/* Takes some of what has come from the socket, for a reader of so many bytes: as recv(). */
+static ssize_t take_records(tr__wire *w, size_t wanted)
 {
-    char records[PART];
-    ssize_t got = recv(w->socket, records, sizeof records, MSG_DONTWAIT);
-    if (got <= 0 || tr__tls_feed(w->tls, records, (size_t)got)) return got;
+    size_t most = wanted <= LITTLE ? LITTLE : PART;
+    char *records = tr__tls_room(w->tls, most);
+    ssize_t got = -1;
     errno = ENOMEM;
-    return -1;
+    if (records) got = recv(w->socket, records, most, MSG_DONTWAIT);
+    if (got > 0) tr__tls_came(w->tls, (size_t)got);
+    return got;
 }
 
 int tr__wire_shake_hands(tr__wire *w)
 {
     while (w->tls && !tr__tls_ready(w->tls)) {
         int done = tr__tls_handshake(w->tls);
-        if (!flush(w) || done < 0) return -1; /* what does not fit into an empty socket never will */
+        if (!flush(w, false) || done < 0) return -1; /* what does not fit into an empty socket never will */
         if (done > 0) break;
-        ssize_t got = take_records(w);
+        ssize_t got = take_records(w, 0);
         if (got < 0 && tr__wire_would_block()) return 0;
         if (got <= 0 || (w->heard += (size_t)got) > TR__TLS_HANDSHAKE_MAX) return -1;
     }
@@ -85,21 +90,20 @@ int tr__wire_shake_hands(tr__wire *w)
 static ssize_t send_encrypted(tr__wire *w, const struct iovec *parts, int count)
 {
     size_t taken = 0, waiting = 0;
-    if (!flush(w)) return -1;
+    if (!flush(w, false)) return -1;
     for (int i = 0; i < count; i++) {
         for (size_t at = 0, size; at < parts[i].iov_len; at += size) {
+            if (waiting >= PART && !flush(w, true)) return tr__wire_would_block() ? (ssize_t)taken : -1;
             size = parts[i].iov_len - at < PART ? parts[i].iov_len - at : PART;
             if (!tr__tls_write(w->tls, (char *)parts[i].iov_base + at, size)) {
                 errno = ENOMEM;
                 return -1;
             }
             taken += size;
-            if ((waiting += size) < PART) continue;
-            if (!flush(w)) return tr__wire_would_block() ? (ssize_t)taken : -1;
-            waiting = 0;
+            waiting = waiting < PART ? waiting + size : size;
         }
     }
-    return flush(w) || tr__wire_would_block() ? (ssize_t)taken : -1;
+    return flush(w, false) || tr__wire_would_block() ? (ssize_t)taken : -1;
 }
 
 ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count)
@@ -121,7 +125,7 @@ static ssize_t receive_some(tr__wire *w, char *bytes, size_t most)
             errno = EBADMSG;
             return -1;
         }
-        ssize_t got = take_records(w);
+        ssize_t got = take_records(w, most);
         if (got <= 0) return got;
     }
 }
