@@ -38,8 +38,8 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* Where the numbers lie: the same registered memory again and again, more of it than the caches hold, or memory that the
  * other ranks cannot map. */
-typedef enum bench_place { WARM, COLD, PRIVATE, LIMIT, PEER, PLACES } bench_place;
-static const char *const place_names[PLACES] = {"warm", "cold", "private", "limit", "peer"};
+typedef enum bench_place { WARM, COLD, PRIVATE, LIMIT, RING, PEER, PLACES } bench_place;
+static const char *const place_names[PLACES] = {"warm", "cold", "private", "limit", "ring", "peer"};
 
 typedef struct collective_run {
     const bench_kind *kind;
@@ -51,8 +51,9 @@ typedef struct collective_run {
     int rank, world;
     char *shared, *own;   /* [pool] */
     int64_t pool;         /* bytes */
-    tr__probe *probe;     /* NULL: not an all_reduce, one rank, or ranks on several hosts, which have a stream */
+    tr__probe *probe;     /* NULL: not an all_reduce, one rank, or ranks on several hosts, which have a stream, */
     tr__stream *stream;
+    tr__ring *ring;       /* and of an all_reduce bare streams between all ranks, too */
     tr__peer peer;
     double median_us[TR__SIZES_MAX][PLACES]; /* NaN: not measured */
 } collective_run;
@@ -117,6 +118,12 @@ static tr_status call(const collective_run *r, char *memory, int64_t bytes)
 
 /* ---- Measuring --------------------------------------------------------------------------------------------------- */
 
+/* What a rank, or the root, has to send when nothing goes twice over its link. */
+static int64_t sent_bytes(const collective_run *r, int64_t bytes)
+{
+    return r->kind->kind == TR_ALL_REDUCE ? 2 * bytes * (r->world - 1) / r->world : bytes;
+}
+
 /* The median of `calls` calls, in microseconds. */
 static tr_status measure(const collective_run *r, bench_place place, int64_t bytes, int calls, double *us)
 {
@@ -126,7 +133,8 @@ static tr_status measure(const collective_run *r, bench_place place, int64_t byt
     tr_status status = tr_barrier(r->group);
     for (int i = 0; i < calls && status == TR_OK; i++) {
         double begin = now_us();
-        if (place == LIMIT && r->stream) status = tr__stream_run(r->stream, bytes) ? TR_OK : TR_IO;
+        if (place == LIMIT && r->stream) status = tr__stream_run(r->stream, sent_bytes(r, bytes)) ? TR_OK : TR_IO;
+        else if (place == RING) status = tr__ring_run(r->ring, bytes) ? TR_OK : TR_IO;
         else if (place == LIMIT) tr__probe_run(r->probe, bytes);
         else status = call(r, memory + at, bytes);
         times[i] = now_us() - begin;
@@ -134,7 +142,7 @@ static tr_status measure(const collective_run *r, bench_place place, int64_t byt
         at += step;
         if (at + step > r->pool) at = 0;
     }
-    *us = tr__median(times, calls) / (r->kind->kind == TR_SEND ? 2 : 1);
+    *us = tr__median(times, calls) / (r->kind->kind == TR_SEND && place != LIMIT ? 2 : 1);
     return status;
 }
 
@@ -168,6 +176,7 @@ static tr_status ask_peer(collective_run *r, int64_t bytes, int *calls, double *
 static bool wanted(const collective_run *r, bench_place place)
 {
     if (place == LIMIT) return r->probe || r->stream;
+    if (place == RING) return r->ring;
     return place != PEER || r->peer_command;
 }
 
@@ -217,13 +226,17 @@ void tr__take_core(int rank, int world_size)
     sched_setaffinity(0, sizeof own, &own);
 }
 
-/* What the machine allows: memory can be mapped where all are on one host. */
+/* What the machine allows: memory can be mapped where all are on one host. Between hosts one stream is the limit of those
+ * that send everything once. */
 static tr_status open_limit(collective_run *r, int64_t most)
 {
-    if (r->kind->kind != TR_ALL_REDUCE || r->world == 1) return TR_OK;
+    bool reduces = r->kind->kind == TR_ALL_REDUCE;
+    if (r->world == 1 || !(reduces || r->kind->kind == TR_BROADCAST || r->kind->kind == TR_SEND)) return TR_OK;
     const char *local = getenv("LOCAL_WORLD_SIZE");
-    if (local && atoi(local) == r->world) return tr__probe_open(r->group, most, &r->probe);
-    return tr__stream_open(r->group, &r->stream);
+    bool one_host = local && atoi(local) == r->world;
+    if (one_host) return reduces ? tr__probe_open(r->group, most, &r->probe) : TR_OK;
+    tr_status status = tr__stream_open(r->group, &r->stream);
+    return status == TR_OK && reduces ? tr__ring_open(r->group, most, &r->ring) : status;
 }
 
 static tr_status prepare(collective_run *r)
@@ -288,6 +301,10 @@ static cJSON *size_object(const collective_run *r, int i)
         cJSON_AddNumberToObject(o, "limit_us", us[LIMIT]);
         cJSON_AddNumberToObject(o, "share_of_limit", us[LIMIT] / us[WARM]);
     }
+    if (wanted(r, RING)) {
+        cJSON_AddNumberToObject(o, "ring_us", us[RING]);
+        cJSON_AddNumberToObject(o, "share_of_ring", us[RING] / us[WARM]);
+    }
     if (wanted(r, PEER)) {
         cJSON_AddNumberToObject(o, "peer_us", us[PEER]);
         cJSON_AddNumberToObject(o, "ratio", us[PEER] / us[WARM]);
@@ -330,6 +347,7 @@ static int run_rank(collective_run *r)
     if (r->rank == 0) tr__peer_stop(&r->peer);
     tr__probe_close(r->probe);
     tr__stream_close(r->stream);
+    tr__ring_close(r->ring);
     int code = status != TR_OK ? failed(status) : r->rank == 0 ? report(r) : TR__EXIT_OK;
     if (status == TR_OK && tr_leave(r->group) != TR_OK) code = failed(TR_PEER);
     tr_shared_free(r->shared);

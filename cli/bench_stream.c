@@ -1,6 +1,6 @@
 /*
  * The limits beside what goes between hosts, on one bare TCP stream, as the system sets it up, between ranks 0 and 1. Beside
- * an all_reduce: how long it takes to move the bytes that a rank has to send, from rank 1 to rank 0, when nothing else moves
+ * a collective: how long it takes to move the bytes that a rank has to send, from rank 1 to rank 0, when nothing else moves
  * meanwhile, in either direction. Beside a call: as many bytes there and back, by two threads that block in recv().
  */
 #include "bench.h"
@@ -20,7 +20,7 @@
 enum { PIECE = 1 << 20, PATIENCE_S = 20 };
 
 struct tr__stream {
-    int rank, world, socket; /* -1: none, as of ranks beyond 1 */
+    int rank, socket; /* -1: none, as of ranks beyond 1 */
     char *piece;
     bool bounces; /* has a thread that gives back what comes */
     pthread_t bouncer;
@@ -81,7 +81,6 @@ tr_status tr__stream_open(tr_group *group, tr__stream **stream)
     if (!s) return TR_NO_MEMORY;
     *stream = s;
     s->rank = tr_rank(group);
-    s->world = tr_world_size(group);
     s->socket = -1;
     s->piece = calloc(1, PIECE);
     return s->piece ? connect_both(s, group) : TR_NO_MEMORY;
@@ -112,8 +111,7 @@ static bool move_all(const tr__stream *s, bool out, void *memory, int64_t bytes)
 /* Rank 0 asks for the bytes, so that its time has all of them in it. */
 bool tr__stream_run(const tr__stream *s, int64_t bytes)
 {
-    int64_t sent = 2 * bytes * (s->world - 1) / s->world;
-    return s->rank > 1 || (move(s, s->rank == 0, 1) && move(s, s->rank == 1, sent));
+    return s->rank > 1 || (move(s, s->rank == 0, 1) && move(s, s->rank == 1, bytes));
 }
 
 /* Until rank 0 closes the stream. */
