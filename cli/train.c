@@ -36,7 +36,10 @@ int tr__train_settings(tr__train *t, tr__setting settings[TR__SETTINGS_MOST])
         {"warmup", TR__SETTING_INTEGER, &t->warmup, true},
         {"lr", TR__SETTING_NUMBER, &t->lr, true},
         {"min-lr", TR__SETTING_NUMBER, &t->min_lr, true},
+        {"optimizer", TR__SETTING_TEXT, &t->optimizer, true},
+        {"momentum", TR__SETTING_NUMBER, &t->momentum, true},
         {"weight-decay", TR__SETTING_NUMBER, &t->weight_decay, true},
+        {"dtype", TR__SETTING_TEXT, &t->dtype, true},
         {"clip", TR__SETTING_NUMBER, &t->clip, true},
         {"seed", TR__SETTING_INTEGER, &t->seed, true},
         {"eval-every", TR__SETTING_INTEGER, &t->eval_every, false},
@@ -132,7 +135,13 @@ static void put_options(tr__train *t, tr__option *options)
         {"init", 0, "FILE", "weights to start from: safetensors or .npz, with Hugging Face's or torchvision's names",
          TR__TEXT(&t->init)},
         {"min-lr", 0, "X", "learning rate at the end of the cosine", TR__NUMBER(&t->min_lr, 0, 1000)},
+        {"optimizer", 0, "NAME", "instead of the model's usual one", TR__TEXT(&t->optimizer), .choices = tr__train_optimizers},
+        {"momentum", 0, "X", "SGD's, RMSprop's or LARS's (0.9; RMSprop: 0)", TR__NUMBER(&t->momentum, 0, 0.9999)},
         {"weight-decay", 0, "X", "the optimizer's", TR__NUMBER(&t->weight_decay, 0, 1000)},
+        {"dtype", 0, "NAME", "of products and activations; bf16: under autocast, the weights f32 (f32)", TR__TEXT(&t->dtype),
+         .choices = tr__train_dtypes},
+        {"recompute", 0, NULL, "compute the activations inside blocks again in backward, rather than keep them",
+         TR__FLAG(&t->recompute)},
         {"clip", 0, "X", "the most that the gradients' norm may be; 0: any", TR__NUMBER(&t->clip, 0, any)},
         {"seed", 0, "N", "for all that is random", TR__INTEGER(&t->seed, 0, many)},
         {"ranks", 'n', "N", "processes that share the work", TR__INTEGER(&t->ranks, 1, TR_LAUNCH_MAX_RANKS)},
@@ -242,7 +251,7 @@ int tr__cli_train(int argc, char **argv)
                "                                           a classifier, on MNIST, CIFAR-10 or a folder of pictures\n");
         return TR__EXIT_OK;
     }
-    tr__train t = {.seed = 1, .ranks = 1};
+    tr__train t = {.seed = 1, .ranks = 1, .dtype = "f32"};
     if (model && (tr__train_text_begin(&t, model) || tr__train_images_begin(&t, model))) {
         t.model = model;
         snprintf(t.command, sizeof t.command, "train %.20s", model);

@@ -53,17 +53,19 @@ struct tr__train {
     const char *data;
     const char *init; /* weights to start from; NULL: random ones */
     int batch, micro_batch, steps, warmup;
-    double lr, min_lr, weight_decay, clip;
+    double lr, min_lr, momentum, weight_decay, clip;
+    const char *optimizer, *dtype; /* optimizer NULL: not said yet */
     int seed;
     int eval_every, save_every;
     /* What holds for this run only. */
     int ranks, threads, stop_at, profile;
     const char *out, *json;
-    bool resume, plain;
+    bool resume, plain, recompute;
 
     const char *const *given;        /* the command's arguments */
     bool under_launcher, has_parent; /* RANK is set; by `trireme train` */
     int64_t started_ns;
+    bool own_optimizer;  /* another one than the model's usual */
     int64_t parameters;  /* of the model; from check or trainer on */
     char content[96];    /* tells the data: a resumed run must have the same */
     char begun_with[1200]; /* what --init has loaded; "": it was not given */
@@ -87,6 +89,18 @@ const char *tr__train_own(tr__train *train, char *text);
 /* A message; returns TR__EXIT_FAILED. */
 int tr__train_failed(const tr__train *train, const char *format, ...) __attribute__((format(printf, 2, 3)));
 double tr__zero_is_meant(double value); /* TR_ZERO for 0 */
+
+/* ---- How it is trained: train_method.c ---- */
+
+extern const char *const tr__train_optimizers[], *const tr__train_dtypes[]; /* the options' choices, NULL behind them */
+/* For a kind's fill_in: the optimizer, its learning rate, momentum and weight decay, where they were not given; lr goes with
+ * the usual optimizer. -1 when all is well, else the exit code, after a message. */
+int tr__train_method(tr__train *train, const char *usual, double lr);
+/* For a trainer's .optimizer, with the train as its user. */
+tr_optimizer *tr__train_make_optimizer(tr_tensor_list *parameters, void *train);
+tr_dtype tr__train_autocast(const tr__train *train);
+/* Marks the model's blocks where --recompute asks for it. */
+tr_status tr__train_recompute(const tr__train *train, tr_module *model);
 
 /* Each returns -1 when all is well, else the exit code, after a message. */
 int tr__train_restore(tr__train *train); /* options from the checkpoint in --out */

@@ -77,7 +77,7 @@ static const struct model {
 typedef struct images {
     const struct model *model;
     int epochs, size, workers;
-    double momentum, validation;
+    double validation;
     const char *augment, *batch_norm;
     tr__pictures pictures; /* training NULL: not read yet */
 } images;
@@ -89,7 +89,6 @@ static int settings(tr__train *t, tr__setting *out)
     images *m = t->own;
     const tr__setting own[] = {
         {"size", TR__SETTING_INTEGER, &m->size, true},
-        {"momentum", TR__SETTING_NUMBER, &m->momentum, true},
         {"validation", TR__SETTING_NUMBER, &m->validation, true},
         {"augment", TR__SETTING_TEXT, &m->augment, true},
         {"batch-norm", TR__SETTING_TEXT, &m->batch_norm, true},
@@ -122,7 +121,6 @@ static int options(tr__train *t, tr__option *out)
          TR__INTEGER(&t->micro_batch, 1, 1000000)},
         {"lr", 0, "X", "learning rate after the warm-up (0.05; lenet and vit_nano 0.02, vgg and other vit 0.01)",
          TR__NUMBER(&t->lr, 1e-12, 1000)},
-        {"momentum", 0, "X", "SGD's (0.9)", TR__NUMBER(&m->momentum, 0, 0.9999)},
         {"warmup", 0, "N", "steps of warm-up (none)", TR__INTEGER(&t->warmup, 0, many)},
     };
     memcpy(out, own, sizeof own);
@@ -133,7 +131,10 @@ static int fill_in(tr__train *t)
 {
     images *m = t->own;
     if (!t->batch) t->batch = m->model->batch;
-    if (t->lr == 0) t->lr = m->model->lr;
+    int code = tr__train_method(t, "sgd", m->model->lr);
+    if (code >= 0) return code;
+    if (t->recompute && (!strcmp(t->model, "lenet") || !strncmp(t->model, "vgg", 3)))
+        return tr__train_failed(t, "--recompute: %s has no blocks, whose inputs alone could be kept", t->model);
     if (m->epochs && tr__train_given(t, "steps")) {
         tr__complain(t->command, "--epochs and --steps say the same: give one of them");
         return TR__EXIT_USAGE;
@@ -241,12 +242,14 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     status = build(t, !resume, &model);
     if (status != TR_OK) return status;
     if (group && strcmp(m->batch_norm, "group") == 0) status = tr_sync_batch_norm(model, group);
+    if (status == TR_OK) status = tr__train_recompute(t, model);
     if (status != TR_OK) return status;
     t->parameters = count_parameters(model);
     *out = tr_classifier_trainer(
         model, m->pictures.training, .validation = m->pictures.validation, .group = group, .batch = t->batch,
         .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr, .min_lr = t->min_lr,
-        .momentum = tr__zero_is_meant(m->momentum), .weight_decay = tr__zero_is_meant(t->weight_decay), .clip = t->clip,
+        .momentum = tr__zero_is_meant(t->momentum), .weight_decay = tr__zero_is_meant(t->weight_decay), .clip = t->clip,
+        .autocast = tr__train_autocast(t), .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
         .seed = (uint64_t)t->seed, .workers = m->workers, .resume = resume);
     return tr_status_of(*out);
 }
@@ -268,7 +271,7 @@ static void report(const tr__train *t, cJSON *object)
     cJSON_AddNumberToObject(object, "size", m->pictures.preparations[0].size);
     cJSON_AddNumberToObject(object, "samples", (double)tr_dataset_count(m->pictures.training));
     cJSON_AddNumberToObject(object, "validation_samples", (double)tr_dataset_count(m->pictures.validation));
-    cJSON_AddNumberToObject(object, "momentum", m->momentum);
+    cJSON_AddNumberToObject(object, "momentum", t->momentum);
 }
 
 static const tr__train_kind kind = {
@@ -294,7 +297,6 @@ bool tr__train_images_begin(tr__train *t, const char *model)
         if (strcmp(model, models[i].name) != 0) continue;
         own = (images){.model = &models[i],
                        .workers = 1,
-                       .momentum = 0.9,
                        .validation = 0.1,
                        .augment = "none",
                        .batch_norm = "rank"};

@@ -62,6 +62,7 @@ static void fill(arguments *a, tr__train *t)
     if (t->json) add_option(a, "json", t->json);
     if (t->resume) add_option(a, "resume", NULL);
     if (t->plain) add_option(a, "plain", NULL);
+    if (t->recompute) add_option(a, "recompute", NULL);
 }
 
 int tr__train_launch(tr__train *t)

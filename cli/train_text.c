@@ -103,8 +103,8 @@ static int fill_in(tr__train *t)
     or_default(&t->batch, p->batch);
     or_default(&t->steps, p->steps);
     or_default(&t->save_every, p->save_every);
-    if (t->resume) return -1; /* the checkpoint has said the rest */
-    if (!tr__train_given(t, "lr")) t->lr = p->lr;
+    int code = tr__train_method(t, "adamw", p->lr);
+    if (code >= 0 || t->resume) return code; /* the checkpoint has said the rest */
     if (!tr__train_given(t, "min-lr")) t->min_lr = t->lr / 10;
     if (!tr__train_given(t, "warmup")) t->warmup = p->warmup < t->steps / 10 ? p->warmup : t->steps / 10;
     return -1;
@@ -254,6 +254,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     tr_module *model;
     tr_status status = read_tokenizer(t);
     if (status == TR_OK) status = make_model(t, !resume, &model);
+    if (status == TR_OK) status = tr__train_recompute(t, model);
     if (status != TR_OK) return status;
     tr__language_size size = size_of(t);
     t->parameters = m->language->parameters(&size);
@@ -261,7 +262,8 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     *out = tr_trainer(model, m->text, .group = group, .context = m->context, .batch = t->batch,
                       .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
                       .min_lr = tr__zero_is_meant(t->min_lr), .weight_decay = tr__zero_is_meant(t->weight_decay),
-                      .clip = tr__zero_is_meant(t->clip), .seed = (uint64_t)t->seed,
+                      .clip = tr__zero_is_meant(t->clip), .seed = (uint64_t)t->seed, .autocast = tr__train_autocast(t),
+                      .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
                       .masking = m->language->masking ? &m->masking : NULL, .resume = resume);
     return tr_status_of(*out);
 }

@@ -261,6 +261,8 @@ TR_API bool tr_module_training(const tr_module *module);
  * The same parameter may be added in several places: it is then shared (tied). A child named "" adds nothing to the
  * paths. */
 TR_API tr_module *tr_module_add(tr_module *parent, const char *name, tr_module *child);
+/* The module at a path such as "h.0.attn", the module's own object; NULL when there is none. */
+TR_API tr_module *tr_module_find(tr_module *module, const char *path);
 TR_API tr_tensor *tr_module_parameter(tr_module *module, const char *name, tr_tensor *parameter);
 TR_API tr_tensor *tr_module_buffer(tr_module *module, const char *name, tr_tensor *buffer);
 /* How functions of a program's own fail: `return tr_tensor_fail(TR_SHAPE, "…", …)` in a forward, the other where a

@@ -143,6 +143,9 @@ TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *optio
 /* A model, its optimizer under a cosine schedule with warm-up, what it learns from and the ranks that share the work. */
 typedef struct tr_trainer tr_trainer;
 
+/* Makes the optimizer of a trainer: of the model's parameters, where they lie in the end. The schedule sets its lr. */
+typedef tr_optimizer *(*tr_optimizer_maker)(tr_tensor_list *parameters, void *user);
+
 /* A language model on a text, by AdamW. */
 
 typedef struct tr_trainer_options {
@@ -163,6 +166,9 @@ typedef struct tr_trainer_options {
     int64_t validation_windows; /* the most that a validation looks at; 0: 2,048 */
     const tr_masking *masking;  /* a masked language model, as BERT; NULL: the next token is to be said. Copied */
     const char *resume;         /* a folder of checkpoints, or one: training goes on from there. Read by rank 0 only */
+    tr_dtype autocast;          /* TR_BF16: forward runs under it, parameters and optimizer stay f32; 0: as the model is */
+    tr_optimizer_maker optimizer; /* NULL: AdamW, with beta1, beta2 and weight_decay */
+    void *user;                 /* for optimizer */
 } tr_trainer_options;
 #define tr_trainer(...) TR__NEW2(tr_trainer, model, text, __VA_ARGS__)
 TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);
@@ -186,7 +192,10 @@ typedef struct tr_classifier_trainer_options {
     double clip;                /* the most that the gradients' norm may be; 0: any */
     uint64_t seed;              /* for the order, for each sample's random numbers, and dropout */
     int workers;                /* threads that make batches ahead; 0: 1 */
-    const char *resume;         /* as tr_trainer's */
+    const char *resume;         /* as tr_trainer's, and the next three */
+    tr_dtype autocast;
+    tr_optimizer_maker optimizer; /* NULL: SGD, with momentum and weight_decay */
+    void *user;
 } tr_classifier_trainer_options;
 #define tr_classifier_trainer(...) TR__NEW2(tr_classifier_trainer, model, set, __VA_ARGS__)
 TR_API tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *options);

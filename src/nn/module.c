@@ -139,6 +139,29 @@ tr_module *tr_module_add(tr_module *parent, const char *name, tr_module *child)
     return tr__object_failed(&tr__module_type);
 }
 
+/* What is wrapped counts as the wrapper's. */
+static tr_module *child_of(const tr_module *module, const char *name, size_t length)
+{
+    tr_module *found = NULL;
+    for (int i = 0; i < module->count && !found; i++) {
+        const tr__member *m = &module->members[i];
+        if (m->kind != TR__CHILD) continue;
+        if (!*m->name) found = child_of(m->child, name, length);
+        else if (strlen(m->name) == length && memcmp(m->name, name, length) == 0) found = m->child;
+    }
+    return found;
+}
+
+tr_module *tr_module_find(tr_module *module, const char *path)
+{
+    while (module && *path) {
+        size_t length = strcspn(path, ".");
+        module = child_of(module, path, length);
+        path += length + (path[length] == '.');
+    }
+    return module;
+}
+
 static tr_status add_tensor(tr_module *module, const char *name, tr_tensor *tensor, bool parameter)
 {
     TR__TRY(tr_status_of(tensor));

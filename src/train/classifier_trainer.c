@@ -118,6 +118,9 @@ tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *o)
         .clip = o->clip,
         .seed = o->seed,
         .resume = o->resume,
+        .autocast = o->autocast,
+        .optimizer = o->optimizer,
+        .user = o->user,
     };
     tr_trainer *t = tr__trainer_new(&classifier_task, &plan, sizeof(classifier_work));
     if (tr_status_of(t) != TR_OK) return t;

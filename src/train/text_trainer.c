@@ -122,6 +122,9 @@ tr_trainer *tr_trainer_with(const tr_trainer_options *o)
         .clip = tr__number_or_default(o->clip, 1),
         .seed = o->seed,
         .resume = o->resume,
+        .autocast = o->autocast,
+        .optimizer = o->optimizer,
+        .user = o->user,
     };
     tr_trainer *t = tr__trainer_new(&text_task, &plan, sizeof(text_work));
     if (tr_status_of(t) != TR_OK) return t;

@@ -84,7 +84,7 @@ tr_status tr__trainer_set_up(tr_trainer *t)
     tr_tensor_list *state = NULL;
     if (p->resume) TR__TRY(tr__trainer_resume_model(t, &state));
     t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group) : p->model);
-    t->optimizer = tr_keep(t->task->optimizer(t));
+    t->optimizer = tr_keep(p->optimizer ? p->optimizer(tr_parameters(p->model), p->user) : t->task->optimizer(t));
     TR__TRY(tr_status_of(t->net));
     TR__TRY(tr_status_of(t->optimizer));
     return p->resume ? tr__trainer_resume_state(t, state) : TR_OK;
@@ -97,6 +97,12 @@ int64_t tr_trainer_steps(const tr_trainer *t)
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
 
+static tr_tensor *loss_of(const tr_trainer *t, tr_tensor *x, tr_tensor *y)
+{
+    TR_AUTOCAST(t->plan.autocast);
+    return tr_cross_entropy(tr_forward(t->net, x), y);
+}
+
 /* Forward and backward of n samples from this rank's sample `at` on. Adds their part of the batch's loss to *loss. */
 static tr_status learn(tr_trainer *t, int64_t at, int64_t n, double *loss)
 {
@@ -105,7 +111,7 @@ static tr_status learn(tr_trainer *t, int64_t at, int64_t n, double *loss)
     tr_tensor *x, *y; /* [n, …] */
     TR__TRY(t->task->batch(t, at, n, &x, &y));
     TR__TRY(tr_seed(t->net, p->seed, .step = (uint64_t)t->step, .first_sample = (uint64_t)(t->first + at)));
-    tr_tensor *mean = tr_cross_entropy(tr_forward(t->net, x), y);
+    tr_tensor *mean = loss_of(t, x, y);
     double part = (double)n / (double)p->batch, scale = part * t->world_size;
     tr_tensor *root = scale == 1 ? mean : tr_affine(mean, scale, 0);
     TR__TRY(tr_status_of(root));
@@ -165,6 +171,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 tr_status tr_trainer_validate(tr_trainer *t, tr_score *score)
 {
     TR__TRY(tr_status_of(t));
+    TR_AUTOCAST(t->plan.autocast);
     TR__TRY(t->task->validate(t, score));
     if (isnan(score->loss)) return TR_OK;
     t->validation_loss = score->loss;

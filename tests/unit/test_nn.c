@@ -77,6 +77,23 @@ static void test_a_wrapper_adds_nothing_to_paths(void **state)
     assert_string_equal(tr_list_name(b, 3), "1.bias");
 }
 
+static void test_modules_are_found_by_their_paths(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *gpt = tr_gpt(.vocab = 8, .context = 4, .layers = 2, .heads = 1, .dim = 4);
+    tr_module *wrapper = tr_module_add(tr_module_new("wrapper", 0, NULL), "", gpt);
+    TR_CHECK(tr_status_of(wrapper));
+    assert_ptr_equal(tr_module_find(gpt, ""), gpt);
+    assert_string_equal(tr_module_name(tr_module_find(gpt, "h.1")), "block");
+    assert_ptr_not_equal(tr_module_find(gpt, "h.1"), tr_module_find(gpt, "h.0"));
+    assert_non_null(tr_module_find(gpt, "h.1.mlp.c_fc"));
+    assert_ptr_equal(tr_module_find(wrapper, "ln_f"), tr_module_find(gpt, "ln_f"));
+    assert_null(tr_module_find(gpt, "h.2"));
+    assert_null(tr_module_find(gpt, "h.1.mlp.c_fc.weight")); /* a parameter */
+    assert_null(tr_module_find(gpt, "ln"));
+}
+
 static void test_a_module_outlives_its_scope_when_kept(void **state)
 {
     (void)state;
@@ -465,6 +482,7 @@ int main(void)
         cmocka_unit_test(test_moving_keeps_the_tensors),
         cmocka_unit_test(test_paths_in_the_order_of_adding),
         cmocka_unit_test(test_a_wrapper_adds_nothing_to_paths),
+        cmocka_unit_test(test_modules_are_found_by_their_paths),
         cmocka_unit_test(test_a_module_outlives_its_scope_when_kept),
         cmocka_unit_test(test_what_cannot_be_added),
         cmocka_unit_test(test_errors_tell_the_way),
