@@ -52,6 +52,8 @@ kill_one() {
     grep -q -i -e 'killed' -e "rank 1 (pid $victim) died" "$work/out" || fail "the cause is not named"
 }
 
+OMPI_CC=$(sed -n 's/^CMAKE_C_COMPILER:.*=//p' "$BUILD/CMakeCache.txt") # the wrappers' compiler: sanitizers do not mix
+export OMPI_CC MPICH_CC="$OMPI_CC"
 own=$(sed -n 's/^MPI_mpi_LIBRARY:.*=.*/openmpi/p; s/^MPI_mpich_LIBRARY:.*=.*/mpich/p' "$BUILD/CMakeCache.txt" | tail -n 1)
 [ -n "$own" ] || { echo "this build has no MPI; scripts/deps --ci installs two"; exit 77; }
 

@@ -338,9 +338,12 @@ static void multiply_panel(const block *k, int64_t i, int64_t rows, float *packe
         t.b = (const float *)k->p->b.data + k->at->b + k->row * t.b_k + k->column;
     }
     read_left(k, i, rows, packed, &t);
-    t.c = k->c + i * k->width;
-    t.c_row = k->width;
-    if (k->c_in_place) write_in_place(k, i, &t);
+    if (k->c_in_place) {
+        write_in_place(k, i, &t);
+    } else {
+        t.c = k->c + i * k->width;
+        t.c_row = k->width;
+    }
     for (int64_t j = 0; j < tiles; j++) {
         int64_t vectors = (k->columns - j * TILE_COLUMNS + WIDTH - 1) / WIDTH;
         fetch_left(k, i, j, tiles);
