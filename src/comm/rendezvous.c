@@ -2,9 +2,12 @@
 
 #include "base/clock.h"
 #include "base/object.h"
+#include "comm/record.h"
 #include "comm/store.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +23,7 @@ enum {
     AT_ONCE = 4096, /* cards in one request: 3 MiB */
     LOOK_FIRST_MS = 100,
     LOOK_MOST_MS = 5000,
+    HEED_MS = 250,
 };
 
 tr_status tr__random_text(char *text, size_t bytes)
@@ -74,6 +78,15 @@ tr_status tr__card_read(const char *text, tr__card *card)
     if (fields != 12 || strlen(card->cookie) != TR__COOKIE_TEXT - 1)
         return tr__fail(TR_FORMAT, "'%.40s' is no card of a rank", text);
     return TR_OK;
+}
+
+/* One that nobody has reaped yet still has its number. */
+static bool has_ended(const tr__card *card, const tr__card *mine)
+{
+    bool visible = card->pid_space == mine->pid_space && mine->pid_space && strcmp(card->machine, mine->machine) == 0;
+    if (!visible) return false;
+    if (kill((pid_t)card->pid, 0) != 0) return errno == ESRCH;
+    return tr__process_of(card->pid).state == 'X' && tr__process_of(mine->pid).state != 'X';
 }
 
 /* ---- Claims ------------------------------------------------------------------------------------------------------ */
@@ -232,21 +245,88 @@ static tr_status gather_cards(tr__rendezvous *r, search *s, int from, int count,
 /* Who has never come; or, when all have and some are gone again, those. */
 static tr_status say_missing(const tr__rendezvous *r, search *s)
 {
-    enum { NAMED = 8 };
+    char list[TR__RANKS_TEXT];
     int missing = 0;
-    char list[NAMED * 12] = "", more[32] = "";
     for (int i = 0; i < s->count; i++) missing += !s->gone[s->ranks[i]];
     bool all = missing == 0;
-    if (all) missing = s->count;
-    size_t used = 0;
-    for (int i = 0, named = 0; i < s->count && named < NAMED; i++) {
-        if (!all && s->gone[s->ranks[i]]) continue;
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", named++ ? ", " : "", s->ranks[i]);
-    }
-    if (missing > NAMED) snprintf(more, sizeof more, " and %d more", missing - NAMED);
-    return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s %s%s did not join within %g s", r->member->group,
-        r->member->world_size, missing == 1 ? "rank" : "ranks", list, more, r->member->timeout_ms / 1000.0);
+    missing = 0;
+    for (int i = 0; i < s->count; i++)
+        if (all || !s->gone[s->ranks[i]]) s->ranks[missing++] = s->ranks[i];
+    return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s did not join within %g s", r->member->group,
+        r->member->world_size, tr__ranks_text(s->ranks, missing, missing, list), r->member->timeout_ms / 1000.0);
 }
+
+/* ---- Deaths ------------------------------------------------------------------------------------------------------ */
+
+tr_status tr__rendezvous_died(const tr__rendezvous *r, const tr__card *card)
+{
+    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", r->member->group, card->rank, card->pid);
+}
+
+static char *death_key(const tr__rendezvous *r, char key[KEY])
+{
+    snprintf(key, KEY, "group/%s/died/%ld", r->member->group, r->generation);
+    return key;
+}
+
+/* The value of a key as it is now, to be freed; NULL: there is none, or the store does not answer. */
+static char *peek(const tr__rendezvous *r, const char *key)
+{
+    tr__error *latest = tr__error_take();
+    tr__store_value value = {0};
+    tr_status asked = tr__store_gather(r->member->store, &key, 1, 0, &value);
+    (void)asked;
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
+    return value.data;
+}
+
+bool tr__rendezvous_is_dead(const tr__rendezvous *r, const tr__card *cards, int rank)
+{
+    char key[KEY];
+    if (!has_ended(&cards[rank], &cards[r->member->rank])) return false;
+    char *card = peek(r, card_key(r, rank, key));
+    bool hangs = !card || strstr(card, cards[rank].cookie);
+    free(card);
+    return hangs;
+}
+
+/* In place of what an earlier try to join may have left there. */
+void tr__rendezvous_tell_death(tr__rendezvous *r, const tr__card *dead)
+{
+    tr__error *latest = tr__error_take(); /* without the store they find out at the deadline */
+    char key[KEY], text[16 + TR__COOKIE_TEXT];
+    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", dead->rank, dead->cookie), bytes;
+    void *held = NULL, *now = NULL;
+    tr_status told = tr__store_compare_set(r->member->store, death_key(r, key), NULL, 0, text, length, WITHDRAW_MS, &held,
+        &bytes);
+    if (told == TR_OK && held && strcmp(held, text) != 0)
+        told = tr__store_compare_set(r->member->store, key, held, bytes, text, length, WITHDRAW_MS, &now, &bytes);
+    (void)told;
+    free(held);
+    free(now);
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
+}
+
+/* Is its card still there, and not that of one which has come again since? */
+tr_status tr__rendezvous_heed(tr__rendezvous *r)
+{
+    int64_t now = tr__now_ns();
+    if (now - r->heeded < HEED_MS * (int64_t)1000000) return TR_OK;
+    r->heeded = now;
+    char key[KEY], cookie[TR__COOKIE_TEXT];
+    int rank;
+    tr__card card;
+    char *told = peek(r, death_key(r, key)), *text = NULL;
+    if (told && sscanf(told, "%d %32s", &rank, cookie) == 2) text = peek(r, card_key(r, rank, key));
+    bool dead = text && strstr(text, cookie) && tr__card_read(text, &card) == TR_OK;
+    free(told);
+    free(text);
+    return dead ? tr__rendezvous_died(r, &card) : TR_OK;
+}
+
+/* ---- Waiting for cards ------------------------------------------------------------------------------------------- */
 
 /* Until all have come: looks at what is there at growing intervals, to find a card that cannot go together with ours
  * and to let be seen who is waited for. */
@@ -259,6 +339,7 @@ static tr_status find_cards(tr__rendezvous *r, search *s, tr__card *cards)
         for (int from = 0; from < asked; from += AT_ONCE)
             TR__TRY(gather_cards(r, s, from, asked - from < AT_ONCE ? asked - from : AT_ONCE, now_ms, cards));
         if (s->count == 0) return TR_OK;
+        TR__TRY(tr__rendezvous_heed(r));
         if (left <= 0) return say_missing(r, s);
         tr__recorder_waits_for(r->member->recorder, s->ranks, s->count);
         if (s->gone[s->ranks[0]]) nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL); /* there is nothing to wait on */

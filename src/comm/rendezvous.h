@@ -4,6 +4,7 @@
  *
  *   rank/3     who holds rank 3: the generation, "joined" or "left", a random word, process and host
  *   card/1/3   rank 3's card in generation 1
+ *   died/1     the rank and the cookie of one that died while the others were meeting
  *
  * Generations count how often a rank has joined: a group that was left can be joined again on the same store, and
  * nobody mistakes an old card for a new one.
@@ -35,6 +36,7 @@ typedef struct tr__rendezvous {
     char claim[256];  /* as in the store; empty: none */
     char card[768];   /* the same */
     long generation;
+    int64_t heeded;   /* when we last asked whether a rank has died */
 } tr__rendezvous;
 
 /* Random hexadecimal digits, bytes - 1 of them and a NUL. */
@@ -53,6 +55,15 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine);
 tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards);
 /* The card of one rank, into its place among those of all. */
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *cards);
+/* Can be seen from here that the rank died? Who only gave up and ended has taken its card down. */
+bool tr__rendezvous_is_dead(const tr__rendezvous *r, const tr__card *cards, int rank);
+/* Lets those know who cannot see for themselves that a rank died: on other hosts they would wait for it in vain, or find
+ * that those have gone who knew. */
+void tr__rendezvous_tell_death(tr__rendezvous *r, const tr__card *dead);
+/* While we wait for others: fails when one of the group is said to have died. The store is asked now and then. */
+tr_status tr__rendezvous_heed(tr__rendezvous *r);
+/* The failure for a rank that died. */
+tr_status tr__rendezvous_died(const tr__rendezvous *r, const tr__card *card);
 /* Gives the rank's number back. `joined` says how the join went: one that failed does not count as a generation. */
 void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined);
 

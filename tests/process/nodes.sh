@@ -134,7 +134,7 @@ refuses 'a .node_rank of 2 is not in 0 … 1' --nnodes 2 --node-rank 2 --rendezv
 refuses "meet at a .rendezvous of host:port, not at 'nowhere'" --nnodes 2 --rendezvous nowhere
 refuses ".nodes says how many" --rendezvous $at
 refuses 'node 0 of 3 at 127.0.0.1:' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
-refuses 'ranks 1, 2 did not join within 0.5 s' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
+refuses 'ranks 1 and 2 did not join within 0.5 s' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
 refuses "tried for 0.5 s" --nnodes 2 --node-rank 1 --rendezvous $at --rendezvous-timeout 0.5
 chmod 644 secret
 refuses 'others may read the secret' --nnodes 2 --rendezvous $at --token-file secret

@@ -165,7 +165,7 @@ static void a_wrong_token(void **state)
     m.token[2] = NULL;
     m.timeout_ms = 700;
     hold(&m);
-    fails(&m, 0, TR_TIMEOUT, "of 3 ranks, ranks 1, 2 did not join within 0.7 s");
+    fails(&m, 0, TR_TIMEOUT, "of 3 ranks, ranks 1 and 2 did not join within 0.7 s");
     fails(&m, 1, TR_AUTH, "refused this job's token");
     fails(&m, 2, TR_AUTH, "wants a token");
     assert_true(m.ns[1] < 1000000000 && m.ns[2] < 1000000000);

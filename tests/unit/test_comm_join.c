@@ -65,12 +65,12 @@ static void missing_ranks_are_named(void **state)
     TR_SCOPE;
     tr_store *store = tr_store_memory();
     FAILS(TR_TIMEOUT, tr_status_of(tr_join(.store = store, .rank = 1, .world_size = 3, .timeout_ms = 50)),
-        "of 3 ranks, ranks 0, 2 did not join");
+        "of 3 ranks, ranks 0 and 2 did not join");
     FAILS(TR_TIMEOUT, tr_status_of(tr_join(.store = store, .rank = 1, .world_size = 2, .timeout_ms = 50)),
         "of 2 ranks, rank 0 did not join");
     FAILS(TR_TIMEOUT,
           tr_status_of(tr_join(.store = store, .rank = 0, .world_size = 100, .timeout_ms = 50, .name = "x")),
-          "1, 2, 3, 4, 5, 6, 7, 8 and 91 more");
+          "1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 89 more");
     run_on(store, 2, join_again, NULL); /* a try that failed leaves the number free */
 }
 

@@ -133,6 +133,20 @@ static tr_status connect(native *n, tr__card *cards)
     return status;
 }
 
+/* Before our own connections close, which others may be looking at. */
+static void tell_of_death(native *n, const tr__card *cards)
+{
+    int dead = -1;
+    for (int rank = 0; rank < n->member.world_size && dead < 0; rank++)
+        if (cards[rank].pid && tr__rendezvous_is_dead(&n->meeting, cards, rank)) dead = rank;
+    if (dead < 0 && n->tcp) {
+        pthread_mutex_lock(&n->tcp->lock);
+        dead = n->tcp->dead;
+        pthread_mutex_unlock(&n->tcp->lock);
+    }
+    if (dead >= 0) tr__rendezvous_tell_death(&n->meeting, &cards[dead]);
+}
+
 static tr_status meet(native *n, tr__card *cards)
 {
     tr__card *mine = &cards[n->member.rank];
@@ -143,7 +157,9 @@ static tr_status meet(native *n, tr__card *cards)
     TR__TRY(open_doors(n, mine));
     TR__TRY(tr__rendezvous_publish(&n->meeting, mine));
     TR__TRY(tr__rendezvous_read_all(&n->meeting, cards));
-    return connect(n, cards);
+    tr_status status = connect(n, cards);
+    if (status == TR_PEER) tell_of_death(n, cards);
+    return status;
 }
 
 /* Who leaves a broken group may have heard so from one transport while its monitor is still about to tell the other, whose

@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <openssl/crypto.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -74,18 +73,17 @@ static tr__card *card_of(const joining *j, int place)
     return &j->cards[j->t->peers[place].rank];
 }
 
-static tr_status send_hello(joining *j, int rank, int socket)
+/* False when nobody takes it. */
+static bool send_hello(joining *j, int rank, int socket)
 {
     tr__shm *t = j->t;
     tr__segment control;
-    if (!tr__segment_find(t->control, 1, &control)) return tr__fail(TR_INTERNAL, "the control segment is gone");
+    if (!tr__segment_find(t->control, 1, &control)) return false;
     tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = t->rank, .id = control.id,
         .bytes = control.bytes};
     memcpy(hello.cookie, card_of(j, rank)->cookie, sizeof hello.cookie);
     memcpy(hello.text, card_of(j, t->rank)->address, sizeof card_of(j, t->rank)->address);
-    if (tr__shm_send(socket, &hello, control.fd) >= 0) return TR_OK;
-    return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", t->group,
-        t->peers[rank].rank);
+    return tr__shm_send(socket, &hello, control.fd) >= 0;
 }
 
 static bool same_user(int socket, long *pid)
@@ -127,21 +125,28 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
 
 /* ---- Going out --------------------------------------------------------------------------------------------------- */
 
-static bool is_dead(const joining *j, int rank)
-{
-    const tr__card *card = card_of(j, rank), *mine = card_of(j, j->t->rank);
-    if (card->pid_space != mine->pid_space || !mine->pid_space) return false; /* its number means nothing here */
-    return kill((pid_t)card->pid, 0) != 0 && errno == ESRCH;
-}
-
 static tr_status check_alive(const joining *j, int rank)
 {
-    if (is_dead(j, rank))
-        return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", j->t->group,
-            j->t->peers[rank].rank, card_of(j, rank)->pid);
+    if (tr__rendezvous_is_dead(j->meeting, j->cards, j->t->peers[rank].rank))
+        return tr__rendezvous_died(j->meeting, card_of(j, rank));
     if (tr__now_ns() < j->meeting->deadline) return TR_OK;
     return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %g s", j->t->group,
                     j->t->peers[rank].rank, card_of(j, rank)->pid, j->meeting->member->timeout_ms / 1000.0);
+}
+
+/* A rank has closed the connection. One that dies does so a moment before it is seen to be dead; one that has found
+ * another dead says so first. */
+static tr_status hung_up(joining *j, int rank)
+{
+    enum { TRIES = 20, PAUSE_NS = 5000000 };
+    for (int i = 0; i < TRIES; i++) {
+        TR__TRY(check_alive(j, rank));
+        j->meeting->heeded = 0; /* now */
+        TR__TRY(tr__rendezvous_heed(j->meeting));
+        nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    }
+    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) closed the connection while joining", j->t->group,
+        j->t->peers[rank].rank, card_of(j, rank)->pid);
 }
 
 /* A refused connection is a card of an earlier try to join: a new one will follow. */
@@ -155,7 +160,7 @@ static tr_status call_rank(joining *j, int rank)
             j->t->peers[rank].rank);
         if (connect(socket, (struct sockaddr *)&address, length) == 0) {
             j->t->peers[rank].socket = socket;
-            return send_hello(j, rank, socket);
+            return send_hello(j, rank, socket) ? TR_OK : hung_up(j, rank);
         }
         int error = errno;
         close(socket);
@@ -178,8 +183,7 @@ static tr_status hear_answer(joining *j, int rank)
     if (got < 0 && (errno == EAGAIN || errno == ECONNRESET)) return TR_OK;
     if (is_welcome(j, socket, got, &hello, &pid) && hello.rank == rank) return greet(j, rank, socket, pid, &hello, fd);
     if (fd >= 0) close(fd);
-    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) closed the connection while joining", j->t->group,
-        j->t->peers[rank].rank, card_of(j, rank)->pid);
+    return hung_up(j, rank);
 }
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
@@ -221,7 +225,7 @@ static tr_status hear_visitor(joining *j, int index)
     /* A visitor with another address has hung up a new card since we read the old one. */
     if (strcmp(card_of(j, hello.rank)->address, hello.text) != 0)
         TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, j->cards));
-    return send_hello(j, hello.rank, socket);
+    return send_hello(j, hello.rank, socket) ? TR_OK : hung_up(j, hello.rank);
 }
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */
@@ -239,7 +243,7 @@ static tr_status hear_all(joining *j)
     if (poll(j->fds, (nfds_t)(1 + world + visitors), LOOK_MS) <= 0) {
         for (int rank = 0; rank < world; rank++)
             if (!t->peers[rank].control) TR__TRY(check_alive(j, rank));
-        return TR_OK;
+        return tr__rendezvous_heed(j->meeting);
     }
     for (int rank = 0; rank < world; rank++)
         if (j->fds[1 + rank].revents) TR__TRY(hear_answer(j, rank));

@@ -128,7 +128,7 @@ tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transp
     t->world_size = member->world_size;
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
-    t->watch = t->kick = t->door.socket = -1;
+    t->watch = t->kick = t->door.socket = t->dead = -1;
     pthread_mutex_init(&t->lock, NULL);
     tr__condition_init(&t->changed);
     pthread_mutex_init(&t->link, NULL);

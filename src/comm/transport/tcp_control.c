@@ -127,6 +127,7 @@ static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
     pthread_mutex_lock(&t->lock);
     epoll_ctl(t->watch, EPOLL_CTL_DEL, peer->wires[TR__TCP_CONTROL_LANE].socket, NULL);
     tr__wire_close(&peer->wires[TR__TCP_CONTROL_LANE]);
+    if (!peer->left && !tr__failure_there(&t->failure)) t->dead = peer->rank;
     pthread_mutex_unlock(&t->lock);
     const tr__carried *carried = atomic_load(&t->carried);
     if (carried) carried->gone(carried->user, peer->rank, peer->left);

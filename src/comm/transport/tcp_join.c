@@ -7,6 +7,7 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/record.h"
 #include "comm/store.h"
 #include "comm/transport/tcp.h"
 
@@ -16,7 +17,6 @@
 #include <netinet/in.h>
 #include <openssl/crypto.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,21 +222,35 @@ static void drop(contact *c)
 
 /* ---- Going out --------------------------------------------------------------------------------------------------- */
 
-static bool is_dead(const joining *j, int rank)
+/* Connections to a rank are missing. */
+static bool is_missing(const joining *j, int rank)
 {
-    const tr__card *card = &j->cards[rank], *mine = &j->cards[j->t->rank];
-    bool visible = card->pid_space == mine->pid_space && mine->pid_space && strcmp(card->machine, mine->machine) == 0;
-    return visible && kill((pid_t)card->pid, 0) != 0 && errno == ESRCH;
+    bool missing = false;
+    for (int lane = 0; lane < TR__TCP_LANES && rank != j->t->rank; lane++)
+        missing |= j->t->peers[rank].wires[lane].socket < 0;
+    return missing;
+}
+
+/* All that we wait for: on a host that stands still those wait, too, who would have come. */
+static tr_status too_late(const joining *j)
+{
+    int *missing = malloc((size_t)j->t->world_size * sizeof *missing), count = 0;
+    char list[TR__RANKS_TEXT];
+    if (!missing) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", j->t->group, j->t->world_size);
+    for (int rank = 0; rank < j->t->world_size; rank++)
+        if (is_missing(j, rank)) missing[count++] = rank;
+    const tr__card *first = &j->cards[count ? missing[0] : j->t->rank];
+    tr__ranks_text(missing, count, count, list);
+    free(missing);
+    return tr__fail(TR_TIMEOUT, "group '%s': %s (%spid %ld on host %s, at %s) did not come to the meeting within %g s",
+        j->t->group, list, count > 1 ? "the first: " : "", first->pid, first->host, first->tcp_address,
+        j->meeting->member->timeout_ms / 1000.0);
 }
 
 static tr_status check_alive(const joining *j, int rank)
 {
-    const tr__card *card = &j->cards[rank];
-    if (is_dead(j, rank))
-        return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", j->t->group, rank, card->pid);
-    if (tr__now_ns() < j->meeting->deadline) return TR_OK;
-    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld on host %s, at %s) did not come to the meeting within "
-        "%g s", j->t->group, rank, card->pid, card->host, card->tcp_address, j->meeting->member->timeout_ms / 1000.0);
+    if (tr__rendezvous_is_dead(j->meeting, j->cards, rank)) return tr__rendezvous_died(j->meeting, &j->cards[rank]);
+    return tr__now_ns() < j->meeting->deadline ? TR_OK : too_late(j);
 }
 
 static tr_status cannot_reach(const joining *j, int rank, int error)
@@ -254,7 +268,8 @@ static tr_status again(joining *j, contact *c)
     c->stage = IDLE;
     c->retry = tr__now_ns() + RETRY_MS * (int64_t)1000000;
     TR__TRY(check_alive(j, c->rank));
-    return tr__rendezvous_read(j->meeting, c->rank, j->cards);
+    tr_status status = tr__rendezvous_read(j->meeting, c->rank, j->cards);
+    return status == TR_TIMEOUT ? too_late(j) : status;
 }
 
 static bool passes(int error)
@@ -367,9 +382,10 @@ static tr_status call_those_due(joining *j)
 
 static tr_status check_missing(const joining *j)
 {
+    TR__TRY(tr__failure_there(&j->t->failure) ? tr__failure_tell(&j->t->failure) : TR_OK); /* of shared memory */
+    TR__TRY(tr__rendezvous_heed(j->meeting));
     for (int rank = 0; rank < j->t->world_size; rank++)
-        for (int lane = 0; lane < TR__TCP_LANES && rank != j->t->rank; lane++)
-            if (j->t->peers[rank].wires[lane].socket < 0) TR__TRY(check_alive(j, rank));
+        if (is_missing(j, rank)) TR__TRY(check_alive(j, rank));
     return TR_OK;
 }
 
