@@ -12,6 +12,7 @@ typedef struct host_store {
     tr_store store;
     tr_store *real;
     int host;
+    atomic_bool *hung_up;
 } host_store;
 
 static host_store *of(tr_store *store)
@@ -48,7 +49,9 @@ static tr_status host_set(tr_store *store, const char *key, const void *value, s
     machine_texts(of(store), plain, named);
     replace(card, plain, named);
     replace(card, " tcp 127.0.0.1:", " tcp 0.0.0.0:");
-    return tr_store_set(of(store)->real, key, card, strlen(card));
+    TR__TRY(tr_store_set(of(store)->real, key, card, strlen(card)));
+    if (of(store)->hung_up) atomic_store(of(store)->hung_up, true);
+    return TR_OK;
 }
 
 static tr_status host_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
@@ -86,6 +89,11 @@ static const tr__type type = {.name = "store", .size = sizeof(host_store), .dest
 
 tr_store *store_on_host(tr_store *store, int host)
 {
+    return store_on_host_telling(store, host, NULL);
+}
+
+tr_store *store_on_host_telling(tr_store *store, int host, atomic_bool *hung_up)
+{
     host_store *h = tr__object_new(&type);
     if (tr__error_of(h)) return &h->store;
     h->store.ops = &ops;
@@ -97,5 +105,6 @@ tr_store *store_on_host(tr_store *store, int host)
     h->store.key = tr__tls_key_ref(store->key);
     h->real = tr__ref(store);
     h->host = host;
+    h->hung_up = hung_up;
     return &h->store;
 }

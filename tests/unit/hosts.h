@@ -7,7 +7,11 @@
 
 #include <trireme/comm.h>
 
+#include <stdatomic.h>
+
 /* The store as a rank on this host sees it. */
 tr_store *store_on_host(tr_store *store, int host);
+/* The same, which also tells when the rank's card is there for the others. */
+tr_store *store_on_host_telling(tr_store *store, int host, atomic_bool *hung_up);
 
 #endif

@@ -2,11 +2,10 @@
 
 #include "base/clock.h"
 #include "hosts.h"
+#include "spaces.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -21,17 +20,6 @@
 
 #include <cmocka.h>
 
-/* Goes to a network namespace that `ip netns add` has made. */
-static tr_status enter(const char *space)
-{
-    char path[128];
-    snprintf(path, sizeof path, "/run/netns/%s", space);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || setns(fd, CLONE_NEWNET) != 0) return tr_fail(TR_IO, "cannot enter %s", path);
-    close(fd);
-    return TR_OK;
-}
-
 static tr_store *open_store(const rank *r, const job *j)
 {
     const char *token = j->setting.spaces || j->setting.encrypt ? "a secret of the test's" : NULL;
@@ -43,7 +31,8 @@ static tr_store *open_store(const rank *r, const job *j)
 tr_status join_and_run(rank *r, const job *j, rank_body body)
 {
     TR_SCOPE;
-    if (j->setting.spaces) TRY(enter(j->setting.spaces[r->number]));
+    const char *space = j->setting.spaces ? j->setting.spaces[r->number] : NULL;
+    if (space && !space_enter(space)) return tr_fail(TR_IO, "cannot enter the network namespace %s", space);
     r->store = open_store(r, j);
     if (j->setting.hosts) r->store = store_on_host(r->store, j->setting.hosts[r->number]);
     TRY(tr_status_of(r->store));

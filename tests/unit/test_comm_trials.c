@@ -3,7 +3,8 @@
  * short share of both. Arguments, for `make soak` and for looking into a failure:
  *
  *   -runs=N -seed=S   only N random trials, with seeds S, S + 1, …; -runs=1 with a seed that was printed repeats one;
- *                     from 2^33 on they are on several pretended hosts
+ *                     from 2^33 on they are on several pretended hosts, from 2^34 on there and while joining, and from
+ *                     2^35 on between network namespaces
  *   -phases=P         only the sweep, with P phases of each call, and every way
  *
  * ctest: serial timeout=180
@@ -27,15 +28,16 @@ static int ran, failed;
 
 static void try_seed(uint64_t seed)
 {
-    static const char *const faults[] = {"nothing", "a delay", "a pause", "a stop", "a kill"};
+    static const char *const faults[TRIAL_FAULTS] = {"nothing", "a delay", "a pause", "a stop", "a kill", "a cut link",
+        "a link that is cut for good"};
     char wrong[TRIAL_TEXT];
     trial t = trial_of(seed);
     ran++;
     if (trial_run(&t, wrong)) return;
     failed++;
-    print_error("trial -runs=1 -seed=%llu: %d ranks, %s, call %d, %s of rank %d in turn %d of %d (+%d us, phase %d):\n%s",
-        (unsigned long long)seed, t.world, t.hosts ? "several hosts" : t.transport, t.kind, faults[t.fault], t.victim, t.moment, t.turns, t.delay_us,
-        t.phase, wrong);
+    print_error("trial -runs=1 -seed=%llu: %d ranks, %s%s%s, call %d, %s of rank %d in turn %d of %d (+%d us, phase %d):\n%s",
+        (unsigned long long)seed, t.world, t.spaces ? "namespaces" : t.hosts ? "several hosts" : t.transport,
+        t.netem[0] ? " with " : "", t.netem, t.kind, faults[t.fault], t.victim, t.moment, t.turns, t.delay_us, t.phase, wrong);
 }
 
 static void sum_up(const char *what)
@@ -47,9 +49,18 @@ static void sum_up(const char *what)
     assert_int_equal(bad, 0);
 }
 
+static void go_to_namespaces(void)
+{
+    trials_end();
+    if (trials_begin(true)) return;
+    assert_true(trials_begin(false));
+    skip();
+}
+
 static void random_trials_go_well(void **state)
 {
     (void)state;
+    if (first_seed >= TRIAL_SPACES) go_to_namespaces();
     for (unsigned long long i = 0; i < runs; i++) try_seed(first_seed + i);
     sum_up(" at random");
 }
@@ -59,6 +70,37 @@ static void random_trials_on_several_hosts_go_well(void **state)
     (void)state;
     for (unsigned long long i = 0; i < 8; i++) try_seed(TRIAL_HOSTS + first_seed + i);
     sum_up(" on several hosts");
+}
+
+/* None that ends by a timeout, or lasts as long as a link is cut. */
+static bool is_quick(const trial *t)
+{
+    bool lasts = t->fault == TRIAL_STOP || t->fault == TRIAL_CUT || t->fault == TRIAL_SEVER;
+    return !lasts && (t->moment > 0 || t->fault != TRIAL_KILL || trial_is_seen(t));
+}
+
+static void try_quick(uint64_t seed, int count)
+{
+    while (count > 0) {
+        trial t = trial_of(seed);
+        if (is_quick(&t)) try_seed(seed), count--;
+        seed++;
+    }
+}
+
+static void who_dies_while_several_hosts_join_is_named(void **state)
+{
+    (void)state;
+    try_quick(TRIAL_JOINS + first_seed, 8);
+    sum_up(" while joining");
+}
+
+static void random_trials_between_namespaces_go_well(void **state)
+{
+    (void)state;
+    go_to_namespaces();
+    try_quick(TRIAL_SPACES + first_seed, 6);
+    sum_up(" between namespaces");
 }
 
 /* A rank dies and stops at each phase of each call. The short sweep stops every call in one of the ways only. */
@@ -82,7 +124,7 @@ static void every_phase_of_every_call_may_be_the_last(void **state)
 static int begin(void **state)
 {
     (void)state;
-    return trials_begin() ? 0 : -1;
+    return trials_begin(false) ? 0 : -1;
 }
 
 static int end(void **state)
@@ -104,7 +146,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest all[] = {
         cmocka_unit_test(random_trials_go_well),
         cmocka_unit_test(random_trials_on_several_hosts_go_well),
+        cmocka_unit_test(who_dies_while_several_hosts_join_is_named),
         cmocka_unit_test(every_phase_of_every_call_may_be_the_last),
+        cmocka_unit_test(random_trials_between_namespaces_go_well),
     };
     const struct CMUnitTest one[] = {cmocka_unit_test(random_trials_go_well)};
     const struct CMUnitTest sweep[] = {cmocka_unit_test(every_phase_of_every_call_may_be_the_last)};

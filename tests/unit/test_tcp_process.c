@@ -6,6 +6,7 @@
  */
 #include "base/clock.h"
 #include "processes.h"
+#include "spaces.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -241,52 +242,22 @@ static void a_rank_that_is_stopped_for_long_is_reported_and_goes_on(void **state
 
 /* ---- Two hosts ---------------------------------------------------------------------------------------------------- */
 
-/* Other processes may run the same test. */
-static char names[2][32];
+static char names[2][SPACE_TEXT], address[SPACE_TEXT];
 static const char *const hosts[] = {names[0], names[1], names[0], names[1], names[0]};
-static const setting two_hosts = {.host = "10.231.77.1", .spaces = hosts};
-
-/* In the command, A and B stand for the hosts. */
-static bool shell(const char *command)
-{
-    char text[1024];
-    size_t used = 0;
-    for (const char *c = command; *c && used + sizeof names[0] < sizeof text; c++) {
-        if (*c == 'A' || *c == 'B')
-            used += (size_t)snprintf(text + used, sizeof names[0], "%s", names[*c - 'A']);
-        else
-            text[used++] = *c;
-    }
-    text[used] = 0;
-    int status = system(text); // NOLINT(cert-env33-c): constant texts and a number
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-static void remove_hosts(void)
-{
-    shell("ip netns del A 2>/dev/null; ip netns del B 2>/dev/null");
-}
-
-static int remove_hosts_after(void **state)
-{
-    (void)state;
-    remove_hosts();
-    return 0;
-}
+static const setting two_hosts = {.host = address, .spaces = hosts};
 
 static bool make_hosts(void)
 {
-    for (int i = 0; i < 2; i++) snprintf(names[i], sizeof names[i], "trireme-%d-%c", (int)getpid(), "ab"[i]);
-    if (geteuid() == 0) {
-        if (shell("ip netns add A && ip netns add B && ip link add veth0 netns A type veth peer name veth0 netns B && "
-                  "ip -n A addr add 10.231.77.1/24 dev veth0 && ip -n A link set veth0 up && "
-                  "ip -n B addr add 10.231.77.2/24 dev veth0 && ip -n B link set veth0 up && "
-                  "ip -n A link set lo up && ip -n B link set lo up"))
-            return true;
-        remove_hosts();
-    }
-    print_message("network namespaces cannot be made here (that needs root and iproute2): skipped\n");
-    return false;
+    for (int i = 0; i < 2; i++) space_name(i, names[i]);
+    space_address(0, address);
+    return spaces_make(2);
+}
+
+static int remove_hosts(void **state)
+{
+    (void)state;
+    spaces_remove();
+    return 0;
 }
 
 static void two_hosts_share_data(void **state)
@@ -305,13 +276,13 @@ static void a_link_is_cut(void **state)
     if (!make_hosts()) skip();
     start_job_in(&j, &two_hosts, 2, act_until_it_fails, &large);
     for (int i = 0; i < 2; i++) await_turns(&j, i, 3);
-    assert_true(shell("ip -n A link set veth0 down"));
+    assert_true(space_link(0, false));
     usleep(5000000);
-    assert_true(shell("ip -n A link set veth0 up"));
+    assert_true(space_link(0, true));
     int turns = atomic_load(&j.posts[0].turns);
     for (int i = 0; i < 2; i++) await_turns(&j, i, turns + 3);
     int64_t cut = tr__now_ns();
-    assert_true(shell("ip -n A link set veth0 down"));
+    assert_true(space_link(0, false));
     for (int i = 0; i < 2; i++) reap(&j, i);
     for (int i = 0; i < 2; i++) {
         const post *p = &j.posts[i];
@@ -331,8 +302,8 @@ int main(void)
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(a_receiver_that_does_not_read_is_a_timeout),
         cmocka_unit_test(a_rank_that_is_stopped_for_long_is_reported_and_goes_on),
-        cmocka_unit_test_teardown(two_hosts_share_data, remove_hosts_after),
-        cmocka_unit_test_teardown(a_link_is_cut, remove_hosts_after),
+        cmocka_unit_test_teardown(two_hosts_share_data, remove_hosts),
+        cmocka_unit_test_teardown(a_link_is_cut, remove_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

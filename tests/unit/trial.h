@@ -17,6 +17,8 @@ typedef enum trial_fault {
     TRIAL_PAUSE, /* it is stopped, and goes on */
     TRIAL_STOP,  /* it is stopped until all others have given up on it */
     TRIAL_KILL,
+    TRIAL_CUT,   /* the link of its host to the others is cut, and mended */
+    TRIAL_SEVER, /* cut until all have given up */
     TRIAL_FAULTS
 } trial_fault;
 
@@ -26,7 +28,9 @@ typedef struct trial {
     uint64_t seed;
     int world;
     const char *transport;
-    const int *hosts;        /* a pretended host for each rank, so that they need both transports; NULL: one of them */
+    const int *hosts;        /* a host for each rank, so that they need both transports; NULL: one of them */
+    bool spaces;             /* which are network namespaces, and not pretended; */
+    char netem[32];          /* what their links are like, for tc; empty: as they are */
     trial_memory memory;
     int kind;                /* of all calls; TRIAL_ANY */
     int64_t count;           /* of all calls; 0: each its own */
@@ -43,6 +47,7 @@ typedef struct trial {
 /* What a rank tells the driver, in memory that they share. */
 typedef struct trial_post {
     atomic_int moment;
+    atomic_bool card;        /* of a rank on a pretended host: its card is there for the others */
     _Atomic int64_t turn_ns; /* how long the calls of the latest whole turn took */
     _Atomic int64_t ended;   /* when all was done, or something failed; 0: not yet */
     tr_status status;
@@ -70,21 +75,27 @@ tr_status trial_series(const trial *t, int rank, tr_group *group, trial_post *po
 
 /* ---- trial.c ------------------------------------------------------------------------------------------------------- */
 
-/* A random trial; for seeds from TRIAL_SWEEP on, one of those that go through every call, way, fault and phase; and from
- * TRIAL_HOSTS on a random one on several hosts. */
+/* A random trial; for seeds from TRIAL_SWEEP on, one of those that go through every call, way, fault and phase; from
+ * TRIAL_HOSTS on a random one on several pretended hosts, from TRIAL_JOINS on one of those that goes wrong while joining;
+ * and from TRIAL_SPACES on a random one on hosts that are network namespaces. */
 #define TRIAL_SWEEP ((uint64_t)1 << 32)
 #define TRIAL_HOSTS ((uint64_t)1 << 33)
+#define TRIAL_JOINS ((uint64_t)1 << 34)
+#define TRIAL_SPACES ((uint64_t)1 << 35)
 trial trial_of(uint64_t seed);
-enum { TRIAL_WAYS = 3 };
+enum { TRIAL_WAYS = 4 }; /* TCP, private and shared memory, two hosts */
 uint64_t trial_sweep_seed(tr_collective_kind kind, int way, trial_fault fault, int phase);
 
+/* Whoever dies while joining, after its card is there, is seen to be dead by a rank of its host. */
+bool trial_is_seen(const trial *t);
 /* Runs it; false with what went wrong in `wrong`. */
 enum { TRIAL_TEXT = 4096 };
 bool trial_run(const trial *t, char wrong[TRIAL_TEXT]);
 /* Longest that a survivor took to know of a kill so far, in ms. */
 double trial_slowest_ms(void);
-/* Serves the stores of the trials, in a process of its own, until trials_end(). */
-bool trials_begin(void);
+/* Serves the stores of the trials, in a process of its own, until trials_end(); in network namespaces, which it makes, if
+ * the trials are to run there. False where those cannot be had. */
+bool trials_begin(bool spaces);
 void trials_end(void);
 
 #endif
