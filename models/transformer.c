@@ -113,7 +113,7 @@ tr_module *tr__xavier_linear(int64_t in, int64_t out, tr_activation_kind activat
 static void add_norms(tr_module *module, layer *l, const tr_transformer_options *o, const tr__layer_names *names, int parts)
 {
     for (int i = 0; i < parts; i++) {
-        char name[16];
+        char name[24];
         snprintf(name, sizeof name, "dropout%d", i + 1);
         l->norms[i] = tr_module_add(module, names->norms[i], tr_layer_norm(o->dim, .eps = o->eps));
         l->drops[i] = tr_module_add(module, name, tr_dropout_layer(o->dropout));

@@ -151,7 +151,7 @@ static void write_y(const job *j, int64_t number, const field *f, int64_t at, fl
 LANES_INLINE void read_taps(const float *from, int64_t apart, int64_t step, float to[TAPS * TAPS][WIDTH])
 {
     for (int tap = 0; tap < TAPS * TAPS; tap++) {
-        vec x;
+        vec x = {0};
 #pragma GCC unroll 16
         for (int i = 0; i < WIDTH; i++) x[i] = from[i * apart + tap * step];
         vec_store(to[tap], x);
