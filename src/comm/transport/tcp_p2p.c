@@ -235,10 +235,9 @@ static void check_deadline(tr__tcp *t, int rank, const op *o, int64_t now, int64
 {
     if (!o || tr__failure_there(&t->failure)) return;
     if (now >= o->deadline) {
-        tr_status late = tr__tcp_heed(t);
-        if (late == TR_OK) late = tr__tcp_timed_out(t, &o->call, rank, o->work->collective.timeout_ms);
-        late = tr__tcp_break(t);
-        (void)late;
+        if (tr__tcp_heed(t) == TR_OK)
+            (void)!tr__tcp_timed_out(t, &o->call, rank, o->work->collective.timeout_ms);
+        (void)!tr__tcp_break(t);
     } else if (o->deadline < *next) {
         *next = o->deadline;
     }
