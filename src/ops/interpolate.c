@@ -105,8 +105,8 @@ typedef struct job {
 #define KERNELS(type)                                                                                              \
     static void blend_##type(type *restrict to, const type *restrict from, const taps *t, int64_t n)               \
     {                                                                                                              \
-        const type *row[MOST_TAPS];                                                                                \
-        type weight[MOST_TAPS];                                                                                    \
+        const type *row[MOST_TAPS] = {from, from, from, from};                                                     \
+        type weight[MOST_TAPS] = {0};                                                                              \
         for (int k = 0; k < t->count; k++) {                                                                       \
             row[k] = from + t->at[k] * n;                                                                          \
             weight[k] = (type)t->weight[k];                                                                        \
