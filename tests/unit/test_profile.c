@@ -109,7 +109,7 @@ static void test_what_is_written(void **state)
     const cJSON *events = cJSON_GetObjectItem(json, "traceEvents");
     assert_true(cJSON_IsArray(events));
     for (int i = 1; i <= 8; i++) {
-        char name[16];
+        char name[24];
         snprintf(name, sizeof name, "step %d", i);
         assert_int_equal(count_events(events, "step", name), i >= 3 && i < 6);
     }
