@@ -24,6 +24,8 @@ enum {
     LOOK_FIRST_MS = 100,
     LOOK_MOST_MS = 5000,
     HEED_MS = 250,
+    LAST_WORD_MS = 500,
+    GIVE_UP_MS = 250, /* from a rank's hanging up to its card's being down */
 };
 
 tr_status tr__random_text(char *text, size_t bytes)
@@ -91,9 +93,9 @@ static bool has_ended(const tr__card *card, const tr__card *mine)
 
 /* ---- Claims ------------------------------------------------------------------------------------------------------ */
 
-static char *claim_key(const tr__rendezvous *r, char key[KEY])
+static char *claim_key(const tr__rendezvous *r, int rank, char key[KEY])
 {
-    snprintf(key, KEY, "group/%s/rank/%d", r->member->group, r->member->rank);
+    snprintf(key, KEY, "group/%s/rank/%d", r->member->group, rank);
     return key;
 }
 
@@ -110,7 +112,7 @@ static tr_status try_claim(tr__rendezvous *r, const tr__card *mine, const char *
     size_t bytes;
     TR__TRY(tr__random_text(word, sizeof word));
     snprintf(r->claim, sizeof r->claim, "%ld joined %s %ld %s", r->generation, word, mine->pid, mine->host);
-    return tr_store_compare_set(r->member->store, claim_key(r, key), expected, expected ? strlen(expected) : 0,
+    return tr_store_compare_set(r->member->store, claim_key(r, r->member->rank, key), expected, expected ? strlen(expected) : 0,
                                 r->claim, strlen(r->claim), (void **)held, &bytes);
 }
 
@@ -133,7 +135,7 @@ static tr_status follow(tr__rendezvous *r, const tr__card *mine, const char *hel
 
 tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine)
 {
-    *r = (tr__rendezvous){.member = member, .generation = 1};
+    *r = (tr__rendezvous){.member = member, .generation = 1, .dead = -1, .late = -1};
     r->deadline = tr__now_ns() + (int64_t)member->timeout_ms * 1000000;
     char *expected = NULL;
     for (;;) {
@@ -166,7 +168,7 @@ void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined)
         status = tr__store_compare_set(r->member->store, card_key(r, r->member->rank, key), r->card, strlen(r->card),
                                        "", 0, WITHDRAW_MS, &card, &bytes);
     if (status == TR_OK)
-        status = tr__store_compare_set(r->member->store, claim_key(r, key), r->claim, strlen(r->claim), left,
+        status = tr__store_compare_set(r->member->store, claim_key(r, r->member->rank, key), r->claim, strlen(r->claim), left,
                                        strlen(left), WITHDRAW_MS, &held, &bytes);
     (void)status;
     free(held);
@@ -256,6 +258,12 @@ static tr_status say_missing(const tr__rendezvous *r, search *s)
         r->member->world_size, tr__ranks_text(s->ranks, missing, missing, list), r->member->timeout_ms / 1000.0);
 }
 
+int tr__rendezvous_rest_ms(const tr__rendezvous *r)
+{
+    int64_t rest = (r->deadline - tr__now_ns()) / 1000000;
+    return (int)(rest > 0 ? rest : 0) + LAST_WORD_MS;
+}
+
 /* ---- Deaths ------------------------------------------------------------------------------------------------------ */
 
 tr_status tr__rendezvous_died(const tr__rendezvous *r, const tr__card *card)
@@ -263,9 +271,10 @@ tr_status tr__rendezvous_died(const tr__rendezvous *r, const tr__card *card)
     return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", r->member->group, card->rank, card->pid);
 }
 
-static char *death_key(const tr__rendezvous *r, char key[KEY])
+/* what: "died", "late" */
+static char *news_key(const tr__rendezvous *r, const char *what, char key[KEY])
 {
-    snprintf(key, KEY, "group/%s/died/%ld", r->member->group, r->generation);
+    snprintf(key, KEY, "group/%s/%s/%ld", r->member->group, what, r->generation);
     return key;
 }
 
@@ -281,24 +290,31 @@ static char *peek(const tr__rendezvous *r, const char *key)
     return value.data;
 }
 
+/* The rank has neither taken its card down, as who gives up does, nor given its number back, as who leaves does. */
+static bool counts_in(const tr__rendezvous *r, const tr__card *its, bool without_store)
+{
+    char key[KEY], state[16] = "";
+    char *card = peek(r, card_key(r, its->rank, key)), *claim = peek(r, claim_key(r, its->rank, key));
+    bool left = claim && sscanf(claim, "%*d %15s", state) == 1 && strcmp(state, "left") == 0;
+    bool in = card ? strstr(card, its->cookie) && !left : without_store;
+    free(card);
+    free(claim);
+    return in;
+}
+
 bool tr__rendezvous_is_dead(const tr__rendezvous *r, const tr__card *cards, int rank)
 {
-    char key[KEY];
-    if (!has_ended(&cards[rank], &cards[r->member->rank])) return false;
-    char *card = peek(r, card_key(r, rank, key));
-    bool hangs = !card || strstr(card, cards[rank].cookie);
-    free(card);
-    return hangs;
+    return has_ended(&cards[rank], &cards[r->member->rank]) && counts_in(r, &cards[rank], true);
 }
 
 /* In place of what an earlier try to join may have left there. */
-void tr__rendezvous_tell_death(tr__rendezvous *r, const tr__card *dead)
+static void tell(tr__rendezvous *r, const char *what, const tr__card *card)
 {
     tr__error *latest = tr__error_take(); /* without the store they find out at the deadline */
     char key[KEY], text[16 + TR__COOKIE_TEXT];
-    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", dead->rank, dead->cookie), bytes;
+    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", card->rank, card->cookie), bytes;
     void *held = NULL, *now = NULL;
-    tr_status told = tr__store_compare_set(r->member->store, death_key(r, key), NULL, 0, text, length, WITHDRAW_MS, &held,
+    tr_status told = tr__store_compare_set(r->member->store, news_key(r, what, key), NULL, 0, text, length, WITHDRAW_MS, &held,
         &bytes);
     if (told == TR_OK && held && strcmp(held, text) != 0)
         told = tr__store_compare_set(r->member->store, key, held, bytes, text, length, WITHDRAW_MS, &now, &bytes);
@@ -309,21 +325,79 @@ void tr__rendezvous_tell_death(tr__rendezvous *r, const tr__card *dead)
     tr__error_unref(latest);
 }
 
-/* Is its card still there, and not that of one which has come again since? */
+/* The card of whom somebody has told of, if it is still there, and not that of one which has come again since. */
+static bool told(const tr__rendezvous *r, const char *what, tr__card *card)
+{
+    char key[KEY], cookie[TR__COOKIE_TEXT];
+    int rank;
+    char *news = peek(r, news_key(r, what, key)), *text = NULL;
+    if (news && sscanf(news, "%d %32s", &rank, cookie) == 2) text = peek(r, card_key(r, rank, key));
+    bool is = text && strstr(text, cookie) && tr__card_read(text, card) == TR_OK;
+    free(news);
+    free(text);
+    return is;
+}
+
 tr_status tr__rendezvous_heed(tr__rendezvous *r)
 {
+    tr__card card;
     int64_t now = tr__now_ns();
     if (now - r->heeded < HEED_MS * (int64_t)1000000) return TR_OK;
     r->heeded = now;
-    char key[KEY], cookie[TR__COOKIE_TEXT];
-    int rank;
+    return told(r, "died", &card) ? tr__rendezvous_died(r, &card) : TR_OK;
+}
+
+/* Who dies closes its connections a moment before it is seen to be dead, if that can be seen from here at all; who gives up
+ * takes its card down a moment after. */
+tr_status tr__rendezvous_hung_up(tr__rendezvous *r, const tr__card *cards, int rank, int64_t since)
+{
+    r->heeded = 0; /* now */
+    TR__TRY(tr__rendezvous_heed(r));
+    bool ended = has_ended(&cards[rank], &cards[r->member->rank]), waited = tr__now_ns() - since > GIVE_UP_MS * (int64_t)1000000;
+    if ((!ended && !waited) || !counts_in(r, &cards[rank], false)) return TR_OK;
+    r->dead = rank;
+    if (ended) return tr__rendezvous_died(r, &cards[rank]);
+    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) closed the connection while joining", r->member->group, rank,
+        cards[rank].pid);
+}
+
+static tr_status await_reason(tr__rendezvous *r, const tr__card *cards, int rank)
+{
+    enum { PAUSE_NS = 5000000 };
+    int64_t since = tr__now_ns(), until = since + 2 * GIVE_UP_MS * (int64_t)1000000;
+    while (tr__now_ns() < until) {
+        TR__TRY(tr__rendezvous_hung_up(r, cards, rank, since));
+        nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    }
+    return TR_OK;
+}
+
+/* Fails when somebody is known to have died, or to have kept a rank waiting that knows no more than that. */
+static tr_status find_reason(tr__rendezvous *r, const tr__card *cards, int suspect)
+{
     tr__card card;
-    char *told = peek(r, death_key(r, key)), *text = NULL;
-    if (told && sscanf(told, "%d %32s", &rank, cookie) == 2) text = peek(r, card_key(r, rank, key));
-    bool dead = text && strstr(text, cookie) && tr__card_read(text, &card) == TR_OK;
-    free(told);
-    free(text);
-    return dead ? tr__rendezvous_died(r, &card) : TR_OK;
+    r->heeded = 0;
+    TR__TRY(suspect >= 0 ? await_reason(r, cards, suspect) : tr__rendezvous_heed(r));
+    for (int rank = 0; rank < r->member->world_size && r->dead < 0; rank++)
+        if (cards[rank].pid && tr__rendezvous_is_dead(r, cards, rank)) r->dead = rank;
+    if (r->dead >= 0) return tr__rendezvous_died(r, &cards[r->dead]);
+    if (!told(r, "late", &card) || card.rank == r->member->rank) return TR_OK;
+    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld on host %s) did not come to the meeting in time", r->member->group,
+        card.rank, card.pid, card.host);
+}
+
+tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__card *cards, int suspect, tr_status status)
+{
+    if (status != TR_PEER && status != TR_TIMEOUT) return status;
+    tr__error *own = tr__error_take();
+    bool knows = r->dead >= 0 || r->late >= 0; /* by itself */
+    tr_status better = knows ? TR_OK : find_reason(r, cards, suspect);
+    if (r->dead >= 0) tell(r, "died", &cards[r->dead]);
+    else if (r->late >= 0) tell(r, "late", &cards[r->late]);
+    if (better == TR_OK) tr__fail_stored(own);
+    else status = better;
+    tr__error_unref(own);
+    return status;
 }
 
 /* ---- Waiting for cards ------------------------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
  *   rank/3     who holds rank 3: the generation, "joined" or "left", a random word, process and host
  *   card/1/3   rank 3's card in generation 1
  *   died/1     the rank and the cookie of one that died while the others were meeting
+ *   late/1     the same of one that somebody has waited for in vain
  *
  * Generations count how often a rank has joined: a group that was left can be joined again on the same store, and
  * nobody mistakes an old card for a new one.
@@ -37,6 +38,7 @@ typedef struct tr__rendezvous {
     char card[768];   /* the same */
     long generation;
     int64_t heeded;   /* when we last asked whether a rank has died */
+    int dead, late;   /* a rank that we know to have died, or whom we wait for until the deadline; -1: none */
 } tr__rendezvous;
 
 /* Random hexadecimal digits, bytes - 1 of them and a NUL. */
@@ -55,13 +57,21 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine);
 tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards);
 /* The card of one rank, into its place among those of all. */
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *cards);
-/* Can be seen from here that the rank died? Who only gave up and ended has taken its card down. */
+/* Can be seen from here that the rank died? Not of one that gave up or left, and ended. */
 bool tr__rendezvous_is_dead(const tr__rendezvous *r, const tr__card *cards, int rank);
-/* Lets those know who cannot see for themselves that a rank died: on other hosts they would wait for it in vain, or find
- * that those have gone who knew. */
-void tr__rendezvous_tell_death(tr__rendezvous *r, const tr__card *dead);
+/* What is left for those who are connected with all and wait for them to be: a moment more than others have, who know whom they
+ * have not reached and are to say so first. */
+int tr__rendezvous_rest_ms(const tr__rendezvous *r);
 /* While we wait for others: fails when one of the group is said to have died. The store is asked now and then. */
 tr_status tr__rendezvous_heed(tr__rendezvous *r);
+/* A rank has closed its connection to us, at `since` by tr__now_ns() or before. Fails when it has died, or when it has told
+ * before it went who has; TR_OK: it may have given up, or that is yet to be seen. */
+tr_status tr__rendezvous_hung_up(tr__rendezvous *r, const tr__card *cards, int rank, int64_t since);
+/* A join has failed with `status` and this thread's latest failure, which is about the rank suspect (-1: none that hung up):
+ * looks for the reason behind it, and lets those know who cannot see it for themselves; on other hosts they would wait in vain,
+ * or find that those have gone who knew. Before our own connections close, which others may be looking at. Returns the status of
+ * what is then the latest failure. */
+tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__card *cards, int suspect, tr_status status);
 /* The failure for a rank that died. */
 tr_status tr__rendezvous_died(const tr__rendezvous *r, const tr__card *card);
 /* Gives the rank's number back. `joined` says how the join went: one that failed does not count as a generation. */

@@ -88,6 +88,13 @@ static void try_quick(uint64_t seed, int count)
     }
 }
 
+static void who_dies_while_several_hosts_join_is_named(void **state)
+{
+    (void)state;
+    try_quick(TRIAL_JOINS + first_seed, 8);
+    sum_up(" while joining");
+}
+
 static void random_trials_between_namespaces_go_well(void **state)
 {
     (void)state;
@@ -139,6 +146,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest all[] = {
         cmocka_unit_test(random_trials_go_well),
         cmocka_unit_test(random_trials_on_several_hosts_go_well),
+        cmocka_unit_test(who_dies_while_several_hosts_join_is_named),
         cmocka_unit_test(every_phase_of_every_call_may_be_the_last),
         cmocka_unit_test(random_trials_between_namespaces_go_well),
     };

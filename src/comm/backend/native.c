@@ -133,18 +133,15 @@ static tr_status connect(native *n, tr__card *cards)
     return status;
 }
 
-/* Before our own connections close, which others may be looking at. */
-static void tell_of_death(native *n, const tr__card *cards)
+/* The rank whose connection came to its end. */
+static int who_hung_up(native *n)
 {
-    int dead = -1;
-    for (int rank = 0; rank < n->member.world_size && dead < 0; rank++)
-        if (cards[rank].pid && tr__rendezvous_is_dead(&n->meeting, cards, rank)) dead = rank;
-    if (dead < 0 && n->tcp) {
-        pthread_mutex_lock(&n->tcp->lock);
-        dead = n->tcp->dead;
-        pthread_mutex_unlock(&n->tcp->lock);
-    }
-    if (dead >= 0) tr__rendezvous_tell_death(&n->meeting, &cards[dead]);
+    int rank = n->shm ? atomic_load(&n->shm->dead) : -1;
+    if (rank >= 0 || !n->tcp) return rank;
+    pthread_mutex_lock(&n->tcp->lock);
+    rank = n->tcp->dead;
+    pthread_mutex_unlock(&n->tcp->lock);
+    return rank;
 }
 
 static tr_status meet(native *n, tr__card *cards)
@@ -158,8 +155,7 @@ static tr_status meet(native *n, tr__card *cards)
     TR__TRY(tr__rendezvous_publish(&n->meeting, mine));
     TR__TRY(tr__rendezvous_read_all(&n->meeting, cards));
     tr_status status = connect(n, cards);
-    if (status == TR_PEER) tell_of_death(n, cards);
-    return status;
+    return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, cards, who_hung_up(n), status);
 }
 
 /* Who leaves a broken group may have heard so from one transport while its monitor is still about to tell the other, whose

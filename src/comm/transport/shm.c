@@ -168,6 +168,7 @@ tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transp
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
     t->kick = t->door.socket = -1;
+    atomic_init(&t->dead, -1);
     t->crowded = tr__cores() < t->world_size;
     t->cache_bytes = tr__shared_cache();
     pthread_mutex_init(&t->lock, NULL);
@@ -205,8 +206,7 @@ tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
     tr__shm_watch(t);
     TR__TRY(tr__shm_monitor_start(t));
     /* Nobody may leave, and take its control segment along, before all have mapped it. */
-    int64_t rest = (meeting->deadline - tr__now_ns()) / 1000000;
-    tr__shm_call joining = {.timeout_ms = rest > 1 ? (int)rest : 1};
+    tr__shm_call joining = {.timeout_ms = tr__rendezvous_rest_ms(meeting)};
     tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
     tr_status status = tr__shm_await(t, &joining, TR__SHM_DONE, t->steps, -1);
     return status == TR_OK ? TR_OK : tr__shm_break(t);

@@ -206,6 +206,7 @@ typedef struct tr__shm {
     tr__shm_door door;
 
     tr__failure failure;         /* why the group is broken */
+    atomic_int dead;             /* the rank in the group whose death broke it; -1: none */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;      /* a mapping came, or the group broke */

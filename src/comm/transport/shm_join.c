@@ -130,23 +130,23 @@ static tr_status check_alive(const joining *j, int rank)
     if (tr__rendezvous_is_dead(j->meeting, j->cards, j->t->peers[rank].rank))
         return tr__rendezvous_died(j->meeting, card_of(j, rank));
     if (tr__now_ns() < j->meeting->deadline) return TR_OK;
+    j->meeting->late = j->t->peers[rank].rank;
     return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %g s", j->t->group,
                     j->t->peers[rank].rank, card_of(j, rank)->pid, j->meeting->member->timeout_ms / 1000.0);
 }
 
-/* A rank has closed the connection. One that dies does so a moment before it is seen to be dead; one that has found
- * another dead says so first. */
+/* A rank has closed the connection: waits for what shows why. */
 static tr_status hung_up(joining *j, int rank)
 {
-    enum { TRIES = 20, PAUSE_NS = 5000000 };
+    enum { TRIES = 100, PAUSE_NS = 5000000 };
+    int64_t since = tr__now_ns();
     for (int i = 0; i < TRIES; i++) {
         TR__TRY(check_alive(j, rank));
-        j->meeting->heeded = 0; /* now */
-        TR__TRY(tr__rendezvous_heed(j->meeting));
+        TR__TRY(tr__rendezvous_hung_up(j->meeting, j->cards, j->t->peers[rank].rank, since));
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     }
-    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) closed the connection while joining", j->t->group,
-        j->t->peers[rank].rank, card_of(j, rank)->pid);
+    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) gave up joining", j->t->group, j->t->peers[rank].rank,
+        card_of(j, rank)->pid);
 }
 
 /* A refused connection is a card of an earlier try to join: a new one will follow. */

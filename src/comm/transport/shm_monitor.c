@@ -69,6 +69,7 @@ static void died(tr__shm *t, tr__shm_peer *peer)
     tr__signature s;
     char text[TR__CALL_TEXT];
     bool finished;
+    if (!tr__failure_there(&t->failure)) atomic_store(&t->dead, peer->rank);
     if (!tr__shm_last_transfer(peer->control, &s, &finished) && !tr__shm_last_call(peer->control, &s, &finished))
         tr__fail(TR_PEER, "rank %d (pid %ld) died before its first call", peer->rank, peer->pid);
     else

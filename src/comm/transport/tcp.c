@@ -176,8 +176,7 @@ tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
     TR__TRY(tr__tcp_monitor_start(t));
     t->crowded = crowded(t, cards);
     /* A rank has joined when all have: nobody's first collective meets a rank that failed to join. */
-    int64_t rest = (meeting->deadline - tr__now_ns()) / 1000000;
-    tr_collective all = {.kind = TR_BARRIER, .timeout_ms = rest > 1 ? (int)rest : 1, .file = "tr_join"};
+    tr_collective all = {.kind = TR_BARRIER, .timeout_ms = tr__rendezvous_rest_ms(meeting), .file = "tr_join"};
     tr_status status = tr__tcp_run(t, &all, 0);
     pthread_mutex_lock(&t->lock);
     t->has_last = false;

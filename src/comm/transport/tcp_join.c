@@ -179,6 +179,7 @@ typedef struct joining {
     int call_count, visitor_most;
     int next_visitor; /* whose place the next one takes when all are taken */
     struct pollfd *fds;
+    int64_t *hung_up; /* since when ranks that we were connected to have gone; 0: they have not */
 } joining;
 
 static tr_status send_hello(joining *j, int rank, int lane, tr__wire *wire)
@@ -239,6 +240,7 @@ static tr_status too_late(const joining *j)
     if (!missing) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", j->t->group, j->t->world_size);
     for (int rank = 0; rank < j->t->world_size; rank++)
         if (is_missing(j, rank)) missing[count++] = rank;
+    if (count) j->meeting->late = missing[0];
     const tr__card *first = &j->cards[count ? missing[0] : j->t->rank];
     tr__ranks_text(missing, count, count, list);
     free(missing);
@@ -380,10 +382,23 @@ static tr_status call_those_due(joining *j)
     return TR_OK;
 }
 
+/* The ranks that we are connected to already. */
+static tr_status check_settled(const joining *j)
+{
+    for (int rank = 0; rank < j->t->world_size; rank++) {
+        struct pollfd end = {.fd = j->t->peers[rank].wires[TR__TCP_CONTROL_LANE].socket, .events = POLLRDHUP};
+        if (end.fd < 0 || poll(&end, 1, 0) <= 0) continue;
+        if (!j->hung_up[rank]) j->hung_up[rank] = tr__now_ns();
+        TR__TRY(tr__rendezvous_hung_up(j->meeting, j->cards, rank, j->hung_up[rank]));
+    }
+    return TR_OK;
+}
+
 static tr_status check_missing(const joining *j)
 {
     TR__TRY(tr__failure_there(&j->t->failure) ? tr__failure_tell(&j->t->failure) : TR_OK); /* of shared memory */
     TR__TRY(tr__rendezvous_heed(j->meeting));
+    TR__TRY(check_settled(j));
     for (int rank = 0; rank < j->t->world_size; rank++)
         if (is_missing(j, rank)) TR__TRY(check_alive(j, rank));
     return TR_OK;
@@ -431,7 +446,8 @@ tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
     j.visitors = calloc((size_t)j.visitor_most, sizeof *j.visitors);
     j.fds = calloc((size_t)(1 + j.call_count + j.visitor_most), sizeof *j.fds);
     tr_status status = TR_NO_MEMORY;
-    if (j.calls && j.visitors && j.fds) {
+    j.hung_up = calloc((size_t)t->world_size, sizeof *j.hung_up);
+    if (j.calls && j.visitors && j.fds && j.hung_up) {
         status = meet_all(&j);
         for (int i = 0; i < j.call_count; i++) drop(&j.calls[i]);
         for (int i = 0; i < j.visitor_most; i++) drop(&j.visitors[i]);
@@ -441,6 +457,7 @@ tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
     free(j.calls);
     free(j.visitors);
     free(j.fds);
+    free(j.hung_up);
     close(t->door.socket);
     t->door.socket = -1;
     return status;
