@@ -2,9 +2,10 @@
  * The engine: walks a graph from its root against the direction of the forward and carries gradients along.
  *
  * A first walk counts, for every node and leaf, how many gradients will arrive. A node runs when all have; of those that
- * can run, the one that was recorded last does, so gradients become final in about the reverse order of the forward. All
- * state of a walk is in the tr__backward: graphs are read only, so walks over graphs that share nodes may follow each
- * other or interleave.
+ * can run, the one that was recorded last does, so gradients become final in about the reverse order of the forward. What
+ * leaves the graph for elsewhere goes first: a node that makes such a gradient, and others, makes that one, and the others
+ * when it is on its way. All state of a walk is in the tr__backward: graphs are read only, so walks over graphs that share
+ * nodes may follow each other or interleave.
  */
 #include "autograd/engine.h"
 #include "ops/node.h"
@@ -22,6 +23,7 @@ typedef struct stop {
     tr__node *node;    /* or NULL, and */
     tr_tensor *leaf;
     int pending;       /* gradients that have yet to arrive */
+    bool begun;        /* what it gives to boundaries, it has given */
     tr_tensor *grads[TR_OP_MAX_OUTPUTS]; /* of the node's outputs, or [0] of the leaf; kept; NULL: none so far */
 } stop;
 
@@ -94,8 +96,9 @@ static tr_status meet(tr__backward *b, tr__node *node, tr_tensor *leaf, size_t *
 static bool earlier(const tr__backward *b, size_t x, size_t y)
 {
     const stop *p = &b->stops[x], *q = &b->stops[y];
-    uint64_t a = p->node ? p->node->sequence : UINT64_MAX, c = q->node ? q->node->sequence : UINT64_MAX;
-    return a > c;
+    bool leaves = p->node->op->flags & TR__OP_BOUNDARY;
+    if (leaves != (bool)(q->node->op->flags & TR__OP_BOUNDARY)) return leaves;
+    return p->node->sequence > q->node->sequence;
 }
 
 static void push_ready(tr__backward *b, size_t index)
@@ -267,13 +270,11 @@ static tr_status run_backward(const tr_op *op, tr_backward_call *call)
     return status;
 }
 
-/* Calls the op's backward; the gradients it gives are kept. */
-static tr_status call_backward(const tr__backward *b, const tr__node *node, tr_tensor *const *grad_outputs,
-    tr_tensor **grads)
+/* Calls the op's backward for the inputs with a need; the gradients it gives are kept. */
+static tr_status call_backward(const tr__backward *b, const tr__node *node, const bool *needs,
+    tr_tensor *const *grad_outputs, tr_tensor **grads)
 {
     tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
-    bool needs[TR_OP_MAX_INPUTS];
-    for (int i = 0; i < node->n_inputs; i++) needs[i] = node->edges[i].node || node->edges[i].leaf;
     TR_SCOPE;
     tr_status status = get_saved(node->saved_inputs, node->n_inputs, b->apart ? node->edges : NULL, inputs);
     if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, NULL, outputs);
@@ -298,34 +299,72 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, tr_t
     return status;
 }
 
-static tr_status run_node(tr__backward *b, size_t index)
+static bool is_boundary(const tr__edge *edge)
 {
-    tr__node *node = b->stops[index].node;
-    tr_tensor *grads[TR_OP_MAX_INPUTS] = {NULL};
-    tr_status status = TR_OK;
-    bool any = false;
-    for (int i = 0; i < node->n_outputs; i++) any |= b->stops[index].grads[i] != NULL;
-    if (any && node->released)
-        return tr__fail(TR_STATE, "backward: the graph behind %s has been through a backward before, which gave up what "
-            "it had saved; pass .retain_graph = true to the first one", node->op->name);
-    if (b->apart && node->op->flags & TR__OP_BOUNDARY)
-        status = b->apart->leave(b->apart->user, node, b->stops[index].grads);
-    else if (any)
-        status = call_backward(b, node, b->stops[index].grads, grads);
-    b->unfinished--;
-    for (int i = 0; i < node->n_outputs; i++) {
-        tr__unref(b->stops[index].grads[i]);
-        b->stops[index].grads[i] = NULL;
-    }
-    if (any && !b->retain && status == TR_OK) tr__node_release(node);
+    return edge->node && edge->node->op->flags & TR__OP_BOUNDARY;
+}
+
+/* Which inputs' gradients a stop is to give now; any: there are some. Returns whether others are left for later. */
+static bool choose(const tr__backward *b, const stop *at, bool any, bool *now)
+{
+    const tr__node *node = at->node;
+    bool first = false, rest = false;
     for (int i = 0; i < node->n_inputs; i++) {
-        if (!node->edges[i].node && !node->edges[i].leaf) continue;
+        now[i] = node->edges[i].node || node->edges[i].leaf;
+        first |= is_boundary(&node->edges[i]);
+        rest |= now[i] && !is_boundary(&node->edges[i]);
+    }
+    bool apart = any && b->apart && node->op->flags & TR__OP_BY_INPUT && first && rest;
+    for (int i = 0; apart && i < node->n_inputs; i++) now[i] &= is_boundary(&node->edges[i]) != at->begun;
+    return apart && !at->begun;
+}
+
+/* What a stop has given goes on over the edges it was asked for. */
+static tr_status pass_on(tr__backward *b, const tr__node *node, const bool *now, tr_tensor *const *grads, tr_status status)
+{
+    for (int i = 0; i < node->n_inputs; i++) {
+        if (!now[i]) continue;
         if (status == TR_OK)
             status = arrive(b, node->edges[i], grads[i]);
         else
             tr__unref(grads[i]);
     }
     return status;
+}
+
+static void drop_gradients(stop *at)
+{
+    for (int i = 0; i < at->node->n_outputs; i++) {
+        tr__unref(at->grads[i]);
+        at->grads[i] = NULL;
+    }
+}
+
+static tr_status run_node(tr__backward *b, size_t index)
+{
+    stop *at = &b->stops[index];
+    tr__node *node = at->node;
+    tr_tensor *grads[TR_OP_MAX_INPUTS] = {NULL};
+    bool now[TR_OP_MAX_INPUTS], any = false;
+    tr_status status = TR_OK;
+    for (int i = 0; i < node->n_outputs; i++) any |= at->grads[i] != NULL;
+    if (any && node->released)
+        return tr__fail(TR_STATE, "backward: the graph behind %s has been through a backward before, which gave up what "
+            "it had saved; pass .retain_graph = true to the first one", node->op->name);
+    bool again = choose(b, at, any, now);
+    if (b->apart && node->op->flags & TR__OP_BOUNDARY)
+        status = b->apart->leave(b->apart->user, node, at->grads);
+    else if (any)
+        status = call_backward(b, node, now, at->grads, grads);
+    if (again && status == TR_OK) {
+        at->begun = true;
+        push_ready(b, index);
+        return pass_on(b, node, now, grads, status);
+    }
+    b->unfinished--;
+    drop_gradients(at);
+    if (any && !b->retain && status == TR_OK) tr__node_release(node);
+    return pass_on(b, node, now, grads, status);
 }
 
 /* ---- A backward ----------------------------------------------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { WORKERS_MOST = 5, LEAVES = 2, VALUES_MOST = 64, WIDTH = 3 };
+enum { WORKERS_MOST = 5, MATRIX = 2, LEAVES, VALUES_MOST = 64, WIDTH = 3 }; /* the last leaf is one */
 
 /* ---- A network --------------------------------------------------------------------------------------------------- */
 
@@ -220,9 +220,16 @@ typedef struct program {
     int n_values;
 } program;
 
-static tr_tensor *leaf(uint64_t seed)
+static tr_tensor *leaf(uint64_t seed, bool is_matrix)
 {
-    return tr_require_grad(tr_randn(seed, TR_SHAPE(WIDTH), .dtype = TR_F64));
+    tr_shape shape = is_matrix ? TR_SHAPE(WIDTH, WIDTH) : TR_SHAPE(WIDTH);
+    return tr_require_grad(tr_randn(seed, shape, .dtype = TR_F64));
+}
+
+/* By a leaf. */
+static tr_tensor *multiply(tr_tensor *x, tr_tensor *by)
+{
+    return tr_ndim(by) == 2 ? tr_matmul(x, by) : tr_mul(x, by);
 }
 
 static void begin(program *p, network *net)
@@ -232,9 +239,9 @@ static void begin(program *p, network *net)
     for (int w = 0; w < net->workers; w++)
         for (int i = 0; i < LEAVES; i++) {
             uint64_t seed = (uint64_t)(w * LEAVES + i + 1);
-            p->leaves[w][i] = leaf(seed);
-            p->twins[w][i] = leaf(seed);
-            if (w == 0) p->values[p->n_values++] = (value){0, p->leaves[0][i], p->twins[0][i]};
+            p->leaves[w][i] = leaf(seed, i == MATRIX);
+            p->twins[w][i] = leaf(seed, i == MATRIX);
+            if (w == 0 && i < MATRIX) p->values[p->n_values++] = (value){0, p->leaves[0][i], p->twins[0][i]};
         }
 }
 
@@ -275,8 +282,8 @@ static value call(program *p, value x, int worker, int depth)
     network *net = p->net;
     int64_t asked, replied;
     int i = (int)draw(net, LEAVES);
-    tr_tensor *y = tr_mul(travel(p, x.at, worker, false, x.there, &asked), p->leaves[worker][i]);
-    tr_tensor *twin = tr_mul(x.twin, p->twins[worker][i]);
+    tr_tensor *y = multiply(travel(p, x.at, worker, false, x.there, &asked), p->leaves[worker][i]);
+    tr_tensor *twin = multiply(x.twin, p->twins[worker][i]);
     value made = {worker, tr_tanh(y), tr_tanh(twin)};
     if (depth && draw(net, 3) == 0) {
         value deeper = call(p, made, (int)draw(net, (uint64_t)net->workers), depth - 1);
@@ -411,6 +418,37 @@ static void smart_leaves_alone_what_the_root_does_not_use(void **state)
     }
 }
 
+static tr_status note_sent(tr_tensor *t, tr_tensor *grad, void *user)
+{
+    (void)t, (void)grad;
+    const network *net = ((void **)user)[0];
+    *(int64_t *)((void **)user)[1] = net->sent[TR__DIST_GRADIENT];
+    return TR_OK;
+}
+
+/* A worker computes the gradient that others wait for before those that stay. */
+static void a_gradient_that_leaves_goes_first(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    network net;
+    program p;
+    int64_t number, sent = -1;
+    start(&net, 2, 1);
+    begin(&p, &net);
+    tr_tensor *matrix = p.leaves[1][MATRIX];
+    assert_true(tr_grad_hook_add(matrix, note_sent, (void *[]){&net, &sent}) >= 0);
+    tr_tensor *y = tr_matmul(travel(&p, 0, 1, false, p.leaves[0][0], &number), matrix);
+    tr__dist_was_answered(p.contexts[0], 0, 1);
+    tr_tensor *root = tr_sum(travel(&p, 1, 0, true, y, &number)), *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
+    assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, false, false, 0), TR_OK);
+    deliver_backward(&net, p.contexts[0], 1);
+    assert_int_equal(tr__dist_await(p.contexts[0], 0), TR_OK);
+    assert_int_equal(sent, 2); /* there and back */
+    end(&p);
+    stop(&net);
+}
+
 /* ---- Faults ------------------------------------------------------------------------------------------------------ */
 
 /* A worker dies after some deliveries: the root must hear of it, or have its gradients; the others' parts end. */
@@ -497,6 +535,7 @@ int main(void)
         cmocka_unit_test(random_programs_leave_the_gradients_of_one_process),
         cmocka_unit_test(messages_may_come_on_several_threads_at_once),
         cmocka_unit_test(smart_leaves_alone_what_the_root_does_not_use),
+        cmocka_unit_test(a_gradient_that_leaves_goes_first),
         cmocka_unit_test(a_worker_that_dies_ends_the_backward_everywhere),
         cmocka_unit_test(refuses_what_cannot_be),
     };
