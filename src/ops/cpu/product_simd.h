@@ -369,6 +369,14 @@ static void multiply_groups(void *arg, int64_t begin, int64_t end)
     }
 }
 
+/* Whether tiles can write c, and all that comes to the sums is read as they do: f32 rows. */
+static bool writes_in_place(const tr__product *p)
+{
+    if (!f32_rows(&p->c) || (p->residual.data && !f32_rows(&p->residual))) return false;
+    if (p->slope && (p->accumulate || !f32_rows(&p->slope_at))) return false;
+    return !p->bias || (p->bias->dtype == TR_F32 && p->bias->stride[0] == 1);
+}
+
 /* x * f'(slope_at), a vector of a row. */
 static vec vector_times_slope(const tr__product *p, int64_t row_at, int64_t column, int64_t n, vec x)
 {
@@ -400,18 +408,40 @@ static void write_rows(void *arg, int64_t begin, int64_t end)
             write_sums(k, i, k->column + j, k->columns - j, vec_load(k->c + i * k->width + j));
 }
 
+/* The same for rows of whole vectors where tiles could have written c, n of them from `row` on. */
+static inline void write_plain_sums(const block *k, int64_t row, int64_t column, int64_t n, const vec *x)
+{
+    const tr__product *p = k->asked;
+    int64_t c_row = p->c.row.stride[0], residual_row = p->residual.data ? p->residual.row.stride[0] : 0;
+    float *c = (float *)p->c.data + k->at->c + row * c_row + column;
+    const float *residual = p->residual.data ? (const float *)p->residual.data + row * residual_row + column : NULL;
+    vec bias = p->bias ? vec_load((const float *)tr__ptr(p->bias) + column) : (vec){0};
+    for (int64_t r = 0; r < n; r++) {
+        vec y = x[r] + bias;
+        if (residual) y += vec_load(residual + r * residual_row);
+        if (p->accumulate) y += vec_load(c + r * c_row);
+        vec_store(c + r * c_row, y);
+    }
+}
+
 /* Where c^T was computed: its rows, which are c's columns, by squares. */
 static void write_turned(void *arg, int64_t begin, int64_t end)
 {
     const block *k = arg;
     int64_t rows = k->columns, columns = k->p->a.row.n; /* of c, in this block */
+    bool is_plain = !k->asked->slope && writes_in_place(k->asked);
     for (int64_t i = begin * WIDTH; i < end * WIDTH; i += WIDTH) {
         for (int64_t j = 0; j < columns; j += WIDTH) {
             vec square[WIDTH];
             for (int64_t c = 0; c < WIDTH; c++)
                 square[c] = vec_load(k->c + (j + c < columns ? j + c : j) * k->width + i);
             lanes_transpose(square);
-            for (int64_t r = 0; r < WIDTH && i + r < rows; r++)
+            int64_t high = rows - i < WIDTH ? rows - i : WIDTH;
+            if (is_plain && j + WIDTH <= columns) {
+                write_plain_sums(k, k->column + i, j, high, square);
+                continue;
+            }
+            for (int64_t r = 0; r < high; r++)
                 write_sums(k, k->column + i + r, j, columns - j, square[r]);
         }
     }
@@ -451,14 +481,6 @@ static void multiply(block *k)
             k->row += k->depth;
         } while (k->row < deep);
     }
-}
-
-/* Whether tiles can write c, and all that comes to the sums is read as they do: f32 rows. */
-static bool writes_in_place(const tr__product *p)
-{
-    if (!f32_rows(&p->c) || (p->residual.data && !f32_rows(&p->residual))) return false;
-    if (p->slope && (p->accumulate || !f32_rows(&p->slope_at))) return false;
-    return !p->bias || (p->bias->dtype == TR_F32 && p->bias->stride[0] == 1);
 }
 
 /* Packing a weight [out, in] turns it around, which takes as long as 10 rows of the product: where rows are few it is
