@@ -25,7 +25,8 @@ enum {
     LOOK_MOST_MS = 5000,
     HEED_MS = 250,
     LAST_WORD_MS = 500,
-    GIVE_UP_MS = 250, /* from a rank's hanging up to its card's being down */
+    LEAVE_MS = 250,   /* from a rank's hanging up to its having given its number back */
+    SILENT_MS = 2000, /* that a store which did not answer is not asked again */
 };
 
 tr_status tr__random_text(char *text, size_t bytes)
@@ -152,30 +153,35 @@ tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, cons
     }
 }
 
+/* What fails in the next two is nobody's concern: the store may be gone, or stand still with the process that serves it. Then
+ * nobody can join there again, and there is nothing to give back. */
+static bool replace(tr__rendezvous *r, const char *key, const char *old, const char *by)
+{
+    tr__error *latest = tr__error_take();
+    void *held = NULL;
+    size_t bytes;
+    tr_status status = tr__store_compare_set(r->member->store, key, old, strlen(old), by, strlen(by), WITHDRAW_MS, &held, &bytes);
+    free(held);
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
+    return status == TR_OK;
+}
+
+/* The others find the same disagreement on our card that we found on theirs. */
+void tr__rendezvous_give_up(tr__rendezvous *r, tr_status why)
+{
+    char key[KEY];
+    if (!r->card[0] || why == TR_MISMATCH || why == TR_UNSUPPORTED) return;
+    if (!replace(r, card_key(r, r->member->rank, key), r->card, "")) r->claim[0] = 0;
+}
+
 void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined)
 {
     if (!r->claim[0]) return;
-    tr__error *latest = tr__error_take(); /* what fails here is nobody's concern */
     char key[KEY], left[32];
     snprintf(left, sizeof left, "%ld left", joined == TR_OK ? r->generation : r->generation - 1);
-    void *held = NULL, *card = NULL;
-    size_t bytes;
-    /* The store may be gone, or stand still with the process that serves it. Then nobody can join there again, and
-     * there is nothing to give back. The others find the same disagreement on our card that we found on theirs. */
-    tr_status status = TR_OK;
-    bool keep_card = joined == TR_OK || joined == TR_MISMATCH || joined == TR_UNSUPPORTED;
-    if (!keep_card && r->card[0])
-        status = tr__store_compare_set(r->member->store, card_key(r, r->member->rank, key), r->card, strlen(r->card),
-                                       "", 0, WITHDRAW_MS, &card, &bytes);
-    if (status == TR_OK)
-        status = tr__store_compare_set(r->member->store, claim_key(r, r->member->rank, key), r->claim, strlen(r->claim), left,
-                                       strlen(left), WITHDRAW_MS, &held, &bytes);
-    (void)status;
-    free(held);
-    free(card);
+    replace(r, claim_key(r, r->member->rank, key), r->claim, left);
     r->claim[0] = 0;
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */
@@ -266,11 +272,6 @@ int tr__rendezvous_rest_ms(const tr__rendezvous *r)
 
 /* ---- Deaths ------------------------------------------------------------------------------------------------------ */
 
-tr_status tr__rendezvous_died(const tr__rendezvous *r, const tr__card *card)
-{
-    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", r->member->group, card->rank, card->pid);
-}
-
 /* what: "died", "late" */
 static char *news_key(const tr__rendezvous *r, const char *what, char key[KEY])
 {
@@ -278,33 +279,47 @@ static char *news_key(const tr__rendezvous *r, const char *what, char key[KEY])
     return key;
 }
 
-/* The value of a key as it is now, to be freed; NULL: there is none, or the store does not answer. */
-static char *peek(const tr__rendezvous *r, const char *key)
+/* The values of some keys as they are now, to be freed. False: the store does not answer; then it is not asked for a while. */
+static bool peek(tr__rendezvous *r, const char *const *keys, int count, tr__store_value *values)
 {
+    memset(values, 0, (size_t)count * sizeof *values);
+    if (tr__now_ns() < r->silent_until) return false;
     tr__error *latest = tr__error_take();
-    tr__store_value value = {0};
-    tr_status asked = tr__store_gather(r->member->store, &key, 1, 0, &value);
-    (void)asked;
+    tr_status asked = tr__store_gather(r->member->store, keys, count, 0, values);
+    bool answers = asked == TR_OK || asked == TR_TIMEOUT;
+    if (!answers) r->silent_until = tr__now_ns() + SILENT_MS * (int64_t)1000000;
     tr__fail_stored(latest);
     tr__error_unref(latest);
-    return value.data;
+    return answers;
 }
 
-/* The rank has neither taken its card down, as who gives up does, nor given its number back, as who leaves does. */
-static bool counts_in(const tr__rendezvous *r, const tr__card *its, bool without_store)
+/* Where a rank stands, by the store. */
+typedef enum standing { IN, OUT, UNKNOWN } standing;
+
+/* Out is a rank that has taken its card down, as who gives up does, or given its number back, as who leaves does. */
+static standing standing_of(tr__rendezvous *r, const tr__card *its)
 {
-    char key[KEY], state[16] = "";
-    char *card = peek(r, card_key(r, its->rank, key)), *claim = peek(r, claim_key(r, its->rank, key));
+    char keys[2][KEY], state[16] = "";
+    const char *both[] = {card_key(r, its->rank, keys[0]), claim_key(r, its->rank, keys[1])};
+    tr__store_value values[2];
+    if (!peek(r, both, 2, values)) return UNKNOWN;
+    const char *card = values[0].data, *claim = values[1].data;
     bool left = claim && sscanf(claim, "%*d %15s", state) == 1 && strcmp(state, "left") == 0;
-    bool in = card ? strstr(card, its->cookie) && !left : without_store;
-    free(card);
-    free(claim);
-    return in;
+    bool in = card && strstr(card, its->cookie) && !left;
+    tr__store_values_free(values, 2);
+    return in ? IN : OUT;
 }
 
-bool tr__rendezvous_is_dead(const tr__rendezvous *r, const tr__card *cards, int rank)
+static tr_status died(const tr__rendezvous *r, const tr__card *card)
 {
-    return has_ended(&cards[rank], &cards[r->member->rank]) && counts_in(r, &cards[rank], true);
+    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", r->member->group, card->rank, card->pid);
+}
+
+tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__card *cards, int rank)
+{
+    if (!has_ended(&cards[rank], &cards[r->member->rank]) || standing_of(r, &cards[rank]) == OUT) return TR_OK;
+    r->dead = rank;
+    return died(r, &cards[rank]);
 }
 
 /* In place of what an earlier try to join may have left there. */
@@ -326,16 +341,19 @@ static void tell(tr__rendezvous *r, const char *what, const tr__card *card)
 }
 
 /* The card of whom somebody has told of, if it is still there, and not that of one which has come again since. */
-static bool told(const tr__rendezvous *r, const char *what, tr__card *card)
+static bool told(tr__rendezvous *r, const char *what, tr__card *card)
 {
     char key[KEY], cookie[TR__COOKIE_TEXT];
-    int rank;
-    char *news = peek(r, news_key(r, what, key)), *text = NULL;
-    if (news && sscanf(news, "%d %32s", &rank, cookie) == 2) text = peek(r, card_key(r, rank, key));
-    bool is = text && strstr(text, cookie) && tr__card_read(text, card) == TR_OK;
-    free(news);
-    free(text);
-    return is;
+    const char *asked = news_key(r, what, key);
+    int rank = -1;
+    tr__store_value news, text = {0};
+    bool known = peek(r, &asked, 1, &news) && news.data && sscanf(news.data, "%d %32s", &rank, cookie) == 2;
+    if (known) asked = card_key(r, rank, key);
+    if (known) known = peek(r, &asked, 1, &text) && text.data && strstr(text.data, cookie);
+    known = known && tr__card_read(text.data, card) == TR_OK;
+    tr__store_values_free(&news, 1);
+    tr__store_values_free(&text, 1);
+    return known;
 }
 
 tr_status tr__rendezvous_heed(tr__rendezvous *r)
@@ -344,27 +362,30 @@ tr_status tr__rendezvous_heed(tr__rendezvous *r)
     int64_t now = tr__now_ns();
     if (now - r->heeded < HEED_MS * (int64_t)1000000) return TR_OK;
     r->heeded = now;
-    return told(r, "died", &card) ? tr__rendezvous_died(r, &card) : TR_OK;
+    return told(r, "died", &card) ? died(r, &card) : TR_OK;
 }
 
-/* Who dies closes its connections a moment before it is seen to be dead, if that can be seen from here at all; who gives up
- * takes its card down a moment after. */
+/* Who dies closes its connections a moment before it is seen to be dead, if that can be seen from here at all; who gives up has
+ * taken its card down by then, and who leaves gives its number back soon after. Where the store went along, only the first to
+ * hang up is to blame: others may have left because of it. */
 tr_status tr__rendezvous_hung_up(tr__rendezvous *r, const tr__card *cards, int rank, int64_t since)
 {
     r->heeded = 0; /* now */
     TR__TRY(tr__rendezvous_heed(r));
-    bool ended = has_ended(&cards[rank], &cards[r->member->rank]), waited = tr__now_ns() - since > GIVE_UP_MS * (int64_t)1000000;
-    if ((!ended && !waited) || !counts_in(r, &cards[rank], false)) return TR_OK;
+    TR__TRY(tr__rendezvous_check(r, cards, rank));
+    if (!r->first_end) r->first_end = since;
+    if (tr__now_ns() - since < LEAVE_MS * (int64_t)1000000) return TR_OK;
+    standing where = standing_of(r, &cards[rank]);
+    if (where == OUT || (where == UNKNOWN && since > r->first_end)) return TR_OK;
     r->dead = rank;
-    if (ended) return tr__rendezvous_died(r, &cards[rank]);
     return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) closed the connection while joining", r->member->group, rank,
         cards[rank].pid);
 }
 
-static tr_status await_reason(tr__rendezvous *r, const tr__card *cards, int rank)
+tr_status tr__rendezvous_await_reason(tr__rendezvous *r, const tr__card *cards, int rank)
 {
     enum { PAUSE_NS = 5000000 };
-    int64_t since = tr__now_ns(), until = since + 2 * GIVE_UP_MS * (int64_t)1000000;
+    int64_t since = tr__now_ns(), until = since + 2 * LEAVE_MS * (int64_t)1000000;
     while (tr__now_ns() < until) {
         TR__TRY(tr__rendezvous_hung_up(r, cards, rank, since));
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
@@ -377,10 +398,9 @@ static tr_status find_reason(tr__rendezvous *r, const tr__card *cards, int suspe
 {
     tr__card card;
     r->heeded = 0;
-    TR__TRY(suspect >= 0 ? await_reason(r, cards, suspect) : tr__rendezvous_heed(r));
-    for (int rank = 0; rank < r->member->world_size && r->dead < 0; rank++)
-        if (cards[rank].pid && tr__rendezvous_is_dead(r, cards, rank)) r->dead = rank;
-    if (r->dead >= 0) return tr__rendezvous_died(r, &cards[r->dead]);
+    TR__TRY(suspect >= 0 ? tr__rendezvous_await_reason(r, cards, suspect) : tr__rendezvous_heed(r));
+    for (int rank = 0; rank < r->member->world_size; rank++)
+        if (cards[rank].pid) TR__TRY(tr__rendezvous_check(r, cards, rank));
     if (!told(r, "late", &card) || card.rank == r->member->rank) return TR_OK;
     return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld on host %s) did not come to the meeting in time", r->member->group,
         card.rank, card.pid, card.host);

@@ -38,6 +38,8 @@ typedef struct tr__rendezvous {
     char card[768];   /* the same */
     long generation;
     int64_t heeded;   /* when we last asked whether a rank has died */
+    int64_t silent_until; /* the store is not asked before, as it did not answer */
+    int64_t first_end;    /* when the first rank hung up on us; 0: none has */
     int dead, late;   /* a rank that we know to have died, or whom we wait for until the deadline; -1: none */
 } tr__rendezvous;
 
@@ -57,8 +59,8 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine);
 tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards);
 /* The card of one rank, into its place among those of all. */
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *cards);
-/* Can be seen from here that the rank died? Not of one that gave up or left, and ended. */
-bool tr__rendezvous_is_dead(const tr__rendezvous *r, const tr__card *cards, int rank);
+/* Fails when it can be seen from here that the rank died: not of one that gave up or left, and ended. */
+tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__card *cards, int rank);
 /* What is left for those who are connected with all and wait for them to be: a moment more than others have, who know whom they
  * have not reached and are to say so first. */
 int tr__rendezvous_rest_ms(const tr__rendezvous *r);
@@ -67,13 +69,16 @@ tr_status tr__rendezvous_heed(tr__rendezvous *r);
 /* A rank has closed its connection to us, at `since` by tr__now_ns() or before. Fails when it has died, or when it has told
  * before it went who has; TR_OK: it may have given up, or that is yet to be seen. */
 tr_status tr__rendezvous_hung_up(tr__rendezvous *r, const tr__card *cards, int rank, int64_t since);
+/* The same, of one that has hung up just now, after a moment in which that is seen. */
+tr_status tr__rendezvous_await_reason(tr__rendezvous *r, const tr__card *cards, int rank);
 /* A join has failed with `status` and this thread's latest failure, which is about the rank suspect (-1: none that hung up):
  * looks for the reason behind it, and lets those know who cannot see it for themselves; on other hosts they would wait in vain,
  * or find that those have gone who knew. Before our own connections close, which others may be looking at. Returns the status of
  * what is then the latest failure. */
 tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__card *cards, int suspect, tr_status status);
-/* The failure for a rank that died. */
-tr_status tr__rendezvous_died(const tr__rendezvous *r, const tr__card *card);
+/* The join has failed, and not because of us: takes our card down, before our connections close, so that nobody takes us for
+ * dead. */
+void tr__rendezvous_give_up(tr__rendezvous *r, tr_status why);
 /* Gives the rank's number back. `joined` says how the join went: one that failed does not count as a generation. */
 void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined);
 

@@ -16,6 +16,7 @@
 
 enum {
     GRACE_MS = 5000,      /* that the server's answer to a wait may be late */
+    AT_ONCE_MS = 1000,    /* in which it says what is there now */
     IDLE_MOST = 8,        /* connections that are kept for the next request */
     RETRY_FIRST_MS = 10,  /* between two tries to connect, doubling up to */
     RETRY_MOST_MS = 200,
@@ -219,7 +220,7 @@ static tr_status tcp_gather(tr_store *store, const char *const *keys, int count,
     tr__frame request = {.type = TR__FRAME_GATHER, .value = list.items, .value_bytes = list.bytes}, answer;
     request.timeout_ms = (uint32_t)timeout_ms;
     unsigned char *received;
-    tr_status status = exchange(s, keys[0], &request, timeout_ms + GRACE_MS, &answer, &received);
+    tr_status status = exchange(s, keys[0], &request, timeout_ms ? timeout_ms + GRACE_MS : AT_ONCE_MS, &answer, &received);
     free((void *)list.items);
     if (status != TR_OK) return status;
     if (answer.code == TR__REPLY_OK || answer.code == TR__REPLY_TIMEOUT)

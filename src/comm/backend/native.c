@@ -182,6 +182,7 @@ static void close_transports(native *n)
 static void give_up(native *n, tr_status status)
 {
     tr__error *why = tr__error_take();
+    if (n->meeting.member) tr__rendezvous_give_up(&n->meeting, status);
     close_transports(n);
     if (n->meeting.member) tr__rendezvous_withdraw(&n->meeting, status);
     free(n);

@@ -78,6 +78,7 @@ static bool send_hello(joining *j, int rank, int socket)
 {
     tr__shm *t = j->t;
     tr__segment control;
+    errno = EFAULT;
     if (!tr__segment_find(t->control, 1, &control)) return false;
     tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = t->rank, .id = control.id,
         .bytes = control.bytes};
@@ -127,26 +128,27 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
 
 static tr_status check_alive(const joining *j, int rank)
 {
-    if (tr__rendezvous_is_dead(j->meeting, j->cards, j->t->peers[rank].rank))
-        return tr__rendezvous_died(j->meeting, card_of(j, rank));
+    TR__TRY(tr__rendezvous_check(j->meeting, j->cards, j->t->peers[rank].rank));
     if (tr__now_ns() < j->meeting->deadline) return TR_OK;
     j->meeting->late = j->t->peers[rank].rank;
     return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %g s", j->t->group,
                     j->t->peers[rank].rank, card_of(j, rank)->pid, j->meeting->member->timeout_ms / 1000.0);
 }
 
-/* A rank has closed the connection: waits for what shows why. */
+/* A rank has closed the connection. */
 static tr_status hung_up(joining *j, int rank)
 {
-    enum { TRIES = 100, PAUSE_NS = 5000000 };
-    int64_t since = tr__now_ns();
-    for (int i = 0; i < TRIES; i++) {
-        TR__TRY(check_alive(j, rank));
-        TR__TRY(tr__rendezvous_hung_up(j->meeting, j->cards, j->t->peers[rank].rank, since));
-        nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
-    }
+    TR__TRY(tr__rendezvous_await_reason(j->meeting, j->cards, j->t->peers[rank].rank));
     return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) gave up joining", j->t->group, j->t->peers[rank].rank,
         card_of(j, rank)->pid);
+}
+
+/* Says hello, or why that cannot be. */
+static tr_status greet_first(joining *j, int rank, int socket)
+{
+    if (send_hello(j, rank, socket)) return TR_OK;
+    if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return hung_up(j, rank);
+    return tr__fail_errno(TR_IO, errno, "group '%s': cannot greet rank %d", j->t->group, j->t->peers[rank].rank);
 }
 
 /* A refused connection is a card of an earlier try to join: a new one will follow. */
@@ -160,7 +162,7 @@ static tr_status call_rank(joining *j, int rank)
             j->t->peers[rank].rank);
         if (connect(socket, (struct sockaddr *)&address, length) == 0) {
             j->t->peers[rank].socket = socket;
-            return send_hello(j, rank, socket) ? TR_OK : hung_up(j, rank);
+            return greet_first(j, rank, socket);
         }
         int error = errno;
         close(socket);
@@ -183,7 +185,9 @@ static tr_status hear_answer(joining *j, int rank)
     if (got < 0 && (errno == EAGAIN || errno == ECONNRESET)) return TR_OK;
     if (is_welcome(j, socket, got, &hello, &pid) && hello.rank == rank) return greet(j, rank, socket, pid, &hello, fd);
     if (fd >= 0) close(fd);
-    return hung_up(j, rank);
+    if (got <= 0) return hung_up(j, rank);
+    return tr__fail(TR_FORMAT, "group '%s': rank %d (pid %ld) answers with what is no hello of its own", j->t->group,
+        j->t->peers[rank].rank, card_of(j, rank)->pid);
 }
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
@@ -225,7 +229,7 @@ static tr_status hear_visitor(joining *j, int index)
     /* A visitor with another address has hung up a new card since we read the old one. */
     if (strcmp(card_of(j, hello.rank)->address, hello.text) != 0)
         TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, j->cards));
-    return send_hello(j, hello.rank, socket) ? TR_OK : hung_up(j, hello.rank);
+    return greet_first(j, hello.rank, socket);
 }
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */

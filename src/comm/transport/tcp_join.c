@@ -25,6 +25,7 @@
 
 enum {
     LOOK_MS = 100,   /* between two looks at whether those we wait for are alive */
+    ASK_MS = 250,    /* between two looks at why connections ended */
     RETRY_MS = 5,    /* after a refusal: a card of an earlier try to join */
     SPARE = 16,      /* places for visitors beyond the ranks */
 };
@@ -180,6 +181,7 @@ typedef struct joining {
     int next_visitor; /* whose place the next one takes when all are taken */
     struct pollfd *fds;
     int64_t *hung_up; /* since when ranks that we were connected to have gone; 0: they have not */
+    int64_t asked;    /* when we last looked for their reasons */
 } joining;
 
 static tr_status send_hello(joining *j, int rank, int lane, tr__wire *wire)
@@ -251,7 +253,7 @@ static tr_status too_late(const joining *j)
 
 static tr_status check_alive(const joining *j, int rank)
 {
-    if (tr__rendezvous_is_dead(j->meeting, j->cards, rank)) return tr__rendezvous_died(j->meeting, &j->cards[rank]);
+    TR__TRY(tr__rendezvous_check(j->meeting, j->cards, rank));
     return tr__now_ns() < j->meeting->deadline ? TR_OK : too_late(j);
 }
 
@@ -382,19 +384,22 @@ static tr_status call_those_due(joining *j)
     return TR_OK;
 }
 
-/* The ranks that we are connected to already. */
-static tr_status check_settled(const joining *j)
+/* The ranks that we are connected to already; now and then, as it asks the store. */
+static tr_status check_settled(joining *j)
 {
+    int64_t now = tr__now_ns();
+    bool due = now - j->asked >= ASK_MS * (int64_t)1000000;
+    if (due) j->asked = now;
     for (int rank = 0; rank < j->t->world_size; rank++) {
         struct pollfd end = {.fd = j->t->peers[rank].wires[TR__TCP_CONTROL_LANE].socket, .events = POLLRDHUP};
         if (end.fd < 0 || poll(&end, 1, 0) <= 0) continue;
-        if (!j->hung_up[rank]) j->hung_up[rank] = tr__now_ns();
-        TR__TRY(tr__rendezvous_hung_up(j->meeting, j->cards, rank, j->hung_up[rank]));
+        if (!j->hung_up[rank]) j->hung_up[rank] = now;
+        if (due) TR__TRY(tr__rendezvous_hung_up(j->meeting, j->cards, rank, j->hung_up[rank]));
     }
     return TR_OK;
 }
 
-static tr_status check_missing(const joining *j)
+static tr_status check_missing(joining *j)
 {
     TR__TRY(tr__failure_there(&j->t->failure) ? tr__failure_tell(&j->t->failure) : TR_OK); /* of shared memory */
     TR__TRY(tr__rendezvous_heed(j->meeting));
