@@ -37,8 +37,8 @@ extern const tr_op tr__ops[TR__OP_COUNT];
 #define TR__OP_LOW 0x800u
 #define TR__OP_HIGH 0x1000u
 #define TR__OP_WIDEN 0x2000u
-/* Its backward computes the gradient of each input by itself: calls for some inputs and then for the others cost what one
- * for all does. */
+/* Its backward computes the gradient of each input by itself: a call for some inputs and one for the others cost about
+ * what one for all does. */
 #define TR__OP_BY_INPUT 0x4000u
 /* Not of a row: the graph goes on elsewhere behind a node of this op (tr__record_boundary()). */
 #define TR__OP_BOUNDARY 0x200u

@@ -277,6 +277,7 @@ tr_status tr__dist_sends(tr_dist_context *c, int to, bool is_reply, tr_tensor *c
     *first = c->n_sent;
     for (int i = 0; i < n && status == TR_OK; i += TR__DIST_TENSORS)
         status = note_sent(c, to, is_reply, &tensors[i], n - i < TR__DIST_TENSORS ? n - i : TR__DIST_TENSORS);
+    for (int64_t i = *first; i < c->n_sent && status != TR_OK; i++) c->sent[i]->unsent = c->sent[i]->answered = true;
     pthread_mutex_unlock(&c->lock);
     return status;
 }
