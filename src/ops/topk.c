@@ -2,7 +2,8 @@
  * The k largest or smallest elements along one dimension, in order, and where they were; all of them: a sort.
  *
  * Elements become keys, unsigned numbers that are ordered as the results are to be, so that one comparison serves all
- * dtypes. Among equals the first comes first. A heap keeps the k best of what has been seen of a row.
+ * dtypes. Among equals the first comes first. A heap keeps the k best of what has been seen of a row; where k is much of the
+ * row, all of it is sorted, by the digits of the keys.
  */
 #include "ops/family.h"
 #include "ops/rows.h"
@@ -71,8 +72,24 @@ typedef struct job {
     atomic_bool no_memory;
 } job;
 
+/* An element as it is read: of floats, or of integers. */
+typedef union number {
+    double f;
+    int64_t i;
+} number;
+
 /* Larger numbers have larger keys, NaN the largest; 0 and -0 are equal. */
-static uint64_t key_of_float(double x)
+static uint64_t key_of_single(double x)
+{
+    const uint32_t sign = UINT32_C(1) << 31;
+    float single = (float)x + 0.0f;
+    uint32_t bits;
+    if (x != x) return UINT32_MAX;
+    memcpy(&bits, &single, sizeof bits);
+    return bits & sign ? ~bits : bits | sign;
+}
+
+static uint64_t key_of_double(double x)
 {
     const uint64_t sign = UINT64_C(1) << 63;
     uint64_t bits;
@@ -139,76 +156,119 @@ static void sift_up(entry *heap, int64_t i)
     }
 }
 
-/* The keys of elements first … first + n - 1 of row r. */
-static void read_keys(const job *j, int64_t r, int64_t first, int64_t n, uint64_t *keys)
+/* The elements of row r, whole, and their keys. Those of f32 and less are of 32 bits: half the digits to sort by. */
+static void read_row(const job *j, int64_t r, number *row, uint64_t *keys)
 {
-    union {
-        double floats[TR__ROW_BLOCK];
-        int64_t integers[TR__ROW_BLOCK];
-    } block;
-    bool floats = tr_dtype_is_float(j->x.dtype);
-    if (floats)
-        tr__row_read(&j->x, r, first, n, block.floats);
-    else
-        tr__row_read_i64(&j->x, r, first, n, block.integers);
-    for (int64_t i = 0; i < n; i++) {
-        keys[i] = floats ? key_of_float(block.floats[i]) : (uint64_t)block.integers[i] ^ (UINT64_C(1) << 63);
-        if (!j->attrs->smallest) keys[i] = ~keys[i];
-    }
-}
-
-/* The first k of row r, in order; best has room for twice as many. */
-static void select_row(const job *j, int64_t r, entry *best)
-{
-    uint64_t keys[TR__ROW_BLOCK];
-    int64_t k = j->attrs->k, kept = 0;
+    tr_dtype dtype = j->x.dtype;
+    bool floats = tr_dtype_is_float(dtype);
     for (int64_t first = 0, n; first < j->x.n; first += n) {
         n = tr__row_block(&j->x, first);
-        read_keys(j, r, first, n, keys);
-        for (int64_t i = 0; i < n; i++) {
-            entry e = {keys[i], first + i};
-            if (kept < k) {
-                best[kept] = e;
-                if (k < j->x.n) sift_up(best, kept); /* a sort needs no heap */
-                kept++;
-            } else if (before(e, best[0])) {
-                best[0] = e;
-                sift_down(best, k);
-            }
-        }
+        if (floats) tr__row_read(&j->x, r, first, n, &row[first].f);
+        else tr__row_read_i64(&j->x, r, first, n, &row[first].i);
     }
-    sort_entries(best, k, best + k);
+    for (int64_t i = 0; i < j->x.n; i++)
+        keys[i] = !floats             ? (uint64_t)row[i].i ^ (UINT64_C(1) << 63)
+                  : dtype == TR_F64 ? key_of_double(row[i].f)
+                                    : key_of_single(row[i].f);
+    for (int64_t i = 0; i < j->x.n && !j->attrs->smallest; i++) keys[i] = ~keys[i];
 }
 
-static void put_row(const job *j, int64_t r, const entry *best)
+/* Sorts by digits of the keys, the lowest first, each time keeping the order there is; digits that all share are passed over. */
+static entry *sort_by_digits(entry *from, int64_t n, entry *to)
 {
-    for (int64_t i = 0; i < j->attrs->k; i++) {
-        tr__row_write_i64(&j->indices, r, i, 1, &best[i].at);
-        if (tr_dtype_is_float(j->x.dtype)) {
-            double value;
-            tr__row_read(&j->x, r, best[i].at, 1, &value);
-            tr__row_write(&j->values, r, i, 1, &value);
-        } else {
-            int64_t value;
-            tr__row_read_i64(&j->x, r, best[i].at, 1, &value);
-            tr__row_write_i64(&j->values, r, i, 1, &value);
+    int bits = n < 4096 ? 8 : 11;
+    uint64_t differ = 0, mask = (UINT64_C(1) << bits) - 1;
+    for (int64_t i = 1; i < n; i++) differ |= from[i].key ^ from[0].key;
+    for (int shift = 0; shift < 64; shift += bits) {
+        int64_t place[1 << 11], at = 0;
+        if (!(differ >> shift & mask)) continue;
+        memset(place, 0, sizeof *place * (mask + 1));
+        for (int64_t i = 0; i < n; i++) place[from[i].key >> shift & mask]++;
+        for (uint64_t d = 0; d <= mask; d++) {
+            int64_t count = place[d];
+            place[d] = at;
+            at += count;
         }
+        for (int64_t i = 0; i < n; i++) to[place[from[i].key >> shift & mask]++] = from[i];
+        entry *swapped = from;
+        from = to;
+        to = swapped;
+    }
+    return from;
+}
+
+/* Memory for a row: its elements and their keys, and twice as many entries. */
+typedef struct room {
+    number *row;
+    uint64_t *keys;
+    entry *entries, *scratch;
+} room;
+
+/* All of a row in order. */
+static const entry *sort_row(const job *j, const room *m)
+{
+    enum { FEW = 96 }; /* where merging is faster */
+    int64_t n = j->x.n;
+    for (int64_t i = 0; i < n; i++) m->entries[i] = (entry){m->keys[i], i};
+    if (n >= FEW) return sort_by_digits(m->entries, n, m->scratch);
+    sort_entries(m->entries, n, m->scratch);
+    return m->entries;
+}
+
+/* The first k of a row, in order. */
+static const entry *select_row(const job *j, const room *m)
+{
+    int64_t k = j->attrs->k;
+    entry *best = m->entries;
+    if (k > j->x.n / 16) return sort_row(j, m);
+    for (int64_t i = 0; i < j->x.n; i++) {
+        entry e = {m->keys[i], i};
+        if (i < k) {
+            best[i] = e;
+            sift_up(best, i);
+        } else if (before(e, best[0])) {
+            best[0] = e;
+            sift_down(best, k);
+        }
+    }
+    sort_entries(best, k, m->scratch);
+    return best;
+}
+
+static void put_row(const job *j, int64_t r, const room *m, const entry *best)
+{
+    int64_t at[TR__ROW_BLOCK];
+    number values[TR__ROW_BLOCK];
+    for (int64_t first = 0, n; first < j->attrs->k; first += n) {
+        n = tr__row_block(&j->values, first);
+        for (int64_t i = 0; i < n; i++) {
+            at[i] = best[first + i].at;
+            values[i] = m->row[at[i]];
+        }
+        tr__row_write_i64(&j->indices, r, first, n, at);
+        if (tr_dtype_is_float(j->x.dtype)) tr__row_write(&j->values, r, first, n, &values[0].f);
+        else tr__row_write_i64(&j->values, r, first, n, &values[0].i);
     }
 }
 
 static void select_rows(void *arg, int64_t begin, int64_t end)
 {
     job *j = arg;
-    entry *best = calloc((size_t)j->attrs->k, 2 * sizeof *best);
-    if (!best) {
+    size_t n = (size_t)j->x.n;
+    char *memory = malloc(n * (sizeof(number) + sizeof(uint64_t) + 2 * sizeof(entry)));
+    if (!memory) {
         atomic_store(&j->no_memory, true);
         return;
     }
+    room m = {.entries = (entry *)memory};
+    m.scratch = m.entries + n;
+    m.row = (number *)(m.scratch + n);
+    m.keys = (uint64_t *)(m.row + n);
     for (int64_t r = begin; r < end; r++) {
-        select_row(j, r, best);
-        put_row(j, r, best);
+        read_row(j, r, m.row, m.keys);
+        put_row(j, r, &m, select_row(j, &m));
     }
-    free(best);
+    free(memory);
 }
 
 tr_status tr__topk_forward(tr_op_call *call)
@@ -220,7 +280,7 @@ tr_status tr__topk_forward(tr_op_call *call)
         tr__rows_of(call->outputs[1], dim), false};
     tr__pool_for(tr__pool_of(call->outputs[0]), j.x.others.n, tr__row_grain(8 * j.x.n), select_rows, &j);
     if (!atomic_load(&j.no_memory)) return TR_OK;
-    return tr__fail(TR_NO_MEMORY, "topk: no memory for %" PRId64 " entries", attrs->k);
+    return tr__fail(TR_NO_MEMORY, "topk: no memory to sort %" PRId64 " elements", j.x.n);
 }
 
 /* To where the elements were. */

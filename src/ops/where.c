@@ -9,9 +9,11 @@ enum { BLOCK = 512 };
 
 /* ---- Comparisons: a, b of one dtype -> bool ---------------------------------------------------------------------- */
 
+/* Loops over n contiguous numbers. f32 serves the smaller floats too. */
 typedef struct comparison {
-    void (*f64)(int64_t *out, const double *a, const double *b, int64_t n);
-    void (*i64)(int64_t *out, const int64_t *a, const int64_t *b, int64_t n);
+    void (*f32)(bool *out, const float *a, const float *b, int64_t n);
+    void (*f64)(bool *out, const double *a, const double *b, int64_t n);
+    void (*i64)(bool *out, const int64_t *a, const int64_t *b, int64_t n);
 } comparison;
 
 static tr_status compare_infer(tr_op_call *call)
@@ -23,49 +25,55 @@ static tr_status compare_infer(tr_op_call *call)
     return tr__output_like(call, 0, tr__shape_equal(a->shape, shape) ? a : b, shape, TR_BOOL);
 }
 
-static void compare_run(const tr__loop *loop, char *const *at, int64_t n, const void *arg)
-{
-    const comparison *c = arg;
-    union {
-        double floats[2][BLOCK];
-        int64_t integers[2][BLOCK];
-    } in;
-    int64_t out[BLOCK], step = tr__loop_step(loop, 0);
-    for (int64_t i = 0, m; i < n; i += m) {
-        m = n - i < BLOCK ? n - i : BLOCK;
-        for (int k = 0; k < 2; k++) {
-            const char *from = at[k + 1] + i * tr__loop_step(loop, k + 1) * loop->bytes[k + 1];
-            if (tr_dtype_is_float(loop->dtype[1]))
-                tr__read_f64(in.floats[k], loop->dtype[1], from, tr__loop_step(loop, k + 1), m);
-            else
-                tr__read_i64(in.integers[k], loop->dtype[1], from, tr__loop_step(loop, k + 1), m);
-        }
-        if (tr_dtype_is_float(loop->dtype[1]))
-            c->f64(out, in.floats[0], in.floats[1], m);
-        else
-            c->i64(out, in.integers[0], in.integers[1], m);
-        tr__write_i64(TR_BOOL, at[0] + i * step, step, out, m);
+/* A run by the loop for a type: numbers of that type without gaps are used where they lie, others pass through blocks in the
+ * first-level cache, which a broadcast number fills once. */
+#define COMPARE_RUN(name, type, DTYPE)                                                                             \
+    static void compare_##name(const tr__loop *loop, char *const *at, int64_t n, const void *arg)                  \
+    {                                                                                                              \
+        const comparison *c = arg;                                                                                 \
+        type block[3][BLOCK];                                                                                      \
+        bool result[BLOCK];                                                                                        \
+        int64_t step = tr__loop_step(loop, 0);                                                                     \
+        for (int k = 1; k < 3; k++)                                                                                \
+            if (!tr__loop_step(loop, k)) tr__read_##name(block[k], loop->dtype[k], at[k], 0, n < BLOCK ? n : BLOCK); \
+        for (int64_t i = 0, m; i < n; i += m) {                                                                    \
+            const type *in[3] = {NULL, block[1], block[2]};                                                        \
+            m = n - i < BLOCK ? n - i : BLOCK;                                                                     \
+            for (int k = 1; k < 3; k++) {                                                                          \
+                int64_t apart = tr__loop_step(loop, k);                                                            \
+                const char *from = at[k] + i * apart * loop->bytes[k];                                             \
+                if (apart == 1 && loop->dtype[k] == DTYPE) in[k] = (const type *)from;                             \
+                else if (apart) tr__read_##name(block[k], loop->dtype[k], from, apart, m);                         \
+            }                                                                                                      \
+            bool *out = (bool *)at[0] + i * step;                                                                  \
+            c->name(step == 1 ? out : result, in[1], in[2], m);                                                    \
+            for (int64_t k = 0; step != 1 && k < m; k++) out[k * step] = result[k];                                \
+        }                                                                                                          \
     }
-}
+COMPARE_RUN(f32, float, TR_F32)
+COMPARE_RUN(f64, double, TR_F64)
+COMPARE_RUN(i64, int64_t, TR_I64)
 
 static tr_status compare(tr_op_call *call, const comparison *c)
 {
     const tr_tensor *tensors[] = {call->outputs[0], call->inputs[0], call->inputs[1]};
     tr__loop loop;
     tr__loop_init(&loop, tensors[0]->shape, tensors, 3);
-    tr__loop_run(&loop, tr__pool_of(tensors[0]), compare_run, c);
+    tr_dtype dtype = tensors[1]->dtype;
+    tr__loop_body body = !tr_dtype_is_float(dtype) ? compare_i64 : dtype == TR_F64 ? compare_f64 : compare_f32;
+    tr__loop_run(&loop, tr__pool_of(tensors[0]), body, c);
     return TR_OK;
 }
 
+#define COMPARE(name, of, type, operator)                                                         \
+    static void name##_##of(bool *out, const type *a, const type *b, int64_t n)                  \
+    {                                                                                            \
+        for (int64_t i = 0; i < n; i++) out[i] = a[i] operator b[i];                             \
+    }
 #define COMPARISON(name, operator)                                                               \
-    static void name##_f64(int64_t *out, const double *a, const double *b, int64_t n)            \
-    {                                                                                            \
-        for (int64_t i = 0; i < n; i++) out[i] = a[i] operator b[i];                             \
-    }                                                                                            \
-    static void name##_i64(int64_t *out, const int64_t *a, const int64_t *b, int64_t n)          \
-    {                                                                                            \
-        for (int64_t i = 0; i < n; i++) out[i] = a[i] operator b[i];                             \
-    }                                                                                            \
+    COMPARE(name, f32, float, operator)                                                          \
+    COMPARE(name, f64, double, operator)                                                         \
+    COMPARE(name, i64, int64_t, operator)                                                        \
     tr_tensor *tr_##name(tr_tensor *a, tr_tensor *b)                                             \
     {                                                                                            \
         return tr_apply(tr__op(name), NULL, (tr_tensor *[]){a, b}, 2, NULL);                     \
@@ -76,7 +84,7 @@ static tr_status compare(tr_op_call *call, const comparison *c)
     }                                                                                            \
     tr_status tr__##name##_forward(tr_op_call *call)                                             \
     {                                                                                            \
-        return compare(call, &(comparison){name##_f64, name##_i64});                             \
+        return compare(call, &(comparison){name##_f32, name##_f64, name##_i64});                             \
     }
 COMPARISON(equal, ==)
 COMPARISON(not_equal, !=)

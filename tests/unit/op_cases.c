@@ -179,6 +179,7 @@ BINARY(einsum_outer, tr_einsum("ab,c->acb", a, b))
 UNARY(min_last, tr_min(x, .ndims = 1, .dims = {-1}))
 UNARY(argmin_last, tr_cast(tr_argmin(x, -1), tr_dtype_of(x)))
 UNARY(product_last, tr_prod(x, .ndims = 1, .dims = {-1}))
+UNARY(product_middle, tr_prod(x, .ndims = 1, .dims = {1}))
 UNARY(norm_middle, tr_norm(x, .ndims = 1, .dims = {1}, .keep = true))
 UNARY(norm_all, tr_norm(x))
 UNARY(norm_1, tr_norm(x, .p = 1, .ndims = 1, .dims = {0}))
@@ -191,6 +192,8 @@ UNARY(cumsum_last, tr_cumsum(x, -1))
 UNARY(cumsum_middle, tr_cumsum(x, 1))
 UNARY(topk_last, tr_topk(x, 3, -1))
 UNARY(topk_smallest, tr_topk(x, 2, 1, .smallest = true))
+UNARY(topk_most, tr_topk(x, 150, -1))
+UNARY(sort_last, tr_sort(x, -1, .descending = true))
 UNARY(sort_middle, tr_sort(x, 1))
 UNARY(pad, tr_pad(x, .before = {0, 1, 2}, .after = {0, 3}, .value = -1))
 BINARY(stack, tr_stack(((tr_tensor *[]){a, b, a}), 3, 1))
@@ -585,6 +588,7 @@ const op_case op_cases[] = {
     {CASE("min equal",            min_last,       GRID(3, 5, 70)), .kinked = true},
     {CASE("argmin",               argmin_last,    NORMAL(3, 5, 7)), .kinked = true},
     {CASE("prod",                 product_last,   POSITIVE(3, 5, 7))},
+    {CASE("prod middle",          product_middle, POSITIVE(3, 5, 20))},
     {CASE("prod with zeros",      product_last,   GRID(30, 7)), .kinked = true, .tolerance = 4},
     {CASE("norm middle",          norm_middle,    NORMAL(3, 5, 40))},
     {CASE("norm",                 norm_all,       NORMAL(3, 5))},
@@ -597,8 +601,12 @@ const op_case op_cases[] = {
     {CASE("cumsum",               cumsum_last,    NORMAL(3, 5, 7))},
     {CASE("cumsum long",          cumsum_last,    NORMAL(2, 1100))},
     {CASE("cumsum middle",        cumsum_middle,  NORMAL(3, 5, 7))},
+    {CASE("cumsum of many",       cumsum_middle,  NORMAL(2, 5, 70))},
     {CASE("topk",                 topk_last,      NORMAL(3, 5, 7))},
     {CASE("topk long",            topk_last,      NORMAL(3, 1100))},
+    {CASE("topk of most",         topk_most,      NORMAL(3, 600))},
+    {CASE("sort long",            sort_last,      NORMAL(2, 5000)), .kinked = true}, /* many are nearly equal */
+    {CASE("sort long equal",      sort_last,      GRID(3, 300)), .kinked = true},
     {CASE("topk smallest",        topk_smallest,  NORMAL(3, 5, 7))},
     {CASE("sort",                 sort_middle,    NORMAL(3, 9, 4))},
     {CASE("sort equal",           sort_middle,    GRID(3, 30, 4)), .kinked = true},

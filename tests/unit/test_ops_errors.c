@@ -473,6 +473,15 @@ static void orders_of_integers_nan_and_zeros(void **state)
     assert_int_equal(tr_status_of(tr_sort(x, 0, .indices = &at)), TR_OK);
     assert_true(number(at, 0) == 0 && number(at, 1) == 2 && number(at, 2) == 3 && number(at, 3) == 1);
     assert_true(isnan(tr_item(tr_min(x))) && tr_item(tr_argmin(x, 0)) == 1);
+    tr_tensor *many = tr_cat((tr_tensor *[]){tr_arange(200, TR_I64, tr_cpu(0)), large}, 2, 0);
+    tr_tensor *least = tr_sort(many, 0, .indices = &at), *most = tr_sort(many, 0, .descending = true);
+    assert_int_equal(tr_copy_out(tr_slice(least, 0, 0, 3), out, sizeof out), TR_OK);
+    assert_true(out[0] == INT64_MIN && out[1] == 0 && out[2] == 1 && number(at, 0) == 201 && number(at, 1) == 0);
+    assert_int_equal(tr_copy_out(tr_slice(most, 0, 0, 3), out, sizeof out), TR_OK);
+    assert_true(out[0] == INT64_MAX && out[1] == INT64_MAX - 1 && out[2] == 199);
+    tr_tensor *zeros = tr_cat((tr_tensor *[]){tr_full(-0.0, TR_SHAPE(150)), x}, 2, 0);
+    assert_int_equal(tr_status_of(tr_sort(zeros, 0, .indices = &at)), TR_OK);
+    for (int64_t i = 0; i < 154; i++) assert_true(number(at, i) == (i < 151 ? i : i == 151 ? 152 : i == 152 ? 153 : 151));
     assert_int_equal(tr_numel(tr_topk(x, 0, 0)), 0);
     assert_true(isnan(tr_item(tr_var(ones(TR_SHAPE(1))))) && isnan(tr_item(tr_std(ones(TR_SHAPE(1))))));
 }

@@ -128,6 +128,7 @@ static void check_rows(int table, int64_t rows, int64_t n)
         CHECK(sum, (&(tr__reduce_attrs){.dims = dims}), positive);
         CHECK(mean, (&(tr__reduce_attrs){.dims = dims}), positive);
         CHECK(norm, (&(tr__reduce_attrs){.dims = dims}), x);
+        CHECK(prod, (&(tr__reduce_attrs){.dims = dims}), tr_affine(positive, 0.01, 0.995));
     }
     CHECK(max, (&(tr__reduce_attrs){.dims = 2}), x);
     CHECK(min, (&(tr__reduce_attrs){.dims = 2}), x);

@@ -1,5 +1,5 @@
 /*
- * sum, mean and norm of contiguous f32 over dimensions that lie together: x: [outer, reduced, inner] -> [outer, inner].
+ * sum, mean, norm and prod of contiguous f32 over dimensions that lie together: x: [outer, reduced, inner] -> [outer, inner].
  *
  * Stretches of up to a few thousand elements are summed in f32, lane by lane, and these sums in f64. A long reduction
  * with few results is cut into chunks, so that threads share it; where, depends on the shape only.
@@ -161,6 +161,55 @@ static tr_status mean_kernel(tr_op_call *call)
 static tr_status norm_kernel(tr_op_call *call)
 {
     return run_sum(call, false, true);
+}
+
+/* ---- prod: in f64, as a product of many rounds often ------------------------------------------------------------------- */
+
+enum { FACTORS = 16 };
+
+/* Of n columns, or of the n parts of a row that are multiplied side by side: rows lie `stride` apart. */
+static inline void multiply_columns(const float *x, int64_t rows, int64_t stride, int64_t n, double *product)
+{
+    for (int64_t i = 0; i < n; i++) product[i] = 1;
+    for (int64_t r = 0; r < rows; r++, x += stride)
+        for (int64_t i = 0; i < n; i++) product[i] *= (double)x[i];
+}
+
+static double product_of_row(const float *x, int64_t n)
+{
+    double part[FACTORS], product = 1;
+    int64_t whole = n / FACTORS;
+    multiply_columns(x, whole, FACTORS, FACTORS, part);
+    for (int i = 0; i < FACTORS; i++) product *= part[i];
+    for (int64_t i = whole * FACTORS; i < n; i++) product *= (double)x[i];
+    return product;
+}
+
+/* Tasks: outer index by outer index, FACTORS of inner by FACTORS. */
+static void product_tasks(void *arg, int64_t begin, int64_t end)
+{
+    const sum_job *j = arg;
+    int64_t blocks = (j->inner + FACTORS - 1) / FACTORS;
+    for (int64_t task = begin; task < end; task++) {
+        int64_t o = task / blocks, column = task % blocks * FACTORS, n = j->inner - column < FACTORS ? j->inner - column : FACTORS;
+        const float *x = j->x + o * j->reduced * j->inner + column;
+        double product[FACTORS];
+        if (j->inner == 1) product[0] = product_of_row(x, j->reduced);
+        else if (n == FACTORS) multiply_columns(x, j->reduced, j->inner, FACTORS, product);
+        else multiply_columns(x, j->reduced, j->inner, n, product);
+        for (int64_t i = 0; i < n; i++) j->y[o * j->inner + column + i] = (float)product[i];
+    }
+}
+
+static tr_status prod_kernel(tr_op_call *call)
+{
+    const tr_tensor *x = call->inputs[0];
+    sum_job j = {.x = tr__ptr(x), .y = tr__ptr(call->outputs[0]), .outer = 1, .reduced = 1, .inner = 1};
+    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR__DECLINED;
+    if (!sizes_of(x, ((const tr__reduce_attrs *)call->attrs)->dims, &j)) return TR__DECLINED;
+    int64_t tasks = j.outer * ((j.inner + FACTORS - 1) / FACTORS), columns = j.inner < FACTORS ? j.inner : FACTORS;
+    tr__pool_for(tr__pool_of(x), tasks, tr__row_grain(j.reduced * columns), product_tasks, &j);
+    return TR_OK;
 }
 
 /* ---- max and min of contiguous f32 over the last dimensions: x: [outer, reduced] -> [outer] --------------------------- */
