@@ -50,9 +50,9 @@ static char *room_for(queue *q, size_t count)
         q->end -= q->begin;
         q->begin = 0;
     }
-    if (count > q->capacity - q->end) {
+    if (!q->bytes || count > q->capacity - q->end) {
         size_t capacity = 2 * q->capacity > q->end + count ? 2 * q->capacity : q->end + count;
-        char *bytes = realloc(q->bytes, capacity);
+        char *bytes = realloc(q->bytes, capacity ? capacity : 1);
         if (!bytes) return NULL;
         q->bytes = bytes;
         q->capacity = capacity;

@@ -144,10 +144,10 @@ static void test_row_major_without_strides(void **state)
     (void)state;
     foreign f;
     make_foreign(&f);
+    f.managed.dl_tensor.strides = NULL;
+    DLManagedTensor older = {f.managed.dl_tensor, NULL, NULL}; /* nobody waits for it to be given up */
     {
         TR_SCOPE;
-        f.managed.dl_tensor.strides = NULL;
-        DLManagedTensor older = {f.managed.dl_tensor, NULL, NULL}; /* nobody waits for it to be given up */
         tr_tensor *t = tr_from_dlpack_unversioned(&older);
         TR_CHECK(tr_status_of(t));
         assert_true(tr_is_contiguous(t));

@@ -19,7 +19,7 @@
 static bool keep_failure(tr__shm *t)
 {
     bool first = tr__failure_keep(&t->failure);
-    atomic_store(&t->control->gave_up, true);
+    atomic_store(&t->control->gave_up, 1);
     pthread_mutex_lock(&t->lock);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
@@ -69,7 +69,7 @@ void tr__shm_break_too(tr__shm *t)
 static bool any_gave_up(const tr__shm *t)
 {
     bool any = false;
-    for (int rank = 0; rank < t->world_size; rank++) any |= atomic_load(&t->peers[rank].control->gave_up);
+    for (int rank = 0; rank < t->world_size; rank++) any |= atomic_load(&t->peers[rank].control->gave_up) != 0;
     return any;
 }
 

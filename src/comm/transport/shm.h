@@ -107,7 +107,7 @@ typedef struct tr__shm_stuck {
 typedef struct tr__shm_control {
     uint32_t magic, version;
     int32_t rank, world_size;
-    atomic_bool gave_up;                         /* the group is broken for its rank, which has said why or will */
+    atomic_uchar gave_up;                        /* not 0: the group is broken for its rank, which has said why or will */
     _Alignas(TR__CACHE_LINE) atomic_uint bell;   /* futex word: its rank sleeps on it, peers and its monitor ring it */
     atomic_int waits_for;                        /* the rank (+ 1) that should ring; 0: awake */
     tr__shm_stuck stuck;

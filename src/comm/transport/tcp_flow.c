@@ -110,12 +110,12 @@ static void fold_stage(tr__tcp_call *call, tr__tcp_slot *s, size_t bytes)
 {
     char *stage = call->t->stage;
     size_t there = s->carried + bytes, whole = there - there % call->element;
-    const void *own = s->own.at + s->in.done, *in[2] = {own, stage};
+    const void *own = s->own.at ? s->own.at + s->in.done : NULL, *in[2] = {own, stage};
     if (s->step.take == TR__FOLD_BEFORE) {
         in[0] = stage;
         in[1] = own;
     }
-    void *to = s->in.memory.at + s->in.done;
+    void *to = s->in.memory.at ? s->in.memory.at + s->in.done : NULL;
     if (whole) call->fold(in, 2, &to, 1, (int64_t)(whole / call->element));
     s->in.done += whole;
     s->carried = there - whole;

@@ -517,7 +517,7 @@ static bool run_block(block *k)
     int64_t depth = part_size(p->b.row.n, BLOCK_DEPTH, DEPTH_UNIT);
     int64_t most = depth * BLOCK_WIDTH < SHALLOW_BLOCK && depth ? SHALLOW_BLOCK / depth : BLOCK_WIDTH;
     k->width = part_size(n, most, TILE_COLUMNS);
-    size_t right = k->right_in_place ? 0 : (size_t)(depth * k->width);
+    size_t right = k->right_in_place ? 0 : (size_t)((depth ? depth : 1) * k->width); /* an address, also for no rows */
     size_t bytes = (right + (k->c_in_place ? 0 : (size_t)(m * k->width))) * sizeof(float);
     float *scratch = bytes ? device->alloc(at->device.index, bytes) : NULL;
     if (bytes && !scratch) return false;
