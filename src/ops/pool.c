@@ -17,6 +17,8 @@ static tr_status check_windows(const tr_op_call *call)
     const char *name = call->op->name;
     if (x->shape.ndim != 4)
         return tr__fail(TR_SHAPE, "%s: x is %s: it must be [batch, channels, height, width]", name, TR__TEXT(x->shape));
+    if (x->shape.dim[2] < 1 || x->shape.dim[3] < 1) /* a window that lies in padding alone would find nothing */
+        return tr__fail(TR_SHAPE, "%s: the images of x %s have no pixels", name, TR__TEXT(x->shape));
     if (a->kernel < 1 || a->stride < 1)
         return tr__fail(TR_INVALID, "%s: kernel %d and stride %d must be positive", name, a->kernel, a->stride);
     if (a->padding < 0 || a->padding > a->kernel / 2)

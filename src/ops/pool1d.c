@@ -4,13 +4,15 @@
 
 #include <inttypes.h>
 
-/* NULL when x is a sequence; else the tensor in error to return. */
+/* NULL when x is sequences of some length; else the tensor in error to return. */
 static tr_tensor *check(const char *name, tr_tensor *x)
 {
     if (!x) return tr__tensor_fail(TR_INVALID, "%s: x is NULL", name);
     if (tr__bad(x)) return tr__tensor_pass(x);
-    if (x->shape.ndim == 3) return NULL;
-    return tr__tensor_fail(TR_SHAPE, "%s: x is %s: it must be [batch, channels, length]", name, TR__TEXT(x->shape));
+    if (x->shape.ndim != 3)
+        return tr__tensor_fail(TR_SHAPE, "%s: x is %s: it must be [batch, channels, length]", name, TR__TEXT(x->shape));
+    if (x->shape.dim[2] < 1) return tr__tensor_fail(TR_SHAPE, "%s: the length of x %s is 0", name, TR__TEXT(x->shape));
+    return NULL;
 }
 
 static tr_tensor *pool(const char *name, const tr_op *op, const tr_pool1d_options *o)

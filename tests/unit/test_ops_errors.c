@@ -104,6 +104,20 @@ static void images_that_do_not_fit(void **state)
     expect(tr_avg_pool1d(NULL, 2), TR_INVALID, "avg_pool1d: x is NULL");
 }
 
+/* Windows would still fit into the padding. */
+static void images_without_pixels_are_not_pooled(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *flat = ones(TR_SHAPE(1, 512, 0, 4)), *thin = ones(TR_SHAPE(1, 512, 4, 0)), *none = ones(TR_SHAPE(1, 512, 0));
+    expect(tr_max_pool2d(flat, 2, .padding = 1), TR_SHAPE, "max_pool2d: the images of x [1, 512, 0, 4] have no pixels");
+    expect(tr_max_pool2d(thin, 2, .padding = 1), TR_SHAPE, "max_pool2d: the images of x [1, 512, 4, 0] have no pixels");
+    expect(tr_avg_pool2d(flat, 2, .padding = 1), TR_SHAPE, "avg_pool2d: the images of x [1, 512, 0, 4] have no pixels");
+    expect(tr_max_pool1d(none, 2, .padding = 1), TR_SHAPE, "max_pool1d: the length of x [1, 512, 0] is 0");
+    expect(tr_adaptive_max_pool1d(none, 2), TR_SHAPE, "adaptive_max_pool1d: the length of x [1, 512, 0] is 0");
+    assert_int_equal(tr_numel(tr_max_pool2d(ones(TR_SHAPE(0, 3, 4, 4)), 2)), 0);
+}
+
 static void transposed_and_sequences_that_do_not_fit(void **state)
 {
     (void)state;
@@ -531,6 +545,7 @@ int main(void)
         cmocka_unit_test(shapes_that_do_not_broadcast),
         cmocka_unit_test(dtypes_that_do_not_fit),
         cmocka_unit_test(images_that_do_not_fit),
+        cmocka_unit_test(images_without_pixels_are_not_pooled),
         cmocka_unit_test(transposed_and_sequences_that_do_not_fit),
         cmocka_unit_test(sizes_that_images_cannot_have),
         cmocka_unit_test(batches_that_cannot_be_normed),
