@@ -106,7 +106,9 @@ tr_tensor *tr__weighted_cross_entropy(const tr_cross_entropy_options *o)
         return reduced(&c, tr_mul(rows, tr_cast(c.counts, tr_dtype_of(rows))));
     }
     tr_tensor *log_p = tr_log_softmax(tr__widened(c.x), -1);
-    tr_tensor *even = tr_masked_fill(tr_matmul(log_p, tr__widened(c.weight)), c.left_out, 0);
+    /* Not by a product of matrices, which autocast would round. */
+    tr_tensor *even = tr_sum(tr_mul(log_p, tr__widened(c.weight)), .ndims = 1, .dims = {-1});
+    even = tr_masked_fill(even, c.left_out, 0);
     double share = s / (double)tr_size(c.x, -1);
     return reduced(&c, tr_sub(tr_affine(of_targets(&c, log_p), 1 - s, 0), tr_affine(even, share, 0)));
 }

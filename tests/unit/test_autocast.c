@@ -167,6 +167,22 @@ static void test_dtypes(void **state)
     assert_int_equal(tr_status_of(tr_matmul(x, tr_ones(TR_SHAPE(3, 3)))), TR_SHAPE);
 }
 
+/* Losses are f32, with weights of classes too. */
+static void test_weighted_classes(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_randn(1, TR_SHAPE(6, 4)), *weight = tr_rand(2, TR_SHAPE(4));
+    tr_tensor *y = tr_from(((int64_t[]){0, 3, -100, 1, 2, 3}), TR_SHAPE(6), .dtype = TR_I64);
+    for (int smoothed = 0; smoothed < 2; smoothed++) {
+        double expected = tr_item(tr_cross_entropy(x, y, .weight = weight, .label_smoothing = 0.3 * smoothed));
+        TR_AUTOCAST(TR_BF16);
+        tr_tensor *loss = tr_cross_entropy(x, y, .weight = weight, .label_smoothing = 0.3 * smoothed);
+        assert_int_equal(tr_dtype_of(loss), TR_F32);
+        assert_true(tr_item(loss) == expected);
+    }
+}
+
 /* Backward runs in the dtypes of the forward, wherever it is called; recomputed stretches are cast as they were. */
 static void test_backward_and_recompute(void **state)
 {
@@ -291,6 +307,7 @@ int main(void)
         cmocka_unit_test(test_a_transformers_block_is_pytorchs),
         cmocka_unit_test(test_a_convolution_net_is_pytorchs),
         cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_weighted_classes),
         cmocka_unit_test(test_backward_and_recompute),
         cmocka_unit_test(test_trainings_converge),
         cmocka_unit_test(test_scaler),
