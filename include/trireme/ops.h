@@ -323,11 +323,12 @@ typedef struct tr_cross_entropy_options {
     int64_t ignore_index; /* targets that do not count; 0 means the default, -100, as in PyTorch */
     double label_smoothing; /* 0 … 1: a target's class is wanted with 1 - this, and this is spread over all classes */
     tr_reduction reduction;
-    tr_tensor *weight;   /* NULL, or [classes]: how much targets of each class count */
+    tr_tensor *weight;   /* NULL, or [classes], of any float dtype: how much targets of each class count */
 } tr_cross_entropy_options;
 /* The mean over counted targets of -log softmax(logits)[target]: a scalar, f32 for 16-bit logits. A target outside the
  * classes is an error. Without reduction: [...], 0 where the target does not count. The mean of weighted ones is divided by the
- * sum of the targets' weights; smoothing spreads a target over the classes by their weights: both as PyTorch. */
+ * sum of the targets' weights; smoothing spreads a target over the classes by their weights: both as PyTorch.
+ * Weights are used as f32, with f64 logits as f64. */
 #define tr_cross_entropy(...) TR__NEW2(tr_cross_entropy, logits, targets, __VA_ARGS__)
 TR_API tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *options);
 
@@ -339,7 +340,8 @@ typedef struct tr_nll_loss_options {
     tr_reduction reduction;
     tr_tensor *weight;  /* as tr_cross_entropy()'s */
 } tr_nll_loss_options;
-/* -x[target]; the mean is over the targets that count, or divided by their weights. */
+/* -x[target]; the mean is over the targets that count, or divided by their weights. Without reduction of x's dtype, also where
+ * it is 16-bit and the weights, used as f32, are not. */
 #define tr_nll_loss(...) TR__NEW2(tr_nll_loss, x, targets, __VA_ARGS__)
 TR_API tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *options);
 

@@ -11,7 +11,7 @@
 /* What a loss is told of its classes, and what follows from it. */
 typedef struct choice {
     const char *loss; /* for messages */
-    tr_tensor *x, *targets, *weight;
+    tr_tensor *x, *targets, *weight; /* the weight f32, or f64 as x, once it is checked */
     int64_t ignore_index;
     tr_reduction reduction;
     tr_tensor *left_out; /* bool, as targets */
@@ -34,10 +34,9 @@ static tr_status check_shapes(const choice *c)
         return tr__fail(TR_SHAPE, "%s: targets %s do not fit x %s: they must be %s", c->loss, TR__TEXT(c->targets->shape),
             TR__TEXT(c->x->shape), TR__TEXT(rows));
     const tr_tensor *w = c->weight;
-    if (w && (w->dtype != c->x->dtype || w->shape.ndim != 1 || w->shape.dim[0] != classes))
-        return tr__fail(w->dtype != c->x->dtype ? TR_DTYPE : TR_SHAPE, "%s: weight %s %s does not fit x %s %s: it must be %s "
-            "[%" PRId64 "]", c->loss, tr_dtype_name(w->dtype), TR__TEXT(w->shape), tr_dtype_name(c->x->dtype),
-            TR__TEXT(c->x->shape), tr_dtype_name(c->x->dtype), classes);
+    if (w && (!tr_dtype_is_float(w->dtype) || w->shape.ndim != 1 || w->shape.dim[0] != classes))
+        return tr__fail(tr_dtype_is_float(w->dtype) ? TR_SHAPE : TR_DTYPE, "%s: weight %s %s does not fit x %s: it must be "
+            "floats, [%" PRId64 "]", c->loss, tr_dtype_name(w->dtype), TR__TEXT(w->shape), TR__TEXT(c->x->shape), classes);
     tr__ids ids = tr__ids_of(c->targets);
     char what[64];
     snprintf(what, sizeof what, "%s: target", c->loss);
@@ -63,16 +62,17 @@ static tr_tensor *choose(choice *c)
         c->counts = tr_cast(tr_not_equal(c->targets, ignored), c->x->dtype);
         return NULL;
     }
+    c->weight = tr_cast(c->weight, c->x->dtype == TR_F64 ? TR_F64 : TR_F32); /* autocast makes x 16-bit, but no weight */
     tr_tensor *of_each = tr_take_along(c->weight, 0, tr_reshape(c->classes, TR_SHAPE(-1)));
     c->counts = tr_masked_fill(tr_reshape(of_each, c->targets->shape), c->left_out, 0);
     return NULL;
 }
 
-/* -log_p[target], weighted. */
+/* -log_p[target], weighted; with weights widened. */
 static tr_tensor *of_targets(const choice *c, tr_tensor *log_p)
 {
     tr_tensor *loss = tr_neg(tr_reshape(tr_take_along(log_p, -1, c->classes), c->targets->shape));
-    if (c->weight) loss = tr_mul(loss, tr_cast(c->counts, tr_dtype_of(log_p)));
+    if (c->weight) loss = tr_mul(tr__widened(loss), c->counts);
     return tr_masked_fill(loss, c->left_out, 0);
 }
 
@@ -88,7 +88,9 @@ tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *o)
     choice c = {.loss = "nll_loss", .x = o->x, .targets = o->targets, .weight = o->weight, .ignore_index = o->ignore_index,
         .reduction = o->reduction};
     tr_tensor *failed = choose(&c);
-    return failed ? failed : reduced(&c, of_targets(&c, o->x));
+    if (failed) return failed;
+    tr_tensor *loss = of_targets(&c, c.x);
+    return c.reduction == TR_REDUCE_NONE ? tr_cast(loss, c.x->dtype) : reduced(&c, loss);
 }
 
 /* Without smoothing by the rows' cross-entropies, which keep no probabilities. */
@@ -103,11 +105,11 @@ tr_tensor *tr__weighted_cross_entropy(const tr_cross_entropy_options *o)
         return tr__tensor_fail(TR_INVALID, "cross_entropy: label_smoothing is %g: it must be in 0 … 1", s);
     if (s == 0) {
         tr_tensor *rows = tr_cross_entropy(c.x, c.targets, .ignore_index = c.ignore_index, .reduction = TR_REDUCE_NONE);
-        return reduced(&c, tr_mul(rows, tr_cast(c.counts, tr_dtype_of(rows))));
+        return reduced(&c, tr_mul(rows, c.counts));
     }
     tr_tensor *log_p = tr_log_softmax(tr__widened(c.x), -1);
     /* Not by a product of matrices, which autocast would round. */
-    tr_tensor *even = tr_sum(tr_mul(log_p, tr__widened(c.weight)), .ndims = 1, .dims = {-1});
+    tr_tensor *even = tr_sum(tr_mul(log_p, c.weight), .ndims = 1, .dims = {-1});
     even = tr_masked_fill(even, c.left_out, 0);
     double share = s / (double)tr_size(c.x, -1);
     return reduced(&c, tr_sub(tr_affine(of_targets(&c, log_p), 1 - s, 0), tr_affine(even, share, 0)));

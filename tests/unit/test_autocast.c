@@ -183,6 +183,29 @@ static void test_weighted_classes(void **state)
     }
 }
 
+/* Logits that autocast made 16-bit take the f32 weights that a program has; f64 ones, f32 and f64 alike. */
+static void test_weights_of_another_dtype(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *weight = tr_rand(2, TR_SHAPE(4)), *y = tr_from(((int64_t[]){0, 3, -100}), TR_SHAPE(3), .dtype = TR_I64);
+    tr_tensor *wide = tr_cast(weight, TR_F64);
+    for (int k = 0; k < 3; k++) {
+        tr_tensor *x = tr_log_softmax(tr_cast(tr_randn(1, TR_SHAPE(3, 4)), (tr_dtype[]){TR_BF16, TR_F16, TR_F64}[k]), -1);
+        tr_tensor *same = k < 2 ? tr_cast(x, TR_F32) : x, *w = k < 2 ? weight : wide, *other = k < 2 ? wide : weight;
+        double nll = tr_item(tr_nll_loss(same, y, .weight = w)), entropy = tr_item(tr_cross_entropy(same, y, .weight = w));
+        double smooth = tr_item(tr_cross_entropy(same, y, .weight = w, .label_smoothing = 0.3));
+        for (int i = 0; i < 4; i++) {
+            TR_AUTOCAST(i & 1 ? TR_BF16 : TR_F32);
+            tr_tensor *given = i & 2 ? other : w;
+            assert_true(tr_item(tr_nll_loss(x, y, .weight = given)) == nll);
+            assert_true(tr_item(tr_cross_entropy(x, y, .weight = given)) == entropy);
+            assert_true(tr_item(tr_cross_entropy(x, y, .weight = given, .label_smoothing = 0.3)) == smooth);
+        }
+        assert_int_equal(tr_dtype_of(tr_nll_loss(x, y, .weight = w, .reduction = TR_REDUCE_NONE)), tr_dtype_of(x));
+    }
+}
+
 /* Backward runs in the dtypes of the forward, wherever it is called; recomputed stretches are cast as they were. */
 static void test_backward_and_recompute(void **state)
 {
@@ -308,6 +331,7 @@ int main(void)
         cmocka_unit_test(test_a_convolution_net_is_pytorchs),
         cmocka_unit_test(test_dtypes),
         cmocka_unit_test(test_weighted_classes),
+        cmocka_unit_test(test_weights_of_another_dtype),
         cmocka_unit_test(test_backward_and_recompute),
         cmocka_unit_test(test_trainings_converge),
         cmocka_unit_test(test_scaler),

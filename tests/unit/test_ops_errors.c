@@ -328,9 +328,9 @@ static void losses_whose_inputs_do_not_fit(void **state)
         "cross_entropy: label_smoothing is 1.5: it must be in 0 … 1");
     expect(tr_cross_entropy(x, ids(0, 0, 0), .reduction = (tr_reduction)3), TR_INVALID, "3 is no tr_reduction");
     expect(tr_cross_entropy(x, ids(0, 0, 0), .weight = ones(TR_SHAPE(3))), TR_SHAPE,
-        "cross_entropy: weight f32 [3] does not fit x f32 [3, 4]: it must be f32 [4]");
-    expect(tr_nll_loss(x, ids(0, 0, 0), .weight = tr_ones(TR_SHAPE(4), .dtype = TR_F64)), TR_DTYPE,
-        "nll_loss: weight f64 [4] does not fit x f32 [3, 4]: it must be f32 [4]");
+        "cross_entropy: weight f32 [3] does not fit x [3, 4]: it must be floats, [4]");
+    expect(tr_nll_loss(x, ids(0, 0, 0), .weight = tr_ones(TR_SHAPE(4), .dtype = TR_I64)), TR_DTYPE,
+        "nll_loss: weight i64 [4] does not fit x [3, 4]: it must be floats, [4]");
     expect(tr_cross_entropy(x, ids(0, 4, 0), .weight = ones(TR_SHAPE(4))), TR_INVALID, "cross_entropy: target 4 at position 1");
     expect(tr_cross_entropy(x, ids(0, 0, 0), .weight = ones(TR_SHAPE(4)), .label_smoothing = -1), TR_INVALID,
         "cross_entropy: label_smoothing is -1: it must be in 0 … 1");
