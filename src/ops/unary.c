@@ -190,7 +190,7 @@ tr_tensor *tr_softsign(tr_tensor *x)
     return tr_div(x, tr_affine(tr_abs(x), 1, 1));
 }
 
-/* relu(x) - weight relu(-x) */
+/* relu(x) + weight min(x, 0), whose gradient at 0 is weight, as PyTorch's. */
 tr_tensor *tr_prelu(tr_tensor *x, tr_tensor *weight)
 {
     if (!x || !weight) return tr__tensor_fail(TR_INVALID, "prelu: %s is NULL", x ? "weight" : "x");
@@ -201,7 +201,7 @@ tr_tensor *tr_prelu(tr_tensor *x, tr_tensor *weight)
             TR__TEXT(weight->shape), TR__TEXT(x->shape), (long long)channels);
     tr_shape along = {.ndim = x->shape.ndim > 1 ? x->shape.ndim - 1 : 1, .dim = {n}};
     for (int d = 1; d < along.ndim; d++) along.dim[d] = 1;
-    return tr_sub(tr_relu(x), tr_mul(tr_reshape(weight, along), tr_relu(tr_neg(x))));
+    return tr_add(tr_relu(x), tr_mul(tr_reshape(weight, along), tr_clamp(x, -INFINITY, 0)));
 }
 
 tr_tensor *tr_glu(tr_tensor *x, int dim)

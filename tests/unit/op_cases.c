@@ -619,6 +619,7 @@ const op_case op_cases[] = {
     {CASE("conv by tiles, bare",  conv_plain,     NORMAL(3, 32, 10, 11), NORMAL_FIXED(16, 32, 3, 3))},
     {CASE("conv 1x1 apart",       conv_sparse,    NORMAL(2, 32, 7, 6), NORMAL_FIXED(16, 32, 1, 1), NORMAL_FIXED(16))},
     {CASE("conv of rows of taps", conv_by_two,    NORMAL(2, 16, 9, 8), NORMAL_FIXED(24, 16, 3, 2), NORMAL_FIXED(24))},
+    {CASE("prelu at 0",           prelu,          GRID(3, 6, 4), NORMAL_FIXED(6)), .kinked = true},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);

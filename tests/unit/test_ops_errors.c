@@ -520,6 +520,25 @@ static void the_logarithm_of_a_sum_does_not_overflow(void **state)
     assert_true(tr_item(tr_log_sum_exp(tr_full(INFINITY, TR_SHAPE(2)))) == INFINITY);
 }
 
+/* There, and at infinity, where a product with 0 would be NaN. */
+static void the_gradient_of_prelu_at_0_is_its_weight(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    for (int k = 0; k < 2; k++) {
+        tr_tensor *x = tr_cast(tr_from(((float[]){0, -2, 3, INFINITY}), TR_SHAPE(4)), k ? TR_F64 : TR_F32);
+        tr_tensor *weight = tr_full(0.25, TR_SHAPE(1), .dtype = tr_dtype_of(x), .requires_grad = true);
+        TR_CHECK(tr_status_of(x = tr_require_grad(tr_detach(x))));
+        tr_tensor *y = tr_prelu(x, weight);
+        TR_CHECK(tr_backward(tr_sum(y)));
+        for (int i = 0; i < 4; i++) {
+            assert_true(tr_item(tr_slice(y, 0, i, i + 1)) == ((double[]){0, -0.5, 3, INFINITY})[i]);
+            assert_true(tr_item(tr_slice(tr_grad(x), 0, i, i + 1)) == ((double[]){0.25, 0.25, 1, 1})[i]);
+        }
+        assert_true(tr_item(tr_grad(weight)) == -2);
+    }
+}
+
 static void nan_stays_nan(void **state)
 {
     (void)state;
@@ -562,6 +581,7 @@ int main(void)
         cmocka_unit_test(integers_are_chosen_moved_and_added_whole),
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
+        cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(nan_stays_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
