@@ -199,7 +199,7 @@ tr_tensor *tr_prelu(tr_tensor *x, tr_tensor *weight)
     if (n < 1 || (n != 1 && n != channels))
         return tr__tensor_fail(TR_SHAPE, "prelu: weight %s does not fit x %s: it must be [1] or [%lld]",
             TR__TEXT(weight->shape), TR__TEXT(x->shape), (long long)channels);
-    tr_shape along = {.ndim = x->shape.ndim > 1 ? x->shape.ndim - 1 : 1, .dim = {n}};
+    tr_shape along = {.ndim = x->shape.ndim > 1 ? x->shape.ndim - 1 : x->shape.ndim, .dim = {n}}; /* a scalar stays one */
     for (int d = 1; d < along.ndim; d++) along.dim[d] = 1;
     return tr_add(tr_relu(x), tr_mul(tr_reshape(weight, along), tr_clamp(x, -INFINITY, 0)));
 }

@@ -539,6 +539,15 @@ static void the_gradient_of_prelu_at_0_is_its_weight(void **state)
     }
 }
 
+static void prelu_of_a_scalar_is_a_scalar(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *y = tr_prelu(tr_full(-2, TR_SCALAR), tr_full(0.25, TR_SHAPE(1)));
+    assert_int_equal(tr_shape_of(y).ndim, 0);
+    assert_true(tr_item(y) == -0.5);
+}
+
 static void nan_stays_nan(void **state)
 {
     (void)state;
@@ -582,6 +591,7 @@ int main(void)
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
+        cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),
         cmocka_unit_test(nan_stays_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
