@@ -69,7 +69,7 @@ TR_API tr_tensor *tr_softplus(tr_tensor *x);    /* log(1 + exp(x)) */
 TR_API tr_tensor *tr_log_sigmoid(tr_tensor *x); /* log(sigmoid(x)), exact also where the sigmoid is 0 */
 TR_API tr_tensor *tr_leaky_relu(tr_tensor *x, double slope); /* x below 0 times slope (PyTorch's default: 0.01) */
 TR_API tr_tensor *tr_elu(tr_tensor *x, double alpha);        /* alpha (exp(x) - 1) below 0 (PyTorch's default: 1) */
-TR_API tr_tensor *tr_celu(tr_tensor *x, double alpha);       /* alpha (exp(x/alpha) - 1) below 0 */
+TR_API tr_tensor *tr_celu(tr_tensor *x, double alpha);       /* alpha (exp(x/alpha) - 1) below 0; alpha is positive */
 TR_API tr_tensor *tr_selu(tr_tensor *x);        /* ELU that keeps mean 0 and variance 1 (Klambauer et al. 2017) */
 TR_API tr_tensor *tr_hardswish(tr_tensor *x);   /* x times tr_hardsigmoid(x) (MobileNetV3) */
 TR_API tr_tensor *tr_softsign(tr_tensor *x);    /* x / (1 + |x|) */

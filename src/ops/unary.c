@@ -180,9 +180,12 @@ tr_tensor *tr_selu(tr_tensor *x)
     return tr_apply(tr__op(elu), &attrs, &x, 1, NULL);
 }
 
+/* Only what is below 0 is divided: the rest could overflow. */
 tr_tensor *tr_celu(tr_tensor *x, double alpha)
 {
-    return tr_affine(tr_elu(tr_affine(x, 1 / alpha, 0), 1), alpha, 0);
+    if (!(alpha > 0)) return tr__tensor_fail(TR_INVALID, "celu: alpha is %g: it must be positive", alpha);
+    tr_tensor *below = tr_affine(tr_clamp(x, -INFINITY, 0), 1 / alpha, 0);
+    return tr_add(tr_relu(x), tr_affine(tr_elu(below, 1), alpha, 0));
 }
 
 tr_tensor *tr_softsign(tr_tensor *x)

@@ -339,6 +339,9 @@ static void losses_whose_inputs_do_not_fit(void **state)
     expect(tr_bce_with_logits(column, column, .weight = x), TR_SHAPE, "weight [3, 4] does not broadcast to x [3, 1]");
     expect(tr_prelu(x, ones(TR_SHAPE(3))), TR_SHAPE, "prelu: weight [3] does not fit x [3, 4]: it must be [1] or [4]");
     expect(tr_prelu(x, NULL), TR_INVALID, "prelu: weight is NULL");
+    expect(tr_celu(x, 0), TR_INVALID, "celu: alpha is 0: it must be positive");
+    expect(tr_celu(x, -0.5), TR_INVALID, "celu: alpha is -0.5: it must be positive");
+    expect(tr_celu(x, NAN), TR_INVALID, "celu: alpha is nan: it must be positive");
     expect(tr_log_sum_exp(ids(0, 0, 0)), TR_DTYPE, "log_sum_exp: x is i64: it takes floats");
     expect(tr_log_sum_exp(NULL), TR_INVALID, "log_sum_exp: x is NULL");
 }
@@ -548,6 +551,20 @@ static void prelu_of_a_scalar_is_a_scalar(void **state)
     assert_true(tr_item(y) == -0.5);
 }
 
+/* 100 / 0.001 is no f16. */
+static void celu_keeps_what_is_above_0(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_require_grad(tr_cast(tr_from(((float[]){100, 0, -100}), TR_SHAPE(3)), TR_F16));
+    tr_tensor *y = tr_celu(x, 0.001);
+    TR_CHECK(tr_backward(tr_sum(y)));
+    for (int i = 0; i < 3; i++) {
+        assert_true(fabs(tr_item(tr_slice(y, 0, i, i + 1)) - ((double[]){100, 0, -0.001})[i]) < 1e-6);
+        assert_true(fabs(tr_item(tr_slice(tr_grad(x), 0, i, i + 1)) - ((double[]){1, 1, 0})[i]) < 1e-3);
+    }
+}
+
 static void nan_stays_nan(void **state)
 {
     (void)state;
@@ -592,6 +609,7 @@ int main(void)
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),
+        cmocka_unit_test(celu_keeps_what_is_above_0),
         cmocka_unit_test(nan_stays_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
