@@ -129,6 +129,7 @@ tr_status tr_load_state_dict_with(const tr_load_state_dict_options *options)
 {
     TR_SCOPE;
     static const char what[] = "tr_load_state_dict";
+    if (options->report) *options->report = (tr_load_report){.loaded = 0}; /* also of what fails before it is compared */
     const tr_tensor_list *own = tr_state_dict(options->module), *state = options->state;
     TR__TRY(tr_status_of(own));
     TR__TRY(tr_status_of(state));

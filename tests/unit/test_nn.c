@@ -389,6 +389,21 @@ static void test_names_that_become_one(void **state)
         "tr_load_state_dict: .rename: a list has two tensors named \"weight\"");
 }
 
+static void test_a_failure_leaves_no_report_of_another(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    const tr_rename rules[] = {{"model.*", "weight"}, {NULL, NULL}};
+    tr_module *net = tr_linear(2, 3), *modules[] = {tr_linear(-1, 3), net, net, net};
+    tr_tensor_list *states[] = {foreign_state(), tr_state_dict(modules[0]), foreign_state(), NULL};
+    for (int k = 0; k < 4; k++) {
+        tr_load_report report = {7, 7, 7, 7, 7, "7 of 7 loaded"};
+        assert_true(tr_load_state_dict(modules[k], states[k], .rename = rules, .report = &report) != TR_OK);
+        assert_int_equal(report.loaded + report.cast + report.missing + report.extra + report.misshapen, 0);
+        assert_string_equal(report.text, "");
+    }
+}
+
 static void test_moving_keeps_the_tensors(void **state)
 {
     (void)state;
@@ -495,6 +510,7 @@ int main(void)
         cmocka_unit_test(test_load_state_dict),
         cmocka_unit_test(test_names_are_changed_and_parts_loaded),
         cmocka_unit_test(test_names_that_become_one),
+        cmocka_unit_test(test_a_failure_leaves_no_report_of_another),
         cmocka_unit_test(test_a_state_that_does_not_fit_changes_nothing),
         cmocka_unit_test(test_gpt_names_and_start),
         cmocka_unit_test(test_gpt_refuses),
