@@ -35,31 +35,36 @@ static void tell(char *text, size_t bytes, const difference *d, const char *what
         d->count > NAMED ? ", …" : "");
 }
 
-bool tr__name_like(const char *name, const char *pattern, const char **run, size_t *length)
+/* tr__name_like() of the first `size` characters of pattern. */
+static bool like(const char *name, const char *pattern, size_t size, const char **run, size_t *length)
 {
-    size_t n = strlen(name), before = strcspn(pattern, "*");
-    if (!pattern[before]) {
+    size_t n = strlen(name);
+    const char *star = memchr(pattern, '*', size);
+    if (!star) {
         *run = name;
         *length = 0;
-        return strcmp(name, pattern) == 0;
+        return n == size && memcmp(name, pattern, n) == 0;
     }
-    size_t behind = strlen(pattern) - before - 1;
-    if (n < before + behind || strncmp(name, pattern, before) != 0) return false;
+    size_t before = (size_t)(star - pattern), behind = size - before - 1;
+    if (n < before + behind || memcmp(name, pattern, before) != 0) return false;
     *run = name + before;
     *length = n - before - behind;
-    return strcmp(*run + *length, pattern + before + 1) == 0;
+    return memcmp(*run + *length, star + 1, behind) == 0;
+}
+
+bool tr__name_like(const char *name, const char *pattern, const char **run, size_t *length)
+{
+    return like(name, pattern, strlen(pattern), run, length);
 }
 
 /* Is name like one of the words of patterns? */
 static bool like_one_of(const char *name, const char *patterns)
 {
-    char word[256];
     const char *run;
     size_t length;
     for (const char *at = patterns; at && *at; at += strspn(at, " ")) {
         size_t n = strcspn(at, " ");
-        snprintf(word, sizeof word, "%.*s", (int)n, at);
-        if (n && n < sizeof word && tr__name_like(name, word, &run, &length)) return true;
+        if (n && like(name, at, n, &run, &length)) return true;
         at += n;
     }
     return false;

@@ -379,6 +379,27 @@ static void test_names_are_changed_and_parts_loaded(void **state)
     assert_int_equal(report.extra, 2);
 }
 
+/* However long they are. */
+static void test_long_names_of_parts(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char name[300], partial[320];
+    snprintf(name, sizeof name, "%0299d", 7);
+    snprintf(partial, sizeof partial, "bias %s weight", name);
+    tr_module *net = tr_linear(2, 3);
+    tr_tensor_list *given = tr_list();
+    TR_CHECK(tr_list_add(given, "bias", tr_full(9, TR_SHAPE(3))));
+    TR_CHECK(tr_list_add(given, name, tr_ones(TR_SHAPE(3))));
+    TR_CHECK(tr_load_state_dict(net, given, .partial = partial));
+    assert_true(at(tr_list_find(tr_state_dict(net), "bias"), 0) == 9);
+    partial[sizeof "bias 0" - 1] = '*';
+    TR_CHECK(tr_load_state_dict(net, given, .partial = partial));
+    partial[sizeof "bias 0" - 2] = '1';
+    assert_refused(tr_load_state_dict(net, given, .partial = partial), TR_NOT_FOUND, "1 that the module does not have");
+    assert_refused(tr_load_state_dict(net, given, .partial = "weigh *00 bias"), TR_NOT_FOUND, "1 missing (weight)");
+}
+
 static void test_names_that_become_one(void **state)
 {
     (void)state;
@@ -509,6 +530,7 @@ int main(void)
         cmocka_unit_test(test_dropout_draws_by_path_and_seed),
         cmocka_unit_test(test_load_state_dict),
         cmocka_unit_test(test_names_are_changed_and_parts_loaded),
+        cmocka_unit_test(test_long_names_of_parts),
         cmocka_unit_test(test_names_that_become_one),
         cmocka_unit_test(test_a_failure_leaves_no_report_of_another),
         cmocka_unit_test(test_a_state_that_does_not_fit_changes_nothing),
