@@ -14,6 +14,26 @@ typedef struct line {
     bool transposed;
 } line;
 
+/* Autocast makes one dtype of all but f64. */
+static bool fits(tr_dtype x, tr_dtype other)
+{
+    return x == other || (tr_autocast() != TR_F32 && x != TR_F64 && other != TR_F64 && tr_dtype_is_float(other));
+}
+
+/* Here rather than in conv2d, which would tell of images that nobody gave. */
+static tr_status check_dtypes(const line *a)
+{
+    const tr_tensor *x = a->x, *others[] = {a->weight, a->bias};
+    if (!tr_dtype_is_float(x->dtype))
+        return tr__fail(TR_DTYPE, "%s: x is %s %s: it takes floats (see tr_cast)", a->name, tr_dtype_name(x->dtype),
+            TR__TEXT(x->shape));
+    for (int i = 0; i < 2; i++)
+        if (others[i] && !fits(x->dtype, others[i]->dtype))
+            return tr__fail(TR_DTYPE, "%s: dtypes differ: %s %s and %s %s", a->name, tr_dtype_name(x->dtype),
+                TR__TEXT(x->shape), tr_dtype_name(others[i]->dtype), TR__TEXT(others[i]->shape));
+    return TR_OK;
+}
+
 static tr_status check_shapes(const line *a)
 {
     const tr_shape x = a->x->shape, weight = a->weight->shape;
@@ -48,7 +68,7 @@ static tr_tensor *check(const line *a)
     if (a->stride < 1 || a->dilation < 1 || a->groups < 1 || a->padding < 0)
         return tr__tensor_fail(TR_INVALID, "%s: stride %d, dilation %d and groups %d must be positive, padding %d not negative",
             a->name, a->stride, a->dilation, a->groups, a->padding);
-    return check_shapes(a) == TR_OK ? NULL : tr__tensor_failed();
+    return check_dtypes(a) == TR_OK && check_shapes(a) == TR_OK ? NULL : tr__tensor_failed();
 }
 
 static tr_tensor *padded(tr_tensor *x, int64_t before, int64_t after)

@@ -146,6 +146,16 @@ static void transposed_and_sequences_that_do_not_fit(void **state)
     expect(tr_conv1d_op(line, taps, .bias = ones(TR_SHAPE(4))), TR_SHAPE, "conv1d: bias [4] does not fit weight [8, 4, 3]");
     expect(tr_conv1d_op(line, taps, .padding = -1), TR_INVALID, "groups 1 must be positive, padding -1 not negative");
     expect(tr_conv1d_op(line, NULL), TR_INVALID, "conv1d: weight is NULL");
+    expect(tr_conv1d_op(line, tr_cast(taps, TR_F64)), TR_DTYPE, "conv1d: dtypes differ: f32 [2, 4, 6] and f64 [8, 4, 3]");
+    expect(tr_conv1d_op(line, taps, .bias = d), TR_DTYPE, "conv1d: dtypes differ: f32 [2, 4, 6] and f64 [3]");
+    expect(tr_conv1d_op(tr_cast(line, TR_I64), taps), TR_DTYPE, "conv1d: x is i64 [2, 4, 6]: it takes floats");
+    expect(tr_conv_transpose1d_op(line, back, .bias = d), TR_DTYPE, "conv_transpose1d: dtypes differ: f32 [2, 4, 6] and f64 [3]");
+    {
+        TR_AUTOCAST(TR_BF16); /* makes one dtype of all but f64 */
+        assert_int_equal(tr_dtype_of(tr_conv1d_op(tr_cast(line, TR_F16), taps)), TR_BF16);
+        expect(tr_conv1d_op(line, tr_cast(taps, TR_F64)), TR_DTYPE, "conv1d: dtypes differ: f32 [2, 4, 6] and f64 [8, 4, 3]");
+        expect(tr_conv1d_op(line, tr_cast(taps, TR_I64)), TR_DTYPE, "conv1d: dtypes differ: f32 [2, 4, 6] and i64 [8, 4, 3]");
+    }
     expect(tr_conv_transpose1d_op(line, taps), TR_SHAPE, "x [2, 4, 6] has 4 channels, weight [8, 4, 3] takes 8 in 1 groups");
     expect(tr_conv_transpose1d_op(line, back, .output_padding = 1), TR_INVALID, "output_padding 1 must not be negative, and");
     expect(tr_conv_transpose1d_op(line, back, .padding = 4), TR_SHAPE, "nothing is left of x [2, 4, 6] by weight [4, 3, 3]");
