@@ -210,7 +210,13 @@ tr_tensor *tr_prelu(tr_tensor *x, tr_tensor *weight)
 tr_tensor *tr_glu(tr_tensor *x, int dim)
 {
     tr_tensor *half[2];
-    if (tr_split(x, 2, dim, half) != TR_OK) return tr__tensor_failed();
+    if (!x) return tr__tensor_fail(TR_INVALID, "glu: x is NULL");
+    if (tr__bad(x)) return tr__tensor_pass(x);
+    tr_status status = tr_split(x, 2, dim, half);
+    if (status != TR_OK) {
+        tr__fail_context(status, "glu");
+        return tr__tensor_failed();
+    }
     return tr_mul(half[0], tr_sigmoid(half[1]));
 }
 

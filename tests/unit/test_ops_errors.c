@@ -349,6 +349,9 @@ static void losses_whose_inputs_do_not_fit(void **state)
     expect(tr_bce_with_logits(column, column, .weight = x), TR_SHAPE, "weight [3, 4] does not broadcast to x [3, 1]");
     expect(tr_prelu(x, ones(TR_SHAPE(3))), TR_SHAPE, "prelu: weight [3] does not fit x [3, 4]: it must be [1] or [4]");
     expect(tr_prelu(x, NULL), TR_INVALID, "prelu: weight is NULL");
+    expect(tr_glu(x, 0), TR_SHAPE, "glu: split: dimension 0 of [3, 4] does not divide into 2 parts");
+    expect(tr_glu(x, 2), TR_SHAPE, "glu: split: no dimension 2 in [3, 4]");
+    expect(tr_glu(NULL, 0), TR_INVALID, "glu: x is NULL");
     expect(tr_celu(x, 0), TR_INVALID, "celu: alpha is 0: it must be positive");
     expect(tr_celu(x, -0.5), TR_INVALID, "celu: alpha is -0.5: it must be positive");
     expect(tr_celu(x, NAN), TR_INVALID, "celu: alpha is nan: it must be positive");
