@@ -93,12 +93,18 @@ static tr_status meet(tr__backward *b, tr__node *node, tr_tensor *leaf, size_t *
     return TR_OK;
 }
 
+/* Does the graph go on elsewhere behind it? node: NULL, of a leaf or of nothing, is none. */
+static bool is_boundary(const tr__node *node)
+{
+    return node && node->op->flags & TR__OP_BOUNDARY;
+}
+
+/* Of two stops that are ready. Only nodes become ready: leaves finish in arrive(). */
 static bool earlier(const tr__backward *b, size_t x, size_t y)
 {
-    const stop *p = &b->stops[x], *q = &b->stops[y];
-    bool leaves = p->node->op->flags & TR__OP_BOUNDARY;
-    if (leaves != (bool)(q->node->op->flags & TR__OP_BOUNDARY)) return leaves;
-    return p->node->sequence > q->node->sequence;
+    const tr__node *p = b->stops[x].node, *q = b->stops[y].node;
+    bool boundary = is_boundary(p);
+    return boundary != is_boundary(q) ? boundary : p->sequence > q->sequence;
 }
 
 static void push_ready(tr__backward *b, size_t index)
@@ -131,7 +137,7 @@ static tr_status count_arrivals(tr__backward *b)
 {
     for (; b->counted < b->count; b->counted++) { /* stops that are met join the end */
         tr__node *node = b->stops[b->counted].node;
-        if (node && b->apart && node->op->flags & TR__OP_BOUNDARY) TR__TRY(b->apart->meet(b->apart->user, node));
+        if (b->apart && is_boundary(node)) TR__TRY(b->apart->meet(b->apart->user, node));
         for (int k = 0; node && k < node->n_inputs; k++) {
             tr__edge edge = node->edges[k];
             if (!edge.node && !edge.leaf) continue;
@@ -299,11 +305,6 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
     return status;
 }
 
-static bool is_boundary(const tr__edge *edge)
-{
-    return edge->node && edge->node->op->flags & TR__OP_BOUNDARY;
-}
-
 /* Which inputs' gradients a stop is to give now; any: there are some. Returns whether others are left for later. */
 static bool choose(const tr__backward *b, const stop *at, bool any, bool *now)
 {
@@ -311,11 +312,11 @@ static bool choose(const tr__backward *b, const stop *at, bool any, bool *now)
     bool first = false, rest = false;
     for (int i = 0; i < node->n_inputs; i++) {
         now[i] = node->edges[i].node || node->edges[i].leaf;
-        first |= is_boundary(&node->edges[i]);
-        rest |= now[i] && !is_boundary(&node->edges[i]);
+        first |= is_boundary(node->edges[i].node);
+        rest |= now[i] && !is_boundary(node->edges[i].node);
     }
     bool apart = any && b->apart && node->op->flags & TR__OP_BY_INPUT && first && rest;
-    for (int i = 0; apart && i < node->n_inputs; i++) now[i] &= is_boundary(&node->edges[i]) != at->begun;
+    for (int i = 0; apart && i < node->n_inputs; i++) now[i] &= is_boundary(node->edges[i].node) != at->begun;
     return apart && !at->begun;
 }
 
@@ -352,7 +353,7 @@ static tr_status run_node(tr__backward *b, size_t index)
         return tr__fail(TR_STATE, "backward: the graph behind %s has been through a backward before, which gave up what "
             "it had saved; pass .retain_graph = true to the first one", node->op->name);
     bool again = choose(b, at, any, now);
-    if (b->apart && node->op->flags & TR__OP_BOUNDARY)
+    if (b->apart && is_boundary(node))
         status = b->apart->leave(b->apart->user, node, at->grads);
     else if (any)
         status = call_backward(b, node, now, at->grads, grads);
