@@ -449,13 +449,6 @@ static void write_turned(void *arg, int64_t begin, int64_t end)
 
 /* ---- All of it ------------------------------------------------------------------------------------------------------ */
 
-/* n in as few parts of at most most as will do, of about one size, a multiple of unit. */
-static int64_t part_size(int64_t n, int64_t most, int64_t unit)
-{
-    int64_t parts = (n + most - 1) / most, size = parts ? (n + parts - 1) / parts : 0;
-    return (int64_t)tr__round_up((size_t)size, (size_t)unit);
-}
-
 static void multiply_block(block *k)
 {
     int64_t panels = (k->columns + TILE_COLUMNS - 1) / TILE_COLUMNS, m = k->p->a.row.n;

@@ -9,6 +9,7 @@
 #ifndef TR_OPS_CPU_TILE_H
 #define TR_OPS_CPU_TILE_H
 
+#include "base/memory.h"
 #include "ops/cpu/vec.h"
 
 #include <stdbool.h>
@@ -20,6 +21,13 @@ enum { TILE_VECTORS = 4 };
 enum { TILE_VECTORS = 2 };
 #endif
 enum { TILE_ROWS = 6, TILE_COLUMNS = TILE_VECTORS * WIDTH };
+
+/* n in as few parts of at most most as will do, of about one size, a multiple of unit. */
+static inline int64_t part_size(int64_t n, int64_t most, int64_t unit)
+{
+    int64_t parts = (n + most - 1) / most, size = parts ? (n + parts - 1) / parts : 0;
+    return (int64_t)tr__round_up((size_t)size, (size_t)unit);
+}
 
 typedef struct tile {
     int64_t k;

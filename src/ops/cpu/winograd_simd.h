@@ -64,18 +64,11 @@ typedef struct job {
     atomic_bool no_memory;
 } job;
 
-/* The size of equal parts of n, each at most `most` and a multiple of unit. */
-static int64_t part_of(int64_t n, int64_t most, int64_t unit)
-{
-    int64_t parts = (n + most - 1) / most;
-    return (int64_t)tr__round_up((size_t)((n + parts - 1) / parts), (size_t)unit);
-}
-
 static job job_of(const tr__winograd *w)
 {
     int64_t down = (w->to.h + PLACES - 1) / PLACES, along = (w->to.w + PLACES - 1) / PLACES;
     return (job){.w = w, .down = down, .along = along, .tiles = w->n * down * along,
-        .slab_point = 0, .columns = part_of(w->to.c, SLAB / w->from.c + 1, TR__WINOGRAD_CHANNELS)};
+        .slab_point = 0, .columns = part_size(w->to.c, SLAB / w->from.c + 1, TR__WINOGRAD_CHANNELS)};
 }
 
 /* ---- Memory --------------------------------------------------------------------------------------------------------- */
@@ -206,7 +199,7 @@ static void convolve_block(const job *j, int64_t first, field *x, field *y, floa
 static void convolve_blocks(void *arg, int64_t begin, int64_t end)
 {
     job *j = arg;
-    int64_t depth = part_of(j->w->from.c, BLOCK_DEPTH, WIDTH);
+    int64_t depth = part_size(j->w->from.c, BLOCK_DEPTH, WIDTH);
     field x = field_of(j->block, j->w->from.c, depth, depth + LINE);
     field y = field_of(j->block, j->columns, j->columns, j->columns + LINE);
     size_t numbers = field_numbers(&x) + field_numbers(&y) + (size_t)j->w->to.c;
@@ -226,7 +219,7 @@ static bool convolve(const tr__winograd *w)
 {
     job j = job_of(w);
     int64_t most = j.columns, share = (j.tiles + tr__pool_threads(w->pool) - 1) / tr__pool_threads(w->pool);
-    j.block = part_of(j.tiles, share < BLOCK_TILES ? share : BLOCK_TILES, TILE_ROWS);
+    j.block = part_size(j.tiles, share < BLOCK_TILES ? share : BLOCK_TILES, TILE_ROWS);
     j.slab_point = (int64_t)tr__round_up((size_t)most, TILE_COLUMNS) * w->from.c + LINE;
     size_t slab = (size_t)(ALL_POINTS * j.slab_point), numbers = slab + (size_t)w->from.c;
     j.slab = take(w, numbers);
@@ -310,7 +303,7 @@ static bool grad_weight(const tr__winograd *w)
 {
     job j = job_of(w);
     int64_t most = j.columns, channels = w->from.c > w->to.c ? w->from.c : w->to.c;
-    j.block = part_of(j.tiles, SUM_TILES, 1);
+    j.block = part_size(j.tiles, SUM_TILES, 1);
     j.x = field_of(j.block, w->from.c, TILE_COLUMNS, TILE_COLUMNS);
     j.dy = field_of(j.block, most, SUM_PANEL, SUM_PANEL);
     j.slab_row = w->from.c + LINE;
