@@ -38,16 +38,12 @@ typedef struct directory {
     uint64_t at, bytes, count;
 } directory;
 
-/* Where numbers do not fit into the end's fields, a second record before it has them. end_at: where the end begins. */
-static tr_status find_directory64(const tr__zip *zip, uint64_t end_at, directory *d)
+/* The locator says where a second record is, whose fields have 64 bits. */
+static tr_status find_directory64(const tr__zip *zip, const unsigned char *locator, uint64_t locator_at, directory *d)
 {
-    unsigned char locator[TR__ZIP_LOCATOR_BYTES], end[TR__ZIP_END64_BYTES];
-    if (end_at < sizeof locator + sizeof end) return damaged(zip, "has no room for the zip64 record that its end speaks of");
-    uint64_t locator_at = end_at - sizeof locator;
-    TR__TRY(tr__plain_read(&zip->file, locator_at, locator, sizeof locator));
+    unsigned char end[TR__ZIP_END64_BYTES];
     uint64_t at = get64(locator + 8);
-    if (get32(locator) != TR__ZIP_LOCATOR || get32(locator + 4) != 0 || get32(locator + 16) > 1 ||
-        at > locator_at - sizeof end)
+    if (get32(locator + 4) != 0 || get32(locator + 16) > 1 || locator_at < sizeof end || at > locator_at - sizeof end)
         return damaged(zip, "has no zip64 record where its end speaks of one");
     TR__TRY(tr__plain_read(&zip->file, at, end, sizeof end));
     if (get32(end) != TR__ZIP_END64 || get64(end + 4) != locator_at - at - 12)
@@ -58,11 +54,13 @@ static tr_status find_directory64(const tr__zip *zip, uint64_t end_at, directory
     return d->at <= at && d->bytes <= at - d->at ? TR_OK : damaged(zip, "has a directory beyond its end");
 }
 
-/* end: those bytes of the file at end_at. */
+/* end: those bytes of the file at end_at. Python writes the second record from 2 GiB on, and fills the fields here with ones
+ * from 4 GiB on only; and a full field may be meant as it is, such as 65,535 members. So the locator tells. */
 static tr_status read_end(const tr__zip *zip, const unsigned char *end, uint64_t end_at, directory *d)
 {
-    bool large = get16(end + 10) == 0xffff || get32(end + 12) == UINT32_MAX || get32(end + 16) == UINT32_MAX;
-    if (large) return find_directory64(zip, end_at, d);
+    unsigned char locator[TR__ZIP_LOCATOR_BYTES] = {0};
+    if (end_at >= sizeof locator) TR__TRY(tr__plain_read(&zip->file, end_at - sizeof locator, locator, sizeof locator));
+    if (get32(locator) == TR__ZIP_LOCATOR) return find_directory64(zip, locator, end_at - sizeof locator, d);
     if (get16(end + 4) || get16(end + 6) || get16(end + 8) != get16(end + 10))
         return damaged(zip, "is one of several parts");
     *d = (directory){.count = get16(end + 10), .bytes = get32(end + 12), .at = get32(end + 16)};

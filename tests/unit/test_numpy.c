@@ -322,6 +322,37 @@ static void test_what_an_archive_hides(void **state)
     assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "cannot have");
 }
 
+/* A zip64 record counts whatever the end's fields hold, and without its locator they count, full ones, too. */
+static void test_ends_of_an_archive(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    unsigned char bytes[1024];
+    tr_tensor *t = tr_randn(3, TR_SHAPE(3, 5));
+    tr_tensor_list *list = tr_list();
+    TR_CHECK(tr_list_add(list, "weight", t));
+    TR_CHECK(tr_npz_save(files_path("a.npz"), list));
+    size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes);
+    unsigned char *end = bytes + n - 22, *large = end - 20 - 56;
+    assert_memory_equal(large, "PK\6\6", 4);
+    memcpy(end + 8, large + 24, 2);
+    memcpy(end + 10, large + 32, 2);
+    memcpy(end + 12, large + 40, 4);
+    memcpy(end + 16, large + 48, 4);
+    tr_tensor_list *back = load_archive(bytes, n);
+    assert_int_equal(tr_status_of(back), TR_OK);
+    assert_same(t, tr_list_find(back, "weight"));
+
+    memmove(large, end, 22);
+    back = load_archive(bytes, n - 20 - 56);
+    assert_int_equal(tr_status_of(back), TR_OK);
+    assert_same(t, tr_list_find(back, "weight"));
+    memset(large + 8, 0xff, 4);
+    assert_failed(tr_status_of(load_archive(bytes, n - 20 - 56)), TR_FORMAT, "cannot have 65535 members");
+    memset(large + 12, 0xff, 8);
+    assert_failed(tr_status_of(load_archive(bytes, n - 20 - 56)), TR_FORMAT, "has no directory where its end says");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -334,6 +365,7 @@ int main(void)
         cmocka_unit_test(test_what_is_no_array),
         cmocka_unit_test(test_a_damaged_archive),
         cmocka_unit_test(test_what_an_archive_hides),
+        cmocka_unit_test(test_ends_of_an_archive),
     };
     return cmocka_run_group_tests(tests, files_begin, files_end);
 }
