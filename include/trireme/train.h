@@ -166,7 +166,8 @@ typedef struct tr_trainer_options {
     int64_t validation_windows; /* the most that a validation looks at; 0: 2,048 */
     const tr_masking *masking;  /* a masked language model, as BERT; NULL: the next token is to be said. Copied */
     const char *resume;         /* a folder of checkpoints, or one: training goes on from there. Read by rank 0 only */
-    tr_dtype autocast;          /* TR_BF16: forward runs under it, parameters and optimizer stay f32; 0: as the model is */
+    tr_dtype autocast;          /* TR_BF16 or TR_F16: forward runs under it, parameters and optimizer stay f32; 0: under the
+                                   caller's, where there is one */
     tr_optimizer_maker optimizer; /* NULL: AdamW, with beta1, beta2 and weight_decay */
     void *user;                 /* for optimizer */
 } tr_trainer_options;

@@ -59,6 +59,9 @@ tr_status tr__trainer_check(const tr_trainer *t)
     if (!(p->lr > 0 && p->min_lr >= 0 && p->clip >= 0))
         return tr__fail(TR_INVALID, "trainer: lr must be more than 0, min_lr and clip not less: %g, %g, %g", p->lr,
             p->min_lr, p->clip);
+    if (p->autocast && p->autocast != TR_BF16 && p->autocast != TR_F16)
+        return tr__fail(TR_INVALID, "trainer: autocast is TR_BF16 or TR_F16, or 0 for the caller's, not %s",
+            tr_dtype_name(p->autocast));
     return TR_OK;
 }
 
@@ -97,9 +100,14 @@ int64_t tr_trainer_steps(const tr_trainer *t)
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
 
+static tr_dtype autocast_of(const tr_trainer *t)
+{
+    return t->plan.autocast ? t->plan.autocast : tr_autocast();
+}
+
 static tr_tensor *loss_of(const tr_trainer *t, tr_tensor *x, tr_tensor *y)
 {
-    TR_AUTOCAST(t->plan.autocast);
+    TR_AUTOCAST(autocast_of(t));
     return tr_cross_entropy(tr_forward(t->net, x), y);
 }
 
@@ -171,7 +179,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 tr_status tr_trainer_validate(tr_trainer *t, tr_score *score)
 {
     TR__TRY(tr_status_of(t));
-    TR_AUTOCAST(t->plan.autocast);
+    TR_AUTOCAST(autocast_of(t));
     TR__TRY(t->task->validate(t, score));
     if (isnan(score->loss)) return TR_OK;
     t->validation_loss = score->loss;

@@ -19,7 +19,7 @@ typedef struct tr__plan {
     double lr, min_lr, clip; /* clip 0: any norm */
     uint64_t seed;
     const char *resume;     /* or NULL */
-    tr_dtype autocast;      /* TR_F32: none */
+    tr_dtype autocast;      /* 0: the caller's */
     tr_optimizer_maker optimizer; /* NULL: the task's */
     void *user;
 } tr__plan;

@@ -234,6 +234,33 @@ static void a_diverged_run_says_so_on_every_rank(void **state)
     }
 }
 
+/* The loss of the first step, and that of the validation behind it. */
+static void first_losses(tr_dtype option, tr_dtype callers, double losses[2])
+{
+    TR_SCOPE;
+    tr_module *model = tr_gpt(.vocab = 256, .context = 8, .layers = 1, .heads = 2, .dim = 8);
+    tr_trainer *t = tr_trainer(model, tr_text(text_path), .context = 8, .steps = 2, .autocast = option);
+    tr_metrics_row row;
+    tr_score score;
+    TR_AUTOCAST(callers);
+    TR_CHECK(tr_trainer_step(t, &row, &(bool){false}));
+    TR_CHECK(tr_trainer_validate(t, &score));
+    assert_int_equal(tr_autocast(), callers);
+    losses[0] = row.loss;
+    losses[1] = score.loss;
+}
+
+static void the_callers_autocast_counts_where_none_is_given(void **state)
+{
+    (void)state;
+    double none[2], given[2], callers[2], both[2];
+    first_losses(0, TR_F32, none);
+    first_losses(TR_BF16, TR_F32, given);
+    first_losses(0, TR_BF16, callers);
+    first_losses(TR_BF16, TR_F16, both);
+    for (int i = 0; i < 2; i++) assert_true(given[i] != none[i] && callers[i] == given[i] && both[i] == given[i]);
+}
+
 static void wrong_options_are_refused(void **state)
 {
     (void)state;
@@ -247,6 +274,8 @@ static void wrong_options_are_refused(void **state)
     assert_non_null(strstr(tr_error_message(), "too short for a context of 1000000"));
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .lr = -1)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .batch = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .autocast = TR_F64)), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "TR_BF16 or TR_F16, or 0 for the caller's, not f64"));
     tr_trainer *good = tr_trainer(model, text, .context = 8);
     assert_int_equal(tr_status_of(good), TR_OK);
     assert_int_equal(tr_fit(good, .stop_at = -1), TR_INVALID);
@@ -266,6 +295,7 @@ int main(void)
         TEST(all_stop_when_one_wants_to),
         TEST(a_failure_of_rank_0_reaches_the_others),
         TEST(a_diverged_run_says_so_on_every_rank),
+        TEST(the_callers_autocast_counts_where_none_is_given),
         TEST(wrong_options_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
