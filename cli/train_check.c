@@ -151,15 +151,22 @@ static int check_json(const tr__train *t)
     return -1;
 }
 
+/* Rank 0 writes; the others only a profile, on hosts that may have no folder yet. */
+static int check_files(tr__train *t)
+{
+    if (t->under_launcher && number_of_environment("RANK", 0) > 0) return t->profile ? make_folders(t, t->out) : -1;
+    int code = check_json(t);
+    return code < 0 ? check_folder(t) : code;
+}
+
 int tr__train_check(tr__train *t)
 {
     int64_t world = t->under_launcher ? number_of_environment("WORLD_SIZE", 1) : t->ranks;
     if (t->under_launcher && tr__train_given(t, "ranks") && t->ranks != world)
         return tr__train_failed(t, "--ranks %d, but the launcher has started %" PRId64 ": leave --ranks out", t->ranks,
                                 world);
+    if (t->under_launcher && world > 1 && t->profile && !t->out)
+        return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
     int code = t->kind->check(t, world);
-    bool writes = !t->under_launcher || number_of_environment("RANK", 0) == 0;
-    if (code < 0 && writes) code = check_json(t);
-    if (code < 0 && writes) code = check_folder(t);
-    return code;
+    return code < 0 ? check_files(t) : code;
 }

@@ -20,6 +20,7 @@ typedef struct fit {
     tr_trainer *trainer;
     int64_t from, until, validate_every;
     bool profiling;
+    tr__error *profile_error; /* NULL: none */
     int64_t start_ns, resumed_ns; /* of this call; and what earlier runs took */
     int64_t saved_step;
     int folder_fd;       /* rank 0's, locked; -1 elsewhere */
@@ -105,11 +106,12 @@ static bool is_profiled(const fit *f)
     return f->steps >= first && f->steps - first < f->options->profile_steps;
 }
 
-static tr_status end_profile(fit *f)
+/* What cannot be written ends no training: it is told when that is over. */
+static void end_profile(fit *f)
 {
     tr__profile_stop();
     f->profiling = false;
-    return tr__profile_write(f->options->folder, f->trainer->rank, f->trainer->net);
+    if (tr__profile_write(f->options->folder, f->trainer->rank, f->trainer->net) != TR_OK) f->profile_error = tr__error_take();
 }
 
 static tr_status train_step(fit *f, tr_metrics_row *row, bool *stop)
@@ -136,7 +138,7 @@ static tr_status step(fit *f, bool *stop)
     *stop = o->should_stop && o->should_stop(o->user);
     TR__TRY(train_step(f, &row, stop));
     f->step_ms[f->steps++] = 1e3 * seconds_since(start);
-    if (f->profiling && !is_profiled(f)) TR__TRY(end_profile(f));
+    if (f->profiling && !is_profiled(f)) end_profile(f);
 
     /* A run that stops on the way measures nothing that an unbroken one would not. */
     bool last = t->step >= f->until, finished = t->step >= t->plan.steps;
@@ -173,7 +175,7 @@ static tr_status run(fit *f)
         TR_SCOPE;
         TR__TRY(step(f, &stop));
     }
-    if (f->profiling) TR__TRY(end_profile(f));
+    if (f->profiling) end_profile(f);
     f->report->stopped = stop && f->trainer->step < f->until;
     return TR_OK;
 }
@@ -223,6 +225,9 @@ static tr_status fit_all(fit *f)
     if (f->profiling) tr__profile_stop(); /* it failed */
     report_times(f);
     if (status == TR_OK) status = report_memory(f);
+    if (status == TR_OK && f->profile_error)
+        status = tr__fail_context(tr__fail_stored(f->profile_error), "trained, but without a profile");
+    tr__error_unref(f->profile_error);
     f->report->seconds = seconds_since(f->start_ns);
     f->report->validation_loss = f->trainer->validation_loss;
     f->report->best_validation_loss = f->trainer->best_validation_loss;

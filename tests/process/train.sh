@@ -45,6 +45,17 @@ close_to "$(number final_loss whole.json)" "$(tail -n 1 whole/metrics.csv | cut 
 grep -q '^</svg>' whole/loss.svg || fail "the chart is not whole"
 grep -q 'validation loss' out || fail "no chart in the output"
 
+# Under another launcher every rank writes its profile into --out, which it makes where nobody else does.
+code=0
+"$TRIREME" run -n 2 "$TRIREME" train gpt $tiny --steps 4 --profile 1 >out 2>err || code=$?
+[ $code = 1 ] && grep -q -e '--profile: give --out FOLDER, which every rank writes into' err || fail "a profile into nothing"
+! ls -d gpt* >/dev/null 2>&1 || fail "a folder was made for nothing"
+"$TRIREME" run -n 2 "$TRIREME" train gpt $tiny --steps 4 --profile 1 --out profiled/deep >out 2>err || fail "no profile"
+[ -s profiled/deep/profile-rank0.txt ] && [ -s profiled/deep/profile-rank1.txt ] || fail "no profiles: $(ls profiled/deep)"
+"$TRIREME" run -n 2 sh -c 'cd "$(mktemp -d other-XXXXXX)" && exec "$@"' sh \
+    "$TRIREME" train gpt $tiny --data "$work/text" --steps 4 --profile 1 --out apart >out 2>err || fail "no profile elsewhere"
+[ "$(ls other-*/apart/profile-rank*.txt | wc -l)" = 2 ] || fail "a rank has no profile: $(ls other-*/apart)"
+
 # A resumed run is as an unbroken one, to the last digit, with one rank and with two.
 train --steps 20 --save-every 5 --eval-every 10 --out broken --stop-at 7
 train --resume --out broken --stop-at 12

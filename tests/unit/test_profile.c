@@ -124,11 +124,28 @@ static void test_what_is_written(void **state)
     assert_int_equal(tr_fit(trainer, .profile_steps = 3), TR_INVALID);
 }
 
+static void test_what_cannot_be_written_ends_no_training(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    files_write("in-the-way/profile-rank0.trace.json/x", "", 0);
+    tr_tensor *x = tr_randn(1, TR_SHAPE(64, 64)), *y = tr_zeros(TR_SHAPE(64), .dtype = TR_I64);
+    tr_trainer *trainer = tr_classifier_trainer(small_net(), tr_dataset_tensors(x, y), .batch = 32, .steps = 8);
+    assert_int_equal(tr_fit(trainer, .folder = files_path("in-the-way"), .profile_steps = 3), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "trained, but without a profile: cannot replace "));
+    assert_int_equal(tr_trainer_steps(trainer), 8);
+    char path[4096];
+    int64_t step;
+    TR_CHECK(tr_checkpoint_find(files_path("in-the-way"), path, &step));
+    assert_int_equal(step, 8);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_seen),
         cmocka_unit_test(test_what_is_written),
+        cmocka_unit_test(test_what_cannot_be_written_ends_no_training),
     };
     return cmocka_run_group_tests(tests, files_begin, files_end);
 }
