@@ -98,15 +98,14 @@ uint64_t tr_text_hash(const tr_text *text)
 
 /* ---- Batches ---------------------------------------------------------------------------------------------------- */
 
-/* Tokens of the text that a window is made of: one more than the context, where the next one is to be said. */
-static int64_t tokens_of_window(int64_t context, const tr_masking *m)
+int64_t tr__tokens_of_window(int64_t context, const tr_masking *m)
 {
     return m ? context - (m->begin >= 0) - (m->end >= 0) : context + 1;
 }
 
 int64_t tr__text_windows(const tr_text *text, int64_t context, const tr_masking *m)
 {
-    int64_t tokens = tr_text_tokens(text, true), every = tokens_of_window(context, m);
+    int64_t tokens = tr_text_tokens(text, true), every = tr__tokens_of_window(context, m);
     if (m) return tokens / every;
     return tokens ? (tokens - 1) / context : 0;
 }
@@ -114,7 +113,7 @@ int64_t tr__text_windows(const tr_text *text, int64_t context, const tr_masking 
 /* The first token of a training window: uniform over the places where one fits. */
 static int64_t draw_start(const tr_text_batch_options *o, int64_t sample)
 {
-    uint64_t places = (uint64_t)(tr_text_tokens(o->text, false) - tokens_of_window(o->context, o->masking) + 1);
+    uint64_t places = (uint64_t)(tr_text_tokens(o->text, false) - tr__tokens_of_window(o->context, o->masking) + 1);
     tr__philox r = tr__philox_at(tr__mix(o->seed, 0), o->step, o->first_sample + (uint64_t)sample);
     uint64_t word = (uint64_t)r.word[0] << 32 | r.word[1];
     return (int64_t)((unsigned __int128)word * places >> 64);
@@ -127,7 +126,7 @@ static tr_status check_masking(const tr_text_batch_options *o)
     if (m->mask < 0 || m->vocab < 1 || !(m->share >= 0 && m->share <= 1))
         return tr__fail(TR_INVALID, "text_batch: masking takes a mask, a vocabulary and a share of at most 1, not %d, %d and %g",
             m->mask, m->vocab, m->share);
-    if (tokens_of_window(o->context, m) >= 1) return TR_OK;
+    if (tr__tokens_of_window(o->context, m) >= 1) return TR_OK;
     return tr__fail(TR_INVALID, "text_batch: a context of %" PRId64 " leaves no token of the text between first and last",
         o->context);
 }
@@ -141,7 +140,7 @@ static tr_status check(const tr_text_batch_options *o, int64_t *windows)
         return tr__fail(TR_INVALID, "text_batch: batch and context must be positive, not %" PRId64 " and %" PRId64,
             o->batch, o->context);
     TR__TRY(check_masking(o));
-    int64_t tokens = tr_text_tokens(o->text, o->validation), least = tokens_of_window(o->context, o->masking);
+    int64_t tokens = tr_text_tokens(o->text, o->validation), least = tr__tokens_of_window(o->context, o->masking);
     if (tokens < least)
         return tr__fail(TR_INVALID, "text_batch: the %s part of %s has %" PRId64 " %s; a context of %" PRId64
             " takes at least %" PRId64, o->validation ? "validation" : "training", o->text->path, tokens,
@@ -198,7 +197,7 @@ static void mask_window(const tr_text_batch_options *o, int64_t sample, int64_t 
 static void fill_masked(const tr_text_batch_options *o, int64_t sample, int64_t from, int32_t *x, int32_t *y)
 {
     const tr_masking *m = o->masking;
-    int64_t n = tokens_of_window(o->context, m), first = m->begin >= 0;
+    int64_t n = tr__tokens_of_window(o->context, m), first = m->begin >= 0;
     for (int64_t k = 0; k < o->context; k++) y[k] = -100;
     for (int64_t k = 0; k < n; k++) x[first + k] = token_at(o->text, from + k);
     if (first) x[0] = m->begin;
@@ -212,7 +211,7 @@ static void fill_masked(const tr_text_batch_options *o, int64_t sample, int64_t 
 static int64_t start_of(const tr_text_batch_options *o, int64_t sample)
 {
     if (!o->validation) return draw_start(o, sample);
-    int64_t every = o->masking ? tokens_of_window(o->context, o->masking) : o->context;
+    int64_t every = o->masking ? tr__tokens_of_window(o->context, o->masking) : o->context;
     return tr_text_tokens(o->text, false) + ((int64_t)o->first_sample + sample) * every;
 }
 

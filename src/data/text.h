@@ -21,6 +21,8 @@ struct tr_text {
 /* Appends what stands at text->path: a file, or the text files of a folder. suffixes: as in tr_text_options. */
 tr_status tr__text_read(tr_text *text, const char *suffixes);
 
+/* Tokens of the text that a window is made of: one more than the context, where the next one is to be said. */
+int64_t tr__tokens_of_window(int64_t context, const tr_masking *masking);
 /* How many windows follow each other in a text's validation part. */
 int64_t tr__text_windows(const tr_text *text, int64_t context, const tr_masking *masking);
 

@@ -100,10 +100,13 @@ static tr_status fill_in(tr_trainer *t, const tr_trainer_options *o)
     if (w->context < 1 || w->validation_windows < 1)
         return tr__fail(TR_INVALID, "trainer: context and windows must be positive, not %" PRId64 ", %" PRId64,
                         w->context, w->validation_windows);
-    int64_t tokens = tr_text_tokens(w->text, false);
-    if (tokens <= w->context)
-        return tr__fail(TR_INVALID, "the text has %" PRId64 " %s for training: too short for a context of %" PRId64,
-                        tokens, w->text->tokens ? "tokens" : "bytes", w->context);
+    int64_t tokens = tr_text_tokens(w->text, false), least = tr__tokens_of_window(w->context, masking_of(w));
+    if (least < 1)
+        return tr__fail(TR_INVALID, "trainer: a context of %" PRId64 " leaves no token of the text between first and last",
+                        w->context);
+    if (tokens < least)
+        return tr__fail(TR_INVALID, "the text has %" PRId64 " %s for training: too short for a context of %" PRId64
+                        ", which takes at least %" PRId64, tokens, w->text->tokens ? "tokens" : "bytes", w->context, least);
     return TR_OK;
 }
 

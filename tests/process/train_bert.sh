@@ -50,3 +50,7 @@ refuses "has no [CLS]" --tokenizer "$SOURCE/tests/recorded/tokenizers/gpt2.json"
 refuses "--context" --context 2
 printf 'short' >short
 refuses "short is too short: its 5 bytes leave 5 for training, and a context of 24 takes at least 22" --context 24 --data short
+
+# 25 bytes leave 23 for training, enough for the 22 between a window's first and last token.
+printf 'a text of twenty-five byt' >least
+train --context 24 --steps 2 --data least --out least-run

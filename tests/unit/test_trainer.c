@@ -271,7 +271,15 @@ static void wrong_options_are_refused(void **state)
     assert_int_equal(tr_status_of(tr_trainer(model, NULL)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = -1)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 1000000)), TR_INVALID);
-    assert_non_null(strstr(tr_error_message(), "too short for a context of 1000000"));
+    assert_non_null(strstr(tr_error_message(), "too short for a context of 1000000, which takes at least 1000001"));
+    const tr_masking masking = {.mask = 256, .vocab = 259, .begin = 257, .end = 258};
+    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 2, .masking = &masking)), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "a context of 2 leaves no token"));
+    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = tr_text_tokens(text, false) + 3, .masking = &masking)),
+        TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "too short for a context of "));
+    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = tr_text_tokens(text, false) + 2, .masking = &masking)),
+        TR_OK);
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .lr = -1)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .batch = -1)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .autocast = TR_F64)), TR_INVALID);
