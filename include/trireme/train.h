@@ -243,7 +243,8 @@ typedef struct tr_fit_options {
     tr_fit_report *report;         /* filled in, also on failure; or NULL */
     int64_t profile_steps;         /* of so many steps, after the first two, every rank writes a profile into folder; 0: none.
                                       docs/debugging.md tells how to read it. What cannot be written is this
-                                      rank's failure after the training is done and saved */
+                                      rank's failure after the training is done and saved. Of ranks that are
+                                      threads of a process only one may ask, and its profile has all of them */
 } tr_fit_options;
 /* Trains to the end, or until a rank asks to stop; then saves. */
 #define tr_fit(...) TR__NEW1(tr_fit, trainer, __VA_ARGS__)
