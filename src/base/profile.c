@@ -13,31 +13,51 @@ atomic_bool tr__profile_on;
 /* Process-wide, as threads of all kinds add to it. */
 static struct {
     pthread_mutex_t lock;
+    bool taken; /* also while it is paused */
     tr__span *spans;
     size_t count, capacity, lost;
 } profile = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-void tr__profile_drop(void)
+/* Under the lock. */
+static void drop(void)
 {
-    pthread_mutex_lock(&profile.lock);
     free(profile.spans);
     profile.spans = NULL;
     profile.count = profile.capacity = profile.lost = 0;
+}
+
+void tr__profile_drop(void)
+{
+    pthread_mutex_lock(&profile.lock);
+    drop();
     pthread_mutex_unlock(&profile.lock);
 }
 
 tr_status tr__profile_start(void)
 {
-    if (atomic_load(&tr__profile_on)) return tr__fail(TR_STATE, "a profile is being taken in this process already");
-    tr__profile_drop();
-    atomic_store(&tr__profile_on, true);
-    return TR_OK;
+    pthread_mutex_lock(&profile.lock);
+    bool starts = !profile.taken;
+    if (starts) {
+        drop();
+        profile.taken = true;
+        atomic_store(&tr__profile_on, true);
+    }
+    pthread_mutex_unlock(&profile.lock);
+    return starts ? TR_OK : tr__fail(TR_STATE, "a profile is being taken in this process already");
+}
+
+void tr__profile_pause(bool paused)
+{
+    pthread_mutex_lock(&profile.lock);
+    atomic_store(&tr__profile_on, profile.taken && !paused);
+    pthread_mutex_unlock(&profile.lock);
 }
 
 /* Who adds a span sees it under the lock: after this, the spans stay as they are. */
 void tr__profile_stop(void)
 {
     pthread_mutex_lock(&profile.lock);
+    profile.taken = false;
     atomic_store(&tr__profile_on, false);
     pthread_mutex_unlock(&profile.lock);
 }

@@ -35,6 +35,8 @@ static inline bool tr__profiling(void)
 
 /* One at a time in a process; fails while another is taken. */
 tr_status tr__profile_start(void);
+/* While it is paused nothing is added, and what there is stays. */
+void tr__profile_pause(bool paused);
 void tr__profile_stop(void);
 /* Copies a span that has ended now, on this thread. When there are too many, it is only counted. */
 void tr__profile_add(tr__span span);

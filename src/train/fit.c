@@ -129,6 +129,19 @@ static tr_status train_step(fit *f, tr_metrics_row *row, bool *stop)
     return status;
 }
 
+/* A profile has the steps alone. */
+static tr_status validate(fit *f, tr_metrics_row *row)
+{
+    tr_score score;
+    if (f->profiling) tr__profile_pause(true);
+    tr_status status = tr_trainer_validate(f->trainer, &score);
+    if (f->profiling) tr__profile_pause(false);
+    if (status != TR_OK) return status;
+    row->validation_loss = score.loss;
+    row->validation_accuracy = score.accuracy;
+    return TR_OK;
+}
+
 static tr_status step(fit *f, bool *stop)
 {
     const tr_fit_options *o = f->options;
@@ -142,12 +155,7 @@ static tr_status step(fit *f, bool *stop)
 
     /* A run that stops on the way measures nothing that an unbroken one would not. */
     bool last = t->step >= f->until, finished = t->step >= t->plan.steps;
-    if (t->step % f->validate_every == 0 || finished) {
-        tr_score score;
-        TR__TRY(tr_trainer_validate(t, &score));
-        row.validation_loss = score.loss;
-        row.validation_accuracy = score.accuracy;
-    }
+    if (t->step % f->validate_every == 0 || finished) TR__TRY(validate(f, &row));
     t->seconds = seconds_since(f->resumed_ns);
     row.seconds = t->seconds;
     if (isnan(f->report->initial_loss)) f->report->initial_loss = row.loss;

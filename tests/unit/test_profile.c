@@ -48,8 +48,22 @@ static void test_what_is_seen(void **state)
     TR_CHECK(tr__profile_start());
     assert_int_equal(tr__profile_start(), TR_STATE);
     step(net);
-    tr__profile_stop();
+    size_t seen;
+    tr__profile_spans(&seen, &lost);
+    tr__profile_pause(true);
     step(net);
+    assert_int_equal(tr__profile_start(), TR_STATE);
+    tr__profile_spans(&count, &lost);
+    assert_int_equal(count, seen);
+    tr__profile_pause(false);
+    step(net);
+    tr__profile_spans(&count, &lost);
+    assert_int_equal(count, 2 * seen);
+    tr__profile_stop();
+    tr__profile_pause(false); /* none is taken: nothing begins */
+    step(net);
+    tr__profile_spans(&count, &lost);
+    assert_int_equal(count, 2 * seen);
     const tr__span *whole = find(TR__SPAN_MODULE, "sequential"), *part = find(TR__SPAN_MODULE, "linear"),
                    *op = find(TR__SPAN_OP, "linear"), *backward = find(TR__SPAN_BACKWARD, "linear");
     assert_true(whole && part && op && backward);
@@ -100,9 +114,10 @@ static void test_what_is_written(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *x = tr_randn(1, TR_SHAPE(64, 64)), *y = tr_zeros(TR_SHAPE(64), .dtype = TR_I64);
-    tr_trainer *trainer = tr_classifier_trainer(small_net(), tr_dataset_tensors(x, y), .batch = 32, .steps = 8);
+    tr_dataset *set = tr_dataset_tensors(x, y);
+    tr_trainer *trainer = tr_classifier_trainer(small_net(), set, .validation = set, .batch = 32, .steps = 8);
     const char *folder = files_path(".");
-    TR_CHECK(tr_fit(trainer, .folder = folder, .profile_steps = 3));
+    TR_CHECK(tr_fit(trainer, .folder = folder, .profile_steps = 3, .validate_every = 1)); /* none of it is in the profile */
 
     char *trace = read_text(files_path("profile-rank0.trace.json")), *table = read_text(files_path("profile-rank0.txt"));
     cJSON *json = cJSON_Parse(trace);
