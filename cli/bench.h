@@ -68,7 +68,7 @@ void tr__probe_close(tr__probe *probe);
 /* The same between hosts: one bare TCP stream that moves what a rank has to send. */
 typedef struct tr__stream tr__stream;
 tr_status tr__stream_open(tr_group *group, tr__stream **stream);
-bool tr__stream_run(const tr__stream *stream, int64_t bytes); /* moves them; false: the connection has failed */
+tr_status tr__stream_run(const tr__stream *stream, int64_t bytes); /* moves them */
 /* From then on rank 1 gives back what rank 0 sends, until that closes the stream: it waits for that in its own close. Rank 0
  * times rounds of so many bytes. */
 tr_status tr__stream_bounces(tr__stream *stream);
@@ -78,7 +78,7 @@ void tr__stream_close(tr__stream *stream);
 /* What all ranks have to move and to add in an all_reduce, at the same time, and nothing else. */
 typedef struct tr__ring tr__ring;
 tr_status tr__ring_open(tr_group *group, int64_t most, tr__ring **ring);
-bool tr__ring_run(const tr__ring *ring, int64_t bytes); /* of the all_reduce; false: a connection has failed */
+tr_status tr__ring_run(const tr__ring *ring, int64_t bytes); /* of the all_reduce */
 void tr__ring_close(tr__ring *ring);
 
 /* "bench" and the arguments, which parsing rearranges, for tr__relaunch(); to be freed. NULL after a message. */

@@ -93,16 +93,21 @@ static tr_status connect_ring(tr__ring *r, tr_group *group, struct sockaddr_stor
     return status;
 }
 
+static tr_status no_memory(void)
+{
+    return tr_fail(TR_NO_MEMORY, "no memory for the bare ring: %s", strerror(errno));
+}
+
 tr_status tr__ring_open(tr_group *group, int64_t most, tr__ring **ring)
 {
     tr__ring *r = calloc(1, sizeof *r);
-    if (!r) return TR_NO_MEMORY;
+    if (!r) return no_memory();
     *ring = r;
     *r = (tr__ring){.world = tr_world_size(group), .to = -1, .from = -1};
     r->numbers = calloc(1, (size_t)most);
     r->stage = malloc(STAGE + sizeof(float));
     struct sockaddr_storage *addresses = calloc((size_t)r->world, sizeof *addresses);
-    tr_status status = r->numbers && r->stage && addresses ? connect_ring(r, group, addresses) : TR_NO_MEMORY;
+    tr_status status = r->numbers && r->stage && addresses ? connect_ring(r, group, addresses) : no_memory();
     free(addresses);
     return status;
 }
@@ -162,19 +167,32 @@ static bool lasts(ssize_t n)
     return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-bool tr__ring_run(const tr__ring *r, int64_t bytes)
+static tr_status broken(int error)
+{
+    return tr_fail(TR_IO, "the bare ring is broken: %s", strerror(error));
+}
+
+/* Until one of the two can go on. */
+static tr_status wait_for_sockets(int to, int from)
+{
+    struct pollfd fds[2] = {{.fd = to, .events = POLLOUT}, {.fd = from, .events = POLLIN}};
+    int n = poll(fds, 2, PATIENCE_S * 1000);
+    if (n == 0) return broken(ETIMEDOUT);
+    return n > 0 || errno == EINTR ? TR_OK : broken(errno);
+}
+
+tr_status tr__ring_run(const tr__ring *r, int64_t bytes)
 {
     transfer t = {.ring = r, .half = (size_t)(bytes / r->world * (r->world - 1)) / sizeof(float) * sizeof(float)};
     while (t.sent < 2 * t.half || t.got < 2 * t.half) {
         bool sends = t.sent < 2 * t.half, receives = t.got < 2 * t.half;
         ssize_t out = sends ? send_some(&t) : -1;
-        if (sends && !lasts(out)) return false;
+        if (sends && !lasts(out)) return broken(errno);
         ssize_t in = receives ? receive_some(&t) : -1;
-        if (receives && !lasts(in)) return false;
+        if (receives && !lasts(in)) return broken(in == 0 ? ECONNRESET : errno);
         if (out > 0 || in > 0) continue;
-        struct pollfd fds[2] = {{.fd = sends ? r->to : -1, .events = POLLOUT},
-            {.fd = receives ? r->from : -1, .events = POLLIN}};
-        poll(fds, 2, -1);
+        tr_status status = wait_for_sockets(sends ? r->to : -1, receives ? r->from : -1);
+        if (status != TR_OK) return status;
     }
-    return true;
+    return TR_OK;
 }

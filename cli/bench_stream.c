@@ -35,7 +35,8 @@ static tr_status resolve(const char *port, struct addrinfo **found)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
     const char *host = getenv("MASTER_ADDR"); /* where rank 0 is */
-    return host && getaddrinfo(host, port, &hints, found) == 0 ? TR_OK : TR_IO;
+    if (host && getaddrinfo(host, port, &hints, found) == 0) return TR_OK;
+    return tr_fail(TR_IO, "cannot find the address of %s for the bare stream", host ? host : "rank 0 (MASTER_ADDR is not set)");
 }
 
 static int listen_at(const struct addrinfo *a, int32_t *port)
@@ -53,6 +54,24 @@ static int listen_at(const struct addrinfo *a, int32_t *port)
     return s;
 }
 
+static tr_status unconnected(void)
+{
+    return tr_fail(TR_IO, "cannot connect the bare stream: %s", strerror(errno));
+}
+
+static tr_status connect_to(tr__stream *s, int port)
+{
+    struct addrinfo *found = NULL;
+    char text[16];
+    snprintf(text, sizeof text, "%d", port);
+    tr_status status = resolve(text, &found);
+    if (status != TR_OK) return status;
+    s->socket = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (s->socket < 0 || connect(s->socket, found->ai_addr, found->ai_addrlen) != 0) status = unconnected();
+    freeaddrinfo(found);
+    return status;
+}
+
 /* Rank 0 listens and says where; a port of 0 tells all that it cannot. */
 static tr_status connect_both(tr__stream *s, tr_group *group)
 {
@@ -61,29 +80,28 @@ static tr_status connect_both(tr__stream *s, tr_group *group)
     int door = -1;
     if (s->rank == 0 && resolve("0", &found) == TR_OK) door = listen_at(found, &port);
     tr_status status = tr_broadcast(group, &port, 1, .dtype = TR_I32);
-    if (status == TR_OK && !port) status = TR_IO;
-    if (status == TR_OK && s->rank == 0) s->socket = accept4(door, NULL, NULL, SOCK_CLOEXEC);
-    if (status == TR_OK && s->rank == 1) {
-        char text[16];
-        snprintf(text, sizeof text, "%d", (int)port);
-        status = resolve(text, &found);
-        if (status == TR_OK) s->socket = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (s->socket >= 0 && connect(s->socket, found->ai_addr, found->ai_addrlen) != 0) status = TR_IO;
-    }
+    if (status == TR_OK && !port) status = tr_fail(TR_IO, "rank 0 cannot open a socket for the bare stream");
+    if (status == TR_OK && s->rank == 0 && (s->socket = accept4(door, NULL, NULL, SOCK_CLOEXEC)) < 0) status = unconnected();
+    if (status == TR_OK && s->rank == 1) status = connect_to(s, port);
     if (found) freeaddrinfo(found);
     if (door >= 0) close(door);
-    return status == TR_OK && s->rank < 2 && s->socket < 0 ? TR_IO : status;
+    return status;
+}
+
+static tr_status no_memory(void)
+{
+    return tr_fail(TR_NO_MEMORY, "no memory for the bare stream: %s", strerror(errno));
 }
 
 tr_status tr__stream_open(tr_group *group, tr__stream **stream)
 {
     tr__stream *s = calloc(1, sizeof *s);
-    if (!s) return TR_NO_MEMORY;
+    if (!s) return no_memory();
     *stream = s;
     s->rank = tr_rank(group);
     s->socket = -1;
     s->piece = calloc(1, PIECE);
-    return s->piece ? connect_both(s, group) : TR_NO_MEMORY;
+    return s->piece ? connect_both(s, group) : no_memory();
 }
 
 /* As much of it as the socket takes or gives at once; false: the connection has failed. */
@@ -91,6 +109,7 @@ static bool move_some(const tr__stream *s, bool out, char *at, size_t bytes, int
 {
     ssize_t n = out ? send(s->socket, at, bytes, MSG_NOSIGNAL) : recv(s->socket, at, bytes, 0);
     if (n > 0) *done += n;
+    if (n == 0) errno = ECONNRESET;
     return n > 0 || (n < 0 && errno == EINTR);
 }
 
@@ -109,9 +128,10 @@ static bool move_all(const tr__stream *s, bool out, void *memory, int64_t bytes)
 }
 
 /* Rank 0 asks for the bytes, so that its time has all of them in it. */
-bool tr__stream_run(const tr__stream *s, int64_t bytes)
+tr_status tr__stream_run(const tr__stream *s, int64_t bytes)
 {
-    return s->rank > 1 || (move(s, s->rank == 0, 1) && move(s, s->rank == 1, bytes));
+    if (s->rank > 1 || (move(s, s->rank == 0, 1) && move(s, s->rank == 1, bytes))) return TR_OK;
+    return tr_fail(TR_IO, "the bare stream is broken: %s", strerror(errno));
 }
 
 /* Until rank 0 closes the stream. */
