@@ -414,7 +414,7 @@ tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__card *cards, int s
     tr_status better = knows ? TR_OK : find_reason(r, cards, suspect);
     if (r->dead >= 0) tell(r, "died", &cards[r->dead]);
     else if (r->late >= 0) tell(r, "late", &cards[r->late]);
-    if (better == TR_OK) tr__fail_stored(own);
+    if (better == TR_OK || (suspect >= 0 && r->dead == suspect)) tr__fail_stored(own); /* which says more of that rank */
     else status = better;
     tr__error_unref(own);
     return status;
