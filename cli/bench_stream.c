@@ -31,12 +31,15 @@ typedef struct series {
     int64_t bytes, rounds;
 } series;
 
-static tr_status resolve(const char *port, struct addrinfo **found)
+/* Where rank 0 is, to be freed; NULL, and there is a failure. */
+static struct addrinfo *resolve(const char *port)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
-    const char *host = getenv("MASTER_ADDR"); /* where rank 0 is */
-    if (host && getaddrinfo(host, port, &hints, found) == 0) return TR_OK;
-    return tr_fail(TR_IO, "cannot find the address of %s for the bare stream", host ? host : "rank 0 (MASTER_ADDR is not set)");
+    const char *host = getenv("MASTER_ADDR");
+    struct addrinfo *found = NULL;
+    if (host && getaddrinfo(host, port, &hints, &found) == 0) return found;
+    tr_fail(TR_IO, "cannot find the address of %s for the bare stream", host ? host : "rank 0 (MASTER_ADDR is not set)");
+    return NULL;
 }
 
 static int listen_at(const struct addrinfo *a, int32_t *port)
@@ -61,11 +64,11 @@ static tr_status unconnected(void)
 
 static tr_status connect_to(tr__stream *s, int port)
 {
-    struct addrinfo *found = NULL;
     char text[16];
     snprintf(text, sizeof text, "%d", port);
-    tr_status status = resolve(text, &found);
-    if (status != TR_OK) return status;
+    struct addrinfo *found = resolve(text);
+    tr_status status = TR_OK;
+    if (!found) return TR_IO;
     s->socket = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (s->socket < 0 || connect(s->socket, found->ai_addr, found->ai_addrlen) != 0) status = unconnected();
     freeaddrinfo(found);
@@ -75,10 +78,9 @@ static tr_status connect_to(tr__stream *s, int port)
 /* Rank 0 listens and says where; a port of 0 tells all that it cannot. */
 static tr_status connect_both(tr__stream *s, tr_group *group)
 {
-    struct addrinfo *found = NULL;
+    struct addrinfo *found = s->rank == 0 ? resolve("0") : NULL;
     int32_t port = 0;
-    int door = -1;
-    if (s->rank == 0 && resolve("0", &found) == TR_OK) door = listen_at(found, &port);
+    int door = found ? listen_at(found, &port) : -1;
     tr_status status = tr_broadcast(group, &port, 1, .dtype = TR_I32);
     if (status == TR_OK && !port) status = tr_fail(TR_IO, "rank 0 cannot open a socket for the bare stream");
     if (status == TR_OK && s->rank == 0 && (s->socket = accept4(door, NULL, NULL, SOCK_CLOEXEC)) < 0) status = unconnected();
