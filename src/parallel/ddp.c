@@ -4,7 +4,7 @@
  *
  * Gradients lie in arenas in shared memory, so a bucket is a range of an arena and is reduced where it is. Backward makes
  * gradients final from the last layer to the first: buckets are cut from the end of the arena, and go out in that order
- * on every rank, each as soon as it and those before it are complete.
+ * on every rank, each as soon as it and those before it are complete; the last one, which has no backward beside it, at the end.
  *
  * A distributed backward keeps its gradients in its context. They are copied into memory of the bucket's own, reduced there, and
  * put back into the context; what stands at the leaves is not touched.
@@ -98,27 +98,38 @@ static int time_left_ms(const tr_group *group, const tr__backward_ends *apart)
     return left > limit ? limit : left > 1 ? (int)left : 1;
 }
 
+/* What of a bucket is to be averaged. */
+static tr_status gather_bucket(const ddp *d, bucket *b, const tr__backward_ends *apart, void **from)
+{
+    const tr_tensor *gradients = b->arena->gradients;
+    *from = (char *)tr__ptr(gradients) + (size_t)b->begin * tr_dtype_size(gradients->dtype);
+    for (int i = b->first; i < b->last && !apart; i++) TR__TRY(tr__arena_zero_missing(d->params[i].leaf));
+    if (!apart) return TR_OK;
+    TR__TRY(copy_in(d, b, apart));
+    *from = tr__ptr(b->copy);
+    return TR_OK;
+}
+
+/* The last bucket is reduced by this thread, which would wait for it: it need not wake another and be woken. */
 static tr_status send_bucket(ddp *d, bucket *b)
 {
     TR_SCOPE;
     const tr__backward_ends *apart = tr__backward_apart(d->running);
-    tr_dtype dtype = b->arena->gradients->dtype;
-    char *from = (char *)tr__ptr(b->arena->gradients) + (size_t)b->begin * tr_dtype_size(dtype);
-    for (int i = b->first; i < b->last && !apart; i++) TR__TRY(tr__arena_zero_missing(d->params[i].leaf));
-    if (apart) {
-        TR__TRY(copy_in(d, b, apart));
-        from = tr__ptr(b->copy);
-    }
-    tr_work *work = tr_all_reduce_async(d->group, from, b->end - b->begin, .dtype = dtype, .op = TR_AVG,
-        .timeout_ms = time_left_ms(d->group, apart));
+    void *from = NULL;
+    TR__TRY(gather_bucket(d, b, apart, &from));
+    const tr_collective *average = TR__IN_PLACE(TR_ALL_REDUCE, from, b->end - b->begin,
+        .dtype = b->arena->gradients->dtype, .op = TR_AVG, .timeout_ms = time_left_ms(d->group, apart));
+    if (b == &d->buckets[d->n_buckets - 1]) return tr_run_collective(d->group, average);
+    tr_work *work = tr_post(d->group, average);
     TR__TRY(tr_status_of(work));
     b->work = tr_keep(work);
     return TR_OK;
 }
 
+/* Those that are complete; the last one is left to the backward's end. */
 static tr_status send_complete(ddp *d)
 {
-    while (d->next_bucket < d->n_buckets && d->buckets[d->next_bucket].pending == 0)
+    while (d->next_bucket < d->n_buckets - 1 && d->buckets[d->next_bucket].pending == 0)
         TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
     return TR_OK;
 }
