@@ -1,6 +1,8 @@
 /* Images: where convolutions, poolings and what stands between them put their elements, and the modules for images. */
 #include "ops/conv.h"
 #include "ops/cpu/isa.h"
+#include "ops/cpu/convolution_products.h"
+#include "ops/cpu/direct.h"
 #include "ops/cpu/winograd.h"
 #include "ops/onednn/kernels.h"
 
@@ -116,7 +118,6 @@ static void onednn_takes_what_nets_begin_with(void **state)
     }
 }
 
-/* Into an arena, after another backward: gradients are added to. */
 /* As far apart as sums of so many f32 are. */
 static void assert_near_f64(const char *what, tr_tensor *got, tr_tensor *expected)
 {
@@ -166,6 +167,61 @@ static void winograd_agrees_with_f64_on_every_machine(void **state)
     }
 }
 
+typedef struct direct_case {
+    int64_t n, c, h, w, k, kernel, stride, padding;
+} direct_case;
+
+static void check_direct(const tr__direct_kernels *machine, const direct_case *one)
+{
+    TR_SCOPE;
+    tr_tensor *x = image(one->n, one->c, one->h, one->w), *w = tr_randn(2, TR_SHAPE(one->k, one->c, one->kernel, one->kernel)),
+              *bias = tr_randn(3, TR_SHAPE(one->k)), *x64 = tr_cast(x, TR_F64), *w64 = tr_require_grad(tr_cast(w, TR_F64));
+    tr_tensor *expected = tr_conv2d_op(x64, w64, .bias = tr_cast(bias, TR_F64), .stride = (int)one->stride,
+        .padding = (int)one->padding);
+    tr_shape out = tr_shape_of(expected);
+    tr_tensor *g = tr_randn(4, out);
+    TR_CHECK(tr_backward(expected, .gradient = tr_cast(g, TR_F64)));
+    TR_NO_GRAD;
+    tr__direct d = {.device = tr_cpu(0), .pool = tr__cpu_pool(tr_cpu(0)), .bias = tr_data(bias),
+        .s = {.n = one->n, .c = one->c, .h = one->h, .w = one->w, .k = one->k, .kh = one->kernel, .kw = one->kernel,
+            .oh = out.dim[2], .ow = out.dim[3], .groups = 1, .stride = one->stride, .padding = one->padding, .dilation = 1}};
+    tr_tensor *padded = tr__convolution_padded(x, &d.s), *weight = tr__staged_images(w, TR_F32, true),
+              *y = tr__staged_images(tr_zeros(out), TR_F32, false),
+              *dw = tr__staged_images(tr_zeros(tr_shape_of(w)), TR_F32, false);
+    d.x = tr_data(padded);
+    d.weight = tr_data(weight);
+    d.y = tr_data(y);
+    assert_true(machine->convolve(&d));
+    assert_near_f64("y", y, expected);
+    d.y = tr_data(tr__staged_images(g, TR_F32, true));
+    d.dweight = tr_data(dw);
+    assert_true(machine->grad_weight(&d));
+    assert_near_f64("dw", dw, tr_grad(w64));
+    d.accumulate = true;
+    assert_true(machine->grad_weight(&d));
+    assert_near_f64("twice dw", dw, tr_affine(tr_grad(w64), 2, 0));
+}
+
+/* Parts of vectors, several panels, rows of taps of several tiles, several bands of rows, outputs narrower than a tile. */
+static void direct_convolutions_agree_with_f64_on_every_machine(void **state)
+{
+    (void)state;
+    static const direct_case cases[] = {
+        {3, 1, 28, 28, 6, 5, 1, 2}, {2, 6, 14, 14, 16, 5, 1, 0}, {2, 3, 21, 17, 48, 7, 2, 3}, {2, 2, 5, 4, 3, 3, 1, 1},
+        {1, 8, 9, 70, 96, 3, 1, 1}, {1, 3, 3, 3, 5, 3, 1, 0}, {2, 4, 4, 300, 7, 1, 1, 0},
+    };
+    const tr__direct_kernels *machines[3] = {&tr__direct_generic};
+    int count = 1;
+#if defined(__x86_64__)
+    if (tr__has_avx2()) machines[count++] = &tr__direct_avx2;
+    if (tr__has_avx512()) machines[count++] = &tr__direct_avx512;
+#endif
+    for (int i = 0; i < count; i++)
+        for (size_t j = 0; j < sizeof cases / sizeof *cases; j++)
+            if (cases[j].k % machines[i]->vector == 0 || cases[j].k < machines[i]->panel) check_direct(machines[i], &cases[j]);
+}
+
+/* Into an arena, after another backward: gradients are added to. */
 static void gradients_add_up_in_an_arena(void **state)
 {
     (void)state;
@@ -286,6 +342,7 @@ int main(void)
         cmocka_unit_test(gradients_lie_as_their_inputs),
         cmocka_unit_test(onednn_takes_what_nets_begin_with),
         cmocka_unit_test(winograd_agrees_with_f64_on_every_machine),
+        cmocka_unit_test(direct_convolutions_agree_with_f64_on_every_machine),
         cmocka_unit_test(gradients_add_up_in_an_arena),
         cmocka_unit_test(nan_is_the_largest),
         cmocka_unit_test(modules_start_as_pytorchs),

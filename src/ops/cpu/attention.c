@@ -11,15 +11,6 @@ typedef struct task {
     atomic_bool no_memory;
 } task;
 
-static const tr__attention_kernels *kernels_of_machine(void)
-{
-#if defined(__x86_64__)
-    if (tr__has_avx512()) return &tr__attention_avx512;
-    if (tr__has_avx2()) return &tr__attention_avx2;
-#endif
-    return &tr__attention_generic;
-}
-
 static void run_heads(void *arg, int64_t begin, int64_t end)
 {
     task *work = arg;
@@ -39,7 +30,7 @@ tr_status tr__cpu_attention(tr_op_call *call)
 {
     if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     tr__attention a = tr__attention_of(call);
-    task work = {.a = &a, .kernels = kernels_of_machine()};
+    task work = {.a = &a, .kernels = &TR__OF_MACHINE(tr__attention)};
     work.bytes = sizeof(float) * (a.grad ? work.kernels->backward_scratch : work.kernels->forward_scratch)(&a);
     tr__pool_for(tr__cpu_pool(a.device), a.batch * a.heads, 1, run_heads, &work);
     if (!atomic_load(&work.no_memory)) return TR_OK;

@@ -1,20 +1,16 @@
 #include "ops/cpu/convolution.h"
 
 #include "ops/cpu/convolution_products.h"
+#include "ops/cpu/direct.h"
 #include "ops/cpu/isa.h"
 #include "ops/cpu/winograd.h"
 
-/* Fewer tiles than these are not worth bringing a weight to the points. */
-enum { WINOGRAD_TILES = 16 };
-
-static const tr__winograd_kernels *winograd_of_machine(void)
-{
-#if defined(__x86_64__)
-    if (tr__has_avx512()) return &tr__winograd_avx512;
-    if (tr__has_avx2()) return &tr__winograd_avx2;
-#endif
-    return &tr__winograd_generic;
-}
+enum {
+    WINOGRAD_TILES = 16, /* fewer are not worth bringing a weight to the points */
+    FEW_CHANNELS = 8,    /* of pixels that a direct convolution is made for */
+    LEAST_RUN = 3,       /* and pixels' channels in a row of taps, */
+    LEAST_TAPS = 64,     /* and in all of them, where outputs of many channels wait for memory */
+};
 
 /* 3 x 3 taps, whole vectors of channels, and outputs that fill enough of their tiles to save a third of the work. */
 static bool suits_winograd(const tr__conv2d *s)
@@ -25,11 +21,21 @@ static bool suits_winograd(const tr__conv2d *s)
     return s->n * tiles >= WINOGRAD_TILES && 9 * s->oh * s->ow >= 36 * tiles * 3 / 2;
 }
 
+/* Few channels in. */
+static bool suits_direct(const tr_op_call *call, const tr__conv2d *s)
+{
+    if (call->op == tr__op(conv2d_grad_input) || s->groups != 1 || s->dilation != 1 || !s->n || !s->oh || !s->ow) return false;
+    if (s->c > FEW_CHANNELS || s->kw * s->c < LEAST_RUN || s->k == 0) return false;
+    const tr__direct_kernels *kernels = &TR__OF_MACHINE(tr__direct);
+    if (s->k < kernels->panel) return true;
+    return s->k % kernels->vector == 0 && (call->op == tr__op(conv2d_grad_weight) || s->kh * s->kw * s->c >= LEAST_TAPS);
+}
+
 bool tr__cpu_convolution_wanted(const tr_op_call *call)
 {
     if (!call->outputs[0] || call->outputs[0]->dtype == TR_F64) return false;
     tr__conv2d s = tr__conv2d_of(call);
-    return suits_winograd(&s) || tr__convolution_products_wanted(call, &s);
+    return suits_winograd(&s) || suits_direct(call, &s) || tr__convolution_products_wanted(call, &s);
 }
 
 static tr__winograd_images images_of(const tr_tensor *t)
@@ -51,7 +57,7 @@ static tr_status to_images(const tr_op_call *call, tr__winograd *w)
     w->to = images_of(to);
     w->weight = tr__ptr(weight);
     w->bias = bias ? tr__ptr(bias) : NULL;
-    if (!winograd_of_machine()->convolve(w)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to transform %s by %s",
+    if (!TR__OF_MACHINE(tr__winograd).convolve(w)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to transform %s by %s",
         TR__TEXT(from->shape), TR__TEXT(weight->shape));
     return to == out ? TR_OK : tr__copy_elements(out, to);
 }
@@ -68,7 +74,7 @@ static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
     w->to = images_of(dy);
     w->dweight = tr__ptr(dweight);
     w->accumulate = a->accumulate;
-    if (!winograd_of_machine()->grad_weight(w)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to transform %s and %s",
+    if (!TR__OF_MACHINE(tr__winograd).grad_weight(w)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to transform %s and %s",
         TR__TEXT(x->shape), TR__TEXT(dy->shape));
     return dweight == out ? TR_OK : tr__copy_elements(out, dweight);
 }
@@ -83,6 +89,47 @@ static tr_status bias_gradient(const tr_op_call *call)
     TR__TRY(tr__run(tr__op(sum), &(tr__reduce_attrs){.dims = 1u | 4u | 8u}, call->inputs, 1, &sums, 1));
     if (sums == dbias) return TR_OK;
     return tr__run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
+}
+
+static tr_status direct_forward(const tr_op_call *call, tr__direct *d)
+{
+    tr_tensor *x = tr__convolution_padded(call->inputs[0], &d->s), *weight = tr__staged_images(call->inputs[1], TR_F32, true),
+              *bias = call->inputs[2] ? tr__staged(call->inputs[2], TR_F32, NULL, true) : NULL, *out = call->outputs[0],
+              *y = tr__staged_images(out, TR_F32, false);
+    TR__TRY(tr_status_of(x));
+    TR__TRY(tr_status_of(weight));
+    TR__TRY(tr_status_of(y));
+    if (bias) TR__TRY(tr_status_of(bias));
+    d->x = tr__ptr(x);
+    d->weight = tr__ptr(weight);
+    d->bias = bias ? tr__ptr(bias) : NULL;
+    d->y = tr__ptr(y);
+    if (!TR__OF_MACHINE(tr__direct).convolve(d)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to pack a weight %s",
+        TR__TEXT(weight->shape));
+    return y == out ? TR_OK : tr__copy_elements(out, y);
+}
+
+static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d)
+{
+    d->accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
+    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__convolution_padded(call->inputs[1], &d->s),
+              *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, d->accumulate);
+    TR__TRY(tr_status_of(dy));
+    TR__TRY(tr_status_of(x));
+    TR__TRY(tr_status_of(sums));
+    d->x = tr__ptr(x);
+    d->y = tr__ptr(dy);
+    d->dweight = tr__ptr(sums);
+    if (!TR__OF_MACHINE(tr__direct).grad_weight(d)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to sum up the gradient of a "
+        "weight %s", TR__TEXT(out->shape));
+    return sums == out ? TR_OK : tr__copy_elements(out, sums);
+}
+
+static tr_status direct(const tr_op_call *call, const tr__conv2d *s)
+{
+    tr_device device = tr__device_of(call->outputs[0]);
+    tr__direct d = {.s = *s, .device = device, .pool = tr__cpu_pool(device)};
+    return (call->op == tr__op(conv2d) ? direct_forward : direct_grad_weight)(call, &d);
 }
 
 static tr_status winograd(const tr_op_call *call, const tr__conv2d *s)
@@ -100,6 +147,6 @@ tr_status tr__cpu_convolution(tr_op_call *call)
     if (!tr__cpu_convolution_wanted(call)) return TR__DECLINED;
     TR_SCOPE;
     tr__conv2d s = tr__conv2d_of(call);
-    TR__TRY((suits_winograd(&s) ? winograd : tr__convolution_products)(call, &s));
+    TR__TRY((suits_winograd(&s) ? winograd : suits_direct(call, &s) ? direct : tr__convolution_products)(call, &s));
     return call->op == tr__op(conv2d_grad_weight) ? bias_gradient(call) : TR_OK;
 }

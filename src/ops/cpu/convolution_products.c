@@ -82,8 +82,7 @@ static void pad_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-/* x in f32, channels-last, with its padding. */
-static tr_tensor *padded(tr_tensor *x, const tr__conv2d *s)
+tr_tensor *tr__convolution_padded(tr_tensor *x, const tr__conv2d *s)
 {
     x = tr__staged_images(x, TR_F32, true);
     if (tr__bad(x) || s->padding == 0) return x;
@@ -101,7 +100,7 @@ static tr_tensor *padded(tr_tensor *x, const tr__conv2d *s)
 
 static tr_status forward(const tr_op_call *call, const tr__conv2d *s)
 {
-    tr_tensor *x = padded(call->inputs[0], s), *weight = tr__staged_images(call->inputs[1], TR_F32, true),
+    tr_tensor *x = tr__convolution_padded(call->inputs[0], s), *weight = tr__staged_images(call->inputs[1], TR_F32, true),
               *bias = call->inputs[2] ? tr__staged(call->inputs[2], TR_F32, NULL, true) : NULL, *out = call->outputs[0],
               *y = tr__staged_images(out, TR_F32, false);
     TR__TRY(tr_status_of(x));
@@ -130,7 +129,7 @@ static tr_status grad_input(const tr_op_call *call, const tr__conv2d *s)
 static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s)
 {
     bool accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
-    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = padded(call->inputs[1], s),
+    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__convolution_padded(call->inputs[1], s),
               *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, accumulate);
     TR__TRY(tr_status_of(dy));
     TR__TRY(tr_status_of(x));

@@ -24,4 +24,11 @@ static inline bool tr__has_avx2(void)
 #endif
 }
 
+/* Of kernels that are compiled as name_avx512, name_avx2 and name_generic, those for this machine. */
+#if defined(__x86_64__)
+#define TR__OF_MACHINE(name) (*(tr__has_avx512() ? &name##_avx512 : tr__has_avx2() ? &name##_avx2 : &name##_generic))
+#else
+#define TR__OF_MACHINE(name) (name##_generic)
+#endif
+
 #endif

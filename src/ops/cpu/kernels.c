@@ -7,12 +7,7 @@
 
 static tr_status simd(tr_op_call *call)
 {
-    const tr__kernel *table = tr__simd_generic;
-#if defined(__x86_64__)
-    if (tr__has_avx512()) table = tr__simd_avx512;
-    else if (tr__has_avx2()) table = tr__simd_avx2;
-#endif
-    return table[call->op - tr__ops](call);
+    return TR__OF_MACHINE(tr__simd)[call->op - tr__ops](call);
 }
 
 #define SIMD(name) [TR__OP_##name] = simd,

@@ -40,18 +40,9 @@ bool tr__cpu_product_wanted(const tr__product *p)
     return contiguous(&p->b.column) || p->a.row.n >= 16;
 }
 
-static tr__product_kernel kernel_of_machine(void)
-{
-#if defined(__x86_64__)
-    if (tr__has_avx512()) return tr__product_avx512;
-    if (tr__has_avx2()) return tr__product_avx2;
-#endif
-    return tr__product_generic;
-}
-
 bool tr__cpu_multiply(const tr__product *p, tr_device device)
 {
-    return kernel_of_machine()(&(tr__product_at){.p = p, .device = device, .pool = tr__cpu_pool(device)});
+    return TR__OF_MACHINE(tr__product)(&(tr__product_at){.p = p, .device = device, .pool = tr__cpu_pool(device)});
 }
 
 typedef struct batches {
@@ -106,7 +97,7 @@ static bool run_one(tr_op_call *call, const tr__product *p, tr_device on)
         if (!*sums) return false;
         memset(*sums, 0, bytes);
     }
-    bool done = kernel_of_machine()(&at);
+    bool done = TR__OF_MACHINE(tr__product)(&at);
     if (sums) {
         store_sums(*sums, call->outputs[1], ((const tr__linear_attrs *)call->attrs)->accumulate_bias);
         device->free(on.index, *sums, bytes);
@@ -120,7 +111,7 @@ tr_status tr__cpu_product(tr_op_call *call)
     if (!call->outputs[0]) return tr__bias_gradient(call);
     tr__product p = tr__product_of(call);
     if (tr__product_activates(&p) && !tr__cpu_product_wanted(&p)) return TR__DECLINED;
-    batches work = {.p = &p, .kernel = kernel_of_machine(), .device = tr__device_of(call->inputs[0])};
+    batches work = {.p = &p, .kernel = TR__OF_MACHINE(tr__product), .device = tr__device_of(call->inputs[0])};
     tr__product_at one = {.p = &p};
     bool summed = sums_of(call, &one) != NULL;
     if (p.c_batch.n == 1) work.no_memory = !run_one(call, &p, work.device);

@@ -3,6 +3,8 @@
  *
  *   c[i][0 … WIDTH*vectors) (+)= sum over k of a[i*a_row + k*a_k] * b[k*b_k + 0 … WIDTH*vectors)     i < rows
  *
+ * and so on with what of b follows, for a that begins a_again farther on each time, if it is to be done again.
+ *
  * Six rows of four vectors are 24 sums: enough to hide the latency of two FMA units, few enough for 32 registers; of two
  * vectors, where there are 16. Included by files that are compiled once per kind of machine.
  */
@@ -33,6 +35,7 @@ typedef struct tile {
     int64_t k;
     const float *a, *b;
     int64_t a_row, a_k, b_k;
+    int64_t again, a_again;
     float *c;
     int64_t c_row;
     bool add;              /* to what c holds */
@@ -75,12 +78,16 @@ static inline __attribute__((always_inline)) void tile_run_of(const tile *t, con
     const float *a = t->a, *b = t->b;
     const int64_t a_row = t->a_row, a_k = t->a_k, b_k = t->b_k;
     TILE_EACH_ROW(TILE_ZERO_ROW)
-    for (int64_t k = t->k; k > 0; k--, a += a_k, b += b_k) {
-        const vec right0 = vec_load(b);
-        const vec right1 = vectors > 1 ? vec_load(b + WIDTH) : right0;
-        const vec right2 = vectors > 2 ? vec_load(b + 2 * WIDTH) : right0;
-        const vec right3 = vectors > 3 ? vec_load(b + 3 * WIDTH) : right0;
-        TILE_EACH_ROW(TILE_MULTIPLY_ROW)
+    for (int64_t turn = 0;; turn++) {
+        for (int64_t k = t->k; k > 0; k--, a += a_k, b += b_k) {
+            const vec right0 = vec_load(b);
+            const vec right1 = vectors > 1 ? vec_load(b + WIDTH) : right0;
+            const vec right2 = vectors > 2 ? vec_load(b + 2 * WIDTH) : right0;
+            const vec right3 = vectors > 3 ? vec_load(b + 3 * WIDTH) : right0;
+            TILE_EACH_ROW(TILE_MULTIPLY_ROW)
+        }
+        if (turn >= t->again) break;
+        a += t->a_again - t->k * a_k;
     }
     float *c = t->c;
     const int64_t c_row = t->c_row;

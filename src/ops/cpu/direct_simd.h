@@ -1,0 +1,208 @@
+/*
+ * Direct convolutions (direct.h) by tiles (tile.h). Included by files that are compiled once per kind of machine.
+ *
+ * Forward, the rows of a tile are places of an output next to each other, its columns channels of the output: each row of
+ * taps is a run of kw*c floats, and there are kh of them. Of the gradient of weights the rows of a tile are taps, and what
+ * runs are the places of some rows of an image.
+ *
+ * Channels that do not fill a vector are written all the same, and then overwritten by the next place's, which follow; so
+ * rows of outputs are made in a buffer. Of dy such a vector holds some of the next place's channels, which count nowhere.
+ */
+#include "base/memory.h"
+#include "ops/cpu/direct.h"
+#include "ops/cpu/tile.h"
+
+#include <stdatomic.h>
+
+enum { BAND_BYTES = 24 * 1024 }; /* of dy, which taps take turns on: the first cache */
+
+typedef struct direct {
+    const tr__direct *d;
+    int64_t row;     /* floats of a row of x */
+    int64_t run;     /* of a row of taps */
+    int64_t columns; /* output channels, rounded up to vectors */
+    int64_t width;   /* of a panel of them */
+    float *weight;   /* [panels][kh run][width], zeros behind the last channel */
+    float *bias;     /* [columns] */
+    float *sums;     /* of dweight: [kh][run][columns] */
+    int64_t tap_tiles;
+    atomic_bool no_memory;
+} direct;
+
+static inline int64_t at_most(int64_t n, int64_t most)
+{
+    return n < most ? n : most;
+}
+
+static float *floats_of(const tr__direct *d, int64_t n)
+{
+    return tr__device(d->device.kind)->alloc(d->device.index, (size_t)n * sizeof(float));
+}
+
+static void give_back(const tr__direct *d, float *memory, int64_t n)
+{
+    if (memory) tr__device(d->device.kind)->free(d->device.index, memory, (size_t)n * sizeof(float));
+}
+
+static direct direct_of(const tr__direct *d)
+{
+    direct w = {.d = d, .row = (d->s.w + 2 * d->s.padding) * d->s.c, .run = d->s.kw * d->s.c};
+    w.columns = (int64_t)tr__round_up((size_t)d->s.k, WIDTH);
+    w.width = at_most(w.columns, TILE_COLUMNS);
+    w.tap_tiles = (w.run + TILE_ROWS - 1) / TILE_ROWS;
+    return w;
+}
+
+/* Part i of n things in parts of about one size: where it begins. */
+static inline int64_t part_begins(int64_t n, int64_t parts, int64_t i)
+{
+    return n / parts * i + at_most(i, n % parts);
+}
+
+/* Of image n the row of pixels that the first taps of row oy of its output see. */
+static const float *seen_by(const direct *w, int64_t n, int64_t oy)
+{
+    const tr__conv2d *s = &w->d->s;
+    return w->d->x + (n * (s->h + 2 * s->padding) + oy * s->stride) * w->row;
+}
+
+/* ---- Forward ------------------------------------------------------------------------------------------------------- */
+
+static void pack_weight(const direct *w)
+{
+    const tr__conv2d *s = &w->d->s;
+    int64_t all = s->kh * w->run;
+    for (int64_t k = 0; k < w->columns; k++) {
+        float *to = w->weight + k / w->width * w->width * all + k % w->width;
+        for (int64_t t = 0; t < all; t++) to[t * w->width] = k < s->k ? w->d->weight[k * all + t] : 0;
+        w->bias[k] = k < s->k && w->d->bias ? w->d->bias[k] : 0;
+    }
+}
+
+/* A panel of channels of a row of outputs, places c_row apart. */
+static void convolve_row(const direct *w, const float *x, int64_t panel, float *c, int64_t c_row)
+{
+    const tr__conv2d *s = &w->d->s;
+    int64_t column = panel * w->width, step = s->stride * s->c, vectors = at_most(w->columns - column, w->width) / WIDTH;
+    int64_t parts = (s->ow + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t i = 0; i < parts; i++) {
+        int64_t from = part_begins(s->ow, parts, i);
+        tile t = {.k = w->run, .a = x + from * step, .a_row = step, .a_k = 1, .again = s->kh - 1, .a_again = w->row,
+            .b = w->weight + column * s->kh * w->run, .b_k = w->width, .c = c + from * c_row + column, .c_row = c_row,
+            .bias = w->bias + column};
+        tile_run(&t, part_begins(s->ow, parts, i + 1) - from, vectors);
+    }
+}
+
+static void convolve_rows(void *arg, int64_t begin, int64_t end)
+{
+    direct *w = arg;
+    const tr__conv2d *s = &w->d->s;
+    bool in_place = w->columns == s->k;
+    int64_t floats = s->ow * s->k, panels = (w->columns + w->width - 1) / w->width;
+    float *buffer = in_place ? NULL : floats_of(w->d, floats + WIDTH);
+    if (!in_place && !buffer) atomic_store(&w->no_memory, true);
+    for (int64_t at = begin; at < end && (in_place || buffer); at++) {
+        float *y = w->d->y + at * floats;
+        for (int64_t panel = 0; panel < panels; panel++)
+            convolve_row(w, seen_by(w, at / s->oh, at % s->oh), panel, in_place ? y : buffer, s->k);
+        if (!in_place) memcpy(y, buffer, (size_t)floats * sizeof *y);
+    }
+    give_back(w->d, buffer, floats + WIDTH);
+}
+
+static bool convolve(const tr__direct *d)
+{
+    direct w = direct_of(d);
+    int64_t floats = (int64_t)tr__round_up((size_t)w.columns, (size_t)w.width) * d->s.kh * w.run + w.columns;
+    w.bias = floats_of(d, floats);
+    if (!w.bias) return false;
+    w.weight = w.bias + w.columns;
+    pack_weight(&w);
+    tr__pool_for(d->pool, d->s.n * d->s.oh, 8, convolve_rows, &w);
+    give_back(d, w.bias, floats);
+    return !atomic_load(&w.no_memory);
+}
+
+/* ---- The gradient of weights --------------------------------------------------------------------------------------- */
+
+/* Some taps of a row of them. */
+typedef struct taps {
+    int64_t ky, from, n;
+} taps;
+
+/* sums of the taps += what `rows` rows of an image give, of `places` each, x and dy being theirs. */
+static void add_places(const direct *w, const taps *one, const float *x, const float *dy, int64_t rows, int64_t places)
+{
+    const tr__conv2d *s = &w->d->s;
+    tile t = {.k = places, .a = x + one->ky * w->row + one->from, .a_row = 1, .a_k = s->stride * s->c, .again = rows - 1,
+        .a_again = s->stride * w->row, .b = dy, .b_k = s->k, .c = w->sums + (one->ky * w->run + one->from) * w->columns,
+        .c_row = w->columns, .add = true};
+    for (int64_t column = 0; column < w->columns; column += TILE_COLUMNS) {
+        tile_run(&t, one->n, at_most(w->columns - column, TILE_COLUMNS) / WIDTH);
+        t.b += TILE_COLUMNS;
+        t.c += TILE_COLUMNS;
+    }
+}
+
+/* The same where nothing may be read behind dy: the last place is taken from a copy. */
+static void add_last_places(const direct *w, const taps *one, const float *x, const float *dy, int64_t rows)
+{
+    const tr__conv2d *s = &w->d->s;
+    float last[TILE_COLUMNS] = {0};
+    if (rows > 1) add_places(w, one, x, dy, rows - 1, s->ow);
+    x += (rows - 1) * s->stride * w->row;
+    dy += (rows - 1) * s->ow * s->k;
+    if (s->ow > 1) add_places(w, one, x, dy, 1, s->ow - 1);
+    memcpy(last, dy + (s->ow - 1) * s->k, (size_t)s->k * sizeof *last);
+    add_places(w, one, x + (s->ow - 1) * s->stride * s->c, last, 1, 1);
+}
+
+/* Asks for a part, of parts, of what of dy comes next. */
+static void fetch(const float *next, int64_t floats, int64_t part, int64_t parts)
+{
+    const int64_t line = TR__CACHE_LINE / (int64_t)sizeof(float);
+    int64_t begin = part_begins(floats / line, parts, part), end = part_begins(floats / line, parts, part + 1);
+    for (int64_t i = begin; i < end; i++) __builtin_prefetch(next + i * line, 0, 2);
+}
+
+/* Of some tiles of taps, over all images. */
+static void add_taps(void *arg, int64_t begin, int64_t end)
+{
+    const direct *w = arg;
+    const tr__conv2d *s = &w->d->s;
+    int64_t band = BAND_BYTES / (s->ow * s->k * (int64_t)sizeof(float));
+    if (band < 1) band = 1;
+    for (int64_t n = 0; n < s->n; n++) {
+        for (int64_t oy = 0; oy < s->oh; oy += band) {
+            int64_t rows = at_most(s->oh - oy, band);
+            const float *x = seen_by(w, n, oy), *dy = w->d->y + (n * s->oh + oy) * s->ow * s->k;
+            bool whole = w->columns == s->k || n + 1 < s->n || oy + rows < s->oh;
+            for (int64_t i = begin; i < end; i++) {
+                taps one = {.ky = i / w->tap_tiles, .from = part_begins(w->run, w->tap_tiles, i % w->tap_tiles)};
+                one.n = part_begins(w->run, w->tap_tiles, i % w->tap_tiles + 1) - one.from;
+                fetch(dy + rows * s->ow * s->k, rows * s->ow * s->k, i - begin, end - begin);
+                if (whole) add_places(w, &one, x, dy, rows, s->ow);
+                else add_last_places(w, &one, x, dy, rows);
+            }
+        }
+    }
+}
+
+static bool grad_weight(const tr__direct *d)
+{
+    direct w = direct_of(d);
+    int64_t all = d->s.kh * w.run, floats = all * w.columns, tiles = d->s.kh * w.tap_tiles;
+    int threads = tr__pool_threads(d->pool);
+    w.sums = floats_of(d, floats);
+    if (!w.sums) return false;
+    memset(w.sums, 0, (size_t)floats * sizeof *w.sums);
+    tr__pool_for(d->pool, tiles, (tiles + threads - 1) / threads, add_taps, &w); /* each goes over all images once */
+    for (int64_t k = 0; k < d->s.k; k++)
+        for (int64_t t = 0; t < all; t++) {
+            float *to = d->dweight + k * all + t, sum = w.sums[t * w.columns + k];
+            *to = d->accumulate ? *to + sum : sum;
+        }
+    give_back(d, w.sums, floats);
+    return true;
+}
