@@ -209,6 +209,7 @@ static void direct_convolutions_agree_with_f64_on_every_machine(void **state)
     static const direct_case cases[] = {
         {3, 1, 28, 28, 6, 5, 1, 2}, {2, 6, 14, 14, 16, 5, 1, 0}, {2, 3, 21, 17, 48, 7, 2, 3}, {2, 2, 5, 4, 3, 3, 1, 1},
         {1, 8, 9, 70, 96, 3, 1, 1}, {1, 3, 3, 3, 5, 3, 1, 0}, {2, 4, 4, 300, 7, 1, 1, 0},
+        {2, 3, 3, 3, 1, 3, 1, 0}, {1, 3, 5, 3, 2, 3, 1, 0},
     };
     const tr__direct_kernels *machines[3] = {&tr__direct_generic};
     int count = 1;

@@ -145,19 +145,6 @@ static void add_places(const direct *w, const taps *one, const float *x, const f
     }
 }
 
-/* The same where nothing may be read behind dy: the last place is taken from a copy. */
-static void add_last_places(const direct *w, const taps *one, const float *x, const float *dy, int64_t rows)
-{
-    const tr__conv2d *s = &w->d->s;
-    float last[TILE_COLUMNS] = {0};
-    if (rows > 1) add_places(w, one, x, dy, rows - 1, s->ow);
-    x += (rows - 1) * s->stride * w->row;
-    dy += (rows - 1) * s->ow * s->k;
-    if (s->ow > 1) add_places(w, one, x, dy, 1, s->ow - 1);
-    memcpy(last, dy + (s->ow - 1) * s->k, (size_t)s->k * sizeof *last);
-    add_places(w, one, x + (s->ow - 1) * s->stride * s->c, last, 1, 1);
-}
-
 /* Asks for a part, of parts, of what of dy comes next. */
 static void fetch(const float *next, int64_t floats, int64_t part, int64_t parts)
 {
@@ -166,27 +153,43 @@ static void fetch(const float *next, int64_t floats, int64_t part, int64_t parts
     for (int64_t i = begin; i < end; i++) __builtin_prefetch(next + i * line, 0, 2);
 }
 
-/* Of some tiles of taps, over all images. */
+/* What the tiles of taps [begin, end) get from a band of rows of image n, from oy on. */
+static void add_band(const direct *w, int64_t begin, int64_t end, int64_t n, int64_t oy, int64_t rows, const float *dy)
+{
+    const tr__conv2d *s = &w->d->s;
+    const float *x = seen_by(w, n, oy);
+    for (int64_t i = begin; i < end; i++) {
+        taps one = {.ky = i / w->tap_tiles, .from = part_begins(w->run, w->tap_tiles, i % w->tap_tiles)};
+        one.n = part_begins(w->run, w->tap_tiles, i % w->tap_tiles + 1) - one.from;
+        fetch(dy + rows * s->ow * s->k, rows * s->ow * s->k, i - begin, end - begin);
+        add_places(w, &one, x, dy, rows, s->ow);
+    }
+}
+
+/* Of some tiles of taps, over all images. Behind dy's end nothing may be read: where its last places reach beyond it, the last
+ * band is read from a copy. */
 static void add_taps(void *arg, int64_t begin, int64_t end)
 {
-    const direct *w = arg;
+    direct *w = arg;
     const tr__conv2d *s = &w->d->s;
-    int64_t band = BAND_BYTES / (s->ow * s->k * (int64_t)sizeof(float));
+    int64_t row = s->ow * s->k, band = BAND_BYTES / (row * (int64_t)sizeof(float));
     if (band < 1) band = 1;
-    for (int64_t n = 0; n < s->n; n++) {
-        for (int64_t oy = 0; oy < s->oh; oy += band) {
-            int64_t rows = at_most(s->oh - oy, band);
-            const float *x = seen_by(w, n, oy), *dy = w->d->y + (n * s->oh + oy) * s->ow * s->k;
-            bool whole = w->columns == s->k || n + 1 < s->n || oy + rows < s->oh;
-            for (int64_t i = begin; i < end; i++) {
-                taps one = {.ky = i / w->tap_tiles, .from = part_begins(w->run, w->tap_tiles, i % w->tap_tiles)};
-                one.n = part_begins(w->run, w->tap_tiles, i % w->tap_tiles + 1) - one.from;
-                fetch(dy + rows * s->ow * s->k, rows * s->ow * s->k, i - begin, end - begin);
-                if (whole) add_places(w, &one, x, dy, rows, s->ow);
-                else add_last_places(w, &one, x, dy, rows);
-            }
-        }
+    int64_t rest = (s->oh - 1) % band + 1; /* rows of an image's last band */
+    const float *last = w->d->y + (s->n * s->oh - rest) * row;
+    float *copy = w->columns == s->k ? NULL : floats_of(w->d, rest * row + w->columns);
+    if (copy) {
+        memcpy(copy, last, (size_t)(rest * row) * sizeof *copy);
+        memset(copy + rest * row, 0, (size_t)w->columns * sizeof *copy);
+    } else if (w->columns != s->k) {
+        atomic_store(&w->no_memory, true);
+        return;
     }
+    for (int64_t n = 0; n < s->n; n++)
+        for (int64_t oy = 0; oy < s->oh; oy += band) {
+            const float *dy = w->d->y + (n * s->oh + oy) * row;
+            add_band(w, begin, end, n, oy, at_most(s->oh - oy, band), copy && dy == last ? copy : dy);
+        }
+    give_back(w->d, copy, rest * row + w->columns);
 }
 
 static bool grad_weight(const tr__direct *d)
@@ -204,5 +207,5 @@ static bool grad_weight(const tr__direct *d)
             *to = d->accumulate ? *to + sum : sum;
         }
     give_back(d, w.sums, floats);
-    return true;
+    return !atomic_load(&w.no_memory);
 }
