@@ -12,6 +12,7 @@
 #include "autograd/engine.h"
 #include "nn/module.h"
 #include "ops/op.h"
+#include "ops/segment.h"
 #include "parallel/carrier.h"
 #include "parallel/crew.h"
 #include "tensor/numbers.h"
@@ -414,6 +415,15 @@ static tr_status take_inputs(const data_parallel *d, tr_tensor *const *inputs, i
     return TR_OK;
 }
 
+/* Recomputed, a stretch fills what it did not keep in the order in which it saves, in one thread: replica 0 would save into
+ * the caller's stretch, the others keep all they have. */
+static tr_status check_stretch(void)
+{
+    if (!tr__segment_runs()) return TR_OK;
+    return tr__fail(TR_UNSUPPORTED, "data_parallel: it runs in a stretch that is to be recomputed, which cannot go over several "
+        "threads: set recompute on modules inside it");
+}
+
 static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const data_parallel *d = self->state;
@@ -421,6 +431,7 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     int64_t rows = 0;
     if (take_inputs(d, inputs, n, taken, &rows) != TR_OK) return tr__tensor_failed();
     if (rows < 2 || d->count == 1) return tr_forward_n(d->inner, taken, n);
+    if (check_stretch() != TR_OK) return tr__tensor_failed();
     run *r = tr__object_new(&run_type);
     if (tr_status_of(r) != TR_OK || set_up_run(r, d, rows, n) != TR_OK) return tr__tensor_failed();
     if (make_replicas(r, d->inner) != TR_OK) return tr__tensor_failed();
