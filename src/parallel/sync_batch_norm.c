@@ -206,6 +206,7 @@ static const tr_op sync_batch_norm = {
     .infer = infer,
     .forward = forward,
     .backward = backward,
+    .flags = TR__OP_HIGH, /* as the row of batch_norm */
     .saves_inputs = 1u << CARRIER | 1u << X | 1u << WEIGHT,
     .saves_outputs = 1u << MEAN | 1u << VAR | 1u << NUMBERS,
 };

@@ -183,6 +183,32 @@ static void test_a_net_under_ddp(void **state)
     run(3, nets, NULL);
 }
 
+/* As the plain one does: in f32, from x of 16 bits. */
+static void under_autocast(rank *r)
+{
+    TR_SCOPE;
+    TR_AUTOCAST(TR_BF16);
+    tr_module *alone = net_new(), *shared = net_new();
+    OK(tr_sync_batch_norm(shared, r->group));
+    int64_t share = BATCH / r->world, begin = share * r->number;
+    tr_tensor *one = loss_of(alone, 0, BATCH), *part = loss_of(shared, begin, begin + share);
+    OK(tr_backward(one));
+    OK(tr_backward(part));
+    /* The loss is a mean of as many on each rank. */
+    CHECK(fabs(tr_item(summed(r->group, tr_detach(part))) / r->world - tr_item(one)) < 0.02 * fabs(tr_item(one)));
+    for (int i = 0; i < tr_list_count(tr_parameters(alone)); i++) {
+        tr_tensor *expected = tr_grad(tr_list_at(tr_parameters(alone), i));
+        tr_tensor *got = tr_affine(summed(r->group, tr_grad(tr_list_at(tr_parameters(shared), i))), 1.0 / r->world, 0);
+        CHECK(worst(got, expected) < 0.03);
+    }
+}
+
+static void test_under_autocast(void **state)
+{
+    (void)state;
+    run(2, under_autocast, NULL);
+}
+
 static void refusals(rank *r)
 {
     TR_SCOPE;
@@ -214,6 +240,7 @@ int main(void)
         cmocka_unit_test(test_as_one_process),
         cmocka_unit_test(test_as_pytorch),
         cmocka_unit_test(test_a_net_under_ddp),
+        cmocka_unit_test(test_under_autocast),
         cmocka_unit_test(test_what_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
