@@ -57,7 +57,8 @@ typedef struct tr_data_parallel_options {
  * All of the module is on the first device. A batch with fewer rows than there are devices runs on as many as it has rows.
  * Outputs are joined along dimension 0; scalars become a vector with one element per replica. Dropouts draw what they would
  * draw on one device (tr_seed() the wrapper or the module). What a forward writes to buffers counts on the first device and
- * is dropped elsewhere. docs/parallel.md says what happens where.
+ * is dropped elsewhere. Modules that talk to other ranks in their forward (tr_sync_batch_norm(), tr_column_linear(), ...) are
+ * refused: replicas would do so at once, and a group's calls go in one order. Recompute is set on modules inside it, not on the wrapper. docs/parallel.md says what happens where.
  */
 #define tr_data_parallel(...) TR__NEW1(tr_data_parallel, module, __VA_ARGS__)
 TR_API tr_module *tr_data_parallel_with(const tr_data_parallel_options *options);
@@ -87,7 +88,8 @@ typedef struct tr_pipeline_options {
 /*
  * A module in stages, each on a device of its own, that work on different micro-batches at the same time: in one process with
  * a thread per stage, or with a rank per stage. Activations are handed on, gradients handed back. A stage lies on one device,
- * takes one tensor and gives one; stages share no parameters. A stage that is a tr_ddp() exchanges its gradients once per step.
+ * takes one tensor and gives one; stages share no parameters, and in one process no group that their modules talk to. A stage
+ * that is a tr_ddp() exchanges its gradients once per step.
  */
 #define tr_pipeline_new(...) tr_pipeline_new_with(TR__OPTIONS2(tr_pipeline_options, stages, count, __VA_ARGS__))
 TR_API tr_pipeline *tr_pipeline_new_with(const tr_pipeline_options *options);

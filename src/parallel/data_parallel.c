@@ -383,9 +383,23 @@ static tr_status set_up_run(run *r, const data_parallel *d, int64_t rows, int n_
     return TR_OK;
 }
 
+static tr_status check_meets(tr__walk *walk, tr_module *module)
+{
+    if (!module->meets) return TR_OK;
+    return tr__fail(TR_UNSUPPORTED, "data_parallel: \"%s\", a %s, calls other ranks in its forward: replicas would do so at the "
+        "same time, in no order; give each rank one device", walk->path, module->name);
+}
+
+/* Replicas share a group, whose collectives go in one order. */
+static tr_status check_alone(tr_module *module)
+{
+    return tr__module_walk(module, &(tr__walk){.module = check_meets});
+}
+
 /* Before the first of them runs: it may write to the buffers that the others copy. */
 static tr_status make_replicas(run *r, tr_module *module)
 {
+    TR__TRY(check_alone(module)); /* it may have become such since it was wrapped */
     for (int i = 0; i < r->count; i++) {
         replica *p = &r->replicas[i];
         p->module = tr__module_replica(module, p->device, p->begin, r->parameters, p->leaves);
@@ -510,6 +524,7 @@ static tr_status build(data_parallel *d, const tr_data_parallel_options *o)
     tr_tensor *first = tr_list_at(d->parameters, 0);
     TR__TRY(list_devices(d, o, first ? tr__device_of(first) : tr_cpu(0)));
     TR__TRY(check_devices(d));
+    if (d->count > 1) TR__TRY(check_alone(o->module));
     d->crew = tr_keep(tr__crew_new(d->count));
     return tr_status_of(d->crew);
 }

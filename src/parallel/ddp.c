@@ -379,6 +379,12 @@ bool tr__ddp_exchange(tr_module *module, bool on)
     return was;
 }
 
+const void *tr__ddp_group(const tr_module *module)
+{
+    const ddp *d = module->forward == forward ? module->state : NULL;
+    return d && tr_world_size(d->group) > 1 ? d->group : NULL;
+}
+
 tr_status tr_ddp_sync(tr_module *module, bool on)
 {
     TR__TRY(tr_status_of(module));

@@ -238,7 +238,8 @@ static tr_tensor *normalize(const tr_batch_norm_op_options *options, void *user)
 
 static tr_status replace(tr__walk *walk, tr_module *module)
 {
-    tr__batch_norm_replace(module, normalize, walk->user);
+    if (tr__batch_norm_replace(module, normalize, walk->user))
+        module->meets = tr_world_size(walk->user) > 1 ? walk->user : NULL;
     return TR_OK;
 }
 
