@@ -191,14 +191,14 @@ static tr_status backward_ends(void *user, tr_status status)
         tr__error_unref(why);
     }
     atomic_store(&d->running, NULL);
-    tr__unref(d->self);
     return status;
 }
 
-static void stop_waiting(void *user, tr_status status)
+/* A module whose exchange is done has nothing to do with what goes wrong elsewhere in the backward, or is in another one. */
+static void stop_waiting(void *user, const tr__backward *backward, tr_status status)
 {
     const ddp *d = user;
-    if (atomic_load(&d->running)) break_group(d, status);
+    if (atomic_load(&d->running) == backward) break_group(d, status);
 }
 
 static tr_status backward_begins(ddp *d, tr__backward *backward)
@@ -207,12 +207,12 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
     if (!atomic_compare_exchange_strong(&d->running, &none, backward))
         return tr__fail(TR_STATE, "ddp: another backward through the module is under way: one at a time, in the same order on "
             "all ranks");
-    tr_status status = tr__backward_at_end(backward, (tr__backward_ending){backward_ends, stop_waiting, d});
+    /* Held, as the program may drop the module before a backward of others has ended. */
+    tr_status status = tr__backward_at_end(backward, (tr__backward_ending){backward_ends, stop_waiting, d, d->self});
     if (status != TR_OK) {
         atomic_store(&d->running, NULL);
         return status;
     }
-    tr__ref(d->self); /* the program may drop the module before a backward of others has ended */
     d->next_bucket = 0;
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
     for (int i = 0; i < d->n_buckets; i++) d->buckets[i].pending = d->buckets[i].last - d->buckets[i].first;
