@@ -23,7 +23,9 @@ typedef struct tr_ddp_options {
  * bucket over the group as soon as backward has filled it, while backward goes on (Li et al., VLDB 2020). tr_backward()
  * returns when all gradients are averaged, and all ranks have rank 0's buffers, such as running statistics. A parameter that
  * took no part counts as a zero gradient. tr_dist_backward() does the same for the gradients of its context. One backward at a
- * time, in the same order on all ranks; a rank whose backward fails breaks the group, and the others are told why. */
+ * time, in the same order on all ranks; a rank whose backward fails breaks the group, and the others are told why. Give each of
+ * several modules that one backward goes through, and sync batch norms inside them, a group of its own (tr_group_split()) where
+ * parameters may take part on some ranks only: over one group the ranks' buckets come in different orders, TR_MISMATCH. */
 #define tr_ddp(...) TR__NEW2(tr_ddp, module, group, __VA_ARGS__)
 TR_API tr_module *tr_ddp_with(const tr_ddp_options *options);
 

@@ -45,6 +45,7 @@ typedef struct ddp {
     tr_module *self, *inner; /* inner: the tree's reference */
     tr_group *group;    /* kept */
     tr_tensor_list *buffers; /* kept; NULL in a world of one */
+    int series;         /* the module's number in the group: its buckets are not to meet another's of their size */
     bool paused;        /* by tr_ddp_sync() */
     param *params;      /* in the order of buckets */
     int n_params;
@@ -118,7 +119,8 @@ static tr_status send_bucket(ddp *d, bucket *b)
     void *from = NULL;
     TR__TRY(gather_bucket(d, b, apart, &from));
     const tr_collective *average = TR__IN_PLACE(TR_ALL_REDUCE, from, b->end - b->begin,
-        .dtype = b->arena->gradients->dtype, .op = TR_AVG, .timeout_ms = time_left_ms(d->group, apart));
+        .dtype = b->arena->gradients->dtype, .op = TR_AVG, .timeout_ms = time_left_ms(d->group, apart),
+        .tag = tr__series_tag(d->series, (int)(b - d->buckets)));
     if (b == &d->buckets[d->n_buckets - 1]) return tr_run_collective(d->group, average);
     tr_work *work = tr_post(d->group, average);
     TR__TRY(tr_status_of(work));
@@ -351,7 +353,9 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     TR__TRY(tr_status_of(state));
     d->buffers = tr_keep(buffers_in(state, tr_parameters(o->module)));
     TR__TRY(tr_status_of(d->buffers));
-    return broadcast_all(state, o->group);
+    TR__TRY(broadcast_all(state, o->group));
+    d->series = tr__group_series(o->group);
+    return TR_OK;
 }
 
 tr_module *tr_ddp_with(const tr_ddp_options *options)
