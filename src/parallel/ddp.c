@@ -4,7 +4,8 @@
  *
  * Gradients lie in arenas in shared memory, so a bucket is a range of an arena and is reduced where it is. Backward makes
  * gradients final from the last layer to the first: buckets are cut from the end of the arena, and go out in that order
- * on every rank, each as soon as it and those before it are complete; the last one, which has no backward beside it, at the end.
+ * on every rank, each as soon as it and those before it are complete; the last one at the end, by the thread that waits for it.
+ * Where all of the graph is DDP's that costs nothing, as no backward is left beside it; else what is left does not hide it.
  *
  * A distributed backward keeps its gradients in its context. They are copied into memory of the bucket's own, reduced there, and
  * put back into the context; what stands at the leaves is not touched.
