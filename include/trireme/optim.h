@@ -233,7 +233,8 @@ TR_API tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
 
 /* Scales all gradients so that their joint 2-norm is at most max_norm (Pascanu et al. 2013). norm, when not NULL, gets
- * the norm from before. A norm that is not finite is an error, and changes nothing. */
+ * the norm from before. A norm that is not finite is an error, and changes nothing. It is of what this rank has: not for
+ * tensor parallelism, see docs/parallel.md. */
 TR_API TR_MUST_CHECK tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *norm);
 
 /*

@@ -20,10 +20,14 @@ typedef struct tr_ddp_options {
     double bucket_mb;     /* 0: 25, in MiB: gradients are reduced in ranges of about this size */
 } tr_ddp_options;
 /* Wraps a module: broadcasts rank 0's parameters and buffers, lays the gradients out in shared memory, and averages each
- * bucket over the group as soon as backward has filled it, while backward goes on (Li et al., VLDB 2020). tr_backward()
- * returns when all gradients are averaged, and all ranks have rank 0's buffers, such as running statistics. A parameter that
- * took no part counts as a zero gradient. tr_dist_backward() does the same for the gradients of its context. One backward at a
- * time, in the same order on all ranks; a rank whose backward fails breaks the group, and the others are told why. */
+ * bucket over the group as soon as backward has filled it, while backward goes on; the last one (of one dtype and device the
+ * only one that may be below bucket_mb) at backward's end (Li et al., VLDB 2020). tr_backward() returns when all gradients are
+ * averaged, and all ranks have rank 0's buffers, such as running statistics. A parameter that took no part counts as a zero
+ * gradient, also when it did so on no rank: an optimizer steps it, and weight decay moves it. tr_dist_backward() does the same
+ * for the gradients of its context. One backward at a time, in the same order on all ranks; a rank whose backward fails breaks
+ * the group, and the others are told why. Give each of several modules that one backward goes through, and sync batch norms
+ * inside them, a group of its own (tr_group_split()) where parameters may take part on some ranks only: over one group the
+ * ranks' buckets come in different orders, which is TR_MISMATCH. */
 #define tr_ddp(...) TR__NEW2(tr_ddp, module, group, __VA_ARGS__)
 TR_API tr_module *tr_ddp_with(const tr_ddp_options *options);
 
@@ -57,7 +61,9 @@ typedef struct tr_data_parallel_options {
  * All of the module is on the first device. A batch with fewer rows than there are devices runs on as many as it has rows.
  * Outputs are joined along dimension 0; scalars become a vector with one element per replica. Dropouts draw what they would
  * draw on one device (tr_seed() the wrapper or the module). What a forward writes to buffers counts on the first device and
- * is dropped elsewhere. docs/parallel.md says what happens where.
+ * is dropped elsewhere. Modules that talk to other ranks in their forward (tr_sync_batch_norm(), tr_column_linear(), ...) are
+ * refused: replicas would do so at once, and a group's calls go in one order. Recompute is set on modules inside it, not on the
+ * wrapper. docs/parallel.md says what happens where.
  */
 #define tr_data_parallel(...) TR__NEW1(tr_data_parallel, module, __VA_ARGS__)
 TR_API tr_module *tr_data_parallel_with(const tr_data_parallel_options *options);
@@ -87,7 +93,8 @@ typedef struct tr_pipeline_options {
 /*
  * A module in stages, each on a device of its own, that work on different micro-batches at the same time: in one process with
  * a thread per stage, or with a rank per stage. Activations are handed on, gradients handed back. A stage lies on one device,
- * takes one tensor and gives one; stages share no parameters. A stage that is a tr_ddp() exchanges its gradients once per step.
+ * takes one tensor and gives one; stages share no parameters, and in one process no group that their modules talk to. A stage
+ * that is a tr_ddp() exchanges its gradients once per step.
  */
 #define tr_pipeline_new(...) tr_pipeline_new_with(TR__OPTIONS2(tr_pipeline_options, stages, count, __VA_ARGS__))
 TR_API tr_pipeline *tr_pipeline_new_with(const tr_pipeline_options *options);
@@ -157,7 +164,9 @@ typedef struct tr_column_linear_options {
     uint64_t seed;
     tr_dtype dtype;
 } tr_column_linear_options;
-/* A tr_linear() whose outputs are shared out: x: [..., in], the same on all ranks -> [..., out / ranks]. */
+/* A tr_linear() whose outputs are shared out: x: [..., in], the same on all ranks -> [..., out / ranks]. A dropout behind it
+ * draws the same mask on every rank unless it is seeded by rank; tr_clip_grad_norm() does not know of slices, and is not to be
+ * used with any: docs/parallel.md says what is done instead. */
 #define tr_column_linear(...) TR__NEW2(tr_column_linear, in_features, out_features, __VA_ARGS__)
 TR_API tr_module *tr_column_linear_with(const tr_column_linear_options *options);
 

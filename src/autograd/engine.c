@@ -376,6 +376,7 @@ tr_status tr__backward_at_end(tr__backward *b, tr__backward_ending ending)
     if (!ends) return no_memory();
     b->ends = ends;
     b->ends[b->n_ends++] = ending;
+    tr__ref(ending.held);
     return TR_OK;
 }
 
@@ -423,7 +424,7 @@ tr_status tr__backward_finish(tr__backward *b, tr_status status)
 
 void tr__backward_give_up(const tr__backward *b, tr_status status)
 {
-    for (size_t i = 0; i < b->n_ends; i++) b->ends[i].give_up(b->ends[i].user, status);
+    for (size_t i = 0; i < b->n_ends; i++) b->ends[i].give_up(b->ends[i].user, b, status);
 }
 
 /* Frees what a backward has. */
@@ -432,6 +433,7 @@ static tr_status finish(tr__backward *b, tr_status status)
     status = tr__backward_finish(b, status);
     for (size_t i = 0; i < b->count; i++)
         for (int k = 0; k < TR_OP_MAX_OUTPUTS; k++) tr__unref(b->stops[i].grads[k]);
+    for (size_t i = 0; i < b->n_ends; i++) tr__unref(b->ends[i].held);
     free(b->stops);
     free(b->table);
     free(b->ready);

@@ -19,9 +19,11 @@ typedef struct tr__backward_ending {
      * status when that was TR_OK. */
     tr_status (*finish)(void *user, tr_status status);
     /* The backward has failed, with this status and the thread's latest failure, while finish() may be waiting for others: it
-     * is to come back soon. From another thread. */
-    void (*give_up)(void *user, tr_status status);
+     * is to come back soon. From another thread, also when finish() has not begun, or has returned: endings come one after the
+     * other, and another's may be the one that waits. */
+    void (*give_up)(void *user, const tr__backward *backward, tr_status status);
     void *user;
+    void *held; /* an object that both need, kept until neither can be called any more; or NULL */
 } tr__backward_ending;
 /* No memory is an error. */
 tr_status tr__backward_at_end(tr__backward *backward, tr__backward_ending ending);

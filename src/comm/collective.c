@@ -2,6 +2,7 @@
 
 #include "base/object.h"
 #include "comm/algo/reduce.h"
+#include "comm/control.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -122,12 +123,16 @@ static tr_status check_ranks(const reading *r)
     if (!r->kind->from_root && !r->kind->to_root) c->root = 0;
     if (c->root < 0 || c->root >= r->world)
         return tr__fail(TR_INVALID, "%s: root %d is not a rank of this group, 0 … %d", r->name, c->root, r->world - 1);
-    if (!r->kind->point_to_point) c->peer = c->tag = 0;
+    if (!r->kind->point_to_point) {
+        c->peer = 0;
+        if (c->tag > 0) c->tag = 0; /* below it is tr__series_tag()'s */
+    }
     if (c->peer < 0 || c->peer >= r->world)
         return tr__fail(TR_INVALID, "%s: peer %d is not a rank of this group, 0 … %d", r->name, c->peer, r->world - 1);
     if (r->kind->point_to_point && c->peer == r->rank)
         return tr__fail(TR_INVALID, "%s: peer %d is this rank itself", r->name, c->peer);
-    if (c->tag < 0) return tr__fail(TR_INVALID, "%s: a tag of %d is negative", r->name, c->tag);
+    if (r->kind->point_to_point && c->tag < 0)
+        return tr__fail(TR_INVALID, "%s: a tag of %d is negative", r->name, c->tag);
     return TR_OK;
 }
 
@@ -319,7 +324,7 @@ void tr__signature_of(const tr_collective *c, int world_size, uint64_t sequence,
 
 bool tr__signature_agrees(const tr__signature *a, const tr__signature *b)
 {
-    return a->kind == b->kind && a->dtype == b->dtype && a->op == b->op && a->root == b->root &&
+    return a->kind == b->kind && a->dtype == b->dtype && a->op == b->op && a->root == b->root && a->tag == b->tag &&
            a->layout == b->layout && (a->count == b->count || kinds[a->kind].variable);
 }
 
@@ -347,6 +352,8 @@ static void describe(const tr__signature *s, char *text, size_t bytes)
     if (kind->to_root) snprintf(text, bytes, " to rank %d", s->root);
     if (kind->point_to_point)
         snprintf(text, bytes, " %s rank %d, tag %d", s->kind == TR_SEND ? "to" : "from", s->peer, s->tag);
+    else if (s->tag < 0)
+        snprintf(text, bytes, ", series %d.%d", -(s->tag + 1) / TR__SERIES, -(s->tag + 1) % TR__SERIES);
 }
 
 char *tr__signature_text(const tr__signature *s, char text[TR__CALL_TEXT])

@@ -10,4 +10,16 @@ void tr__group_give_up(tr_group *group);
 /* The time limit of a collective that has none of its own. */
 int tr__group_timeout_ms(const tr_group *group);
 
+/*
+ * Collectives of one kind and size that belong to different things, as buckets of two modules do: given such a tag, they meet
+ * their like on the other ranks, or are a mismatch that says "series 2.0". The k-th call of tr__group_series() on a group
+ * gives k, on all ranks.
+ */
+enum { TR__SERIES = 4096 };
+int tr__group_series(tr_group *group);
+static inline int tr__series_tag(int series, int place)
+{
+    return -1 - (series % TR__SERIES * TR__SERIES + place % TR__SERIES);
+}
+
 #endif

@@ -337,6 +337,14 @@ void tr__group_give_up(tr_group *group)
     pthread_mutex_unlock(&group->lock);
 }
 
+int tr__group_series(tr_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    int series = ++group->series;
+    pthread_mutex_unlock(&group->lock);
+    return series;
+}
+
 int tr__group_timeout_ms(const tr_group *group)
 {
     return group->timeout_ms;

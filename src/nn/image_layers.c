@@ -197,15 +197,16 @@ static void batch_norm_finish(tr_module *module)
     tr_release(((batch_norm *)module->state)->user);
 }
 
-void tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user)
+bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user)
 {
-    if (module->forward != batch_norm_forward) return;
+    if (module->forward != batch_norm_forward) return false;
     batch_norm *b = module->state;
     void *before = b->user;
     b->normalize = normalize;
     b->user = tr_keep(user);
     tr_release(before);
     module->finish = batch_norm_finish;
+    return true;
 }
 
 /* ---- Flatten --------------------------------------------------------------------------------------------------------- */

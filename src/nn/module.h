@@ -29,6 +29,7 @@ struct tr_module {
     int count, capacity;
     bool evaluating;
     bool recompute;                    /* its forward is a segment of the graph (ops/segment.h) */
+    const void *meets;                 /* the group whose other ranks its forward waits for, kept by its state; or NULL */
     bool seeded;                       /* by tr_seed(): what dropouts draw from */
     uint64_t key, step, first_sample;
 };
@@ -57,8 +58,8 @@ tr_module *tr__module_replica(tr_module *module, tr_device device, int64_t first
 
 /* How a batch norm computes in training instead of tr_batch_norm_op(). */
 typedef tr_tensor *tr__normalizer(const tr_batch_norm_op_options *options, void *user);
-/* Makes a module compute so, if it is a batch norm: it takes a reference to user. */
-void tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user);
+/* Makes a module compute so, if it is one: it takes a reference to user. Returns whether it is. */
+bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user);
 
 /* NULL when there is the one input that a layer takes; else the tensor in error to return. */
 tr_tensor *tr__check_input(const tr_module *self, tr_tensor *const *inputs, int n);

@@ -117,6 +117,11 @@ tr_tensor *tr__segment_run(tr__segment_function f, tr_tensor *const *inputs, int
     return tr_escape(y);
 }
 
+bool tr__segment_runs(void)
+{
+    return running;
+}
+
 bool tr__segment_replays(void)
 {
     for (const run *r = running; r; r = r->outer)

@@ -19,6 +19,8 @@ typedef tr_tensor *(*tr__segment_function)(tr_tensor *const *inputs, int n, void
 
 /* Runs f as a segment. held: an object that f needs, kept as long as f may run again; or NULL. */
 tr_tensor *tr__segment_run(tr__segment_function f, tr_tensor *const *inputs, int n, void *user, void *held);
+/* Does this thread run f, for the first time or again? */
+bool tr__segment_runs(void);
 /* Does this thread run f for backward? */
 bool tr__segment_replays(void);
 

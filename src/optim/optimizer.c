@@ -67,15 +67,12 @@ static tr_status take_list(tr_optimizer *o, const tr_tensor_list *list)
     return tr__arena_build(o->list);
 }
 
-static tr_status part_of(tr_optimizer *o, tr__arena *arena, int *out)
+/* Arenas in the order in which the list meets them: the same on all ranks. */
+static int arena_number(const tr_optimizer *o, const tr__arena *arena)
 {
-    for (*out = 0; *out < o->n_parts; ++*out)
-        if (o->parts[*out].arena == arena) return TR_OK;
-    tr__part *parts = realloc(o->parts, ((size_t)o->n_parts + 1) * sizeof *parts);
-    if (!parts) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
-    o->parts = parts;
-    parts[o->n_parts++] = (tr__part){.arena = tr__ref(arena), .begin = INT64_MAX};
-    return TR_OK;
+    int first = 0;
+    while (tr_list_at(o->list, first)->leaf->arena != arena) first++;
+    return first;
 }
 
 static int by_place(const void *x, const void *y)
@@ -83,6 +80,30 @@ static int by_place(const void *x, const void *y)
     const tr__optimized *a = x, *b = y;
     if (a->part != b->part) return a->part < b->part ? -1 : 1;
     return (a->offset > b->offset) - (a->offset < b->offset);
+}
+
+/* Does q begin where p and its gap end? Then no foreign parameter lies between them. */
+static bool adjacent(const tr__optimized *p, const tr__optimized *q)
+{
+    int64_t end = (p->offset + p->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
+    return p->leaf->leaf->arena == q->leaf->leaf->arena && q->offset == end;
+}
+
+/* Cuts the sorted parameters into parts. */
+static tr_status make_parts(tr_optimizer *o)
+{
+    for (int i = 0; i < o->count; i++) {
+        tr__optimized *p = &o->parameters[i];
+        if (i == 0 || !adjacent(p - 1, p)) {
+            tr__part *parts = realloc(o->parts, ((size_t)o->n_parts + 1) * sizeof *parts);
+            if (!parts) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+            o->parts = parts;
+            parts[o->n_parts++] = (tr__part){.arena = tr__ref(p->leaf->leaf->arena), .begin = p->offset};
+        }
+        p->part = o->n_parts - 1;
+        o->parts[p->part].end = p->offset + p->count;
+    }
+    return TR_OK;
 }
 
 static tr_status find_places(tr_optimizer *o, bool decay_matrices_only)
@@ -94,21 +115,18 @@ static tr_status find_places(tr_optimizer *o, bool decay_matrices_only)
         tr_tensor *leaf = tr_list_at(o->list, i);
         const tr__arena_slot *slot = tr__arena_slot_of(leaf);
         tr__optimized *p = &o->parameters[i];
-        /* Until they are sorted, steps says which entry of the list it is. */
+        /* Until they are sorted, part is the arena's number, and steps says which entry of the list it is. */
         *p = (tr__optimized){.leaf = leaf, .offset = slot->offset, .count = slot->count, .steps = i};
+        p->part = arena_number(o, leaf->leaf->arena);
         p->lr_scale = 1;
         p->weight_decay = decay_matrices_only && leaf->shape.ndim < 2 ? 0 : o->settings[TR__DECAY];
-        TR__TRY(part_of(o, leaf->leaf->arena, &p->part));
-        tr__part *part = &o->parts[p->part];
-        if (part->begin > slot->offset) part->begin = slot->offset;
-        if (part->end < slot->offset + slot->count) part->end = slot->offset + slot->count;
     }
     qsort(o->parameters, (size_t)o->count, sizeof *o->parameters, by_place);
     for (int i = 0; i < o->count; i++) {
         o->place[o->parameters[i].steps] = i;
         o->parameters[i].steps = 0;
     }
-    return TR_OK;
+    return make_parts(o);
 }
 
 static tr_status make_state(tr_optimizer *o)
@@ -186,13 +204,6 @@ tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_
 static bool has_grad(const tr__optimized *p)
 {
     return p->leaf->leaf->has_grad;
-}
-
-/* Does q begin where p and its gap end? Then no foreign parameter lies between them. */
-static bool adjacent(const tr__optimized *p, const tr__optimized *q)
-{
-    int64_t end = (p->offset + p->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
-    return p->part == q->part && q->offset == end;
 }
 
 /* May one call of the rule's kernel update both? */

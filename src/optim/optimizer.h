@@ -75,7 +75,8 @@ typedef struct tr__optimized {
     double lr_scale, weight_decay; /* its group's */
 } tr__optimized;
 
-/* What an optimizer has of one arena: elements [begin, end), from its first parameter to its last. */
+/* Parameters that lie in an arena without others between them: elements [begin, end), from the first one to the last. Others'
+ * are in no part: what is done to a whole part, as when ranks share it, leaves them alone. */
 typedef struct tr__part {
     tr__arena *arena; /* a reference */
     int64_t begin, end;

@@ -12,6 +12,7 @@
 #include "autograd/engine.h"
 #include "nn/module.h"
 #include "ops/op.h"
+#include "ops/segment.h"
 #include "parallel/carrier.h"
 #include "parallel/crew.h"
 #include "tensor/numbers.h"
@@ -382,9 +383,23 @@ static tr_status set_up_run(run *r, const data_parallel *d, int64_t rows, int n_
     return TR_OK;
 }
 
+static tr_status check_meets(tr__walk *walk, tr_module *module)
+{
+    if (!module->meets) return TR_OK;
+    return tr__fail(TR_UNSUPPORTED, "data_parallel: \"%s\", a %s, calls other ranks in its forward: replicas would do so at the "
+        "same time, in no order; give each rank one device", walk->path, module->name);
+}
+
+/* Replicas share a group, whose collectives go in one order. */
+static tr_status check_alone(tr_module *module)
+{
+    return tr__module_walk(module, &(tr__walk){.module = check_meets});
+}
+
 /* Before the first of them runs: it may write to the buffers that the others copy. */
 static tr_status make_replicas(run *r, tr_module *module)
 {
+    TR__TRY(check_alone(module)); /* it may have become such since it was wrapped */
     for (int i = 0; i < r->count; i++) {
         replica *p = &r->replicas[i];
         p->module = tr__module_replica(module, p->device, p->begin, r->parameters, p->leaves);
@@ -414,6 +429,15 @@ static tr_status take_inputs(const data_parallel *d, tr_tensor *const *inputs, i
     return TR_OK;
 }
 
+/* Recomputed, a stretch fills what it did not keep in the order in which it saves, in one thread: replica 0 would save into
+ * the caller's stretch, the others keep all they have. */
+static tr_status check_stretch(void)
+{
+    if (!tr__segment_runs()) return TR_OK;
+    return tr__fail(TR_UNSUPPORTED, "data_parallel: it runs in a stretch that is to be recomputed, which cannot go over several "
+        "threads: set recompute on modules inside it");
+}
+
 static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const data_parallel *d = self->state;
@@ -421,6 +445,7 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     int64_t rows = 0;
     if (take_inputs(d, inputs, n, taken, &rows) != TR_OK) return tr__tensor_failed();
     if (rows < 2 || d->count == 1) return tr_forward_n(d->inner, taken, n);
+    if (check_stretch() != TR_OK) return tr__tensor_failed();
     run *r = tr__object_new(&run_type);
     if (tr_status_of(r) != TR_OK || set_up_run(r, d, rows, n) != TR_OK) return tr__tensor_failed();
     if (make_replicas(r, d->inner) != TR_OK) return tr__tensor_failed();
@@ -499,6 +524,7 @@ static tr_status build(data_parallel *d, const tr_data_parallel_options *o)
     tr_tensor *first = tr_list_at(d->parameters, 0);
     TR__TRY(list_devices(d, o, first ? tr__device_of(first) : tr_cpu(0)));
     TR__TRY(check_devices(d));
+    if (d->count > 1) TR__TRY(check_alone(o->module));
     d->crew = tr_keep(tr__crew_new(d->count));
     return tr_status_of(d->crew);
 }

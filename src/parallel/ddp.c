@@ -4,7 +4,8 @@
  *
  * Gradients lie in arenas in shared memory, so a bucket is a range of an arena and is reduced where it is. Backward makes
  * gradients final from the last layer to the first: buckets are cut from the end of the arena, and go out in that order
- * on every rank, each as soon as it and those before it are complete; the last one, which has no backward beside it, at the end.
+ * on every rank, each as soon as it and those before it are complete; the last one at the end, by the thread that waits for it.
+ * Where all of the graph is DDP's that costs nothing, as no backward is left beside it; else what is left does not hide it.
  *
  * A distributed backward keeps its gradients in its context. They are copied into memory of the bucket's own, reduced there, and
  * put back into the context; what stands at the leaves is not touched.
@@ -45,6 +46,7 @@ typedef struct ddp {
     tr_module *self, *inner; /* inner: the tree's reference */
     tr_group *group;    /* kept */
     tr_tensor_list *buffers; /* kept; NULL in a world of one */
+    int series;         /* the module's number in the group: its buckets are not to meet another's of their size */
     bool paused;        /* by tr_ddp_sync() */
     param *params;      /* in the order of buckets */
     int n_params;
@@ -118,7 +120,8 @@ static tr_status send_bucket(ddp *d, bucket *b)
     void *from = NULL;
     TR__TRY(gather_bucket(d, b, apart, &from));
     const tr_collective *average = TR__IN_PLACE(TR_ALL_REDUCE, from, b->end - b->begin,
-        .dtype = b->arena->gradients->dtype, .op = TR_AVG, .timeout_ms = time_left_ms(d->group, apart));
+        .dtype = b->arena->gradients->dtype, .op = TR_AVG, .timeout_ms = time_left_ms(d->group, apart),
+        .tag = tr__series_tag(d->series, (int)(b - d->buckets)));
     if (b == &d->buckets[d->n_buckets - 1]) return tr_run_collective(d->group, average);
     tr_work *work = tr_post(d->group, average);
     TR__TRY(tr_status_of(work));
@@ -191,14 +194,14 @@ static tr_status backward_ends(void *user, tr_status status)
         tr__error_unref(why);
     }
     atomic_store(&d->running, NULL);
-    tr__unref(d->self);
     return status;
 }
 
-static void stop_waiting(void *user, tr_status status)
+/* A module whose exchange is done has nothing to do with what goes wrong elsewhere in the backward, or is in another one. */
+static void stop_waiting(void *user, const tr__backward *backward, tr_status status)
 {
     const ddp *d = user;
-    if (atomic_load(&d->running)) break_group(d, status);
+    if (atomic_load(&d->running) == backward) break_group(d, status);
 }
 
 static tr_status backward_begins(ddp *d, tr__backward *backward)
@@ -207,12 +210,12 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
     if (!atomic_compare_exchange_strong(&d->running, &none, backward))
         return tr__fail(TR_STATE, "ddp: another backward through the module is under way: one at a time, in the same order on "
             "all ranks");
-    tr_status status = tr__backward_at_end(backward, (tr__backward_ending){backward_ends, stop_waiting, d});
+    /* Held, as the program may drop the module before a backward of others has ended. */
+    tr_status status = tr__backward_at_end(backward, (tr__backward_ending){backward_ends, stop_waiting, d, d->self});
     if (status != TR_OK) {
         atomic_store(&d->running, NULL);
         return status;
     }
-    tr__ref(d->self); /* the program may drop the module before a backward of others has ended */
     d->next_bucket = 0;
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
     for (int i = 0; i < d->n_buckets; i++) d->buckets[i].pending = d->buckets[i].last - d->buckets[i].first;
@@ -351,7 +354,9 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     TR__TRY(tr_status_of(state));
     d->buffers = tr_keep(buffers_in(state, tr_parameters(o->module)));
     TR__TRY(tr_status_of(d->buffers));
-    return broadcast_all(state, o->group);
+    TR__TRY(broadcast_all(state, o->group));
+    d->series = tr__group_series(o->group);
+    return TR_OK;
 }
 
 tr_module *tr_ddp_with(const tr_ddp_options *options)
@@ -377,6 +382,12 @@ bool tr__ddp_exchange(tr_module *module, bool on)
     bool was = !d->paused;
     d->paused = !on;
     return was;
+}
+
+const void *tr__ddp_group(const tr_module *module)
+{
+    const ddp *d = module->forward == forward ? module->state : NULL;
+    return d && tr_world_size(d->group) > 1 ? d->group : NULL;
 }
 
 tr_status tr_ddp_sync(tr_module *module, bool on)

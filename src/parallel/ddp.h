@@ -6,5 +6,7 @@
 
 /* tr_ddp_sync() of what tr_ddp() returned; of any other module nothing. Returns what it was before: on or off. */
 bool tr__ddp_exchange(tr_module *module, bool on);
+/* The group that its backward talks to; NULL: to none, or it is not what tr_ddp() returned. */
+const void *tr__ddp_group(const tr_module *module);
 
 #endif

@@ -272,6 +272,46 @@ static tr_status check_untied(const tr_pipeline *p, const stage *s, const tr_ten
     return TR_OK;
 }
 
+/* Looks for a group among the modules of a stage. */
+typedef struct search {
+    const tr_pipeline *pipe;
+    int stage;
+    const void *group;
+    bool found;
+} search;
+
+static const void *group_of(const tr_module *module)
+{
+    return module->meets ? module->meets : tr__ddp_group(module);
+}
+
+static tr_status note_group(tr__walk *walk, tr_module *module)
+{
+    search *s = walk->user;
+    s->found |= group_of(module) == s->group;
+    return TR_OK;
+}
+
+static tr_status check_group(tr__walk *walk, tr_module *module)
+{
+    search *s = walk->user;
+    s->group = group_of(module);
+    for (int i = 0; i < s->stage && s->group; i++) {
+        TR__TRY(tr__module_walk(s->pipe->stages[i].module, &(tr__walk){.module = note_group, .user = s}));
+        if (s->found)
+            return tr__fail(TR_UNSUPPORTED, "pipeline: stages %d and %d talk to other ranks over one group, where their threads' "
+                "calls would have no order: give each a group of its own, with tr_group_split()", i, s->stage);
+    }
+    return TR_OK;
+}
+
+/* Stages work at the same time, and a group's calls go in one order on all ranks. */
+static tr_status check_groups(const tr_pipeline *p, const stage *s)
+{
+    search own = {.pipe = p, .stage = p->count - 1};
+    return tr__module_walk(s->module, &(tr__walk){.module = check_group, .user = &own});
+}
+
 static tr_status add_stage(tr_pipeline *p, tr_module *module, int index, tr_pipeline_schedule schedule)
 {
     size_t m = (size_t)p->micro_batches;
@@ -284,6 +324,7 @@ static tr_status add_stage(tr_pipeline *p, tr_module *module, int index, tr_pipe
     TR__TRY(tr_status_of(state));
     TR__TRY(find_device(s, state, before));
     TR__TRY(check_untied(p, s, state));
+    TR__TRY(check_groups(p, s));
     s->actions = calloc(2 * m, sizeof *s->actions);
     s->in = calloc(m, sizeof(tr_tensor *));
     s->out = calloc(m, sizeof(tr_tensor *));

@@ -206,6 +206,7 @@ static const tr_op sync_batch_norm = {
     .infer = infer,
     .forward = forward,
     .backward = backward,
+    .flags = TR__OP_HIGH, /* as the row of batch_norm */
     .saves_inputs = 1u << CARRIER | 1u << X | 1u << WEIGHT,
     .saves_outputs = 1u << MEAN | 1u << VAR | 1u << NUMBERS,
 };
@@ -237,7 +238,8 @@ static tr_tensor *normalize(const tr_batch_norm_op_options *options, void *user)
 
 static tr_status replace(tr__walk *walk, tr_module *module)
 {
-    tr__batch_norm_replace(module, normalize, walk->user);
+    if (tr__batch_norm_replace(module, normalize, walk->user))
+        module->meets = tr_world_size(walk->user) > 1 ? walk->user : NULL;
     return TR_OK;
 }
 

@@ -45,6 +45,7 @@ static tr_module *new_module(const char *name, tr_forward_function forward, tr_g
     if (!module->state) return module;
     module->finish = finish;
     ((sharded *)module->state)->group = tr_keep(group);
+    if (world > 1) module->meets = group;
     return module;
 }
 

@@ -196,6 +196,43 @@ static void the_end_of_a_backward_is_told_also_when_it_fails(void **state)
     assert_int_equal(ended, 1000 + TR_CANCELLED);
 }
 
+typedef struct ending {
+    int finished;
+    const tr__backward *given_up; /* which one */
+} ending;
+
+static tr_status count_end(void *user, tr_status status)
+{
+    ((ending *)user)->finished++;
+    return status;
+}
+
+static void note_giving_up(void *user, const tr__backward *backward, tr_status status)
+{
+    (void)status;
+    ((ending *)user)->given_up = backward;
+}
+
+/* What an ending needs lives as long as another thread may call it: when it is done itself, others may not be. */
+static void what_endings_hold_outlives_them(void **state)
+{
+    (void)state;
+    ending e = {0};
+    tr_tensor *held = tr_keep(leaf(1));
+    int refs = atomic_load(&held->object.refs);
+    tr__backward *backward = tr__backward_new(NULL, false);
+    assert_non_null(backward);
+    assert_int_equal(tr__backward_at_end(backward, (tr__backward_ending){count_end, note_giving_up, &e, held}), TR_OK);
+    assert_int_equal(tr__backward_finish(backward, TR_OK), TR_OK);
+    assert_int_equal(atomic_load(&held->object.refs), refs + 1);
+    tr__backward_give_up(backward, TR_CANCELLED);
+    assert_ptr_equal(e.given_up, backward);
+    assert_int_equal(tr__backward_end(backward, TR_CANCELLED), TR_CANCELLED);
+    assert_int_equal(e.finished, 1);
+    assert_int_equal(atomic_load(&held->object.refs), refs);
+    tr_release(held);
+}
+
 /* ---- Long graphs and failing ops ----------------------------------------------------------------------------------------- */
 
 static void a_long_chain_neither_overflows_nor_leaks(void **state)
@@ -381,6 +418,7 @@ int main(void)
         cmocka_unit_test(roots_are_checked),
         cmocka_unit_test(hooks_fire_once_when_a_gradient_is_final),
         cmocka_unit_test(the_end_of_a_backward_is_told_also_when_it_fails),
+        cmocka_unit_test(what_endings_hold_outlives_them),
         cmocka_unit_test(a_long_chain_neither_overflows_nor_leaks),
         cmocka_unit_test(a_wrong_backward_is_found),
         cmocka_unit_test(arenas_move_values_and_gradients),

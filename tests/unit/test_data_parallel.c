@@ -352,6 +352,33 @@ static void a_backward_that_fails_is_named(void **state)
     FAILS(TR_INVALID, tr_backward(tr_sum(y)), "replica 0 on cpu:0: no gradient for 0");
 }
 
+static tr_tensor *call_module(tr_tensor *const *inputs, int n, void *module)
+{
+    return tr_forward_n(module, inputs, n);
+}
+
+static void recompute_goes_on_modules_inside(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = make_net(), *model = tr_data_parallel(net);
+    tr_tensor *x = tr_randn(50, TR_SHAPE(BATCH, 6));
+    float gradient[2][6 * 16];
+    assert_int_equal(tr_eval(net), TR_OK);
+    FAILS(TR_UNSUPPORTED, tr_status_of(tr_checkpoint(call_module, &x, 1, model)), "set recompute on modules inside");
+    assert_int_equal(tr_set_recompute(model, true), TR_OK);
+    FAILS(TR_UNSUPPORTED, tr_status_of(tr_forward(model, x)), "set recompute on modules inside");
+    assert_int_equal(tr_set_recompute(model, false), TR_OK);
+    for (int inside = 0; inside < 2; inside++) {
+        assert_int_equal(tr_set_recompute(net, inside), TR_OK);
+        tr_tensor *weight = tr_list_at(tr_parameters(net), 0), *y = tr_forward(model, x);
+        tr_clear_grad(weight);
+        assert_int_equal(tr_backward(tr_mean(tr_mul(y, y))), TR_OK);
+        assert_int_equal(tr_copy_out(tr_grad(weight), gradient[inside], sizeof gradient[inside]), TR_OK);
+    }
+    assert_memory_equal(gradient[0], gradient[1], sizeof gradient[0]);
+}
+
 static void the_module_must_be_finished(void **state)
 {
     (void)state;
@@ -463,6 +490,7 @@ int main(void)
         cmocka_unit_test(scalars_become_a_vector),
         cmocka_unit_test(a_replica_that_fails_is_named_and_the_others_end),
         cmocka_unit_test(a_backward_that_fails_is_named),
+        cmocka_unit_test(recompute_goes_on_modules_inside),
         cmocka_unit_test(the_module_must_be_finished),
         cmocka_unit_test(wrong_arguments_are_errors),
         cmocka_unit_test(ranks_with_several_devices_are_like_one),

@@ -103,6 +103,43 @@ static void every_optimizer_gives_the_same_bits(void **state)
         if (BATCH % world == 0) run(world, compare_kinds, NULL);
 }
 
+/* ---- Others in the arena ------------------------------------------------------------------------------------------------ */
+
+/* The parameters at the ends of an arena are sharded; the one between them is each rank's own. */
+static void keep_others(rank *r)
+{
+    enum { SIDE = 8 };
+    TR_SCOPE;
+    float own[SIDE * SIDE], ends[2][2 * SIDE * SIDE];
+    for (int sharded = 0; sharded < 2; sharded++) {
+        TR_SCOPE;
+        tr_module *net = tr_sequential(tr_linear(SIDE, SIDE, .seed = 1, .no_bias = true),
+            tr_linear(SIDE, SIDE, .seed = 2, .no_bias = true), tr_linear(SIDE, SIDE, .seed = 3, .no_bias = true));
+        tr_tensor_list *all = tr_parameters(net), *mine = tr_list();
+        OK(tr_status_of(tr_sgd(all, .lr = 0.1))); /* lays out one arena for them */
+        for (int i = 0; i < 3; i += 2) OK(tr_list_add(mine, tr_list_name(all, i), tr_list_at(all, i)));
+        tr_optimizer *opt = tr_adamw(mine, .lr = 1e-2);
+        CHECK(opt->n_parts == 2);
+        if (sharded) OK(tr_shard_optimizer(opt, r->group));
+        tr_tensor *y = tr_forward(net, tr_randn(5, TR_SHAPE(4, SIDE)));
+        OK(tr_backward(tr_mean(tr_mul(y, y))));
+        OK(tr_fill(tr_detach(tr_list_at(all, 1)), 10.0 + r->number));
+        OK(tr_step(opt));
+        CHECK(read_all(mine, ends[sharded], 2 * SIDE * SIDE) == 2 * SIDE * SIDE);
+        OK(tr_copy_out(tr_list_at(all, 1), own, sizeof own));
+        for (int i = 0; i < SIDE * SIDE; i++) CHECK(own[i] == 10.0f + (float)r->number);
+    }
+    CHECK(memcmp(ends[0], ends[1], sizeof ends[0]) == 0);
+    OK(tr_leave(r->group));
+}
+
+static void parameters_of_others_stay_as_they_are(void **state)
+{
+    (void)state;
+    run(2, keep_others, NULL);
+    run(3, keep_others, NULL);
+}
+
 /* ---- Checkpoints fit any number of ranks ------------------------------------------------------------------------------- */
 
 typedef struct saved {
@@ -187,6 +224,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_optimizer_gives_the_same_bits),
+        cmocka_unit_test(parameters_of_others_stay_as_they_are),
         cmocka_unit_test(checkpoints_fit_any_number_of_ranks),
         cmocka_unit_test(wrong_arguments_are_errors),
     };

@@ -9,6 +9,7 @@
 #include <trireme/trireme.h>
 
 #include <math.h>
+#include <stdlib.h>
 
 enum { BATCH = 6, CHANNELS = 3, SIDE = 4 };
 
@@ -183,6 +184,32 @@ static void test_a_net_under_ddp(void **state)
     run(3, nets, NULL);
 }
 
+/* As the plain one does: in f32, from x of 16 bits. */
+static void under_autocast(rank *r)
+{
+    TR_SCOPE;
+    TR_AUTOCAST(TR_BF16);
+    tr_module *alone = net_new(), *shared = net_new();
+    OK(tr_sync_batch_norm(shared, r->group));
+    int64_t share = BATCH / r->world, begin = share * r->number;
+    tr_tensor *one = loss_of(alone, 0, BATCH), *part = loss_of(shared, begin, begin + share);
+    OK(tr_backward(one));
+    OK(tr_backward(part));
+    /* The loss is a mean of as many on each rank. */
+    CHECK(fabs(tr_item(summed(r->group, tr_detach(part))) / r->world - tr_item(one)) < 0.02 * fabs(tr_item(one)));
+    for (int i = 0; i < tr_list_count(tr_parameters(alone)); i++) {
+        tr_tensor *expected = tr_grad(tr_list_at(tr_parameters(alone), i));
+        tr_tensor *got = tr_affine(summed(r->group, tr_grad(tr_list_at(tr_parameters(shared), i))), 1.0 / r->world, 0);
+        CHECK(worst(got, expected) < 0.03);
+    }
+}
+
+static void test_under_autocast(void **state)
+{
+    (void)state;
+    run(2, under_autocast, NULL);
+}
+
 static void refusals(rank *r)
 {
     TR_SCOPE;
@@ -202,6 +229,45 @@ static void refusals(rank *r)
     CHECK(worst(y, tr_zeros(TR_SHAPE(2, 2))) == 0);
 }
 
+static tr_tensor *loss_function(tr_tensor *y, tr_tensor *targets, void *user)
+{
+    (void)targets, (void)user;
+    return tr_mean(y);
+}
+
+static tr_module *shared_norm(tr_group *group)
+{
+    tr_module *module = tr_sequential(tr_linear(2, 2), tr_batch_norm1d(2));
+    return tr_sync_batch_norm(module, group) == TR_OK ? module : NULL;
+}
+
+/* Threads of a rank that would call collectives of one group at the same time. */
+static void threads_over_one_group(rank *r)
+{
+    TR_SCOPE;
+    CHECK(tr_status_of(tr_data_parallel(shared_norm(r->group), .count = 2)) == TR_UNSUPPORTED);
+    SAYS("\"1\", a batch_norm1d, calls other ranks");
+    CHECK(tr_status_of(tr_data_parallel(tr_column_linear(2, 2, .group = r->group), .count = 2)) == TR_UNSUPPORTED);
+    SAYS("column_linear, calls other ranks");
+    OK(tr_status_of(tr_data_parallel(shared_norm(r->group), .count = 1)));
+    tr_module *late = tr_sequential(tr_linear(2, 2), tr_batch_norm1d(2)), *model = tr_data_parallel(late, .count = 2);
+    OK(tr_sync_batch_norm(late, r->group));
+    CHECK(tr_status_of(tr_forward(model, tr_ones(TR_SHAPE(4, 2)))) == TR_UNSUPPORTED);
+    tr_group *second = tr_group_split(r->group, 0, r->number);
+    tr_module *stages[] = {shared_norm(r->group), tr_linear(2, 2), tr_ddp(tr_linear(2, 2), r->group)};
+    CHECK(tr_status_of(tr_pipeline_new(stages, 3, .loss = loss_function)) == TR_UNSUPPORTED);
+    SAYS("stages 0 and 2 talk to other ranks over one group");
+    stages[2] = tr_ddp(tr_linear(2, 2), second);
+    OK(tr_status_of(tr_pipeline_new(stages, 3, .loss = loss_function)));
+    OK(tr_leave(second));
+}
+
+static void test_threads_share_no_group(void **state)
+{
+    (void)state;
+    run(2, threads_over_one_group, NULL);
+}
+
 static void test_what_is_refused(void **state)
 {
     (void)state;
@@ -210,10 +276,13 @@ static void test_what_is_refused(void **state)
 
 int main(void)
 {
+    setenv("TRIREME_CPU_DEVICES", "2", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_one_process),
         cmocka_unit_test(test_as_pytorch),
         cmocka_unit_test(test_a_net_under_ddp),
+        cmocka_unit_test(test_under_autocast),
+        cmocka_unit_test(test_threads_share_no_group),
         cmocka_unit_test(test_what_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

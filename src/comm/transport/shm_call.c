@@ -173,6 +173,8 @@ static bool same_call(const tr__shm_slot *a, const tr__shm_slot *b, bool parts)
     if (((what_a ^ what_b) & TR__SHM_WHAT) != 0 || atomic_load_explicit(&a->call.rank, memory_order_relaxed) !=
                                                        atomic_load_explicit(&b->call.rank, memory_order_relaxed))
         return false;
+    if (atomic_load_explicit(&a->call.tag, memory_order_relaxed) != atomic_load_explicit(&b->call.tag, memory_order_relaxed))
+        return false;
     bool variable = tr__kind_of(what_a & 0xff)->variable;
     if (!variable && atomic_load_explicit(&a->call.count, memory_order_relaxed) !=
                          atomic_load_explicit(&b->call.count, memory_order_relaxed))
