@@ -167,6 +167,13 @@ static void judge(job *j, rank *r)
     }
 }
 
+/* A rank of tr_spawn() that ends before its function has returned has failed, with exit code 0 too: the others may wait for
+ * it without end. */
+static bool left_its_call(const job *j, int index)
+{
+    return j->extra.call && tr__call_progress_of(j->extra.call, index) != TR__CALL_RETURNED;
+}
+
 /* Is it dead? It is not reaped yet: see signal_groups(). */
 static void check_death(rank *r)
 {
@@ -180,7 +187,7 @@ static void check_death(rank *r)
     r->seconds = now_seconds() - j->start;
     j->running--;
     if (r->pidfd >= 0) uv_poll_stop(&r->death);
-    if (r->code != CLD_EXITED || r->status) judge(j, r);
+    if (r->code != CLD_EXITED || r->status || left_its_call(j, (int)(r - j->ranks))) judge(j, r);
 }
 
 static void on_death(uv_poll_t *poll, int status, int events)
