@@ -44,7 +44,8 @@ tr_status tr__guard_add(const tr__guard *guard, pid_t group);
 void tr__guard_stop(tr__guard *guard);
 
 /* How many processes of the job are alive, zombies apart: members of the groups, and strays, which have left them but
- * still carry the launcher's mark in their environment. The strays are sent the signal, 0 for none. */
+ * still carry the launcher's mark in their environment. The strays are sent the signal, 0 for none; but those of a launcher
+ * inside the job, which carry its mark too, only SIGKILL: for the rest they have their launcher. */
 int tr__sweep(const pid_t *groups, int count, const char *mark, int signal);
 
 /* What tr_spawn() and tr_cluster_run() ask of tr_launch() besides. Zero: nothing. */

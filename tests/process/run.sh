@@ -70,6 +70,25 @@ kill -INT "$job"
 end
 [ $code = 130 ] || fail "exit code $code after two interrupts"
 
+# A rank is a launcher in its turn, and is killed: what its own ranks have started goes, too, also when its guard is too slow.
+cat >"$work/nest.sh" <<'END'
+trap "" TERM
+sleep 1000 & echo "child $!"
+sleep 1000 & echo "child $!"
+wait
+END
+start -n 2 sh -c 'echo "rank$RANK $$"
+    [ "$RANK" = 0 ] || exec "$0" run -n 2 sh "$1"
+    until [ -e "$2" ]; do sleep 0.05; done; exit 5' "$TRIREME" "$work/nest.sh" "$work/go"
+wait_for 4 child
+inner=$(number 'rank1')
+guard=$(grep -l "(trireme-guard) . $inner " /proc/[0-9]*/stat 2>/dev/null | cut -d / -f 3)
+kill -STOP "$guard"
+touch "$work/go"
+end
+[ $code = 1 ] || fail "exit code $code for a failed rank beside a launcher"
+all_gone $(number child) $guard
+
 # Whoever reads the output goes away.
 "$TRIREME" run -n 2 sh -c 'echo "rank $$"; yes' 2>/dev/null | head -n 1 >"$work/out"
 all_gone $(number rank)
