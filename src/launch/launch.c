@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/pidfd.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <uv.h>
@@ -40,7 +41,7 @@ typedef struct rank {
     struct job *job;
     pid_t pid;
     int pidfd; /* -1: this kernel has none */
-    int leash; /* the write end of its stdin; -1: none */
+    int leash; /* the other end of its stdin; -1: none */
     bool running;
     int code, status; /* as in siginfo_t: CLD_EXITED and the exit code, or CLD_KILLED, CLD_DUMPED and the signal */
     double seconds;   /* from the job's start to its death */
@@ -74,6 +75,7 @@ typedef struct job {
     double start, grace;  /* seconds */
     int first;            /* the rank that failed first; -1: none */
     int interrupt;        /* the first signal that was passed on; 0: none */
+    bool heard;           /* from another node: the same signal to this launcher itself is not a second one */
     bool stopped;         /* and a rank has ended by it */
     bool gave_up;         /* the user did not want to wait */
     bool swept;           /* nothing of the job is alive */
@@ -115,11 +117,20 @@ static void cut_leash(rank *r)
     r->leash = -1;
 }
 
-/* Asks the ranks to end. */
+/* Asks the ranks to end; on a leash, they are to do it soon. */
 static void ask_to_end(job *j, int sig)
 {
     if (!j->extra.leash) signal_groups(j, sig);
     for (int i = 0; i < j->started; i++) cut_leash(&j->ranks[i]);
+}
+
+/* Passes an interrupt on, after which ranks may take their time. */
+static void pass_interrupt(job *j, int sig)
+{
+    static const char word = TR__LEASH_ASK;
+    if (!j->extra.leash) signal_groups(j, sig);
+    for (int i = 0; i < j->started; i++)
+        if (j->ranks[i].leash >= 0) (void)!send(j->ranks[i].leash, &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static void enter(job *j, stage next)
@@ -240,13 +251,16 @@ static void pass_on(job *j, int sig)
         signal_groups(j, SIGCONT);
         break;
     default:
-        if (j->interrupt) {
-            enter(j, KILLING);
+        if (j->interrupt && j->heard) {
+            j->heard = false;
+        } else if (j->interrupt) {
+            /* Launchers at the end of a leash that is cut now kill; without that time they would be left to it alone. */
+            enter(j, j->extra.leash && j->stage < ENDING ? ENDING : KILLING);
             if (!j->running) tr__output_end(&j->output); /* who reads it is in no hurry, but the user is */
             j->gave_up = true;
         } else {
             j->interrupt = sig;
-            ask_to_end(j, sig);
+            pass_interrupt(j, sig);
         }
     }
 }
@@ -320,11 +334,13 @@ static tr_status open_leash(const job *j, rank *r, int *read_end)
 {
     int ends[2];
     size_t bytes = strlen(j->extra.leash);
-    if (pipe2(ends, O_CLOEXEC) < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open a pipe (see ulimit -n)");
+    /* Not a pipe: one whose reader is gone would raise SIGPIPE here. */
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
+        return tr__fail_errno(TR_IO, errno, "launch: cannot open a socket (see ulimit -n)");
     *read_end = ends[0];
     r->leash = ends[1];
-    return write(r->leash, j->extra.leash, bytes) == (ssize_t)bytes ? TR_OK
-        : tr__fail_errno(TR_IO, errno, "launch: cannot write to a pipe");
+    return send(r->leash, j->extra.leash, bytes, MSG_NOSIGNAL) == (ssize_t)bytes ? TR_OK
+        : tr__fail_errno(TR_IO, errno, "launch: cannot write to a socket");
 }
 
 static tr_status start_rank(job *j, int index, int nothing)
@@ -454,7 +470,10 @@ static bool step_nodes(job *j, bool ended)
         if (tr__nodes_failed(&j->nodes)) enter(j, SETTLING);
         int sig = 0;
         for (int i = 0; i < j->nodes.count && !sig; i++) sig = j->nodes.all[i].interrupt;
-        if (sig && !j->interrupt) pass_on(j, sig);
+        if (sig && !j->interrupt) {
+            pass_on(j, sig);
+            j->heard = true;
+        }
     }
     return j->nodes.over || j->nodes.lost;
 }

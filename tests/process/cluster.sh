@@ -92,6 +92,17 @@ cluster status >out
 says out 'stopped by signal 15'
 gone "sleep $mark"
 
+# Its ranks take no notice.
+stubborn="trap 'echo no' TERM; echo hello; while :; do sleep 0.05; done; : $mark"
+cluster start --slots 2 --detach --job stubborn sh -c "$stubborn" >out
+until_says state/stubborn/log '[0] hello'
+until_says state/stubborn/log '[1] hello'
+cluster stop --timeout 0.5 stubborn || fail "stop of stubborn ranks"
+says state/stubborn/log '[1] no'
+! pgrep -f ": $mark" || fail "stop has returned too early"
+cluster status stubborn >out
+says out 'stopped by signal 15'
+
 # The process that a job is bound to is killed.
 cluster start --slots 2 --detach --job orphan sh -c "echo hello; sleep $mark" >out
 until_says state/orphan/log '[1] hello'
@@ -192,6 +203,22 @@ until_says out '[4] up'
 cluster stop both || fail "stop"
 wait $started && fail "a job that was stopped ended well"
 gone "sleep $mark"
+
+# So are ranks that take no notice; and when the process that they are bound to is killed.
+for how in stop kill; do
+    : >out
+    on start $run "ssh -F $work/ssh_config" --job $how sh -c "$stubborn" >out 2>err & started=$!
+    until_says out '[0] hello'
+    until_says out '[4] hello'
+    if [ $how = stop ]; then
+        cluster stop --timeout 0.5 stop || fail "stop of stubborn ranks"
+        ! pgrep -f ": $mark" || fail "stop has returned too early"
+    else
+        kill -9 "$(sed 's/.* pid \([0-9]*\) .*/\1/' state/kill/job)"
+    fi
+    wait $started && fail "a job that was stopped ended well"
+    gone ": $mark"
+done
 
 # A host is switched off.
 : >out # what the job before has said is not this one's

@@ -89,6 +89,24 @@ end
 [ $code = 1 ] || fail "exit code $code for a failed rank beside a launcher"
 all_gone $(number child) $guard
 
+# The end of stdin stops, and kills those that take no notice; ^C in it stops, and waits for them.
+stubborn='trap "echo asked" TERM; echo "rank $$"; until [ -e "$0" ]; do sleep 0.05; done; echo saved'
+sleep 0.5 | "$TRIREME" run --stop-on-eof --grace 0.2 -n 1 sh -c "$stubborn" "$work/never" >"$work/out" 2>&1 && fail "it ended well" || code=$?
+[ $code = 143 ] && grep -q asked "$work/out" || fail "exit code $code after the end of stdin"
+all_gone $(number rank)
+mkfifo "$work/stdin"
+"$TRIREME" run --stop-on-eof --grace 0.1 -n 1 sh -c "$stubborn" "$work/save" <"$work/stdin" >"$work/out" 2>"$work/err" &
+job=$!
+exec 3>"$work/stdin"
+wait_for 1 rank
+printf '\003' >&3
+wait_for 1 asked
+sleep 0.5
+touch "$work/save"
+end
+exec 3>&-
+[ $code = 0 ] && grep -q saved "$work/out" || fail "exit code $code after ^C from stdin"
+
 # Whoever reads the output goes away.
 "$TRIREME" run -n 2 sh -c 'echo "rank $$"; yes' 2>/dev/null | head -n 1 >"$work/out"
 all_gone $(number rank)
