@@ -151,11 +151,13 @@ static bool by_signal(const rank *r)
     return r->code == CLD_KILLED || r->code == CLD_DUMPED;
 }
 
+/* After an interrupt any exit is the program's way to stop, whichever rank comes first. Launchers on a leash have judged
+ * theirs already. */
 static bool by_interrupt(const job *j, const rank *r)
 {
     if (!j->interrupt) return false;
     if (by_signal(r)) return r->status == j->interrupt;
-    return r->status == 128 + (j->extra.leash ? SIGTERM : j->interrupt);
+    return !j->extra.leash || r->status == 128 + SIGTERM;
 }
 
 /* Looks for the first cause: the first failure before the launcher itself began to end the job. */
@@ -167,7 +169,7 @@ static void judge(job *j, rank *r)
         j->stopped = true;
     } else if (by_signal(r) && ours) {
         return;
-    } else if (j->stopped) {
+    } else if (j->stopped && j->extra.leash) {
         enter(j, SETTLING); /* it failed because another one was stopped */
     } else if (j->first < 0) {
         j->first = index;

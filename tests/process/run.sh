@@ -70,6 +70,26 @@ kill -INT "$job"
 end
 [ $code = 130 ] || fail "exit code $code after two interrupts"
 
+# One of them exits with a code of its own, before or after the other dies of the signal: stopped. Another signal: failed.
+for order in 0 1; do
+    for how in 'exit 1' 'kill -SEGV $$'; do
+        rm -f "$work/ended"
+        start -n 2 sh -c 'last=$0 work=$1
+            finish() { [ "$RANK" != "$last" ] || until [ -e "$work/ended" ]; do sleep 0.02; done; }
+            if [ $RANK = 0 ]; then trap "finish; $2" TERM; else trap "finish; trap - TERM; kill \$\$" TERM; fi
+            echo "rank $$"
+            while :; do sleep 0.02; done' $order "$work" "$how"
+        wait_for 2 rank
+        first=$(number "^.$((1 - order)). rank")
+        kill -TERM "$job"
+        all_gone "$first"
+        sleep 0.1 # until the launcher has seen it, too
+        touch "$work/ended"
+        end
+        [ "$how$code" = 'exit 1143' ] || [ "$how$code" = 'kill -SEGV $$1' ] || fail "exit code $code after SIGTERM and $how"
+    done
+done
+
 # A rank is a launcher in its turn, and is killed: what its own ranks have started goes, too, also when its guard is too slow.
 cat >"$work/nest.sh" <<'END'
 trap "" TERM
