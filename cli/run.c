@@ -1,6 +1,7 @@
 /* trireme run: starts a program as the ranks of a job, shows their output, and says why a job failed. */
 #include "command.h"
 #include "options.h"
+#include "terminal.h"
 
 #include <trireme/launch.h>
 
@@ -13,27 +14,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
-/* One system call per line, so that lines of ranks never mix. What cannot be written (a full disk) is lost: the job is
- * worth more than its output. */
 static void print_line(int rank, bool is_stderr, const char *line, size_t length, void *user)
 {
     char tag[32];
-    int tag_length = snprintf(tag, sizeof tag, "[%*d] ", *(int *)user, rank);
-    struct iovec parts[] = {{tag, (size_t)tag_length}, {(char *)line, length}, {"\n", 1}};
-    struct iovec *part = parts, *end = parts + 3;
-    while (part < end) {
-        ssize_t put = writev(is_stderr ? STDERR_FILENO : STDOUT_FILENO, part, (int)(end - part));
-        if (put < 0 && errno != EINTR) return;
-        for (; part < end && put >= (ssize_t)part->iov_len; part++) put -= (ssize_t)part->iov_len;
-        if (part < end && put > 0) {
-            part->iov_base = (char *)part->iov_base + put;
-            part->iov_len -= (size_t)put;
-        }
-    }
+    snprintf(tag, sizeof tag, "[%*d] ", *(int *)user, rank);
+    tr__print_line(is_stderr ? STDERR_FILENO : STDOUT_FILENO, tag, line, length);
 }
 
 typedef struct settings {
