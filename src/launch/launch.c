@@ -544,7 +544,8 @@ static tr_status run_with_store(job *j, const tr__env_options *where)
     TR__TRY(tr__env_make(&j->env, where));
     TR__TRY(tr__guard_start(&j->guard));
     const tr__output_options output = {.first_rank = j->first_rank, .ranks = j->options.ranks,
-        .function = j->options.output, .user = j->options.user, .log_dir = j->options.log_dir};
+        .function = j->options.output, .user = j->options.user, .log_dir = j->options.log_dir,
+        .prefixed = j->extra.leash != NULL};
     tr_status status = tr__output_open(&j->output, &j->loop, &output);
     if (status) {
         tr__guard_stop(&j->guard);

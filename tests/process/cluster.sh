@@ -74,6 +74,11 @@ says err 'exited with 7'
 ! cluster status nothing 2>err || fail "status of nothing"
 says err 'no job nothing is known'
 
+# Lines of the launchers' longest length come whole.
+cluster start --slots 1 --job long sh -c 'head -c 20000 /dev/zero | tr "\\0" x; echo' >out || fail "long lines"
+[ "$(awk '{ print length }' out | tr '\n' ' ')" = "16388 3620 " ] || fail "pieces of $(awk '{ print length }' out)"
+cluster logs long | cmp -s - out || fail "logs of long lines"
+
 # In the background, and seen from here.
 cluster start --slots 2 --detach --job behind sh -c "trap 'echo bye; exit 143' TERM; echo hello; sleep $mark & wait" >out || fail "detach"
 [ "$(cat out)" = behind ] || fail "detach does not name the job"
