@@ -194,6 +194,12 @@ run="--state $work/state $with"
 on start $run "ssh -F $work/ssh_config" "$BUILD/process/collectives" where >out 2>err || fail "start on two hosts"
 for rank in 0 1 2 3 4; do says out "rank $rank of 5"; done
 
+# Hosts that ssh reaches as another user: the address is what follows.
+printf 'root@10.78.0.1\nroot@10.78.0.2\n' >users
+on start --state "$work/state" --hosts "$work/users" --ssh "ssh -F $work/ssh_config" "$BUILD/process/collectives" where >out 2>err ||
+    fail "start as another user"
+says out "rank 1 of 2"
+
 # A rank fails, and all ends with its cause.
 ! on start $run "ssh -F $work/ssh_config" sh -c "[ \$RANK = 3 ] && kill -9 \$\$; sleep $mark" >out 2>err || fail "a killed rank"
 says err 'trireme cluster start: node 1'
