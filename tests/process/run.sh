@@ -131,6 +131,9 @@ exec 3>&-
 { dd if=/dev/null oflag=nonblock 2>/dev/null && "$TRIREME" run -n 1 seq 100000; } | { sleep 0.5; wc -l; } >"$work/out"
 [ "$(cat "$work/out")" = 100000 ] || fail "only $(cat "$work/out") of 100000 lines arrived"
 
+# Without a stdin of its own it gives its ranks an empty one.
+"$TRIREME" run -n 2 sh -c '[ -e /proc/$$/fd/0 ] && cat' <&- >"$work/out" 2>&1 || fail "no stdin in a rank of a launcher without"
+
 # Whoever reads the output goes away.
 "$TRIREME" run -n 2 sh -c 'echo "rank $$"; yes' 2>/dev/null | head -n 1 >"$work/out"
 all_gone $(number rank)
