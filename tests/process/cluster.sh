@@ -59,6 +59,21 @@ cluster check --slots 2 sh >out || fail "check"
 says out 'ok      2 slots'
 ! cluster check no-such-program >out || fail "check finds a program that is not there"
 says out 'has no program no-such-program'
+! cluster check --slots 2 --trireme /no/such/trireme >out || fail "check finds a command that is not there"
+says out 'localhost            failed  localhost has no command /no/such/trireme: '
+
+# A banner, on either stream, before the answer or the reason.
+printf '#!/bin/sh\nfor i in $(seq 100); do echo "*****************************************"; done | tee /dev/stderr\n' >banner
+cp banner refuses
+echo 'shift $(($# - 1)); exec sh -c "$1"' >>banner
+echo 'echo "user@far: Permission denied (publickey)." >&2; exit 255' >>refuses
+chmod +x banner refuses
+echo far >hosts
+cluster check --hosts hosts --ssh ./banner sh >out || fail "check behind a banner"
+says out 'far                  ok      1 slots'
+! cluster check --hosts hosts --ssh ./refuses sh >out || fail "check of a host that refuses"
+says out 'far cannot be reached: user@far: Permission denied (publickey).: it would ask for a password'
+
 cluster start --slots 3 --job words sh -c 'echo "$RANK of $WORLD_SIZE: it'\''s \"$0\" $1"' 'a  b' '$HOME' >out 2>err || fail "start"
 sort out >sorted
 printf "[0] 0 of 3: it's \"a  b\" \$HOME\n[1] 1 of 3: it's \"a  b\" \$HOME\n[2] 2 of 3: it's \"a  b\" \$HOME\n" | cmp -s - sorted ||
