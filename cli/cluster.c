@@ -1,6 +1,7 @@
 /* trireme cluster: checks machines that are reached by ssh, and runs, shows and stops jobs on them. */
 #include "command.h"
 #include "options.h"
+#include "terminal.h"
 
 #include <trireme/launch.h>
 
@@ -72,8 +73,7 @@ static int check(int argc, char **argv)
 static void print_line(int host, bool is_stderr, const char *line, size_t length, void *user)
 {
     (void)host, (void)user;
-    fprintf(is_stderr ? stderr : stdout, "%.*s\n", (int)length, line);
-    fflush(stdout);
+    tr__print_line(is_stderr ? STDERR_FILENO : STDOUT_FILENO, "", line, length);
 }
 
 static void print_failure(const tr_cluster_host *host, tr_status status, int cores, const char *text, void *user)

@@ -201,8 +201,10 @@ static void check_environment(findings *f)
         for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
             if (strncmp(*entry, known[i].name, strlen(known[i].name)) != 0) continue;
             char advice[128];
-            snprintf(advice, sizeof advice, "unset %.*s", (int)strcspn(*entry, "="), *entry);
-            say(f, WARNING, advice, "environment: %.60s %s", *entry, known[i].effect);
+            int name = (int)strcspn(*entry, "=");
+            bool secret = !strncmp(*entry, "TRIREME_TOKEN=", 14); /* and what a doctor prints is shown around */
+            snprintf(advice, sizeof advice, "unset %.*s", name, *entry);
+            say(f, WARNING, advice, "environment: %.*s %s%s", secret ? name : 60, *entry, secret ? "is set; it " : "", known[i].effect);
             found++;
             break;
         }

@@ -1,6 +1,7 @@
 #include "relaunch.h"
 
 #include "options.h"
+#include "terminal.h"
 
 #include <trireme/launch.h>
 
@@ -13,7 +14,9 @@
 static void print_line(int rank, bool is_stderr, const char *line, size_t length, void *user)
 {
     (void)is_stderr, (void)user;
-    fprintf(stderr, "%s[%d] %.*s\n", isatty(STDERR_FILENO) ? "\r\033[K" : "", rank, (int)length, line);
+    char tag[32];
+    snprintf(tag, sizeof tag, "%s[%d] ", isatty(STDERR_FILENO) ? "\r\033[K" : "", rank);
+    tr__print_line(STDERR_FILENO, tag, line, length);
 }
 
 /* Ranks that failed by themselves have said why; of those that were killed somebody else must tell. */

@@ -1,37 +1,27 @@
 /* trireme run: starts a program as the ranks of a job, shows their output, and says why a job failed. */
 #include "command.h"
 #include "options.h"
+#include "terminal.h"
 
 #include <trireme/launch.h>
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
-/* One system call per line, so that lines of ranks never mix. What cannot be written (a full disk) is lost: the job is
- * worth more than its output. */
 static void print_line(int rank, bool is_stderr, const char *line, size_t length, void *user)
 {
     char tag[32];
-    int tag_length = snprintf(tag, sizeof tag, "[%*d] ", *(int *)user, rank);
-    struct iovec parts[] = {{tag, (size_t)tag_length}, {(char *)line, length}, {"\n", 1}};
-    struct iovec *part = parts, *end = parts + 3;
-    while (part < end) {
-        ssize_t put = writev(is_stderr ? STDERR_FILENO : STDOUT_FILENO, part, (int)(end - part));
-        if (put < 0 && errno != EINTR) return;
-        for (; part < end && put >= (ssize_t)part->iov_len; part++) put -= (ssize_t)part->iov_len;
-        if (part < end && put > 0) {
-            part->iov_base = (char *)part->iov_base + put;
-            part->iov_len -= (size_t)put;
-        }
-    }
+    snprintf(tag, sizeof tag, "[%*d] ", *(int *)user, rank);
+    tr__print_line(is_stderr ? STDERR_FILENO : STDOUT_FILENO, tag, line, length);
 }
 
 typedef struct settings {
@@ -55,7 +45,7 @@ static int parse(int argc, char **argv, settings *s, int *operands)
         {"rendezvous", 0, "HOST:PORT", "where node 0 listens and the others find it", TR__TEXT(&s->rendezvous)},
         {"rendezvous-timeout", 0, "SECONDS", "how long to wait for the other nodes", TR__NUMBER(&s->patience, 0.1, 86400)},
         {"token-file", 0, "FILE", "holds the job's secret (-: stdin's first line); else TRIREME_TOKEN", TR__TEXT(&s->token_file)},
-        {"stop-on-eof", 0, NULL, "stop the ranks when stdin ends, as SIGTERM does; they do not read it", TR__FLAG(&s->stop_on_eof)},
+        {"stop-on-eof", 0, NULL, "when stdin ends, stop the ranks, and kill them after the grace; they do not read it", TR__FLAG(&s->stop_on_eof)},
         {0},
     };
     const tr__syntax syntax = {"run", "PROGRAM [ARGUMENT…]",
@@ -95,28 +85,44 @@ static bool read_token(const char *file, char *token, size_t bytes)
     return there;
 }
 
-/* Reads what is left of stdin, through ssh say, to see it end. */
+typedef struct watch {
+    int fd;
+    double grace;
+} watch;
+
+/* Reads what is left of stdin, through ssh say, to see it end; then whoever started this is gone, or has no more patience. A
+ * ^C in it is passed on before that, as the signal would be. */
 static void *watch_stdin(void *argument)
 {
-    int fd = *(int *)argument;
+    enum { INTERRUPT = 3 };
+    const watch *w = argument;
     char text[256];
     ssize_t got;
-    while ((got = read(fd, text, sizeof text)) > 0 || (got < 0 && errno == EINTR)) continue;
-    kill(getpid(), SIGTERM);
+    bool asked = false;
+    while ((got = read(w->fd, text, sizeof text)) > 0 || (got < 0 && errno == EINTR)) {
+        if (asked || got < 0 || !memchr(text, INTERRUPT, (size_t)got)) continue;
+        asked = true;
+        kill(getpid(), SIGTERM);
+    }
+    if (!asked) {
+        kill(getpid(), SIGTERM);
+        nanosleep(&(struct timespec){(time_t)w->grace, (long)(fmod(w->grace, 1) * 1e9)}, NULL);
+    }
+    kill(getpid(), SIGTERM); /* a second one kills the ranks */
     return NULL;
 }
 
 /* From here on the ranks have another stdin. */
-static bool start_watch(int *fd)
+static bool start_watch(watch *w)
 {
     pthread_t thread;
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    *fd = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    bool ready = nothing >= 0 && *fd >= 0 && dup2(nothing, STDIN_FILENO) == STDIN_FILENO;
+    w->fd = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    bool ready = nothing >= 0 && w->fd >= 0 && dup2(nothing, STDIN_FILENO) == STDIN_FILENO;
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    ready = ready && pthread_create(&thread, NULL, watch_stdin, fd) == 0 && pthread_detach(thread) == 0;
+    ready = ready && pthread_create(&thread, NULL, watch_stdin, w) == 0 && pthread_detach(thread) == 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (!ready) tr__complain("run", "cannot watch stdin: %s", strerror(errno));
     return ready;
@@ -130,7 +136,8 @@ int tr__cli_run(int argc, char **argv)
     char token[1024];
     if (s.token_file && !read_token(s.token_file, token, sizeof token)) return TR__EXIT_FAILED;
 
-    static int watched; /* for as long as its thread runs */
+    static watch watched; /* for as long as its thread runs */
+    watched.grace = s.grace;
     if (s.stop_on_eof && !start_watch(&watched)) return TR__EXIT_FAILED;
 
     int width = snprintf(NULL, 0, "%d", s.ranks * s.nodes - 1);

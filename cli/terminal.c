@@ -1,9 +1,12 @@
 #include "terminal.h"
 
+#include <errno.h>
 #include <langinfo.h>
 #include <locale.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/uio.h>
 
 bool tr__terminal_utf8(void)
 {
@@ -15,4 +18,20 @@ int tr__terminal_width(int fd)
 {
     struct winsize size;
     return ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
+}
+
+void tr__print_line(int fd, const char *prefix, const char *line, size_t length)
+{
+    struct iovec parts[] = {{(char *)prefix, strlen(prefix)}, {(char *)line, length}, {"\n", 1}};
+    struct iovec *part = parts, *end = parts + 3;
+    while (part < end) {
+        ssize_t put = writev(fd, part, (int)(end - part));
+        if (put < 0 && errno == EAGAIN) poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
+        else if (put < 0 && errno != EINTR) return;
+        for (; part < end && put >= (ssize_t)part->iov_len; part++) put -= (ssize_t)part->iov_len;
+        if (part < end && put > 0) {
+            part->iov_base = (char *)part->iov_base + put;
+            part->iov_len -= (size_t)put;
+        }
+    }
 }

@@ -85,7 +85,7 @@ typedef struct tr_cluster tr_cluster;
 typedef struct tr_cluster_host {
     const char *name;    /* as ssh is told it; "localhost" is this machine, without ssh */
     int slots;           /* ranks that it takes */
-    const char *address; /* where the other hosts reach it; the name when the file has none */
+    const char *address; /* where the other hosts reach it; the name, without "user@", when the file has none */
 } tr_cluster_host;
 
 typedef struct tr_cluster_options {

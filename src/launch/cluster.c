@@ -40,12 +40,13 @@ static tr_status read_host(const place *at, char *line, tr_cluster_host *host)
             TR__TRY(read_slots(at, word + 6, &host->slots));
         } else if (!strncmp(word, "address=", 8)) {
             address = word + 8;
-            TR__TRY(check_name(at, "address", address));
         } else {
             return tr__fail(TR_FORMAT, "%s:%d: '%s' is not known; a host is 'name slots=N address=A', the latter two if need be",
                 at->file, at->line, word);
         }
     }
+    if (address == name && strchr(name, '@')) address = strrchr(name, '@') + 1; /* the user is ssh's matter */
+    TR__TRY(check_name(at, "address", address));
     host->name = strdup(name);
     host->address = strdup(address);
     return host->name && host->address ? TR_OK : tr__fail(TR_NO_MEMORY, "%s: no memory for its hosts", at->file);

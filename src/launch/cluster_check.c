@@ -1,9 +1,12 @@
 /* tr_cluster_check: one command on each host, all at once; its answer is lines "version X", "cores N", "program". */
+#include "base/clock.h"
 #include "base/process.h"
 #include "launch/cluster.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -11,12 +14,15 @@
 
 extern char **environ;
 
+enum { ANSWER_SECONDS = 30 }; /* for all hosts together */
+
 typedef struct question {
     const tr_cluster_host *host;
     pid_t pid; /* 0: not started, for the reason in answer */
-    int fd;
+    int fds[2]; /* its stdout and stderr */
+    bool late;
     tr_status status;
-    char answer[2048];
+    char answer[2048], errors[2048]; /* the last of them */
 } question;
 
 static tr_status compose(const tr_cluster *c, const char *program, tr__text *text)
@@ -40,34 +46,66 @@ static tr_status ask(const tr_cluster *c, question *q, const char *command)
 {
     const char *argv[TR__SSH_WORDS];
     char *words;
-    int ends[2], nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     TR__TRY(tr__ssh_command(c, q->host, command, argv, &words));
-    tr_status status = nothing < 0 || pipe2(ends, O_CLOEXEC) < 0
-        ? tr__fail_errno(TR_IO, errno, "cluster: cannot open a pipe (see ulimit -n)") : TR_OK;
-    if (status == TR_OK) {
+    int out[2] = {-1, -1}, err[2] = {-1, -1}, nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    bool opened = nothing >= 0 && pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0;
+    tr_status status = opened ? TR_OK : tr__fail_errno(TR_IO, errno, "cluster: cannot open a pipe (see ulimit -n)");
+    if (opened) {
         const tr__process_options o = {.file = argv[0], .argv = argv, .env = environ,
-            .stdio = (int[]){nothing, ends[1], ends[1]}};
+            .stdio = (int[]){nothing, out[1], err[1]}};
         status = tr__process_start(&o, &q->pid);
-        close(ends[1]);
-        q->fd = ends[0];
-        if (status) close(ends[0]);
     }
-    if (nothing >= 0) close(nothing);
+    q->fds[0] = out[0];
+    q->fds[1] = err[0];
+    const int done[] = {nothing, out[1], err[1], status ? out[0] : -1, status ? err[0] : -1};
+    for (size_t i = 0; i < sizeof done / sizeof *done; i++)
+        if (done[i] >= 0) close(done[i]);
     free(words);
     return status;
 }
 
-static void read_answer(question *q)
+/* Keeps the last of what is said: a login banner may come before it. False at the end. */
+static bool hear(int fd, char *text, size_t bytes)
 {
-    size_t used = 0;
-    ssize_t got;
-    char rest[256];
-    while (used + 1 < sizeof q->answer &&
-        ((got = read(q->fd, q->answer + used, sizeof q->answer - 1 - used)) > 0 || (got < 0 && errno == EINTR)))
-        if (got > 0) used += (size_t)got;
-    while ((got = read(q->fd, rest, sizeof rest)) > 0 || (got < 0 && errno == EINTR)) continue;
-    q->answer[used] = '\0';
-    close(q->fd);
+    char piece[1024];
+    ssize_t got = read(fd, piece, sizeof piece - 1);
+    if (got <= 0) return got < 0 && errno == EINTR;
+    size_t used = strlen(text), more = (size_t)got;
+    for (size_t i = 0; i < more; i++)
+        if (!piece[i]) piece[i] = ' ';
+    size_t drop = used + more < bytes ? 0 : used + more + 1 - bytes;
+    memmove(text, text + drop, used - drop);
+    memcpy(text + used - drop, piece, more);
+    text[used - drop + more] = '\0';
+    return true;
+}
+
+/* Until its end; one that has not come to it at the deadline is killed. */
+static void read_answer(question *q, int64_t deadline)
+{
+    struct pollfd fds[] = {{.fd = q->fds[0], .events = POLLIN}, {.fd = q->fds[1], .events = POLLIN}};
+    while (fds[0].fd >= 0 || fds[1].fd >= 0) {
+        int64_t left = (deadline - tr__now_ns()) / 1000000;
+        int ready = poll(fds, 2, left > 0 ? (int)left : 0);
+        if (ready < 0 && errno == EINTR) continue;
+        q->late = ready <= 0;
+        if (q->late) break;
+        if (fds[0].revents && !hear(fds[0].fd, q->answer, sizeof q->answer)) fds[0].fd = -1;
+        if (fds[1].revents && !hear(fds[1].fd, q->errors, sizeof q->errors)) fds[1].fd = -1;
+    }
+    if (q->late) kill(q->pid, SIGKILL);
+    close(q->fds[0]);
+    close(q->fds[1]);
+}
+
+/* Without what a terminal would not show as one line. */
+static const char *last_line(char *text)
+{
+    size_t n = strlen(text);
+    while (n && (unsigned char)text[n - 1] <= ' ') n--;
+    text[n] = '\0';
+    char *newline = strrchr(text, '\n');
+    return newline ? newline + 1 : text;
 }
 
 /* The rest of the line that begins so; NULL: there is none. */
@@ -78,18 +116,18 @@ static const char *line_of(const char *answer, const char *begin)
     return NULL;
 }
 
-static tr_status judge(const question *q, int how, const char *program, int *cores)
+static tr_status judge(const tr_cluster *c, question *q, int how, const char *program, int *cores)
 {
     const char *name = q->host->name, *version = line_of(q->answer, "version trireme ");
     const char *count = line_of(q->answer, "cores ");
+    if (!count && q->late) return tr__fail(TR_TIMEOUT, "%s does not answer within %d seconds", name, ANSWER_SECONDS);
     if (!count) {
-        size_t length = strcspn(q->answer, "\r\n");
-        return tr__fail(TR_IO, "%s cannot be reached: %.*s%s", name, (int)length,
-            length ? q->answer : "ssh said nothing", tr__ssh_advice(q->answer));
+        const char *advice = tr__ssh_advice(q->errors), *said = last_line(q->errors);
+        return tr__fail(TR_IO, "%s cannot be reached: %s%s", name, *said ? said : "ssh said nothing", advice);
     }
     *cores = atoi(count);
     size_t length = strlen(tr_version());
-    if (!version) return tr__fail(TR_NOT_FOUND, "%s has no command trireme: %.*s", name, (int)strcspn(q->answer, "\n"), q->answer);
+    if (!version) return tr__fail(TR_NOT_FOUND, "%s has no command %s: %s", name, c->command, last_line(q->errors));
     if (strncmp(version, tr_version(), length) != 0 || version[length] != '\n')
         return tr__fail(TR_MISMATCH, "%s has Trireme %.*s, this machine %s", name, (int)strcspn(version, "\n"), version,
             tr_version());
@@ -98,16 +136,17 @@ static tr_status judge(const question *q, int how, const char *program, int *cor
     return how == 0 || program ? TR_OK : tr__fail(TR_IO, "%s: ssh ended with %d", name, how);
 }
 
-static tr_status finish(question *q, const char *program, tr_cluster_finding finding, void *user)
+static tr_status finish(const tr_cluster *c, question *q, const char *program, int64_t deadline, tr_cluster_finding finding,
+    void *user)
 {
     int how = 0, cores = 0;
     tr_status status = q->status;
     if (status) {
         tr__fail(status, "%s", q->answer);
     } else {
-        read_answer(q);
+        read_answer(q, deadline);
         while (waitpid(q->pid, &how, 0) < 0 && errno == EINTR) continue;
-        status = judge(q, WIFEXITED(how) ? WEXITSTATUS(how) : -1, program, &cores);
+        status = judge(c, q, WIFEXITED(how) ? WEXITSTATUS(how) : -1, program, &cores);
     }
     if (finding) finding(q->host, status, cores, status ? tr_error_message() : "", user);
     return status;
@@ -121,6 +160,7 @@ tr_status tr_cluster_check(tr_cluster *c, const char *program, tr_cluster_findin
     TR__TRY(compose(c, program, &text));
     question *questions = calloc((size_t)c->count, sizeof *questions);
     if (!questions) return tr__fail(TR_NO_MEMORY, "cluster: no memory for %d hosts", c->count);
+    int64_t deadline = tr__now_ns() + ANSWER_SECONDS * INT64_C(1000000000);
     for (int i = 0; i < c->count; i++) {
         question *q = &questions[i];
         q->host = &c->hosts[i];
@@ -129,7 +169,7 @@ tr_status tr_cluster_check(tr_cluster *c, const char *program, tr_cluster_findin
     }
     tr__error *first = NULL;
     for (int i = 0; i < c->count; i++)
-        if (finish(&questions[i], program, finding, user) && !first) first = tr__error_take();
+        if (finish(c, &questions[i], program, deadline, finding, user) && !first) first = tr__error_take();
     free(questions);
     tr_status status = tr__fail_stored(first);
     tr__error_unref(first);

@@ -1,7 +1,7 @@
 /*
  * tr_cluster_run: the launchers of all hosts, `trireme run --nnodes …` through ssh, are the ranks of a job of this process.
- * What holds them is their stdin: it begins with the job's secret, and when it ends, by this process's will or its death,
- * they end their ranks.
+ * What holds them is their stdin: it begins with the job's secret; a byte in it passes an interrupt on; and when it ends, by
+ * this process's will or its death, they end their ranks, and kill those that do not after a grace.
  */
 #include "comm/rendezvous.h"
 #include "launch/cluster.h"

@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/pidfd.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <uv.h>
@@ -40,7 +41,7 @@ typedef struct rank {
     struct job *job;
     pid_t pid;
     int pidfd; /* -1: this kernel has none */
-    int leash; /* the write end of its stdin; -1: none */
+    int leash; /* the other end of its stdin; -1: none */
     bool running;
     int code, status; /* as in siginfo_t: CLD_EXITED and the exit code, or CLD_KILLED, CLD_DUMPED and the signal */
     double seconds;   /* from the job's start to its death */
@@ -74,6 +75,7 @@ typedef struct job {
     double start, grace;  /* seconds */
     int first;            /* the rank that failed first; -1: none */
     int interrupt;        /* the first signal that was passed on; 0: none */
+    bool heard;           /* from another node: the same signal to this launcher itself is not a second one */
     bool stopped;         /* and a rank has ended by it */
     bool gave_up;         /* the user did not want to wait */
     bool swept;           /* nothing of the job is alive */
@@ -115,11 +117,20 @@ static void cut_leash(rank *r)
     r->leash = -1;
 }
 
-/* Asks the ranks to end. */
+/* Asks the ranks to end; on a leash, they are to do it soon. */
 static void ask_to_end(job *j, int sig)
 {
     if (!j->extra.leash) signal_groups(j, sig);
     for (int i = 0; i < j->started; i++) cut_leash(&j->ranks[i]);
+}
+
+/* Passes an interrupt on, after which ranks may take their time. */
+static void pass_interrupt(job *j, int sig)
+{
+    static const char word = TR__LEASH_ASK;
+    if (!j->extra.leash) signal_groups(j, sig);
+    for (int i = 0; i < j->started; i++)
+        if (j->ranks[i].leash >= 0) (void)!send(j->ranks[i].leash, &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static void enter(job *j, stage next)
@@ -140,11 +151,13 @@ static bool by_signal(const rank *r)
     return r->code == CLD_KILLED || r->code == CLD_DUMPED;
 }
 
+/* After an interrupt any exit is the program's way to stop, whichever rank comes first. Launchers on a leash have judged
+ * theirs already. */
 static bool by_interrupt(const job *j, const rank *r)
 {
     if (!j->interrupt) return false;
     if (by_signal(r)) return r->status == j->interrupt;
-    return r->status == 128 + (j->extra.leash ? SIGTERM : j->interrupt);
+    return !j->extra.leash || r->status == 128 + SIGTERM;
 }
 
 /* Looks for the first cause: the first failure before the launcher itself began to end the job. */
@@ -156,7 +169,7 @@ static void judge(job *j, rank *r)
         j->stopped = true;
     } else if (by_signal(r) && ours) {
         return;
-    } else if (j->stopped) {
+    } else if (j->stopped && j->extra.leash) {
         enter(j, SETTLING); /* it failed because another one was stopped */
     } else if (j->first < 0) {
         j->first = index;
@@ -165,6 +178,13 @@ static void judge(job *j, rank *r)
                r->seconds - j->ranks[j->first].seconds < signal_first_seconds) {
         j->first = index;
     }
+}
+
+/* A rank of tr_spawn() that ends before its function has returned has failed, with exit code 0 too: the others may wait for
+ * it without end. */
+static bool left_its_call(const job *j, int index)
+{
+    return j->extra.call && tr__call_progress_of(j->extra.call, index) != TR__CALL_RETURNED;
 }
 
 /* Is it dead? It is not reaped yet: see signal_groups(). */
@@ -180,7 +200,7 @@ static void check_death(rank *r)
     r->seconds = now_seconds() - j->start;
     j->running--;
     if (r->pidfd >= 0) uv_poll_stop(&r->death);
-    if (r->code != CLD_EXITED || r->status) judge(j, r);
+    if (r->code != CLD_EXITED || r->status || left_its_call(j, (int)(r - j->ranks))) judge(j, r);
 }
 
 static void on_death(uv_poll_t *poll, int status, int events)
@@ -233,13 +253,16 @@ static void pass_on(job *j, int sig)
         signal_groups(j, SIGCONT);
         break;
     default:
-        if (j->interrupt) {
-            enter(j, KILLING);
+        if (j->interrupt && j->heard) {
+            j->heard = false;
+        } else if (j->interrupt) {
+            /* Launchers at the end of a leash that is cut now kill; without that time they would be left to it alone. */
+            enter(j, j->extra.leash && j->stage < ENDING ? ENDING : KILLING);
             if (!j->running) tr__output_end(&j->output); /* who reads it is in no hurry, but the user is */
             j->gave_up = true;
         } else {
             j->interrupt = sig;
-            ask_to_end(j, sig);
+            pass_interrupt(j, sig);
         }
     }
 }
@@ -313,11 +336,13 @@ static tr_status open_leash(const job *j, rank *r, int *read_end)
 {
     int ends[2];
     size_t bytes = strlen(j->extra.leash);
-    if (pipe2(ends, O_CLOEXEC) < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open a pipe (see ulimit -n)");
+    /* Not a pipe: one whose reader is gone would raise SIGPIPE here. */
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
+        return tr__fail_errno(TR_IO, errno, "launch: cannot open a socket (see ulimit -n)");
     *read_end = ends[0];
     r->leash = ends[1];
-    return write(r->leash, j->extra.leash, bytes) == (ssize_t)bytes ? TR_OK
-        : tr__fail_errno(TR_IO, errno, "launch: cannot write to a pipe");
+    return send(r->leash, j->extra.leash, bytes, MSG_NOSIGNAL) == (ssize_t)bytes ? TR_OK
+        : tr__fail_errno(TR_IO, errno, "launch: cannot write to a socket");
 }
 
 static tr_status start_rank(job *j, int index, int nothing)
@@ -447,7 +472,10 @@ static bool step_nodes(job *j, bool ended)
         if (tr__nodes_failed(&j->nodes)) enter(j, SETTLING);
         int sig = 0;
         for (int i = 0; i < j->nodes.count && !sig; i++) sig = j->nodes.all[i].interrupt;
-        if (sig && !j->interrupt) pass_on(j, sig);
+        if (sig && !j->interrupt) {
+            pass_on(j, sig);
+            j->heard = true;
+        }
     }
     return j->nodes.over || j->nodes.lost;
 }
@@ -516,7 +544,8 @@ static tr_status run_with_store(job *j, const tr__env_options *where)
     TR__TRY(tr__env_make(&j->env, where));
     TR__TRY(tr__guard_start(&j->guard));
     const tr__output_options output = {.first_rank = j->first_rank, .ranks = j->options.ranks,
-        .function = j->options.output, .user = j->options.user, .log_dir = j->options.log_dir};
+        .function = j->options.output, .user = j->options.user, .log_dir = j->options.log_dir,
+        .prefixed = j->extra.leash != NULL};
     tr_status status = tr__output_open(&j->output, &j->loop, &output);
     if (status) {
         tr__guard_stop(&j->guard);

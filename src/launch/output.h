@@ -12,6 +12,7 @@
 #include <uv.h>
 
 #define TR__LINE_BYTES (16 << 10)
+#define TR__PREFIX_BYTES 32
 #define TR__TAIL_BYTES 800
 
 typedef struct tr__output tr__output;
@@ -24,7 +25,7 @@ typedef struct tr__stream {
     bool open, ended, paused, skip_newline;
     int fd;
     uv_poll_t poll;
-    char *buffer; /* [TR__LINE_BYTES], holding begin to end */
+    char *buffer; /* [the longest line], holding begin to end */
     size_t begin, end;
 } tr__stream;
 
@@ -45,6 +46,7 @@ typedef struct tr__output_options {
     tr_launch_output function; /* or NULL */
     void *user;
     const char *log_dir;       /* or NULL */
+    bool prefixed;             /* the lines are those of launchers, longer by their "[3] " */
 } tr__output_options;
 
 struct tr__output {

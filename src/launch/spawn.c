@@ -6,6 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* A launcher in a rank of another one adds its mark to that one's, so that both know what its ranks have left behind. Of many
+ * launchers in each other the three outermost and the innermost count: the others end with these. */
+static void write_mark(char *text, size_t bytes, const char *mark)
+{
+    enum { mark_bytes = 64, outer_marks = 3 };
+    const char *outer = getenv("TRIREME_LAUNCH");
+    if (!outer) outer = "";
+    snprintf(text, bytes, "TRIREME_LAUNCH=%.*s%s%s", outer_marks * (mark_bytes + 1) - 1, outer, *outer ? ":" : "", mark);
+}
+
 tr_status tr__env_make(tr__env *env, const tr__env_options *o)
 {
     enum { contract = sizeof env->text / sizeof *env->text };
@@ -23,7 +33,7 @@ tr_status tr__env_make(tr__env *env, const tr__env_options *o)
     snprintf(env->text[6], bytes, "MASTER_ADDR=%s", o->host);
     snprintf(env->text[7], bytes, "MASTER_PORT=%d", o->port);
     snprintf(env->text[8], bytes, "TRIREME_TOKEN=%s", o->token);
-    snprintf(env->text[9], bytes, "TRIREME_LAUNCH=%s", o->mark);
+    write_mark(env->text[9], bytes, o->mark);
     snprintf(env->text[10], bytes, "TRIREME_STORE=1");
     snprintf(env->text[11], bytes, "TRIREME_JOB=%s", o->job);
     tr__env_set_rank(env, 0);

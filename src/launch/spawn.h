@@ -44,16 +44,21 @@ tr_status tr__guard_add(const tr__guard *guard, pid_t group);
 void tr__guard_stop(tr__guard *guard);
 
 /* How many processes of the job are alive, zombies apart: members of the groups, and strays, which have left them but
- * still carry the launcher's mark in their environment. The strays are sent the signal, 0 for none. */
+ * still carry the launcher's mark in their environment. The strays are sent the signal, 0 for none; but those of a launcher
+ * inside the job, which carry its mark too, only SIGKILL: for the rest they have their launcher. */
 int tr__sweep(const pid_t *groups, int count, const char *mark, int signal);
+
+/* What ^C sends in a terminal. */
+enum { TR__LEASH_ASK = 3 };
 
 /* What tr_spawn() and tr_cluster_run() ask of tr_launch() besides. Zero: nothing. */
 typedef struct tr__launch_extra {
     const tr__call *call; /* the ranks make this call in processes of this program, and argv is what they are called by */
     const char *const *(*argv_of)(int rank, void *user); /* each rank has a command of its own */
     void *user;
-    const char *leash;    /* the ranks' stdin are pipes that begin with this text; one that is closed asks its rank to end,
-                             and is what it gets instead of signals; a rank that fails leaves the others more time */
+    const char *leash;    /* the ranks' stdin are sockets that begin with this text, and are what they get instead of signals:
+                             TR__LEASH_ASK asks a rank to end, and its end asks it to end soon, or at once when it was asked
+                             before; a rank that fails leaves the others more time */
 } tr__launch_extra;
 tr_status tr__launch(const tr_launch_options *options, const tr__launch_extra *extra);
 

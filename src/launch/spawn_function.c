@@ -51,9 +51,11 @@ static tr_status conclude(const tr__call *call, int ranks, tr_status launched, t
     }
     if (launched != TR_CHILD || report->signal) return launched;
     int first = first_failure(call, ranks);
-    if (first >= 0) return blame(call, first, report);
-    if (tr__call_progress_of(call, report->first_rank) == TR__CALL_OUTSIDE) return blame(call, report->first_rank, report);
-    return launched; /* it exited by itself: "rank 1 (pid 4242) exited with 3 …" */
+    tr__call_progress progress = tr__call_progress_of(call, report->first_rank);
+    bool effect = progress != TR__CALL_RETURNED && first >= 0 && tr__call_result(call, first) == TR_PEER; /* of its exit */
+    if (first >= 0 && !effect) return blame(call, first, report);
+    if (progress == TR__CALL_OUTSIDE || !report->exit_code) return blame(call, report->first_rank, report);
+    return tr__fail(launched, "%s", report->text); /* it exited by itself: "rank 1 (pid 4242) exited with 3 …" */
 }
 
 tr_status tr_spawn_with(const tr_spawn_options *options)

@@ -38,10 +38,13 @@ static pid_t living_group(pid_t pid)
     return strchr("ZXx", state) ? 0 : group;
 }
 
-static bool carries(pid_t pid, const char *mark, char *environment, size_t bytes)
+/* Whose is a process? With its launcher's mark go those of the launchers around that one, before it. */
+static enum owner { NOT_OURS, OURS, OF_LAUNCHER_INSIDE } owner_of(pid_t pid, const char *mark, char *environment, size_t bytes)
 {
-    size_t n = read_proc(pid, "environ", environment, bytes);
-    return n && memmem(environment, n, mark, strlen(mark));
+    size_t n = read_proc(pid, "environ", environment, bytes), length = strlen(mark);
+    const char *at = n ? memmem(environment, n, mark, length) : NULL;
+    if (!at) return NOT_OURS;
+    return at + length < environment + n && at[length] == ':' ? OF_LAUNCHER_INSIDE : OURS;
 }
 
 int tr__sweep(const pid_t *groups, int count, const char *mark, int signal)
@@ -60,9 +63,11 @@ int tr__sweep(const pid_t *groups, int count, const char *mark, int signal)
         int i = 0;
         while (i < count && groups[i] != group) i++;
         bool stray = i == count;
-        if (stray && !carries(pid, mark, environment, environment_bytes)) continue;
+        enum owner owner = stray ? owner_of(pid, mark, environment, environment_bytes) : OURS;
+        if (owner == NOT_OURS) continue;
         found++;
-        if (stray && signal) kill(pid, signal);
+        bool told = owner == OF_LAUNCHER_INSIDE && signal != SIGKILL; /* by its launcher: a second signal might mean more */
+        if (stray && signal && !told) kill(pid, signal);
     }
     free(environment);
     if (proc) closedir(proc);

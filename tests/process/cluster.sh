@@ -59,6 +59,21 @@ cluster check --slots 2 sh >out || fail "check"
 says out 'ok      2 slots'
 ! cluster check no-such-program >out || fail "check finds a program that is not there"
 says out 'has no program no-such-program'
+! cluster check --slots 2 --trireme /no/such/trireme >out || fail "check finds a command that is not there"
+says out 'localhost            failed  localhost has no command /no/such/trireme: '
+
+# A banner, on either stream, before the answer or the reason.
+printf '#!/bin/sh\nfor i in $(seq 100); do echo "*****************************************"; done | tee /dev/stderr\n' >banner
+cp banner refuses
+echo 'shift $(($# - 1)); exec sh -c "$1"' >>banner
+echo 'echo "user@far: Permission denied (publickey)." >&2; exit 255' >>refuses
+chmod +x banner refuses
+echo far >hosts
+cluster check --hosts hosts --ssh ./banner sh >out || fail "check behind a banner"
+says out 'far                  ok      1 slots'
+! cluster check --hosts hosts --ssh ./refuses sh >out || fail "check of a host that refuses"
+says out 'far cannot be reached: user@far: Permission denied (publickey).: it would ask for a password'
+
 cluster start --slots 3 --job words sh -c 'echo "$RANK of $WORLD_SIZE: it'\''s \"$0\" $1"' 'a  b' '$HOME' >out 2>err || fail "start"
 sort out >sorted
 printf "[0] 0 of 3: it's \"a  b\" \$HOME\n[1] 1 of 3: it's \"a  b\" \$HOME\n[2] 2 of 3: it's \"a  b\" \$HOME\n" | cmp -s - sorted ||
@@ -73,6 +88,11 @@ says err 'trireme cluster start: rank 1 (pid'
 says err 'exited with 7'
 ! cluster status nothing 2>err || fail "status of nothing"
 says err 'no job nothing is known'
+
+# Lines of the launchers' longest length come whole.
+cluster start --slots 1 --job long sh -c 'head -c 20000 /dev/zero | tr "\\0" x; echo' >out || fail "long lines"
+[ "$(awk '{ print length }' out | tr '\n' ' ')" = "16388 3620 " ] || fail "pieces of $(awk '{ print length }' out)"
+cluster logs long | cmp -s - out || fail "logs of long lines"
 
 # In the background, and seen from here.
 cluster start --slots 2 --detach --job behind sh -c "trap 'echo bye; exit 143' TERM; echo hello; sleep $mark & wait" >out || fail "detach"
@@ -91,6 +111,17 @@ says followed '[1] bye'
 cluster status >out
 says out 'stopped by signal 15'
 gone "sleep $mark"
+
+# Its ranks take no notice.
+stubborn="trap 'echo no' TERM; echo hello; while :; do sleep 0.05; done; : $mark"
+cluster start --slots 2 --detach --job stubborn sh -c "$stubborn" >out
+until_says state/stubborn/log '[0] hello'
+until_says state/stubborn/log '[1] hello'
+cluster stop --timeout 0.5 stubborn || fail "stop of stubborn ranks"
+says state/stubborn/log '[1] no'
+! pgrep -f ": $mark" || fail "stop has returned too early"
+cluster status stubborn >out
+says out 'stopped by signal 15'
 
 # The process that a job is bound to is killed.
 cluster start --slots 2 --detach --job orphan sh -c "echo hello; sleep $mark" >out
@@ -178,6 +209,12 @@ run="--state $work/state $with"
 on start $run "ssh -F $work/ssh_config" "$BUILD/process/collectives" where >out 2>err || fail "start on two hosts"
 for rank in 0 1 2 3 4; do says out "rank $rank of 5"; done
 
+# Hosts that ssh reaches as another user: the address is what follows.
+printf 'root@10.78.0.1\nroot@10.78.0.2\n' >users
+on start --state "$work/state" --hosts "$work/users" --ssh "ssh -F $work/ssh_config" "$BUILD/process/collectives" where >out 2>err ||
+    fail "start as another user"
+says out "rank 1 of 2"
+
 # A rank fails, and all ends with its cause.
 ! on start $run "ssh -F $work/ssh_config" sh -c "[ \$RANK = 3 ] && kill -9 \$\$; sleep $mark" >out 2>err || fail "a killed rank"
 says err 'trireme cluster start: node 1'
@@ -192,6 +229,22 @@ until_says out '[4] up'
 cluster stop both || fail "stop"
 wait $started && fail "a job that was stopped ended well"
 gone "sleep $mark"
+
+# So are ranks that take no notice; and when the process that they are bound to is killed.
+for how in stop kill; do
+    : >out
+    on start $run "ssh -F $work/ssh_config" --job $how sh -c "$stubborn" >out 2>err & started=$!
+    until_says out '[0] hello'
+    until_says out '[4] hello'
+    if [ $how = stop ]; then
+        cluster stop --timeout 0.5 stop || fail "stop of stubborn ranks"
+        ! pgrep -f ": $mark" || fail "stop has returned too early"
+    else
+        kill -9 "$(sed 's/.* pid \([0-9]*\) .*/\1/' state/kill/job)"
+    fi
+    wait $started && fail "a job that was stopped ended well"
+    gone ": $mark"
+done
 
 # A host is switched off.
 : >out # what the job before has said is not this one's

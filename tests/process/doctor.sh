@@ -9,7 +9,7 @@ fail() {
 }
 has() { printf '%s\n' "$output" | grep -q -e "$1" || fail "no line with $1"; }
 
-output=$(env -u OMP_PROC_BIND OMP_PLACES=cores RANK=1 "$TRIREME" doctor) || fail "something is wrong"
+output=$(env -u OMP_PROC_BIND OMP_PLACES=cores RANK=1 TRIREME_TOKEN=hush4711 "$TRIREME" doctor) || fail "something is wrong"
 for part in cores instructions memory 'matrix engine: oneDNN .* GFLOP/s' 'shared memory: works' 'launcher: 2 ranks' \
     'open files' MPI CUDA; do
     has "^[a-z]*  *$part"
@@ -17,6 +17,8 @@ done
 has '^warning  environment: OMP_PLACES=cores binds'
 has '^         -> unset OMP_PLACES$'
 has '^warning  environment: RANK=1 makes'
+has '^warning  environment: TRIREME_TOKEN is set; it belongs to a job'
+! printf '%s\n' "$output" | grep -q hush4711 || fail "the secret is printed"
 has '0 wrong$'
 
 # Too few descriptors for the launcher: said, with what to do, and the rest is still looked at.

@@ -114,6 +114,25 @@ for k in 0 1; do
 done
 gone "sleep $mark"
 
+# One that comes to both, by whichever way first, is one.
+rm -f save
+for k in 0 1; do
+    node $k sh -c "trap 'echo asked; until [ -e save ]; do sleep 0.05; done; echo saved; exit 0' TERM; echo up; sleep $mark & wait"
+done
+lines out0 1
+lines out1 1
+kill -TERM "${pids##* }"
+lines out0 2
+lines out1 2
+# shellcheck disable=SC2086
+set -- $pids
+kill -TERM "$1"
+sleep 0.3
+touch save
+expect "0 0"
+for k in 0 1; do grep -q saved out$k || fail "node $k was killed"; done
+gone "sleep $mark"
+
 # One node cannot run the program.
 node 0 sh -c "sleep $mark"
 node 1 ./missing

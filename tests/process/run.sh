@@ -70,6 +70,70 @@ kill -INT "$job"
 end
 [ $code = 130 ] || fail "exit code $code after two interrupts"
 
+# One of them exits with a code of its own, before or after the other dies of the signal: stopped. Another signal: failed.
+for order in 0 1; do
+    for how in 'exit 1' 'kill -SEGV $$'; do
+        rm -f "$work/ended"
+        start -n 2 sh -c 'last=$0 work=$1
+            finish() { [ "$RANK" != "$last" ] || until [ -e "$work/ended" ]; do sleep 0.02; done; }
+            if [ $RANK = 0 ]; then trap "finish; $2" TERM; else trap "finish; trap - TERM; kill \$\$" TERM; fi
+            echo "rank $$"
+            while :; do sleep 0.02; done' $order "$work" "$how"
+        wait_for 2 rank
+        first=$(number "^.$((1 - order)). rank")
+        kill -TERM "$job"
+        all_gone "$first"
+        sleep 0.1 # until the launcher has seen it, too
+        touch "$work/ended"
+        end
+        [ "$how$code" = 'exit 1143' ] || [ "$how$code" = 'kill -SEGV $$1' ] || fail "exit code $code after SIGTERM and $how"
+    done
+done
+
+# A rank is a launcher in its turn, and is killed: what its own ranks have started goes, too, also when its guard is too slow.
+cat >"$work/nest.sh" <<'END'
+trap "" TERM
+sleep 1000 & echo "child $!"
+sleep 1000 & echo "child $!"
+wait
+END
+start -n 2 sh -c 'echo "rank$RANK $$"
+    [ "$RANK" = 0 ] || exec "$0" run -n 2 sh "$1"
+    until [ -e "$2" ]; do sleep 0.05; done; exit 5' "$TRIREME" "$work/nest.sh" "$work/go"
+wait_for 4 child
+inner=$(number 'rank1')
+guard=$(grep -l "(trireme-guard) . $inner " /proc/[0-9]*/stat 2>/dev/null | cut -d / -f 3)
+kill -STOP "$guard"
+touch "$work/go"
+end
+[ $code = 1 ] || fail "exit code $code for a failed rank beside a launcher"
+all_gone $(number child) $guard
+
+# The end of stdin stops, and kills those that take no notice; ^C in it stops, and waits for them.
+stubborn='trap "echo asked" TERM; echo "rank $$"; until [ -e "$0" ]; do sleep 0.05; done; echo saved'
+sleep 0.5 | "$TRIREME" run --stop-on-eof --grace 0.2 -n 1 sh -c "$stubborn" "$work/never" >"$work/out" 2>&1 && fail "it ended well" || code=$?
+[ $code = 143 ] && grep -q asked "$work/out" || fail "exit code $code after the end of stdin"
+all_gone $(number rank)
+mkfifo "$work/stdin"
+"$TRIREME" run --stop-on-eof --grace 0.1 -n 1 sh -c "$stubborn" "$work/save" <"$work/stdin" >"$work/out" 2>"$work/err" &
+job=$!
+exec 3>"$work/stdin"
+wait_for 1 rank
+printf '\003' >&3
+wait_for 1 asked
+sleep 0.5
+touch "$work/save"
+end
+exec 3>&-
+[ $code = 0 ] && grep -q saved "$work/out" || fail "exit code $code after ^C from stdin"
+
+# A stdout that does not block, as dd leaves it, loses nothing when its reader is slow.
+{ dd if=/dev/null oflag=nonblock 2>/dev/null && "$TRIREME" run -n 1 seq 100000; } | { sleep 0.5; wc -l; } >"$work/out"
+[ "$(cat "$work/out")" = 100000 ] || fail "only $(cat "$work/out") of 100000 lines arrived"
+
+# Without a stdin of its own it gives its ranks an empty one.
+"$TRIREME" run -n 2 sh -c '[ -e /proc/$$/fd/0 ] && cat' <&- >"$work/out" 2>&1 || fail "no stdin in a rank of a launcher without"
+
 # Whoever reads the output goes away.
 "$TRIREME" run -n 2 sh -c 'echo "rank $$"; yes' 2>/dev/null | head -n 1 >"$work/out"
 all_gone $(number rank)

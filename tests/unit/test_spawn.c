@@ -188,6 +188,32 @@ static void test_a_rank_that_does_not_return(void **state)
     }
 }
 
+/* Rank 1 leaves with exit code 0, while the others wait: for nothing, or for it. */
+static tr_status wait_for_the_truant(int rank, void *argument, size_t bytes)
+{
+    (void)bytes;
+    if (!*(bool *)argument) {
+        if (rank == 1) exit(0);
+        for (;;) pause();
+    }
+    TR_SCOPE;
+    tr_group *world = tr_join();
+    TRY(tr_barrier(world));
+    if (rank == 1) exit(0);
+    return tr_barrier(world);
+}
+
+static void test_a_truant_is_noticed_while_others_wait(void **state)
+{
+    (void)state;
+    for (int joined = 0; joined < 2; joined++) {
+        tr_status status = tr_spawn(wait_for_the_truant, 4, .argument = &(bool){joined}, .bytes = sizeof(bool), .report = &report);
+        assert_int_equal(status, TR_CHILD);
+        assert_says("rank 1: the process ended before its function returned");
+        assert_int_equal(report.first_rank, 1);
+    }
+}
+
 /* main() without the entry; see there. */
 static void test_a_program_without_the_entry(void **state)
 {
@@ -275,6 +301,7 @@ int main(void)
         cmocka_unit_test(test_a_function_of_a_library),
         cmocka_unit_test(test_the_first_failure_comes_back),
         cmocka_unit_test(test_a_rank_that_does_not_return),
+        cmocka_unit_test(test_a_truant_is_noticed_while_others_wait),
         cmocka_unit_test(test_a_program_without_the_entry),
         cmocka_unit_test(test_ranks_do_not_spawn),
         cmocka_unit_test(test_wrong_arguments),
