@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
@@ -62,11 +63,11 @@ static void ranks_meet_in_a_tcp_store(void **state)
 
 static void join_without_limit(rank *r)
 {
-    static const char *const transports[] = {"shm", "tcp"};
-    for (int i = 0; i < 2; i++) {
+    for (int turn = 0; turn < 6; turn++) {
         TR_SCOPE;
+        usleep((unsigned)r->number * 3000); /* let there be something to wait for */
         tr_group *group = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = INT_MAX,
-            .name = transports[i], .transport = transports[i]);
+            .name = "patient", .transport = turn % 2 ? "tcp" : "shm");
         OK(tr_status_of(group));
         OK(tr_barrier(group));
         OK(tr_leave(group));
@@ -77,7 +78,7 @@ static void join_without_limit(rank *r)
 static void the_longest_timeout_is_no_limit(void **state)
 {
     (void)state;
-    run(3, join_without_limit, NULL);
+    run(RANKS_MOST, join_without_limit, NULL);
 }
 
 static void missing_ranks_are_named(void **state)
