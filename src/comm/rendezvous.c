@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -267,7 +268,8 @@ static tr_status say_missing(const tr__rendezvous *r, search *s)
 int tr__rendezvous_rest_ms(const tr__rendezvous *r)
 {
     int64_t rest = (r->deadline - tr__now_ns()) / 1000000;
-    return (int)(rest > 0 ? rest : 0) + LAST_WORD_MS;
+    rest = (rest > 0 ? rest : 0) + LAST_WORD_MS;
+    return rest < INT_MAX ? (int)rest : INT_MAX; /* as who means "no limit" gives */
 }
 
 /* ---- Deaths ------------------------------------------------------------------------------------------------------ */

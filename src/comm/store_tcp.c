@@ -8,6 +8,7 @@
 #include "comm/store_server.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +36,12 @@ typedef struct tcp_store {
 static int64_t deadline_in(int timeout_ms)
 {
     return tr__now_ns() + (int64_t)timeout_ms * 1000000;
+}
+
+/* For the answer to a wait; a timeout near INT_MAX, which means "no limit", leaves no room for grace. */
+static int with_grace(int timeout_ms)
+{
+    return timeout_ms < INT_MAX - GRACE_MS ? timeout_ms + GRACE_MS : INT_MAX;
 }
 
 /* ---- Connections ------------------------------------------------------------------------------------------------- */
@@ -156,7 +163,7 @@ static tr_status tcp_set(tr_store *store, const char *key, const void *value, si
 static tr_status tcp_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
 {
     tr__frame request = {.type = value ? TR__FRAME_GET : TR__FRAME_WAIT, .timeout_ms = (uint32_t)timeout_ms};
-    return ask(store, key, &request, timeout_ms + GRACE_MS, value, bytes);
+    return ask(store, key, &request, with_grace(timeout_ms), value, bytes);
 }
 
 static tr_status tcp_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
@@ -220,7 +227,8 @@ static tr_status tcp_gather(tr_store *store, const char *const *keys, int count,
     tr__frame request = {.type = TR__FRAME_GATHER, .value = list.items, .value_bytes = list.bytes}, answer;
     request.timeout_ms = (uint32_t)timeout_ms;
     unsigned char *received;
-    tr_status status = exchange(s, keys[0], &request, timeout_ms ? timeout_ms + GRACE_MS : AT_ONCE_MS, &answer, &received);
+    int patience_ms = timeout_ms ? with_grace(timeout_ms) : AT_ONCE_MS;
+    tr_status status = exchange(s, keys[0], &request, patience_ms, &answer, &received);
     free((void *)list.items);
     if (status != TR_OK) return status;
     if (answer.code == TR__REPLY_OK || answer.code == TR__REPLY_TIMEOUT)

@@ -1,4 +1,7 @@
-/* Calls that do not match, bad arguments, and ranks that leave or stay away. */
+/* Calls that do not match, bad arguments, ranks that leave or stay away, and memory that goes. */
+#include "comm/backend/backend.h"
+#include "comm/group.h"
+#include "comm/transport/shm.h"
 #include "comm_ranks.h"
 
 #include <stdlib.h>
@@ -203,6 +206,38 @@ static void a_rank_that_stays_away_is_a_timeout(void **state)
     for (int turn = 0; turn < 20; turn++) run(2 + turn % 3, one_stays_away, NULL);
 }
 
+/* The monitor saw that nobody uses mappings, and just then a call began: what it finds stays until it is over. */
+static void sweep_late(rank *r)
+{
+    struct tr__tcp *tcp;
+    struct tr__shm *t;
+    enum { COUNT = 100000 };
+    float *x = make_buffer(SHARED, r, COUNT * sizeof *x);
+    CHECK(x);
+    memset(x, 0, COUNT * sizeof *x);
+    OK(tr_all_reduce(r->group, x, COUNT));
+    if (r->number == 0) {
+        tr__native_transports(r->group->state, &t, &tcp);
+        tr__shm_peer *peer = &t->peers[1];
+        CHECK(peer->mapping_count > 0);
+        atomic_fetch_add(&t->busy, 1);
+        tr__shm_segment_went(t, peer, 0);
+        tr__shm_sweep(t);
+        CHECK(peer->mapping_count > 0);
+        tr__shm_idle(t);
+        CHECK(peer->mapping_count == 0);
+    }
+    OK(tr_barrier(r->group));
+    free_buffer(SHARED, r, x);
+    OK(tr_leave(r->group));
+}
+
+static void nothing_is_unmapped_under_a_call(void **state)
+{
+    (void)state;
+    run(2, sweep_late, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -212,6 +247,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_left_is_missed_by_name),
         cmocka_unit_test(leaving_right_after_a_call_harms_nobody),
         cmocka_unit_test(a_rank_that_stays_away_is_a_timeout),
+        cmocka_unit_test(nothing_is_unmapped_under_a_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

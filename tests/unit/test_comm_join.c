@@ -1,9 +1,11 @@
 /* Joining: again and again, side by side, in vain, with wrong options, by the environment. */
 #include "comm_ranks.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
@@ -57,6 +59,26 @@ static void ranks_meet_in_a_tcp_store(void **state)
     tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = "secret", .timeout_ms = JOIN_MS);
     assert_int_equal(tr_status_of(store), TR_OK);
     run_on(store, 3, join_again, NULL);
+}
+
+static void join_without_limit(rank *r)
+{
+    for (int turn = 0; turn < 6; turn++) {
+        TR_SCOPE;
+        usleep((unsigned)r->number * 3000); /* let there be something to wait for */
+        tr_group *group = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = INT_MAX,
+            .name = "patient", .transport = turn % 2 ? "tcp" : "shm");
+        OK(tr_status_of(group));
+        OK(tr_barrier(group));
+        OK(tr_leave(group));
+    }
+    OK(tr_leave(r->group));
+}
+
+static void the_longest_timeout_is_no_limit(void **state)
+{
+    (void)state;
+    run(RANKS_MOST, join_without_limit, NULL);
 }
 
 static void missing_ranks_are_named(void **state)
@@ -210,6 +232,7 @@ int main(void)
         cmocka_unit_test(a_group_can_be_joined_again),
         cmocka_unit_test(groups_stand_side_by_side),
         cmocka_unit_test(ranks_meet_in_a_tcp_store),
+        cmocka_unit_test(the_longest_timeout_is_no_limit),
         cmocka_unit_test(missing_ranks_are_named),
         cmocka_unit_test(a_rank_cannot_be_taken_twice),
         cmocka_unit_test(world_sizes_must_agree),

@@ -6,6 +6,7 @@
 #include "store_checks.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -136,6 +137,9 @@ static void tcp_store(void **state)
     tr_store *client = tr_store_tcp("localhost", tr_store_port(server), .token = "secret", .timeout_ms = 20000);
     check_store(tr_store_prefix(client, "again"));
     check_value(client, "a", "\0\xff two", 6);
+    tr_store *patient = tr_store_tcp("localhost", tr_store_port(server), .token = "secret", .timeout_ms = INT_MAX);
+    check_value(patient, "a", "\0\xff two", 6);
+    OK(tr_store_wait(client, "a", INT_MAX));
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */

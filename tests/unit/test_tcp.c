@@ -80,6 +80,35 @@ static void messages_cross(void **state)
     for (int world = 2; world <= 4; world++) run_tcp(world, cross, NULL, NULL);
 }
 
+/* Empty ones behind one that comes in pieces, so that the last comes at any place in what is read at a time. */
+static void send_empty(rank *r)
+{
+    enum { TURNS = 60, MOST = 9, BYTES = 3 << 20 };
+    char *x = calloc(1, BYTES);
+    CHECK(x);
+    for (int turn = 0; turn < TURNS; turn++) {
+        TR_SCOPE;
+        tr_work *works[MOST];
+        int count = MOST - turn % 2, peer = 1 - r->number;
+        if (r->number == 1) usleep(2000);
+        for (int i = 0; i < count; i++) {
+            int64_t bytes = i ? 0 : BYTES - 50000 * turn / 3;
+            works[i] = r->number ? tr_recv_async(r->group, x, bytes, .dtype = TR_U8, .peer = peer, .timeout_ms = 10000)
+                                 : tr_send_async(r->group, x, bytes, .dtype = TR_U8, .peer = peer);
+        }
+        for (int i = 0; i < count; i++) OK(tr_wait(works[i]));
+        OK(tr_barrier(r->group));
+    }
+    free(x);
+    OK(tr_leave(r->group));
+}
+
+static void empty_messages_arrive(void **state)
+{
+    (void)state;
+    run_tcp(2, send_empty, NULL, NULL);
+}
+
 static void wait_for_nothing(rank *r)
 {
     float x[4];
@@ -295,6 +324,7 @@ int main(void)
         cmocka_unit_test(nobody_leaves_a_barrier_early),
         cmocka_unit_test(ranks_send_to_each_other),
         cmocka_unit_test(messages_cross),
+        cmocka_unit_test(empty_messages_arrive),
         cmocka_unit_test(receives_without_sends_are_errors),
         cmocka_unit_test(different_calls_are_an_error_everywhere),
         cmocka_unit_test(what_is_sent_must_be_what_is_expected),

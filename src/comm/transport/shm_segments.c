@@ -213,17 +213,21 @@ void tr__shm_segment_went(tr__shm *t, tr__shm_peer *peer, uint64_t id)
     if (!atomic_load(&t->busy)) tr__shm_sweep(t);
 }
 
-/* Takes one mapping out that is gone. */
+/* Takes one mapping out that is gone, unless somebody uses mappings: then whoever is the last to do so sweeps. A call
+ * may begin just now, and what it finds must stay: it is busy before it looks at the version, or under the lock. The
+ * version is raised before we look whether anyone is busy: either we see the call, or it does not see the mapping. */
 static bool take_gone(tr__shm *t, tr__shm_peer *peer, tr__shm_mapping *mapping)
 {
     bool found = false;
     pthread_mutex_lock(&t->lock);
     for (size_t i = 0; i < peer->mapping_count && !found; i++) {
-        found = peer->mappings[i].gone;
-        if (!found) continue;
+        if (!peer->mappings[i].gone) continue;
+        atomic_store(&t->has_gone, true); /* for who is busy */
+        atomic_fetch_add(&t->version, 1);
+        if (atomic_load(&t->busy)) break;
         *mapping = peer->mappings[i];
         peer->mappings[i] = peer->mappings[--peer->mapping_count];
-        atomic_fetch_add(&t->version, 1);
+        found = true;
     }
     pthread_mutex_unlock(&t->lock);
     return found;

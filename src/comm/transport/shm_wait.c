@@ -255,20 +255,33 @@ static void report(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t v
         t->peers[t->rank].rank, t->report_ms / 1000.0, call_text(t, call, here), l.ranks, l.state);
 }
 
-/* For who looks at this rank from outside, and for the peers: of those that are late, one that waits for nobody else. */
-static void record_waits(const tr__shm *t, tr__shm_word word, uint64_t value, int only)
+/* Of the ranks that are late, the one to wait for: one that waits for nobody else, if there is one, and of several the
+ * last in the circle, as above; -1: all have come by now. */
+static int pick_late(const tr__shm *t, tr__shm_word word, uint64_t value, int only)
 {
-    int late[TR__RECORD_WAITS], count = 0, stuck = 0;
-    for (int rank = 0; rank < t->world_size; rank++) {
+    int late = -1, free_one = -1;
+    for (int i = 1; i < t->world_size; i++) {
+        int rank = (t->rank + i) % t->world_size;
         if (!is_late(t, word, value, only, rank)) continue;
-        if (count < TR__RECORD_WAITS) late[count++] = t->peers[rank].rank;
-        if (!stuck || !stuck_on(t, rank)) stuck = rank + 1;
+        late = rank;
+        if (!stuck_on(t, rank)) free_one = rank;
     }
+    return free_one >= 0 ? free_one : late;
+}
+
+/* For who looks at this rank from outside, and for the peers. Returns the rank that they are told, to be slept for: who
+ * sleeps for another stays asleep when that one comes, and seems to stand still. */
+static int record_waits(const tr__shm *t, tr__shm_word word, uint64_t value, int only)
+{
+    int late[TR__RECORD_WAITS], count = 0, stuck = pick_late(t, word, value, only);
+    for (int rank = 0; rank < t->world_size && count < TR__RECORD_WAITS; rank++)
+        if (is_late(t, word, value, only, rank)) late[count++] = t->peers[rank].rank;
     tr__recorder_waits_for(t->recorder, late, count);
     tr__shm_stuck *mine = &t->control->stuck;
     atomic_store(&mine->word, word);
     atomic_store(&mine->value, value);
-    atomic_store(&mine->collective, stuck); /* and stays when it fails: the others are about to, as well */
+    atomic_store(&mine->collective, stuck + 1); /* and stays when it fails: the others are about to, as well */
+    return stuck;
 }
 
 static void sleep_for(tr__shm *t, int rank, tr__shm_word word, uint64_t value, int64_t ns)
@@ -320,10 +333,11 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         if (t->tcp) TR__TRY(tr__tcp_linger(t->tcp, t->peers[s.late].rank, call->began, call->timeout_ms));
         if (rest <= 0) return timed_out(t, call, word, value, only);
         if (!call->reported && now - call->began > (int64_t)t->report_ms * 1000000) report(t, call, word, value, only);
-        record_waits(t, word, value, only);
+        int awaited = record_waits(t, word, value, only);
+        if (awaited < 0) continue;
         if (broken) sched_yield(); /* nobody rings any more */
         int64_t most = (int64_t)SLEEP_MS * 1000000;
-        sleep_for(t, s.late, word, value, rest < most ? rest : most);
+        sleep_for(t, awaited, word, value, rest < most ? rest : most);
     }
 }
 

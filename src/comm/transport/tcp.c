@@ -81,7 +81,7 @@ static tr_status make_tables(tr__tcp *t)
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
     for (int rank = 0; rank < t->world_size; rank++) {
         t->peers[rank].rank = rank;
-        t->peers[rank].waits_for[0] = t->peers[rank].waits_for[1] = -1;
+        t->peers[rank].claims[0].on = t->peers[rank].claims[1].on = -1;
         for (int lane = 0; lane < TR__TCP_LANES; lane++) t->peers[rank].wires[lane].socket = -1;
     }
     return TR_OK;

@@ -71,6 +71,13 @@ _Static_assert(sizeof(tr__tcp_frame) == 136, "no padding on the wire");
 
 /* ---- What a rank keeps ------------------------------------------------------------------------------------------- */
 
+/* What a peer says of whom it waits for. It stays when the peer is stopped, true or not. */
+typedef struct tr__tcp_claim {
+    int on;            /* a rank; -1: nobody */
+    uint64_t sequence; /* of the collective that waits; 0: it has no number */
+    int64_t heard;     /* when, by tr__now_ns() */
+} tr__tcp_claim;
+
 typedef struct tr__tcp_peer {
     int rank;
     long pid;
@@ -79,7 +86,7 @@ typedef struct tr__tcp_peer {
     /* Under the lock: */
     bool left;                  /* has said goodbye */
     bool called;                /* `call` is known */
-    int waits_for[2];           /* whom its collective, and its sends and receives, have long waited for; -1: nobody */
+    tr__tcp_claim claims[2];    /* whom its collective, and its sends and receives, have long waited for */
     tr__signature call;         /* the latest that we heard of; */
     tr__signature numbered;     /* and the latest of those with a number; 0 as its number: none */
     /* For the thread that runs a collective: the turn in which an earlier transfer held the connection (tcp_run.c). */

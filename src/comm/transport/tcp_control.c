@@ -144,7 +144,8 @@ static void hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
     if (call->sequence > t->ahead) t->ahead = call->sequence;
     int waits_for = peer->frame.waits_for;
     bool exists = waits_for >= 0 && waits_for < t->world_size && waits_for != peer->rank;
-    peer->waits_for[tr__kind_of(call->kind)->point_to_point] = exists ? waits_for : -1;
+    peer->claims[tr__kind_of(call->kind)->point_to_point] =
+        (tr__tcp_claim){exists ? waits_for : -1, call->sequence, tr__now_ns()};
     tr__signature ours = *tr__tcp_own_call(t, call);
     pthread_mutex_unlock(&t->lock);
     if (ours.sequence != call->sequence || !call->sequence || tr__signature_agrees(&ours, call) || t->dispute.there) return;

@@ -141,6 +141,20 @@ static tr_status check_fit(tr__tcp *t, int rank, const op *o, const tr__signatur
     return tr__tcp_break(t);
 }
 
+static void end_message(tr__tcp *t, lane *l)
+{
+    l->framed = 0;
+    l->kept = NULL;
+    if (l->into) finish(t, l->into, TR_OK);
+    l->into = NULL;
+}
+
+/* An empty message has come with its frame: nothing follows that would wake the thread to end it. */
+static void end_if_empty(tr__tcp *t, lane *l)
+{
+    if (l->frame.bytes == 0) end_message(t, l);
+}
+
 static tr_status begin_message(tr__tcp *t, int rank)
 {
     lane *l = &t->p2p->lanes[rank];
@@ -159,6 +173,7 @@ static tr_status begin_message(tr__tcp *t, int rank)
         TR__TRY(check_fit(t, rank, *at, &theirs));
         l->into = *at;
         *at = l->into->next;
+        end_if_empty(t, l);
         return TR_OK;
     }
     l->kept = malloc(sizeof *l->kept + l->frame.bytes);
@@ -171,15 +186,8 @@ static tr_status begin_message(tr__tcp *t, int rank)
     arrival **last = &l->arrivals;
     while (*last) last = &(*last)->next;
     *last = l->kept;
+    end_if_empty(t, l);
     return TR_OK;
-}
-
-static void end_message(tr__tcp *t, lane *l)
-{
-    l->framed = 0;
-    l->kept = NULL;
-    if (l->into) finish(t, l->into, TR_OK);
-    l->into = NULL;
 }
 
 /* Takes what is there, up to some 16 pieces: the others want their turn. */

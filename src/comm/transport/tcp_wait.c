@@ -17,16 +17,37 @@
 
 /* ---- Who is late, in words --------------------------------------------------------------------------------------- */
 
+/* Whom a peer waits for, as far as we know; NULL: nobody. What it has said of a call that the other has left behind is
+ * no longer true, even if it has not taken it back: it may have been stopped before it could. */
+static const tr__tcp_claim *claim_of(const tr__tcp *t, int rank)
+{
+    for (int i = 0; i < 2; i++) {
+        const tr__tcp_claim *claim = &t->peers[rank].claims[i];
+        if (claim->on < 0) continue;
+        if (!claim->sequence || t->peers[claim->on].numbered.sequence <= claim->sequence) return claim;
+    }
+    return NULL;
+}
+
+/* In a circle somebody's word no longer holds. Ranks that wait repeat theirs before the end, a stopped one cannot: it is
+ * the one that we have not heard the longest. */
+static int oldest_in_circle(const tr__tcp *t, int rank)
+{
+    int oldest = rank;
+    for (int next = claim_of(t, rank)->on; next != rank; next = claim_of(t, next)->on)
+        if (claim_of(t, next)->heard < claim_of(t, oldest)->heard) oldest = next;
+    return oldest;
+}
+
 /* The rank that all wait for: the one we wait for may itself wait for another, in this call or an earlier one, and so on. */
 static int culprit(const tr__tcp *t, int rank)
 {
     for (int hops = 0; hops < t->world_size; hops++) {
-        const int *waits = t->peers[rank].waits_for;
-        int next = waits[0] >= 0 ? waits[0] : waits[1];
-        if (next < 0 || next == t->rank) break;
-        rank = next;
+        const tr__tcp_claim *claim = claim_of(t, rank);
+        if (!claim || claim->on == t->rank) return rank;
+        rank = claim->on;
     }
-    return rank;
+    return oldest_in_circle(t, rank);
 }
 
 typedef struct lateness {
