@@ -194,7 +194,7 @@ static void bury(tr_rpc *rpc, tr__rpc_link *link)
     if (ending == TR__RPC_DAMAGED && link->near) tr__near_refuse(link);
     if (ending == TR__RPC_DAMAGED && link->far) tr__far_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
-    tr__rpc_fail_calls(rpc, link->worker);
+    tr__rpc_fail_calls(rpc, link->worker, link->why);
     if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.gone) rpc->hooks.gone(rpc->hooks.user, link->worker);
     tr__drain_wake(rpc);
@@ -218,11 +218,16 @@ bool tr__rpc_bury(tr_rpc *rpc)
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
-/* No thread of ours is left after it; without `politely`, calls that are under way fail. */
+/* No thread of ours is left after it, and no call. */
 static void close_agent(tr_rpc *rpc, bool politely)
 {
     for (int i = 0; i < rpc->world && politely; i++)
         if (rpc->links[i].far) tr__far_finish(&rpc->links[i]);
+    tr__rpc_end_clock(rpc);
+    tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
+    tr__error *why = tr__error_take();
+    /* Functions that still run may wait for calls, which no clock ends any more; the threads end when the functions do. */
+    for (int i = 0; i < rpc->world; i++) tr__rpc_fail_calls(rpc, i, why);
     tr__rpc_end_threads(rpc);
     if (rpc->carrier) {
         tr_status left = tr_leave(rpc->carrier);
@@ -235,13 +240,12 @@ static void close_agent(tr_rpc *rpc, bool politely)
     rpc->first = rpc->last = NULL;
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
-        if (!atomic_load(&link->gone)) {
-            tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
-            link->why = tr__error_take();
-            atomic_store(&link->gone, true);
-        }
-        tr__rpc_fail_calls(rpc, i);
+        if (atomic_load(&link->gone)) continue;
+        tr__fail_stored(why);
+        link->why = tr__error_take();
+        atomic_store(&link->gone, true);
     }
+    tr__error_unref(why);
 }
 
 static void free_links(tr_rpc *rpc)

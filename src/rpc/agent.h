@@ -223,8 +223,8 @@ bool tr__rpc_bury(tr_rpc *rpc);
 
 /* A message from a link. Any thread that reads. */
 void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m);
-/* All calls to a worker end with its failure. */
-void tr__rpc_fail_calls(tr_rpc *rpc, int worker);
+/* All calls to a worker end with this failure. */
+void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why);
 /* Those whose time is up; returns when the next one is. */
 int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now);
 #define TR__RPC_FETCH ".fetch" /* gives the value that it is called on */
@@ -259,6 +259,8 @@ void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m);
 /* ---- serve.c ----------------------------------------------------------------------------------------------------- */
 
 tr_status tr__rpc_start_threads(tr_rpc *rpc);
+/* From here on no call begins, and none ends by its timeout. */
+void tr__rpc_end_clock(tr_rpc *rpc);
 void tr__rpc_end_threads(tr_rpc *rpc);
 /* A message has been read; under `reading`. */
 void tr__rpc_found(tr_rpc *rpc, tr__rpc_inbound *m);

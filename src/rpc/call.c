@@ -69,11 +69,11 @@ static bool goes_to(const tr_future *f, int64_t worker)
     return f->worker == (int)worker;
 }
 
-void tr__rpc_fail_calls(tr_rpc *rpc, int worker)
+void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why)
 {
     const tr__rpc_link *link = &rpc->links[worker];
     for (tr_future *f; (f = take_any(rpc, goes_to, worker));) {
-        tr__fail_context(tr__fail_stored(link->why), "rpc: %s on \"%s\"", f->function, link->name);
+        tr__fail_context(tr__fail_stored(why), "rpc: %s on \"%s\"", f->function, link->name);
         end_badly(f);
     }
     pthread_mutex_lock(&rpc->calls_lock);
@@ -137,11 +137,13 @@ tr_status tr_future_cancel(tr_future *f)
 static tr_status admit(tr_rpc *rpc, tr_future *f)
 {
     tr__rpc_link *link = &rpc->links[f->worker];
-    bool earlier = false, full = true;
+    bool earlier = false, full = true, gone = false, closing = false;
     pthread_mutex_lock(&rpc->calls_lock);
     for (;;) {
         full = link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + f->charged > rpc->queue_bytes);
-        if (!full || atomic_load(&link->gone) || tr__now_ns() >= f->deadline) break;
+        gone = atomic_load(&link->gone);
+        closing = atomic_load(&rpc->closing); /* under the lock: calls that are in the table are failed after it is set */
+        if (!full || gone || closing || tr__now_ns() >= f->deadline) break;
         pthread_mutex_unlock(&rpc->calls_lock);
         tr__rpc_poll(rpc);
         int64_t until = tr__now_ns() + 1000000;
@@ -149,8 +151,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
         pthread_mutex_lock(&rpc->calls_lock);
         pthread_cond_timedwait(&rpc->calls_changed, &rpc->calls_lock, &soon);
     }
-    bool gone = atomic_load(&link->gone);
-    if (!full && !gone) {
+    if (!full && !gone && !closing) {
         f->id = ++rpc->next_id;
         f->next = *bucket_of(rpc, f->id);
         *bucket_of(rpc, f->id) = tr__ref(f);
@@ -164,6 +165,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     pthread_mutex_unlock(&rpc->calls_lock);
     if (earlier) tr__rpc_wake_clock(rpc);
     if (gone) return tr__fail_stored(link->why);
+    if (closing) return tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
     if (full) return tr__fail(TR_TIMEOUT, "the queue stayed full for %g s: %d calls are under way there", f->timeout_ms / 1000.0,
         link->calls);
     return TR_OK;

@@ -603,11 +603,16 @@ tr_status tr__rpc_start_threads(tr_rpc *rpc)
     return started ? TR_OK : tr__fail(TR_NO_MEMORY, "rpc: cannot start a thread");
 }
 
-void tr__rpc_end_threads(tr_rpc *rpc)
+void tr__rpc_end_clock(tr_rpc *rpc)
 {
     atomic_store(&rpc->closing, true);
     tr__rpc_wake_clock(rpc);
     if (rpc->has_clock) pthread_join(rpc->clock, NULL);
+    rpc->has_clock = false;
+}
+
+void tr__rpc_end_threads(tr_rpc *rpc)
+{
     pthread_mutex_lock(&rpc->queue_lock);
     int threads = rpc->threads;
     pthread_mutex_unlock(&rpc->queue_lock);
@@ -619,5 +624,5 @@ void tr__rpc_end_threads(tr_rpc *rpc)
     for (int i = 0; i < threads; i++) pthread_join(rpc->handles[i], NULL);
     if (rpc->has_relay) pthread_join(rpc->relay, NULL);
     rpc->threads = 0;
-    rpc->has_clock = rpc->has_relay = false;
+    rpc->has_relay = false;
 }

@@ -31,9 +31,20 @@ static tr_status halt(void)
 }
 TR_RPC(halt, RETURNS(NONE));
 
+/* Waits for a call to worker 1, for longer than anyone is waited for. */
+static int64_t lean(int64_t x)
+{
+    tr_value v = tr_value_i64(x);
+    tr_rpc_call c = {.size = sizeof c, .rpc = tr_rpc_current(), .to = "worker1", .function = "twice", .arguments = &v,
+        .count = 1, .timeout_ms = 2 * PATIENCE_MS};
+    return tr_future_wait(tr_rpc_sync_with(&c));
+}
+TR_RPC(lean, I64, RETURNS(I64));
+
 static tr_rpc *start(const rank *r)
 {
     tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = JOIN_MS);
+    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &lean_rpc);
     if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &twice_rpc);
     if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &halt_rpc);
     return rpc;
@@ -99,6 +110,36 @@ static void a_worker_that_stands_still_is_named(void **state)
     reap(&j, 0);
     reap(&j, 2);
     atomic_store(&j.posts[1].turns, 1);
+    kill(j.ranks[1].pid, SIGCONT);
+    reap(&j, 1);
+    check_all(&j);
+    finish(&j);
+}
+
+/* A function here waits for the one that stands still, and nothing else will end its call. */
+static tr_status stop_beneath_a_function(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) {
+        raise(SIGSTOP);
+        return TR_OK;
+    }
+    usleep(200000); /* or it stands still a little later, which is as well */
+    tr_future *f = tr_rpc_async(rpc, "worker0", "lean", 1);
+    usleep(100000);
+    TRY(stop_without(rpc, "worker 1 (\"worker1\")", "does not answer"));
+    return tr_future_done(f) ? TR_OK : tr_fail(TR_INTERNAL, "the call is still under way");
+}
+
+static void giving_up_ends_what_waits_for_it(void **state)
+{
+    (void)state;
+    job j;
+    start_job(&j, 2, stop_beneath_a_function, NULL);
+    reap(&j, 0);
     kill(j.ranks[1].pid, SIGCONT);
     reap(&j, 1);
     check_all(&j);
@@ -228,6 +269,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_worker_that_stands_still_is_named),
+        cmocka_unit_test(giving_up_ends_what_waits_for_it),
         cmocka_unit_test(who_does_not_stop_is_waited_for_and_named),
         cmocka_unit_test(who_works_is_waited_for),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
