@@ -146,6 +146,24 @@ static void giving_up_ends_what_waits_for_it(void **state)
     finish(&j);
 }
 
+/* Their timeout is shorter than the pauses between two looks. */
+static tr_status stop_late_in_a_hurry(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    rpc->timeout_ms = r->number ? 80 : JOIN_MS;
+    if (r->number == 0) usleep(500000);
+    return tr_rpc_stop(rpc);
+}
+
+static void a_short_timeout_is_counted_from_a_question(void **state)
+{
+    (void)state;
+    run_job(2, stop_late_in_a_hurry, NULL);
+}
+
 static void count_reminders(tr_log_level level, const char *message, void *user)
 {
     const rank *r = user;
@@ -270,6 +288,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_worker_that_stands_still_is_named),
         cmocka_unit_test(giving_up_ends_what_waits_for_it),
+        cmocka_unit_test(a_short_timeout_is_counted_from_a_question),
         cmocka_unit_test(who_does_not_stop_is_waited_for_and_named),
         cmocka_unit_test(who_works_is_waited_for),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
