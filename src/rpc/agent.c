@@ -290,6 +290,28 @@ static void destroy(void *self)
 
 const tr__type tr__rpc_type = {.name = "rpc", .size = sizeof(tr_rpc), .destroy = destroy};
 
+bool tr__rpc_hold(tr_rpc *rpc)
+{
+    int refs = atomic_load(&rpc->object.refs);
+    while (refs > 0 && !atomic_compare_exchange_weak(&rpc->object.refs, &refs, refs + 1)) continue;
+    return refs > 0;
+}
+
+static void *drop(void *rpc)
+{
+    tr__unref(rpc);
+    return NULL;
+}
+
+void tr__rpc_let_go(tr_rpc *rpc)
+{
+    int refs = atomic_load(&rpc->object.refs);
+    while (refs > 1 && !atomic_compare_exchange_weak(&rpc->object.refs, &refs, refs - 1)) continue;
+    if (refs > 1) return;
+    pthread_t thread; /* without one the agent stays for ever, which is better than being gone beneath its threads */
+    if (tr__thread_start(&thread, drop, rpc) == 0) pthread_detach(thread);
+}
+
 tr_status tr_rpc_stop(tr_rpc *rpc)
 {
     TR__TRY(tr__rpc_check(rpc));

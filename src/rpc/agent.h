@@ -211,6 +211,10 @@ struct tr_rpc {
 /* ---- agent.c ----------------------------------------------------------------------------------------------------- */
 
 tr_status tr__rpc_check(const tr_rpc *rpc);
+/* Around what threads of ours do: whoever destroys the agent joins them, so none may drop the last reference, as that of a
+ * future which the program has dropped. False: the agent is being destroyed already, and nothing may be begun. */
+bool tr__rpc_hold(tr_rpc *rpc);
+void tr__rpc_let_go(tr_rpc *rpc);
 /* A worker by name or number; fails with what there is. */
 tr_status tr__rpc_find_worker(const tr_rpc *rpc, const char *name, int number, int *worker);
 const tr__rpc_entry *tr__rpc_find_function(tr_rpc *rpc, const char *name);

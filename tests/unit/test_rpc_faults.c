@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "rpc/agent.h"
 
+#include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -41,10 +42,18 @@ static int64_t lean(int64_t x)
 }
 TR_RPC(lean, I64, RETURNS(I64));
 
+static int64_t doze(int64_t ms)
+{
+    usleep((unsigned)(1000 * ms));
+    return ms;
+}
+TR_RPC(doze, I64, RETURNS(I64));
+
 static tr_rpc *start(const rank *r)
 {
     tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = JOIN_MS);
     if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &lean_rpc);
+    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &doze_rpc);
     if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &twice_rpc);
     if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &halt_rpc);
     return rpc;
@@ -231,6 +240,51 @@ static void who_works_is_waited_for(void **state)
     run_job(3, stop_while_another_works, NULL);
 }
 
+/* ---- Not stopping --------------------------------------------------------------------------------------------------- */
+
+static int count_threads(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    while (tasks && readdir(tasks)) count++;
+    if (tasks) closedir(tasks);
+    return count;
+}
+
+/* Calls that end by their function, by their timeout and with their worker. */
+static tr_status begin_and_leave(const rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    tr_value v = tr_value_i64(150);
+    for (int i = 0; i < 6; i++) {
+        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .worker = i % 2, .function = "doze", .arguments = &v, .count = 1,
+            .timeout_ms = i < 4 ? JOIN_MS : 50};
+        TRY(tr_status_of(tr_rpc_async_with(&c)));
+    }
+    return TR_OK;
+}
+
+/* The last reference to an agent is that of a call, which ends on a thread of the agent's. */
+static tr_status drop_what_is_under_way(rank *r)
+{
+    int before = count_threads();
+    TRY(begin_and_leave(r));
+    for (int ms = 0; ms < PATIENCE_MS && count_threads() > before; ms++) usleep(1000);
+    CHECK(count_threads() <= before);
+    return TR_OK;
+}
+
+static void an_agent_that_is_dropped_ends_after_its_calls(void **state)
+{
+    (void)state;
+    static const int far[] = {0, 1};
+    run_job(2, drop_what_is_under_way, NULL);
+    run_job_in(&(setting){.hosts = far}, 2, drop_what_is_under_way, NULL);
+}
+
 /* ---- What is no message --------------------------------------------------------------------------------------------- */
 
 /* Workers 1 to 4 send something to worker 0 by which it cannot go on. */
@@ -291,6 +345,7 @@ int main(void)
         cmocka_unit_test(a_short_timeout_is_counted_from_a_question),
         cmocka_unit_test(who_does_not_stop_is_waited_for_and_named),
         cmocka_unit_test(who_works_is_waited_for),
+        cmocka_unit_test(an_agent_that_is_dropped_ends_after_its_calls),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
