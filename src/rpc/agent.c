@@ -194,7 +194,7 @@ static void bury(tr_rpc *rpc, tr__rpc_link *link)
     if (ending == TR__RPC_DAMAGED && link->near) tr__near_refuse(link);
     if (ending == TR__RPC_DAMAGED && link->far) tr__far_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
-    tr__rpc_fail_calls(rpc, link->worker);
+    tr__rpc_fail_calls(rpc, link->worker, link->why);
     if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.gone) rpc->hooks.gone(rpc->hooks.user, link->worker);
     tr__drain_wake(rpc);
@@ -218,11 +218,16 @@ bool tr__rpc_bury(tr_rpc *rpc)
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
-/* No thread of ours is left after it; without `politely`, calls that are under way fail. */
+/* No thread of ours is left after it, and no call. */
 static void close_agent(tr_rpc *rpc, bool politely)
 {
     for (int i = 0; i < rpc->world && politely; i++)
         if (rpc->links[i].far) tr__far_finish(&rpc->links[i]);
+    tr__rpc_end_clock(rpc);
+    tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
+    tr__error *why = tr__error_take();
+    /* Functions that still run may wait for calls, which no clock ends any more; the threads end when the functions do. */
+    for (int i = 0; i < rpc->world; i++) tr__rpc_fail_calls(rpc, i, why);
     tr__rpc_end_threads(rpc);
     if (rpc->carrier) {
         tr_status left = tr_leave(rpc->carrier);
@@ -235,13 +240,12 @@ static void close_agent(tr_rpc *rpc, bool politely)
     rpc->first = rpc->last = NULL;
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
-        if (!atomic_load(&link->gone)) {
-            tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
-            link->why = tr__error_take();
-            atomic_store(&link->gone, true);
-        }
-        tr__rpc_fail_calls(rpc, i);
+        if (atomic_load(&link->gone)) continue;
+        tr__fail_stored(why);
+        link->why = tr__error_take();
+        atomic_store(&link->gone, true);
     }
+    tr__error_unref(why);
 }
 
 static void free_links(tr_rpc *rpc)
@@ -266,6 +270,7 @@ static void destroy(void *self)
     tr__error *latest = tr__error_take();
     if (rpc->links && !atomic_load(&rpc->closing)) close_agent(rpc, false);
     if (rpc->refs) tr__refs_free(rpc);
+    tr__rpc_forget_lates(rpc, -1);
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.destroy) rpc->hooks.destroy(rpc->hooks.user);
     free_links(rpc);
     tr__unref(rpc->carrier);
@@ -285,6 +290,28 @@ static void destroy(void *self)
 }
 
 const tr__type tr__rpc_type = {.name = "rpc", .size = sizeof(tr_rpc), .destroy = destroy};
+
+bool tr__rpc_hold(tr_rpc *rpc)
+{
+    int refs = atomic_load(&rpc->object.refs);
+    while (refs > 0 && !atomic_compare_exchange_weak(&rpc->object.refs, &refs, refs + 1)) continue;
+    return refs > 0;
+}
+
+static void *drop(void *rpc)
+{
+    tr__unref(rpc);
+    return NULL;
+}
+
+void tr__rpc_let_go(tr_rpc *rpc)
+{
+    int refs = atomic_load(&rpc->object.refs);
+    while (refs > 1 && !atomic_compare_exchange_weak(&rpc->object.refs, &refs, refs - 1)) continue;
+    if (refs > 1) return;
+    pthread_t thread; /* without one the agent stays for ever, which is better than being gone beneath its threads */
+    if (tr__thread_start(&thread, drop, rpc) == 0) pthread_detach(thread);
+}
 
 tr_status tr_rpc_stop(tr_rpc *rpc)
 {

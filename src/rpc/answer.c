@@ -194,7 +194,7 @@ static void serve(serving *s)
     if (entered) enter(s, true);
     if (status == TR_OK) status = carry_out(s);
     status = keep(s, status);
-    if (!s->m->cancelled) {
+    if (!s->m->cancelled || s->kept) { /* who asked for a value to be kept must hear when it can be dropped */
         if (s->outermost) tr__rpc_promise(s->rpc);
         reply(s, status);
     }

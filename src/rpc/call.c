@@ -24,7 +24,19 @@ static void uncharge(tr_rpc *rpc, const tr_future *f)
     pthread_cond_broadcast(&rpc->calls_changed);
 }
 
-tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id)
+/* Under the lock: of a call that is given up, what it has asked to be made goes on to be expected. */
+static void make_late(tr_rpc *rpc, tr_future *f)
+{
+    tr__rpc_late *late = f->late;
+    if (!late) return;
+    late->call = f->id;
+    late->next = rpc->lates;
+    rpc->lates = late;
+    f->late = NULL;
+    f->making = NULL;
+}
+
+static tr_future *take_out(tr_rpc *rpc, uint64_t id, bool early)
 {
     pthread_mutex_lock(&rpc->calls_lock);
     tr_future **at = bucket_of(rpc, id), *f;
@@ -33,13 +45,46 @@ tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id)
     if (f) {
         *at = f->next;
         uncharge(rpc, f);
+        if (early) make_late(rpc, f);
     }
     pthread_mutex_unlock(&rpc->calls_lock);
     return f;
 }
 
-/* Takes out one call that `wanted` chooses. */
-static tr_future *take_any(tr_rpc *rpc, bool (*wanted)(const tr_future *f, int64_t arg), int64_t arg)
+tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id)
+{
+    return take_out(rpc, id, false);
+}
+
+/* The reply to a call that has been given up. */
+static void end_late(tr_rpc *rpc, uint64_t call, bool made)
+{
+    pthread_mutex_lock(&rpc->calls_lock);
+    tr__rpc_late **at = &rpc->lates, *late;
+    while (*at && (*at)->call != call) at = &(*at)->next;
+    late = *at;
+    if (late) *at = late->next;
+    pthread_mutex_unlock(&rpc->calls_lock);
+    if (late) tr__refs_remote_late(rpc, late->value, made);
+    free(late);
+}
+
+void tr__rpc_forget_lates(tr_rpc *rpc, int worker)
+{
+    pthread_mutex_lock(&rpc->calls_lock);
+    for (tr__rpc_late **at = &rpc->lates, *late; (late = *at);) {
+        if (worker >= 0 && late->worker != worker) {
+            at = &late->next;
+            continue;
+        }
+        *at = late->next;
+        free(late);
+    }
+    pthread_mutex_unlock(&rpc->calls_lock);
+}
+
+/* Takes out one call that `wanted` chooses; `early`: the other end has the request, and answers yet. */
+static tr_future *take_any(tr_rpc *rpc, bool (*wanted)(const tr_future *f, int64_t arg), int64_t arg, bool early)
 {
     tr_future *found = NULL;
     pthread_mutex_lock(&rpc->calls_lock);
@@ -50,6 +95,7 @@ static tr_future *take_any(tr_rpc *rpc, bool (*wanted)(const tr_future *f, int64
         found = *at;
         *at = found->next;
         uncharge(rpc, found);
+        if (early) make_late(rpc, found);
     }
     pthread_mutex_unlock(&rpc->calls_lock);
     return found;
@@ -69,13 +115,14 @@ static bool goes_to(const tr_future *f, int64_t worker)
     return f->worker == (int)worker;
 }
 
-void tr__rpc_fail_calls(tr_rpc *rpc, int worker)
+void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why)
 {
     const tr__rpc_link *link = &rpc->links[worker];
-    for (tr_future *f; (f = take_any(rpc, goes_to, worker));) {
-        tr__fail_context(tr__fail_stored(link->why), "rpc: %s on \"%s\"", f->function, link->name);
+    for (tr_future *f; (f = take_any(rpc, goes_to, worker, false));) {
+        tr__fail_context(tr__fail_stored(why), "rpc: %s on \"%s\"", f->function, link->name);
         end_badly(f);
     }
+    tr__rpc_forget_lates(rpc, worker);
     pthread_mutex_lock(&rpc->calls_lock);
     pthread_cond_broadcast(&rpc->calls_changed);
     pthread_mutex_unlock(&rpc->calls_lock);
@@ -100,7 +147,7 @@ static void tell_cancelled(tr_rpc *rpc, const tr_future *f)
 
 int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now)
 {
-    for (tr_future *f; (f = take_any(rpc, is_late, now));) {
+    for (tr_future *f; (f = take_any(rpc, is_late, now, true));) {
         tr__fail(TR_TIMEOUT, "rpc: %s on \"%s\": no answer within %g s", f->function, rpc->links[f->worker].name,
             (double)(f->timeout_ms) / 1000);
         tell_cancelled(rpc, f);
@@ -123,7 +170,7 @@ tr_status tr_future_cancel(tr_future *f)
     if (!f) return TR_OK;
     TR__TRY(tr__fail_stored(f->object.error));
     if (!f->rpc || tr_future_done(f)) return TR_OK;
-    tr_future *taken = tr__rpc_take_call(f->rpc, f->id);
+    tr_future *taken = take_out(f->rpc, f->id, true);
     if (!taken) return TR_OK; /* it is about to end by itself */
     tr__fail(TR_CANCELLED, "rpc: %s on \"%s\": given up by the caller", f->function, f->rpc->links[f->worker].name);
     tell_cancelled(f->rpc, f);
@@ -137,11 +184,13 @@ tr_status tr_future_cancel(tr_future *f)
 static tr_status admit(tr_rpc *rpc, tr_future *f)
 {
     tr__rpc_link *link = &rpc->links[f->worker];
-    bool earlier = false, full = true;
+    bool earlier = false, full = true, gone = false, closing = false;
     pthread_mutex_lock(&rpc->calls_lock);
     for (;;) {
         full = link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + f->charged > rpc->queue_bytes);
-        if (!full || atomic_load(&link->gone) || tr__now_ns() >= f->deadline) break;
+        gone = atomic_load(&link->gone);
+        closing = atomic_load(&rpc->closing); /* under the lock: calls that are in the table are failed after it is set */
+        if (!full || gone || closing || tr__now_ns() >= f->deadline) break;
         pthread_mutex_unlock(&rpc->calls_lock);
         tr__rpc_poll(rpc);
         int64_t until = tr__now_ns() + 1000000;
@@ -149,8 +198,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
         pthread_mutex_lock(&rpc->calls_lock);
         pthread_cond_timedwait(&rpc->calls_changed, &rpc->calls_lock, &soon);
     }
-    bool gone = atomic_load(&link->gone);
-    if (!full && !gone) {
+    if (!full && !gone && !closing) {
         f->id = ++rpc->next_id;
         f->next = *bucket_of(rpc, f->id);
         *bucket_of(rpc, f->id) = tr__ref(f);
@@ -164,6 +212,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     pthread_mutex_unlock(&rpc->calls_lock);
     if (earlier) tr__rpc_wake_clock(rpc);
     if (gone) return tr__fail_stored(link->why);
+    if (closing) return tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
     if (full) return tr__fail(TR_TIMEOUT, "the queue stayed full for %g s: %d calls are under way there", f->timeout_ms / 1000.0,
         link->calls);
     return TR_OK;
@@ -207,7 +256,10 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
     if (status != TR_OK && hooked) tr__rpc_unsent(rpc, &note);
     if (f->id) {
         tr_future *taken = status == TR_OK ? NULL : tr__rpc_take_call(rpc, f->id);
-        if (status != TR_OK && !taken) status = TR_OK; /* it has its failure already */
+        if (status != TR_OK && !taken) {
+            status = TR_OK; /* it has its failure already */
+            end_late(rpc, f->id, false);
+        }
         tr__unref(taken);
     }
     tr__rpc_written(&w, &h, status);
@@ -246,6 +298,9 @@ static tr_status keep_result(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, t
     TR__TRY(tr_status_of(ref));
     f->making = tr__refs_entry(ref);
     f->kept = tr__ref(ref);
+    f->late = malloc(sizeof *f->late);
+    if (!f->late) return tr__fail(TR_NO_MEMORY, "no memory for a call");
+    *f->late = (tr__rpc_late){.worker = p->worker, .value = token->id};
     return TR_OK;
 }
 
@@ -392,6 +447,7 @@ static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)
     tr_future *f = tr__rpc_take_call(rpc, m->frame.id);
     tr_status status = read_reply(rpc, m, f, &value); /* also when it is too late: a reference must be taken in */
     if (!f) {
+        end_late(rpc, m->frame.id, m->frame.status == TR_OK);
         tr__log(TR_LOG_DEBUG, "rpc: a reply of worker %d came too late", m->from);
         tr__inbound_free(m);
         return;

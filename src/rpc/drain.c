@@ -265,17 +265,22 @@ static void look_at_asker(tr_rpc *rpc, int asker)
 /* Waits for the one who asks. True: it is over; false: this worker is to ask now. */
 static bool follow(tr_rpc *rpc)
 {
-    int64_t began = tr__now_ns(), asked = began;
-    int period_ms = rpc->timeout_ms / 4 < ASK_MS ? rpc->timeout_ms / 4 : ASK_MS;
+    int64_t began = 0, asked = 0; /* the first question, and the latest, to the one who is `whom` */
+    int64_t period_us = rpc->timeout_ms / 4 < ASK_MS ? (int64_t)rpc->timeout_ms * 250 : ASK_MS * 1000;
+    int64_t pause_us = period_us < LOOK_MS * 1000 ? period_us : LOOK_MS * 1000;
     pthread_mutex_lock(&rpc->drain_lock);
-    for (int asker; !rpc->ended && (asker = lowest(rpc)) != rpc->rank; sleep_us(rpc, LOOK_MS * 1000)) {
+    for (int asker, whom = -1; !rpc->ended && (asker = lowest(rpc)) != rpc->rank;) {
         int64_t heard = rpc->answers[asker].heard;
-        if (is_overdue(rpc, heard > began ? heard : began)) {
+        if (asker == whom && is_overdue(rpc, heard > began ? heard : began)) {
             give_up(rpc, asker);
             rpc->ended = true;
-        } else if (tr__now_ns() - asked > period_ms * (int64_t)1000000) {
-            look_at_asker(rpc, asker);
+        } else if (asker != whom || tr__now_ns() - asked > period_us * 1000) {
+            look_at_asker(rpc, asker); /* meanwhile it may have ended: no sleep before that is seen */
             asked = tr__now_ns();
+            if (asker != whom) began = asked;
+            whom = asker;
+        } else {
+            sleep_us(rpc, pause_us);
         }
     }
     bool ended = rpc->ended;

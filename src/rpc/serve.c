@@ -176,8 +176,8 @@ static void handle_batch(tr_rpc *rpc, tr__rpc_inbound *m)
     serve_attended(rpc, own_batch.attended);
 }
 
-/* Reads what there is. False: another thread does. */
-static bool read_once(tr_rpc *rpc, bool insist)
+/* Reads what there is. False: another thread does, or nobody wants it any more. */
+static bool read_held(tr_rpc *rpc, bool insist)
 {
     if (insist)
         pthread_mutex_lock(&rpc->reading);
@@ -190,6 +190,14 @@ static bool read_once(tr_rpc *rpc, bool insist)
     pthread_mutex_unlock(&rpc->reading);
     handle_batch(rpc, m);
     return true;
+}
+
+static bool read_once(tr_rpc *rpc, bool insist)
+{
+    if (!tr__rpc_hold(rpc)) return false;
+    bool read = read_held(rpc, insist);
+    tr__rpc_let_go(rpc);
+    return read;
 }
 
 /* Who finds another thread reading goes away, so whoever has read looks again; but not for ever. */
@@ -288,7 +296,12 @@ static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
     keep_promise(rpc);
     hire(rpc);
     own.outermost = idle;
-    tr__rpc_serve(rpc, m);
+    if (tr__rpc_hold(rpc)) {
+        tr__rpc_serve(rpc, m);
+        tr__rpc_let_go(rpc);
+    } else {
+        tr__inbound_free(m);
+    }
     own.outermost = false;
     own.idle = idle;
     pthread_mutex_lock(&rpc->queue_lock);
@@ -548,16 +561,26 @@ static void sleep_until(tr_rpc *rpc, int64_t until)
     pthread_mutex_unlock(&rpc->clock_lock);
 }
 
-/* Timeouts, messages that did not fit, and those about references that are sent again. */
+/* Timeouts, messages that did not fit, and those about references that are sent again. When to come again. */
+static int64_t turn_clock(tr_rpc *rpc)
+{
+    bool pending = tr__rpc_bury(rpc);
+    int64_t now = tr__now_ns(), next = tr__rpc_expire_calls(rpc, now);
+    if (pending && next > now + LOOK_MS * (int64_t)1000000) next = now + LOOK_MS * (int64_t)1000000;
+    if (now + TICK_MS * (int64_t)1000000 < next && tr__refs_tick(rpc)) next = now + TICK_MS * (int64_t)1000000;
+    if (flush_all(rpc)) next = now + FLUSH_MS * (int64_t)1000000;
+    return next;
+}
+
 static void *run_clock(void *arg)
 {
     tr_rpc *rpc = arg;
     while (!atomic_load(&rpc->closing)) {
-        bool pending = tr__rpc_bury(rpc);
-        int64_t now = tr__now_ns(), next = tr__rpc_expire_calls(rpc, now);
-        if (pending && next > now + LOOK_MS * (int64_t)1000000) next = now + LOOK_MS * (int64_t)1000000;
-        if (now + TICK_MS * (int64_t)1000000 < next && tr__refs_tick(rpc)) next = now + TICK_MS * (int64_t)1000000;
-        if (flush_all(rpc)) next = now + FLUSH_MS * (int64_t)1000000;
+        int64_t next = tr__now_ns() + LOOK_MS * (int64_t)1000000;
+        if (tr__rpc_hold(rpc)) {
+            next = turn_clock(rpc);
+            tr__rpc_let_go(rpc);
+        }
         sleep_until(rpc, next);
     }
     return NULL;
@@ -603,11 +626,16 @@ tr_status tr__rpc_start_threads(tr_rpc *rpc)
     return started ? TR_OK : tr__fail(TR_NO_MEMORY, "rpc: cannot start a thread");
 }
 
-void tr__rpc_end_threads(tr_rpc *rpc)
+void tr__rpc_end_clock(tr_rpc *rpc)
 {
     atomic_store(&rpc->closing, true);
     tr__rpc_wake_clock(rpc);
     if (rpc->has_clock) pthread_join(rpc->clock, NULL);
+    rpc->has_clock = false;
+}
+
+void tr__rpc_end_threads(tr_rpc *rpc)
+{
     pthread_mutex_lock(&rpc->queue_lock);
     int threads = rpc->threads;
     pthread_mutex_unlock(&rpc->queue_lock);
@@ -619,5 +647,5 @@ void tr__rpc_end_threads(tr_rpc *rpc)
     for (int i = 0; i < threads; i++) pthread_join(rpc->handles[i], NULL);
     if (rpc->has_relay) pthread_join(rpc->relay, NULL);
     rpc->threads = 0;
-    rpc->has_clock = rpc->has_relay = false;
+    rpc->has_relay = false;
 }

@@ -458,7 +458,7 @@ static void read_stream(tr_rpc *rpc, const uint8_t *bytes, size_t count)
 
 static void end(tr_rpc *rpc, tr_future *const calls[3])
 {
-    tr__rpc_fail_calls(rpc, 1);
+    tr__rpc_fail_calls(rpc, 1, rpc->links[1].why);
     FUZZ_CHECK(rpc->call_count == 0 && rpc->links[1].calls == 0 && rpc->links[1].charged == 0);
     for (int i = 0; i < 3; i++) {
         FUZZ_CHECK(tr_future_done(calls[i]));

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "rpc/agent.h"
 
+#include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -31,9 +32,28 @@ static tr_status halt(void)
 }
 TR_RPC(halt, RETURNS(NONE));
 
+/* Waits for a call to worker 1, for longer than anyone is waited for. */
+static int64_t lean(int64_t x)
+{
+    tr_value v = tr_value_i64(x);
+    tr_rpc_call c = {.size = sizeof c, .rpc = tr_rpc_current(), .to = "worker1", .function = "twice", .arguments = &v,
+        .count = 1, .timeout_ms = 2 * PATIENCE_MS};
+    return tr_future_wait(tr_rpc_sync_with(&c));
+}
+TR_RPC(lean, I64, RETURNS(I64));
+
+static int64_t doze(int64_t ms)
+{
+    usleep((unsigned)(1000 * ms));
+    return ms;
+}
+TR_RPC(doze, I64, RETURNS(I64));
+
 static tr_rpc *start(const rank *r)
 {
     tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = JOIN_MS);
+    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &lean_rpc);
+    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &doze_rpc);
     if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &twice_rpc);
     if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &halt_rpc);
     return rpc;
@@ -105,6 +125,54 @@ static void a_worker_that_stands_still_is_named(void **state)
     finish(&j);
 }
 
+/* A function here waits for the one that stands still, and nothing else will end its call. */
+static tr_status stop_beneath_a_function(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) {
+        raise(SIGSTOP);
+        return TR_OK;
+    }
+    usleep(200000); /* or it stands still a little later, which is as well */
+    tr_future *f = tr_rpc_async(rpc, "worker0", "lean", 1);
+    usleep(100000);
+    TRY(stop_without(rpc, "worker 1 (\"worker1\")", "does not answer"));
+    return tr_future_done(f) ? TR_OK : tr_fail(TR_INTERNAL, "the call is still under way");
+}
+
+static void giving_up_ends_what_waits_for_it(void **state)
+{
+    (void)state;
+    job j;
+    start_job(&j, 2, stop_beneath_a_function, NULL);
+    reap(&j, 0);
+    kill(j.ranks[1].pid, SIGCONT);
+    reap(&j, 1);
+    check_all(&j);
+    finish(&j);
+}
+
+/* Their timeout is shorter than the pauses between two looks. */
+static tr_status stop_late_in_a_hurry(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    rpc->timeout_ms = r->number ? 80 : JOIN_MS;
+    if (r->number == 0) usleep(500000);
+    return tr_rpc_stop(rpc);
+}
+
+static void a_short_timeout_is_counted_from_a_question(void **state)
+{
+    (void)state;
+    run_job(2, stop_late_in_a_hurry, NULL);
+}
+
 static void count_reminders(tr_log_level level, const char *message, void *user)
 {
     const rank *r = user;
@@ -172,6 +240,51 @@ static void who_works_is_waited_for(void **state)
     run_job(3, stop_while_another_works, NULL);
 }
 
+/* ---- Not stopping --------------------------------------------------------------------------------------------------- */
+
+static int count_threads(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    while (tasks && readdir(tasks)) count++;
+    if (tasks) closedir(tasks);
+    return count;
+}
+
+/* Calls that end by their function, by their timeout and with their worker. */
+static tr_status begin_and_leave(const rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    tr_value v = tr_value_i64(150);
+    for (int i = 0; i < 6; i++) {
+        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .worker = i % 2, .function = "doze", .arguments = &v, .count = 1,
+            .timeout_ms = i < 4 ? JOIN_MS : 50};
+        TRY(tr_status_of(tr_rpc_async_with(&c)));
+    }
+    return TR_OK;
+}
+
+/* The last reference to an agent is that of a call, which ends on a thread of the agent's. */
+static tr_status drop_what_is_under_way(rank *r)
+{
+    int before = count_threads();
+    TRY(begin_and_leave(r));
+    for (int ms = 0; ms < PATIENCE_MS && count_threads() > before; ms++) usleep(1000);
+    CHECK(count_threads() <= before);
+    return TR_OK;
+}
+
+static void an_agent_that_is_dropped_ends_after_its_calls(void **state)
+{
+    (void)state;
+    static const int far[] = {0, 1};
+    run_job(2, drop_what_is_under_way, NULL);
+    run_job_in(&(setting){.hosts = far}, 2, drop_what_is_under_way, NULL);
+}
+
 /* ---- What is no message --------------------------------------------------------------------------------------------- */
 
 /* Workers 1 to 4 send something to worker 0 by which it cannot go on. */
@@ -228,8 +341,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_worker_that_stands_still_is_named),
+        cmocka_unit_test(giving_up_ends_what_waits_for_it),
+        cmocka_unit_test(a_short_timeout_is_counted_from_a_question),
         cmocka_unit_test(who_does_not_stop_is_waited_for_and_named),
         cmocka_unit_test(who_works_is_waited_for),
+        cmocka_unit_test(an_agent_that_is_dropped_ends_after_its_calls),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -48,6 +48,13 @@ static tr_tensor *make(int64_t size)
 }
 TR_RPC(make, I64, RETURNS(TENSOR));
 
+static tr_tensor *make_slowly(int64_t size)
+{
+    usleep(200000);
+    return make(size);
+}
+TR_RPC(make_slowly, I64, RETURNS(TENSOR));
+
 static int64_t count_of(tr_rref *ref)
 {
     return tr_numel(tr_future_tensor(tr_rref_to_here(ref)));
@@ -210,11 +217,45 @@ static void references_that_leak_are_reported(void **state)
     run_job(2, leave_a_reference, NULL);
 }
 
+/* Functions that outlast their calls, and some that have not begun by then. What they make can be had all the same, and goes
+ * when the references have gone. */
+static tr_status outlast_remote_calls(rank *r)
+{
+    TR_SCOPE;
+    char said[512] = "";
+    tr_set_log(note, said, TR_LOG_WARN);
+    tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = JOIN_MS, .threads = 1);
+    TRY(tr_status_of(rpc));
+    TRY(tr_rpc_register(rpc, &make_slowly_rpc));
+    TRY(tr_barrier(r->group));
+    for (int i = 0; i < 4 && r->number == 0; i++) {
+        TR_SCOPE;
+        tr_value size = tr_value_i64(3);
+        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .worker = i / 2, .function = "make_slowly", .arguments = &size, .count = 1,
+            .timeout_ms = 50};
+        tr_rref *ref = tr_remote_with(&c);
+        TRY(tr_status_of(ref));
+        if (i % 2) continue; /* this one is dropped while it waits in the queue, or runs */
+        CHECK(tr_numel(tr_future_tensor(tr_rref_to_here(ref))) == 3);
+        TRY(tr_status_of(tr_rpc_async(rpc, tr_rpc_name(rpc, c.worker), "make_slowly", 1)));
+    }
+    TRY(tr_rpc_stop(rpc));
+    tr_set_log(NULL, NULL, TR_LOG_OFF);
+    return said[0] ? tr_fail(TR_INTERNAL, "%s", said) : TR_OK;
+}
+
+static void values_go_whose_calls_took_too_long(void **state)
+{
+    (void)state;
+    run_job(2, outlast_remote_calls, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_end_in_time_or_on_request),
         cmocka_unit_test(stopping_waits_for_what_is_under_way),
+        cmocka_unit_test(values_go_whose_calls_took_too_long),
         cmocka_unit_test(references_that_leak_are_reported),
         cmocka_unit_test(others_go_on_when_a_worker_is_killed),
     };
