@@ -204,7 +204,8 @@ static void check_environment(findings *f)
             int name = (int)strcspn(*entry, "=");
             bool secret = !strncmp(*entry, "TRIREME_TOKEN=", 14); /* and what a doctor prints is shown around */
             snprintf(advice, sizeof advice, "unset %.*s", name, *entry);
-            say(f, WARNING, advice, "environment: %.*s %s%s", secret ? name : 60, *entry, secret ? "is set; it " : "", known[i].effect);
+            say(f, WARNING, advice, "environment: %.*s %s%s", secret ? name : 60, *entry, secret ? "is set; it " : "",
+                known[i].effect);
             found++;
             break;
         }

@@ -61,7 +61,7 @@ typedef struct tr_data_parallel_options {
  * All of the module is on the first device. A batch with fewer rows than there are devices runs on as many as it has rows.
  * Outputs are joined along dimension 0; scalars become a vector with one element per replica. Dropouts draw what they would
  * draw on one device (tr_seed() the wrapper or the module). What a forward writes to buffers counts on the first device and
- * is dropped elsewhere. Modules that talk to other ranks in their forward (tr_sync_batch_norm(), tr_column_linear(), ...) are
+ * is dropped elsewhere. Modules that talk to other ranks in their forward (tr_sync_batch_norm(), tr_column_linear(), …) are
  * refused: replicas would do so at once, and a group's calls go in one order. Recompute is set on modules inside it, not on the
  * wrapper. docs/parallel.md says what happens where.
  */

@@ -131,11 +131,11 @@ typedef struct taps {
     int64_t ky, from, n;
 } taps;
 
-/* sums of the taps += what `rows` rows of an image give, of `places` each, x and dy being theirs. */
-static void add_places(const direct *w, const taps *one, const float *x, const float *dy, int64_t rows, int64_t places)
+/* sums of the taps += what `rows` rows of an image give, x and dy being theirs. */
+static void add_places(const direct *w, const taps *one, const float *x, const float *dy, int64_t rows)
 {
     const tr__conv2d *s = &w->d->s;
-    tile t = {.k = places, .a = x + one->ky * w->row + one->from, .a_row = 1, .a_k = s->stride * s->c, .again = rows - 1,
+    tile t = {.k = s->ow, .a = x + one->ky * w->row + one->from, .a_row = 1, .a_k = s->stride * s->c, .again = rows - 1,
         .a_again = s->stride * w->row, .b = dy, .b_k = s->k, .c = w->sums + (one->ky * w->run + one->from) * w->columns,
         .c_row = w->columns, .add = true};
     for (int64_t column = 0; column < w->columns; column += TILE_COLUMNS) {
@@ -162,7 +162,7 @@ static void add_band(const direct *w, int64_t begin, int64_t end, int64_t n, int
         taps one = {.ky = i / w->tap_tiles, .from = part_begins(w->run, w->tap_tiles, i % w->tap_tiles)};
         one.n = part_begins(w->run, w->tap_tiles, i % w->tap_tiles + 1) - one.from;
         fetch(dy + rows * s->ow * s->k, rows * s->ow * s->k, i - begin, end - begin);
-        add_places(w, &one, x, dy, rows, s->ow);
+        add_places(w, &one, x, dy, rows);
     }
 }
 
