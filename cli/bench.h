@@ -29,6 +29,7 @@ typedef struct tr__workload {
     tr_module *net; /* in DDP when there is a group */
     tr_optimizer *optimizer;
     tr_tensor *x, *y;
+    tr_batch_loss loss;  /* NULL: cross-entropy of what net gives */
     tr_dtype autocast;   /* TR_F32: none */
     int in_a_row;        /* steps that are timed as one, for their mean */
     const char *item;    /* "token" */

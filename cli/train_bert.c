@@ -1,11 +1,16 @@
 /* `trireme train bert`: a share of the tokens is hidden, and to be found out. */
 #include "train_text.h"
 
-
 static tr_module *build(const tr__language_size *s)
 {
     return tr_bert(.head = TR_BERT_MASKED_LM, .vocab = s->vocab, .positions = s->context, .layers = s->layers,
                    .heads = s->heads, .dim = s->dim, .dropout = s->dropout, .seed = s->seed);
+}
+
+static tr_tensor *loss(tr_module *net, tr_tensor *x, tr_tensor *y, void *user)
+{
+    (void)user;
+    return tr_bert_loss(net, x, NULL, NULL, y);
 }
 
 static tr_status preset(const char *name, tr__language_size *size)
@@ -84,4 +89,5 @@ const tr__language tr__language_bert = {
     .rename = names,
     .positions = "bert.embeddings.position_embeddings.weight",
     .masking = masking,
+    .loss = loss,
 };

@@ -264,6 +264,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
                       .min_lr = tr__zero_is_meant(t->min_lr), .weight_decay = tr__zero_is_meant(t->weight_decay),
                       .clip = tr__zero_is_meant(t->clip), .seed = (uint64_t)t->seed, .autocast = tr__train_autocast(t),
                       .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
+                      .loss = m->language->loss,
                       .masking = m->language->masking ? &m->masking : NULL, .resume = resume);
     return tr_status_of(*out);
 }

@@ -33,6 +33,7 @@ typedef struct tr__language {
     const char *positions;   /* the table of places, of which --init takes as many as --context says */
     /* How windows are masked, with tokens (NULL: bytes); NULL: the next token is to be said. */
     tr_status (*masking)(const tr_tokenizer *tokens, tr_masking *masking);
+    tr_batch_loss loss;      /* NULL: cross-entropy of each token */
     void (*advise)(const tr__train *train); /* or NULL */
 } tr__language;
 

@@ -86,12 +86,13 @@ static tr_tensor *embed(const bert *b, tr_tensor *ids, tr_tensor *types)
     return tr_escape(tr_forward(b->drop, x));
 }
 
-/* x: [batch, seq, dim] -> what the head gives */
-static tr_tensor *apply_head(const bert *b, tr_tensor *x)
+/* x: [batch, seq, dim], asked: [n] or NULL -> what the head gives */
+static tr_tensor *apply_head(const bert *b, tr_tensor *x, tr_tensor *asked)
 {
     if (b->head == TR_BERT_BARE) return x;
     TR_SCOPE;
     if (b->head == TR_BERT_MASKED_LM) {
+        if (asked) x = tr_index_select(tr_reshape(x, TR_SHAPE(-1, tr_size(x, 2))), 0, asked); /* [n, dim] */
         x = tr_forward(b->transform_norm, tr_gelu_exact(tr_forward(b->transform, x)));
         x = tr_linear_op(x, b->words_weight, .bias = b->bias);
     } else {
@@ -104,15 +105,17 @@ static tr_tensor *apply_head(const bert *b, tr_tensor *x)
 static tr_status check_inputs(const bert *b, tr_tensor *const *inputs, int n)
 {
     char text[160], ids[160];
-    if (n < 1 || n > 3 || !inputs[0])
-        return tr_fail(TR_INVALID, "bert: it takes ids, a mask (or NULL) and token types (or NULL), not %d inputs", n);
+    if (n < 1 || n > 4 || !inputs[0])
+        return tr_fail(TR_INVALID, "bert: it takes ids, and a mask, token types and asked places or NULL, not %d inputs", n);
     if (tr_ndim(inputs[0]) != 2)
         return tr_fail(TR_SHAPE, "bert: ids must be [batch, seq], they are %s",
             tr_shape_text(tr_shape_of(inputs[0]), text));
     if (tr_size(inputs[0], 1) > b->positions)
         return tr_fail(TR_SHAPE, "bert: a sequence of %" PRId64 " tokens does not fit %" PRId64 " positions",
             tr_size(inputs[0], 1), b->positions);
-    for (int i = 1; i < n; i++)
+    if (n > 3 && inputs[3] && b->head != TR_BERT_MASKED_LM)
+        return tr_fail(TR_INVALID, "bert: the places that are asked about are for the masked-LM head only");
+    for (int i = 1; i < n && i < 3; i++)
         if (inputs[i] && (tr_ndim(inputs[i]) != 2 || tr_size(inputs[i], 0) != tr_size(inputs[0], 0) ||
                              tr_size(inputs[i], 1) != tr_size(inputs[0], 1)))
             return tr_fail(TR_SHAPE, "bert: the %s %s, the ids %s: they must be alike",
@@ -121,7 +124,7 @@ static tr_status check_inputs(const bert *b, tr_tensor *const *inputs, int n)
     return TR_OK;
 }
 
-/* ids (, mask: [batch, seq] bool (, types: [batch, seq])) */
+/* ids (, mask: [batch, seq] bool (, types: [batch, seq] (, asked: [n]))) */
 static tr_tensor *bert_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const bert *b = tr_module_state(self);
@@ -141,7 +144,17 @@ static tr_tensor *bert_forward(tr_module *self, tr_tensor *const *inputs, int n)
         tr_release(x);
         x = y;
     }
-    return apply_head(b, x);
+    return apply_head(b, x, n > 3 ? inputs[3] : NULL);
+}
+
+tr_tensor *tr_bert_loss(tr_module *net, tr_tensor *ids, tr_tensor *mask, tr_tensor *types, tr_tensor *labels)
+{
+    if (!labels) return tr_tensor_fail(TR_INVALID, "bert_loss: labels are NULL");
+    TR_SCOPE;
+    tr_tensor *ignored = tr_full(-100, TR_SCALAR, .dtype = tr_dtype_of(labels), .device = tr_device_of(labels));
+    tr_tensor *asked = tr_flatnonzero(tr_not_equal(labels, ignored)); /* [n] */
+    tr_tensor *logits = tr_forward(net, ids, mask, types, asked);     /* [n, vocab] */
+    return tr_escape(tr_cross_entropy(logits, tr_index_select(tr_reshape(labels, TR_SHAPE(-1)), 0, asked)));
 }
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 """The PyTorch peer of `trireme bench model --model bert-base`: Hugging Face's BertForMaskedLM, cross-entropy over the 15 % of
-tokens that are to be told, AdamW; without dropout, which ours has not there.
+tokens that are to be told, AdamW; without dropout, which ours has not there. With --asked-only its head computes the logits
+of these tokens and no others, as ours does; by itself it computes all.
 """
 import argparse
 
@@ -21,7 +22,11 @@ def build(args: argparse.Namespace):
             self.model = model
 
         def forward(self, ids, labels):
-            return self.model(input_ids=ids, labels=labels).loss
+            if not args.asked_only:
+                return self.model(input_ids=ids, labels=labels).loss
+            asked = labels.flatten() != -100
+            hidden = self.model.bert(input_ids=ids).last_hidden_state.flatten(0, 1)[asked]
+            return nn.functional.cross_entropy(self.model.cls(hidden), labels.flatten()[asked])
 
     config = BertConfig(hidden_dropout_prob=0, attention_probs_dropout_prob=0, attn_implementation="sdpa",
                         **MODELS[args.model])
@@ -35,4 +40,5 @@ if __name__ == "__main__":
     parser = training.parser(__doc__, batch=4)
     parser.add_argument("--model", choices=MODELS, default="base")
     parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--asked-only", action="store_true")
     training.run(parser.parse_args(), build, also_import="transformers.models.bert.modeling_bert")

@@ -61,9 +61,16 @@ typedef struct tr_bert_options {
 /* BERT (Devlin et al. 2019), by default the base size, with Hugging Face's state-dict names
  * (bert.encoder.layer.0.attention.self.query.weight, …, cls.predictions.bias, classifier.weight). tr_forward(bert, ids),
  * tr_forward(bert, ids, mask), tr_forward(bert, ids, mask, types): i32 or i64 [batch, seq], the mask bool (true: a token,
- * false: padding) or NULL. */
+ * false: padding) or NULL. With a fourth input, asked: i32 or i64 [n], the masked-LM head gives logits [n, vocab] of these
+ * places only, which are counted through the batch: sample * seq + position (what the paper's program calls
+ * masked_lm_positions). */
 #define tr_bert(...) TR__NEW0(tr_bert, __VA_ARGS__)
 TR_API tr_module *tr_bert_with(const tr_bert_options *options);
+/* The mean cross-entropy of a masked LM's logits with labels: i32 or i64 [batch, seq], -100 where a token is not asked about.
+ * Loss and gradients are those of tr_cross_entropy(tr_forward(net, ids, mask, types), labels), but logits are computed
+ * only where a label stands, for BERT's usual 15 % of the tokens a seventh of the head's work and memory. net: such a BERT, also in
+ * tr_ddp(), not in tr_data_parallel(), which would share out the places. mask, types: or NULL. */
+TR_API tr_tensor *tr_bert_loss(tr_module *net, tr_tensor *ids, tr_tensor *mask, tr_tensor *types, tr_tensor *labels);
 /* The presets: "nano" (4 layers, 4 heads, 128 wide, 64 positions, vocabulary 259: bytes and three special tokens), "mini" (6, 6,
  * 384, 256, 259), "base" (12, 12, 768, 512, 30,522), "large" (24, 16, 1024, 512, 30,522). As tr_gpt_preset(). */
 TR_API TR_MUST_CHECK tr_status tr_bert_preset(const char *name, tr_bert_options *options);

@@ -146,6 +146,9 @@ typedef struct tr_trainer tr_trainer;
 /* Makes the optimizer of a trainer: of the model's parameters, where they lie in the end. The schedule sets its lr. */
 typedef tr_optimizer *(*tr_optimizer_maker)(tr_tensor_list *parameters, void *user);
 
+/* A batch's mean loss, of what net makes of x, and y. */
+typedef tr_tensor *(*tr_batch_loss)(tr_module *net, tr_tensor *x, tr_tensor *y, void *user);
+
 /* A language model on a text, by AdamW. */
 
 typedef struct tr_trainer_options {
@@ -169,7 +172,8 @@ typedef struct tr_trainer_options {
     tr_dtype autocast;          /* TR_BF16 or TR_F16: forward runs under it, parameters and optimizer stay f32; 0: under the
                                    caller's, where there is one */
     tr_optimizer_maker optimizer; /* NULL: AdamW, with beta1, beta2 and weight_decay */
-    void *user;                 /* for optimizer */
+    void *user;                 /* for optimizer and loss */
+    tr_batch_loss loss;         /* NULL: tr_cross_entropy(tr_forward(net, x), y). net is the model, or DDP around it */
 } tr_trainer_options;
 #define tr_trainer(...) TR__NEW2(tr_trainer, model, text, __VA_ARGS__)
 TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);

@@ -1,4 +1,4 @@
-/* Comparisons, which make masks, and the choice between two tensors by a mask. Shapes broadcast. */
+/* Comparisons, which make masks, the choice between two tensors by a mask, and where a mask is true. Shapes broadcast. */
 #include "ops/elementwise.h"
 #include "ops/family.h"
 
@@ -143,4 +143,33 @@ tr_status tr__where_backward(tr_backward_call *call)
     if (call->needs[1]) call->grad_inputs[1] = tr__sum_to(tr_where(mask, g, zero), tr__input_shape(call, 1));
     if (call->needs[2]) call->grad_inputs[2] = tr__sum_to(tr_where(mask, zero, g), tr__input_shape(call, 2));
     return TR_OK;
+}
+
+/* ---- flatnonzero ------------------------------------------------------------------------------------------------- */
+
+/* mask: bool without gaps, on the CPU */
+static tr_tensor *places_of(const tr_tensor *mask)
+{
+    const bool *set = tr__ptr(mask);
+    int64_t n = tr_numel(mask), count = 0;
+    for (int64_t i = 0; i < n; i++) count += set[i];
+    tr_tensor *places = tr__tensor_new(TR_SHAPE(count), TR_I64, tr__device_of(mask));
+    if (tr__bad(places)) return places;
+    int64_t *to = tr__ptr(places);
+    for (int64_t i = 0; i < n; i++)
+        if (set[i]) *to++ = i;
+    return places;
+}
+
+tr_tensor *tr_flatnonzero(tr_tensor *x)
+{
+    if (!x) return tr__tensor_fail(TR_INVALID, "flatnonzero: x is NULL");
+    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR_SCOPE;
+    tr_device device = tr__device_of(x);
+    bool is_mask = x->dtype == TR_BOOL;
+    tr_tensor *mask = is_mask ? x : tr_not_equal(x, tr_zeros(TR_SCALAR, .dtype = x->dtype, .device = device));
+    mask = tr_contiguous(tr_to(mask, tr_cpu(0)));
+    if (tr__bad(mask)) return tr_escape(tr__tensor_pass(mask));
+    return tr_escape(tr_to(places_of(mask), device));
 }

@@ -47,7 +47,7 @@ static tr_status judge(tr_trainer *t, int64_t at, int64_t n, double *sum)
     tr_tensor *x, *y; /* [n, context] */
     TR__TRY(tr_text_batch(&x, &y, w->text, n, w->context, .validation = true, .first_sample = (uint64_t)at,
                           .masking = masking_of(w)));
-    tr_tensor *mean = tr_cross_entropy(tr_forward(t->plan.model, x), y);
+    tr_tensor *mean = tr__trainer_loss(t, t->plan.model, x, y);
     TR__TRY(tr_status_of(mean));
     *sum += (double)n * tr_item(mean);
     return TR_OK;
@@ -127,6 +127,7 @@ tr_trainer *tr_trainer_with(const tr_trainer_options *o)
         .resume = o->resume,
         .autocast = o->autocast,
         .optimizer = o->optimizer,
+        .loss = o->loss,
         .user = o->user,
     };
     tr_trainer *t = tr__trainer_new(&text_task, &plan, sizeof(text_work));

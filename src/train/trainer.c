@@ -105,10 +105,10 @@ static tr_dtype autocast_of(const tr_trainer *t)
     return t->plan.autocast ? t->plan.autocast : tr_autocast();
 }
 
-static tr_tensor *loss_of(const tr_trainer *t, tr_tensor *x, tr_tensor *y)
+tr_tensor *tr__trainer_loss(const tr_trainer *t, tr_module *net, tr_tensor *x, tr_tensor *y)
 {
     TR_AUTOCAST(autocast_of(t));
-    return tr_cross_entropy(tr_forward(t->net, x), y);
+    return t->plan.loss ? t->plan.loss(net, x, y, t->plan.user) : tr_cross_entropy(tr_forward(net, x), y);
 }
 
 /* Forward and backward of n samples from this rank's sample `at` on. Adds their part of the batch's loss to *loss. */
@@ -119,7 +119,7 @@ static tr_status learn(tr_trainer *t, int64_t at, int64_t n, double *loss)
     tr_tensor *x, *y; /* [n, …] */
     TR__TRY(t->task->batch(t, at, n, &x, &y));
     TR__TRY(tr_seed(t->net, p->seed, .step = (uint64_t)t->step, .first_sample = (uint64_t)(t->first + at)));
-    tr_tensor *mean = loss_of(t, x, y);
+    tr_tensor *mean = tr__trainer_loss(t, t->net, x, y);
     double part = (double)n / (double)p->batch, scale = part * t->world_size;
     tr_tensor *root = scale == 1 ? mean : tr_affine(mean, scale, 0);
     TR__TRY(tr_status_of(root));

@@ -21,6 +21,7 @@ typedef struct tr__plan {
     const char *resume;     /* or NULL */
     tr_dtype autocast;      /* 0: the caller's */
     tr_optimizer_maker optimizer; /* NULL: the task's */
+    tr_batch_loss loss;     /* NULL: cross-entropy of what the model gives */
     void *user;
 } tr__plan;
 
@@ -62,6 +63,9 @@ static inline void *tr__trainer_work(tr_trainer *trainer) { return trainer + 1; 
 tr_status tr__trainer_check(const tr_trainer *trainer);
 /* Loads the checkpoint if there is one to go on from, and makes net and optimizer. */
 tr_status tr__trainer_set_up(tr_trainer *trainer);
+
+/* A batch's mean loss, of the model or DDP around it. */
+tr_tensor *tr__trainer_loss(const tr_trainer *trainer, tr_module *net, tr_tensor *x, tr_tensor *y);
 
 /* What rank 0 did or failed to do: TR_OK on every rank, or rank 0's failure there and TR_PEER elsewhere. */
 tr_status tr__trainer_agree(tr_trainer *trainer, tr_status status, const char *what);

@@ -66,8 +66,8 @@ awk -v f="$(number flops_per_step)" 'BEGIN { exit !(f > 4.2e8 && f < 4.5e8) }' |
 "$TRIREME" bench model --model bert-tiny --batch 1 --seq 8 --dtype bf16 --steps 1 --warmup 0 --threads 1 --json r.json >out 2>err ||
     fail "exit code $?: $(cat err)"
 grep -q '"dtype":.*"bf16"' r.json && grep -q '"optimizer":.*"adamw"' r.json && [ "$(number seq)" = 8 ] || fail "bert-tiny: $(cat r.json)"
-# 8 tokens: 6 times the 4.3 million weights in matrix products, and little for attention.
-awk -v f="$(number flops_per_step)" 'BEGIN { exit !(f > 2.0e8 && f < 2.2e8) }' || fail "it counts $(number flops_per_step)"
+# 8 tokens: 6 times the layers' 0.4 million weights; 2 that are asked about: the head's 3.9 million; and little for attention.
+awk -v f="$(number flops_per_step)" 'BEGIN { exit !(f > 6.4e7 && f < 6.8e7) }' || fail "it counts $(number flops_per_step)"
 
 # A collective, by size: every key for every size, the peer asked for what it is to do.
 cat >collective-peer <<'PEER'

@@ -232,6 +232,40 @@ static void test_bert(void **state)
     }
 }
 
+/* Gradients of a BERT's parameters after a loss, copied. */
+static tr_tensor_list *gradients(tr_module *net, tr_tensor *loss)
+{
+    tr_tensor_list *all = tr_parameters(net), *copies = tr_list();
+    for (int i = 0; i < tr_list_count(all); i++) tr_clear_grad(tr_list_at(all, i));
+    TR_CHECK(tr_backward(loss));
+    for (int i = 0; i < tr_list_count(all); i++)
+        TR_CHECK(tr_list_add(copies, tr_list_name(all, i), tr_cast(tr_grad(tr_list_at(all, i)), TR_F64)));
+    return copies;
+}
+
+/* Logits of the asked places only give the loss and the gradients of all logits. */
+static void test_bert_loss(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_bert(.head = TR_BERT_MASKED_LM, .vocab = 19, .positions = 6, .layers = 2, .heads = 2, .dim = 16);
+    tr_tensor *ids = tr_from(((const int32_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}), TR_SHAPE(2, 6), .dtype = TR_I32);
+    tr_tensor *mask = tr_from(((const bool[]){1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0}), TR_SHAPE(2, 6), .dtype = TR_BOOL);
+    const int64_t asked[] = {-100, 2, -100, -100, 18, -100, 0, -100, -100, 7, -100, -100};
+    tr_tensor *labels = tr_from(asked, TR_SHAPE(2, 6), .dtype = TR_I64);
+    tr_tensor *whole = tr_cross_entropy(tr_forward(net, ids, mask), labels), *loss = tr_bert_loss(net, ids, mask, NULL, labels);
+    assert_close("bert_loss", "loss", loss, whole, 1e-6);
+    tr_tensor_list *expected = gradients(net, whole), *ours = gradients(net, loss);
+    for (int i = 0; i < tr_list_count(expected); i++)
+        assert_close("bert_loss", tr_list_name(expected, i), tr_list_at(ours, i), tr_list_at(expected, i), 1e-6);
+
+    tr_tensor *none = tr_full(-100, TR_SHAPE(2, 6), .dtype = TR_I64);
+    loss = tr_bert_loss(net, ids, NULL, NULL, none);
+    assert_true(isnan(tr_item(loss)));
+    ours = gradients(net, loss);
+    for (int i = 0; i < tr_list_count(ours); i++) assert_true(tr_item(tr_sum(tr_abs(tr_list_at(ours, i)))) == 0);
+}
+
 static void test_vit(void **state)
 {
     (void)state;
@@ -329,6 +363,12 @@ static void test_errors(void **state)
     assert_non_null(strstr(tr_error_message(), "a sequence of 5 tokens does not fit 4 positions"));
     assert_int_equal(tr_status_of(tr_forward(bert, ids, tr_ones(TR_SHAPE(2, 2), .dtype = TR_BOOL))), TR_SHAPE);
     assert_non_null(strstr(tr_error_message(), "the mask is [2, 2], the ids [2, 3]"));
+    assert_int_equal(tr_status_of(tr_forward(bert, ids, NULL, NULL, tr_zeros(TR_SHAPE(1), .dtype = TR_I64))), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "for the masked-LM head only"));
+    assert_int_equal(tr_status_of(tr_bert_loss(bert, ids, NULL, NULL, NULL)), TR_INVALID);
+    bert = tr_bert(.head = TR_BERT_MASKED_LM, .vocab = 8, .positions = 4, .layers = 1, .heads = 1, .dim = 8);
+    assert_int_equal(tr_status_of(tr_forward(bert, ids, NULL, NULL, tr_full(6, TR_SHAPE(1), .dtype = TR_I64))), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "is outside the 6 elements"));
     assert_int_equal(tr_status_of(tr_bert(.dim = 10, .heads = 3)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_forward(tr_resnet18(), tr_zeros(TR_SHAPE(3, 64, 64)))), TR_SHAPE);
     assert_non_null(strstr(tr_error_message(), "[batch, channels, height, width]"));
@@ -338,6 +378,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bert),
+        cmocka_unit_test(test_bert_loss),
         cmocka_unit_test(test_resnet18),
         cmocka_unit_test(test_resnet50),
         cmocka_unit_test(test_vgg),

@@ -383,6 +383,7 @@ static void numbers_of_elements_that_are_not_there(void **state)
     expect(tr_flip(x, 2), TR_SHAPE, "flip: no dimension 2 in [3, 4]");
     expect(tr_where(x, x, x), TR_DTYPE, "where: the mask is f32 [3, 4]: it must be bool");
     expect(tr_masked_fill(NULL, x, 0), TR_INVALID, "masked_fill: x is NULL");
+    expect(tr_flatnonzero(NULL), TR_INVALID, "flatnonzero: x is NULL");
     expect(tr_less(x, row), TR_DTYPE, "less: dtypes differ: f32 [3, 4] and i64 [1, 3]");
     expect(tr_equal(x, ones(TR_SHAPE(3))), TR_SHAPE, "equal: shapes do not broadcast: [3, 4] and [3]");
 }
@@ -462,6 +463,23 @@ static void comparisons_of_numbers_and_nan(void **state)
                 assert_int_equal(tr_dtype_of(got), TR_BOOL);
                 assert_int_equal(number(got, i), expected[k][i] - '0');
             }
+}
+
+/* Of views and scalars as well; NaN is not 0. */
+static void what_is_not_zero_is_found(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_from(((const float[]){0, NAN, -0.0f, 1, 0, 1e-40f}), TR_SHAPE(2, 3));
+    tr_tensor *at[] = {tr_flatnonzero(x), tr_flatnonzero(tr_transpose(x, 0, 1)), tr_flatnonzero(tr_less(x, tr_ones(TR_SCALAR)))};
+    const char *expected[] = {"135", "125", "0245"};
+    for (int k = 0; k < 3; k++) {
+        assert_true(tr_dtype_of(at[k]) == TR_I64 && tr_ndim(at[k]) == 1);
+        assert_int_equal(tr_size(at[k], 0), strlen(expected[k]));
+        for (int64_t i = 0; expected[k][i]; i++) assert_int_equal(number(at[k], i), expected[k][i] - '0');
+    }
+    assert_int_equal(tr_size(tr_flatnonzero(tr_zeros(TR_SHAPE(0, 4))), 0), 0);
+    assert_int_equal(tr_numel(tr_flatnonzero(tr_ones(TR_SCALAR, .dtype = TR_U8))), 1);
 }
 
 static void integers_are_chosen_moved_and_added_whole(void **state)
@@ -617,6 +635,7 @@ int main(void)
         cmocka_unit_test(sequences_and_norms_that_do_not_fit),
         cmocka_unit_test(orders_of_integers_nan_and_zeros),
         cmocka_unit_test(comparisons_of_numbers_and_nan),
+        cmocka_unit_test(what_is_not_zero_is_found),
         cmocka_unit_test(integers_are_chosen_moved_and_added_whole),
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
