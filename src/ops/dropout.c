@@ -54,14 +54,14 @@ static int64_t offset_of(const tr_tensor *x, int64_t position)
     return offset;
 }
 
-/* Runs end where the last dimension or a sample does. */
+/* Runs end where a sample does, and where x has gaps, the last dimension; of one dimension each element is a sample. */
 static void drop(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     const tr_tensor *x = j->x, *y = j->y;
     int last = x->shape.ndim - 1;
     bool flat = tr_is_contiguous(x);
-    int64_t run = flat ? j->per_sample : x->shape.dim[last], step = flat ? 1 : x->stride[last];
+    int64_t run = flat || last == 0 ? j->per_sample : x->shape.dim[last], step = flat ? 1 : x->stride[last];
     double values[BLOCK], mask[BLOCK];
     for (int64_t i = begin, n; i < end; i += n) {
         n = run - i % run < end - i ? run - i % run : end - i;

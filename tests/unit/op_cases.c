@@ -53,6 +53,8 @@ UNARY(sine, tr_sin(x))
 UNARY(cosine, tr_cos(x))
 UNARY(dropout, tr_dropout(x, .p = 0.4, .seed = 7, .step = 3, .first_sample = 5))
 
+UNARY(dropout_of_numbers, tr_sum(tr_dropout(x, .p = 0.4, .seed = 7))) /* the gradient that arrives is expanded */
+
 UNARY(softsign, tr_softsign(x))
 UNARY(celu, tr_celu(x, 0.7))
 UNARY(glu, tr_glu(x, 1))
@@ -620,6 +622,7 @@ const op_case op_cases[] = {
     {CASE("conv 1x1 apart",       conv_sparse,    NORMAL(2, 32, 7, 6), NORMAL_FIXED(16, 32, 1, 1), NORMAL_FIXED(16))},
     {CASE("conv of rows of taps", conv_by_two,    NORMAL(2, 16, 9, 8), NORMAL_FIXED(24, 16, 3, 2), NORMAL_FIXED(24))},
     {CASE("prelu at 0",           prelu,          GRID(3, 6, 4), NORMAL_FIXED(6)), .kinked = true},
+    {CASE("dropout of numbers",   dropout_of_numbers, NORMAL(40))},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);
