@@ -1,9 +1,10 @@
 /*
- * Cross-entropy of logits against class numbers: the mean over counted rows of lse - logits[target], with
- * lse = log(sum(exp(logits))) kept for the gradient, (exp(logits - lse) - onehot(target)) / count.
+ * Cross-entropy of logits against class numbers: the mean over counted rows of (top - logits[target]) + log_sum, with
+ * top = max(logits) and log_sum = log(sum(exp(logits - top))) kept for the gradient,
+ * (exp(logits - top - log_sum) - onehot(target)) / count. Their sum is not kept: a large top would round log_sum away.
  *
  * With label smoothing s, a target is 1 - s on its class and s/classes on each (Szegedy et al. 2016): a row's loss is
- * lse - (1 - s) logits[target] - s mean(logits).
+ * (1 - s) (top - logits[target]) + s mean(top - logits) + log_sum.
  *
  * The loss of 16-bit logits is f32: it is a mean over many rows, whose digits people watch. With no counted target it
  * is 0/0, NaN, and the gradient is zero, as in PyTorch.
@@ -46,8 +47,9 @@ tr_status tr__cross_entropy_infer(tr_op_call *call)
     tr_dtype dtype = logits->dtype == TR_F64 ? TR_F64 : TR_F32;
     TR__TRY(tr_op_output(call, 0, attrs->reduction == TR_REDUCE_NONE ? rows : TR_SCALAR, dtype));
     TR__TRY(tr_op_output(call, 1, rows, dtype));
-    TR__TRY(tr_op_output(call, 2, TR_SCALAR, dtype));
-    return attrs->smoothing > 0 ? tr_op_output(call, 3, rows, dtype) : TR_OK;
+    TR__TRY(tr_op_output(call, 2, rows, dtype));
+    TR__TRY(tr_op_output(call, 3, TR_SCALAR, dtype));
+    return attrs->smoothing > 0 ? tr_op_output(call, 4, rows, dtype) : TR_OK;
 }
 
 tr_status tr__cross_entropy_grad_infer(tr_op_call *call)
@@ -63,21 +65,27 @@ tr_status tr__cross_entropy_check(const tr_op_call *call)
                          &attrs->ignore_index);
 }
 
+static double number_of(const tr_tensor *t, int64_t r)
+{
+    return tr__load(t->dtype, tr__ptr(t), r);
+}
+
 /* One after the other, so that the sum does not depend on the number of threads. */
 tr_status tr__cross_entropy_finish(const tr_op_call *call)
 {
     const tr__cross_entropy_attrs *attrs = call->attrs;
     tr__rows logits = tr__rows_of(call->inputs[0], call->inputs[0]->shape.ndim - 1);
     tr__ids targets = tr__ids_of(call->inputs[1]);
-    tr_tensor *loss = call->outputs[0], *lse = call->outputs[1], *count = call->outputs[2], *mean = call->outputs[3];
+    const tr_tensor *top = call->outputs[1], *log_sum = call->outputs[2], *below = call->outputs[4];
+    tr_tensor *loss = call->outputs[0], *count = call->outputs[3];
     double sum = 0, counted = 0, logit;
     for (int64_t r = 0; r < targets.axis.n; r++) {
         int64_t target = tr__id(&targets, r);
         double of_row = 0;
         if (target != attrs->ignore_index) {
             tr__row_read(&logits, r, target, 1, &logit);
-            of_row = tr__load(lse->dtype, tr__ptr(lse), r) - (1 - attrs->smoothing) * logit;
-            if (attrs->smoothing > 0) of_row -= attrs->smoothing * tr__load(mean->dtype, tr__ptr(mean), r);
+            of_row = (1 - attrs->smoothing) * (number_of(top, r) - logit) + number_of(log_sum, r);
+            if (attrs->smoothing > 0) of_row += attrs->smoothing * number_of(below, r);
             counted++;
         }
         sum += of_row;
@@ -92,12 +100,12 @@ tr_status tr__cross_entropy_finish(const tr_op_call *call)
 double tr__cross_entropy_scale(const tr_op_call *call, int64_t r, int64_t target)
 {
     const tr__cross_entropy_attrs *attrs = call->attrs;
-    const tr_tensor *g = call->inputs[0], *count = call->inputs[4];
+    const tr_tensor *g = call->inputs[0], *count = call->inputs[5];
     if (target == attrs->ignore_index) return 0;
     if (attrs->reduction != TR_REDUCE_NONE) r = 0;
     tr__axis rows = tr__axis_in(g, ~0u);
-    double scale = tr__load(g->dtype, tr__ptr(g), tr__axis_at(&rows, r));
-    return attrs->reduction == TR_REDUCE_MEAN ? scale / tr__load(count->dtype, tr__ptr(count), 0) : scale;
+    double scale = number_of(g, tr__axis_at(&rows, r));
+    return attrs->reduction == TR_REDUCE_MEAN ? scale / number_of(count, 0) : scale;
 }
 
 typedef struct job {
@@ -106,13 +114,14 @@ typedef struct job {
     tr__ids targets;
 } job;
 
-static double row_mean(const tr__rows *x, int64_t r)
+/* mean(top - x) */
+static double mean_below(const tr__rows *x, int64_t r, double top)
 {
     double block[TR__ROW_BLOCK], sum = 0;
     for (int64_t first = 0, n; first < x->n; first += n) {
         n = tr__row_block(x, first);
         tr__row_read(x, r, first, n, block);
-        for (int64_t i = 0; i < n; i++) sum += block[i];
+        for (int64_t i = 0; i < n; i++) sum += top - block[i];
     }
     return sum / (double)x->n;
 }
@@ -120,10 +129,12 @@ static double row_mean(const tr__rows *x, int64_t r)
 static void forward_rows(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
-    tr_tensor *lse = j->call->outputs[1], *mean = j->call->outputs[3];
+    tr_tensor *top = j->call->outputs[1], *log_sum = j->call->outputs[2], *below = j->call->outputs[4];
     for (int64_t r = begin; r < end; r++) {
-        tr__store(lse->dtype, tr__ptr(lse), r, tr__row_log_sum_exp(&j->logits, r));
-        if (mean) tr__store(mean->dtype, tr__ptr(mean), r, row_mean(&j->logits, r));
+        tr__log_sum_exp lse = tr__row_log_sum_exp(&j->logits, r);
+        tr__store(top->dtype, tr__ptr(top), r, lse.top);
+        tr__store(log_sum->dtype, tr__ptr(log_sum), r, lse.rest);
+        if (below) tr__store(below->dtype, tr__ptr(below), r, mean_below(&j->logits, r, lse.top));
     }
 }
 
@@ -139,25 +150,26 @@ tr_status tr__cross_entropy_forward(tr_op_call *call)
 static void backward_rows(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
-    const tr_tensor *lse = j->call->inputs[3];
+    const tr_tensor *top = j->call->inputs[3], *log_sum = j->call->inputs[4];
     double smoothing = ((const tr__cross_entropy_attrs *)j->call->attrs)->smoothing;
     double block[TR__ROW_BLOCK], even = smoothing / (double)j->logits.n;
     for (int64_t r = begin; r < end; r++) {
         int64_t target = tr__id(&j->targets, r);
-        double row_lse = tr__load(lse->dtype, tr__ptr(lse), r), scale = tr__cross_entropy_scale(j->call, r, target);
+        double row_top = number_of(top, r), rest = number_of(log_sum, r);
+        double scale = tr__cross_entropy_scale(j->call, r, target);
         for (int64_t first = 0, n; first < j->logits.n; first += n) {
             n = tr__row_block(&j->logits, first);
             tr__row_read(&j->logits, r, first, n, block);
             for (int64_t i = 0; i < n; i++) {
                 double wanted = even + (first + i == target ? 1 - smoothing : 0);
-                block[i] = scale == 0 ? 0 : (exp(block[i] - row_lse) - wanted) * scale;
+                block[i] = scale == 0 ? 0 : (exp(block[i] - row_top - rest) - wanted) * scale;
             }
             tr__row_write(&j->grads, r, first, n, block);
         }
     }
 }
 
-/* lse is as cross_entropy made it: row-major. */
+/* top and log_sum are as cross_entropy made them: row-major. */
 tr_status tr__cross_entropy_grad_forward(tr_op_call *call)
 {
     const tr_tensor *logits = call->inputs[1];
@@ -174,8 +186,9 @@ tr_status tr__cross_entropy_grad_forward(tr_op_call *call)
 
 tr_status tr__cross_entropy_backward(tr_backward_call *call)
 {
-    tr_tensor *inputs[] = {call->grad_outputs[0], call->inputs[0], call->inputs[1], call->outputs[1], call->outputs[2]};
+    tr_tensor *inputs[] = {call->grad_outputs[0], call->inputs[0], call->inputs[1], call->outputs[1], call->outputs[2],
+        call->outputs[3]};
     if (call->needs[0])
-        call->grad_inputs[0] = tr_apply(tr__op(cross_entropy_grad), call->attrs, inputs, 5, NULL);
+        call->grad_inputs[0] = tr_apply(tr__op(cross_entropy_grad), call->attrs, inputs, 6, NULL);
     return TR_OK;
 }

@@ -53,7 +53,7 @@ void tr__row_write_i64(const tr__rows *x, int64_t r, int64_t first, int64_t n, c
     tr__write_i64(x->dtype, row_at(x, r, first), x->stride, from, n);
 }
 
-double tr__row_log_sum_exp(const tr__rows *x, int64_t r)
+tr__log_sum_exp tr__row_log_sum_exp(const tr__rows *x, int64_t r)
 {
     double block[TR__ROW_BLOCK], top = -INFINITY, sum = 0;
     for (int64_t first = 0, n; first < x->n; first += n) {
@@ -65,7 +65,7 @@ double tr__row_log_sum_exp(const tr__rows *x, int64_t r)
         sum *= exp(old - top);
         for (int64_t i = 0; i < n; i++) sum += exp(block[i] - top);
     }
-    return top + log(sum);
+    return (tr__log_sum_exp){top, log(sum)};
 }
 
 int64_t tr__row_grain(int64_t elements_per_row)

@@ -29,8 +29,12 @@ static inline int64_t tr__row_block(const tr__rows *x, int64_t first)
 {
     return x->n - first < TR__ROW_BLOCK ? x->n - first : TR__ROW_BLOCK;
 }
-/* log(sum(exp(x))) of row r, without overflow. */
-double tr__row_log_sum_exp(const tr__rows *x, int64_t r);
+/* log(sum(exp(x))) of row r, without overflow, as the row's largest number and what is to be added to it: where that is large,
+ * their sum would keep nothing of the rest. */
+typedef struct tr__log_sum_exp {
+    double top, rest;
+} tr__log_sum_exp;
+tr__log_sum_exp tr__row_log_sum_exp(const tr__rows *x, int64_t r);
 
 /* Rows in a piece of work that is worth another thread. */
 int64_t tr__row_grain(int64_t elements_per_row);

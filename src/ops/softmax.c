@@ -60,11 +60,14 @@ static void forward_rows(void *arg, int64_t begin, int64_t end)
     const job *j = arg;
     double block[TR__ROW_BLOCK];
     for (int64_t r = begin; r < end; r++) {
-        double lse = tr__row_log_sum_exp(&j->in[0], r);
+        tr__log_sum_exp lse = tr__row_log_sum_exp(&j->in[0], r);
         for (int64_t first = 0, n; first < j->out.n; first += n) {
             n = tr__row_block(&j->out, first);
             tr__row_read(&j->in[0], r, first, n, block);
-            for (int64_t i = 0; i < n; i++) block[i] = j->log ? block[i] - lse : exp(block[i] - lse);
+            for (int64_t i = 0; i < n; i++) {
+                double log_y = block[i] - lse.top - lse.rest;
+                block[i] = j->log ? log_y : exp(log_y);
+            }
             tr__row_write(&j->out, r, first, n, block);
         }
     }

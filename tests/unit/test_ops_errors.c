@@ -545,6 +545,27 @@ static void with_no_counted_target_the_loss_is_nan_and_the_gradient_zero(void **
     assert_true(tr_item(tr_sum(tr_abs(tr_grad(logits)))) == 0);
 }
 
+/* log 2 is less than the distance of such numbers, in f32 and in f64. */
+static void large_logits_keep_the_digits_of_their_loss(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    static const double sizes[2][2] = {{1e8, 1e20}, {1e17, 1e200}};
+    for (int k = 0; k < 4; k++)
+        for (int smoothed = 0; smoothed < 2; smoothed++) {
+            tr_dtype dtype = k < 2 ? TR_F32 : TR_F64;
+            tr_tensor *x = tr_full(sizes[k / 2][k % 2], TR_SHAPE(3, 2), .dtype = dtype, .requires_grad = true);
+            tr_tensor *loss = tr_cross_entropy(x, ids(0, 1, 0), .label_smoothing = smoothed ? 0.5 : 0);
+            assert_true(fabs(tr_item(loss) - 0.6931472) < 1e-6);
+            assert_true(fabs(tr_item(tr_slice(tr_slice(tr_log_softmax(x, 1), 0, 0, 1), 1, 0, 1)) + 0.6931472) < 1e-6);
+            TR_CHECK(tr_backward(loss));
+            double wanted = (smoothed ? -0.25 : -0.5) / 3;
+            assert_true(fabs(tr_item(tr_slice(tr_slice(tr_grad(x), 0, 1, 2), 1, 1, 2)) - wanted) < 1e-6);
+        }
+    tr_tensor *far = tr_expand(tr_from(((float[]){20, 10}), TR_SHAPE(2)), TR_SHAPE(3, 2));
+    assert_true(fabs(tr_item(tr_cross_entropy(far, ids(0, 0, 0))) - 4.53989e-5) < 1e-7);
+}
+
 static void the_logarithm_of_a_sum_does_not_overflow(void **state)
 {
     (void)state;
@@ -638,6 +659,7 @@ int main(void)
         cmocka_unit_test(what_is_not_zero_is_found),
         cmocka_unit_test(integers_are_chosen_moved_and_added_whole),
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
+        cmocka_unit_test(large_logits_keep_the_digits_of_their_loss),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),

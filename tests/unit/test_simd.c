@@ -141,10 +141,11 @@ static void check_rows(int table, int64_t rows, int64_t n)
     tr__cross_entropy_attrs loss = {.ignore_index = -100};
     CHECK(cross_entropy, &loss, x, targets);
     tr_apply(tr__op(cross_entropy), &loss, (tr_tensor *[]){x, targets}, 2, outputs);
-    CHECK(cross_entropy_grad, &loss, tr_scalar(1.5, TR_F32), x, targets, outputs[1], outputs[2]);
+    CHECK(cross_entropy_grad, &loss, tr_scalar(1.5, TR_F32), x, targets, outputs[1], outputs[2],
+        outputs[3]);
     tr__cross_entropy_attrs smoothed = {-100, 0.3, TR_REDUCE_NONE};
     CHECK(cross_entropy, &smoothed, x, targets);
-    CHECK(cross_entropy_grad, &smoothed, tr_randn(6, TR_SHAPE(rows)), x, targets, outputs[1], outputs[2]);
+    CHECK(cross_entropy_grad, &smoothed, tr_randn(6, TR_SHAPE(rows)), x, targets, outputs[1], outputs[2], outputs[3]);
     tr__layer_norm_attrs norm = {.eps = 1e-5};
     CHECK(layer_norm, &norm, x, weight, bias);
     CHECK(layer_norm, &norm, x, NULL, NULL);

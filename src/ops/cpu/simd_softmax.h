@@ -118,14 +118,22 @@ static tr_status log_softmax_grad_kernel(tr_op_call *call)
     return run_softmax(call, call->inputs[1], call->inputs[0], log_softmax_grad_rows);
 }
 
-/* ---- cross_entropy: logits, targets -> loss, lse, count -------------------------------------------------------- */
+/* ---- cross_entropy: logits, targets -> loss, top, log_sum, count ------------------------------------------------ */
 
 typedef struct loss_job {
     const tr_op_call *call;
     tr__rows logits, grads;
     tr__ids targets;
-    float *lse, *mean; /* mean: NULL without label smoothing */
+    float *top, *log_sum, *below; /* below: NULL without label smoothing */
 } loss_job;
+
+/* mean(top - x) */
+static inline float mean_below(const float *x, int64_t n, float top)
+{
+    vec sum = {0};
+    FOR_VECTORS(n, sum += keep_lanes(top - load_lanes(x + i, m), m, 0););
+    return vec_sum(sum) / (float)n;
+}
 
 static void cross_entropy_rows(void *arg, int64_t begin, int64_t end)
 {
@@ -135,17 +143,22 @@ static void cross_entropy_rows(void *arg, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) {
         const float *x = row_in(&j->logits, r, buffer);
         float top = row_top(x, n);
-        j->lse[r] = top + logf(row_exp_sum(x, n, top, NULL));
-        if (j->mean) j->mean[r] = row_sum(x, n) / (float)n;
+        j->top[r] = top;
+        j->log_sum[r] = logf(row_exp_sum(x, n, top, NULL));
+        if (j->below) j->below[r] = mean_below(x, n, top);
     }
 }
 
 static tr_status cross_entropy_kernel(tr_op_call *call)
 {
     const tr_tensor *logits = call->inputs[0];
-    loss_job j = {.logits = tr__rows_of(logits, logits->shape.ndim - 1), .lse = tr__ptr(call->outputs[1])};
+    loss_job j = {
+        .logits = tr__rows_of(logits, logits->shape.ndim - 1),
+        .top = tr__ptr(call->outputs[1]),
+        .log_sum = tr__ptr(call->outputs[2]),
+    };
     if (!can_do(&j.logits)) return TR__DECLINED;
-    if (call->outputs[3]) j.mean = tr__ptr(call->outputs[3]);
+    if (call->outputs[4]) j.below = tr__ptr(call->outputs[4]);
     TR__TRY(tr__cross_entropy_check(call));
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_rows, &j);
     return tr__cross_entropy_finish(call);
@@ -162,10 +175,13 @@ static void cross_entropy_grad_rows(void *arg, int64_t begin, int64_t end)
         float *dx = row_out(&j->grads, r, dx_buffer);
         int64_t target = tr__id(&j->targets, r);
         float scale = (float)tr__cross_entropy_scale(j->call, r, target);
+        float top = j->top[r], log_sum = j->log_sum[r];
         if (scale == 0) {
             memset(dx, 0, sizeof *dx * (size_t)n);
         } else {
-            FOR_VECTORS(n, store_lanes(dx + i, (exp_below_0(load_lanes(x + i, m) - j->lse[r]) - even) * scale, m););
+            FOR_VECTORS(n,
+                vec log_p = load_lanes(x + i, m) - top - log_sum;
+                store_lanes(dx + i, (exp_below_0(log_p) - even) * scale, m););
             dx[target] -= (1 - smoothing) * scale;
         }
         row_done(&j->grads, r, dx_buffer);
@@ -181,7 +197,8 @@ static tr_status cross_entropy_grad_kernel(tr_op_call *call)
         .grads = tr__rows_of(call->outputs[0], last),
         .call = call,
         .targets = tr__ids_of(call->inputs[2]),
-        .lse = tr__ptr(call->inputs[3]),
+        .top = tr__ptr(call->inputs[3]),
+        .log_sum = tr__ptr(call->inputs[4]),
     };
     if (!can_do(&j.logits) || !can_do(&j.grads)) return TR__DECLINED;
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_grad_rows, &j);
