@@ -3,6 +3,7 @@
  *   mse_loss         (x - y)^2                                            dx = 2 g (x - y)
  *   huber_loss       d^2/2 for |d| <= delta, else delta (|d| - delta/2)   dx = g d, d = x - y held to -delta … delta
  *   bce_with_logits  log(1 + exp(x)) - x y                                dx = g (sigmoid(x) - y), dy = -g x
+ * (x y is taken from x rather than from the logarithm, which may be nearly x.)
  * The others are compositions. Mean and sum of 16-bit losses are f32: people watch their digits.
  */
 #include "ops/elementwise.h"
@@ -79,7 +80,7 @@ static double huber(double d, double delta)
 
 LOSS(mse_loss, void, (x - y) * (x - y), 2 * g * (x - y))
 LOSS(huber_loss, tr__huber_loss_attrs, huber(x - y, a->delta), g *held(x - y, a->delta))
-LOSS(bce_with_logits, void, fmax(x, 0) - x * y + log1p(exp(-fabs(x))), g *(1 / (1 + exp(-x)) - y))
+LOSS(bce_with_logits, void, x *((x > 0) - y) + log1p(exp(-fabs(x))), g *(1 / (1 + exp(-x)) - y))
 
 /* ---- Public functions ---------------------------------------------------------------------------------------------- */
 

@@ -566,6 +566,21 @@ static void large_logits_keep_the_digits_of_their_loss(void **state)
     assert_true(fabs(tr_item(tr_cross_entropy(far, ids(0, 0, 0))) - 4.53989e-5) < 1e-7);
 }
 
+static void sure_and_right_answers_keep_the_digits_of_their_loss(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    for (int k = 0; k < 2; k++) {
+        tr_tensor *x = tr_cast(tr_from(((float[]){15, 15, -15, 20}), TR_SHAPE(4)), k ? TR_F64 : TR_F32);
+        tr_tensor *y = tr_cast(tr_from(((float[]){1, 0.5f, 0, 1}), TR_SHAPE(4)), tr_dtype_of(x));
+        tr_tensor *loss = tr_bce_with_logits(x, y, .reduction = TR_REDUCE_NONE);
+        for (int i = 0; i < 4; i++) {
+            double wanted = ((double[]){3.059022737e-7, 7.500000306, 3.059022737e-7, 2.061153620e-9})[i];
+            assert_true(fabs(tr_item(tr_slice(loss, 0, i, i + 1)) - wanted) <= 1e-6 * wanted);
+        }
+    }
+}
+
 static void the_logarithm_of_a_sum_does_not_overflow(void **state)
 {
     (void)state;
@@ -660,6 +675,7 @@ int main(void)
         cmocka_unit_test(integers_are_chosen_moved_and_added_whole),
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
         cmocka_unit_test(large_logits_keep_the_digits_of_their_loss),
+        cmocka_unit_test(sure_and_right_answers_keep_the_digits_of_their_loss),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),

@@ -94,7 +94,8 @@ BINARY(huber_loss, const float delta = (float)((const tr__huber_loss_attrs *)att
        return near * (d - 0.5f * near);)
 TERNARY(huber_loss_grad, const float delta = (float)((const tr__huber_loss_attrs *)attrs)->delta;
         return x * vec_hold(y - z, -delta, delta);)
-BINARY(bce_with_logits, return vec_softplus(x) - x * y;)
+BINARY(bce_with_logits, vec sure = vec_where_larger(x, vec_all(0), vec_all(1), vec_all(0));
+       return x * (sure - y) + vec_softplus_of_minus_abs(x);)
 TERNARY(bce_with_logits_grad, return x * (vec_sigmoid(y) - z);)
 
 #undef MAP

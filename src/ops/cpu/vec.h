@@ -272,11 +272,17 @@ static inline vec vec_log(vec x)
     return vec_where_nan(x, y);
 }
 
-/* log(1 + exp(x)). With u = exp(-|x|) and w = 1 + u, rounded, log(1 + u) is log(w) + (u - (w - 1))/w. */
-static inline vec vec_softplus(vec x)
+/* log(1 + exp(-|x|)). With u = exp(-|x|) and w = 1 + u, rounded, it is log(w) + (u - (w - 1))/w. */
+static inline vec vec_softplus_of_minus_abs(vec x)
 {
     vec u = vec_exp_within(vec_max(vec_all(-104), -vec_abs(x))), w = 1.0f + u;
-    return vec_max(vec_all(0), x) + (vec_log_normal(w) + (u - (w - 1.0f)) / w);
+    return vec_log_normal(w) + (u - (w - 1.0f)) / w;
+}
+
+/* log(1 + exp(x)) */
+static inline vec vec_softplus(vec x)
+{
+    return vec_max(vec_all(0), x) + vec_softplus_of_minus_abs(x);
 }
 
 /* exp(x) - 1 for x in -104 … 0, exact also near 0: tanh(x/2) (exp(x) + 1). */
