@@ -396,8 +396,10 @@ tr_status tr__matmul_backward(tr_backward_call *call)
     }
     if (!call->needs[1]) return TR_OK;
     if (b->shape.ndim == 2 && a->shape.ndim > 2) { /* one product over all rows rather than a sum of many */
-        a = tr_reshape(a, TR_SHAPE(-1, tr_size(a, -1)));
-        g = tr_reshape(g, TR_SHAPE(-1, tr_size(g, -1)));
+        int64_t rows = 1;
+        for (int d = 0; d < a->shape.ndim - 1; d++) rows *= a->shape.dim[d];
+        a = tr_reshape(a, TR_SHAPE(rows, tr_size(a, -1)));
+        g = tr_reshape(g, TR_SHAPE(rows, tr_size(g, -1)));
     }
     tr_tensor *db = tr__sum_to(tr_matmul(tr_transpose(a, -1, -2), g), b->shape);
     call->grad_inputs[1] = b_shape.ndim == 1 ? tr_reshape(db, b_shape) : db;

@@ -623,6 +623,8 @@ const op_case op_cases[] = {
     {CASE("conv of rows of taps", conv_by_two,    NORMAL(2, 16, 9, 8), NORMAL_FIXED(24, 16, 3, 2), NORMAL_FIXED(24))},
     {CASE("prelu at 0",           prelu,          GRID(3, 6, 4), NORMAL_FIXED(6)), .kinked = true},
     {CASE("dropout of numbers",   dropout_of_numbers, NORMAL(40))},
+    {CASE("matmul over nothing",  matmul,         NORMAL(2, 3, 0), NORMAL_FIXED(0, 4))},
+    {CASE("matmul to nothing",    matmul,         NORMAL(2, 3, 5), NORMAL_FIXED(5, 0))},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);
