@@ -85,7 +85,8 @@ TR_API void *tr_data(const tr_tensor *t);
 TR_API double tr_item(const tr_tensor *t);
 /* Copies all elements, row-major, as they are, to memory of tr_numel × tr_dtype_size bytes. Waits for the device. */
 TR_API TR_MUST_CHECK tr_status tr_copy_out(const tr_tensor *t, void *to, size_t bytes);
-/* Overwrites into with from (shapes broadcast, dtype and device converted), outside the graph. */
+/* Overwrites into with from (shapes broadcast, dtype and device converted), outside the graph. They may overlap in memory; the
+ * elements of into may not (an expanded tensor is refused). */
 TR_API TR_MUST_CHECK tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from);
 TR_API TR_MUST_CHECK tr_status tr_fill(tr_tensor *t, double value);
 /* "[2, 3]" into text (at least 160 bytes), returned. */

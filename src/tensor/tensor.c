@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -396,6 +397,47 @@ double tr_item(const tr_tensor *t)
     return tr__load(t->dtype, value, 0);
 }
 
+/* Is one place in memory several elements of t? */
+static bool repeats(const tr_tensor *t)
+{
+    for (int d = 0; d < t->shape.ndim; d++)
+        if (t->stride[d] == 0 && t->shape.dim[d] > 1) return tr__numel(t->shape) > 0;
+    return false;
+}
+
+/* Where t, which has elements, begins in memory, and where it ends. */
+static void extent(const tr_tensor *t, uintptr_t *begin, uintptr_t *end)
+{
+    int64_t first = 0, last = 1, bytes = (int64_t)tr_dtype_size(t->dtype);
+    for (int d = 0; d < t->shape.ndim; d++) {
+        int64_t reach = (t->shape.dim[d] - 1) * t->stride[d];
+        *(reach < 0 ? &first : &last) += reach;
+    }
+    *begin = (uintptr_t)tr__ptr(t) + (uintptr_t)(first * bytes);
+    *end = (uintptr_t)tr__ptr(t) + (uintptr_t)(last * bytes);
+}
+
+/* May writing into change what is still to be read of from? Not where each element goes to its own place. */
+static bool overlap(const tr_tensor *into, const tr_tensor *from)
+{
+    uintptr_t into_begin, into_end, from_begin, from_end;
+    if (tr__numel(into->shape) == 0 || tr__device_of(into).kind != TR_CPU || tr__device_of(from).kind != TR_CPU) return false;
+    extent(into, &into_begin, &into_end);
+    extent(from, &from_begin, &from_end);
+    if (into_begin >= from_end || from_begin >= into_end) return false;
+    bool same = tr__ptr(into) == tr__ptr(from) && into->dtype == from->dtype && tr__shape_equal(into->shape, from->shape);
+    return !same || !tr__has_strides(into, from->stride);
+}
+
+static tr_status copy_by_way_of_another(tr_tensor *into, const tr_tensor *from)
+{
+    TR_SCOPE;
+    tr_tensor *copy = tr__tensor_new(from->shape, from->dtype, tr__device_of(from));
+    TR__TRY(tr_status_of(copy));
+    TR__TRY(tr__copy_elements(copy, from));
+    return tr__copy_elements(into, copy);
+}
+
 tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from)
 {
     TR__TRY(tr_status_of(into));
@@ -404,7 +446,10 @@ tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from)
     TR__TRY(tr__broadcast("copy_into", into->shape, from->shape, &shape));
     if (!tr__shape_equal(shape, into->shape))
         return tr__fail(TR_SHAPE, "copy_into: %s does not broadcast to %s", TR__TEXT(from->shape), TR__TEXT(into->shape));
-    TR__TRY(tr__copy_elements(into, from));
+    if (repeats(into))
+        return tr__fail(TR_INVALID, "copy_into: elements of %s share memory, as it is expanded: it takes a tensor whose elements "
+            "are apart (see tr_contiguous)", TR__TEXT(into->shape));
+    TR__TRY(overlap(into, from) ? copy_by_way_of_another(into, from) : tr__copy_elements(into, from));
     tr__touch(into);
     return TR_OK;
 }
@@ -417,7 +462,9 @@ tr_status tr_fill(tr_tensor *t, double value)
     tr_tensor one = {.object = {.type = &tr__tensor_type}, .dtype = t->dtype};
     tr__storage storage = {.data = bits, .bytes = sizeof bits, .kind = TR__WRAPPED};
     one.storage = &storage;
-    return tr_copy_into(t, &one);
+    TR__TRY(tr__copy_elements(t, &one));
+    tr__touch(t);
+    return TR_OK;
 }
 
 size_t tr_format(const tr_tensor *t, char *text, size_t bytes)

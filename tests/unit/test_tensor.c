@@ -68,6 +68,38 @@ static void copies_convert_and_broadcast(void **state)
         }
 }
 
+/* Large enough for threads, and small. */
+static void copies_within_memory_read_before_they_write(void **state)
+{
+    (void)state;
+    for (int64_t n = 3; n < 1000; n += 397) {
+        TR_SCOPE;
+        tr_tensor *m = tr_reshape(tr_arange(n * n, TR_F32, tr_cpu(0)), TR_SHAPE(n, n));
+        assert_int_equal(tr_copy_into(m, tr_transpose(m, 0, 1)), TR_OK);
+        const float *x = tr_data(m);
+        for (int64_t i = 0; i < n * n; i++) assert_true(x[i] == (float)(i % n * n + i / n));
+        tr_tensor *line = tr_arange(n * n, TR_F32, tr_cpu(0));
+        assert_int_equal(tr_copy_into(tr_slice(line, 0, 1, n * n), tr_slice(line, 0, 0, n * n - 1)), TR_OK);
+        for (int64_t i = 0; i < n * n; i++) assert_true(((float *)tr_data(line))[i] == (float)(i ? i - 1 : 0));
+        assert_int_equal(tr_copy_into(line, line), TR_OK);
+        assert_true(((float *)tr_data(line))[n] == (float)(n - 1));
+    }
+}
+
+static void expanded_tensors_are_filled_but_not_overwritten(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *row = tr_zeros(TR_SHAPE(3)), *rows = tr_expand(row, TR_SHAPE(2, 3));
+    assert_int_equal(tr_copy_into(rows, tr_ones(TR_SHAPE(2, 3))), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "copy_into: elements of [2, 3] share memory, as it is expanded"));
+    assert_true(tr_item(tr_sum(row)) == 0);
+    assert_int_equal(tr_fill(rows, 2), TR_OK);
+    assert_true(tr_item(tr_sum(row)) == 6);
+    assert_int_equal(tr_copy_into(tr_expand(row, TR_SHAPE(1, 3)), tr_ones(TR_SHAPE(3))), TR_OK);
+    assert_true(tr_item(tr_sum(row)) == 3);
+}
+
 static void random_numbers_are_what_the_seed_says(void **state)
 {
     (void)state;
@@ -172,6 +204,8 @@ int main(void)
         cmocka_unit_test(shapes_that_do_not_exist_are_errors),
         cmocka_unit_test(values_go_in_and_out),
         cmocka_unit_test(copies_convert_and_broadcast),
+        cmocka_unit_test(copies_within_memory_read_before_they_write),
+        cmocka_unit_test(expanded_tensors_are_filled_but_not_overwritten),
         cmocka_unit_test(random_numbers_are_what_the_seed_says),
         cmocka_unit_test(wrapped_memory_is_released_with_its_last_view),
         cmocka_unit_test(shared_storage_is_in_a_segment),
