@@ -581,6 +581,26 @@ static void sure_and_right_answers_keep_the_digits_of_their_loss(void **state)
     }
 }
 
+/* Of f32 whose squares overflow, or are 0: along rows and along columns. */
+static void norms_and_deviations_neither_overflow_nor_vanish(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++)
+        for (int dim = 0; dim < 2; dim++) {
+            TR_SCOPE;
+            double size = ((double[]){1e20, 1e-25, 1e-42})[k];
+            tr_tensor *x = tr_mul(tr_full(size, TR_SHAPE(50, 2)), tr_from(((float[]){1, -1}), TR_SHAPE(2)));
+            x = tr_require_grad(tr_detach(dim ? x : tr_contiguous(tr_transpose(x, 0, 1))));
+            double root = k == 2 ? 1e-2 : 1e-6; /* 1e-42 has few digits */
+            assert_true(fabs(tr_item(tr_max(tr_norm(x, .ndims = 1, .dims = {dim}))) / size - sqrt(2)) < root);
+            tr_tensor *std = tr_std(x, .ndims = 1, .dims = {dim});
+            assert_true(fabs(tr_item(tr_min(std)) / size - sqrt(2)) < root && fabs(tr_item(tr_max(std)) / size - sqrt(2)) < root);
+            if (k == 2) continue;
+            TR_CHECK(tr_backward(tr_sum(std)));
+            assert_true(fabs(tr_item(tr_max(tr_grad(x))) - sqrt(0.5)) < 1e-6);
+        }
+}
+
 static void the_logarithm_of_a_sum_does_not_overflow(void **state)
 {
     (void)state;
@@ -676,6 +696,7 @@ int main(void)
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
         cmocka_unit_test(large_logits_keep_the_digits_of_their_loss),
         cmocka_unit_test(sure_and_right_answers_keep_the_digits_of_their_loss),
+        cmocka_unit_test(norms_and_deviations_neither_overflow_nor_vanish),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),

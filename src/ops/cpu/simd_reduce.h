@@ -1,7 +1,8 @@
 /*
  * sum, mean, norm and prod of contiguous f32 over dimensions that lie together: x: [outer, reduced, inner] -> [outer, inner].
  *
- * Stretches of up to a few thousand elements are summed in f32, lane by lane, and these sums in f64. A long reduction
+ * Stretches of up to a few thousand elements are summed in f32, lane by lane, and these sums in f64; squares that f32 has no
+ * room for are summed once more, in f64. A long reduction
  * with few results is cut into chunks, so that threads share it; where, depends on the shape only.
  */
 #ifndef TR_OPS_CPU_SIMD_REDUCE_H
@@ -9,6 +10,7 @@
 
 #include "ops/cpu/simd_rows.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -38,12 +40,21 @@ static float row_squares(const float *x, int64_t n)
     return vec_sum(a + b);
 }
 
+/* The f32 sum of n squares of numbers `stride` apart, in f64 where one overflowed or some may have been too small. */
+static inline double checked_squares(float sum, const float *x, int64_t n, int64_t stride)
+{
+    if (sum >= 0x1p-100f && sum <= FLT_MAX) return (double)sum;
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++) squares += (double)x[i * stride] * (double)x[i * stride];
+    return squares;
+}
+
 static double sum_run(const sum_job *j, const float *x, int64_t n)
 {
     double sum = 0;
     for (int64_t i = 0; i < n; i += STRETCH) {
         int64_t m = n - i < STRETCH ? n - i : STRETCH;
-        sum += (double)(j->squares ? row_squares(x + i, m) : row_sum(x + i, m));
+        sum += j->squares ? checked_squares(row_squares(x + i, m), x + i, m, 1) : (double)row_sum(x + i, m);
     }
     return sum;
 }
@@ -65,7 +76,10 @@ static void sum_columns(const float *x, int64_t rows, int64_t stride, int64_t n,
             FOR_VECTORS(n,
                 vec v = load_lanes(x + k * stride + i, m);
                 store_lanes(part + i, load_lanes(part + i, m) + (squares ? v * v : v), m););
-        for (int64_t i = 0; i < n; i++) total[i] += (double)part[i];
+        if (squares)
+            for (int64_t i = 0; i < n; i++) total[i] += checked_squares(part[i], x + r * stride + i, end - r, stride);
+        else
+            for (int64_t i = 0; i < n; i++) total[i] += (double)part[i];
     }
 }
 
