@@ -307,7 +307,8 @@ typedef struct tr_batch_norm_op_options {
     double eps;              /* 0: 1e-5 */
 } tr_batch_norm_op_options;
 /* Ioffe & Szegedy 2015, per channel: (x - mean)/sqrt(var + eps) * weight + bias, with the batch's mean and variance in
- * training. The running variance is moved towards the unbiased one, as in PyTorch. */
+ * training. The running variance is moved towards the unbiased one, as in PyTorch; an empty batch moves nothing, and one number
+ * for each channel, which has no variance, is an error. */
 #define tr_batch_norm_op(...) TR__NEW1(tr_batch_norm_op, x, __VA_ARGS__)
 TR_API tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *options);
 

@@ -38,7 +38,7 @@ tr_status tr__batch_norm_infer(tr_op_call *call)
     static const char *const names[] = {"x", "weight", "bias", "running_mean", "running_var"};
     for (int i = 1; i < 5; i++) TR__TRY(check_vector(call, i, names[i]));
     int64_t channels = x->shape.dim[1];
-    if (!a->frozen && channels && tr__numel(x->shape) / channels < 2)
+    if (!a->frozen && channels && tr__numel(x->shape) / channels == 1)
         return tr__fail(TR_SHAPE, "batch_norm: x %s has %" PRId64 " numbers for each channel: a variance needs two",
             TR__TEXT(x->shape), tr__numel(x->shape) / channels);
     tr_dtype dtype = x->dtype == TR_F64 ? TR_F64 : TR_F32;
@@ -74,10 +74,10 @@ static void write_vector(const tr_tensor *t, int64_t first, int64_t n, const dou
     for (int64_t i = 0; i < n; i++) tr__store(t->dtype, tr__ptr(t), (first + i) * t->stride[0], values[i]);
 }
 
-/* The batch's own: first the mean, then the variance around it. */
+/* The batch's own: first the mean, then the variance around it; zeros of an empty one. */
 static void find_moments(const job *j, int64_t first, int64_t n, double *mean, double *var)
 {
-    double x[TR__ROW_BLOCK], count = (double)j->x.others.n;
+    double x[TR__ROW_BLOCK], count = fmax((double)j->x.others.n, 1);
     for (int64_t i = 0; i < n; i++) mean[i] = var[i] = 0;
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t r = 0; r < j->x.others.n; r++) {
@@ -236,7 +236,7 @@ static tr_status move_towards(tr_tensor *running, tr_tensor *batch, double scale
 
 tr_status tr__batch_norm_move(const tr_batch_norm_op_options *o, tr_tensor *mean, tr_tensor *var, double numbers)
 {
-    if (!o->running_mean || tr__segment_replays()) return TR_OK;
+    if (!o->running_mean || numbers == 0 || tr__segment_replays()) return TR_OK;
     double momentum = o->momentum != 0 || signbit(o->momentum) ? o->momentum : 0.1;
     TR__TRY(move_towards(o->running_mean, mean, 1, momentum));
     return move_towards(o->running_var, var, numbers / (numbers - 1), momentum);

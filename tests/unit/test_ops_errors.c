@@ -601,6 +601,25 @@ static void norms_and_deviations_neither_overflow_nor_vanish(void **state)
         }
 }
 
+static void batch_norm_of_an_empty_batch_is_empty_and_moves_nothing(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    for (int k = 0; k < 3; k++) {
+        tr_dtype dtype = (tr_dtype[]){TR_F32, TR_F64, TR_BF16}[k];
+        tr_tensor *x = tr_zeros(TR_SHAPE(0, 3), .dtype = dtype, .requires_grad = true);
+        tr_tensor *weight = tr_ones(TR_SHAPE(3), .dtype = dtype, .requires_grad = true);
+        tr_tensor *mean = tr_full(0.5, TR_SHAPE(3)), *var = tr_full(2, TR_SHAPE(3));
+        tr_tensor *y = tr_batch_norm_op(x, .weight = weight, .training = true, .running_mean = mean, .running_var = var);
+        assert_int_equal(tr_status_of(y), TR_OK);
+        assert_true(tr_size(y, 0) == 0 && tr_size(y, 1) == 3);
+        assert_int_equal(tr_backward(tr_sum(y)), TR_OK);
+        assert_true(tr_size(tr_grad(x), 0) == 0 && tr_item(tr_max(tr_abs(tr_grad(weight)))) == 0);
+        assert_true(tr_item(tr_min(mean)) == 0.5 && tr_item(tr_max(mean)) == 0.5);
+        assert_true(tr_item(tr_min(var)) == 2 && tr_item(tr_max(var)) == 2);
+    }
+}
+
 static void the_logarithm_of_a_sum_does_not_overflow(void **state)
 {
     (void)state;
@@ -697,6 +716,7 @@ int main(void)
         cmocka_unit_test(large_logits_keep_the_digits_of_their_loss),
         cmocka_unit_test(sure_and_right_answers_keep_the_digits_of_their_loss),
         cmocka_unit_test(norms_and_deviations_neither_overflow_nor_vanish),
+        cmocka_unit_test(batch_norm_of_an_empty_batch_is_empty_and_moves_nothing),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),

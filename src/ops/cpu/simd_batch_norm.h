@@ -152,7 +152,7 @@ static tr_status batch_norm_kernel(tr_op_call *call)
 {
     const tr__batch_norm_attrs *attrs = call->attrs;
     tr_tensor *given = attrs->frozen ? call->inputs[3] : NULL;
-    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    if (call->inputs[0]->dtype == TR_F64 || tr__numel(call->inputs[0]->shape) == 0) return TR__DECLINED;
     TR_SCOPE;
     tr_tensor *x = tr__staged_images(call->inputs[0], TR_F32, true), *y = tr__staged_images(call->outputs[0], TR_F32, false);
     TR__TRY(tr_status_of(x));
