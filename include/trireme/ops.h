@@ -147,7 +147,7 @@ typedef struct tr_var_options {
 TR_API tr_tensor *tr_var_with(const tr_var_options *options);
 TR_API tr_tensor *tr_std_with(const tr_var_options *options);
 
-TR_API tr_tensor *tr_cumsum(tr_tensor *x, int dim); /* running sums; of integers i64, exact up to 2^53 */
+TR_API tr_tensor *tr_cumsum(tr_tensor *x, int dim); /* running sums; of integers i64, which wrap around as tr_sum's */
 
 typedef struct tr_topk_options {
     size_t size;

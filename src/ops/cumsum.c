@@ -21,31 +21,29 @@ typedef struct job {
     bool reverse;
 } job;
 
-static double run_on(double *block, int64_t n, double sum, bool reverse)
-{
-    for (int64_t i = 0; i < n; i++) {
-        double *place = &block[reverse ? n - 1 - i : i];
-        sum += *place;
-        *place = sum;
+/* Of rows that are read and written as a type. */
+#define SUM_ROWS(name, type, sum_type, read, write)                                                                  \
+    static void name(void *arg, int64_t begin, int64_t end)                                                          \
+    {                                                                                                                \
+        const job *j = arg;                                                                                          \
+        type block[TR__ROW_BLOCK];                                                                                   \
+        int64_t blocks = (j->x.n + TR__ROW_BLOCK - 1) / TR__ROW_BLOCK;                                               \
+        for (int64_t r = begin; r < end; r++) {                                                                      \
+            sum_type sum = 0;                                                                                        \
+            for (int64_t b = 0; b < blocks; b++) {                                                                   \
+                int64_t first = (j->reverse ? blocks - 1 - b : b) * TR__ROW_BLOCK, n = tr__row_block(&j->x, first);  \
+                read(&j->x, r, first, n, block);                                                                     \
+                for (int64_t i = 0; i < n; i++) {                                                                    \
+                    type *place = &block[j->reverse ? n - 1 - i : i];                                                \
+                    sum += (sum_type)*place;                                                                         \
+                    *place = (type)sum;                                                                              \
+                }                                                                                                    \
+                write(&j->y, r, first, n, block);                                                                    \
+            }                                                                                                        \
+        }                                                                                                            \
     }
-    return sum;
-}
-
-static void sum_rows(void *arg, int64_t begin, int64_t end)
-{
-    const job *j = arg;
-    double block[TR__ROW_BLOCK];
-    int64_t blocks = (j->x.n + TR__ROW_BLOCK - 1) / TR__ROW_BLOCK;
-    for (int64_t r = begin; r < end; r++) {
-        double sum = 0;
-        for (int64_t b = 0; b < blocks; b++) {
-            int64_t first = (j->reverse ? blocks - 1 - b : b) * TR__ROW_BLOCK, n = tr__row_block(&j->x, first);
-            tr__row_read(&j->x, r, first, n, block);
-            sum = run_on(block, n, sum, j->reverse);
-            tr__row_write(&j->y, r, first, n, block);
-        }
-    }
-}
+SUM_ROWS(sum_floats, double, double, tr__row_read, tr__row_write)
+SUM_ROWS(sum_integers, int64_t, uint64_t, tr__row_read_i64, tr__row_write_i64) /* which wrap around */
 
 /* ---- f32 and f64 that lie row-major ------------------------------------------------------------------------------ */
 
@@ -109,7 +107,8 @@ tr_status tr__cumsum_forward(tr_op_call *call)
     const tr__cumsum_attrs *attrs = call->attrs;
     if (run_dense(call->inputs[0], call->outputs[0], attrs)) return TR_OK;
     job j = {tr__rows_of(call->inputs[0], attrs->dim), tr__rows_of(call->outputs[0], attrs->dim), attrs->reverse};
-    tr__pool_for(tr__pool_of(call->outputs[0]), j.x.others.n, tr__row_grain(j.x.n), sum_rows, &j);
+    tr__pool_for(tr__pool_of(call->outputs[0]), j.x.others.n, tr__row_grain(j.x.n),
+        tr_dtype_is_float(j.x.dtype) ? sum_floats : sum_integers, &j);
     return TR_OK;
 }
 

@@ -496,6 +496,11 @@ static void integers_are_chosen_moved_and_added_whole(void **state)
     assert_true(out[0] == INT64_MAX && out[1] == INT64_MIN + 9 && out[2] == 20);
     assert_int_equal(tr_copy_out(tr_put_along(large, 0, ids(2, 0, 2), ids(7, 8, 9)), out, sizeof out), TR_OK);
     assert_true(out[0] == 8 && out[1] == INT64_MIN && out[2] == 9); /* of equal numbers the last */
+    assert_int_equal(tr_copy_out(tr_cumsum(ids(INT64_MAX - 1, 1, 3), 0), out, sizeof out), TR_OK);
+    assert_true(out[0] == INT64_MAX - 1 && out[1] == INT64_MAX && out[2] == INT64_MIN + 2);
+    tr_tensor *mask = tr_cumsum(tr_less(ids(0, 5, 1), ids(1, 1, 9)), 0);
+    assert_int_equal(tr_copy_out(mask, out, sizeof out), TR_OK);
+    assert_true(out[0] == 1 && out[1] == 1 && out[2] == 2);
     tr_tensor *bytes = tr_one_hot(ids(1, 0, 1), 2, TR_U8);
     assert_true(tr_dtype_of(bytes) == TR_U8 && tr_item(tr_sum(bytes)) == 3);
 }
