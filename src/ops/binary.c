@@ -96,8 +96,8 @@ tr_status tr__div_backward(tr_backward_call *call)
     return TR_OK;
 }
 
-/* g where a > b, half of it where they are equal. */
-static tr_tensor *where_larger(tr_tensor *g, tr_tensor *a, tr_tensor *b)
+/* g where a is not less than b, half of it where they are equal: where one is NaN, so is the result, and both get g. */
+static tr_tensor *where_not_less(tr_tensor *g, tr_tensor *a, tr_tensor *b)
 {
     return tr_apply(tr__op(maximum_grad), NULL, (tr_tensor *[]){g, a, b}, 3, NULL);
 }
@@ -105,16 +105,16 @@ static tr_tensor *where_larger(tr_tensor *g, tr_tensor *a, tr_tensor *b)
 tr_status tr__maximum_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0], *a = call->inputs[0], *b = call->inputs[1];
-    if (call->needs[0]) give(call, 0, where_larger(g, a, b));
-    if (call->needs[1]) give(call, 1, where_larger(g, b, a));
+    if (call->needs[0]) give(call, 0, where_not_less(g, a, b));
+    if (call->needs[1]) give(call, 1, where_not_less(g, b, a));
     return TR_OK;
 }
 
 tr_status tr__minimum_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0], *a = call->inputs[0], *b = call->inputs[1];
-    if (call->needs[0]) give(call, 0, where_larger(g, b, a));
-    if (call->needs[1]) give(call, 1, where_larger(g, a, b));
+    if (call->needs[0]) give(call, 0, where_not_less(g, b, a));
+    if (call->needs[1]) give(call, 1, where_not_less(g, a, b));
     return TR_OK;
 }
 
@@ -128,7 +128,7 @@ static void maximum_grad_f64(double *out, const double *const *in, int64_t n, co
 {
     (void)attrs;
     const double *g = in[0], *a = in[1], *b = in[2];
-    for (int64_t i = 0; i < n; i++) out[i] = a[i] > b[i] ? g[i] : a[i] == b[i] ? 0.5 * g[i] : 0;
+    for (int64_t i = 0; i < n; i++) out[i] = a[i] < b[i] ? 0 : a[i] == b[i] ? 0.5 * g[i] : g[i];
 }
 
 tr_status tr__maximum_grad_forward(tr_op_call *call)

@@ -143,7 +143,7 @@ UNARY_WITH(pow, tr__pow_attrs, pow(x, a->exponent))
 BODY_WITH(clamp_f64, tr__clamp_attrs, double, x < a->least ? a->least : x > a->most ? a->most : x)
 
 GRADIENT(abs_grad, x > 0 ? g : x < 0 ? -g : 0)
-GRADIENT(relu_grad, x > 0 ? g : 0)
+GRADIENT(relu_grad, x <= 0 ? 0 : g) /* NaN gets it, being no 0 of the output */
 GRADIENT(gelu_grad, g *gelu_slope(x))
 GRADIENT(gelu_exact_grad, g *gelu_exact_slope(x))
 GRADIENT(silu_grad, g *sigmoid(x) * (1 + x * sigmoid(-x)))
@@ -153,7 +153,7 @@ GRADIENT(log_sigmoid_grad, g *sigmoid(-x))
 GRADIENT(hardswish_grad, x < -3 ? 0 : x > 3 ? g : g * (x / 3 + 0.5))
 GRADIENT_WITH(leaky_relu_grad, tr__leaky_relu_attrs, x > 0 ? g : g * a->slope)
 GRADIENT_WITH(elu_grad, tr__elu_attrs, g *a->scale *(x > 0 ? 1 : a->alpha * exp(x)))
-GRADIENT_WITH(clamp_grad, tr__clamp_attrs, x < a->least || x > a->most ? 0 : g)
+GRADIENT_WITH(clamp_grad, tr__clamp_attrs, x >= a->least && x <= a->most ? g : 0)
 GRADIENT(tanh_grad, g *(1 - x * x))   /* of the output */
 GRADIENT(sigmoid_grad, g *x *(1 - x)) /* of the output */
 
@@ -300,9 +300,11 @@ tr_status tr__cos_backward(tr_backward_call *call)
 tr_status tr__pow_backward(tr_backward_call *call)
 {
     double exponent = ((const tr__pow_attrs *)call->attrs)->exponent;
-    tr_tensor *slope = exponent == 0 ? tr_affine(call->inputs[0], 0, 0)
-                                     : tr_affine(tr_pow(call->inputs[0], exponent - 1), exponent, 0);
-    call->grad_inputs[0] = tr_mul(call->grad_outputs[0], slope);
+    tr_tensor *x = call->inputs[0];
+    if (exponent == 0)
+        call->grad_inputs[0] = tr_zeros(x->shape, .dtype = x->dtype, .device = tr__device_of(x));
+    else
+        call->grad_inputs[0] = tr_mul(call->grad_outputs[0], tr_affine(tr_pow(x, exponent - 1), exponent, 0));
     return TR_OK;
 }
 

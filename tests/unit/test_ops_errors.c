@@ -625,6 +625,30 @@ static void batch_norm_of_an_empty_batch_is_empty_and_moves_nothing(void **state
     }
 }
 
+/* As PyTorch's: ones arrive, and x is NaN, 1, -0, infinity or -infinity. */
+static void gradients_at_nan_and_infinity(void **state)
+{
+    (void)state;
+    static const float values[] = {NAN, 1, -0.0f, INFINITY, -INFINITY};
+    static const double wanted[5][5] = {
+        {1, 1, 0, 1, 0}, {0, 1, 1, 0, 0}, {1, 0.5, 0.5, 1, 0}, {1, 0.5, 0.5, 0, 1}, {0, 0, 0, 0, 0}};
+    for (int k = 0; k < 3; k++)
+        for (int op = 0; op < 5; op++) {
+            TR_SCOPE;
+            tr_dtype dtype = (tr_dtype[]){TR_F32, TR_F64, TR_F16}[k];
+            tr_tensor *x = tr_require_grad(tr_cast(tr_from(values, TR_SHAPE(5)), dtype));
+            tr_tensor *other = tr_require_grad(tr_cast(tr_from(((float[]){0, 1, 0, 0, 0}), TR_SHAPE(5)), dtype));
+            tr_tensor *y = op == 0   ? tr_relu(x)
+                           : op == 1 ? tr_clamp(x, -1, 1)
+                           : op == 2 ? tr_maximum(x, other)
+                           : op == 3 ? tr_minimum(other, x)
+                                     : tr_pow(x, 0);
+            TR_CHECK(tr_backward(y, .gradient = tr_ones(TR_SHAPE(5), .dtype = dtype)));
+            for (int i = 0; i < 5; i++) assert_true(tr_item(tr_slice(tr_grad(x), 0, i, i + 1)) == wanted[op][i]);
+            if (op == 2 || op == 3) assert_true(tr_item(tr_slice(tr_grad(other), 0, 0, 1)) == 1);
+        }
+}
+
 static void the_logarithm_of_a_sum_does_not_overflow(void **state)
 {
     (void)state;
@@ -722,6 +746,7 @@ int main(void)
         cmocka_unit_test(sure_and_right_answers_keep_the_digits_of_their_loss),
         cmocka_unit_test(norms_and_deviations_neither_overflow_nor_vanish),
         cmocka_unit_test(batch_norm_of_an_empty_batch_is_empty_and_moves_nothing),
+        cmocka_unit_test(gradients_at_nan_and_infinity),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),

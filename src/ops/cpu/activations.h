@@ -14,7 +14,7 @@ static inline vec relu_value(vec x)
 
 static inline vec relu_times_slope(vec g, vec x)
 {
-    return vec_where_larger(x, vec_all(0), g, vec_all(0));
+    return vec_where_at_most(x, vec_all(0), vec_all(0), g);
 }
 
 /* See unary.c: gelu(x) = x sigmoid(2u), 2u = 2 sqrt(2/pi) (x + 0.044715 x^3). Beyond 9 on either side it is x or, to

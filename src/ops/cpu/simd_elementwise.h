@@ -41,7 +41,7 @@ BINARY(mul, return x * y;)
 BINARY(div, return x / y;)
 BINARY(maximum, return vec_where_nan(x, vec_max(x, y));)
 BINARY(minimum, return vec_where_nan(x, vec_min(x, y));)
-TERNARY(maximum_grad, return vec_where_larger(y, z, x, vec_where_larger(z, y, vec_all(0), 0.5f * x));)
+TERNARY(maximum_grad, return vec_where_at_most(y, z, vec_where_at_most(z, y, 0.5f * x, vec_all(0)), x);)
 
 UNARY(affine, const tr__affine_attrs *a = attrs; return x * (float)a->scale + (float)a->shift;)
 UNARY(neg, return -x;)
@@ -80,7 +80,7 @@ BINARY(elu_grad, const tr__elu_attrs *a = attrs;
        return vec_where_larger(y, vec_all(0), vec_all(1), below) * x * (float)a->scale;)
 UNARY(clamp, const tr__clamp_attrs *a = attrs; return vec_hold(x, (float)a->least, (float)a->most);)
 BINARY(clamp_grad, const tr__clamp_attrs *a = attrs; vec least = vec_all((float)a->least), most = vec_all((float)a->most);
-       return vec_where_larger(least, y, vec_all(0), vec_where_larger(y, most, vec_all(0), x));)
+       return vec_where_at_most(least, y, vec_where_at_most(y, most, x, vec_all(0)), vec_all(0));)
 BINARY(tanh_grad, return x * (1.0f - y * y);)
 BINARY(sigmoid_grad, return x * (y * (1.0f - y));)
 

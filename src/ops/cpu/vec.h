@@ -110,6 +110,19 @@ static inline vec vec_where_larger(vec a, vec b, vec x, vec y)
 #endif
 }
 
+/* a <= b ? x : y */
+static inline vec vec_where_at_most(vec a, vec b, vec x, vec y)
+{
+#if defined(__AVX512F__)
+    return (vec)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LE_OQ), (__m512)y, (__m512)x);
+#elif defined(__AVX2__)
+    return (vec)_mm256_blendv_ps((__m256)y, (__m256)x, _mm256_cmp_ps((__m256)a, (__m256)b, _CMP_LE_OQ));
+#else
+    veci at_most = a <= b;
+    return (vec)((at_most & (veci)x) | (~at_most & (veci)y));
+#endif
+}
+
 /* The larger and the smaller; where one is NaN, the second. */
 static inline vec vec_max(vec a, vec b)
 {
