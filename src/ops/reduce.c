@@ -147,6 +147,10 @@ tr_tensor *tr_log_sum_exp_with(const tr_reduce_options *o)
     if (!tr_dtype_is_float(o->x->dtype))
         return tr__tensor_fail(TR_DTYPE, "log_sum_exp: x is %s: it takes floats (see tr_cast)", tr_dtype_name(o->x->dtype));
     tr_tensor *x = tr__widened(o->x), *infinity = tr_full(INFINITY, TR_SCALAR, .dtype = x->dtype, .device = tr__device_of(x));
+    if (tr_numel(x) == 0) { /* there is no largest: log(0), or nothing */
+        tr_reduce_options none = over(x, o->ndims, o->dims, o->keep);
+        return tr_cast(tr_log(tr_sum_with(&none)), tr_dtype_of(o->x));
+    }
     tr_reduce_options kept = over(x, o->ndims, o->dims, true);
     tr_tensor *top = tr_max_with(&kept);
     top = tr_masked_fill(top, tr_equal(tr_abs(top), infinity), 0);

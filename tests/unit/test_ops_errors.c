@@ -656,6 +656,9 @@ static void the_logarithm_of_a_sum_does_not_overflow(void **state)
     assert_true(fabs(tr_item(tr_log_sum_exp(tr_full(1000, TR_SHAPE(2)))) - 1000.693147) < 1e-3);
     assert_true(tr_item(tr_log_sum_exp(tr_full(-INFINITY, TR_SHAPE(2)))) == -INFINITY);
     assert_true(tr_item(tr_log_sum_exp(tr_full(INFINITY, TR_SHAPE(2)))) == INFINITY);
+    tr_tensor *none = tr_zeros(TR_SHAPE(3, 0), .requires_grad = true), *y = tr_log_sum_exp(none, .ndims = 1, .dims = {1});
+    assert_true(tr_size(y, 0) == 3 && tr_item(tr_max(y)) == -INFINITY);
+    assert_int_equal(tr_backward(tr_sum(y)), TR_OK);
 }
 
 /* There, and at infinity, where a product with 0 would be NaN. */
