@@ -107,7 +107,10 @@ static trial spaces_trial(uint64_t seed)
     trial t = hosts_trial(seed);
     uint64_t draw = seed ^ 0xa5a5;
     t.spaces = true;
-    if (trial_below(&draw, 5) == 0) t.fault = cuts[trial_below(&draw, 3)];
+    if (trial_below(&draw, 5) == 0) {
+        t.fault = cuts[trial_below(&draw, 3)];
+        t.join_ms = t.timeout_ms = PLENTY_MS; /* whatever fault it was before */
+    }
     if (t.fault == TRIAL_CUT) t.pause_ms = 100 + trial_below(&draw, 3900);
     if (t.fault == TRIAL_STOP) t.timeout_ms = 4000; /* what is lost takes its time, too */
     if (t.moment == 0 && (t.fault == TRIAL_SEVER || t.fault == TRIAL_STOP)) t.join_ms = 2 * JOIN_MS;
