@@ -17,6 +17,7 @@ enum {
     SPINS_LEAST = 20,
     SPINS_MOST = 500,      /* some 20 us */
     YIELDS = 20,
+    YIELDS_NS = 2000000,   /* at most: on a busy machine one can take long, and nobody knows yet whom we wait for */
     SLEEP_MS = 100,        /* a peer that is killed between writing and ringing rings never */
 };
 
@@ -310,7 +311,7 @@ static bool may_still_come(const tr__shm *t, const tr__shm_call *call, int rank,
 
 static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only)
 {
-    int64_t broken_since = 0;
+    int64_t broken_since = 0, yields_end = tr__now_ns() + YIELDS_NS;
     for (int turn = 0;; turn++) {
         bool broken = tr__failure_there(&t->failure); /* read first: what had come by then counts */
         survey s = look(t, word, value, only);
@@ -322,11 +323,11 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         }
         if (broken && !may_still_come(t, call, s.late, &broken_since)) return tr__failure_tell(&t->failure);
         if (s.left >= 0) return gone(t, call, s.left);
-        if (turn < YIELDS) {
+        int64_t now = tr__now_ns();
+        if (turn < YIELDS && now < yields_end) {
             sched_yield();
             continue;
         }
-        int64_t now = tr__now_ns();
         if (!call->began) call->began = now;
         int64_t rest = call->began + (int64_t)call->timeout_ms * 1000000 - now;
         /* Other hosts may wait for us, and who is late here for another host. */
