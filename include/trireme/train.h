@@ -39,8 +39,9 @@ TR_API TR_MUST_CHECK tr_status tr_npz_save_with(const tr_npz_save_options *optio
 TR_API tr_tensor_list *tr_npz_load(const char *path);
 
 /* Writes FOLDER/checkpoint-STEP/ with model.safetensors and state.safetensors in it, then removes all but the newest
- * two checkpoints there. The new one appears whole, under its name, or not at all: whenever the process ends, the
- * newest checkpoint is a good one. One process at a time saves into a folder. */
+ * two checkpoints there, and never the new one; what cannot be removed stays, with a warning in the log. The new one
+ * appears whole, under its name, or not at all: whenever the process ends, the newest checkpoint is a good one. One
+ * process at a time saves into a folder. */
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_save(const char *folder, int64_t step, const tr_tensor_list *model,
     const tr_tensor_list *state);
 /* Writes the path of the newest checkpoint in folder (or of folder itself when it is one) into path, at least 4,096
@@ -250,7 +251,8 @@ typedef struct tr_fit_options {
                                       rank's failure after the training is done and saved. Of ranks that are
                                       threads of a process only one may ask, and its profile has all of them */
 } tr_fit_options;
-/* Trains to the end, or until a rank asks to stop; then saves. */
+/* Trains to the end, or until a rank asks to stop; then saves. A folder that holds a checkpoint of a later step than the
+ * trainer's is TR_STATE, and nothing in it is touched: it is another training's, or to be gone on with by .resume. */
 #define tr_fit(...) TR__NEW1(tr_fit, trainer, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_fit_with(const tr_fit_options *options);
 

@@ -5,8 +5,9 @@
  * rename makes the checkpoint. There is no pointer to the newest one that could disagree with the folders: the newest
  * is the one with the highest step.
  */
-#include "base/object.h"
+#include "base/log.h"
 #include "train/atomic_file.h"
+#include "train/checkpoint.h"
 
 #include <trireme/train.h>
 
@@ -45,32 +46,40 @@ static tr_status join(char path[PATH_MAX], const char *folder, const char *name)
 
 /* ---- Removing ---------------------------------------------------------------------------------------------------- */
 
-/* Removes a folder of plain files. */
-static tr_status remove_folder(int parent, const char *name, const char *folder)
+/* Removes a file, a link (not what it leads to), or a folder with all that is in it. */
+static tr_status remove_tree(int parent, const char *name, const char *folder)
 {
+    if (unlinkat(parent, name, 0) == 0 || errno == ENOENT) return TR_OK;
     int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0 && errno == ENOENT) return TR_OK;
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) {
         tr_status status = tr__fail_errno(TR_IO, errno, "cannot remove %s/%s", folder, name);
         if (fd >= 0) close(fd);
         return status;
     }
+    tr_status status = TR_OK;
     struct dirent *entry;
-    while ((entry = readdir(d)))
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) unlinkat(fd, entry->d_name, 0);
+    while (status == TR_OK && (entry = readdir(d)))
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            status = remove_tree(fd, entry->d_name, folder);
     closedir(d);
-    if (unlinkat(parent, name, AT_REMOVEDIR) == 0) return TR_OK;
+    if (status != TR_OK || unlinkat(parent, name, AT_REMOVEDIR) == 0) return status;
     return tr__fail_errno(TR_IO, errno, "cannot remove %s/%s", folder, name);
 }
 
 /* A checkpoint goes as it came, at once: a half-removed one is none. */
 static tr_status remove_checkpoint(int parent, const char *name, const char *folder)
 {
-    TR__TRY(remove_folder(parent, discarded, folder));
+    TR__TRY(remove_tree(parent, discarded, folder));
     if (renameat(parent, name, parent, discarded) < 0 && errno != ENOENT)
         return tr__fail_errno(TR_IO, errno, "cannot remove %s/%s", folder, name);
-    return remove_folder(parent, discarded, folder);
+    return remove_tree(parent, discarded, folder);
+}
+
+static bool is_folder(int parent, const char *name)
+{
+    struct stat s;
+    return fstatat(parent, name, &s, 0) == 0 && S_ISDIR(s.st_mode);
 }
 
 /* The steps of the checkpoints in a folder, the `most` highest of them, falling. Returns how many. */
@@ -80,7 +89,7 @@ static int list_steps(DIR *d, int64_t *steps, int most)
     struct dirent *entry;
     while ((entry = readdir(d))) {
         int64_t step = step_of(entry->d_name);
-        if (step < 0 || (count == most && step <= steps[most - 1])) continue;
+        if (step < 0 || (count == most && step <= steps[most - 1]) || !is_folder(dirfd(d), entry->d_name)) continue;
         int at = count < most ? count++ : most - 1;
         for (; at > 0 && steps[at - 1] < step; at--) steps[at] = steps[at - 1];
         steps[at] = step;
@@ -88,25 +97,41 @@ static int list_steps(DIR *d, int64_t *steps, int most)
     return count;
 }
 
-/* Removes every checkpoint but the newest two. */
-static tr_status prune(int parent, const char *folder)
+/* The same, of a folder that is open. */
+static tr_status list_steps_at(int parent, const char *folder, int64_t *steps, int most, int *count)
+{
+    *count = 0;
+    int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d) {
+        tr_status status = tr__fail_errno(TR_IO, errno, "cannot read %s", folder);
+        if (fd >= 0) close(fd);
+        return status;
+    }
+    *count = list_steps(d, steps, most);
+    closedir(d);
+    return TR_OK;
+}
+
+/* Removes every checkpoint but the newest two, and the one of the step that was saved just now. */
+static tr_status prune(int parent, const char *folder, int64_t saved)
 {
     for (;;) {
-        int fd = dup(parent);
-        DIR *d = fd < 0 ? NULL : fdopendir(fd);
-        if (!d) {
-            if (fd >= 0) close(fd);
-            return tr__fail_errno(TR_IO, errno, "cannot read %s", folder);
-        }
-        rewinddir(d);
-        int64_t steps[kept + 1];
-        int count = list_steps(d, steps, kept + 1);
-        closedir(d);
-        if (count <= kept) return TR_OK;
+        int64_t steps[kept + 2];
+        int count;
+        TR__TRY(list_steps_at(parent, folder, steps, kept + 2, &count));
+        int at = count > kept && steps[kept] == saved ? kept + 1 : kept;
+        if (at >= count) return TR_OK;
         char name[64];
-        snprintf(name, sizeof name, "%s%" PRId64, prefix, steps[kept]);
+        snprintf(name, sizeof name, "%s%" PRId64, prefix, steps[at]);
         TR__TRY(remove_checkpoint(parent, name, folder));
     }
+}
+
+/* What cannot be cleared away takes room, and is no reason to end a training. */
+static void clear_away(tr_status status)
+{
+    if (status != TR_OK) tr__log(TR_LOG_WARN, "an old checkpoint stays: %s", tr_error_message());
 }
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
@@ -119,11 +144,10 @@ static tr_status save_file(const char *folder, const char *name, const tr_tensor
 }
 
 /* The temporary folder becomes the checkpoint. One of the same step that was there before (of a run that had come as
- * far) changes places with it, so that there is always one. */
+ * far) changes places with it, so that there is always one; it is left under the temporary name. */
 static tr_status put_in_place(int parent, const char *folder, const char *name)
 {
-    if (renameat2(parent, temporary, parent, name, RENAME_EXCHANGE) == 0)
-        return remove_folder(parent, temporary, folder);
+    if (renameat2(parent, temporary, parent, name, RENAME_EXCHANGE) == 0) return TR_OK;
     if (errno != ENOENT) TR__TRY(remove_checkpoint(parent, name, folder)); /* a file system that cannot exchange */
     if (renameat(parent, temporary, parent, name) == 0) return TR_OK;
     return tr__fail_errno(TR_IO, errno, "cannot make %s/%s", folder, name);
@@ -134,7 +158,7 @@ static tr_status write_checkpoint(
 {
     char path[PATH_MAX];
     TR__TRY(join(path, folder, temporary));
-    TR__TRY(remove_folder(parent, temporary, folder));
+    TR__TRY(remove_tree(parent, temporary, folder));
     if (mkdirat(parent, temporary, 0777) < 0) return tr__fail_errno(TR_IO, errno, "cannot make %s", path);
     TR__TRY(save_file(path, "model.safetensors", model));
     TR__TRY(save_file(path, "state.safetensors", state));
@@ -151,10 +175,11 @@ tr_status tr_checkpoint_save(const char *folder, int64_t step, const tr_tensor_l
     if (parent < 0) return tr__fail_errno(TR_IO, errno, "cannot save into %s", folder);
     tr_status status = write_checkpoint(parent, folder, name, model, state);
     if (status == TR_OK) {
-        status = prune(parent, folder);
+        clear_away(remove_tree(parent, temporary, folder));
+        clear_away(prune(parent, folder, step));
     } else {
         tr__error *first = tr__error_take();
-        remove_folder(parent, temporary, folder); /* the failure to tell of is the first one */
+        (void)remove_tree(parent, temporary, folder); /* the failure to tell of is the first one */
         tr__fail_stored(first);
         tr__error_unref(first);
     }
@@ -168,6 +193,13 @@ static bool has_model(const char *folder)
 {
     char path[PATH_MAX];
     return snprintf(path, sizeof path, "%s/model.safetensors", folder) < PATH_MAX && access(path, F_OK) == 0;
+}
+
+tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step)
+{
+    int count;
+    *step = -1;
+    return list_steps_at(folder_fd, folder, step, 1, &count);
 }
 
 tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)

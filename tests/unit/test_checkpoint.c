@@ -92,6 +92,66 @@ static void the_newest_two_are_kept(void **state)
     assert_true(is_there("checkpoint-20"));
 }
 
+static void the_one_just_saved_stays(void **state)
+{
+    (void)state;
+    assert_int_equal(save(50, 10), TR_OK);
+    assert_int_equal(save(100, 10), TR_OK);
+    assert_int_equal(save(5, 10), TR_OK);
+    assert_true(is_there("checkpoint-5") && is_there("checkpoint-50") && is_there("checkpoint-100"));
+    assert_int_equal(save(7, 10), TR_OK);
+    assert_true(is_there("checkpoint-7") && is_there("checkpoint-50") && is_there("checkpoint-100"));
+    assert_false(is_there("checkpoint-5"));
+}
+
+/* Whatever somebody has put into a checkpoint goes with it; what a link leads to stays. */
+static void what_lies_in_a_checkpoint_goes_with_it(void **state)
+{
+    (void)state;
+    assert_int_equal(mkdir(in_folder("mine"), 0700), 0);
+    write_text("mine/note", "text");
+    assert_int_equal(save(1, 10), TR_OK);
+    assert_int_equal(mkdir(in_folder("checkpoint-1/logs"), 0700), 0);
+    assert_int_equal(mkdir(in_folder("checkpoint-1/logs/deep"), 0700), 0);
+    write_text("checkpoint-1/logs/deep/note", "text");
+    assert_int_equal(symlink("../mine", in_folder("checkpoint-1/link")), 0);
+    assert_int_equal(symlink("../../mine", in_folder("checkpoint-1/logs/link")), 0);
+    for (int64_t s = 2; s <= 4; s++) assert_int_equal(save(s, 10), TR_OK);
+    assert_int_equal(newest(), 4);
+    assert_false(is_there("checkpoint-1") || is_there("checkpoint-2") || is_there(".checkpoint.old"));
+    assert_true(is_there("mine/note"));
+}
+
+/* A mount, say, cannot be removed: the save itself has gone well. */
+static void what_cannot_be_removed_fails_no_save(void **state)
+{
+    (void)state;
+    assert_int_equal(save(1, 10), TR_OK);
+    assert_int_equal(mkdir(in_folder("checkpoint-1/mine"), 0700), 0);
+    write_text("checkpoint-1/mine/note", "text");
+    assert_int_equal(chmod(in_folder("checkpoint-1/mine"), 0500), 0);
+    for (int64_t s = 2; s <= 5; s++) assert_int_equal(save(s, 10), TR_OK);
+    assert_int_equal(newest(), 5);
+    if (is_there(".checkpoint.old/mine")) assert_int_equal(chmod(in_folder(".checkpoint.old/mine"), 0700), 0);
+    assert_int_equal(save(6, 10), TR_OK);
+    assert_false(is_there(".checkpoint.old") || is_there("checkpoint-4"));
+}
+
+static void a_file_with_a_checkpoints_name_is_none(void **state)
+{
+    (void)state;
+    write_text("checkpoint-5", "mine");
+    write_text("checkpoint-99", "mine");
+    int64_t step;
+    assert_int_equal(tr_checkpoint_find(folder, path, &step), TR_NOT_FOUND);
+    for (int64_t s = 4; s <= 8; s++) {
+        assert_int_equal(save(s, 10), TR_OK); /* one takes the file's name, which is a checkpoint's */
+        assert_int_equal(newest(), s);
+    }
+    assert_false(is_there("checkpoint-6"));
+    assert_true(is_there("checkpoint-7") && is_there("checkpoint-99"));
+}
+
 static void one_is_found_by_its_own_path(void **state)
 {
     (void)state;
@@ -300,6 +360,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(the_newest_two_are_kept),
+        TEST(the_one_just_saved_stays),
+        TEST(what_lies_in_a_checkpoint_goes_with_it),
+        TEST(what_cannot_be_removed_fails_no_save),
+        TEST(a_file_with_a_checkpoints_name_is_none),
         TEST(one_is_found_by_its_own_path),
         TEST(only_names_of_checkpoints_count),
         TEST(the_same_step_can_be_saved_again),
