@@ -2,11 +2,13 @@
 #include "base/clock.h"
 #include "base/profile.h"
 #include "device/device.h"
+#include "train/checkpoint.h"
 #include "train/profile_files.h"
 #include "train/trainer.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -42,10 +44,23 @@ static tr_status lock_folder(fit *f)
     return tr__fail(TR_STATE, "another training is writing into %s", folder);
 }
 
+/* To save the steps of another training, or those behind, would throw away what has come further. */
+static tr_status check_steps(const fit *f)
+{
+    const char *folder = f->options->folder;
+    int64_t newest, step = f->trainer->step;
+    TR__TRY(tr__checkpoint_newest(f->folder_fd, folder, &newest));
+    if (newest <= step) return TR_OK;
+    return tr__fail(TR_STATE,
+        "fit: %s holds a training at step %" PRId64 ", and this one is at step %" PRId64
+        ": go on with that one (.resume), or give another folder", folder, newest, step);
+}
+
 static tr_status open_files(fit *f)
 {
     if (!f->options->folder || f->trainer->rank != 0) return TR_OK;
     TR__TRY(lock_folder(f));
+    TR__TRY(check_steps(f));
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s/metrics.csv", f->options->folder) >= (int)sizeof path)
         return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", f->options->folder);

@@ -189,6 +189,28 @@ static void a_resumed_run_is_as_an_unbroken_one(void **state)
     }
 }
 
+/* A second training, or an older checkpoint, must not cost what has come further. */
+static void what_has_come_further_is_not_thrown_away(void **state)
+{
+    (void)state;
+    char older[96], command[512];
+    snprintf(older, sizeof older, "%s/checkpoint-4", folder);
+    train_alone((rank){.folder = folder, .stop_at = 8});
+    snprintf(command, sizeof command, "cp %s/metrics.csv %s/before", folder, folder);
+    assert_int_equal(system(command), 0);
+    for (int c = 0; c < 3; c++) {
+        rank ranks[MOST_RANKS] = {0};
+        run_ranks((rank){.folder = folder, .options.resume = c == 2 ? older : NULL}, c == 1 ? 2 : 1, ranks);
+        assert_int_equal(ranks[0].status, TR_STATE);
+        assert_non_null(strstr(ranks[0].message, "holds a training at step 8, and this one is at step"));
+        if (c == 1) assert_int_equal(ranks[1].status, TR_PEER);
+    }
+    snprintf(command, sizeof command, "cmp %s/metrics.csv %s/before && test -d %s/checkpoint-8 && test -d %s", folder,
+        folder, folder, older);
+    assert_int_equal(system(command), 0);
+    train_alone((rank){.folder = folder, .options.resume = folder});
+}
+
 static void all_stop_when_one_wants_to(void **state)
 {
     (void)state;
@@ -300,6 +322,7 @@ int main(void)
         TEST(any_split_learns_the_same),
         TEST(an_uneven_share_is_weighed),
         TEST(a_resumed_run_is_as_an_unbroken_one),
+        TEST(what_has_come_further_is_not_thrown_away),
         TEST(all_stop_when_one_wants_to),
         TEST(a_failure_of_rank_0_reaches_the_others),
         TEST(a_diverged_run_says_so_on_every_rank),
