@@ -1,44 +1,15 @@
 /* Evaluation: a model's mean loss and accuracy over what a loader gives, shared out over ranks. */
 #include "nn/module.h"
+#include "train/eval_mode.h"
 
 #include <trireme/train.h>
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { IGNORED = -100 }; /* targets that tr_cross_entropy() leaves out */
 
 /* Sums over samples; as they travel between ranks. */
 enum { LOSS, COUNT, CORRECT, UNJUDGED, FAILED, SUMS };
-
-/* ---- Modes ------------------------------------------------------------------------------------------------------- */
-
-/* Which modules were in training, in the order of a walk. */
-typedef struct modes {
-    bool *training;
-    int count, capacity, at;
-} modes;
-
-static tr_status note_mode(tr__walk *walk, tr_module *module)
-{
-    modes *m = walk->user;
-    if (m->count == m->capacity) {
-        int capacity = m->capacity ? 2 * m->capacity : 64;
-        bool *training = realloc(m->training, (size_t)capacity * sizeof *training);
-        if (!training) return tr__fail(TR_NO_MEMORY, "evaluate: out of memory");
-        m->training = training;
-        m->capacity = capacity;
-    }
-    m->training[m->count++] = !module->evaluating;
-    return TR_OK;
-}
-
-static tr_status restore_mode(tr__walk *walk, tr_module *module)
-{
-    modes *m = walk->user;
-    module->evaluating = !m->training[m->at++];
-    return TR_OK;
-}
 
 /* ---- A batch ----------------------------------------------------------------------------------------------------- */
 
@@ -122,24 +93,10 @@ static tr_status judge_batch(const tr_evaluate_options *o, const tr_batch *b, do
 static tr_status judge_all(const tr_evaluate_options *o, double sums[SUMS])
 {
     TR_NO_GRAD;
-    TR__TRY(tr_eval(o->net));
     tr_batch b;
     tr_status status;
     while ((status = tr_loader_next(o->loader, &b)) == TR_OK) TR__TRY(judge_batch(o, &b, sums));
     return status == TR_END ? TR_OK : status;
-}
-
-static tr_status in_eval_mode(const tr_evaluate_options *o, double sums[SUMS])
-{
-    modes m = {0};
-    tr__walk note = {.module = note_mode, .user = &m}, restore = {.module = restore_mode, .user = &m};
-    tr_status status = tr__module_walk(o->net, &note);
-    if (status == TR_OK) {
-        status = judge_all(o, sums);
-        (void)tr__module_walk(o->net, &restore); /* it went well a moment ago */
-    }
-    free(m.training);
-    return status;
 }
 
 static tr_status evaluate(const tr_evaluate_options *o, double sums[SUMS])
@@ -147,7 +104,11 @@ static tr_status evaluate(const tr_evaluate_options *o, double sums[SUMS])
     if (!o->net || !o->loader) return tr__fail(TR_INVALID, "evaluate: the %s is NULL", o->net ? "loader" : "model");
     TR__TRY(tr_status_of(o->net));
     TR__TRY(tr_status_of(o->loader));
-    return in_eval_mode(o, sums);
+    tr__modes modes;
+    TR__TRY(tr__eval_begin(&modes, o->net));
+    tr_status status = judge_all(o, sums);
+    tr__eval_end(&modes, o->net);
+    return status;
 }
 
 /* Adds up over ranks. One that failed takes part, so that no rank waits for it in vain. */

@@ -1,5 +1,6 @@
 /* A trainer's task: a language model learns the tokens of a text, window by window. */
 #include "data/text.h"
+#include "train/eval_mode.h"
 #include "train/trainer.h"
 
 #include <inttypes.h>
@@ -57,12 +58,13 @@ static tr_status judge_all(tr_trainer *t, int64_t from, int64_t to, double *sum)
 {
     TR_NO_GRAD;
     int64_t most = t->plan.micro_batch;
-    TR__TRY(tr_eval(t->plan.model));
+    tr__modes modes;
+    TR__TRY(tr__eval_begin(&modes, t->plan.model));
     tr_status status = TR_OK;
     for (int64_t at = from; at < to && status == TR_OK; at += most)
         status = judge(t, at, to - at < most ? to - at : most, sum);
-    if (status != TR_OK) return status;
-    return tr_train(t->plan.model);
+    tr__eval_end(&modes, t->plan.model);
+    return status;
 }
 
 static tr_status validate(tr_trainer *t, tr_score *score)

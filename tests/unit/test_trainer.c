@@ -283,6 +283,29 @@ static void the_callers_autocast_counts_where_none_is_given(void **state)
     for (int i = 0; i < 2; i++) assert_true(given[i] != none[i] && callers[i] == given[i] && both[i] == given[i]);
 }
 
+static tr_tensor *spoilt(tr_module *net, tr_tensor *x, tr_tensor *y, void *user)
+{
+    return *(bool *)user ? tr_matmul(x, x) : tr_cross_entropy(tr_forward(net, x), y);
+}
+
+/* What the user has frozen stays so, also when the validation fails. */
+static void validation_leaves_modes_as_they_were(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *model = tr_gpt(.vocab = 256, .context = 8, .layers = 2, .heads = 2, .dim = 8, .dropout = 0.1);
+    bool fails = false;
+    tr_trainer *t = tr_trainer(model, tr_text(text_path), .context = 8, .steps = 2, .loss = spoilt, .user = &fails);
+    TR_CHECK(tr_eval(tr_module_find(model, "h.0")));
+    tr_score score;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(tr_trainer_validate(t, &score) != TR_OK, fails);
+        assert_true(tr_module_training(model) && tr_module_training(tr_module_find(model, "h.1")));
+        assert_false(tr_module_training(tr_module_find(model, "h.0")));
+        fails = true;
+    }
+}
+
 static void wrong_options_are_refused(void **state)
 {
     (void)state;
@@ -327,6 +350,7 @@ int main(void)
         TEST(a_failure_of_rank_0_reaches_the_others),
         TEST(a_diverged_run_says_so_on_every_rank),
         TEST(the_callers_autocast_counts_where_none_is_given),
+        TEST(validation_leaves_modes_as_they_were),
         TEST(wrong_options_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,43 @@
+#include "train/eval_mode.h"
+
+#include "nn/module.h"
+
+#include <stdlib.h>
+
+static tr_status note(tr__walk *walk, tr_module *module)
+{
+    tr__modes *m = walk->user;
+    if (m->count == m->capacity) {
+        int capacity = m->capacity ? 2 * m->capacity : 64;
+        bool *training = realloc(m->training, (size_t)capacity * sizeof *training);
+        if (!training) return tr__fail(TR_NO_MEMORY, "evaluate: out of memory");
+        m->training = training;
+        m->capacity = capacity;
+    }
+    m->training[m->count++] = !module->evaluating;
+    return TR_OK;
+}
+
+static tr_status restore(tr__walk *walk, tr_module *module)
+{
+    tr__modes *m = walk->user;
+    module->evaluating = !m->training[m->at++];
+    return TR_OK;
+}
+
+tr_status tr__eval_begin(tr__modes *m, tr_module *net)
+{
+    *m = (tr__modes){0};
+    tr__walk walk = {.module = note, .user = m};
+    tr_status status = tr__module_walk(net, &walk);
+    if (status == TR_OK) status = tr_eval(net);
+    if (status != TR_OK) free(m->training);
+    return status;
+}
+
+void tr__eval_end(tr__modes *m, tr_module *net)
+{
+    tr__walk walk = {.module = restore, .user = m};
+    (void)tr__module_walk(net, &walk); /* it went well a moment ago */
+    free(m->training);
+}
