@@ -133,7 +133,7 @@ typedef struct tr_evaluate_options {
     void *user;             /* for loss */
     tr_score *score;
 } tr_evaluate_options;
-/* Goes through an epoch of the loader with net in eval mode and without a graph, y moved to where the outputs are; its
+/* Goes through an epoch of the loader, from its start also when one is under way, with net in eval mode and without a graph, y moved to where the outputs are; its
  * modules are then in the modes that they were in. Duplicates, which make ranks even, are not counted: any number of ranks
  * gives the same score, to rounding. A failure on one rank fails on all. */
 #define tr_evaluate(...) TR__NEW2(tr_evaluate, net, loader, __VA_ARGS__)

@@ -6,6 +6,7 @@
  * worker has one that makes its batches (remote.h); all else is the same.
  */
 #include "data/batch.h"
+#include "data/loader.h"
 #include "data/remote.h"
 #include "data/sampler.h"
 
@@ -360,6 +361,11 @@ static void begin_with(tr_loader *l, int64_t epoch, int64_t batch)
     drop(&l->current);
     l->epoch = epoch;
     l->first = batch;
+}
+
+void tr__loader_rewind(tr_loader *loader)
+{
+    begin_with(loader, loader->epoch, 0);
 }
 
 tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch)

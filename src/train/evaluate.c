@@ -1,4 +1,5 @@
 /* Evaluation: a model's mean loss and accuracy over what a loader gives, shared out over ranks. */
+#include "data/loader.h"
 #include "nn/module.h"
 #include "train/eval_mode.h"
 
@@ -95,6 +96,7 @@ static tr_status judge_all(const tr_evaluate_options *o, double sums[SUMS])
     TR_NO_GRAD;
     tr_batch b;
     tr_status status;
+    tr__loader_rewind(o->loader);
     while ((status = tr_loader_next(o->loader, &b)) == TR_OK) TR__TRY(judge_batch(o, &b, sums));
     return status == TR_END ? TR_OK : status;
 }

@@ -64,6 +64,28 @@ static void test_any_number_of_ranks_scores_alike(void **state)
     run(RANKS_MOST, score_alike, &want);
 }
 
+/* What somebody has taken of an epoch already, or what came before a failure, counts as well. */
+static void test_an_epoch_is_gone_through_from_its_start(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_score want = expected(), got;
+    for (int workers = 0; workers < 3; workers++) {
+        tr_loader *loader = tr_loader_new(samples(), .batch = 4, .workers = workers);
+        tr_batch b;
+        TR_CHECK(tr_loader_next(loader, &b));
+        TR_CHECK(tr_loader_next(loader, &b));
+        TR_CHECK(tr_evaluate(model(), loader, .score = &got));
+        assert_int_equal(got.count, want.count);
+        assert_int_equal(tr_evaluate(tr_linear(DIM + 1, CLASSES), loader), TR_SHAPE);
+        TR_CHECK(tr_evaluate(model(), loader, .score = &got));
+        assert_int_equal(got.count, want.count);
+        TR_CHECK(tr_loader_seek(loader, 3, 5));
+        TR_CHECK(tr_evaluate(model(), loader, .score = &got));
+        assert_int_equal(got.count, want.count);
+    }
+}
+
 /* ---- Modes, other losses ----------------------------------------------------------------------------------------- */
 
 static void test_modes_come_back(void **state)
@@ -144,6 +166,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_number_of_ranks_scores_alike),
+        cmocka_unit_test(test_an_epoch_is_gone_through_from_its_start),
         cmocka_unit_test(test_modes_come_back),
         cmocka_unit_test(test_a_loss_of_its_own),
         cmocka_unit_test(test_one_rank_fails_on_all),
