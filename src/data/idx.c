@@ -2,14 +2,13 @@
  * IDX files, as LeCun's MNIST page describes them: two zero bytes, the type of the elements, the number of dimensions,
  * their sizes as big-endian 32-bit numbers, and the elements, row-major and big-endian.
  */
+#include "base/regular_file.h"
 #include "tensor/numbers.h"
 
 #include <trireme/data.h>
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -24,14 +23,9 @@ typedef struct idx_file {
 
 static tr_status open_file(idx_file *f)
 {
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    int fd = tr__regular_open(f->path, &f->size);
+    if (fd < 0 && (errno == EISDIR || errno == ENODEV)) return tr__fail(TR_INVALID, "idx: %s is no file", f->path);
     if (fd < 0) return tr__fail_errno(TR_IO, errno, "idx: cannot open %s", f->path);
-    struct stat info;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        close(fd);
-        return tr__fail(TR_INVALID, "idx: %s is no file", f->path);
-    }
-    f->size = info.st_size;
     f->file = gzdopen(fd, "rb");
     if (f->file) return TR_OK;
     close(fd);

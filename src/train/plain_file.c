@@ -1,28 +1,21 @@
 #include "train/plain_file.h"
 
+#include "base/regular_file.h"
+
 #include <errno.h>
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 tr_status tr__plain_open(tr__plain_file *f, const char *path, const char *what)
 {
     *f = (tr__plain_file){.path = path, .fd = -1};
     if (!path) return tr__fail(TR_INVALID, "no path of %s was given", what);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up */
+    int64_t bytes;
+    int fd = tr__regular_open(path, &bytes);
+    if (fd < 0 && (errno == EISDIR || errno == ENODEV))
+        return tr__fail(TR_FORMAT, "%s: is %s, not %s", path, errno == EISDIR ? "a folder" : "no plain file", what);
     if (fd < 0) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot open %s", path);
-    struct stat s;
-    tr_status status = TR_OK;
-    if (fstat(fd, &s) < 0)
-        status = tr__fail_errno(TR_IO, errno, "cannot read %s", path);
-    else if (!S_ISREG(s.st_mode))
-        status = tr__fail(TR_FORMAT, "%s: is %s, not %s", path, S_ISDIR(s.st_mode) ? "a folder" : "no plain file", what);
-    if (status != TR_OK) {
-        close(fd);
-        return status;
-    }
     f->fd = fd;
-    f->bytes = (uint64_t)s.st_size;
+    f->bytes = (uint64_t)bytes;
     return TR_OK;
 }
 

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <trireme/trireme.h>
@@ -229,6 +230,14 @@ static void test_damaged_idx(void **state)
     assert_failed(tr_status_of(tr_idx_load(files_write("none", bytes, n))), TR_FORMAT, "0 dimensions");
     assert_failed(tr_status_of(tr_idx_load(files_path("absent"))), TR_IO, "absent: No such file");
     assert_failed(tr_status_of(tr_idx_load("/dev/zero")), TR_INVALID, "no file");
+    files_write("pipes/x", "", 0);
+    assert_failed(tr_status_of(tr_idx_load(files_path("pipes"))), TR_INVALID, "no file");
+    assert_int_equal(mkfifo(files_path("pipes/images"), 0600), 0); /* nobody writes, and nobody waits */
+    assert_failed(tr_status_of(tr_idx_load(files_path("pipes/images"))), TR_INVALID, "no file");
+    assert_int_equal(mkfifo(files_path("pipes/test_batch.bin"), 0600), 0);
+    assert_failed(tr_status_of(tr_cifar10(files_path("pipes"))), TR_INVALID, "no file");
+    assert_int_equal(mkfifo(files_path("pipes/tokenizer.json"), 0600), 0);
+    assert_failed(tr_status_of(tr_tokenizer(files_path("pipes/tokenizer.json"))), TR_INVALID, "no file");
     assert_failed(tr_status_of(tr_idx_load(NULL)), TR_INVALID, "path");
 }
 
