@@ -121,9 +121,21 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* Calls visit for each entry of a folder, in order of names. label: -1 in the folder itself, whose sub-folders are the
+/* Calls visit for each folder and each regular file in a folder, in order of names. label: -1 in the folder itself, whose sub-folders are the
  * classes. */
 typedef tr_status (*visitor)(tr_dataset *set, const char *path, const char *name, bool is_folder, int64_t label);
+
+/* What is neither, or cannot be looked at, as a link to nowhere, is passed over, but for a picture that is missing. */
+static tr_status visit_entry(tr_dataset *set, const char *path, const char *name, int64_t label, visitor visit)
+{
+    struct stat info;
+    if (stat(path, &info) != 0) {
+        if (label < 0 || !is_picture(name)) return TR_OK;
+        return tr__fail_errno(TR_IO, errno, "image_folder: cannot look at %s", path);
+    }
+    bool is_folder = S_ISDIR(info.st_mode);
+    return is_folder || S_ISREG(info.st_mode) ? visit(set, path, name, is_folder, label) : TR_OK;
+}
 
 static tr_status walk(tr_dataset *set, const char *folder, int64_t label, visitor visit)
 {
@@ -133,12 +145,9 @@ static tr_status walk(tr_dataset *set, const char *folder, int64_t label, visito
     tr_status status = TR_OK;
     for (int i = 0; i < n; i++) {
         char path[PATH_MAX];
-        struct stat info;
         if (status == TR_OK && snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name) >= PATH_MAX)
             status = tr__fail(TR_INVALID, "image_folder: a path in %s is too long", folder);
-        if (status == TR_OK && stat(path, &info) != 0)
-            status = tr__fail_errno(TR_IO, errno, "image_folder: cannot look at %s", path);
-        if (status == TR_OK) status = visit(set, path, entries[i]->d_name, S_ISDIR(info.st_mode), label);
+        if (status == TR_OK) status = visit_entry(set, path, entries[i]->d_name, label, visit);
         free(entries[i]);
     }
     free(entries);

@@ -15,6 +15,7 @@
 #include <png.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <trireme/trireme.h>
@@ -251,6 +252,28 @@ static void test_folders(void **state)
     assert_failed(tr_status_of(tr_image_folder(NULL, .height = 4, .width = 4)), TR_INVALID, "no folder");
 }
 
+/* Links to nowhere and FIFOs lie about; but a picture that is missing is missed. */
+static void test_what_is_neither_file_nor_folder(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    files_write("odd/cat/1.png", "x", 1);
+    static const char *const links[] = {"odd/latest", "odd/cat/notes", "odd/cat/1.png.lock", "odd/cover.png"};
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++) assert_int_equal(symlink("nowhere", files_path(links[i])), 0);
+    assert_int_equal(mkfifo(files_path("odd/cat/2.png"), 0600), 0);
+    assert_int_equal(mkfifo(files_path("odd/pipe"), 0600), 0);
+    tr_dataset *set = tr_image_folder(files_path("odd"), .height = 4, .width = 4);
+    TR_CHECK(tr_status_of(set));
+    assert_int_equal(tr_dataset_count(set), 1);
+    /* And one that has become a FIFO since. */
+    tr_sample s;
+    unlink(files_path("odd/cat/1.png"));
+    assert_int_equal(mkfifo(files_path("odd/cat/1.png"), 0600), 0);
+    assert_failed(tr_dataset_at(set, 0, &s), TR_INVALID, "1.png: it is no file");
+    assert_int_equal(symlink("nowhere", files_path("odd/cat/3.png")), 0);
+    assert_failed(tr_status_of(tr_image_folder(files_path("odd"), .height = 4, .width = 4)), TR_IO, "odd/cat/3.png: No such");
+}
+
 /* ---- CIFAR-10 ---------------------------------------------------------------------------------------------------- */
 
 enum { RECORD = 3073 };
@@ -305,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_pictures_cut_short),
         cmocka_unit_test(test_damaged_pictures),
         cmocka_unit_test(test_folders),
+        cmocka_unit_test(test_what_is_neither_file_nor_folder),
         cmocka_unit_test(test_cifar),
     };
     return cmocka_run_group_tests(tests, files_begin, files_end);
