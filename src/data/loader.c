@@ -174,7 +174,7 @@ static tr_status check_indices(const tr_loader *l, const int64_t *indices, int64
 static tr_status draw_indices(tr_loader *l)
 {
     int64_t length = tr_sampler_length(l->sampler);
-    int64_t *indices = realloc(l->indices, (size_t)(length ? length : 1) * sizeof *indices);
+    int64_t *indices = reallocarray(l->indices, (size_t)(length ? length : 1), sizeof *indices);
     if (!indices) return tr__fail(TR_NO_MEMORY, "loader: no memory for the order of %" PRId64 " samples", length);
     l->indices = indices;
     TR__TRY(tr_sampler_set_epoch(l->sampler, l->epoch));

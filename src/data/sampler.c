@@ -120,7 +120,7 @@ tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out)
     const tr_sampler *s = sampler;
     int64_t *order = NULL;
     if (s->shuffle && s->length) {
-        order = malloc((size_t)s->count * sizeof *order);
+        order = reallocarray(NULL, (size_t)s->count, sizeof *order);
         if (!order) return tr__fail(TR_NO_MEMORY, "sampler_indices: no memory for an order of %" PRId64, s->count);
         for (int64_t i = 0; i < s->count; i++) order[i] = i;
         shuffle(order, s->count, tr__mix(s->seed, (uint64_t)s->epoch));

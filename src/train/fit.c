@@ -28,7 +28,7 @@ typedef struct fit {
     int folder_fd;       /* rank 0's, locked; -1 elsewhere */
     tr_metrics *metrics; /* rank 0's, or NULL */
     double *step_ms;     /* of the steps of this call */
-    int64_t steps;
+    int64_t steps, capacity;
     tr_fit_report *report;
 } fit;
 
@@ -144,6 +144,20 @@ static tr_status train_step(fit *f, tr_metrics_row *row, bool *stop)
     return status;
 }
 
+/* As many as there come to be: a schedule may be as good as endless. */
+static tr_status note_time(fit *f, double ms)
+{
+    if (f->steps == f->capacity) {
+        int64_t capacity = f->capacity ? 2 * f->capacity : 1024;
+        double *grown = reallocarray(f->step_ms, (size_t)capacity, sizeof *grown);
+        if (!grown) return tr__fail(TR_NO_MEMORY, "fit: no memory for the times of %" PRId64 " steps", capacity);
+        f->step_ms = grown;
+        f->capacity = capacity;
+    }
+    f->step_ms[f->steps++] = ms;
+    return TR_OK;
+}
+
 /* A profile has the steps alone. */
 static tr_status validate(fit *f, tr_metrics_row *row)
 {
@@ -165,7 +179,7 @@ static tr_status step(fit *f, bool *stop)
     int64_t start = tr__now_ns();
     *stop = o->should_stop && o->should_stop(o->user);
     TR__TRY(train_step(f, &row, stop));
-    f->step_ms[f->steps++] = 1e3 * seconds_since(start);
+    TR__TRY(note_time(f, 1e3 * seconds_since(start)));
     if (f->profiling && !is_profiled(f)) end_profile(f);
 
     /* A run that stops on the way measures nothing that an unbroken one would not. */
@@ -217,9 +231,9 @@ static void report_times(fit *f)
     tr_fit_report *r = f->report;
     double sum = 0;
     for (int64_t i = 0; i < f->steps; i++) sum += f->step_ms[i];
-    qsort(f->step_ms, (size_t)f->steps, sizeof *f->step_ms, by_value);
     r->step_ms_median = NAN;
     if (!f->steps) return;
+    qsort(f->step_ms, (size_t)f->steps, sizeof *f->step_ms, by_value);
     r->step_ms_median = (f->step_ms[(f->steps - 1) / 2] + f->step_ms[f->steps / 2]) / 2;
     r->items_per_s = (double)(f->steps * f->trainer->plan.batch * f->trainer->items) / (1e-3 * sum);
 }
@@ -241,9 +255,6 @@ static tr_status report_memory(fit *f)
 static tr_status fit_all(fit *f)
 {
     TR_SCOPE;
-    int64_t left = f->until - f->trainer->step;
-    f->step_ms = malloc((size_t)(left > 0 ? left : 1) * sizeof *f->step_ms);
-    if (!f->step_ms) return tr__fail(TR_NO_MEMORY, "fit: no memory for the times of %lld steps", (long long)left);
     tr_status status = run(f);
     if (f->profiling) tr__profile_stop(); /* it failed */
     report_times(f);

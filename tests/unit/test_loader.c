@@ -356,6 +356,8 @@ static void test_what_is_no_loader(void **state)
     assert_int_equal(tr_loader_batches(empty), 0);
     for (int i = 0; i < 3; i++) assert_int_equal(tr_loader_next(empty, &b), TR_END);
     assert_int_equal(tr_loader_batches(tr_loader_new(set, .batch = INT64_MAX)), 1);
+    assert_failed(tr_loader_next(tr_loader_new(tr_dataset_new((int64_t)1 << 61, get_of_eight_dimensions)), &b), TR_NO_MEMORY,
+        "no memory for the order of 2305843009213693952 samples");
     assert_failed(tr_loader_next(tr_loader_new(tr_dataset_new(1, get_of_eight_dimensions)), &b), TR_SHAPE,
         "no room for a batch dimension");
 }

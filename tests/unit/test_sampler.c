@@ -171,6 +171,16 @@ static void test_what_is_no_sampler(void **state)
     assert_failed(tr_status_of(tr_distributed_sampler(4, .group = nobody)), TR_INVALID, "nonsense");
 }
 
+/* The bytes of its order are more than a size can say. */
+static void test_a_count_beyond_all_memory(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    int64_t first;
+    tr_sampler *sampler = tr_distributed_sampler((int64_t)1 << 61, .shuffle = true, .world_size = 1 << 30);
+    assert_failed(tr_sampler_indices(sampler, &first), TR_NO_MEMORY, "no memory for an order of 2305843009213693952");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -179,6 +189,7 @@ int main(void)
         cmocka_unit_test(test_seed_and_epoch_say_the_order),
         cmocka_unit_test(test_all_orders_are_as_likely),
         cmocka_unit_test(test_ranks_share_each_batch),
+        cmocka_unit_test(test_a_count_beyond_all_memory),
         cmocka_unit_test(test_what_is_no_sampler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -289,6 +289,15 @@ static tr_tensor *spoilt(tr_module *net, tr_tensor *x, tr_tensor *y, void *user)
 }
 
 /* What the user has frozen stays so, also when the validation fails. */
+static void a_schedule_may_be_as_good_as_endless(void **state)
+{
+    (void)state;
+    rank one[MOST_RANKS] = {{.stop_after = STEPS}};
+    run_ranks((rank){.options.steps = (int64_t)1 << 61}, 1, one);
+    assert_well(one);
+    assert_true(one[0].report.stopped && one[0].steps == STEPS && one[0].report.step_ms_median > 0);
+}
+
 static void validation_leaves_modes_as_they_were(void **state)
 {
     (void)state;
@@ -350,6 +359,7 @@ int main(void)
         TEST(a_failure_of_rank_0_reaches_the_others),
         TEST(a_diverged_run_says_so_on_every_rank),
         TEST(the_callers_autocast_counts_where_none_is_given),
+        TEST(a_schedule_may_be_as_good_as_endless),
         TEST(validation_leaves_modes_as_they_were),
         TEST(wrong_options_are_refused),
     };
