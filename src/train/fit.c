@@ -184,15 +184,19 @@ static tr_status step(fit *f, bool *stop)
 
     /* A run that stops on the way measures nothing that an unbroken one would not. */
     bool last = t->step >= f->until, finished = t->step >= t->plan.steps;
-    if (t->step % f->validate_every == 0 || finished) TR__TRY(validate(f, &row));
+    bool saves = *stop || last || (o->save_every && t->step % o->save_every == 0);
+    tr_status judged = t->step % f->validate_every == 0 || finished ? validate(f, &row) : TR_OK;
+    tr__error *first = judged == TR_OK ? NULL : tr__error_take(); /* what was learned is saved all the same */
     t->seconds = seconds_since(f->resumed_ns);
     row.seconds = t->seconds;
     if (isnan(f->report->initial_loss)) f->report->initial_loss = row.loss;
     f->report->final_loss = row.loss;
-    if (f->metrics) TR__TRY(tr_metrics_add(f->metrics, &row));
-    if (o->on_step) o->on_step(&row, o->user);
-    if (*stop || last || (o->save_every && t->step % o->save_every == 0)) TR__TRY(save(f));
-    return TR_OK;
+    tr_status status = f->metrics ? tr_metrics_add(f->metrics, &row) : TR_OK;
+    if (o->on_step && status == TR_OK && judged == TR_OK) o->on_step(&row, o->user);
+    if (saves && status == TR_OK) status = save(f);
+    if (judged != TR_OK) status = tr__fail_stored(first);
+    tr__error_unref(first);
+    return status;
 }
 
 static tr_status run(fit *f)

@@ -148,6 +148,28 @@ static void test_a_resumed_run_is_as_an_unbroken_one(void **state)
     }
 }
 
+static tr_status get_mislabelled(const tr_sample_call *call, tr_sample *out)
+{
+    tr_status status = get(call, out);
+    out->y = tr_scalar(7, TR_I64);
+    return status;
+}
+
+/* A label that the model does not know ends training at the first validation: not what was learned until then. */
+static void test_a_failed_validation_comes_after_the_save(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_trainer *t = tr_classifier_trainer(tr_linear(6, 2), tr_dataset_new(SAMPLES, get),
+        .validation = tr_dataset_new(5, get_mislabelled), .batch = BATCH, .steps = STEPS);
+    assert_int_equal(tr_fit(t, .folder = folder, .validate_every = EPOCH, .save_every = EPOCH), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "7"));
+    char path[4096];
+    int64_t step;
+    TR_CHECK(tr_checkpoint_find(folder, path, &step));
+    assert_int_equal(step, EPOCH);
+}
+
 static void test_wrong_options_are_refused(void **state)
 {
     (void)state;
@@ -170,6 +192,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_split_learns_the_same),
         cmocka_unit_test_setup_teardown(test_a_resumed_run_is_as_an_unbroken_one, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_a_failed_validation_comes_after_the_save, make_folder, remove_folder),
         cmocka_unit_test(test_wrong_options_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
