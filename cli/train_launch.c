@@ -11,27 +11,32 @@
 
 /* An argument list that owns its strings. */
 typedef struct arguments {
-    char *list[2 * TR__SETTINGS_MOST + 32];
+    char *list[TR__SETTINGS_MOST + 32];
     int count;
     bool whole;
 } arguments;
 
-static void add(arguments *a, const char *text)
+/* Takes the string. */
+static void add_own(arguments *a, char *text)
 {
-    char *copy = strdup(text);
-    if (!copy || a->count == (int)(sizeof a->list / sizeof *a->list) - 1) a->whole = false;
+    if (!text || a->count == (int)(sizeof a->list / sizeof *a->list) - 1) a->whole = false;
     if (a->whole)
-        a->list[a->count++] = copy;
+        a->list[a->count++] = text;
     else
-        free(copy);
+        free(text);
 }
 
+static void add(arguments *a, const char *text)
+{
+    add_own(a, strdup(text));
+}
+
+/* A value may look like an option, and is none in the same argument. */
 static void add_option(arguments *a, const char *name, const char *value)
 {
-    char option[64];
-    snprintf(option, sizeof option, "--%s", name);
-    add(a, option);
-    if (value) add(a, value);
+    char *option;
+    int length = value ? asprintf(&option, "--%s=%s", name, value) : asprintf(&option, "--%s", name);
+    add_own(a, length < 0 ? NULL : option);
 }
 
 static void add_number(arguments *a, const char *name, int value)

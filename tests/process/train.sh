@@ -72,6 +72,11 @@ results whole2 >expected
 results broken2 | diff expected - >out || fail "a resumed run of two ranks has other results"
 [ "$(number ranks whole2.json)" = 2 ] || fail "not two ranks"
 
+# Names that look like options reach the ranks as they are.
+cp text ./--odd.txt
+"$TRIREME" train gpt $tiny --data=--odd.txt --steps 2 --ranks 2 --out=--odd --json=--odd.json >out 2>err || fail "exit code $?: odd names"
+[ -d ./--odd/checkpoint-2 ] && [ -s ./--odd.json ] || fail "no results under odd names"
+
 # The same batch on any number of ranks: the same losses, and in as many pieces as memory asks for.
 train --steps 50 --out one
 train --steps 50 --ranks 2 --out two
