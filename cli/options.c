@@ -289,6 +289,7 @@ int tr__parse(const tr__syntax *syntax, int *argc, char **argv)
         if (is_operand) argv[operands++] = argv[at];
         else status = read_option(syntax, argv, &at, &seen);
     }
+    if (syntax->given) *syntax->given = seen;
     if (status >= 0) return status;
     while (at < *argc) argv[operands++] = argv[at++];
     argv[operands] = NULL;

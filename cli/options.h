@@ -59,6 +59,7 @@ typedef struct tr__syntax {
     const tr__option *options;
     struct { int least, most; } operands; /* how many there may be */
     bool stop_at_operand;      /* options end at the first operand: what follows belongs to another program */
+    uint64_t *given;           /* NULL, or where bit i says whether options[i] was given, by whichever of its names */
 } tr__syntax;
 
 /* Reads argv[1] and what follows. Returns -1 when the command is to go on: *argc operands are then at argv[0] and on,

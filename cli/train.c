@@ -69,11 +69,8 @@ bool tr__setting_text(const tr__setting *s, char *text, size_t bytes)
 
 bool tr__train_given(const tr__train *t, const char *name)
 {
-    size_t length = strlen(name);
-    for (const char *const *argument = t->given; *argument; argument++)
-        if (!strncmp(*argument, "--", 2) && !strncmp(*argument + 2, name, length) &&
-            (!(*argument)[2 + length] || (*argument)[2 + length] == '='))
-            return true;
+    for (int i = 0; t->options[i].name; i++)
+        if (!strcmp(t->options[i].name, name)) return t->given >> i & 1;
     return false;
 }
 
@@ -126,7 +123,7 @@ double tr__zero_is_meant(double value)
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-static void put_options(tr__train *t, tr__option *options)
+static void put_options(tr__train *t)
 {
     const double any = 1e9;
     const int many = INT_MAX;
@@ -157,19 +154,18 @@ static void put_options(tr__train *t, tr__option *options)
         {"plain", 0, NULL, "lines instead of a progress bar", TR__FLAG(&t->plain)},
         {0},
     };
-    options[0] = data;
-    int n = 1 + t->kind->options(t, options + 1);
-    memcpy(options + n, shared, sizeof shared);
+    t->options[0] = data;
+    int n = 1 + t->kind->options(t, t->options + 1);
+    memcpy(t->options + n, shared, sizeof shared);
 }
 
 /* Returns -1 to go on, else the exit code. */
 static int read_options(tr__train *t, int argc, char **argv)
 {
-    tr__option options[TR__OPTIONS_MOST];
-    put_options(t, options);
+    put_options(t);
     char about[512];
     snprintf(about, sizeof about, "%s\nCtrl-C saves and stops. docs/training.md says more.", t->kind->about);
-    const tr__syntax syntax = {t->command, NULL, about, options, .operands = {0, 0}};
+    const tr__syntax syntax = {t->command, NULL, about, t->options, .operands = {0, 0}, .given = &t->given};
     return tr__parse(&syntax, &argc, argv);
 }
 
@@ -218,13 +214,6 @@ static int train(tr__train *t)
 
 static int train_model(tr__train *t, int argc, char **argv)
 {
-    const char **given = calloc((size_t)argc + 1, sizeof *given);
-    if (!given) {
-        tr__complain(t->command, "out of memory");
-        return TR__EXIT_FAILED;
-    }
-    memcpy(given, argv, (size_t)argc * sizeof *given);
-    t->given = given;
     t->started_ns = start_of_process();
     t->under_launcher = getenv("RANK") != NULL;
     t->has_parent = t->under_launcher && getenv(TR__TRAIN_PARENT);
@@ -233,7 +222,6 @@ static int train_model(tr__train *t, int argc, char **argv)
     int status = read_options(t, argc, argv);
     if (status < 0) status = train(t);
     for (int i = 0; i < t->n_owned; i++) free(t->owned[i]);
-    free(given);
     return status;
 }
 

@@ -14,6 +14,8 @@
 #define TR__TRAIN_PARENT "TRIREME_TRAIN_STARTED"
 #define TR__TRAIN_CONTENT "TRIREME_TRAIN_CONTENT" /* and what it found the data to be */
 
+enum { TR__OPTIONS_MOST = 40, TR__SETTINGS_MOST = 40 };
+
 /* A setting that a checkpoint remembers: an option of the same name. fixed: a resumed run must have the same value. */
 typedef struct tr__setting {
     const char *name;
@@ -62,7 +64,8 @@ struct tr__train {
     const char *out, *json;
     bool resume, plain, recompute;
 
-    const char *const *given;        /* the command's arguments */
+    tr__option options[TR__OPTIONS_MOST]; /* the command's, and which of them were among its arguments */
+    uint64_t given;
     bool under_launcher, has_parent; /* RANK is set; by `trireme train` */
     int64_t started_ns;
     bool own_optimizer;  /* another one than the model's usual */
@@ -77,12 +80,11 @@ struct tr__train {
 bool tr__train_text_begin(tr__train *train, const char *model);
 bool tr__train_images_begin(tr__train *train, const char *model);
 
-enum { TR__OPTIONS_MOST = 40, TR__SETTINGS_MOST = 40 };
 /* All settings, of which it returns how many. */
 int tr__train_settings(tr__train *train, tr__setting settings[TR__SETTINGS_MOST]);
 /* The value as text; false for a text that is not there. */
 bool tr__setting_text(const tr__setting *setting, char *text, size_t bytes);
-/* Was --name among the arguments? */
+/* Was the option among the arguments, as --name or by its letter? */
 bool tr__train_given(const tr__train *train, const char *name);
 /* Keeps a string that malloc made until the end; NULL when there is none, or no room. */
 const char *tr__train_own(tr__train *train, char *text);

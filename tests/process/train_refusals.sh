@@ -65,6 +65,14 @@ refuses 2 "--preset takes one of nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2
 refuses 2 "no model is named \"gtp\": there are gpt, bert, lenet" train gtp
 refuses 2 "--out FOLDER is missing" train gpt --data text --resume
 
+
+# Under a launcher, by either name of the option.
+export RANK=0 WORLD_SIZE=1
+for ranks in "--ranks 3" "--ranks=3" "-n 3" -n3; do
+    refuses 1 "--ranks 3, but the launcher has started 1: leave --ranks out" train gpt $sizes --data text $ranks --out x
+done
+unset RANK WORLD_SIZE
+
 # Resuming: other options, another text, no checkpoint, damage. A training is never written over.
 "$TRIREME" train gpt $sizes --steps 20 --stop-at 6 --save-every 3 --data text --out good >out 2>err || fail "no training"
 refuses 1 "good holds a training at step 6: go on with --resume" train gpt $sizes --steps 20 --data text --out good
