@@ -7,7 +7,7 @@
  * The first byte says which: bit 0: a stream; bit 1: the ring is almost at its end; bit 2: the last record may be cut short;
  * bit 3: what records and frames say of themselves is put right, so that their bodies are read; bit 4: the backward is SMART.
  */
-/* fuzz: 30000 */
+/* fuzz: 30000, soak: 1000000 */
 #include "fuzz.h"
 
 #include "base/clock.h"
