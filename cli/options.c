@@ -64,14 +64,14 @@ const char *tr__nearest(const char *word, const char *const *words)
 
 /* What an option is called in messages: as the user wrote it. */
 typedef struct given {
-    const tr__syntax *syntax;
+    const char *command;
     const tr__option *option;
     const char *name; /* "--ranks" or "-n" */
 } given;
 
 static bool bad_value(const given *g, const char *value, const char *wanted)
 {
-    tr__complain(g->syntax->command, "%s takes %s, not \"%s\"", g->name, wanted, value);
+    tr__complain(g->command, "%s takes %s, not \"%s\"", g->name, wanted, value);
     return false;
 }
 
@@ -140,14 +140,15 @@ static bool set_sizes(const given *g, const char *value)
     return true;
 }
 
-static bool set_value(const given *g, const char *value)
+bool tr__option_set(const char *command, const tr__option *option, const char *name, const char *value)
 {
-    switch (g->option->type) {
-    case TR__OPTION_FLAG: *(bool *)g->option->into = true; return true;
+    const given g = {command, option, name};
+    switch (option->type) {
+    case TR__OPTION_FLAG: *(bool *)option->into = true; return true;
     case TR__OPTION_INTEGER:
-    case TR__OPTION_NUMBER: return set_number(g, value);
-    case TR__OPTION_TEXT: return set_text(g, value);
-    case TR__OPTION_SIZES: return set_sizes(g, value);
+    case TR__OPTION_NUMBER: return set_number(&g, value);
+    case TR__OPTION_TEXT: return set_text(&g, value);
+    case TR__OPTION_SIZES: return set_sizes(&g, value);
     }
     return false;
 }
@@ -250,7 +251,7 @@ static int read_option(const tr__syntax *syntax, char **argv, int *at, uint64_t 
         ++*at;
     }
     *seen |= (uint64_t)1 << (o - syntax->options);
-    return set_value(&(given){syntax, o, name}, value) ? -1 : wrong(syntax);
+    return tr__option_set(syntax->command, o, name, value) ? -1 : wrong(syntax);
 }
 
 static int check_complete(const tr__syntax *syntax, uint64_t seen, int operands, char **argv)

@@ -66,6 +66,9 @@ typedef struct tr__syntax {
  * NULL-terminated. Otherwise the exit code: TR__EXIT_OK after --help, TR__EXIT_USAGE after a message on stderr. */
 int tr__parse(const tr__syntax *syntax, int *argc, char **argv);
 
+/* Sets one option as the command line would; the text must outlive it. name: what messages call it. False after one. */
+bool tr__option_set(const char *command, const tr__option *option, const char *name, const char *value);
+
 /* "trireme run: message" on stderr. */
 void tr__complain(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -67,11 +67,17 @@ bool tr__setting_text(const tr__setting *s, char *text, size_t bytes)
     return value && snprintf(text, bytes, "%s", value) < (int)bytes;
 }
 
+const tr__option *tr__train_option(const tr__train *t, const char *name)
+{
+    for (const tr__option *o = t->options; o->name; o++)
+        if (!strcmp(o->name, name)) return o;
+    return NULL;
+}
+
 bool tr__train_given(const tr__train *t, const char *name)
 {
-    for (int i = 0; t->options[i].name; i++)
-        if (!strcmp(t->options[i].name, name)) return t->given >> i & 1;
-    return false;
+    const tr__option *o = tr__train_option(t, name);
+    return o && (t->given >> (o - t->options) & 1);
 }
 
 const char *tr__train_own(tr__train *t, char *text)

@@ -72,7 +72,7 @@ struct tr__train {
     int64_t parameters;  /* of the model; from check or trainer on */
     char content[96];    /* tells the data: a resumed run must have the same */
     char begun_with[1200]; /* what --init has loaded; "": it was not given */
-    char *owned[16];     /* strings to be freed */
+    char *owned[TR__SETTINGS_MOST + 8]; /* strings to be freed */
     int n_owned;
 };
 
@@ -84,6 +84,8 @@ bool tr__train_images_begin(tr__train *train, const char *model);
 int tr__train_settings(tr__train *train, tr__setting settings[TR__SETTINGS_MOST]);
 /* The value as text; false for a text that is not there. */
 bool tr__setting_text(const tr__setting *setting, char *text, size_t bytes);
+/* The option of that name; NULL when there is none. */
+const tr__option *tr__train_option(const tr__train *train, const char *name);
 /* Was the option among the arguments, as --name or by its letter? */
 bool tr__train_given(const tr__train *train, const char *name);
 /* Keeps a string that malloc made until the end; NULL when there is none, or no room. */

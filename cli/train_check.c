@@ -20,7 +20,8 @@ static int64_t number_of_environment(const char *name, int64_t otherwise)
 
 /* ---- Resuming ---------------------------------------------------------------------------------------------------- */
 
-static int restore_setting(tr__train *t, const tr__setting *s, const tr_tensor_list *model)
+/* What a checkpoint says is checked as what a user says is. */
+static int restore_setting(tr__train *t, const tr__setting *s, const char *path, const tr_tensor_list *model)
 {
     char key[64], now[PATH_MAX];
     snprintf(key, sizeof key, "trireme.%s", s->name);
@@ -31,20 +32,13 @@ static int restore_setting(tr__train *t, const tr__setting *s, const tr_tensor_l
         return tr__train_failed(t, "--resume: the training in %s was started with%s --%s%s%s: leave --%s out", t->out,
                                 then ? "" : "out", s->name, then ? " " : "", then ? then : "", s->name);
     }
-    if (!then) return -1;
-    switch (s->type) {
-    case TR__SETTING_INTEGER:
-        *(int *)s->value = (int)strtol(then, NULL, 10);
-        break;
-    case TR__SETTING_NUMBER:
-        *(double *)s->value = strtod(then, NULL);
-        break;
-    case TR__SETTING_TEXT:
-        *(const char **)s->value = tr__train_own(t, strdup(then));
-        if (!*(const char **)s->value) return tr__train_failed(t, "out of memory");
-        break;
-    }
-    return -1;
+    bool unset = then && s->value == &t->micro_batch && !strcmp(then, "0");
+    if (!then || unset) return -1;
+    char option[PATH_MAX + 64];
+    snprintf(option, sizeof option, "%s: --%s", path, s->name);
+    const char *value = tr__train_own(t, strdup(then));
+    if (!value) return tr__train_failed(t, "out of memory");
+    return tr__option_set(t->command, tr__train_option(t, s->name), option, value) ? -1 : TR__EXIT_FAILED;
 }
 
 int tr__train_restore(tr__train *t)
@@ -66,7 +60,7 @@ int tr__train_restore(tr__train *t)
     tr__setting settings[TR__SETTINGS_MOST];
     int count = tr__train_settings(t, settings);
     for (int i = 0; i < count; i++) {
-        int code = restore_setting(t, &settings[i], model);
+        int code = restore_setting(t, &settings[i], path, model);
         if (code >= 0) return code;
     }
     return -1;

@@ -94,6 +94,17 @@ damage() { # FILE MESSAGE: with the file cut in half
 }
 damage model.safetensors "bad/checkpoint-6/model.safetensors: is cut short"
 damage state.safetensors "bad/checkpoint-6/state.safetensors: is cut short"
+change() { # SED-COMMAND MESSAGE: with what the checkpoint says of itself changed, as long as before
+    rm -rf bad && cp -r good bad
+    LC_ALL=C sed "$1" good/checkpoint-6/model.safetensors >bad/checkpoint-6/model.safetensors
+    ! cmp -s good/checkpoint-6/model.safetensors bad/checkpoint-6/model.safetensors || fail "nothing was changed: $1"
+    refuses 1 "$2" train gpt --resume --out bad
+}
+change 's/"nano"/"nino"/' "bad/checkpoint-6: --preset takes one of nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, not \"nino\""
+change 's/"adamw"/"adamx"/' "bad/checkpoint-6: --optimizer takes one of "
+change 's/\("trireme.layers":[ ]*\)"1"/\1"0"/' "bad/checkpoint-6: --layers takes a whole number from 1 to 1000, not \"0\""
+change 's/\("trireme.heads":[ ]*\)"2"/\1"x"/' "bad/checkpoint-6: --heads takes a whole number from 1 to 1000, not \"x\""
+rm -rf bad && cp -r good bad
 rm bad/checkpoint-6/state.safetensors
 refuses 1 "bad/checkpoint-6/state.safetensors: No such file" train gpt --resume --out bad
 rm -r bad/checkpoint-6
