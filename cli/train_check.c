@@ -66,6 +66,44 @@ int tr__train_restore(tr__train *t)
     return -1;
 }
 
+/* ---- Names ------------------------------------------------------------------------------------------------------- */
+
+/* No overlong forms, no surrogates (RFC 3629). */
+static bool is_utf8(const char *text)
+{
+    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000};
+    for (const unsigned char *s = (const unsigned char *)text; *s;) {
+        int more = *s < 0x80 ? 0 : *s < 0xc0 ? -1 : *s < 0xe0 ? 1 : *s < 0xf0 ? 2 : *s < 0xf8 ? 3 : -1;
+        if (more < 0) return false;
+        uint32_t c = more ? *s & (0x3fu >> more) : *s;
+        s++;
+        for (int i = 0; i < more; i++, s++) {
+            if ((*s & 0xc0) != 0x80) return false;
+            c = c << 6 | (*s & 0x3fu);
+        }
+        if (c < least[more] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return false;
+    }
+    return true;
+}
+
+/* A checkpoint's first save would fail, and with it the training; and results would be no JSON. */
+static int check_text(const tr__train *t, const char *name, const char *value)
+{
+    if (!value || is_utf8(value)) return -1;
+    return tr__train_failed(t, "--%s: \"%s\" is not UTF-8, and checkpoints and results are written in that: give another name",
+                            name, value);
+}
+
+static int check_texts(tr__train *t)
+{
+    tr__setting settings[TR__SETTINGS_MOST];
+    int count = tr__train_settings(t, settings), code = check_text(t, "out", t->out);
+    for (int i = 0; i < count && code < 0; i++)
+        if (settings[i].type == TR__SETTING_TEXT)
+            code = check_text(t, settings[i].name, *(const char *const *)settings[i].value);
+    return code;
+}
+
 /* ---- The data ---------------------------------------------------------------------------------------------------- */
 
 int tr__train_content(tr__train *t, const char *content)
@@ -161,6 +199,7 @@ int tr__train_check(tr__train *t)
                                 world);
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
-    int code = t->kind->check(t, world);
+    int code = check_texts(t);
+    if (code < 0) code = t->kind->check(t, world);
     return code < 0 ? check_files(t) : code;
 }

@@ -1,6 +1,7 @@
 /* The training loop: steps, validations, checkpoints, metrics, until the end or until somebody wants to stop. */
 #include "base/clock.h"
 #include "base/profile.h"
+#include "data/unicode.h"
 #include "device/device.h"
 #include "train/checkpoint.h"
 #include "train/profile_files.h"
@@ -56,9 +57,22 @@ static tr_status check_steps(const fit *f)
         ": go on with that one (.resume), or give another folder", folder, newest, step);
 }
 
+/* Hours later would be late to learn that it cannot be saved. */
+static tr_status check_about(const tr_tensor_list *about)
+{
+    TR__TRY(tr_status_of(about));
+    for (int i = 0; about && i < tr_list_metadata_count(about); i++) {
+        const char *key = tr_list_metadata_key(about, i), *value = tr_list_metadata(about, key);
+        if (!tr__is_utf8(key, strlen(key)) || !tr__is_utf8(value, strlen(value)))
+            return tr__fail(TR_INVALID, "fit: about's metadata \"%s\" is not UTF-8: \"%s\"", key, value);
+    }
+    return TR_OK;
+}
+
 static tr_status open_files(fit *f)
 {
     if (!f->options->folder || f->trainer->rank != 0) return TR_OK;
+    TR__TRY(check_about(f->options->about));
     TR__TRY(lock_folder(f));
     TR__TRY(check_steps(f));
     char path[PATH_MAX];

@@ -18,7 +18,7 @@ refuses() {
     shift 2
     "$TRIREME" "$@" >out 2>err </dev/null || code=$?
     [ $code = "$want" ] || fail "exit code $code instead of $want: trireme $*"
-    grep -qF -e "$message" err || fail "no \"$message\": trireme $*"
+    LC_ALL=C grep -qF -e "$message" err || fail "no \"$message\": trireme $*"
     [ "$(grep -c '^\(\[[0-9]*\] \)*trireme' err)" = 1 ] || fail "not one message: trireme $*"
     ! grep -lzs "^TRIREME_TEST=$TRIREME_TEST$" /proc/[0-9]*/environ >processes 2>/dev/null ||
         [ "$(grep -v -e "/$$/" -e /self/ processes | while read -r p; do
@@ -43,6 +43,19 @@ refuses_train 1 "short is too short: its 5 bytes leave 5 for training, and a con
 mkdir folder
 refuses_train 1 "there is no text in the folder folder" --data folder --out x
 [ ! -e x ] || fail "a folder was made for nothing"
+
+# Names in other encodings, which a checkpoint and results cannot say.
+latin=$(printf 'f\374r')
+cp text "$latin"
+cp "$SOURCE/tests/recorded/tokenizers/gpt2.json" "$latin.json"
+refuses_train 1 "--data: \"$latin\" is not UTF-8" --data "$latin" --out x
+refuses_train 1 "--init: \"$latin\" is not UTF-8" --data text --init "$latin" --out x
+refuses 1 "$latin.json\" is not UTF-8" train gpt $sizes --data text --tokenizer "$latin.json" --out x
+refuses 1 "--out: \"$latin-x\" is not UTF-8" train gpt $sizes --data text --out "$latin-x"
+[ ! -e x ] && [ ! -e "$latin-x" ] || fail "a folder was made for nothing"
+cp text "$(printf 'f\303\274r')"
+"$TRIREME" train gpt $sizes --steps 2 --data "$(printf 'f\303\274r')" --out "$(printf '\342\202\254\360\237\230\200')" >out 2>err ||
+    fail "names in UTF-8 are refused"
 
 # The folder.
 refuses_train 1 "cannot make the folder text/x: Not a directory" --data text --out text/x

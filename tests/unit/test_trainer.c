@@ -341,6 +341,11 @@ static void wrong_options_are_refused(void **state)
     tr_trainer *good = tr_trainer(model, text, .context = 8);
     assert_int_equal(tr_status_of(good), TR_OK);
     assert_int_equal(tr_fit(good, .stop_at = -1), TR_INVALID);
+    tr_tensor_list *about = tr_list();
+    TR_CHECK(tr_list_set_metadata(about, "data", "f\374r"));
+    assert_int_equal(tr_fit(good, .folder = folder, .about = about), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "about's metadata \"data\" is not UTF-8"));
+    assert_int_equal(tr_trainer_steps(good), 0);
     assert_int_equal(tr_fit(tr_trainer(model, tr_text("/nowhere"))), TR_IO);
     /* A context that the model does not have shows at the first step. */
     assert_int_equal(tr_fit(tr_trainer(model, text, .context = 16, .steps = 1)), TR_SHAPE);
