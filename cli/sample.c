@@ -1,9 +1,11 @@
 /* trireme sample: lets a trained GPT go on with a text. */
 #include "command.h"
 #include "options.h"
+#include "train_text.h"
 
 #include <trireme/trireme.h>
 
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +20,7 @@ typedef struct sample {
     int tokens, top_k, seed, threads;
     double temperature;
     bool terminal; /* stdout is one */
-    tr_gpt_options size;
+    int vocab, context;
     tr_module *model;
     tr_tokenizer *tokenizer; /* NULL: bytes */
     float *logits, *sorted;  /* [vocab], to draw with */
@@ -32,12 +34,41 @@ static int failed(const char *message)
 
 /* ---- The model --------------------------------------------------------------------------------------------------- */
 
-static bool read_size(const tr_tensor_list *list, const char *key, int *out)
+static bool read_number(const tr_tensor_list *list, const char *key, int most, int *out)
 {
     const char *text = tr_list_metadata(list, key);
     long value = text ? strtol(text, NULL, 10) : 0;
-    *out = (int)value;
-    return value >= 1 && value <= INT_MAX;
+    *out = value >= 1 && value <= most ? (int)value : 0;
+    return *out != 0;
+}
+
+/* What the checkpoint says that it is; sizes up to those that training takes. */
+static bool read_size(const tr_tensor_list *list, tr__language_size *size)
+{
+    enum { MOST_CONTEXT = 1000000 };
+    const char *kind = tr_list_metadata(list, "trireme.model");
+    *size = (tr__language_size){0};
+    return kind && !strcmp(kind, "gpt") &&
+           read_number(list, "trireme.vocab", INT_MAX - MOST_CONTEXT, &size->vocab) &&
+           read_number(list, "trireme.context", MOST_CONTEXT, &size->context) &&
+           read_number(list, "trireme.layers", 1000, &size->layers) &&
+           read_number(list, "trireme.heads", 1000, &size->heads) && read_number(list, "trireme.dim", 100000, &size->dim);
+}
+
+/* The model, as large as its file: one that is not could take all memory before anything else shows. */
+static int build(sample *s, const char *path, const tr_tensor_list *list, const tr__language_size *size)
+{
+    int64_t wanted = tr__language_gpt.parameters(size), there = tr_list_numel(list);
+    if (wanted == there) {
+        s->vocab = size->vocab;
+        s->context = size->context;
+        s->model = tr_keep(tr__language_gpt.build(size));
+        return -1;
+    }
+    tr__complain(SAMPLE, "%s is damaged: it has %" PRId64 " parameters, and a GPT of its vocab %d, context %d, layers %d, "
+                         "heads %d and dim %d has %" PRId64,
+                 path, there, size->vocab, size->context, size->layers, size->heads, size->dim, wanted);
+    return TR__EXIT_FAILED;
 }
 
 static int load(sample *s)
@@ -48,27 +79,23 @@ static int load(sample *s)
     tr_tensor_list *list;
     if (tr_checkpoint_find(s->from, path, &step) != TR_OK || tr_checkpoint_load(path, &list, NULL) != TR_OK)
         return failed(tr_error_message());
-    const char *kind = tr_list_metadata(list, "trireme.model"),
-               *tokenizer = tr_list_metadata(list, "trireme.tokenizer");
-    tr_gpt_options *o = &s->size;
-    *o = (tr_gpt_options){.size = sizeof *o};
-    bool ours = kind && !strcmp(kind, "gpt") && tokenizer;
-    if (!ours || !read_size(list, "trireme.vocab", &o->vocab) || !read_size(list, "trireme.context", &o->context) ||
-        !read_size(list, "trireme.layers", &o->layers) || !read_size(list, "trireme.heads", &o->heads) ||
-        !read_size(list, "trireme.dim", &o->dim)) {
+    const char *tokenizer = tr_list_metadata(list, "trireme.tokenizer");
+    tr__language_size size;
+    if (!tokenizer || !read_size(list, &size)) {
         tr__complain(SAMPLE, "%s was not written by `trireme train gpt`: it does not say what model it is", path);
         return TR__EXIT_FAILED;
     }
-    s->model = tr_keep(tr_gpt_with(o));
+    int code = build(s, path, list, &size);
+    if (code >= 0) return code;
     if (strcmp(tokenizer, "bytes") != 0) s->tokenizer = tr_keep(tr_tokenizer(tokenizer));
     if (tr_status_of(s->tokenizer) != TR_OK) return failed(tr_error_message());
-    if (o->vocab != (s->tokenizer ? tr_tokenizer_vocab(s->tokenizer) : 256)) {
-        tr__complain(SAMPLE, "%s: the model has %d tokens, and %s is another vocabulary", path, o->vocab, tokenizer);
+    if (s->vocab != (s->tokenizer ? tr_tokenizer_vocab(s->tokenizer) : 256)) {
+        tr__complain(SAMPLE, "%s: the model has %d tokens, and %s is another vocabulary", path, s->vocab, tokenizer);
         return TR__EXIT_FAILED;
     }
-    s->logits = malloc(2 * (size_t)o->vocab * sizeof *s->logits);
+    s->logits = malloc(2 * (size_t)s->vocab * sizeof *s->logits);
     if (!s->logits) return failed("out of memory");
-    s->sorted = s->logits + o->vocab;
+    s->sorted = s->logits + s->vocab;
     if (tr_load_state_dict(s->model, list) == TR_OK && tr_eval(s->model) == TR_OK) return -1;
     tr__complain(SAMPLE, "%s: %s", path, tr_error_message());
     return TR__EXIT_FAILED;
@@ -85,7 +112,7 @@ static int descending(const void *a, const void *b)
 /* The k-th greatest logit; all of them count when k is none. */
 static float threshold(const sample *s)
 {
-    int n = s->size.vocab, k = s->top_k;
+    int n = s->vocab, k = s->top_k;
     if (k <= 0 || k >= n) return -INFINITY;
     memcpy(s->sorted, s->logits, (size_t)n * sizeof *s->sorted);
     qsort(s->sorted, (size_t)n, sizeof *s->sorted, descending);
@@ -96,7 +123,7 @@ static float threshold(const sample *s)
 static int draw(const sample *s, float uniform)
 {
     const float *logits = s->logits;
-    int n = s->size.vocab, best = 0;
+    int n = s->vocab, best = 0;
     for (int i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
     if (s->temperature <= 0) return best;
@@ -117,7 +144,7 @@ static int draw(const sample *s, float uniform)
 static tr_status next(const sample *s, const int32_t *ids, int64_t count, float uniform, int32_t *out)
 {
     TR_SCOPE;
-    int64_t seen = count < s->size.context ? count : s->size.context, vocab = s->size.vocab;
+    int64_t seen = count < s->context ? count : s->context, vocab = s->vocab;
     tr_tensor *x = tr_from(ids + count - seen, TR_SHAPE(1, seen), .dtype = TR_I32);
     tr_tensor *logits = tr_forward(s->model, x); /* [1, seen, vocab] */
     tr_tensor *last = tr_slice(logits, 1, seen - 1, seen);

@@ -117,6 +117,9 @@ change 's/"nano"/"nino"/' "bad/checkpoint-6: --preset takes one of nano, mini, g
 change 's/"adamw"/"adamx"/' "bad/checkpoint-6: --optimizer takes one of "
 change 's/\("trireme.layers":[ ]*\)"1"/\1"0"/' "bad/checkpoint-6: --layers takes a whole number from 1 to 1000, not \"0\""
 change 's/\("trireme.heads":[ ]*\)"2"/\1"x"/' "bad/checkpoint-6: --heads takes a whole number from 1 to 1000, not \"x\""
+# A model that is not the file's is not built, whatever it would take.
+LC_ALL=C sed 's/\("trireme.dim":[ ]*\)"16"/\1"96"/' good/checkpoint-6/model.safetensors >bad/checkpoint-6/model.safetensors
+refuses 1 "bad/checkpoint-6 is damaged: it has" sample --from bad
 rm -rf bad && cp -r good bad
 rm bad/checkpoint-6/state.safetensors
 refuses 1 "bad/checkpoint-6/state.safetensors: No such file" train gpt --resume --out bad
