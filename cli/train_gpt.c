@@ -67,6 +67,7 @@ const tr__language tr__language_gpt = {
     .title = "GPT",
     .about = "Trains a GPT on a text, on one process or several, and keeps what it learned.",
     .tokenizer_help = "Hugging Face's files of byte pairs, or what `trireme tokenizer train` wrote",
+    .pairs_only = true,
     .byte_vocab = 256,
     .presets = presets,
     .preset = preset,

@@ -112,12 +112,23 @@ static int fill_in(tr__train *t)
 
 /* ---- The text ---------------------------------------------------------------------------------------------------- */
 
+/* Word pieces put special tokens around a text, also around none. */
+static tr_status check_kind(const text_training *m)
+{
+    TR_SCOPE;
+    tr_tensor *none = m->tokens ? tr_encode(m->tokens, "") : NULL;
+    if (tr_status_of(none) != TR_OK || !none || !m->language->pairs_only || tr_numel(none) == 0) return tr_status_of(none);
+    return tr_fail(TR_INVALID, "--tokenizer %s: its word pieces leave out spaces and capitals, so that no text comes of what "
+                               "a GPT says: give one of byte pairs, such as `trireme tokenizer train` makes", m->tokenizer);
+}
+
 /* The tokenizer, once, and how it masks. */
 static tr_status read_tokenizer(const tr__train *t)
 {
     text_training *m = t->own;
     if (!m->tokens && strcmp(m->tokenizer, "bytes") != 0) m->tokens = tr_tokenizer(m->tokenizer);
     tr_status status = tr_status_of(m->tokens);
+    if (status == TR_OK) status = check_kind(m);
     return status == TR_OK && m->language->masking ? m->language->masking(m->tokens, &m->masking) : status;
 }
 

@@ -23,6 +23,7 @@ typedef struct tr__language {
     const char *title;     /* "GPT" */
     const char *about;     /* in the help, as the next one */
     const char *tokenizer_help;
+    bool pairs_only;       /* its tokens are to be the text's own bytes, put together: no word pieces */
     int byte_vocab;        /* without a tokenizer: the bytes, and special tokens behind them */
     const tr__language_preset *presets; /* nano first; one without a name ends them */
     tr_status (*preset)(const char *name, tr__language_size *size); /* writes context, layers, heads and dim */

@@ -40,3 +40,6 @@ code=0
 train2 --steps 2 --init nowhere.safetensors --out x
 [ $code = 1 ] && grep -q -e '--init: .*nowhere.safetensors' err || fail "no weights at all"
 [ ! -e x ] || fail "a folder was made for nothing"
+code=0
+train2 --steps 2 --tokenizer "$SOURCE/tests/recorded/tokenizers/bert/vocab.txt" --out x
+[ $code = 1 ] && grep -q -e '--tokenizer .*vocab.txt: its word pieces' err && [ ! -e x ] || fail "a GPT on word pieces"
