@@ -84,11 +84,17 @@ static bool has(const char *folder, const char *name)
     return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && stat(path, &s) == 0;
 }
 
-static bool has_idx(const char *folder, const char *name)
+/* The images of MNIST's part "train" or "t10k", by any name that tr_mnist() knows. */
+static bool has_mnist(const char *folder, const char *part)
 {
-    char packed[64];
-    snprintf(packed, sizeof packed, "%s.gz", name);
-    return has(folder, name) || has(folder, packed);
+    static const char *const ends[] = {"-images-idx3-ubyte", "-images-idx3-ubyte.gz", "-images.idx3-ubyte",
+                                       "-images.idx3-ubyte.gz"};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s%s", part, ends[i]);
+        if (has(folder, name)) return true;
+    }
+    return false;
 }
 
 /* Sets as they are stored, before they are made ready; validation NULL: there is none of its own. */
@@ -99,7 +105,7 @@ typedef struct stored {
 
 static stored open_mnist(const char *folder)
 {
-    bool train = has_idx(folder, "train-images-idx3-ubyte"), test = has_idx(folder, "t10k-images-idx3-ubyte");
+    bool train = has_mnist(folder, "train"), test = has_mnist(folder, "t10k");
     stored s = {.training = tr_mnist(folder, .train = train, .raw = true)};
     if (train && test) s.validation = tr_mnist(folder, .raw = true);
     return s;
@@ -216,7 +222,7 @@ tr_status tr__pictures_open(const tr__picture_wish *wish, tr__pictures *pictures
     const char *folder = wish->folder;
     const struct colours *colours = &imagenet;
     stored s;
-    if (has_idx(folder, "train-images-idx3-ubyte") || has_idx(folder, "t10k-images-idx3-ubyte")) {
+    if (has_mnist(folder, "train") || has_mnist(folder, "t10k")) {
         s = open_mnist(folder);
         colours = &mnist;
     } else if (has(folder, "data_batch_1.bin")) {

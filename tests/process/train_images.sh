@@ -49,6 +49,14 @@ head -n 1 one/metrics.csv | grep -q '^step,samples,.*,validation_accuracy$' || f
 [ "$(cut -d , -f 9 one/metrics.csv | grep -c '[0-9]')" = 3 ] || fail "not one validation in an epoch"
 grep -q '100.00 % right' out || fail "it does not say how well it went"
 
+# The names that some copies of the files have.
+mkdir dotted
+for name in train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte; do
+    cp "digits/$name" "dotted/$(echo $name | sed 's/-idx/.idx/')"
+done
+train lenet --data dotted --batch 6 --steps 2 --out dotted-run
+grep -q '^dotted (MNIST): 100 to train on, 20 to validate' err || fail "other names of the files: $(cat err)"
+
 # Weights of a training to start another from: it goes on learning where that ended. Those of another model do not fit.
 train lenet --data digits --batch 6 --steps 4 --init one/checkpoint-48/model.safetensors --out more --ranks 2 --profile 1
 grep -q '^Weights from one/.*: 10 of 10 loaded$' err || fail "it does not say what was loaded: $(cat err)"
