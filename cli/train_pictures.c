@@ -148,15 +148,10 @@ static tr_status hold_back(stored *s, double share)
     return TR_OK;
 }
 
-/* The classes of a folder have names; those of files are their labels. */
-static tr_status count_classes(tr_dataset *set, bool names, int64_t *classes)
+/* One more than the highest label, where that is more than *classes. */
+static tr_status count_labels(tr_dataset *set, int64_t *classes)
 {
-    *classes = 0;
-    if (names) {
-        while (tr_image_folder_class(set, *classes)) ++*classes;
-        return tr_status_of(set);
-    }
-    for (int64_t i = 0; i < tr_dataset_count(set); i++) {
+    for (int64_t i = 0; set && i < tr_dataset_count(set); i++) {
         TR_SCOPE;
         tr_sample sample;
         tr_status status = tr_dataset_at(set, i, &sample);
@@ -165,6 +160,16 @@ static tr_status count_classes(tr_dataset *set, bool names, int64_t *classes)
         if (label >= *classes) *classes = label + 1;
     }
     return tr_status_of(set);
+}
+
+/* The classes of a folder have names; those of files are their labels, and one may be in the set for validation alone. */
+static tr_status count_classes(const stored *s, int64_t *classes)
+{
+    *classes = 0;
+    while (s->sorted && tr_image_folder_class(s->training, *classes)) ++*classes;
+    if (s->sorted) return TR_OK;
+    tr_status status = count_labels(s->training, classes);
+    return status == TR_OK ? count_labels(s->validation, classes) : status;
 }
 
 static tr_status check_same_classes(const stored *s)
@@ -233,7 +238,7 @@ tr_status tr__pictures_open(const tr__picture_wish *wish, tr__pictures *pictures
     }
     tr_status status = tr_status_of(s.training);
     if (status == TR_OK) status = check_same_classes(&s);
-    if (status == TR_OK) status = count_classes(s.training, s.sorted, &pictures->classes);
+    if (status == TR_OK) status = count_classes(&s, &pictures->classes);
     if (status == TR_OK && !s.validation && wish->validation > 0) status = hold_back(&s, wish->validation);
     return status == TR_OK ? prepare_all(wish, &s, colours, pictures) : status;
 }

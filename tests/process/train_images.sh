@@ -57,6 +57,13 @@ done
 train lenet --data dotted --batch 6 --steps 2 --out dotted-run
 grep -q '^dotted (MNIST): 100 to train on, 20 to validate' err || fail "other names of the files: $(cat err)"
 
+# A class that is among those to validate alone.
+cp -r digits third
+printf '\000\000\010\001\000\000\000\024' >third/t10k-labels-idx1-ubyte
+for i in $(seq 10); do printf '\001\002'; done >>third/t10k-labels-idx1-ubyte
+train lenet --data third --batch 6 --epochs 1 --out third-run --json third.json
+[ "$(number classes third.json)" = 3 ] || fail "not three classes: $(cat third.json)"
+
 # Weights of a training to start another from: it goes on learning where that ended. Those of another model do not fit.
 train lenet --data digits --batch 6 --steps 4 --init one/checkpoint-48/model.safetensors --out more --ranks 2 --profile 1
 grep -q '^Weights from one/.*: 10 of 10 loaded$' err || fail "it does not say what was loaded: $(cat err)"
