@@ -1,0 +1,215 @@
+/* What ops give where numbers end: NaN and infinity, numbers that are large or small, empty tensors, 16 bits. */
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static tr_tensor *ids(int64_t a, int64_t b, int64_t c)
+{
+    return tr_from(((int64_t[]){a, b, c}), TR_SHAPE(3), .dtype = TR_I64);
+}
+
+static void with_no_counted_target_the_loss_is_nan_and_the_gradient_zero(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *logits = tr_randn(1, TR_SHAPE(3, 10), .requires_grad = true);
+    tr_tensor *loss = tr_cross_entropy(logits, ids(-100, -100, -100));
+    assert_true(isnan(tr_item(loss)));
+    assert_int_equal(tr_backward(loss), TR_OK);
+    assert_true(tr_item(tr_sum(tr_abs(tr_grad(logits)))) == 0);
+}
+
+/* log 2 is less than the distance of such numbers, in f32 and in f64. */
+static void large_logits_keep_the_digits_of_their_loss(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    static const double sizes[2][2] = {{1e8, 1e20}, {1e17, 1e200}};
+    for (int k = 0; k < 4; k++)
+        for (int smoothed = 0; smoothed < 2; smoothed++) {
+            tr_dtype dtype = k < 2 ? TR_F32 : TR_F64;
+            tr_tensor *x = tr_full(sizes[k / 2][k % 2], TR_SHAPE(3, 2), .dtype = dtype, .requires_grad = true);
+            tr_tensor *loss = tr_cross_entropy(x, ids(0, 1, 0), .label_smoothing = smoothed ? 0.5 : 0);
+            assert_true(fabs(tr_item(loss) - 0.6931472) < 1e-6);
+            assert_true(fabs(tr_item(tr_slice(tr_slice(tr_log_softmax(x, 1), 0, 0, 1), 1, 0, 1)) + 0.6931472) < 1e-6);
+            TR_CHECK(tr_backward(loss));
+            double wanted = (smoothed ? -0.25 : -0.5) / 3;
+            assert_true(fabs(tr_item(tr_slice(tr_slice(tr_grad(x), 0, 1, 2), 1, 1, 2)) - wanted) < 1e-6);
+        }
+    tr_tensor *far = tr_expand(tr_from(((float[]){20, 10}), TR_SHAPE(2)), TR_SHAPE(3, 2));
+    assert_true(fabs(tr_item(tr_cross_entropy(far, ids(0, 0, 0))) - 4.53989e-5) < 1e-7);
+}
+
+static void sure_and_right_answers_keep_the_digits_of_their_loss(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    for (int k = 0; k < 2; k++) {
+        tr_tensor *x = tr_cast(tr_from(((float[]){15, 15, -15, 20}), TR_SHAPE(4)), k ? TR_F64 : TR_F32);
+        tr_tensor *y = tr_cast(tr_from(((float[]){1, 0.5f, 0, 1}), TR_SHAPE(4)), tr_dtype_of(x));
+        tr_tensor *loss = tr_bce_with_logits(x, y, .reduction = TR_REDUCE_NONE);
+        for (int i = 0; i < 4; i++) {
+            double wanted = ((double[]){3.059022737e-7, 7.500000306, 3.059022737e-7, 2.061153620e-9})[i];
+            assert_true(fabs(tr_item(tr_slice(loss, 0, i, i + 1)) - wanted) <= 1e-6 * wanted);
+        }
+    }
+}
+
+/* Of f32 whose squares overflow, or are 0: along rows and along columns. */
+static void norms_and_deviations_neither_overflow_nor_vanish(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++)
+        for (int dim = 0; dim < 2; dim++) {
+            TR_SCOPE;
+            double size = ((double[]){1e20, 1e-25, 1e-42})[k];
+            tr_tensor *x = tr_mul(tr_full(size, TR_SHAPE(50, 2)), tr_from(((float[]){1, -1}), TR_SHAPE(2)));
+            x = tr_require_grad(tr_detach(dim ? x : tr_contiguous(tr_transpose(x, 0, 1))));
+            double root = k == 2 ? 1e-2 : 1e-6; /* 1e-42 has few digits */
+            assert_true(fabs(tr_item(tr_max(tr_norm(x, .ndims = 1, .dims = {dim}))) / size - sqrt(2)) < root);
+            tr_tensor *std = tr_std(x, .ndims = 1, .dims = {dim});
+            assert_true(fabs(tr_item(tr_min(std)) / size - sqrt(2)) < root && fabs(tr_item(tr_max(std)) / size - sqrt(2)) < root);
+            if (k == 2) continue;
+            TR_CHECK(tr_backward(tr_sum(std)));
+            assert_true(fabs(tr_item(tr_max(tr_grad(x))) - sqrt(0.5)) < 1e-6);
+        }
+}
+
+static void batch_norm_of_an_empty_batch_is_empty_and_moves_nothing(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    for (int k = 0; k < 3; k++) {
+        tr_dtype dtype = (tr_dtype[]){TR_F32, TR_F64, TR_BF16}[k];
+        tr_tensor *x = tr_zeros(TR_SHAPE(0, 3), .dtype = dtype, .requires_grad = true);
+        tr_tensor *weight = tr_ones(TR_SHAPE(3), .dtype = dtype, .requires_grad = true);
+        tr_tensor *mean = tr_full(0.5, TR_SHAPE(3)), *var = tr_full(2, TR_SHAPE(3));
+        tr_tensor *y = tr_batch_norm_op(x, .weight = weight, .training = true, .running_mean = mean, .running_var = var);
+        assert_int_equal(tr_status_of(y), TR_OK);
+        assert_true(tr_size(y, 0) == 0 && tr_size(y, 1) == 3);
+        assert_int_equal(tr_backward(tr_sum(y)), TR_OK);
+        assert_true(tr_size(tr_grad(x), 0) == 0 && tr_item(tr_max(tr_abs(tr_grad(weight)))) == 0);
+        assert_true(tr_item(tr_min(mean)) == 0.5 && tr_item(tr_max(mean)) == 0.5);
+        assert_true(tr_item(tr_min(var)) == 2 && tr_item(tr_max(var)) == 2);
+    }
+}
+
+/* As PyTorch's: ones arrive, and x is NaN, 1, -0, infinity or -infinity. */
+static void gradients_at_nan_and_infinity(void **state)
+{
+    (void)state;
+    static const float values[] = {NAN, 1, -0.0f, INFINITY, -INFINITY};
+    static const double wanted[5][5] = {
+        {1, 1, 0, 1, 0}, {0, 1, 1, 0, 0}, {1, 0.5, 0.5, 1, 0}, {1, 0.5, 0.5, 0, 1}, {0, 0, 0, 0, 0}};
+    for (int k = 0; k < 3; k++)
+        for (int op = 0; op < 5; op++) {
+            TR_SCOPE;
+            tr_dtype dtype = (tr_dtype[]){TR_F32, TR_F64, TR_F16}[k];
+            tr_tensor *x = tr_require_grad(tr_cast(tr_from(values, TR_SHAPE(5)), dtype));
+            tr_tensor *other = tr_require_grad(tr_cast(tr_from(((float[]){0, 1, 0, 0, 0}), TR_SHAPE(5)), dtype));
+            tr_tensor *y = op == 0   ? tr_relu(x)
+                           : op == 1 ? tr_clamp(x, -1, 1)
+                           : op == 2 ? tr_maximum(x, other)
+                           : op == 3 ? tr_minimum(other, x)
+                                     : tr_pow(x, 0);
+            TR_CHECK(tr_backward(y, .gradient = tr_ones(TR_SHAPE(5), .dtype = dtype)));
+            for (int i = 0; i < 5; i++) assert_true(tr_item(tr_slice(tr_grad(x), 0, i, i + 1)) == wanted[op][i]);
+            if (op == 2 || op == 3) assert_true(tr_item(tr_slice(tr_grad(other), 0, 0, 1)) == 1);
+        }
+}
+
+static void the_logarithm_of_a_sum_does_not_overflow(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    assert_true(fabs(tr_item(tr_log_sum_exp(tr_full(1000, TR_SHAPE(2)))) - 1000.693147) < 1e-3);
+    assert_true(tr_item(tr_log_sum_exp(tr_full(-INFINITY, TR_SHAPE(2)))) == -INFINITY);
+    assert_true(tr_item(tr_log_sum_exp(tr_full(INFINITY, TR_SHAPE(2)))) == INFINITY);
+    tr_tensor *none = tr_zeros(TR_SHAPE(3, 0), .requires_grad = true), *y = tr_log_sum_exp(none, .ndims = 1, .dims = {1});
+    assert_true(tr_size(y, 0) == 3 && tr_item(tr_max(y)) == -INFINITY);
+    assert_int_equal(tr_backward(tr_sum(y)), TR_OK);
+}
+
+/* There, and at infinity, where a product with 0 would be NaN. */
+static void the_gradient_of_prelu_at_0_is_its_weight(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    for (int k = 0; k < 2; k++) {
+        tr_tensor *x = tr_cast(tr_from(((float[]){0, -2, 3, INFINITY}), TR_SHAPE(4)), k ? TR_F64 : TR_F32);
+        tr_tensor *weight = tr_full(0.25, TR_SHAPE(1), .dtype = tr_dtype_of(x), .requires_grad = true);
+        TR_CHECK(tr_status_of(x = tr_require_grad(tr_detach(x))));
+        tr_tensor *y = tr_prelu(x, weight);
+        TR_CHECK(tr_backward(tr_sum(y)));
+        for (int i = 0; i < 4; i++) {
+            assert_true(tr_item(tr_slice(y, 0, i, i + 1)) == ((double[]){0, -0.5, 3, INFINITY})[i]);
+            assert_true(tr_item(tr_slice(tr_grad(x), 0, i, i + 1)) == ((double[]){0.25, 0.25, 1, 1})[i]);
+        }
+        assert_true(tr_item(tr_grad(weight)) == -2);
+    }
+}
+
+static void prelu_of_a_scalar_is_a_scalar(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *y = tr_prelu(tr_full(-2, TR_SCALAR), tr_full(0.25, TR_SHAPE(1)));
+    assert_int_equal(tr_shape_of(y).ndim, 0);
+    assert_true(tr_item(y) == -0.5);
+}
+
+/* 100 / 0.001 is no f16. */
+static void celu_keeps_what_is_above_0(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_require_grad(tr_cast(tr_from(((float[]){100, 0, -100}), TR_SHAPE(3)), TR_F16));
+    tr_tensor *y = tr_celu(x, 0.001);
+    TR_CHECK(tr_backward(tr_sum(y)));
+    for (int i = 0; i < 3; i++) {
+        assert_true(fabs(tr_item(tr_slice(y, 0, i, i + 1)) - ((double[]){100, 0, -0.001})[i]) < 1e-6);
+        assert_true(fabs(tr_item(tr_slice(tr_grad(x), 0, i, i + 1)) - ((double[]){1, 1, 0})[i]) < 1e-3);
+    }
+}
+
+static void nan_stays_nan(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    for (int k = 0; k < 3; k++) {
+        tr_tensor *x = tr_full((double)NAN, TR_SHAPE(37), .dtype = (tr_dtype[]){TR_F32, TR_F64, TR_BF16}[k]);
+        tr_tensor *one = tr_ones(TR_SHAPE(37), .dtype = tr_dtype_of(x));
+        tr_tensor *results[] = {
+            tr_add(x, one),     tr_maximum(x, one), tr_maximum(one, x),   tr_minimum(x, one),
+            tr_minimum(one, x), tr_exp(x),          tr_tanh(x),           tr_sigmoid(x),
+            tr_relu(x),         tr_gelu(x),         tr_gelu_exact(x),     tr_abs(x),
+            tr_sqrt(x),         tr_softmax(x, 0),   tr_log_softmax(x, 0), tr_layer_norm_op(x, NULL, NULL, 1e-5)};
+        for (size_t i = 0; i < sizeof results / sizeof *results; i++)
+            for (int at = 0; at < 37; at += 36) assert_true(isnan(tr_item(tr_slice(results[i], 0, at, at + 1))));
+        assert_true(isnan(tr_item(tr_sum(x))) && isnan(tr_item(tr_max(x))) && isnan(tr_item(tr_mean(x))));
+        assert_true(tr_item(tr_argmax(x, 0)) == 0);
+    }
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
+        cmocka_unit_test(large_logits_keep_the_digits_of_their_loss),
+        cmocka_unit_test(sure_and_right_answers_keep_the_digits_of_their_loss),
+        cmocka_unit_test(norms_and_deviations_neither_overflow_nor_vanish),
+        cmocka_unit_test(batch_norm_of_an_empty_batch_is_empty_and_moves_nothing),
+        cmocka_unit_test(gradients_at_nan_and_infinity),
+        cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
+        cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
+        cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),
+        cmocka_unit_test(celu_keeps_what_is_above_0),
+        cmocka_unit_test(nan_stays_nan),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
