@@ -120,7 +120,8 @@ static inline void tr__scope_leave(char *unused) { (void)unused; tr_scope_pop();
 /*
  * tr_adamw(params, .lr = 1e-3) calls tr_adamw_with(&(tr_adamw_options){ .size = …, .params = params, .lr = 1e-3 }).
  * An options struct starts with its size, so that fields can be added; the required arguments come next. Zero means
- * "default" in every optional field; where zero itself is meant, a float or double field takes TR_ZERO.
+ * "default" in every optional field; where zero itself is meant, a float or double field takes TR_ZERO, and an integer what its
+ * comment says (TR_IGNORE_ZERO).
  * Bindings call the _with function.
  */
 #define TR_ZERO (-0.0)

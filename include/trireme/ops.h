@@ -320,11 +320,13 @@ TR_API tr_tensor *tr_log_softmax(tr_tensor *x, int dim);
 /* What a loss does with the losses of its elements: their mean, their sum, or all of them. */
 typedef enum tr_reduction { TR_REDUCE_MEAN, TR_REDUCE_SUM, TR_REDUCE_NONE } tr_reduction;
 
+#define TR_IGNORE_ZERO INT64_MIN /* as ignore_index: class 0 does not count */
+
 typedef struct tr_cross_entropy_options {
     size_t size;
     tr_tensor *logits;   /* [..., classes] */
     tr_tensor *targets;  /* [...] i64 or i32, each in 0 … classes-1, or ignore_index */
-    int64_t ignore_index; /* targets that do not count; 0 means the default, -100, as in PyTorch */
+    int64_t ignore_index; /* targets that do not count; 0: -100, as in PyTorch; TR_IGNORE_ZERO: 0 */
     double label_smoothing; /* 0 … 1: a target's class is wanted with 1 - this, and this is spread over all classes */
     tr_reduction reduction;
     tr_tensor *weight;   /* NULL, or [classes], of any float dtype: how much targets of each class count */
@@ -340,7 +342,7 @@ typedef struct tr_nll_loss_options {
     size_t size;
     tr_tensor *x;       /* [..., classes]: logarithms of probabilities */
     tr_tensor *targets; /* as tr_cross_entropy()'s */
-    int64_t ignore_index;
+    int64_t ignore_index; /* likewise */
     tr_reduction reduction;
     tr_tensor *weight;  /* as tr_cross_entropy()'s */
 } tr_nll_loss_options;

@@ -51,7 +51,7 @@ static tr_tensor *choose(choice *c)
     if (c->weight && tr__bad(c->weight)) return tr__tensor_pass(c->weight);
     if ((unsigned)c->reduction > TR_REDUCE_NONE)
         return tr__tensor_fail(TR_INVALID, "%s: %d is no tr_reduction", c->loss, (int)c->reduction);
-    if (!c->ignore_index) c->ignore_index = TR__IGNORED_BY_DEFAULT;
+    c->ignore_index = tr__ignored(c->ignore_index);
     if (check_shapes(c) != TR_OK) return tr__tensor_failed();
     tr_tensor *ignored = tr_full((double)c->ignore_index, TR_SCALAR, .dtype = c->targets->dtype, .device = tr__device_of(c->x));
     tr_shape column = c->targets->shape;
@@ -104,7 +104,7 @@ tr_tensor *tr__weighted_cross_entropy(const tr_cross_entropy_options *o)
     if (!(s >= 0 && s <= 1))
         return tr__tensor_fail(TR_INVALID, "cross_entropy: label_smoothing is %g: it must be in 0 … 1", s);
     if (s == 0) {
-        tr_tensor *rows = tr_cross_entropy(c.x, c.targets, .ignore_index = c.ignore_index, .reduction = TR_REDUCE_NONE);
+        tr_tensor *rows = tr_cross_entropy(c.x, c.targets, .ignore_index = o->ignore_index, .reduction = TR_REDUCE_NONE);
         return reduced(&c, tr_mul(rows, c.counts));
     }
     tr_tensor *log_p = tr_log_softmax(tr__widened(c.x), -1);

@@ -7,6 +7,12 @@
 /* The class that losses leave out when none is named, as in PyTorch. */
 enum { TR__IGNORED_BY_DEFAULT = -100 };
 
+/* The class that is meant by an option. */
+static inline int64_t tr__ignored(int64_t ignore_index)
+{
+    return ignore_index == 0 ? TR__IGNORED_BY_DEFAULT : ignore_index == TR_IGNORE_ZERO ? 0 : ignore_index;
+}
+
 typedef struct tr__ids {
     const void *data;
     bool wide; /* i64 */

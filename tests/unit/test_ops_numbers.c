@@ -124,6 +124,21 @@ static void gradients_at_nan_and_infinity(void **state)
         }
 }
 
+static void class_0_may_be_the_one_that_does_not_count(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_log_softmax(tr_randn(1, TR_SHAPE(3, 4)), 1), *y = ids(0, 2, 0);
+    tr_tensor *w = tr_from(((float[]){1, 1, 3, 1}), TR_SHAPE(4));
+    double wanted = -tr_item(tr_slice(tr_slice(x, 0, 1, 2), 1, 2, 3));
+    tr_tensor *losses[] = {
+        tr_cross_entropy(x, y, .ignore_index = TR_IGNORE_ZERO), tr_nll_loss(x, y, .ignore_index = TR_IGNORE_ZERO),
+        tr_cross_entropy(x, y, .ignore_index = TR_IGNORE_ZERO, .weight = w),
+        tr_nll_loss(x, y, .ignore_index = TR_IGNORE_ZERO, .weight = w)};
+    for (int i = 0; i < 4; i++) assert_true(fabs(tr_item(losses[i]) - wanted) < 1e-5);
+    assert_true(tr_item(tr_nll_loss(x, y, .reduction = TR_REDUCE_SUM)) > wanted + 0.1); /* 0: it counts */
+}
+
 static void the_logarithm_of_a_sum_does_not_overflow(void **state)
 {
     (void)state;
@@ -205,6 +220,7 @@ int main(void)
         cmocka_unit_test(norms_and_deviations_neither_overflow_nor_vanish),
         cmocka_unit_test(batch_norm_of_an_empty_batch_is_empty_and_moves_nothing),
         cmocka_unit_test(gradients_at_nan_and_infinity),
+        cmocka_unit_test(class_0_may_be_the_one_that_does_not_count),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),
