@@ -215,6 +215,18 @@ tr_tensor *tr__widened(tr_tensor *x)
     return x && (tr_dtype_of(x) == TR_F16 || tr_dtype_of(x) == TR_BF16) ? tr_cast(x, TR_F32) : x;
 }
 
+tr_tensor *tr__narrowed(tr_tensor *y, const tr_tensor *x)
+{
+    return tr_autocast() == TR_F32 ? tr_cast(y, x->dtype) : y;
+}
+
+tr_status tr__dtype_of_x(const char *op, const char *what, const tr_tensor *t, const tr_tensor *x)
+{
+    if (t->dtype == x->dtype || tr_autocast() != TR_F32) return TR_OK;
+    return tr__fail(TR_DTYPE, "%s: dtypes differ: x is %s %s, %s %s %s", op, tr_dtype_name(x->dtype), TR__TEXT(x->shape),
+        what, tr_dtype_name(t->dtype), TR__TEXT(t->shape));
+}
+
 tr_status tr__to_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));

@@ -115,11 +115,19 @@ tr_tensor *tr_smooth_l1_loss_with(const tr_huber_loss_options *o)
     return reduced(tr_affine(huber_of("smooth_l1_loss", o), 1 / (o->delta ? o->delta : 1), 0), o->reduction);
 }
 
-/* (1 - y) x + (1 + (weight - 1) y) log(1 + exp(-x)) */
-static tr_tensor *weighted_bce(tr_tensor *x, tr_tensor *y, tr_tensor *weight)
+/* (1 - y) log(1 + exp(x)) + y weight log(1 + exp(-x)) */
+static tr_tensor *positives_weighted(tr_tensor *x, tr_tensor *y, tr_tensor *weight)
 {
-    tr_tensor *counts = tr_affine(tr_mul(y, tr_affine(weight, 1, -1)), 1, 1);
-    return tr_sub(tr_mul(tr_affine(y, -1, 1), x), tr_mul(counts, tr_log_sigmoid(x)));
+    return tr_sub(tr_mul(tr_affine(y, -1, 1), tr_softplus(x)), tr_mul(tr_mul(y, weight), tr_log_sigmoid(x)));
+}
+
+static tr_tensor *weighted_bce(const tr_bce_with_logits_options *o)
+{
+    tr_tensor *x = tr__widened(o->x), *y = tr__widened(o->target), *loss;
+    if (o->pos_weight) loss = positives_weighted(x, y, tr__widened(o->pos_weight));
+    else loss = tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL);
+    if (o->weight) loss = tr_mul(loss, tr__widened(o->weight));
+    return o->reduction == TR_REDUCE_NONE ? tr__narrowed(loss, o->x) : loss;
 }
 
 /* Weights are broadcast to x, and x to nothing. */
@@ -127,6 +135,7 @@ static tr_status check_weight(const char *which, const tr_tensor *weight, const 
 {
     tr_shape both;
     if (!weight || tr__bad(weight) || tr__bad(x)) return TR_OK;
+    TR__TRY(tr__dtype_of_x("bce_with_logits", which, weight, x));
     if (tr__broadcast("bce_with_logits", x->shape, weight->shape, &both) == TR_OK && tr__shape_equal(both, x->shape)) return TR_OK;
     return tr__fail(TR_SHAPE, "bce_with_logits: %s %s does not broadcast to x %s", which, TR__TEXT(weight->shape),
         TR__TEXT(x->shape));
@@ -134,13 +143,15 @@ static tr_status check_weight(const char *which, const tr_tensor *weight, const 
 
 tr_tensor *tr_bce_with_logits_with(const tr_bce_with_logits_options *o)
 {
-    tr_tensor *x = o->x, *y = o->target, *loss;
+    tr_tensor *x = o->x, *y = o->target;
     if (check("bce_with_logits", x, y, o->reduction) != TR_OK) return tr__tensor_failed();
     if (check_weight("pos_weight", o->pos_weight, x) != TR_OK) return tr__tensor_failed();
     if (check_weight("weight", o->weight, x) != TR_OK) return tr__tensor_failed();
-    if (o->pos_weight) loss = weighted_bce(x, y, o->pos_weight);
-    else loss = tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL);
-    return reduced(o->weight ? tr_mul(loss, o->weight) : loss, o->reduction);
+    if (!o->pos_weight && !o->weight)
+        return reduced(tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL), o->reduction);
+    bool sound = !tr__bad(x) && !tr__bad(y);
+    if (sound && tr__dtype_of_x("bce_with_logits", "target", y, x) != TR_OK) return tr__tensor_failed();
+    return reduced(weighted_bce(o), o->reduction);
 }
 
 /* y (log y - x), or exp(y) (y - x). Where y is 0, so is y log y: its logarithm is taken of the smallest number. */

@@ -309,9 +309,10 @@ static tr_tensor *of_channels(tr_tensor *t, const tr_tensor *x, const char *what
     if (t->shape.ndim != 1 || t->shape.dim[0] != x->shape.dim[1])
         return tr__tensor_fail(TR_SHAPE, "group_norm: %s %s does not fit x %s: it must be [%lld]", what,
             TR__TEXT(t->shape), TR__TEXT(x->shape), (long long)x->shape.dim[1]);
+    if (tr__dtype_of_x("group_norm", what, t, x) != TR_OK) return tr__tensor_failed();
     tr_shape shape = {.ndim = x->shape.ndim - 1};
     for (int d = 0; d < shape.ndim; d++) shape.dim[d] = d == 0 ? t->shape.dim[0] : 1;
-    return tr_reshape(t, shape);
+    return tr_reshape(tr__widened(t), shape);
 }
 
 tr_tensor *tr_group_norm_op(tr_tensor *x, int64_t groups, tr_tensor *weight, tr_tensor *bias, double eps)
@@ -321,9 +322,10 @@ tr_tensor *tr_group_norm_op(tr_tensor *x, int64_t groups, tr_tensor *weight, tr_
     if (check_groups(x, groups) != TR_OK) return tr__tensor_failed();
     int64_t batch = x->shape.dim[0], channels = x->shape.dim[1], pixels = 1;
     for (int d = 2; d < x->shape.ndim; d++) pixels *= x->shape.dim[d];
-    tr_tensor *rows = tr_reshape(x, TR_SHAPE(batch, groups, channels / groups * pixels));
+    tr_tensor *wide = weight || bias ? tr__widened(x) : x; /* else layer norm rounds last */
+    tr_tensor *rows = tr_reshape(wide, TR_SHAPE(batch, groups, channels / groups * pixels));
     tr_tensor *y = tr_reshape(tr_layer_norm_op(rows, NULL, NULL, eps), x->shape);
     if (weight) y = tr_mul(y, of_channels(weight, x, "weight"));
     if (bias) y = tr_add(y, of_channels(bias, x, "bias"));
-    return y;
+    return tr__narrowed(y, x);
 }

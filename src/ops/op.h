@@ -75,8 +75,12 @@ tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate);
 /* Sums g over the dimensions in which it was broadcast from shape: the gradient of a broadcast input. */
 tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape);
 
-/* For compositions: 16-bit floats as f32, others as they are. */
+/* For compositions, which round once, at their end: 16-bit floats as f32, others as they are; and y, which was computed of
+ * widened x, of x's dtype again, unless it is f32 for autocast. */
 tr_tensor *tr__widened(tr_tensor *x);
+tr_tensor *tr__narrowed(tr_tensor *y, const tr_tensor *x);
+/* Is t of x's dtype, as an op would want it? Autocast does not ask. */
+tr_status tr__dtype_of_x(const char *op, const char *what, const tr_tensor *t, const tr_tensor *x);
 
 /* Under autocast: inputs as op wants them, written to out, which is returned; inputs itself when nothing is to be cast. */
 tr_tensor *const *tr__autocast_inputs(const tr_op *op, tr_tensor *const *inputs, int n, tr_tensor **out);

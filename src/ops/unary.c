@@ -190,7 +190,9 @@ tr_tensor *tr_celu(tr_tensor *x, double alpha)
 
 tr_tensor *tr_softsign(tr_tensor *x)
 {
-    return tr_div(x, tr_affine(tr_abs(x), 1, 1));
+    if (!x) return tr__tensor_fail(TR_INVALID, "softsign: x is NULL");
+    tr_tensor *wide = tr__widened(x);
+    return tr_cast(tr_div(wide, tr_affine(tr_abs(wide), 1, 1)), tr_dtype_of(x));
 }
 
 /* relu(x) + weight min(x, 0), whose gradient at 0 is weight, as PyTorch's. */
@@ -212,12 +214,12 @@ tr_tensor *tr_glu(tr_tensor *x, int dim)
     tr_tensor *half[2];
     if (!x) return tr__tensor_fail(TR_INVALID, "glu: x is NULL");
     if (tr__bad(x)) return tr__tensor_pass(x);
-    tr_status status = tr_split(x, 2, dim, half);
+    tr_status status = tr_split(tr__widened(x), 2, dim, half);
     if (status != TR_OK) {
         tr__fail_context(status, "glu");
         return tr__tensor_failed();
     }
-    return tr_mul(half[0], tr_sigmoid(half[1]));
+    return tr_cast(tr_mul(half[0], tr_sigmoid(half[1])), tr_dtype_of(x));
 }
 
 tr_tensor *tr_hardsigmoid(tr_tensor *x)

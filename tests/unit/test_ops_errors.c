@@ -347,6 +347,12 @@ static void losses_whose_inputs_do_not_fit(void **state)
     expect(tr_bce_with_logits(x, x, .weight = column, .pos_weight = ones(TR_SHAPE(3))), TR_SHAPE,
         "bce_with_logits: pos_weight [3] does not broadcast to x [3, 4]");
     expect(tr_bce_with_logits(column, column, .weight = x), TR_SHAPE, "weight [3, 4] does not broadcast to x [3, 1]");
+    expect(tr_bce_with_logits(x, x, .weight = d), TR_DTYPE,
+        "bce_with_logits: dtypes differ: x is f32 [3, 4], weight f64 [3, 4]");
+    expect(tr_bce_with_logits(x, tr_cast(x, TR_BF16), .pos_weight = x), TR_DTYPE, "x is f32 [3, 4], target bf16 [3, 4]");
+    expect(tr_group_norm_op(tr_cast(x, TR_BF16), 2, ones(TR_SHAPE(4)), NULL, 1e-5), TR_DTYPE,
+        "group_norm: dtypes differ: x is bf16 [3, 4], weight f32 [4]");
+    expect(tr_softsign(NULL), TR_INVALID, "softsign: x is NULL");
     expect(tr_prelu(x, ones(TR_SHAPE(3))), TR_SHAPE, "prelu: weight [3] does not fit x [3, 4]: it must be [1] or [4]");
     expect(tr_prelu(x, NULL), TR_INVALID, "prelu: weight is NULL");
     expect(tr_glu(x, 0), TR_SHAPE, "glu: split: dimension 0 of [3, 4] does not divide into 2 parts");
