@@ -421,7 +421,8 @@ static void extent(const tr_tensor *t, uintptr_t *begin, uintptr_t *end)
 static bool overlap(const tr_tensor *into, const tr_tensor *from)
 {
     uintptr_t into_begin, into_end, from_begin, from_end;
-    if (tr__numel(into->shape) == 0 || tr__device_of(into).kind != TR_CPU || tr__device_of(from).kind != TR_CPU) return false;
+    if (tr__numel(into->shape) == 0) return false;
+    if (tr__device_of(into).kind != TR_CPU || tr__device_of(from).kind != TR_CPU) return false;
     extent(into, &into_begin, &into_end);
     extent(from, &from_begin, &from_end);
     if (into_begin >= from_end || from_begin >= into_end) return false;
@@ -447,8 +448,8 @@ tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from)
     if (!tr__shape_equal(shape, into->shape))
         return tr__fail(TR_SHAPE, "copy_into: %s does not broadcast to %s", TR__TEXT(from->shape), TR__TEXT(into->shape));
     if (repeats(into))
-        return tr__fail(TR_INVALID, "copy_into: elements of %s share memory, as it is expanded: it takes a tensor whose elements "
-            "are apart (see tr_contiguous)", TR__TEXT(into->shape));
+        return tr__fail(TR_INVALID, "copy_into: elements of %s share memory, as it is expanded: it takes a tensor whose "
+            "elements are apart (see tr_contiguous)", TR__TEXT(into->shape));
     TR__TRY(overlap(into, from) ? copy_by_way_of_another(into, from) : tr__copy_elements(into, from));
     tr__touch(into);
     return TR_OK;

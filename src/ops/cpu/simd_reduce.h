@@ -40,21 +40,12 @@ static float row_squares(const float *x, int64_t n)
     return vec_sum(a + b);
 }
 
-/* The f32 sum of n squares of numbers `stride` apart, in f64 where one overflowed or some may have been too small. */
-static inline double checked_squares(float sum, const float *x, int64_t n, int64_t stride)
-{
-    if (sum >= 0x1p-100f && sum <= FLT_MAX) return (double)sum;
-    double squares = 0;
-    for (int64_t i = 0; i < n; i++) squares += (double)x[i * stride] * (double)x[i * stride];
-    return squares;
-}
-
 static double sum_run(const sum_job *j, const float *x, int64_t n)
 {
     double sum = 0;
     for (int64_t i = 0; i < n; i += STRETCH) {
         int64_t m = n - i < STRETCH ? n - i : STRETCH;
-        sum += j->squares ? checked_squares(row_squares(x + i, m), x + i, m, 1) : (double)row_sum(x + i, m);
+        sum += (double)(j->squares ? row_squares(x + i, m) : row_sum(x + i, m));
     }
     return sum;
 }
@@ -76,10 +67,17 @@ static void sum_columns(const float *x, int64_t rows, int64_t stride, int64_t n,
             FOR_VECTORS(n,
                 vec v = load_lanes(x + k * stride + i, m);
                 store_lanes(part + i, load_lanes(part + i, m) + (squares ? v * v : v), m););
-        if (squares)
-            for (int64_t i = 0; i < n; i++) total[i] += checked_squares(part[i], x + r * stride + i, end - r, stride);
-        else
-            for (int64_t i = 0; i < n; i++) total[i] += (double)part[i];
+        for (int64_t i = 0; i < n; i++) total[i] += (double)part[i];
+    }
+}
+
+/* Sums of squares of n columns: in f64 where one of f32 overflowed, or where some may have been too small. */
+static void mend_squares(const float *x, int64_t rows, int64_t stride, int64_t n, double *sums)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (sums[i] >= 0x1p-90 && sums[i] <= DBL_MAX) continue;
+        sums[i] = 0;
+        for (int64_t r = 0; r < rows; r++) sums[i] += (double)x[r * stride + i] * (double)x[r * stride + i];
     }
 }
 
@@ -108,6 +106,7 @@ static void sum_tasks(void *arg, int64_t begin, int64_t end)
             sums[0] = sum_run(j, x, rows);
         else if (rows > 0)
             sum_columns(x, rows, j->inner, n, j->squares, sums);
+        if (j->squares) mend_squares(x, rows, j->inner, n, sums);
         put_sums(j, chunk, o * j->inner + column, n, sums);
     }
 }

@@ -130,9 +130,14 @@ typedef struct loss_job {
 /* mean(top - x) */
 static inline float mean_below(const float *x, int64_t n, float top)
 {
-    vec sum = {0};
-    FOR_VECTORS(n, sum += keep_lanes(top - load_lanes(x + i, m), m, 0););
-    return vec_sum(sum) / (float)n;
+    vec a = {0}, b = {0};
+    int64_t first = 0;
+    for (; first + 2 * WIDTH <= n; first += 2 * WIDTH) {
+        a += top - vec_load(x + first);
+        b += top - vec_load(x + first + WIDTH);
+    }
+    FOR_VECTORS(n - first, a += keep_lanes(top - load_lanes(x + first + i, m), m, 0););
+    return vec_sum(a + b) / (float)n;
 }
 
 static void cross_entropy_rows(void *arg, int64_t begin, int64_t end)
