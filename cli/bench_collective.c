@@ -330,7 +330,7 @@ static int report(const collective_run *r)
 /* What is TR_CHILD has been told of (a peer's failure, memory that is not there); another rank's death is told of by it. */
 static int failed(tr_status status)
 {
-    if (status == TR_PEER) return tr__exit_quietly();
+    if (status == TR_PEER) return TR_EXIT_PEER;
     if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
     return TR__EXIT_FAILED;
 }

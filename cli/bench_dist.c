@@ -240,7 +240,7 @@ static int run_rank(dist_run *run)
     tr_group *group = tr_join();
     tr_status status = take_part(run, group, &code);
     if (status == TR_OK) status = tr_leave(group);
-    if (status == TR_PEER) return tr__exit_quietly();
+    if (status == TR_PEER) return TR_EXIT_PEER;
     if (status != TR_OK && status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
     return status == TR_OK ? code : TR__EXIT_FAILED;
 }

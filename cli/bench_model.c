@@ -6,7 +6,6 @@
 #include "bench.h"
 
 #include "options.h"
-#include "relaunch.h"
 
 #include <cjson/cJSON.h>
 
@@ -228,7 +227,7 @@ static int report(const bench_run *r)
 /* A peer's failure has been told of, and another rank's will be. */
 static int failed(const bench_run *r, tr_status status)
 {
-    if (status == TR_PEER && r->group) return tr__exit_quietly();
+    if (status == TR_PEER && r->group) return TR_EXIT_PEER;
     if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
     return TR__EXIT_FAILED;
 }

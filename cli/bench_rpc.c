@@ -222,7 +222,7 @@ static int be_rank(rpc_bench *b)
     tr_group *world = tr_join(.transport = b->transport, .insecure = b->insecure);
     if (tr_status_of(world) == TR_OK) tr__take_core(tr_rank(world), tr_world_size(world));
     tr_status status = run_rank(b, world);
-    if (status == TR_PEER) return tr__exit_quietly();
+    if (status == TR_PEER) return TR_EXIT_PEER;
     if (status != TR_OK) {
         if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
         return TR__EXIT_FAILED;

@@ -121,13 +121,13 @@ static int join_rank(const char *json)
     double first = 0, again[ROUNDS];
     tr_status status = join_once(&group, &first);
     for (int round = 0; round < ROUNDS && status == TR_OK; round++) status = join_once(&group, &again[round]);
-    if (status == TR_PEER) return tr__exit_quietly();
+    if (status == TR_PEER) return TR_EXIT_PEER;
     if (status != TR_OK) {
         tr__complain(TR__BENCH, "%s", tr_error_message());
         return TR__EXIT_FAILED;
     }
     int code = tr_rank(group) == 0 ? report_join(group, first, again, json) : TR__EXIT_OK;
-    return tr_leave(group) == TR_OK ? code : tr__exit_quietly();
+    return tr_leave(group) == TR_OK ? code : TR_EXIT_PEER;
 }
 
 int tr__bench_join(int argc, char **argv)

@@ -297,7 +297,7 @@ static int run_rank(tune *t)
     if (status == TR_OK) tr__take_core(t->rank, t->world);
     if (status == TR_OK) status = measure_all(t);
     int code = TR__EXIT_OK;
-    if (status == TR_PEER) code = tr__exit_quietly();
+    if (status == TR_PEER) code = TR_EXIT_PEER;
     else if (status != TR_OK) tr__complain(TR__BENCH, "%s", status == TR_NO_MEMORY ? "out of memory" : tr_error_message());
     if (status != TR_OK && code == TR__EXIT_OK) code = TR__EXIT_FAILED;
     if (status == TR_OK && t->rank == 0) code = report(t);

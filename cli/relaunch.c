@@ -8,7 +8,6 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 static void print_line(int rank, bool is_stderr, const char *line, size_t length, void *user)
@@ -26,7 +25,7 @@ static int conclude(const char *command, tr_status status, const tr_launch_repor
     if (status == TR_INTERRUPTED) return r->exit_code;
     bool told = status == TR_CHILD && !r->signal && r->exit_code == TR__EXIT_FAILED;
     if (!told && isatty(STDERR_FILENO)) fputc('\n', stderr); /* a progress bar's line may be open */
-    if (status == TR_CHILD && r->exit_code == TR__EXIT_PEER)
+    if (status == TR_CHILD && r->exit_code == TR_EXIT_PEER)
         tr__complain(command, "rank %d lost the others, and none of them said why", r->first_rank);
     else if (!told)
         tr__complain(command, "%s", tr_error_message());
@@ -51,10 +50,4 @@ int tr__relaunch(const char *command, const char *const *arguments, int ranks, c
     int code = conclude(command, status, &report);
     free(argv);
     return code;
-}
-
-int tr__exit_quietly(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = 250000000}, NULL);
-    return TR__EXIT_PEER;
 }

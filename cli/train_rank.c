@@ -1,7 +1,6 @@
 /* What one rank of `trireme train` does: trains, and rank 0 says how it goes. */
 #include "train.h"
 
-#include "relaunch.h"
 #include "terminal.h"
 
 #include <errno.h>
@@ -239,9 +238,9 @@ static void conclude(const run *r)
 static int report_failure(const run *r, tr_status status)
 {
     bool told_elsewhere = status == TR_PEER || (r->rank > 0 && r->report.common_failure);
-    if (told_elsewhere && r->train->has_parent) return tr__exit_quietly();
+    if (told_elsewhere && r->train->has_parent) return TR_EXIT_PEER;
     tr__complain(r->train->command, "%s", tr_error_message());
-    return TR__EXIT_FAILED;
+    return status == TR_PEER ? TR_EXIT_PEER : TR__EXIT_FAILED;
 }
 
 int tr__train_rank(tr__train *t)

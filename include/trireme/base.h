@@ -82,7 +82,9 @@ TR_API const char *tr_error_message(void);
  * then this thread's tr_error_message(). NULL is TR_OK ("none"). */
 TR_API TR_MUST_CHECK tr_status tr_status_of(const void *object);
 
-/* For programs (the library itself never exits or prints): on failure print where, what and why, and exit(1). */
+/* For programs (the library itself never exits or prints): on failure print where, what and why, and exit(1), or with
+ * TR_EXIT_PEER after TR_PEER: the launcher then looks for the cause in another rank. It is sysexits.h's EX_UNAVAILABLE. */
+enum { TR_EXIT_PEER = 69 };
 #define TR_CHECK(expression) tr_check((expression), #expression, __FILE__, __LINE__)
 TR_API void tr_check(tr_status status, const char *expression, const char *file, int line);
 

@@ -40,7 +40,7 @@ void tr_check(tr_status status, const char *expression, const char *file, int li
     if (status == TR_OK) return;
     fprintf(stderr, "%s:%d: %s\n  %s (%s) from %s\n", file, line, tr_error_message(), tr_status_name(status),
         tr_status_text(status), expression);
-    exit(EXIT_FAILURE);
+    exit(status == TR_PEER ? TR_EXIT_PEER : EXIT_FAILURE);
 }
 
 static const struct {

@@ -172,7 +172,7 @@ int tr_spawn_run(void)
     if (r->status) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
     r->returned_ns = tr__now_ns();
     atomic_store(&r->progress, TR__CALL_RETURNED);
-    return r->status ? EXIT_FAILURE : EXIT_SUCCESS;
+    return r->status == TR_PEER ? TR_EXIT_PEER : r->status ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 /* ---- Starting such a process ------------------------------------------------------------------------------------- */

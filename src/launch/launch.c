@@ -33,8 +33,6 @@ typedef enum stage { RUNNING, SETTLING, ENDING, KILLING } stage;
 
 static const double moment_seconds = 0.3, default_grace_seconds = 1.0, kill_seconds = 2.0;
 static const double leash_moment_seconds = 3.0; /* ranks on a leash are launchers, which take some time to agree */
-/* A death by signal within this time of another rank's failing exit counts as the first cause: it is seldom the effect. */
-static const double signal_first_seconds = 0.5;
 static const uint64_t tick_ms = 20; /* how often deadlines are looked at, once there are any */
 
 typedef struct rank {
@@ -133,11 +131,30 @@ static void pass_interrupt(job *j, int sig)
         if (j->ranks[i].leash >= 0) (void)!send(j->ranks[i].leash, &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+static bool by_signal(const rank *r)
+{
+    return r->code == CLD_KILLED || r->code == CLD_DUMPED;
+}
+
+/* Has nobody failed so far but because of another rank, who is to come yet? */
+static bool only_effects(const job *j)
+{
+    if (j->first >= 0) return !by_signal(&j->ranks[j->first]) && j->ranks[j->first].status == TR_EXIT_PEER;
+    const tr__word *other = j->nodes.count ? tr__nodes_first_failure(&j->nodes) : NULL;
+    return other && !other->signal && other->exit_code == TR_EXIT_PEER;
+}
+
+static double settling_seconds(const job *j)
+{
+    if (j->extra.leash) return leash_moment_seconds;
+    return only_effects(j) ? TR__EFFECT_MS * 1e-3 : moment_seconds;
+}
+
 static void enter(job *j, stage next)
 {
     if (next <= j->stage) return;
     static const int signals[] = {[SETTLING] = 0, [ENDING] = SIGTERM, [KILLING] = SIGKILL};
-    const double times[] = {[SETTLING] = j->extra.leash ? leash_moment_seconds : moment_seconds, [ENDING] = j->grace, [KILLING] = kill_seconds};
+    const double times[] = {[SETTLING] = settling_seconds(j), [ENDING] = j->grace, [KILLING] = kill_seconds};
     j->stage = next;
     j->deadline = now_seconds() + times[next];
     if (!signals[next]) return;
@@ -146,9 +163,9 @@ static void enter(job *j, stage next)
     tr__sweep(j->groups, j->started, j->mark, signals[next]);
 }
 
-static bool by_signal(const rank *r)
+static double counts_at_seconds(const rank *r)
 {
-    return r->code == CLD_KILLED || r->code == CLD_DUMPED;
+    return r->seconds + tr__handicap_ms(by_signal(r) ? r->status : 0, r->status) * 1e-3;
 }
 
 /* After an interrupt any exit is the program's way to stop, whichever rank comes first. Launchers on a leash have judged
@@ -160,7 +177,7 @@ static bool by_interrupt(const job *j, const rank *r)
     return !j->extra.leash || r->status == 128 + SIGTERM;
 }
 
-/* Looks for the first cause: the first failure before the launcher itself began to end the job. */
+/* Looks for the first cause: the first failure, by tr__handicap_ms(), before the launcher itself began to end the job. */
 static void judge(job *j, rank *r)
 {
     int index = (int)(r - j->ranks);
@@ -174,8 +191,7 @@ static void judge(job *j, rank *r)
     } else if (j->first < 0) {
         j->first = index;
         enter(j, SETTLING);
-    } else if (by_signal(r) && !by_signal(&j->ranks[j->first]) &&
-               r->seconds - j->ranks[j->first].seconds < signal_first_seconds) {
+    } else if (counts_at_seconds(r) < counts_at_seconds(&j->ranks[j->first])) {
         j->first = index;
     }
 }
@@ -469,7 +485,7 @@ static bool step_nodes(job *j, bool ended)
     if (!j->nodes.count || j->gave_up) return true;
     if (!j->nodes.over) tell_nodes(j, ended);
     if (tr__nodes_step(&j->nodes)) {
-        if (tr__nodes_failed(&j->nodes)) enter(j, SETTLING);
+        if (j->nodes.lost || tr__nodes_first_failure(&j->nodes)) enter(j, SETTLING);
         int sig = 0;
         for (int i = 0; i < j->nodes.count && !sig; i++) sig = j->nodes.all[i].interrupt;
         if (sig && !j->interrupt) {

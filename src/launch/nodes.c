@@ -16,7 +16,7 @@
 enum {
     SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead */
     TOKEN_MOST = 256,        /* bytes; it travels in an environment */
-    SIGNAL_FIRST_MS = 500,   /* as on one node: a death by signal comes before an exit at most so much earlier */
+    SIGNAL_FIRST_MS = 500,   /* a death by signal comes before an exit at most so much earlier */
 };
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------ */
@@ -219,11 +219,23 @@ bool tr__nodes_step(tr__nodes *n)
     return news;
 }
 
-bool tr__nodes_failed(const tr__nodes *n)
+int tr__handicap_ms(int signal, int exit_code)
 {
-    bool failed = n->lost;
-    for (int i = 0; i < n->count; i++) failed |= n->all[i].outcome == TR__FAILED;
-    return failed;
+    if (signal) return 0;
+    return exit_code == TR_EXIT_PEER ? SIGNAL_FIRST_MS + TR__EFFECT_MS : SIGNAL_FIRST_MS;
+}
+
+static int64_t counts_at_ms(const tr__word *w)
+{
+    return w->at_ms + tr__handicap_ms(w->signal, w->exit_code);
+}
+
+const tr__word *tr__nodes_first_failure(const tr__nodes *n)
+{
+    const tr__word *first = NULL;
+    for (const tr__word *w = n->all; w < n->all + n->count; w++)
+        if (w->outcome == TR__FAILED && (!first || counts_at_ms(w) < counts_at_ms(first))) first = w;
+    return first;
 }
 
 /* ---- The end ------------------------------------------------------------------------------------------------------ */
@@ -238,20 +250,6 @@ bool tr__nodes_publish(tr__nodes *n, const char *text)
     char key[32];
     name_report(n->rank, key);
     return !n->lost && tr_store_set(n->store, key, text, strlen(text)) == TR_OK;
-}
-
-/* The node whose failure came first, among words; -1: none has failed. */
-static int first_failure(const tr__word *words, int count)
-{
-    int first = -1;
-    for (int i = 0; i < count; i++) {
-        if (words[i].outcome != TR__FAILED) continue;
-        int64_t earlier = first < 0 ? 0 : words[first].at_ms - words[i].at_ms;
-        bool is_signal = words[i].signal != 0, was_signal = first >= 0 && words[first].signal != 0;
-        int64_t handicap = is_signal == was_signal ? 0 : is_signal ? SIGNAL_FIRST_MS : -SIGNAL_FIRST_MS;
-        if (first < 0 || earlier + handicap > 0) first = i;
-    }
-    return first;
 }
 
 static void tell_failure(const tr__nodes *n, int node, const char *own, tr_launch_report *report)
@@ -287,11 +285,11 @@ static void tell_stop(const tr__nodes *n, tr_launch_report *report)
 tr_status tr__nodes_conclude(tr__nodes *n, const char *own, tr_launch_report *report)
 {
     tr_status status = TR_CHILD;
-    int failed = first_failure(n->all, n->count);
+    const tr__word *failed = tr__nodes_first_failure(n);
     bool stopped = false;
     for (int i = 0; i < n->count; i++) stopped |= n->all[i].outcome == TR__STOPPED;
-    if (failed >= 0) {
-        tell_failure(n, failed, own, report);
+    if (failed) {
+        tell_failure(n, (int)(failed - n->all), own, report);
     } else if (n->lost) {
         report->exit_code = 1;
         snprintf(report->text, sizeof report->text, "%s", n->lost_text);

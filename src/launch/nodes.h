@@ -9,7 +9,11 @@
 #include <trireme/comm.h>
 #include <trireme/launch.h>
 
-enum { TR__NODE_NAME = 64, TR__NODE_ROUND_MS = 100 };
+enum {
+    TR__NODE_NAME = 64,
+    TR__NODE_ROUND_MS = 100,
+    TR__EFFECT_MS = 1000, /* how much later than a rank that lost another one that other's own failure may be seen */
+};
 
 typedef enum tr__outcome { TR__WELL, TR__STOPPED, TR__FAILED } tr__outcome;
 
@@ -51,14 +55,18 @@ typedef struct tr__nodes {
     char lost_text[512];
 } tr__nodes;
 
+/* In the search for the first cause a failure counts so much later than it was seen: a death by signal is seldom the effect
+ * of another rank's, an exit with TR_EXIT_PEER always is. signal is 0 for an exit. */
+int tr__handicap_ms(int signal, int exit_code);
+
 /* Meets the other nodes, as the options say. token is the job's. */
 tr_status tr__nodes_meet(tr__nodes *nodes, const tr_launch_options *options, const char *token);
 /* Starts and ends rounds; to be called often. True when there is news in .all, .over or .lost. */
 bool tr__nodes_step(tr__nodes *nodes);
 /* What this node says from the next round on, which comes at once when that is something new. */
 void tr__nodes_say(tr__nodes *nodes, const tr__word *word);
-/* Has a rank failed on any node, or a node gone? */
-bool tr__nodes_failed(const tr__nodes *nodes);
+/* What the node says on which the first rank failed; NULL: none has. */
+const tr__word *tr__nodes_first_failure(const tr__nodes *nodes);
 /* Puts this node's report where the others can read it; false when that cannot be done. */
 bool tr__nodes_publish(tr__nodes *nodes, const char *text);
 /* When .over or .lost: fills in the job's report, the same on all nodes but for those that were lost. own is this node's

@@ -87,6 +87,12 @@ node 1 sh -c "kill -SEGV \$\$"
 expect "1 1"
 for k in 0 1; do grep -q 'node 1 (.*): rank 1 (pid .*) was killed by signal 11' err$k || fail "node $k"; done
 
+# Rank 1 has lost rank 0, who fails after it.
+node 0 sh -c "until [ -e lost ]; do sleep 0.02; done; exit 5"
+node 1 sh -c "touch lost; exit 69"
+expect "1 1"
+for k in 0 1; do grep -q 'node 0 (.*): rank 0 (pid .*) exited with 5' err$k || fail "node $k blames the rank that lost another"; done
+
 # A launcher is killed.
 for victim in 1 0; do
     node 0 sh -c "echo up; sleep $mark"

@@ -318,6 +318,35 @@ static void test_signal_comes_before_exit(void **state)
     assert_int_equal(report.signal, SIGSEGV);
 }
 
+/* Rank 0 fails as soon as the other, who lost it, is dead; the other way round its exit comes first anyway. */
+static void test_effect_comes_after_its_cause(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/trireme-test-XXXXXX", setting[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(setting, sizeof setting, "FOLDER=%s", folder);
+    tr_status status = RUN("cd $FOLDER; if [ $RANK = 1 ]; then echo $$ >new; mv new peer; exit 69; fi;"
+                           " until [ -e peer ]; do :; done; read -r pid <peer;"
+                           " while read -r stat </proc/$pid/stat; do case $stat in *') Z '*) break; esac; done; exit 5", 2,
+        .env = (const char *const[]){setting, NULL});
+    char peer[64];
+    snprintf(peer, sizeof peer, "%s/peer", folder);
+    unlink(peer);
+    rmdir(folder);
+    assert_int_equal(status, TR_CHILD);
+    assert_int_equal(report.first_rank, 0);
+    assert_int_equal(report.exit_code, 5);
+
+    /* When nobody else fails, it is all that there is to tell; so are those that end because they are asked to. */
+    assert_int_equal(RUN("[ $RANK = 0 ] || exit 69; trap 'exit 5' TERM; while :; do sleep 0.05; done", 2), TR_CHILD);
+    assert_int_equal(report.first_rank, 1);
+    assert_int_equal(report.exit_code, TR_EXIT_PEER);
+
+    const char *const self[] = {"/proc/self/exe", "lose", NULL};
+    assert_int_equal(tr_launch(self, 1, .output = collect, .user = &heard, .report = &report), TR_CHILD);
+    assert_int_equal(report.exit_code, TR_EXIT_PEER);
+}
+
 static void test_program_that_cannot_run(void **state)
 {
     (void)state;
@@ -476,6 +505,7 @@ static void test_mask_is_restored(void **state)
 int main(int argc, char **argv)
 {
     if (argc > 1 && !strcmp(argv[1], "rank")) return rank_main();
+    if (argc > 1 && !strcmp(argv[1], "lose")) TR_CHECK(tr_fail(TR_PEER, "rank 0 is gone"));
 #define TEST(name) cmocka_unit_test_setup(name, forget)
     const struct CMUnitTest tests[] = {
         TEST(test_environment),
@@ -493,6 +523,7 @@ int main(int argc, char **argv)
         TEST(test_killed_rank_ends_the_job),
         TEST(test_grace),
         TEST(test_signal_comes_before_exit),
+        TEST(test_effect_comes_after_its_cause),
         TEST(test_program_that_cannot_run),
         TEST(test_wrong_arguments),
         TEST(test_apart),
