@@ -45,7 +45,8 @@ TR_API tr_tensor_list *tr_npz_load(const char *path);
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_save(const char *folder, int64_t step, const tr_tensor_list *model,
     const tr_tensor_list *state);
 /* Writes the path of the newest checkpoint in folder (or of folder itself when it is one) into path, at least 4,096
- * bytes, and its step. TR_NOT_FOUND when there is none. */
+ * bytes, and its step (-1 when the name of folder itself does not say it). TR_NOT_FOUND when there is none. After any failure
+ * path and step are as they were. */
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step);
 /* Loads one that tr_checkpoint_find() found. state may be NULL: then only the model is read. */
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor_list **state);

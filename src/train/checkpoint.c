@@ -204,7 +204,6 @@ tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step
 
 tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
 {
-    *step = -1;
     if (strlen(folder) >= PATH_MAX) return tr__fail(TR_INVALID, "the path %.60s… is too long", folder);
     if (has_model(folder)) {
         char *whole = realpath(folder, NULL);
@@ -215,12 +214,16 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
     }
     DIR *d = opendir(folder);
     if (!d) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot read %s", folder);
-    int count = list_steps(d, step, 1);
+    int64_t newest;
+    int count = list_steps(d, &newest, 1);
     closedir(d);
     if (!count) return tr__fail(TR_NOT_FOUND, "%s has no checkpoint (a folder checkpoint-STEP) in it", folder);
-    char name[64];
-    snprintf(name, sizeof name, "%s%" PRId64, prefix, *step);
-    return join(path, folder, name);
+    char name[64], found[PATH_MAX];
+    snprintf(name, sizeof name, "%s%" PRId64, prefix, newest);
+    TR__TRY(join(found, folder, name));
+    strcpy(path, found);
+    *step = newest;
+    return TR_OK;
 }
 
 static tr_status load_file(const char *folder, const char *name, tr_tensor_list **list)

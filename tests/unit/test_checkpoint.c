@@ -79,9 +79,12 @@ static int64_t newest(void)
 static void the_newest_two_are_kept(void **state)
 {
     (void)state;
-    int64_t step;
+    int64_t step = 3;
+    strcpy(path, "as it was");
     assert_int_equal(tr_checkpoint_find(folder, path, &step), TR_NOT_FOUND);
     assert_int_equal(tr_checkpoint_find("/nowhere", path, &step), TR_NOT_FOUND);
+    assert_int_equal(step, 3);
+    assert_string_equal(path, "as it was");
     for (int64_t s = 5; s <= 20; s += 5) {
         assert_int_equal(save(s, 10), TR_OK);
         assert_int_equal(newest(), s);
