@@ -138,7 +138,7 @@ typedef tr_status (*tr_collate)(const tr_sample *samples, int64_t count, void *u
 typedef struct tr_loader_options {
     size_t size;
     tr_dataset *set;
-    int64_t batch;        /* samples; 0: 32 */
+    int64_t batch;        /* samples in a batch of this rank; 0: 32. (A sampler's and a trainer's .batch count all ranks') */
     int workers;          /* threads; 0: none, tr_loader_next() makes each batch when it is asked for */
     bool processes;       /* each worker makes batches in a process of its own; when that crashes, it is an error that
                              names the signal and the samples. main() begins with TR_SPAWN_ENTRY, set is a
