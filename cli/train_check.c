@@ -183,10 +183,10 @@ static int check_json(const tr__train *t)
     return -1;
 }
 
-/* Rank 0 writes; the others only a profile, on hosts that may have no folder yet. */
+/* Rank 0 writes; the others only a profile, for which tr_fit() makes the folder. */
 static int check_files(tr__train *t)
 {
-    if (t->under_launcher && number_of_environment("RANK", 0) > 0) return t->profile ? make_folders(t, t->out) : -1;
+    if (t->under_launcher && number_of_environment("RANK", 0) > 0) return -1;
     int code = check_json(t);
     return code < 0 ? check_folder(t) : code;
 }

@@ -38,10 +38,10 @@ typedef struct tr_npz_save_options {
 TR_API TR_MUST_CHECK tr_status tr_npz_save_with(const tr_npz_save_options *options);
 TR_API tr_tensor_list *tr_npz_load(const char *path);
 
-/* Writes FOLDER/checkpoint-STEP/ with model.safetensors and state.safetensors in it, then removes all but the newest
- * two checkpoints there, and never the new one; what cannot be removed stays, with a warning in the log. The new one
- * appears whole, under its name, or not at all: whenever the process ends, the newest checkpoint is a good one. One
- * process at a time saves into a folder. */
+/* Writes FOLDER/checkpoint-STEP/, which is made if need be, with model.safetensors and state.safetensors in it, then removes
+ * all but the newest two checkpoints there, and never the new one; what cannot be removed stays, with a warning in the log.
+ * The new one appears whole, under its name, or not at all: whenever the process ends, the newest checkpoint is a good one.
+ * One process at a time saves into a folder. */
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_save(const char *folder, int64_t step, const tr_tensor_list *model,
     const tr_tensor_list *state);
 /* Writes the path of the newest checkpoint in folder (or of folder itself when it is one) into path, at least 4,096
@@ -237,7 +237,8 @@ typedef struct tr_fit_report {
 typedef struct tr_fit_options {
     size_t size;
     tr_trainer *trainer;
-    const char *folder;            /* where rank 0 writes metrics.csv, loss.svg and checkpoints; NULL: nowhere */
+    const char *folder;            /* where rank 0 writes metrics.csv, loss.svg and checkpoints; made if need be.
+                                      NULL: nowhere */
     const tr_tensor_list *about;   /* see tr_trainer_save() */
     int64_t stop_at;               /* stop after this step; 0: the schedule's last */
     int64_t validate_every;        /* steps; 0: 250. And at the end */

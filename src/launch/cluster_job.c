@@ -1,5 +1,6 @@
 /* What is remembered of a job in the state folder, so that other processes can look at it and stop it. */
 #include "base/clock.h"
+#include "base/folder.h"
 #include "launch/cluster.h"
 
 #include <dirent.h>
@@ -8,7 +9,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,16 +34,6 @@ static bool name_file(char path[PATH_MAX], const char *folder, const char *name)
 {
     int n = snprintf(path, PATH_MAX, "%s/%s", folder, name);
     return n > 0 && n < PATH_MAX;
-}
-
-static tr_status make_folders(char *path)
-{
-    for (char *slash = path + 1; (slash = strchr(slash, '/')); *slash++ = '/') {
-        *slash = '\0';
-        if (mkdir(path, 0777) < 0 && errno != EEXIST) return tr__fail_errno(TR_IO, errno, "cluster: cannot make the folder %s", path);
-    }
-    if (mkdir(path, 0700) < 0 && errno != EEXIST) return tr__fail_errno(TR_IO, errno, "cluster: cannot make the folder %s", path);
-    return TR_OK;
 }
 
 /* ---- Of a job that this process runs --------------------------------------------------------------------------------- */
@@ -76,7 +66,7 @@ tr_status tr__job_begin(const tr_cluster *c, const char *name, int ranks, const 
     if (tr_cluster_status((tr_cluster *)c, name, &before) == TR_OK && before.running)
         return tr__fail(TR_STATE, "cluster: a job %s is running, of process %d", name, before.pid);
     if (!name_file(files->folder, c->state, name)) return tr__fail(TR_INVALID, "cluster: the state folder's name is too long");
-    TR__TRY(make_folders(files->folder));
+    TR__TRY(tr__folder_make(files->folder, 0700));
     if (name_file(path, files->folder, "end")) unlink(path);
     TR__TRY(write_job(c, files, ranks, argv));
     files->log = name_file(path, files->folder, "log") ? fopen(path, "we") : NULL;

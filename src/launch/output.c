@@ -1,5 +1,6 @@
 #include "launch/output.h"
 
+#include "base/folder.h"
 #include "base/object.h"
 
 #include <errno.h>
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -227,8 +227,8 @@ static tr_status open_logs(tr__output *o)
     const char *folder = o->options.log_dir;
     for (int i = 0; i < o->ranks; i++) o->logs[i] = -1;
     if (!folder) return TR_OK;
-    if (mkdir(folder, 0777) < 0 && errno != EEXIST)
-        return tr__fail_errno(TR_IO, errno, "launch: cannot make the folder %s for logs", folder);
+    tr_status made = tr__folder_make(folder, 0777);
+    if (made) return tr__fail_context(made, "launch: the ranks' logs");
     for (int i = 0; i < o->ranks; i++) {
         char path[PATH_MAX];
         snprintf(path, sizeof path, "%s/rank-%d.log", folder, o->options.first_rank + i);

@@ -5,6 +5,7 @@
  * rename makes the checkpoint. There is no pointer to the newest one that could disagree with the folders: the newest
  * is the one with the highest step.
  */
+#include "base/folder.h"
 #include "base/log.h"
 #include "train/atomic_file.h"
 #include "train/checkpoint.h"
@@ -171,6 +172,7 @@ tr_status tr_checkpoint_save(const char *folder, int64_t step, const tr_tensor_l
     if (step < 0) return tr__fail(TR_INVALID, "a checkpoint of step %" PRId64, step);
     char name[64];
     snprintf(name, sizeof name, "%s%" PRId64, prefix, step);
+    TR__TRY(tr__folder_make(folder, 0777));
     int parent = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (parent < 0) return tr__fail_errno(TR_IO, errno, "cannot save into %s", folder);
     tr_status status = write_checkpoint(parent, folder, name, model, state);
@@ -214,7 +216,7 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
     }
     DIR *d = opendir(folder);
     if (!d) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot read %s", folder);
-    int64_t newest;
+    int64_t newest = -1;
     int count = list_steps(d, &newest, 1);
     closedir(d);
     if (!count) return tr__fail(TR_NOT_FOUND, "%s has no checkpoint (a folder checkpoint-STEP) in it", folder);

@@ -1,5 +1,6 @@
 /* The training loop: steps, validations, checkpoints, metrics, until the end or until somebody wants to stop. */
 #include "base/clock.h"
+#include "base/folder.h"
 #include "base/profile.h"
 #include "data/unicode.h"
 #include "device/device.h"
@@ -39,6 +40,7 @@ typedef struct fit {
 static tr_status lock_folder(fit *f)
 {
     const char *folder = f->options->folder;
+    TR__TRY(tr__folder_make(folder, 0777));
     f->folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (f->folder_fd < 0) return tr__fail_errno(TR_IO, errno, "cannot open %s", folder);
     if (flock(f->folder_fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return TR_OK;

@@ -2,6 +2,7 @@
 #include "train/profile_files.h"
 
 #include "base/clock.h"
+#include "base/folder.h"
 #include "base/profile.h"
 #include "nn/module.h"
 #include "train/atomic_file.h"
@@ -224,6 +225,7 @@ tr_status tr__profile_write(const char *folder, int rank, tr_module *net)
     tables t = {.steps = 0};
     t.spans = tr__profile_spans(&t.count, &t.lost);
     tr_status status = sum_up(&t, net);
+    if (status == TR_OK) status = tr__folder_make(folder, 0777); /* hosts other than rank 0's may not have it yet */
     if (status == TR_OK) status = write_file(folder, rank, "trace.json", &t);
     if (status == TR_OK) status = write_file(folder, rank, "txt", &t);
     for (size_t i = 0; i < t.n; i++) free((char *)t.totals[i].name);

@@ -48,14 +48,14 @@ gone() {
 # Ranks of node 0 come first; nodes may have different numbers of them.
 show='echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR:$MASTER_PORT $TRIREME_STORE'
 node 0 -n 2 sh -c "$show"
-node 1 -n 3 --log-dir logs sh -c "$show; echo again >&2"
+node 1 -n 3 --log-dir logs/new sh -c "$show; echo again >&2"
 expect "0 0"
 printf '[0] 0/5 0/2 0 %s 1\n[1] 1/5 1/2 0 %s 1\n' $at $at >want
 sort out0 | cmp -s - want || fail "node 0 said $(cat out0)"
 printf '[2] 2/5 0/3 1 %s 1\n[3] 3/5 1/3 1 %s 1\n[4] 4/5 2/3 1 %s 1\n' $at $at $at >want
 sort out1 | cmp -s - want || fail "node 1 said $(cat out1)"
 for rank in 2 3 4; do
-    sort logs/rank-$rank.log >log
+    sort logs/new/rank-$rank.log >log
     printf '%s/5 %s/3 1 %s 1\nagain\n' $rank $((rank - 2)) $at >want
     cmp -s log want || fail "the log of rank $rank: $(cat log)"
 done

@@ -155,6 +155,18 @@ static void a_file_with_a_checkpoints_name_is_none(void **state)
     assert_true(is_there("checkpoint-7") && is_there("checkpoint-99"));
 }
 
+static void the_folder_is_made(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char below[80];
+    int64_t step;
+    snprintf(below, sizeof below, "%s/a/b//", folder);
+    assert_int_equal(tr_checkpoint_save(below, 5, tr_list(), tr_list()), TR_OK);
+    assert_int_equal(tr_checkpoint_find(in_folder("a/b"), path, &step), TR_OK);
+    assert_int_equal(step, 5);
+}
+
 static void one_is_found_by_its_own_path(void **state)
 {
     (void)state;
@@ -253,7 +265,7 @@ static void a_full_disk_leaves_the_old_one(void **state)
     signal(SIGXFSZ, handler);
     assert_false(is_there(".checkpoint.tmp"));
     assert_int_equal(newest(), 1);
-    assert_int_equal(tr_checkpoint_save("/nowhere", 1, tr_list(), tr_list()), TR_IO);
+    assert_int_equal(tr_checkpoint_save("/dev/null/nowhere", 1, tr_list(), tr_list()), TR_IO);
 }
 
 static void damage_is_named(void **state)
@@ -367,6 +379,7 @@ int main(void)
         TEST(what_lies_in_a_checkpoint_goes_with_it),
         TEST(what_cannot_be_removed_fails_no_save),
         TEST(a_file_with_a_checkpoints_name_is_none),
+        TEST(the_folder_is_made),
         TEST(one_is_found_by_its_own_path),
         TEST(only_names_of_checkpoints_count),
         TEST(the_same_step_can_be_saved_again),

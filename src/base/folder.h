@@ -1,0 +1,12 @@
+/* Folders that are made when they are first needed. */
+#ifndef TR_BASE_FOLDER_H
+#define TR_BASE_FOLDER_H
+
+#include <trireme/base.h>
+
+#include <sys/types.h>
+
+/* Makes a folder, with this mode, and those that lead to it; TR_OK when it is there already. */
+tr_status tr__folder_make(const char *path, mode_t mode);
+
+#endif
