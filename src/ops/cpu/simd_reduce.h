@@ -71,8 +71,9 @@ static void sum_columns(const float *x, int64_t rows, int64_t stride, int64_t n,
     }
 }
 
-/* Sums of squares of n columns: in f64 where one of f32 overflowed, or where some may have been too small. */
-static void mend_squares(const float *x, int64_t rows, int64_t stride, int64_t n, double *sums)
+/* Sums of squares of n columns: in f64 where one of f32 overflowed, or where some may have been too small. Out of line, as its
+ * rare work would take registers from the usual. */
+static __attribute__((noinline)) void mend_squares(const float *x, int64_t rows, int64_t stride, int64_t n, double *sums)
 {
     for (int64_t i = 0; i < n; i++) {
         if (sums[i] >= 0x1p-90 && sums[i] <= DBL_MAX) continue;
