@@ -9,6 +9,7 @@
  *
  * Attention's probabilities have no dropout here; the embeddings and the two sums of each layer have.
  */
+#include "seeds.h"
 #include "sizes.h"
 
 #include <trireme/models.h>
@@ -166,7 +167,7 @@ typedef struct start {
 
 static uint64_t next_seed(start *s)
 {
-    return s->o.seed * 0x9e3779b97f4a7c15u + s->drawn++;
+    return tr__layer_seed(s->o.seed, s->drawn++);
 }
 
 static tr_module *dense(start *s, int64_t in, int64_t out, tr_activation_kind activation)
@@ -273,6 +274,7 @@ tr_module *tr_bert_with(const tr_bert_options *options)
             o->inner, o->classes);
     if (o->dim % o->heads)
         return tr_module_fail(TR_INVALID, "bert: dim must be a multiple of heads: %d is not one of %d", o->dim, o->heads);
+    o->seed = tr__model_seed(o->seed);
     return bert_new(&s);
 }
 

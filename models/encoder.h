@@ -13,8 +13,6 @@ typedef struct tr__layer_names {
 /* options: with the defaults filled in. tr_forward(layer, x), tr_forward(layer, x, mask): [batch, seq, dim] -> the same */
 tr_module *tr__encoder_layer(const tr_transformer_options *options, const tr__layer_names *names, uint64_t *seed);
 
-/* The next of a model's seeds. */
-uint64_t tr__next_seed(uint64_t *seed);
 /* A linear layer that starts at Xavier's deviation, with a bias of zeros. */
 tr_module *tr__xavier_linear(int64_t in, int64_t out, tr_activation_kind activation, uint64_t *seed);
 

@@ -8,6 +8,7 @@
  * Each half of a block has a scope of its own, so of what it makes only what backward reads outlives it: without a
  * graph nothing does.
  */
+#include "seeds.h"
 #include "sizes.h"
 
 #include <trireme/models.h>
@@ -123,7 +124,7 @@ typedef struct start {
 
 static uint64_t next_seed(start *s)
 {
-    return s->options->seed * 0x9e3779b97f4a7c15u + s->drawn++;
+    return tr__layer_seed(s->options->seed, s->drawn++);
 }
 
 static tr_module *conv1d(start *s, int64_t in, int64_t out, double std, tr_activation_kind activation)
@@ -196,6 +197,7 @@ tr_module *tr_gpt_with(const tr_gpt_options *options)
             o.vocab, o.context, o.layers, o.heads, o.dim);
     if (o.dim % o.heads)
         return tr_module_fail(TR_INVALID, "gpt: dim must be a multiple of heads: %d is not one of %d", o.dim, o.heads);
+    o.seed = tr__model_seed(o.seed);
     return gpt_new(&o);
 }
 

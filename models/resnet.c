@@ -8,6 +8,8 @@
  *
  * Each block has a scope of its own, so of what it makes only what backward reads outlives it.
  */
+#include "seeds.h"
+
 #include <trireme/models.h>
 
 #include <math.h>
@@ -77,7 +79,7 @@ typedef struct plan {
 static tr_module *conv(plan *p, int64_t in, int64_t out, int kernel, int stride)
 {
     return tr_conv2d(in, out, kernel, .stride = stride, .padding = kernel / 2, .no_bias = true,
-        .init_std = sqrt(2.0 / ((double)kernel * kernel * (double)out)), .seed = p->seed * 0x9e3779b97f4a7c15u + p->drawn++);
+        .init_std = sqrt(2.0 / ((double)kernel * kernel * (double)out)), .seed = tr__layer_seed(p->seed, p->drawn++));
 }
 
 static void add_conv(plan *p, tr_module *module, block *b, int i, int64_t in, int64_t out, int kernel, int stride)
@@ -130,7 +132,7 @@ static tr_module *resnet_new(plan *p, const tr_resnet_options *o)
     tr_module *module = tr_module_new("resnet", sizeof(resnet), resnet_forward);
     resnet *r = tr_module_state(module);
     if (!r) return tr_escape(module);
-    p->seed = o->seed;
+    p->seed = tr__model_seed(o->seed);
     r->conv1 = tr_module_add(module, "conv1", conv(p, o->channels ? o->channels : 3, 64, 7, 2));
     r->bn1 = tr_module_add(module, "bn1", tr_batch_norm2d(64));
     for (int i = 0; i < STAGES; i++) {
@@ -138,7 +140,7 @@ static tr_module *resnet_new(plan *p, const tr_resnet_options *o)
         snprintf(name, sizeof name, "layer%d", i + 1);
         r->layers[i] = tr_module_add(module, name, stage_new(p, i, &channels));
     }
-    r->fc = tr_module_add(module, "fc", tr_linear(channels, classes, .seed = p->seed * 0x9e3779b97f4a7c15u + p->drawn++));
+    r->fc = tr_module_add(module, "fc", tr_linear(channels, classes, .seed = tr__layer_seed(p->seed, p->drawn++)));
     return tr_escape(module);
 }
 

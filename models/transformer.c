@@ -12,6 +12,7 @@
  * The sums and the inside of the two linear layers have dropouts; attention's probabilities have none.
  */
 #include "encoder.h"
+#include "seeds.h"
 #include "sizes.h"
 
 #include <math.h>
@@ -97,11 +98,6 @@ static tr_tensor *layer_forward(tr_module *self, tr_tensor *const *inputs, int n
     tr_tensor *x = look_at_itself(l, inputs[0], input_or_none(inputs, n, decodes ? 2 : 1));
     if (decodes) x = look_at_memory(l, x, inputs[1], input_or_none(inputs, n, 3));
     return tr_escape(think(l, x));
-}
-
-uint64_t tr__next_seed(uint64_t *seed)
-{
-    return *seed = *seed * 0x9e3779b97f4a7c15u + 1;
 }
 
 tr_module *tr__xavier_linear(int64_t in, int64_t out, tr_activation_kind activation, uint64_t *seed)
@@ -247,7 +243,7 @@ static tr_status complete(tr_transformer_options *o)
 static tr_module *stack_alone(const tr_transformer_options *options, bool decodes)
 {
     tr_transformer_options o = *options;
-    uint64_t seed = o.seed;
+    uint64_t seed = tr__model_seed(o.seed);
     tr_status status = complete(&o);
     return status == TR_OK ? stack_new(&o, o.layers, decodes, &seed) : tr_module_fail(status, "%s", tr_error_message());
 }
@@ -266,7 +262,7 @@ tr_module *tr_transformer_with(const tr_transformer_options *options)
 {
     TR_SCOPE;
     tr_transformer_options o = *options;
-    uint64_t seed = o.seed;
+    uint64_t seed = tr__model_seed(o.seed);
     tr_status status = complete(&o);
     if (status != TR_OK) return tr_escape(tr_module_fail(status, "%s", tr_error_message()));
     tr_module *module = tr_module_new("transformer", sizeof(transformer), transformer_forward);

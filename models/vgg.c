@@ -4,6 +4,8 @@
  *   x ── features: 3x3 convolutions (each with a norm when asked for) and ReLUs, five max pools ── average pool to 7x7
  *     ── classifier: linear, relu, dropout, linear, relu, dropout, linear ── logits
  */
+#include "seeds.h"
+
 #include <trireme/models.h>
 
 #include <math.h>
@@ -35,13 +37,7 @@ static tr_tensor *vgg_forward(tr_module *self, tr_tensor *const *inputs, int n)
     return tr_forward(v->classifier, tr_reshape(x, TR_SHAPE(tr_size(x, 0), -1)));
 }
 
-/* The seed of layer i. */
-static uint64_t seed_of(const tr_vgg_options *o, int i)
-{
-    return o->seed * 0x9e3779b97f4a7c15u + (uint64_t)i;
-}
-
-static tr_module *features_new(const int *layout, const tr_vgg_options *o)
+static tr_module *features_new(const int *layout, const tr_vgg_options *o, uint64_t seed)
 {
     tr_module *layers[MOST_LAYERS];
     int n = 0;
@@ -52,7 +48,8 @@ static tr_module *features_new(const int *layout, const tr_vgg_options *o)
             continue;
         }
         /* He et al. 2015: normal(0, 2 / (9 out)), and no bias at the start */
-        layers[n] = tr_conv2d(in, *layout, 3, .padding = 1, .init_std = sqrt(2.0 / (9.0 * *layout)), .seed = seed_of(o, n));
+        layers[n] = tr_conv2d(in, *layout, 3, .padding = 1, .init_std = sqrt(2.0 / (9.0 * *layout)),
+            .seed = tr__layer_seed(seed, (uint64_t)n));
         n++;
         if (o->batch_norm) layers[n++] = tr_batch_norm2d(*layout);
         layers[n++] = tr_activation(tr_relu);
@@ -61,13 +58,15 @@ static tr_module *features_new(const int *layout, const tr_vgg_options *o)
     return tr_sequential_n(layers, n);
 }
 
-static tr_module *classifier_new(const tr_vgg_options *o)
+static tr_module *classifier_new(const tr_vgg_options *o, uint64_t seed)
 {
     double p = o->dropout != 0 ? o->dropout : signbit(o->dropout) ? 0 : 0.5;
     int64_t classes = o->classes ? o->classes : 1000;
-    return tr_sequential(tr_linear(512 * POOLED * POOLED, WIDE, .init_std = 0.01, .seed = seed_of(o, 100)),
-        tr_activation(tr_relu), tr_dropout_layer(p), tr_linear(WIDE, WIDE, .init_std = 0.01, .seed = seed_of(o, 101)),
-        tr_activation(tr_relu), tr_dropout_layer(p), tr_linear(WIDE, classes, .init_std = 0.01, .seed = seed_of(o, 102)));
+    tr_module *first = tr_linear(512 * POOLED * POOLED, WIDE, .init_std = 0.01, .seed = tr__layer_seed(seed, 100));
+    tr_module *second = tr_linear(WIDE, WIDE, .init_std = 0.01, .seed = tr__layer_seed(seed, 101));
+    tr_module *last = tr_linear(WIDE, classes, .init_std = 0.01, .seed = tr__layer_seed(seed, 102));
+    return tr_sequential(first, tr_activation(tr_relu), tr_dropout_layer(p), second, tr_activation(tr_relu),
+        tr_dropout_layer(p), last);
 }
 
 static tr_module *vgg_new(const int *layout, const tr_vgg_options *o)
@@ -76,8 +75,9 @@ static tr_module *vgg_new(const int *layout, const tr_vgg_options *o)
     tr_module *module = tr_module_new("vgg", sizeof(vgg), vgg_forward);
     vgg *v = tr_module_state(module);
     if (!v) return tr_escape(module);
-    v->features = tr_module_add(module, "features", features_new(layout, o));
-    v->classifier = tr_module_add(module, "classifier", classifier_new(o));
+    uint64_t seed = tr__model_seed(o->seed);
+    v->features = tr_module_add(module, "features", features_new(layout, o, seed));
+    v->classifier = tr_module_add(module, "classifier", classifier_new(o, seed));
     return tr_escape(module);
 }
 

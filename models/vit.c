@@ -6,6 +6,7 @@
  *   a layer   x + self_attention(ln_1(x)), then x + mlp.3(gelu(mlp.0(ln_2(x))))
  */
 #include "encoder.h"
+#include "seeds.h"
 #include "sizes.h"
 
 #include <inttypes.h>
@@ -64,7 +65,7 @@ static tr_tensor *vit_forward(tr_module *self, tr_tensor *const *inputs, int n)
 /* A head of zeros: at first no class is likelier than another. */
 static tr_module *head_new(int64_t dim, int64_t classes)
 {
-    tr_module *head = tr_linear(dim, classes, .init_std = 1);
+    tr_module *head = tr_linear(dim, classes, .init_std = 1, .seed = 1);
     tr_tensor *weight = tr_status_of(head) == TR_OK ? tr_list_find(tr_parameters(head), "weight") : NULL;
     if (!weight || tr_fill(weight, 0) == TR_OK) return head;
     return tr_module_fail(TR_NO_MEMORY, "%s", tr_error_message());
@@ -94,7 +95,7 @@ static tr_module *vit_new(const tr_vit_options *o)
 {
     TR_SCOPE;
     int64_t side = o->image / o->patch, dim = o->dim;
-    uint64_t seed = o->seed;
+    uint64_t seed = tr__model_seed(o->seed);
     tr_module *module = tr_module_new("vit", sizeof(vit) + (size_t)o->layers * sizeof(tr_module *), vit_forward);
     vit *v = tr_module_state(module);
     if (!v) return tr_escape(module);

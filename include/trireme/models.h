@@ -13,7 +13,7 @@ extern "C" {
 typedef struct tr_lenet_options {
     size_t size;
     int classes;      /* 0: 10 */
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
 } tr_lenet_options;
 /* LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: conv1, conv2, fc1, fc2, fc3. tr_forward(net, images):
  * [batch, 1, 28, 28] -> logits [batch, classes]. */
@@ -28,7 +28,7 @@ typedef struct tr_gpt_options {
     int heads;        /* 0: 6 */
     int dim;          /* 0: 384; a multiple of heads */
     double dropout;
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
 } tr_gpt_options;
 /* GPT-2 (Radford et al. 2019) with Hugging Face's state-dict names (wte.weight, h.0.attn.c_attn.weight, … with weights
  * as [in, out]); the head is tied to wte. tr_forward(gpt, ids): i32 or i64 [batch, seq] -> logits [batch, seq, vocab]. */
@@ -56,7 +56,7 @@ typedef struct tr_bert_options {
     int inner;      /* 0: 4 dim */
     int classes;    /* 0: 2 */
     double dropout; /* of embeddings and sums; attention's probabilities have none */
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
 } tr_bert_options;
 /* BERT (Devlin et al. 2019), by default the base size, with Hugging Face's state-dict names
  * (bert.encoder.layer.0.attention.self.query.weight, …, cls.predictions.bias, classifier.weight). tr_forward(bert, ids),
@@ -88,7 +88,7 @@ typedef struct tr_transformer_options {
     bool norm_first;    /* norms in front of each part of a layer, not behind its sum */
     bool causal;        /* no place sees those behind it; in a whole one this holds for the decoder */
     bool final_norm;    /* a norm behind the last layer of an encoder or decoder that stands alone; a whole one has both */
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
 } tr_transformer_options;
 /* The Transformer (Vaswani et al. 2017) with PyTorch's state-dict names (encoder.layers.0.self_attn.in_proj_weight, …), batch
  * first: tr_forward(net, src, tgt): [batch, seq, dim] each -> as tgt. Behind these may stand masks of src, tgt and memory, of
@@ -107,7 +107,7 @@ typedef struct tr_resnet_options {
     size_t size;
     int classes;   /* 0: 1,000 */
     int channels;  /* of the images; 0: 3 */
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
 } tr_resnet_options;
 /* Residual networks (He et al. 2016) with torchvision's state-dict names (conv1.weight, layer1.0.bn1.running_mean, …, fc.bias):
  * with 18 and 34 layers of basic blocks, 50 and 101 of bottlenecks with the stride in the 3x3 convolution. tr_forward(net, x):
@@ -127,7 +127,7 @@ typedef struct tr_vgg_options {
     int channels;    /* of the images; 0: 3 */
     bool batch_norm; /* a norm behind each convolution: torchvision's vgg11_bn, … */
     double dropout;  /* 0: 0.5; TR_ZERO: none */
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
 } tr_vgg_options;
 /* VGG (Simonyan & Zisserman 2015) with torchvision's state-dict names (features.0.weight, …, classifier.6.bias). tr_forward(net,
  * x): [batch, channels, height, width] -> logits [batch, classes]; sizes from 32 up. Its dropouts want tr_seed() in training. */
@@ -151,7 +151,7 @@ typedef struct tr_vit_options {
     int dim;        /* 0: 768; a multiple of heads */
     int inner;      /* 0: 4 dim */
     double dropout; /* of tokens, sums and the inside of the layers; attention's probabilities have none */
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
 } tr_vit_options;
 /* The Vision Transformer (Dosovitskiy et al. 2021), by default vit_b_16, with torchvision's state-dict names (class_token,
  * conv_proj.weight, encoder.layers.encoder_layer_0.ln_1.weight, …, heads.head.bias). tr_forward(net, x): [batch, channels,

@@ -71,6 +71,13 @@ TR_API TR_MUST_CHECK tr_status tr_seed_with(const tr_seed_options *options);
 
 /* ---- Modules that come with the library -------------------------------------------------------------------------- */
 
+/* What a layer or model takes that is made without a seed: the calling thread's next one, so that each starts otherwise, and
+ * all start the same in every run and on every rank whose thread has made as many before. Threads count by themselves. Give
+ * seeds where that does not hold: to what must be alike though only some ranks make another module before it, and in
+ * functions that run on whichever thread is free, such as those that other workers call. A model takes one for all of its
+ * layers; so can a module of the program's own. Never 0. */
+TR_API uint64_t tr_next_seed(void);
+
 typedef struct tr_linear_options {
     size_t size;
     int64_t in_features, out_features;
@@ -78,7 +85,7 @@ typedef struct tr_linear_options {
     bool in_out;       /* weight is [in, out], as GPT-2's Conv1D; otherwise [out, in] */
     tr_activation_kind activation; /* of the input, on its way into the product: cheaper than a module before this one */
     double init_std;   /* 0: uniform(-1/sqrt(in), 1/sqrt(in)), as PyTorch; else normal(0, init_std) and zero bias */
-    uint64_t seed;
+    uint64_t seed;     /* 0: tr_next_seed() */
     tr_dtype dtype;
 } tr_linear_options;
 /* tr_forward(linear, x), or tr_forward(linear, x, residual): the residual is added as part of the matrix product. */
@@ -89,7 +96,7 @@ typedef struct tr_embedding_options {
     size_t size;
     int64_t rows, dim;
     double init_std;   /* 0: 1 */
-    uint64_t seed;
+    uint64_t seed;     /* 0: tr_next_seed() */
     tr_dtype dtype;
 } tr_embedding_options;
 #define tr_embedding(...) TR__NEW2(tr_embedding, rows, dim, __VA_ARGS__)
@@ -127,7 +134,7 @@ typedef struct tr_multihead_attention_options {
     int64_t dim;
     int heads;         /* dim is a multiple of it */
     bool causal;
-    uint64_t seed;
+    uint64_t seed;     /* 0: tr_next_seed() */
     tr_dtype dtype;
 } tr_multihead_attention_options;
 /* PyTorch's, with batch first: parameters in_proj_weight [3*dim, dim], in_proj_bias, out_proj.weight, out_proj.bias.
@@ -148,7 +155,7 @@ typedef struct tr_conv2d_options {
     int groups;        /* 0: 1 */
     bool no_bias;
     double init_std;   /* 0: uniform(-1/sqrt(fan in), 1/sqrt(fan in)), as PyTorch; else normal(0, init_std) and zero bias */
-    uint64_t seed;
+    uint64_t seed;     /* 0: tr_next_seed() */
     tr_dtype dtype;
 } tr_conv2d_options;
 #define tr_conv2d(...) TR__NEW3(tr_conv2d, in_channels, out_channels, kernel, __VA_ARGS__)
@@ -165,7 +172,7 @@ typedef struct tr_conv_transpose2d_options {
     int groups;        /* 0: 1 */
     bool no_bias;
     double init_std;   /* as tr_conv2d()'s; PyTorch's fan in of these is out/groups times the kernel */
-    uint64_t seed;
+    uint64_t seed;     /* 0: tr_next_seed() */
     tr_dtype dtype;
 } tr_conv_transpose2d_options;
 #define tr_conv_transpose2d(...) TR__NEW3(tr_conv_transpose2d, in_channels, out_channels, kernel, __VA_ARGS__)

@@ -161,7 +161,7 @@ typedef struct tr_column_linear_options {
     bool gather_output; /* give the whole output on every rank, not this rank's block of it */
     bool no_bias;
     double init_std;
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
     tr_dtype dtype;
 } tr_column_linear_options;
 /* A tr_linear() whose outputs are shared out: x: [..., in], the same on all ranks -> [..., out / ranks]. A dropout behind it
@@ -177,7 +177,7 @@ typedef struct tr_row_linear_options {
     bool input_whole;   /* the input is the same on all ranks, [..., in]: each takes its block of it */
     bool no_bias;
     double init_std;
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
     tr_dtype dtype;
 } tr_row_linear_options;
 /* A tr_linear() whose inputs are shared out: x: [..., in / ranks] -> [..., out], the same on all ranks: one all_reduce. */
@@ -189,14 +189,15 @@ typedef struct tr_sharded_embedding_options {
     int64_t rows, dim;  /* of the whole layer */
     tr_group *group;
     double init_std;
-    uint64_t seed;
+    uint64_t seed; /* 0: tr_next_seed() */
     tr_dtype dtype;
 } tr_sharded_embedding_options;
 /* A tr_embedding() whose rows are shared out: ids, the same on all ranks -> [..., dim], the same on all ranks. */
 #define tr_sharded_embedding(...) TR__NEW2(tr_sharded_embedding, rows, dim, __VA_ARGS__)
 TR_API tr_module *tr_sharded_embedding_with(const tr_sharded_embedding_options *options);
-/* All three begin as the slices of what the whole layer of the same seed and init_std begins as. Outputs (inputs, rows) must
- * divide by the ranks. A rank's state dict has its slices. */
+/* All three begin as the slices of what the whole layer of the same seed and init_std begins as. Without a seed the slices fit
+ * together where the ranks' threads have made as many modules without one; where some have made more, give one. Outputs
+ * (inputs, rows) must divide by the ranks. A rank's state dict has its slices. */
 
 /* ---- Sharded optimizers ---------------------------------------------------------------------------------------------- */
 

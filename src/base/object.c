@@ -9,9 +9,9 @@
 #include <string.h>
 
 /*
- * Thread-local state: the scope stack, the grad mode, autocast's dtype and the latest failure's message. The scope
- * stack is one array of handles; `marks` holds where each scope begins in it. Handles outside every scope sit below the
- * first mark and are released when the thread ends.
+ * Thread-local state: the scope stack, the grad mode, autocast's dtype, the count of seeds given out and the latest
+ * failure's message. The scope stack is one array of handles; `marks` holds where each scope begins in it. Handles outside
+ * every scope sit below the first mark and are released when the thread ends.
  */
 typedef struct thread_state {
     tr__object **handles;
@@ -21,6 +21,7 @@ typedef struct thread_state {
     size_t lost_scopes; /* pushed when there was no memory for a mark: they pop without effect */
     bool no_grad;
     tr_dtype autocast; /* TR_F32: none */
+    uint64_t seeds;    /* that this thread has given to modules made without one */
     bool has_exit_hook;
     tr_status status; /* of the latest failure, and its message */
     char message[1024];
@@ -345,4 +346,9 @@ tr_dtype tr__autocast_set(tr_dtype dtype)
     tr_dtype was = state.autocast;
     state.autocast = dtype;
     return was;
+}
+
+uint64_t tr__seeds_next(void)
+{
+    return state.seeds++;
 }

@@ -94,5 +94,7 @@ bool tr__grad_mode_set(bool on);
 /* The dtype that products are computed in on this thread; TR_F32: none, ops take their inputs as they come. */
 tr_dtype tr__autocast(void);
 tr_dtype tr__autocast_set(tr_dtype dtype);
+/* Counts this thread's calls, from 0: what tr_next_seed() makes seeds of. */
+uint64_t tr__seeds_next(void);
 
 #endif

@@ -6,6 +6,20 @@
 
 #include <math.h>
 
+uint64_t tr_next_seed(void)
+{
+    /* Far from the small numbers that programs give; of one in 2^64, which would be none, the next is taken. */
+    uint64_t seed;
+    do seed = tr__mix(0x74726972656d6521u, tr__seeds_next());
+    while (seed == 0);
+    return seed;
+}
+
+uint64_t tr__seed_or_next(uint64_t given)
+{
+    return given ? given : tr_next_seed();
+}
+
 static tr_tensor *fresh(tr_shape shape, tr_dtype dtype, tr__distribution distribution, uint64_t seed, double scale,
     double shift)
 {
@@ -30,7 +44,7 @@ tr_tensor *tr__init_uniform(tr_shape shape, tr_dtype dtype, uint64_t seed, doubl
 void tr__init_affine(tr_module *module, const tr__affine_start *s, tr_tensor **weight, tr_tensor **bias)
 {
     double bound = 1 / sqrt((double)s->fan_in); /* Kaiming's uniform with a = sqrt(5) */
-    uint64_t weight_seed = tr__mix(s->seed, 0), bias_seed = tr__mix(s->seed, 1);
+    uint64_t seed = tr__seed_or_next(s->seed), weight_seed = tr__mix(seed, 0), bias_seed = tr__mix(seed, 1);
     bool normal = s->std != 0 || signbit(s->std); /* TR_ZERO is given, too */
     *weight = tr_module_parameter(module, "weight",
         normal ? tr__init_normal(s->weight, s->dtype, weight_seed, s->std)

@@ -85,7 +85,7 @@ tr_module *tr_embedding_with(const tr_embedding_options *o)
     embedding *e = tr_module_state(module);
     if (!e) return tr_escape(module);
     e->weight = tr_module_parameter(module, "weight", tr__init_normal(TR_SHAPE(o->rows, o->dim), o->dtype,
-        tr__mix(o->seed, 0), given(o->init_std) ? o->init_std : 1));
+        tr__mix(tr__seed_or_next(o->seed), 0), given(o->init_std) ? o->init_std : 1));
     return tr_escape(module);
 }
 

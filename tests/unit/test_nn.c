@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -270,6 +271,88 @@ static void test_init_depends_on_the_seed_alone(void **state)
     assert_int_equal(tr_dtype_of(tr_list_at(tr_parameters(tr_linear(2, 2, .dtype = TR_BF16)), 0)), TR_BF16);
 }
 
+enum { MODELS = 10 };
+
+/* Model i without a seed; those that a thread makes count from 0. */
+static tr_module *unseeded(int i)
+{
+    switch (i) {
+    case 0: return tr_linear(8, 16);
+    case 1: return tr_embedding(8, 16);
+    case 2: return tr_multihead_attention(8, 2);
+    case 3: return tr_conv2d(2, 4, 3);
+    case 4: return tr_conv_transpose1d(2, 4, 3);
+    case 5: return tr_lenet();
+    case 6: return tr_gpt(.vocab = 8, .context = 4, .layers = 2, .heads = 1, .dim = 8);
+    case 7: return tr_bert(.vocab = 8, .positions = 4, .layers = 1, .heads = 1, .dim = 8);
+    case 8: return tr_transformer(.dim = 8, .heads = 2, .layers = 1);
+    default: return tr_vit(.image = 8, .patch = 4, .layers = 1, .heads = 1, .dim = 8);
+    }
+}
+
+static tr_tensor *first_matrix(tr_module *module)
+{
+    tr_tensor_list *parameters = tr_parameters(module);
+    for (int i = 0; i < tr_list_count(parameters); i++)
+        if (tr_ndim(tr_list_at(parameters, i)) == 2) return tr_list_at(parameters, i);
+    return tr_list_at(parameters, 0);
+}
+
+static void *make_all(void *seeds)
+{
+    for (int i = 0; i < MODELS; i++) {
+        TR_SCOPE;
+        (void)unseeded(i);
+    }
+    *(uint64_t *)seeds = tr_next_seed();
+    return NULL;
+}
+
+static void *draw_as_many(void *seeds)
+{
+    for (int i = 0; i <= MODELS; i++) *(uint64_t *)seeds = tr_next_seed();
+    return NULL;
+}
+
+static void test_without_seeds_no_two_start_alike(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *given = tr_linear(8, 16, .seed = 3);
+    for (int i = 0; i < MODELS; i++) assert_false(same_values(first_matrix(unseeded(i)), first_matrix(unseeded(i))));
+    assert_true(same_values(first_matrix(given), first_matrix(tr_linear(8, 16, .seed = 3)))); /* whatever was made between */
+
+    /* Layers of one model differ, too: BERT's query, key, value and what follows are of one size. */
+    tr_tensor_list *parameters = tr_parameters(unseeded(7));
+    tr_tensor *squares[8];
+    int n = 0;
+    for (int i = 0; i < tr_list_count(parameters); i++) {
+        tr_tensor *p = tr_list_at(parameters, i);
+        if (tr_ndim(p) == 2 && strstr(tr_list_name(parameters, i), "attention")) squares[n++] = p;
+    }
+    assert_int_equal(n, 4);
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < i; j++) assert_false(same_values(squares[i], squares[j]));
+}
+
+/* Every thread begins anew, and a model takes one seed, however many layers it has: so ranks start alike. */
+static void test_threads_count_their_modules(void **state)
+{
+    (void)state;
+    uint64_t after[3];
+    void *(*work[])(void *) = {make_all, make_all, draw_as_many};
+    for (int i = 0; i < 3; i++) {
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, work[i], &after[i]), 0);
+        pthread_join(thread, NULL);
+    }
+    assert_true(after[0] == after[1]);
+    assert_true(after[0] == after[2]);
+    TR_SCOPE;
+    tr_module *net = tr_linear(3, 4, .seed = after[2]);
+    assert_false(same_values(first_matrix(net), first_matrix(tr_linear(3, 4))));
+}
+
 static void test_dropout_draws_by_path_and_seed(void **state)
 {
     (void)state;
@@ -527,6 +610,8 @@ int main(void)
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_norms),
         cmocka_unit_test(test_init_depends_on_the_seed_alone),
+        cmocka_unit_test(test_without_seeds_no_two_start_alike),
+        cmocka_unit_test(test_threads_count_their_modules),
         cmocka_unit_test(test_dropout_draws_by_path_and_seed),
         cmocka_unit_test(test_load_state_dict),
         cmocka_unit_test(test_names_are_changed_and_parts_loaded),

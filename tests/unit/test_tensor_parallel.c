@@ -231,6 +231,30 @@ static void data_and_tensor_parallel_go_together(void **state)
     run(4, train_on_mesh, NULL);
 }
 
+/* ---- Without seeds --------------------------------------------------------------------------------------------------- */
+
+/* The slices of a layer without a seed fit together, as the ranks' threads have made as many modules before. */
+static void check_unseeded(rank *r)
+{
+    tr_module *column = tr_column_linear(4, 8, .group = r->group), *other = tr_column_linear(4, 8, .group = r->group);
+    tr_tensor *x = tr_randn(1, TR_SHAPE(3, 4));
+    tr_tensor *bias = tr_list_find(tr_parameters(tr_row_linear(8, 4, .group = r->group)), "bias");
+    tr_tensor *weight = tr_list_find(tr_parameters(column), "weight");
+    CHECK(worst(tr_forward(column, x), tr_forward(other, x)) > 0);
+    tr_tensor *all = tr_empty(TR_SHAPE(8, 4)), *biases = tr_empty(TR_SHAPE(2, 4));
+    OK(tr_all_gather_tensor(r->group, tr_detach(weight), all));
+    OK(tr_all_gather_tensor(r->group, tr_detach(bias), biases));
+    CHECK(worst(tr_slice(all, 0, 0, 4), tr_slice(all, 0, 4, 8)) > 0); /* two slices, not the same twice */
+    CHECK(worst(tr_slice(biases, 0, 0, 1), tr_slice(biases, 0, 1, 2)) == 0); /* of one whole layer */
+    OK(tr_leave(r->group));
+}
+
+static void slices_without_a_seed_fit_together(void **state)
+{
+    (void)state;
+    run(2, check_unseeded, NULL);
+}
+
 /* ---- Errors -------------------------------------------------------------------------------------------------------- */
 
 static void check_errors(rank *r)
@@ -265,6 +289,7 @@ int main(void)
         cmocka_unit_test(a_mesh_is_a_box_of_ranks),
         cmocka_unit_test(boxes_that_do_not_fit_are_errors),
         cmocka_unit_test(data_and_tensor_parallel_go_together),
+        cmocka_unit_test(slices_without_a_seed_fit_together),
         cmocka_unit_test(layers_that_do_not_divide_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
