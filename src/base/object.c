@@ -31,6 +31,10 @@ static _Thread_local thread_state state __attribute__((tls_model("initial-exec")
 
 static tr__error no_memory_error = {.refs = 1, .status = TR_NO_MEMORY, .message = "out of memory"};
 
+/* What stands in an object's head from its end until the memory is used again. */
+static tr__error gone_error = {.refs = 1, .status = TR_STATE, .message = "this object is gone: its scope has ended, or it was "
+    "released; tr_keep() and tr_escape() make one outlive its scope"};
+
 /* What tr__object_new returns when there is no memory: large enough, and zero but for the error, to be read as any type. */
 static struct {
     tr__object object;
@@ -210,9 +214,15 @@ void *tr__scope_ref(const void *object)
     return (void *)object;
 }
 
+/* Has it ended, as far as can be told? References to it must not be counted: its head is the allocator's. */
+static bool gone(const void *object)
+{
+    return ((const tr__object *)object)->error == &gone_error;
+}
+
 void *tr_object_keep(const void *object)
 {
-    if (object && !immortal(object)) tr__ref(object);
+    if (object && !immortal(object) && !gone(object)) tr__ref(object);
     return (void *)object;
 }
 
@@ -314,12 +324,14 @@ void tr__unref(const void *object)
     if (atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) != 1) return;
     if (o->type->destroy) o->type->destroy(o);
     tr__error_unref(o->error);
+    /* For who still has a pointer to it, which is their error; volatile, as a compiler may leave out what nobody may read. */
+    *(tr__error *volatile *)&o->error = &gone_error;
     free(o);
 }
 
 void tr_release(const void *object)
 {
-    tr__unref(object);
+    if (object && !gone(object)) tr__unref(object);
 }
 
 /* ---- Grad mode --------------------------------------------------------------------------------------------------- */

@@ -154,7 +154,7 @@ static tr_module *child_of(const tr_module *module, const char *name, size_t len
 
 tr_module *tr_module_find(tr_module *module, const char *path)
 {
-    while (module && *path) {
+    while (module && !module->object.error && *path) {
         size_t length = strcspn(path, ".");
         module = child_of(module, path, length);
         path += length + (path[length] == '.');
