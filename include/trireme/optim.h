@@ -200,12 +200,12 @@ typedef struct tr_param_group_options {
     size_t size;
     tr_optimizer *optimizer;
     const tr_tensor_list *parameters; /* some of the optimizer's; names do not matter */
-    double lr_scale;      /* their learning rate is this times the optimizer's, whatever tr_set_lr() makes of that; 0: 1;
-                             TR_ZERO: 0, they stay as they are but for momentum that they have */
+    double lr_scale;      /* their learning rate is this times the optimizer's, whatever tr_set_lr() makes of that; 0: as it
+                             was, at first 1; TR_ZERO: 0, they stay as they are but for momentum that they have */
     double weight_decay;  /* 0: as it was; TR_ZERO: none */
 } tr_param_group_options;
-/* Gives parameters a pace of their own, from the next step on: PyTorch's parameter groups. A parameter is in the group
- * that it was put into last. */
+/* Gives parameters a pace of their own, from the next step on: PyTorch's parameter groups. Groups may overlap: of
+ * each value the one that was given last counts. */
 #define tr_param_group(...) TR__NEW2(tr_param_group, optimizer, parameters, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_param_group_with(const tr_param_group_options *options);
 

@@ -437,6 +437,31 @@ static void test_a_norm_that_is_not_finite_changes_nothing(void **state)
 
 /* ---- Arguments and the schedule --------------------------------------------------------------------------------- */
 
+static double first_of(tr_tensor *t)
+{
+    return (double)((const float *)tr_data(t))[0];
+}
+
+/* Of each value the one that was given last counts. */
+static void test_groups_may_overlap(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_linear(1, 1, .no_bias = true);
+    tr_tensor_list *all = tr_parameters(net);
+    tr_tensor *w = tr_list_at(all, 0);
+    tr_optimizer *opt = tr_sgd(all, .lr = 1);
+    TR_CHECK(tr_fill(w, 1));
+    TR_CHECK(tr_param_group(opt, all, .lr_scale = 0.25));
+    TR_CHECK(tr_param_group(opt, all, .weight_decay = 0.5));
+    TR_CHECK(tr_backward(tr_sum(tr_affine(w, 0, 0))));
+    TR_CHECK(tr_step(opt)); /* w -= 0.25 * 0.5 * w */
+    assert_true(first_of(w) == 0.875);
+    TR_CHECK(tr_param_group(opt, all, .lr_scale = TR_ZERO));
+    TR_CHECK(tr_step(opt));
+    assert_true(first_of(w) == 0.875);
+}
+
 static void test_wrong_arguments(void **state)
 {
     (void)state;
@@ -515,6 +540,7 @@ int main(void)
         cmocka_unit_test(test_clipping),
         cmocka_unit_test(test_the_norm_does_not_depend_on_threads),
         cmocka_unit_test(test_a_norm_that_is_not_finite_changes_nothing),
+        cmocka_unit_test(test_groups_may_overlap),
         cmocka_unit_test(test_wrong_arguments),
         cmocka_unit_test(test_cosine_schedule),
         cmocka_unit_test(test_schedules_in_steps),
