@@ -132,12 +132,19 @@ static size_t pop_ready(tr__backward *b)
     return top;
 }
 
+/* What leaves the graph says by its backward that this one does not follow it; here, as nothing has been given up yet. */
+static tr_status refuse(const tr__node *node)
+{
+    tr_backward_call call = {.op = node->op, .attrs = node->attrs};
+    return node->op->backward(&call);
+}
+
 /* Counts how many gradients will arrive at each stop that can be reached from those not yet counted. */
 static tr_status count_arrivals(tr__backward *b)
 {
     for (; b->counted < b->count; b->counted++) { /* stops that are met join the end */
         tr__node *node = b->stops[b->counted].node;
-        if (b->apart && is_boundary(node)) TR__TRY(b->apart->meet(b->apart->user, node));
+        if (is_boundary(node)) TR__TRY(b->apart ? b->apart->meet(b->apart->user, node) : refuse(node));
         for (int k = 0; node && k < node->n_inputs; k++) {
             tr__edge edge = node->edges[k];
             if (!edge.node && !edge.leaf) continue;
