@@ -10,7 +10,8 @@
  *     TR_CHECK(tr_dist_step(optimizer, context));
  *
  * In a context, tensors that travel carry their graph on: backward goes through all workers that took part, and leaves
- * gradients there, in the context, not at the leaves. docs/distributed-autograd.md tells how.
+ * gradients there, in the context, not at the leaves. What travelled before the context was made carried nothing on:
+ * parameters of other workers behind it get no gradient there. docs/distributed-autograd.md tells how.
  */
 #ifndef TRIREME_DIST_H
 #define TRIREME_DIST_H
