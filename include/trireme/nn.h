@@ -54,6 +54,13 @@ TR_API TR_MUST_CHECK tr_status tr_module_to(tr_module *module, tr_device device)
 TR_API TR_MUST_CHECK tr_status tr_train(tr_module *module); /* the mode modules start in */
 TR_API TR_MUST_CHECK tr_status tr_eval(tr_module *module);  /* dropout off */
 
+/* Frozen, the module's parameters require no gradient: forwards from now on compute none for them, those that are there are
+ * forgotten, and optimizers, clipping, tr_ddp() and tr_shard_optimizer() pass them over, weight decay and momentum included,
+ * whether they took them before or after. tr_freeze(module, false) lets them learn again; state of an optimizer goes on where
+ * it stopped. Between steps, and on all ranks of a tr_ddp() alike. Buffers are no parameters: batch norm's move on until
+ * tr_eval(). */
+TR_API TR_MUST_CHECK tr_status tr_freeze(tr_module *module, bool frozen);
+
 /* Whether the module's activations are computed again in backward rather than kept: as tr_checkpoint() of its forward. Best
  * for the blocks of a deep net, each on its own. */
 TR_API TR_MUST_CHECK tr_status tr_set_recompute(tr_module *module, bool on);

@@ -23,7 +23,7 @@ static tr_status check_leaves(const tr_tensor_list *leaves)
 {
     for (int i = 0; i < leaves->count; i++) {
         tr_tensor *t = leaves->entries[i].tensor;
-        if (t->requires_grad && !t->node) continue;
+        if (tr__is_parameter(t)) continue;
         return tr__fail(TR_STATE, "parameter \"%s\" is no leaf that requires a gradient", leaves->entries[i].name);
     }
     return TR_OK;

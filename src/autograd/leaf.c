@@ -31,7 +31,7 @@ bool tr_grad_enabled(void)
 
 static int add_hook(tr_tensor *t, tr__leaf_hook function, void *user, void *owned)
 {
-    tr__hook *hook = t->requires_grad && !t->node && tr__leaf_of(t) ? calloc(1, sizeof *hook) : NULL;
+    tr__hook *hook = t && !tr__bad(t) && tr__is_parameter(t) ? calloc(1, sizeof *hook) : NULL;
     if (!hook) {
         tr__fail(TR_INVALID, "grad_hook_add: not a leaf that requires a gradient, or no memory");
         return -1;

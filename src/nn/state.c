@@ -219,6 +219,20 @@ tr_status tr_eval(tr_module *module)
     return tr__module_walk(module, &(tr__walk){.module = set_mode, .user = &(bool){true}});
 }
 
+static tr_status freeze(tr__walk *walk, const tr__member *member)
+{
+    bool frozen = *(const bool *)walk->user;
+    if (member->kind != TR__PARAMETER) return TR_OK;
+    if (frozen) tr_clear_grad(member->tensor);
+    member->tensor->requires_grad = !frozen;
+    return TR_OK;
+}
+
+tr_status tr_freeze(tr_module *module, bool frozen)
+{
+    return tr__module_walk(module, &(tr__walk){.tensor = freeze, .user = &frozen});
+}
+
 /* Each module gets a stream of its own, by its path, so that no two dropouts draw the same mask. */
 static tr_status set_seed(tr__walk *walk, tr_module *module)
 {

@@ -233,6 +233,11 @@ void tr__leaf_free(tr__leaf *leaf)
     free(leaf);
 }
 
+bool tr__is_parameter(const tr_tensor *t)
+{
+    return !t->node && t->leaf;
+}
+
 tr_tensor *tr_require_grad(tr_tensor *t)
 {
     if (tr__bad(t)) return t;

@@ -96,6 +96,8 @@ void tr__saved_give_up(tr__saved *saved, tr__node **dying);
 tr_tensor *tr__saved_get(const tr__saved *saved, bool may_have_changed);
 /* The leaf data of t, made at the first call; NULL without memory. */
 tr__leaf *tr__leaf_of(tr_tensor *t);
+/* Is it a leaf that requires a gradient, or did, before it was frozen? Then it has a tr__leaf. */
+bool tr__is_parameter(const tr_tensor *t);
 
 /* infer and kernel, without recording: how saved tensors are made again. */
 tr_status tr__compute(tr_op_call *call);

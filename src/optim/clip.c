@@ -95,7 +95,7 @@ tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **wo
     *worst = NULL;
     for (int i = 0; i < o->count; i++) {
         const tr_tensor *leaf = tr_list_at(o->list, i);
-        if (!leaf->leaf->has_grad) continue;
+        if (!leaf->leaf->has_grad || !leaf->requires_grad) continue;
         pass p = {.dtype = leaf->dtype, .count = tr__numel(leaf->shape), .sums = sums};
         p.memory = tr__ptr(leaf->leaf->grad);
         tr__pool_for(tr__pool_of(leaf), blocks_of(p.count), 2, sum_blocks, &p);

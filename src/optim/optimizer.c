@@ -34,7 +34,7 @@ double tr__option(double given, double otherwise)
 static tr_status check_parameter(const tr_optimizer *o, const char *name, const tr_tensor *t)
 {
     const char *rule = o->rule->name;
-    if (!t->requires_grad || t->node)
+    if (!tr__is_parameter(t))
         return tr__fail(TR_INVALID, "%s: \"%s\" is no parameter: a leaf that requires a gradient", rule, name);
     if (tr__device_of(t).kind != TR_CPU)
         return tr__fail(TR_UNSUPPORTED, "%s: \"%s\" is on %s, and there is no update for that device", rule, name,
@@ -201,9 +201,10 @@ tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_
 
 /* ---- Stepping ---------------------------------------------------------------------------------------------------- */
 
+/* A gradient to step by: of what was frozen since a forward, its backward may have left one that does not count. */
 static bool has_grad(const tr__optimized *p)
 {
-    return p->leaf->leaf->has_grad;
+    return p->leaf->leaf->has_grad && p->leaf->requires_grad;
 }
 
 /* May one call of the rule's kernel update both? */

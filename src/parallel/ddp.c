@@ -86,6 +86,7 @@ static tr_status copy_out(const ddp *d, const bucket *b, const tr__backward_ends
     for (int i = b->first; i < b->last; i++) {
         TR_SCOPE;
         tr_tensor *leaf = d->params[i].leaf;
+        if (!leaf->requires_grad) continue;
         TR__TRY(apart->put(apart->user, leaf, place_of(b, leaf)));
         TR__TRY(apart->complete(apart->user, leaf));
     }
@@ -100,12 +101,26 @@ static int time_left_ms(const tr_group *group, const tr__backward_ends *apart)
     return left > limit ? limit : left > 1 ? (int)left : 1;
 }
 
+/* Is any of its parameters to learn? What is frozen is not exchanged, but where it shares a bucket with others. */
+static bool learns(const ddp *d, const bucket *b)
+{
+    bool any = false;
+    for (int i = b->first; i < b->last; i++) any |= d->params[i].leaf->requires_grad;
+    return any;
+}
+
+/* What took no part counts as a gradient of zero; what is frozen has none, though its place is exchanged. */
+static tr_status fill_missing(const tr_tensor *leaf)
+{
+    return leaf->requires_grad ? tr__arena_zero_missing(leaf) : tr_fill(leaf->leaf->grad, 0);
+}
+
 /* What of a bucket is to be averaged. */
 static tr_status gather_bucket(const ddp *d, bucket *b, const tr__backward_ends *apart, void **from)
 {
     const tr_tensor *gradients = b->arena->gradients;
     *from = (char *)tr__ptr(gradients) + (size_t)b->begin * tr_dtype_size(gradients->dtype);
-    for (int i = b->first; i < b->last && !apart; i++) TR__TRY(tr__arena_zero_missing(d->params[i].leaf));
+    for (int i = b->first; i < b->last && !apart; i++) TR__TRY(fill_missing(d->params[i].leaf));
     if (!apart) return TR_OK;
     TR__TRY(copy_in(d, b, apart));
     *from = tr__ptr(b->copy);
@@ -115,6 +130,7 @@ static tr_status gather_bucket(const ddp *d, bucket *b, const tr__backward_ends 
 /* The last bucket is reduced by this thread, which would wait for it: it need not wake another and be woken. */
 static tr_status send_bucket(ddp *d, bucket *b)
 {
+    if (!learns(d, b)) return TR_OK;
     TR_SCOPE;
     const tr__backward_ends *apart = tr__backward_apart(d->running);
     void *from = NULL;
@@ -218,16 +234,17 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
     }
     d->next_bucket = 0;
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
-    for (int i = 0; i < d->n_buckets; i++) d->buckets[i].pending = d->buckets[i].last - d->buckets[i].first;
+    for (int i = 0; i < d->n_buckets; i++) d->buckets[i].pending = 0;
+    for (int i = 0; i < d->n_params; i++) d->buckets[d->params[i].bucket].pending += d->params[i].leaf->requires_grad;
     return TR_OK;
 }
 
 static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward)
 {
-    (void)leaf, (void)grad;
+    (void)grad;
     param *p = user;
     ddp *d = p->ddp;
-    if (d->paused) return TR_OK;
+    if (d->paused || !leaf->requires_grad) return TR_OK;
     if (tr__backward_apart(backward)) tr__backward_defer(backward);
     if (d->running != backward) TR__TRY(backward_begins(d, backward));
     if (p->final) return TR_OK;
@@ -253,7 +270,8 @@ static int64_t padded_end(const tr__arena_slot *slot)
     return slot->offset + (slot->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
 }
 
-/* Cuts the sorted parameters into buckets of about bytes; the range of each holds nobody else's gradients. */
+/* Cuts the sorted parameters into buckets of about bytes; the range of each holds nobody else's gradients. What is frozen now
+ * shares no bucket with what learns. */
 static tr_status cut_buckets(ddp *d, double bytes)
 {
     d->buckets = calloc((size_t)d->n_params + 1, sizeof *d->buckets);
@@ -264,7 +282,8 @@ static tr_status cut_buckets(ddp *d, double bytes)
         const tr__arena_slot *slot = tr__arena_slot_of(leaf);
         int64_t end = padded_end(slot);
         double size = b ? (double)(b->end - b->begin) * (double)tr_dtype_size(leaf->dtype) : 0;
-        if (!b || b->arena != leaf->leaf->arena || b->begin != end || size >= bytes) {
+        bool other = i > 0 && d->params[i - 1].leaf->requires_grad != leaf->requires_grad;
+        if (!b || b->arena != leaf->leaf->arena || b->begin != end || size >= bytes || other) {
             b = &d->buckets[d->n_buckets++];
             *b = (bucket){.arena = tr__ref(leaf->leaf->arena), .begin = end, .end = end, .first = i};
         }

@@ -205,6 +205,81 @@ static void what_takes_no_part_counts_as_zero(void **state)
     }
 }
 
+/* ---- Frozen parameters ---------------------------------------------------------------------------------------------------- */
+
+/* Which of three layers learn: has each changed since `before`, which is brought up to date? Bits. */
+static int changed(tr_module *net, float before[3])
+{
+    int bits = 0;
+    for (int i = 0; i < 3; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d.weight", i);
+        const float *now = tr_data(tr_list_find(tr_parameters(net), name));
+        bits |= (now[0] != before[i]) << i;
+        before[i] = now[0];
+    }
+    return bits;
+}
+
+static tr_status step_of(partial *p, tr_module *ddp, tr_optimizer *opt)
+{
+    TR_SCOPE;
+    tr_zero_grad(opt);
+    TR__TRY(tr_backward(tr_sum(tr_forward(ddp, tr_randn((uint64_t)p->rank + 7, TR_SHAPE(2, 4))))));
+    return tr_step(opt);
+}
+
+/* The second layer is frozen, then the first one too, and the second let go. AdamW has weight decay and, from the second step
+ * on, momentum. */
+static tr_status freeze_and_let_go(partial *p, tr_group *group, bool before_ddp)
+{
+    TR_SCOPE;
+    tr_module *net = tr_sequential(tr_linear(4, 4), tr_linear(4, 4), tr_linear(4, 4));
+    if (before_ddp) TR__TRY(tr_freeze(tr_module_find(net, "1"), true));
+    tr_module *ddp = tr_ddp(net, group);
+    if (!before_ddp) TR__TRY(tr_freeze(tr_module_find(net, "1"), true));
+    tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2, .weight_decay = 0.1);
+    float values[3] = {0};
+    (void)changed(net, values);
+    TR__TRY(step_of(p, ddp, opt));
+    p->seen[0] = changed(net, values); /* 1 is frozen */
+    TR__TRY(tr_freeze(tr_module_find(net, "0"), true));
+    TR__TRY(step_of(p, ddp, opt));
+    p->seen[0] = 10 * p->seen[0] + changed(net, values); /* 0 and 1 are */
+    TR__TRY(tr_freeze(tr_module_find(net, "1"), false));
+    TR__TRY(step_of(p, ddp, opt));
+    p->seen[0] = 10 * p->seen[0] + changed(net, values); /* 0 is */
+    p->seen[1] = values[1] + 10.0 * values[2];
+    return TR_OK;
+}
+
+static tr_status freeze_before(partial *p)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
+    TR__TRY(freeze_and_let_go(p, group, true));
+    return tr_leave(group);
+}
+
+static tr_status freeze_after(partial *p)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
+    TR__TRY(freeze_and_let_go(p, group, false));
+    return tr_leave(group);
+}
+
+static void what_is_frozen_stays_and_the_rest_learns(void **state)
+{
+    (void)state;
+    for (int after = 0; after < 2; after++) {
+        partial parts[2];
+        run_both(after ? freeze_after : freeze_before, parts);
+        assert_true(parts[0].seen[0] == 546 && parts[1].seen[0] == 546);
+        assert_true(parts[0].seen[1] == parts[1].seen[1]);
+    }
+}
+
 /* ---- Two modules over one group -------------------------------------------------------------------------------------------- */
 
 typedef struct tower {
@@ -305,6 +380,7 @@ int main(void)
         cmocka_unit_test(the_optimizer_may_come_first),
         cmocka_unit_test(micro_batches_exchange_once),
         cmocka_unit_test(what_takes_no_part_counts_as_zero),
+        cmocka_unit_test(what_is_frozen_stays_and_the_rest_learns),
         cmocka_unit_test(buckets_of_two_modules_do_not_meet),
         cmocka_unit_test(running_statistics_become_those_of_rank_0),
         cmocka_unit_test(wrong_arguments_are_errors),

@@ -442,6 +442,45 @@ static double first_of(tr_tensor *t)
     return (double)((const float *)tr_data(t))[0];
 }
 
+/* With momentum and decay, which alone would move a weight without a gradient. */
+static void test_what_is_frozen_stays(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *body = tr_linear(3, 3), *net = tr_sequential(body, tr_linear(3, 2));
+    tr_tensor *weight = tr_list_find(tr_parameters(body), "weight"), *x = tr_randn(1, TR_SHAPE(4, 3));
+    tr_optimizer *opt = tr_sgd(tr_parameters(net), .lr = 0.1, .momentum = 0.9, .weight_decay = 0.1);
+    double start = first_of(weight), stopped = 0;
+    tr_tensor *late = NULL;
+    for (int step = 0; step < 4; step++) {
+        if (step != 2) tr_zero_grad(opt);
+        tr_tensor *loss = tr_sum(tr_forward(net, x));
+        if (step == 1) {
+            late = tr_sum(tr_forward(net, x));
+            TR_CHECK(tr_freeze(body, true)); /* between forward and backward: the gradient comes, but does not count */
+            stopped = first_of(weight);
+            assert_true(stopped != start);
+            TR_CHECK(tr_backward(late));
+        }
+        TR_CHECK(tr_backward(loss));
+        if (step == 2) assert_false(tr_requires_grad(weight));
+        if (step == 3) assert_null(tr_grad(weight)); /* none is computed */
+        double norm;
+        TR_CHECK(tr_clip_grad_norm(opt, 1, &norm));
+        TR_CHECK(tr_step(opt));
+        if (step) assert_true(first_of(weight) == stopped);
+    }
+    /* Optimizers may be made after it, and then let it go. */
+    tr_optimizer *other = tr_adamw(tr_parameters(net), .lr = 0.1);
+    TR_CHECK(tr_status_of(other));
+    TR_CHECK(tr_freeze(body, false));
+    tr_zero_grad(other);
+    TR_CHECK(tr_backward(tr_sum(tr_forward(net, x))));
+    TR_CHECK(tr_step(other));
+    assert_true(first_of(weight) != stopped);
+    assert_int_equal(tr_freeze(NULL, true), TR_INVALID);
+}
+
 /* Of each value the one that was given last counts. */
 static void test_groups_may_overlap(void **state)
 {
@@ -540,6 +579,7 @@ int main(void)
         cmocka_unit_test(test_clipping),
         cmocka_unit_test(test_the_norm_does_not_depend_on_threads),
         cmocka_unit_test(test_a_norm_that_is_not_finite_changes_nothing),
+        cmocka_unit_test(test_what_is_frozen_stays),
         cmocka_unit_test(test_groups_may_overlap),
         cmocka_unit_test(test_wrong_arguments),
         cmocka_unit_test(test_cosine_schedule),
