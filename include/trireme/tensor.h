@@ -44,20 +44,30 @@ typedef struct tr_tensor_options {
     bool shared; /* storage in memory that the ranks of one host can map (CPU only) */
 } tr_tensor_options;
 
+typedef struct tr_from_options {
+    size_t size;
+    const void *data;
+    tr_shape shape;
+    tr_dtype dtype;
+    tr_device device;
+    bool requires_grad;
+    bool shared;
+} tr_from_options;
+
 /* tr_zeros(TR_SHAPE(2, 3), .dtype = TR_BF16). tr_empty's contents are unspecified. */
 #define tr_empty(...) tr_empty_with(TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
 #define tr_zeros(...) tr_full_with(0.0, TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
 #define tr_ones(...) tr_full_with(1.0, TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
 #define tr_full(value, ...) tr_full_with((value), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
-/* Copies row-major elements of .dtype from data: tr_from(data, TR_SHAPE(2, 3)). */
-#define tr_from(data, ...) tr_from_with((data), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
+/* Copies row-major elements of .dtype from data: tr_from(data, TR_SHAPE(2, 3)), tr_from((float[]){1, 2}, TR_SHAPE(2)). */
+#define tr_from(...) TR__NEW2(tr_from, data, shape, __VA_ARGS__)
 /* Philox (Salmon et al., SC'11), the same numbers on every machine for one seed: normal(0, 1) and uniform [0, 1). */
 #define tr_randn(seed, ...) tr_randn_with((seed), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
 #define tr_rand(seed, ...) tr_rand_with((seed), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
 
 TR_API tr_tensor *tr_empty_with(const tr_tensor_options *options);
 TR_API tr_tensor *tr_full_with(double value, const tr_tensor_options *options);
-TR_API tr_tensor *tr_from_with(const void *data, const tr_tensor_options *options);
+TR_API tr_tensor *tr_from_with(const tr_from_options *options);
 TR_API tr_tensor *tr_randn_with(uint64_t seed, const tr_tensor_options *options);
 TR_API tr_tensor *tr_rand_with(uint64_t seed, const tr_tensor_options *options);
 /* 0, 1, … n-1. */

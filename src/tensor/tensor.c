@@ -247,11 +247,11 @@ static void copy_in(tr_tensor *t, const void *data)
     if (bytes && tr__device(device.kind)->copy(device, tr__ptr(t), tr_cpu(0), data, bytes) != TR_OK) tr__object_break(t);
 }
 
-tr_tensor *tr_from_with(const void *data, const tr_tensor_options *options)
+tr_tensor *tr_from_with(const tr_from_options *o)
 {
-    tr_tensor *t = from_options(options);
-    if (!tr__bad(t)) copy_in(t, data);
-    return t;
+    tr_tensor *t = new_tensor(o->shape, o->dtype, o->device, o->shared);
+    if (!tr__bad(t)) copy_in(t, o->data);
+    return o->requires_grad ? tr_require_grad(t) : t;
 }
 
 tr_tensor *tr_arange(int64_t n, tr_dtype dtype, tr_device device)

@@ -35,6 +35,8 @@ static void values_go_in_and_out(void **state)
     assert_int_equal(tr_copy_out(t, out, sizeof out), TR_OK);
     assert_memory_equal(in, out, sizeof in);
     assert_int_equal(tr_copy_out(t, out, 8), TR_INVALID);
+    assert_true(tr_item(tr_from((float[]){1.5F}, TR_SHAPE(1))) == 1.5);
+    assert_true(tr_requires_grad(tr_from((double[]){1, 2}, TR_SHAPE(2), .dtype = TR_F64, .requires_grad = true)));
     assert_int_equal(tr_copy_out(tr_transpose(t, 0, 1), out, sizeof out), TR_OK);
     assert_true(out[0] == 1 && out[1] == 4 && out[2] == 2 && out[5] == 6);
     assert_true(isnan(tr_item(t)));
