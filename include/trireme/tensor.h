@@ -80,7 +80,7 @@ TR_API tr_tensor *tr_wrap(void *data, tr_shape shape, tr_dtype dtype, void (*rel
 
 /* ---- Looking at tensors ---------------------------------------------------------------------------------------- */
 
-/* On an object in error: TR_SCALAR, 0, TR_F32, cpu:0, NULL. */
+/* On an object in error, and on NULL: TR_SCALAR, 0, TR_F32, cpu:0, NULL. */
 TR_API tr_shape tr_shape_of(const tr_tensor *t);
 TR_API int tr_ndim(const tr_tensor *t);
 TR_API int64_t tr_size(const tr_tensor *t, int dim); /* dim may be negative: -1 is the last; 0 when there is no such dim */
@@ -91,7 +91,8 @@ TR_API tr_device tr_device_of(const tr_tensor *t);
 TR_API bool tr_is_contiguous(const tr_tensor *t);
 /* The first element, where the device can be addressed by the CPU; NULL otherwise. Rows lie by tr_stride(). */
 TR_API void *tr_data(const tr_tensor *t);
-/* One value of a tensor with one element, as double (f64, i64 to 2^53). NaN in error. Waits for the device. */
+/* One value of a tensor with one element, as double (f64, i64 to 2^53). NaN in error, and of any other number of elements:
+ * tr_error_message() says why. Waits for the device. */
 TR_API double tr_item(const tr_tensor *t);
 /* Copies all elements, row-major, as they are, to memory of tr_numel × tr_dtype_size bytes. Waits for the device. */
 TR_API TR_MUST_CHECK tr_status tr_copy_out(const tr_tensor *t, void *to, size_t bytes);

@@ -6,12 +6,12 @@
 
 tr_tensor *tr_grad(const tr_tensor *leaf)
 {
-    return leaf->leaf && leaf->leaf->has_grad ? leaf->leaf->grad : NULL;
+    return leaf && !tr__bad(leaf) && leaf->leaf && leaf->leaf->has_grad ? leaf->leaf->grad : NULL;
 }
 
 void tr_clear_grad(tr_tensor *t)
 {
-    tr__leaf *leaf = t->leaf;
+    tr__leaf *leaf = t && !tr__bad(t) ? t->leaf : NULL;
     if (!leaf) return;
     leaf->has_grad = false;
     if (leaf->arena) return; /* its place stays; the next backward overwrites it */
@@ -73,7 +73,7 @@ int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user)
 
 void tr_grad_hook_remove(tr_tensor *t, int number)
 {
-    if (!t->leaf) return;
+    if (!t || tr__bad(t) || !t->leaf) return;
     for (tr__hook **place = &t->leaf->hooks; *place; place = &(*place)->next) {
         if ((*place)->number != number) continue;
         tr__hook *hook = *place;
@@ -86,5 +86,6 @@ void tr_grad_hook_remove(tr_tensor *t, int number)
 
 tr_tensor *tr_detach(tr_tensor *t)
 {
+    if (!t) return tr__tensor_fail(TR_INVALID, "detach: it takes a tensor, not NULL");
     return tr__bad(t) ? t : tr__tensor_view(t, t->shape, t->stride, t->offset);
 }

@@ -240,6 +240,7 @@ bool tr__is_parameter(const tr_tensor *t)
 
 tr_tensor *tr_require_grad(tr_tensor *t)
 {
+    if (!t) return tr__tensor_fail(TR_INVALID, "require_grad: it takes a tensor, not NULL");
     if (tr__bad(t)) return t;
     if (t->node) return tr__tensor_fail(TR_STATE, "require_grad: %s made this tensor; only leaves can be marked", t->node->op->name);
     if (!tr_dtype_is_float(t->dtype))
@@ -251,7 +252,7 @@ tr_tensor *tr_require_grad(tr_tensor *t)
 
 bool tr_requires_grad(const tr_tensor *t)
 {
-    return t->requires_grad;
+    return t && !tr__bad(t) && t->requires_grad;
 }
 
 /* ---- For backward functions -------------------------------------------------------------------------------------------- */

@@ -22,6 +22,12 @@ tr_tensor_list *tr_list(void)
     return tr__object_new(&tr__list_type);
 }
 
+/* Nothing to look at: in error, or NULL. */
+static bool none(const tr_tensor_list *list)
+{
+    return !list || list->object.error;
+}
+
 static tr_status no_memory(void)
 {
     return tr__fail(TR_NO_MEMORY, "out of memory");
@@ -29,6 +35,7 @@ static tr_status no_memory(void)
 
 tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor)
 {
+    if (!list) return tr__fail(TR_INVALID, "no list to add \"%s\" to", name);
     TR__TRY(tr_status_of(list));
     TR__TRY(tr_status_of(tensor));
     if (!tensor) return tr__fail(TR_INVALID, "no tensor to add to a list as \"%s\"", name);
@@ -48,22 +55,22 @@ tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor)
 
 int tr_list_count(const tr_tensor_list *list)
 {
-    return list->count;
+    return none(list) ? 0 : list->count;
 }
 
 tr_tensor *tr_list_at(const tr_tensor_list *list, int i)
 {
-    return i >= 0 && i < list->count ? list->entries[i].tensor : NULL;
+    return !none(list) && i >= 0 && i < list->count ? list->entries[i].tensor : NULL;
 }
 
 const char *tr_list_name(const tr_tensor_list *list, int i)
 {
-    return i >= 0 && i < list->count ? list->entries[i].name : NULL;
+    return !none(list) && i >= 0 && i < list->count ? list->entries[i].name : NULL;
 }
 
 tr_tensor *tr_list_find(const tr_tensor_list *list, const char *name)
 {
-    for (int i = 0; i < list->count; i++)
+    for (int i = 0; i < tr_list_count(list); i++)
         if (strcmp(list->entries[i].name, name) == 0) return list->entries[i].tensor;
     return NULL;
 }
@@ -71,19 +78,20 @@ tr_tensor *tr_list_find(const tr_tensor_list *list, const char *name)
 int64_t tr_list_numel(const tr_tensor_list *list)
 {
     int64_t n = 0;
-    for (int i = 0; i < list->count; i++) n += tr_numel(list->entries[i].tensor);
+    for (int i = 0; i < tr_list_count(list); i++) n += tr_numel(list->entries[i].tensor);
     return n;
 }
 
 static int metadata_at(const tr_tensor_list *list, const char *key)
 {
-    for (int i = 0; i < list->metadata_count; i++)
+    for (int i = 0; i < tr_list_metadata_count(list); i++)
         if (strcmp(list->metadata[2 * i], key) == 0) return i;
     return -1;
 }
 
 tr_status tr_list_set_metadata(tr_tensor_list *list, const char *key, const char *value)
 {
+    if (!list) return tr__fail(TR_INVALID, "no list to set \"%s\" in", key);
     TR__TRY(tr_status_of(list));
     char *copy = strdup(value);
     if (!copy) return no_memory();
@@ -115,10 +123,10 @@ const char *tr_list_metadata(const tr_tensor_list *list, const char *key)
 
 int tr_list_metadata_count(const tr_tensor_list *list)
 {
-    return list->metadata_count;
+    return none(list) ? 0 : list->metadata_count;
 }
 
 const char *tr_list_metadata_key(const tr_tensor_list *list, int i)
 {
-    return i >= 0 && i < list->metadata_count ? list->metadata[2 * i] : NULL;
+    return i >= 0 && i < tr_list_metadata_count(list) ? list->metadata[2 * i] : NULL;
 }

@@ -301,18 +301,25 @@ tr_tensor *tr_wrap(void *data, tr_shape shape, tr_dtype dtype, void (*release)(v
 
 /* ---- Looking ---------------------------------------------------------------------------------------------------- */
 
+/* Nothing to look at: in error, or NULL, as tr_grad() and tr_list_find() give it. */
+static bool none(const tr_tensor *t)
+{
+    return !t || tr__bad(t);
+}
+
 tr_shape tr_shape_of(const tr_tensor *t)
 {
-    return t->shape;
+    return none(t) ? TR_SCALAR : t->shape;
 }
 
 int tr_ndim(const tr_tensor *t)
 {
-    return t->shape.ndim;
+    return none(t) ? 0 : t->shape.ndim;
 }
 
 static int dim_or_none(const tr_tensor *t, int dim)
 {
+    if (none(t)) return -1;
     int d = dim < 0 ? dim + t->shape.ndim : dim;
     return d >= 0 && d < t->shape.ndim ? d : -1;
 }
@@ -331,21 +338,22 @@ int64_t tr_stride(const tr_tensor *t, int dim)
 
 int64_t tr_numel(const tr_tensor *t)
 {
-    return tr__bad(t) ? 0 : tr__numel(t->shape);
+    return none(t) ? 0 : tr__numel(t->shape);
 }
 
 tr_dtype tr_dtype_of(const tr_tensor *t)
 {
-    return t->dtype;
+    return none(t) ? TR_F32 : t->dtype;
 }
 
 tr_device tr_device_of(const tr_tensor *t)
 {
-    return tr__bad(t) ? tr_cpu(0) : tr__device_of(t);
+    return none(t) ? tr_cpu(0) : tr__device_of(t);
 }
 
 bool tr_is_contiguous(const tr_tensor *t)
 {
+    if (none(t)) return true;
     int64_t step = 1;
     for (int i = t->shape.ndim; i-- > 0;) {
         if (t->shape.dim[i] == 0) return true;
@@ -357,11 +365,12 @@ bool tr_is_contiguous(const tr_tensor *t)
 
 void *tr_data(const tr_tensor *t)
 {
-    return tr__bad(t) || tr__device_of(t).kind != TR_CPU ? NULL : tr__ptr(t);
+    return none(t) || tr__device_of(t).kind != TR_CPU ? NULL : tr__ptr(t);
 }
 
 tr_status tr_copy_out(const tr_tensor *t, void *to, size_t bytes)
 {
+    if (!t) return tr__fail(TR_INVALID, "copy_out: it takes a tensor, not NULL");
     TR__TRY(tr_status_of(t));
     size_t needed = (size_t)tr__numel(t->shape) * tr_dtype_size(t->dtype);
     if (bytes != needed)
@@ -391,9 +400,12 @@ const tr_tensor *tr__row_major_on_cpu(const tr_tensor *t)
 
 double tr_item(const tr_tensor *t)
 {
-    if (tr_numel(t) != 1) return (double)NAN;
     unsigned char value[8];
-    if (tr_copy_out(t, value, tr_dtype_size(t->dtype)) != TR_OK) return (double)NAN;
+    if (!none(t) && tr__numel(t->shape) != 1) {
+        tr__fail(TR_SHAPE, "item: %s has %" PRId64 " elements, not one", TR__TEXT(t->shape), tr__numel(t->shape));
+        return (double)NAN;
+    }
+    if (tr_copy_out(t, value, tr_dtype_size(tr_dtype_of(t))) != TR_OK) return (double)NAN;
     return tr__load(t->dtype, value, 0);
 }
 
@@ -441,6 +453,7 @@ static tr_status copy_by_way_of_another(tr_tensor *into, const tr_tensor *from)
 
 tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from)
 {
+    if (!into || !from) return tr__fail(TR_INVALID, "copy_into: it takes two tensors, not NULL");
     TR__TRY(tr_status_of(into));
     TR__TRY(tr_status_of(from));
     tr_shape shape;
@@ -457,6 +470,7 @@ tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from)
 
 tr_status tr_fill(tr_tensor *t, double value)
 {
+    if (!t) return tr__fail(TR_INVALID, "fill: it takes a tensor, not NULL");
     TR__TRY(tr_status_of(t));
     unsigned char bits[8];
     tr__store(t->dtype, bits, 0, value);
@@ -470,6 +484,7 @@ tr_status tr_fill(tr_tensor *t, double value)
 
 size_t tr_format(const tr_tensor *t, char *text, size_t bytes)
 {
+    if (!t) return (size_t)snprintf(text, bytes, "no tensor: NULL");
     if (tr__bad(t)) return (size_t)snprintf(text, bytes, "tensor in error: %s", t->object.error->message);
     size_t at = (size_t)snprintf(text, bytes, "%s %s {", tr_dtype_name(t->dtype), TR__TEXT(t->shape));
     int64_t n = tr__numel(t->shape), shown = n < 8 ? n : 8;

@@ -40,6 +40,7 @@ static void values_go_in_and_out(void **state)
     assert_int_equal(tr_copy_out(tr_transpose(t, 0, 1), out, sizeof out), TR_OK);
     assert_true(out[0] == 1 && out[1] == 4 && out[2] == 2 && out[5] == 6);
     assert_true(isnan(tr_item(t)));
+    assert_string_equal(tr_error_message(), "item: [2, 3] has 6 elements, not one");
     assert_true(tr_item(tr_full(2.5, TR_SCALAR, .dtype = TR_F16)) == 2.5);
     assert_true(tr_item(tr_scalar(-7, TR_I64)) == -7);
     assert_true(tr_numel(tr_empty(TR_SHAPE(3, 0, 2))) == 0);
@@ -48,6 +49,38 @@ static void values_go_in_and_out(void **state)
     assert_string_equal(text, "f32 [2, 3] {1, 2, 3, 4, 5, 6}");
     char small[8];
     assert_int_equal(tr_format(t, small, sizeof small), strlen(text));
+}
+
+/* As tr_grad(), tr_list_find() and others give it. */
+static void null_is_nothing_and_no_crash(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *none = tr_grad(tr_ones(TR_SHAPE(2), .requires_grad = true)), *one = tr_ones(TR_SHAPE(1));
+    assert_null(none);
+    assert_true(tr_shape_of(none).ndim == 0 && tr_ndim(none) == 0 && tr_size(none, 0) == 0 && tr_stride(none, -1) == 0);
+    assert_true(tr_numel(none) == 0 && tr_dtype_of(none) == TR_F32 && tr_device_of(none).kind == TR_CPU);
+    assert_true(!tr_data(none) && tr_is_contiguous(none) && !tr_requires_grad(none) && !tr_grad(none));
+    assert_true(isnan(tr_item(none)));
+    assert_non_null(strstr(tr_error_message(), "not NULL"));
+    float value;
+    assert_int_equal(tr_copy_out(none, &value, sizeof value), TR_INVALID);
+    assert_int_equal(tr_copy_into(none, one), TR_INVALID);
+    assert_int_equal(tr_copy_into(one, none), TR_INVALID);
+    assert_int_equal(tr_fill(none, 1), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_detach(none)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_require_grad(none)), TR_INVALID);
+    tr_clear_grad(none);
+    tr_grad_hook_remove(none, 0);
+    char text[32];
+    tr_format(none, text, sizeof text);
+    assert_string_equal(text, "no tensor: NULL");
+    tr_tensor_list *list = NULL;
+    assert_true(tr_list_count(list) == 0 && !tr_list_at(list, 0) && !tr_list_name(list, 0) && !tr_list_find(list, "x"));
+    assert_true(tr_list_numel(list) == 0 && !tr_list_metadata(list, "x") && tr_list_metadata_count(list) == 0);
+    assert_null(tr_list_metadata_key(list, 0));
+    assert_int_equal(tr_list_add(list, "x", one), TR_INVALID);
+    assert_int_equal(tr_list_set_metadata(list, "x", "y"), TR_INVALID);
 }
 
 static void copies_convert_and_broadcast(void **state)
@@ -205,6 +238,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_that_do_not_exist_are_errors),
         cmocka_unit_test(values_go_in_and_out),
+        cmocka_unit_test(null_is_nothing_and_no_crash),
         cmocka_unit_test(copies_convert_and_broadcast),
         cmocka_unit_test(copies_within_memory_read_before_they_write),
         cmocka_unit_test(expanded_tensors_are_filled_but_not_overwritten),
