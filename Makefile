@@ -48,6 +48,7 @@ install: all
 check: layers tidy
 layers:
 	@scripts/check-layers
+	@scripts/check-environment
 tidy: configure
 	@scripts/tidy $(BUILD)
 
