@@ -45,6 +45,45 @@ static void say(findings *f, verdict v, const char *advice, const char *format, 
     f->count[v]++;
 }
 
+/* ---- Settings ---------------------------------------------------------------------------------------------------- */
+
+static bool is_number(const char *text)
+{
+    char *end;
+    return strtol(text, &end, 10) >= 1 && !*end;
+}
+
+/* Between commas only words that stand in `known`, there with a space on both sides? */
+static bool are_words(const char *text, const char *known)
+{
+    for (size_t n; *text; text += n + (text[n] == ',')) {
+        n = strcspn(text, ",");
+        char word[16];
+        snprintf(word, sizeof word, " %.*s ", (int)n, text);
+        if (n && !strstr(known, word)) return false;
+    }
+    return true;
+}
+
+/* What is wrong is taken out of the environment, for it would make all that follows fail. */
+static void check_settings(findings *f)
+{
+    static const struct { const char *name, *words, *wanted; } known[] = {
+        {"TRIREME_THREADS", NULL, "a whole number of 1 or more"},
+        {"TRIREME_CPU_DEVICES", NULL, "a whole number of 1 or more"},
+        {"TRIREME_CHECK", " 0 1 nan inf ", "1, nan or inf, or several with commas between"},
+        {"TRIREME_ENCRYPT", " 0 1 ", "0 or 1"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const char *text = getenv(known[i].name), *words = known[i].words;
+        if (!text || !*text || (words ? are_words(text, words) : is_number(text))) continue;
+        char advice[128];
+        snprintf(advice, sizeof advice, "set it to %s, or unset %s", known[i].wanted, known[i].name);
+        say(f, WRONG, advice, "environment: %s=%.60s makes no sense", known[i].name, text);
+        unsetenv(known[i].name);
+    }
+}
+
 static double now(void)
 {
     struct timespec t;
@@ -222,7 +261,7 @@ int tr__cli_doctor(int argc, char **argv)
     int status = tr__parse(&syntax, &argc, argv);
     if (status >= 0) return status;
 
-    static void (*const checks[])(findings *) = {check_build, check_cores, check_instructions, check_memory,
+    static void (*const checks[])(findings *) = {check_build, check_settings, check_cores, check_instructions, check_memory,
         check_matrix_engine, check_shared_memory, check_launcher, check_optional, check_environment};
     findings f = {0};
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) checks[i](&f);

@@ -1,5 +1,7 @@
 #include "base/check.h"
 
+#include "base/object.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,4 +15,17 @@ bool tr__check_asks(const char *word)
         at += n + (at[n] == ',');
     }
     return false;
+}
+
+tr_status tr__check_words(void)
+{
+    const char *text = getenv("TRIREME_CHECK"), *known[] = {"", "0", "1", "nan", "inf"};
+    for (const char *at = text; at && *at;) {
+        size_t n = strcspn(at, ","), i = 0, most = sizeof known / sizeof *known;
+        while (i < most && (strlen(known[i]) != n || memcmp(at, known[i], n) != 0)) i++;
+        if (i == most)
+            return tr__fail(TR_INVALID, "TRIREME_CHECK=%s: \"%.*s\" is neither 1 nor nan nor inf", text, (int)n, at);
+        at += n + (at[n] == ',');
+    }
+    return TR_OK;
 }

@@ -2,8 +2,10 @@
 #ifndef TR_BASE_CHECK_H
 #define TR_BASE_CHECK_H
 
-#include <stdbool.h>
+#include <trireme/base.h>
 
 bool tr__check_asks(const char *word);
+/* A failure when one of the words asks for nothing. */
+tr_status tr__check_words(void);
 
 #endif

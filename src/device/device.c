@@ -29,6 +29,7 @@ char *tr_device_name(tr_device device, char text[16])
 
 tr_status tr__device_check(tr_device device)
 {
+    if (device.kind == TR_CPU) TR__TRY(tr__cpu_environment());
     int count = tr_device_count(device.kind);
     if (device.index >= 0 && device.index < count) return TR_OK;
     char name[16];

@@ -21,9 +21,11 @@ typedef struct tr__device_table {
 
 /* The table of a kind; NULL when this process has no such devices. */
 const tr__device_table *tr__device(tr_device_kind kind);
-/* TR_OK when the device exists; else a failure that names those that do. */
+/* TR_OK when the device exists, and the environment is sound; else a failure that names the devices that do. */
 tr_status tr__device_check(tr_device device);
 
+/* A failure when the environment says of CPU devices, or asks ops for (TRIREME_CHECK), what makes no sense. */
+tr_status tr__cpu_environment(void);
 /* The thread pool of a logical CPU device, made at its first use. Never NULL: without threads it is a pool of one. */
 tr__pool *tr__cpu_pool(tr_device device);
 

@@ -9,7 +9,7 @@ fail() {
 }
 has() { printf '%s\n' "$output" | grep -q -e "$1" || fail "no line with $1"; }
 
-output=$(env -u OMP_PROC_BIND OMP_PLACES=cores RANK=1 TRIREME_TOKEN=hush4711 "$TRIREME" doctor) || fail "something is wrong"
+output=$(env -u OMP_PROC_BIND TRIREME_THREADS=1 TRIREME_CHECK=0, OMP_PLACES=cores RANK=1 TRIREME_TOKEN=hush4711 "$TRIREME" doctor) || fail "something is wrong"
 for part in cores instructions memory 'matrix engine: oneDNN .* GFLOP/s' 'shared memory: works' 'launcher: 2 ranks' \
     'open files' MPI CUDA; do
     has "^[a-z]*  *$part"
@@ -20,6 +20,17 @@ has '^warning  environment: RANK=1 makes'
 has '^warning  environment: TRIREME_TOKEN is set; it belongs to a job'
 ! printf '%s\n' "$output" | grep -q hush4711 || fail "the secret is printed"
 has '0 wrong$'
+
+# Settings that make no sense: each is named, and the rest is still looked at.
+code=0
+output=$(TRIREME_THREADS=-3 TRIREME_CPU_DEVICES=x TRIREME_CHECK=1,NaN TRIREME_ENCRYPT=yes "$TRIREME" doctor) || code=$?
+[ $code = 1 ] || fail "exit code $code with settings that make no sense"
+for setting in TRIREME_THREADS=-3 TRIREME_CPU_DEVICES=x TRIREME_CHECK=1,NaN TRIREME_ENCRYPT=yes; do
+    has "^wrong    environment: $setting makes no sense$"
+    has "^         -> set it to .*, or unset ${setting%%=*}$"
+done
+has '^ok       matrix engine: oneDNN'
+has '4 wrong$'
 
 # Too few descriptors for the launcher: said, with what to do, and the rest is still looked at.
 code=0

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -85,10 +86,41 @@ static void test_infinities(void **state)
     assert_true(tr__check_asks("1") && tr__check_asks("inf") && !tr__check_asks("in") && !tr__check_asks("nan"));
 }
 
+/* Each in a process of its own, for the environment is read once. */
+static void test_settings_that_make_no_sense(void **state)
+{
+    (void)state;
+    static const struct { const char *name, *value, *says; } cases[] = {
+        {"TRIREME_CHECK", "nan,foo", "TRIREME_CHECK=nan,foo: \"foo\" is neither 1 nor nan nor inf"},
+        {"TRIREME_CHECK", "NaN", "TRIREME_CHECK=NaN: \"NaN\" is neither"},
+        {"TRIREME_THREADS", "abc", "TRIREME_THREADS=abc is no whole number of 1 or more"},
+        {"TRIREME_THREADS", "-3", "TRIREME_THREADS=-3 is no whole number"},
+        {"TRIREME_CPU_DEVICES", "x", "TRIREME_CPU_DEVICES=x is no whole number"},
+        {"TRIREME_CPU_DEVICES", "", NULL},
+        {"TRIREME_CHECK", "0,nan,", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *says = cases[i].says;
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            setenv(cases[i].name, cases[i].value, 1);
+            tr_status status = tr_status_of(tr_zeros(TR_SHAPE(2)));
+            bool told = says ? status == TR_INVALID && strstr(tr_error_message(), says) : status == TR_OK;
+            if (says) told = told && tr_set_threads(1) == TR_INVALID;
+            _exit(told ? 0 : 1);
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (status) fail_msg("%s=%s", cases[i].name, cases[i].value);
+    }
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
     const struct CMUnitTest nans[] = {
+        cmocka_unit_test(test_settings_that_make_no_sense), /* before there are threads */
         cmocka_unit_test(test_the_op_that_makes_a_nan),
         cmocka_unit_test(test_a_nan_that_came_in),
         cmocka_unit_test(test_backward),

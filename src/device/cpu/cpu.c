@@ -1,4 +1,5 @@
 /* The logical CPU devices: how many there are, their thread pools, their copies. */
+#include "base/check.h"
 #include "base/memory.h"
 #include "base/object.h"
 #include "base/thread.h"
@@ -16,6 +17,7 @@ enum { MAX_DEVICES = 64, MAX_THREADS = 1024 };
 static struct {
     pthread_once_t once;
     int count;
+    tr__error *error;     /* what the environment has that makes no sense; NULL: nothing */
     pthread_mutex_t lock; /* for making and replacing pools */
     int threads;          /* what tr_set_threads() said; 0: the default */
     _Atomic(tr__pool *) pools[MAX_DEVICES];
@@ -32,8 +34,23 @@ static int env_number(const char *name, int fallback, int most)
     return n > most ? most : (int)n;
 }
 
+static tr_status check_number(const char *name)
+{
+    const char *text = getenv(name);
+    if (!text || !*text || env_number(name, 0, 1)) return TR_OK;
+    return tr__fail(TR_INVALID, "%s=%s is no whole number of 1 or more", name, text);
+}
+
+static tr_status check_environment(void)
+{
+    TR__TRY(check_number("TRIREME_CPU_DEVICES"));
+    TR__TRY(check_number("TRIREME_THREADS"));
+    return tr__check_words();
+}
+
 static void start(void)
 {
+    if (check_environment() != TR_OK) cpus.error = tr__error_take();
     cpus.count = env_number("TRIREME_CPU_DEVICES", 1, MAX_DEVICES);
     for (int i = 0; i < cpus.count; i++) cpus.caches[i] = tr__cache_new();
 }
@@ -42,6 +59,12 @@ static int count(void)
 {
     pthread_once(&cpus.once, start);
     return cpus.count;
+}
+
+tr_status tr__cpu_environment(void)
+{
+    pthread_once(&cpus.once, start);
+    return tr__fail_stored(cpus.error);
 }
 
 static int default_threads(void)
@@ -71,6 +94,7 @@ tr_status tr_set_threads(int threads)
 {
     if (threads < 0 || threads > MAX_THREADS)
         return tr__fail(TR_INVALID, "%d threads: 1 to %d, or 0 for the default", threads, MAX_THREADS);
+    TR__TRY(tr__cpu_environment());
     pthread_mutex_lock(&cpus.lock);
     cpus.threads = threads;
     for (int i = 0; i < count(); i++) {
