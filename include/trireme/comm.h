@@ -82,7 +82,7 @@ typedef struct tr_join_options {
                               The same for all ranks */
     const char *flight_dir; /* when a collective fails, the latest calls are written to files in this folder; NULL:
                               TRIREME_FLIGHT_DIR, else nowhere. docs/debugging.md tells what is in them */
-    int report_ms;         /* a wait of this length is told to the log function, with who is missing; 0: 10,000 */
+    int report_ms;         /* a collective's wait of this length is told to the log function, with who is missing; 0: 10,000 */
     bool check;            /* compare the ranks' calls before each collective (native always does); TRIREME_CHECK=1 */
     bool encrypt;          /* TCP: connections between the ranks go through TLS 1.3 with the job's token, which is then
                               needed; TRIREME_ENCRYPT=1. The same for all ranks */
