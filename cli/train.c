@@ -141,7 +141,7 @@ static void put_options(tr__train *t)
         {"optimizer", 0, "NAME", "instead of the model's usual one", TR__TEXT(&t->optimizer), .choices = tr__train_optimizers},
         {"momentum", 0, "X", "SGD's, RMSprop's or LARS's (0.9; RMSprop: 0)", TR__NUMBER(&t->momentum, 0, 0.9999)},
         {"weight-decay", 0, "X", "the optimizer's", TR__NUMBER(&t->weight_decay, 0, 1000)},
-        {"dtype", 0, "NAME", "of products and activations; bf16: under autocast, the weights f32 (f32)", TR__TEXT(&t->dtype),
+        {"dtype", 0, "NAME", "of products and activations; bf16: under autocast, the weights f32", TR__TEXT(&t->dtype),
          .choices = tr__train_dtypes},
         {"recompute", 0, NULL, "compute the activations inside blocks again in backward, rather than keep them",
          TR__FLAG(&t->recompute)},

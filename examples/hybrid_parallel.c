@@ -6,6 +6,8 @@
  *   ./hybrid_parallel 0 2 [FOLDER] & ./hybrid_parallel 1 2 [FOLDER]    # rank, world size, where MNIST's t10k files are
  *   ./hybrid_parallel                                                  # starts both ranks itself, on images that it draws
  */
+#define _POSIX_C_SOURCE 200809L /* setenv(), also with -std=c11 */
+
 #include <trireme/trireme.h>
 
 #include <stdio.h>

@@ -8,6 +8,8 @@
  *
  * All learn the same, to rounding. The data: ten classes, each a random pattern under noise.
  */
+#define _POSIX_C_SOURCE 200809L /* setenv(), also with -std=c11 */
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <trireme/trireme.h>

@@ -13,7 +13,8 @@ static tr_module *module_in(const tr_value *value)
 {
     const tr__object *object = value->object;
     if (object && object->type == &tr__module_type) return value->object;
-    tr__fail(TR_INVALID, "remote module: the reference leads to a %s, not a module", object ? object->type->name : "NULL");
+    tr__fail(TR_INVALID, "remote module: the reference leads to an object of type %s, not to a module",
+        object ? object->type->name : "NULL");
     return NULL;
 }
 

@@ -53,7 +53,7 @@ static tr_status list_parameters(const tr_value *values, int n, tr_tensor_list *
             return tr__fail(TR_FORMAT, "dist optimizer: a damaged list of parameters");
         TR__TRY(tr_rref_local(values[i + 1].rref, &value));
         if (value.kind != TR_VALUE_TENSOR)
-            return tr__fail(TR_INVALID, "dist optimizer: parameter %s is a %s, not a tensor", values[i].string,
+            return tr__fail(TR_INVALID, "dist optimizer: parameter %s is of kind %s, not a tensor", values[i].string,
                 tr_value_kind_name(value.kind));
         TR__TRY(tr_list_add(list, values[i].string, value.tensor));
     }

@@ -391,7 +391,7 @@ static tr_status read_gradients(const tr_value *values, int n, tr_tensor **out)
 {
     for (int i = 0; i < n; i++) {
         if (values[i].kind != TR_VALUE_NONE && values[i].kind != TR_VALUE_TENSOR)
-            return tr__fail(TR_FORMAT, "backward: a %s for a gradient", tr_value_kind_name(values[i].kind));
+            return tr__fail(TR_FORMAT, "backward: a gradient of kind %s, not a tensor", tr_value_kind_name(values[i].kind));
         out[i] = values[i].kind == TR_VALUE_TENSOR ? values[i].tensor : NULL;
     }
     return TR_OK;

@@ -79,6 +79,12 @@ refuses 2 "no model is named \"gtp\": there are gpt, bert, lenet" train gtp
 refuses 2 "--out FOLDER is missing" train gpt --data text --resume
 
 
+# No default is told twice.
+for model in gpt bert resnet18; do
+    "$TRIREME" train $model --help >out
+    ! grep '(\([^()]*\)).*(default \1)' out >twice || fail "a default is told twice: $(cat twice)"
+done
+
 # Under a launcher, by either name of the option.
 export RANK=0 WORLD_SIZE=1
 for ranks in "--ranks 3" "--ranks=3" "-n 3" -n3; do
