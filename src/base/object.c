@@ -23,7 +23,8 @@ typedef struct thread_state {
     tr_dtype autocast; /* TR_F32: none */
     uint64_t seeds;    /* that this thread has given to modules made without one */
     bool has_exit_hook;
-    tr_status status; /* of the latest failure, and its message */
+    uint64_t failures; /* so many; */
+    tr_status status;  /* of the latest one, and its message */
     char message[1024];
 } thread_state;
 
@@ -55,6 +56,7 @@ static tr_status fail_v(tr_status status, const char *format, va_list arguments)
     vsnprintf(text, sizeof text, format, arguments);
     memcpy(state.message, text, sizeof text);
     state.status = status;
+    state.failures++;
     return status;
 }
 
@@ -86,6 +88,17 @@ tr_status (tr__fail_context)(tr_status status, const char *format, ...)
     fail_v(status, format, arguments);
     va_end(arguments);
     return tr__fail(status, "%s: %s", state.message, old);
+}
+
+uint64_t tr__failures(void)
+{
+    return state.failures;
+}
+
+tr_status tr__fail_unsaid(tr_status status, uint64_t failures_before)
+{
+    if (status == TR_OK || state.failures != failures_before) return status;
+    return tr__fail(status, "%s", tr_status_text(status));
 }
 
 tr_status tr__fail_stored(const tr__error *error)

@@ -77,6 +77,10 @@ tr_status tr__fail_stored(const tr__error *error);
 #define tr__fail_errno(status, ...) ((void)(tr__fail_errno)(status, __VA_ARGS__), (status))
 #define tr__fail_context(status, ...) ((void)(tr__fail_context)(status, __VA_ARGS__), (status))
 #endif
+/* How many failures this thread has had. With the number from before a function of the program's was called, the next one sees
+ * whether that said what went wrong: when it returned a bare status, its message becomes the status's. Returns status. */
+uint64_t tr__failures(void);
+tr_status tr__fail_unsaid(tr_status status, uint64_t failures_before);
 /* A copy of this thread's latest failure, to be carried to another thread; one reference. Never NULL. */
 tr__error *tr__error_take(void);
 void tr__error_unref(tr__error *error);

@@ -110,7 +110,8 @@ static tr_status stack_rows(const tr__recipe *r, tr_sample *batch)
 static tr_status collate_samples(const tr__recipe *r, tr_sample *samples, tr_sample *batch)
 {
     for (int64_t i = 0; i < r->count; i++) TR__TRY(get(r, i, &samples[i]));
-    tr_status status = r->collate(samples, r->count, r->user, batch);
+    uint64_t before = tr__failures();
+    tr_status status = tr__fail_unsaid(r->collate(samples, r->count, r->user, batch), before);
     if (status == TR_OK && !batch->x) status = tr__fail(TR_INVALID, "it made no x");
     if (status == TR_OK) status = tr_status_of(batch->x);
     if (status == TR_OK) status = tr_status_of(batch->y);

@@ -94,7 +94,8 @@ typedef struct own {
 static tr_status own_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
 {
     const own *o = tr__dataset_state(set);
-    return o->get(&(tr_sample_call){.index = index, .seed = seed, .user = o->user}, out);
+    uint64_t before = tr__failures();
+    return tr__fail_unsaid(o->get(&(tr_sample_call){.index = index, .seed = seed, .user = o->user}, out), before);
 }
 
 static void own_destroy(tr_dataset *set)
@@ -327,7 +328,8 @@ static tr_status map_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sampl
 {
     const map *m = tr__dataset_state(set);
     TR__TRY(m->base->laid_out ? write_sample(m->base, index, out) : get_sample(m->base, index, seed, out));
-    return m->function(&(tr_sample_call){.index = index, .seed = seed, .user = m->user}, out);
+    uint64_t before = tr__failures();
+    return tr__fail_unsaid(m->function(&(tr_sample_call){.index = index, .seed = seed, .user = m->user}, out), before);
 }
 
 static void map_destroy(tr_dataset *set)
