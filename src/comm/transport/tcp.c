@@ -8,12 +8,14 @@
 #include "comm/transport/tcp_flow.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -192,25 +194,41 @@ static int socket_at(const tr__tcp *t, int i)
     return t->peers[i / TR__TCP_LANES].wires[i % TR__TCP_LANES].socket;
 }
 
-/* A connection that is closed with unread bytes is reset, and what we sent last may be lost with it. So we stop
- * sending, and read to the end of what a peer says until it stops, too, or does not within a moment. */
+/* Have all bytes arrived that were sent, in the peer's kernel at least? */
+static bool has_arrived(int socket)
+{
+    int left = 0;
+    return ioctl(socket, SIOCOUTQ, &left) != 0 || left == 0;
+}
+
+/* Reads until the peer stops sending; or until `moment`, if by then it has what we sent; or until `end`. */
+static void read_out(int socket, int64_t moment, int64_t end)
+{
+    enum { LOOK_MS = 10 };
+    struct pollfd p = {.fd = socket, .events = POLLIN};
+    char rest[4096];
+    for (;;) {
+        int64_t now = tr__now_ns(), left = (moment - now) / 1000000;
+        if (left <= 0 && (now >= end || has_arrived(socket))) return;
+        if (poll(&p, 1, left > 0 ? (int)left : LOOK_MS) > 0 && recv(socket, rest, sizeof rest, MSG_DONTWAIT) <= 0) return;
+    }
+}
+
+/* A connection is reset when it is closed with unread bytes, or when some come after that, and what we sent last is lost
+ * with it if it has not arrived, as where packets are lost or a link is down for a while: the peer would take us for dead.
+ * So we stop sending, and read what a peer still says. */
 static void part(tr__tcp *t)
 {
-    enum { PART_MS = 200 };
+    enum { PART_MS = 200, LOST_MS = 10000 };
+    bool sound = !tr__failure_there(&t->failure);
     tr__tcp_frame goodbye = tr__tcp_frame_of(NULL, TR__TCP_GOODBYE, 0);
-    if (!tr__failure_there(&t->failure)) tr__tcp_tell_all(t, &goodbye, NULL);
-    int64_t deadline = tr__now_ns() + PART_MS * (int64_t)1000000;
+    if (sound) tr__tcp_tell_all(t, &goodbye, NULL);
+    int64_t now = tr__now_ns(), moment = now + PART_MS * (int64_t)1000000;
+    int64_t end = sound ? now + LOST_MS * (int64_t)1000000 : moment;
     for (int i = 0; i < TR__TCP_LANES * t->world_size; i++)
         if (socket_at(t, i) >= 0) shutdown(socket_at(t, i), SHUT_WR);
-    for (int i = 0; i < TR__TCP_LANES * t->world_size; i++) {
-        struct pollfd p = {.fd = socket_at(t, i), .events = POLLIN};
-        char rest[4096];
-        for (ssize_t got = 1; p.fd >= 0 && got > 0;) {
-            int64_t left = (deadline - tr__now_ns()) / 1000000;
-            if (poll(&p, 1, left > 0 ? (int)left : 0) <= 0) break;
-            got = recv(p.fd, rest, sizeof rest, MSG_DONTWAIT);
-        }
-    }
+    for (int i = 0; i < TR__TCP_LANES * t->world_size; i++)
+        if (socket_at(t, i) >= 0) read_out(socket_at(t, i), moment, end);
 }
 
 void tr__tcp_close(tr__tcp *t)
