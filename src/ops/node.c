@@ -13,7 +13,7 @@ static tr__node *new_node(const tr_op_call *call)
 {
     size_t ins = (size_t)call->n_inputs, outs = (size_t)call->n_outputs;
     size_t attrs_at = sizeof(tr__node) + ins * (sizeof(tr__edge) + sizeof(tr__input) + sizeof(tr__saved));
-    attrs_at = (attrs_at + outs * sizeof(tr__saved) + 15) / 16 * 16;
+    attrs_at = (attrs_at + outs * (sizeof(tr__saved) + sizeof(unsigned)) + 15) / 16 * 16;
     tr__node *node = calloc(1, attrs_at + call->op->attrs_size);
     if (!node) {
         tr__fail(TR_NO_MEMORY, "out of memory");
@@ -28,6 +28,7 @@ static tr__node *new_node(const tr_op_call *call)
     node->inputs = (tr__input *)(node->edges + ins);
     node->saved_inputs = (tr__saved *)(node->inputs + ins);
     node->saved_outputs = node->saved_inputs + ins;
+    node->made = (unsigned *)(node->saved_outputs + outs);
     node->attrs = (char *)node + attrs_at;
     if (call->attrs) memcpy(node->attrs, call->attrs, call->op->attrs_size);
     return node;
@@ -96,9 +97,15 @@ void tr__node_release(tr__node *node)
 
 /* ---- Saving ---------------------------------------------------------------------------------------------------------- */
 
+/* Would what made t make it again as it is? Not when it has been written to since. */
+static bool can_be_made_again(const tr_tensor *t)
+{
+    return t->node && t->node->op->flags & TR_OP_CHEAP && t->node->made[t->output] == tr__version(t);
+}
+
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute)
 {
-    if (may_recompute && t->node && t->node->op->flags & TR_OP_CHEAP) {
+    if (may_recompute && can_be_made_again(t)) {
         saved->maker = node_ref(t->node);
         saved->output = t->output;
         return TR_OK;
@@ -112,7 +119,7 @@ tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute
 tr_status tr__saved_keep(tr__saved *saved, const tr_tensor *t)
 {
     saved->tensor = tr__tensor_alias(t);
-    saved->version = atomic_load_explicit(&t->storage->version, memory_order_relaxed);
+    saved->version = tr__version(t);
     return tr_status_of(saved->tensor);
 }
 
@@ -149,8 +156,7 @@ tr_tensor *tr__saved_get(const tr__saved *saved, bool may_have_changed)
     if (saved->maker) return recompute(saved);
     if (saved->segment) return tr__segment_get(saved);
     if (!saved->tensor) return NULL;
-    unsigned version = atomic_load_explicit(&saved->tensor->storage->version, memory_order_relaxed);
-    if (saved->version != version && !may_have_changed) {
+    if (saved->version != tr__version(saved->tensor) && !may_have_changed) {
         tr__fail(TR_STATE, "a tensor %s that backward needs was written to after the forward",
             TR__TEXT(saved->tensor->shape));
         return kept_error();
@@ -189,6 +195,7 @@ tr_status tr__record(const tr_op_call *call)
     for (int i = 0; i < call->n_outputs && status == TR_OK; i++) {
         tr_tensor *y = call->outputs[i];
         if (!tr_dtype_is_float(y->dtype)) continue;
+        node->made[i] = tr__version(y);
         y->node = node_ref(node);
         y->output = i;
         y->requires_grad = true;

@@ -44,6 +44,7 @@ typedef struct tr__node {
     tr__input *inputs;     /* [n_inputs] */
     tr__saved *saved_inputs;  /* [n_inputs] */
     tr__saved *saved_outputs; /* [n_outputs] */
+    unsigned *made;        /* [n_outputs], the versions of their storages when the op had made them */
     void *attrs;           /* op->attrs_size bytes, aligned to 16 */
     struct tr__node *next_dying;
 } tr__node;

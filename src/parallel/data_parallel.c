@@ -76,7 +76,7 @@ static const tr__type run_type = {"data parallel run", sizeof(run), run_destroy}
 
 static unsigned version_of(const run *r, int i)
 {
-    return atomic_load_explicit(&tr_list_at(r->parameters, i)->storage->version, memory_order_relaxed);
+    return tr__version(tr_list_at(r->parameters, i));
 }
 
 static tr_status in_replica(tr_status status, const replica *p, int member)

@@ -123,6 +123,11 @@ const tr_tensor *tr__row_major_on_cpu(const tr_tensor *t);
 void tr__node_unref(struct tr__node *node);
 void tr__leaf_free(struct tr__leaf *leaf);
 
+/* How often t's storage has been written to. */
+static inline unsigned tr__version(const tr_tensor *t)
+{
+    return atomic_load_explicit(&t->storage->version, memory_order_relaxed);
+}
 /* Marks a write in place. */
 static inline void tr__touch(tr_tensor *t) { atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed); }
 

@@ -109,6 +109,29 @@ static void cheap_outputs_are_made_again(void **state)
     assert_true(tr_item(difference) < 1e-12);
 }
 
+/* Backward needs what the consumer saw, be it that a cheap op's output was written to before that, or after it. */
+static void cheap_outputs_that_were_written_to_are_kept(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = leaf(2), *w = leaf(1), *y = tr_relu(x);
+    assert_int_equal(tr_fill(tr_slice(y, 0, 0, 1), 100), TR_OK);
+    tr_tensor *z = tr_mul(y, w);
+    assert_int_equal(tr_backward(tr_sum(z)), TR_OK);
+    assert_true(grad_at(w, 0) == 100 && grad_at(w, 1) == 2 && grad_at(w, 2) == 2);
+
+    tr_clear_grad(w);
+    tr_tensor *before = tr_relu(x), *product = tr_mul(before, w);
+    assert_int_equal(tr_fill(before, 100), TR_OK);
+    assert_int_equal(tr_backward(tr_sum(product)), TR_OK);
+    assert_true(grad_at(w, 0) == 2);
+    tr_tensor *kept = tr_relu(x);
+    assert_int_equal(tr_fill(kept, 100), TR_OK);
+    product = tr_mul(kept, w);
+    assert_int_equal(tr_fill(kept, 3), TR_OK);
+    assert_int_equal(tr_backward(tr_sum(product)), TR_STATE);
+}
+
 static void roots_are_checked(void **state)
 {
     (void)state;
@@ -415,6 +438,7 @@ int main(void)
         cmocka_unit_test(a_graph_runs_once_unless_it_is_kept),
         cmocka_unit_test(what_was_saved_must_not_change),
         cmocka_unit_test(cheap_outputs_are_made_again),
+        cmocka_unit_test(cheap_outputs_that_were_written_to_are_kept),
         cmocka_unit_test(roots_are_checked),
         cmocka_unit_test(hooks_fire_once_when_a_gradient_is_final),
         cmocka_unit_test(the_end_of_a_backward_is_told_also_when_it_fails),
