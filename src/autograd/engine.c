@@ -263,11 +263,10 @@ static tr_status check_gradient(const tr__node *node, int i, const tr_tensor *g)
         tr_dtype_name(input->dtype), TR__TEXT(input->shape), tr_dtype_name(g->dtype), TR__TEXT(g->shape));
 }
 
-/* leaves: the edges of the inputs, when those that are leaves may have been written to since. */
-static tr_status get_saved(const tr__saved *saved, int n, const tr__edge *leaves, tr_tensor **out)
+static tr_status get_saved(const tr__saved *saved, int n, bool apart, tr_tensor **out)
 {
     for (int i = 0; i < n; i++) {
-        out[i] = tr__saved_get(&saved[i], leaves && leaves[i].leaf);
+        out[i] = tr__saved_get(&saved[i], apart);
         TR__TRY(tr_status_of(out[i]));
     }
     return TR_OK;
@@ -289,8 +288,8 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
 {
     tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
     TR_SCOPE;
-    tr_status status = get_saved(node->saved_inputs, node->n_inputs, b->apart ? node->edges : NULL, inputs);
-    if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, NULL, outputs);
+    tr_status status = get_saved(node->saved_inputs, node->n_inputs, b->apart, inputs);
+    if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, b->apart, outputs);
     tr__backward_step step = {
         .call = {node->op, node->attrs, node->n_inputs, node->n_outputs, inputs, outputs, grad_outputs, needs, grads},
         .node = node,

@@ -32,7 +32,7 @@ tr_status tr__backward_at_end(tr__backward *backward, tr__backward_ending ending
  * A backward apart: its roots get their gradients one after the other, from elsewhere, and the gradients of leaves do not
  * go to the leaves. Distributed autograd runs one on each worker. Several may go over the same leaves at a time. Hooks of
  * leaves run as ever, on what ends->leaf made of the gradient; parameters that were written to since the forward are
- * taken as they are now.
+ * taken as they are now, they and views of them, also where outputs are made again from them.
  */
 typedef struct tr__backward_ends {
     void *user;

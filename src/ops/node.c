@@ -116,9 +116,22 @@ tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute
     return tr__saved_keep(saved, t);
 }
 
+/* Has t a leaf's elements: is it one, or a view of one? */
+static bool is_of_leaf(const tr_tensor *t)
+{
+    if (!t->node) return t->requires_grad;
+    const tr__node *node = t->node;
+    while (node && node->op->flags & TR__OP_VIEW) {
+        if (node->edges[0].leaf) return true;
+        node = node->edges[0].node;
+    }
+    return false;
+}
+
 tr_status tr__saved_keep(tr__saved *saved, const tr_tensor *t)
 {
     saved->tensor = tr__tensor_alias(t);
+    saved->of_leaf = is_of_leaf(t);
     saved->version = tr__version(t);
     return tr_status_of(saved->tensor);
 }
@@ -130,7 +143,7 @@ static tr_tensor *kept_error(void)
     return tr_keep(tr__tensor_failed());
 }
 
-static tr_tensor *recompute(const tr__saved *saved)
+static tr_tensor *recompute(const tr__saved *saved, bool apart)
 {
     const tr__node *maker = saved->maker;
     if (maker->released) {
@@ -142,7 +155,7 @@ static tr_tensor *recompute(const tr__saved *saved)
     tr_status status = TR_OK;
     TR_SCOPE;
     for (int i = 0; i < maker->n_inputs && status == TR_OK; i++) {
-        inputs[i] = tr__saved_get(&maker->saved_inputs[i], false);
+        inputs[i] = tr__saved_get(&maker->saved_inputs[i], apart);
         status = tr_status_of(inputs[i]);
     }
     tr_op_call call = {maker->op, maker->attrs, maker->n_inputs, 0, inputs, outputs};
@@ -151,12 +164,12 @@ static tr_tensor *recompute(const tr__saved *saved)
     return tr_keep(status == TR_OK ? outputs[saved->output] : tr__tensor_failed());
 }
 
-tr_tensor *tr__saved_get(const tr__saved *saved, bool may_have_changed)
+tr_tensor *tr__saved_get(const tr__saved *saved, bool apart)
 {
-    if (saved->maker) return recompute(saved);
-    if (saved->segment) return tr__segment_get(saved);
+    if (saved->maker) return recompute(saved, apart);
+    if (saved->segment) return tr__segment_get(saved, apart);
     if (!saved->tensor) return NULL;
-    if (saved->version != tr__version(saved->tensor) && !may_have_changed) {
+    if (saved->version != tr__version(saved->tensor) && !(apart && saved->of_leaf)) {
         tr__fail(TR_STATE, "a tensor %s that backward needs was written to after the forward",
             TR__TEXT(saved->tensor->shape));
         return kept_error();

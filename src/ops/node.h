@@ -17,6 +17,7 @@ typedef struct tr__saved {
     tr__segment *segment;
     int output;            /* of maker, or the slot in segment */
     unsigned version;      /* of the storage when it was saved */
+    bool of_leaf;          /* tensor is a leaf or a view of one */
 } tr__saved;
 
 /* Where the gradient of an input goes: the output of a node, or a leaf; both NULL when it needs none. */
@@ -93,8 +94,8 @@ tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute
 tr_status tr__saved_keep(tr__saved *saved, const tr_tensor *t);
 void tr__saved_give_up(tr__saved *saved, tr__node **dying);
 /* The saved tensor itself, recomputed if need be, with a reference of the caller's. NULL when nothing was saved there; in
- * error when it has been written to since, unless that may be. */
-tr_tensor *tr__saved_get(const tr__saved *saved, bool may_have_changed);
+ * error when it has been written to since, unless the backward runs apart, which takes leaves as they are now. */
+tr_tensor *tr__saved_get(const tr__saved *saved, bool apart);
 /* The leaf data of t, made at the first call; NULL without memory. */
 tr__leaf *tr__leaf_of(tr_tensor *t);
 /* Is it a leaf that requires a gradient, or did, before it was frozen? Then it has a tr__leaf. */

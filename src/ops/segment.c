@@ -189,14 +189,14 @@ void tr__segment_give_up(tr__saved *saved, tr__node **dying)
 /* ---- Computing again ------------------------------------------------------------------------------------------------------- */
 
 /* An input as f got it: in the graph, so that what is cheap to recompute is recognised as it was. */
-static tr_tensor *input_again(const input *in)
+static tr_tensor *input_again(const input *in, bool apart)
 {
     if (!in->given) return NULL;
     if (in->edge.leaf) {
         tr__scope_ref(in->edge.leaf);
         return in->edge.leaf;
     }
-    tr_tensor *value = tr__saved_get(&in->value, false);
+    tr_tensor *value = tr__saved_get(&in->value, apart);
     if (tr__bad(value)) {
         tr__unref(value);
         return tr__tensor_failed();
@@ -211,10 +211,10 @@ static tr_tensor *input_again(const input *in)
     return x;
 }
 
-static tr_status run_again(tr__segment *s, tr_tensor **inputs)
+static tr_status run_again(tr__segment *s, tr_tensor **inputs, bool apart)
 {
     for (int i = 0; i < s->n_inputs; i++) {
-        inputs[i] = input_again(&s->inputs[i]);
+        inputs[i] = input_again(&s->inputs[i], apart);
         TR__TRY(tr_status_of(inputs[i]));
     }
     run r = {.segment = s, .replay = true}, *outer = running;
@@ -231,12 +231,12 @@ static tr_status run_again(tr__segment *s, tr_tensor **inputs)
     return status;
 }
 
-static tr_status fill(tr__segment *s)
+static tr_status fill(tr__segment *s, bool apart)
 {
     TR_SCOPE;
     tr_tensor **inputs = calloc((size_t)s->n_inputs + 1, sizeof *inputs);
     if (!inputs) return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
-    tr_status status = run_again(s, inputs);
+    tr_status status = run_again(s, inputs, apart);
     free(inputs);
     s->filled = status == TR_OK;
     for (int k = 0; k < s->n_slots && !s->filled; k++) {
@@ -246,13 +246,13 @@ static tr_status fill(tr__segment *s)
     return status;
 }
 
-tr_tensor *tr__segment_get(const tr__saved *saved)
+tr_tensor *tr__segment_get(const tr__saved *saved, bool apart)
 {
     tr__segment *s = saved->segment;
     pthread_mutex_lock(&s->lock);
-    tr_status status = s->filled ? TR_OK : fill(s);
+    tr_status status = s->filled ? TR_OK : fill(s, apart);
     tr_tensor *t = NULL;
-    if (status == TR_OK) t = tr__saved_get(&s->slots[saved->output].kept, false);
+    if (status == TR_OK) t = tr__saved_get(&s->slots[saved->output].kept, apart);
     pthread_mutex_unlock(&s->lock);
     if (t) return t;
     TR_SCOPE;

@@ -26,8 +26,8 @@ bool tr__segment_replays(void);
 
 /* Puts t into the next slot of this thread's segment; false: there is no segment, t is to be saved itself. */
 bool tr__segment_takes(tr__saved *saved, const tr_tensor *t, tr_status *status);
-/* The tensor of a slot, computed again if need be, with a reference of the caller's. */
-tr_tensor *tr__segment_get(const tr__saved *saved);
+/* The tensor of a slot, computed again if need be, with a reference of the caller's. apart: as tr__saved_get(). */
+tr_tensor *tr__segment_get(const tr__saved *saved, bool apart);
 /* A node gives a slot up. */
 void tr__segment_give_up(tr__saved *saved, tr__node **dying);
 /* The attributes that a random op is to run with: those given, or the ones it had when f ran first. */

@@ -43,6 +43,31 @@ tr_module *dist_net(int worker)
     return tr_linear(DIST_WIDTH, DIST_WIDTH, .seed = (uint64_t)worker + 1, .dtype = TR_F64);
 }
 
+typedef struct deep {
+    tr_module *norm, *other_norm, *attention, *out;
+} deep;
+
+static tr_tensor *deep_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    TR_SCOPE;
+    const deep *d = tr_module_state(self);
+    tr_tensor *h = tr_forward(d->norm, inputs[0]), *other = tr_gelu(tr_forward(d->other_norm, inputs[0]));
+    return tr_escape(tr_forward(d->out, tr_forward(d->attention, h, other, other)));
+}
+
+tr_module *dist_deep_net(bool recompute)
+{
+    tr_module *net = tr_module_new("deep", sizeof(deep), deep_forward);
+    deep *d = tr_module_state(net);
+    if (!d) return net;
+    d->norm = tr_module_add(net, "norm", tr_layer_norm(DIST_WIDTH, .dtype = TR_F64));
+    d->other_norm = tr_module_add(net, "other_norm", tr_rms_norm(DIST_WIDTH, .dtype = TR_F64));
+    d->attention = tr_module_add(net, "attention", tr_multihead_attention(DIST_WIDTH, 2, .dtype = TR_F64, .seed = 1));
+    d->out = tr_module_add(net, "out", tr_linear(DIST_WIDTH, DIST_WIDTH, .dtype = TR_F64, .seed = 2));
+    return tr_set_recompute(net, recompute) == TR_OK ? net : tr_module_fail(TR_INTERNAL, "recompute");
+}
+
 tr_status dist_begin(dist_worker *w, tr_group *group)
 {
     static const tr_rpc_function *const functions[] = {&layer_rpc, &relay_rpc, &swallow_rpc, &grad_rpc, &net_rpc};

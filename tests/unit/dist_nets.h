@@ -26,6 +26,9 @@ typedef enum dist_pattern {
 
 /* The layer of a worker: the same weights wherever it is made. */
 tr_module *dist_net(int worker);
+/* [batch, seq, DIST_WIDTH] -> the same, by layers whose outputs backward makes again and by views of parameters: norms, and
+ * attention to something else than its input. recompute: all of it is made again. */
+tr_module *dist_deep_net(bool recompute);
 /* Starts a worker, "w0" and so on, that can be called. */
 tr_status dist_begin(dist_worker *w, tr_group *group);
 /* The loss of a pattern, by calls from this worker, w0; and in one process, where nets has the layer of each. */

@@ -223,6 +223,66 @@ static void steps_of_contexts_at_the_same_time_are_all_made(void **state)
     run(DIST_WORKERS, run_trainers, NULL);
 }
 
+/* ---- What backward makes again ------------------------------------------------------------------------------------------- */
+
+enum { DEEP_MOST = 16 };
+
+static tr_tensor *deep_loss(tr_module *net)
+{
+    tr_tensor *y = tr_forward(net, tr_randn(3, TR_SHAPE(2, 3, DIST_WIDTH), .dtype = TR_F64));
+    return tr_sum(tr_mul(y, y));
+}
+
+static void check_deep(rank *r, tr_module *net, tr_module *twin)
+{
+    tr_tensor_list *got = tr_parameters(net), *want = tr_parameters(twin);
+    for (int i = 0; i < tr_list_count(want); i++)
+        CHECK(dist_difference(tr_detach(tr_list_at(got, i)), tr_detach(tr_list_at(want, i))) < 1e-12);
+}
+
+/* Parameters are stepped during the backward and, before that, by another context after the forward. */
+static void train_deep(rank *r, dist_worker *w, bool recompute)
+{
+    tr_module *net = w->net = tr_keep(dist_deep_net(recompute)), *twin = dist_deep_net(false);
+    tr_rref *parameters[DEEP_MOST];
+    int n = tr_remote_parameters(tr_remote(w->rpc, "w0", "net"), parameters, DEEP_MOST);
+    CHECK(n == tr_list_count(tr_parameters(net)));
+    tr_dist_optimizer *optimizer = tr_dist_optimizer_new(w->rpc, parameters, n, TR_DIST_SGD(.lr = 0.1));
+    OK(tr_status_of(optimizer));
+    tr_optimizer *here = tr_sgd(tr_parameters(twin), .lr = 0.1);
+    TR_DIST_CONTEXT(w->rpc, late);
+    tr_tensor *loss = deep_loss(net);
+    {
+        TR_DIST_CONTEXT(w->rpc, context);
+        OK(tr_dist_step_in_backward(optimizer, context));
+        OK(tr_dist_backward(context, deep_loss(net)));
+        OK(tr_backward(deep_loss(twin)));
+        OK(tr_step(here));
+        check_deep(r, net, twin);
+    }
+    OK(tr_dist_backward(late, loss));
+}
+
+static void run_deep(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    tr_module *plain = w.net;
+    for (int recompute = 0; recompute < 2 && !r->failure[0]; recompute++) {
+        TR_SCOPE;
+        train_deep(r, &w, recompute);
+        tr_release(w.net);
+        w.net = plain;
+    }
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void what_is_made_again_is_made_of_weights_as_they_are(void **state)
+{
+    (void)state;
+    run(1, run_deep, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -231,6 +291,7 @@ int main(void)
         cmocka_unit_test(hooks_run_before_the_step),
         cmocka_unit_test(clipping_and_a_second_backward_are_refused),
         cmocka_unit_test(steps_of_contexts_at_the_same_time_are_all_made),
+        cmocka_unit_test(what_is_made_again_is_made_of_weights_as_they_are),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
