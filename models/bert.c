@@ -22,8 +22,8 @@ static const double EPS = 1e-12;
 typedef struct layer {
     int64_t heads;
     bool drops;
-    tr_module *query, *key, *value, *attended, *attention_norm;
-    tr_module *wide, *narrow, *norm, *drop;
+    tr_module *query, *key, *value, *attended, *attention_drop, *attention_norm;
+    tr_module *wide, *narrow, *drop, *norm;
 } layer;
 
 typedef struct bert {
@@ -33,7 +33,7 @@ typedef struct bert {
     tr_module *words, *places, *types, *norm, *drop; /* embeddings */
     tr_module *transform, *transform_norm;           /* of the masked-LM head */
     tr_tensor *words_weight, *bias;                  /* [vocab, dim], [vocab] */
-    tr_module *pooler, *classifier;
+    tr_module *pooler, *classifier_drop, *classifier;
     tr_module *encoder[];
 } bert;
 
@@ -45,13 +45,12 @@ static tr_tensor *heads_of(tr_tensor *x, int64_t heads)
     return tr_transpose(tr_reshape(x, TR_SHAPE(tr_size(x, 0), tr_size(x, 1), heads, -1)), 1, 2);
 }
 
-/* norm(dropout(projection(y)) + x) */
-static tr_tensor *add_and_norm(const layer *l, tr_module *projection, tr_module *norm, tr_tensor *y, tr_tensor *x)
+/* dropout(projection(y)) + x */
+static tr_tensor *add_to(const layer *l, tr_tensor *x, tr_module *projection, tr_module *drop, tr_tensor *y)
 {
+    if (!l->drops || !tr_module_training(drop)) return tr_forward(projection, y, x);
     TR_SCOPE;
-    bool drops = l->drops && tr_module_training(l->drop);
-    tr_tensor *sum = drops ? tr_add(tr_forward(l->drop, tr_forward(projection, y)), x) : tr_forward(projection, y, x);
-    return tr_escape(tr_forward(norm, sum));
+    return tr_escape(tr_add(tr_forward(drop, tr_forward(projection, y)), x));
 }
 
 /* x: [batch, seq, dim], mask: [batch, 1, 1, seq] bool or NULL -> [batch, seq, dim] */
@@ -63,7 +62,7 @@ static tr_tensor *attend(const layer *l, tr_tensor *x, tr_tensor *mask)
     tr_tensor *v = heads_of(tr_forward(l->value, x), l->heads);
     tr_tensor *o = tr_transpose(tr_attention(q, k, v, .mask = mask), 1, 2); /* [batch, seq, heads, dim/heads] */
     o = tr_reshape(o, tr_shape_of(x));
-    return tr_escape(add_and_norm(l, l->attended, l->attention_norm, o, x));
+    return tr_escape(tr_forward(l->attention_norm, add_to(l, x, l->attended, l->attention_drop, o)));
 }
 
 /* x, mask as above; the mask may be missing */
@@ -73,7 +72,7 @@ static tr_tensor *layer_forward(tr_module *self, tr_tensor *const *inputs, int n
     const layer *l = tr_module_state(self);
     tr_tensor *y = attend(l, inputs[0], n > 1 ? inputs[1] : NULL);
     tr_tensor *wide = tr_forward(l->wide, y); /* [batch, seq, inner]; narrow applies GELU to it */
-    return tr_escape(add_and_norm(l, l->narrow, l->norm, wide, y));
+    return tr_escape(tr_forward(l->norm, add_to(l, y, l->narrow, l->drop, wide)));
 }
 
 /* ids, types: [batch, seq]; types may be NULL: all 0 */
@@ -98,7 +97,7 @@ static tr_tensor *apply_head(const bert *b, tr_tensor *x, tr_tensor *asked)
         x = tr_linear_op(x, b->words_weight, .bias = b->bias);
     } else {
         tr_tensor *first = tr_reshape(tr_slice(x, 1, 0, 1), TR_SHAPE(tr_size(x, 0), tr_size(x, 2))); /* [batch, dim] */
-        x = tr_forward(b->classifier, tr_forward(b->drop, tr_tanh(tr_forward(b->pooler, first))));
+        x = tr_forward(b->classifier, tr_forward(b->classifier_drop, tr_tanh(tr_forward(b->pooler, first))));
     }
     return tr_escape(x);
 }
@@ -201,11 +200,12 @@ static tr_module *layer_new(start *s)
     l->value = tr_module_add(self, "value", dense(s, dim, dim, TR_NO_ACTIVATION));
     l->attended = tr_module_add(output, "dense", dense(s, dim, dim, TR_NO_ACTIVATION));
     l->attention_norm = tr_module_add(output, "LayerNorm", tr_layer_norm(dim, .eps = EPS));
+    l->attention_drop = tr_module_add(output, "dropout", tr_dropout_layer(s->o.dropout));
     l->wide = tr_module_add(part(module, "intermediate"), "dense", dense(s, dim, s->o.inner, TR_NO_ACTIVATION));
     output = part(module, "output");
     l->narrow = tr_module_add(output, "dense", dense(s, s->o.inner, dim, TR_GELU_EXACT));
     l->norm = tr_module_add(output, "LayerNorm", tr_layer_norm(dim, .eps = EPS));
-    l->drop = tr_module_add(module, "dropout", tr_dropout_layer(s->o.dropout));
+    l->drop = tr_module_add(output, "dropout", tr_dropout_layer(s->o.dropout));
     return tr_escape(module);
 }
 
@@ -230,6 +230,7 @@ static void add_head(start *s, bert *b, tr_module *module, tr_module *inside)
         b->bias = tr_module_parameter(predictions, "bias", tr_zeros(TR_SHAPE(s->o.vocab)));
     } else if (b->head == TR_BERT_CLASSIFIER) {
         b->pooler = tr_module_add(part(inside, "pooler"), "dense", dense(s, dim, dim, TR_NO_ACTIVATION));
+        b->classifier_drop = tr_module_add(module, "dropout", tr_dropout_layer(s->o.dropout));
         b->classifier = tr_module_add(module, "classifier", dense(s, dim, s->o.classes, TR_NO_ACTIVATION));
     }
 }

@@ -244,6 +244,31 @@ static tr_tensor_list *gradients(tr_module *net, tr_tensor *loss)
 }
 
 /* Logits of the asked places only give the loss and the gradients of all logits. */
+/* Where the gradients of two biases are zero, their dropouts' masks are: how many of the 64 are alike. */
+static int alike(const tr_tensor_list *parameters, const char *a, const char *b)
+{
+    float x[64], y[64];
+    int n = 0;
+    TR_CHECK(tr_copy_out(tr_grad(tr_list_find(parameters, a)), x, sizeof x));
+    TR_CHECK(tr_copy_out(tr_grad(tr_list_find(parameters, b)), y, sizeof y));
+    for (int i = 0; i < 64; i++) n += (x[i] == 0) == (y[i] == 0);
+    return n;
+}
+
+static void test_dropouts_of_bert_have_masks_of_their_own(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_bert(.vocab = 8, .positions = 4, .layers = 1, .heads = 1, .dim = 64, .inner = 16, .dropout = 0.5,
+        .head = TR_BERT_CLASSIFIER);
+    TR_CHECK(tr_seed(net, 3, .step = 1));
+    tr_tensor *y = tr_forward(net, tr_full(3, TR_SHAPE(1, 1), .dtype = TR_I32));
+    TR_CHECK(tr_backward(y, .gradient = random_floats(5, tr_shape_of(y))));
+    const tr_tensor_list *parameters = tr_parameters(net);
+    assert_true(alike(parameters, "bert.encoder.layer.0.attention.output.dense.bias", "bert.encoder.layer.0.output.dense.bias") < 60);
+    assert_true(alike(parameters, "bert.embeddings.LayerNorm.bias", "bert.pooler.dense.bias") < 60);
+}
+
 static void test_bert_loss(void **state)
 {
     (void)state;
@@ -378,6 +403,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bert),
+        cmocka_unit_test(test_dropouts_of_bert_have_masks_of_their_own),
         cmocka_unit_test(test_bert_loss),
         cmocka_unit_test(test_resnet18),
         cmocka_unit_test(test_resnet50),
