@@ -89,6 +89,18 @@ static tr_status zero_gaps(const tr__arena *arena, const tr_tensor *whole)
     return TR_OK;
 }
 
+/* A step of some parameters is none of the others: each has a version of its own. */
+static tr_status divide(const tr__arena *arena)
+{
+    size_t *begins = calloc((size_t)arena->n_slots, sizeof *begins);
+    if (!begins) return tr__fail(TR_NO_MEMORY, "out of memory");
+    for (int i = 0; i < arena->n_slots; i++)
+        begins[i] = (size_t)arena->slots[i].offset * tr_dtype_size(arena->parameters->dtype);
+    tr_status status = tr__storage_divide(arena->parameters->storage, begins, arena->n_slots);
+    free(begins);
+    return status;
+}
+
 /* One arena of all the leaves from first on that are like it. */
 static tr_status build_one(const tr_tensor_list *leaves, int first)
 {
@@ -108,6 +120,7 @@ static tr_status build_one(const tr_tensor_list *leaves, int first)
     arena->gradients = tr_keep(flat(arena->count, like, false));
     TR__TRY(tr_status_of(arena->parameters));
     TR__TRY(tr_status_of(arena->gradients));
+    TR__TRY(divide(arena));
     TR__TRY(zero_gaps(arena, arena->parameters));
     TR__TRY(zero_gaps(arena, arena->gradients));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(fill_slot(arena, &arena->slots[i]));

@@ -116,9 +116,10 @@ tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute
     return tr__saved_keep(saved, t);
 }
 
-/* Has t a leaf's elements: is it one, or a view of one? */
+/* Has t a leaf's elements: is it one, or a view of one, or, detached from the graph, of an arena? */
 static bool is_of_leaf(const tr_tensor *t)
 {
+    if (t->storage->sections) return true;
     if (!t->node) return t->requires_grad;
     const tr__node *node = t->node;
     while (node && node->op->flags & TR__OP_VIEW) {

@@ -269,7 +269,8 @@ static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
     if (o->rule->prepare) TR__TRY(o->rule->prepare(&update));
     pass p = {o->rule->kernel[parameters->dtype], &update};
     tr__pool_for(tr__pool_of(parameters), (update.count + BLOCK - 1) / BLOCK, GRAIN, run_blocks, &p);
-    tr__touch(part->arena->parameters);
+    size_t element_size = tr_dtype_size(parameters->dtype);
+    tr__storage_touch(parameters->storage, (size_t)begin * element_size, (size_t)end * element_size);
     return TR_OK;
 }
 
@@ -313,7 +314,7 @@ static tr_status gather_parameters(tr_optimizer *o)
         tr_tensor *flat = tr__tensor_view(all, TR_SHAPE(part->end - part->begin), NULL, all->offset + part->begin);
         TR__TRY(tr_status_of(flat));
         TR__TRY(o->gather(o->sharing, part, flat));
-        tr__touch(all);
+        tr__touch(flat);
     }
     return TR_OK;
 }

@@ -49,5 +49,69 @@ void tr__storage_unref(tr__storage *storage)
         if (storage->release) storage->release(storage->data, storage->user);
         break;
     }
+    free(storage->sections);
     free(storage);
+}
+
+/* ---- Versions ---------------------------------------------------------------------------------------------------- */
+
+tr_status tr__storage_divide(tr__storage *storage, const size_t *begins, int n)
+{
+    tr__section *sections = calloc((size_t)n, sizeof *sections);
+    if (!sections) return tr__fail(TR_NO_MEMORY, "out of memory");
+    for (int i = 0; i < n; i++) sections[i].begin = begins[i];
+    storage->sections = sections;
+    storage->n_sections = n;
+    return TR_OK;
+}
+
+/* The last section that begins at the byte or before it. */
+static int section_at(const tr__storage *storage, size_t byte)
+{
+    int low = 0, high = storage->n_sections;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (storage->sections[middle].begin <= byte) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* The bytes between which t's elements lie; none when it has none. */
+static void extent(const tr_tensor *t, size_t *begin, size_t *end)
+{
+    int64_t first = t->offset, last = t->offset;
+    for (int d = 0; d < t->shape.ndim; d++) {
+        int64_t way = t->stride[d] * (t->shape.dim[d] - 1);
+        if (way < 0) first += way;
+        else last += way;
+    }
+    *begin = (size_t)first * tr_dtype_size(t->dtype);
+    *end = tr__numel(t->shape) > 0 ? (size_t)(last + 1) * tr_dtype_size(t->dtype) : *begin;
+}
+
+unsigned tr__version(const tr_tensor *t)
+{
+    const tr__storage *s = t->storage;
+    if (!s->sections) return atomic_load_explicit(&s->version, memory_order_relaxed);
+    size_t begin, end;
+    unsigned version = 0;
+    extent(t, &begin, &end);
+    for (int i = section_at(s, begin); i < s->n_sections && s->sections[i].begin < end; i++)
+        version += atomic_load_explicit(&s->sections[i].version, memory_order_relaxed);
+    return version;
+}
+
+void tr__storage_touch(tr__storage *s, size_t begin, size_t end)
+{
+    if (!s->sections) atomic_fetch_add_explicit(&s->version, 1, memory_order_relaxed);
+    for (int i = section_at(s, begin); i < s->n_sections && s->sections[i].begin < end; i++)
+        atomic_fetch_add_explicit(&s->sections[i].version, 1, memory_order_relaxed);
+}
+
+void tr__touch(tr_tensor *t)
+{
+    size_t begin, end;
+    extent(t, &begin, &end);
+    tr__storage_touch(t->storage, begin, end);
 }

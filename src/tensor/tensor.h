@@ -10,10 +10,18 @@
 
 #include <trireme/tensor.h>
 
+/* A part of a storage whose writes are counted apart, as a parameter's in an arena. */
+typedef struct tr__section {
+    size_t begin; /* bytes; it ends where the next one begins */
+    atomic_uint version;
+} tr__section;
+
 /* Reference-counted memory on one device. */
 typedef struct tr__storage {
     atomic_int refs;
     atomic_uint version; /* raised by every write in place: backward refuses saved tensors that changed */
+    tr__section *sections; /* these have versions of their own, instead; NULL: it is one whole */
+    int n_sections;
     tr_device device;
     void *data;
     size_t bytes;
@@ -25,6 +33,10 @@ typedef struct tr__storage {
 tr__storage *tr__storage_new(tr_device device, size_t bytes, bool shared); /* NULL: failed, message set */
 static inline tr__storage *tr__storage_ref(tr__storage *s) { atomic_fetch_add(&s->refs, 1); return s; }
 void tr__storage_unref(tr__storage *storage); /* NULL does nothing */
+/* Gives a fresh storage a version for each of n sections, which begin at these bytes, the first at 0. */
+tr_status tr__storage_divide(tr__storage *storage, const size_t *begins, int n);
+/* Marks a write to the bytes from begin up to end. */
+void tr__storage_touch(tr__storage *storage, size_t begin, size_t end);
 
 struct tr_tensor {
     tr__object object;
@@ -123,12 +135,9 @@ const tr_tensor *tr__row_major_on_cpu(const tr_tensor *t);
 void tr__node_unref(struct tr__node *node);
 void tr__leaf_free(struct tr__leaf *leaf);
 
-/* How often t's storage has been written to. */
-static inline unsigned tr__version(const tr_tensor *t)
-{
-    return atomic_load_explicit(&t->storage->version, memory_order_relaxed);
-}
+/* How often what t shows of its storage has been written to. */
+unsigned tr__version(const tr_tensor *t);
 /* Marks a write in place. */
-static inline void tr__touch(tr_tensor *t) { atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed); }
+void tr__touch(tr_tensor *t);
 
 #endif

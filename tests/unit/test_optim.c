@@ -291,6 +291,29 @@ static void test_backward_refuses_weights_that_a_step_changed(void **state)
     assert_int_not_equal(tr_backward(early), TR_OK);
 }
 
+/* A generator's and a discriminator's in one arena: the step of one is none of the other, whatever view was saved. */
+static void test_a_step_leaves_the_versions_of_others(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor_list *all = make_parameters(TR_F32), *one = tr_list();
+    TR_CHECK(tr_status_of(tr_sgd(all)));
+    TR_CHECK(tr_list_add(one, "p", tr_list_at(all, 1)));
+    tr_optimizer *optimizer = tr_sgd(one, .lr = 1);
+    for (int k = 0; k < 3; k++) {
+        tr_tensor *p = tr_list_at(all, k), *flat = tr_reshape(p, TR_SHAPE(-1)), *end = tr_slice(flat, 0, -1, tr_numel(p));
+        tr_tensor *y = tr_sum(tr_mul(p, p)), *z = tr_sum(tr_mul(end, end));
+        tr_tensor *moving = tr_list_at(one, 0);
+        TR_CHECK(tr_backward(tr_sum(moving)));
+        TR_CHECK(tr_step(optimizer));
+        assert_int_equal(tr_backward(y), k == 1 ? TR_STATE : TR_OK);
+        assert_int_equal(tr_backward(z), k == 1 ? TR_STATE : TR_OK);
+    }
+    tr_tensor *p = tr_list_at(all, 2), *y = tr_sum(tr_mul(p, p));
+    TR_CHECK(tr_fill(tr_slice(p, 0, 0, 1), 1));
+    assert_int_equal(tr_backward(y), TR_STATE);
+}
+
 /* ---- Saving and restoring --------------------------------------------------------------------------------------- */
 
 static void copy_list(tr_tensor_list *into, const tr_tensor_list *from)
@@ -574,6 +597,7 @@ int main(void)
         cmocka_unit_test(test_a_step_is_one_pass),
         cmocka_unit_test(test_two_optimizers_over_one_arena),
         cmocka_unit_test(test_backward_refuses_weights_that_a_step_changed),
+        cmocka_unit_test(test_a_step_leaves_the_versions_of_others),
         cmocka_unit_test(test_a_restored_state_continues_exactly),
         cmocka_unit_test(test_state_names_and_what_does_not_fit),
         cmocka_unit_test(test_clipping),
