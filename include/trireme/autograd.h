@@ -50,7 +50,7 @@ TR_API tr_tensor *tr_checkpoint(tr_checkpoint_function f, tr_tensor *const *inpu
 TR_API bool tr_recomputing(void);
 
 /* Called on the thread of tr_backward() the moment leaf's gradient is final for that backward. An error returned ends
- * the backward with it. Several hooks run in the order they were added. */
+ * the backward with it. Several hooks run in the order they were added; they may remove hooks. */
 typedef tr_status (*tr_grad_hook)(tr_tensor *leaf, tr_tensor *grad, void *user);
 /* Returns a number for tr_grad_hook_remove(), or -1 when out of memory or leaf is not a leaf that requires a gradient. */
 TR_API int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user);

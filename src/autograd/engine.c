@@ -198,6 +198,19 @@ static tr_status settle(tr_tensor *t, tr_tensor *g)
     return ours ? TR_OK : tr_copy_into(leaf->grad, g);
 }
 
+/* What hooks see stays while they run, and so do they, whatever they remove or clear. */
+static tr_status call_hooks(tr__backward *b, tr_tensor *t, tr_tensor *final)
+{
+    tr_status status = TR_OK;
+    tr__ref(final);
+    atomic_fetch_add(&t->leaf->walks, 1);
+    for (tr__hook *hook = t->leaf->hooks; hook && status == TR_OK; hook = hook->next)
+        if (!atomic_load(&hook->removed)) status = hook->function(t, final, hook->user, b);
+    atomic_fetch_sub(&t->leaf->walks, 1);
+    tr__unref(final);
+    return status;
+}
+
 static tr_status finish_leaf(tr__backward *b, stop *at)
 {
     tr_tensor *t = at->leaf, *g = at->grads[0];
@@ -211,10 +224,7 @@ static tr_status finish_leaf(tr__backward *b, stop *at)
     tr__unref(at->grads[0]);
     at->grads[0] = NULL;
     b->deferred = false;
-    for (tr__hook *hook = t->leaf->hooks, *next; hook; hook = next) {
-        next = hook->next; /* a hook may remove itself */
-        TR__TRY(hook->function(t, final, hook->user, b));
-    }
+    TR__TRY(call_hooks(b, t, final));
     return b->apart && !b->deferred ? b->apart->complete(b->apart->user, t) : TR_OK;
 }
 

@@ -29,6 +29,22 @@ bool tr_grad_enabled(void)
     return tr__grad_mode();
 }
 
+/* Ends hooks that have been removed, unless backwards are going through them: then later, or with the leaf. */
+static void end_removed(tr__leaf *leaf)
+{
+    if (atomic_load(&leaf->walks) > 0) return;
+    for (tr__hook **place = &leaf->hooks; *place;) {
+        tr__hook *hook = *place;
+        if (!atomic_load(&hook->removed)) {
+            place = &hook->next;
+            continue;
+        }
+        *place = hook->next;
+        free(hook->owned);
+        free(hook);
+    }
+}
+
 static int add_hook(tr_tensor *t, tr__leaf_hook function, void *user, void *owned)
 {
     tr__hook *hook = t && !tr__bad(t) && tr__is_parameter(t) ? calloc(1, sizeof *hook) : NULL;
@@ -37,6 +53,7 @@ static int add_hook(tr_tensor *t, tr__leaf_hook function, void *user, void *owne
         return -1;
     }
     *hook = (tr__hook){.function = function, .user = user, .owned = owned, .number = t->leaf->next_hook++};
+    end_removed(t->leaf);
     tr__hook **end = &t->leaf->hooks;
     while (*end) end = &(*end)->next;
     *end = hook;
@@ -74,14 +91,9 @@ int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user)
 void tr_grad_hook_remove(tr_tensor *t, int number)
 {
     if (!t || tr__bad(t) || !t->leaf) return;
-    for (tr__hook **place = &t->leaf->hooks; *place; place = &(*place)->next) {
-        if ((*place)->number != number) continue;
-        tr__hook *hook = *place;
-        *place = hook->next;
-        free(hook->owned);
-        free(hook);
-        return;
-    }
+    for (tr__hook *hook = t->leaf->hooks; hook; hook = hook->next)
+        if (hook->number == number) atomic_store(&hook->removed, true);
+    end_removed(t->leaf);
 }
 
 tr_tensor *tr_detach(tr_tensor *t)

@@ -64,7 +64,8 @@ typedef struct tr__leaf {
     bool has_grad;           /* grad holds a value (an arena slot may be there without) */
     struct tr__arena *arena; /* the leaf's reference; NULL: its gradient is a tensor of its own */
     tr_tensor **arena_place; /* where the arena notes the leaf; cleared when the leaf goes */
-    struct tr__hook *hooks;  /* in the order they were added */
+    struct tr__hook *hooks;  /* in the order they were added, also those removed from within one */
+    atomic_int walks;        /* backwards that are calling them */
     int next_hook;
 } tr__leaf;
 
@@ -75,6 +76,7 @@ typedef struct tr__hook {
     void *user;
     void *owned; /* freed with the hook */
     int number;
+    atomic_bool removed;
     struct tr__hook *next;
 } tr__hook;
 

@@ -192,6 +192,54 @@ static void hooks_fire_once_when_a_gradient_is_final(void **state)
     assert_int_equal(tr_grad_hook_add(y, note, &o), -1);
 }
 
+typedef struct remover {
+    int next; /* a hook */
+    int calls;
+} remover;
+
+static tr_status remove_next(tr_tensor *t, tr_tensor *grad, void *user)
+{
+    remover *r = user;
+    (void)grad;
+    r->calls++;
+    tr_grad_hook_remove(t, r->next);
+    return TR_OK;
+}
+
+static tr_status clear(tr_tensor *t, tr_tensor *grad, void *user)
+{
+    (void)grad, (void)user;
+    tr_clear_grad(t);
+    return TR_OK;
+}
+
+static tr_status read_first(tr_tensor *t, tr_tensor *grad, void *user)
+{
+    (void)t;
+    TR_SCOPE;
+    *(double *)user = tr_item(tr_slice(grad, 0, 0, 1));
+    return TR_OK;
+}
+
+static void hooks_remove_hooks_and_clear_gradients(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = leaf(1);
+    remover first = {0}, second = {0};
+    double seen = 0;
+    int self = tr_grad_hook_add(x, remove_next, &first);
+    first.next = tr_grad_hook_add(x, remove_next, &second);
+    assert_true(tr_grad_hook_add(x, clear, NULL) > 0 && tr_grad_hook_add(x, read_first, &seen) > 0);
+    assert_int_equal(tr_backward(tr_sum(x)), TR_OK);
+    assert_true(first.calls == 1 && second.calls == 0 && seen == 1);
+    assert_null(tr_grad(x));
+    first.next = self; /* itself */
+    assert_int_equal(tr_backward(tr_sum(tr_affine(x, 2, 0))), TR_OK);
+    assert_int_equal(tr_backward(tr_sum(tr_affine(x, 3, 0))), TR_OK);
+    assert_true(first.calls == 2 && second.calls == 0 && seen == 3);
+}
+
 static tr_status note_end(void *user, tr_status status)
 {
     *(tr_status *)user = status + 1000;
@@ -441,6 +489,7 @@ int main(void)
         cmocka_unit_test(cheap_outputs_that_were_written_to_are_kept),
         cmocka_unit_test(roots_are_checked),
         cmocka_unit_test(hooks_fire_once_when_a_gradient_is_final),
+        cmocka_unit_test(hooks_remove_hooks_and_clear_gradients),
         cmocka_unit_test(the_end_of_a_backward_is_told_also_when_it_fails),
         cmocka_unit_test(what_endings_hold_outlives_them),
         cmocka_unit_test(a_long_chain_neither_overflows_nor_leaks),
