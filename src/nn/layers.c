@@ -243,15 +243,18 @@ static tr_tensor *sequential_forward(tr_module *self, tr_tensor *const *inputs, 
 {
     tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
-    if (self->count == 0) return inputs[0];
+    int last = self->count - 1; /* members that are no modules, as parameters of the user's, are passed over */
+    while (last >= 0 && self->members[last].kind != TR__CHILD) last--;
+    if (last < 0) return inputs[0];
     tr_tensor *x = tr_keep(inputs[0]);
-    for (int i = 0; i < self->count - 1; i++) {
+    for (int i = 0; i < last; i++) {
+        if (self->members[i].kind != TR__CHILD) continue;
         TR_SCOPE;
         tr_tensor *y = tr_keep(tr_forward(self->members[i].child, x));
         tr_release(x);
         x = y;
     }
-    tr_tensor *y = tr_forward(self->members[self->count - 1].child, x);
+    tr_tensor *y = tr_forward(self->members[last].child, x);
     if (y == x) tr__scope_ref(y); /* a module that changes nothing, as a dropout in evaluation */
     tr_release(x);
     return y;

@@ -202,6 +202,21 @@ static void test_a_module_that_changes_nothing(void **state)
     assert_memory_equal(tr_data(y), tr_data(expected), 8 * sizeof(float));
 }
 
+/* Modules in a row run, whatever else the row has been given. */
+static void test_a_sequential_with_tensors_of_its_own(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_sequential(tr_relu_layer());
+    tr_module_parameter(net, "scale", tr_ones(TR_SHAPE(1)));
+    tr_module_add(net, "tanh", tr_activation(tr_tanh));
+    tr_module_buffer(net, "count", tr_ones(TR_SHAPE(1)));
+    assert_true(fabs(tr_item(tr_forward(net, tr_ones(TR_SHAPE(1)))) - tanh(1)) < 1e-6);
+    tr_module *bare = tr_sequential_n(NULL, 0);
+    tr_module_buffer(bare, "count", tr_ones(TR_SHAPE(1)));
+    assert_true(tr_item(tr_forward(bare, tr_full(3, TR_SHAPE(1)))) == 3);
+}
+
 static void test_linear(void **state)
 {
     (void)state;
@@ -607,6 +622,7 @@ int main(void)
         cmocka_unit_test(test_errors_tell_the_way),
         cmocka_unit_test(test_what_a_forward_makes_goes_when_it_returns),
         cmocka_unit_test(test_a_module_that_changes_nothing),
+        cmocka_unit_test(test_a_sequential_with_tensors_of_its_own),
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_norms),
         cmocka_unit_test(test_init_depends_on_the_seed_alone),
