@@ -262,7 +262,7 @@ TR_API tr_tensor *tr_scale_loss(tr_grad_scaler *scaler, tr_tensor *loss);
 /* Divides the optimizer's gradients by the scale, for clipping or looking at them before the step; once between two updates.
  * finite, when not NULL: whether all are; the step will be left out otherwise. */
 TR_API TR_MUST_CHECK tr_status tr_unscale_grad(tr_grad_scaler *scaler, tr_optimizer *optimizer, bool *finite);
-/* Divides unless that is done, and steps unless a gradient is not finite. */
+/* Divides unless that is done, and steps unless a gradient is not finite; once between two updates. */
 TR_API TR_MUST_CHECK tr_status tr_scaled_step(tr_grad_scaler *scaler, tr_optimizer *optimizer);
 /* After the steps of all optimizers. Returns whether all were made. */
 TR_API bool tr_update_scale(tr_grad_scaler *scaler);

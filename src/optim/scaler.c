@@ -8,8 +8,8 @@
 
 /* An optimizer whose gradients have been divided since the last update. */
 typedef struct unscaled {
-    const tr_optimizer *optimizer;
-    bool finite;
+    tr_optimizer *optimizer; /* a reference */
+    bool finite, stepped;
 } unscaled;
 
 struct tr_grad_scaler {
@@ -20,9 +20,17 @@ struct tr_grad_scaler {
     int count;
 };
 
+static void forget(tr_grad_scaler *s)
+{
+    for (int i = 0; i < s->count; i++) tr__unref(s->unscaled[i].optimizer);
+    s->count = 0;
+}
+
 static void destroy(void *self)
 {
-    free(((tr_grad_scaler *)self)->unscaled);
+    tr_grad_scaler *s = self;
+    forget(s);
+    free(s->unscaled);
 }
 
 static const tr__type scaler_type = {"grad scaler", sizeof(tr_grad_scaler), destroy};
@@ -73,7 +81,7 @@ static tr_status unscale(tr_grad_scaler *s, tr_optimizer *o)
     const char *worst;
     TR__TRY(tr__grad_squares(o, &squares, &worst));
     if (!worst) tr__grad_multiply(o, 1 / s->scale);
-    s->unscaled[s->count++] = (unscaled){o, !worst};
+    s->unscaled[s->count++] = (unscaled){tr__ref(o), !worst, false};
     return TR_OK;
 }
 
@@ -91,7 +99,12 @@ tr_status tr_scaled_step(tr_grad_scaler *s, tr_optimizer *o)
 {
     TR__TRY(check("tr_scaled_step", s, o));
     if (!find(s, o)) TR__TRY(unscale(s, o));
-    return find(s, o)->finite ? tr_step(o) : TR_OK;
+    unscaled *found = find(s, o);
+    if (found->stepped) return tr__fail(TR_STATE, "tr_scaled_step: the optimizer has been stepped already: call "
+        "tr_update_scale() after each step");
+    if (found->finite) TR__TRY(tr_step(o));
+    found->stepped = true;
+    return TR_OK;
 }
 
 bool tr_update_scale(tr_grad_scaler *s)
@@ -99,7 +112,7 @@ bool tr_update_scale(tr_grad_scaler *s)
     if (!s || tr__error_of(s)) return false;
     bool finite = true;
     for (int i = 0; i < s->count; i++) finite &= s->unscaled[i].finite;
-    s->count = 0;
+    forget(s);
     s->tracker = finite ? s->tracker + 1 : 0;
     if (!finite) s->scale *= s->backoff;
     if (s->tracker < s->interval) return finite;

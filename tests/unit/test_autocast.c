@@ -305,6 +305,8 @@ static void test_scaler(void **state)
     assert_int_equal(tr_unscale_grad(scaler, opt, NULL), TR_STATE);
     TR_CHECK(tr_scaled_step(scaler, opt));
     assert_true(((float *)tr_data(p))[1] == 0.875f);
+    assert_int_equal(tr_scaled_step(scaler, opt), TR_STATE); /* of gradients that would not be divided */
+    assert_true(((float *)tr_data(p))[1] == 0.875f);
     assert_true(tr_update_scale(scaler) && tr_grad_scale(scaler) == 8);
     give_gradient(scaler, opt, p, (double)INFINITY);
     TR_CHECK(tr_scaled_step(scaler, opt));
