@@ -367,7 +367,7 @@ typedef struct tr_plateau {
     bool begun;
 } tr_plateau;
 /* Takes a measurement, and multiplies the learning rate by factor when more than `patience` in a row were not better than
- * the best: torch's ReduceLROnPlateau. Returns the learning rate to go on with. */
+ * the best, as NaN never is: torch's ReduceLROnPlateau. Returns the learning rate to go on with. */
 typedef struct tr_plateau_lr_options {
     size_t size;
     tr_plateau *state;

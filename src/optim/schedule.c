@@ -91,7 +91,7 @@ double tr_sequential_lr(int64_t step, const tr_lr_phase *phases, int count)
 static bool is_better(const tr_plateau_lr_options *o)
 {
     double threshold = tr__option(o->threshold, 1e-4), best = o->state->best, sign = o->maximize ? 1 : -1;
-    if (!o->state->begun) return true;
+    if (isnan(best)) return !isnan(o->metric); /* there is none yet */
     double mark = o->absolute ? best + sign * threshold : best * (1 + sign * threshold);
     return o->maximize ? o->metric > mark : o->metric < mark;
 }
@@ -100,8 +100,8 @@ double tr_plateau_lr_with(const tr_plateau_lr_options *o)
 {
     tr_plateau *s = o->state;
     int64_t patience = o->patience < 0 ? 0 : o->patience == 0 ? 10 : o->patience;
+    if (!s->begun) *s = (tr_plateau){.lr = o->lr, .best = NAN, .begun = true};
     bool better = is_better(o);
-    if (!s->begun) *s = (tr_plateau){.lr = o->lr, .begun = true};
     if (better) s->best = o->metric;
     s->bad = better || s->rest > 0 ? 0 : s->bad + 1;
     if (s->rest > 0) s->rest--;

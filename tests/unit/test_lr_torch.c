@@ -86,6 +86,18 @@ static void test_plateaus_are_pytorchs(void **state)
     }
 }
 
+/* A measurement that is NaN is none: the next one is better. */
+static void test_a_plateau_that_begins_with_nan(void **state)
+{
+    (void)state;
+    tr_plateau plateau = {0};
+    for (int i = 0; i < 20; i++)
+        assert_true(tr_plateau_lr(&plateau, i ? 1.0 / i : (double)NAN, 1.0, .patience = 2) == 1);
+    assert_true(plateau.best == 1.0 / 19);
+    for (int i = 0; i < 3; i++) (void)tr_plateau_lr(&plateau, (double)NAN, 1.0, .patience = 2);
+    assert_true(fabs(plateau.lr - 0.1) < 1e-12 && plateau.best == 1.0 / 19);
+}
+
 static void test_before_after_and_without_sense(void **state)
 {
     (void)state;
@@ -101,6 +113,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rates_are_pytorchs),
         cmocka_unit_test(test_plateaus_are_pytorchs),
+        cmocka_unit_test(test_a_plateau_that_begins_with_nan),
         cmocka_unit_test(test_before_after_and_without_sense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
