@@ -19,6 +19,9 @@
 /* What they are called in a rule. */
 #define TR__KERNELS_OF(name) {[TR_F32] = name##_f32, [TR_F64] = name##_f64, [TR_BF16] = name##_bf16}
 
+/* -1, 0 or 1; NaN of NaN, which would be gone without a trace else. */
+#define TR__SIGN(S, x) ((x) != (x) ? (x) : (S)(((x) > 0) - ((x) < 0)))
+
 /* The sum of squares of n values of the type S. */
 #define TR__SQUARES(S) (sizeof(S) == sizeof(double) ? tr__squares_f64 : tr__squares_f32)
 

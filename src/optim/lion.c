@@ -20,7 +20,7 @@ enum { BETA1 = TR__OWN, BETA2 };
         S *restrict m = u->state[0];                                                              \
         for (int64_t i = begin; i < end; i++) {                                                   \
             S g = read(gradient[i]), way = m[i] * beta1 + g * rest1;                              \
-            p[i] = write(read(p[i]) * keep - lr * (S)((way > 0) - (way < 0)));                    \
+            p[i] = write(read(p[i]) * keep - lr * TR__SIGN(S, way));                              \
             m[i] = m[i] * beta2 + g * rest2;                                                      \
         }                                                                                         \
     }

@@ -25,7 +25,7 @@ enum { DECREASE = TR__OWN, INCREASE, LEAST, MOST };
             S s = (first ? lr : size[i]) * (same > 0 ? increase : same < 0 ? decrease : 1);      \
             s = s < least ? least : s > most ? most : s;                                         \
             g = same < 0 ? 0 : g;                                                                \
-            p[i] = write(read(p[i]) - s * (S)((g > 0) - (g < 0)));                               \
+            p[i] = write(read(p[i]) - s * TR__SIGN(S, g));                                       \
             b[i] = g;                                                                            \
             size[i] = s;                                                                         \
         }                                                                                        \

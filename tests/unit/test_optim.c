@@ -314,6 +314,24 @@ static void test_a_step_leaves_the_versions_of_others(void **state)
     assert_int_equal(tr_backward(y), TR_STATE);
 }
 
+/* Rules that go by the sign alone do not hide that a gradient was NaN. */
+static void test_nan_is_not_a_sign(void **state)
+{
+    (void)state;
+    for (int lion = 0; lion < 2; lion++) {
+        TR_SCOPE;
+        tr_tensor_list *list = tr_list();
+        tr_tensor *p = tr_ones(TR_SHAPE(2), .requires_grad = true);
+        TR_CHECK(tr_list_add(list, "p", p));
+        tr_optimizer *optimizer = lion ? tr_lion(list, .lr = 0.25) : tr_rprop(list, .lr = 0.25);
+        float gradient[2] = {1, NAN};
+        TR_CHECK(tr_backward(p, .gradient = tr_from(gradient, TR_SHAPE(2))));
+        TR_CHECK(tr_step(optimizer));
+        const float *values = tr_data(p);
+        assert_true(values[0] == 0.75f && isnan(values[1]));
+    }
+}
+
 /* ---- Saving and restoring --------------------------------------------------------------------------------------- */
 
 static void copy_list(tr_tensor_list *into, const tr_tensor_list *from)
@@ -597,6 +615,7 @@ int main(void)
         cmocka_unit_test(test_a_step_is_one_pass),
         cmocka_unit_test(test_two_optimizers_over_one_arena),
         cmocka_unit_test(test_backward_refuses_weights_that_a_step_changed),
+        cmocka_unit_test(test_nan_is_not_a_sign),
         cmocka_unit_test(test_a_step_leaves_the_versions_of_others),
         cmocka_unit_test(test_a_restored_state_continues_exactly),
         cmocka_unit_test(test_state_names_and_what_does_not_fit),
