@@ -74,6 +74,7 @@ typedef struct filling {
     void (*draw)(uint64_t seed, uint64_t first, float out[BLOCK]);
     uint64_t seed;
     float scale, shift;
+    uint32_t bits; /* of what is drawn, those that stay */
     tr_dtype dtype;
     char *to;
     int64_t count;
@@ -85,10 +86,18 @@ static void fill_blocks(void *arg, int64_t begin, int64_t end)
     for (int64_t block = begin; block < end; block++) {
         float numbers[BLOCK];
         f->draw(f->seed, (uint64_t)block * GROUPS, numbers);
-        for (int i = 0; i < BLOCK; i++) numbers[i] = numbers[i] * f->scale + f->shift;
+        for (int i = 0; i < BLOCK; i++)
+            numbers[i] = tr__bits_to_f32(tr__f32_to_bits(numbers[i]) & f->bits) * f->scale + f->shift;
         int64_t at = block * BLOCK, n = f->count - at < BLOCK ? f->count - at : BLOCK;
         tr__write_f32(f->dtype, f->to + (size_t)at * tr_dtype_size(f->dtype), 1, numbers, n);
     }
+}
+
+/* Numbers that stay in [0, 1) are rounded to the dtype downwards: to the nearest, the last ones would become 1. */
+static uint32_t kept_bits(tr__distribution distribution, float scale, float shift, tr_dtype dtype)
+{
+    if (distribution != TR__UNIFORM || scale != 1 || shift != 0) return UINT32_MAX;
+    return dtype == TR_BF16 ? UINT32_MAX << 16 : dtype == TR_F16 ? UINT32_MAX << 13 : UINT32_MAX;
 }
 
 tr_status tr__fill_random(tr_tensor *t, tr__distribution distribution, uint64_t seed, float scale, float shift)
@@ -100,8 +109,8 @@ tr_status tr__fill_random(tr_tensor *t, tr__distribution distribution, uint64_t 
         TR__TRY(tr__fill_random(here, distribution, seed, scale, shift));
         return tr_copy_into(t, here);
     }
-    filling f = {distribution == TR__NORMAL ? normals : uniforms, seed, scale, shift, t->dtype, tr__ptr(t),
-        tr__numel(t->shape)};
+    filling f = {distribution == TR__NORMAL ? normals : uniforms, seed, scale, shift,
+        kept_bits(distribution, scale, shift, t->dtype), t->dtype, tr__ptr(t), tr__numel(t->shape)};
     tr__pool_for(tr__pool_of(t), (f.count + BLOCK - 1) / BLOCK, GRAIN, fill_blocks, &f);
     tr__touch(t);
     return TR_OK;

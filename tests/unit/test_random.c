@@ -57,6 +57,21 @@ static void test_other_dtypes_round_the_same_numbers(void **state)
     }
 }
 
+/* Also where few bits are left: downwards, by less than the dtype's last place below 1. */
+static void test_uniform_numbers_are_below_one(void **state)
+{
+    (void)state;
+    enum { MANY = 100000 };
+    static const tr_dtype dtypes[] = {TR_F32, TR_BF16, TR_F16};
+    static const float steps[] = {0x1p-30F, 0x1p-8F, 0x1p-11F};
+    for (int k = 0; k < 3; k++) {
+        TR_SCOPE;
+        const float *exact = tr_data(tr_rand(1, TR_SHAPE(MANY)));
+        const float *x = tr_data(tr_cast(tr_rand(1, TR_SHAPE(MANY), .dtype = dtypes[k]), TR_F32));
+        for (int i = 0; i < MANY; i++) assert_true(x[i] >= 0 && x[i] < 1 && x[i] <= exact[i] && exact[i] - x[i] < steps[k]);
+    }
+}
+
 static void test_threads_draw_the_same_numbers(void **state)
 {
     (void)state;
@@ -75,6 +90,7 @@ int main(void)
         cmocka_unit_test(test_normals_are_those_of_box_and_muller),
         cmocka_unit_test(test_scale_and_shift),
         cmocka_unit_test(test_other_dtypes_round_the_same_numbers),
+        cmocka_unit_test(test_uniform_numbers_are_below_one),
         cmocka_unit_test(test_threads_draw_the_same_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
