@@ -343,6 +343,7 @@ void tr_zero_grad(tr_optimizer *optimizer)
 
 tr_status tr_set_lr(tr_optimizer *optimizer, double lr)
 {
+    if (!optimizer) return tr__fail(TR_INVALID, "tr_set_lr: the optimizer is NULL");
     TR__TRY(tr_status_of(optimizer));
     if (!(lr >= 0) || isinf(lr)) return tr__fail(TR_INVALID, "tr_set_lr: a learning rate is 0 or more, not %g", lr);
     optimizer->lr = lr;

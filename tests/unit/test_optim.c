@@ -567,6 +567,7 @@ static void test_wrong_arguments(void **state)
     assert_true(tr_lr(good) == 1e-3);
     TR_CHECK(tr_set_lr(good, 0.5));
     assert_true(tr_lr(good) == 0.5);
+    assert_refused(tr_set_lr(NULL, 1), TR_INVALID, "NULL");
     assert_refused(tr_set_lr(good, (double)NAN), TR_INVALID, "learning rate");
 }
 
