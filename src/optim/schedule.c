@@ -73,7 +73,8 @@ double tr_one_cycle_lr_with(const tr_one_cycle_lr_options *options)
     if (step >= steps - 1) return least;
     for (int i = 0; i < 3; i++) {
         if (i == 1 && !options->three_phase) continue;
-        if (step <= ends[i]) return between(rate, rates[i], (step - begin) / (ends[i] - begin), options->linear);
+        if (step == ends[i]) return rates[i]; /* its end, also where it has no length */
+        if (step < ends[i]) return between(rate, rates[i], (step - begin) / (ends[i] - begin), options->linear);
         begin = ends[i];
         rate = rates[i];
     }

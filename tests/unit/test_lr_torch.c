@@ -106,6 +106,7 @@ static void test_before_after_and_without_sense(void **state)
     assert_true(fabs(tr_one_cycle_lr(1000, 1.0, 10) - 4e-6) < 1e-18);
     assert_true(isnan(tr_one_cycle_lr(3, 1.0, 10, .rise = 1.5)) && isnan(tr_sequential_lr(0, NULL, 0)));
     assert_true(tr_one_cycle_lr(0, 1.0, 10, .rise = TR_ZERO) <= 1);
+    assert_true(tr_one_cycle_lr(0, 1.0, 10, .rise = 0.1) == 1); /* up in one step, the first */
 }
 
 int main(void)
