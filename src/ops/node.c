@@ -191,8 +191,10 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
     node->inputs[i] = (tr__input){x->shape, x->dtype, tr__device_of(x)};
     if (x->requires_grad && x->node)
         node->edges[i] = (tr__edge){.node = node_ref(x->node), .output = x->output};
-    else if (x->requires_grad)
+    else if (x->requires_grad) {
         node->edges[i] = (tr__edge){.leaf = tr__ref(x)};
+        TR__TRY(tr__segment_note(x));
+    }
     return node->op->saves_inputs >> i & 1 ? tr__saved_set(&node->saved_inputs[i], x, true) : TR_OK;
 }
 

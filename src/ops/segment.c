@@ -30,6 +30,8 @@ struct tr__segment {
     int n_slots, capacity;
     slot *slots;
     bool filled;
+    tr__saved *leaves; /* that f's ops take, saved or not: f needs them as they were */
+    int n_leaves, leaf_capacity;
     char *draws; /* attributes of random ops, each in a multiple of 16 bytes */
     size_t draws_size;
 };
@@ -55,10 +57,12 @@ static void drop_segment(tr__segment *s, tr__node **dying)
         tr__node_drop(s->inputs[i].edge.node, dying);
         tr__unref(s->inputs[i].edge.leaf);
     }
+    for (int i = 0; i < s->n_leaves; i++) tr__saved_give_up(&s->leaves[i], dying);
     tr__unref(s->held);
     pthread_mutex_destroy(&s->lock);
     free(s->inputs);
     free(s->slots);
+    free(s->leaves);
     free(s->draws);
     free(s);
 }
@@ -127,6 +131,46 @@ bool tr__segment_replays(void)
     for (const run *r = running; r; r = r->outer)
         if (r->replay) return true;
     return false;
+}
+
+/* ---- Leaves -------------------------------------------------------------------------------------------------------------- */
+
+static bool same_elements(const tr_tensor *a, const tr_tensor *b)
+{
+    return a->storage == b->storage && a->offset == b->offset;
+}
+
+static tr_status note_leaf(tr__segment *s, const tr_tensor *leaf)
+{
+    for (int i = s->n_leaves - 1; i >= 0; i--)
+        if (same_elements(s->leaves[i].tensor, leaf)) return TR_OK;
+    if (s->n_leaves == s->leaf_capacity) {
+        int capacity = s->leaf_capacity ? 2 * s->leaf_capacity : 8;
+        tr__saved *leaves = realloc(s->leaves, (size_t)capacity * sizeof *leaves);
+        if (!leaves) return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
+        s->leaves = leaves;
+        s->leaf_capacity = capacity;
+    }
+    s->leaves[s->n_leaves] = (tr__saved){0};
+    return tr__saved_keep(&s->leaves[s->n_leaves++], leaf);
+}
+
+tr_status tr__segment_note(const tr_tensor *leaf)
+{
+    for (const run *r = running; r; r = r->outer)
+        if (!r->replay) TR__TRY(note_leaf(r->segment, leaf));
+    return TR_OK;
+}
+
+static tr_status check_leaves(const tr__segment *s, bool apart)
+{
+    for (int i = 0; i < s->n_leaves; i++) {
+        tr_tensor *leaf = tr__saved_get(&s->leaves[i], apart);
+        tr_status status = tr_status_of(leaf);
+        tr__unref(leaf);
+        TR__TRY(status);
+    }
+    return TR_OK;
 }
 
 /* ---- Slots --------------------------------------------------------------------------------------------------------------- */
@@ -213,6 +257,7 @@ static tr_tensor *input_again(const input *in, bool apart)
 
 static tr_status run_again(tr__segment *s, tr_tensor **inputs, bool apart)
 {
+    TR__TRY(check_leaves(s, apart));
     for (int i = 0; i < s->n_inputs; i++) {
         inputs[i] = input_again(&s->inputs[i], apart);
         TR__TRY(tr_status_of(inputs[i]));

@@ -7,7 +7,7 @@
  *             the slots in the order in which it saves; each is given up with the node that holds it
  *
  * So hooks, DDP and distributed backwards see a graph like any other. Leaves are saved as ever: they live anyway, and it is
- * noticed when they are written to. f must do the same both times: random ops get the attributes that they had, and what
+ * noticed when they are written to, also those that no op saves, as a bias. f must do the same both times: random ops get the attributes that they had, and what
  * moves statistics asks tr_recomputing(). Segments nest: an inner one saves its own inputs through the outer one.
  */
 #ifndef TR_OPS_SEGMENT_H
@@ -24,6 +24,8 @@ bool tr__segment_runs(void);
 /* Does this thread run f for backward? */
 bool tr__segment_replays(void);
 
+/* An op takes this leaf: this thread's segments need it as it is now when they run again. */
+tr_status tr__segment_note(const tr_tensor *leaf);
 /* Puts t into the next slot of this thread's segment; false: there is no segment, t is to be saved itself. */
 bool tr__segment_takes(tr__saved *saved, const tr_tensor *t, tr_status *status);
 /* The tensor of a slot, computed again if need be, with a reference of the caller's. apart: as tr__saved_get(). */

@@ -48,6 +48,33 @@ static int64_t gradients(tr_module *net, float *to)
     return n;
 }
 
+/* tanh(x + bias): no op saves the bias. */
+static tr_tensor *shifted_tanh(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    tr_tensor *const *bias = tr_module_state(self);
+    return tr_tanh(tr_add(inputs[0], *bias));
+}
+
+static void a_leaf_that_no_op_saves_must_not_change(void **state)
+{
+    (void)state;
+    for (int nested = 0; nested < 2; nested++) {
+        TR_SCOPE;
+        tr_module *net = tr_module_new("shifted", sizeof(tr_tensor *), shifted_tanh);
+        tr_tensor **bias = tr_module_state(net);
+        *bias = tr_module_parameter(net, "bias", tr_zeros(TR_SHAPE(1)));
+        TR_CHECK(tr_set_recompute(net, true));
+        if (nested) net = tr_sequential(net, tr_relu_layer());
+        TR_CHECK(tr_set_recompute(net, true));
+        tr_tensor *x = tr_full(0.5, TR_SHAPE(1), .requires_grad = true), *y = tr_forward(net, x);
+        TR_CHECK(tr_fill(*bias, 2));
+        assert_int_equal(tr_backward(y), TR_STATE);
+        assert_non_null(strstr(tr_error_message(), "written to after the forward"));
+        TR_CHECK(tr_backward(tr_forward(net, x)));
+    }
+}
+
 /* The gradients after a forward and a backward between which other random numbers are asked for. */
 static int64_t gradients_of(tr_module *net, float *to)
 {
@@ -243,6 +270,7 @@ static void what_cannot_be_computed_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_leaf_that_no_op_saves_must_not_change),
         cmocka_unit_test(peak_memory_is_lower), /* first, as the peak never falls */
         cmocka_unit_test(blocks_give_the_same_bits),
         cmocka_unit_test(nested_blocks_give_the_same_bits),
