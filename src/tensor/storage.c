@@ -81,13 +81,14 @@ static int section_at(const tr__storage *storage, size_t byte)
 static void extent(const tr_tensor *t, size_t *begin, size_t *end)
 {
     int64_t first = t->offset, last = t->offset;
-    for (int d = 0; d < t->shape.ndim; d++) {
+    bool empty = tr__numel(t->shape) == 0;
+    for (int d = 0; d < t->shape.ndim && !empty; d++) {
         int64_t way = t->stride[d] * (t->shape.dim[d] - 1);
         if (way < 0) first += way;
         else last += way;
     }
     *begin = (size_t)first * tr_dtype_size(t->dtype);
-    *end = tr__numel(t->shape) > 0 ? (size_t)(last + 1) * tr_dtype_size(t->dtype) : *begin;
+    *end = empty ? *begin : (size_t)(last + 1) * tr_dtype_size(t->dtype);
 }
 
 unsigned tr__version(const tr_tensor *t)
