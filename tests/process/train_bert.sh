@@ -38,7 +38,7 @@ LC_ALL=C sed -e 's/LayerNorm\.weight":/LayerNorm.gamma": /g' -e 's/LayerNorm\.bi
     whole/checkpoint-60/model.safetensors >early.safetensors
 ! cmp -s early.safetensors whole/checkpoint-60/model.safetensors || fail "no early names"
 train --context 16 --steps 2 --init early.safetensors --out next
-[ "$(first_loss next | cut -c 1)" -lt 4 ] || fail "it does not begin with the weights: $(first_loss next)"
+[ "$(first_loss next | cut -c 1)" -lt 5 ] || fail "it does not begin with the weights: $(first_loss next)"
 refuses "--init: " --context 16 --init early.safetensors --tokenizer "$pieces"
 refuses "of another shape" --context 32 --init early.safetensors
 
