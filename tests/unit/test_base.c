@@ -300,11 +300,11 @@ static void philox_gives_the_known_answers(void **state)
     assert_true(r.word[0] == 0xd16cfe09 && r.word[1] == 0x94fdcceb && r.word[2] == 0x5001e420 && r.word[3] == 0x24126ea1);
 }
 
-/* AddressSanitizer itself finds the use of what is gone. */
-#if defined(__SANITIZE_ADDRESS__)
+/* Sanitizers of addresses and threads find the use of what is gone themselves. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FREED_MEMORY_IS_READABLE 0
 #elif defined(__has_feature)
-#define FREED_MEMORY_IS_READABLE !__has_feature(address_sanitizer)
+#define FREED_MEMORY_IS_READABLE (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
 #else
 #define FREED_MEMORY_IS_READABLE 1
 #endif
