@@ -1,6 +1,8 @@
 /* What `trireme bench model` trains, on random data. */
 #include "bench.h"
 
+#include "train_text.h"
+
 #include <string.h>
 
 const tr__usual *tr__usual_of(const char *model)
@@ -89,12 +91,6 @@ static tr_tensor *masked_labels(tr_tensor *ids, int64_t *asked)
     return labels;
 }
 
-static tr_tensor *loss_of_bert(tr_module *net, tr_tensor *x, tr_tensor *y, void *user)
-{
-    (void)user;
-    return tr_bert_loss(net, x, NULL, NULL, y);
-}
-
 static tr_status make_bert(const tr__bench *b, uint64_t seed, tr_group *group, tr__workload *w)
 {
     bool tiny = strcmp(b->model, "bert-tiny") == 0;
@@ -109,7 +105,7 @@ static tr_status make_bert(const tr__bench *b, uint64_t seed, tr_group *group, t
         .optimizer = optimizer_of(b, model),
         .x = ids,
         .y = labels,
-        .loss = loss_of_bert,
+        .loss = tr__language_bert.loss,
         .in_a_row = tiny ? 10 : 1,
         .item = "token",
         .items = tokens,

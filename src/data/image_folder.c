@@ -121,8 +121,8 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* Calls visit for each folder and each regular file in a folder, in order of names. label: -1 in the folder itself, whose sub-folders are the
- * classes. */
+/* Calls visit for each folder and each regular file in a folder, in order of names. label: -1 in the folder itself, whose
+ * sub-folders are the classes. */
 typedef tr_status (*visitor)(tr_dataset *set, const char *path, const char *name, bool is_folder, int64_t label);
 
 /* What is neither, or cannot be looked at, as a link to nowhere, is passed over, but for a picture that is missing. */

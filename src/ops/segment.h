@@ -7,8 +7,8 @@
  *             the slots in the order in which it saves; each is given up with the node that holds it
  *
  * So hooks, DDP and distributed backwards see a graph like any other. Leaves are saved as ever: they live anyway, and it is
- * noticed when they are written to, also those that no op saves, as a bias. f must do the same both times: random ops get the attributes that they had, and what
- * moves statistics asks tr_recomputing(). Segments nest: an inner one saves its own inputs through the outer one.
+ * noticed when they are written to, also those that no op saves, as a bias. f must do the same both times: random ops get
+ * the attributes that they had, and what moves statistics asks tr_recomputing(). Segments nest: an inner one saves its own inputs through the outer one.
  */
 #ifndef TR_OPS_SEGMENT_H
 #define TR_OPS_SEGMENT_H

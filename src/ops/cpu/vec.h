@@ -97,31 +97,30 @@ static inline vec vec_keep_part(vec x, int64_t n, float fill)
 #endif
 }
 
-/* Lane by lane: a > b ? x : y. */
-static inline vec vec_where_larger(vec a, vec b, vec x, vec y)
-{
+/* Lane by lane: a > b ? x : y, and a <= b ? x : y; both give y where one is NaN. */
 #if defined(__AVX512F__)
-    return (vec)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ), (__m512)y, (__m512)x);
+#define VEC_WHERE(name, operator, predicate)                                                                             \
+    static inline vec name(vec a, vec b, vec x, vec y)                                                                   \
+    {                                                                                                                    \
+        return (vec)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, predicate), (__m512)y, (__m512)x);     \
+    }
 #elif defined(__AVX2__)
-    return (vec)_mm256_blendv_ps((__m256)y, (__m256)x, _mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
+#define VEC_WHERE(name, operator, predicate)                                                                             \
+    static inline vec name(vec a, vec b, vec x, vec y)                                                                   \
+    {                                                                                                                    \
+        return (vec)_mm256_blendv_ps((__m256)y, (__m256)x, _mm256_cmp_ps((__m256)a, (__m256)b, predicate));              \
+    }
 #else
-    veci larger = a > b;
-    return (vec)((larger & (veci)x) | (~larger & (veci)y));
+#define VEC_WHERE(name, operator, predicate)                                                                             \
+    static inline vec name(vec a, vec b, vec x, vec y)                                                                   \
+    {                                                                                                                    \
+        veci holds = a operator b;                                                                                       \
+        return (vec)((holds & (veci)x) | (~holds & (veci)y));                                                            \
+    }
 #endif
-}
-
-/* a <= b ? x : y */
-static inline vec vec_where_at_most(vec a, vec b, vec x, vec y)
-{
-#if defined(__AVX512F__)
-    return (vec)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LE_OQ), (__m512)y, (__m512)x);
-#elif defined(__AVX2__)
-    return (vec)_mm256_blendv_ps((__m256)y, (__m256)x, _mm256_cmp_ps((__m256)a, (__m256)b, _CMP_LE_OQ));
-#else
-    veci at_most = a <= b;
-    return (vec)((at_most & (veci)x) | (~at_most & (veci)y));
-#endif
-}
+VEC_WHERE(vec_where_larger, >, _CMP_GT_OQ)
+VEC_WHERE(vec_where_at_most, <=, _CMP_LE_OQ)
+#undef VEC_WHERE
 
 /* The larger and the smaller; where one is NaN, the second. */
 static inline vec vec_max(vec a, vec b)
