@@ -40,7 +40,8 @@ static char **clean_environment(char *threads)
     return clean;
 }
 
-/* The child's ends become its stdin and stdout; all the others close on exec. */
+/* The child's ends become its stdin and stdout; all the others close on exec. It leads a process group of its own, to be
+ * stopped as a whole; where we are killed meanwhile, the kernel ends the group with SIGHUP. */
 static int spawn(const char *command, char **env, int in, int out, pid_t *pid)
 {
     posix_spawn_file_actions_t actions;
@@ -53,7 +54,8 @@ static int spawn(const char *command, char **env, int in, int out, pid_t *pid)
     posix_spawn_file_actions_adddup2(&actions, in, STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
     posix_spawnattr_setsigdefault(&attributes, &defaults);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     char *const argv[] = {"sh", "-c", (char *)command, NULL};
     int error = posix_spawn(pid, "/bin/sh", &actions, &attributes, argv, env);
     posix_spawn_file_actions_destroy(&actions);
@@ -67,11 +69,20 @@ static bool failed(const char *what, const char *why)
     return false;
 }
 
+/* Between its turns: some poll while they wait, and would take the cores from ours. */
+static void let_run(const tr__peer *p, bool run)
+{
+    if (p->pid > 0) kill(-p->pid, run ? SIGCONT : SIGSTOP);
+}
+
 static bool await_ready(tr__peer *p)
 {
     char line[4096];
-    while (fgets(line, sizeof line, p->from))
-        if (!strcmp(line, "ready\n")) return true;
+    while (fgets(line, sizeof line, p->from)) {
+        if (strcmp(line, "ready\n") != 0) continue;
+        let_run(p, false);
+        return true;
+    }
     return failed("--peer", "it ended before it printed \"ready\"");
 }
 
@@ -99,8 +110,10 @@ bool tr__peer_start(tr__peer *p, const char *command, int threads)
 bool tr__peer_ask(tr__peer *p, const char *ask, double *answer)
 {
     char line[256], *end;
-    if (fprintf(p->to, "%s\n", ask) < 0 || fflush(p->to) != 0 || !fgets(line, sizeof line, p->from))
-        return failed("--peer", "it ended before its work was done");
+    let_run(p, true);
+    bool answered = fprintf(p->to, "%s\n", ask) >= 0 && fflush(p->to) == 0 && fgets(line, sizeof line, p->from);
+    let_run(p, false);
+    if (!answered) return failed("--peer", "it ended before its work was done");
     *answer = strtod(line, &end);
     if (end == line || !(*answer > 0) || !isfinite(*answer)) return failed("--peer: not a time", line);
     return true;
@@ -108,6 +121,7 @@ bool tr__peer_ask(tr__peer *p, const char *ask, double *answer)
 
 void tr__peer_stop(tr__peer *p)
 {
+    let_run(p, true);
     if (p->to) fclose(p->to);
     if (p->from) {
         char rest[4096];
