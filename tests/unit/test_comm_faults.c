@@ -238,6 +238,54 @@ static void nothing_is_unmapped_under_a_call(void **state)
     run(2, sweep_late, NULL);
 }
 
+/* Rank 0 looks at words that it writes in the name of rank 1, which is in no call meanwhile: that it waits for rank 2. */
+static void write_words(rank *r)
+{
+    struct tr__tcp *tcp;
+    struct tr__shm *t;
+    tr__native_transports(r->group->state, &t, &tcp);
+    tr__shm_control *one = t->peers[1].control;
+    atomic_uint *sent = &tr__shm_post_counts(t->peers[2].control, t->world_size)[1].sent;
+    CHECK(tr__shm_culprit(t, 1) == 1);
+    atomic_store(&one->stuck.mail, atomic_load(&one->mail));
+    atomic_store(&one->stuck.message, 3);
+    CHECK(tr__shm_culprit(t, 1) == 2);
+    atomic_fetch_add(sent, 1); /* a channel, say */
+    CHECK(tr__shm_culprit(t, 1) == 1);
+    atomic_fetch_sub(sent, 1);
+    atomic_fetch_add(&one->mail, 1);
+    CHECK(tr__shm_culprit(t, 1) == 1);
+    atomic_store(&one->stuck.buffer, 3);
+    CHECK(tr__shm_culprit(t, 1) == 2);
+    atomic_fetch_add(sent, 1);
+    CHECK(tr__shm_culprit(t, 1) == 1);
+    atomic_store(&one->stuck.buffer, 77); /* no rank */
+    CHECK(tr__shm_culprit(t, 1) == 1);
+    atomic_fetch_sub(sent, 1);
+    atomic_store(&one->stuck.buffer, 0);
+    atomic_store(&one->stuck.message, 0);
+}
+
+static void look_at_words(rank *r)
+{
+    atomic_bool *looked = (atomic_bool *)r->arg;
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        write_words(r);
+        atomic_store(looked, true);
+    }
+    while (!atomic_load(looked)) usleep(100);
+    OK(tr_leave(r->group));
+}
+
+/* A rank that is stopped cannot say so any more. */
+static void a_word_counts_until_what_it_waits_for_has_come(void **state)
+{
+    (void)state;
+    atomic_bool looked = false;
+    run(3, look_at_words, &looked);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -248,6 +296,7 @@ int main(void)
         cmocka_unit_test(leaving_right_after_a_call_harms_nobody),
         cmocka_unit_test(a_rank_that_stays_away_is_a_timeout),
         cmocka_unit_test(nothing_is_unmapped_under_a_call),
+        cmocka_unit_test(a_word_counts_until_what_it_waits_for_has_come),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -124,7 +124,7 @@ static tr_status make_control(tr__shm *t)
     t->control = tr_shared_alloc(tr__shm_control_bytes(t->world_size));
     if (!t->control) return tr__fail_context(TR_NO_MEMORY, "group '%s'", t->group);
     t->control->magic = TR__SHM_MAGIC;
-    t->control->version = 3;
+    t->control->version = 4;
     t->control->rank = t->rank;
     t->control->world_size = t->world_size;
     t->peers[t->rank].control = t->control;

@@ -92,11 +92,11 @@ typedef struct tr__shm_block {
     int64_t offset, count;
 } tr__shm_block;
 
-/* The ranks (+ 1) for which a rank's collective, and its sends and receives, keep its program waiting; 0: none. A rank that
- * is stopped cannot take that back, so there is also what it is to be woken by: when that has happened, it is the rank
- * itself that does not go on. */
+/* The ranks (+ 1) for which a rank's collective, and its sends and receives, keep its program waiting, and the one whose buffer
+ * it is yet to be shown; 0: none. A rank that is stopped cannot take that back, so there is also what it is to be woken by:
+ * when that has happened, it is the rank itself that does not go on. */
 typedef struct tr__shm_stuck {
-    atomic_int collective, message;
+    atomic_int collective, message, buffer;
     _Atomic uint32_t word; /* a tr__shm_word of the other rank, which is to reach */
     atomic_uint mail;      /* its own mail, which is to change */
     _Atomic uint64_t value;
@@ -124,11 +124,24 @@ typedef struct tr__shm_control {
     tr__shm_transfer transfer[2];                        /* for even and odd numbers */
     tr__shm_slot slots[2];
     tr__shm_block blocks[]; /* [2][world_size]: of a scatter_v or all_to_all_v, what the others find where */
+    /* Behind them [world_size] tr__shm_post_count. */
 } tr__shm_control;
+
+/* Of the messages between two monitors: those that this rank's has sent to another, and those of the other's that it has
+ * done with. What a rank was sent and has not read, it cannot say that it waits for. */
+typedef struct tr__shm_post_count {
+    atomic_uint sent, handled;
+} tr__shm_post_count;
 
 static inline size_t tr__shm_control_bytes(int world_size)
 {
-    return sizeof(tr__shm_control) + 2 * (size_t)world_size * sizeof(tr__shm_block);
+    size_t of_a_rank = 2 * sizeof(tr__shm_block) + sizeof(tr__shm_post_count);
+    return sizeof(tr__shm_control) + (size_t)world_size * of_a_rank;
+}
+
+static inline tr__shm_post_count *tr__shm_post_counts(tr__shm_control *control, int world_size)
+{
+    return (tr__shm_post_count *)(control->blocks + 2 * (size_t)world_size);
 }
 
 /* world_size is our own: what a peer says in its segment may change. */

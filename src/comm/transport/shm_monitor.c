@@ -103,6 +103,12 @@ static void gave_up(tr__shm *t, const tr__shm_peer *peer, const tr__shm_message 
     tr__shm_break_quietly(t);
 }
 
+/* The counts of our messages to or from a peer. */
+static tr__shm_post_count *post_count(const tr__shm *t, const tr__shm_peer *peer)
+{
+    return &tr__shm_post_counts(t->control, t->world_size)[peer - t->peers];
+}
+
 static void handle(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd)
 {
     switch (message->type) {
@@ -163,6 +169,7 @@ static void receive_all(tr__shm *t, tr__shm_peer *peer)
         }
         if (got == (ssize_t)sizeof message && message.magic == TR__SHM_MAGIC && message.rank == (int)(peer - t->peers)) {
             handle(t, peer, &message, fd);
+            atomic_fetch_add(&post_count(t, peer)->handled, 1);
             continue;
         }
         if (fd >= 0) close(fd);
@@ -199,6 +206,7 @@ static bool flush(tr__shm *t, tr__shm_peer *peer)
         if (peer->socket < 0) continue;
         ssize_t sent = tr__shm_send(peer->socket, &letter->message, letter->fd);
         if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
+        if (sent >= 0) atomic_fetch_add(&post_count(t, peer)->sent, 1);
         /* Any other failure is a peer that has gone, which reading will tell. */
     }
     return false;

@@ -265,6 +265,7 @@ static tr_status look_up(tr__shm *t, int timeout_ms, tr__shm_peer *peer, uint64_
     const tr__shm_mapping *found;
     pthread_mutex_lock(&t->lock);
     while (!(found = mapping_of(peer, id)) && !tr__failure_there(&t->failure) && !atomic_load(&peer->left)) {
+        atomic_store(&t->control->stuck.buffer, (int)(peer - t->peers) + 1); /* again: another thread may have found its own */
         if (pthread_cond_timedwait(&t->changed, &t->lock, &deadline) != ETIMEDOUT) continue;
         status = tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %g s", peer->rank, peer->pid,
             timeout_ms / 1000.0);
@@ -273,6 +274,7 @@ static tr_status look_up(tr__shm *t, int timeout_ms, tr__shm_peer *peer, uint64_
     if (found) {
         *mapping = *found;
         status = TR_OK;
+        atomic_store(&t->control->stuck.buffer, 0);
     } else if (status == TR_OK) {
         status = tr__failure_there(&t->failure)
                      ? tr__failure_tell(&t->failure)

@@ -149,17 +149,32 @@ typedef struct lateness {
     char state[TR__SHM_STATE_TEXT];     /* what the first of them is at */
 } lateness;
 
+/* Has `from` sent messages to a rank whose monitor has not come to them? */
+static bool has_unread(const tr__shm *t, int rank, int from)
+{
+    unsigned sent = atomic_load(&tr__shm_post_counts(t->peers[from].control, t->world_size)[rank].sent);
+    unsigned handled = atomic_load(&tr__shm_post_counts(t->peers[rank].control, t->world_size)[from].handled);
+    return (int)(sent - handled) > 0;
+}
+
+/* A rank's word about another (+ 1), which is not trusted with our array bounds; 0: none. */
+static int said(const tr__shm *t, const atomic_int *word)
+{
+    int on = atomic_load(word);
+    return on > 0 && on <= t->world_size ? on : 0;
+}
+
 /* The rank (+ 1) that another one waits for; 0: none. */
 static int stuck_on(const tr__shm *t, int rank)
 {
     tr__shm_control *control = t->peers[rank].control;
     const tr__shm_stuck *s = &control->stuck;
-    int on = atomic_load(&s->collective);
+    int collective = said(t, &s->collective), message = said(t, &s->message), on = said(t, &s->buffer);
     uint32_t word = atomic_load(&s->word);
-    if (on > 0 && on <= t->world_size && word <= TR__SHM_DONE)
-        return atomic_load(counter(t->peers[on - 1].control, word)) < atomic_load(&s->value) ? on : 0;
-    on = atomic_load(&s->message);
-    return on > 0 && on <= t->world_size && atomic_load(&s->mail) == atomic_load(&control->mail) ? on : 0;
+    if (collective && word <= TR__SHM_DONE)
+        return atomic_load(counter(t->peers[collective - 1].control, word)) < atomic_load(&s->value) ? collective : 0;
+    if (!on && atomic_load(&s->mail) == atomic_load(&control->mail)) on = message;
+    return on && !has_unread(t, rank, on - 1) ? on : 0; /* a channel may be there, or a buffer, and it does not know */
 }
 
 int tr__shm_culprit(const tr__shm *t, int rank)
