@@ -91,6 +91,13 @@ LANES_INLINE void lanes_transpose(vec r[WIDTH])
 #undef UNROLL
 }
 
+/* Six floats, by two loads: a masked one takes several times as long on some machines. */
+LANES_INLINE __m512 lanes_load_six(const float *from)
+{
+    __m128 four = _mm_loadu_ps(from), two = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(from + 4)));
+    return _mm512_castps256_ps512(_mm256_insertf128_ps(_mm256_castps128_ps256(four), two, 1));
+}
+
 /* Of four rows, six floats each from j on, joined: two stores. */
 LANES_INLINE void lanes_join_sixes(const float *const row[4], int64_t j, float *to)
 {
@@ -99,7 +106,7 @@ LANES_INLINE void lanes_join_sixes(const float *const row[4], int64_t j, float *
     const __m512i rest = _mm512_setr_epi32(4, 5, 16, 17, 18, 19, 20, 21, 0, 0, 0, 0, 0, 0, 0, 0);
     __m512 x[4];
 #pragma GCC unroll 4
-    for (int r = 0; r < 4; r++) x[r] = _mm512_maskz_loadu_ps(0x3f, row[r] + j);
+    for (int r = 0; r < 4; r++) x[r] = lanes_load_six(row[r] + j);
     _mm512_storeu_ps(to, _mm512_permutex2var_ps(_mm512_permutex2var_ps(x[0], two, x[1]), three, x[2]));
     _mm256_storeu_ps(to + WIDTH, _mm512_castps512_ps256(_mm512_permutex2var_ps(x[2], rest, x[3])));
 }
