@@ -91,7 +91,7 @@ LANES_INLINE void lanes_transpose(vec r[WIDTH])
 #undef UNROLL
 }
 
-/* Six floats, by two loads: a masked one takes several times as long on some machines. */
+/* Six floats, by two loads: a masked one waits for the next cache line, too, where it would reach into that without a mask. */
 LANES_INLINE __m512 lanes_load_six(const float *from)
 {
     __m128 four = _mm_loadu_ps(from), two = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(from + 4)));
