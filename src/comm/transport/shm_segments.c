@@ -263,9 +263,11 @@ static tr_status look_up(tr__shm *t, int timeout_ms, tr__shm_peer *peer, uint64_
     struct timespec deadline = {until / 1000000000, until % 1000000000};
     tr_status status = TR_OK;
     const tr__shm_mapping *found;
+    bool waited = false;
     pthread_mutex_lock(&t->lock);
     while (!(found = mapping_of(peer, id)) && !tr__failure_there(&t->failure) && !atomic_load(&peer->left)) {
-        atomic_store(&t->control->stuck.buffer, (int)(peer - t->peers) + 1); /* again: another thread may have found its own */
+        atomic_store(&t->control->stuck.buffer, (int)(peer - t->peers) + 1);
+        waited = true;
         if (pthread_cond_timedwait(&t->changed, &t->lock, &deadline) != ETIMEDOUT) continue;
         status = tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %g s", peer->rank, peer->pid,
             timeout_ms / 1000.0);
@@ -274,7 +276,10 @@ static tr_status look_up(tr__shm *t, int timeout_ms, tr__shm_peer *peer, uint64_
     if (found) {
         *mapping = *found;
         status = TR_OK;
-        atomic_store(&t->control->stuck.buffer, 0);
+        if (waited) {
+            atomic_store(&t->control->stuck.buffer, 0);
+            pthread_cond_broadcast(&t->changed); /* another thread that waits says so again */
+        }
     } else if (status == TR_OK) {
         status = tr__failure_there(&t->failure)
                      ? tr__failure_tell(&t->failure)
