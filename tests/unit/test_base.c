@@ -4,6 +4,7 @@
 #include "base/pool.h"
 #include "base/rng.h"
 #include "device/cpu/cache.h"
+#include "sanitized.h"
 
 #include <trireme/trireme.h>
 
@@ -300,19 +301,10 @@ static void philox_gives_the_known_answers(void **state)
     assert_true(r.word[0] == 0xd16cfe09 && r.word[1] == 0x94fdcceb && r.word[2] == 0x5001e420 && r.word[3] == 0x24126ea1);
 }
 
-/* Sanitizers of addresses and threads find the use of what is gone themselves. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FREED_MEMORY_IS_READABLE 0
-#elif defined(__has_feature)
-#define FREED_MEMORY_IS_READABLE (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
-#else
-#define FREED_MEMORY_IS_READABLE 1
-#endif
-
 static void what_is_gone_says_so(void **state)
 {
     (void)state;
-    if (!FREED_MEMORY_IS_READABLE) {
+    if (SANITIZED) {
         print_message("the sanitizer sees the use of what is gone itself: skipped\n");
         skip();
     }

@@ -6,6 +6,7 @@
  */
 #include "base/clock.h"
 #include "processes.h"
+#include "sanitized.h"
 #include "spaces.h"
 
 #include <setjmp.h>
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,6 +54,37 @@ static void processes_share_data(void **state)
     (void)state;
     for (int world = 2; world <= RANKS_MOST; world++) run_job_in(&over_tcp, world, check_sizes, NULL);
     for (int world = 2; world <= 4; world += 2) run_job_in(&over_tls, world, check_sizes, NULL);
+}
+
+/* What comes before the program asks for it is kept, but the program is not kept from asking: it was, and nearly all that a
+ * peer sent without a pause lay in memory by then. */
+static tr_status send_without_a_pause(rank *r)
+{
+    enum { COUNT = 100000, MESSAGES = 2000 };
+    struct rusage before, after;
+    float *x = calloc(COUNT, sizeof *x);
+    CHECK(x);
+    getrusage(RUSAGE_SELF, &before);
+    for (int i = 0; i < MESSAGES; i++) {
+        if (r->number == 0) {
+            x[0] = (float)i;
+            TRY(tr_send(r->group, x, COUNT, .peer = 1));
+        } else {
+            TRY(tr_recv(r->group, x, COUNT, .peer = 0));
+            CHECK(x[0] == (float)i);
+        }
+    }
+    getrusage(RUSAGE_SELF, &after);
+    free(x);
+    CHECK(SANITIZED || (after.ru_maxrss - before.ru_maxrss) * 1024 < (long)MESSAGES * COUNT * (long)sizeof *x / 2);
+    TRY(tr_barrier(r->group));
+    return tr_leave(r->group);
+}
+
+static void who_sends_without_a_pause_does_not_fill_the_receivers_memory(void **state)
+{
+    (void)state;
+    run_job_in(&over_tcp, 2, send_without_a_pause, NULL);
 }
 
 /* ---- Killed and stopped ------------------------------------------------------------------------------------------- */
@@ -297,6 +330,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(processes_share_data),
+        cmocka_unit_test(who_sends_without_a_pause_does_not_fill_the_receivers_memory),
         cmocka_unit_test(a_killed_rank_is_named_by_all_others),
         cmocka_unit_test(idle_ranks_know_at_once),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),

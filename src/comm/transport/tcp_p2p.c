@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -44,7 +45,8 @@ typedef struct lane {
 
 struct tr__tcp_p2p {
     pthread_mutex_t lock;
-    lane *lanes; /* [world_size] */
+    _Atomic int callers; /* that wait for the lock */
+    lane *lanes;         /* [world_size] */
     int pending;
     int kick; /* eventfd: something is new for the thread */
     bool has_thread, stopping;
@@ -53,6 +55,23 @@ struct tr__tcp_p2p {
     int stuck;             /* the rank that the peers have been told the program waits for; -1: none */
     tr__signature stuck_in;
 };
+
+/* ---- The lock: callers before the thread --------------------------------------------------------------------------- */
+
+static void lock_as_caller(tr__tcp_p2p *p)
+{
+    atomic_fetch_add(&p->callers, 1);
+    pthread_mutex_lock(&p->lock);
+    atomic_fetch_sub(&p->callers, 1);
+}
+
+/* While peers send without a pause, the thread lets go of the lock for moments only, and a caller whom that wakes comes too
+ * late: it asked for its next message after up to half a second, and what had come by then filled the memory. */
+static void lock_as_thread(tr__tcp_p2p *p)
+{
+    while (atomic_load(&p->callers)) sched_yield();
+    pthread_mutex_lock(&p->lock);
+}
 
 /* ---- Operations; all under the lock ------------------------------------------------------------------------------- */
 
@@ -297,7 +316,7 @@ static void *work_off(void *arg)
 {
     tr__tcp *t = arg;
     tr__tcp_p2p *p = t->p2p;
-    pthread_mutex_lock(&p->lock);
+    lock_as_thread(p);
     for (;;) {
         int wait_ms = prepare(t);
         if (tr__failure_there(&t->failure)) {
@@ -307,7 +326,7 @@ static void *work_off(void *arg)
         if (p->stopping && p->pending == 0) break;
         pthread_mutex_unlock(&p->lock);
         poll(p->polled, (nfds_t)t->world_size + 1, wait_ms);
-        pthread_mutex_lock(&p->lock);
+        lock_as_thread(p);
         uint64_t kicks;
         while (read(p->kick, &kicks, sizeof kicks) > 0) continue;
         for (int rank = 0; rank < t->world_size; rank++) {
@@ -365,7 +384,7 @@ static tr_status start(tr__tcp *t, tr_work *work)
 
 void tr__tcp_p2p_start(tr__tcp *t, tr_work *work)
 {
-    pthread_mutex_lock(&t->p2p->lock);
+    lock_as_caller(t->p2p);
     tr_status status = start(t, work);
     if (status != TR_OK) tr__work_finish(work, status);
     bool needed = t->p2p->pending > 0;
@@ -375,7 +394,7 @@ void tr__tcp_p2p_start(tr__tcp *t, tr_work *work)
 
 bool tr__tcp_p2p_pending(tr__tcp *t)
 {
-    pthread_mutex_lock(&t->p2p->lock);
+    lock_as_caller(t->p2p);
     bool pending = t->p2p->pending > 0;
     pthread_mutex_unlock(&t->p2p->lock);
     return pending;
@@ -399,7 +418,7 @@ void tr__tcp_p2p_finish(tr__tcp *t)
 {
     tr__tcp_p2p *p = t->p2p;
     if (!p || !p->has_thread) return;
-    pthread_mutex_lock(&p->lock);
+    lock_as_caller(p);
     p->stopping = true;
     pthread_mutex_unlock(&p->lock);
     tr__tcp_p2p_wake(t);
