@@ -73,7 +73,7 @@ typedef struct tr_join_options {
     const char *name;      /* groups side by side on one store have different names; NULL: "world" */
     int timeout_ms;        /* for joining and for each collective; 0: 600,000 */
     bool insecure;         /* without a token: meet on any address, not loopback only; as in tr_store_tcp_options */
-    const char *transport; /* native: "shm", "tcp"; NULL: shared memory when all ranks are on one host, else TCP */
+    const char *transport; /* native: "shm", "tcp"; NULL: shared memory within a host, TCP between hosts */
     const char *address;   /* TCP: the IP address or network interface where the others reach this rank; NULL:
                               TRIREME_ADDRESS, else the one that reaches the store. Without a token (or .insecure):
                               loopback only */
@@ -202,9 +202,9 @@ TR_API tr_work *tr_post_list(tr_group *group, const tr_collective *list, int cou
 TR_API TR_MUST_CHECK tr_status tr_run_list(tr_group *group, const tr_collective *list, int count);
 
 /* A send is done when its buffer may be used again: short messages are buffered (not over NCCL), longer ones wait for
- * their receive. Messages between two ranks with the same tag are received in the order of the sends. Sends and receives
- * keep no order with other collectives and do not wait for them. Size and type must agree, or the group is broken
- * (TR_MISMATCH). */
+ * their receive, over TCP only until the kernel has them. Messages between two ranks with the same tag are received in the
+ * order of the sends. Sends and receives keep no order with other collectives and do not wait for them. Size and type must
+ * agree, or the group is broken (TR_MISMATCH). */
 
 /* Byte strings whose lengths the ranks do not know of each other. tr_all_gather_bytes(group, data, bytes, &all, sizes):
  * all becomes everyone's, one behind the other, and sizes ([world_size], int64_t) how long they are.
