@@ -67,6 +67,14 @@ static bool read_note(const tr__rpc_note *from, note *out)
     return true;
 }
 
+/* Numbers count up from 0; what is far beyond them must not be added to. */
+static bool is_sound(const note *n)
+{
+    const int64_t most = INT64_MAX / 2;
+    return n->first >= 0 && n->first <= most && n->answers >= 0 && n->answers <= most && n->n_answers >= 0 &&
+           n->n_answers <= TENSORS_MOST;
+}
+
 static void write_note(const note *from, tr__rpc_note *out)
 {
     out->bytes = sizeof *from;
@@ -170,6 +178,7 @@ static tr_status incoming(void *user, int from, bool is_reply, tr_value *values,
     tr__dist_worker *w = user;
     note came;
     if (!read_note(in, &came)) return TR_OK;
+    if (!is_sound(&came)) return tr__fail(TR_FORMAT, "rpc: a call's note has numbers that no worker gives");
     tr_dist_context *c = tr__dist_context_find(&w->dist, came.context, !is_reply);
     if (!c) { /* it has ended: the worker may have heard of that before it heard of the call */
         tr__dist_message over = {.kind = TR__DIST_RELEASE, .context = came.context};

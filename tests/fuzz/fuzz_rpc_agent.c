@@ -140,10 +140,11 @@ static void write_order(tr__rpc_writer *w, uint32_t number)
 
 enum { CALL_IN_CONTEXT = 4 };
 
-/* In a context: of a tensor that has a gradient, which rank 1 knows as its number 5, in answer to number 0. */
+/* In a context: of a tensor that has a gradient, which rank 1 knows as its number 5, in answer to number 0; or numbers that
+ * one must not count on from. */
 static void write_result(tr__rpc_writer *w, bool in_context, uint32_t number)
 {
-    const int64_t words[] = {0, 1, in_context, 5, 0, 1};
+    const int64_t words[] = {0, 1, in_context, number & 32 ? INT64_MAX : 5, number & 64 ? INT64_MAX : 0, 1};
     tr__rpc_note note = {.bytes = in_context ? sizeof words : 0};
     memcpy(note.data, words, sizeof words);
     tr__rpc_write_note(w, &note);
