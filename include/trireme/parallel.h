@@ -202,7 +202,7 @@ TR_API tr_module *tr_sharded_embedding_with(const tr_sharded_embedding_options *
 /* ---- Sharded optimizers ---------------------------------------------------------------------------------------------- */
 
 /* Each rank of the group keeps its share of the optimizer's state only, updates that share of the parameters, and all gather
- * the others' after each step: stage 1 of ZeRO (Rajbhandari et al. 2020), for any optimizer. All ranks call it, with
+ * the others' after each step: stage 1 of ZeRO (Rajbhandari et al. 2020). Not for LAMB, LARS and Muon. All ranks call it, with
  * optimizers alike and in the same state, best right after making them. Gradients must be the same on all ranks, as tr_ddp()
  * leaves them. tr_step(), tr_optimizer_state() and tr_optimizer_load() are then collective; the state dict is whole, so that
  * a checkpoint fits any number of ranks. */
