@@ -19,10 +19,11 @@ tr_dtype tr_set_autocast(tr_dtype dtype)
     return tr__autocast_set(is_low(dtype) ? dtype : TR_F32);
 }
 
-/* The dtype that op wants x in. */
-static tr_dtype wanted(const tr_op *op, tr_dtype of, bool mixed)
+/* The dtype that op wants input i in. */
+static tr_dtype wanted(const tr_op *op, int i, tr_dtype of, bool mixed)
 {
-    if (op->flags & TR__OP_LOW) return of == TR_F32 || is_low(of) ? tr_autocast() : of;
+    if (op->flags & TR__OP_LOW_FIRST && i > 0 && of == TR_F32) return of;
+    if (op->flags & (TR__OP_LOW | TR__OP_LOW_FIRST)) return of == TR_F32 || is_low(of) ? tr_autocast() : of;
     return is_low(of) && (op->flags & TR__OP_HIGH || mixed) ? TR_F32 : of;
 }
 
@@ -38,7 +39,7 @@ tr_tensor *const *tr__autocast_inputs(const tr_op *op, tr_tensor *const *inputs,
     for (int i = 0; i < n; i++) {
         out[i] = inputs[i];
         if (!inputs[i] || !tr_dtype_is_float(inputs[i]->dtype)) continue;
-        tr_dtype dtype = wanted(op, inputs[i]->dtype, mixed);
+        tr_dtype dtype = wanted(op, i, inputs[i]->dtype, mixed);
         any |= dtype != inputs[i]->dtype;
         out[i] = tr_cast(inputs[i], dtype);
     }

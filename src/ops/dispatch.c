@@ -140,7 +140,7 @@ tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs
         if (inputs[i] && tr__bad(inputs[i])) return tr__tensor_pass(inputs[i]);
 
     tr_tensor *casted[TR_OP_MAX_INPUTS];
-    if (op->flags & (TR__OP_LOW | TR__OP_HIGH | TR__OP_WIDEN) && tr__autocast() != TR_F32) {
+    if (op->flags & (TR__OP_LOW | TR__OP_LOW_FIRST | TR__OP_HIGH | TR__OP_WIDEN) && tr__autocast() != TR_F32) {
         inputs = tr__autocast_inputs(op, inputs, n_inputs, casted);
         for (int i = 0; i < n_inputs; i++)
             if (inputs[i] && tr__bad(inputs[i])) return tr__tensor_pass(inputs[i]);
@@ -186,6 +186,14 @@ tr_status tr__same(const tr_op_call *call, int a, int b)
     if (x->dtype == y->dtype) return TR_OK;
     return tr__fail(TR_DTYPE, "%s: dtypes differ: %s %s and %s %s", call->op->name, tr_dtype_name(x->dtype),
         TR__TEXT(x->shape), tr_dtype_name(y->dtype), TR__TEXT(y->shape));
+}
+
+tr_status tr__parameter_input(const tr_op_call *call, int i)
+{
+    TR__TRY(tr__given(call, 0));
+    TR__TRY(tr__given(call, i));
+    bool master = call->inputs[i]->dtype == TR_F32 && call->inputs[0]->dtype == tr__autocast();
+    return master ? TR_OK : tr__same(call, 0, i);
 }
 
 tr_status tr__float_input(const tr_op_call *call, int i)

@@ -41,7 +41,7 @@ static tr_status check_weight(const tr_op_call *call, int x_dim, int64_t *out)
     const tr__linear_attrs *attrs = call->attrs;
     const tr_tensor *x = call->inputs[0], *w = call->inputs[1];
     TR__TRY(tr__float_input(call, 0));
-    TR__TRY(tr__same(call, 0, 1));
+    TR__TRY(tr__parameter_input(call, 1));
     if ((unsigned)attrs->activation >= TR_ACTIVATION_COUNT)
         return tr__fail(TR_INVALID, "%s: %d is no activation; TR_GELU_EXACT is the last", call->op->name, (int)attrs->activation);
     int in_dim = attrs->in_out ? 0 : 1, w_dim = x_dim ? in_dim : 1 - in_dim;
@@ -60,7 +60,7 @@ tr_status tr__linear_infer(tr_op_call *call)
     tr_shape shape = x->shape;
     shape.dim[shape.ndim - 1] = out;
     if (bias) {
-        TR__TRY(tr__same(call, 0, 2));
+        TR__TRY(tr__parameter_input(call, 2));
         if (!tr__shape_equal(bias->shape, TR_SHAPE(out)))
             return tr__fail(TR_SHAPE, "linear: bias is %s, it should be [%lld]", TR__TEXT(bias->shape), (long long)out);
     }

@@ -33,8 +33,10 @@ extern const tr_op tr__ops[TR__OP_COUNT];
 #define TR__OP_VIEW 0x100u
 /* Its attributes say which random numbers it draws. */
 #define TR__OP_RANDOM 0x400u
-/* Under autocast (autocast.c): f32 inputs are cast to its dtype; 16-bit ones to f32; those of several dtypes to f32. */
+/* Under autocast (autocast.c): f32 inputs are cast to its dtype, or of some ops the first alone, as kernels round f32
+ * parameters while they pack them; 16-bit ones to f32; those of several dtypes to f32. */
 #define TR__OP_LOW 0x800u
+#define TR__OP_LOW_FIRST 0x8000u
 #define TR__OP_HIGH 0x1000u
 #define TR__OP_WIDEN 0x2000u
 /* Its backward computes the gradient of each input by itself: a call for some inputs and one for the others cost about
@@ -93,5 +95,7 @@ tr_status tr__check_numbers(const tr_op_call *call);
 tr_status tr__given(const tr_op_call *call, int i);
 tr_status tr__same(const tr_op_call *call, int a, int b);
 tr_status tr__float_input(const tr_op_call *call, int i);
+/* Input i, a parameter, has the dtype of input 0, or is f32 (a master weight) where autocast made that 16-bit. */
+tr_status tr__parameter_input(const tr_op_call *call, int i);
 
 #endif

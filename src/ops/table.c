@@ -9,6 +9,7 @@ typedef struct tr__no_attrs {
 enum { IN0 = 1, IN1 = 2, IN2 = 4, IN3 = 8, OUT0 = 1, OUT1 = 2, OUT2 = 4, OUT3 = 8 };
 
 #define LOW TR__OP_LOW
+#define LOW_FIRST TR__OP_LOW_FIRST
 #define HIGH TR__OP_HIGH
 #define WIDEN TR__OP_WIDEN
 #define BY_INPUT TR__OP_BY_INPUT

@@ -333,6 +333,36 @@ static void linear_gradients_are_those_of_f64(void **state)
     }
 }
 
+/* Under autocast parameters stay f32, and so do their gradients; what is computed are products of 16-bit numbers. */
+static void f32_parameters_meet_16_bit_numbers(void **state)
+{
+    (void)state;
+    static const struct { tr_dtype dtype; double tolerance; } dtypes[] = {{TR_BF16, 2e-2}, {TR_F16, 4e-3}};
+    for (int variant = 0; variant < 2 * 2 * 3 * SIZES; variant++) {
+        TR_SCOPE;
+        const int64_t *size = sizes[variant / 12];
+        bool in_out = variant & 1;
+        tr_dtype dtype = dtypes[variant / 2 % 2].dtype;
+        tr_activation_kind activation = (tr_activation_kind[]){TR_NO_ACTIVATION, TR_RELU, TR_GELU}[variant / 4 % 3];
+        tr_tensor *results[2][4], *g = converted(tr_randn(4, TR_SHAPE(size[0], size[1])), dtype);
+        for (int exact = 0; exact < 2; exact++) {
+            tr_dtype as = exact ? TR_F64 : TR_F32;
+            tr_tensor *of[3];
+            of[0] = tr_require_grad(converted(converted(tr_randn(1, TR_SHAPE(size[0], size[2])), dtype), exact ? as : dtype));
+            of[1] = tr_require_grad(converted(tr_randn(2, in_out ? TR_SHAPE(size[2], size[1]) : TR_SHAPE(size[1], size[2])), as));
+            of[2] = tr_require_grad(converted(tr_randn(3, TR_SHAPE(size[1])), as));
+            TR_AUTOCAST(exact ? TR_F32 : dtype);
+            tr_tensor *y = tr_linear_op(of[0], of[1], .bias = of[2], .in_out = in_out, .activation = activation);
+            if (!exact) assert_int_equal(tr_dtype_of(y), dtype);
+            for (int turn = 0; turn < 2; turn++) TR_CHECK(tr_backward(y, .gradient = tr_cast(g, y->dtype), .retain_graph = true));
+            results[exact][3] = y;
+            for (int i = 0; i < 3; i++) results[exact][i] = tr_grad(of[i]);
+            for (int i = 1; i < 3; i++) assert_int_equal(tr_dtype_of(tr_grad(of[i])), as);
+        }
+        for (int i = 0; i < 4; i++) assert_close(results[0][i], results[1][i], dtypes[variant / 2 % 2].tolerance);
+    }
+}
+
 static void gradients_accumulate_in_place(void **state)
 {
     (void)state;
@@ -413,6 +443,7 @@ static void linear_refuses(void **state)
     assert_int_equal(tr_status_of(tr_linear_op(x, w, .residual = tr_zeros(TR_SHAPE(2, 3)))), TR_SHAPE);
     assert_int_equal(tr_status_of(tr_linear_op(x, tr_zeros(TR_SHAPE(4, 3), .dtype = TR_F64))), TR_DTYPE);
     assert_int_equal(tr_status_of(tr_linear_op(tr_zeros(TR_SHAPE(2, 3), .dtype = TR_I32), w)), TR_DTYPE);
+    assert_int_equal(tr_status_of(tr_linear_op(tr_zeros(TR_SHAPE(2, 3), .dtype = TR_BF16), w)), TR_DTYPE); /* no autocast */
     assert_int_equal(tr_status_of(tr_linear_op(x, w, .bias = tr_reshape(w, TR_SHAPE(5)))), TR_SHAPE);
 }
 
@@ -429,6 +460,7 @@ int main(void)
         cmocka_unit_test(linear_is_matmul_and_sums),
         cmocka_unit_test(linear_has_gradients),
         cmocka_unit_test(linear_gradients_are_those_of_f64),
+        cmocka_unit_test(f32_parameters_meet_16_bit_numbers),
         cmocka_unit_test(gradients_accumulate_in_place),
         cmocka_unit_test(one_and_two_threads_agree),
         cmocka_unit_test(a_weight_may_be_either_way_around),
