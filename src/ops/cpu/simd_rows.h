@@ -2,7 +2,7 @@
 #ifndef TR_OPS_CPU_SIMD_ROWS_H
 #define TR_OPS_CPU_SIMD_ROWS_H
 
-#include "ops/cpu/vec.h"
+#include "ops/cpu/lanes.h"
 #include "ops/rows.h"
 
 #include "tensor/loop.h"
@@ -26,23 +26,63 @@ static inline char *row_place(const tr__rows *x, int64_t r)
     return x->data + tr__axis_at(&x->others, r) * (int64_t)tr_dtype_size(x->dtype);
 }
 
-static inline const float *row_in(const tr__rows *x, int64_t r, float *buffer)
+/* Numbers next to each other, of which buffer has room for whole vectors. */
+LANES_INLINE void widen(tr_dtype dtype, const char *from, int64_t n, float *buffer)
 {
-    char *place = row_place(x, r);
+    for (int64_t i = 0; i < n; i += WIDTH) vec_store(buffer + i, lanes_load(dtype, from, i, n - i));
+}
+
+LANES_INLINE void narrow(tr_dtype dtype, char *to, int64_t n, const float *buffer)
+{
+    for (int64_t i = 0; i < n; i += WIDTH) lanes_store(dtype, to, i, n - i, vec_load(buffer + i));
+}
+
+/* Numbers [first, first + n) of row r; all of it, or no more than a buffer has room for. */
+static inline const float *row_part_in(const tr__rows *x, int64_t r, int64_t first, int64_t n, float *buffer)
+{
+    char *place = row_place(x, r) + first * x->stride * (int64_t)tr_dtype_size(x->dtype);
     if (is_direct(x)) return (const float *)place;
-    tr__read_f32(buffer, x->dtype, place, x->stride, x->n);
+    if (x->stride == 1 && x->dtype == TR_BF16) widen(TR_BF16, place, n, buffer);
+    else if (x->stride == 1 && x->dtype == TR_F16) widen(TR_F16, place, n, buffer);
+    else tr__read_f32(buffer, x->dtype, place, x->stride, n);
     return buffer;
 }
 
-/* Where to write row r; row_done() brings it to its place. */
+static inline const float *row_in(const tr__rows *x, int64_t r, float *buffer)
+{
+    return row_part_in(x, r, 0, x->n, buffer);
+}
+
+/* Where to write numbers of row r from the first on; row_part_done() brings them to their place. */
+static inline float *row_part_out(const tr__rows *x, int64_t r, int64_t first, float *buffer)
+{
+    return is_direct(x) ? (float *)row_place(x, r) + first : buffer;
+}
+
+static inline void row_part_done(const tr__rows *x, int64_t r, int64_t first, int64_t n, const float *buffer)
+{
+    if (is_direct(x)) return;
+    char *place = row_place(x, r) + first * x->stride * (int64_t)tr_dtype_size(x->dtype);
+    if (x->stride == 1 && x->dtype == TR_BF16) narrow(TR_BF16, place, n, buffer);
+    else if (x->stride == 1 && x->dtype == TR_F16) narrow(TR_F16, place, n, buffer);
+    else tr__write_f32(x->dtype, place, x->stride, buffer, n);
+}
+
 static inline float *row_out(const tr__rows *x, int64_t r, float *buffer)
 {
-    return is_direct(x) ? (float *)row_place(x, r) : buffer;
+    return row_part_out(x, r, 0, buffer);
 }
 
 static inline void row_done(const tr__rows *x, int64_t r, const float *buffer)
 {
-    if (!is_direct(x)) tr__write_f32(x->dtype, row_place(x, r), x->stride, buffer, x->n);
+    row_part_done(x, r, 0, x->n, buffer);
+}
+
+/* How many numbers of a row that is x's and y's are taken at a time. */
+static inline int64_t row_part(const tr__rows *x, const tr__rows *y, int64_t first)
+{
+    int64_t left = x->n - first;
+    return (is_direct(x) && is_direct(y)) || left < ROW_MAX ? left : ROW_MAX;
 }
 
 /* FOR_VECTORS(n, statements): runs them for i = 0, WIDTH, … below n, with m lanes that count: WIDTH, but fewer in the

@@ -127,8 +127,8 @@ typedef struct loss_job {
     float *top, *log_sum, *below; /* below: NULL without label smoothing */
 } loss_job;
 
-/* mean(top - x) */
-static inline float mean_below(const float *x, int64_t n, float top)
+/* sum(top - x) */
+static inline float sum_below(const float *x, int64_t n, float top)
 {
     vec a = {0}, b = {0};
     int64_t first = 0;
@@ -137,20 +137,30 @@ static inline float mean_below(const float *x, int64_t n, float top)
         b += top - vec_load(x + first + WIDTH);
     }
     FOR_VECTORS(n - first, a += keep_lanes(top - load_lanes(x + first + i, m), m, 0););
-    return vec_sum(a + b) / (float)n;
+    return vec_sum(a + b);
 }
 
 static void cross_entropy_rows(void *arg, int64_t begin, int64_t end)
 {
     const loss_job *j = arg;
+    const tr__rows *logits = &j->logits;
     float buffer[ROW_MAX];
-    int64_t n = j->logits.n;
     for (int64_t r = begin; r < end; r++) {
-        const float *x = row_in(&j->logits, r, buffer);
-        float top = row_top(x, n);
+        float top = -INFINITY, sum = 0, below = 0;
+        for (int64_t first = 0, n; first < logits->n; first += n) {
+            n = row_part(logits, logits, first);
+            float top_of_part = row_top(row_part_in(logits, r, first, n, buffer), n);
+            if (top_of_part > top) top = top_of_part;
+        }
+        for (int64_t first = 0, n; first < logits->n; first += n) {
+            n = row_part(logits, logits, first);
+            const float *x = row_part_in(logits, r, first, n, buffer);
+            sum += row_exp_sum(x, n, top, NULL);
+            if (j->below) below += sum_below(x, n, top);
+        }
         j->top[r] = top;
-        j->log_sum[r] = logf(row_exp_sum(x, n, top, NULL));
-        if (j->below) j->below[r] = mean_below(x, n, top);
+        j->log_sum[r] = logf(sum);
+        if (j->below) j->below[r] = below / (float)logits->n;
     }
 }
 
@@ -162,34 +172,42 @@ static tr_status cross_entropy_kernel(tr_op_call *call)
         .top = tr__ptr(call->outputs[1]),
         .log_sum = tr__ptr(call->outputs[2]),
     };
-    if (!can_do(&j.logits)) return TR__DECLINED;
+    if (logits->dtype == TR_F64) return TR__DECLINED;
     if (call->outputs[4]) j.below = tr__ptr(call->outputs[4]);
     TR__TRY(tr__cross_entropy_check(call));
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_rows, &j);
     return tr__cross_entropy_finish(call);
 }
 
+/* dx of logits [first, first + n) of row r, whose gradient arrives as scale. */
+static void cross_entropy_grad_part(const loss_job *j, int64_t r, int64_t first, int64_t n, int64_t target, float scale)
+{
+    float x_buffer[ROW_MAX], dx_buffer[ROW_MAX];
+    const float *x = row_part_in(&j->logits, r, first, n, x_buffer);
+    float *dx = row_part_out(&j->grads, r, first, dx_buffer), top = j->top[r], log_sum = j->log_sum[r];
+    float smoothing = (float)((const tr__cross_entropy_attrs *)j->call->attrs)->smoothing;
+    float even = smoothing / (float)j->logits.n;
+    if (scale == 0) {
+        memset(dx, 0, sizeof *dx * (size_t)n);
+    } else {
+        FOR_VECTORS(n,
+            vec log_p = load_lanes(x + i, m) - top - log_sum;
+            store_lanes(dx + i, (exp_below_0(log_p) - even) * scale, m););
+        if (target >= first && target < first + n) dx[target - first] -= (1 - smoothing) * scale;
+    }
+    row_part_done(&j->grads, r, first, n, dx_buffer);
+}
+
 static void cross_entropy_grad_rows(void *arg, int64_t begin, int64_t end)
 {
     const loss_job *j = arg;
-    float x_buffer[ROW_MAX], dx_buffer[ROW_MAX];
-    int64_t n = j->logits.n;
-    float smoothing = (float)((const tr__cross_entropy_attrs *)j->call->attrs)->smoothing, even = smoothing / (float)n;
     for (int64_t r = begin; r < end; r++) {
-        const float *x = row_in(&j->logits, r, x_buffer);
-        float *dx = row_out(&j->grads, r, dx_buffer);
         int64_t target = tr__id(&j->targets, r);
         float scale = (float)tr__cross_entropy_scale(j->call, r, target);
-        float top = j->top[r], log_sum = j->log_sum[r];
-        if (scale == 0) {
-            memset(dx, 0, sizeof *dx * (size_t)n);
-        } else {
-            FOR_VECTORS(n,
-                vec log_p = load_lanes(x + i, m) - top - log_sum;
-                store_lanes(dx + i, (exp_below_0(log_p) - even) * scale, m););
-            dx[target] -= (1 - smoothing) * scale;
+        for (int64_t first = 0, n; first < j->logits.n; first += n) {
+            n = row_part(&j->logits, &j->grads, first);
+            cross_entropy_grad_part(j, r, first, n, target, scale);
         }
-        row_done(&j->grads, r, dx_buffer);
     }
 }
 
@@ -205,7 +223,7 @@ static tr_status cross_entropy_grad_kernel(tr_op_call *call)
         .top = tr__ptr(call->inputs[3]),
         .log_sum = tr__ptr(call->inputs[4]),
     };
-    if (!can_do(&j.logits) || !can_do(&j.grads)) return TR__DECLINED;
+    if (logits->dtype == TR_F64) return TR__DECLINED;
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_grad_rows, &j);
     return TR_OK;
 }
