@@ -15,6 +15,16 @@ static inline bool tr__has_avx512(void)
 #endif
 }
 
+/* And files named *_avx512bf16.c: products of bf16. */
+static inline bool tr__has_avx512bf16(void)
+{
+#if defined(__x86_64__)
+    return tr__has_avx512() && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
 static inline bool tr__has_avx2(void)
 {
 #if defined(__x86_64__)

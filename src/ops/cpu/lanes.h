@@ -30,14 +30,18 @@ LANES_INLINE vec lanes_load(tr_dtype dtype, const void *data, int64_t at, int64_
     return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 }
 
-/* The upper half of each f32, rounded to nearest even; NaN stays NaN. */
+/* The upper half of each f32, rounded to nearest even; NaN stays NaN. The instruction for it takes what is below 2^-126 for 0. */
 LANES_INLINE __m256i lanes_to_bf16(__m512 x)
 {
+#if defined(__AVX512BF16__)
+    return (__m256i)_mm512_cvtneps_pbh(x);
+#else
     __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
     rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+#endif
 }
 
 LANES_INLINE void lanes_store(tr_dtype dtype, void *data, int64_t at, int64_t n, vec x)
@@ -98,17 +102,23 @@ LANES_INLINE __m512 lanes_load_six(const float *from)
     return _mm512_castps256_ps512(_mm256_insertf128_ps(_mm256_castps128_ps256(four), two, 1));
 }
 
-/* Of four rows, six floats each from j on, joined: two stores. */
-LANES_INLINE void lanes_join_sixes(const float *const row[4], int64_t j, float *to)
+/* The first six lanes of each, joined: two stores. */
+LANES_INLINE void lanes_join(const __m512 x[4], float *to)
 {
     const __m512i two = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 16, 17, 18, 19, 20, 21, 0, 0, 0, 0);
     const __m512i three = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 19);
     const __m512i rest = _mm512_setr_epi32(4, 5, 16, 17, 18, 19, 20, 21, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm512_storeu_ps(to, _mm512_permutex2var_ps(_mm512_permutex2var_ps(x[0], two, x[1]), three, x[2]));
+    _mm256_storeu_ps(to + WIDTH, _mm512_castps512_ps256(_mm512_permutex2var_ps(x[2], rest, x[3])));
+}
+
+/* Of four rows, six floats each from j on, joined. */
+LANES_INLINE void lanes_join_sixes(const float *const row[4], int64_t j, float *to)
+{
     __m512 x[4];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) x[r] = lanes_load_six(row[r] + j);
-    _mm512_storeu_ps(to, _mm512_permutex2var_ps(_mm512_permutex2var_ps(x[0], two, x[1]), three, x[2]));
-    _mm256_storeu_ps(to + WIDTH, _mm512_castps512_ps256(_mm512_permutex2var_ps(x[2], rest, x[3])));
+    lanes_join(x, to);
 }
 
 #else

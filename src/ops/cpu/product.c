@@ -34,15 +34,28 @@ static bool has_amx_bf16(void)
 bool tr__cpu_product_wanted(const tr__product *p)
 {
     if (!tr__has_avx2() || p->a.dtype == TR_F64) return false;
-    /* Without matrix units, oneDNN's bf16 is slower than our f32 (80 against 120 GFLOP/s on a Sapphire Rapids). */
+    /* Without matrix units, oneDNN's bf16 is slower than our f32 (80 against 120 GFLOP/s on a Sapphire Rapids), and than our
+     * bf16 where there are instructions for it. */
     if (p->a.dtype == TR_BF16 && has_amx_bf16()) return false;
     /* A few rows are not worth packing a weight [out, in] for. */
     return contiguous(&p->b.column) || p->a.row.n >= 16;
 }
 
+/* Fewer rows are not worth bringing b into pairs for. */
+enum { ROWS_FOR_PAIRS = 25 };
+
+static tr__product_kernel kernel_of(const tr__product *p)
+{
+#if defined(__x86_64__)
+    bool pairs = p->a.dtype == TR_BF16 && (p->b.dtype == TR_BF16 || p->b.dtype == TR_F32);
+    if (pairs && p->a.row.n >= ROWS_FOR_PAIRS && tr__has_avx512bf16()) return tr__product_avx512bf16;
+#endif
+    return TR__OF_MACHINE(tr__product);
+}
+
 bool tr__cpu_multiply(const tr__product *p, tr_device device)
 {
-    return TR__OF_MACHINE(tr__product)(&(tr__product_at){.p = p, .device = device, .pool = tr__cpu_pool(device)});
+    return kernel_of(p)(&(tr__product_at){.p = p, .device = device, .pool = tr__cpu_pool(device)});
 }
 
 typedef struct batches {
@@ -97,7 +110,7 @@ static bool run_one(tr_op_call *call, const tr__product *p, tr_device on)
         if (!*sums) return false;
         memset(*sums, 0, bytes);
     }
-    bool done = TR__OF_MACHINE(tr__product)(&at);
+    bool done = kernel_of(p)(&at);
     if (sums) {
         store_sums(*sums, call->outputs[1], ((const tr__linear_attrs *)call->attrs)->accumulate_bias);
         device->free(on.index, *sums, bytes);
@@ -111,7 +124,7 @@ tr_status tr__cpu_product(tr_op_call *call)
     if (!call->outputs[0]) return tr__bias_gradient(call);
     tr__product p = tr__product_of(call);
     if (tr__product_activates(&p) && !tr__cpu_product_wanted(&p)) return TR__DECLINED;
-    batches work = {.p = &p, .kernel = TR__OF_MACHINE(tr__product), .device = tr__device_of(call->inputs[0])};
+    batches work = {.p = &p, .kernel = kernel_of(&p), .device = tr__device_of(call->inputs[0])};
     tr__product_at one = {.p = &p};
     bool summed = sums_of(call, &one) != NULL;
     if (p.c_batch.n == 1) work.no_memory = !run_one(call, &p, work.device);

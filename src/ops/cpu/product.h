@@ -14,8 +14,8 @@ bool tr__cpu_product_wanted(const tr__product *p);
 /* A product that is not one of many, with all threads of the device. false: no memory. */
 bool tr__cpu_multiply(const tr__product *p, tr_device device);
 
-/* One of the products of p, at the given offsets in elements; any float dtype but f64, any strides; threads of pool share
- * the work. */
+/* One of the products of p, at the given offsets in elements; any float dtypes but f64, any strides; threads of pool share
+ * the work. a and b may have dtypes of their own, as c, bias and residual may. */
 typedef struct tr__product_at {
     const tr__product *p;
     int64_t a, b, c;
@@ -29,6 +29,8 @@ typedef struct tr__product_at {
 typedef bool (*tr__product_kernel)(const tr__product_at *at);
 #if defined(__x86_64__)
 bool tr__product_avx512(const tr__product_at *at);
+/* Rounds a and b to bf16 and multiplies these; where tr__has_avx512bf16(). */
+bool tr__product_avx512bf16(const tr__product_at *at);
 bool tr__product_avx2(const tr__product_at *at);
 #endif
 bool tr__product_generic(const tr__product_at *at);

@@ -5,6 +5,10 @@
  *
  * and so on with what of b follows, for a that begins a_again farther on each time, if it is to be done again.
  *
+ * With TILE_PAIRS defined (which needs AVX-512's instructions for bf16) what stands in the place of a float of a or b is a pair
+ * of bf16, the first in the lower half, and the product of two pairs is that of their firsts plus that of their seconds.
+ * Numbers below 2^-126 count as zero then.
+ *
  * Six rows of four vectors are 24 sums: enough to hide the latency of two FMA units, few enough for 32 registers; of two
  * vectors, where there are 16. Included by files that are compiled once per kind of machine.
  */
@@ -44,13 +48,38 @@ typedef struct tile {
     int64_t residual_row;
 } tile;
 
+#ifdef TILE_PAIRS
+/* Both are bits: no arithmetic may touch a pair. */
+static inline vec tile_left(const float *at)
+{
+    int32_t pair;
+    memcpy(&pair, at, sizeof pair);
+    return (vec)_mm512_set1_epi32(pair);
+}
+
+static inline vec tile_multiply(vec left, vec right, vec sum)
+{
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+}
+#else
+static inline vec tile_left(const float *at)
+{
+    return vec_all(*at);
+}
+
+static inline vec tile_multiply(vec left, vec right, vec sum)
+{
+    return left * right + sum;
+}
+#endif
+
 /* The sums are named variables, not an array: every compiler then keeps each in its register. */
 #define TILE_EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
 #define TILE_EACH_VECTOR(DO, i) DO(i, 0) DO(i, 1) DO(i, 2) DO(i, 3)
 
 #define TILE_ZERO(i, j) vec sum##i##j = {0};
 #define TILE_MULTIPLY(i, j) \
-    if (vectors > j) sum##i##j = left * right##j + sum##i##j;
+    if (vectors > j) sum##i##j = tile_multiply(left, right##j, sum##i##j);
 #define TILE_ADD(i, j) \
     if (vectors > j) sum##i##j += vec_load(from + i * row + j * WIDTH);
 #define TILE_STORE(i, j) \
@@ -58,9 +87,9 @@ typedef struct tile {
 
 #define TILE_ZERO_ROW(i) TILE_EACH_VECTOR(TILE_ZERO, i)
 #define TILE_MULTIPLY_ROW(i)                    \
-    if (rows > i) {                             \
-        const vec left = vec_all(a[i * a_row]); \
-        TILE_EACH_VECTOR(TILE_MULTIPLY, i)      \
+    if (rows > i) {                               \
+        const vec left = tile_left(a + i * a_row); \
+        TILE_EACH_VECTOR(TILE_MULTIPLY, i)        \
     }
 #define TILE_ADD_ROW(i) \
     if (rows > i) { TILE_EACH_VECTOR(TILE_ADD, i) }
