@@ -26,11 +26,20 @@ static void run_heads(void *arg, int64_t begin, int64_t end)
     device->free(a->device.index, scratch, work->bytes);
 }
 
+static const tr__attention_kernels *kernels_for(tr_dtype dtype)
+{
+#if defined(__x86_64__)
+    if (dtype == TR_BF16 && tr__has_avx512bf16()) return &tr__attention_avx512bf16;
+#endif
+    (void)dtype;
+    return &TR__OF_MACHINE(tr__attention);
+}
+
 tr_status tr__cpu_attention(tr_op_call *call)
 {
     if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     tr__attention a = tr__attention_of(call);
-    task work = {.a = &a, .kernels = &TR__OF_MACHINE(tr__attention)};
+    task work = {.a = &a, .kernels = kernels_for(a.dtype)};
     work.bytes = sizeof(float) * (a.grad ? work.kernels->backward_scratch : work.kernels->forward_scratch)(&a);
     tr__pool_for(tr__cpu_pool(a.device), a.batch * a.heads, 1, run_heads, &work);
     if (!atomic_load(&work.no_memory)) return TR_OK;

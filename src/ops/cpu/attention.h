@@ -20,6 +20,8 @@ typedef struct tr__attention_kernels {
 
 #if defined(__x86_64__)
 extern const tr__attention_kernels tr__attention_avx512, tr__attention_avx2;
+/* Of bf16; rounds weights, too, before they are multiplied. Where tr__has_avx512bf16(). */
+extern const tr__attention_kernels tr__attention_avx512bf16;
 #endif
 extern const tr__attention_kernels tr__attention_generic;
 

@@ -13,9 +13,12 @@ typedef struct backward {
     const tr__attention *a;
     int64_t number, next;   /* of the (batch, head) */
     float *p, *ds;          /* [GRAD_QUERIES][GRAD_ROW] */
+    float *turned;          /* [GRAD_QUERIES/2][GRAD_ROW], for heads_turned() */
+    float scale;            /* of products */
     float *lse, *delta;     /* [queries]; lse times log2(e) */
-    float *keys, *values;   /* as columns; keys scaled for powers of two */
-    operand q, g, k;
+    float *keys, *values;   /* as columns */
+    operand q, g;           /* on the left, */
+    operand q_right, g_right, k; /* and on the right */
     float *dq, *dk, *dv;    /* [queries or keys][wide] */
 } backward;
 
@@ -26,9 +29,9 @@ static void differentiate(backward *b, int64_t i, int64_t row, int64_t from)
     int64_t n = heads_seen(b->a, i + row, from, GRAD_KEYS);
     heads_hide(b->a, b->number, i + row, from, n, p);
     for (int64_t j = 0; j < n; j += WIDTH) {
-        vec y = vec_exp2(vec_load(p + j) - lse), z = y * (vec_load(ds + j) - delta);
-        vec_store(p + j, lanes_keep(y, n - j));
-        vec_store(ds + j, lanes_keep(z, n - j));
+        vec y = vec_exp2(vec_load(p + j) * b->scale - lse), z = y * (vec_load(ds + j) - delta);
+        heads_put_weights(p, j, lanes_keep(y, n - j));
+        heads_put_weights(ds, j, lanes_keep(z, n - j));
     }
     clear_after(p, n);
     clear_after(ds, n);
@@ -40,13 +43,15 @@ static void add_columns(const backward *b, const float *weights, const operand *
 {
     const tr__attention *a = b->a;
     int64_t last = heads_seen(a, i + n - 1, from, GRAD_KEYS), wide = heads_wide(a);
+    weights = heads_turned(weights, GRAD_ROW, n, last + TILE_ROWS, b->turned);
     tile t = {.a_row = 1, .a_k = GRAD_ROW, .b_k = right->row, .c_row = wide, .add = true};
     for (int64_t j = 0; j < last; j += TILE_ROWS) {
         int64_t first = a->causal ? from + j - (a->keys - a->queries) - i : 0;
         if (first < 0) first = 0;
-        t.k = n - first;
-        t.a = weights + first * GRAD_ROW + j;
-        t.b = right->data + (i + first) * right->row;
+        first -= first % HEADS_STEP; /* for whom the weights of these keys are 0 */
+        t.k = heads_steps(n - first);
+        t.a = weights + first / HEADS_STEP * GRAD_ROW + j;
+        t.b = right->data + (i + first) / HEADS_STEP * right->row;
         t.c = sums + (from + j) * wide;
         heads_tiles(&t, tile_rows_left(last - j), wide / WIDTH);
     }
@@ -59,8 +64,8 @@ static void add_gradients(backward *b, int64_t i, int64_t n, int64_t from)
     heads_score(a, &b->g, b->values, i, n, from, GRAD_KEYS, b->ds, GRAD_ROW);
     for (int64_t row = 0; row < n; row++) differentiate(b, i, row, from);
     heads_add_rows(a, b->ds, GRAD_ROW, &b->k, i, n, from, GRAD_KEYS, b->dq + i * heads_wide(a));
-    add_columns(b, b->p, &b->g, i, n, from, b->dv);
-    add_columns(b, b->ds, &b->q, i, n, from, b->dk);
+    add_columns(b, b->p, &b->g_right, i, n, from, b->dv);
+    add_columns(b, b->ds, &b->q_right, i, n, from, b->dk);
 }
 
 /* Asks for this block's share of the next head, and of where this head's gradients will go. */
@@ -83,11 +88,13 @@ static void read_inputs(backward *b, float **scratch)
     int64_t q_at = tr__head_at(a, &a->q, b->number), g_at = tr__head_at(a, &a->g, b->number);
     b->keys = take(scratch, heads_columns_size(a, a->keys));
     b->values = take(scratch, heads_columns_size(a, a->keys));
-    heads_columns(a, &a->k, k_at, a->keys, (float)(a->scale * M_LOG2E), b->keys);
-    heads_columns(a, &a->v, v_at, a->keys, 1, b->values);
-    b->k = heads_rows(a, &a->k, k_at, a->keys, take(scratch, a->keys * wide));
-    b->q = heads_rows(a, &a->q, q_at, a->queries, take(scratch, a->queries * wide));
-    b->g = heads_rows(a, &a->g, g_at, a->queries, take(scratch, a->queries * wide));
+    heads_columns(a, &a->k, k_at, a->keys, a->scale < 0, b->keys);
+    heads_columns(a, &a->v, v_at, a->keys, false, b->values);
+    b->k = heads_right(a, &a->k, k_at, a->keys, NULL, take(scratch, a->keys * wide));
+    b->q = heads_left(a, &a->q, q_at, a->queries, take(scratch, a->queries * wide));
+    b->g = heads_left(a, &a->g, g_at, a->queries, take(scratch, a->queries * wide));
+    b->q_right = heads_right(a, &a->q, q_at, a->queries, &b->q, take(scratch, a->queries * wide));
+    b->g_right = heads_right(a, &a->g, g_at, a->queries, &b->g, take(scratch, a->queries * wide));
     b->lse = take(scratch, a->queries);
     b->delta = take(scratch, a->queries);
     const float *lse = (const float *)a->lse.data + tr__head_at(a, &a->lse, b->number);
@@ -112,21 +119,22 @@ static void write_outputs(const backward *b)
 
 static size_t backward_scratch(const tr__attention *a)
 {
-    int64_t rows = 3 * (a->queries + a->keys), wide = heads_wide(a);
-    return (size_t)(rows * wide + 2 * GRAD_QUERIES * GRAD_ROW + 2 * heads_columns_size(a, a->keys) + 2 * a->queries) +
-           12 * TR__CACHE_LINE;
+    int64_t rows = 5 * a->queries + 3 * a->keys, wide = heads_wide(a);
+    return (size_t)(rows * wide + 5 * GRAD_QUERIES * GRAD_ROW / 2 + 2 * heads_columns_size(a, a->keys) + 2 * a->queries) +
+           15 * TR__CACHE_LINE;
 }
 
 static void backward_head(const tr__attention *a, int64_t number, int64_t next, float *scratch)
 {
     int64_t wide = heads_wide(a);
-    backward b = {.a = a, .number = number, .next = next, .dq = scratch};
+    backward b = {.a = a, .number = number, .next = next, .scale = heads_scale(a), .dq = scratch};
     take(&scratch, a->queries * wide);
     b.dk = take(&scratch, a->keys * wide);
     b.dv = take(&scratch, a->keys * wide);
     memset(b.dq, 0, sizeof *b.dq * (size_t)(scratch - b.dq));
     b.p = take(&scratch, GRAD_QUERIES * GRAD_ROW);
     b.ds = take(&scratch, GRAD_QUERIES * GRAD_ROW);
+    b.turned = take(&scratch, GRAD_QUERIES / 2 * GRAD_ROW);
     read_inputs(&b, &scratch);
     for (int64_t from = 0; from < a->keys; from += GRAD_KEYS) {
         for (int64_t i = 0; i < a->queries; i += GRAD_QUERIES) {

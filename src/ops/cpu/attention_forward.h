@@ -1,9 +1,9 @@
 /*
- * Attention: one (batch, head) at a time, f32 inside whatever the dtype, its matrices as tiles (tile.h).
+ * Attention: one (batch, head) at a time, sums in f32 whatever the dtype, its matrices as tiles (tile.h).
  *
  * A block of queries scores as many keys as fit the cache at once, turns the scores into weights and adds the weighted
  * values; the running maximum and sum of each query correct what came before (Milakov & Gimelshein 2018). Powers of two
- * stand for exp: log2(e) is in the factor by which keys are scaled as they are packed.
+ * stand for exp: log2(e) is in the factor that makes products scores.
  */
 #include "ops/cpu/heads.h"
 
@@ -16,11 +16,12 @@ enum {
 typedef struct forward {
     const tr__attention *a;
     int64_t number, next; /* of the (batch, head) */
-    float *scores;        /* [QUERIES][SCORES_ROW], then weights */
+    float *scores;        /* [QUERIES][SCORES_ROW] of products, then weights */
     float *sums;          /* [QUERIES][wide] of weighted values */
     float *columns;       /* of keys */
     operand q, v;
-    float max[QUERIES], sum[QUERIES]; /* of each query, over the keys so far */
+    float scale;          /* of products */
+    float max[QUERIES], sum[QUERIES]; /* of each query, over the keys so far: the largest product, the weights */
 } forward;
 
 static float row_max(const float *x, int64_t n, float least)
@@ -32,14 +33,14 @@ static float row_max(const float *x, int64_t n, float least)
     return vec_top(max);
 }
 
-/* x = 2^(x - base), zeros from n to the end of its vector; returns their sum. */
-static float row_exp2(float *x, int64_t n, float base)
+/* Weights 2^(x scale - base) in the place of x, zeros from n to the end of its vector; returns their sum. */
+static float row_exp2(float *x, int64_t n, float scale, float base)
 {
     vec sum = {0};
     for (int64_t j = 0; j < n; j += WIDTH) {
-        vec y = lanes_keep(vec_exp2(vec_load(x + j) - base), n - j);
+        vec y = lanes_keep(vec_exp2(vec_load(x + j) * scale - base), n - j);
         sum += y;
-        vec_store(x + j, y);
+        heads_put_weights(x, j, y);
     }
     return vec_sum(sum);
 }
@@ -47,7 +48,7 @@ static float row_exp2(float *x, int64_t n, float base)
 /* Zeros from column n of a row of weights on: what other queries of its tile may see. */
 static void clear_after(float *row, int64_t n)
 {
-    for (int64_t j = (n + WIDTH - 1) / WIDTH * WIDTH; j < n + TILE_ROWS; j += WIDTH) vec_store(row + j, (vec){0});
+    for (int64_t j = (n + WIDTH - 1) / WIDTH * WIDTH; j < n + TILE_ROWS; j += WIDTH) heads_put_weights(row, j, (vec){0});
 }
 
 /* The scores of one query become weights relative to the running maximum. */
@@ -60,10 +61,10 @@ static void weigh(forward *f, int64_t i, int64_t row, int64_t from)
     float old = f->max[row], max = row_max(s, n, old);
     f->max[row] = max;
     /* A query that has seen nothing yet has scores of -inf only: all weights are then 2^-inf = 0. */
-    float sum = row_exp2(s, n, max == -INFINITY ? 0 : max);
+    float sum = row_exp2(s, n, f->scale, max == -INFINITY ? 0 : max * f->scale);
     clear_after(s, n);
     if (from > 0 && max != old) {
-        float shrink = exp2f(old - max);
+        float shrink = exp2f((old - max) * f->scale);
         f->sum[row] *= shrink;
         for (int64_t d = 0; d < heads_wide(a); d += WIDTH) vec_store(sums + d, vec_load(sums + d) * shrink);
     }
@@ -91,7 +92,7 @@ static void attend(forward *f, int64_t i, int64_t n)
     float *lse = (float *)a->lse.data + tr__head_at(a, &a->lse, f->number);
     for (int64_t row = 0; row < n; row++) {
         float sum = f->sum[row];
-        lse[(i + row) * a->lse.stride[2]] = sum == 0 ? -INFINITY : (f->max[row] + log2f(sum)) * (float)M_LN2;
+        lse[(i + row) * a->lse.stride[2]] = sum == 0 ? -INFINITY : (f->max[row] * f->scale + log2f(sum)) * (float)M_LN2;
         heads_store(a, &a->o, o_at, i + row, f->sums + row * wide, sum == 0 ? 0 : 1 / sum);
     }
 }
@@ -105,12 +106,12 @@ static size_t forward_scratch(const tr__attention *a)
 static void forward_head(const tr__attention *a, int64_t number, int64_t next, float *scratch)
 {
     int64_t wide = heads_wide(a);
-    forward f = {.a = a, .number = number, .next = next};
+    forward f = {.a = a, .number = number, .next = next, .scale = heads_scale(a)};
     f.scores = take(&scratch, QUERIES * SCORES_ROW);
     f.sums = take(&scratch, QUERIES * wide);
     f.columns = take(&scratch, heads_columns_size(a, a->keys));
-    heads_columns(a, &a->k, tr__head_at(a, &a->k, number), a->keys, (float)(a->scale * M_LOG2E), f.columns);
-    f.v = heads_rows(a, &a->v, tr__head_at(a, &a->v, number), a->keys, take(&scratch, a->keys * wide));
-    f.q = heads_rows(a, &a->q, tr__head_at(a, &a->q, number), a->queries, take(&scratch, a->queries * wide));
+    heads_columns(a, &a->k, tr__head_at(a, &a->k, number), a->keys, a->scale < 0, f.columns);
+    f.v = heads_right(a, &a->v, tr__head_at(a, &a->v, number), a->keys, NULL, take(&scratch, a->keys * wide));
+    f.q = heads_left(a, &a->q, tr__head_at(a, &a->q, number), a->queries, take(&scratch, a->queries * wide));
     for (int64_t i = 0; i < a->queries; i += QUERIES) attend(&f, i, a->queries - i < QUERIES ? a->queries - i : QUERIES);
 }

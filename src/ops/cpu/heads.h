@@ -10,7 +10,14 @@
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/tile.h"
 
+#include <float.h>
 #include <math.h>
+
+#ifdef TILE_PAIRS
+enum { HEADS_STEP = 2 }; /* numbers, of a row on the left or a column on the right, that tiles multiply at once */
+#else
+enum { HEADS_STEP = 1 };
+#endif
 
 /* Floats of a row of dim, rounded up to vectors. */
 static inline int64_t heads_wide(const tr__attention *a)
@@ -18,56 +25,53 @@ static inline int64_t heads_wide(const tr__attention *a)
     return (a->dim + WIDTH - 1) / WIDTH * WIDTH;
 }
 
-/* Rows of f32, row apart, of whole vectors. */
+/* Rows of what tiles multiply, row apart. */
 typedef struct operand {
     const float *data;
     int64_t row;
 } operand;
 
+/* Of which kind q, k, v and the others are. */
+static inline tr_dtype heads_dtype(const tr__attention *a)
+{
+    return HEADS_STEP == 2 ? TR_BF16 : a->dtype;
+}
+
+/* Of dim numbers, or rows, so many steps of tiles. */
+static inline int64_t heads_steps(int64_t n)
+{
+    return (n + HEADS_STEP - 1) / HEADS_STEP;
+}
+
+/* Floats of what heads_columns makes of rows. */
+static inline int64_t heads_columns_size(const tr__attention *a, int64_t rows)
+{
+    return (rows + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS * heads_steps(a->dim);
+}
+
+/* Scores are products times this: a power of two of them is a weight, but for the row's sum. Its sign is in the columns of the
+ * keys, so that the largest product is the largest score; and it is not 0, for -inf stays -inf, what is hidden. */
+static inline float heads_scale(const tr__attention *a)
+{
+    return fmaxf((float)(fabs(a->scale) * M_LOG2E), FLT_MIN);
+}
+
 /* A vector of a row from element d on, zeros after dim. */
 static inline vec heads_load(const tr__attention *a, const tr__heads *x, int64_t row, int64_t d)
 {
     int64_t step = x->stride[3];
-    if (step == 1) return lanes_load(a->dtype, x->data, row + d, a->dim - d);
+    if (step == 1) return lanes_load(heads_dtype(a), x->data, row + d, a->dim - d);
     vec lanes = {0};
     for (int64_t i = 0; i < WIDTH && d + i < a->dim; i++)
         lanes[i] = (float)tr__load(a->dtype, x->data, row + (d + i) * step);
     return lanes;
 }
 
-/* x: [rows, dim] as rows of whole vectors: where it lies if it can be read so, else copied to scratch, which has rows *
- * heads_wide(a) floats. */
-static operand heads_rows(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, float *scratch)
-{
-    int64_t wide = heads_wide(a);
-    if (a->dtype == TR_F32 && x->stride[3] == 1 && a->dim == wide)
-        return (operand){(const float *)x->data + at, x->stride[2]};
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t d = 0; d < wide; d += WIDTH) vec_store(scratch + i * wide + d, heads_load(a, x, at + i * x->stride[2], d));
-    return (operand){scratch, wide};
-}
-
-/* Floats of what heads_columns makes of rows. */
-static inline int64_t heads_columns_size(const tr__attention *a, int64_t rows)
-{
-    return (rows + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS * a->dim;
-}
-
-/* x * scale as columns: out is [chunks of TILE_COLUMNS rows][dim][TILE_COLUMNS], zeros after the last row. */
-static void heads_columns(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, float scale, float *out)
-{
-    int64_t padded = (rows + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS;
-    for (int64_t row = 0; row < padded; row += WIDTH) {
-        float *to = out + row / TILE_COLUMNS * TILE_COLUMNS * a->dim + row % TILE_COLUMNS;
-        for (int64_t d = 0; d < a->dim; d += WIDTH) {
-            vec square[WIDTH];
-            for (int64_t i = 0; i < WIDTH; i++)
-                square[i] = row + i < rows ? heads_load(a, x, at + (row + i) * x->stride[2], d) : (vec){0};
-            lanes_transpose(square);
-            for (int64_t i = 0; i < WIDTH && d + i < a->dim; i++) vec_store(to + (d + i) * TILE_COLUMNS, square[i] * scale);
-        }
-    }
-}
+#ifdef TILE_PAIRS
+#include "ops/cpu/heads_pairs.h"
+#else
+#include "ops/cpu/heads_floats.h"
+#endif
 
 /* Asks for rows [i, i + n) of x, of which no more than there are, to be in the second cache soon. */
 static void heads_fetch(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, int64_t i, int64_t n)
@@ -87,7 +91,7 @@ static void heads_store(const tr__attention *a, const tr__heads *x, int64_t at, 
     for (int64_t d = 0; d < a->dim; d += WIDTH) {
         vec value = vec_load(from + d) * scale;
         if (step == 1) {
-            lanes_store(a->dtype, x->data, row + d, a->dim - d, value);
+            lanes_store(heads_dtype(a), x->data, row + d, a->dim - d, value);
             continue;
         }
         for (int64_t j = 0; j < WIDTH && d + j < a->dim; j++) tr__store(a->dtype, x->data, row + (d + j) * step, value[j]);
@@ -132,9 +136,9 @@ static void heads_score(const tr__attention *a, const operand *left, const float
     int64_t keys, float *out, int64_t out_row)
 {
     int64_t last = heads_seen(a, i + n - 1, from, keys);
-    tile t = {.k = a->dim, .a_row = left->row, .a_k = 1, .b_k = TILE_COLUMNS, .c_row = out_row};
+    tile t = {.k = heads_steps(a->dim), .a_row = left->row, .a_k = 1, .b_k = TILE_COLUMNS, .c_row = out_row};
     for (int64_t chunk = 0; chunk < last; chunk += TILE_COLUMNS) {
-        t.b = columns + (from + chunk) * a->dim;
+        t.b = columns + (from + chunk) * t.k;
         for (int64_t at = 0; at < n; at += TILE_ROWS) {
             int64_t rows = tile_rows_left(n - at);
             int64_t vectors = (heads_seen(a, i + at + rows - 1, from, keys) - chunk + WIDTH - 1) / WIDTH;
@@ -172,13 +176,13 @@ static void heads_add_rows(const tr__attention *a, const float *weights, int64_t
     int64_t last = heads_seen(a, i + n - 1, from, keys), wide = heads_wide(a);
     tile t = {.a_row = weights_row, .a_k = 1, .b_k = right->row, .c_row = wide, .add = true};
     for (int64_t piece = 0; piece < last; piece += PIECE) {
-        t.b = right->data + (from + piece) * right->row;
+        t.b = right->data + (from + piece) / HEADS_STEP * right->row;
         for (int64_t at = 0; at < n; at += TILE_ROWS) {
             int64_t rows = tile_rows_left(n - at);
             int64_t depth = heads_seen(a, i + at + rows - 1, from, keys) - piece;
             if (depth <= 0) continue;
-            t.k = depth < PIECE ? depth : PIECE;
-            t.a = weights + at * weights_row + piece;
+            t.k = heads_steps(depth < PIECE ? depth : PIECE);
+            t.a = weights + at * weights_row + piece / HEADS_STEP;
             t.c = sums + at * wide;
             heads_tiles(&t, rows, wide / WIDTH);
         }
