@@ -36,6 +36,7 @@ typedef struct block {
     tr__matrix bias;         /* data NULL: none */
     left_form left;
     bool right_in_place, c_in_place;
+    bool low_in_place;       /* c is bf16, which tiles round to */
     float *right;            /* packed: [panels][steps][64] */
     float *c;                /* sums that are not written in place: [m][width]; NULL: of a panel of a at a time, as there
                               * are no other blocks to wait for */

@@ -176,4 +176,11 @@ static void read_left_in_place(const block *k, int64_t i, tile *t)
     t->a = (const float *)a->data + k->at->a + i * t->a_row + k->row;
 }
 
+/* Whether tiles can round their sums to what c is: not these. */
+static bool writes_low_in_place(const tr__product *p)
+{
+    (void)p;
+    return false;
+}
+
 #endif

@@ -224,4 +224,12 @@ static void read_left_in_place(const block *k, int64_t i, tile *t)
     t->a = (const float *)(const void *)((const uint16_t *)a->data + k->at->a + i * a->row.stride[0] + k->row);
 }
 
+/* Whether tiles can round their sums to what c is: bf16 rows, to which nothing but an f32 bias is added. */
+static bool writes_low_in_place(const tr__product *p)
+{
+    if (p->c.dtype != TR_BF16 || p->c.row.ndim != 1 || !plain(&p->c.column)) return false;
+    if (p->accumulate || p->slope || p->residual.data) return false;
+    return !p->bias || (p->bias->dtype == TR_F32 && p->bias->stride[0] == 1);
+}
+
 #endif

@@ -86,10 +86,19 @@ static void rows_times_slope(const block *k, int64_t i, int64_t rows)
             (const float *)p->slope_at.data + r * p->slope_at.row.stride[0] + k->column, k->columns);
 }
 
+static void write_low_in_place(const block *k, int64_t i, tile *t)
+{
+    const tr__product *p = k->p;
+    t->low_row = p->c.row.stride[0];
+    t->low = (uint16_t *)p->c.data + k->at->c + i * t->low_row + k->column;
+    if (p->bias) t->bias = (const float *)tr__ptr(p->bias) + k->column;
+}
+
 static void advance(tile *t, int64_t columns, int64_t b_panel)
 {
     t->b += b_panel;
     t->c += columns;
+    if (t->low) t->low += columns;
     if (t->bias) t->bias += columns;
     if (t->residual) t->residual += columns;
 }
@@ -239,6 +248,8 @@ static void multiply_panel(const block *k, int64_t i, int64_t rows, float *packe
         t.c_row = k->width;
     }
     float *c = t.c;
+    bool low = k->last && k->low_in_place;
+    if (low) write_low_in_place(k, i, &t);
     for (int64_t j = 0; j < tiles; j++) {
         int64_t vectors = (k->columns - j * TILE_COLUMNS + WIDTH - 1) / WIDTH;
         fetch_left(k, i, j, tiles);
@@ -248,7 +259,7 @@ static void multiply_panel(const block *k, int64_t i, int64_t rows, float *packe
     }
     if (!k->last) return;
     if (k->c_in_place && k->p->slope) rows_times_slope(k, i, rows);
-    for (int64_t r = 0; r < rows && !k->c_in_place && !k->turned; r++) write_row(k, i + r, c + r * k->width);
+    for (int64_t r = 0; r < rows && !k->c_in_place && !low && !k->turned; r++) write_row(k, i + r, c + r * k->width);
 }
 
 static void multiply_groups(void *arg, int64_t begin, int64_t end)
@@ -325,6 +336,7 @@ static bool run_block(block *k)
     else if (p->a_activation && k->left == IN_PLACE) k->left = ROWS;
     k->right_in_place = ROWS_IN_STEP == 1 && m <= IN_PLACE_ROWS && whole && f32_rows(&p->b) && !at->b_sums && !p->b_activation;
     k->c_in_place = !k->turned && whole && writes_in_place(p);
+    k->low_in_place = !k->turned && whole && writes_low_in_place(p);
     int64_t deep = (p->b.row.n + ROWS_IN_STEP - 1) / ROWS_IN_STEP, steps = part_size(deep, BLOCK_DEPTH, DEPTH_UNIT);
     int64_t most = steps * BLOCK_WIDTH < SHALLOW_BLOCK && steps ? SHALLOW_BLOCK / steps : BLOCK_WIDTH;
     k->width = part_size(n, most, TILE_COLUMNS);

@@ -1,6 +1,7 @@
 /* All SIMD kernels, and their table: TABLE is its name. */
 #include "ops/cpu/simd.h"
 #include "ops/cpu/simd_batch_norm.h"
+#include "ops/cpu/simd_cast.h"
 #include "ops/cpu/simd_dropout.h"
 #include "ops/cpu/simd_elementwise.h"
 #include "ops/cpu/simd_embedding.h"

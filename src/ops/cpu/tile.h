@@ -43,6 +43,8 @@ typedef struct tile {
     float *c;
     int64_t c_row;
     bool add;              /* to what c holds */
+    uint16_t *low;         /* with TILE_PAIRS: rows of bf16, low_row apart, that are written rather than c; or NULL */
+    int64_t low_row;
     const float *bias;     /* [WIDTH*vectors], added to each row; or NULL */
     const float *residual; /* rows residual_row apart, added; or NULL */
     int64_t residual_row;
@@ -85,6 +87,21 @@ static inline vec tile_multiply(vec left, vec right, vec sum)
 #define TILE_STORE(i, j) \
     if (vectors > j) vec_store(c + i * c_row + j * WIDTH, sum##i##j);
 
+#ifdef TILE_PAIRS
+#define TILE_STORE_LOW(i, j) \
+    if (vectors > j)         \
+        _mm256_storeu_si256((__m256i *)(t->low + i * t->low_row + j * WIDTH), (__m256i)_mm512_cvtneps_pbh((__m512)sum##i##j));
+#define TILE_STORE_LOW_ROW(i) \
+    if (rows > i) { TILE_EACH_VECTOR(TILE_STORE_LOW, i) }
+#define TILE_STORE_LOW_IF_ASKED             \
+    if (t->low) {                           \
+        TILE_EACH_ROW(TILE_STORE_LOW_ROW)   \
+        return;                             \
+    }
+#else
+#define TILE_STORE_LOW_IF_ASKED
+#endif
+
 #define TILE_ZERO_ROW(i) TILE_EACH_VECTOR(TILE_ZERO, i)
 #define TILE_MULTIPLY_ROW(i)                    \
     if (rows > i) {                               \
@@ -123,6 +140,7 @@ static inline __attribute__((always_inline)) void tile_run_of(const tile *t, con
     TILE_ADD_MATRIX(t->add ? c : NULL, c_row)
     TILE_ADD_MATRIX(t->bias, 0)
     TILE_ADD_MATRIX(t->residual, t->residual_row)
+    TILE_STORE_LOW_IF_ASKED
     TILE_EACH_ROW(TILE_STORE_ROW)
 }
 
