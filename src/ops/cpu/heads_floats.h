@@ -1,5 +1,6 @@
 /*
- * A (batch, head) of q, k, v, … as the f32 that tiles multiply. Included by heads.h; its counterpart for bf16 is heads_pairs.h.
+ * A (batch, head) of q, k, v, … as the f32 that tiles multiply. Included by heads.h; its counterpart for bf16 is
+ * heads_pairs.h.
  */
 
 /* x: [rows, dim] as rows of whole vectors, on the left or the right of a product: where it lies if it can be read so, else
@@ -15,7 +16,8 @@ static operand heads_left(const tr__attention *a, const tr__heads *x, int64_t at
 }
 
 /* The same for the right; left: what heads_left made of it. */
-static operand heads_right(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, const operand *left, float *scratch)
+static operand heads_right(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, const operand *left,
+    float *scratch)
 {
     return left ? *left : heads_left(a, x, at, rows, scratch);
 }

@@ -1,6 +1,6 @@
 /*
- * A (batch, head) of q, k, v, … as the pairs of bf16 that tiles multiply: of neighbours in a row on the left, of a column on the
- * right. Included by heads.h; its counterpart for f32 is heads_floats.h.
+ * A (batch, head) of q, k, v, … as the pairs of bf16 that tiles multiply: of neighbours in a row on the left, in a column on
+ * the right. Included by heads.h; its counterpart for f32 is heads_floats.h.
  */
 #include "ops/cpu/pairs.h"
 
@@ -28,7 +28,8 @@ static operand heads_left(const tr__attention *a, const tr__heads *x, int64_t at
 }
 
 /* The same on the right, copied to scratch: [rows/2][wide], zeros after the last row. */
-static operand heads_right(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, const operand *left, float *scratch)
+static operand heads_right(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, const operand *left,
+    float *scratch)
 {
     (void)left;
     int64_t wide = heads_wide(a);

@@ -30,7 +30,8 @@ LANES_INLINE vec lanes_load(tr_dtype dtype, const void *data, int64_t at, int64_
     return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 }
 
-/* The upper half of each f32, rounded to nearest even; NaN stays NaN. The instruction for it takes what is below 2^-126 for 0. */
+/* The upper half of each f32, rounded to nearest even; NaN stays NaN. The instruction for it takes what is below 2^-126 for
+ * 0. */
 LANES_INLINE __m256i lanes_to_bf16(__m512 x)
 {
 #if defined(__AVX512BF16__)

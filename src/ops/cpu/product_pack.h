@@ -1,6 +1,6 @@
 /*
- * Of the matrix products of product_simd.h: operands as the f32 that tiles multiply, a step for each row of b. Its counterpart for
- * bf16 is product_pack_pairs.h.
+ * Of the matrix products of product_simd.h: operands as the f32 that tiles multiply, a step for each row of b. Its counterpart
+ * for bf16 is product_pack_pairs.h.
  */
 #ifndef TR_OPS_CPU_PRODUCT_PACK_H
 #define TR_OPS_CPU_PRODUCT_PACK_H

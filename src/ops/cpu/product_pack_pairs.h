@@ -38,7 +38,8 @@ LANES_INLINE void pack_step(tr_dtype dtype, const void *data, int64_t first, int
 #pragma GCC unroll 4
     for (int j = 0; j < TILE_VECTORS; j++) {
         int64_t n = columns - j * WIDTH;
-        vec pairs = pairs_join(bf16_load(dtype, data, first + j * WIDTH, n), bf16_load(dtype, data, second + j * WIDTH, both ? n : 0));
+        __m256i low = bf16_load(dtype, data, first + j * WIDTH, n);
+        vec pairs = pairs_join(low, bf16_load(dtype, data, second + j * WIDTH, both ? n : 0));
         vec_store(to + j * WIDTH, pairs);
         if (sum) sum[j] += pairs_firsts(pairs) + pairs_seconds(pairs);
     }
@@ -156,8 +157,10 @@ static void pack_left_bf16(const block *k, int64_t i, float *to)
         for (int64_t j = 0; j < GROUP; j += TILE_ROWS) {
             __m512 x[4];
 #pragma GCC unroll 4
-            for (int s = 0; s < 4; s++)
-                x[s] = (__m512)_mm512_castsi256_si512(join_six(bf16_load_six(row[2 * s] + j), bf16_load_six(row[2 * s + 1] + j)));
+            for (int s = 0; s < 4; s++) {
+                __m256i six = join_six(bf16_load_six(row[2 * s] + j), bf16_load_six(row[2 * s + 1] + j));
+                x[s] = (__m512)_mm512_castsi256_si512(six);
+            }
             lanes_join(x, to + j * k->steps);
         }
     }
@@ -197,8 +200,8 @@ static void copy_left_row(const block *k, int64_t row_at, float *to)
             vec_store(to, pairs_load(a->dtype, a->data, row_at + k->row + c, n));
             continue;
         }
-        __m512 first = (__m512)read_lanes(a, row_at, k->row + c, n), second = (__m512)read_lanes(a, row_at, k->row + c + WIDTH, n - WIDTH);
-        vec_store(to, (vec)_mm512_cvtne2ps_pbh(second, first));
+        vec first = read_lanes(a, row_at, k->row + c, n), second = read_lanes(a, row_at, k->row + c + WIDTH, n - WIDTH);
+        vec_store(to, (vec)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
     }
 }
 
