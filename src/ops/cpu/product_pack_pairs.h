@@ -142,7 +142,9 @@ static void pack_left_of(const block *k, tr_dtype dtype, int64_t i, int64_t n, f
 /* Six bf16 by two loads: a masked one waits for the next cache line, too, where it would reach into that without a mask. */
 LANES_INLINE __m128i bf16_load_six(const uint16_t *from)
 {
-    return _mm_insert_epi32(_mm_loadl_epi64((const __m128i *)from), *(const int32_t *)(const void *)(from + 4), 2);
+    int32_t last;
+    memcpy(&last, from + 4, sizeof last);
+    return _mm_insert_epi32(_mm_loadl_epi64((const __m128i *)from), last, 2);
 }
 
 /* A whole group of bf16, depth a multiple of eight. */
