@@ -101,6 +101,12 @@ static tr_status divide(const tr__arena *arena)
     return status;
 }
 
+/* What the leaves have left is as large as the arena, and in pieces that nothing else may ever ask for. */
+static void trim(tr_device device)
+{
+    if (tr__device(device.kind)->trim) tr__device(device.kind)->trim(device.index);
+}
+
 /* One arena of all the leaves from first on that are like it. */
 static tr_status build_one(const tr_tensor_list *leaves, int first)
 {
@@ -125,6 +131,7 @@ static tr_status build_one(const tr_tensor_list *leaves, int first)
     TR__TRY(zero_gaps(arena, arena->gradients));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(fill_slot(arena, &arena->slots[i]));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(enter(arena, &arena->slots[i]));
+    trim(tr__device_of(arena->parameters));
     return TR_OK;
 }
 

@@ -34,6 +34,11 @@ void tr__pages_free(void *memory, size_t bytes)
     if (memory) munmap(memory, tr__round_up(bytes, TR__PAGE));
 }
 
+void tr__pages_empty(void *memory, size_t bytes)
+{
+    if (bytes) madvise(memory, tr__round_up(bytes, TR__PAGE), MADV_DONTNEED);
+}
+
 /* A segment lives as long as it has holders: its owner, until tr_shared_free(), and the ranks of this process that map
  * it. */
 typedef struct held_segment {

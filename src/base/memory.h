@@ -17,6 +17,8 @@ static inline size_t tr__round_up(size_t n, size_t to) { return (n + to - 1) / t
  * the cost of passes over arenas); NULL without memory. bytes must be given back alike. */
 void *tr__pages_alloc(size_t bytes);
 void tr__pages_free(void *memory, size_t bytes);
+/* Gives the memory behind some of these pages back to the system: they are zero at the next use. */
+void tr__pages_empty(void *memory, size_t bytes);
 
 /* A shared segment: a memfd, mapped here. Peers get the descriptor over a socket; there is no name in the file
  * system, so nothing is left behind however the processes end. Segments are made by tr_shared_alloc(). */

@@ -17,6 +17,8 @@ typedef struct tr__device_table {
     /* Copies between this device and itself or the CPU; done when it returns. */
     tr_status (*copy)(tr_device to_device, void *to, tr_device from_device, const void *from, size_t bytes);
     tr_status (*synchronize)(int index);
+    /* Gives the memory that is kept for later, and not in use, back to the system. NULL: none is kept. */
+    void (*trim)(int index);
 } tr__device_table;
 
 /* The table of a kind; NULL when this process has no such devices. */

@@ -269,6 +269,29 @@ static void blocks_never_overlap(void **state)
     tr__cache_delete(cache);
 }
 
+static void free_blocks_go_back_to_the_system(void **state)
+{
+    (void)state;
+    enum { BYTES = 5 << 20 };
+    tr__cache *cache = tr__cache_new();
+    unsigned char *gone = tr__cache_alloc(cache, BYTES), *stays = tr__cache_alloc(cache, BYTES);
+    assert_true(gone && stays);
+    memset(gone, 7, BYTES);
+    memset(stays, 9, BYTES);
+    tr__cache_free(cache, gone, BYTES);
+    tr__cache_trim(cache);
+    for (int i = 0; i < BYTES; i++) assert_int_equal(stays[i], 9);
+    unsigned char *again = tr__cache_alloc(cache, BYTES);
+    assert_non_null(again);
+    if (!SANITIZED) { /* AddressSanitizer has blocks of its own */
+        assert_ptr_equal(again, gone);
+        for (int i = 0; i < BYTES; i++) assert_int_equal(again[i], 0);
+    }
+    tr__cache_free(cache, again, BYTES);
+    tr__cache_free(cache, stays, BYTES);
+    tr__cache_delete(cache);
+}
+
 static void shared_memory_is_found_by_its_address(void **state)
 {
     (void)state;
@@ -337,6 +360,7 @@ int main(void)
         cmocka_unit_test(every_iteration_runs_once),
         cmocka_unit_test(a_pool_serves_several_threads),
         cmocka_unit_test(blocks_never_overlap),
+        cmocka_unit_test(free_blocks_go_back_to_the_system),
         cmocka_unit_test(shared_memory_is_found_by_its_address),
         cmocka_unit_test(philox_gives_the_known_answers),
     };

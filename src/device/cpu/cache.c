@@ -230,6 +230,15 @@ void tr__cache_free(tr__cache *cache, void *memory, size_t bytes)
     pthread_mutex_unlock(&cache->lock);
 }
 
+void tr__cache_trim(tr__cache *cache)
+{
+    if (!cache) return;
+    pthread_mutex_lock(&cache->lock);
+    for (block *b = cache->first; b; b = b->next)
+        if (!b->in_use) tr__pages_empty(b->memory, b->bytes);
+    pthread_mutex_unlock(&cache->lock);
+}
+
 void tr__cache_set_peak(tr__cache *cache, size_t peak)
 {
     if (!cache) return;

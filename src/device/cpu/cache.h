@@ -16,6 +16,8 @@ tr__cache *tr__cache_new(void); /* NULL without memory; the functions below take
 void tr__cache_delete(tr__cache *cache);
 void *tr__cache_alloc(tr__cache *cache, size_t bytes); /* 64-byte aligned; NULL without memory */
 void tr__cache_free(tr__cache *cache, void *memory, size_t bytes);
+/* Gives the memory of free blocks back to the system; their addresses stay, and are cleared when they are used again. */
+void tr__cache_trim(tr__cache *cache);
 /* Takes the peak to be this, or what is in use when that is more. */
 void tr__cache_set_peak(tr__cache *cache, size_t peak);
 void tr__cache_usage(tr__cache *cache, size_t *in_use, size_t *peak);

@@ -134,6 +134,11 @@ static tr_status cpu_synchronize(int index)
     return TR_OK;
 }
 
+static void cpu_trim(int index)
+{
+    if (count() > index) tr__cache_trim(cpus.caches[index]);
+}
+
 void tr__cpu_memory(int index, size_t *in_use, size_t *peak)
 {
     tr__cache_usage(index >= 0 && index < count() ? cpus.caches[index] : NULL, in_use, peak);
@@ -164,4 +169,5 @@ const tr__device_table tr__cpu_table = {
     .free = cpu_free,
     .copy = cpu_copy,
     .synchronize = cpu_synchronize,
+    .trim = cpu_trim,
 };
