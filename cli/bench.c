@@ -21,6 +21,8 @@ static int read_options(tr__bench *b, int argc, char **argv)
         {"size", 0, "N", "pixels a side of images (224)", TR__INTEGER(&b->size, 32, 4096)},
         {"optimizer", 0, "NAME", "momentum: SGD with it (adamw for texts, sgd for mlp, momentum for images)",
             TR__CHOICE(&b->optimizer, "adamw", "sgd", "momentum")},
+        {"step-in-backward", 0, NULL, "update each parameter as its gradient is final: no memory for all gradients; one rank",
+            TR__FLAG(&b->step_in_backward)},
         {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b->seq, 1, 1000000)},
         {"dtype", 0, "NAME", "of the numbers; bf16: under autocast, the parameters f32", TR__CHOICE(&b->dtype, "f32", "bf16")},
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
@@ -63,6 +65,11 @@ static int complete_options(tr__bench *b)
     }
     if (b->size && usual->size < 224) {
         tr__complain(TR__BENCH, "--size: the samples of %s are %s", b->model, usual->size ? "28 x 28" : "no images");
+        return TR__EXIT_USAGE;
+    }
+    bool ranks = b->ranks > 1 || getenv("RANK");
+    if (b->step_in_backward && ranks) {
+        tr__complain(TR__BENCH, "--step-in-backward: ranks average gradients after backward has made them; it takes one rank");
         return TR__EXIT_USAGE;
     }
     if (!b->batch) b->batch = usual->batch;

@@ -11,6 +11,7 @@
 typedef struct tr__bench {
     const char *model, *optimizer, *dtype, *peer, *json;
     int batch, seq, size, ranks, threads, steps, warmup;
+    bool step_in_backward;
 } tr__bench;
 
 /* What a model is trained with when nothing else is said. seq 0: its samples are no sequences; size, pixels a side, 0: no

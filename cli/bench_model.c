@@ -154,9 +154,9 @@ static void print_report(const bench_run *r, const results *s)
     const tr__bench *b = r->bench;
     const tr__workload *w = &r->work;
     int threads = tr_threads(tr_cpu(0));
-    printf("%s, %.0f %ss on each of %d rank%s with %d thread%s, %s, %d times %d step%s\n", b->model, w->items, w->item,
+    printf("%s, %.0f %ss on each of %d rank%s with %d thread%s, %s, %d times %d step%s%s\n", b->model, w->items, w->item,
         r->world, r->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", b->dtype, b->steps,
-        w->in_a_row, w->in_a_row > 1 ? "s in a row" : "");
+        w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", b->step_in_backward ? ", updates in backward" : "");
     printf("step             %8.2f ms (median)\n", s->step_ms);
     printf("%ss%*s %8.0f /s\n", w->item, 15 - (int)strlen(w->item), "", s->items_per_s);
     printf("peak memory      %8.1f MB%s\n", r->rss_mb, r->world > 1 ? " (the most of a rank)" : "");
@@ -183,6 +183,7 @@ static char *to_json(const bench_run *r, const results *s)
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "dtype", b->dtype);
     cJSON_AddStringToObject(o, "optimizer", b->optimizer);
+    cJSON_AddBoolToObject(o, "step_in_backward", b->step_in_backward);
     const struct {
         const char *key;
         double value;

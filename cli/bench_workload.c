@@ -280,5 +280,6 @@ tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__w
 {
     tr_status status = make(b, 2 * (uint64_t)rank, group, w);
     w->autocast = strcmp(b->dtype, "bf16") == 0 ? TR_BF16 : TR_F32;
+    if (status == TR_OK) status = tr_step_in_backward(w->optimizer, b->step_in_backward);
     return status;
 }

@@ -62,7 +62,7 @@ struct tr__train {
     /* What holds for this run only. */
     int ranks, threads, stop_at, profile;
     const char *out, *json;
-    bool resume, plain, recompute;
+    bool resume, plain, recompute, step_in_backward;
 
     tr__option options[TR__OPTIONS_MOST]; /* the command's, and which of them were among its arguments */
     uint64_t given;

@@ -191,6 +191,15 @@ static int check_files(tr__train *t)
     return code < 0 ? check_folder(t) : code;
 }
 
+static int check_in_backward(const tr__train *t, int64_t world)
+{
+    if (t->step_in_backward && world > 1)
+        return tr__train_failed(t, "--step-in-backward: ranks average gradients after backward has made them; it takes one rank");
+    if (t->step_in_backward && t->clip > 0)
+        return tr__train_failed(t, "--step-in-backward: the norm of all gradients is known when they have been used: give --clip 0");
+    return -1;
+}
+
 int tr__train_check(tr__train *t)
 {
     int64_t world = t->under_launcher ? number_of_environment("WORLD_SIZE", 1) : t->ranks;
@@ -199,7 +208,8 @@ int tr__train_check(tr__train *t)
                                 world);
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
-    int code = check_texts(t);
+    int code = check_in_backward(t, world);
+    if (code < 0) code = check_texts(t);
     if (code < 0) code = t->kind->check(t, world);
     return code < 0 ? check_files(t) : code;
 }

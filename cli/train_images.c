@@ -250,6 +250,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
         .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr, .min_lr = t->min_lr,
         .momentum = tr__zero_is_meant(t->momentum), .weight_decay = tr__zero_is_meant(t->weight_decay), .clip = t->clip,
         .autocast = tr__train_autocast(t), .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
+        .step_in_backward = t->step_in_backward,
         .seed = (uint64_t)t->seed, .workers = m->workers, .resume = resume);
     return tr_status_of(*out);
 }

@@ -187,10 +187,13 @@ static int check_memory(tr__train *t, int64_t world)
     if (m->tokens) text_bytes *= (int64_t)sizeof(int32_t);
     int64_t share = (t->batch + world - 1) / world, windows = t->micro_batch ? t->micro_batch : share;
     if (windows > share) windows = share;
-    /* Weights, gradients and two moments, of f32. */
-    double fixed = 16.0 * (double)t->parameters + rank_bytes + (double)text_bytes;
+    /* Weights, gradients and two moments, of f32; stepping in backward, of the gradients little but the table's, which the head
+     * adds to first and the embedding last. */
+    double gradients = t->step_in_backward ? (double)o.vocab * o.dim : (double)t->parameters;
+    double fixed = 12.0 * (double)t->parameters + 4.0 * gradients + rank_bytes + (double)text_bytes;
     double left = tr__memory_left_gib() * gib, most = 0.95 * left / (double)local - fixed;
-    while (!t->micro_batch && windows > 1 && (double)windows * window_bytes > most) windows = (windows + 1) / 2;
+    bool divides = !t->micro_batch && !t->step_in_backward;
+    while (divides && windows > 1 && (double)windows * window_bytes > most) windows = (windows + 1) / 2;
     double each = fixed + (double)windows * window_bytes;
     if (left > 0 && each * (double)local > 0.95 * left)
         return tr__train_failed(
@@ -275,6 +278,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
                       .min_lr = tr__zero_is_meant(t->min_lr), .weight_decay = tr__zero_is_meant(t->weight_decay),
                       .clip = tr__zero_is_meant(t->clip), .seed = (uint64_t)t->seed, .autocast = tr__train_autocast(t),
                       .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
+                      .step_in_backward = t->step_in_backward,
                       .loss = m->language->loss,
                       .masking = m->language->masking ? &m->masking : NULL, .resume = resume);
     return tr_status_of(*out);

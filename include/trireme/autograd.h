@@ -24,7 +24,7 @@ typedef struct tr_backward_options {
 TR_API TR_MUST_CHECK tr_status tr_backward_with(const tr_backward_options *options);
 
 /* The gradient that backward left at a leaf: its own object, not a copy, the same one until it is set anew; NULL when
- * there is none yet. */
+ * there is none yet; in error when an optimizer used it up in backward (tr_step_in_backward()). */
 TR_API tr_tensor *tr_grad(const tr_tensor *leaf);
 /* Forgets the gradient: the next backward starts from nothing. */
 TR_API void tr_clear_grad(tr_tensor *leaf);

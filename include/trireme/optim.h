@@ -211,6 +211,18 @@ TR_API TR_MUST_CHECK tr_status tr_param_group_with(const tr_param_group_options 
 
 /* One update from the gradients that are there; a parameter without one stays as it is. */
 TR_API TR_MUST_CHECK tr_status tr_step(tr_optimizer *optimizer);
+/*
+ * Steps in backward: from now on tr_backward() updates each parameter the moment its gradient is final, its hooks have seen it
+ * and nothing in the graph has yet to read the parameter, and gives the gradient up (Lv et al. 2023). There is no memory for
+ * all gradients then, four bytes an f32 parameter; the results are those of a step after backward, bit for bit. The loop stays
+ * as it is, but tr_set_lr() comes before the backward: tr_step() then only ends the step, and tr_zero_grad() has nothing to do.
+ *
+ * One backward a step: another one before tr_step() is refused, as its gradients could not be added. So are clipping, gradient
+ * scaling, tr_shard_optimizer(), tr_ddp() and distributed backwards, and parameters that several optimizers have; tr_grad() of
+ * a parameter is a tensor in error. A backward that fails says so when it has updated parameters before, and so does tr_step()
+ * after it: they are as they were, or one step on. Switched off, it steps in tr_step() again.
+ */
+TR_API TR_MUST_CHECK tr_status tr_step_in_backward(tr_optimizer *optimizer, bool on);
 /* Forgets all gradients: costs nothing, the next backward overwrites them. On an optimizer in error it does nothing:
  * tr_step() reports it. */
 TR_API void tr_zero_grad(tr_optimizer *optimizer);

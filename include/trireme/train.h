@@ -176,6 +176,8 @@ typedef struct tr_trainer_options {
     tr_optimizer_maker optimizer; /* NULL: AdamW, with beta1, beta2 and weight_decay */
     void *user;                 /* for optimizer and loss */
     tr_batch_loss loss;         /* NULL: tr_cross_entropy(tr_forward(net, x), y). net is the model, or DDP around it */
+    bool step_in_backward;      /* tr_step_in_backward(): no memory for all gradients. Of one rank, without clipping, and with
+                                   the batch computed at once */
 } tr_trainer_options;
 #define tr_trainer(...) TR__NEW2(tr_trainer, model, text, __VA_ARGS__)
 TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);
@@ -203,6 +205,7 @@ typedef struct tr_classifier_trainer_options {
     tr_dtype autocast;
     tr_optimizer_maker optimizer; /* NULL: SGD, with momentum and weight_decay */
     void *user;
+    bool step_in_backward;      /* as tr_trainer's */
 } tr_classifier_trainer_options;
 #define tr_classifier_trainer(...) TR__NEW2(tr_classifier_trainer, model, set, __VA_ARGS__)
 TR_API tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *options);

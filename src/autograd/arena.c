@@ -44,13 +44,23 @@ static tr_tensor *part(const tr_tensor *flat, const tr__arena_slot *slot, tr_sha
     return tr__tensor_view(flat, shape, NULL, flat->offset + slot->offset);
 }
 
-/* Copies a leaf's value and gradient into its slot. */
+/* Copies a leaf's value into its slot. */
 static tr_status fill_slot(const tr__arena *arena, const tr__arena_slot *slot)
 {
     TR_SCOPE;
-    tr_tensor *t = slot->leaf;
-    TR__TRY(tr_copy_into(part(arena->parameters, slot, t->shape), t));
-    if (t->leaf->has_grad) TR__TRY(tr_copy_into(part(arena->gradients, slot, t->shape), t->leaf->grad));
+    return tr_copy_into(part(arena->parameters, slot, slot->leaf->shape), slot->leaf);
+}
+
+/* Gives a leaf the slot's place for its gradient, with the gradient that it has. */
+static tr_status give_place(const tr__arena *arena, const tr__arena_slot *slot)
+{
+    TR_SCOPE;
+    tr__leaf *leaf = slot->leaf->leaf;
+    tr_tensor *place = part(arena->gradients, slot, slot->leaf->shape);
+    TR__TRY(tr_status_of(place));
+    if (leaf->has_grad) TR__TRY(tr_copy_into(place, leaf->grad));
+    if (leaf->grad) move_to(leaf->grad, arena->gradients, slot->offset);
+    else leaf->grad = tr_keep(place);
     return TR_OK;
 }
 
@@ -58,14 +68,7 @@ static tr_status enter(tr__arena *arena, tr__arena_slot *slot)
 {
     tr_tensor *t = slot->leaf;
     tr__leaf *leaf = t->leaf;
-    if (!leaf->grad) {
-        TR_SCOPE;
-        tr_tensor *grad = part(arena->gradients, slot, t->shape);
-        TR__TRY(tr_status_of(grad));
-        leaf->grad = tr_keep(grad);
-    } else {
-        move_to(leaf->grad, arena->gradients, slot->offset);
-    }
+    TR__TRY(give_place(arena, slot));
     move_to(t, arena->parameters, slot->offset);
     leaf->arena = tr__ref(arena);
     leaf->arena_place = &slot->leaf;
@@ -87,6 +90,24 @@ static tr_status zero_gaps(const tr__arena *arena, const tr_tensor *whole)
         if (end < next) TR__TRY(tr_fill(tr_slice((tr_tensor *)whole, 0, end, next), 0));
     }
     return TR_OK;
+}
+
+static tr_status make_gradients(tr__arena *arena)
+{
+    TR_SCOPE;
+    tr_tensor *gradients = flat(arena->count, arena->parameters, false);
+    TR__TRY(tr_status_of(gradients));
+    TR__TRY(zero_gaps(arena, gradients));
+    arena->gradients = tr_keep(gradients);
+    return TR_OK;
+}
+
+/* Gives a leaf that has left its place again. */
+static tr_status come_back(tr_tensor *leaf)
+{
+    tr__arena *arena = leaf->leaf->arena;
+    if (!arena->gradients) TR__TRY(make_gradients(arena));
+    return give_place(arena, tr__arena_slot_of(leaf));
 }
 
 /* A step of some parameters is none of the others: each has a version of its own. */
@@ -123,12 +144,10 @@ static tr_status build_one(const tr_tensor_list *leaves, int first)
         arena->count += (tr__numel(t->shape) + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
     }
     arena->parameters = tr_keep(flat(arena->count, like, false));
-    arena->gradients = tr_keep(flat(arena->count, like, false));
     TR__TRY(tr_status_of(arena->parameters));
-    TR__TRY(tr_status_of(arena->gradients));
     TR__TRY(divide(arena));
     TR__TRY(zero_gaps(arena, arena->parameters));
-    TR__TRY(zero_gaps(arena, arena->gradients));
+    TR__TRY(make_gradients(arena));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(fill_slot(arena, &arena->slots[i]));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(enter(arena, &arena->slots[i]));
     trim(tr__device_of(arena->parameters));
@@ -142,7 +161,28 @@ tr_status tr__arena_build(const tr_tensor_list *leaves)
     TR_NO_GRAD;
     for (int i = 0; i < leaves->count; i++)
         if (!leaves->entries[i].tensor->leaf->arena) TR__TRY(build_one(leaves, i));
+    for (int i = 0; i < leaves->count; i++)
+        if (!tr__arena_has_place(leaves->entries[i].tensor)) TR__TRY(come_back(leaves->entries[i].tensor));
     return TR_OK;
+}
+
+bool tr__arena_has_place(const tr_tensor *t)
+{
+    const tr__leaf *leaf = t->leaf;
+    const tr_tensor *gradients = leaf->arena ? leaf->arena->gradients : NULL;
+    return gradients && leaf->grad && leaf->grad->storage == gradients->storage;
+}
+
+void tr__arena_leave(tr_tensor *t)
+{
+    if (!tr__arena_has_place(t)) return;
+    tr__arena *arena = t->leaf->arena;
+    tr__unref(t->leaf->grad);
+    t->leaf->grad = NULL;
+    for (int i = 0; i < arena->n_slots; i++)
+        if (arena->slots[i].leaf && tr__arena_has_place(arena->slots[i].leaf)) return;
+    tr__unref(arena->gradients);
+    arena->gradients = NULL;
 }
 
 tr_status tr__arena_share(tr__arena *arena)
@@ -150,16 +190,17 @@ tr_status tr__arena_share(tr__arena *arena)
     if (arena->gradients->storage->kind == TR__SHARED) return TR_OK;
     TR_SCOPE;
     TR_NO_GRAD;
-    tr_tensor *shared = flat(arena->count, arena->gradients, true); /* zero, as all fresh shared memory */
+    tr_tensor *shared = flat(arena->count, arena->parameters, true); /* zero, as all fresh shared memory */
     TR__TRY(tr_status_of(shared));
     for (int i = 0; i < arena->n_slots; i++) {
         const tr__arena_slot *slot = &arena->slots[i];
-        if (!slot->leaf) continue;
+        if (!slot->leaf || !tr__arena_has_place(slot->leaf)) continue;
         tr_tensor *grad = slot->leaf->leaf->grad;
         if (slot->leaf->leaf->has_grad) TR__TRY(tr_copy_into(part(shared, slot, grad->shape), grad));
     }
     for (int i = 0; i < arena->n_slots; i++)
-        if (arena->slots[i].leaf) move_to(arena->slots[i].leaf->leaf->grad, shared, arena->slots[i].offset);
+        if (arena->slots[i].leaf && tr__arena_has_place(arena->slots[i].leaf))
+            move_to(arena->slots[i].leaf->leaf->grad, shared, arena->slots[i].offset);
     move_to(arena->gradients, shared, 0);
     return TR_OK;
 }

@@ -25,14 +25,20 @@ typedef struct tr__arena_slot {
 typedef struct tr__arena {
     tr__object object;
     tr_tensor *parameters; /* [count] */
-    tr_tensor *gradients;  /* [count], the same dtype */
+    tr_tensor *gradients;  /* [count], the same dtype; NULL: no leaf has a place there */
     int64_t count;         /* elements with gaps */
     int n_slots;
     tr__arena_slot *slots; /* in the order of the list it was built from */
 } tr__arena;
 
-/* Puts every leaf of the list that is in no arena yet into new arenas, one per (dtype, device). */
+/* Puts every leaf of the list that is in no arena yet into new arenas, one per (dtype, device), and gives each a place for its
+ * gradient. */
 tr_status tr__arena_build(const tr_tensor_list *leaves);
+/* Has the leaf a place for its gradient in an arena? */
+bool tr__arena_has_place(const tr_tensor *leaf);
+/* Takes the leaf's place from it: its gradients are tensors of their own from now on, and when no leaf has a place any more, the
+ * arena has no gradients. There must be no gradient. The next build with the leaf gives it a place again. */
+void tr__arena_leave(tr_tensor *leaf);
 /* Moves the gradients to memory that the ranks of a host can share (CPU only; does nothing when they are there). */
 tr_status tr__arena_share(tr__arena *arena);
 /* The slot of a leaf in its arena; NULL when it is in none. */

@@ -7,6 +7,7 @@
  * when it is on its way. All state of a walk is in the tr__backward: graphs are read only, so walks over graphs that share
  * nodes may follow each other or interleave.
  */
+#include "autograd/arena.h"
 #include "autograd/engine.h"
 #include "ops/node.h"
 
@@ -85,6 +86,7 @@ static tr_status meet(tr__backward *b, tr__node *node, tr_tensor *leaf, size_t *
     const void *key = node ? (const void *)node : (const void *)leaf;
     size_t slot = slot_of(b, key);
     if (!b->table[slot]) {
+        if (leaf && leaf->leaf->taker) TR__TRY(leaf->leaf->taker->meet(leaf->leaf->taker, b));
         b->stops[b->count] = (stop){.key = key, .node = node, .leaf = leaf};
         b->table[slot] = ++b->count;
         b->unfinished++;
@@ -189,7 +191,7 @@ static tr_status settle(tr_tensor *t, tr_tensor *g)
     TR_SCOPE;
     if (leaf->has_grad) return tr_copy_into(leaf->grad, tr_add(leaf->grad, g));
     leaf->has_grad = true;
-    if (leaf->arena) return tr_copy_into(leaf->grad, g);
+    if (tr__arena_has_place(t)) return tr_copy_into(leaf->grad, g);
     /* Nobody else has it: take it as it is. */
     bool ours = atomic_load(&g->object.refs) == 1 && atomic_load(&g->storage->refs) == 1 && tr_is_contiguous(g);
     tr__unref(leaf->grad);
@@ -225,6 +227,7 @@ static tr_status finish_leaf(tr__backward *b, stop *at)
     at->grads[0] = NULL;
     b->deferred = false;
     TR__TRY(call_hooks(b, t, final));
+    if (t->leaf->taker) return t->leaf->taker->take(t->leaf->taker);
     return b->apart && !b->deferred ? b->apart->complete(b->apart->user, t) : TR_OK;
 }
 

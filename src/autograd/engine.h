@@ -13,6 +13,9 @@ typedef struct tr__backward tr__backward;
 typedef tr_status (*tr__leaf_hook)(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward);
 int tr__leaf_hook_add(tr_tensor *leaf, tr__leaf_hook hook, void *user);
 
+/* A failure of `what` when an optimizer steps one of these leaves in backward, which it cannot have, for that reason. */
+tr_status tr__gradients_stay(const char *what, const tr_tensor_list *leaves, const char *why);
+
 /* What is to be called at the end of a backward. */
 typedef struct tr__backward_ending {
     /* Once, also when it fails: status and the thread's latest failure then say why. What it returns becomes the backward's

@@ -1,4 +1,5 @@
 /* What users see of leaves: gradients and hooks; and grad mode. */
+#include "autograd/arena.h"
 #include "autograd/engine.h"
 #include "ops/node.h"
 
@@ -6,7 +7,11 @@
 
 tr_tensor *tr_grad(const tr_tensor *leaf)
 {
-    return leaf && !tr__bad(leaf) && leaf->leaf && leaf->leaf->has_grad ? leaf->leaf->grad : NULL;
+    if (!leaf || tr__bad(leaf) || !leaf->leaf) return NULL;
+    if (leaf->leaf->has_grad) return leaf->leaf->grad;
+    if (!leaf->leaf->taker) return NULL;
+    return tr__tensor_fail(TR_STATE, "grad: an optimizer steps parameter %s in backward, which uses its gradient up; a gradient "
+        "hook sees it", TR__TEXT(leaf->shape));
 }
 
 void tr_clear_grad(tr_tensor *t)
@@ -14,9 +19,21 @@ void tr_clear_grad(tr_tensor *t)
     tr__leaf *leaf = t && !tr__bad(t) ? t->leaf : NULL;
     if (!leaf) return;
     leaf->has_grad = false;
-    if (leaf->arena) return; /* its place stays; the next backward overwrites it */
+    if (tr__arena_has_place(t)) return; /* it stays; the next backward overwrites it */
     tr__unref(leaf->grad);
     leaf->grad = NULL;
+}
+
+tr_status tr__gradients_stay(const char *what, const tr_tensor_list *leaves, const char *why)
+{
+    TR__TRY(tr_status_of(leaves));
+    for (int i = 0; i < tr_list_count(leaves); i++) {
+        const tr__leaf *leaf = tr_list_at(leaves, i)->leaf;
+        if (leaf && leaf->taker)
+            return tr__fail(TR_UNSUPPORTED, "%s: an optimizer steps \"%s\" in backward (tr_step_in_backward()): %s", what,
+                tr_list_name(leaves, i), why);
+    }
+    return TR_OK;
 }
 
 bool tr_set_grad(bool on)

@@ -52,9 +52,17 @@ void tr__node_drop(tr__node *node, tr__node **dying)
     *dying = node;
 }
 
+void tr__saved_drop_tensor(tr__saved *saved)
+{
+    if (!saved->tensor) return;
+    if (!tr__bad(saved->tensor)) tr__count_saved(saved->tensor, -1);
+    tr__unref(saved->tensor); /* an alias: it holds no node */
+    saved->tensor = NULL;
+}
+
 void tr__saved_give_up(tr__saved *saved, tr__node **dying)
 {
-    tr__unref(saved->tensor); /* an alias: it holds no node */
+    tr__saved_drop_tensor(saved);
     tr__node_drop(saved->maker, dying);
     if (saved->segment) tr__segment_give_up(saved, dying);
     *saved = (tr__saved){0};
@@ -134,7 +142,9 @@ tr_status tr__saved_keep(tr__saved *saved, const tr_tensor *t)
     saved->tensor = tr__tensor_alias(t);
     saved->of_leaf = is_of_leaf(t);
     saved->version = tr__version(t);
-    return tr_status_of(saved->tensor);
+    TR__TRY(tr_status_of(saved->tensor));
+    tr__count_saved(saved->tensor, 1);
+    return TR_OK;
 }
 
 /* A tensor in error with a reference of the caller's. */
@@ -295,13 +305,14 @@ tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
     const tr__backward_step *step = (tr__backward_step *)(void *)call;
     const tr__node *node = step->node;
     tr_tensor *leaf = node->edges[i].leaf;
-    if (leaf && leaf->leaf->arena && !step->apart) {
-        *accumulate = leaf->leaf->has_grad;
-        leaf->leaf->has_grad = true;
-        return leaf->leaf->grad;
-    }
-    *accumulate = false;
-    return tr__tensor_new(node->inputs[i].shape, node->inputs[i].dtype, node->inputs[i].device);
+    bool stays = leaf && leaf->leaf->arena && !step->apart, has_place = stays && leaf->leaf->grad;
+    *accumulate = stays && leaf->leaf->has_grad;
+    tr_tensor *target = has_place ? leaf->leaf->grad
+        : tr__tensor_new(node->inputs[i].shape, node->inputs[i].dtype, node->inputs[i].device);
+    if (!stays || tr__bad(target)) return target;
+    if (!has_place) leaf->leaf->grad = tr_keep(target);
+    leaf->leaf->has_grad = true;
+    return target;
 }
 
 tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape)

@@ -67,9 +67,19 @@ typedef struct tr__leaf {
     struct tr__hook *hooks;  /* in the order they were added, also those removed from within one */
     atomic_int walks;        /* backwards that are calling them */
     int next_hook;
+    struct tr__taker *taker; /* who uses the gradient up during backward; NULL: nobody, it stays */
+    atomic_int optimizers;   /* that have it among their parameters */
 } tr__leaf;
 
 struct tr__backward;
+
+/* Who uses a leaf's gradient up during backward, as an optimizer that steps there. A failure ends the backward. */
+typedef struct tr__taker {
+    /* A backward that has run nothing yet will come to the leaf. */
+    tr_status (*meet)(struct tr__taker *taker, struct tr__backward *backward);
+    /* The gradient is final, and the hooks have seen it. */
+    tr_status (*take)(struct tr__taker *taker);
+} tr__taker;
 
 typedef struct tr__hook {
     tr_status (*function)(tr_tensor *leaf, tr_tensor *grad, void *user, struct tr__backward *backward);
@@ -91,10 +101,11 @@ void tr__node_release(tr__node *node);
 void tr__node_keep(tr__node *node);
 void tr__node_drop(tr__node *node, tr__node **dying);
 void tr__nodes_bury(tr__node *dying);
-/* Saves t for backward, as a node does; t itself; and gives it up. */
+/* Saves t for backward, as a node does; t itself; and gives it up, or only the tensor. */
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute);
 tr_status tr__saved_keep(tr__saved *saved, const tr_tensor *t);
 void tr__saved_give_up(tr__saved *saved, tr__node **dying);
+void tr__saved_drop_tensor(tr__saved *saved);
 /* The saved tensor itself, recomputed if need be, with a reference of the caller's. NULL when nothing was saved there; in
  * error when it has been written to since, unless the backward runs apart, which takes leaves as they are now. */
 tr_tensor *tr__saved_get(const tr__saved *saved, bool apart);

@@ -70,8 +70,8 @@ tr_status tr__run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, 
 tr_shape tr__input_shape(const tr_backward_call *call, int i);
 /* For backward functions: whether the graph is kept, so that this one may be called again. */
 bool tr__retains(const tr_backward_call *call);
-/* For backward functions: where the gradient of inputs[i] is to be written. For a parameter whose gradients lie in an arena
- * this is its place there, else a new tensor. *accumulate: add to what is there rather than overwrite. The caller writes
+/* For backward functions: where the gradient of inputs[i] is to be written. For a parameter in an arena this is its place
+ * there, or what it has instead when it has none there, else a new tensor. *accumulate: add to what is there rather than overwrite. The caller writes
  * it and sets grad_inputs[i] to it. May be a tensor in error. */
 tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate);
 /* Sums g over the dimensions in which it was broadcast from shape: the gradient of a broadcast input. */

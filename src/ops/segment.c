@@ -226,7 +226,7 @@ void tr__segment_give_up(tr__saved *saved, tr__node **dying)
     mine->kept = (tr__saved){0};
     mine->gone = true;
     pthread_mutex_unlock(&s->lock);
-    tr__unref(kept.tensor);
+    tr__saved_drop_tensor(&kept);
     drop_segment(s, dying);
 }
 
@@ -285,9 +285,12 @@ static tr_status fill(tr__segment *s, bool apart)
     free(inputs);
     s->filled = status == TR_OK;
     for (int k = 0; k < s->n_slots && !s->filled; k++) {
-        tr__unref(s->slots[k].kept.tensor);
+        tr__saved_drop_tensor(&s->slots[k].kept);
         s->slots[k].kept = (tr__saved){0};
     }
+    /* f does not run again: what it needed as it was may be written to. */
+    for (int i = 0; i < s->n_leaves && s->filled; i++) tr__saved_drop_tensor(&s->leaves[i]);
+    if (s->filled) s->n_leaves = 0;
     return status;
 }
 

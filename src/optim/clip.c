@@ -126,6 +126,7 @@ tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *no
     TR__TRY(tr_status_of(optimizer));
     if (!(max_norm > 0))
         return tr__fail(TR_INVALID, "tr_clip_grad_norm: max_norm must be more than 0, not %g", max_norm);
+    TR__TRY(tr__in_backward_refuse(optimizer, "tr_clip_grad_norm", "the norm is known when parameters have been updated already"));
     const char *worst;
     double total;
     TR__TRY(tr__grad_squares(optimizer, &total, &worst));

@@ -10,6 +10,9 @@
 static void destroy(void *self)
 {
     tr_optimizer *o = self;
+    tr__in_backward_end(o);
+    for (int i = 0; o->parameters && i < o->count; i++)
+        if (o->parameters[i].leaf) atomic_fetch_sub(&o->parameters[i].leaf->leaf->optimizers, 1);
     for (int i = 0; i < o->n_parts; i++) {
         for (int k = 0; k < TR__STATES; k++) tr__unref(o->parts[i].state[k]);
         tr__unref(o->parts[i].arena);
@@ -39,6 +42,8 @@ static tr_status check_parameter(const tr_optimizer *o, const char *name, const 
     if (tr__device_of(t).kind != TR_CPU)
         return tr__fail(TR_UNSUPPORTED, "%s: \"%s\" is on %s, and there is no update for that device", rule, name,
             tr_device_name(tr__device_of(t), (char[16]){0}));
+    if (t->leaf->taker)
+        return tr__fail(TR_STATE, "%s: another optimizer steps \"%s\" in backward, and leaves no gradient", rule, name);
     if (!o->rule->kernel[t->dtype])
         return tr__fail(TR_DTYPE, "%s: \"%s\" is %s: parameters must be f32, f64 or bf16", rule, name,
             tr_dtype_name(t->dtype));
@@ -118,6 +123,7 @@ static tr_status find_places(tr_optimizer *o, bool decay_matrices_only)
         /* Until they are sorted, part is the arena's number, and steps says which entry of the list it is. */
         *p = (tr__optimized){.leaf = leaf, .offset = slot->offset, .count = slot->count, .steps = i};
         p->part = arena_number(o, leaf->leaf->arena);
+        atomic_fetch_add(&leaf->leaf->optimizers, 1);
         p->lr_scale = 1;
         p->weight_decay = decay_matrices_only && leaf->shape.ndim < 2 ? 0 : o->settings[TR__DECAY];
     }
@@ -246,6 +252,13 @@ static char *element(const tr_tensor *t, int64_t i)
     return (char *)tr__ptr(t) + (size_t)i * tr_dtype_size(t->dtype);
 }
 
+/* Of a stretch's elements from begin on. */
+static const void *gradients_at(const tr_optimizer *o, const tr__stretch *s, int64_t begin)
+{
+    if (o->in_backward) return tr__ptr(o->parameters[s->first].leaf->leaf->grad); /* one parameter, whole */
+    return element(s->part->arena->gradients, begin);
+}
+
 static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
 {
     const tr__part *part = s->part;
@@ -260,7 +273,7 @@ static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
         .leaf = like->leaf,
         .count = end - begin,
         .parameters = element(parameters, begin),
-        .gradients = element(part->arena->gradients, begin),
+        .gradients = gradients_at(o, s, begin),
         .step = like->steps,
         .lr = o->lr * like->lr_scale,
         .weight_decay = like->weight_decay,
@@ -323,6 +336,7 @@ tr_status tr_step(tr_optimizer *optimizer)
 {
     if (!optimizer) return tr__fail(TR_INVALID, "tr_step: the optimizer is NULL");
     TR__TRY(tr_status_of(optimizer));
+    if (optimizer->in_backward) return tr__in_backward_step(optimizer);
     tr__stretch s;
     for (int at = 0; tr__next_stretch(optimizer, true, &at, &s);) TR__TRY(update_stretch(optimizer, &s));
     return optimizer->gather ? gather_parameters(optimizer) : TR_OK;
@@ -330,7 +344,11 @@ tr_status tr_step(tr_optimizer *optimizer)
 
 tr_status tr__step_one(tr_optimizer *o, int i)
 {
-    int at = o->place[i];
+    return tr__step_at(o, o->place[i]);
+}
+
+tr_status tr__step_at(tr_optimizer *o, int at)
+{
     const tr__optimized *p = &o->parameters[at];
     return update_stretch(o, &(tr__stretch){&o->parts[p->part], at, at, p->offset, p->offset + p->count});
 }

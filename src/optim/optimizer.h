@@ -84,6 +84,9 @@ typedef struct tr__part {
     tr_tensor *state[TR__STATES]; /* references; [to - from] */
 } tr__part;
 
+/* Of an optimizer that steps in backward (in_backward.c). */
+typedef struct tr__in_backward tr__in_backward;
+
 struct tr_optimizer {
     tr__object object;
     const tr__optimizer_rule *rule;
@@ -103,6 +106,8 @@ struct tr_optimizer {
      * every rank has its share, whole on all ranks. */
     tr_status (*gather)(void *sharing, const tr__part *part, tr_tensor *flat);
     void *sharing; /* a reference to an object */
+
+    tr__in_backward *in_backward; /* NULL: it steps in tr_step() */
 };
 
 /* Makes an optimizer: checks values and parameters, lays these out, makes zeroed state. decay_matrices_only: no weight
@@ -133,8 +138,15 @@ typedef struct tr__stretch {
  * the rule's kernel can update, with the same step count, learning rate and decay. */
 bool tr__next_stretch(const tr_optimizer *optimizer, bool alike, int *at, tr__stretch *out);
 
-/* Updates the parameter of list entry i alone, by the gradient in its place; not where ranks share the work. */
+/* Updates the parameter of list entry i alone, or parameters[at], by the gradient that it has; not where ranks share the work. */
 tr_status tr__step_one(tr_optimizer *optimizer, int i);
+tr_status tr__step_at(tr_optimizer *optimizer, int at);
+/* What is left of a step that was made in backward, or a failure when that one failed. */
+tr_status tr__in_backward_step(tr_optimizer *optimizer);
+/* The optimizer goes, and leaves its parameters' gradients alone. */
+void tr__in_backward_end(tr_optimizer *optimizer);
+/* A failure when the optimizer steps in backward, as `what` cannot have it, for that reason. */
+tr_status tr__in_backward_refuse(const tr_optimizer *optimizer, const char *what, const char *why);
 
 /* An option's value: what was given, TR_ZERO as 0, otherwise for 0. */
 double tr__option(double given, double otherwise);

@@ -54,7 +54,8 @@ static tr_status check(const char *what, const tr_grad_scaler *s, const tr_optim
 {
     if (!s || !o) return tr__fail(TR_INVALID, "%s: it takes a scaler and an optimizer, not NULL", what);
     TR__TRY(tr_status_of(s));
-    return tr_status_of(o);
+    TR__TRY(tr_status_of(o));
+    return tr__in_backward_refuse(o, what, "it must see all gradients before any of them is used");
 }
 
 tr_tensor *tr_scale_loss(tr_grad_scaler *s, tr_tensor *loss)

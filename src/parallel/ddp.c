@@ -298,6 +298,7 @@ static tr_status take_parameters(ddp *d, tr_module *module)
 {
     tr_tensor_list *list = tr_parameters(module);
     TR__TRY(tr_status_of(list));
+    TR__TRY(tr__gradients_stay("ddp", list, "ranks average gradients after that"));
     TR__TRY(tr__arena_build(list));
     d->params = calloc((size_t)list->count + 1, sizeof *d->params);
     if (!d->params) return tr__fail(TR_NO_MEMORY, "out of memory");

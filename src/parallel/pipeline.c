@@ -8,6 +8,7 @@
  * Each stage records a graph of its own per micro-batch, from a leaf that holds what came in to what goes out, and does its
  * actions in the order of its schedule; it waits for its neighbours only where it needs what they send.
  */
+#include "autograd/engine.h"
 #include "nn/module.h"
 #include "parallel/crew.h"
 #include "parallel/ddp.h"
@@ -204,6 +205,12 @@ static tr_status member(void *arg, int number)
 
 /* ---- A step ---------------------------------------------------------------------------------------------------------- */
 
+static tr_status check_gradients_stay(const stage *s)
+{
+    TR_SCOPE;
+    return tr__gradients_stay("pipeline", tr_parameters(s->module), "gradients of all micro-batches are added up");
+}
+
 static tr_status check_rows(const tr_pipeline *p, const char *name, const tr_tensor *t)
 {
     TR__TRY(tr_status_of(t));
@@ -231,6 +238,7 @@ tr_status tr_pipeline_step(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, double
     TR__TRY(tr_status_of(pipe));
     if (!pipe) return tr__fail(TR_INVALID, "pipeline: it is NULL");
     TR__TRY(check_batch(pipe, x, y));
+    for (int i = 0; i < pipe->count; i++) TR__TRY(check_gradients_stay(&pipe->stages[i]));
     job j = {.pipe = pipe, .x = x, .y = y};
     tr_status status = tr__crew_run(pipe->crew, pipe->count, member, &j);
     for (int i = 0; i < pipe->count; i++)

@@ -75,6 +75,7 @@ tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)
     TR__TRY(tr_status_of(group));
     if (!optimizer || !group) return tr__fail(TR_INVALID, "shard_optimizer: it takes an optimizer and a group, not NULL");
     if (optimizer->gather) return tr__fail(TR_STATE, "shard_optimizer: the optimizer is sharded already");
+    TR__TRY(tr__in_backward_refuse(optimizer, "shard_optimizer", "its ranks exchange parameters in tr_step()"));
     if (optimizer->rule->whole)
         return tr__fail(TR_UNSUPPORTED, "shard_optimizer: %s looks at whole parameters, which shares would cut; elementwise "
             "rules (sgd, adam, lion, ...) can be sharded", optimizer->rule->name);

@@ -103,6 +103,28 @@ unsigned tr__version(const tr_tensor *t)
     return version;
 }
 
+void tr__count_saved(const tr_tensor *t, int change)
+{
+    const tr__storage *s = t->storage;
+    if (!s || !s->sections) return;
+    size_t begin, end;
+    extent(t, &begin, &end);
+    for (int i = section_at(s, begin); i < s->n_sections && s->sections[i].begin < end; i++)
+        atomic_fetch_add_explicit(&s->sections[i].saved, change, memory_order_relaxed);
+}
+
+bool tr__is_saved(const tr_tensor *t)
+{
+    const tr__storage *s = t->storage;
+    if (!s->sections) return false;
+    size_t begin, end;
+    bool saved = false;
+    extent(t, &begin, &end);
+    for (int i = section_at(s, begin); i < s->n_sections && s->sections[i].begin < end; i++)
+        saved |= atomic_load_explicit(&s->sections[i].saved, memory_order_relaxed) > 0;
+    return saved;
+}
+
 void tr__storage_touch(tr__storage *s, size_t begin, size_t end)
 {
     if (!s->sections) atomic_fetch_add_explicit(&s->version, 1, memory_order_relaxed);

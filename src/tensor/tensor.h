@@ -14,6 +14,7 @@
 typedef struct tr__section {
     size_t begin; /* bytes; it ends where the next one begins */
     atomic_uint version;
+    atomic_int saved; /* by how many nodes whose backward has yet to read it */
 } tr__section;
 
 /* Reference-counted memory on one device. */
@@ -139,5 +140,8 @@ void tr__leaf_free(struct tr__leaf *leaf);
 unsigned tr__version(const tr_tensor *t);
 /* Marks a write in place. */
 void tr__touch(tr_tensor *t);
+/* Backward will read t, or does so no more; and will it, any of what t shows? Known of sections only, else never. */
+void tr__count_saved(const tr_tensor *t, int change);
+bool tr__is_saved(const tr_tensor *t);
 
 #endif

@@ -121,6 +121,7 @@ tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *o)
         .autocast = o->autocast,
         .optimizer = o->optimizer,
         .user = o->user,
+        .step_in_backward = o->step_in_backward,
     };
     tr_trainer *t = tr__trainer_new(&classifier_task, &plan, sizeof(classifier_work));
     if (tr_status_of(t) != TR_OK) return t;

@@ -131,6 +131,7 @@ tr_trainer *tr_trainer_with(const tr_trainer_options *o)
         .optimizer = o->optimizer,
         .loss = o->loss,
         .user = o->user,
+        .step_in_backward = o->step_in_backward,
     };
     tr_trainer *t = tr__trainer_new(&text_task, &plan, sizeof(text_work));
     if (tr_status_of(t) != TR_OK) return t;

@@ -44,6 +44,23 @@ tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t w
     return t;
 }
 
+/* What needs all gradients before the first one is used. */
+static tr_status check_in_backward(const tr_trainer *t)
+{
+    const tr__plan *p = &t->plan;
+    if (!p->step_in_backward) return TR_OK;
+    if (t->world_size > 1)
+        return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: %d ranks average gradients after backward has made them; it "
+            "takes one rank", t->world_size);
+    if (p->clip > 0)
+        return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: the gradients' norm is known when they have been used: no clip "
+            "of %g, but TR_ZERO", p->clip);
+    if (p->micro_batch < t->share)
+        return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: gradients of several micro-batches cannot be added up: a "
+            "micro_batch of %" PRId64 ", the whole batch, not %" PRId64, t->share, p->micro_batch);
+    return TR_OK;
+}
+
 tr_status tr__trainer_check(const tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
@@ -62,7 +79,7 @@ tr_status tr__trainer_check(const tr_trainer *t)
     if (p->autocast && p->autocast != TR_BF16 && p->autocast != TR_F16)
         return tr__fail(TR_INVALID, "trainer: autocast is TR_BF16 or TR_F16, or 0 for the caller's, not %s",
             tr_dtype_name(p->autocast));
-    return TR_OK;
+    return check_in_backward(t);
 }
 
 tr_status tr__trainer_agree(tr_trainer *t, tr_status status, const char *what)
@@ -89,7 +106,7 @@ tr_status tr__trainer_set_up(tr_trainer *t)
     t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group) : p->model);
     t->optimizer = tr_keep(p->optimizer ? p->optimizer(tr_parameters(p->model), p->user) : t->task->optimizer(t));
     TR__TRY(tr_status_of(t->net));
-    TR__TRY(tr_status_of(t->optimizer));
+    TR__TRY(tr_step_in_backward(t->optimizer, p->step_in_backward));
     return p->resume ? tr__trainer_resume_state(t, state) : TR_OK;
 }
 
@@ -124,6 +141,7 @@ static tr_status learn(tr_trainer *t, int64_t at, int64_t n, double *loss)
     tr_tensor *root = scale == 1 ? mean : tr_affine(mean, scale, 0);
     TR__TRY(tr_status_of(root));
     *loss += part * tr_item(mean);
+    if (p->step_in_backward && !isfinite(*loss)) return TR_OK; /* update() says so; the parameters stay as they are */
     if (t->world_size > 1) TR__TRY(tr_ddp_sync(t->net, at + n == t->share));
     return tr_backward(root);
 }
@@ -150,7 +168,6 @@ static tr_status update(tr_trainer *t, tr_metrics_row *row)
         tr_status status = tr_clip_grad_norm(t->optimizer, t->plan.clip, &row->grad_norm);
         if (status != TR_OK) return tr__fail_context(status, "step %" PRId64, t->step + 1);
     }
-    TR__TRY(tr_set_lr(t->optimizer, row->lr));
     TR__TRY(tr_step(t->optimizer));
     t->common_failure = false;
     return TR_OK;
@@ -163,6 +180,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
     int64_t start = tr__now_ns();
     *row = (tr_metrics_row){.validation_loss = NAN, .grad_norm = NAN, .seconds = NAN, .validation_accuracy = NAN};
     row->lr = tr_cosine_lr(t->step, p->lr, p->steps, .warmup_steps = p->warmup_steps, .min_lr = p->min_lr);
+    TR__TRY(tr_set_lr(t->optimizer, row->lr));
     tr_zero_grad(t->optimizer);
     for (int64_t at = 0; at < t->share; at += p->micro_batch) {
         int64_t n = t->share - at < p->micro_batch ? t->share - at : p->micro_batch;

@@ -23,6 +23,7 @@ typedef struct tr__plan {
     tr_optimizer_maker optimizer; /* NULL: the task's */
     tr_batch_loss loss;     /* NULL: cross-entropy of what the model gives */
     void *user;
+    bool step_in_backward;
 } tr__plan;
 
 /* Where a trainer's batches come from, and how its model is judged. */

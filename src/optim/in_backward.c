@@ -1,0 +1,201 @@
+/*
+ * Optimizers that step in backward (Lv et al. 2023, "Full Parameter Fine-tuning for Large Language Models with Limited
+ * Resources"). A parameter is updated when
+ *
+ *   its gradient is final     all uses of it in the graph have added to it, and the hooks have run
+ *   nobody has saved it       no node that has yet to run reads it, nor a stretch that is to be recomputed; else it waits, at
+ *                             most to the end of the backward
+ *
+ * and its gradient goes back to the allocator. The arena has no gradients then (autograd/arena.h).
+ */
+#include "autograd/engine.h"
+#include "optim/optimizer.h"
+
+#include <stdlib.h>
+
+/* A parameter. */
+typedef struct place {
+    tr__taker taker; /* first: the leaf has its address */
+    tr__in_backward *all;
+    int at;          /* in the optimizer's parameters */
+    bool waits;      /* with its gradient, as it is still to be read */
+} place;
+
+struct tr__in_backward {
+    tr_optimizer *optimizer;
+    _Atomic(tr__backward *) running; /* NULL: none is under way */
+    bool done;   /* a backward has gone well since the last tr_step() */
+    bool failed; /* the latest backward failed, with parameters updated */
+    int updated; /* in the latest backward */
+    int waiting;
+    place places[]; /* [optimizer->count] */
+};
+
+static tr_tensor *leaf_of(const place *p)
+{
+    return p->all->optimizer->parameters[p->at].leaf;
+}
+
+/* ---- During backward --------------------------------------------------------------------------------------------- */
+
+static tr_status update(place *p)
+{
+    p->all->waiting -= p->waits;
+    p->waits = false;
+    TR__TRY(tr__step_at(p->all->optimizer, p->at));
+    p->all->updated++;
+    tr_clear_grad(leaf_of(p));
+    return TR_OK;
+}
+
+/* Those that have waited; all: also what is still saved. */
+static tr_status update_waiting(tr__in_backward *s, bool all)
+{
+    for (int i = 0; i < s->optimizer->count && s->waiting; i++) {
+        place *p = &s->places[i];
+        if (p->waits && (all || !tr__is_saved(leaf_of(p)))) TR__TRY(update(p));
+    }
+    return TR_OK;
+}
+
+static tr_status take(tr__taker *taker)
+{
+    place *p = (place *)(void *)taker;
+    tr_tensor *leaf = leaf_of(p);
+    if (!leaf->requires_grad) { /* frozen since the forward: that gradient does not count */
+        tr_clear_grad(leaf);
+        return TR_OK;
+    }
+    p->waits = true;
+    p->all->waiting++;
+    return update_waiting(p->all, false);
+}
+
+/* What is left of the backward's gradients is given up with it. */
+static tr_status give_up(tr__in_backward *s, tr_status status)
+{
+    const tr_optimizer *o = s->optimizer;
+    s->waiting = 0;
+    for (int i = 0; i < o->count; i++) {
+        s->places[i].waits = false;
+        tr_clear_grad(o->parameters[i].leaf);
+    }
+    s->failed = s->updated > 0;
+    if (!s->failed) return status;
+    return tr__fail_context(status, "%s steps in backward, and had updated %d of its %d parameters when it failed", o->rule->name,
+        s->updated, o->count);
+}
+
+static tr_status backward_ends(void *user, tr_status status)
+{
+    tr__in_backward *s = user;
+    if (status == TR_OK) status = update_waiting(s, true);
+    if (status != TR_OK) status = give_up(s, status);
+    s->done = status == TR_OK;
+    atomic_store(&s->running, NULL);
+    return status;
+}
+
+/* Only of backwards apart, which do not come here. */
+static void nobody_waits(void *user, const tr__backward *backward, tr_status status)
+{
+    (void)user, (void)backward, (void)status;
+}
+
+static tr_status begin(tr__in_backward *s, tr__backward *backward)
+{
+    const char *rule = s->optimizer->rule->name;
+    if (tr__backward_apart(backward))
+        return tr__fail(TR_UNSUPPORTED, "%s steps in backward, which a distributed backward cannot have: give its parameters to a "
+            "tr_dist_optimizer and call tr_dist_step_in_backward()", rule);
+    if (s->done)
+        return tr__fail(TR_STATE, "%s has stepped in an earlier backward: the gradients of several backwards cannot be added up; "
+            "call tr_step() after each", rule);
+    tr__backward *none = NULL;
+    if (!atomic_compare_exchange_strong(&s->running, &none, backward))
+        return tr__fail(TR_STATE, "%s steps in backward, and another backward of its parameters is under way", rule);
+    tr_status status =
+        tr__backward_at_end(backward, (tr__backward_ending){backward_ends, nobody_waits, s, s->optimizer});
+    if (status != TR_OK) {
+        atomic_store(&s->running, NULL);
+        return status;
+    }
+    s->failed = false;
+    s->updated = 0;
+    return TR_OK;
+}
+
+static tr_status meet(tr__taker *taker, tr__backward *backward)
+{
+    tr__in_backward *s = ((place *)(void *)taker)->all;
+    return atomic_load(&s->running) == backward ? TR_OK : begin(s, backward);
+}
+
+/* ---- Switching --------------------------------------------------------------------------------------------------- */
+
+static tr_status check_parameter(const char *name, const tr_tensor *t)
+{
+    const tr__leaf *leaf = t->leaf;
+    if (atomic_load(&leaf->optimizers) > 1)
+        return tr__fail(TR_STATE, "tr_step_in_backward: another optimizer has \"%s\", too, and would find no gradient", name);
+    if (leaf->arena->gradients->storage->kind == TR__SHARED)
+        return tr__fail(TR_UNSUPPORTED, "tr_step_in_backward: \"%s\" is in tr_ddp(), whose ranks average gradients after they are "
+            "final", name);
+    if (leaf->has_grad)
+        return tr__fail(TR_STATE, "tr_step_in_backward: \"%s\" has a gradient: call tr_zero_grad() before", name);
+    return TR_OK;
+}
+
+static tr_status switch_on(tr_optimizer *o)
+{
+    if (o->gather)
+        return tr__fail(TR_UNSUPPORTED, "tr_step_in_backward: the optimizer is sharded: its ranks exchange parameters in tr_step()");
+    for (int i = 0; i < o->count; i++) TR__TRY(check_parameter(tr_list_name(o->list, i), tr_list_at(o->list, i)));
+    tr__in_backward *s = calloc(1, sizeof *s + (size_t)o->count * sizeof *s->places);
+    if (!s) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    s->optimizer = o;
+    for (int i = 0; i < o->count; i++) {
+        s->places[i] = (place){.taker = {meet, take}, .all = s, .at = i};
+        tr_tensor *leaf = o->parameters[i].leaf;
+        leaf->leaf->taker = &s->places[i].taker;
+        tr__arena_leave(leaf);
+    }
+    o->in_backward = s;
+    return TR_OK;
+}
+
+void tr__in_backward_end(tr_optimizer *o)
+{
+    for (int i = 0; o->in_backward && i < o->count; i++) o->parameters[i].leaf->leaf->taker = NULL;
+    free(o->in_backward);
+    o->in_backward = NULL;
+}
+
+tr_status tr_step_in_backward(tr_optimizer *o, bool on)
+{
+    if (!o) return tr__fail(TR_INVALID, "tr_step_in_backward: the optimizer is NULL");
+    TR__TRY(tr_status_of(o));
+    if (on == (o->in_backward != NULL)) return TR_OK;
+    if (on) return switch_on(o);
+    if (atomic_load(&o->in_backward->running))
+        return tr__fail(TR_STATE, "tr_step_in_backward: a backward is under way");
+    tr__in_backward_end(o);
+    return tr__arena_build(o->list);
+}
+
+tr_status tr__in_backward_step(tr_optimizer *o)
+{
+    tr__in_backward *s = o->in_backward;
+    if (atomic_load(&s->running)) return tr__fail(TR_STATE, "tr_step: a backward is under way");
+    if (s->failed)
+        return tr__fail(TR_STATE, "tr_step: the latest backward failed when %s had updated %d of its %d parameters: load a checkpoint, "
+            "or go on with another backward", o->rule->name, s->updated, o->count);
+    s->done = false;
+    return TR_OK;
+}
+
+tr_status tr__in_backward_refuse(const tr_optimizer *o, const char *what, const char *why)
+{
+    if (!o->in_backward) return TR_OK;
+    return tr__fail(TR_UNSUPPORTED, "%s: %s steps in backward (tr_step_in_backward()): %s", what, o->rule->name, why);
+}
