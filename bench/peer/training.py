@@ -14,6 +14,7 @@ begins anew with a program, ru_maxrss does not), ranks, threads, config.
 """
 import argparse
 import importlib
+import inspect
 import json
 import os
 import platform
@@ -47,6 +48,8 @@ def parser(doc: str, batch: int) -> argparse.ArgumentParser:
     result.add_argument("--paced", action="store_true")
     result.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: under autocast")
     result.add_argument("--compile", action="store_true", help="torch.compile (needs g++)")
+    result.add_argument("--step-in-backward", action="store_true",
+                        help="an optimizer per parameter, stepped as its gradient is final (one rank; since 2.1)")
     result.add_argument("--json", metavar="FILE")
     result.add_argument("--malloc", choices=MALLOCS, default="jemalloc" if os.path.exists(JEMALLOC) else "glibc")
     return result
@@ -98,6 +101,21 @@ def fastest(optimizer, parameters, **settings):
         return optimizer(parameters, foreach=True, **settings)
 
 
+def step_in_backward(optimizer) -> None:
+    """Has backward update each parameter by an optimizer of its own, of the same settings, and drop its gradient."""
+    takes = inspect.signature(type(optimizer)).parameters
+    for group in optimizer.param_groups:
+        settings = {name: value for name, value in group.items() if name in takes and name != "params"}
+        for parameter in group["params"]:
+            own = type(optimizer)([parameter], **settings)
+
+            def update(_, own=own) -> None:
+                own.step()
+                own.zero_grad(set_to_none=True)
+
+            parameter.register_post_accumulate_grad_hook(update)
+
+
 def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
     """Everything that needs torch, which is imported here: under the environment that makes it fast."""
     import torch
@@ -111,6 +129,8 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
     torch.set_flush_denormal(True)
     torch.manual_seed(rank)
     net, optimizer, inputs, items = build(args)
+    if args.step_in_backward:
+        step_in_backward(optimizer)
     if args.ranks > 1:
         cores = sorted(os.sched_getaffinity(0))
         if args.threads == 1 and len(cores) >= args.ranks:
@@ -124,11 +144,13 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
         net = torch.compile(net)
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
+        if not args.step_in_backward:
+            optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16"):
             loss = net(*inputs)
         loss.backward()
-        optimizer.step()
+        if not args.step_in_backward:
+            optimizer.step()
 
     def turns() -> Iterator[int]:
         """How many steps to measure as one. Paced: rank 0 waits for a line, and the others for rank 0's word."""
@@ -151,6 +173,8 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
 def run(args: argparse.Namespace, build: Callable, also_import: str | None = None) -> None:
     """build(args) -> the module that computes a loss, the optimizer, the module's inputs, how many items they are. also_import:
     a module whose memory is no more the step's than torch's is."""
+    if args.step_in_backward and args.ranks > 1:
+        sys.exit("--step-in-backward: DDP averages gradients after the hooks have seen them; it takes one rank")
     env = tuned_environment(args)
     if args.ranks > 1 and "PEER_RENDEZVOUS" not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
