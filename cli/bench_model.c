@@ -37,10 +37,12 @@ static double now_ms(void)
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
+/* In a scope of its own: backward gives what the net made up as it goes. */
 static tr_tensor *loss_of(const tr__workload *w)
 {
+    TR_SCOPE;
     TR_AUTOCAST(w->autocast);
-    return w->loss ? w->loss(w->net, w->x, w->y, NULL) : tr_cross_entropy(tr_forward(w->net, w->x), w->y);
+    return tr_escape(w->loss ? w->loss(w->net, w->x, w->y, NULL) : tr_cross_entropy(tr_forward(w->net, w->x), w->y));
 }
 
 static tr_status step(const tr__workload *w)

@@ -300,6 +300,14 @@ bool tr__retains(const tr_backward_call *call)
     return ((const tr__backward_step *)(const void *)call)->retain;
 }
 
+/* The node and the call have a reference each, and what shows the same memory has one to the storage. */
+bool tr__is_spare(const tr_backward_call *call, int i)
+{
+    const tr_tensor *t = call->inputs[i];
+    return !tr__retains(call) && tr_is_contiguous(t) && t->storage->kind == TR__OWNED && atomic_load(&t->object.refs) <= 2 &&
+        atomic_load(&t->storage->refs) == 1;
+}
+
 tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
 {
     const tr__backward_step *step = (tr__backward_step *)(void *)call;

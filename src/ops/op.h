@@ -70,6 +70,9 @@ tr_status tr__run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, 
 tr_shape tr__input_shape(const tr_backward_call *call, int i);
 /* For backward functions: whether the graph is kept, so that this one may be called again. */
 bool tr__retains(const tr_backward_call *call);
+/* For backward functions: will nobody read inputs[i], which was saved, after this call? Then the gradient may be written over
+ * it, element by element, and tr__touch() marks that. */
+bool tr__is_spare(const tr_backward_call *call, int i);
 /* For backward functions: where the gradient of inputs[i] is to be written. For a parameter in an arena this is its place
  * there, or what it has instead when it has none there, else a new tensor. *accumulate: add to what is there rather than overwrite. The caller writes
  * it and sets grad_inputs[i] to it. May be a tensor in error. */

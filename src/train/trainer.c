@@ -124,8 +124,9 @@ static tr_dtype autocast_of(const tr_trainer *t)
 
 tr_tensor *tr__trainer_loss(const tr_trainer *t, tr_module *net, tr_tensor *x, tr_tensor *y)
 {
+    TR_SCOPE; /* what the net made is then held by the graph alone, and goes as backward does */
     TR_AUTOCAST(autocast_of(t));
-    return t->plan.loss ? t->plan.loss(net, x, y, t->plan.user) : tr_cross_entropy(tr_forward(net, x), y);
+    return tr_escape(t->plan.loss ? t->plan.loss(net, x, y, t->plan.user) : tr_cross_entropy(tr_forward(net, x), y));
 }
 
 /* Forward and backward of n samples from this rank's sample `at` on. Adds their part of the batch's loss to *loss. */

@@ -477,6 +477,53 @@ static void grad_check_finds_what_is_wrong(void **state)
     assert_int_equal(tr_grad_check(wrong_gradient, inputs, 2, NULL, 1e-6), TR_DTYPE);
 }
 
+/* ---- Gradients over what was saved ------------------------------------------------------------------------------------------ */
+
+enum { ROWS = 16, CLASSES = 1111, FEATURES = 8 };
+
+/* The bytes that backward takes beyond the graph, and w's gradient. held: logits stay in the caller's scope. */
+static int64_t backward_of_logits(tr_dtype dtype, bool held, bool retain, tr_tensor *w, tr_tensor **logits)
+{
+    tr_tensor *x = tr_cast(tr_randn(1, TR_SHAPE(ROWS, FEATURES)), dtype), *loss;
+    tr_tensor *ids = tr_cast(tr_affine(tr_rand(2, TR_SHAPE(ROWS)), CLASSES - 1, 0), TR_I32);
+    {
+        TR_SCOPE;
+        tr_tensor *y = tr_matmul(x, w);
+        if (held) *logits = tr_escape(y);
+        loss = tr_escape(tr_cross_entropy(y, ids, .label_smoothing = 0.1));
+    }
+    int64_t peak, kept;
+    tr__memory_watch watch = tr__memory_watch_begin(0);
+    assert_int_equal(tr_backward(loss, .retain_graph = retain), TR_OK);
+    tr__memory_watch_end(&watch, &peak, &kept);
+    if (retain) assert_int_equal(tr_backward(loss), TR_OK);
+    return peak;
+}
+
+static void logits_that_nobody_has_become_their_gradient(void **state)
+{
+    (void)state;
+    const tr_dtype dtypes[] = {TR_F32, TR_F64, TR_BF16};
+    for (int d = 0; d < 3; d++) {
+        TR_SCOPE;
+        tr_dtype dtype = dtypes[d];
+        tr_tensor *w[3], *logits = NULL;
+        int64_t peak[3];
+        for (int k = 0; k < 3; k++) {
+            w[k] = tr_require_grad(tr_cast(tr_randn(3, TR_SHAPE(FEATURES, CLASSES)), dtype));
+            peak[k] = backward_of_logits(dtype, k == 1, k == 2, w[k], &logits);
+        }
+        int64_t bytes = ROWS * CLASSES * (int64_t)tr_dtype_size(dtype);
+        assert_true(peak[0] + bytes / 2 < peak[1]);
+        TR_NO_GRAD;
+        tr_tensor *x = tr_cast(tr_randn(1, TR_SHAPE(ROWS, FEATURES)), dtype), *again = tr_matmul(x, w[1]);
+        assert_true(tr_item(tr_max(tr_abs(tr_sub(tr_detach(logits), again)))) == 0); /* those in use stay */
+        assert_true(tr_item(tr_max(tr_abs(tr_grad(w[0])))) > 0);
+        assert_true(tr_item(tr_max(tr_abs(tr_sub(tr_grad(w[0]), tr_grad(w[1]))))) == 0);
+        assert_true(tr_item(tr_max(tr_abs(tr_sub(tr_add(tr_grad(w[0]), tr_grad(w[0])), tr_grad(w[2]))))) == 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -498,6 +545,7 @@ int main(void)
         cmocka_unit_test(an_arena_outlives_or_forgets_its_leaves),
         cmocka_unit_test(targets_and_plain_gradients_mix),
         cmocka_unit_test(grad_check_finds_what_is_wrong),
+        cmocka_unit_test(logits_that_nobody_has_become_their_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
