@@ -53,13 +53,14 @@ static tr_status check_heads(const tr_op_call *call, int at)
 
 static tr_dtype lse_dtype(tr_dtype dtype) { return dtype == TR_F64 ? TR_F64 : TR_F32; }
 
+/* Heads that are views of [batch, seq, heads * dim] give such ones: putting them together again copies nothing. */
 tr_status tr__attention_infer(tr_op_call *call)
 {
     TR__TRY(check_heads(call, 0));
     const tr_tensor *q = call->inputs[0];
     tr_shape lse = q->shape;
     lse.ndim = 3;
-    TR__TRY(tr_op_output(call, 0, q->shape, q->dtype));
+    TR__TRY(tr__output_like(call, 0, q, q->shape, q->dtype));
     return tr_op_output(call, 1, lse, lse_dtype(q->dtype));
 }
 
@@ -67,7 +68,10 @@ tr_status tr__attention_grad_infer(tr_op_call *call)
 {
     TR__TRY(check_heads(call, 1));
     TR__TRY(tr__same(call, 0, 1));
-    for (int i = 0; i < 3; i++) TR__TRY(tr_op_output(call, i, call->inputs[1 + i]->shape, call->inputs[1 + i]->dtype));
+    for (int i = 0; i < 3; i++) {
+        const tr_tensor *x = call->inputs[1 + i];
+        TR__TRY(tr__output_like(call, i, x, x->shape, x->dtype));
+    }
     return TR_OK;
 }
 
