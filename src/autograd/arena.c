@@ -159,10 +159,11 @@ tr_status tr__arena_build(const tr_tensor_list *leaves)
     TR__TRY(tr_status_of(leaves));
     TR__TRY(check_leaves(leaves));
     TR_NO_GRAD;
-    for (int i = 0; i < leaves->count; i++)
-        if (!leaves->entries[i].tensor->leaf->arena) TR__TRY(build_one(leaves, i));
-    for (int i = 0; i < leaves->count; i++)
-        if (!tr__arena_has_place(leaves->entries[i].tensor)) TR__TRY(come_back(leaves->entries[i].tensor));
+    for (int i = 0; i < leaves->count; i++) {
+        tr_tensor *leaf = leaves->entries[i].tensor;
+        if (!leaf->leaf->arena) TR__TRY(build_one(leaves, i));
+        else if (!tr__arena_has_place(leaf)) TR__TRY(come_back(leaf));
+    }
     return TR_OK;
 }
 

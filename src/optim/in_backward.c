@@ -38,12 +38,15 @@ static tr_tensor *leaf_of(const place *p)
 
 /* ---- During backward --------------------------------------------------------------------------------------------- */
 
+/* What was frozen since the forward stays as it is. */
 static tr_status update(place *p)
 {
     p->all->waiting -= p->waits;
     p->waits = false;
-    TR__TRY(tr__step_at(p->all->optimizer, p->at));
-    p->all->updated++;
+    if (leaf_of(p)->requires_grad) {
+        TR__TRY(tr__step_at(p->all->optimizer, p->at));
+        p->all->updated++;
+    }
     tr_clear_grad(leaf_of(p));
     return TR_OK;
 }
@@ -61,11 +64,6 @@ static tr_status update_waiting(tr__in_backward *s, bool all)
 static tr_status take(tr__taker *taker)
 {
     place *p = (place *)(void *)taker;
-    tr_tensor *leaf = leaf_of(p);
-    if (!leaf->requires_grad) { /* frozen since the forward: that gradient does not count */
-        tr_clear_grad(leaf);
-        return TR_OK;
-    }
     p->waits = true;
     p->all->waiting++;
     return update_waiting(p->all, false);
