@@ -416,8 +416,8 @@ static void one_and_two_threads_agree(void **state)
 static void a_weight_may_be_either_way_around(void **state)
 {
     (void)state;
-    static const int64_t shapes[][3] = {{64, 512, 784}, {400, 1300, 600}, {25, 203, 401}};
-    for (int s = 0; s < 3; s++) {
+    static const int64_t shapes[][3] = {{64, 512, 784}, {400, 1300, 600}, {25, 203, 401}, {40, 7001, 50}};
+    for (int s = 0; s < 4; s++) {
         TR_SCOPE;
         int64_t m = shapes[s][0], n = shapes[s][1], k = shapes[s][2];
         tr_tensor *x = tr_randn(1, TR_SHAPE(m, k)), *w = tr_randn(2, TR_SHAPE(n, k)), *results[2];

@@ -18,6 +18,7 @@ enum {
     GROUP = 8 * TILE_ROWS,       /* rows of a that are packed together: three cache lines of f32 */
     IN_PLACE_ROWS = GROUP / 2,   /* fewer are not worth packing b for */
     DEPTH_UNIT = 16,             /* steps: panels begin at cache lines */
+    TURNED_COLUMNS = 3072,       /* of c, computed as rows at a time: their sums stay in the caches until they are turned */
     NARROW = 512,                /* columns of a block of c that need not wait for other blocks to become a row of c */
 };
 
@@ -33,6 +34,7 @@ typedef struct block {
     const tr__product *p;    /* what is computed: what was asked for, or with turned set c^T = b^T a^T */
     const tr__product *asked;
     bool turned;
+    int64_t from;            /* turned: which columns of the asked c are computed, from this one on */
     tr__matrix bias;         /* data NULL: none */
     left_form left;
     bool right_in_place, c_in_place;

@@ -221,11 +221,11 @@ static void write_turned(void *arg, int64_t begin, int64_t end)
             lanes_transpose(square);
             int64_t high = rows - i < WIDTH ? rows - i : WIDTH;
             if (is_plain && j + WIDTH <= columns) {
-                write_plain_sums(k, k->column + i, j, high, square);
+                write_plain_sums(k, k->column + i, k->from + j, high, square);
                 continue;
             }
             for (int64_t r = 0; r < high; r++)
-                write_sums(k, k->asked->slope, k->column + i + r, j, columns - j, square[r]);
+                write_sums(k, k->asked->slope, k->column + i + r, k->from + j, columns - j, square[r]);
         }
     }
 }
@@ -352,19 +352,32 @@ static bool run_block(block *k)
     return true;
 }
 
+/* c^T = b^T a^T of columns [from, from + columns) of b. */
+static bool run_turned(const tr__product_at *at, const tr__matrix *bias, int64_t from, int64_t columns)
+{
+    const tr__product *p = at->p;
+    tr__product turned = {.a = turn(p->b), .b = turn(p->a)};
+    turned.a_activation = p->b_activation;
+    turned.b_activation = p->a_activation;
+    int64_t b_at = at->b + tr__axis_at(&p->b.column, from);
+    if (turned.a.row.ndim == 1) turned.a.row.n = turned.a.row.dim[0] = columns;
+    tr__product_at there = {.p = &turned, .a = b_at, .b = at->a, .c = at->c, .pool = at->pool, .device = at->device};
+    block k = {.at = &there, .p = &turned, .asked = p, .turned = true, .from = from, .bias = *bias};
+    return run_block(&k);
+}
+
 /* See tr__product_kernel. */
 static bool run_product(const tr__product_at *at)
 {
     const tr__product *p = at->p;
-    block k = {.at = at, .p = p, .asked = p};
-    if (p->bias) k.bias = tr__matrix_of(p->bias);
-    if (!worth_turning(at)) return run_block(&k);
-    tr__product turned = {.a = turn(p->b), .b = turn(p->a)};
-    turned.a_activation = p->b_activation;
-    turned.b_activation = p->a_activation;
-    tr__product_at there = {.p = &turned, .a = at->b, .b = at->a, .c = at->c, .pool = at->pool, .device = at->device};
-    k.at = &there;
-    k.p = &turned;
-    k.turned = true;
-    return run_block(&k);
+    tr__matrix bias = {0};
+    if (p->bias) bias = tr__matrix_of(p->bias);
+    if (!worth_turning(at)) {
+        block k = {.at = at, .p = p, .asked = p, .bias = bias};
+        return run_block(&k);
+    }
+    int64_t n = p->b.column.n, most = p->b.column.ndim == 1 ? TURNED_COLUMNS : n;
+    for (int64_t from = 0; from < n; from += most)
+        if (!run_turned(at, &bias, from, n - from < most ? n - from : most)) return false;
+    return true;
 }
