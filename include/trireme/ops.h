@@ -298,8 +298,8 @@ TR_API tr_tensor *tr_interpolate_with(const tr_interpolate_options *options);
 typedef struct tr_batch_norm_op_options {
     size_t size;
     tr_tensor *x;            /* [batch, channels, …] */
-    tr_tensor *weight;       /* [channels] or NULL: ones */
-    tr_tensor *bias;         /* [channels] or NULL: zeros */
+    tr_tensor *weight;       /* [channels] or NULL: ones; of x's dtype, or f32 beside x of 16 bits */
+    tr_tensor *bias;         /* [channels] or NULL: zeros; the same */
     tr_tensor *running_mean; /* [channels] or NULL, both; used when not training, else moved towards the batch's */
     tr_tensor *running_var;
     bool training;

@@ -17,12 +17,13 @@
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* [c], and a float; of x's dtype when it is learned. */
+/* [c], and a float; of x's dtype when it is learned, or f32 beside x of 16 bits. */
 static tr_status check_vector(const tr_op_call *call, int i, const char *what)
 {
     const tr_tensor *x = call->inputs[0], *t = i < call->n_inputs ? call->inputs[i] : NULL;
     if (!t) return TR_OK;
-    TR__TRY(i < 3 ? tr__same(call, 0, i) : tr__float_input(call, i));
+    bool any = i > 2 || (t->dtype == TR_F32 && x->dtype != TR_F64);
+    TR__TRY(any ? tr__float_input(call, i) : tr__same(call, 0, i));
     if (t->shape.ndim == 1 && t->shape.dim[0] == x->shape.dim[1]) return TR_OK;
     return tr__fail(TR_SHAPE, "batch_norm: %s %s does not fit x %s: it must be [%" PRId64 "]", what, TR__TEXT(t->shape),
         TR__TEXT(x->shape), x->shape.dim[1]);
@@ -49,10 +50,10 @@ tr_status tr__batch_norm_infer(tr_op_call *call)
 
 tr_status tr__batch_norm_grad_infer(tr_op_call *call)
 {
-    const tr_tensor *x = call->inputs[1];
+    const tr_tensor *x = call->inputs[1], *like = call->inputs[2] ? call->inputs[2] : x;
     TR__TRY(tr__output_like(call, 0, x, x->shape, x->dtype));
-    TR__TRY(tr_op_output(call, 1, TR_SHAPE(x->shape.dim[1]), x->dtype));
-    return tr_op_output(call, 2, TR_SHAPE(x->shape.dim[1]), x->dtype);
+    TR__TRY(tr_op_output(call, 1, TR_SHAPE(x->shape.dim[1]), like->dtype));
+    return tr_op_output(call, 2, TR_SHAPE(x->shape.dim[1]), like->dtype);
 }
 
 /* ---- Reference kernels: blocks of channels, whose numbers are rows ---------------------------------------------------- */

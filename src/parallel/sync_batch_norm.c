@@ -43,9 +43,10 @@ static tr_status infer(tr_op_call *call)
     int64_t channels = x->shape.dim[1];
     for (int i = WEIGHT; i <= BIAS; i++) {
         const tr_tensor *t = call->inputs[i];
-        if (t && (t->dtype != x->dtype || t->shape.ndim != 1 || t->shape.dim[0] != channels))
+        bool fits = !t || t->dtype == x->dtype || (t->dtype == TR_F32 && x->dtype != TR_F64);
+        if (t && (!fits || t->shape.ndim != 1 || t->shape.dim[0] != channels))
             return tr__fail(TR_SHAPE,
-                            "sync_batch_norm: %s is %s %s: for x %s %s it must be of its dtype and [%" PRId64 "]",
+                            "sync_batch_norm: %s is %s %s: for x %s %s it must be of its dtype or f32, and [%" PRId64 "]",
                             i == WEIGHT ? "weight" : "bias", tr_dtype_name(t->dtype), TR__TEXT(t->shape),
                             tr_dtype_name(x->dtype), TR__TEXT(x->shape), channels);
     }
@@ -149,10 +150,10 @@ static void through_moments(const tr_backward_call *call, const double *sums, tr
     }
 }
 
-/* dx, where weight rstd g stands already. */
-static tr_tensor *complete(const tr_backward_call *call, tr_tensor *dx, const double *sums)
+/* dx, where weight rstd g stands already. x: of dx's dtype. */
+static tr_tensor *complete(const tr_backward_call *call, tr_tensor *x, tr_tensor *dx, const double *sums)
 {
-    tr_tensor *x = call->inputs[X], *mean = call->outputs[MEAN];
+    tr_tensor *mean = call->outputs[MEAN];
     const tr_tensor_options like = {
         .size = sizeof like, .shape = mean->shape, .dtype = mean->dtype, .device = tr__device_of(x)};
     tr_tensor *of_x = vector_like(mean), *rest = vector_like(mean), *zeros = tr_full_with(0, &like),
@@ -166,7 +167,18 @@ static tr_tensor *complete(const tr_backward_call *call, tr_tensor *dx, const do
     const tr__batch_norm_attrs attrs = {.frozen = true};
     tr_status status = tr__run(tr__op(batch_norm), &attrs, (tr_tensor *[]){x, of_x, rest, zeros, ones}, 5,
                                (tr_tensor *[]){through, used[0], used[1]}, 3);
-    return status == TR_OK ? tr_add(dx, through) : tr__tensor_failed();
+    return status == TR_OK ? tr_cast(tr_add(dx, through), call->inputs[X]->dtype) : tr__tensor_failed();
+}
+
+/* Casts a gradient, which is summed in the statistics' dtype, onto where that of an input belongs. */
+static tr_status put(tr_backward_call *call, int input, tr_tensor *sums)
+{
+    bool accumulate;
+    if (!call->needs[input]) return TR_OK;
+    tr_tensor *to = tr__grad_target(call, input, &accumulate);
+    TR__TRY(tr_status_of(to));
+    call->grad_inputs[input] = to;
+    return tr_copy_into(to, accumulate ? tr_add(tr_cast(to, sums->dtype), sums) : sums);
 }
 
 static tr_status backward(tr_backward_call *call)
@@ -177,6 +189,10 @@ static tr_status backward(tr_backward_call *call)
     tr_tensor *dweight = vector_like(mean), *dbias = vector_like(mean), *dx = NULL;
     TR__TRY(tr_status_of(dweight));
     TR__TRY(tr_status_of(dbias));
+    g = tr_cast(g, mean->dtype); /* dx is a sum, which is rounded once */
+    x = tr_cast(x, mean->dtype);
+    TR__TRY(tr_status_of(g));
+    TR__TRY(tr_status_of(x));
     if (call->needs[X]) {
         int64_t stride[TR_MAX_DIMS];
         tr__strides_like(x, x->shape, stride);
@@ -190,13 +206,12 @@ static tr_status backward(tr_backward_call *call)
         double *sums = malloc(sizeof *sums * (size_t)(2 * mean->shape.dim[0] + 1));
         if (!sums) return tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory");
         tr_status status = share_sums(tr__carried(call->inputs[CARRIER]), dweight, dbias, sums);
-        if (status == TR_OK) call->grad_inputs[X] = complete(call, dx, sums);
+        if (status == TR_OK) call->grad_inputs[X] = complete(call, x, dx, sums);
         free(sums);
         if (status != TR_OK) return status;
     }
-    if (call->needs[WEIGHT]) call->grad_inputs[WEIGHT] = tr_cast(dweight, x->dtype);
-    if (call->needs[BIAS]) call->grad_inputs[BIAS] = tr_cast(dbias, x->dtype);
-    return TR_OK;
+    TR__TRY(put(call, WEIGHT, dweight));
+    return put(call, BIAS, dbias);
 }
 
 static const tr_op sync_batch_norm = {
@@ -206,7 +221,6 @@ static const tr_op sync_batch_norm = {
     .infer = infer,
     .forward = forward,
     .backward = backward,
-    .flags = TR__OP_HIGH, /* as the row of batch_norm */
     .saves_inputs = 1u << CARRIER | 1u << X | 1u << WEIGHT,
     .saves_outputs = 1u << MEAN | 1u << VAR | 1u << NUMBERS,
 };

@@ -337,6 +337,17 @@ static tr_tensor *batch_norm(tr_tensor *const *in)
     return tr_batch_norm_op(in[0], .weight = in[1], .bias = in[2], .training = true);
 }
 
+/* Parameters as they are under autocast: f32 beside numbers of 16 bits. */
+static tr_tensor *learned(tr_tensor *t)
+{
+    return tr_dtype_of(t) == TR_F64 ? t : tr_cast(t, TR_F32);
+}
+
+static tr_tensor *batch_norm_mixed(tr_tensor *const *in)
+{
+    return tr_batch_norm_op(in[0], .weight = learned(in[1]), .bias = learned(in[2]), .training = true);
+}
+
 UNARY(batch_norm_plain, tr_batch_norm_op(x, .training = true, .eps = 1e-3))
 
 static tr_tensor *batch_norm_frozen(tr_tensor *const *in)
@@ -624,6 +635,7 @@ const op_case op_cases[] = {
     {CASE("dropout of numbers",   dropout_of_numbers, NORMAL(40))},
     {CASE("matmul over nothing",  matmul,         NORMAL(2, 3, 0), NORMAL_FIXED(0, 4))},
     {CASE("matmul to nothing",    matmul,         NORMAL(2, 3, 5), NORMAL_FIXED(5, 0))},
+    {CASE("batch norm mixed",     batch_norm_mixed, NORMAL(3, 35, 4, 3), NORMAL_FIXED(35), NORMAL_FIXED(35))},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);

@@ -1,6 +1,6 @@
 /* ctest: timeout=300
  *
- * Every op case: f32, bf16 and f16 against f64, which the reference kernels compute; gradients against differences;
+ * Every op case: f32, bf16, f16 and autocast against f64, which the reference kernels compute; gradients against differences;
  * strided, empty and large inputs; one thread against two. Every op with a gradient must have a case.
  */
 #include "op_cases.h"
@@ -105,6 +105,18 @@ static void small_floats_agree_with_f64(void **state)
             }
 }
 
+static void autocast_agrees_with_f64(void **state)
+{
+    (void)state;
+    FOR_EACH_CASE(c) {
+        TR_SCOPE;
+        tr_dtype before = tr_set_autocast(TR_BF16);
+        result got = run(c, (op_variant){TR_F32, TR_BF16, 1, false});
+        tr_set_autocast(before);
+        compare_results(c, "autocast", got, run(c, (op_variant){TR_F64, TR_BF16, 1, false}), 0x1p-6);
+    }
+}
+
 static void strides_do_not_matter_in_f64(void **state)
 {
     (void)state;
@@ -193,6 +205,7 @@ int main(void)
     setenv("TRIREME_CPU_DEVICES", "2", 1); /* for the op that copies between devices */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_floats_agree_with_f64),
+        cmocka_unit_test(autocast_agrees_with_f64),
         cmocka_unit_test(strides_do_not_matter_in_f64),
         cmocka_unit_test(large_inputs_agree_with_f64_on_one_thread_and_on_two),
         cmocka_unit_test(empty_inputs_give_empty_results),

@@ -12,8 +12,9 @@
 enum { BATCH_CHUNKS = 32, BATCH_CHUNK_ROWS = 64, BATCH_RUN = 4096, BATCH_RUN_ROWS = 16 };
 
 typedef struct batch_job {
-    const float *x, *g; /* [rows, c] */
-    float *y;           /* or dx */
+    tr_dtype dtype;     /* of x, g and y */
+    const void *x, *g;  /* [rows, c] */
+    void *y;            /* or dx */
     int64_t rows, c, chunk, run; /* rows in all, in a chunk, in a run */
     const float *mean, *rstd;
     const float *of_x, *of_g, *rest; /* [c]: y = (x - mean) of_x + g of_g + rest */
@@ -23,6 +24,7 @@ typedef struct batch_job {
 
 static void batch_job_init(batch_job *j, const tr_tensor *x)
 {
+    j->dtype = x->dtype;
     j->c = x->shape.dim[1];
     j->rows = j->c ? tr__numel(x->shape) / j->c : 0;
     int64_t even = (j->rows + BATCH_CHUNKS - 1) / BATCH_CHUNKS, run = BATCH_RUN / (j->c + 1);
@@ -35,14 +37,15 @@ static int64_t batch_chunks(const batch_job *j)
     return (j->rows + j->chunk - 1) / j->chunk;
 }
 
-/* The mean of n rows and the sum of squares around it, for m channels. */
-static inline void run_moments(const float *x, int64_t n, int64_t c, int64_t m, float *mean, float *squares)
+/* The mean of n rows, the first of which begins at x[at], and the sum of squares around it, for m channels. */
+LANES_INLINE void run_moments(tr_dtype dtype, const void *x, int64_t at, int64_t n, int64_t c, int64_t m, float *mean,
+    float *squares)
 {
     vec sum = {0}, square = {0};
-    for (int64_t r = 0; r < n; r++) sum += load_lanes(x + r * c, m);
+    for (int64_t r = 0; r < n; r++) sum += lanes_load(dtype, x, at + r * c, m);
     vec middle = sum * (1 / (float)n);
     for (int64_t r = 0; r < n; r++) {
-        vec centred = load_lanes(x + r * c, m) - middle;
+        vec centred = lanes_load(dtype, x, at + r * c, m) - middle;
         square += centred * centred;
     }
     store_lanes(mean, middle, m);
@@ -57,9 +60,8 @@ static inline void join_moments(double *mean, double *squares, double before, do
     *squares += more_squares + apart * apart * before * share;
 }
 
-static void batch_moments(void *arg, int64_t begin, int64_t end)
+LANES_INLINE void batch_moments_of(tr_dtype dtype, const batch_job *j, int64_t begin, int64_t end)
 {
-    const batch_job *j = arg;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         double *mean = j->sums + chunk * 2 * j->c, *squares = mean + j->c;
         float *m1 = j->runs + chunk * 2 * j->c, *m2 = m1 + j->c;
@@ -67,7 +69,7 @@ static void batch_moments(void *arg, int64_t begin, int64_t end)
         memset(mean, 0, sizeof *mean * 2 * (size_t)j->c);
         for (int64_t at = first, n; at < last; at += n) {
             n = last - at < j->run ? last - at : j->run;
-            FOR_VECTORS(j->c, run_moments(j->x + at * j->c + i, n, j->c, m, m1 + i, m2 + i););
+            FOR_VECTORS(j->c, run_moments(dtype, j->x, at * j->c + i, n, j->c, m, m1 + i, m2 + i););
             double before = (double)(at - first), share = (double)n / (before + (double)n);
             for (int64_t i = 0; i < j->c; i++)
                 join_moments(&mean[i], &squares[i], before, (double)m1[i], (double)m2[i], share);
@@ -75,10 +77,15 @@ static void batch_moments(void *arg, int64_t begin, int64_t end)
     }
 }
 
-/* The sums of g and of g xhat over chunks of rows. */
-static void batch_grad_sums(void *arg, int64_t begin, int64_t end)
+static void batch_moments(void *arg, int64_t begin, int64_t end)
 {
     const batch_job *j = arg;
+    OF_DTYPE(j->dtype, batch_moments_of, j, begin, end);
+}
+
+/* The sums of g and of g xhat over chunks of rows. */
+LANES_INLINE void batch_grad_sums_of(tr_dtype dtype, const batch_job *j, int64_t begin, int64_t end)
+{
     for (int64_t chunk = begin; chunk < end; chunk++) {
         double *sums = j->sums + chunk * 2 * j->c;
         float *s1 = j->runs + chunk * 2 * j->c, *s2 = s1 + j->c;
@@ -87,12 +94,11 @@ static void batch_grad_sums(void *arg, int64_t begin, int64_t end)
         for (int64_t at = first, n; at < last; at += n) {
             n = last - at < j->run ? last - at : j->run;
             FOR_VECTORS(j->c,
-                const float *x = j->x + at * j->c + i; const float *g = j->g + at * j->c + i;
                 vec mean = load_lanes(j->mean + i, m); vec sum = {0}; vec product = {0};
-                for (int64_t r = 0; r < n; r++) {
-                    vec gv = load_lanes(g + r * j->c, m);
-                    sum += gv;
-                    product += gv * (load_lanes(x + r * j->c, m) - mean);
+                for (int64_t r = at * j->c + i; r < (at + n) * j->c; r += j->c) {
+                    vec g = lanes_load(dtype, j->g, r, m);
+                    sum += g;
+                    product += g * (lanes_load(dtype, j->x, r, m) - mean);
                 }
                 store_lanes(s1 + i, sum, m);
                 store_lanes(s2 + i, product * load_lanes(j->rstd + i, m), m););
@@ -101,18 +107,26 @@ static void batch_grad_sums(void *arg, int64_t begin, int64_t end)
     }
 }
 
+static void batch_grad_sums(void *arg, int64_t begin, int64_t end)
+{
+    const batch_job *j = arg;
+    OF_DTYPE(j->dtype, batch_grad_sums_of, j, begin, end);
+}
+
+LANES_INLINE void batch_rows_of(tr_dtype dtype, const batch_job *j, int64_t begin, int64_t end)
+{
+    for (int64_t r = begin * j->c; r < end * j->c; r += j->c)
+        FOR_VECTORS(j->c,
+            vec v = (lanes_load(dtype, j->x, r + i, m) - load_lanes(j->mean + i, m)) * load_lanes(j->of_x + i, m) +
+                    load_lanes(j->rest + i, m);
+            if (j->g) v += lanes_load(dtype, j->g, r + i, m) * load_lanes(j->of_g + i, m);
+            lanes_store(dtype, j->y, r + i, m, v););
+}
+
 static void batch_rows(void *arg, int64_t begin, int64_t end)
 {
     const batch_job *j = arg;
-    for (int64_t r = begin; r < end; r++) {
-        const float *x = j->x + r * j->c, *g = j->g ? j->g + r * j->c : NULL;
-        float *y = j->y + r * j->c;
-        FOR_VECTORS(j->c,
-            vec v = (load_lanes(x + i, m) - load_lanes(j->mean + i, m)) * load_lanes(j->of_x + i, m) +
-                    load_lanes(j->rest + i, m);
-            if (g) v += load_lanes(g + i, m) * load_lanes(j->of_g + i, m);
-            store_lanes(y + i, v, m););
-    }
+    OF_DTYPE(j->dtype, batch_rows_of, j, begin, end);
 }
 
 /* [c] as f32, or so many of a number. */
@@ -152,9 +166,10 @@ static tr_status batch_norm_kernel(tr_op_call *call)
 {
     const tr__batch_norm_attrs *attrs = call->attrs;
     tr_tensor *given = attrs->frozen ? call->inputs[3] : NULL;
-    if (call->inputs[0]->dtype == TR_F64 || tr__numel(call->inputs[0]->shape) == 0) return TR__DECLINED;
+    tr_dtype dtype = call->inputs[0]->dtype;
+    if (dtype == TR_F64 || tr__numel(call->inputs[0]->shape) == 0) return TR__DECLINED;
     TR_SCOPE;
-    tr_tensor *x = tr__staged_images(call->inputs[0], TR_F32, true), *y = tr__staged_images(call->outputs[0], TR_F32, false);
+    tr_tensor *x = tr__staged_images(call->inputs[0], dtype, true), *y = tr__staged_images(call->outputs[0], dtype, false);
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(y));
     batch_job j = {.x = tr__ptr(x), .y = tr__ptr(y)};
@@ -210,12 +225,13 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
 {
     const tr__batch_norm_attrs *attrs = call->attrs;
     tr_tensor *out = call->outputs[0], *dx = NULL;
-    if (call->inputs[1]->dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR__DECLINED;
+    tr_dtype dtype = call->inputs[1]->dtype;
+    if (dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR__DECLINED;
     TR_SCOPE;
-    tr_tensor *g = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__staged_images(call->inputs[1], TR_F32, true);
+    tr_tensor *g = tr__staged_images(call->inputs[0], dtype, true), *x = tr__staged_images(call->inputs[1], dtype, true);
     TR__TRY(tr_status_of(g));
     TR__TRY(tr_status_of(x));
-    if (out) TR__TRY(tr_status_of(dx = tr__staged_images(out, TR_F32, false)));
+    if (out) TR__TRY(tr_status_of(dx = tr__staged_images(out, dtype, false)));
     batch_job j = {.x = tr__ptr(x), .g = tr__ptr(g), .mean = tr__ptr(call->inputs[3])};
     batch_job_init(&j, x);
     float *rstd = batch_room(&j, 4);
