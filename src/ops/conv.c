@@ -52,8 +52,8 @@ tr_status tr__conv2d_infer(tr_op_call *call)
 {
     const tr__conv2d_attrs *a = call->attrs;
     TR__TRY(tr__float_input(call, 0));
-    TR__TRY(tr__same(call, 0, 1));
-    if (call->inputs[2]) TR__TRY(tr__same(call, 0, 2));
+    TR__TRY(tr__parameter_input(call, 1));
+    if (call->inputs[2]) TR__TRY(tr__parameter_input(call, 2));
     TR__TRY(check_numbers(a));
     TR__TRY(check_shapes(call));
     tr_shape x = call->inputs[0]->shape, weight = call->inputs[1]->shape;
@@ -256,6 +256,13 @@ tr_status tr__conv2d_grad_weight_forward(tr_op_call *call)
 }
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */
+
+tr_status tr__conv2d_bias_gradient(tr_tensor *g, tr_tensor *dbias, bool accumulate)
+{
+    tr_tensor *sums = accumulate ? tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias)) : dbias;
+    TR__TRY(tr__run(tr__op(sum), &(tr__reduce_attrs){.dims = 1u | 4u | 8u}, &g, 1, &sums, 1));
+    return sums == dbias ? TR_OK : tr__run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
+}
 
 static tr_status grad_weight(tr_backward_call *call, tr_tensor *g)
 {

@@ -13,5 +13,7 @@ typedef struct tr__conv2d {
 
 /* The convolution that a call of conv2d, conv2d_grad_input or conv2d_grad_weight asks for. The last one's outputs[0] is there. */
 tr__conv2d tr__conv2d_of(const tr_op_call *call);
+/* dbias: [k] (+)= the sums of the channels of g: [n, k, oh, ow]. */
+tr_status tr__conv2d_bias_gradient(tr_tensor *g, tr_tensor *dbias, bool accumulate);
 
 #endif

@@ -3,6 +3,7 @@
  *   y[n, k, iy stride - padding + ky dilation, …] += weight[c, k, ky, kx] x[n, c, iy, ix], with bias[k] added everywhere,
  * so the kernels of conv2d's gradients compute it, and conv2d its gradient. x is what a gradient of conv2d's output is there.
  */
+#include "ops/conv.h"
 #include "ops/family.h"
 
 #include <inttypes.h>
@@ -56,8 +57,8 @@ tr_status tr__conv_transpose2d_infer(tr_op_call *call)
 {
     const tr__conv_transpose2d_attrs *a = call->attrs;
     TR__TRY(tr__float_input(call, 0));
-    TR__TRY(tr__same(call, 0, 1));
-    if (call->inputs[2]) TR__TRY(tr__same(call, 0, 2));
+    TR__TRY(tr__parameter_input(call, 1));
+    if (call->inputs[2]) TR__TRY(tr__parameter_input(call, 2));
     TR__TRY(check_numbers(a));
     TR__TRY(check_shapes(call));
     tr_shape x = call->inputs[0]->shape, weight = call->inputs[1]->shape;
@@ -89,17 +90,26 @@ tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
 {
     const tr__conv_transpose2d_attrs *a = call->attrs;
     tr_tensor *g = call->grad_outputs[0], *x = call->inputs[0], *weight = call->inputs[1];
-    if (call->needs[0])
-        call->grad_inputs[0] = tr_apply(tr__op(conv2d), &a->conv, (tr_tensor *[]){g, weight, NULL}, 3, NULL);
+    if (call->needs[0]) {
+        int64_t stride[TR_MAX_DIMS];
+        tr__channels_last(x->shape, stride);
+        tr_tensor *dx = tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
+        TR__TRY(tr__run(tr__op(conv2d), &a->conv, (tr_tensor *[]){g, weight, NULL}, 3, &dx, 1));
+        call->grad_inputs[0] = dx;
+    }
     if (call->needs[1]) {
         tr__conv2d_attrs attrs = a->conv;
         tr_tensor *outputs[] = {tr__grad_target(call, 1, &attrs.accumulate), NULL};
         TR__TRY(tr__run(tr__op(conv2d_grad_weight), &attrs, (tr_tensor *[]){x, g}, 2, outputs, 2));
         call->grad_inputs[1] = outputs[0];
     }
-    int64_t channels = g->shape.dim[1];
-    if (call->needs[2])
-        call->grad_inputs[2] = tr_reshape(tr__sum_to(g, TR_SHAPE(1, channels, 1, 1)), TR_SHAPE(channels));
+    if (call->needs[2]) {
+        bool accumulate;
+        tr_tensor *dbias = tr__grad_target(call, 2, &accumulate);
+        TR__TRY(tr_status_of(dbias));
+        TR__TRY(tr__conv2d_bias_gradient(g, dbias, accumulate));
+        call->grad_inputs[2] = dbias;
+    }
     return TR_OK;
 }
 

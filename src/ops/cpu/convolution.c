@@ -79,18 +79,6 @@ static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
     return dweight == out ? TR_OK : tr__copy_elements(out, dweight);
 }
 
-/* dbias (+)= the sums of dy's channels. */
-static tr_status bias_gradient(const tr_op_call *call)
-{
-    const tr__conv2d_attrs *a = call->attrs;
-    tr_tensor *dbias = call->outputs[1];
-    if (!dbias) return TR_OK;
-    tr_tensor *sums = a->accumulate_bias ? tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias)) : dbias;
-    TR__TRY(tr__run(tr__op(sum), &(tr__reduce_attrs){.dims = 1u | 4u | 8u}, call->inputs, 1, &sums, 1));
-    if (sums == dbias) return TR_OK;
-    return tr__run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
-}
-
 static tr_status direct_forward(const tr_op_call *call, tr__direct *d)
 {
     tr_tensor *x = tr__convolution_padded(call->inputs[0], &d->s), *weight = tr__staged_images(call->inputs[1], TR_F32, true),
@@ -148,5 +136,6 @@ tr_status tr__cpu_convolution(tr_op_call *call)
     TR_SCOPE;
     tr__conv2d s = tr__conv2d_of(call);
     TR__TRY((suits_winograd(&s) ? winograd : suits_direct(call, &s) ? direct : tr__convolution_products)(call, &s));
-    return call->op == tr__op(conv2d_grad_weight) ? bias_gradient(call) : TR_OK;
+    if (call->op != tr__op(conv2d_grad_weight) || !call->outputs[1]) return TR_OK;
+    return tr__conv2d_bias_gradient(call->inputs[0], call->outputs[1], ((const tr__conv2d_attrs *)call->attrs)->accumulate_bias);
 }
