@@ -22,6 +22,7 @@ typedef struct request {
     tr__conv2d s;
     int kind; /* of the primitive */
     bool with_bias;
+    tr_dtype dtype; /* of images, and of the weight that meets them: f32 or bf16. Biases and gradients of weights are f32 */
 } request;
 
 /* ---- Primitives ----------------------------------------------------------------------------------------------------- */
@@ -32,28 +33,35 @@ static tr__primitive_key key_of(const request *r)
     return (tr__primitive_key){
         .kind = r->kind,
         .number = {s->n, s->c, s->h, s->w, s->k, s->kh, s->kw, s->oh, s->ow, s->groups, s->stride, s->padding, s->dilation,
-            r->with_bias},
+            r->with_bias, r->dtype},
     };
 }
 
 enum { X, WEIGHT, Y, BIAS };
 
-static dnnl_status_t describe_images(tr__dnnl_desc *desc, int64_t n, int64_t c, int64_t h, int64_t w)
+static dnnl_data_type_t type_of(tr_dtype dtype)
 {
-    int64_t stride[TR_MAX_DIMS];
-    tr_shape shape = TR_SHAPE(n, c, h, w);
-    tr__channels_last(shape, stride);
-    return tr__dnnl_desc_new(desc, dnnl_f32, 4, shape.dim, stride);
+    return dtype == TR_BF16 ? dnnl_bf16 : dnnl_f32;
 }
 
-/* Plain, as in the arena, or in any layout. */
-static dnnl_status_t describe_weight(tr__dnnl_desc *desc, const tr__conv2d *s, bool plain)
+static dnnl_status_t describe_images(tr__dnnl_desc *desc, const request *r, int64_t c, int64_t h, int64_t w)
 {
+    int64_t stride[TR_MAX_DIMS];
+    tr_shape shape = TR_SHAPE(r->s.n, c, h, w);
+    tr__channels_last(shape, stride);
+    return tr__dnnl_desc_new(desc, type_of(r->dtype), 4, shape.dim, stride);
+}
+
+/* Plain and f32, as in the arena, or in any layout. */
+static dnnl_status_t describe_weight(tr__dnnl_desc *desc, const request *r, bool plain)
+{
+    const tr__conv2d *s = &r->s;
     tr_shape grouped = TR_SHAPE(s->groups, s->k / s->groups, s->c / s->groups, s->kh, s->kw);
     tr_shape shape = s->groups > 1 ? grouped : TR_SHAPE(s->k, s->c, s->kh, s->kw);
     int64_t stride[TR_MAX_DIMS];
     tr__row_major(shape, stride);
-    return tr__dnnl_desc_new(desc, dnnl_f32, shape.ndim, shape.dim, plain ? stride : NULL);
+    bool is_f32 = plain || r->kind == TR__DNNL_CONV_GRAD_WEIGHT;
+    return tr__dnnl_desc_new(desc, is_f32 ? dnnl_f32 : type_of(r->dtype), shape.ndim, shape.dim, plain ? stride : NULL);
 }
 
 static dnnl_status_t describe(tr__primitive *p, const request *r)
@@ -66,9 +74,9 @@ static dnnl_status_t describe(tr__primitive *p, const request *r)
     const tr__conv2d *s = &r->s;
     memcpy(p->argument, names[r->kind - TR__DNNL_CONV_FORWARD], sizeof *names);
     p->parts = r->with_bias ? 4 : 3;
-    dnnl_status_t status = describe_images(&p->desc[X], s->n, s->c, s->h, s->w);
-    if (status == dnnl_success) status = describe_weight(&p->desc[WEIGHT], s, false);
-    if (status == dnnl_success) status = describe_images(&p->desc[Y], s->n, s->k, s->oh, s->ow);
+    dnnl_status_t status = describe_images(&p->desc[X], r, s->c, s->h, s->w);
+    if (status == dnnl_success) status = describe_weight(&p->desc[WEIGHT], r, false);
+    if (status == dnnl_success) status = describe_images(&p->desc[Y], r, s->k, s->oh, s->ow);
     if (status == dnnl_success && r->with_bias)
         status = tr__dnnl_desc_new(&p->desc[BIAS], dnnl_f32, 1, &s->k, &(int64_t){1});
     return status;
@@ -127,7 +135,7 @@ static dnnl_status_t make_reorder(tr__primitive *p, dnnl_engine_t engine, const 
     p->parts = 2;
     p->argument[0] = DNNL_ARG_FROM;
     p->argument[1] = DNNL_ARG_TO;
-    dnnl_status_t status = describe_weight(&p->desc[back], &o->r->s, true);
+    dnnl_status_t status = describe_weight(&p->desc[back], o->r, true);
     if (status == dnnl_success) status = tr__dnnl_desc_copy(&p->desc[!back], &o->convolution->desc[WEIGHT]);
     if (status == dnnl_success) status = tr__primitive_attributes(false, &attr);
     if (status == dnnl_success) status = tr__dnnl_reorder(&desc, engine, &p->desc[0], &p->desc[1], attr);
@@ -246,7 +254,7 @@ static void run_tasks(void *arg, int64_t begin, int64_t end)
     int threads = tr__onednn_enter();
     for (int64_t task = begin; task < end; task++) {
         const plan *p = &t->plan[task == task_count(t) - 1];
-        int64_t first = task * t->part * (int64_t)sizeof(float);
+        int64_t first = task * t->part * (int64_t)tr_dtype_size(t->r.dtype);
         char *x = t->x + first * s->c * s->h * s->w, *y = t->y + first * s->k * s->oh * s->ow;
         dnnl_status_t status = t->sums ? run_sum(t, p, x, y, t->sums + task * t->sum)
                                        : run(t, p->convolution, (const void *[]){x, p->weight, y, t->bias});
@@ -283,7 +291,7 @@ static tr_status bring_weight(tasks *t, tr_tensor *weight, plan *p)
 /* Forward, and the gradient of x: from images and weight to images. */
 static tr_status to_images(tasks *t, tr_tensor *from, tr_tensor *weight, tr_tensor *bias, tr_tensor *out)
 {
-    tr_tensor *source = tr__staged_images(from, TR_F32, true), *result = tr__staged_images(out, TR_F32, false);
+    tr_tensor *source = tr__staged_images(from, t->r.dtype, true), *result = tr__staged_images(out, t->r.dtype, false);
     TR__TRY(tr_status_of(source));
     TR__TRY(tr_status_of(result));
     weight = tr__staged(weight, TR_F32, NULL, true);
@@ -350,6 +358,12 @@ static tr_status to_weight(tasks *t, const tr_op_call *call)
     return call->outputs[1] ? sum_up(t, weights, call->outputs[1], attrs->accumulate_bias) : TR_OK;
 }
 
+bool tr__onednn_has_bf16(void)
+{
+    const int bf16 = dnnl_cpu_isa_avx512_core_bf16; /* bits: those of later ones have them, too */
+    return ((int)dnnl_get_effective_cpu_isa() & bf16) == bf16;
+}
+
 tr_status tr__onednn_convolution(tr_op_call *call)
 {
     /* f64, the gradient of a bias alone, and nothing to do are left to the reference. */
@@ -361,6 +375,7 @@ tr_status tr__onednn_convolution(tr_op_call *call)
     tr_device device = tr__device_of(out);
     tasks t = {.r.s = s, .device = tr__device(device.kind), .index = device.index};
     t.r.kind = forward ? TR__DNNL_CONV_FORWARD : input ? TR__DNNL_CONV_GRAD_INPUT : TR__DNNL_CONV_GRAD_WEIGHT;
+    t.r.dtype = (forward || input) && out->dtype == TR_BF16 && tr__onednn_has_bf16() ? TR_BF16 : TR_F32;
     t.r.with_bias = forward ? call->inputs[2] != NULL : !input && call->outputs[1] != NULL;
     t.part = part_of(&t.r);
     TR_SCOPE;
