@@ -118,36 +118,37 @@ static void onednn_takes_what_nets_begin_with(void **state)
     }
 }
 
-/* As far apart as sums of so many f32 are. */
+/* As far apart as sums of so many f32 are, and roundings to 16 bits. */
 static void assert_near_f64(const char *what, tr_tensor *got, tr_tensor *expected)
 {
+    double tolerance = tr_dtype_of(got) == TR_F32 ? 4e-6 : tr_dtype_of(got) == TR_BF16 ? 0x1p-8 : 0x1p-11;
     tr_tensor *apart = tr_max(tr_abs(tr_sub(tr_cast(got, TR_F64), expected))), *top = tr_max(tr_abs(expected));
     assert_int_equal(tr_status_of(apart), TR_OK);
-    if (!(tr_item(apart) <= 4e-6 * tr_item(top)))
+    if (!(tr_item(apart) <= tolerance * tr_item(top)))
         fail_msg("%s: up to %g apart, of at most %g", what, tr_item(apart), tr_item(top));
 }
 
-/* Channels for two slabs of a weight, and the kernels for other machines that run here, too. */
-static void winograd_agrees_with_f64_on_every_machine(void **state)
+/* Images of a dtype; channels for two slabs of a weight, and the kernels for other machines that run here, too. */
+static void check_winograd(tr_dtype dtype)
 {
-    (void)state;
     TR_SCOPE;
     const int64_t c = 256, k = 272;
-    tr_tensor *x = tr__staged_images(image(2, c, 9, 9), TR_F32, true), *w = tr_randn(2, TR_SHAPE(k, c, 3, 3)),
-              *g = tr__staged_images(tr_randn(3, TR_SHAPE(2, k, 9, 9)), TR_F32, true);
+    tr_tensor *x = tr__staged_images(image(2, c, 9, 9), dtype, true), *w = tr_randn(2, TR_SHAPE(k, c, 3, 3)),
+              *g = tr__staged_images(tr_randn(3, TR_SHAPE(2, k, 9, 9)), dtype, true);
     tr_tensor *x64 = tr_require_grad(tr_cast(x, TR_F64)), *w64 = tr_require_grad(tr_cast(w, TR_F64));
     tr_tensor *expected = tr_conv2d_op(x64, w64, .padding = 1);
     TR_CHECK(tr_backward(expected, .gradient = tr_cast(g, TR_F64)));
     TR_NO_GRAD;
-    tr_tensor *y = tr__staged_images(tr_zeros(TR_SHAPE(2, k, 9, 9)), TR_F32, false),
-              *dx = tr__staged_images(tr_zeros(TR_SHAPE(2, c, 9, 9)), TR_F32, false), *dw = tr_zeros(TR_SHAPE(k, c, 3, 3));
-    tr__winograd_images small = {tr_data(x), 9, 9, c}, large = {tr_data(y), 9, 9, k};
+    tr_tensor *y = tr__staged_images(tr_zeros(TR_SHAPE(2, k, 9, 9), .dtype = dtype), dtype, false),
+              *dx = tr__staged_images(tr_zeros(TR_SHAPE(2, c, 9, 9), .dtype = dtype), dtype, false),
+              *dw = tr_zeros(TR_SHAPE(k, c, 3, 3));
+    tr__winograd_images small = {dtype, tr_data(x), 9, 9, c}, large = {dtype, tr_data(y), 9, 9, k};
     tr__winograd forward = {.n = 2, .from = small, .to = large, .offset = -1, .weight = tr_data(w), .device = tr_cpu(0),
         .pool = tr__cpu_pool(tr_cpu(0))}, to_x = forward, to_w = forward;
     to_w.to.data = tr_data(g);
     to_w.dweight = tr_data(dw);
     to_x.from = to_w.to;
-    to_x.to = (tr__winograd_images){tr_data(dx), 9, 9, c};
+    to_x.to = (tr__winograd_images){dtype, tr_data(dx), 9, 9, c};
     to_x.gradient = true;
     const tr__winograd_kernels *machines[3] = {&tr__winograd_generic};
     int count = 1;
@@ -165,6 +166,14 @@ static void winograd_agrees_with_f64_on_every_machine(void **state)
         assert_near_f64("twice dw", dw, tr_affine(tr_grad(w64), 2, 0));
         to_w.accumulate = false;
     }
+}
+
+static void winograd_agrees_with_f64_on_every_machine(void **state)
+{
+    (void)state;
+    check_winograd(TR_F32);
+    check_winograd(TR_BF16);
+    check_winograd(TR_F16);
 }
 
 typedef struct direct_case {
@@ -185,7 +194,7 @@ static void check_direct(const tr__direct_kernels *machine, const direct_case *o
     tr__direct d = {.device = tr_cpu(0), .pool = tr__cpu_pool(tr_cpu(0)), .bias = tr_data(bias),
         .s = {.n = one->n, .c = one->c, .h = one->h, .w = one->w, .k = one->k, .kh = one->kernel, .kw = one->kernel,
             .oh = out.dim[2], .ow = out.dim[3], .groups = 1, .stride = one->stride, .padding = one->padding, .dilation = 1}};
-    tr_tensor *padded = tr__convolution_padded(x, &d.s), *weight = tr__staged_images(w, TR_F32, true),
+    tr_tensor *padded = tr__convolution_padded(x, &d.s, TR_F32), *weight = tr__staged_images(w, TR_F32, true),
               *y = tr__staged_images(tr_zeros(out), TR_F32, false),
               *dw = tr__staged_images(tr_zeros(tr_shape_of(w)), TR_F32, false);
     d.x = tr_data(padded);

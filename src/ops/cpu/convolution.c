@@ -40,14 +40,14 @@ bool tr__cpu_convolution_wanted(const tr_op_call *call)
 
 static tr__winograd_images images_of(const tr_tensor *t)
 {
-    return (tr__winograd_images){tr__ptr(t), t->shape.dim[2], t->shape.dim[3], t->shape.dim[1]};
+    return (tr__winograd_images){t->dtype, tr__ptr(t), t->shape.dim[2], t->shape.dim[3], t->shape.dim[1]};
 }
 
 /* Forward, and the gradient of x. */
 static tr_status to_images(const tr_op_call *call, tr__winograd *w)
 {
-    tr_tensor *from = tr__staged_images(call->inputs[0], TR_F32, true), *out = call->outputs[0],
-              *to = tr__staged_images(out, TR_F32, false), *weight = tr__staged(call->inputs[1], TR_F32, NULL, true),
+    tr_tensor *out = call->outputs[0], *from = tr__staged_images(call->inputs[0], out->dtype, true),
+              *to = tr__staged_images(out, out->dtype, false), *weight = tr__staged(call->inputs[1], TR_F32, NULL, true),
               *bias = w->gradient || !call->inputs[2] ? NULL : tr__staged(call->inputs[2], TR_F32, NULL, true);
     TR__TRY(tr_status_of(from));
     TR__TRY(tr_status_of(to));
@@ -65,7 +65,8 @@ static tr_status to_images(const tr_op_call *call, tr__winograd *w)
 static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
 {
     const tr__conv2d_attrs *a = call->attrs;
-    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__staged_images(call->inputs[1], TR_F32, true),
+    tr_dtype dtype = call->inputs[0]->dtype;
+    tr_tensor *dy = tr__staged_images(call->inputs[0], dtype, true), *x = tr__staged_images(call->inputs[1], dtype, true),
               *out = call->outputs[0], *dweight = tr__staged(out, TR_F32, NULL, a->accumulate);
     TR__TRY(tr_status_of(dy));
     TR__TRY(tr_status_of(x));
@@ -81,7 +82,7 @@ static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
 
 static tr_status direct_forward(const tr_op_call *call, tr__direct *d)
 {
-    tr_tensor *x = tr__convolution_padded(call->inputs[0], &d->s), *weight = tr__staged_images(call->inputs[1], TR_F32, true),
+    tr_tensor *x = tr__convolution_padded(call->inputs[0], &d->s, TR_F32), *weight = tr__staged_images(call->inputs[1], TR_F32, true),
               *bias = call->inputs[2] ? tr__staged(call->inputs[2], TR_F32, NULL, true) : NULL, *out = call->outputs[0],
               *y = tr__staged_images(out, TR_F32, false);
     TR__TRY(tr_status_of(x));
@@ -100,7 +101,7 @@ static tr_status direct_forward(const tr_op_call *call, tr__direct *d)
 static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d)
 {
     d->accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
-    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__convolution_padded(call->inputs[1], &d->s),
+    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__convolution_padded(call->inputs[1], &d->s, TR_F32),
               *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, d->accumulate);
     TR__TRY(tr_status_of(dy));
     TR__TRY(tr_status_of(x));

@@ -22,26 +22,30 @@ static tr__axis plain_axis(int64_t n, int64_t stride)
     return tr__axis_of(1, &n, &stride);
 }
 
+static void *at(const tr_tensor *t, int64_t element)
+{
+    return (char *)tr__ptr(t) + element * (int64_t)tr_dtype_size(t->dtype);
+}
+
 /* The pixels that lie under taps [ky, 0 … kw) at each place of the outputs: [n oh ow, kw c]. */
 static tr__matrix seen_pixels(const tr_tensor *padded, const tr__conv2d *s, int64_t ky)
 {
     int64_t row = padded->shape.dim[3] * s->c;
     int64_t places[] = {s->n, s->oh, s->ow}, strides[] = {padded->shape.dim[2] * row, s->stride * row, s->stride * s->c};
-    return (tr__matrix){TR_F32, (float *)tr__ptr(padded) + ky * row, tr__axis_of(3, places, strides),
-        plain_axis(s->kw * s->c, 1)};
+    return (tr__matrix){padded->dtype, at(padded, ky * row), tr__axis_of(3, places, strides), plain_axis(s->kw * s->c, 1)};
 }
 
 /* y, or its gradient: [n oh ow, k]. */
 static tr__matrix outputs(const tr_tensor *y, const tr__conv2d *s)
 {
-    return (tr__matrix){TR_F32, tr__ptr(y), plain_axis(s->n * s->oh * s->ow, s->k), plain_axis(s->k, 1)};
+    return (tr__matrix){y->dtype, tr__ptr(y), plain_axis(s->n * s->oh * s->ow, s->k), plain_axis(s->k, 1)};
 }
 
 /* Row ky of the taps of a weight that lies as [k, kh, kw, c]: [k, kw c]. */
 static tr__matrix row_of_taps(const tr_tensor *weight, const tr__conv2d *s, int64_t ky)
 {
     int64_t row = s->kw * s->c;
-    return (tr__matrix){TR_F32, (float *)tr__ptr(weight) + ky * row, plain_axis(s->k, s->kh * row), plain_axis(row, 1)};
+    return (tr__matrix){weight->dtype, at(weight, ky * row), plain_axis(s->k, s->kh * row), plain_axis(row, 1)};
 }
 
 static tr__matrix turned(tr__matrix m)
@@ -63,61 +67,66 @@ static tr_status multiply(tr__matrix a, tr__matrix b, tr__matrix c, const tr_ten
 /* ---- Images ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct padding {
-    const float *from;
-    float *to;
-    int64_t h, w, c, padding;
+    const char *from;
+    char *to;
+    int64_t h, padding, pixels, edge; /* bytes of a row's pixels, and of what is put before and behind them */
 } padding;
 
 /* Rows of the padded images. */
 static void pad_rows(void *arg, int64_t begin, int64_t end)
 {
     const padding *p = arg;
-    int64_t high = p->h + 2 * p->padding, wide = (p->w + 2 * p->padding) * p->c, inner = p->w * p->c;
-    for (int64_t at = begin; at < end; at++) {
-        int64_t y = at % high - p->padding;
-        float *to = p->to + at * wide;
-        memset(to, 0, sizeof *to * (size_t)wide);
-        if (y < 0 || y >= p->h) continue;
-        memcpy(to + p->padding * p->c, p->from + (at / high * p->h + y) * inner, sizeof *to * (size_t)inner);
+    int64_t high = p->h + 2 * p->padding, wide = p->pixels + 2 * p->edge;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t y = row % high - p->padding;
+        char *to = p->to + row * wide;
+        bool inside = y >= 0 && y < p->h;
+        memset(to, 0, (size_t)(inside ? p->edge : wide));
+        if (!inside) continue;
+        memcpy(to + p->edge, p->from + (row / high * p->h + y) * p->pixels, (size_t)p->pixels);
+        memset(to + p->edge + p->pixels, 0, (size_t)p->edge);
     }
 }
 
-tr_tensor *tr__convolution_padded(tr_tensor *x, const tr__conv2d *s)
+tr_tensor *tr__convolution_padded(tr_tensor *x, const tr__conv2d *s, tr_dtype dtype)
 {
-    x = tr__staged_images(x, TR_F32, true);
+    x = tr__staged_images(x, dtype, true);
     if (tr__bad(x) || s->padding == 0) return x;
     tr_shape shape = TR_SHAPE(s->n, s->c, s->h + 2 * s->padding, s->w + 2 * s->padding);
-    int64_t stride[TR_MAX_DIMS];
+    int64_t stride[TR_MAX_DIMS], pixel = s->c * (int64_t)tr_dtype_size(dtype);
     tr__channels_last(shape, stride);
-    tr_tensor *to = tr__tensor_new_strided(shape, stride, TR_F32, tr__device_of(x));
+    tr_tensor *to = tr__tensor_new_strided(shape, stride, dtype, tr__device_of(x));
     if (tr__bad(to)) return to;
-    padding p = {tr__ptr(x), tr__ptr(to), s->h, s->w, s->c, s->padding};
+    padding p = {tr__ptr(x), tr__ptr(to), s->h, s->padding, s->w * pixel, s->padding * pixel};
     tr__pool_for(tr__pool_of(x), s->n * shape.dim[2], 8, pad_rows, &p);
     return to;
 }
 
 /* ---- Ops -------------------------------------------------------------------------------------------------------------- */
 
+/* Channels-last, of its own dtype. */
+static tr_tensor *as_images(tr_tensor *t, bool values)
+{
+    return tr__staged_images(t, t->dtype, values);
+}
+
 static tr_status forward(const tr_op_call *call, const tr__conv2d *s)
 {
-    tr_tensor *x = tr__convolution_padded(call->inputs[0], s), *weight = tr__staged_images(call->inputs[1], TR_F32, true),
-              *bias = call->inputs[2] ? tr__staged(call->inputs[2], TR_F32, NULL, true) : NULL, *out = call->outputs[0],
-              *y = tr__staged_images(out, TR_F32, false);
+    tr_tensor *x = as_images(call->inputs[0], true), *weight = as_images(call->inputs[1], true), *out = call->outputs[0],
+              *y = as_images(out, false);
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(weight));
     TR__TRY(tr_status_of(y));
-    if (bias) TR__TRY(tr_status_of(bias));
-    for (int64_t ky = 0; ky < s->kh; ky++)
-        TR__TRY(multiply(seen_pixels(x, s, ky), turned(row_of_taps(weight, s, ky)), outputs(y, s), ky ? NULL : bias, ky > 0,
-            tr__device_of(x)));
+    TR__TRY(multiply(seen_pixels(x, s, 0), turned(row_of_taps(weight, s, 0)), outputs(y, s), call->inputs[2], false,
+        tr__device_of(x)));
     return y == out ? TR_OK : tr__copy_elements(out, y);
 }
 
 /* Of one tap: with more, places would see the same pixels. */
 static tr_status grad_input(const tr_op_call *call, const tr__conv2d *s)
 {
-    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *out = call->outputs[0],
-              *weight = tr__staged_images(call->inputs[1], TR_F32, true), *dx = tr__staged_images(out, TR_F32, false);
+    tr_tensor *dy = as_images(call->inputs[0], true), *weight = as_images(call->inputs[1], true), *out = call->outputs[0],
+              *dx = as_images(out, false);
     TR__TRY(tr_status_of(dy));
     TR__TRY(tr_status_of(weight));
     TR__TRY(tr_status_of(dx));
@@ -129,7 +138,7 @@ static tr_status grad_input(const tr_op_call *call, const tr__conv2d *s)
 static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s)
 {
     bool accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
-    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__convolution_padded(call->inputs[1], s),
+    tr_tensor *dy = as_images(call->inputs[0], true), *x = tr__convolution_padded(call->inputs[1], s, call->inputs[1]->dtype),
               *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, accumulate);
     TR__TRY(tr_status_of(dy));
     TR__TRY(tr_status_of(x));

@@ -12,6 +12,12 @@
 
 #define LANES_INLINE static inline __attribute__((always_inline))
 
+/* function(dtype, …), an inline one, with a dtype that is a constant in it: f32 or 16-bit. */
+#define OF_DTYPE(dtype, function, ...)                                   \
+    ((dtype) == TR_F32    ? function(TR_F32, __VA_ARGS__)                \
+     : (dtype) == TR_BF16 ? function(TR_BF16, __VA_ARGS__)               \
+                          : function(TR_F16, __VA_ARGS__))
+
 #if defined(__AVX512F__)
 
 /* The first n lanes: none to all. */

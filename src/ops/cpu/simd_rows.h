@@ -100,12 +100,6 @@ static inline int64_t row_part(const tr__rows *x, const tr__rows *y, int64_t fir
         }                                            \
     } while (0)
 
-/* function(dtype, …), an inline one, with a dtype that is a constant in it: f32 or 16-bit. */
-#define OF_DTYPE(dtype, function, ...)                                   \
-    ((dtype) == TR_F32    ? function(TR_F32, __VA_ARGS__)                \
-     : (dtype) == TR_BF16 ? function(TR_BF16, __VA_ARGS__)               \
-                          : function(TR_F16, __VA_ARGS__))
-
 static inline vec load_lanes(const float *from, int64_t m)
 {
     return m == WIDTH ? vec_load(from) : vec_load_part(from, m);

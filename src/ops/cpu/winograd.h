@@ -12,9 +12,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Channels-last. */
+/* Channels-last; f32 or 16-bit. */
 typedef struct tr__winograd_images {
-    float *data;
+    tr_dtype dtype;
+    void *data;
     int64_t h, w, c;
 } tr__winograd_images;
 

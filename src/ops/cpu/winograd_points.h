@@ -88,14 +88,14 @@ typedef void (*along_one)(const vec *from, vec *to);
 
 /* Along the rows, then along the columns: size x size vectors become made x made, `added` to each. They are read and written
  * at the places of a tile, so many numbers further on. */
-LANES_INLINE void along_both(along_one apply, int size, int made, float *const *from, int64_t from_at, float *const *to,
-    int64_t to_at, vec added)
+LANES_INLINE void along_both(along_one apply, int size, int made, tr_dtype from_dtype, void *const *from, int64_t from_at,
+    tr_dtype to_dtype, void *const *to, int64_t to_at, vec added)
 {
     vec rows[POINTS * POINTS];
     for (int i = 0; i < size; i++) {
         vec row[POINTS];
 #pragma GCC unroll 6
-        for (int j = 0; j < size; j++) row[j] = vec_load(from[i * size + j] + from_at);
+        for (int j = 0; j < size; j++) row[j] = lanes_load(from_dtype, from[i * size + j], from_at, WIDTH);
         apply(row, rows + i * made);
     }
     for (int j = 0; j < made; j++) {
@@ -104,7 +104,7 @@ LANES_INLINE void along_both(along_one apply, int size, int made, float *const *
         for (int i = 0; i < size; i++) column[i] = rows[i * made + j];
         apply(column, out);
 #pragma GCC unroll 6
-        for (int i = 0; i < made; i++) vec_store(to[i * made + j] + to_at, out[i] + added);
+        for (int i = 0; i < made; i++) lanes_store(to_dtype, to[i * made + j], to_at, WIDTH, out[i] + added);
     }
 }
 

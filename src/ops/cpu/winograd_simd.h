@@ -46,7 +46,7 @@ static float *field_at(const field *f, int64_t point, int64_t i, int64_t channel
     return f->at + point * f->point + (channel / f->panel * f->tiles + i) * f->row + channel % f->panel;
 }
 
-static void field_places(const field *f, int64_t number, float *to[ALL_POINTS])
+static void field_places(const field *f, int64_t number, void *to[ALL_POINTS])
 {
     for (int64_t i = 0; i < ALL_POINTS; i++) to[i] = field_at(f, i, number, 0);
 }
@@ -87,55 +87,70 @@ static void give_back(const tr__winograd *w, float *memory, size_t numbers)
 
 /* The size x size pixels that begin at `offset` from where a tile's outputs lie; outside of the image: `outside`. */
 static void pixels_of_tile(const job *j, const tr__winograd_images *images, int64_t number, int size, int64_t offset,
-    float *outside, float **pixel)
+    void *outside, void **pixel)
 {
     int64_t image = number / (j->down * j->along), top = number / j->along % j->down * PLACES + offset,
-            left = number % j->along * PLACES + offset;
+            left = number % j->along * PLACES + offset, bytes = (int64_t)tr_dtype_size(images->dtype) * images->c;
     for (int a = 0; a < size; a++) {
         int64_t row = top + a;
         bool inside = row >= 0 && row < images->h;
-        float *at = images->data + ((image * images->h + row) * images->w + left) * images->c;
+        char *at = (char *)images->data + ((image * images->h + row) * images->w + left) * bytes;
         for (int b = 0; b < size; b++)
-            pixel[a * size + b] = inside && left + b >= 0 && left + b < images->w ? at + b * images->c : outside;
+            pixel[a * size + b] = inside && left + b >= 0 && left + b < images->w ? at + b * bytes : outside;
     }
 }
 
-/* Channels [first, first + n) of a tile of x. */
-static void read_x(const job *j, int64_t number, const field *f, int64_t at)
+/* All channels of a tile of x. */
+LANES_INLINE void read_x_of(tr_dtype dtype, const job *j, int64_t number, const field *f, int64_t at)
 {
-    float *pixel[ALL_POINTS], *point[ALL_POINTS];
+    void *pixel[ALL_POINTS], *point[ALL_POINTS];
     pixels_of_tile(j, &j->w->from, number, POINTS, j->w->offset, j->zeros, pixel);
     field_places(f, at, point);
     for (int64_t begin = 0, to = 0; begin < j->w->from.c; begin += f->panel, to += f->tiles * f->row) {
         int64_t n = j->w->from.c - begin < f->panel ? j->w->from.c - begin : f->panel;
         for (int64_t c = 0; c < n; c += WIDTH)
-            along_both(pixels_at_points, POINTS, POINTS, pixel, begin + c, point, to + c, (vec){0});
+            along_both(pixels_at_points, POINTS, POINTS, dtype, pixel, begin + c, TR_F32, point, to + c, (vec){0});
     }
 }
 
-/* The slab's channels of a tile of dy. */
-static void read_dy(const job *j, int64_t number, const field *f, int64_t at)
+static void read_x(const job *j, int64_t number, const field *f, int64_t at)
 {
-    float *pixel[PLACES * PLACES], *point[ALL_POINTS];
+    OF_DTYPE(j->w->from.dtype, read_x_of, j, number, f, at);
+}
+
+/* The slab's channels of a tile of dy. */
+LANES_INLINE void read_dy_of(tr_dtype dtype, const job *j, int64_t number, const field *f, int64_t at)
+{
+    void *pixel[PLACES * PLACES], *point[ALL_POINTS];
     pixels_of_tile(j, &j->w->to, number, PLACES, 0, j->zeros, pixel);
     field_places(f, at, point);
     for (int64_t begin = 0, to = 0; begin < j->columns; begin += f->panel, to += f->tiles * f->row) {
         int64_t n = j->columns - begin < f->panel ? j->columns - begin : f->panel;
         for (int64_t c = 0; c < n; c += WIDTH)
-            along_both(outputs_at_points, PLACES, POINTS, pixel, j->first + begin + c, point, to + c, (vec){0});
+            along_both(outputs_at_points, PLACES, POINTS, dtype, pixel, j->first + begin + c, TR_F32, point, to + c, (vec){0});
     }
 }
 
-/* The slab's channels of a tile of y. dump: what lies outside of the image, [to.c]. */
-static void write_y(const job *j, int64_t number, const field *f, int64_t at, float *dump)
+static void read_dy(const job *j, int64_t number, const field *f, int64_t at)
 {
-    float *pixel[PLACES * PLACES], *point[ALL_POINTS];
+    OF_DTYPE(j->w->to.dtype, read_dy_of, j, number, f, at);
+}
+
+/* The slab's channels of a tile of y. dump: what lies outside of the image, [to.c]. */
+LANES_INLINE void write_y_of(tr_dtype dtype, const job *j, int64_t number, const field *f, int64_t at, float *dump)
+{
+    void *pixel[PLACES * PLACES], *point[ALL_POINTS];
     pixels_of_tile(j, &j->w->to, number, PLACES, 0, dump, pixel);
     field_places(f, at, point);
     for (int64_t c = 0; c < j->columns; c += WIDTH) {
         vec bias = j->w->bias ? vec_load(j->w->bias + j->first + c) : (vec){0};
-        along_both(points_to_outputs, POINTS, PLACES, point, c, pixel, j->first + c, bias);
+        along_both(points_to_outputs, POINTS, PLACES, TR_F32, point, c, dtype, pixel, j->first + c, bias);
     }
+}
+
+static void write_y(const job *j, int64_t number, const field *f, int64_t at, float *dump)
+{
+    OF_DTYPE(j->w->to.dtype, write_y_of, j, number, f, at, dump);
 }
 
 /* ---- Convolutions, and gradients of their inputs ------------------------------------------------------------------------ */
@@ -157,7 +172,8 @@ static void transform_weights(void *arg, int64_t begin, int64_t end)
     const tr__winograd *w = j->w;
     int64_t all = TAPS * TAPS, depth = w->from.c;
     int64_t apart = w->gradient ? all : all * depth, next = w->gradient ? all * w->to.c : all;
-    float taps[TAPS * TAPS][WIDTH], *tap[TAPS * TAPS], *point[ALL_POINTS];
+    float taps[TAPS * TAPS][WIDTH];
+    void *tap[TAPS * TAPS], *point[ALL_POINTS];
     for (int i = 0; i < TAPS * TAPS; i++) tap[i] = taps[i];
     for (int64_t c = begin * WIDTH; c < end * WIDTH; c += WIDTH) {
         const float *from = w->weight + (j->first + c) * apart + (w->gradient ? all - 1 : 0);
@@ -166,7 +182,7 @@ static void transform_weights(void *arg, int64_t begin, int64_t end)
         for (int64_t d = 0; d < depth; d++, from += next) {
             for (int i = 0; i < WIDTH && d + AHEAD < depth; i++) __builtin_prefetch(from + AHEAD * next + i * apart);
             read_taps(from, apart, w->gradient ? -1 : 1, taps);
-            along_both(taps_at_points, TAPS, POINTS, tap, 0, point, d * TILE_COLUMNS, (vec){0});
+            along_both(taps_at_points, TAPS, POINTS, TR_F32, tap, 0, TR_F32, point, d * TILE_COLUMNS, (vec){0});
         }
     }
 }
@@ -272,12 +288,13 @@ static void write_weights(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     int64_t channels = j->w->from.c, all = TAPS * TAPS;
-    float taps[TAPS * TAPS][WIDTH], *tap[TAPS * TAPS], *point[ALL_POINTS];
+    float taps[TAPS * TAPS][WIDTH];
+    void *tap[TAPS * TAPS], *point[ALL_POINTS];
     for (int i = 0; i < TAPS * TAPS; i++) tap[i] = taps[i];
     for (int64_t k = begin; k < end; k++) {
         for (int i = 0; i < ALL_POINTS; i++) point[i] = j->slab + i * j->slab_point + k * j->slab_row;
         for (int64_t c = 0; c < channels; c += WIDTH) {
-            along_both(points_to_taps, POINTS, TAPS, point, c, tap, 0, (vec){0});
+            along_both(points_to_taps, POINTS, TAPS, TR_F32, point, c, TR_F32, tap, 0, (vec){0});
             float *to = j->w->dweight + ((j->first + k) * channels + c) * all;
             for (int i = 0; i < WIDTH; i++)
                 for (int t = 0; t < all; t++, to++) *to = j->w->accumulate ? *to + taps[t][i] : taps[t][i];
