@@ -22,7 +22,8 @@ typedef struct job {
     const tr__bodies *bodies;
     const void *attrs;
     int n_inputs;
-    bool as_f32, as_i64;
+    tr_dtype dtype;
+    bool as_half, as_f32, as_i64;
     char *at[TENSORS]; /* for run_plain: the output, then the inputs */
 } job;
 
@@ -59,12 +60,12 @@ RUN(f32, float, TR_F32)
 RUN(f64, double, TR_F64)
 RUN(i64, int64_t, TR_I64)
 
-/* The same for tensors of the body's own type that lie alike, without gaps: no loop is set up, so that small ops cost little more than
+/* The same for tensors of a body's own type that lie alike, without gaps: no loop is set up, so that small ops cost little more than
  * their numbers. */
 static void run_plain(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
-    int64_t offset = begin * (j->as_f32 ? 4 : 8);
+    int64_t offset = begin * (int64_t)tr_dtype_size(j->dtype);
     union {
         const void *any[TR__ELEMENTWISE_INPUTS];
         const float *f32[TR__ELEMENTWISE_INPUTS];
@@ -73,7 +74,9 @@ static void run_plain(void *arg, int64_t begin, int64_t end)
     } in = {{0}};
     for (int k = 0; k < j->n_inputs; k++) in.any[k] = j->at[k + 1] + offset;
     void *out = j->at[0] + offset;
-    if (j->as_f32)
+    if (j->as_half)
+        j->bodies->half(j->dtype, out, in.any, end - begin, j->attrs);
+    else if (j->as_f32)
         j->bodies->f32(out, in.f32, end - begin, j->attrs);
     else if (j->as_i64)
         j->bodies->i64(out, in.i64, end - begin, j->attrs);
@@ -97,14 +100,15 @@ tr_status tr__elementwise(tr_op_call *call, const tr__bodies *bodies)
 {
     tr_tensor *out = call->outputs[0];
     tr_dtype dtype = out->dtype;
-    job j = {.bodies = bodies, .attrs = call->attrs, .n_inputs = call->n_inputs};
+    job j = {.bodies = bodies, .attrs = call->attrs, .n_inputs = call->n_inputs, .dtype = dtype};
     j.as_i64 = !tr_dtype_is_float(dtype);
     j.as_f32 = !j.as_i64 && dtype != TR_F64 && bodies->f32;
     if (j.as_i64 ? !bodies->i64 : !j.as_f32 && !bodies->f64) return TR__DECLINED;
 
     int64_t n = tr__numel(out->shape);
+    j.as_half = (dtype == TR_BF16 || dtype == TR_F16) && bodies->half;
     tr_dtype own = j.as_i64 ? TR_I64 : j.as_f32 ? TR_F32 : TR_F64;
-    if (dtype == own && is_plain(call)) {
+    if ((dtype == own || j.as_half) && is_plain(call)) {
         j.at[0] = tr__ptr(out);
         for (int i = 0; i < call->n_inputs; i++) j.at[i + 1] = tr__ptr(call->inputs[i]);
         if (n > TR__GRAIN)

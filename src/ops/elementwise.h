@@ -9,9 +9,11 @@
 
 enum { TR__ELEMENTWISE_INPUTS = 3 };
 
-/* Loops over n contiguous numbers; out may be one of the inputs. f32 serves f32, bf16 and f16; f64 serves f64, and the
- * smaller floats when there is no f32; i64 the integers and bool. */
+/* Loops over n contiguous numbers; out may be one of the inputs. f32 serves f32, bf16 and f16, the latter by way of blocks of
+ * f32 unless `half` takes them as they are; f64 serves f64, and the smaller floats when there is no f32; i64 the integers and
+ * bool. */
 typedef struct tr__bodies {
+    void (*half)(tr_dtype dtype, void *out, const void *const *in, int64_t n, const void *attrs);
     void (*f32)(float *out, const float *const *in, int64_t n, const void *attrs);
     void (*f64)(double *out, const double *const *in, int64_t n, const void *attrs);
     void (*i64)(int64_t *out, const int64_t *const *in, int64_t n, const void *attrs);

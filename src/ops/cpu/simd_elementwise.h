@@ -3,6 +3,7 @@
 #define TR_OPS_CPU_SIMD_ELEMENTWISE_H
 
 #include "ops/cpu/activations.h"
+#include "ops/cpu/lanes.h"
 #include "ops/elementwise.h"
 
 #define MAP(name, ...)                                                                                \
@@ -25,39 +26,53 @@
         if (n_inputs > 1) y = vec_load_part(in[1] + i, rest);                                         \
         if (n_inputs > 2) z = vec_load_part(in[2] + i, rest);                                         \
         vec_store_part(out + i, name##_vec(vec_load_part(in[0] + i, rest), y, z, attrs), rest);       \
-    }                                                                                                 \
+    }
+#define HALF_LOOP(name, n_inputs)                                                                     \
+    static void name##_half(tr_dtype dtype, void *out, const void *const *in, int64_t n, const void *attrs) \
+    {                                                                                                 \
+        vec x, y = {0};                                                                               \
+        for (int64_t i = 0; i < n; i += WIDTH) {                                                      \
+            x = lanes_load(dtype, in[0], i, n - i);                                                   \
+            if (n_inputs > 1) y = lanes_load(dtype, in[1], i, n - i);                                 \
+            lanes_store(dtype, out, i, n - i, name##_vec(x, y, (vec){0}, attrs));                     \
+        }                                                                                             \
+    }
+#define KERNEL(name, half_or_null)                                                                    \
     static tr_status name##_kernel(tr_op_call *call)                                                  \
     {                                                                                                 \
-        static const tr__bodies bodies = {.f32 = name##_f32};                                         \
+        static const tr__bodies bodies = {.half = half_or_null, .f32 = name##_f32};                   \
         return tr__elementwise(call, &bodies);                                                        \
     }
-#define UNARY(name, ...) MAP(name, __VA_ARGS__) LOOP(name, 1)
-#define BINARY(name, ...) MAP(name, __VA_ARGS__) LOOP(name, 2)
-#define TERNARY(name, ...) MAP(name, __VA_ARGS__) LOOP(name, 3)
+#define UNARY(name, ...) MAP(name, __VA_ARGS__) LOOP(name, 1) KERNEL(name, NULL)
+#define BINARY(name, ...) MAP(name, __VA_ARGS__) LOOP(name, 2) KERNEL(name, NULL)
+#define TERNARY(name, ...) MAP(name, __VA_ARGS__) LOOP(name, 3) KERNEL(name, NULL)
+/* Of which 16-bit numbers take longer to convert, block by block, than to compute: a loop for them, too. */
+#define LIGHT_UNARY(name, ...) MAP(name, __VA_ARGS__) LOOP(name, 1) HALF_LOOP(name, 1) KERNEL(name, name##_half)
+#define LIGHT_BINARY(name, ...) MAP(name, __VA_ARGS__) LOOP(name, 2) HALF_LOOP(name, 2) KERNEL(name, name##_half)
 
-BINARY(add, return x + y;)
-BINARY(sub, return x - y;)
-BINARY(mul, return x * y;)
+LIGHT_BINARY(add, return x + y;)
+LIGHT_BINARY(sub, return x - y;)
+LIGHT_BINARY(mul, return x * y;)
 BINARY(div, return x / y;)
-BINARY(maximum, return vec_where_nan(x, vec_max(x, y));)
-BINARY(minimum, return vec_where_nan(x, vec_min(x, y));)
+LIGHT_BINARY(maximum, return vec_where_nan(x, vec_max(x, y));)
+LIGHT_BINARY(minimum, return vec_where_nan(x, vec_min(x, y));)
 TERNARY(maximum_grad, return vec_where_at_most(y, z, vec_where_at_most(z, y, 0.5f * x, vec_all(0)), x);)
 
-UNARY(affine, const tr__affine_attrs *a = attrs; return x * (float)a->scale + (float)a->shift;)
+LIGHT_UNARY(affine, const tr__affine_attrs *a = attrs; return x * (float)a->scale + (float)a->shift;)
 UNARY(neg, return -x;)
 UNARY(exp, return vec_exp(x);)
 UNARY(sqrt, return vec_sqrt(x);)
 UNARY(abs, return vec_abs(x);)
 UNARY(tanh, return vec_tanh(x);)
 UNARY(sigmoid, return vec_sigmoid(x);)
-UNARY(relu, return relu_value(x);)
+LIGHT_UNARY(relu, return relu_value(x);)
 
 UNARY(gelu, return gelu_value(x);)
 BINARY(gelu_grad, return gelu_times_slope(x, y);) /* x is g, y the input of the forward */
 UNARY(gelu_exact, return gelu_exact_value(x);)
 BINARY(gelu_exact_grad, return gelu_exact_times_slope(x, y);)
 BINARY(abs_grad, return vec_where_larger(y, vec_all(0), x, vec_where_larger(vec_all(0), y, -x, vec_all(0)));)
-BINARY(relu_grad, return relu_times_slope(x, y);)
+LIGHT_BINARY(relu_grad, return relu_times_slope(x, y);)
 UNARY(log, return vec_log(x);)
 UNARY(silu, return silu_value(x);)
 BINARY(silu_grad, return silu_times_slope(x, y);)
@@ -100,8 +115,12 @@ TERNARY(bce_with_logits_grad, return x * (vec_sigmoid(y) - z);)
 
 #undef MAP
 #undef LOOP
+#undef HALF_LOOP
+#undef KERNEL
 #undef UNARY
 #undef BINARY
 #undef TERNARY
+#undef LIGHT_UNARY
+#undef LIGHT_BINARY
 
 #endif

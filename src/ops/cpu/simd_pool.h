@@ -7,8 +7,9 @@
 
 typedef struct pool_job {
     tr__pool2d s;
-    float *x, *y;   /* [n, h, w, c], [n, oh, ow, c]; or their gradients */
-    int32_t *at;    /* [n, oh, ow, c]; written as bits of floats */
+    tr_dtype dtype; /* of x and y */
+    void *x, *y;    /* [n, h, w, c], [n, oh, ow, c]; or their gradients */
+    int32_t *at;    /* [n, oh, ow, c], written as bits of floats; NULL: means, not maxima */
 } pool_job;
 
 static inline veci pool_all(int64_t place)
@@ -16,18 +17,18 @@ static inline veci pool_all(int64_t place)
     return (veci){0} + (int32_t)place;
 }
 
-/* m channels of a window: its largest, the first of those, and where it is. */
-static inline vec pool_largest(const pool_job *j, const float *image, tr__window rows, tr__window columns, int64_t m,
-                               veci *where)
+/* m channels of a window, of an image that begins at x[image]: its largest, the first of those, and where it is. */
+LANES_INLINE vec pool_largest(tr_dtype dtype, const pool_job *j, int64_t image, tr__window rows, tr__window columns, int64_t m,
+    veci *where)
 {
     const tr__pool2d *s = &j->s;
     int64_t first = rows.begin * s->w + columns.begin;
-    vec top = load_lanes(image + first * s->c, m);
+    vec top = lanes_load(dtype, j->x, image + first * s->c, m);
     *where = pool_all(first);
     for (int64_t iy = rows.begin; iy < rows.end; iy++)
         for (int64_t ix = columns.begin; ix < columns.end; ix++) {
             int64_t place = iy * s->w + ix;
-            vec value = load_lanes(image + place * s->c, m);
+            vec value = lanes_load(dtype, j->x, image + place * s->c, m);
             veci is_number = ((veci)top & 0x7fffffff) <= 0x7f800000;
             veci larger = ~(veci)(value <= top) & is_number; /* or the first NaN */
             top = (vec)((larger & (veci)value) | (~larger & (veci)top));
@@ -37,96 +38,138 @@ static inline vec pool_largest(const pool_job *j, const float *image, tr__window
 }
 
 /* Rows of outputs, of all images. */
-static void max_pool_rows(void *arg, int64_t begin, int64_t end)
+LANES_INLINE void max_pool_rows_of(tr_dtype dtype, const pool_job *j, int64_t begin, int64_t end)
 {
-    const pool_job *j = arg;
     const tr__pool2d *s = &j->s;
     for (int64_t row = begin; row < end; row++) {
-        const float *image = j->x + row / s->oh * s->h * s->w * s->c;
+        int64_t image = row / s->oh * s->h * s->w * s->c;
         tr__window rows = tr__window_rows(s, row % s->oh);
         for (int64_t ox = 0; ox < s->ow; ox++) {
             tr__window columns = tr__window_columns(s, ox);
             int64_t out = (row * s->ow + ox) * s->c;
             FOR_VECTORS(s->c,
                 veci where;
-                store_lanes(j->y + out + i, pool_largest(j, image + i, rows, columns, m, &where), m);
+                lanes_store(dtype, j->y, out + i, m, pool_largest(dtype, j, image + i, rows, columns, m, &where));
                 store_lanes((float *)(j->at + out + i), (vec)where, m););
         }
     }
 }
 
-static void max_pool_grad_images(void *arg, int64_t begin, int64_t end)
+static void max_pool_rows(void *arg, int64_t begin, int64_t end)
 {
     const pool_job *j = arg;
+    OF_DTYPE(j->dtype, max_pool_rows_of, j, begin, end);
+}
+
+LANES_INLINE void avg_pool_rows_of(tr_dtype dtype, const pool_job *j, int64_t begin, int64_t end)
+{
     const tr__pool2d *s = &j->s;
-    int64_t plane = s->oh * s->ow * s->c;
-    for (int64_t image = begin; image < end; image++) {
-        float *dx = j->x + image * s->h * s->w * s->c;
-        memset(dx, 0, sizeof *dx * (size_t)(s->h * s->w * s->c));
-        for (int64_t o = image * plane; o < (image + 1) * plane; o += s->c)
-            for (int64_t c = 0; c < s->c; c++) dx[j->at[o + c] * s->c + c] += j->y[o + c];
+    for (int64_t row = begin; row < end; row++) {
+        int64_t image = row / s->oh * s->h * s->w * s->c;
+        tr__window rows = tr__window_rows(s, row % s->oh);
+        for (int64_t ox = 0; ox < s->ow; ox++) {
+            tr__window columns = tr__window_columns(s, ox);
+            float scale = 1 / (float)tr__window_size(s, rows, columns);
+            int64_t out = (row * s->ow + ox) * s->c;
+            FOR_VECTORS(s->c,
+                vec sum = {0};
+                for (int64_t iy = rows.begin; iy < rows.end; iy++)
+                    for (int64_t ix = columns.begin; ix < columns.end; ix++)
+                        sum += lanes_load(dtype, j->x, image + (iy * s->w + ix) * s->c + i, m);
+                lanes_store(dtype, j->y, out + i, m, sum * scale););
+        }
     }
 }
 
 static void avg_pool_rows(void *arg, int64_t begin, int64_t end)
 {
     const pool_job *j = arg;
+    OF_DTYPE(j->dtype, avg_pool_rows_of, j, begin, end);
+}
+
+/* ---- Gradients: each place of an image sums what comes from the windows that it is in, so that sums are rounded once ----- */
+
+/* Moves on to the windows that row, or column, i of an image is in. i only grows. */
+static inline void pool_advance(const tr__pool2d *s, bool rows, int64_t i, tr__window *windows)
+{
+    tr__window (*of)(const tr__pool2d *, int64_t) = rows ? tr__window_rows : tr__window_columns;
+    int64_t n = rows ? s->oh : s->ow;
+    while (windows->begin < n && of(s, windows->begin).end <= i) windows->begin++;
+    while (windows->end < n && of(s, windows->end).begin <= i) windows->end++;
+}
+
+/* m channels of the gradient of a place: of what the windows down x along give it. */
+LANES_INLINE vec pool_gradient(tr_dtype dtype, const pool_job *j, int64_t image, int64_t place, tr__window down,
+    tr__window along, int64_t i, int64_t m)
+{
+    const tr__pool2d *s = &j->s;
+    vec sum = {0};
+    for (int64_t oy = down.begin; oy < down.end; oy++)
+        for (int64_t ox = along.begin; ox < along.end; ox++) {
+            int64_t out = ((image * s->oh + oy) * s->ow + ox) * s->c + i;
+            vec g = lanes_load(dtype, j->y, out, m);
+            if (j->at) {
+                veci here = (veci)load_lanes((const float *)(j->at + out), m) == pool_all(place);
+                sum += (vec)((veci)g & here);
+            } else {
+                sum += g * (1 / (float)tr__window_size(s, tr__window_rows(s, oy), tr__window_columns(s, ox)));
+            }
+        }
+    return sum;
+}
+
+/* Rows of all images. */
+LANES_INLINE void pool_grad_rows_of(tr_dtype dtype, const pool_job *j, int64_t begin, int64_t end)
+{
     const tr__pool2d *s = &j->s;
     for (int64_t row = begin; row < end; row++) {
-        const float *image = j->x + row / s->oh * s->h * s->w * s->c;
-        tr__window rows = tr__window_rows(s, row % s->oh);
-        for (int64_t ox = 0; ox < s->ow; ox++) {
-            tr__window columns = tr__window_columns(s, ox);
-            float scale = 1 / (float)tr__window_size(s, rows, columns), *y = j->y + (row * s->ow + ox) * s->c;
-            FOR_VECTORS(s->c,
-                vec sum = {0};
-                for (int64_t iy = rows.begin; iy < rows.end; iy++)
-                    for (int64_t ix = columns.begin; ix < columns.end; ix++)
-                        sum += load_lanes(image + (iy * s->w + ix) * s->c + i, m);
-                store_lanes(y + i, sum * scale, m););
+        tr__window down = {0, 0}, along = {0, 0};
+        pool_advance(s, true, row % s->h, &down);
+        for (int64_t ix = 0; ix < s->w; ix++) {
+            pool_advance(s, false, ix, &along);
+            int64_t place = row % s->h * s->w + ix;
+            FOR_VECTORS(s->c, lanes_store(dtype, j->x, (row * s->w + ix) * s->c + i, m,
+                                  pool_gradient(dtype, j, row / s->h, place, down, along, i, m)););
         }
     }
 }
 
-static void avg_pool_grad_images(void *arg, int64_t begin, int64_t end)
+static void pool_grad_rows(void *arg, int64_t begin, int64_t end)
 {
     const pool_job *j = arg;
-    const tr__pool2d *s = &j->s;
-    for (int64_t row = begin * s->oh; row < end * s->oh; row++) {
-        float *dx = j->x + row / s->oh * s->h * s->w * s->c;
-        if (row % s->oh == 0) memset(dx, 0, sizeof *dx * (size_t)(s->h * s->w * s->c));
-        tr__window rows = tr__window_rows(s, row % s->oh);
-        for (int64_t ox = 0; ox < s->ow; ox++) {
-            tr__window columns = tr__window_columns(s, ox);
-            float scale = 1 / (float)tr__window_size(s, rows, columns);
-            const float *g = j->y + (row * s->ow + ox) * s->c;
-            for (int64_t iy = rows.begin; iy < rows.end; iy++)
-                for (int64_t ix = columns.begin; ix < columns.end; ix++) {
-                    float *to = dx + (iy * s->w + ix) * s->c;
-                    FOR_VECTORS(s->c, store_lanes(to + i, load_lanes(to + i, m) + load_lanes(g + i, m) * scale, m););
-                }
-        }
-    }
+    OF_DTYPE(j->dtype, pool_grad_rows_of, j, begin, end);
 }
+
+/* ---- Kernels --------------------------------------------------------------------------------------------------------- */
 
 static tr_status pool_bring_back(tr_tensor *to, const tr_tensor *staged)
 {
     return to == staged ? TR_OK : tr__copy_elements(to, staged);
 }
 
+/* x, or y's gradient, -> y, or x's gradient. at: where maxima are; NULL: means. */
+static tr_status pool_run(tr_op_call *call, tr_tensor *at, bool gradient)
+{
+    tr_tensor *from = call->inputs[0], *to = call->outputs[0];
+    tr_dtype dtype = from->dtype;
+    from = tr__staged_images(from, dtype, true);
+    to = tr__staged_images(to, dtype, false);
+    TR__TRY(tr_status_of(from));
+    TR__TRY(tr_status_of(to));
+    tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
+    pool_job j = {tr__pool2d_of(x, y, call->attrs), dtype, tr__ptr(x), tr__ptr(y), at ? tr__ptr(at) : NULL};
+    int64_t rows = j.s.n * (gradient ? j.s.h : j.s.oh), work = tr__numel((gradient ? y : x)->shape) / (rows ? rows : 1);
+    tr__pool_for(tr__pool_of(x), rows, tr__row_grain(work), gradient ? pool_grad_rows : at ? max_pool_rows : avg_pool_rows, &j);
+    return pool_bring_back(call->outputs[0], to);
+}
+
 static tr_status max_pool2d_kernel(tr_op_call *call)
 {
     if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     TR_SCOPE;
-    tr_tensor *x = tr__staged_images(call->inputs[0], TR_F32, true), *y = tr__staged_images(call->outputs[0], TR_F32, false),
-              *at = tr__staged_images(call->outputs[1], TR_I32, false);
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(y));
+    tr_tensor *at = tr__staged_images(call->outputs[1], TR_I32, false);
     TR__TRY(tr_status_of(at));
-    pool_job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), tr__ptr(at)};
-    int64_t work = j.s.ow * j.s.c * j.s.kernel * j.s.kernel;
-    tr__pool_for(tr__pool_of(x), j.s.n * j.s.oh, tr__row_grain(work), max_pool_rows, &j);
-    TR__TRY(pool_bring_back(call->outputs[0], y));
+    TR__TRY(pool_run(call, at, false));
     return pool_bring_back(call->outputs[1], at);
 }
 
@@ -134,40 +177,23 @@ static tr_status max_pool2d_grad_kernel(tr_op_call *call)
 {
     if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
     TR_SCOPE;
-    tr_tensor *g = tr__staged_images(call->inputs[0], TR_F32, true), *at = tr__staged_images(call->inputs[1], TR_I32, true),
-              *dx = tr__staged_images(call->outputs[0], TR_F32, false);
-    TR__TRY(tr_status_of(g));
+    tr_tensor *at = tr__staged_images(call->inputs[1], TR_I32, true);
     TR__TRY(tr_status_of(at));
-    TR__TRY(tr_status_of(dx));
-    pool_job j = {tr__pool2d_of(dx, g, call->attrs), tr__ptr(dx), tr__ptr(g), tr__ptr(at)};
-    tr__pool_for(tr__pool_of(g), j.s.n, tr__row_grain(j.s.h * j.s.w * j.s.c), max_pool_grad_images, &j);
-    return pool_bring_back(call->outputs[0], dx);
-}
-
-/* x -> y, or the gradient of y -> that of x. */
-static tr_status avg_pool_run(tr_op_call *call, bool gradient)
-{
-    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
-    TR_SCOPE;
-    tr_tensor *from = tr__staged_images(call->inputs[0], TR_F32, true), *to = tr__staged_images(call->outputs[0], TR_F32, false);
-    TR__TRY(tr_status_of(from));
-    TR__TRY(tr_status_of(to));
-    tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
-    pool_job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), NULL};
-    int64_t image = j.s.h * j.s.w * j.s.c;
-    if (gradient) tr__pool_for(tr__pool_of(x), j.s.n, tr__row_grain(image), avg_pool_grad_images, &j);
-    else tr__pool_for(tr__pool_of(x), j.s.n * j.s.oh, tr__row_grain(image / j.s.oh), avg_pool_rows, &j);
-    return pool_bring_back(call->outputs[0], to);
+    return pool_run(call, at, true);
 }
 
 static tr_status avg_pool2d_kernel(tr_op_call *call)
 {
-    return avg_pool_run(call, false);
+    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    TR_SCOPE;
+    return pool_run(call, NULL, false);
 }
 
 static tr_status avg_pool2d_grad_kernel(tr_op_call *call)
 {
-    return avg_pool_run(call, true);
+    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    TR_SCOPE;
+    return pool_run(call, NULL, true);
 }
 
 #endif
