@@ -21,14 +21,17 @@ static bool suits_winograd(const tr__conv2d *s)
     return s->n * tiles >= WINOGRAD_TILES && 9 * s->oh * s->ow >= 36 * tiles * 3 / 2;
 }
 
-/* Few channels in. */
+/* Few channels in. Where the processor multiplies bf16, oneDNN's convolutions of it take half as long as these, which are of
+ * f32; its gradients of weights do not. */
 static bool suits_direct(const tr_op_call *call, const tr__conv2d *s)
 {
     if (call->op == tr__op(conv2d_grad_input) || s->groups != 1 || s->dilation != 1 || !s->n || !s->oh || !s->ow) return false;
     if (s->c > FEW_CHANNELS || s->kw * s->c < LEAST_RUN || s->k == 0) return false;
     const tr__direct_kernels *kernels = &TR__OF_MACHINE(tr__direct);
     if (s->k < kernels->panel) return true;
-    return s->k % kernels->vector == 0 && (call->op == tr__op(conv2d_grad_weight) || s->kh * s->kw * s->c >= LEAST_TAPS);
+    if (s->k % kernels->vector) return false;
+    if (call->op == tr__op(conv2d_grad_weight)) return true;
+    return s->kh * s->kw * s->c >= LEAST_TAPS && !(call->outputs[0]->dtype == TR_BF16 && tr__has_avx512bf16());
 }
 
 bool tr__cpu_convolution_wanted(const tr_op_call *call)

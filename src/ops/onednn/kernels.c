@@ -45,9 +45,11 @@ static tr_status product(tr_op_call *call)
     return status == TR_OK ? tr__bias_gradient(call) : status;
 }
 
+/* Gradients of weights are not oneDNN's strength, with matrix units or without. */
 static tr_status convolution(tr_op_call *call)
 {
-    return tr__cpu_convolution_wanted(call) ? TR__DECLINED : tr__onednn_convolution(call);
+    bool by_units = call->op != tr__op(conv2d_grad_weight) && call->outputs[0]->dtype == TR_BF16 && tr__onednn_has_matrix_units();
+    return tr__cpu_convolution_wanted(call) && !by_units ? TR__DECLINED : tr__onednn_convolution(call);
 }
 
 const tr__kernel tr__onednn_kernels[TR__OP_COUNT] = {

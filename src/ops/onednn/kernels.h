@@ -7,7 +7,7 @@
 tr_status tr__onednn_product(const tr__product *p, tr_device device);
 /* conv2d, conv2d_grad_input, conv2d_grad_weight. */
 tr_status tr__onednn_convolution(tr_op_call *call);
-/* Whether it multiplies bf16 on this machine, rather than to turn it into f32. */
-bool tr__onednn_has_bf16(void);
+/* Whether it multiplies bf16 by matrix units (AMX), which our kernels do not use. */
+bool tr__onednn_has_matrix_units(void);
 
 #endif
