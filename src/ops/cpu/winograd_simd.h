@@ -19,6 +19,10 @@ enum {
     BLOCK_DEPTH = 256,         /* channels that are summed, */
     SUM_TILES = 192,           /* and tiles of a gradient of weights, at most */
     SUM_PANEL = 3 * WIDTH,     /* channels of a panel of those: several tile rows */
+    FEW_TILES = 64,            /* so few are worth an order of their own, in which */
+    PART_DEPTH = 64,           /* weights are taken in parts of so many channels of `from` */
+    PART_COLUMNS = 64,         /* and of `to`, */
+    PART_SUMS = 48,            /* or of `to` where their gradients are summed: whole panels */
     AHEAD = 8,                 /* weights are asked for so many channels early */
 };
 
@@ -54,21 +58,22 @@ static void field_places(const field *f, int64_t number, void *to[ALL_POINTS])
 typedef struct job {
     const tr__winograd *w;
     int64_t down, along, tiles;     /* tiles of an image, and of all */
-    int64_t first, columns;         /* the slab: channels of `to` */
-    float *slab;                    /* convolve: [points][panels][from.c][TILE_COLUMNS]; grad_weight: [points][columns][row] */
+    int64_t first, columns;         /* the slab: channels of `to`, */
+    int64_t first_deep, depth;      /* and of `from` */
+    float *slab;                    /* convolve: [points][panels][depth][TILE_COLUMNS]; grad_weight: [points][columns][row] */
     int64_t slab_point, slab_row;
     float *zeros;                   /* [most channels], for pixels outside of an image */
     int64_t block;                  /* tiles in one */
     int64_t block_first, block_tiles;
-    field x, dy;                    /* of a block: for grad_weight */
+    field x, dy;                    /* of a block: for grad_weight, and x of few tiles */
     atomic_bool no_memory;
 } job;
 
 static job job_of(const tr__winograd *w)
 {
     int64_t down = (w->to.h + PLACES - 1) / PLACES, along = (w->to.w + PLACES - 1) / PLACES;
-    return (job){.w = w, .down = down, .along = along, .tiles = w->n * down * along,
-        .slab_point = 0, .columns = part_size(w->to.c, SLAB / w->from.c + 1, TR__WINOGRAD_CHANNELS)};
+    return (job){.w = w, .down = down, .along = along, .tiles = w->n * down * along, .depth = w->from.c,
+        .columns = part_size(w->to.c, SLAB / w->from.c + 1, TR__WINOGRAD_CHANNELS)};
 }
 
 /* ---- Memory --------------------------------------------------------------------------------------------------------- */
@@ -155,14 +160,18 @@ static void write_y(const job *j, int64_t number, const field *f, int64_t at, fl
 
 /* ---- Convolutions, and gradients of their inputs ------------------------------------------------------------------------ */
 
-/* The taps of a vector of channels of `to`, for one channel of `from`. */
-LANES_INLINE void read_taps(const float *from, int64_t apart, int64_t step, float to[TAPS * TAPS][WIDTH])
+/* The taps of a vector of channels, which begin so far apart. */
+LANES_INLINE void read_taps(const float *from, int64_t apart, float to[TAPS * TAPS][WIDTH])
 {
-    for (int tap = 0; tap < TAPS * TAPS; tap++) {
-        vec x = {0};
+#pragma GCC unroll 3
+    for (int first = 0; first < TAPS * TAPS; first += WIDTH) {
+        vec square[WIDTH];
 #pragma GCC unroll 16
-        for (int i = 0; i < WIDTH; i++) x[i] = from[i * apart + tap * step];
-        vec_store(to[tap], x);
+        for (int i = 0; i < WIDTH; i++) square[i] = lanes_load(TR_F32, from + i * apart, first, TAPS * TAPS - first);
+        lanes_transpose(square);
+#pragma GCC unroll 16
+        for (int t = 0; t < WIDTH; t++)
+            if (first + t < TAPS * TAPS) vec_store(to[first + t], square[t]);
     }
 }
 
@@ -170,34 +179,34 @@ static void transform_weights(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     const tr__winograd *w = j->w;
-    int64_t all = TAPS * TAPS, depth = w->from.c;
-    int64_t apart = w->gradient ? all : all * depth, next = w->gradient ? all * w->to.c : all;
+    int64_t all = TAPS * TAPS, depth = j->depth;
+    int64_t apart = w->gradient ? all : all * w->from.c, next = w->gradient ? all * w->to.c : all;
     float taps[TAPS * TAPS][WIDTH];
     void *tap[TAPS * TAPS], *point[ALL_POINTS];
-    for (int i = 0; i < TAPS * TAPS; i++) tap[i] = taps[i];
+    for (int i = 0; i < TAPS * TAPS; i++) tap[i] = taps[w->gradient ? TAPS * TAPS - 1 - i : i];
     for (int64_t c = begin * WIDTH; c < end * WIDTH; c += WIDTH) {
-        const float *from = w->weight + (j->first + c) * apart + (w->gradient ? all - 1 : 0);
+        const float *from = w->weight + (j->first + c) * apart + j->first_deep * next;
         for (int i = 0; i < ALL_POINTS; i++)
             point[i] = j->slab + i * j->slab_point + c / TILE_COLUMNS * TILE_COLUMNS * depth + c % TILE_COLUMNS;
         for (int64_t d = 0; d < depth; d++, from += next) {
             for (int i = 0; i < WIDTH && d + AHEAD < depth; i++) __builtin_prefetch(from + AHEAD * next + i * apart);
-            read_taps(from, apart, w->gradient ? -1 : 1, taps);
+            read_taps(from, apart, taps);
             along_both(taps_at_points, TAPS, POINTS, TR_F32, tap, 0, TR_F32, point, d * TILE_COLUMNS, (vec){0});
         }
     }
 }
 
-/* y = x weight at a point, for the first so many tiles. */
+/* y (+)= x weight at a point, for the first so many tiles. */
 static void multiply_at_point(const job *j, int64_t point, const field *x, const field *y, int64_t tiles)
 {
-    int64_t depth = j->w->from.c;
+    int64_t depth = j->depth;
     for (int64_t d = 0; d < depth; d += x->panel)
         for (int64_t c = 0; c < j->columns; c += TILE_COLUMNS) {
             tile t = {.k = depth - d < x->panel ? depth - d : x->panel, .a_row = x->row, .a_k = 1, .b_k = TILE_COLUMNS,
-                .c_row = y->row, .add = d > 0};
+                .c_row = y->row, .add = j->first_deep + d > 0};
             t.b = j->slab + point * j->slab_point + c * depth + d * TILE_COLUMNS;
             for (int64_t i = 0; i < tiles; i += TILE_ROWS) {
-                t.a = field_at(x, point, i, d);
+                t.a = field_at(x, point, i, j->first_deep + d);
                 t.c = field_at(y, point, i, c);
                 tile_run(&t, tiles - i < TILE_ROWS ? tiles - i : TILE_ROWS, (j->columns - c) / WIDTH);
             }
@@ -231,9 +240,65 @@ static void convolve_blocks(void *arg, int64_t begin, int64_t end)
     give_back(j->w, memory, numbers);
 }
 
+static void read_x_tiles(void *arg, int64_t begin, int64_t end)
+{
+    const job *j = arg;
+    for (int64_t i = begin; i < end; i++) read_x(j, j->block_first + i, &j->x, i);
+}
+
+/* Channels of `to` that begin at j->first, of all tiles: x's numbers are there. */
+static void convolve_part(job *j, const field *y, float *dump)
+{
+    j->columns = j->w->to.c - j->first < PART_COLUMNS ? j->w->to.c - j->first : PART_COLUMNS;
+    for (j->first_deep = 0; j->first_deep < j->w->from.c; j->first_deep += PART_DEPTH) {
+        int64_t deep = j->w->from.c - j->first_deep;
+        j->depth = deep < PART_DEPTH ? deep : PART_DEPTH;
+        transform_weights(j, 0, j->columns / WIDTH);
+        for (int64_t point = 0; point < ALL_POINTS; point++) multiply_at_point(j, point, &j->x, y, j->tiles);
+    }
+    for (int64_t i = 0; i < j->tiles; i++) write_y(j, i, y, i, dump);
+}
+
+static void convolve_parts(void *arg, int64_t begin, int64_t end)
+{
+    job *all = arg, j = *all;
+    field y = field_of(j.tiles, PART_COLUMNS, PART_COLUMNS, PART_COLUMNS + LINE);
+    j.slab_point = PART_DEPTH * PART_COLUMNS + LINE;
+    size_t slab = (size_t)(ALL_POINTS * j.slab_point), numbers = slab + field_numbers(&y) + (size_t)j.w->to.c;
+    j.slab = take(j.w, numbers);
+    if (!j.slab) {
+        atomic_store(&all->no_memory, true);
+        return;
+    }
+    y.at = j.slab + slab;
+    for (int64_t part = begin; part < end; part++) {
+        j.first = part * PART_COLUMNS;
+        convolve_part(&j, &y, y.at + field_numbers(&y));
+    }
+    give_back(j.w, j.slab, numbers);
+}
+
+/* Few tiles meet a weight's numbers at the points but once: these are made for parts of its channels at a time, which stay in
+ * the second cache until all tiles have met them. */
+static bool convolve_few(job *j)
+{
+    const tr__winograd *w = j->w;
+    j->x = field_of(j->tiles, w->from.c, PART_DEPTH, PART_DEPTH + LINE);
+    size_t x = field_numbers(&j->x), numbers = x + (size_t)w->from.c;
+    j->x.at = take(w, numbers);
+    if (!j->x.at) return false;
+    j->zeros = j->x.at + x;
+    memset(j->zeros, 0, sizeof(float) * (size_t)w->from.c);
+    tr__pool_for(w->pool, j->tiles, 1, read_x_tiles, j);
+    tr__pool_for(w->pool, (w->to.c + PART_COLUMNS - 1) / PART_COLUMNS, 1, convolve_parts, j);
+    give_back(w, j->x.at, numbers);
+    return !j->no_memory;
+}
+
 static bool convolve(const tr__winograd *w)
 {
     job j = job_of(w);
+    if (j.tiles <= FEW_TILES) return convolve_few(&j);
     int64_t most = j.columns, share = (j.tiles + tr__pool_threads(w->pool) - 1) / tr__pool_threads(w->pool);
     j.block = part_size(j.tiles, share < BLOCK_TILES ? share : BLOCK_TILES, TILE_ROWS);
     j.slab_point = (int64_t)tr__round_up((size_t)most, TILE_COLUMNS) * w->from.c + LINE;
@@ -253,51 +318,64 @@ static bool convolve(const tr__winograd *w)
 
 /* ---- Gradients of weights ------------------------------------------------------------------------------------------------ */
 
-static void read_x_tiles(void *arg, int64_t begin, int64_t end)
-{
-    const job *j = arg;
-    for (int64_t i = begin; i < end; i++) read_x(j, j->block_first + i, &j->x, i);
-}
-
 static void read_dy_tiles(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     for (int64_t i = begin; i < end; i++) read_dy(j, j->block_first + i, &j->dy, i);
 }
 
-/* sums (+)= dy^T x at points, over the tiles of the block. */
+/* The slab (+)= dy^T x at a point, over the tiles of the block, from channel k of dy and first_deep of x on. */
+static void sum_at_point(const job *j, int64_t point, int64_t k)
+{
+    for (int64_t c = 0; c < j->depth; c += TILE_COLUMNS) {
+        tile t = {.k = j->block_tiles, .a_row = 1, .a_k = j->dy.row, .b_k = j->x.row, .c_row = j->slab_row,
+            .add = j->block_first > 0};
+        t.b = field_at(&j->x, point, 0, j->first_deep + c);
+        t.c = j->slab + point * j->slab_point + c;
+        for (int64_t i = 0; i < j->columns; i += TILE_ROWS, t.c += TILE_ROWS * t.c_row) {
+            t.a = field_at(&j->dy, point, 0, k + i);
+            tile_run(&t, j->columns - i < TILE_ROWS ? j->columns - i : TILE_ROWS, (j->depth - c) / WIDTH);
+        }
+    }
+}
+
 static void sum_at_points(void *arg, int64_t begin, int64_t end)
 {
-    const job *j = arg;
-    int64_t channels = j->w->from.c;
-    for (int64_t point = begin; point < end; point++)
-        for (int64_t c = 0; c < channels; c += TILE_COLUMNS) {
-            tile t = {.k = j->block_tiles, .a_row = 1, .a_k = j->dy.row, .b_k = j->x.row, .c_row = j->slab_row,
-                .add = j->block_first > 0};
-            t.b = field_at(&j->x, point, 0, c);
-            t.c = j->slab + point * j->slab_point + c;
-            for (int64_t k = 0; k < j->columns; k += TILE_ROWS, t.c += TILE_ROWS * t.c_row) {
-                t.a = field_at(&j->dy, point, 0, k);
-                tile_run(&t, j->columns - k < TILE_ROWS ? j->columns - k : TILE_ROWS, (channels - c) / WIDTH);
-            }
+    for (int64_t point = begin; point < end; point++) sum_at_point(arg, point, 0);
+}
+
+/* The taps of a vector of channels, one channel after the other. */
+LANES_INLINE void write_taps(float taps[TAPS * TAPS][WIDTH], float *to, bool accumulate)
+{
+#pragma GCC unroll 3
+    for (int first = 0; first < TAPS * TAPS; first += WIDTH, to += WIDTH) {
+        vec square[WIDTH] = {{0}};
+#pragma GCC unroll 16
+        for (int t = 0; t < WIDTH; t++)
+            if (first + t < TAPS * TAPS) square[t] = vec_load(taps[first + t]);
+        lanes_transpose(square);
+#pragma GCC unroll 16
+        for (int i = 0; i < WIDTH; i++) {
+            float *at = to + i * TAPS * TAPS;
+            if (accumulate) square[i] += lanes_load(TR_F32, at, 0, TAPS * TAPS - first);
+            lanes_store(TR_F32, at, 0, TAPS * TAPS - first, square[i]);
         }
+    }
 }
 
 /* Of rows of the slab: their sums at the points become taps. */
 static void write_weights(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
-    int64_t channels = j->w->from.c, all = TAPS * TAPS;
     float taps[TAPS * TAPS][WIDTH];
     void *tap[TAPS * TAPS], *point[ALL_POINTS];
     for (int i = 0; i < TAPS * TAPS; i++) tap[i] = taps[i];
     for (int64_t k = begin; k < end; k++) {
         for (int i = 0; i < ALL_POINTS; i++) point[i] = j->slab + i * j->slab_point + k * j->slab_row;
-        for (int64_t c = 0; c < channels; c += WIDTH) {
+        float *to = j->w->dweight + ((j->first + k) * j->w->from.c + j->first_deep) * TAPS * TAPS;
+        for (int64_t c = 0; c < j->depth; c += WIDTH) {
             along_both(points_to_taps, POINTS, TAPS, TR_F32, point, c, TR_F32, tap, 0, (vec){0});
-            float *to = j->w->dweight + ((j->first + k) * channels + c) * all;
-            for (int i = 0; i < WIDTH; i++)
-                for (int t = 0; t < all; t++, to++) *to = j->w->accumulate ? *to + taps[t][i] : taps[t][i];
+            write_taps(taps, to + c * TAPS * TAPS, j->w->accumulate);
         }
     }
 }
@@ -316,9 +394,56 @@ static void sum_slab(job *j)
     tr__pool_for(pool, j->columns, 1, write_weights, j);
 }
 
+static void sum_parts(void *arg, int64_t begin, int64_t end)
+{
+    job *all = arg, j = *all;
+    j.slab_row = PART_DEPTH + LINE;
+    j.slab_point = PART_SUMS * j.slab_row + LINE;
+    size_t numbers = (size_t)(ALL_POINTS * j.slab_point);
+    j.slab = take(j.w, numbers);
+    if (!j.slab) {
+        atomic_store(&all->no_memory, true);
+        return;
+    }
+    for (int64_t part = begin; part < end; part++) {
+        j.first = part * PART_SUMS;
+        j.columns = j.w->to.c - j.first < PART_SUMS ? j.w->to.c - j.first : PART_SUMS;
+        for (j.first_deep = 0; j.first_deep < j.w->from.c; j.first_deep += PART_DEPTH) {
+            int64_t deep = j.w->from.c - j.first_deep;
+            j.depth = deep < PART_DEPTH ? deep : PART_DEPTH;
+            for (int64_t point = 0; point < ALL_POINTS; point++) sum_at_point(&j, point, j.first);
+            write_weights(&j, 0, j.columns);
+        }
+    }
+    give_back(j.w, j.slab, numbers);
+}
+
+/* Of few tiles: sums at the points stay in the second cache until they become taps. */
+static bool grad_weight_few(job *j)
+{
+    const tr__winograd *w = j->w;
+    int64_t channels = w->from.c > w->to.c ? w->from.c : w->to.c;
+    j->columns = w->to.c;
+    j->block_tiles = j->tiles;
+    j->x = field_of(j->tiles, w->from.c, TILE_COLUMNS, TILE_COLUMNS);
+    j->dy = field_of(j->tiles, w->to.c, SUM_PANEL, SUM_PANEL);
+    size_t x = field_numbers(&j->x), dy = field_numbers(&j->dy), numbers = x + dy + (size_t)channels;
+    j->x.at = take(w, numbers);
+    if (!j->x.at) return false;
+    j->dy.at = j->x.at + x;
+    j->zeros = j->dy.at + dy;
+    memset(j->zeros, 0, sizeof(float) * (size_t)channels);
+    tr__pool_for(w->pool, j->tiles, 1, read_x_tiles, j);
+    tr__pool_for(w->pool, j->tiles, 1, read_dy_tiles, j);
+    tr__pool_for(w->pool, (w->to.c + PART_SUMS - 1) / PART_SUMS, 1, sum_parts, j);
+    give_back(w, j->x.at, numbers);
+    return !j->no_memory;
+}
+
 static bool grad_weight(const tr__winograd *w)
 {
     job j = job_of(w);
+    if (j.tiles <= FEW_TILES) return grad_weight_few(&j);
     int64_t most = j.columns, channels = w->from.c > w->to.c ? w->from.c : w->to.c;
     j.block = part_size(j.tiles, SUM_TILES, 1);
     j.x = field_of(j.block, w->from.c, TILE_COLUMNS, TILE_COLUMNS);
