@@ -19,7 +19,8 @@ enum {
     BLOCK_DEPTH = 256,         /* channels that are summed, */
     SUM_TILES = 192,           /* and tiles of a gradient of weights, at most */
     SUM_PANEL = 3 * WIDTH,     /* channels of a panel of those: several tile rows */
-    FEW_TILES = 64,            /* so few are worth an order of their own, in which */
+    FEW_TILES = 128,           /* so few are worth an order of their own, */
+    FEW_SUM_TILES = 256,       /* or for gradients of weights of several slabs so few, in which */
     PART_DEPTH = 64,           /* weights are taken in parts of so many channels of `from` */
     PART_COLUMNS = 64,         /* and of `to`, */
     PART_SUMS = 48,            /* or of `to` where their gradients are summed: whole panels */
@@ -443,7 +444,7 @@ static bool grad_weight_few(job *j)
 static bool grad_weight(const tr__winograd *w)
 {
     job j = job_of(w);
-    if (j.tiles <= FEW_TILES) return grad_weight_few(&j);
+    if (j.tiles <= (j.columns < w->to.c ? FEW_SUM_TILES : FEW_TILES)) return grad_weight_few(&j);
     int64_t most = j.columns, channels = w->from.c > w->to.c ? w->from.c : w->to.c;
     j.block = part_size(j.tiles, SUM_TILES, 1);
     j.x = field_of(j.block, w->from.c, TILE_COLUMNS, TILE_COLUMNS);
