@@ -257,6 +257,11 @@ static tr_tensor *conv(tr_tensor *const *in)
     return tr_conv2d_op(in[0], in[1], .bias = in[2], .padding = 1);
 }
 
+static tr_tensor *conv_half(tr_tensor *const *in)
+{
+    return tr_conv2d_op(in[0], in[1], .stride = 2, .padding = 2);
+}
+
 static tr_tensor *conv_plain(tr_tensor *const *in)
 {
     return tr_conv2d_op(in[0], in[1]);
@@ -635,6 +640,8 @@ const op_case op_cases[] = {
     {CASE("dropout of numbers",   dropout_of_numbers, NORMAL(40))},
     {CASE("matmul over nothing",  matmul,         NORMAL(2, 3, 0), NORMAL_FIXED(0, 4))},
     {CASE("matmul to nothing",    matmul,         NORMAL(2, 3, 5), NORMAL_FIXED(5, 0))},
+    {CASE("conv of few channels", conv,           NORMAL(2, 3, 9, 10), NORMAL_FIXED(32, 3, 3, 3), NORMAL_FIXED(32))},
+    {CASE("conv of few channels, half", conv_half, NORMAL(3, 3, 11, 12), NORMAL_FIXED(80, 3, 5, 5))},
     {CASE("batch norm mixed",     batch_norm_mixed, NORMAL(3, 35, 4, 3), NORMAL_FIXED(35), NORMAL_FIXED(35))},
 };
 /* clang-format on */

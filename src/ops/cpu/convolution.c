@@ -2,6 +2,7 @@
 
 #include "ops/cpu/convolution_products.h"
 #include "ops/cpu/direct.h"
+#include "ops/cpu/direct_pairs.h"
 #include "ops/cpu/isa.h"
 #include "ops/cpu/winograd.h"
 
@@ -101,8 +102,43 @@ static tr_status direct_forward(const tr_op_call *call, tr__direct *d)
     return y == out ? TR_OK : tr__copy_elements(out, y);
 }
 
+static tr_status no_memory_for(const tr_tensor *dweight)
+{
+    return tr__fail(TR_NO_MEMORY, "conv2d: no memory to sum up the gradient of a weight %s", TR__TEXT(dweight->shape));
+}
+
+static bool suits_pairs(const tr_op_call *call, const tr__conv2d *s)
+{
+    return call->inputs[0]->dtype == TR_BF16 && tr__has_avx512bf16() && s->ow % 2 == 0 && s->k % TR__PAIRS_CHANNELS == 0;
+}
+
+#if defined(__x86_64__)
+static tr_status pairs_grad_weight(const tr_op_call *call, const tr__direct *d)
+{
+    tr__direct_pairs p = {.s = d->s, .device = d->device, .pool = d->pool};
+    p.accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
+    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_BF16, true), *out = call->outputs[0],
+              *x = tr__convolution_padded(call->inputs[1], &d->s, TR_BF16), *sums = tr__staged_images(out, TR_F32, p.accumulate);
+    TR__TRY(tr_status_of(dy));
+    TR__TRY(tr_status_of(x));
+    TR__TRY(tr_status_of(sums));
+    p.x = tr__ptr(x);
+    p.dy = tr__ptr(dy);
+    p.dweight = tr__ptr(sums);
+    if (!tr__direct_pairs_avx512bf16(&p)) return no_memory_for(out);
+    return sums == out ? TR_OK : tr__copy_elements(out, sums);
+}
+#else
+static tr_status pairs_grad_weight(const tr_op_call *call, const tr__direct *d)
+{
+    (void)call, (void)d;
+    return TR__DECLINED;
+}
+#endif
+
 static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d)
 {
+    if (suits_pairs(call, &d->s)) return pairs_grad_weight(call, d);
     d->accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
     tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__convolution_padded(call->inputs[1], &d->s, TR_F32),
               *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, d->accumulate);
@@ -112,8 +148,7 @@ static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d)
     d->x = tr__ptr(x);
     d->y = tr__ptr(dy);
     d->dweight = tr__ptr(sums);
-    if (!TR__OF_MACHINE(tr__direct).grad_weight(d)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to sum up the gradient of a "
-        "weight %s", TR__TEXT(out->shape));
+    if (!TR__OF_MACHINE(tr__direct).grad_weight(d)) return no_memory_for(out);
     return sums == out ? TR_OK : tr__copy_elements(out, sums);
 }
 
