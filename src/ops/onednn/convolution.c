@@ -1,8 +1,8 @@
 /*
- * Convolutions by oneDNN in f32, which 16-bit floats are brought to. Images lie channels-last, as oneDNN takes them nearly
- * as fast as its own layouts; weights are brought to its layout before each use, and gradients of weights back from it.
- * The batch is cut into parts, one task each: their size depends on the convolution only, and sums over the parts go in
- * order, so results do not depend on the threads.
+ * Convolutions by oneDNN: in bf16 where it has instructions for that, else in f32, which 16-bit floats are brought to. Images
+ * lie channels-last, as oneDNN takes them nearly as fast as its own layouts; weights are brought to its layout before each use,
+ * and gradients of weights back from it. The batch is cut into parts, one task each: their size depends on the convolution
+ * only, and sums over the parts go in order, so results do not depend on the threads.
  */
 #include "ops/conv.h"
 #include "ops/onednn/engine.h"
