@@ -5,11 +5,14 @@
 #include "ops/cpu/simd_rows.h"
 #include "ops/pool.h"
 
+#include <stdlib.h>
+
 typedef struct pool_job {
     tr__pool2d s;
     tr_dtype dtype; /* of x and y */
     void *x, *y;    /* [n, h, w, c], [n, oh, ow, c]; or their gradients */
     int32_t *at;    /* [n, oh, ow, c], written as bits of floats; NULL: means, not maxima */
+    tr__window *along; /* for gradients: [w], the windows that a column is in */
 } pool_job;
 
 static inline veci pool_all(int64_t place)
@@ -123,14 +126,12 @@ LANES_INLINE void pool_grad_rows_of(tr_dtype dtype, const pool_job *j, int64_t b
 {
     const tr__pool2d *s = &j->s;
     for (int64_t row = begin; row < end; row++) {
-        tr__window down = {0, 0}, along = {0, 0};
+        tr__window down = {0, 0};
         pool_advance(s, true, row % s->h, &down);
-        for (int64_t ix = 0; ix < s->w; ix++) {
-            pool_advance(s, false, ix, &along);
-            int64_t place = row % s->h * s->w + ix;
+        int64_t image = row / s->h, place = row % s->h * s->w;
+        for (int64_t ix = 0; ix < s->w; ix++, place++)
             FOR_VECTORS(s->c, lanes_store(dtype, j->x, (row * s->w + ix) * s->c + i, m,
-                                  pool_gradient(dtype, j, row / s->h, place, down, along, i, m)););
-        }
+                                  pool_gradient(dtype, j, image, place, down, j->along[ix], i, m)););
     }
 }
 
@@ -147,6 +148,20 @@ static tr_status pool_bring_back(tr_tensor *to, const tr_tensor *staged)
     return to == staged ? TR_OK : tr__copy_elements(to, staged);
 }
 
+static tr_status pool_run_gradient(pool_job *j, tr__pool *pool, int64_t grain)
+{
+    j->along = malloc(sizeof *j->along * (size_t)(j->s.w + 1));
+    if (!j->along) return tr__fail(TR_NO_MEMORY, "pool: out of memory");
+    tr__window windows = {0, 0};
+    for (int64_t ix = 0; ix < j->s.w; ix++) {
+        pool_advance(&j->s, false, ix, &windows);
+        j->along[ix] = windows;
+    }
+    tr__pool_for(pool, j->s.n * j->s.h, grain, pool_grad_rows, j);
+    free(j->along);
+    return TR_OK;
+}
+
 /* x, or y's gradient, -> y, or x's gradient. at: where maxima are; NULL: means. */
 static tr_status pool_run(tr_op_call *call, tr_tensor *at, bool gradient)
 {
@@ -157,9 +172,10 @@ static tr_status pool_run(tr_op_call *call, tr_tensor *at, bool gradient)
     TR__TRY(tr_status_of(from));
     TR__TRY(tr_status_of(to));
     tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
-    pool_job j = {tr__pool2d_of(x, y, call->attrs), dtype, tr__ptr(x), tr__ptr(y), at ? tr__ptr(at) : NULL};
-    int64_t rows = j.s.n * (gradient ? j.s.h : j.s.oh), work = tr__numel((gradient ? y : x)->shape) / (rows ? rows : 1);
-    tr__pool_for(tr__pool_of(x), rows, tr__row_grain(work), gradient ? pool_grad_rows : at ? max_pool_rows : avg_pool_rows, &j);
+    pool_job j = {tr__pool2d_of(x, y, call->attrs), dtype, tr__ptr(x), tr__ptr(y), at ? tr__ptr(at) : NULL, NULL};
+    int64_t rows = j.s.n * (gradient ? j.s.h : j.s.oh), grain = tr__row_grain(tr__numel(x->shape) / (rows ? rows : 1));
+    if (gradient) TR__TRY(pool_run_gradient(&j, tr__pool_of(x), grain));
+    else tr__pool_for(tr__pool_of(x), rows, grain, at ? max_pool_rows : avg_pool_rows, &j);
     return pool_bring_back(call->outputs[0], to);
 }
 
