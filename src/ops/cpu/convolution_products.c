@@ -3,6 +3,8 @@
 #include "ops/cpu/isa.h"
 #include "ops/cpu/product.h"
 
+#include "tensor/loop.h"
+
 #include <string.h>
 
 /* Fewer channels leave a product's tiles half empty. */
@@ -135,18 +137,48 @@ static tr_status grad_input(const tr_op_call *call, const tr__conv2d *s)
     return dx == out ? TR_OK : tr__copy_elements(out, dx);
 }
 
+typedef struct turning {
+    const float *from;     /* [k, taps, c] */
+    float *to;             /* [k, c, taps] */
+    int64_t taps, c;
+    bool accumulate;
+} turning;
+
+static void turn_taps(void *arg, int64_t begin, int64_t end)
+{
+    const turning *t = arg;
+    for (int64_t k = begin; k < end; k++) {
+        const float *from = t->from + k * t->taps * t->c;
+        float *to = t->to + k * t->taps * t->c;
+        for (int64_t c = 0; c < t->c; c++)
+            for (int64_t tap = 0; tap < t->taps; tap++, to++) *to = from[tap * t->c + c] + (t->accumulate ? *to : 0);
+    }
+}
+
+/* out (+)= sums, which lie as [k, kh, kw, c]. */
+static tr_status put_sums(tr_tensor *out, const tr_tensor *sums, const tr__conv2d *s, bool accumulate)
+{
+    turning t = {tr__ptr(sums), tr__ptr(out), s->kh * s->kw, s->c, accumulate};
+    tr__pool_for(tr__pool_of(out), s->k, TR__GRAIN / (t.taps * t.c + 1) + 1, turn_taps, &t);
+    return TR_OK;
+}
+
 static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s)
 {
     bool accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
+    tr_tensor *out = call->outputs[0], *to = tr__staged(out, TR_F32, NULL, accumulate);
+    TR__TRY(tr_status_of(to));
+    bool turn = s->kh * s->kw > 1;
     tr_tensor *dy = as_images(call->inputs[0], true), *x = tr__convolution_padded(call->inputs[1], s, call->inputs[1]->dtype),
-              *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, accumulate);
+              *sums = turn ? tr__tensor_new(to->shape, TR_F32, tr__device_of(to)) : to;
     TR__TRY(tr_status_of(dy));
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(sums));
     for (int64_t ky = 0; ky < s->kh; ky++)
-        TR__TRY(multiply(turned(outputs(dy, s)), seen_pixels(x, s, ky), row_of_taps(sums, s, ky), NULL, accumulate,
+        TR__TRY(multiply(turned(outputs(dy, s)), seen_pixels(x, s, ky), row_of_taps(sums, s, ky), NULL, accumulate && !turn,
             tr__device_of(x)));
-    return sums == out ? TR_OK : tr__copy_elements(out, sums);
+    if (turn) TR__TRY(put_sums(to, sums, s, accumulate));
+    return to == out ? TR_OK : tr__copy_elements(out, to);
 }
 
 tr_status tr__convolution_products(const tr_op_call *call, const tr__conv2d *s)
