@@ -86,7 +86,8 @@ static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
 
 static tr_status direct_forward(const tr_op_call *call, tr__direct *d)
 {
-    tr_tensor *x = tr__convolution_padded(call->inputs[0], &d->s, TR_F32), *weight = tr__staged_images(call->inputs[1], TR_F32, true),
+    tr_tensor *x = tr__convolution_padded(call->inputs[0], &d->s, TR_F32),
+              *weight = tr__staged_images(call->inputs[1], TR_F32, true),
               *bias = call->inputs[2] ? tr__staged(call->inputs[2], TR_F32, NULL, true) : NULL, *out = call->outputs[0],
               *y = tr__staged_images(out, TR_F32, false);
     TR__TRY(tr_status_of(x));
@@ -118,7 +119,8 @@ static tr_status pairs_grad_weight(const tr_op_call *call, const tr__direct *d)
     tr__direct_pairs p = {.s = d->s, .device = d->device, .pool = d->pool};
     p.accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
     tr_tensor *dy = tr__staged_images(call->inputs[0], TR_BF16, true), *out = call->outputs[0],
-              *x = tr__convolution_padded(call->inputs[1], &d->s, TR_BF16), *sums = tr__staged_images(out, TR_F32, p.accumulate);
+              *x = tr__convolution_padded(call->inputs[1], &d->s, TR_BF16),
+              *sums = tr__staged_images(out, TR_F32, p.accumulate);
     TR__TRY(tr_status_of(dy));
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(sums));
@@ -140,7 +142,8 @@ static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d)
 {
     if (suits_pairs(call, &d->s)) return pairs_grad_weight(call, d);
     d->accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
-    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__convolution_padded(call->inputs[1], &d->s, TR_F32),
+    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true),
+              *x = tr__convolution_padded(call->inputs[1], &d->s, TR_F32),
               *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, d->accumulate);
     TR__TRY(tr_status_of(dy));
     TR__TRY(tr_status_of(x));
@@ -176,5 +179,6 @@ tr_status tr__cpu_convolution(tr_op_call *call)
     tr__conv2d s = tr__conv2d_of(call);
     TR__TRY((suits_winograd(&s) ? winograd : suits_direct(call, &s) ? direct : tr__convolution_products)(call, &s));
     if (call->op != tr__op(conv2d_grad_weight) || !call->outputs[1]) return TR_OK;
-    return tr__conv2d_bias_gradient(call->inputs[0], call->outputs[1], ((const tr__conv2d_attrs *)call->attrs)->accumulate_bias);
+    const tr__conv2d_attrs *a = call->attrs;
+    return tr__conv2d_bias_gradient(call->inputs[0], call->outputs[1], a->accumulate_bias);
 }

@@ -57,7 +57,8 @@ static void add_rows(const direct *w, int64_t begin, int64_t end, float *sums, f
     for (int64_t at = begin; at < end; at++) {
         int64_t first = at / s->oh * high + at % s->oh * s->stride; /* row of x, of all images */
         if (at == begin || at % s->oh == 0 || have < first) have = first;
-        for (; have < first + s->kh; have++) pair_up(w->d->x + have * w->row, w->step, w->row - w->step, x + have % s->kh * w->row);
+        for (; have < first + s->kh; have++)
+            pair_up(w->d->x + have * w->row, w->step, w->row - w->step, x + have % s->kh * w->row);
         for (int64_t p = 0; p < s->ow / 2; p++) pair_up(w->d->dy + (at * s->ow + 2 * p) * s->k, s->k, s->k, dy + p * s->k);
         for (int64_t ky = 0; ky < s->kh; ky++)
             add_taps(w, x + (first + ky) % s->kh * w->row, dy, sums + ky * w->run * s->k);

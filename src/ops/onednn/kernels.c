@@ -48,7 +48,8 @@ static tr_status product(tr_op_call *call)
 /* Gradients of weights are not oneDNN's strength, with matrix units or without. */
 static tr_status convolution(tr_op_call *call)
 {
-    bool by_units = call->op != tr__op(conv2d_grad_weight) && call->outputs[0]->dtype == TR_BF16 && tr__onednn_has_matrix_units();
+    bool sums = call->op == tr__op(conv2d_grad_weight);
+    bool by_units = !sums && call->outputs[0]->dtype == TR_BF16 && tr__onednn_has_matrix_units();
     return tr__cpu_convolution_wanted(call) && !by_units ? TR__DECLINED : tr__onednn_convolution(call);
 }
 
