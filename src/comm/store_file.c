@@ -10,7 +10,7 @@
  *
  *   PRESENCE   held shared as long as the store is open. Who gets it exclusively is alone: at first, so what the file
  *              holds is left over from a former job and is cleared; at last, so the file is removed.
- *   LOG        held exclusively to change, shared to read.
+ *   LOG        held exclusively to change and to go, shared to read.
  *
  * A writer that dies half-way leaves a record that is cut, or whose checksum is wrong: readers stop before it, and the
  * next writer cuts it off. The locks belong to the open file, not to the process, so threads can be ranks.
@@ -36,6 +36,7 @@ enum {
     HEAD = 8,         /* of a record */
     PAUSE_FIRST_US = 200,
     PAUSE_MOST_US = 20000, /* between two looks at the file or a lock */
+    GO_MOST_MS = 1000,     /* what closing waits for another's lock */
 };
 static const char magic[8] = {'T', 'R', 'I', 'R', 'S', 'T', 'O', '1'};
 static const off_t presence_byte = (off_t)1 << 60, log_byte = presence_byte + 1;
@@ -358,14 +359,23 @@ static tr_status open_file(file_store *f, int timeout_ms)
     return TR_OK;
 }
 
+/* Who goes last removes the file. One goes at a time, under the log's lock: else each of the last two would see that the other
+ * is still there. One that is stopped with that lock holds nobody up for long. */
+static void go(const file_store *f)
+{
+    int64_t deadline = deadline_in(GO_MOST_MS);
+    for (int pause = PAUSE_FIRST_US; try_lock(f->fd, log_byte, F_WRLCK) == EAGAIN && tr__now_ns() < deadline;) pause_us(&pause);
+    bool last = try_lock(f->fd, presence_byte, F_WRLCK) == 0;
+    if (last && is_current(f)) unlink(f->path);
+    try_lock(f->fd, presence_byte, F_UNLCK);
+    try_lock(f->fd, log_byte, F_UNLCK);
+}
+
 static void file_destroy(void *self)
 {
     file_store *f = self;
     if (!f->path) return;
-    if (f->fd >= 0 && f->store.ops) {
-        bool last = try_lock(f->fd, presence_byte, F_WRLCK) == 0;
-        if (last && is_current(f)) unlink(f->path);
-    }
+    if (f->fd >= 0 && f->store.ops) go(f);
     if (f->fd >= 0) close(f->fd);
     tr__map_clear(&f->map);
     tr__tls_key_unref(f->store.key);

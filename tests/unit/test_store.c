@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -252,6 +253,42 @@ static void former_jobs_are_forgotten(void **state)
     assert_int_equal(access(path, F_OK), -1);
 }
 
+enum { LEAVERS = 4, LIVES = 200 };
+
+typedef struct leavers {
+    pthread_barrier_t together;
+    atomic_int failed, left_behind;
+} leavers;
+
+static void *come_and_go(void *arg)
+{
+    leavers *l = arg;
+    for (int life = 0; life < LIVES; life++) {
+        pthread_barrier_wait(&l->together);
+        tr_scope_push();
+        if (tr_status_of(tr_store_file(path)) != TR_OK) atomic_store(&l->failed, 1);
+        pthread_barrier_wait(&l->together);
+        tr_scope_pop();
+        if (pthread_barrier_wait(&l->together) == PTHREAD_BARRIER_SERIAL_THREAD && access(path, F_OK) == 0)
+            atomic_fetch_add(&l->left_behind, 1);
+    }
+    return NULL;
+}
+
+/* All at once: one of them is the last, and knows it. */
+static void the_last_to_go_removes_the_file(void **state)
+{
+    (void)state;
+    leavers l = {0};
+    pthread_t threads[LEAVERS];
+    pthread_barrier_init(&l.together, NULL, LEAVERS);
+    for (int i = 0; i < LEAVERS; i++) pthread_create(&threads[i], NULL, come_and_go, &l);
+    for (int i = 0; i < LEAVERS; i++) pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&l.together);
+    assert_int_equal(atomic_load(&l.failed), 0);
+    assert_int_equal(atomic_load(&l.left_behind), 0);
+}
+
 static void other_peoples_files_stay(void **state)
 {
     (void)state;
@@ -400,6 +437,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(file_store, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_killed_writer_does_no_harm, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(former_jobs_are_forgotten, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(the_last_to_go_removes_the_file, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(other_peoples_files_stay, make_folder, remove_folder),
         cmocka_unit_test(errors_pass_on),
         cmocka_unit_test(tokens_are_checked),
