@@ -163,12 +163,12 @@ static void a_wrong_token(void **state)
     meeting m = at_with_token("127.0.0.1");
     m.token[1] = "Secret";
     m.token[2] = NULL;
-    m.timeout_ms = 700;
+    m.timeout_ms = 3000;
     hold(&m);
-    fails(&m, 0, TR_TIMEOUT, "of 3 ranks, ranks 1 and 2 did not join within 0.7 s");
+    fails(&m, 0, TR_TIMEOUT, "of 3 ranks, ranks 1 and 2 did not join within 3 s");
     fails(&m, 1, TR_AUTH, "refused this job's token");
     fails(&m, 2, TR_AUTH, "wants a token");
-    assert_true(m.ns[1] < 1000000000 && m.ns[2] < 1000000000);
+    assert_true(m.ns[1] < m.ns[0] && m.ns[2] < m.ns[0]); /* they do not wait until then */
 }
 
 static void a_rank_that_stays_away(void **state)

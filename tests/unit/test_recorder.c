@@ -296,8 +296,8 @@ static void a_failure_leaves_text_and_trace(void **state)
 
     char *text = read_file(inner, "unit-rank0-world.txt"), *trace = read_file(inner, "unit-rank0-world.trace.json");
     assert_non_null(strstr(text, "failed: rank 1 \"died\""));
-    assert_non_null(strstr(text, "now: in all_reduce #31 (sum of f32[31] at tests/train.c:31) for 0.0"));
-    assert_non_null(strstr(text, "waiting for ranks 1 and 3 for 0.0"));
+    assert_non_null(strstr(text, "now: in all_reduce #31 (sum of f32[31] at tests/train.c:31) for "));
+    assert_non_null(strstr(text, "waiting for ranks 1 and 3 for "));
     assert_non_null(strstr(text, "done        all_reduce #12 ("));
     assert_null(strstr(text, "all_reduce #11 ("));
     assert_non_null(strstr(text, "group 'rows'"));
@@ -347,16 +347,31 @@ static void expect(const char *job, const char *words)
     free(text);
 }
 
+/* The words, and then for how long: seconds, and not more of them than have passed since `began` (and half of the last
+ * digit). */
+static void expect_lasting(const char *job, const char *words, int64_t began)
+{
+    char *text, *end = NULL;
+    assert_int_equal(tr_job_explain(job, &text), TR_OK);
+    double passed = (double)(tr__now_ns() - began) * 1e-9;
+    const char *at = strstr(text, words), *number = at ? at + strlen(words) : "";
+    double said = strtod(number, &end);
+    if (end == number || strncmp(end, " s", 2) != 0 || said < 0 || said > passed + 0.0005)
+        fail_msg("nothing of '%s', %.3f s at most, in:\n%s", words, passed, text);
+    free(text);
+}
+
 static void who_waits_for_whom(void **state)
 {
     (void)state;
     tr__recorder *r[4];
+    int64_t began = tr__now_ns();
     for (int i = 0; i < 4; i++) {
         r[i] = open_rank("world", i, 4, "native", NULL);
         tr__recorder_waits_for(r[i], (int[]){3}, i == 3 ? 0 : 1);
     }
-    expect("unit", "joining for 0.0");
-    expect("unit", "is what ranks 0, 1 and 2 wait for: it has not joined (for 0.0");
+    expect_lasting("unit", "joining for ", began);
+    expect_lasting("unit", "is what ranks 0, 1 and 2 wait for: it has not joined (for ", began);
     for (int i = 0; i < 4; i++) {
         tr__recorder_joined(r[i]);
         make_call(r[i], 1);
@@ -364,14 +379,15 @@ static void who_waits_for_whom(void **state)
     expect("unit", "=> nobody waits");
 
     /* 0 waits for 1, which waits for 2, which is in no call. */
+    began = tr__now_ns();
     enter(r[0], TR_ALL_REDUCE, 2, 0);
     tr__recorder_waits_for(r[0], (int[]){1}, 1);
     enter(r[1], TR_ALL_REDUCE, 2, 0);
     tr__recorder_waits_for(r[1], (int[]){2}, 1);
     char words[256];
     snprintf(words, sizeof words, "=> rank 2 (pid %d) is what ranks 0 and 1 wait for: it has not entered all_reduce #2 (sum "
-        "of f32[8] at tests/train.c:8) (for 0.0", (int)getpid());
-    expect("unit", words);
+        "of f32[8] at tests/train.c:8) (for ", (int)getpid());
+    expect_lasting("unit", words, began);
     for (int i = 0; i < 4; i++) tr__recorder_close(r[i]);
 }
 
@@ -387,13 +403,14 @@ static void transfers_wait_for_their_peer(void **state)
     expect("unit", "=> ranks 0 and 1 wait for each other");
 
     /* Beside a collective, whose waiting goes on when they end. */
+    int64_t began = tr__now_ns();
     enter(a, TR_ALL_REDUCE, 7, 0);
     tr__recorder_waits_for(a, (int[]){1}, 1);
     tr_collective c = call_number(3);
     c.kind = TR_SEND;
     c.peer = 1;
     tr__recorder_end(a, tr__recorder_start(a, 0, &c, 0), TR_OK);
-    expect("unit", "in all_reduce #7 (sum of f32[8] at tests/train.c:8) for 0.0");
+    expect_lasting("unit", "in all_reduce #7 (sum of f32[8] at tests/train.c:8) for ", began);
     tr__records records;
     read_own(&records, 2);
     assert_int_equal(records.list[0].waits_count, 1);
