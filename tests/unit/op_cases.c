@@ -323,6 +323,8 @@ UNARY(adaptive_pool_all, tr_adaptive_avg_pool2d(x, 1, 1))
 UNARY(adaptive_max_pool, tr_adaptive_max_pool2d(x, 3, 4))
 UNARY(max_pool_line, tr_max_pool1d(x, 3, .stride = 2, .padding = 1))
 UNARY(avg_pool_line, tr_avg_pool1d(x, 3, .stride = 2, .padding = 1))
+UNARY(max_pool_line_tiled, tr_max_pool1d(x, 2))
+UNARY(avg_pool_line_tiled, tr_avg_pool1d(x, 3))
 UNARY(adaptive_max_pool_line, tr_adaptive_max_pool1d(x, 3))
 UNARY(adaptive_avg_pool_line, tr_adaptive_avg_pool1d(x, 5))
 UNARY(nearest, tr_interpolate(x, .height = 5, .width = 3))
@@ -643,6 +645,13 @@ const op_case op_cases[] = {
     {CASE("conv of few channels", conv,           NORMAL(2, 3, 9, 10), NORMAL_FIXED(32, 3, 3, 3), NORMAL_FIXED(32))},
     {CASE("conv of few channels, half", conv_half, NORMAL(3, 3, 11, 12), NORMAL_FIXED(80, 3, 5, 5))},
     {CASE("batch norm mixed",     batch_norm_mixed, NORMAL(3, 35, 4, 3), NORMAL_FIXED(35), NORMAL_FIXED(35))},
+    {CASE("max pool, tiled",      max_pool,       NORMAL(2, 20, 6, 4))},
+    {CASE("max pool, tiled, few channels", max_pool, NORMAL(2, 6, 4, 6))},
+    {CASE("avg pool, tiled",      avg_pool,       NORMAL(2, 33, 4, 6))},
+    {CASE("max pool of a line, tiled", max_pool_line_tiled, NORMAL(2, 17, 8))},
+    {CASE("avg pool of a line, tiled", avg_pool_line_tiled, NORMAL(2, 5, 9))},
+    {CASE("conv to few channels", conv,           NORMAL(2, 5, 9, 10), NORMAL_FIXED(8, 5, 3, 3), NORMAL_FIXED(8))},
+    {CASE("conv of one channel",  conv,           NORMAL(2, 1, 11, 12), NORMAL_FIXED(6, 1, 5, 5), NORMAL_FIXED(6))},
 };
 /* clang-format on */
 const int op_case_count = (int)(sizeof op_cases / sizeof *op_cases);

@@ -22,13 +22,23 @@ static bool suits_winograd(const tr__conv2d *s)
     return s->n * tiles >= WINOGRAD_TILES && 9 * s->oh * s->ow >= 36 * tiles * 3 / 2;
 }
 
+/* Half a vector of channels is summed by the kernels whose vectors are half as wide: as many of those fit into a cycle, or
+ * twice as many. */
+static const tr__direct_kernels *direct_kernels(const tr__conv2d *s)
+{
+#if defined(__x86_64__)
+    if (tr__has_avx512() && s->k <= tr__direct_avx2.vector) return &tr__direct_avx2;
+#endif
+    return (void)s, &TR__OF_MACHINE(tr__direct);
+}
+
 /* Few channels in. Where the processor multiplies bf16, oneDNN's convolutions of it take half as long as these, which are of
  * f32; its gradients of weights do not. */
 static bool suits_direct(const tr_op_call *call, const tr__conv2d *s)
 {
     if (call->op == tr__op(conv2d_grad_input) || s->groups != 1 || s->dilation != 1 || !s->n || !s->oh || !s->ow) return false;
     if (s->c > FEW_CHANNELS || s->kw * s->c < LEAST_RUN || s->k == 0) return false;
-    const tr__direct_kernels *kernels = &TR__OF_MACHINE(tr__direct);
+    const tr__direct_kernels *kernels = direct_kernels(s);
     if (s->k < kernels->panel) return true;
     if (s->k % kernels->vector) return false;
     if (call->op == tr__op(conv2d_grad_weight)) return true;
@@ -98,7 +108,7 @@ static tr_status direct_forward(const tr_op_call *call, tr__direct *d)
     d->weight = tr__ptr(weight);
     d->bias = bias ? tr__ptr(bias) : NULL;
     d->y = tr__ptr(y);
-    if (!TR__OF_MACHINE(tr__direct).convolve(d)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to pack a weight %s",
+    if (!direct_kernels(&d->s)->convolve(d)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to pack a weight %s",
         TR__TEXT(weight->shape));
     return y == out ? TR_OK : tr__copy_elements(out, y);
 }
@@ -151,7 +161,7 @@ static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d)
     d->x = tr__ptr(x);
     d->y = tr__ptr(dy);
     d->dweight = tr__ptr(sums);
-    if (!TR__OF_MACHINE(tr__direct).grad_weight(d)) return no_memory_for(out);
+    if (!direct_kernels(&d->s)->grad_weight(d)) return no_memory_for(out);
     return sums == out ? TR_OK : tr__copy_elements(out, sums);
 }
 

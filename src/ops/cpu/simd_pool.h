@@ -141,6 +141,43 @@ static void pool_grad_rows(void *arg, int64_t begin, int64_t end)
     OF_DTYPE(j->dtype, pool_grad_rows_of, j, begin, end);
 }
 
+/* Whether each place of an image is in one window: the gradient of a window then goes to its places, and is read once. */
+static bool pool_windows_tile(const tr__pool2d *s)
+{
+    if (s->adaptive || s->padding || s->stride != s->kernel || s->w != s->ow * s->kernel) return false;
+    return s->line || s->h == s->oh * s->kernel;
+}
+
+/* Rows of outputs, of all images. */
+LANES_INLINE void pool_grad_tiles_of(tr_dtype dtype, const pool_job *j, int64_t begin, int64_t end)
+{
+    const tr__pool2d *s = &j->s;
+    float share = 1 / (float)(s->line ? s->kernel : s->kernel * s->kernel);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t image = row / s->oh * s->h * s->w;
+        tr__window rows = tr__window_rows(s, row % s->oh);
+        for (int64_t ox = 0; ox < s->ow; ox++) {
+            tr__window columns = tr__window_columns(s, ox);
+            int64_t out = (row * s->ow + ox) * s->c;
+            FOR_VECTORS(s->c,
+                vec g = lanes_load(dtype, j->y, out + i, m);
+                veci at = j->at ? (veci)load_lanes((const float *)(j->at + out + i), m) : pool_all(0);
+                for (int64_t iy = rows.begin; iy < rows.end; iy++)
+                    for (int64_t ix = columns.begin; ix < columns.end; ix++) {
+                        int64_t place = iy * s->w + ix;
+                        vec part = j->at ? (vec)((veci)g & (at == pool_all(place))) : g * share;
+                        lanes_store(dtype, j->x, (image + place) * s->c + i, m, part);
+                    });
+        }
+    }
+}
+
+static void pool_grad_tiles(void *arg, int64_t begin, int64_t end)
+{
+    const pool_job *j = arg;
+    OF_DTYPE(j->dtype, pool_grad_tiles_of, j, begin, end);
+}
+
 /* ---- Kernels --------------------------------------------------------------------------------------------------------- */
 
 static tr_status pool_bring_back(tr_tensor *to, const tr_tensor *staged)
@@ -150,6 +187,10 @@ static tr_status pool_bring_back(tr_tensor *to, const tr_tensor *staged)
 
 static tr_status pool_run_gradient(pool_job *j, tr__pool *pool, int64_t grain)
 {
+    if (pool_windows_tile(&j->s)) {
+        tr__pool_for(pool, j->s.n * j->s.oh, grain / j->s.kernel + 1, pool_grad_tiles, j);
+        return TR_OK;
+    }
     j->along = malloc(sizeof *j->along * (size_t)(j->s.w + 1));
     if (!j->along) return tr__fail(TR_NO_MEMORY, "pool: out of memory");
     tr__window windows = {0, 0};
