@@ -9,7 +9,7 @@
 
 /* Rows go in chunks whose number depends on the shape only, so that sums do not depend on the threads; those in runs that stay
  * in the first-level cache while f32 sums over them are taken. Sums over runs are f64. */
-enum { BATCH_CHUNKS = 32, BATCH_CHUNK_ROWS = 64, BATCH_RUN = 4096, BATCH_RUN_ROWS = 16 };
+enum { BATCH_CHUNKS = 32, BATCH_CHUNK_ROWS = 64, BATCH_RUN = 4096, BATCH_RUN_ROWS = 16, BATCH_VECTORS = 4 };
 
 typedef struct batch_job {
     tr_dtype dtype;     /* of x, g and y */
@@ -37,19 +37,40 @@ static int64_t batch_chunks(const batch_job *j)
     return (j->rows + j->chunk - 1) / j->chunk;
 }
 
-/* The mean of n rows, the first of which begins at x[at], and the sum of squares around it, for m channels. */
-LANES_INLINE void run_moments(tr_dtype dtype, const void *x, int64_t at, int64_t n, int64_t c, int64_t m, float *mean,
-    float *squares)
+/* FOR_BLOCKS(n, statements): as FOR_VECTORS, but where there are as many, BATCH_VECTORS vectors at once, so that what comes of
+ * each row are whole cache lines: `vectors` of them, each of m lanes that count. */
+#define FOR_BLOCKS(n, ...)                                                          \
+    do {                                                                            \
+        int64_t i = 0;                                                              \
+        for (; i + BATCH_VECTORS * WIDTH <= (n); i += BATCH_VECTORS * WIDTH) {      \
+            const int vectors = BATCH_VECTORS;                                      \
+            const int64_t m = WIDTH;                                                \
+            __VA_ARGS__                                                             \
+        }                                                                           \
+        for (; i < (n); i += WIDTH) {                                               \
+            const int vectors = 1;                                                  \
+            const int64_t m = (n) - i < WIDTH ? (n) - i : WIDTH;                    \
+            __VA_ARGS__                                                             \
+        }                                                                           \
+    } while (0)
+
+/* The mean of n rows, the first of which begins at x[at], and the sum of squares around it, for a block of channels. */
+LANES_INLINE void run_moments(tr_dtype dtype, const void *x, int64_t at, int64_t n, int64_t c, const int vectors, int64_t m,
+    float *mean, float *squares)
 {
-    vec sum = {0}, square = {0};
-    for (int64_t r = 0; r < n; r++) sum += lanes_load(dtype, x, at + r * c, m);
-    vec middle = sum * (1 / (float)n);
-    for (int64_t r = 0; r < n; r++) {
-        vec centred = lanes_load(dtype, x, at + r * c, m) - middle;
-        square += centred * centred;
+    vec middle[BATCH_VECTORS] = {{0}}, square[BATCH_VECTORS] = {{0}};
+    for (int64_t r = 0; r < n; r++)
+        for (int v = 0; v < vectors; v++) middle[v] += lanes_load(dtype, x, at + r * c + v * WIDTH, m);
+    for (int v = 0; v < vectors; v++) middle[v] *= 1 / (float)n;
+    for (int64_t r = 0; r < n; r++)
+        for (int v = 0; v < vectors; v++) {
+            vec centred = lanes_load(dtype, x, at + r * c + v * WIDTH, m) - middle[v];
+            square[v] += centred * centred;
+        }
+    for (int v = 0; v < vectors; v++) {
+        store_lanes(mean + v * WIDTH, middle[v], m);
+        store_lanes(squares + v * WIDTH, square[v], m);
     }
-    store_lanes(mean, middle, m);
-    store_lanes(squares, square, m);
 }
 
 /* Joins the moments of more numbers to those of `before`; share: what part of all they are (Chan et al. 1979). */
@@ -69,7 +90,7 @@ LANES_INLINE void batch_moments_of(tr_dtype dtype, const batch_job *j, int64_t b
         memset(mean, 0, sizeof *mean * 2 * (size_t)j->c);
         for (int64_t at = first, n; at < last; at += n) {
             n = last - at < j->run ? last - at : j->run;
-            FOR_VECTORS(j->c, run_moments(dtype, j->x, at * j->c + i, n, j->c, m, m1 + i, m2 + i););
+            FOR_BLOCKS(j->c, run_moments(dtype, j->x, at * j->c + i, n, j->c, vectors, m, m1 + i, m2 + i););
             double before = (double)(at - first), share = (double)n / (before + (double)n);
             for (int64_t i = 0; i < j->c; i++)
                 join_moments(&mean[i], &squares[i], before, (double)m1[i], (double)m2[i], share);
@@ -83,6 +104,24 @@ static void batch_moments(void *arg, int64_t begin, int64_t end)
     OF_DTYPE(j->dtype, batch_moments_of, j, begin, end);
 }
 
+/* Of n rows, a block of channels from x[at] and g[at] on, which are channels i and on: the sums of g and of g xhat. */
+LANES_INLINE void run_grad_sums(tr_dtype dtype, const batch_job *j, int64_t at, int64_t n, int64_t i, const int vectors,
+    int64_t m, float *sums, float *products)
+{
+    vec mean[BATCH_VECTORS], sum[BATCH_VECTORS] = {{0}}, product[BATCH_VECTORS] = {{0}};
+    for (int v = 0; v < vectors; v++) mean[v] = load_lanes(j->mean + i + v * WIDTH, m);
+    for (int64_t r = at; r < at + n * j->c; r += j->c)
+        for (int v = 0; v < vectors; v++) {
+            vec g = lanes_load(dtype, j->g, r + v * WIDTH, m);
+            sum[v] += g;
+            product[v] += g * (lanes_load(dtype, j->x, r + v * WIDTH, m) - mean[v]);
+        }
+    for (int v = 0; v < vectors; v++) {
+        store_lanes(sums + v * WIDTH, sum[v], m);
+        store_lanes(products + v * WIDTH, product[v] * load_lanes(j->rstd + i + v * WIDTH, m), m);
+    }
+}
+
 /* The sums of g and of g xhat over chunks of rows. */
 LANES_INLINE void batch_grad_sums_of(tr_dtype dtype, const batch_job *j, int64_t begin, int64_t end)
 {
@@ -93,15 +132,7 @@ LANES_INLINE void batch_grad_sums_of(tr_dtype dtype, const batch_job *j, int64_t
         memset(sums, 0, sizeof *sums * 2 * (size_t)j->c);
         for (int64_t at = first, n; at < last; at += n) {
             n = last - at < j->run ? last - at : j->run;
-            FOR_VECTORS(j->c,
-                vec mean = load_lanes(j->mean + i, m); vec sum = {0}; vec product = {0};
-                for (int64_t r = at * j->c + i; r < (at + n) * j->c; r += j->c) {
-                    vec g = lanes_load(dtype, j->g, r, m);
-                    sum += g;
-                    product += g * (lanes_load(dtype, j->x, r, m) - mean);
-                }
-                store_lanes(s1 + i, sum, m);
-                store_lanes(s2 + i, product * load_lanes(j->rstd + i, m), m););
+            FOR_BLOCKS(j->c, run_grad_sums(dtype, j, at * j->c + i, n, i, vectors, m, s1 + i, s2 + i););
             for (int64_t i = 0; i < 2 * j->c; i++) sums[i] += (double)s1[i];
         }
     }
@@ -113,14 +144,15 @@ static void batch_grad_sums(void *arg, int64_t begin, int64_t end)
     OF_DTYPE(j->dtype, batch_grad_sums_of, j, begin, end);
 }
 
-LANES_INLINE void batch_rows_of(tr_dtype dtype, const batch_job *j, int64_t begin, int64_t end)
+LANES_INLINE void batch_rows_of(tr_dtype dtype, const batch_job *job, int64_t begin, int64_t end)
 {
-    for (int64_t r = begin * j->c; r < end * j->c; r += j->c)
-        FOR_VECTORS(j->c,
-            vec v = (lanes_load(dtype, j->x, r + i, m) - load_lanes(j->mean + i, m)) * load_lanes(j->of_x + i, m) +
-                    load_lanes(j->rest + i, m);
-            if (j->g) v += lanes_load(dtype, j->g, r + i, m) * load_lanes(j->of_g + i, m);
-            lanes_store(dtype, j->y, r + i, m, v););
+    const batch_job j = *job; /* which stores to y then do not touch */
+    for (int64_t r = begin * j.c; r < end * j.c; r += j.c)
+        FOR_VECTORS(j.c,
+            vec v = (lanes_load(dtype, j.x, r + i, m) - load_lanes(j.mean + i, m)) * load_lanes(j.of_x + i, m) +
+                    load_lanes(j.rest + i, m);
+            if (j.g) v += lanes_load(dtype, j.g, r + i, m) * load_lanes(j.of_g + i, m);
+            lanes_store(dtype, j.y, r + i, m, v););
 }
 
 static void batch_rows(void *arg, int64_t begin, int64_t end)
