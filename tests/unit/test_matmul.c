@@ -412,6 +412,31 @@ static void one_and_two_threads_agree(void **state)
     TR_CHECK(tr_set_threads(0));
 }
 
+/* What is so large that it is written past the caches, and, in parts, not. */
+static void large_results_are_those_of_parts(void **state)
+{
+    (void)state;
+    enum { LARGE = 1040, ROWS = 24 };
+    for (int variant = 0; variant < 4; variant++) {
+        TR_SCOPE;
+        TR_CHECK(tr_set_threads(1 + variant / 2));
+        TR_AUTOCAST(variant % 2 ? TR_BF16 : TR_F32);
+        tr_tensor *x = tr_randn(1, TR_SHAPE(LARGE, ROWS)), *w = tr_randn(2, TR_SHAPE(LARGE, ROWS), .requires_grad = true);
+        tr_tensor *bias = tr_randn(3, TR_SHAPE(LARGE)), *y = tr_linear_op(x, w, .bias = bias);
+        tr_tensor *big = tr_randn(4, TR_SHAPE(LARGE, LARGE), .requires_grad = true), *few = tr_randn(5, TR_SHAPE(ROWS, LARGE));
+        tr_tensor *g = tr_cast(tr_randn(6, TR_SHAPE(ROWS, LARGE)), y->dtype);
+        TR_CHECK(tr_backward(tr_linear_op(few, big), .gradient = g));
+        for (int part = 0; part < 2; part++) {
+            int64_t from = part * LARGE / 2, to = from + LARGE / 2;
+            assert_same_bits(tr_contiguous(tr_slice(y, 0, from, to)), tr_linear_op(tr_slice(x, 0, from, to), w, .bias = bias));
+            tr_tensor *half = tr_require_grad(tr_contiguous(tr_slice(tr_detach(big), 0, from, to)));
+            TR_CHECK(tr_backward(tr_linear_op(few, half), .gradient = tr_contiguous(tr_slice(g, 1, from, to))));
+            assert_same_bits(tr_contiguous(tr_slice(tr_grad(big), 0, from, to)), tr_grad(half));
+        }
+    }
+    TR_CHECK(tr_set_threads(0));
+}
+
 /* Few rows times a large weight [out, in]: what is written has as many blocks as can be. */
 static void a_weight_may_be_either_way_around(void **state)
 {
@@ -464,6 +489,7 @@ int main(void)
         cmocka_unit_test(f32_parameters_meet_16_bit_numbers),
         cmocka_unit_test(gradients_accumulate_in_place),
         cmocka_unit_test(one_and_two_threads_agree),
+        cmocka_unit_test(large_results_are_those_of_parts),
         cmocka_unit_test(a_weight_may_be_either_way_around),
         cmocka_unit_test(linear_refuses),
     };

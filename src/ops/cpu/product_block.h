@@ -19,6 +19,7 @@ enum {
     IN_PLACE_ROWS = GROUP / 2,   /* fewer are not worth packing b for */
     DEPTH_UNIT = 16,             /* steps: panels begin at cache lines */
     TURNED_COLUMNS = 3072,       /* of c, computed as rows at a time: their sums stay in the caches until they are turned */
+    STREAMED = 4 << 20,          /* bytes of c that are not worth a place in the caches */
     NARROW = 512,                /* columns of a block of c that need not wait for other blocks to become a row of c */
 };
 
@@ -38,6 +39,7 @@ typedef struct block {
     tr__matrix bias;         /* data NULL: none */
     left_form left;
     bool right_in_place, c_in_place;
+    bool stream;             /* c is far larger than the caches, and written once */
     bool low_in_place;       /* c is bf16, which tiles round to */
     float *right;            /* packed: [panels][steps][64] */
     float *c;                /* sums that are not written in place: [m][width]; NULL: of a panel of a at a time, as there

@@ -70,6 +70,7 @@ static void write_in_place(const block *k, int64_t i, tile *t)
     t->c = (float *)p->c.data + k->at->c + i * p->c.row.stride[0] + k->column;
     t->c_row = p->c.row.stride[0];
     t->add = !k->first || p->accumulate;
+    t->stream = k->stream;
     if (!k->last) return;
     if (p->bias) t->bias = (const float *)tr__ptr(p->bias) + k->column;
     if (!p->residual.data) return;
@@ -117,7 +118,7 @@ static inline void fetch_tile(const tr__matrix *m, int64_t at, int64_t i, int64_
 /* Asks for what the tile at column of c, rows [i, i + rows), is added to, multiplied by or written to. */
 static inline void fetch_destination(const block *k, int64_t i, int64_t rows, int64_t column)
 {
-    if (k->turned) return;
+    if (k->turned || k->stream) return;
     if (k->c_in_place || k->last) fetch_tile(&k->p->c, k->at->c, i, rows, column);
     if (k->last && k->p->slope) fetch_tile(&k->p->slope_at, 0, i, rows, column);
 }
@@ -274,6 +275,7 @@ static void multiply_groups(void *arg, int64_t begin, int64_t end)
             multiply_panel(k, i + r, n - r < TILE_ROWS ? n - r : TILE_ROWS,
                 packed + (k->left == COLUMNS ? r * k->steps : 0));
     }
+    if (k->stream) vec_stream_end();
 }
 
 /* ---- All of it ------------------------------------------------------------------------------------------------------ */
@@ -323,6 +325,16 @@ static tr__matrix turn(tr__matrix m)
     return m;
 }
 
+/* Whether c, which tiles write, is better left out of the caches: of vectors that are aligned. */
+static bool worth_streaming(const tr__product_at *at, int64_t steps)
+{
+    const tr__product *p = at->p;
+    int64_t deep = (p->b.row.n + ROWS_IN_STEP - 1) / ROWS_IN_STEP, row = p->c.row.stride[0];
+    if (p->accumulate || p->residual.data || p->slope || deep > steps || row % WIDTH) return false;
+    if ((uintptr_t)((const float *)p->c.data + at->c) % sizeof(vec)) return false;
+    return p->a.row.n * p->b.column.n * (int64_t)sizeof(float) >= STREAMED;
+}
+
 /* Chooses how each matrix is read and written, makes room for what is packed, and computes. */
 static bool run_block(block *k)
 {
@@ -338,6 +350,7 @@ static bool run_block(block *k)
     k->c_in_place = !k->turned && whole && writes_in_place(p);
     k->low_in_place = !k->turned && whole && writes_low_in_place(p);
     int64_t deep = (p->b.row.n + ROWS_IN_STEP - 1) / ROWS_IN_STEP, steps = part_size(deep, BLOCK_DEPTH, DEPTH_UNIT);
+    k->stream = k->c_in_place && worth_streaming(at, steps);
     int64_t most = steps * BLOCK_WIDTH < SHALLOW_BLOCK && steps ? SHALLOW_BLOCK / steps : BLOCK_WIDTH;
     k->width = part_size(n, most, TILE_COLUMNS);
     size_t right = k->right_in_place ? 0 : (size_t)((steps ? steps : 1) * k->width); /* an address, also for no rows */

@@ -43,6 +43,7 @@ typedef struct tile {
     float *c;
     int64_t c_row;
     bool add;              /* to what c holds */
+    bool stream;           /* c is written past the caches: vec_stream() */
     uint16_t *low;         /* with TILE_PAIRS: rows of bf16, low_row apart, that are written rather than c; or NULL */
     int64_t low_row;
     const float *bias;     /* [WIDTH*vectors], added to each row; or NULL */
@@ -86,6 +87,8 @@ static inline vec tile_multiply(vec left, vec right, vec sum)
     if (vectors > j) sum##i##j += vec_load(from + i * row + j * WIDTH);
 #define TILE_STORE(i, j) \
     if (vectors > j) vec_store(c + i * c_row + j * WIDTH, sum##i##j);
+#define TILE_STREAM(i, j) \
+    if (vectors > j) vec_stream(c + i * c_row + j * WIDTH, sum##i##j);
 
 #ifdef TILE_PAIRS
 #define TILE_STORE_LOW(i, j) \
@@ -112,6 +115,8 @@ static inline vec tile_multiply(vec left, vec right, vec sum)
     if (rows > i) { TILE_EACH_VECTOR(TILE_ADD, i) }
 #define TILE_STORE_ROW(i) \
     if (rows > i) { TILE_EACH_VECTOR(TILE_STORE, i) }
+#define TILE_STREAM_ROW(i) \
+    if (rows > i) { TILE_EACH_VECTOR(TILE_STREAM, i) }
 #define TILE_ADD_MATRIX(matrix, matrix_row)  \
     if (matrix) {                            \
         const float *from = matrix;          \
@@ -141,6 +146,10 @@ static inline __attribute__((always_inline)) void tile_run_of(const tile *t, con
     TILE_ADD_MATRIX(t->bias, 0)
     TILE_ADD_MATRIX(t->residual, t->residual_row)
     TILE_STORE_LOW_IF_ASKED
+    if (t->stream) {
+        TILE_EACH_ROW(TILE_STREAM_ROW)
+        return;
+    }
     TILE_EACH_ROW(TILE_STORE_ROW)
 }
 

@@ -44,6 +44,25 @@ static inline void vec_store(float *to, vec x)
     memcpy(to, &x, sizeof x);
 }
 
+/* Past the caches, where the machine can; `to` is aligned to the vector. vec_stream_end() comes before another thread reads. */
+static inline void vec_stream(float *to, vec x)
+{
+#if defined(__AVX512F__)
+    _mm512_stream_ps(to, (__m512)x);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(to, (__m256)x);
+#else
+    vec_store(to, x);
+#endif
+}
+
+static inline void vec_stream_end(void)
+{
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 /* The first n lanes, 0 < n < WIDTH; the others read as zero and are not written. */
 static inline vec vec_load_part(const float *from, int64_t n)
 {
