@@ -95,4 +95,18 @@ static inline void add_sums(float *sums, const vec *sum, int64_t n)
         lanes_store(TR_F32, sums, j, n - j, lanes_load(TR_F32, sums, j, n - j) + sum[j / WIDTH]);
 }
 
+/* sums[0 … n) += the sums of rows [i, i + n) of a in this block, whose columns are contiguous: n <= GROUP. dtype, and n of a
+ * whole group, are constants here. */
+LANES_INLINE void sum_left(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *sums)
+{
+    const tr__axis axis = k->p->a.column;
+    vec sum[GROUP / WIDTH] = {{0}};
+    for (int64_t r = 0; r < k->depth; r++) {
+        int64_t from = k->at->a + tr__axis_at(&axis, k->row + r) + i;
+#pragma GCC unroll 12
+        for (int64_t j = 0; j < GROUP; j += WIDTH) sum[j / WIDTH] += lanes_load(dtype, k->p->a.data, from + j, n - j);
+    }
+    add_sums(sums, sum, n);
+}
+
 #endif

@@ -107,19 +107,6 @@ static void pack_left_of(const block *k, tr_dtype dtype, int64_t i, int64_t n, f
     }
 }
 
-/* Of a whole group of f32, dtype and n are constants here. */
-LANES_INLINE void sum_left(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *sums)
-{
-    const tr__axis axis = k->p->a.column;
-    vec sum[GROUP / WIDTH] = {{0}};
-    for (int64_t r = 0; r < k->depth; r++) {
-        int64_t from = k->at->a + tr__axis_at(&axis, k->row + r) + i;
-#pragma GCC unroll 12
-        for (int64_t j = 0; j < GROUP; j += WIDTH) sum[j / WIDTH] += lanes_load(dtype, k->p->a.data, from + j, n - j);
-    }
-    add_sums(sums, sum, n);
-}
-
 /* A whole group of f32 rows, depth a multiple of four. */
 static void pack_left_f32(const block *k, int64_t i, float *to)
 {

@@ -168,19 +168,6 @@ static void pack_left_bf16(const block *k, int64_t i, float *to)
     }
 }
 
-/* Of a whole group of bf16, dtype and n are constants here. */
-LANES_INLINE void sum_left(const block *k, tr_dtype dtype, int64_t i, int64_t n, float *sums)
-{
-    const tr__axis axis = k->p->a.column;
-    vec sum[GROUP / WIDTH] = {{0}};
-    for (int64_t r = 0; r < k->depth; r++) {
-        int64_t from = k->at->a + tr__axis_at(&axis, k->row + r) + i;
-#pragma GCC unroll 12
-        for (int64_t j = 0; j < GROUP; j += WIDTH) sum[j / WIDTH] += lanes_load(dtype, k->p->a.data, from + j, n - j);
-    }
-    add_sums(sums, sum, n);
-}
-
 static void pack_left(const block *k, int64_t i, int64_t n, float *to)
 {
     float *sums = k->column == 0 && k->at->a_sums ? k->at->a_sums + i : NULL;
