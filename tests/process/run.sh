@@ -32,7 +32,7 @@ kill -9 "$victim"
 end
 took=$(($(milliseconds) - before))
 [ $code = 1 ] || fail "exit code $code for a killed rank"
-[ $took -lt 10000 ] || fail "the job took $took ms to end"
+[ $took -lt 2000 ] || fail "the job took $took ms to end"
 grep -q "^trireme run: rank 1 (pid $victim) was killed by signal 9 (Killed) after [0-9.]* s; its last lines:$" "$work/err" ||
     fail "the report does not name the rank and the signal"
 all_gone $everyone

@@ -246,12 +246,10 @@ static void test_slow_reader_holds_the_ranks(void **state)
 static void test_deaths_are_seen_while_output_waits(void **state)
 {
     (void)state;
-    heard.block_ms = 3000;
+    heard.block_ms = 2000;
     assert_int_equal(RUN("if [ $RANK = 1 ]; then sleep 0.1; kill -9 $$; fi; yes", 2), TR_CHILD);
     assert_int_equal(report.first_rank, 1);
-    const char *after = strstr(report.text, " after ");
-    assert_non_null(after);
-    assert_true(strtod(after + strlen(" after "), NULL) < 3); /* for which the first line was held */
+    assert_non_null(strstr(report.text, "after 0.")); /* not after the 2 s for which the first line was held */
 }
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
@@ -265,7 +263,7 @@ static void test_exit_code(void **state)
     assert_int_equal(report.signal, 0);
     assert_true(report.seconds < 10); /* sleep ends by SIGTERM */
     assert_non_null(strstr(report.text, "rank 1 (pid "));
-    assert_non_null(strstr(report.text, "exited with 3 after "));
+    assert_non_null(strstr(report.text, "exited with 3 after 0."));
     assert_non_null(strstr(report.text, "; its last lines:\n    "));
     assert_non_null(strstr(report.text, "\n    one"));
     assert_non_null(strstr(report.text, "\n    two"));
@@ -298,8 +296,8 @@ static void test_killed_rank_ends_the_job(void **state)
     assert_int_equal(report.first_rank, 1);
     assert_int_equal(report.signal, SIGKILL);
     assert_int_equal(report.exit_code, 137);
-    assert_non_null(strstr(report.text, "was killed by signal 9 (Killed) after "));
-    assert_true(report.seconds < 10); /* they would go on for ever */
+    assert_non_null(strstr(report.text, "was killed by signal 9 (Killed) after 0."));
+    assert_true(report.seconds < 2);
     assert_no_children();
 }
 

@@ -279,6 +279,18 @@ static char *read_file(const char *folder, const char *name)
     return text;
 }
 
+/* The words stand in text, and then for how long that has lasted: seconds, to the millisecond, and no more of them than have
+ * passed since `began`. */
+static void check_lasting(const char *text, const char *words, int64_t began)
+{
+    double passed = (double)(tr__now_ns() - began) * 1e-9;
+    const char *at = strstr(text, words), *number = at ? at + strlen(words) : "";
+    char *end;
+    double said = strtod(number, &end);
+    if (end == number || strncmp(end, " s", 2) != 0 || said < 0 || said > passed + 0.0005)
+        fail_msg("nothing of '%s', %.3f s at most, in:\n%s", words, passed, text);
+}
+
 static void a_failure_leaves_text_and_trace(void **state)
 {
     (void)state;
@@ -289,6 +301,7 @@ static void a_failure_leaves_text_and_trace(void **state)
     for (uint64_t n = 1; n <= 30; n++) make_call(r, n);
     make_call(other, 1);
     tr_collective c = call_number(31);
+    int64_t began = tr__now_ns();
     uint64_t record = tr__recorder_start(r, 0, &c, 31);
     tr__recorder_waits_for(r, (int[]){1, 3}, 2);
     tr__recorder_end(r, record, tr_fail(TR_PEER, "rank 1 \"died\""));
@@ -296,8 +309,8 @@ static void a_failure_leaves_text_and_trace(void **state)
 
     char *text = read_file(inner, "unit-rank0-world.txt"), *trace = read_file(inner, "unit-rank0-world.trace.json");
     assert_non_null(strstr(text, "failed: rank 1 \"died\""));
-    assert_non_null(strstr(text, "now: in all_reduce #31 (sum of f32[31] at tests/train.c:31) for "));
-    assert_non_null(strstr(text, "waiting for ranks 1 and 3 for "));
+    check_lasting(text, "now: in all_reduce #31 (sum of f32[31] at tests/train.c:31) for ", began);
+    check_lasting(text, "waiting for ranks 1 and 3 for ", began);
     assert_non_null(strstr(text, "done        all_reduce #12 ("));
     assert_null(strstr(text, "all_reduce #11 ("));
     assert_non_null(strstr(text, "group 'rows'"));
@@ -347,17 +360,11 @@ static void expect(const char *job, const char *words)
     free(text);
 }
 
-/* The words, and then for how long: seconds, and not more of them than have passed since `began` (and half of the last
- * digit). */
 static void expect_lasting(const char *job, const char *words, int64_t began)
 {
-    char *text, *end = NULL;
+    char *text;
     assert_int_equal(tr_job_explain(job, &text), TR_OK);
-    double passed = (double)(tr__now_ns() - began) * 1e-9;
-    const char *at = strstr(text, words), *number = at ? at + strlen(words) : "";
-    double said = strtod(number, &end);
-    if (end == number || strncmp(end, " s", 2) != 0 || said < 0 || said > passed + 0.0005)
-        fail_msg("nothing of '%s', %.3f s at most, in:\n%s", words, passed, text);
+    check_lasting(text, words, began);
     free(text);
 }
 

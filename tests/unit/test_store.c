@@ -338,7 +338,7 @@ static void tokens_are_checked(void **state)
     FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", port, .token = "Secret", .timeout_ms = 20000)), words);
     FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", port, .token = "secret2", .timeout_ms = 20000)), words);
     FAILS(TR_AUTH, tr_status_of(tr_store_tcp("127.0.0.1", port, .timeout_ms = 20000)), "wants a token");
-    assert_true(tr__now_ns() - began < 10000000000); /* nobody waits for the timeout */
+    assert_true(tr__now_ns() - began < 1000000000);
     OK(tr_store_set(store, "k", "v", 1)); /* the server lives on */
     FAILS(TR_FORMAT, tr_status_of(tr_store_tcp("127.0.0.1", tr_store_port(serve(NULL)), .token = "secret",
         .timeout_ms = 20000)), "or one without a token");

@@ -29,7 +29,8 @@ static const tr__direct_kernels *direct_kernels(const tr__conv2d *s)
 #if defined(__x86_64__)
     if (tr__has_avx512() && s->k <= tr__direct_avx2.vector) return &tr__direct_avx2;
 #endif
-    return (void)s, &TR__OF_MACHINE(tr__direct);
+    (void)s;
+    return &TR__OF_MACHINE(tr__direct);
 }
 
 /* Few channels in. Where the processor multiplies bf16, oneDNN's convolutions of it take half as long as these, which are of

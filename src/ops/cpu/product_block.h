@@ -39,7 +39,7 @@ typedef struct block {
     tr__matrix bias;         /* data NULL: none */
     left_form left;
     bool right_in_place, c_in_place;
-    bool stream;             /* c is far larger than the caches, and written once */
+    bool stream;             /* c, written once, would drive all else out of the caches: past them */
     bool low_in_place;       /* c is bf16, which tiles round to */
     float *right;            /* packed: [panels][steps][64] */
     float *c;                /* sums that are not written in place: [m][width]; NULL: of a panel of a at a time, as there

@@ -325,12 +325,11 @@ static tr__matrix turn(tr__matrix m)
     return m;
 }
 
-/* Whether c, which tiles write, is better left out of the caches: of vectors that are aligned. */
-static bool worth_streaming(const tr__product_at *at, int64_t steps)
+/* Whether c, which tiles write at once, is better left out of the caches: of vectors that are aligned. */
+static bool worth_streaming(const tr__product_at *at)
 {
     const tr__product *p = at->p;
-    int64_t deep = (p->b.row.n + ROWS_IN_STEP - 1) / ROWS_IN_STEP, row = p->c.row.stride[0];
-    if (p->accumulate || p->residual.data || p->slope || deep > steps || row % WIDTH) return false;
+    if (p->accumulate || p->residual.data || p->slope || p->c.row.stride[0] % WIDTH) return false;
     if ((uintptr_t)((const float *)p->c.data + at->c) % sizeof(vec)) return false;
     return p->a.row.n * p->b.column.n * (int64_t)sizeof(float) >= STREAMED;
 }
@@ -350,16 +349,17 @@ static bool run_block(block *k)
     k->c_in_place = !k->turned && whole && writes_in_place(p);
     k->low_in_place = !k->turned && whole && writes_low_in_place(p);
     int64_t deep = (p->b.row.n + ROWS_IN_STEP - 1) / ROWS_IN_STEP, steps = part_size(deep, BLOCK_DEPTH, DEPTH_UNIT);
-    k->stream = k->c_in_place && worth_streaming(at, steps);
+    bool at_once = deep <= steps;
+    k->stream = at_once && k->c_in_place && worth_streaming(at);
     int64_t most = steps * BLOCK_WIDTH < SHALLOW_BLOCK && steps ? SHALLOW_BLOCK / steps : BLOCK_WIDTH;
     k->width = part_size(n, most, TILE_COLUMNS);
     size_t right = k->right_in_place ? 0 : (size_t)((steps ? steps : 1) * k->width); /* an address, also for no rows */
-    bool at_once = deep <= steps && k->width <= NARROW && !k->turned;
-    size_t bytes = (right + (k->c_in_place || at_once ? 0 : (size_t)(m * k->width))) * sizeof(float);
+    bool no_room = k->c_in_place || (at_once && k->width <= NARROW && !k->turned);
+    size_t bytes = (right + (no_room ? 0 : (size_t)(m * k->width))) * sizeof(float);
     float *scratch = bytes ? device->alloc(at->device.index, bytes) : NULL;
     if (bytes && !scratch) return false;
     k->right = scratch;
-    k->c = k->c_in_place || at_once ? NULL : scratch + right;
+    k->c = no_room ? NULL : scratch + right;
     multiply(k);
     if (scratch) device->free(at->device.index, scratch, bytes);
     return true;

@@ -152,7 +152,7 @@ static bool pool_windows_tile(const tr__pool2d *s)
 LANES_INLINE void pool_grad_tiles_of(tr_dtype dtype, const pool_job *j, int64_t begin, int64_t end)
 {
     const tr__pool2d *s = &j->s;
-    float share = 1 / (float)(s->line ? s->kernel : s->kernel * s->kernel);
+    float share = 1 / (float)tr__window_size(s, tr__window_rows(s, 0), tr__window_columns(s, 0)); /* of each window */
     for (int64_t row = begin; row < end; row++) {
         int64_t image = row / s->oh * s->h * s->w;
         tr__window rows = tr__window_rows(s, row % s->oh);
