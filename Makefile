@@ -49,6 +49,7 @@ check: layers tidy
 layers:
 	@scripts/check-layers
 	@scripts/check-environment
+	@scripts/check-ops
 tidy: configure
 	@scripts/tidy $(BUILD)
 

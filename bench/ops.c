@@ -21,10 +21,10 @@ static tr_tensor *x, *w, *ids, *image, *line, *taps, *kernel, *targets, *weights
     X("sort rows, and back", tr_sort(w, -1))                                                                    \
     X("topk 10 of rows", tr_topk(x, 10, -1))                                                                    \
     X("topk 500 of rows", tr_topk(x, 500, -1))                                                                  \
-    X("prod of rows", tr_prod(x, .ndims = 1, .dims = {1}))                                                      \
-    X("prod of columns", tr_prod(x, .ndims = 1, .dims = {0}))                                                   \
-    X("prod of rows, and back", tr_prod(w, .ndims = 1, .dims = {1}))                                            \
-    X("max of rows, and back", tr_max(w, .ndims = 1, .dims = {1}))                                              \
+    X("prod of rows", tr_prod(x, 1))                                                      \
+    X("prod of columns", tr_prod(x, 0))                                                   \
+    X("prod of rows, and back", tr_prod(w, 1))                                            \
+    X("max of rows, and back", tr_max(w, 1))                                              \
     X("argmax of rows", tr_argmax(x, 1))                                                                        \
     X("cumsum of rows", tr_cumsum(x, 1))                                                                        \
     X("cumsum of columns", tr_cumsum(x, 0))                                                                     \

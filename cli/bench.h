@@ -76,6 +76,9 @@ tr_status tr__stream_run(const tr__stream *stream, int64_t bytes); /* moves them
 tr_status tr__stream_bounces(tr__stream *stream);
 bool tr__stream_time(const tr__stream *stream, int64_t bytes, int rounds, double *us);
 void tr__stream_close(tr__stream *stream);
+/* The addresses of MASTER_ADDR, for freeaddrinfo(); NULL, and there is a failure, when it has none. */
+struct addrinfo;
+struct addrinfo *tr__find_rank0(int socktype, const char *port);
 
 /* What all ranks have to move and to add in an all_reduce, at the same time, and nothing else. */
 typedef struct tr__ring tr__ring;
@@ -116,10 +119,12 @@ int tr__bench_dist(int argc, char **argv);
 
 /* Another program that works off lines: it prints "ready", then a number for every line that it gets. */
 typedef struct tr__peer {
-    int pid;
-    void *to, *from; /* FILE */
+    int pid, to, from;   /* of its shell; its stdin and stdout. 0: there is none */
+    char text[4096];     /* what it has printed and nobody has taken yet */
+    size_t count, taken; /* bytes of text; those of the latest line, whose turn is over with the next one */
 } tr__peer;
-/* In an environment without what would slow it (or us), but for OMP_NUM_THREADS. Each returns false after a message. */
+/* In an environment without what would slow it (or us), but for OMP_NUM_THREADS. Each returns false after a message.
+ * The peer is over when its shell ends: what it leaves behind in its process group gets SIGTERM in tr__peer_stop(). */
 bool tr__peer_start(tr__peer *peer, const char *command, int threads);
 bool tr__peer_ask(tr__peer *peer, const char *line, double *answer);
 void tr__peer_stop(tr__peer *peer);

@@ -3,9 +3,11 @@
 
 #include "options.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -40,8 +42,9 @@ static char **clean_environment(char *threads)
     return clean;
 }
 
-/* The child's ends become its stdin and stdout; all the others close on exec. It leads a process group of its own, to be
- * stopped as a whole; where we are killed meanwhile, the kernel ends the group with SIGHUP. */
+/* The child's ends become its stdin and stdout; all the others close on exec. It leads a process group of its own. It is
+ * a shell that waits for the command rather than become it: between turns the shell at least is stopped, so that the
+ * kernel sends SIGHUP to the group if we are killed. */
 static int spawn(const char *command, char **env, int in, int out, pid_t *pid)
 {
     posix_spawn_file_actions_t actions;
@@ -56,7 +59,7 @@ static int spawn(const char *command, char **env, int in, int out, pid_t *pid)
     posix_spawnattr_setsigdefault(&attributes, &defaults);
     posix_spawnattr_setpgroup(&attributes, 0);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-    char *const argv[] = {"sh", "-c", (char *)command, NULL};
+    char *const argv[] = {"sh", "-c", "eval \"$1\"; exit $?", "sh", (char *)command, NULL};
     int error = posix_spawn(pid, "/bin/sh", &actions, &attributes, argv, env);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
@@ -69,51 +72,162 @@ static bool failed(const char *what, const char *why)
     return false;
 }
 
-/* Between its turns: some poll while they wait, and would take the cores from ours. */
-static void let_run(const tr__peer *p, bool run)
+/* ---- Turns ------------------------------------------------------------------------------------------------------- */
+
+typedef struct process {
+    pid_t pid, parent, group;
+} process;
+
+/* /proc/PID/NAME as text; false: there is no such process any more. */
+static bool read_proc(pid_t pid, const char *name, char *text, size_t size)
 {
-    if (p->pid > 0) kill(-p->pid, run ? SIGCONT : SIGSTOP);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, size - 1);
+    if (fd >= 0) close(fd);
+    if (n >= 0) text[n] = 0;
+    return n > 0;
 }
 
-static bool await_ready(tr__peer *p)
+/* All processes of the machine, to be freed; NULL without /proc or memory. */
+static process *list_processes(size_t *count)
 {
-    char line[4096];
-    while (fgets(line, sizeof line, p->from)) {
-        if (strcmp(line, "ready\n") != 0) continue;
+    DIR *all = opendir("/proc");
+    process *list = NULL;
+    size_t room = 0;
+    *count = 0;
+    for (struct dirent *entry; all && (entry = readdir(all));) {
+        process p = {.pid = (pid_t)strtol(entry->d_name, NULL, 10)};
+        char stat[512], *name_end;
+        if (p.pid <= 0 || !read_proc(p.pid, "stat", stat, sizeof stat)) continue;
+        /* PID (NAME) STATE PARENT GROUP …, and NAME may hold anything. */
+        if (!(name_end = strrchr(stat, ')')) || sscanf(name_end + 1, " %*c %d %d", &p.parent, &p.group) != 2) continue;
+        if (*count == room) {
+            process *longer = realloc(list, (room = 2 * room + 256) * sizeof *list);
+            if (!longer) break;
+            list = longer;
+        }
+        list[(*count)++] = p;
+    }
+    if (all) closedir(all);
+    return list;
+}
+
+/* Puts the peer's processes first, and returns how many they are: its process group, and the descendants of its
+ * processes in whatever group. */
+static size_t find_peers(process *list, size_t count, pid_t leader)
+{
+    size_t peers = 0;
+    for (size_t known = SIZE_MAX; peers != known;) {
+        known = peers;
+        for (size_t i = peers; i < count; i++) {
+            bool is_peers = list[i].group == leader;
+            for (size_t j = 0; j < peers && !is_peers; j++) is_peers = list[i].parent == list[j].pid;
+            if (!is_peers) continue;
+            process p = list[i];
+            list[i] = list[peers];
+            list[peers++] = p;
+        }
+    }
+    return peers;
+}
+
+/* Does it start processes in groups of their own, as mpirun starts ranks? */
+static bool is_launcher(const process *p, const process *peers, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (peers[i].parent == p->pid && peers[i].group == peers[i].pid) return true;
+    return false;
+}
+
+/* Between its turns the peer is stopped: some poll while they wait, and would take the cores from ours. A launcher is
+ * not stopped: it is idle, may report each SIGCONT, and must end its ranks, which get no SIGHUP, if we are killed. */
+static void let_run(const tr__peer *p, bool run)
+{
+    if (p->pid <= 0) return;
+    size_t count;
+    process *list = list_processes(&count);
+    count = find_peers(list, count, p->pid);
+    for (size_t i = 0; i < count; i++)
+        if (list[i].pid == p->pid || !is_launcher(&list[i], list, count)) kill(list[i].pid, run ? SIGCONT : SIGSTOP);
+    free(list);
+}
+
+/* ---- Lines ------------------------------------------------------------------------------------------------------- */
+
+static bool has_ended(const tr__peer *p)
+{
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)p->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+}
+
+/* The next line of what the peer prints, valid until the next call; NULL: there is none. A process that the peer has
+ * left behind may hold the pipe open for good, so the end of the peer ends its output, too. */
+static const char *read_line(tr__peer *p)
+{
+    enum { LOOK_MS = 50 };
+    p->count -= p->taken;
+    memmove(p->text, p->text + p->taken, p->count);
+    p->taken = 0;
+    for (bool ended = false;;) {
+        char *end = memchr(p->text, '\n', p->count);
+        if (end) {
+            *end = 0;
+            p->taken = (size_t)(end - p->text) + 1;
+            return p->text;
+        }
+        if (p->count == sizeof p->text) p->count = 0; /* such a line is not for us */
+        struct pollfd output = {.fd = p->from, .events = POLLIN};
+        int ready = poll(&output, 1, ended ? 0 : LOOK_MS);
+        if (ready > 0) {
+            ssize_t n = read(p->from, p->text + p->count, sizeof p->text - p->count);
+            if (n <= 0) return NULL;
+            p->count += (size_t)n;
+        } else if (ended) {
+            return NULL;
+        } else {
+            ended = has_ended(p);
+        }
+    }
+}
+
+/* ---- A peer's life ----------------------------------------------------------------------------------------------- */
+
+bool tr__peer_start(tr__peer *p, const char *command, int threads)
+{
+    int to[2] = {-1, -1}, from[2] = {-1, -1};
+    char omp[32];
+    snprintf(omp, sizeof omp, "OMP_NUM_THREADS=%d", threads);
+    signal(SIGPIPE, SIG_IGN); /* a peer that ends is a message, not our end */
+    char **env = clean_environment(omp);
+    bool ready = env && pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0;
+    pid_t pid = 0;
+    int error = ready ? spawn(command, env, to[0], from[1], &pid) : errno;
+    free(env);
+    if (to[0] >= 0) close(to[0]);
+    if (from[1] >= 0) close(from[1]);
+    if (error) {
+        if (to[1] >= 0) close(to[1]);
+        if (from[0] >= 0) close(from[0]);
+        return failed("cannot start the peer", strerror(error));
+    }
+    *p = (tr__peer){.pid = pid, .to = to[1], .from = from[0]};
+    for (const char *line; (line = read_line(p));) {
+        if (strcmp(line, "ready") != 0) continue;
         let_run(p, false);
         return true;
     }
     return failed("--peer", "it ended before it printed \"ready\"");
 }
 
-bool tr__peer_start(tr__peer *p, const char *command, int threads)
-{
-    int to[2], from[2];
-    char omp[32];
-    snprintf(omp, sizeof omp, "OMP_NUM_THREADS=%d", threads);
-    signal(SIGPIPE, SIG_IGN); /* a peer that ends is a message, not our end */
-    char **env = clean_environment(omp);
-    if (!env || pipe2(to, O_CLOEXEC) < 0 || pipe2(from, O_CLOEXEC) < 0) {
-        free(env);
-        return failed("cannot start the peer", strerror(errno));
-    }
-    pid_t pid = 0;
-    int error = spawn(command, env, to[0], from[1], &pid);
-    free(env);
-    close(to[0]);
-    close(from[1]);
-    *p = (tr__peer){.pid = pid, .to = fdopen(to[1], "w"), .from = fdopen(from[0], "r")};
-    if (error || !p->to || !p->from) return failed("cannot start the peer", strerror(error ? error : errno));
-    return await_ready(p);
-}
-
 bool tr__peer_ask(tr__peer *p, const char *ask, double *answer)
 {
-    char line[256], *end;
     let_run(p, true);
-    bool answered = fprintf(p->to, "%s\n", ask) >= 0 && fflush(p->to) == 0 && fgets(line, sizeof line, p->from);
+    const char *line = dprintf(p->to, "%s\n", ask) >= 0 ? read_line(p) : NULL;
     let_run(p, false);
-    if (!answered) return failed("--peer", "it ended before its work was done");
+    if (!line) return failed("--peer", "it ended before its work was done");
+    char *end;
     *answer = strtod(line, &end);
     if (end == line || !(*answer > 0) || !isfinite(*answer)) return failed("--peer: not a time", line);
     return true;
@@ -121,13 +235,14 @@ bool tr__peer_ask(tr__peer *p, const char *ask, double *answer)
 
 void tr__peer_stop(tr__peer *p)
 {
+    if (p->pid <= 0) return;
     let_run(p, true);
-    if (p->to) fclose(p->to);
-    if (p->from) {
-        char rest[4096];
-        while (fgets(rest, sizeof rest, p->from)) continue; /* so that it can print to its end */
-        fclose(p->from);
-    }
-    while (p->pid > 0 && waitpid(p->pid, NULL, 0) < 0 && errno == EINTR) continue;
+    close(p->to);
+    while (read_line(p)) continue; /* so that it can print to its end */
+    close(p->from);
+    siginfo_t info;
+    while (waitid(P_PID, (id_t)p->pid, &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) continue;
+    kill(-p->pid, SIGTERM); /* what it has left behind; not yet waited for, its number is nobody else's */
+    while (waitpid(p->pid, NULL, 0) < 0 && errno == EINTR) continue;
     *p = (tr__peer){0};
 }

@@ -35,10 +35,8 @@ typedef struct transfer {
 /* The address from which this host reaches rank 0's. */
 static bool find_own(struct sockaddr_storage *own, socklen_t *length)
 {
-    const struct addrinfo hints = {.ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICSERV};
-    const char *host = getenv("MASTER_ADDR");
-    struct addrinfo *a = NULL;
-    if (!host || getaddrinfo(host, "9", &hints, &a) != 0) return false;
+    struct addrinfo *a = tr__find_rank0(SOCK_DGRAM, "9");
+    if (!a) return false;
     int s = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     *length = sizeof *own;
     bool fine = s >= 0 && connect(s, a->ai_addr, a->ai_addrlen) == 0 &&

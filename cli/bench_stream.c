@@ -31,11 +31,11 @@ typedef struct series {
     int64_t bytes, rounds;
 } series;
 
-/* Where rank 0 is, to be freed; NULL, and there is a failure. */
-static struct addrinfo *resolve(const char *port)
+struct addrinfo *tr__find_rank0(int socktype, const char *port)
 {
-    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    const struct addrinfo hints = {.ai_socktype = socktype, .ai_flags = AI_NUMERICSERV};
     const char *host = getenv("MASTER_ADDR");
+    if (host && !strcasecmp(host, "localhost")) host = "127.0.0.1"; /* also where no /etc/hosts says so */
     struct addrinfo *found = NULL;
     if (host && getaddrinfo(host, port, &hints, &found) == 0) return found;
     tr_fail(TR_IO, "cannot find the address of %s for the bare stream", host ? host : "rank 0 (MASTER_ADDR is not set)");
@@ -66,7 +66,7 @@ static tr_status connect_to(tr__stream *s, int port)
 {
     char text[16];
     snprintf(text, sizeof text, "%d", port);
-    struct addrinfo *found = resolve(text);
+    struct addrinfo *found = tr__find_rank0(SOCK_STREAM, text);
     tr_status status = TR_OK;
     if (!found) return TR_IO;
     s->socket = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -78,7 +78,7 @@ static tr_status connect_to(tr__stream *s, int port)
 /* Rank 0 listens and says where; a port of 0 tells all that it cannot. */
 static tr_status connect_both(tr__stream *s, tr_group *group)
 {
-    struct addrinfo *found = s->rank == 0 ? resolve("0") : NULL;
+    struct addrinfo *found = s->rank == 0 ? tr__find_rank0(SOCK_STREAM, "0") : NULL;
     int32_t port = 0;
     int door = found ? listen_at(found, &port) : -1;
     tr_status status = tr_broadcast(group, &port, 1, .dtype = TR_I32);

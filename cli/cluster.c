@@ -160,10 +160,12 @@ static int status_of_job(int argc, char **argv)
     tr_cluster_job job;
     tr_status status = tr_cluster_status(open_cluster(&s), s.job, &job);
     if (status) return conclude("cluster status", status);
-    printf("%s: %s\n  %d ranks on %d hosts, bound to process %d\n", job.name, job.program, job.ranks, job.hosts, job.pid);
+    printf("%s: %s\n  %d ranks on %d hosts, bound to process %d\n", job.name, tr_printable(job.program), job.ranks,
+           job.hosts, job.pid);
     double seconds = difftime(time(NULL), (time_t)(job.started_ms / 1000));
     if (job.running) printf("  running for %.0f s\n", seconds);
-    else printf("  ended: %s\n", job.text);
+    else
+        printf("  ended: %s\n", tr_printable(job.text));
     return TR__EXIT_OK;
 }
 

@@ -71,6 +71,8 @@ static void check_settings(findings *f)
     static const struct { const char *name, *words, *wanted; } known[] = {
         {"TRIREME_THREADS", NULL, "a whole number of 1 or more"},
         {"TRIREME_CPU_DEVICES", NULL, "a whole number of 1 or more"},
+        {"LOCAL_WORLD_SIZE", NULL, "a whole number of 1 or more"},
+        {"TRIREME_TIMEOUT", NULL, "a whole number of seconds, 1 or more"},
         {"TRIREME_CHECK", " 0 1 nan inf ", "1, nan or inf, or several with commas between"},
         {"TRIREME_ENCRYPT", " 0 1 ", "0 or 1"},
     };

@@ -1,5 +1,7 @@
 #include "options.h"
 
+#include <trireme/base.h>
+
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -11,12 +13,12 @@
 
 void tr__complain(const char *command, const char *format, ...)
 {
+    char text[8192];
     va_list arguments;
     va_start(arguments, format);
-    fprintf(stderr, "trireme %s: ", command);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    fprintf(stderr, "trireme %s: %s\n", command, tr_printable(text));
 }
 
 /* ---- The nearest word -------------------------------------------------------------------------------------------- */

@@ -44,6 +44,7 @@ int tr__relaunch(const char *command, const char *const *arguments, int ranks, c
     }
     argv[0] = realpath("/proc/self/exe", self) ? self : "/proc/self/exe";
     for (size_t i = 0; i < count; i++) argv[i + 1] = arguments[i];
+    tr__print_warnings(command);
     tr_launch_report report = {0};
     tr_status status = tr_launch(
         argv, ranks, .env = env, .output = print_line, .rank0_inherits = true, .pass_signals = true, .report = &report);

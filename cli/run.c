@@ -25,7 +25,7 @@ static void print_line(int rank, bool is_stderr, const char *line, size_t length
 }
 
 typedef struct settings {
-    int ranks, nodes, node_rank;
+    int ranks, nodes, node_rank, timeout;
     double grace, patience;
     bool no_prefix, stop_on_eof;
     const char *job, *flight_dir, *log_dir, *rendezvous, *token_file;
@@ -36,6 +36,8 @@ static int parse(int argc, char **argv, settings *s, int *operands)
     const tr__option options[] = {
         {"ranks", 'n', "N", "processes to start here", TR__INTEGER(&s->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"grace", 0, "SECONDS", "how long ranks get to end when another one failed", TR__NUMBER(&s->grace, 0.001, 3600)},
+        {"timeout", 0, "SECONDS", "how long a rank waits for others, in a collective or to join (600)",
+         TR__INTEGER(&s->timeout, 1, INT_MAX / 1000)},
         {"no-prefix", 0, NULL, "let the ranks write to this terminal themselves; with --log-dir, only there", TR__FLAG(&s->no_prefix)},
         {"log-dir", 0, "FOLDER", "write each rank's output to a file rank-R.log there, too", TR__TEXT(&s->log_dir)},
         {"job", 0, "NAME", "the job's name, for trireme why; this process's id when not given", TR__TEXT(&s->job)},
@@ -141,9 +143,14 @@ int tr__cli_run(int argc, char **argv)
     if (s.stop_on_eof && !start_watch(&watched)) return TR__EXIT_FAILED;
 
     int width = snprintf(NULL, 0, "%d", s.ranks * s.nodes - 1);
-    char setting[PATH_MAX + 32];
-    snprintf(setting, sizeof setting, "TRIREME_FLIGHT_DIR=%s", s.flight_dir ? s.flight_dir : "");
-    const char *env[] = {s.flight_dir ? setting : NULL, NULL};
+    char flight[PATH_MAX + 32], timeout[64];
+    const char *env[3] = {NULL};
+    int set = 0;
+    snprintf(flight, sizeof flight, "TRIREME_FLIGHT_DIR=%s", s.flight_dir ? s.flight_dir : "");
+    snprintf(timeout, sizeof timeout, "TRIREME_TIMEOUT=%d", s.timeout);
+    if (s.flight_dir) env[set++] = flight;
+    if (s.timeout) env[set++] = timeout;
+    tr__print_warnings("run");
     tr_launch_report report;
     tr_status launched = tr_launch((const char *const *)argv, s.ranks, .output = s.no_prefix ? NULL : print_line,
         .user = &width, .env = env, .grace_ms = (int)(s.grace * 1000), .pass_signals = true, .report = &report, .job = s.job,

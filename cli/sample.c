@@ -20,6 +20,7 @@ typedef struct sample {
     int tokens, top_k, seed, threads;
     double temperature;
     bool terminal; /* stdout is one */
+    int lead, more; /* the byte shown last, and how many its UTF-8 character still has */
     int vocab, context;
     tr_module *model;
     tr_tokenizer *tokenizer; /* NULL: bytes */
@@ -153,14 +154,19 @@ static tr_status next(const sample *s, const int32_t *ids, int64_t count, float 
     return status;
 }
 
-/* What a model writes may hold control characters, which would act on a terminal. */
-static void show(const sample *s, int byte)
+/* What a model writes may hold control characters, which would act on a terminal: those of ASCII, and in UTF-8 \xc2 and
+ * a byte from \x80 to \x9f, which also acts where it stands alone. */
+static void show(sample *s, int byte)
 {
-    bool acts = (byte < ' ' && byte != '\n' && byte != '\t') || byte == 127;
+    bool continues = byte >= 0x80 && byte < 0xc0 && s->more > 0;
+    bool acts = (byte < ' ' && byte != '\n' && byte != '\t') || byte == 127 ||
+                (byte >= 0x80 && byte < 0xa0 && (!continues || s->lead == 0xc2));
     putchar(s->terminal && acts ? '?' : byte);
+    s->more = continues && !acts ? s->more - 1 : byte < 0xc2 ? 0 : byte < 0xe0 ? 1 : byte < 0xf0 ? 2 : 3;
+    s->lead = byte;
 }
 
-static void show_token(const sample *s, int32_t id)
+static void show_token(sample *s, int32_t id)
 {
     size_t bytes = 1;
     const char *token = s->tokenizer ? tr_tokenizer_token(s->tokenizer, id, &bytes) : NULL;
@@ -168,7 +174,7 @@ static void show_token(const sample *s, int32_t id)
     for (size_t i = 0; token && i < bytes; i++) show(s, (unsigned char)token[i]);
 }
 
-static tr_status go_on(const sample *s, int32_t *ids, int64_t count)
+static tr_status go_on(sample *s, int32_t *ids, int64_t count)
 {
     TR_SCOPE;
     TR_NO_GRAD;
@@ -196,7 +202,7 @@ static int32_t *read_prompt(const sample *s, int64_t *count)
     return ids;
 }
 
-static int write_text(const sample *s)
+static int write_text(sample *s)
 {
     TR_SCOPE;
     int64_t count = 0;

@@ -4,9 +4,11 @@
 #include <langinfo.h>
 #include <locale.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 bool tr__terminal_utf8(void)
 {
@@ -34,4 +36,17 @@ void tr__print_line(int fd, const char *prefix, const char *line, size_t length)
             part->iov_len -= (size_t)put;
         }
     }
+}
+
+static void print_warning(tr_log_level level, const char *message, void *command)
+{
+    (void)level;
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "%strireme %s: ", isatty(STDERR_FILENO) ? "\r\033[K" : "", (const char *)command);
+    tr__print_line(STDERR_FILENO, prefix, message, strlen(message));
+}
+
+void tr__print_warnings(const char *command)
+{
+    tr_set_log(print_warning, (void *)command, TR_LOG_WARN);
 }

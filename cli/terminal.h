@@ -2,6 +2,8 @@
 #ifndef TRIREME_CLI_TERMINAL_H
 #define TRIREME_CLI_TERMINAL_H
 
+#include <trireme/base.h>
+
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -14,5 +16,9 @@ int tr__terminal_width(int fd);
  * where the descriptor does not block, as one that ssh or a terminal multiplexer shares may not. What cannot be written (a full
  * disk) is lost: a job is worth more than its output. The line may hold any bytes. */
 void tr__print_line(int fd, const char *prefix, const char *line, size_t length);
+
+/* From now on the library's warnings go to stderr, as "trireme COMMAND: …", also on a line that a progress bar has begun.
+ * command: borrowed. */
+void tr__print_warnings(const char *command);
 
 #endif

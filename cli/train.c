@@ -95,6 +95,20 @@ static bool ends_with(const char *text, const char *end)
     return length >= n && !strcmp(text + length - n, end);
 }
 
+/* Of an archive no more is unpacked than a model can want: its weights in f64, as much again that it does not take, and
+ * masks. */
+static tr_tensor_list *read_weights(const char *path, tr_module *model)
+{
+    if (!ends_with(path, ".npz")) return tr_safetensors_load(path);
+    const tr_tensor_list *state = tr_state_dict(model);
+    int64_t bytes = 0;
+    for (int i = 0; i < tr_list_count(state); i++) {
+        tr_tensor *t = tr_list_at(state, i);
+        bytes += tr_numel(t) * (int64_t)tr_dtype_size(tr_dtype_of(t));
+    }
+    return tr_npz_load(path, .max_bytes = 4 * bytes + (64 << 20));
+}
+
 /* A file's tensors, of the table only its first rows. */
 static tr_status take_weights(const tr_tensor_list *file, const tr__train_weights *w, tr_tensor_list *out)
 {
@@ -114,17 +128,11 @@ tr_status tr__train_begin_with(tr__train *t, tr_module *model, const tr__train_w
     if (!t->init) return TR_OK;
     tr_tensor_list *state = tr_list();
     tr_load_report report;
-    tr_status status =
-        take_weights(ends_with(t->init, ".npz") ? tr_npz_load(t->init) : tr_safetensors_load(t->init), w, state);
+    tr_status status = take_weights(read_weights(t->init, model), w, state);
     if (status == TR_OK)
         status = tr_load_state_dict(model, state, .rename = w->rename, .partial = w->partial, .report = &report);
     if (status == TR_OK) snprintf(t->begun_with, sizeof t->begun_with, "%.*s: %s", 128, t->init, report.text);
     return status;
-}
-
-double tr__zero_is_meant(double value)
-{
-    return value == 0 ? TR_ZERO : value;
 }
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
@@ -151,6 +159,8 @@ static void put_options(tr__train *t)
         {"seed", 0, "N", "for all that is random", TR__INTEGER(&t->seed, 0, many)},
         {"ranks", 'n', "N", "processes that share the work", TR__INTEGER(&t->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&t->threads, 1, 1024)},
+        {"timeout", 0, "SECONDS", "how long a rank waits for others, in a collective or to join (600)",
+         TR__INTEGER(&t->timeout, 1, INT_MAX / 1000)},
         {"eval-every", 0, "N", "steps between validations", TR__INTEGER(&t->eval_every, 1, many)},
         {"save-every", 0, "N", "steps between checkpoints", TR__INTEGER(&t->save_every, 1, many)},
         {"stop-at", 0, "N", "stop after this step; go on with --resume", TR__INTEGER(&t->stop_at, 1, many)},
@@ -172,7 +182,7 @@ static int read_options(tr__train *t, int argc, char **argv)
 {
     put_options(t);
     char about[512];
-    snprintf(about, sizeof about, "%s\nCtrl-C saves and stops. docs/training.md says more.", t->kind->about);
+    snprintf(about, sizeof about, "%s\nCtrl-C saves and stops, a second one stops at once. docs/training.md says more.", t->kind->about);
     const tr__syntax syntax = {t->command, NULL, about, t->options, .operands = {0, 0}, .given = &t->given};
     return tr__parse(&syntax, &argc, argv);
 }

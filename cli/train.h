@@ -60,7 +60,7 @@ struct tr__train {
     int seed;
     int eval_every, save_every;
     /* What holds for this run only. */
-    int ranks, threads, stop_at, profile;
+    int ranks, threads, timeout, stop_at, profile;
     const char *out, *json;
     bool resume, plain, recompute, step_in_backward;
 
@@ -92,7 +92,6 @@ bool tr__train_given(const tr__train *train, const char *name);
 const char *tr__train_own(tr__train *train, char *text);
 /* A message; returns TR__EXIT_FAILED. */
 int tr__train_failed(const tr__train *train, const char *format, ...) __attribute__((format(printf, 2, 3)));
-double tr__zero_is_meant(double value); /* TR_ZERO for 0 */
 
 /* ---- How it is trained: train_method.c ---- */
 

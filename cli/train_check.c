@@ -47,7 +47,7 @@ int tr__train_restore(tr__train *t)
     char path[PATH_MAX];
     int64_t step;
     tr_tensor_list *model;
-    tr_status status = tr_checkpoint_find(t->out, path, &step);
+    tr_status status = tr_checkpoint_find_whole(t->out, path, &step);
     if (status != TR_OK) return tr__train_failed(t, "nothing to resume: %s", tr_error_message());
     if (!strcmp(path, t->out))
         return tr__train_failed(t, "--out %s is a checkpoint: give the folder that it is in", t->out);

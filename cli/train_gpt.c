@@ -3,22 +3,10 @@
 
 #include <stdio.h>
 
-static tr_gpt_options options_of(const tr__language_size *s)
+static tr_module *build(const tr__language_size *s)
 {
-    return (tr_gpt_options){.size = sizeof(tr_gpt_options),
-                            .vocab = s->vocab,
-                            .context = s->context,
-                            .layers = s->layers,
-                            .heads = s->heads,
-                            .dim = s->dim,
-                            .dropout = s->dropout,
-                            .seed = s->seed};
-}
-
-static tr_module *build(const tr__language_size *size)
-{
-    tr_gpt_options o = options_of(size);
-    return tr_gpt_with(&o);
+    return tr_gpt(.vocab = s->vocab, .context = s->context, .layers = s->layers, .heads = s->heads, .dim = s->dim,
+                  .dropout = s->dropout, .seed = s->seed);
 }
 
 static tr_status preset(const char *name, tr__language_size *size)

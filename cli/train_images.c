@@ -24,7 +24,7 @@ static tr_module *lenet(const net_wish *w)
 
 static tr_module *vit(const net_wish *w)
 {
-    tr_vit_options o = {.size = sizeof o, .classes = w->classes, .channels = w->channels, .seed = w->seed};
+    tr_vit_options o = {.size = sizeof o, .given = ".seed", .classes = w->classes, .channels = w->channels, .seed = w->seed};
     tr_status status = tr_vit_preset(w->name, &o);
     if (status != TR_OK) return tr_module_fail(status, "%s", tr_error_message());
     o.image = w->size;
@@ -76,9 +76,9 @@ static const struct model {
 
 typedef struct images {
     const struct model *model;
-    int epochs, size, workers;
+    int epochs, size, workers, max_pixels;
     double validation;
-    const char *augment, *batch_norm;
+    const char *augment, *batch_norm, *on_bad;
     tr__pictures pictures; /* training NULL: not read yet */
 } images;
 
@@ -93,6 +93,8 @@ static int settings(tr__train *t, tr__setting *out)
         {"augment", TR__SETTING_TEXT, &m->augment, true},
         {"batch-norm", TR__SETTING_TEXT, &m->batch_norm, true},
         {"workers", TR__SETTING_INTEGER, &m->workers, false},
+        {"max-pixels", TR__SETTING_INTEGER, &m->max_pixels, false},
+        {"on-bad", TR__SETTING_TEXT, &m->on_bad, false},
     };
     memcpy(out, own, sizeof own);
     return (int)(sizeof own / sizeof *own);
@@ -101,6 +103,7 @@ static int settings(tr__train *t, tr__setting *out)
 static int options(tr__train *t, tr__option *out)
 {
     static const char *const ways[] = {"none", "shift", "mirror", NULL}, *const norms[] = {"rank", "group", NULL};
+    static const char *const bad[] = {"fail", "skip", NULL};
     images *m = t->own;
     const int many = INT_MAX;
     const tr__option own[] = {
@@ -113,6 +116,10 @@ static int options(tr__train *t, tr__option *out)
         {"batch-norm", 0, "OVER", "statistics over what a rank has of the batch, or over the group's",
          TR__TEXT(&m->batch_norm), .choices = norms},
         {"workers", 0, "N", "threads of each rank that make batches", TR__INTEGER(&m->workers, 1, 64)},
+        {"max-pixels", 0, "N", "the most pixels, width x height, that an image in a folder may have",
+         TR__INTEGER(&m->max_pixels, 1, many)},
+        {"on-bad", 0, "WHAT", "an image that cannot be read ends the training, or is named, counted and left out",
+         TR__TEXT(&m->on_bad), .choices = bad},
         {"epochs", 0, "N", "times through the pictures (10)", TR__INTEGER(&m->epochs, 1, 1000000)},
         {"steps", 0, "N", "steps of the schedule, instead of --epochs", TR__INTEGER(&t->steps, 1, many)},
         {"batch", 0, "N", "pictures in a step, of all ranks together (64; lenet: 32)",
@@ -153,6 +160,7 @@ static tr_status open_pictures(const tr__train *t)
     const tr__picture_wish wish = {.folder = t->data,
                                    .channels = m->model->channels,
                                    .size = m->size ? m->size : m->model->size,
+                                   .max_pixels = m->max_pixels,
                                    .validation = m->validation,
                                    .augment = m->augment};
     return tr__pictures_open(&wish, &m->pictures);
@@ -246,12 +254,13 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     if (status != TR_OK) return status;
     t->parameters = count_parameters(model);
     *out = tr_classifier_trainer(
-        model, m->pictures.training, .validation = m->pictures.validation, .group = group, .batch = t->batch,
+        model, m->pictures.training, .validation = m->pictures.validation, .group = group, .global_batch = t->batch,
         .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr, .min_lr = t->min_lr,
-        .momentum = tr__zero_is_meant(t->momentum), .weight_decay = tr__zero_is_meant(t->weight_decay), .clip = t->clip,
+        .momentum = t->momentum, .weight_decay = t->weight_decay, .clip = t->clip,
         .autocast = tr__train_autocast(t), .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
         .step_in_backward = t->step_in_backward,
-        .seed = (uint64_t)t->seed, .workers = m->workers, .resume = resume);
+        .seed = (uint64_t)t->seed, .workers = m->workers, .resume = resume,
+        .on_bad = strcmp(m->on_bad, "skip") == 0 ? TR_SKIP : TR_FAIL);
     return tr_status_of(*out);
 }
 
@@ -298,9 +307,11 @@ bool tr__train_images_begin(tr__train *t, const char *model)
         if (strcmp(model, models[i].name) != 0) continue;
         own = (images){.model = &models[i],
                        .workers = 1,
+                       .max_pixels = 1 << 26,
                        .validation = 0.1,
                        .augment = "none",
-                       .batch_norm = "rank"};
+                       .batch_norm = "rank",
+                       .on_bad = "fail"};
         t->kind = &kind;
         t->own = &own;
         t->weight_decay = 5e-4;

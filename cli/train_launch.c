@@ -61,6 +61,7 @@ static void fill(arguments *a, tr__train *t)
     }
     add_number(a, "ranks", t->ranks);
     add_number(a, "threads", t->threads);
+    add_number(a, "timeout", t->timeout);
     add_number(a, "stop-at", t->stop_at);
     add_number(a, "profile", t->profile);
     add_option(a, "out", t->out);

@@ -8,7 +8,7 @@
 
 /* ---- Optimizers -------------------------------------------------------------------------------------------------- */
 
-#define PARAMETERS(t) .lr = (t)->lr, .weight_decay = tr__zero_is_meant((t)->weight_decay)
+#define PARAMETERS(t) .lr = (t)->lr, .weight_decay = (t)->weight_decay
 
 static tr_optimizer *sgd(const tr__train *t, tr_tensor_list *parameters)
 {
@@ -40,7 +40,7 @@ static tr_optimizer *lamb(const tr__train *t, tr_tensor_list *parameters)
 }
 static tr_optimizer *lars(const tr__train *t, tr_tensor_list *parameters)
 {
-    return tr_lars(parameters, .momentum = tr__zero_is_meant(t->momentum), PARAMETERS(t));
+    return tr_lars(parameters, .momentum = t->momentum, PARAMETERS(t));
 }
 
 /* With what is taken where it is neither given nor the model's usual optimizer. */

@@ -100,7 +100,7 @@ static bool has_mnist(const char *folder, const char *part)
 /* Sets as they are stored, before they are made ready; validation NULL: there is none of its own. */
 typedef struct stored {
     tr_dataset *training, *validation;
-    bool sorted; /* by class */
+    bool sorted; /* by class: images in folders */
 } stored;
 
 static stored open_mnist(const char *folder)
@@ -118,16 +118,27 @@ static stored open_cifar(const char *folder)
     return s;
 }
 
-static stored open_folder(const char *folder, int size)
+/* Images in folders come in the size that is wanted, as RGB, whatever their own. */
+static int size_in_folders(const tr__picture_wish *wish)
 {
+    return wish->size ? wish->size : 224;
+}
+
+static tr_dataset *open_images(const tr__picture_wish *wish, const char *folder)
+{
+    int size = size_in_folders(wish);
+    return tr_image_folder(folder, .height = size, .width = size, .raw = true, .max_pixels = wish->max_pixels);
+}
+
+static stored open_folder(const tr__picture_wish *wish)
+{
+    const char *folder = wish->folder;
     const char *validation = has(folder, "val") ? "val" : has(folder, "test") ? "test" : NULL;
-    if (!has(folder, "train") || !validation)
-        return (stored){tr_image_folder(folder, .height = size, .width = size, .raw = true), NULL, true};
+    if (!has(folder, "train") || !validation) return (stored){open_images(wish, folder), NULL, true};
     char path[2][PATH_MAX];
     snprintf(path[0], PATH_MAX, "%s/train", folder);
     snprintf(path[1], PATH_MAX, "%s/%s", folder, validation);
-    return (stored){tr_image_folder(path[0], .height = size, .width = size, .raw = true),
-                    tr_image_folder(path[1], .height = size, .width = size, .raw = true), true};
+    return (stored){open_images(wish, path[0]), open_images(wish, path[1]), true};
 }
 
 /* Samples [0, count) of set in two: a share of them at the end is held back, or, of a set that is sorted by class, one
@@ -199,11 +210,15 @@ static const struct colours {
 static tr_status prepare_all(const tr__picture_wish *wish, const stored *s, const struct colours *colours,
                              tr__pictures *p)
 {
-    tr_sample first;
+    int channels = 3, height = size_in_folders(wish);
     if (tr_dataset_count(s->training) == 0) return tr_fail(TR_INVALID, "%s has no pictures to train on", wish->folder);
-    tr_status status = tr_dataset_at(s->training, 0, &first);
-    if (status != TR_OK) return status;
-    int channels = (int)tr_size(first.x, 0), height = (int)tr_size(first.x, 1);
+    if (!s->sorted) {
+        tr_sample first;
+        tr_status status = tr_dataset_at(s->training, 0, &first);
+        if (status != TR_OK) return status;
+        channels = (int)tr_size(first.x, 0);
+        height = (int)tr_size(first.x, 1);
+    }
     p->kind = colours->kind;
     for (int i = 0; i < 2; i++) {
         tr__preparation *to = &p->preparations[i];
@@ -218,7 +233,7 @@ static tr_status prepare_all(const tr__picture_wish *wish, const stored *s, cons
     }
     p->training = tr_dataset_map(s->training, prepare, &p->preparations[0]);
     p->validation = s->validation ? tr_dataset_map(s->validation, prepare, &p->preparations[1]) : NULL;
-    status = tr_status_of(p->training);
+    tr_status status = tr_status_of(p->training);
     return status == TR_OK ? tr_status_of(p->validation) : status;
 }
 
@@ -234,7 +249,7 @@ tr_status tr__pictures_open(const tr__picture_wish *wish, tr__pictures *pictures
         s = open_cifar(folder);
         colours = &cifar;
     } else {
-        s = open_folder(folder, wish->size ? wish->size : 224);
+        s = open_folder(wish);
     }
     tr_status status = tr_status_of(s.training);
     if (status == TR_OK) status = check_same_classes(&s);

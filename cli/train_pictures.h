@@ -22,6 +22,7 @@ typedef struct tr__picture_wish {
     const char *folder;
     int channels;     /* 1: grey; 3; 0: what the pictures have */
     int size;         /* 0: the pictures' own, at least 32; 224 for a folder */
+    int max_pixels;   /* of an image in a folder */
     double validation; /* the share that is held back where there is no set for it */
     const char *augment; /* "none", "shift", "mirror" */
 } tr__picture_wish;

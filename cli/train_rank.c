@@ -14,22 +14,44 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- Signals ----------------------------------------------------------------------------------------------------- */
-
-/* Process-wide, as signals are: the one that asked this rank to stop, or 0. */
-static volatile sig_atomic_t stop_signal;
-
-static void on_stop(int sig)
+static int64_t now_ns(void)
 {
-    stop_signal = sig;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* The first one asks to stop after the step; a second one of the same kind ends the process as usual. */
+/* ---- Signals ----------------------------------------------------------------------------------------------------- */
+
+/* Process-wide, as signals are: the one that asked this rank to stop, or 0; who sent it, and when. */
+static volatile sig_atomic_t stop_signal;
+static pid_t stop_sender;
+static int64_t stop_ns;
+
+/* The first one asks to stop after the step; a second one, of any kind, ends the process as it usually would. timeout(1)
+ * sends its signal to the process and then to the process's group: that is one. */
+static void on_stop(int sig, siginfo_t *info, void *context)
+{
+    (void)context;
+    const int64_t at_once_ns = 100000000;
+    int64_t now = now_ns();
+    bool same = sig == stop_signal && info->si_pid == stop_sender && now - stop_ns < at_once_ns;
+    if (stop_signal && !same) {
+        signal(sig, SIG_DFL);
+        raise(sig); /* it comes when this function returns */
+    }
+    stop_signal = sig;
+    stop_sender = info->si_pid;
+    stop_ns = now;
+}
+
+/* For the steps: before them nothing is there to save, and a signal ends the process at once, also while it waits for
+ * other ranks to join. */
 static void watch_signals(void)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
-        struct sigaction action = {.sa_handler = on_stop, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)}, old;
+        struct sigaction action = {.sa_sigaction = on_stop, .sa_flags = SA_SIGINFO | SA_RESTART}, old;
         sigaction(signals[i], NULL, &old);
         if (old.sa_handler != SIG_IGN) sigaction(signals[i], &action, NULL); /* ignored: under nohup */
     }
@@ -86,13 +108,6 @@ static void introduce(const run *r)
     if (done) fprintf(stderr, "Going on from step %" PRId64 "\n", done);
 }
 
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 static tr_status fit(run *r, tr_group *group)
 {
     tr__train *t = r->train;
@@ -107,6 +122,7 @@ static tr_status fit(run *r, tr_group *group)
         r->progress = tr_progress(stderr, .plain = t->plain, .ascii = !tr__terminal_utf8(), .item = t->kind->item);
     }
     int64_t begun = now_ns();
+    watch_signals();
     status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at, .profile_steps = t->profile,
         .validate_every = t->eval_every, .save_every = t->save_every, .should_stop = should_stop, .on_step = on_step,
         .user = r, .report = &r->report);
@@ -144,6 +160,7 @@ static void add_results(cJSON *object, const run *r)
     add_number(object, "peak_rss_mb_sum", (double)f->peak_rss_bytes_sum / (1 << 20));
     add_number(object, "startup_ms", r->startup_ms);
     add_number(object, "seconds", f->seconds);
+    add_number(object, "skipped", (double)f->skipped);
     add_number(object, "step", (double)tr_trainer_steps(r->trainer));
     cJSON_AddBoolToObject(object, "stopped", f->stopped);
 }
@@ -219,7 +236,10 @@ static void conclude(const run *r)
     int64_t count = 0, step = tr_trainer_steps(r->trainer);
     const tr_metrics_row *rows = f->metrics ? tr_metrics_rows(f->metrics, &count) : NULL;
     if (isnan(f->step_ms_median)) {
-        printf("%s is at step %" PRId64 " already: nothing was left to do\n", t->out, step);
+        printf("%s is at step %" PRId64 "%s", t->out, step,
+            f->stopped ? ": stopped before another one" : " already: nothing was left to do");
+        if (!isnan(f->validation_loss)) printf("; validation loss %.4f", f->validation_loss);
+        putchar('\n');
         return;
     }
     if (count > 1) print_chart(rows, count);
@@ -227,6 +247,8 @@ static void conclude(const run *r)
     if (!isnan(f->validation_loss)) printf(", validation loss %.4f", f->validation_loss);
     if (!isnan(f->validation_accuracy)) printf(", %.2f %% right", 100 * f->validation_accuracy);
     printf("; %.*f %ss/s, %.1f s\n", f->items_per_s < 10 ? 2 : 0, f->items_per_s, t->kind->item, f->seconds);
+    if (f->skipped)
+        printf("Bad samples skipped: %" PRId64 "; the warnings above name their files\n", f->skipped);
     printf("Saved in %s/checkpoint-%" PRId64 "\n", t->out, step);
     if (step < t->steps)
         printf("Go on with: trireme %s --resume --out %s\n", t->command, t->out);
@@ -243,27 +265,43 @@ static int report_failure(const run *r, tr_status status)
     return status == TR_PEER ? TR_EXIT_PEER : TR__EXIT_FAILED;
 }
 
+/* A launcher of ours tells by itself for whom ranks wait. */
+static tr_group *join(const tr__train *t)
+{
+    tr_join_options options = {.size = sizeof options, .timeout_ms = t->timeout * 1000};
+    if (getenv("TRIREME_LAUNCH")) options.report_ms = INT_MAX;
+    return t->under_launcher ? tr_join_with(&options) : NULL;
+}
+
+static int train(run *r)
+{
+    tr__train *t = r->train;
+    tr__print_warnings(t->command);
+    tr_group *group = join(t);
+    tr_status status = tr_status_of(group);
+    if (group && status == TR_OK) {
+        r->rank = tr_rank(group);
+        r->world = tr_world_size(group);
+    }
+    if (status == TR_OK && t->threads) status = tr_set_threads(t->threads);
+    if (status == TR_OK) status = fit(r, group);
+    if (status != TR_OK) return report_failure(r, status);
+
+    int code = TR__EXIT_OK;
+    if (r->rank == 0) {
+        conclude(r);
+        if (t->json) code = write_json(r);
+    }
+    if (group && tr_leave(group) != TR_OK) return report_failure(r, TR_PEER);
+    if (r->report.stopped && stop_signal) return 128 + stop_signal;
+    return code;
+}
+
 int tr__train_rank(tr__train *t)
 {
     TR_SCOPE;
-    run r = {.train = t, .world = 1};
-    watch_signals();
-    tr_group *group = t->under_launcher ? tr_join() : NULL;
-    tr_status status = tr_status_of(group);
-    if (group && status == TR_OK) {
-        r.rank = tr_rank(group);
-        r.world = tr_world_size(group);
-    }
-    if (status == TR_OK && t->threads) status = tr_set_threads(t->threads);
-    if (status == TR_OK) status = fit(&r, group);
-    if (status != TR_OK) return report_failure(&r, status);
-
-    int code = TR__EXIT_OK;
-    if (r.rank == 0) {
-        conclude(&r);
-        if (t->json) code = write_json(&r);
-    }
-    if (group && tr_leave(group) != TR_OK) return report_failure(&r, TR_PEER);
-    if (r.report.stopped && stop_signal) return 128 + stop_signal;
-    return code;
+    int code = train(&(run){.train = t, .world = 1});
+    if (!stop_signal) return code;
+    fflush(NULL);
+    _exit(code); /* the end of the scope would wait for a worker of the loader that hangs */
 }

@@ -273,10 +273,10 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     tr__language_size size = size_of(t);
     t->parameters = m->language->parameters(&size);
     if (!m->text) m->text = read_text(t);
-    *out = tr_trainer(model, m->text, .group = group, .context = m->context, .batch = t->batch,
+    *out = tr_trainer(model, m->text, .group = group, .context = m->context, .global_batch = t->batch,
                       .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
-                      .min_lr = tr__zero_is_meant(t->min_lr), .weight_decay = tr__zero_is_meant(t->weight_decay),
-                      .clip = tr__zero_is_meant(t->clip), .seed = (uint64_t)t->seed, .autocast = tr__train_autocast(t),
+                      .min_lr = t->min_lr, .weight_decay = t->weight_decay,
+                      .clip = t->clip, .seed = (uint64_t)t->seed, .autocast = tr__train_autocast(t),
                       .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
                       .step_in_backward = t->step_in_backward,
                       .loss = m->language->loss,

@@ -3,8 +3,9 @@
  * DistributedDataParallel keeps the processes' copies alike; a DistributedSampler gives each its share of the samples.
  *
  *   cc hybrid_parallel.c $(pkg-config --cflags --libs trireme) -o hybrid_parallel
- *   ./hybrid_parallel 0 2 [FOLDER] & ./hybrid_parallel 1 2 [FOLDER]    # rank, world size, where MNIST's t10k files are
- *   ./hybrid_parallel                                                  # starts both ranks itself, on images that it draws
+ *   ./hybrid_parallel                                    # starts both ranks itself, on images that it draws
+ *   ./hybrid_parallel 0 2 & ./hybrid_parallel 1 2        # rank and world size: the ranks meet at tcp://localhost:23456
+ *   ./hybrid_parallel 0 2 tcp://node1:23456 [FOLDER]     # they meet elsewhere; FOLDER has MNIST's t10k files
  */
 #define _POSIX_C_SOURCE 200809L /* setenv(), also with -std=c11 */
 
@@ -62,12 +63,13 @@ static tr_module *split_new(tr_device first, tr_device second)
 
 typedef struct settings {
     int rank, world_size;
-    char folder[256];
+    char meet[256];   /* where ranks that were started by hand meet; "": those of tr_spawn() know */
+    char folder[256]; /* MNIST's files; "": draw images */
 } settings;
 
 static tr_status train(const settings *s, double *accuracy)
 {
-    tr_group *world = tr_join(.init = "tcp://localhost:23456", .rank = s->rank, .world_size = s->world_size);
+    tr_group *world = s->meet[0] ? tr_join(.init = s->meet, .rank = s->rank, .world_size = s->world_size) : tr_join();
     tr_dataset *all = s->folder[0] ? tr_mnist(s->folder) : patterns(5000);
     int64_t count = tr_dataset_count(all), held_out = count / 10;
 
@@ -76,7 +78,7 @@ static tr_status train(const settings *s, double *accuracy)
     tr_optimizer *opt = tr_adam(tr_parameters(model), .lr = 1e-3);
 
     tr_dataset *training = tr_dataset_slice(all, 0, count - held_out);
-    tr_sampler *sampler = tr_distributed_sampler(tr_dataset_count(training), .group = world, .shuffle = true, .drop_last = true);
+    tr_sampler *sampler = tr_distributed_sampler(tr_dataset_count(training), .group = world, .drop_last = true);
     tr_loader *loader = tr_loader_new(training, .batch = BATCH, .sampler = sampler, .workers = 2);
     tr_loader *check = tr_loader_new(tr_dataset_slice(all, count - held_out, count), .batch = 100, .group = world);
 
@@ -115,13 +117,15 @@ int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY;
     setenv("TRIREME_CPU_DEVICES", "2", 0); /* two devices per process, unless the environment says otherwise */
+    if (argc == 2 || argc > 5) return fprintf(stderr, "usage: %s [RANK WORLD_SIZE [MEET_AT [FOLDER]]]\n", argv[0]), 2;
     settings s = {.rank = 0, .world_size = 2};
-    if (argc == 2 || argc > 4) return fprintf(stderr, "usage: %s [RANK WORLD_SIZE [FOLDER]]\n", argv[0]), 2;
-    if (argc >= 3) {
-        s.rank = atoi(argv[1]);
-        s.world_size = atoi(argv[2]);
+    if (argc == 1) {
+        TR_CHECK(tr_spawn(spawned, s.world_size, .argument = &s, .bytes = sizeof s));
+        return 0;
     }
-    if (argc == 4) snprintf(s.folder, sizeof s.folder, "%s", argv[3]);
-    TR_CHECK(argc >= 3 ? spawned(s.rank, &s, sizeof s) : tr_spawn(spawned, s.world_size, .argument = &s, .bytes = sizeof s));
+    s.world_size = atoi(argv[2]);
+    snprintf(s.meet, sizeof s.meet, "%s", argc > 3 ? argv[3] : "tcp://localhost:23456");
+    snprintf(s.folder, sizeof s.folder, "%s", argc > 4 ? argv[4] : "");
+    TR_CHECK(spawned(atoi(argv[1]), &s, sizeof s));
     return 0;
 }

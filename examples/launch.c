@@ -1,22 +1,106 @@
 /*
- * A program that launches itself: without a launcher around it, it starts the ranks, and shows why they failed if they do.
- * `./launch [RANKS]`, or `trireme run -n 4 ./launch`
+ * Data parallel training on one machine, in the steps of PyTorch's tutorial: setup(), a model under DDP, a loss,
+ * backward, a step of SGD, cleanup(). The program starts its ranks itself, and shows why they failed if they do.
+ *
+ *   ./launch [RANKS]
+ *   trireme run -n 4 ./launch                                              # any launcher starts them as well
+ *   RANK=0 WORLD_SIZE=2 ./launch & RANK=1 WORLD_SIZE=2 ./launch            # or a shell
  */
+#define _POSIX_C_SOURCE 200809L /* setenv(), also with -std=c11 */
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <trireme/trireme.h>
 
-/* What each rank does: adds up the ranks' numbers. */
-static tr_status work(void)
+enum { BATCH = 20, FEATURES = 10, HIDDEN = 32, OUTPUTS = 5, STEPS = 200 };
+
+/* ---- The group ------------------------------------------------------------------------------------------------- */
+
+/* A launcher has said where the ranks meet; else they meet here. */
+static tr_group *setup(int rank, int world_size)
+{
+    setenv("MASTER_ADDR", "localhost", 0);
+    setenv("MASTER_PORT", "12355", 0);
+    return tr_join(.rank = rank, .world_size = world_size); /* dist.init_process_group() */
+}
+
+static tr_status cleanup(tr_group *world)
+{
+    return tr_leave(world); /* dist.destroy_process_group() */
+}
+
+/* ---- Training -------------------------------------------------------------------------------------------------- */
+
+static tr_module *toy_model(uint64_t seed)
+{
+    return tr_sequential(tr_linear(FEATURES, HIDDEN, .seed = seed), tr_activation(tr_relu),
+        tr_linear(HIDDEN, OUTPUTS, .seed = seed + 1));
+}
+
+/* A rank's batch of a step. x: [BATCH, FEATURES]; labels: what another model makes of it, [BATCH, OUTPUTS]. */
+static tr_tensor *make_batch(tr_module *teacher, tr_group *world, int step, tr_tensor **labels)
+{
+    TR_NO_GRAD;
+    tr_tensor *x = tr_randn((uint64_t)(step * tr_world_size(world) + tr_rank(world)), TR_SHAPE(BATCH, FEATURES));
+    *labels = tr_forward(teacher, x);
+    return x;
+}
+
+/* The mean loss of the ranks' batches of this step, before it. */
+static tr_status train_step(tr_module *ddp, tr_optimizer *optimizer, tr_module *teacher, tr_group *world, int step,
+    double *loss)
 {
     TR_SCOPE;
-    tr_group *world = tr_join();
-    double sum = tr_rank(world);
-    tr_status status = tr_all_reduce(world, &sum, 1, .dtype = TR_F64);
-    if (status != TR_OK) return status;
-    printf("rank %d of %d: the sum of all ranks is %g\n", tr_rank(world), tr_world_size(world), sum);
-    return tr_leave(world);
+    tr_tensor *labels, *x = make_batch(teacher, world, step, &labels);
+    tr_zero_grad(optimizer);
+    tr_tensor *error = tr_mse_loss(tr_forward(ddp, x), labels);
+    tr_status status = tr_backward(error); /* gradients are averaged over the ranks while it runs */
+    if (status == TR_OK) status = tr_step(optimizer);
+    *loss = tr_item(error);
+    return status == TR_OK ? tr_all_reduce(world, loss, 1, .dtype = TR_F64, .op = TR_AVG) : status;
 }
+
+/* The largest difference between this rank's weights and those of rank 0. */
+static tr_status compare_weights(tr_module *model, tr_group *world, double *apart)
+{
+    TR_SCOPE;
+    TR_NO_GRAD;
+    *apart = 0;
+    tr_tensor_list *weights = tr_parameters(model);
+    for (int i = 0; i < tr_list_count(weights); i++) {
+        tr_tensor *own = tr_list_at(weights, i), *first = tr_affine(own, 1, 0); /* a copy */
+        tr_status status = tr_broadcast_tensor(world, first, 0);
+        if (status != TR_OK) return status;
+        double difference = tr_item(tr_max(tr_abs(tr_sub(own, first))));
+        if (difference > *apart) *apart = difference;
+    }
+    return tr_all_reduce(world, apart, 1, .dtype = TR_F64, .op = TR_MAX);
+}
+
+static tr_status train(int rank, int world_size)
+{
+    TR_SCOPE;
+    tr_group *world = setup(rank, world_size);
+    tr_module *model = toy_model(1 + 2 * (uint64_t)rank), *teacher = toy_model(1000);
+    tr_module *ddp = tr_ddp(model, world); /* all ranks begin with rank 0's weights */
+    tr_optimizer *optimizer = tr_sgd(tr_parameters(model), .lr = 0.1);
+    tr_status status = tr_status_of(optimizer);
+    double first = 0, loss = 0, apart = 0;
+    for (int step = 0; step < STEPS && status == TR_OK; step++) {
+        status = train_step(ddp, optimizer, teacher, world, step, &loss);
+        if (step == 0) first = loss;
+        if (rank == 0 && step % 50 == 0) printf("step %3d  loss %.5f\n", step, loss);
+    }
+    if (status == TR_OK) status = compare_weights(model, world, &apart);
+    if (status != TR_OK) return status;
+    if (rank == 0)
+        printf("ranks: %d, loss at first: %.5f, at the end: %.5f, weights apart: %g\n", world_size, first, loss, apart);
+    if (!(loss < 0.2 * first) || apart != 0)
+        return tr_fail(TR_STATE, "a loss of %g after %g, and weights that are %g apart", loss, first, apart);
+    return cleanup(world);
+}
+
+/* ---- Processes ------------------------------------------------------------------------------------------------- */
 
 static void show(int rank, bool is_stderr, const char *line, size_t length, void *user)
 {
@@ -26,8 +110,9 @@ static void show(int rank, bool is_stderr, const char *line, size_t length, void
 
 int main(int argc, char **argv)
 {
-    if (getenv("RANK")) { /* started by a launcher */
-        TR_CHECK(work());
+    const char *rank = getenv("RANK"), *world_size = getenv("WORLD_SIZE");
+    if (rank && world_size) { /* started as one of the ranks */
+        TR_CHECK(train(atoi(rank), atoi(world_size)));
         return 0;
     }
     const char *const command[] = {"/proc/self/exe", NULL};

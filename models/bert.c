@@ -260,14 +260,14 @@ tr_module *tr_bert_with(const tr_bert_options *options)
 {
     start s = {.o = *options};
     tr_bert_options *o = &s.o;
-    o->vocab = tr__size_or(o->vocab, 30522);
-    o->positions = tr__size_or(o->positions, 512);
-    o->types = tr__size_or(o->types, 2);
-    o->layers = tr__size_or(o->layers, 12);
-    o->heads = tr__size_or(o->heads, 12);
-    o->dim = tr__size_or(o->dim, 768);
-    o->inner = tr__size_or(o->inner, 4 * o->dim);
-    o->classes = tr__size_or(o->classes, 2);
+    o->vocab = TR__SIZE_OR(o, vocab, 30522);
+    o->positions = TR__SIZE_OR(o, positions, 512);
+    o->types = TR__SIZE_OR(o, types, 2);
+    o->layers = TR__SIZE_OR(o, layers, 12);
+    o->heads = TR__SIZE_OR(o, heads, 12);
+    o->dim = TR__SIZE_OR(o, dim, 768);
+    o->inner = TR__SIZE_OR(o, inner, 4 * o->dim);
+    o->classes = TR__SIZE_OR(o, classes, 2);
     if (o->vocab < 1 || o->positions < 1 || o->types < 1 || o->layers < 1 || o->heads < 1 || o->dim < 1 || o->inner < 1 ||
         o->classes < 1)
         return tr_module_fail(TR_INVALID, "bert: sizes must be positive: vocab %d, positions %d, types %d, layers %d, "
@@ -275,7 +275,7 @@ tr_module *tr_bert_with(const tr_bert_options *options)
             o->inner, o->classes);
     if (o->dim % o->heads)
         return tr_module_fail(TR_INVALID, "bert: dim must be a multiple of heads: %d is not one of %d", o->dim, o->heads);
-    o->seed = tr__model_seed(o->seed);
+    o->seed = tr__model_seed(o, o->seed);
     return bert_new(&s);
 }
 

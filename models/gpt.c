@@ -186,18 +186,18 @@ static tr_module *gpt_new(const tr_gpt_options *o)
 tr_module *tr_gpt_with(const tr_gpt_options *options)
 {
     tr_gpt_options o = *options;
-    o.vocab = tr__size_or(o.vocab, 256);
-    o.context = tr__size_or(o.context, 256);
-    o.layers = tr__size_or(o.layers, 6);
-    o.heads = tr__size_or(o.heads, 6);
-    o.dim = tr__size_or(o.dim, 384);
+    o.vocab = TR__SIZE_OR(&o, vocab, 256);
+    o.context = TR__SIZE_OR(&o, context, 256);
+    o.layers = TR__SIZE_OR(&o, layers, 6);
+    o.heads = TR__SIZE_OR(&o, heads, 6);
+    o.dim = TR__SIZE_OR(&o, dim, 384);
     if (o.vocab < 1 || o.context < 1 || o.layers < 1 || o.heads < 1 || o.dim < 1)
         return tr_module_fail(TR_INVALID,
             "gpt: sizes must be positive: vocab %d, context %d, layers %d, heads %d, dim %d",
             o.vocab, o.context, o.layers, o.heads, o.dim);
     if (o.dim % o.heads)
         return tr_module_fail(TR_INVALID, "gpt: dim must be a multiple of heads: %d is not one of %d", o.dim, o.heads);
-    o.seed = tr__model_seed(o.seed);
+    o.seed = tr__model_seed(&o, o.seed);
     return gpt_new(&o);
 }
 

@@ -1,5 +1,6 @@
 /* LeNet-5 (LeCun, Bottou, Bengio, Haffner 1998), with ReLU for its tanh and max pooling for its averages. */
 #include "seeds.h"
+#include "sizes.h"
 
 #include <trireme/models.h>
 
@@ -25,16 +26,17 @@ static tr_tensor *lenet_forward(tr_module *self, tr_tensor *const *inputs, int n
 
 tr_module *tr_lenet_with(const tr_lenet_options *o)
 {
-    if (o->classes < 0) return tr_module_fail(TR_INVALID, "lenet: classes must be positive, not %d", o->classes);
+    int classes = TR__SIZE_OR(o, classes, 10);
+    if (classes < 1) return tr_module_fail(TR_INVALID, "lenet: classes must be positive, not %d", classes);
     TR_SCOPE;
     tr_module *module = tr_module_new("lenet", sizeof(lenet), lenet_forward);
     lenet *l = tr_module_state(module);
     if (!l) return tr_escape(module);
-    uint64_t seed = tr__model_seed(o->seed);
+    uint64_t seed = tr__model_seed(o, o->seed);
     l->conv1 = tr_module_add(module, "conv1", tr_conv2d(1, 6, 5, .padding = 2, .seed = tr__layer_seed(seed, 0)));
     l->conv2 = tr_module_add(module, "conv2", tr_conv2d(6, 16, 5, .seed = tr__layer_seed(seed, 1)));
     l->fc1 = tr_module_add(module, "fc1", tr_linear(16 * 5 * 5, 120, .seed = tr__layer_seed(seed, 2)));
     l->fc2 = tr_module_add(module, "fc2", tr_linear(120, 84, .seed = tr__layer_seed(seed, 3)));
-    l->fc3 = tr_module_add(module, "fc3", tr_linear(84, o->classes ? o->classes : 10, .seed = tr__layer_seed(seed, 4)));
+    l->fc3 = tr_module_add(module, "fc3", tr_linear(84, classes, .seed = tr__layer_seed(seed, 4)));
     return tr_escape(module);
 }

@@ -9,6 +9,7 @@
  * Each block has a scope of its own, so of what it makes only what backward reads outlives it.
  */
 #include "seeds.h"
+#include "sizes.h"
 
 #include <trireme/models.h>
 
@@ -127,13 +128,13 @@ static tr_module *stage_new(plan *p, int stage, int64_t *channels)
 static tr_module *resnet_new(plan *p, const tr_resnet_options *o)
 {
     TR_SCOPE;
-    int64_t classes = o->classes ? o->classes : 1000, channels = 64;
+    int64_t classes = TR__SIZE_OR(o, classes, 1000), channels = 64;
     if (classes < 1) return tr_escape(tr_module_fail(TR_INVALID, "resnet: %d classes: at least 1", (int)classes));
     tr_module *module = tr_module_new("resnet", sizeof(resnet), resnet_forward);
     resnet *r = tr_module_state(module);
     if (!r) return tr_escape(module);
-    p->seed = tr__model_seed(o->seed);
-    r->conv1 = tr_module_add(module, "conv1", conv(p, o->channels ? o->channels : 3, 64, 7, 2));
+    p->seed = tr__model_seed(o, o->seed);
+    r->conv1 = tr_module_add(module, "conv1", conv(p, TR__SIZE_OR(o, channels, 3), 64, 7, 2));
     r->bn1 = tr_module_add(module, "bn1", tr_batch_norm2d(64));
     for (int i = 0; i < STAGES; i++) {
         char name[24];

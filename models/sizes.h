@@ -4,11 +4,8 @@
 
 #include <trireme/nn.h>
 
-/* What an option of 0 means. */
-static inline int tr__size_or(int given, int otherwise)
-{
-    return given ? given : otherwise;
-}
+/* An option's value, or what it is where it was not given. */
+#define TR__SIZE_OR(o, field, otherwise) ((o)->field || tr_given((o), #field) ? (o)->field : (otherwise))
 
 enum { TR__PRESET_SIZES = 6 };
 typedef struct tr__preset {

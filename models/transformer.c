@@ -225,13 +225,13 @@ static tr_tensor *transformer_forward(tr_module *self, tr_tensor *const *inputs,
 /* Fills in the defaults; an error for what cannot be. */
 static tr_status complete(tr_transformer_options *o)
 {
-    o->dim = tr__size_or(o->dim, 512);
-    o->heads = tr__size_or(o->heads, 8);
-    o->layers = tr__size_or(o->layers, 6);
-    o->decoder_layers = tr__size_or(o->decoder_layers, o->layers);
-    o->inner = tr__size_or(o->inner, 4 * o->dim);
-    if (o->eps == 0) o->eps = 1e-5;
-    if (o->activation == TR_NO_ACTIVATION) o->activation = TR_RELU;
+    o->dim = TR__SIZE_OR(o, dim, 512);
+    o->heads = TR__SIZE_OR(o, heads, 8);
+    o->layers = TR__SIZE_OR(o, layers, 6);
+    o->decoder_layers = TR__SIZE_OR(o, decoder_layers, o->layers);
+    o->inner = TR__SIZE_OR(o, inner, 4 * o->dim);
+    if (o->eps == 0 && !tr_given(o, "eps")) o->eps = 1e-5;
+    if (o->activation == TR_NO_ACTIVATION && !tr_given(o, "activation")) o->activation = TR_RELU;
     if (o->dim < 1 || o->heads < 1 || o->layers < 1 || o->decoder_layers < 1 || o->inner < 1)
         return tr_fail(TR_INVALID, "transformer: sizes must be positive: dim %d, heads %d, layers %d, decoder_layers %d, "
             "inner %d", o->dim, o->heads, o->layers, o->decoder_layers, o->inner);
@@ -243,7 +243,7 @@ static tr_status complete(tr_transformer_options *o)
 static tr_module *stack_alone(const tr_transformer_options *options, bool decodes)
 {
     tr_transformer_options o = *options;
-    uint64_t seed = tr__model_seed(o.seed);
+    uint64_t seed = tr__model_seed(&o, o.seed);
     tr_status status = complete(&o);
     return status == TR_OK ? stack_new(&o, o.layers, decodes, &seed) : tr_module_fail(status, "%s", tr_error_message());
 }
@@ -262,7 +262,7 @@ tr_module *tr_transformer_with(const tr_transformer_options *options)
 {
     TR_SCOPE;
     tr_transformer_options o = *options;
-    uint64_t seed = tr__model_seed(o.seed);
+    uint64_t seed = tr__model_seed(&o, o.seed);
     tr_status status = complete(&o);
     if (status != TR_OK) return tr_escape(tr_module_fail(status, "%s", tr_error_message()));
     tr_module *module = tr_module_new("transformer", sizeof(transformer), transformer_forward);

@@ -5,6 +5,7 @@
  *     ── classifier: linear, relu, dropout, linear, relu, dropout, linear ── logits
  */
 #include "seeds.h"
+#include "sizes.h"
 
 #include <trireme/models.h>
 
@@ -41,7 +42,7 @@ static tr_module *features_new(const int *layout, const tr_vgg_options *o, uint6
 {
     tr_module *layers[MOST_LAYERS];
     int n = 0;
-    int64_t in = o->channels ? o->channels : 3;
+    int64_t in = TR__SIZE_OR(o, channels, 3);
     for (; *layout >= 0; layout++) {
         if (*layout == POOL) {
             layers[n++] = tr_max_pool2d_layer(2);
@@ -60,8 +61,9 @@ static tr_module *features_new(const int *layout, const tr_vgg_options *o, uint6
 
 static tr_module *classifier_new(const tr_vgg_options *o, uint64_t seed)
 {
-    double p = o->dropout != 0 ? o->dropout : signbit(o->dropout) ? 0 : 0.5;
-    int64_t classes = o->classes ? o->classes : 1000;
+    bool given = o->dropout != 0 || signbit(o->dropout) || tr_given(o, "dropout");
+    double p = given ? o->dropout : 0.5;
+    int64_t classes = TR__SIZE_OR(o, classes, 1000);
     tr_module *first = tr_linear(512 * POOLED * POOLED, WIDE, .init_std = 0.01, .seed = tr__layer_seed(seed, 100));
     tr_module *second = tr_linear(WIDE, WIDE, .init_std = 0.01, .seed = tr__layer_seed(seed, 101));
     tr_module *last = tr_linear(WIDE, classes, .init_std = 0.01, .seed = tr__layer_seed(seed, 102));
@@ -75,7 +77,7 @@ static tr_module *vgg_new(const int *layout, const tr_vgg_options *o)
     tr_module *module = tr_module_new("vgg", sizeof(vgg), vgg_forward);
     vgg *v = tr_module_state(module);
     if (!v) return tr_escape(module);
-    uint64_t seed = tr__model_seed(o->seed);
+    uint64_t seed = tr__model_seed(o, o->seed);
     v->features = tr_module_add(module, "features", features_new(layout, o, seed));
     v->classifier = tr_module_add(module, "classifier", classifier_new(o, seed));
     return tr_escape(module);

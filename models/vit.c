@@ -62,15 +62,6 @@ static tr_tensor *vit_forward(tr_module *self, tr_tensor *const *inputs, int n)
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* A head of zeros: at first no class is likelier than another. */
-static tr_module *head_new(int64_t dim, int64_t classes)
-{
-    tr_module *head = tr_linear(dim, classes, .init_std = 1, .seed = 1);
-    tr_tensor *weight = tr_status_of(head) == TR_OK ? tr_list_find(tr_parameters(head), "weight") : NULL;
-    if (!weight || tr_fill(weight, 0) == TR_OK) return head;
-    return tr_module_fail(TR_NO_MEMORY, "%s", tr_error_message());
-}
-
 static void add_layers(tr_module *encoder, vit *v, const tr_vit_options *o, uint64_t *seed)
 {
     static const tr__layer_names names = {"self_attention", {"ln_1", "ln_2"}, "mlp", "0", "3"};
@@ -95,7 +86,7 @@ static tr_module *vit_new(const tr_vit_options *o)
 {
     TR_SCOPE;
     int64_t side = o->image / o->patch, dim = o->dim;
-    uint64_t seed = tr__model_seed(o->seed);
+    uint64_t seed = tr__model_seed(o, o->seed);
     tr_module *module = tr_module_new("vit", sizeof(vit) + (size_t)o->layers * sizeof(tr_module *), vit_forward);
     vit *v = tr_module_state(module);
     if (!v) return tr_escape(module);
@@ -112,21 +103,22 @@ static tr_module *vit_new(const tr_vit_options *o)
     add_layers(encoder, v, o, &seed);
     v->norm = tr_module_add(encoder, "ln", tr_layer_norm(dim, .eps = EPS));
     tr_module *heads = tr_module_add(module, "heads", tr_module_new("heads", 0, NULL));
-    v->head = tr_module_add(heads, "head", head_new(dim, o->classes));
+    /* Zeros: at first no class is likelier than another. */
+    v->head = tr_module_add(heads, "head", tr_linear(dim, o->classes, .init_std = 0, .seed = 0));
     return tr_escape(module);
 }
 
 tr_module *tr_vit_with(const tr_vit_options *options)
 {
     tr_vit_options o = *options;
-    o.classes = tr__size_or(o.classes, 1000);
-    o.channels = tr__size_or(o.channels, 3);
-    o.image = tr__size_or(o.image, 224);
-    o.patch = tr__size_or(o.patch, 16);
-    o.layers = tr__size_or(o.layers, 12);
-    o.heads = tr__size_or(o.heads, 12);
-    o.dim = tr__size_or(o.dim, 768);
-    o.inner = tr__size_or(o.inner, 4 * o.dim);
+    o.classes = TR__SIZE_OR(&o, classes, 1000);
+    o.channels = TR__SIZE_OR(&o, channels, 3);
+    o.image = TR__SIZE_OR(&o, image, 224);
+    o.patch = TR__SIZE_OR(&o, patch, 16);
+    o.layers = TR__SIZE_OR(&o, layers, 12);
+    o.heads = TR__SIZE_OR(&o, heads, 12);
+    o.dim = TR__SIZE_OR(&o, dim, 768);
+    o.inner = TR__SIZE_OR(&o, inner, 4 * o.dim);
     if (o.classes < 1 || o.channels < 1 || o.layers < 1 || o.heads < 1 || o.dim < 1 || o.inner < 1)
         return tr_module_fail(TR_INVALID, "vit: sizes must be positive: classes %d, channels %d, layers %d, heads %d, dim %d, "
             "inner %d", o.classes, o.channels, o.layers, o.heads, o.dim, o.inner);

@@ -15,6 +15,7 @@ extern "C" {
 
 typedef struct tr_backward_options {
     size_t size;
+    const char *given;
     tr_tensor *root;      /* what is differentiated: a scalar, or any shape with .gradient given */
     tr_tensor *gradient;  /* d(loss)/d(root), the shape of root; NULL: 1 */
     bool retain_graph;    /* keep what backward needs, so that it can run again */

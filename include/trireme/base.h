@@ -53,7 +53,7 @@ TR_API const char *tr_version(void);
     X(NOT_FOUND, "no such name")                                                    \
     X(STATE, "called at the wrong time")                                            \
     X(TIMEOUT, "nothing came in time")                                              \
-    X(PEER, "another rank died or left")                                            \
+    X(PEER, "another rank failed, died or left")                                    \
     X(MISMATCH, "ranks made different calls")                                       \
     X(AUTH, "not allowed in")                                                       \
     X(CANCELLED, "given up on request")                                             \
@@ -75,7 +75,8 @@ TR_API const char *tr_status_name(tr_status status);
 TR_API const char *tr_status_text(tr_status status);
 
 /* The message of the failure most recently returned on this thread, such as
- * "matmul: inner sizes differ: [32, 784] x [512, 10]". Valid until the next failure on this thread; never NULL. */
+ * "matmul: inner sizes differ: [32, 784] x [512, 10]". Valid until the next failure on this thread; never NULL. It can
+ * be shown on a terminal: tr_printable() has gone over the names of files, tensors or hosts in it. */
 TR_API const char *tr_error_message(void);
 
 /* The status of any Trireme object: TR_OK, or the failure that made it an object in error; the failure's message is
@@ -90,6 +91,11 @@ TR_API void tr_check(tr_status status, const char *expression, const char *file,
 
 /* Makes a failure from a program's own code (a dataset, a module, an op): sets this thread's message, returns status. */
 TR_API tr_status tr_fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
+
+/* Makes text that came from a file or from elsewhere (a tensor's name, say) fit to be shown: in place, each byte of a
+ * control character, which would act on a terminal, becomes '?'. Ends of lines and tabs stay, and so do all other
+ * characters, in UTF-8 or not. Returns text. */
+TR_API char *tr_printable(char *text);
 
 /* ---- Objects and scopes --------------------------------------------------------------------------------------- */
 
@@ -120,37 +126,80 @@ static inline void tr__scope_leave(char *unused) { (void)unused; tr_scope_pop();
 /* ---- Named optional arguments ---------------------------------------------------------------------------------- */
 
 /*
- * tr_adamw(params, .lr = 1e-3) calls tr_adamw_with(&(tr_adamw_options){ .size = …, .params = params, .lr = 1e-3 }).
- * An options struct starts with its size, so that fields can be added; the required arguments come next. Zero means
- * "default" in every optional field; where zero itself is meant, a float or double field takes TR_ZERO, and an integer what its
- * comment says (TR_IGNORE_ZERO).
- * Bindings call the _with function.
+ * tr_adamw(params, .lr = 1e-3) calls
+ *     tr_adamw_with(&(tr_adamw_options){.size = …, .given = ".lr = 1e-3", .parameters = params, .lr = 1e-3}).
+ * An options struct starts with its size and with the text of the options that the call names. The required arguments come
+ * next, by position; the optional ones follow by name: what has no name there does not compile.
+ *
+ * What a call names counts, also where it is 0; what it does not name has the default that the header tells. A C struct
+ * cannot tell .lr = 0 from no .lr: that is what the text is for. A program that fills in the struct by hand and calls the
+ * _with function, as bindings do, leaves .given NULL: there 0 is the default, and in a double TR_ZERO is 0.
  */
 #define TR_ZERO (-0.0)
 
+/* Did the call of a macro that filled in `options`, one of the library's options structs, name this option? */
+TR_API bool tr_given(const void *options, const char *name);
+
+#define TR__FIRST(a, ...) a
+#define TR__SECOND(a, b, ...) b
+#define TR__AFTER1(a, ...) __VA_ARGS__
+#define TR__AFTER2(a, b, ...) __VA_ARGS__
+#define TR__AFTER3(a, b, c, ...) __VA_ARGS__
+#define TR__AFTER4(a, b, c, d, ...) __VA_ARGS__
+#define TR__STRING(...) TR__STRING_(__VA_ARGS__)
+#define TR__STRING_(...) #__VA_ARGS__
+
+/* `option` is the first optional argument, or nothing. Behind an object it reads as the assignment of a member, if it has a
+ * name: here the compiler refuses tr_linear(4, 8, true). The assignment is never made. */
+#define TR__OPTIONS_HAVE_NAMES(type, option) (1 || ((void)(TR__SOME(type) option), 1))
+#define TR__HEAD(type, ...)                                                        \
+    .size = sizeof(type) * TR__OPTIONS_HAVE_NAMES(type, TR__FIRST(__VA_ARGS__, )), \
+    .given = __extension__ TR__STRING(__VA_ARGS__)
+/* The same without asking for names, where an argument may be an array or a struct in braces: the preprocessor takes their
+ * commas for the ends of arguments. */
+#define TR__HEAD_BRACES(type, ...) .size = sizeof(type), .given = __extension__ TR__STRING(__VA_ARGS__)
+
 #ifndef __cplusplus
-#define TR__OPTIONS0(type, ...) (&(type){.size = sizeof(type), __VA_ARGS__})
-#define TR__OPTIONS1(type, a, ...) (&(type){.size = sizeof(type), .a = __VA_ARGS__})
-#define TR__OPTIONS2(type, a, b, ...) TR__OPTIONS1(type, a, __VA_ARGS__)
-#define TR__OPTIONS3(type, a, b, c, ...) TR__OPTIONS1(type, a, __VA_ARGS__)
+#define TR__SOME(type) (type){.size = 0}
+#define TR__LITERAL(type, ...) (&(type){__VA_ARGS__})
+#define TR__TAKE0(head, type, ...) TR__LITERAL(type, head(type, __VA_ARGS__), __VA_ARGS__)
+#define TR__TAKE1(head, type, a, ...) TR__LITERAL(type, head(type, TR__AFTER1(__VA_ARGS__, )), .a = __VA_ARGS__)
+#define TR__TAKE2(head, type, a, b, ...) TR__LITERAL(type, head(type, TR__AFTER2(__VA_ARGS__, , )), .a = __VA_ARGS__)
+#define TR__TAKE3(head, type, a, b, c, ...) TR__LITERAL(type, head(type, TR__AFTER3(__VA_ARGS__, , , )), .a = __VA_ARGS__)
+#define TR__TAKE4(head, type, a, b, c, d, ...) TR__LITERAL(type, head(type, TR__AFTER4(__VA_ARGS__, , , , )), .a = __VA_ARGS__)
 #else
 /* C++20 has no compound literals and does not mix named with positional initialisers; the pragma keeps its
  * -Wmissing-field-initializers from asking for the fields that are left to their defaults. */
 #pragma GCC system_header
-#define TR__OPTIONS0(type, ...) tr__address_of(type{.size = sizeof(type), __VA_ARGS__})
-#define TR__OPTIONS1(type, a, ...) TR__OPTIONS1_(type, a, __VA_ARGS__)
-#define TR__OPTIONS1_(type, a, x, ...) TR__OPTIONS0(type, .a = x __VA_OPT__(, ) __VA_ARGS__)
-#define TR__OPTIONS2(type, a, b, ...) TR__OPTIONS2_(type, a, b, __VA_ARGS__)
-#define TR__OPTIONS2_(type, a, b, x, y, ...) TR__OPTIONS0(type, .a = x, .b = y __VA_OPT__(, ) __VA_ARGS__)
-#define TR__OPTIONS3(type, a, b, c, ...) TR__OPTIONS3_(type, a, b, c, __VA_ARGS__)
-#define TR__OPTIONS3_(type, a, b, c, x, y, z, ...) \
-    TR__OPTIONS0(type, .a = x, .b = y, .c = z __VA_OPT__(, ) __VA_ARGS__)
+#define TR__SOME(type) (*tr__nowhere<type>())
+#define TR__LITERAL(type, ...) tr__address_of(type{__VA_ARGS__})
+#define TR__TAKE0(head, type, ...) TR__LITERAL(type, head(type, __VA_ARGS__) __VA_OPT__(, ) __VA_ARGS__)
+#define TR__TAKE1(head, type, a, ...) TR__TAKE1_(head, type, a, __VA_ARGS__)
+#define TR__TAKE1_(head, type, a, x, ...) TR__LITERAL(type, head(type, __VA_ARGS__), .a = x __VA_OPT__(, ) __VA_ARGS__)
+#define TR__TAKE2(head, type, a, b, ...) TR__TAKE2_(head, type, a, b, __VA_ARGS__)
+#define TR__TAKE2_(head, type, a, b, x, y, ...) \
+    TR__LITERAL(type, head(type, __VA_ARGS__), .a = x, .b = y __VA_OPT__(, ) __VA_ARGS__)
+#define TR__TAKE3(head, type, a, b, c, ...) TR__TAKE3_(head, type, a, b, c, __VA_ARGS__)
+#define TR__TAKE3_(head, type, a, b, c, x, y, z, ...) \
+    TR__LITERAL(type, head(type, __VA_ARGS__), .a = x, .b = y, .c = z __VA_OPT__(, ) __VA_ARGS__)
+#define TR__TAKE4(head, type, a, b, c, d, ...) TR__TAKE4_(head, type, a, b, c, d, __VA_ARGS__)
+#define TR__TAKE4_(head, type, a, b, c, d, w, x, y, z, ...) \
+    TR__LITERAL(type, head(type, __VA_ARGS__), .a = w, .b = x, .c = y, .d = z __VA_OPT__(, ) __VA_ARGS__)
 #endif
-/* With 0 to 3 required arguments, whose field names are given. */
-#define TR__NEW0(name, ...) name##_with(TR__OPTIONS0(name##_options, __VA_ARGS__))
-#define TR__NEW1(name, a, ...) name##_with(TR__OPTIONS1(name##_options, a, __VA_ARGS__))
-#define TR__NEW2(name, a, b, ...) name##_with(TR__OPTIONS2(name##_options, a, b, __VA_ARGS__))
-#define TR__NEW3(name, a, b, c, ...) name##_with(TR__OPTIONS3(name##_options, a, b, c, __VA_ARGS__))
+/* With 0 to 4 required arguments, whose field names are given. */
+#define TR__NAMED_OPTIONS0(type, ...) TR__TAKE0(TR__HEAD, type, __VA_ARGS__)
+#define TR__NAMED_OPTIONS1(type, a, ...) TR__TAKE1(TR__HEAD, type, a, __VA_ARGS__)
+#define TR__NAMED_OPTIONS2(type, a, b, ...) TR__TAKE2(TR__HEAD, type, a, b, __VA_ARGS__)
+#define TR__NAMED_OPTIONS3(type, a, b, c, ...) TR__TAKE3(TR__HEAD, type, a, b, c, __VA_ARGS__)
+#define TR__NAMED_OPTIONS4(type, a, b, c, d, ...) TR__TAKE4(TR__HEAD, type, a, b, c, d, __VA_ARGS__)
+#define TR__BRACES1(type, a, ...) TR__TAKE1(TR__HEAD_BRACES, type, a, __VA_ARGS__)
+#define TR__BRACES2(type, a, b, ...) TR__TAKE2(TR__HEAD_BRACES, type, a, b, __VA_ARGS__)
+#define TR__BRACES3(type, a, b, c, ...) TR__TAKE3(TR__HEAD_BRACES, type, a, b, c, __VA_ARGS__)
+#define TR__NEW0(name, ...) name##_with(TR__NAMED_OPTIONS0(name##_options, __VA_ARGS__))
+#define TR__NEW1(name, a, ...) name##_with(TR__NAMED_OPTIONS1(name##_options, a, __VA_ARGS__))
+#define TR__NEW2(name, a, b, ...) name##_with(TR__NAMED_OPTIONS2(name##_options, a, b, __VA_ARGS__))
+#define TR__NEW3(name, a, b, c, ...) name##_with(TR__NAMED_OPTIONS3(name##_options, a, b, c, __VA_ARGS__))
+#define TR__NEW4(name, a, b, c, d, ...) name##_with(TR__NAMED_OPTIONS4(name##_options, a, b, c, d, __VA_ARGS__))
 
 /* ---- Data types ------------------------------------------------------------------------------------------------ */
 
@@ -175,6 +224,36 @@ typedef enum tr_dtype {
 TR_API size_t tr_dtype_size(tr_dtype dtype);      /* bytes per element; 0 for a value that is no dtype */
 TR_API const char *tr_dtype_name(tr_dtype dtype); /* "bf16" */
 TR_API bool tr_dtype_is_float(tr_dtype dtype);
+
+/* What C type a pointer points to, for functions that take memory as void * beside a dtype and refuse what does not fit. 0: not
+ * known, as with void * and char *; from 1 on: the numbers of dtype `element - 1`. */
+#define TR__ELEMENT_HALF 100  /* unsigned short, which may hold f16 or bf16 */
+#define TR__ELEMENT_OTHER 101 /* numbers that no dtype has */
+#if __SIZEOF_LONG__ == 8
+#define TR__ELEMENT_LONG 5
+#else
+#define TR__ELEMENT_LONG 6
+#endif
+#ifndef __cplusplus
+/* Nothing is evaluated. The preprocessor cuts an array in braces, as (double[]){1, 2}, at its comma: where data begins with
+ * parentheses only the type or expression in them counts. */
+#define TR__ELEMENT(data) TR__ELEMENT_AT((const __typeof__(**(__typeof__ TR__TYPED(data) *)0) *)0)
+#define TR__ELEMENT_AT(p)                                                                                         \
+    _Generic(p, TR__AT(float, 1), TR__AT(double, 2), TR__AT(long, TR__ELEMENT_LONG),                              \
+        TR__AT(unsigned long, TR__ELEMENT_LONG), TR__AT(long long, 5), TR__AT(unsigned long long, 5),             \
+        TR__AT(int, 6), TR__AT(unsigned, 6), TR__AT(unsigned char, 7), TR__AT(_Bool, 8),                          \
+        TR__AT(unsigned short, TR__ELEMENT_HALF), TR__AT(short, TR__ELEMENT_OTHER),                               \
+        TR__AT(signed char, TR__ELEMENT_OTHER), default: 0)
+#define TR__AT(type, element) const type *: element, const type(*)[]: element
+#define TR__TYPED(data) TR__TYPED_(TR__PARENTHESES data, (data), )
+#define TR__TYPED_(...) TR__SECOND(__VA_ARGS__)
+#define TR__PARENTHESES(...) ~, (__VA_ARGS__),
+#define TR__IN_PARENTHESES(x) TR__IN_PARENTHESES_(TR__FOUND_PARENTHESES x, 0, ) /* does x begin with them? 1, or 0 */
+#define TR__IN_PARENTHESES_(...) TR__SECOND(__VA_ARGS__)
+#define TR__FOUND_PARENTHESES(...) ~, 1,
+#else
+#define TR__ELEMENT(data) tr__element(data)
+#endif
 
 /* ---- Devices --------------------------------------------------------------------------------------------------- */
 
@@ -238,6 +317,25 @@ TR_API void tr_set_log(tr_log_function function, void *user, tr_log_level level)
 #ifdef __cplusplus
 } /* extern "C" */
 template <class T> inline const T *tr__address_of(const T &options) { return &options; }
+template <class T> constexpr T *tr__nowhere() { return nullptr; }
+template <class T> constexpr int tr__element_code = 0;
+template <> inline constexpr int tr__element_code<float> = 1;
+template <> inline constexpr int tr__element_code<double> = 2;
+template <> inline constexpr int tr__element_code<long> = TR__ELEMENT_LONG;
+template <> inline constexpr int tr__element_code<unsigned long> = TR__ELEMENT_LONG;
+template <> inline constexpr int tr__element_code<long long> = 5;
+template <> inline constexpr int tr__element_code<unsigned long long> = 5;
+template <> inline constexpr int tr__element_code<int> = 6;
+template <> inline constexpr int tr__element_code<unsigned> = 6;
+template <> inline constexpr int tr__element_code<unsigned char> = 7;
+template <> inline constexpr int tr__element_code<bool> = 8;
+template <> inline constexpr int tr__element_code<unsigned short> = TR__ELEMENT_HALF;
+template <> inline constexpr int tr__element_code<short> = TR__ELEMENT_OTHER;
+template <> inline constexpr int tr__element_code<signed char> = TR__ELEMENT_OTHER;
+template <class T, size_t n> constexpr int tr__element_code<T[n]> = tr__element_code<T>;
+template <class T> constexpr int tr__element_code<const T> = tr__element_code<T>;
+template <class T> constexpr int tr__element(T *) { return tr__element_code<T>; }
+constexpr int tr__element(const void *) { return 0; } /* NULL, nullptr */
 #endif
 
 #endif

@@ -2,8 +2,9 @@
  * Trireme, communication: stores, process groups, collectives. Works on plain memory, so it is usable alone, as MPI is.
  *
  * All ranks of a group make the same calls in the same order. Every native message carries its signature, so calls that
- * differ are an error (TR_MISMATCH) on every rank that names the ranks and both calls; a dead rank is an error
- * (TR_PEER) on every survivor that names it. After either the group is broken and says so to every later call.
+ * differ are an error (TR_MISMATCH) on every rank that names the ranks and both calls; a rank that fails, dies or exits
+ * early is an error (TR_PEER) on every other rank that names it. After either the group is broken and says so to every
+ * later call.
  */
 #ifndef TRIREME_COMM_H
 #define TRIREME_COMM_H
@@ -23,8 +24,9 @@ TR_API tr_store *tr_store_memory(void);
 
 typedef struct tr_store_file_options {
     size_t size;
+    const char *given;
     const char *path;
-    int timeout_ms; /* for every wait; 0: 300,000 */
+    int timeout_ms; /* for every wait; default 300,000 */
 } tr_store_file_options;
 /* In a file, for processes of one user that share a file system with POSIX locks. What a former job has left there is
  * cleared, and the last that closes the store removes the file. */
@@ -33,12 +35,13 @@ TR_API tr_store *tr_store_file_with(const tr_store_file_options *options);
 
 typedef struct tr_store_tcp_options {
     size_t size;
-    const char *host;
+    const char *given;
+    const char *host;   /* a name or an address; "localhost" is the loopback, 127.0.0.1 before ::1 */
     int port;           /* 0 with .serve: any free port, see tr_store_port() */
     bool serve;         /* this process also runs the server, until the store object goes */
     int listen_fd;      /* with .serve: a listening socket to take over instead of binding (> 0) */
     const char *token;  /* the job's secret: all goes through TLS 1.3 with it; without one, loopback only, in the clear */
-    int timeout_ms;     /* for connecting and for every wait; 0: 300,000 */
+    int timeout_ms;     /* for connecting and for every wait; default 300,000 */
     bool insecure;      /* without a token: on any address all the same; whoever reaches it may read and write */
 } tr_store_tcp_options;
 #define tr_store_tcp(...) TR__NEW2(tr_store_tcp, host, port, __VA_ARGS__)
@@ -63,15 +66,17 @@ typedef struct tr_group tr_group;
 
 typedef struct tr_join_options {
     size_t size;
+    const char *given;
     const char *init;      /* NULL or "env://": RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (one rank when
-                              they are absent); "tcp://host:port" with .rank and .world_size; rank 0 serves;
+                              they are absent); .rank and .world_size instead of the first two when they are given;
+                              "tcp://host:port" with .rank and .world_size; rank 0 serves;
                               "file://path" with the same: a file that all ranks can open */
     int rank, world_size;
     tr_store *store;       /* instead of init: ranks meet here, with .rank and .world_size */
     const char *token;     /* the job's secret; NULL: TRIREME_TOKEN from the environment */
     const char *backend;   /* NULL: "native"; "mpi", "nccl" */
     const char *name;      /* groups side by side on one store have different names; NULL: "world" */
-    int timeout_ms;        /* for joining and for each collective; 0: 600,000 */
+    int timeout_ms;        /* for joining and for each collective; default: TRIREME_TIMEOUT, in seconds, else 600,000 */
     bool insecure;         /* without a token: meet on any address, not loopback only; as in tr_store_tcp_options */
     const char *transport; /* native: "shm", "tcp"; NULL: shared memory within a host, TCP between hosts */
     const char *address;   /* TCP: the IP address or network interface where the others reach this rank; NULL:
@@ -82,7 +87,7 @@ typedef struct tr_join_options {
                               The same for all ranks */
     const char *flight_dir; /* when a collective fails, the latest calls are written to files in this folder; NULL:
                               TRIREME_FLIGHT_DIR, else nowhere. docs/debugging.md tells what is in them */
-    int report_ms;         /* a collective's wait of this length is told to the log function, with who is missing; 0: 10,000 */
+    int report_ms;         /* a collective's wait of this length is told to the log function, with who is missing; default 10,000 */
     bool check;            /* compare the ranks' calls before each collective (native always does); TRIREME_CHECK=1 */
     bool encrypt;          /* TCP: connections between the ranks go through TLS 1.3 with the job's token, which is then
                               needed; TRIREME_ENCRYPT=1. The same for all ranks */
@@ -178,6 +183,7 @@ typedef struct tr_collective {
     int timeout_ms;       /* 0: the group's */
     const char *file;     /* where the caller is, for messages */
     int line;
+    int in_element, out_element; /* what in and out point to, as far as a macro sees: to be .dtype's; 0: not known */
 } tr_collective;
 
 /* Under way or done. The buffers belong to it until tr_wait() has returned; it outlives its group and may be dropped
@@ -186,7 +192,9 @@ typedef struct tr_work tr_work;
 
 /* Threads: a group's calls may come from several, as long as all ranks see them in one order. The descriptor and its arrays
  * are copied. Arguments that are wrong break nothing (TR_INVALID, TR_DTYPE, TR_UNSUPPORTED); a failure of the collective
- * itself breaks the group: TR_MISMATCH, TR_PEER, TR_TIMEOUT, TR_CANCELLED, TR_IO. */
+ * itself breaks the group: TR_MISMATCH, TR_TIMEOUT or TR_FORMAT on all ranks, TR_PEER on those that lose a rank; a rank
+ * that fails by itself (TR_NO_MEMORY, TR_IO, TR_CANCELLED) keeps its own status, and the others get TR_PEER with its
+ * message. */
 /* Starts a collective; the work runs in the group's own thread, in the order of posting. Never blocks on a peer. */
 TR_API tr_work *tr_post(tr_group *group, const tr_collective *collective);
 /* Waits until the work is done and gives its status; may be called again. NULL is done. */
@@ -218,6 +226,20 @@ TR_API TR_MUST_CHECK tr_status tr_all_gather_bytes_at(tr_group *group, const voi
     int64_t *sizes, const char *file, int line);
 TR_API TR_MUST_CHECK tr_status tr_broadcast_bytes_at(tr_group *group, void **data, size_t *bytes, int root,
     const char *file, int line);
+
+/* Checks that a value is the same on all ranks: tr_agree(group, "lr", 1e-3), tr_agree(group, "folds", 5),
+ * tr_agree(group, "preset", "nano"); tr_agree_bytes() for any bytes, to 1 MiB. Where it differs, the result is TR_MISMATCH on every
+ * rank, and the message shows each value with its ranks: "lr is 0.001 on ranks 0 and 1, 0.01 on rank 2". The group can be used on.
+ * Two collectives: for values that are set once, not for every step. */
+TR_API TR_MUST_CHECK tr_status tr_agree_text(tr_group *group, const char *name, const char *value);
+TR_API TR_MUST_CHECK tr_status tr_agree_integer(tr_group *group, const char *name, int64_t value);
+TR_API TR_MUST_CHECK tr_status tr_agree_number(tr_group *group, const char *name, double value);
+TR_API TR_MUST_CHECK tr_status tr_agree_bytes(tr_group *group, const char *name, const void *value, size_t bytes);
+#ifndef __cplusplus
+#define tr_agree(group, name, value)                                                                                   \
+    _Generic((value), char *: tr_agree_text, const char *: tr_agree_text, float: tr_agree_number, double: tr_agree_number, \
+        default: tr_agree_integer)((group), (name), (value))
+#endif
 
 /* tr_all_reduce(group, buffer, count, .dtype = TR_F32, .op = TR_AVG): in place, by default the sum of f32.
  * tr_all_gather(group, in, out, count, .dtype = TR_I64). tr_all_to_all_v(group, in, out, .in_counts = a,
@@ -257,20 +279,23 @@ TR_API TR_MUST_CHECK tr_status tr_broadcast_bytes_at(tr_group *group, void **dat
 #ifndef __cplusplus
 #define TR_COLLECTIVE(kind_, ...) \
     ((tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__, __VA_ARGS__})
-#define TR__IN_PLACE(kind_, ...) \
-    (&(tr_collective){                                                                                          \
-        .size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__, .out = __VA_ARGS__})
-#define TR__IN_OUT(kind_, in_, ...) \
-    (&(tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__,       \
-        .in = (in_), .out = __VA_ARGS__})
+#define TR__IN_PLACE(kind_, ...)                                                                                  \
+    (&(tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__,        \
+        .out_element = TR__ELEMENT(TR__FIRST(__VA_ARGS__, )), .out = __VA_ARGS__})
+#define TR__IN_OUT(kind_, in_, ...)                                                                                \
+    (&(tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__,         \
+        .in_element = TR__ELEMENT(in_), .in = (in_), .out_element = TR__ELEMENT(TR__FIRST(__VA_ARGS__, )), \
+        .out = __VA_ARGS__})
 #else
 #define TR_COLLECTIVE(kind_, ...) \
-    (*tr__collective(TR__OPTIONS0(tr_collective, __VA_ARGS__), kind_, __FILE__, __LINE__))
-#define TR__IN_PLACE(kind_, ...) \
-    tr__collective(TR__OPTIONS2(tr_collective, out, count, __VA_ARGS__), kind_, __FILE__, __LINE__)
-#define TR__IN_OUT(kind_, in_, out_, count_, ...) \
-    tr__collective(TR__OPTIONS3(tr_collective, out, count, in, out_, count_, in_ __VA_OPT__(, ) __VA_ARGS__), kind_,  \
+    (*tr__collective(TR__COLLECTIVE(__VA_ARGS__), kind_, 0, 0, __FILE__, __LINE__))
+#define TR__IN_PLACE(kind_, out_, count_, ...)                                                                       \
+    tr__collective(TR__COLLECTIVE(.out = out_, .count = count_ __VA_OPT__(, ) __VA_ARGS__), kind_, 0, tr__element(out_), \
         __FILE__, __LINE__)
+#define TR__IN_OUT(kind_, in_, out_, count_, ...)                                                                   \
+    tr__collective(TR__COLLECTIVE(.out = out_, .count = count_, .in = in_ __VA_OPT__(, ) __VA_ARGS__), kind_,      \
+        tr__element(in_), tr__element(out_), __FILE__, __LINE__)
+#define TR__COLLECTIVE(...) TR__LITERAL(tr_collective, .size = sizeof(tr_collective) __VA_OPT__(, ) __VA_ARGS__)
 #endif
 
 /* ---- Algorithms between hosts ------------------------------------------------------------------------------------- */
@@ -304,14 +329,24 @@ TR_API TR_MUST_CHECK tr_status tr_job_explain(const char *job, char **text);
 
 #ifdef __cplusplus
 } /* extern "C" */
-inline const tr_collective *tr__collective(const tr_collective *given, tr_collective_kind kind, const char *file,
-    int line)
+inline const tr_collective *tr__collective(const tr_collective *given, tr_collective_kind kind, int in_element,
+    int out_element, const char *file, int line)
 {
     tr_collective *c = const_cast<tr_collective *>(given); /* a temporary of the calling expression */
     c->kind = kind;
+    c->in_element = in_element;
+    c->out_element = out_element;
     c->file = file;
     c->line = line;
     return c;
+}
+inline tr_status tr_agree(tr_group *group, const char *name, const char *value) { return tr_agree_text(group, name, value); }
+inline tr_status tr_agree(tr_group *group, const char *name, char *value) { return tr_agree_text(group, name, value); }
+inline tr_status tr_agree(tr_group *group, const char *name, double value) { return tr_agree_number(group, name, value); }
+inline tr_status tr_agree(tr_group *group, const char *name, float value) { return tr_agree_number(group, name, value); }
+template <class T> inline tr_status tr_agree(tr_group *group, const char *name, T value)
+{
+    return tr_agree_integer(group, name, static_cast<int64_t>(value));
 }
 #endif
 

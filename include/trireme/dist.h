@@ -10,8 +10,8 @@
  *     TR_CHECK(tr_dist_step(optimizer, context));
  *
  * In a context, tensors that travel carry their graph on: backward goes through all workers that took part, and leaves
- * gradients there, in the context, not at the leaves. What travelled before the context was made carried nothing on:
- * parameters of other workers behind it get no gradient there. docs/distributed-autograd.md tells how.
+ * gradients there, in the context, not at the leaves. What travelled before the context was made left its graph
+ * behind: parameters there get no gradient, which the log tells once (tr_set_log()). docs/distributed-autograd.md tells how.
  */
 #ifndef TRIREME_DIST_H
 #define TRIREME_DIST_H
@@ -50,6 +50,7 @@ typedef enum tr_dist_mode {
 
 typedef struct tr_dist_backward_options {
     size_t size;
+    const char *given;
     tr_dist_context *context;
     tr_tensor *root;          /* on this worker, which made the context: a scalar, or any shape with .gradient given */
     tr_tensor *gradient;      /* d(loss)/d(root); NULL: 1 */
@@ -58,11 +59,11 @@ typedef struct tr_dist_backward_options {
     int count;
     tr_dist_mode mode;        /* both give the same gradients */
     bool retain_graph;        /* keep what backward needs, on all workers, so that it can run again */
-    int timeout_ms;           /* 0: 60,000 */
+    int timeout_ms;           /* default 60,000 */
 } tr_dist_backward_options;
 /* Adds d(root)/d(leaf) to the context's gradient of every leaf, on all workers, and returns when all are there. A failure
  * or a dead worker anywhere ends it on all of them, with that cause. One at a time in a context. */
-#define tr_dist_backward(...) TR__NEW2(tr_dist_backward, context, root, __VA_ARGS__)
+#define tr_dist_backward(...) tr_dist_backward_with(TR__BRACES2(tr_dist_backward_options, context, root, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_dist_backward_with(const tr_dist_backward_options *options);
 
 /* This context's gradient of a leaf of this worker: its own object, not a copy; NULL when there is none. */
@@ -94,11 +95,12 @@ typedef struct tr_dist_rule {
 } tr_dist_rule;
 #ifndef __cplusplus
 #define TR__DIST_RULE(kind_, member, ...) \
-    ((tr_dist_rule){.kind = (kind_), .member = {.size = sizeof(tr_##member##_options), __VA_ARGS__}})
+    ((tr_dist_rule){.kind = (kind_), .member = {TR__HEAD(tr_##member##_options, __VA_ARGS__), __VA_ARGS__}})
 #else
 #pragma GCC system_header /* as in base.h: for fields that are left to their defaults */
-#define TR__DIST_RULE(kind_, member, ...) \
-    (tr_dist_rule{.kind = tr_dist_rule::kind_, .member = {.size = sizeof(tr_##member##_options), __VA_ARGS__}})
+#define TR__DIST_RULE(kind_, member, ...)                                                      \
+    (tr_dist_rule{.kind = tr_dist_rule::kind_, .member = {.size = sizeof(tr_##member##_options), \
+        .given = TR__STRING(__VA_ARGS__) __VA_OPT__(, ) __VA_ARGS__}})
 #endif
 #define TR_DIST_SGD(...) TR__DIST_RULE(TR_DIST_RULE_SGD, sgd, __VA_ARGS__)
 #define TR_DIST_ADAM(...) TR__DIST_RULE(TR_DIST_RULE_ADAM, adam, __VA_ARGS__)
@@ -131,7 +133,8 @@ TR_API TR_MUST_CHECK tr_status tr_dist_step(tr_dist_optimizer *optimizer, tr_dis
  * tr_dist_clip_grad_norm(). After a backward that failed some parameters have been stepped. */
 TR_API TR_MUST_CHECK tr_status tr_dist_step_in_backward(tr_dist_optimizer *optimizer, tr_dist_context *context);
 TR_API TR_MUST_CHECK tr_status tr_dist_set_lr(tr_dist_optimizer *optimizer, double lr);
-/* As tr_clip_grad_norm(), over the context's gradients of all parameters on all workers. */
+/* As tr_clip_grad_norm(), over the context's gradients of all parameters on all workers. Shards and stages of which other ranks have
+ * the rest, and parameters under tr_ddp() together with those of other workers, are refused: docs/parallel.md, "Clipping". */
 TR_API TR_MUST_CHECK tr_status tr_dist_clip_grad_norm(tr_dist_optimizer *optimizer, tr_dist_context *context,
     double max_norm, double *norm);
 /* The states of all owners, brought here, and back: copies, under the names of tr_optimizer_state(), where a parameter's

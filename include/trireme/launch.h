@@ -14,8 +14,9 @@ extern "C" {
 #define TR_LAUNCH_JOB_NAME 63 /* bytes of the longest name of a job */
 
 typedef struct tr_launch_report {
-    int first_rank;        /* the rank that failed first; -1 when none did, the job was stopped by a signal or a node lost */
-    int exit_code;         /* its exit code, or 128 + signal */
+    int first_rank;        /* the first cause: the first rank that failed by itself, or else the one that others lost,
+                              who exited with TR_EXIT_PEER; -1: none failed, a signal stopped the job, or a node is lost */
+    int exit_code;         /* its exit code, or 128 + signal; 0 of a rank that exited while others needed it */
     int signal;            /* what killed it (or stopped the job), or 0 */
     double seconds;        /* the job's run time */
     char text[1024];       /* "rank 1 (pid 4242) was killed by signal 9 (Killed) after 3.2 s; its last lines: …" */
@@ -27,36 +28,39 @@ typedef void (*tr_launch_output)(int rank, bool is_stderr, const char *line, siz
 
 typedef struct tr_launch_options {
     size_t size;
+    const char *given;
     const char *const *argv;       /* program and arguments, NULL-terminated; found through PATH */
     int ranks;                     /* processes to start, 1 to TR_LAUNCH_MAX_RANKS */
     const char *const *env;        /* extra NAME=value, NULL-terminated; or NULL */
     tr_launch_output output;       /* gets each line of each rank; NULL: the ranks inherit stdout and stderr */
     void *user;
     bool rank0_inherits;           /* rank 0 keeps this process's stdout and stderr (for a progress bar) */
-    int grace_ms;                  /* from SIGTERM to SIGKILL when a failed job is ended; 0: 1,000 */
+    int grace_ms;                  /* from SIGTERM to SIGKILL when a failed job is ended; default 1,000 */
     bool pass_signals;             /* pass this process's SIGINT, SIGTERM, SIGHUP, SIGQUIT on to the ranks, once, and
                                       wait for them; a second one kills. SIGUSR1, SIGUSR2 and SIGTSTP are passed on too */
     tr_launch_report *report;      /* filled in, or NULL */
     const char *job;               /* its name, for `trireme why` (TRIREME_JOB); NULL: this process's id; of a job on
                                       several nodes its rendezvous */
     const char *log_dir;           /* a folder, made if need be: each rank's output goes to rank-R.log there, too */
-    int nodes;                     /* machines that take part; 0: 1. On each the launcher is called with */
+    int nodes;                     /* machines that take part; default 1. On each the launcher is called with */
     int node_rank;                 /* which of them it is, 0 to nodes - 1, and with */
     const char *rendezvous;        /* "host:port": where node 0 serves the store, and the others find it */
     const char *token;             /* the job's secret, the same on all nodes; NULL: TRIREME_TOKEN. One node makes its own */
-    int rendezvous_ms;             /* how long to wait for the other nodes; 0: 300,000 */
+    int rendezvous_ms;             /* how long to wait for the other nodes; default 300,000 */
 } tr_launch_options;
 /* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), holds their store, waits for them, and ends all when one fails; docs/launching.md has the details.
  * With .nodes the ranks of node 0 come first, then those of node 1, …; all launchers report the same first cause.
  * Rank 0 keeps stdin unless it is a terminal, the others read /dev/null. TR_OK when all exited with 0; TR_CHILD, with
  * the first cause in report and message, when one failed; TR_INTERRUPTED when they ended by a signal that was passed on.
+ * A rank that others on this host wait for is told to this process's log function after ten seconds.
  * The ranks die with this process, whatever kills it. With .pass_signals, other threads must have these signals blocked. */
-#define tr_launch(...) TR__NEW2(tr_launch, argv, ranks, __VA_ARGS__)
+#define tr_launch(...) tr_launch_with(TR__BRACES2(tr_launch_options, argv, ranks, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_launch_with(const tr_launch_options *options);
 
 typedef struct tr_spawn_options {
     size_t size;
+    const char *given;
     tr_spawn_function function;
     int ranks;
     const void *argument;          /* each rank gets a copy of these bytes: no pointers into this process */
@@ -75,7 +79,7 @@ typedef struct tr_spawn_options {
  * them. The processes are started from this program's executable: main() begins with TR_SPAWN_ENTRY. When one fails, the
  * others are ended; its status and message come back, as "rank 2: matmul: inner sizes differ: …". A rank that ends in
  * another way than by returning is TR_CHILD, and all else is as with tr_launch(). Ranks do not spawn in their turn. */
-#define tr_spawn(...) TR__NEW2(tr_spawn, function, ranks, __VA_ARGS__)
+#define tr_spawn(...) tr_spawn_with(TR__BRACES2(tr_spawn_options, function, ranks, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_spawn_with(const tr_spawn_options *options);
 
 /* ---- Clusters: machines that are reached by ssh ------------------------------------------------------------------ */
@@ -90,6 +94,7 @@ typedef struct tr_cluster_host {
 
 typedef struct tr_cluster_options {
     size_t size;
+    const char *given;
     const char *hosts;   /* a file with a line for each host, "name slots=8 address=10.0.0.1", and comments after #; NULL:
                             this machine alone */
     int slots;           /* of this machine alone; 0: its cores */
@@ -111,6 +116,7 @@ TR_API TR_MUST_CHECK tr_status tr_cluster_check(tr_cluster *cluster, const char 
 
 typedef struct tr_cluster_run_options {
     size_t size;
+    const char *given;
     tr_cluster *cluster;
     const char *const *argv;       /* as in tr_launch_options, and so is what follows */
     const char *job;               /* NULL: a name is made of the time */
@@ -123,7 +129,7 @@ typedef struct tr_cluster_run_options {
 } tr_cluster_run_options;
 /* Runs a program on all hosts as one job, in this folder on each, and waits for it: the first host has the first ranks.
  * The job is bound to this process: when it dies, however it dies, all ranks are ended. */
-#define tr_cluster_run(...) TR__NEW2(tr_cluster_run, cluster, argv, __VA_ARGS__)
+#define tr_cluster_run(...) tr_cluster_run_with(TR__BRACES2(tr_cluster_run_options, cluster, argv, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_cluster_run_with(const tr_cluster_run_options *options);
 
 typedef struct tr_cluster_job {

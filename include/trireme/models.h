@@ -12,8 +12,9 @@ extern "C" {
 
 typedef struct tr_lenet_options {
     size_t size;
-    int classes;      /* 0: 10 */
-    uint64_t seed; /* 0: tr_next_seed() */
+    const char *given;
+    int classes;      /* default 10 */
+    uint64_t seed; /* default: tr_next_seed() */
 } tr_lenet_options;
 /* LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: conv1, conv2, fc1, fc2, fc3. tr_forward(net, images):
  * [batch, 1, 28, 28] -> logits [batch, classes]. */
@@ -22,13 +23,14 @@ TR_API tr_module *tr_lenet_with(const tr_lenet_options *options);
 
 typedef struct tr_gpt_options {
     size_t size;
-    int vocab;        /* 0: 256, bytes */
-    int context;      /* 0: 256, the longest sequence */
-    int layers;       /* 0: 6 */
-    int heads;        /* 0: 6 */
-    int dim;          /* 0: 384; a multiple of heads */
+    const char *given;
+    int vocab;        /* default 256, bytes */
+    int context;      /* default 256, the longest sequence */
+    int layers;       /* default 6 */
+    int heads;        /* default 6 */
+    int dim;          /* default 384; a multiple of heads */
     double dropout;
-    uint64_t seed; /* 0: tr_next_seed() */
+    uint64_t seed; /* default: tr_next_seed() */
 } tr_gpt_options;
 /* GPT-2 (Radford et al. 2019) with Hugging Face's state-dict names (wte.weight, h.0.attn.c_attn.weight, … with weights
  * as [in, out]); the head is tied to wte. tr_forward(gpt, ids): i32 or i64 [batch, seq] -> logits [batch, seq, vocab]. */
@@ -46,17 +48,18 @@ typedef enum tr_bert_head {
 } tr_bert_head;
 typedef struct tr_bert_options {
     size_t size;
+    const char *given;
     tr_bert_head head;
-    int vocab;      /* 0: 30,522 */
-    int positions;  /* 0: 512, the longest sequence */
-    int types;      /* of tokens (first or second sentence); 0: 2 */
-    int layers;     /* 0: 12 */
-    int heads;      /* 0: 12 */
-    int dim;        /* 0: 768; a multiple of heads */
-    int inner;      /* 0: 4 dim */
-    int classes;    /* 0: 2 */
+    int vocab;      /* default 30,522 */
+    int positions;  /* default 512, the longest sequence */
+    int types;      /* of tokens (first or second sentence); default 2 */
+    int layers;     /* default 12 */
+    int heads;      /* default 12 */
+    int dim;        /* default 768; a multiple of heads */
+    int inner;      /* default 4 dim */
+    int classes;    /* default 2 */
     double dropout; /* of embeddings and sums; attention's probabilities have none */
-    uint64_t seed; /* 0: tr_next_seed() */
+    uint64_t seed; /* default: tr_next_seed() */
 } tr_bert_options;
 /* BERT (Devlin et al. 2019), by default the base size, with Hugging Face's state-dict names
  * (bert.encoder.layer.0.attention.self.query.weight, …, cls.predictions.bias, classifier.weight). tr_forward(bert, ids),
@@ -77,18 +80,19 @@ TR_API TR_MUST_CHECK tr_status tr_bert_preset(const char *name, tr_bert_options 
 
 typedef struct tr_transformer_options {
     size_t size;
-    int dim;            /* 0: 512; a multiple of heads */
-    int heads;          /* 0: 8 */
-    int layers;         /* of the encoder, or of what stands alone; 0: 6 */
-    int decoder_layers; /* of a whole one; 0: as many */
-    int inner;          /* between a layer's two linear ones; 0: 4 dim */
+    const char *given;
+    int dim;            /* default 512; a multiple of heads */
+    int heads;          /* default 8 */
+    int layers;         /* of the encoder, or of what stands alone; default 6 */
+    int decoder_layers; /* of a whole one; default: as many */
+    int inner;          /* between a layer's two linear ones; default 4 dim */
     double dropout;     /* of sums and of that; attention's probabilities have none */
-    double eps;         /* of norms; 0: 1e-5 */
-    tr_activation_kind activation; /* TR_NO_ACTIVATION: ReLU */
+    double eps;         /* of norms; default 1e-5 */
+    tr_activation_kind activation; /* default TR_RELU */
     bool norm_first;    /* norms in front of each part of a layer, not behind its sum */
     bool causal;        /* no place sees those behind it; in a whole one this holds for the decoder */
     bool final_norm;    /* a norm behind the last layer of an encoder or decoder that stands alone; a whole one has both */
-    uint64_t seed; /* 0: tr_next_seed() */
+    uint64_t seed; /* default: tr_next_seed() */
 } tr_transformer_options;
 /* The Transformer (Vaswani et al. 2017) with PyTorch's state-dict names (encoder.layers.0.self_attn.in_proj_weight, …), batch
  * first: tr_forward(net, src, tgt): [batch, seq, dim] each -> as tgt. Behind these may stand masks of src, tgt and memory, of
@@ -98,24 +102,25 @@ typedef struct tr_transformer_options {
 TR_API tr_module *tr_transformer_with(const tr_transformer_options *options);
 /* One half alone: tr_forward(encoder, x), tr_forward(encoder, x, mask); tr_forward(decoder, x, memory), with masks of x and of
  * memory behind. */
-#define tr_transformer_encoder(...) tr_transformer_encoder_with(TR__OPTIONS0(tr_transformer_options, __VA_ARGS__))
-#define tr_transformer_decoder(...) tr_transformer_decoder_with(TR__OPTIONS0(tr_transformer_options, __VA_ARGS__))
+#define tr_transformer_encoder(...) tr_transformer_encoder_with(TR__NAMED_OPTIONS0(tr_transformer_options, __VA_ARGS__))
+#define tr_transformer_decoder(...) tr_transformer_decoder_with(TR__NAMED_OPTIONS0(tr_transformer_options, __VA_ARGS__))
 TR_API tr_module *tr_transformer_encoder_with(const tr_transformer_options *options);
 TR_API tr_module *tr_transformer_decoder_with(const tr_transformer_options *options);
 
 typedef struct tr_resnet_options {
     size_t size;
-    int classes;   /* 0: 1,000 */
-    int channels;  /* of the images; 0: 3 */
-    uint64_t seed; /* 0: tr_next_seed() */
+    const char *given;
+    int classes;   /* default 1,000 */
+    int channels;  /* of the images; default 3 */
+    uint64_t seed; /* default: tr_next_seed() */
 } tr_resnet_options;
 /* Residual networks (He et al. 2016) with torchvision's state-dict names (conv1.weight, layer1.0.bn1.running_mean, …, fc.bias):
  * with 18 and 34 layers of basic blocks, 50 and 101 of bottlenecks with the stride in the 3x3 convolution. tr_forward(net, x):
  * [batch, channels, height, width] -> logits [batch, classes]; sizes from 32 up. */
-#define tr_resnet18(...) tr_resnet18_with(TR__OPTIONS0(tr_resnet_options, __VA_ARGS__))
-#define tr_resnet34(...) tr_resnet34_with(TR__OPTIONS0(tr_resnet_options, __VA_ARGS__))
-#define tr_resnet50(...) tr_resnet50_with(TR__OPTIONS0(tr_resnet_options, __VA_ARGS__))
-#define tr_resnet101(...) tr_resnet101_with(TR__OPTIONS0(tr_resnet_options, __VA_ARGS__))
+#define tr_resnet18(...) tr_resnet18_with(TR__NAMED_OPTIONS0(tr_resnet_options, __VA_ARGS__))
+#define tr_resnet34(...) tr_resnet34_with(TR__NAMED_OPTIONS0(tr_resnet_options, __VA_ARGS__))
+#define tr_resnet50(...) tr_resnet50_with(TR__NAMED_OPTIONS0(tr_resnet_options, __VA_ARGS__))
+#define tr_resnet101(...) tr_resnet101_with(TR__NAMED_OPTIONS0(tr_resnet_options, __VA_ARGS__))
 TR_API tr_module *tr_resnet18_with(const tr_resnet_options *options);
 TR_API tr_module *tr_resnet34_with(const tr_resnet_options *options);
 TR_API tr_module *tr_resnet50_with(const tr_resnet_options *options);
@@ -123,18 +128,19 @@ TR_API tr_module *tr_resnet101_with(const tr_resnet_options *options);
 
 typedef struct tr_vgg_options {
     size_t size;
-    int classes;     /* 0: 1,000 */
-    int channels;    /* of the images; 0: 3 */
+    const char *given;
+    int classes;     /* default 1,000 */
+    int channels;    /* of the images; default 3 */
     bool batch_norm; /* a norm behind each convolution: torchvision's vgg11_bn, … */
-    double dropout;  /* 0: 0.5; TR_ZERO: none */
-    uint64_t seed; /* 0: tr_next_seed() */
+    double dropout;  /* default 0.5 */
+    uint64_t seed; /* default: tr_next_seed() */
 } tr_vgg_options;
 /* VGG (Simonyan & Zisserman 2015) with torchvision's state-dict names (features.0.weight, …, classifier.6.bias). tr_forward(net,
  * x): [batch, channels, height, width] -> logits [batch, classes]; sizes from 32 up. Its dropouts want tr_seed() in training. */
-#define tr_vgg11(...) tr_vgg11_with(TR__OPTIONS0(tr_vgg_options, __VA_ARGS__))
-#define tr_vgg13(...) tr_vgg13_with(TR__OPTIONS0(tr_vgg_options, __VA_ARGS__))
-#define tr_vgg16(...) tr_vgg16_with(TR__OPTIONS0(tr_vgg_options, __VA_ARGS__))
-#define tr_vgg19(...) tr_vgg19_with(TR__OPTIONS0(tr_vgg_options, __VA_ARGS__))
+#define tr_vgg11(...) tr_vgg11_with(TR__NAMED_OPTIONS0(tr_vgg_options, __VA_ARGS__))
+#define tr_vgg13(...) tr_vgg13_with(TR__NAMED_OPTIONS0(tr_vgg_options, __VA_ARGS__))
+#define tr_vgg16(...) tr_vgg16_with(TR__NAMED_OPTIONS0(tr_vgg_options, __VA_ARGS__))
+#define tr_vgg19(...) tr_vgg19_with(TR__NAMED_OPTIONS0(tr_vgg_options, __VA_ARGS__))
 TR_API tr_module *tr_vgg11_with(const tr_vgg_options *options);
 TR_API tr_module *tr_vgg13_with(const tr_vgg_options *options);
 TR_API tr_module *tr_vgg16_with(const tr_vgg_options *options);
@@ -142,16 +148,17 @@ TR_API tr_module *tr_vgg19_with(const tr_vgg_options *options);
 
 typedef struct tr_vit_options {
     size_t size;
-    int classes;    /* 0: 1,000 */
-    int channels;   /* of the images; 0: 3 */
-    int image;      /* their height and width; 0: 224 */
-    int patch;      /* the side of what becomes a token; 0: 16; image is a multiple of it */
-    int layers;     /* 0: 12 */
-    int heads;      /* 0: 12 */
-    int dim;        /* 0: 768; a multiple of heads */
-    int inner;      /* 0: 4 dim */
+    const char *given;
+    int classes;    /* default 1,000 */
+    int channels;   /* of the images; default 3 */
+    int image;      /* their height and width; default 224 */
+    int patch;      /* the side of what becomes a token; default 16; image is a multiple of it */
+    int layers;     /* default 12 */
+    int heads;      /* default 12 */
+    int dim;        /* default 768; a multiple of heads */
+    int inner;      /* default 4 dim */
     double dropout; /* of tokens, sums and the inside of the layers; attention's probabilities have none */
-    uint64_t seed; /* 0: tr_next_seed() */
+    uint64_t seed; /* default: tr_next_seed() */
 } tr_vit_options;
 /* The Vision Transformer (Dosovitskiy et al. 2021), by default vit_b_16, with torchvision's state-dict names (class_token,
  * conv_proj.weight, encoder.layers.encoder_layer_0.ln_1.weight, …, heads.head.bias). tr_forward(net, x): [batch, channels,

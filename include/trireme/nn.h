@@ -37,6 +37,7 @@ typedef struct tr_rename {
 } tr_rename;
 typedef struct tr_load_state_dict_options {
     size_t size;
+    const char *given;
     tr_module *module;
     const tr_tensor_list *state;
     const tr_rename *rename; /* one after the other on every name; the last one's from is NULL. NULL: none */
@@ -46,7 +47,8 @@ typedef struct tr_load_state_dict_options {
 } tr_load_state_dict_options;
 /* Copies values from state into the module, by name, dtypes converted: tr_load_state_dict(net, state, .partial = "fc.*").
  * Every name and shape must match, but for .partial's, or nothing is changed; something must be loaded. */
-#define tr_load_state_dict(...) TR__NEW2(tr_load_state_dict, module, state, __VA_ARGS__)
+#define tr_load_state_dict(...) \
+    tr_load_state_dict_with(TR__BRACES2(tr_load_state_dict_options, module, state, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_load_state_dict_with(const tr_load_state_dict_options *options);
 /* Moves parameters, their gradients and buffers; the tensors stay the same objects. Call it before an optimizer or DDP
  * takes the parameters. */
@@ -67,6 +69,7 @@ TR_API TR_MUST_CHECK tr_status tr_set_recompute(tr_module *module, bool on);
 
 typedef struct tr_seed_options {
     size_t size;
+    const char *given;
     tr_module *module;
     uint64_t seed;
     uint64_t step;         /* the training step, */
@@ -87,12 +90,13 @@ TR_API uint64_t tr_next_seed(void);
 
 typedef struct tr_linear_options {
     size_t size;
+    const char *given;
     int64_t in_features, out_features;
     bool no_bias;
     bool in_out;       /* weight is [in, out], as GPT-2's Conv1D; otherwise [out, in] */
     tr_activation_kind activation; /* of the input, on its way into the product: cheaper than a module before this one */
-    double init_std;   /* 0: uniform(-1/sqrt(in), 1/sqrt(in)), as PyTorch; else normal(0, init_std) and zero bias */
-    uint64_t seed;     /* 0: tr_next_seed() */
+    double init_std;   /* weight normal(0, init_std), zero bias; default: both uniform(-1/sqrt(in), 1/sqrt(in)), as PyTorch */
+    uint64_t seed;     /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_linear_options;
 /* tr_forward(linear, x), or tr_forward(linear, x, residual): the residual is added as part of the matrix product. */
@@ -101,9 +105,10 @@ TR_API tr_module *tr_linear_with(const tr_linear_options *options);
 
 typedef struct tr_embedding_options {
     size_t size;
+    const char *given;
     int64_t rows, dim;
-    double init_std;   /* 0: 1 */
-    uint64_t seed;     /* 0: tr_next_seed() */
+    double init_std;   /* default 1 */
+    uint64_t seed;     /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_embedding_options;
 #define tr_embedding(...) TR__NEW2(tr_embedding, rows, dim, __VA_ARGS__)
@@ -111,8 +116,9 @@ TR_API tr_module *tr_embedding_with(const tr_embedding_options *options);
 
 typedef struct tr_layer_norm_options {
     size_t size;
+    const char *given;
     int64_t dim;
-    double eps;        /* 0: 1e-5 */
+    double eps;        /* default 1e-5 */
     tr_dtype dtype;
 } tr_layer_norm_options;
 #define tr_layer_norm(...) TR__NEW1(tr_layer_norm, dim, __VA_ARGS__)
@@ -120,8 +126,9 @@ TR_API tr_module *tr_layer_norm_with(const tr_layer_norm_options *options);
 
 typedef struct tr_rms_norm_options {
     size_t size;
+    const char *given;
     int64_t dim;
-    double eps;        /* 0: 1e-6 */
+    double eps;        /* default 1e-6 */
     tr_dtype dtype;
 } tr_rms_norm_options;
 #define tr_rms_norm(...) TR__NEW1(tr_rms_norm, dim, __VA_ARGS__)
@@ -129,8 +136,9 @@ TR_API tr_module *tr_rms_norm_with(const tr_rms_norm_options *options);
 
 typedef struct tr_group_norm_options {
     size_t size;
+    const char *given;
     int64_t groups, channels; /* groups divides channels */
-    double eps;        /* 0: 1e-5 */
+    double eps;        /* default 1e-5 */
     tr_dtype dtype;
 } tr_group_norm_options;
 #define tr_group_norm(...) TR__NEW2(tr_group_norm, groups, channels, __VA_ARGS__)
@@ -138,10 +146,11 @@ TR_API tr_module *tr_group_norm_with(const tr_group_norm_options *options);
 
 typedef struct tr_multihead_attention_options {
     size_t size;
+    const char *given;
     int64_t dim;
     int heads;         /* dim is a multiple of it */
     bool causal;
-    uint64_t seed;     /* 0: tr_next_seed() */
+    uint64_t seed;     /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_multihead_attention_options;
 /* PyTorch's, with batch first: parameters in_proj_weight [3*dim, dim], in_proj_bias, out_proj.weight, out_proj.bias.
@@ -154,15 +163,16 @@ TR_API tr_module *tr_multihead_attention_with(const tr_multihead_attention_optio
 /* Images: [batch, channels, height, width] (see ops.h). */
 typedef struct tr_conv2d_options {
     size_t size;
+    const char *given;
     int64_t in_channels, out_channels;
     int kernel;        /* height and width */
-    int stride;        /* 0: 1 */
+    int stride;        /* default 1 */
     int padding;
-    int dilation;      /* 0: 1 */
-    int groups;        /* 0: 1 */
+    int dilation;      /* default 1 */
+    int groups;        /* default 1 */
     bool no_bias;
-    double init_std;   /* 0: uniform(-1/sqrt(fan in), 1/sqrt(fan in)), as PyTorch; else normal(0, init_std) and zero bias */
-    uint64_t seed;     /* 0: tr_next_seed() */
+    double init_std;   /* as tr_linear()'s: default uniform(-1/sqrt(fan in), 1/sqrt(fan in)) */
+    uint64_t seed;     /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_conv2d_options;
 #define tr_conv2d(...) TR__NEW3(tr_conv2d, in_channels, out_channels, kernel, __VA_ARGS__)
@@ -170,16 +180,17 @@ TR_API tr_module *tr_conv2d_with(const tr_conv2d_options *options);
 
 typedef struct tr_conv_transpose2d_options {
     size_t size;
+    const char *given;
     int64_t in_channels, out_channels;
     int kernel;
-    int stride;        /* 0: 1 */
+    int stride;        /* default 1 */
     int padding;
     int output_padding; /* see ops.h */
-    int dilation;      /* 0: 1 */
-    int groups;        /* 0: 1 */
+    int dilation;      /* default 1 */
+    int groups;        /* default 1 */
     bool no_bias;
     double init_std;   /* as tr_conv2d()'s; PyTorch's fan in of these is out/groups times the kernel */
-    uint64_t seed;     /* 0: tr_next_seed() */
+    uint64_t seed;     /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_conv_transpose2d_options;
 #define tr_conv_transpose2d(...) TR__NEW3(tr_conv_transpose2d, in_channels, out_channels, kernel, __VA_ARGS__)
@@ -195,20 +206,21 @@ TR_API tr_module *tr_conv_transpose1d_with(const tr_conv_transpose1d_options *op
 
 typedef struct tr_pool2d_layer_options {
     size_t size;
+    const char *given;
     int kernel;
-    int stride;        /* 0: kernel */
+    int stride;        /* default: kernel */
     int padding;
 } tr_pool2d_layer_options;
-#define tr_max_pool2d_layer(...) tr_max_pool2d_layer_with(TR__OPTIONS1(tr_pool2d_layer_options, kernel, __VA_ARGS__))
-#define tr_avg_pool2d_layer(...) tr_avg_pool2d_layer_with(TR__OPTIONS1(tr_pool2d_layer_options, kernel, __VA_ARGS__))
+#define tr_max_pool2d_layer(...) tr_max_pool2d_layer_with(TR__NAMED_OPTIONS1(tr_pool2d_layer_options, kernel, __VA_ARGS__))
+#define tr_avg_pool2d_layer(...) tr_avg_pool2d_layer_with(TR__NAMED_OPTIONS1(tr_pool2d_layer_options, kernel, __VA_ARGS__))
 TR_API tr_module *tr_max_pool2d_layer_with(const tr_pool2d_layer_options *options);
 TR_API tr_module *tr_avg_pool2d_layer_with(const tr_pool2d_layer_options *options);
 TR_API tr_module *tr_adaptive_avg_pool2d_layer(int64_t height, int64_t width);
 TR_API tr_module *tr_adaptive_max_pool2d_layer(int64_t height, int64_t width);
 /* Of sequences: [batch, channels, length]. */
 typedef tr_pool2d_layer_options tr_pool1d_layer_options;
-#define tr_max_pool1d_layer(...) tr_max_pool1d_layer_with(TR__OPTIONS1(tr_pool1d_layer_options, kernel, __VA_ARGS__))
-#define tr_avg_pool1d_layer(...) tr_avg_pool1d_layer_with(TR__OPTIONS1(tr_pool1d_layer_options, kernel, __VA_ARGS__))
+#define tr_max_pool1d_layer(...) tr_max_pool1d_layer_with(TR__NAMED_OPTIONS1(tr_pool1d_layer_options, kernel, __VA_ARGS__))
+#define tr_avg_pool1d_layer(...) tr_avg_pool1d_layer_with(TR__NAMED_OPTIONS1(tr_pool1d_layer_options, kernel, __VA_ARGS__))
 TR_API tr_module *tr_max_pool1d_layer_with(const tr_pool1d_layer_options *options);
 TR_API tr_module *tr_avg_pool1d_layer_with(const tr_pool1d_layer_options *options);
 TR_API tr_module *tr_adaptive_avg_pool1d_layer(int64_t length);
@@ -216,20 +228,22 @@ TR_API tr_module *tr_adaptive_max_pool1d_layer(int64_t length);
 
 typedef struct tr_upsample_layer_options {
     size_t size;
+    const char *given;
     double scale;          /* or 0, and */
     int64_t height, width; /* of the result */
     tr_interpolation mode;
     bool align_corners;
 } tr_upsample_layer_options;
 /* tr_interpolate() as a module: tr_upsample_layer(2, .mode = TR_INTERPOLATE_BILINEAR). */
-#define tr_upsample_layer(...) tr_upsample_layer_with(TR__OPTIONS1(tr_upsample_layer_options, scale, __VA_ARGS__))
+#define tr_upsample_layer(...) tr_upsample_layer_with(TR__NAMED_OPTIONS1(tr_upsample_layer_options, scale, __VA_ARGS__))
 TR_API tr_module *tr_upsample_layer_with(const tr_upsample_layer_options *options);
 
 typedef struct tr_batch_norm2d_options {
     size_t size;
+    const char *given;
     int64_t channels;
-    double eps;        /* 0: 1e-5 */
-    double momentum;   /* 0: 0.1 */
+    double eps;        /* default 1e-5 */
+    double momentum;   /* default 0.1 */
     tr_dtype dtype;    /* of weight and bias; the running statistics are f32, or f64 */
 } tr_batch_norm2d_options;
 /* Over the batch in training, when it moves the buffers running_mean and running_var and counts in num_batches_tracked (i64);

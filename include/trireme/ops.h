@@ -78,7 +78,7 @@ TR_API tr_tensor *tr_hardswish(tr_tensor *x);   /* x times tr_hardsigmoid(x) (Mo
 TR_API tr_tensor *tr_softsign(tr_tensor *x);    /* x / (1 + |x|) */
 TR_API tr_tensor *tr_prelu(tr_tensor *x, tr_tensor *weight); /* x below 0 times weight: [1], or one for each of dimension 1 */
 TR_API tr_tensor *tr_glu(tr_tensor *x, int dim); /* one half along dim times the sigmoid of the other (Dauphin et al. 2017) */
-TR_API tr_tensor *tr_hardsigmoid(tr_tensor *x); /* x/6 + 1/2, held to 0 … 1 */
+TR_API tr_tensor *tr_hardsigmoid(tr_tensor *x); /* x/6 + 1/2, held to 0 … 1; its gradient at -3 and 3 is 0 */
 /* x held to least … most, -INFINITY and INFINITY for no bound; NaN stays. ReLU6 is tr_clamp(x, 0, 6). */
 TR_API tr_tensor *tr_clamp(tr_tensor *x, double least, double most);
 TR_API tr_tensor *tr_pow(tr_tensor *x, double exponent); /* x to a number; a square costs less as tr_mul(x, x) */
@@ -87,6 +87,7 @@ TR_API tr_tensor *tr_cos(tr_tensor *x);
 
 typedef struct tr_dropout_options {
     size_t size;
+    const char *given;
     tr_tensor *x;   /* [samples, …] */
     double p;       /* the probability that an element is zeroed, 0 <= p < 1; the others are scaled by 1/(1-p) */
     uint64_t seed;  /* which random numbers: a mask depends on (seed, step, sample, element within the sample) only, */
@@ -98,59 +99,78 @@ TR_API tr_tensor *tr_dropout_with(const tr_dropout_options *options);
 
 /* ---- Reductions ------------------------------------------------------------------------------------------------ */
 
+/*
+ * tr_sum(x) reduces over all dimensions; tr_sum(x, 1), tr_sum(x, TR_DIMS(0, -1), .keep = true) over those that are named, as
+ * PyTorch's x.sum(1); tr_sum(x, TR_ALL_DIMS, .keep = true). Dimensions are the second argument, whatever follows.
+ */
 typedef struct tr_reduce_options {
     size_t size;
     tr_tensor *x;
-    int ndims;              /* how many of dims are used; 0 reduces over all */
-    int dims[TR_MAX_DIMS];
+    tr_dims dims;           /* .all, or at least one */
     bool keep;              /* keep reduced dimensions as size 1 */
 } tr_reduce_options;
-/* tr_sum(x), tr_sum(x, .ndims = 1, .dims = {-1}, .keep = true). bf16 and f16 accumulate in f32. */
-#define tr_sum(...) tr_sum_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__))
-#define tr_mean(...) tr_mean_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__))
-#define tr_max(...) tr_max_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__)) /* equal maxima share the gradient */
+#define tr_sum(...) tr_sum_with(TR__REDUCE(tr_reduce_options, __VA_ARGS__)) /* bf16 and f16 are added up in f32 */
+#define tr_mean(...) tr_mean_with(TR__REDUCE(tr_reduce_options, __VA_ARGS__))
+#define tr_max(...) tr_max_with(TR__REDUCE(tr_reduce_options, __VA_ARGS__)) /* equal maxima share the gradient */
+#define tr_min(...) tr_min_with(TR__REDUCE(tr_reduce_options, __VA_ARGS__)) /* as tr_max */
+#define tr_prod(...) tr_prod_with(TR__REDUCE(tr_reduce_options, __VA_ARGS__))
+#define tr_log_sum_exp(...) tr_log_sum_exp_with(TR__REDUCE(tr_reduce_options, __VA_ARGS__)) /* without overflow */
 TR_API tr_tensor *tr_sum_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_mean_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_max_with(const tr_reduce_options *options);
-#define tr_min(...) tr_min_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__)) /* as tr_max */
-#define tr_prod(...) tr_prod_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__))
-#define tr_log_sum_exp(...) tr_log_sum_exp_with(TR__OPTIONS1(tr_reduce_options, x, __VA_ARGS__)) /* without overflow */
-TR_API tr_tensor *tr_log_sum_exp_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_min_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_prod_with(const tr_reduce_options *options);
+TR_API tr_tensor *tr_log_sum_exp_with(const tr_reduce_options *options);
 TR_API tr_tensor *tr_argmax(tr_tensor *x, int dim); /* i64, without dim; the first of equal ones; no gradient */
 TR_API tr_tensor *tr_argmin(tr_tensor *x, int dim);
 
 typedef struct tr_norm_options {
     size_t size;
     tr_tensor *x;
-    double p;               /* 0: 2; positive, also INFINITY: the largest |x| */
-    int ndims;              /* as in tr_reduce_options */
-    int dims[TR_MAX_DIMS];
+    double p;               /* positive, also INFINITY: the largest |x| */
+    tr_dims dims;           /* as in tr_reduce_options */
     bool keep;
 } tr_norm_options;
-/* (sum of |x|^p)^(1/p). The gradient of a 2-norm that is 0 is 0. */
-#define tr_norm(...) TR__NEW1(tr_norm, x, __VA_ARGS__)
+/* (sum of |x|^p)^(1/p): tr_norm(x) with p = 2, tr_norm(x, 1), tr_norm(x, 2, -1, .keep = true), as torch.norm(). The gradient
+ * of a 2-norm that is 0 is 0. */
+#define tr_norm(...) tr_norm_with(TR__JOIN(TR__NORM_, TR__UP_TO_3(__VA_ARGS__))(__VA_ARGS__))
 TR_API tr_tensor *tr_norm_with(const tr_norm_options *options);
 
 typedef struct tr_var_options {
     size_t size;
     tr_tensor *x;
-    int ndims;              /* as in tr_reduce_options */
-    int dims[TR_MAX_DIMS];
+    tr_dims dims;           /* as in tr_reduce_options */
     bool keep;
     bool biased;            /* the sum of squares is divided by the number of elements rather than by one less */
 } tr_var_options;
-/* The mean square of the distance from the mean; its root, whose gradient is 0 where that is 0. */
-#define tr_var(...) tr_var_with(TR__OPTIONS1(tr_var_options, x, __VA_ARGS__))
-#define tr_std(...) tr_std_with(TR__OPTIONS1(tr_var_options, x, __VA_ARGS__))
+/* The mean square of the distance from the mean; its root, whose gradient is 0 where that is 0. tr_var(x, 0, .biased = true) */
+#define tr_var(...) tr_var_with(TR__REDUCE(tr_var_options, __VA_ARGS__))
+#define tr_std(...) tr_std_with(TR__REDUCE(tr_var_options, __VA_ARGS__))
 TR_API tr_tensor *tr_var_with(const tr_var_options *options);
 TR_API tr_tensor *tr_std_with(const tr_var_options *options);
+
+/* How many arguments there are: 1, 2, or 3 for more. */
+#define TR__UP_TO_3(...) TR__NINTH(__VA_ARGS__, 3, 3, 3, 3, 3, 3, 2, 1, )
+#define TR__NINTH(a, b, c, d, e, f, g, h, i, ...) i
+#define TR__REDUCE(type, ...) TR__JOIN(TR__REDUCE_, TR__UP_TO_3(__VA_ARGS__))(type, __VA_ARGS__)
+#define TR__REDUCE_1(type, x_) TR__REDUCED(type, , .x = (x_), .dims = TR_ALL_DIMS)
+#define TR__REDUCE_2(type, x_, dims_) TR__REDUCED(type, , .x = (x_), .dims = TR__DIMS(dims_))
+#define TR__REDUCE_3(type, x_, dims_, ...) \
+    TR__REDUCED(type, TR__FIRST(__VA_ARGS__, ), .x = (x_), .dims = TR__DIMS(dims_), __VA_ARGS__)
+#define TR__NORM_1(x_) TR__REDUCED(tr_norm_options, , .x = (x_), .p = 2, .dims = TR_ALL_DIMS)
+#define TR__NORM_2(x_, p_) TR__REDUCED(tr_norm_options, , .x = (x_), .p = (p_), .dims = TR_ALL_DIMS)
+#define TR__NORM_3(x_, p_, ...) TR__NORM_AT(x_, p_, __VA_ARGS__, )
+#define TR__NORM_AT(x_, p_, dims_, ...)                                                                       \
+    TR__REDUCED(tr_norm_options, TR__FIRST(__VA_ARGS__, ), .x = (x_), .p = (p_), .dims = TR__DIMS(dims_), \
+        __VA_ARGS__)
+#define TR__REDUCED(type, option, ...) \
+    TR__LITERAL(type, .size = sizeof(type) * TR__OPTIONS_HAVE_NAMES(type, option), __VA_ARGS__)
 
 TR_API tr_tensor *tr_cumsum(tr_tensor *x, int dim); /* running sums; of integers i64, which wrap around as tr_sum's */
 
 typedef struct tr_topk_options {
     size_t size;
+    const char *given;
     tr_tensor *x;
     int64_t k;
     int dim;
@@ -164,6 +184,7 @@ TR_API tr_tensor *tr_topk_with(const tr_topk_options *options);
 
 typedef struct tr_sort_options {
     size_t size;
+    const char *given;
     tr_tensor *x;
     int dim;
     bool descending;
@@ -192,6 +213,7 @@ typedef enum tr_activation_kind {
 
 typedef struct tr_linear_op_options {
     size_t size;
+    const char *given;
     tr_tensor *x;        /* [..., in] */
     tr_tensor *weight;   /* [out, in], or [in, out] with in_out */
     tr_tensor *bias;     /* [out] or NULL */
@@ -211,13 +233,14 @@ TR_API tr_tensor *tr_linear_op_with(const tr_linear_op_options *options);
 
 typedef struct tr_conv2d_op_options {
     size_t size;
+    const char *given;
     tr_tensor *x;      /* [batch, in, height, width] */
     tr_tensor *weight; /* [out, in/groups, kernel height, kernel width] */
     tr_tensor *bias;   /* [out] or NULL */
-    int stride;        /* 0: 1 */
+    int stride;        /* default 1 */
     int padding;       /* zeros on each side of the image */
-    int dilation;      /* 0: 1, the distance of the kernel's taps */
-    int groups;        /* 0: 1; group g's outputs see the g-th part of the channels only */
+    int dilation;      /* default 1, the distance of the kernel's taps */
+    int groups;        /* default 1; group g's outputs see the g-th part of the channels only */
 } tr_conv2d_op_options;
 /* -> [batch, out, oh, ow], oh = (height + 2 padding - dilation (kernel height - 1) - 1) / stride + 1 */
 #define tr_conv2d_op(...) TR__NEW2(tr_conv2d_op, x, weight, __VA_ARGS__)
@@ -225,14 +248,15 @@ TR_API tr_tensor *tr_conv2d_op_with(const tr_conv2d_op_options *options);
 
 typedef struct tr_conv_transpose2d_op_options {
     size_t size;
+    const char *given;
     tr_tensor *x;      /* [batch, in, height, width] */
     tr_tensor *weight; /* [in, out/groups, kernel height, kernel width] */
     tr_tensor *bias;   /* [out] or NULL */
-    int stride;        /* 0: 1 */
+    int stride;        /* default 1 */
     int padding;       /* what is taken off each side of the result */
     int output_padding; /* what is added at its lower and right end; below the larger of stride and dilation */
-    int dilation;      /* 0: 1 */
-    int groups;        /* 0: 1 */
+    int dilation;      /* default 1 */
+    int groups;        /* default 1 */
 } tr_conv_transpose2d_op_options;
 /* The way back of a convolution's shapes (its gradient, as a layer): -> [batch, out, oh, ow], oh = (height - 1) stride - 2 padding +
  * dilation (kernel height - 1) + 1 + output_padding */
@@ -250,16 +274,17 @@ TR_API tr_tensor *tr_conv_transpose1d_op_with(const tr_conv_transpose1d_op_optio
 
 typedef struct tr_pool2d_options {
     size_t size;
+    const char *given;
     tr_tensor *x; /* [batch, channels, height, width] */
     int kernel;   /* the window's height and width */
-    int stride;   /* 0: kernel */
+    int stride;   /* default: kernel */
     int padding;  /* on each side, at most half the kernel */
 } tr_pool2d_options;
 /* The largest of each window: tr_max_pool2d(x, 2). Where equal, the first one gets the gradient. */
-#define tr_max_pool2d(...) tr_max_pool2d_with(TR__OPTIONS2(tr_pool2d_options, x, kernel, __VA_ARGS__))
+#define tr_max_pool2d(...) tr_max_pool2d_with(TR__NAMED_OPTIONS2(tr_pool2d_options, x, kernel, __VA_ARGS__))
 TR_API tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options);
 /* The mean of each window; zeros around the image count. */
-#define tr_avg_pool2d(...) tr_avg_pool2d_with(TR__OPTIONS2(tr_pool2d_options, x, kernel, __VA_ARGS__))
+#define tr_avg_pool2d(...) tr_avg_pool2d_with(TR__NAMED_OPTIONS2(tr_pool2d_options, x, kernel, __VA_ARGS__))
 TR_API tr_tensor *tr_avg_pool2d_with(const tr_pool2d_options *options);
 /* The means of height x width windows that cover the image: tr_adaptive_avg_pool2d(x, 1, 1) is the mean of each channel. */
 TR_API tr_tensor *tr_adaptive_avg_pool2d(tr_tensor *x, int64_t height, int64_t width);
@@ -269,8 +294,8 @@ TR_API tr_tensor *tr_adaptive_max_pool2d(tr_tensor *x, int64_t height, int64_t w
 
 /* The same of sequences, [batch, channels, length]. */
 typedef tr_pool2d_options tr_pool1d_options;
-#define tr_max_pool1d(...) tr_max_pool1d_with(TR__OPTIONS2(tr_pool1d_options, x, kernel, __VA_ARGS__))
-#define tr_avg_pool1d(...) tr_avg_pool1d_with(TR__OPTIONS2(tr_pool1d_options, x, kernel, __VA_ARGS__))
+#define tr_max_pool1d(...) tr_max_pool1d_with(TR__NAMED_OPTIONS2(tr_pool1d_options, x, kernel, __VA_ARGS__))
+#define tr_avg_pool1d(...) tr_avg_pool1d_with(TR__NAMED_OPTIONS2(tr_pool1d_options, x, kernel, __VA_ARGS__))
 TR_API tr_tensor *tr_max_pool1d_with(const tr_pool1d_options *options);
 TR_API tr_tensor *tr_avg_pool1d_with(const tr_pool1d_options *options);
 TR_API tr_tensor *tr_adaptive_avg_pool1d(tr_tensor *x, int64_t length);
@@ -284,6 +309,7 @@ typedef enum tr_interpolation {
 
 typedef struct tr_interpolate_options {
     size_t size;
+    const char *given;
     tr_tensor *x;          /* [batch, channels, height, width], or [batch, channels, length] */
     int64_t height, width; /* of the result; a length is a width */
     double scale;          /* or how many times x's */
@@ -297,14 +323,15 @@ TR_API tr_tensor *tr_interpolate_with(const tr_interpolate_options *options);
 
 typedef struct tr_batch_norm_op_options {
     size_t size;
+    const char *given;
     tr_tensor *x;            /* [batch, channels, …] */
     tr_tensor *weight;       /* [channels] or NULL: ones; of x's dtype, or f32 beside x of 16 bits */
     tr_tensor *bias;         /* [channels] or NULL: zeros; the same */
     tr_tensor *running_mean; /* [channels] or NULL, both; used when not training, else moved towards the batch's */
     tr_tensor *running_var;
     bool training;
-    double momentum;         /* 0: 0.1, the part of the way that the running numbers go */
-    double eps;              /* 0: 1e-5 */
+    double momentum;         /* default 0.1, the part of the way that the running numbers go */
+    double eps;              /* default 1e-5 */
 } tr_batch_norm_op_options;
 /* Ioffe & Szegedy 2015, per channel: (x - mean)/sqrt(var + eps) * weight + bias, with the batch's mean and variance in
  * training. The running variance is moved towards the unbiased one, as in PyTorch; an empty batch moves nothing, and one number
@@ -320,13 +347,14 @@ TR_API tr_tensor *tr_log_softmax(tr_tensor *x, int dim);
 /* What a loss does with the losses of its elements: their mean, their sum, or all of them. */
 typedef enum tr_reduction { TR_REDUCE_MEAN, TR_REDUCE_SUM, TR_REDUCE_NONE } tr_reduction;
 
-#define TR_IGNORE_ZERO INT64_MIN /* as ignore_index: class 0 does not count */
+#define TR_IGNORE_ZERO INT64_MIN /* as an ignore_index of 0, for bindings: see TR_ZERO */
 
 typedef struct tr_cross_entropy_options {
     size_t size;
+    const char *given;
     tr_tensor *logits;   /* [..., classes] */
     tr_tensor *targets;  /* [...] i64 or i32, each in 0 … classes-1, or ignore_index */
-    int64_t ignore_index; /* targets that do not count; 0: -100, as in PyTorch; TR_IGNORE_ZERO: 0 */
+    int64_t ignore_index; /* targets that do not count; default -100, as in PyTorch */
     double label_smoothing; /* 0 … 1: a target's class is wanted with 1 - this, and this is spread over all classes */
     tr_reduction reduction;
     tr_tensor *weight;   /* NULL, or [classes], of any float dtype: how much targets of each class count */
@@ -340,6 +368,7 @@ TR_API tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *options)
 
 typedef struct tr_nll_loss_options {
     size_t size;
+    const char *given;
     tr_tensor *x;       /* [..., classes]: logarithms of probabilities */
     tr_tensor *targets; /* as tr_cross_entropy()'s */
     int64_t ignore_index; /* likewise */
@@ -355,28 +384,31 @@ TR_API tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *options);
  * floats. */
 typedef struct tr_loss_options {
     size_t size;
+    const char *given;
     tr_tensor *x, *target;
     tr_reduction reduction;
 } tr_loss_options;
-#define tr_mse_loss(...) tr_mse_loss_with(TR__OPTIONS2(tr_loss_options, x, target, __VA_ARGS__)) /* (x - target)^2 */
-#define tr_l1_loss(...) tr_l1_loss_with(TR__OPTIONS2(tr_loss_options, x, target, __VA_ARGS__))   /* |x - target| */
+#define tr_mse_loss(...) tr_mse_loss_with(TR__NAMED_OPTIONS2(tr_loss_options, x, target, __VA_ARGS__)) /* (x - target)^2 */
+#define tr_l1_loss(...) tr_l1_loss_with(TR__NAMED_OPTIONS2(tr_loss_options, x, target, __VA_ARGS__))   /* |x - target| */
 TR_API tr_tensor *tr_mse_loss_with(const tr_loss_options *options);
 TR_API tr_tensor *tr_l1_loss_with(const tr_loss_options *options);
 
 typedef struct tr_huber_loss_options {
     size_t size;
+    const char *given;
     tr_tensor *x, *target;
-    double delta; /* 0: 1; PyTorch's beta of smooth_l1_loss */
+    double delta; /* default 1; PyTorch's beta of smooth_l1_loss */
     tr_reduction reduction;
 } tr_huber_loss_options;
 /* Huber 1964: d^2/2 for |d| = |x - target| up to delta, delta (|d| - delta/2) beyond; smooth L1 is that divided by delta. */
-#define tr_huber_loss(...) tr_huber_loss_with(TR__OPTIONS2(tr_huber_loss_options, x, target, __VA_ARGS__))
-#define tr_smooth_l1_loss(...) tr_smooth_l1_loss_with(TR__OPTIONS2(tr_huber_loss_options, x, target, __VA_ARGS__))
+#define tr_huber_loss(...) tr_huber_loss_with(TR__NAMED_OPTIONS2(tr_huber_loss_options, x, target, __VA_ARGS__))
+#define tr_smooth_l1_loss(...) tr_smooth_l1_loss_with(TR__NAMED_OPTIONS2(tr_huber_loss_options, x, target, __VA_ARGS__))
 TR_API tr_tensor *tr_huber_loss_with(const tr_huber_loss_options *options);
 TR_API tr_tensor *tr_smooth_l1_loss_with(const tr_huber_loss_options *options);
 
 typedef struct tr_bce_with_logits_options {
     size_t size;
+    const char *given;
     tr_tensor *x, *target; /* logits; probabilities in 0 … 1 */
     tr_tensor *pos_weight; /* NULL, or how much more positive targets count; broadcast to x */
     tr_reduction reduction;
@@ -388,6 +420,7 @@ TR_API tr_tensor *tr_bce_with_logits_with(const tr_bce_with_logits_options *opti
 
 typedef struct tr_kl_div_options {
     size_t size;
+    const char *given;
     tr_tensor *x;      /* logarithms of probabilities */
     tr_tensor *target; /* probabilities, or their logarithms with log_target */
     bool log_target;
@@ -410,8 +443,9 @@ TR_API tr_tensor *tr_group_norm_op(tr_tensor *x, int64_t groups, tr_tensor *weig
 
 typedef struct tr_rotary_options {
     size_t size;
+    const char *given;
     tr_tensor *x;     /* [..., seq, dim], dim even: queries or keys */
-    double base;      /* 0: 10000 */
+    double base;      /* default 10000 */
     int64_t first;    /* the position of the first of seq: how many there are in a cache before it */
     bool interleaved; /* pairs are neighbours, as in the paper and GPT-J; else dim/2 apart, as in Llama and GPT-NeoX */
 } tr_rotary_options;
@@ -441,12 +475,13 @@ TR_API tr_tensor *tr_one_hot(tr_tensor *ids, int64_t classes, tr_dtype dtype); /
 
 typedef struct tr_attention_options {
     size_t size;
+    const char *given;
     tr_tensor *q;    /* [batch, heads, queries, dim], any strides whose last is 1 */
     tr_tensor *k;    /* [batch, heads, keys, dim]; k and v may have fewer heads, each for heads/fewer neighbours of q */
     tr_tensor *v;    /* [batch, heads, keys, dim] */
     bool causal;     /* query i sees keys 0 … i (+ keys - queries) */
     tr_tensor *mask; /* NULL, or bool (true: may look) broadcastable to [batch, heads, queries, keys] */
-    double scale;    /* 0: 1/sqrt(dim) */
+    double scale;    /* default 1/sqrt(dim) */
     tr_tensor *lengths; /* NULL, or [batch] i64 or i32: how many keys of each sample count, from the first; besides mask */
 } tr_attention_options;
 /* Dao et al. 2022 (FlashAttention), tiled online softmax. -> [batch, heads, queries, dim] */
@@ -457,6 +492,7 @@ TR_API tr_tensor *tr_attention_with(const tr_attention_options *options);
  * No split, no transposes; the gradient is written packed. */
 typedef struct tr_self_attention_options {
     size_t size;
+    const char *given;
     tr_tensor *qkv;
     int heads;
     bool causal;
@@ -479,13 +515,14 @@ TR_API tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim); /* of one s
 
 typedef struct tr_pad_options {
     size_t size;
+    const char *given;
     tr_tensor *x;
     int64_t before[TR_MAX_DIMS]; /* dimension by dimension: how many elements come before x's, and after */
     int64_t after[TR_MAX_DIMS];
     double value;
 } tr_pad_options;
 /* tr_pad(x, .before = {0, 0, 1, 1}, .after = {0, 0, 1, 1}): a frame of zeros around images. */
-#define tr_pad(...) TR__NEW1(tr_pad, x, __VA_ARGS__)
+#define tr_pad(...) tr_pad_with(TR__BRACES1(tr_pad_options, x, __VA_ARGS__))
 TR_API tr_tensor *tr_pad_with(const tr_pad_options *options);
 /* Writes n equal parts along dim into parts (views). Fails when n does not divide the size. */
 TR_API TR_MUST_CHECK tr_status tr_split(tr_tensor *x, int n, int dim, tr_tensor **parts);

@@ -15,8 +15,9 @@ typedef struct tr_optimizer tr_optimizer;
 
 typedef struct tr_sgd_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 1e-3 */
+    double lr;            /* default 1e-3 */
     double momentum;
     double dampening;
     double weight_decay;  /* added to the gradient */
@@ -28,11 +29,12 @@ TR_API tr_optimizer *tr_sgd_with(const tr_sgd_options *options);
 
 typedef struct tr_adamw_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 1e-3 */
-    double beta1, beta2;  /* 0: 0.9, 0.999 */
-    double eps;           /* 0: 1e-8 */
-    double weight_decay;  /* 0: 0.01; TR_ZERO: none. Decoupled: Loshchilov & Hutter 2019 */
+    double lr;            /* default 1e-3 */
+    double beta1, beta2;  /* default 0.9, 0.999 */
+    double eps;           /* default 1e-8 */
+    double weight_decay;  /* default 0.01. Decoupled: Loshchilov & Hutter 2019 */
     bool decay_matrices_only; /* no decay of parameters with fewer than two dimensions (biases, norms) */
     bool amsgrad;         /* divides by the largest second moment so far: Reddi et al. 2018 */
 } tr_adamw_options;
@@ -42,10 +44,11 @@ TR_API tr_optimizer *tr_adamw_with(const tr_adamw_options *options);
 
 typedef struct tr_adam_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 1e-3 */
-    double beta1, beta2;  /* 0: 0.9, 0.999 */
-    double eps;           /* 0: 1e-8 */
+    double lr;            /* default 1e-3 */
+    double beta1, beta2;  /* default 0.9, 0.999 */
+    double eps;           /* default 1e-8 */
     double weight_decay;  /* added to the gradient */
     bool amsgrad;         /* as AdamW's */
 } tr_adam_options;
@@ -55,10 +58,11 @@ TR_API tr_optimizer *tr_adam_with(const tr_adam_options *options);
 
 typedef struct tr_rmsprop_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 1e-2 */
-    double alpha;         /* 0: 0.99; TR_ZERO: none, the latest gradient alone */
-    double eps;           /* 0: 1e-8 */
+    double lr;            /* default 1e-2 */
+    double alpha;         /* default 0.99; 0: the latest gradient alone */
+    double eps;           /* default 1e-8 */
     double weight_decay;  /* added to the gradient */
     double momentum;
     bool centered;        /* divides by the gradients' deviation, not their size */
@@ -69,12 +73,13 @@ TR_API tr_optimizer *tr_rmsprop_with(const tr_rmsprop_options *options);
 
 typedef struct tr_adagrad_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 1e-2 */
+    double lr;            /* default 1e-2 */
     double lr_decay;      /* the n-th step's lr is lr / (1 + (n - 1) lr_decay) */
     double weight_decay;  /* added to the gradient */
     double initial_accumulator; /* what the sums of squares begin with */
-    double eps;           /* 0: 1e-10 */
+    double eps;           /* default 1e-10 */
 } tr_adagrad_options;
 /* As torch.optim.Adagrad: Duchi et al. 2011. */
 #define tr_adagrad(...) TR__NEW1(tr_adagrad, parameters, __VA_ARGS__)
@@ -82,10 +87,11 @@ TR_API tr_optimizer *tr_adagrad_with(const tr_adagrad_options *options);
 
 typedef struct tr_adamax_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 2e-3 */
-    double beta1, beta2;  /* 0: 0.9, 0.999 */
-    double eps;           /* 0: 1e-8 */
+    double lr;            /* default 2e-3 */
+    double beta1, beta2;  /* default 0.9, 0.999 */
+    double eps;           /* default 1e-8 */
     double weight_decay;  /* added to the gradient */
 } tr_adamax_options;
 /* As torch.optim.Adamax: Kingma & Ba 2015, section 7.1. */
@@ -94,12 +100,13 @@ TR_API tr_optimizer *tr_adamax_with(const tr_adamax_options *options);
 
 typedef struct tr_nadam_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;             /* 0: 2e-3 */
-    double beta1, beta2;   /* 0: 0.9, 0.999 */
-    double eps;            /* 0: 1e-8 */
+    double lr;             /* default 2e-3 */
+    double beta1, beta2;   /* default 0.9, 0.999 */
+    double eps;            /* default 1e-8 */
     double weight_decay;   /* added to the gradient */
-    double momentum_decay; /* 0: 4e-3; TR_ZERO: none */
+    double momentum_decay; /* default 4e-3 */
     bool decoupled;        /* weight decay as AdamW's */
 } tr_nadam_options;
 /* As torch.optim.NAdam: Dozat 2016. */
@@ -108,10 +115,11 @@ TR_API tr_optimizer *tr_nadam_with(const tr_nadam_options *options);
 
 typedef struct tr_radam_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 1e-3 */
-    double beta1, beta2;  /* 0: 0.9, 0.999 */
-    double eps;           /* 0: 1e-8 */
+    double lr;            /* default 1e-3 */
+    double beta1, beta2;  /* default 0.9, 0.999 */
+    double eps;           /* default 1e-8 */
     double weight_decay;  /* added to the gradient */
     bool decoupled;       /* weight decay as AdamW's */
 } tr_radam_options;
@@ -121,10 +129,11 @@ TR_API tr_optimizer *tr_radam_with(const tr_radam_options *options);
 
 typedef struct tr_adadelta_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 1 */
-    double rho;           /* 0: 0.9; TR_ZERO: none, the latest gradient alone */
-    double eps;           /* 0: 1e-6 */
+    double lr;            /* default 1 */
+    double rho;           /* default 0.9; 0: the latest gradient alone */
+    double eps;           /* default 1e-6 */
     double weight_decay;  /* added to the gradient */
 } tr_adadelta_options;
 /* As torch.optim.Adadelta: Zeiler 2012. */
@@ -133,10 +142,11 @@ TR_API tr_optimizer *tr_adadelta_with(const tr_adadelta_options *options);
 
 typedef struct tr_rprop_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;                 /* the first step's size; later it does nothing. 0: 1e-2 */
-    double decrease, increase; /* of the size, where a gradient's sign changes and where it does not; 0: 0.5, 1.2 */
-    double least, most;        /* sizes; 0: 1e-6, 50 */
+    double lr;                 /* the first step's size; later it does nothing. Default 1e-2 */
+    double decrease, increase; /* of the size, where a gradient's sign changes and where it does not; default 0.5, 1.2 */
+    double least, most;        /* sizes; default 1e-6, 50 */
 } tr_rprop_options;
 /* As torch.optim.Rprop: Riedmiller & Braun 1993. For gradients of all the data. */
 #define tr_rprop(...) TR__NEW1(tr_rprop, parameters, __VA_ARGS__)
@@ -144,9 +154,10 @@ TR_API tr_optimizer *tr_rprop_with(const tr_rprop_options *options);
 
 typedef struct tr_lion_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 1e-4 */
-    double beta1, beta2;  /* 0: 0.9, 0.99 */
+    double lr;            /* default 1e-4 */
+    double beta1, beta2;  /* default 0.9, 0.99 */
     double weight_decay;  /* decoupled */
 } tr_lion_options;
 /* Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2. */
@@ -156,11 +167,12 @@ TR_API tr_optimizer *tr_lion_with(const tr_lion_options *options);
 /* LAMB, LARS and Muon look at whole parameters: they cannot be sharded (tr_shard_optimizer). */
 typedef struct tr_lamb_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 1e-3 */
-    double beta1, beta2;  /* 0: 0.9, 0.999 */
-    double eps;           /* 0: 1e-6 */
-    double weight_decay;  /* 0: 0.01; TR_ZERO: none */
+    double lr;            /* default 1e-3 */
+    double beta1, beta2;  /* default 0.9, 0.999 */
+    double eps;           /* default 1e-6 */
+    double weight_decay;  /* default 0.01 */
     bool matrices_only;   /* parameters with fewer than two dimensions (biases, norms) do not decay and keep lr as it is */
 } tr_lamb_options;
 /* You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2. */
@@ -169,11 +181,12 @@ TR_API tr_optimizer *tr_lamb_with(const tr_lamb_options *options);
 
 typedef struct tr_lars_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters;
-    double lr;            /* 0: 0.1 */
-    double momentum;      /* 0: 0.9; TR_ZERO: none */
+    double lr;            /* default 0.1 */
+    double momentum;      /* default 0.9 */
     double weight_decay;
-    double trust;         /* 0: 1e-3 */
+    double trust;         /* default 1e-3 */
     bool matrices_only;   /* as LAMB's */
 } tr_lars_options;
 /* You et al. 2017, "Large Batch Training of Convolutional Networks", algorithm 1. */
@@ -182,12 +195,13 @@ TR_API tr_optimizer *tr_lars_with(const tr_lars_options *options);
 
 typedef struct tr_muon_options {
     size_t size;
+    const char *given;
     tr_tensor_list *parameters; /* matrices: of two dimensions */
-    double lr;            /* 0: 1e-3 */
-    double momentum;      /* 0: 0.95; TR_ZERO: none */
-    double weight_decay;  /* 0: 0.1; TR_ZERO: none. Decoupled */
-    double eps;           /* 0: 1e-7 */
-    int iterations;       /* of Newton and Schulz; 0: 5 */
+    double lr;            /* default 1e-3 */
+    double momentum;      /* default 0.95 */
+    double weight_decay;  /* default 0.1. Decoupled */
+    double eps;           /* default 1e-7 */
+    int iterations;       /* of Newton and Schulz; default 5 */
     bool plain;           /* momentum that is not Nesterov's */
     bool match_adamw;     /* steps of the size of AdamW's, so that its lr and weight_decay do: Liu et al. 2025 */
 } tr_muon_options;
@@ -198,11 +212,12 @@ TR_API tr_optimizer *tr_muon_with(const tr_muon_options *options);
 
 typedef struct tr_param_group_options {
     size_t size;
+    const char *given;
     tr_optimizer *optimizer;
     const tr_tensor_list *parameters; /* some of the optimizer's; names do not matter */
-    double lr_scale;      /* their learning rate is this times the optimizer's, whatever tr_set_lr() makes of that; 0: as it
-                             was, at first 1; TR_ZERO: 0, they stay as they are but for momentum that they have */
-    double weight_decay;  /* 0: as it was; TR_ZERO: none */
+    double lr_scale;      /* their learning rate is this times the optimizer's, whatever tr_set_lr() makes of that; 0: they stay
+                             as they are but for momentum that they have; not given: as it was, at first 1 */
+    double weight_decay;  /* not given: as it was */
 } tr_param_group_options;
 /* Gives parameters a pace of their own, from the next step on: PyTorch's parameter groups. Groups may overlap: of
  * each value the one that was given last counts. */
@@ -245,15 +260,17 @@ TR_API tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
 
 /* Scales all gradients so that their joint 2-norm is at most max_norm (Pascanu et al. 2013). norm, when not NULL, gets
- * the norm from before. A norm that is not finite is an error, and changes nothing. It is of what this rank has: not for
- * tensor parallelism, see docs/parallel.md. */
+ * the norm from before. A norm that is not finite is an error, and changes nothing. It is the norm of the whole model also where
+ * this rank has shards of parameters (tensor parallelism) or one stage of a pipeline: the ranks that have the others call it, too,
+ * and all scale by the same factor. */
 TR_API TR_MUST_CHECK tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *norm);
 
 /*
  * Gradient scaling (Micikevicius et al. 2018), for f16, whose smallest numbers small gradients fall below: as
  * torch.amp.GradScaler. The loss is multiplied by a scale before backward, the gradients divided by it before the step. A step
  * whose gradients are not finite is left out and makes the scale smaller; many in a row that are finite make it larger. Ranks
- * whose gradients are the same (DDP) decide alike.
+ * whose gradients are the same (DDP) decide alike; so do those that have shards of parameters or stages of a pipeline, for which
+ * dividing the gradients is collective.
  *
  *     TR_CHECK(tr_backward(tr_scale_loss(scaler, loss)));
  *     TR_CHECK(tr_scaled_step(scaler, opt));
@@ -262,12 +279,13 @@ TR_API TR_MUST_CHECK tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double
 typedef struct tr_grad_scaler tr_grad_scaler; /* an object */
 typedef struct tr_grad_scaler_options {
     size_t size;
-    double scale;     /* at first; 0: 65536 */
-    double growth;    /* 0: 2 */
-    double backoff;   /* 0: 0.5 */
-    int64_t interval; /* steps in a row before it grows; 0: 2000 */
+    const char *given;
+    double scale;     /* at first; default 65536 */
+    double growth;    /* default 2 */
+    double backoff;   /* default 0.5 */
+    int64_t interval; /* steps in a row before it grows; default 2000 */
 } tr_grad_scaler_options;
-#define tr_grad_scaler_new(...) tr_grad_scaler_with(TR__OPTIONS0(tr_grad_scaler_options, __VA_ARGS__))
+#define tr_grad_scaler_new(...) tr_grad_scaler_with(TR__NAMED_OPTIONS0(tr_grad_scaler_options, __VA_ARGS__))
 TR_API tr_grad_scaler *tr_grad_scaler_with(const tr_grad_scaler_options *options);
 /* loss times the scale, in f32 at least. */
 TR_API tr_tensor *tr_scale_loss(tr_grad_scaler *scaler, tr_tensor *loss);
@@ -287,6 +305,7 @@ TR_API TR_MUST_CHECK tr_status tr_grad_scaler_load(tr_grad_scaler *scaler, const
  * min_lr after (Loshchilov & Hutter 2017). A pure function: resume needs no state. */
 typedef struct tr_cosine_lr_options {
     size_t size;
+    const char *given;
     int64_t step;
     double lr;
     int64_t steps;
@@ -299,24 +318,28 @@ TR_API double tr_cosine_lr_with(const tr_cosine_lr_options *options);
 /* lr gamma^(step / step_size), rounded down; NaN, which tr_set_lr() refuses, when step_size is less than 1. */
 typedef struct tr_step_lr_options {
     size_t size;
+    const char *given;
     int64_t step;
     double lr;
     int64_t step_size;
-    double gamma; /* 0: 0.1 */
+    double gamma; /* default 0.1 */
 } tr_step_lr_options;
 #define tr_step_lr(...) TR__NEW3(tr_step_lr, step, lr, step_size, __VA_ARGS__)
 TR_API double tr_step_lr_with(const tr_step_lr_options *options);
 
-/* lr gamma^n, where n of the milestones are at step or before it. */
+/* lr gamma^n, where n of the milestones are at step or before it: tr_multi_step_lr(step, 0.1, (int64_t[]){30, 60}, .count = 2).
+ * NaN, which tr_set_lr() refuses, without a .count. */
 typedef struct tr_multi_step_lr_options {
     size_t size;
+    const char *given;
     int64_t step;
     double lr;
     const int64_t *milestones;
     int count;
-    double gamma; /* 0: 0.1 */
+    double gamma; /* default 0.1 */
 } tr_multi_step_lr_options;
-#define tr_multi_step_lr(...) TR__NEW3(tr_multi_step_lr, step, lr, milestones, __VA_ARGS__)
+#define tr_multi_step_lr(...) \
+    tr_multi_step_lr_with(TR__BRACES3(tr_multi_step_lr_options, step, lr, milestones, __VA_ARGS__))
 TR_API double tr_multi_step_lr_with(const tr_multi_step_lr_options *options);
 
 /* lr gamma^step. */
@@ -328,10 +351,11 @@ TR_API double tr_warmup_lr(int64_t step, double lr, int64_t steps);
 /* lr times a factor that goes in a straight line from `from` to `to` at steps, and stays there: torch's LinearLR. */
 typedef struct tr_linear_lr_options {
     size_t size;
+    const char *given;
     int64_t step;
     double lr;
     int64_t steps;
-    double from, to; /* 0: 1/3, 1; TR_ZERO: 0 */
+    double from, to; /* default 1/3, 1 */
 } tr_linear_lr_options;
 #define tr_linear_lr(...) TR__NEW3(tr_linear_lr, step, lr, steps, __VA_ARGS__)
 TR_API double tr_linear_lr_with(const tr_linear_lr_options *options);
@@ -339,24 +363,26 @@ TR_API double tr_linear_lr_with(const tr_linear_lr_options *options);
 /* lr (1 - step/steps)^power, 0 from steps on: torch's PolynomialLR. */
 typedef struct tr_polynomial_lr_options {
     size_t size;
+    const char *given;
     int64_t step;
     double lr;
     int64_t steps;
-    double power; /* 0: 1 */
+    double power; /* default 1 */
 } tr_polynomial_lr_options;
 #define tr_polynomial_lr(...) TR__NEW3(tr_polynomial_lr, step, lr, steps, __VA_ARGS__)
 TR_API double tr_polynomial_lr_with(const tr_polynomial_lr_options *options);
 
 /* Up from lr/divide to lr, and down to lr/divide/final_divide at steps - 1, in half cosines (Smith & Topin 2018): torch's
- * OneCycleLR, without its cycle of the momentum. NaN, which tr_set_lr() refuses, when rise is not in [0, 1]. */
+ * OneCycleLR, without its cycle of the momentum. NaN, which tr_set_lr() refuses, when rise is not in [0, 1] or a divisor is 0. */
 typedef struct tr_one_cycle_lr_options {
     size_t size;
+    const char *given;
     int64_t step;
     double lr;           /* the largest */
     int64_t steps;
-    double rise;         /* the part of the steps that goes up; 0: 0.3; TR_ZERO: none */
-    double divide;       /* 0: 25 */
-    double final_divide; /* 0: 1e4 */
+    double rise;         /* the part of the steps that goes up; default 0.3 */
+    double divide;       /* default 25 */
+    double final_divide; /* default 1e4 */
     bool linear;         /* in straight lines */
     bool three_phase;    /* down to lr/divide in as many steps as up, then on to the end */
 } tr_one_cycle_lr_options;
@@ -382,12 +408,13 @@ typedef struct tr_plateau {
  * the best, as NaN never is: torch's ReduceLROnPlateau. Returns the learning rate to go on with. */
 typedef struct tr_plateau_lr_options {
     size_t size;
+    const char *given;
     tr_plateau *state;
     double metric;
     double lr;         /* where it starts */
-    double factor;     /* 0: 0.1 */
-    int64_t patience;  /* 0: 10; -1: none */
-    double threshold;  /* better is by more than this part of the best; 0: 1e-4; TR_ZERO: none */
+    double factor;     /* default 0.1 */
+    int64_t patience;  /* default 10; a binding that fills in the struct asks for none by -1 */
+    double threshold;  /* better is by more than this part of the best; default 1e-4 */
     bool absolute;     /* better is by more than the threshold itself */
     bool maximize;     /* larger metrics are better */
     int64_t cooldown;  /* measurements after a reduction that do not count */

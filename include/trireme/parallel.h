@@ -15,21 +15,30 @@ extern "C" {
 
 typedef struct tr_ddp_options {
     size_t size;
+    const char *given;
     tr_module *module;
     tr_group *group;
-    double bucket_mb;     /* 0: 25, in MiB: gradients are reduced in ranges of about this size */
+    double bucket_mb;     /* default 25, in MiB: gradients are reduced in ranges of about this size */
 } tr_ddp_options;
-/* Wraps a module: broadcasts rank 0's parameters and buffers, lays the gradients out in shared memory, and averages each
- * bucket over the group as soon as backward has filled it, while backward goes on; the last one (of one dtype and device the
- * only one that may be below bucket_mb) at backward's end (Li et al., VLDB 2020). tr_backward() returns when all gradients are
- * averaged, and all ranks have rank 0's buffers, such as running statistics. A parameter that took no part counts as a zero
- * gradient, also when it did so on no rank: an optimizer steps it, and weight decay moves it. tr_dist_backward() does the same
- * for the gradients of its context. One backward at a time, in the same order on all ranks; a rank whose backward fails breaks
- * the group, and the others are told why. Give each of several modules that one backward goes through, and sync batch norms
- * inside them, a group of its own (tr_group_split()) where parameters may take part on some ranks only: over one group the
- * ranks' buckets come in different orders, which is TR_MISMATCH. */
+/* Wraps a module: compares the ranks' parameters and buffers (names, shapes, dtypes, which require gradients: TR_MISMATCH
+ * on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory, and averages
+ * each bucket over the group as soon as backward has filled it, while backward goes on; the last one (of one dtype and
+ * device the only one that may be below bucket_mb) at backward's end (Li et al., VLDB 2020). tr_backward() returns when
+ * all gradients are averaged, and all ranks have rank 0's buffers, such as running statistics. A parameter that took no
+ * part counts as a zero gradient, also when it did so on no rank: an optimizer steps it, and weight decay moves it.
+ * tr_dist_backward() does the same for the gradients of its context. One backward at a time, in the same order on all
+ * ranks; a rank whose backward fails breaks the group: the others get TR_PEER, which names it and quotes its message. Give
+ * each of several modules that one backward goes through, and sync batch norms inside them, a group of its own
+ * (tr_group_split()) where parameters may take part on some ranks only: over one group the ranks' buckets come in
+ * different orders, which is TR_MISMATCH. */
 #define tr_ddp(...) TR__NEW2(tr_ddp, module, group, __VA_ARGS__)
 TR_API tr_module *tr_ddp_with(const tr_ddp_options *options);
+
+/* Compares what all ranks should hold alike, bit for bit: parameters, or an optimizer's state (tr_optimizer_state()). Each tensor is
+ * read once, by all threads, and summed up with CRC-32C; one all_gather compares the sums. TR_MISMATCH on every rank where they differ: the
+ * message names the ranks that hold other values than the majority, and the first tensor. The group can be used on. Collective; the
+ * lists have the same tensors in the same order. */
+TR_API TR_MUST_CHECK tr_status tr_check_replicas(tr_group *group, const tr_tensor_list *list);
 
 /* Off: backward accumulates locally and no gradients are exchanged (for all but the last micro-batch of gradient
  * accumulation). On again: the next backward averages what has been accumulated. All ranks switch alike. */
@@ -39,7 +48,7 @@ TR_API TR_MUST_CHECK tr_status tr_ddp_sync(tr_module *ddp, bool on);
  * with all of them would compute, gradients of x included. Those of weight and bias are this rank's part, as for any other
  * parameter: DDP averages them. A rank may have an empty batch. */
 #define tr_sync_batch_norm_op(group, ...) \
-    tr_sync_batch_norm_op_with((group), TR__OPTIONS1(tr_batch_norm_op_options, x, __VA_ARGS__))
+    tr_sync_batch_norm_op_with((group), TR__NAMED_OPTIONS1(tr_batch_norm_op_options, x, __VA_ARGS__))
 TR_API tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_options *options);
 /* Makes the batch norms in a module, which it holds or is, such: names and parameters stay. As
  * torch.nn.SyncBatchNorm.convert_sync_batchnorm. */
@@ -47,6 +56,7 @@ TR_API TR_MUST_CHECK tr_status tr_sync_batch_norm(tr_module *module, tr_group *g
 
 typedef struct tr_data_parallel_options {
     size_t size;
+    const char *given;
     tr_module *module;
     const tr_device *devices; /* NULL: all of the module's kind, its own first */
     int count;                /* of devices; without .devices: so many of the default ones; 0: all */
@@ -62,10 +72,11 @@ typedef struct tr_data_parallel_options {
  * Outputs are joined along dimension 0; scalars become a vector with one element per replica. Dropouts draw what they would
  * draw on one device (tr_seed() the wrapper or the module). What a forward writes to buffers counts on the first device and
  * is dropped elsewhere. Modules that talk to other ranks in their forward (tr_sync_batch_norm(), tr_column_linear(), …) are
- * refused: replicas would do so at once, and a group's calls go in one order. Recompute is set on modules inside it, not on the
- * wrapper. docs/parallel.md says what happens where.
+ * refused: replicas would do so at once, and a group's calls go in one order; so are remote modules inside it. In distributed
+ * contexts the sum goes to the context. Threads that call it at once, as functions that other workers call, take turns. Recompute is
+ * set on modules inside it, not on the wrapper. docs/parallel.md says what happens where.
  */
-#define tr_data_parallel(...) TR__NEW1(tr_data_parallel, module, __VA_ARGS__)
+#define tr_data_parallel(...) tr_data_parallel_with(TR__BRACES1(tr_data_parallel_options, module, __VA_ARGS__))
 TR_API tr_module *tr_data_parallel_with(const tr_data_parallel_options *options);
 
 /* ---- Pipelines ------------------------------------------------------------------------------------------------------- */
@@ -82,11 +93,12 @@ typedef struct tr_pipeline tr_pipeline;
 
 typedef struct tr_pipeline_options {
     size_t size;
+    const char *given;
     tr_module *const *stages;
     int count;
     tr_loss_function loss; /* of the last stage's output */
     void *user;            /* the loss function's */
-    int micro_batches;     /* 0: 4 */
+    int micro_batches;     /* default 4 */
     tr_pipeline_schedule schedule;
     tr_group *group;       /* stage r is rank r's, the only one that it gives; NULL: all stages are in this process */
 } tr_pipeline_options;
@@ -94,9 +106,10 @@ typedef struct tr_pipeline_options {
  * A module in stages, each on a device of its own, that work on different micro-batches at the same time: in one process with
  * a thread per stage, or with a rank per stage. Activations are handed on, gradients handed back. A stage lies on one device,
  * takes one tensor and gives one; stages share no parameters, and in one process no group that their modules talk to. A stage
- * that is a tr_ddp() exchanges its gradients once per step.
+ * that is a tr_ddp() exchanges its gradients once per step. With a rank per stage tr_clip_grad_norm() takes the norm of all stages
+ * and is collective over the group: each rank calls it, with an optimizer of its stage's parameters.
  */
-#define tr_pipeline_new(...) tr_pipeline_new_with(TR__OPTIONS2(tr_pipeline_options, stages, count, __VA_ARGS__))
+#define tr_pipeline_new(...) tr_pipeline_new_with(TR__BRACES2(tr_pipeline_options, stages, count, __VA_ARGS__))
 TR_API tr_pipeline *tr_pipeline_new_with(const tr_pipeline_options *options);
 /* Forward and backward of a batch: adds the gradients of its mean loss to those of the stages' parameters, as one device would
  * without micro-batches (they must divide the rows), also for dropouts (tr_seed() the stages for the batch). x is needed by the
@@ -111,13 +124,14 @@ typedef struct tr_mesh tr_mesh;
 
 typedef struct tr_mesh_options {
     size_t size;
+    const char *given;
     tr_group *world;
     int dp;           /* ranks that are data parallel; 0: as many as the others leave */
-    int tp, pp;       /* tensor parallel and pipeline stages; 0: 1 */
+    int tp, pp;       /* tensor parallel and pipeline stages; default 1 */
 } tr_mesh_options;
 /* tr_mesh_new(world, .tp = 2, .pp = 2): ranks as a box, with rank = (pp * DP + dp) * TP + tp, so that tensor parallel ranks,
  * which talk most, are neighbours. Collective over the world, which must have dp * tp * pp ranks. */
-#define tr_mesh_new(...) tr_mesh_new_with(TR__OPTIONS1(tr_mesh_options, world, __VA_ARGS__))
+#define tr_mesh_new(...) tr_mesh_new_with(TR__NAMED_OPTIONS1(tr_mesh_options, world, __VA_ARGS__))
 TR_API tr_mesh *tr_mesh_new_with(const tr_mesh_options *options);
 /* The ranks that differ from this one along an axis only, itself among them, in the axis' order: the mesh's own group. */
 TR_API tr_group *tr_mesh_group(const tr_mesh *mesh, tr_mesh_axis axis);
@@ -156,28 +170,29 @@ TR_API tr_tensor *tr_collective_op(tr_collective_op_kind kind, tr_group *group, 
 
 typedef struct tr_column_linear_options {
     size_t size;
+    const char *given;
     int64_t in_features, out_features; /* of the whole layer */
     tr_group *group;
     bool gather_output; /* give the whole output on every rank, not this rank's block of it */
     bool no_bias;
     double init_std;
-    uint64_t seed; /* 0: tr_next_seed() */
+    uint64_t seed; /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_column_linear_options;
 /* A tr_linear() whose outputs are shared out: x: [..., in], the same on all ranks -> [..., out / ranks]. A dropout behind it
- * draws the same mask on every rank unless it is seeded by rank; tr_clip_grad_norm() does not know of slices, and is not to be
- * used with any: docs/parallel.md says what is done instead. */
+ * draws the same mask on every rank unless it is seeded by rank. */
 #define tr_column_linear(...) TR__NEW2(tr_column_linear, in_features, out_features, __VA_ARGS__)
 TR_API tr_module *tr_column_linear_with(const tr_column_linear_options *options);
 
 typedef struct tr_row_linear_options {
     size_t size;
+    const char *given;
     int64_t in_features, out_features; /* of the whole layer */
     tr_group *group;
     bool input_whole;   /* the input is the same on all ranks, [..., in]: each takes its block of it */
     bool no_bias;
     double init_std;
-    uint64_t seed; /* 0: tr_next_seed() */
+    uint64_t seed; /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_row_linear_options;
 /* A tr_linear() whose inputs are shared out: x: [..., in / ranks] -> [..., out], the same on all ranks: one all_reduce. */
@@ -186,10 +201,11 @@ TR_API tr_module *tr_row_linear_with(const tr_row_linear_options *options);
 
 typedef struct tr_sharded_embedding_options {
     size_t size;
+    const char *given;
     int64_t rows, dim;  /* of the whole layer */
     tr_group *group;
     double init_std;
-    uint64_t seed; /* 0: tr_next_seed() */
+    uint64_t seed; /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_sharded_embedding_options;
 /* A tr_embedding() whose rows are shared out: ids, the same on all ranks -> [..., dim], the same on all ranks. */
@@ -197,13 +213,19 @@ typedef struct tr_sharded_embedding_options {
 TR_API tr_module *tr_sharded_embedding_with(const tr_sharded_embedding_options *options);
 /* All three begin as the slices of what the whole layer of the same seed and init_std begins as. Without a seed the slices fit
  * together where the ranks' threads have made as many modules without one; where some have made more, give one. Outputs
- * (inputs, rows) must divide by the ranks. A rank's state dict has its slices. */
+ * (inputs, rows) must divide by the ranks. A rank's state dict has its slices, which are marked as shards: */
+
+/* Says that a parameter is this rank's shard of one that the group's ranks have together, as a module's of your own may be.
+ * tr_clip_grad_norm() and tr_unscale_grad() then count the squares of all shards, and are collective over the group. A parameter
+ * that is not marked is whole: the same on all ranks, with the same gradient, and counted once. */
+TR_API TR_MUST_CHECK tr_status tr_mark_shard(tr_tensor *parameter, tr_group *group);
 
 /* ---- Sharded optimizers ---------------------------------------------------------------------------------------------- */
 
 /* Each rank of the group keeps its share of the optimizer's state only, updates that share of the parameters, and all gather
- * the others' after each step: stage 1 of ZeRO (Rajbhandari et al. 2020). Not for LAMB, LARS and Muon. All ranks call it, with
- * optimizers alike and in the same state, best right after making them. Gradients must be the same on all ranks, as tr_ddp()
+ * the others' after each step: stage 1 of ZeRO (Rajbhandari et al. 2020). Not for LAMB, LARS and Muon. Collective: all
+ * ranks call it, with optimizers alike and in the same state, best right after making them; parameters that differ are
+ * TR_MISMATCH, as with tr_ddp(). Gradients must be the same on all ranks, as tr_ddp()
  * leaves them. tr_step(), tr_optimizer_state() and tr_optimizer_load() are then collective; the state dict is whole, so that
  * a checkpoint fits any number of ranks. */
 TR_API TR_MUST_CHECK tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group);

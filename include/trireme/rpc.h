@@ -342,15 +342,16 @@ typedef struct tr_rpc_function {
 
 typedef struct tr_rpc_options {
     size_t size;
+    const char *given;
     tr_group *group;
     const char *name; /* this worker's, 1 to 63 bytes; NULL: "workerN", N its rank */
-    int threads;      /* that run functions at the same time; 0: 4. One that waits for another call does not count */
-    int timeout_ms;   /* of a call without its own, and of a worker's answer in tr_rpc_stop(); 0: 60,000 */
+    int threads;      /* that run functions at the same time; default 4. One that waits for another call does not count */
+    int timeout_ms;   /* of a call without its own, and of a worker's answer in tr_rpc_stop(); default 60,000 */
     int queue_mb;     /* of calls under way to one worker; who calls more waits for room. 0: 256 */
 } tr_rpc_options;
 /* Makes the ranks of a group workers. Collective; two workers of one name are an error on all ranks. What the group
  * does meanwhile, and whether it is broken, is nothing to the calls. */
-#define tr_rpc_start(...) tr_rpc_start_with(TR__OPTIONS1(tr_rpc_options, group, __VA_ARGS__))
+#define tr_rpc_start(...) tr_rpc_start_with(TR__NAMED_OPTIONS1(tr_rpc_options, group, __VA_ARGS__))
 TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
 /* Waits until all workers have called it and no call is under way anywhere, then ends. Workers that died are not waited
  * for. When nothing happens for the agent's timeout, the log function is told whom all wait for (TR_LOG_WARN); when a worker
@@ -368,12 +369,13 @@ TR_API tr_rpc *tr_rpc_current(void);
 
 typedef struct tr_rpc_register_options {
     size_t size;
+    const char *given;
     tr_rpc *rpc;
     const tr_rpc_function *function;
     void *state; /* what the function gets, if it takes one */
 } tr_rpc_register_options;
 /* Lets others call it by its name. Another function of that name is an error. */
-#define tr_rpc_register(...) tr_rpc_register_with(TR__OPTIONS2(tr_rpc_register_options, rpc, function, __VA_ARGS__))
+#define tr_rpc_register(...) tr_rpc_register_with(TR__BRACES2(tr_rpc_register_options, rpc, function, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_rpc_register_with(const tr_rpc_register_options *options);
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */

@@ -33,6 +33,33 @@ typedef struct tr_shape {
 #define TR_SCALAR (tr_shape{})
 #endif
 
+/* Some of a tensor's dimensions, by value; negative ones are counted from the end. Without one it says nothing, and is an
+ * error: all dimensions are TR_ALL_DIMS. */
+typedef struct tr_dims {
+    int count;
+    int dim[TR_MAX_DIMS];
+    bool all;
+} tr_dims;
+
+/* TR_DIMS(0, -1): one to TR_MAX_DIMS of them. Functions that take tr_dims by a macro, as tr_sum(x, 1), take an integer, too. */
+#ifndef __cplusplus
+#define TR_DIMS(...) ((tr_dims){.count = (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), .dim = {__VA_ARGS__}})
+#define TR_ALL_DIMS ((tr_dims){.all = true})
+#define TR__DIMS(given)                                                                                               \
+    _Generic((given), tr_dims: tr__dims_given, int: tr__dims_of, long: tr__dims_of, long long: tr__dims_of,           \
+        unsigned: tr__dims_of, unsigned long: tr__dims_of, unsigned long long: tr__dims_of)(given)
+#else
+#define TR_DIMS(...) (tr__dims_list({__VA_ARGS__}))
+#define TR_ALL_DIMS (tr_dims{0, {}, true})
+#define TR__DIMS(given) tr__dims(given)
+#endif
+static inline tr_dims tr__dims_given(tr_dims given) { return given; }
+static inline tr_dims tr__dims_of(int64_t dim)
+{
+    tr_dims d = {1, {dim < INT32_MIN || dim > INT32_MAX ? INT32_MAX : (int)dim}, false};
+    return d;
+}
+
 /* ---- Making tensors -------------------------------------------------------------------------------------------- */
 
 typedef struct tr_tensor_options {
@@ -46,6 +73,8 @@ typedef struct tr_tensor_options {
 
 typedef struct tr_from_options {
     size_t size;
+    int element;  /* what data points to, and whether it is an array in braces, as far as the macro sees: 0: not known */
+    bool literal;
     const void *data;
     tr_shape shape;
     tr_dtype dtype;
@@ -55,15 +84,45 @@ typedef struct tr_from_options {
 } tr_from_options;
 
 /* tr_zeros(TR_SHAPE(2, 3), .dtype = TR_BF16). tr_empty's contents are unspecified. */
-#define tr_empty(...) tr_empty_with(TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
-#define tr_zeros(...) tr_full_with(0.0, TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
-#define tr_ones(...) tr_full_with(1.0, TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
-#define tr_full(value, ...) tr_full_with((value), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
-/* Copies row-major elements of .dtype from data: tr_from(data, TR_SHAPE(2, 3)), tr_from((float[]){1, 2}, TR_SHAPE(2)). */
-#define tr_from(...) TR__NEW2(tr_from, data, shape, __VA_ARGS__)
+#define tr_empty(...) tr_empty_with(TR__TENSOR(__VA_ARGS__))
+#define tr_zeros(...) tr_full_with(0.0, TR__TENSOR(__VA_ARGS__))
+#define tr_ones(...) tr_full_with(1.0, TR__TENSOR(__VA_ARGS__))
+#define tr_full(value, ...) tr_full_with((value), TR__TENSOR(__VA_ARGS__))
+/* Copies row-major elements of .dtype from data: tr_from((float[]){1, 2}, TR_SHAPE(2)), tr_from(doubles, TR_SHAPE(2, 3),
+ * .dtype = TR_F64). Data whose C type is another dtype's is an error; the bytes behind a void * or char * are taken as they are. */
+#define tr_from(...) tr_from_with(TR__FROM(__VA_ARGS__))
 /* Philox (Salmon et al., SC'11), the same numbers on every machine for one seed: normal(0, 1) and uniform [0, 1). */
-#define tr_randn(seed, ...) tr_randn_with((seed), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
-#define tr_rand(seed, ...) tr_rand_with((seed), TR__OPTIONS1(tr_tensor_options, shape, __VA_ARGS__))
+#define tr_randn(seed, ...) tr_randn_with((seed), TR__TENSOR(__VA_ARGS__))
+#define tr_rand(seed, ...) tr_rand_with((seed), TR__TENSOR(__VA_ARGS__))
+
+/* The compiler stops here when the sizes of a tensor are not in TR_SHAPE(…). */
+static inline tr_shape tr__write_TR_SHAPE(tr_shape shape) { return shape; }
+#ifndef __cplusplus
+#define TR__WITH_SHAPE(type, shape) (sizeof(type) * (1 || (tr__write_TR_SHAPE(shape), 1)))
+#define TR__TENSOR(...)                                                                          \
+    (&(tr_tensor_options){.size = TR__WITH_SHAPE(tr_tensor_options, TR__FIRST(__VA_ARGS__, )), \
+        .shape = __VA_ARGS__})
+/* Behind an array in braces the shape cannot be found (see TR__ELEMENT): tr_from_with() then looks whether it has elements. */
+#define TR__FROM(...)                                                                                                  \
+    (&(tr_from_options){.size = TR__JOIN(TR__FROM_SIZE_, TR__IN_PARENTHESES(TR__FIRST(__VA_ARGS__, )))(                \
+                            TR__SECOND(__VA_ARGS__, , )),                                                              \
+        .element = TR__ELEMENT(TR__FIRST(__VA_ARGS__, )),                                                              \
+        .literal = TR__JOIN(TR__IS_LITERAL_, TR__IN_PARENTHESES(TR__FIRST(__VA_ARGS__, )))(TR__FIRST(__VA_ARGS__, )), \
+        .data = __VA_ARGS__})
+#define TR__FROM_SIZE_0(shape) TR__WITH_SHAPE(tr_from_options, shape)
+#define TR__FROM_SIZE_1(shape) sizeof(tr_from_options)
+#define TR__IS_LITERAL_0(data) false
+#define TR__IS_LITERAL_1(data) TR__IS_ARRAY(*(__typeof__ TR__TYPED(data) *)0)
+#define TR__IS_ARRAY(x) !__builtin_types_compatible_p(__typeof__(x), __typeof__(((void)0, (x))))
+#else
+#define TR__TENSOR(...) TR__TENSOR_(__VA_ARGS__)
+#define TR__TENSOR_(shape_, ...) \
+    TR__LITERAL(tr_tensor_options, .size = sizeof(tr_tensor_options), .shape = tr__write_TR_SHAPE(shape_) __VA_OPT__(, ) __VA_ARGS__)
+#define TR__FROM(...) TR__FROM_(__VA_ARGS__)
+#define TR__FROM_(data_, shape_, ...) \
+    TR__LITERAL(tr_from_options, .size = sizeof(tr_from_options), .element = tr__element(data_), .data = data_, \
+        .shape = tr__write_TR_SHAPE(shape_) __VA_OPT__(, ) __VA_ARGS__)
+#endif
 
 TR_API tr_tensor *tr_empty_with(const tr_tensor_options *options);
 TR_API tr_tensor *tr_full_with(double value, const tr_tensor_options *options);
@@ -74,9 +133,11 @@ TR_API tr_tensor *tr_rand_with(uint64_t seed, const tr_tensor_options *options);
 TR_API tr_tensor *tr_arange(int64_t n, tr_dtype dtype, tr_device device);
 /* A 0-dimensional tensor on cpu:0. */
 TR_API tr_tensor *tr_scalar(double value, tr_dtype dtype);
-/* Memory of the caller's, row-major, used in place: release(data, user) is called when the last view has gone (or never
- * when release is NULL). CPU only. */
-TR_API tr_tensor *tr_wrap(void *data, tr_shape shape, tr_dtype dtype, void (*release)(void *data, void *user), void *user);
+/* tr_wrap(data, shape, dtype, release, user): memory of the caller's, row-major, used in place: release(data, user) is called
+ * when the last view has gone (or never when release is NULL). CPU only. As with tr_from(), data's C type must be dtype's. */
+#define tr_wrap(...) tr_wrap_element(TR__ELEMENT(TR__FIRST(__VA_ARGS__, )), __VA_ARGS__)
+TR_API tr_tensor *tr_wrap_element(int element, void *data, tr_shape shape, tr_dtype dtype,
+    void (*release)(void *data, void *user), void *user);
 
 /* ---- Looking at tensors ---------------------------------------------------------------------------------------- */
 
@@ -94,8 +155,10 @@ TR_API void *tr_data(const tr_tensor *t);
 /* One value of a tensor with one element, as double (f64, i64 to 2^53). NaN in error, and of any other number of elements:
  * tr_error_message() says why. Waits for the device. */
 TR_API double tr_item(const tr_tensor *t);
-/* Copies all elements, row-major, as they are, to memory of tr_numel × tr_dtype_size bytes. Waits for the device. */
-TR_API TR_MUST_CHECK tr_status tr_copy_out(const tr_tensor *t, void *to, size_t bytes);
+/* tr_copy_out(t, to, bytes): copies all elements, row-major, as they are, to memory of tr_numel × tr_dtype_size bytes, whose C
+ * type must be t's dtype's, as with tr_from(). Waits for the device. */
+#define tr_copy_out(t, to, bytes) tr_copy_out_element(TR__ELEMENT(to), (t), (to), (bytes))
+TR_API TR_MUST_CHECK tr_status tr_copy_out_element(int element, const tr_tensor *t, void *to, size_t bytes);
 /* Overwrites into with from (shapes broadcast, dtype and device converted), outside the graph. They may overlap in memory; the
  * elements of into may not (an expanded tensor is refused). */
 TR_API TR_MUST_CHECK tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from);
@@ -133,7 +196,8 @@ TR_API TR_MUST_CHECK tr_status tr_list_add(tr_tensor_list *list, const char *nam
 TR_API int tr_list_count(const tr_tensor_list *list);
 TR_API tr_tensor *tr_list_at(const tr_tensor_list *list, int i);           /* NULL outside */
 TR_API const char *tr_list_name(const tr_tensor_list *list, int i);        /* NULL outside */
-TR_API tr_tensor *tr_list_find(const tr_tensor_list *list, const char *name); /* NULL when absent */
+/* NULL when absent. Takes time for the length of the name, not for the number of tensors. */
+TR_API tr_tensor *tr_list_find(const tr_tensor_list *list, const char *name);
 TR_API int64_t tr_list_numel(const tr_tensor_list *list);
 /* Text that travels with the list ("__metadata__" in a safetensors file): set anew or overwritten; NULL when absent. */
 TR_API TR_MUST_CHECK tr_status tr_list_set_metadata(tr_tensor_list *list, const char *key, const char *value);
@@ -157,10 +221,27 @@ typedef struct tr_load_report {
 inline tr_shape tr__shape(std::initializer_list<int64_t> sizes)
 {
     tr_shape s = {};
-    for (int64_t n : sizes)
-        if (s.ndim < TR_MAX_DIMS) s.dim[s.ndim++] = n;
+    for (int64_t n : sizes) {
+        if (s.ndim < TR_MAX_DIMS) s.dim[s.ndim] = n;
+        s.ndim++; /* more than TR_MAX_DIMS are refused where the shape is used */
+    }
     return s;
 }
+inline tr_dims tr__dims_list(std::initializer_list<int> dims)
+{
+    tr_dims d = {};
+    for (int dim : dims) {
+        if (d.count < TR_MAX_DIMS) d.dim[d.count] = dim;
+        d.count++;
+    }
+    return d;
+}
+inline tr_dims tr__dims(tr_dims given) { return given; }
+inline tr_dims tr__dims(int dim) { return tr__dims_of(dim); }
+inline tr_dims tr__dims(long dim) { return tr__dims_of(dim); }
+inline tr_dims tr__dims(long long dim) { return tr__dims_of(dim); }
+tr_dims tr__dims(bool) = delete;
+tr_dims tr__dims(double) = delete;
 #endif
 
 #endif

@@ -30,28 +30,24 @@ TR_API tr_tensor *tr_npy_load(const char *path);
  * them. The list's metadata stays behind. */
 typedef struct tr_npz_save_options {
     size_t size;
+    const char *given;
     const char *path;
     const tr_tensor_list *list;
     bool compress;
 } tr_npz_save_options;
 #define tr_npz_save(...) TR__NEW2(tr_npz_save, path, list, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_npz_save_with(const tr_npz_save_options *options);
-TR_API tr_tensor_list *tr_npz_load(const char *path);
+typedef struct tr_npz_load_options {
+    size_t size;
+    const char *given;
+    const char *path;
+    int64_t max_bytes; /* the most bytes that its arrays unpack to; 0: 64 MiB or 32 times its own, whichever is more */
+} tr_npz_load_options;
+/* An archive with more than .max_bytes is TR_FORMAT before an array is unpacked: a crafted one grows a thousandfold. */
+#define tr_npz_load(...) TR__NEW1(tr_npz_load, path, __VA_ARGS__)
+TR_API tr_tensor_list *tr_npz_load_with(const tr_npz_load_options *options);
 
-/* Writes FOLDER/checkpoint-STEP/, which is made if need be, with model.safetensors and state.safetensors in it, then removes
- * all but the newest two checkpoints there, and never the new one; what cannot be removed stays, with a warning in the log.
- * The new one appears whole, under its name, or not at all: whenever the process ends, the newest checkpoint is a good one.
- * One process at a time saves into a folder. */
-TR_API TR_MUST_CHECK tr_status tr_checkpoint_save(const char *folder, int64_t step, const tr_tensor_list *model,
-    const tr_tensor_list *state);
-/* Writes the path of the newest checkpoint in folder (or of folder itself when it is one) into path, at least 4,096
- * bytes, and its step (-1 when the name of folder itself does not say it). TR_NOT_FOUND when there is none. After any failure
- * path and step are as they were. */
-TR_API TR_MUST_CHECK tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step);
-/* Loads one that tr_checkpoint_find() found. state may be NULL: then only the model is read. */
-TR_API TR_MUST_CHECK tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor_list **state);
-
-/* One training step in a metrics file. */
+/* One training step in the metrics. */
 typedef struct tr_metrics_row {
     int64_t step;            /* updates done, this one included */
     int64_t items;           /* trained on so far: tokens of a text, samples of a dataset */
@@ -63,21 +59,61 @@ typedef struct tr_metrics_row {
     double seconds;          /* since the training began, pauses between resumed runs left out */
     double validation_accuracy; /* 0 … 1, with validation_loss; NaN: not measured */
 } tr_metrics_row;
-/* A CSV file with a row per step, written row by row. An object. */
+/* The rows of a training, and a CSV file of them that is written row by row. An object. */
 typedef struct tr_metrics tr_metrics;
+
+typedef struct tr_checkpoint_save_options {
+    size_t size;
+    const char *given;
+    const char *folder;
+    int64_t step;
+    const tr_tensor_list *model, *state;
+    const tr_metrics *metrics; /* NULL: none */
+    const double *loss;        /* the validation loss after this step; NULL: none was measured */
+    int keep;                  /* how many of the newest checkpoints stay, 1 to 1,000; default 2 */
+    bool keep_best;            /* the one with the least validation loss stays, too */
+} tr_checkpoint_save_options;
+/*
+ * Writes FOLDER/checkpoint-STEP/, which is made if need be: model.safetensors, state.safetensors, with .metrics their rows in
+ * history.safetensors, and last manifest.json. The manifest holds the size and SHA-256 of each file, the CRC-32C of each tensor,
+ * and the save's identifier, which all its files carry in their metadata (docs/trust.md).
+ *
+ * Then it removes older checkpoints, but .keep and .keep_best; what cannot be removed stays, with a warning in the log. The new one
+ * appears whole, under its name, or not at all: whenever the process ends, the newest checkpoint is a good one. One process at a
+ * time saves into a folder.
+ */
+#define tr_checkpoint_save(...) TR__NEW4(tr_checkpoint_save, folder, step, model, state, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *options);
+/* Writes the path of the newest checkpoint in folder (or of folder itself when it is one) into path, at least 4,096
+ * bytes, and its step (-1 when the name of folder itself does not say it). TR_NOT_FOUND when there is none. After any
+ * failure path and step are as they were. */
+TR_API TR_MUST_CHECK tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step);
+/* The same, of those that are whole: each is read and held against its manifest, the newest first. A damaged one is passed over,
+ * and the log says what is wrong with it. TR_FORMAT when none is whole: the message is about the newest. */
+TR_API TR_MUST_CHECK tr_status tr_checkpoint_find_whole(const char *folder, char *path, int64_t *step);
+/* Loads one that tr_checkpoint_find() found. state may be NULL: then only the model is read. What is read is held against the manifest:
+ * a difference is TR_FORMAT, with the file, the tensor, and where in the file it lies. A checkpoint that was never given a manifest (safetensors from
+ * elsewhere) loads with a warning in the log that nothing was verified. */
+TR_API TR_MUST_CHECK tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor_list **state);
+
 typedef struct tr_metrics_options {
     size_t size;
+    const char *given;
     const char *path;
-    int64_t last_step;
+    const char *checkpoint;  /* one that tr_checkpoint_find() found: its rows come first; NULL: none */
     const char *item;        /* what the columns "tokens" and "tokens_per_s" count; NULL: "token" */
     bool accuracy;           /* with a column validation_accuracy */
 } tr_metrics_options;
-/* Opens or makes one. Rows after last_step, and a last row that was cut short, are removed: a resumed run writes them
- * again. A file that is none is TR_FORMAT and stays as it is. */
-#define tr_metrics_open(...) tr_metrics_open_with(TR__OPTIONS2(tr_metrics_options, path, last_step, __VA_ARGS__))
+/* Metrics with the rows of a checkpoint, which a resumed training goes on behind, or without any. The file is written
+ * anew, whole or not at all: it is never read for rows, so that damage to it is no damage to the training. Without rows
+ * it replaces metrics only: another file of that name is TR_FORMAT and stays. */
+#define tr_metrics_open(...) tr_metrics_open_with(TR__NAMED_OPTIONS1(tr_metrics_options, path, __VA_ARGS__))
 TR_API tr_metrics *tr_metrics_open_with(const tr_metrics_options *options);
+/* Appends a row, of a later step than the one before. TR_INVALID for numbers that none can have (a negative count, an
+ * accuracy of 2). */
 TR_API TR_MUST_CHECK tr_status tr_metrics_add(tr_metrics *metrics, const tr_metrics_row *row);
-TR_API TR_MUST_CHECK tr_status tr_metrics_sync(tr_metrics *metrics); /* to the disk */
+/* Brings the file to the disk; writes it again where it was removed or replaced. */
+TR_API TR_MUST_CHECK tr_status tr_metrics_sync(tr_metrics *metrics);
 /* All rows, those of before included; valid until the next one is added. */
 TR_API const tr_metrics_row *tr_metrics_rows(const tr_metrics *metrics, int64_t *count);
 
@@ -100,10 +136,11 @@ TR_API TR_MUST_CHECK tr_status tr_chart_svg(const char *path, const char *title,
 typedef struct tr_progress tr_progress;
 typedef struct tr_progress_options {
     size_t size;
+    const char *given;
     FILE *to;
     bool plain;         /* lines even in a terminal */
     bool ascii;
-    double interval_s;  /* the least time between two updates; 0: 0.1 in a terminal, else 10 */
+    double interval_s;  /* the least time between two updates; default 0.1 in a terminal, else 10 */
     const char *item;   /* whose rate is shown; NULL: "token" */
 } tr_progress_options;
 #define tr_progress(...) TR__NEW1(tr_progress, to, __VA_ARGS__)
@@ -127,6 +164,7 @@ typedef struct tr_score {
 
 typedef struct tr_evaluate_options {
     size_t size;
+    const char *given;
     tr_module *net;
     tr_loader *loader;
     tr_group *group;        /* whose ranks share the samples (as the loader's .group): all get the whole's score */
@@ -137,7 +175,7 @@ typedef struct tr_evaluate_options {
 /* Goes through an epoch of the loader, from its start also when one is under way, with net in eval mode and without a graph, y moved to where the outputs are; its
  * modules are then in the modes that they were in. Duplicates, which make ranks even, are not counted: any number of ranks
  * gives the same score, to rounding. A failure on one rank fails on all. */
-#define tr_evaluate(...) TR__NEW2(tr_evaluate, net, loader, __VA_ARGS__)
+#define tr_evaluate(...) tr_evaluate_with(TR__BRACES2(tr_evaluate_options, net, loader, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *options);
 
 /* ---- Training ---------------------------------------------------------------------------------------------------- */
@@ -155,20 +193,21 @@ typedef tr_tensor *(*tr_batch_loss)(tr_module *net, tr_tensor *x, tr_tensor *y, 
 
 typedef struct tr_trainer_options {
     size_t size;
+    const char *given;
     tr_module *model;           /* i32 [batch, context] -> logits [batch, context, vocabulary] */
     tr_text *text;
     tr_group *group;            /* NULL: this process alone */
-    int64_t context;            /* tokens in a window; 0: 256 */
-    int64_t batch;              /* windows in a step, of all ranks together (any number sees the same ones); 0: 12 */
+    int64_t context;            /* tokens in a window; default 256 */
+    int64_t global_batch;       /* windows in a step, of all ranks together (any number sees the same ones); default 12 */
     int64_t micro_batch;        /* the most windows that a rank computes at once; 0: its share of the batch */
-    int64_t steps;              /* of the schedule; 0: 2,000 */
+    int64_t steps;              /* of the schedule; default 2,000 */
     int64_t warmup_steps;       /* 0: none */
-    double lr, min_lr;          /* 0: 1e-3, lr / 10; TR_ZERO for min_lr: 0 */
-    double beta1, beta2;        /* 0: 0.9, 0.99 */
-    double weight_decay;        /* of matrices; 0: 0.1; TR_ZERO: none */
-    double clip;                /* the most that the gradients' norm may be; 0: 1; TR_ZERO: any */
+    double lr, min_lr;          /* default 1e-3, lr / 10 */
+    double beta1, beta2;        /* default 0.9, 0.99 */
+    double weight_decay;        /* of matrices; default 0.1 */
+    double clip;                /* the most that the gradients' norm may be; default 1; 0: any */
     uint64_t seed;              /* for batches and dropout */
-    int64_t validation_windows; /* the most that a validation looks at; 0: 2,048 */
+    int64_t validation_windows; /* the most that a validation looks at; default 2,048 */
     const tr_masking *masking;  /* a masked language model, as BERT; NULL: the next token is to be said. Copied */
     const char *resume;         /* a folder of checkpoints, or one: training goes on from there. Read by rank 0 only */
     tr_dtype autocast;          /* TR_BF16 or TR_F16: forward runs under it, parameters and optimizer stay f32; 0: under the
@@ -179,48 +218,64 @@ typedef struct tr_trainer_options {
     bool step_in_backward;      /* tr_step_in_backward(): no memory for all gradients. Of one rank, without clipping, and with
                                    the batch computed at once */
 } tr_trainer_options;
-#define tr_trainer(...) TR__NEW2(tr_trainer, model, text, __VA_ARGS__)
+#define tr_trainer(...) tr_trainer_with(TR__BRACES2(tr_trainer_options, model, text, __VA_ARGS__))
 TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);
 
 /* A classifier on a dataset, by SGD with momentum. */
 typedef struct tr_classifier_trainer_options {
     size_t size;
+    const char *given;
     tr_module *model;           /* x: [batch, …] -> logits [batch, classes] */
     tr_dataset *set;            /* samples with an integer y, the class */
     tr_dataset *validation;     /* NULL: none */
     tr_group *group;            /* NULL: this process alone */
-    int64_t batch;              /* samples in a step, of all ranks together (any number sees the same ones); 0: 64. What fills
-                                   no batch at an epoch's end is left out: another order comes each time */
+    int64_t global_batch;       /* samples in a step, of all ranks together (any number sees the same ones); default 64. An
+                                   incomplete batch at an epoch's end is left out: another order comes each time */
     int64_t micro_batch;        /* the most samples that a rank computes at once; 0: its share of the batch. Batch norm sees
                                    these alone */
-    int64_t steps;              /* of the schedule; 0: 10 epochs */
+    int64_t steps;              /* of the schedule; default: 10 epochs */
     int64_t warmup_steps;       /* 0: none */
-    double lr, min_lr;          /* 0: 0.05, 0 */
-    double momentum;            /* 0: 0.9; TR_ZERO: none */
-    double weight_decay;        /* added to the gradient; 0: 5e-4; TR_ZERO: none */
+    double lr, min_lr;          /* default 0.05, 0 */
+    double momentum;            /* default 0.9 */
+    double weight_decay;        /* added to the gradient; default 5e-4 */
     double clip;                /* the most that the gradients' norm may be; 0: any */
     uint64_t seed;              /* for the order, for each sample's random numbers, and dropout */
-    int workers;                /* threads that make batches ahead; 0: 1 */
+    int workers;                /* threads that make batches ahead; default 1 */
     const char *resume;         /* as tr_trainer's, and the next three */
     tr_dtype autocast;
     tr_optimizer_maker optimizer; /* NULL: SGD, with momentum and weight_decay */
     void *user;
     bool step_in_backward;      /* as tr_trainer's */
+    tr_on_bad on_bad;           /* TR_SKIP: samples of set and validation that cannot be made are left out, as a loader
+                                   does; tr_trainer_skipped() counts them */
 } tr_classifier_trainer_options;
-#define tr_classifier_trainer(...) TR__NEW2(tr_classifier_trainer, model, set, __VA_ARGS__)
+#define tr_classifier_trainer(...) \
+    tr_classifier_trainer_with(TR__BRACES2(tr_classifier_trainer_options, model, set, __VA_ARGS__))
 TR_API tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *options);
 
 /* Steps done, those before the checkpoint included. */
 TR_API int64_t tr_trainer_steps(const tr_trainer *trainer);
+/* How many bad samples this rank has skipped, in training and validation: tr_loader_skipped(). */
+TR_API int64_t tr_trainer_skipped(const tr_trainer *trainer);
 /* One step of the whole batch. *stop: on entry, does this rank want to stop? On return, does any? So all ranks stop at
  * the same step. row gets all but validation_loss and seconds. */
 TR_API TR_MUST_CHECK tr_status tr_trainer_step(tr_trainer *trainer, tr_metrics_row *row, bool *stop);
 /* Shared out over the ranks: the mean loss over the first windows of the text's validation part, without an accuracy; or
  * loss and accuracy over a classifier's validation set. NaN without any. */
 TR_API TR_MUST_CHECK tr_status tr_trainer_validate(tr_trainer *trainer, tr_score *score);
-/* tr_checkpoint_save() of the model and all that training needs to go on exactly; by rank 0 only. about's metadata is
- * stored with the model; NULL: none. */
-TR_API TR_MUST_CHECK tr_status tr_trainer_save(tr_trainer *trainer, const char *folder, const tr_tensor_list *about);
+typedef struct tr_trainer_save_options {
+    size_t size;
+    const char *given;
+    tr_trainer *trainer;
+    const char *folder;
+    const tr_tensor_list *about; /* its metadata is stored with the model; NULL: none */
+    int keep;                    /* as tr_checkpoint_save_options has them */
+    bool keep_best;
+} tr_trainer_save_options;
+/* tr_checkpoint_save() of the model, all that training needs to go on exactly, and the metrics of the steps that tr_fit() has made; by
+ * rank 0 only. */
+#define tr_trainer_save(...) TR__NEW3(tr_trainer_save, trainer, folder, about, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_trainer_save_with(const tr_trainer_save_options *options);
 
 typedef struct tr_fit_report {
     double initial_loss, final_loss;  /* of the first and the last step's batch */
@@ -232,22 +287,28 @@ typedef struct tr_fit_report {
     double first_step_ms;             /* from the call to the first step's start */
     int64_t peak_rss_bytes;           /* the most of any rank */
     int64_t peak_rss_bytes_sum;       /* of all ranks together; shared memory counts in each */
+    int64_t skipped;                  /* bad samples that all ranks skipped in this call, in training and validation;
+                                         after a failure, that this rank did */
     bool stopped;                     /* before the last step, because a rank asked for it */
     bool common_failure;              /* what failed, failed alike on every rank */
-    tr_metrics *metrics;              /* rank 0's, of the innermost scope; NULL: none */
+    tr_metrics *metrics;              /* on rank 0: all rows of the training, of the innermost scope; elsewhere NULL */
 } tr_fit_report;
 
 typedef struct tr_fit_options {
     size_t size;
+    const char *given;
     tr_trainer *trainer;
-    const char *folder;            /* where rank 0 writes metrics.csv, loss.svg and checkpoints; made if need be.
+    const char *folder;            /* where rank 0 writes metrics.csv (all rows of the training, also those of
+                                      before a resumption), loss.svg and checkpoints; made if need be.
                                       NULL: nowhere */
     const tr_tensor_list *about;   /* see tr_trainer_save() */
     int64_t stop_at;               /* stop after this step; 0: the schedule's last */
-    int64_t validate_every;        /* steps; 0: 250. And at the end */
+    int64_t validate_every;        /* steps; default 250; 0: at the end only, where a validation comes in any case */
     int64_t save_every;            /* steps; 0: at the end only */
-    bool (*should_stop)(void *user);                            /* asked before every step; NULL: never */
-    void (*on_step)(const tr_metrics_row *row, void *user);     /* or NULL */
+    int keep;                      /* checkpoints: as tr_checkpoint_save_options has them */
+    bool keep_best;
+    bool (*should_stop)(void *user); /* asked before every step, and while it waits for a batch; NULL: never */
+    void (*on_step)(const tr_metrics_row *row, void *user);     /* after every step; or NULL */
     void (*on_save)(int64_t step, void *user);                  /* rank 0 has saved; or NULL */
     void *user;
     tr_fit_report *report;         /* filled in, also on failure; or NULL */
@@ -256,9 +317,18 @@ typedef struct tr_fit_options {
                                       rank's failure after the training is done and saved. Of ranks that are
                                       threads of a process only one may ask, and its profile has all of them */
 } tr_fit_options;
-/* Trains to the end, or until a rank asks to stop; then saves. A folder that holds a checkpoint of a later step than the
- * trainer's is TR_STATE, and nothing in it is touched: it is another training's, or to be gone on with by .resume. */
-#define tr_fit(...) TR__NEW1(tr_fit, trainer, __VA_ARGS__)
+/* Trains to the end, or until a rank asks to stop; then saves. A validation that is due at the trainer's step and was
+ * not done, as after a resumption from where a rank was lost in it, comes first, and is saved.
+ *
+ * When a rank asks while the loader's workers hang, so that the step would never end, it stops after five seconds without a
+ * sample: a process alone saves what it has; one of several ranks fails with TR_CANCELLED, for the others are in the middle of the
+ * step. Releasing the trainer then waits for the workers; _exit() does not.
+ *
+ * TR_STATE on rank 0 (elsewhere TR_PEER) for a folder that
+ *   - holds a checkpoint of a later step than the trainer's: another training's, or to be gone on with by .resume;
+ *   - another training is writing into;
+ *   - is removed, moved or replaced while this training writes into it: what was saved in it before is good. */
+#define tr_fit(...) tr_fit_with(TR__BRACES1(tr_fit_options, trainer, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_fit_with(const tr_fit_options *options);
 
 #ifdef __cplusplus

@@ -68,8 +68,10 @@ static tr_status enter(tr__arena *arena, tr__arena_slot *slot)
 {
     tr_tensor *t = slot->leaf;
     tr__leaf *leaf = t->leaf;
+    unsigned version = tr__version(t);
     TR__TRY(give_place(arena, slot));
     move_to(t, arena->parameters, slot->offset);
+    tr__version_set(t, version); /* to move is not to write: what is to be computed again may need it as it is */
     leaf->arena = tr__ref(arena);
     leaf->arena_place = &slot->leaf;
     return TR_OK;

@@ -30,6 +30,7 @@ typedef struct stop {
 
 struct tr__backward {
     bool retain;
+    bool as_now; /* parameters that were written to since the forward are taken as they are now, not refused */
     const tr__backward_ends *apart; /* where gradients leave the graph; NULL: at the leaves themselves */
     stop *stops;
     size_t count, capacity;
@@ -147,6 +148,7 @@ static tr_status count_arrivals(tr__backward *b)
     for (; b->counted < b->count; b->counted++) { /* stops that are met join the end */
         tr__node *node = b->stops[b->counted].node;
         if (is_boundary(node)) TR__TRY(b->apart ? b->apart->meet(b->apart->user, node) : refuse(node));
+        if (node && node->graph_left && b->apart) b->apart->graph_left(b->apart->user, node);
         for (int k = 0; node && k < node->n_inputs; k++) {
             tr__edge edge = node->edges[k];
             if (!edge.node && !edge.leaf) continue;
@@ -276,10 +278,10 @@ static tr_status check_gradient(const tr__node *node, int i, const tr_tensor *g)
         tr_dtype_name(input->dtype), TR__TEXT(input->shape), tr_dtype_name(g->dtype), TR__TEXT(g->shape));
 }
 
-static tr_status get_saved(const tr__saved *saved, int n, bool apart, tr_tensor **out)
+static tr_status get_saved(const tr__saved *saved, int n, bool as_now, tr_tensor **out)
 {
     for (int i = 0; i < n; i++) {
-        out[i] = tr__saved_get(&saved[i], apart);
+        out[i] = tr__saved_get(&saved[i], as_now);
         TR__TRY(tr_status_of(out[i]));
     }
     return TR_OK;
@@ -301,13 +303,14 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
 {
     tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
     TR_SCOPE;
-    tr_status status = get_saved(node->saved_inputs, node->n_inputs, b->apart, inputs);
-    if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, b->apart, outputs);
+    tr_status status = get_saved(node->saved_inputs, node->n_inputs, b->as_now, inputs);
+    if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, b->as_now, outputs);
     tr__backward_step step = {
         .call = {node->op, node->attrs, node->n_inputs, node->n_outputs, inputs, outputs, grad_outputs, needs, grads},
         .node = node,
         .retain = b->retain,
         .apart = b->apart != NULL,
+        .as_now = b->as_now,
     };
     tr_dtype autocast = tr__autocast_set(TR_F32); /* the forward has chosen the dtypes */
     if (status == TR_OK) status = run_backward(node->op, &step.call);
@@ -468,6 +471,7 @@ tr__backward *tr__backward_new(const tr__backward_ends *ends, bool retain)
         return NULL;
     }
     b->apart = ends;
+    b->as_now = true;
     b->retain = retain;
     return b;
 }
@@ -509,6 +513,9 @@ tr_status tr__backward_check_root(const tr_backward_options *o)
     if (!o->root) return tr__fail(TR_INVALID, "backward: no root");
     TR__TRY(tr_status_of(o->root));
     TR__TRY(tr_status_of(o->gradient));
+    if (!o->root->requires_grad && o->root->graph_left)
+        return tr__fail(TR_STATE, "backward: the graph of the root %s stayed at another worker: make the distributed context before "
+            "the calls that it is for", TR__TEXT(o->root->shape));
     if (!o->root->requires_grad)
         return tr__fail(TR_STATE, "backward: the root %s depends on nothing that requires a gradient", TR__TEXT(o->root->shape));
     if (!o->gradient && tr__numel(o->root->shape) != 1)
@@ -519,7 +526,7 @@ tr_status tr__backward_check_root(const tr_backward_options *o)
     return TR_OK;
 }
 
-tr_status tr_backward_with(const tr_backward_options *options)
+tr_status tr__backward_to_leaves(const tr_backward_options *options, bool as_now)
 {
     TR__TRY(tr__backward_check_root(options));
     TR_SCOPE;
@@ -527,7 +534,12 @@ tr_status tr_backward_with(const tr_backward_options *options)
     tr_tensor *root = options->root, *gradient = options->gradient;
     if (!gradient) gradient = tr_ones(root->shape, .dtype = root->dtype, .device = tr__device_of(root));
     TR__TRY(tr_status_of(gradient));
-    tr__backward backward = {.retain = options->retain_graph};
+    tr__backward backward = {.retain = options->retain_graph, .as_now = as_now};
     tr_status status = walk(&backward, root, gradient);
     return finish(&backward, status);
+}
+
+tr_status tr_backward_with(const tr_backward_options *options)
+{
+    return tr__backward_to_leaves(options, false);
 }

@@ -49,6 +49,8 @@ typedef struct tr__backward_ends {
     tr_status (*complete)(void *user, tr_tensor *leaf);
     /* A node of a TR__OP_BOUNDARY op takes part. */
     tr_status (*meet)(void *user, const tr__node *node);
+    /* A node takes part one of whose inputs has left its graph at another worker. */
+    void (*graph_left)(void *user, const tr__node *node);
     /* All gradients of its outputs are here (NULL: none arrived for that one): they go on elsewhere. */
     tr_status (*leave)(void *user, const tr__node *node, tr_tensor *const *grads);
 } tr__backward_ends;
@@ -74,6 +76,10 @@ tr_status tr__backward_finish(tr__backward *backward, tr_status status);
 void tr__backward_give_up(const tr__backward *backward, tr_status status);
 /* Frees it; finishes it before that, if that has not been done. */
 tr_status tr__backward_end(tr__backward *backward, tr_status status);
+
+/* As tr_backward(). as_now: parameters that were written to since the forward are taken as they are now; for a graph inside a
+ * node, whose backward is told which by tr__as_now(). */
+tr_status tr__backward_to_leaves(const tr_backward_options *options, bool as_now);
 
 /* Where the gradient of t goes. */
 tr__edge tr__edge_to(tr_tensor *t);

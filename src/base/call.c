@@ -185,7 +185,8 @@ tr_status tr__call_start(const tr__call *call, int number, int keep, pid_t *pid)
     if (!env) return tr__fail(TR_NO_MEMORY, "spawn: no memory for the environment of a process");
     tr__environment_set(env, text);
     const char *argv[] = {program_invocation_name, NULL};
-    const tr__process_options o = {.file = TR__CALL_PROGRAM, .argv = argv, .env = env, .keep = {call->fd, keep}};
+    const tr__process_options o = {.file = TR__CALL_PROGRAM, .argv = argv, .env = env, .keep = {call->fd, keep},
+        .not_asked = true};
     tr_status status = tr__process_start(&o, pid);
     free(env);
     return status;

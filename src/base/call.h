@@ -49,8 +49,9 @@ void tr__call_free(tr__call *call);
 /* "TRIREME_SPAWN=…" for process `number`: for who starts the processes by other means than tr__call_start(). */
 void tr__call_variable(const tr__call *call, int number, char text[TR__CALL_VARIABLE]);
 
-/* Starts process `number` with this process's environment, descriptors 0, 1, 2 and process group. It is killed when the
- * calling thread ends. keep > 0: one descriptor more that it inherits, under the same number. */
+/* Starts process `number` with this process's environment, descriptors 0, 1, 2 and process group. It ignores signals that
+ * ask for an end (not_asked in base/process.h), and is killed when the calling thread ends. keep > 0: one descriptor more
+ * that it inherits, under the same number. */
 tr_status tr__call_start(const tr__call *call, int number, int keep, pid_t *pid);
 
 tr__call_progress tr__call_progress_of(const tr__call *call, int number);

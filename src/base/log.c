@@ -21,6 +21,14 @@ void tr_set_log(tr_log_function function, void *user, tr_log_level level)
     pthread_rwlock_unlock(&sink.lock);
 }
 
+bool tr__logs(tr_log_level level)
+{
+    pthread_rwlock_rdlock(&sink.lock);
+    bool listens = sink.function && level <= sink.level;
+    pthread_rwlock_unlock(&sink.lock);
+    return listens;
+}
+
 void tr__log(tr_log_level level, const char *format, ...)
 {
     pthread_rwlock_rdlock(&sink.lock);
@@ -30,7 +38,7 @@ void tr__log(tr_log_level level, const char *format, ...)
         va_start(arguments, format);
         vsnprintf(message, sizeof message, format, arguments);
         va_end(arguments);
-        sink.function(level, message, sink.user);
+        sink.function(level, tr_printable(message), sink.user);
     }
     pthread_rwlock_unlock(&sink.lock);
 }

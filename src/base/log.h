@@ -4,6 +4,8 @@
 
 #include <trireme/base.h>
 
+/* Does anybody listen to messages of this level? */
+bool tr__logs(tr_log_level level);
 void tr__log(tr_log_level level, const char *format, ...) TR_PRINTF(2, 3);
 
 #endif

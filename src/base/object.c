@@ -54,7 +54,7 @@ static tr_status fail_v(tr_status status, const char *format, va_list arguments)
     /* The arguments may point into the current message: format into a copy. */
     char text[sizeof state.message];
     vsnprintf(text, sizeof text, format, arguments);
-    memcpy(state.message, text, sizeof text);
+    memcpy(state.message, tr_printable(text), sizeof text);
     state.status = status;
     state.failures++;
     return status;

@@ -34,6 +34,11 @@ void tr__environment_set(char **entries, char *entry)
 
 /* ---- Processes --------------------------------------------------------------------------------------------------- */
 
+static bool asks(int sig)
+{
+    return sig == SIGINT || sig == SIGTERM || sig == SIGHUP || sig == SIGQUIT || sig == SIGUSR1 || sig == SIGUSR2;
+}
+
 /* In the child, between fork and exec: async-signal-safe calls only, for another thread may have held any lock. */
 static void become(const tr__process_options *o, pid_t parent, int report) __attribute__((noreturn));
 static void become(const tr__process_options *o, pid_t parent, int report)
@@ -45,7 +50,7 @@ static void become(const tr__process_options *o, pid_t parent, int report)
         ready = o->stdio[i] == i ? fcntl(i, F_SETFD, 0) == 0 || errno == EBADF : dup2(o->stdio[i], i) == i;
     for (int i = 0; i < 2 && ready; i++) ready = o->keep[i] <= 0 || fcntl(o->keep[i], F_SETFD, 0) == 0;
     if (ready) {
-        for (int s = 1; s < NSIG; s++) signal(s, SIG_DFL);
+        for (int s = 1; s < NSIG; s++) signal(s, o->not_asked && asks(s) ? SIG_IGN : SIG_DFL);
         sigset_t none;
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);

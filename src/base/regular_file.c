@@ -23,3 +23,11 @@ int tr__regular_open(const char *path, int64_t *bytes)
     *bytes = s.st_size;
     return fd;
 }
+
+int64_t tr__unpacked_most(int64_t file_bytes, int64_t allowed)
+{
+    const int64_t least = 64 << 20, times = 32;
+    if (allowed) return allowed;
+    if (file_bytes > INT64_MAX / times) return INT64_MAX;
+    return file_bytes * times > least ? file_bytes * times : least;
+}

@@ -1,5 +1,6 @@
 #include "comm/collective.h"
 
+#include "base/given.h"
 #include "base/object.h"
 #include "comm/algo/reduce.h"
 #include "comm/control.h"
@@ -104,6 +105,14 @@ static tr_status check_count(const reading *r)
     return TR_OK;
 }
 
+/* What the caller's macro saw of the buffers' types. */
+static tr_status check_elements(const reading *r)
+{
+    tr_dtype dtype = r->c->dtype;
+    TR__TRY(tr__element_check(r->name, r->c->in_element, dtype, dtype == TR_F32, "write .dtype ="));
+    return tr__element_check(r->name, r->c->out_element, dtype, dtype == TR_F32, "write .dtype =");
+}
+
 static tr_status check_op(const reading *r)
 {
     const tr_collective *c = r->c;
@@ -191,6 +200,9 @@ static tr_status read_arrays(const reading *r, int64_t **arrays)
     tr_collective *c = r->c;
     bool in = r->kind->variable && r->kind->in_blocks && tr__collective_gives(c, r->rank);
     bool out = r->kind->variable && r->kind->out_blocks && tr__collective_gets(c, r->rank);
+    if (!r->kind->variable && (c->in_counts || c->in_offsets || c->out_counts || c->out_offsets))
+        return tr__fail(TR_INVALID, "%s: all ranks give as many elements, .count; counts and offsets for each are those of "
+            "all_gather_v, gather_v, scatter_v and all_to_all_v", r->name);
     if (!in) c->in_counts = c->in_offsets = NULL;
     if (!out) c->out_counts = c->out_offsets = NULL;
     if (!in && !out) return TR_OK;
@@ -268,6 +280,7 @@ static tr_status check(const reading *r, int64_t **arrays)
         TR__TRY(check_op(r));
     else
         c->op = 0;
+    TR__TRY(check_elements(r));
     TR__TRY(read_arrays(r, arrays));
     return check_buffers(r);
 }

@@ -4,8 +4,8 @@
 
 #include <trireme/comm.h>
 
-/* Breaks the group with this thread's latest failure: what is under way, here and on the other ranks, gives up soon. From
- * any thread. */
+/* Breaks the group with this thread's latest failure, which is this rank's own: what is under way gives up soon, here
+ * with that failure, and on the other ranks with TR_PEER, which names this rank and the reason. From any thread. */
 void tr__group_give_up(tr_group *group);
 /* The time limit of a collective that has none of its own. */
 int tr__group_timeout_ms(const tr_group *group);

@@ -83,31 +83,54 @@ static void slurm_meeting(tr__place *p)
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
-static tr_status read_meeting(const tr__launcher *l, tr__place *p)
+/* because: what says that there are several ranks. */
+static tr_status read_meeting(const tr__launcher *l, const char *because, tr__place *p)
 {
     const char *text;
     const char *hosted = getenv("TRIREME_STORE");
     p->serve = !(l == &tr__torchrun && hosted && strcmp(hosted, "1") == 0);
     if (l == &tr__slurm) slurm_meeting(p);
     if (!p->port || getenv("MASTER_PORT")) {
-        TR__TRY(need_variable("MASTER_PORT", l->world_size, &text));
+        TR__TRY(need_variable("MASTER_PORT", because, &text));
         TR__TRY(tr__environment_number("MASTER_PORT", text, 1, TR__PORT_MAX, &p->port));
     }
     if (!p->host[0] || getenv("MASTER_ADDR")) {
-        TR__TRY(need_variable("MASTER_ADDR", l->world_size, &text));
+        TR__TRY(need_variable("MASTER_ADDR", because, &text));
         if (strlen(text) >= sizeof p->host) return tr__fail(TR_INVALID, "MASTER_ADDR=%.40s… is too long", text);
         strcpy(p->host, text);
     }
     return TR_OK;
 }
 
+static bool mpi_launched(const tr__launcher *l)
+{
+    return l && l != &tr__torchrun && tr__mpi_launched();
+}
+
 tr_status tr__environment_place(bool by_mpi, int timeout_ms, tr__place *p)
 {
     const tr__launcher *l = tr__launcher_here();
-    if (by_mpi || (l && l != &tr__torchrun && tr__mpi_launched())) return tr__mpi_place(timeout_ms, p);
+    if (by_mpi || mpi_launched(l)) return tr__mpi_place(timeout_ms, p);
     if (!l) return TR_OK;
     tr_status status = read_ranks(l, p);
-    if (status == TR_OK && p->world_size > 1) status = read_meeting(l, p);
+    if (status == TR_OK && p->world_size > 1) status = read_meeting(l, l->world_size, p);
     if (status == TR_OK || l == &tr__torchrun) return status;
     return tr__fail_context(status, "%s started this process, but this library has %s", l->name, tr__mpi_name());
+}
+
+tr_status tr__environment_meeting(bool by_mpi, int timeout_ms, tr__place *p)
+{
+    const tr__launcher *l = tr__launcher_here();
+    if (by_mpi || mpi_launched(l)) {
+        int rank = p->rank, world = p->world_size;
+        TR__TRY(tr__mpi_place(timeout_ms, p));
+        if (world == p->world_size && (rank == 0 || rank == p->rank)) return TR_OK;
+        return tr__fail(TR_INVALID, "tr_join: a .rank of %d and a .world_size of %d were given, but MPI says rank %d of %d: leave them out",
+            rank, world, p->rank, p->world_size);
+    }
+    if (!l) l = &tr__torchrun;
+    const char *rank = getenv(l->rank), *local = getenv(l->local_rank);
+    if (rank && p->rank == 0) TR__TRY(tr__environment_number(l->rank, rank, 0, p->world_size - 1, &p->rank));
+    if (local) TR__TRY(tr__environment_number(l->local_rank, local, 0, p->world_size - 1, &p->local_rank));
+    return p->world_size > 1 ? read_meeting(l, ".world_size", p) : TR_OK;
 }

@@ -25,6 +25,10 @@ enum { TR__PORT_MAX = 65535, TR__RANKS_MAX = 1 << 20 };
  * variables are. */
 tr_status tr__environment_place(bool by_mpi, int timeout_ms, tr__place *place);
 
+/* The same for a process that was given its rank and the world size, which stand in place: where the ranks meet, and what else is
+ * said. A rank of 0 may be one that was not given: the environment's counts. What MPI says must agree. */
+tr_status tr__environment_meeting(bool by_mpi, int timeout_ms, tr__place *place);
+
 /* A whole number in least … most; name is for the message. */
 tr_status tr__environment_number(const char *name, const char *text, int least, int most, int *number);
 

@@ -18,8 +18,16 @@ enum { SHOWN = 8, SOON_NS = 1000000000 };
 
 typedef enum health { FINE, STOPPED, DEAD, ELSEWHERE, GONE, UNKNOWN } health;
 
+/* What is to be told, and where. Of stalls it is only who is to blame for waits that began in that time. */
+typedef struct question {
+    bool stalls;
+    int64_t after, until;
+    FILE *out;
+} question;
+
 /* The ranks of a group, as far as they are on this host. */
 typedef struct members {
+    const question *q;
     const tr__records *all;
     const tr__record *any;
     const tr__record **ranks; /* [world]; NULL: no record */
@@ -219,17 +227,34 @@ static void print_reason(const members *m, int rank)
     if (r && !running) print_other_group(m, r);
 }
 
+/* How long a rank that waits has done so. */
+static int64_t wait_of(const members *m, const tr__record *r)
+{
+    const tr__record_call *running = tr__record_running(r);
+    return m->now - (r->waits_total ? r->waits_since : running ? running->started : m->now);
+}
+
 /* Longest wait among those that wait for a rank. */
 static int64_t longest_wait(const members *m, int rank)
 {
     int64_t longest = 0;
     for (int i = 0; i < m->waiter_count[rank] && i < TR__RECORD_WAITS; i++) {
-        const tr__record *r = m->ranks[m->waiters[rank][i]];
-        const tr__record_call *running = tr__record_running(r);
-        int64_t since = r->waits_total ? r->waits_since : running ? running->started : m->now;
-        if (m->now - since > longest) longest = m->now - since;
+        int64_t wait = wait_of(m, m->ranks[m->waiters[rank][i]]);
+        if (wait > longest) longest = wait;
     }
     return longest;
+}
+
+static bool is_wanted(const members *m, int64_t wait)
+{
+    int64_t since = m->now - wait;
+    return !m->q->stalls || (since > m->q->after && since <= m->q->until);
+}
+
+static void begin_line(const members *m)
+{
+    if (m->q->stalls) fprintf(m->out, "group '%s': ", m->any->group);
+    else fprintf(m->out, "  => ");
 }
 
 static void print_blame(const members *m, int rank)
@@ -237,7 +262,8 @@ static void print_blame(const members *m, int rank)
     char name[NAME_TEXT], text[TR__RANKS_TEXT], since[TR__TIME_TEXT];
     int total = m->waiter_count[rank], named = total < TR__RECORD_WAITS ? total : TR__RECORD_WAITS;
     int64_t longest = longest_wait(m, rank);
-    fprintf(m->out, "  => %s is what %s %s for: ", name_of(m, rank, name),
+    begin_line(m);
+    fprintf(m->out, "%s is what %s %s for: ", name_of(m, rank, name),
         tr__ranks_text(m->waiters[rank], named, total, text), total == 1 ? "waits" : "wait");
     print_reason(m, rank);
     fprintf(m->out, " (for %s%s)\n", tr__time_text(longest, since),
@@ -248,22 +274,27 @@ static void print_blame(const members *m, int rank)
 static void print_circle(const members *m)
 {
     int ranks[TR__RECORD_WAITS], count = 0, total = 0, one;
+    int64_t longest = 0;
     char text[TR__RANKS_TEXT];
     for (int rank = 0; rank < m->world; rank++) {
-        if (waits_of(m, rank, &one, 1) == 0) continue;
+        const tr__record *r = m->ranks[rank];
+        if (!r || waits_of(m, rank, &one, 1) == 0) continue;
         if (count < TR__RECORD_WAITS) ranks[count++] = rank;
+        if (wait_of(m, r) > longest) longest = wait_of(m, r);
         total++;
     }
+    if (!is_wanted(m, longest)) return;
+    begin_line(m);
     if (total)
-        fprintf(m->out, "  => %s wait for each other: look where their calls above differ\n",
-            tr__ranks_text(ranks, count, total, text));
+        fprintf(m->out, "%s wait for each other: look where their calls%s differ\n",
+            tr__ranks_text(ranks, count, total, text), m->q->stalls ? "" : " above");
     else
-        fprintf(m->out, "  => nobody waits\n");
+        fprintf(m->out, "nobody waits\n");
 }
 
 static void find_blame(members *m)
 {
-    int one, blamed = 0;
+    int one, blamed = 0, wanted = 0;
     for (int rank = 0; rank < m->world; rank++)
         if (health_of(m, rank) == FINE && waits_of(m, rank, &one, 1) > 0) follow(m, rank);
     /* First who cannot go on, then who may. */
@@ -272,9 +303,13 @@ static void find_blame(members *m)
             health h = health_of(m, rank);
             bool hard = h == STOPPED || h == DEAD;
             if (hard != (turn == 0) || !to_blame(m, rank)) continue;
-            if (blamed++ < SHOWN) print_blame(m, rank);
+            blamed++;
+            if (is_wanted(m, longest_wait(m, rank)) && wanted++ < SHOWN) print_blame(m, rank);
         }
-    if (blamed > SHOWN) fprintf(m->out, "  => and %d more\n", blamed - SHOWN);
+    if (wanted > SHOWN) {
+        begin_line(m);
+        fprintf(m->out, "and %d more\n", wanted - SHOWN);
+    }
     if (!blamed) print_circle(m);
 }
 
@@ -335,6 +370,10 @@ static bool same_group(const tr__record *a, const tr__record *b)
 
 static void print_group(members *m)
 {
+    if (m->q->stalls) {
+        find_blame(m);
+        return;
+    }
     fprintf(m->out, "  group '%s' (%s): %d of %d ranks are on this host\n", m->any->group, m->any->backend, m->here, m->world);
     for (int rank = 0; rank < m->world; rank++)
         if (m->ranks[rank]) print_row(m, rank);
@@ -344,9 +383,9 @@ static void print_group(members *m)
 }
 
 /* The records from `first` to before `end` are one group. */
-static tr_status explain_group(const tr__records *all, int first, int end, FILE *out)
+static tr_status explain_group(const tr__records *all, int first, int end, const question *q)
 {
-    members m = {.all = all, .any = &all->list[first], .world = all->list[first].world_size, .out = out,
+    members m = {.q = q, .all = all, .any = &all->list[first], .world = all->list[first].world_size, .out = q->out,
         .now = tr__now_ns()};
     size_t world = (size_t)m.world;
     m.ranks = calloc(world, sizeof *m.ranks);
@@ -372,8 +411,9 @@ static tr_status explain_group(const tr__records *all, int first, int end, FILE 
     return room ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %d ranks", m.world);
 }
 
-static tr_status explain_job(const tr__records *all, int first, int end, FILE *out)
+static tr_status explain_job(const tr__records *all, int first, int end, const question *q)
 {
+    FILE *out = q->out;
     const tr__record *r = &all->list[first];
     if (r->job[0])
         fprintf(out, "job %s on host %s\n", r->job, r->host);
@@ -381,7 +421,7 @@ static tr_status explain_job(const tr__records *all, int first, int end, FILE *o
         fprintf(out, "job without a name, started by process %d on host %s\n", r->parent, r->host);
     for (int next; first < end; first = next) {
         for (next = first + 1; next < end && same_group(&all->list[first], &all->list[next]);) next++;
-        TR__TRY(explain_group(all, first, next, out));
+        TR__TRY(explain_group(all, first, next, q));
     }
     return TR_OK;
 }
@@ -419,7 +459,7 @@ static tr_status none_found(const tr__records *all, const char *job)
     return tr__fail(TR_NOT_FOUND, "there is no job '%s' of this user on this host; there is: %s", job, names);
 }
 
-static tr_status explain_all(const tr__records *all, const char *job, FILE *out)
+static tr_status explain_all(const tr__records *all, const char *job, const question *q)
 {
     int found = 0;
     for (int first = 0, next; first < all->count; first = next) {
@@ -427,23 +467,44 @@ static tr_status explain_all(const tr__records *all, const char *job, FILE *out)
         for (next = first; next < all->count && same_job(&all->list[first], &all->list[next]); next++)
             asked = asked || is_asked_for(&all->list[next], job);
         if (!asked) continue;
-        if (found++) fputc('\n', out);
-        TR__TRY(explain_job(all, first, next, out));
+        if (found++) fputc('\n', q->out);
+        TR__TRY(explain_job(all, first, next, q));
     }
     return found ? TR_OK : none_found(all, job);
 }
 
-tr_status tr__records_explain(const tr__records *records, const char *job, char **text)
+static tr_status explain_stalls(const tr__records *all, const char *job, const question *q)
+{
+    for (int first = 0, next; first < all->count; first = next) {
+        for (next = first + 1; next < all->count && same_group(&all->list[first], &all->list[next]);) next++;
+        if (strcmp(all->list[first].job, job) == 0) TR__TRY(explain_group(all, first, next, q));
+    }
+    return TR_OK;
+}
+
+/* Answers; *text stays NULL on failure. */
+static tr_status answer(const tr__records *records, const char *job, question q, char **text)
 {
     size_t bytes;
     *text = NULL;
-    FILE *out = open_memstream(text, &bytes);
-    tr_status status = out ? explain_all(records, job, out) : tr__fail(TR_NO_MEMORY, "no memory to explain a job");
-    if (out && fclose(out) != 0 && status == TR_OK) status = tr__fail(TR_NO_MEMORY, "no memory to explain a job");
+    q.out = open_memstream(text, &bytes);
+    if (!q.out) return tr__fail(TR_NO_MEMORY, "no memory to explain a job");
+    tr_status status = q.stalls ? explain_stalls(records, job, &q) : explain_all(records, job, &q);
+    if (fclose(q.out) != 0 && status == TR_OK) status = tr__fail(TR_NO_MEMORY, "no memory to explain a job");
     if (status == TR_OK) return TR_OK;
     free(*text);
     *text = NULL;
     return status;
+}
+
+tr_status tr__records_explain(const tr__records *records, const char *job, char **text)
+{
+    return answer(records, job, (question){0}, text);
+}
+
+tr_status tr__records_stalls(const tr__records *records, const char *job, int64_t after, int64_t until, char **text)
+{
+    return answer(records, job, (question){.stalls = true, .after = after, .until = until}, text);
 }
 
 tr_status tr_job_explain(const char *job, char **text)

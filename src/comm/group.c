@@ -227,7 +227,7 @@ static void close_group(tr_group *group, const char *cancel)
     pthread_mutex_lock(&group->lock);
     group->closed = true;
     if (cancel && (group->running || group->first || group->backend->pending(group->state))) {
-        tr__fail(TR_CANCELLED, "rank %d gave up group '%s': %s", group->rank, group->name, cancel);
+        tr__fail(TR_CANCELLED, "%s", cancel);
         group->backend->give_up(group->state);
     }
     while (cancel && group->first) {

@@ -7,6 +7,7 @@
  */
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/given.h"
 #include "comm/algorithms.h"
 #include "comm/backend/mpi.h"
 #include "comm/backend/nccl.h"
@@ -15,6 +16,7 @@
 #include "comm/store.h"
 #include "comm/tls.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +33,15 @@ static tr_status check_ranks(const tr_join_options *o, tr__place *p)
     p->rank = o->rank;
     p->world_size = o->world_size;
     return TR_OK;
+}
+
+/* Ranks that are given count, as in PyTorch, and the environment says where they meet. */
+static tr_status read_environment(const tr_join_options *o, const tr__backend *backend, int timeout_ms, tr__place *p)
+{
+    bool by_mpi = backend == &tr__mpi_backend;
+    if (!o->rank && !o->world_size) return tr__environment_place(by_mpi, timeout_ms, p);
+    TR__TRY(check_ranks(o, p));
+    return tr__environment_meeting(by_mpi, timeout_ms, p);
 }
 
 /* tcp://host:port, tcp://[::1]:port */
@@ -58,8 +69,7 @@ static tr_status find_place(const tr_join_options *o, const tr__backend *backend
     p->transport = o->transport;
     p->address = o->address ? o->address : getenv("TRIREME_ADDRESS");
     if (o->store) return check_ranks(o, p);
-    if (!o->init || strcmp(o->init, "env://") == 0)
-        return tr__environment_place(backend == &tr__mpi_backend, timeout_ms, p);
+    if (!o->init || strcmp(o->init, "env://") == 0) return read_environment(o, backend, timeout_ms, p);
     if (strncmp(o->init, "tcp://", 6) == 0) return read_url(o, p);
     if (strncmp(o->init, "file://", 7) == 0) {
         p->path = o->init + 7;
@@ -151,17 +161,31 @@ static tr_status watch(tr_group *group, const tr_join_options *o, const tr__plac
     return tr__group_watch(group, job, folder, o->report_ms);
 }
 
+static tr_status choose_timeout(const tr_join_options *o, int *timeout_ms)
+{
+    if (TR__OR(o, timeout_ms, TR__GROUP_TIMEOUT_MS) < 1)
+        return tr__fail(TR_INVALID, "tr_join: a .timeout_ms of %d must be positive", o->timeout_ms);
+    const char *variable = getenv("TRIREME_TIMEOUT");
+    *timeout_ms = o->timeout_ms ? o->timeout_ms : TR__GROUP_TIMEOUT_MS;
+    if (o->timeout_ms || !variable || !*variable) return TR_OK;
+    int seconds;
+    TR__TRY(tr__environment_number("TRIREME_TIMEOUT", variable, 1, INT_MAX / 1000, &seconds));
+    *timeout_ms = seconds * 1000;
+    return TR_OK;
+}
+
 static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
 {
     const char *name = o->name ? o->name : "world";
     if (!name[0] || strlen(name) >= TR__GROUP_NAME || strpbrk(name, "/ \n"))
         return tr__fail(TR_INVALID, "tr_join: a .name has 1 … %d bytes and no slash or blank", TR__GROUP_NAME - 1);
-    if (o->timeout_ms < 0) return tr__fail(TR_INVALID, "tr_join: a .timeout_ms of %d is negative", o->timeout_ms);
-    if (o->report_ms < 0) return tr__fail(TR_INVALID, "tr_join: a .report_ms of %d is negative", o->report_ms);
+    if (TR__OR(o, report_ms, TR__GROUP_REPORT_MS) < 1)
+        return tr__fail(TR_INVALID, "tr_join: a .report_ms of %d must be positive", o->report_ms);
     TR__TRY(tr_status_of(o->store));
     const tr__backend *backend = find_backend(o->backend);
     if (!backend) return TR_UNSUPPORTED;
-    int timeout_ms = o->timeout_ms ? o->timeout_ms : TR__GROUP_TIMEOUT_MS;
+    int timeout_ms = 0;
+    TR__TRY(choose_timeout(o, &timeout_ms));
     TR__TRY(find_place(o, backend, timeout_ms, p));
     tr__group_init(group);
     set_backend(group, o, backend);

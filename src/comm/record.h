@@ -16,6 +16,8 @@ typedef struct tr__process {
     char state;     /* 'R' running, 'S' and 'D' asleep, 'T' and 't' stopped; 'X': there is none, or it is dead */
     long parent;
     uint64_t start; /* in the kernel's ticks since boot: tells it from an earlier process of this number */
+    bool exiting;   /* it runs no more, though it may have to be cleared away or to be reaped yet, and */
+    int status;     /* this is what waitpid() says of it */
 } tr__process;
 
 tr__process tr__process_of(long pid);
@@ -61,6 +63,10 @@ tr_status tr__records_read(pid_t pid, tr__records *records);
 void tr__records_free(tr__records *records);
 /* What tr_job_explain() says of them. */
 tr_status tr__records_explain(const tr__records *records, const char *job, char **text);
+/* Who is to blame in the job of this name for waits under way that began later than `after` and by `until`, two moments
+ * of tr__now_ns(). *text gets a line for each such rank, and is to be freed: "group 'world': rank 2 (pid 4242, stopped) is
+ * what ranks 0 and 1 wait for: it has not entered all_reduce #18 (…) (for 12.3 s)\n". */
+tr_status tr__records_stalls(const tr__records *records, const char *job, int64_t after, int64_t until, char **text);
 
 /* The call that has run longest, a started collective before sends and receives; NULL when none is under way. */
 const tr__record_call *tr__record_running(const tr__record *record);

@@ -22,8 +22,18 @@ enum { TRIES = 8, WORLD_MOST = 1 << 20 };
 
 /* ---- Processes --------------------------------------------------------------------------------------------------- */
 
+/* The kernel shows a process's exit code to those that may look into it, and 0 to others. A process that is exiting has
+ * no memory any more, and so no program. */
+static bool may_look_into(long pid)
+{
+    char path[40], program[8];
+    snprintf(path, sizeof path, "/proc/%ld/exe", pid);
+    return readlink(path, program, sizeof program) >= 0 || errno == ENOENT;
+}
+
 tr__process tr__process_of(long pid)
 {
+    enum { FLAGS = 9, START = 22, EXIT_CODE = 52, PF_EXITING = 4 }; /* proc(5); linux/sched.h */
     char path[40], stat[1024];
     tr__process process = {.state = 'X'};
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
@@ -36,9 +46,12 @@ tr__process tr__process_of(long pid)
     if (!at || !at[1] || !at[2]) return process;
     if (!strchr("ZXx", at[2])) process.state = at[2];
     process.parent = strtol(at + 3, NULL, 10);
-    /* The state is field 3, the start is field 22. */
-    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
-    if (at) process.start = strtoull(at, NULL, 10);
+    for (int field = 3; (at = strchr(at + 1, ' ')); field++) { /* the state is field 3 */
+        if (field == FLAGS) process.exiting = strtoul(at, NULL, 10) & PF_EXITING;
+        if (field == START) process.start = strtoull(at, NULL, 10);
+        if (field == EXIT_CODE) process.status = (int)strtol(at, NULL, 10);
+    }
+    process.exiting = process.exiting && may_look_into(pid);
     return process;
 }
 
@@ -93,8 +106,7 @@ static void copy_text(char *to, const char *from, size_t bytes)
 {
     memcpy(to, from, bytes);
     to[bytes - 1] = 0;
-    for (char *c = to; *c; c++)
-        if (iscntrl((unsigned char)*c)) *c = '?';
+    tr_printable(to);
 }
 
 static void copy_words(char *to, const _Atomic uint64_t *from, size_t bytes)

@@ -69,26 +69,42 @@ void tr__card_here(const tr__member *member, tr__card *card)
     machine_text(card->machine, sizeof card->machine);
 }
 
-#define CARD_FORMAT(host, machine, address, cookie, tcp_address, tcp_cookie, table)                                     \
-    "trireme-card 4 rank %d of %d pid %ld in %lu host " host " machine " machine " address " address " cookie " cookie     \
-    " tcp " tcp_address " cookie " tcp_cookie " table " table " tls %d"
+/* The format's number and the library's version come first in every format, so that any two libraries can tell that they differ. */
+#define CARD_NUMBER "5"
+#define CARD_FORMAT(version, host, machine, address, cookie, tcp_address, tcp_cookie, table)                            \
+    "trireme-card " CARD_NUMBER " version " version " rank %d of %d pid %ld in %lu host " host " machine " machine        \
+    " address " address " cookie " cookie " tcp " tcp_address " cookie " tcp_cookie " table " table " tls %d"
 
 tr_status tr__card_read(const char *text, tr__card *card)
 {
     *card = (tr__card){0};
-    int fields = sscanf(text, CARD_FORMAT("%64s", "%128s", "%108s", "%32s", "%78s", "%32s", "%" SCNx64), &card->rank,
-        &card->world_size, &card->pid, &card->pid_space, card->host, card->machine, card->address, card->cookie,
-        card->tcp_address, card->tcp_cookie, &card->table, &card->tls);
-    if (fields != 12 || strlen(card->cookie) != TR__COOKIE_TEXT - 1)
+    int fields = sscanf(text, CARD_FORMAT("%23s", "%64s", "%128s", "%108s", "%32s", "%78s", "%32s", "%" SCNx64),
+        card->version, &card->rank, &card->world_size, &card->pid, &card->pid_space, card->host, card->machine,
+        card->address, card->cookie, card->tcp_address, card->tcp_cookie, &card->table, &card->tls);
+    if (fields != 13 || strlen(card->cookie) != TR__COOKIE_TEXT - 1)
         return tr__fail(TR_FORMAT, "'%.40s' is no card of a rank", text);
     return TR_OK;
+}
+
+bool tr__card_visible(const tr__card *card, const tr__card *mine)
+{
+    return card->pid_space == mine->pid_space && mine->pid_space && strcmp(card->machine, mine->machine) == 0;
+}
+
+/* Libraries of two versions lay out what they share in different ways: they part before they connect. */
+static tr_status check_version(const tr__rendezvous *r, int rank, const char *text)
+{
+    char number[8] = "", version[24] = "of an earlier version";
+    if (sscanf(text, "trireme-card %7s version %23s", number, version) < 1) return TR_OK; /* damaged: reading it says so */
+    if (strcmp(number, CARD_NUMBER) == 0 && strcmp(version, tr_version()) == 0) return TR_OK;
+    return tr__fail(TR_MISMATCH, "group '%s': rank %d runs Trireme %s, rank %d runs Trireme %s: all ranks of a job need the same "
+        "version", r->member->group, r->member->rank, tr_version(), rank, version);
 }
 
 /* One that nobody has reaped yet still has its number. */
 static bool has_ended(const tr__card *card, const tr__card *mine)
 {
-    bool visible = card->pid_space == mine->pid_space && mine->pid_space && strcmp(card->machine, mine->machine) == 0;
-    if (!visible) return false;
+    if (!tr__card_visible(card, mine)) return false;
     if (kill((pid_t)card->pid, 0) != 0) return errno == ESRCH;
     return tr__process_of(card->pid).state == 'X' && tr__process_of(mine->pid).state != 'X';
 }
@@ -190,9 +206,9 @@ void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined)
 tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
 {
     char key[KEY];
-    int length = snprintf(r->card, sizeof r->card, CARD_FORMAT("%s", "%s", "%s", "%s", "%s", "%s", "%" PRIx64), mine->rank,
-                          mine->world_size, mine->pid, mine->pid_space, mine->host, mine->machine, mine->address,
-                          mine->cookie, mine->tcp_address, mine->tcp_cookie, mine->table, mine->tls);
+    int length = snprintf(r->card, sizeof r->card, CARD_FORMAT("%s", "%s", "%s", "%s", "%s", "%s", "%s", "%" PRIx64),
+        tr_version(), mine->rank, mine->world_size, mine->pid, mine->pid_space, mine->host, mine->machine, mine->address,
+        mine->cookie, mine->tcp_address, mine->tcp_cookie, mine->table, mine->tls);
     return tr_store_set(r->member->store, card_key(r, mine->rank, key), r->card, (size_t)length);
 }
 
@@ -223,6 +239,7 @@ static tr_status take_cards(tr__rendezvous *r, search *s, int from, int count, c
             s->ranks[s->count++] = rank; /* which overtakes no rank that is yet to be read */
             continue;
         }
+        TR__TRY(check_version(r, rank, texts[i].data));
         TR__TRY(tr__card_read(texts[i].data, &cards[rank]));
         TR__TRY(check_card(r, rank, &cards[rank]));
         tr__recorder_peer(r->member->recorder, rank, cards[rank].pid, cards[rank].host);
@@ -314,7 +331,8 @@ static standing standing_of(tr__rendezvous *r, const tr__card *its)
 
 static tr_status died(const tr__rendezvous *r, const tr__card *card)
 {
-    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died while joining", r->member->group, card->rank, card->pid);
+    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died, or exited, while joining", r->member->group,
+        card->rank, card->pid);
 }
 
 tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__card *cards, int rank)

@@ -18,6 +18,7 @@
 enum { TR__COOKIE = 16, TR__COOKIE_TEXT = 2 * TR__COOKIE + 1 };
 
 typedef struct tr__card {
+    char version[24];             /* of the rank's library */
     int rank, world_size;
     long pid;
     unsigned long pid_space;      /* where that number means something: the inode of the process namespace */
@@ -48,6 +49,9 @@ tr_status tr__random_text(char *text, size_t bytes);
 
 /* Fills in what is known of this process: all but address and cookie. */
 void tr__card_here(const tr__member *member, tr__card *card);
+
+/* Does its pid mean the same to us? */
+bool tr__card_visible(const tr__card *card, const tr__card *mine);
 
 /* A card from its text in the store. */
 tr_status tr__card_read(const char *text, tr__card *card);

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/object.h"
+#include "base/resolve.h"
 #include "comm/store.h"
 
 #include <errno.h>
@@ -239,7 +240,7 @@ tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__c
     char service[8];
     snprintf(service, sizeof service, "%d", to->port);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *found;
-    int error = getaddrinfo(to->host, service, &hints, &found);
+    int error = tr__resolve(to->host, service, &hints, &found);
     if (error == EAI_AGAIN) return tr__fail(TR_IO, "%s: %s", to->name, gai_strerror(error));
     if (error) return tr__fail(TR_NOT_FOUND, "%s: %s", to->name, gai_strerror(error));
     *c = (tr__connection){.fd = -1};
@@ -277,7 +278,7 @@ tr_status tr__bind(const char *host, int port, int *fd)
     char service[8];
     snprintf(service, sizeof service, "%d", port);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_PASSIVE}, *found;
-    int error = getaddrinfo(host, service, &hints, &found);
+    int error = tr__resolve(host, service, &hints, &found);
     if (error) return tr__fail(TR_IO, "store: cannot serve on %s:%d: %s", host, port, gai_strerror(error));
     error = EADDRNOTAVAIL;
     for (const struct addrinfo *a = found; a && error && error != EADDRINUSE; a = a->ai_next)

@@ -16,6 +16,7 @@
  * next writer cuts it off. The locks belong to the open file, not to the process, so threads can be ranks.
  */
 #include "base/clock.h"
+#include "base/given.h"
 #include "comm/store.h"
 #include "comm/store_file.h"
 #include "comm/store_map.h"
@@ -388,12 +389,13 @@ static const tr__type file_type = {.name = "store", .size = sizeof(file_store), 
 static tr_status open_store(file_store *f, const tr_store_file_options *o)
 {
     if (!o->path || !o->path[0]) return tr__fail(TR_INVALID, "tr_store_file: a path is needed");
-    if (o->timeout_ms < 0) return tr__fail(TR_INVALID, "tr_store_file: a timeout of %d ms is negative", o->timeout_ms);
+    int timeout_ms = TR__OR(o, timeout_ms, TR__STORE_TIMEOUT_MS);
+    if (timeout_ms < 1) return tr__fail(TR_INVALID, "tr_store_file: a timeout of %d ms must be positive", timeout_ms);
     f->path = strdup(o->path);
     if (!f->path) return tr__fail(TR_NO_MEMORY, "tr_store_file: no memory");
     f->fd = -1;
     pthread_mutex_init(&f->lock, NULL);
-    f->store.timeout_ms = o->timeout_ms ? o->timeout_ms : TR__STORE_TIMEOUT_MS;
+    f->store.timeout_ms = timeout_ms;
     f->store.anywhere = true; /* the file system lets in none but our user */
     snprintf(f->store.name, sizeof f->store.name, "store %s", o->path);
     TR__TRY(open_file(f, f->store.timeout_ms));

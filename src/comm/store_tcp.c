@@ -3,6 +3,7 @@
  * more, so that a thread which waits for a key does not keep others from setting it.
  */
 #include "base/clock.h"
+#include "base/given.h"
 #include "comm/store.h"
 #include "comm/store_connection.h"
 #include "comm/store_server.h"
@@ -260,7 +261,8 @@ static tr_status check_options(const tr_store_tcp_options *o)
         return tr__fail(TR_INVALID, "tr_store_tcp: host '%.40s…' is too long", o->host);
     if (o->port < 0 || o->port > 65535 || (o->port == 0 && !o->serve))
         return tr__fail(TR_INVALID, "tr_store_tcp: port %d is not in %d … 65535", o->port, o->serve ? 0 : 1);
-    if (o->timeout_ms < 0) return tr__fail(TR_INVALID, "tr_store_tcp: a timeout of %d ms is negative", o->timeout_ms);
+    if (TR__OR(o, timeout_ms, TR__STORE_TIMEOUT_MS) < 1)
+        return tr__fail(TR_INVALID, "tr_store_tcp: a timeout of %d ms must be positive", o->timeout_ms);
     return TR_OK;
 }
 
@@ -269,7 +271,7 @@ static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o, bool sh
     TR__TRY(check_options(o));
     pthread_mutex_init(&s->lock, NULL);
     s->store.ops = &tcp_ops;
-    s->store.timeout_ms = o->timeout_ms ? o->timeout_ms : TR__STORE_TIMEOUT_MS;
+    s->store.timeout_ms = TR__OR(o, timeout_ms, TR__STORE_TIMEOUT_MS);
     s->store.port = o->port;
     s->insecure = o->insecure;
     strcpy(s->host, o->host);

@@ -1,9 +1,21 @@
-/* Making one batch: samples are written, or copied, side by side into fresh tensors. */
+/*
+ * Making one batch: samples are written, or copied, side by side into fresh tensors.
+ *
+ * With .on_bad = TR_SKIP a sample that cannot be made is replaced by another one of the dataset, so that a batch has as
+ * many samples as were asked for, and all ranks make as many steps of the same size. Which one depends on (the epoch's
+ * seed, the sample's number, the attempt) alone: it is the same for any number of workers and ranks. Replacements come
+ * at the batch's end, behind the good samples, and count as duplicates.
+ */
 #include "data/batch.h"
+
+#include "base/rng.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* So many samples are tried in place of one that cannot be made: when none of them can, most of the dataset is bad. */
+enum { MOST_REPLACEMENTS = 100 };
 
 /* Where samples of one layout are put together. */
 typedef struct pile {
@@ -12,10 +24,21 @@ typedef struct pile {
     size_t bytes; /* of a row */
 } pile;
 
-static tr_status given_up(const tr__recipe *r)
+typedef struct maker {
+    const tr__recipe *recipe;
+    tr__batch *batch;
+    bool unmade;        /* what failed last was a sample, not the putting together */
+    pile x, y;          /* without a .collate */
+    int64_t first;      /* the number of the sample that said what x and y are like */
+    tr_sample *samples; /* [count], for a .collate */
+} maker;
+
+/* To be called before each sample. */
+static tr_status go_on(const tr__recipe *r)
 {
-    if (!atomic_load_explicit(r->stop, memory_order_relaxed)) return TR_OK;
-    return tr__fail(TR_CANCELLED, "the batch was given up");
+    if (atomic_load_explicit(r->stop, memory_order_relaxed)) return tr__fail(TR_CANCELLED, "the batch was given up");
+    if (r->begun) atomic_fetch_add_explicit(r->begun, 1, memory_order_relaxed);
+    return TR_OK;
 }
 
 static tr_status pile_up(pile *p, const tr__recipe *r, const tr__layout *layout)
@@ -36,100 +59,166 @@ static void *place(const pile *p, int64_t i)
     return p->rows ? (char *)tr__ptr(p->rows) + (size_t)i * p->bytes : NULL;
 }
 
-/* ---- Samples that write themselves ------------------------------------------------------------------------------- */
+/* ---- One sample -------------------------------------------------------------------------------------------------- */
 
-static tr_status write_rows(const tr__recipe *r, tr_sample *batch)
+static tr_status get(maker *m, int64_t index, tr_sample *sample)
 {
-    tr_dataset *set = r->set;
-    pile x = {0}, y = {0};
-    TR__TRY(pile_up(&x, r, &set->x));
-    if (set->has_y) TR__TRY(pile_up(&y, r, &set->y));
-    for (int64_t i = 0; i < r->count; i++) {
-        TR__TRY(given_up(r));
-        tr_status status = set->kind->write(set, r->indices[i], place(&x, i), place(&y, i));
-        if (status != TR_OK) return tr__sample_failed(set, r->indices[i], status);
-    }
-    *batch = (tr_sample){x.rows, y.rows};
-    return TR_OK;
+    const tr__recipe *r = m->recipe;
+    tr_status status = tr__dataset_sample(r->set, index, tr__sample_seed(r->seed, index), sample);
+    m->unmade = status != TR_OK;
+    return status;
 }
 
-/* ---- Samples that are tensors ------------------------------------------------------------------------------------ */
-
-static tr_status get(const tr__recipe *r, int64_t i, tr_sample *sample)
+/* A sample that writes itself. */
+static inline tr_status write_row(maker *m, int64_t at, int64_t index)
 {
-    TR__TRY(given_up(r));
-    return tr__dataset_sample(r->set, r->indices[i], tr__sample_seed(r->seed, r->indices[i]), sample);
+    tr_dataset *set = m->recipe->set;
+    tr_status status = set->kind->write(set, index, place(&m->x, at), place(&m->y, at));
+    m->unmade = status != TR_OK;
+    return status == TR_OK ? TR_OK : tr__sample_failed(set, index, status);
 }
 
-/* Copies one part of sample i to its row; the first sample says what they look like. */
-static tr_status stack_part(const tr__recipe *r, const char *part, int64_t i, const tr_tensor *t, pile *p)
+/* Copies one part of a sample to its row; the first sample says what they look like. */
+static tr_status stack_part(const maker *m, const char *part, int64_t at, const tr_tensor *t, const pile *p)
 {
-    if (i > 0 && !t != !p->rows)
+    if (!t != !p->rows)
         return tr__fail(TR_INVALID, "it has %s %s, unlike sample %" PRId64 " of the same batch", t ? "a" : "no", part,
-            r->indices[0]);
+            m->first);
     if (!t) return TR_OK;
     if (t->dtype != p->layout.dtype || !tr__shape_equal(t->shape, p->layout.shape))
         return tr__fail(TR_SHAPE,
             "its %s is %s of %s, and that of sample %" PRId64 " of the same batch %s of %s: give the "
             "loader a .collate",
-            part, TR__TEXT(t->shape), tr_dtype_name(t->dtype), r->indices[0], TR__TEXT(p->layout.shape),
+            part, TR__TEXT(t->shape), tr_dtype_name(t->dtype), m->first, TR__TEXT(p->layout.shape),
             tr_dtype_name(p->layout.dtype));
-    return tr_copy_out(t, place(p, i), p->bytes);
+    return tr_copy_out(t, place(p, at), p->bytes);
 }
 
-static tr_status stack_sample(const tr__recipe *r, int64_t i, const tr_sample *sample, pile *x, pile *y)
+static tr_status stack_sample(const maker *m, int64_t at, int64_t index, const tr_sample *sample)
 {
-    tr_status status = stack_part(r, "x", i, sample->x, x);
-    if (status == TR_OK) status = stack_part(r, "y", i, sample->y, y);
-    return status == TR_OK ? TR_OK : tr__sample_failed(r->set, r->indices[i], status);
+    tr_status status = stack_part(m, "x", at, sample->x, &m->x);
+    if (status == TR_OK) status = stack_part(m, "y", at, sample->y, &m->y);
+    return status == TR_OK ? TR_OK : tr__sample_failed(m->recipe->set, index, status);
 }
 
-static tr_status begin_piles(const tr__recipe *r, const tr_sample *first, pile *x, pile *y)
+static tr_status stack_row(maker *m, int64_t at, int64_t index)
 {
-    TR__TRY(pile_up(x, r, &(tr__layout){first->x->shape, first->x->dtype}));
-    return first->y ? pile_up(y, r, &(tr__layout){first->y->shape, first->y->dtype}) : TR_OK;
+    TR_SCOPE;
+    tr_sample sample;
+    TR__TRY(get(m, index, &sample));
+    return stack_sample(m, at, index, &sample);
 }
 
-static tr_status stack_rows(const tr__recipe *r, tr_sample *batch)
+/* Without a scope of its own: the piles stay. */
+static tr_status stack_first_row(maker *m, int64_t at, int64_t index)
 {
-    pile x = {0}, y = {0};
-    tr_sample first;
-    TR__TRY(get(r, 0, &first));
-    TR__TRY(begin_piles(r, &first, &x, &y));
-    TR__TRY(stack_sample(r, 0, &first, &x, &y));
-    for (int64_t i = 1; i < r->count; i++) {
-        TR_SCOPE;
-        tr_sample sample;
-        TR__TRY(get(r, i, &sample));
-        TR__TRY(stack_sample(r, i, &sample, &x, &y));
+    tr_sample sample;
+    TR__TRY(get(m, index, &sample));
+    TR__TRY(pile_up(&m->x, m->recipe, &(tr__layout){sample.x->shape, sample.x->dtype}));
+    if (sample.y) TR__TRY(pile_up(&m->y, m->recipe, &(tr__layout){sample.y->shape, sample.y->dtype}));
+    m->first = index;
+    return stack_sample(m, at, index, &sample);
+}
+
+/* Makes a sample and puts it into place `at` of the batch. */
+static inline tr_status put(maker *m, int64_t at, int64_t index)
+{
+    const tr__recipe *r = m->recipe;
+    m->unmade = false;
+    TR__TRY(go_on(r));
+    if (r->collate) return get(m, index, &m->samples[at]);
+    if (r->set->laid_out) return write_row(m, at, index);
+    return m->x.rows ? stack_row(m, at, index) : stack_first_row(m, at, index);
+}
+
+/* ---- All of them ------------------------------------------------------------------------------------------------- */
+
+/* Want of memory says nothing of the sample. */
+static bool is_bad(const maker *m, tr_status status)
+{
+    return m->recipe->on_bad == TR_SKIP && m->unmade && status != TR_NO_MEMORY && status != TR_CANCELLED &&
+           status != TR_INTERNAL;
+}
+
+/* Fills place `at` with another sample in place of a bad one. */
+static tr_status replace(maker *m, int64_t at, int64_t bad)
+{
+    const tr__recipe *r = m->recipe;
+    tr_status status = TR_OK;
+    for (uint64_t attempt = 0; attempt < MOST_REPLACEMENTS; attempt++) {
+        int64_t index = (int64_t)(tr__mix(tr__sample_seed(r->seed, bad), attempt) % (uint64_t)r->choice);
+        status = put(m, at, index);
+        if (status == TR_OK) m->batch->indices[at] = index;
+        if (status == TR_OK || !is_bad(m, status)) return status;
+        TR__TRY(tr__skips_add(&m->batch->skips, index, tr_error_message()));
     }
-    *batch = (tr_sample){x.rows, y.rows};
+    return tr__fail_context(status, "sample %" PRId64 " is bad, and so are %d others that were to replace it; the last",
+        bad, MOST_REPLACEMENTS);
+}
+
+/* Those that were asked for, as far as all of the first `good` could be made. */
+static tr_status begin_indices(maker *m, int64_t good)
+{
+    const tr__recipe *r = m->recipe;
+    if (m->batch->indices) return TR_OK;
+    m->batch->indices = malloc((size_t)r->count * sizeof *r->indices);
+    if (!m->batch->indices) return tr__fail(TR_NO_MEMORY, "no memory for %" PRId64 " numbers of samples", r->count);
+    memcpy(m->batch->indices, r->indices, (size_t)good * sizeof *r->indices);
     return TR_OK;
 }
 
-static tr_status collate_samples(const tr__recipe *r, tr_sample *samples, tr_sample *batch)
+/* Good ones from the front, replacements from the back. */
+static tr_status put_all(maker *m)
 {
-    for (int64_t i = 0; i < r->count; i++) TR__TRY(get(r, i, &samples[i]));
+    const tr__recipe *r = m->recipe;
+    int64_t good = 0, counted = 0, bad = 0;
+    for (int64_t i = 0; i < r->count; i++) {
+        int64_t index = r->indices[i];
+        tr_status status = put(m, good, index);
+        if (status == TR_OK) {
+            if (m->batch->indices) m->batch->indices[good] = index;
+            counted += i < r->once;
+            good++;
+            continue;
+        }
+        if (!is_bad(m, status)) return status;
+        TR__TRY(tr__skips_add(&m->batch->skips, index, tr_error_message()));
+        TR__TRY(begin_indices(m, good));
+        TR__TRY(replace(m, r->count - ++bad, index));
+    }
+    m->batch->duplicates = r->count - counted;
+    return TR_OK;
+}
+
+static tr_status collate_samples(const tr__recipe *r, tr_sample *samples, tr_sample *made)
+{
     uint64_t before = tr__failures();
-    tr_status status = tr__fail_unsaid(r->collate(samples, r->count, r->user, batch), before);
-    if (status == TR_OK && !batch->x) status = tr__fail(TR_INVALID, "it made no x");
-    if (status == TR_OK) status = tr_status_of(batch->x);
-    if (status == TR_OK) status = tr_status_of(batch->y);
+    tr_status status = tr__fail_unsaid(r->collate(samples, r->count, r->user, made), before);
+    if (status == TR_OK && !made->x) status = tr__fail(TR_INVALID, "it made no x");
+    if (status == TR_OK) status = tr_status_of(made->x);
+    if (status == TR_OK) status = tr_status_of(made->y);
     if (status == TR_OK) return TR_OK;
     return tr__fail_context(status, "collate of the %" PRId64 " samples from %" PRId64 " of %s on", r->count,
         r->indices[0], r->set->name);
 }
 
-static tr_status collate(const tr__recipe *r, tr_sample *batch)
+static tr_status make(maker *m, tr_sample *made)
 {
-    tr_sample *samples = calloc((size_t)r->count, sizeof *samples);
-    if (!samples) return tr__fail(TR_NO_MEMORY, "loader: no memory for %" PRId64 " samples", r->count);
-    tr_status status = collate_samples(r, samples, batch);
-    free(samples);
-    return status;
+    const tr__recipe *r = m->recipe;
+    if (r->collate) {
+        m->samples = calloc((size_t)r->count, sizeof *m->samples);
+        if (!m->samples) return tr__fail(TR_NO_MEMORY, "loader: no memory for %" PRId64 " samples", r->count);
+        TR__TRY(put_all(m));
+        return collate_samples(r, m->samples, made);
+    }
+    if (r->set->laid_out) TR__TRY(pile_up(&m->x, r, &r->set->x));
+    if (r->set->laid_out && r->set->has_y) TR__TRY(pile_up(&m->y, r, &r->set->y));
+    TR__TRY(put_all(m));
+    *made = (tr_sample){m->x.rows, m->y.rows};
+    return TR_OK;
 }
 
-/* ---- Either ------------------------------------------------------------------------------------------------------ */
+/* ---- The batch --------------------------------------------------------------------------------------------------- */
 
 static tr_status move(tr_tensor **t, tr_device device)
 {
@@ -150,15 +239,23 @@ tr_status tr__batch_keep(const tr_sample *made, tr_device device, tr_sample *bat
     return TR_OK;
 }
 
-tr_status tr__batch_make(const tr__recipe *r, tr_sample *batch)
+void tr__batch_drop(tr__batch *batch)
+{
+    tr__unref(batch->made.x);
+    tr__unref(batch->made.y);
+    free(batch->indices);
+    tr__skips_drop(&batch->skips);
+    *batch = (tr__batch){0};
+}
+
+tr_status tr__batch_make(const tr__recipe *recipe, tr__batch *batch)
 {
     TR_SCOPE;
+    *batch = (tr__batch){0};
+    maker m = {.recipe = recipe, .batch = batch};
     tr_sample made = {NULL, NULL};
-    if (r->collate)
-        TR__TRY(collate(r, &made));
-    else if (r->set->laid_out)
-        TR__TRY(write_rows(r, &made));
-    else
-        TR__TRY(stack_rows(r, &made));
-    return tr__batch_keep(&made, r->device, batch);
+    tr_status status = make(&m, &made);
+    if (status == TR_OK) status = tr__batch_keep(&made, recipe->device, &batch->made);
+    free(m.samples);
+    return status;
 }

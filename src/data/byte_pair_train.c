@@ -3,6 +3,7 @@
  * neighbours that stands most often becomes a token, again and again. Of pairs that stand equally often, that of the
  * smallest ids is first. As each merge changes few words, each pair knows in which it stands.
  */
+#include "base/given.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
 
@@ -228,7 +229,7 @@ static tr_status add_bytes(tr_tokenizer *t)
 static tr_status train(tr_tokenizer *t, const tr_tokenizer_train_options *o)
 {
     static const char end_of_text[] = "<|endoftext|>";
-    int vocab = o->vocab ? o->vocab : 4096, least = o->least ? o->least : 2, id;
+    int vocab = TR__OR(o, vocab, 4096), least = TR__OR(o, least, 2), id;
     TR__TRY(tr_status_of(o->text));
     if (!o->text) return tr__fail(TR_INVALID, "the text is NULL");
     if (vocab < 257 || least < 1)

@@ -17,8 +17,9 @@ enum { MOST_OF_A_BYTE = 1032 };
 
 typedef struct idx_file {
     const char *path;
-    gzFile file;  /* reads plain files, too */
-    int64_t size; /* of the file, as it lies on the disk */
+    gzFile file;       /* reads plain files, too */
+    int64_t size;      /* of the file, as it lies on the disk */
+    int64_t max_bytes; /* of its elements, that the program allows; or 0 */
 } idx_file;
 
 static tr_status open_file(idx_file *f)
@@ -86,16 +87,21 @@ static tr_status read_header(const idx_file *f, tr_shape *shape, tr_dtype *dtype
     return TR_OK;
 }
 
-/* Whether the file may hold what its header says; *bytes: how many that are. Nothing is allocated before. */
+/* Whether the file may hold what its header says, and the program wants so much; *bytes: how many that are. Nothing is
+ * allocated before. */
 static tr_status check_size(const idx_file *f, tr_shape shape, tr_dtype dtype, int64_t *bytes)
 {
     *bytes = (int64_t)tr_dtype_size(dtype);
     bool absurd = false;
     for (int i = 0; i < shape.ndim; i++) absurd |= __builtin_mul_overflow(*bytes, shape.dim[i], bytes);
     int64_t most = gzdirect(f->file) ? f->size : f->size * MOST_OF_A_BYTE;
-    if (!absurd && *bytes <= most) return TR_OK;
-    return tr__fail(TR_FORMAT, "idx: %s says that it holds %s of %s, which cannot be in its %" PRId64 " bytes", f->path,
-        TR__TEXT(shape), tr_dtype_name(dtype), f->size);
+    if (absurd || *bytes > most)
+        return tr__fail(TR_FORMAT, "idx: %s says that it holds %s of %s, which cannot be in its %" PRId64 " bytes",
+            f->path, TR__TEXT(shape), tr_dtype_name(dtype), f->size);
+    int64_t allowed = gzdirect(f->file) && !f->max_bytes ? INT64_MAX : tr__unpacked_most(f->size, f->max_bytes);
+    if (*bytes <= allowed) return TR_OK;
+    return tr__fail(TR_FORMAT, "idx: %s, of %" PRId64 " bytes, unpacks to %s of %s, %" PRId64 " bytes, more than the %"
+        PRId64 " that .max_bytes allows", f->path, f->size, TR__TEXT(shape), tr_dtype_name(dtype), *bytes, allowed);
 }
 
 static tr_status read_elements(const idx_file *f, tr_tensor *t, int64_t bytes)
@@ -127,10 +133,12 @@ static tr_status load(idx_file *f, tr_tensor **out)
     return read_elements(f, *out, bytes);
 }
 
-tr_tensor *tr_idx_load(const char *path)
+tr_tensor *tr_idx_load_with(const tr_idx_load_options *options)
 {
-    if (!path) return tr__tensor_fail(TR_INVALID, "idx: no path was given");
-    idx_file f = {.path = path};
+    if (!options->path) return tr__tensor_fail(TR_INVALID, "idx: no path was given");
+    if (options->max_bytes < 0)
+        return tr__tensor_fail(TR_INVALID, "idx: .max_bytes must be 0 or more, not %" PRId64, options->max_bytes);
+    idx_file f = {.path = options->path, .max_bytes = options->max_bytes};
     tr_tensor *t = NULL;
     tr_status status = load(&f, &t);
     if (f.file) gzclose(f.file);

@@ -1,10 +1,11 @@
-/* A folder of pictures, in a sub-folder for each class. */
+/* A folder of images, in a sub-folder for each class. */
 #include "data/dataset.h"
 #include "data/file.h"
-#include "data/picture.h"
+#include "data/image.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,43 +26,36 @@ typedef struct image_folder {
     int64_t classes_count;
     entry *entries;
     int64_t capacity;
+    int64_t max_pixels; /* of an image */
 } image_folder;
 
 /* ---- Samples ----------------------------------------------------------------------------------------------------- */
 
-static tr_status write_planes(const tr_dataset *set, const tr__picture *picture, void *x)
+/* x: [3, height, width], f32 0 … 1 or u8 0 … 255 */
+static tr_status write_image(tr_dataset *set, const unsigned char *bytes, size_t count, void *x)
 {
+    int64_t most = ((const image_folder *)tr__dataset_state(set))->max_pixels, n = tr__numel(set->x.shape);
     int height = (int)set->x.shape.dim[1], width = (int)set->x.shape.dim[2];
-    int64_t n = tr__numel(set->x.shape);
     if (set->x.dtype == TR_F32) {
         float *planes = x;
-        TR__TRY(tr__picture_scale(picture, width, height, planes));
+        TR__TRY(tr__image_decode(bytes, count, most, width, height, planes));
         for (int64_t i = 0; i < n; i++) planes[i] /= 255.0f;
         return TR_OK;
     }
     float *planes = malloc((size_t)n * sizeof *planes);
-    if (!planes) return tr__fail(TR_NO_MEMORY, "no memory to scale a picture");
-    tr_status status = tr__picture_scale(picture, width, height, planes);
+    if (!planes) return tr__fail(TR_NO_MEMORY, "no memory to scale an image");
+    tr_status status = tr__image_decode(bytes, count, most, width, height, planes);
     for (int64_t i = 0; status == TR_OK && i < n; i++) ((unsigned char *)x)[i] = (unsigned char)(planes[i] + 0.5f);
     free(planes);
     return status;
 }
 
-static tr_status write_picture(const tr_dataset *set, const unsigned char *bytes, size_t count, void *x)
-{
-    tr__picture picture;
-    TR__TRY(tr__picture_decode(&picture, bytes, count, (int)set->x.shape.dim[2], (int)set->x.shape.dim[1]));
-    tr_status status = write_planes(set, &picture, x);
-    tr__picture_free(&picture);
-    return status;
-}
-
-static tr_status read_picture(const tr_dataset *set, const char *path, void *x)
+static tr_status read_image(tr_dataset *set, const char *path, void *x)
 {
     unsigned char *bytes;
     size_t count;
     TR__TRY(tr__file_read(path, &bytes, &count));
-    tr_status status = write_picture(set, bytes, count, x);
+    tr_status status = write_image(set, bytes, count, x);
     free(bytes);
     return status;
 }
@@ -70,7 +64,7 @@ static tr_status write_sample(tr_dataset *set, int64_t index, void *x, void *y)
 {
     const image_folder *f = tr__dataset_state(set);
     *(int64_t *)y = f->entries[index].label;
-    tr_status status = read_picture(set, f->entries[index].path, x);
+    tr_status status = read_image(set, f->entries[index].path, x);
     return status == TR_OK ? TR_OK : tr__fail_context(status, "%s", f->entries[index].path);
 }
 
@@ -183,6 +177,10 @@ static tr_status fill(tr_dataset *set, const tr_image_folder_options *o)
     if (o->height < 1 || o->width < 1 || o->height > MOST_PIXELS_A_SIDE || o->width > MOST_PIXELS_A_SIDE)
         return tr__fail(TR_INVALID, "image_folder: .height and .width must be 1 to %d, not %d and %d",
             MOST_PIXELS_A_SIDE, o->height, o->width);
+    if (o->max_pixels < 0 || o->max_pixels > INT32_MAX)
+        return tr__fail(TR_INVALID, "image_folder: .max_pixels must be 1 to %d, or 0 for %d, not %" PRId64, INT32_MAX,
+            TR__IMAGE_PIXELS, o->max_pixels);
+    f->max_pixels = o->max_pixels ? o->max_pixels : TR__IMAGE_PIXELS;
     f->folder = strdup(o->folder);
     if (!f->folder) return tr__fail(TR_NO_MEMORY, "image_folder: out of memory");
     set->name = f->folder;

@@ -10,6 +10,9 @@
 #include "data/remote.h"
 #include "data/sampler.h"
 
+#include "base/clock.h"
+#include "base/given.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "base/thread.h"
 
@@ -20,19 +23,20 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { BATCH = 32, PREFETCH = 2, MOST_WORKERS = 1024, MOST_PREFETCH = 1024 };
+enum { BATCH = 32, PREFETCH = 2, MOST_WORKERS = 1024, MOST_PREFETCH = 1024, LOOK_MS = 50, HANGS_MS = 5000 };
 
 /* One batch, made or not. */
 typedef struct slot {
     bool made;
     tr__error *error; /* NULL: batch holds it */
-    tr_sample batch;  /* references */
+    tr__batch batch;
 } slot;
 
 typedef struct worker {
     tr_loader *loader;
     pthread_t thread;
     tr__remote remote; /* the thread's own */
+    atomic_uint begun; /* as in tr__recipe */
 } worker;
 
 struct tr_loader {
@@ -48,10 +52,15 @@ struct tr_loader {
 
     int64_t epoch;       /* under way, or the next */
     int64_t first;       /* batch that the next epoch begins with */
+    int64_t heard;       /* how often the sampler's epoch had been set when this loader last followed it */
     bool under_way;
     int64_t *indices;    /* of this epoch, length of them */
     int64_t length, duplicates, batches;
-    tr_sample current;   /* what was handed out last; references */
+    tr__batch current;   /* what was handed out last */
+    int64_t skipped;     /* bad samples, in what was handed out */
+    unsigned char *told; /* a bit for each sample of the set that the log has named as bad; NULL: none yet */
+    tr__stop_wanted stop_wanted; /* or NULL */
+    void *stop_user;
 
     bool has_lock;
     pthread_mutex_t lock;      /* for what follows */
@@ -80,28 +89,24 @@ static int64_t samples_in(const tr_loader *l, int64_t number)
 }
 
 /* w: NULL when the calling thread is the program's. */
-static tr_status make(tr_loader *l, worker *w, int64_t number, tr_sample *batch)
+static tr_status make(tr_loader *l, worker *w, int64_t number, tr__batch *batch)
 {
     tr__recipe recipe = l->recipe;
     recipe.indices = l->indices + number * l->batch;
     recipe.count = samples_in(l, number);
+    int64_t once = l->length - l->duplicates - number * l->batch;
+    recipe.once = once < 0 ? 0 : once < recipe.count ? once : recipe.count;
     recipe.seed = tr__mix(l->seed, (uint64_t)l->epoch);
+    recipe.begun = w ? &w->begun : NULL;
     int64_t most = l->batch < l->length ? l->batch : l->length;
     tr_status status = l->processes ? tr__remote_make(&w->remote, &recipe, most, l->wake, batch)
                                     : tr__batch_make(&recipe, batch);
     return status == TR_OK ? TR_OK : tr__fail_context(status, "loader");
 }
 
-static void drop(tr_sample *batch)
-{
-    tr__unref(batch->x);
-    tr__unref(batch->y);
-    *batch = (tr_sample){NULL, NULL};
-}
-
 static void empty_slot(slot *s)
 {
-    drop(&s->batch);
+    tr__batch_drop(&s->batch);
     tr__error_unref(s->error);
     *s = (slot){0};
 }
@@ -171,14 +176,24 @@ static tr_status check_indices(const tr_loader *l, const int64_t *indices, int64
     return TR_OK;
 }
 
+/* Whichever was set last counts: the sampler's epoch, or the loader's. */
+static void follow_sampler(tr_loader *l)
+{
+    int64_t times_set, epoch = tr__sampler_epoch(l->sampler, &times_set);
+    if (times_set == l->heard) return;
+    l->heard = times_set;
+    if (epoch == l->epoch) return; /* begun in its middle, perhaps, by tr_loader_seek() */
+    l->epoch = epoch;
+    l->first = 0;
+}
+
 static tr_status draw_indices(tr_loader *l)
 {
     int64_t length = tr_sampler_length(l->sampler);
     int64_t *indices = reallocarray(l->indices, (size_t)(length ? length : 1), sizeof *indices);
     if (!indices) return tr__fail(TR_NO_MEMORY, "loader: no memory for the order of %" PRId64 " samples", length);
     l->indices = indices;
-    TR__TRY(tr_sampler_set_epoch(l->sampler, l->epoch));
-    TR__TRY(tr_sampler_indices(l->sampler, indices));
+    TR__TRY(tr__sampler_draw(l->sampler, l->epoch, indices));
     TR__TRY(check_indices(l, indices, length));
     l->length = length;
     l->duplicates = tr_sampler_duplicates(l->sampler);
@@ -188,6 +203,7 @@ static tr_status draw_indices(tr_loader *l)
 /* No worker is at a batch meanwhile, as there is none to be taken. */
 static tr_status begin_epoch(tr_loader *l)
 {
+    follow_sampler(l);
     TR__TRY(draw_indices(l));
     TR__TRY(start_workers(l));
     pthread_mutex_lock(&l->lock);
@@ -226,10 +242,11 @@ static void destroy(void *self)
         pthread_mutex_destroy(&l->lock);
         if (l->wake >= 0) close(l->wake);
     }
-    drop(&l->current);
+    tr__batch_drop(&l->current);
     free(l->slots);
     free(l->workers);
     free(l->indices);
+    free(l->told);
     tr__unref(l->sampler);
     tr__unref(l->set);
 }
@@ -241,17 +258,21 @@ static tr_status check(const tr_loader_options *o)
     if (!o->set) return tr__fail(TR_INVALID, "loader: the dataset is NULL");
     TR__TRY(tr_status_of(o->set));
     TR__TRY(tr__device_check(o->device));
-    if (o->batch < 0) return tr__fail(TR_INVALID, "loader: a batch of %" PRId64 " samples", o->batch);
+    if (TR__OR(o, batch, BATCH) < 1)
+        return tr__fail(TR_INVALID, "loader: a batch of %" PRId64 " samples: it takes 1 and more", o->batch);
     if (o->workers < 0 || o->workers > MOST_WORKERS)
         return tr__fail(TR_INVALID, "loader: %d workers: 0 to %d", o->workers, MOST_WORKERS);
     if (o->processes && !o->workers)
         return tr__fail(TR_INVALID, "loader: with .processes there are .workers, 1 and more");
-    if (o->prefetch < 0 || o->prefetch > MOST_PREFETCH)
-        return tr__fail(TR_INVALID, "loader: a prefetch of %d batches: 1 to %d, or 0 for %d", o->prefetch,
-            MOST_PREFETCH, PREFETCH);
+    int prefetch = TR__OR(o, prefetch, PREFETCH);
+    if (prefetch < 1 || prefetch > MOST_PREFETCH)
+        return tr__fail(TR_INVALID, "loader: a prefetch of %d batches: it takes 1 to %d", prefetch, MOST_PREFETCH);
+    if (o->on_bad != TR_FAIL && o->on_bad != TR_SKIP)
+        return tr__fail(TR_INVALID, "loader: .on_bad is TR_FAIL or TR_SKIP, not %d", (int)o->on_bad);
     if (o->sampler && (o->group || o->shuffle))
         return tr__fail(TR_INVALID,
-            "loader: with a .sampler it takes neither .group nor .shuffle: give them to the sampler");
+            "loader: with a .sampler it takes neither .group nor .shuffle: give the sampler the .group; it shuffles, unless "
+            "it is made with .in_order");
     return TR_OK;
 }
 
@@ -260,7 +281,7 @@ static tr_status choose_sampler(tr_loader *l, const tr_loader_options *o)
     TR_SCOPE;
     tr_sampler *sampler = o->sampler;
     if (!sampler)
-        sampler = tr_distributed_sampler(o->set->count, .group = o->group, .shuffle = o->shuffle, .seed = o->seed);
+        sampler = tr_distributed_sampler(o->set->count, .group = o->group, .in_order = !o->shuffle, .seed = o->seed);
     TR__TRY(tr_status_of(sampler));
     l->sampler = tr__ref(sampler);
     return TR_OK;
@@ -271,13 +292,14 @@ static tr_status fill(tr_loader *l, const tr_loader_options *o)
     TR__TRY(check(o));
     TR__TRY(choose_sampler(l, o));
     l->set = tr__ref(o->set);
-    l->recipe =
-        (tr__recipe){.set = l->set, .collate = o->collate, .user = o->user, .device = o->device, .stop = &l->give_up};
-    l->batch = o->batch ? o->batch : BATCH;
+    l->recipe = (tr__recipe){.set = l->set, .collate = o->collate, .user = o->user, .device = o->device,
+        .on_bad = o->on_bad, .choice = tr__sampler_count(l->sampler), .stop = &l->give_up};
+    if (l->recipe.choice > l->set->count) l->recipe.choice = l->set->count;
+    l->batch = TR__OR(o, batch, BATCH);
     l->drop_last = o->drop_last;
     l->processes = o->processes;
     l->seed = o->seed;
-    int capacity = o->workers * (o->prefetch ? o->prefetch : PREFETCH);
+    int capacity = o->workers * TR__OR(o, prefetch, PREFETCH);
     l->slots = calloc((size_t)capacity + 1, sizeof *l->slots);
     l->workers = calloc((size_t)o->workers + 1, sizeof *l->workers);
     if (!l->slots || !l->workers) return tr__fail(TR_NO_MEMORY, "loader: out of memory");
@@ -310,12 +332,45 @@ static tr_status check_loader(const char *what, const tr_loader *loader)
     return tr_status_of(loader);
 }
 
+static unsigned count_begun(tr_loader *l)
+{
+    unsigned begun = 0;
+    for (int i = 0; i < l->count; i++) begun += atomic_load_explicit(&l->workers[i].begun, memory_order_relaxed);
+    return begun;
+}
+
+/* Waits, under the lock, until the slot's batch is made. */
+static tr_status await(tr_loader *l, const slot *s)
+{
+    unsigned begun = count_begun(l);
+    for (int64_t now = tr__now_ns(), since = now; !s->made; now = tr__now_ns()) {
+        if (!l->stop_wanted) {
+            pthread_cond_wait(&l->made, &l->lock);
+            continue;
+        }
+        unsigned latest = count_begun(l);
+        if (!l->stop_wanted(l->stop_user) || latest != begun) since = now;
+        begun = latest;
+        if (now - since > HANGS_MS * (int64_t)1000000)
+            return tr__fail(TR_CANCELLED,
+                "loader: the program wants to stop, and its workers have begun no sample of %s for %g s: one of them hangs",
+                l->set->name, HANGS_MS / 1000.0);
+        int64_t until = now + LOOK_MS * (int64_t)1000000;
+        pthread_cond_timedwait(&l->made, &l->lock, &(struct timespec){until / 1000000000, until % 1000000000});
+    }
+    return TR_OK;
+}
+
 /* Waits until the batch that is to be handed out is made, and takes it from its slot. */
-static tr_status take(tr_loader *l, tr_sample *batch)
+static tr_status take(tr_loader *l, tr__batch *batch)
 {
     slot *s = &l->slots[l->delivered % l->capacity];
     pthread_mutex_lock(&l->lock);
-    while (!s->made) pthread_cond_wait(&l->made, &l->lock);
+    tr_status waited = await(l, s);
+    if (waited != TR_OK) {
+        pthread_mutex_unlock(&l->lock);
+        return waited;
+    }
     slot taken = *s;
     *s = (slot){0};
     l->delivered++;
@@ -325,6 +380,20 @@ static tr_status take(tr_loader *l, tr_sample *batch)
     tr_status status = tr__fail_stored(taken.error);
     tr__error_unref(taken.error);
     return status;
+}
+
+/* Names what the current batch has skipped in the log, each sample once; counts it whenever it was to be in a batch. */
+static void tell_skips(tr_loader *l)
+{
+    int64_t index;
+    const char *text;
+    for (size_t at = 0; tr__skips_next(&l->current.skips, &at, &index, &text); l->skipped++) {
+        if (!l->told) l->told = calloc((size_t)l->set->count / 8 + 1, 1);
+        unsigned char bit = (unsigned char)(1 << index % 8);
+        if (l->told && (l->told[index / 8] & bit)) continue;
+        if (l->told) l->told[index / 8] |= bit;
+        tr__log(TR_LOG_WARN, "loader: skipped %s", text);
+    }
 }
 
 static tr_status next_batch(tr_loader *l, int64_t number)
@@ -339,26 +408,32 @@ tr_status tr_loader_next(tr_loader *loader, tr_batch *batch)
     *batch = (tr_batch){0};
     TR__TRY(check_loader("loader_next", loader));
     tr_loader *l = loader;
-    drop(&l->current);
+    tr__batch_drop(&l->current);
     if (!l->under_way) TR__TRY(begin_epoch(l));
     if (l->delivered == l->batches) {
         l->under_way = false;
         l->epoch++;
         return TR_END;
     }
-    int64_t number = l->delivered, begin = number * l->batch, count = samples_in(l, number);
-    TR__TRY(next_batch(l, number));
-    int64_t once = l->length - l->duplicates - begin; /* how many of the batch are no duplicates */
-    once = once < 0 ? 0 : once < count ? once : count;
-    *batch = (tr_batch){.x = l->current.x, .y = l->current.y, .count = count, .duplicates = count - once,
-        .indices = l->indices + begin};
+    int64_t number = l->delivered;
+    tr_status status = next_batch(l, number);
+    tell_skips(l);
+    if (status != TR_OK) return status;
+    const tr__batch *b = &l->current;
+    *batch = (tr_batch){.x = b->made.x, .y = b->made.y, .count = samples_in(l, number), .duplicates = b->duplicates,
+        .indices = b->indices ? b->indices : l->indices + number * l->batch};
     return TR_OK;
+}
+
+int64_t tr_loader_skipped(const tr_loader *loader)
+{
+    return loader && !loader->object.error ? loader->skipped : 0;
 }
 
 static void begin_with(tr_loader *l, int64_t epoch, int64_t batch)
 {
     if (l->under_way) end_epoch(l);
-    drop(&l->current);
+    tr__batch_drop(&l->current);
     l->epoch = epoch;
     l->first = batch;
 }
@@ -368,11 +443,18 @@ void tr__loader_rewind(tr_loader *loader)
     begin_with(loader, loader->epoch, 0);
 }
 
+void tr__loader_stop_when(tr_loader *loader, tr__stop_wanted wanted, void *user)
+{
+    loader->stop_wanted = wanted;
+    loader->stop_user = user;
+}
+
 tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch)
 {
     TR__TRY(check_loader("loader_set_epoch", loader));
     if (epoch < 0) return tr__fail(TR_INVALID, "loader_set_epoch: epochs count from 0, not %" PRId64, epoch);
     begin_with(loader, epoch, 0);
+    tr__sampler_epoch(loader->sampler, &loader->heard);
     return TR_OK;
 }
 
@@ -384,6 +466,7 @@ tr_status tr_loader_seek(tr_loader *loader, int64_t epoch, int64_t batch)
         return tr__fail(TR_INVALID, "loader_seek: no batch %" PRId64 " of epoch %" PRId64 ": epochs count from 0 and have %"
             PRId64 " batches", batch, epoch, batches);
     begin_with(loader, epoch, batch);
+    tr__sampler_epoch(loader->sampler, &loader->heard);
     return TR_OK;
 }
 

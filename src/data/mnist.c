@@ -1,11 +1,12 @@
 /* MNIST, and the sets that come in files of the same names. */
 #include "data/dataset.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 4096 };
+enum { PATH_BYTES = 4096, MOST_PIXELS_A_SIDE = 1 << 15 };
 
 /* The path of one of the set's files, by whichever of its usual names it is there. */
 static tr_status find(const char *folder, const char *part, const char *what, int dims, char path[PATH_BYTES])
@@ -20,11 +21,11 @@ static tr_status find(const char *folder, const char *part, const char *what, in
         dims, folder);
 }
 
-static tr_status load(const char *folder, const char *part, const char *what, int dims, tr_tensor **out)
+static tr_status load(const tr_image_set_options *o, const char *what, int dims, tr_tensor **out)
 {
     char path[PATH_BYTES];
-    TR__TRY(find(folder, part, what, dims, path));
-    *out = tr_idx_load(path);
+    TR__TRY(find(o->folder, o->train ? "train" : "t10k", what, dims, path));
+    *out = tr_idx_load(path, .max_bytes = o->max_bytes);
     TR__TRY(tr_status_of(*out));
     tr_tensor *t = *out;
     if (t->dtype == TR_U8 && t->shape.ndim == dims) return TR_OK;
@@ -32,22 +33,30 @@ static tr_status load(const char *folder, const char *part, const char *what, in
         tr_dtype_name(t->dtype), dims);
 }
 
+/* images: [n, height, width], labels: [n] */
+static tr_status check_shapes(const tr_image_set_options *o, tr_shape images, tr_shape labels)
+{
+    if (images.dim[0] != labels.dim[0])
+        return tr__fail(TR_FORMAT, "mnist: %s has images %s and labels %s: not as many", o->folder, TR__TEXT(images),
+            TR__TEXT(labels));
+    for (int d = 1; d < 3; d++)
+        if (images.dim[d] < 1 || images.dim[d] > MOST_PIXELS_A_SIDE)
+            return tr__fail(TR_FORMAT, "mnist: %s has images of %" PRId64 " x %" PRId64 " pixels, not 1 to %d a side",
+                o->folder, images.dim[1], images.dim[2], MOST_PIXELS_A_SIDE);
+    return TR_OK;
+}
+
 static tr_dataset *from_files(const tr_image_set_options *o)
 {
-    const char *part = o->train ? "train" : "t10k";
     tr_tensor *images, *labels;
     if (!o->folder) {
         tr__fail(TR_INVALID, "mnist: no folder was given");
         return tr__dataset_failed();
     }
-    if (load(o->folder, part, "images", 3, &images) != TR_OK || load(o->folder, part, "labels", 1, &labels) != TR_OK)
+    if (load(o, "images", 3, &images) != TR_OK || load(o, "labels", 1, &labels) != TR_OK)
         return tr__dataset_failed();
-    tr_shape s = images->shape; /* [n, height, width] */
-    if (s.dim[0] != labels->shape.dim[0]) {
-        tr__fail(TR_FORMAT, "mnist: %s has images %s and labels %s: not as many", o->folder, TR__TEXT(s),
-            TR__TEXT(labels->shape));
-        return tr__dataset_failed();
-    }
+    if (check_shapes(o, images->shape, labels->shape) != TR_OK) return tr__dataset_failed();
+    tr_shape s = images->shape;
     tr_tensor *channel = tr__tensor_view(images, TR_SHAPE(s.dim[0], 1, s.dim[1], s.dim[2]), NULL, 0);
     if (tr__bad(channel)) {
         (void)tr__fail_stored(channel->object.error);

@@ -66,7 +66,8 @@ static tr_status make_call(tr__remote *r, const tr__recipe *recipe, int64_t most
     tr__remote_job *job = calloc(1, bytes);
     if (!job) return tr__fail(TR_NO_MEMORY, "out of memory");
     *job = (tr__remote_job){.begin = recipe->set->source_begin, .count = recipe->set->count, .most = most,
-        .socket = socket, .has_collate = recipe->collate != NULL, .bytes = source->bytes};
+        .socket = socket, .has_collate = recipe->collate != NULL, .on_bad = recipe->on_bad, .choice = recipe->choice,
+        .bytes = source->bytes};
     if (source->bytes) memcpy(job + 1, source->argument, source->bytes);
     tr_status status = tr__place_of((tr__any_function)source->make, &job->make);
     if (status == TR_OK && recipe->collate) status = tr__place_of((tr__any_function)recipe->collate, &job->collate);
@@ -196,22 +197,41 @@ static tr_status take_part(const tr__remote *r, const tr__remote_part *part, tr_
     return TR_OK;
 }
 
-static tr_status take(tr__remote *r, const tr__remote_answer *answer, const tr__recipe *recipe, tr_sample *batch)
+/* What was skipped, and which samples came instead. */
+static tr_status take_skips(const tr__remote *r, const tr__remote_answer *answer, const tr__recipe *recipe,
+    tr__batch *batch)
 {
-    TR_SCOPE;
-    if (answer->status != TR_OK) return tr__fail(answer->status, "%s", answer->message);
-    tr_sample taken = {NULL, NULL};
-    TR__TRY(map_memory(r));
-    TR__TRY(take_part(r, &answer->x, recipe->device, &taken.x));
-    TR__TRY(take_part(r, &answer->y, recipe->device, &taken.y));
-    return tr__batch_keep(&taken, recipe->device, batch);
+    if (answer->skips_at > r->bytes || answer->skips_bytes > r->bytes - answer->skips_at)
+        return tr__fail(TR_INTERNAL, "a worker process says that its notes lie outside of its memory");
+    TR__TRY(tr__skips_copy(&batch->skips, r->memory + answer->skips_at, answer->skips_bytes));
+    batch->duplicates = answer->duplicates;
+    if (!answer->other_samples) return TR_OK;
+    size_t bytes = (size_t)recipe->count * sizeof *batch->indices;
+    batch->indices = malloc(bytes);
+    if (!batch->indices) return tr__fail(TR_NO_MEMORY, "no memory for %" PRId64 " numbers of samples", recipe->count);
+    memcpy(batch->indices, r->memory, bytes);
+    return TR_OK;
 }
 
-tr_status tr__remote_make(tr__remote *r, const tr__recipe *recipe, int64_t most, int wake, tr_sample *batch)
+static tr_status take(tr__remote *r, const tr__remote_answer *answer, const tr__recipe *recipe, tr__batch *batch)
 {
+    TR_SCOPE;
+    tr_sample taken = {NULL, NULL};
+    TR__TRY(map_memory(r));
+    TR__TRY(take_skips(r, answer, recipe, batch));
+    if (answer->status != TR_OK) return tr__fail(answer->status, "%s", answer->message);
+    TR__TRY(take_part(r, &answer->x, recipe->device, &taken.x));
+    TR__TRY(take_part(r, &answer->y, recipe->device, &taken.y));
+    return tr__batch_keep(&taken, recipe->device, &batch->made);
+}
+
+tr_status tr__remote_make(tr__remote *r, const tr__recipe *recipe, int64_t most, int wake, tr__batch *batch)
+{
+    *batch = (tr__batch){0};
     if (!r->running) TR__TRY(start(r, recipe, most));
+    if (recipe->begun) atomic_fetch_add_explicit(recipe->begun, 1, memory_order_relaxed);
     memcpy(r->memory, recipe->indices, (size_t)recipe->count * sizeof *recipe->indices);
-    tr__remote_request request = {.seed = recipe->seed, .count = recipe->count};
+    tr__remote_request request = {.seed = recipe->seed, .count = recipe->count, .once = recipe->once};
     if (send(r->socket, &request, sizeof request, MSG_NOSIGNAL) != sizeof request) return died(r, recipe);
     tr__remote_answer answer;
     tr_status status = receive(r, wake, &answer);

@@ -31,7 +31,7 @@ static tr_status make_dataset(server *s)
     tr_dataset *all = ((tr_dataset_make)function)(job->bytes ? job + 1 : NULL, job->bytes);
     tr_dataset *set = tr_dataset_slice(all, job->begin, job->begin + job->count);
     TR__TRY(tr_status_of(set));
-    s->recipe = (tr__recipe){.set = set, .stop = &never};
+    s->recipe = (tr__recipe){.set = set, .on_bad = job->on_bad, .choice = job->choice, .stop = &never};
     if (!job->has_collate) return TR_OK;
     TR__TRY(tr__place_function(&job->collate, &function));
     s->recipe.collate = (tr_collate)function;
@@ -69,26 +69,46 @@ static void describe(const tr_tensor *t, size_t at, tr__remote_part *part)
     part->bytes = tr__layout_bytes(&part->layout);
 }
 
-static tr_status put(server *s, const tr_sample *batch, tr__remote_answer *answer)
+static tr_status put(server *s, const tr__batch *batch, tr__remote_answer *answer)
 {
-    describe(batch->x, tr__remote_data_at(s->job->most), &answer->x);
-    describe(batch->y, (answer->x.at + answer->x.bytes + 63) / 64 * 64, &answer->y);
+    const tr_tensor *x = batch->made.x, *y = batch->made.y;
+    describe(x, tr__remote_data_at(s->job->most), &answer->x);
+    describe(y, (answer->x.at + answer->x.bytes + 63) / 64 * 64, &answer->y);
     TR__TRY(reserve(s, answer->y.at + answer->y.bytes));
-    TR__TRY(tr_copy_out(batch->x, s->memory + answer->x.at, answer->x.bytes));
-    return batch->y ? tr_copy_out(batch->y, s->memory + answer->y.at, answer->y.bytes) : TR_OK;
+    answer->duplicates = batch->duplicates;
+    answer->other_samples = batch->indices != NULL;
+    if (batch->indices) memcpy(s->memory, batch->indices, (size_t)s->recipe.count * sizeof *batch->indices);
+    TR__TRY(tr_copy_out(x, s->memory + answer->x.at, answer->x.bytes));
+    return y ? tr_copy_out(y, s->memory + answer->y.at, answer->y.bytes) : TR_OK;
 }
 
-static tr_status answer_one(server *s, const tr__remote_request *request, tr__remote_answer *answer)
+/* Behind the batch, or, when that failed, where it would begin. */
+static tr_status put_skips(server *s, const tr__skips *skips, tr__remote_answer *answer)
 {
-    tr_sample batch;
+    if (!skips->bytes) return TR_OK;
+    answer->skips_at = answer->status == TR_OK ? answer->y.at + answer->y.bytes : tr__remote_data_at(s->job->most);
+    TR__TRY(reserve(s, answer->skips_at + skips->bytes));
+    answer->skips_bytes = skips->bytes;
+    memcpy(s->memory + answer->skips_at, skips->records, skips->bytes);
+    return TR_OK;
+}
+
+static void answer_one(server *s, const tr__remote_request *request, tr__remote_answer *answer)
+{
+    tr__batch batch;
     s->recipe.indices = (const int64_t *)s->memory;
     s->recipe.count = request->count;
+    s->recipe.once = request->once;
     s->recipe.seed = request->seed;
-    TR__TRY(tr__batch_make(&s->recipe, &batch));
-    tr_status status = put(s, &batch, answer);
-    tr__unref(batch.x);
-    tr__unref(batch.y);
-    return status;
+    tr_status status = tr__batch_make(&s->recipe, &batch);
+    if (status == TR_OK) status = put(s, &batch, answer);
+    if (status != TR_OK) snprintf(answer->message, sizeof answer->message, "%s", tr_error_message());
+    answer->status = status;
+    if (put_skips(s, &batch.skips, answer) != TR_OK && status == TR_OK) {
+        answer->status = TR_NO_MEMORY;
+        snprintf(answer->message, sizeof answer->message, "%s", tr_error_message());
+    }
+    tr__batch_drop(&batch);
 }
 
 static tr_status serve(server *s)
@@ -99,8 +119,7 @@ static tr_status serve(server *s)
         if (n < 0 && errno == EINTR) continue;
         if (n != sizeof request) return TR_OK; /* the loader has gone */
         tr__remote_answer answer = {.status = TR_OK};
-        answer.status = answer_one(s, &request, &answer);
-        if (answer.status != TR_OK) snprintf(answer.message, sizeof answer.message, "%s", tr_error_message());
+        answer_one(s, &request, &answer);
         if (send(s->socket, &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer) return TR_OK;
     }
 }

@@ -10,16 +10,18 @@
 typedef struct tr__remote_job {
     tr__place make, collate;
     bool has_collate;
+    tr_on_bad on_bad;
     int64_t begin, count; /* the part of what make() makes */
+    int64_t choice;       /* as in the recipe */
     int64_t most;         /* samples in a batch */
     int socket;
     size_t bytes;         /* of make's argument */
 } tr__remote_job;
 
-/* Their numbers stand at the beginning of the memory. */
+/* The samples' numbers stand at the beginning of the memory. */
 typedef struct tr__remote_request {
     uint64_t seed;
-    int64_t count;
+    int64_t count, once;
 } tr__remote_request;
 
 /* One tensor of the batch, row-major; bytes is 0 and absent true when there is none. */
@@ -32,6 +34,9 @@ typedef struct tr__remote_part {
 typedef struct tr__remote_answer {
     tr_status status;
     tr__remote_part x, y;
+    bool other_samples;   /* the batch holds others than asked for: their numbers stand where those stood */
+    int64_t duplicates;
+    size_t skips_at, skips_bytes; /* records of tr__skips, also of a batch that failed */
     char message[1024];
 } tr__remote_answer;
 

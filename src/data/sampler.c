@@ -1,6 +1,7 @@
 /* Samplers: which samples a rank takes in an epoch, and in which order. */
 #include "data/sampler.h"
 
+#include "base/given.h"
 #include "base/rng.h"
 
 #include <inttypes.h>
@@ -14,7 +15,7 @@ struct tr_sampler {
     int rank, world_size;
     bool shuffle;
     uint64_t seed;
-    int64_t epoch;
+    int64_t epoch, times_set;    /* what tr_sampler_set_epoch() said last, and how often it was called */
     int64_t length;              /* this rank's */
     int64_t batch, first, share; /* this rank's part of a batch: [first, first + share); batch 0: every world_size-th */
 };
@@ -37,7 +38,7 @@ static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
 {
     s->count = o->count;
     s->rank = o->rank;
-    s->world_size = o->world_size ? o->world_size : 1;
+    s->world_size = TR__OR(o, world_size, 1);
     if (o->group) {
         TR__TRY(tr_status_of(o->group));
         s->rank = tr_rank(o->group);
@@ -47,9 +48,9 @@ static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
         return tr__fail(TR_INVALID, "distributed_sampler: the count must be 0 or more, not %" PRId64, s->count);
     if (s->world_size < 1 || s->rank < 0 || s->rank >= s->world_size)
         return tr__fail(TR_INVALID, "distributed_sampler: no rank %d in a world of %d", s->rank, s->world_size);
-    s->shuffle = o->shuffle;
+    s->shuffle = !o->in_order;
     s->seed = o->seed;
-    if (o->batch) return take_stretches(s, o->batch);
+    if (o->global_batch) return take_stretches(s, o->global_batch);
     s->length = s->count / s->world_size;
     if (!o->drop_last && s->count % s->world_size) s->length++;
     return TR_OK;
@@ -74,6 +75,7 @@ tr_status tr_sampler_set_epoch(tr_sampler *sampler, int64_t epoch)
     TR__TRY(check("sampler_set_epoch", sampler));
     if (epoch < 0) return tr__fail(TR_INVALID, "sampler_set_epoch: epochs count from 0, not %" PRId64, epoch);
     sampler->epoch = epoch;
+    sampler->times_set++;
     return TR_OK;
 }
 
@@ -95,6 +97,12 @@ int64_t tr__sampler_count(const tr_sampler *sampler)
     return sampler->count;
 }
 
+int64_t tr__sampler_epoch(const tr_sampler *sampler, int64_t *times_set)
+{
+    *times_set = sampler->times_set;
+    return sampler->epoch;
+}
+
 /* 0 … n-1 in a random order (Fisher and Yates), the same on every machine. */
 static void shuffle(int64_t *order, int64_t n, uint64_t key)
 {
@@ -114,16 +122,14 @@ static int64_t place_of(const tr_sampler *s, int64_t i)
     return (s->rank + i * s->world_size) % s->count;
 }
 
-tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out)
+tr_status tr__sampler_draw(const tr_sampler *s, int64_t epoch, int64_t *out)
 {
-    TR__TRY(check("sampler_indices", sampler));
-    const tr_sampler *s = sampler;
     int64_t *order = NULL;
     if (s->shuffle && s->length) {
         order = reallocarray(NULL, (size_t)s->count, sizeof *order);
         if (!order) return tr__fail(TR_NO_MEMORY, "sampler_indices: no memory for an order of %" PRId64, s->count);
         for (int64_t i = 0; i < s->count; i++) order[i] = i;
-        shuffle(order, s->count, tr__mix(s->seed, (uint64_t)s->epoch));
+        shuffle(order, s->count, tr__mix(s->seed, (uint64_t)epoch));
     }
     for (int64_t i = 0; i < s->length; i++) {
         int64_t place = place_of(s, i);
@@ -131,4 +137,10 @@ tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out)
     }
     free(order);
     return TR_OK;
+}
+
+tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out)
+{
+    TR__TRY(check("sampler_indices", sampler));
+    return tr__sampler_draw(sampler, sampler->epoch, out);
 }

@@ -8,5 +8,9 @@
 
 /* The samples that it chooses from. */
 int64_t tr__sampler_count(const tr_sampler *sampler);
+/* The epoch that the program set last, and how often it has set one. */
+int64_t tr__sampler_epoch(const tr_sampler *sampler, int64_t *times_set);
+/* As tr_sampler_indices(), of another epoch than the sampler's own. */
+tr_status tr__sampler_draw(const tr_sampler *sampler, int64_t epoch, int64_t *out);
 
 #endif

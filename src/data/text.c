@@ -3,6 +3,7 @@
 
 #include "data/tokenizer.h"
 
+#include "base/given.h"
 #include "base/rng.h"
 #include "tensor/tensor.h"
 
@@ -44,8 +45,7 @@ static tr_status tokenize(tr_text *text, const tr_tokenizer *tokenizer)
 
 static tr_status fill(tr_text *text, const tr_text_options *options)
 {
-    double share = options->validation;
-    if (share == 0 && !signbit(share)) share = 0.1;
+    double share = TR__OR(options, validation, 0.1);
     if (!(share >= 0 && share < 1))
         return tr__fail(TR_INVALID, "text: the share for validation must be at least 0 and less than 1, not %g", share);
     if (!options->path) return tr__fail(TR_INVALID, "text: no path was given");

@@ -1,6 +1,7 @@
 /* Tokenizers: texts to ids and back, with the special tokens between the pieces of a text. */
 #include "data/tokenizer.h"
 
+#include "base/given.h"
 #include "tensor/tensor.h"
 
 #include <inttypes.h>
@@ -155,7 +156,7 @@ static tr_status encode_texts(const tr_encode_options *o, tr__ids *ids, size_t *
     if (!o->tokenizer || !o->text) return tr__fail(TR_INVALID, "encode: it takes a tokenizer and a text, not NULL");
     const tr_tokenizer *t = o->tokenizer;
     bool around = t->kind == TR__WORD_PIECE && !o->bare;
-    size_t bytes = o->bytes ? o->bytes : strlen(o->text);
+    size_t bytes = TR__GIVEN(o, bytes) ? o->bytes : strlen(o->text);
     if (around) TR__TRY(add(ids, t->begin));
     TR__TRY(tr__tokenizer_encode(t, o->text, bytes, o->plain, ids));
     if (around) TR__TRY(add(ids, t->end));

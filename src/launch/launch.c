@@ -1,11 +1,14 @@
 #include <trireme/launch.h>
 
 #include "base/clock.h"
+#include "base/given.h"
 #include "base/object.h"
 #include "base/process.h"
+#include "launch/guard.h"
 #include "launch/nodes.h"
 #include "launch/output.h"
 #include "launch/spawn.h"
+#include "launch/stalls.h"
 
 #include "comm/rendezvous.h"
 
@@ -33,6 +36,7 @@ typedef enum stage { RUNNING, SETTLING, ENDING, KILLING } stage;
 
 static const double moment_seconds = 0.3, default_grace_seconds = 1.0, kill_seconds = 2.0;
 static const double leash_moment_seconds = 3.0; /* ranks on a leash are launchers, which take some time to agree */
+static const double at_once_seconds = 0.1; /* between two signals that are one */
 static const uint64_t tick_ms = 20; /* how often deadlines are looked at, once there are any */
 
 typedef struct rank {
@@ -56,6 +60,7 @@ typedef struct job {
     int first_rank;  /* of this node's: elsewhere here ranks are counted from 0 */
     tr__env env;
     tr__guard guard;
+    tr__stalls stalls;
     tr__output output;
     rank *ranks;
     pid_t *groups; /* [started], the ranks' process ids again */
@@ -67,6 +72,8 @@ typedef struct job {
     uv_poll_t signals;
     int signal_fd;
     sigset_t old_mask;
+    uint32_t latest_signal, latest_sender; /* as in signalfd_siginfo; */
+    double latest_at;                      /* in seconds */
 
     stage stage;
     double deadline;      /* of the stage */
@@ -77,7 +84,7 @@ typedef struct job {
     bool stopped;         /* and a rank has ended by it */
     bool gave_up;         /* the user did not want to wait */
     bool swept;           /* nothing of the job is alive */
-    tr__error *error;     /* a rank could not be started: its failure; NULL: all could */
+    tr__error *error;     /* a rank, or another guard, could not be started: why; NULL: all could */
     unsigned long oom_kills; /* at the start */
 } job;
 
@@ -103,9 +110,10 @@ static unsigned long count_oom_kills(void)
 /* The groups keep their numbers until the ranks are reaped, at the very end, so no stranger can be hit. */
 static void signal_groups(const job *j, int sig)
 {
+    bool asks = sig == SIGTERM || sig == SIGINT || sig == SIGHUP || sig == SIGQUIT;
     for (int i = 0; i < j->started; i++) {
         kill(-j->groups[i], sig);
-        if (sig == SIGTERM) kill(-j->groups[i], SIGCONT); /* one that is stopped would never see it */
+        if (asks) kill(-j->groups[i], SIGCONT); /* a process that is stopped would never see it */
     }
 }
 
@@ -136,31 +144,45 @@ static bool by_signal(const rank *r)
     return r->code == CLD_KILLED || r->code == CLD_DUMPED;
 }
 
-/* Has nobody failed so far but because of another rank, who is to come yet? */
-static bool only_effects(const job *j)
+/* Did it fail because it lost another rank? */
+static bool is_victim(const rank *r)
 {
-    if (j->first >= 0) return !by_signal(&j->ranks[j->first]) && j->ranks[j->first].status == TR_EXIT_PEER;
-    const tr__word *other = j->nodes.count ? tr__nodes_first_failure(&j->nodes) : NULL;
-    return other && !other->signal && other->exit_code == TR_EXIT_PEER;
+    return !by_signal(r) && r->status == TR_EXIT_PEER;
+}
+
+/* Are all that have failed so far, here and on other nodes, victims of a rank that is still to come? */
+static bool only_victims(const job *j)
+{
+    const rank *here = j->first >= 0 ? &j->ranks[j->first] : NULL;
+    const tr__word *anywhere = j->nodes.count ? tr__nodes_first_failure(&j->nodes) : NULL;
+    if (here && !is_victim(here)) return false;
+    return anywhere ? !anywhere->signal && anywhere->exit_code == TR_EXIT_PEER : here != NULL;
 }
 
 static double settling_seconds(const job *j)
 {
     if (j->extra.leash) return leash_moment_seconds;
-    return only_effects(j) ? TR__EFFECT_MS * 1e-3 : moment_seconds;
+    return only_victims(j) ? TR__CULPRIT_MS * 1e-3 : moment_seconds;
 }
 
+/* A failure has become known. There is more time for a culprit that is still to come than for others once it has. */
+static void settle(job *j)
+{
+    if (j->stage > SETTLING) return;
+    double deadline = now_seconds() + settling_seconds(j);
+    if (j->stage == RUNNING || deadline < j->deadline) j->deadline = deadline;
+    j->stage = SETTLING;
+}
+
+/* next: ENDING or KILLING. */
 static void enter(job *j, stage next)
 {
     if (next <= j->stage) return;
-    static const int signals[] = {[SETTLING] = 0, [ENDING] = SIGTERM, [KILLING] = SIGKILL};
-    const double times[] = {[SETTLING] = settling_seconds(j), [ENDING] = j->grace, [KILLING] = kill_seconds};
     j->stage = next;
-    j->deadline = now_seconds() + times[next];
-    if (!signals[next]) return;
+    j->deadline = now_seconds() + (next == ENDING ? j->grace : kill_seconds);
     if (next == ENDING) ask_to_end(j, SIGTERM);
     else signal_groups(j, SIGKILL);
-    tr__sweep(j->groups, j->started, j->mark, signals[next]);
+    tr__sweep(j->groups, j->started, j->mark, next == ENDING ? SIGTERM : SIGKILL);
 }
 
 static double counts_at_seconds(const rank *r)
@@ -182,17 +204,17 @@ static void judge(job *j, rank *r)
 {
     int index = (int)(r - j->ranks);
     bool ours = (j->stage == ENDING && r->status == SIGTERM) || j->stage == KILLING;
+    /* After a failure, here or on another node, an exit on SIGTERM tells nothing. */
+    bool asked = j->stage >= ENDING && !by_signal(r) && (j->first >= 0 || j->nodes.count);
     if (by_interrupt(j, r)) {
         j->stopped = true;
-    } else if (by_signal(r) && ours) {
+    } else if ((by_signal(r) && ours) || asked) {
         return;
     } else if (j->stopped && j->extra.leash) {
-        enter(j, SETTLING); /* it failed because another one was stopped */
-    } else if (j->first < 0) {
+        settle(j); /* it failed because another one was stopped */
+    } else if (j->first < 0 || counts_at_seconds(r) < counts_at_seconds(&j->ranks[j->first])) {
         j->first = index;
-        enter(j, SETTLING);
-    } else if (counts_at_seconds(r) < counts_at_seconds(&j->ranks[j->first])) {
-        j->first = index;
+        settle(j);
     }
 }
 
@@ -283,12 +305,25 @@ static void pass_on(job *j, int sig)
     }
 }
 
+/* timeout(1) sends its signal to the process and then to the process's group: that is one. */
+static bool is_repeated(job *j, const struct signalfd_siginfo *info)
+{
+    double now = now_seconds();
+    bool repeated = info->ssi_signo == j->latest_signal && info->ssi_pid == j->latest_sender &&
+        now - j->latest_at < at_once_seconds;
+    j->latest_signal = info->ssi_signo;
+    j->latest_sender = info->ssi_pid;
+    j->latest_at = now;
+    return repeated;
+}
+
 static void on_signal(uv_poll_t *poll, int status, int events)
 {
     (void)status, (void)events;
     job *j = poll->data;
     struct signalfd_siginfo info;
-    while (read(j->signal_fd, &info, sizeof info) == sizeof info) pass_on(j, (int)info.ssi_signo);
+    while (read(j->signal_fd, &info, sizeof info) == sizeof info)
+        if (!is_repeated(j, &info)) pass_on(j, (int)info.ssi_signo);
 }
 
 /* Signals come to a descriptor instead of to handlers, so the program's own are never touched. */
@@ -389,7 +424,7 @@ static tr_status start_rank(job *j, int index, int nothing)
     r->running = true;
     j->groups[j->started++] = r->pid;
     j->running++;
-    TR__TRY(tr__guard_add(&j->guard, r->pid));
+    TR__TRY(tr__guard_add(&j->guard));
     return watch(j, r);
 }
 
@@ -429,6 +464,46 @@ static void describe_death(const job *j, const rank *r, char *text, size_t bytes
     tr__output_last_lines(&j->output, index, "; its last lines:", text, bytes);
 }
 
+static int exit_code_of(const rank *r)
+{
+    return by_signal(r) ? 128 + r->status : r->status;
+}
+
+/* Once all have ended. */
+static tr__suspects find_suspects(const job *j)
+{
+    tr__suspects s = {0};
+    for (int i = 0; i < j->started; i++) {
+        const rank *r = &j->ranks[i];
+        if (is_victim(r)) continue;
+        s.count++;
+        s.rank = j->first_rank + i;
+        s.exit_code = exit_code_of(r);
+        if (s.exit_code) continue;
+        s.left++;
+        s.left_rank = s.rank;
+    }
+    return s;
+}
+
+/* The first that failed did so because it lost another rank, and it can be told which. */
+static bool report_culprit(const job *j)
+{
+    tr_launch_report *report = j->report;
+    tr__suspects suspects = find_suspects(j);
+    if (!only_victims(j) || !tr__suspects_judge(&suspects, &report->first_rank, &report->exit_code)) return false;
+    const rank *culprit = &j->ranks[report->first_rank - j->first_rank], *victim = &j->ranks[j->first];
+    bool left = report->exit_code == 0;
+    report->signal = by_signal(culprit) ? culprit->status : 0;
+    snprintf(report->text, sizeof report->text,
+        "rank %d (pid %d) %s after %.1f s, though rank %d (pid %d) %s and exited with %d", report->first_rank,
+        (int)culprit->pid, left ? "exited with 0" : "went on until it was ended", culprit->seconds,
+        j->first_rank + j->first, (int)victim->pid, left ? "still needed it" : "had lost it", TR_EXIT_PEER);
+    tr__output_last_lines(&j->output, j->first, "; its last lines:", report->text, sizeof report->text);
+    if (j->extra.victim) *j->extra.victim = j->first;
+    return true;
+}
+
 static tr_status conclude(job *j)
 {
     tr_launch_report *report = j->report;
@@ -439,9 +514,10 @@ static tr_status conclude(job *j)
     }
     if (j->first >= 0) {
         const rank *r = &j->ranks[j->first];
+        if (report_culprit(j)) return tr__fail(TR_CHILD, "%s", report->text);
         report->first_rank = j->first_rank + j->first;
         report->signal = by_signal(r) ? r->status : 0;
-        report->exit_code = by_signal(r) ? 128 + r->status : r->status;
+        report->exit_code = exit_code_of(r);
         describe_death(j, r, report->text, sizeof report->text);
         return tr__fail(TR_CHILD, "%s", report->text);
     }
@@ -464,12 +540,13 @@ static void tell_nodes(job *j, bool ended)
     if (r) {
         word.rank = j->first_rank + j->first;
         word.signal = by_signal(r) ? r->status : 0;
-        word.exit_code = by_signal(r) ? 128 + r->status : r->status;
+        word.exit_code = exit_code_of(r);
         word.at_ms = (int64_t)((j->start + r->seconds) * 1e3) - j->nodes.start_ns / 1000000;
     } else if (j->error) {
         word.rank = j->first_rank + j->started;
         word.exit_code = EXIT_FAILURE;
     }
+    if (ended) word.suspects = find_suspects(j);
     if (word.outcome == TR__FAILED && ended && !word.told) {
         tr_launch_report *report = j->report;
         if (j->error) snprintf(report->text, sizeof report->text, "%s", j->error->message);
@@ -485,7 +562,7 @@ static bool step_nodes(job *j, bool ended)
     if (!j->nodes.count || j->gave_up) return true;
     if (!j->nodes.over) tell_nodes(j, ended);
     if (tr__nodes_step(&j->nodes)) {
-        if (j->nodes.lost || tr__nodes_first_failure(&j->nodes)) enter(j, SETTLING);
+        if (j->nodes.lost || tr__nodes_first_failure(&j->nodes)) settle(j);
         int sig = 0;
         for (int i = 0; i < j->nodes.count && !sig; i++) sig = j->nodes.all[i].interrupt;
         if (sig && !j->interrupt) {
@@ -555,10 +632,20 @@ static tr_status run_ranks(job *j)
     return status;
 }
 
+static void on_guard_lost(void *user)
+{
+    job *j = user;
+    if (j->error) return;
+    j->error = tr__error_take();
+    enter(j, ENDING);
+}
+
 static tr_status run_with_store(job *j, const tr__env_options *where)
 {
     TR__TRY(tr__env_make(&j->env, where));
-    TR__TRY(tr__guard_start(&j->guard));
+    tr__stalls_watch(&j->stalls, &j->loop, where->job);
+    TR__TRY(tr__guard_start(&j->guard, &(tr__guard_options){.loop = &j->loop, .mark = j->mark, .groups = j->groups,
+        .lost = on_guard_lost, .user = j}));
     const tr__output_options output = {.first_rank = j->first_rank, .ranks = j->options.ranks,
         .function = j->options.output, .user = j->options.user, .log_dir = j->options.log_dir,
         .prefixed = j->extra.leash != NULL};
@@ -659,8 +746,8 @@ static tr_status check_options(const tr_launch_options *o)
     if (o->grace_ms < 0) return tr__fail(TR_INVALID, "launch: grace_ms is %d: it takes 0 and more", o->grace_ms);
     if (o->job && (!*o->job || strlen(o->job) > TR_LAUNCH_JOB_NAME || strpbrk(o->job, "/ \t\n")))
         return tr__fail(TR_INVALID, "launch: a job's name has 1 … %d bytes and no slash or blank", TR_LAUNCH_JOB_NAME);
-    if (o->nodes < 0 || o->rendezvous_ms < 0)
-        return tr__fail(TR_INVALID, "launch: .nodes is %d and .rendezvous_ms %d: they are not negative", o->nodes, o->rendezvous_ms);
+    if (TR__OR(o, nodes, 1) < 1 || TR__OR(o, rendezvous_ms, 1) < 1)
+        return tr__fail(TR_INVALID, "launch: .nodes is %d and .rendezvous_ms %d: they must be positive", o->nodes, o->rendezvous_ms);
     if (o->nodes <= 1 && (o->node_rank || o->rendezvous))
         return tr__fail(TR_INVALID, "launch: .node_rank and .rendezvous are for jobs on several nodes: .nodes says how many");
     struct sigaction child;
@@ -683,7 +770,7 @@ tr_status tr__launch(const tr_launch_options *options, const tr__launch_extra *e
 
     j.ranks = calloc((size_t)j.options.ranks, sizeof *j.ranks);
     j.groups = calloc((size_t)j.options.ranks, sizeof *j.groups);
-    j.grace = j.options.grace_ms ? j.options.grace_ms * 1e-3 : default_grace_seconds;
+    j.grace = TR__GIVEN(&j.options, grace_ms) ? j.options.grace_ms * 1e-3 : default_grace_seconds;
     j.start = now_seconds();
     j.oom_kills = count_oom_kills();
     int fillers[3], filled = fill_stdio(fillers);

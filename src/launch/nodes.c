@@ -17,6 +17,7 @@ enum {
     SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead */
     TOKEN_MOST = 256,        /* bytes; it travels in an environment */
     SIGNAL_FIRST_MS = 500,   /* a death by signal comes before an exit at most so much earlier */
+    VICTIM_LAST_MS = 86400000, /* longer than any job takes to end */
 };
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------ */
@@ -222,7 +223,15 @@ bool tr__nodes_step(tr__nodes *n)
 int tr__handicap_ms(int signal, int exit_code)
 {
     if (signal) return 0;
-    return exit_code == TR_EXIT_PEER ? SIGNAL_FIRST_MS + TR__EFFECT_MS : SIGNAL_FIRST_MS;
+    return exit_code == TR_EXIT_PEER ? VICTIM_LAST_MS : SIGNAL_FIRST_MS;
+}
+
+bool tr__suspects_judge(const tr__suspects *s, int *rank, int *exit_code)
+{
+    if (s->count != 1 && s->left != 1) return false;
+    *rank = s->count == 1 ? s->rank : s->left_rank;
+    *exit_code = s->count == 1 ? s->exit_code : 0;
+    return true;
 }
 
 static int64_t counts_at_ms(const tr__word *w)
@@ -252,23 +261,55 @@ bool tr__nodes_publish(tr__nodes *n, const char *text)
     return !n->lost && tr_store_set(n->store, key, text, strlen(text)) == TR_OK;
 }
 
+/* The first that failed is a victim, and its culprit may be on another node. */
+static bool find_culprit(const tr__nodes *n, int *node, int *rank, int *exit_code)
+{
+    tr__suspects all = {0};
+    for (int i = 0; i < n->count; i++) {
+        const tr__suspects *s = &n->all[i].suspects;
+        all.count += s->count;
+        all.left += s->left;
+        if (s->count) all.rank = s->rank, all.exit_code = s->exit_code;
+        if (s->left) all.left_rank = s->left_rank;
+    }
+    if (!n->over || !tr__suspects_judge(&all, rank, exit_code)) return false;
+    int end = 0; /* of a node's ranks */
+    for (*node = 0; *node < n->count; ++*node)
+        if (*rank < (end += n->nodes[*node].ranks)) return true;
+    return false;
+}
+
+/* Reports the culprit and begins the text, to which the caller adds what the first victim's node reports. */
+static size_t tell_culprit(const tr__nodes *n, tr_launch_report *report)
+{
+    int node, rank, exit_code;
+    if (report->signal || report->exit_code != TR_EXIT_PEER || !find_culprit(n, &node, &rank, &exit_code)) return 0;
+    report->first_rank = rank;
+    report->exit_code = exit_code;
+    report->signal = exit_code > 128 ? exit_code - 128 : 0;
+    const char *what = exit_code ? "went on until it was ended, though others had lost it"
+                                 : "exited with 0, though others still needed it";
+    return (size_t)snprintf(report->text, sizeof report->text, "node %d (%s): rank %d %s: ", node, n->nodes[node].host,
+        rank, what);
+}
+
 static void tell_failure(const tr__nodes *n, int node, const char *own, tr_launch_report *report)
 {
     const tr__word *w = node == n->rank ? &n->mine : &n->all[node];
     report->first_rank = w->rank;
     report->exit_code = w->exit_code;
     report->signal = w->signal;
-    int used = snprintf(report->text, sizeof report->text, "node %d (%s): ", node, n->nodes[node].host);
+    size_t bytes = sizeof report->text, used = tell_culprit(n, report);
+    used += (size_t)snprintf(report->text + used, bytes - used, "node %d (%s): ", node, n->nodes[node].host);
     char key[32];
     void *theirs = NULL;
-    size_t bytes;
+    size_t length;
     name_report(node, key);
-    if (node != n->rank && !n->lost && w->told && tr_store_get(n->store, key, &theirs, &bytes) == TR_OK) own = theirs;
+    if (node != n->rank && !n->lost && w->told && tr_store_get(n->store, key, &theirs, &length) == TR_OK) own = theirs;
     if (node == n->rank || theirs)
-        snprintf(report->text + used, sizeof report->text - (size_t)used, "%s", own);
+        snprintf(report->text + used, bytes - used, "%s", own);
     else
-        snprintf(report->text + used, sizeof report->text - (size_t)used, "rank %d failed with exit code %d", w->rank,
-            w->exit_code);
+        snprintf(report->text + used, bytes - used, "rank %d failed with exit code %d", w->rank, w->exit_code);
     free(theirs);
 }
 

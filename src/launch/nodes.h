@@ -12,10 +12,20 @@
 enum {
     TR__NODE_NAME = 64,
     TR__NODE_ROUND_MS = 100,
-    TR__EFFECT_MS = 1000, /* how much later than a rank that lost another one that other's own failure may be seen */
+    TR__CULPRIT_MS = 3000, /* how long the culprit has to fail once its victims have; it may have much to clear away */
 };
 
 typedef enum tr__outcome { TR__WELL, TR__STOPPED, TR__FAILED } tr__outcome;
+
+/* A rank that exits with TR_EXIT_PEER is the victim of another one. When no rank has failed otherwise, the suspects are
+ * those that did not exit so: they exited with 0, or had to be ended. */
+typedef struct tr__suspects {
+    int32_t count, rank, exit_code; /* so many; one of them, and how it ended, as in tr_launch_report */
+    int32_t left, left_rank;        /* of them, those that exited with 0; one of these */
+} tr__suspects;
+
+/* The culprit: the only suspect, or the only one that exited with 0. False: it may be several. */
+bool tr__suspects_judge(const tr__suspects *suspects, int *rank, int *exit_code);
 
 /* What a node says in each round. */
 typedef struct tr__word {
@@ -26,6 +36,7 @@ typedef struct tr__word {
     int32_t signal;
     int32_t interrupt; /* the first signal that its user sent; 0: none */
     int32_t told;      /* its report is in the store */
+    tr__suspects suspects;
     int64_t at_ms;     /* TR__FAILED: when, since the nodes have met */
 } tr__word;
 
@@ -55,8 +66,9 @@ typedef struct tr__nodes {
     char lost_text[512];
 } tr__nodes;
 
-/* In the search for the first cause a failure counts so much later than it was seen: a death by signal is seldom the effect
- * of another rank's, an exit with TR_EXIT_PEER always is. signal is 0 for an exit. */
+/* In the search for the first cause a failure counts so much later than it was seen: a death by signal is seldom the
+ * effect of another rank's, and an exit with TR_EXIT_PEER always is, so that comes after all others. signal is 0 for an
+ * exit. */
 int tr__handicap_ms(int signal, int exit_code);
 
 /* Meets the other nodes, as the options say. token is the job's. */

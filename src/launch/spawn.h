@@ -32,20 +32,9 @@ tr_status tr__env_make(tr__env *env, const tr__env_options *options);
 void tr__env_set_rank(tr__env *env, int local_rank);
 void tr__env_free(tr__env *env);
 
-/* A process that kills the groups given to it when this process is gone, however it went: the ranks' own death signal
- * does not reach what they have started. */
-typedef struct tr__guard {
-    pid_t pid;
-    int socket;
-} tr__guard;
-
-tr_status tr__guard_start(tr__guard *guard);
-tr_status tr__guard_add(const tr__guard *guard, pid_t group);
-void tr__guard_stop(tr__guard *guard);
-
 /* How many processes of the job are alive, zombies apart: members of the groups, and strays, which have left them but
  * still carry the launcher's mark in their environment. The strays are sent the signal, 0 for none; but those of a launcher
- * inside the job, which carry its mark too, only SIGKILL: for the rest they have their launcher. */
+ * inside the job, which carry its mark too, only SIGKILL: for the rest they have their launcher. Async-signal-safe. */
 int tr__sweep(const pid_t *groups, int count, const char *mark, int signal);
 
 /* What ^C sends in a terminal. */
@@ -56,6 +45,7 @@ typedef struct tr__launch_extra {
     const tr__call *call; /* the ranks make this call in processes of this program, and argv is what they are called by */
     const char *const *(*argv_of)(int rank, void *user); /* each rank has a command of its own */
     void *user;
+    int *victim;          /* gets the rank that exited with TR_EXIT_PEER first, if the one that it lost is reported */
     const char *leash;    /* the ranks' stdin are sockets that begin with this text, and are what they get instead of signals:
                              TR__LEASH_ASK asks a rank to end, and its end asks it to end soon, or at once when it was asked
                              before; a rank that fails leaves the others more time */

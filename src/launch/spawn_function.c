@@ -42,18 +42,32 @@ static tr_status blame(const tr__call *call, int rank, tr_launch_report *report)
     return status;
 }
 
-/* The launcher tells how processes ended; what their functions said comes before that. */
-static tr_status conclude(const tr__call *call, int ranks, tr_status launched, tr_launch_report *report)
+/* The launcher has found the rank that the victim lost; what the victim's function said is the message. */
+static tr_status blame_culprit(const tr__call *call, int victim, tr_launch_report *report)
+{
+    bool returned = tr__call_progress_of(call, report->first_rank) == TR__CALL_RETURNED;
+    const char *what = returned ? "returned, though others still needed it"
+                                : "went on until it was ended, though others had lost it";
+    tr_status status = tr__call_result(call, victim);
+    tr__fail_context(status, "rank %d %s: rank %d", report->first_rank, what, victim);
+    snprintf(report->text, sizeof report->text, "%s", tr_error_message());
+    return status;
+}
+
+/* The launcher tells how processes ended; what their functions said comes before that. victim: as in tr__launch_extra,
+ * or -1. */
+static tr_status conclude(const tr__call *call, int ranks, tr_status launched, int victim, tr_launch_report *report)
 {
     if (launched == TR_OK) {
         int truant = first_truant(call, ranks);
         return truant < 0 ? TR_OK : blame(call, truant, report);
     }
-    if (launched != TR_CHILD || report->signal) return launched;
+    if (launched != TR_CHILD || (report->signal && victim < 0)) return launched;
     int first = first_failure(call, ranks);
+    bool only_victims = first >= 0 && tr__call_result(call, first) == TR_PEER;
+    if (victim >= 0 && only_victims) return blame_culprit(call, first, report);
     tr__call_progress progress = tr__call_progress_of(call, report->first_rank);
-    bool effect = progress != TR__CALL_RETURNED && first >= 0 && tr__call_result(call, first) == TR_PEER; /* of its exit */
-    if (first >= 0 && !effect) return blame(call, first, report);
+    if (first >= 0 && (!only_victims || progress == TR__CALL_RETURNED)) return blame(call, first, report);
     if (progress == TR__CALL_OUTSIDE || !report->exit_code) return blame(call, report->first_rank, report);
     return tr__fail(launched, "%s", report->text); /* it exited by itself: "rank 1 (pid 4242) exited with 3 …" */
 }
@@ -67,13 +81,16 @@ tr_status tr_spawn_with(const tr_spawn_options *options)
     *report = (tr_launch_report){.first_rank = -1};
     if (o.ranks < 1 || o.ranks > TR_LAUNCH_MAX_RANKS)
         return tr__fail(TR_INVALID, "spawn: %d ranks: it takes 1 to %d", o.ranks, TR_LAUNCH_MAX_RANKS);
-    if (o.bytes && !o.argument) return tr__fail(TR_INVALID, "spawn: %zu bytes of an argument that is NULL", o.bytes);
+    if (!o.bytes != !o.argument)
+        return tr__fail(TR_INVALID, "spawn: .argument, which is %s, comes with its .bytes, not %zu: each rank gets a copy",
+            o.argument ? "there" : "NULL", o.bytes);
     if (tr__call_inside()) return tr__fail(TR_STATE, "spawn: a rank of tr_spawn does not spawn in its turn");
     tr__call call;
     TR__TRY(tr__call_make(&call, o.function, o.argument, o.bytes, o.ranks));
     const char *argv[] = {program_invocation_name, NULL};
     const tr_launch_options launch = {
         .size = sizeof launch,
+        .given = o.given,
         .argv = argv,
         .ranks = o.ranks,
         .env = o.env,
@@ -86,7 +103,9 @@ tr_status tr_spawn_with(const tr_spawn_options *options)
         .job = o.job,
         .log_dir = o.log_dir,
     };
-    tr_status status = conclude(&call, o.ranks, tr__launch(&launch, &(tr__launch_extra){.call = &call}), report);
+    int victim = -1;
+    tr_status launched = tr__launch(&launch, &(tr__launch_extra){.call = &call, .victim = &victim});
+    tr_status status = conclude(&call, o.ranks, launched, victim, report);
     tr__call_free(&call);
     return status;
 }

@@ -55,7 +55,7 @@ static tr_tensor *attention_forward(tr_module *self, tr_tensor *const *inputs, i
 /* As a linear layer, but with a bias of zeros. */
 static tr_module *out_projection(const tr_multihead_attention_options *o, uint64_t seed)
 {
-    tr_module *linear = tr_linear(o->dim, o->dim, .seed = seed ? seed : 1, .dtype = o->dtype);
+    tr_module *linear = tr_linear(o->dim, o->dim, .seed = seed, .dtype = o->dtype);
     tr_tensor *bias = tr_status_of(linear) == TR_OK ? tr_list_find(tr_parameters(linear), "bias") : NULL;
     if (!bias || tr_fill(bias, 0) == TR_OK) return linear;
     return (tr_module *)tr__object_failed(&tr__module_type);
@@ -73,7 +73,7 @@ tr_module *tr_multihead_attention_with(const tr_multihead_attention_options *o)
     a->dim = o->dim;
     a->heads = o->heads;
     a->causal = o->causal;
-    uint64_t seed = tr__seed_or_next(o->seed);
+    uint64_t seed = tr__seed_of(o, o->seed);
     double bound = sqrt(6 / (4.0 * (double)o->dim)); /* Xavier's, of dim inputs and 3*dim outputs */
     a->in_weight = tr_module_parameter(module, "in_proj_weight",
         tr__init_uniform(TR_SHAPE(3 * o->dim, o->dim), o->dtype, tr__mix(seed, 0), bound));

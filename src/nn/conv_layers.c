@@ -1,6 +1,8 @@
 /* Convolutions as modules: of images and sequences, and transposed ones. */
 #include "nn/module.h"
 
+#include "base/given.h"
+
 #include <inttypes.h>
 
 typedef struct conv {
@@ -35,9 +37,10 @@ static tr_status check(const char *name, const conv_options *o, int64_t groups)
     if (groups < 1 || o->in_channels % groups || o->out_channels % groups)
         return tr__fail(TR_INVALID, "%s: groups must divide in_channels and out_channels: %" PRId64 " does not divide %" PRId64
             " and %" PRId64, name, groups, o->in_channels, o->out_channels);
-    if (o->stride < 0 || o->padding < 0 || o->dilation < 0 || o->output_padding < 0)
-        return tr__fail(TR_INVALID, "%s: stride, padding, dilation and output_padding must not be negative: %d, %d, %d, %d",
-            name, o->stride, o->padding, o->dilation, o->output_padding);
+    int stride = TR__OR(o, stride, 1), dilation = TR__OR(o, dilation, 1);
+    if (stride < 1 || dilation < 1 || o->padding < 0 || o->output_padding < 0)
+        return tr__fail(TR_INVALID, "%s: stride and dilation must be positive, padding and output_padding not negative: %d, %d, "
+            "%d, %d", name, stride, dilation, o->padding, o->output_padding);
     if (!(o->init_std >= 0))
         return tr__fail(TR_INVALID, "%s: init_std must not be negative, it is %g", name, o->init_std);
     return TR_OK;
@@ -46,18 +49,18 @@ static tr_status check(const char *name, const conv_options *o, int64_t groups)
 /* kind: what of the state is a kind's own. */
 static tr_module *conv_new(const char *name, int dims, conv kind, const conv_options *o)
 {
-    int64_t groups = o->groups ? o->groups : 1;
+    int64_t groups = TR__OR(o, groups, 1);
     if (check(name, o, groups) != TR_OK) return tr__object_failed(&tr__module_type);
     TR_SCOPE;
     tr_module *module = tr_module_new(name, sizeof(conv), conv_forward);
     conv *c = tr_module_state(module);
     if (!c) return tr_escape(module);
     *c = kind;
-    c->stride = o->stride;
+    c->stride = TR__OR(o, stride, 1);
     c->padding = o->padding;
     c->output_padding = o->output_padding;
-    c->dilation = o->dilation;
-    c->groups = o->groups;
+    c->dilation = TR__OR(o, dilation, 1);
+    c->groups = (int)groups;
     tr_shape shape = TR_SHAPE(o->out_channels, o->in_channels / groups);
     if (kind.run_transposed) shape = TR_SHAPE(o->in_channels, o->out_channels / groups);
     int64_t fan_in = shape.dim[1];
@@ -65,15 +68,16 @@ static tr_module *conv_new(const char *name, int dims, conv kind, const conv_opt
         shape.dim[shape.ndim++] = o->kernel;
         fan_in *= o->kernel;
     }
-    const tr__affine_start start = {.weight = shape, .out = o->out_channels, .fan_in = fan_in, .std = o->init_std,
-        .no_bias = o->no_bias, .seed = o->seed, .dtype = o->dtype};
+    const tr__affine_start start = {.weight = shape, .out = o->out_channels, .fan_in = fan_in,
+        .normal = TR__GIVEN(o, init_std), .std = o->init_std, .no_bias = o->no_bias, .seed = tr__seed_of(o, o->seed),
+        .dtype = o->dtype};
     tr__init_affine(module, &start, &c->weight, &c->bias);
     return tr_escape(module);
 }
 
 static conv_options without_output_padding(const tr_conv2d_options *o)
 {
-    return (conv_options){.in_channels = o->in_channels, .out_channels = o->out_channels, .kernel = o->kernel,
+    return (conv_options){.given = o->given, .in_channels = o->in_channels, .out_channels = o->out_channels, .kernel = o->kernel,
         .stride = o->stride, .padding = o->padding, .dilation = o->dilation, .groups = o->groups, .no_bias = o->no_bias,
         .init_std = o->init_std, .seed = o->seed, .dtype = o->dtype};
 }

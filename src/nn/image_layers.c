@@ -1,6 +1,8 @@
 /* The modules for images, [batch, channels, height, width], and sequences, [batch, channels, length], but for convolutions. */
 #include "nn/module.h"
 
+#include "base/given.h"
+
 #include <inttypes.h>
 
 /* ---- Pooling --------------------------------------------------------------------------------------------------------- */
@@ -23,12 +25,15 @@ static tr_tensor *pool2d_forward(tr_module *self, tr_tensor *const *inputs, int 
 static tr_module *pool2d_new(const char *name, const tr_pool2d_layer_options *o,
     tr_tensor *(*function)(const tr_pool2d_options *options))
 {
-    if (o->kernel < 1 || o->stride < 0 || o->padding < 0 || o->padding > o->kernel / 2)
-        return tr_module_fail(TR_INVALID, "%s: kernel %d must be positive, stride %d not negative, padding %d at most half the "
-            "kernel", name, o->kernel, o->stride, o->padding);
+    int stride = TR__OR(o, stride, o->kernel);
+    if (o->kernel < 1 || stride < 1 || o->padding < 0 || o->padding > o->kernel / 2)
+        return tr_module_fail(TR_INVALID, "%s: kernel %d and stride %d must be positive, padding %d at most half the kernel",
+            name, o->kernel, stride, o->padding);
     tr_module *module = tr_module_new(name, sizeof(pool2d), pool2d_forward);
     pool2d *p = tr_module_state(module);
-    if (p) *p = (pool2d){{sizeof p->options, NULL, o->kernel, o->stride, o->padding}, function};
+    if (!p) return module;
+    p->options = (tr_pool2d_options){.size = sizeof p->options, .kernel = o->kernel, .stride = stride, .padding = o->padding};
+    p->function = function;
     return module;
 }
 
@@ -172,8 +177,8 @@ static tr_module *batch_norm_new(const char *name, bool of_images, const tr_batc
     tr_shape shape = TR_SHAPE(o->channels);
     tr_dtype statistics = o->dtype == TR_F64 ? TR_F64 : TR_F32;
     b->of_images = of_images;
-    b->eps = o->eps;
-    b->momentum = o->momentum;
+    b->eps = TR__PASS(o, eps);
+    b->momentum = TR__PASS(o, momentum);
     b->weight = tr_module_parameter(module, "weight", tr_ones(shape, .dtype = o->dtype));
     b->bias = tr_module_parameter(module, "bias", tr_zeros(shape, .dtype = o->dtype));
     b->running_mean = tr_module_buffer(module, "running_mean", tr_zeros(shape, .dtype = statistics));

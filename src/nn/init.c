@@ -15,9 +15,9 @@ uint64_t tr_next_seed(void)
     return seed;
 }
 
-uint64_t tr__seed_or_next(uint64_t given)
+uint64_t tr__seed_of(const void *options, uint64_t seed)
 {
-    return given ? given : tr_next_seed();
+    return seed || tr_given(options, "seed") ? seed : tr_next_seed();
 }
 
 static tr_tensor *fresh(tr_shape shape, tr_dtype dtype, tr__distribution distribution, uint64_t seed, double scale,
@@ -44,13 +44,12 @@ tr_tensor *tr__init_uniform(tr_shape shape, tr_dtype dtype, uint64_t seed, doubl
 void tr__init_affine(tr_module *module, const tr__affine_start *s, tr_tensor **weight, tr_tensor **bias)
 {
     double bound = 1 / sqrt((double)s->fan_in); /* Kaiming's uniform with a = sqrt(5) */
-    uint64_t seed = tr__seed_or_next(s->seed), weight_seed = tr__mix(seed, 0), bias_seed = tr__mix(seed, 1);
-    bool normal = s->std != 0 || signbit(s->std); /* TR_ZERO is given, too */
+    uint64_t weight_seed = tr__mix(s->seed, 0), bias_seed = tr__mix(s->seed, 1);
     *weight = tr_module_parameter(module, "weight",
-        normal ? tr__init_normal(s->weight, s->dtype, weight_seed, s->std)
-               : tr__init_uniform(s->weight, s->dtype, weight_seed, bound));
+        s->normal ? tr__init_normal(s->weight, s->dtype, weight_seed, s->std)
+                  : tr__init_uniform(s->weight, s->dtype, weight_seed, bound));
     if (s->no_bias) return;
     tr_shape out = TR_SHAPE(s->out);
     *bias = tr_module_parameter(module, "bias",
-        normal ? tr_zeros(out, .dtype = s->dtype) : tr__init_uniform(out, s->dtype, bias_seed, bound));
+        s->normal ? tr_zeros(out, .dtype = s->dtype) : tr__init_uniform(out, s->dtype, bias_seed, bound));
 }

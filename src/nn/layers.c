@@ -1,6 +1,7 @@
 /* The modules that come with the library. */
 #include "nn/module.h"
 
+#include "base/given.h"
 #include "base/rng.h"
 
 #include <inttypes.h>
@@ -32,12 +33,6 @@ static tr_tensor *linear_forward(tr_module *self, tr_tensor *const *inputs, int 
         .activation = l->activation);
 }
 
-/* Was a number given, be it TR_ZERO? */
-static bool given(double number)
-{
-    return number != 0 || signbit(number);
-}
-
 tr_module *tr_linear_with(const tr_linear_options *o)
 {
     if (o->in_features < 1 || o->out_features < 1)
@@ -52,8 +47,9 @@ tr_module *tr_linear_with(const tr_linear_options *o)
     l->in_out = o->in_out;
     l->activation = o->activation;
     tr_shape shape = o->in_out ? TR_SHAPE(o->in_features, o->out_features) : TR_SHAPE(o->out_features, o->in_features);
-    const tr__affine_start start = {.weight = shape, .out = o->out_features, .fan_in = o->in_features, .std = o->init_std,
-        .no_bias = o->no_bias, .seed = o->seed, .dtype = o->dtype};
+    const tr__affine_start start = {.weight = shape, .out = o->out_features, .fan_in = o->in_features,
+        .normal = TR__GIVEN(o, init_std), .std = o->init_std, .no_bias = o->no_bias, .seed = tr__seed_of(o, o->seed),
+        .dtype = o->dtype};
     tr__init_affine(module, &start, &l->weight, &l->bias);
     return tr_escape(module);
 }
@@ -85,7 +81,7 @@ tr_module *tr_embedding_with(const tr_embedding_options *o)
     embedding *e = tr_module_state(module);
     if (!e) return tr_escape(module);
     e->weight = tr_module_parameter(module, "weight", tr__init_normal(TR_SHAPE(o->rows, o->dim), o->dtype,
-        tr__mix(tr__seed_or_next(o->seed), 0), given(o->init_std) ? o->init_std : 1));
+        tr__mix(tr__seed_of(o, o->seed), 0), TR__OR(o, init_std, 1)));
     return tr_escape(module);
 }
 
@@ -113,7 +109,7 @@ tr_module *tr_layer_norm_with(const tr_layer_norm_options *o)
     tr_module *module = tr_module_new("layer_norm", sizeof(layer_norm), layer_norm_forward);
     layer_norm *l = tr_module_state(module);
     if (!l) return tr_escape(module);
-    l->eps = given(o->eps) ? o->eps : 1e-5;
+    l->eps = TR__OR(o, eps, 1e-5);
     l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->dim), .dtype = o->dtype));
     l->bias = tr_module_parameter(module, "bias", tr_zeros(TR_SHAPE(o->dim), .dtype = o->dtype));
     return tr_escape(module);
@@ -142,7 +138,7 @@ tr_module *tr_rms_norm_with(const tr_rms_norm_options *o)
     tr_module *module = tr_module_new("rms_norm", sizeof(rms_norm), rms_norm_forward);
     rms_norm *l = tr_module_state(module);
     if (!l) return tr_escape(module);
-    l->eps = given(o->eps) ? o->eps : 1e-6;
+    l->eps = TR__OR(o, eps, 1e-6);
     l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->dim), .dtype = o->dtype));
     return tr_escape(module);
 }
@@ -174,7 +170,7 @@ tr_module *tr_group_norm_with(const tr_group_norm_options *o)
     group_norm *l = tr_module_state(module);
     if (!l) return tr_escape(module);
     l->groups = o->groups;
-    l->eps = given(o->eps) ? o->eps : 1e-5;
+    l->eps = TR__OR(o, eps, 1e-5);
     l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->channels), .dtype = o->dtype));
     l->bias = tr_module_parameter(module, "bias", tr_zeros(TR_SHAPE(o->channels), .dtype = o->dtype));
     return tr_escape(module);

@@ -68,16 +68,17 @@ tr_tensor *tr__check_input(const tr_module *self, tr_tensor *const *inputs, int 
 tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double std);
 tr_tensor *tr__init_uniform(tr_shape shape, tr_dtype dtype, uint64_t seed, double bound); /* [-bound, bound) */
 
-/* The seed that a layer was given, or if that is 0 the thread's next. */
-uint64_t tr__seed_or_next(uint64_t given);
+/* The seed that a layer's options give, or else the thread's next. */
+uint64_t tr__seed_of(const void *options, uint64_t seed);
 
 /* How a layer that multiplies and adds starts. */
 typedef struct tr__affine_start {
     tr_shape weight;
     int64_t out, fan_in; /* outputs; inputs of each */
-    double std;          /* 0: weight and bias uniform in 1/sqrt(fan_in), as PyTorch's; else normal(0, std) and zero bias */
+    bool normal;         /* weight normal(0, std) and zero bias; else both uniform in 1/sqrt(fan_in), as PyTorch's */
+    double std;
     bool no_bias;
-    uint64_t seed;       /* 0: the thread's next */
+    uint64_t seed;
     tr_dtype dtype;
 } tr__affine_start;
 /* Adds "weight" and "bias"; *bias stays as it is without one. */

@@ -421,7 +421,7 @@ static bool is_grouped(tr_tensor *const *in)
 
 tr_tensor *tr_attention_with(const tr_attention_options *o)
 {
-    tr__attention_attrs attrs = {.causal = o->causal, .scale = o->scale};
+    tr__attention_attrs attrs = {.causal = o->causal, .scale = TR__PASS(o, scale)};
     tr_tensor *in[] = {o->q, o->k, o->v, o->mask};
     if (o->lengths && o->k && !tr__bad(o->k)) {
         tr_tensor *mask = mask_of_lengths(o->lengths, o->k);
@@ -432,6 +432,6 @@ tr_tensor *tr_attention_with(const tr_attention_options *o)
 
 tr_tensor *tr_self_attention_with(const tr_self_attention_options *o)
 {
-    tr__attention_attrs attrs = {.heads = o->heads, .causal = o->causal, .scale = o->scale};
+    tr__attention_attrs attrs = {.heads = o->heads, .causal = o->causal, .scale = TR__PASS(o, scale)};
     return tr_apply(tr__op(self_attention), &attrs, (tr_tensor *[]){o->qkv}, 1, NULL);
 }

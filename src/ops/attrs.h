@@ -13,7 +13,7 @@ typedef struct tr__leaky_relu_attrs {
 } tr__leaky_relu_attrs;
 
 typedef struct tr__elu_attrs {
-    double alpha, scale;
+    double alpha, scale, inner; /* scale * (x > 0 ? x : alpha * expm1(inner * x)) */
 } tr__elu_attrs;
 
 typedef struct tr__clamp_attrs {

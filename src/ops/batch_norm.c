@@ -238,7 +238,7 @@ static tr_status move_towards(tr_tensor *running, tr_tensor *batch, double scale
 tr_status tr__batch_norm_move(const tr_batch_norm_op_options *o, tr_tensor *mean, tr_tensor *var, double numbers)
 {
     if (!o->running_mean || numbers == 0 || tr__segment_replays()) return TR_OK;
-    double momentum = o->momentum != 0 || signbit(o->momentum) ? o->momentum : 0.1;
+    double momentum = TR__OR(o, momentum, 0.1);
     TR__TRY(move_towards(o->running_mean, mean, 1, momentum));
     return move_towards(o->running_var, var, numbers / (numbers - 1), momentum);
 }
@@ -276,7 +276,7 @@ tr_status tr__batch_norm_check(const tr_batch_norm_op_options *o)
 
 double tr__batch_norm_eps(const tr_batch_norm_op_options *o)
 {
-    return o->eps != 0 || signbit(o->eps) ? o->eps : 1e-5;
+    return TR__OR(o, eps, 1e-5);
 }
 
 tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *o)

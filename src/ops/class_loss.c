@@ -51,7 +51,6 @@ static tr_tensor *choose(choice *c)
     if (c->weight && tr__bad(c->weight)) return tr__tensor_pass(c->weight);
     if ((unsigned)c->reduction > TR_REDUCE_NONE)
         return tr__tensor_fail(TR_INVALID, "%s: %d is no tr_reduction", c->loss, (int)c->reduction);
-    c->ignore_index = tr__ignored(c->ignore_index);
     if (check_shapes(c) != TR_OK) return tr__tensor_failed();
     tr_tensor *ignored = tr_full((double)c->ignore_index, TR_SCALAR, .dtype = c->targets->dtype, .device = tr__device_of(c->x));
     tr_shape column = c->targets->shape;
@@ -85,7 +84,7 @@ static tr_tensor *reduced(const choice *c, tr_tensor *loss)
 
 tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *o)
 {
-    choice c = {.loss = "nll_loss", .x = o->x, .targets = o->targets, .weight = o->weight, .ignore_index = o->ignore_index,
+    choice c = {.loss = "nll_loss", .x = o->x, .targets = o->targets, .weight = o->weight, .ignore_index = TR__IGNORED(o),
         .reduction = o->reduction};
     tr_tensor *failed = choose(&c);
     if (failed) return failed;
@@ -97,19 +96,19 @@ tr_tensor *tr_nll_loss_with(const tr_nll_loss_options *o)
 tr_tensor *tr__weighted_cross_entropy(const tr_cross_entropy_options *o)
 {
     choice c = {.loss = "cross_entropy", .x = o->logits, .targets = o->targets, .weight = o->weight,
-        .ignore_index = o->ignore_index, .reduction = o->reduction};
+        .ignore_index = TR__IGNORED(o), .reduction = o->reduction};
     tr_tensor *failed = choose(&c);
     if (failed) return failed;
     double s = o->label_smoothing;
     if (!(s >= 0 && s <= 1))
         return tr__tensor_fail(TR_INVALID, "cross_entropy: label_smoothing is %g: it must be in 0 … 1", s);
     if (s == 0) {
-        tr_tensor *rows = tr_cross_entropy(c.x, c.targets, .ignore_index = o->ignore_index, .reduction = TR_REDUCE_NONE);
+        tr_tensor *rows = tr_cross_entropy(c.x, c.targets, .ignore_index = c.ignore_index, .reduction = TR_REDUCE_NONE);
         return reduced(&c, tr_mul(rows, c.counts));
     }
     tr_tensor *log_p = tr_log_softmax(tr__widened(c.x), -1);
     /* Not by a product of matrices, which autocast would round. */
-    tr_tensor *even = tr_sum(tr_mul(log_p, c.weight), .ndims = 1, .dims = {-1});
+    tr_tensor *even = tr_sum(tr_mul(log_p, c.weight), -1);
     even = tr_masked_fill(even, c.left_out, 0);
     double share = s / (double)tr_size(c.x, -1);
     return reduced(&c, tr_sub(tr_affine(of_targets(&c, log_p), 1 - s, 0), tr_affine(even, share, 0)));

@@ -296,10 +296,10 @@ tr_status tr__conv2d_backward(tr_backward_call *call)
 tr_tensor *tr_conv2d_op_with(const tr_conv2d_op_options *o)
 {
     tr__conv2d_attrs attrs = {
-        .stride = o->stride ? o->stride : 1,
+        .stride = TR__OR(o, stride, 1),
         .padding = o->padding,
-        .dilation = o->dilation ? o->dilation : 1,
-        .groups = o->groups ? o->groups : 1,
+        .dilation = TR__OR(o, dilation, 1),
+        .groups = TR__OR(o, groups, 1),
     };
     return tr_apply(tr__op(conv2d), &attrs, (tr_tensor *[]){o->x, o->weight, o->bias}, 3, NULL);
 }

@@ -2,6 +2,7 @@
  * Convolutions of sequences, [batch, channels, length]: those of images of height 1. Padding is of the length alone, so it is
  * not left to conv2d: zeros are laid around x, and what a transposed convolution's padding takes away is sliced off.
  */
+#include "base/given.h"
 #include "ops/sequences.h"
 
 #include <inttypes.h>
@@ -78,8 +79,8 @@ static tr_tensor *padded(tr_tensor *x, int64_t before, int64_t after)
 
 tr_tensor *tr_conv1d_op_with(const tr_conv1d_op_options *o)
 {
-    const line a = {"conv1d", o->x, o->weight, o->bias, o->stride ? o->stride : 1, o->padding, o->dilation ? o->dilation : 1,
-        o->groups ? o->groups : 1, false};
+    const line a = {"conv1d", o->x, o->weight, o->bias, TR__OR(o, stride, 1), o->padding, TR__OR(o, dilation, 1),
+        TR__OR(o, groups, 1), false};
     tr_tensor *failed = check(&a);
     if (failed) return failed;
     return tr__as_sequence(tr_conv2d_op(padded(tr__as_image(a.x), a.padding, a.padding), tr__as_image(a.weight), .bias = a.bias,
@@ -88,8 +89,8 @@ tr_tensor *tr_conv1d_op_with(const tr_conv1d_op_options *o)
 
 tr_tensor *tr_conv_transpose1d_op_with(const tr_conv_transpose1d_op_options *o)
 {
-    const line a = {"conv_transpose1d", o->x, o->weight, o->bias, o->stride ? o->stride : 1, o->padding,
-        o->dilation ? o->dilation : 1, o->groups ? o->groups : 1, true};
+    const line a = {"conv_transpose1d", o->x, o->weight, o->bias, TR__OR(o, stride, 1), o->padding,
+        TR__OR(o, dilation, 1), TR__OR(o, groups, 1), true};
     tr_tensor *failed = check(&a);
     if (failed) return failed;
     int64_t most = a.stride > a.dilation ? a.stride : a.dilation, extra = o->output_padding, kernel = a.weight->shape.dim[2];
@@ -100,7 +101,8 @@ tr_tensor *tr_conv_transpose1d_op_with(const tr_conv_transpose1d_op_options *o)
     if (kernel < 1 || length < 1)
         return tr__tensor_fail(TR_SHAPE, "conv_transpose1d: nothing is left of x %s by weight %s, with padding %d",
             TR__TEXT(a.x->shape), TR__TEXT(a.weight->shape), a.padding);
-    int64_t beyond = extra > a.padding ? (extra - a.padding + a.stride - 1) / a.stride : 0; /* zeros that bring it in reach */
+    /* Zeros that bring it in reach. NOLINTNEXTLINE(clang-analyzer-core.DivideZero): check() has refused a stride of 0 */
+    int64_t beyond = extra > a.padding ? (extra - a.padding + a.stride - 1) / a.stride : 0;
     tr_tensor *y = tr_conv_transpose2d_op(padded(tr__as_image(a.x), 0, beyond), tr__as_image(a.weight), .bias = a.bias,
         .stride = a.stride, .dilation = a.dilation, .groups = a.groups);
     if (!tr__bad(y) && y->shape.dim[3] != length) y = tr_slice(y, 3, a.padding, a.padding + length);

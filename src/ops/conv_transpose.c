@@ -125,10 +125,10 @@ static tr_tensor *pad_by_strides(tr_tensor *x, tr__conv_transpose2d_attrs *a)
 tr_tensor *tr_conv_transpose2d_op_with(const tr_conv_transpose2d_op_options *o)
 {
     tr__conv_transpose2d_attrs attrs = {
-        .conv.stride = o->stride ? o->stride : 1,
+        .conv.stride = TR__OR(o, stride, 1),
         .conv.padding = o->padding,
-        .conv.dilation = o->dilation ? o->dilation : 1,
-        .conv.groups = o->groups ? o->groups : 1,
+        .conv.dilation = TR__OR(o, dilation, 1),
+        .conv.groups = TR__OR(o, groups, 1),
         .output_padding = o->output_padding,
     };
     tr_tensor *x = pad_by_strides(o->x, &attrs);

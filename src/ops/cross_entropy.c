@@ -20,7 +20,7 @@ tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *o)
 {
     if (o->weight) return tr__weighted_cross_entropy(o);
     tr__cross_entropy_attrs attrs = {
-        .ignore_index = tr__ignored(o->ignore_index),
+        .ignore_index = TR__IGNORED(o),
         .smoothing = o->label_smoothing,
         .reduction = o->reduction,
     };

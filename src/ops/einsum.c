@@ -85,12 +85,12 @@ static tr_tensor *without_own(equation *e, int k, tr_tensor *x)
     for (int i = 0; i < e->in[k].n; i++) {
         char letter = e->in[k].letter[i];
         if (find(&e->in[1 - k], letter) < 0 && find(&e->out, letter) < 0)
-            sum.dims[sum.ndims++] = i;
+            sum.dims.dim[sum.dims.count++] = i;
         else
             kept.letter[kept.n++] = letter;
     }
     e->in[k] = kept;
-    return sum.ndims ? tr_sum_with(&sum) : x;
+    return sum.dims.count ? tr_sum_with(&sum) : x;
 }
 
 /* One of the three groups of a permuted operand: its names, and the product of their sizes. */

@@ -2,6 +2,7 @@
 #ifndef TR_OPS_FAMILY_H
 #define TR_OPS_FAMILY_H
 
+#include "base/given.h"
 #include "ops/op.h"
 
 #define DECLARE_YES(name) tr_status tr__##name##_backward(tr_backward_call *call);

@@ -2,16 +2,14 @@
 #ifndef TR_OPS_IDS_H
 #define TR_OPS_IDS_H
 
+#include "base/given.h"
 #include "ops/rows.h"
 
 /* The class that losses leave out when none is named, as in PyTorch. */
 enum { TR__IGNORED_BY_DEFAULT = -100 };
 
-/* The class that is meant by an option. */
-static inline int64_t tr__ignored(int64_t ignore_index)
-{
-    return ignore_index == 0 ? TR__IGNORED_BY_DEFAULT : ignore_index == TR_IGNORE_ZERO ? 0 : ignore_index;
-}
+/* The class that a loss's options leave out. */
+#define TR__IGNORED(o) ((o)->ignore_index == TR_IGNORE_ZERO ? 0 : TR__OR(o, ignore_index, TR__IGNORED_BY_DEFAULT))
 
 typedef struct tr__ids {
     const void *data;

@@ -98,7 +98,7 @@ tr_tensor *tr_l1_loss_with(const tr_loss_options *o)
 
 static tr_tensor *huber_of(const char *what, const tr_huber_loss_options *o)
 {
-    tr__huber_loss_attrs attrs = {o->delta ? o->delta : 1};
+    tr__huber_loss_attrs attrs = {TR__OR(o, delta, 1)};
     if (check(what, o->x, o->target, o->reduction) != TR_OK) return tr__tensor_failed();
     if (!(attrs.delta > 0))
         return tr__tensor_fail(TR_INVALID, "%s: delta is %g: it must be positive", what, attrs.delta);
@@ -112,7 +112,7 @@ tr_tensor *tr_huber_loss_with(const tr_huber_loss_options *o)
 
 tr_tensor *tr_smooth_l1_loss_with(const tr_huber_loss_options *o)
 {
-    return reduced(tr_affine(huber_of("smooth_l1_loss", o), 1 / (o->delta ? o->delta : 1), 0), o->reduction);
+    return reduced(tr_affine(huber_of("smooth_l1_loss", o), 1 / TR__OR(o, delta, 1), 0), o->reduction);
 }
 
 /* (1 - y) log(1 + exp(x)) + y weight log(1 + exp(-x)) */

@@ -188,11 +188,17 @@ tr_tensor *tr__saved_get(const tr__saved *saved, bool apart)
     return tr__ref(saved->tensor);
 }
 
-static bool wants_recording(const tr_op_call *call)
+static bool any_requires_grad(const tr_op_call *call)
 {
-    if (!call->op->backward || !tr__grad_mode()) return false;
     for (int i = 0; i < call->n_inputs; i++)
         if (call->inputs[i] && call->inputs[i]->requires_grad) return true;
+    return false;
+}
+
+static bool any_graph_left(const tr_op_call *call)
+{
+    for (int i = 0; i < call->n_inputs; i++)
+        if (call->inputs[i] && call->inputs[i]->graph_left) return true;
     return false;
 }
 
@@ -210,9 +216,16 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
 
 tr_status tr__record(const tr_op_call *call)
 {
-    if (!wants_recording(call)) return TR_OK;
+    if (!call->op->backward || !tr__grad_mode()) return TR_OK;
+    bool graph_left = any_graph_left(call);
+    if (!any_requires_grad(call)) {
+        for (int i = 0; i < call->n_outputs && graph_left; i++)
+            call->outputs[i]->graph_left = tr_dtype_is_float(call->outputs[i]->dtype);
+        return TR_OK;
+    }
     tr__node *node = new_node(call);
     if (!node) return TR_NO_MEMORY;
+    node->graph_left = graph_left;
     tr_status status = TR_OK;
     for (int i = 0; i < call->n_inputs && status == TR_OK; i++)
         if (call->inputs[i]) status = link_input(node, i, call->inputs[i]);
@@ -263,6 +276,8 @@ void tr__leaf_free(tr__leaf *leaf)
     if (leaf->arena_place) *leaf->arena_place = NULL;
     tr__unref(leaf->grad);
     tr__unref(leaf->arena);
+    tr__unref(leaf->shards);
+    tr__unref(leaf->stages);
     free(leaf);
 }
 
@@ -280,6 +295,7 @@ tr_tensor *tr_require_grad(tr_tensor *t)
         return tr__tensor_fail(TR_DTYPE, "require_grad: only floats have gradients, not %s", tr_dtype_name(t->dtype));
     if (!tr__leaf_of(t)) return tr__tensor_failed();
     t->requires_grad = true;
+    t->graph_left = false; /* the program takes its gradient from here */
     return t;
 }
 
@@ -298,6 +314,11 @@ tr_shape tr__input_shape(const tr_backward_call *call, int i)
 bool tr__retains(const tr_backward_call *call)
 {
     return ((const tr__backward_step *)(const void *)call)->retain;
+}
+
+bool tr__as_now(const tr_backward_call *call)
+{
+    return ((const tr__backward_step *)(const void *)call)->as_now;
 }
 
 /* The node and the call have a reference each, and what shows the same memory has one to the storage. */
@@ -329,7 +350,7 @@ tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape)
     tr_reduce_options o = {.size = sizeof o, .x = g, .keep = true};
     int missing = g->shape.ndim - shape.ndim;
     for (int d = 0; d < g->shape.ndim; d++)
-        if (d < missing || (shape.dim[d - missing] == 1 && g->shape.dim[d] != 1)) o.dims[o.ndims++] = d;
-    tr_tensor *sum = o.ndims ? tr_sum_with(&o) : g;
+        if (d < missing || (shape.dim[d - missing] == 1 && g->shape.dim[d] != 1)) o.dims.dim[o.dims.count++] = d;
+    tr_tensor *sum = o.dims.count ? tr_sum_with(&o) : g;
     return missing ? tr_reshape(sum, shape) : sum;
 }

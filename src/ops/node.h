@@ -40,6 +40,7 @@ typedef struct tr__node {
     uint64_t sequence;     /* later nodes have larger ones; unique in the process */
     int n_inputs, n_outputs;
     bool released;         /* its saved tensors have been given up: backward can not run again */
+    bool graph_left;       /* so has one of its inputs (tensor/tensor.h), which no gradient will reach */
     /* Behind the struct, in its block of memory: */
     tr__edge *edges;       /* [n_inputs] */
     tr__input *inputs;     /* [n_inputs] */
@@ -56,7 +57,15 @@ typedef struct tr__backward_step {
     const tr__node *node;
     bool retain; /* the graph is kept: this node may be run again */
     bool apart;  /* gradients of leaves do not go to the leaves */
+    bool as_now; /* parameters that were written to since the forward are taken as they are now */
 } tr__backward_step;
+
+/* The ranks over which something of a parameter is summed to be that of the whole; made above, where groups are known. */
+typedef struct tr__spread {
+    tr__object object;
+    void *group; /* kept; the same group: the same ranks */
+    tr_status (*add_up)(void *group, double *sum);
+} tr__spread;
 
 /* What a leaf that requires a gradient keeps. */
 typedef struct tr__leaf {
@@ -69,6 +78,9 @@ typedef struct tr__leaf {
     int next_hook;
     struct tr__taker *taker; /* who uses the gradient up during backward; NULL: nobody, it stays */
     atomic_int optimizers;   /* that have it among their parameters */
+    atomic_int averagers;    /* that average its gradient over ranks, each with a replica of it: tr_ddp()s */
+    tr__spread *shards;      /* a reference: over the ranks that have its other shards; NULL: it is whole here */
+    tr__spread *stages;      /* a reference: over the ranks that have the other stages of its pipeline; NULL: there are none */
 } tr__leaf;
 
 struct tr__backward;
@@ -90,7 +102,8 @@ typedef struct tr__hook {
     struct tr__hook *next;
 } tr__hook;
 
-/* Records op's run: links the outputs to a new node when grad mode is on and an input requires a gradient. */
+/* Records op's run: links the outputs to a new node when grad mode is on and an input requires a gradient. An input
+ * whose graph was left at another worker marks the node, or without one the outputs. */
 tr_status tr__record(const tr_op_call *call);
 /* Puts a node without inputs behind tensors that are outside every graph: op's backward gets the gradients of all. */
 tr_status tr__record_boundary(const tr_op *op, const void *attrs, tr_tensor *const *outputs, int n);

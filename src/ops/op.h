@@ -70,6 +70,8 @@ tr_status tr__run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, 
 tr_shape tr__input_shape(const tr_backward_call *call, int i);
 /* For backward functions: whether the graph is kept, so that this one may be called again. */
 bool tr__retains(const tr_backward_call *call);
+/* Does it take parameters that were written to since the forward as they are now? Of a node that has a graph inside. */
+bool tr__as_now(const tr_backward_call *call);
 /* For backward functions: will nobody read inputs[i], which was saved, after this call? Then the gradient may be written over
  * it, element by element, and tr__touch() marks that. */
 bool tr__is_spare(const tr_backward_call *call, int i);

@@ -86,7 +86,7 @@ tr_tensor *tr__pool2d_apply(const tr_op *op, tr_tensor *x, tr__pool2d_attrs attr
 
 tr__pool2d_attrs tr__pool2d_attrs_of(const tr_pool2d_options *o)
 {
-    return (tr__pool2d_attrs){.kernel = o->kernel, .stride = o->stride ? o->stride : o->kernel, .padding = o->padding};
+    return (tr__pool2d_attrs){.kernel = o->kernel, .stride = TR__OR(o, stride, o->kernel), .padding = o->padding};
 }
 
 /* Reference kernels work on row-major planes, one per image and channel. */

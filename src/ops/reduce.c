@@ -18,14 +18,16 @@ static tr_status dims_of(const char *what, const tr_reduce_options *o, tr__reduc
 {
     tr_shape shape = o->x->shape;
     attrs->keep = o->keep;
-    attrs->dims = o->ndims ? 0 : (1u << shape.ndim) - 1;
-    if (o->ndims < 0 || o->ndims > TR_MAX_DIMS)
-        return tr__fail(TR_INVALID, "%s: %d dimensions named: it takes 0 (all) to %d", what, o->ndims, TR_MAX_DIMS);
-    for (int i = 0; i < o->ndims; i++) {
+    attrs->dims = o->dims.all ? (1u << shape.ndim) - 1 : 0;
+    if (o->dims.all) return TR_OK;
+    if (o->dims.count < 1 || o->dims.count > TR_MAX_DIMS)
+        return tr__fail(TR_INVALID, "%s: %d dimensions named: it takes 1 to %d, or TR_ALL_DIMS", what, o->dims.count,
+            TR_MAX_DIMS);
+    for (int i = 0; i < o->dims.count; i++) {
         int dim;
-        TR__TRY(tr__dim(what, shape, o->dims[i], &dim));
+        TR__TRY(tr__dim(what, shape, o->dims.dim[i], &dim));
         if (attrs->dims >> dim & 1)
-            return tr__fail(TR_INVALID, "%s: dimension %d of %s is named twice", what, o->dims[i], TR__TEXT(shape));
+            return tr__fail(TR_INVALID, "%s: dimension %d of %s is named twice", what, o->dims.dim[i], TR__TEXT(shape));
         attrs->dims |= 1u << dim;
     }
     return TR_OK;
@@ -85,23 +87,21 @@ tr_tensor *tr_argmin(tr_tensor *x, int dim)
     return place_of(tr__op(argmin), x, dim);
 }
 
-static tr_reduce_options over(tr_tensor *x, int ndims, const int *dims, bool keep)
+static tr_reduce_options over(tr_tensor *x, tr_dims dims, bool keep)
 {
-    tr_reduce_options o = {.size = sizeof o, .x = x, .ndims = ndims, .keep = keep};
-    memcpy(o.dims, dims, sizeof o.dims);
-    return o;
+    return (tr_reduce_options){.size = sizeof(tr_reduce_options), .x = x, .dims = dims, .keep = keep};
 }
 
 /* The p-norm: for p = 1, 2 and infinity without powers. */
 tr_tensor *tr_norm_with(const tr_norm_options *o)
 {
-    double p = o->p ? o->p : 2;
+    double p = o->p;
     if (!o->x) return tr__tensor_fail(TR_INVALID, "norm: x is NULL");
     if (tr__bad(o->x)) return tr__tensor_pass(o->x);
     if (!tr_dtype_is_float(o->x->dtype))
         return tr__tensor_fail(TR_DTYPE, "norm: x is %s: it takes floats (see tr_cast)", tr_dtype_name(o->x->dtype));
-    tr_reduce_options all = over(o->x, o->ndims, o->dims, o->keep);
-    if (!(p > 0)) return tr__tensor_fail(TR_INVALID, "norm: p is %g: it must be positive", p);
+    tr_reduce_options all = over(o->x, o->dims, o->keep);
+    if (!(p > 0)) return tr__tensor_fail(TR_INVALID, "norm: p is %g: it must be positive (2: the Euclidean norm)", p);
     if (p == 2) return reduce(tr__op(norm), &all);
     tr_tensor *x = tr__widened(o->x);
     all.x = tr_abs(x);
@@ -115,7 +115,7 @@ tr_tensor *tr_norm_with(const tr_norm_options *o)
 static tr_tensor *centred(const tr_var_options *o, double *count)
 {
     tr_tensor *x = tr__widened(o->x);
-    tr_reduce_options kept = over(x, o->ndims, o->dims, true);
+    tr_reduce_options kept = over(x, o->dims, true);
     tr_tensor *mean = tr_mean_with(&kept);
     if (tr__bad(mean)) return mean;
     *count = fmax((double)tr_numel(x) / (double)(tr_numel(mean) ? tr_numel(mean) : 1) - (o->biased ? 0 : 1), 0);
@@ -126,7 +126,7 @@ tr_tensor *tr_var_with(const tr_var_options *o)
 {
     double count = 1;
     tr_tensor *x = centred(o, &count);
-    tr_reduce_options sum = over(tr_mul(x, x), o->ndims, o->dims, o->keep);
+    tr_reduce_options sum = over(tr_mul(x, x), o->dims, o->keep);
     tr_tensor *var = tr_affine(tr_sum_with(&sum), 1 / count, 0);
     return tr__bad(var) ? var : tr_cast(var, tr_dtype_of(o->x));
 }
@@ -134,7 +134,7 @@ tr_tensor *tr_var_with(const tr_var_options *o)
 tr_tensor *tr_std_with(const tr_var_options *o)
 {
     double count = 1;
-    tr_reduce_options norm = over(centred(o, &count), o->ndims, o->dims, o->keep);
+    tr_reduce_options norm = over(centred(o, &count), o->dims, o->keep);
     tr_tensor *std = tr_affine(reduce(tr__op(norm), &norm), 1 / sqrt(count), 0);
     return tr__bad(std) ? std : tr_cast(std, tr_dtype_of(o->x));
 }
@@ -148,13 +148,13 @@ tr_tensor *tr_log_sum_exp_with(const tr_reduce_options *o)
         return tr__tensor_fail(TR_DTYPE, "log_sum_exp: x is %s: it takes floats (see tr_cast)", tr_dtype_name(o->x->dtype));
     tr_tensor *x = tr__widened(o->x), *infinity = tr_full(INFINITY, TR_SCALAR, .dtype = x->dtype, .device = tr__device_of(x));
     if (tr_numel(x) == 0) { /* there is no largest: log(0), or nothing */
-        tr_reduce_options none = over(x, o->ndims, o->dims, o->keep);
+        tr_reduce_options none = over(x, o->dims, o->keep);
         return tr_cast(tr_log(tr_sum_with(&none)), tr_dtype_of(o->x));
     }
-    tr_reduce_options kept = over(x, o->ndims, o->dims, true);
+    tr_reduce_options kept = over(x, o->dims, true);
     tr_tensor *top = tr_max_with(&kept);
     top = tr_masked_fill(top, tr_equal(tr_abs(top), infinity), 0);
-    tr_reduce_options sum = over(tr_exp(tr_sub(x, top)), o->ndims, o->dims, o->keep);
+    tr_reduce_options sum = over(tr_exp(tr_sub(x, top)), o->dims, o->keep);
     tr_tensor *y = tr_log(tr_sum_with(&sum));
     return tr__bad(y) ? y : tr_cast(tr_add(y, tr_reshape(top, y->shape)), tr_dtype_of(o->x));
 }

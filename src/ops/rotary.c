@@ -12,7 +12,7 @@
 
 tr_tensor *tr_rotary_with(const tr_rotary_options *o)
 {
-    tr__rotary_attrs attrs = {.base = o->base ? o->base : 10000, .first = o->first, .interleaved = o->interleaved};
+    tr__rotary_attrs attrs = {.base = TR__OR(o, base, 10000), .first = o->first, .interleaved = o->interleaved};
     tr_tensor *x = o->x;
     return tr_apply(tr__op(rotary), &attrs, &x, 1, NULL);
 }

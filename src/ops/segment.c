@@ -18,6 +18,12 @@ typedef struct input {
     tr__edge edge;
 } input;
 
+/* A leaf that f's ops take, saved or not: f needs it as it was. */
+typedef struct noted_leaf {
+    tr_tensor *leaf;
+    tr__saved kept; /* its elements and their version then */
+} noted_leaf;
+
 struct tr__segment {
     atomic_int refs;
     pthread_mutex_t lock; /* of the slots: backwards on several threads may share a graph */
@@ -30,7 +36,7 @@ struct tr__segment {
     int n_slots, capacity;
     slot *slots;
     bool filled;
-    tr__saved *leaves; /* that f's ops take, saved or not: f needs them as they were */
+    noted_leaf *leaves;
     int n_leaves, leaf_capacity;
     char *draws; /* attributes of random ops, each in a multiple of 16 bytes */
     size_t draws_size;
@@ -47,6 +53,15 @@ typedef struct run {
 
 static _Thread_local run *running __attribute__((tls_model("initial-exec")));
 
+static void drop_leaves(tr__segment *s)
+{
+    for (int i = 0; i < s->n_leaves; i++) {
+        tr__saved_drop_tensor(&s->leaves[i].kept);
+        tr__unref(s->leaves[i].leaf);
+    }
+    s->n_leaves = 0;
+}
+
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
 static void drop_segment(tr__segment *s, tr__node **dying)
@@ -57,7 +72,7 @@ static void drop_segment(tr__segment *s, tr__node **dying)
         tr__node_drop(s->inputs[i].edge.node, dying);
         tr__unref(s->inputs[i].edge.leaf);
     }
-    for (int i = 0; i < s->n_leaves; i++) tr__saved_give_up(&s->leaves[i], dying);
+    drop_leaves(s);
     tr__unref(s->held);
     pthread_mutex_destroy(&s->lock);
     free(s->inputs);
@@ -135,40 +150,37 @@ bool tr__segment_replays(void)
 
 /* ---- Leaves -------------------------------------------------------------------------------------------------------------- */
 
-static bool same_elements(const tr_tensor *a, const tr_tensor *b)
-{
-    return a->storage == b->storage && a->offset == b->offset;
-}
-
-static tr_status note_leaf(tr__segment *s, const tr_tensor *leaf)
+static tr_status note_leaf(tr__segment *s, tr_tensor *leaf)
 {
     for (int i = s->n_leaves - 1; i >= 0; i--)
-        if (same_elements(s->leaves[i].tensor, leaf)) return TR_OK;
+        if (s->leaves[i].leaf == leaf) return TR_OK;
     if (s->n_leaves == s->leaf_capacity) {
         int capacity = s->leaf_capacity ? 2 * s->leaf_capacity : 8;
-        tr__saved *leaves = realloc(s->leaves, (size_t)capacity * sizeof *leaves);
+        noted_leaf *leaves = realloc(s->leaves, (size_t)capacity * sizeof *leaves);
         if (!leaves) return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
         s->leaves = leaves;
         s->leaf_capacity = capacity;
     }
-    s->leaves[s->n_leaves] = (tr__saved){0};
-    return tr__saved_keep(&s->leaves[s->n_leaves++], leaf);
+    noted_leaf *noted = &s->leaves[s->n_leaves++];
+    *noted = (noted_leaf){.leaf = tr__ref(leaf)};
+    return tr__saved_keep(&noted->kept, leaf);
 }
 
-tr_status tr__segment_note(const tr_tensor *leaf)
+tr_status tr__segment_note(tr_tensor *leaf)
 {
     for (const run *r = running; r; r = r->outer)
         if (!r->replay) TR__TRY(note_leaf(r->segment, leaf));
     return TR_OK;
 }
 
+/* f will take the leaf itself, which may have moved: an optimizer moves it into an arena, with its version. */
 static tr_status check_leaves(const tr__segment *s, bool apart)
 {
-    for (int i = 0; i < s->n_leaves; i++) {
-        tr_tensor *leaf = tr__saved_get(&s->leaves[i], apart);
-        tr_status status = tr_status_of(leaf);
-        tr__unref(leaf);
-        TR__TRY(status);
+    for (int i = 0; i < s->n_leaves && !apart; i++) {
+        const tr_tensor *leaf = s->leaves[i].leaf;
+        if (tr__version(leaf) == s->leaves[i].kept.version) continue;
+        return tr__fail(TR_STATE, "checkpoint: a tensor %s that the function takes again was written to after the "
+            "forward", TR__TEXT(leaf->shape));
     }
     return TR_OK;
 }
@@ -288,9 +300,7 @@ static tr_status fill(tr__segment *s, bool apart)
         tr__saved_drop_tensor(&s->slots[k].kept);
         s->slots[k].kept = (tr__saved){0};
     }
-    /* f does not run again: what it needed as it was may be written to. */
-    for (int i = 0; i < s->n_leaves && s->filled; i++) tr__saved_drop_tensor(&s->leaves[i]);
-    if (s->filled) s->n_leaves = 0;
+    if (s->filled) drop_leaves(s); /* f does not run again: what it needed as it was may be written to */
     return status;
 }
 

@@ -25,7 +25,7 @@ bool tr__segment_runs(void);
 bool tr__segment_replays(void);
 
 /* An op takes this leaf: this thread's segments need it as it is now when they run again. */
-tr_status tr__segment_note(const tr_tensor *leaf);
+tr_status tr__segment_note(tr_tensor *leaf);
 /* Puts t into the next slot of this thread's segment; false: there is no segment, t is to be saved itself. */
 bool tr__segment_takes(tr__saved *saved, const tr_tensor *t, tr_status *status);
 /* The tensor of a slot, computed again if need be, with a reference of the caller's. apart: as tr__saved_get(). */

@@ -135,14 +135,15 @@ UNARY(mish, mish(x))
 UNARY(softplus, log_1_exp(x))
 UNARY(log_sigmoid, -log_1_exp(-x))
 UNARY(hardswish, x <= -3 ? 0 : x >= 3 ? x : x * (x + 3) / 6)
+UNARY(hardsigmoid, x <= -3 ? 0 : x >= 3 ? 1 : (x + 3) / 6)
 UNARY(sin, sin(x))
 UNARY(cos, cos(x))
 UNARY_WITH(leaky_relu, tr__leaky_relu_attrs, x > 0 ? x : x * a->slope)
-UNARY_WITH(elu, tr__elu_attrs, a->scale *(x > 0 ? x : a->alpha * expm1(x)))
+UNARY_WITH(elu, tr__elu_attrs, a->scale *(x > 0 ? x : a->alpha * expm1(a->inner * x)))
 UNARY_WITH(pow, tr__pow_attrs, pow(x, a->exponent))
 BODY_WITH(clamp_f64, tr__clamp_attrs, double, x < a->least ? a->least : x > a->most ? a->most : x)
 
-GRADIENT(abs_grad, x > 0 ? g : x < 0 ? -g : 0)
+GRADIENT(abs_grad, x > 0 ? g : x < 0 ? -g : x * 0) /* of NaN it is NaN */
 GRADIENT(relu_grad, x <= 0 ? 0 : g) /* NaN gets it, being no 0 of the output */
 GRADIENT(gelu_grad, g *gelu_slope(x))
 GRADIENT(gelu_exact_grad, g *gelu_exact_slope(x))
@@ -151,8 +152,9 @@ GRADIENT(mish_grad, g *mish_slope(x))
 GRADIENT(softplus_grad, g *sigmoid(x))
 GRADIENT(log_sigmoid_grad, g *sigmoid(-x))
 GRADIENT(hardswish_grad, x < -3 ? 0 : x > 3 ? g : g * (x / 3 + 0.5))
+GRADIENT(hardsigmoid_grad, x > -3 && x < 3 ? g / 6 : 0)
 GRADIENT_WITH(leaky_relu_grad, tr__leaky_relu_attrs, x > 0 ? g : g * a->slope)
-GRADIENT_WITH(elu_grad, tr__elu_attrs, g *a->scale *(x > 0 ? 1 : a->alpha * exp(x)))
+GRADIENT_WITH(elu_grad, tr__elu_attrs, g *a->scale *(x > 0 ? 1 : a->alpha * a->inner * exp(a->inner * x)))
 GRADIENT_WITH(clamp_grad, tr__clamp_attrs, x >= a->least && x <= a->most ? g : 0)
 GRADIENT(tanh_grad, g *(1 - x * x))   /* of the output */
 GRADIENT(sigmoid_grad, g *x *(1 - x)) /* of the output */
@@ -171,21 +173,19 @@ tr_tensor *tr_leaky_relu(tr_tensor *x, double slope)
 
 tr_tensor *tr_elu(tr_tensor *x, double alpha)
 {
-    return tr_apply(tr__op(elu), &(tr__elu_attrs){alpha, 1}, &x, 1, NULL);
+    return tr_apply(tr__op(elu), &(tr__elu_attrs){alpha, 1, 1}, &x, 1, NULL);
 }
 
 tr_tensor *tr_selu(tr_tensor *x)
 {
-    static const tr__elu_attrs attrs = {.alpha = 1.6732632423543772, .scale = 1.0507009873554805};
+    static const tr__elu_attrs attrs = {.alpha = 1.6732632423543772, .scale = 1.0507009873554805, .inner = 1};
     return tr_apply(tr__op(elu), &attrs, &x, 1, NULL);
 }
 
-/* Only what is below 0 is divided: the rest could overflow. */
 tr_tensor *tr_celu(tr_tensor *x, double alpha)
 {
     if (!(alpha > 0)) return tr__tensor_fail(TR_INVALID, "celu: alpha is %g: it must be positive", alpha);
-    tr_tensor *below = tr_affine(tr_clamp(x, -INFINITY, 0), 1 / alpha, 0);
-    return tr_add(tr_relu(x), tr_affine(tr_elu(below, 1), alpha, 0));
+    return tr_apply(tr__op(elu), &(tr__elu_attrs){alpha, 1, 1 / alpha}, &x, 1, NULL);
 }
 
 tr_tensor *tr_softsign(tr_tensor *x)
@@ -220,11 +220,6 @@ tr_tensor *tr_glu(tr_tensor *x, int dim)
         return tr__tensor_failed();
     }
     return tr_cast(tr_mul(half[0], tr_sigmoid(half[1])), tr_dtype_of(x));
-}
-
-tr_tensor *tr_hardsigmoid(tr_tensor *x)
-{
-    return tr_clamp(tr_affine(x, 1.0 / 6, 0.5), 0, 1);
 }
 
 tr_tensor *tr_pow(tr_tensor *x, double exponent)
@@ -326,6 +321,7 @@ BACKWARD(mish, inputs)
 BACKWARD(softplus, inputs)
 BACKWARD(log_sigmoid, inputs)
 BACKWARD(hardswish, inputs)
+BACKWARD(hardsigmoid, inputs)
 BACKWARD(leaky_relu, inputs)
 BACKWARD(elu, inputs)
 BACKWARD(clamp, inputs)

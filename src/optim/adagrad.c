@@ -41,10 +41,10 @@ static tr_status fill_sums(const tr_optimizer *o, double value)
 tr_optimizer *tr_adagrad_with(const tr_adagrad_options *options)
 {
     const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", tr__option(options->lr, 1e-2), TR__AMOUNT},
+        [TR__LR] = {"lr", TR__OR(options, lr, 1e-2), TR__AMOUNT},
         [TR__DECAY] = {"weight_decay", options->weight_decay, TR__AMOUNT},
         [LR_DECAY] = {"lr_decay", options->lr_decay, TR__AMOUNT},
-        [EPS] = {"eps", tr__option(options->eps, 1e-10), TR__POSITIVE},
+        [EPS] = {"eps", TR__OR(options, eps, 1e-10), TR__POSITIVE},
         [INITIAL] = {"initial_accumulator", options->initial_accumulator, TR__AMOUNT},
     };
     tr_optimizer *o = tr__optimizer_new(&rule, options->parameters, hypers, false);

@@ -50,11 +50,11 @@ static const tr__optimizer_rule rules[2][2] = { /* [decoupled][amsgrad] */
 static tr_optimizer *make(const tr_adamw_options *o, bool decoupled, double decay)
 {
     const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", tr__option(o->lr, 1e-3), TR__AMOUNT},
+        [TR__LR] = {"lr", TR__OR(o, lr, 1e-3), TR__AMOUNT},
         [TR__DECAY] = {"weight_decay", decay, TR__AMOUNT},
-        [BETA1] = {"beta1", tr__option(o->beta1, 0.9), TR__FRACTION},
-        [BETA2] = {"beta2", tr__option(o->beta2, 0.999), TR__FRACTION},
-        [EPS] = {"eps", tr__option(o->eps, 1e-8), TR__POSITIVE},
+        [BETA1] = {"beta1", TR__OR(o, beta1, 0.9), TR__FRACTION},
+        [BETA2] = {"beta2", TR__OR(o, beta2, 0.999), TR__FRACTION},
+        [EPS] = {"eps", TR__OR(o, eps, 1e-8), TR__POSITIVE},
         [DECOUPLED] = {"decoupled", decoupled, TR__FLAG},
     };
     return tr__optimizer_new(&rules[decoupled][o->amsgrad], o->parameters, hypers, o->decay_matrices_only);
@@ -63,6 +63,7 @@ static tr_optimizer *make(const tr_adamw_options *o, bool decoupled, double deca
 tr_optimizer *tr_adam_with(const tr_adam_options *o)
 {
     const tr_adamw_options same = {
+        .given = o->given,
         .parameters = o->parameters,
         .lr = o->lr,
         .beta1 = o->beta1,
@@ -75,5 +76,5 @@ tr_optimizer *tr_adam_with(const tr_adam_options *o)
 
 tr_optimizer *tr_adamw_with(const tr_adamw_options *o)
 {
-    return make(o, true, tr__option(o->weight_decay, 0.01));
+    return make(o, true, TR__OR(o, weight_decay, 0.01));
 }

@@ -2,6 +2,11 @@
  * Clipping by the joint norm. The squares are summed in f64 over blocks of a fixed size, counted from each parameter's
  * start, and the blocks' sums in the order of the parameters: the norm does not depend on how many threads there are or
  * on how the arena is laid out, so all ranks and all runs scale alike.
+ *
+ * It is the norm of the whole model, of which a rank may have a part: shards of parameters (tensor parallelism), the parameters
+ * of one stage (pipelines), or both. Ranks that have a parameter alike have its gradient alike, and count it once.
+ *
+ *   square of the norm = sum over stages of (squares of what is whole + sum over ranks of the squares of shards)
  */
 #include "optim/optimizer.h"
 
@@ -83,29 +88,76 @@ static int64_t blocks_of(int64_t count)
     return (count + BLOCK - 1) / BLOCK;
 }
 
-/* *worst: the first parameter whose own is not finite, or NULL. */
+/* Parameters whose squares are summed over the same ranks. */
+typedef struct subtotal {
+    tr__spread *shards, *stages; /* the parameters'; NULL: over none */
+    double sum;
+} subtotal;
+
+static bool same_ranks(const tr__spread *a, const tr__spread *b)
+{
+    return a && b ? a->group == b->group : a == b;
+}
+
+/* The subtotal that a parameter belongs to, in the order in which the list meets them: the same on all ranks. */
+static subtotal *subtotal_of(subtotal *all, int *n, const tr__leaf *leaf)
+{
+    for (int i = 0; i < *n; i++)
+        if (same_ranks(all[i].shards, leaf->shards) && same_ranks(all[i].stages, leaf->stages)) return &all[i];
+    all[*n] = (subtotal){leaf->shards, leaf->stages, 0};
+    return &all[(*n)++];
+}
+
+/* Shards are added up within their stage, then the stages. All ranks make the same calls, whatever gradients they have. */
+static tr_status add_up_over_ranks(subtotal *all, int n, double *total)
+{
+    for (int i = 0; i < n; i++)
+        if (all[i].shards) TR__TRY(all[i].shards->add_up(all[i].shards->group, &all[i].sum));
+    *total = 0;
+    for (int i = 0; i < n; i++) {
+        int first = 0;
+        while (!same_ranks(all[first].stages, all[i].stages)) first++;
+        if (first != i) continue; /* the first one of a pipeline adds up the others of it */
+        double sum = 0;
+        for (int k = i; k < n; k++) sum += same_ranks(all[k].stages, all[i].stages) ? all[k].sum : 0;
+        if (all[i].stages) TR__TRY(all[i].stages->add_up(all[i].stages->group, &sum));
+        *total += sum;
+    }
+    return TR_OK;
+}
+
+/* The squares of a parameter's gradient; sums: room for its blocks. */
+static double squares_of(const tr_tensor *leaf, double *sums)
+{
+    pass p = {.dtype = leaf->dtype, .memory = tr__ptr(leaf->leaf->grad), .count = tr__numel(leaf->shape), .sums = sums};
+    tr__pool_for(tr__pool_of(leaf), blocks_of(p.count), 2, sum_blocks, &p);
+    double sum = 0;
+    for (int64_t b = 0; b < blocks_of(p.count); b++) sum += sums[b];
+    return sum;
+}
+
 tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst)
 {
     int64_t most = 1;
     for (int i = 0; i < o->count; i++)
         if (blocks_of(o->parameters[i].count) > most) most = blocks_of(o->parameters[i].count);
     double *sums = malloc((size_t)most * sizeof *sums);
-    if (!sums) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
-    *total = 0;
+    subtotal *subtotals = malloc((size_t)o->count * sizeof *subtotals);
+    int n = 0;
     *worst = NULL;
-    for (int i = 0; i < o->count; i++) {
+    for (int i = 0; sums && subtotals && i < o->count; i++) {
         const tr_tensor *leaf = tr_list_at(o->list, i);
+        subtotal *part = subtotal_of(subtotals, &n, leaf->leaf);
         if (!leaf->leaf->has_grad || !leaf->requires_grad) continue;
-        pass p = {.dtype = leaf->dtype, .count = tr__numel(leaf->shape), .sums = sums};
-        p.memory = tr__ptr(leaf->leaf->grad);
-        tr__pool_for(tr__pool_of(leaf), blocks_of(p.count), 2, sum_blocks, &p);
-        double sum = 0;
-        for (int64_t b = 0; b < blocks_of(p.count); b++) sum += sums[b];
+        double sum = squares_of(leaf, sums);
         if (!isfinite(sum) && !*worst) *worst = tr_list_name(o->list, i);
-        *total += sum;
+        part->sum += sum;
     }
+    tr_status status = sums && subtotals ? add_up_over_ranks(subtotals, n, total)
+                                         : tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
     free(sums);
-    return TR_OK;
+    free(subtotals);
+    return status;
 }
 
 void tr__grad_multiply(const tr_optimizer *o, double factor)
@@ -136,7 +188,8 @@ tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *no
         return tr__fail(TR_INVALID, "tr_clip_grad_norm: the norm is %g, nothing was changed; \"%s\" is the first whose "
             "gradient's norm is not finite", total, worst);
     if (!isfinite(total))
-        return tr__fail(TR_INVALID, "tr_clip_grad_norm: the norm overflows, nothing was changed");
+        return tr__fail(TR_INVALID, "tr_clip_grad_norm: the norm is %g, nothing was changed; every gradient of this rank is finite, so "
+            "another rank's is not, or the sum overflows", total);
     /* PyTorch's 1e-6 keeps the scaled norm at or under max_norm. */
     double factor = max_norm / (total + 1e-6);
     if (factor < 1) tr__grad_multiply(optimizer, factor);

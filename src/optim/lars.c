@@ -66,10 +66,10 @@ static const tr__optimizer_rule rule = {
 tr_optimizer *tr_lars_with(const tr_lars_options *o)
 {
     const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", tr__option(o->lr, 0.1), TR__AMOUNT},
+        [TR__LR] = {"lr", TR__OR(o, lr, 0.1), TR__AMOUNT},
         [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
-        [MOMENTUM] = {"momentum", tr__option(o->momentum, 0.9), TR__AMOUNT},
-        [TRUST] = {"trust", tr__option(o->trust, 1e-3), TR__POSITIVE},
+        [MOMENTUM] = {"momentum", TR__OR(o, momentum, 0.9), TR__AMOUNT},
+        [TRUST] = {"trust", TR__OR(o, trust, 1e-3), TR__POSITIVE},
         [MATRICES_ONLY] = {"matrices_only", o->matrices_only, TR__FLAG},
     };
     return tr__optimizer_new(&rule, o->parameters, hypers, o->matrices_only);

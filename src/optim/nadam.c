@@ -59,12 +59,12 @@ static const tr__optimizer_rule rule = {
 tr_optimizer *tr_nadam_with(const tr_nadam_options *o)
 {
     const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", tr__option(o->lr, 2e-3), TR__AMOUNT},
+        [TR__LR] = {"lr", TR__OR(o, lr, 2e-3), TR__AMOUNT},
         [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
-        [BETA1] = {"beta1", tr__option(o->beta1, 0.9), TR__FRACTION},
-        [BETA2] = {"beta2", tr__option(o->beta2, 0.999), TR__FRACTION},
-        [EPS] = {"eps", tr__option(o->eps, 1e-8), TR__POSITIVE},
-        [MOMENTUM_DECAY] = {"momentum_decay", tr__option(o->momentum_decay, 4e-3), TR__AMOUNT},
+        [BETA1] = {"beta1", TR__OR(o, beta1, 0.9), TR__FRACTION},
+        [BETA2] = {"beta2", TR__OR(o, beta2, 0.999), TR__FRACTION},
+        [EPS] = {"eps", TR__OR(o, eps, 1e-8), TR__POSITIVE},
+        [MOMENTUM_DECAY] = {"momentum_decay", TR__OR(o, momentum_decay, 4e-3), TR__AMOUNT},
         [DECOUPLED] = {"decoupled", o->decoupled, TR__FLAG},
     };
     return tr__optimizer_new(&rule, o->parameters, hypers, false);

@@ -26,12 +26,6 @@ static void destroy(void *self)
 
 const tr__type tr__optimizer_type = {"optimizer", sizeof(tr_optimizer), destroy};
 
-double tr__option(double given, double otherwise)
-{
-    if (given != 0) return given;
-    return signbit(given) ? 0 : otherwise;
-}
-
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
 static tr_status check_parameter(const tr_optimizer *o, const char *name, const tr_tensor *t)
@@ -47,6 +41,9 @@ static tr_status check_parameter(const tr_optimizer *o, const char *name, const 
     if (!o->rule->kernel[t->dtype])
         return tr__fail(TR_DTYPE, "%s: \"%s\" is %s: parameters must be f32, f64 or bf16", rule, name,
             tr_dtype_name(t->dtype));
+    if (o->rule->whole && t->leaf->shards)
+        return tr__fail(TR_UNSUPPORTED, "%s: \"%s\" is a shard of what several ranks have together, and %s looks at whole parameters; "
+            "elementwise rules (sgd, adam, lion, ...) take shards", rule, name, rule);
     if (o->rule->dimensions && t->shape.ndim != o->rule->dimensions)
         return tr__fail(TR_SHAPE, "%s: \"%s\" is %s: it takes parameters of %d dimensions; give the others to another "
             "optimizer", rule, name, TR__TEXT(t->shape), o->rule->dimensions);

@@ -12,6 +12,7 @@
 #define TR_OPTIM_OPTIMIZER_H
 
 #include "autograd/arena.h"
+#include "base/given.h"
 #include "tensor/list.h"
 
 #include <trireme/optim.h>
@@ -121,10 +122,12 @@ bool tr__is_amount(double x);
  * that the sums do not depend on how many threads there are. */
 typedef void (*tr__measure_kernel)(const tr__update *update, int64_t begin, int64_t end, double sums[2]);
 tr_status tr__measure(const tr__update *update, tr__measure_kernel kernel, double sums[2]);
-/* Sums of squares of n elements, in f64 (clip.c). */
-/* The square of the joint norm of all gradients; not finite when one of them is not. And all times factor (clip.c). */
+/* The square of the joint norm of all gradients, those of other ranks' shards and stages among them; not finite when one of them
+ * is not. *worst: the first parameter of this rank's whose own is not, or NULL. Collective where there are such ranks (clip.c). */
 tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst);
+/* All gradients times factor. */
 void tr__grad_multiply(const tr_optimizer *o, double factor);
+/* Sums of squares of n elements, in f64. */
 double tr__squares_f32(const void *x, int64_t n);
 double tr__squares_f64(const void *x, int64_t n);
 
@@ -148,8 +151,6 @@ void tr__in_backward_end(tr_optimizer *optimizer);
 /* A failure when the optimizer steps in backward, as `what` cannot have it, for that reason. */
 tr_status tr__in_backward_refuse(const tr_optimizer *optimizer, const char *what, const char *why);
 
-/* An option's value: what was given, TR_ZERO as 0, otherwise for 0. */
-double tr__option(double given, double otherwise);
 extern const tr__type tr__optimizer_type;
 #define tr__optimizer_fail(...) ((tr_optimizer *)tr__object_fail(&tr__optimizer_type, __VA_ARGS__))
 

@@ -1,14 +1,6 @@
 /* Parameter groups: parameters of an optimizer that learn at a pace of their own. */
 #include "optim/optimizer.h"
 
-#include <math.h>
-
-/* Is it more than 0, or TR_ZERO? */
-static bool given(double value)
-{
-    return value != 0 || signbit(value);
-}
-
 static tr__optimized *find(const tr_optimizer *o, const tr_tensor *leaf)
 {
     for (int i = 0; i < o->count; i++)
@@ -23,7 +15,7 @@ tr_status tr_param_group_with(const tr_param_group_options *options)
     if (!o || !list) return tr__fail(TR_INVALID, "tr_param_group: it takes an optimizer and parameters, not NULL");
     TR__TRY(tr_status_of(o));
     TR__TRY(tr_status_of(list));
-    double scale = tr__option(options->lr_scale, 0), decay = tr__option(options->weight_decay, 0);
+    double scale = TR__OR(options, lr_scale, 0), decay = TR__OR(options, weight_decay, 0);
     if (!tr__is_amount(scale) || !tr__is_amount(decay))
         return tr__fail(TR_INVALID, "tr_param_group: lr_scale and weight_decay must be 0 or more, not %g and %g", scale, decay);
     if (decay > 0 && !o->has_decay)
@@ -34,8 +26,8 @@ tr_status tr_param_group_with(const tr_param_group_options *options)
                 tr_list_name(list, i));
     for (int i = 0; i < tr_list_count(list); i++) {
         tr__optimized *p = find(o, tr_list_at(list, i));
-        if (given(options->lr_scale)) p->lr_scale = scale;
-        if (given(options->weight_decay)) p->weight_decay = decay;
+        if (TR__GIVEN(options, lr_scale)) p->lr_scale = scale;
+        if (TR__GIVEN(options, weight_decay)) p->weight_decay = decay;
     }
     return TR_OK;
 }

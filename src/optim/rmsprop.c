@@ -63,10 +63,10 @@ static const tr__optimizer_rule rules[2][2] = { /* [centered][momentum > 0] */
 tr_optimizer *tr_rmsprop_with(const tr_rmsprop_options *o)
 {
     const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", tr__option(o->lr, 1e-2), TR__AMOUNT},
+        [TR__LR] = {"lr", TR__OR(o, lr, 1e-2), TR__AMOUNT},
         [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
-        [ALPHA] = {"alpha", tr__option(o->alpha, 0.99), TR__SHARE},
-        [EPS] = {"eps", tr__option(o->eps, 1e-8), TR__POSITIVE},
+        [ALPHA] = {"alpha", TR__OR(o, alpha, 0.99), TR__SHARE},
+        [EPS] = {"eps", TR__OR(o, eps, 1e-8), TR__POSITIVE},
         [CENTERED] = {"centered", o->centered, TR__FLAG},
         [MOMENTUM] = {"momentum", o->momentum, TR__AMOUNT},
     };

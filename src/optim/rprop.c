@@ -40,15 +40,15 @@ static const tr__optimizer_rule rule = {
 
 tr_optimizer *tr_rprop_with(const tr_rprop_options *o)
 {
-    double decrease = tr__option(o->decrease, 0.5), increase = tr__option(o->increase, 1.2);
-    double least = tr__option(o->least, 1e-6), most = tr__option(o->most, 50);
+    double decrease = TR__OR(o, decrease, 0.5), increase = TR__OR(o, increase, 1.2);
+    double least = TR__OR(o, least, 1e-6), most = TR__OR(o, most, 50);
     if (!(decrease > 0 && decrease < 1 && increase > 1 && isfinite(increase)))
         return tr__optimizer_fail(TR_INVALID, "rprop: decrease must be between 0 and 1 and increase more than 1, not %g "
             "and %g", decrease, increase);
     if (!(least <= most))
         return tr__optimizer_fail(TR_INVALID, "rprop: least must not be more than most, %g and %g", least, most);
     const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", tr__option(o->lr, 1e-2), TR__AMOUNT},
+        [TR__LR] = {"lr", TR__OR(o, lr, 1e-2), TR__AMOUNT},
         [DECREASE] = {"decrease", decrease, TR__FRACTION},
         [INCREASE] = {"increase", increase, TR__POSITIVE},
         [LEAST] = {"least", least, TR__AMOUNT},

@@ -37,16 +37,17 @@ static const tr__type scaler_type = {"grad scaler", sizeof(tr_grad_scaler), dest
 
 tr_grad_scaler *tr_grad_scaler_with(const tr_grad_scaler_options *o)
 {
-    double scale = tr__option(o->scale, 65536), growth = tr__option(o->growth, 2), backoff = tr__option(o->backoff, 0.5);
-    if (!(scale > 0 && isfinite(scale) && growth >= 1 && isfinite(growth) && backoff > 0 && backoff < 1 && o->interval >= 0))
-        return tr__object_fail(&scaler_type, TR_INVALID, "grad_scaler: scale must be more than 0, growth 1 or more, backoff "
-            "between 0 and 1 and interval 0 or more, not %g, %g, %g and %lld", scale, growth, backoff, (long long)o->interval);
+    double scale = TR__OR(o, scale, 65536), growth = TR__OR(o, growth, 2), backoff = TR__OR(o, backoff, 0.5);
+    int64_t interval = TR__OR(o, interval, 2000);
+    if (!(scale > 0 && isfinite(scale) && growth >= 1 && isfinite(growth) && backoff > 0 && backoff < 1 && interval > 0))
+        return tr__object_fail(&scaler_type, TR_INVALID, "grad_scaler: scale and interval must be more than 0, growth 1 or more "
+            "and backoff between 0 and 1, not %g, %lld, %g and %g", scale, (long long)interval, growth, backoff);
     tr_grad_scaler *s = tr__object_new(&scaler_type);
     if (s->object.error) return s;
     s->scale = scale;
     s->growth = growth;
     s->backoff = backoff;
-    s->interval = o->interval ? o->interval : 2000;
+    s->interval = interval;
     return s;
 }
 
@@ -81,8 +82,9 @@ static tr_status unscale(tr_grad_scaler *s, tr_optimizer *o)
     double squares;
     const char *worst;
     TR__TRY(tr__grad_squares(o, &squares, &worst));
-    if (!worst) tr__grad_multiply(o, 1 / s->scale);
-    s->unscaled[s->count++] = (unscaled){tr__ref(o), !worst, false};
+    bool finite = isfinite(squares);
+    if (finite) tr__grad_multiply(o, 1 / s->scale);
+    s->unscaled[s->count++] = (unscaled){tr__ref(o), finite, false};
     return TR_OK;
 }
 

@@ -18,14 +18,15 @@ double tr_step_lr_with(const tr_step_lr_options *options)
 {
     if (options->step_size < 1) return NAN;
     int64_t step = options->step > 0 ? options->step : 0, passed = step / options->step_size;
-    return options->lr * pow(tr__option(options->gamma, 0.1), (double)passed);
+    return options->lr * pow(TR__OR(options, gamma, 0.1), (double)passed);
 }
 
 double tr_multi_step_lr_with(const tr_multi_step_lr_options *options)
 {
+    if (options->count < 1) return NAN;
     int passed = 0;
     for (int i = 0; i < options->count; i++) passed += options->step >= options->milestones[i];
-    return options->lr * pow(tr__option(options->gamma, 0.1), passed);
+    return options->lr * pow(TR__OR(options, gamma, 0.1), passed);
 }
 
 double tr_exponential_lr(int64_t step, double lr, double gamma)
@@ -47,13 +48,13 @@ double tr_warmup_lr(int64_t step, double lr, int64_t steps)
 
 double tr_linear_lr_with(const tr_linear_lr_options *options)
 {
-    double from = tr__option(options->from, 1.0 / 3), to = tr__option(options->to, 1);
+    double from = TR__OR(options, from, 1.0 / 3), to = TR__OR(options, to, 1);
     return options->lr * (from + (to - from) * passed(options->step, options->steps));
 }
 
 double tr_polynomial_lr_with(const tr_polynomial_lr_options *options)
 {
-    return options->lr * pow(1 - passed(options->step, options->steps), tr__option(options->power, 1));
+    return options->lr * pow(1 - passed(options->step, options->steps), TR__OR(options, power, 1));
 }
 
 /* From a at 0 to b at 1. */
@@ -64,9 +65,9 @@ static double between(double a, double b, double at, bool linear)
 
 double tr_one_cycle_lr_with(const tr_one_cycle_lr_options *options)
 {
-    double steps = (double)options->steps, most = options->lr, first = most / tr__option(options->divide, 25);
-    double least = first / tr__option(options->final_divide, 1e4), rise = tr__option(options->rise, 0.3);
-    if (!(rise >= 0 && rise <= 1)) return NAN;
+    double steps = (double)options->steps, most = options->lr, first = most / TR__OR(options, divide, 25);
+    double least = first / TR__OR(options, final_divide, 1e4), rise = TR__OR(options, rise, 0.3);
+    if (!(rise >= 0 && rise <= 1) || !isfinite(first) || !isfinite(least)) return NAN;
     /* Phases end at these steps with these rates. */
     const double ends[] = {rise * steps - 1, 2 * rise * steps - 2, steps - 1}, rates[] = {most, first, least};
     double step = options->step > 0 ? (double)options->step : 0, begin = 0, rate = first;
@@ -91,7 +92,7 @@ double tr_sequential_lr(int64_t step, const tr_lr_phase *phases, int count)
 
 static bool is_better(const tr_plateau_lr_options *o)
 {
-    double threshold = tr__option(o->threshold, 1e-4), best = o->state->best, sign = o->maximize ? 1 : -1;
+    double threshold = TR__OR(o, threshold, 1e-4), best = o->state->best, sign = o->maximize ? 1 : -1;
     if (isnan(best)) return !isnan(o->metric); /* there is none yet */
     double mark = o->absolute ? best + sign * threshold : best * (1 + sign * threshold);
     return o->maximize ? o->metric > mark : o->metric < mark;
@@ -100,14 +101,15 @@ static bool is_better(const tr_plateau_lr_options *o)
 double tr_plateau_lr_with(const tr_plateau_lr_options *o)
 {
     tr_plateau *s = o->state;
-    int64_t patience = o->patience < 0 ? 0 : o->patience == 0 ? 10 : o->patience;
+    int64_t patience = TR__OR(o, patience, 10);
+    if (patience < 0) patience = 0;
     if (!s->begun) *s = (tr_plateau){.lr = o->lr, .best = NAN, .begun = true};
     bool better = is_better(o);
     if (better) s->best = o->metric;
     s->bad = better || s->rest > 0 ? 0 : s->bad + 1;
     if (s->rest > 0) s->rest--;
     if (s->bad <= patience) return s->lr;
-    s->lr = fmax(s->lr * tr__option(o->factor, 0.1), o->min_lr);
+    s->lr = fmax(s->lr * TR__OR(o, factor, 0.1), o->min_lr);
     s->rest = o->cooldown;
     s->bad = 0;
     return s->lr;

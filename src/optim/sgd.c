@@ -54,7 +54,7 @@ tr_optimizer *tr_sgd_with(const tr_sgd_options *o)
         return tr__optimizer_fail(TR_INVALID, "sgd: nesterov takes momentum and no dampening, not %g and %g", o->momentum,
             o->dampening);
     const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", tr__option(o->lr, 1e-3), TR__AMOUNT},
+        [TR__LR] = {"lr", TR__OR(o, lr, 1e-3), TR__AMOUNT},
         [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
         [MOMENTUM] = {"momentum", o->momentum, TR__AMOUNT},
         [DAMPENING] = {"dampening", o->dampening, TR__FINITE},

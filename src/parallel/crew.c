@@ -16,8 +16,9 @@ struct tr__crew {
     mate *mates;        /* of members 1 … members - 1 */
     int started;
     tr__error **errors; /* [members] of this job, NULL: none */
+    pthread_mutex_t turn; /* of a job: callers take turns */
 
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* of what follows */
     pthread_cond_t wake, done;
     bool stopping;
     unsigned job;       /* raised for each, after what follows was written */
@@ -67,6 +68,7 @@ static void destroy(void *self)
     pthread_cond_broadcast(&crew->wake);
     pthread_mutex_unlock(&crew->lock);
     for (int i = 0; i < crew->started; i++) pthread_join(crew->mates[i].thread, NULL);
+    pthread_mutex_destroy(&crew->turn);
     pthread_mutex_destroy(&crew->lock);
     pthread_cond_destroy(&crew->wake);
     pthread_cond_destroy(&crew->done);
@@ -96,6 +98,7 @@ tr__crew *tr__crew_new(int members)
 {
     tr__crew *crew = tr__object_new(&crew_type);
     if (crew->object.error) return crew;
+    pthread_mutex_init(&crew->turn, NULL);
     pthread_mutex_init(&crew->lock, NULL);
     pthread_cond_init(&crew->wake, NULL);
     pthread_cond_init(&crew->done, NULL);
@@ -140,8 +143,11 @@ tr_status tr__crew_run(tr__crew *crew, int members, tr__crew_body body, void *ar
 {
     TR__TRY(tr_status_of(crew));
     if (members > crew->members) return tr__fail(TR_INTERNAL, "a crew of %d has no %d members", crew->members, members);
+    pthread_mutex_lock(&crew->turn);
     post(crew, members, body, arg);
     do_part(crew, 0);
     wait_for_all(crew);
-    return first_failure(crew, members);
+    tr_status status = first_failure(crew, members);
+    pthread_mutex_unlock(&crew->turn);
+    return status;
 }

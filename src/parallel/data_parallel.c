@@ -15,6 +15,7 @@
 #include "ops/segment.h"
 #include "parallel/carrier.h"
 #include "parallel/crew.h"
+#include "parallel/dist_rpc.h"
 #include "tensor/numbers.h"
 
 #include <trireme/parallel.h>
@@ -100,7 +101,7 @@ static tr_tensor *rows_on(const tr_tensor *x, int64_t begin, int64_t end, tr_dev
 typedef struct backward_job {
     run *run;
     tr_tensor *gradient; /* of the joined output */
-    bool retain;
+    bool retain, as_now; /* as the backward that this is in */
 } backward_job;
 
 static tr_status backward_of(run *r, replica *p, const backward_job *job)
@@ -113,7 +114,8 @@ static tr_status backward_of(run *r, replica *p, const backward_job *job)
     tr_tensor *gradient = rows_on(job->gradient, p->first_row, p->first_row + p->rows, p->device);
     TR__TRY(tr_status_of(gradient));
     if (p->output->shape.ndim == 0) gradient = tr_reshape(gradient, TR_SCALAR);
-    return tr_backward(p->output, .gradient = gradient, .retain_graph = job->retain);
+    return tr__backward_to_leaves(&(tr_backward_options){.size = sizeof(tr_backward_options), .root = p->output, .gradient = gradient,
+        .retain_graph = job->retain}, job->as_now);
 }
 
 static tr_status backward_member(void *arg, int member)
@@ -155,8 +157,8 @@ static tr_tensor *new_token(tr_device device)
 static tr_status join_backward(tr_backward_call *call)
 {
     run *r = tr__carried(call->inputs[CARRIER]);
-    TR__TRY(unchanged(r));
-    backward_job job = {r, call->grad_outputs[0], tr__retains(call)};
+    backward_job job = {r, call->grad_outputs[0], tr__retains(call), tr__as_now(call)};
+    if (!job.as_now) TR__TRY(unchanged(r));
     TR__TRY(tr__crew_run(r->crew, r->count, backward_member, &job));
     for (int i = 0; i < r->n_inputs; i++)
         if (call->needs[FIRST + i])
@@ -385,6 +387,9 @@ static tr_status set_up_run(run *r, const data_parallel *d, int64_t rows, int n_
 
 static tr_status check_meets(tr__walk *walk, tr_module *module)
 {
+    if (tr__is_remote_module(module))
+        return tr__fail(TR_UNSUPPORTED, "data_parallel: \"%s\" is a remote module: replicas would call it from threads that are in no "
+            "distributed context; wrap what is in front of it and what is behind it", walk->path);
     if (!module->meets) return TR_OK;
     return tr__fail(TR_UNSUPPORTED, "data_parallel: \"%s\", a %s, calls other ranks in its forward: replicas would do so at the "
         "same time, in no order; give each rank one device", walk->path, module->name);

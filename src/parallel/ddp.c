@@ -10,13 +10,16 @@
  * A distributed backward keeps its gradients in its context. They are copied into memory of the bucket's own, reduced there, and
  * put back into the context; what stands at the leaves is not touched.
  *
- * A rank whose backward fails breaks the group, with the reason: the others would wait for its buckets.
+ * A rank whose backward fails breaks the group, or the others would wait for its buckets: they get TR_PEER, which names
+ * it and the reason.
  */
 #include "autograd/arena.h"
 #include "autograd/engine.h"
 #include "base/clock.h"
+#include "base/given.h"
 #include "comm/control.h"
 #include "nn/module.h"
+#include "parallel/agree.h"
 #include "parallel/ddp.h"
 
 #include <trireme/parallel.h>
@@ -194,7 +197,7 @@ static tr_status exchange_rest(ddp *d)
 /* With the reason that is this thread's latest failure. */
 static void break_group(const ddp *d, tr_status status)
 {
-    tr__fail_context(status, "ddp: backward failed on rank %d", tr_rank(d->group));
+    tr__fail_context(status, "ddp: backward failed");
     tr__group_give_up(d->group);
 }
 
@@ -318,6 +321,7 @@ static tr_status add_hooks(ddp *d)
         param *p = &d->params[i];
         p->hook = tr__leaf_hook_add(p->leaf, gradient_is_final, p);
         if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
+        atomic_fetch_add(&p->leaf->leaf->averagers, 1);
     }
     return TR_OK;
 }
@@ -328,8 +332,12 @@ static void finish(tr_module *module)
     if (!d) return;
     (void)!wait_all(d);
     for (int i = 0; i < d->n_params; i++) {
-        if (d->params[i].hook >= 0) tr_grad_hook_remove(d->params[i].leaf, d->params[i].hook);
-        tr__unref(d->params[i].leaf);
+        tr_tensor *leaf = d->params[i].leaf;
+        if (d->params[i].hook >= 0) {
+            tr_grad_hook_remove(leaf, d->params[i].hook);
+            atomic_fetch_sub(&leaf->leaf->averagers, 1);
+        }
+        tr__unref(leaf);
     }
     for (int i = 0; i < d->n_buckets; i++) {
         tr__unref(d->buckets[i].arena);
@@ -364,14 +372,16 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     TR__TRY(tr_status_of(o->module));
     TR__TRY(tr_status_of(o->group));
     if (!o->module || !o->group) return tr__fail(TR_INVALID, "ddp: it takes a module and a group, not NULL");
-    if (!(o->bucket_mb >= 0)) return tr__fail(TR_INVALID, "ddp: buckets of %g MiB: more than 0", o->bucket_mb);
+    double bucket_mb = TR__OR(o, bucket_mb, 25);
+    if (!(bucket_mb > 0)) return tr__fail(TR_INVALID, "ddp: buckets of %g MiB: more than 0", bucket_mb);
     if (tr_world_size(o->group) == 1) return TR_OK;
-    TR__TRY(take_parameters(d, o->module));
-    qsort(d->params, (size_t)d->n_params, sizeof *d->params, by_place);
-    TR__TRY(cut_buckets(d, (o->bucket_mb > 0 ? o->bucket_mb : 25) * (1 << 20)));
-    TR__TRY(add_hooks(d));
     tr_tensor_list *state = tr_state_dict(o->module);
     TR__TRY(tr_status_of(state));
+    TR__TRY(tr__ranks_agree(o->group, state, "ddp", "parameters and buffers"));
+    TR__TRY(take_parameters(d, o->module));
+    qsort(d->params, (size_t)d->n_params, sizeof *d->params, by_place);
+    TR__TRY(cut_buckets(d, bucket_mb * (1 << 20)));
+    TR__TRY(add_hooks(d));
     d->buffers = tr_keep(buffers_in(state, tr_parameters(o->module)));
     TR__TRY(tr_status_of(d->buffers));
     TR__TRY(broadcast_all(state, o->group));

@@ -66,6 +66,7 @@ typedef struct tr__dist {
     pthread_mutex_t lock;       /* of the list, and the numbers */
     tr_dist_context *contexts;
     int64_t next_number;
+    atomic_bool told_of_graph_left; /* in the log: once is enough */
 } tr__dist;
 
 void tr__dist_init(tr__dist *dist, const tr__dist_port *port);

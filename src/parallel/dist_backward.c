@@ -16,6 +16,7 @@
  */
 #include "parallel/dist_part.h"
 
+#include "base/log.h"
 #include "base/thread.h"
 
 #include <inttypes.h>
@@ -141,6 +142,17 @@ static tr_status meet_received(void *user, const tr__node *node)
     return p->smart ? add_found(p, (int)r->from, r->number) : TR_OK;
 }
 
+/* Nothing fails, as a program may mean it: what a frozen part of the model at another worker gave, say. */
+static void tell_of_graph_left(void *user, const tr__node *node)
+{
+    tr__dist *dist = ((tr__part *)user)->context->dist;
+    if (atomic_exchange(&dist->told_of_graph_left, true)) return;
+    tr__log(TR_LOG_WARN, "distributed autograd: on worker %d an input of \"%s\" came from another worker in a call outside the context: "
+        "its graph stayed there, and parameters behind it get no gradient. Make the context (TR_DIST_CONTEXT) before the calls that "
+        "it is for; where no gradient is wanted, compute the tensor under TR_NO_GRAD, or tr_detach() it. This is said once.",
+        dist->port.self, node->op->name);
+}
+
 static tr_status leave_received(void *user, const tr__node *node, tr_tensor *const *grads);
 
 /* A part of a pass, with a reference for the context. */
@@ -156,7 +168,7 @@ tr__part *tr__part_new(tr_dist_context *c, int64_t pass, bool smart, bool retain
         p->parent_worker = -1;
         p->last = &p->first;
         p->ends = (tr__backward_ends){.user = p, .leaf = take_leaf, .get = get_gradient, .put = put_gradient,
-            .complete = complete_leaf, .meet = meet_received, .leave = leave_received};
+            .complete = complete_leaf, .meet = meet_received, .graph_left = tell_of_graph_left, .leave = leave_received};
         p->engine = tr__backward_new(&p->ends, retain);
         tr__condition_init(&p->ended);
     }

@@ -102,6 +102,11 @@ tr_module *tr_remote_module(tr_rref *module)
     return self;
 }
 
+bool tr__is_remote_module(const tr_module *module)
+{
+    return module->forward == call_forward;
+}
+
 int tr_remote_parameters(tr_rref *module, tr_rref **out, int most)
 {
     int64_t n;

@@ -205,7 +205,8 @@ static tr_status joint_norm(const tr_dist_optimizer *o, const tr_value *context,
     TR_SCOPE;
     tr_future **futures = calloc((size_t)o->n_owners, sizeof *futures);
     if (!futures) return tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
-    tr_status status = order_all(o, TR__DIST_NORM, context, 2, futures);
+    tr_value values[] = {context[0], context[1], tr_value_i64(o->n_owners)};
+    tr_status status = order_all(o, TR__DIST_NORM, values, 3, futures);
     double total = 0;
     for (int i = 0; i < o->n_owners && status == TR_OK; i++) total += tr_future_f64(futures[i]);
     free(futures);

@@ -255,8 +255,26 @@ static tr_status check_unused(tr__dist_worker *w, const owned *o, tr_dist_contex
         "yet: do without tr_dist_step_in_backward(), or clip each gradient in a hook");
 }
 
+/* A context's norm is that of its own gradients. Of a parameter that other ranks have, too, they must find the same. */
+static tr_status check_own(const owned *o, int64_t owners)
+{
+    for (int i = 0; i < tr_list_count(o->parameters); i++) {
+        const char *name = tr_list_name(o->parameters, i);
+        tr__leaf *leaf = tr_list_at(o->parameters, i)->leaf;
+        if (leaf->shards || leaf->stages)
+            return tr__fail(TR_UNSUPPORTED, "tr_dist_clip_grad_norm: parameter %s is a shard, or of a pipeline's stage, of which other ranks "
+                "have the rest: use tr_backward() and tr_clip_grad_norm()", name);
+        if (atomic_load(&leaf->averagers) && owners > 1)
+            return tr__fail(TR_UNSUPPORTED, "tr_dist_clip_grad_norm: parameter %s is a replica under tr_ddp(), and the norm over other "
+                "workers' parameters differs between the contexts of its ranks, whose replicas would drift apart: give those under "
+                "tr_ddp() an optimizer of their own", name);
+    }
+    return TR_OK;
+}
+
 static tr_status sum_squares(tr__dist_worker *w, const owned *o, const tr_value *values, tr_value *result)
 {
+    TR__TRY(check_own(o, values[3].i64));
     tr_dist_context *c = context_of(w, values);
     double total = 0;
     tr_status status = c ? check_unused(w, o, c) : TR_OK;
@@ -334,7 +352,7 @@ static const struct {
     [TR__DIST_MAKE] = {2, {TR_VALUE_I64, TR_VALUE_BYTES}},
     [TR__DIST_EARLY] = {3, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64}},
     [TR__DIST_STEP] = {3, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64}},
-    [TR__DIST_NORM] = {3, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64}},
+    [TR__DIST_NORM] = {4, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64}},
     [TR__DIST_SCALE] = {4, {TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_F64}},
     [TR__DIST_LR] = {2, {TR_VALUE_I64, TR_VALUE_F64}},
     [TR__DIST_STATE] = {1, {TR_VALUE_I64}},

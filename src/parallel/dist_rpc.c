@@ -8,12 +8,14 @@
 #include "parallel/dist_rpc.h"
 
 #include "base/clock.h"
+#include "base/given.h"
 #include "tensor/list.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { TENSORS_MOST = 64 }; /* in a call that carry gradients */
+enum { NO_CONTEXT = -1 };
 enum { ALREADY = 1, LATER = 2 }; /* the results of messages */
 
 /* ---- The context that is current on a thread ----------------------------------------------------------------------------- */
@@ -53,8 +55,9 @@ static tr_dist_context *current(const tr__dist_worker *w)
 /* ---- Notes ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct note {
-    tr__dist_id context;
+    tr__dist_id context; /* of worker NO_CONTEXT: none */
     uint64_t tensors;  /* bit i: the i-th tensor has a gradient */
+    uint64_t graph_left; /* bit i: it would have, but its graph does not go on: it stays here, or stayed somewhere else before */
     int64_t first;     /* the sender's number for the first of them */
     int64_t answers, n_answers; /* of a reply: what the request's were known as */
 } note;
@@ -116,15 +119,23 @@ static tr_status visit_tensors(tr_value *values, int n, visitor visit, void *use
 
 /* The tensors of a message that have gradients. */
 typedef struct gathered {
-    uint64_t tensors; /* which */
+    uint64_t tensors, graph_left; /* which, as in a note */
     int n;
     tr_tensor *list[TENSORS_MOST];
 } gathered;
 
+static tr_status gather_without_context(void *user, int i, tr_tensor **tensor)
+{
+    gathered *g = user;
+    bool left = !tr__bad(*tensor) && ((*tensor)->requires_grad || (*tensor)->graph_left);
+    if (left && i < TENSORS_MOST) g->graph_left |= (uint64_t)1 << i;
+    return TR_OK;
+}
+
 static tr_status gather_leaving(void *user, int i, tr_tensor **tensor)
 {
     gathered *g = user;
-    if (tr__bad(*tensor) || !(*tensor)->requires_grad) return TR_OK;
+    if (tr__bad(*tensor) || !(*tensor)->requires_grad) return gather_without_context(user, i, tensor);
     if (i >= TENSORS_MOST)
         return tr__fail(TR_UNSUPPORTED, "rpc: a tensor with a gradient behind the first %d tensors of a call", TENSORS_MOST);
     g->tensors |= (uint64_t)1 << i;
@@ -139,10 +150,15 @@ static tr_status outgoing(void *user, int to, bool is_reply, tr_value *values, i
     if (is_reply) read_note(out, &request);
     out->bytes = 0;
     tr_dist_context *c = current(w);
-    if (!c || c->released) return TR_OK;
+    bool in_context = c && !c->released;
     gathered g = {0};
-    if (tr__grad_mode()) TR__TRY(visit_tensors(values, n, gather_leaving, &g));
-    own = (note){.context = c->id, .tensors = g.tensors, .answers = request.first,
+    if (tr__grad_mode()) TR__TRY(visit_tensors(values, n, in_context ? gather_leaving : gather_without_context, &g));
+    if (!in_context) {
+        own = (note){.context = {NO_CONTEXT, 0}, .graph_left = g.graph_left};
+        if (g.graph_left) write_note(&own, out);
+        return TR_OK;
+    }
+    own = (note){.context = c->id, .tensors = g.tensors, .graph_left = g.graph_left, .answers = request.first,
         .n_answers = groups_of(request.tensors)};
     if (!is_reply) tr__dist_touches(c, to);
     if (g.n) TR__TRY(tr__dist_sends(c, to, is_reply, g.list, g.n, &own.first));
@@ -173,12 +189,21 @@ static tr_status gather_arriving(void *user, int i, tr_tensor **tensor)
     return TR_OK;
 }
 
+static tr_status mark_graph_left(void *user, int i, tr_tensor **tensor)
+{
+    const note *came = user;
+    if (i < TENSORS_MOST && came->graph_left >> i & 1) (*tensor)->graph_left = true;
+    return TR_OK;
+}
+
 static tr_status incoming(void *user, int from, bool is_reply, tr_value *values, int n, const tr__rpc_note *in)
 {
     tr__dist_worker *w = user;
     note came;
     if (!read_note(in, &came)) return TR_OK;
     if (!is_sound(&came)) return tr__fail(TR_FORMAT, "rpc: a call's note has numbers that no worker gives");
+    if (came.graph_left) TR__TRY(visit_tensors(values, n, mark_graph_left, &came));
+    if (came.context.worker == NO_CONTEXT) return TR_OK;
     tr_dist_context *c = tr__dist_context_find(&w->dist, came.context, !is_reply);
     if (!c) { /* it has ended: the worker may have heard of that before it heard of the call */
         tr__dist_message over = {.kind = TR__DIST_RELEASE, .context = came.context};
@@ -633,7 +658,8 @@ static tr_status run_backward(tr_dist_context *c, const tr_dist_backward_options
     int n;
     TR_SCOPE;
     TR__TRY(list_roots(o, roots, gradients, &n));
-    int timeout_ms = o->timeout_ms ? o->timeout_ms : 60000;
+    int timeout_ms = TR__OR(o, timeout_ms, 60000);
+    if (timeout_ms < 1) return tr__fail(TR_INVALID, "tr_dist_backward: a .timeout_ms of %d must be positive", timeout_ms);
     int64_t deadline_ns = tr__now_ns() + (int64_t)timeout_ms * 1000000;
     TR__TRY(tr__dist_begin(c, roots, gradients, n, o->mode == TR_DIST_SMART, o->retain_graph, deadline_ns));
     return await(c, timeout_ms, deadline_ns);
@@ -646,7 +672,9 @@ tr_status tr_dist_backward_with(const tr_dist_backward_options *o)
     if (c->id.worker != c->dist->port.self)
         return tr__fail(TR_STATE, "tr_dist_backward: the context was made by worker %d, which is to call it, not %d",
             (int)c->id.worker, c->dist->port.self);
-    if (o->count < 0 || (o->count && !o->roots)) return tr__fail(TR_INVALID, "tr_dist_backward: %d roots", o->count);
+    if (o->count < 0 || !o->count != !o->roots || (o->gradients && !o->roots))
+        return tr__fail(TR_INVALID, "tr_dist_backward: .roots come with their .count, 1 and more, not %d, and .gradients with "
+            ".roots", o->count);
     tr_tensor **lists = calloc(2 * ((size_t)o->count + 1), sizeof *lists);
     if (!lists) return tr__fail(TR_NO_MEMORY, "backward: out of memory");
     tr_status status = run_backward(c, o, lists, lists + o->count + 1);

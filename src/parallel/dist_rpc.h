@@ -28,7 +28,7 @@ tr_status tr__dist_check_context(const char *what, const tr_dist_context *contex
     X(MAKE, ".dist.make")   /* rule, settings, name, rref, name, rref, … -> number */                         \
     X(EARLY, ".dist.early") /* number, context: step in its backwards, as gradients become complete */        \
     X(STEP, ".dist.step")   /* number, context */                                                            \
-    X(NORM, ".dist.norm")   /* number, context -> the sum of the gradients' squares */                        \
+    X(NORM, ".dist.norm")   /* number, context, owners -> the sum of the gradients' squares */                \
     X(SCALE, ".dist.scale") /* number, context, factor */                                                    \
     X(LR, ".dist.lr")       /* number, learning rate */                                                      \
     X(STATE, ".dist.state") /* number -> tensors */                                                          \
@@ -54,5 +54,7 @@ tr_optimizer *tr__dist_rule_make(int64_t kind, const double *settings, int n, tr
 
 /* The functions of modules that others call (dist_module.c). */
 tr_status tr__dist_module_start(tr_rpc *rpc);
+/* Is it what tr_remote_module() returned? */
+bool tr__is_remote_module(const tr_module *module);
 
 #endif

@@ -3,6 +3,8 @@
 
 #include "optim/optimizer.h"
 
+#include <string.h>
+
 /* The options of each, in the order in which they travel. */
 #define SGD_FIELDS(X) X(lr) X(momentum) X(dampening) X(weight_decay) X(nesterov)
 #define ADAM_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(amsgrad)
@@ -25,9 +27,13 @@
     X(ADADELTA, adadelta, ADADELTA_FIELDS) X(RPROP, rprop, RPROP_FIELDS) X(LION, lion, LION_FIELDS) \
     X(LAMB, lamb, LAMB_FIELDS) X(LARS, lars, LARS_FIELDS) X(MUON, muon, MUON_FIELDS)
 
-#define PUT(field) settings[n++] = (double)o->field;
-#define GET(field) o.field = (__typeof__(o.field))settings[k++];
+/* A 0 that was given, rather than left to the default, travels as TR_ZERO, and is given there, too. */
+#define PUT(field) settings[n++] = TR__PASS(o, field);
+#define GET(field)                                                               \
+    if (settings[k] == 0 && signbit(settings[k])) strcat(given, "." #field ","); \
+    o.field = (__typeof__(o.field))settings[k++];
 #define COUNT(field) +1
+#define LENGTH(field) +sizeof("." #field ",")
 
 #define RULE(NAME, name, FIELDS)                                                                                      \
     static int put_##name(const tr_##name##_options *o, double *settings)                                             \
@@ -41,7 +47,8 @@
         enum { SETTINGS = 0 FIELDS(COUNT) };                                                                          \
         if (n != SETTINGS)                                                                                            \
             return tr__optimizer_fail(TR_FORMAT, "dist optimizer: %d settings for " #name ", which has %d", n, SETTINGS); \
-        tr_##name##_options o = {.size = sizeof o, .parameters = parameters};                                         \
+        char given[1 FIELDS(LENGTH)] = "";                                                                            \
+        tr_##name##_options o = {.size = sizeof o, .given = given, .parameters = parameters};                         \
         int k = 0;                                                                                                    \
         FIELDS(GET)                                                                                                   \
         return tr_##name##_with(&o);                                                                                  \

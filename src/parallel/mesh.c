@@ -1,4 +1,5 @@
 /* Meshes: the ranks of a world as a box whose edges are data, tensor and pipeline parallel. */
+#include "base/given.h"
 #include "comm/group.h"
 
 #include <trireme/parallel.h>
@@ -20,10 +21,10 @@ static const tr__type mesh_type = {"mesh", sizeof(tr_mesh), destroy};
 static tr_status measure(const tr_mesh_options *o, int world, int size[TR_MESH_AXES])
 {
     size[TR_MESH_DP] = o->dp;
-    size[TR_MESH_TP] = o->tp ? o->tp : 1;
-    size[TR_MESH_PP] = o->pp ? o->pp : 1;
-    if (o->dp < 0 || o->tp < 0 || o->pp < 0)
-        return tr__fail(TR_INVALID, "mesh: dp %d, tp %d, pp %d: each is at least 1", o->dp, o->tp, o->pp);
+    size[TR_MESH_TP] = TR__OR(o, tp, 1);
+    size[TR_MESH_PP] = TR__OR(o, pp, 1);
+    if (o->dp < 0 || size[TR_MESH_TP] < 1 || size[TR_MESH_PP] < 1)
+        return tr__fail(TR_INVALID, "mesh: dp %d, tp %d, pp %d: each is at least 1", o->dp, size[TR_MESH_TP], size[TR_MESH_PP]);
     int64_t others = (int64_t)size[TR_MESH_TP] * size[TR_MESH_PP];
     if (!o->dp && world % others)
         return tr__fail(TR_INVALID, "mesh: %d ranks do not divide by tp %d x pp %d = %lld: %lld ranks would",

@@ -9,11 +9,13 @@
  * actions in the order of its schedule; it waits for its neighbours only where it needs what they send.
  */
 #include "autograd/engine.h"
+#include "base/given.h"
 #include "nn/module.h"
 #include "parallel/crew.h"
 #include "parallel/ddp.h"
 #include "parallel/pipeline_link.h"
 #include "parallel/pipeline_schedule.h"
+#include "parallel/spread.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -320,6 +322,16 @@ static tr_status check_groups(const tr_pipeline *p, const stage *s)
     return tr__module_walk(s->module, &(tr__walk){.module = check_group, .user = &own});
 }
 
+/* Over a group the other ranks have the rest of the model: what is told of its gradients is summed over the stages. */
+static tr_status note_stages(const tr_pipeline *p, tr_module *module)
+{
+    tr_tensor_list *parameters = tr_parameters(module);
+    TR__TRY(tr_status_of(parameters));
+    for (int i = 0; p->group && i < tr_list_count(parameters); i++)
+        TR__TRY(tr__spread_over(&tr_list_at(parameters, i)->leaf->stages, p->group));
+    return TR_OK;
+}
+
 static tr_status add_stage(tr_pipeline *p, tr_module *module, int index, tr_pipeline_schedule schedule)
 {
     size_t m = (size_t)p->micro_batches;
@@ -333,6 +345,7 @@ static tr_status add_stage(tr_pipeline *p, tr_module *module, int index, tr_pipe
     TR__TRY(find_device(s, state, before));
     TR__TRY(check_untied(p, s, state));
     TR__TRY(check_groups(p, s));
+    TR__TRY(note_stages(p, module));
     s->actions = calloc(2 * m, sizeof *s->actions);
     s->in = calloc(m, sizeof(tr_tensor *));
     s->out = calloc(m, sizeof(tr_tensor *));
@@ -347,7 +360,6 @@ static tr_status check_options(const tr_pipeline_options *o)
     if (!o->stages || o->count < 1) return tr__fail(TR_INVALID, "pipeline: %d stages: at least 1", o->stages ? o->count : 0);
     if (o->group && o->count != 1)
         return tr__fail(TR_INVALID, "pipeline: over a group each rank gives its one stage, not %d", o->count);
-    if (o->micro_batches < 0) return tr__fail(TR_INVALID, "pipeline: %d micro-batches: at least 1", o->micro_batches);
     if (o->schedule != TR_1F1B && o->schedule != TR_GPIPE)
         return tr__fail(TR_INVALID, "pipeline: no schedule %d: TR_1F1B or TR_GPIPE", (int)o->schedule);
     if (!o->loss && (!o->group || tr_rank(o->group) == tr_world_size(o->group) - 1))
@@ -362,7 +374,8 @@ static tr_status build(tr_pipeline *p, const tr_pipeline_options *o)
     p->user = o->user;
     p->group = tr_keep(o->group);
     p->total = o->group ? tr_world_size(o->group) : o->count;
-    p->micro_batches = o->micro_batches ? o->micro_batches : 4;
+    p->micro_batches = TR__OR(o, micro_batches, 4);
+    if (p->micro_batches < 1) return tr__fail(TR_INVALID, "pipeline: %d micro-batches: at least 1", p->micro_batches);
     p->stages = calloc((size_t)o->count, sizeof *p->stages);
     if (!p->stages) return tr__fail(TR_NO_MEMORY, "pipeline: out of memory");
     for (int i = 0; i < o->count; i++)

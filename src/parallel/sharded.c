@@ -6,6 +6,7 @@
  *   state       [  rank 0   |  rank 1   |  rank 2     ]     equal shares of an arena, cut anywhere: updates are elementwise
  */
 #include "optim/optimizer.h"
+#include "parallel/agree.h"
 
 #include <trireme/parallel.h>
 
@@ -80,6 +81,7 @@ tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)
         return tr__fail(TR_UNSUPPORTED, "shard_optimizer: %s looks at whole parameters, which shares would cut; elementwise "
             "rules (sgd, adam, lion, ...) can be sharded", optimizer->rule->name);
     if (tr_world_size(group) == 1) return TR_OK;
+    TR__TRY(tr__ranks_agree(group, optimizer->list, "shard_optimizer", "parameters"));
     TR_SCOPE;
     sharing *shared = tr__object_new(&sharing_type);
     TR__TRY(tr_status_of(shared));

@@ -65,6 +65,15 @@ static tr_tensor *slice_of(tr_module *whole, const char *name, int dim, tr_group
     return tr_copy_into(own, part) == TR_OK ? own : tr__tensor_failed();
 }
 
+/* Adds the slice to the module as a parameter; NULL where the whole layer has no such parameter. */
+static tr_tensor *add_slice(tr_module *module, tr_module *whole, const char *name, int dim)
+{
+    tr_group *group = ((sharded *)module->state)->group;
+    tr_tensor *slice = tr_module_parameter(module, name, slice_of(whole, name, dim, group));
+    if (slice && !tr__bad(slice) && tr_mark_shard(slice, group) != TR_OK) tr__object_break(module);
+    return slice;
+}
+
 /* ---- Column and row ------------------------------------------------------------------------------------------------------ */
 
 /* x: [..., in] -> [..., out / ranks], or [..., out] with .gather_output */
@@ -83,11 +92,12 @@ tr_module *tr_column_linear_with(const tr_column_linear_options *o)
     tr_module *module = new_module("column_linear", column_forward, o->group, "outputs", o->out_features);
     sharded *s = tr_module_state(module);
     if (!s) return tr_escape(module);
-    tr_module *whole = tr_linear(o->in_features, o->out_features, .no_bias = o->no_bias, .init_std = o->init_std,
-        .seed = o->seed, .dtype = o->dtype);
+    tr_module *whole = tr_linear_with(&(tr_linear_options){.size = sizeof(tr_linear_options), .given = o->given,
+        .in_features = o->in_features, .out_features = o->out_features, .no_bias = o->no_bias, .init_std = o->init_std,
+        .seed = o->seed, .dtype = o->dtype});
     s->whole = o->gather_output;
-    s->weight = tr_module_parameter(module, "weight", slice_of(whole, "weight", 0, o->group));
-    s->bias = tr_module_parameter(module, "bias", slice_of(whole, "bias", 0, o->group));
+    s->weight = add_slice(module, whole, "weight", 0);
+    s->bias = add_slice(module, whole, "bias", 0);
     return tr_escape(module);
 }
 
@@ -108,10 +118,11 @@ tr_module *tr_row_linear_with(const tr_row_linear_options *o)
     tr_module *module = new_module("row_linear", row_forward, o->group, "inputs", o->in_features);
     sharded *s = tr_module_state(module);
     if (!s) return tr_escape(module);
-    tr_module *whole = tr_linear(o->in_features, o->out_features, .no_bias = o->no_bias, .init_std = o->init_std,
-        .seed = o->seed, .dtype = o->dtype);
+    tr_module *whole = tr_linear_with(&(tr_linear_options){.size = sizeof(tr_linear_options), .given = o->given,
+        .in_features = o->in_features, .out_features = o->out_features, .no_bias = o->no_bias, .init_std = o->init_std,
+        .seed = o->seed, .dtype = o->dtype});
     s->whole = o->input_whole;
-    s->weight = tr_module_parameter(module, "weight", slice_of(whole, "weight", 1, o->group));
+    s->weight = add_slice(module, whole, "weight", 1);
     if (tr_status_of(whole) == TR_OK) s->bias = tr_module_parameter(module, "bias", tr_list_find(tr_parameters(whole), "bias"));
     return tr_escape(module);
 }
@@ -163,9 +174,10 @@ tr_module *tr_sharded_embedding_with(const tr_sharded_embedding_options *o)
     tr_module *module = new_module("sharded_embedding", embedding_forward, o->group, "rows", o->rows);
     sharded *s = tr_module_state(module);
     if (!s) return tr_escape(module);
-    tr_module *whole = tr_embedding(o->rows, o->dim, .init_std = o->init_std, .seed = o->seed, .dtype = o->dtype);
+    tr_module *whole = tr_embedding_with(&(tr_embedding_options){.size = sizeof(tr_embedding_options), .given = o->given,
+        .rows = o->rows, .dim = o->dim, .init_std = o->init_std, .seed = o->seed, .dtype = o->dtype});
     s->rows = o->rows;
     s->first = o->rows / tr_world_size(o->group) * tr_rank(o->group);
-    s->weight = tr_module_parameter(module, "weight", slice_of(whole, "weight", 0, o->group));
+    s->weight = add_slice(module, whole, "weight", 0);
     return tr_escape(module);
 }

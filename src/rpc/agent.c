@@ -2,6 +2,7 @@
 #include "rpc/agent.h"
 
 #include "base/clock.h"
+#include "base/given.h"
 #include "base/log.h"
 #include "base/thread.h"
 
@@ -177,7 +178,7 @@ static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_en
     char process[128];
     tr__carrier_name(rpc->carrier, link->worker, process);
     const char *what = ending == TR__RPC_LEFT   ? "has stopped"
-                       : ending == TR__RPC_DIED ? "died"
+                       : ending == TR__RPC_DIED ? "died, or exited without tr_rpc_stop()"
                        : ending == TR__RPC_CUT  ? "has closed its connection"
                                                 : "sends what is no message of ours";
     return tr__fail(ending == TR__RPC_DAMAGED ? TR_FORMAT : TR_PEER, "worker %d (\"%s\"%s%s) %s", link->worker, link->name,
@@ -429,8 +430,9 @@ static tr_status check_options(const tr_rpc_options *o)
     size_t length = o->name ? strlen(o->name) : 1;
     if (length < 1 || length >= TR__RPC_WORKER_NAME)
         return tr__fail(TR_INVALID, "tr_rpc_start: a .name has 1 … %d bytes", TR__RPC_WORKER_NAME - 1);
-    if (o->threads < 0 || o->threads >= TR__RPC_THREADS_MOST || o->timeout_ms < 0 || o->queue_mb < 0)
-        return tr__fail(TR_INVALID, "tr_rpc_start: .threads = %d (0 … %d), .timeout_ms = %d, .queue_mb = %d: all from 0",
+    int threads = TR__OR(o, threads, 1), timeout_ms = TR__OR(o, timeout_ms, 1), queue_mb = TR__OR(o, queue_mb, 1);
+    if (threads < 1 || threads >= TR__RPC_THREADS_MOST || timeout_ms < 1 || queue_mb < 1)
+        return tr__fail(TR_INVALID, "tr_rpc_start: .threads = %d (1 … %d), .timeout_ms = %d, .queue_mb = %d: all from 1",
             o->threads, TR__RPC_THREADS_MOST - 1, o->timeout_ms, o->queue_mb);
     return TR_OK;
 }
@@ -454,9 +456,9 @@ static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
     TR__TRY(tr_status_of(o->group));
     rpc->rank = tr_rank(o->group);
     rpc->world = tr_world_size(o->group);
-    rpc->threads_most = o->threads ? o->threads : TR__RPC_THREADS;
-    rpc->timeout_ms = o->timeout_ms ? o->timeout_ms : TR__RPC_TIMEOUT_MS;
-    rpc->queue_bytes = (uint64_t)(o->queue_mb ? o->queue_mb : TR__RPC_QUEUE_MB) << 20;
+    rpc->threads_most = TR__OR(o, threads, TR__RPC_THREADS);
+    rpc->timeout_ms = TR__OR(o, timeout_ms, TR__RPC_TIMEOUT_MS);
+    rpc->queue_bytes = (uint64_t)TR__OR(o, queue_mb, TR__RPC_QUEUE_MB) << 20;
     TR__TRY(make_parts(rpc));
     TR_SCOPE;
     tr_group *carrier = tr__carrier_new(o->group);

@@ -203,11 +203,10 @@ static void write_tensors(tr__rpc_writer *w, const tr_tensor_list *list)
         tr__rpc_write_text(w, list->entries[i].name);
         write_tensor(w, list->entries[i].tensor);
     }
-    tr__rpc_write_u32(w, (uint32_t)list->metadata_count);
-    for (int i = 0; i < list->metadata_count; i++) {
-        const char *key = tr_list_metadata_key(list, i);
-        tr__rpc_write_text(w, key);
-        tr__rpc_write_text(w, tr_list_metadata(list, key));
+    tr__rpc_write_u32(w, (uint32_t)list->keys.count);
+    for (int i = 0; i < list->keys.count; i++) {
+        tr__rpc_write_text(w, list->keys.text[i]);
+        tr__rpc_write_text(w, list->values[i]);
     }
 }
 

@@ -6,13 +6,12 @@
 static void destroy(void *self)
 {
     tr_tensor_list *list = self;
-    for (int i = 0; i < list->count; i++) {
-        free(list->entries[i].name);
-        tr__unref(list->entries[i].tensor);
-    }
-    for (int i = 0; i < 2 * list->metadata_count; i++) free(list->metadata[i]);
+    for (int i = 0; i < list->count; i++) tr__unref(list->entries[i].tensor);
+    for (int i = 0; i < list->keys.count; i++) free(list->values[i]);
+    tr__names_free(&list->names);
+    tr__names_free(&list->keys);
     free(list->entries);
-    free(list->metadata);
+    free(list->values);
 }
 
 const tr__type tr__list_type = {"tensor list", sizeof(tr_tensor_list), destroy};
@@ -47,9 +46,9 @@ tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor)
         list->entries = entries;
         list->capacity = capacity;
     }
-    char *copy = strdup(name);
-    if (!copy) return no_memory();
-    list->entries[list->count++] = (tr__list_entry){copy, tr__ref(tensor)};
+    TR__TRY(tr__names_add(&list->names, name));
+    list->entries[list->count] = (tr__list_entry){list->names.text[list->count], tr__ref(tensor)};
+    list->count++;
     return TR_OK;
 }
 
@@ -60,19 +59,17 @@ int tr_list_count(const tr_tensor_list *list)
 
 tr_tensor *tr_list_at(const tr_tensor_list *list, int i)
 {
-    return !none(list) && i >= 0 && i < list->count ? list->entries[i].tensor : NULL;
+    return i >= 0 && i < tr_list_count(list) ? list->entries[i].tensor : NULL;
 }
 
 const char *tr_list_name(const tr_tensor_list *list, int i)
 {
-    return !none(list) && i >= 0 && i < list->count ? list->entries[i].name : NULL;
+    return i >= 0 && i < tr_list_count(list) ? list->entries[i].name : NULL;
 }
 
 tr_tensor *tr_list_find(const tr_tensor_list *list, const char *name)
 {
-    for (int i = 0; i < tr_list_count(list); i++)
-        if (strcmp(list->entries[i].name, name) == 0) return list->entries[i].tensor;
-    return NULL;
+    return none(list) ? NULL : tr_list_at(list, tr__names_find(&list->names, name));
 }
 
 int64_t tr_list_numel(const tr_tensor_list *list)
@@ -82,51 +79,45 @@ int64_t tr_list_numel(const tr_tensor_list *list)
     return n;
 }
 
-static int metadata_at(const tr_tensor_list *list, const char *key)
-{
-    for (int i = 0; i < tr_list_metadata_count(list); i++)
-        if (strcmp(list->metadata[2 * i], key) == 0) return i;
-    return -1;
-}
-
 tr_status tr_list_set_metadata(tr_tensor_list *list, const char *key, const char *value)
 {
     if (!list) return tr__fail(TR_INVALID, "no list to set \"%s\" in", key);
     TR__TRY(tr_status_of(list));
+    int number = tr__names_find(&list->keys, key);
+    if (list->keys.count == list->values_capacity) {
+        int capacity = list->values_capacity ? 2 * list->values_capacity : 16;
+        char **values = realloc(list->values, (size_t)capacity * sizeof *values);
+        if (!values) return no_memory();
+        list->values = values;
+        list->values_capacity = capacity;
+    }
     char *copy = strdup(value);
     if (!copy) return no_memory();
-    int i = metadata_at(list, key);
-    if (i >= 0) {
-        free(list->metadata[2 * i + 1]);
-        list->metadata[2 * i + 1] = copy;
+    if (number >= 0) {
+        free(list->values[number]);
+        list->values[number] = copy;
         return TR_OK;
     }
-    char **grown = realloc(list->metadata, 2 * ((size_t)list->metadata_count + 1) * sizeof *grown);
-    char *name = strdup(key);
-    if (grown) list->metadata = grown;
-    if (!grown || !name) {
+    tr_status status = tr__names_add(&list->keys, key);
+    if (status == TR_OK)
+        list->values[list->keys.count - 1] = copy;
+    else
         free(copy);
-        free(name);
-        return no_memory();
-    }
-    list->metadata[2 * list->metadata_count] = name;
-    list->metadata[2 * list->metadata_count + 1] = copy;
-    list->metadata_count++;
-    return TR_OK;
+    return status;
 }
 
 const char *tr_list_metadata(const tr_tensor_list *list, const char *key)
 {
-    int i = metadata_at(list, key);
-    return i < 0 ? NULL : list->metadata[2 * i + 1];
+    int number = none(list) ? -1 : tr__names_find(&list->keys, key);
+    return number < 0 ? NULL : list->values[number];
 }
 
 int tr_list_metadata_count(const tr_tensor_list *list)
 {
-    return none(list) ? 0 : list->metadata_count;
+    return none(list) ? 0 : list->keys.count;
 }
 
 const char *tr_list_metadata_key(const tr_tensor_list *list, int i)
 {
-    return i >= 0 && i < tr_list_metadata_count(list) ? list->metadata[2 * i] : NULL;
+    return i >= 0 && i < tr_list_metadata_count(list) ? list->keys.text[i] : NULL;
 }

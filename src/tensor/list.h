@@ -2,10 +2,11 @@
 #ifndef TR_TENSOR_LIST_H
 #define TR_TENSOR_LIST_H
 
+#include "tensor/names.h"
 #include "tensor/tensor.h"
 
 typedef struct tr__list_entry {
-    char *name;
+    const char *name;  /* in the list's names */
     tr_tensor *tensor; /* a reference */
 } tr__list_entry;
 
@@ -13,8 +14,10 @@ struct tr_tensor_list {
     tr__object object;
     tr__list_entry *entries;
     int count, capacity;
-    char **metadata; /* key, value, key, value, … */
-    int metadata_count;
+    tr__names names; /* of the entries, with their numbers */
+    tr__names keys;  /* of the metadata; */
+    char **values;   /* a key's number is its value's */
+    int values_capacity;
 };
 
 extern const tr__type tr__list_type;

@@ -121,6 +121,7 @@ tr_status tr__list_match(const char *what, const char *whose, const tr_tensor_li
     tell(text, sizeof report->text, &c.missing, "missing");
     tell(text, sizeof report->text, &c.extra, unknown);
     tell(text, sizeof report->text, &c.other, "of another shape");
+    tr_printable(text); /* names are the file's */
     if (!fails) return TR_OK;
     return tr__fail(c.refused_shapes && c.refused_shapes == c.refused ? TR_SHAPE : TR_NOT_FOUND,
         "%s: nothing was changed, the state does not fit %s: %s", what, whose, text);

@@ -103,6 +103,15 @@ unsigned tr__version(const tr_tensor *t)
     return version;
 }
 
+void tr__version_set(tr_tensor *t, unsigned version)
+{
+    tr__storage *s = t->storage;
+    size_t begin, end;
+    extent(t, &begin, &end);
+    atomic_uint *own = s->sections ? &s->sections[section_at(s, begin)].version : &s->version;
+    atomic_store_explicit(own, version, memory_order_relaxed);
+}
+
 void tr__count_saved(const tr_tensor *t, int change)
 {
     const tr__storage *s = t->storage;

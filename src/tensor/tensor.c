@@ -1,6 +1,8 @@
 /* Making tensors and looking at them. */
 #include "tensor/tensor.h"
 
+#include "base/given.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdint.h>
@@ -249,8 +251,15 @@ static void copy_in(tr_tensor *t, const void *data)
 
 tr_tensor *tr_from_with(const tr_from_options *o)
 {
+    if (tr__element_check("from", o->element, o->dtype, o->dtype == TR_F32, "write .dtype =") != TR_OK) return tr__tensor_failed();
     tr_tensor *t = new_tensor(o->shape, o->dtype, o->device, o->shared);
-    if (!tr__bad(t)) copy_in(t, o->data);
+    if (tr__bad(t)) return t;
+    if (o->literal && tr__numel(o->shape) == 0)
+        return tr__tensor_fail(TR_SHAPE, "from: an array in braces and the shape %s, which has no elements: sizes are written "
+            "TR_SHAPE(…)", TR__TEXT(o->shape));
+    if (!o->data && tr__numel(o->shape))
+        return tr__tensor_fail(TR_INVALID, "from: data is NULL, and the shape %s has elements", TR__TEXT(o->shape));
+    copy_in(t, o->data);
     return o->requires_grad ? tr_require_grad(t) : t;
 }
 
@@ -290,8 +299,10 @@ tr_tensor *tr__tensor_borrow(const tr__storage *like, tr_shape shape, const int6
     return t;
 }
 
-tr_tensor *tr_wrap(void *data, tr_shape shape, tr_dtype dtype, void (*release)(void *, void *), void *user)
+tr_tensor *tr_wrap_element(int element, void *data, tr_shape shape, tr_dtype dtype, void (*release)(void *, void *),
+    void *user)
 {
+    if (tr__element_check("wrap", element, dtype, false, "its dtype is") != TR_OK) return tr__tensor_failed();
     if (check_shape(shape, dtype) != TR_OK) return tr__tensor_failed();
     int64_t stride[TR_MAX_DIMS];
     tr__row_major(shape, stride);
@@ -368,10 +379,11 @@ void *tr_data(const tr_tensor *t)
     return none(t) || tr__device_of(t).kind != TR_CPU ? NULL : tr__ptr(t);
 }
 
-tr_status tr_copy_out(const tr_tensor *t, void *to, size_t bytes)
+tr_status tr_copy_out_element(int element, const tr_tensor *t, void *to, size_t bytes)
 {
     if (!t) return tr__fail(TR_INVALID, "copy_out: it takes a tensor, not NULL");
     TR__TRY(tr_status_of(t));
+    TR__TRY(tr__element_check("copy_out", element, t->dtype, false, "tr_cast() the tensor to"));
     size_t needed = (size_t)tr__numel(t->shape) * tr_dtype_size(t->dtype);
     if (bytes != needed)
         return tr__fail(TR_INVALID, "copy_out: %zu bytes given for %s of %s, which takes %zu", bytes, TR__TEXT(t->shape),

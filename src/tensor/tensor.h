@@ -47,6 +47,7 @@ struct tr_tensor {
     int64_t stride[TR_MAX_DIMS]; /* elements */
     tr_dtype dtype;
     bool requires_grad;
+    bool graph_left; /* it came from another worker, or was computed from what did, and its graph stayed there */
 
     /* The graph (src/ops/node.h): which node made this tensor, as which output; or what a leaf keeps for backward. */
     struct tr__node *node;
@@ -138,6 +139,8 @@ void tr__leaf_free(struct tr__leaf *leaf);
 
 /* How often what t shows of its storage has been written to. */
 unsigned tr__version(const tr_tensor *t);
+/* Sets the version of a tensor that has a storage, or a section of one, to itself. */
+void tr__version_set(tr_tensor *t, unsigned version);
 /* Marks a write in place. */
 void tr__touch(tr_tensor *t);
 /* Backward will read t, or does so no more; and will it, any of what t shows? Known of sections only, else never. */

@@ -1,14 +1,18 @@
 /*
- * Checkpoints: FOLDER/checkpoint-STEP/{model,state}.safetensors.
+ * Checkpoints: FOLDER/checkpoint-STEP/{model,state,history}.safetensors, the last where the training has metrics, and
+ * manifest.json, which says what the others are to contain.
  *
- * Both files must be of the same step, so they appear together: they are written into FOLDER/.checkpoint.tmp, which one
+ * All files must be of the same step, so they appear together: they are written into FOLDER/.checkpoint.tmp, which one
  * rename makes the checkpoint. There is no pointer to the newest one that could disagree with the folders: the newest
  * is the one with the highest step.
  */
 #include "base/folder.h"
+#include "base/given.h"
 #include "base/log.h"
 #include "train/atomic_file.h"
 #include "train/checkpoint.h"
+#include "train/history.h"
+#include "train/manifest.h"
 
 #include <trireme/train.h>
 
@@ -17,17 +21,20 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { kept = 2 };
+enum { KEEP = 2, MOST_KEPT = 1000 };
 
 static const char temporary[] = ".checkpoint.tmp";
 static const char discarded[] = ".checkpoint.old";
 static const char prefix[] = "checkpoint-";
+static const char model_name[] = "model.safetensors", state_name[] = "state.safetensors";
+static const char history_name[] = "history.safetensors";
 
 /* The step in the name of a checkpoint, or -1. Only names that this file writes count: no signs, no leading zeros. */
 static int64_t step_of(const char *name)
@@ -114,19 +121,41 @@ static tr_status list_steps_at(int parent, const char *folder, int64_t *steps, i
     return TR_OK;
 }
 
-/* Removes every checkpoint but the newest two, and the one of the step that was saved just now. */
-static tr_status prune(int parent, const char *folder, int64_t saved)
+/* Of the checkpoints, the step of the one with the least validation loss; -1 when none says one. */
+static int64_t best_step(const char *folder, const int64_t *steps, int count)
 {
-    for (;;) {
-        int64_t steps[kept + 2];
-        int count;
-        TR__TRY(list_steps_at(parent, folder, steps, kept + 2, &count));
-        int at = count > kept && steps[kept] == saved ? kept + 1 : kept;
-        if (at >= count) return TR_OK;
-        char name[64];
-        snprintf(name, sizeof name, "%s%" PRId64, prefix, steps[at]);
-        TR__TRY(remove_checkpoint(parent, name, folder));
+    double least = INFINITY;
+    int64_t best = -1;
+    for (int i = 0; i < count; i++) {
+        char name[64], path[PATH_MAX];
+        tr__manifest m;
+        snprintf(name, sizeof name, "%s%" PRId64, prefix, steps[i]);
+        if (join(path, folder, name) != TR_OK) return -1;
+        if (tr__manifest_read(&m, path) == TR_OK && m.loss < least) {
+            least = m.loss;
+            best = steps[i];
+        }
+        tr__manifest_free(&m);
     }
+    return best;
+}
+
+/* Removes every checkpoint but the newest ones, the one of the step that was saved just now, and the best one if that is to be kept. */
+static tr_status prune(int parent, const tr_checkpoint_save_options *o)
+{
+    int keep = TR__OR(o, keep, KEEP), count;
+    int64_t *steps = malloc((2 * MOST_KEPT) * sizeof *steps);
+    if (!steps) return tr__fail(TR_NO_MEMORY, "out of memory");
+    tr_status status = list_steps_at(parent, o->folder, steps, 2 * MOST_KEPT, &count);
+    int64_t best = o->keep_best && status == TR_OK ? best_step(o->folder, steps, count) : -1;
+    for (int i = keep; i < count && status == TR_OK; i++) {
+        if (steps[i] == o->step || steps[i] == best) continue;
+        char name[64];
+        snprintf(name, sizeof name, "%s%" PRId64, prefix, steps[i]);
+        status = remove_checkpoint(parent, name, o->folder);
+    }
+    free(steps);
+    return status;
 }
 
 /* What cannot be cleared away takes room, and is no reason to end a training. */
@@ -136,13 +165,6 @@ static void clear_away(tr_status status)
 }
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
-
-static tr_status save_file(const char *folder, const char *name, const tr_tensor_list *list)
-{
-    char path[PATH_MAX];
-    TR__TRY(join(path, folder, name));
-    return tr_safetensors_save(path, list);
-}
 
 /* The temporary folder becomes the checkpoint. One of the same step that was there before (of a run that had come as
  * far) changes places with it, so that there is always one; it is left under the temporary name. */
@@ -154,47 +176,81 @@ static tr_status put_in_place(int parent, const char *folder, const char *name)
     return tr__fail_errno(TR_IO, errno, "cannot make %s/%s", folder, name);
 }
 
-static tr_status write_checkpoint(
-    int parent, const char *folder, const char *name, const tr_tensor_list *model, const tr_tensor_list *state)
+static tr_status write_files(const char *path, const tr_checkpoint_save_options *o, tr__manifest *m)
 {
-    char path[PATH_MAX];
-    TR__TRY(join(path, folder, temporary));
-    TR__TRY(remove_tree(parent, temporary, folder));
-    if (mkdirat(parent, temporary, 0777) < 0) return tr__fail_errno(TR_IO, errno, "cannot make %s", path);
-    TR__TRY(save_file(path, "model.safetensors", model));
-    TR__TRY(save_file(path, "state.safetensors", state));
-    TR__TRY(put_in_place(parent, folder, name));
-    return tr__folder_sync(parent, folder);
+    TR__TRY(tr__manifest_save_file(m, path, model_name, o->model));
+    TR__TRY(tr__manifest_save_file(m, path, state_name, o->state));
+    if (o->metrics) {
+        TR_SCOPE;
+        int64_t count;
+        const tr_metrics_row *rows = tr_metrics_rows(o->metrics, &count);
+        TR__TRY(tr__manifest_save_file(m, path, history_name, tr__history_list(rows, count)));
+    }
+    return tr__manifest_write(m, path);
 }
 
-tr_status tr_checkpoint_save(const char *folder, int64_t step, const tr_tensor_list *model, const tr_tensor_list *state)
+static tr_status write_checkpoint(int parent, const char *name, const tr_checkpoint_save_options *o)
 {
-    if (step < 0) return tr__fail(TR_INVALID, "a checkpoint of step %" PRId64, step);
+    char path[PATH_MAX];
+    TR__TRY(join(path, o->folder, temporary));
+    TR__TRY(remove_tree(parent, temporary, o->folder));
+    if (mkdirat(parent, temporary, 0777) < 0) return tr__fail_errno(TR_IO, errno, "cannot make %s", path);
+    tr__manifest m;
+    tr_status status = tr__manifest_new(&m, o->step, o->loss ? *o->loss : NAN, o->model, o->state);
+    if (status == TR_OK) status = write_files(path, o, &m);
+    tr__manifest_free(&m);
+    TR__TRY(status);
+    TR__TRY(put_in_place(parent, o->folder, name));
+    return tr__folder_sync(parent, o->folder);
+}
+
+tr_status tr__checkpoint_save(int parent, const tr_checkpoint_save_options *o)
+{
+    TR__TRY(tr_status_of(o->metrics));
     char name[64];
-    snprintf(name, sizeof name, "%s%" PRId64, prefix, step);
-    TR__TRY(tr__folder_make(folder, 0777));
-    int parent = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (parent < 0) return tr__fail_errno(TR_IO, errno, "cannot save into %s", folder);
-    tr_status status = write_checkpoint(parent, folder, name, model, state);
+    snprintf(name, sizeof name, "%s%" PRId64, prefix, o->step);
+    tr_status status = write_checkpoint(parent, name, o);
     if (status == TR_OK) {
-        clear_away(remove_tree(parent, temporary, folder));
-        clear_away(prune(parent, folder, step));
+        clear_away(remove_tree(parent, temporary, o->folder));
+        clear_away(prune(parent, o));
     } else {
         tr__error *first = tr__error_take();
-        (void)remove_tree(parent, temporary, folder); /* the failure to tell of is the first one */
+        (void)remove_tree(parent, temporary, o->folder); /* the failure to tell of is the first one */
         tr__fail_stored(first);
         tr__error_unref(first);
     }
+    return status;
+}
+
+tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *o)
+{
+    if (o->step < 0) return tr__fail(TR_INVALID, "a checkpoint of step %" PRId64, o->step);
+    int keep = TR__OR(o, keep, KEEP);
+    if (keep < 1 || keep > MOST_KEPT)
+        return tr__fail(TR_INVALID, "checkpoint: .keep is a number of checkpoints, 1 to %d, not %d", MOST_KEPT, keep);
+    TR__TRY(tr__folder_make(o->folder, 0777));
+    int parent = open(o->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (parent < 0) return tr__fail_errno(TR_IO, errno, "cannot save into %s", o->folder);
+    tr_status status = tr__checkpoint_save(parent, o);
     close(parent);
     return status;
 }
 
 /* ---- Loading ----------------------------------------------------------------------------------------------------- */
 
+/* The step that a folder's own name says, or -1. */
+static int64_t named_step(const char *path)
+{
+    char *whole = realpath(path, NULL);
+    int64_t step = whole ? step_of(strrchr(whole, '/') + 1) : -1;
+    free(whole);
+    return step;
+}
+
 static bool has_model(const char *folder)
 {
     char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/model.safetensors", folder) < PATH_MAX && access(path, F_OK) == 0;
+    return snprintf(path, sizeof path, "%s/%s", folder, model_name) < PATH_MAX && access(path, F_OK) == 0;
 }
 
 tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step)
@@ -208,9 +264,7 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
 {
     if (strlen(folder) >= PATH_MAX) return tr__fail(TR_INVALID, "the path %.60s… is too long", folder);
     if (has_model(folder)) {
-        char *whole = realpath(folder, NULL);
-        *step = whole ? step_of(strrchr(whole, '/') + 1) : -1;
-        free(whole);
+        *step = named_step(folder);
         strcpy(path, folder);
         return TR_OK;
     }
@@ -228,16 +282,126 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
     return TR_OK;
 }
 
-static tr_status load_file(const char *folder, const char *name, tr_tensor_list **list)
+/* ---- Held against the manifest ------------------------------------------------------------------------------------ */
+
+/* known: is there a manifest? Checkpoints from elsewhere have none, and nothing of them can be verified. */
+static tr_status open_manifest(const char *path, tr__manifest *m, bool *known)
+{
+    tr_status status = tr__manifest_read(m, path);
+    *known = status != TR_NOT_FOUND;
+    if (status != TR_OK) return *known ? status : TR_OK;
+    int64_t step = named_step(path);
+    if (step < 0 || step == m->step) return TR_OK;
+    return tr__fail(TR_FORMAT, "%s: is the checkpoint of step %" PRId64 ", by its manifest, under another name", path, m->step);
+}
+
+/* m: NULL when there is no manifest. *list: NULL when the save has no such file. */
+static tr_status load_file(const char *folder, const char *name, const tr__manifest *m, tr_tensor_list **list)
 {
     char path[PATH_MAX];
     TR__TRY(join(path, folder, name));
-    *list = tr_safetensors_load(path);
-    return tr_status_of(*list);
+    *list = NULL;
+    const tr__file_record *record = m ? tr__manifest_file(m, name) : NULL;
+    if (m && !record) return TR_OK;
+    *list = tr__safetensors_load(path, record);
+    tr_status status = tr_status_of(*list);
+    if (status != TR_OK) return status == TR_NOT_FOUND && record ? tr__fail(TR_FORMAT, "%s: is missing", path) : status;
+    if (record || !tr_list_metadata(*list, tr__save_key)) return TR_OK;
+    return tr__fail(TR_FORMAT, "%s: was saved with a manifest.json beside it, which is missing", path);
+}
+
+static tr_status load_known(const char *path, const tr__manifest *m, tr_tensor_list **model, tr_tensor_list **state, tr_tensor_list **history)
+{
+    TR__TRY(load_file(path, model_name, m, model));
+    if (state) TR__TRY(load_file(path, state_name, m, state));
+    if (!*model || (state && !*state))
+        return tr__fail(TR_FORMAT, "%s: its manifest has no %s", path, *model ? state_name : model_name);
+    if (!history) return TR_OK;
+    tr_status status = load_file(path, history_name, m, history);
+    if (status != TR_NOT_FOUND) return status;
+    *history = NULL;
+    return TR_OK;
+}
+
+tr_status tr__checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor_list **state, tr_tensor_list **history)
+{
+    tr__manifest m;
+    bool known = false;
+    tr_status status = open_manifest(path, &m, &known);
+    if (status == TR_OK) status = load_known(path, known ? &m : NULL, model, state, history);
+    if (status == TR_OK && !known) tr__log(TR_LOG_WARN, "%s has no manifest.json: nothing of it was verified", path);
+    tr__manifest_free(&m);
+    return status;
 }
 
 tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor_list **state)
 {
-    TR__TRY(load_file(path, "model.safetensors", model));
-    return state ? load_file(path, "state.safetensors", state) : TR_OK;
+    return tr__checkpoint_load(path, model, state, NULL);
+}
+
+/* Of the checkpoints in a folder, the newest that is older than a step. */
+static tr_status find_before(const char *folder, int64_t before, char *path, int64_t *step)
+{
+    enum { MOST = 2 * MOST_KEPT };
+    DIR *d = opendir(folder);
+    int64_t *steps = malloc(MOST * sizeof *steps);
+    int count = d && steps ? list_steps(d, steps, MOST) : 0, i = 0;
+    while (i < count && steps[i] >= before) i++;
+    if (i < count) *step = steps[i];
+    if (d) closedir(d);
+    free(steps);
+    if (i == count) return TR_NOT_FOUND;
+    char name[64];
+    snprintf(name, sizeof name, "%s%" PRId64, prefix, *step);
+    return join(path, folder, name);
+}
+
+tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, tr_tensor_list **model, tr_tensor_list **state,
+    tr_tensor_list **history)
+{
+    char found[PATH_MAX];
+    int64_t at;
+    TR__TRY(tr_checkpoint_find(folder, found, &at));
+    bool several = strcmp(found, folder) != 0;
+    for (;;) {
+        tr_status status = tr__checkpoint_load(found, model, state, history);
+        if (status == TR_OK) break;
+        char damaged[PATH_MAX];
+        tr__error *why = tr__error_take();
+        strcpy(damaged, found);
+        /* What cannot be read for another reason, a permission say, is not passed over. */
+        bool older = several && status == TR_FORMAT && find_before(folder, at, found, &at) == TR_OK;
+        status = tr__fail_stored(why);
+        tr__error_unref(why);
+        if (!older) return status;
+        tr__log(TR_LOG_WARN, "%s is damaged (%s): going on from %s", damaged, tr_error_message(), found);
+    }
+    strcpy(path, found);
+    *step = at;
+    return TR_OK;
+}
+
+tr_status tr_checkpoint_find_whole(const char *folder, char *path, int64_t *step)
+{
+    TR_SCOPE;
+    tr_tensor_list *model, *state, *history;
+    return tr__checkpoint_load_newest(folder, path, step, &model, &state, &history);
+}
+
+tr_status tr__checkpoint_set_damaged_aside(int folder_fd, const char *folder, int64_t step)
+{
+    TR_SCOPE;
+    tr_tensor_list *model, *state, *history;
+    char name[64], path[PATH_MAX], aside[96];
+    snprintf(name, sizeof name, "%s%" PRId64, prefix, step);
+    TR__TRY(join(path, folder, name));
+    tr_status status = tr__checkpoint_load(path, &model, &state, &history);
+    if (status == TR_OK) return tr__fail(TR_STATE, "%s is whole", path);
+    if (status != TR_FORMAT) return status;
+    snprintf(aside, sizeof aside, "damaged-%s", name);
+    TR__TRY(remove_tree(folder_fd, aside, folder)); /* an earlier one of the same step */
+    if (renameat(folder_fd, name, folder_fd, aside) < 0)
+        return tr__fail_errno(TR_IO, errno, "cannot rename %s to %s", path, aside);
+    tr__log(TR_LOG_WARN, "%s/%s is set aside as %s", folder, name, aside);
+    return TR_OK;
 }

@@ -2,6 +2,7 @@
  * A trainer's task: a classifier learns the samples of a dataset, in another order in every epoch. Step s is batch
  * s % (batches of an epoch) of epoch s / (batches of an epoch), so that a resumed training goes on where it was.
  */
+#include "base/given.h"
 #include "train/trainer.h"
 
 #include <inttypes.h>
@@ -64,7 +65,20 @@ static tr_status validate(tr_trainer *t, tr_score *score)
     return w->judged ? tr_evaluate(t->plan.model, w->judged, .group = t->plan.group, .score = score) : TR_OK;
 }
 
-static const tr__task classifier_task = {"sample", true, optimizer, batch, validate, destroy};
+static void stop_when(tr_trainer *t, tr__stop_wanted wanted, void *user)
+{
+    const classifier_work *w = tr__trainer_work(t);
+    tr__loader_stop_when(w->loader, wanted, user);
+    if (w->judged) tr__loader_stop_when(w->judged, wanted, user);
+}
+
+static int64_t skipped(tr_trainer *t)
+{
+    const classifier_work *w = tr__trainer_work(t);
+    return tr_loader_skipped(w->loader) + tr_loader_skipped(w->judged);
+}
+
+static const tr__task classifier_task = {"sample", true, optimizer, batch, validate, stop_when, skipped, destroy};
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
@@ -72,27 +86,29 @@ static tr_status make_loaders(tr_trainer *t, const tr_classifier_trainer_options
 {
     TR_SCOPE;
     classifier_work *w = tr__trainer_work(t);
-    int workers = o->workers ? o->workers : 1;
+    int workers = TR__OR(o, workers, 1);
     int64_t count = tr_dataset_count(o->set);
     if (count < t->plan.batch)
         return tr__fail(TR_INVALID, "classifier_trainer: a batch of %" PRId64 " samples from a dataset of %" PRId64,
                         t->plan.batch, count);
-    tr_sampler *sampler = tr_distributed_sampler(count, .batch = t->plan.batch, .rank = t->rank,
-                                                 .world_size = t->world_size, .shuffle = true, .seed = t->plan.seed);
+    tr_sampler *sampler = tr_distributed_sampler(count, .global_batch = t->plan.batch, .rank = t->rank,
+                                                 .world_size = t->world_size, .seed = t->plan.seed);
     w->loader =
-        tr_keep(tr_loader_new(o->set, .batch = t->share, .workers = workers, .sampler = sampler, .seed = t->plan.seed));
+        tr_keep(tr_loader_new(o->set, .batch = t->share, .workers = workers, .sampler = sampler, .seed = t->plan.seed,
+                              .on_bad = o->on_bad));
     TR__TRY(tr_status_of(w->loader));
     if (!o->validation || !tr_dataset_count(o->validation)) return TR_OK;
     w->judged =
-        tr_keep(tr_loader_new(o->validation, .batch = t->plan.micro_batch, .workers = workers, .group = t->plan.group));
+        tr_keep(tr_loader_new(o->validation, .batch = t->plan.micro_batch, .workers = workers, .group = t->plan.group,
+                              .on_bad = o->on_bad));
     return tr_status_of(w->judged);
 }
 
 static tr_status fill_in(tr_trainer *t, const tr_classifier_trainer_options *o)
 {
     classifier_work *w = tr__trainer_work(t);
-    w->momentum = tr__number_or_default(o->momentum, 0.9);
-    w->weight_decay = tr__number_or_default(o->weight_decay, 5e-4);
+    w->momentum = TR__OR(o, momentum, 0.9);
+    w->weight_decay = TR__OR(o, weight_decay, 5e-4);
     t->items = 1;
     TR__TRY(tr_status_of(o->set));
     TR__TRY(tr_status_of(o->validation));
@@ -100,7 +116,7 @@ static tr_status fill_in(tr_trainer *t, const tr_classifier_trainer_options *o)
         return tr__fail(TR_INVALID, "classifier_trainer: it takes a model and a dataset, not NULL");
     TR__TRY(tr__trainer_check(t));
     TR__TRY(make_loaders(t, o));
-    if (!t->plan.steps) t->plan.steps = 10 * tr_loader_batches(w->loader);
+    if (!TR__GIVEN(o, steps)) t->plan.steps = 10 * tr_loader_batches(w->loader);
     return TR_OK;
 }
 
@@ -109,11 +125,11 @@ tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *o)
     const tr__plan plan = {
         .model = o->model,
         .group = o->group,
-        .batch = tr__or_default(o->batch, 64),
+        .batch = TR__OR(o, global_batch, 64),
         .micro_batch = o->micro_batch,
         .steps = o->steps,
         .warmup_steps = o->warmup_steps,
-        .lr = tr__number_or_default(o->lr, 0.05),
+        .lr = TR__OR(o, lr, 0.05),
         .min_lr = o->min_lr,
         .clip = o->clip,
         .seed = o->seed,

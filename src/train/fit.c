@@ -1,10 +1,13 @@
 /* The training loop: steps, validations, checkpoints, metrics, until the end or until somebody wants to stop. */
 #include "base/clock.h"
 #include "base/folder.h"
+#include "base/log.h"
+#include "base/given.h"
 #include "base/profile.h"
 #include "data/unicode.h"
 #include "device/device.h"
 #include "train/checkpoint.h"
+#include "train/metrics.h"
 #include "train/profile_files.h"
 #include "train/trainer.h"
 
@@ -13,11 +16,15 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+static const char metrics_name[] = "metrics.csv";
 
 typedef struct fit {
     const tr_fit_options *options;
@@ -27,8 +34,8 @@ typedef struct fit {
     tr__error *profile_error; /* NULL: none */
     int64_t start_ns, resumed_ns; /* of this call; and what earlier runs took */
     int64_t saved_step;
+    int64_t skipped;     /* bad samples before this call */
     int folder_fd;       /* rank 0's, locked; -1 elsewhere */
-    tr_metrics *metrics; /* rank 0's, or NULL */
     double *step_ms;     /* of the steps of this call */
     int64_t steps, capacity;
     tr_fit_report *report;
@@ -47,13 +54,20 @@ static tr_status lock_folder(fit *f)
     return tr__fail(TR_STATE, "another training is writing into %s", folder);
 }
 
-/* To save the steps of another training, or those behind, would throw away what has come further. */
+/* To save the steps of another training, or those behind, would throw away what has come further. Only what a resumption has passed
+ * over, because it is damaged, makes room. */
 static tr_status check_steps(const fit *f)
 {
     const char *folder = f->options->folder;
     int64_t newest, step = f->trainer->step;
-    TR__TRY(tr__checkpoint_newest(f->folder_fd, folder, &newest));
-    if (newest <= step) return TR_OK;
+    for (;;) {
+        TR__TRY(tr__checkpoint_newest(f->folder_fd, folder, &newest));
+        if (newest <= step) return TR_OK;
+        if (!f->trainer->plan.resume) break;
+        tr_status status = tr__checkpoint_set_damaged_aside(f->folder_fd, folder, newest);
+        if (status == TR_STATE) break;
+        TR__TRY(status);
+    }
     return tr__fail(TR_STATE,
         "fit: %s holds a training at step %" PRId64 ", and this one is at step %" PRId64
         ": go on with that one (.resume), or give another folder", folder, newest, step);
@@ -71,18 +85,56 @@ static tr_status check_about(const tr_tensor_list *about)
     return TR_OK;
 }
 
+/* The lock is on the folder that was opened. Another one may be found under its name by now, which another training can
+ * lock, or none. */
+static tr_status check_folder(const fit *f)
+{
+    if (f->folder_fd < 0) return TR_OK;
+    const char *folder = f->options->folder;
+    struct stat ours, there;
+    if (fstat(f->folder_fd, &ours) < 0) return tr__fail_errno(TR_IO, errno, "cannot look at %s", folder);
+    if (ours.st_nlink == 0)
+        return tr__fail(TR_STATE, "fit: the folder %s was removed while this training wrote into it", folder);
+    if (stat(folder, &there) == 0 && there.st_dev == ours.st_dev && there.st_ino == ours.st_ino) return TR_OK;
+    char link[64], now[PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", f->folder_fd);
+    ssize_t length = readlink(link, now, sizeof now);
+    return tr__fail(
+        TR_STATE,
+        "fit: %s is not the folder any more that this training writes into, which is now %.*s: go on with it there "
+        "(.resume)",
+        folder, length < 0 ? 0 : (int)length, now);
+}
+
+/* A checkpoint from before there was a history has its rows in the file alone: they stay under another name. */
+static tr_status set_old_metrics_aside(const fit *f)
+{
+    int64_t count;
+    tr_metrics_rows(f->trainer->metrics, &count);
+    if (count || f->trainer->step == 0) return TR_OK;
+    char aside[64];
+    snprintf(aside, sizeof aside, "metrics-to-%" PRId64 ".csv", f->trainer->step);
+    if (faccessat(f->folder_fd, aside, F_OK, 0) == 0) return TR_OK; /* an earlier resumption has done so */
+    if (renameat(f->folder_fd, metrics_name, f->folder_fd, aside) == 0)
+        tr__log(TR_LOG_WARN, "the checkpoint holds no metrics: those of before are in %s/%s", f->options->folder,
+                aside);
+    else if (errno != ENOENT)
+        return tr__fail_errno(TR_IO, errno, "cannot rename %s/%s to %s", f->options->folder, metrics_name, aside);
+    return TR_OK;
+}
+
 static tr_status open_files(fit *f)
 {
-    if (!f->options->folder || f->trainer->rank != 0) return TR_OK;
+    tr_trainer *t = f->trainer;
+    if (!f->options->folder || t->rank != 0) return TR_OK;
     TR__TRY(check_about(f->options->about));
     TR__TRY(lock_folder(f));
     TR__TRY(check_steps(f));
+    TR__TRY(set_old_metrics_aside(f));
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/metrics.csv", f->options->folder) >= (int)sizeof path)
+    if (snprintf(path, sizeof path, "%s/%s", f->options->folder, metrics_name) >= (int)sizeof path)
         return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", f->options->folder);
-    const tr__task *task = f->trainer->task;
-    f->metrics = tr_metrics_open(path, f->trainer->step, .item = task->item, .accuracy = task->accuracy);
-    return tr_status_of(f->metrics);
+    return tr__metrics_open_file(t->metrics, path, t->task->item, t->task->accuracy);
 }
 
 /* Columns of the metrics as series: step, loss, and validation loss where there is one. */
@@ -111,12 +163,14 @@ static tr_status save(fit *f)
     const tr_fit_options *o = f->options;
     tr_trainer *t = f->trainer;
     if (!o->folder || t->rank != 0 || f->saved_step == t->step) return TR_OK;
-    TR__TRY(tr_metrics_sync(f->metrics)); /* a checkpoint's rows are on the disk before it is */
-    TR__TRY(tr_trainer_save(t, o->folder, o->about));
+    const tr_trainer_save_options how = {.size = sizeof how, .trainer = t, .folder = o->folder, .about = o->about, .keep = o->keep,
+        .keep_best = o->keep_best};
+    TR__TRY(tr__trainer_save(t, f->folder_fd, &how));
     f->saved_step = t->step;
+    TR__TRY(tr_metrics_sync(t->metrics));
     char path[PATH_MAX];
     int64_t count;
-    const tr_metrics_row *rows = tr_metrics_rows(f->metrics, &count);
+    const tr_metrics_row *rows = tr_metrics_rows(t->metrics, &count);
     if (snprintf(path, sizeof path, "%s/loss.svg", o->folder) < (int)sizeof path)
         TR__TRY(draw_chart(path, rows, count));
     if (o->on_save) o->on_save(t->step, o->user);
@@ -174,17 +228,34 @@ static tr_status note_time(fit *f, double ms)
     return TR_OK;
 }
 
-/* A profile has the steps alone. */
-static tr_status validate(fit *f, tr_metrics_row *row)
+static bool validation_is_due(const fit *f)
 {
-    tr_score score;
+    int64_t step = f->trainer->step;
+    bool asked = f->validate_every && step % f->validate_every == 0;
+    return step > 0 && (asked || step >= f->trainer->plan.steps);
+}
+
+/* A profile has the steps alone. */
+static tr_status validate(fit *f, tr_score *score)
+{
     if (f->profiling) tr__profile_pause(true);
-    tr_status status = tr_trainer_validate(f->trainer, &score);
+    tr_status status = tr_trainer_validate(f->trainer, score);
     if (f->profiling) tr__profile_pause(false);
-    if (status != TR_OK) return status;
-    row->validation_loss = score.loss;
-    row->validation_accuracy = score.accuracy;
-    return TR_OK;
+    return status;
+}
+
+static bool wants_to_stop(void *user)
+{
+    const tr_fit_options *o = ((const fit *)user)->options;
+    return o->should_stop && o->should_stop(o->user);
+}
+
+/* A worker of the loader hangs, in a validation or in a step that has changed nothing so far: what was learned before
+ * is saved. */
+static tr_status stop_here(fit *f, bool *stop)
+{
+    *stop = f->report->stopped = true;
+    return f->steps ? save(f) : TR_OK;
 }
 
 static tr_status step(fit *f, bool *stop)
@@ -192,48 +263,67 @@ static tr_status step(fit *f, bool *stop)
     const tr_fit_options *o = f->options;
     tr_trainer *t = f->trainer;
     tr_metrics_row row;
+    tr_score score = {.loss = NAN, .accuracy = NAN};
     int64_t start = tr__now_ns();
-    *stop = o->should_stop && o->should_stop(o->user);
+    *stop = wants_to_stop(f);
     TR__TRY(train_step(f, &row, stop));
     TR__TRY(note_time(f, 1e3 * seconds_since(start)));
     if (f->profiling && !is_profiled(f)) end_profile(f);
 
     /* A run that stops on the way measures nothing that an unbroken one would not. */
-    bool last = t->step >= f->until, finished = t->step >= t->plan.steps;
-    bool saves = *stop || last || (o->save_every && t->step % o->save_every == 0);
-    tr_status judged = t->step % f->validate_every == 0 || finished ? validate(f, &row) : TR_OK;
+    bool saves = *stop || t->step >= f->until || (o->save_every && t->step % o->save_every == 0);
+    tr_status judged = validation_is_due(f) ? validate(f, &score) : TR_OK;
     tr__error *first = judged == TR_OK ? NULL : tr__error_take(); /* what was learned is saved all the same */
-    t->seconds = seconds_since(f->resumed_ns);
-    row.seconds = t->seconds;
+    if (judged == TR_OK) {
+        row.validation_loss = score.loss;
+        row.validation_accuracy = score.accuracy;
+    }
+    row.seconds = t->seconds = seconds_since(f->resumed_ns);
     if (isnan(f->report->initial_loss)) f->report->initial_loss = row.loss;
     f->report->final_loss = row.loss;
-    tr_status status = f->metrics ? tr_metrics_add(f->metrics, &row) : TR_OK;
+    tr_status status = t->metrics ? tr_metrics_add(t->metrics, &row) : TR_OK;
     if (o->on_step && status == TR_OK && judged == TR_OK) o->on_step(&row, o->user);
+    if (status == TR_OK) status = check_folder(f);
     if (saves && status == TR_OK) status = save(f);
+    if (status != TR_OK && check_folder(f) != TR_OK) status = TR_STATE; /* why it could not be written */
     if (judged != TR_OK) status = tr__fail_stored(first);
     tr__error_unref(first);
     return status;
 }
 
+/* Whatever ended a validation before its end, a lost rank say, has left a checkpoint of the step without the score. */
+static tr_status make_up_for_validation(fit *f)
+{
+    tr_trainer *t = f->trainer;
+    if (t->validated_step == t->step || !validation_is_due(f)) return TR_OK;
+    TR_SCOPE;
+    tr_score score;
+    TR__TRY(validate(f, &score));
+    if (t->metrics) TR__TRY(tr__metrics_set_score(t->metrics, t->step, &score));
+    f->saved_step = -1;
+    return save(f);
+}
+
 static tr_status run(fit *f)
 {
     TR__TRY(tr__trainer_agree(f->trainer, open_files(f), "open its files"));
-    if (f->metrics) {
-        int64_t count;
-        const tr_metrics_row *rows = tr_metrics_rows(f->metrics, &count);
-        if (count) {
-            f->report->initial_loss = rows[0].loss;
-            f->report->final_loss = rows[count - 1].loss;
-        }
+    int64_t count = 0;
+    const tr_metrics_row *rows = f->trainer->metrics ? tr_metrics_rows(f->trainer->metrics, &count) : NULL;
+    if (count) {
+        f->report->initial_loss = rows[0].loss;
+        f->report->final_loss = rows[count - 1].loss;
     }
+    TR__TRY(make_up_for_validation(f));
     f->report->first_step_ms = 1e3 * seconds_since(f->start_ns);
     bool stop = false;
     while (f->trainer->step < f->until && !stop) {
         TR_SCOPE;
-        TR__TRY(step(f, &stop));
+        tr_status status = step(f, &stop);
+        bool hangs = status == TR_CANCELLED && f->trainer->world_size == 1 && wants_to_stop(f);
+        TR__TRY(hangs ? stop_here(f, &stop) : status);
     }
     if (f->profiling) end_profile(f);
-    f->report->stopped = stop && f->trainer->step < f->until;
+    f->report->stopped |= stop && f->trainer->step < f->until;
     return TR_OK;
 }
 
@@ -258,27 +348,34 @@ static void report_times(fit *f)
     r->items_per_s = (double)(f->steps * f->trainer->plan.batch * f->trainer->items) / (1e-3 * sum);
 }
 
-static tr_status report_memory(fit *f)
+/* Memory and skipped samples, of all ranks. */
+static tr_status report_ranks(fit *f)
 {
-    struct rusage usage;
-    if (getrusage(RUSAGE_SELF, &usage) < 0) return TR_OK;
-    int64_t most = (int64_t)usage.ru_maxrss * 1024, sum = most;
+    struct rusage usage = {0};
+    getrusage(RUSAGE_SELF, &usage);
+    int64_t most = (int64_t)usage.ru_maxrss * 1024, sums[] = {most, f->report->skipped};
     if (f->trainer->world_size > 1) {
         TR__TRY(tr_all_reduce(f->trainer->plan.group, &most, 1, .dtype = TR_I64, .op = TR_MAX));
-        TR__TRY(tr_all_reduce(f->trainer->plan.group, &sum, 1, .dtype = TR_I64));
+        TR__TRY(tr_all_reduce(f->trainer->plan.group, sums, 2, .dtype = TR_I64));
     }
     f->report->peak_rss_bytes = most;
-    f->report->peak_rss_bytes_sum = sum;
+    f->report->peak_rss_bytes_sum = sums[0];
+    f->report->skipped = sums[1];
     return TR_OK;
 }
 
 static tr_status fit_all(fit *f)
 {
+    f->report->metrics = tr__scope_ref(f->trainer->metrics);
     TR_SCOPE;
+    const tr__task *task = f->trainer->task;
+    if (task->stop_when) task->stop_when(f->trainer, f->options->should_stop ? wants_to_stop : NULL, f);
     tr_status status = run(f);
+    if (task->stop_when) task->stop_when(f->trainer, NULL, NULL);
     if (f->profiling) tr__profile_stop(); /* it failed */
     report_times(f);
-    if (status == TR_OK) status = report_memory(f);
+    f->report->skipped = tr_trainer_skipped(f->trainer) - f->skipped;
+    if (status == TR_OK) status = report_ranks(f);
     if (status == TR_OK && f->profile_error)
         status = tr__fail_context(tr__fail_stored(f->profile_error), "trained, but without a profile");
     tr__error_unref(f->profile_error);
@@ -288,7 +385,7 @@ static tr_status fit_all(fit *f)
     f->report->validation_accuracy = f->trainer->validation_accuracy;
     f->report->best_validation_accuracy = f->trainer->best_validation_accuracy;
     f->report->common_failure = f->trainer->common_failure;
-    f->report->metrics = f->metrics ? tr_escape(f->metrics) : NULL;
+    if (f->trainer->metrics) tr__metrics_close_file(f->trainer->metrics);
     free(f->step_ms);
     if (f->folder_fd >= 0) close(f->folder_fd);
     return status;
@@ -303,6 +400,8 @@ tr_status tr_fit_with(const tr_fit_options *options)
     if (!t) return tr__fail(TR_INVALID, "fit: no trainer");
     if (options->stop_at < 0 || options->validate_every < 0 || options->save_every < 0)
         return tr__fail(TR_INVALID, "fit: stop_at, validate_every and save_every are numbers of steps, 0 and more");
+    if (TR__OR(options, keep, 1) < 1)
+        return tr__fail(TR_INVALID, "fit: .keep is a number of checkpoints, 1 and more, not %d", options->keep);
     if (options->profile_steps < 0 || (options->profile_steps && !options->folder))
         return tr__fail(TR_INVALID, "fit: profile_steps is a number of steps, 0 and more, and a profile needs a folder");
     int64_t now = tr__now_ns(), until = options->stop_at ? options->stop_at : t->plan.steps;
@@ -311,10 +410,11 @@ tr_status tr_fit_with(const tr_fit_options *options)
         .trainer = t,
         .from = t->step,
         .until = until < t->plan.steps ? until : t->plan.steps,
-        .validate_every = options->validate_every ? options->validate_every : 250,
+        .validate_every = TR__OR(options, validate_every, 250),
         .start_ns = now,
         .resumed_ns = now - (int64_t)(1e9 * t->seconds),
         .saved_step = options->folder && t->plan.resume ? t->step : -1,
+        .skipped = tr_trainer_skipped(t),
         .folder_fd = -1,
         .report = report,
     };

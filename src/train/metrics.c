@@ -1,7 +1,14 @@
-#include "base/object.h"
-#include "train/c_locale.h"
+/*
+ * Rows of metrics, in memory, and in a CSV file for people and their tools. The file is written, never read: what a
+ * resumed training has behind it comes from its checkpoint, whose checksums cover it.
+ */
+#include "train/metrics.h"
 
-#include <trireme/train.h>
+#include "train/atomic_file.h"
+#include "train/c_locale.h"
+#include "train/checkpoint.h"
+#include "train/history.h"
+#include "train/plain_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,115 +20,55 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { NUMBER = 340, LINE = 9 * NUMBER }; /* bytes that a number and a row take at most: 1e308 has 309 digits */
+
 struct tr_metrics {
     tr__object object;
-    char *path;
-    char header[160];
-    bool accuracy; /* it has that column */
-    int fd;
     tr_metrics_row *rows;
     int64_t count, capacity;
+    char *path; /* NULL: no file */
+    char header[160];
+    bool accuracy; /* the file has that column */
+    int fd;        /* plus one, so that a zeroed object has none */
 };
 
 static void destroy(void *self)
 {
     tr_metrics *m = self;
-    if (m->fd > 0) close(m->fd - 1);
-    free(m->path);
+    tr__metrics_close_file(m);
     free(m->rows);
 }
 
-/* The descriptor is kept plus one, so that a zeroed object has none. */
 static const tr__type metrics_type = {"metrics", sizeof(tr_metrics), destroy};
 
-static tr_status remember(tr_metrics *m, const tr_metrics_row *row)
+tr_metrics *tr__metrics_new(void)
 {
-    if (m->count == m->capacity) {
-        int64_t capacity = m->capacity ? 2 * m->capacity : 1024;
-        tr_metrics_row *rows = realloc(m->rows, (size_t)capacity * sizeof *rows);
-        if (!rows) return tr__fail(TR_NO_MEMORY, "%s: no memory for %" PRId64 " rows", m->path, capacity);
-        m->rows = rows;
-        m->capacity = capacity;
-    }
-    m->rows[m->count++] = *row;
-    return TR_OK;
+    return tr__object_new(&metrics_type);
 }
 
-/* ---- Reading ---------------------------------------------------------------------------------------------------- */
+/* ---- The file ---------------------------------------------------------------------------------------------------- */
 
-/* A field up to its end character; an empty one is NaN where it may be. */
-static bool read_field(const char **at, char end, bool may_be_empty, double *out)
+static int put_number(char to[NUMBER], const char *format, double value, char end)
 {
-    char *after;
-    *out = NAN;
-    if (**at == end) {
-        ++*at;
-        return may_be_empty;
-    }
-    if (**at == ' ' || **at == '\t' || **at == '\n') return false;
-    *out = strtod(*at, &after);
-    if (*after != end) return false;
-    *at = after + 1;
-    return true;
+    int n = isnan(value) ? 0 : snprintf(to, NUMBER, format, value);
+    to[n] = end;
+    return n + 1;
 }
 
-static bool read_row(const char **at, bool accuracy, tr_metrics_row *row)
+/* Losses and norms are f32 at heart: nine digits hold them exactly, so that runs can be compared by their files.
+ * Returns the length. */
+static size_t format_row(const tr_metrics *m, const tr_metrics_row *row, char line[LINE])
 {
-    double step, items;
-    row->validation_accuracy = NAN;
-    bool whole = read_field(at, ',', false, &step) && read_field(at, ',', false, &items) &&
-                 read_field(at, ',', false, &row->lr) && read_field(at, ',', true, &row->loss) &&
-                 read_field(at, ',', true, &row->validation_loss) && read_field(at, ',', true, &row->items_per_s) &&
-                 read_field(at, ',', true, &row->grad_norm) &&
-                 read_field(at, accuracy ? ',' : '\n', true, &row->seconds) &&
-                 (!accuracy || read_field(at, '\n', true, &row->validation_accuracy));
-    if (!whole || !(step >= 0 && step < 9e15) || !(items >= 0 && items < 9e18)) return false;
-    row->step = (int64_t)step;
-    row->items = (int64_t)items;
-    return true;
+    int n = snprintf(line, LINE, "%" PRId64 ",%" PRId64 ",", row->step, row->items);
+    n += put_number(line + n, "%.9g", row->lr, ',');
+    n += put_number(line + n, "%.9g", row->loss, ',');
+    n += put_number(line + n, "%.9g", row->validation_loss, ',');
+    n += put_number(line + n, "%.1f", row->items_per_s, ',');
+    n += put_number(line + n, "%.9g", row->grad_norm, ',');
+    n += put_number(line + n, "%.3f", row->seconds, m->accuracy ? ',' : '\n');
+    if (m->accuracy) n += put_number(line + n, "%.9g", row->validation_accuracy, '\n');
+    return (size_t)n;
 }
-
-/* Takes over the rows of text to last_step; *kept becomes the length of what is good. */
-static tr_status read_rows(tr_metrics *m, const char *text, size_t length, int64_t last_step, size_t *kept)
-{
-    size_t head = strlen(m->header);
-    *kept = 0;
-    if (length < head && strncmp(text, m->header, length) == 0) return TR_OK; /* empty, or cut within the header */
-    if (strncmp(text, m->header, head) != 0)
-        return tr__fail(
-            TR_FORMAT, "%s is no metrics file: its first line should be \"%.*s\"", m->path, (int)head - 1, m->header);
-    const char *end = memrchr(text, '\n', length);
-    int64_t line = 1;
-    for (const char *at = text + head; at <= end; line++) {
-        tr_metrics_row row;
-        if (!read_row(&at, m->accuracy, &row)) return tr__fail(TR_FORMAT, "%s: line %" PRId64 " is damaged", m->path, line + 1);
-        if (row.step > last_step) break;
-        TR__TRY(remember(m, &row));
-        *kept = (size_t)(at - text);
-    }
-    if (!*kept) *kept = head;
-    return TR_OK;
-}
-
-static tr_status read_text(tr_metrics *m, char **text, size_t *length)
-{
-    struct stat s;
-    if (fstat(m->fd - 1, &s) < 0) return tr__fail_errno(TR_IO, errno, "cannot read %s", m->path);
-    if (!S_ISREG(s.st_mode)) return tr__fail(TR_FORMAT, "%s is no plain file", m->path);
-    *text = malloc((size_t)s.st_size + 1);
-    if (!*text) return tr__fail(TR_NO_MEMORY, "no memory to read %s", m->path);
-    for (*length = 0; *length < (size_t)s.st_size;) {
-        ssize_t got = pread(m->fd - 1, *text + *length, (size_t)s.st_size - *length, (off_t)*length);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return tr__fail_errno(TR_IO, errno, "cannot read %s", m->path);
-        if (got == 0) break;
-        *length += (size_t)got;
-    }
-    (*text)[*length] = '\0';
-    return TR_OK;
-}
-
-/* ---- Writing ---------------------------------------------------------------------------------------------------- */
 
 static tr_status append(tr_metrics *m, const char *text, size_t bytes)
 {
@@ -135,36 +82,114 @@ static tr_status append(tr_metrics *m, const char *text, size_t bytes)
     return TR_OK;
 }
 
-static int put_number(char *to, size_t bytes, const char *format, double value, char end)
+static tr_status replace_file(tr_metrics *m, const char *text, size_t length)
 {
-    int n = isnan(value) ? 0 : snprintf(to, bytes, format, value);
-    to[n] = end;
-    return n + 1;
+    tr__atomic_file file;
+    TR__TRY(tr__atomic_open(&file, m->path));
+    TR__TRY(tr__atomic_write(&file, text, length));
+    TR__TRY(tr__atomic_commit(&file));
+    if (m->fd) close(m->fd - 1);
+    m->fd = open(m->path, O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC) + 1;
+    return m->fd ? TR_OK : tr__fail_errno(TR_IO, errno, "cannot open %s", m->path);
 }
 
-/* Losses and norms are f32 at heart: nine digits hold them exactly, so that runs can be compared by their files. */
-tr_status tr_metrics_add(tr_metrics *m, const tr_metrics_row *row)
+/* Puts a file with all rows in place of what is there. */
+static tr_status write_all(tr_metrics *m)
+{
+    TR__C_NUMBERS;
+    char *text = NULL, line[LINE];
+    size_t length = 0;
+    FILE *to = open_memstream(&text, &length);
+    if (!to) return tr__fail(TR_NO_MEMORY, "no memory to write %s", m->path);
+    fputs(m->header, to);
+    for (int64_t i = 0; i < m->count; i++) fwrite(line, 1, format_row(m, &m->rows[i], line), to);
+    bool lost = ferror(to);
+    tr_status status = fclose(to) != 0 || lost ? tr__fail(TR_NO_MEMORY, "no memory to write %s", m->path)
+                                               : replace_file(m, text, length);
+    free(text);
+    return status;
+}
+
+/* Metrics that begin anew replace metrics, whole or cut short, but not what somebody else calls so. */
+static tr_status check_replaced(const tr_metrics *m)
+{
+    tr__plain_file file;
+    tr_status status = tr__plain_open(&file, m->path, "a metrics file");
+    if (status == TR_NOT_FOUND) return TR_OK;
+    if (status != TR_OK) return status;
+    char head[sizeof m->header];
+    size_t length = strlen(m->header);
+    if (file.bytes < length) length = (size_t)file.bytes;
+    status = tr__plain_read(&file, 0, head, length);
+    tr__plain_close(&file);
+    if (status != TR_OK || memcmp(head, m->header, length) == 0) return status;
+    return tr__fail(TR_FORMAT, "%s is no metrics file: its first line should be \"%.*s\"", m->path,
+                    (int)strlen(m->header) - 1, m->header);
+}
+
+tr_status tr__metrics_open_file(tr_metrics *m, const char *path, const char *item, bool accuracy)
 {
     TR__TRY(tr_status_of(m));
-    TR__C_NUMBERS;
-    char line[512];
-    size_t room = 64;
-    int n = snprintf(line, sizeof line, "%" PRId64 ",%" PRId64 ",", row->step, row->items);
-    n += put_number(line + n, room, "%.9g", row->lr, ',');
-    n += put_number(line + n, room, "%.9g", row->loss, ',');
-    n += put_number(line + n, room, "%.9g", row->validation_loss, ',');
-    n += put_number(line + n, room, "%.1f", row->items_per_s, ',');
-    n += put_number(line + n, room, "%.9g", row->grad_norm, ',');
-    n += put_number(line + n, room, "%.3f", row->seconds, m->accuracy ? ',' : '\n');
-    if (m->accuracy) n += put_number(line + n, room, "%.9g", row->validation_accuracy, '\n');
-    TR__TRY(append(m, line, (size_t)n));
-    return remember(m, row);
+    if (!item) item = "token";
+    if (strlen(item) > 20) return tr__fail(TR_INVALID, "metrics: the item \"%s\" has more than 20 letters", item);
+    tr__metrics_close_file(m);
+    m->accuracy = accuracy;
+    snprintf(m->header, sizeof m->header, "step,%ss,lr,loss,validation_loss,%ss_per_s,grad_norm,seconds%s\n", item,
+             item, accuracy ? ",validation_accuracy" : "");
+    m->path = strdup(path);
+    if (!m->path) return tr__fail(TR_NO_MEMORY, "out of memory");
+    if (!m->count) TR__TRY(check_replaced(m));
+    return write_all(m);
+}
+
+void tr__metrics_close_file(tr_metrics *m)
+{
+    if (m->fd) close(m->fd - 1);
+    free(m->path);
+    m->fd = 0;
+    m->path = NULL;
+}
+
+/* Does the path lead to the file that rows are added to? */
+static bool is_in_place(const tr_metrics *m)
+{
+    struct stat ours, there;
+    return m->fd && fstat(m->fd - 1, &ours) == 0 && stat(m->path, &there) == 0 && ours.st_dev == there.st_dev &&
+           ours.st_ino == there.st_ino;
 }
 
 tr_status tr_metrics_sync(tr_metrics *m)
 {
     TR__TRY(tr_status_of(m));
+    if (!m->path) return TR_OK;
+    if (!is_in_place(m)) return write_all(m);
     return fsync(m->fd - 1) == 0 ? TR_OK : tr__fail_errno(TR_IO, errno, "cannot write %s", m->path);
+}
+
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+static tr_status remember(tr_metrics *m, const tr_metrics_row *row)
+{
+    if (m->count == m->capacity) {
+        int64_t capacity = m->capacity ? 2 * m->capacity : 1024;
+        tr_metrics_row *rows = realloc(m->rows, (size_t)capacity * sizeof *rows);
+        if (!rows) return tr__fail(TR_NO_MEMORY, "no memory for %" PRId64 " rows of metrics", capacity);
+        m->rows = rows;
+        m->capacity = capacity;
+    }
+    m->rows[m->count++] = *row;
+    return TR_OK;
+}
+
+tr_status tr_metrics_add(tr_metrics *m, const tr_metrics_row *row)
+{
+    TR__TRY(tr_status_of(m));
+    TR__TRY(tr__row_check(row, m->count ? m->rows[m->count - 1].step : -1));
+    TR__TRY(remember(m, row));
+    if (!m->path) return TR_OK;
+    TR__C_NUMBERS;
+    char line[LINE];
+    return append(m, line, format_row(m, row, line));
 }
 
 const tr_metrics_row *tr_metrics_rows(const tr_metrics *m, int64_t *count)
@@ -173,38 +198,40 @@ const tr_metrics_row *tr_metrics_rows(const tr_metrics *m, int64_t *count)
     return m->rows;
 }
 
-static tr_status open_file(tr_metrics *m, int64_t last_step)
+tr_status tr__metrics_set_score(tr_metrics *m, int64_t step, const tr_score *score)
 {
-    TR__C_NUMBERS;
-    m->fd = open(m->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666) + 1;
-    if (!m->fd) return tr__fail_errno(TR_IO, errno, "cannot open %s", m->path);
-    char *text = NULL;
-    size_t length = 0, kept = 0;
-    tr_status status = read_text(m, &text, &length);
-    if (status == TR_OK) status = read_rows(m, text, length, last_step, &kept);
-    free(text);
-    if (status != TR_OK) return status;
-    if (kept < length && ftruncate(m->fd - 1, (off_t)kept) < 0)
-        return tr__fail_errno(TR_IO, errno, "cannot write %s", m->path);
-    return kept ? TR_OK : append(m, m->header, strlen(m->header));
+    TR__TRY(tr_status_of(m));
+    tr_metrics_row *last = m->count ? &m->rows[m->count - 1] : NULL;
+    if (!last || last->step != step) return TR_OK;
+    last->validation_loss = score->loss;
+    last->validation_accuracy = score->accuracy;
+    return m->path ? write_all(m) : TR_OK;
 }
 
-static tr_status fill_in(tr_metrics *m, const tr_metrics_options *o)
+tr_status tr__metrics_restore(tr_metrics *m, const tr_tensor_list *history, const char *checkpoint)
 {
-    const char *item = o->item ? o->item : "token";
-    if (strlen(item) > 20) return tr__fail(TR_INVALID, "metrics: the item \"%s\" has more than 20 letters", item);
-    m->accuracy = o->accuracy;
-    snprintf(m->header, sizeof m->header, "step,%ss,lr,loss,validation_loss,%ss_per_s,grad_norm,seconds%s\n", item, item,
-        o->accuracy ? ",validation_accuracy" : "");
-    m->path = strdup(o->path);
-    if (!m->path) return tr__fail(TR_NO_MEMORY, "out of memory");
-    return open_file(m, o->last_step);
+    TR__TRY(tr_status_of(m));
+    tr_metrics_row *rows = NULL;
+    int64_t count = 0;
+    tr_status status = history ? tr__history_rows(history, &rows, &count) : TR_OK;
+    if (status != TR_OK) return tr__fail_context(status, "%s", checkpoint);
+    free(m->rows);
+    m->rows = rows;
+    m->count = m->capacity = count;
+    return TR_OK;
 }
 
-tr_metrics *tr_metrics_open_with(const tr_metrics_options *options)
+tr_metrics *tr_metrics_open_with(const tr_metrics_options *o)
 {
-    tr_metrics *m = tr__object_new(&metrics_type);
-    if (tr_status_of(m) != TR_OK) return m;
-    if (fill_in(m, options) != TR_OK) tr__object_break(m);
+    tr_metrics *m = tr__metrics_new();
+    tr_status status = tr_status_of(m);
+    if (status == TR_OK && o->checkpoint) {
+        TR_SCOPE;
+        tr_tensor_list *model, *history;
+        status = tr__checkpoint_load(o->checkpoint, &model, NULL, &history);
+        if (status == TR_OK) status = tr__metrics_restore(m, history, o->checkpoint);
+    }
+    if (status == TR_OK) status = tr__metrics_open_file(m, o->path, o->item, o->accuracy);
+    if (status != TR_OK && !tr__error_of(m)) tr__object_break(m);
     return m;
 }

@@ -1,4 +1,5 @@
 /* NumPy's .npz archives: a ZIP archive with a member NAME.npy for each array. */
+#include "base/regular_file.h"
 #include "tensor/list.h"
 #include "train/npy.h"
 #include "train/zip.h"
@@ -7,6 +8,7 @@
 
 #include <trireme/train.h>
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,15 +44,36 @@ static tr_status read_member(const tr__zip *zip, const tr__zip_member *m, tr_ten
     return tr_list_add(list, m->name, t);
 }
 
-tr_tensor_list *tr_npz_load(const char *path)
+/* Whether the program wants so much. No array is unpacked before. */
+static tr_status check_size(const tr__zip *zip, int64_t max_bytes)
+{
+    uint64_t sum = 0;
+    bool absurd = false;
+    for (int i = 0; i < zip->count; i++) absurd |= __builtin_add_overflow(sum, zip->members[i].bytes, &sum);
+    int64_t allowed = tr__unpacked_most((int64_t)zip->file.bytes, max_bytes);
+    if (!absurd && sum <= (uint64_t)allowed) return TR_OK;
+    return tr__fail(TR_FORMAT, "%s: its %" PRIu64 " bytes unpack to %" PRIu64 ", more than the %" PRId64
+        " that .max_bytes allows", zip->file.path, zip->file.bytes, absurd ? UINT64_MAX : sum, allowed);
+}
+
+static tr_status read_members(const tr__zip *zip, int64_t max_bytes, tr_tensor_list *list)
+{
+    TR__TRY(check_size(zip, max_bytes));
+    for (int i = 0; i < zip->count; i++) TR__TRY(read_member(zip, &zip->members[i], list));
+    return TR_OK;
+}
+
+tr_tensor_list *tr_npz_load_with(const tr_npz_load_options *options)
 {
     TR_SCOPE;
     tr__zip zip;
     tr_tensor_list *list = tr_list();
     tr_status status = tr_status_of(list);
-    if (status == TR_OK) status = tr__zip_open(&zip, path);
+    if (status == TR_OK && options->max_bytes < 0)
+        status = tr__fail(TR_INVALID, "npz: .max_bytes must be 0 or more, not %" PRId64, options->max_bytes);
+    if (status == TR_OK) status = tr__zip_open(&zip, options->path);
     if (status != TR_OK) return tr_escape((tr_tensor_list *)tr__object_failed(&tr__list_type));
-    for (int i = 0; i < zip.count && status == TR_OK; i++) status = read_member(&zip, &zip.members[i], list);
+    status = read_members(&zip, options->max_bytes, list);
     tr__zip_close(&zip);
     return tr_escape(status == TR_OK ? list : (tr_tensor_list *)tr__object_failed(&tr__list_type));
 }

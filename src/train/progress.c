@@ -6,6 +6,7 @@
  * and elsewhere a line every few seconds. It writes to a stream that the program gives.
  */
 #include "base/clock.h"
+#include "base/given.h"
 #include "base/object.h"
 
 #include <trireme/train.h>
@@ -47,7 +48,7 @@ tr_progress *tr_progress_with(const tr_progress_options *o)
     p->to = o->to;
     p->terminal = !o->plain && isatty(fileno(o->to));
     p->ascii = o->ascii;
-    p->interval_ns = (int64_t)(1e9 * (o->interval_s > 0 ? o->interval_s : p->terminal ? 0.1 : 10));
+    p->interval_ns = (int64_t)(1e9 * TR__OR(o, interval_s, p->terminal ? 0.1 : 10.0));
     p->loss = p->validation_loss = p->validation_accuracy = p->rate = NAN;
     p->item = o->item ? o->item : "token";
     return p;

@@ -5,8 +5,12 @@
  *
  * then the data, row-major and little-endian, where offsets count from the header's end and leave no hole.
  */
+#include "base/crc32c.h"
+#include "base/thread.h"
+#include "device/device.h"
 #include "tensor/list.h"
 #include "train/atomic_file.h"
+#include "train/file_record.h"
 #include "train/json_string.h"
 #include "train/plain_file.h"
 
@@ -118,12 +122,16 @@ static void order_by_alignment(const tr_tensor_list *list, int *order)
             if (tr_dtype_size(tr_dtype_of(tr_list_at(list, i))) == size) order[n++] = i;
 }
 
-static void write_metadata(FILE *to, const tr_tensor_list *list)
+static void write_metadata(FILE *to, const tr_tensor_list *list, const char *id)
 {
     fprintf(to, "\"%s\":{", metadata_key);
+    if (id) fprintf(to, "\"%s\":\"%s\"", tr__save_key, id);
+    bool first = !id;
     for (int i = 0; i < tr_list_metadata_count(list); i++) {
         const char *key = tr_list_metadata_key(list, i);
-        if (i) fputc(',', to);
+        if (strcmp(key, tr__save_key) == 0) continue; /* of the save that this list was loaded from */
+        if (!first) fputc(',', to);
+        first = false;
         tr__json_string(to, key);
         fputc(':', to);
         tr__json_string(to, tr_list_metadata(list, key));
@@ -140,18 +148,19 @@ static void write_entry(FILE *to, const char *name, const tr_tensor *t, uint64_t
 }
 
 /* The header with its length in front, to be freed; NULL without memory. */
-static char *make_header(const tr_tensor_list *list, const int *order, size_t *length)
+static char *make_header(const tr_tensor_list *list, const int *order, const char *id, size_t *length)
 {
     char *text = NULL;
+    bool has_metadata = id || tr_list_metadata_count(list);
     FILE *to = open_memstream(&text, length);
     if (!to) return NULL;
     uint64_t size = 0;
     fwrite(&size, sizeof size, 1, to);
     fputc('{', to);
-    if (tr_list_metadata_count(list)) write_metadata(to, list);
+    if (has_metadata) write_metadata(to, list, id);
     for (int i = 0; i < tr_list_count(list); i++) {
         const tr_tensor *t = tr_list_at(list, order[i]);
-        if (i || tr_list_metadata_count(list)) fputc(',', to);
+        if (i || has_metadata) fputc(',', to);
         write_entry(to, tr_list_name(list, order[i]), t, size);
         size += bytes_of(t);
     }
@@ -175,35 +184,109 @@ static tr_status write_tensor(tr__atomic_file *file, const tr_tensor *t)
     return tr__atomic_write(file, tr_data(flat), (size_t)bytes_of(flat));
 }
 
-static tr_status write_file(
-    const char *path, const tr_tensor_list *list, const int *order, const char *header, size_t length)
+/* What is written, and the record of it, which a thread of its own computes from memory while the file is written and synced. */
+typedef struct writing {
+    const tr_tensor_list *list;
+    const int *order;
+    const char *header;
+    size_t header_bytes;
+    tr__file_record *record;
+    tr__error *failure; /* of the thread; NULL: none */
+} writing;
+
+static tr_status record_tensor(const char *name, const tr_tensor *t, tr__sha256 *hash, tr__tensor_record *record)
 {
-    if (length - 8 > most_header)
-        return tr__fail(TR_INVALID, "%s: a header of %zu bytes is too long", path, length - 8);
-    tr__atomic_file file;
-    TR__TRY(tr__atomic_open(&file, path));
-    tr_status status = tr__atomic_write(&file, header, length);
-    for (int i = 0; i < tr_list_count(list) && status == TR_OK; i++)
-        status = write_tensor(&file, tr_list_at(list, order[i]));
-    if (status == TR_OK) return tr__atomic_commit(&file);
-    tr__atomic_abandon(&file);
+    enum { PIECE = 256 << 10 }; /* stays in the second cache from the checksum to the hash */
+    TR_SCOPE;
+    const tr_tensor *flat = tr__row_major_on_cpu(t);
+    TR__TRY(tr_status_of(flat));
+    record->name = strdup(name);
+    if (!record->name) return tr__fail(TR_NO_MEMORY, "out of memory");
+    const char *at = tr_data(flat);
+    for (uint64_t left = bytes_of(flat); left;) {
+        size_t bytes = left < PIECE ? (size_t)left : PIECE;
+        record->crc32c = tr__crc32c(record->crc32c, at, bytes);
+        tr__sha256_add(hash, at, bytes);
+        at += bytes;
+        left -= bytes;
+    }
+    return TR_OK;
+}
+
+static tr_status make_record(const writing *w)
+{
+    tr__file_record *r = w->record;
+    int count = tr_list_count(w->list);
+    tr__sha256 hash;
+    r->bytes = w->header_bytes;
+    r->header_crc32c = tr__crc32c(0, w->header, w->header_bytes);
+    r->tensors = calloc((size_t)count + 1, sizeof *r->tensors);
+    if (!r->tensors) return tr__fail(TR_NO_MEMORY, "no memory for checksums of %d tensors", count);
+    TR__TRY(tr__sha256_begin(&hash));
+    tr__sha256_add(&hash, w->header, w->header_bytes);
+    tr_status status = TR_OK;
+    for (int i = 0; i < count && status == TR_OK; i++) {
+        const tr_tensor *t = tr_list_at(w->list, w->order[i]);
+        r->bytes += bytes_of(t);
+        status = record_tensor(tr_list_name(w->list, w->order[i]), t, &hash, &r->tensors[i]);
+        r->count = i + 1;
+    }
+    tr__sha256_end(&hash, r->sha256);
+    tr__file_record_sort(r);
     return status;
 }
 
-tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list)
+static void *record_thread(void *arg)
 {
+    writing *w = arg;
+    if (make_record(w) != TR_OK) w->failure = tr__error_take();
+    return NULL;
+}
+
+static tr_status write_file(const char *path, writing *w)
+{
+    if (w->header_bytes - 8 > most_header)
+        return tr__fail(TR_INVALID, "%s: a header of %zu bytes is too long", path, w->header_bytes - 8);
+    tr__atomic_file file;
+    TR__TRY(tr__atomic_open(&file, path));
+    pthread_t thread;
+    bool beside = w->record && tr__thread_start(&thread, record_thread, w) == 0;
+    if (w->record && !beside) record_thread(w);
+    tr_status status = tr__atomic_write(&file, w->header, w->header_bytes);
+    for (int i = 0; i < tr_list_count(w->list) && status == TR_OK; i++)
+        status = write_tensor(&file, tr_list_at(w->list, w->order[i]));
+    if (status == TR_OK) status = tr__atomic_commit(&file);
+    else tr__atomic_abandon(&file);
+    if (beside) pthread_join(thread, NULL);
+    if (status == TR_OK && w->failure) status = tr__fail_stored(w->failure);
+    tr__error_unref(w->failure);
+    return status;
+}
+
+tr_status tr__safetensors_save(const char *path, const tr_tensor_list *list, const char *id, tr__file_record *record)
+{
+    if (record) {
+        *record = (tr__file_record){0};
+        if (id) snprintf(record->save, sizeof record->save, "%s", id);
+    }
     TR__TRY(check_list(list));
     int *order = malloc(((size_t)tr_list_count(list) + 1) * sizeof *order);
     size_t length = 0;
     char *header = NULL;
     if (order) {
         order_by_alignment(list, order);
-        header = make_header(list, order, &length);
+        header = make_header(list, order, id, &length);
     }
-    tr_status status = header ? write_file(path, list, order, header, length) : tr__fail(TR_NO_MEMORY, "out of memory");
+    writing w = {.list = list, .order = order, .header = header, .header_bytes = length, .record = record};
+    tr_status status = header ? write_file(path, &w) : tr__fail(TR_NO_MEMORY, "out of memory");
     free(header);
     free(order);
     return status;
+}
+
+tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list)
+{
+    return tr__safetensors_save(path, list, NULL, NULL);
 }
 
 /* ---- Reading ---------------------------------------------------------------------------------------------------- */
@@ -218,9 +301,11 @@ typedef struct entry {
 typedef struct reader {
     tr__plain_file file;
     uint64_t header_bytes, data_bytes;
+    uint32_t header_crc32c;
     cJSON *json;
     entry *entries;
     int count;
+    const tr__file_record *record; /* what the file is to contain; NULL: not known */
 } reader;
 
 static tr_status damaged(const reader *r, const char *format, ...) TR_PRINTF(2, 3);
@@ -259,6 +344,7 @@ static tr_status parse_header(reader *r)
     if (!text) return tr__fail(TR_NO_MEMORY, "no memory for a header of %zu bytes", length);
     tr_status status = tr__plain_read(&r->file, 8, text, length);
     text[length] = '\0';
+    r->header_crc32c = tr__crc32c(tr__crc32c(0, &r->header_bytes, sizeof r->header_bytes), text, length);
     int64_t stray = status == TR_OK ? first_not_utf8(text, length) : -1;
     if (status == TR_OK && *text != '{')
         status = damaged(r, "is no safetensors file: its header does not begin with {");
@@ -401,41 +487,128 @@ static tr_status check_layout(const reader *r, const entry **sorted)
     return TR_OK;
 }
 
+enum { PIECE = 1 << 20 }; /* of a tensor's data: what one thread reads and sums at once */
+
+typedef struct reading {
+    const reader *r;
+    const entry *e;
+    char *to;
+    uint32_t *sums;       /* of each piece */
+    tr__error **failures; /* of each piece; NULL: none */
+} reading;
+
+static uint64_t piece_bytes(const entry *e, int64_t piece)
+{
+    uint64_t left = e->end - e->begin - (uint64_t)piece * PIECE;
+    return left < PIECE ? left : PIECE;
+}
+
+static void read_pieces(void *arg, int64_t begin, int64_t end)
+{
+    const reading *g = arg;
+    for (int64_t i = begin; i < end; i++) {
+        uint64_t at = (uint64_t)i * PIECE, bytes = piece_bytes(g->e, i);
+        if (tr__plain_read(&g->r->file, 8 + g->r->header_bytes + g->e->begin + at, g->to + at, bytes) != TR_OK)
+            g->failures[i] = tr__error_take();
+        else if (g->r->record)
+            g->sums[i] = tr__crc32c(0, g->to + at, bytes);
+    }
+}
+
+/* The bytes of a tensor, by all threads of the CPU; *sum gets their CRC-32C where the reader has a record. */
+static tr_status read_data(const reader *r, const entry *e, void *to, uint32_t *sum)
+{
+    int64_t pieces = (int64_t)((e->end - e->begin + PIECE - 1) / PIECE);
+    uint32_t *sums = calloc((size_t)pieces + 1, sizeof *sums);
+    tr__error **failures = calloc((size_t)pieces + 1, sizeof *failures);
+    tr_status status = TR_OK;
+    if (sums && failures) {
+        reading g = {.r = r, .e = e, .to = to, .sums = sums, .failures = failures};
+        tr__pool_for(tr__cpu_pool((tr_device){0}), pieces, 1, read_pieces, &g);
+    } else {
+        status = tr__fail(TR_NO_MEMORY, "out of memory");
+        pieces = 0;
+    }
+    *sum = 0;
+    for (int64_t i = 0; i < pieces; i++) {
+        if (status == TR_OK) status = tr__fail_stored(failures[i]);
+        tr__error_unref(failures[i]);
+        *sum = tr__crc32c_combine(*sum, sums[i], piece_bytes(e, i));
+    }
+    free(failures);
+    free(sums);
+    return status;
+}
+
+static tr_status check_sum(const reader *r, const entry *e, uint32_t sum)
+{
+    const tr__tensor_record *expected = tr__file_record_find(r->record, e->name);
+    uint64_t data = 8 + r->header_bytes;
+    if (!expected) return damaged(r, "holds a tensor \"%s\" that its checkpoint's manifest does not have", e->name);
+    if (sum == expected->crc32c) return TR_OK;
+    return damaged(r, "is damaged in tensor \"%s\", bytes %" PRIu64 " to %" PRIu64 ": CRC-32C %08" PRIx32
+        ", its checkpoint's manifest says %08" PRIx32, e->name, data + e->begin, data + e->end, sum, expected->crc32c);
+}
+
 static tr_status read_tensor(const reader *r, const entry *e, tr_tensor_list *list)
 {
     TR_SCOPE;
     tr_tensor *t = tr_empty(e->shape, .dtype = e->dtype);
     TR__TRY(tr_status_of(t));
     uint64_t bytes = e->end - e->begin;
-    TR__TRY(tr__plain_read(&r->file, 8 + r->header_bytes + e->begin, tr_data(t), bytes));
+    uint32_t sum;
+    TR__TRY(read_data(r, e, tr_data(t), &sum));
+    if (r->record) TR__TRY(check_sum(r, e, sum));
     const unsigned char *values = tr_data(t);
     for (uint64_t i = 0; e->dtype == TR_BOOL && i < bytes; i++)
         if (values[i] > 1) return damaged(r, "tensor \"%s\" of bool holds the value %d", e->name, values[i]);
     return tr_list_add(list, e->name, t);
 }
 
+/* A file of another save is whole in itself, so it is told from a damaged one. */
+static tr_status check_header(const reader *r)
+{
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(r->json, metadata_key);
+    const char *save = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, tr__save_key));
+    const tr__file_record *expected = r->record;
+    if (!expected || r->header_crc32c == expected->header_crc32c) return TR_OK;
+    if (save && strcmp(save, expected->save) != 0)
+        return damaged(r, "belongs to another checkpoint: it is of the save %.32s, the manifest beside it of %s", save,
+            expected->save);
+    return damaged(r, "is damaged in its header, bytes 0 to %" PRIu64 ": CRC-32C %08" PRIx32
+        ", its checkpoint's manifest says %08" PRIx32, 8 + r->header_bytes, r->header_crc32c, expected->header_crc32c);
+}
+
 static tr_status read_file(reader *r, const char *path, tr_tensor_list *list)
 {
     TR__TRY(open_file(r, path));
     TR__TRY(parse_header(r));
+    TR__TRY(check_header(r));
     TR__TRY(read_entries(r, list));
     const entry **sorted = calloc((size_t)r->count + 1, sizeof *sorted);
     if (!sorted) return tr__fail(TR_NO_MEMORY, "out of memory");
     tr_status status = check_layout(r, sorted);
     free(sorted);
+    if (status == TR_OK && r->record && r->count != r->record->count)
+        status = damaged(r, "holds %d tensors, its checkpoint's manifest says %d", r->count, r->record->count);
     for (int i = 0; i < r->count && status == TR_OK; i++) status = read_tensor(r, &r->entries[i], list);
     return status;
 }
 
-tr_tensor_list *tr_safetensors_load(const char *path)
+tr_tensor_list *tr__safetensors_load(const char *path, const tr__file_record *record)
 {
     TR_SCOPE;
     tr_tensor_list *list = tr_list();
-    reader r = {.file.fd = -1};
+    reader r = {.file.fd = -1, .record = record};
     tr_status status = tr_status_of(list);
     if (status == TR_OK) status = read_file(&r, path, list);
     tr__plain_close(&r.file);
     cJSON_Delete(r.json);
     free(r.entries);
     return tr_escape(status == TR_OK ? list : (tr_tensor_list *)tr__object_failed(&tr__list_type));
+}
+
+tr_tensor_list *tr_safetensors_load(const char *path)
+{
+    return tr__safetensors_load(path, NULL);
 }

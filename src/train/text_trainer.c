@@ -1,4 +1,5 @@
 /* A trainer's task: a language model learns the tokens of a text, window by window. */
+#include "base/given.h"
 #include "data/text.h"
 #include "train/eval_mode.h"
 #include "train/trainer.h"
@@ -27,7 +28,7 @@ static tr_optimizer *optimizer(tr_trainer *t)
 {
     const text_work *w = tr__trainer_work(t);
     return tr_adamw(tr_parameters(t->plan.model), .lr = t->plan.lr, .beta1 = w->beta1, .beta2 = w->beta2,
-                    .weight_decay = w->weight_decay > 0 ? w->weight_decay : TR_ZERO, .decay_matrices_only = true);
+                    .weight_decay = w->weight_decay, .decay_matrices_only = true);
 }
 
 /* x, y: [n, context] */
@@ -81,7 +82,7 @@ static tr_status validate(tr_trainer *t, tr_score *score)
     return TR_OK;
 }
 
-static const tr__task text_task = {"token", false, optimizer, batch, validate, destroy};
+static const tr__task text_task = {"token", false, optimizer, batch, validate, NULL, NULL, destroy};
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
@@ -89,18 +90,18 @@ static tr_status fill_in(tr_trainer *t, const tr_trainer_options *o)
 {
     text_work *w = tr__trainer_work(t);
     w->text = tr_keep(o->text);
-    w->context = t->items = tr__or_default(o->context, 256);
-    w->validation_windows = tr__or_default(o->validation_windows, 2048);
-    w->beta1 = tr__number_or_default(o->beta1, 0.9);
-    w->beta2 = tr__number_or_default(o->beta2, 0.99);
-    w->weight_decay = tr__number_or_default(o->weight_decay, 0.1);
+    w->context = t->items = TR__OR(o, context, 256);
+    w->validation_windows = TR__OR(o, validation_windows, 2048);
+    w->beta1 = TR__OR(o, beta1, 0.9);
+    w->beta2 = TR__OR(o, beta2, 0.99);
+    w->weight_decay = TR__OR(o, weight_decay, 0.1);
     w->masked = o->masking != NULL;
     if (w->masked) w->masking = *o->masking;
     TR__TRY(tr_status_of(o->text));
     if (!o->model || !o->text) return tr__fail(TR_INVALID, "trainer: it takes a model and a text, not NULL");
     TR__TRY(tr__trainer_check(t));
-    if (w->context < 1 || w->validation_windows < 1)
-        return tr__fail(TR_INVALID, "trainer: context and windows must be positive, not %" PRId64 ", %" PRId64,
+    if (w->context < 1 || w->validation_windows < 0)
+        return tr__fail(TR_INVALID, "trainer: context must be positive and validation_windows not negative: %" PRId64 ", %" PRId64,
                         w->context, w->validation_windows);
     int64_t tokens = tr_text_tokens(w->text, false), least = tr__tokens_of_window(w->context, masking_of(w));
     if (least < 1)
@@ -114,17 +115,17 @@ static tr_status fill_in(tr_trainer *t, const tr_trainer_options *o)
 
 tr_trainer *tr_trainer_with(const tr_trainer_options *o)
 {
-    double lr = tr__number_or_default(o->lr, 1e-3);
+    double lr = TR__OR(o, lr, 1e-3);
     const tr__plan plan = {
         .model = o->model,
         .group = o->group,
-        .batch = tr__or_default(o->batch, 12),
+        .batch = TR__OR(o, global_batch, 12),
         .micro_batch = o->micro_batch,
-        .steps = tr__or_default(o->steps, 2000),
+        .steps = TR__OR(o, steps, 2000),
         .warmup_steps = o->warmup_steps,
         .lr = lr,
-        .min_lr = tr__number_or_default(o->min_lr, lr / 10),
-        .clip = tr__number_or_default(o->clip, 1),
+        .min_lr = TR__OR(o, min_lr, lr / 10),
+        .clip = TR__OR(o, clip, 1),
         .seed = o->seed,
         .resume = o->resume,
         .autocast = o->autocast,

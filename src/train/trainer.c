@@ -9,6 +9,7 @@
 #include "train/trainer.h"
 
 #include "base/clock.h"
+#include "train/metrics.h"
 
 #include <inttypes.h>
 
@@ -18,6 +19,7 @@ static void destroy(void *self)
     tr_release(t->net);
     tr_release(t->optimizer);
     if (t->task) t->task->destroy(t);
+    tr_release(t->metrics);
     tr_release(t->plan.model);
     tr_release(t->plan.group);
 }
@@ -39,7 +41,8 @@ tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t w
     t->rank = sound ? tr_rank(plan->group) : 0;
     t->first = plan->batch * t->rank / t->world_size;
     t->share = plan->batch * (t->rank + 1) / t->world_size - t->first;
-    t->plan.micro_batch = tr__or_default(plan->micro_batch, t->share);
+    t->plan.micro_batch = plan->micro_batch ? plan->micro_batch : t->share;
+    if (t->rank == 0) t->metrics = tr_keep(tr__metrics_new());
     t->validation_loss = t->best_validation_loss = t->validation_accuracy = t->best_validation_accuracy = NAN;
     return t;
 }
@@ -54,7 +57,7 @@ static tr_status check_in_backward(const tr_trainer *t)
             "takes one rank", t->world_size);
     if (p->clip > 0)
         return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: the gradients' norm is known when they have been used: no clip "
-            "of %g, but TR_ZERO", p->clip);
+            "of %g, but .clip = 0", p->clip);
     if (p->micro_batch < t->share)
         return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: gradients of several micro-batches cannot be added up: a "
             "micro_batch of %" PRId64 ", the whole batch, not %" PRId64, t->share, p->micro_batch);
@@ -113,6 +116,11 @@ tr_status tr__trainer_set_up(tr_trainer *t)
 int64_t tr_trainer_steps(const tr_trainer *t)
 {
     return t->step;
+}
+
+int64_t tr_trainer_skipped(const tr_trainer *t)
+{
+    return tr__error_of(t) || !t->task->skipped ? 0 : t->task->skipped((tr_trainer *)t);
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
@@ -200,6 +208,7 @@ tr_status tr_trainer_validate(tr_trainer *t, tr_score *score)
     TR__TRY(tr_status_of(t));
     TR_AUTOCAST(autocast_of(t));
     TR__TRY(t->task->validate(t, score));
+    t->validated_step = t->step;
     if (isnan(score->loss)) return TR_OK;
     t->validation_loss = score->loss;
     t->validation_accuracy = score->accuracy;

@@ -3,6 +3,7 @@
 #define TR_TRAIN_TRAINER_H
 
 #include "base/object.h"
+#include "data/loader.h"
 
 #include <trireme/optim.h>
 #include <trireme/train.h>
@@ -35,6 +36,9 @@ typedef struct tr__task {
     tr_status (*batch)(tr_trainer *trainer, int64_t at, int64_t n, tr_tensor **x, tr_tensor **y);
     /* On every rank the score of the whole; a loss of NaN when there is nothing to validate. */
     tr_status (*validate)(tr_trainer *trainer, tr_score *score);
+    /* As tr__loader_stop_when(), for what the two above wait for; NULL: for nobody. */
+    void (*stop_when)(tr_trainer *trainer, tr__stop_wanted wanted, void *user);
+    int64_t (*skipped)(tr_trainer *trainer); /* bad samples, on this rank; NULL: there are none */
     void (*destroy)(tr_trainer *trainer);
 } tr__task;
 
@@ -50,6 +54,8 @@ struct tr_trainer {
     int64_t step;               /* steps done */
 
     /* What a checkpoint holds besides. */
+    tr_metrics *metrics;    /* rank 0's, kept: a row for each step of tr_fit(); NULL elsewhere */
+    int64_t validated_step; /* of the latest validation; 0: none yet */
     double seconds;
     double validation_loss, best_validation_loss; /* NaN: not yet */
     double validation_accuracy, best_validation_accuracy;
@@ -70,19 +76,10 @@ tr_tensor *tr__trainer_loss(const tr_trainer *trainer, tr_module *net, tr_tensor
 
 /* What rank 0 did or failed to do: TR_OK on every rank, or rank 0's failure there and TR_PEER elsewhere. */
 tr_status tr__trainer_agree(tr_trainer *trainer, tr_status status, const char *what);
-/* In trainer_state.c: model and optimizer as the checkpoint at plan.resume has them, on every rank. */
+/* In trainer_state.c: tr_trainer_save() into a folder that is open; -1: by its name. */
+tr_status tr__trainer_save(tr_trainer *trainer, int folder_fd, const tr_trainer_save_options *options);
+/* Model and optimizer as the checkpoint at plan.resume has them, on every rank. */
 tr_status tr__trainer_resume_model(tr_trainer *trainer, tr_tensor_list **state);
 tr_status tr__trainer_resume_state(tr_trainer *trainer, const tr_tensor_list *state);
-
-/* Options: 0 is the default; TR_ZERO is 0. */
-static inline int64_t tr__or_default(int64_t given, int64_t otherwise)
-{
-    return given ? given : otherwise;
-}
-
-static inline double tr__number_or_default(double given, double otherwise)
-{
-    return given != 0 ? given : signbit(given) ? 0 : otherwise;
-}
 
 #endif

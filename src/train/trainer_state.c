@@ -2,14 +2,37 @@
 #include "train/trainer.h"
 
 #include "train/c_locale.h"
+#include "train/checkpoint.h"
+#include "train/history.h"
+#include "train/metrics.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <math.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { path_bytes = 4096 };
+
+/* Numbers of a trainer that its checkpoints hold besides the steps, and what they can be. */
+static const struct number {
+    const char *key;
+    size_t offset; /* of a double in a tr_trainer */
+    double least, most;
+    bool measured; /* NaN: not yet */
+} numbers[] = {
+    {"seconds", offsetof(tr_trainer, seconds), 0, TR__MOST_SECONDS, false},
+    {"validation_loss", offsetof(tr_trainer, validation_loss), -INFINITY, INFINITY, true},
+    {"best_validation_loss", offsetof(tr_trainer, best_validation_loss), -INFINITY, INFINITY, true},
+    {"validation_accuracy", offsetof(tr_trainer, validation_accuracy), 0, 1, true},
+    {"best_validation_accuracy", offsetof(tr_trainer, best_validation_accuracy), 0, 1, true},
+};
+enum { NUMBERS = sizeof numbers / sizeof *numbers };
+
+static double *number_of(tr_trainer *t, const struct number *n)
+{
+    return (double *)((char *)t + n->offset);
+}
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
@@ -31,8 +54,9 @@ static tr_status describe_model(tr_tensor_list *model, const tr_tensor_list *abo
     return TR_OK;
 }
 
-tr_status tr_trainer_save(tr_trainer *t, const char *folder, const tr_tensor_list *about)
+tr_status tr__trainer_save(tr_trainer *t, int folder_fd, const tr_trainer_save_options *options)
 {
+    const tr_tensor_list *about = options->about;
     TR__TRY(tr_status_of(t));
     TR__TRY(tr_status_of(about));
     if (t->rank != 0) return TR_OK;
@@ -41,12 +65,17 @@ tr_status tr_trainer_save(tr_trainer *t, const char *folder, const tr_tensor_lis
     tr_tensor_list *model = tr_state_dict(t->plan.model), *state = tr_optimizer_state(t->optimizer);
     TR__TRY(describe_model(model, about));
     TR__TRY(set_number(state, "step", (double)t->step));
-    TR__TRY(set_number(state, "seconds", t->seconds));
-    TR__TRY(set_number(state, "validation_loss", t->validation_loss));
-    TR__TRY(set_number(state, "best_validation_loss", t->best_validation_loss));
-    TR__TRY(set_number(state, "validation_accuracy", t->validation_accuracy));
-    TR__TRY(set_number(state, "best_validation_accuracy", t->best_validation_accuracy));
-    return tr_checkpoint_save(folder, t->step, model, state);
+    TR__TRY(set_number(state, "validated_step", (double)t->validated_step));
+    for (int i = 0; i < NUMBERS; i++) TR__TRY(set_number(state, numbers[i].key, *number_of(t, &numbers[i])));
+    const tr_checkpoint_save_options o = {.size = sizeof o, .folder = options->folder, .step = t->step, .model = model,
+        .state = state, .metrics = t->metrics, .keep = options->keep, .keep_best = options->keep_best,
+        .loss = t->validated_step == t->step ? &t->validation_loss : NULL};
+    return folder_fd < 0 ? tr_checkpoint_save_with(&o) : tr__checkpoint_save(folder_fd, &o);
+}
+
+tr_status tr_trainer_save_with(const tr_trainer_save_options *options)
+{
+    return tr__trainer_save(options->trainer, -1, options);
 }
 
 /* ---- Resuming ---------------------------------------------------------------------------------------------------- */
@@ -55,11 +84,11 @@ static tr_status read_checkpoint(tr_trainer *t, tr_tensor_list **state)
 {
     char path[path_bytes];
     int64_t step;
-    tr_tensor_list *model;
-    TR__TRY(tr_checkpoint_find(t->plan.resume, path, &step));
-    TR__TRY(tr_checkpoint_load(path, &model, state));
+    tr_tensor_list *model, *history;
+    TR__TRY(tr__checkpoint_load_newest(t->plan.resume, path, &step, &model, state, &history));
     tr_status status = tr_load_state_dict(t->plan.model, model);
-    return status == TR_OK ? TR_OK : tr__fail_context(status, "%s", path);
+    if (status != TR_OK) return tr__fail_context(status, "%s", path);
+    return tr__metrics_restore(t->metrics, history, path);
 }
 
 tr_status tr__trainer_resume_model(tr_trainer *t, tr_tensor_list **state)
@@ -68,30 +97,45 @@ tr_status tr__trainer_resume_model(tr_trainer *t, tr_tensor_list **state)
     return tr__trainer_agree(t, status, "read the checkpoint");
 }
 
-static tr_status get_number(const tr_tensor_list *state, const char *key, double *out)
+static tr_status get_number(const tr_tensor_list *state, const struct number *n, double *out)
 {
-    const char *text = tr_list_metadata(state, key);
-    char *end;
-    if (text) {
-        *out = strtod(text, &end);
-        if (end != text && !*end) return TR_OK;
-    }
-    return tr__fail(TR_FORMAT, "the checkpoint's state has no number \"%s\"", key);
+    const char *text = tr_list_metadata(state, n->key);
+    char *end = NULL;
+    double value = text ? strtod(text, &end) : 0;
+    if (!text || end == text || *end) return tr__fail(TR_FORMAT, "the checkpoint's state has no number \"%s\"", n->key);
+    if (!(value >= n->least && value <= n->most) && !(isnan(value) && n->measured))
+        return tr__fail(TR_FORMAT, "the checkpoint's state has %s = %.20s, which is not from %g to %g", n->key, text,
+                        n->least, n->most);
+    *out = value;
+    return TR_OK;
+}
+
+static tr_status get_step(const tr_tensor_list *state, const char *key, int64_t most, int64_t *out)
+{
+    double value = 0;
+    TR__TRY(get_number(state, &(struct number){.key = key, .most = (double)most}, &value));
+    if (value != floor(value))
+        return tr__fail(TR_FORMAT, "the checkpoint's state has %s = %g, which is no whole number", key, value);
+    *out = (int64_t)value;
+    return TR_OK;
 }
 
 static tr_status read_state(tr_trainer *t, const tr_tensor_list *state)
 {
     TR__C_NUMBERS;
-    double step = -1;
-    TR__TRY(get_number(state, "step", &step));
-    if (!(step >= 0 && step < 0x1p53 && step == floor(step)))
-        return tr__fail(TR_FORMAT, "the checkpoint's state is of step %g", step);
-    t->step = (int64_t)step;
-    TR__TRY(get_number(state, "seconds", &t->seconds));
-    TR__TRY(get_number(state, "validation_loss", &t->validation_loss));
-    TR__TRY(get_number(state, "best_validation_loss", &t->best_validation_loss));
-    TR__TRY(get_number(state, "validation_accuracy", &t->validation_accuracy));
-    TR__TRY(get_number(state, "best_validation_accuracy", &t->best_validation_accuracy));
+    /* All that it has trained on can be counted. */
+    double most = fmin(0x1p53, 0x1p62 / ((double)t->plan.batch * (double)t->items));
+    TR__TRY(get_step(state, "step", (int64_t)most, &t->step));
+    /* Checkpoints from before there was a history do not say it. */
+    if (tr_list_metadata(state, "validated_step"))
+        TR__TRY(get_step(state, "validated_step", t->step, &t->validated_step));
+    for (int i = 0; i < NUMBERS; i++) TR__TRY(get_number(state, &numbers[i], number_of(t, &numbers[i])));
+    int64_t count;
+    const tr_metrics_row *rows = tr_metrics_rows(t->metrics, &count);
+    if (count && rows[count - 1].step > t->step)
+        return tr__fail(TR_FORMAT,
+                        "the checkpoint's history goes to step %" PRId64 ", but its state is of step %" PRId64,
+                        rows[count - 1].step, t->step);
     return tr_optimizer_load(t->optimizer, state);
 }
 
@@ -99,15 +143,14 @@ static tr_status read_state(tr_trainer *t, const tr_tensor_list *state)
 static tr_status spread_state(tr_trainer *t)
 {
     tr_group *group = t->plan.group;
-    double numbers[] = {(double)t->step, t->seconds, t->validation_loss, t->best_validation_loss, t->validation_accuracy,
-        t->best_validation_accuracy};
-    TR__TRY(tr_broadcast(group, numbers, 6, .dtype = TR_F64));
-    t->step = (int64_t)numbers[0];
-    t->seconds = numbers[1];
-    t->validation_loss = numbers[2];
-    t->best_validation_loss = numbers[3];
-    t->validation_accuracy = numbers[4];
-    t->best_validation_accuracy = numbers[5];
+    double values[NUMBERS];
+    int64_t steps[] = {t->step, t->validated_step};
+    for (int i = 0; i < NUMBERS; i++) values[i] = *number_of(t, &numbers[i]);
+    TR__TRY(tr_broadcast(group, steps, 2, .dtype = TR_I64));
+    TR__TRY(tr_broadcast(group, values, NUMBERS, .dtype = TR_F64));
+    for (int i = 0; i < NUMBERS; i++) *number_of(t, &numbers[i]) = values[i];
+    t->step = steps[0];
+    t->validated_step = steps[1];
 
     tr_tensor_list *state = tr_optimizer_state(t->optimizer);
     TR__TRY(tr_status_of(state));

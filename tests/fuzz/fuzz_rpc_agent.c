@@ -126,7 +126,7 @@ static void write_order(tr__rpc_writer *w, uint32_t number)
 {
     static const struct {
         const char *name, *kinds; /* i: a number of 0 … 3, f: 0.5 */
-    } orders[] = {{".dist.answer", "iis"}, {".dist.early", "iii"}, {".dist.step", "iii"}, {".dist.norm", "iii"},
+    } orders[] = {{".dist.answer", "iis"}, {".dist.early", "iii"}, {".dist.step", "iii"}, {".dist.norm", "iiii"},
         {".dist.scale", "iiif"}, {".dist.lr", "if"}, {".dist.state", "i"}, {".dist.load", "it"}, {".dist.drop", "i"}};
     const char *kinds = orders[number % 9].kinds;
     begin_request(w, 0, orders[number % 9].name, (int)strlen(kinds));

@@ -7,7 +7,7 @@
 #include "comm/transport/tcp.h"
 
 static const char *const texts[] = {
-    "trireme-card 4 rank 1 of 2 pid 42 in 4026531836 host here machine 0f/4026531840 address trireme-0f cookie "
+    "trireme-card 5 version 0.1.0 rank 1 of 2 pid 42 in 4026531836 host here machine 0f/4026531840 address trireme-0f cookie "
     "0123456789abcdef0123456789abcdef tcp 10.0.0.1:4000 cookie 0123456789abcdef0123456789abcdef table 9f tls 1",
     "all_reduce ranks 2-16 bytes 0-1M direct; broadcast ranks 2- bytes 64K- tree # large ones\n"
     "network latency_ns 20000 overhead_ns 2000 mbytes_per_s 1250 copy_mbytes_per_s 0 fold_mbytes_per_s 10000\n",

@@ -92,7 +92,7 @@ static void set_up(void)
         snprintf(target, sizeof target, "/proc/self/fd/%d", files[i]);
         FUZZ_CHECK(files[i] >= 0 && symlink(target, path_of(i)) == 0);
     }
-    pairs = tr_keep(tr_tokenizer_train(tr_text(write_file(VOCAB_TXT, text, strlen(text)), .validation = TR_ZERO), .least = 1));
+    pairs = tr_keep(tr_tokenizer_train(tr_text(write_file(VOCAB_TXT, text, strlen(text)), .validation = 0), .least = 1));
     FUZZ_CHECK(tr_status_of(pairs) == TR_OK && tr_tokenizer_vocab(pairs) > 270);
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <string>
 
 static tr_status count(tr_tensor *, tr_tensor *, void *user)
 {
@@ -36,6 +38,19 @@ int main()
         last = tr_item(loss);
         if (step == 0) first = last;
     }
+    char folder[] = "/tmp/trireme-cpp20-XXXXXX", csv[64], path[4096];
+    if (!mkdtemp(folder)) return 1;
+    std::snprintf(csv, sizeof csv, "%s/metrics.csv", folder);
+    tr_metrics *metrics = tr_metrics_open(csv, .item = "sample");
+    tr_metrics_row row{};
+    row.step = 20;
+    row.loss = last;
+    TR_CHECK(tr_metrics_add(metrics, &row));
+    TR_CHECK(tr_checkpoint_save(folder, 20, tr_state_dict(net), tr_optimizer_state(opt), .metrics = metrics));
+    TR_CHECK(tr_checkpoint_find(folder, path, &row.step));
+    TR_CHECK(tr_status_of(tr_metrics_open(csv, .checkpoint = path, .item = "sample")));
+    if (std::system((std::string("rm -r ") + folder).c_str())) return 1;
+
     tr_group *alone = tr_join();
     float one = 1;
     TR_CHECK(tr_all_reduce(alone, &one, 1, .op = TR_AVG));
@@ -47,6 +62,9 @@ int main()
     TR_CHECK(tr_wait(tr_gather_v_async(alone, block, all, 2, .root = 0, .out_counts = counts)));
     tr_collective list[] = {TR_COLLECTIVE(TR_ALL_REDUCE, .out = &one, .count = 1), TR_COLLECTIVE(TR_BARRIER)};
     TR_CHECK(tr_run_list(alone, list, 2));
+    TR_CHECK(tr_agree(alone, "lr", 0.1));
+    TR_CHECK(tr_agree(alone, "folds", 5));
+    TR_CHECK(tr_agree(alone, "preset", "nano"));
     TR_CHECK(tr_barrier(alone));
     TR_CHECK(tr_leave(alone));
     std::printf("loss %.4f -> %.4f, %d hooks\n", first, last, hooks);

@@ -10,9 +10,13 @@ import tempfile
 import numpy as np
 
 library = ctypes.CDLL(os.path.abspath(sys.argv[1]))
-for name in ("tr_npy_load", "tr_npz_load"):
+for name in ("tr_npy_load", "tr_npz_load_with"):
     getattr(library, name).restype = ctypes.c_void_p
 library.tr_error_message.restype = ctypes.c_char_p
+
+
+class NpzLoadOptions(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("path", ctypes.c_char_p), ("max_bytes", ctypes.c_int64)]
 
 
 class NpzSaveOptions(ctypes.Structure):
@@ -52,7 +56,8 @@ with tempfile.TemporaryDirectory() as folder:
         arrays = {f"layer.{i}": random_array(rng) for i in range(int(rng.integers(0, 9)))}
         with open(there, "wb") as file:
             (np.savez_compressed if rng.integers(2) else np.savez)(file, **arrays)
-        tensors = ctypes.c_void_p(library.tr_npz_load(there))
+        options = NpzLoadOptions(ctypes.sizeof(NpzLoadOptions), there, 0)
+        tensors = ctypes.c_void_p(library.tr_npz_load_with(ctypes.byref(options)))
         check(library.tr_status_of(tensors))
         options = NpzSaveOptions(ctypes.sizeof(NpzSaveOptions), back, tensors, bool(rng.integers(2)))
         check(library.tr_npz_save_with(ctypes.byref(options)))

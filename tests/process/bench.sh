@@ -2,7 +2,10 @@
 # `trireme bench`: its results have every key, and a peer takes turns with it in a clean environment.
 . "$SOURCE/tests/process/common"
 cd "$work"
-bench() { "$TRIREME" bench model --model nano --batch 2 --seq 16 --steps 4 --warmup 1 --threads 1 --json r.json "$@" >out 2>err; }
+bench() {
+    timeout 100 "$TRIREME" bench model --model nano --batch 2 --seq 16 --steps 4 --warmup 1 --threads 1 --json r.json \
+        "$@" >out 2>err
+}
 number() { grep -o "\"$1\":[^,}]*" r.json | head -n 1 | sed 's/.*:[[:space:]]*//'; }
 
 # The peer notes its environment and each line that it is sent, and says that its steps take 5 ms.
@@ -29,6 +32,55 @@ for ranks in 1 2; do
     grep -q '^OMP_NUM_THREADS=1$' peer.env || fail "the peer was not told its threads"
 done
 
+# A process that the peer leaves behind has its stdout open: nobody waits for it, and it is asked to end.
+mark=$((2000000 + $$))
+gone() {
+    tries=0
+    while pgrep -f "$1" >left; do
+        tries=$((tries + 1))
+        [ $tries -lt 200 ] || fail "left behind: $1, $(cat left)"
+        sleep 0.05
+    done
+}
+bench --peer "sleep $mark & sh peer" || fail "exit code $?"
+gone "sleep $mark"
+
+# Between turns what a launcher has started is stopped, also in a group of its own, and the launcher is not: mpirun
+# reports each SIGCONT. Where the bench is killed nothing is left.
+cat >launcher <<'LAUNCHER'
+trap 'echo woken >>launcher.woken' CONT
+trap 'kill -9 $worker; exit' HUP
+exec 3<&0
+setsid sh peer <&3 &
+worker=$!
+echo $worker >worker
+while kill -0 $worker 2>/dev/null; do wait $worker || :; done
+LAUNCHER
+"$TRIREME" bench model --model nano --steps 100000 --warmup 1 --threads 1 --peer "sh launcher $mark" >out 2>err &
+job=$!
+tries=0
+until [ -s worker ] && grep -q '^State:.T' "/proc/$(cat worker)/status"; do
+    tries=$((tries + 1))
+    [ $tries -lt 600 ] || fail "the peer's worker is not stopped between turns"
+    sleep 0.05
+done 2>/dev/null
+[ ! -e launcher.woken ] || fail "the launcher was woken"
+kill -9 $job
+wait $job 2>/dev/null || :
+job=
+gone "launcher $mark"
+tries=0
+while grep -q '^State:.[^Z]' "/proc/$(cat worker)/status" 2>/dev/null; do
+    tries=$((tries + 1))
+    [ $tries -lt 200 ] || fail "the launcher's worker is left behind"
+    sleep 0.05
+done
+for mpirun in "mpirun.openmpi --allow-run-as-root --oversubscribe" mpirun.mpich; do
+    command -v ${mpirun%% *} >/dev/null || continue
+    bench --peer "$mpirun -n 1 sh peer" || fail "exit code $?: $mpirun"
+    [ ! -s err ] || fail "$mpirun is heard: $(cat err)"
+done
+
 # Short steps come several in a row, and the peer is told how many.
 rm -f peer.steps
 sed -i 's/echo "step"/echo "step $line"/' peer
@@ -50,6 +102,7 @@ refuses() {
 }
 refuses 'it ended before it printed "ready"' --peer 'echo no' --ranks 2
 refuses 'it ended before its work was done' --peer 'echo ready; read line; echo 1'
+refuses 'it ended before its work was done' --peer "sleep $mark & echo ready; read line; echo 1"
 refuses 'not a time' --peer 'echo ready; while read line; do echo fast; done'
 refuses 'cannot write nowhere/r.json' --json nowhere/r.json
 refuses '--model takes one of nano, gpt-mini, gpt2, bert-tiny, bert-base, mlp, lenet, resnet18, resnet50, vgg11, not "gpt5"' --model gpt5

@@ -136,6 +136,7 @@ says out 'was killed'
 skip() { echo "jobs on two hosts: skipped: $*"; exit 0; }
 sshd=$(PATH=$PATH:/usr/sbin:/sbin command -v sshd) || skip "there is no sshd"
 [ "$(id -u)" = 0 ] || skip "only root makes network namespaces"
+[ "$(cat /proc/self/setgroups 2>/dev/null)" != deny ] || skip "sshd needs setgroups(), which this user namespace denies"
 first=trireme$$a second=trireme$$b
 ip netns add $first 2>/dev/null || skip "network namespaces cannot be made here"
 ip netns add $second

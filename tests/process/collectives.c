@@ -363,6 +363,8 @@ static void transfers(tr_group *g)
 
 /* ---- Modes ------------------------------------------------------------------------------------------------------- */
 
+enum { PATIENCE_MS = 600000 };
+
 static tr_group *join(const char *name, int timeout_ms)
 {
     tr_group *g = tr_join(.backend = backend, .name = name, .timeout_ms = timeout_ms, .check = true);
@@ -403,22 +405,22 @@ static void asynchronous(tr_group *g)
 
 static void all(void)
 {
-    tr_group *g = join(NULL, 0);
+    tr_group *g = join(NULL, PATIENCE_MS);
     every_collective(g);
     asynchronous(g);
-    tr_group *beside = join("beside", 0);
+    tr_group *beside = join("beside", PATIENCE_MS);
     OK(tr_barrier(beside));
     asynchronous(g);
     OK(tr_leave(beside));
     OK(tr_leave(g));
-    g = join(NULL, 0);
+    g = join(NULL, PATIENCE_MS);
     OK(tr_barrier(g));
     OK(tr_leave(g));
 }
 
 static void every(void)
 {
-    tr_group *g = join(NULL, 0);
+    tr_group *g = join(NULL, PATIENCE_MS);
     every_collective(g);
     asynchronous(g);
     OK(tr_leave(g));
@@ -426,7 +428,7 @@ static void every(void)
 
 static void mismatch(void)
 {
-    tr_group *g = join(NULL, 0);
+    tr_group *g = join(NULL, PATIENCE_MS);
     float x[8] = {0};
     tr_status status = rank == 0 ? tr_all_reduce(g, x, 4) : tr_broadcast(g, x, 8);
     EXPECT(status == TR_MISMATCH);
@@ -455,7 +457,7 @@ static void late(void)
 /* Rank 0 waits for what rank 1 never sends; what else it has under way ends with it. */
 static void vain(void)
 {
-    tr_group *g = join(NULL, 0);
+    tr_group *g = join(NULL, PATIENCE_MS);
     float x = 0, y = 0;
     if (rank == 0) {
         tr_work *other = tr_recv_async(g, &y, 1, .peer = world - 1, .tag = 4);
@@ -475,7 +477,7 @@ static void vain(void)
 static void unequal(void)
 {
     for (int sent = 3; sent <= 5; sent += 2) {
-        tr_group *g = join(NULL, 0);
+        tr_group *g = join(NULL, PATIENCE_MS);
         float x[8] = {0};
         if (rank == 0) OK(tr_send(g, x, sent, .peer = 1, .tag = 9));
         if (rank == 1) {
@@ -493,7 +495,7 @@ static void dropped(void)
     tr_work *recv;
     {
         TR_SCOPE;
-        tr_group *g = join(NULL, 0);
+        tr_group *g = join(NULL, PATIENCE_MS);
         recv = tr_keep(tr_recv_async(g, x, 4, .peer = (rank + 1) % world));
         OK(tr_barrier(g));
     }
@@ -507,7 +509,7 @@ static void dropped(void)
 
 static void forever(void)
 {
-    tr_group *g = join(NULL, 0);
+    tr_group *g = join(NULL, PATIENCE_MS);
     OK(tr_barrier(g));
     printf("rank %d is process %ld.\n", rank, (long)getpid());
     fflush(stdout);
@@ -520,7 +522,7 @@ static void forever(void)
 
 static void where(void)
 {
-    tr_group *g = join(NULL, 0);
+    tr_group *g = join(NULL, PATIENCE_MS);
     printf("rank %d of %d, local rank %d\n", rank, world, tr_local_rank(g));
     OK(tr_leave(g));
 }

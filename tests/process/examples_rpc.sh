@@ -23,6 +23,11 @@ for program in rpc_model_split rnn_remote_embedding "rpc_pipeline 1" "rpc_pipeli
     says $program
     apart 1e-3
 done
+for devices in 1 2; do
+    says data_parallel_rpc $devices
+    apart 1e-4
+    grep -q "^devices of each worker: $devices," out || fail "data_parallel_rpc says: $(cat out)"
+done
 for actors in 1 2; do
     says actor_learner $actors
     apart 1e-4

@@ -37,13 +37,36 @@ grep -q "^trireme run: rank 1 (pid $victim) was killed by signal 9 (Killed) afte
     fail "the report does not name the rank and the signal"
 all_gone $everyone
 
-# The launcher is killed: the ranks go, and what they have started.
-start -n 2 sh -c "$forever"
+# The launcher is killed: the ranks go, and what they have started, in their groups or in sessions of its own.
+guard_of() { grep -l "(trireme-guard) [^ZX] $1 " /proc/[0-9]*/stat 2>/dev/null | cut -d / -f 3; }
+apart='setsid sh -c "echo child \$\$; setsid sleep 1000 & echo child \$!; wait" &'
+start -n 2 sh -c "$apart $forever"
 wait_for 2 rank
+wait_for 6 child
 everyone="$(number 'rank') $(number 'child')"
+guard=$(guard_of "$job")
 kill -9 "$job"
 end
-all_gone $everyone
+all_gone $everyone $guard
+
+# The same after the guard was killed, twice: each time another one takes its place, and says so.
+start -n 2 sh -c "$apart $forever"
+wait_for 2 rank
+wait_for 6 child
+everyone="$(number 'rank') $(number 'child')"
+for killed in 1 2; do
+    old=$(guard_of "$job")
+    kill -9 "$old"
+    tries=0
+    while guard=$(guard_of "$job"); [ -z "$guard" ] || [ "$guard" = "$old" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 100 ] || fail "nobody takes the place of the guard"
+        sleep 0.05
+    done
+done
+kill -9 "$job"
+end
+all_gone $everyone $guard
 
 # An interrupt is passed on once, to process groups that the terminal's own ^C does not reach.
 start -n 2 sh -c 'n=0; trap "n=\$((n+1))" INT; echo rank $$; while [ $n = 0 ]; do sleep 0.05; done; sleep 0.3; echo got $n'
@@ -66,9 +89,22 @@ start -n 2 sh -c 'trap "echo no" INT; echo ready; while :; do sleep 0.05; done'
 wait_for 2 ready
 kill -INT "$job"
 wait_for 2 no
+sleep 0.3 # two at once from one process are one
 kill -INT "$job"
 end
 [ $code = 130 ] || fail "exit code $code after two interrupts"
+
+# One that is stopped gets it, too.
+for sig in 1 2 3 15; do
+    start -n 2 sh -c 'echo rank $$; exec sleep 1000'
+    wait_for 2 rank
+    pid=$(number '^.1. rank')
+    kill -STOP "$pid"
+    until grep -q '^State:.T' "/proc/$pid/status"; do sleep 0.01; done
+    kill -$sig "$job"
+    end
+    [ $code = $((128 + sig)) ] || fail "exit code $code after signal $sig, with a rank that is stopped"
+done
 
 # One of them exits with a code of its own, before or after the other dies of the signal: stopped. Another signal: failed.
 for order in 0 1; do
@@ -102,7 +138,7 @@ start -n 2 sh -c 'echo "rank$RANK $$"
     until [ -e "$2" ]; do sleep 0.05; done; exit 5' "$TRIREME" "$work/nest.sh" "$work/go"
 wait_for 4 child
 inner=$(number 'rank1')
-guard=$(grep -l "(trireme-guard) . $inner " /proc/[0-9]*/stat 2>/dev/null | cut -d / -f 3)
+guard=$(guard_of "$inner")
 kill -STOP "$guard"
 touch "$work/go"
 end
@@ -151,7 +187,7 @@ expect 0 "[1] hello" run -n 2 echo hello
 expect 0 "hello" run --no-prefix -- echo hello
 expect 0 "Usage: trireme run [OPTION…] PROGRAM [ARGUMENT…]" run --help
 expect 0 "trireme 0." --version
-expect 1 "trireme run: rank 0 (pid " run -n 2 sh -c 'exit 3'
+expect 1 "trireme run: rank 1 (pid " run -n 2 sh -c '[ $RANK = 0 ] || exit 3'
 expect 1 "trireme run: cannot run ./prgram: No such file or directory" run -n 2 ./prgram
 expect 2 "trireme: a command is missing"
 expect 2 "did you mean run?" rnu

@@ -8,6 +8,7 @@ for tool in munged slurmctld slurmd srun sbatch; do
 done
 PATH=$PATH:/usr/sbin
 [ "$(id -u)" = 0 ] || { echo "starting Slurm needs root"; exit 77; }
+[ -n "$(hostname -I)" ] || { echo "Slurm does not start where there is no other network than the loopback"; exit 77; }
 shown="out slurmctld.log slurmd.log munge.log"
 daemons=
 at_end() {
@@ -24,7 +25,10 @@ chmod 755 "$work" # munge's clients must reach its socket
 head -c 1024 /dev/urandom >"$work/munge.key"
 chmod 400 "$work/munge.key"
 host=$(hostname -s)
+# taken PORT: something has this port of TCP, as the system says.
+taken() { grep -qs ":$(printf %04X "$1") " /proc/net/tcp /proc/net/tcp6; }
 first_port=$((20000 + $$ % 9000))
+while taken $first_port || taken $((first_port + 1)); do first_port=$((first_port + 2)); done
 cat >"$work/slurm.conf" <<END
 ClusterName=trireme
 SlurmctldHost=$host(127.0.0.1)

@@ -64,7 +64,17 @@ results whole >expected
 results broken | diff expected - >out || fail "a resumed run has other results"
 cmp -s whole/checkpoint-20/model.safetensors broken/checkpoint-20/model.safetensors || fail "and other weights"
 train --resume --out broken
-grep -q 'nothing was left to do' out || fail "a finished run goes on"
+grep -q 'nothing was left to do; validation loss [0-9]' out || fail "a finished run goes on"
+
+# One that lost the validation of its last step makes up for it, and says it in the results.
+for n in 1 2; do
+    train --steps 20 --eval-every 5 --out short$n --stop-at 7 --ranks $n
+    train --resume --steps 7 --eval-every 100 --out short$n --ranks $n --json short.json
+    grep -q 'nothing was left to do; validation loss [0-9]' out || fail "no validation: $(cat out)"
+    [ "$(ls short$n/checkpoint-7 | tr '\n' ' ')" = "history.safetensors manifest.json model.safetensors state.safetensors " ] || fail "wrong files"
+    close_to "$(number validation_loss short.json)" "$(tail -n 1 short$n/metrics.csv | cut -d , -f 5)" 1e-6 ||
+        fail "the validation of the last step is not in the results: $(cat short.json), $(tail -n 1 short$n/metrics.csv)"
+done
 train --steps 20 --save-every 5 --eval-every 10 --out broken2 --ranks 2 --stop-at 9
 train --resume --out broken2 --ranks 2
 train --steps 20 --save-every 5 --eval-every 10 --out whole2 --ranks 2 --json whole2.json
@@ -102,6 +112,17 @@ wait_for '^step 1/'
 kill -TERM "$job"
 end
 [ $code = 143 ] && ls alone | grep -q '^checkpoint-' || fail "exit code $code after SIGTERM, and $(ls alone)"
+
+# A folder that is removed or moved: the job ends, and does not go on in another one of that name.
+for what in "rm -rf gone" "mv gone elsewhere"; do
+    rm -rf gone elsewhere
+    start --steps 1000000 --save-every 50 --ranks 2 --out gone
+    wait_for '^step 1/'
+    until $what; do sleep 0.01; done 2>/dev/null # the training may just be making a file in it
+    end
+    [ $code = 1 ] && [ ! -e gone ] || fail "exit code $code after $what, and $(ls gone)"
+    [ "$(grep -c '^trireme' err)" = 1 ] || fail "not one message after $what"
+done
 
 # A killed rank: the job ends at once and names it, and nothing is left.
 ranks_of() { # PID: its children that are ranks, as "RANK PID"

@@ -75,6 +75,11 @@ done
 refuses 1 "--init: tr_load_state_dict: nothing was changed" \
     resnet18 --data digits --init one/checkpoint-48/model.safetensors --out x
 
+# And an archive that would unpack to far more than the model is refused before it is.
+"$BUILD/process/zeros_npz" zeros.npz 100
+refuses 1 "--init: zeros.npz: its" lenet --data digits --init zeros.npz --out x
+grep -q 'bytes unpack to 104857728, more than the [0-9]* that' err || fail "it does not say how much: $(cat err)"
+
 # Any number of ranks takes the same batches; a part of the only set is held back.
 train lenet --data digits --batch 6 --epochs 3 --ranks 2 --out two
 train lenet --data digits --batch 6 --epochs 3 --ranks 3 --micro-batch 1 --workers 2 --out three
@@ -85,6 +90,31 @@ for other in two three; do
 done
 train lenet --data half --batch 6 --steps 2 --validation 0.2 --out held
 grep -q '16 to train on, 4 to validate' err || fail "it held back something else: $(cat err)"
+
+# Images of one pixel in a folder for each class; two of them are cut short, the first one among these. That ends the
+# training, or is skipped, as often by any number of ranks.
+head='\211PNG\015\012\032\012\000\000\000\015IHDR\000\000\000\001\000\000\000\001\010\000\000\000\000:~\233U'
+end='\000\000\000\000IEND\256B`\202'
+mkdir images images/bright images/dark
+for i in 01 02 03 04 05 06 07 08 09 10 11 12; do
+    printf "$head"'\000\000\000\012IDATx\332c\370\017\000\001\001\001\000\034\260\214\231'"$end" >images/bright/$i.png
+    printf "$head"'\000\000\000\012IDATx\332c`\000\000\000\002\000\001\345\047\336\374'"$end" >images/dark/$i.png
+done
+for name in bright/01 dark/07; do
+    head -c 45 images/$name.png >cut
+    mv cut images/$name.png
+done
+refuses 1 ".png: it is a damaged PNG file" lenet --data images --batch 6 --epochs 4 --threads 1 --out x
+for ranks in 1 2; do
+    train lenet --data images --batch 6 --epochs 4 --ranks $ranks --on-bad skip --json skipped.json --out skipped$ranks
+    grep -q 'skipped sample .* images/bright/01.png: it is a damaged PNG file' err || fail "a bad image is not named"
+    [ "$(grep -c 'images/dark/07.png' err)" -le $ranks ] || fail "a bad image is named more than once by a rank"
+    [ "$(number steps skipped.json)" = 12 ] || fail "four epochs of 22 images are $(number steps skipped.json) steps"
+    cp skipped.json skipped$ranks.json
+    grep -q "^Bad samples skipped: $(number skipped skipped.json);" out || fail "it does not count: $(cat out)"
+done
+[ "$(number skipped skipped1.json)" = "$(number skipped skipped2.json)" ] || fail "two ranks skipped another number"
+train lenet --resume --epochs 5 --out skipped1
 
 # A resumed run is as an unbroken one, to the last digit: in the middle of an epoch, with shifted digits, with batch norm.
 for options in "lenet --batch 6 --steps 20 --save-every 5" "resnet18 --batch 4 --steps 3 --ranks 2"; do

@@ -105,40 +105,51 @@ refuses 1 "nothing to resume: folder has no checkpoint" train gpt --resume --out
 refuses 1 "good/checkpoint-6 is a checkpoint: give the folder that it is in" train gpt --resume --out good/checkpoint-6
 [ "$(ls good | tr '\n' ' ')" = "checkpoint-3 checkpoint-6 loss.svg metrics.csv " ] || fail "something was lost: $(ls good)"
 
-damage() { # FILE MESSAGE: with the file cut in half
-    rm -rf bad && cp -r good bad
-    size=$(wc -c <"bad/checkpoint-6/$1")
+damage() { # FILE: cut in half, it is passed over for the checkpoint before, and set aside
+    for n in 1 2; do
+        rm -rf bad && cp -r good bad
+        size=$(wc -c <"bad/checkpoint-6/$1")
+        head -c $((size / 2)) "good/checkpoint-6/$1" >"bad/checkpoint-6/$1"
+        "$TRIREME" train gpt --resume --out bad --stop-at 7 --ranks $n --threads 1 >out 2>err || fail "it does not go on: $(cat err)"
+        grep -q "bad/checkpoint-6 is damaged (bad/checkpoint-6/$1: .*): going on from bad/checkpoint-3" err || fail "$1: $(cat err)"
+        [ -d bad/damaged-checkpoint-6 ] && [ -d bad/checkpoint-7 ] || fail "$1: wrong files: $(ls bad)"
+        head -n 7 bad/metrics.csv | cut -d , -f 1-5,7 >results
+        head -n 7 good/metrics.csv | cut -d , -f 1-5,7 | cmp -s - results || [ $n = 2 ] || fail "$1: other results"
+    done
+    rm -rf bad && cp -r good bad && rm -r bad/checkpoint-3
     head -c $((size / 2)) "good/checkpoint-6/$1" >"bad/checkpoint-6/$1"
-    for n in 1 2; do refuses 1 "$2" train gpt --resume --out bad --ranks $n; done
+    refuses 1 "bad/checkpoint-6/$1: " train gpt --resume --out bad --ranks 2
 }
-damage model.safetensors "bad/checkpoint-6/model.safetensors: is cut short"
-damage state.safetensors "bad/checkpoint-6/state.safetensors: is cut short"
-change() { # SED-COMMAND MESSAGE: with what the checkpoint says of itself changed, as long as before
-    rm -rf bad && cp -r good bad
-    LC_ALL=C sed "$1" good/checkpoint-6/model.safetensors >bad/checkpoint-6/model.safetensors
-    ! cmp -s good/checkpoint-6/model.safetensors bad/checkpoint-6/model.safetensors || fail "nothing was changed: $1"
-    refuses 1 "$2" train gpt --resume --out bad
+for file in model.safetensors state.safetensors history.safetensors manifest.json; do damage $file; done
+change() { # SED-COMMAND MESSAGE: with what a checkpoint without a manifest says of itself changed, as long as before
+    rm -rf bad && cp -r good bad && rm bad/checkpoint-6/manifest.json
+    LC_ALL=C sed -i 's/"trireme.save"/"trireme.none"/' bad/checkpoint-6/*.safetensors
+    cp bad/checkpoint-6/model.safetensors before
+    LC_ALL=C sed "$1" before >bad/checkpoint-6/model.safetensors
+    ! cmp -s before bad/checkpoint-6/model.safetensors || fail "nothing was changed: $1"
+    [ -z "$2" ] || refuses 1 "$2" train gpt --resume --out bad
 }
 change 's/"nano"/"nino"/' "bad/checkpoint-6: --preset takes one of nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, not \"nino\""
 change 's/"adamw"/"adamx"/' "bad/checkpoint-6: --optimizer takes one of "
 change 's/\("trireme.layers":[ ]*\)"1"/\1"0"/' "bad/checkpoint-6: --layers takes a whole number from 1 to 1000, not \"0\""
 change 's/\("trireme.heads":[ ]*\)"2"/\1"x"/' "bad/checkpoint-6: --heads takes a whole number from 1 to 1000, not \"x\""
 # A model that is not the file's is not built, whatever it would take.
-LC_ALL=C sed 's/\("trireme.dim":[ ]*\)"16"/\1"96"/' good/checkpoint-6/model.safetensors >bad/checkpoint-6/model.safetensors
+change 's/\("trireme.dim":[ ]*\)"16"/\1"96"/' ""
 refuses 1 "bad/checkpoint-6 is damaged: it has" sample --from bad
 rm -rf bad && cp -r good bad
 rm bad/checkpoint-6/state.safetensors
-refuses 1 "bad/checkpoint-6/state.safetensors: No such file" train gpt --resume --out bad
-rm -r bad/checkpoint-6
 "$TRIREME" train gpt --resume --out bad --threads 1 >out 2>err || fail "no resuming from the checkpoint before"
 [ -d bad/checkpoint-20 ] || fail "it did not go on"
 mkdir -p foreign/checkpoint-1
 cp "$SOURCE/tests/recorded/gpt.safetensors" foreign/checkpoint-1/model.safetensors
-refuses 1 "foreign/checkpoint-1 was not written by" train gpt --resume --out foreign
+refuses 1 "foreign/checkpoint-1/state.safetensors: No such file" train gpt --resume --out foreign
 refuses 1 "was not written by" sample --from foreign
 refuses 1 "cannot read nowhere" sample --from nowhere
 refuses 1 "is cut short or no safetensors file" sample --from "$(mkdir -p text1 && cp text text1/model.safetensors && echo text1)"
-refuses 1 "is damaged" train gpt --resume --out "$(rm -rf bad && cp -r good bad && echo x >>bad/metrics.csv && echo bad)"
+rm -rf bad && cp -r good bad
+echo x >bad/metrics.csv
+"$TRIREME" train gpt --resume --out bad --stop-at 7 --threads 1 >out 2>err || fail "no resuming with damaged metrics"
+head -n 7 bad/metrics.csv | cmp -s - good/metrics.csv && [ "$(wc -l <bad/metrics.csv)" = 8 ] || fail "the metrics are not the checkpoint's"
 
 # Two trainings do not write into one folder. (The first one is stopped again.)
 "$TRIREME" train gpt --resume --out good --steps 1000000 --plain --threads 1 >out2 2>err2 &

@@ -23,6 +23,10 @@ paste -d , whole/metrics.csv two/metrics.csv | awk -F , '
     NR > 1 { d = $4 - $12; if (d < 0) d = -d; if (d > 1e-3) exit 1 }' || fail "two ranks learn something else"
 "$TRIREME" sample --from whole --prompt "static int" --tokens 20 >out 2>err || fail "no sample: exit code $?"
 grep -q '^static int' out || fail "the prompt is not there"
+if command -v script >/dev/null; then # a terminal, on which no control character acts
+    script -qec "'$TRIREME' sample --from whole --tokens 1 --prompt '$(printf 'a\033[2Jb\302\233c\233d\303\251e\305\233f')'" /dev/null >out
+    LC_ALL=C grep -q "$(printf 'a?\[2Jb\302?c?d\303\251e\305\233f')" out || fail "control characters reach the terminal: $(od -c out)"
+fi
 
 # From those weights the loss begins where it ended, on any number of ranks; weights of another shape are refused.
 last=$(tail -n 1 whole/metrics.csv | cut -d , -f 4)
@@ -36,6 +40,12 @@ code=0
 train2() { "$TRIREME" train gpt $tiny "$@" >out 2>err || code=$?; }
 train2 --steps 2 --dim 32 --init whole/checkpoint-40/model.safetensors --out x --ranks 2
 [ $code = 1 ] && [ "$(grep -c '^trireme' err)" = 1 ] && grep -q -e '--init: .*of another shape' err || fail "weights of another shape"
+code=0
+# A file's names are shown without what acts on a terminal, in messages and in what is said of the weights.
+header='{"\u001b]0;mine\u0007":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+{ printf "\\$(printf %o ${#header})\0\0\0\0\0\0\0"; printf %s "$header"; } >names.safetensors
+train2 --steps 2 --init names.safetensors --out x
+[ $code = 1 ] && grep -qF '?]0;mine?' err && ! grep -q "$(printf '\033')" err || fail "escape sequences: $(od -c err)"
 code=0
 train2 --steps 2 --init nowhere.safetensors --out x
 [ $code = 1 ] && grep -q -e '--init: .*nowhere.safetensors' err || fail "no weights at all"

@@ -40,8 +40,8 @@ struct rank {
 #define CHECK(condition)                                                                                       \
     do {                                                                                                       \
         if (!(condition)) {                                                                                    \
-            snprintf(r->failure, sizeof r->failure, "line %d: rank %d of %d: %s (%s)", __LINE__, r->number, r->world, \
-                #condition, tr_error_message());                                                               \
+            snprintf(r->failure, sizeof r->failure, "line %d: rank %d of %d: %.300s (%s)", __LINE__, r->number, \
+                r->world, #condition, tr_error_message());                                                     \
             return;                                                                                            \
         }                                                                                                      \
     } while (0)

@@ -136,7 +136,7 @@ void reduce_all_types(rank *r)
             if (!tr__reduce_find(dtype, op)) continue;
             for (int c = 0; c < 3; c++) {
                 for (int64_t i = 0; i < counts[c]; i++) put(dtype, x, i, sample(dtype, r->number, i));
-                OK(tr_all_reduce(r->group, x, counts[c], .dtype = dtype, .op = op));
+                OK(tr_all_reduce(r->group, (void *)x, counts[c], .dtype = dtype, .op = op));
                 for (int64_t i = 0; i < counts[c]; i++)
                     CHECK(near_enough(dtype, get(dtype, x, i), reduced(dtype, op, r->world, i)));
             }

@@ -139,7 +139,8 @@ static void attention_is_the_textbook(void **state)
         tr_tensor *mask = mask_kind ? random_mask(4, mask_shape(c, mask_kind)) : NULL;
         double given = (double[]){0, 0.3, -0.3}[variant % 3], scale = given != 0 ? given : 1 / sqrt((double)c->dim);
         tr_tensor *expected = textbook(c, converted(q, TR_F64), converted(k, TR_F64), converted(v, TR_F64), mask, causal, scale);
-        tr_tensor *o = tr_attention(q, k, v, .mask = mask, .causal = causal, .scale = given);
+        tr_tensor *o = given != 0 ? tr_attention(q, k, v, .mask = mask, .causal = causal, .scale = given)
+                                : tr_attention(q, k, v, .mask = mask, .causal = causal);
         assert_close(o, expected, dtypes[d].tolerance, "o", variant);
         o = tr_attention(interleaved(q), interleaved(k), interleaved(v), .mask = mask, .causal = causal, .scale = scale);
         assert_close(o, expected, dtypes[d].tolerance, "o of interleaved heads", variant);

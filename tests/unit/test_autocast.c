@@ -85,7 +85,7 @@ static tr_tensor *image(const net *n, tr_tensor **output)
 {
     tr_tensor *h = seen(n, "conv2d", tr_conv2d_op(get(n, "x"), get(n, "w"), .bias = get(n, "b"), .padding = 1));
     h = tr_relu(tr_batch_norm_op(h, .weight = get(n, "norm"), .bias = get(n, "shift"), .training = true));
-    *output = tr_linear_op(tr_mean(h, .ndims = 2, .dims = {2, 3}), get(n, "head"));
+    *output = tr_linear_op(tr_mean(h, TR_DIMS(2, 3)), get(n, "head"));
     return seen(n, "mse_loss", tr_mse_loss(*output, get(n, "y")));
 }
 

@@ -1,4 +1,5 @@
 /* Objects, scopes, errors, the thread pool, the caching allocator, random numbers. */
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/object.h"
 #include "base/pool.h"
@@ -136,6 +137,56 @@ static void errors_travel(void **state)
     assert_int_equal(tr__object_break(broken), TR_STATE);
     assert_int_equal(tr_status_of(broken), TR_STATE);
     assert_string_equal(tr_error_message(), "first");
+}
+
+/* What acts on a terminal, in UTF-8 and in 8-bit encodings; letters of either stay. */
+static void text_is_made_printable(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"", ""},
+        {"layer.0 \"x\" ~", "layer.0 \"x\" ~"},
+        {"\x1b]0;mine\x07 \x1b[2J\x7f", "?]0;mine? ?[2J?"},
+        {"one\ntwo\r\tthree\b", "one\ntwo?\tthree?"},
+        {"f\303\274r \342\202\254 \360\237\230\200 \xc2\xa0", "f\303\274r \342\202\254 \360\237\230\200 \xc2\xa0"},
+        {"f\374r \xa0", "f\374r \xa0"},                                                       /* Latin-1 */
+        {"\xc5\x9b \xe2\x80\x9b \xf0\x90\x9b\x9b", "\xc5\x9b \xe2\x80\x9b \xf0\x90\x9b\x9b"}, /* as parts of letters */
+        {"\x9b"
+         "2J \x85",
+         "?2J ?"},
+        {"\xc2\x9b"
+         "2J \xc2\x80 \xc2\x9f",
+         "??2J ?? ??"},
+        {"\xc5\x9b\x9b \xc5x\x9b", "\xc5\x9b? \xc5x?"},
+        {"\xc0\x9b \xe0\x80\x9b \xf0\x80\x80\x9b", "\xc0? ??? ????"}, /* overlong */
+        {"\xc2", "\xc2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64];
+        strcpy(text, cases[i][0]);
+        assert_ptr_equal(tr_printable(text), text);
+        assert_string_equal(text, cases[i][1]);
+        assert_string_equal(tr_printable(text), cases[i][1]);
+        assert_int_equal(tr_fail(TR_IO, "<%s>", cases[i][0]), TR_IO);
+        assert_int_equal(strlen(tr_error_message()), strlen(cases[i][1]) + 2);
+        assert_int_equal(strncmp(tr_error_message() + 1, cases[i][1], strlen(cases[i][1])), 0);
+    }
+}
+
+static void keep_message(tr_log_level level, const char *message, void *user)
+{
+    (void)level;
+    strncpy(user, message, 63);
+}
+
+static void messages_of_the_log_are_printable(void **state)
+{
+    (void)state;
+    char kept[64] = "";
+    tr_set_log(keep_message, kept, TR_LOG_WARN);
+    tr__log(TR_LOG_WARN, "a file named %s", "\x1b[2J");
+    tr_set_log(NULL, NULL, TR_LOG_OFF);
+    assert_string_equal(kept, "a file named ?[2J");
 }
 
 static void names_are_known(void **state)
@@ -356,6 +407,8 @@ int main(void)
         cmocka_unit_test(leaving_early_ends_scopes),
         cmocka_unit_test(a_thread_that_ends_gives_up_its_handles),
         cmocka_unit_test(errors_travel),
+        cmocka_unit_test(text_is_made_printable),
+        cmocka_unit_test(messages_of_the_log_are_printable),
         cmocka_unit_test(names_are_known),
         cmocka_unit_test(every_iteration_runs_once),
         cmocka_unit_test(a_pool_serves_several_threads),

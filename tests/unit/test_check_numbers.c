@@ -93,9 +93,12 @@ static void test_settings_that_make_no_sense(void **state)
     static const struct { const char *name, *value, *says; } cases[] = {
         {"TRIREME_CHECK", "nan,foo", "TRIREME_CHECK=nan,foo: \"foo\" is neither 1 nor nan nor inf"},
         {"TRIREME_CHECK", "NaN", "TRIREME_CHECK=NaN: \"NaN\" is neither"},
-        {"TRIREME_THREADS", "abc", "TRIREME_THREADS=abc is no whole number of 1 or more"},
-        {"TRIREME_THREADS", "-3", "TRIREME_THREADS=-3 is no whole number"},
-        {"TRIREME_CPU_DEVICES", "x", "TRIREME_CPU_DEVICES=x is no whole number"},
+        {"TRIREME_THREADS", "abc", "TRIREME_THREADS=abc is not a whole number of 1 or more"},
+        {"TRIREME_THREADS", "-3", "TRIREME_THREADS=-3 is not a whole number"},
+        {"TRIREME_CPU_DEVICES", "x", "TRIREME_CPU_DEVICES=x is not a whole number"},
+        {"LOCAL_WORLD_SIZE", "0", "LOCAL_WORLD_SIZE=0 is not a whole number of 1 or more"},
+        {"LOCAL_WORLD_SIZE", "2x", "LOCAL_WORLD_SIZE=2x is not a whole number"},
+        {"LOCAL_WORLD_SIZE", "3", NULL},
         {"TRIREME_CPU_DEVICES", "", NULL},
         {"TRIREME_CHECK", "0,nan,", NULL},
     };

@@ -281,7 +281,8 @@ static void damage_is_named(void **state)
     assert_int_equal(tr_checkpoint_load(path, &model, &rest), TR_FORMAT);
     assert_non_null(strstr(tr_error_message(), "checkpoint-1/state.safetensors"));
     assert_int_equal(unlink(in_folder("checkpoint-1/state.safetensors")), 0);
-    assert_int_equal(tr_checkpoint_load(path, &model, &rest), TR_NOT_FOUND);
+    assert_int_equal(tr_checkpoint_load(path, &model, &rest), TR_FORMAT);
+    assert_non_null(strstr(tr_error_message(), "checkpoint-1/state.safetensors: is missing"));
 }
 
 /* ---- Metrics ----------------------------------------------------------------------------------------------------- */
@@ -310,29 +311,88 @@ static char *read_all(const char *name)
     return text;
 }
 
+/* A checkpoint of that step, with the metrics. */
+static void save_metrics(int64_t step, const tr_metrics *m)
+{
+    TR_SCOPE;
+    assert_int_equal(tr_checkpoint_save(folder, step, tr_list(), tr_list(), .metrics = m), TR_OK);
+}
+
+static const char *checkpoint_at(int64_t step)
+{
+    snprintf(path, sizeof path, "%s/checkpoint-%d", folder, (int)step);
+    return path;
+}
+
 static void a_resumed_file_is_as_an_unbroken_one(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_metrics *whole = tr_metrics_open(in_folder("whole.csv"), 0);
+    tr_metrics *whole = tr_metrics_open(in_folder("whole.csv"));
     add_rows(whole, 1, 20);
     assert_int_equal(tr_metrics_sync(whole), TR_OK);
-    tr_metrics *first = tr_metrics_open(in_folder("broken.csv"), 0);
-    add_rows(first, 1, 13);
+    tr_metrics *first = tr_metrics_open(in_folder("broken.csv"));
+    add_rows(first, 1, 10);
+    save_metrics(10, first);
+    add_rows(first, 11, 13);
     FILE *f = fopen(in_folder("broken.csv"), "a");
     fputs("14,107", f); /* killed while it wrote */
     fclose(f);
-    tr_metrics *second = tr_metrics_open(in_folder("broken.csv"), 10);
+    tr_metrics *second = tr_metrics_open(in_folder("broken.csv"), .checkpoint = checkpoint_at(10));
     assert_int_equal(tr_status_of(second), TR_OK);
     int64_t count;
     const tr_metrics_row *rows = tr_metrics_rows(second, &count);
     assert_int_equal(count, 10);
-    assert_int_equal(rows[9].step, 10);
-    assert_true(rows[9].validation_loss == 2.5 && isnan(rows[8].validation_loss));
-    assert_true((float)rows[9].grad_norm == 0.1f);
+    for (int64_t s = 1; s <= 10; s++) {
+        tr_metrics_row row = row_at(s);
+        assert_memory_equal(&rows[s - 1], &row, sizeof row);
+    }
     add_rows(second, 11, 20);
     char *expected = strdup(read_all("whole.csv"));
     assert_string_equal(read_all("broken.csv"), expected);
+    free(expected);
+}
+
+/* The rows are the checkpoint's, whatever has become of the file. */
+static void damage_to_the_file_is_none_to_the_metrics(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_metrics *m = tr_metrics_open(in_folder("m.csv"));
+    add_rows(m, 1, 3);
+    save_metrics(3, m);
+    char *expected = strdup(read_all("m.csv"));
+    for (size_t i = 0; expected[i]; i++) {
+        TR_SCOPE;
+        char *damaged = strdup(expected);
+        damaged[i] = (char)(damaged[i] ^ 1 << i % 8);
+        write_text("m.csv", damaged);
+        free(damaged);
+        assert_int_equal(tr_status_of(tr_metrics_open(in_folder("m.csv"), .checkpoint = checkpoint_at(3))), TR_OK);
+        assert_string_equal(read_all("m.csv"), expected);
+    }
+    assert_int_equal(unlink(in_folder("m.csv")), 0);
+    assert_int_equal(tr_status_of(tr_metrics_open(in_folder("m.csv"), .checkpoint = checkpoint_at(3))), TR_OK);
+    assert_string_equal(read_all("m.csv"), expected);
+    free(expected);
+}
+
+static void a_file_that_is_removed_is_written_again(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_metrics *m = tr_metrics_open(in_folder("m.csv"));
+    add_rows(m, 1, 2);
+    char *expected = strdup(read_all("m.csv"));
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(unlink(in_folder("m.csv")), 0);
+        if (round) write_text("m.csv", "somebody else's");
+        assert_int_equal(tr_metrics_sync(m), TR_OK);
+        assert_string_equal(read_all("m.csv"), expected);
+    }
+    add_rows(m, 3, 3);
+    assert_int_equal(strncmp(read_all("m.csv"), expected, strlen(expected)), 0);
+    assert_int_equal(strncmp(read_all("m.csv") + strlen(expected), "3,2304,", 7), 0);
     free(expected);
 }
 
@@ -341,7 +401,7 @@ static void a_cut_header_is_written_again(void **state)
     (void)state;
     TR_SCOPE;
     write_text("m.csv", "step,tok");
-    tr_metrics *m = tr_metrics_open(in_folder("m.csv"), 5);
+    tr_metrics *m = tr_metrics_open(in_folder("m.csv"));
     assert_int_equal(tr_status_of(m), TR_OK);
     add_rows(m, 1, 1);
     assert_int_equal(
@@ -349,24 +409,108 @@ static void a_cut_header_is_written_again(void **state)
         0);
 }
 
-static void foreign_metrics_stay_as_they_are(void **state)
+static void foreign_files_stay_as_they_are(void **state)
 {
     (void)state;
-    static const char head[] = "step,tokens,lr,loss,validation_loss,tokens_per_s,grad_norm,seconds\n";
-    static const char *const rows[] = {"name,age\nx,1\n", "1,2\n", "x,1,1,1,1,1,1,1\n", "1,2,3,4,5,6,7,8,9\n",
-        "1,2,,4,5,6,7,8\n", ",2,3,4,5,6,7,8\n", "-1,2,3,4,5,6,7,8\n", "1e300,2,3,4,5,6,7,8\n", "\n",
-        "1,2,3,4,5,6, 7,8\n"};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        TR_SCOPE;
-        char text[256];
-        snprintf(text, sizeof text, "%s%s", i ? head : "", rows[i]);
-        write_text("m.csv", text);
-        assert_int_equal(tr_status_of(tr_metrics_open(in_folder("m.csv"), 100)), TR_FORMAT);
-        assert_string_equal(read_all("m.csv"), text);
-    }
     TR_SCOPE;
-    assert_int_equal(tr_status_of(tr_metrics_open("/nowhere/m.csv", 0)), TR_IO);
-    assert_int_equal(tr_status_of(tr_metrics_open(folder, 0)), TR_IO);
+    write_text("m.csv", "name,age\nx,1\n");
+    assert_int_equal(tr_status_of(tr_metrics_open(in_folder("m.csv"))), TR_FORMAT);
+    assert_non_null(strstr(tr_error_message(), "its first line should be \"step,tokens,lr,"));
+    assert_string_equal(read_all("m.csv"), "name,age\nx,1\n");
+    assert_int_equal(tr_status_of(tr_metrics_open("/nowhere/m.csv")), TR_IO);
+    assert_int_equal(tr_status_of(tr_metrics_open(folder)), TR_FORMAT);
+    assert_int_equal(tr_status_of(tr_metrics_open(in_folder("n.csv"), .checkpoint = folder)), TR_NOT_FOUND);
+    assert_int_equal(save(1, 10), TR_OK); /* one without metrics */
+    tr_metrics *m = tr_metrics_open(in_folder("n.csv"), .checkpoint = checkpoint_at(1));
+    assert_int_equal(tr_status_of(m), TR_OK);
+    int64_t count;
+    tr_metrics_rows(m, &count);
+    assert_int_equal(count, 0);
+}
+
+/* What cannot have been measured is refused, also of a checkpoint; any double can be written. */
+static void wrong_numbers_are_refused(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_metrics *m = tr_metrics_open(in_folder("m.csv"), .accuracy = true);
+    tr_metrics_row good = row_at(5), row = good;
+    assert_int_equal(tr_metrics_add(m, &good), TR_OK);
+    assert_int_equal(tr_metrics_add(m, &good), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "a row of step 5 after one of step 5"));
+    good.step = 6;
+    const struct {
+        size_t offset;
+        double value;
+    } wrong[] = {
+        {offsetof(tr_metrics_row, seconds), INFINITY}, {offsetof(tr_metrics_row, seconds), -1},
+        {offsetof(tr_metrics_row, seconds), 1e10}, {offsetof(tr_metrics_row, validation_accuracy), 1.5},
+        {offsetof(tr_metrics_row, lr), -1}, {offsetof(tr_metrics_row, grad_norm), -1},
+        {offsetof(tr_metrics_row, items_per_s), -1},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        row = good;
+        memcpy((char *)&row + wrong[i].offset, &wrong[i].value, sizeof(double));
+        assert_int_equal(tr_metrics_add(m, &row), TR_INVALID);
+    }
+    row = good;
+    row.items = -1;
+    assert_int_equal(tr_metrics_add(m, &row), TR_INVALID);
+    row = (tr_metrics_row){7, INT64_MAX, 1.7e308, -1.7e308, -INFINITY, 1.7e308, 1.7e308, 1e9, 1};
+    assert_int_equal(tr_metrics_add(m, &row), TR_OK);
+    assert_true(strlen(read_all("m.csv")) > 450);
+}
+
+/* The columns of a sound history of three rows, with one changed or left out. */
+static tr_status open_with_column(const char *name, tr_tensor *column)
+{
+    TR_SCOPE;
+    save_metrics(3, tr_metrics_open(in_folder("m.csv")));
+    const char *names[] = {"step", "items", "lr", "loss", "validation_loss", "items_per_s", "grad_norm", "seconds",
+        "validation_accuracy"};
+    tr_tensor_list *list = tr_list();
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+        const int64_t whole[] = {1, 2, 3};
+        const double numbers[] = {0.1, 0.2, 0.3};
+        tr_tensor *t = k < 2 ? tr_from(whole, TR_SHAPE(3), .dtype = TR_I64) : tr_from(numbers, TR_SHAPE(3), .dtype = TR_F64);
+        if (strcmp(names[k], name) == 0) t = column;
+        if (t) assert_int_equal(tr_list_add(list, names[k], t), TR_OK);
+    }
+    assert_int_equal(tr_safetensors_save(in_folder("checkpoint-3/history.safetensors"), list), TR_OK);
+    /* As from before there were manifests. */
+    assert_int_equal(tr_safetensors_save(in_folder("checkpoint-3/model.safetensors"), tr_list()), TR_OK);
+    assert_int_equal(unlink(in_folder("checkpoint-3/manifest.json")), 0);
+    return tr_status_of(tr_metrics_open(in_folder("m.csv"), .checkpoint = checkpoint_at(3)));
+}
+
+static void a_damaged_history_is_named(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    assert_int_equal(open_with_column("none", NULL), TR_OK);
+    const struct {
+        const char *name;
+        tr_tensor *column;
+        const char *message;
+    } wrong[] = {
+        {"step", NULL, "no column \"step\""},
+        {"loss", NULL, "no column \"loss\""},
+        {"loss", tr_zeros(TR_SHAPE(4), .dtype = TR_F64), "column \"loss\" is [4] of f64, not [3] of f64"},
+        {"loss", tr_zeros(TR_SHAPE(3)), "is [3] of f32, not [3] of f64"},
+        {"step", tr_from(((int64_t[]){1, 3, 2}), TR_SHAPE(3), .dtype = TR_I64), "a row of step 2 after one of step 3"},
+        {"step", tr_from(((int64_t[]){-1, 1, 2}), TR_SHAPE(3), .dtype = TR_I64), "step -1"},
+        {"step", tr_from(((int64_t[]){1, 2, INT64_MAX}), TR_SHAPE(3), .dtype = TR_I64), "step is 9.2"},
+        {"items", tr_from(((int64_t[]){1, -2, 3}), TR_SHAPE(3), .dtype = TR_I64), "items is -2"},
+        {"seconds", tr_from(((double[]){1, 2, INFINITY}), TR_SHAPE(3), .dtype = TR_F64), "step 3: seconds is inf"},
+        {"validation_accuracy", tr_from(((double[]){1, 2, 1}), TR_SHAPE(3), .dtype = TR_F64), "validation_accuracy is 2"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(open_with_column(wrong[i].name, wrong[i].column), TR_FORMAT);
+        if (!strstr(tr_error_message(), wrong[i].message) || !strstr(tr_error_message(), "checkpoint-3"))
+            fail_msg("%s: %s", wrong[i].message, tr_error_message());
+    }
+    assert_int_equal(truncate(in_folder("checkpoint-3/history.safetensors"), 100), 0);
+    assert_int_equal(tr_status_of(tr_metrics_open(in_folder("m.csv"), .checkpoint = checkpoint_at(3))), TR_FORMAT);
 }
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)
@@ -388,8 +532,12 @@ int main(void)
         TEST(a_full_disk_leaves_the_old_one),
         TEST(damage_is_named),
         TEST(a_resumed_file_is_as_an_unbroken_one),
+        TEST(damage_to_the_file_is_none_to_the_metrics),
+        TEST(a_file_that_is_removed_is_written_again),
         TEST(a_cut_header_is_written_again),
-        TEST(foreign_metrics_stay_as_they_are),
+        TEST(foreign_files_stay_as_they_are),
+        TEST(wrong_numbers_are_refused),
+        TEST(a_damaged_history_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,7 +15,7 @@ typedef struct shape {
     size_t shift;          /* bytes: buffers that begin in the middle of a cache line */
 } shape;
 
-static void reduce_once(rank *r, const shape *s, tr_dtype dtype, tr_reduce_op op, int64_t count, unsigned char *x)
+static void reduce_once(rank *r, const shape *s, tr_dtype dtype, tr_reduce_op op, int64_t count, void *x)
 {
     for (int64_t i = 0; i < count; i++) put(dtype, x, i, sample(dtype, r->number, i));
     OK(tr_all_reduce(r->group, x, count, .dtype = dtype, .op = op));
@@ -38,7 +38,7 @@ static void reduce_everything(rank *r)
         for (int dtype = 0; dtype < TR_DTYPE_COUNT; dtype++)
             for (int op = 0; op < TR_REDUCE_OP_COUNT && !r->failure[0]; op++)
                 if (!(dtype == TR_BOOL && op == TR_AVG) && !(op >= TR_BAND && tr_dtype_is_float(dtype)))
-                    reduce_once(r, s, dtype, op, count, (unsigned char *)memory + s->shift);
+                    reduce_once(r, s, dtype, op, count, memory + s->shift);
         free_buffer(s->kind, r, memory);
         CHECK(!r->failure[0]);
     }

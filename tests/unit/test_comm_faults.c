@@ -1,4 +1,5 @@
 /* Calls that do not match, bad arguments, ranks that leave or stay away, and memory that goes. */
+#include "base/clock.h"
 #include "comm/backend/backend.h"
 #include "comm/group.h"
 #include "comm/transport/shm.h"
@@ -34,7 +35,7 @@ static void call_differently(rank *r)
     CHECK(tr_barrier(r->group) == TR_MISMATCH);
     SAYS("is broken");
     SAYS("src/theirs.c:22");
-    CHECK(tr_wait(tr_all_reduce_async(r->group, data, 1)) == TR_MISMATCH);
+    CHECK(tr_wait(tr_all_reduce_async(r->group, data, 1, .dtype = TR_F64)) == TR_MISMATCH);
 }
 
 static void different_calls_are_errors_everywhere(void **state)
@@ -238,6 +239,37 @@ static void nothing_is_unmapped_under_a_call(void **state)
     run(2, sweep_late, NULL);
 }
 
+/* A call that has waited for its whole timeout elsewhere does not wait as long again for a buffer that never comes. */
+static void look_for_no_buffer(rank *r)
+{
+    enum { TIMEOUT_MS = 600000 };
+    struct tr__tcp *tcp;
+    struct tr__shm *t;
+    tr__native_transports(r->group->state, &t, &tcp);
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        const tr__shm_place nowhere = {.segment = 1234567};
+        int64_t long_ago = tr__now_ns() - (TIMEOUT_MS + 1) * (int64_t)1000000;
+        char *memory, byte;
+        CHECK(tr__shm_find(t, &(tr__shm_call){.began = long_ago, .timeout_ms = TIMEOUT_MS}, 1, nowhere, 1, &memory) ==
+              TR_TIMEOUT);
+        SAYS("did not show its buffer within 600 s");
+        CHECK(tr__shm_fetch(t, 1, nowhere, 1, &byte, long_ago, TIMEOUT_MS) == TR_TIMEOUT);
+        tr__shm_call fresh = {.timeout_ms = 1};
+        CHECK(tr__shm_find(t, &fresh, 1, nowhere, 1, &memory) == TR_TIMEOUT);
+        CHECK(fresh.began); /* what else this call waits for has less time left */
+        atomic_store(&t->control->stuck.buffer, 0);
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_leave(r->group));
+}
+
+static void a_buffer_gets_what_is_left_of_the_timeout(void **state)
+{
+    (void)state;
+    run(2, look_for_no_buffer, NULL);
+}
+
 /* Rank 0 looks at words that it writes in the name of rank 1, which is in no call meanwhile: that it waits for rank 2. */
 static void write_words(rank *r)
 {
@@ -302,6 +334,7 @@ int main(void)
         cmocka_unit_test(leaving_right_after_a_call_harms_nobody),
         cmocka_unit_test(a_rank_that_stays_away_is_a_timeout),
         cmocka_unit_test(nothing_is_unmapped_under_a_call),
+        cmocka_unit_test(a_buffer_gets_what_is_left_of_the_timeout),
         cmocka_unit_test(a_word_counts_until_what_it_waits_for_has_come),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

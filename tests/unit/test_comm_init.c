@@ -213,8 +213,9 @@ static void an_address_elsewhere(void **state)
     TR_SCOPE;
     FAILS(TR_IO, tr_status_of(tr_join(.init = "tcp://192.0.2.1:29500", .world_size = 2, .token = "secret")),
         "192.0.2.1:29500, which is no address of this host");
-    FAILS(TR_NOT_FOUND, tr_status_of(tr_join(.init = "tcp://no.such.host.invalid.:29500", .rank = 1, .world_size = 2)),
-        "no.such.host.invalid.:29500");
+    /* A name with an empty part is wrong by itself: no name server is asked, which may not be there. */
+    FAILS(TR_NOT_FOUND, tr_status_of(tr_join(.init = "tcp://no..such.host:29500", .rank = 1, .world_size = 2)),
+        "no..such.host:29500");
 }
 
 /* Rank 0, which serves the store, is killed while rank 1 has joined and waits for rank 2. */

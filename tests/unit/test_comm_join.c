@@ -96,6 +96,23 @@ static void missing_ranks_are_named(void **state)
     run_on(store, 2, join_again, NULL); /* a try that failed leaves the number free */
 }
 
+static void the_timeout_may_come_from_the_environment(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+#define JOIN(...) tr_status_of(tr_join(.store = store, .rank = 0, .world_size = 2, ##__VA_ARGS__))
+    setenv("TRIREME_TIMEOUT", "1", 1);
+    FAILS(TR_TIMEOUT, JOIN(), "did not join within 1 s");
+    FAILS(TR_TIMEOUT, JOIN(.timeout_ms = 50), "did not join within 0.05 s");
+    setenv("TRIREME_TIMEOUT", "0", 1);
+    FAILS(TR_INVALID, JOIN(), "TRIREME_TIMEOUT=0 is not in 1 …");
+    setenv("TRIREME_TIMEOUT", "soon", 1);
+    FAILS(TR_INVALID, JOIN(), "TRIREME_TIMEOUT=soon is not a number");
+    unsetenv("TRIREME_TIMEOUT");
+#undef JOIN
+}
+
 static void take_a_taken_rank(rank *r)
 {
     OK(tr_barrier(r->group));
@@ -226,6 +243,35 @@ static void one_rank_needs_nothing(void **state)
     set_environment((const char *const[8]){NULL});
 }
 
+/* Ranks that are given count, as in init_process_group(), and the environment says where they meet. */
+static void meet_at(rank *r)
+{
+    tr_group *g = tr_join(.rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS);
+    OK(tr_status_of(g));
+    CHECK(tr_rank(g) == r->number && tr_world_size(g) == r->world);
+    int64_t sum = r->number;
+    OK(tr_all_reduce(g, &sum, 1, .dtype = TR_I64));
+    CHECK(sum == r->world * (r->world - 1) / 2);
+    OK(tr_leave(g));
+}
+
+static void ranks_that_are_given_count(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true);
+    char port[16];
+    snprintf(port, sizeof port, "%d", tr_store_port(store));
+    set_environment((const char *const[8]){NULL, NULL, NULL, NULL, "127.0.0.1", port, "1"});
+    run(3, meet_at, NULL);
+    set_environment((const char *const[8]){"0", "9", "0", "1", "127.0.0.1", port, "1"});
+    run(2, meet_at, NULL);
+    set_environment((const char *const[8]){NULL});
+    FAILS(TR_INVALID, tr_status_of(tr_join(.rank = 1, .world_size = 2)), ".world_size is set, but MASTER_PORT is not");
+    FAILS(TR_INVALID, tr_status_of(tr_join(.rank = 1)), "a .world_size of 0");
+    assert_int_equal(tr_status_of(tr_join(.world_size = 1)), TR_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -234,11 +280,13 @@ int main(void)
         cmocka_unit_test(ranks_meet_in_a_tcp_store),
         cmocka_unit_test(the_longest_timeout_is_no_limit),
         cmocka_unit_test(missing_ranks_are_named),
+        cmocka_unit_test(the_timeout_may_come_from_the_environment),
         cmocka_unit_test(a_rank_cannot_be_taken_twice),
         cmocka_unit_test(world_sizes_must_agree),
         cmocka_unit_test(bad_options_are_told),
         cmocka_unit_test(a_wrong_environment_is_told),
         cmocka_unit_test(one_rank_needs_nothing),
+        cmocka_unit_test(ranks_that_are_given_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

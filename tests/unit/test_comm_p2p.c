@@ -220,7 +220,7 @@ typedef struct mismatch {
 static void differ(rank *r)
 {
     const mismatch *m = r->arg;
-    double *x = calloc(100000, sizeof *x);
+    void *x = calloc(100000, sizeof(double));
     CHECK(x);
     tr_status status;
     if (r->number == 0) {

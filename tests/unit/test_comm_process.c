@@ -244,8 +244,9 @@ static tr_status call_until_it_fails(rank *r)
     CHECK(in && out);
     int64_t counts[RANKS_MOST];
     for (int i = 0; i < RANKS_MOST; i++) counts[i] = COUNT;
-    tr_collective c = {.size = sizeof c, .kind = a->kind, .in = in, .out = out, .count = COUNT, .in_counts = counts,
-        .out_counts = counts, .root = 1, .file = __FILE__, .line = __LINE__};
+    const int64_t *each = tr__kind_of(a->kind)->variable ? counts : NULL;
+    tr_collective c = {.size = sizeof c, .kind = a->kind, .in = in, .out = out, .count = COUNT, .in_counts = each,
+        .out_counts = each, .root = 1, .file = __FILE__, .line = __LINE__};
     int next = (r->number + 1) % r->world, before = (r->number + r->world - 1) % r->world;
     tr_collective ring[] = {TR_COLLECTIVE(TR_SEND, .in = in, .count = COUNT, .peer = next),
         TR_COLLECTIVE(TR_RECV, .out = out, .count = COUNT, .peer = before)};
@@ -311,6 +312,39 @@ static void a_rank_killed_while_it_joins_is_an_error(void **state)
         }
         finish(&j);
     }
+}
+
+/* ---- Ranks that exit before they leave --------------------------------------------------------------------------- */
+
+static tr_status exit_early(rank *r)
+{
+    TRY(tr_barrier(r->group));
+    if (r->number == r->world - 1) _exit(*(const int *)r->arg);
+    tr_status status = tr_barrier(r->group);
+    atomic_store(&r->post->ended, tr__now_ns());
+    return status;
+}
+
+static void a_rank_that_exits_is_not_said_to_have_died(void **state)
+{
+    (void)state;
+    enum { WORLD = 3, EXITS = 2 };
+    const int codes[] = {0, 3}, hosts[WORLD] = {0, 0, 1};
+    const setting settings[] = {{0}, {.transport = "tcp"}, {.hosts = hosts}};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        for (size_t k = 0; k < sizeof codes / sizeof *codes; k++) {
+            job j;
+            char want[64];
+            int64_t began = tr__now_ns();
+            bool visible = !settings[i].hosts; /* on another machine nobody can see how it ended */
+            if (visible) snprintf(want, sizeof want, "exited with %d without leaving group 'world', ", codes[k]);
+            else strcpy(want, "died, or exited without leaving group 'world', ");
+            start_job_in(&j, &settings[i], WORLD, exit_early, &codes[k]);
+            for (int number = 0; number < WORLD; number++) reap(&j, number);
+            for (int number = 0; number < EXITS; number++)
+                check_survivor(&j, number, EXITS, began, (const char *[]){want, "barrier #", __FILE__ ":"});
+            finish(&j);
+        }
 }
 
 /* ---- Stopped ranks ----------------------------------------------------------------------------------------------- */
@@ -380,9 +414,13 @@ static void a_rank_without_shared_memory_is_an_error_everywhere(void **state)
         job j;
         start_job(&j, world, run_out_of_memory, NULL);
         for (int i = 0; i < world; i++) reap(&j, i);
-        for (int i = 0; i < world; i++)
-            if (j.posts[i].status != TR_NO_MEMORY || !strstr(j.posts[i].text, "bytes of shared memory"))
+        char name[64];
+        snprintf(name, sizeof name, "rank 1 (pid %d) gave up group 'world': ", (int)j.ranks[1].pid);
+        for (int i = 0; i < world; i++) {
+            bool said = strstr(j.posts[i].text, "bytes of shared memory") && (i == 1 || strstr(j.posts[i].text, name));
+            if (j.posts[i].status != (i == 1 ? TR_NO_MEMORY : TR_PEER) || !said)
                 fail_msg("rank %d: %s (%s)", i, j.posts[i].text, tr_status_name(j.posts[i].status));
+        }
         finish(&j);
     }
 }
@@ -510,6 +548,7 @@ int main(void)
         cmocka_unit_test(a_killed_rank_is_named_by_all_others),
         cmocka_unit_test(a_killed_rank_is_named_whatever_runs),
         cmocka_unit_test(a_rank_killed_while_it_joins_is_an_error),
+        cmocka_unit_test(a_rank_that_exits_is_not_said_to_have_died),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(a_rank_without_shared_memory_is_an_error_everywhere),
         cmocka_unit_test(rank_0_serves_as_under_torchrun),

@@ -73,7 +73,7 @@ static void test_a_file_is_split(void **state)
     assert_int_equal(tr_text_bytes(text, true), 100);
     assert_int_equal(tr_text_files(text), 1);
     assert_int_equal(tr_text_bytes(tr_text(path, .validation = 0.25), true), 250);
-    assert_int_equal(tr_text_bytes(tr_text(path, .validation = TR_ZERO), true), 0);
+    assert_int_equal(tr_text_bytes(tr_text(path, .validation = 0), true), 0);
     assert_failed(tr_status_of(tr_text(path, .validation = 1)), TR_INVALID, "validation");
 }
 
@@ -98,10 +98,10 @@ static void test_a_folder_in_the_order_of_names(void **state)
     (void)state;
     TR_SCOPE;
     make_folder();
-    tr_text *all = tr_text(in_root("folder"), .validation = TR_ZERO);
+    tr_text *all = tr_text(in_root("folder"), .validation = 0);
     assert_holds(all, "atentwoccc");
     assert_int_equal(tr_text_files(all), 4);
-    tr_text *code = tr_text(in_root("folder"), .suffixes = " .c  .h", .validation = TR_ZERO);
+    tr_text *code = tr_text(in_root("folder"), .suffixes = " .c  .h", .validation = 0);
     assert_holds(code, "atentwo");
     assert_failed(tr_status_of(tr_text(in_root("folder"), .suffixes = ".py")), TR_INVALID, ".py");
 }
@@ -157,7 +157,7 @@ static void test_ranks_draw_the_same_global_batch(void **state)
     assert_memory_not_equal(in + 64, tr_data(half), 64 * sizeof(int32_t));
 
     /* Seven and one to come fit in ten at three places, and all are drawn. */
-    text = tr_text(write_file("few", "0123456789", 10), .validation = TR_ZERO);
+    text = tr_text(write_file("few", "0123456789", 10), .validation = 0);
     bool seen[3] = {false};
     TR_CHECK(tr_text_batch(&x, &y, text, 200, 7));
     for (int i = 0; i < 200; i++) {

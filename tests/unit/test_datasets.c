@@ -254,6 +254,29 @@ static void test_absurd_idx(void **state)
     assert_failed(tr_status_of(tr_idx_load(files_write("large", large, sizeof large))), TR_FORMAT, "[268435456] of u8");
 }
 
+/* A small file that unpacks to much is refused, unless the program wants so much. */
+static void test_how_much_comes_of_a_file(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { MANY = (64 << 20) + 1 };
+    unsigned char *bytes = calloc(1, MANY + 8);
+    assert_non_null(bytes);
+    memcpy(bytes, (unsigned char[]){0, 0, 8, 1, 0x04, 0, 0, 1}, 8);
+    const char *path = files_write_gz("zeros.gz", bytes, MANY + 8);
+    assert_failed(tr_status_of(tr_idx_load(path)), TR_FORMAT,
+        "unpacks to [67108865] of u8, 67108865 bytes, more than the 67108864 that .max_bytes allows");
+    assert_int_equal(tr_numel(tr_idx_load(path, .max_bytes = MANY)), MANY);
+    bytes[7] = 0;
+    TR_CHECK(tr_status_of(tr_idx_load(files_write_gz("zeros.gz", bytes, MANY + 7))));
+    bytes[4] = bytes[7] = 1; /* 2^24 + 1 of them, plain: any number, unless the program says */
+    path = files_write("zeros", bytes, (1 << 24) + 1 + 8);
+    TR_CHECK(tr_status_of(tr_idx_load(path)));
+    assert_failed(tr_status_of(tr_idx_load(path, .max_bytes = 1 << 24)), TR_FORMAT, "that .max_bytes allows");
+    assert_failed(tr_status_of(tr_idx_load(path, .max_bytes = -1)), TR_INVALID, "not -1");
+    free(bytes);
+}
+
 static void test_damaged_gzip(void **state)
 {
     (void)state;
@@ -314,6 +337,26 @@ static void test_mnist(void **state)
     assert_failed(tr_status_of(tr_mnist(NULL)), TR_INVALID, "folder");
 }
 
+/* A header may say so; to learn from them would be to learn nothing. */
+static void test_images_without_pixels(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    unsigned char empty[16] = {0, 0, 8, 3, 0, 0, 0, 3};
+    static const struct {
+        unsigned char height, width;
+    } sizes[] = {{0, 0}, {0, 2}, {2, 0}};
+    files_write("empty/t10k-labels-idx1-ubyte", labels, sizeof labels);
+    for (size_t i = 0; i < 3; i++) {
+        char text[32];
+        empty[11] = sizes[i].height;
+        empty[15] = sizes[i].width;
+        files_write("empty/t10k-images-idx3-ubyte", empty, sizeof empty);
+        snprintf(text, sizeof text, "images of %d x %d pixels", sizes[i].height, sizes[i].width);
+        assert_failed(tr_status_of(tr_mnist(files_path("empty"))), TR_FORMAT, text);
+    }
+}
+
 /* The real files, where TRIREME_TEST_DATA says that they are. */
 static void test_the_real_mnist(void **state)
 {
@@ -350,8 +393,10 @@ int main(void)
         cmocka_unit_test(test_idx_types),
         cmocka_unit_test(test_damaged_idx),
         cmocka_unit_test(test_absurd_idx),
+        cmocka_unit_test(test_how_much_comes_of_a_file),
         cmocka_unit_test(test_damaged_gzip),
         cmocka_unit_test(test_mnist),
+        cmocka_unit_test(test_images_without_pixels),
         cmocka_unit_test(test_the_real_mnist),
     };
     return cmocka_run_group_tests(tests, files_begin, files_end);

@@ -54,7 +54,7 @@ static tr_status train(rank *r)
     TR__TRY(tr_status_of(group));
     tr_module *net = make_net((uint64_t)r->rank * 100 + 1);
     tr_optimizer *opt = r->optimizer_first ? tr_adamw(tr_parameters(net), .lr = 1e-2) : NULL;
-    tr_module *ddp = tr_ddp(net, group, .bucket_mb = r->bucket_mb);
+    tr_module *ddp = tr_ddp(net, group, .bucket_mb = r->bucket_mb ? r->bucket_mb : 25);
     TR__TRY(tr_status_of(ddp));
     if (!opt) opt = tr_adamw(tr_parameters(net), .lr = 1e-2);
     tr_tensor *x = tr_randn(50, TR_SHAPE(BATCH, 6)), *y = tr_argmax(tr_slice(x, 1, 0, 3), 1);
@@ -145,6 +145,7 @@ typedef struct partial {
     int rank;
     double seen[2];
     tr_status status;
+    char message[512];
 } partial;
 
 typedef struct branches {
@@ -280,6 +281,111 @@ static void what_is_frozen_stays_and_the_rest_learns(void **state)
     }
 }
 
+/* ---- Ranks whose modules differ ---------------------------------------------------------------------------------- */
+
+static tr_module *make_pair(tr_module *first, tr_module *second)
+{
+    return tr_sequential(first, second);
+}
+
+static tr_module *make_frozen(tr_module *module)
+{
+    return tr_freeze(module, true) == TR_OK ? module : NULL;
+}
+
+/* All ranks but the last have linear layers of 6 by 4 and 4 by 2. */
+static tr_module *make_other(int kind)
+{
+    switch (kind) {
+    case 0: return make_pair(tr_linear(6, 4), tr_activation(tr_gelu)); /* one module fewer */
+    case 1: return tr_sequential(tr_linear(6, 4), tr_linear(4, 2), tr_linear(2, 2));
+    case 2: return make_pair(tr_linear(6, 4), tr_linear(4, 3));
+    case 3: return make_pair(tr_linear(6, 4), tr_linear(4, 2, .dtype = TR_BF16));
+    case 4: return tr_sequential(tr_linear(6, 4), tr_activation(tr_gelu), tr_linear(4, 2));
+    case 5: return make_pair(tr_linear(6, 4), tr_batch_norm2d(4));
+    default: return make_pair(tr_linear(6, 4), make_frozen(tr_linear(4, 2)));
+    }
+}
+
+static const char *const differences[] = {
+    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and nothing on rank 2, of 4 and 2; ",
+    "number 5 is nothing on rank 0 and \"2.weight\" f32 [2, 2] on rank 2, of 4 and 6; ",
+    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"1.weight\" f32 [3, 4] on rank 2, of 4 and 4; ",
+    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"1.weight\" bf16 [2, 4] on rank 2, of 4 and 4; ",
+    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"2.weight\" f32 [2, 4] on rank 2, of 4 and 4; ",
+    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"1.weight\" f32 [4] on rank 2, of 4 and 7; ",
+    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"1.weight\" f32 [2, 4] without gradient on rank 2, of 4 and 4",
+};
+enum { DIFFERENCES = sizeof differences / sizeof *differences };
+
+static void *wrap_different(void *arg)
+{
+    TR_SCOPE;
+    partial *p = arg;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 3);
+    for (int kind = 0; kind < DIFFERENCES && p->status == TR_OK; kind++) {
+        tr_module *net = p->rank == 2 ? make_other(kind) : make_pair(tr_linear(6, 4), tr_linear(4, 2));
+        tr_status status = tr_status_of(tr_ddp(net, group));
+        const char *text = tr_error_message(), *begin = "ddp: the parameters and buffers of ranks 0 and 2 differ: ";
+        bool said = strncmp(text, begin, strlen(begin)) == 0 && strstr(text, differences[kind]);
+        if (status != TR_MISMATCH || !said) p->status = tr__fail(TR_INTERNAL, "difference %d: %s", kind, text);
+    }
+    /* The group is whole. */
+    tr_module *ddp = tr_ddp(make_net(1), group);
+    if (p->status == TR_OK) p->status = tr_status_of(ddp);
+    if (p->status == TR_OK) p->status = tr_leave(group);
+    if (p->status != TR_OK) strncpy(p->message, tr_error_message(), sizeof p->message - 1);
+    return NULL;
+}
+
+static void the_first_difference_of_modules_is_named_on_all_ranks(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    pthread_t threads[3];
+    partial parts[3];
+    for (int i = 0; i < 3; i++) {
+        parts[i] = (partial){.store = store, .rank = i};
+        assert_int_equal(pthread_create(&threads[i], NULL, wrap_different, &parts[i]), 0);
+    }
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 3; i++)
+        if (parts[i].status != TR_OK) fail_msg("rank %d: %s", i, parts[i].message);
+}
+
+/* ---- A backward that fails on one rank --------------------------------------------------------------------------------- */
+
+static tr_status refuse(tr_tensor *leaf, tr_tensor *gradient, void *user)
+{
+    (void)leaf, (void)gradient, (void)user;
+    return tr_fail(TR_FORMAT, "the hook does not like it");
+}
+
+/* Whatever its status: to the others it is a rank that they lost. */
+static tr_status fail_on_rank_1(partial *p)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
+    tr_module *net = make_net(1), *ddp = tr_ddp(net, group, .bucket_mb = 1e-9);
+    if (p->rank == 1 && tr_grad_hook_add(tr_list_at(tr_parameters(net), 0), refuse, NULL) < 0) return TR_INTERNAL;
+    tr_status status = tr_backward(tr_sum(tr_forward(ddp, tr_ones(TR_SHAPE(4, 6)))));
+    const char *says = "gave up group 'world': ddp: backward failed: the hook does not like it";
+    bool right = p->rank == 1 ? status == TR_FORMAT && !strcmp(tr_error_message(), "the hook does not like it")
+                              : status == TR_PEER && strstr(tr_error_message(), "rank 1 (pid ") &&
+                                    strstr(tr_error_message(), says);
+    if (!right) return tr__fail(TR_INTERNAL, "%s: %s", tr_status_name(status), tr_error_message());
+    right = tr_barrier(group) == status; /* and so for ever */
+    return right ? TR_OK : tr__fail(TR_INTERNAL, "then: %s", tr_error_message());
+}
+
+static void a_rank_whose_backward_fails_is_lost_to_the_others(void **state)
+{
+    (void)state;
+    partial parts[2];
+    run_both(fail_on_rank_1, parts);
+}
+
 /* ---- Two modules over one group -------------------------------------------------------------------------------------------- */
 
 typedef struct tower {
@@ -363,6 +469,7 @@ static void wrong_arguments_are_errors(void **state)
     assert_int_equal(tr_status_of(tr_ddp(net, NULL)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_ddp(NULL, group)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_ddp(net, group, .bucket_mb = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_ddp(net, group, .bucket_mb = 0)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_ddp(tr_linear(0, 1), group)), TR_INVALID);
     assert_int_equal(tr_ddp_sync(net, true), TR_INVALID);
     assert_int_equal(tr_ddp_sync(tr_ddp(net, group), false), TR_OK);
@@ -381,6 +488,8 @@ int main(void)
         cmocka_unit_test(micro_batches_exchange_once),
         cmocka_unit_test(what_takes_no_part_counts_as_zero),
         cmocka_unit_test(what_is_frozen_stays_and_the_rest_learns),
+        cmocka_unit_test(the_first_difference_of_modules_is_named_on_all_ranks),
+        cmocka_unit_test(a_rank_whose_backward_fails_is_lost_to_the_others),
         cmocka_unit_test(buckets_of_two_modules_do_not_meet),
         cmocka_unit_test(running_statistics_become_those_of_rank_0),
         cmocka_unit_test(wrong_arguments_are_errors),

@@ -460,6 +460,85 @@ static void a_reply_that_cannot_be_sent_is_not_waited_for(void **state)
     run(DIST_WORKERS, run_unsent_replies, NULL);
 }
 
+/* ---- Tensors that travelled outside the context --------------------------------------------------------------------------- */
+
+typedef struct heard {
+    atomic_int count;
+    char text[1024]; /* the first */
+} heard;
+
+static void hear(tr_log_level level, const char *message, void *user)
+{
+    heard *h = user;
+    if (level == TR_LOG_WARN && atomic_fetch_add(&h->count, 1) == 0) snprintf(h->text, sizeof h->text, "%s", message);
+}
+
+static void run_heard(void (*body)(rank *r), heard *h)
+{
+    *h = (heard){0};
+    tr_set_log(hear, h, TR_LOG_WARN);
+    run(DIST_WORKERS, body, h);
+    tr_set_log(NULL, NULL, TR_LOG_OFF);
+}
+
+static tr_tensor *ask_layer(dist_worker *w, const char *to, tr_tensor *x)
+{
+    return tr_future_tensor(tr_rpc_sync(w->rpc, to, "layer", x));
+}
+
+/* w1's layer is asked before there is a context; w0's own layer goes on from there. */
+static void asks_too_early(rank *r, dist_worker *w)
+{
+    const heard *h = r->arg;
+    tr_tensor *y = tr_affine(ask_layer(w, "w1", dist_input()), 2, 0);
+    for (int mode = TR_DIST_FAST; mode <= TR_DIST_SMART; mode++) {
+        TR_DIST_CONTEXT(w->rpc, context);
+        OK(tr_dist_backward(context, tr_sum(tr_forward(w->net, y)), .mode = (tr_dist_mode)mode));
+        CHECK(tr_dist_grad(context, tr_list_at(tr_parameters(w->net), 0)));
+        CHECK(tr_status_of(dist_fetch_grad(w, 1, 0)) == TR_NOT_FOUND);
+        CHECK(atomic_load(&h->count) == 1);
+    }
+    CHECK(strstr(h->text, "on worker 0 an input of \"linear\" came from another worker in a call outside the context"));
+    CHECK(strstr(h->text, "Make the context (TR_DIST_CONTEXT) before the calls"));
+    TR_DIST_CONTEXT(w->rpc, context);
+    CHECK(tr_dist_backward(context, tr_sum(y)) == TR_STATE);
+    SAYS("stayed at another worker: make the distributed context before the calls");
+    OK(tr_dist_backward(context, tr_sum(ask_layer(w, "w2", y)))); /* on w2, which gets it in a context, it is no better */
+    CHECK(atomic_load(&h->count) == 2);
+}
+
+static void run_asks_too_early(rank *r) { serve_or(r, asks_too_early); }
+
+static void what_travelled_before_the_context_is_told_once(void **state)
+{
+    (void)state;
+    heard h;
+    run_heard(run_asks_too_early, &h);
+}
+
+/* Evaluation outside contexts, parameters that are looked at, what is frozen, and what is detached. */
+static void asks_on_purpose(rank *r, dist_worker *w)
+{
+    tr_rref *parameters[DIST_WORKERS * DIST_PARAMETERS];
+    OK(dist_parameters(w, parameters));
+    tr_tensor *y = ask_layer(w, "w1", dist_input()), *weight = tr_future_tensor(tr_rref_to_here(parameters[2]));
+    CHECK(tr_item(tr_sum(tr_forward(w->net, y))) != 0 && tr_item(tr_sum(weight)) != 0);
+    TR_DIST_CONTEXT(w->rpc, context);
+    tr_tensor *there = ask_layer(w, "w1", dist_input());
+    OK(tr_dist_backward(context, tr_sum(tr_forward(w->net, tr_mul(there, tr_detach(y))))));
+    OK(tr_status_of(dist_fetch_grad(w, 1, 0)));
+    CHECK(atomic_load(&((const heard *)r->arg)->count) == 0);
+}
+
+static void run_asks_on_purpose(rank *r) { serve_or(r, asks_on_purpose); }
+
+static void what_no_backward_meets_is_not_told(void **state)
+{
+    (void)state;
+    heard h;
+    run_heard(run_asks_on_purpose, &h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -471,6 +550,8 @@ int main(void)
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
         cmocka_unit_test(a_reply_that_comes_too_late_is_not_waited_for),
         cmocka_unit_test(a_reply_that_cannot_be_sent_is_not_waited_for),
+        cmocka_unit_test(what_travelled_before_the_context_is_told_once),
+        cmocka_unit_test(what_no_backward_meets_is_not_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

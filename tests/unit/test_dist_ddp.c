@@ -194,6 +194,50 @@ static void steps_during_the_backward_wait_for_the_mean(void **state)
     run(TRAINERS + 1, run_early, NULL);
 }
 
+/* ---- Clipping ---------------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *w2_weight(void *state)
+{
+    return tr_list_at(tr_parameters(((member *)state)->w.net), 0);
+}
+TR_RPC_WITH_STATE(w2_weight, RETURNS(TENSOR));
+
+/* The replicas' norm is that of the mean, the same on all trainers; with the server's gradients, each one's own, it would not be. */
+static void run_clip(rank *r)
+{
+    member m = {0};
+    begin(r, &m);
+    if (!m.trainers) OK(tr_rpc_register(m.w.rpc, &w2_weight_rpc, .state = &m));
+    OK(tr_barrier(r->group));
+    if (m.trainers) {
+        TR_SCOPE;
+        tr_rref *all[2 * DIST_PARAMETERS + 1];
+        for (int i = 0; i < 2 * DIST_PARAMETERS; i++)
+            all[i] = tr_rref_new(m.w.rpc, tr_value_tensor(tr_list_at(tr_parameters(m.inner), i)));
+        all[2 * DIST_PARAMETERS] = tr_remote(m.w.rpc, "w2", "w2_weight");
+        tr_dist_optimizer *replicas = tr_dist_optimizer_new(m.w.rpc, all, 2 * DIST_PARAMETERS, TR_DIST_SGD(.lr = 1));
+        tr_dist_optimizer *both = tr_dist_optimizer_new(m.w.rpc, all, 2 * DIST_PARAMETERS + 1, TR_DIST_SGD(.lr = 1));
+        OK(tr_status_of(both));
+        TR_DIST_CONTEXT(m.w.rpc, context);
+        OK(tr_dist_backward(context, loss_of(m.w.net, ask(&m, input_of(r->number)))));
+        CHECK(tr_dist_clip_grad_norm(both, context, 0.1, NULL) == TR_UNSUPPORTED);
+        SAYS("parameter 0 is a replica under tr_ddp()");
+        tr_tensor *mean[2 * DIST_PARAMETERS], *server = NULL;
+        twin_gradients(r, mean, &server);
+        double norm, squares = 0;
+        for (int i = 0; i < 2 * DIST_PARAMETERS; i++) squares += tr_item(tr_sum(tr_mul(mean[i], mean[i])));
+        OK(tr_dist_clip_grad_norm(replicas, context, 0.1, &norm));
+        CHECK(norm * norm - squares < 1e-12 * squares && squares - norm * norm < 1e-12 * squares);
+    }
+    end(r, &m);
+}
+
+static void replicas_are_clipped_by_their_own_norm(void **state)
+{
+    (void)state;
+    run(TRAINERS + 1, run_clip, NULL);
+}
+
 /* ---- One context for all trainers, which another worker drives ------------------------------------------------------------ */
 
 /* w2 calls both trainers, or one that calls the other: in one backward, each waits for the other's gradients. */
@@ -256,10 +300,11 @@ static void run_failure(rank *r)
         TR_DIST_CONTEXT(m.w.rpc, context);
         if (r->number == 1) CHECK(tr_grad_hook_add(tr_list_at(tr_parameters(m.inner), 0), break_backward, NULL) >= 0);
         tr_tensor *loss = loss_of(m.w.net, ask(&m, input_of(r->number)));
-        CHECK(tr_dist_backward(context, loss) == TR_INVALID);
+        tr_status own = r->number == 1 ? TR_INVALID : TR_PEER;
+        CHECK(tr_dist_backward(context, loss) == own);
         SAYS("the hook does not like it");
-        if (r->number == 0) SAYS("rank 1");
-        CHECK(tr_barrier(m.trainers) == TR_INVALID);
+        if (r->number == 0) SAYS("rank 1 (pid ");
+        CHECK(tr_barrier(m.trainers) == own);
         SAYS("is broken");
     }
     end(r, &m);
@@ -351,6 +396,7 @@ int main(void)
         cmocka_unit_test(each_context_gets_the_mean_over_the_trainers),
         cmocka_unit_test(without_sync_contexts_gather_and_exchange_later),
         cmocka_unit_test(steps_during_the_backward_wait_for_the_mean),
+        cmocka_unit_test(replicas_are_clipped_by_their_own_norm),
         cmocka_unit_test(trainers_of_one_context_do_not_wait_for_ever),
         cmocka_unit_test(a_trainer_that_fails_is_named_to_the_others),
         cmocka_unit_test(waiting_for_a_trainer_ends_with_the_backwards_time),

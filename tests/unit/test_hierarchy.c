@@ -3,7 +3,9 @@
  *
  * ctest: timeout=600
  */
+#include "base/object.h"
 #include "comm/algo/reduce.h"
+#include "comm/control.h"
 #include "comm_trials.h"
 
 #include <stdatomic.h>
@@ -82,7 +84,7 @@ static void sum_narrow(rank *r)
     unsigned char *x = malloc(COUNT * 2), nearest[2];
     CHECK(x);
     for (int64_t i = 0; i < COUNT; i++) put(TR_BF16, x, i, r->number == 0 ? 256 : 1);
-    OK(tr_all_reduce(r->group, x, COUNT, .dtype = TR_BF16));
+    OK(tr_all_reduce(r->group, (void *)x, COUNT, .dtype = TR_BF16));
     put(TR_BF16, nearest, 0, 256 + r->world - 1);
     for (int64_t i = 0; i < COUNT; i++) CHECK(memcmp(x + 2 * i, nearest, 2) == 0);
     free(x);
@@ -301,7 +303,40 @@ static void drop_the_group(rank *r)
     bool receives = r->number == r->world - 1;
     if (status == TR_OK) status = receives ? tr_recv(r->group, x, 4, .peer = 0) : tr_barrier(r->group);
     CHECK(status == TR_PEER || status == TR_MISMATCH);
-    if (status == TR_PEER) SAYS("rank 1 gave up group 'world'");
+    if (status == TR_PEER) SAYS("rank 1 (pid ");
+    if (status == TR_PEER) SAYS(") gave up group 'world': the program dropped the group");
+}
+
+/* A rank's own failure, whatever its status, is to the others the loss of that rank. */
+static void give_up(rank *r)
+{
+    const tr_status *own = r->arg;
+    OK(tr_barrier(r->group));
+    if (r->number == r->world - 1) {
+        tr__fail(*own, "the disk is full");
+        tr__group_give_up(r->group);
+        CHECK(tr_barrier(r->group) == *own);
+        SAYS("group 'world' is broken: the disk is full");
+        return;
+    }
+    char name[32];
+    snprintf(name, sizeof name, "rank %d (pid ", r->world - 1);
+    CHECK(tr_barrier(r->group) == TR_PEER);
+    SAYS(name);
+    SAYS(") gave up group 'world': the disk is full");
+    CHECK(tr_barrier(r->group) == TR_PEER);
+    SAYS("group 'world' is broken: rank ");
+}
+
+static void a_rank_that_gives_up_is_a_lost_peer(void **state)
+{
+    (void)state;
+    const tr_status statuses[] = {TR_IO, TR_FORMAT, TR_TIMEOUT, TR_CANCELLED};
+    for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++) {
+        run_everywhere(give_up, &statuses[i]);
+        run(3, give_up, &statuses[i]);
+        run_tcp(3, give_up, NULL, &statuses[i]);
+    }
 }
 
 static void a_group_that_is_dropped_wakes_everyone(void **state)
@@ -327,6 +362,7 @@ int main(void)
         cmocka_unit_test(calls_of_different_numbers_do_not_meet),
         cmocka_unit_test(a_rank_that_stays_away_is_a_timeout),
         cmocka_unit_test(a_rank_that_leaves_early_is_an_error),
+        cmocka_unit_test(a_rank_that_gives_up_is_a_lost_peer),
         cmocka_unit_test(a_group_that_is_dropped_wakes_everyone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

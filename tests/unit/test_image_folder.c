@@ -15,8 +15,10 @@
 #include <png.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <trireme/trireme.h>
 
@@ -39,6 +41,44 @@ static size_t make_png(unsigned format, int width, int height, const void *pixel
     return bytes;
 }
 
+static void write_to_file(png_structp png, png_bytep bytes, size_t count)
+{
+    size_t *at = png_get_io_ptr(png);
+    assert_true(count <= sizeof file - *at);
+    memcpy(file + *at, bytes, count);
+    *at += count;
+}
+
+/* A PNG of black pixels but for one, at the right below: in any kind of colour, bits, and order of rows. */
+static size_t make_black_png(int kind, int bits, int interlace, int width, int height)
+{
+    size_t bytes = 0;
+    png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, NULL, NULL, NULL);
+    png_infop info = png_create_info_struct(png);
+    assert_non_null(info);
+    png_set_write_fn(png, &bytes, write_to_file, NULL);
+    png_set_IHDR(png, info, (unsigned)width, (unsigned)height, bits, kind, interlace, PNG_COMPRESSION_TYPE_DEFAULT,
+        PNG_FILTER_TYPE_DEFAULT);
+    png_set_filter(png, 0, PNG_FILTER_NONE);
+    png_set_compression_level(png, 1);
+    if (bits == 16) png_set_gAMA(png, info, 1); /* which is not heeded */
+    png_write_info(png, info);
+    unsigned char *row = calloc(1, png_get_rowbytes(png, info));
+    assert_non_null(row);
+    for (int pass = png_set_interlace_handling(png); pass > 0; pass--)
+        for (int y = 0; y < height; y++) {
+            memset(row, 0, png_get_rowbytes(png, info));
+            if (y == height - 1) row[(size_t)bits * (size_t)(width - 1) / 8] = 0x81;
+            png_write_row(png, row);
+        }
+    png_write_end(png, NULL);
+    free(row);
+    png_destroy_write_struct(&png, &info);
+    return bytes;
+}
+
+static bool progressive; /* what make_jpeg() makes */
+
 /* components: 1 grey, 3 RGB, 4 CMYK */
 static size_t make_jpeg(int components, int width, int height, const unsigned char *pixels)
 {
@@ -55,6 +95,7 @@ static size_t make_jpeg(int components, int width, int height, const unsigned ch
     jpeg.in_color_space = components == 1 ? JCS_GRAYSCALE : components == 3 ? JCS_RGB : JCS_CMYK;
     jpeg_set_defaults(&jpeg);
     jpeg_set_quality(&jpeg, 95, TRUE);
+    if (progressive) jpeg_simple_progression(&jpeg);
     jpeg_start_compress(&jpeg, TRUE);
     for (int y = 0; y < height; y++) {
         JSAMPROW row = (JSAMPROW)pixels + (size_t)y * (size_t)(width * components);
@@ -147,6 +188,16 @@ static void test_kinds_of_png(void **state)
     TR_CHECK(tr_dataset_at(folder_of("grey", "a.PNG", make_png(PNG_FORMAT_GRAY, 2, 1, grey), 1, 2), 0, &s));
     for (int c = 0; c < 3; c++) assert_true(fabs(pixel(&s, c, 0, 1) - 200) < 0.01);
     assert_int_equal(tr_item(s.y), 0);
+    /* Of 16 bits the upper eight, whatever gamma the file speaks of; and rows in seven passes. */
+    for (int bits = 8; bits <= 16; bits += 8)
+        for (int interlace = PNG_INTERLACE_NONE; interlace <= PNG_INTERLACE_ADAM7; interlace++) {
+            size_t bytes = make_black_png(PNG_COLOR_TYPE_GRAY, bits, interlace, 19, 13);
+            TR_CHECK(tr_dataset_at(folder_of("grey", "a.PNG", bytes, 13, 19), 0, &s));
+            for (int i = 0; i < 3 * 13 * 19; i++) {
+                int place = i % (13 * 19), want = place == 13 * 19 - 1 ? 0x81 : 0;
+                assert_true(fabs(pixel(&s, i / (13 * 19), place / 19, place % 19) - want) < 0.01);
+            }
+        }
 }
 
 static void test_kinds_of_jpeg(void **state)
@@ -169,6 +220,13 @@ static void test_kinds_of_jpeg(void **state)
     TR_CHECK(tr_dataset_at(folder_of("rgb", "a.jpg", make_jpeg(3, W, H, rgb), 6, 8), 0, &s));
     for (int x = 1; x < 7; x++) assert_true(fabs(pixel(&s, 0, 3, x) - 4 * (8 * x + 3.5)) < 8);
     for (int y = 1; y < 5; y++) assert_true(fabs(pixel(&s, 1, y, 3) - 5 * (8 * y + 3.5)) < 8);
+
+    /* Progressive files hold the same, in another order. */
+    tr_sample p;
+    progressive = true;
+    TR_CHECK(tr_dataset_at(folder_of("rgb", "a.jpg", make_jpeg(3, W, H, rgb), 6, 8), 0, &p));
+    progressive = false;
+    for (int i = 0; i < 3 * 6 * 8; i++) assert_true(((float *)tr_data(p.x))[i] == ((float *)tr_data(s.x))[i]);
 
     memset(rgb, 77, sizeof rgb);
     TR_CHECK(tr_dataset_at(folder_of("one", "a.jpeg", make_jpeg(1, W, H, rgb), 4, 4), 0, &s));
@@ -219,11 +277,70 @@ static void test_damaged_pictures(void **state)
     bytes = make_jpeg(3, 40, 40, rgb);
     for (size_t i = 0; i + 8 < bytes; i++)
         if (file[i] == 0xff && file[i + 1] == 0xc0) memcpy(file + i + 5, "\xff\xdc\xff\xdc", 4);
-    assert_failed(tr_dataset_at(folder_of("bad", "a.png", bytes, 8, 8), 0, &s), TR_FORMAT, "65500 x 65500 pixels");
+    assert_failed(tr_dataset_at(folder_of("bad", "a.png", bytes, 8, 8), 0, &s), TR_FORMAT,
+        "it has 65500 x 65500 pixels");
     tr_dataset *set = folder_of("bad", "a.png", bytes, 8, 8);
     unlink(files_path("bad/class/a.png"));
     assert_failed(tr_dataset_at(set, 0, &s), TR_NOT_FOUND, "a.png: it cannot be opened: No such file");
 }
+
+/* ---- What is large ----------------------------------------------------------------------------------------------- */
+
+static long peak_kb(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+}
+
+/* A file of a few KB with as many pixels as may be, 201 MB of them, is read without taking memory for all. */
+static void test_large_images_take_a_few_rows(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_sample s;
+    size_t bytes = make_black_png(PNG_COLOR_TYPE_GRAY, 1, PNG_INTERLACE_NONE, 1 << 13, 1 << 13);
+    tr_dataset *set = folder_of("large", "a.png", bytes, 32, 32);
+    long before = peak_kb();
+    TR_CHECK(tr_dataset_at(set, 0, &s));
+    assert_in_range(peak_kb() - before, 0, 60000);
+    assert_true(pixel(&s, 0, 31, 31) > 0 && pixel(&s, 0, 31, 30) == 0 && pixel(&s, 2, 0, 0) == 0);
+    bytes = make_black_png(PNG_COLOR_TYPE_GRAY, 1, PNG_INTERLACE_NONE, 1 << 13, (1 << 13) + 1);
+    assert_failed(tr_dataset_at(folder_of("large", "a.png", bytes, 32, 32), 0, &s), TR_FORMAT,
+        "a.png: it has 8192 x 8193 pixels, more than the 67108864 that .max_pixels allows");
+}
+
+static void test_the_program_says_how_large(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_sample s;
+    unsigned char rgb[40 * 40 * 3] = {0};
+    const char *folder = files_path("limit");
+    folder_of("limit", "a.png", make_png(PNG_FORMAT_RGB, 40, 40, rgb), 8, 8);
+    for (int64_t most = 1599; most < 1601; most++) {
+        tr_status status = tr_dataset_at(tr_image_folder(folder, .height = 8, .width = 8, .max_pixels = most), 0, &s);
+        assert_int_equal(status, most < 1600 ? TR_FORMAT : TR_OK);
+    }
+    /* Of a progressive JPEG all coefficients are held, here of 40 x 40 in each of three colours, of two bytes. */
+    progressive = true;
+    unlink(files_path("limit/class/a.png"));
+    folder_of("limit", "a.jpg", make_jpeg(1, 40, 40, rgb), 8, 8);
+    TR_CHECK(tr_dataset_at(tr_image_folder(folder, .height = 8, .width = 8, .max_pixels = 1600), 0, &s));
+    size_t bytes = make_jpeg(3, 40, 40, rgb);
+    for (size_t i = 0; i + 17 < bytes; i++) /* not before all colours are as large */
+        if (file[i] == 0xff && file[i + 1] == 0xc2) file[i + 11] = 0x11;
+    folder_of("limit", "a.jpg", bytes, 8, 8);
+    assert_failed(tr_dataset_at(tr_image_folder(folder, .height = 8, .width = 8, .max_pixels = 1600), 0, &s), TR_FORMAT,
+        "it is a progressive JPEG file, which takes 9600 bytes to decode, more than 3 for each of the 1600 pixels");
+    progressive = false;
+    tr_dataset *negative = tr_image_folder(folder, .height = 8, .width = 8, .max_pixels = -1);
+    assert_failed(tr_status_of(negative), TR_INVALID, "not -1");
+    tr_dataset *beyond = tr_image_folder(folder, .height = 8, .width = 8, .max_pixels = (int64_t)1 << 31);
+    assert_failed(tr_status_of(beyond), TR_INVALID, ".max_pixels must be 1 to 2147483647");
+}
+
+/* ---- Folders ----------------------------------------------------------------------------------------------------- */
 
 static void test_folders(void **state)
 {
@@ -327,6 +444,8 @@ int main(void)
         cmocka_unit_test(test_kinds_of_jpeg),
         cmocka_unit_test(test_pictures_cut_short),
         cmocka_unit_test(test_damaged_pictures),
+        cmocka_unit_test(test_large_images_take_a_few_rows),
+        cmocka_unit_test(test_the_program_says_how_large),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_what_is_neither_file_nor_folder),
         cmocka_unit_test(test_cifar),

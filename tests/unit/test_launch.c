@@ -337,14 +337,45 @@ static void test_effect_comes_after_its_cause(void **state)
     assert_int_equal(report.first_rank, 0);
     assert_int_equal(report.exit_code, 5);
 
-    /* When nobody else fails, it is all that there is to tell; so are those that end because they are asked to. */
-    assert_int_equal(RUN("[ $RANK = 0 ] || exit 69; trap 'exit 5' TERM; while :; do sleep 0.05; done", 2), TR_CHILD);
-    assert_int_equal(report.first_rank, 1);
-    assert_int_equal(report.exit_code, TR_EXIT_PEER);
-
+    /* When nobody else fails, it is all that there is to tell. */
     const char *const self[] = {"/proc/self/exe", "lose", NULL};
     assert_int_equal(tr_launch(self, 1, .output = collect, .user = &heard, .report = &report), TR_CHILD);
     assert_int_equal(report.exit_code, TR_EXIT_PEER);
+}
+
+static void assert_reported(const char *words)
+{
+    if (!strstr(report.text, words)) fail_msg("'%s' does not say '%s'", report.text, words);
+}
+
+/* All others say that they lost a rank: it is the one that does not. */
+static void test_the_only_rank_that_lost_nobody_is_the_culprit(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("[ $RANK != 1 ] || exit 0; echo rank 1 is gone; exit 69", 3), TR_CHILD);
+    assert_int_equal(report.first_rank, 1);
+    assert_int_equal(report.exit_code, 0);
+    assert_reported("rank 1 (pid ");
+    assert_reported(") exited with 0 after ");
+    assert_reported(" still needed it and exited with 69; its last lines:\n    rank 1 is gone");
+
+    /* It has some time to fail by itself, and then is ended. */
+    assert_int_equal(RUN("[ $RANK = 0 ] || exit 69; sleep 1; exit 5", 3), TR_CHILD);
+    assert_int_equal(report.first_rank, 0);
+    assert_int_equal(RUN("[ $RANK = 0 ] || exit 69; trap 'exit 5' TERM; while :; do sleep 0.05; done", 2), TR_CHILD);
+    assert_int_equal(report.first_rank, 0);
+    assert_int_equal(report.exit_code, 5);
+    assert_reported(") went on until it was ended after ");
+    assert_reported(", though rank 1 (pid ");
+    assert_reported(") had lost it and exited with 69");
+
+    /* Of several it cannot be told, unless one exited with 0 before it left. */
+    assert_int_equal(RUN("[ $RANK = 0 ] && exit 69; exit 0", 3), TR_CHILD);
+    assert_int_equal(report.first_rank, 0);
+    assert_int_equal(report.exit_code, TR_EXIT_PEER);
+    assert_int_equal(RUN("[ $RANK != 1 ] || exit 0; [ $RANK = 0 ] && exit 69; exec sleep 60", 3), TR_CHILD);
+    assert_int_equal(report.first_rank, 1);
+    assert_no_children();
 }
 
 static void test_program_that_cannot_run(void **state)
@@ -417,6 +448,38 @@ static int closed_stdio(void)
     return RUN("echo here; echo there >&2", 2) == TR_OK && heard.lines == 4 ? 0 : 1;
 }
 
+/* From the line "ready" on, no thread of this process can fork. */
+static void forbid_forks(int rank, bool is_stderr, const char *line, size_t length, void *user)
+{
+    (void)rank, (void)is_stderr, (void)user;
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (length != 5 || memcmp(line, "ready", 5) != 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return;
+    if (!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program))
+        close(creat(getenv("FORBIDDEN"), 0600));
+}
+
+static int no_other_guard(void)
+{
+    char folder[] = "/tmp/trireme-launch-XXXXXX", path[64];
+    if (!mkdtemp(folder)) return 1;
+    snprintf(path, sizeof path, "%s/forbidden", folder);
+    setenv("FORBIDDEN", path, 1);
+    tr_status status = tr_launch(SHELL("echo ready; until [ -e $FORBIDDEN ]; do sleep 0.02; done;"
+        " kill -9 $(grep -l \"(trireme-guard) . $PPID \" /proc/[0-9]*/stat 2>/dev/null | cut -d / -f 3);"
+        " exec sleep 60"), 1, .output = forbid_forks, .report = &report);
+    unlink(path);
+    rmdir(folder);
+    if (status != TR_IO) return 2;
+    return strstr(tr_error_message(), "was killed, and there is no other: launch: cannot start a process") ? 0 : 3;
+}
+
 static void assert_passes_apart(int (*function)(void))
 {
     pid_t child = fork();
@@ -432,6 +495,7 @@ static void test_apart(void **state)
     (void)state;
     assert_passes_apart(few_descriptors);
     assert_passes_apart(no_pidfd);
+    assert_passes_apart(no_other_guard);
     assert_passes_apart(closed_stdio);
 }
 
@@ -524,6 +588,7 @@ int main(int argc, char **argv)
         TEST(test_grace),
         TEST(test_signal_comes_before_exit),
         TEST(test_effect_comes_after_its_cause),
+        TEST(test_the_only_rank_that_lost_nobody_is_the_culprit),
         TEST(test_program_that_cannot_run),
         TEST(test_wrong_arguments),
         TEST(test_apart),

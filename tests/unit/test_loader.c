@@ -133,6 +133,66 @@ static void test_epochs_follow_each_other(void **state)
     assert_memory_equal(second, again, sizeof first);
 }
 
+static tr_status get_random(const tr_sample_call *call, tr_sample *out)
+{
+    out->x = tr_rand(call->seed, TR_SHAPE(2));
+    return TR_OK;
+}
+
+/* The next batch, of all 50 samples, is that of this epoch: in its order, and with its random numbers. */
+static void expect_epoch(tr_loader *loader, int64_t epoch)
+{
+    TR_SCOPE;
+    tr_batch want, b;
+    tr_loader *other = tr_loader_new(tr_dataset_new(50, get_random), .batch = 50, .shuffle = true, .seed = 6);
+    TR_CHECK(tr_loader_set_epoch(other, epoch));
+    TR_CHECK(tr_loader_next(other, &want));
+    TR_CHECK(tr_loader_next(loader, &b));
+    assert_memory_equal(b.indices, want.indices, sizeof(int64_t[50]));
+    assert_memory_equal(tr_data(b.x), tr_data(want.x), sizeof(float[100]));
+    assert_int_equal(tr_loader_next(loader, &b), TR_END);
+}
+
+static void test_the_epoch_that_was_set_last_counts(void **state)
+{
+    (void)state;
+    for (int workers = 0; workers < 3; workers++) {
+        TR_SCOPE;
+        tr_batch b;
+        tr_dataset *set = tr_dataset_new(50, get_random);
+        tr_sampler *sampler = tr_distributed_sampler(50, .seed = 6);
+        TR_CHECK(tr_sampler_set_epoch(sampler, 3)); /* before the loader is made */
+        tr_loader *loader = tr_loader_new(set, .batch = 50, .sampler = sampler, .seed = 6, .workers = workers);
+        tr_loader *other = tr_loader_new(set, .batch = 50, .sampler = sampler, .seed = 6);
+        expect_epoch(loader, 3);
+        expect_epoch(loader, 4);
+        TR_CHECK(tr_sampler_set_epoch(sampler, 3)); /* the same again */
+        expect_epoch(loader, 3);
+        TR_CHECK(tr_sampler_set_epoch(sampler, 9));
+        TR_CHECK(tr_loader_set_epoch(loader, 7));
+        expect_epoch(loader, 7);
+        expect_epoch(loader, 8);
+        TR_CHECK(tr_loader_set_epoch(loader, 1));
+        TR_CHECK(tr_sampler_set_epoch(sampler, 5));
+        expect_epoch(loader, 5);
+        expect_epoch(other, 5);
+        TR_CHECK(tr_loader_next(loader, &b)); /* epoch 6 is under way, and stays it */
+        TR_CHECK(tr_sampler_set_epoch(sampler, 2));
+        assert_int_equal(tr_loader_next(loader, &b), TR_END);
+        expect_epoch(loader, 2);
+
+        /* A training that is resumed in the middle of an epoch may name it to the sampler, too. */
+        loader = tr_loader_new(set, .batch = 5, .sampler = sampler, .seed = 6, .workers = workers);
+        int64_t order[50];
+        TR_CHECK(tr_loader_seek(loader, 4, 9));
+        TR_CHECK(tr_sampler_set_epoch(sampler, 4));
+        TR_CHECK(tr_sampler_indices(sampler, order));
+        TR_CHECK(tr_loader_next(loader, &b));
+        assert_memory_equal(b.indices, order + 45, sizeof(int64_t[5]));
+        assert_int_equal(tr_loader_next(loader, &b), TR_END);
+    }
+}
+
 /* Ranks take each sample once, and the few that make them even are told. */
 static void test_ranks_share_an_epoch(void **state)
 {
@@ -140,7 +200,7 @@ static void test_ranks_share_an_epoch(void **state)
     TR_SCOPE;
     int times[10] = {0};
     for (int rank = 0; rank < 4; rank++) {
-        tr_sampler *sampler = tr_distributed_sampler(10, .rank = rank, .world_size = 4);
+        tr_sampler *sampler = tr_distributed_sampler(10, .rank = rank, .world_size = 4, .in_order = true);
         tr_loader *loader = tr_loader_new(numbers(10), .batch = 2, .workers = rank, .sampler = sampler);
         tr_batch b;
         TR_CHECK(tr_loader_next(loader, &b));
@@ -344,7 +404,7 @@ static void test_what_is_no_loader(void **state)
     assert_failed(tr_status_of(tr_loader_new(set, .workers = -1)), TR_INVALID, "-1 workers");
     assert_failed(tr_status_of(tr_loader_new(set, .prefetch = -2)), TR_INVALID, "prefetch of -2");
     assert_failed(tr_status_of(tr_loader_new(set, .device = tr_cpu(99))), TR_DEVICE, "99");
-    tr_sampler *sampler = tr_distributed_sampler(9);
+    tr_sampler *sampler = tr_distributed_sampler(9, .in_order = true);
     assert_failed(tr_status_of(tr_loader_new(set, .sampler = sampler, .shuffle = true)), TR_INVALID, ".shuffle");
     assert_failed(tr_loader_next(tr_loader_new(set, .sampler = sampler, .workers = 1), &b), TR_INVALID,
         "asks for sample 4, and tensors has 4");
@@ -408,12 +468,6 @@ static void test_collate(void **state)
     }
 }
 
-static tr_status get_random(const tr_sample_call *call, tr_sample *out)
-{
-    out->x = tr_rand(call->seed, TR_SHAPE(2));
-    return TR_OK;
-}
-
 static void test_random_numbers_are_the_samples(void **state)
 {
     (void)state;
@@ -455,6 +509,7 @@ int main(void)
         cmocka_unit_test(test_batches_in_order),
         cmocka_unit_test(test_the_order_does_not_depend_on_workers),
         cmocka_unit_test(test_epochs_follow_each_other),
+        cmocka_unit_test(test_the_epoch_that_was_set_last_counts),
         cmocka_unit_test(test_ranks_share_an_epoch),
         cmocka_unit_test(test_a_kept_batch_stays_as_it_is),
         cmocka_unit_test(test_a_batch_outlives_its_loader),

@@ -220,6 +220,21 @@ static tr_status get_slowly(const tr_sample_call *call, tr_sample *out)
     return TR_OK;
 }
 
+/* Which comes from the terminal or the launcher to all of a process group: the program may finish its step and save. */
+static void test_a_request_to_end_is_not_for_the_workers(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+    tr_loader *loader = tr_loader_new(numbers(sound), .batch = 5, .workers = 2, .processes = true);
+    tr_batch b;
+    for (int i = 0; i < 10; i++) {
+        if (tr_loader_next(loader, &b) != TR_OK) fail_msg("%s", tr_error_message());
+        kill((pid_t)((int64_t *)tr_data(b.y))[0], signals[i % 6]);
+    }
+    assert_int_equal(tr_loader_next(loader, &b), TR_END);
+}
+
 static tr_dataset *make_slow(const void *argument, size_t bytes)
 {
     (void)argument, (void)bytes;
@@ -298,6 +313,7 @@ int main(void)
         cmocka_unit_test(test_a_dataset_that_cannot_be_made_there),
         cmocka_unit_test(test_what_processes_cannot_do),
         cmocka_unit_test(test_loaders_end_in_mid_epoch),
+        cmocka_unit_test(test_a_request_to_end_is_not_for_the_workers),
         cmocka_unit_test(test_workers_die_with_the_program),
     };
     return cmocka_run_group_tests(tests, files_begin, files_end);

@@ -24,7 +24,7 @@ static double exponential(int64_t i) { return tr_exponential_lr(i, LR, 0.9); }
 static double cosine(int64_t i) { return tr_cosine_lr(i, LR, STEPS, .min_lr = 0.01); }
 static double warmup(int64_t i) { return tr_warmup_lr(i, LR, 8); }
 static double linear(int64_t i) { return tr_linear_lr(i, LR, 12); }
-static double linear_down(int64_t i) { return tr_linear_lr(i, LR, 30, .from = 1, .to = TR_ZERO); }
+static double linear_down(int64_t i) { return tr_linear_lr(i, LR, 30, .from = 1, .to = 0); }
 static double polynomial(int64_t i) { return tr_polynomial_lr(i, LR, 30, .power = 2); }
 static double one_cycle(int64_t i) { return tr_one_cycle_lr(i, LR, STEPS); }
 static double one_cycle_linear(int64_t i)
@@ -105,7 +105,7 @@ static void test_before_after_and_without_sense(void **state)
     assert_true(tr_linear_lr(1000, 1.0, 10, .to = 0.5) == 0.5 && tr_polynomial_lr(1000, 1.0, 10) == 0);
     assert_true(fabs(tr_one_cycle_lr(1000, 1.0, 10) - 4e-6) < 1e-18);
     assert_true(isnan(tr_one_cycle_lr(3, 1.0, 10, .rise = 1.5)) && isnan(tr_sequential_lr(0, NULL, 0)));
-    assert_true(tr_one_cycle_lr(0, 1.0, 10, .rise = TR_ZERO) <= 1);
+    assert_true(tr_one_cycle_lr(0, 1.0, 10, .rise = 0) <= 1);
     assert_true(tr_one_cycle_lr(0, 1.0, 10, .rise = 0.1) == 1); /* up in one step, the first */
 }
 

@@ -131,7 +131,7 @@ static void train_rank(rank *r)
         TR_SCOPE;
         tr_module *one = make_net(1, 1), *net = make_net(PARTS, 1 + (uint64_t)r->number); /* rank 0's weights count */
         OK(train(one, 0, BATCH));
-        OK(train(tr_ddp(net, r->group, .bucket_mb = small ? 1e-9 : 0), first, first + rows));
+        OK(train(tr_ddp(net, r->group, .bucket_mb = small ? 1e-9 : 25), first, first + rows));
         CHECK(apart(net, one) < 2e-5);
     }
     OK(tr_leave(r->group));

@@ -210,7 +210,7 @@ static void test_vgg(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_module *net = tr_vgg11(.classes = 10, .batch_norm = true, .dropout = TR_ZERO);
+    tr_module *net = tr_vgg11(.classes = 10, .batch_norm = true, .dropout = 0);
     compare("vgg11_bn", net, (tr_tensor *[]){images(2000, 2)}, 1, 1e-4);
 }
 

@@ -322,6 +322,24 @@ static void test_what_an_archive_hides(void **state)
     assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "cannot have");
 }
 
+static void test_how_much_an_archive_unpacks_to(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    const char *path = files_path("a.npz");
+    tr_tensor_list *list = tr_list();
+    TR_CHECK(tr_list_add(list, "a", tr_zeros(TR_SHAPE(32 << 20), .dtype = TR_U8)));
+    TR_CHECK(tr_list_add(list, "b", tr_zeros(TR_SHAPE(32 << 20), .dtype = TR_U8)));
+    TR_CHECK(tr_npz_save(path, list, .compress = true));
+    assert_failed(tr_status_of(tr_npz_load(path)), TR_FORMAT,
+        "unpack to 67109120, more than the 67108864 that .max_bytes allows"); /* with two headers */
+    assert_int_equal(tr_list_count(tr_npz_load(path, .max_bytes = 67109120)), 2);
+    assert_failed(tr_status_of(tr_npz_load(path, .max_bytes = 1)), TR_FORMAT, "more than the 1 that");
+    assert_failed(tr_status_of(tr_npz_load(path, .max_bytes = -1)), TR_INVALID, "not -1");
+    TR_CHECK(tr_npz_save(path, list)); /* stored as they are: no more than the file */
+    TR_CHECK(tr_status_of(tr_npz_load(path)));
+}
+
 /* A zip64 record counts whatever the end's fields hold, and without its locator they count, full ones, too. */
 static void test_ends_of_an_archive(void **state)
 {
@@ -365,6 +383,7 @@ int main(void)
         cmocka_unit_test(test_what_is_no_array),
         cmocka_unit_test(test_a_damaged_archive),
         cmocka_unit_test(test_what_an_archive_hides),
+        cmocka_unit_test(test_how_much_an_archive_unpacks_to),
         cmocka_unit_test(test_ends_of_an_archive),
     };
     return cmocka_run_group_tests(tests, files_begin, files_end);

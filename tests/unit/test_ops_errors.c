@@ -232,11 +232,11 @@ static void dimensions_that_are_not_there(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *x = ones(TR_SHAPE(2, 3)), *parts[8];
-    expect(tr_sum(x, .ndims = 1, .dims = {2}), TR_SHAPE, "sum: no dimension 2 in [2, 3]");
-    expect(tr_sum(x, .ndims = 2, .dims = {1, -1}), TR_INVALID, "sum: dimension -1 of [2, 3] is named twice");
-    expect(tr_mean(x, .ndims = 9), TR_INVALID, "mean: 9 dimensions named");
-    expect(tr_max(x, .ndims = -1), TR_INVALID, "max: -1 dimensions named");
-    expect(tr_max(tr_empty(TR_SHAPE(2, 0)), .ndims = 1, .dims = {1}), TR_SHAPE,
+    expect(tr_sum(x, 2), TR_SHAPE, "sum: no dimension 2 in [2, 3]");
+    expect(tr_sum(x, TR_DIMS(1, -1)), TR_INVALID, "sum: dimension -1 of [2, 3] is named twice");
+    expect(tr_mean(x, (tr_dims){.count = 9}), TR_INVALID, "mean: 9 dimensions named: it takes 1 to 8, or TR_ALL_DIMS");
+    expect(tr_max(x, (tr_dims){.count = -1}), TR_INVALID, "max: -1 dimensions named");
+    expect(tr_max(tr_empty(TR_SHAPE(2, 0)), 1), TR_SHAPE,
            "max: a dimension to reduce is empty in [2, 0]");
     expect(tr_argmax(x, -3), TR_SHAPE, "argmax: no dimension -3 in [2, 3]");
     expect(tr_argmax(tr_empty(TR_SHAPE(2, 0)), 1), TR_SHAPE, "argmax: a dimension to reduce is empty");
@@ -399,11 +399,11 @@ static void reductions_orders_and_products_that_do_not_fit(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *x = ones(TR_SHAPE(3, 4)), *i = tr_ones(TR_SHAPE(2), .dtype = TR_I64), *at = NULL;
-    expect(tr_min(tr_empty(TR_SHAPE(2, 0)), .ndims = 1, .dims = {1}), TR_SHAPE, "min: a dimension to reduce is empty");
+    expect(tr_min(tr_empty(TR_SHAPE(2, 0)), 1), TR_SHAPE, "min: a dimension to reduce is empty");
     expect(tr_argmin(x, 2), TR_SHAPE, "argmin: no dimension 2 in [3, 4]");
-    expect(tr_norm(x, .p = -1), TR_INVALID, "norm: p is -1: it must be positive");
+    expect(tr_norm(x, -1), TR_INVALID, "norm: p is -1: it must be positive");
     expect(tr_norm(i), TR_DTYPE, "norm: x is i64");
-    expect(tr_norm(NULL, .p = 1), TR_INVALID, "norm: x is NULL");
+    expect(tr_norm(NULL, 1), TR_INVALID, "norm: x is NULL");
     expect(tr_var(i), TR_DTYPE, "mean: input 0 is i64");
     expect(tr_std(NULL), TR_INVALID, "mean: input 0 is NULL");
     expect(tr_cumsum(x, 2), TR_SHAPE, "cumsum: no dimension 2 in [3, 4]");
@@ -520,7 +520,7 @@ static void orders_of_integers_nan_and_zeros(void **state)
     assert_int_equal(tr_copy_out(tr_sort(large, 0, .indices = &at), out, sizeof out), TR_OK);
     assert_true(out[0] == INT64_MIN && out[1] == INT64_MAX - 1 && out[2] == INT64_MAX);
     assert_true(number(at, 0) == 1 && number(at, 1) == 0 && number(at, 2) == 2);
-    assert_int_equal(tr_copy_out(tr_min(large, .keep = true), out, sizeof *out), TR_OK);
+    assert_int_equal(tr_copy_out(tr_min(large, TR_ALL_DIMS, .keep = true), out, sizeof *out), TR_OK);
     assert_true(out[0] == INT64_MIN && tr_item(tr_argmin(large, 0)) == 1);
     assert_int_equal(tr_dtype_of(tr_prod(tr_ones(TR_SHAPE(2), .dtype = TR_U8))), TR_I64);
     assert_true(tr_item(tr_prod(ids(-3, 5, 7))) == -105);

@@ -142,7 +142,7 @@ static tr_optimizer *make_optimizer(const settings *s, tr_tensor_list *list)
         return tr_sgd(list, .lr = s->lr, .momentum = s->a, .dampening = s->b, .weight_decay = s->decay,
             .nesterov = s->nesterov);
     return tr_adamw(list, .lr = s->lr, .beta1 = s->a, .beta2 = s->b, .eps = s->eps,
-        .weight_decay = s->decay ? s->decay : TR_ZERO, .decay_matrices_only = s->matrices_only);
+        .weight_decay = s->decay, .decay_matrices_only = s->matrices_only);
 }
 
 static void compare(const tr_tensor_list *list, const model *expected, double tolerance)
@@ -537,7 +537,7 @@ static void test_groups_may_overlap(void **state)
     TR_CHECK(tr_backward(tr_sum(tr_affine(w, 0, 0))));
     TR_CHECK(tr_step(opt)); /* w -= 0.25 * 0.5 * w */
     assert_true(first_of(w) == 0.875);
-    TR_CHECK(tr_param_group(opt, all, .lr_scale = TR_ZERO));
+    TR_CHECK(tr_param_group(opt, all, .lr_scale = 0));
     TR_CHECK(tr_step(opt));
     assert_true(first_of(w) == 0.875);
 }
@@ -550,7 +550,7 @@ static void test_wrong_arguments(void **state)
     assert_refused(tr_status_of(tr_adamw(tr_list())), TR_INVALID, "no parameters");
     assert_refused(tr_status_of(tr_adamw(NULL)), TR_INVALID, "no parameters");
     assert_refused(tr_status_of(tr_adamw(list, .beta1 = 1)), TR_INVALID, "beta1");
-    assert_refused(tr_status_of(tr_adamw(list, .eps = TR_ZERO)), TR_INVALID, "eps");
+    assert_refused(tr_status_of(tr_adamw(list, .eps = 0)), TR_INVALID, "eps");
     assert_refused(tr_status_of(tr_sgd(list, .lr = -1)), TR_INVALID, "lr");
     assert_refused(tr_status_of(tr_sgd(list, .nesterov = true)), TR_INVALID, "nesterov");
     TR_CHECK(tr_list_add(halves, "h", tr_zeros(TR_SHAPE(2), .dtype = TR_F16, .requires_grad = true)));

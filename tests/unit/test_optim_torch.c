@@ -314,7 +314,7 @@ static void test_groups_that_do_not_fit(void **state)
     assert_int_equal(tr_param_group(sgd, some, .lr_scale = -1), TR_INVALID);
     assert_int_equal(tr_param_group(sgd, NULL), TR_INVALID);
     assert_int_equal(tr_param_group(rprop, some, .weight_decay = 0.1), TR_UNSUPPORTED);
-    TR_CHECK(tr_param_group(rprop, some, .lr_scale = 2, .weight_decay = TR_ZERO));
+    TR_CHECK(tr_param_group(rprop, some, .lr_scale = 2, .weight_decay = 0));
     assert_int_equal(tr_status_of(tr_muon(list)), TR_SHAPE);
     assert_non_null(strstr(tr_error_message(), "muon: \"p1\" is [11]: it takes parameters of 2 dimensions"));
 }
@@ -356,7 +356,7 @@ static void test_values_out_of_their_domain(void **state)
         {tr_adamw(p, .weight_decay = -0.1), "adamw: weight_decay must be 0 or more, not -0.1"},
         {tr_rmsprop(p, .momentum = -0.5), "rmsprop: momentum must be 0 or more, not -0.5"},
         {tr_rmsprop(p, .alpha = 1.5), "rmsprop: alpha must be in [0, 1], not 1.5"},
-        {tr_rmsprop(p, .eps = TR_ZERO), "rmsprop: eps must be more than 0, not 0"},
+        {tr_rmsprop(p, .eps = 0), "rmsprop: eps must be more than 0, not 0"},
         {tr_adagrad(p, .lr_decay = -1), "adagrad: lr_decay must be 0 or more, not -1"},
         {tr_adagrad(p, .initial_accumulator = -1), "adagrad: initial_accumulator must be 0 or more, not -1"},
         {tr_adagrad(p, .eps = (double)NAN), "adagrad: eps must be more than 0, not nan"},

@@ -115,7 +115,7 @@ static void test_what_is_written(void **state)
     TR_SCOPE;
     tr_tensor *x = tr_randn(1, TR_SHAPE(64, 64)), *y = tr_zeros(TR_SHAPE(64), .dtype = TR_I64);
     tr_dataset *set = tr_dataset_tensors(x, y);
-    tr_trainer *trainer = tr_classifier_trainer(small_net(), set, .validation = set, .batch = 32, .steps = 8);
+    tr_trainer *trainer = tr_classifier_trainer(small_net(), set, .validation = set, .global_batch = 32, .steps = 8);
     const char *folder = files_path(".");
     TR_CHECK(tr_fit(trainer, .folder = folder, .profile_steps = 3, .validate_every = 1)); /* none of it is in the profile */
 
@@ -145,7 +145,7 @@ static void test_what_cannot_be_written_ends_no_training(void **state)
     TR_SCOPE;
     files_write("in-the-way/profile-rank0.trace.json/x", "", 0);
     tr_tensor *x = tr_randn(1, TR_SHAPE(64, 64)), *y = tr_zeros(TR_SHAPE(64), .dtype = TR_I64);
-    tr_trainer *trainer = tr_classifier_trainer(small_net(), tr_dataset_tensors(x, y), .batch = 32, .steps = 8);
+    tr_trainer *trainer = tr_classifier_trainer(small_net(), tr_dataset_tensors(x, y), .global_batch = 32, .steps = 8);
     assert_int_equal(tr_fit(trainer, .folder = files_path("in-the-way"), .profile_steps = 3), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "trained, but without a profile: cannot replace "));
     assert_int_equal(tr_trainer_steps(trainer), 8);

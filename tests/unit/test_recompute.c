@@ -8,6 +8,7 @@
 
 #include <trireme/trireme.h>
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,6 +72,30 @@ static void a_leaf_that_no_op_saves_must_not_change(void **state)
         TR_CHECK(tr_fill(*bias, 2));
         assert_int_equal(tr_backward(y), TR_STATE);
         assert_non_null(strstr(tr_error_message(), "written to after the forward"));
+        TR_CHECK(tr_backward(tr_forward(net, x)));
+    }
+}
+
+/* An optimizer that is made after the forward moves the parameters into its arena, where a write is seen as well. */
+static void a_leaf_that_moves_must_not_change(void **state)
+{
+    (void)state;
+    enum { NOT_WRITTEN, WRITTEN_BEFORE, WRITTEN_AFTER, CASES };
+    for (int how = 0; how < CASES; how++) {
+        TR_SCOPE;
+        tr_module *net = tr_module_new("shifted", sizeof(tr_tensor *), shifted_tanh);
+        tr_tensor **bias = tr_module_state(net);
+        *bias = tr_module_parameter(net, "bias", tr_zeros(TR_SHAPE(1)));
+        TR_CHECK(tr_set_recompute(net, true));
+        tr_tensor *x = tr_full(0.5, TR_SHAPE(1), .requires_grad = true), *y = tr_forward(net, x);
+        if (how == WRITTEN_BEFORE) TR_CHECK(tr_fill(*bias, 2));
+        tr_optimizer *opt = tr_sgd(tr_parameters(net), .lr = 1);
+        TR_CHECK(tr_status_of(opt));
+        if (how == WRITTEN_AFTER) TR_CHECK(tr_fill(*bias, 2));
+        tr_status status = tr_backward(y);
+        assert_int_equal(status, how == NOT_WRITTEN ? TR_OK : TR_STATE);
+        if (status != TR_OK) assert_non_null(strstr(tr_error_message(), "written to after the forward"));
+        else assert_true(fabs(tr_item(tr_grad(*bias)) - (1 - tanh(0.5) * tanh(0.5))) < 1e-6);
         TR_CHECK(tr_backward(tr_forward(net, x)));
     }
 }
@@ -271,6 +296,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_leaf_that_no_op_saves_must_not_change),
+        cmocka_unit_test(a_leaf_that_moves_must_not_change),
         cmocka_unit_test(peak_memory_is_lower), /* first, as the peak never falls */
         cmocka_unit_test(blocks_give_the_same_bits),
         cmocka_unit_test(nested_blocks_give_the_same_bits),

@@ -398,6 +398,53 @@ static void who_waits_for_whom(void **state)
     for (int i = 0; i < 4; i++) tr__recorder_close(r[i]);
 }
 
+/* What is told of waits that began later than one moment and by another one. */
+static void expect_stalls(int64_t after, int64_t until, const char *words)
+{
+    tr__records all;
+    char *text;
+    read_own(&all, 3);
+    assert_int_equal(tr__records_stalls(&all, "unit", after, until, &text), TR_OK);
+    if (!words[0]) assert_string_equal(text, "");
+    if (!strstr(text, words)) fail_msg("nothing of '%s' in:\n%s", words, text);
+    free(text);
+    assert_int_equal(tr__records_stalls(&all, "another", after, until, &text), TR_OK);
+    assert_string_equal(text, "");
+    free(text);
+    tr__records_free(&all);
+}
+
+static void a_stall_is_told_when_it_began_then(void **state)
+{
+    (void)state;
+    tr__recorder *r[3];
+    int64_t at[4] = {tr__now_ns()};
+    for (int i = 0; i < 3; i++) {
+        r[i] = open_rank("world", i, 3, "native", NULL);
+        tr__recorder_joined(r[i]);
+        make_call(r[i], 1);
+    }
+    expect_stalls(0, tr__now_ns(), "");
+    for (int i = 0; i < 2; i++) {
+        at[i + 1] = tr__now_ns();
+        enter(r[i], TR_ALL_REDUCE, 2, 0);
+        tr__recorder_waits_for(r[i], (int[]){2}, 1);
+    }
+    at[3] = tr__now_ns();
+    char words[256];
+    snprintf(words, sizeof words, "group 'world': rank 2 (pid %d) is what ranks 0 and 1 wait for: it has not entered "
+        "all_reduce #2 (sum of f32[8] at tests/train.c:8) (for ", (int)getpid());
+    expect_stalls(0, at[3], words); /* the longer of the two waits counts */
+    expect_stalls(at[1] - 1, at[2], words);
+    expect_stalls(0, at[1] - 1, "");
+    expect_stalls(at[2], at[3], "");
+
+    enter(r[2], TR_RECV, 0, 0);
+    expect_stalls(0, tr__now_ns(), "group 'world': ranks 0, 1 and 2 wait for each other: look where their calls differ");
+    expect_stalls(tr__now_ns(), INT64_MAX, "");
+    for (int i = 0; i < 3; i++) tr__recorder_close(r[i]);
+}
+
 static void transfers_wait_for_their_peer(void **state)
 {
     (void)state;
@@ -600,6 +647,7 @@ int main(void)
         cmocka_unit_test(a_failure_leaves_text_and_trace),
         cmocka_unit_test(a_folder_that_cannot_be_made_changes_nothing),
         cmocka_unit_test(who_waits_for_whom),
+        cmocka_unit_test(a_stall_is_told_when_it_began_then),
         cmocka_unit_test(transfers_wait_for_their_peer),
         cmocka_unit_test(differences_are_pointed_out),
         cmocka_unit_test(the_other_group_is_named),

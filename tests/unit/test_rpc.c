@@ -403,7 +403,7 @@ static void who_calls_too_much_waits(void **state)
 static void wrong_options(rank *r)
 {
     TR_SCOPE;
-    tr_rpc *rpc = tr_rpc_start(r->group, .threads = r->number == 1 ? -1 : 0);
+    tr_rpc *rpc = tr_rpc_start(r->group, .threads = r->number == 1 ? -1 : 2);
     CHECK(tr_status_of(rpc) == (r->number == 1 ? TR_INVALID : TR_PEER));
     SAYS(r->number == 1 ? ".threads = -1" : "rank 1 was given options");
 }

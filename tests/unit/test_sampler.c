@@ -26,7 +26,8 @@ static void compare(int64_t count, bool drop_last, const tr_tensor *order)
     int64_t length = tr_size(order, 1), *got = calloc((size_t)length + 1, sizeof *got), duplicates = 0;
     for (int rank = 0; rank < world_size; rank++) {
         TR_SCOPE;
-        tr_sampler *s = tr_distributed_sampler(count, .rank = rank, .world_size = world_size, .drop_last = drop_last);
+        tr_sampler *s = tr_distributed_sampler(count, .rank = rank, .world_size = world_size, .in_order = true,
+            .drop_last = drop_last);
         assert_int_equal(tr_sampler_length(s), length);
         TR_CHECK(tr_sampler_indices(s, got));
         assert_memory_equal(got, (const int64_t *)tr_data(order) + rank * length, (size_t)length * sizeof *got);
@@ -64,7 +65,7 @@ static void draw(uint64_t seed, int64_t epoch, int64_t order[LENGTH * WORLD])
     TR_SCOPE;
     for (int rank = 0; rank < WORLD; rank++) {
         int64_t own[LENGTH];
-        tr_sampler *s = tr_distributed_sampler(COUNT, .rank = rank, .world_size = WORLD, .shuffle = true, .seed = seed);
+        tr_sampler *s = tr_distributed_sampler(COUNT, .rank = rank, .world_size = WORLD, .seed = seed);
         TR_CHECK(tr_sampler_set_epoch(s, epoch));
         assert_int_equal(tr_sampler_length(s), LENGTH);
         assert_int_equal(tr_sampler_duplicates(s), rank == WORLD - 1);
@@ -103,7 +104,7 @@ static void test_seed_and_epoch_say_the_order(void **state)
     /* Philox is the same on every machine: this order may never change, or runs could not be resumed elsewhere. */
     int64_t first[10];
     TR_SCOPE;
-    TR_CHECK(tr_sampler_indices(tr_distributed_sampler(10, .shuffle = true, .seed = 1), first));
+    TR_CHECK(tr_sampler_indices(tr_distributed_sampler(10, .seed = 1), first));
     static const int64_t always[10] = {0, 1, 5, 9, 8, 3, 7, 4, 2, 6};
     assert_memory_equal(first, always, sizeof first);
 }
@@ -115,7 +116,7 @@ static void test_all_orders_are_as_likely(void **state)
     TR_SCOPE;
     enum { DRAWS = 6000 };
     int seen[27] = {0};
-    tr_sampler *s = tr_distributed_sampler(3, .shuffle = true, .seed = 5);
+    tr_sampler *s = tr_distributed_sampler(3, .seed = 5);
     for (int64_t epoch = 0; epoch < DRAWS; epoch++) {
         int64_t o[3];
         TR_CHECK(tr_sampler_set_epoch(s, epoch));
@@ -132,15 +133,15 @@ static void test_ranks_share_each_batch(void **state)
     (void)state;
     enum { BATCH = 10, WHOLE = COUNT / BATCH * BATCH };
     int64_t alone[WHOLE], own[WHOLE];
-    tr_sampler *one = tr_distributed_sampler(COUNT, .shuffle = true, .seed = 3, .batch = BATCH);
+    tr_sampler *one = tr_distributed_sampler(COUNT, .seed = 3, .global_batch = BATCH);
     assert_int_equal(tr_sampler_length(one), WHOLE);
     TR_CHECK(tr_sampler_indices(one, alone));
     for (int world = 2; world <= WORLD; world++) {
         int64_t taken = 0;
         for (int rank = 0; rank < world; rank++) {
             TR_SCOPE;
-            tr_sampler *s = tr_distributed_sampler(COUNT, .rank = rank, .world_size = world, .shuffle = true, .seed = 3,
-                .batch = BATCH);
+            tr_sampler *s = tr_distributed_sampler(COUNT, .rank = rank, .world_size = world, .seed = 3,
+                .global_batch = BATCH);
             int64_t first = BATCH * rank / world, share = BATCH * (rank + 1) / world - first;
             assert_int_equal(tr_sampler_length(s), WHOLE / BATCH * share);
             assert_int_equal(tr_sampler_duplicates(s), 0);
@@ -150,7 +151,7 @@ static void test_ranks_share_each_batch(void **state)
         }
         assert_int_equal(taken, WHOLE);
     }
-    tr_sampler *none = tr_distributed_sampler(COUNT, .world_size = 4, .batch = 3);
+    tr_sampler *none = tr_distributed_sampler(COUNT, .world_size = 4, .global_batch = 3);
     assert_failed(tr_status_of(none), TR_INVALID, "a batch of 3 cannot be shared out over 4 ranks");
 }
 
@@ -177,7 +178,7 @@ static void test_a_count_beyond_all_memory(void **state)
     (void)state;
     TR_SCOPE;
     int64_t first;
-    tr_sampler *sampler = tr_distributed_sampler((int64_t)1 << 61, .shuffle = true, .world_size = 1 << 30);
+    tr_sampler *sampler = tr_distributed_sampler((int64_t)1 << 61, .world_size = 1 << 30);
     assert_failed(tr_sampler_indices(sampler, &first), TR_NO_MEMORY, "no memory for an order of 2305843009213693952");
 }
 

@@ -251,7 +251,7 @@ static void test_wrong_arguments(void **state)
     assert_int_equal(tr_spawn(NULL, 1), TR_INVALID);
     assert_says("not in this program");
     assert_int_equal(tr_spawn(no_argument, 1, .bytes = 3), TR_INVALID);
-    assert_says("an argument that is NULL");
+    assert_says("spawn: .argument, which is NULL, comes with its .bytes, not 3");
 }
 
 /* ---- Calls, as who has no launcher makes them --------------------------------------------------------------------- */

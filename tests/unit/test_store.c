@@ -307,7 +307,7 @@ static void other_peoples_files_stay(void **state)
     unlink(path);
     FAILS(TR_INVALID, tr_status_of(tr_store_file("")), "path is needed");
     FAILS(TR_IO, tr_status_of(tr_store_file("/nowhere/at/all")), "/nowhere/at/all");
-    FAILS(TR_INVALID, tr_status_of(tr_store_file(folder, .timeout_ms = -1)), "negative");
+    FAILS(TR_INVALID, tr_status_of(tr_store_file(folder, .timeout_ms = -1)), "must be positive");
 }
 
 static void errors_pass_on(void **state)
@@ -389,7 +389,8 @@ static void nobody_there_is_a_timeout(void **state)
     char name[32];
     snprintf(name, sizeof name, "127.0.0.1:%d", port);
     FAILS(TR_TIMEOUT, tr_status_of(tr_store_tcp("127.0.0.1", port, .timeout_ms = 100)), name);
-    FAILS(TR_NOT_FOUND, tr_status_of(tr_store_tcp("no.such.host.invalid.", 1, .timeout_ms = 100)), "no.such.host");
+    /* A name with an empty part is wrong by itself: no name server is asked, which may not be there. */
+    FAILS(TR_NOT_FOUND, tr_status_of(tr_store_tcp("no..such.host", 1, .timeout_ms = 100)), "no..such.host");
 }
 
 static void *answer_with_words(void *arg)

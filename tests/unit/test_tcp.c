@@ -256,7 +256,8 @@ static void drop_the_group(rank *r)
     }
     usleep(100000);
     CHECK(tr_barrier(r->group) == TR_PEER);
-    SAYS("rank 1 gave up group 'world'");
+    SAYS("rank 1 (pid ");
+    SAYS(") gave up group 'world': the program dropped the group");
 }
 
 static void a_group_that_is_dropped_gives_up_its_work(void **state)

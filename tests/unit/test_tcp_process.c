@@ -171,7 +171,8 @@ static void idle_ranks_know_at_once(void **state)
     kill(j.ranks[VICTIM].pid, SIGKILL);
     for (int i = 0; i < WORLD; i++) reap(&j, i);
     for (int i = 0; i < VICTIM; i++)
-        check_survivor(&j, i, VICTIM, killed, (const char *[]){" on host ", "died after barrier #1", ""});
+        check_survivor(&j, i, VICTIM, killed,
+            (const char *[]){" on host ", "died of signal 9 (Killed) after barrier #1", ""});
     finish(&j);
 }
 

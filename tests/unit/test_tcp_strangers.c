@@ -131,8 +131,8 @@ static void *be_rogue(void *arg)
     int fds[TR__TCP_LANES];
     tr__choice_table table;
     g->failed = tr__choice_read(&table, NULL, NULL) != TR_OK;
-    snprintf(card, sizeof card, "trireme-card 4 rank 1 of 2 pid 1 in 0 host h machine m address - cookie %032d tcp "
-        "127.0.0.1:1 cookie %032d table %" PRIx64 " tls 0", 0, 0, tr__choice_digest(&table));
+    snprintf(card, sizeof card, "trireme-card 5 version %s rank 1 of 2 pid 1 in 0 host h machine m address - cookie %032d tcp "
+        "127.0.0.1:1 cookie %032d table %" PRIx64 " tls 0", tr_version(), 0, 0, tr__choice_digest(&table));
     g->failed |= tr_store_set(g->store, "group/world/card/1/1", card, strlen(card)) != TR_OK ||
                 !read_card_0(g->store, address, cookie);
     if (g->failed) return NULL;

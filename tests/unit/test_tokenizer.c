@@ -207,7 +207,7 @@ static void test_train(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_text *text = tr_text(recorded_path("corpus.txt"), .validation = TR_ZERO);
+    tr_text *text = tr_text(recorded_path("corpus.txt"), .validation = 0);
     tr_tokenizer *own = tr_tokenizer_train(text, .vocab = 701), *theirs = load("gpt2.json");
     TR_CHECK(tr_status_of(own));
     assert_int_equal(tr_tokenizer_vocab(own), 701);

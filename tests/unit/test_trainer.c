@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,6 +45,9 @@ typedef struct rank {
     int64_t stop_at;
     int stop_after; /* this rank wants to stop after so many steps; 0: never */
     int asked;
+    const char *command; /* what a shell does after the step command_at of rank 0; NULL: nothing */
+    int64_t command_at;
+    int command_failed;
     tr_status status;
     char message[512];
     double loss[STEPS + 1], validation[STEPS + 1], norm[STEPS + 1]; /* by step */
@@ -60,6 +64,7 @@ static bool should_stop(void *user)
 static void on_step(const tr_metrics_row *row, void *user)
 {
     rank *r = user;
+    if (r->command && r->rank == 0 && row->step == r->command_at) r->command_failed = system(r->command);
     r->loss[row->step] = row->loss;
     r->validation[row->step] = row->validation_loss;
     r->norm[row->step] = row->grad_norm;
@@ -77,7 +82,7 @@ static tr_status train(rank *r)
     o.text = tr_text(text_path);
     o.group = group;
     o.context = 8;
-    o.batch = o.batch ? o.batch : 6;
+    o.global_batch = o.global_batch ? o.global_batch : 6;
     o.steps = o.steps ? o.steps : STEPS;
     tr_trainer *trainer = tr_trainer_with(&o);
     tr_status status = tr_status_of(trainer);
@@ -156,7 +161,7 @@ static void any_split_learns_the_same(void **state)
 static void an_uneven_share_is_weighed(void **state)
 {
     (void)state;
-    rank like = {.options.batch = 7}, ranks[MOST_RANKS] = {0}, alone = train_alone(like);
+    rank like = {.options.global_batch = 7}, ranks[MOST_RANKS] = {0}, alone = train_alone(like);
     run_ranks(like, 3, ranks);
     assert_well(ranks);
     for (int s = 1; s <= STEPS; s++) assert_true(fabs(ranks[0].loss[s] - alone.loss[s]) < 1e-5);
@@ -182,7 +187,131 @@ static void a_resumed_run_is_as_an_unbroken_one(void **state)
             assert_true(part->loss[s] == whole->loss[s] && part->norm[s] == whole->norm[s]);
             assert_true(isnan(whole->validation[s]) || part->validation[s] == whole->validation[s]);
         }
-        assert_true(fabs(second->report.initial_loss - whole->report.initial_loss) < 1e-7); /* it went through the file */
+        assert_true(second->report.initial_loss == whole->report.initial_loss);
+    }
+}
+
+/* ---- What is in the folder ------------------------------------------------------------------------------------------- */
+
+static void shell(const char *format, ...) TR_PRINTF(1, 2);
+static void shell(const char *format, ...)
+{
+    char command[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(command, sizeof command, format, arguments);
+    va_end(arguments);
+    if (system(command) != 0) fail_msg("%s", command);
+}
+
+/* Whatever becomes of metrics.csv, a resumed training has the rows of its checkpoint and writes the file from them. */
+static void the_history_is_the_checkpoints(void **state)
+{
+    (void)state;
+    static const char *const damages[] = {"true", "tr 4 6 <$f >$f.new && mv $f.new $f", "head -c 300 $f >$f.new && mv $f.new $f",
+        "sed -i 1d $f", "sed -i 3d $f", "rm $f", ": >$f", "echo 8,1,1,1,1,1,1,1 >>$f"};
+    char whole[96], broken[96];
+    snprintf(whole, sizeof whole, "%s/whole", folder);
+    train_alone((rank){.folder = whole});
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        snprintf(broken, sizeof broken, "%s/broken%zu", folder, i);
+        train_alone((rank){.folder = broken, .stop_at = 7});
+        shell("f=%s/metrics.csv && { %s; }", broken, damages[i]);
+        train_alone((rank){.folder = broken, .options.resume = broken});
+        shell("for d in %s %s; do cut -d , -f 1-5,7 $d/metrics.csv >$d/results || exit 1; done && cmp %s/results %s/results", whole,
+            broken, whole, broken);
+    }
+}
+
+/* Makes a checkpoint one from before there were manifests: files that do not say which save they are of. */
+static void forget_manifest(int64_t step)
+{
+    shell("cd %s/checkpoint-%d && rm manifest.json && LC_ALL=C sed -i 's/\"trireme.save\"/\"trireme.none\"/' *.safetensors", folder,
+        (int)step);
+}
+
+/* Checkpoints from before there was a history have their rows in metrics.csv alone. */
+static void a_checkpoint_without_a_history_goes_on(void **state)
+{
+    (void)state;
+    train_alone((rank){.folder = folder, .stop_at = 7});
+    forget_manifest(7);
+    shell("cd %s && rm checkpoint-*/history.safetensors && sed -i 's/\"validated_step\":\"5\"/\"validated_stop\":\"5\"/' "
+          "checkpoint-7/state.safetensors && cp metrics.csv before && cp -r checkpoint-7 kept", folder);
+    for (int round = 0; round < 2; round++) { /* the first is killed before it saves, as it were */
+        train_alone((rank){.folder = folder, .options.resume = folder});
+        shell("cd %s && cmp metrics-to-7.csv before && test \"$(cut -d , -f 1 metrics.csv | tr '\\n' ' ')\" = "
+              "\"step 8 9 10 11 12 \" && rm -r checkpoint-* && cp -r kept checkpoint-7", folder);
+    }
+}
+
+static void assert_resume_fails(const char *message)
+{
+    rank one[MOST_RANKS] = {0};
+    run_ranks((rank){.folder = folder, .options.resume = folder}, 1, one);
+    assert_int_equal(one->status, TR_FORMAT);
+    if (!strstr(one->message, message)) fail_msg("%s: %s", message, one->message);
+}
+
+/* Each number that a checkpoint says is one that can be. */
+static void wrong_numbers_of_a_checkpoint_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key, *value, *message;
+    } wrong[] = {
+        {"seconds", "inf", "seconds = inf, which is not from 0 to 1e+09"}, {"seconds", "-1", "seconds = -1"},
+        {"seconds", "1e300", "seconds = 1e300"}, {"seconds", "nan", "seconds = nan"}, {"seconds", "soon", "no number \"seconds\""},
+        {"seconds", "", "no number \"seconds\""}, {"step", "inf", "step = inf"}, {"step", "-1", "step = -1"},
+        {"step", "nan", "step = nan"}, {"step", "1e18", "step = 1e18"}, {"step", "3.5", "step = 3.5, which is no whole number"},
+        {"step", "3", "history goes to step 4, but its state is of step 3"}, {"validated_step", "9", "validated_step = 9"},
+        {"validation_accuracy", "2", "validation_accuracy = 2"}, {"best_validation_loss", "x", "no number"},
+    };
+    train_alone((rank){.folder = folder, .stop_at = 4});
+    forget_manifest(4);
+    char path[128];
+    snprintf(path, sizeof path, "%s/checkpoint-4/state.safetensors", folder);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        TR_SCOPE;
+        tr_tensor_list *list = tr_safetensors_load(path);
+        char *before = strdup(tr_list_metadata(list, wrong[i].key));
+        TR_CHECK(tr_list_set_metadata(list, wrong[i].key, wrong[i].value));
+        TR_CHECK(tr_safetensors_save(path, list));
+        assert_resume_fails(wrong[i].message);
+        TR_CHECK(tr_list_set_metadata(list, wrong[i].key, before));
+        TR_CHECK(tr_safetensors_save(path, list));
+        free(before);
+    }
+    train_alone((rank){.folder = folder, .options.resume = folder});
+}
+
+/* A folder that goes or becomes another one ends the training: its lock is on what was opened. */
+static void a_folder_that_goes_is_an_error(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *command, *message;
+    } cases[] = {
+        {"rm -r %s/run", "run was removed while this training wrote into it"},
+        {"mv %s/run %s/moved", "/moved: go on with it there"},
+        {"mv %s/run %s/moved && mkdir %s/run", "/moved: go on with it there"},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        for (int world_size = 1; world_size <= 2; world_size++) {
+            for (int at = 3; at <= 4; at++) { /* and where it saves */
+                char run[96], command[512];
+                snprintf(run, sizeof run, "%s/run", folder);
+                snprintf(command, sizeof command, cases[c].command, folder, folder, folder);
+                rank ranks[MOST_RANKS] = {0};
+                run_ranks((rank){.folder = run, .command = command, .command_at = at}, world_size, ranks);
+                assert_int_equal(ranks[0].command_failed, 0);
+                assert_int_equal(ranks[0].status, TR_STATE);
+                if (!strstr(ranks[0].message, cases[c].message)) fail_msg("%s", ranks[0].message);
+                if (world_size > 1) assert_int_equal(ranks[1].status, TR_PEER);
+                shell("cd %s && { [ ! -e run ] || rmdir run; } && { [ ! -e moved ] || { tail -n 1 moved/metrics.csv | grep -q ^%d,; }; } && "
+                      "rm -rf moved", folder, at);
+            }
+        }
     }
 }
 
@@ -332,7 +461,7 @@ static void wrong_options_are_refused(void **state)
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = tr_text_tokens(text, false) + 2, .masking = &masking)),
         TR_OK);
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .lr = -1)), TR_INVALID);
-    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .batch = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .global_batch = -1)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .autocast = TR_F64)), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "TR_BF16 or TR_F16, or 0 for the caller's, not f64"));
     tr_trainer *good = tr_trainer(model, text, .context = 8);
@@ -356,6 +485,10 @@ int main(void)
         TEST(any_split_learns_the_same),
         TEST(an_uneven_share_is_weighed),
         TEST(a_resumed_run_is_as_an_unbroken_one),
+        TEST(the_history_is_the_checkpoints),
+        TEST(a_checkpoint_without_a_history_goes_on),
+        TEST(wrong_numbers_of_a_checkpoint_are_refused),
+        TEST(a_folder_that_goes_is_an_error),
         TEST(what_has_come_further_is_not_thrown_away),
         TEST(all_stop_when_one_wants_to),
         TEST(a_failure_of_rank_0_reaches_the_others),

@@ -36,7 +36,8 @@ struct tr__backend {
     void (*start)(void *state, tr_work *work, bool driven);
     void (*drive)(void *state, const tr_work *work);
     bool (*pending)(void *state); /* is any under way? leave() waits for them */
-    /* Breaks the group with this thread's latest failure: what is under way gives up soon. From any thread. */
+    /* Breaks the group with this thread's latest failure, which is this rank's own: what is under way gives up soon.
+     * The native backend tells the other ranks, which get TR_PEER with this rank and the reason. From any thread. */
     void (*give_up)(void *state);
     /* Says goodbye and frees the state. No run is under way. */
     void (*leave)(void *state);

@@ -249,8 +249,8 @@ static bool native_pending(void *state)
 static void native_give_up(void *state)
 {
     native *n = state;
-    tr_status broken = n->shm ? tr__shm_break(n->shm) : n->tcp ? tr__tcp_break(n->tcp) : TR_OK; /* each breaks the other */
-    (void)broken;
+    if (n->shm) (void)!tr__shm_give_up(n->shm); /* and with it TCP */
+    else if (n->tcp) (void)!tr__tcp_give_up(n->tcp);
 }
 
 static void native_leave(void *state)

@@ -235,8 +235,9 @@ static tr_status find_device(tr__nccl_group *g, const tr__card *cards, int devic
         g->device += rank < g->base.member.rank && strcmp(cards[rank].machine, mine->machine) == 0;
     }
     if (g->device >= devices)
-        return tr__fail(TR_DEVICE, "NCCL needs a GPU for each rank; rank %d is number %d on host %s, which has %d",
-            g->base.member.rank, g->device + 1, mine->host, devices);
+        return tr__fail(TR_DEVICE, "nccl: each rank needs a GPU of its own: rank %d is number %d on host %s, which has "
+            "%d; start no more ranks there than GPUs, or " TR__NCCL_INSTEAD, g->base.member.rank, g->device + 1,
+            mine->host, devices);
     return TR_OK;
 }
 
@@ -254,13 +255,14 @@ static tr_status share_id(tr__nccl_group *g, ncclUniqueId *id)
     TR__TRY(tr_store_get(g->base.member.store, key, &value, &bytes));
     if (bytes == sizeof *id) memcpy(id, value, sizeof *id);
     free(value);
-    return bytes == sizeof *id ? TR_OK : tr__fail(TR_FORMAT, "an NCCL id of %zu bytes is none", bytes);
+    return bytes == sizeof *id ? TR_OK : tr__fail(TR_FORMAT, "nccl: the id has %zu bytes, expected %zu", bytes,
+        sizeof *id);
 }
 
 static tr_status meet(tr__nccl_group *g)
 {
     int devices = 0;
-    TR__CUDA_TRY(g->l, cudaGetDeviceCount, &devices); /* before the others are told that this rank is here */
+    TR__TRY(tr__nccl_count_devices(g->l, &devices)); /* before the others are told that this rank is here */
     tr__card *cards = NULL;
     tr_status status = tr__polled_meet(&g->base, "nccl", &cards);
     if (status == TR_OK) status = find_device(g, cards, devices);

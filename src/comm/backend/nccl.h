@@ -7,6 +7,9 @@
 
 #include "comm/backend/backend.h"
 
+/* How a message ends that says why NCCL cannot be used here. */
+#define TR__NCCL_INSTEAD "join with .backend = \"native\", which needs no GPU"
+
 extern const tr__backend tr__nccl_backend;
 
 #endif

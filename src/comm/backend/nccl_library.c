@@ -1,5 +1,7 @@
 #include "comm/backend/nccl_library.h"
 
+#include "comm/backend/nccl.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -20,25 +22,33 @@ static struct {
 #endif
 #define NCCL "libnccl.so." TEXT(NCCL_MAJOR)
 
-static tr_status absent(const char *library)
+static tr_status cannot_open(const char *library)
 {
-    return tr__fail(TR_UNSUPPORTED, "no NCCL here: %s; the nccl backend needs %s, which LD_LIBRARY_PATH can point to",
-        dlerror(), library);
+    return tr__fail(TR_UNSUPPORTED, "nccl: %s cannot be opened (%s); install it, let LD_LIBRARY_PATH name its folder, "
+        "or " TR__NCCL_INSTEAD, library, dlerror());
+}
+
+static tr_status lacks(const char *library, const char *function)
+{
+    return tr__fail(TR_UNSUPPORTED, "nccl: %s has no %s(); install a newer one, or " TR__NCCL_INSTEAD, library,
+        function);
 }
 
 /* The libraries stay open: what they started cannot be stopped. */
 static tr_status look_up(tr__nccl_library *l)
 {
-    void *cuda = dlopen(CUDART, RTLD_NOW | RTLD_GLOBAL);
-    if (!cuda) return absent(CUDART);
-    void *handle = dlopen(NCCL, RTLD_NOW | RTLD_LOCAL);
-    if (!handle) return absent(NCCL);
-#define LOOK_UP(name)                                          \
-    l->name = (__typeof__(l->name))dlsym(handle, #name);       \
-    if (!l->name) return absent(#name);
-    TR__NCCL_FUNCTIONS(LOOK_UP)
-    handle = cuda;
-    TR__CUDA_FUNCTIONS(LOOK_UP)
+    void *cudart = dlopen(CUDART, RTLD_NOW | RTLD_GLOBAL);
+    if (!cudart) return cannot_open(CUDART);
+    void *libnccl = dlopen(NCCL, RTLD_NOW | RTLD_LOCAL);
+    if (!libnccl) return cannot_open(NCCL);
+#define LOOK_UP_NCCL(name)                                      \
+    l->name = (__typeof__(l->name))dlsym(libnccl, #name);       \
+    if (!l->name) return lacks(NCCL, #name);
+#define LOOK_UP_CUDA(name)                                      \
+    l->name = (__typeof__(l->name))dlsym(cudart, #name);        \
+    if (!l->name) return lacks(CUDART, #name);
+    TR__NCCL_FUNCTIONS(LOOK_UP_NCCL)
+    TR__CUDA_FUNCTIONS(LOOK_UP_CUDA)
     return TR_OK;
 }
 
@@ -50,6 +60,28 @@ tr_status tr__nccl_open(const tr__nccl_library **library)
     pthread_mutex_unlock(&nccl.lock);
     *library = &nccl.library;
     return status;
+}
+
+/* A version is 1000 * major + 10 * minor; the driver's is 0 where there is none. */
+tr_status tr__nccl_count_devices(const tr__nccl_library *l, int *devices)
+{
+    int driver = 0, runtime = 0;
+    cudaError_t error = l->cudaGetDeviceCount(devices);
+    if (error == cudaSuccess && *devices > 0) return TR_OK;
+    TR__CUDA_TRY(l, cudaDriverGetVersion, &driver);
+    TR__CUDA_TRY(l, cudaRuntimeGetVersion, &runtime);
+    if (driver == 0)
+        return tr__fail(TR_DEVICE, "nccl: there is no NVIDIA driver here; install it (a container must be started with "
+            "the host's), or " TR__NCCL_INSTEAD);
+    if (error == cudaErrorInsufficientDriver)
+        return tr__fail(TR_DEVICE, "nccl: the NVIDIA driver is too old: it knows CUDA %d.%d at most, and %s is of CUDA "
+            "%d.%d; update the driver, or " TR__NCCL_INSTEAD, driver / 1000, driver % 1000 / 10, CUDART, runtime / 1000,
+            runtime % 1000 / 10);
+    if (error == cudaSuccess || error == cudaErrorNoDevice)
+        return tr__fail(TR_DEVICE, "nccl: the NVIDIA driver shows no GPU to this process; see what nvidia-smi lists "
+            "and whether CUDA_VISIBLE_DEVICES hides it, or " TR__NCCL_INSTEAD);
+    return tr__fail(TR_DEVICE, "nccl: the GPUs here cannot be used: %s; see what nvidia-smi says, or " TR__NCCL_INSTEAD,
+        l->cudaGetErrorString(error));
 }
 
 tr_status tr__nccl_fail(const tr__nccl_library *l, ncclResult_t result, ncclComm_t comm, const char *what)

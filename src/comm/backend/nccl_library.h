@@ -15,7 +15,8 @@
     X(ncclBroadcast) X(ncclAllGather) X(ncclReduceScatter) X(ncclSend) X(ncclRecv) X(ncclGroupStart)            \
     X(ncclGroupEnd)
 #define TR__CUDA_FUNCTIONS(X)                                                                                   \
-    X(cudaGetDeviceCount) X(cudaSetDevice) X(cudaStreamCreateWithFlags) X(cudaStreamDestroy)                    \
+    X(cudaGetDeviceCount) X(cudaDriverGetVersion) X(cudaRuntimeGetVersion)                                      \
+    X(cudaSetDevice) X(cudaStreamCreateWithFlags) X(cudaStreamDestroy)                                          \
     X(cudaEventCreateWithFlags) X(cudaEventDestroy) X(cudaEventRecord) X(cudaEventQuery)                        \
     X(cudaStreamWaitEvent) X(cudaMalloc) X(cudaFree) X(cudaMemcpyAsync) X(cudaPointerGetAttributes)             \
     X(cudaGetErrorString)
@@ -29,6 +30,8 @@ typedef struct tr__nccl_library {
 
 /* Opens the libraries, once in the life of the process. */
 tr_status tr__nccl_open(const tr__nccl_library **library);
+/* How many GPUs this process may use. None is an error, which says why and what to do. */
+tr_status tr__nccl_count_devices(const tr__nccl_library *library, int *devices);
 
 tr_status tr__nccl_fail(const tr__nccl_library *library, ncclResult_t result, ncclComm_t comm, const char *what);
 tr_status tr__cuda_fail(const tr__nccl_library *library, cudaError_t error, const char *what);

@@ -7,8 +7,8 @@ static tr_status join(const tr__member *member, void **state)
 {
     (void)member;
     (void)state;
-    return tr__fail(TR_UNSUPPORTED, "tr_join: this library was built without NCCL; leave out .backend = \"nccl\", or build "
-                                    "it where the CUDA toolkit and nccl.h are");
+    return tr__fail(TR_UNSUPPORTED, "nccl: this library was built without it; build it where the CUDA toolkit and "
+                                    "nccl.h are, or " TR__NCCL_INSTEAD);
 }
 
 const tr__backend tr__nccl_backend = {.name = "nccl", .join = join};

@@ -16,9 +16,9 @@
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
 /* Keeps this thread's latest failure if it is the first, and wakes our waiters. */
-static bool keep_failure(tr__shm *t)
+static bool keep_failure(tr__shm *t, bool own)
 {
-    bool first = tr__failure_keep(&t->failure);
+    bool first = tr__failure_keep(&t->failure, own);
     atomic_store(&t->control->gave_up, 1);
     pthread_mutex_lock(&t->lock);
     pthread_cond_broadcast(&t->changed);
@@ -33,18 +33,21 @@ static void break_tcp(tr__shm *t)
 {
     if (!t->tcp) return;
     tr__failure_tell(&t->failure);
-    tr__tcp_break_too(t->tcp);
+    tr__tcp_break_too(t->tcp, t->failure.own);
 }
 
 tr_status tr__shm_break_quietly(tr__shm *t)
 {
-    if (keep_failure(t)) break_tcp(t);
+    if (keep_failure(t, false)) break_tcp(t);
     return tr__failure_tell(&t->failure);
 }
 
 void tr__shm_tell_failure(tr__shm *t)
 {
-    tr__shm_message message = {.type = TR__SHM_BROKEN, .status = tr__failure_tell(&t->failure)};
+    char name[64];
+    const tr__shm_peer *self = &t->peers[t->rank];
+    snprintf(name, sizeof name, "rank %d (pid %ld)", self->rank, self->pid);
+    tr__shm_message message = {.type = TR__SHM_BROKEN, .status = tr__failure_for_peers(&t->failure, name, t->group)};
     snprintf(message.text, sizeof message.text, "%s", tr_error_message());
     for (int rank = 0; rank < t->world_size; rank++) {
         /* Without memory for the letter the peer finds out by its own timeout. */
@@ -54,16 +57,29 @@ void tr__shm_tell_failure(tr__shm *t)
     tr__shm_kick(t);
 }
 
-tr_status tr__shm_break(tr__shm *t)
+static tr_status break_loudly(tr__shm *t, bool own)
 {
-    if (keep_failure(t)) tr__shm_tell_failure(t);
-    break_tcp(t); /* in any case, as in tr__tcp_break() */
+    bool first = keep_failure(t, own);
+    /* In any case, as in tr__tcp_break(), and before the peers here are told: what they pass on to other hosts comes back
+     * over TCP, and must not be there before our own reason is. */
+    break_tcp(t);
+    if (first) tr__shm_tell_failure(t);
     return tr__failure_tell(&t->failure);
 }
 
-void tr__shm_break_too(tr__shm *t)
+tr_status tr__shm_break(tr__shm *t)
 {
-    if (keep_failure(t)) tr__shm_tell_failure(t);
+    return break_loudly(t, false);
+}
+
+tr_status tr__shm_give_up(tr__shm *t)
+{
+    return break_loudly(t, true);
+}
+
+void tr__shm_break_too(tr__shm *t, bool own)
+{
+    if (keep_failure(t, own)) tr__shm_tell_failure(t);
 }
 
 static bool any_gave_up(const tr__shm *t)

@@ -186,6 +186,7 @@ typedef struct tr__shm_peer {
     int rank;   /* in the group, for people: its place in t->peers is another when the group is on several hosts */
     int socket; /* -1: ourselves, or gone */
     long pid;
+    bool visible;    /* pid is a number of our process namespace */
     bool in_process; /* a thread of this process: memory is held, not mapped again */
     tr__shm_control *control;
     tr__shm_mapping control_mapping;
@@ -290,10 +291,12 @@ void tr__shm_close(tr__shm *t);
 /* Breaks the group with this thread's latest failure, wakes everyone here, and lets the peers know. The first failure
  * stays. Returns the group's failure, as this thread's. */
 tr_status tr__shm_break(tr__shm *t);
+/* The same where this rank has failed by itself: the peers learn that they lose it, and why. */
+tr_status tr__shm_give_up(tr__shm *t);
 /* The same for a failure that a peer has announced or that every peer sees by itself. */
 tr_status tr__shm_break_quietly(tr__shm *t);
-/* The same for a failure that has broken the transport to other hosts. */
-void tr__shm_break_too(tr__shm *t);
+/* The same for a failure that has broken the transport to other hosts; own: as in tr__failure. */
+void tr__shm_break_too(tr__shm *t, bool own);
 /* Tells all peers why the group is broken; each keeps the first reason that it learns. */
 void tr__shm_tell_failure(tr__shm *t);
 /* A peer that has given the group up calls no more, so what it shows is of an earlier time: fails with its reason, which
@@ -329,9 +332,11 @@ ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd);
 tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place, bool *shared);
 /* The address here of a place of a peer; waits until its segment has come. */
 tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, char **memory);
-/* As show and find, of any thread: place->segment is 0 for memory that is not shared; copies out what a peer shows. */
+/* As show and find, of any thread: place->segment is 0 for memory that is not shared; copies out what a peer shows.
+ * began: since when the call waits; 0: it did not yet. */
 tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place);
-tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int timeout_ms);
+tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int64_t began,
+    int timeout_ms);
 /* Maps a segment that a peer has shown; fd is closed (-1 from a rank of this process). */
 tr_status tr__shm_map(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd, tr__shm_mapping *mapping);
 void tr__shm_unmap(tr__shm_peer *peer, const tr__shm_mapping *mapping);

@@ -110,7 +110,8 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
     tr__shm *t = j->t;
     tr__shm_peer *peer = &t->peers[rank];
     peer->socket = socket;
-    peer->pid = pid ? pid : card_of(j, rank)->pid; /* 0: from a process namespace that we cannot see into */
+    peer->visible = pid != 0; /* 0: from a process namespace that we cannot see into */
+    peer->pid = pid ? pid : card_of(j, rank)->pid;
     peer->in_process = pid == (long)getpid();
     TR__TRY(tr__shm_map(peer, hello->id, hello->bytes, fd, &peer->control_mapping));
     tr__shm_control *control = (tr__shm_control *)peer->control_mapping.memory;

@@ -67,13 +67,14 @@ ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd)
 static void died(tr__shm *t, tr__shm_peer *peer)
 {
     tr__signature s;
-    char text[TR__CALL_TEXT];
+    char end[TR__END_TEXT], text[TR__CALL_TEXT];
     bool finished;
     if (!tr__failure_there(&t->failure)) atomic_store(&t->dead, peer->rank);
+    tr__end_text(peer->visible ? peer->pid : 0, t->group, end);
     if (!tr__shm_last_transfer(peer->control, &s, &finished) && !tr__shm_last_call(peer->control, &s, &finished))
-        tr__fail(TR_PEER, "rank %d (pid %ld) died before its first call", peer->rank, peer->pid);
+        tr__fail(TR_PEER, "rank %d (pid %ld) %s before its first call", peer->rank, peer->pid, end);
     else
-        tr__fail(TR_PEER, "rank %d (pid %ld) died %s %s", peer->rank, peer->pid, finished ? "after" : "during",
+        tr__fail(TR_PEER, "rank %d (pid %ld) %s %s %s", peer->rank, peer->pid, end, finished ? "after" : "during",
             tr__signature_text(&s, text));
     tr__shm_break_quietly(t); /* the others see it themselves */
 }
@@ -92,12 +93,10 @@ static tr_status shown(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *me
     return TR_OK;
 }
 
-/* What one rank does on request is to the others a peer that fails them. */
 static void gave_up(tr__shm *t, const tr__shm_peer *peer, const tr__shm_message *message)
 {
-    bool sound = message->status > TR_END && message->status <= TR_INTERNAL && message->status != TR_CANCELLED;
     if (message->text[0])
-        tr__fail(sound ? (tr_status)message->status : TR_PEER, "%s", message->text);
+        tr__fail(tr__failure_is_common(message->status) ? message->status : TR_PEER, "%s", message->text);
     else
         tr__fail(TR_PEER, "rank %d (pid %ld) gave up group '%s' and does not say why", peer->rank, peer->pid, t->group);
     tr__shm_break_quietly(t);

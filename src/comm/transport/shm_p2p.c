@@ -151,7 +151,7 @@ static tr_status answer(tr__shm *t, tr__shm_op *op, const tr__shm_frame *offer)
     op->frame.place = (tr__shm_place){0};
     if (!offer->place.segment) return send_frame(t, op, CLEAR);
     int from = tr__shm_place_of(t, c->peer);
-    tr_status status = tr__shm_fetch(t, from, offer->place, tr__collective_bytes(c), c->out, c->timeout_ms);
+    tr_status status = tr__shm_fetch(t, from, offer->place, tr__collective_bytes(c), c->out, op->began, c->timeout_ms);
     tr_status sent = send_frame(t, op, FIN);
     return status == TR_OK ? sent : status;
 }

@@ -256,11 +256,11 @@ static const tr__shm_mapping *mapping_of(const tr__shm_peer *peer, uint64_t id)
     return NULL;
 }
 
-/* Waits until the monitor has mapped the segment. */
-static tr_status look_up(tr__shm *t, int timeout_ms, tr__shm_peer *peer, uint64_t id, tr__shm_mapping *mapping)
+/* Waits until the monitor has mapped the segment. *began: since when the call waits, for this or for anything else; 0:
+ * it did not yet. */
+static tr_status look_up(tr__shm *t, int64_t *began, int timeout_ms, tr__shm_peer *peer, uint64_t id,
+    tr__shm_mapping *mapping)
 {
-    int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
-    struct timespec deadline = {until / 1000000000, until % 1000000000};
     tr_status status = TR_OK;
     const tr__shm_mapping *found;
     bool waited = false;
@@ -268,6 +268,9 @@ static tr_status look_up(tr__shm *t, int timeout_ms, tr__shm_peer *peer, uint64_
     while (!(found = mapping_of(peer, id)) && !tr__failure_there(&t->failure) && !atomic_load(&peer->left)) {
         atomic_store(&t->control->stuck.buffer, (int)(peer - t->peers) + 1);
         waited = true;
+        if (!*began) *began = tr__now_ns();
+        int64_t until = *began + (int64_t)timeout_ms * 1000000;
+        struct timespec deadline = {until / 1000000000, until % 1000000000};
         if (pthread_cond_timedwait(&t->changed, &t->lock, &deadline) != ETIMEDOUT) continue;
         status = tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %g s", peer->rank, peer->pid,
             timeout_ms / 1000.0);
@@ -304,19 +307,20 @@ tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place p
     tr__shm_peer *peer = &t->peers[rank];
     uint64_t version = atomic_load(&t->version); /* nothing is unmapped while a collective runs */
     if (peer->seen.id != place.segment || peer->seen_version != version) {
-        TR__TRY(look_up(t, call->timeout_ms, peer, place.segment, &peer->seen));
+        TR__TRY(look_up(t, &call->began, call->timeout_ms, peer, place.segment, &peer->seen));
         peer->seen_version = version;
     }
     return place_in(peer, &peer->seen, place, bytes, memory);
 }
 
-tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int timeout_ms)
+tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int64_t began,
+    int timeout_ms)
 {
     tr__shm_peer *peer = &t->peers[rank];
     tr__shm_mapping mapping;
     char *from = NULL;
     atomic_fetch_add(&t->busy, 1);
-    tr_status status = look_up(t, timeout_ms, peer, place.segment, &mapping);
+    tr_status status = look_up(t, &began, timeout_ms, peer, place.segment, &mapping);
     if (status == TR_OK) status = place_in(peer, &mapping, place, bytes, &from);
     if (status == TR_OK) memcpy(to, from, bytes);
     tr__shm_idle(t);

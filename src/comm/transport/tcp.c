@@ -22,14 +22,14 @@
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
 /* Keeps this thread's latest failure if it is the first, lets the peers know, and wakes who waits. */
-static void keep_failure(tr__tcp *t)
+static void keep_failure(tr__tcp *t, bool own)
 {
-    if (!tr__failure_keep(&t->failure)) return;
+    if (!tr__failure_keep(&t->failure, own)) return;
     pthread_mutex_lock(&t->lock);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
-    char text[TR__TCP_TEXT];
-    tr_status status = tr__failure_tell(&t->failure);
+    char name[TR__TCP_NAME], text[TR__TCP_TEXT];
+    tr_status status = tr__failure_for_peers(&t->failure, tr__tcp_name(&t->peers[t->rank], name), t->group);
     snprintf(text, sizeof text, "%s", tr_error_message());
     tr__tcp_frame frame = tr__tcp_frame_of(NULL, TR__TCP_BROKEN, strlen(text));
     frame.status = status;
@@ -39,21 +39,31 @@ static void keep_failure(tr__tcp *t)
     tr__tcp_p2p_wake(t);
 }
 
-void tr__tcp_break_too(tr__tcp *t)
+void tr__tcp_break_too(tr__tcp *t, bool own)
 {
-    keep_failure(t);
+    keep_failure(t, own);
 }
 
-tr_status tr__tcp_break(tr__tcp *t)
+static tr_status break_both(tr__tcp *t, bool own)
 {
-    keep_failure(t);
+    keep_failure(t, own);
     /* Also when another thread was first, and may not have come so far: who is told of a failure can leave, and his
      * neighbours must not take that for the reason. */
     tr__failure_tell(&t->failure);
     pthread_mutex_lock(&t->link);
-    if (t->shm) tr__shm_break_too(t->shm);
+    if (t->shm) tr__shm_break_too(t->shm, t->failure.own);
     pthread_mutex_unlock(&t->link);
     return tr__failure_tell(&t->failure);
+}
+
+tr_status tr__tcp_break(tr__tcp *t)
+{
+    return break_both(t, false);
+}
+
+tr_status tr__tcp_give_up(tr__tcp *t)
+{
+    return break_both(t, true);
 }
 
 void tr__tcp_link(tr__tcp *t, tr__shm *shm)
@@ -161,6 +171,7 @@ static tr_status watch_peers(tr__tcp *t, const tr__card *cards)
     for (int rank = 0; rank < t->world_size; rank++) {
         tr__tcp_peer *peer = &t->peers[rank];
         peer->pid = cards[rank].pid;
+        peer->visible = tr__card_visible(&cards[rank], &cards[t->rank]);
         memcpy(peer->host, cards[rank].host, sizeof peer->host);
         if (rank == t->rank) continue;
         struct epoll_event e = {.events = EPOLLIN, .data.fd = rank};

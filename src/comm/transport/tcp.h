@@ -81,6 +81,7 @@ typedef struct tr__tcp_claim {
 typedef struct tr__tcp_peer {
     int rank;
     long pid;
+    bool visible; /* pid is a number of our process namespace */
     char host[65];
     tr__wire wires[TR__TCP_LANES]; /* none: ourselves, not yet, or gone (that of control: under the lock) */
     /* Under the lock: */
@@ -175,8 +176,10 @@ void tr__tcp_close(tr__tcp *t);
 /* Breaks the group with this thread's latest failure and lets the peers know. The first failure stays. Returns the
  * group's failure, as this thread's. */
 tr_status tr__tcp_break(tr__tcp *t);
-/* The same for a failure that has broken the transport within the host. */
-void tr__tcp_break_too(tr__tcp *t);
+/* The same where this rank has failed by itself: the peers learn that they lose it, and why. */
+tr_status tr__tcp_give_up(tr__tcp *t);
+/* The same for a failure that has broken the transport within the host; own: as in tr__failure. */
+void tr__tcp_break_too(tr__tcp *t, bool own);
 /* Sets the transport within the host, NULL before that is freed. */
 void tr__tcp_link(tr__tcp *t, struct tr__shm *shm);
 

@@ -109,14 +109,14 @@ static void log_if_idle(tr__tcp *t)
 
 static tr_status died(tr__tcp *t, const tr__tcp_peer *peer, const char *moment, int error)
 {
-    char name[TR__TCP_NAME];
+    char name[TR__TCP_NAME], end[TR__END_TEXT];
     tr__tcp_name(peer, name);
     if (error == EBADMSG)
         tr__fail(TR_FORMAT, "%s sent a damaged message, which does not decrypt, %s", name, moment);
     else if (error && error != ECONNRESET && error != EPIPE) /* its host, or the way to it: keep-alive found nobody */
         tr__fail_errno(TR_PEER, error, "%s cannot be reached any more, %s", name, moment);
     else
-        tr__fail(TR_PEER, "%s died %s", name, moment);
+        tr__fail(TR_PEER, "%s %s %s", name, tr__end_text(peer->visible ? peer->pid : 0, t->group, end), moment);
     return tr__tcp_break(t);
 }
 
@@ -160,15 +160,13 @@ static void hear_goodbye(tr__tcp *t, tr__tcp_peer *peer)
     pthread_mutex_unlock(&t->lock);
 }
 
-/* What one rank does on request is to the others a peer that fails them. */
 static tr_status hear_failure(tr__tcp *t, tr__tcp_peer *peer)
 {
     const tr__tcp_frame *f = &peer->frame;
     char name[TR__TCP_NAME];
     peer->text[f->bytes < TR__TCP_TEXT ? f->bytes : TR__TCP_TEXT - 1] = 0;
-    bool sound = f->status > TR_END && f->status <= TR_INTERNAL && f->status != TR_CANCELLED;
     if (peer->text[0])
-        tr__fail(sound ? f->status : TR_PEER, "%s", peer->text);
+        tr__fail(tr__failure_is_common(f->status) ? f->status : TR_PEER, "%s", peer->text);
     else
         tr__fail(TR_PEER, "%s gave up group '%s' and does not say why", tr__tcp_name(peer, name), t->group);
     return tr__tcp_break(t);

@@ -7,6 +7,7 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/resolve.h"
 #include "comm/record.h"
 #include "comm/store.h"
 #include "comm/transport/tcp.h"
@@ -81,7 +82,7 @@ static bool interface_address(const char *name, address *a)
 static bool address_towards(const char *host, address *a)
 {
     struct addrinfo *found, hints = {.ai_socktype = SOCK_DGRAM};
-    if (getaddrinfo(host, "9", &hints, &found) != 0) return false;
+    if (tr__resolve(host, "9", &hints, &found) != 0) return false;
     bool known = false;
     for (struct addrinfo *i = found; i && !known; i = i->ai_next) {
         int s = socket(i->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);

@@ -38,13 +38,14 @@ static tr_status check_number(const char *name)
 {
     const char *text = getenv(name);
     if (!text || !*text || env_number(name, 0, 1)) return TR_OK;
-    return tr__fail(TR_INVALID, "%s=%s is no whole number of 1 or more", name, text);
+    return tr__fail(TR_INVALID, "%s=%s is not a whole number of 1 or more", name, text);
 }
 
 static tr_status check_environment(void)
 {
     TR__TRY(check_number("TRIREME_CPU_DEVICES"));
     TR__TRY(check_number("TRIREME_THREADS"));
+    TR__TRY(check_number("LOCAL_WORLD_SIZE"));
     return tr__check_words();
 }
 

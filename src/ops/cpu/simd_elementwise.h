@@ -71,7 +71,7 @@ UNARY(gelu, return gelu_value(x);)
 BINARY(gelu_grad, return gelu_times_slope(x, y);) /* x is g, y the input of the forward */
 UNARY(gelu_exact, return gelu_exact_value(x);)
 BINARY(gelu_exact_grad, return gelu_exact_times_slope(x, y);)
-BINARY(abs_grad, return vec_where_larger(y, vec_all(0), x, vec_where_larger(vec_all(0), y, -x, vec_all(0)));)
+BINARY(abs_grad, return vec_where_larger(y, vec_all(0), x, vec_where_larger(vec_all(0), y, -x, y * 0.0f));)
 LIGHT_BINARY(relu_grad, return relu_times_slope(x, y);)
 UNARY(log, return vec_log(x);)
 UNARY(silu, return silu_value(x);)
@@ -84,14 +84,17 @@ UNARY(log_sigmoid, return -vec_softplus(-x);)
 BINARY(log_sigmoid_grad, return x * vec_sigmoid(-y);)
 UNARY(hardswish, return vec_max(vec_all(-3), x) * vec_hold(x * (1 / 6.0f) + 0.5f, 0, 1);)
 BINARY(hardswish_grad, return hardswish_times_slope(x, y);)
+UNARY(hardsigmoid, return vec_hold(x * (1 / 6.0f) + 0.5f, 0, 1);)
+BINARY(hardsigmoid_grad, return vec_where_larger(y, vec_all(-3),
+           vec_where_larger(vec_all(3), y, x * (1 / 6.0f), vec_all(0)), vec_all(0));)
 UNARY(leaky_relu, const tr__leaky_relu_attrs *a = attrs; return vec_where_larger(x, vec_all(0), x, x * (float)a->slope);)
 BINARY(leaky_relu_grad, const tr__leaky_relu_attrs *a = attrs;
        return vec_where_larger(y, vec_all(0), x, x * (float)a->slope);)
 UNARY(elu, const tr__elu_attrs *a = attrs;
-      vec below = vec_expm1_within(vec_hold(x, -104, 0)) * (float)a->alpha;
+      vec below = vec_expm1_within(vec_hold(x * (float)a->inner, -104, 0)) * (float)a->alpha;
       return vec_where_larger(x, vec_all(0), x, below) * (float)a->scale;)
 BINARY(elu_grad, const tr__elu_attrs *a = attrs;
-       vec below = vec_exp_within(vec_hold(y, -104, 0)) * (float)a->alpha;
+       vec below = vec_exp_within(vec_hold(y * (float)a->inner, -104, 0)) * (float)(a->alpha * a->inner);
        return vec_where_larger(y, vec_all(0), vec_all(1), below) * x * (float)a->scale;)
 UNARY(clamp, const tr__clamp_attrs *a = attrs; return vec_hold(x, (float)a->least, (float)a->most);)
 BINARY(clamp_grad, const tr__clamp_attrs *a = attrs; vec least = vec_all((float)a->least), most = vec_all((float)a->most);

@@ -1,9 +1,9 @@
 /* JPEG files, by libjpeg-turbo. */
-#include "data/picture.h"
+#include "data/image.h"
 
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include <jpeglib.h>
 #include <jerror.h>
@@ -13,7 +13,7 @@ typedef struct decoder {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
     jmp_buf failed;
-    tr__picture *picture;
+    tr__image_scaler *scaler;
     tr_status status;
 } decoder;
 
@@ -23,7 +23,10 @@ static void fail(j_common_ptr jpeg)
     decoder *d = jpeg->client_data;
     char text[JMSG_LENGTH_MAX];
     jpeg->err->format_message(jpeg, text);
-    d->status = tr__fail(TR_FORMAT, "it is a damaged JPEG file: %s", text);
+    if (jpeg->err->msg_code == JERR_OUT_OF_MEMORY)
+        d->status = tr__fail(TR_NO_MEMORY, "no memory to decode a JPEG file");
+    else
+        d->status = tr__fail(TR_FORMAT, "it is a damaged JPEG file: %s", text);
     longjmp(d->failed, 1);
 }
 
@@ -47,42 +50,53 @@ static void choose_scale(struct jpeg_decompress_struct *jpeg, int wanted_width, 
     }
 }
 
-static void decode(decoder *d, const unsigned char *bytes, size_t count, int wanted_width, int wanted_height)
+/* A file of several scans, as progressive ones are, is held whole: its coefficients, before they become pixels. */
+static tr_status check_scans(struct jpeg_decompress_struct *jpeg, const tr__image_scaler *scaler)
+{
+    if (!jpeg_has_multiple_scans(jpeg)) return TR_OK;
+    uint64_t bytes = 0;
+    for (int i = 0; i < jpeg->num_components; i++) {
+        const jpeg_component_info *c = &jpeg->comp_info[i];
+        bytes += (uint64_t)c->width_in_blocks * c->height_in_blocks * sizeof(JBLOCK);
+    }
+    if (bytes <= (uint64_t)scaler->max_pixels * TR__IMAGE_BYTES_A_PIXEL) return TR_OK;
+    return tr__fail(TR_FORMAT,
+                    "it is a progressive JPEG file, which takes %" PRIu64 " bytes to decode, more than %d for "
+                    "each of the %" PRId64 " pixels that .max_pixels allows",
+                    bytes, TR__IMAGE_BYTES_A_PIXEL, scaler->max_pixels);
+}
+
+static tr_status decode(decoder *d, const unsigned char *bytes, size_t count)
 {
     struct jpeg_decompress_struct *jpeg = &d->jpeg;
     jpeg_create_decompress(jpeg);
     jpeg_mem_src(jpeg, bytes, count);
     jpeg_read_header(jpeg, TRUE);
-    if (jpeg->num_components == 4) {
-        d->status = tr__fail(TR_UNSUPPORTED, "it is a JPEG file in the four colours of print: convert it to RGB");
-        return;
-    }
-    /* Progressive files are held whole at their full size, however small they are to be. */
-    if ((uint64_t)jpeg->image_width * jpeg->image_height > TR__MOST_PIXELS) {
-        d->status = tr__picture_alloc(d->picture, jpeg->image_width, jpeg->image_height);
-        return;
-    }
+    if (jpeg->num_components == 4)
+        return tr__fail(TR_UNSUPPORTED, "it is a JPEG file in the four colours of print: convert it to RGB");
+    TR__TRY(tr__image_check(d->scaler, jpeg->image_width, jpeg->image_height));
+    TR__TRY(check_scans(jpeg, d->scaler));
     jpeg->out_color_space = JCS_RGB;
-    choose_scale(jpeg, wanted_width, wanted_height);
+    choose_scale(jpeg, d->scaler->width, d->scaler->height);
     jpeg_start_decompress(jpeg);
-    d->status = tr__picture_alloc(d->picture, jpeg->output_width, jpeg->output_height);
-    if (d->status != TR_OK) return;
+    TR__TRY(tr__image_scaler_begin(d->scaler, jpeg->output_width, jpeg->output_height));
     while (jpeg->output_scanline < jpeg->output_height) {
-        JSAMPROW row = d->picture->rgb + (size_t)jpeg->output_scanline * jpeg->output_width * 3;
+        JSAMPROW row = tr__image_scaler_row(d->scaler);
         jpeg_read_scanlines(jpeg, &row, 1);
+        tr__image_scaler_take(d->scaler);
     }
     jpeg_finish_decompress(jpeg);
+    return TR_OK;
 }
 
-tr_status tr__jpeg_decode(tr__picture *picture, const unsigned char *bytes, size_t count, int wanted_width,
-    int wanted_height)
+tr_status tr__jpeg_decode(tr__image_scaler *scaler, const unsigned char *bytes, size_t count)
 {
-    decoder d = {.picture = picture};
+    decoder d = {.scaler = scaler};
     d.jpeg.err = jpeg_std_error(&d.errors);
     d.jpeg.client_data = &d;
     d.errors.error_exit = fail;
     d.errors.emit_message = take_message;
-    if (setjmp(d.failed) == 0) decode(&d, bytes, count, wanted_width, wanted_height);
+    if (setjmp(d.failed) == 0) d.status = decode(&d, bytes, count);
     jpeg_destroy_decompress(&d.jpeg);
     return d.status;
 }

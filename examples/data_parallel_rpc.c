@@ -1,0 +1,136 @@
+/*
+ * DataParallel, distributed autograd and a distributed optimizer in one program. A model is in two parts on two
+ * workers, and each part is under DataParallel: a batch goes to the worker with the body, over its devices, back to the
+ * master with the head, over its own. One backward goes through it all, one optimizer steps all parameters where they
+ * are.
+ *
+ *   ./data_parallel_rpc [DEVICES]     # of each process; 2 unless said otherwise
+ *
+ * One process that has it all on one device learns the same, to rounding, which the program checks at its end.
+ */
+#define _POSIX_C_SOURCE 200809L /* setenv(), also with -std=c11 */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <trireme/trireme.h>
+
+enum { CLASSES = 10, SIDE = 12, BATCH = 32, STEPS = 60 };
+static const double lr = 0.05, momentum = 0.9;
+
+/* ---- The model --------------------------------------------------------------------------------------------------- */
+
+/* [batch, 1, 12, 12] -> [batch, 288] */
+static tr_module *make_body(void)
+{
+    return tr_sequential(tr_conv2d(1, 8, 3, .padding = 1, .seed = 1), tr_activation(tr_relu), tr_max_pool2d_layer(2),
+        tr_flatten_layer());
+}
+
+/* [batch, 288] -> [batch, 10] */
+static tr_module *make_head(void)
+{
+    return tr_sequential(tr_linear(8 * (SIDE / 2) * (SIDE / 2), 32, .seed = 2), tr_activation(tr_tanh),
+        tr_linear(32, CLASSES, .seed = 3));
+}
+
+/* What the worker makes stays there: the master gets a reference. */
+static void *body(void)
+{
+    return tr_data_parallel(make_body()); /* over all devices of the worker */
+}
+TR_RPC(body, RETURNS(OBJECT));
+
+/* The images of a step, each the pattern of its class under noise, and the loss of what the model says of them. */
+static tr_tensor *loss_of(tr_module *net, int step, double *right)
+{
+    tr_tensor *y = tr_argmax(tr_rand(9000 + (uint64_t)step, TR_SHAPE(BATCH, CLASSES)), 1); /* [batch] */
+    tr_tensor *patterns = tr_embedding_op(tr_randn(7, TR_SHAPE(CLASSES, SIDE * SIDE)), y);
+    tr_tensor *noise = tr_randn(100 + (uint64_t)step, TR_SHAPE(BATCH, SIDE * SIDE));
+    tr_tensor *logits = tr_forward(net, tr_reshape(tr_add(patterns, noise), TR_SHAPE(BATCH, 1, SIDE, SIDE)));
+    *right = tr_item(tr_mean(tr_cast(tr_equal(tr_argmax(logits, 1), y), TR_F32)));
+    return tr_cross_entropy(logits, y);
+}
+
+/* ---- Training ---------------------------------------------------------------------------------------------------- */
+
+static tr_status train_step(tr_rpc *rpc, tr_module *net, tr_dist_optimizer *optimizer, int step, double *right)
+{
+    TR_SCOPE;
+    TR_DIST_CONTEXT(rpc, context); /* before the forward: all that travels in it carries its graph on */
+    tr_tensor *loss = loss_of(net, step, right);
+    tr_status status = tr_dist_backward(context, loss); /* the sum over the devices is in the context, at each owner */
+    if (status == TR_OK) status = tr_dist_step(optimizer, context);
+    if (step % 20 == 0) printf("step %2d  loss %.4f\n", step, tr_item(loss));
+    return status;
+}
+
+/* The same in this process, on one device. */
+static tr_status train_alone(tr_module *net)
+{
+    double right;
+    tr_optimizer *optimizer = tr_sgd(tr_parameters(net), .lr = lr, .momentum = momentum);
+    for (int step = 0; step < STEPS; step++) {
+        TR_SCOPE;
+        tr_zero_grad(optimizer);
+        tr_status status = tr_backward(loss_of(net, step, &right));
+        if (status == TR_OK) status = tr_step(optimizer);
+        if (status != TR_OK) return status;
+    }
+    return TR_OK;
+}
+
+/* How far the weights that the references lead to are from those of a module in this process. */
+static double distance(tr_rref *const *there, tr_tensor_list *here)
+{
+    TR_SCOPE;
+    TR_NO_GRAD;
+    double apart = 0;
+    for (int i = 0; i < tr_list_count(here); i++)
+        apart += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
+    return apart;
+}
+
+static tr_status train(tr_rpc *rpc)
+{
+    TR_SCOPE;
+    tr_module *remote = tr_remote_module(tr_remote(rpc, "worker", "body"));
+    tr_module *net = tr_sequential(remote, tr_data_parallel(make_head()));
+    tr_rref *parameters[8]; /* of both parts, where they are */
+    int n = tr_dist_parameters(rpc, net, parameters, 8);
+    tr_dist_rule sgd = TR_DIST_SGD(.lr = lr, .momentum = momentum);
+    tr_dist_optimizer *optimizer = tr_dist_optimizer_new(rpc, parameters, n, sgd);
+    tr_status status = tr_status_of(optimizer);
+    double right = 0;
+    for (int step = 0; step < STEPS && status == TR_OK; step++) status = train_step(rpc, net, optimizer, step, &right);
+    tr_module *alone = tr_sequential(make_body(), make_head());
+    if (status == TR_OK) status = train_alone(alone);
+    if (status != TR_OK) return status;
+    double apart = distance(parameters, tr_parameters(alone));
+    printf("devices of each worker: %d, %.0f %% of the last batch are right\n", tr_device_count(TR_CPU), 100 * right);
+    printf("weights apart from those of one device: %.1e\n", apart);
+    return right > 0.9 && apart < 1e-4 ? TR_OK : tr_fail(TR_STATE, "%g are right, weights %g apart", right, apart);
+}
+
+/* ---- Processes --------------------------------------------------------------------------------------------------- */
+
+static tr_status work(int rank, void *argument, size_t bytes)
+{
+    (void)argument, (void)bytes;
+    TR_SCOPE;
+    tr_group *world = tr_join();
+    tr_rpc *rpc = tr_rpc_start(world, .name = rank ? "worker" : "master");
+    tr_status status = tr_dist_start(rpc);
+    if (status == TR_OK) status = tr_rpc_register(rpc, &body_rpc);
+    if (status == TR_OK) status = tr_barrier(world); /* all can be called */
+    if (status == TR_OK && rank == 0) status = train(rpc);
+    if (status == TR_OK) status = tr_rpc_stop(rpc); /* the worker serves until both have called it */
+    return status == TR_OK ? tr_leave(world) : status;
+}
+
+int main(int argc, char **argv)
+{
+    TR_SPAWN_ENTRY; /* the processes leave main() here */
+    setenv("TRIREME_CPU_DEVICES", argc > 1 ? argv[1] : "2", argc > 1); /* for them */
+    TR_CHECK(tr_spawn(work, 2, .pass_signals = true));
+    return 0;
+}

@@ -1,0 +1,13 @@
+/* Ranks that are to have the same tensors. */
+#ifndef TR_PARALLEL_AGREE_H
+#define TR_PARALLEL_AGREE_H
+
+#include <trireme/comm.h>
+#include <trireme/tensor.h>
+
+/* Do the lists of all ranks have the same names, dtypes and shapes in the same order, and require gradients alike? Else
+ * fails with TR_MISMATCH on all ranks, in the same words, which name the first difference: "ddp: the parameters and
+ * buffers of ranks 0 and 1 differ: …". Collective; a number per rank travels as long as they agree. */
+tr_status tr__ranks_agree(tr_group *group, const tr_tensor_list *list, const char *who, const char *what);
+
+#endif

@@ -1,0 +1,41 @@
+/*
+ * Parameters that are parts of something larger, whose other parts other ranks hold. What is told of a gradient as a whole, as
+ * its norm, is summed over those ranks (optim/clip.c).
+ */
+#include "parallel/spread.h"
+
+static void destroy(void *self)
+{
+    tr__unref(((tr__spread *)self)->group);
+}
+
+static const tr__type spread_type = {"spread", sizeof(tr__spread), destroy};
+
+static tr_status add_up(void *group, double *sum)
+{
+    return tr_all_reduce(group, sum, 1, .dtype = TR_F64);
+}
+
+tr_status tr__spread_over(tr__spread **place, tr_group *group)
+{
+    if (tr_world_size(group) == 1) return TR_OK;
+    TR_SCOPE;
+    tr__spread *spread = tr__object_new(&spread_type);
+    TR__TRY(tr_status_of(spread));
+    spread->group = tr_keep(group);
+    spread->add_up = add_up;
+    tr__unref(*place);
+    *place = tr_keep(spread);
+    return TR_OK;
+}
+
+tr_status tr_mark_shard(tr_tensor *parameter, tr_group *group)
+{
+    if (!parameter || !group) return tr__fail(TR_INVALID, "mark_shard: it takes a parameter and a group, not NULL");
+    TR__TRY(tr_status_of(parameter));
+    TR__TRY(tr_status_of(group));
+    if (!tr__is_parameter(parameter))
+        return tr__fail(TR_INVALID, "mark_shard: the tensor %s is no parameter: a leaf that requires a gradient",
+            TR__TEXT(parameter->shape));
+    return tr__spread_over(&parameter->leaf->shards, group);
+}

@@ -1,0 +1,135 @@
+/* What ranks must hold alike: differences are found on every rank, named, and shown with their values. */
+#include "comm/agree.h"
+#include "comm_ranks.h"
+
+#include <stdlib.h>
+
+static void same_values(rank *r)
+{
+    char shape[] = "12 layers";
+    OK(tr_agree(r->group, "lr", 1e-3));
+    OK(tr_agree(r->group, "half", 0.5f));
+    OK(tr_agree(r->group, "folds", 5));
+    OK(tr_agree(r->group, "tokens", INT64_MAX));
+    OK(tr_agree(r->group, "model", shape));
+    OK(tr_agree(r->group, "preset", "nano"));
+    OK(tr_agree_bytes(r->group, "nothing", NULL, 0));
+}
+
+static void values_that_are_the_same_pass(void **state)
+{
+    (void)state;
+    run(1, same_values, NULL);
+    run(3, same_values, NULL);
+    run_tcp(2, same_values, NULL, NULL);
+}
+
+static void different_values(rank *r)
+{
+    const char *message = "tr_agree: ranks differ: lr is 0.001 on ranks 0 and 2, 0.01 on rank 1";
+    CHECK(tr_agree(r->group, "lr", r->number == 1 ? 0.01 : 0.001) == TR_MISMATCH);
+    if (strcmp(tr_error_message(), message) != 0) SAYS("the message is another");
+    CHECK(tr_agree(r->group, "folds", r->number) == TR_MISMATCH);
+    SAYS("folds is 0 on rank 0, 1 on rank 1, 2 on rank 2");
+    CHECK(tr_agree(r->group, "preset", r->number == 2 ? "mini" : "nano") == TR_MISMATCH);
+    SAYS("preset is nano on ranks 0 and 1, mini on rank 2");
+
+    /* Numbers that print alike with six digits are not the same. */
+    CHECK(tr_agree(r->group, "lr", r->number ? 0.1 : 0.1 + 1e-16) == TR_MISMATCH);
+
+    float x = 1;
+    OK(tr_all_reduce(r->group, &x, 1)); /* the group goes on */
+    CHECK(x == 3);
+}
+
+static void differences_are_shown_with_their_ranks(void **state)
+{
+    (void)state;
+    run(3, different_values, NULL);
+}
+
+static void different_bytes(rank *r)
+{
+    char *large = malloc(1000);
+    CHECK(large);
+    memset(large, 'a', 1000);
+    large[999] = r->number ? 'b' : 'a';
+    tr_status status = tr_agree_bytes(r->group, "text", large, 1000);
+    char message[512];
+    snprintf(message, sizeof message, "%s", tr_error_message());
+    large[0] = 1; /* no longer text */
+    tr_status binary = tr_agree_bytes(r->group, "data", large, 1000);
+    free(large);
+    CHECK(status == TR_MISMATCH && binary == TR_MISMATCH);
+    SAYS("data is 1000 bytes with CRC-32C ");
+    CHECK(strstr(message, "aaa… on rank 0"));
+}
+
+static void long_values_are_cut(void **state)
+{
+    (void)state;
+    run(2, different_bytes, NULL);
+}
+
+static void many_facts(rank *r)
+{
+    const char *letter = r->number ? "x" : "y";
+    tr__fact facts[] = {{"seed", "1", 1}, {"a", letter, 1}, {"b", letter, 1}, {"c", letter, 1}, {"d", letter, 1}};
+    CHECK(tr__agree(r->group, "trainer", facts, 5) == TR_MISMATCH);
+    SAYS("trainer: ranks differ: a is y on rank 0, x on rank 1; b is y on rank 0, x on rank 1; c is y on rank 0, x on "
+         "rank 1; …");
+    CHECK(tr__agree(r->group, "trainer", facts, r->number ? 1 : 2) == TR_MISMATCH);
+    SAYS("trainer: ranks differ: a is y on rank 0, no such value on rank 1");
+    CHECK(tr__agree(r->group, "trainer", facts, r->number ? 2 : 1) == TR_MISMATCH);
+    SAYS("trainer: ranks differ: a is no such value on rank 0, x on rank 1");
+    OK(tr__agree(r->group, "trainer", facts, 1));
+    OK(tr__agree(r->group, "trainer", NULL, 0));
+}
+
+static void several_facts_are_compared_at_once(void **state)
+{
+    (void)state;
+    run(2, many_facts, NULL);
+}
+
+static void bad_values_are_refused(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_group *alone = tr_join();
+    FAILS(TR_INVALID, tr_agree_text(alone, NULL, "x"), "the name is NULL");
+    FAILS(TR_INVALID, tr_agree_text(alone, "preset", NULL), "the value is NULL");
+    FAILS(TR_INVALID, tr_agree_bytes(alone, "data", "", (1 << 20) + 1), "compare its hash");
+    assert_int_equal(tr_leave(alone), TR_OK);
+}
+
+/* Rank 1 is a record in the store that another version of the library has written. */
+static void meet(const char *record, const char *words)
+{
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    assert_int_equal(tr_store_set(store, "group/world/card/1/1", record, strlen(record)), TR_OK);
+    tr_group *group = tr_join(.store = store, .rank = 0, .world_size = 2, .timeout_ms = JOIN_MS);
+    FAILS(TR_MISMATCH, tr_status_of(group), words);
+}
+
+static void versions_must_be_the_same(void **state)
+{
+    (void)state;
+    char words[128];
+    snprintf(words, sizeof words,
+             "rank 0 runs Trireme %s, rank 1 runs Trireme 9.8.7: all ranks of a job need the same version",
+             tr_version());
+    meet("trireme-card 6 version 9.8.7 what comes later", words);
+    meet("trireme-card 4 rank 1 of 2 pid 1 in 0 host h", "rank 1 runs Trireme of an earlier version");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(values_that_are_the_same_pass), cmocka_unit_test(differences_are_shown_with_their_ranks),
+        cmocka_unit_test(long_values_are_cut),           cmocka_unit_test(several_facts_are_compared_at_once),
+        cmocka_unit_test(bad_values_are_refused),        cmocka_unit_test(versions_must_be_the_same),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
