@@ -1,7 +1,8 @@
 /*
  * What comes over the connections between hosts: a real transport of rank 0 of 2, whose peer sends what it likes, hangs
  * up, and is then to be named. The first byte says which collective runs; then follow pieces: a connection, a length in
- * two bytes, so many bytes. Beside the collective waits a receive. One input in sixteen comes through TLS.
+ * two bytes, so many bytes. Beside the collective waits a receive. One input in sixteen comes through TLS, a quarter in records with
+ * checksums, and one in sixteen where such records are expected.
  */
 /* fuzz: 3000, soak: 300000 */
 #include "fuzz.h"
@@ -68,7 +69,14 @@ static void say(tr__wire *wires, const uint8_t *bytes, size_t count)
     }
 }
 
-static void connect_wires(tr__wire *ours, tr__wire *theirs, tr__tls_key *key)
+typedef enum manner { CLEAR, ENCRYPTED, CHECKED, UNCHECKED } manner;
+
+static manner manner_of(uint8_t which)
+{
+    return which / 16 == 5 ? ENCRYPTED : which / 16 >= 6 && which / 16 < 10 ? CHECKED : which / 16 == 10 ? UNCHECKED : CLEAR;
+}
+
+static void connect_wires(tr__wire *ours, tr__wire *theirs, tr__tls_key *key, manner how)
 {
     int ends[2];
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
@@ -79,9 +87,11 @@ static void connect_wires(tr__wire *ours, tr__wire *theirs, tr__tls_key *key)
         other = tr__wire_shake_hands(ours);
         FUZZ_CHECK(done >= 0 && other >= 0);
     }
+    ours->checked = how == CHECKED || how == UNCHECKED;
+    theirs->checked = how == CHECKED;
 }
 
-static tr__tcp *connect_lanes(const tr__member *member, tr__wire theirs[TR__TCP_LANES], bool encrypt)
+static tr__tcp *connect_lanes(const tr__member *member, tr__wire theirs[TR__TCP_LANES], manner how)
 {
     static tr__tls_key *key;
     if (!key) FUZZ_CHECK(tr__tls_key_new("the job's token", &key) == TR_OK);
@@ -89,7 +99,7 @@ static tr__tcp *connect_lanes(const tr__member *member, tr__wire theirs[TR__TCP_
     tr__card card;
     FUZZ_CHECK(tr__tcp_new(member, &card, &t) == TR_OK);
     for (int lane = 0; lane < TR__TCP_LANES; lane++)
-        connect_wires(&t->peers[1].wires[lane], &theirs[lane], encrypt ? key : NULL);
+        connect_wires(&t->peers[1].wires[lane], &theirs[lane], how == ENCRYPTED ? key : NULL, how);
     struct epoll_event e = {.events = EPOLLIN, .data.fd = 1};
     FUZZ_CHECK(epoll_ctl(t->watch, EPOLL_CTL_ADD, t->peers[1].wires[TR__TCP_CONTROL_LANE].socket, &e) == 0);
     FUZZ_CHECK(tr__tcp_monitor_start(t) == TR_OK);
@@ -118,7 +128,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     if (count < 1) return 0;
     tr__member member = {.group = "fuzz", .world_size = 2, .store = tr_store_memory(), .timeout_ms = 5000,
         .report_ms = 5000};
-    tr__tcp *t = connect_lanes(&member, theirs, bytes[0] / 16 == 5);
+    tr__tcp *t = connect_lanes(&member, theirs, manner_of(bytes[0]));
     say(theirs, bytes + 1, count - 1);
     for (int lane = TR__TCP_LANES - 1; lane >= 0; lane--) shutdown(theirs[lane].socket, SHUT_WR);
     tr_collective c = collective(bytes[0]);

@@ -1,4 +1,5 @@
 /* Groups over TCP and who knocks at their ranks' doors: strangers, and a peer that does not keep to the rules. */
+#include "base/crc32c.h"
 #include "comm/algo/choice.h"
 #include "comm/transport/tcp.h"
 #include "comm_ranks.h"
@@ -49,9 +50,14 @@ static bool hangs_up(int fd)
 
 static tr__tcp_hello false_hello(int number, int lane, const char *cookie)
 {
-    tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = number, .lane = lane};
+    tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = number, .lane = (int16_t)lane};
     memcpy(hello.cookie, cookie, strlen(cookie) + 1);
     return hello;
+}
+
+static void sum_up(tr__tcp_hello *hello)
+{
+    hello->sum = tr__crc32c(0, hello, offsetof(tr__tcp_hello, sum));
 }
 
 /* Rank 1 knocks as a stranger before it joins: with garbage, a wrong cookie, half a hello, a wrong rank with the right
@@ -67,6 +73,7 @@ static void intrude(rank *r)
     tr__tcp_hello liar = false_hello(1, 0, "0123456789abcdef0123456789abcdef"), stranger = false_hello(7, 0, cookie),
                   newer = false_hello(1, 0, cookie), half = false_hello(1, 1, cookie);
     newer.version++;
+    sum_up(&liar), sum_up(&stranger), sum_up(&newer), sum_up(&half);
     CHECK(send(fds[0], garbage, sizeof garbage, MSG_NOSIGNAL) > 0);
     CHECK(send(fds[1], &liar, sizeof liar, MSG_NOSIGNAL) > 0);
     CHECK(send(fds[2], &stranger, sizeof stranger, MSG_NOSIGNAL) > 0);
@@ -115,7 +122,7 @@ static void strangers_are_turned_away(void **state)
 
 /* ---- A rank that does not keep to the rules ------------------------------------------------------------------------ */
 
-/* A rank 1 by hand: it has the cookie, so it comes in; then it sends `bytes` on a lane and closes. */
+/* A rank 1 by hand: it has the cookie, so it comes in; then it sends `bytes` on a lane, with their checksum, and closes. */
 typedef struct rogue {
     tr_store *store;
     int lane;
@@ -139,11 +146,14 @@ static void *be_rogue(void *arg)
     for (int lane = 0; lane < TR__TCP_LANES; lane++) {
         tr__tcp_hello hello = false_hello(1, lane, cookie), answer;
         memcpy(hello.address, "127.0.0.1:1", 12);
+        sum_up(&hello);
         fds[lane] = knock(address);
         g->failed |= fds[lane] < 0 || send(fds[lane], &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello ||
                      recv(fds[lane], &answer, sizeof answer, MSG_WAITALL) != (ssize_t)sizeof answer;
     }
-    if (!g->failed && g->size) g->failed = send(fds[g->lane], g->bytes, g->size, MSG_NOSIGNAL) < 0;
+    tr__checked_sender sender = {0};
+    if (!g->failed && g->size)
+        g->failed = tr__checked_send(&sender, fds[g->lane], &(struct iovec){(void *)g->bytes, g->size}, 1) < 0;
     if (!g->failed) shutdown(fds[g->lane], SHUT_WR); /* a frame that is cut off is at its end */
     while (!g->failed && !hangs_up(fds[TR__TCP_DATA_LANE])) continue;
     for (int lane = 0; lane < TR__TCP_LANES; lane++) close(fds[lane]);

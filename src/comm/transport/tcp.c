@@ -1,6 +1,7 @@
 /* Making and ending a group's TCP transport, and the failures that break it. */
 #include "comm/transport/tcp.h"
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/thread.h"
 #include "comm/store.h"
@@ -140,6 +141,7 @@ tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transp
     t->world_size = member->world_size;
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
+    t->checked = tr__check_asks("wire");
     t->watch = t->kick = t->door.socket = t->dead = -1;
     pthread_mutex_init(&t->lock, NULL);
     tr__condition_init(&t->changed);

@@ -5,6 +5,7 @@
  *   tcp_join.c      the connections between the ranks, and who may come in
  *   tcp_socket.c    what those ask of the kernel
  *   tcp_wire.c      their bytes, in the clear or through TLS
+ *   tcp_checked.c    checksums of those in the clear
  *   tcp_control.c   control connections, and the monitor that listens there: failures, goodbyes, deaths, calls
  *   tcp_wait.c      waiting for peers: timeouts, reports
  *   tcp_flow.c      moving the bytes of a step: hazards, folding while more comes in
@@ -35,7 +36,7 @@
 
 enum {
     TR__TCP_MAGIC = 0x54524e31, /* "TRN1"; hosts of the other byte order see another number */
-    TR__TCP_VERSION = 1,
+    TR__TCP_VERSION = 2,
     TR__TCP_TEXT = 1024,        /* most bytes that follow the frame of a control message */
     TR__TCP_PAST = 16,          /* calls of our own that we remember */
 };
@@ -43,12 +44,15 @@ enum {
 enum tr__tcp_type { TR__TCP_DATA = 1, TR__TCP_CALL, TR__TCP_BROKEN, TR__TCP_GOODBYE };
 enum tr__tcp_lane { TR__TCP_CONTROL_LANE, TR__TCP_DATA_LANE, TR__TCP_P2P_LANE, TR__TCP_LANES };
 
-/* What both sides say first on a connection. */
+/* What both sides say first on a connection; encrypted where all is, else as it stands here. */
 typedef struct tr__tcp_hello {
     uint32_t magic, version;
-    int32_t rank, lane;
+    int32_t rank;
+    int16_t lane;
+    uint16_t checked;             /* 1: the sender wants checksums within a host, too */
     char cookie[TR__COOKIE_TEXT]; /* the receiver's */
     char address[79];             /* where the sender listens */
+    uint32_t sum;                 /* CRC-32C of the above */
 } tr__tcp_hello;
 
 /* Before every transfer and control message: the sender's call, which must be the receiver's, too. */
@@ -66,7 +70,7 @@ typedef struct tr__tcp_frame {
     char file[TR__PLACE_TEXT];
 } tr__tcp_frame;
 
-_Static_assert(sizeof(tr__tcp_hello) == 128, "no padding on the wire");
+_Static_assert(sizeof(tr__tcp_hello) == 132, "no padding on the wire");
 _Static_assert(sizeof(tr__tcp_frame) == 136, "no padding on the wire");
 
 /* ---- What a rank keeps ------------------------------------------------------------------------------------------- */
@@ -127,7 +131,8 @@ typedef struct tr__tcp {
     tr__recorder *recorder;
     tr__tcp_peer *peers; /* [world_size] */
     tr__tcp_door door;
-    tr__tls_key *key; /* of all connections; NULL: they are in the clear */
+    tr__tls_key *key; /* of all connections; NULL: they are in the clear, */
+    bool checked;     /* those to ranks of this host with checksums, too, as those to other hosts: TRIREME_CHECK=wire */
     tr__choice_table choices;
     bool crowded; /* more ranks on this machine than cores: spinning only keeps the others from working */
     int watch;    /* epoll: all control connections, and the kick */
@@ -215,6 +220,8 @@ void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text);
 tr_status tr__tcp_heed(tr__tcp *t);
 /* A connection that `call` needs has ended or failed: finds out why, and fails. Waits for the monitor, a second at most. */
 tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call, int error);
+/* What has come from a peer is damaged, and nothing behind it can be read. */
+tr_status tr__tcp_damaged(tr__tcp *t, const tr__tcp_peer *peer);
 /* The monitor reads all control connections, and nobody else does. It breaks the group when it has to. */
 tr_status tr__tcp_monitor_start(tr__tcp *t);
 void tr__tcp_monitor_stop(tr__tcp *t);

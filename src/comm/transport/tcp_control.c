@@ -58,7 +58,8 @@ static void tell(tr__wire *wire, const tr__tcp_frame *frame, const char *text)
     struct iovec parts[2] = {{(void *)frame, sizeof *frame}, {(void *)text, (size_t)frame->bytes}};
     ssize_t sent;
     while ((sent = tr__wire_send(wire, parts, frame->bytes ? 2 : 1)) < 0 && errno == EINTR) continue;
-    if (sent > 0 && (size_t)sent < sizeof *frame + frame->bytes) shutdown(wire->socket, SHUT_WR);
+    bool in_part = sent < 0 ? !tr__wire_withdraw(wire) : (size_t)sent < sizeof *frame + frame->bytes;
+    if (in_part) shutdown(wire->socket, SHUT_WR);
 }
 
 void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text)
@@ -111,12 +112,19 @@ static tr_status died(tr__tcp *t, const tr__tcp_peer *peer, const char *moment, 
 {
     char name[TR__TCP_NAME], end[TR__END_TEXT];
     tr__tcp_name(peer, name);
-    if (error == EBADMSG)
-        tr__fail(TR_FORMAT, "%s sent a damaged message, which does not decrypt, %s", name, moment);
-    else if (error && error != ECONNRESET && error != EPIPE) /* its host, or the way to it: keep-alive found nobody */
+    if (error && error != ECONNRESET && error != EPIPE) /* its host, or the way to it: keep-alive found nobody */
         tr__fail_errno(TR_PEER, error, "%s cannot be reached any more, %s", name, moment);
     else
         tr__fail(TR_PEER, "%s %s %s", name, tr__end_text(peer->visible ? peer->pid : 0, t->group, end), moment);
+    return tr__tcp_break(t);
+}
+
+tr_status tr__tcp_damaged(tr__tcp *t, const tr__tcp_peer *peer)
+{
+    char name[TR__TCP_NAME], moment[TR__CALL_TEXT + 32];
+    write_moment(t, moment, sizeof moment);
+    tr__fail(TR_FORMAT, "%s sent a damaged message, %s, %s", tr__tcp_name(peer, name),
+        t->key ? "which does not decrypt" : "whose checksum is wrong", moment);
     return tr__tcp_break(t);
 }
 
@@ -132,6 +140,7 @@ static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
     const tr__carried *carried = atomic_load(&t->carried);
     if (carried) carried->gone(carried->user, peer->rank, peer->left);
     if (peer->left) return TR_OK;
+    if (error == EBADMSG) return tr__tcp_damaged(t, peer);
     write_moment(t, moment, sizeof moment);
     return died(t, peer, moment, error);
 }
@@ -199,7 +208,7 @@ static tr_status damaged(tr__tcp *t, const tr__tcp_peer *peer)
 static ssize_t hear_bytes(tr__tcp *t, tr__tcp_peer *peer, char *to, size_t want)
 {
     pthread_mutex_lock(&t->lock);
-    ssize_t got = tr__wire_receive(&peer->wires[TR__TCP_CONTROL_LANE], &(struct iovec){to, want}, 1);
+    ssize_t got = tr__wire_receive(&peer->wires[TR__TCP_CONTROL_LANE], &(struct iovec){to, want}, 1, false);
     int error = errno;
     pthread_mutex_unlock(&t->lock);
     errno = error;
@@ -313,6 +322,7 @@ tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call
     int64_t until = tr__now_ns() + LOOK_NS;
     struct timespec deadline = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
     int waited = 0;
+    if (error == EBADMSG) return tr__tcp_damaged(t, peer);
     pthread_mutex_lock(&t->lock);
     while (!tr__failure_there(&t->failure) && !peer->left && waited == 0)
         waited = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);

@@ -105,19 +105,25 @@ static tr_status check_frame(tr__tcp_call *call, tr__tcp_slot *s)
         (int64_t)(s->in.memory.bytes / call->element));
 }
 
+/* Folds whole elements that lie at `from`. */
+static void fold(tr__tcp_call *call, tr__tcp_slot *s, const char *from, size_t bytes)
+{
+    const void *own = s->own.at ? s->own.at + s->in.done : NULL, *in[2] = {own, from};
+    if (s->step.take == TR__FOLD_BEFORE) {
+        in[0] = from;
+        in[1] = own;
+    }
+    void *to = s->in.memory.at ? s->in.memory.at + s->in.done : NULL;
+    if (bytes) call->fold(in, 2, &to, 1, (int64_t)(bytes / call->element));
+    s->in.done += bytes;
+}
+
 /* `bytes` have come into the stage behind what was carried: folds the whole elements and carries the rest. */
 static void fold_stage(tr__tcp_call *call, tr__tcp_slot *s, size_t bytes)
 {
     char *stage = call->t->stage;
     size_t there = s->carried + bytes, whole = there - there % call->element;
-    const void *own = s->own.at ? s->own.at + s->in.done : NULL, *in[2] = {own, stage};
-    if (s->step.take == TR__FOLD_BEFORE) {
-        in[0] = stage;
-        in[1] = own;
-    }
-    void *to = s->in.memory.at ? s->in.memory.at + s->in.done : NULL;
-    if (whole) call->fold(in, 2, &to, 1, (int64_t)(whole / call->element));
-    s->in.done += whole;
+    fold(call, s, stage, whole);
     s->carried = there - whole;
     memcpy(s->carry, stage + whole, s->carried);
 }
@@ -135,27 +141,63 @@ static tr__tcp_memory place_for(tr__tcp_call *call, int64_t step)
     return (tr__tcp_memory){call->t->stage + s->carried, free_bytes > s->carried ? free_bytes - s->carried : 0};
 }
 
+/* The socket gave nothing: waits for it, or for the reason why it never will. */
+static tr_status without_bytes(tr__tcp_call *call, const tr__tcp_slot *s, ssize_t got)
+{
+    tr__tcp *t = call->t;
+    if (got < 0 && tr__wire_would_block()) {
+        block(call, s->step.from, POLLIN);
+        return TR_OK;
+    }
+    return tr__tcp_lost(t, &t->peers[s->step.from], &t->last, got < 0 ? errno : 0);
+}
+
+/* What comes with checksums is folded from where it lies: `most` bytes may be. *whole is not set where elements are cut. */
+static tr_status fold_in_place(tr__tcp_call *call, tr__tcp_slot *s, size_t most, bool *moved, bool *whole)
+{
+    tr__wire *wire = &call->t->peers[s->step.from].wires[TR__TCP_DATA_LANE];
+    const char *there;
+    size_t bytes;
+    *whole = true;
+    int found = tr__wire_peek(wire, &there, &bytes);
+    if (found <= 0) return without_bytes(call, s, found);
+    bytes = least(bytes, most);
+    *whole = bytes >= call->element && (uintptr_t)there % call->element == 0;
+    if (!*whole) return TR_OK;
+    bytes -= bytes % call->element;
+    fold(call, s, there, bytes);
+    tr__wire_skip(wire, bytes);
+    s->in.open = s->in.done < s->in.memory.bytes;
+    *moved = true;
+    return TR_OK;
+}
+
 tr_status tr__tcp_pull(tr__tcp_call *call, int64_t step, bool *moved)
 {
     tr__tcp *t = call->t;
     tr__tcp_slot *s = tr__tcp_slot_at(call, step);
     tr__tcp_peer *peer = &t->peers[s->step.from];
+    tr__wire *wire = &peer->wires[TR__TCP_DATA_LANE];
     tr__tcp_memory place = place_for(call, step);
     size_t of_frame = sizeof s->frame - s->in.framed;
     if (!of_frame && !place.bytes) return TR_OK;
-    struct iovec parts[2] = {{(char *)&s->frame + s->in.framed, of_frame}, {place.at, place.bytes}};
-    ssize_t got = tr__wire_receive(&peer->wires[TR__TCP_DATA_LANE], parts, 2);
-    if (got < 0 && tr__wire_would_block()) {
-        block(call, s->step.from, POLLIN);
-        return TR_OK;
+
+    bool takes = s->step.take == TR__TAKE, in_place = !takes && wire->checked && place.bytes >= TR__TCP_PIECE && !s->carried;
+    if (in_place && !of_frame) {
+        bool whole;
+        tr_status status = fold_in_place(call, s, place.bytes, moved, &whole);
+        if (status != TR_OK || whole) return status;
     }
-    if (got <= 0) return tr__tcp_lost(t, peer, &t->last, got < 0 ? errno : 0);
+
+    struct iovec parts[2] = {{(char *)&s->frame + s->in.framed, of_frame}, {place.at, place.bytes}};
+    ssize_t got = tr__wire_receive(wire, parts, in_place && of_frame ? 1 : 2, takes);
+    if (got <= 0) return without_bytes(call, s, got);
     *moved = true;
     of_frame = least(of_frame, (size_t)got);
     s->in.framed += of_frame;
     if (s->in.framed < sizeof s->frame) return TR_OK;
     if (of_frame) TR__TRY(check_frame(call, s));
-    if (s->step.take == TR__TAKE)
+    if (takes)
         s->in.done += (size_t)got - of_frame;
     else
         fold_stage(call, s, (size_t)got - of_frame);

@@ -6,6 +6,7 @@
  * job's key does not come so far.
  */
 #include "base/clock.h"
+#include "base/crc32c.h"
 #include "base/log.h"
 #include "base/resolve.h"
 #include "comm/record.h"
@@ -185,11 +186,18 @@ typedef struct joining {
     int64_t asked;    /* when we last looked for their reasons */
 } joining;
 
+static uint32_t sum_of(const tr__tcp_hello *hello)
+{
+    return tr__crc32c(0, hello, offsetof(tr__tcp_hello, sum));
+}
+
 static tr_status send_hello(joining *j, int rank, int lane, tr__wire *wire)
 {
-    tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = j->t->rank, .lane = lane};
+    tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = j->t->rank, .lane = (int16_t)lane,
+        .checked = j->t->checked};
     memcpy(hello.cookie, j->cards[rank].tcp_cookie, sizeof hello.cookie);
     snprintf(hello.address, sizeof hello.address, "%s", j->cards[j->t->rank].tcp_address);
+    hello.sum = sum_of(&hello);
     ssize_t sent = tr__wire_send(wire, &(struct iovec){&hello, sizeof hello}, 1);
     if (sent == (ssize_t)sizeof hello && !tr__wire_pending(wire)) return TR_OK;
     return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", j->t->group, rank);
@@ -199,23 +207,31 @@ static tr_status send_hello(joining *j, int rank, int lane, tr__wire *wire)
 static int hear_hello(const joining *j, contact *c)
 {
     struct iovec rest = {(char *)&c->hello + c->got, sizeof c->hello - c->got};
-    ssize_t got = tr__wire_receive(&c->wire, &rest, 1);
+    ssize_t got = tr__wire_receive(&c->wire, &rest, 1, false);
     if (got < 0 && tr__wire_would_block()) return 0;
     if (got <= 0) return -1;
     c->got += (size_t)got;
     if (c->got >= 8 && (c->hello.magic != TR__TCP_MAGIC || c->hello.version != TR__TCP_VERSION)) return -1;
     if (c->got < sizeof c->hello) return 0;
+    if (c->hello.sum != sum_of(&c->hello)) return -1;
     c->hello.address[sizeof c->hello.address - 1] = 0;
     return CRYPTO_memcmp(c->hello.cookie, j->t->door.cookie, sizeof c->hello.cookie) == 0 ? 1 : -1;
 }
 
-static void settle(joining *j, contact *c)
+/* Both ends have said who they are. What crosses no network needs no checksums, unless they are asked for. */
+static tr_status settle(joining *j, contact *c)
 {
+    const char *here = j->cards[j->t->rank].machine, *there = j->cards[c->rank].machine;
+    if (c->hello.checked != j->t->checked)
+        return tr__fail(TR_MISMATCH, "group '%s': TRIREME_CHECK has the word wire on rank %d and not on rank %d; give it to all "
+            "ranks or to none", j->t->group, j->t->checked ? j->t->rank : c->rank, j->t->checked ? c->rank : j->t->rank);
+    c->wire.checked = !j->t->key && (j->t->checked || strcmp(here, there) != 0);
     tr__tcp_set_up_socket(c->wire.socket, c->lane);
     j->t->peers[c->rank].wires[c->lane] = c->wire;
     c->wire = (tr__wire){.socket = -1};
     c->stage = READY;
     j->missing--;
+    return TR_OK;
 }
 
 static void drop(contact *c)
@@ -322,9 +338,7 @@ static tr_status go_on(joining *j, contact *c)
     int heard = hear_hello(j, c);
     bool right = heard == 1 && c->hello.rank == c->rank && c->hello.lane == c->lane;
     if (heard == 0) return TR_OK;
-    if (!right) return again(j, c);
-    settle(j, c);
-    return TR_OK;
+    return right ? settle(j, c) : again(j, c);
 }
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
@@ -371,8 +385,7 @@ static tr_status hear_visitor(joining *j, contact *c)
     }
     c->rank = rank;
     c->lane = lane;
-    settle(j, c);
-    return TR_OK;
+    return settle(j, c);
 }
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */

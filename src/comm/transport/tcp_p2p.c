@@ -118,7 +118,11 @@ static void hang_up(tr__tcp *t, int rank, int error)
 {
     lane *l = &t->p2p->lanes[rank];
     l->closed = true;
-    tr_status status = any_op(l) ? tr__tcp_lost(t, &t->peers[rank], &any_op(l)->call, error) : TR_OK;
+    tr_status status = TR_OK;
+    if (error == EBADMSG)
+        status = tr__tcp_damaged(t, &t->peers[rank]);
+    else if (any_op(l))
+        status = tr__tcp_lost(t, &t->peers[rank], &any_op(l)->call, error);
     (void)status; /* the thread sees that the group is broken */
 }
 
@@ -218,7 +222,7 @@ static void take_in(tr__tcp *t, int rank)
         char *to = l->into ? (char *)l->into->work->collective.out : l->kept ? l->kept->data : (char *)&l->frame;
         size_t size = l->into ? l->into->bytes : l->kept ? l->kept->bytes : sizeof l->frame;
         struct iovec rest = {to + *done, size - *done};
-        ssize_t got = *done < size ? tr__wire_receive(wire_to(t, rank), &rest, 1) : 0;
+        ssize_t got = *done < size ? tr__wire_receive(wire_to(t, rank), &rest, 1, true) : 0;
         if (got < 0 && tr__wire_would_block()) return;
         if (*done < size && got <= 0) {
             hang_up(t, rank, got < 0 ? errno : 0);
@@ -243,7 +247,8 @@ static tr_status take_arrival(tr__tcp *t, int rank, op *o, bool *taken)
     *taken = a != NULL;
     if (!a) return TR_OK;
     TR__TRY(check_fit(t, rank, o, &a->call));
-    if (a->done) memcpy(o->work->collective.out, a->data, a->done);
+    size_t there = a->done + (l->kept == a ? tr__wire_placed(wire_to(t, rank)) : 0);
+    if (there) memcpy(o->work->collective.out, a->data, there);
     *at = a->next;
     o->done = a->done;
     if (l->kept == a) {

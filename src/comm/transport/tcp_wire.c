@@ -27,6 +27,7 @@ bool tr__wire_open(tr__wire *w, int socket, tr__tls_key *key, tr__tls_side side)
 void tr__wire_close(tr__wire *w)
 {
     tr__tls_free(w->tls);
+    tr__checked_free(&w->in);
     if (w->socket >= 0) close(w->socket);
     *w = (tr__wire){.socket = -1};
 }
@@ -39,7 +40,7 @@ bool tr__wire_pending(const tr__wire *w)
 
 bool tr__wire_holds(const tr__wire *w)
 {
-    return w->tls && tr__tls_holds(w->tls);
+    return w->tls ? tr__tls_holds(w->tls) : w->checked && tr__checked_holds(&w->in);
 }
 
 /* Sends what is pending. False, and errno, when the socket does not take all of it. `more`: as much again follows at once,
@@ -109,8 +110,14 @@ static ssize_t send_encrypted(tr__wire *w, const struct iovec *parts, int count)
 ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count)
 {
     if (w->tls) return send_encrypted(w, parts, count);
+    if (w->checked) return tr__checked_send(&w->out, w->socket, parts, count);
     struct msghdr m = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
     return sendmsg(w->socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+bool tr__wire_withdraw(tr__wire *w)
+{
+    return !w->checked || tr__checked_withdraw(&w->out);
 }
 
 /* ---- Receiving --------------------------------------------------------------------------------------------------- */
@@ -144,9 +151,20 @@ static ssize_t receive_encrypted(tr__wire *w, const struct iovec *parts, int cou
     return (ssize_t)all;
 }
 
-ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count)
+ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count, bool stays)
 {
     if (w->tls) return receive_encrypted(w, parts, count);
+    if (w->checked) return tr__checked_receive(&w->in, w->socket, parts, count, stays);
     struct msghdr m = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
     return recvmsg(w->socket, &m, MSG_DONTWAIT);
+}
+
+int tr__wire_peek(tr__wire *w, const char **there, size_t *bytes)
+{
+    return tr__checked_peek(&w->in, w->socket, there, bytes);
+}
+
+void tr__wire_skip(tr__wire *w, size_t bytes)
+{
+    tr__checked_skip(&w->in, bytes);
 }

@@ -1,23 +1,26 @@
 /*
- * The bytes of one connection between ranks, in the clear or through TLS (comm/tls.h). Nothing here waits: what the socket
- * does not take or have now is EAGAIN, as from the system calls.
+ * The bytes of one connection between ranks: in the clear, in records with a checksum (tcp_checked.h), or through TLS
+ * (comm/tls.h). Nothing here waits: what the socket does not take or have now is EAGAIN, as from the system calls.
  *
- * Through TLS, what was sent may still lie here encrypted, so a sender goes on until tr__wire_pending() is over; and what
- * came may lie here decrypted, so poll() says all only after a receive that had EAGAIN, or where tr__wire_holds() says no.
- * A session is used by one thread at a time, in both directions.
+ * With checksums, what was not taken must be offered again first. Through TLS, what was sent may still lie here encrypted, so a
+ * sender goes on until tr__wire_pending() is over. In both, what came may lie here, so poll() says all only after a receive
+ * that had EAGAIN, or where tr__wire_holds() says no. A TLS session is used by one thread at a time, in both directions; others
+ * by one for each direction.
  */
 #ifndef TR_COMM_TRANSPORT_TCP_WIRE_H
 #define TR_COMM_TRANSPORT_TCP_WIRE_H
 
 #include "comm/tls.h"
-
-#include <sys/uio.h>
+#include "comm/transport/tcp_checked.h"
 
 typedef struct tr__wire {
     int socket;   /* -1: none */
     tr__tls *tls; /* NULL: in the clear */
     size_t sent;  /* bytes of tr__tls_outgoing() that the socket has taken */
     size_t heard; /* bytes of a handshake that is not done */
+    bool checked; /* in records with a checksum: set before the first of them */
+    tr__checked_sender out;
+    tr__checked_receiver in;
 } tr__wire;
 
 /* Sets a wire up on a socket, which it takes over; key NULL: in the clear. False without memory; the socket is closed. */
@@ -29,8 +32,16 @@ void tr__wire_close(tr__wire *w);
 int tr__wire_shake_hands(tr__wire *w);
 /* As sendmsg(): how much was taken, or -1 and errno. Without parts it only sends what is pending. */
 ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count);
-/* As recvmsg(): how much there is, 0 at the end, or -1 and errno; EBADMSG: what came does not decrypt. */
-ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count);
+/* As recvmsg(): how much there is, 0 at the end, or -1 and errno; EBADMSG: what came is damaged. stays: the last part's memory
+ * comes again in the next call, behind what was counted, so that bytes which do not count yet may lie there; tr__wire_placed() says how many. */
+ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count, bool stays);
+static inline size_t tr__wire_placed(const tr__wire *w) { return w->in.placed; }
+/* With checksums, what a receive would give out next, where it lies: *bytes at *there, at least one. 1; or 0 and -1 as from a
+ * receive. Then that so many of them are taken. */
+int tr__wire_peek(tr__wire *w, const char **there, size_t *bytes);
+void tr__wire_skip(tr__wire *w, size_t bytes);
+/* What a send refused will not be offered again. False when a part of it is on its way: nothing sensible can follow. */
+bool tr__wire_withdraw(tr__wire *w);
 /* Something that was taken has not gone to the socket. */
 bool tr__wire_pending(const tr__wire *w);
 /* Something has come that poll() does not know of. */

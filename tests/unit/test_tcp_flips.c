@@ -1,0 +1,157 @@
+/*
+ * Bits that flip between the ranks of a group over TCP in the clear: every rank has right results or an error, and somebody names
+ * the peer. Ranks are threads on pretended hosts; recv() and recvmsg() of this program flip a bit of what a TCP socket gives.
+ *
+ *   test_tcp_flips [-runs=N [-seed=S]]
+ */
+#define _GNU_SOURCE
+#include "comm_ranks.h"
+#include "trial.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* ---- The flip ----------------------------------------------------------------------------------------------------- */
+
+static atomic_bool armed;
+static _Atomic int64_t seen, target; /* bytes that TCP sockets gave while armed; of these, the one that is damaged */
+static atomic_int bit;
+
+/* Flips the bit if it is among these bytes. */
+static void pass(int fd, const struct iovec *parts, size_t count, ssize_t got)
+{
+    struct sockaddr_storage address;
+    socklen_t length = sizeof address;
+    if (got <= 0 || !atomic_load(&armed)) return;
+    if (getsockname(fd, (struct sockaddr *)&address, &length) != 0 || address.ss_family == AF_UNIX) return;
+    int64_t begin = atomic_fetch_add(&seen, got), at = atomic_load(&target) - begin;
+    if (at < 0 || at >= got) return;
+    for (size_t i = 0; i < count; at -= (int64_t)parts[i++].iov_len) {
+        if (at >= (int64_t)parts[i].iov_len) continue;
+        ((unsigned char *)parts[i].iov_base)[at] ^= (unsigned char)(1 << atomic_load(&bit));
+        return;
+    }
+}
+
+ssize_t recv(int fd, void *bytes, size_t count, int flags)
+{
+    static ssize_t (*_Atomic real)(int, void *, size_t, int);
+    if (!real) real = (ssize_t(*)(int, void *, size_t, int))dlsym(RTLD_NEXT, "recv");
+    ssize_t got = real(fd, bytes, count, flags);
+    if (!(flags & MSG_PEEK)) pass(fd, &(struct iovec){bytes, count}, 1, got);
+    return got;
+}
+
+ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+{
+    static ssize_t (*_Atomic real)(int, struct msghdr *, int);
+    if (!real) real = (ssize_t(*)(int, struct msghdr *, int))dlsym(RTLD_NEXT, "recvmsg");
+    ssize_t got = real(fd, message, flags);
+    pass(fd, message->msg_iov, message->msg_iovlen, got);
+    return got;
+}
+
+/* ---- What the ranks do --------------------------------------------------------------------------------------------- */
+
+enum { COUNT = 60000, RANKS = 3 };
+
+typedef struct outcome {
+    atomic_int failed, named; /* ranks with an error; those whose error says that a peer's message was damaged */
+} outcome;
+
+static float value(int from, int64_t i)
+{
+    return (float)((from * 7 + i) % 64);
+}
+
+/* False when a call has failed, which is noted. */
+static bool well(rank *r, tr_status status)
+{
+    if (status == TR_OK) return true;
+    outcome *o = (outcome *)r->arg;
+    atomic_fetch_add(&o->failed, 1);
+    if (getenv("SHOW")) fprintf(stderr, "rank %d: %s\n", r->number, tr_error_message());
+    if (strstr(tr_error_message(), "sent a damaged message")) atomic_fetch_add(&o->named, 1);
+    return false;
+}
+
+static void work(rank *r)
+{
+    float *own = malloc(COUNT * sizeof *own), *all = malloc((size_t)r->world * COUNT * sizeof *all);
+    int next = (r->number + 1) % r->world, before = (r->number + r->world - 1) % r->world;
+    bool sound = own && all;
+    int64_t wrong = 0;
+    for (int turn = 0; turn < 2 && sound; turn++) {
+        int64_t count = turn ? 500 : COUNT;
+        for (int64_t i = 0; i < count; i++) own[i] = value(r->number, i);
+        sound = well(r, tr_all_reduce(r->group, own, count));
+        for (int64_t i = 0; i < count && sound; i++) wrong += own[i] != value(0, i) + value(1, i) + value(2, i);
+        for (int64_t i = 0; i < count; i++) own[i] = value(r->number, i);
+        sound = sound && well(r, tr_all_gather(r->group, own, all, count));
+        for (int64_t i = 0; i < r->world * count && sound; i++) wrong += all[i] != value((int)(i / count), i % count);
+        tr_work *sent = sound ? tr_send_async(r->group, own, count, .peer = next) : NULL;
+        sound = sound && well(r, tr_recv(r->group, all, count, .peer = before)) && well(r, tr_wait(sent));
+        for (int64_t i = 0; i < count && sound; i++) wrong += all[i] != value(before, i);
+    }
+    free(own);
+    free(all);
+    CHECK(wrong == 0);
+}
+
+static void body(rank *r)
+{
+    atomic_int *ready = (atomic_int *)((outcome *)r->arg + 1);
+    if (!well(r, tr_barrier(r->group))) return;
+    atomic_fetch_add(ready, 1);
+    while (atomic_load(ready) < r->world) usleep(100); /* nobody is in the barrier any more */
+    atomic_store(&armed, true);
+    work(r);
+    atomic_fetch_add(ready, 1);
+    while (atomic_load(ready) < 2 * r->world) usleep(100);
+    atomic_store(&armed, false);
+}
+
+static outcome run_flipped(int64_t at, int which)
+{
+    struct {
+        outcome outcome;
+        atomic_int ready;
+    } shared = {0};
+    static const int hosts[RANKS] = {0, 1, 2};
+    atomic_store(&seen, 0);
+    atomic_store(&target, at);
+    atomic_store(&bit, which);
+    run_hosts(hosts, RANKS, body, &shared);
+    return shared.outcome;
+}
+
+static unsigned long long runs = 100, seed = 1;
+
+static void no_flip_is_overlooked(void **state)
+{
+    (void)state;
+    outcome o = run_flipped(-1, 0);
+    assert_int_equal(o.failed, 0);
+    int64_t bytes = atomic_load(&seen);
+    assert_true(bytes > 2 * RANKS * COUNT * (int64_t)sizeof(float));
+    for (unsigned long long i = 0; i < runs; i++) {
+        uint64_t draws = seed + i;
+        int64_t at = (int64_t)(trial_draw(&draws) % (uint64_t)bytes);
+        o = run_flipped(at, (int)(trial_draw(&draws) % 8));
+        bool flipped = atomic_load(&seen) > at; /* calls are timed differently: there may be fewer bytes */
+        if (flipped && !o.named) fail_msg("-runs=1 -seed=%llu: nobody names who sent a damaged message", seed + i);
+        if (!flipped) assert_int_equal(o.failed, 0);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (sscanf(argv[i], "-runs=%llu", &runs) != 1 && sscanf(argv[i], "-seed=%llu", &seed) != 1)
+            return fprintf(stderr, "%s [-runs=N [-seed=S]]\n", argv[0]), 2;
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_flip_is_overlooked)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
