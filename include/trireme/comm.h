@@ -43,6 +43,7 @@ typedef struct tr_store_tcp_options {
     const char *token;  /* the job's secret: all goes through TLS 1.3 with it; without one, loopback only, in the clear */
     int timeout_ms;     /* for connecting and for every wait; default 300,000 */
     bool insecure;      /* without a token: on any address all the same; whoever reaches it may read and write */
+    int64_t max_bytes;  /* with .serve: that keys and values may take; default 256 MiB. More is TR_UNSUPPORTED to who sets it */
 } tr_store_tcp_options;
 #define tr_store_tcp(...) TR__NEW2(tr_store_tcp, host, port, __VA_ARGS__)
 TR_API tr_store *tr_store_tcp_with(const tr_store_tcp_options *options);

@@ -8,7 +8,7 @@
 
 #include <trireme/comm.h>
 
-enum { TR__KEY_MAX = 1024, TR__VALUE_MAX = 16 << 20, TR__STORE_TIMEOUT_MS = 300000 };
+enum { TR__KEY_MAX = 1024, TR__VALUE_MAX = 16 << 20, TR__STORE_TIMEOUT_MS = 300000, TR__STORE_BYTES = 256 << 20 };
 
 typedef struct tr__store_value {
     void *data; /* to be freed, with a NUL behind it; NULL: the key has no value */

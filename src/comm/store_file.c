@@ -129,7 +129,7 @@ static tr_status read_along(file_store *f)
     ssize_t record;
     while (status == TR_OK && (record = tr__store_record(bytes + used, (size_t)got - used, &s)) > 0) {
         tr__entry *entry = tr__map_find(&f->map, s.key, s.key_bytes, true);
-        if (!entry || tr__map_set(entry, s.value, s.bytes) != TR_OK)
+        if (!entry || tr__map_set(&f->map, entry, s.value, s.bytes) != TR_OK)
             status = tr__fail(TR_NO_MEMORY, "%s: no memory for what it holds", f->store.name);
         else
             used += (size_t)record;
@@ -210,12 +210,12 @@ typedef struct change {
     bool compares;
 } change;
 
-static int change_map(tr__entry *entry, const change *c, bool *changed)
+static int change_map(tr__map *map, tr__entry *entry, const change *c, bool *changed)
 {
     *changed = true;
-    if (c->sum) return tr__map_add(entry, c->amount, c->sum);
-    if (!c->compares) return tr__map_set(entry, c->value, c->bytes);
-    return tr__map_compare_set(entry, c->expected, c->expected_bytes, c->value, c->bytes, changed);
+    if (c->sum) return tr__map_add(map, entry, c->amount, c->sum);
+    if (!c->compares) return tr__map_set(map, entry, c->value, c->bytes);
+    return tr__map_compare_set(map, entry, c->expected, c->expected_bytes, c->value, c->bytes, changed);
 }
 
 static tr_status change_key(file_store *f, const change *c, tr__entry *entry)
@@ -223,13 +223,12 @@ static tr_status change_key(file_store *f, const change *c, tr__entry *entry)
     tr__value *before = entry->value;
     bool changed;
     if (before) before->refs++;
-    int status = change_map(entry, c, &changed);
+    int status = change_map(&f->map, entry, c, &changed);
     if (status == TR_NO_MEMORY) tr__fail(status, "%s: no memory for key '%s'", f->store.name, c->key);
     if (status == TR_FORMAT)
         tr__fail(status, "%s: key '%s' holds no number, or its sum leaves 64 bits", f->store.name, c->key);
     if (status == TR_OK && changed && (status = append(f, entry)) != TR_OK) {
-        tr__value_unref(entry->value);
-        entry->value = before;
+        tr__map_put(&f->map, entry, before);
     } else {
         tr__value_unref(before);
     }

@@ -53,6 +53,7 @@ typedef enum tr__frame_code {
     TR__REPLY_NO_MEMORY,
     TR__REPLY_REFUSED,   /* HELLO: in clear text, where TLS is spoken, or the other way round */
     TR__REPLY_TOO_LARGE, /* GATHER: the list of values is larger than a value may be */
+    TR__REPLY_FULL,      /* the store would hold more than it may */
     TR__REPLY_CODES
 } tr__frame_code;
 

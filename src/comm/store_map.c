@@ -69,6 +69,7 @@ tr__entry *tr__map_find(tr__map *map, const char *key, size_t length, bool make)
     memcpy(entry->key, key, length);
     *bucket = entry;
     map->count++;
+    map->bytes += sizeof *entry + length;
     return entry;
 }
 
@@ -79,6 +80,7 @@ void tr__map_prune(tr__map *map, tr__entry *entry)
     while (*at != entry) at = &(*at)->next;
     *at = entry->next;
     map->count--;
+    map->bytes -= sizeof *entry + entry->length;
     free(entry);
 }
 
@@ -95,17 +97,30 @@ void tr__map_clear(tr__map *map)
     *map = (tr__map){0};
 }
 
-int tr__map_set(tr__entry *entry, const void *data, size_t bytes)
+static size_t size_of(const tr__value *value)
 {
-    tr__value *value = tr__value_new(data, bytes);
-    if (!value) return TR_NO_MEMORY;
+    return value ? sizeof *value + value->bytes : 0;
+}
+
+void tr__map_put(tr__map *map, tr__entry *entry, tr__value *value)
+{
+    map->bytes += size_of(value) - size_of(entry->value);
     tr__value_unref(entry->value);
     entry->value = value;
+}
+
+int tr__map_set(tr__map *map, tr__entry *entry, const void *data, size_t bytes)
+{
+    size_t before = size_of(entry->value), after = sizeof *entry->value + bytes;
+    if (map->most && after > before && map->bytes - before + after > map->most) return TR_UNSUPPORTED;
+    tr__value *value = tr__value_new(data, bytes);
+    if (!value) return TR_NO_MEMORY;
+    tr__map_put(map, entry, value);
     return TR_OK;
 }
 
 /* Counters are decimal text, so that a person who reads one sees a number. */
-int tr__map_add(tr__entry *entry, int64_t amount, int64_t *sum)
+int tr__map_add(tr__map *map, tr__entry *entry, int64_t amount, int64_t *sum)
 {
     int64_t now = 0;
     if (entry->value) {
@@ -118,16 +133,16 @@ int tr__map_add(tr__entry *entry, int64_t amount, int64_t *sum)
     if (__builtin_add_overflow(now, amount, &now)) return TR_FORMAT;
     char text[24];
     int length = snprintf(text, sizeof text, "%" PRId64, now);
-    int status = tr__map_set(entry, text, (size_t)length);
+    int status = tr__map_set(map, entry, text, (size_t)length);
     if (status == TR_OK) *sum = now;
     return status;
 }
 
-int tr__map_compare_set(tr__entry *entry, const void *expected, size_t expected_bytes, const void *desired,
+int tr__map_compare_set(tr__map *map, tr__entry *entry, const void *expected, size_t expected_bytes, const void *desired,
     size_t desired_bytes, bool *changed)
 {
     const tr__value *now = entry->value;
     bool equal = now && expected && now->bytes == expected_bytes && memcmp(now->data, expected, expected_bytes) == 0;
     *changed = expected ? equal : !now;
-    return *changed ? tr__map_set(entry, desired, desired_bytes) : TR_OK;
+    return *changed ? tr__map_set(map, entry, desired, desired_bytes) : TR_OK;
 }

@@ -30,6 +30,8 @@ typedef struct tr__entry {
 typedef struct tr__map {
     tr__entry **buckets;
     size_t bucket_count, count;
+    size_t bytes; /* of entries, keys and values */
+    size_t most;  /* values that would make it more than this are refused; 0: there is no limit */
 } tr__map;
 
 /* The entry of a key, made when it is missing and `make` is set; else NULL. NULL also without memory. */
@@ -38,12 +40,16 @@ tr__entry *tr__map_find(tr__map *map, const char *key, size_t length, bool make)
 void tr__map_prune(tr__map *map, tr__entry *entry);
 void tr__map_clear(tr__map *map);
 
-/* The operations, alike in every store. They return TR_OK, TR_NO_MEMORY, or TR_FORMAT: the value is no number, or
- * the sum leaves 64 bits. The entry exists; its value changes only on TR_OK. */
-int tr__map_set(tr__entry *entry, const void *data, size_t bytes);
-int tr__map_add(tr__entry *entry, int64_t amount, int64_t *sum);
+/* Replaces an entry's value by another, which the map takes over, or NULL. */
+void tr__map_put(tr__map *map, tr__entry *entry, tr__value *value);
+
+/* The operations, alike in every store. They return TR_OK, TR_NO_MEMORY, TR_UNSUPPORTED: the map would have more
+ * than its most bytes, or TR_FORMAT: the value is no number, or the sum leaves 64 bits. The entry exists; its value changes only
+ * on TR_OK. */
+int tr__map_set(tr__map *map, tr__entry *entry, const void *data, size_t bytes);
+int tr__map_add(tr__map *map, tr__entry *entry, int64_t amount, int64_t *sum);
 /* expected NULL: the key must be absent. *changed says whether desired is the value now. */
-int tr__map_compare_set(tr__entry *entry, const void *expected, size_t expected_bytes, const void *desired,
+int tr__map_compare_set(tr__map *map, tr__entry *entry, const void *expected, size_t expected_bytes, const void *desired,
     size_t desired_bytes, bool *changed);
 
 #endif

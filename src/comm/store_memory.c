@@ -52,14 +52,14 @@ static tr_status memory_set(tr_store *store, const char *key, const void *value,
 {
     memory_store *m = (memory_store *)store;
     tr__entry *entry = begin(m, key);
-    return finish(m, entry, key, entry ? tr__map_set(entry, value, bytes) : TR_NO_MEMORY);
+    return finish(m, entry, key, entry ? tr__map_set(&m->map, entry, value, bytes) : TR_NO_MEMORY);
 }
 
 static tr_status memory_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
 {
     memory_store *m = (memory_store *)store;
     tr__entry *entry = begin(m, key);
-    return finish(m, entry, key, entry ? tr__map_add(entry, amount, sum) : TR_NO_MEMORY);
+    return finish(m, entry, key, entry ? tr__map_add(&m->map, entry, amount, sum) : TR_NO_MEMORY);
 }
 
 static tr_status memory_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
@@ -70,7 +70,7 @@ static tr_status memory_compare_set(tr_store *store, const char *key, const void
     tr__entry *entry = begin(m, key);
     bool changed;
     int status =
-        entry ? tr__map_compare_set(entry, expected, expected_bytes, desired, desired_bytes, &changed) : TR_NO_MEMORY;
+        entry ? tr__map_compare_set(&m->map, entry, expected, expected_bytes, desired, desired_bytes, &changed) : TR_NO_MEMORY;
     if (status == TR_OK) status = give(store, entry->value, value, bytes);
     return finish(m, entry, key, status);
 }

@@ -183,7 +183,12 @@ static void wake_waiters(tr__entry *entry)
 
 static tr__frame_code code_of(int status)
 {
-    return status == TR_OK ? TR__REPLY_OK : status == TR_FORMAT ? TR__REPLY_NO_NUMBER : TR__REPLY_NO_MEMORY;
+    switch (status) {
+    case TR_OK: return TR__REPLY_OK;
+    case TR_FORMAT: return TR__REPLY_NO_NUMBER;
+    case TR_UNSUPPORTED: return TR__REPLY_FULL;
+    default: return TR__REPLY_NO_MEMORY;
+    }
 }
 
 static void look_up(tr__client *c, const tr__frame *f)
@@ -208,10 +213,10 @@ static void change(tr__client *c, const tr__frame *f)
     int64_t sum;
     bool changed;
     tr__request_changed(c->server);
-    int status = f->type == TR__FRAME_SET ? tr__map_set(entry, f->value, f->value_bytes)
+    int status = f->type == TR__FRAME_SET ? tr__map_set(&c->server->map, entry, f->value, f->value_bytes)
                  : f->type == TR__FRAME_ADD
-                     ? tr__map_add(entry, f->amount, &sum)
-                     : tr__map_compare_set(entry, f->expected, f->expected_bytes, f->value, f->value_bytes, &changed);
+                     ? tr__map_add(&c->server->map, entry, f->amount, &sum)
+                     : tr__map_compare_set(&c->server->map, entry, f->expected, f->expected_bytes, f->value, f->value_bytes, &changed);
     tr__frame_code code = code_of(status);
     if (code == TR__REPLY_OK && !entry->value) code = TR__REPLY_ABSENT;
     tr__client_reply(c, code, f->type == TR__FRAME_SET || code != TR__REPLY_OK ? NULL : entry->value);

@@ -137,6 +137,7 @@ static tr_status start(const tr__server_options *options, tr__server **server, i
         return tr__fail(TR_IO, "store: cannot serve: %s", uv_strerror(error));
     }
     s->key = tr__tls_key_ref(options->key);
+    s->map.most = options->max_bytes;
     s->greeting = (tr__ring){&s->greeting, &s->greeting};
     s->guests = (tr__ring){&s->guests, &s->guests};
     uv_tcp_init(&s->loop, &s->listener);

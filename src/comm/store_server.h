@@ -14,6 +14,7 @@ typedef struct tr__server_options {
     int listen_fd;    /* > 0: a listening socket to take over instead */
     tr__tls_key *key; /* NULL: anyone may come, and all is in clear text: over loopback only, unless */
     bool insecure;    /* the user says that this is meant */
+    size_t max_bytes; /* that the store may hold */
     bool shared;      /* with whoever in this process asks for the same host, port and key */
 } tr__server_options;
 

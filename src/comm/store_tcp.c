@@ -106,6 +106,9 @@ static tr_status refused(const tcp_store *s, const char *key, const tr__frame *r
         return tr__fail(TR_FORMAT, "%s: key '%s' holds no number, or its sum leaves 64 bits", s->store.name, key);
     case TR__REPLY_NO_MEMORY:
         return tr__fail(TR_NO_MEMORY, "%s: the server has no memory for key '%s'", s->store.name, key);
+    case TR__REPLY_FULL:
+        return tr__fail(TR_UNSUPPORTED, "%s: no room for %zu bytes of key '%s': what a store holds is limited, to 256 MiB unless "
+                        "the one who serves it gives another .max_bytes", s->store.name, (size_t)request->value_bytes, key);
     case TR__REPLY_TOO_LARGE:
         return tr__fail(TR_UNSUPPORTED, "%s: the values of key '%s' and others that were asked for with it have more than "
                         "%d bytes together", s->store.name, key, TR__VALUE_MAX);
@@ -261,6 +264,9 @@ static tr_status check_options(const tr_store_tcp_options *o)
         return tr__fail(TR_INVALID, "tr_store_tcp: host '%.40s…' is too long", o->host);
     if (o->port < 0 || o->port > 65535 || (o->port == 0 && !o->serve))
         return tr__fail(TR_INVALID, "tr_store_tcp: port %d is not in %d … 65535", o->port, o->serve ? 0 : 1);
+    if (TR__OR(o, max_bytes, 1) < 1)
+        return tr__fail(TR_INVALID, "tr_store_tcp: .max_bytes is how much the store may hold, 1 and more, not %lld",
+            (long long)o->max_bytes);
     if (TR__OR(o, timeout_ms, TR__STORE_TIMEOUT_MS) < 1)
         return tr__fail(TR_INVALID, "tr_store_tcp: a timeout of %d ms must be positive", o->timeout_ms);
     return TR_OK;
@@ -278,7 +284,8 @@ static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o, bool sh
     strcpy(s->store.host, o->host);
     s->store.anywhere = (o->token && o->token[0]) || o->insecure;
     if (o->token && o->token[0]) TR__TRY(tr__tls_key_new(o->token, &s->store.key));
-    tr__server_options serve = {o->host, o->port, o->listen_fd, s->store.key, o->insecure, shared};
+    tr__server_options serve = {o->host, o->port, o->listen_fd, s->store.key, o->insecure,
+        (size_t)TR__OR(o, max_bytes, TR__STORE_BYTES), shared};
     if (o->serve) TR__TRY(tr__server_start(&serve, &s->server, &s->store.port));
     snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->host, s->store.port);
     return connect_first(s);

@@ -427,6 +427,33 @@ static void a_gather_has_its_bounds(void **state)
     free(big);
 }
 
+/* What is replaced counts no more, what is there stays, and keys count beside small values. */
+static void a_store_has_its_bounds(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char half[600] = "", key[32];
+    int64_t sum;
+    tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .max_bytes = 1000);
+    OK(tr_store_set(store, "a", half, sizeof half));
+    FAILS(TR_UNSUPPORTED, tr_store_set(store, "b", half, sizeof half), "no room for 600 bytes of key 'b'");
+    OK(tr_store_set(store, "a", half, 0));
+    OK(tr_store_set(store, "b", half, sizeof half));
+    FAILS(TR_UNSUPPORTED, tr_store_set(store, "a", half, sizeof half), "of key 'a'");
+    OK(tr_store_set(store, "b", half, 0));
+    int set = 0;
+    tr_status status = TR_OK;
+    for (; status == TR_OK && set < 1000; set++) {
+        snprintf(key, sizeof key, "key%d", set);
+        status = tr_store_add(store, key, 1, &sum);
+    }
+    assert_int_equal(status, TR_UNSUPPORTED);
+    assert_in_range(set, 2, 20);
+    OK(tr_store_add(store, "key0", 1, &sum));
+    assert_int_equal(sum, 2);
+    FAILS(TR_INVALID, tr_status_of(tr_store_tcp("127.0.0.1", 0, .serve = true, .max_bytes = -1)), "1 and more, not -1");
+}
+
 /* A client that asks for much and reads nothing holds nobody up. */
 static void slow_clients_hold_nobody_up(void **state)
 {
@@ -463,6 +490,7 @@ int main(void)
         cmocka_unit_test(many_clients_wait),
         cmocka_unit_test(many_clients_gather),
         cmocka_unit_test(a_gather_has_its_bounds),
+        cmocka_unit_test(a_store_has_its_bounds),
         cmocka_unit_test(slow_clients_hold_nobody_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
