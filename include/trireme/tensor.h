@@ -199,6 +199,9 @@ TR_API const char *tr_list_name(const tr_tensor_list *list, int i);        /* NU
 /* NULL when absent. Takes time for the length of the name, not for the number of tensors. */
 TR_API tr_tensor *tr_list_find(const tr_tensor_list *list, const char *name);
 TR_API int64_t tr_list_numel(const tr_tensor_list *list);
+/* Are all numbers of all tensors finite? TR_INVALID with the first tensor that has NaN or infinities, how many, and where the first
+ * one is: weights that a training has ruined compute nothing. */
+TR_API TR_MUST_CHECK tr_status tr_check_finite(const tr_tensor_list *list);
 /* Text that travels with the list ("__metadata__" in a safetensors file): set anew or overwritten; NULL when absent. */
 TR_API TR_MUST_CHECK tr_status tr_list_set_metadata(tr_tensor_list *list, const char *key, const char *value);
 TR_API const char *tr_list_metadata(const tr_tensor_list *list, const char *key);

@@ -96,6 +96,47 @@ TR_API TR_MUST_CHECK tr_status tr_checkpoint_find_whole(const char *folder, char
  * elsewhere) loads with a warning in the log that nothing was verified. */
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor_list **state);
 
+/* A part of a checkpoint as it was found: a tensor, or a file after its tensors. */
+typedef struct tr_checkpoint_part {
+    const char *file;         /* "model.safetensors" */
+    const char *tensor;       /* NULL: the file */
+    int64_t begin, end;       /* its bytes in the file */
+    tr_dtype dtype;           /* of a tensor, */
+    tr_shape shape;
+    int64_t nans, infinities; /* and how many of its numbers are not finite; those of the history do not count: there NaN is "not measured" */
+    int64_t first_not_finite; /* the index of the first of them, row-major; -1: there is none */
+    const char *damage;       /* what is wrong with it, with its path and bytes; NULL: nothing */
+} tr_checkpoint_part;
+
+typedef struct tr_checkpoint_report {
+    bool has_manifest;        /* false: nothing was there to hold the bytes against, and the next five say nothing */
+    int64_t step;
+    double loss;              /* the validation loss; NaN: none was measured */
+    char save[40];            /* identifies the save */
+    char version[24];         /* of Trireme, that saved it */
+    char settings[72];        /* SHA-256 of the model's metadata */
+    int files, tensors;       /* that were read */
+    int64_t bytes;
+    int damaged;              /* parts that are */
+    int not_finite;           /* tensors with NaN or infinities */
+    tr_tensor_list *about;    /* the model's metadata, without tensors; of the innermost scope */
+} tr_checkpoint_report;
+
+typedef struct tr_checkpoint_verify_options {
+    size_t size;
+    const char *given;
+    const char *path;                                              /* a checkpoint, or a safetensors file alone */
+    tr_checkpoint_report *report;                                  /* filled in, also on failure; or NULL */
+    void (*on_part)(const tr_checkpoint_part *part, void *user);   /* for each part, in the files' order; or NULL */
+    void *user;
+} tr_checkpoint_verify_options;
+/* Reads a checkpoint through, without keeping it, and holds all of it against its manifest: the header and each tensor of model, state
+ * and history by their CRC-32C, each file by its SHA-256. A file alone is held against the manifest beside it, if that has it. Damage
+ * is TR_FORMAT; the message is about the first part that is damaged, and the rest is read all the same. Numbers that are not finite
+ * were saved so: they are told, and are no damage. */
+#define tr_checkpoint_verify(...) TR__NEW1(tr_checkpoint_verify, path, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_checkpoint_verify_with(const tr_checkpoint_verify_options *options);
+
 typedef struct tr_metrics_options {
     size_t size;
     const char *given;

@@ -33,8 +33,8 @@ enum { KEEP = 2, MOST_KEPT = 1000 };
 static const char temporary[] = ".checkpoint.tmp";
 static const char discarded[] = ".checkpoint.old";
 static const char prefix[] = "checkpoint-";
-static const char model_name[] = "model.safetensors", state_name[] = "state.safetensors";
-static const char history_name[] = "history.safetensors";
+const char *const tr__checkpoint_files[TR__CHECKPOINT_FILES] = {"model.safetensors", "state.safetensors",
+    "history.safetensors"};
 
 /* The step in the name of a checkpoint, or -1. Only names that this file writes count: no signs, no leading zeros. */
 static int64_t step_of(const char *name)
@@ -178,13 +178,13 @@ static tr_status put_in_place(int parent, const char *folder, const char *name)
 
 static tr_status write_files(const char *path, const tr_checkpoint_save_options *o, tr__manifest *m)
 {
-    TR__TRY(tr__manifest_save_file(m, path, model_name, o->model));
-    TR__TRY(tr__manifest_save_file(m, path, state_name, o->state));
+    TR__TRY(tr__manifest_save_file(m, path, tr__checkpoint_files[TR__MODEL_FILE], o->model));
+    TR__TRY(tr__manifest_save_file(m, path, tr__checkpoint_files[TR__STATE_FILE], o->state));
     if (o->metrics) {
         TR_SCOPE;
         int64_t count;
         const tr_metrics_row *rows = tr_metrics_rows(o->metrics, &count);
-        TR__TRY(tr__manifest_save_file(m, path, history_name, tr__history_list(rows, count)));
+        TR__TRY(tr__manifest_save_file(m, path, tr__checkpoint_files[TR__HISTORY_FILE], tr__history_list(rows, count)));
     }
     return tr__manifest_write(m, path);
 }
@@ -250,7 +250,7 @@ static int64_t named_step(const char *path)
 static bool has_model(const char *folder)
 {
     char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/%s", folder, model_name) < PATH_MAX && access(path, F_OK) == 0;
+    return snprintf(path, sizeof path, "%s/%s", folder, tr__checkpoint_files[TR__MODEL_FILE]) < PATH_MAX && access(path, F_OK) == 0;
 }
 
 tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step)
@@ -284,8 +284,7 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
 
 /* ---- Held against the manifest ------------------------------------------------------------------------------------ */
 
-/* known: is there a manifest? Checkpoints from elsewhere have none, and nothing of them can be verified. */
-static tr_status open_manifest(const char *path, tr__manifest *m, bool *known)
+tr_status tr__checkpoint_manifest(const char *path, tr__manifest *m, bool *known)
 {
     tr_status status = tr__manifest_read(m, path);
     *known = status != TR_NOT_FOUND;
@@ -312,12 +311,12 @@ static tr_status load_file(const char *folder, const char *name, const tr__manif
 
 static tr_status load_known(const char *path, const tr__manifest *m, tr_tensor_list **model, tr_tensor_list **state, tr_tensor_list **history)
 {
-    TR__TRY(load_file(path, model_name, m, model));
-    if (state) TR__TRY(load_file(path, state_name, m, state));
+    TR__TRY(load_file(path, tr__checkpoint_files[TR__MODEL_FILE], m, model));
+    if (state) TR__TRY(load_file(path, tr__checkpoint_files[TR__STATE_FILE], m, state));
     if (!*model || (state && !*state))
-        return tr__fail(TR_FORMAT, "%s: its manifest has no %s", path, *model ? state_name : model_name);
+        return tr__fail(TR_FORMAT, "%s: its manifest has no %s", path, *model ? tr__checkpoint_files[TR__STATE_FILE] : tr__checkpoint_files[TR__MODEL_FILE]);
     if (!history) return TR_OK;
-    tr_status status = load_file(path, history_name, m, history);
+    tr_status status = load_file(path, tr__checkpoint_files[TR__HISTORY_FILE], m, history);
     if (status != TR_NOT_FOUND) return status;
     *history = NULL;
     return TR_OK;
@@ -327,7 +326,7 @@ tr_status tr__checkpoint_load(const char *path, tr_tensor_list **model, tr_tenso
 {
     tr__manifest m;
     bool known = false;
-    tr_status status = open_manifest(path, &m, &known);
+    tr_status status = tr__checkpoint_manifest(path, &m, &known);
     if (status == TR_OK) status = load_known(path, known ? &m : NULL, model, state, history);
     if (status == TR_OK && !known) tr__log(TR_LOG_WARN, "%s has no manifest.json: nothing of it was verified", path);
     tr__manifest_free(&m);

@@ -2,9 +2,17 @@
 #ifndef TR_TRAIN_CHECKPOINT_H
 #define TR_TRAIN_CHECKPOINT_H
 
-#include "base/object.h"
+#include "train/manifest.h"
 
 #include <trireme/train.h>
+
+/* Their names in a checkpoint; the last one is where the training has metrics. */
+enum { TR__MODEL_FILE, TR__STATE_FILE, TR__HISTORY_FILE, TR__CHECKPOINT_FILES };
+extern const char *const tr__checkpoint_files[TR__CHECKPOINT_FILES];
+
+/* The manifest of a checkpoint, which is to be of the step that the folder's name says; to be freed also after a failure. known:
+ * is there one? Checkpoints from elsewhere have none, and nothing of them can be verified. */
+tr_status tr__checkpoint_manifest(const char *path, tr__manifest *manifest, bool *known);
 
 /* The highest step of the checkpoints in a folder that is open; -1 when there is none. folder: its path, for messages. */
 tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step);

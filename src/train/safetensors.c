@@ -1,22 +1,13 @@
-/*
- * The safetensors format: 8 bytes, the header's length (little-endian); the header, a JSON object
- *
- *   { "__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, … }
- *
- * then the data, row-major and little-endian, where offsets count from the header's end and leave no hole.
- */
+/* Files of the safetensors format: safetensors_header.c tells what it is. */
 #include "base/crc32c.h"
 #include "base/thread.h"
 #include "device/device.h"
 #include "tensor/list.h"
 #include "train/atomic_file.h"
-#include "train/file_record.h"
 #include "train/json_string.h"
-#include "train/plain_file.h"
+#include "train/safetensors_header.h"
 
 #include <trireme/train.h>
-
-#include <cjson/cJSON.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,64 +15,6 @@
 #include <string.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's byte order is taken for the machine's");
-
-enum { most_header = 100 << 20 }; /* bytes; the format's own limit is about the same */
-
-static const char metadata_key[] = "__metadata__";
-
-static const char *const dtype_names[TR_DTYPE_COUNT] = {
-    [TR_F32] = "F32",
-    [TR_F64] = "F64",
-    [TR_F16] = "F16",
-    [TR_BF16] = "BF16",
-    [TR_I64] = "I64",
-    [TR_I32] = "I32",
-    [TR_U8] = "U8",
-    [TR_BOOL] = "BOOL",
-};
-
-/* Of the format, but not of Trireme. */
-static const char *const other_dtypes[] = {"I8", "I16", "U16", "U32", "U64", "F8_E4M3", "F8_E5M2", "F8_E8M0", "C64"};
-
-/* The bytes of one UTF-8 character of more than one byte: no overlong forms, no surrogates (Unicode, table 3-7). 0:
- * none. */
-static size_t character_bytes(const unsigned char *s, size_t left)
-{
-    static const struct {
-        unsigned char first, last; /* the first byte's range, */
-        unsigned char low, high;   /* and the second's */
-        size_t bytes;
-    } rows[] = {
-        {0xc2, 0xdf, 0x80, 0xbf, 2},
-        {0xe0, 0xe0, 0xa0, 0xbf, 3},
-        {0xe1, 0xec, 0x80, 0xbf, 3},
-        {0xed, 0xed, 0x80, 0x9f, 3},
-        {0xee, 0xef, 0x80, 0xbf, 3},
-        {0xf0, 0xf0, 0x90, 0xbf, 4},
-        {0xf1, 0xf3, 0x80, 0xbf, 4},
-        {0xf4, 0xf4, 0x80, 0x8f, 4},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (*s < rows[i].first || *s > rows[i].last || left < rows[i].bytes) continue;
-        if (s[1] < rows[i].low || s[1] > rows[i].high) return 0;
-        for (size_t k = 2; k < rows[i].bytes; k++)
-            if ((s[k] & 0xc0) != 0x80) return 0;
-        return rows[i].bytes;
-    }
-    return 0;
-}
-
-/* JSON text is UTF-8. Gives the offset of the first byte that is not, or -1. */
-static int64_t first_not_utf8(const char *text, size_t length)
-{
-    for (size_t i = 0; i < length;) {
-        const unsigned char *s = (const unsigned char *)text + i;
-        size_t bytes = *s < 0x80 ? 1 : character_bytes(s, length - i);
-        if (!bytes) return (int64_t)i;
-        i += bytes;
-    }
-    return -1;
-}
 
 /* ---- Writing ---------------------------------------------------------------------------------------------------- */
 
@@ -92,7 +25,7 @@ static uint64_t bytes_of(const tr_tensor *t)
 
 static tr_status check_text(const char *what, const char *text)
 {
-    if (first_not_utf8(text, strlen(text)) < 0) return TR_OK;
+    if (tr__first_not_utf8(text, strlen(text)) < 0) return TR_OK;
     return tr__fail(TR_INVALID, "%s \"%s\" is not UTF-8", what, text);
 }
 
@@ -102,8 +35,8 @@ static tr_status check_list(const tr_tensor_list *list)
     for (int i = 0; i < tr_list_count(list); i++) {
         TR__TRY(tr_status_of(tr_list_at(list, i)));
         TR__TRY(check_text("the name", tr_list_name(list, i)));
-        if (strcmp(tr_list_name(list, i), metadata_key) == 0)
-            return tr__fail(TR_INVALID, "no tensor can be named \"%s\": it is the metadata's name", metadata_key);
+        if (strcmp(tr_list_name(list, i), tr__metadata_key) == 0)
+            return tr__fail(TR_INVALID, "no tensor can be named \"%s\": it is the metadata's name", tr__metadata_key);
     }
     for (int i = 0; i < tr_list_metadata_count(list); i++) {
         const char *key = tr_list_metadata_key(list, i);
@@ -124,7 +57,7 @@ static void order_by_alignment(const tr_tensor_list *list, int *order)
 
 static void write_metadata(FILE *to, const tr_tensor_list *list, const char *id)
 {
-    fprintf(to, "\"%s\":{", metadata_key);
+    fprintf(to, "\"%s\":{", tr__metadata_key);
     if (id) fprintf(to, "\"%s\":\"%s\"", tr__save_key, id);
     bool first = !id;
     for (int i = 0; i < tr_list_metadata_count(list); i++) {
@@ -142,7 +75,7 @@ static void write_metadata(FILE *to, const tr_tensor_list *list, const char *id)
 static void write_entry(FILE *to, const char *name, const tr_tensor *t, uint64_t begin)
 {
     tr__json_string(to, name);
-    fprintf(to, ":{\"dtype\":\"%s\",\"shape\":[", dtype_names[tr_dtype_of(t)]);
+    fprintf(to, ":{\"dtype\":\"%s\",\"shape\":[", tr__safetensors_dtypes[tr_dtype_of(t)]);
     for (int d = 0; d < tr_ndim(t); d++) fprintf(to, "%s%" PRId64, d ? "," : "", tr_size(t, d));
     fprintf(to, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", begin, begin + bytes_of(t));
 }
@@ -245,7 +178,7 @@ static void *record_thread(void *arg)
 
 static tr_status write_file(const char *path, writing *w)
 {
-    if (w->header_bytes - 8 > most_header)
+    if (w->header_bytes - 8 > TR__MOST_HEADER)
         return tr__fail(TR_INVALID, "%s: a header of %zu bytes is too long", path, w->header_bytes - 8);
     tr__atomic_file file;
     TR__TRY(tr__atomic_open(&file, path));
@@ -291,213 +224,17 @@ tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list)
 
 /* ---- Reading ---------------------------------------------------------------------------------------------------- */
 
-typedef struct entry {
-    const char *name; /* in the JSON tree */
-    tr_dtype dtype;
-    tr_shape shape;
-    uint64_t begin, end; /* in the data */
-} entry;
-
-typedef struct reader {
-    tr__plain_file file;
-    uint64_t header_bytes, data_bytes;
-    uint32_t header_crc32c;
-    cJSON *json;
-    entry *entries;
-    int count;
-    const tr__file_record *record; /* what the file is to contain; NULL: not known */
-} reader;
-
-static tr_status damaged(const reader *r, const char *format, ...) TR_PRINTF(2, 3);
-static tr_status damaged(const reader *r, const char *format, ...)
-{
-    char text[512];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    return tr__fail(TR_FORMAT, "%s: %s", r->file.path, text);
-}
-
-static tr_status open_file(reader *r, const char *path)
-{
-    TR__TRY(tr__plain_open(&r->file, path, "a safetensors file"));
-    uint64_t file_bytes = r->file.bytes;
-    if (file_bytes < 10) return damaged(r, "is no safetensors file: it has only %" PRIu64 " bytes", file_bytes);
-    TR__TRY(tr__plain_read(&r->file, 0, &r->header_bytes, sizeof r->header_bytes));
-    if (r->header_bytes > file_bytes - 8)
-        return damaged(r,
-            "is cut short or no safetensors file: its header should have %" PRIu64
-            " bytes, the whole file has %" PRIu64,
-            r->header_bytes, file_bytes);
-    if (r->header_bytes > most_header)
-        return damaged(
-            r, "its header of %" PRIu64 " bytes is longer than the %d allowed", r->header_bytes, most_header);
-    r->data_bytes = file_bytes - 8 - r->header_bytes;
-    return TR_OK;
-}
-
-static tr_status parse_header(reader *r)
-{
-    size_t length = (size_t)r->header_bytes;
-    char *text = malloc(length + 1);
-    if (!text) return tr__fail(TR_NO_MEMORY, "no memory for a header of %zu bytes", length);
-    tr_status status = tr__plain_read(&r->file, 8, text, length);
-    text[length] = '\0';
-    r->header_crc32c = tr__crc32c(tr__crc32c(0, &r->header_bytes, sizeof r->header_bytes), text, length);
-    int64_t stray = status == TR_OK ? first_not_utf8(text, length) : -1;
-    if (status == TR_OK && *text != '{')
-        status = damaged(r, "is no safetensors file: its header does not begin with {");
-    if (status == TR_OK && stray >= 0) status = damaged(r, "its header is not UTF-8 at byte %" PRId64, stray);
-    if (status == TR_OK) {
-        const char *end = NULL;
-        r->json = cJSON_ParseWithLengthOpts(text, length, &end, false);
-        /* Spaces may follow, to align the data. */
-        if (!r->json)
-            status = damaged(r, "its header is no JSON from byte %zu on", end ? (size_t)(end - text) : 0);
-        else if (end + strspn(end, " \t\r\n") != text + length)
-            status = damaged(r, "its header goes on after the JSON object, at byte %zu", (size_t)(end - text));
-    }
-    free(text);
-    return status;
-}
-
-/* JSON numbers come as doubles: whole ones are exact to 2^53. */
-static bool whole(const cJSON *number, uint64_t *out)
-{
-    if (!cJSON_IsNumber(number)) return false;
-    double value = number->valuedouble;
-    if (!(value >= 0 && value <= 9007199254740992.0)) return false;
-    *out = (uint64_t)value;
-    return (double)*out == value;
-}
-
-static tr_status read_metadata(const reader *r, const cJSON *object, tr_tensor_list *list)
-{
-    if (!cJSON_IsObject(object)) return damaged(r, "its %s is no object", metadata_key);
-    const cJSON *item;
-    cJSON_ArrayForEach(item, object)
-    {
-        if (!cJSON_IsString(item)) return damaged(r, "its metadata \"%s\" is no text", item->string);
-        TR__TRY(tr_list_set_metadata(list, item->string, item->valuestring));
-    }
-    return TR_OK;
-}
-
-static tr_status read_dtype(const reader *r, const char *name, const cJSON *item, tr_dtype *out)
-{
-    if (!cJSON_IsString(item)) return damaged(r, "tensor \"%s\" has no dtype", name);
-    for (int d = 0; d < TR_DTYPE_COUNT; d++) {
-        *out = (tr_dtype)d;
-        if (strcmp(item->valuestring, dtype_names[d]) == 0) return TR_OK;
-    }
-    for (size_t i = 0; i < sizeof other_dtypes / sizeof *other_dtypes; i++)
-        if (strcmp(item->valuestring, other_dtypes[i]) == 0)
-            return tr__fail(TR_UNSUPPORTED, "%s: tensor \"%s\" is of dtype %s, which Trireme does not have", r->file.path,
-                name, other_dtypes[i]);
-    return damaged(r, "tensor \"%s\" has no dtype of the format: \"%.20s\"", name, item->valuestring);
-}
-
-static tr_status read_shape(const reader *r, const char *name, const cJSON *item, tr_shape *out)
-{
-    if (!cJSON_IsArray(item)) return damaged(r, "tensor \"%s\" has no shape", name);
-    if (cJSON_GetArraySize(item) > TR_MAX_DIMS)
-        return tr__fail(TR_UNSUPPORTED, "%s: tensor \"%s\" has %d dimensions, more than %d", r->file.path, name,
-            cJSON_GetArraySize(item), TR_MAX_DIMS);
-    *out = TR_SCALAR;
-    const cJSON *dim;
-    cJSON_ArrayForEach(dim, item)
-    {
-        uint64_t size;
-        if (!whole(dim, &size)) return damaged(r, "tensor \"%s\" has a size that is no whole number to 2^53", name);
-        out->dim[out->ndim++] = (int64_t)size;
-    }
-    return TR_OK;
-}
-
-static tr_status read_entry(const reader *r, const cJSON *item, entry *e)
-{
-    e->name = item->string;
-    if (!cJSON_IsObject(item)) return damaged(r, "the entry of tensor \"%s\" is no object", e->name);
-    TR__TRY(read_dtype(r, e->name, cJSON_GetObjectItemCaseSensitive(item, "dtype"), &e->dtype));
-    TR__TRY(read_shape(r, e->name, cJSON_GetObjectItemCaseSensitive(item, "shape"), &e->shape));
-    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
-    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
-        !whole(cJSON_GetArrayItem(offsets, 0), &e->begin) || !whole(cJSON_GetArrayItem(offsets, 1), &e->end) ||
-        e->begin > e->end)
-        return damaged(r, "tensor \"%s\" has no two data_offsets, rising", e->name);
-    if (e->end > r->data_bytes)
-        return damaged(r, "is cut short: tensor \"%s\" ends at byte %" PRIu64 " of the data, which has %" PRIu64,
-            e->name, e->end, r->data_bytes);
-
-    int64_t bytes;
-    if (!tr__shape_bytes(e->shape, e->dtype, &bytes) || (uint64_t)bytes != e->end - e->begin)
-        return damaged(r, "tensor \"%s\", %s of %s, has %" PRIu64 " bytes of data", e->name,
-            tr_shape_text(e->shape, (char[160]){0}), tr_dtype_name(e->dtype), e->end - e->begin);
-    return TR_OK;
-}
-
-static tr_status read_entries(reader *r, tr_tensor_list *list)
-{
-    r->entries = calloc((size_t)cJSON_GetArraySize(r->json) + 1, sizeof *r->entries);
-    if (!r->entries) return tr__fail(TR_NO_MEMORY, "out of memory");
-    const cJSON *item;
-    cJSON_ArrayForEach(item, r->json)
-    {
-        if (strcmp(item->string, metadata_key) == 0)
-            TR__TRY(read_metadata(r, item, list));
-        else
-            TR__TRY(read_entry(r, item, &r->entries[r->count++]));
-    }
-    return TR_OK;
-}
-
-static int by_offset(const void *a, const void *b)
-{
-    const entry *x = *(entry *const *)a, *y = *(entry *const *)b;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return (x->end > y->end) - (x->end < y->end);
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp((*(entry *const *)a)->name, (*(entry *const *)b)->name);
-}
-
-/* Two names alike, two tensors over one another, or bytes that belong to none, are signs of damage, or of a file that
- * hides something. */
-static tr_status check_layout(const reader *r, const entry **sorted)
-{
-    for (int i = 0; i < r->count; i++) sorted[i] = &r->entries[i];
-    qsort(sorted, (size_t)r->count, sizeof *sorted, by_name);
-    for (int i = 1; i < r->count; i++)
-        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0)
-            return damaged(r, "has two tensors named \"%s\"", sorted[i]->name);
-
-    qsort(sorted, (size_t)r->count, sizeof *sorted, by_offset);
-    uint64_t at = 0;
-    for (int i = 0; i < r->count; i++) {
-        const entry *e = sorted[i];
-        if (e->begin < at) return damaged(r, "tensors \"%s\" and \"%s\" overlap", sorted[i - 1]->name, e->name);
-        if (e->begin > at)
-            return damaged(r, "%" PRIu64 " bytes before tensor \"%s\" belong to none", e->begin - at, e->name);
-        at = e->end;
-    }
-    if (at != r->data_bytes) return damaged(r, "%" PRIu64 " bytes at its end belong to no tensor", r->data_bytes - at);
-    return TR_OK;
-}
-
 enum { PIECE = 1 << 20 }; /* of a tensor's data: what one thread reads and sums at once */
 
 typedef struct reading {
-    const reader *r;
-    const entry *e;
+    const tr__safetensors_reader *r;
+    const tr__safetensors_entry *e;
     char *to;
     uint32_t *sums;       /* of each piece */
     tr__error **failures; /* of each piece; NULL: none */
 } reading;
 
-static uint64_t piece_bytes(const entry *e, int64_t piece)
+static uint64_t piece_bytes(const tr__safetensors_entry *e, int64_t piece)
 {
     uint64_t left = e->end - e->begin - (uint64_t)piece * PIECE;
     return left < PIECE ? left : PIECE;
@@ -508,7 +245,7 @@ static void read_pieces(void *arg, int64_t begin, int64_t end)
     const reading *g = arg;
     for (int64_t i = begin; i < end; i++) {
         uint64_t at = (uint64_t)i * PIECE, bytes = piece_bytes(g->e, i);
-        if (tr__plain_read(&g->r->file, 8 + g->r->header_bytes + g->e->begin + at, g->to + at, bytes) != TR_OK)
+        if (tr__plain_read(&g->r->file, g->r->data_begin + g->e->begin + at, g->to + at, bytes) != TR_OK)
             g->failures[i] = tr__error_take();
         else if (g->r->record)
             g->sums[i] = tr__crc32c(0, g->to + at, bytes);
@@ -516,7 +253,7 @@ static void read_pieces(void *arg, int64_t begin, int64_t end)
 }
 
 /* The bytes of a tensor, by all threads of the CPU; *sum gets their CRC-32C where the reader has a record. */
-static tr_status read_data(const reader *r, const entry *e, void *to, uint32_t *sum)
+static tr_status read_data(const tr__safetensors_reader *r, const tr__safetensors_entry *e, void *to, uint32_t *sum)
 {
     int64_t pieces = (int64_t)((e->end - e->begin + PIECE - 1) / PIECE);
     uint32_t *sums = calloc((size_t)pieces + 1, sizeof *sums);
@@ -540,17 +277,7 @@ static tr_status read_data(const reader *r, const entry *e, void *to, uint32_t *
     return status;
 }
 
-static tr_status check_sum(const reader *r, const entry *e, uint32_t sum)
-{
-    const tr__tensor_record *expected = tr__file_record_find(r->record, e->name);
-    uint64_t data = 8 + r->header_bytes;
-    if (!expected) return damaged(r, "holds a tensor \"%s\" that its checkpoint's manifest does not have", e->name);
-    if (sum == expected->crc32c) return TR_OK;
-    return damaged(r, "is damaged in tensor \"%s\", bytes %" PRIu64 " to %" PRIu64 ": CRC-32C %08" PRIx32
-        ", its checkpoint's manifest says %08" PRIx32, e->name, data + e->begin, data + e->end, sum, expected->crc32c);
-}
-
-static tr_status read_tensor(const reader *r, const entry *e, tr_tensor_list *list)
+static tr_status read_tensor(const tr__safetensors_reader *r, const tr__safetensors_entry *e, tr_tensor_list *list)
 {
     TR_SCOPE;
     tr_tensor *t = tr_empty(e->shape, .dtype = e->dtype);
@@ -558,53 +285,21 @@ static tr_status read_tensor(const reader *r, const entry *e, tr_tensor_list *li
     uint64_t bytes = e->end - e->begin;
     uint32_t sum;
     TR__TRY(read_data(r, e, tr_data(t), &sum));
-    if (r->record) TR__TRY(check_sum(r, e, sum));
+    if (r->record) TR__TRY(tr__safetensors_check(r, e, sum));
     const unsigned char *values = tr_data(t);
     for (uint64_t i = 0; e->dtype == TR_BOOL && i < bytes; i++)
-        if (values[i] > 1) return damaged(r, "tensor \"%s\" of bool holds the value %d", e->name, values[i]);
+        if (values[i] > 1) return tr__file_damaged(r, "tensor \"%s\" of bool holds the value %d", e->name, values[i]);
     return tr_list_add(list, e->name, t);
-}
-
-/* A file of another save is whole in itself, so it is told from a damaged one. */
-static tr_status check_header(const reader *r)
-{
-    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(r->json, metadata_key);
-    const char *save = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, tr__save_key));
-    const tr__file_record *expected = r->record;
-    if (!expected || r->header_crc32c == expected->header_crc32c) return TR_OK;
-    if (save && strcmp(save, expected->save) != 0)
-        return damaged(r, "belongs to another checkpoint: it is of the save %.32s, the manifest beside it of %s", save,
-            expected->save);
-    return damaged(r, "is damaged in its header, bytes 0 to %" PRIu64 ": CRC-32C %08" PRIx32
-        ", its checkpoint's manifest says %08" PRIx32, 8 + r->header_bytes, r->header_crc32c, expected->header_crc32c);
-}
-
-static tr_status read_file(reader *r, const char *path, tr_tensor_list *list)
-{
-    TR__TRY(open_file(r, path));
-    TR__TRY(parse_header(r));
-    TR__TRY(check_header(r));
-    TR__TRY(read_entries(r, list));
-    const entry **sorted = calloc((size_t)r->count + 1, sizeof *sorted);
-    if (!sorted) return tr__fail(TR_NO_MEMORY, "out of memory");
-    tr_status status = check_layout(r, sorted);
-    free(sorted);
-    if (status == TR_OK && r->record && r->count != r->record->count)
-        status = damaged(r, "holds %d tensors, its checkpoint's manifest says %d", r->count, r->record->count);
-    for (int i = 0; i < r->count && status == TR_OK; i++) status = read_tensor(r, &r->entries[i], list);
-    return status;
 }
 
 tr_tensor_list *tr__safetensors_load(const char *path, const tr__file_record *record)
 {
     TR_SCOPE;
     tr_tensor_list *list = tr_list();
-    reader r = {.file.fd = -1, .record = record};
-    tr_status status = tr_status_of(list);
-    if (status == TR_OK) status = read_file(&r, path, list);
-    tr__plain_close(&r.file);
-    cJSON_Delete(r.json);
-    free(r.entries);
+    tr__safetensors_reader r;
+    tr_status status = tr__safetensors_open(&r, path, record, list);
+    for (int i = 0; i < r.count && status == TR_OK; i++) status = read_tensor(&r, &r.entries[i], list);
+    tr__safetensors_close(&r);
     return tr_escape(status == TR_OK ? list : (tr_tensor_list *)tr__object_failed(&tr__list_type));
 }
 
