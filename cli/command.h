@@ -10,6 +10,7 @@
     X("cluster", tr__cli_cluster, "run a program on several machines, and look after it")  \
     X("train", tr__cli_train, "train a model, on one process or several")        \
     X("sample", tr__cli_sample, "let a trained model write")                     \
+    X("checkpoint", tr__cli_checkpoint, "verify, show and compare checkpoints")   \
     X("tokenizer", tr__cli_tokenizer, "learn a vocabulary, and cut texts into tokens") \
     X("bench", tr__cli_bench, "measure how fast training is here")               \
     X("algorithms", tr__cli_algorithms, "print the table that chooses the algorithms of collectives between hosts")  \

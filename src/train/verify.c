@@ -64,10 +64,16 @@ static tr_status verify_contents(verifying *v, const tr__safetensors_reader *r, 
     return status;
 }
 
+static const char *name_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 /* record: what the manifest says of the file; NULL: nothing. */
 static tr_status verify_file(verifying *v, const char *path, const tr__file_record *record, tr_tensor_list *metadata)
 {
-    const char *name = strrchr(path, '/') + 1;
+    const char *name = name_of(path);
     tr__safetensors_reader r;
     tr_status status = tr__safetensors_open(&r, path, record, metadata);
     if (status == TR_NOT_FOUND && record) status = tr__fail(TR_FORMAT, "%s: is missing", path);
@@ -120,7 +126,7 @@ static tr_status verify(verifying *v, const char *folder, const char *file)
     tr__manifest m;
     bool known;
     tr_status status = tr__checkpoint_manifest(folder, &m, &known);
-    const tr__file_record *record = status == TR_OK && known && file ? tr__manifest_file(&m, strrchr(file, '/') + 1) : NULL;
+    const tr__file_record *record = status == TR_OK && known && file ? tr__manifest_file(&m, name_of(file)) : NULL;
     v->alone = file && !record;
     if (status == TR_FORMAT) {
         tr_checkpoint_part part = {.file = "manifest.json", .first_not_finite = -1};
@@ -137,16 +143,16 @@ tr_status tr_checkpoint_verify_with(const tr_checkpoint_verify_options *o)
 {
     tr_checkpoint_report report = {.step = -1, .loss = NAN, .about = tr_list()};
     verifying v = {.options = o, .report = &report};
-    char path[PATH_MAX], folder[PATH_MAX];
+    char folder[PATH_MAX];
     struct stat s;
     TR__TRY(tr_status_of(report.about));
-    const char *slash = strchr(o->path, '/');
-    if (snprintf(path, sizeof path, "%s%s", slash ? "" : "./", o->path) >= PATH_MAX)
+    if (snprintf(folder, sizeof folder, "%s", o->path) >= PATH_MAX)
         return tr__fail(TR_INVALID, "the path %.60s… is too long", o->path);
-    bool is_file = stat(path, &s) == 0 && !S_ISDIR(s.st_mode);
-    strcpy(folder, path);
-    if (is_file) *strrchr(folder, '/') = '\0';
-    tr_status status = verify(&v, is_file && !*folder ? "/" : folder, is_file ? path : NULL);
+    const char *file = stat(o->path, &s) == 0 && !S_ISDIR(s.st_mode) ? o->path : NULL;
+    char *slash = strrchr(folder, '/');
+    if (file && !slash) strcpy(folder, ".");
+    else if (file) slash[slash == folder] = '\0'; /* "/file" is in "/" */
+    tr_status status = verify(&v, folder, file);
     if (status == TR_OK && v.first) {
         status = tr__fail_stored(v.first);
         if (report.damaged > 1) status = tr__fail(status, "%s; %d more parts are damaged", v.first->message, report.damaged - 1);
