@@ -44,6 +44,8 @@ int tr__train_settings(tr__train *t, tr__setting settings[TR__SETTINGS_MOST])
         {"seed", TR__SETTING_INTEGER, &t->seed, true},
         {"eval-every", TR__SETTING_INTEGER, &t->eval_every, false},
         {"save-every", TR__SETTING_INTEGER, &t->save_every, false},
+        {"keep", TR__SETTING_INTEGER, &t->keep, false},
+        {"keep-best", TR__SETTING_FLAG, &t->keep_best, false},
     };
     memcpy(settings, shared, sizeof shared);
     int n = (int)(sizeof shared / sizeof *shared);
@@ -64,6 +66,7 @@ bool tr__setting_text(const tr__setting *s, char *text, size_t bytes)
     const char *value = s->type == TR__SETTING_TEXT ? *(const char **)s->value : NULL;
     if (s->type == TR__SETTING_INTEGER) return snprintf(text, bytes, "%d", *(int *)s->value) > 0;
     if (s->type == TR__SETTING_NUMBER) return put_number(*(double *)s->value, text, bytes);
+    if (s->type == TR__SETTING_FLAG) value = *(bool *)s->value ? "yes" : NULL;
     return value && snprintf(text, bytes, "%s", value) < (int)bytes;
 }
 
@@ -163,6 +166,8 @@ static void put_options(tr__train *t)
          TR__INTEGER(&t->timeout, 1, INT_MAX / 1000)},
         {"eval-every", 0, "N", "steps between validations", TR__INTEGER(&t->eval_every, 1, many)},
         {"save-every", 0, "N", "steps between checkpoints", TR__INTEGER(&t->save_every, 1, many)},
+        {"keep", 0, "N", "how many of the newest checkpoints stay", TR__INTEGER(&t->keep, 1, 1000)},
+        {"keep-best", 0, NULL, "the one with the least validation loss stays, too", TR__FLAG(&t->keep_best)},
         {"stop-at", 0, "N", "stop after this step; go on with --resume", TR__INTEGER(&t->stop_at, 1, many)},
         {"out", 'o', "FOLDER", "where metrics, chart and checkpoints go (a new folder here)", TR__TEXT(&t->out)},
         {"resume", 0, NULL, "go on from the newest checkpoint in --out, with its options", TR__FLAG(&t->resume)},
@@ -257,7 +262,7 @@ int tr__cli_train(int argc, char **argv)
                "                                           a classifier, on MNIST, CIFAR-10 or a folder of pictures\n");
         return TR__EXIT_OK;
     }
-    tr__train t = {.seed = 1, .ranks = 1, .dtype = "f32"};
+    tr__train t = {.seed = 1, .ranks = 1, .dtype = "f32", .keep = 2};
     if (model && (tr__train_text_begin(&t, model) || tr__train_images_begin(&t, model))) {
         t.model = model;
         snprintf(t.command, sizeof t.command, "train %.20s", model);

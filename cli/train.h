@@ -16,10 +16,11 @@
 
 enum { TR__OPTIONS_MOST = 40, TR__SETTINGS_MOST = 40 };
 
-/* A setting that a checkpoint remembers: an option of the same name. fixed: a resumed run must have the same value. */
+/* A setting that a checkpoint remembers: an option of the same name. fixed: a resumed run must have the same value. A flag is there
+ * or not. */
 typedef struct tr__setting {
     const char *name;
-    enum { TR__SETTING_INTEGER, TR__SETTING_NUMBER, TR__SETTING_TEXT } type;
+    enum { TR__SETTING_INTEGER, TR__SETTING_NUMBER, TR__SETTING_TEXT, TR__SETTING_FLAG } type;
     void *value;
     bool fixed;
 } tr__setting;
@@ -58,7 +59,8 @@ struct tr__train {
     double lr, min_lr, momentum, weight_decay, clip;
     const char *optimizer, *dtype; /* optimizer NULL: not said yet */
     int seed;
-    int eval_every, save_every;
+    int eval_every, save_every, keep;
+    bool keep_best;
     /* What holds for this run only. */
     int ranks, threads, timeout, stop_at, profile;
     const char *out, *json;
@@ -82,7 +84,7 @@ bool tr__train_images_begin(tr__train *train, const char *model);
 
 /* All settings, of which it returns how many. */
 int tr__train_settings(tr__train *train, tr__setting settings[TR__SETTINGS_MOST]);
-/* The value as text; false for a text that is not there. */
+/* The value as text; false for a text or a flag that is not there. */
 bool tr__setting_text(const tr__setting *setting, char *text, size_t bytes);
 /* The option of that name; NULL when there is none. */
 const tr__option *tr__train_option(const tr__train *train, const char *name);

@@ -200,6 +200,22 @@ static int check_in_backward(const tr__train *t, int64_t world)
     return -1;
 }
 
+/* A checkpoint has a validation loss where one was measured at its step. The last step is both validated and saved. */
+static int check_keep_best(const tr__train *t)
+{
+    if (!t->keep_best || !t->eval_every || !t->save_every) return -1;
+    int64_t a = t->eval_every, b = t->save_every;
+    while (b) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    int64_t both = (int64_t)t->eval_every / a * t->save_every; /* the least common multiple */
+    if (both < t->steps || t->eval_every >= t->steps || t->save_every >= t->steps) return -1;
+    return tr__train_failed(t, "--keep-best: validations every %d steps and checkpoints every %d never fall on the same step before the "
+                               "last: make --save-every a multiple of --eval-every", t->eval_every, t->save_every);
+}
+
 int tr__train_check(tr__train *t)
 {
     int64_t world = t->under_launcher ? number_of_environment("WORLD_SIZE", 1) : t->ranks;
@@ -209,6 +225,7 @@ int tr__train_check(tr__train *t)
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
     int code = check_in_backward(t, world);
+    if (code < 0) code = check_keep_best(t);
     if (code < 0) code = check_texts(t);
     if (code < 0) code = t->kind->check(t, world);
     return code < 0 ? check_files(t) : code;

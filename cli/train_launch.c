@@ -57,7 +57,8 @@ static void fill(arguments *a, tr__train *t)
     for (int i = 0; i < count; i++) {
         char value[PATH_MAX];
         bool none = settings[i].value == &t->micro_batch && !t->micro_batch;
-        if (!none && tr__setting_text(&settings[i], value, sizeof value)) add_option(a, settings[i].name, value);
+        if (!none && tr__setting_text(&settings[i], value, sizeof value))
+            add_option(a, settings[i].name, settings[i].type == TR__SETTING_FLAG ? NULL : value);
     }
     add_number(a, "ranks", t->ranks);
     add_number(a, "threads", t->threads);

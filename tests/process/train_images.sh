@@ -49,6 +49,15 @@ head -n 1 one/metrics.csv | grep -q '^step,samples,.*,validation_accuracy$' || f
 [ "$(cut -d , -f 9 one/metrics.csv | grep -c '[0-9]')" = 3 ] || fail "not one validation in an epoch"
 grep -q '100.00 % right' out || fail "it does not say how well it went"
 
+# Each epoch is validated and saved: as many are kept as asked for, and the best. Where the labels to validate with are the
+# wrong ones, that is the first.
+train lenet --data digits --batch 6 --epochs 3 --keep 3 --out kept
+[ "$(ls -d kept/checkpoint-* | tr '\n' ' ')" = "kept/checkpoint-16 kept/checkpoint-32 kept/checkpoint-48 " ] || fail "wrong: $(ls kept)"
+cp -r digits wrong
+(head -c 8 digits/t10k-labels-idx1-ubyte && for i in 1 2 3 4 5 6 7 8 9 10; do printf '\000\001'; done) >wrong/t10k-labels-idx1-ubyte
+train lenet --data wrong --batch 6 --epochs 3 --keep 1 --keep-best --lr 0.001 --out best
+[ "$(ls -d best/checkpoint-* | tr '\n' ' ')" = "best/checkpoint-16 best/checkpoint-48 " ] || fail "the first is not kept: $(ls best)"
+
 # The names that some copies of the files have.
 mkdir dotted
 for name in train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte; do
