@@ -86,6 +86,11 @@ static int load(sample *s)
         tr__complain(SAMPLE, "%s was not written by `trireme train gpt`: it does not say what model it is", path);
         return TR__EXIT_FAILED;
     }
+    if (tr_check_finite(list) != TR_OK) {
+        tr__complain(SAMPLE, "%s: %s. Its training has diverged: take an earlier checkpoint, if `trireme checkpoint verify` finds one "
+                             "that is finite, and train on from there with a lower --lr", path, tr_error_message());
+        return TR__EXIT_FAILED;
+    }
     int code = build(s, path, list, &size);
     if (code >= 0) return code;
     if (strcmp(tokenizer, "bytes") != 0) s->tokenizer = tr_keep(tr_tokenizer(tokenizer));
@@ -150,6 +155,10 @@ static tr_status next(const sample *s, const int32_t *ids, int64_t count, float 
     tr_tensor *logits = tr_forward(s->model, x); /* [1, seen, vocab] */
     tr_tensor *last = tr_slice(logits, 1, seen - 1, seen);
     tr_status status = tr_copy_out(last, s->logits, (size_t)vocab * sizeof *s->logits);
+    for (int64_t i = 0; i < vocab && status == TR_OK; i++)
+        if (!isfinite(s->logits[i]))
+            status = tr_fail(TR_INVALID, "the model gives token %" PRId64 " of its vocabulary the logit %g: its weights are finite, and too "
+                                         "large to compute with", i, (double)s->logits[i]);
     if (status == TR_OK) *out = draw(s, uniform);
     return status;
 }

@@ -134,6 +134,9 @@ tr_status tr__train_begin_with(tr__train *t, tr_module *model, const tr__train_w
     tr_status status = take_weights(read_weights(t->init, model), w, state);
     if (status == TR_OK)
         status = tr_load_state_dict(model, state, .rename = w->rename, .partial = w->partial, .report = &report);
+    /* Not the file's: what the model does not take, a mask say, may be infinite. */
+    if (status == TR_OK && (status = tr_check_finite(tr_state_dict(model))) != TR_OK)
+        return tr_fail(status, "--init %s: %s: give weights of a training that has not diverged", t->init, tr_error_message());
     if (status == TR_OK) snprintf(t->begun_with, sizeof t->begun_with, "%.*s: %s", 128, t->init, report.text);
     return status;
 }

@@ -136,6 +136,20 @@ change 's/\("trireme.heads":[ ]*\)"2"/\1"x"/' "bad/checkpoint-6: --heads takes a
 # A model that is not the file's is not built, whatever it would take.
 change 's/\("trireme.dim":[ ]*\)"16"/\1"96"/' ""
 refuses 1 "bad/checkpoint-6 is damaged: it has" sample --from bad
+# Weights that are not finite are named, write no text, and nothing is trained with them: here the last number is NaN.
+change 's/"trireme.none"/"trireme.nan_"/' ""
+size=$(wc -c <before)
+(head -c $((size - 4)) before && printf '\000\000\300\177') >bad/checkpoint-6/model.safetensors
+ruined='tensor "ln_f.bias", [16] of f32, has numbers that are not finite: 1 NaN and 0 infinite of 16 values, the first at [15]'
+refuses 1 "bad/checkpoint-6: $ruined. Its training has diverged" sample --from bad
+[ ! -s out ] || fail "a text was written"
+refuses 1 "--resume: bad/checkpoint-6: $ruined" train gpt --resume --out bad
+refuses 1 "--init bad/checkpoint-6/model.safetensors: $ruined" train gpt $sizes --data text --steps 20 --out begun \
+    --init bad/checkpoint-6/model.safetensors
+# Nor do weights write that are finite, and too large: here all are 8.5e37.
+header=$((8 + $(od -An -tu8 -N8 before)))
+(head -c $header before && head -c $((size - header)) /dev/zero | tr '\000' '\176') >bad/checkpoint-6/model.safetensors
+refuses 1 "its weights are finite, and too large to compute with" sample --from bad --tokens 5
 rm -rf bad && cp -r good bad
 rm bad/checkpoint-6/state.safetensors
 "$TRIREME" train gpt --resume --out bad --threads 1 >out 2>err || fail "no resuming from the checkpoint before"
