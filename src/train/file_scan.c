@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What one thread reads and sums at once, and how much of that makes a buffer. */
-enum { PIECE = 1 << 20, PIECES = 16 };
+/* What one thread reads and sums at once, how much of that makes a buffer, and the least that threads share. */
+enum { PIECE = 1 << 20, PIECES = 16, LEAST = 1 << 18 };
 
 typedef struct piece {
     uint32_t sum;
@@ -90,7 +90,8 @@ tr_status tr__file_scan_tensor(tr__file_scan *s, const tr__safetensors_entry *e,
         window w = {.scan = s, .e = e, .at = at, .bytes = e->end - e->begin - at};
         if (w.bytes > (uint64_t)PIECES * PIECE) w.bytes = (uint64_t)PIECES * PIECE;
         int64_t count = (int64_t)((w.bytes + PIECE - 1) / PIECE);
-        tr__pool_for(tr__cpu_pool((tr_device){0}), 1 + count, 1, scan_pieces, &w);
+        bool alone = w.bytes + s->hashed_bytes < LEAST; /* this thread has done it before others have woken */
+        tr__pool_for(alone ? NULL : tr__cpu_pool((tr_device){0}), 1 + count, 1, scan_pieces, &w);
         for (int64_t i = 0; i < count; i++) {
             const piece *p = &w.pieces[i];
             if (status == TR_OK) status = tr__fail_stored(p->failure);
