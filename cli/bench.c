@@ -113,6 +113,7 @@ int tr__cli_bench(int argc, char **argv)
     if (what && !strcmp(what, "store")) return tr__bench_store(argc - 1, argv + 1);
     if (what && !strcmp(what, "rpc")) return tr__bench_rpc(argc - 1, argv + 1);
     if (what && !strcmp(what, "loader")) return tr__bench_loader(argc - 1, argv + 1);
+    if (what && !strcmp(what, "checkpoint")) return tr__bench_checkpoint(argc - 1, argv + 1);
     if (what && !strcmp(what, "join")) return tr__bench_join(argc - 1, argv + 1);
     if (what && !strcmp(what, "dist-autograd")) return tr__bench_dist(argc - 1, argv + 1);
     if (what && tr__is_collective(what)) return tr__bench_collective(argc - 1, argv + 1);
@@ -128,6 +129,7 @@ int tr__cli_bench(int argc, char **argv)
             "  store           clients that come to a store\n  join            ranks that become a group\n"
             "  rpc             calls to a function of another process\n"
             "  loader          batches of a dataset\n"
+            "  checkpoint      saving, loading and verifying a checkpoint\n"
             "  dist-autograd   a training step over two workers\n");
         return TR__EXIT_OK;
     }

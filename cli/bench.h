@@ -111,6 +111,10 @@ int tr__bench_rpc(int argc, char **argv);
 
 int tr__bench_loader(int argc, char **argv);
 
+/* ---- trireme bench checkpoint ------------------------------------------------------------------------------------- */
+
+int tr__bench_checkpoint(int argc, char **argv);
+
 /* ---- trireme bench dist-autograd ---------------------------------------------------------------------------------- */
 
 int tr__bench_dist(int argc, char **argv);

@@ -152,6 +152,28 @@ for key in first_s again_s; do
     case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
 done
 
+# A checkpoint: every key, the peer asked for its part, and nothing left behind.
+cat >checkpoint-peer <<'PEER'
+echo "$*" >peer.told
+echo ready
+while read -r line; do
+    echo "$line" >>peer.saved
+    echo 0.25
+done
+PEER
+mkdir saves
+"$TRIREME" bench checkpoint --megabytes 13 --rounds 2 --folder saves --peer 'sh checkpoint-peer' --json r.json >out 2>err ||
+    fail "checkpoint: $(cat err)"
+for key in save_gbps load_gbps verify_gbps plain_save_gbps plain_load_gbps save_share load_share verify_share torch_save_gbps \
+    torch_save_ratio torch_load_ratio dcp_save_ratio dcp_load_gbps; do
+    case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
+done
+awk -v b="$(number bytes)" 'BEGIN { exit !(b > 12.9e6 && b <= 13e6) }' || fail "it saves $(number bytes) bytes"
+grep -q -- '--megabytes 13 --folder saves/trireme-bench-[^/]*/peer$' peer.told || fail "the peer was told: $(cat peer.told)"
+[ "$(grep -cx torch_load peer.saved)" = 3 ] || fail "the peer was asked: $(cat peer.saved)"
+[ -z "$(ls saves)" ] || fail "something is left: $(find saves)"
+! "$TRIREME" bench checkpoint --folder nowhere --megabytes 1 >out 2>err && grep -q 'cannot make a folder in nowhere' err || fail "it saved nowhere"
+
 # Batches, by threads and by processes; the peer is told what to load.
 cat >loader-peer <<'PEER'
 echo "$*" >peer.told
