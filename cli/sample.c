@@ -155,12 +155,15 @@ static tr_status next(const sample *s, const int32_t *ids, int64_t count, float 
     tr_tensor *logits = tr_forward(s->model, x); /* [1, seen, vocab] */
     tr_tensor *last = tr_slice(logits, 1, seen - 1, seen);
     tr_status status = tr_copy_out(last, s->logits, (size_t)vocab * sizeof *s->logits);
-    for (int64_t i = 0; i < vocab && status == TR_OK; i++)
-        if (!isfinite(s->logits[i]))
-            status = tr_fail(TR_INVALID, "the model gives token %" PRId64 " of its vocabulary the logit %g: its weights are finite, and too "
-                                         "large to compute with", i, (double)s->logits[i]);
-    if (status == TR_OK) *out = draw(s, uniform);
-    return status;
+    if (status != TR_OK) return status;
+    for (int64_t i = 0; i < vocab; i++) {
+        if (isfinite(s->logits[i])) continue;
+        (void)tr_fail(TR_INVALID, "the model gives token %" PRId64 " of its vocabulary the logit %g: its weights are finite, and too large "
+                                  "to compute with", i, (double)s->logits[i]);
+        return TR_INVALID;
+    }
+    *out = draw(s, uniform);
+    return TR_OK;
 }
 
 /* What a model writes may hold control characters, which would act on a terminal: those of ASCII, and in UTF-8 \xc2 and
@@ -190,8 +193,10 @@ static tr_status go_on(sample *s, int32_t *ids, int64_t count)
     tr_tensor *uniform = tr_rand((uint64_t)s->seed, TR_SHAPE(s->tokens));
     tr_status status = tr_status_of(uniform);
     for (int64_t i = 0; i < s->tokens && status == TR_OK; i++, count++) {
-        status = next(s, ids, count, ((const float *)tr_data(uniform))[i], &ids[count]);
-        if (status == TR_OK) show_token(s, ids[count]);
+        int32_t token = 0;
+        status = next(s, ids, count, ((const float *)tr_data(uniform))[i], &token);
+        ids[count] = token;
+        if (status == TR_OK) show_token(s, token);
         fflush(stdout);
         if (ferror(stdout)) return tr_fail(TR_IO, "cannot write the text");
     }
