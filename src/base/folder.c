@@ -3,10 +3,28 @@
 #include "base/object.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+/* The name of a new folder is on the disk when the folder around it is: else a power cut takes it away with all that is in
+ * it, however well that was synced. Where the folder around it may not be read, nothing can be done. */
+static tr_status sync_parent(const char *path)
+{
+    char parent[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    int fd = open(*parent ? parent : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return TR_OK;
+    tr_status status = TR_OK;
+    if (fsync(fd) < 0 && errno != EINVAL) /* this file system has no such thing */
+        status = tr__fail_errno(TR_IO, errno, "cannot sync the folder %s", *parent ? parent : "/");
+    close(fd);
+    return status;
+}
 
 tr_status tr__folder_make(const char *path, mode_t mode)
 {
@@ -17,7 +35,9 @@ tr_status tr__folder_make(const char *path, mode_t mode)
     for (size_t i = 1; i <= length; i++) {
         if (i < length && path[i] != '/') continue;
         snprintf(part, sizeof part, "%.*s", (int)i, path);
-        if (mkdir(part, i < length ? 0777 : mode) < 0 && errno != EEXIST)
+        if (mkdir(part, i < length ? 0777 : mode) == 0)
+            TR__TRY(sync_parent(part));
+        else if (errno != EEXIST)
             return tr__fail_errno(TR_IO, errno, "cannot make the folder %s", part);
     }
     return TR_OK;

@@ -6,7 +6,7 @@
 
 #include <sys/types.h>
 
-/* Makes a folder, with this mode, and those that lead to it; TR_OK when it is there already. */
+/* Makes a folder, with this mode, and those that lead to it, and brings their names to the disk; TR_OK when it is there already. */
 tr_status tr__folder_make(const char *path, mode_t mode);
 
 #endif
