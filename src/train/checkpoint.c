@@ -330,6 +330,10 @@ tr_status tr__checkpoint_load(const char *path, tr_tensor_list **model, tr_tenso
     if (status == TR_OK) status = load_known(path, known ? &m : NULL, model, state, history);
     if (status == TR_OK && !known) tr__log(TR_LOG_WARN, "%s has no manifest.json: nothing of it was verified", path);
     tr__manifest_free(&m);
+    /* A power cut can leave the folder without its files. One that never was there is not damaged. */
+    struct stat s;
+    if (status == TR_NOT_FOUND && stat(path, &s) == 0 && named_step(path) >= 0)
+        return tr__fail_context(TR_FORMAT, "%s: a file is missing", path);
     return status;
 }
 

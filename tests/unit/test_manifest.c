@@ -219,6 +219,24 @@ static void damage_says_where_it_is(void **state)
     if (!strstr(message, words)) fail_msg("'%s' says nothing of '%s'", message, words);
 }
 
+/* As a power cut may leave it, on a disk that says of more than it has that it was synced. */
+static void a_checkpoint_without_its_files_is_passed_over(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char path[4096];
+    int64_t step;
+    tr_tensor_list *model;
+    for (int i = 0; i < FILES; i++) unlink(file_of(LATEST, names[i]));
+    assert_int_equal(tr_checkpoint_find_whole(folder, path, &step), TR_OK);
+    assert_int_equal(step, OLD);
+    snprintf(path, sizeof path, "%s/checkpoint-%d", folder, LATEST);
+    assert_int_equal(tr_checkpoint_load(path, &model, NULL), TR_FORMAT);
+    assert_non_null(strstr(tr_error_message(), "/model.safetensors: No such file"));
+    snprintf(path, sizeof path, "%s/checkpoint-1234", folder);
+    assert_int_equal(tr_checkpoint_load(path, &model, NULL), TR_NOT_FOUND);
+}
+
 static int logged;
 
 static void count_log(tr_log_level level, const char *text, void *user)
@@ -272,6 +290,7 @@ int main(void)
         cmocka_unit_test_setup(zeroes_and_cuts_are_refused, two_checkpoints),
         cmocka_unit_test_setup(files_of_another_save_are_refused, two_checkpoints),
         cmocka_unit_test_setup(damage_says_where_it_is, two_checkpoints),
+        cmocka_unit_test_setup(a_checkpoint_without_its_files_is_passed_over, two_checkpoints),
         cmocka_unit_test_setup(files_from_elsewhere_load_unverified, two_checkpoints),
         cmocka_unit_test_setup(the_newest_and_the_best_are_kept, two_checkpoints),
     };
