@@ -164,6 +164,12 @@ static void clear_away(tr_status status)
     if (status != TR_OK) tr__log(TR_LOG_WARN, "an old checkpoint stays: %s", tr_error_message());
 }
 
+void tr__checkpoint_clear_away(int parent, const char *folder)
+{
+    clear_away(remove_tree(parent, temporary, folder));
+    clear_away(remove_tree(parent, discarded, folder));
+}
+
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
 /* The temporary folder becomes the checkpoint. One of the same step that was there before (of a run that had come as

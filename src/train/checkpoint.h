@@ -23,6 +23,8 @@ tr_status tr__checkpoint_load(const char *path, tr_tensor_list **model, tr_tenso
 /* The newest that is whole, as tr_checkpoint_find_whole() finds it. path: at least PATH_MAX bytes. */
 tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, tr_tensor_list **model, tr_tensor_list **state,
     tr_tensor_list **history);
+/* Removes what a killed process was saving into a folder, or removing from it. */
+void tr__checkpoint_clear_away(int folder_fd, const char *folder);
 /* Gives a damaged checkpoint another name, so that it is no longer one. TR_STATE when it is whole. */
 tr_status tr__checkpoint_set_damaged_aside(int folder_fd, const char *folder, int64_t step);
 

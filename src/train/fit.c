@@ -123,20 +123,6 @@ static tr_status set_old_metrics_aside(const fit *f)
     return TR_OK;
 }
 
-static tr_status open_files(fit *f)
-{
-    tr_trainer *t = f->trainer;
-    if (!f->options->folder || t->rank != 0) return TR_OK;
-    TR__TRY(check_about(f->options->about));
-    TR__TRY(lock_folder(f));
-    TR__TRY(check_steps(f));
-    TR__TRY(set_old_metrics_aside(f));
-    char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/%s", f->options->folder, metrics_name) >= (int)sizeof path)
-        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", f->options->folder);
-    return tr__metrics_open_file(t->metrics, path, t->task->item, t->task->accuracy);
-}
-
 /* Columns of the metrics as series: step, loss, and validation loss where there is one. */
 static tr_status draw_chart(const char *path, const tr_metrics_row *rows, int64_t count)
 {
@@ -158,6 +144,32 @@ static tr_status draw_chart(const char *path, const tr_metrics_row *rows, int64_
     return status;
 }
 
+static tr_status draw_loss(const fit *f)
+{
+    char path[PATH_MAX];
+    int64_t count;
+    const tr_metrics_row *rows = tr_metrics_rows(f->trainer->metrics, &count);
+    if (!count || snprintf(path, sizeof path, "%s/loss.svg", f->options->folder) >= (int)sizeof path) return TR_OK;
+    return draw_chart(path, rows, count);
+}
+
+/* What a killed process was writing goes, and the files for people are those of the checkpoint that it goes on from. */
+static tr_status open_files(fit *f)
+{
+    tr_trainer *t = f->trainer;
+    if (!f->options->folder || t->rank != 0) return TR_OK;
+    TR__TRY(check_about(f->options->about));
+    TR__TRY(lock_folder(f));
+    TR__TRY(check_steps(f));
+    tr__checkpoint_clear_away(f->folder_fd, f->options->folder);
+    TR__TRY(set_old_metrics_aside(f));
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s", f->options->folder, metrics_name) >= (int)sizeof path)
+        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", f->options->folder);
+    TR__TRY(tr__metrics_open_file(t->metrics, path, t->task->item, t->task->accuracy));
+    return draw_loss(f);
+}
+
 static tr_status save(fit *f)
 {
     const tr_fit_options *o = f->options;
@@ -168,11 +180,7 @@ static tr_status save(fit *f)
     TR__TRY(tr__trainer_save(t, f->folder_fd, &how));
     f->saved_step = t->step;
     TR__TRY(tr_metrics_sync(t->metrics));
-    char path[PATH_MAX];
-    int64_t count;
-    const tr_metrics_row *rows = tr_metrics_rows(t->metrics, &count);
-    if (snprintf(path, sizeof path, "%s/loss.svg", o->folder) < (int)sizeof path)
-        TR__TRY(draw_chart(path, rows, count));
+    TR__TRY(draw_loss(f));
     if (o->on_save) o->on_save(t->step, o->user);
     return TR_OK;
 }

@@ -224,6 +224,18 @@ static void the_history_is_the_checkpoints(void **state)
 }
 
 /* Makes a checkpoint one from before there were manifests: files that do not say which save they are of. */
+/* A training that has nothing left to do clears away, too, what a kill left. */
+static void leftovers_of_a_kill_go_with_the_next_run(void **state)
+{
+    (void)state;
+    train_alone((rank){.folder = folder});
+    shell("cd %s && mkdir .checkpoint.tmp .checkpoint.old && touch .checkpoint.tmp/x .loss.svg.0123456789abcdef.tmp "
+          "&& echo stale >loss.svg", folder);
+    train_alone((rank){.folder = folder, .options.resume = folder});
+    shell("cd %s && test ! -e .checkpoint.tmp && test ! -e .checkpoint.old && ! ls -A | grep -q tmp && ! grep -q stale loss.svg",
+          folder);
+}
+
 static void forget_manifest(int64_t step)
 {
     shell("cd %s/checkpoint-%d && rm manifest.json && LC_ALL=C sed -i 's/\"trireme.save\"/\"trireme.none\"/' *.safetensors", folder,
@@ -485,6 +497,7 @@ int main(void)
         TEST(any_split_learns_the_same),
         TEST(an_uneven_share_is_weighed),
         TEST(a_resumed_run_is_as_an_unbroken_one),
+        TEST(leftovers_of_a_kill_go_with_the_next_run),
         TEST(the_history_is_the_checkpoints),
         TEST(a_checkpoint_without_a_history_goes_on),
         TEST(wrong_numbers_of_a_checkpoint_are_refused),
