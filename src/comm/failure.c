@@ -60,7 +60,7 @@ char *tr__end_text(long pid, const char *group, char text[TR__END_TEXT])
         snprintf(text, TR__END_TEXT, "died of signal %d (%s)", WTERMSIG(process.status),
             strsignal(WTERMSIG(process.status)));
     else
-        snprintf(text, TR__END_TEXT, "died, or exited without leaving group '%s',", group);
+        snprintf(text, TR__END_TEXT, "died, exited without leaving group '%s', or lost its connection,", group);
     return text;
 }
 

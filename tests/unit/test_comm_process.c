@@ -334,11 +334,11 @@ static void a_rank_that_exits_is_not_said_to_have_died(void **state)
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         for (size_t k = 0; k < sizeof codes / sizeof *codes; k++) {
             job j;
-            char want[64];
+            char want[96];
             int64_t began = tr__now_ns();
             bool visible = !settings[i].hosts; /* on another machine nobody can see how it ended */
             if (visible) snprintf(want, sizeof want, "exited with %d without leaving group 'world', ", codes[k]);
-            else strcpy(want, "died, or exited without leaving group 'world', ");
+            else strcpy(want, "died, exited without leaving group 'world', or lost its connection, ");
             start_job_in(&j, &settings[i], WORLD, exit_early, &codes[k]);
             for (int number = 0; number < WORLD; number++) reap(&j, number);
             for (int number = 0; number < EXITS; number++)
