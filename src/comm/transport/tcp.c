@@ -234,7 +234,7 @@ static void part(tr__tcp *t)
 {
     enum { PART_MS = 200, LOST_MS = 10000 };
     bool sound = !tr__failure_there(&t->failure);
-    tr__tcp_frame goodbye = tr__tcp_frame_of(NULL, TR__TCP_GOODBYE, 0);
+    tr__tcp_frame goodbye = tr__tcp_frame_of(t->has_last ? &t->last : NULL, TR__TCP_GOODBYE, 0);
     if (sound) tr__tcp_tell_all(t, &goodbye, NULL);
     int64_t now = tr__now_ns(), moment = now + PART_MS * (int64_t)1000000;
     int64_t end = sound ? now + LOST_MS * (int64_t)1000000 : moment;

@@ -161,10 +161,12 @@ static void hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
     t->dispute = (tr__tcp_dispute){true, peer->rank, ours, *call};
 }
 
-static void hear_goodbye(tr__tcp *t, tr__tcp_peer *peer)
+/* call: its last one; without a number when it has made none. */
+static void hear_goodbye(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
 {
     pthread_mutex_lock(&t->lock);
     peer->left = true;
+    if (call->sequence) note_call(peer, call);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
 }
@@ -187,7 +189,7 @@ static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *cal
     switch (f->type) {
     case TR__TCP_CALL: hear_call(t, peer, call); return TR_OK;
     case TR__TCP_BROKEN: return hear_failure(t, peer);
-    case TR__TCP_GOODBYE: hear_goodbye(t, peer); return TR_OK;
+    case TR__TCP_GOODBYE: hear_goodbye(t, peer, call); return TR_OK;
     default: break;
     }
     char name[TR__TCP_NAME];
@@ -308,10 +310,15 @@ static tr_status left_early(tr__tcp *t, const tr__tcp_peer *peer, const tr__sign
 {
     char name[TR__TCP_NAME], here[TR__CALL_TEXT], text[TR__CALL_TEXT] = "joining";
     pthread_mutex_lock(&t->lock);
+    bool took_part = call->sequence && peer->numbered.sequence >= call->sequence;
     if (peer->called) tr__signature_text(&peer->call, text);
     pthread_mutex_unlock(&t->lock);
-    tr__fail(TR_PEER, "%s left group '%s' after %s, but %s needs it", tr__tcp_name(peer, name), t->group, text,
-        tr__signature_text(call, here));
+    tr__tcp_name(peer, name);
+    tr__signature_text(call, here);
+    if (took_part) /* what it had sent did not arrive */
+        tr__fail(TR_PEER, "%s lost its connection to rank %d during %s, and has left group '%s'", name, t->rank, here, t->group);
+    else
+        tr__fail(TR_PEER, "%s left group '%s' after %s, but %s needs it", name, t->group, text, here);
     return tr__tcp_break(t);
 }
 
