@@ -25,15 +25,16 @@ const char *const layout_names[LAYOUTS] = {"shared memory", "TCP", "two hosts", 
 
 /* ---- What each fault may lead to --------------------------------------------------------------------------------- */
 
-#define LOST_PEER "rank [0-3].*(connection|ended|killed|gone|closed|damaged|cannot be reached|has left|died|exited)"
-#define KILLED "rank [0-3] \\(pid [0-9]+\\) was killed by signal 9"
+#define LOST_PEER "rank [0-3].*(lost its connection|cannot be reached|damaged message|does not take our call)"
+/* What the launcher says; %d: of whom. */
+#define KILLED "rank %d \\(pid [0-9]+\\) was killed by signal 9"
 /* A checkpoint that is refused, or passed over for an older one. */
 #define DAMAGED "/out.*(is damaged|is missing|is cut short|belongs to another|checksum|manifest|is no |not a safetensors|became shorter)"
 
 static const struct rule {
     const char *name;
     int weight;
-    const char *words; /* of an attempt that fails: one of these must be said; NULL: it must not fail */
+    const char *words; /* of an attempt that fails: one of these must be said, of the rank %d; NULL: it must not fail */
     bool sockets;      /* only where ranks use TCP */
     bool damages;      /* files may then be other than what was saved */
 } rules[FAULT_KINDS] = {
@@ -53,11 +54,11 @@ static const struct rule {
     [FAULT_SOCKET_STALL] = {"a socket that stalls", 3, NULL, true, false},
     [FAULT_SOCKET_RESET] = {"a connection reset", 5, LOST_PEER, true, false},
     [FAULT_SOCKET_CUT] = {"a connection cut in a message", 5, LOST_PEER, true, false},
-    /* Bytes that TCP delivers wrongly: for transports with a checksum of their own. */
-    [FAULT_SOCKET_FLIP] = {"a bit flipped on the wire", 0, LOST_PEER, true, false},
-    [FAULT_SOCKET_DROP] = {"bytes lost on the wire", 0, LOST_PEER, true, false},
-    [FAULT_SOCKET_REPEAT] = {"bytes repeated on the wire", 0, LOST_PEER, true, false},
-    [FAULT_SOCKET_SWAP] = {"bytes swapped on the wire", 0, LOST_PEER, true, false},
+    /* Bytes that TCP delivers wrongly, when they are asked for: for transports with a checksum of their own. */
+    [FAULT_SOCKET_FLIP] = {"a bit flipped on the wire", 4, LOST_PEER, true, false},
+    [FAULT_SOCKET_DROP] = {"bytes lost on the wire", 4, LOST_PEER, true, false},
+    [FAULT_SOCKET_REPEAT] = {"bytes repeated on the wire", 4, LOST_PEER, true, false},
+    [FAULT_SOCKET_SWAP] = {"bytes swapped on the wire", 4, LOST_PEER, true, false},
     [FAULT_CLOCK] = {"a clock that jumps", 2, NULL, false, false},
     [FAULT_KILL] = {"a rank killed", 12, KILLED, false, false},
     [FAULT_KILL_LAUNCHER] = {"the launcher killed", 6, "", false, false},
@@ -69,12 +70,14 @@ static const struct rule {
 typedef struct trial {
     uint64_t draw;
     defect defect;
+    bool wire;
     int layout;
     const golden *golden;
     attempt attempt;
     int step, saved; /* what the training has come to, and what has been reported as saved for good: the latter */
     int promised;    /* when the attempt began */
-    bool damaged;    /* files may be other than what was saved */
+    bool damaged;    /* files may be other than what was saved, */
+    bool unsynced;   /* or not be there */
     bool finished;
     char *wrong;
     FILE *told;
@@ -89,7 +92,7 @@ static int64_t below(trial *t, int64_t limit)
 static int weight_of(const trial *t, int kind)
 {
     bool tcp = strcmp(layouts[t->layout].transport, "shm") != 0;
-    if (rules[kind].sockets && !tcp) return 0;
+    if ((rules[kind].sockets && !tcp) || (kind >= FAULT_SOCKET_FLIP && kind <= FAULT_SOCKET_SWAP && !t->wire)) return 0;
     return kind == FAULT_FLIP_READ && t->saved < 0 ? 0 : rules[kind].weight;
 }
 
@@ -145,13 +148,18 @@ static bool told_wrong(trial *t, const char *what)
     return false;
 }
 
-/* What a checkpoint was reported to hold must be there again. */
+/* What a checkpoint was reported to hold must be there again; or it was damaged, and is said to be. Only syncs that did
+ * nothing leave nothing to tell of. */
 static bool check_resumed(trial *t)
 {
     const fault_page *p = t->attempt.page;
     int resumed = atomic_load(&p->resumed);
-    if (resumed < 0 || t->damaged || (p->fault.kind == FAULT_FLIP_READ && atomic_load(&p->fired))) return true;
-    if (resumed >= t->promised) return true;
+    bool misread = p->fault.kind == FAULT_FLIP_READ && atomic_load(&p->fired);
+    if (resumed < 0 || resumed >= t->promised || t->unsynced) return true;
+    if ((t->damaged || misread) && says(t->attempt.output, DAMAGED)) {
+        if (t->damaged && atomic_load(&p->saved) < 0) t->saved = resumed; /* the damaged one is not told of again */
+        return true;
+    }
     char what[128];
     snprintf(what, sizeof what, "it goes on from step %d, though step %d had been saved", resumed, t->promised);
     return told_wrong(t, what);
@@ -175,6 +183,7 @@ static bool run(trial *t, const fault *f)
                 p->fired ? p->what[0] ? p->what : "done" : "it did not come to that", t->attempt.exit_code,
                 atomic_load(&p->resumed), atomic_load(&p->saved));
     if (rules[f->kind].damages && atomic_load(&p->fired)) t->damaged = true;
+    if (f->kind == FAULT_LOST_SYNC && atomic_load(&p->fired)) t->unsynced = true;
     if (atomic_load(&p->resumed) >= 0) t->step = atomic_load(&p->resumed);
     if (atomic_load(&p->saved) >= 0) t->step = t->saved = atomic_load(&p->saved);
     t->finished = t->attempt.exit_code == 0;
@@ -253,19 +262,29 @@ static bool finish(trial *t)
     return check_left(t);
 }
 
+/* Does a failed attempt say what it is to say of the fault? */
+static bool names_cause(const trial *t, const fault *f)
+{
+    char words[512], killed[128];
+    snprintf(killed, sizeof killed, KILLED, f->victim);
+    if (!atomic_load(&t->attempt.page->fired)) return says(t->attempt.output, killed);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    snprintf(words, sizeof words, rules[f->kind].words, f->kind == FAULT_KILL_IN_CALL ? 0 : f->victim);
+#pragma GCC diagnostic pop
+    return says(t->attempt.output, words);
+}
+
 static bool disturb(trial *t)
 {
     const fault f = draw_fault(t);
-    const struct rule *r = &rules[f.kind];
-    if (!run(t, &f)) return false;
-    if (!check_resumed(t)) return false;
-    bool fired = atomic_load(&t->attempt.page->fired), was_damaged = t->damaged;
+    bool was_damaged = t->damaged;
+    if (!run(t, &f) || !check_resumed(t)) return false;
     if (f.kind == FAULT_ROT) damage_checkpoint(t);
     if (t->finished) return true;
-    if (was_damaged && says(t->attempt.output, DAMAGED)) return true; /* of an earlier attempt */
-    if (!r->words) return told_wrong(t, "it fails, and need not");
-    if (!fired && !says(t->attempt.output, KILLED)) return told_wrong(t, "it fails before the fault has come");
-    return says(t->attempt.output, r->words) || told_wrong(t, "its error does not name the cause");
+    if (was_damaged && says(t->attempt.output, DAMAGED)) return true; /* that of an earlier attempt */
+    if (!rules[f.kind].words) return told_wrong(t, "it fails, and need not");
+    return names_cause(t, &f) || told_wrong(t, "its error does not name the cause");
 }
 
 static void make_folders(const char *dir)
@@ -311,15 +330,16 @@ bool golden_make(golden *g, int layout, const char *dir, char wrong[TEXT])
     return well;
 }
 
-bool trial_run(uint64_t seed, defect d, const golden goldens[LAYOUTS], const char *dir, char wrong[TEXT], FILE *told)
+bool trial_run(const trial_options *o, const golden goldens[LAYOUTS], const char *dir, char wrong[TEXT])
 {
-    uint64_t draw = seed;
+    uint64_t draw = o->seed;
     trial *t = new_trial((int)draw_below(&draw, LAYOUTS), dir, wrong);
     t->draw = draw;
-    t->defect = d;
+    t->defect = o->defect;
+    t->wire = o->wire;
     t->golden = &goldens[t->layout];
-    t->told = told;
-    if (told) fprintf(told, "seed %llu, ranks on %s\n", (unsigned long long)seed, layouts[t->layout].name);
+    t->told = o->told;
+    if (t->told) fprintf(t->told, "seed %llu, ranks on %s\n", (unsigned long long)o->seed, layouts[t->layout].name);
     bool well = true;
     for (int64_t i = 1 + below(t, DISTURBED_MOST); i > 0 && well && !t->finished; i--) well = disturb(t);
     well = well && finish(t);

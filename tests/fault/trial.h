@@ -42,8 +42,14 @@ typedef struct golden {
 
 extern const char *const layout_names[LAYOUTS];
 bool golden_make(golden *g, int layout, const char *text, char wrong[TEXT]);
-/* Runs the trial of a seed in a folder that is there. False with what is wrong; told: each attempt, in words. */
-bool trial_run(uint64_t seed, defect d, const golden goldens[LAYOUTS], const char *dir, char wrong[TEXT], FILE *told);
+typedef struct trial_options {
+    uint64_t seed;
+    defect defect;
+    bool wire;  /* with bytes that TCP delivers wrongly, which a transport must have a checksum to find */
+    FILE *told; /* gets each attempt, in words; or NULL */
+} trial_options;
+/* Runs the trial of a seed. False with what is wrong. */
+bool trial_run(const trial_options *options, const golden goldens[LAYOUTS], const char *dir, char wrong[TEXT]);
 
 /* Adds a line to a text. Returns false. */
 bool object(char wrong[TEXT], const char *format, ...) TR_PRINTF(2, 3);
