@@ -13,8 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* HANG_MS: far beyond what an attempt takes (a quarter of a second), and what a rank waits for others. LOOK_US: how often
- * the moments of ranks are looked at. */
+/* HANG_MS: far beyond what an attempt takes (a quarter of a second), and what a rank waits for others. LOOK_US: how
+ * often the moments of ranks are looked at. */
 enum { HANG_MS = 100000, LEFT_MS = 20000, LOOK_US = 300 };
 
 bool object(char wrong[TEXT], const char *format, ...)

@@ -64,7 +64,8 @@ bool compare_trainings(const char *folder, const char *expected, char wrong[TEXT
     tr_tensor_list *model, *state, *expected_model, *expected_state;
     if (tr_checkpoint_find(expected, theirs, &last) != TR_OK || tr_checkpoint_find(folder, ours, &step) != TR_OK)
         return object(wrong, "%s", tr_error_message());
-    if (step != last) return object(wrong, "the newest checkpoint is of step %lld, not %lld", (long long)step, (long long)last);
+    if (step != last)
+        return object(wrong, "the newest checkpoint is of step %lld, not %lld", (long long)step, (long long)last);
     if (tr_checkpoint_load(ours, &model, &state) != TR_OK ||
         tr_checkpoint_load(theirs, &expected_model, &expected_state) != TR_OK)
         return object(wrong, "%s", tr_error_message());

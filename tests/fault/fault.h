@@ -58,6 +58,12 @@ typedef enum fault_kind {
     FAULT_KINDS
 } fault_kind;
 
+/* Bytes that TCP delivers wrongly. */
+static inline bool is_on_wire(fault_kind kind)
+{
+    return kind >= FAULT_SOCKET_FLIP && kind <= FAULT_SOCKET_SWAP;
+}
+
 /* Defences that are taken out of the job: planted.c, disk.c. */
 typedef enum defect {
     DEFECT_NONE,

@@ -1,6 +1,6 @@
 /*
- * System calls on the files of the training, in rank 0, which is the only one to use any. Every call below the folder is
- * counted, so that a fault finds the same one in every run, and is told to the model of the disk.
+ * System calls on the files of the training, in rank 0, which is the only one to use any. Every call below the folder
+ * is counted, so that a fault finds the same one in every run, and is told to the model of the disk.
  */
 #include "disk.h"
 #include "inject.h"
@@ -76,7 +76,8 @@ static bool ends_in(int64_t n)
 {
     if (!injected()) return false;
     const fault *f = &injected()->fault;
-    return injects(FAULT_LOST_SYNC) ? n == f->until : (injects(FAULT_CRASH) || injects(FAULT_KILL_IN_CALL)) && n == f->at;
+    return injects(FAULT_LOST_SYNC) ? n == f->until
+                                    : (injects(FAULT_CRASH) || injects(FAULT_KILL_IN_CALL)) && n == f->at;
 }
 
 /* Counts a call, which may be the one. False, and errno, when it is to fail. */

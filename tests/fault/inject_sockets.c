@@ -1,7 +1,7 @@
 /*
- * System calls on the connections between ranks over TCP, and the real-time clock. Only calls that do not wait are hit, once
- * the rank has joined: those of the store and of the handshakes are others. What comes when depends on the machine, so a
- * fault finds the same number of a call, and not always the same bytes.
+ * System calls on the connections between ranks over TCP, and the real-time clock. Only calls that do not wait are hit,
+ * once the rank has joined: those of the store and of the handshakes are others. What comes when depends on the
+ * machine, so a fault finds the same number of a call, and not always the same bytes.
  */
 #include "inject.h"
 

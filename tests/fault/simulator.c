@@ -1,7 +1,8 @@
 /*
- * A simulator of faults (fault.h). Each seed is a trial: a training is disturbed up to three times, and goes on after each;
- * then it is left alone. At the end its weights, its optimizer's state and its metrics are those of a training that nothing
- * has disturbed, bit for bit, or it has said what was wrong; and nothing of it is left, neither processes nor files.
+ * A simulator of faults (fault.h). Each seed is a trial: a training is disturbed up to three times, and goes on after
+ * each; then it is left alone. At the end its weights, its optimizer's state and its metrics are those of a training
+ * that nothing has disturbed, bit for bit, or it has said what was wrong; and nothing of it is left, neither processes
+ * nor files.
  *
  *   -runs=N -seed=S   N trials, with seeds S, S + 1, …; -runs=1 with a seed that was printed repeats one
  *   -defect=NAME      with a defence taken out of the training; succeeds when a seed finds that
@@ -111,7 +112,10 @@ static void try_seed(unsigned long long seed, defect d)
     bool well = trial_run(&(trial_options){seed, d, all.wire, told}, all.goldens, dir, wrong);
     fclose(told);
     if (all.told || (!well && !d)) fputs(words, stdout);
-    if (!well && (!d || all.told)) printf("%s%s: trial -runs=1 -seed=%llu\n", wrong, d ? "found" : "FAILED", seed);
+    if (!well && d)
+        printf("%s, seed %llu: %.*s\n", defect_names[d], seed, (int)strcspn(wrong, "\n;"), wrong);
+    else if (!well)
+        printf("%sFAILED: fault_simulator -runs=1 -seed=%llu%s\n", wrong, seed, all.wire ? " -wire" : "");
     fflush(stdout);
     remove_folder(dir);
     _exit(well ? 0 : 1);
@@ -171,23 +175,30 @@ static bool find_defects(void)
     return well;
 }
 
+/* False: what was said is not known. */
+static bool parse(const char *word, int *d, bool *defects)
+{
+    int n = 0;
+    if (strcmp(word, "-v") == 0) return all.told = true;
+    if (strcmp(word, "-keep") == 0) return all.keep = true;
+    if (strcmp(word, "-wire") == 0) return all.wire = true;
+    if (strcmp(word, "-defects") == 0) return *defects = true;
+    for (int i = DEFECT_NONE + 1; i < DEFECTS; i++)
+        if (strncmp(word, "-defect=", 8) == 0 && strcmp(word + 8, defect_names[i]) == 0) *d = i;
+    if (strncmp(word, "-defect=", 8) == 0) return *d != DEFECT_NONE;
+    if (sscanf(word, "-jobs=%d%n", &all.jobs, &n) == 1 && !word[n]) return all.jobs > 0 && all.jobs <= JOBS_MOST;
+    return sscanf(word, "-runs=%llu", &all.runs) == 1 || sscanf(word, "-seed=%llu", &all.seed) == 1;
+}
+
 int main(int argc, char **argv)
 {
     int d = DEFECT_NONE;
     bool defects = false, known = true;
-    for (int i = 1; i < argc && known; i++) {
-        if (strcmp(argv[i], "-v") == 0) all.told = true;
-        else if (strcmp(argv[i], "-keep") == 0) all.keep = true;
-        else if (strcmp(argv[i], "-wire") == 0) all.wire = true;
-        else if (strcmp(argv[i], "-defects") == 0) defects = true;
-        else if (strncmp(argv[i], "-defect=", 8) == 0) {
-            for (d = DEFECT_NONE + 1; d < DEFECTS && strcmp(argv[i] + 8, defect_names[d]) != 0;) d++;
-            known = d < DEFECTS;
-        } else
-            known = sscanf(argv[i], "-runs=%llu", &all.runs) == 1 || sscanf(argv[i], "-seed=%llu", &all.seed) == 1 ||
-                    (sscanf(argv[i], "-jobs=%d", &all.jobs) == 1 && all.jobs > 0 && all.jobs <= JOBS_MOST);
+    for (int i = 1; i < argc; i++) known &= parse(argv[i], &d, &defects);
+    if (!known) {
+        fprintf(stderr, "%s [-runs=N] [-seed=S] [-defects | -defect=NAME] [-jobs=J] [-wire] [-v] [-keep]\n", argv[0]);
+        return 2;
     }
-    if (!known) return fprintf(stderr, "%s [-runs=N] [-seed=S] [-defects | -defect=NAME] [-jobs=J] [-wire] [-v] [-keep]\n", argv[0]), 2;
     bool well = begin() && make_goldens();
     if (well) well = defects ? find_defects() : d ? find_defect((defect)d) : run_trials();
     if (all.keep) printf("%s\n", all.dir);

@@ -28,6 +28,8 @@ const char *const layout_names[LAYOUTS] = {"shared memory", "TCP", "two hosts", 
 #define LOST_PEER "rank [0-3].*(lost its connection|cannot be reached|damaged message|does not take our call)"
 /* What the launcher says; %d: of whom. */
 #define KILLED "rank %d \\(pid [0-9]+\\) was killed by signal 9"
+/* A message that is refused, or never whole. */
+#define MISHEARD "rank [0-3]"
 /* A checkpoint that is refused, or passed over for an older one. */
 #define DAMAGED "/out.*(is damaged|is missing|is cut short|belongs to another|checksum|manifest|is no |not a safetensors|became shorter)"
 
@@ -55,10 +57,10 @@ static const struct rule {
     [FAULT_SOCKET_RESET] = {"a connection reset", 5, LOST_PEER, true, false},
     [FAULT_SOCKET_CUT] = {"a connection cut in a message", 5, LOST_PEER, true, false},
     /* Bytes that TCP delivers wrongly, when they are asked for: for transports with a checksum of their own. */
-    [FAULT_SOCKET_FLIP] = {"a bit flipped on the wire", 4, LOST_PEER, true, false},
-    [FAULT_SOCKET_DROP] = {"bytes lost on the wire", 4, LOST_PEER, true, false},
-    [FAULT_SOCKET_REPEAT] = {"bytes repeated on the wire", 4, LOST_PEER, true, false},
-    [FAULT_SOCKET_SWAP] = {"bytes swapped on the wire", 4, LOST_PEER, true, false},
+    [FAULT_SOCKET_FLIP] = {"a bit flipped on the wire", 4, MISHEARD, true, false},
+    [FAULT_SOCKET_DROP] = {"bytes lost on the wire", 4, MISHEARD, true, false},
+    [FAULT_SOCKET_REPEAT] = {"bytes repeated on the wire", 4, MISHEARD, true, false},
+    [FAULT_SOCKET_SWAP] = {"bytes swapped on the wire", 4, MISHEARD, true, false},
     [FAULT_CLOCK] = {"a clock that jumps", 2, NULL, false, false},
     [FAULT_KILL] = {"a rank killed", 12, KILLED, false, false},
     [FAULT_KILL_LAUNCHER] = {"the launcher killed", 6, "", false, false},
@@ -92,7 +94,7 @@ static int64_t below(trial *t, int64_t limit)
 static int weight_of(const trial *t, int kind)
 {
     bool tcp = strcmp(layouts[t->layout].transport, "shm") != 0;
-    if ((rules[kind].sockets && !tcp) || (kind >= FAULT_SOCKET_FLIP && kind <= FAULT_SOCKET_SWAP && !t->wire)) return 0;
+    if ((rules[kind].sockets && !tcp) || (is_on_wire((fault_kind)kind) && !t->wire)) return 0;
     return kind == FAULT_FLIP_READ && t->saved < 0 ? 0 : rules[kind].weight;
 }
 

@@ -11,7 +11,8 @@ enum { TEXT = 8192, LAYOUTS = 4 };
 
 /* ---- attempt.c --------------------------------------------------------------------------------------------------- */
 
-/* One run of the job in a folder of its own: DIR/disk is what it writes, DIR/tmp its TMPDIR, DIR/output what it said. */
+/* One run of the job in a folder of its own: DIR/disk is what it writes, DIR/tmp its TMPDIR, DIR/output what it said.
+ */
 typedef struct attempt {
     const char *dir;
     fault_page *page; /* what is to happen, and what has */
@@ -21,14 +22,14 @@ typedef struct attempt {
 
 /* Maps DIR/page. */
 fault_page *attempt_page(const char *dir);
-/* Runs it until nothing of it is left; false with the reason when it hangs, or something stays behind. The calling process
- * becomes the parent of all that lose theirs. */
+/* Runs it until nothing of it is left; false with the reason when it hangs, or something stays behind. The calling
+ * process becomes the parent of all that lose theirs. */
 bool attempt_run(attempt *a, char wrong[TEXT]);
 
 /* ---- compare.c --------------------------------------------------------------------------------------------------- */
 
-/* Are the newest checkpoints of two trainings whole and the same, bit for bit: model, optimizer, and the metrics but for
- * times? And the files of metrics? */
+/* Are the newest checkpoints of two trainings whole and the same, bit for bit: model, optimizer, and the metrics but
+ * for times? And the files of metrics? */
 bool compare_trainings(const char *folder, const char *expected, char wrong[TEXT]);
 
 /* ---- trial.c ----------------------------------------------------------------------------------------------------- */
