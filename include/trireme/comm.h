@@ -231,7 +231,7 @@ TR_API TR_MUST_CHECK tr_status tr_broadcast_bytes_at(tr_group *group, void **dat
 /* Checks that a value is the same on all ranks: tr_agree(group, "lr", 1e-3), tr_agree(group, "folds", 5),
  * tr_agree(group, "preset", "nano"); tr_agree_bytes() for any bytes, to 1 MiB. Where it differs, the result is TR_MISMATCH on every
  * rank, and the message shows each value with its ranks: "lr is 0.001 on ranks 0 and 1, 0.01 on rank 2". The group can be used on.
- * Two collectives: for values that are set once, not for every step. */
+ * One collective of eight bytes while it does not; still, for values that are set once, not for every step. */
 TR_API TR_MUST_CHECK tr_status tr_agree_text(tr_group *group, const char *name, const char *value);
 TR_API TR_MUST_CHECK tr_status tr_agree_integer(tr_group *group, const char *name, int64_t value);
 TR_API TR_MUST_CHECK tr_status tr_agree_number(tr_group *group, const char *name, double value);

@@ -1,10 +1,13 @@
 /*
- * Each rank sends its facts as one string of bytes and gets everybody's, so all ranks see the same differences and fail
- * alike. A fact is sent as two lengths (uint32_t, of name and value), the name, the value.
+ * Each rank has its facts as one string of bytes. The ranks exchange hashes of these; where they differ, the strings, so
+ * all ranks see the same differences and fail alike. A fact is two lengths (uint32_t, of name and value; the second one's
+ * highest bit: a difference is only told), the name, the value.
  */
 #include "comm/agree.h"
 
+#include "base/c_locale.h"
 #include "base/crc32c.h"
+#include "base/log.h"
 #include "base/object.h"
 #include "comm/record.h"
 
@@ -13,7 +16,54 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_BYTES = 1 << 20, SHOWN_DIFFERENCES = 3, SHOWN_BYTES = 60, VALUE_TEXT = 4 * SHOWN_BYTES };
+enum { MOST_BYTES = 1 << 20, SHOWN_DIFFERENCES = 3, SHOWN_BYTES = 80, VALUE_TEXT = SHOWN_BYTES + 64 };
+
+static const uint32_t told_bit = 1u << 31;
+
+char *tr__number_text(double value, char text[TR__NUMBER_TEXT])
+{
+    TR__C_NUMBERS;
+    int digits = 6;
+    do snprintf(text, TR__NUMBER_TEXT, "%.*g", digits, value);
+    while (strtod(text, NULL) != value && ++digits <= 17);
+    return text;
+}
+
+/* ---- Collecting ---------------------------------------------------------------------------------------------------- */
+
+static bool reserve(tr__facts *facts, size_t more)
+{
+    if (facts->length + more <= facts->capacity) return true;
+    size_t capacity = 2 * facts->capacity + more + 1024;
+    char *grown = realloc(facts->bytes, capacity);
+    if (!grown) return false;
+    facts->bytes = grown;
+    facts->capacity = capacity;
+    return true;
+}
+
+void tr__facts_add(tr__facts *facts, const tr__fact *fact)
+{
+    uint32_t lengths[] = {(uint32_t)strlen(fact->name), (uint32_t)fact->bytes | (fact->told ? told_bit : 0)};
+    size_t more = sizeof lengths + lengths[0] + fact->bytes;
+    if (fact->bytes >= told_bit || !reserve(facts, more)) {
+        facts->lost = true;
+        return;
+    }
+    char *to = facts->bytes + facts->length;
+    memcpy(to, lengths, sizeof lengths);
+    memcpy(to + sizeof lengths, fact->name, lengths[0]);
+    if (fact->bytes) memcpy(to + sizeof lengths + lengths[0], fact->value, fact->bytes);
+    facts->length += more;
+}
+
+void tr__facts_free(tr__facts *facts)
+{
+    free(facts->bytes);
+    *facts = (tr__facts){0};
+}
+
+/* ---- Comparing ----------------------------------------------------------------------------------------------------- */
 
 /* A place in the facts of a rank. */
 typedef struct cursor {
@@ -27,10 +77,12 @@ static bool next_fact(cursor *c, tr__fact *fact, size_t *name_bytes)
     if ((size_t)(c->end - c->at) < sizeof lengths) return false;
     memcpy(lengths, c->at, sizeof lengths);
     c->at += sizeof lengths;
-    if ((uint64_t)lengths[0] + lengths[1] > (uint64_t)(c->end - c->at)) return false;
+    bool told = lengths[1] & told_bit;
+    size_t bytes = lengths[1] & ~told_bit;
+    if (lengths[0] + bytes > (size_t)(c->end - c->at)) return false;
     *name_bytes = lengths[0];
-    *fact = (tr__fact){.name = (const char *)c->at, .value = c->at + lengths[0], .bytes = lengths[1]};
-    c->at += lengths[0] + lengths[1];
+    *fact = (tr__fact){.name = (const char *)c->at, .value = c->at + lengths[0], .bytes = bytes, .told = told};
+    c->at += lengths[0] + bytes;
     return true;
 }
 
@@ -49,19 +101,18 @@ static bool is_same(tr__fact a, tr__fact b)
     return !a.name == !b.name && a.bytes == b.bytes && (!a.bytes || memcmp(a.value, b.value, a.bytes) == 0);
 }
 
-/* Text as it is, other bytes by their number and checksum. */
+/* Text as it is; long text and other bytes by their number and checksum, too. */
 static const char *value_text(tr__fact fact, char text[VALUE_TEXT])
 {
     if (!fact.name) return "no such value";
     const unsigned char *bytes = fact.value;
     bool printable = true;
     for (size_t i = 0; i < fact.bytes; i++) printable = printable && bytes[i] >= ' ' && bytes[i] != 0x7f;
-    if (!printable)
-        snprintf(text, VALUE_TEXT, "%zu bytes with CRC-32C %08" PRIx32, fact.bytes,
-                 tr__crc32c(0, fact.value, fact.bytes));
-    else
-        snprintf(text, VALUE_TEXT, "%.*s%s", (int)(fact.bytes < SHOWN_BYTES ? fact.bytes : SHOWN_BYTES),
-                 (const char *)fact.value, fact.bytes > SHOWN_BYTES ? "…" : "");
+    int shown = !printable ? 0 : fact.bytes < SHOWN_BYTES ? (int)fact.bytes : SHOWN_BYTES;
+    int length = snprintf(text, VALUE_TEXT, "%.*s", shown, (const char *)fact.value);
+    if (!printable || fact.bytes > SHOWN_BYTES)
+        snprintf(text + length, VALUE_TEXT - (size_t)length, "%s%zu bytes with CRC-32C %08" PRIx32, shown ? "…, " : "",
+                 fact.bytes, tr__crc32c(0, fact.value, fact.bytes));
     return text;
 }
 
@@ -101,8 +152,8 @@ static void write_difference(FILE *to, const cursor *all, int world_size, const 
     }
 }
 
-/* Goes through the names of all ranks, each once. False: there is no difference. */
-static bool write_differences(FILE *to, const cursor *all, int world_size, bool *seen, int *ranks)
+/* Writes those differences that are only told, or those that refuse: how many there are. Goes through the names of all ranks, each once. */
+static int write_differences(FILE *to, const cursor *all, int world_size, bool told, bool *seen, int *ranks)
 {
     int differences = 0;
     for (int rank = 0; rank < world_size; rank++) {
@@ -110,72 +161,81 @@ static bool write_differences(FILE *to, const cursor *all, int world_size, bool 
         tr__fact fact;
         size_t name_bytes;
         while (next_fact(&c, &fact, &name_bytes)) {
-            bool visited = false;
+            bool visited = fact.told != told;
             for (int before = 0; before < rank && !visited; before++)
                 visited = find_fact(all[before], fact.name, name_bytes).name;
             if (visited || !differs(all, world_size, fact.name, name_bytes)) continue;
             if (differences) fputs("; ", to);
             if (differences++ == SHOWN_DIFFERENCES) {
                 fputs("…", to);
-                return true;
+                return differences;
             }
             write_difference(to, all, world_size, fact.name, name_bytes, seen, ranks);
         }
     }
-    return differences > 0;
+    return differences;
 }
 
-static tr_status compare(tr_group *group, const char *what, const unsigned char *bytes, const int64_t *sizes)
+/* The differences of a kind as text, to be freed; "": there are none. NULL: no memory. */
+static char *differences_text(const cursor *all, int world_size, bool told)
 {
-    int world_size = tr_world_size(group);
-    cursor *all = calloc((size_t)world_size, sizeof *all);
     bool *seen = calloc((size_t)world_size, sizeof *seen);
     int *ranks = calloc((size_t)world_size, sizeof *ranks);
     char *text = NULL;
     size_t length;
-    FILE *to = open_memstream(&text, &length);
-    tr_status status = TR_OK;
-    if (!all || !seen || !ranks || !to) {
-        status = tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
-    } else {
-        for (int rank = 0; rank < world_size; bytes += sizes[rank++]) all[rank] = (cursor){bytes, bytes + sizes[rank]};
-        bool differ = write_differences(to, all, world_size, seen, ranks);
-        fflush(to);
-        if (differ) status = tr__fail(TR_MISMATCH, "%s: ranks differ: %s", what, text);
-    }
+    FILE *to = seen && ranks ? open_memstream(&text, &length) : NULL;
+    if (to) write_differences(to, all, world_size, told, seen, ranks);
     if (to) fclose(to);
-    free(text);
     free(ranks);
     free(seen);
+    return text;
+}
+
+/* bytes: all ranks' facts, one after the other. */
+static tr_status compare(tr_group *group, const char *what, const unsigned char *bytes, const int64_t *sizes)
+{
+    int world_size = tr_world_size(group);
+    cursor *all = calloc((size_t)world_size, sizeof *all);
+    for (int rank = 0; all && rank < world_size; bytes += sizes[rank++]) all[rank] = (cursor){bytes, bytes + sizes[rank]};
+    char *told = all ? differences_text(all, world_size, true) : NULL;
+    char *refused = all ? differences_text(all, world_size, false) : NULL;
+    tr_status status = TR_OK;
+    if (!told || !refused)
+        status = tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
+    else if (*refused)
+        status = tr__fail(TR_MISMATCH, "%s: ranks differ: %s", what, refused);
+    if (told && *told && tr_rank(group) == 0) tr__log(TR_LOG_WARN, "%s: ranks differ: %s", what, told);
+    free(refused);
+    free(told);
     free(all);
     return status;
 }
 
-tr_status tr__agree(tr_group *group, const char *what, const tr__fact *facts, int count)
+static int64_t hash_of(const tr__facts *facts)
+{
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (size_t i = 0; i < facts->length; i++) hash = (hash ^ (unsigned char)facts->bytes[i]) * 0x100000001b3u;
+    return (int64_t)hash;
+}
+
+tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
 {
     TR__TRY(tr_status_of(group));
-    if (tr_world_size(group) == 1) return TR_OK;
-    char *own = NULL;
-    size_t length = 0;
-    FILE *to = open_memstream(&own, &length);
-    if (!to) return tr__fail(TR_NO_MEMORY, "%s: no memory for %d values", what, count);
-    for (int i = 0; i < count; i++) {
-        uint32_t lengths[] = {(uint32_t)strlen(facts[i].name), (uint32_t)facts[i].bytes};
-        fwrite(lengths, sizeof lengths, 1, to);
-        fwrite(facts[i].name, 1, lengths[0], to);
-        fwrite(facts[i].value, 1, lengths[1], to);
-    }
-    bool lost = fflush(to) != 0 || ferror(to);
-    fclose(to);
-
+    if (facts->lost) return tr__fail(TR_NO_MEMORY, "%s: no memory for what ranks compare", what);
+    int world_size = tr_world_size(group);
+    if (world_size == 1) return TR_OK;
     void *all = NULL;
-    int64_t *sizes = malloc((size_t)tr_world_size(group) * sizeof *sizes);
-    tr_status status = lost || !sizes ? tr__fail(TR_NO_MEMORY, "%s: no memory for %d values", what, count)
-                                      : tr_all_gather_bytes(group, own, length, &all, sizes);
-    if (status == TR_OK) status = compare(group, what, all, sizes);
+    int64_t own = hash_of(facts), *numbers = calloc((size_t)world_size, sizeof *numbers);
+    tr_status status = numbers ? tr_all_gather(group, &own, numbers, 1, .dtype = TR_I64)
+                               : tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
+    bool alike = true;
+    for (int rank = 0; rank < world_size && status == TR_OK; rank++) alike = alike && numbers[rank] == own;
+    if (status == TR_OK && !alike) {
+        status = tr_all_gather_bytes(group, facts->bytes, facts->length, &all, numbers);
+        if (status == TR_OK) status = compare(group, what, all, numbers);
+    }
     free(all);
-    free(sizes);
-    free(own);
+    free(numbers);
     return status;
 }
 
@@ -189,7 +249,11 @@ tr_status tr_agree_bytes(tr_group *group, const char *name, const void *value, s
     if (bytes > MOST_BYTES)
         return tr__fail(TR_INVALID, "tr_agree: '%s' has %zu bytes, more than %d: compare its hash", name, bytes,
                         MOST_BYTES);
-    return tr__agree(group, "tr_agree", &(tr__fact){name, bytes ? value : "", bytes}, 1);
+    tr__facts facts = {0};
+    tr__facts_add(&facts, &(tr__fact){.name = name, .value = value, .bytes = bytes});
+    tr_status status = tr__agree(group, "tr_agree", &facts);
+    tr__facts_free(&facts);
+    return status;
 }
 
 tr_status tr_agree_text(tr_group *group, const char *name, const char *value)
@@ -205,6 +269,6 @@ tr_status tr_agree_integer(tr_group *group, const char *name, int64_t value)
 
 tr_status tr_agree_number(tr_group *group, const char *name, double value)
 {
-    char text[32]; /* 17 digits: no two numbers have the same text */
-    return tr_agree_bytes(group, name, text, (size_t)snprintf(text, sizeof text, "%.17g", value));
+    char text[TR__NUMBER_TEXT];
+    return tr_agree_text(group, name, tr__number_text(value, text));
 }

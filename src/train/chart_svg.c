@@ -2,9 +2,9 @@
  * A chart as SVG. A series with many points is drawn as the mean of each column over the band that its points fill; one
  * with few as a line through its points, marked.
  */
+#include "base/c_locale.h"
 #include "base/object.h"
 #include "train/atomic_file.h"
-#include "train/c_locale.h"
 #include "train/chart.h"
 
 #include <math.h>

@@ -1,9 +1,9 @@
 #include "train/manifest.h"
 
+#include "base/c_locale.h"
 #include "base/crc32c.h"
 #include "tensor/checksum.h"
 #include "train/atomic_file.h"
-#include "train/c_locale.h"
 #include "train/json_string.h"
 #include "train/plain_file.h"
 

@@ -4,8 +4,8 @@
  */
 #include "train/metrics.h"
 
+#include "base/c_locale.h"
 #include "train/atomic_file.h"
-#include "train/c_locale.h"
 #include "train/checkpoint.h"
 #include "train/history.h"
 #include "train/plain_file.h"

@@ -1,12 +1,12 @@
 /* A profile as a Chrome trace, and as tables. */
 #include "train/profile_files.h"
 
+#include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/folder.h"
 #include "base/profile.h"
 #include "nn/module.h"
 #include "train/atomic_file.h"
-#include "train/c_locale.h"
 #include "train/json_string.h"
 
 #include <inttypes.h>

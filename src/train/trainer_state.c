@@ -1,7 +1,7 @@
 /* A trainer's checkpoints. Only rank 0 touches files: the others get what it has read. */
 #include "train/trainer.h"
 
-#include "train/c_locale.h"
+#include "base/c_locale.h"
 #include "train/checkpoint.h"
 #include "train/history.h"
 #include "train/metrics.h"

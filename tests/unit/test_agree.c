@@ -2,6 +2,7 @@
 #include "comm/agree.h"
 #include "comm_ranks.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 static void same_values(rank *r)
@@ -62,7 +63,7 @@ static void different_bytes(rank *r)
     free(large);
     CHECK(status == TR_MISMATCH && binary == TR_MISMATCH);
     SAYS("data is 1000 bytes with CRC-32C ");
-    CHECK(strstr(message, "aaa… on rank 0"));
+    CHECK(strstr(message, "aaa…, 1000 bytes with CRC-32C "));
 }
 
 static void long_values_are_cut(void **state)
@@ -71,25 +72,87 @@ static void long_values_are_cut(void **state)
     run(2, different_bytes, NULL);
 }
 
+/* The first count of these: what differs between ranks is "x" or "y". */
+static tr_status compare(rank *r, int count, const char *letter)
+{
+    const tr__fact list[] = {{.name = "seed", .value = "1", .bytes = 1},
+                             {.name = "a", .value = letter, .bytes = 1},
+                             {.name = "b", .value = letter, .bytes = 1},
+                             {.name = "c", .value = letter, .bytes = 1},
+                             {.name = "d", .value = letter, .bytes = 1}};
+    tr__facts facts = {0};
+    for (int i = 0; i < count; i++) tr__facts_add(&facts, &list[i]);
+    tr_status status = tr__agree(r->group, "trainer", &facts);
+    tr__facts_free(&facts);
+    return status;
+}
+
 static void many_facts(rank *r)
 {
     const char *letter = r->number ? "x" : "y";
-    tr__fact facts[] = {{"seed", "1", 1}, {"a", letter, 1}, {"b", letter, 1}, {"c", letter, 1}, {"d", letter, 1}};
-    CHECK(tr__agree(r->group, "trainer", facts, 5) == TR_MISMATCH);
+    CHECK(compare(r, 5, letter) == TR_MISMATCH);
     SAYS("trainer: ranks differ: a is y on rank 0, x on rank 1; b is y on rank 0, x on rank 1; c is y on rank 0, x on "
          "rank 1; …");
-    CHECK(tr__agree(r->group, "trainer", facts, r->number ? 1 : 2) == TR_MISMATCH);
+    CHECK(compare(r, r->number ? 1 : 2, letter) == TR_MISMATCH);
     SAYS("trainer: ranks differ: a is y on rank 0, no such value on rank 1");
-    CHECK(tr__agree(r->group, "trainer", facts, r->number ? 2 : 1) == TR_MISMATCH);
+    CHECK(compare(r, r->number ? 2 : 1, letter) == TR_MISMATCH);
     SAYS("trainer: ranks differ: a is no such value on rank 0, x on rank 1");
-    OK(tr__agree(r->group, "trainer", facts, 1));
-    OK(tr__agree(r->group, "trainer", NULL, 0));
+    OK(compare(r, 1, letter));
+    OK(compare(r, 0, letter));
 }
 
 static void several_facts_are_compared_at_once(void **state)
 {
     (void)state;
     run(2, many_facts, NULL);
+}
+
+static char logged[512];
+
+static void take_log(tr_log_level level, const char *message, void *user)
+{
+    (void)user;
+    if (level == TR_LOG_WARN) snprintf(logged + strlen(logged), sizeof logged - strlen(logged), "%s|", message);
+}
+
+static void told_facts(rank *r)
+{
+    const char *cpu = r->number == 1 ? "avx2" : "avx512";
+    tr__facts facts = {0};
+    tr__facts_add(&facts, &(tr__fact){.name = "cpu", .value = cpu, .bytes = strlen(cpu), .told = true});
+    tr_status alone = tr__agree(r->group, "trainer", &facts);
+    tr__facts_add(&facts, &(tr__fact){.name = "lr", .value = &"123"[r->number], .bytes = 1});
+    tr_status both = tr__agree(r->group, "trainer", &facts);
+    tr__facts_free(&facts);
+    CHECK(alone == TR_OK && both == TR_MISMATCH);
+    SAYS("trainer: ranks differ: lr is 1 on rank 0, 2 on rank 1, 3 on rank 2");
+}
+
+static void some_differences_are_only_told(void **state)
+{
+    (void)state;
+    tr_set_log(take_log, NULL, TR_LOG_WARN);
+    *logged = 0;
+    run(3, told_facts, NULL);
+    tr_set_log(NULL, NULL, TR_LOG_WARN);
+    const char *line = "trainer: ranks differ: cpu is avx512 on ranks 0 and 2, avx2 on rank 1|";
+    char twice[512]; /* rank 0's, of each comparison */
+    snprintf(twice, sizeof twice, "%s%s", line, line);
+    assert_string_equal(logged, twice);
+}
+
+static void numbers_have_few_digits(void **state)
+{
+    (void)state;
+    static const struct {
+        double value;
+        const char *text;
+    } cases[] = {{0.1, "0.1"}, {1e-3, "0.001"}, {3, "3"}, {1.0 / 3, "0.3333333333333333"}, {0.1 + 0.2, "0.30000000000000004"},
+        {1e300, "1e+300"}, {-0.0, "-0"}, {INFINITY, "inf"}};
+    char text[TR__NUMBER_TEXT];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_string_equal(tr__number_text(cases[i].value, text), cases[i].text);
+    assert_string_equal(tr__number_text(NAN, text), "nan");
 }
 
 static void bad_values_are_refused(void **state)
@@ -129,6 +192,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_that_are_the_same_pass), cmocka_unit_test(differences_are_shown_with_their_ranks),
         cmocka_unit_test(long_values_are_cut),           cmocka_unit_test(several_facts_are_compared_at_once),
+        cmocka_unit_test(some_differences_are_only_told), cmocka_unit_test(numbers_have_few_digits),
         cmocka_unit_test(bad_values_are_refused),        cmocka_unit_test(versions_must_be_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

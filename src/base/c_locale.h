@@ -1,6 +1,6 @@
 /* Files have decimal points, whatever the program's locale writes: numbers in C's way until the end of the block. */
-#ifndef TR_TRAIN_C_LOCALE_H
-#define TR_TRAIN_C_LOCALE_H
+#ifndef TR_BASE_C_LOCALE_H
+#define TR_BASE_C_LOCALE_H
 
 #include <locale.h>
 
