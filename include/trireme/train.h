@@ -258,7 +258,22 @@ typedef struct tr_trainer_options {
     tr_batch_loss loss;         /* NULL: tr_cross_entropy(tr_forward(net, x), y). net is the model, or DDP around it */
     bool step_in_backward;      /* tr_step_in_backward(): no memory for all gradients. Of one rank, without clipping, and with
                                    the batch computed at once */
+    const char *allow_different; /* settings that ranks may be told differently: "lr, data"; NULL: none */
 } tr_trainer_options;
+/* Ranks first compare what they were told, in one exchange, before anything is read from a checkpoint, exchanged or written. Where it
+ * differs the trainer is in error on every rank, with TR_MISMATCH, and the message shows each value with its ranks: "trainer: ranks
+ * differ: lr is 0.001 on rank 0, 0.01 on rank 1". Compared are, under these names,
+ *
+ *   model         its modules and their parameters and buffers: kinds, shapes, dtypes, which are frozen
+ *   data          of a text, size and CRC-32C (of more than 64 MiB, of a sample); tokenizer, that of its vocabulary and merges
+ *                 of a dataset, its length and what it consists of, with three samples where a function makes them; validation the same
+ *   optimizer     its rule and settings, as optimizer.beta1 and optimizer.weight_decay, and its parameter groups
+ *   loss, global_batch, steps, warmup_steps, lr, min_lr, clip, seed, autocast, context, validation_windows, masking, on_bad, and
+ *   whether it is to resume
+ *
+ * and .allow_different itself, which takes names from these, "optimizer" with all that is below it. Not compared are micro_batch and
+ * workers, which may differ; values of parameters, for rank 0's become everybody's; and what modules and functions of the program keep
+ * to themselves, such as a dropout's share (tr_agree()). Processors with other instructions, whose roundings differ, are told in the log. */
 #define tr_trainer(...) tr_trainer_with(TR__BRACES2(tr_trainer_options, model, text, __VA_ARGS__))
 TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);
 
@@ -289,6 +304,7 @@ typedef struct tr_classifier_trainer_options {
     bool step_in_backward;      /* as tr_trainer's */
     tr_on_bad on_bad;           /* TR_SKIP: samples of set and validation that cannot be made are left out, as a loader
                                    does; tr_trainer_skipped() counts them */
+    const char *allow_different; /* as tr_trainer's: ranks compare what they were told */
 } tr_classifier_trainer_options;
 #define tr_classifier_trainer(...) \
     tr_classifier_trainer_with(TR__BRACES2(tr_classifier_trainer_options, model, set, __VA_ARGS__))

@@ -1,7 +1,7 @@
 /*
  * Each rank has its facts as one string of bytes. The ranks exchange hashes of these; where they differ, the strings, so
  * all ranks see the same differences and fail alike. A fact is two lengths (uint32_t, of name and value; the second one's
- * highest bit: a difference is only told), the name, the value.
+ * highest bit: a difference is only told), the name with its NUL, the value.
  */
 #include "comm/agree.h"
 
@@ -12,6 +12,7 @@
 #include "comm/record.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,7 @@ static bool reserve(tr__facts *facts, size_t more)
 
 void tr__facts_add(tr__facts *facts, const tr__fact *fact)
 {
-    uint32_t lengths[] = {(uint32_t)strlen(fact->name), (uint32_t)fact->bytes | (fact->told ? told_bit : 0)};
+    uint32_t lengths[] = {(uint32_t)strlen(fact->name) + 1, (uint32_t)fact->bytes | (fact->told ? told_bit : 0)};
     size_t more = sizeof lengths + lengths[0] + fact->bytes;
     if (fact->bytes >= told_bit || !reserve(facts, more)) {
         facts->lost = true;
@@ -57,6 +58,49 @@ void tr__facts_add(tr__facts *facts, const tr__fact *fact)
     facts->length += more;
 }
 
+void tr__facts_say(tr__facts *facts, const char *name, const char *format, ...)
+{
+    char *text = NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vasprintf(&text, format, arguments);
+    va_end(arguments);
+    if (length < 0)
+        facts->lost = true;
+    else
+        tr__facts_add(facts, &(tr__fact){.name = name, .value = text, .bytes = (size_t)length});
+    if (length >= 0) free(text);
+}
+
+void tr__facts_number(tr__facts *facts, const char *name, double value)
+{
+    char text[TR__NUMBER_TEXT];
+    tr__facts_say(facts, name, "%s", tr__number_text(value, text));
+}
+
+/* The fact at `at`, which goes behind it; false at the end. */
+static bool next_fact(const char **at, const char *end, tr__fact *fact)
+{
+    uint32_t lengths[2];
+    if ((size_t)(end - *at) < sizeof lengths) return false;
+    memcpy(lengths, *at, sizeof lengths);
+    const char *name = *at + sizeof lengths;
+    size_t bytes = lengths[1] & ~told_bit;
+    if (lengths[0] == 0 || lengths[0] + bytes > (size_t)(end - name) || name[lengths[0] - 1]) return false;
+    *fact = (tr__fact){name, name + lengths[0], bytes, lengths[1] & told_bit};
+    *at = name + lengths[0] + bytes;
+    return true;
+}
+
+bool tr__facts_next(const tr__facts *facts, size_t *at, tr__fact *fact)
+{
+    if (*at == facts->length) return false;
+    const char *place = facts->bytes + *at;
+    if (!next_fact(&place, facts->bytes + facts->length, fact)) return false;
+    *at = (size_t)(place - facts->bytes);
+    return true;
+}
+
 void tr__facts_free(tr__facts *facts)
 {
     free(facts->bytes);
@@ -65,34 +109,17 @@ void tr__facts_free(tr__facts *facts)
 
 /* ---- Comparing ----------------------------------------------------------------------------------------------------- */
 
-/* A place in the facts of a rank. */
-typedef struct cursor {
-    const unsigned char *at, *end;
-} cursor;
-
-/* The next fact: its name is not ended by a NUL. False at the end. */
-static bool next_fact(cursor *c, tr__fact *fact, size_t *name_bytes)
-{
-    uint32_t lengths[2];
-    if ((size_t)(c->end - c->at) < sizeof lengths) return false;
-    memcpy(lengths, c->at, sizeof lengths);
-    c->at += sizeof lengths;
-    bool told = lengths[1] & told_bit;
-    size_t bytes = lengths[1] & ~told_bit;
-    if (lengths[0] + bytes > (size_t)(c->end - c->at)) return false;
-    *name_bytes = lengths[0];
-    *fact = (tr__fact){.name = (const char *)c->at, .value = c->at + lengths[0], .bytes = bytes, .told = told};
-    c->at += lengths[0] + bytes;
-    return true;
-}
+/* The facts of a rank. */
+typedef struct part {
+    const char *begin, *end;
+} part;
 
 /* A rank's fact of this name; without a name when there is none. */
-static tr__fact find_fact(cursor c, const char *name, size_t name_bytes)
+static tr__fact find_fact(part p, const char *name)
 {
     tr__fact fact;
-    size_t bytes;
-    while (next_fact(&c, &fact, &bytes))
-        if (bytes == name_bytes && memcmp(fact.name, name, bytes) == 0) return fact;
+    while (next_fact(&p.begin, p.end, &fact))
+        if (strcmp(fact.name, name) == 0) return fact;
     return (tr__fact){0};
 }
 
@@ -117,67 +144,62 @@ static const char *value_text(tr__fact fact, char text[VALUE_TEXT])
 }
 
 /* What rank `like` has under a name, and which ranks have the same. Marks these in seen. */
-static void write_holders(FILE *to, const cursor *all, int world_size, int like, const char *name, size_t name_bytes,
-                          bool *seen, int *ranks)
+static void write_holders(FILE *to, const part *all, int world_size, int like, const char *name, bool *seen, int *ranks)
 {
-    tr__fact wanted = find_fact(all[like], name, name_bytes);
+    tr__fact wanted = find_fact(all[like], name);
     char text[VALUE_TEXT], list[TR__RANKS_TEXT];
     int count = 0;
     for (int rank = 0; rank < world_size; rank++) {
-        if (!is_same(find_fact(all[rank], name, name_bytes), wanted)) continue;
+        if (!is_same(find_fact(all[rank], name), wanted)) continue;
         seen[rank] = true;
         ranks[count++] = rank;
     }
     fprintf(to, "%s on %s", value_text(wanted, text), tr__ranks_text(ranks, count, count, list));
 }
 
-static bool differs(const cursor *all, int world_size, const char *name, size_t name_bytes)
+static bool differs(const part *all, int world_size, const char *name)
 {
-    tr__fact first = find_fact(all[0], name, name_bytes);
+    tr__fact first = find_fact(all[0], name);
     for (int rank = 1; rank < world_size; rank++)
-        if (!is_same(first, find_fact(all[rank], name, name_bytes))) return true;
+        if (!is_same(first, find_fact(all[rank], name))) return true;
     return false;
 }
 
 /* "lr is 0.1 on ranks 0 and 1, 0.2 on rank 2": each value once. */
-static void write_difference(FILE *to, const cursor *all, int world_size, const char *name, size_t name_bytes,
-                             bool *seen, int *ranks)
+static void write_difference(FILE *to, const part *all, int world_size, const char *name, bool *seen, int *ranks)
 {
     memset(seen, 0, (size_t)world_size * sizeof *seen);
-    fprintf(to, "%.*s is ", (int)(name_bytes < SHOWN_BYTES ? name_bytes : SHOWN_BYTES), name);
+    fprintf(to, "%.*s is ", SHOWN_BYTES, name);
     for (int rank = 0; rank < world_size; rank++) {
         if (seen[rank]) continue;
         if (rank) fputs(", ", to);
-        write_holders(to, all, world_size, rank, name, name_bytes, seen, ranks);
+        write_holders(to, all, world_size, rank, name, seen, ranks);
     }
 }
 
-/* Writes those differences that are only told, or those that refuse: how many there are. Goes through the names of all ranks, each once. */
-static int write_differences(FILE *to, const cursor *all, int world_size, bool told, bool *seen, int *ranks)
+/* Writes the differences that are only told, or those that refuse. Goes through the names of all ranks, each once. */
+static void write_differences(FILE *to, const part *all, int world_size, bool told, bool *seen, int *ranks)
 {
     int differences = 0;
     for (int rank = 0; rank < world_size; rank++) {
-        cursor c = all[rank];
+        const char *at = all[rank].begin;
         tr__fact fact;
-        size_t name_bytes;
-        while (next_fact(&c, &fact, &name_bytes)) {
+        while (next_fact(&at, all[rank].end, &fact)) {
             bool visited = fact.told != told;
-            for (int before = 0; before < rank && !visited; before++)
-                visited = find_fact(all[before], fact.name, name_bytes).name;
-            if (visited || !differs(all, world_size, fact.name, name_bytes)) continue;
+            for (int before = 0; before < rank && !visited; before++) visited = find_fact(all[before], fact.name).name;
+            if (visited || !differs(all, world_size, fact.name)) continue;
             if (differences) fputs("; ", to);
             if (differences++ == SHOWN_DIFFERENCES) {
                 fputs("…", to);
-                return differences;
+                return;
             }
-            write_difference(to, all, world_size, fact.name, name_bytes, seen, ranks);
+            write_difference(to, all, world_size, fact.name, seen, ranks);
         }
     }
-    return differences;
 }
 
 /* The differences of a kind as text, to be freed; "": there are none. NULL: no memory. */
-static char *differences_text(const cursor *all, int world_size, bool told)
+static char *differences_text(const part *all, int world_size, bool told)
 {
     bool *seen = calloc((size_t)world_size, sizeof *seen);
     int *ranks = calloc((size_t)world_size, sizeof *ranks);
@@ -192,11 +214,11 @@ static char *differences_text(const cursor *all, int world_size, bool told)
 }
 
 /* bytes: all ranks' facts, one after the other. */
-static tr_status compare(tr_group *group, const char *what, const unsigned char *bytes, const int64_t *sizes)
+static tr_status compare(tr_group *group, const char *what, const char *bytes, const int64_t *sizes)
 {
     int world_size = tr_world_size(group);
-    cursor *all = calloc((size_t)world_size, sizeof *all);
-    for (int rank = 0; all && rank < world_size; bytes += sizes[rank++]) all[rank] = (cursor){bytes, bytes + sizes[rank]};
+    part *all = calloc((size_t)world_size, sizeof *all);
+    for (int rank = 0; all && rank < world_size; bytes += sizes[rank++]) all[rank] = (part){bytes, bytes + sizes[rank]};
     char *told = all ? differences_text(all, world_size, true) : NULL;
     char *refused = all ? differences_text(all, world_size, false) : NULL;
     tr_status status = TR_OK;

@@ -20,6 +20,10 @@ typedef struct tr__facts {
 } tr__facts;
 
 void tr__facts_add(tr__facts *facts, const tr__fact *fact);
+void tr__facts_say(tr__facts *facts, const char *name, const char *format, ...) TR_PRINTF(3, 4);
+void tr__facts_number(tr__facts *facts, const char *name, double value);
+/* The fact at *at, from 0 on, which goes behind it; false at the end. */
+bool tr__facts_next(const tr__facts *facts, size_t *at, tr__fact *fact);
 void tr__facts_free(tr__facts *facts);
 
 /* A number with as few digits as tell it from all others, whatever the locale. Returns text. */

@@ -1,4 +1,5 @@
 /* Images and labels that are held as bytes, one a pixel and channel: MNIST, CIFAR-10. */
+#include "data/content.h"
 #include "data/dataset.h"
 
 #include <string.h>
@@ -29,7 +30,14 @@ static void destroy(tr_dataset *set)
     tr__unref(b->labels);
 }
 
-static const tr__dataset_kind kind = {.write = write_image, .destroy = destroy};
+static void sum(tr_dataset *set, tr__content *content)
+{
+    const byte_images *b = tr__dataset_state(set);
+    tr__content_add(content, tr__ptr(b->images), (size_t)tr__numel(b->images->shape));
+    tr__content_add(content, tr__ptr(b->labels), (size_t)set->count);
+}
+
+static const tr__dataset_kind kind = {.write = write_image, .destroy = destroy, .sum = sum};
 
 tr_dataset *tr__byte_images(const char *name, tr_tensor *images, tr_tensor *labels, bool raw)
 {

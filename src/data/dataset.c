@@ -2,6 +2,7 @@
 #include "data/dataset.h"
 
 #include "base/rng.h"
+#include "data/content.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -28,6 +29,14 @@ tr_dataset *tr__dataset_new(const tr__dataset_kind *kind, const char *name, size
 tr_dataset *tr__dataset_failed(void)
 {
     return tr__object_failed(&dataset_type);
+}
+
+void tr__dataset_sum(tr_dataset *set, tr__content *content)
+{
+    if (set->kind->sum)
+        set->kind->sum(set, content);
+    else
+        content->computed = true;
 }
 
 /* ---- Samples ----------------------------------------------------------------------------------------------------- */
@@ -158,7 +167,19 @@ static void tensors_destroy(tr_dataset *set)
     tr__unref(t->y);
 }
 
-static const tr__dataset_kind tensors_kind = {.write = tensors_write, .destroy = tensors_destroy};
+static void add_rows(tr__content *content, const tr_tensor *rows)
+{
+    if (rows) tr__content_add(content, tr__ptr(rows), (size_t)tr__numel(rows->shape) * tr_dtype_size(rows->dtype));
+}
+
+static void tensors_sum(tr_dataset *set, tr__content *content)
+{
+    const tensors *t = tr__dataset_state(set);
+    add_rows(content, t->x);
+    add_rows(content, t->y);
+}
+
+static const tr__dataset_kind tensors_kind = {.write = tensors_write, .destroy = tensors_destroy, .sum = tensors_sum};
 
 static tr_status take_rows(const char *which, const tr_tensor *rows, tr__layout *layout)
 {
@@ -221,7 +242,15 @@ static void slice_destroy(tr_dataset *set)
     tr__unref(((const slice *)tr__dataset_state(set))->base);
 }
 
-static const tr__dataset_kind slice_kind = {.get = slice_get, .write = slice_write, .destroy = slice_destroy};
+static void slice_sum(tr_dataset *set, tr__content *content)
+{
+    const slice *s = tr__dataset_state(set);
+    tr__content_add(content, &s->begin, sizeof s->begin);
+    tr__dataset_sum(s->base, content);
+}
+
+static const tr__dataset_kind slice_kind = {
+    .get = slice_get, .write = slice_write, .destroy = slice_destroy, .sum = slice_sum};
 
 /* Takes a dataset that another is to stand on: its count, name and layout. */
 static tr_status stand_on(const char *what, tr_dataset *set, tr_dataset **place, tr_dataset *base)
@@ -286,7 +315,15 @@ static void subset_destroy(tr_dataset *set)
     free(s->indices);
 }
 
-static const tr__dataset_kind subset_kind = {.get = subset_get, .write = subset_write, .destroy = subset_destroy};
+static void subset_sum(tr_dataset *set, tr__content *content)
+{
+    const subset *s = tr__dataset_state(set);
+    tr__content_add(content, s->indices, (size_t)set->count * sizeof *s->indices);
+    tr__dataset_sum(s->base, content);
+}
+
+static const tr__dataset_kind subset_kind = {
+    .get = subset_get, .write = subset_write, .destroy = subset_destroy, .sum = subset_sum};
 
 static tr_status subset_fill(tr_dataset *set, tr_dataset *base, const int64_t *indices, int64_t count)
 {
@@ -337,7 +374,13 @@ static void map_destroy(tr_dataset *set)
     tr__unref(((const map *)tr__dataset_state(set))->base);
 }
 
-static const tr__dataset_kind map_kind = {.get = map_get, .destroy = map_destroy};
+static void map_sum(tr_dataset *set, tr__content *content)
+{
+    content->computed = true;
+    tr__dataset_sum(((const map *)tr__dataset_state(set))->base, content);
+}
+
+static const tr__dataset_kind map_kind = {.get = map_get, .destroy = map_destroy, .sum = map_sum};
 
 static tr_status map_fill(tr_dataset *set, tr_dataset *base, tr_dataset_function function, void *user)
 {

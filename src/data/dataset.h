@@ -15,11 +15,14 @@ typedef struct tr__layout {
     tr_dtype dtype;
 } tr__layout;
 
-/* One of the two functions, and perhaps destroy, which releases what the state holds. */
+struct tr__content;
+
+/* get or write, and perhaps destroy, which releases what the state holds. */
 typedef struct tr__dataset_kind {
     tr_status (*get)(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out);
     tr_status (*write)(tr_dataset *set, int64_t index, void *x, void *y); /* y: NULL when there is none */
     void (*destroy)(tr_dataset *set);
+    void (*sum)(tr_dataset *set, struct tr__content *content); /* adds what the samples are made of; NULL: a function makes them */
 } tr__dataset_kind;
 
 /* How another process makes the dataset. */
@@ -59,6 +62,8 @@ static inline size_t tr__layout_bytes(const tr__layout *layout)
 
 /* One sample as sound CPU tensors of the innermost scope. What fails names the sample. */
 tr_status tr__dataset_sample(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out);
+/* Adds what a set consists of (data/content.h). */
+void tr__dataset_sum(tr_dataset *set, struct tr__content *content);
 /* Puts the sample before this thread's latest failure. Returns status. */
 tr_status tr__sample_failed(const tr_dataset *set, int64_t index, tr_status status);
 /* The seed of a sample's random numbers; epoch_seed is tr__mix(seed, epoch). */

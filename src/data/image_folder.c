@@ -1,4 +1,5 @@
 /* A folder of images, in a sub-folder for each class. */
+#include "data/content.h"
 #include "data/dataset.h"
 #include "data/file.h"
 #include "data/image.h"
@@ -17,7 +18,7 @@ enum { MOST_PIXELS_A_SIDE = 1 << 15 };
 
 typedef struct entry {
     char *path;
-    int64_t label;
+    int64_t label, bytes;
 } entry;
 
 typedef struct image_folder {
@@ -78,7 +79,20 @@ static void destroy(tr_dataset *set)
     free(f->folder);
 }
 
-static const tr__dataset_kind kind = {.write = write_sample, .destroy = destroy};
+/* The folder may lie elsewhere on each host: names in it, classes and sizes count. */
+static void sum(tr_dataset *set, tr__content *content)
+{
+    const image_folder *f = tr__dataset_state(set);
+    size_t folder = strlen(f->folder);
+    for (int64_t i = 0; i < set->count; i++) {
+        const entry *e = &f->entries[i];
+        const int64_t numbers[] = {e->label, e->bytes};
+        tr__content_add(content, e->path + folder, strlen(e->path + folder) + 1);
+        tr__content_add(content, numbers, sizeof numbers);
+    }
+}
+
+static const tr__dataset_kind kind = {.write = write_sample, .destroy = destroy, .sum = sum};
 
 /* ---- The folder -------------------------------------------------------------------------------------------------- */
 
@@ -88,7 +102,7 @@ static bool is_picture(const char *name)
     return dot && (!strcasecmp(dot, ".jpg") || !strcasecmp(dot, ".jpeg") || !strcasecmp(dot, ".png"));
 }
 
-static tr_status add_entry(tr_dataset *set, const char *path, int64_t label)
+static tr_status add_entry(tr_dataset *set, const char *path, int64_t label, int64_t bytes)
 {
     image_folder *f = tr__dataset_state(set);
     if (set->count == f->capacity) {
@@ -100,7 +114,7 @@ static tr_status add_entry(tr_dataset *set, const char *path, int64_t label)
     }
     char *copy = strdup(path);
     if (!copy) return tr__fail(TR_NO_MEMORY, "image_folder: out of memory");
-    f->entries[set->count++] = (entry){copy, label};
+    f->entries[set->count++] = (entry){copy, label, bytes};
     return TR_OK;
 }
 
@@ -117,7 +131,7 @@ static int by_name(const struct dirent **a, const struct dirent **b)
 
 /* Calls visit for each folder and each regular file in a folder, in order of names. label: -1 in the folder itself, whose
  * sub-folders are the classes. */
-typedef tr_status (*visitor)(tr_dataset *set, const char *path, const char *name, bool is_folder, int64_t label);
+typedef tr_status (*visitor)(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label);
 
 /* What is neither, or cannot be looked at, as a link to nowhere, is passed over, but for a picture that is missing. */
 static tr_status visit_entry(tr_dataset *set, const char *path, const char *name, int64_t label, visitor visit)
@@ -127,8 +141,7 @@ static tr_status visit_entry(tr_dataset *set, const char *path, const char *name
         if (label < 0 || !is_picture(name)) return TR_OK;
         return tr__fail_errno(TR_IO, errno, "image_folder: cannot look at %s", path);
     }
-    bool is_folder = S_ISDIR(info.st_mode);
-    return is_folder || S_ISREG(info.st_mode) ? visit(set, path, name, is_folder, label) : TR_OK;
+    return S_ISDIR(info.st_mode) || S_ISREG(info.st_mode) ? visit(set, path, name, &info, label) : TR_OK;
 }
 
 static tr_status walk(tr_dataset *set, const char *folder, int64_t label, visitor visit)
@@ -149,16 +162,16 @@ static tr_status walk(tr_dataset *set, const char *folder, int64_t label, visito
 }
 
 /* Within a class: its pictures, sub-folders too. A link that leads back up is an error, by its length. */
-static tr_status visit_picture(tr_dataset *set, const char *path, const char *name, bool is_folder, int64_t label)
+static tr_status visit_picture(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label)
 {
-    if (is_folder) return walk(set, path, label, visit_picture);
-    return is_picture(name) ? add_entry(set, path, label) : TR_OK;
+    if (S_ISDIR(info->st_mode)) return walk(set, path, label, visit_picture);
+    return is_picture(name) ? add_entry(set, path, label, info->st_size) : TR_OK;
 }
 
-static tr_status visit_class(tr_dataset *set, const char *path, const char *name, bool is_folder, int64_t label)
+static tr_status visit_class(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label)
 {
     (void)label;
-    if (!is_folder) return TR_OK;
+    if (!S_ISDIR(info->st_mode)) return TR_OK;
     image_folder *f = tr__dataset_state(set);
     char **classes = realloc(f->classes, (size_t)(f->classes_count + 1) * sizeof *classes);
     if (classes) f->classes = classes;

@@ -1,8 +1,6 @@
 /* Texts as tokens, and batches of windows from them. */
 #include "data/text.h"
 
-#include "data/tokenizer.h"
-
 #include "base/given.h"
 #include "base/rng.h"
 #include "tensor/tensor.h"
@@ -26,6 +24,7 @@ static const tr__type text_type = {"text", sizeof(tr_text), destroy};
 static tr_status tokenize(tr_text *text, const tr_tokenizer *tokenizer)
 {
     TR__TRY(tr_status_of(tokenizer));
+    tr__tokenizer_text(tokenizer, text->tokenizer);
     while (text->training > 0 && text->training < text->count && (text->bytes[text->training] & 0xc0) == 0x80)
         text->training--; /* not within a character */
     tr__ids ids = {0};

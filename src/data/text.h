@@ -2,7 +2,7 @@
 #ifndef TR_DATA_TEXT_H
 #define TR_DATA_TEXT_H
 
-#include "base/object.h"
+#include "data/tokenizer.h"
 
 #include <trireme/data.h>
 
@@ -13,6 +13,7 @@ struct tr_text {
     int64_t count, capacity;
     int64_t training;     /* bytes [0, training) are for training, the rest for validation */
     int32_t *tokens;      /* of a tokenizer; NULL: bytes are tokens */
+    char tokenizer[TR__TOKENIZER_TEXT]; /* which it is; "": none */
     int64_t token_count, training_tokens; /* as count and training */
     int files;
     int with_nul, with_other_suffix; /* files of a folder that were left out */

@@ -1,10 +1,12 @@
 /* Tokenizers: texts to ids and back, with the special tokens between the pieces of a text. */
 #include "data/tokenizer.h"
 
+#include "base/crc32c.h"
 #include "base/given.h"
 #include "tensor/tensor.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,6 +79,25 @@ const char *tr_tokenizer_token(const tr_tokenizer *t, int id, size_t *bytes)
     *bytes = 0;
     if (id < 0 || id >= tr_tokenizer_vocab(t)) return NULL;
     return (const char *)tr__strings_at(&t->tokens, id, bytes);
+}
+
+/* Merges and special tokens count in any order: files of several kinds list them in their own. */
+char *tr__tokenizer_text(const tr_tokenizer *t, char text[TR__TOKENIZER_TEXT])
+{
+    const int kind[] = {t->kind, t->space_before, t->cleaning.spaced_ideographs, t->cleaning.without_accents,
+        t->cleaning.lower};
+    uint32_t unordered = 0, crc = tr__crc32c(0, kind, sizeof kind);
+    for (int id = 0; id < t->tokens.count; id++) {
+        size_t bytes;
+        const unsigned char *token = tr__strings_at(&t->tokens, id, &bytes);
+        crc = tr__crc32c(tr__crc32c(crc, &bytes, sizeof bytes), token, bytes);
+    }
+    for (int i = 0; i < t->special_count; i++) unordered += tr__crc32c(0, &t->special[i], sizeof *t->special);
+    for (uint32_t i = 0; i < t->merges.slot_count; i++)
+        if (t->merges.slots[i].left >= 0) unordered += tr__crc32c(0, &t->merges.slots[i], sizeof *t->merges.slots);
+    crc = tr__crc32c(crc, &unordered, sizeof unordered);
+    snprintf(text, TR__TOKENIZER_TEXT, "%d tokens (CRC-32C %08" PRIx32 ")", t->tokens.count, crc);
+    return text;
 }
 
 /* ---- Encoding ------------------------------------------------------------------------------------------------------ */

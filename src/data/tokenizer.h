@@ -35,6 +35,10 @@ struct tr_tokenizer {
     int unknown, begin, end; /* [UNK], [CLS], [SEP] */
 };
 
+/* "4096 tokens (CRC-32C 1a2b3c4d)": what tells a tokenizer from others. */
+enum { TR__TOKENIZER_TEXT = 48 };
+char *tr__tokenizer_text(const tr_tokenizer *tokenizer, char text[TR__TOKENIZER_TEXT]);
+
 extern const tr__type tr__tokenizer_type;
 
 /* A growing list of ids. */

@@ -194,7 +194,10 @@ tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_
     tr_optimizer *o = tr__object_new(&tr__optimizer_type);
     if (o->object.error) return o;
     o->rule = rule;
-    for (int i = 0; i < TR__HYPERS; i++) o->settings[i] = hypers[i].value;
+    for (int i = 0; i < TR__HYPERS; i++) {
+        o->settings[i] = hypers[i].value;
+        o->setting_names[i] = hypers[i].name;
+    }
     o->lr = o->settings[TR__LR];
     o->has_decay = hypers[TR__DECAY].name;
     while (o->n_states < TR__STATES && rule->state_names[o->n_states]) o->n_states++;

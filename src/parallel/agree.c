@@ -1,7 +1,10 @@
 #include "parallel/agree.h"
 
+#include "base/crc32c.h"
+#include "optim/optimizer.h"
 #include "tensor/list.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,4 +107,40 @@ tr_status tr__ranks_agree(tr_group *group, const tr_tensor_list *list, const cha
     free(digests);
     free(text);
     return status;
+}
+
+/* ---- Optimizers -------------------------------------------------------------------------------------------------- */
+
+/* Which parameters it has, and of which groups they are. What follows the optimizer's own decay counts as that. */
+static void say_parameters(const tr_optimizer *o, tr__facts *facts)
+{
+    uint32_t crc = 0;
+    int apart = 0;
+    for (int i = 0; i < o->count; i++) {
+        const tr__optimized *p = &o->parameters[o->place[i]];
+        bool own = p->lr_scale != 1 || p->weight_decay != o->settings[TR__DECAY];
+        const double numbers[] = {own ? p->lr_scale : 1, own ? p->weight_decay : -1};
+        const char *name = tr_list_name(o->list, i);
+        crc = tr__crc32c(tr__crc32c(crc, name, strlen(name) + 1), numbers, sizeof numbers);
+        apart += own;
+    }
+    tr__facts_say(facts, "optimizer.parameters", "%d (%d with a rate or decay of their own, CRC-32C %08" PRIx32 ")",
+        o->count, apart, crc);
+}
+
+void tr__optimizer_say(const tr_optimizer *o, tr__facts *facts)
+{
+    tr__facts_say(facts, "optimizer", "%s%s", o->rule->name, o->gather ? ", sharded" : "");
+    for (int i = 0; i < TR__HYPERS; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "optimizer.%s", o->setting_names[i] ? o->setting_names[i] : "");
+        if (i != TR__LR && o->setting_names[i]) tr__facts_number(facts, name, o->settings[i]);
+    }
+    char states[160] = "";
+    for (int k = 0; k < o->n_states; k++) {
+        size_t length = strlen(states);
+        snprintf(states + length, sizeof states - length, "%s%s", k ? ", " : "", o->rule->state_names[k]);
+    }
+    tr__facts_say(facts, "optimizer.state", "%s", *states ? states : "none");
+    say_parameters(o, facts);
 }

@@ -366,6 +366,16 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     return tr_forward_n(((ddp *)self->state)->inner, inputs, n);
 }
 
+/* Buckets of other sizes would meet each other in backward. */
+static tr_status compare_options(tr_group *group, double bucket_mb)
+{
+    tr__facts facts = {0};
+    tr__facts_number(&facts, "bucket_mb", bucket_mb);
+    tr_status status = tr__agree(group, "ddp", &facts);
+    tr__facts_free(&facts);
+    return status;
+}
+
 static tr_status build(ddp *d, const tr_ddp_options *o)
 {
     d->group = tr_keep(o->group);
@@ -377,6 +387,7 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     if (tr_world_size(o->group) == 1) return TR_OK;
     tr_tensor_list *state = tr_state_dict(o->module);
     TR__TRY(tr_status_of(state));
+    TR__TRY(compare_options(o->group, bucket_mb));
     TR__TRY(tr__ranks_agree(o->group, state, "ddp", "parameters and buffers"));
     TR__TRY(take_parameters(d, o->module));
     qsort(d->params, (size_t)d->n_params, sizeof *d->params, by_place);

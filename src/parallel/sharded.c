@@ -70,6 +70,16 @@ static tr_status cut(tr_optimizer *o, tr__part *part, int rank, int ranks)
     return TR_OK;
 }
 
+/* Each share of a parameter would follow its own rule, and all ranks get the mixture. */
+static tr_status compare_rules(const tr_optimizer *optimizer, tr_group *group)
+{
+    tr__facts facts = {0};
+    tr__optimizer_say(optimizer, &facts);
+    tr_status status = tr__agree(group, "shard_optimizer", &facts);
+    tr__facts_free(&facts);
+    return status;
+}
+
 tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)
 {
     TR__TRY(tr_status_of(optimizer));
@@ -82,6 +92,7 @@ tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)
             "rules (sgd, adam, lion, ...) can be sharded", optimizer->rule->name);
     if (tr_world_size(group) == 1) return TR_OK;
     TR__TRY(tr__ranks_agree(group, optimizer->list, "shard_optimizer", "parameters"));
+    TR__TRY(compare_rules(optimizer, group));
     TR_SCOPE;
     sharing *shared = tr__object_new(&sharing_type);
     TR__TRY(tr_status_of(shared));

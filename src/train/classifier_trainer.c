@@ -3,12 +3,15 @@
  * s % (batches of an epoch) of epoch s / (batches of an epoch), so that a resumed training goes on where it was.
  */
 #include "base/given.h"
+#include "data/content.h"
 #include "train/trainer.h"
 
 #include <inttypes.h>
 
 typedef struct classifier_work {
     tr_loader *loader, *judged; /* kept; judged: the validation set's, or NULL */
+    tr_dataset *set, *validation; /* theirs, while the trainer is made */
+    tr_on_bad on_bad;
     double momentum, weight_decay;
     int64_t next;     /* the step whose batch the loader gives next */
     tr_tensor *x, *y; /* this step's, the loader's own */
@@ -78,7 +81,16 @@ static int64_t skipped(tr_trainer *t)
     return tr_loader_skipped(w->loader) + tr_loader_skipped(w->judged);
 }
 
-static const tr__task classifier_task = {"sample", true, optimizer, batch, validate, stop_when, skipped, destroy};
+static void say(tr_trainer *t, tr__facts *facts)
+{
+    const classifier_work *w = tr__trainer_work(t);
+    bool alone = t->world_size == 1; /* then nobody compares values */
+    tr__dataset_say(w->set, "data", !alone && !tr__trainer_may_differ(t, "data.samples"), facts);
+    tr__dataset_say(w->validation, "validation", !alone && !tr__trainer_may_differ(t, "validation.samples"), facts);
+    tr__facts_say(facts, "on_bad", "%s", w->on_bad == TR_SKIP ? "skip" : "fail");
+}
+
+static const tr__task classifier_task = {"sample", true, optimizer, batch, validate, stop_when, skipped, destroy, say};
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
@@ -109,6 +121,9 @@ static tr_status fill_in(tr_trainer *t, const tr_classifier_trainer_options *o)
     classifier_work *w = tr__trainer_work(t);
     w->momentum = TR__OR(o, momentum, 0.9);
     w->weight_decay = TR__OR(o, weight_decay, 5e-4);
+    w->set = o->set;
+    w->validation = o->validation;
+    w->on_bad = o->on_bad;
     t->items = 1;
     TR__TRY(tr_status_of(o->set));
     TR__TRY(tr_status_of(o->validation));
@@ -138,6 +153,7 @@ tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *o)
         .optimizer = o->optimizer,
         .user = o->user,
         .step_in_backward = o->step_in_backward,
+        .allow_different = o->allow_different,
     };
     tr_trainer *t = tr__trainer_new(&classifier_task, &plan, sizeof(classifier_work));
     if (tr_status_of(t) != TR_OK) return t;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char tr__save_key[] = "trireme.save";
+const char tr__save_key[] = "trireme.save", tr__settings_key[] = "trireme.settings";
 
 void tr__file_record_free(tr__file_record *record)
 {

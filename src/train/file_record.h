@@ -13,6 +13,7 @@
 /* Hexadecimal digits and a NUL: of a hash, and of the identifier that all files of a save carry in their metadata. */
 enum { TR__SHA256_TEXT = 65, TR__SAVE_TEXT = 33 };
 extern const char tr__save_key[]; /* the key of that identifier: "trireme.save" */
+extern const char tr__settings_key[]; /* "trireme.settings": in the model's, a trainer's hash of what it was told */
 
 typedef struct tr__tensor_record {
     char *name;

@@ -64,11 +64,13 @@ tr_status tr__manifest_new(tr__manifest *m, int64_t step, double loss, const tr_
     tr__sha256 hash;
     TR__TRY(tr__sha256_begin(&hash));
     add_metadata(&hash, model);
-    tr__sha256_end(&hash, m->settings);
+    char metadata[TR__SHA256_TEXT], save[TR__SHA256_TEXT];
+    tr__sha256_end(&hash, metadata);
+    const char *settings = tr_list_metadata(model, tr__settings_key);
+    snprintf(m->settings, sizeof m->settings, "%s", settings ? settings : metadata);
 
-    char save[TR__SHA256_TEXT];
     TR__TRY(tr__sha256_begin(&hash));
-    tr__sha256_add(&hash, m->settings, sizeof m->settings);
+    tr__sha256_add(&hash, metadata, sizeof metadata);
     tr__sha256_add(&hash, &step, sizeof step);
     tr_status status = add_tensors(&hash, model);
     if (status == TR_OK) status = add_tensors(&hash, state);

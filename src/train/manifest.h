@@ -6,7 +6,7 @@
  *     "save": "0f…",                   identifies the save; all its files carry it as "trireme.save"
  *     "step": 40, "loss": 1.75,        the validation loss, where one was measured
  *     "trireme": "0.1.0",              the version that saved it
- *     "settings": "3b…",               SHA-256 of the model's metadata: which model and settings it was trained with
+ *     "settings": "3b…",               SHA-256 of what its trainer was told (settings.c); without one, of the model's metadata
  *     "files": {
  *       "model.safetensors": {"bytes": 512, "sha256": "9a…", "header": "08cf…", "tensors": {"0.weight": "77ab…", …}}, …
  *     },

@@ -1,5 +1,6 @@
 /* A trainer's task: a language model learns the tokens of a text, window by window. */
 #include "base/given.h"
+#include "data/content.h"
 #include "data/text.h"
 #include "train/eval_mode.h"
 #include "train/trainer.h"
@@ -82,7 +83,22 @@ static tr_status validate(tr_trainer *t, tr_score *score)
     return TR_OK;
 }
 
-static const tr__task text_task = {"token", false, optimizer, batch, validate, NULL, NULL, destroy};
+static void say(tr_trainer *t, tr__facts *facts)
+{
+    const text_work *w = tr__trainer_work(t);
+    const tr_masking *m = masking_of(w);
+    tr__text_say(w->text, facts);
+    tr__facts_say(facts, "context", "%" PRId64, w->context);
+    tr__facts_say(facts, "validation_windows", "%" PRId64, w->validation_windows);
+    char share[TR__NUMBER_TEXT];
+    if (m)
+        tr__facts_say(facts, "masking", "begin %" PRId32 ", end %" PRId32 ", mask %" PRId32 ", vocab %" PRId32 ", share %s",
+                      m->begin, m->end, m->mask, m->vocab, tr__number_text(m->share, share));
+    else
+        tr__facts_say(facts, "masking", "none");
+}
+
+static const tr__task text_task = {"token", false, optimizer, batch, validate, NULL, NULL, destroy, say};
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
@@ -133,6 +149,7 @@ tr_trainer *tr_trainer_with(const tr_trainer_options *o)
         .loss = o->loss,
         .user = o->user,
         .step_in_backward = o->step_in_backward,
+        .allow_different = o->allow_different,
     };
     tr_trainer *t = tr__trainer_new(&text_task, &plan, sizeof(text_work));
     if (tr_status_of(t) != TR_OK) return t;

@@ -8,6 +8,7 @@
  */
 #include "train/trainer.h"
 
+#include "autograd/arena.h"
 #include "base/clock.h"
 #include "train/metrics.h"
 
@@ -104,10 +105,13 @@ tr_status tr__trainer_set_up(tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
     TR_SCOPE;
-    tr_tensor_list *state = NULL;
+    tr_tensor_list *state = NULL, *parameters = tr_parameters(p->model);
+    TR__TRY(tr_status_of(parameters));
+    if (t->world_size > 1) TR__TRY(tr__arena_build(parameters)); /* all together, whichever the optimizer takes */
+    t->optimizer = tr_keep(p->optimizer ? p->optimizer(parameters, p->user) : t->task->optimizer(t));
+    TR__TRY(tr__trainer_compare(t)); /* before anything is read, exchanged or written */
     if (p->resume) TR__TRY(tr__trainer_resume_model(t, &state));
     t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group) : p->model);
-    t->optimizer = tr_keep(p->optimizer ? p->optimizer(tr_parameters(p->model), p->user) : t->task->optimizer(t));
     TR__TRY(tr_status_of(t->net));
     TR__TRY(tr_step_in_backward(t->optimizer, p->step_in_backward));
     return p->resume ? tr__trainer_resume_state(t, state) : TR_OK;

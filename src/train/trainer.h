@@ -3,7 +3,9 @@
 #define TR_TRAIN_TRAINER_H
 
 #include "base/object.h"
+#include "comm/agree.h"
 #include "data/loader.h"
+#include "train/file_record.h"
 
 #include <trireme/optim.h>
 #include <trireme/train.h>
@@ -25,6 +27,7 @@ typedef struct tr__plan {
     tr_batch_loss loss;     /* NULL: cross-entropy of what the model gives */
     void *user;
     bool step_in_backward;
+    const char *allow_different; /* or NULL */
 } tr__plan;
 
 /* Where a trainer's batches come from, and how its model is judged. */
@@ -40,6 +43,7 @@ typedef struct tr__task {
     void (*stop_when)(tr_trainer *trainer, tr__stop_wanted wanted, void *user);
     int64_t (*skipped)(tr_trainer *trainer); /* bad samples, on this rank; NULL: there are none */
     void (*destroy)(tr_trainer *trainer);
+    void (*say)(tr_trainer *trainer, tr__facts *facts); /* its data and settings, which ranks compare (settings.c) */
 } tr__task;
 
 struct tr_trainer {
@@ -61,6 +65,7 @@ struct tr_trainer {
     double validation_accuracy, best_validation_accuracy;
 
     bool common_failure; /* see tr_fit_report */
+    char settings[TR__SHA256_TEXT]; /* of what ranks compare, but for what belongs to the run: its checkpoints carry it */
 };
 
 /* A trainer for the task, with zeroed memory of its own behind it; may be in error. */
@@ -70,6 +75,12 @@ static inline void *tr__trainer_work(tr_trainer *trainer) { return trainer + 1; 
 tr_status tr__trainer_check(const tr_trainer *trainer);
 /* Loads the checkpoint if there is one to go on from, and makes net and optimizer. */
 tr_status tr__trainer_set_up(tr_trainer *trainer);
+
+/* In settings.c. Compares what all ranks must be told alike, .allow_different left out, in one exchange: TR_MISMATCH on all ranks names
+ * what differs, with its values. The optimizer is there. */
+tr_status tr__trainer_compare(tr_trainer *trainer);
+/* May a setting differ? Then a task need not find it out. */
+bool tr__trainer_may_differ(const tr_trainer *trainer, const char *name);
 
 /* A batch's mean loss, of the model or DDP around it. */
 tr_tensor *tr__trainer_loss(const tr_trainer *trainer, tr_module *net, tr_tensor *x, tr_tensor *y);

@@ -43,10 +43,11 @@ static tr_status set_number(tr_tensor_list *list, const char *key, double value)
     return tr_list_set_metadata(list, key, text);
 }
 
-static tr_status describe_model(tr_tensor_list *model, const tr_tensor_list *about)
+static tr_status describe_model(const tr_trainer *t, tr_tensor_list *model, const tr_tensor_list *about)
 {
     TR__TRY(tr_list_set_metadata(model, "format", "pt")); /* what Hugging Face's loaders ask for: plain tensors */
     TR__TRY(tr_list_set_metadata(model, "trireme.version", tr_version()));
+    TR__TRY(tr_list_set_metadata(model, tr__settings_key, t->settings));
     for (int i = 0; about && i < tr_list_metadata_count(about); i++) {
         const char *key = tr_list_metadata_key(about, i);
         TR__TRY(tr_list_set_metadata(model, key, tr_list_metadata(about, key)));
@@ -63,7 +64,7 @@ tr_status tr__trainer_save(tr_trainer *t, int folder_fd, const tr_trainer_save_o
     TR_SCOPE;
     TR__C_NUMBERS;
     tr_tensor_list *model = tr_state_dict(t->plan.model), *state = tr_optimizer_state(t->optimizer);
-    TR__TRY(describe_model(model, about));
+    TR__TRY(describe_model(t, model, about));
     TR__TRY(set_number(state, "step", (double)t->step));
     TR__TRY(set_number(state, "validated_step", (double)t->validated_step));
     for (int i = 0; i < NUMBERS; i++) TR__TRY(set_number(state, numbers[i].key, *number_of(t, &numbers[i])));

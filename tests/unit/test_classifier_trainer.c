@@ -89,7 +89,8 @@ static tr_status train(rank *r)
     tr_dataset *validation = tr_dataset_slice(tr_dataset_new(SAMPLES, get_unless_lost, .user = r), 0, 17);
     tr_trainer *trainer = tr_classifier_trainer(model, set, .validation = validation, .group = group,
         .global_batch = BATCH, .micro_batch = r->micro_batch, .steps = STEPS, .lr = 0.3, .workers = r->workers,
-        .resume = r->resume ? r->folder : NULL, .on_bad = r->bad ? TR_SKIP : TR_FAIL);
+        .resume = r->resume ? r->folder : NULL, .on_bad = r->bad ? TR_SKIP : TR_FAIL,
+        .allow_different = r->loses_validation ? "validation.samples" : NULL);
     tr_status status = tr_status_of(trainer);
     if (status == TR_OK)
         status = tr_fit(trainer, .folder = r->folder, .stop_at = r->stop_at, .validate_every = EPOCH, .on_step = on_step,

@@ -1,0 +1,207 @@
+/*
+ * What a trainer is told, as facts: ranks that were told otherwise would train a model that nobody asked for. Facts under
+ * a dot are details: "optimizer.beta1" of "optimizer".
+ *
+ * Left out is what may differ: micro_batch, as hosts have more and less memory; workers; and values of parameters, for
+ * rank 0's become everybody's. step_in_backward is refused where there are several ranks.
+ */
+#include "train/trainer.h"
+
+#include "nn/module.h"
+#include "ops/cpu/isa.h"
+#include "parallel/agree.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- The facts ----------------------------------------------------------------------------------------------------- */
+
+typedef struct listing {
+    tr_trainer *trainer;
+    tr__facts *facts;
+} listing;
+
+/* "model.h.0.attn", a module's kind, or "model.h.0.attn.weight", a tensor's dtype and shape. */
+static tr_status say_member(const tr__walk *walk, const char *path, const char *more, const char *value)
+{
+    char *name = NULL;
+    if (asprintf(&name, "model.%s%s%s", path, *path && *more ? "." : "", more) < 0)
+        return tr__fail(TR_NO_MEMORY, "trainer: out of memory");
+    tr__facts_say(((listing *)walk->user)->facts, name, "%s", value);
+    free(name);
+    return TR_OK;
+}
+
+static tr_status say_module(tr__walk *walk, tr_module *module)
+{
+    return *walk->path ? say_member(walk, walk->path, "", tr_module_name(module)) : TR_OK;
+}
+
+static tr_status say_tensor(tr__walk *walk, const tr__member *member)
+{
+    const tr_tensor *t = member->tensor;
+    const char *kind = member->kind == TR__BUFFER ? ", a buffer" : t->requires_grad ? "" : ", frozen";
+    char value[256];
+    snprintf(value, sizeof value, "%s %s%s", tr_dtype_name(t->dtype), TR__TEXT(t->shape), kind);
+    return say_member(walk, walk->path, "", value);
+}
+
+static tr_status say_model(tr_trainer *t, tr__facts *facts)
+{
+    TR_SCOPE;
+    listing l = {t, facts};
+    const tr_tensor_list *state = tr_state_dict(t->plan.model);
+    TR__TRY(tr_status_of(state));
+    int64_t elements = 0;
+    for (int i = 0; i < state->count; i++) elements += tr_numel(state->entries[i].tensor);
+    tr__facts_say(facts, "model", "%s of %" PRId64 " elements in %d tensors", tr_module_name(t->plan.model), elements,
+        state->count);
+    tr__walk walk = {.module = say_module, .tensor = say_tensor, .user = &l};
+    return tr__module_walk(t->plan.model, &walk);
+}
+
+/* The schedule, the loss and the rest of the plan. */
+static void say_plan(const tr__plan *p, tr__facts *facts)
+{
+    tr_dtype autocast = p->autocast ? p->autocast : tr_autocast();
+    tr__facts_say(facts, "loss", "%s", p->loss ? "the program's" : "cross-entropy");
+    tr__facts_say(facts, "global_batch", "%" PRId64, p->batch);
+    tr__facts_say(facts, "steps", "%" PRId64, p->steps);
+    tr__facts_say(facts, "warmup_steps", "%" PRId64, p->warmup_steps);
+    tr__facts_number(facts, "lr", p->lr);
+    tr__facts_number(facts, "min_lr", p->min_lr);
+    tr__facts_number(facts, "clip", p->clip);
+    tr__facts_say(facts, "seed", "%" PRIu64, p->seed);
+    tr__facts_say(facts, "autocast", "%s", tr_dtype_name(autocast));
+}
+
+/* Kernels for other instructions round otherwise. Ranks train all the same: each gradient is averaged, and all get the same. */
+static void say_instructions(tr__facts *facts)
+{
+    const char *text = tr__has_avx512bf16() ? "avx512 with bf16" : tr__has_avx512() ? "avx512" : tr__has_avx2() ? "avx2" : "plain";
+    tr__facts_add(facts, &(tr__fact){.name = "instructions", .value = text, .bytes = strlen(text), .told = true});
+}
+
+/* What tells most comes first, as a message shows three. */
+static tr_status say_all(tr_trainer *t, tr__facts *facts)
+{
+    const tr__plan *p = &t->plan;
+    tr__facts_say(facts, "allow_different", "%s", p->allow_different ? p->allow_different : "");
+    tr__facts_say(facts, "resume", "%s", p->resume ? "from a checkpoint" : "not from a checkpoint");
+    TR__TRY(say_model(t, facts));
+    t->task->say(t, facts);
+    TR__TRY(tr_status_of(t->optimizer));
+    tr__optimizer_say(t->optimizer, facts);
+    say_plan(p, facts);
+    say_instructions(facts);
+    return facts->lost ? tr__fail(TR_NO_MEMORY, "trainer: out of memory for its settings") : TR_OK;
+}
+
+/* ---- Which may differ ---------------------------------------------------------------------------------------------- */
+
+/* The next of the names between commas and spaces, its length in *length; NULL: there are no more. */
+static const char *next_name(const char **names, size_t *length)
+{
+    static const char between[] = ", ";
+    const char *name = *names + strspn(*names, between);
+    *length = strcspn(name, between);
+    *names = name + *length;
+    return *length ? name : NULL;
+}
+
+/* Is it the setting's name, or that of what it is a detail of? */
+static bool covers(const char *name, size_t length, const char *setting)
+{
+    return strncmp(name, setting, length) == 0 && (setting[length] == 0 || setting[length] == '.');
+}
+
+bool tr__trainer_may_differ(const tr_trainer *t, const char *setting)
+{
+    const char *names = t->plan.allow_different ? t->plan.allow_different : "", *name;
+    size_t length;
+    while ((name = next_name(&names, &length)))
+        if (covers(name, length, setting)) return true;
+    return false;
+}
+
+static bool is_known(const tr__facts *facts, const char *name, size_t length)
+{
+    tr__fact fact;
+    for (size_t at = 0; tr__facts_next(facts, &at, &fact);)
+        if (covers(name, length, fact.name)) return true;
+    return false;
+}
+
+/* TR_INVALID for a name that is no setting's, with all that are; details are left out. */
+static tr_status check_names(const tr_trainer *t, const tr__facts *facts)
+{
+    const char *names = t->plan.allow_different ? t->plan.allow_different : "", *name;
+    size_t length;
+    while ((name = next_name(&names, &length)))
+        if (!is_known(facts, name, length)) break;
+    if (!name) return TR_OK;
+    char known[512] = "";
+    tr__fact fact;
+    for (size_t at = 0; tr__facts_next(facts, &at, &fact);) {
+        size_t used = strlen(known);
+        if (!strchr(fact.name, '.') && !fact.told)
+            snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", fact.name);
+    }
+    return tr__fail(TR_INVALID, "trainer: allow_different: there is no setting \"%.*s\" that ranks compare: there are %s", (int)length,
+        name, known);
+}
+
+/* ---- Comparing ----------------------------------------------------------------------------------------------------- */
+
+/* What another run of the same training may do otherwise, and what is a sample only. */
+static bool is_of_run(const tr__fact *fact)
+{
+    const char *detail = strchr(fact->name, '.');
+    return fact->told || strcmp(fact->name, "resume") == 0 || strcmp(fact->name, "allow_different") == 0 ||
+           (detail && strcmp(detail, ".samples") == 0);
+}
+
+static tr_status hash(const tr__facts *facts, char text[TR__SHA256_TEXT])
+{
+    tr__sha256 sha;
+    tr__fact fact;
+    TR__TRY(tr__sha256_begin(&sha));
+    for (size_t at = 0; tr__facts_next(facts, &at, &fact);) {
+        if (is_of_run(&fact)) continue;
+        tr__sha256_add(&sha, fact.name, strlen(fact.name) + 1);
+        tr__sha256_add(&sha, fact.value, fact.bytes);
+        tr__sha256_add(&sha, "", 1);
+    }
+    tr__sha256_end(&sha, text);
+    return TR_OK;
+}
+
+static tr_status compare(const tr_trainer *t, const tr__facts *facts)
+{
+    if (t->world_size == 1) return TR_OK;
+    tr__facts must = {0};
+    tr__fact fact;
+    for (size_t at = 0; tr__facts_next(facts, &at, &fact);)
+        if (!tr__trainer_may_differ(t, fact.name)) tr__facts_add(&must, &fact);
+    tr_status status = tr__agree(t->plan.group, "trainer", &must);
+    tr__facts_free(&must);
+    if (status != TR_MISMATCH) return status;
+    tr__error *differences = tr__error_take();
+    tr__fail(status, "%s; tell all ranks the same, or name in allow_different what is meant to differ",
+        differences->message);
+    tr__error_unref(differences);
+    return status;
+}
+
+tr_status tr__trainer_compare(tr_trainer *t)
+{
+    tr__facts facts = {0};
+    tr_status status = say_all(t, &facts);
+    if (status == TR_OK) status = check_names(t, &facts);
+    if (status == TR_OK) status = hash(&facts, t->settings);
+    if (status == TR_OK) status = compare(t, &facts);
+    tr__facts_free(&facts);
+    return status;
+}
