@@ -167,6 +167,8 @@ static void put_options(tr__train *t)
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&t->threads, 1, 1024)},
         {"timeout", 0, "SECONDS", "how long a rank waits for others, in a collective or to join (600)",
          TR__INTEGER(&t->timeout, 1, INT_MAX / 1000)},
+        {"allow-different", 0, "NAMES", "what ranks may be told differently, otherwise refused: \"lr,data\"; train.h lists them",
+         TR__TEXT(&t->allow_different)},
         {"eval-every", 0, "N", "steps between validations", TR__INTEGER(&t->eval_every, 1, many)},
         {"save-every", 0, "N", "steps between checkpoints", TR__INTEGER(&t->save_every, 1, many)},
         {"keep", 0, "N", "how many of the newest checkpoints stay", TR__INTEGER(&t->keep, 1, 1000)},

@@ -14,7 +14,7 @@
 #define TR__TRAIN_PARENT "TRIREME_TRAIN_STARTED"
 #define TR__TRAIN_CONTENT "TRIREME_TRAIN_CONTENT" /* and what it found the data to be */
 
-enum { TR__OPTIONS_MOST = 40, TR__SETTINGS_MOST = 40 };
+enum { TR__OPTIONS_MOST = 48, TR__SETTINGS_MOST = 40 };
 
 /* A setting that a checkpoint remembers: an option of the same name. fixed: a resumed run must have the same value. A flag is there
  * or not. */
@@ -63,7 +63,7 @@ struct tr__train {
     bool keep_best;
     /* What holds for this run only. */
     int ranks, threads, timeout, stop_at, profile;
-    const char *out, *json;
+    const char *out, *json, *allow_different;
     bool resume, plain, recompute, step_in_backward;
 
     tr__option options[TR__OPTIONS_MOST]; /* the command's, and which of them were among its arguments */

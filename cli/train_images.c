@@ -260,7 +260,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
         .autocast = tr__train_autocast(t), .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
         .step_in_backward = t->step_in_backward,
         .seed = (uint64_t)t->seed, .workers = m->workers, .resume = resume,
-        .on_bad = strcmp(m->on_bad, "skip") == 0 ? TR_SKIP : TR_FAIL);
+        .on_bad = strcmp(m->on_bad, "skip") == 0 ? TR_SKIP : TR_FAIL, .allow_different = t->allow_different);
     return tr_status_of(*out);
 }
 

@@ -67,6 +67,7 @@ static void fill(arguments *a, tr__train *t)
     add_number(a, "profile", t->profile);
     add_option(a, "out", t->out);
     if (t->json) add_option(a, "json", t->json);
+    if (t->allow_different) add_option(a, "allow-different", t->allow_different);
     if (t->resume) add_option(a, "resume", NULL);
     if (t->plain) add_option(a, "plain", NULL);
     if (t->recompute) add_option(a, "recompute", NULL);

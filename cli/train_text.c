@@ -280,7 +280,8 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
                       .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
                       .step_in_backward = t->step_in_backward,
                       .loss = m->language->loss,
-                      .masking = m->language->masking ? &m->masking : NULL, .resume = resume);
+                      .masking = m->language->masking ? &m->masking : NULL, .resume = resume,
+                      .allow_different = t->allow_different);
     return tr_status_of(*out);
 }
 

@@ -312,8 +312,21 @@ static tr_status make_up_for_validation(fit *f)
     return save(f);
 }
 
+/* Ranks that stop or validate at other steps would wait for each other. */
+static tr_status compare_ranks(const fit *f)
+{
+    if (f->trainer->world_size == 1) return TR_OK;
+    tr__facts facts = {0};
+    tr__facts_say(&facts, "stop_at", "%" PRId64, f->until);
+    tr__facts_say(&facts, "validate_every", "%" PRId64, f->validate_every);
+    tr_status status = tr__agree(f->trainer->plan.group, "fit", &facts);
+    tr__facts_free(&facts);
+    return status;
+}
+
 static tr_status run(fit *f)
 {
+    TR__TRY(compare_ranks(f));
     TR__TRY(tr__trainer_agree(f->trainer, open_files(f), "open its files"));
     int64_t count = 0;
     const tr_metrics_row *rows = f->trainer->metrics ? tr_metrics_rows(f->trainer->metrics, &count) : NULL;

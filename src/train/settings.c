@@ -88,7 +88,7 @@ static void say_instructions(tr__facts *facts)
 static tr_status say_all(tr_trainer *t, tr__facts *facts)
 {
     const tr__plan *p = &t->plan;
-    tr__facts_say(facts, "allow_different", "%s", p->allow_different ? p->allow_different : "");
+    tr__facts_say(facts, "allow_different", "%s", p->allow_different ? p->allow_different : "nothing");
     tr__facts_say(facts, "resume", "%s", p->resume ? "from a checkpoint" : "not from a checkpoint");
     TR__TRY(say_model(t, facts));
     t->task->say(t, facts);
@@ -111,10 +111,12 @@ static const char *next_name(const char **names, size_t *length)
     return *length ? name : NULL;
 }
 
-/* Is it the setting's name, or that of what it is a detail of? */
+/* Is it the setting's name, perhaps as an option of the command is written, or that of what it is a detail of? */
 static bool covers(const char *name, size_t length, const char *setting)
 {
-    return strncmp(name, setting, length) == 0 && (setting[length] == 0 || setting[length] == '.');
+    for (size_t i = 0; i < length; i++)
+        if ((name[i] == '-' ? '_' : name[i]) != setting[i]) return false;
+    return setting[length] == 0 || setting[length] == '.';
 }
 
 bool tr__trainer_may_differ(const tr_trainer *t, const char *setting)
