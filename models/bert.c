@@ -193,6 +193,7 @@ static tr_module *layer_new(start *s)
     layer *l = tr_module_state(module);
     if (!l) return tr_escape(module);
     l->heads = s->o.heads;
+    tr_module_detail(module, "heads %d", s->o.heads);
     l->drops = s->o.dropout > 0;
     tr_module *attention = part(module, "attention"), *self = part(attention, "self"), *output = part(attention, "output");
     l->query = tr_module_add(self, "query", dense(s, dim, dim, TR_NO_ACTIVATION));

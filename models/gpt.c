@@ -145,6 +145,7 @@ static tr_module *block_new(start *s)
 
     b->ln_1 = tr_module_add(module, "ln_1", tr_layer_norm(dim));
     tr_module *attn = tr_module_new("attention", 0, NULL);
+    tr_module_detail(attn, "heads %d", b->heads);
     b->c_attn = tr_module_add(attn, "c_attn", conv1d(s, dim, 3 * dim, s->std, TR_NO_ACTIVATION));
     b->attn_proj = tr_module_add(attn, "c_proj", conv1d(s, dim, dim, s->residual_std, TR_NO_ACTIVATION));
     b->attn_drop = tr_module_add(attn, "resid_dropout", tr_dropout_layer(p));

@@ -129,6 +129,7 @@ static tr_module *layer_new(const tr_transformer_options *o, const tr__layer_nam
     if (!l) return tr_escape(module);
     bool drops = o->dropout > 0;
     l->norm_first = o->norm_first;
+    tr_module_detail(module, "%s, activation %d", o->norm_first ? "norm first" : "norm last", (int)o->activation);
     l->apart = drops ? o->activation : TR_NO_ACTIVATION;
     l->self_attention = tr_module_add(module, names->attention, attention_of(o, o->causal, seed));
     if (decodes) l->cross_attention = tr_module_add(module, "multihead_attn", attention_of(o, false, seed));

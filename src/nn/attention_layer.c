@@ -73,6 +73,7 @@ tr_module *tr_multihead_attention_with(const tr_multihead_attention_options *o)
     a->dim = o->dim;
     a->heads = o->heads;
     a->causal = o->causal;
+    tr_module_detail(module, "heads %d%s", a->heads, a->causal ? ", causal" : "");
     uint64_t seed = tr__seed_of(o, o->seed);
     double bound = sqrt(6 / (4.0 * (double)o->dim)); /* Xavier's, of dim inputs and 3*dim outputs */
     a->in_weight = tr_module_parameter(module, "in_proj_weight",

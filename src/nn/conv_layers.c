@@ -61,6 +61,8 @@ static tr_module *conv_new(const char *name, int dims, conv kind, const conv_opt
     c->output_padding = o->output_padding;
     c->dilation = TR__OR(o, dilation, 1);
     c->groups = (int)groups;
+    tr_module_detail(module, "stride %d, padding %d and %d, dilation %d, groups %d", c->stride, c->padding, c->output_padding,
+        c->dilation, c->groups);
     tr_shape shape = TR_SHAPE(o->out_channels, o->in_channels / groups);
     if (kind.run_transposed) shape = TR_SHAPE(o->in_channels, o->out_channels / groups);
     int64_t fan_in = shape.dim[1];

@@ -34,6 +34,7 @@ static tr_module *pool2d_new(const char *name, const tr_pool2d_layer_options *o,
     if (!p) return module;
     p->options = (tr_pool2d_options){.size = sizeof p->options, .kernel = o->kernel, .stride = stride, .padding = o->padding};
     p->function = function;
+    tr_module_detail(module, "kernel %d, stride %d, padding %d", o->kernel, stride, o->padding);
     return module;
 }
 
@@ -78,7 +79,9 @@ static tr_module *adaptive_pool_new(const char *name, adaptive_pool state)
             state.width);
     tr_module *module = tr_module_new(name, sizeof(adaptive_pool), adaptive_pool_forward);
     adaptive_pool *p = tr_module_state(module);
-    if (p) *p = state;
+    if (!p) return module;
+    *p = state;
+    tr_module_detail(module, "%" PRId64 " x %" PRId64, state.height, state.width);
     return module;
 }
 
@@ -123,6 +126,8 @@ tr_module *tr_upsample_layer_with(const tr_upsample_layer_options *o)
     if (options)
         *options = (tr_interpolate_options){.size = sizeof *options, .height = o->height, .width = o->width,
             .scale = o->scale, .mode = o->mode, .align_corners = o->align_corners};
+    tr_module_detail(module, "scale %.9g, %" PRId64 " x %" PRId64 ", mode %d%s", o->scale, o->height, o->width, (int)o->mode,
+        o->align_corners ? ", corners aligned" : "");
     return module;
 }
 
@@ -179,6 +184,7 @@ static tr_module *batch_norm_new(const char *name, bool of_images, const tr_batc
     b->of_images = of_images;
     b->eps = TR__PASS(o, eps);
     b->momentum = TR__PASS(o, momentum);
+    tr_module_detail(module, "eps %.9g, momentum %.9g", b->eps, b->momentum);
     b->weight = tr_module_parameter(module, "weight", tr_ones(shape, .dtype = o->dtype));
     b->bias = tr_module_parameter(module, "bias", tr_zeros(shape, .dtype = o->dtype));
     b->running_mean = tr_module_buffer(module, "running_mean", tr_zeros(shape, .dtype = statistics));
@@ -211,6 +217,7 @@ bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *
     b->user = tr_keep(user);
     tr_release(before);
     module->finish = batch_norm_finish;
+    tr_module_detail(module, "eps %.9g, momentum %.9g, over several ranks", b->eps, b->momentum);
     return true;
 }
 

@@ -46,6 +46,7 @@ tr_module *tr_linear_with(const tr_linear_options *o)
     if (!l) return tr_escape(module);
     l->in_out = o->in_out;
     l->activation = o->activation;
+    if (l->activation) tr_module_detail(module, "of activation %d of its input", (int)l->activation);
     tr_shape shape = o->in_out ? TR_SHAPE(o->in_features, o->out_features) : TR_SHAPE(o->out_features, o->in_features);
     const tr__affine_start start = {.weight = shape, .out = o->out_features, .fan_in = o->in_features,
         .normal = TR__GIVEN(o, init_std), .std = o->init_std, .no_bias = o->no_bias, .seed = tr__seed_of(o, o->seed),
@@ -110,6 +111,7 @@ tr_module *tr_layer_norm_with(const tr_layer_norm_options *o)
     layer_norm *l = tr_module_state(module);
     if (!l) return tr_escape(module);
     l->eps = TR__OR(o, eps, 1e-5);
+    tr_module_detail(module, "eps %.9g", l->eps);
     l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->dim), .dtype = o->dtype));
     l->bias = tr_module_parameter(module, "bias", tr_zeros(TR_SHAPE(o->dim), .dtype = o->dtype));
     return tr_escape(module);
@@ -139,6 +141,7 @@ tr_module *tr_rms_norm_with(const tr_rms_norm_options *o)
     rms_norm *l = tr_module_state(module);
     if (!l) return tr_escape(module);
     l->eps = TR__OR(o, eps, 1e-6);
+    tr_module_detail(module, "eps %.9g", l->eps);
     l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->dim), .dtype = o->dtype));
     return tr_escape(module);
 }
@@ -171,6 +174,7 @@ tr_module *tr_group_norm_with(const tr_group_norm_options *o)
     if (!l) return tr_escape(module);
     l->groups = o->groups;
     l->eps = TR__OR(o, eps, 1e-5);
+    tr_module_detail(module, "groups %" PRId64 ", eps %.9g", l->groups, l->eps);
     l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->channels), .dtype = o->dtype));
     l->bias = tr_module_parameter(module, "bias", tr_zeros(TR_SHAPE(o->channels), .dtype = o->dtype));
     return tr_escape(module);
@@ -200,7 +204,9 @@ tr_module *tr_dropout_layer(double p)
     if (!(p >= 0 && p < 1)) return tr_module_fail(TR_INVALID, "dropout: p must be in [0, 1), it is %g", p);
     tr_module *module = tr_module_new("dropout", sizeof(dropout), dropout_forward);
     dropout *d = tr_module_state(module);
-    if (d) d->p = p;
+    if (!d) return module;
+    d->p = p;
+    tr_module_detail(module, "p %.9g", p);
     return module;
 }
 
@@ -223,12 +229,28 @@ tr_module *tr_relu_layer(void)
     return tr_activation(tr_relu);
 }
 
+/* Addresses differ between processes. */
+static const char *name_of(tr_tensor *(*function)(tr_tensor *x))
+{
+    static const struct {
+        tr_tensor *(*function)(tr_tensor *x);
+        const char *name;
+    } known[] = {{tr_relu, "relu"}, {tr_gelu, "gelu"}, {tr_gelu_exact, "gelu_exact"}, {tr_silu, "silu"}, {tr_mish, "mish"},
+        {tr_tanh, "tanh"}, {tr_sigmoid, "sigmoid"}, {tr_selu, "selu"}, {tr_softplus, "softplus"}, {tr_softsign, "softsign"},
+        {tr_hardswish, "hardswish"}, {tr_hardsigmoid, "hardsigmoid"}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].function == function) return known[i].name;
+    return "of the program";
+}
+
 tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x))
 {
     if (!function) return tr_module_fail(TR_INVALID, "activation: the function is NULL");
     tr_module *module = tr_module_new("activation", sizeof(activation), activation_forward);
     activation *a = tr_module_state(module);
-    if (a) a->function = function;
+    if (!a) return module;
+    a->function = function;
+    tr_module_detail(module, "%s", name_of(function));
     return module;
 }
 

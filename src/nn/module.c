@@ -1,6 +1,7 @@
 /* Modules: making them, adding to them, running them. */
 #include "nn/module.h"
 
+#include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/profile.h"
 #include "ops/segment.h"
@@ -21,6 +22,7 @@ static void module_destroy(void *self)
     free(module->members);
     free(module->state);
     free(module->name);
+    free(module->detail);
 }
 
 const tr__type tr__module_type = {.name = "module", .size = sizeof(tr_module), .destroy = module_destroy};
@@ -48,6 +50,24 @@ void *tr_module_state(const tr_module *module)
 const char *tr_module_name(const tr_module *module)
 {
     return module && module->name ? module->name : "";
+}
+
+void tr_module_detail(tr_module *module, const char *format, ...)
+{
+    if (!module || tr__error_of(module)) return;
+    TR__C_NUMBERS;
+    char *text = NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    bool made = vasprintf(&text, format, arguments) >= 0;
+    va_end(arguments);
+    if (!made) {
+        tr__fail(TR_NO_MEMORY, "out of memory for the detail of a module");
+        tr__object_break(module);
+        return;
+    }
+    free(module->detail);
+    module->detail = text;
 }
 
 bool tr_module_training(const tr_module *module)

@@ -21,6 +21,7 @@ typedef struct tr__member {
 struct tr_module {
     tr__object object;
     char *name;
+    char *detail; /* by tr_module_detail(); NULL: none */
     void *state;
     size_t state_bytes;
     tr_forward_function forward;       /* NULL: it only holds its children */

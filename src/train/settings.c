@@ -18,48 +18,47 @@
 
 /* ---- The facts ----------------------------------------------------------------------------------------------------- */
 
-typedef struct listing {
-    tr_trainer *trainer;
-    tr__facts *facts;
-} listing;
-
-/* "model.h.0.attn", a module's kind, or "model.h.0.attn.weight", a tensor's dtype and shape. */
-static tr_status say_member(const tr__walk *walk, const char *path, const char *more, const char *value)
+/* "model.h.0.attn": a module's kind and detail; "model.h.0.attn.weight": a tensor's dtype and shape. */
+static tr_status say_part(const tr__walk *walk, const char *kind, const char *detail)
 {
     char *name = NULL;
-    if (asprintf(&name, "model.%s%s%s", path, *path && *more ? "." : "", more) < 0)
-        return tr__fail(TR_NO_MEMORY, "trainer: out of memory");
-    tr__facts_say(((listing *)walk->user)->facts, name, "%s", value);
+    if (asprintf(&name, "model.%s", walk->path) < 0) return tr__fail(TR_NO_MEMORY, "trainer: out of memory");
+    tr__facts_say(walk->user, name, "%s%s%s%s", kind, *detail ? " (" : "", detail, *detail ? ")" : "");
     free(name);
     return TR_OK;
 }
 
+static const char *detail_of(const tr_module *module)
+{
+    return module->detail ? module->detail : "";
+}
+
 static tr_status say_module(tr__walk *walk, tr_module *module)
 {
-    return *walk->path ? say_member(walk, walk->path, "", tr_module_name(module)) : TR_OK;
+    return *walk->path ? say_part(walk, tr_module_name(module), detail_of(module)) : TR_OK;
 }
 
 static tr_status say_tensor(tr__walk *walk, const tr__member *member)
 {
     const tr_tensor *t = member->tensor;
-    const char *kind = member->kind == TR__BUFFER ? ", a buffer" : t->requires_grad ? "" : ", frozen";
-    char value[256];
-    snprintf(value, sizeof value, "%s %s%s", tr_dtype_name(t->dtype), TR__TEXT(t->shape), kind);
-    return say_member(walk, walk->path, "", value);
+    char kind[192];
+    snprintf(kind, sizeof kind, "%s %s", tr_dtype_name(t->dtype), TR__TEXT(t->shape));
+    return say_part(walk, kind, member->kind == TR__BUFFER ? "a buffer" : t->requires_grad ? "" : "frozen");
 }
 
-static tr_status say_model(tr_trainer *t, tr__facts *facts)
+static tr_status say_model(const tr_trainer *t, tr__facts *facts)
 {
     TR_SCOPE;
-    listing l = {t, facts};
-    const tr_tensor_list *state = tr_state_dict(t->plan.model);
+    tr_module *model = t->plan.model;
+    const tr_tensor_list *state = tr_state_dict(model);
     TR__TRY(tr_status_of(state));
     int64_t elements = 0;
     for (int i = 0; i < state->count; i++) elements += tr_numel(state->entries[i].tensor);
-    tr__facts_say(facts, "model", "%s of %" PRId64 " elements in %d tensors", tr_module_name(t->plan.model), elements,
-        state->count);
-    tr__walk walk = {.module = say_module, .tensor = say_tensor, .user = &l};
-    return tr__module_walk(t->plan.model, &walk);
+    const char *detail = detail_of(model);
+    tr__facts_say(facts, "model", "%s of %" PRId64 " elements in %d tensors%s%s%s", tr_module_name(model), elements, state->count,
+        *detail ? " (" : "", detail, *detail ? ")" : "");
+    tr__walk walk = {.module = say_module, .tensor = say_tensor, .user = facts};
+    return tr__module_walk(model, &walk);
 }
 
 /* The schedule, the loss and the rest of the plan. */

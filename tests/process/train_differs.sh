@@ -51,6 +51,8 @@ differs "" "--warmup 2" "warmup_steps is 0 on rank 0, 2 on rank 1"
 differs "--steps 6" "--steps 7" "steps is 6 on rank 0, 7 on rank 1"
 differs "" "--dim 32" "model is gpt of [0-9]* elements in 16 tensors on rank 0, gpt of [0-9]* elements" \
     "model.wte.weight is f32 \[256, 16\] on rank 0, f32 \[256, 32\] on rank 1"
+differs "" "--heads 1" "model.h.0.attn is attention (heads 2) on rank 0, attention (heads 1) on rank 1"
+differs "" "--dropout 0.1" "model.drop is dropout (p 0) on rank 0, dropout (p 0.1) on rank 1"
 differs "--context 16" "--context 8" "model.wpe.weight is f32 \[16, 16\] on rank 0, f32 \[8, 16\] on rank 1"
 differs "--tokenizer text.json" "--tokenizer other.json" "tokenizer is 300 tokens ($sum) on rank 0, 300 tokens ($sum) on rank 1"
 differs "" "--tokenizer text.json" "tokenizer is none on rank 0, 300 tokens ($sum) on rank 1"
