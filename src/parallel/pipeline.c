@@ -10,6 +10,7 @@
  */
 #include "autograd/engine.h"
 #include "base/given.h"
+#include "comm/agree.h"
 #include "nn/module.h"
 #include "parallel/crew.h"
 #include "parallel/ddp.h"
@@ -33,9 +34,11 @@ struct tr_pipeline {
     stage *stages;      /* of this process */
     int count, total;   /* of them, and of all */
     int micro_batches;
+    tr_pipeline_schedule schedule;
     tr_loss_function loss;
     void *user;
     tr_group *group;    /* kept; or NULL: all stages are here */
+    bool compared;      /* the ranks' options: in the first step, which is the first call that all make */
     tr__crew *crew;     /* kept; a member per stage */
     tr__link *link;     /* kept */
 };
@@ -235,10 +238,24 @@ static tr_status check_batch(const tr_pipeline *p, const tr_tensor *x, const tr_
     return tr__fail(TR_SHAPE, "pipeline: x %s and y %s have different numbers of rows", TR__TEXT(x->shape), TR__TEXT(y->shape));
 }
 
+/* A rank that expects another number of micro-batches would wait for what nobody sends. */
+static tr_status compare_options(tr_pipeline *p)
+{
+    if (!p->group || p->compared) return TR_OK;
+    tr__facts facts = {0};
+    tr__facts_say(&facts, "micro_batches", "%d", p->micro_batches);
+    tr__facts_say(&facts, "schedule", "%s", p->schedule == TR_GPIPE ? "GPipe" : "1F1B");
+    tr_status status = tr__agree(p->group, "pipeline", &facts);
+    tr__facts_free(&facts);
+    p->compared = status == TR_OK;
+    return status;
+}
+
 tr_status tr_pipeline_step(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, double *loss)
 {
     TR__TRY(tr_status_of(pipe));
     if (!pipe) return tr__fail(TR_INVALID, "pipeline: it is NULL");
+    TR__TRY(compare_options(pipe));
     TR__TRY(check_batch(pipe, x, y));
     for (int i = 0; i < pipe->count; i++) TR__TRY(check_gradients_stay(&pipe->stages[i]));
     job j = {.pipe = pipe, .x = x, .y = y};
@@ -372,6 +389,7 @@ static tr_status build(tr_pipeline *p, const tr_pipeline_options *o)
     TR__TRY(check_options(o));
     p->loss = o->loss;
     p->user = o->user;
+    p->schedule = o->schedule;
     p->group = tr_keep(o->group);
     p->total = o->group ? tr_world_size(o->group) : o->count;
     p->micro_batches = TR__OR(o, micro_batches, 4);

@@ -9,6 +9,7 @@
 
 #include "nn/module.h"
 #include "ops/cpu/isa.h"
+#include "ops/onednn/kernels.h"
 #include "parallel/agree.h"
 
 #include <inttypes.h>
@@ -76,11 +77,13 @@ static void say_plan(const tr__plan *p, tr__facts *facts)
     tr__facts_say(facts, "autocast", "%s", tr_dtype_name(autocast));
 }
 
-/* Kernels for other instructions round otherwise. Ranks train all the same: each gradient is averaged, and all get the same. */
-static void say_instructions(tr__facts *facts)
+/* Kernels for other instructions round otherwise. Ranks train one model all the same: they exchange gradients, and all take the same step. */
+static void say_kernels(tr__facts *facts)
 {
-    const char *text = tr__has_avx512bf16() ? "avx512 with bf16" : tr__has_avx512() ? "avx512" : tr__has_avx2() ? "avx2" : "plain";
-    tr__facts_add(facts, &(tr__fact){.name = "instructions", .value = text, .bytes = strlen(text), .told = true});
+    char text[TR__ONEDNN_TEXT + 32], onednn[TR__ONEDNN_TEXT];
+    const char *own = tr__has_avx512bf16() ? "avx512 with bf16" : tr__has_avx512() ? "avx512" : tr__has_avx2() ? "avx2" : "plain C";
+    snprintf(text, sizeof text, "%s and %s", own, tr__onednn_text(onednn));
+    tr__facts_add(facts, &(tr__fact){.name = "kernels", .value = text, .bytes = strlen(text), .told = true});
 }
 
 /* What tells most comes first, as a message shows three. */
@@ -94,7 +97,7 @@ static tr_status say_all(tr_trainer *t, tr__facts *facts)
     TR__TRY(tr_status_of(t->optimizer));
     tr__optimizer_say(t->optimizer, facts);
     say_plan(p, facts);
-    say_instructions(facts);
+    say_kernels(facts);
     return facts->lost ? tr__fail(TR_NO_MEMORY, "trainer: out of memory for its settings") : TR_OK;
 }
 

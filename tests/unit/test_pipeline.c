@@ -333,6 +333,26 @@ static void ranks_are_like_one_device(void **state)
     run_tcp(STAGES, train_ranks, NULL, NULL);
 }
 
+static void step_otherwise(rank *r)
+{
+    tr_module *stage = tr_linear(1, 1);
+    tr_pipeline *four = tr_pipeline_new(&stage, 1, .loss = sum_loss, .group = r->group, .micro_batches = 2 + 2 * r->number);
+    CHECK(tr_pipeline_step(four, tr_ones(TR_SHAPE(4, 1)), NULL, NULL) == TR_MISMATCH);
+    SAYS("pipeline: ranks differ: micro_batches is 2 on rank 0, 4 on rank 1");
+    tr_pipeline *turns = tr_pipeline_new(&stage, 1, .loss = sum_loss, .group = r->group,
+        .schedule = r->number ? TR_GPIPE : TR_1F1B);
+    CHECK(tr_pipeline_step(turns, tr_ones(TR_SHAPE(4, 1)), NULL, NULL) == TR_MISMATCH);
+    SAYS("pipeline: ranks differ: schedule is 1F1B on rank 0, GPipe on rank 1");
+    tr_pipeline *same = tr_pipeline_new(&stage, 1, .loss = sum_loss, .group = r->group);
+    OK(tr_pipeline_step(same, tr_ones(TR_SHAPE(4, 1)), NULL, NULL));
+}
+
+static void ranks_of_other_options_are_refused(void **state)
+{
+    (void)state;
+    run(2, step_otherwise, NULL);
+}
+
 static void leave_early(rank *r)
 {
     tr_module *stage = tr_linear(1, 1);
@@ -367,6 +387,7 @@ int main(void)
         cmocka_unit_test(wrong_arguments_are_errors),
         cmocka_unit_test(one_forward_one_backward_holds_less),
         cmocka_unit_test(ranks_are_like_one_device),
+        cmocka_unit_test(ranks_of_other_options_are_refused),
         cmocka_unit_test(a_rank_that_leaves_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,13 @@
 #include "ops/onednn/engine.h"
 
+#include "ops/onednn/kernels.h"
+
+#include <oneapi/dnnl/dnnl_debug.h>
+
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <string.h>
 
 /* Process-wide, found once: the OpenMP runtime that libdnnl brought into the process, whichever it is. Linking one here
  * could bring in a second, whose setting oneDNN would not see. NULL when oneDNN was built without OpenMP. */
@@ -30,6 +36,16 @@ int tr__onednn_enter(void)
 void tr__onednn_leave(int threads)
 {
     if (threads != 1) openmp.set_threads(threads);
+}
+
+char *tr__onednn_text(char text[TR__ONEDNN_TEXT])
+{
+    static const char prefix[] = "cpu_isa_";
+    const dnnl_version_t *v = dnnl_version();
+    const char *isa = dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa());
+    if (strncmp(isa, prefix, sizeof prefix - 1) == 0) isa += sizeof prefix - 1;
+    snprintf(text, TR__ONEDNN_TEXT, "oneDNN %d.%d.%d for %s", v->major, v->minor, v->patch, isa);
+    return text;
 }
 
 tr_status tr__onednn_fail(dnnl_status_t status, const char *what)

@@ -9,5 +9,8 @@ tr_status tr__onednn_product(const tr__product *p, tr_device device);
 tr_status tr__onednn_convolution(tr_op_call *call);
 /* Whether it multiplies bf16 by matrix units (AMX), which our kernels do not use. */
 bool tr__onednn_has_matrix_units(void);
+/* "oneDNN 2.6.0 for avx512_core": which kernels it has here, as far as ONEDNN_MAX_CPU_ISA lets it. Returns text. */
+enum { TR__ONEDNN_TEXT = 64 };
+char *tr__onednn_text(char text[TR__ONEDNN_TEXT]);
 
 #endif
