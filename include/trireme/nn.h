@@ -283,9 +283,9 @@ typedef tr_tensor *(*tr_forward_function)(tr_module *self, tr_tensor *const *inp
 TR_API tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_function forward);
 TR_API void *tr_module_state(const tr_module *module);
 TR_API const char *tr_module_name(const tr_module *module);
-/* What tells the module from others of its name and shapes, as far as its forward depends on it: tr_module_detail(m, "heads %d", heads).
- * Ranks that train together compare it, as tr_trainer() tells. Numbers are written with a point in any locale. Said again, it replaces
- * what was said. */
+/* What tells the module from others of its name and shapes, as far as its forward depends on it: tr_module_detail(m,
+ * "heads %d", heads). Ranks that train together compare it, as tr_trainer() tells. Numbers are written with a point in any
+ * locale. Said again, it replaces what was said. */
 TR_API void tr_module_detail(tr_module *module, const char *format, ...) TR_PRINTF(2, 3);
 TR_API bool tr_module_training(const tr_module *module);
 /* Adds a child, a parameter (a float leaf: it is made to require a gradient) or a buffer under a name without dots, and

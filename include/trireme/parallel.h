@@ -20,8 +20,8 @@ typedef struct tr_ddp_options {
     tr_group *group;
     double bucket_mb;     /* default 25, in MiB: gradients are reduced in ranges of about this size */
 } tr_ddp_options;
-/* Wraps a module: compares the ranks' .bucket_mb, parameters and buffers (names, shapes, dtypes, which require gradients: TR_MISMATCH
- * on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory, and averages
+/* Wraps a module: compares the ranks' .bucket_mb, parameters and buffers (names, shapes, dtypes, which require gradients:
+ * TR_MISMATCH on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory, and averages
  * each bucket over the group as soon as backward has filled it, while backward goes on; the last one (of one dtype and
  * device the only one that may be below bucket_mb) at backward's end (Li et al., VLDB 2020). tr_backward() returns when
  * all gradients are averaged, and all ranks have rank 0's buffers, such as running statistics. A parameter that took no
@@ -113,8 +113,8 @@ typedef struct tr_pipeline_options {
 TR_API tr_pipeline *tr_pipeline_new_with(const tr_pipeline_options *options);
 /* Forward and backward of a batch: adds the gradients of its mean loss to those of the stages' parameters, as one device would
  * without micro-batches (they must divide the rows), also for dropouts (tr_seed() the stages for the batch). x is needed by the
- * first stage, y (NULL: none) by the last. The first step over a group compares .micro_batches and .schedule of all ranks: TR_MISMATCH.
- * loss, unless NULL, gets the mean loss, on all ranks. After a failure the gradients
+ * first stage, y (NULL: none) by the last. The first step over a group compares the ranks' .micro_batches and .schedule, of
+ * which others are TR_MISMATCH. loss, unless NULL, gets the mean loss, on all ranks. After a failure the gradients
  * are worth nothing; over a group the other ranks learn of it when the one that failed leaves. */
 TR_API TR_MUST_CHECK tr_status tr_pipeline_step(tr_pipeline *pipeline, tr_tensor *x, tr_tensor *y, double *loss);
 
@@ -225,8 +225,8 @@ TR_API TR_MUST_CHECK tr_status tr_mark_shard(tr_tensor *parameter, tr_group *gro
 
 /* Each rank of the group keeps its share of the optimizer's state only, updates that share of the parameters, and all gather
  * the others' after each step: stage 1 of ZeRO (Rajbhandari et al. 2020). Not for LAMB, LARS and Muon. Collective: all
- * ranks call it, with optimizers alike and in the same state, best right after making them; rules, settings and parameters that differ
- * are TR_MISMATCH, as with tr_ddp(). Gradients must be the same on all ranks, as tr_ddp()
+ * ranks call it, with optimizers alike and in the same state, best right after making them; rules, settings and parameters
+ * that differ are TR_MISMATCH, as with tr_ddp(). Gradients must be the same on all ranks, as tr_ddp()
  * leaves them. tr_step(), tr_optimizer_state() and tr_optimizer_load() are then collective; the state dict is whole, so that
  * a checkpoint fits any number of ranks. */
 TR_API TR_MUST_CHECK tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group);

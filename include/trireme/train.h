@@ -260,20 +260,21 @@ typedef struct tr_trainer_options {
                                    the batch computed at once */
     const char *allow_different; /* settings that ranks may be told differently: "lr, data"; NULL: none */
 } tr_trainer_options;
-/* Ranks first compare what they were told, in one exchange, before anything is read from a checkpoint, exchanged or written. Where it
- * differs the trainer is in error on every rank, with TR_MISMATCH, and the message shows each value with its ranks: "trainer: ranks
- * differ: lr is 0.001 on rank 0, 0.01 on rank 1". Compared are, under these names,
+/* Ranks first compare what they were told, in one exchange, before anything is read from a checkpoint, exchanged or
+ * written. Where it differs the trainer is in error on every rank, with TR_MISMATCH, and the message shows each value with
+ * its ranks: "trainer: ranks differ: lr is 0.001 on rank 0, 0.01 on rank 1". Compared are, under these names,
  *
- *   model         its modules and their parameters and buffers: kinds, shapes, dtypes, which are frozen
- *   data          of a text, size and CRC-32C (of more than 64 MiB, of a sample); tokenizer, that of its vocabulary and merges
- *                 of a dataset, its length and what it consists of, with three samples where a function makes them; validation the same
- *   optimizer     its rule and settings, as optimizer.beta1 and optimizer.weight_decay, and its parameter groups
- *   loss, global_batch, steps, warmup_steps, lr, min_lr, clip, seed, autocast, context, validation_windows, masking, on_bad, and
- *   whether it is to resume
+ *   model       its modules, their parameters and buffers: kinds, details, shapes, dtypes, which are frozen
+ *   data        of a text, size and CRC-32C (beyond 64 MiB, of a sample), and tokenizer, its vocabulary and merges;
+ *               of a dataset, length and contents, and three samples where a function makes them; validation, as data
+ *   optimizer   its rule and settings, as optimizer.beta1 and optimizer.weight_decay, and its parameter groups
+ *   loss, global_batch, steps, warmup_steps, lr, min_lr, clip, seed, autocast, resume (whether), allow_different
+ *   context, validation_windows, masking of a text; on_bad of a classifier
  *
- * and .allow_different itself, which takes names from these, "optimizer" with all that is below it. Not compared are micro_batch and
- * workers, which may differ; values of parameters, for rank 0's become everybody's; and what modules and functions of the program keep
- * to themselves, such as a dropout's share (tr_agree()). Processors with other instructions, whose roundings differ, are told in the log. */
+ * .allow_different takes names from these, "optimizer" with all that is below it. Not compared are micro_batch and workers,
+ * which may differ; values of parameters, for rank 0's become everybody's; and what functions and modules of the program
+ * keep to themselves (tr_module_detail(), tr_agree()). Kernels that differ, as on processors with other instructions, are
+ * told in the log. docs/trust.md has the details. */
 #define tr_trainer(...) tr_trainer_with(TR__BRACES2(tr_trainer_options, model, text, __VA_ARGS__))
 TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);
 

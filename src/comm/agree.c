@@ -32,26 +32,28 @@ char *tr__number_text(double value, char text[TR__NUMBER_TEXT])
 
 /* ---- Collecting ---------------------------------------------------------------------------------------------------- */
 
-static bool reserve(tr__facts *facts, size_t more)
+/* Room for more bytes behind those that are there; NULL: there is no memory. */
+static char *reserve(tr__facts *facts, size_t more)
 {
-    if (facts->length + more <= facts->capacity) return true;
-    size_t capacity = 2 * facts->capacity + more + 1024;
-    char *grown = realloc(facts->bytes, capacity);
-    if (!grown) return false;
-    facts->bytes = grown;
-    facts->capacity = capacity;
-    return true;
+    if (!facts->bytes || facts->length + more > facts->capacity) {
+        size_t capacity = 2 * facts->capacity + more + 1024;
+        char *grown = realloc(facts->bytes, capacity);
+        if (!grown) return NULL;
+        facts->bytes = grown;
+        facts->capacity = capacity;
+    }
+    return facts->bytes + facts->length;
 }
 
 void tr__facts_add(tr__facts *facts, const tr__fact *fact)
 {
     uint32_t lengths[] = {(uint32_t)strlen(fact->name) + 1, (uint32_t)fact->bytes | (fact->told ? told_bit : 0)};
     size_t more = sizeof lengths + lengths[0] + fact->bytes;
-    if (fact->bytes >= told_bit || !reserve(facts, more)) {
+    char *to = fact->bytes < told_bit ? reserve(facts, more) : NULL;
+    if (!to) {
         facts->lost = true;
         return;
     }
-    char *to = facts->bytes + facts->length;
     memcpy(to, lengths, sizeof lengths);
     memcpy(to + sizeof lengths, fact->name, lengths[0]);
     if (fact->bytes) memcpy(to + sizeof lengths + lengths[0], fact->value, fact->bytes);

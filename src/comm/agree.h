@@ -30,9 +30,9 @@ void tr__facts_free(tr__facts *facts);
 enum { TR__NUMBER_TEXT = 32 };
 char *tr__number_text(double value, char text[TR__NUMBER_TEXT]);
 
-/* Collective: eight bytes per rank as long as the facts are alike. TR_MISMATCH on every rank, with the same message, when a name or a value
- * differs between ranks: it says `what` differs, on which ranks, and shows the values of the first three names that do. The group can be
- * used on. */
+/* Collective: eight bytes per rank as long as the facts are alike. TR_MISMATCH on every rank, with the same message, when a
+ * name or a value differs between ranks: it says `what` differs, on which ranks, and shows the values of the first three
+ * names that do. The group can be used on. */
 tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts);
 
 #endif

@@ -18,8 +18,8 @@ typedef struct tr__content {
 
 void tr__content_add(tr__content *content, const void *data, size_t bytes);
 
-/* Says what a set consists of under a name, "data": "60000 samples of u8 [1, 28, 28] (CRC-32C 1a2b3c4d)"; and, where a function makes
- * samples, those of three under "data.samples" when values are wanted. NULL: none. */
+/* Says what a set consists of under a name, "data": "60000 samples of u8 [1, 28, 28] (CRC-32C 1a2b3c4d)"; and, where a
+ * function makes samples, what three of them are under "data.samples", if their values are wanted. NULL: there is no set. */
 void tr__dataset_say(tr_dataset *set, const char *name, bool values, tr__facts *facts);
 /* The same of a text, "data", and of the tokenizer that cut it, "tokenizer". */
 void tr__text_say(const tr_text *text, tr__facts *facts);

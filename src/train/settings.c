@@ -77,7 +77,8 @@ static void say_plan(const tr__plan *p, tr__facts *facts)
     tr__facts_say(facts, "autocast", "%s", tr_dtype_name(autocast));
 }
 
-/* Kernels for other instructions round otherwise. Ranks train one model all the same: they exchange gradients, and all take the same step. */
+/* Kernels for other instructions round otherwise. Ranks train one model all the same: all take the step of the same
+ * gradients, which they exchange. */
 static void say_kernels(tr__facts *facts)
 {
     char text[TR__ONEDNN_TEXT + 32], onednn[TR__ONEDNN_TEXT];
@@ -153,8 +154,8 @@ static tr_status check_names(const tr_trainer *t, const tr__facts *facts)
         if (!strchr(fact.name, '.') && !fact.told)
             snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", fact.name);
     }
-    return tr__fail(TR_INVALID, "trainer: allow_different: there is no setting \"%.*s\" that ranks compare: there are %s", (int)length,
-        name, known);
+    return tr__fail(TR_INVALID, "trainer: allow_different: there is no setting \"%.*s\" that ranks compare: there are %s",
+        (int)length, name, known);
 }
 
 /* ---- Comparing ----------------------------------------------------------------------------------------------------- */

@@ -76,8 +76,8 @@ tr_status tr__trainer_check(const tr_trainer *trainer);
 /* Loads the checkpoint if there is one to go on from, and makes net and optimizer. */
 tr_status tr__trainer_set_up(tr_trainer *trainer);
 
-/* In settings.c. Compares what all ranks must be told alike, .allow_different left out, in one exchange: TR_MISMATCH on all ranks names
- * what differs, with its values. The optimizer is there. */
+/* In settings.c. Compares what all ranks must be told alike, .allow_different left out, in one exchange: TR_MISMATCH on all
+ * ranks names what differs, with its values. The optimizer has been made. */
 tr_status tr__trainer_compare(tr_trainer *trainer);
 /* May a setting differ? Then a task need not find it out. */
 bool tr__trainer_may_differ(const tr_trainer *trainer, const char *name);

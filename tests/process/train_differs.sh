@@ -6,12 +6,15 @@
 cd "$work"
 cat "$SOURCE"/include/trireme/*.h >text
 tr e E <text >other # as long
-"$TRIREME" tokenizer train --data text --vocab 300 --out text.json >out 2>err && "$TRIREME" tokenizer train --data other --vocab 300 --out other.json >out 2>err ||
-    fail "no tokenizers"
-tiny="--data text --layers 1 --heads 2 --dim 16 --context 16 --batch 4 --steps 6 --lr 0.01 --min-lr 0 --warmup 0 --threads 1 --plain --timeout 60"
+for name in text other; do
+    "$TRIREME" tokenizer train --data $name --vocab 300 --out $name.json >out 2>err || fail "no tokenizer of $name"
+done
+tiny="--data text --layers 1 --heads 2 --dim 16 --context 16 --batch 4 --steps 6 --lr 0.01 --min-lr 0 --warmup 0"
+tiny="$tiny --threads 1 --plain --timeout 60"
 export TRIREME tiny TRIREME_TEST="$$-$(date +%s%N)"
 
-# train_each MODEL OPTIONS OPTIONS: rank 0 with the first ones, rank 1 with the others; its exit code in $code. Options that come later count.
+# train_each MODEL OPTIONS OPTIONS: rank 0 with the first ones, rank 1 with the others; the exit code comes in $code. Of an
+# option that is given twice the second counts.
 train_each() {
     code=0
     model=$1 own0=$2 own1=$3 "$TRIREME" run -n 2 sh -c \
@@ -74,7 +77,8 @@ train_each gpt "--allow-different data --micro-batch 1" "--data other --allow-di
 if [ "$(uname -m)" = x86_64 ]; then
     rm -r run
     code=0
-    "$TRIREME" run -n 2 sh -c '[ "$RANK" = 0 ] || export ONEDNN_MAX_CPU_ISA=SSE41; exec "$TRIREME" train gpt $tiny --out run' >out 2>err </dev/null || code=$?
+    "$TRIREME" run -n 2 sh -c '[ "$RANK" = 0 ] || export ONEDNN_MAX_CPU_ISA=SSE41
+        exec "$TRIREME" train gpt $tiny --out run' >out 2>err </dev/null || code=$?
     [ $code = 0 ] && [ "$(grep -c 'ranks differ' err)" = 1 ] && grep -q '^\[0\] .*kernels is .* on rank 0, .*sse41 on rank 1' err ||
         fail "other instructions: $(cat err)"
 fi
