@@ -109,6 +109,7 @@ tr_status tr__trainer_set_up(tr_trainer *t)
     TR__TRY(tr_status_of(parameters));
     if (t->world_size > 1) TR__TRY(tr__arena_build(parameters)); /* all together, whichever the optimizer takes */
     t->optimizer = tr_keep(p->optimizer ? p->optimizer(parameters, p->user) : t->task->optimizer(t));
+    if (!t->optimizer) return tr__fail(TR_INVALID, "trainer: .optimizer made none: it returned NULL");
     TR__TRY(tr__trainer_compare(t)); /* before anything is read, exchanged or written */
     if (p->resume) TR__TRY(tr__trainer_resume_model(t, &state));
     t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group) : p->model);

@@ -294,6 +294,20 @@ static void nothing_is_asked_for_alone(void **state)
         "no setting \"context\"");
 }
 
+static tr_optimizer *make_none(tr_tensor_list *parameters, void *user)
+{
+    (void)parameters, (void)user;
+    return NULL;
+}
+
+static void an_optimizer_is_needed(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    FAILS(TR_INVALID, tr_status_of(tr_trainer(small_gpt(2), tr_text(text_path), .context = CONTEXT, .optimizer = make_none)),
+        "returned NULL");
+}
+
 /* ---- Models -------------------------------------------------------------------------------------------------------- */
 
 static tr_module *net_of(int which, int other)
@@ -423,6 +437,7 @@ int main(void)
         TEST(ranks_stop_and_validate_together),
         TEST(datasets_are_compared),
         TEST(nothing_is_asked_for_alone),
+        TEST(an_optimizer_is_needed),
         TEST(modules_are_compared),
         TEST(ddp_and_shards_compare_their_options),
         TEST(large_data_is_sampled),
