@@ -58,7 +58,8 @@ static tr_status join(char path[PATH_MAX], const char *folder, const char *name)
 static tr_status remove_tree(int parent, const char *name, const char *folder)
 {
     if (unlinkat(parent, name, 0) == 0 || errno == ENOENT) return TR_OK;
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    bool is_a_folder = errno == EISDIR || errno == EPERM; /* Linux says the one, POSIX the other */
+    int fd = is_a_folder ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) {
         tr_status status = tr__fail_errno(TR_IO, errno, "cannot remove %s/%s", folder, name);
