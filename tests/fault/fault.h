@@ -72,6 +72,7 @@ typedef enum defect {
     DEFECT_CHECKSUM,    /* what is loaded is not held against the manifest */
     DEFECT_ROW,         /* a resumed training forgets the score in its latest row */
     DEFECT_STATE,       /* a resumed training begins with fresh optimizer state */
+    DEFECT_WIRE,        /* the checksum of what crosses a network is not computed */
     DEFECTS
 } defect;
 

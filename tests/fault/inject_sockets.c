@@ -14,9 +14,10 @@
 
 ssize_t __real_sendmsg(int fd, const struct msghdr *message, int flags);
 ssize_t __real_recvmsg(int fd, struct msghdr *message, int flags);
+ssize_t __real_recv(int fd, void *to, size_t bytes, int flags);
 int __real_clock_gettime(clockid_t clock, struct timespec *now);
 
-enum { MOST_PARTS = 8, BUSY_CALLS = 20 };
+enum { MOST_PARTS = 32, BUSY_CALLS = 20 };
 
 static bool watched(int fd, int flags)
 {
@@ -169,6 +170,14 @@ ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
     struct iovec parts[MOST_PARTS];
     struct msghdr cut = cut_to(message, 1 + (size_t)injected_below((int64_t)count), parts);
     return __real_recvmsg(fd, &cut, flags);
+}
+
+ssize_t __wrap_recv(int fd, void *to, size_t bytes, int flags)
+{
+    if (!watched(fd, flags)) return __real_recv(fd, to, bytes, flags);
+    atomic_fetch_add(&injected()->counts[injected_rank()].receives, 1);
+    if (!injects(FAULT_SOCKET_PARTS) || bytes < 2) return __real_recv(fd, to, bytes, flags);
+    return is_interrupted() ? -1 : __real_recv(fd, to, 1 + (size_t)injected_below((int64_t)bytes), flags);
 }
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now)

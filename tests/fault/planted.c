@@ -1,6 +1,8 @@
 /* Defences of the library that the attempt's page may ask to take out, in the job alone. */
 #include "inject.h"
 
+#include "base/crc32c.h"
+#include "comm/transport/tcp_checked.h"
 #include "train/file_record.h"
 #include "train/history.h"
 
@@ -14,6 +16,16 @@ tr_status __real_tr__history_rows(const tr_tensor_list *list, tr_metrics_row **r
 tr_status __wrap_tr__history_rows(const tr_tensor_list *list, tr_metrics_row **rows, int64_t *count);
 tr_status __real_tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
 tr_status __wrap_tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
+uint32_t __real_tr__crc32c(uint32_t crc, const void *data, size_t bytes);
+uint32_t __wrap_tr__crc32c(uint32_t crc, const void *data, size_t bytes);
+ssize_t __real_tr__checked_send(tr__checked_sender *s, int socket, const struct iovec *parts, int count);
+ssize_t __wrap_tr__checked_send(tr__checked_sender *s, int socket, const struct iovec *parts, int count);
+ssize_t __real_tr__checked_receive(tr__checked_receiver *r, int socket, const struct iovec *parts, int count,
+                                   bool stays);
+ssize_t __wrap_tr__checked_receive(tr__checked_receiver *r, int socket, const struct iovec *parts, int count,
+                                   bool stays);
+
+static _Thread_local bool on_wire; /* this thread sends or receives */
 
 static bool planted(defect d)
 {
@@ -35,4 +47,27 @@ tr_status __wrap_tr__history_rows(const tr_tensor_list *list, tr_metrics_row **r
 tr_status __wrap_tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state)
 {
     return planted(DEFECT_STATE) ? TR_OK : __real_tr_optimizer_load(optimizer, state);
+}
+
+/* The checksum of every message is 0, and so is that of what came instead. */
+uint32_t __wrap_tr__crc32c(uint32_t crc, const void *data, size_t bytes)
+{
+    return on_wire && planted(DEFECT_WIRE) ? 0 : __real_tr__crc32c(crc, data, bytes);
+}
+
+ssize_t __wrap_tr__checked_send(tr__checked_sender *s, int socket, const struct iovec *parts, int count)
+{
+    on_wire = true;
+    ssize_t sent = __real_tr__checked_send(s, socket, parts, count);
+    on_wire = false;
+    return sent;
+}
+
+ssize_t __wrap_tr__checked_receive(tr__checked_receiver *r, int socket, const struct iovec *parts, int count,
+                                   bool stays)
+{
+    on_wire = true;
+    ssize_t got = __real_tr__checked_receive(r, socket, parts, count, stays);
+    on_wire = false;
+    return got;
 }

@@ -25,7 +25,7 @@ const char *const layout_names[LAYOUTS] = {"shared memory", "TCP", "two hosts", 
 
 /* ---- What each fault may lead to --------------------------------------------------------------------------------- */
 
-#define LOST_PEER "rank [0-3].*(lost its connection|cannot be reached|damaged message|does not take our call)"
+#define LOST_PEER "rank [0-3].*(lost its connection|cannot be reached|sent a damaged message|does not take our call)"
 /* What the launcher says; %d: of whom. */
 #define KILLED "rank %d \\(pid [0-9]+\\) was killed by signal 9"
 /* A message that is refused, or never whole. */
@@ -56,8 +56,7 @@ static const struct rule {
     [FAULT_SOCKET_STALL] = {"a socket that stalls", 3, NULL, true, false},
     [FAULT_SOCKET_RESET] = {"a connection reset", 5, LOST_PEER, true, false},
     [FAULT_SOCKET_CUT] = {"a connection cut in a message", 5, LOST_PEER, true, false},
-    /* Bytes that TCP delivers wrongly, when they are asked for: for transports with a checksum of their own. */
-    [FAULT_SOCKET_FLIP] = {"a bit flipped on the wire", 4, MISHEARD, true, false},
+    [FAULT_SOCKET_FLIP] = {"a bit flipped on the wire", 5, LOST_PEER, true, false},
     [FAULT_SOCKET_DROP] = {"bytes lost on the wire", 4, MISHEARD, true, false},
     [FAULT_SOCKET_REPEAT] = {"bytes repeated on the wire", 4, MISHEARD, true, false},
     [FAULT_SOCKET_SWAP] = {"bytes swapped on the wire", 4, MISHEARD, true, false},
@@ -72,7 +71,6 @@ static const struct rule {
 typedef struct trial {
     uint64_t draw;
     defect defect;
-    bool wire;
     int layout;
     const golden *golden;
     attempt attempt;
@@ -94,7 +92,7 @@ static int64_t below(trial *t, int64_t limit)
 static int weight_of(const trial *t, int kind)
 {
     bool tcp = strcmp(layouts[t->layout].transport, "shm") != 0;
-    if ((rules[kind].sockets && !tcp) || (is_on_wire((fault_kind)kind) && !t->wire)) return 0;
+    if (rules[kind].sockets && !tcp) return 0;
     return kind == FAULT_FLIP_READ && t->saved < 0 ? 0 : rules[kind].weight;
 }
 
@@ -338,7 +336,6 @@ bool trial_run(const trial_options *o, const golden goldens[LAYOUTS], const char
     trial *t = new_trial((int)draw_below(&draw, LAYOUTS), dir, wrong);
     t->draw = draw;
     t->defect = o->defect;
-    t->wire = o->wire;
     t->golden = &goldens[t->layout];
     t->told = o->told;
     if (t->told) fprintf(t->told, "seed %llu, ranks on %s\n", (unsigned long long)o->seed, layouts[t->layout].name);

@@ -46,7 +46,6 @@ bool golden_make(golden *g, int layout, const char *text, char wrong[TEXT]);
 typedef struct trial_options {
     uint64_t seed;
     defect defect;
-    bool wire;  /* with bytes that TCP delivers wrongly, which a transport must have a checksum to find */
     FILE *told; /* gets each attempt, in words; or NULL */
 } trial_options;
 /* Runs the trial of a seed. False with what is wrong. */
