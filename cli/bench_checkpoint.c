@@ -1,6 +1,6 @@
 /*
- * trireme bench checkpoint: how fast a checkpoint is saved, loaded and verified, beside the same tensors without checksums, and
- * beside a peer's. All take turns, so that what the disk and other programs do meets each alike.
+ * trireme bench checkpoint: how fast a checkpoint is saved, loaded and verified, beside the same tensors without
+ * checksums, and beside a peer's. All take turns, so that what the disk and other programs do meets each alike.
  */
 #include "bench.h"
 
@@ -27,11 +27,12 @@ typedef struct bench_checkpoint {
     int megabytes, rounds, threads;
     tr_tensor_list *model, *state;
     double bytes; /* of their tensors */
-    char path[PATH_MAX], checkpoint[PATH_MAX], plain_model[PATH_MAX], plain_state[PATH_MAX]; /* in a folder that goes in the end */
+    char path[PATH_MAX], checkpoint[PATH_MAX], plain_model[PATH_MAX],
+        plain_state[PATH_MAX]; /* in a folder that goes in the end */
     tr__peer program;
 } bench_checkpoint;
 
-/* ---- What is saved ------------------------------------------------------------------------------------------------- */
+/* ---- What is saved ----------------------------------------------------------------------------------------------- */
 
 /* A parameter, and AdamW's two moments of it, unless there is enough already. At the end only some rows are taken. */
 static tr_status add_parameter(bench_checkpoint *b, const char *name, int64_t rows, int64_t columns)
@@ -59,9 +60,17 @@ static tr_status make_tensors(bench_checkpoint *b)
         const char *name;
         int64_t rows, columns;
     } block[] = {
-        {"ln_1.weight", 1, DIM}, {"ln_1.bias", 1, DIM}, {"attn.c_attn.weight", DIM, 3 * DIM}, {"attn.c_attn.bias", 1, 3 * DIM},
-        {"attn.c_proj.weight", DIM, DIM}, {"attn.c_proj.bias", 1, DIM}, {"ln_2.weight", 1, DIM}, {"ln_2.bias", 1, DIM},
-        {"mlp.c_fc.weight", DIM, 4 * DIM}, {"mlp.c_fc.bias", 1, 4 * DIM}, {"mlp.c_proj.weight", 4 * DIM, DIM},
+        {"ln_1.weight", 1, DIM},
+        {"ln_1.bias", 1, DIM},
+        {"attn.c_attn.weight", DIM, 3 * DIM},
+        {"attn.c_attn.bias", 1, 3 * DIM},
+        {"attn.c_proj.weight", DIM, DIM},
+        {"attn.c_proj.bias", 1, DIM},
+        {"ln_2.weight", 1, DIM},
+        {"ln_2.bias", 1, DIM},
+        {"mlp.c_fc.weight", DIM, 4 * DIM},
+        {"mlp.c_fc.bias", 1, 4 * DIM},
+        {"mlp.c_proj.weight", 4 * DIM, DIM},
         {"mlp.c_proj.bias", 1, DIM},
     };
     b->model = tr_list();
@@ -81,7 +90,7 @@ static tr_status make_tensors(bench_checkpoint *b)
     return status;
 }
 
-/* ---- What is timed ------------------------------------------------------------------------------------------------- */
+/* ---- What is timed ----------------------------------------------------------------------------------------------- */
 
 static tr_status save(bench_checkpoint *b)
 {
@@ -115,8 +124,23 @@ static tr_status verify(bench_checkpoint *b)
     return tr_checkpoint_verify(b->checkpoint);
 }
 
-enum { SAVE, PLAIN_SAVE, LOAD, PLAIN_LOAD, VERIFY, COLD_LOAD, COLD_PLAIN_LOAD, COLD_VERIFY, TORCH_SAVE, DCP_SAVE, TORCH_LOAD, DCP_LOAD,
-    TORCH_COLD_LOAD, DCP_COLD_LOAD, MEASURES };
+enum {
+    SAVE,
+    PLAIN_SAVE,
+    LOAD,
+    PLAIN_LOAD,
+    VERIFY,
+    COLD_LOAD,
+    COLD_PLAIN_LOAD,
+    COLD_VERIFY,
+    TORCH_SAVE,
+    DCP_SAVE,
+    TORCH_LOAD,
+    DCP_LOAD,
+    TORCH_COLD_LOAD,
+    DCP_COLD_LOAD,
+    MEASURES
+};
 
 /* Every second round goes through them from the end. */
 static const struct measure {
@@ -205,14 +229,15 @@ static bool measure_all(bench_checkpoint *b, double seconds[MEASURES][MOST_ROUND
     return true;
 }
 
-/* ---- The report ---------------------------------------------------------------------------------------------------- */
+/* ---- The report -------------------------------------------------------------------------------------------------- */
 
 static double gbps(const bench_checkpoint *b, double *seconds)
 {
     return 1e-9 * b->bytes / tr__median(seconds, b->rounds);
 }
 
-/* Pair by pair: of ours, which share of the speed without checksums is left; of a peer's, how many times as fast ours is. */
+/* Pair by pair: of ours, which share of the speed without checksums is left; of a peer's, how many times as fast ours
+ * is. */
 static double ratio_of(const bench_checkpoint *b, double seconds[MEASURES][MOST_ROUNDS], int i)
 {
     double ratios[MOST_ROUNDS];
@@ -233,7 +258,8 @@ static cJSON *report(const bench_checkpoint *b, double seconds[MEASURES][MOST_RO
     cJSON_AddNumberToObject(o, "rounds", b->rounds);
     cJSON_AddBoolToObject(o, "disk", disk);
     printf("%.2f GB in %d tensors, %d threads, %s, median of %d rounds\n", 1e-9 * b->bytes,
-        tr_list_count(b->model) + tr_list_count(b->state), tr_threads(tr_cpu(0)), disk ? "files on a disk" : "files in memory", b->rounds);
+           tr_list_count(b->model) + tr_list_count(b->state), tr_threads(tr_cpu(0)),
+           disk ? "files on a disk" : "files in memory", b->rounds);
     double ratios[MEASURES] = {0}; /* before the medians sort what they are of */
     bool made[MEASURES];
     for (int i = 0; i < MEASURES; i++) {
@@ -250,15 +276,17 @@ static cJSON *report(const bench_checkpoint *b, double seconds[MEASURES][MOST_RO
         if (m->beside != i) {
             snprintf(key, sizeof key, "%s_%s", m->key, m->run ? "share" : "ratio");
             cJSON_AddNumberToObject(o, key, ratios[i]);
-            if (m->run) snprintf(text, sizeof text, "%.0f %% of the speed without", 100 * ratios[i]);
-            else snprintf(text, sizeof text, "ours is %.2f times as fast", ratios[i]);
+            if (m->run)
+                snprintf(text, sizeof text, "%.0f %% of the speed without", 100 * ratios[i]);
+            else
+                snprintf(text, sizeof text, "ours is %.2f times as fast", ratios[i]);
         }
         printf("%-48s %6.2f GB/s  %s\n", m->words, speed, text);
     }
     return o;
 }
 
-/* ---- The command --------------------------------------------------------------------------------------------------- */
+/* ---- The command ------------------------------------------------------------------------------------------------- */
 
 static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *ftw)
 {
@@ -292,7 +320,7 @@ static bool start_peer(bench_checkpoint *b)
 static int run(bench_checkpoint *b)
 {
     TR_SCOPE;
-    static double seconds[MEASURES][MOST_ROUNDS];
+    double seconds[MEASURES][MOST_ROUNDS] = {{0}};
     if ((b->threads && tr_set_threads(b->threads) != TR_OK) || make_tensors(b) != TR_OK) {
         tr__complain(TR__BENCH, "%s", tr_error_message());
         return TR__EXIT_FAILED;
@@ -302,8 +330,10 @@ static int run(bench_checkpoint *b)
     tr__peer_stop(&b->program);
     cJSON *o = well ? report(b, seconds) : NULL;
     nftw(b->path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    if (well && b->json) well = tr__write_json(TR__BENCH, o, b->json);
-    else cJSON_Delete(o);
+    if (well && b->json)
+        well = tr__write_json(TR__BENCH, o, b->json);
+    else
+        cJSON_Delete(o);
     return well ? TR__EXIT_OK : TR__EXIT_FAILED;
 }
 
@@ -312,20 +342,23 @@ int tr__bench_checkpoint(int argc, char **argv)
     bench_checkpoint b = {.folder = ".", .rounds = 5};
     const tr__option options[] = {
         {"megabytes", 0, "N", "of model and state together (GPT-2 with 124M parameters and AdamW's state: 1,493)",
-            TR__INTEGER(&b.megabytes, 1, 1000000)},
+         TR__INTEGER(&b.megabytes, 1, 1000000)},
         {"folder", 0, "FOLDER", "where the files are written, and removed in the end", TR__TEXT(&b.folder)},
         {"rounds", 0, "N", "that count", TR__INTEGER(&b.rounds, 1, MOST_ROUNDS)},
         {"threads", 0, "N", "threads (all cores)", TR__INTEGER(&b.threads, 1, 1024)},
         {"peer", 0, "COMMAND",
-            "a program to take turns with: it gets --megabytes and --folder, prints \"ready\", and for each of the lines\n"
-            "                            torch_save, torch_load, torch_cold_load, dcp_save, dcp_load, dcp_cold_load prints the\n"
-            "                            seconds that this took",
-            TR__TEXT(&b.peer)},
+         "a program to take turns with: it gets --megabytes and --folder, prints \"ready\", and for each of the lines\n"
+         "                            torch_save, torch_load, torch_cold_load, dcp_save, dcp_load, dcp_cold_load "
+         "prints the\n"
+         "                            seconds that this took",
+         TR__TEXT(&b.peer)},
         {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b.json)},
         {0},
     };
-    const tr__syntax syntax = {"bench checkpoint", NULL,
-        "Times saving, loading and verifying a checkpoint, beside the same tensors as safetensors files without checksums.\n"
+    const tr__syntax syntax = {
+        "bench checkpoint", NULL,
+        "Times saving, loading and verifying a checkpoint, beside the same tensors as safetensors files without "
+        "checksums.\n"
         "Files are read back from the page cache, and (\"from the disk\") after they were dropped from it.",
         options, .operands = {0, 0}};
     int code = tr__parse(&syntax, &argc, argv);

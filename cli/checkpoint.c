@@ -44,7 +44,7 @@ char *tr__bytes_text(double bytes, char text[16])
     return text;
 }
 
-/* ---- Paths -------------------------------------------------------------------------------------------------------- */
+/* ---- Paths ------------------------------------------------------------------------------------------------------- */
 
 tr__path_kind tr__path_kind_of(const char *path)
 {
@@ -56,18 +56,20 @@ tr__path_kind tr__path_kind_of(const char *path)
     if (tr_checkpoint_find(path, found, &step) == TR_OK)
         return strcmp(found, path) == 0 ? TR__PATH_CHECKPOINT : TR__PATH_FOLDER;
     /* One whose model is gone still has a manifest. */
-    return snprintf(found, sizeof found, "%s/manifest.json", path) < PATH_MAX && stat(found, &s) == 0 ? TR__PATH_CHECKPOINT
-                                                                                                    : TR__PATH_NOTHING;
+    return snprintf(found, sizeof found, "%s/manifest.json", path) < PATH_MAX && stat(found, &s) == 0
+               ? TR__PATH_CHECKPOINT
+               : TR__PATH_NOTHING;
 }
 
 static int is_checkpoint(const struct dirent *entry)
 {
     static const char prefix[] = "checkpoint-";
     const char *digits = entry->d_name + sizeof prefix - 1;
-    return strncmp(entry->d_name, prefix, sizeof prefix - 1) == 0 && *digits && strspn(digits, "0123456789") == strlen(digits);
+    return strncmp(entry->d_name, prefix, sizeof prefix - 1) == 0 && *digits &&
+           strspn(digits, "0123456789") == strlen(digits);
 }
 
-/* ---- What was found ----------------------------------------------------------------------------------------------- */
+/* ---- What was found ---------------------------------------------------------------------------------------------- */
 
 /* A tr_checkpoint_part of its own. */
 typedef struct part {
@@ -104,7 +106,8 @@ static void note(const tr_checkpoint_part *from, void *user)
         s->capacity = capacity;
     }
     part *p = &s->parts[s->count++];
-    *p = (part){.is = *from, .file = copy_of(from->file), .tensor = copy_of(from->tensor), .damage = copy_of(from->damage)};
+    *p = (part){
+        .is = *from, .file = copy_of(from->file), .tensor = copy_of(from->tensor), .damage = copy_of(from->damage)};
     if (!p->file || (from->tensor && !p->tensor) || (from->damage && !p->damage)) {
         s->lost = true;
         s->count--;
@@ -148,12 +151,14 @@ static void print_verdict(const survey *s, const char *before)
     const tr_checkpoint_report *r = &s->report;
     char size[16];
     tr__bytes_text((double)r->bytes, size);
-    if (r->damaged) tr__line("%sDAMAGED in %d part%s", before, r->damaged, r->damaged == 1 ? "" : "s");
+    if (r->damaged)
+        tr__line("%sDAMAGED in %d part%s", before, r->damaged, r->damaged == 1 ? "" : "s");
     else if (r->has_manifest)
-        tr__line("%swhole: %d file%s by SHA-256, %d tensors by CRC-32C, %s", before, r->files, r->files == 1 ? "" : "s", r->tensors,
-            size);
+        tr__line("%swhole: %d file%s by SHA-256, %d tensors by CRC-32C, %s", before, r->files, r->files == 1 ? "" : "s",
+                 r->tensors, size);
     else
-        tr__line("%sreadable, not verified: no manifest says what its %d tensors, %s, were to be", before, r->tensors, size);
+        tr__line("%sreadable, not verified: no manifest says what its %d tensors, %s, were to be", before, r->tensors,
+                 size);
 }
 
 static void print_problems(const survey *s)
@@ -162,12 +167,13 @@ static void print_problems(const survey *s)
         const tr_checkpoint_part *p = &s->parts[i].is;
         if (p->damage) tr__line("  %s", p->damage);
         if (p->nans + p->infinities > 0)
-            tr__line("  %s: tensor \"%s\" has %" PRId64 " NaN and %" PRId64 " infinite values, the first at index %" PRId64, p->file,
-                p->tensor, p->nans, p->infinities, p->first_not_finite);
+            tr__line("  %s: tensor \"%s\" has %" PRId64 " NaN and %" PRId64
+                     " infinite values, the first at index %" PRId64,
+                     p->file, p->tensor, p->nans, p->infinities, p->first_not_finite);
     }
 }
 
-/* ---- As JSON ------------------------------------------------------------------------------------------------------- */
+/* ---- As JSON ----------------------------------------------------------------------------------------------------- */
 
 static cJSON *part_json(const tr_checkpoint_part *p)
 {
@@ -177,7 +183,8 @@ static cJSON *part_json(const tr_checkpoint_part *p)
         cJSON_AddStringToObject(o, "tensor", p->tensor);
         cJSON_AddStringToObject(o, "dtype", tr_dtype_name(p->dtype));
         cJSON *shape = cJSON_AddArrayToObject(o, "shape");
-        for (int d = 0; d < p->shape.ndim; d++) cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)p->shape.dim[d]));
+        for (int d = 0; d < p->shape.ndim; d++)
+            cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)p->shape.dim[d]));
         cJSON_AddNumberToObject(o, "nans", (double)p->nans);
         cJSON_AddNumberToObject(o, "infinities", (double)p->infinities);
         if (p->first_not_finite >= 0) cJSON_AddNumberToObject(o, "first_not_finite", (double)p->first_not_finite);
@@ -223,7 +230,7 @@ static cJSON *survey_json(const survey *s, bool all)
     return o;
 }
 
-/* ---- verify -------------------------------------------------------------------------------------------------------- */
+/* ---- verify ------------------------------------------------------------------------------------------------------ */
 
 static bool verify_one(const char *path, cJSON *all)
 {
@@ -266,25 +273,29 @@ int tr__checkpoint_verify(int argc, char **argv)
         {"json", 0, "FILE", "write what was found as a JSON object", TR__TEXT(&json)},
         {0},
     };
-    const tr__syntax syntax = {VERIFY, "PATH…",
+    const tr__syntax syntax = {
+        VERIFY, "PATH…",
         "Reads checkpoints whole and holds them against their manifests: the header and each tensor by CRC-32C, each\n"
-        "file by SHA-256. Names what is damaged, and tensors with NaN or infinite values. PATH is a checkpoint, a folder\n"
-        "of checkpoints (all are read), or a safetensors file. Ends with 1 when one of them is not fine.",
+        "file by SHA-256. Names what is damaged, and tensors with NaN or infinite values. PATH is a checkpoint,\n"
+        "a folder of checkpoints (all are read), or a safetensors file. Ends with 1 when one of them is not fine.",
         options, .operands = {1, INT_MAX}};
     int code = tr__parse(&syntax, &argc, argv);
     if (code >= 0) return code;
     bool fine = true;
-    cJSON *object = json ? cJSON_CreateObject() : NULL, *all = object ? cJSON_AddArrayToObject(object, "checkpoints") : NULL;
+    cJSON *object = json ? cJSON_CreateObject() : NULL,
+          *all = object ? cJSON_AddArrayToObject(object, "checkpoints") : NULL;
     for (int i = 0; i < argc; i++) {
-        if (tr__path_kind_of(argv[i]) == TR__PATH_FOLDER) fine &= verify_folder(argv[i], all);
-        else fine &= verify_one(argv[i], all);
+        if (tr__path_kind_of(argv[i]) == TR__PATH_FOLDER)
+            fine &= verify_folder(argv[i], all);
+        else
+            fine &= verify_one(argv[i], all);
     }
     if (object) cJSON_AddBoolToObject(object, "fine", fine);
     if (json && !tr__write_json(VERIFY, object, json)) fine = false;
     return fine ? TR__EXIT_OK : TR__EXIT_FAILED;
 }
 
-/* ---- show ---------------------------------------------------------------------------------------------------------- */
+/* ---- show -------------------------------------------------------------------------------------------------------- */
 
 static void print_facts(const survey *s)
 {
@@ -325,7 +336,8 @@ static void print_files(const survey *s)
         tr__line("\n%s, %d tensors, %" PRId64 " bytes", file->file, i - begin, file->end);
         for (; begin < i; begin++) {
             const tr_checkpoint_part *p = &s->parts[begin].is;
-            tr__line("  %-*s  %-4s  %s", width, p->tensor, tr_dtype_name(p->dtype), tr_shape_text(p->shape, (char[160]){0}));
+            tr__line("  %-*s  %-4s  %s", width, p->tensor, tr_dtype_name(p->dtype),
+                     tr_shape_text(p->shape, (char[160]){0}));
         }
         begin = i + 1;
     }
@@ -339,9 +351,11 @@ int tr__checkpoint_show(int argc, char **argv)
         {"json", 0, "FILE", "write all of it as a JSON object", TR__TEXT(&json)},
         {0},
     };
-    const tr__syntax syntax = {SHOW, "PATH",
+    const tr__syntax syntax = {
+        SHOW, "PATH",
         "Verifies a checkpoint and prints what it is: step, loss, version, the save's identifier, settings, metadata,\n"
-        "files, and tensors with dtypes and shapes. PATH is a checkpoint, a folder of checkpoints (the newest is shown),\n"
+        "files, and tensors with dtypes and shapes. PATH is a checkpoint, a folder of checkpoints (the newest is "
+        "shown),\n"
         "or a safetensors file. Ends with 1 when it is not fine.",
         options, .operands = {1, 1}};
     int code = tr__parse(&syntax, &argc, argv);
@@ -377,7 +391,8 @@ int tr__cli_checkpoint(int argc, char **argv)
                "  diff    say how two of them differ\n");
         return TR__EXIT_OK;
     }
-    tr__complain("checkpoint", what ? "there is no \"%s\": there are verify, show and diff"
-                                    : "say what to do: verify, show or diff", what);
+    tr__complain("checkpoint",
+                 what ? "there is no \"%s\": there are verify, show and diff" : "say what to do: verify, show or diff",
+                 what);
     return TR__EXIT_USAGE;
 }

@@ -4,8 +4,8 @@
 
 #include <trireme/trireme.h>
 
-/* What a path is: a checkpoint (a folder with model.safetensors), a safetensors file, or a folder of checkpoints, which has the
- * newest one's step. */
+/* What a path is: a checkpoint (a folder with model.safetensors), a safetensors file, or a folder of checkpoints, which
+ * has the newest one's step. */
 typedef enum tr__path_kind { TR__PATH_NOTHING, TR__PATH_CHECKPOINT, TR__PATH_FILE, TR__PATH_FOLDER } tr__path_kind;
 tr__path_kind tr__path_kind_of(const char *path);
 

@@ -19,19 +19,20 @@
 typedef struct diff {
     const char *paths[2];
     tr_tensor_list *models[2], *states[2]; /* states: NULL where one of the two is a file alone */
-    int64_t tensors, different;            /* that both have; and of these, or of those that one has, those that are not the same */
-    int metadata;                          /* keys with different values */
-    double most;                           /* the largest absolute difference of two numbers */
-    cJSON *only[2], *changed, *keys;       /* what --json gets; NULL without it */
+    int64_t tensors,
+        different; /* that both have; and of these, or of those that one has, those that are not the same */
+    int metadata;  /* keys with different values */
+    double most;   /* the largest absolute difference of two numbers */
+    cJSON *only[2], *changed, *keys; /* what --json gets; NULL without it */
 } diff;
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /* How the values of two tensors of one shape differ. */
 typedef struct distance {
-    int64_t different; /* values whose bits do */
-    int64_t first;     /* the first of them */
-    int64_t nans;      /* values of which one is NaN and the other is not */
+    int64_t different;         /* values whose bits do */
+    int64_t first;             /* the first of them */
+    int64_t nans;              /* values of which one is NaN and the other is not */
     double absolute, relative; /* the largest |a - b|, and |a - b| / max(|a|, |b|), of the others */
 } distance;
 
@@ -45,7 +46,8 @@ static void add_numbers(distance *d, const double *a, const double *b, int64_t c
         }
         double absolute = fabs(a[i] - b[i]), relative = absolute / fmax(fabs(a[i]), fabs(b[i]));
         if (absolute > d->absolute) d->absolute = absolute;
-        if (relative > d->relative || isnan(relative)) d->relative = isnan(relative) ? 1 : relative; /* infinity / infinity */
+        if (relative > d->relative || isnan(relative))
+            d->relative = isnan(relative) ? 1 : relative; /* infinity / infinity */
     }
 }
 
@@ -120,9 +122,11 @@ static tr_status compare(diff *d, const char *file, const char *name, tr_tensor 
     if (far.absolute > d->most) d->most = far.absolute;
     if (!same_kind) tr__line("  %s: %s | %s", name, kind_text(a, kinds[0]), kind_text(b, kinds[1]));
     if (same_kind)
-        tr__line("  %s: %" PRId64 " of %" PRId64 " values differ, the first at index %" PRId64 "; by up to %.3g, relative %.3g", name,
-            far.different, tr_numel(a), far.first, far.absolute, far.relative);
-    else if (alike) tr__line("    their values differ by up to %.3g, relative %.3g", far.absolute, far.relative);
+        tr__line("  %s: %" PRId64 " of %" PRId64 " values differ, the first at index %" PRId64
+                 "; by up to %.3g, relative %.3g",
+                 name, far.different, tr_numel(a), far.first, far.absolute, far.relative);
+    else if (alike)
+        tr__line("    their values differ by up to %.3g, relative %.3g", far.absolute, far.relative);
     if (far.nans) tr__line("    %" PRId64 " values are NaN on one side alone", far.nans);
     cJSON *o = add_entry(d->changed, file, name);
     if (!o) return TR_OK;
@@ -137,7 +141,7 @@ static tr_status compare(diff *d, const char *file, const char *name, tr_tensor 
     return TR_OK;
 }
 
-/* ---- Lists --------------------------------------------------------------------------------------------------------- */
+/* ---- Lists ------------------------------------------------------------------------------------------------------- */
 
 static void one_side(diff *d, const char *file, const tr_tensor_list *const lists[2], int side)
 {
@@ -187,7 +191,7 @@ static tr_status compare_lists(diff *d, const char *file, const tr_tensor_list *
     return TR_OK;
 }
 
-/* ---- The command --------------------------------------------------------------------------------------------------- */
+/* ---- The command ------------------------------------------------------------------------------------------------- */
 
 /* A file alone is held against the manifest beside it, where there is one. */
 static tr_status load(const char *path, tr_tensor_list **model, tr_tensor_list **state)
@@ -200,13 +204,15 @@ static tr_status load(const char *path, tr_tensor_list **model, tr_tensor_list *
         tr_status status = tr_checkpoint_find(path, found, &step);
         return status == TR_OK ? tr_checkpoint_load(found, model, state) : status;
     }
-    case TR__PATH_CHECKPOINT: return tr_checkpoint_load(path, model, state);
+    case TR__PATH_CHECKPOINT:
+        return tr_checkpoint_load(path, model, state);
     case TR__PATH_FILE: {
         tr_status status = tr_checkpoint_verify(path);
         *model = status == TR_OK ? tr_safetensors_load(path) : NULL;
         return status == TR_OK ? tr_status_of(*model) : status;
     }
-    case TR__PATH_NOTHING: break;
+    case TR__PATH_NOTHING:
+        break;
     }
     return tr_fail(TR_NOT_FOUND, "%s: there is no checkpoint, no folder of them, and no safetensors file", path);
 }
@@ -225,10 +231,12 @@ static tr_status run(diff *d)
 static bool conclude(const diff *d)
 {
     bool same = d->different == 0 && d->metadata == 0;
-    if (same) tr__line("the same: %" PRId64 " tensors, bit for bit, and their metadata", d->tensors);
+    if (same)
+        tr__line("the same: %" PRId64 " tensors, bit for bit, and their metadata", d->tensors);
     else if (d->different == 0)
         tr__line("different: %d metadata; all %" PRId64 " tensors are the same, bit for bit", d->metadata, d->tensors);
-    else tr__line("different: %" PRId64 " tensors, by up to %.3g, and %d metadata", d->different, d->most, d->metadata);
+    else
+        tr__line("different: %" PRId64 " tensors, by up to %.3g, and %d metadata", d->different, d->most, d->metadata);
     return same;
 }
 
@@ -251,8 +259,10 @@ int tr__checkpoint_diff(int argc, char **argv)
         {"json", 0, "FILE", "write the differences as a JSON object", TR__TEXT(&json)},
         {0},
     };
-    const tr__syntax syntax = {DIFF, "A B",
-        "Compares the tensors of two checkpoints, bit for bit, and their metadata: what only one has, dtypes and shapes\n"
+    const tr__syntax syntax = {
+        DIFF, "A B",
+        "Compares the tensors of two checkpoints, bit for bit, and their metadata: what only one has, dtypes and "
+        "shapes\n"
         "that differ, and how far values are apart at most. The history, which holds times, is left out. A and B are\n"
         "checkpoints, folders of checkpoints (of which the newest counts), or safetensors files; where one is a file,\n"
         "models alone are compared. Ends with 1 when they are not the same.",

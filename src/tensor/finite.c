@@ -9,22 +9,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A float whose exponent has all bits set is NaN or infinite. Plain counting loops, which compilers turn into vectors. */
-#define COUNT(type, exponent)                                                                  \
-    do {                                                                                       \
-        const type *x = elements;                                                              \
-        for (int64_t i = 0; i < n; i++) count += (x[i] & (exponent)) == (exponent);            \
+/* A float whose exponent has all bits set is NaN or infinite. Plain counting loops, which compilers turn into vectors.
+ */
+#define COUNT(type, exponent)                                                                                          \
+    do {                                                                                                               \
+        const type *x = elements;                                                                                      \
+        for (int64_t i = 0; i < n; i++) count += (x[i] & (exponent)) == (exponent);                                    \
     } while (0)
 
 static int64_t count_not_finite(tr_dtype dtype, const void *elements, int64_t n)
 {
     int64_t count = 0;
     switch (dtype) {
-    case TR_F64: COUNT(uint64_t, UINT64_C(0x7ff0000000000000)); break;
-    case TR_F32: COUNT(uint32_t, 0x7f800000u); break;
-    case TR_F16: COUNT(uint16_t, 0x7c00); break;
-    case TR_BF16: COUNT(uint16_t, 0x7f80); break;
-    default: break;
+    case TR_F64:
+        COUNT(uint64_t, UINT64_C(0x7ff0000000000000));
+        break;
+    case TR_F32:
+        COUNT(uint32_t, 0x7f800000u);
+        break;
+    case TR_F16:
+        COUNT(uint16_t, 0x7c00);
+        break;
+    case TR_BF16:
+        COUNT(uint16_t, 0x7f80);
+        break;
+    default:
+        break;
     }
     return count;
 }
@@ -38,8 +48,10 @@ tr__not_finite tr__find_not_finite(tr_dtype dtype, const void *elements, int64_t
         tr__read_f64(&value, dtype, (const char *)elements + (size_t)i * tr_dtype_size(dtype), 1, 1);
         if (isfinite(value)) continue;
         if (!tr__has_not_finite(&found)) found.first = at + i;
-        if (isnan(value)) found.nans++;
-        else found.infinities++;
+        if (isnan(value))
+            found.nans++;
+        else
+            found.infinities++;
     }
     return found;
 }
@@ -57,11 +69,11 @@ char *tr__not_finite_text(const tr__not_finite *found, tr_shape shape, char text
     int64_t index = found->first, numel = 1;
     for (int d = shape.ndim; d-- > 0; numel *= shape.dim[d], index /= shape.dim[d]) place.dim[d] = index % shape.dim[d];
     snprintf(text, 256, "%" PRId64 " NaN and %" PRId64 " infinite of %" PRId64 " values, the first at %s", found->nans,
-        found->infinities, numel, tr_shape_text(place, (char[160]){0}));
+             found->infinities, numel, tr_shape_text(place, (char[160]){0}));
     return text;
 }
 
-/* ---- Of lists ------------------------------------------------------------------------------------------------------ */
+/* ---- Of lists ---------------------------------------------------------------------------------------------------- */
 
 enum { PIECE = 1 << 18 /* elements that one thread looks at at once */ };
 
@@ -107,14 +119,16 @@ tr_status tr_check_finite(const tr_tensor_list *list)
         tr__not_finite found;
         TR__TRY(look_at(tr_list_at(list, i), &found));
         if (!tr__has_not_finite(&found)) continue;
-        if (at >= 0) others++;
-        else at = i, first = found;
+        if (at >= 0)
+            others++;
+        else
+            at = i, first = found;
     }
     if (at < 0) return TR_OK;
     char more[64] = "";
     if (others) snprintf(more, sizeof more, "; %d more tensor%s such numbers", others, others == 1 ? " has" : "s have");
     const tr_tensor *t = tr_list_at(list, at);
-    return tr__fail(TR_INVALID, "tensor \"%s\", %s of %s, has numbers that are not finite: %s%s", tr_list_name(list, at),
-        tr_shape_text(tr_shape_of(t), (char[160]){0}), tr_dtype_name(tr_dtype_of(t)),
-        tr__not_finite_text(&first, tr_shape_of(t), (char[256]){0}), more);
+    return tr__fail(TR_INVALID, "tensor \"%s\", %s of %s, has numbers that are not finite: %s%s",
+                    tr_list_name(list, at), tr_shape_text(tr_shape_of(t), (char[160]){0}),
+                    tr_dtype_name(tr_dtype_of(t)), tr__not_finite_text(&first, tr_shape_of(t), (char[256]){0}), more);
 }

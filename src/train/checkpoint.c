@@ -257,7 +257,8 @@ static int64_t named_step(const char *path)
 static bool has_model(const char *folder)
 {
     char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/%s", folder, tr__checkpoint_files[TR__MODEL_FILE]) < PATH_MAX && access(path, F_OK) == 0;
+    return snprintf(path, sizeof path, "%s/%s", folder, tr__checkpoint_files[TR__MODEL_FILE]) < PATH_MAX &&
+           access(path, F_OK) == 0;
 }
 
 tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step)
@@ -316,12 +317,14 @@ static tr_status load_file(const char *folder, const char *name, const tr__manif
     return tr__fail(TR_FORMAT, "%s: was saved with a manifest.json beside it, which is missing", path);
 }
 
-static tr_status load_known(const char *path, const tr__manifest *m, tr_tensor_list **model, tr_tensor_list **state, tr_tensor_list **history)
+static tr_status load_known(const char *path, const tr__manifest *m, tr_tensor_list **model, tr_tensor_list **state,
+    tr_tensor_list **history)
 {
     TR__TRY(load_file(path, tr__checkpoint_files[TR__MODEL_FILE], m, model));
     if (state) TR__TRY(load_file(path, tr__checkpoint_files[TR__STATE_FILE], m, state));
     if (!*model || (state && !*state))
-        return tr__fail(TR_FORMAT, "%s: its manifest has no %s", path, *model ? tr__checkpoint_files[TR__STATE_FILE] : tr__checkpoint_files[TR__MODEL_FILE]);
+        return tr__fail(TR_FORMAT, "%s: its manifest has no %s", path,
+            tr__checkpoint_files[*model ? TR__STATE_FILE : TR__MODEL_FILE]);
     if (!history) return TR_OK;
     tr_status status = load_file(path, tr__checkpoint_files[TR__HISTORY_FILE], m, history);
     if (status != TR_NOT_FOUND) return status;

@@ -59,8 +59,10 @@ static void scan_pieces(void *arg, int64_t begin, int64_t end)
 {
     window *w = arg;
     for (int64_t i = begin; i < end; i++) {
-        if (i == 0) hash_before(w->scan);
-        else scan_piece(w, i - 1);
+        if (i == 0)
+            hash_before(w->scan);
+        else
+            scan_piece(w, i - 1);
     }
 }
 
@@ -117,8 +119,11 @@ tr_status tr__file_scan_check(tr__file_scan *s)
     hash_before(s);
     tr__sha256_end(&s->hash, text);
     if (strcmp(text, s->r->record->sha256) == 0) return TR_OK;
-    return tr__file_damaged(s->r, "is damaged somewhere in bytes 0 to %" PRIu64 ", though every CRC-32C holds: SHA-256 %s, its "
-        "checkpoint's manifest says %s", s->r->file.bytes, text, s->r->record->sha256);
+    return tr__file_damaged(s->r,
+                            "is damaged somewhere in bytes 0 to %" PRIu64
+                            ", though every CRC-32C holds: SHA-256 %s, its "
+                            "checkpoint's manifest says %s",
+                            s->r->file.bytes, text, s->r->record->sha256);
 }
 
 void tr__file_scan_end(tr__file_scan *s)

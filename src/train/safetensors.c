@@ -16,7 +16,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's byte order is taken for the machine's");
 
-/* ---- Writing ---------------------------------------------------------------------------------------------------- */
+/* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
 static uint64_t bytes_of(const tr_tensor *t)
 {
@@ -222,7 +222,7 @@ tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list)
     return tr__safetensors_save(path, list, NULL, NULL);
 }
 
-/* ---- Reading ---------------------------------------------------------------------------------------------------- */
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 enum { PIECE = 1 << 20 }; /* of a tensor's data: what one thread reads and sums at once */
 

@@ -71,7 +71,7 @@ int64_t tr__first_not_utf8(const char *text, size_t length)
     return -1;
 }
 
-/* ---- Reading ---------------------------------------------------------------------------------------------------- */
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 tr_status tr__file_damaged(const tr__safetensors_reader *r, const char *format, ...)
 {

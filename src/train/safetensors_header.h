@@ -9,7 +9,7 @@
 
 enum { TR__MOST_HEADER = 100 << 20 }; /* bytes; the format's own limit is about the same */
 
-extern const char tr__metadata_key[];                          /* "__metadata__" */
+extern const char tr__metadata_key[];                            /* "__metadata__" */
 extern const char *const tr__safetensors_dtypes[TR_DTYPE_COUNT]; /* what the format calls them */
 
 /* JSON text is UTF-8. Gives the offset of the first byte that is not, or -1. */
@@ -27,15 +27,16 @@ typedef struct tr__safetensors_reader {
     uint64_t header_bytes, data_begin, data_bytes; /* the data lie behind the header and its length */
     uint32_t header_crc32c;
     cJSON *json;
-    tr__safetensors_entry *entries;           /* in the header's order, */
+    tr__safetensors_entry *entries;          /* in the header's order, */
     const tr__safetensors_entry **by_offset; /* and in the data's: one behind the other, without a hole */
     int count;
     const tr__file_record *record; /* what the file is to contain; NULL: not known */
 } tr__safetensors_reader;
 
-/* Reads the header, holds it against the record (NULL: none is known), and adds its metadata to a list. To be closed also after a
- * failure. */
-tr_status tr__safetensors_open(tr__safetensors_reader *r, const char *path, const tr__file_record *record, tr_tensor_list *metadata);
+/* Reads the header, holds it against the record (NULL: none is known), and adds its metadata to a list. To be closed
+ * also after a failure. */
+tr_status tr__safetensors_open(tr__safetensors_reader *r, const char *path, const tr__file_record *record,
+                               tr_tensor_list *metadata);
 void tr__safetensors_close(tr__safetensors_reader *r);
 
 /* TR_FORMAT, with the file's path in front. */

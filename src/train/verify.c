@@ -27,8 +27,10 @@ static tr_status tell(verifying *v, tr_checkpoint_part *part, tr_status status)
     v->report->damaged += why != NULL;
     v->report->not_finite += part->nans + part->infinities > 0;
     if (v->options->on_part) v->options->on_part(part, v->options->user);
-    if (v->first) tr__error_unref(why);
-    else v->first = why;
+    if (v->first)
+        tr__error_unref(why);
+    else
+        v->first = why;
     return TR_OK;
 }
 
@@ -39,8 +41,13 @@ static tr_status verify_tensors(verifying *v, const tr__safetensors_reader *r, t
         const tr__safetensors_entry *e = r->by_offset[i];
         tr__not_finite found;
         tr_status status = tr__file_scan_tensor(scan, e, &found);
-        tr_checkpoint_part part = {.file = name, .tensor = e->name, .begin = (int64_t)(r->data_begin + e->begin),
-            .end = (int64_t)(r->data_begin + e->end), .dtype = e->dtype, .shape = e->shape, .first_not_finite = -1};
+        tr_checkpoint_part part = {.file = name,
+                                   .tensor = e->name,
+                                   .begin = (int64_t)(r->data_begin + e->begin),
+                                   .end = (int64_t)(r->data_begin + e->end),
+                                   .dtype = e->dtype,
+                                   .shape = e->shape,
+                                   .first_not_finite = -1};
         if (!history && tr__has_not_finite(&found)) {
             part.nans = found.nans;
             part.infinities = found.infinities;
@@ -150,12 +157,15 @@ tr_status tr_checkpoint_verify_with(const tr_checkpoint_verify_options *o)
         return tr__fail(TR_INVALID, "the path %.60s… is too long", o->path);
     const char *file = stat(o->path, &s) == 0 && !S_ISDIR(s.st_mode) ? o->path : NULL;
     char *slash = strrchr(folder, '/');
-    if (file && !slash) strcpy(folder, ".");
-    else if (file) slash[slash == folder] = '\0'; /* "/file" is in "/" */
+    if (file && !slash)
+        strcpy(folder, ".");
+    else if (file)
+        slash[slash == folder] = '\0'; /* "/file" is in "/" */
     tr_status status = verify(&v, folder, file);
     if (status == TR_OK && v.first) {
         status = tr__fail_stored(v.first);
-        if (report.damaged > 1) status = tr__fail(status, "%s; %d more parts are damaged", v.first->message, report.damaged - 1);
+        if (report.damaged > 1)
+            status = tr__fail(status, "%s; %d more parts are damaged", v.first->message, report.damaged - 1);
     }
     tr__error_unref(v.first);
     if (o->report) *o->report = report;

@@ -1,15 +1,14 @@
 /*
- * Damage trials: a training's newest checkpoint is damaged at random, and the training goes on. Each must go on from the
- * checkpoint before, with its weights; none may take a byte that was not saved. All of a trial follows from its seed, and
- * seed % 8 says what is done:
+ * Damage trials: a training's newest checkpoint is damaged at random, and the training goes on. Each must go on from
+ * the checkpoint before, with its weights; none may take a byte that was not saved. All of a trial follows from its
+ * seed, and seed % 8 says what is done:
  *
  *   0         a page of 4 KiB is zeroed, as when a write was lost
- *   1         files come from other checkpoints: of the step before, of another training, of the same training run again
- *   2         a file is cut short, or is gone
- *   3 to 7    a bit is flipped
+ *   1         files come from other checkpoints: of the step before, of another training, of the same training run
+ * again 2         a file is cut short, or is gone 3 to 7    a bit is flipped
  *
- * so that the 1,600 trials that run without arguments are 1,000 flipped bits and 200 each of the others. Arguments, for `make
- * soak` and for looking into a failure: -runs=N -seed=S, N trials with the seeds S, S + 1, …
+ * so that the 1,600 trials that run without arguments are 1,000 flipped bits and 200 each of the others. Arguments, for
+ * `make soak` and for looking into a failure: -runs=N -seed=S, N trials with the seeds S, S + 1, …
  *
  * ctest: timeout=180
  */
@@ -37,7 +36,7 @@ enum { FILES = sizeof names / sizeof *names };
 
 static unsigned long long runs = SANITIZED ? 160 : 1600, first_seed = 1;
 
-/* ---- What there is to damage ---------------------------------------------------------------------------------------- */
+/* ---- What there is to damage ------------------------------------------------------------------------------------- */
 
 typedef struct content {
     char *data;
@@ -52,8 +51,11 @@ typedef struct saved {
 } saved;
 
 /* The first one is damaged, the second one is to be found in its place. */
-static saved checkpoints[] = {{"run", LATEST, {{0}}}, {"run", OLD, {{0}}}, {"other", LATEST, {{0}}}, {"other", OLD, {{0}}},
-    {"again", LATEST, {{0}}}};
+static saved checkpoints[] = {{"run", LATEST, {{0}}},
+                              {"run", OLD, {{0}}},
+                              {"other", LATEST, {{0}}},
+                              {"other", OLD, {{0}}},
+                              {"again", LATEST, {{0}}}};
 enum { CHECKPOINTS = sizeof checkpoints / sizeof *checkpoints };
 
 static char folder[512];
@@ -64,7 +66,7 @@ static tr_trainer *new_trainer(uint64_t seed, const char *resume)
 {
     tr_module *model = tr_gpt(.vocab = 256, .context = 16, .layers = 1, .heads = 2, .dim = 32, .seed = seed);
     return tr_trainer(model, text, .context = 16, .global_batch = 2, .steps = 100, .seed = seed, .resume = resume,
-        .validation_windows = 4);
+                      .validation_windows = 4);
 }
 
 static void train(const char *run, uint64_t seed)
@@ -141,7 +143,7 @@ static int end(void **state)
     return files_end(state);
 }
 
-/* ---- Damage --------------------------------------------------------------------------------------------------------- */
+/* ---- Damage ------------------------------------------------------------------------------------------------------ */
 
 /* What is written in place of a file; a NULL: it stays. gone: it is removed. */
 typedef struct damage {
@@ -202,7 +204,8 @@ static void draw_damage(damage *d, uint64_t seed, uint64_t *random)
     } else if (seed % 8 == 2) {
         d->gone = trial_below(random, 8) == 0;
         d->files[k].bytes = trial_draw(random) % c.bytes;
-        snprintf(d->what, sizeof d->what, "%s: %s %zu bytes", names[k], d->gone ? "gone, not" : "cut to", d->files[k].bytes);
+        snprintf(d->what, sizeof d->what, "%s: %s %zu bytes", names[k], d->gone ? "gone, not" : "cut to",
+                 d->files[k].bytes);
     } else {
         size_t bit = trial_draw(random) % (8 * c.bytes);
         c.data[bit / 8] ^= (char)(1 << bit % 8);
@@ -216,7 +219,8 @@ static void forget(damage *d)
         if (d->owned[k]) free(d->files[k].data);
 }
 
-/* Zeroes that were zeroes, or all files of another save of the step together, are a checkpoint as it was saved: no damage. */
+/* Zeroes that were zeroes, or all files of another save of the step together, are a checkpoint as it was saved: no
+ * damage. */
 static bool is_damaged(const damage *d)
 {
     if (d->gone) return true;
@@ -237,19 +241,22 @@ static void put(const damage *d, bool back)
         const char *path = path_of(&checkpoints[0], k);
         content c = back ? checkpoints[0].files[k] : d->files[k];
         if (!d->files[k].data) continue;
-        if (d->gone && !back) assert_int_equal(unlink(path), 0);
-        else write_content(path, c.data, c.bytes);
+        if (d->gone && !back)
+            assert_int_equal(unlink(path), 0);
+        else
+            write_content(path, c.data, c.bytes);
     }
 }
 
-/* ---- Trials --------------------------------------------------------------------------------------------------------- */
+/* ---- Trials ------------------------------------------------------------------------------------------------------ */
 
 static bool has_old_weights(tr_module *model)
 {
     tr_tensor_list *now = tr_state_dict(model);
     for (int i = 0; i < tr_list_count(weights); i++) {
         tr_tensor *then = tr_list_at(weights, i), *t = tr_list_find(now, tr_list_name(weights, i));
-        if (!t || tr_numel(t) != tr_numel(then) || memcmp(tr_data(t), tr_data(then), (size_t)tr_numel(t) * 4) != 0) return false;
+        if (!t || tr_numel(t) != tr_numel(then) || memcmp(tr_data(t), tr_data(then), (size_t)tr_numel(t) * 4) != 0)
+            return false;
     }
     return tr_list_count(now) == tr_list_count(weights);
 }
@@ -263,7 +270,8 @@ static const char *try_to_go_on(void)
     if (tr_checkpoint_verify(newest) != TR_FORMAT) return "tr_checkpoint_verify() finds nothing";
     *said = 0;
     tr_module *model = tr_gpt(.vocab = 256, .context = 16, .layers = 1, .heads = 2, .dim = 32, .seed = 3);
-    tr_trainer *trainer = tr_trainer(model, text, .context = 16, .global_batch = 2, .steps = 100, .seed = 1, .resume = folder);
+    tr_trainer *trainer =
+        tr_trainer(model, text, .context = 16, .global_batch = 2, .steps = 100, .seed = 1, .resume = folder);
     if (tr_status_of(trainer) != TR_OK) return tr_error_message();
     if (tr_trainer_steps(trainer) != OLD) return "the damaged checkpoint is accepted";
     if (!has_old_weights(model)) return "its weights are not those of the checkpoint before";
@@ -287,7 +295,7 @@ static void no_damage_is_accepted(void **state)
         tried[seed % 8]++;
     }
     print_message("%d bits, %d pages, %d sets of files, %d cuts: %d accepted or not healed\n",
-        tried[3] + tried[4] + tried[5] + tried[6] + tried[7], tried[0], tried[1], tried[2], failed);
+                  tried[3] + tried[4] + tried[5] + tried[6] + tried[7], tried[0], tried[1], tried[2], failed);
     assert_int_equal(failed, 0);
     TR_SCOPE; /* it was the damage alone */
     assert_int_equal(tr_trainer_steps(new_trainer(1, folder)), LATEST);
@@ -312,7 +320,8 @@ static void a_damaged_metrics_file_is_written_anew(void **state)
         tr_trainer *trainer = new_trainer(1, folder);
         assert_int_equal(tr_fit(trainer, .folder = folder, .stop_at = LATEST, .report = &report), TR_OK);
         content now = read_content(path);
-        if (now.bytes != whole.bytes || memcmp(now.data, whole.data, now.bytes) != 0) fail_msg("bit %zu is in the history", bit);
+        if (now.bytes != whole.bytes || memcmp(now.data, whole.data, now.bytes) != 0)
+            fail_msg("bit %zu is in the history", bit);
         free(now.data);
     }
     free(whole.data);

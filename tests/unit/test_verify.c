@@ -1,4 +1,5 @@
-/* tr_checkpoint_verify() and tr_check_finite(): each part of a checkpoint is looked at, and what is wrong with it is named.
+/* tr_checkpoint_verify() and tr_check_finite(): each part of a checkpoint is looked at, and what is wrong with it is
+ * named.
  */
 #include "files.h"
 
@@ -16,7 +17,9 @@
 
 #include <cmocka.h>
 
-enum { LONG = 5000003 }; /* elements of a tensor that takes more than one buffer of 16 MiB, and no whole number of pieces */
+enum {
+    LONG = 5000003
+}; /* elements of a tensor that takes more than one buffer of 16 MiB, and no whole number of pieces */
 
 static char path[600]; /* of the checkpoint */
 
@@ -45,8 +48,13 @@ static void save(int64_t step, double spoiled)
     TR_CHECK(tr_list_add(model, "mask", tr_full(1, TR_SHAPE(9), .dtype = TR_BOOL)));
     TR_CHECK(tr_list_add(state, "table.m", tr_randn(3, TR_SHAPE(40, 30), .dtype = TR_F64)));
     tr_metrics *metrics = tr_metrics_open(files_path("metrics.csv"));
-    tr_metrics_row row = {.step = step, .items = 64, .lr = 0.1, .loss = 1, .validation_loss = NAN, .grad_norm = NAN,
-        .validation_accuracy = NAN};
+    tr_metrics_row row = {.step = step,
+                          .items = 64,
+                          .lr = 0.1,
+                          .loss = 1,
+                          .validation_loss = NAN,
+                          .grad_norm = NAN,
+                          .validation_accuracy = NAN};
     TR_CHECK(tr_metrics_add(metrics, &row));
     TR_CHECK(tr_checkpoint_save(files_path("run"), step, model, state, .metrics = metrics, .loss = &loss));
     unlink(files_path("metrics.csv"));
@@ -63,7 +71,7 @@ static int new_checkpoint(void **state)
     return 0;
 }
 
-/* ---- What is told -------------------------------------------------------------------------------------------------- */
+/* ---- What is told ------------------------------------------------------------------------------------------------ */
 
 enum { MOST = 32 };
 static struct told {
@@ -77,8 +85,11 @@ static void note(const tr_checkpoint_part *part, void *user)
     assert_ptr_equal(user, told);
     assert_true(count < MOST);
     struct told *t = &told[count++];
-    *t = (struct told){.begin = part->begin, .end = part->end, .nans = part->nans, .infinities = part->infinities,
-        .first = part->first_not_finite};
+    *t = (struct told){.begin = part->begin,
+                       .end = part->end,
+                       .nans = part->nans,
+                       .infinities = part->infinities,
+                       .first = part->first_not_finite};
     snprintf(t->file, sizeof t->file, "%s", part->file);
     snprintf(t->tensor, sizeof t->tensor, "%s", part->tensor ? part->tensor : "");
     snprintf(t->damage, sizeof t->damage, "%s", part->damage ? part->damage : "");
@@ -109,7 +120,7 @@ static void flip(const char *name, int64_t at)
     assert_int_equal(fclose(f), 0);
 }
 
-/* ---- Tests --------------------------------------------------------------------------------------------------------- */
+/* ---- Tests ------------------------------------------------------------------------------------------------------- */
 
 static void a_whole_checkpoint_is_described(void **state)
 {
