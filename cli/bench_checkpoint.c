@@ -172,31 +172,32 @@ static double now_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Out of the page cache with a file that is on the disk. */
-static void drop(const char *path)
+/* Brings a file that is on the disk out of the page cache, or all of it into the cache. */
+static void prepare(const char *path, bool cold)
 {
+    char piece[1 << 16];
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
-    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    if (cold) posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    while (!cold && read(fd, piece, sizeof piece) > 0) continue;
     close(fd);
 }
 
-static void drop_all(const bench_checkpoint *b)
+static void prepare_all(const bench_checkpoint *b, bool cold)
 {
-    static const char *const names[] = {"model.safetensors", "state.safetensors"};
-    char path[PATH_MAX + 32];
-    drop(b->plain_model);
-    drop(b->plain_state);
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%s/%s", b->checkpoint, names[i]);
-        drop(path);
-    }
+    char model[PATH_MAX + 32], state[PATH_MAX + 32];
+    stpcpy(stpcpy(model, b->checkpoint), "/model.safetensors");
+    stpcpy(stpcpy(state, b->checkpoint), "/state.safetensors");
+    prepare(model, cold);
+    prepare(state, cold);
+    prepare(b->plain_model, cold);
+    prepare(b->plain_state, cold);
 }
 
 static bool time_one(bench_checkpoint *b, const struct measure *m, double *seconds)
 {
     if (!m->run) return tr__peer_ask(&b->program, m->key, seconds);
-    if (m->cold) drop_all(b);
+    if (m->run != save && m->run != save_plain) prepare_all(b, m->cold);
     double begin = now_s();
     if (m->run(b) != TR_OK) {
         tr__complain(TR__BENCH, "%s", tr_error_message());

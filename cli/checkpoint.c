@@ -46,6 +46,13 @@ char *tr__bytes_text(double bytes, char text[16])
 
 /* ---- Paths ------------------------------------------------------------------------------------------------------- */
 
+static bool is_checkpoint_name(const char *name)
+{
+    static const char prefix[] = "checkpoint-";
+    const char *digits = name + sizeof prefix - 1;
+    return strncmp(name, prefix, sizeof prefix - 1) == 0 && *digits && strspn(digits, "0123456789") == strlen(digits);
+}
+
 tr__path_kind tr__path_kind_of(const char *path)
 {
     struct stat s;
@@ -55,7 +62,9 @@ tr__path_kind tr__path_kind_of(const char *path)
     if (!S_ISDIR(s.st_mode)) return TR__PATH_FILE;
     if (tr_checkpoint_find(path, found, &step) == TR_OK)
         return strcmp(found, path) == 0 ? TR__PATH_CHECKPOINT : TR__PATH_FOLDER;
-    /* One whose model is gone still has a manifest. */
+    /* One whose model is gone still has a manifest, or at least its name. */
+    const char *slash = strrchr(path, '/');
+    if (is_checkpoint_name(slash ? slash + 1 : path)) return TR__PATH_CHECKPOINT;
     return snprintf(found, sizeof found, "%s/manifest.json", path) < PATH_MAX && stat(found, &s) == 0
                ? TR__PATH_CHECKPOINT
                : TR__PATH_NOTHING;
@@ -63,10 +72,7 @@ tr__path_kind tr__path_kind_of(const char *path)
 
 static int is_checkpoint(const struct dirent *entry)
 {
-    static const char prefix[] = "checkpoint-";
-    const char *digits = entry->d_name + sizeof prefix - 1;
-    return strncmp(entry->d_name, prefix, sizeof prefix - 1) == 0 && *digits &&
-           strspn(digits, "0123456789") == strlen(digits);
+    return is_checkpoint_name(entry->d_name);
 }
 
 /* ---- What was found ---------------------------------------------------------------------------------------------- */

@@ -5,7 +5,8 @@
 prints "ready"; then for each line that it reads it does what the line says and prints the seconds that it took; ends with its
 input. Lines are torch_save, torch_load, torch_cold_load, dcp_save, dcp_load and dcp_cold_load. Both kinds of saves end when the
 bytes are on the disk (DCP syncs its files by itself, torch.save's is synced here), as ours do. torch.load reads tensors only
-(weights_only, the default) into new memory; DCP into tensors that are there. Cold loads drop the files from the page cache first.
+(weights_only, the default) into new memory; DCP into tensors that are there. Cold loads drop the files from the page cache first,
+the others read them into it.
 
 The tensors are those of GPT-2 with 124M parameters and AdamW's two moments of each, as many as --megabytes allow; --no-crc leaves
 out the CRC-32 of each record, which torch.save writes by default and torch.load does not look at.
@@ -41,12 +42,15 @@ def make_state(megabytes: int) -> dict:
     return {"model": model, "optimizer": moments}
 
 
-def drop(path: str) -> None:
+def prepare(path: str, cold: bool) -> None:
+    """Brings files out of the page cache, or all of them into it."""
     names = [os.path.join(path, name) for name in os.listdir(path)] if os.path.isdir(path) else [path]
     for name in names:
-        fd = os.open(name, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
+        with open(name, "rb", buffering=0) as f:
+            if cold:
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while not cold and f.read(1 << 20):
+                pass
 
 
 class Peer:
@@ -75,9 +79,9 @@ class Peer:
         dcp.load(self.into, storage_reader=dcp.FileSystemReader(self.folder))
 
     def run(self, what: str) -> float:
-        if "_cold_" in what:
-            what = what.replace("_cold", "")
-            drop(self.folder if what.startswith("dcp") else self.file)
+        cold, what = "_cold_" in what, what.replace("_cold", "")
+        if what.endswith("load"):
+            prepare(self.folder if what.startswith("dcp") else self.file, cold)
         begin = time.perf_counter()
         getattr(self, what)()
         return time.perf_counter() - begin

@@ -245,8 +245,7 @@ tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *o)
 
 /* ---- Loading ----------------------------------------------------------------------------------------------------- */
 
-/* The step that a folder's own name says, or -1. */
-static int64_t named_step(const char *path)
+int64_t tr__checkpoint_named_step(const char *path)
 {
     char *whole = realpath(path, NULL);
     int64_t step = whole ? step_of(strrchr(whole, '/') + 1) : -1;
@@ -272,7 +271,7 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
 {
     if (strlen(folder) >= PATH_MAX) return tr__fail(TR_INVALID, "the path %.60s… is too long", folder);
     if (has_model(folder)) {
-        *step = named_step(folder);
+        *step = tr__checkpoint_named_step(folder);
         strcpy(path, folder);
         return TR_OK;
     }
@@ -297,7 +296,7 @@ tr_status tr__checkpoint_manifest(const char *path, tr__manifest *m, bool *known
     tr_status status = tr__manifest_read(m, path);
     *known = status != TR_NOT_FOUND;
     if (status != TR_OK) return *known ? status : TR_OK;
-    int64_t step = named_step(path);
+    int64_t step = tr__checkpoint_named_step(path);
     if (step < 0 || step == m->step) return TR_OK;
     return tr__fail(TR_FORMAT, "%s: is the checkpoint of step %" PRId64 ", by its manifest, under another name", path, m->step);
 }
@@ -342,7 +341,7 @@ tr_status tr__checkpoint_load(const char *path, tr_tensor_list **model, tr_tenso
     tr__manifest_free(&m);
     /* A power cut can leave the folder without its files. One that never was there is not damaged. */
     struct stat s;
-    if (status == TR_NOT_FOUND && stat(path, &s) == 0 && named_step(path) >= 0)
+    if (status == TR_NOT_FOUND && stat(path, &s) == 0 && tr__checkpoint_named_step(path) >= 0)
         return tr__fail_context(TR_FORMAT, "%s: a file is missing", path);
     return status;
 }

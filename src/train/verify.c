@@ -14,8 +14,9 @@
 typedef struct verifying {
     const tr_checkpoint_verify_options *options;
     tr_checkpoint_report *report;
-    bool alone;       /* it is one file, of which no manifest says anything */
-    tr__error *first; /* the first damage; NULL: none so far */
+    bool alone;         /* it is one file, of which no manifest says anything */
+    bool is_checkpoint; /* by its name: then its files have been there */
+    tr__error *first;   /* the first damage; NULL: none so far */
 } verifying;
 
 /* Damage is told, and what follows it is read all the same; any other failure is returned. */
@@ -83,7 +84,7 @@ static tr_status verify_file(verifying *v, const char *path, const tr__file_reco
     const char *name = name_of(path);
     tr__safetensors_reader r;
     tr_status status = tr__safetensors_open(&r, path, record, metadata);
-    if (status == TR_NOT_FOUND && record) status = tr__fail(TR_FORMAT, "%s: is missing", path);
+    if (status == TR_NOT_FOUND && (record || v->is_checkpoint)) status = tr__fail(TR_FORMAT, "%s: is missing", path);
     tr_checkpoint_part part = {.file = name, .end = (int64_t)r.file.bytes, .first_not_finite = -1};
     if (status == TR_OK) status = verify_contents(v, &r, name);
     if (status == TR_OK && !v->report->has_manifest && !v->alone && tr_list_metadata(metadata, tr__save_key))
@@ -149,7 +150,7 @@ static tr_status verify(verifying *v, const char *folder, const char *file)
 tr_status tr_checkpoint_verify_with(const tr_checkpoint_verify_options *o)
 {
     tr_checkpoint_report report = {.step = -1, .loss = NAN, .about = tr_list()};
-    verifying v = {.options = o, .report = &report};
+    verifying v = {.options = o, .report = &report, .is_checkpoint = tr__checkpoint_named_step(o->path) >= 0};
     char folder[PATH_MAX];
     struct stat s;
     TR__TRY(tr_status_of(report.about));

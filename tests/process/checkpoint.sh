@@ -70,6 +70,11 @@ says '"tensor":	"wte.weight.exp_avg"' json
 expect 1 'DAMAGED in 1 part' show damaged
 expect 1 'is damaged in tensor "wte.weight.exp_avg"' diff a damaged
 
+# A power cut may leave a folder without its files.
+mkdir damaged/checkpoint-9
+expect 1 '^damaged/checkpoint-9: DAMAGED in 1 part$' verify damaged
+says '^  damaged/checkpoint-9/model.safetensors: is missing$'
+
 expect 1 'nowhere: there is no checkpoint' verify a nowhere
 says '^a/checkpoint-6: whole'
 expect 1 'nowhere: there is no checkpoint' show nowhere
