@@ -73,7 +73,7 @@ static void check_settings(findings *f)
         {"TRIREME_CPU_DEVICES", NULL, "a whole number of 1 or more"},
         {"LOCAL_WORLD_SIZE", NULL, "a whole number of 1 or more"},
         {"TRIREME_TIMEOUT", NULL, "a whole number of seconds, 1 or more"},
-        {"TRIREME_CHECK", " 0 1 nan inf ", "1, nan or inf, or several with commas between"},
+        {"TRIREME_CHECK", " 0 1 nan inf wire replicas ", "1, nan, inf, wire or replicas, or several with commas between"},
         {"TRIREME_ENCRYPT", " 0 1 ", "0 or 1"},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {

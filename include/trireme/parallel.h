@@ -19,14 +19,20 @@ typedef struct tr_ddp_options {
     tr_module *module;
     tr_group *group;
     double bucket_mb;     /* default 25, in MiB: gradients are reduced in ranges of about this size */
+    int64_t check_every;  /* backwards; default 100; 0: never (a binding that fills in the struct says -1). Replicas are
+                             compared as tr_check_replicas() does; with TRIREME_CHECK=replicas in every backward, unless
+                             this is 0 */
 } tr_ddp_options;
-/* Wraps a module: compares the ranks' .bucket_mb, parameters and buffers (names, shapes, dtypes, which require gradients:
+/* Wraps a module: compares the ranks' .bucket_mb and .check_every, parameters and buffers (names, shapes, dtypes, which require gradients:
  * TR_MISMATCH on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory, and averages
  * each bucket over the group as soon as backward has filled it, while backward goes on; the last one (of one dtype and
  * device the only one that may be below bucket_mb) at backward's end (Li et al., VLDB 2020). tr_backward() returns when
  * all gradients are averaged, and all ranks have rank 0's buffers, such as running statistics. A parameter that took no
  * part counts as a zero gradient, also when it did so on no rank: an optimizer steps it, and weight decay moves it.
- * tr_dist_backward() does the same for the gradients of its context. One backward at a time, in the same order on all
+ * tr_dist_backward() does the same for the gradients of its context. Every .check_every backwards that exchange,
+ * parameters and buffers are compared when the gradients have been averaged: TR_MISMATCH from tr_backward() on every rank
+ * names the odd ranks and the first tensor, nothing has been stepped, and the group can be used on. One backward at a
+ * time, in the same order on all
  * ranks; a rank whose backward fails breaks the group: the others get TR_PEER, which names it and quotes its message. Give
  * each of several modules that one backward goes through, and sync batch norms inside them, a group of its own
  * (tr_group_split()) where parameters may take part on some ranks only: over one group the ranks' buckets come in
@@ -34,10 +40,10 @@ typedef struct tr_ddp_options {
 #define tr_ddp(...) TR__NEW2(tr_ddp, module, group, __VA_ARGS__)
 TR_API tr_module *tr_ddp_with(const tr_ddp_options *options);
 
-/* Compares what all ranks should hold alike, bit for bit: parameters, or an optimizer's state (tr_optimizer_state()). Each tensor is
- * read once, by all threads, and summed up with CRC-32C; one all_gather compares the sums. TR_MISMATCH on every rank where they differ: the
- * message names the ranks that hold other values than the majority, and the first tensor. The group can be used on. Collective; the
- * lists have the same tensors in the same order. */
+/* Compares what all ranks should hold alike, bit for bit: parameters, or an optimizer's state (tr_optimizer_state()).
+ * Each tensor is read once, by all threads, and summed up with CRC-32C; one all_gather of four bytes compares a sum of these
+ * sums. TR_MISMATCH on every rank where they differ: the message names the ranks that hold other values than the majority,
+ * and the first tensor. The group can be used on. Collective; the lists have the same tensors in the same order. */
 TR_API TR_MUST_CHECK tr_status tr_check_replicas(tr_group *group, const tr_tensor_list *list);
 
 /* Off: backward accumulates locally and no gradients are exchanged (for all but the last micro-batch of gradient

@@ -6,6 +6,7 @@
 #define TR_COMM_RECORD_H
 
 #include "comm/collective.h"
+#include "comm/ranks_text.h"
 #include "comm/recorder.h"
 
 #include <stdio.h>
@@ -72,9 +73,6 @@ tr_status tr__records_stalls(const tr__records *records, const char *job, int64_
 const tr__record_call *tr__record_running(const tr__record *record);
 /* The call that ended last; NULL: none has. */
 const tr__record_call *tr__record_last(const tr__record *record);
-/* "rank 2", "ranks 0, 1 and 3", "ranks 0, 1, 2 and 12 more". */
-enum { TR__RANKS_TEXT = 160 };
-char *tr__ranks_text(const int *ranks, int named, int total, char text[TR__RANKS_TEXT]);
 /* "0.25 s", "12.3 s", "7 min" between two moments. */
 enum { TR__TIME_TEXT = 24 };
 char *tr__time_text(int64_t ns, char text[TR__TIME_TEXT]);

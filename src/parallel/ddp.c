@@ -10,6 +10,9 @@
  * A distributed backward keeps its gradients in its context. They are copied into memory of the bucket's own, reduced there, and
  * put back into the context; what stands at the leaves is not touched.
  *
+ * Every so many exchanges replicas are compared, at the end of a backward: all ranks meet there, however many forwards
+ * each of them has made, nobody has stepped yet, and rank 0's buffers have just become everybody's.
+ *
  * A rank whose backward fails breaks the group, or the others would wait for its buckets: they get TR_PEER, which names
  * it and the reason.
  */
@@ -21,9 +24,12 @@
 #include "nn/module.h"
 #include "parallel/agree.h"
 #include "parallel/ddp.h"
+#include "parallel/replicas.h"
 
 #include <trireme/parallel.h>
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,7 +54,10 @@ typedef struct param {
 typedef struct ddp {
     tr_module *self, *inner; /* inner: the tree's reference */
     tr_group *group;    /* kept */
-    tr_tensor_list *buffers; /* kept; NULL in a world of one */
+    tr_tensor_list *state, *buffers; /* kept; all that is the same on all ranks, and what of it is no parameter; NULL in
+                                        a world of one */
+    int64_t check_every;   /* exchanges; 0: replicas are not compared */
+    int64_t exchanged, agreed; /* how many there were, and after which of them replicas were last found alike; 0: none */
     int series;         /* the module's number in the group: its buckets are not to meet another's of their size */
     bool paused;        /* by tr_ddp_sync() */
     param *params;      /* in the order of buckets */
@@ -194,6 +203,20 @@ static tr_status exchange_rest(ddp *d)
     return broadcast_all(d->buffers, d->group);
 }
 
+/* Where they differ all ranks fail alike, and the group is sound. */
+static tr_status compare_replicas(ddp *d, bool *differ)
+{
+    *differ = false;
+    d->exchanged++;
+    if (!d->check_every || d->exchanged % d->check_every) return TR_OK;
+    char words[128];
+    snprintf(words, sizeof words, "ddp: replicas were alike in backward %" PRId64 " and differ in backward %" PRId64,
+        d->agreed, d->exchanged);
+    TR__TRY(tr__replicas_compare(d->group, d->state, words, differ));
+    d->agreed = d->exchanged;
+    return TR_OK;
+}
+
 /* With the reason that is this thread's latest failure. */
 static void break_group(const ddp *d, tr_status status)
 {
@@ -204,8 +227,10 @@ static void break_group(const ddp *d, tr_status status)
 static tr_status backward_ends(void *user, tr_status status)
 {
     ddp *d = user;
+    bool differ = false;
     if (status == TR_OK) status = exchange_rest(d);
-    if (status != TR_OK) {
+    if (status == TR_OK) status = compare_replicas(d, &differ);
+    if (status != TR_OK && !differ) {
         tr__error *why = tr__error_take();
         break_group(d, status);
         (void)!wait_all(d);
@@ -345,6 +370,7 @@ static void finish(tr_module *module)
     }
     free(d->params);
     free(d->buckets);
+    tr_release(d->state);
     tr_release(d->buffers);
     tr_release(d->group);
 }
@@ -366,11 +392,12 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     return tr_forward_n(((ddp *)self->state)->inner, inputs, n);
 }
 
-/* Buckets of other sizes would meet each other in backward. */
-static tr_status compare_options(tr_group *group, double bucket_mb)
+/* Buckets of other sizes would meet each other in backward, and so would one rank's check another's next bucket. */
+static tr_status compare_options(tr_group *group, double bucket_mb, int64_t check_every)
 {
     tr__facts facts = {0};
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
+    tr__facts_say(&facts, "check_every", "%" PRId64, check_every);
     tr_status status = tr__agree(group, "ddp", &facts);
     tr__facts_free(&facts);
     return status;
@@ -384,11 +411,16 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     if (!o->module || !o->group) return tr__fail(TR_INVALID, "ddp: it takes a module and a group, not NULL");
     double bucket_mb = TR__OR(o, bucket_mb, 25);
     if (!(bucket_mb > 0)) return tr__fail(TR_INVALID, "ddp: buckets of %g MiB: more than 0", bucket_mb);
+    d->check_every = tr__replicas_every(TR__OR(o, check_every, TR__CHECK_EVERY));
+    if (d->check_every < 0)
+        return tr__fail(TR_INVALID, "ddp: .check_every is a number of backwards, 0 for none, not %" PRId64,
+            d->check_every);
     if (tr_world_size(o->group) == 1) return TR_OK;
     tr_tensor_list *state = tr_state_dict(o->module);
     TR__TRY(tr_status_of(state));
-    TR__TRY(compare_options(o->group, bucket_mb));
+    TR__TRY(compare_options(o->group, bucket_mb, d->check_every));
     TR__TRY(tr__ranks_agree(o->group, state, "ddp", "parameters and buffers"));
+    d->state = tr_keep(state);
     TR__TRY(take_parameters(d, o->module));
     qsort(d->params, (size_t)d->n_params, sizeof *d->params, by_place);
     TR__TRY(cut_buckets(d, bucket_mb * (1 << 20)));

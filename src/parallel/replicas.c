@@ -1,18 +1,24 @@
 /*
- * Do ranks still hold the same? Each sums up its tensors (CRC-32C, one pass over memory), one all_gather compares the
- * sums, and where they differ the majority tells which ranks are odd.
+ * Do ranks still hold the same? Each sums up its tensors (CRC-32C, one pass over memory), and one all_gather compares a
+ * sum of these sums. Where it differs a second one exchanges the sums of all tensors, and the majority tells which
+ * ranks are odd.
  */
+#include "parallel/replicas.h"
+
+#include "base/check.h"
+#include "base/crc32c.h"
 #include "base/object.h"
-#include "comm/record.h"
+#include "comm/ranks_text.h"
 #include "tensor/checksum.h"
 
 #include <trireme/parallel.h>
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /* The ranks' sums of one tensor: sums[rank * count]. */
-static bool differ(const uint32_t *sums, int world_size, int count)
+static bool sums_differ(const uint32_t *sums, int world_size, int count)
 {
     for (int rank = 1; rank < world_size; rank++)
         if (sums[(size_t)rank * (size_t)count] != sums[0]) return true;
@@ -29,15 +35,15 @@ static int holders(const uint32_t *sums, int world_size, int count, int of)
 }
 
 /* Says which ranks are odd: those that do not hold what more than half of the ranks hold. */
-static tr_status say_difference(const tr_tensor_list *list, const uint32_t *sums, int world_size, int *ranks)
+static tr_status say_difference(const tr_tensor_list *list, const uint32_t *sums, int world_size, const char *words,
+                                int *ranks)
 {
     int count = tr_list_count(list), first = -1, others = -1;
     for (int i = 0; i < count; i++) {
-        if (!differ(sums + i, world_size, count)) continue;
+        if (!sums_differ(sums + i, world_size, count)) continue;
         if (first < 0) first = i;
         others++;
     }
-    if (first < 0) return TR_OK;
     char more[48] = "", odd_text[TR__RANKS_TEXT];
     if (others) snprintf(more, sizeof more, " and %d more tensors", others);
 
@@ -56,30 +62,56 @@ static tr_status say_difference(const tr_tensor_list *list, const uint32_t *sums
     tr__ranks_text(ranks, odd, odd, odd_text);
     if (2 * odd < world_size)
         return tr__fail(TR_MISMATCH,
-                        "replicas differ: %s %s not the \"%s\"%s of the other %d ranks (CRC-32C %08" PRIx32
-                        ", theirs %08" PRIx32 ")",
-                        odd_text, odd == 1 ? "has" : "have", name, more, world_size - odd, bad, good);
+                        "%s: %s %s not the \"%s\"%s of the other %d ranks (CRC-32C %08" PRIx32 ", theirs %08" PRIx32
+                        ")",
+                        words, odd_text, odd == 1 ? "has" : "have", name, more, world_size - odd, bad, good);
     return tr__fail(TR_MISMATCH,
-                    "replicas differ: %s %s another \"%s\"%s than rank %d (CRC-32C %08" PRIx32 ", there %08" PRIx32
+                    "%s: %s %s another \"%s\"%s than rank %d (CRC-32C %08" PRIx32 ", there %08" PRIx32
                     "); no majority of the %d ranks tells which is right",
-                    odd_text, odd == 1 ? "has" : "have", name, more, right, bad, good, world_size);
+                    words, odd_text, odd == 1 ? "has" : "have", name, more, right, bad, good, world_size);
 }
 
-tr_status tr_check_replicas(tr_group *group, const tr_tensor_list *list)
+/* The sums of all tensors, in one: ranks that agree exchange no more than that. */
+static tr_status exchange(tr_group *group, const tr_tensor_list *list, uint32_t *own, uint32_t *all, bool *same)
 {
+    int count = tr_list_count(list), world_size = tr_world_size(group);
+    TR__TRY(tr__checksums(list, own));
+    uint32_t digest = tr__crc32c(0, own, (size_t)count * sizeof *own);
+    TR__TRY(tr_all_gather(group, &digest, all, 1, .dtype = TR_I32));
+    *same = !sums_differ(all, world_size, 1);
+    return *same ? TR_OK : tr_all_gather(group, own, all, count, .dtype = TR_I32);
+}
+
+tr_status tr__replicas_compare(tr_group *group, const tr_tensor_list *list, const char *words, bool *differ)
+{
+    *differ = false;
     TR__TRY(tr_status_of(group));
     TR__TRY(tr_status_of(list));
     int count = tr_list_count(list), world_size = tr_world_size(group);
     if (world_size == 1 || !count) return TR_OK;
     uint32_t *own = calloc((size_t)count, sizeof *own), *all = calloc((size_t)count * (size_t)world_size, sizeof *all);
     int *ranks = calloc((size_t)world_size, sizeof *ranks);
-    tr_status status =
-        own && all && ranks ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for the checksums of %d tensors", count);
-    for (int i = 0; i < count && status == TR_OK; i++) status = tr__checksum(tr_list_at(list, i), &own[i]);
-    if (status == TR_OK) status = tr_all_gather(group, own, all, count, .dtype = TR_I32);
-    if (status == TR_OK) status = say_difference(list, all, world_size, ranks);
+    bool same = true;
+    tr_status status = own && all && ranks ? exchange(group, list, own, all, &same)
+                                           : tr__fail(TR_NO_MEMORY, "no memory for the checksums of %d tensors", count);
+    if (status == TR_OK && !same) {
+        *differ = true;
+        status = say_difference(list, all, world_size, words, ranks);
+    }
     free(ranks);
     free(all);
     free(own);
     return status;
+}
+
+tr_status tr_check_replicas(tr_group *group, const tr_tensor_list *list)
+{
+    bool differ;
+    return tr__replicas_compare(group, list, "replicas differ", &differ);
+}
+
+int64_t tr__replicas_every(int64_t every)
+{
+    if (every == -1) return 0;
+    return every > 0 && tr__check_asks("replicas") ? 1 : every;
 }

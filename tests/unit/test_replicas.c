@@ -80,12 +80,117 @@ static void several_ranks_and_tensors_are_counted(void **state)
     run(5, many, NULL);
 }
 
+/* ---- DDP --------------------------------------------------------------------------------------------------------- */
+
+/* What is flipped on which rank, after which backward, and how the program asks for checks. */
+typedef struct damage {
+    int rank, after;
+    const char *tensor;
+    int64_t check_every; /* 0: as it is by default */
+    int found;           /* in which backward; 0: in none of them */
+    const char *words;
+    bool gradient; /* the averaged gradient, before that step is made, instead of the tensor after it */
+} damage;
+
+static tr_module *small_net(void)
+{
+    return tr_sequential(tr_linear(4, 6, .seed = 1), tr_batch_norm1d(6), tr_linear(6, 3, .seed = 2));
+}
+
+static void flip_bit(tr_tensor *t)
+{
+    ((unsigned char *)tr_data(t))[3] ^= 4;
+}
+
+/* spoilt: whose gradient is flipped before the step; NULL: none's. */
+static tr_status train_step(tr_module *ddp, tr_optimizer *optimizer, int number, int step, const tr_tensor *spoilt)
+{
+    TR_SCOPE;
+    const int32_t classes[] = {0, 1, 2, 1, 0};
+    tr_tensor *x = tr_randn((uint64_t)(8 * step + number) + 1, TR_SHAPE(5, 4));
+    tr_tensor *y = tr_from(classes, TR_SHAPE(5), .dtype = TR_I32);
+    tr_zero_grad(optimizer);
+    tr_status status = tr_backward(tr_cross_entropy(tr_forward(ddp, x), y));
+    if (spoilt) flip_bit(tr_grad(spoilt));
+    return status == TR_OK ? tr_step(optimizer) : status;
+}
+
+static void train_with_damage(rank *r)
+{
+    const damage *d = r->arg;
+    TR_SCOPE;
+    tr_module *net = small_net();
+    tr_module *ddp = d->check_every ? tr_ddp(net, r->group, .check_every = d->check_every) : tr_ddp(net, r->group);
+    OK(tr_status_of(ddp));
+    tr_optimizer *optimizer = tr_sgd(tr_parameters(net), .lr = 0.01);
+    for (int step = 1; step <= 12; step++) {
+        /* Forwards in training mode that one rank alone makes, and more of them than the others, are no difference. */
+        if (r->number == 1) OK(tr_status_of(tr_forward(ddp, tr_randn((uint64_t)step, TR_SHAPE(3, 4)))));
+        tr_tensor *odd = step == d->after && r->number == d->rank ? tr_list_find(tr_state_dict(net), d->tensor) : NULL;
+        tr_status status = train_step(ddp, optimizer, r->number, step, d->gradient ? odd : NULL);
+        if (step == d->found) {
+            CHECK(status == TR_MISMATCH);
+            SAYS(d->words);
+            OK(tr_barrier(r->group)); /* the group goes on */
+            return;
+        }
+        OK(status);
+        if (odd && !d->gradient) flip_bit(odd);
+    }
+    CHECK(!d->found);
+}
+
+static void ddp_compares_replicas_on_the_way(void **state)
+{
+    (void)state;
+    const damage damages[] = {
+        {-1, 0, NULL, 3, 0, NULL, false}, /* running statistics, of each rank's own samples, are no difference */
+        {2, 4, "0.weight", 3, 6,
+         "ddp: replicas were alike in backward 3 and differ in backward 6: rank 2 has not the \"0.weight\" of the "
+         "other 3",
+         false},
+        {0, 1, "2.bias", 2, 2, "were alike in backward 0 and differ in backward 2: rank 0 has not the \"2.bias\"",
+         false},
+        {3, 3, "1.weight", 0, 0, NULL, false},       /* not within a hundred */
+        {3, 5, "1.running_mean", 1, 0, NULL, false}, /* rank 0's become everybody's */
+        {1, 4, "2.weight", 3, 6, "differ in backward 6: rank 1 has not the \"2.weight\" of the other 3 ranks", true},
+    };
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) run(4, train_with_damage, &damages[i]);
+    run_tcp(3, train_with_damage, NULL, &(damage){1, 7, "2.weight", 4, 8, "rank 1 has not the \"2.weight\"", false});
+}
+
+static void the_environment_asks_for_every_backward(void **state)
+{
+    (void)state;
+    setenv("TRIREME_CHECK", "replicas", 1);
+    run(3, train_with_damage,
+        &(damage){2, 4, "0.weight", 0, 5, "were alike in backward 4 and differ in backward 5: rank 2", false});
+    unsetenv("TRIREME_CHECK");
+}
+
+static void wrap_otherwise(rank *r)
+{
+    TR_SCOPE;
+    CHECK(tr_status_of(tr_ddp(small_net(), r->group, .check_every = 5 + r->number / 2)) == TR_MISMATCH);
+    SAYS("check_every is 5 on ranks 0 and 1, 6 on rank 2");
+    CHECK(tr_status_of(tr_ddp(small_net(), r->group, .check_every = -2)) == TR_INVALID);
+}
+
+static void ranks_agree_on_how_often(void **state)
+{
+    (void)state;
+    run(3, wrap_otherwise, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_flipped_bit_is_found),
         cmocka_unit_test(two_ranks_have_no_majority),
         cmocka_unit_test(several_ranks_and_tensors_are_counted),
+        cmocka_unit_test(ddp_compares_replicas_on_the_way),
+        cmocka_unit_test(the_environment_asks_for_every_backward),
+        cmocka_unit_test(ranks_agree_on_how_often),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
