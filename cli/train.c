@@ -173,6 +173,12 @@ static void put_options(tr__train *t)
         {"save-every", 0, "N", "steps between checkpoints", TR__INTEGER(&t->save_every, 1, many)},
         {"keep", 0, "N", "how many of the newest checkpoints stay", TR__INTEGER(&t->keep, 1, 1000)},
         {"keep-best", 0, NULL, "the one with the least validation loss stays, too", TR__FLAG(&t->keep_best)},
+        {"check-replicas", 0, "N", "steps between comparisons of the ranks' weights and optimizer states; 0: never",
+         TR__INTEGER(&t->check_replicas, 0, many)},
+        {"roll-back", 0, NULL, "where they differ, go back to the newest checkpoint, and on from there",
+         TR__FLAG(&t->roll_back)},
+        {"stop-on-spike", 0, NULL, "end when the gradients' norm is 1,000 times its median, instead of a warning",
+         TR__FLAG(&t->stop_on_spike)},
         {"stop-at", 0, "N", "stop after this step; go on with --resume", TR__INTEGER(&t->stop_at, 1, many)},
         {"out", 'o', "FOLDER", "where metrics, chart and checkpoints go (a new folder here)", TR__TEXT(&t->out)},
         {"resume", 0, NULL, "go on from the newest checkpoint in --out, with its options", TR__FLAG(&t->resume)},
@@ -267,7 +273,7 @@ int tr__cli_train(int argc, char **argv)
                "                                           a classifier, on MNIST, CIFAR-10 or a folder of pictures\n");
         return TR__EXIT_OK;
     }
-    tr__train t = {.seed = 1, .ranks = 1, .dtype = "f32", .keep = 2};
+    tr__train t = {.seed = 1, .ranks = 1, .dtype = "f32", .keep = 2, .check_replicas = 100};
     if (model && (tr__train_text_begin(&t, model) || tr__train_images_begin(&t, model))) {
         t.model = model;
         snprintf(t.command, sizeof t.command, "train %.20s", model);

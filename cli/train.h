@@ -62,9 +62,9 @@ struct tr__train {
     int eval_every, save_every, keep;
     bool keep_best;
     /* What holds for this run only. */
-    int ranks, threads, timeout, stop_at, profile;
+    int ranks, threads, timeout, stop_at, profile, check_replicas;
     const char *out, *json, *allow_different;
-    bool resume, plain, recompute, step_in_backward;
+    bool resume, plain, recompute, step_in_backward, roll_back, stop_on_spike;
 
     tr__option options[TR__OPTIONS_MOST]; /* the command's, and which of them were among its arguments */
     uint64_t given;

@@ -219,6 +219,13 @@ static int check_keep_best(const tr__train *t)
                                "last: make --save-every a multiple of --eval-every", t->eval_every, t->save_every);
 }
 
+static int check_roll_back(const tr__train *t)
+{
+    if (t->roll_back && !t->check_replicas)
+        return tr__train_failed(t, "--roll-back: nothing ever finds that ranks differ with --check-replicas 0");
+    return -1;
+}
+
 int tr__train_check(tr__train *t)
 {
     int64_t world = t->under_launcher ? number_of_environment("WORLD_SIZE", 1) : t->ranks;
@@ -229,6 +236,7 @@ int tr__train_check(tr__train *t)
         return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
     int code = check_in_backward(t, world);
     if (code < 0) code = check_keep_best(t);
+    if (code < 0) code = check_roll_back(t);
     if (code < 0) code = check_texts(t);
     if (code < 0) code = t->kind->check(t, world);
     return code < 0 ? check_files(t) : code;

@@ -71,6 +71,11 @@ static void fill(arguments *a, tr__train *t)
     if (t->resume) add_option(a, "resume", NULL);
     if (t->plain) add_option(a, "plain", NULL);
     if (t->recompute) add_option(a, "recompute", NULL);
+    char check[16];
+    snprintf(check, sizeof check, "%d", t->check_replicas);
+    add_option(a, "check-replicas", check);
+    if (t->stop_on_spike) add_option(a, "stop-on-spike", NULL);
+    if (t->roll_back) add_option(a, "roll-back", NULL);
 }
 
 int tr__train_launch(tr__train *t)

@@ -124,8 +124,8 @@ static tr_status fit(run *r, tr_group *group)
     int64_t begun = now_ns();
     watch_signals();
     status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at, .profile_steps = t->profile,
-        .validate_every = t->eval_every, .save_every = t->save_every, .keep = t->keep, .keep_best = t->keep_best, .should_stop = should_stop, .on_step = on_step,
-        .user = r, .report = &r->report);
+        .validate_every = t->eval_every, .save_every = t->save_every, .keep = t->keep, .keep_best = t->keep_best,
+        .roll_back = t->roll_back, .should_stop = should_stop, .on_step = on_step, .user = r, .report = &r->report);
     r->startup_ms = 1e-6 * (double)(begun - t->started_ns) + r->report.first_step_ms;
     if (r->progress) tr_progress_end(r->progress);
     return status;
@@ -160,6 +160,7 @@ static void add_results(cJSON *object, const run *r)
     add_number(object, "peak_rss_mb_sum", (double)f->peak_rss_bytes_sum / (1 << 20));
     add_number(object, "startup_ms", r->startup_ms);
     add_number(object, "seconds", f->seconds);
+    add_number(object, "rolled_back", (double)f->rolled_back);
     add_number(object, "skipped", (double)f->skipped);
     add_number(object, "step", (double)tr_trainer_steps(r->trainer));
     cJSON_AddBoolToObject(object, "stopped", f->stopped);
@@ -249,6 +250,9 @@ static void conclude(const run *r)
     printf("; %.*f %ss/s, %.1f s\n", f->items_per_s < 10 ? 2 : 0, f->items_per_s, t->kind->item, f->seconds);
     if (f->skipped)
         printf("Bad samples skipped: %" PRId64 "; the warnings above name their files\n", f->skipped);
+    if (f->rolled_back)
+        printf("Replicas differed, and went back to a checkpoint: %" PRId64 " times; the warnings above say where\n",
+            f->rolled_back);
     printf("Saved in %s/checkpoint-%" PRId64 "\n", t->out, step);
     if (step < t->steps)
         printf("Go on with: trireme %s --resume --out %s\n", t->command, t->out);

@@ -278,7 +278,8 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
                       .min_lr = t->min_lr, .weight_decay = t->weight_decay,
                       .clip = t->clip, .seed = (uint64_t)t->seed, .autocast = tr__train_autocast(t),
                       .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
-                      .step_in_backward = t->step_in_backward,
+                      .step_in_backward = t->step_in_backward, .check_replicas = t->check_replicas,
+                      .stop_on_spike = t->stop_on_spike,
                       .loss = m->language->loss,
                       .masking = m->language->masking ? &m->masking : NULL, .resume = resume,
                       .allow_different = t->allow_different);

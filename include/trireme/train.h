@@ -259,6 +259,13 @@ typedef struct tr_trainer_options {
     bool step_in_backward;      /* tr_step_in_backward(): no memory for all gradients. Of one rank, without clipping, and with
                                    the batch computed at once */
     const char *allow_different; /* settings that ranks may be told differently: "lr, data"; NULL: none */
+    int64_t check_replicas;     /* steps; default 100; 0: never (a binding: -1). So often, and before tr_fit() saves, the ranks'
+                                   parameters, buffers and optimizer's state (unless it is sharded) are compared bit for bit:
+                                   TR_MISMATCH on every rank names the odd ranks, the first tensor, and the step after which
+                                   all were alike. With TRIREME_CHECK=replicas, unless this is 0, after every step */
+    bool stop_on_spike;         /* a gradient's norm of more than 1,000 times the median of the last 100 (of 20 at least) is
+                                   a warning in the log, with the rank and the parameter that it comes from. This makes it
+                                   TR_INVALID, and nothing is applied */
 } tr_trainer_options;
 /* Ranks first compare what they were told, in one exchange, before anything is read from a checkpoint, exchanged or
  * written. Where it differs the trainer is in error on every rank, with TR_MISMATCH, and the message shows each value with
@@ -268,7 +275,8 @@ typedef struct tr_trainer_options {
  *   data        of a text, size and CRC-32C (beyond 64 MiB, of a sample), and tokenizer, its vocabulary and merges;
  *               of a dataset, length and contents, and three samples where a function makes them; validation, as data
  *   optimizer   its rule and settings, as optimizer.beta1 and optimizer.weight_decay, and its parameter groups
- *   loss, global_batch, steps, warmup_steps, lr, min_lr, clip, seed, autocast, resume (whether), allow_different
+ *   loss, global_batch, steps, warmup_steps, lr, min_lr, clip, seed, autocast, resume (whether), allow_different,
+ *   check_replicas, stop_on_spike
  *   context, validation_windows, masking of a text; on_bad of a classifier
  *
  * .allow_different takes names from these, "optimizer" with all that is below it. Not compared are micro_batch and workers,
@@ -306,6 +314,8 @@ typedef struct tr_classifier_trainer_options {
     tr_on_bad on_bad;           /* TR_SKIP: samples of set and validation that cannot be made are left out, as a loader
                                    does; tr_trainer_skipped() counts them */
     const char *allow_different; /* as tr_trainer's: ranks compare what they were told */
+    int64_t check_replicas;     /* as tr_trainer's, and the next one */
+    bool stop_on_spike;
 } tr_classifier_trainer_options;
 #define tr_classifier_trainer(...) \
     tr_classifier_trainer_with(TR__BRACES2(tr_classifier_trainer_options, model, set, __VA_ARGS__))
@@ -350,6 +360,7 @@ typedef struct tr_fit_report {
     bool stopped;                     /* before the last step, because a rank asked for it */
     bool common_failure;              /* what failed, failed alike on every rank */
     tr_metrics *metrics;              /* on rank 0: all rows of the training, of the innermost scope; elsewhere NULL */
+    int64_t rolled_back;              /* how often it went back to a checkpoint, as .roll_back asks */
 } tr_fit_report;
 
 typedef struct tr_fit_options {
@@ -374,6 +385,10 @@ typedef struct tr_fit_options {
                                       docs/debugging.md tells how to read it. What cannot be written is this
                                       rank's failure after the training is done and saved. Of ranks that are
                                       threads of a process only one may ask, and its profile has all of them */
+    bool roll_back;                /* where replicas differ (.check_replicas), all ranks go back to the newest whole
+                                      checkpoint in folder, which was saved when they were alike, and go on from there; the
+                                      log says so. The start is saved, too. A fourth time to the same checkpoint is a
+                                      failure. Of this, save_every and folder rank 0's count */
 } tr_fit_options;
 /* Trains to the end, or until a rank asks to stop; then saves. A validation that is due at the trainer's step and was
  * not done, as after a resumption from where a rank was lost in it, comes first, and is saved.

@@ -136,12 +136,29 @@ static double squares_of(const tr_tensor *leaf, double *sums)
     return sum;
 }
 
-tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst)
+static int64_t most_blocks(const tr_optimizer *o)
 {
     int64_t most = 1;
     for (int i = 0; i < o->count; i++)
         if (blocks_of(o->parameters[i].count) > most) most = blocks_of(o->parameters[i].count);
-    double *sums = malloc((size_t)most * sizeof *sums);
+    return most;
+}
+
+tr_status tr__grad_norms(const tr_optimizer *o, double *norms)
+{
+    double *sums = malloc((size_t)most_blocks(o) * sizeof *sums);
+    if (!sums) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    for (int i = 0; i < o->count; i++) {
+        const tr_tensor *leaf = tr_list_at(o->list, i);
+        norms[i] = leaf->leaf->has_grad && leaf->requires_grad ? sqrt(squares_of(leaf, sums)) : 0;
+    }
+    free(sums);
+    return TR_OK;
+}
+
+tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst)
+{
+    double *sums = malloc((size_t)most_blocks(o) * sizeof *sums);
     subtotal *subtotals = malloc((size_t)o->count * sizeof *subtotals);
     int n = 0;
     *worst = NULL;
@@ -172,6 +189,12 @@ void tr__grad_multiply(const tr_optimizer *o, double factor)
     }
 }
 
+void tr__grad_limit(const tr_optimizer *o, double norm, double max_norm)
+{
+    double factor = max_norm / (norm + 1e-6); /* PyTorch's 1e-6 keeps the scaled norm at or under max_norm */
+    if (factor < 1) tr__grad_multiply(o, factor);
+}
+
 tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *norm)
 {
     if (!optimizer) return tr__fail(TR_INVALID, "tr_clip_grad_norm: the optimizer is NULL");
@@ -190,8 +213,6 @@ tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *no
     if (!isfinite(total))
         return tr__fail(TR_INVALID, "tr_clip_grad_norm: the norm is %g, nothing was changed; every gradient of this rank is finite, so "
             "another rank's is not, or the sum overflows", total);
-    /* PyTorch's 1e-6 keeps the scaled norm at or under max_norm. */
-    double factor = max_norm / (total + 1e-6);
-    if (factor < 1) tr__grad_multiply(optimizer, factor);
+    tr__grad_limit(optimizer, total, max_norm);
     return TR_OK;
 }

@@ -126,6 +126,10 @@ tr_status tr__measure(const tr__update *update, tr__measure_kernel kernel, doubl
 /* The square of the joint norm of all gradients, those of other ranks' shards and stages among them; not finite when one of them
  * is not. *worst: the first parameter of this rank's whose own is not, or NULL. Collective where there are such ranks (clip.c). */
 tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst);
+/* The norm of each parameter's own gradient, in the order of the list; 0 where there is none. norms: [count] */
+tr_status tr__grad_norms(const tr_optimizer *o, double *norms);
+/* Scales gradients whose joint norm is `norm` so that it is at most max_norm. */
+void tr__grad_limit(const tr_optimizer *o, double norm, double max_norm);
 /* All gradients times factor. */
 void tr__grad_multiply(const tr_optimizer *o, double factor);
 /* Sums of squares of n elements, in f64. */

@@ -4,6 +4,7 @@
  */
 #include "base/given.h"
 #include "data/content.h"
+#include "parallel/replicas.h"
 #include "train/trainer.h"
 
 #include <inttypes.h>
@@ -35,6 +36,7 @@ static tr_optimizer *optimizer(tr_trainer *t)
 
 static tr_status load(tr_trainer *t, classifier_work *w)
 {
+    if (w->y && w->next == t->step + 1) return TR_OK; /* asked for again: it is still there */
     int64_t batches = tr_loader_batches(w->loader);
     if (w->next != t->step) TR__TRY(tr_loader_seek(w->loader, t->step / batches, t->step % batches));
     tr_batch b;
@@ -154,6 +156,8 @@ tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *o)
         .user = o->user,
         .step_in_backward = o->step_in_backward,
         .allow_different = o->allow_different,
+        .check_replicas = TR__OR(o, check_replicas, TR__CHECK_EVERY),
+        .stop_on_spike = o->stop_on_spike,
     };
     tr_trainer *t = tr__trainer_new(&classifier_task, &plan, sizeof(classifier_work));
     if (tr_status_of(t) != TR_OK) return t;

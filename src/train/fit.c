@@ -9,6 +9,7 @@
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/profile_files.h"
+#include "train/replica_check.h"
 #include "train/trainer.h"
 
 #include <errno.h>
@@ -29,11 +30,14 @@ static const char metrics_name[] = "metrics.csv";
 typedef struct fit {
     const tr_fit_options *options;
     tr_trainer *trainer;
-    int64_t from, until, validate_every;
+    int64_t from, until, validate_every, save_every;
+    bool roll_back;
     bool profiling;
     tr__error *profile_error; /* NULL: none */
     int64_t start_ns, resumed_ns; /* of this call; and what earlier runs took */
     int64_t saved_step;
+    int64_t back_step;   /* of the checkpoint that replicas went back to last; -1: none */
+    int back_times;      /* how often in a row */
     int64_t skipped;     /* bad samples before this call */
     int folder_fd;       /* rank 0's, locked; -1 elsewhere */
     double *step_ms;     /* of the steps of this call */
@@ -279,9 +283,10 @@ static tr_status step(fit *f, bool *stop)
     if (f->profiling && !is_profiled(f)) end_profile(f);
 
     /* A run that stops on the way measures nothing that an unbroken one would not. */
-    bool saves = *stop || t->step >= f->until || (o->save_every && t->step % o->save_every == 0);
+    bool saves = *stop || t->step >= f->until || (f->save_every && t->step % f->save_every == 0);
     tr_status judged = validation_is_due(f) ? validate(f, &score) : TR_OK;
     tr__error *first = judged == TR_OK ? NULL : tr__error_take(); /* what was learned is saved all the same */
+    if (judged == TR_OK && saves) TR__TRY(tr__replica_check(t));
     if (judged == TR_OK) {
         row.validation_loss = score.loss;
         row.validation_accuracy = score.accuracy;
@@ -324,6 +329,53 @@ static tr_status compare_ranks(const fit *f)
     return status;
 }
 
+/* Replicas differ. A training may go back to a checkpoint a few times: what happens again and again is no stray bit. */
+static tr_status roll_back(fit *f)
+{
+    enum { MOST_TIMES = 3 };
+    tr_trainer *t = f->trainer;
+    int64_t from = t->step;
+    char why[1024];
+    snprintf(why, sizeof why, "%s", tr_error_message());
+    tr_status status = check_folder(f);
+    status = tr__trainer_agree(t, status, "look for a checkpoint to go back to");
+    if (status == TR_OK) status = tr__trainer_go_back(t, f->options->folder);
+    if (status != TR_OK) return tr__fail(status, "%s; cannot go back to a checkpoint: %s", why, tr_error_message());
+
+    f->back_times = t->step == f->back_step ? f->back_times + 1 : 1;
+    f->back_step = t->step;
+    if (f->back_times > MOST_TIMES) {
+        t->common_failure = true;
+        return tr__fail(TR_MISMATCH, "%s; went back to step %" PRId64 " %d times, and it happened again", why, t->step,
+                        MOST_TIMES);
+    }
+    f->report->rolled_back++;
+    if (t->step == 0) f->report->initial_loss = NAN; /* the first step comes again */
+    if (t->rank != 0) return TR_OK;
+    tr__log(TR_LOG_WARN, "%s: going back from step %" PRId64 " to the checkpoint of step %" PRId64, why, from, t->step);
+    f->saved_step = t->step;
+    return TR_OK;
+}
+
+/* Rank 0 saves: when, and whether to go back to what it has saved, is what its options say. A training that is to go
+ * back may have to before its first save. */
+static tr_status begin_saving(fit *f)
+{
+    tr_trainer *t = f->trainer;
+    int64_t asked[] = {f->options->save_every, f->options->roll_back};
+    if (t->world_size > 1) TR__TRY(tr_broadcast(t->plan.group, asked, 2, .dtype = TR_I64));
+    f->save_every = asked[0];
+    f->roll_back = asked[1] && t->world_size > 1;
+    if (!f->roll_back) return TR_OK;
+    if (!t->plan.check_replicas)
+        return tr__fail(TR_INVALID,
+                        "fit: .roll_back, but replicas are never compared: the trainer has .check_replicas = 0");
+    tr_status status = t->rank || f->options->folder
+                           ? save(f)
+                           : tr__fail(TR_INVALID, "fit: .roll_back needs a .folder for checkpoints");
+    return tr__trainer_agree(t, status, "save the start");
+}
+
 static tr_status run(fit *f)
 {
     TR__TRY(compare_ranks(f));
@@ -334,12 +386,18 @@ static tr_status run(fit *f)
         f->report->initial_loss = rows[0].loss;
         f->report->final_loss = rows[count - 1].loss;
     }
+    TR__TRY(begin_saving(f));
     TR__TRY(make_up_for_validation(f));
     f->report->first_step_ms = 1e3 * seconds_since(f->start_ns);
     bool stop = false;
     while (f->trainer->step < f->until && !stop) {
         TR_SCOPE;
         tr_status status = step(f, &stop);
+        if (f->roll_back && f->trainer->replicas_differ) {
+            stop = false; /* whoever wants to stop still does after the next step */
+            TR__TRY(roll_back(f));
+            continue;
+        }
         bool hangs = status == TR_CANCELLED && f->trainer->world_size == 1 && wants_to_stop(f);
         TR__TRY(hangs ? stop_here(f, &stop) : status);
     }
@@ -434,6 +492,7 @@ tr_status tr_fit_with(const tr_fit_options *options)
         .validate_every = TR__OR(options, validate_every, 250),
         .start_ns = now,
         .resumed_ns = now - (int64_t)(1e9 * t->seconds),
+        .back_step = -1,
         .saved_step = options->folder && t->plan.resume ? t->step : -1,
         .skipped = tr_trainer_skipped(t),
         .folder_fd = -1,

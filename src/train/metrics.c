@@ -218,7 +218,7 @@ tr_status tr__metrics_restore(tr_metrics *m, const tr_tensor_list *history, cons
     free(m->rows);
     m->rows = rows;
     m->count = m->capacity = count;
-    return TR_OK;
+    return m->path ? write_all(m) : TR_OK;
 }
 
 tr_metrics *tr_metrics_open_with(const tr_metrics_options *o)

@@ -9,7 +9,8 @@
 
 /* Without rows, and without a file. */
 tr_metrics *tr__metrics_new(void);
-/* Takes the rows of a checkpoint's history, in place of its own; none where history is NULL. checkpoint: its path, for messages. */
+/* Takes the rows of a checkpoint's history, in place of its own, also in the file; none where history is NULL.
+ * checkpoint: its path, for messages. */
 tr_status tr__metrics_restore(tr_metrics *metrics, const tr_tensor_list *history, const char *checkpoint);
 /* Writes all rows into a file, whole or not at all, and those to come behind them. item, accuracy: as
  * tr_metrics_options has them. */

@@ -75,6 +75,8 @@ static void say_plan(const tr__plan *p, tr__facts *facts)
     tr__facts_number(facts, "clip", p->clip);
     tr__facts_say(facts, "seed", "%" PRIu64, p->seed);
     tr__facts_say(facts, "autocast", "%s", tr_dtype_name(autocast));
+    tr__facts_say(facts, "check_replicas", "%" PRId64, p->check_replicas);
+    tr__facts_say(facts, "stop_on_spike", "%s", p->stop_on_spike ? "yes" : "no");
 }
 
 /* Kernels for other instructions round otherwise. Ranks train one model all the same: all take the step of the same
@@ -163,9 +165,11 @@ static tr_status check_names(const tr_trainer *t, const tr__facts *facts)
 /* What another run of the same training may do otherwise, and what is a sample only. */
 static bool is_of_run(const tr__fact *fact)
 {
+    static const char *const names[] = {"resume", "allow_different", "check_replicas", "stop_on_spike"};
     const char *detail = strchr(fact->name, '.');
-    return fact->told || strcmp(fact->name, "resume") == 0 || strcmp(fact->name, "allow_different") == 0 ||
-           (detail && strcmp(detail, ".samples") == 0);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(fact->name, names[i]) == 0) return true;
+    return fact->told || (detail && strcmp(detail, ".samples") == 0);
 }
 
 static tr_status hash(const tr__facts *facts, char text[TR__SHA256_TEXT])

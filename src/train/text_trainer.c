@@ -2,6 +2,7 @@
 #include "base/given.h"
 #include "data/content.h"
 #include "data/text.h"
+#include "parallel/replicas.h"
 #include "train/eval_mode.h"
 #include "train/trainer.h"
 
@@ -150,6 +151,8 @@ tr_trainer *tr_trainer_with(const tr_trainer_options *o)
         .user = o->user,
         .step_in_backward = o->step_in_backward,
         .allow_different = o->allow_different,
+        .check_replicas = TR__OR(o, check_replicas, TR__CHECK_EVERY),
+        .stop_on_spike = o->stop_on_spike,
     };
     tr_trainer *t = tr__trainer_new(&text_task, &plan, sizeof(text_work));
     if (tr_status_of(t) != TR_OK) return t;

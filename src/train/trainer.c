@@ -10,9 +10,14 @@
 
 #include "autograd/arena.h"
 #include "base/clock.h"
+#include "optim/optimizer.h"
+#include "parallel/replicas.h"
+#include "train/gradient_watch.h"
 #include "train/metrics.h"
+#include "train/replica_check.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 static void destroy(void *self)
 {
@@ -20,6 +25,7 @@ static void destroy(void *self)
     tr_release(t->net);
     tr_release(t->optimizer);
     if (t->task) t->task->destroy(t);
+    free(t->said);
     tr_release(t->metrics);
     tr_release(t->plan.model);
     tr_release(t->plan.group);
@@ -40,6 +46,7 @@ tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t w
     bool sound = plan->group && tr_status_of(plan->group) == TR_OK;
     t->world_size = sound ? tr_world_size(plan->group) : 1;
     t->rank = sound ? tr_rank(plan->group) : 0;
+    t->plan.check_replicas = tr__replicas_every(plan->check_replicas);
     t->first = plan->batch * t->rank / t->world_size;
     t->share = plan->batch * (t->rank + 1) / t->world_size - t->first;
     t->plan.micro_batch = plan->micro_batch ? plan->micro_batch : t->share;
@@ -80,6 +87,9 @@ tr_status tr__trainer_check(const tr_trainer *t)
     if (!(p->lr > 0 && p->min_lr >= 0 && p->clip >= 0))
         return tr__fail(TR_INVALID, "trainer: lr must be more than 0, min_lr and clip not less: %g, %g, %g", p->lr,
             p->min_lr, p->clip);
+    if (p->check_replicas < 0)
+        return tr__fail(TR_INVALID, "trainer: check_replicas is a number of steps, 0 for never, not %" PRId64,
+                        p->check_replicas);
     if (p->autocast && p->autocast != TR_BF16 && p->autocast != TR_F16)
         return tr__fail(TR_INVALID, "trainer: autocast is TR_BF16 or TR_F16, or 0 for the caller's, not %s",
             tr_dtype_name(p->autocast));
@@ -106,16 +116,20 @@ tr_status tr__trainer_set_up(tr_trainer *t)
     const tr__plan *p = &t->plan;
     TR_SCOPE;
     tr_tensor_list *state = NULL, *parameters = tr_parameters(p->model);
+    t->said = calloc((size_t)t->world_size, sizeof *t->said);
+    if (!t->said) return tr__fail(TR_NO_MEMORY, "trainer: out of memory");
     TR__TRY(tr_status_of(parameters));
     if (t->world_size > 1) TR__TRY(tr__arena_build(parameters)); /* all together, whichever the optimizer takes */
     t->optimizer = tr_keep(p->optimizer ? p->optimizer(parameters, p->user) : t->task->optimizer(t));
     if (!t->optimizer) return tr__fail(TR_INVALID, "trainer: .optimizer made none: it returned NULL");
     TR__TRY(tr__trainer_compare(t)); /* before anything is read, exchanged or written */
-    if (p->resume) TR__TRY(tr__trainer_resume_model(t, &state));
-    t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group) : p->model);
+    if (p->resume) TR__TRY(tr__trainer_resume_model(t, p->resume, &state));
+    t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group, .check_every = 0) : p->model);
     TR__TRY(tr_status_of(t->net));
     TR__TRY(tr_step_in_backward(t->optimizer, p->step_in_backward));
-    return p->resume ? tr__trainer_resume_state(t, state) : TR_OK;
+    if (p->resume) TR__TRY(tr__trainer_resume_state(t, state));
+    t->agreed_step = t->step;
+    return TR_OK;
 }
 
 int64_t tr_trainer_steps(const tr_trainer *t)
@@ -142,8 +156,7 @@ tr_tensor *tr__trainer_loss(const tr_trainer *t, tr_module *net, tr_tensor *x, t
     return tr_escape(t->plan.loss ? t->plan.loss(net, x, y, t->plan.user) : tr_cross_entropy(tr_forward(net, x), y));
 }
 
-/* Forward and backward of n samples from this rank's sample `at` on. Adds their part of the batch's loss to *loss. */
-static tr_status learn(tr_trainer *t, int64_t at, int64_t n, double *loss)
+tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange, double *loss)
 {
     TR_SCOPE;
     const tr__plan *p = &t->plan;
@@ -156,17 +169,24 @@ static tr_status learn(tr_trainer *t, int64_t at, int64_t n, double *loss)
     TR__TRY(tr_status_of(root));
     *loss += part * tr_item(mean);
     if (p->step_in_backward && !isfinite(*loss)) return TR_OK; /* update() says so; the parameters stay as they are */
-    if (t->world_size > 1) TR__TRY(tr_ddp_sync(t->net, at + n == t->share));
+    if (t->world_size > 1) TR__TRY(tr_ddp_sync(t->net, exchange));
     return tr_backward(root);
 }
 
-/* loss and stop, over all ranks. */
-static tr_status share(tr_trainer *t, double *loss, bool *stop)
+/* Every rank hears what all say: the sums are then the same on all, and a norm that is not tells of a replica that is
+ * none. */
+static tr_status share(tr_trainer *t, const tr__said *own, tr_metrics_row *row, bool *stop)
 {
-    double values[] = {*loss, *stop};
-    if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, values, 2, .dtype = TR_F64));
-    *loss = values[0];
-    *stop = values[1] > 0;
+    enum { NUMBERS = sizeof *own / sizeof(double) };
+    if (t->world_size > 1)
+        TR__TRY(tr_all_gather(t->plan.group, own, t->said, NUMBERS, .dtype = TR_F64));
+    else
+        *t->said = *own;
+    *stop = false;
+    for (int rank = 0; rank < t->world_size; rank++) {
+        row->loss += t->said[rank].loss;
+        *stop |= t->said[rank].stop > 0;
+    }
     return TR_OK;
 }
 
@@ -174,14 +194,8 @@ static tr_status share(tr_trainer *t, double *loss, bool *stop)
 static tr_status update(tr_trainer *t, tr_metrics_row *row)
 {
     t->common_failure = true;
-    if (!isfinite(row->loss))
-        return tr__fail(TR_INVALID,
-            "step %" PRId64 ": the loss is %s: training has diverged, try a lower learning rate", t->step + 1,
-            isnan(row->loss) ? "not a number" : "infinite");
-    if (t->plan.clip > 0) {
-        tr_status status = tr_clip_grad_norm(t->optimizer, t->plan.clip, &row->grad_norm);
-        if (status != TR_OK) return tr__fail_context(status, "step %" PRId64, t->step + 1);
-    }
+    TR__TRY(tr__gradients_judge(t, row));
+    if (t->plan.clip > 0) tr__grad_limit(t->optimizer, row->grad_norm, t->plan.clip);
     TR__TRY(tr_step(t->optimizer));
     t->common_failure = false;
     return TR_OK;
@@ -196,16 +210,18 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
     row->lr = tr_cosine_lr(t->step, p->lr, p->steps, .warmup_steps = p->warmup_steps, .min_lr = p->min_lr);
     TR__TRY(tr_set_lr(t->optimizer, row->lr));
     tr_zero_grad(t->optimizer);
+    tr__said own = {.stop = *stop};
     for (int64_t at = 0; at < t->share; at += p->micro_batch) {
         int64_t n = t->share - at < p->micro_batch ? t->share - at : p->micro_batch;
-        TR__TRY(learn(t, at, n, &row->loss));
+        TR__TRY(tr__trainer_learn(t, at, n, at + n == t->share, &own.loss));
     }
-    TR__TRY(share(t, &row->loss, stop));
+    TR__TRY(tr__gradient_norm(t, &own.norm));
+    TR__TRY(share(t, &own, row, stop));
     TR__TRY(update(t, row));
     row->step = ++t->step;
     row->items = t->step * p->batch * t->items;
     row->items_per_s = (double)(p->batch * t->items) / (1e-9 * (double)(tr__now_ns() - start));
-    return TR_OK;
+    return tr__replica_check_is_due(t) ? tr__replica_check(t) : TR_OK;
 }
 
 tr_status tr_trainer_validate(tr_trainer *t, tr_score *score)

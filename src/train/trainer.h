@@ -28,6 +28,8 @@ typedef struct tr__plan {
     void *user;
     bool step_in_backward;
     const char *allow_different; /* or NULL */
+    int64_t check_replicas; /* steps between two comparisons of all ranks; 0: none */
+    bool stop_on_spike;
 } tr__plan;
 
 /* Where a trainer's batches come from, and how its model is judged. */
@@ -46,6 +48,21 @@ typedef struct tr__task {
     void (*say)(tr_trainer *trainer, tr__facts *facts); /* its data and settings, which ranks compare (settings.c) */
 } tr__task;
 
+/* What a rank tells the others of its part of a step. */
+typedef struct tr__said {
+    double loss; /* its part of the batch's */
+    double stop; /* 1: it wants to stop */
+    double norm; /* of the gradients as they are after averaging; NaN: not known */
+} tr__said;
+
+enum { TR__NORMS = 100 };
+/* Norms of the latest steps, to know an unusual one by. */
+typedef struct tr__norms {
+    double last[TR__NORMS];
+    int64_t count; /* so far */
+    bool spiking;  /* the latest one was a spike */
+} tr__norms;
+
 struct tr_trainer {
     tr__object object;
     const tr__task *task;
@@ -56,6 +73,8 @@ struct tr_trainer {
     int rank, world_size;
     int64_t first, share;       /* this rank's samples of each batch: [first, first + share) */
     int64_t step;               /* steps done */
+    tr__said *said;             /* [world_size], of the latest step */
+    tr__norms norms;
 
     /* What a checkpoint holds besides. */
     tr_metrics *metrics;    /* rank 0's, kept: a row for each step of tr_fit(); NULL elsewhere */
@@ -64,6 +83,8 @@ struct tr_trainer {
     double validation_loss, best_validation_loss; /* NaN: not yet */
     double validation_accuracy, best_validation_accuracy;
 
+    int64_t agreed_step;  /* after which replicas were alike for certain: compared, or made so */
+    bool replicas_differ; /* as the latest comparison found */
     bool common_failure; /* see tr_fit_report */
     char settings[TR__SHA256_TEXT]; /* of what ranks compare, but for what belongs to the run: its checkpoints carry it */
 };
@@ -85,12 +106,20 @@ bool tr__trainer_may_differ(const tr_trainer *trainer, const char *name);
 /* A batch's mean loss, of the model or DDP around it. */
 tr_tensor *tr__trainer_loss(const tr_trainer *trainer, tr_module *net, tr_tensor *x, tr_tensor *y);
 
+/* Forward and backward of n samples from this rank's sample `at` on, exchange: and the ranks' gradients are averaged.
+ * Adds the samples' part of the batch's loss to *loss. */
+tr_status tr__trainer_learn(tr_trainer *trainer, int64_t at, int64_t n, bool exchange, double *loss);
+
 /* What rank 0 did or failed to do: TR_OK on every rank, or rank 0's failure there and TR_PEER elsewhere. */
 tr_status tr__trainer_agree(tr_trainer *trainer, tr_status status, const char *what);
 /* In trainer_state.c: tr_trainer_save() into a folder that is open; -1: by its name. */
 tr_status tr__trainer_save(tr_trainer *trainer, int folder_fd, const tr_trainer_save_options *options);
-/* Model and optimizer as the checkpoint at plan.resume has them, on every rank. */
-tr_status tr__trainer_resume_model(tr_trainer *trainer, tr_tensor_list **state);
+/* Going on from a checkpoint in a folder, which is rank 0's: the model on rank 0, before DDP makes it everybody's; and
+ * the rest on every rank. */
+tr_status tr__trainer_resume_model(tr_trainer *trainer, const char *folder, tr_tensor_list **state);
 tr_status tr__trainer_resume_state(tr_trainer *trainer, const tr_tensor_list *state);
+/* The same on the way: model, optimizer, metrics and step of every rank become those of the folder's newest whole
+ * checkpoint. */
+tr_status tr__trainer_go_back(tr_trainer *trainer, const char *folder);
 
 #endif

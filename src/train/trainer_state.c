@@ -81,20 +81,20 @@ tr_status tr_trainer_save_with(const tr_trainer_save_options *options)
 
 /* ---- Resuming ---------------------------------------------------------------------------------------------------- */
 
-static tr_status read_checkpoint(tr_trainer *t, tr_tensor_list **state)
+static tr_status read_checkpoint(tr_trainer *t, const char *folder, tr_tensor_list **state)
 {
     char path[path_bytes];
     int64_t step;
     tr_tensor_list *model, *history;
-    TR__TRY(tr__checkpoint_load_newest(t->plan.resume, path, &step, &model, state, &history));
+    TR__TRY(tr__checkpoint_load_newest(folder, path, &step, &model, state, &history));
     tr_status status = tr_load_state_dict(t->plan.model, model);
     if (status != TR_OK) return tr__fail_context(status, "%s", path);
     return tr__metrics_restore(t->metrics, history, path);
 }
 
-tr_status tr__trainer_resume_model(tr_trainer *t, tr_tensor_list **state)
+tr_status tr__trainer_resume_model(tr_trainer *t, const char *folder, tr_tensor_list **state)
 {
-    tr_status status = t->rank == 0 ? read_checkpoint(t, state) : TR_OK;
+    tr_status status = t->rank == 0 ? read_checkpoint(t, folder, state) : TR_OK;
     return tr__trainer_agree(t, status, "read the checkpoint");
 }
 
@@ -164,4 +164,19 @@ tr_status tr__trainer_resume_state(tr_trainer *t, const tr_tensor_list *state)
     tr_status status = t->rank == 0 ? read_state(t, state) : TR_OK;
     TR__TRY(tr__trainer_agree(t, status, "restore the optimizer"));
     return t->world_size > 1 ? spread_state(t) : TR_OK;
+}
+
+tr_status tr__trainer_go_back(tr_trainer *t, const char *folder)
+{
+    TR_SCOPE;
+    tr_tensor_list *state = NULL;
+    TR__TRY(tr__trainer_resume_model(t, folder, &state));
+    tr_tensor_list *model = tr_state_dict(t->plan.model);
+    TR__TRY(tr_status_of(model));
+    for (int i = 0; i < tr_list_count(model); i++) TR__TRY(tr_broadcast_tensor(t->plan.group, tr_list_at(model, i), 0));
+    TR__TRY(tr__trainer_resume_state(t, state));
+    t->agreed_step = t->step;
+    t->replicas_differ = t->common_failure = false;
+    t->norms = (tr__norms){0};
+    return TR_OK;
 }

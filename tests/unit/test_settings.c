@@ -105,6 +105,8 @@ static const struct {
     {{{.steps = 2}, {.steps = 3}}, "steps is 2 on rank 0, 3 on rank 1"},
     {{{.warmup_steps = 0}, {.warmup_steps = 1}}, "warmup_steps is 0 on rank 0, 1 on rank 1"},
     {{{.global_batch = 4}, {.global_batch = 6}}, "global_batch is 4 on rank 0, 6 on rank 1"},
+    {{{.check_replicas = 7}, {.check_replicas = 8}}, "check_replicas is 7 on rank 0, 8 on rank 1"},
+    {{{.stop_on_spike = true}, {.stop_on_spike = false}}, "stop_on_spike is yes on rank 0, no on rank 1"},
     {{{.autocast = 0}, {.autocast = TR_BF16}}, "autocast is f32 on rank 0, bf16 on rank 1"},
     {{{.context = 8}, {.context = 4}}, "context is 8 on rank 0, 4 on rank 1"},
     {{{.validation_windows = 1}, {.validation_windows = 2}}, "validation_windows is 1 on rank 0, 2 on rank 1"},
@@ -157,9 +159,9 @@ static void what_is_meant(rank *r)
 {
     TR_SCOPE;
     const char *both = r->number ? other_path : text_path;
-    OK(train(r, &(tr_trainer_options){.lr = r->number ? 0.01 : 0.02, .allow_different = " data,,lr min-lr"}, small_gpt(2), both));
-    OK(train(r, &(tr_trainer_options){.beta2 = r->number ? 0.9 : 0.99, .allow_different = "optimizer"}, small_gpt(2), text_path));
-    OK(train(r, &(tr_trainer_options){.beta2 = r->number ? 0.9 : 0.99, .allow_different = "optimizer.beta2"}, small_gpt(2),
+    OK(train(r, &(tr_trainer_options){.lr = r->number ? 0.01 : 0.02, .allow_different = " data,,lr min-lr", .check_replicas = -1}, small_gpt(2), both));
+    OK(train(r, &(tr_trainer_options){.beta2 = r->number ? 0.9 : 0.99, .allow_different = "optimizer", .check_replicas = -1}, small_gpt(2), text_path));
+    OK(train(r, &(tr_trainer_options){.beta2 = r->number ? 0.9 : 0.99, .allow_different = "optimizer.beta2", .check_replicas = -1}, small_gpt(2),
         text_path));
     OK(train(r, &(tr_trainer_options){.micro_batch = r->number + 1}, small_gpt(2), text_path)); /* memory may differ */
 
@@ -168,7 +170,8 @@ static void what_is_meant(rank *r)
     SAYS("trainer: ranks differ: min_lr is 0.002 on rank 0, 0.001 on rank 1");
     CHECK(train(r, &(tr_trainer_options){.allow_different = "lr, dat"}, small_gpt(2), text_path) == TR_INVALID);
     SAYS("there is no setting \"dat\" that ranks compare: there are allow_different, resume, model, tokenizer, data, context, "
-         "validation_windows, masking, optimizer, loss, global_batch, steps, warmup_steps, lr, min_lr, clip, seed, autocast");
+         "validation_windows, masking, optimizer, loss, global_batch, steps, warmup_steps, lr, min_lr, clip, seed, autocast, "
+         "check_replicas, stop_on_spike");
 }
 
 static void what_is_meant_may_differ(void **state)

@@ -1,0 +1,235 @@
+#include "train/gradient_watch.h"
+
+#include "base/log.h"
+#include "comm/ranks_text.h"
+#include "optim/optimizer.h"
+#include "parallel/replicas.h"
+#include "train/gradient_origin.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LOOK_EVERY = 10,   /* steps, where clipping does not need the norm: it takes 2 to 6 % of a ResNet-18's step
+                          (bench/RESULTS.md) */
+    FEWEST_NORMS = 20, /* before one can be called unusual */
+    TEXT = 1024
+};
+static const double spike_factor = 1000;
+
+/* In the step that is under way. */
+static bool is_looked_at(const tr_trainer *t)
+{
+    return !t->plan.step_in_backward && (t->plan.clip > 0 || t->step % LOOK_EVERY == 0);
+}
+
+tr_status tr__gradient_norm(const tr_trainer *t, double *norm)
+{
+    const char *worst;
+    double squares;
+    *norm = NAN;
+    if (!is_looked_at(t)) return TR_OK;
+    TR__TRY(tr__grad_squares(t->optimizer, &squares, &worst));
+    *norm = sqrt(squares);
+    return TR_OK;
+}
+
+/* ---- Ranks that differ ------------------------------------------------------------------------------------------- */
+
+/* To tell NaN from numbers, and be the same as itself. */
+static uint64_t bits_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static bool norms_differ(const tr_trainer *t)
+{
+    for (int rank = 1; rank < t->world_size; rank++)
+        if (bits_of(t->said[rank].norm) != bits_of(t->said[0].norm)) return true;
+    return false;
+}
+
+/* Every rank has averaged the same gradients: where their norms differ, memory or a buffer did. */
+static tr_status compare_gradients(tr_trainer *t)
+{
+    TR_SCOPE;
+    const tr_tensor_list *leaves = t->optimizer->list;
+    tr_tensor_list *gradients = tr_list();
+    for (int i = 0; i < tr_list_count(leaves); i++) {
+        tr_tensor *grad = tr_grad(tr_list_at(leaves, i));
+        char *name = NULL;
+        if (!grad) continue;
+        if (asprintf(&name, "gradient of %s", tr_list_name(leaves, i)) < 0)
+            return tr__fail(TR_NO_MEMORY, "out of memory for names");
+        tr_status status = tr_list_add(gradients, name, grad);
+        free(name);
+        TR__TRY(status);
+    }
+    char words[128];
+    snprintf(words, sizeof words, "step %" PRId64 ": averaged gradients differ, nothing was applied", t->step + 1);
+    return tr__replicas_compare(t->plan.group, gradients, words, &t->replicas_differ);
+}
+
+/* ---- What is not finite ------------------------------------------------------------------------------------------ */
+
+/* A NaN's sign, which says nothing, is not printed. */
+static double printed(double x)
+{
+    return isnan(x) ? (double)NAN : x;
+}
+
+static const char *name_of(const tr_trainer *t, double parameter)
+{
+    return tr_list_name(t->optimizer->list, (int)parameter);
+}
+
+static bool is_sound(const tr__origin *o)
+{
+    return isfinite(o->loss) && isfinite(o->norm);
+}
+
+/* "; on rank 1 the gradient of "0.weight" is the first that is not finite, …" */
+static void put_origin(const tr_trainer *t, const tr__origin *origins, const int *bad, int count, char text[TEXT])
+{
+    const tr__origin *first = &origins[bad[0]];
+    char ranks[TR__RANKS_TEXT], sample[96] = "", *at = text;
+    tr__ranks_text(bad, count, count, ranks);
+    if (first->sample >= 0)
+        snprintf(sample, sizeof sample, ", and the input of its sample %.0f of the batch is not finite", first->sample);
+    if (t->world_size > 1)
+        at += snprintf(at, TEXT / 2, "; it comes from %s, where%s the loss is %g", ranks,
+                       count > 1 ? " on the first" : "", printed(first->loss));
+    if (first->first >= 0)
+        at += snprintf(at, TEXT / 4, "%s the gradient of \"%.200s\" is the first that backward made not finite",
+                       t->world_size > 1 ? "," : ";", name_of(t, first->first));
+    snprintf(at, TEXT / 8, "%s", sample);
+}
+
+/* Every rank has the same origins, and says the same. */
+static tr_status say_not_finite(const tr_trainer *t, const tr__origin *origins, const tr_metrics_row *row)
+{
+    int *bad = calloc((size_t)t->world_size, sizeof *bad), count = 0, unknown = 0;
+    if (!bad) return tr__fail(TR_NO_MEMORY, "out of memory");
+    for (int rank = 0; rank < t->world_size; rank++) {
+        if (origins[rank].failed)
+            unknown++;
+        else if (!is_sound(&origins[rank]))
+            bad[count++] = rank;
+    }
+    char what[64], origin[TEXT] = "";
+    if (isfinite(row->loss))
+        snprintf(what, sizeof what, "the gradients' norm is %g", printed(row->grad_norm));
+    else
+        snprintf(what, sizeof what, "the loss is %s", isnan(row->loss) ? "not a number" : "infinite");
+    if (origins[0].spoilt >= 0)
+        snprintf(origin, sizeof origin,
+                 "; \"%.200s\" is not finite since an earlier step, whose gradients were not looked at: with "
+                 "clipping, each step's are",
+                 name_of(t, origins[0].spoilt));
+    else if (count)
+        put_origin(t, origins, bad, count, origin);
+    else if (!unknown)
+        snprintf(origin, sizeof origin,
+                 "; computed again, each rank's own gradients are finite: they were damaged in memory or on the "
+                 "way, or their sum overflows");
+    bool diverged = count == t->world_size && origins[0].sample < 0;
+    free(bad);
+    return tr__fail(TR_INVALID, "step %" PRId64 ": %s%s; nothing was applied%s", t->step + 1, what, origin,
+                    diverged ? ": training has diverged, try a lower learning rate" : "");
+}
+
+/* ---- Spikes ------------------------------------------------------------------------------------------------------ */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of the latest norms; NaN as long as there are few. */
+static double usual_norm(const tr__norms *norms)
+{
+    if (norms->count < FEWEST_NORMS) return NAN;
+    size_t n = norms->count < TR__NORMS ? (size_t)norms->count : TR__NORMS;
+    double sorted[TR__NORMS];
+    memcpy(sorted, norms->last, n * sizeof *sorted);
+    qsort(sorted, n, sizeof *sorted, by_value);
+    return sorted[n / 2];
+}
+
+static void put_spike(const tr_trainer *t, const tr__origin *origins, double norm, double usual, char text[TEXT])
+{
+    int worst = 0;
+    double others = 0;
+    for (int rank = 1; rank < t->world_size; rank++)
+        if (origins[rank].norm > origins[worst].norm) worst = rank;
+    for (int rank = 0; rank < t->world_size; rank++)
+        if (rank != worst && origins[rank].norm > others) others = origins[rank].norm;
+    int n = snprintf(text, TEXT,
+                     "step %" PRId64 ": the gradients' norm is %.3g, %.0f times the median of the steps before (%.3g)",
+                     t->step + 1, norm, norm / usual, usual);
+    const tr__origin *w = &origins[worst];
+    if (w->failed || w->largest < 0) return;
+    char *at = text + n;
+    size_t room = TEXT - (size_t)n;
+    if (norm > 1.01 * w->norm) /* the norm of a mean is not above the largest of the norms */
+        snprintf(at, room,
+                 "; computed again, no rank's own is above %.3g: the gradients were damaged in memory or on the way",
+                 w->norm);
+    else if (t->world_size > 1)
+        snprintf(
+            at, room,
+            "; it comes from rank %d, whose own is %.3g (the others': %.3g at most), and there from \"%.200s\" (%.3g)",
+            worst, w->norm, others, name_of(t, w->largest), w->largest_norm);
+    else
+        snprintf(at, room, "; it comes from \"%.200s\" (%.3g)", name_of(t, w->largest), w->largest_norm);
+}
+
+/* One message for a series of them. */
+static tr_status judge_size(tr_trainer *t, double norm, tr__origin *origins)
+{
+    tr__norms *norms = &t->norms;
+    double usual = usual_norm(norms);
+    bool was = norms->spiking;
+    norms->spiking = usual > 0 && norm > spike_factor * usual;
+    if (norms->spiking && (!was || t->plan.stop_on_spike)) {
+        char text[TEXT];
+        TR__TRY(tr__gradient_origins(t, true, origins));
+        put_spike(t, origins, norm, usual, text);
+        if (t->plan.stop_on_spike) return tr__fail(TR_INVALID, "%s; nothing was applied", text);
+        if (t->rank == 0) tr__log(TR_LOG_WARN, "%s", text);
+    }
+    norms->last[norms->count++ % TR__NORMS] = norm;
+    return TR_OK;
+}
+
+static tr_status judge(tr_trainer *t, const tr_metrics_row *row, tr__origin *origins)
+{
+    bool looked = is_looked_at(t);
+    if (isfinite(row->loss) && !looked) return TR_OK;
+    if (isfinite(row->loss) && isfinite(row->grad_norm)) return judge_size(t, row->grad_norm, origins);
+    if (t->plan.step_in_backward) /* a backward more would update the parameters */
+        return tr__fail(TR_INVALID,
+                        "step %" PRId64 ": the loss is %s: training has diverged, try a lower learning rate",
+                        t->step + 1, isnan(row->loss) ? "not a number" : "infinite");
+    TR__TRY(tr__gradient_origins(t, false, origins));
+    return say_not_finite(t, origins, row);
+}
+
+tr_status tr__gradients_judge(tr_trainer *t, tr_metrics_row *row)
+{
+    row->grad_norm = t->said[0].norm;
+    if (t->plan.check_replicas && norms_differ(t)) TR__TRY(compare_gradients(t));
+    for (int rank = 0; rank < t->world_size; rank++) /* where ranks are not compared they may differ */
+        if (!isfinite(t->said[rank].norm)) row->grad_norm = t->said[rank].norm;
+    tr__origin *origins = calloc((size_t)t->world_size, sizeof *origins);
+    if (!origins) return tr__fail(TR_NO_MEMORY, "out of memory");
+    tr_status status = judge(t, row, origins);
+    free(origins);
+    return status;
+}

@@ -1,0 +1,21 @@
+/* A trainer's gradients, looked at before they are applied. */
+#ifndef TR_TRAIN_GRADIENT_WATCH_H
+#define TR_TRAIN_GRADIENT_WATCH_H
+
+#include "train/trainer.h"
+
+/* The norm of the gradients that a step is about to apply. NaN where it is not looked at: where they were applied in
+ * backward, and in nine of ten steps without clipping. */
+tr_status tr__gradient_norm(const tr_trainer *trainer, double *norm);
+/*
+ * Judges the step's loss and the ranks' norms (trainer->said, of every rank), of which row gets the norm. The same on
+ * all ranks:
+ *   - where ranks' norms differ, so do the gradients that they have averaged: TR_MISMATCH, and
+ * trainer->replicas_differ;
+ *   - what is not finite is TR_INVALID;
+ *   - a spike, a thousand times the running median, is a warning in the log, or TR_INVALID where .stop_on_spike asks.
+ * The last two name the rank and the parameter that it came from.
+ */
+tr_status tr__gradients_judge(tr_trainer *trainer, tr_metrics_row *row);
+
+#endif
