@@ -25,6 +25,7 @@ typedef struct bench_run {
     tr__peer peer;
     double *ours, *theirs; /* milliseconds of a step, by turn */
     double *peaks;         /* GFLOP/s of one thread's sgemm, right beside each turn */
+    double *checks;        /* milliseconds that comparing replicas takes, of several ranks; else NaN */
     double rss_mb, rss_mb_sum;
 } bench_run;
 
@@ -64,6 +65,21 @@ static tr_status timed_steps(const bench_run *r, double *ms)
     return status;
 }
 
+/* What tr_ddp() and a trainer do every CHECK_EVERY steps. */
+enum { CHECK_EVERY = 100 };
+static tr_status timed_check(const bench_run *r, double *ms)
+{
+    TR_SCOPE;
+    *ms = NAN;
+    if (!r->group) return TR_OK;
+    tr_status status = tr_barrier(r->group);
+    double begin = now_ms();
+    if (status == TR_OK) status = tr_check_replicas(r->group, tr_state_dict(r->work.net));
+    if (status == TR_OK) status = tr_check_replicas(r->group, tr_optimizer_state(r->work.optimizer));
+    *ms = now_ms() - begin;
+    return status;
+}
+
 static tr_status peer_steps(bench_run *r, double *ms)
 {
     if (!r->peer.pid) return TR_OK;
@@ -78,6 +94,7 @@ static tr_status turn(bench_run *r, int i, tr__sgemm *matrices)
     tr_status status = TR_OK;
     if (i % 2) status = peer_steps(r, &r->theirs[i]);
     if (status == TR_OK) status = timed_steps(r, &r->ours[i]);
+    if (status == TR_OK) status = timed_check(r, &r->checks[i]);
     if (status == TR_OK && i % 2 == 0) status = peer_steps(r, &r->theirs[i]);
     if (status == TR_OK && r->rank == 0) r->peaks[i] = tr__sgemm_peak(matrices);
     return status;
@@ -119,6 +136,7 @@ static double median(const double *values, int n)
 
 typedef struct results {
     double step_ms, items_per_s, gflops, peak, share, peer_ms, ratio; /* the last two: NaN without a peer */
+    double check_ms, check_percent; /* NaN of one rank */
 } results;
 
 /* The median of a[i] / b[i]: what the machine does to both in one turn falls out. */
@@ -137,6 +155,8 @@ static results summarize(const bench_run *r)
     const tr__bench *b = r->bench;
     results s = {.step_ms = median(r->ours, b->steps), .peer_ms = NAN, .ratio = NAN};
     s.items_per_s = r->work.items * r->world / s.step_ms * 1e3;
+    s.check_ms = median(r->checks, b->steps);
+    s.check_percent = 100 * s.check_ms / (CHECK_EVERY * s.step_ms);
     s.gflops = r->work.flops / s.step_ms * 1e-6;
     s.peak = median(r->peaks, b->steps);
     /* Milliseconds that the arithmetic takes at the peak of each turn, over those that the step took. */
@@ -164,6 +184,9 @@ static void print_report(const bench_run *r, const results *s)
     printf("peak memory      %8.1f MB%s\n", r->rss_mb, r->world > 1 ? " (the most of a rank)" : "");
     printf("matrix work      %8.1f GFLOP/s on a rank: %.2f GFLOP in a step\n", s->gflops, w->flops * 1e-9);
     printf("sgemm's peak     %8.1f GFLOP/s on a thread; share of it, pair by pair: %.1f %%\n", s->peak, 100 * s->share);
+    if (r->group)
+        printf("replica check    %8.2f ms: every %d steps %.4f %% of the time\n", s->check_ms, CHECK_EVERY,
+            s->check_percent);
     if (b->peer)
         printf("peer's step      %8.2f ms (median); ours is %.2f times as fast, pair by pair\n", s->peer_ms, s->ratio);
     printf("counted: %s\n", w->formula);
@@ -192,7 +215,8 @@ static char *to_json(const bench_run *r, const results *s)
     } numbers[] = {{"batch", b->batch}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))}, {"steps", b->steps},
         {"steps_in_a_row", r->work.in_a_row}, {"step_ms_median", s->step_ms}, {"peak_rss_mb", r->rss_mb},
         {"peak_rss_mb_sum", r->rss_mb_sum}, {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
-        {"peak_gflops", s->peak}, {"share_of_peak", s->share}};
+        {"peak_gflops", s->peak}, {"share_of_peak", s->share}, {"replica_check_ms", s->check_ms},
+        {"replica_check_percent", s->check_percent}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(o, numbers[i].key, numbers[i].value);
     if (b->seq) add_number(o, "seq", b->seq);
     if (b->size) add_number(o, "size", b->size);
@@ -261,13 +285,15 @@ int tr__bench_rank(const tr__bench *b)
     r.ours = calloc((size_t)b->steps, sizeof *r.ours);
     r.theirs = calloc((size_t)b->steps, sizeof *r.theirs);
     r.peaks = calloc((size_t)b->steps, sizeof *r.peaks);
+    r.checks = calloc((size_t)b->steps, sizeof *r.checks);
     int code = TR__EXIT_FAILED;
-    if (r.ours && r.theirs && r.peaks)
+    if (r.ours && r.theirs && r.peaks && r.checks)
         code = run_and_report(&r);
     else
         tr__complain(TR__BENCH, "out of memory");
     free(r.ours);
     free(r.theirs);
     free(r.peaks);
+    free(r.checks);
     return code;
 }
