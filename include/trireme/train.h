@@ -224,7 +224,8 @@ TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *optio
 /* A model, its optimizer under a cosine schedule with warm-up, what it learns from and the ranks that share the work. */
 typedef struct tr_trainer tr_trainer;
 
-/* Makes the optimizer of a trainer: of the model's parameters, where they lie in the end. The schedule sets its lr. */
+/* Makes the optimizer of a trainer: of the model's parameters, where they lie in the end. The schedule sets its lr.
+ * A sharded one trains, but a trainer has no checkpoints of it: TR_UNSUPPORTED with .resume, and from tr_fit() with .folder. */
 typedef tr_optimizer *(*tr_optimizer_maker)(tr_tensor_list *parameters, void *user);
 
 /* A batch's mean loss, of what net makes of x, and y. */

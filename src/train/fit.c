@@ -362,8 +362,9 @@ static tr_status roll_back(fit *f)
 static tr_status begin_saving(fit *f)
 {
     tr_trainer *t = f->trainer;
-    int64_t asked[] = {f->options->save_every, f->options->roll_back};
-    if (t->world_size > 1) TR__TRY(tr_broadcast(t->plan.group, asked, 2, .dtype = TR_I64));
+    int64_t asked[] = {f->options->save_every, f->options->roll_back, f->options->folder != NULL};
+    if (t->world_size > 1) TR__TRY(tr_broadcast(t->plan.group, asked, 3, .dtype = TR_I64));
+    if (asked[2]) TR__TRY(tr__trainer_check_unsharded(t));
     f->save_every = asked[0];
     f->roll_back = asked[1] && t->world_size > 1;
     if (!f->roll_back) return TR_OK;

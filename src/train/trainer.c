@@ -111,6 +111,14 @@ tr_status tr__trainer_agree(tr_trainer *t, tr_status status, const char *what)
     return tr__fail(TR_PEER, "rank 0 failed to %s", what);
 }
 
+/* Rank 0 alone reads and writes checkpoints; a share of the state is on each rank. */
+tr_status tr__trainer_check_unsharded(const tr_trainer *t)
+{
+    if (!t->optimizer->gather) return TR_OK;
+    return tr__fail(TR_UNSUPPORTED, "trainer: checkpoints of a sharded optimizer are not written or read by a trainer: leave out "
+        "tr_shard_optimizer(), or train without .folder and .resume and save by tr_optimizer_state() on all ranks");
+}
+
 tr_status tr__trainer_set_up(tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
@@ -123,6 +131,7 @@ tr_status tr__trainer_set_up(tr_trainer *t)
     t->optimizer = tr_keep(p->optimizer ? p->optimizer(parameters, p->user) : t->task->optimizer(t));
     if (!t->optimizer) return tr__fail(TR_INVALID, "trainer: .optimizer made none: it returned NULL");
     TR__TRY(tr__trainer_compare(t)); /* before anything is read, exchanged or written */
+    if (p->resume) TR__TRY(tr__trainer_check_unsharded(t));
     if (p->resume) TR__TRY(tr__trainer_resume_model(t, p->resume, &state));
     t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group, .check_every = 0) : p->model);
     TR__TRY(tr_status_of(t->net));

@@ -110,6 +110,9 @@ tr_tensor *tr__trainer_loss(const tr_trainer *trainer, tr_module *net, tr_tensor
  * Adds the samples' part of the batch's loss to *loss. */
 tr_status tr__trainer_learn(tr_trainer *trainer, int64_t at, int64_t n, bool exchange, double *loss);
 
+/* TR_UNSUPPORTED for an optimizer whose state rank 0 does not have alone. */
+tr_status tr__trainer_check_unsharded(const tr_trainer *trainer);
+
 /* What rank 0 did or failed to do: TR_OK on every rank, or rank 0's failure there and TR_PEER elsewhere. */
 tr_status tr__trainer_agree(tr_trainer *trainer, tr_status status, const char *what);
 /* In trainer_state.c: tr_trainer_save() into a folder that is open; -1: by its name. */

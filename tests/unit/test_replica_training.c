@@ -320,6 +320,35 @@ static void going_back_needs_checks_and_a_folder(void **state)
     run(2, go_back_without, &(plan){-1, .roll_back = true, .check_every = 5, .words = "needs a .folder"});
 }
 
+static tr_optimizer *make_sharded(tr_tensor_list *parameters, void *user)
+{
+    tr_optimizer *optimizer = tr_adam(parameters, .lr = 0.01);
+    TR_CHECK(tr_shard_optimizer(optimizer, user));
+    return optimizer;
+}
+
+/* A trainer's checkpoints are rank 0's, which has a share of the state only: it says so before it trains. Without them it trains. */
+static void train_sharded(rank *r)
+{
+    TR_SCOPE;
+    const char *folder = files_path("sharded");
+    tr_trainer *t = tr_classifier_trainer(make_net(), make_set(), .group = r->group, .steps = 3, .optimizer = make_sharded,
+        .user = r->group);
+    CHECK(tr_fit(t, .folder = r->number == 0 ? folder : NULL) == TR_UNSUPPORTED);
+    SAYS("tr_shard_optimizer()");
+    OK(tr_fit(t));
+    CHECK(tr_trainer_steps(t) == 3);
+    t = tr_classifier_trainer(make_net(), make_set(), .group = r->group, .steps = 3, .optimizer = make_sharded,
+        .user = r->group, .resume = folder);
+    CHECK(tr_status_of(t) == TR_UNSUPPORTED);
+}
+
+static void sharded_optimizers_are_not_saved(void **state)
+{
+    (void)state;
+    run(3, train_sharded, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -332,6 +361,7 @@ int main(void)
         cmocka_unit_test(damage_to_a_checkpoint_is_passed_over),
         cmocka_unit_test(going_back_has_an_end),
         cmocka_unit_test(going_back_needs_checks_and_a_folder),
+        cmocka_unit_test(sharded_optimizers_are_not_saved),
     };
     return cmocka_run_group_tests(tests, files_begin, files_end);
 }
