@@ -4,7 +4,7 @@
 #ifndef TR_TESTS_STORE_FRAMES_H
 #define TR_TESTS_STORE_FRAMES_H
 
-#include "comm/store_frame.h"
+#include "net/store/frame.h"
 
 #include <string.h>
 

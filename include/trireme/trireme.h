@@ -10,6 +10,7 @@
 #include <trireme/autograd.h>
 #include <trireme/nn.h>
 #include <trireme/optim.h>
+#include <trireme/store.h>
 #include <trireme/comm.h>
 #include <trireme/data.h>
 #include <trireme/rpc.h>

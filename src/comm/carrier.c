@@ -1,9 +1,9 @@
 #include "comm/carrier.h"
 
 #include "comm/group.h"
-#include "comm/store.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
+#include "net/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>

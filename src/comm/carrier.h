@@ -7,7 +7,7 @@
 #ifndef TR_COMM_CARRIER_H
 #define TR_COMM_CARRIER_H
 
-#include "comm/tls.h"
+#include "net/tls.h"
 
 #include <trireme/comm.h>
 

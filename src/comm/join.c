@@ -13,8 +13,8 @@
 #include "comm/backend/nccl.h"
 #include "comm/environment.h"
 #include "comm/group.h"
-#include "comm/store.h"
-#include "comm/tls.h"
+#include "net/store/store.h"
+#include "net/tls.h"
 
 #include <limits.h>
 #include <stdio.h>

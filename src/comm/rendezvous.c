@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "base/object.h"
 #include "comm/record.h"
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include <errno.h>
 #include <inttypes.h>

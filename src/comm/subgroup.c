@@ -5,7 +5,7 @@
  */
 #include "comm/group.h"
 #include "comm/rendezvous.h"
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include <inttypes.h>
 #include <stdio.h>

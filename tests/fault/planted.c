@@ -2,7 +2,7 @@
 #include "inject.h"
 
 #include "base/crc32c.h"
-#include "comm/transport/tcp_checked.h"
+#include "net/checked.h"
 #include "train/file_record.h"
 #include "train/history.h"
 

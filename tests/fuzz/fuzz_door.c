@@ -6,9 +6,9 @@
 #include "fuzz.h"
 
 #include "comm/rendezvous.h"
-#include "comm/store.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
+#include "net/store/store.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

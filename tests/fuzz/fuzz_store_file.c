@@ -1,8 +1,8 @@
 /* The records of the file store. */
 #include "fuzz.h"
 
-#include "comm/store.h"
-#include "comm/store_file.h"
+#include "net/store/file.h"
+#include "net/store/store.h"
 
 #include <zlib.h>
 

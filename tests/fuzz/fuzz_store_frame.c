@@ -3,7 +3,7 @@
 #include "../store_frames.h"
 #include "fuzz.h"
 
-#include "comm/store.h"
+#include "net/store/store.h"
 
 size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
 {

@@ -4,7 +4,7 @@
 #include "../store_frames.h"
 #include "fuzz.h"
 
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include <arpa/inet.h>
 #include <sys/socket.h>

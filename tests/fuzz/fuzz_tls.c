@@ -3,7 +3,7 @@
 /* fuzz: 3000, soak: 500000 */
 #include "fuzz.h"
 
-#include "comm/tls.h"
+#include "net/tls.h"
 
 static tr__tls_key *key(const char *token)
 {

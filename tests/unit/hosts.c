@@ -1,8 +1,8 @@
 #include "hosts.h"
 
 #include "comm/rendezvous.h"
-#include "comm/store.h"
-#include "comm/tls.h"
+#include "net/store/store.h"
+#include "net/tls.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #include "store_checks.h"
 
 #include "base/clock.h"
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include <pthread.h>
 #include <stdlib.h>

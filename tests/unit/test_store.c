@@ -1,7 +1,7 @@
 /* Stores: one list of checks on every kind; then what is particular to files, and who may come to a TCP store. */
 #include "base/clock.h"
-#include "comm/store.h"
-#include "comm/tls.h"
+#include "net/store/store.h"
+#include "net/tls.h"
 #include "sockets.h"
 #include "store_checks.h"
 

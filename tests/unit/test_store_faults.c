@@ -1,8 +1,8 @@
 /* The TCP store's client when the server is killed, stands still, breaks off, or answers nonsense: an error that says so,
  * within its time. */
 #include "base/clock.h"
-#include "comm/store.h"
-#include "comm/store_frame.h"
+#include "net/store/frame.h"
+#include "net/store/store.h"
 #include "sockets.h"
 
 #include <trireme/comm.h>

@@ -1,9 +1,9 @@
 /* The TCP store's frames, and its server under bad clients. */
 #include "../store_frames.h"
 #include "base/clock.h"
-#include "comm/store.h"
-#include "comm/store_connection.h"
-#include "comm/tls.h"
+#include "net/store/connection.h"
+#include "net/store/store.h"
+#include "net/tls.h"
 #include "sockets.h"
 #include "store_checks.h"
 

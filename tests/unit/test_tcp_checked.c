@@ -1,5 +1,5 @@
 /* Records with a checksum: whatever happens to the bytes on their way, what is given out is what was sent, up to the damage. */
-#include "comm/transport/tcp_checked.h"
+#include "net/checked.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* TLS sessions without sockets: two ends that pass bytes to each other, well, cut, changed, and with impostors. */
 #include "base/object.h"
-#include "comm/tls.h"
+#include "net/tls.h"
 
 #include <openssl/evp.h>
 #include <openssl/ssl.h>

@@ -2,7 +2,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include <inttypes.h>
 #include <stdio.h>

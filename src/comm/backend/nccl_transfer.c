@@ -8,7 +8,7 @@
  */
 #include "base/clock.h"
 #include "comm/backend/nccl_group.h"
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include <stdio.h>
 #include <stdlib.h>

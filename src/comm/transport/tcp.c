@@ -4,9 +4,9 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/thread.h"
-#include "comm/store.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp_flow.h"
+#include "net/store/store.h"
 
 #include <errno.h>
 #include <linux/sockios.h>

@@ -4,8 +4,6 @@
  *   tcp.c           making and ending a group's transport; errors
  *   tcp_join.c      the connections between the ranks, and who may come in
  *   tcp_socket.c    what those ask of the kernel
- *   tcp_wire.c      their bytes, in the clear or through TLS
- *   tcp_checked.c    checksums of those in the clear
  *   tcp_control.c   control connections, and the monitor that listens there: failures, goodbyes, deaths, calls
  *   tcp_wait.c      waiting for peers: timeouts, reports
  *   tcp_flow.c      moving the bytes of a step: hazards, folding while more comes in
@@ -16,6 +14,7 @@
  * the schedules and nothing else, a third one sends and receives. The control connection is idle but for failures and the
  * like, so a message there never waits behind data, and its end is the end of the peer: the monitor, a thread that sleeps
  * on all of them, knows at once, whatever this rank is doing.
+ * What their bytes look like on the way, net/wire.h tells.
  */
 #ifndef TR_COMM_TRANSPORT_TCP_H
 #define TR_COMM_TRANSPORT_TCP_H
@@ -27,7 +26,7 @@
 #include "comm/collective.h"
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
-#include "comm/transport/tcp_wire.h"
+#include "net/wire.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

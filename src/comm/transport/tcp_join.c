@@ -10,8 +10,8 @@
 #include "base/log.h"
 #include "base/resolve.h"
 #include "comm/record.h"
-#include "comm/store.h"
 #include "comm/transport/tcp.h"
+#include "net/store/store.h"
 
 #include <errno.h>
 #include <ifaddrs.h>

@@ -1,8 +1,8 @@
 /*
  * The map behind the memory store and the TCP server: keys to values, and to whoever waits for a value. No locks.
  */
-#ifndef TR_COMM_STORE_MAP_H
-#define TR_COMM_STORE_MAP_H
+#ifndef TR_NET_STORE_MAP_H
+#define TR_NET_STORE_MAP_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
 /*
  * The records of the file store, apart from it so that a fuzzer can be put on them.
  */
-#ifndef TR_COMM_STORE_FILE_H
-#define TR_COMM_STORE_FILE_H
+#ifndef TR_NET_STORE_FILE_H
+#define TR_NET_STORE_FILE_H
 
 #include <stddef.h>
 #include <sys/types.h>

@@ -9,8 +9,8 @@
  * So a flipped bit, and a record that is lost, repeated or out of its turn, are found at the record's header or end; the length
  * is never believed unchecked. A receiver counts no byte of a record before all of it was checked.
  */
-#ifndef TR_COMM_TRANSPORT_TCP_CHECKED_H
-#define TR_COMM_TRANSPORT_TCP_CHECKED_H
+#ifndef TR_NET_CHECKED_H
+#define TR_NET_CHECKED_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -8,8 +8,8 @@
  * This file does no input or output: a session is fed with the bytes that came and gives the bytes that must go, so
  * blocking sockets, event loops and fuzzers all can carry it.
  */
-#ifndef TR_COMM_TLS_H
-#define TR_COMM_TLS_H
+#ifndef TR_NET_TLS_H
+#define TR_NET_TLS_H
 
 #include <trireme/base.h>
 

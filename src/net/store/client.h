@@ -5,12 +5,12 @@
  *   store_client.c    one connection: handshake, frames in and out
  *   store_request.c   what a client asks
  */
-#ifndef TR_COMM_STORE_CLIENT_H
-#define TR_COMM_STORE_CLIENT_H
+#ifndef TR_NET_STORE_CLIENT_H
+#define TR_NET_STORE_CLIENT_H
 
-#include "comm/store_frame.h"
-#include "comm/store_map.h"
-#include "comm/store_server.h"
+#include "net/store/frame.h"
+#include "net/store/map.h"
+#include "net/store/server.h"
 
 #include <pthread.h>
 #include <uv.h>

@@ -1,4 +1,4 @@
-#include "comm/store_map.h"
+#include "net/store/map.h"
 
 #include "base/rng.h"
 

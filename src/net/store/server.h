@@ -1,10 +1,10 @@
 /*
  * The TCP store's server: a thread with an event loop that holds the map.
  */
-#ifndef TR_COMM_STORE_SERVER_H
-#define TR_COMM_STORE_SERVER_H
+#ifndef TR_NET_STORE_SERVER_H
+#define TR_NET_STORE_SERVER_H
 
-#include "comm/tls.h"
+#include "net/tls.h"
 
 typedef struct tr__server tr__server;
 

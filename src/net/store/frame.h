@@ -19,11 +19,11 @@
  * A list is items one after the other: of keys, u16 bytes and the key; of values, u32 bytes plus 1 and the value, or 0
  * where there is none.
  *
- * Where the job has a token, all of it runs inside TLS (comm/tls.h). This file does no input or output, so that a
+ * Where the job has a token, all of it runs inside TLS (net/tls.h). This file does no input or output, so that a
  * fuzzer can be put on it.
  */
-#ifndef TR_COMM_STORE_FRAME_H
-#define TR_COMM_STORE_FRAME_H
+#ifndef TR_NET_STORE_FRAME_H
+#define TR_NET_STORE_FRAME_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-#include "comm/transport/tcp_wire.h"
+#include "net/wire.h"
 
 #include <errno.h>
 #include <sys/socket.h>

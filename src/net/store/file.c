@@ -17,10 +17,10 @@
  */
 #include "base/clock.h"
 #include "base/given.h"
-#include "comm/store.h"
-#include "comm/store_file.h"
-#include "comm/store_map.h"
-#include "comm/tls.h"
+#include "net/store/file.h"
+#include "net/store/map.h"
+#include "net/store/store.h"
+#include "net/tls.h"
 
 #include <errno.h>
 #include <fcntl.h>

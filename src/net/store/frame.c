@@ -1,6 +1,6 @@
-#include "comm/store_frame.h"
+#include "net/store/frame.h"
 
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include <string.h>
 

@@ -1,12 +1,12 @@
 /*
  * Stores: what every kind fills in, and what the library itself calls on them.
  */
-#ifndef TR_COMM_STORE_H
-#define TR_COMM_STORE_H
+#ifndef TR_NET_STORE_STORE_H
+#define TR_NET_STORE_STORE_H
 
 #include "base/object.h"
 
-#include <trireme/comm.h>
+#include <trireme/store.h>
 
 enum { TR__KEY_MAX = 1024, TR__VALUE_MAX = 16 << 20, TR__STORE_TIMEOUT_MS = 300000, TR__STORE_BYTES = 256 << 20 };
 

@@ -1,11 +1,11 @@
 /*
  * A client's connection to the TCP store: blocking, with deadlines, through TLS where the job has a token.
  */
-#ifndef TR_COMM_STORE_CONNECTION_H
-#define TR_COMM_STORE_CONNECTION_H
+#ifndef TR_NET_STORE_CONNECTION_H
+#define TR_NET_STORE_CONNECTION_H
 
-#include "comm/store_frame.h"
-#include "comm/tls.h"
+#include "net/store/frame.h"
+#include "net/tls.h"
 
 typedef struct tr__connection {
     int fd;

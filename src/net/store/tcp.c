@@ -4,9 +4,9 @@
  */
 #include "base/clock.h"
 #include "base/given.h"
-#include "comm/store.h"
-#include "comm/store_connection.h"
-#include "comm/store_server.h"
+#include "net/store/connection.h"
+#include "net/store/server.h"
+#include "net/store/store.h"
 
 #include <errno.h>
 #include <limits.h>

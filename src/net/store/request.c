@@ -1,6 +1,6 @@
 /* What a client of the TCP store's server asks: looking keys up, waiting for them, changing them. */
-#include "comm/store.h"
-#include "comm/store_client.h"
+#include "net/store/client.h"
+#include "net/store/store.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "comm/tls.h"
+#include "net/tls.h"
 
 #include "base/object.h"
 

@@ -1,10 +1,10 @@
-#include "comm/store_server.h"
+#include "net/store/server.h"
 
 #include "base/log.h"
 #include "base/object.h"
 #include "base/thread.h"
-#include "comm/store_client.h"
-#include "comm/store_connection.h"
+#include "net/store/client.h"
+#include "net/store/connection.h"
 
 #include <arpa/inet.h>
 #include <pthread.h>

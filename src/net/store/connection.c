@@ -1,9 +1,9 @@
-#include "comm/store_connection.h"
+#include "net/store/connection.h"
 
 #include "base/clock.h"
 #include "base/object.h"
 #include "base/resolve.h"
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include <errno.h>
 #include <netdb.h>

@@ -1,8 +1,8 @@
 /* One connection of the TCP store's server: its handshake, what it receives and what it is sent. */
-#include "comm/store_client.h"
+#include "net/store/client.h"
 
 #include "base/log.h"
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include <netdb.h>
 #include <stdlib.h>

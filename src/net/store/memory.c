@@ -1,8 +1,8 @@
 /* The store inside one process: a map, a lock, and a condition that every change signals. */
 #include "base/clock.h"
 #include "base/thread.h"
-#include "comm/store.h"
-#include "comm/store_map.h"
+#include "net/store/map.h"
+#include "net/store/store.h"
 
 #include <errno.h>
 #include <pthread.h>

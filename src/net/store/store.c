@@ -1,8 +1,8 @@
 /* The public face of stores, which checks arguments, and the store that puts a prefix before every key. */
-#include "comm/store.h"
+#include "net/store/store.h"
 
 #include "base/clock.h"
-#include "comm/tls.h"
+#include "net/tls.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,17 +1,17 @@
 /*
- * The bytes of one connection between ranks: in the clear, in records with a checksum (tcp_checked.h), or through TLS
- * (comm/tls.h). Nothing here waits: what the socket does not take or have now is EAGAIN, as from the system calls.
+ * The bytes of one connection between ranks: in the clear, in records with a checksum (checked.h), or through TLS
+ * (net/tls.h). Nothing here waits: what the socket does not take or have now is EAGAIN, as from the system calls.
  *
  * With checksums, what was not taken must be offered again first. Through TLS, what was sent may still lie here encrypted, so a
  * sender goes on until tr__wire_pending() is over. In both, what came may lie here, so poll() says all only after a receive
  * that had EAGAIN, or where tr__wire_holds() says no. A TLS session is used by one thread at a time, in both directions; others
  * by one for each direction.
  */
-#ifndef TR_COMM_TRANSPORT_TCP_WIRE_H
-#define TR_COMM_TRANSPORT_TCP_WIRE_H
+#ifndef TR_NET_WIRE_H
+#define TR_NET_WIRE_H
 
-#include "comm/tls.h"
-#include "comm/transport/tcp_checked.h"
+#include "net/checked.h"
+#include "net/tls.h"
 
 typedef struct tr__wire {
     int socket;   /* -1: none */

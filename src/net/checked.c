@@ -1,4 +1,4 @@
-#include "comm/transport/tcp_checked.h"
+#include "net/checked.h"
 
 #include "base/crc32c.h"
 
