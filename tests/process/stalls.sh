@@ -17,7 +17,7 @@ wait_until() { # COMMAND…
 }
 says() { grep -qE -e "$1" err; }
 pid_of() { "$TRIREME" why "$job" | sed -n "s/^ *rank $1 (pid \([0-9]*\).*/\1/p"; }
-stop_rank() { # RANK: once it trains; its number comes in $pid
+stop_rank() { # RANK: once it trains, in one of the two collectives of a step; its number comes in $pid
     wait_until says '^(\[0\] )?step 1/'
     pid=$(pid_of "$1")
     kill -STOP "$pid"
@@ -45,7 +45,7 @@ end
 train --out woken
 stop_rank 1
 wait_until says '^trireme train gpt: '
-says "^trireme train gpt: group '.*': rank 1 \(pid $pid, stopped\) is what rank 0 waits for: .*all_reduce #[0-9]+ \(.*\) \(for 1[0-9.]* s\)" ||
+says "^trireme train gpt: group '.*': rank 1 \(pid $pid, stopped\) is what rank 0 waits for: .*all_(reduce|gather) #[0-9]+ \(.*\) \(for 1[0-9.]* s\)" ||
     fail "something else was said"
 kill -INT "$job"
 end
@@ -58,7 +58,7 @@ end
 job=$!
 stop_rank 1
 wait_until says '^\[0\] trireme train gpt: '
-says "^\[0\] trireme train gpt: group '.*': rank 0 has waited 10 s in all_reduce #[0-9]+ \(.*\) for rank 1 \(pid $pid\)" ||
+says "^\[0\] trireme train gpt: group '.*': rank 0 has waited 10 s in all_(reduce|gather) #[0-9]+ \(.*\) for rank 1 \(pid $pid\)" ||
     fail "something else was said"
 kill -KILL "$pid"
 end
@@ -67,7 +67,7 @@ end
 train --timeout 5 --out late
 stop_rank 1
 end
-[ $code = 1 ] && says "^trireme train gpt: all_reduce .*: rank 0 waited 5 s for rank 1 \(pid $pid\)" || fail "exit code $code with --timeout 5"
+[ $code = 1 ] && says "^trireme train gpt: all_(reduce|gather) .*: rank 0 waited 5 s for rank 1 \(pid $pid\)" || fail "exit code $code with --timeout 5"
 start -n 2 --timeout 5 "$BUILD/process/turns" "$work/never" 18
 end
 [ $code = 1 ] && grep -q 'rank 0 waited 5 s for rank 1' err || fail "exit code $code of run --timeout 5"
