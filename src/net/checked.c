@@ -9,7 +9,7 @@
 
 enum {
     PARTS = 16,            /* that one record gathers, at the most */
-    LITTLE = 4 << 10,      /* taken ahead; and room for who has received nothing larger: most connections never carry much */
+    LITTLE = TR__CHECKED_AHEAD, /* and room for who has received nothing larger: most connections never carry much */
     MOST = 1 << 20,        /* given out at once, before others get their turn */
     HEADER = sizeof(tr__checked_header),
 };
@@ -223,6 +223,14 @@ ssize_t tr__checked_receive(tr__checked_receiver *r, int socket, const struct io
         }
     }
     return (ssize_t)all;
+}
+
+size_t tr__checked_take_rest(tr__checked_receiver *r, char bytes[TR__CHECKED_AHEAD])
+{
+    size_t count = r->end - r->begin;
+    if (count) memcpy(bytes, r->buffer + r->begin, count);
+    r->begin = r->end;
+    return count;
 }
 
 bool tr__checked_holds(const tr__checked_receiver *r)

@@ -17,7 +17,10 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-enum { TR__CHECKED_MAX = 128 << 10 };
+enum {
+    TR__CHECKED_MAX = 128 << 10,
+    TR__CHECKED_AHEAD = 4 << 10, /* the most that is taken from the socket behind a record */
+};
 
 /* Little-endian, as all hosts of a group must be. */
 typedef struct tr__checked_header {
@@ -61,6 +64,9 @@ ssize_t tr__checked_receive(tr__checked_receiver *r, int socket, const struct io
  * many of them are taken. */
 int tr__checked_peek(tr__checked_receiver *r, int socket, const char **there, size_t *bytes);
 void tr__checked_skip(tr__checked_receiver *r, size_t bytes);
+/* What has come behind the records that were given out, where the stream goes on without records: copies it, and returns how many
+ * bytes that are. */
+size_t tr__checked_take_rest(tr__checked_receiver *r, char bytes[TR__CHECKED_AHEAD]);
 /* Does a receive find something without the socket? */
 bool tr__checked_holds(const tr__checked_receiver *r);
 void tr__checked_free(tr__checked_receiver *r);

@@ -400,7 +400,10 @@ static tr_status open_far(tr_rpc *rpc)
     for (int i = 0; i < rpc->world; i++) {
         if (i == rpc->rank || rpc->links[i].near) continue;
         if (rpc->watch < 0) TR__TRY(make_watch(rpc));
-        TR__TRY(tr__far_open(rpc, &rpc->links[i], tr__carrier_stream(rpc->carrier, i)));
+        char came[TR__CHECKED_AHEAD];
+        size_t count;
+        int socket = tr__carrier_stream(rpc->carrier, i, came, &count);
+        TR__TRY(tr__far_open(rpc, &rpc->links[i], socket, came, count));
     }
     return TR_OK;
 }

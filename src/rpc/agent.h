@@ -331,7 +331,8 @@ void tr__near_refuse(tr__rpc_link *link); /* tells the other end that we read no
 
 /* ---- far.c ------------------------------------------------------------------------------------------------------- */
 
-tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, int socket);
+/* came: what was taken from the socket before, count bytes of at most TR__CHECKED_AHEAD. */
+tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, int socket, const char *came, size_t count);
 void tr__far_free(tr__rpc_link *link);
 tr_status tr__far_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
 /* What epoll has told of; reading then goes on until nothing is there. */

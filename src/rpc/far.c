@@ -18,7 +18,7 @@
 
 enum {
     RECORDS = 64 << 10, /* taken from the socket at once, */
-    AHEAD = 16 << 10,   /* and of what they hold: TLS's longest record */
+    AHEAD = 16 << 10,   /* and of what they hold: TLS's longest record, and more than TR__CHECKED_AHEAD */
     PART = 64 << 10,    /* encrypted before it is sent */
     FINISH_MS = 5000,
     CUT_MS = 500,
@@ -375,11 +375,11 @@ static tr_status await(const tr__rpc_far *f, short events, int64_t deadline)
 }
 
 /* Worker by worker, in the order of their ranks: nobody waits in a circle. The lower one serves. */
-static tr_status shake_hands(tr_rpc *rpc, tr__rpc_far *f, int worker)
+static tr_status shake_hands(tr_rpc *rpc, tr__rpc_far *f, int worker, const char *came, size_t count)
 {
     int64_t deadline = tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000;
     f->tls = tr__tls_new(tr__carrier_key(rpc->carrier), rpc->rank < worker ? TR__TLS_SERVER : TR__TLS_CLIENT);
-    if (!f->tls) return tr__fail(TR_NO_MEMORY, "rpc: no memory for TLS");
+    if (!f->tls || !tr__tls_feed(f->tls, came, count)) return tr__fail(TR_NO_MEMORY, "rpc: no memory for TLS");
     for (;;) {
         int done = tr__tls_handshake(f->tls);
         if (!send_records(f, false)) return tr__fail(TR_NO_MEMORY, "rpc: no memory for TLS");
@@ -394,7 +394,7 @@ static tr_status shake_hands(tr_rpc *rpc, tr__rpc_far *f, int worker)
     }
 }
 
-tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, int socket)
+tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, int socket, const char *came, size_t count)
 {
     tr__rpc_far *f = calloc(1, sizeof *f);
     if (!f) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a worker");
@@ -404,7 +404,10 @@ tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, int socket)
     f->last = &f->first;
     pthread_mutex_init(&f->lock, NULL);
     link->far = f;
-    if (tr__carrier_key(rpc->carrier)) TR__TRY(shake_hands(rpc, f, link->worker));
+    if (tr__carrier_key(rpc->carrier))
+        TR__TRY(shake_hands(rpc, f, link->worker, came, count));
+    else
+        memcpy(f->ahead, came, f->ahead_end = count);
     /* What has come with the handshake gives no event of its own. */
     atomic_store(&f->ready, true);
     struct epoll_event e = events_of(f);

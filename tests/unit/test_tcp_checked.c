@@ -224,6 +224,35 @@ static void a_refused_message_can_be_withdrawn(void **state)
     close(ends[1]);
 }
 
+/* Whoever goes on without records, as remote procedure calls do, gets what was read ahead of them, and the rest from the socket. */
+static void bytes_behind_records_are_not_lost(void **state)
+{
+    stream *s = *state;
+    const size_t sizes[] = {1, 100, TR__CHECKED_AHEAD - HEADER, TR__CHECKED_AHEAD, 20000, TR__CHECKED_MAX};
+    for (size_t i = 0; i < 6; i++) {
+        int ends[2];
+        enum { BEHIND = 6000 };
+        char rest[TR__CHECKED_AHEAD], behind[BEHIND];
+        make_sockets(ends);
+        tr__checked_sender sender = {0};
+        tr__checked_receiver receiver = {0};
+        struct iovec part = {s->sent, sizes[i]};
+        assert_int_equal(tr__checked_send(&sender, ends[0], &part, 1), sizes[i]);
+        assert_int_equal(send(ends[0], s->sent + 7, BEHIND, 0), BEHIND);
+        part.iov_base = s->got;
+        assert_int_equal(tr__checked_receive(&receiver, ends[1], &part, 1, i % 2), sizes[i]);
+        assert_memory_equal(s->got, s->sent, sizes[i]);
+        size_t count = tr__checked_take_rest(&receiver, rest);
+        memcpy(behind, rest, count);
+        assert_int_equal(recv(ends[1], behind + count, BEHIND - count, 0), BEHIND - count);
+        assert_memory_equal(behind, s->sent + 7, BEHIND);
+        assert_int_equal(tr__checked_take_rest(&receiver, rest), 0);
+        tr__checked_free(&receiver);
+        close(ends[0]);
+        close(ends[1]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -232,6 +261,7 @@ int main(void)
         cmocka_unit_test(a_record_out_of_turn_is_found),
         cmocka_unit_test(a_cut_is_an_end),
         cmocka_unit_test(a_refused_message_can_be_withdrawn),
+        cmocka_unit_test(bytes_behind_records_are_not_lost),
     };
     return cmocka_run_group_tests(tests, make_stream, free_stream);
 }
