@@ -331,7 +331,7 @@ static tr_optimizer *make_sharded(tr_tensor_list *parameters, void *user)
 static void train_sharded(rank *r)
 {
     TR_SCOPE;
-    const char *folder = files_path("sharded");
+    const char *folder = r->arg;
     tr_trainer *t = tr_classifier_trainer(make_net(), make_set(), .group = r->group, .steps = 3, .optimizer = make_sharded,
         .user = r->group);
     CHECK(tr_fit(t, .folder = r->number == 0 ? folder : NULL) == TR_UNSUPPORTED);
@@ -346,7 +346,7 @@ static void train_sharded(rank *r)
 static void sharded_optimizers_are_not_saved(void **state)
 {
     (void)state;
-    run(3, train_sharded, NULL);
+    run(3, train_sharded, files_path("sharded"));
 }
 
 int main(void)
