@@ -1,6 +1,6 @@
 /*
  * CRC-32C (Castagnoli 1993), the checksum of iSCSI, ext4 and Snappy, by the processor's own instructions where it has
- * any: 50 GB/s with AVX-512, 20 to 25 GB/s without, on one core.
+ * any: some 50 GB/s with AVX-512, 17 to 22 GB/s without, on one core.
  *
  * It finds every single flipped bit, every two within 2^31 bits, and every burst of up to 32 bits. Other damage escapes
  * once in 2^32. It proves nothing against somebody who damages on purpose.
