@@ -196,6 +196,10 @@ tr_status tr__shm_segment_came(tr__shm *t, tr__shm_peer *peer, uint64_t id, size
     if (!mapping.memory) return TR_OK;
     pthread_mutex_lock(&t->lock);
     tr_status status = add_mapping(peer, &mapping);
+    /* Taken back here, before the message counts as handled, and not by the thread that waits: if the process is stopped
+     * before that thread runs, the peers must not believe that it still waits for this one. If it does, it says so again. */
+    int waiting = (int)(peer - t->peers) + 1;
+    atomic_compare_exchange_strong(&t->control->stuck.buffer, &waiting, 0);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
     if (status != TR_OK) tr__shm_unmap(peer, &mapping);
@@ -263,11 +267,9 @@ static tr_status look_up(tr__shm *t, int64_t *began, int timeout_ms, tr__shm_pee
 {
     tr_status status = TR_OK;
     const tr__shm_mapping *found;
-    bool waited = false;
     pthread_mutex_lock(&t->lock);
     while (!(found = mapping_of(peer, id)) && !tr__failure_there(&t->failure) && !atomic_load(&peer->left)) {
         atomic_store(&t->control->stuck.buffer, (int)(peer - t->peers) + 1);
-        waited = true;
         if (!*began) *began = tr__now_ns();
         int64_t until = *began + (int64_t)timeout_ms * 1000000;
         struct timespec deadline = {until / 1000000000, until % 1000000000};
@@ -279,10 +281,6 @@ static tr_status look_up(tr__shm *t, int64_t *began, int timeout_ms, tr__shm_pee
     if (found) {
         *mapping = *found;
         status = TR_OK;
-        if (waited) {
-            atomic_store(&t->control->stuck.buffer, 0);
-            pthread_cond_broadcast(&t->changed); /* another thread that waits says so again */
-        }
     } else if (status == TR_OK) {
         status = tr__failure_there(&t->failure)
                      ? tr__failure_tell(&t->failure)
