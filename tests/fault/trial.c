@@ -30,8 +30,9 @@ const char *const layout_names[LAYOUTS] = {"shared memory", "TCP", "two hosts", 
 #define KILLED "rank %d \\(pid [0-9]+\\) was killed by signal 9"
 /* A message that is refused, or never whole. */
 #define MISHEARD "rank [0-3]"
-/* A checkpoint that is refused, or passed over for an older one. */
-#define DAMAGED "/out.*(is damaged|is missing|is cut short|belongs to another|checksum|manifest|is no |not a safetensors|became shorter)"
+/* A checkpoint that is refused, or passed over for an older one; where the damage makes a header unreadable, whatever its reader
+ * says of that file. */
+#define DAMAGED "/out/checkpoint-[0-9]+/[a-z]+\\.(safetensors|json): |/out.*(is damaged|is missing|is cut short|belongs to another|checksum|manifest|is no |not a safetensors|became shorter)"
 
 static const struct rule {
     const char *name;
@@ -45,8 +46,8 @@ static const struct rule {
     [FAULT_TORN_WRITE] = {"a page torn from a write", 8, KILLED "|" DAMAGED, false, true},
     [FAULT_FLIP_READ] = {"a bit flipped in a read", 8, DAMAGED, false, false},
     [FAULT_FILE_PARTS] = {"reads and writes in parts", 3, NULL, false, false},
-    [FAULT_NO_SPACE] = {"no space left", 6, "/out.*No space left on device", false, false},
-    [FAULT_FILE_ERROR] = {"an input or output error", 6, "/out.*Input/output error", false, false},
+    [FAULT_NO_SPACE] = {"no space left", 6, "/disk.*No space left on device", false, false},
+    [FAULT_FILE_ERROR] = {"an input or output error", 6, "/disk.*Input/output error", false, false},
     [FAULT_KILL_IN_CALL] = {"rank 0 killed in a call", 8, KILLED, false, false},
     [FAULT_CRASH] = {"a crash of the machine", 14, "", false, false},
     [FAULT_LOST_SYNC] = {"syncs that are lost, and a crash", 6, "", false, true},
