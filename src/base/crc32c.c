@@ -19,14 +19,19 @@ static uint32_t multiply(uint32_t a, uint32_t b)
     return product;
 }
 
+/* x^(2^k). Squaring the last one gives the first: P is x + 1 times a primitive polynomial of degree 31. */
+enum { SQUARES = 31 };
+static const uint32_t squares[SQUARES] = {
+    0x40000000, 0x20000000, 0x08000000, 0x00800000, 0x00008000, 0x82f63b78, 0x6ea2d55c, 0x18b8ea18,
+    0x510ac59a, 0xb82be955, 0xb8fdb1e7, 0x88e56f72, 0x74c360a4, 0xe4172b16, 0x0d65762a, 0x35d73a62,
+    0x28461564, 0xbf455269, 0xe2ea32dc, 0xfe7740e6, 0xf946610b, 0x3c204f8f, 0x538586e3, 0x59726915,
+    0x734d5309, 0xbc1ac763, 0x7d0722cc, 0xd289cabe, 0xe94ca9bc, 0x05b74f3f, 0xa51e1f42};
+
 uint32_t tr__crc32c_combine(uint32_t first, uint32_t second, uint64_t second_bytes)
 {
-    uint32_t shift = 1u << 31;                                          /* x^0, to become x^(8·second_bytes) */
-    for (uint32_t power = 1u << 23; second_bytes; second_bytes >>= 1) { /* power: x^8, x^16, x^32, … */
-        if (second_bytes & 1) shift = multiply(shift, power);
-        power = multiply(power, power);
-    }
-    return multiply(first, shift) ^ second;
+    for (int k = 3; second_bytes; second_bytes >>= 1, k = (k + 1) % SQUARES) /* x^(8·second_bytes), bit by bit */
+        if (second_bytes & 1) first = multiply(first, squares[k]);
+    return first ^ second;
 }
 
 uint32_t tr__crc32c_reference(uint32_t crc, const void *data, size_t bytes)

@@ -224,7 +224,9 @@ tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list)
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
-enum { PIECE = 1 << 20 }; /* of a tensor's data: what one thread reads and sums at once */
+/* Of a tensor's data: what one thread takes at once, and how much of that it reads before it sums it. The latter stays in the second
+ * cache from the one to the other. */
+enum { PIECE = 1 << 20, STRIDE = 128 << 10 };
 
 typedef struct reading {
     const tr__safetensors_reader *r;
@@ -240,16 +242,23 @@ static uint64_t piece_bytes(const tr__safetensors_entry *e, int64_t piece)
     return left < PIECE ? left : PIECE;
 }
 
+static tr_status read_piece(const reading *g, int64_t piece)
+{
+    const tr__safetensors_reader *r = g->r;
+    uint64_t at = (uint64_t)piece * PIECE, end = at + piece_bytes(g->e, piece), stride = r->record ? STRIDE : PIECE;
+    for (; at < end; at += stride) {
+        uint64_t bytes = end - at < stride ? end - at : stride;
+        TR__TRY(tr__plain_read(&r->file, r->data_begin + g->e->begin + at, g->to + at, bytes));
+        if (r->record) g->sums[piece] = tr__crc32c(g->sums[piece], g->to + at, bytes);
+    }
+    return TR_OK;
+}
+
 static void read_pieces(void *arg, int64_t begin, int64_t end)
 {
     const reading *g = arg;
-    for (int64_t i = begin; i < end; i++) {
-        uint64_t at = (uint64_t)i * PIECE, bytes = piece_bytes(g->e, i);
-        if (tr__plain_read(&g->r->file, g->r->data_begin + g->e->begin + at, g->to + at, bytes) != TR_OK)
-            g->failures[i] = tr__error_take();
-        else if (g->r->record)
-            g->sums[i] = tr__crc32c(0, g->to + at, bytes);
-    }
+    for (int64_t i = begin; i < end; i++)
+        if (read_piece(g, i) != TR_OK) g->failures[i] = tr__error_take();
 }
 
 /* The bytes of a tensor, by all threads of the CPU; *sum gets their CRC-32C where the reader has a record. */

@@ -68,6 +68,17 @@ static void parts_put_together(void **state)
     }
 }
 
+/* Twice n bytes behind a part are 2n bytes: also where n takes more bits than any file has. */
+static void parts_of_any_length(void **state)
+{
+    (void)state;
+    const uint32_t first = 0xe3069283;
+    for (uint64_t bytes = 1; bytes < 1ull << 62; bytes = 2 * bytes + (bytes >> 3 & 1)) {
+        uint32_t twice = tr__crc32c_combine(tr__crc32c_combine(first, 0, bytes), 0, bytes);
+        assert_int_equal(tr__crc32c_combine(first, 0, 2 * bytes), twice);
+    }
+}
+
 static void a_flipped_bit_changes_it(void **state)
 {
     unsigned char *data = *state;
@@ -85,6 +96,7 @@ int main(void)
         cmocka_unit_test(known_values),
         cmocka_unit_test(every_length_and_alignment),
         cmocka_unit_test(parts_put_together),
+        cmocka_unit_test(parts_of_any_length),
         cmocka_unit_test(a_flipped_bit_changes_it),
     };
     return cmocka_run_group_tests(tests, make_data, free_data);
