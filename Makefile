@@ -47,7 +47,7 @@ install: all
 
 check: layers tidy
 layers:
-	@scripts/check-layers
+	@scripts/check-layers $(wildcard $(BUILD))
 	@scripts/check-environment
 	@scripts/check-ops
 tidy: configure
