@@ -144,7 +144,7 @@ static void add_cases(void)
 static void run(const bench_case *c)
 {
     if (c->op) {
-        TR_CHECK(tr__run(c->op, c->attrs, c->in, TR_OP_MAX_INPUTS, c->out, TR_OP_MAX_OUTPUTS));
+        TR_CHECK(tr__op_run(c->op, c->attrs, c->in, TR_OP_MAX_INPUTS, c->out, TR_OP_MAX_OUTPUTS));
         return;
     }
     int threads = tr__onednn_enter();

@@ -68,23 +68,23 @@ void tr__probe_run(tr__probe *probe, int64_t bytes);
 void tr__probe_close(tr__probe *probe);
 
 /* The same between hosts: one bare TCP stream that moves what a rank has to send. */
-typedef struct tr__stream tr__stream;
-tr_status tr__stream_open(tr_group *group, tr__stream **stream);
-tr_status tr__stream_run(const tr__stream *stream, int64_t bytes); /* moves them */
+typedef struct tr__bare_stream tr__bare_stream;
+tr_status tr__bare_stream_open(tr_group *group, tr__bare_stream **stream);
+tr_status tr__bare_stream_run(const tr__bare_stream *stream, int64_t bytes); /* moves them */
 /* From then on rank 1 gives back what rank 0 sends, until that closes the stream: it waits for that in its own close. Rank 0
  * times rounds of so many bytes. */
-tr_status tr__stream_bounces(tr__stream *stream);
-bool tr__stream_time(const tr__stream *stream, int64_t bytes, int rounds, double *us);
-void tr__stream_close(tr__stream *stream);
+tr_status tr__bare_stream_bounces(tr__bare_stream *stream);
+bool tr__bare_stream_time(const tr__bare_stream *stream, int64_t bytes, int rounds, double *us);
+void tr__bare_stream_close(tr__bare_stream *stream);
 /* The addresses of MASTER_ADDR, for freeaddrinfo(); NULL, and there is a failure, when it has none. */
 struct addrinfo;
 struct addrinfo *tr__find_rank0(int socktype, const char *port);
 
 /* What all ranks have to move and to add in an all_reduce, at the same time, and nothing else. */
-typedef struct tr__ring tr__ring;
-tr_status tr__ring_open(tr_group *group, int64_t most, tr__ring **ring);
-tr_status tr__ring_run(const tr__ring *ring, int64_t bytes); /* of the all_reduce */
-void tr__ring_close(tr__ring *ring);
+typedef struct tr__bare_ring tr__bare_ring;
+tr_status tr__bare_ring_open(tr_group *group, int64_t most, tr__bare_ring **ring);
+tr_status tr__bare_ring_run(const tr__bare_ring *ring, int64_t bytes); /* of the all_reduce */
+void tr__bare_ring_close(tr__bare_ring *ring);
 
 /* "bench" and the arguments, which parsing rearranges, for tr__relaunch(); to be freed. NULL after a message. */
 const char **tr__bench_given(int argc, char **argv);

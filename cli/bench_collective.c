@@ -52,8 +52,8 @@ typedef struct collective_run {
     char *shared, *own;   /* [pool] */
     int64_t pool;         /* bytes */
     tr__probe *probe;     /* NULL: not an all_reduce, one rank, or ranks on several hosts, which have a stream, */
-    tr__stream *stream;
-    tr__ring *ring;       /* and of an all_reduce bare streams between all ranks, too */
+    tr__bare_stream *stream;
+    tr__bare_ring *ring;       /* and of an all_reduce bare streams between all ranks, too */
     tr__peer peer;
     double median_us[TR__SIZES_MAX][PLACES]; /* NaN: not measured */
 } collective_run;
@@ -133,8 +133,8 @@ static tr_status measure(const collective_run *r, bench_place place, int64_t byt
     tr_status status = tr_barrier(r->group);
     for (int i = 0; i < calls && status == TR_OK; i++) {
         double begin = now_us();
-        if (place == LIMIT && r->stream) status = tr__stream_run(r->stream, sent_bytes(r, bytes));
-        else if (place == RING) status = tr__ring_run(r->ring, bytes);
+        if (place == LIMIT && r->stream) status = tr__bare_stream_run(r->stream, sent_bytes(r, bytes));
+        else if (place == RING) status = tr__bare_ring_run(r->ring, bytes);
         else if (place == LIMIT) tr__probe_run(r->probe, bytes);
         else status = call(r, memory + at, bytes);
         times[i] = now_us() - begin;
@@ -235,8 +235,8 @@ static tr_status open_limit(collective_run *r, int64_t most)
     const char *local = getenv("LOCAL_WORLD_SIZE");
     bool one_host = local && atoi(local) == r->world;
     if (one_host) return reduces ? tr__probe_open(r->group, most, &r->probe) : TR_OK;
-    tr_status status = tr__stream_open(r->group, &r->stream);
-    return status == TR_OK && reduces ? tr__ring_open(r->group, most, &r->ring) : status;
+    tr_status status = tr__bare_stream_open(r->group, &r->stream);
+    return status == TR_OK && reduces ? tr__bare_ring_open(r->group, most, &r->ring) : status;
 }
 
 static tr_status prepare(collective_run *r)
@@ -346,8 +346,8 @@ static int run_rank(collective_run *r)
     for (int i = 0; i < r->sizes.count && status == TR_OK; i++) status = measure_size(r, i);
     if (r->rank == 0) tr__peer_stop(&r->peer);
     tr__probe_close(r->probe);
-    tr__stream_close(r->stream);
-    tr__ring_close(r->ring);
+    tr__bare_stream_close(r->stream);
+    tr__bare_ring_close(r->ring);
     int code = status != TR_OK ? failed(status) : r->rank == 0 ? report(r) : TR__EXIT_OK;
     if (status == TR_OK && tr_leave(r->group) != TR_OK) code = failed(TR_PEER);
     tr_shared_free(r->shared);

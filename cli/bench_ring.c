@@ -18,14 +18,14 @@
 
 enum { PIECE = 1 << 20, STAGE = 512 << 10, PATIENCE_S = 20 };
 
-struct tr__ring {
+struct tr__bare_ring {
     int world, to, from; /* sockets: to the next rank, from the one before */
     float *numbers, *stage;
 };
 
 /* One series of transfers. */
 typedef struct transfer {
-    const tr__ring *ring;
+    const tr__bare_ring *ring;
     size_t half, sent, got; /* bytes; twice half of them go each way */
     size_t carried;         /* of a number that has come in part, at the stage's beginning */
 } transfer;
@@ -71,7 +71,7 @@ static bool set_up(int s)
     return setsockopt(s, IPPROTO_TCP, TCP_CONGESTION, "reno", strlen("reno")) == 0;
 }
 
-static tr_status connect_ring(tr__ring *r, tr_group *group, struct sockaddr_storage *addresses)
+static tr_status connect_ring(tr__bare_ring *r, tr_group *group, struct sockaddr_storage *addresses)
 {
     struct sockaddr_storage own = {0};
     int door = open_door(&own), rank = tr_rank(group);
@@ -96,12 +96,12 @@ static tr_status no_memory(void)
     return tr_fail(TR_NO_MEMORY, "no memory for the bare ring: %s", strerror(errno));
 }
 
-tr_status tr__ring_open(tr_group *group, int64_t most, tr__ring **ring)
+tr_status tr__bare_ring_open(tr_group *group, int64_t most, tr__bare_ring **ring)
 {
-    tr__ring *r = calloc(1, sizeof *r);
+    tr__bare_ring *r = calloc(1, sizeof *r);
     if (!r) return no_memory();
     *ring = r;
-    *r = (tr__ring){.world = tr_world_size(group), .to = -1, .from = -1};
+    *r = (tr__bare_ring){.world = tr_world_size(group), .to = -1, .from = -1};
     r->numbers = calloc(1, (size_t)most);
     r->stage = malloc(STAGE + sizeof(float));
     struct sockaddr_storage *addresses = calloc((size_t)r->world, sizeof *addresses);
@@ -110,7 +110,7 @@ tr_status tr__ring_open(tr_group *group, int64_t most, tr__ring **ring)
     return status;
 }
 
-void tr__ring_close(tr__ring *r)
+void tr__bare_ring_close(tr__bare_ring *r)
 {
     if (!r) return;
     if (r->to >= 0) close(r->to);
@@ -143,7 +143,7 @@ static ssize_t send_some(transfer *t)
 
 static ssize_t receive_some(transfer *t)
 {
-    const tr__ring *r = t->ring;
+    const tr__bare_ring *r = t->ring;
     if (t->got >= t->half) {
         size_t at = t->got - t->half;
         ssize_t n = recv(r->from, (char *)r->numbers + at, least(t->half - at, PIECE), MSG_DONTWAIT);
@@ -179,7 +179,7 @@ static tr_status wait_for_sockets(int to, int from)
     return n > 0 || errno == EINTR ? TR_OK : broken(errno);
 }
 
-tr_status tr__ring_run(const tr__ring *r, int64_t bytes)
+tr_status tr__bare_ring_run(const tr__bare_ring *r, int64_t bytes)
 {
     transfer t = {.ring = r, .half = (size_t)(bytes / r->world * (r->world - 1)) / sizeof(float) * sizeof(float)};
     while (t.sent < 2 * t.half || t.got < 2 * t.half) {

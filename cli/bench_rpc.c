@@ -18,7 +18,7 @@ typedef struct rpc_bench {
     bool insecure;
     const char *peer, *json, *transport;
     tr_rpc *rpc;
-    tr__stream *stream; /* for bare rounds of the same bytes; NULL: the ranks share memory */
+    tr__bare_stream *stream; /* for bare rounds of the same bytes; NULL: the ranks share memory */
     tr__peer other;
     double us[TR__SIZES_MAX], raw_us[TR__SIZES_MAX], peer_us[TR__SIZES_MAX]; /* medians */
     double rate, peer_rate;                             /* calls per second of all callers */
@@ -71,7 +71,7 @@ static tr_status time_raw(const rpc_bench *b, int64_t bytes, int rounds, double 
 {
     double times[CALLS_MOST];
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    if (!tr__stream_time(b->stream, bytes, rounds, times)) return tr_fail(TR_IO, "the bare connection has failed");
+    if (!tr__bare_stream_time(b->stream, bytes, rounds, times)) return tr_fail(TR_IO, "the bare connection has failed");
     *us = tr__median(times, rounds);
     return TR_OK;
 }
@@ -194,8 +194,8 @@ static tr_status open_stream(rpc_bench *b, tr_group *world)
     const char *local = getenv("LOCAL_WORLD_SIZE");
     bool shares = local && atoi(local) == tr_world_size(world) && !b->transport;
     if (shares) return TR_OK;
-    tr_status status = tr__stream_open(world, &b->stream);
-    if (status == TR_OK) status = tr__stream_bounces(b->stream);
+    tr_status status = tr__bare_stream_open(world, &b->stream);
+    if (status == TR_OK) status = tr__bare_stream_bounces(b->stream);
     return status == TR_IO ? tr_fail(TR_IO, "no bare connection between the ranks") : status;
 }
 
@@ -212,7 +212,7 @@ static tr_status run_rank(rpc_bench *b, tr_group *world)
 {
     tr_status status = open_stream(b, world);
     if (status == TR_OK) status = run_agent(b, world);
-    tr__stream_close(b->stream);
+    tr__bare_stream_close(b->stream);
     return status == TR_OK ? tr_leave(world) : status;
 }
 

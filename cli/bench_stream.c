@@ -19,7 +19,7 @@
 
 enum { PIECE = 1 << 20, PATIENCE_S = 20 };
 
-struct tr__stream {
+struct tr__bare_stream {
     int rank, socket; /* -1: none, as of ranks beyond 1 */
     char *piece;
     bool bounces; /* has a thread that gives back what comes */
@@ -62,7 +62,7 @@ static tr_status unconnected(void)
     return tr_fail(TR_IO, "cannot connect the bare stream: %s", strerror(errno));
 }
 
-static tr_status connect_to(tr__stream *s, int port)
+static tr_status connect_to(tr__bare_stream *s, int port)
 {
     char text[16];
     snprintf(text, sizeof text, "%d", port);
@@ -76,7 +76,7 @@ static tr_status connect_to(tr__stream *s, int port)
 }
 
 /* Rank 0 listens and says where; a port of 0 tells all that it cannot. */
-static tr_status connect_both(tr__stream *s, tr_group *group)
+static tr_status connect_both(tr__bare_stream *s, tr_group *group)
 {
     struct addrinfo *found = s->rank == 0 ? tr__find_rank0(SOCK_STREAM, "0") : NULL;
     int32_t port = 0;
@@ -95,9 +95,9 @@ static tr_status no_memory(void)
     return tr_fail(TR_NO_MEMORY, "no memory for the bare stream: %s", strerror(errno));
 }
 
-tr_status tr__stream_open(tr_group *group, tr__stream **stream)
+tr_status tr__bare_stream_open(tr_group *group, tr__bare_stream **stream)
 {
-    tr__stream *s = calloc(1, sizeof *s);
+    tr__bare_stream *s = calloc(1, sizeof *s);
     if (!s) return no_memory();
     *stream = s;
     s->rank = tr_rank(group);
@@ -107,7 +107,7 @@ tr_status tr__stream_open(tr_group *group, tr__stream **stream)
 }
 
 /* As much of it as the socket takes or gives at once; false: the connection has failed. */
-static bool move_some(const tr__stream *s, bool out, char *at, size_t bytes, int64_t *done)
+static bool move_some(const tr__bare_stream *s, bool out, char *at, size_t bytes, int64_t *done)
 {
     ssize_t n = out ? send(s->socket, at, bytes, MSG_NOSIGNAL) : recv(s->socket, at, bytes, 0);
     if (n > 0) *done += n;
@@ -115,14 +115,14 @@ static bool move_some(const tr__stream *s, bool out, char *at, size_t bytes, int
     return n > 0 || (n < 0 && errno == EINTR);
 }
 
-static bool move(const tr__stream *s, bool out, int64_t bytes)
+static bool move(const tr__bare_stream *s, bool out, int64_t bytes)
 {
     for (int64_t done = 0; done < bytes;)
         if (!move_some(s, out, s->piece, bytes - done < PIECE ? (size_t)(bytes - done) : PIECE, &done)) return false;
     return true;
 }
 
-static bool move_all(const tr__stream *s, bool out, void *memory, int64_t bytes)
+static bool move_all(const tr__bare_stream *s, bool out, void *memory, int64_t bytes)
 {
     for (int64_t done = 0; done < bytes;)
         if (!move_some(s, out, (char *)memory + done, (size_t)(bytes - done), &done)) return false;
@@ -130,7 +130,7 @@ static bool move_all(const tr__stream *s, bool out, void *memory, int64_t bytes)
 }
 
 /* Rank 0 asks for the bytes, so that its time has all of them in it. */
-tr_status tr__stream_run(const tr__stream *s, int64_t bytes)
+tr_status tr__bare_stream_run(const tr__bare_stream *s, int64_t bytes)
 {
     if (s->rank > 1 || (move(s, s->rank == 0, 1) && move(s, s->rank == 1, bytes))) return TR_OK;
     return tr_fail(TR_IO, "the bare stream is broken: %s", strerror(errno));
@@ -139,7 +139,7 @@ tr_status tr__stream_run(const tr__stream *s, int64_t bytes)
 /* Until rank 0 closes the stream. */
 static void *bounce(void *arg)
 {
-    tr__stream *s = arg;
+    tr__bare_stream *s = arg;
     for (series given; move_all(s, false, &given, sizeof given);) {
         char *memory = malloc((size_t)given.bytes);
         bool lasts = memory != NULL;
@@ -151,7 +151,7 @@ static void *bounce(void *arg)
     return NULL;
 }
 
-tr_status tr__stream_bounces(tr__stream *s)
+tr_status tr__bare_stream_bounces(tr__bare_stream *s)
 {
     if (s->socket < 0) return TR_OK;
     setsockopt(s->socket, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
@@ -159,7 +159,7 @@ tr_status tr__stream_bounces(tr__stream *s)
     return s->rank == 0 || s->bounces ? TR_OK : tr_fail(TR_NO_MEMORY, "cannot start a thread");
 }
 
-bool tr__stream_time(const tr__stream *s, int64_t bytes, int rounds, double *us)
+bool tr__bare_stream_time(const tr__bare_stream *s, int64_t bytes, int rounds, double *us)
 {
     series given = {bytes, rounds};
     char *memory = calloc(1, (size_t)bytes);
@@ -175,7 +175,7 @@ bool tr__stream_time(const tr__stream *s, int64_t bytes, int rounds, double *us)
     return lasts;
 }
 
-void tr__stream_close(tr__stream *s)
+void tr__bare_stream_close(tr__bare_stream *s)
 {
     if (!s) return;
     if (s->bounces) pthread_join(s->bouncer, NULL);

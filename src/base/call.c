@@ -29,7 +29,7 @@ typedef struct tr__call_shared {
     char magic[8];
     pid_t caller;
     int processes;
-    tr__place function;
+    tr__function_place function;
     size_t argument_at, argument_bytes; /* the former is a multiple of the page size */
     result results[];
 } tr__call_shared;

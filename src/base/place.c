@@ -10,7 +10,7 @@
 typedef struct search {
     const char *name;
     uintptr_t address;
-    tr__place found;
+    tr__function_place found;
     uintptr_t base;
 } search;
 
@@ -43,7 +43,7 @@ static int look_at(struct dl_phdr_info *o, size_t size, void *user)
     return 1;
 }
 
-tr_status tr__place_of(tr__any_function function, tr__place *out)
+tr_status tr__place_of(tr__any_function function, tr__function_place *out)
 {
     search s = {.address = (uintptr_t)function};
     if (!function || !dl_iterate_phdr(look_at, &s))
@@ -53,7 +53,7 @@ tr_status tr__place_of(tr__any_function function, tr__place *out)
     return TR_OK;
 }
 
-tr_status tr__place_function(const tr__place *p, tr__any_function *function)
+tr_status tr__place_function(const tr__function_place *p, tr__any_function *function)
 {
     search s = {.name = p->object};
     bool found = dl_iterate_phdr(look_at, &s);

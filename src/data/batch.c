@@ -26,7 +26,7 @@ typedef struct pile {
 
 typedef struct maker {
     const tr__recipe *recipe;
-    tr__batch *batch;
+    tr__batch_result *batch;
     bool unmade;        /* what failed last was a sample, not the putting together */
     pile x, y;          /* without a .collate */
     int64_t first;      /* the number of the sample that said what x and y are like */
@@ -239,19 +239,19 @@ tr_status tr__batch_keep(const tr_sample *made, tr_device device, tr_sample *bat
     return TR_OK;
 }
 
-void tr__batch_drop(tr__batch *batch)
+void tr__batch_drop(tr__batch_result *batch)
 {
     tr__unref(batch->made.x);
     tr__unref(batch->made.y);
     free(batch->indices);
     tr__skips_drop(&batch->skips);
-    *batch = (tr__batch){0};
+    *batch = (tr__batch_result){0};
 }
 
-tr_status tr__batch_make(const tr__recipe *recipe, tr__batch *batch)
+tr_status tr__batch_make(const tr__recipe *recipe, tr__batch_result *batch)
 {
     TR_SCOPE;
-    *batch = (tr__batch){0};
+    *batch = (tr__batch_result){0};
     maker m = {.recipe = recipe, .batch = batch};
     tr_sample made = {NULL, NULL};
     tr_status status = make(&m, &made);

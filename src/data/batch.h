@@ -24,16 +24,16 @@ typedef struct tr__recipe {
 } tr__recipe;
 
 /* What became of it. Zeroed: nothing. */
-typedef struct tr__batch {
+typedef struct tr__batch_result {
     tr_sample made;     /* references */
     int64_t *indices;   /* the samples that it holds, when they are not those that were asked for; otherwise NULL */
     int64_t duplicates; /* at its end, replacements for skipped samples among them */
     tr__skips skips;
-} tr__batch;
+} tr__batch_result;
 
 /* Makes it. tr__batch_drop() gives back what *batch has, also after a failure, when that is at most the skips. */
-tr_status tr__batch_make(const tr__recipe *recipe, tr__batch *batch);
-void tr__batch_drop(tr__batch *batch);
+tr_status tr__batch_make(const tr__recipe *recipe, tr__batch_result *batch);
+void tr__batch_drop(tr__batch_result *batch);
 /* Moves what was made to a device, where it is not there already, and takes a reference for the caller. */
 tr_status tr__batch_keep(const tr_sample *made, tr_device device, tr_sample *batch);
 

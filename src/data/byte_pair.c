@@ -136,7 +136,7 @@ enum { CACHE = 1 << 14 };
 typedef struct encoder {
     const tr_tokenizer *tokenizer;
     const unsigned char *text;
-    tr__ids *ids;
+    tr__token_ids *ids;
     part *parts;
     candidate *heap;
     int heap_count;
@@ -244,7 +244,7 @@ static tr_status encode_or_copy(encoder *e, const unsigned char *word, size_t by
     return TR_OK;
 }
 
-static tr_status encode_words(const tr_tokenizer *t, const unsigned char *text, size_t bytes, tr__ids *ids)
+static tr_status encode_words(const tr_tokenizer *t, const unsigned char *text, size_t bytes, tr__token_ids *ids)
 {
     encoder *e = calloc(1, sizeof *e);
     if (!e) return tr__fail(TR_NO_MEMORY, "tokenizer: out of memory");
@@ -262,7 +262,7 @@ static tr_status encode_words(const tr_tokenizer *t, const unsigned char *text, 
     return status;
 }
 
-tr_status tr__byte_pair_encode(const tr_tokenizer *t, const unsigned char *text, size_t bytes, tr__ids *ids)
+tr_status tr__byte_pair_encode(const tr_tokenizer *t, const unsigned char *text, size_t bytes, tr__token_ids *ids)
 {
     if (!t->space_before || !bytes || text[0] == ' ') return encode_words(t, text, bytes, ids);
     unsigned char *spaced = malloc(bytes + 1);

@@ -29,7 +29,7 @@ enum { BATCH = 32, PREFETCH = 2, MOST_WORKERS = 1024, MOST_PREFETCH = 1024, LOOK
 typedef struct slot {
     bool made;
     tr__error *error; /* NULL: batch holds it */
-    tr__batch batch;
+    tr__batch_result batch;
 } slot;
 
 typedef struct worker {
@@ -56,7 +56,7 @@ struct tr_loader {
     bool under_way;
     int64_t *indices;    /* of this epoch, length of them */
     int64_t length, duplicates, batches;
-    tr__batch current;   /* what was handed out last */
+    tr__batch_result current;   /* what was handed out last */
     int64_t skipped;     /* bad samples, in what was handed out */
     unsigned char *told; /* a bit for each sample of the set that the log has named as bad; NULL: none yet */
     tr__stop_wanted stop_wanted; /* or NULL */
@@ -89,7 +89,7 @@ static int64_t samples_in(const tr_loader *l, int64_t number)
 }
 
 /* w: NULL when the calling thread is the program's. */
-static tr_status make(tr_loader *l, worker *w, int64_t number, tr__batch *batch)
+static tr_status make(tr_loader *l, worker *w, int64_t number, tr__batch_result *batch)
 {
     tr__recipe recipe = l->recipe;
     recipe.indices = l->indices + number * l->batch;
@@ -362,7 +362,7 @@ static tr_status await(tr_loader *l, const slot *s)
 }
 
 /* Waits until the batch that is to be handed out is made, and takes it from its slot. */
-static tr_status take(tr_loader *l, tr__batch *batch)
+static tr_status take(tr_loader *l, tr__batch_result *batch)
 {
     slot *s = &l->slots[l->delivered % l->capacity];
     pthread_mutex_lock(&l->lock);
@@ -419,7 +419,7 @@ tr_status tr_loader_next(tr_loader *loader, tr_batch *batch)
     tr_status status = next_batch(l, number);
     tell_skips(l);
     if (status != TR_OK) return status;
-    const tr__batch *b = &l->current;
+    const tr__batch_result *b = &l->current;
     *batch = (tr_batch){.x = b->made.x, .y = b->made.y, .count = samples_in(l, number), .duplicates = b->duplicates,
         .indices = b->indices ? b->indices : l->indices + number * l->batch};
     return TR_OK;

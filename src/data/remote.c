@@ -199,7 +199,7 @@ static tr_status take_part(const tr__remote *r, const tr__remote_part *part, tr_
 
 /* What was skipped, and which samples came instead. */
 static tr_status take_skips(const tr__remote *r, const tr__remote_answer *answer, const tr__recipe *recipe,
-    tr__batch *batch)
+    tr__batch_result *batch)
 {
     if (answer->skips_at > r->bytes || answer->skips_bytes > r->bytes - answer->skips_at)
         return tr__fail(TR_INTERNAL, "a worker process says that its notes lie outside of its memory");
@@ -213,7 +213,7 @@ static tr_status take_skips(const tr__remote *r, const tr__remote_answer *answer
     return TR_OK;
 }
 
-static tr_status take(tr__remote *r, const tr__remote_answer *answer, const tr__recipe *recipe, tr__batch *batch)
+static tr_status take(tr__remote *r, const tr__remote_answer *answer, const tr__recipe *recipe, tr__batch_result *batch)
 {
     TR_SCOPE;
     tr_sample taken = {NULL, NULL};
@@ -225,9 +225,9 @@ static tr_status take(tr__remote *r, const tr__remote_answer *answer, const tr__
     return tr__batch_keep(&taken, recipe->device, &batch->made);
 }
 
-tr_status tr__remote_make(tr__remote *r, const tr__recipe *recipe, int64_t most, int wake, tr__batch *batch)
+tr_status tr__remote_make(tr__remote *r, const tr__recipe *recipe, int64_t most, int wake, tr__batch_result *batch)
 {
-    *batch = (tr__batch){0};
+    *batch = (tr__batch_result){0};
     if (!r->running) TR__TRY(start(r, recipe, most));
     if (recipe->begun) atomic_fetch_add_explicit(recipe->begun, 1, memory_order_relaxed);
     memcpy(r->memory, recipe->indices, (size_t)recipe->count * sizeof *recipe->indices);

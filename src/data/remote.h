@@ -25,7 +25,7 @@ tr_status tr__remote_check(const tr__recipe *recipe);
 
 /* As tr__batch_make(), by the remote's process, which is started when it does not run. most: samples in the largest
  * batch. When wake becomes readable it is given up: TR_CANCELLED. The thread that starts a process also ends it. */
-tr_status tr__remote_make(tr__remote *remote, const tr__recipe *recipe, int64_t most, int wake, tr__batch *batch);
+tr_status tr__remote_make(tr__remote *remote, const tr__recipe *recipe, int64_t most, int wake, tr__batch_result *batch);
 /* Asks the process to end, kills it when it does not within a second, and frees all. */
 void tr__remote_end(tr__remote *remote);
 

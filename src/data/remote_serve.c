@@ -69,7 +69,7 @@ static void describe(const tr_tensor *t, size_t at, tr__remote_part *part)
     part->bytes = tr__layout_bytes(&part->layout);
 }
 
-static tr_status put(server *s, const tr__batch *batch, tr__remote_answer *answer)
+static tr_status put(server *s, const tr__batch_result *batch, tr__remote_answer *answer)
 {
     const tr_tensor *x = batch->made.x, *y = batch->made.y;
     describe(x, tr__remote_data_at(s->job->most), &answer->x);
@@ -95,7 +95,7 @@ static tr_status put_skips(server *s, const tr__skips *skips, tr__remote_answer 
 
 static void answer_one(server *s, const tr__remote_request *request, tr__remote_answer *answer)
 {
-    tr__batch batch;
+    tr__batch_result batch;
     s->recipe.indices = (const int64_t *)s->memory;
     s->recipe.count = request->count;
     s->recipe.once = request->once;

@@ -8,7 +8,7 @@
 
 /* What the process is started with; the argument of make stands behind it. */
 typedef struct tr__remote_job {
-    tr__place make, collate;
+    tr__function_place make, collate;
     bool has_collate;
     tr_on_bad on_bad;
     int64_t begin, count; /* the part of what make() makes */

@@ -27,7 +27,7 @@ static tr_status tokenize(tr_text *text, const tr_tokenizer *tokenizer)
     tr__tokenizer_text(tokenizer, text->tokenizer);
     while (text->training > 0 && text->training < text->count && (text->bytes[text->training] & 0xc0) == 0x80)
         text->training--; /* not within a character */
-    tr__ids ids = {0};
+    tr__token_ids ids = {0};
     tr_status status = tr__ids_reserve(&ids, 1); /* so that there is a list, though perhaps of no token */
     if (status == TR_OK)
         status = tr__tokenizer_encode(tokenizer, text->bytes, (size_t)text->training, false, &ids);

@@ -102,7 +102,7 @@ char *tr__tokenizer_text(const tr_tokenizer *t, char text[TR__TOKENIZER_TEXT])
 
 /* ---- Encoding ------------------------------------------------------------------------------------------------------ */
 
-tr_status tr__ids_reserve(tr__ids *ids, size_t more)
+tr_status tr__ids_reserve(tr__token_ids *ids, size_t more)
 {
     if (ids->room - ids->count >= more) return TR_OK;
     size_t room = 2 * ids->room + more + 64;
@@ -145,7 +145,7 @@ static int next_special(const tr_tokenizer *t, const unsigned char *text, size_t
     return -1;
 }
 
-tr_status tr__tokenizer_encode(const tr_tokenizer *t, const void *given, size_t left, bool plain, tr__ids *ids)
+tr_status tr__tokenizer_encode(const tr_tokenizer *t, const void *given, size_t left, bool plain, tr__token_ids *ids)
 {
     const unsigned char *text = given;
     while (left) {
@@ -163,7 +163,7 @@ tr_status tr__tokenizer_encode(const tr_tokenizer *t, const void *given, size_t 
     return TR_OK;
 }
 
-static tr_status add(tr__ids *ids, int id)
+static tr_status add(tr__token_ids *ids, int id)
 {
     TR__TRY(tr__ids_reserve(ids, 1));
     ids->at[ids->count++] = id;
@@ -171,7 +171,7 @@ static tr_status add(tr__ids *ids, int id)
 }
 
 /* *first: how many of the tokens belong to the first text, with what stands around it. */
-static tr_status encode_texts(const tr_encode_options *o, tr__ids *ids, size_t *first)
+static tr_status encode_texts(const tr_encode_options *o, tr__token_ids *ids, size_t *first)
 {
     TR__TRY(tr_status_of(o->tokenizer));
     if (!o->tokenizer || !o->text) return tr__fail(TR_INVALID, "encode: it takes a tokenizer and a text, not NULL");
@@ -189,7 +189,7 @@ static tr_status encode_texts(const tr_encode_options *o, tr__ids *ids, size_t *
 
 tr_tensor *tr_encode_with(const tr_encode_options *options)
 {
-    tr__ids ids = {0};
+    tr__token_ids ids = {0};
     size_t first = 0;
     tr_tensor *tokens = NULL;
     if (encode_texts(options, &ids, &first) == TR_OK)

@@ -42,15 +42,15 @@ char *tr__tokenizer_text(const tr_tokenizer *tokenizer, char text[TR__TOKENIZER_
 extern const tr__type tr__tokenizer_type;
 
 /* A growing list of ids. */
-typedef struct tr__ids {
+typedef struct tr__token_ids {
     int32_t *at;
     size_t count, room;
-} tr__ids;
-tr_status tr__ids_reserve(tr__ids *ids, size_t more);
+} tr__token_ids;
+tr_status tr__ids_reserve(tr__token_ids *ids, size_t more);
 
 bool tr__tokenizer_is_special(const tr_tokenizer *tokenizer, int id);
 /* Appends a text's tokens. plain: the names of special tokens are text like any other. */
-tr_status tr__tokenizer_encode(const tr_tokenizer *tokenizer, const void *text, size_t bytes, bool plain, tr__ids *ids);
+tr_status tr__tokenizer_encode(const tr_tokenizer *tokenizer, const void *text, size_t bytes, bool plain, tr__token_ids *ids);
 
 /* The next word of a text as GPT-2 cuts it, left > 0: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|
  * \s+(?!\S)|\s+ */
@@ -63,8 +63,8 @@ tr_status tr__merges_add(tr__merges *merges, int left, int right, int token);
 const tr__merge *tr__merges_find(const tr__merges *merges, int left, int right); /* NULL: none */
 
 /* Without special tokens. */
-tr_status tr__byte_pair_encode(const tr_tokenizer *tokenizer, const unsigned char *text, size_t bytes, tr__ids *ids);
-tr_status tr__word_piece_encode(const tr_tokenizer *tokenizer, const unsigned char *text, size_t bytes, tr__ids *ids);
+tr_status tr__byte_pair_encode(const tr_tokenizer *tokenizer, const unsigned char *text, size_t bytes, tr__token_ids *ids);
+tr_status tr__word_piece_encode(const tr_tokenizer *tokenizer, const unsigned char *text, size_t bytes, tr__token_ids *ids);
 
 /* Fills a tokenizer from what stands at a path; in tokenizer_load.c. */
 tr_status tr__tokenizer_load(tr_tokenizer *tokenizer, const tr_tokenizer_options *options);

@@ -44,7 +44,7 @@ int tr__utf8_write(uint32_t c, unsigned char to[4])
 
 /* ---- Classes ------------------------------------------------------------------------------------------------------- */
 
-static bool within(const tr__range *ranges, int count, uint32_t c)
+static bool within(const tr__unicode_range *ranges, int count, uint32_t c)
 {
     int low = 0, high = count;
     while (low < high) {
@@ -86,7 +86,7 @@ bool tr__is_punctuation(uint32_t c)
 /* What BERT takes for Chinese: the blocks of ideographs. */
 static bool is_ideograph(uint32_t c)
 {
-    static const tr__range blocks[] = {{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df},
+    static const tr__unicode_range blocks[] = {{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df},
         {0x2a700, 0x2b81f}, {0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}};
     return within(blocks, sizeof blocks / sizeof *blocks, c);
 }

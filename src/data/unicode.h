@@ -30,9 +30,9 @@ int tr__clean(const tr__cleaning *how, uint32_t character, uint32_t to[TR__CLEAN
 
 /* ---- The tables ---------------------------------------------------------------------------------------------------- */
 
-typedef struct tr__range {
+typedef struct tr__unicode_range {
     uint32_t first, last;
-} tr__range;
+} tr__unicode_range;
 /* first, first + every, … last become themselves plus distance. */
 typedef struct tr__lower {
     uint32_t first, last, every;
@@ -46,7 +46,7 @@ typedef struct tr__bare {
 #define TR__UNICODE_RANGES(X) \
     X(letters) X(numbers) X(spaces) X(punctuation) X(removed) X(cleaned_to_space) X(accents)
 #define TR__UNICODE_DECLARE(name) \
-    extern const tr__range tr__unicode_##name[]; \
+    extern const tr__unicode_range tr__unicode_##name[]; \
     extern const int tr__unicode_##name##_count;
 TR__UNICODE_RANGES(TR__UNICODE_DECLARE)
 #undef TR__UNICODE_DECLARE

@@ -34,7 +34,7 @@ static int longest(const tr_tokenizer *t, word *w, size_t at, size_t *end)
     return id;
 }
 
-static tr_status finish(const tr_tokenizer *t, word *w, tr__ids *ids)
+static tr_status finish(const tr_tokenizer *t, word *w, tr__token_ids *ids)
 {
     size_t before = ids->count;
     TR__TRY(tr__ids_reserve(ids, w->count + 1));
@@ -53,7 +53,7 @@ static tr_status finish(const tr_tokenizer *t, word *w, tr__ids *ids)
     return TR_OK;
 }
 
-static tr_status take(const tr_tokenizer *t, word *w, uint32_t c, tr__ids *ids)
+static tr_status take(const tr_tokenizer *t, word *w, uint32_t c, tr__token_ids *ids)
 {
     bool alone = tr__is_punctuation(c);
     if ((c == ' ' || alone) && w->characters) TR__TRY(finish(t, w, ids));
@@ -63,7 +63,7 @@ static tr_status take(const tr_tokenizer *t, word *w, uint32_t c, tr__ids *ids)
     return alone ? finish(t, w, ids) : TR_OK;
 }
 
-tr_status tr__word_piece_encode(const tr_tokenizer *t, const unsigned char *text, size_t bytes, tr__ids *ids)
+tr_status tr__word_piece_encode(const tr_tokenizer *t, const unsigned char *text, size_t bytes, tr__token_ids *ids)
 {
     word w = {.count = 0};
     int length;

@@ -356,7 +356,7 @@ tr_status tr__attention_backward(tr_backward_call *call)
         call->grad_inputs[i] = grads[i];
     }
     tr_tensor *const *in = call->inputs;
-    return tr__run(tr__op(attention_grad), call->attrs,
+    return tr__op_run(tr__op(attention_grad), call->attrs,
         (tr_tensor *[]){g, in[0], in[1], in[2], in[3], call->outputs[0], call->outputs[1]}, 7, grads, 3);
 }
 
@@ -367,7 +367,7 @@ tr_status tr__self_attention_backward(tr_backward_call *call)
     tr_tensor *dqkv = tr__tensor_new(call->inputs[0]->shape, g->dtype, tr__device_of(g));
     TR__TRY(tr_status_of(dqkv));
     call->grad_inputs[0] = dqkv;
-    return tr__run(tr__op(self_attention_grad), call->attrs,
+    return tr__op_run(tr__op(self_attention_grad), call->attrs,
         (tr_tensor *[]){g, call->inputs[0], call->outputs[0], call->outputs[1]}, 4, &dqkv, 1);
 }
 

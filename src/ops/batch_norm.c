@@ -219,7 +219,7 @@ tr_status tr__batch_norm_backward(tr_backward_call *call)
     if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);
     if (call->needs[2]) grads[2] = tr__grad_target(call, 2, &attrs.accumulate_bias);
     tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], call->outputs[2]};
-    TR__TRY(tr__run(tr__op(batch_norm_grad), &attrs, inputs, 5, grads, 3));
+    TR__TRY(tr__op_run(tr__op(batch_norm_grad), &attrs, inputs, 5, grads, 3));
     for (int i = 0; i < 3; i++) call->grad_inputs[i] = grads[i];
     return TR_OK;
 }

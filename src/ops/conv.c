@@ -67,7 +67,7 @@ tr_status tr__conv2d_infer(tr_op_call *call)
     return tr__output_strided(call, 0, y, stride, call->inputs[0]->dtype);
 }
 
-/* The gradients are computed by tr__run(), onto tensors that are there. */
+/* The gradients are computed by tr__op_run(), onto tensors that are there. */
 tr_status tr__conv2d_grad_input_infer(tr_op_call *call)
 {
     return tr__fail(TR_INTERNAL, "%s: it runs on given outputs", call->op->name);
@@ -260,8 +260,8 @@ tr_status tr__conv2d_grad_weight_forward(tr_op_call *call)
 tr_status tr__conv2d_bias_gradient(tr_tensor *g, tr_tensor *dbias, bool accumulate)
 {
     tr_tensor *sums = accumulate ? tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias)) : dbias;
-    TR__TRY(tr__run(tr__op(sum), &(tr__reduce_attrs){.dims = 1u | 4u | 8u}, &g, 1, &sums, 1));
-    return sums == dbias ? TR_OK : tr__run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
+    TR__TRY(tr__op_run(tr__op(sum), &(tr__reduce_attrs){.dims = 1u | 4u | 8u}, &g, 1, &sums, 1));
+    return sums == dbias ? TR_OK : tr__op_run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
 }
 
 static tr_status grad_weight(tr_backward_call *call, tr_tensor *g)
@@ -270,7 +270,7 @@ static tr_status grad_weight(tr_backward_call *call, tr_tensor *g)
     tr_tensor *outputs[2] = {NULL, NULL};
     if (call->needs[1]) outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
     if (call->needs[2]) outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
-    TR__TRY(tr__run(tr__op(conv2d_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
+    TR__TRY(tr__op_run(tr__op(conv2d_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
     call->grad_inputs[1] = outputs[0];
     call->grad_inputs[2] = outputs[1];
     return TR_OK;
@@ -287,7 +287,7 @@ tr_status tr__conv2d_backward(tr_backward_call *call)
     if (call->needs[0]) {
         tr__strides_like(x, x->shape, stride);
         tr_tensor *dx = tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
-        TR__TRY(tr__run(tr__op(conv2d_grad_input), call->attrs, (tr_tensor *[]){g, call->inputs[1]}, 2, &dx, 1));
+        TR__TRY(tr__op_run(tr__op(conv2d_grad_input), call->attrs, (tr_tensor *[]){g, call->inputs[1]}, 2, &dx, 1));
         call->grad_inputs[0] = dx;
     }
     return call->needs[1] || call->needs[2] ? grad_weight(call, g) : TR_OK;

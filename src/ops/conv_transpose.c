@@ -78,12 +78,12 @@ tr_status tr__conv_transpose2d_forward(tr_op_call *call)
 {
     const tr__conv_transpose2d_attrs *a = call->attrs;
     tr_tensor *y = call->outputs[0];
-    TR__TRY(tr__run(tr__op(conv2d_grad_input), &a->conv, call->inputs, 2, &y, 1));
+    TR__TRY(tr__op_run(tr__op(conv2d_grad_input), &a->conv, call->inputs, 2, &y, 1));
     if (!call->inputs[2]) return TR_OK;
     tr_tensor bias = *call->inputs[2]; /* [k, 1, 1]; on the stack, so it is nobody's object */
     bias.shape = TR_SHAPE(bias.shape.dim[0], 1, 1);
     bias.stride[1] = bias.stride[2] = 0;
-    return tr__run(tr__op(add), NULL, (tr_tensor *[]){y, &bias}, 2, &y, 1);
+    return tr__op_run(tr__op(add), NULL, (tr_tensor *[]){y, &bias}, 2, &y, 1);
 }
 
 tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
@@ -94,13 +94,13 @@ tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
         int64_t stride[TR_MAX_DIMS];
         tr__channels_last(x->shape, stride);
         tr_tensor *dx = tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
-        TR__TRY(tr__run(tr__op(conv2d), &a->conv, (tr_tensor *[]){g, weight, NULL}, 3, &dx, 1));
+        TR__TRY(tr__op_run(tr__op(conv2d), &a->conv, (tr_tensor *[]){g, weight, NULL}, 3, &dx, 1));
         call->grad_inputs[0] = dx;
     }
     if (call->needs[1]) {
         tr__conv2d_attrs attrs = a->conv;
         tr_tensor *outputs[] = {tr__grad_target(call, 1, &attrs.accumulate), NULL};
-        TR__TRY(tr__run(tr__op(conv2d_grad_weight), &attrs, (tr_tensor *[]){x, g}, 2, outputs, 2));
+        TR__TRY(tr__op_run(tr__op(conv2d_grad_weight), &attrs, (tr_tensor *[]){x, g}, 2, outputs, 2));
         call->grad_inputs[1] = outputs[0];
     }
     if (call->needs[2]) {

@@ -196,5 +196,5 @@ tr_status tr__cross_entropy_backward(tr_backward_call *call)
     }
     call->grad_inputs[0] = logits; /* of a language model the largest tensor there is: once is enough */
     tr__touch(logits);
-    return tr__run(tr__op(cross_entropy_grad), call->attrs, inputs, 6, &logits, 1);
+    return tr__op_run(tr__op(cross_entropy_grad), call->attrs, inputs, 6, &logits, 1);
 }

@@ -150,13 +150,13 @@ tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs
     tr_op_call call = {.op = op, .attrs = attrs, .n_inputs = n_inputs, .inputs = inputs, .outputs = made};
     tr_status status = check_devices(&call);
     if (status == TR_OK) status = tr__compute(&call);
-    if (status == TR_OK) status = tr__record(&call);
+    if (status == TR_OK) status = tr__record_op(&call);
     if (status != TR_OK) return tr__tensor_failed();
     if (outputs) memcpy(outputs, made, sizeof *made * (size_t)call.n_outputs);
     return made[0];
 }
 
-tr_status tr__run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,
+tr_status tr__op_run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,
     int n_outputs)
 {
     tr_tensor *to[TR_OP_MAX_OUTPUTS] = {NULL};

@@ -151,7 +151,7 @@ tr_status tr__embedding_backward(tr_backward_call *call)
     tr__accumulate_attrs attrs;
     tr_tensor *dweight = tr__grad_target(call, 0, &attrs.accumulate);
     tr_tensor *inputs[] = {call->grad_outputs[0], call->inputs[1]};
-    TR__TRY(tr__run(tr__op(embedding_grad), &attrs, inputs, 2, &dweight, 1));
+    TR__TRY(tr__op_run(tr__op(embedding_grad), &attrs, inputs, 2, &dweight, 1));
     call->grad_inputs[0] = dweight;
     return TR_OK;
 }

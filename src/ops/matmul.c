@@ -294,8 +294,8 @@ tr_status tr__bias_gradient(const tr_op_call *call)
     tr_tensor *g = call->inputs[0], *dbias = call->outputs[1], *sum = dbias;
     tr__reduce_attrs rows = {.dims = (1u << (g->shape.ndim - 1)) - 1};
     if (attrs->accumulate_bias) sum = tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias));
-    TR__TRY(tr__run(tr__op(sum), &rows, &g, 1, &sum, 1));
-    return sum == dbias ? TR_OK : tr__run(tr__op(add), NULL, (tr_tensor *[]){dbias, sum}, 2, &dbias, 1);
+    TR__TRY(tr__op_run(tr__op(sum), &rows, &g, 1, &sum, 1));
+    return sum == dbias ? TR_OK : tr__op_run(tr__op(add), NULL, (tr_tensor *[]){dbias, sum}, 2, &dbias, 1);
 }
 
 static tr_status reference(tr_op_call *call)
@@ -333,9 +333,9 @@ static tr_status activate_first(tr_op_call *call, int which)
     const tr__linear_attrs *attrs = call->attrs, plain = without_activation(call);
     tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *y = like(call->inputs[which]);
     memcpy(inputs, call->inputs, sizeof *inputs * (size_t)call->n_inputs);
-    TR__TRY(tr__run(activations[attrs->activation].value, NULL, &inputs[which], 1, &y, 1));
+    TR__TRY(tr__op_run(activations[attrs->activation].value, NULL, &inputs[which], 1, &y, 1));
     inputs[which] = y;
-    return tr__run(call->op, &plain, inputs, call->n_inputs, call->outputs, call->n_outputs);
+    return tr__op_run(call->op, &plain, inputs, call->n_inputs, call->outputs, call->n_outputs);
 }
 
 tr_status tr__linear_forward(tr_op_call *call)
@@ -351,9 +351,9 @@ tr_status tr__linear_grad_input_forward(tr_op_call *call)
     tr__linear_attrs plain = without_activation(call);
     tr_tensor *dx = call->outputs[0], *of_product = like(dx), *sum = attrs->accumulate ? like(dx) : dx;
     plain.accumulate = false;
-    TR__TRY(tr__run(call->op, &plain, call->inputs, 2, &of_product, 1));
-    TR__TRY(tr__run(activations[attrs->activation].grad, NULL, (tr_tensor *[]){of_product, call->inputs[2]}, 2, &sum, 1));
-    return sum == dx ? TR_OK : tr__run(tr__op(add), NULL, (tr_tensor *[]){dx, sum}, 2, &dx, 1);
+    TR__TRY(tr__op_run(call->op, &plain, call->inputs, 2, &of_product, 1));
+    TR__TRY(tr__op_run(activations[attrs->activation].grad, NULL, (tr_tensor *[]){of_product, call->inputs[2]}, 2, &sum, 1));
+    return sum == dx ? TR_OK : tr__op_run(tr__op(add), NULL, (tr_tensor *[]){dx, sum}, 2, &dx, 1);
 }
 
 tr_status tr__linear_grad_weight_forward(tr_op_call *call)
@@ -418,7 +418,7 @@ static tr_status linear_grad_weight(tr_backward_call *call, tr_tensor *g)
         outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
         TR__TRY(tr_status_of(outputs[1]));
     }
-    TR__TRY(tr__run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
+    TR__TRY(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
     call->grad_inputs[1] = outputs[0];
     call->grad_inputs[2] = outputs[1];
     return TR_OK;
@@ -438,7 +438,7 @@ tr_status tr__linear_backward(tr_backward_call *call)
         tr_tensor *dx = tr__grad_target(call, 0, &attrs.accumulate);
         TR__TRY(tr_status_of(dx));
         tr_tensor *inputs[] = {g, call->inputs[1], call->inputs[0]};
-        TR__TRY(tr__run(tr__op(linear_grad_input), &attrs, inputs, attrs.activation ? 3 : 2, &dx, 1));
+        TR__TRY(tr__op_run(tr__op(linear_grad_input), &attrs, inputs, attrs.activation ? 3 : 2, &dx, 1));
         call->grad_inputs[0] = dx;
     }
     return call->needs[1] || call->needs[2] ? linear_grad_weight(call, g) : TR_OK;

@@ -214,7 +214,7 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
     return node->op->saves_inputs >> i & 1 ? tr__saved_set(&node->saved_inputs[i], x, true) : TR_OK;
 }
 
-tr_status tr__record(const tr_op_call *call)
+tr_status tr__record_op(const tr_op_call *call)
 {
     if (!call->op->backward || !tr__grad_mode()) return TR_OK;
     bool graph_left = any_graph_left(call);

@@ -7,14 +7,14 @@
 
 #include "ops/op.h"
 
-typedef struct tr__segment tr__segment; /* ops/segment.h */
+typedef struct tr__recompute_segment tr__recompute_segment; /* ops/segment.h */
 
 /* A tensor that backward will read. Its storage; or, when a cheap op made it, the node that can make it again; or the place
  * that it has in a segment of the graph that is computed again. */
 typedef struct tr__saved {
     tr_tensor *tensor;     /* an alias outside the graph; or NULL */
     struct tr__node *maker;
-    tr__segment *segment;
+    tr__recompute_segment *segment;
     int output;            /* of maker, or the slot in segment */
     unsigned version;      /* of the storage when it was saved */
     bool of_leaf;          /* tensor is a leaf or a view of one */
@@ -104,7 +104,7 @@ typedef struct tr__hook {
 
 /* Records op's run: links the outputs to a new node when grad mode is on and an input requires a gradient. An input
  * whose graph was left at another worker marks the node, or without one the outputs. */
-tr_status tr__record(const tr_op_call *call);
+tr_status tr__record_op(const tr_op_call *call);
 /* Puts a node without inputs behind tensors that are outside every graph: op's backward gets the gradients of all. */
 tr_status tr__record_boundary(const tr_op *op, const void *attrs, tr_tensor *const *outputs, int n);
 /* Gives up what the node saved. */

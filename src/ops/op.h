@@ -63,7 +63,7 @@ tr_tensor *tr__staged_images(tr_tensor *x, tr_dtype dtype, bool values);
 
 /* Runs a kernel of op on outputs that exist (no infer, no graph): how backward functions write where they want to. The
  * caller answers for shapes. */
-tr_status tr__run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,
+tr_status tr__op_run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,
     int n_outputs);
 
 /* For backward functions: the shape of inputs[i], saved or not. */

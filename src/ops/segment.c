@@ -24,7 +24,7 @@ typedef struct noted_leaf {
     tr__saved kept; /* its elements and their version then */
 } noted_leaf;
 
-struct tr__segment {
+struct tr__recompute_segment {
     atomic_int refs;
     pthread_mutex_t lock; /* of the slots: backwards on several threads may share a graph */
     tr__segment_function function;
@@ -44,7 +44,7 @@ struct tr__segment {
 
 /* A run of f on this thread. */
 typedef struct run {
-    tr__segment *segment;
+    tr__recompute_segment *segment;
     bool replay;
     int next_slot;
     size_t next_draw;
@@ -53,7 +53,7 @@ typedef struct run {
 
 static _Thread_local run *running __attribute__((tls_model("initial-exec")));
 
-static void drop_leaves(tr__segment *s)
+static void drop_leaves(tr__recompute_segment *s)
 {
     for (int i = 0; i < s->n_leaves; i++) {
         tr__saved_drop_tensor(&s->leaves[i].kept);
@@ -64,7 +64,7 @@ static void drop_leaves(tr__segment *s)
 
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
-static void drop_segment(tr__segment *s, tr__node **dying)
+static void drop_segment(tr__recompute_segment *s, tr__node **dying)
 {
     if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
     for (int i = 0; i < s->n_inputs; i++) {
@@ -95,9 +95,9 @@ static tr_status keep_input(input *in, tr_tensor *x)
     return tr__saved_set(&in->value, x, true);
 }
 
-static tr__segment *new_segment(tr__segment_function f, tr_tensor *const *inputs, int n, void *user, void *held)
+static tr__recompute_segment *new_segment(tr__segment_function f, tr_tensor *const *inputs, int n, void *user, void *held)
 {
-    tr__segment *s = calloc(1, sizeof *s);
+    tr__recompute_segment *s = calloc(1, sizeof *s);
     input *room = calloc((size_t)n + 1, sizeof *room);
     if (!s || !room) {
         free(s);
@@ -105,7 +105,7 @@ static tr__segment *new_segment(tr__segment_function f, tr_tensor *const *inputs
         tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
         return NULL;
     }
-    *s = (tr__segment){.function = f, .user = user, .held = held ? tr__ref(held) : NULL, .inputs = room, .n_inputs = n,
+    *s = (tr__recompute_segment){.function = f, .user = user, .held = held ? tr__ref(held) : NULL, .inputs = room, .n_inputs = n,
         .autocast = tr_autocast()};
     atomic_init(&s->refs, 1);
     pthread_mutex_init(&s->lock, NULL);
@@ -124,7 +124,7 @@ tr_tensor *tr__segment_run(tr__segment_function f, tr_tensor *const *inputs, int
         if (inputs[i] && tr__bad(inputs[i])) return tr__tensor_pass(inputs[i]);
     TR_SCOPE;
     if (!tr__grad_mode()) return tr_escape(f(inputs, n, user));
-    tr__segment *s = new_segment(f, inputs, n, user, held);
+    tr__recompute_segment *s = new_segment(f, inputs, n, user, held);
     if (!s) return tr_escape(tr__tensor_failed());
     run r = {.segment = s, .outer = running};
     running = &r;
@@ -150,7 +150,7 @@ bool tr__segment_replays(void)
 
 /* ---- Leaves -------------------------------------------------------------------------------------------------------------- */
 
-static tr_status note_leaf(tr__segment *s, tr_tensor *leaf)
+static tr_status note_leaf(tr__recompute_segment *s, tr_tensor *leaf)
 {
     for (int i = s->n_leaves - 1; i >= 0; i--)
         if (s->leaves[i].leaf == leaf) return TR_OK;
@@ -174,7 +174,7 @@ tr_status tr__segment_note(tr_tensor *leaf)
 }
 
 /* f will take the leaf itself, which may have moved: an optimizer moves it into an arena, with its version. */
-static tr_status check_leaves(const tr__segment *s, bool apart)
+static tr_status check_leaves(const tr__recompute_segment *s, bool apart)
 {
     for (int i = 0; i < s->n_leaves && !apart; i++) {
         const tr_tensor *leaf = s->leaves[i].leaf;
@@ -187,7 +187,7 @@ static tr_status check_leaves(const tr__segment *s, bool apart)
 
 /* ---- Slots --------------------------------------------------------------------------------------------------------------- */
 
-static tr_status add_slot(tr__segment *s, const tr_tensor *t)
+static tr_status add_slot(tr__recompute_segment *s, const tr_tensor *t)
 {
     if (s->n_slots == s->capacity) {
         int capacity = s->capacity ? 2 * s->capacity : 16;
@@ -231,7 +231,7 @@ bool tr__segment_takes(tr__saved *saved, const tr_tensor *t, tr_status *status)
 
 void tr__segment_give_up(tr__saved *saved, tr__node **dying)
 {
-    tr__segment *s = saved->segment;
+    tr__recompute_segment *s = saved->segment;
     pthread_mutex_lock(&s->lock);
     slot *mine = &s->slots[saved->output];
     tr__saved kept = mine->kept;
@@ -267,7 +267,7 @@ static tr_tensor *input_again(const input *in, bool apart)
     return x;
 }
 
-static tr_status run_again(tr__segment *s, tr_tensor **inputs, bool apart)
+static tr_status run_again(tr__recompute_segment *s, tr_tensor **inputs, bool apart)
 {
     TR__TRY(check_leaves(s, apart));
     for (int i = 0; i < s->n_inputs; i++) {
@@ -288,7 +288,7 @@ static tr_status run_again(tr__segment *s, tr_tensor **inputs, bool apart)
     return status;
 }
 
-static tr_status fill(tr__segment *s, bool apart)
+static tr_status fill(tr__recompute_segment *s, bool apart)
 {
     TR_SCOPE;
     tr_tensor **inputs = calloc((size_t)s->n_inputs + 1, sizeof *inputs);
@@ -306,7 +306,7 @@ static tr_status fill(tr__segment *s, bool apart)
 
 tr_tensor *tr__segment_get(const tr__saved *saved, bool apart)
 {
-    tr__segment *s = saved->segment;
+    tr__recompute_segment *s = saved->segment;
     pthread_mutex_lock(&s->lock);
     tr_status status = s->filled ? TR_OK : fill(s, apart);
     tr_tensor *t = NULL;
@@ -322,7 +322,7 @@ tr_tensor *tr__segment_get(const tr__saved *saved, bool apart)
 static const void *draw(run *r, const void *attrs, size_t size)
 {
     if (!r || !attrs) return attrs;
-    tr__segment *s = r->segment;
+    tr__recompute_segment *s = r->segment;
     size_t room = (size + 15) / 16 * 16;
     if (r->replay) {
         const char *own = s->draws + r->next_draw;

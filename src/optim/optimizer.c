@@ -97,10 +97,10 @@ static tr_status make_parts(tr_optimizer *o)
     for (int i = 0; i < o->count; i++) {
         tr__optimized *p = &o->parameters[i];
         if (i == 0 || !adjacent(p - 1, p)) {
-            tr__part *parts = realloc(o->parts, ((size_t)o->n_parts + 1) * sizeof *parts);
+            tr__optimizer_part *parts = realloc(o->parts, ((size_t)o->n_parts + 1) * sizeof *parts);
             if (!parts) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
             o->parts = parts;
-            parts[o->n_parts++] = (tr__part){.arena = tr__ref(p->leaf->leaf->arena), .begin = p->offset};
+            parts[o->n_parts++] = (tr__optimizer_part){.arena = tr__ref(p->leaf->leaf->arena), .begin = p->offset};
         }
         p->part = o->n_parts - 1;
         o->parts[p->part].end = p->offset + p->count;
@@ -135,7 +135,7 @@ static tr_status find_places(tr_optimizer *o, bool decay_matrices_only)
 static tr_status make_state(tr_optimizer *o)
 {
     for (int i = 0; i < o->n_parts; i++) {
-        tr__part *part = &o->parts[i];
+        tr__optimizer_part *part = &o->parts[i];
         const tr_tensor *like = part->arena->parameters;
         part->from = part->begin;
         part->to = part->end;
@@ -261,7 +261,7 @@ static const void *gradients_at(const tr_optimizer *o, const tr__stretch *s, int
 
 static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
 {
-    const tr__part *part = s->part;
+    const tr__optimizer_part *part = s->part;
     const tr_tensor *parameters = part->arena->parameters;
     const tr__optimized *like = &o->parameters[s->first];
     int64_t begin = s->begin > part->from ? s->begin : part->from, end = s->end < part->to ? s->end : part->to;
@@ -322,7 +322,7 @@ static tr_status gather_parameters(tr_optimizer *o)
 {
     TR_SCOPE;
     for (int i = 0; i < o->n_parts; i++) {
-        const tr__part *part = &o->parts[i];
+        const tr__optimizer_part *part = &o->parts[i];
         tr_tensor *all = part->arena->parameters;
         tr_tensor *flat = tr__tensor_view(all, TR_SHAPE(part->end - part->begin), NULL, all->offset + part->begin);
         TR__TRY(tr_status_of(flat));
@@ -385,7 +385,7 @@ static tr_status add_named(tr_tensor_list *list, const char *name, const char *s
 }
 
 /* The state k of a part, [end - begin]. Where ranks share the work it is put together here, a copy. */
-static tr_status whole_state(const tr_optimizer *o, const tr__part *part, int k, tr_tensor **out)
+static tr_status whole_state(const tr_optimizer *o, const tr__optimizer_part *part, int k, tr_tensor **out)
 {
     tr_tensor *own = part->state[k];
     *out = own;
@@ -412,7 +412,7 @@ static tr_status whole_states(const tr_optimizer *o, states **whole)
 static tr_status keep_shares(tr_optimizer *o, states *whole)
 {
     for (int i = 0; o->gather && i < o->n_parts; i++) {
-        const tr__part *part = &o->parts[i];
+        const tr__optimizer_part *part = &o->parts[i];
         for (int k = 0; k < o->n_states; k++)
             TR__TRY(tr_copy_into(part->state[k], tr_slice(whole[i][k], 0, part->from - part->begin, part->to - part->begin)));
     }
@@ -423,7 +423,7 @@ static tr_status list_state(const tr_optimizer *o, states *whole, tr_tensor_list
 {
     for (int i = 0; i < o->count; i++) {
         const tr__optimized *p = &o->parameters[o->place[i]];
-        const tr__part *part = &o->parts[p->part];
+        const tr__optimizer_part *part = &o->parts[p->part];
         const char *name = tr_list_name(o->list, i);
         for (int k = 0; k < o->n_states; k++) {
             tr_tensor *flat = whole[p->part][k];

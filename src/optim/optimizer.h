@@ -78,12 +78,12 @@ typedef struct tr__optimized {
 
 /* Parameters that lie in an arena without others between them: elements [begin, end), from the first one to the last. Others'
  * are in no part: what is done to a whole part, as when ranks share it, leaves them alone. */
-typedef struct tr__part {
+typedef struct tr__optimizer_part {
     tr__arena *arena; /* a reference */
     int64_t begin, end;
     int64_t from, to; /* of these, the ones that are updated here: all, unless ranks share the work */
     tr_tensor *state[TR__STATES]; /* references; [to - from] */
-} tr__part;
+} tr__optimizer_part;
 
 /* Of an optimizer that steps in backward (in_backward.c). */
 typedef struct tr__in_backward tr__in_backward;
@@ -101,12 +101,12 @@ struct tr_optimizer {
     int *place;           /* of list entry i in parameters */
     tr__optimized *parameters; /* by part and offset */
     int count;
-    tr__part *parts;
+    tr__optimizer_part *parts;
     int n_parts;
 
     /* How ranks share the work (parallel/sharded.c); NULL: they do not. gather() makes flat, [end - begin] of a part of which
      * every rank has its share, whole on all ranks. */
-    tr_status (*gather)(void *sharing, const tr__part *part, tr_tensor *flat);
+    tr_status (*gather)(void *sharing, const tr__optimizer_part *part, tr_tensor *flat);
     void *sharing; /* a reference to an object */
 
     tr__in_backward *in_backward; /* NULL: it steps in tr_step() */
@@ -138,7 +138,7 @@ double tr__squares_f64(const void *x, int64_t n);
 
 /* A run of neighbours that have gradients: parameters [first, last], elements [begin, end) of the arena. */
 typedef struct tr__stretch {
-    const tr__part *part;
+    const tr__optimizer_part *part;
     int first, last;
     int64_t begin, end;
 } tr__stretch;

@@ -10,6 +10,6 @@
 /* Takes a reference of its own to object; the op's other inputs are on device. */
 tr_tensor *tr__carrier(const void *object, tr_device device);
 /* The object: a borrowed pointer. */
-static inline void *tr__carried(const tr_tensor *carrier) { return carrier->storage->data; }
+static inline void *tr__carrier_object(const tr_tensor *carrier) { return carrier->storage->data; }
 
 #endif

@@ -33,7 +33,7 @@ enum { CARRIER, X }; /* inputs */
 
 static tr_group *group_of(const tr_tensor *carrier)
 {
-    return tr__carried(carrier);
+    return tr__carrier_object(carrier);
 }
 
 /* ---- Steps -------------------------------------------------------------------------------------------------------------- */

@@ -156,7 +156,7 @@ static tr_tensor *new_token(tr_device device)
 
 static tr_status join_backward(tr_backward_call *call)
 {
-    run *r = tr__carried(call->inputs[CARRIER]);
+    run *r = tr__carrier_object(call->inputs[CARRIER]);
     backward_job job = {r, call->grad_outputs[0], tr__retains(call), tr__as_now(call)};
     if (!job.as_now) TR__TRY(unchanged(r));
     TR__TRY(tr__crew_run(r->crew, r->count, backward_member, &job));
@@ -231,7 +231,7 @@ static bool any_gradient(const run *r, int i)
 
 static tr_status parameters_backward(tr_backward_call *call)
 {
-    run *r = tr__carried(call->inputs[CARRIER]);
+    run *r = tr__carrier_object(call->inputs[CARRIER]);
     sum_job job = {.run = r, .first = *(const int *)call->attrs, .n = call->n_inputs - FIRST};
     for (int i = 0; i < job.n; i++) {
         if (!call->needs[FIRST + i] || !any_gradient(r, job.first + i)) continue;
@@ -280,7 +280,7 @@ static tr_status check_output(const replica *p, int member, const tr_tensor *fir
 
 static tr_status join_infer(tr_op_call *call)
 {
-    run *r = tr__carried(call->inputs[CARRIER]);
+    run *r = tr__carrier_object(call->inputs[CARRIER]);
     const tr_tensor *first = r->replicas[0].output;
     tr_shape shape = first->shape.ndim ? first->shape : TR_SHAPE(1);
     shape.dim[0] = 0;
@@ -296,7 +296,7 @@ static tr_status join_infer(tr_op_call *call)
 
 static tr_status join_forward(tr_op_call *call)
 {
-    run *r = tr__carried(call->inputs[CARRIER]);
+    run *r = tr__carrier_object(call->inputs[CARRIER]);
     for (int k = 0; k < r->count; k++) {
         const replica *p = &r->replicas[k];
         tr_tensor *place = rows_on(call->outputs[0], p->first_row, p->first_row + p->rows, p->device);

@@ -25,7 +25,7 @@ static void destroy(void *self)
 static const tr__type sharing_type = {"sharing", sizeof(sharing), destroy};
 
 /* Rank r's share of a part, from its begin on. Shares begin at cache lines; the last ones may be shorter, or empty. */
-static void share_of(const tr__part *part, int r, int ranks, int64_t *from, int64_t *to)
+static void share_of(const tr__optimizer_part *part, int r, int ranks, int64_t *from, int64_t *to)
 {
     int64_t n = part->end - part->begin, each = (n + ranks - 1) / ranks;
     each = (each + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
@@ -33,7 +33,7 @@ static void share_of(const tr__part *part, int r, int ranks, int64_t *from, int6
     *to = (r + 1) * each < n ? (r + 1) * each : n;
 }
 
-static tr_status gather(void *self, const tr__part *part, tr_tensor *flat)
+static tr_status gather(void *self, const tr__optimizer_part *part, tr_tensor *flat)
 {
     tr_group *group = ((sharing *)self)->group;
     int ranks = tr_world_size(group), rank = tr_rank(group);
@@ -50,7 +50,7 @@ static tr_status gather(void *self, const tr__part *part, tr_tensor *flat)
 }
 
 /* The state of a part becomes that of this rank's share. */
-static tr_status cut(tr_optimizer *o, tr__part *part, int rank, int ranks)
+static tr_status cut(tr_optimizer *o, tr__optimizer_part *part, int rank, int ranks)
 {
     TR_SCOPE;
     int64_t from, to;

@@ -109,15 +109,15 @@ static tr_status forward(tr_op_call *call)
     int64_t channels = x->shape.dim[1], numbers = channels ? tr__numel(x->shape) / channels : 0;
     /* y is written for nothing here: the kernel that finds moments goes on to it. */
     if (numbers)
-        TR__TRY(tr__run(tr__op(batch_norm), &own, (tr_tensor *[]){x, weight, bias}, 3,
+        TR__TRY(tr__op_run(tr__op(batch_norm), &own, (tr_tensor *[]){x, weight, bias}, 3,
                         (tr_tensor *[]){call->outputs[Y], mean, var}, 3));
     double *all_numbers = tr__ptr(call->outputs[NUMBERS]);
-    TR__TRY(share_moments(tr__carried(call->inputs[CARRIER]), (double)numbers, mean, var, all_numbers));
+    TR__TRY(share_moments(tr__carrier_object(call->inputs[CARRIER]), (double)numbers, mean, var, all_numbers));
     if (!numbers) return TR_OK;
     tr_tensor *used[] = {vector_like(mean), vector_like(var)};
     TR__TRY(tr_status_of(used[0]));
     TR__TRY(tr_status_of(used[1]));
-    return tr__run(tr__op(batch_norm), &given, (tr_tensor *[]){x, weight, bias, mean, var}, 5,
+    return tr__op_run(tr__op(batch_norm), &given, (tr_tensor *[]){x, weight, bias, mean, var}, 5,
                    (tr_tensor *[]){call->outputs[Y], used[0], used[1]}, 3);
 }
 
@@ -165,7 +165,7 @@ static tr_tensor *complete(const tr_backward_call *call, tr_tensor *x, tr_tensor
         if (tr__bad(made[i])) return tr__tensor_pass(made[i]);
     through_moments(call, sums, of_x, rest);
     const tr__batch_norm_attrs attrs = {.frozen = true};
-    tr_status status = tr__run(tr__op(batch_norm), &attrs, (tr_tensor *[]){x, of_x, rest, zeros, ones}, 5,
+    tr_status status = tr__op_run(tr__op(batch_norm), &attrs, (tr_tensor *[]){x, of_x, rest, zeros, ones}, 5,
                                (tr_tensor *[]){through, used[0], used[1]}, 3);
     return status == TR_OK ? tr_cast(tr_add(dx, through), call->inputs[X]->dtype) : tr__tensor_failed();
 }
@@ -201,11 +201,11 @@ static tr_status backward(tr_backward_call *call)
     }
     const tr__batch_norm_attrs attrs = {.eps = a->eps, .frozen = true};
     tr_tensor *inputs[] = {g, x, call->inputs[WEIGHT], mean, var};
-    TR__TRY(tr__run(tr__op(batch_norm_grad), &attrs, inputs, 5, (tr_tensor *[]){dx, dweight, dbias}, 3));
+    TR__TRY(tr__op_run(tr__op(batch_norm_grad), &attrs, inputs, 5, (tr_tensor *[]){dx, dweight, dbias}, 3));
     if (dx) {
         double *sums = malloc(sizeof *sums * (size_t)(2 * mean->shape.dim[0] + 1));
         if (!sums) return tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory");
-        tr_status status = share_sums(tr__carried(call->inputs[CARRIER]), dweight, dbias, sums);
+        tr_status status = share_sums(tr__carrier_object(call->inputs[CARRIER]), dweight, dbias, sums);
         if (status == TR_OK) call->grad_inputs[X] = complete(call, x, dx, sums);
         free(sums);
         if (status != TR_OK) return status;

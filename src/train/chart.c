@@ -14,9 +14,9 @@ static double round_step(double range, int ticks)
     return 10 * power;
 }
 
-tr__axis tr__chart_ticks(double low, double high, int ticks)
+tr__chart_axis tr__chart_ticks(double low, double high, int ticks)
 {
-    tr__axis a = {.step = round_step(high - low, ticks)};
+    tr__chart_axis a = {.step = round_step(high - low, ticks)};
     a.low = ceil(low / a.step - 1e-9) * a.step;
     a.high = floor(high / a.step + 1e-9) * a.step;
     a.ticks = (int)lround((a.high - a.low) / a.step) + 1;
@@ -24,9 +24,9 @@ tr__axis tr__chart_ticks(double low, double high, int ticks)
 }
 
 /* As tr__chart_ticks, but around [low, high]. */
-static tr__axis ticks_around(double low, double high, int ticks)
+static tr__chart_axis ticks_around(double low, double high, int ticks)
 {
-    tr__axis a = {.step = round_step(high - low, ticks)};
+    tr__chart_axis a = {.step = round_step(high - low, ticks)};
     a.low = floor(low / a.step + 1e-9) * a.step;
     a.high = ceil(high / a.step - 1e-9) * a.step;
     a.ticks = (int)lround((a.high - a.low) / a.step) + 1;

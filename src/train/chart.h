@@ -4,16 +4,16 @@
 
 #include <trireme/train.h>
 
-typedef struct tr__axis {
+typedef struct tr__chart_axis {
     double low, high, step; /* ticks stand at low, low + step, …, high */
     int ticks;
-} tr__axis;
+} tr__chart_axis;
 
 typedef struct tr__chart {
     const tr_series *series;
     int count;
     double x0, x1; /* the data's range */
-    tr__axis y;    /* reaches over the data's range, to round values */
+    tr__chart_axis y;    /* reaches over the data's range, to round values */
 } tr__chart;
 
 /* The points of a series that fall into one column: a mean over none is NaN. */
@@ -25,7 +25,7 @@ typedef struct tr__column {
 /* False when there is no finite point to draw. */
 bool tr__chart_range(tr__chart *chart, const tr_series *series, int count, int y_ticks);
 /* Round ticks inside [low, high], about as many as asked for. */
-tr__axis tr__chart_ticks(double low, double high, int ticks);
+tr__chart_axis tr__chart_ticks(double low, double high, int ticks);
 /* "0.25", "1500", "20k", "1.5M": as many digits as ticks that far apart need. */
 void tr__chart_label(double value, double step, char text[32]);
 /* NULL without memory; to be freed. */

@@ -44,7 +44,7 @@ static void put_grid(FILE *to, const tr__chart *c)
         double y = at_y(c, c->y.low + i * c->y.step);
         fprintf(to, "<line x1=\"%d\" y1=\"%.1f\" x2=\"%d\" y2=\"%.1f\"/>\n", left, y, width - right, y);
     }
-    tr__axis a = tr__chart_ticks(c->x0, c->x1, 8);
+    tr__chart_axis a = tr__chart_ticks(c->x0, c->x1, 8);
     for (int i = 0; i < a.ticks; i++) {
         double x = at_x(c, a.low + i * a.step);
         fprintf(to, "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\"/>\n", x, top, x, height - bottom);

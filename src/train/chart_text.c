@@ -114,7 +114,7 @@ static void put_rows(FILE *to, const canvas *c, const tr__chart *chart, int labe
 /* The x axis with its ticks, and their labels below, each centred under its tick where there is room. */
 static void put_x_axis(FILE *to, const canvas *c, const tr__chart *chart, int label_width)
 {
-    tr__axis a = tr__chart_ticks(chart->x0, chart->x1, c->columns < 48 ? 3 : 6);
+    tr__chart_axis a = tr__chart_ticks(chart->x0, chart->x1, c->columns < 48 ? 3 : 6);
     int *position = calloc((size_t)a.ticks, sizeof *position);
     if (!position) return;
     fprintf(to, "%*s %s", label_width, "", c->look->corner);

@@ -59,7 +59,7 @@ def write_rows(file, rows: list[str]) -> None:
 
 def write_ranges(file, name: str, members: list[int]) -> None:
     rows = [f"{{{a:#x}, {b:#x}}}" for a, b in ranges(members)]
-    file.write(f"\nconst tr__range tr__unicode_{name}[] = {{\n")
+    file.write(f"\nconst tr__unicode_range tr__unicode_{name}[] = {{\n")
     write_rows(file, rows)
     file.write(f"const int tr__unicode_{name}_count = {len(rows)};\n")
 

@@ -376,15 +376,15 @@ static void gradients_accumulate_in_place(void **state)
         tr_tensor *once[2] = {tr_empty(shape), tr_empty(TR_SHAPE(size[1]))};
         tr_tensor *added[2] = {tr_ones(shape), tr_ones(TR_SHAPE(size[1]))};
         tr__linear_attrs attrs = {.in_out = in_out};
-        TR_CHECK(tr__run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, x}, 2, once, 2));
+        TR_CHECK(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, x}, 2, once, 2));
         attrs.accumulate = attrs.accumulate_bias = true;
-        TR_CHECK(tr__run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, x}, 2, added, 2));
+        TR_CHECK(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, x}, 2, added, 2));
         for (int i = 0; i < 2; i++) assert_close(added[i], tr_affine(once[i], 1, 1), 2e-6);
         tr_tensor *w = tr_randn(3, shape), *dx = tr_empty(x->shape), *more = tr_ones(x->shape);
         attrs.accumulate = false;
-        TR_CHECK(tr__run(tr__op(linear_grad_input), &attrs, (tr_tensor *[]){g, w}, 2, &dx, 1));
+        TR_CHECK(tr__op_run(tr__op(linear_grad_input), &attrs, (tr_tensor *[]){g, w}, 2, &dx, 1));
         attrs.accumulate = true;
-        TR_CHECK(tr__run(tr__op(linear_grad_input), &attrs, (tr_tensor *[]){g, w}, 2, &more, 1));
+        TR_CHECK(tr__op_run(tr__op(linear_grad_input), &attrs, (tr_tensor *[]){g, w}, 2, &more, 1));
         assert_close(more, tr_affine(dx, 1, 1), 2e-6);
     }
 }

@@ -26,11 +26,11 @@ static tr_status with_copies(tr_op_call *call)
         if (call->inputs[i]) inputs[i] = tr__staged(call->inputs[i], dtype, call->inputs[i]->stride, true);
     for (int i = 0; i < call->n_outputs; i++)
         if (call->outputs[i]) outputs[i] = tr__tensor_new(call->outputs[i]->shape, dtype, tr__device_of(call->outputs[i]));
-    TR__TRY(tr__run(call->op, &attrs, inputs, call->n_inputs, outputs, call->n_outputs));
+    TR__TRY(tr__op_run(call->op, &attrs, inputs, call->n_inputs, outputs, call->n_outputs));
     for (int i = 0; i < call->n_outputs; i++) {
         tr_tensor *to = call->outputs[i];
         if (to && !accumulate[i]) TR__TRY(tr__copy_elements(to, outputs[i]));
-        else if (to) TR__TRY(tr__run(tr__op(add), NULL, (tr_tensor *[]){to, tr_cast(outputs[i], to->dtype)}, 2, &to, 1));
+        else if (to) TR__TRY(tr__op_run(tr__op(add), NULL, (tr_tensor *[]){to, tr_cast(outputs[i], to->dtype)}, 2, &to, 1));
     }
     return TR_OK;
 }
