@@ -50,6 +50,7 @@ layers:
 	@scripts/check-layers $(wildcard $(BUILD))
 	@scripts/check-environment
 	@scripts/check-ops
+	@scripts/check-names
 tidy: configure
 	@scripts/tidy $(BUILD)
 
