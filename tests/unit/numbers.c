@@ -27,3 +27,15 @@ void put(tr_dtype dtype, void *memory, int64_t i, double value)
     default: ((uint8_t *)memory)[i] = (uint8_t)value; break;
     }
 }
+
+uint64_t hash_of_list(const tr_tensor_list *list, uint64_t earlier)
+{
+    uint64_t hash = earlier ? earlier : 0xcbf29ce484222325u; /* FNV-1a */
+    for (int i = 0; i < tr_list_count(list); i++) {
+        tr_tensor *t = tr_list_at(list, i);
+        const unsigned char *data = tr_data(t);
+        size_t bytes = (size_t)tr_numel(t) * tr_dtype_size(tr_dtype_of(t));
+        for (size_t b = 0; b < bytes; b++) hash = (hash ^ data[b]) * 0x100000001b3u;
+    }
+    return hash;
+}

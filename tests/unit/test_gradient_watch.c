@@ -5,25 +5,14 @@
  */
 #include "comm_ranks.h"
 #include "files.h"
+#include "numbers.h"
+#include "warnings.h"
 
 #include <trireme/trireme.h>
 
 #include <math.h>
-#include <pthread.h>
 
 enum { SAMPLES = 360, BATCH = 9, STEPS = 40, FEATURES = 5, LATE_SAMPLE = 3 };
-
-static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
-static char log_text[4096];
-
-static void keep_message(tr_log_level level, const char *message, void *user)
-{
-    (void)level, (void)user;
-    pthread_mutex_lock(&log_lock);
-    size_t length = strlen(log_text);
-    snprintf(log_text + length, sizeof log_text - length, "%s\n", message);
-    pthread_mutex_unlock(&log_lock);
-}
 
 /* ---- A classifier ------------------------------------------------------------------------------------------------ */
 
@@ -85,19 +74,6 @@ static tr_status train(run_of *r, tr_group *group, const char *resume, int64_t s
     return tr_fit(r->trainer, .folder = number ? NULL : folder, .stop_at = stop_at, .report = &r->report);
 }
 
-static uint64_t hash_of(const tr_tensor_list *state)
-{
-    TR_SCOPE;
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (int i = 0; i < tr_list_count(state); i++) {
-        tr_tensor *t = tr_list_at(state, i);
-        const unsigned char *data = tr_data(t);
-        for (size_t b = 0; b < (size_t)tr_numel(t) * tr_dtype_size(tr_dtype_of(t)); b++)
-            hash = (hash ^ data[b]) * 0x100000001b3u;
-    }
-    return hash;
-}
-
 static void fail_as_planned(rank *r)
 {
     const plan *p = r->arg;
@@ -115,7 +91,7 @@ static void fail_as_planned(rank *r)
     run_of before = {.plan = tr_trainer_steps(of.trainer) ? p : &sound};
     if (!tr_trainer_steps(of.trainer)) return;
     OK(train(&before, r->group, NULL, tr_trainer_steps(of.trainer), NULL));
-    CHECK(hash_of(tr_parameters(of.net)) == hash_of(tr_parameters(before.net)));
+    CHECK(hash_of_list(tr_parameters(of.net), 0) == hash_of_list(tr_parameters(before.net), 0));
 }
 
 static void a_rank_with_bad_data_is_named(void **state)
@@ -187,36 +163,32 @@ static void go_on_behind_a_spike(rank *r)
     snprintf(folder, sizeof folder, "%s", p->words);
     OK(train(&first, r->group, NULL, 24, folder));
     OK(train(&second, r->group, folder, 0, NULL));
-    CHECK(hash_of(tr_state_dict(watched.net)) == hash_of(tr_state_dict(second.net)));
+    CHECK(hash_of_list(tr_state_dict(watched.net), 0) == hash_of_list(tr_state_dict(second.net), 0));
 }
 
 static void a_spike_is_a_warning_and_the_training_goes_on(void **state)
 {
     (void)state;
-    tr_set_log(keep_message, NULL, TR_LOG_WARN);
-    log_text[0] = 0;
+    warnings_keep();
     plan p = {1, -1, 1e6, .clip = 1, .hooked_step = 25, .words = files_path("spike")};
     run(3, go_on_behind_a_spike, &p);
-    tr_set_log(NULL, NULL, TR_LOG_OFF);
+    warnings_end();
     const char *said[] = {"step 25: the gradients' norm is ", " times the median of the steps before (",
                           "computed again, no rank's own is above "};
-    for (int i = 0; i < 3; i++)
-        if (!strstr(log_text, said[i])) fail_msg("'%s' says nothing of '%s'", log_text, said[i]);
+    for (int i = 0; i < 3; i++) WARNED(said[i]);
 }
 
 /* One sample, which comes to rank 0 in step 38. */
 static void a_spike_names_rank_and_parameter(void **state)
 {
     (void)state;
-    tr_set_log(keep_message, NULL, TR_LOG_WARN);
-    log_text[0] = 0;
+    warnings_keep();
     plan p = {-1, LATE_SAMPLE, 1e7, .clip = 1, .plain = true, .status = TR_OK};
     run(3, fail_as_planned, &p);
     const char *said[] = {"step 38: the gradients' norm is ", "; it comes from rank 0", ", whose own is ",
                           " (the others': ", "at most), and there from \"3.weight\" ("};
-    for (int i = 0; i < 5; i++)
-        if (!strstr(log_text, said[i])) fail_msg("'%s' says nothing of '%s'", log_text, said[i]);
-    tr_set_log(NULL, NULL, TR_LOG_OFF);
+    for (int i = 0; i < 5; i++) WARNED(said[i]);
+    warnings_end();
     p.stop_on_spike = true;
     p.status = TR_INVALID;
     p.words = "; it comes from rank ";

@@ -5,11 +5,12 @@
  */
 #include "comm_ranks.h"
 #include "files.h"
+#include "numbers.h"
+#include "warnings.h"
 
 #include <trireme/trireme.h>
 
 #include <math.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -106,16 +107,7 @@ static tr_status train(run_of *r, tr_group *group)
 static uint64_t hash_of(const run_of *r)
 {
     TR_SCOPE;
-    uint64_t hash = 0xcbf29ce484222325u;
-    tr_tensor_list *lists[] = {tr_state_dict(r->net), tr_optimizer_state(r->optimizer)};
-    for (int k = 0; k < 2; k++)
-        for (int i = 0; i < tr_list_count(lists[k]); i++) {
-            tr_tensor *t = tr_list_at(lists[k], i);
-            size_t bytes = (size_t)tr_numel(t) * tr_dtype_size(tr_dtype_of(t));
-            const unsigned char *data = tr_data(t);
-            for (size_t b = 0; b < bytes; b++) hash = (hash ^ data[b]) * 0x100000001b3u;
-        }
-    return hash;
+    return hash_of_list(tr_optimizer_state(r->optimizer), hash_of_list(tr_state_dict(r->net), 0));
 }
 
 static void train_as_planned(rank *r)
@@ -203,18 +195,6 @@ static void nothing_is_compared_when_it_is_off(void **state)
 
 /* ---- Gone back --------------------------------------------------------------------------------------------------- */
 
-static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
-static char log_text[8192];
-
-static void keep_message(tr_log_level level, const char *message, void *user)
-{
-    (void)level, (void)user;
-    pthread_mutex_lock(&log_lock);
-    size_t length = strlen(log_text);
-    snprintf(log_text + length, sizeof log_text - length, "%s\n", message);
-    pthread_mutex_unlock(&log_lock);
-}
-
 /* The columns step, samples, lr, loss, validation_loss of each row; and grad_norm and validation_accuracy, which are
  * bits, too. */
 static void read_rows(const char *folder, double rows[STEPS + 1][9])
@@ -259,20 +239,19 @@ static void a_training_goes_back_and_ends_as_if_nothing_had_been(void **state)
     const plan none = {-1, .save_every = 8, .check_every = CHECK_EVERY, .folder = files_path("undisturbed")};
     run(3, train_as_planned, &none);
     read_rows(none.folder, undisturbed);
-    tr_set_log(keep_message, NULL, TR_LOG_WARN);
     for (int i = 0; i < 4; i++) {
         char name[32];
         plan p = plans[i];
         snprintf(name, sizeof name, "back%d", i);
         p.folder = files_path(name);
         p.check_every = CHECK_EVERY;
-        log_text[0] = 0;
+        warnings_keep();
         run(3, train_as_planned, &p);
-        if (!strstr(log_text, said[i])) fail_msg("'%s' says nothing of '%s'", log_text, said[i]);
+        WARNED(said[i]);
         read_rows(p.folder, rows);
         for (int k = 0; k < STEPS; k++) assert_memory_equal(rows[k], undisturbed[k], sizeof rows[k]);
     }
-    tr_set_log(NULL, NULL, TR_LOG_OFF);
+    warnings_end();
 }
 
 /* The newest checkpoint is damaged meanwhile: the one before it is gone back to. */
@@ -288,11 +267,10 @@ static void damage_to_a_checkpoint_is_passed_over(void **state)
               .rolled_back = 1,
               .folder = files_path("both"),
               .spoil = true};
-    tr_set_log(keep_message, NULL, TR_LOG_WARN);
-    log_text[0] = 0;
+    warnings_keep();
     run(3, train_as_planned, &p);
-    tr_set_log(NULL, NULL, TR_LOG_OFF);
-    if (!strstr(log_text, "going back from step 21 to the checkpoint of step 8")) fail_msg("%s", log_text);
+    warnings_end();
+    WARNED("going back from step 21 to the checkpoint of step 8");
 }
 
 static void going_back_has_an_end(void **state)
