@@ -22,9 +22,9 @@
 #include "base/given.h"
 #include "comm/control.h"
 #include "nn/module.h"
-#include "parallel/agree.h"
 #include "parallel/ddp.h"
 #include "parallel/replicas.h"
+#include "parallel/same_model.h"
 
 #include <trireme/parallel.h>
 

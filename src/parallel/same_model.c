@@ -1,4 +1,4 @@
-#include "parallel/agree.h"
+#include "parallel/same_model.h"
 
 #include "base/crc32c.h"
 #include "optim/optimizer.h"

@@ -1,6 +1,6 @@
 /* Ranks that are to have the same tensors and optimizers. */
-#ifndef TR_PARALLEL_AGREE_H
-#define TR_PARALLEL_AGREE_H
+#ifndef TR_PARALLEL_SAME_MODEL_H
+#define TR_PARALLEL_SAME_MODEL_H
 
 #include "comm/agree.h"
 

@@ -6,7 +6,7 @@
  *   state       [  rank 0   |  rank 1   |  rank 2     ]     equal shares of an arena, cut anywhere: updates are elementwise
  */
 #include "optim/optimizer.h"
-#include "parallel/agree.h"
+#include "parallel/same_model.h"
 
 #include <trireme/parallel.h>
 

@@ -10,7 +10,7 @@
 #include "nn/module.h"
 #include "ops/cpu/isa.h"
 #include "ops/onednn/kernels.h"
-#include "parallel/agree.h"
+#include "parallel/same_model.h"
 
 #include <inttypes.h>
 #include <stdio.h>
