@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -215,6 +216,25 @@ static bool has_disk(const bench_checkpoint *b)
     return statfs(b->path, &s) == 0 && s.f_type != TMPFS;
 }
 
+/* Process-wide, as signals are: the one that asked for an end, or 0. The first lets the measure under way end and the files be removed; a
+ * second one ends the process at once. */
+static volatile sig_atomic_t stop_signal;
+
+static void on_stop(int sig)
+{
+    stop_signal = sig;
+}
+
+static void watch_signals(void)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        struct sigaction action = {.sa_handler = on_stop, .sa_flags = (int)SA_RESETHAND | SA_RESTART}, old;
+        sigaction(signals[i], NULL, &old);
+        if (old.sa_handler != SIG_IGN) sigaction(signals[i], &action, NULL); /* ignored: under nohup */
+    }
+}
+
 /* The first round is not counted: it makes the files and warms up. */
 static bool measure_all(bench_checkpoint *b, double seconds[MEASURES][MOST_ROUNDS])
 {
@@ -224,7 +244,7 @@ static bool measure_all(bench_checkpoint *b, double seconds[MEASURES][MOST_ROUND
             int at = round % 2 == 0 ? MEASURES - 1 - i : i;
             const struct measure *m = &measures[at];
             if ((m->cold && !disk) || (!m->run && !b->peer)) continue;
-            if (!time_one(b, m, &seconds[at][round < 0 ? 0 : round])) return false;
+            if (stop_signal || !time_one(b, m, &seconds[at][round < 0 ? 0 : round])) return false;
         }
     }
     return true;
@@ -326,11 +346,16 @@ static int run(bench_checkpoint *b)
         tr__complain(TR__BENCH, "%s", tr_error_message());
         return TR__EXIT_FAILED;
     }
+    watch_signals();
     if (!make_folder(b)) return TR__EXIT_FAILED;
     bool well = (!b->peer || start_peer(b)) && measure_all(b, seconds);
     tr__peer_stop(&b->program);
     cJSON *o = well ? report(b, seconds) : NULL;
     nftw(b->path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    if (stop_signal) {
+        signal(stop_signal, SIG_DFL);
+        raise(stop_signal);
+    }
     if (well && b->json)
         well = tr__write_json(TR__BENCH, o, b->json);
     else

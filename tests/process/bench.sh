@@ -172,6 +172,17 @@ awk -v b="$(number bytes)" 'BEGIN { exit !(b > 12.9e6 && b <= 13e6) }' || fail "
 grep -q -- '--megabytes 13 --folder saves/trireme-bench-[^/]*/peer$' peer.told || fail "the peer was told: $(cat peer.told)"
 [ "$(grep -cx torch_load peer.saved)" = 3 ] || fail "the peer was asked: $(cat peer.saved)"
 [ -z "$(ls saves)" ] || fail "something is left: $(find saves)"
+"$TRIREME" bench checkpoint --megabytes 100 --rounds 100 --folder saves >out 2>err &
+job=$!
+tries=0
+until [ -n "$(ls saves)" ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 400 ] || fail "it makes no folder"
+    sleep 0.05
+done
+kill -TERM $job
+end
+[ $code = 143 ] && [ -z "$(ls saves)" ] || fail "after SIGTERM: exit code $code, left: $(find saves)"
 ! "$TRIREME" bench checkpoint --folder nowhere --megabytes 1 >out 2>err && grep -q 'cannot make a folder in nowhere' err || fail "it saved nowhere"
 
 # Batches, by threads and by processes; the peer is told what to load.
