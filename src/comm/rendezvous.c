@@ -123,39 +123,73 @@ static char *card_key(const tr__rendezvous *r, int rank, char key[KEY])
     return key;
 }
 
+static char *used_key(const tr__rendezvous *r, char key[KEY])
+{
+    snprintf(key, KEY, "group/%s/used/%ld", r->member->group, r->generation);
+    return key;
+}
+
+static tr_status mark_used(tr__rendezvous *r, int timeout_ms)
+{
+    char key[KEY];
+    void *held = NULL;
+    size_t bytes;
+    tr_status status = tr__store_compare_set(r->member->store, used_key(r, key), NULL, 0, "", 0, timeout_ms, &held, &bytes);
+    free(held);
+    return status;
+}
+
+tr_status tr__rendezvous_use(tr__rendezvous *r)
+{
+    return mark_used(r, tr__rendezvous_rest_ms(r));
+}
+
+/* Goes on to the first generation that is not used, from r->generation on. */
+static tr_status skip_used(tr__rendezvous *r)
+{
+    for (char key[KEY];; r->generation++) {
+        const char *asked = used_key(r, key);
+        tr__store_value value;
+        tr_status status = tr__store_gather(r->member->store, &asked, 1, 0, &value);
+        if (status == TR_TIMEOUT) return TR_OK; /* it is not there */
+        TR__TRY(status);
+        free(value.data);
+    }
+}
+
 /* Tries to replace `expected` (NULL: nothing) by our claim. *held gets the claim that stands then; to be freed. */
 static tr_status try_claim(tr__rendezvous *r, const tr__card *mine, const char *expected, char **held)
 {
     char word[17], key[KEY];
     size_t bytes;
     TR__TRY(tr__random_text(word, sizeof word));
-    snprintf(r->claim, sizeof r->claim, "%ld joined %s %ld %s", r->generation, word, mine->pid, mine->host);
+    snprintf(r->claim, sizeof r->claim, "%ld joined %s %ld %s %lu %s", r->generation, word, mine->pid, mine->host,
+        mine->pid_space, mine->machine);
     return tr_store_compare_set(r->member->store, claim_key(r, r->member->rank, key), expected, expected ? strlen(expected) : 0,
                                 r->claim, strlen(r->claim), (void **)held, &bytes);
 }
 
-/* Someone else's claim stands. Fails, or sets the generation that may follow it. */
+/* Someone else's claim stands. Fails, or sets the generation that may follow it: a process that can be seen to have ended without
+ * giving its number back holds it no longer. */
 static tr_status follow(tr__rendezvous *r, const tr__card *mine, const char *held)
 {
-    char state[16], host[65] = "?";
-    long generation, pid = 0;
-    if (!held || sscanf(held, "%ld %15s %*s %ld %64s", &generation, state, &pid, host) < 2)
+    char state[16];
+    tr__card holder = {.host = "?"};
+    if (!held || sscanf(held, "%ld %15s %*s %ld %64s %lu %128s", &r->generation, state, &holder.pid, holder.host,
+                     &holder.pid_space, holder.machine) < 2)
         return tr__fail(TR_FORMAT, "group '%s': damaged claim of rank %d in the store", r->member->group,
                         r->member->rank);
-    bool ours = pid == mine->pid && strcmp(host, mine->host) == 0;
-    if (strcmp(state, "left") != 0)
+    bool left = strcmp(state, "left") == 0, ours = holder.pid == mine->pid && strcmp(holder.host, mine->host) == 0;
+    if (!left && !has_ended(&holder, mine))
         return tr__fail(TR_STATE, "rank %d of group '%s' is taken: %s %ld on host %s has joined as rank %d; %s",
-            r->member->rank, r->member->group, ours ? "this very process" : "process", pid, host, r->member->rank,
+            r->member->rank, r->member->group, ours ? "this very process" : "process", holder.pid, holder.host, r->member->rank,
             ours ? "leave that group first, or give the one beside it another .name" : "each rank has a number of its own");
-    r->generation = generation + 1;
-    return TR_OK;
+    return skip_used(r);
 }
 
-tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine)
+/* Ours in place of `expected`, NULL: of nothing. Frees it. */
+static tr_status claim(tr__rendezvous *r, const tr__card *mine, char *expected)
 {
-    *r = (tr__rendezvous){.member = member, .generation = 1, .dead = -1, .late = -1};
-    r->deadline = tr__now_ns() + (int64_t)member->timeout_ms * 1000000;
-    char *expected = NULL;
     for (;;) {
         char *held = NULL;
         tr_status status = try_claim(r, mine, expected, &held);
@@ -168,6 +202,13 @@ tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, cons
         if (!ours) r->claim[0] = 0;
         return status;
     }
+}
+
+tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine)
+{
+    *r = (tr__rendezvous){.member = member, .generation = 1, .dead = -1, .late = -1};
+    r->deadline = tr__now_ns() + (int64_t)member->timeout_ms * 1000000;
+    return claim(r, mine, NULL);
 }
 
 /* What fails in the next two is nobody's concern: the store may be gone, or stand still with the process that serves it. Then
@@ -192,11 +233,11 @@ void tr__rendezvous_give_up(tr__rendezvous *r, tr_status why)
     if (!replace(r, card_key(r, r->member->rank, key), r->card, "")) r->claim[0] = 0;
 }
 
-void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined)
+void tr__rendezvous_withdraw(tr__rendezvous *r)
 {
     if (!r->claim[0]) return;
     char key[KEY], left[32];
-    snprintf(left, sizeof left, "%ld left", joined == TR_OK ? r->generation : r->generation - 1);
+    snprintf(left, sizeof left, "%ld left", r->generation);
     replace(r, claim_key(r, r->member->rank, key), r->claim, left);
     r->claim[0] = 0;
 }
@@ -353,6 +394,7 @@ static void tell(tr__rendezvous *r, const char *what, const tr__card *card)
         &bytes);
     if (told == TR_OK && held && strcmp(held, text) != 0)
         told = tr__store_compare_set(r->member->store, key, held, bytes, text, length, WITHDRAW_MS, &now, &bytes);
+    if (card->rank == r->dead) told = mark_used(r, WITHDRAW_MS); /* its card stays there, and nobody is to wait for it again */
     (void)told;
     free(held);
     free(now);
@@ -360,18 +402,21 @@ static void tell(tr__rendezvous *r, const char *what, const tr__card *card)
     tr__error_unref(latest);
 }
 
-/* The card of whom somebody has told of, if it is still there, and not that of one which has come again since. */
+/* The card of whom somebody has told of, if it is still there, and not that of one which has come again since. Finds out, too,
+ * whether the generation is used. */
 static bool told(tr__rendezvous *r, const char *what, tr__card *card)
 {
-    char key[KEY], cookie[TR__COOKIE_TEXT];
-    const char *asked = news_key(r, what, key);
+    char keys[2][KEY], cookie[TR__COOKIE_TEXT];
+    const char *asked[] = {news_key(r, what, keys[0]), used_key(r, keys[1])};
     int rank = -1;
-    tr__store_value news, text = {0};
-    bool known = peek(r, &asked, 1, &news) && news.data && sscanf(news.data, "%d %32s", &rank, cookie) == 2;
-    if (known) asked = card_key(r, rank, key);
-    if (known) known = peek(r, &asked, 1, &text) && text.data && strstr(text.data, cookie);
+    tr__store_value news[2], text = {0};
+    bool known = peek(r, asked, 2, news);
+    if (known && news[1].data) r->used = true;
+    known = known && news[0].data && sscanf(news[0].data, "%d %32s", &rank, cookie) == 2;
+    if (known) asked[0] = card_key(r, rank, keys[0]);
+    if (known) known = peek(r, asked, 1, &text) && text.data && strstr(text.data, cookie);
     known = known && tr__card_read(text.data, card) == TR_OK;
-    tr__store_values_free(&news, 1);
+    tr__store_values_free(news, 2);
     tr__store_values_free(&text, 1);
     return known;
 }
@@ -442,6 +487,14 @@ tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__card *cards, int s
 
 /* ---- Waiting for cards ------------------------------------------------------------------------------------------- */
 
+/* In a used generation a card that is not there never comes: its rank joins in a later one. */
+static tr_status say_over(const tr__rendezvous *r, const search *s)
+{
+    char list[TR__RANKS_TEXT];
+    return tr__fail(TR_PEER, "group '%s': %s gave up joining when others had met", r->member->group,
+        tr__ranks_text(s->ranks, s->count, s->count, list));
+}
+
 /* Until all have come: looks at what is there at growing intervals, to find a card that cannot go together with ours
  * and to let be seen who is waited for. */
 static tr_status find_cards(tr__rendezvous *r, search *s, tr__card *cards)
@@ -454,6 +507,7 @@ static tr_status find_cards(tr__rendezvous *r, search *s, tr__card *cards)
             TR__TRY(gather_cards(r, s, from, asked - from < AT_ONCE ? asked - from : AT_ONCE, now_ms, cards));
         if (s->count == 0) return TR_OK;
         TR__TRY(tr__rendezvous_heed(r));
+        if (r->used) return say_over(r, s);
         if (left <= 0) return say_missing(r, s);
         tr__recorder_waits_for(r->member->recorder, s->ranks, s->count);
         if (s->gone[s->ranks[0]]) nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL); /* there is nothing to wait on */
@@ -488,4 +542,17 @@ tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards)
     tr_status status = r->member->rank == 0 ? TR_OK : read_ranks(r, 0, 1, cards);
     if (status != TR_OK && status != TR_TIMEOUT) return status; /* who else is missing is to be said too */
     return read_ranks(r, 0, r->member->world_size, cards);
+}
+
+tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__card *mine)
+{
+    char key[KEY], *expected = strdup(r->claim);
+    if (!expected) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", r->member->group);
+    replace(r, card_key(r, mine->rank, key), r->card, "");
+    r->card[0] = 0;
+    r->used = false;
+    tr_status status = skip_used(r);
+    if (status == TR_OK) return claim(r, mine, expected);
+    free(expected);
+    return status;
 }

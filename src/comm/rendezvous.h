@@ -6,9 +6,14 @@
  *   card/1/3   rank 3's card in generation 1
  *   died/1     the rank and the cookie of one that died while the others were meeting
  *   late/1     the same of one that somebody has waited for in vain
+ *   used/1     that a rank was connected with all others, or has told of one that died
  *
- * Generations count how often a rank has joined: a group that was left can be joined again on the same store, and
- * nobody mistakes an old card for a new one.
+ * Generations count how often the ranks have met: a group that was left can be joined again on the same store, and nobody
+ * mistakes an old card for a new one. A rank joins in the first generation that is not used, from the one on that it joined
+ * in before. Each marks a generation as used before it says that it is connected with all, and none has joined before all
+ * have said so: where a join succeeds on some ranks only, those that failed go on with the next generation, too, whenever
+ * they look. A try that came to less, such as one that waited in vain, leaves the generation to the next try. Who waits in
+ * one for a card that is not there, and finds it used, goes on to the next: who hung it up has, or will.
  */
 #ifndef TR_COMM_RENDEZVOUS_H
 #define TR_COMM_RENDEZVOUS_H
@@ -35,9 +40,10 @@ typedef struct tr__card {
 typedef struct tr__rendezvous {
     const tr__member *member;
     int64_t deadline; /* by tr__now_ns() */
-    char claim[256];  /* as in the store; empty: none */
+    char claim[320];  /* as in the store; empty: none */
     char card[768];   /* the same */
     long generation;
+    bool used;        /* it is known to be, by tr__rendezvous_heed() */
     int64_t heeded;   /* when we last asked whether a rank has died */
     int64_t silent_until; /* the store is not asked before, as it did not answer */
     int64_t first_end;    /* when the first rank hung up on us; 0: none has */
@@ -56,11 +62,16 @@ bool tr__card_visible(const tr__card *card, const tr__card *mine);
 /* A card from its text in the store. */
 tr_status tr__card_read(const char *text, tr__card *card);
 
-/* Claims the member's rank; fails when another process holds it. */
+/* Claims the member's rank; fails when another process holds it, unless that can be seen from here to have ended. */
 tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine);
 tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine);
 /* Waits for the cards of all ranks, ours among them; at the deadline the failure names those that are missing. */
 tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards);
+/* When that has failed with .used: takes our card down, and claims the rank in the next generation, to publish and read again.
+ * What was opened for visitors of this one is to be closed before. */
+tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__card *mine);
+/* To be called when all ranks are connected, before they are told so: marks the generation as used. */
+tr_status tr__rendezvous_use(tr__rendezvous *r);
 /* The card of one rank, into its place among those of all. */
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *cards);
 /* Fails when it can be seen from here that the rank died: not of one that gave up or left, and ended. */
@@ -83,7 +94,7 @@ tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__card *cards, int s
 /* The join has failed, and not because of us: takes our card down, before our connections close, so that nobody takes us for
  * dead. */
 void tr__rendezvous_give_up(tr__rendezvous *r, tr_status why);
-/* Gives the rank's number back. `joined` says how the join went: one that failed does not count as a generation. */
-void tr__rendezvous_withdraw(tr__rendezvous *r, tr_status joined);
+/* Gives the rank's number back. */
+void tr__rendezvous_withdraw(tr__rendezvous *r);
 
 #endif

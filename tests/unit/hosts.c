@@ -38,17 +38,26 @@ static void machine_texts(const host_store *h, char plain[200], char named[200])
     snprintf(named, 200, " machine %s#%d address", card.machine, h->host);
 }
 
+enum { CARD = 1024 };
+
 /* Ranks of other hosts must not be met at a loopback address, and on one machine there need not be another. Linux takes
- * 0.0.0.0 for this host. */
-static tr_status host_set(tr_store *store, const char *key, const void *value, size_t bytes)
+ * 0.0.0.0 for this host. False: what has this key is no card. */
+static bool rename_card(const host_store *h, const char *key, const void *value, size_t bytes, char card[CARD])
 {
-    char plain[200], named[200], card[1024];
-    if (!strstr(key, "/card/") || bytes + 200 > sizeof card) return tr_store_set(of(store)->real, key, value, bytes);
+    char plain[200], named[200];
+    if (!strstr(key, "/card/") || !value || bytes + 200 > CARD) return false;
     memcpy(card, value, bytes);
     card[bytes] = 0;
-    machine_texts(of(store), plain, named);
+    machine_texts(h, plain, named);
     replace(card, plain, named);
     replace(card, " tcp 127.0.0.1:", " tcp 0.0.0.0:");
+    return true;
+}
+
+static tr_status host_set(tr_store *store, const char *key, const void *value, size_t bytes)
+{
+    char card[CARD];
+    if (!rename_card(of(store), key, value, bytes, card)) return tr_store_set(of(store)->real, key, value, bytes);
     TR__TRY(tr_store_set(of(store)->real, key, card, strlen(card)));
     if (of(store)->hung_up) atomic_store(of(store)->hung_up, true);
     return TR_OK;
@@ -73,6 +82,8 @@ static tr_status host_add(tr_store *store, const char *key, int64_t amount, int6
 static tr_status host_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
     const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
+    char card[CARD];
+    if (rename_card(of(store), key, expected, expected_bytes, card)) expected = card, expected_bytes = strlen(card);
     return tr__store_compare_set(of(store)->real, key, expected, expected_bytes, desired, desired_bytes, timeout_ms,
         value, bytes);
 }

@@ -144,6 +144,22 @@ static int who_hung_up(native *n)
     return rank;
 }
 
+/* Reads the cards of all, in the first generation in which they are all there. */
+static tr_status find_all(native *n, tr__card *cards)
+{
+    for (tr__card *mine = &cards[n->member.rank];;) {
+        TR__TRY(open_doors(n, mine));
+        TR__TRY(tr__rendezvous_publish(&n->meeting, mine));
+        tr_status status = tr__rendezvous_read_all(&n->meeting, cards);
+        if (status == TR_OK || !n->meeting.used) return status;
+        if (n->shm) tr__shm_close(n->shm);
+        if (n->tcp) tr__tcp_close(n->tcp);
+        n->shm = NULL;
+        n->tcp = NULL;
+        TR__TRY(tr__rendezvous_go_on(&n->meeting, mine));
+    }
+}
+
 static tr_status meet(native *n, tr__card *cards)
 {
     tr__card *mine = &cards[n->member.rank];
@@ -151,9 +167,7 @@ static tr_status meet(native *n, tr__card *cards)
     tr__card_here(&n->member, mine);
     mine->tls = n->member.encrypt;
     TR__TRY(tr__rendezvous_claim(&n->meeting, &n->member, mine));
-    TR__TRY(open_doors(n, mine));
-    TR__TRY(tr__rendezvous_publish(&n->meeting, mine));
-    TR__TRY(tr__rendezvous_read_all(&n->meeting, cards));
+    TR__TRY(find_all(n, cards));
     tr_status status = connect(n, cards);
     return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, cards, who_hung_up(n), status);
 }
@@ -184,7 +198,7 @@ static void give_up(native *n, tr_status status)
     tr__error *why = tr__error_take();
     if (n->meeting.member) tr__rendezvous_give_up(&n->meeting, status);
     close_transports(n);
-    if (n->meeting.member) tr__rendezvous_withdraw(&n->meeting, status);
+    if (n->meeting.member) tr__rendezvous_withdraw(&n->meeting);
     free(n);
     tr__fail_stored(why);
     tr__error_unref(why);
@@ -256,7 +270,7 @@ static void native_give_up(void *state)
 static void native_leave(void *state)
 {
     native *n = state;
-    if (n->shm || n->tcp) tr__rendezvous_withdraw(&n->meeting, TR_OK);
+    if (n->shm || n->tcp) tr__rendezvous_withdraw(&n->meeting);
     close_transports(n);
     free(n);
 }

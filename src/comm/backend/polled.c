@@ -262,15 +262,20 @@ tr_status tr__polled_meet(tr__polled *p, const char *address, tr__card **cards)
     TR__TRY(tr__random_text(mine.cookie, sizeof mine.cookie));
     TR__TRY(tr__random_text(mine.tcp_cookie, sizeof mine.tcp_cookie));
     TR__TRY(tr__rendezvous_claim(&p->meeting, &p->member, &mine));
-    TR__TRY(tr__rendezvous_publish(&p->meeting, &mine));
-    return tr__rendezvous_read_all(&p->meeting, *cards);
+    for (;;) {
+        TR__TRY(tr__rendezvous_publish(&p->meeting, &mine));
+        tr_status status = tr__rendezvous_read_all(&p->meeting, *cards);
+        if (status == TR_OK) return tr__rendezvous_use(&p->meeting); /* the library knows no step before its last */
+        if (!p->meeting.used) return status;
+        TR__TRY(tr__rendezvous_go_on(&p->meeting, &mine));
+    }
 }
 
 /* The thread's latest failure stays what it is. */
-static void close_state(tr__polled *p, tr_status joined)
+static void close_state(tr__polled *p)
 {
     tr__error *latest = tr__error_take();
-    if (p->meeting.member) tr__rendezvous_withdraw(&p->meeting, joined);
+    if (p->meeting.member) tr__rendezvous_withdraw(&p->meeting);
     p->type->close(p);
     tr__error_unref(atomic_load(&p->broken));
     pthread_mutex_destroy(&p->lock);
@@ -294,7 +299,7 @@ tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member,
         *state = p;
     } else {
         break_group(p);
-        close_state(p, status);
+        close_state(p);
     }
     return status;
 }
@@ -312,5 +317,5 @@ void tr__polled_leave(void *state)
     pthread_cond_signal(&p->wanted);
     pthread_mutex_unlock(&p->lock);
     if (p->has_thread) pthread_join(p->thread, NULL);
-    close_state(p, TR_OK);
+    close_state(p);
 }

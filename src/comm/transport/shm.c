@@ -221,6 +221,7 @@ tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
     TR__TRY(tr__shm_connect(t, meeting, cards));
     tr__shm_watch(t);
     TR__TRY(tr__shm_monitor_start(t));
+    if (!t->tcp) TR__TRY(tr__rendezvous_use(meeting)); /* else when those of other hosts are connected, too */
     /* Nobody may leave, and take its control segment along, before all have mapped it. */
     tr__shm_call joining = {.timeout_ms = tr__rendezvous_rest_ms(meeting)};
     tr__shm_signal(t, TR__SHM_DONE, ++t->steps);

@@ -190,6 +190,7 @@ tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
     TR__TRY(watch_peers(t, cards));
     TR__TRY(tr__tcp_monitor_start(t));
     t->crowded = crowded(t, cards);
+    TR__TRY(tr__rendezvous_use(meeting));
     /* A rank has joined when all have: nobody's first collective meets a rank that failed to join. */
     tr_collective all = {.kind = TR_BARRIER, .timeout_ms = tr__rendezvous_rest_ms(meeting), .file = "tr_join"};
     tr_status status = tr__tcp_run(t, &all, 0);
