@@ -177,7 +177,7 @@ static void handle(tr__client *c, const tr__frame *f)
         tr__client_close(c);
     } else if (hello) {
         tr__client_let_past(c);
-        tr__client_reply(c, TR__REPLY_OK, NULL);
+        tr__client_reply(c, TR__REPLY_OK, c->server->name);
     } else {
         tr__request_handle(c, f);
     }

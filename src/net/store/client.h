@@ -36,6 +36,7 @@ struct tr__server {
     tr__map map;
     tr__ring greeting, guests; /* rings of clients, the youngest after the head */
     int greeting_count, refusals;
+    tr__value *name;  /* random, for clients that come again to know this server by */
     tr__tls_key *key; /* NULL: anyone may come */
     bool full;        /* of descriptors, and has said so */
     tr__server *next; /* of the shared ones */

@@ -206,6 +206,7 @@ static tr_status greet(const tr__destination *to, tr__connection *c, int64_t dea
     unsigned char *bytes = NULL;
     int error = to->key ? shake_hands(c, to->key, deadline) : 0;
     if (!error) error = tr__connection_exchange(c, &hello, deadline, &answer, &bytes);
+    if (!error) snprintf(c->server, sizeof c->server, "%.*s", (int)answer.value_bytes, (const char *)answer.value);
     free(bytes);
     if (error == EKEYREJECTED)
         return tr__fail(TR_AUTH, "the %s refused this job's token; TRIREME_TOKEN must be the same for all ranks",
@@ -222,7 +223,7 @@ static tr_status greet(const tr__destination *to, tr__connection *c, int64_t dea
                     to->name);
 }
 
-static tr_status connect_any(const tr__destination *to, const struct addrinfo *found, int64_t deadline, int *fd)
+static tr_status connect_any(const tr__destination *to, const struct addrinfo *found, int64_t deadline, tr__connection *c)
 {
     int error = EADDRNOTAVAIL;
     for (const struct addrinfo *a = found; a && error; a = a->ai_next) {
@@ -230,8 +231,9 @@ static tr_status connect_any(const tr__destination *to, const struct addrinfo *f
             return tr__fail(TR_AUTH,
                             "%s: without a token only loopback is spoken to; set TRIREME_TOKEN, the same for all ranks",
                             to->name);
-        error = connect_to(a, deadline, fd);
+        error = connect_to(a, deadline, &c->fd);
     }
+    c->refused = error == ECONNREFUSED;
     return error ? tr__fail_errno(TR_IO, error, "%s: cannot connect", to->name) : TR_OK;
 }
 
@@ -240,11 +242,11 @@ tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__c
     char service[8];
     snprintf(service, sizeof service, "%d", to->port);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *found;
+    *c = (tr__connection){.fd = -1};
     int error = tr__resolve(to->host, service, &hints, &found);
     if (error == EAI_AGAIN) return tr__fail(TR_IO, "%s: %s", to->name, gai_strerror(error));
     if (error) return tr__fail(TR_NOT_FOUND, "%s: %s", to->name, gai_strerror(error));
-    *c = (tr__connection){.fd = -1};
-    tr_status status = connect_any(to, found, deadline, &c->fd);
+    tr_status status = connect_any(to, found, deadline, c);
     freeaddrinfo(found);
     TR__TRY(status);
     status = greet(to, c, deadline);

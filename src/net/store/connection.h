@@ -7,9 +7,13 @@
 #include "net/store/frame.h"
 #include "net/tls.h"
 
+enum { TR__SERVER_NAME = 17 };
+
 typedef struct tr__connection {
     int fd;
     tr__tls *tls; /* NULL: clear text */
+    bool refused; /* of one that could not be opened: nobody listens there */
+    char server[TR__SERVER_NAME]; /* which tells servers apart that follow each other at an address */
 } tr__connection;
 
 /* Where to, and as whom. */

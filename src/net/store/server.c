@@ -8,8 +8,10 @@
 
 #include <arpa/inet.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -117,8 +119,19 @@ static tr_status start_thread(tr__server *s)
     return error ? tr__fail_errno(TR_NO_MEMORY, error, "store: cannot start its thread") : TR_OK;
 }
 
+static tr_status choose_name(tr__server *s)
+{
+    unsigned char random[(TR__SERVER_NAME - 1) / 2];
+    char name[TR__SERVER_NAME];
+    if (getrandom(random, sizeof random, 0) != sizeof random) return tr__fail(TR_IO, "store: no random numbers from the kernel");
+    for (size_t i = 0; i < sizeof random; i++) snprintf(name + 2 * i, 3, "%02x", random[i]);
+    s->name = tr__value_new(name, TR__SERVER_NAME - 1);
+    return s->name ? TR_OK : tr__fail(TR_NO_MEMORY, "store: no memory to serve");
+}
+
 static void free_server(tr__server *s)
 {
+    tr__value_unref(s->name);
     free(s->host);
     tr__request_changed(s);
     tr__map_clear(&s->map);
@@ -143,7 +156,8 @@ static tr_status start(const tr__server_options *options, tr__server **server, i
     uv_tcp_init(&s->loop, &s->listener);
     uv_async_init(&s->loop, &s->stop, on_stop);
     s->listener.data = s->stop.data = s;
-    tr_status status = open_listener(s, options, port);
+    tr_status status = choose_name(s);
+    if (status == TR_OK) status = open_listener(s, options, port);
     if (status == TR_OK) status = start_thread(s);
     if (status == TR_OK) {
         *server = s;

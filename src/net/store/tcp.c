@@ -1,6 +1,10 @@
 /*
  * The TCP store's client: blocking requests with a deadline. A request takes a connection that is idle or opens one
  * more, so that a thread which waits for a key does not keep others from setting it.
+ *
+ * A connection that breaks in a request, or brings what is no answer, is replaced, and the request asked again, if doing it
+ * twice is as good as once: get, wait, gather and set, but not add and compare_set, of which nobody knows whether they have
+ * been done. The server has to be the same one, for another has other values; where nobody listens any more, it is gone.
  */
 #include "base/clock.h"
 #include "base/given.h"
@@ -10,6 +14,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +25,7 @@ enum {
     GRACE_MS = 5000,      /* that the server's answer to a wait may be late */
     AT_ONCE_MS = 1000,    /* in which it says what is there now */
     IDLE_MOST = 8,        /* connections that are kept for the next request */
+    AGAIN_MS = 5000,      /* in which a request whose connection broke finds another */
     RETRY_FIRST_MS = 10,  /* between two tries to connect, doubling up to */
     RETRY_MOST_MS = 200,
 };
@@ -28,6 +34,7 @@ typedef struct tcp_store {
     tr_store store;
     tr__server *server; /* when this process serves */
     char host[256];
+    char name[TR__SERVER_NAME]; /* the server's */
     bool insecure;
     pthread_mutex_t lock;
     tr__connection idle[IDLE_MOST];
@@ -59,7 +66,7 @@ static tr_status connect_first(tcp_store *s)
     int64_t deadline = deadline_in(s->store.timeout_ms);
     for (int pause_ms = RETRY_FIRST_MS;; pause_ms = 2 * pause_ms < RETRY_MOST_MS ? 2 * pause_ms : RETRY_MOST_MS) {
         tr_status status = open_connection(s, deadline, &s->idle[0]);
-        if (status == TR_OK) s->idle_count = 1;
+        if (status == TR_OK) s->idle_count = 1, strcpy(s->name, s->idle[0].server);
         if (status != TR_IO) return status;
         if (tr__now_ns() + (int64_t)pause_ms * 1000000 >= deadline)
             return tr__fail(TR_TIMEOUT, "%s, tried for %g s", tr_error_message(), s->store.timeout_ms / 1000.0);
@@ -67,13 +74,32 @@ static tr_status connect_first(tcp_store *s)
     }
 }
 
+/* The server says nothing unasked: what can be read from an idle connection is its end. */
+static bool is_whole(const tr__connection *c)
+{
+    return poll(&(struct pollfd){.fd = c->fd, .events = POLLIN}, 1, 0) == 0;
+}
+
+static bool take_idle(tcp_store *s, tr__connection *c)
+{
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        bool idle = s->idle_count > 0;
+        if (idle) *c = s->idle[--s->idle_count];
+        pthread_mutex_unlock(&s->lock);
+        if (!idle || is_whole(c)) return idle;
+        tr__connection_close(c);
+    }
+}
+
 static tr_status take_connection(tcp_store *s, int64_t deadline, tr__connection *c)
 {
-    pthread_mutex_lock(&s->lock);
-    bool idle = s->idle_count > 0;
-    if (idle) *c = s->idle[--s->idle_count];
-    pthread_mutex_unlock(&s->lock);
-    return idle ? TR_OK : open_connection(s, deadline, c);
+    if (take_idle(s, c)) return TR_OK;
+    TR__TRY(open_connection(s, deadline, c));
+    if (strcmp(c->server, s->name) == 0) return TR_OK;
+    tr__connection_close(c);
+    c->refused = true; /* by the one that we know */
+    return tr__fail(TR_IO, "%s: its server is gone, and another one serves there", s->store.name);
 }
 
 static void give_back(tcp_store *s, tr__connection *c)
@@ -116,20 +142,49 @@ static tr_status refused(const tcp_store *s, const char *key, const tr__frame *r
     }
 }
 
-/* key is for messages. The answer lies in *received, to be freed. */
+/* Once. *again: it failed, and may be asked again. */
+static tr_status try_to_ask(tcp_store *s, const char *key, const tr__frame *request, int timeout_ms, int64_t connected_by,
+    int64_t deadline, tr__frame *answer, unsigned char **received, bool *again)
+{
+    tr__connection connection;
+    tr_status status = take_connection(s, connected_by, &connection);
+    *again = status != TR_OK && !connection.refused;
+    if (status != TR_OK) return status;
+    int error = tr__connection_exchange(&connection, request, deadline, answer, received);
+    bool repeatable = request->type != TR__FRAME_ADD && request->type != TR__FRAME_COMPARE_SET;
+    *again = error && repeatable && error != ETIMEDOUT && error != ENOMEM;
+    if (!error) {
+        give_back(s, &connection);
+        return TR_OK;
+    }
+    tr__connection_close(&connection);
+    return failed(s, key, error, timeout_ms);
+}
+
+/* key is for messages. The answer lies in *received, to be freed. What went wrong first is what is told in the end. */
 static tr_status exchange(tcp_store *s, const char *key, const tr__frame *request, int timeout_ms, tr__frame *answer,
     unsigned char **received)
 {
-    int64_t deadline = deadline_in(timeout_ms);
-    tr__connection connection;
-    TR__TRY(take_connection(s, deadline, &connection));
-    int error = tr__connection_exchange(&connection, request, deadline, answer, received);
-    if (error) {
-        tr__connection_close(&connection);
-        return failed(s, key, error, timeout_ms);
+    int64_t began = tr__now_ns(), deadline = deadline_in(timeout_ms), until = deadline;
+    tr__frame rest = *request;
+    bool again;
+    tr_status first = try_to_ask(s, key, &rest, timeout_ms, deadline, deadline, answer, received, &again);
+    if (!again) return first;
+    tr__error *why = tr__error_take();
+    tr_status status = first;
+    if (deadline_in(AGAIN_MS) < until) until = deadline_in(AGAIN_MS);
+    for (int pause_ms = 0; again && tr__now_ns() < until; pause_ms = pause_ms ? RETRY_MOST_MS : RETRY_FIRST_MS) {
+        nanosleep(&(struct timespec){.tv_nsec = pause_ms * 1000000L}, NULL);
+        int64_t passed_ms = (tr__now_ns() - began) / 1000000;
+        rest.timeout_ms = passed_ms < request->timeout_ms ? request->timeout_ms - (uint32_t)passed_ms : 0;
+        status = try_to_ask(s, key, &rest, timeout_ms, until, deadline, answer, received, &again);
     }
-    give_back(s, &connection);
-    return TR_OK;
+    if (status != TR_OK) {
+        tr__fail_stored(why);
+        status = first;
+    }
+    tr__error_unref(why);
+    return status;
 }
 
 /* The request with its key; *value gets the reply's value, or NULL when there is none. */
