@@ -766,7 +766,11 @@ tr_status tr__launch(const tr_launch_options *options, const tr__launch_extra *e
     j.options.size = sizeof j.options;
     j.report = j.options.report ? j.options.report : &unused;
     *j.report = (tr_launch_report){.first_rank = -1};
-    TR__TRY(check_options(&j.options));
+    tr_status sound = check_options(&j.options);
+    if (sound != TR_OK) {
+        tr__nodes_refuse(&j.options, j.options.token ? j.options.token : getenv("TRIREME_TOKEN"), sound);
+        return sound;
+    }
 
     j.ranks = calloc((size_t)j.options.ranks, sizeof *j.ranks);
     j.groups = calloc((size_t)j.options.ranks, sizeof *j.groups);

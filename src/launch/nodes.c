@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/object.h"
+#include "launch/roll.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -14,6 +15,8 @@
 #include <unistd.h>
 
 enum {
+    JOIN_MS = 30000,         /* for launchers that have all come */
+    REFUSE_MS = 5000,        /* to find those that are to be told that this one cannot take part */
     SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead */
     TOKEN_MOST = 256,        /* bytes; it travels in an environment */
     SIGNAL_FIRST_MS = 500,   /* a death by signal comes before an exit at most so much earlier */
@@ -99,17 +102,44 @@ static tr_status exchange_nodes(tr__nodes *n, const tr_launch_options *o)
     return TR_OK;
 }
 
+static tr_status join(tr__nodes *n, const tr_launch_options *o, const char *token)
+{
+    TR_SCOPE;
+    n->group = tr_keep(tr_join(.store = n->store, .rank = n->rank, .world_size = n->count, .token = token, .name = "nodes",
+        .timeout_ms = n->timeout_ms < JOIN_MS ? n->timeout_ms : JOIN_MS, .report_ms = SILENT_MS));
+    tr_status status = tr_status_of(n->group);
+    if (status == TR_OK) status = exchange_nodes(n, o);
+    return status == TR_OK ? TR_OK : tr__fail_context(status, "the nodes are ranks here");
+}
+
 static tr_status meet(tr__nodes *n, const tr_launch_options *o, const char *token)
 {
     TR_SCOPE;
-    int timeout_ms = o->rendezvous_ms ? o->rendezvous_ms : 300000;
-    n->store = tr_keep(tr_store_tcp(n->host, n->port, .serve = n->rank == 0, .token = token, .timeout_ms = timeout_ms));
-    TR__TRY(tr_status_of(n->store));
-    TR__TRY(agree_on_count(n));
-    n->group = tr_keep(tr_join(.store = n->store, .rank = n->rank, .world_size = n->count, .token = token, .name = "nodes",
-        .timeout_ms = timeout_ms, .report_ms = SILENT_MS));
-    TR__TRY(tr_status_of(n->group));
-    return exchange_nodes(n, o);
+    int64_t deadline = tr__now_ns() + (int64_t)n->timeout_ms * 1000000;
+    n->store = tr_keep(tr_store_tcp(n->host, n->port, .serve = n->rank == 0, .token = token, .timeout_ms = n->timeout_ms));
+    tr_status status = tr_status_of(n->store);
+    if (status == TR_TIMEOUT)
+        return tr__fail_context(status, "node 0, whose launcher serves there, did not come within %g s", n->timeout_ms / 1000.0);
+    TR__TRY(status);
+    const tr__roll roll = {n->store, n->rank, n->count, n->timeout_ms, deadline};
+    status = agree_on_count(n);
+    if (status == TR_OK) status = tr__roll_call(&roll);
+    if (status != TR_OK) tr__roll_refuse(&roll, status); /* unless it is known by now */
+    return status == TR_OK ? join(n, o, token) : status;
+}
+
+void tr__nodes_refuse(const tr_launch_options *o, const char *token, tr_status why)
+{
+    TR_SCOPE;
+    tr__nodes n = {.count = o->nodes};
+    tr__error *latest = tr__error_take();
+    if (o->nodes > 1 && o->node_rank != 0 && token && *token && read_address(&n, o->rendezvous) == TR_OK) {
+        tr_store *store = tr_store_tcp(n.host, n.port, .token = token, .timeout_ms = REFUSE_MS);
+        tr__fail_stored(latest);
+        if (tr_status_of(store) == TR_OK) tr__roll_refuse(&(tr__roll){.store = store, .node = o->node_rank}, why);
+    }
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
 }
 
 typedef struct meeting {
@@ -128,10 +158,13 @@ static void *meeting_thread(void *argument)
     return NULL;
 }
 
-static tr_status check(const tr__nodes *n, const char *token)
+static tr_status check(const tr__nodes *n, const tr_launch_options *o, const char *token)
 {
-    if (n->rank < 0 || n->rank >= n->count)
-        return tr__fail(TR_INVALID, "launch: a .node_rank of %d is not in 0 … %d", n->rank, n->count - 1);
+    if (n->rank < 0 || n->rank >= n->count) {
+        tr_status wrong = tr__fail(TR_INVALID, "launch: a .node_rank of %d is not in 0 … %d", n->rank, n->count - 1);
+        tr__nodes_refuse(o, token, wrong);
+        return wrong;
+    }
     if (!token || !*token)
         return tr__fail(TR_AUTH, "launch: a job of %d nodes needs a secret, the same for all of them: TRIREME_TOKEN, as from "
                                  "`openssl rand -hex 32`", n->count);
@@ -146,7 +179,8 @@ tr_status tr__nodes_meet(tr__nodes *n, const tr_launch_options *o, const char *t
 {
     n->count = o->nodes;
     n->rank = o->node_rank;
-    TR__TRY(check(n, token));
+    n->timeout_ms = o->rendezvous_ms ? o->rendezvous_ms : 300000;
+    TR__TRY(check(n, o, token));
     TR__TRY(read_address(n, o->rendezvous));
     n->nodes = calloc((size_t)n->count, sizeof *n->nodes);
     n->all = calloc((size_t)n->count, sizeof *n->all);
@@ -165,7 +199,7 @@ tr_status tr__nodes_meet(tr__nodes *n, const tr_launch_options *o, const char *t
     if (!m.status) return TR_OK;
     tr__fail_stored(m.error);
     tr__error_unref(m.error);
-    return tr__fail_context(m.status, "launch: node %d of %d at %s:%d (the nodes are ranks here)", n->rank, n->count, n->host, n->port);
+    return tr__fail_context(m.status, "launch: node %d of %d at %s:%d", n->rank, n->count, n->host, n->port);
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------- */
@@ -341,7 +375,7 @@ tr_status tr__nodes_conclude(tr__nodes *n, const char *own, tr_launch_report *re
         status = TR_OK;
     }
     /* Node 0, which serves the store, is the last to go. */
-    if (!n->lost) n->lost = tr_barrier(n->group) != TR_OK;
+    if (!n->lost) n->lost = tr_run_collective(n->group, &TR_COLLECTIVE(TR_BARRIER, .timeout_ms = n->timeout_ms)) != TR_OK;
     return status ? tr__fail(status, "%s", report->text) : TR_OK;
 }
 

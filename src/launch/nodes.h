@@ -53,6 +53,7 @@ typedef struct tr__nodes {
     int first_rank, world;  /* of this node's ranks, and of all */
     char host[256];         /* where node 0 serves the store */
     int port;
+    int timeout_ms;         /* for the nodes to meet, and to part */
     tr__node *nodes;        /* [count] */
     tr_store *store;
     tr_group *group;
@@ -71,6 +72,9 @@ typedef struct tr__nodes {
  * exit. */
 int tr__handicap_ms(int signal, int exit_code);
 
+/* This node cannot take part, for the reason that is this thread's latest failure, and stays it: tells the others, if they can be
+ * found where the options say. */
+void tr__nodes_refuse(const tr_launch_options *options, const char *token, tr_status why);
 /* Meets the other nodes, as the options say. token is the job's. */
 tr_status tr__nodes_meet(tr__nodes *nodes, const tr_launch_options *options, const char *token);
 /* Starts and ends rounds; to be called often. True when there is news in .all, .over or .lost. */

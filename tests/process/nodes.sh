@@ -168,8 +168,8 @@ refuses 'a .node_rank of 2 is not in 0 … 1' --nnodes 2 --node-rank 2 --rendezv
 refuses "meet at a .rendezvous of host:port, not at 'nowhere'" --nnodes 2 --rendezvous nowhere
 refuses ".nodes says how many" --rendezvous $at
 refuses 'node 0 of 3 at 127.0.0.1:' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
-refuses 'ranks 1 and 2 did not join within 0.5 s' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
-refuses "tried for 0.5 s" --nnodes 2 --node-rank 1 --rendezvous $at --rendezvous-timeout 0.5
+refuses 'of 3 nodes, nodes 1 and 2 did not come within 0.5 s' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
+refuses "node 0, whose launcher serves there, did not come within 0.5 s" --nnodes 2 --node-rank 1 --rendezvous $at --rendezvous-timeout 0.5
 chmod 644 secret
 refuses 'others may read the secret' --nnodes 2 --rendezvous $at --token-file secret
 (unset TRIREME_TOKEN; refuses 'needs a secret' --nnodes 2 --rendezvous $at)
@@ -179,13 +179,36 @@ TRIREME_TOKEN=another node 1 --rendezvous-timeout 5 true
 codes
 grep -q "token" err1 || fail "a wrong token"
 
+# Whoever cannot take part says why, and nobody waits for it.
+listening() { # until node 0 does
+    tries=0
+    until grep -q "$(printf ':%04X 00000000:0000 0A' "${at##*:}")" /proc/net/tcp; do
+        tries=$((tries + 1))
+        [ $tries -lt 400 ] || fail "node 0 never listens"
+        sleep 0.05
+    done
+}
 nodes=3
-node 0 --rendezvous-timeout 2 true
+node 0 true
 nodes=2
-sleep 0.5
-node 1 --rendezvous-timeout 5 true
-codes
-grep -q 'node 1 is of a job with 2 nodes, but another one that came before is of a job with 3' err1 || fail "other numbers of nodes"
+listening
+node 1 true
+expect "1 1"
+grep -q 'node 1 is of a job with 2 nodes, but another one that came before is of a job with 3' err1 err0 || fail "other numbers of nodes"
+nodes=3
+shown="out0 out1 out3 err0 err1 err3"
+for wrong in "3 true" "2 -n 2 --job a/b true"; do
+    node 0 true
+    node 1 true
+    listening
+    # shellcheck disable=SC2086
+    "$TRIREME" run --nnodes 3 --rendezvous $at --node-rank $wrong >out3 2>err3 </dev/null && fail "it took --node-rank $wrong"
+    expect "1 1"
+    for k in 0 1; do
+        grep -q "node ${wrong%% *} (.*) cannot take part: launch: a" err$k || fail "node $k does not know why --node-rank $wrong fails"
+    done
+done
+nodes=2
 
 node 0 --rendezvous-timeout 3 true
 node 1 --rendezvous-timeout 3 /bin/sh -c true
@@ -198,4 +221,5 @@ node 1 --rendezvous-timeout 2 true
 ! "$TRIREME" run --nnodes 3 --node-rank 1 --rendezvous $at --rendezvous-timeout 2 true >out 2>err || fail "two of one rank"
 codes
 cat err err1 >both
-grep -q 'rank 1 of group .nodes. is taken' both || fail "two nodes of one rank: $(cat both)"
+grep -q 'node 1 is taken: process' both || fail "two nodes of one rank: $(cat both)"
+grep -q 'node 1 is taken: process' err0 || fail "node 0 does not know that two have one rank: $(cat err0)"
