@@ -126,6 +126,7 @@ typedef struct tr_cluster_run_options {
     tr_launch_report *report;
     int port;                      /* of the rendezvous, on the first host; 0: a random one of 20000 to 29999 */
     int rendezvous_ms;
+    int timeout_ms;                /* how long ranks wait for others, as TRIREME_TIMEOUT: rounded up to seconds; 0: not said */
 } tr_cluster_run_options;
 /* Runs a program on all hosts as one job, in this folder on each, and waits for it: the first host has the first ranks.
  * The job is bound to this process: when it dies, however it dies, all ranks are ended. */

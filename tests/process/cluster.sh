@@ -74,6 +74,9 @@ says out 'far                  ok      1 slots'
 ! cluster check --hosts hosts --ssh ./refuses sh >out || fail "check of a host that refuses"
 says out 'far cannot be reached: user@far: Permission denied (publickey).: it would ask for a password'
 
+cluster start --timeout 77 sh -c 'echo "waits $TRIREME_TIMEOUT"' >out 2>err || fail "start --timeout"
+says out 'waits 77'
+
 cluster start --slots 3 --job words sh -c 'echo "$RANK of $WORLD_SIZE: it'\''s \"$0\" $1"' 'a  b' '$HOME' >out 2>err || fail "start"
 sort out >sorted
 printf "[0] 0 of 3: it's \"a  b\" \$HOME\n[1] 1 of 3: it's \"a  b\" \$HOME\n[2] 2 of 3: it's \"a  b\" \$HOME\n" | cmp -s - sorted ||
