@@ -242,8 +242,9 @@ static int train(tr__train *t)
     }
     if (status < 0) status = t->kind->fill_in(t);
     if (status < 0 && !t->has_parent) status = tr__train_check(t);
-    if (status >= 0) return status;
-    return t->ranks > 1 && !t->under_launcher ? tr__train_launch(t) : tr__train_rank(t);
+    if (status < 0) status = t->ranks > 1 && !t->under_launcher ? tr__train_launch(t) : tr__train_rank(t);
+    if (status != TR__EXIT_OK) tr__train_clear_away(t);
+    return status;
 }
 
 static int train_model(tr__train *t, int argc, char **argv)

@@ -64,6 +64,7 @@ struct tr__train {
     /* What holds for this run only. */
     int ranks, threads, timeout, stop_at, profile, check_replicas;
     const char *out, *json, *allow_different;
+    size_t made_from; /* bytes of the outermost folder of .out that this run has made; 0: all were there */
     bool resume, plain, recompute, step_in_backward, roll_back, stop_on_spike;
 
     tr__option options[TR__OPTIONS_MOST]; /* the command's, and which of them were among its arguments */
@@ -110,6 +111,7 @@ tr_status tr__train_recompute(const tr__train *train, tr_module *model);
 /* Each returns -1 when all is well, else the exit code, after a message. */
 int tr__train_restore(tr__train *train); /* options from the checkpoint in --out */
 int tr__train_check(tr__train *train);   /* everything that can be checked before; makes the folder */
+void tr__train_clear_away(const tr__train *train); /* after a failure: the folder, if this run has made it and it is empty */
 /* For a kind's check: remembers what the data is; a resumed run must have the same. */
 int tr__train_content(tr__train *train, const char *content);
 /* How --init's file becomes the model's: as tr_load_state_dict() has it; and of the table whose name in the file ends so, only

@@ -125,7 +125,7 @@ int64_t tr__train_local_ranks(const tr__train *t)
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */
 
-static int make_folders(const tr__train *t, const char *path)
+static int make_folders(tr__train *t, const char *path)
 {
     char part[PATH_MAX];
     size_t length = strlen(path);
@@ -133,10 +133,26 @@ static int make_folders(const tr__train *t, const char *path)
     for (size_t i = 1; i <= length; i++) {
         if (path[i] && path[i] != '/') continue;
         snprintf(part, sizeof part, "%.*s", (int)i, path);
-        if (mkdir(part, 0777) < 0 && errno != EEXIST)
+        if (mkdir(part, 0777) == 0) {
+            if (!t->made_from) t->made_from = i;
+        } else if (errno != EEXIST) {
             return tr__train_failed(t, "cannot make the folder %s: %s", part, strerror(errno));
+        }
     }
     return -1;
+}
+
+/* From the innermost outwards, as far as this run has made them and they are empty: rmdir() takes no others. */
+void tr__train_clear_away(const tr__train *t)
+{
+    char part[PATH_MAX];
+    size_t length = t->out ? strlen(t->out) : 0;
+    if (!t->made_from || length >= sizeof part) return;
+    for (size_t i = length; i >= t->made_from; i--) {
+        if (t->out[i] && t->out[i] != '/') continue;
+        snprintf(part, sizeof part, "%.*s", (int)i, t->out);
+        rmdir(part);
+    }
 }
 
 /* A folder of this run's own: resnet18, resnet18-2, … */
@@ -148,6 +164,7 @@ static int make_own_folder(tr__train *t)
         if (n > 1) snprintf(number, sizeof number, "-%d", n);
         if (asprintf(&name, "%s%s", t->kind->folder(t), number) < 0) name = NULL;
         if (name && mkdir(name, 0777) == 0) {
+            t->made_from = strlen(name);
             t->out = tr__train_own(t, name);
             return t->out ? -1 : tr__train_failed(t, "out of memory");
         }

@@ -144,8 +144,12 @@ ruined='tensor "ln_f.bias", [16] of f32, has numbers that are not finite: 1 NaN 
 refuses 1 "bad/checkpoint-6: $ruined. Its training has diverged" sample --from bad
 [ ! -s out ] || fail "a text was written"
 refuses 1 "--resume: bad/checkpoint-6: $ruined" train gpt --resume --out bad
-refuses 1 "--init bad/checkpoint-6/model.safetensors: $ruined" train gpt $sizes --data text --steps 20 --out begun \
-    --init bad/checkpoint-6/model.safetensors
+mkdir there
+for out in "begun/for/nothing" "there" "there/too --ranks 2"; do
+    refuses 1 "--init bad/checkpoint-6/model.safetensors: $ruined" train gpt $sizes --data text --steps 20 --out $out \
+        --init bad/checkpoint-6/model.safetensors
+done
+[ ! -e begun ] && [ "$(ls -A there)" = "" ] || fail "a folder was made for nothing"
 # Nor do weights write that are finite, and too large: here all are 8.5e37.
 header=$((8 + $(od -An -tu8 -N8 before)))
 (head -c $header before && head -c $((size - header)) /dev/zero | tr '\000' '\176') >bad/checkpoint-6/model.safetensors
