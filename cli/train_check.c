@@ -236,6 +236,13 @@ static int check_keep_best(const tr__train *t)
                                "last: make --save-every a multiple of --eval-every", t->eval_every, t->save_every);
 }
 
+/* Else every rank would say so. */
+static int check_allow_different(const tr__train *t)
+{
+    if (tr_check_allow_different(t->allow_different) != TR_OK) return tr__train_failed(t, "--allow-different: %s", tr_error_message());
+    return -1;
+}
+
 static int check_roll_back(const tr__train *t)
 {
     if (t->roll_back && !t->check_replicas)
@@ -254,6 +261,7 @@ int tr__train_check(tr__train *t)
     int code = check_in_backward(t, world);
     if (code < 0) code = check_keep_best(t);
     if (code < 0) code = check_roll_back(t);
+    if (code < 0) code = check_allow_different(t);
     if (code < 0) code = check_texts(t);
     if (code < 0) code = t->kind->check(t, world);
     return code < 0 ? check_files(t) : code;

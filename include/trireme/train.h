@@ -286,6 +286,9 @@ typedef struct tr_trainer_options {
  * told in the log. docs/trust.md has the details. */
 #define tr_trainer(...) tr_trainer_with(TR__BRACES2(tr_trainer_options, model, text, __VA_ARGS__))
 TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);
+/* TR_INVALID when names, as .allow_different takes them (NULL: none), has one that no kind of trainer compares: for a program that
+ * starts ranks, each of which would say so. */
+TR_API TR_MUST_CHECK tr_status tr_check_allow_different(const char *names);
 
 /* A classifier on a dataset, by SGD with momentum. */
 typedef struct tr_classifier_trainer_options {

@@ -133,6 +133,37 @@ bool tr__trainer_may_differ(const tr_trainer *t, const char *setting)
     return false;
 }
 
+/* Of all kinds of trainers, without their details. */
+static const char *const all_settings[] = {"allow_different", "resume", "model", "tokenizer", "data", "validation", "context",
+    "validation_windows", "masking", "on_bad", "optimizer", "loss", "global_batch", "steps", "warmup_steps", "lr", "min_lr", "clip",
+    "seed", "autocast", "check_replicas", "stop_on_spike", "kernels"};
+enum { ALL_SETTINGS = sizeof all_settings / sizeof *all_settings };
+
+/* "optimizer.beta1", too */
+static bool is_of_any(const char *name, size_t length)
+{
+    const char *point = memchr(name, '.', length);
+    if (point) length = (size_t)(point - name);
+    for (int i = 0; i < ALL_SETTINGS; i++)
+        if (strlen(all_settings[i]) == length && covers(name, length, all_settings[i])) return true;
+    return false;
+}
+
+tr_status tr_check_allow_different(const char *names)
+{
+    const char *rest = names ? names : "", *name;
+    size_t length;
+    while ((name = next_name(&rest, &length)))
+        if (!is_of_any(name, length)) break;
+    if (!name) return TR_OK;
+    char known[512] = "";
+    for (int i = 0; i < ALL_SETTINGS; i++) {
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", all_settings[i]);
+    }
+    return tr__fail(TR_INVALID, "there is no setting \"%.*s\" that ranks compare: there are %s", (int)length, name, known);
+}
+
 static bool is_known(const tr__facts *facts, const char *name, size_t length)
 {
     tr__fact fact;
@@ -146,11 +177,14 @@ static tr_status check_names(const tr_trainer *t, const tr__facts *facts)
 {
     const char *names = t->plan.allow_different ? t->plan.allow_different : "", *name;
     size_t length;
+    tr__fact fact;
+    for (size_t at = 0; tr__facts_next(facts, &at, &fact);)
+        if (!is_of_any(fact.name, strlen(fact.name)))
+            return tr__fail(TR_INTERNAL, "trainer: the setting \"%s\" is missing from the list of all", fact.name);
     while ((name = next_name(&names, &length)))
         if (!is_known(facts, name, length)) break;
     if (!name) return TR_OK;
     char known[512] = "";
-    tr__fact fact;
     for (size_t at = 0; tr__facts_next(facts, &at, &fact);) {
         size_t used = strlen(known);
         if (!strchr(fact.name, '.') && !fact.told)

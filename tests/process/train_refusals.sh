@@ -66,6 +66,8 @@ if [ "$(id -u)" != 0 ]; then
     refuses_train 1 "cannot write into readonly: Permission denied" --data text --out readonly
 fi
 
+refuses_train 1 '--allow-different: there is no setting "colour" that ranks compare: there are ' --data text --allow-different lr,colour --out x
+
 # Sizes.
 refuses_train 1 "--dim must be a multiple of --heads: 17 is not one of 2" --data text --dim 17 --out x
 refuses 1 "a batch of 4 windows cannot be shared out over 8 ranks" train gpt $sizes --data text --ranks 8 --out x
