@@ -6,6 +6,8 @@
 #include "inject.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,12 +30,12 @@ static bool watched(int fd, int flags)
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && (domain == AF_INET || domain == AF_INET6);
 }
 
-/* Control messages are short, and sent whole or not at all; their connection is the one that is kept alive. */
+/* Control messages are short, and sent whole or not at all; their connection is the one that has a time limit. */
 static bool is_control(int fd)
 {
-    int alive = 0;
-    socklen_t length = sizeof alive;
-    return getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &alive, &length) == 0 && alive;
+    int limit_ms = 0;
+    socklen_t length = sizeof limit_ms;
+    return getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, &length) == 0 && limit_ms;
 }
 
 static size_t bytes_in(const struct msghdr *m)

@@ -301,32 +301,6 @@ static void two_hosts_share_data(void **state)
     for (int world = 2; world <= RANKS_MOST; world++) run_job_in(&two_hosts, world, check_sizes, NULL);
 }
 
-/* Cut for a while: TCP sends again what was lost, and nobody notices more than a delay. Cut for good: an error. */
-static void a_link_is_cut(void **state)
-{
-    (void)state;
-    static const activity large = LARGE;
-    job j;
-    if (!make_hosts()) skip();
-    start_job_in(&j, &two_hosts, 2, act_until_it_fails, &large);
-    for (int i = 0; i < 2; i++) await_turns(&j, i, 3);
-    assert_true(space_link(0, false));
-    usleep(5000000);
-    assert_true(space_link(0, true));
-    int turns = atomic_load(&j.posts[0].turns);
-    for (int i = 0; i < 2; i++) await_turns(&j, i, turns + 3);
-    int64_t cut = tr__now_ns();
-    assert_true(space_link(0, false));
-    for (int i = 0; i < 2; i++) reap(&j, i);
-    for (int i = 0; i < 2; i++) {
-        const post *p = &j.posts[i];
-        if (p->status != TR_PEER || !strstr(p->text, "cannot be reached any more"))
-            fail_msg("rank %d says '%s' (%s)", i, p->text, tr_status_name(p->status));
-        if (p->ended - cut > 20000000000) fail_msg("rank %d took %g s", i, (double)(p->ended - cut) / 1e9);
-    }
-    finish(&j);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -338,7 +312,6 @@ int main(void)
         cmocka_unit_test(a_receiver_that_does_not_read_is_a_timeout),
         cmocka_unit_test(a_rank_that_is_stopped_for_long_is_reported_and_goes_on),
         cmocka_unit_test_teardown(two_hosts_share_data, remove_hosts),
-        cmocka_unit_test_teardown(a_link_is_cut, remove_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "entries.h"
 #include "hosts.h"
+#include "net/link.h"
 #include "spaces.h"
 
 #include <dirent.h>
@@ -21,7 +22,7 @@
 
 /* NOTICE_MS: in which a survivor must know of a kill, on a machine that is busy with other things. SILENT_MS: after which a
  * host that says nothing is given up. HANG_MS: of a rank that should have ended. */
-enum { HOSTS = 3, PLENTY_MS = 60000, JOIN_MS = 4000, NOTICE_MS = 5000, SILENT_MS = 10000, HANG_MS = 90000 };
+enum { HOSTS = 3, PLENTY_MS = 60000, JOIN_MS = 4000, NOTICE_MS = 5000, SILENT_MS = TR__LINK_LOST_LATE_MS, HANG_MS = 90000 };
 
 static const char token[] = "a secret of the trials'";
 
@@ -111,7 +112,7 @@ static trial spaces_trial(uint64_t seed)
         t.fault = cuts[trial_below(&draw, 3)];
         t.join_ms = t.timeout_ms = PLENTY_MS; /* whatever fault it was before */
     }
-    if (t.fault == TRIAL_CUT) t.pause_ms = 100 + trial_below(&draw, 3900);
+    if (t.fault == TRIAL_CUT) t.pause_ms = 100 + trial_below(&draw, TR__LINK_CUT_MS - 600);
     if (t.fault == TRIAL_STOP) t.timeout_ms = 4000; /* what is lost takes its time, too */
     if (t.moment == 0 && (t.fault == TRIAL_SEVER || t.fault == TRIAL_STOP)) t.join_ms = 2 * JOIN_MS;
     int delay_us = trial_below(&draw, 3000), loss = trial_below(&draw, 20);

@@ -6,6 +6,7 @@
 #include "base/thread.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp_flow.h"
+#include "net/link.h"
 #include "net/store/store.h"
 
 #include <errno.h>
@@ -215,7 +216,7 @@ static bool has_arrived(int socket)
     return ioctl(socket, SIOCOUTQ, &left) != 0 || left == 0;
 }
 
-/* Reads until the peer stops sending; or until `moment`, if by then it has what we sent; or until `end`. */
+/* Reads until the peer stops sending; or until `moment`, if by then it has what we sent; or until `end`, or its host is gone. */
 static void read_out(int socket, int64_t moment, int64_t end)
 {
     enum { LOOK_MS = 10 };
@@ -223,7 +224,7 @@ static void read_out(int socket, int64_t moment, int64_t end)
     char rest[4096];
     for (;;) {
         int64_t now = tr__now_ns(), left = (moment - now) / 1000000;
-        if (left <= 0 && (now >= end || has_arrived(socket))) return;
+        if (left <= 0 && (now >= end || has_arrived(socket) || tr__link_lost(&socket, 1))) return;
         if (poll(&p, 1, left > 0 ? (int)left : LOOK_MS) > 0 && recv(socket, rest, sizeof rest, MSG_DONTWAIT) <= 0) return;
     }
 }
@@ -233,12 +234,12 @@ static void read_out(int socket, int64_t moment, int64_t end)
  * So we stop sending, and read what a peer still says. */
 static void part(tr__tcp *t)
 {
-    enum { PART_MS = 200, LOST_MS = 10000 };
+    enum { PART_MS = 200 };
     bool sound = !tr__failure_there(&t->failure);
     tr__tcp_frame goodbye = tr__tcp_frame_of(t->has_last ? &t->last : NULL, TR__TCP_GOODBYE, 0);
     if (sound) tr__tcp_tell_all(t, &goodbye, NULL);
     int64_t now = tr__now_ns(), moment = now + PART_MS * (int64_t)1000000;
-    int64_t end = sound ? now + LOST_MS * (int64_t)1000000 : moment;
+    int64_t end = sound ? now + TR__LINK_LOST_LATE_MS * (int64_t)1000000 : moment;
     for (int i = 0; i < TR__TCP_LANES * t->world_size; i++)
         if (socket_at(t, i) >= 0) shutdown(socket_at(t, i), SHUT_WR);
     for (int i = 0; i < TR__TCP_LANES * t->world_size; i++)

@@ -1,12 +1,14 @@
 /*
  * Control connections: what the ranks tell each other beside their data. The monitor, a thread per group, sleeps on
  * them: a connection that ends without a goodbye is a dead peer, and the kernel tells at once, however it died. So a
- * rank that computes, sleeps, or waits for somebody else knows it as soon as one that waits for that peer.
+ * rank that computes, sleeps, or waits for somebody else knows it as soon as one that waits for that peer. A host that is
+ * gone tells nothing: once a second the monitor looks for how long nothing has come from there.
  */
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "comm/transport/tcp.h"
+#include "net/link.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -112,7 +114,7 @@ static tr_status died(tr__tcp *t, const tr__tcp_peer *peer, const char *moment, 
 {
     char name[TR__TCP_NAME], end[TR__END_TEXT];
     tr__tcp_name(peer, name);
-    if (error && error != ECONNRESET && error != EPIPE) /* its host, or the way to it: keep-alive found nobody */
+    if (error && error != ECONNRESET && error != EPIPE) /* its host, or the way to it: nobody answers there */
         tr__fail_errno(TR_PEER, error, "%s cannot be reached any more, %s", name, moment);
     else
         tr__fail(TR_PEER, "%s %s %s", name, tr__end_text(peer->visible ? peer->pid : 0, t->group, end), moment);
@@ -258,18 +260,37 @@ static void settle_dispute(tr__tcp *t)
     t->dispute.there = false;
 }
 
+/* Ranks whose hosts have fallen silent. Their connections stay open as long as the kernel hopes. */
+static void find_lost(tr__tcp *t)
+{
+    for (int rank = 0; rank < t->world_size; rank++) {
+        tr__tcp_peer *peer = &t->peers[rank];
+        int sockets[TR__TCP_LANES];
+        for (int lane = 0; lane < TR__TCP_LANES; lane++) sockets[lane] = peer->wires[lane].socket;
+        if (sockets[TR__TCP_CONTROL_LANE] < 0 || !tr__link_lost(sockets, TR__TCP_LANES)) continue;
+        bool sound = !tr__failure_there(&t->failure);
+        pthread_mutex_lock(&t->hearing);
+        if (hang_up(t, peer, ETIMEDOUT) != TR_OK && sound) log_if_idle(t);
+        pthread_mutex_unlock(&t->hearing);
+    }
+}
+
 static void *monitor(void *arg)
 {
-    enum { EVENTS = 16 };
+    enum { EVENTS = 16, LOOK_MS = 1000 };
     tr__tcp *t = arg;
     struct epoll_event events[EVENTS];
+    int64_t look = tr__now_ns() + LOOK_MS * (int64_t)1000000;
     for (int rank = 0; rank < t->world_size; rank++) /* what came with the last bytes of joining */
         if (tr__wire_holds(&t->peers[rank].wires[TR__TCP_CONTROL_LANE])) hear(t, &t->peers[rank]);
     while (!atomic_load(&t->stopping)) {
-        int ready = epoll_wait(t->watch, events, EVENTS, t->dispute.there ? 0 : -1);
+        int ready = epoll_wait(t->watch, events, EVENTS, t->dispute.there ? 0 : LOOK_MS);
         for (int i = 0; i < ready; i++)
             if (events[i].data.fd != t->rank) hear(t, &t->peers[events[i].data.fd]);
         if (ready == 0) settle_dispute(t);
+        if (tr__now_ns() < look) continue;
+        find_lost(t);
+        look = tr__now_ns() + LOOK_MS * (int64_t)1000000;
     }
     return NULL;
 }

@@ -11,6 +11,7 @@
 #include "base/resolve.h"
 #include "comm/record.h"
 #include "comm/transport/tcp.h"
+#include "net/link.h"
 #include "net/store/store.h"
 
 #include <errno.h>
@@ -28,7 +29,9 @@
 enum {
     LOOK_MS = 100,   /* between two looks at whether those we wait for are alive */
     ASK_MS = 250,    /* between two looks at why connections ended */
-    RETRY_MS = 5,    /* after a refusal: a card of an earlier try to join */
+    RETRY_MS = 5,    /* after a refusal: a card of an earlier try to join, */
+    REACH_MS = 100,  /* and while there is no way to a rank's host: its link may come back */
+    TRY_MS = 10000,  /* to connect and begin: what was lost on the way would be sent again later still */
     SPARE = 16,      /* places for visitors beyond the ranks */
 };
 
@@ -169,6 +172,8 @@ typedef struct contact {
     int rank, lane;
     stage stage;
     int64_t retry; /* IDLE: when to try (again) */
+    int64_t since; /* CONNECTING, SHAKING: when that began */
+    int64_t unreachable; /* since when there has been no way to the rank's host; 0: there is one */
     size_t got;
     tr__tcp_hello hello;
 } contact;
@@ -298,6 +303,19 @@ static bool passes(int error)
     return error == ECONNREFUSED || error == ECONNRESET || error == EAGAIN || error == EINTR || error == ETIMEDOUT;
 }
 
+/* Connecting has failed. A link that is cut may come back; an address that leads nowhere is an error a little later. */
+static tr_status connect_later(joining *j, contact *c, int error)
+{
+    if (passes(error)) return again(j, c);
+    int64_t now = tr__now_ns();
+    bool no_way = error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
+    if (!c->unreachable) c->unreachable = now;
+    if (!no_way || now - c->unreachable > TR__LINK_LOST_MS * (int64_t)1000000) return cannot_reach(j, c->rank, error);
+    TR__TRY(again(j, c));
+    c->retry = tr__now_ns() + REACH_MS * (int64_t)1000000;
+    return TR_OK;
+}
+
 static tr_status call_rank(joining *j, contact *c)
 {
     address a;
@@ -314,9 +332,11 @@ static tr_status call_rank(joining *j, contact *c)
     if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", j->t->group, c->rank);
     if (!tr__wire_open(&c->wire, socket, j->t->key, TR__TLS_CLIENT))
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory to encrypt a connection to rank %d", j->t->group, c->rank);
+    tr__link_bound_retries(socket);
     c->stage = CONNECTING;
+    c->since = tr__now_ns();
     if (connect(socket, &a.any, length_of(&a)) == 0 || errno == EINPROGRESS) return TR_OK;
-    return passes(errno) ? again(j, c) : cannot_reach(j, c->rank, errno);
+    return connect_later(j, c, errno);
 }
 
 /* Something happened on a connection of ours. */
@@ -326,8 +346,9 @@ static tr_status go_on(joining *j, contact *c)
         int error = 0;
         socklen_t length = sizeof error;
         getsockopt(c->wire.socket, SOL_SOCKET, SO_ERROR, &error, &length);
-        if (error) return passes(error) ? again(j, c) : cannot_reach(j, c->rank, error);
+        if (error) return connect_later(j, c, error);
         c->stage = SHAKING;
+        c->unreachable = 0;
     }
     if (c->stage == SHAKING) {
         int done = tr__wire_shake_hands(&c->wire);
@@ -349,6 +370,7 @@ static void let_in(joining *j)
     for (;;) {
         int socket = accept4(j->t->door.socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (socket < 0) return;
+        tr__link_bound_retries(socket);
         contact *place = NULL;
         for (int i = 0; i < j->visitor_most && !place; i++)
             if (j->visitors[i].wire.socket < 0) place = &j->visitors[i];
@@ -393,8 +415,12 @@ static tr_status hear_visitor(joining *j, contact *c)
 static tr_status call_those_due(joining *j)
 {
     int64_t now = tr__now_ns();
-    for (int i = 0; i < j->call_count; i++)
-        if (j->calls[i].stage == IDLE && j->calls[i].retry <= now) TR__TRY(call_rank(j, &j->calls[i]));
+    for (int i = 0; i < j->call_count; i++) {
+        contact *c = &j->calls[i];
+        bool slow = c->stage == CONNECTING || c->stage == SHAKING; /* later it has said hello, and the answer is on its way */
+        if (slow && now - c->since > TRY_MS * (int64_t)1000000) TR__TRY(again(j, c));
+        if (c->stage == IDLE && c->retry <= now) TR__TRY(call_rank(j, c));
+    }
     return TR_OK;
 }
 

@@ -1,6 +1,7 @@
 /* What the ranks' connections ask of the kernel. */
 #include "base/log.h"
 #include "comm/transport/tcp.h"
+#include "net/link.h"
 
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -8,22 +9,20 @@
 #include <sys/socket.h>
 
 enum {
-    LOST_MS = 10000, /* without an answer from a host that was reached before */
-    NEAR_US = 1000,  /* a round trip within one site */
+    LATEST_MS = 2 * TR__LINK_LOST_MS, /* without an answer: later than the monitor gives a host up */
+    NEAR_US = 1000,                   /* a round trip within one site */
 };
 
-/* A host that is gone is noticed by its silence: on the control connection only, as a peer that is stopped, or slow to
- * read, still answers there. */
+/* The monitor notices a host that is gone by its silence (net/link.h). While it does not run yet, the kernel does, on the control
+ * connection only: a peer that is stopped, or slow to read, has room there, and on others TCP_USER_TIMEOUT would end the wait for
+ * it. */
 void tr__tcp_set_up_socket(int socket, int lane)
 {
-    int on = 1, idle = 3, every = 1, count = 7, lost = LOST_MS;
+    int on = 1, latest = LATEST_MS;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (lane != TR__TCP_CONTROL_LANE) return;
-    setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-    setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost, sizeof lost);
+    bool bounded = tr__link_bound_retries(socket), control = lane == TR__TCP_CONTROL_LANE;
+    if (control || !bounded) tr__link_probe(socket);
+    if (control) setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &latest, sizeof latest);
 }
 
 static bool is_near(int socket)

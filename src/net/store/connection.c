@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/object.h"
 #include "base/resolve.h"
+#include "net/link.h"
 #include "net/store/store.h"
 
 #include <errno.h>
@@ -172,6 +173,7 @@ static int connect_to(const struct addrinfo *to, int64_t deadline, int *fd)
     if (*fd < 0) return errno;
     int error = 0;
     socklen_t size = sizeof error;
+    tr__link_bound_retries(*fd);
     if (connect(*fd, to->ai_addr, to->ai_addrlen) != 0 && (error = errno) == EINPROGRESS) {
         error = await_socket(*fd, POLLOUT, deadline);
         if (!error && getsockopt(*fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
@@ -234,6 +236,7 @@ static tr_status connect_any(const tr__destination *to, const struct addrinfo *f
         error = connect_to(a, deadline, &c->fd);
     }
     c->refused = error == ECONNREFUSED;
+    c->lost = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN;
     return error ? tr__fail_errno(TR_IO, error, "%s: cannot connect", to->name) : TR_OK;
 }
 
@@ -251,6 +254,7 @@ tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__c
     TR__TRY(status);
     status = greet(to, c, deadline);
     if (status != TR_OK) tr__connection_close(c);
+    c->lost = status == TR_IO;
     return status;
 }
 

@@ -12,7 +12,9 @@ enum { TR__SERVER_NAME = 17 };
 typedef struct tr__connection {
     int fd;
     tr__tls *tls; /* NULL: clear text */
-    bool refused; /* of one that could not be opened: nobody listens there */
+    /* Of one that could not be opened: nobody listens there; or it may be opened later, also where a server is known to be, as a
+     * link is cut, or the server had no place for us. */
+    bool refused, lost;
     char server[TR__SERVER_NAME]; /* which tells servers apart that follow each other at an address */
 } tr__connection;
 

@@ -54,24 +54,27 @@ static int with_grace(int timeout_ms)
 
 /* ---- Connections ------------------------------------------------------------------------------------------------- */
 
-static tr_status open_connection(const tcp_store *s, int64_t deadline, tr__connection *connection)
+/* Tries until the deadline: a link may be cut for a while, a crowd of strangers may have taken our place, and before the first
+ * connection the server may not have started yet. */
+static tr_status open_connection(const tcp_store *s, int64_t deadline, bool first, tr__connection *connection)
 {
     tr__destination to = {s->store.name, s->host, s->store.port, s->store.key, s->insecure};
-    return tr__connection_open(&to, deadline, connection);
-}
-
-/* Tries until the deadline: the server may start later than we do. */
-static tr_status connect_first(tcp_store *s)
-{
-    int64_t deadline = deadline_in(s->store.timeout_ms);
+    int64_t began = tr__now_ns();
     for (int pause_ms = RETRY_FIRST_MS;; pause_ms = 2 * pause_ms < RETRY_MOST_MS ? 2 * pause_ms : RETRY_MOST_MS) {
-        tr_status status = open_connection(s, deadline, &s->idle[0]);
-        if (status == TR_OK) s->idle_count = 1, strcpy(s->name, s->idle[0].server);
-        if (status != TR_IO) return status;
+        tr_status status = tr__connection_open(&to, deadline, connection);
+        if (status != TR_IO || !(connection->lost || first)) return status;
         if (tr__now_ns() + (int64_t)pause_ms * 1000000 >= deadline)
-            return tr__fail(TR_TIMEOUT, "%s, tried for %g s", tr_error_message(), s->store.timeout_ms / 1000.0);
+            return tr__fail(TR_TIMEOUT, "%s, tried for %g s", tr_error_message(), (double)((deadline - began + 500000) / 1000000) / 1000.0);
         nanosleep(&(struct timespec){.tv_nsec = pause_ms * 1000000L}, NULL);
     }
+}
+
+static tr_status connect_first(tcp_store *s)
+{
+    TR__TRY(open_connection(s, deadline_in(s->store.timeout_ms), true, &s->idle[0]));
+    s->idle_count = 1;
+    strcpy(s->name, s->idle[0].server);
+    return TR_OK;
 }
 
 /* The server says nothing unasked: what can be read from an idle connection is its end. */
@@ -95,7 +98,7 @@ static bool take_idle(tcp_store *s, tr__connection *c)
 static tr_status take_connection(tcp_store *s, int64_t deadline, tr__connection *c)
 {
     if (take_idle(s, c)) return TR_OK;
-    TR__TRY(open_connection(s, deadline, c));
+    TR__TRY(open_connection(s, deadline, false, c));
     if (strcmp(c->server, s->name) == 0) return TR_OK;
     tr__connection_close(c);
     c->refused = true; /* by the one that we know */
