@@ -324,6 +324,12 @@ bool tr__tls_ready(const tr__tls *t)
     return SSL_is_init_finished(t->ssl) && SSL_session_reused(t->ssl); /* reused: with the key, not a certificate */
 }
 
+/* OpenSSL takes the key as the session's once its binder, a MAC over the client's first message, fits. */
+bool tr__tls_promising(const tr__tls *t)
+{
+    return SSL_session_reused(t->ssl);
+}
+
 bool tr__tls_key_differs(const tr__tls *t)
 {
     return t->key_differs;

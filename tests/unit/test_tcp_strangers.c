@@ -3,6 +3,7 @@
 #include "comm/algo/choice.h"
 #include "comm/transport/tcp.h"
 #include "comm_ranks.h"
+#include "strangers.h"
 
 #include <arpa/inet.h>
 #include <inttypes.h>
@@ -120,6 +121,70 @@ static void strangers_are_turned_away(void **state)
         if (ranks[i].failure[0]) fail_msg("%s", ranks[i].failure);
 }
 
+/* ---- Many strangers ------------------------------------------------------------------------------------------------ */
+
+typedef struct crowded {
+    tr_store *store;
+    bool encrypt;
+    int addresses;
+    strangers crowd;
+} crowded;
+
+/* The others come when strangers have all places of rank 0, and are slow to say who they are. */
+static void join_in_a_crowd(rank *r)
+{
+    crowded *c = (crowded *)r->arg;
+    if (r->number > 0) strangers_await(&c->crowd, 600);
+    TR_SCOPE;
+    sends_slow_us = r->number > 0 ? 50000 : 0;
+    tr_group *g = tr_join(.store = c->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS, .transport = "tcp",
+        .encrypt = c->encrypt);
+    sends_slow_us = 0;
+    OK(tr_status_of(g));
+    float x = 1;
+    OK(tr_all_reduce(g, &x, 1));
+    CHECK(x == (float)r->world);
+    OK(tr_leave(g));
+}
+
+static void *crowded_thread(void *arg)
+{
+    join_in_a_crowd(arg);
+    return NULL;
+}
+
+static void join_among_strangers(bool encrypt, int addresses)
+{
+    enum { WORLD = 3 };
+    TR_SCOPE;
+    char address[80], cookie[33];
+    crowded c = {.encrypt = encrypt, .store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = "a secret of the test's")};
+    rank ranks[WORLD];
+    pthread_t threads[WORLD];
+    assert_int_equal(tr_status_of(c.store), TR_OK);
+    c.crowd = (strangers){.addresses = addresses, .pause_us = 1000, .most = 400,
+        .first = encrypt ? TR__TLS_RECORD : (unsigned char)TR__TCP_MAGIC};
+    for (int i = 0; i < WORLD; i++) {
+        ranks[i] = (rank){.number = i, .world = WORLD, .arg = &c};
+        if (i == 1) {
+            bool found = read_card_0(c.store, address, cookie);
+            assert_true(found && sscanf(strrchr(address, ':'), ":%d", &c.crowd.port) == 1 && strangers_start(&c.crowd));
+        }
+        assert_int_equal(pthread_create(&threads[i], NULL, crowded_thread, &ranks[i]), 0);
+    }
+    for (int i = 0; i < WORLD; i++) pthread_join(threads[i], NULL);
+    strangers_stop(&c.crowd);
+    for (int i = 0; i < WORLD; i++)
+        if (ranks[i].failure[0]) fail_msg("%s", ranks[i].failure);
+}
+
+static void a_crowd_of_strangers_keeps_nobody_out(void **state)
+{
+    (void)state;
+    for (int encrypt = 0; encrypt < 2; encrypt++)
+        for (int addresses = 1; addresses <= 20; addresses += 19) join_among_strangers(encrypt, addresses);
+}
+
 /* ---- A rank that does not keep to the rules ------------------------------------------------------------------------ */
 
 /* A rank 1 by hand: it has the cookie, so it comes in; then it sends `bytes` on a lane, with their checksum, and closes. */
@@ -212,6 +277,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_are_turned_away),
+        cmocka_unit_test(a_crowd_of_strangers_keeps_nobody_out),
         cmocka_unit_test(frames_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

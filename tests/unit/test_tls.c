@@ -92,6 +92,23 @@ static void both_ends_prove_the_token(void **state)
     close_pair(&p);
 }
 
+/* Who has the token shows it in its first message, before anything has come back. */
+static void the_first_message_tells(void **state)
+{
+    (void)state;
+    static const char *const tokens[] = {"the token", "another token"};
+    for (int i = 0; i < 2; i++) {
+        pair p = open_pair(tokens[i], "the token");
+        assert_int_equal(tr__tls_handshake(p.client), 0);
+        assert_false(tr__tls_promising(p.server));
+        carry(p.client, p.server);
+        assert_int_equal(tr__tls_handshake(p.server), i == 0 ? 0 : -1);
+        assert_int_equal(tr__tls_promising(p.server), i == 0);
+        assert_false(tr__tls_ready(p.server));
+        close_pair(&p);
+    }
+}
+
 static void keys_are_renewed(void **state)
 {
     (void)state;
@@ -219,7 +236,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_ends_prove_the_token),   cmocka_unit_test(another_token_is_told_apart),
         cmocka_unit_test(changed_bytes_end_the_session), cmocka_unit_test(garbage_is_an_error),
-        cmocka_unit_test(keys_are_renewed),
+        cmocka_unit_test(the_first_message_tells),     cmocka_unit_test(keys_are_renewed),
         cmocka_unit_test(a_certificate_is_no_key),     cmocka_unit_test(tokens_have_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,10 @@
  * cookie; the answer brings the visitor's. Anyone else is dropped without an answer: what he says, and how long it
  * takes him, is nothing to the others. Where connections are encrypted, all that is said within TLS, and who lacks the
  * job's key does not come so far.
+ *
+ * The first bytes of a connection tell: the hello has the cookie, and the first message of TLS a MAC by the job's key. They follow
+ * the end of TCP's handshake at once, so a peer has proved itself when it is accepted, or a moment later. Only those who have
+ * proved nothing yet must give way when places run out, and until they speak they cost a descriptor each.
  */
 #include "base/clock.h"
 #include "base/crc32c.h"
@@ -12,6 +16,7 @@
 #include "comm/record.h"
 #include "comm/transport/tcp.h"
 #include "net/link.h"
+#include "net/origin.h"
 #include "net/store/store.h"
 
 #include <errno.h>
@@ -32,7 +37,9 @@ enum {
     RETRY_MS = 5,    /* after a refusal: a card of an earlier try to join, */
     REACH_MS = 100,  /* and while there is no way to a rank's host: its link may come back */
     TRY_MS = 10000,  /* to connect and begin: what was lost on the way would be sent again later still */
-    SPARE = 16,      /* places for visitors beyond the ranks */
+    SPARE = 256,     /* places for visitors beyond the ranks, and */
+    BACKLOG = 1024,  /* in the kernel, until we look there */
+    LOGGED_MOST = 10,
 };
 
 typedef union address {
@@ -156,7 +163,7 @@ tr_status tr__tcp_listen(tr__tcp *t, const tr__member *member, tr__card *card)
     memcpy(card->tcp_cookie, t->door.cookie, sizeof card->tcp_cookie);
     t->door.socket = open_socket(&a);
     if (t->door.socket < 0 || bind(t->door.socket, &a.any, length_of(&a)) != 0 ||
-        listen(t->door.socket, TR__TCP_LANES * t->world_size + SPARE) != 0 ||
+        listen(t->door.socket, TR__TCP_LANES * t->world_size + BACKLOG) != 0 ||
         getsockname(t->door.socket, &a.any, &length) != 0)
         return tr__fail_errno(TR_IO, errno, "group '%s': cannot listen for the other ranks", t->group);
     return write_address(&a, card->tcp_address, sizeof card->tcp_address);
@@ -174,6 +181,10 @@ typedef struct contact {
     int64_t retry; /* IDLE: when to try (again) */
     int64_t since; /* CONNECTING, SHAKING: when that began */
     int64_t unreachable; /* since when there has been no way to the rank's host; 0: there is one */
+    /* A visitor: */
+    bool promising;  /* what it said first is right */
+    int origin;      /* until then it is counted there */
+    uint64_t number; /* in the order in which they came */
     size_t got;
     tr__tcp_hello hello;
 } contact;
@@ -185,7 +196,9 @@ typedef struct joining {
     int missing; /* connections */
     contact *calls, *visitors;
     int call_count, visitor_most;
-    int next_visitor; /* whose place the next one takes when all are taken */
+    uint64_t visits;
+    tr__origins origins;
+    int turned_away;
     struct pollfd *fds;
     int64_t *hung_up; /* since when ranks that we were connected to have gone; 0: they have not */
     int64_t asked;    /* when we last looked for their reasons */
@@ -364,40 +377,77 @@ static tr_status go_on(joining *j, contact *c)
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
 
-/* When strangers take all places, the one who has had his longest goes. */
-static void let_in(joining *j)
+/* It has shown that it may come in, or goes. */
+static void count_out(joining *j, contact *c)
 {
-    for (;;) {
-        int socket = accept4(j->t->door.socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (socket < 0) return;
-        tr__link_bound_retries(socket);
-        contact *place = NULL;
-        for (int i = 0; i < j->visitor_most && !place; i++)
-            if (j->visitors[i].wire.socket < 0) place = &j->visitors[i];
-        if (!place) {
-            place = &j->visitors[j->next_visitor++ % j->visitor_most];
-            drop(place);
-        }
-        *place = (contact){.stage = SHAKING};
-        if (!tr__wire_open(&place->wire, socket, j->t->key, TR__TLS_SERVER))
-            tr__log(TR_LOG_WARN, "group '%s': rank %d has no memory for a visitor", j->t->group, j->t->rank);
+    if (!c->promising) j->origins.counts[c->origin]--;
+    c->promising = true;
+}
+
+static void send_away(joining *j, contact *c)
+{
+    count_out(j, c);
+    drop(c);
+}
+
+/* Of two visitors, does the first give way to another one rather than the second? */
+static bool gives_way(const joining *j, const contact *a, const contact *b)
+{
+    int of_a = j->origins.counts[a->origin], of_b = j->origins.counts[b->origin];
+    if (a->promising != b->promising) return b->promising;
+    return of_a == of_b ? a->number < b->number : of_a > of_b;
+}
+
+/* The visitor who goes when there is no place for another one; NULL: there is no visitor. */
+static contact *first_to_go(joining *j)
+{
+    contact *first = NULL;
+    for (int i = 0; i < j->visitor_most; i++)
+        if (j->visitors[i].wire.socket >= 0 && (!first || gives_way(j, &j->visitors[i], first))) first = &j->visitors[i];
+    return first;
+}
+
+static contact *find_place(joining *j)
+{
+    for (int i = 0; i < j->visitor_most; i++)
+        if (j->visitors[i].wire.socket < 0) return &j->visitors[i];
+    contact *place = first_to_go(j);
+    send_away(j, place);
+    return place;
+}
+
+/* Takes in what a visitor has said, as hear_hello(). */
+static int hear_first(joining *j, contact *c)
+{
+    unsigned char first;
+    if (c->stage == IDLE) {
+        ssize_t got = recv(c->wire.socket, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (got < 0 && tr__wire_would_block()) return 0;
+        if (got <= 0 || (j->t->key && first != TR__TLS_RECORD)) return -1;
+        if (!tr__wire_open(&c->wire, c->wire.socket, j->t->key, TR__TLS_SERVER)) return -1;
+        c->stage = SHAKING;
     }
+    int heard = tr__wire_shake_hands(&c->wire);
+    if (heard == 0 && tr__tls_promising(c->wire.tls)) count_out(j, c);
+    return heard > 0 ? hear_hello(j, c) : heard;
 }
 
 static tr_status hear_visitor(joining *j, contact *c)
 {
     tr__tcp *t = j->t;
-    int heard = tr__wire_shake_hands(&c->wire);
-    if (heard > 0) heard = hear_hello(j, c);
+    int heard = hear_first(j, c);
     if (heard == 0) return TR_OK;
     int rank = c->hello.rank, lane = c->hello.lane;
     bool welcome = heard == 1 && rank > t->rank && rank < t->world_size && lane >= 0 && lane < TR__TCP_LANES &&
                    t->peers[rank].wires[lane].socket < 0;
     if (!welcome) {
-        tr__log(TR_LOG_WARN, "group '%s': rank %d turned a visitor away", t->group, t->rank);
-        drop(c);
+        if (++j->turned_away <= LOGGED_MOST)
+            tr__log(TR_LOG_WARN, "group '%s': rank %d turned a visitor away%s", t->group, t->rank,
+                j->turned_away == LOGGED_MOST ? "; more of these will not be reported" : "");
+        send_away(j, c);
         return TR_OK;
     }
+    count_out(j, c);
     /* A visitor with another address has hung up a new card since we read the old one. */
     if (strcmp(j->cards[rank].tcp_address, c->hello.address) != 0)
         TR__TRY(tr__rendezvous_read(j->meeting, rank, j->cards));
@@ -408,6 +458,28 @@ static tr_status hear_visitor(joining *j, contact *c)
     c->rank = rank;
     c->lane = lane;
     return settle(j, c);
+}
+
+/* As many at once as there are places. Those who have spoken already are heard before the next one comes. */
+static tr_status let_in(joining *j)
+{
+    for (int i = 0; i < j->visitor_most; i++) {
+        int socket = accept4(j->t->door.socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (socket < 0 && (errno == EMFILE || errno == ENFILE)) {
+            contact *first = first_to_go(j);
+            if (!first || first->promising) return TR_OK;
+            send_away(j, first);
+            continue;
+        }
+        if (socket < 0) return TR_OK;
+        tr__link_bound_retries(socket);
+        contact *place = find_place(j);
+        *place = (contact){.wire.socket = socket, .stage = IDLE, .number = j->visits++,
+            .origin = tr__origin_of(&j->origins, socket)};
+        j->origins.counts[place->origin]++;
+        TR__TRY(hear_visitor(j, place));
+    }
+    return TR_OK;
 }
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */
@@ -469,7 +541,7 @@ static tr_status hear_all(joining *j)
         if (j->fds[1 + i].revents && j->calls[i].wire.socket >= 0) TR__TRY(go_on(j, &j->calls[i]));
     for (int i = 0; i < j->visitor_most; i++)
         if (visitors[i].revents) TR__TRY(hear_visitor(j, &j->visitors[i]));
-    if (j->fds[0].revents) let_in(j);
+    if (j->fds[0].revents) TR__TRY(let_in(j));
     return tr__now_ns() < j->meeting->deadline ? TR_OK : check_missing(j);
 }
 

@@ -2,6 +2,7 @@
 #include "net/store/client.h"
 
 #include "base/log.h"
+#include "net/link.h"
 #include "net/store/store.h"
 
 #include <netdb.h>
@@ -26,11 +27,28 @@ static void put_into(tr__ring *members, tr__client *c)
     members->after = &c->link;
 }
 
+/* Has not said hello. */
+static bool is_new(const tr__client *c)
+{
+    return c->state == TR__CLIENT_STRANGER || c->state == TR__CLIENT_GREETING;
+}
+
 static void take_out(tr__client *c)
 {
+    tr__server *s = c->server;
     c->link.before->after = c->link.after;
     c->link.after->before = c->link.before;
-    if (c->state == TR__CLIENT_GREETING) c->server->greeting_count--;
+    if (c->state == TR__CLIENT_STRANGER) s->origins.counts[c->origin]--;
+    if (is_new(c)) s->new_count--;
+}
+
+/* Its first message was made with the job's key. */
+static void greet(tr__client *c)
+{
+    take_out(c);
+    c->state = TR__CLIENT_GREETING;
+    put_into(&c->server->greeting, c);
+    c->server->new_count++;
 }
 
 void tr__client_let_past(tr__client *c)
@@ -38,6 +56,15 @@ void tr__client_let_past(tr__client *c)
     uv_timer_stop(&c->timer);
     take_out(c);
     put_into(&c->server->guests, c);
+}
+
+void tr__client_give_way(tr__server *s)
+{
+    tr__ring *first = s->strangers.before;
+    for (tr__ring *at = first->before; first != &s->strangers && at != &s->strangers; at = at->before)
+        if (s->origins.counts[((tr__client *)at)->origin] > s->origins.counts[((tr__client *)first)->origin]) first = at;
+    if (first == &s->strangers) first = s->greeting.before;
+    if (first != &s->greeting) tr__client_close((tr__client *)first);
 }
 
 tr__client *tr__client_new(tr__server *s)
@@ -49,8 +76,9 @@ tr__client *tr__client_new(tr__server *s)
     uv_tcp_init(&s->loop, &c->tcp);
     uv_timer_init(&s->loop, &c->timer);
     c->tcp.data = c->timer.data = c;
-    put_into(&s->greeting, c);
-    s->greeting_count++;
+    put_into(&s->strangers, c);
+    s->new_count++;
+    s->origins.counts[c->origin]++;
     return c;
 }
 
@@ -173,7 +201,7 @@ void tr__client_reply(tr__client *c, tr__frame_code code, tr__value *value)
 static void handle(tr__client *c, const tr__frame *f)
 {
     bool hello = f->type == TR__FRAME_HELLO;
-    if (hello != (c->state == TR__CLIENT_GREETING)) {
+    if (hello != is_new(c)) {
         tr__client_close(c);
     } else if (hello) {
         tr__client_let_past(c);
@@ -196,9 +224,9 @@ static void consume(tr__client *c, size_t bytes)
 
 static void work_on(tr__client *c)
 {
-    while (c->state == TR__CLIENT_GREETING || c->state == TR__CLIENT_IDLE) {
+    while (is_new(c) || c->state == TR__CLIENT_IDLE) {
         tr__frame frame;
-        size_t limit = c->state == TR__CLIENT_GREETING ? GREETING_BYTES : TR__FRAME_MAX;
+        size_t limit = is_new(c) ? GREETING_BYTES : TR__FRAME_MAX;
         ssize_t bytes = tr__frame_parse(c->bytes, c->used, limit, &frame);
         if (bytes == 0) return;
         if (bytes < 0)
@@ -214,7 +242,7 @@ static void work_on(tr__client *c)
 /* Room for what has really come, not for what a header promises. */
 static bool make_room(tr__client *c, size_t bytes)
 {
-    size_t limit = c->state == TR__CLIENT_GREETING ? GREETING_BYTES : TR__FRAME_MAX, capacity = c->capacity;
+    size_t limit = is_new(c) ? GREETING_BYTES : TR__FRAME_MAX, capacity = c->capacity;
     if (c->used >= limit) return false; /* it talks while it should listen */
     while (capacity - c->used < bytes) capacity = capacity ? 2 * capacity : BUFFER;
     if (capacity == c->capacity) return true;
@@ -249,6 +277,7 @@ static bool shake_hands(tr__client *c)
 {
     int done = tr__tls_handshake(c->tls);
     bool sent = send_handshake(c);
+    if (done >= 0 && c->state == TR__CLIENT_STRANGER && tr__tls_promising(c->tls)) greet(c);
     if (done < 0) log_refusal(c, tr__tls_key_differs(c->tls) ? "its token is not this job's" : "a broken handshake");
     return sent && done >= 0;
 }
@@ -290,7 +319,7 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 static bool take(tr__client *c, const char *bytes, size_t count)
 {
     if (c->state == TR__CLIENT_REFUSED) return true; /* it may say what it likes */
-    if (c->state == TR__CLIENT_GREETING) {
+    if (is_new(c)) {
         bool first = c->greeting_used == 0;
         c->greeting_used += count;
         if (c->greeting_used > TR__TLS_HANDSHAKE_MAX) return false;
@@ -319,8 +348,14 @@ static void on_late_greeting(uv_timer_t *timer)
 
 bool tr__client_accept(tr__client *c)
 {
+    tr__server *s = c->server;
     uv_stream_t *stream = (uv_stream_t *)&c->tcp;
-    return uv_accept((uv_stream_t *)&c->server->listener, stream) == 0 && uv_tcp_nodelay(&c->tcp, 1) == 0 &&
-           uv_timer_start(&c->timer, on_late_greeting, GREETING_MS, 0) == 0 &&
+    uv_os_fd_t fd;
+    if (uv_accept((uv_stream_t *)&s->listener, stream) != 0 || uv_fileno((uv_handle_t *)stream, &fd) != 0) return false;
+    s->origins.counts[c->origin]--;
+    c->origin = tr__origin_of(&s->origins, fd);
+    s->origins.counts[c->origin]++;
+    tr__link_bound_retries(fd);
+    return uv_tcp_nodelay(&c->tcp, 1) == 0 && uv_timer_start(&c->timer, on_late_greeting, GREETING_MS, 0) == 0 &&
            uv_read_start(stream, on_alloc, on_read) == 0;
 }

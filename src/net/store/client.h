@@ -8,6 +8,7 @@
 #ifndef TR_NET_STORE_CLIENT_H
 #define TR_NET_STORE_CLIENT_H
 
+#include "net/origin.h"
 #include "net/store/frame.h"
 #include "net/store/map.h"
 #include "net/store/server.h"
@@ -16,6 +17,7 @@
 #include <uv.h>
 
 typedef enum tr__client_state {
+    TR__CLIENT_STRANGER, /* has said nothing yet that only a client can say */
     TR__CLIENT_GREETING, /* shakes hands, or has not said hello */
     TR__CLIENT_IDLE,     /* may ask */
     TR__CLIENT_WAITING,  /* for a key */
@@ -34,8 +36,12 @@ struct tr__server {
     uv_async_t stop;
     pthread_t thread;
     tr__map map;
-    tr__ring greeting, guests; /* rings of clients, the youngest after the head */
-    int greeting_count, refusals;
+    /* Rings of clients, the youngest after the head: those that have proved nothing, those in a handshake whose first message
+     * was right, and those that may ask. */
+    tr__ring strangers, greeting, guests;
+    int new_count, new_most; /* strangers and those that greet; how many there may be */
+    int refusals;
+    tr__origins origins; /* of the strangers */
     tr__value *name;  /* random, for clients that come again to know this server by */
     tr__tls_key *key; /* NULL: anyone may come */
     bool full;        /* of descriptors, and has said so */
@@ -61,8 +67,9 @@ typedef struct tr__client {
     int open_handles;
     tr__server *server;
     tr__client_state state;
+    int origin;           /* of a STRANGER */
     tr__tls *tls;         /* NULL: clear text */
-    size_t greeting_used; /* raw bytes that came while GREETING */
+    size_t greeting_used; /* raw bytes that came before the hello */
     unsigned char *bytes; /* received and not handled */
     size_t used, capacity;
     tr__entry *entry; /* WAITING: what for */
@@ -85,6 +92,9 @@ void tr__client_close(tr__client *client);
 void tr__clients_close(tr__ring *members);
 /* It has greeted, well or badly: from the door to the guests. */
 void tr__client_let_past(tr__client *client);
+/* Closes one that has not said hello: of the strangers the oldest of an address that has the most, or, if there is none, the
+ * oldest that greets. */
+void tr__client_give_way(tr__server *server);
 /* value NULL: none. It is sent from where it lies, to however many clients. */
 void tr__client_reply(tr__client *client, tr__frame_code code, tr__value *value);
 

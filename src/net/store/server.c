@@ -17,20 +17,26 @@
 
 enum {
     BACKLOG = 4096,
-    GREETING_MOST = 4096,    /* clients at that; when there are more, the oldest goes */
+    NEW_MOST = 4096,         /* clients that have not said hello; when there are more, one gives way */
+    NEW_LEAST = 64,          /* the same when descriptors run out */
     SPARE_DESCRIPTORS = 256, /* left when the limit is raised: the program takes some as well */
 };
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
 
-/* Raises the process's limit, as far as that goes. */
+/* Raises the process's limit, as far as that goes; then it lets fewer in who have not said hello. */
 static void raise_limit(tr__server *s)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
     rlim_t raised = 2 * limit.rlim_cur < limit.rlim_max ? 2 * limit.rlim_cur : limit.rlim_max;
     bool more = raised > limit.rlim_cur && setrlimit(RLIMIT_NOFILE, &(struct rlimit){raised, limit.rlim_max}) == 0;
-    if (more || s->full) return;
+    if (more) return;
+    if (s->new_count > NEW_LEAST) {
+        s->new_most = s->new_count - 1;
+        return;
+    }
+    if (s->full) return;
     s->full = true;
     tr__log(TR_LOG_WARN, "store: this process may have no more than %llu descriptors, and needs more; raise the limit "
                          "(ulimit -Hn), or further clients cannot connect", (unsigned long long)limit.rlim_cur);
@@ -56,7 +62,7 @@ static void on_connection(uv_stream_t *listener, int error)
         tr__log(TR_LOG_WARN, "store: cannot accept a connection: %s", uv_strerror(error));
         return;
     }
-    if (s->greeting_count >= GREETING_MOST) tr__client_close((tr__client *)s->greeting.before);
+    if (s->new_count >= s->new_most) tr__client_give_way(s);
     tr__client *c = tr__client_new(s);
     if (!c) return;
     if (tr__client_accept(c))
@@ -70,6 +76,7 @@ static void on_connection(uv_stream_t *listener, int error)
 static void on_stop(uv_async_t *async)
 {
     tr__server *s = async->data;
+    tr__clients_close(&s->strangers);
     tr__clients_close(&s->greeting);
     tr__clients_close(&s->guests);
     uv_close((uv_handle_t *)&s->listener, NULL);
@@ -151,6 +158,8 @@ static tr_status start(const tr__server_options *options, tr__server **server, i
     }
     s->key = tr__tls_key_ref(options->key);
     s->map.most = options->max_bytes;
+    s->new_most = NEW_MOST;
+    s->strangers = (tr__ring){&s->strangers, &s->strangers};
     s->greeting = (tr__ring){&s->greeting, &s->greeting};
     s->guests = (tr__ring){&s->guests, &s->guests};
     uv_tcp_init(&s->loop, &s->listener);
