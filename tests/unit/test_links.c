@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -171,6 +173,7 @@ typedef struct activity {
 static tr_status act(rank *r)
 {
     const activity *a = r->arg;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails does not say when it is over */
     TRY(a->body(r));
     return tr_leave(r->group);
 }

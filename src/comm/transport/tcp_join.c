@@ -201,7 +201,8 @@ typedef struct joining {
     int turned_away;
     struct pollfd *fds;
     int64_t *hung_up; /* since when ranks that we were connected to have gone; 0: they have not */
-    int64_t asked;    /* when we last looked for their reasons */
+    int64_t asked;    /* when we last looked for their reasons, */
+    int64_t looked;   /* and whether those that are missing are alive */
 } joining;
 
 static uint32_t sum_of(const tr__tcp_hello *hello)
@@ -536,13 +537,15 @@ static tr_status hear_all(joining *j)
         visitors[i] = (struct pollfd){.fd = j->visitors[i].wire.socket, .events = POLLIN};
     nfds_t count = (nfds_t)(1 + j->call_count + j->visitor_most);
     int ready = poll(j->fds, count, retries ? RETRY_MS : LOOK_MS);
-    if (ready <= 0) return check_missing(j);
     for (int i = 0; i < j->call_count; i++)
         if (j->fds[1 + i].revents && j->calls[i].wire.socket >= 0) TR__TRY(go_on(j, &j->calls[i]));
     for (int i = 0; i < j->visitor_most; i++)
         if (visitors[i].revents) TR__TRY(hear_visitor(j, &j->visitors[i]));
     if (j->fds[0].revents) TR__TRY(let_in(j));
-    return tr__now_ns() < j->meeting->deadline ? TR_OK : check_missing(j);
+    int64_t now = tr__now_ns(); /* where strangers never pause, those that are missing are looked for, too */
+    if (ready > 0 && now < j->meeting->deadline && now - j->looked < LOOK_MS * (int64_t)1000000) return TR_OK;
+    j->looked = now;
+    return check_missing(j);
 }
 
 static tr_status meet_all(joining *j)
