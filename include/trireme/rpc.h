@@ -26,6 +26,7 @@ extern "C" {
 typedef struct tr_rpc tr_rpc;       /* this rank as a worker; an object, thread-safe */
 typedef struct tr_future tr_future; /* a call, under way or done; an object, thread-safe */
 typedef struct tr_rref tr_rref;     /* a reference to a value that lives on one worker; an object, thread-safe */
+typedef struct tr_rpc_reply tr_rpc_reply; /* a call's answer that is yet to be given; an object, thread-safe */
 
 /* ---- Values: what arguments and results can be ------------------------------------------------------------------- */
 
@@ -377,6 +378,31 @@ typedef struct tr_rpc_register_options {
 /* Lets others call it by its name. Another function of that name is an error. */
 #define tr_rpc_register(...) tr_rpc_register_with(TR__BRACES2(tr_rpc_register_options, rpc, function, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_rpc_register_with(const tr_rpc_register_options *options);
+
+/* ---- Answers that come later ------------------------------------------------------------------------------------- */
+
+/*
+ * In a function that runs for another worker: takes over the call's reply, so that the function can return at once and any thread
+ * answers later, with what else came or was computed meanwhile:
+ *
+ *     static tr_tensor *next_batch(int64_t size) { queue_push(&waiting, tr_keep(tr_rpc_defer()), size); return NULL; }
+ *
+ *     TR_CHECK(tr_reply_with(reply, tr_value_tensor(batch)));        (another thread)
+ *     tr_release(reply);
+ *
+ * What the function then returns does not count, unless it is a failure, which answers the call if nobody has. No thread waits
+ * meanwhile. The call goes on at its caller, until its timeout, and tr_rpc_stop() waits for it there; what is answered after that, or
+ * after the caller died, is dropped. The last reference to a reply that goes without an answer fails the call, and so says the
+ * error there. An agent that is dropped without tr_rpc_stop() lasts until its replies have gone. In error: outside such a function,
+ * and the second time in one.
+ */
+TR_API tr_rpc_reply *tr_rpc_defer(void);
+/* Answers with a value, of the kind that the function returns; an object in error fails the call. Once: a second answer is an error
+ * (TR_STATE). TR_OK also when nobody waits for the answer any more. Another failure is why the value cannot be sent; the caller
+ * hears it, too. The value is copied, or for tr_remote() kept, before this returns. */
+TR_API TR_MUST_CHECK tr_status tr_reply_with(tr_rpc_reply *reply, tr_value value);
+/* Answers with a failure. */
+TR_API TR_MUST_CHECK tr_status tr_reply_fail(tr_rpc_reply *reply, tr_status status, const char *message);
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
  *
  *   agent.c       making and ending it; functions; workers that are gone
  *   call.c        calls: requests that go out, and their replies
- *   answer.c      those that come in
+ *   answer.c      those that come in, and their replies
  *   message.h     what both need: sending, and references among values
  *   future.c      waiting for them
  *   serve.c       the threads that run functions, and how messages are found
@@ -32,7 +32,7 @@ enum {
     TR__RPC_THREADS_MOST = 512,
     TR__RPC_TIMEOUT_MS = 60000,
     TR__RPC_QUEUE_MB = 256,
-    TR__RPC_CALLS_MOST = 4096, /* under way to one worker */
+    TR__RPC_CALLS_MOST = 16384, /* under way to one worker: one that puts its answers off has many */
 };
 
 /* ---- Futures ----------------------------------------------------------------------------------------------------- */

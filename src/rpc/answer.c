@@ -1,4 +1,4 @@
-/* Answering: from a request to a reply. */
+/* Answering: from a request to a reply, by the function that it asks for or by whoever that leaves the reply to. */
 #include "rpc/message.h"
 
 #include "base/log.h"
@@ -6,38 +6,193 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What this thread runs for another worker. */
-static _Thread_local struct {
+/* An answer that a caller waits for. */
+typedef struct owed {
     tr_rpc *rpc;
-    int from;
-} current = {NULL, -1};
+    int to;
+    uint64_t call;
+    const char *function;  /* NULL: not known yet */
+    tr_rref *kept;         /* of KEEP: where the result stays */
+    tr__rpc_note note;     /* the request's */
+} owed;
 
-int tr_rpc_caller(void)
-{
-    return current.rpc ? current.from : -1;
-}
+struct tr_rpc_reply {
+    tr__object object;
+    owed owed;             /* with references of its own */
+    const tr_rpc_function *signature; /* NULL: a module's handler, which answers with values of any kind */
+    atomic_bool answered;
+};
 
-tr_rpc *tr_rpc_current(void)
-{
-    return current.rpc;
-}
-
-typedef struct serving { /* a request that is carried out */
-    tr_rpc *rpc;
+typedef struct serving {   /* a request that is carried out */
     tr__rpc_inbound *m;
+    owed owed;
     bool outermost;        /* the thread does nothing else */
     unsigned flags;
-    const char *name;
-    tr__rref_token token;
     tr__rref_number id;
-    tr__rpc_note note;
     int count, first;      /* first: 1 when a value of ours comes before what was sent */
     tr_value *values;
     tr_value few[TR_VALUES_MAX + 1];
     const tr__rpc_entry *entry;
-    tr_rref *kept;         /* of KEEP */
+    tr_rpc_reply *deferred; /* a reference, once the function has taken it */
     tr_value result;
 } serving;
+
+/* What this thread runs for another worker; NULL: nothing. */
+static _Thread_local serving *current;
+
+int tr_rpc_caller(void)
+{
+    return current ? current->m->from : -1;
+}
+
+tr_rpc *tr_rpc_current(void)
+{
+    return current ? current->owed.rpc : NULL;
+}
+
+/* ---- Replies ----------------------------------------------------------------------------------------------------- */
+
+static tr_status send_reply(const owed *o, tr_status status, const tr__rpc_writer *w)
+{
+    return tr__rpc_send(o->rpc, o->to, (tr__rpc_frame){.type = TR__RPC_REPLY, .id = o->call, .status = status}, w);
+}
+
+static tr_status send_result(const owed *o, const tr_value *result, const tr__rpc_note *note)
+{
+    tr__rpc_writer w;
+    tr__rpc_hand_over h;
+    tr__rpc_write_to(&w, &h, o->rpc, o->to);
+    tr__rpc_write_note(&w, note);
+    tr__rpc_write_value(&w, result);
+    tr_status status = w.status == TR_OK ? send_reply(o, TR_OK, &w) : w.status;
+    tr__rpc_written(&w, &h, status);
+    return status;
+}
+
+/* With this thread's latest failure. */
+static tr_status send_failure(const owed *o, tr_status why)
+{
+    tr__rpc_writer w;
+    tr__rpc_writer_begin(&w);
+    tr__rpc_write_text(&w, tr_error_message());
+    tr_status status = send_reply(o, why, &w);
+    tr__rpc_writer_end(&w);
+    return status;
+}
+
+/* With the result, or this thread's latest failure. The caller hears of a result that cannot be sent, too; returns why it cannot. */
+static tr_status answer(const owed *o, tr_status status, tr_value result)
+{
+    tr_rpc *rpc = o->rpc;
+    bool hooked = o->function && tr__rpc_is_hooked(rpc, o->function) && !o->kept;
+    tr__rpc_note note = hooked ? o->note : (tr__rpc_note){0};
+    if (!current || current->outermost) tr__rpc_promise(rpc);
+    if (o->kept && !tr__error_of(o->kept)) { /* what tr_remote() asked for stays here, the failure too */
+        tr__refs_made(o->kept, status == TR_OK ? &result : NULL);
+        result = tr_value_none();
+        status = TR_OK;
+    }
+    tr_status sent = status;
+    if (sent == TR_OK && hooked) sent = tr__rpc_outgoing(rpc, o->to, true, &result, 1, &note);
+    if (sent == TR_OK) {
+        sent = send_result(o, &result, &note);
+        if (sent != TR_OK && hooked) tr__rpc_unsent(rpc, &note);
+    }
+    if (sent != TR_OK && send_failure(o, sent) != TR_OK)
+        tr__log(TR_LOG_DEBUG, "rpc: no reply to %s of worker %d: %s", o->function ? o->function : "a call", o->to,
+            tr_error_message());
+    return status == TR_OK ? sent : TR_OK;
+}
+
+static void enter(const owed *o, bool in)
+{
+    tr_rpc *rpc = o->rpc;
+    if (in && rpc->hooks.enter) rpc->hooks.enter(rpc->hooks.user, &o->note);
+    if (!in && rpc->hooks.leave) rpc->hooks.leave(rpc->hooks.user);
+}
+
+/* ---- Replies that a function leaves to others -------------------------------------------------------------------- */
+
+/* Answers once, in the call's context, with a value or this thread's latest failure. */
+static tr_status settle(tr_rpc_reply *r, tr_status status, tr_value value)
+{
+    TR_SCOPE;
+    const owed *o = &r->owed;
+    if (atomic_exchange(&r->answered, true))
+        return tr__fail(TR_STATE, "rpc: the call of %s by \"%s\" has been answered already", o->function, o->rpc->links[o->to].name);
+    bool hooked = tr__rpc_is_hooked(o->rpc, o->function);
+    if (hooked) enter(o, true);
+    tr_status sent = answer(o, status, value);
+    if (hooked) enter(o, false);
+    /* Nobody waits for an answer that cannot come any more. */
+    bool gone = atomic_load(&o->rpc->closing) || atomic_load(&o->rpc->links[o->to].gone);
+    return gone ? TR_OK : sent;
+}
+
+static void destroy_reply(void *self)
+{
+    tr_rpc_reply *r = self;
+    if (!r->owed.rpc) return;
+    tr__error *latest = tr__error_take();
+    if (!atomic_load(&r->answered))
+        (void)!settle(r, tr__fail(TR_STATE, "the function put its answer off, and nobody gave one: its reply was dropped"),
+            tr_value_none());
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
+    tr__unref(r->owed.kept);
+    tr__unref(r->owed.rpc);
+}
+
+static const tr__type reply_type = {.name = "rpc reply", .size = sizeof(tr_rpc_reply), .destroy = destroy_reply};
+
+tr_rpc_reply *tr_rpc_defer(void)
+{
+    if (!current || current->deferred)
+        return tr__object_fail(&reply_type, TR_STATE, current ? "tr_rpc_defer: the function has taken its reply already"
+                                                              : "tr_rpc_defer: this thread runs no function for another worker");
+    tr_rpc_reply *r = tr__object_new(&reply_type);
+    if (tr__error_of(r)) return r;
+    r->owed = current->owed;
+    r->owed.function = current->entry->name;
+    tr__ref(r->owed.rpc);
+    tr__ref(r->owed.kept);
+    r->signature = current->entry->handler ? NULL : &current->entry->function;
+    return current->deferred = tr__ref(r);
+}
+
+static tr_status check_reply(const char *what, const tr_rpc_reply *r)
+{
+    return r ? tr__fail_stored(tr__error_of(r)) : tr__fail(TR_INVALID, "%s: a reply is needed (tr_rpc_defer), not NULL", what);
+}
+
+static tr_status check_result(const tr_value *v)
+{
+    const void *object = v->kind == TR_VALUE_TENSOR ? (const void *)v->tensor
+                         : v->kind == TR_VALUE_TENSORS ? (const void *)v->tensors
+                         : v->kind == TR_VALUE_RREF ? (const void *)v->rref
+                         : v->kind == TR_VALUE_OBJECT ? v->object : NULL;
+    return tr_status_of(object);
+}
+
+tr_status tr_reply_with(tr_rpc_reply *r, tr_value value)
+{
+    TR__TRY(check_reply("tr_reply_with", r));
+    if (r->signature && value.kind != r->signature->returns)
+        return tr__fail(TR_INVALID, "tr_reply_with: %s returns %s, not %s", r->owed.function,
+            tr_value_kind_name(r->signature->returns), tr_value_kind_name(value.kind));
+    return settle(r, check_result(&value), value);
+}
+
+tr_status tr_reply_fail(tr_rpc_reply *r, tr_status status, const char *message)
+{
+    TR__TRY(check_reply("tr_reply_fail", r));
+    if (status <= TR_END || status > TR_INTERNAL || !message)
+        return tr__fail(TR_INVALID, "tr_reply_fail: a failure (a tr_status behind TR_END) and a message are needed, not %d and %s",
+            (int)status, message ? message : "NULL");
+    return settle(r, tr__fail(status, "%s", message), tr_value_none());
+}
+
+/* ---- Requests ---------------------------------------------------------------------------------------------------- */
 
 static tr_status read_raw(tr__rpc_reader *r, void *to, size_t bytes)
 {
@@ -50,15 +205,16 @@ static tr_status read_raw(tr__rpc_reader *r, void *to, size_t bytes)
 static tr_status read_head(serving *s, tr__rpc_reader *r)
 {
     s->flags = tr__rpc_read_u32(r);
-    s->name = tr__rpc_read_text(r);
-    if (!s->name) return tr__rpc_damaged("a request without a function");
+    s->owed.function = tr__rpc_read_text(r);
+    if (!s->owed.function) return tr__rpc_damaged("a request without a function");
     if (s->flags & TR__CALL_KEEP) {
-        TR__TRY(read_raw(r, &s->token, sizeof s->token));
-        s->kept = tr__refs_making(s->rpc, &s->token);
-        TR__TRY(tr_status_of(s->kept));
+        tr__rref_token token;
+        TR__TRY(read_raw(r, &token, sizeof token));
+        s->owed.kept = tr__refs_making(s->owed.rpc, &token);
+        TR__TRY(tr_status_of(s->owed.kept));
     }
     if (s->flags & TR__CALL_DEREFERENCE) TR__TRY(read_raw(r, &s->id, sizeof s->id));
-    tr__rpc_read_note(r, &s->note);
+    tr__rpc_read_note(r, &s->owed.note);
     uint32_t count = tr__rpc_read_u32(r);
     if (r->bad || count > TR__RPC_COUNT_MAX) return tr__rpc_damaged("a request's arguments");
     s->count = (int)count;
@@ -71,7 +227,7 @@ static tr_status read_head(serving *s, tr__rpc_reader *r)
 /* All of it, also when the function cannot be called: references among the arguments must be taken in. */
 static tr_status read_request(serving *s)
 {
-    tr__rpc_take_in t = {s->rpc, s->m->from};
+    tr__rpc_take_in t = {s->owed.rpc, s->m->from};
     tr__rpc_reader r = tr__rpc_read_from(s->m, &t);
     TR__TRY(read_head(s, &r));
     for (int i = 0; i < s->count; i++) TR__TRY(tr__rpc_read_value(&r, &s->values[s->first + i]));
@@ -92,97 +248,28 @@ static tr_status check_arguments(const serving *s)
 
 static tr_status find_function(serving *s)
 {
-    s->entry = tr__rpc_find_function(s->rpc, s->name);
+    s->entry = tr__rpc_find_function(s->owed.rpc, s->owed.function);
     if (s->entry) return TR_OK;
     return tr__fail(TR_NOT_FOUND, "no function of that name is registered there (tr_rpc_register)");
 }
 
-static tr_status check_result(const serving *s)
-{
-    const tr_value *v = &s->result;
-    const void *object = v->kind == TR_VALUE_TENSOR ? (const void *)v->tensor
-                         : v->kind == TR_VALUE_TENSORS ? (const void *)v->tensors
-                         : v->kind == TR_VALUE_RREF ? (const void *)v->rref
-                         : v->kind == TR_VALUE_OBJECT ? v->object : NULL;
-    return tr_status_of(object);
-}
-
 static tr_status run_function(serving *s)
 {
-    tr_rpc *rpc = s->rpc;
-    if (tr__rpc_is_hooked(rpc, s->name) && rpc->hooks.incoming)
-        TR__TRY(rpc->hooks.incoming(rpc->hooks.user, s->m->from, false, s->values + s->first, s->count, &s->note));
+    tr_rpc *rpc = s->owed.rpc;
+    if (tr__rpc_is_hooked(rpc, s->owed.function) && rpc->hooks.incoming)
+        TR__TRY(rpc->hooks.incoming(rpc->hooks.user, s->m->from, false, s->values + s->first, s->count, &s->owed.note));
     if (s->entry->handler) return s->entry->handler(s->entry->state, s->m->from, s->values, s->count + s->first, &s->result);
     TR__TRY(check_arguments(s));
     TR__TRY(s->entry->function.body(s->entry->state, s->values, &s->result));
-    return check_result(s);
+    return check_result(&s->result);
 }
 
 static tr_status carry_out(serving *s)
 {
     if (s->m->cancelled) return tr__fail(TR_CANCELLED, "given up by the caller");
     TR__TRY(find_function(s));
-    if (s->first) TR__TRY(tr__refs_value(s->rpc, s->id, &s->values[0]));
+    if (s->first) TR__TRY(tr__refs_value(s->owed.rpc, s->id, &s->values[0]));
     return run_function(s);
-}
-
-static tr_status send_reply(const serving *s, tr_status status, const tr__rpc_writer *w)
-{
-    tr__rpc_frame frame = {.type = TR__RPC_REPLY, .id = s->m->frame.id, .status = status};
-    return tr__rpc_send(s->rpc, s->m->from, frame, w);
-}
-
-static tr_status send_result(const serving *s)
-{
-    tr__rpc_writer w;
-    tr__rpc_hand_over h;
-    tr__rpc_write_to(&w, &h, s->rpc, s->m->from);
-    tr__rpc_write_note(&w, &s->note);
-    tr__rpc_write_value(&w, &s->result);
-    tr_status status = w.status == TR_OK ? send_reply(s, TR_OK, &w) : w.status;
-    tr__rpc_written(&w, &h, status);
-    return status;
-}
-
-/* With this thread's latest failure. */
-static tr_status send_failure(const serving *s, tr_status why)
-{
-    tr__rpc_writer w;
-    tr__rpc_writer_begin(&w);
-    tr__rpc_write_text(&w, tr_error_message());
-    tr_status status = send_reply(s, why, &w);
-    tr__rpc_writer_end(&w);
-    return status;
-}
-
-/* The caller hears of a result that cannot be sent, too. */
-static void reply(serving *s, tr_status status)
-{
-    bool hooked = s->name && tr__rpc_is_hooked(s->rpc, s->name) && !(s->flags & TR__CALL_KEEP);
-    if (status == TR_OK && hooked) status = tr__rpc_outgoing(s->rpc, s->m->from, true, &s->result, 1, &s->note);
-    if (status == TR_OK) {
-        status = send_result(s);
-        if (status != TR_OK && hooked) tr__rpc_unsent(s->rpc, &s->note);
-    }
-    if (status != TR_OK && send_failure(s, status) != TR_OK)
-        tr__log(TR_LOG_DEBUG, "rpc: no reply to %s of worker %d: %s", s->name ? s->name : "a call", s->m->from,
-            tr_error_message());
-}
-
-/* What tr_remote() asked for stays here, the failure too. */
-static tr_status keep(serving *s, tr_status status)
-{
-    if (!s->kept || tr__error_of(s->kept)) return status;
-    tr__refs_made(s->kept, status == TR_OK ? &s->result : NULL);
-    s->result = tr_value_none();
-    return TR_OK;
-}
-
-static void enter(const serving *s, bool in)
-{
-    tr_rpc *rpc = s->rpc;
-    if (in && rpc->hooks.enter) rpc->hooks.enter(rpc->hooks.user, &s->note);
-    if (!in && rpc->hooks.leave) rpc->hooks.leave(rpc->hooks.user);
 }
 
 static void serve(serving *s)
@@ -190,27 +277,23 @@ static void serve(serving *s)
     TR_SCOPE;
     s->result = tr_value_none();
     tr_status status = read_request(s);
-    bool entered = status == TR_OK && tr__rpc_is_hooked(s->rpc, s->name);
-    if (entered) enter(s, true);
+    bool entered = status == TR_OK && tr__rpc_is_hooked(s->owed.rpc, s->owed.function);
+    if (entered) enter(&s->owed, true);
     if (status == TR_OK) status = carry_out(s);
-    status = keep(s, status);
-    if (!s->m->cancelled || s->kept) { /* who asked for a value to be kept must hear when it can be dropped */
-        if (s->outermost) tr__rpc_promise(s->rpc);
-        reply(s, status);
-    }
-    if (entered) enter(s, false);
+    if (s->deferred && status != TR_OK)
+        (void)!settle(s->deferred, status, s->result); /* unless it has been answered */
+    else if (!s->deferred && (!s->m->cancelled || s->owed.kept)) /* who has a value kept must hear when it can be dropped */
+        (void)!answer(&s->owed, status, s->result);
+    if (entered) enter(&s->owed, false);
+    tr__unref(s->deferred);
     if (s->values != s->few) free(s->values);
 }
 
 void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)
 {
-    tr_rpc *outer = current.rpc;
-    serving s = {.rpc = rpc, .m = m, .outermost = !outer};
-    int outer_from = current.from;
-    current.rpc = rpc;
-    current.from = m->from;
+    serving *outer = current, s = {.m = m, .owed = {.rpc = rpc, .to = m->from, .call = m->frame.id}, .outermost = !outer};
+    current = &s;
     serve(&s);
-    current.rpc = outer;
-    current.from = outer_from;
+    current = outer;
     tr__inbound_free(m);
 }

@@ -112,7 +112,7 @@ static void promise(tr_rpc *rpc)
 
 void tr__rpc_promise(tr_rpc *rpc)
 {
-    if (own.outermost) promise(rpc);
+    if (own.outermost && own.rpc == rpc) promise(rpc);
 }
 
 static void keep_promise(tr_rpc *rpc)

@@ -5,6 +5,7 @@
 #include <trireme/train.h>
 
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -379,6 +380,59 @@ static void a_failure_anywhere_ends_the_backward_with_its_cause(void **state)
     run(DIST_WORKERS, run_failures, NULL);
 }
 
+/* The layer's result, from a thread of the program's: it belongs to the context of the call nevertheless. */
+typedef struct deferred_layer {
+    tr_rpc_reply *reply; /* kept */
+    tr_tensor *y;        /* kept */
+} deferred_layer;
+
+static void *give_layer(void *arg)
+{
+    deferred_layer *d = arg;
+    (void)!tr_reply_with(d->reply, tr_value_tensor(d->y));
+    tr_release(d->reply);
+    tr_release(d->y);
+    free(d);
+    return NULL;
+}
+
+static tr_tensor *later_layer(void *state, tr_tensor *x)
+{
+    deferred_layer *d = malloc(sizeof *d);
+    pthread_t thread;
+    *d = (deferred_layer){tr_keep(tr_rpc_defer()), tr_keep(tr_tanh(tr_forward(((dist_worker *)state)->net, x)))};
+    if (pthread_create(&thread, NULL, give_layer, d) == 0) pthread_detach(thread);
+    return NULL;
+}
+TR_RPC_WITH_STATE(later_layer, TENSOR, RETURNS(TENSOR));
+
+static void run_deferred_layers(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    OK(tr_rpc_register(w.rpc, &later_layer_rpc, .state = &w));
+    OK(tr_barrier(r->group));
+    for (int mode = TR_DIST_FAST; r->number == 0 && mode <= TR_DIST_SMART; mode++) {
+        TR_SCOPE;
+        tr_module *nets[DIST_WORKERS];
+        make_twins(nets);
+        TR_DIST_CONTEXT(w.rpc, context);
+        tr_tensor *h = tr_forward(w.net, dist_input());
+        tr_tensor *y = tr_future_tensor(tr_rpc_sync(w.rpc, "w1", "later_layer", h));
+        OK(tr_dist_backward(context, tr_sum(y), .mode = (tr_dist_mode)mode));
+        OK(tr_backward(tr_sum(tr_tanh(tr_forward(nets[1], tr_forward(nets[0], dist_input()))))));
+        check_grads(r, &w, nets);
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void an_answer_of_another_thread_belongs_to_its_calls_context(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_deferred_layers, NULL);
+}
+
 /* Answers when its caller has given up, with a result that has a gradient. */
 static atomic_int given_up;
 
@@ -548,6 +602,7 @@ int main(void)
         cmocka_unit_test(optimizers_step_as_in_one_process),
         cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
+        cmocka_unit_test(an_answer_of_another_thread_belongs_to_its_calls_context),
         cmocka_unit_test(a_reply_that_comes_too_late_is_not_waited_for),
         cmocka_unit_test(a_reply_that_cannot_be_sent_is_not_waited_for),
         cmocka_unit_test(what_travelled_before_the_context_is_told_once),

@@ -134,6 +134,58 @@ static void others_go_on_when_a_worker_is_killed(void **state)
     }
 }
 
+/* ---- A caller that dies, to whom answers are owed ------------------------------------------------------------------- */
+
+enum { OWED = 3 };
+static tr_rpc_reply *owed[OWED]; /* kept */
+static atomic_int owed_count;
+
+static int64_t put_aside(int64_t number)
+{
+    tr_rpc_reply *reply = tr_keep(tr_rpc_defer());
+    int at = atomic_fetch_add(&owed_count, 1);
+    if (at < OWED) owed[at] = reply;
+    return number;
+}
+TR_RPC(put_aside, I64, RETURNS(I64));
+
+/* All report three turns, so that the victim is killed when worker 0 owes it three answers. */
+static tr_status owe_who_dies(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_rpc_register(rpc, &put_aside_rpc));
+    TRY(tr_barrier(r->group));
+    tr_status status = TR_OK;
+    for (int i = 0; i < OWED && r->number == VICTIM; i++) status = tr_status_of(tr_rpc_async(rpc, "worker0", "put_aside", i));
+    TRY(status);
+    while (r->number == 0 && atomic_load(&owed_count) < OWED) usleep(100);
+    atomic_fetch_add(&r->post->turns, 3);
+    while (status == TR_OK) status = act(rpc, VICTIM, SMALL_CALLS);
+    CHECK(status == TR_PEER);
+    for (int i = 0; i < OWED && r->number == 0; i++) {
+        TRY(i ? tr_reply_with(owed[i], tr_value_i64(1)) : tr_reply_fail(owed[i], TR_SHAPE, "too long"));
+        CHECK(tr_reply_with(owed[i], tr_value_i64(1)) == TR_STATE);
+        tr_release(owed[i]);
+    }
+    return go_on_without(r, rpc, SMALL_CALLS);
+}
+
+static void answers_that_are_owed_go_with_their_caller(void **state)
+{
+    (void)state;
+    static const int apart[] = {0, 1, 2};
+    const setting *const settings[] = {&(setting){0}, &(setting){.hosts = apart}};
+    for (int i = 0; i < 2; i++) {
+        job j;
+        kill_one_of(&j, settings[i], 3, VICTIM, owe_who_dies, NULL, 0);
+        for (int k = 0; k < 3; k++)
+            if (k != VICTIM && (j.posts[k].status != TR_OK || !j.posts[k].ended)) fail_msg("rank %d: %s", k, j.posts[k].text);
+        finish(&j);
+    }
+}
+
 /* ---- Time --------------------------------------------------------------------------------------------------------- */
 
 static tr_status be_impatient(rank *r)
@@ -258,6 +310,7 @@ int main(void)
         cmocka_unit_test(values_go_whose_calls_took_too_long),
         cmocka_unit_test(references_that_leak_are_reported),
         cmocka_unit_test(others_go_on_when_a_worker_is_killed),
+        cmocka_unit_test(answers_that_are_owed_go_with_their_caller),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
