@@ -397,7 +397,7 @@ TR__DIST_OWNER_MAP(HANDLER)
 
 tr_status tr__dist_owner_start(tr__dist_worker *w)
 {
-#define REGISTER(name, text) TR__TRY(tr__rpc_handle(w->rpc, text, handle_##name, w, TR__RPC_QUEUED));
+#define REGISTER(name, text) TR__TRY(tr__rpc_handle(w->rpc, text, handle_##name, w, false));
     TR__DIST_OWNER_MAP(REGISTER)
 #undef REGISTER
     return TR_OK;
@@ -413,5 +413,5 @@ tr_future *tr__dist_order_to(tr__dist_worker *w, int to, tr__dist_order order, c
 #define NAME(name, text) text,
     static const char *const names[] = {TR__DIST_OWNER_MAP(NAME)};
 #undef NAME
-    return tr__rpc_internal(w->rpc, to, names[order], values, n);
+    return tr__rpc_internal(w->rpc, to, names[order], values, n, 0);
 }

@@ -2,8 +2,8 @@
  * Distributed autograd on RPC: what calls carry along, and how the messages of a backward travel.
  *
  * A call's note says in which context it is made, which of its tensors have gradients, and what the sender knows them as.
- * A message is an internal call. Its result says whether it is answered already; if not, an answer follows as a message
- * of its own, since a handler must not wait for what it causes.
+ * A message is an internal call. Its handler must not wait for what it causes: it takes over the reply, which answers the message
+ * when that is done.
  */
 #include "parallel/dist_rpc.h"
 
@@ -16,7 +16,6 @@
 
 enum { TENSORS_MOST = 64 }; /* in a call that carry gradients */
 enum { NO_CONTEXT = -1 };
-enum { ALREADY = 1, LATER = 2 }; /* the results of messages */
 
 /* ---- The context that is current on a thread ----------------------------------------------------------------------------- */
 
@@ -241,159 +240,50 @@ static void leave(void *user)
 
 /* ---- Messages that go out --------------------------------------------------------------------------------------------- */
 
-/* One that is to be answered. */
-typedef struct tr__dist_waiting {
-    struct tr__dist_waiting *next;
-    int64_t ticket;
-    int to;
-    void *token;
-    tr_future *future; /* kept */
-    tr__dist_id context;
-} waiting;
-
 /* The header of a message, in front of its gradients. */
 typedef struct header {
-    int64_t kind, context_worker, context_number, pass, smart, retain, ticket, status;
+    int64_t kind, context_worker, context_number, pass, smart, retain, status;
 } header;
 
-static waiting *take_waiting(tr__dist_worker *w, int64_t ticket)
-{
-    pthread_mutex_lock(&w->lock);
-    waiting **at = &w->waiting;
-    while (*at && (*at)->ticket != ticket) at = &(*at)->next;
-    waiting *found = *at;
-    if (found) *at = found->next;
-    pthread_mutex_unlock(&w->lock);
-    return found;
-}
-
-/* The message has been answered; nothing happens when it had been before. */
-static void settle(tr__dist_worker *w, int64_t ticket, tr_status status, const char *text)
-{
-    waiting *it = take_waiting(w, ticket);
-    if (!it) return;
-    tr__dist_answered(it->token, status, text);
-    tr__unref(it->future);
-    free(it);
-}
-
-typedef struct posted {
-    tr__dist_worker *worker;
-    int64_t ticket;
-} posted;
-
-static void was_delivered(tr_future *future, void *user)
-{
-    posted p = *(posted *)user;
-    free(user);
-    tr_status status = tr_future_wait(future);
-    if (status != TR_OK)
-        settle(p.worker, p.ticket, status, tr_error_message());
-    else if (tr_future_i64(future) == ALREADY)
-        settle(p.worker, p.ticket, TR_OK, "");
-}
-
-/* The message as values; bytes for the header, and behind it the numbers or the text. */
-static char *pack(const tr__dist_message *m, int64_t ticket, size_t *bytes)
+/* The message as values: bytes for the header, and behind it the numbers or the text; then the gradients. */
+static tr_future *post(tr__dist_worker *w, int to, const tr__dist_message *m, int timeout_ms)
 {
     size_t behind = m->text ? strlen(m->text) : (size_t)m->n_numbers * sizeof *m->numbers;
-    header h = {m->kind, m->context.worker, m->context.number, m->pass, m->smart, m->retain, ticket, m->status};
+    header h = {m->kind, m->context.worker, m->context.number, m->pass, m->smart, m->retain, m->status};
     char *data = malloc(sizeof h + behind);
-    if (!data) return NULL;
+    if (!data) return tr__object_fail(&tr__future_type, TR_NO_MEMORY, "backward: out of memory");
     memcpy(data, &h, sizeof h);
     if (behind) memcpy(data + sizeof h, m->text ? (const void *)m->text : m->numbers, behind);
-    *bytes = sizeof h + behind;
-    return data;
-}
-
-static tr_future *post(tr__dist_worker *w, int to, const tr__dist_message *m, int64_t ticket)
-{
-    size_t bytes;
-    char *data = pack(m, ticket, &bytes);
-    if (!data) return tr__object_fail(&tr__future_type, TR_NO_MEMORY, "backward: out of memory");
-    tr_value values[1 + TR__DIST_TENSORS] = {tr_value_bytes((tr_bytes){data, bytes})};
+    tr_value values[1 + TR__DIST_TENSORS] = {tr_value_bytes((tr_bytes){data, sizeof h + behind})};
     for (int i = 0; i < m->n_gradients; i++)
         values[1 + i] = m->gradients[i] ? tr_value_tensor(m->gradients[i]) : tr_value_none();
-    tr_future *future = tr__rpc_internal(w->rpc, to, ".dist", values, 1 + m->n_gradients);
+    tr_future *future = tr__rpc_internal(w->rpc, to, ".dist", values, 1 + m->n_gradients, timeout_ms);
     free(data);
     return future;
 }
 
-static bool add_waiting(tr__dist_worker *w, int to, const tr__dist_message *m, void *token, int64_t *ticket)
+static void was_answered(tr_future *future, void *token)
 {
-    waiting *it = calloc(1, sizeof *it);
-    if (!it) return false;
-    pthread_mutex_lock(&w->lock);
-    *ticket = ++w->next_ticket;
-    *it = (waiting){.next = w->waiting, .ticket = *ticket, .to = to, .token = token, .context = m->context};
-    w->waiting = it;
-    pthread_mutex_unlock(&w->lock);
-    return true;
-}
-
-/* Lets others that wait for the context's calls see the future. */
-static void note_future(tr__dist_worker *w, int64_t ticket, tr_future *future)
-{
-    pthread_mutex_lock(&w->lock);
-    for (waiting *it = w->waiting; it; it = it->next)
-        if (it->ticket == ticket) it->future = tr_keep(future);
-    pthread_mutex_unlock(&w->lock);
+    tr_status status = tr_future_wait(future);
+    tr__dist_answered(token, status, status == TR_OK ? "" : tr_error_message());
 }
 
 static void send_message(void *user, int to, const tr__dist_message *m, void *token)
 {
-    tr__dist_worker *w = user;
     TR_SCOPE;
-    int64_t ticket = 0;
-    if (!token) {
-        (void)!tr_status_of(post(w, to, m, 0));
-        return;
-    }
-    posted *p = malloc(sizeof *p);
-    if (!p || !add_waiting(w, to, m, token, &ticket)) {
-        free(p);
-        tr__dist_answered(token, TR_NO_MEMORY, "backward: out of memory");
-        return;
-    }
-    *p = (posted){w, ticket};
-    tr_future *future = post(w, to, m, ticket);
-    note_future(w, ticket, future);
-    tr_status status = tr_future_then(future, was_delivered, p);
-    if (status == TR_OK) return;
-    free(p);
-    settle(w, ticket, status, tr_error_message());
+    /* A backward may take longer than a call: who began it says when it is over. */
+    tr_future *future = post(user, to, m, token ? TR__RPC_NO_TIMEOUT : 0);
+    tr_status status = token ? tr__future_then_quick(future, was_answered, token) : TR_OK;
+    if (status != TR_OK) tr__dist_answered(token, status, tr_error_message());
 }
 
 /* ---- Messages that come in -------------------------------------------------------------------------------------------- */
 
-/* A message that is being handled; the later of its handler's end and its answer frees it. */
-typedef struct serving {
-    tr__dist_worker *worker;
-    int from;
-    int64_t ticket;
-    atomic_int state; /* ALREADY: answered, LATER: the handler has returned */
-    tr__error *error; /* of the answer; NULL: TR_OK */
-} serving;
-
-static void send_answer(const serving *s, tr_status status, const char *text)
-{
-    TR_SCOPE;
-    tr_value values[] = {tr_value_i64(s->ticket), tr_value_i64(status), tr_value_string(text)};
-    if (s->ticket) (void)!tr_status_of(tr__rpc_internal(s->worker->rpc, s->from, ".dist.answer", values, 3));
-}
-
 static void answer_message(void *user, void *call, tr_status status, const char *text)
 {
     (void)user;
-    serving *s = call;
-    if (status != TR_OK) {
-        tr__fail(status, "%s", text);
-        s->error = tr__error_take();
-    }
-    if (atomic_exchange(&s->state, ALREADY) != LATER) return;
-    send_answer(s, status, text);
-    if (s->error) tr__error_unref(s->error);
-    free(s);
+    (void)!(status == TR_OK ? tr_reply_with(call, tr_value_none()) : tr_reply_fail(call, status, text));
+    tr__unref(call);
 }
 
 static tr_status unpack(const tr_value *values, int n, header *h, tr__dist_message *m, int64_t **numbers, char **text)
@@ -431,76 +321,39 @@ static tr_status read_gradients(const tr_value *values, int n, tr_tensor **out)
     return TR_OK;
 }
 
-/* Handles it, and says whether it has been answered. */
-static tr_status serve(tr__dist_worker *w, int from, int64_t ticket, const tr__dist_message *m, tr_value *result)
-{
-    serving *s = calloc(1, sizeof *s);
-    if (!s) return tr__fail(TR_NO_MEMORY, "backward: out of memory");
-    *s = (serving){.worker = w, .from = from, .ticket = ticket};
-    tr__dist_handle(&w->dist, from, m, s);
-    *result = tr_value_i64(LATER);
-    if (atomic_exchange(&s->state, LATER) != ALREADY) return TR_OK; /* from here on it is the answer's */
-    *result = tr_value_i64(ALREADY);
-    tr_status status = tr__fail_stored(s->error);
-    if (s->error) tr__error_unref(s->error);
-    free(s);
-    return status;
-}
-
 static tr_status handle_message(void *user, int from, const tr_value *values, int n, tr_value *result)
 {
+    tr__dist_worker *w = user;
     header h;
     tr__dist_message m;
     int64_t *numbers = NULL;
     char *text = NULL;
     tr_tensor *gradients[TR__DIST_TENSORS];
+    *result = tr_value_none();
     tr_status status = unpack(values, n, &h, &m, &numbers, &text);
     if (status == TR_OK) status = read_gradients(values + 1, m.n_gradients, gradients);
     m.gradients = gradients;
-    if (status == TR_OK) status = serve(user, from, h.ticket, &m, result);
+    tr_rpc_reply *reply = status == TR_OK ? tr_keep(tr_rpc_defer()) : NULL;
+    if (status == TR_OK) status = tr_status_of(reply);
+    if (status == TR_OK) tr__dist_handle(&w->dist, from, &m, reply);
     free(numbers);
     free(text);
     return status;
 }
 
-static tr_status handle_answer(void *user, int from, const tr_value *values, int n, tr_value *result)
-{
-    (void)from;
-    *result = tr_value_none();
-    if (n != 3 || values[0].kind != TR_VALUE_I64 || values[1].kind != TR_VALUE_I64 || values[2].kind != TR_VALUE_STRING)
-        return tr__fail(TR_FORMAT, "backward: a damaged answer");
-    int64_t status = values[1].i64;
-    if (status < TR_OK || status > TR_INTERNAL) status = TR_INTERNAL;
-    settle(user, values[0].i64, (tr_status)status, values[2].string);
-    return TR_OK;
-}
-
 /* ---- A worker that dies; starting ----------------------------------------------------------------------------------------- */
-
-static int64_t ticket_to(tr__dist_worker *w, int worker)
-{
-    pthread_mutex_lock(&w->lock);
-    waiting *it = w->waiting;
-    while (it && it->to != worker) it = it->next;
-    int64_t ticket = it ? it->ticket : 0;
-    pthread_mutex_unlock(&w->lock);
-    return ticket;
-}
 
 static void gone(void *user, int worker)
 {
     tr__dist_worker *w = user;
     char text[512] = "it has stopped";
-    tr_status status = tr__rpc_alive(w->rpc, worker);
-    if (status != TR_OK) strncpy(text, tr_error_message(), sizeof text - 1);
-    for (int64_t ticket; (ticket = ticket_to(w, worker));) settle(w, ticket, status == TR_OK ? TR_PEER : status, text);
+    if (tr__rpc_alive(w->rpc, worker) != TR_OK) strncpy(text, tr_error_message(), sizeof text - 1);
     tr__dist_gone(&w->dist, worker, text);
 }
 
 static void destroy(void *user)
 {
     tr__dist_worker *w = user;
-    while (w->waiting) settle(w, w->waiting->ticket, TR_CANCELLED, "the agent has stopped");
     tr__dist_owner_end(w);
     tr__dist_end(&w->dist);
     pthread_cond_destroy(&w->turns);
@@ -525,8 +378,7 @@ tr_status tr_dist_start(tr_rpc *rpc)
         destroy(w);
         return status;
     }
-    TR__TRY(tr__rpc_handle(rpc, ".dist", handle_message, w, TR__RPC_ATTENDED));
-    TR__TRY(tr__rpc_handle(rpc, ".dist.answer", handle_answer, w, TR__RPC_QUICK));
+    TR__TRY(tr__rpc_handle(rpc, ".dist", handle_message, w, true));
     TR__TRY(tr__dist_owner_start(w));
     return tr__dist_module_start(rpc);
 }
@@ -600,19 +452,6 @@ static tr_status list_roots(const tr_dist_backward_options *o, tr_tensor **roots
     return *n ? TR_OK : tr__fail(TR_INVALID, "tr_dist_backward: no root");
 }
 
-/* A call of the context that is under way, kept; NULL: none. */
-static tr_future *under_way(tr__dist_worker *w, tr__dist_id context)
-{
-    pthread_mutex_lock(&w->lock);
-    tr_future *found = NULL;
-    for (waiting *it = w->waiting; it && !found; it = it->next)
-        if (it->context.worker == context.worker && it->context.number == context.number && it->future &&
-            !tr_future_done(it->future))
-            found = tr_keep(it->future);
-    pthread_mutex_unlock(&w->lock);
-    return found;
-}
-
 /* Whoever waits for a backward carries out what comes for it: gradients, in SMART marks. */
 static bool wants(const void *context, tr_bytes message)
 {
@@ -630,26 +469,18 @@ static bool has_news(const void *context)
     return tr__dist_over(c) || tr__dist_marked(c);
 }
 
-/* Waits for a while. True: there may be more to wait for. */
-static bool wait_on(tr__dist_worker *w, tr_dist_context *c, int64_t deadline_ns)
-{
-    if (tr__dist_marked(c)) tr__dist_continue(c);
-    tr_future *call = under_way(w, c->id);
-    bool called = call != NULL, done = called && tr__future_await(call, deadline_ns);
-    tr__unref(call);
-    if (!called) tr__rpc_watch(w->rpc, has_news, c, deadline_ns);
-    return done || tr__dist_marked(c);
-}
-
-/* Waits for the calls that the backward makes from here, then for its end: unlike a thread that only sleeps, one that looks for
- * messages helps. */
+/* Unlike a thread that only sleeps, one that looks for messages helps. */
 static tr_status await(tr_dist_context *c, int timeout_ms, int64_t deadline_ns)
 {
-    tr__dist_worker *w = (tr__dist_worker *)c->dist;
-    const tr__rpc_attention *outer = tr__rpc_attend(&(tr__rpc_attention){w->rpc, wants, c});
-    while (!tr__dist_over(c) && wait_on(w, c, deadline_ns)) {}
+    tr_rpc *rpc = ((tr__dist_worker *)c->dist)->rpc;
+    int awake = tr__rpc_block(rpc);
+    const tr__rpc_attention *outer = tr__rpc_attend(&(tr__rpc_attention){rpc, wants, c});
+    for (tr__rpc_watch(rpc, has_news, c, deadline_ns); tr__dist_marked(c); tr__rpc_watch(rpc, has_news, c, deadline_ns))
+        tr__dist_continue(c);
     tr__rpc_attend(outer);
-    return tr__dist_await(c, timeout_ms);
+    tr_status status = tr__dist_await(c, timeout_ms);
+    tr__rpc_unblock(rpc, awake);
+    return status;
 }
 
 static tr_status run_backward(tr_dist_context *c, const tr_dist_backward_options *o, tr_tensor **roots,

@@ -9,8 +9,6 @@ typedef struct tr__dist_worker {
     tr__dist dist; /* first */
     tr_rpc *rpc;   /* holds this, not the other way round */
     pthread_mutex_t lock;
-    struct tr__dist_waiting *waiting; /* messages that are to be answered */
-    int64_t next_ticket;
     struct tr__dist_owned *optimizers; /* this worker's parts of them */
     int64_t next_optimizer;
     int64_t next_turn, turn; /* steps are made in the order in which they came */

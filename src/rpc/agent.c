@@ -138,9 +138,9 @@ tr_status tr_rpc_register_with(const tr_rpc_register_options *options)
     return add_function(o.rpc, o.function->name, &(tr__rpc_entry){.function = *o.function, .state = o.state});
 }
 
-tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, tr__rpc_service service)
+tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, bool attended)
 {
-    return add_function(rpc, name, &(tr__rpc_entry){.handler = handler, .state = user, .service = service});
+    return add_function(rpc, name, &(tr__rpc_entry){.handler = handler, .state = user, .attended = attended});
 }
 
 tr_status tr__rpc_set_hooks(tr_rpc *rpc, const tr__rpc_hooks *hooks)

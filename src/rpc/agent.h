@@ -42,6 +42,7 @@ typedef struct tr__rpc_then {
     tr_future *future; /* a reference, once it has ended */
     void (*callback)(tr_future *future, void *user);
     void *user;
+    bool quick;
 } tr__rpc_then;
 
 /* Of tr_remote() whose caller waits no longer: the value is made all the same, and only the reply says that it can be dropped. */
@@ -134,7 +135,7 @@ typedef struct tr__rpc_entry { /* a function, or a module's handler */
     tr_rpc_function function;
     void *state;
     tr__rpc_handler handler;
-    tr__rpc_service service;
+    bool attended;
     char name[];
 } tr__rpc_entry;
 
@@ -295,10 +296,6 @@ void tr__rpc_poll(tr_rpc *rpc);
 /* Wakes a thread that sleeps for messages. */
 void tr__rpc_kick(tr_rpc *rpc);
 void tr__rpc_wake_clock(tr_rpc *rpc);
-/* Around a wait: a thread of ours that waits is made up for by another one, and no thread sleeps that counts as awake. What
- * the first returns is the second's. */
-int tr__rpc_block(tr_rpc *rpc);
-void tr__rpc_unblock(tr_rpc *rpc, int awake);
 /* Runs a request on this thread when there can be no more threads; true: do so now and then. */
 bool tr__rpc_help(tr_rpc *rpc);
 /* This thread looks for messages by itself, and does so no longer. In between no peer rings the bell, so it must not sleep. */

@@ -184,13 +184,16 @@ tr_status tr_future_cancel(tr_future *f)
 static tr_status admit(tr_rpc *rpc, tr_future *f)
 {
     tr__rpc_link *link = &rpc->links[f->worker];
+    bool for_ever = f->deadline == INT64_MAX;
+    int patience_ms = for_ever ? rpc->timeout_ms : f->timeout_ms;
+    int64_t until_room = for_ever ? tr__now_ns() + (int64_t)patience_ms * 1000000 : f->deadline;
     bool earlier = false, full = true, gone = false, closing = false;
     pthread_mutex_lock(&rpc->calls_lock);
     for (;;) {
         full = link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + f->charged > rpc->queue_bytes);
         gone = atomic_load(&link->gone);
         closing = atomic_load(&rpc->closing); /* under the lock: calls that are in the table are failed after it is set */
-        if (!full || gone || closing || tr__now_ns() >= f->deadline) break;
+        if (!full || gone || closing || tr__now_ns() >= until_room) break;
         pthread_mutex_unlock(&rpc->calls_lock);
         tr__rpc_poll(rpc);
         int64_t until = tr__now_ns() + 1000000;
@@ -213,7 +216,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     if (earlier) tr__rpc_wake_clock(rpc);
     if (gone) return tr__fail_stored(link->why);
     if (closing) return tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
-    if (full) return tr__fail(TR_TIMEOUT, "the queue stayed full for %g s: %d calls are under way there", f->timeout_ms / 1000.0,
+    if (full) return tr__fail(TR_TIMEOUT, "the queue stayed full for %g s: %d calls are under way there", patience_ms / 1000.0,
         link->calls);
     return TR_OK;
 }
@@ -286,7 +289,7 @@ static void set_up(tr_rpc *rpc, tr_future *f, const tr__rpc_plan *p)
 {
     f->worker = p->worker;
     f->timeout_ms = p->timeout_ms ? p->timeout_ms : rpc->timeout_ms;
-    f->deadline = tr__now_ns() + (int64_t)f->timeout_ms * 1000000;
+    f->deadline = f->timeout_ms == TR__RPC_NO_TIMEOUT ? INT64_MAX : tr__now_ns() + (int64_t)f->timeout_ms * 1000000;
     snprintf(f->function, sizeof f->function, "%s", p->function);
     f->held = tr__ref(p->ref);
 }
@@ -413,9 +416,9 @@ tr_rref *tr_rref_remote_go(tr_rref *ref, const tr_value *values, int count)
     return tr__object_failed(&tr__rref_type);
 }
 
-tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_value *arguments, int count)
+tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_value *arguments, int count, int timeout_ms)
 {
-    tr__rpc_plan plan = {.function = name, .values = arguments, .count = count};
+    tr__rpc_plan plan = {.function = name, .values = arguments, .count = count, .timeout_ms = timeout_ms};
     if (tr__rpc_check(rpc) != TR_OK || tr__rpc_find_worker(rpc, NULL, to, &plan.worker) != TR_OK) return failed_call();
     return tr__rpc_begin(rpc, &plan);
 }
@@ -483,9 +486,7 @@ static void take_request(tr_rpc *rpc, tr__rpc_inbound *m)
     uint32_t flags = tr__rpc_read_u32(&r);
     const char *name = tr__rpc_read_text(&r);
     const tr__rpc_entry *entry = name && name[0] == '.' ? tr__rpc_find_function(rpc, name) : NULL;
-    if (entry && entry->service == TR__RPC_QUICK)
-        tr__rpc_serve(rpc, m);
-    else if (entry && entry->service == TR__RPC_ATTENDED && !flags && is_attended(rpc, &r))
+    if (entry && entry->attended && !flags && is_attended(rpc, &r))
         tr__rpc_serve_later(m);
     else
         tr__rpc_enqueue(rpc, m);

@@ -108,7 +108,16 @@ static void settle(tr_future *f)
     f->thens = NULL;
     pthread_mutex_unlock(&f->lock);
     if (atomic_load(&f->sleepers) > 0) tr__futex_wake(&f->done, INT32_MAX);
-    for (tr__rpc_then *t = thens; t; t = t->next) t->future = tr__ref(f);
+    for (tr__rpc_then **at = &thens, *t; (t = *at);) {
+        if (t->quick) {
+            *at = t->next;
+            t->callback(f, t->user);
+            free(t);
+        } else {
+            t->future = tr__ref(f);
+            at = &t->next;
+        }
+    }
     tr__rpc_call_back(thens);
 }
 
@@ -243,14 +252,14 @@ int tr_future_wait_any(tr_future *const *list, int count)
     return find_done(list, count);
 }
 
-tr_status tr_future_then(tr_future *f, void (*callback)(tr_future *future, void *user), void *user)
+static tr_status then_call(tr_future *f, void (*callback)(tr_future *future, void *user), void *user, bool quick)
 {
     if (!f || !callback) return tr__fail(TR_INVALID, "tr_future_then: a future and a callback are needed, not NULL");
     tr__rpc_then *then = NULL;
     if (!tr_future_done(f)) {
         then = malloc(sizeof *then);
         if (!then) return tr__fail(TR_NO_MEMORY, "tr_future_then: no memory");
-        *then = (tr__rpc_then){.callback = callback, .user = user};
+        *then = (tr__rpc_then){.callback = callback, .user = user, .quick = quick};
         pthread_mutex_lock(&f->lock);
         bool done = atomic_load(&f->done);
         tr__rpc_then **at = &f->thens;
@@ -262,6 +271,16 @@ tr_status tr_future_then(tr_future *f, void (*callback)(tr_future *future, void 
     free(then);
     callback(f, user);
     return TR_OK;
+}
+
+tr_status tr_future_then(tr_future *f, void (*callback)(tr_future *future, void *user), void *user)
+{
+    return then_call(f, callback, user, false);
+}
+
+tr_status tr__future_then_quick(tr_future *f, void (*callback)(tr_future *future, void *user), void *user)
+{
+    return then_call(f, callback, user, true);
 }
 
 /* ---- What came back ---------------------------------------------------------------------------------------------- */

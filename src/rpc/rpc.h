@@ -9,6 +9,8 @@
 
 #include <trireme/rpc.h>
 
+#include <limits.h>
+
 extern const tr__type tr__rpc_type, tr__future_type, tr__rref_type;
 
 enum { TR__RPC_NOTE = 64 };
@@ -44,17 +46,17 @@ tr_status tr__rpc_set_hooks(tr_rpc *rpc, const tr__rpc_hooks *hooks);
 /* What was given as user; NULL: no hooks are set. */
 void *tr__rpc_user(const tr_rpc *rpc);
 
-typedef enum tr__rpc_service {
-    TR__RPC_QUEUED,   /* carried out by a thread of the agent */
-    TR__RPC_ATTENDED, /* or by one that attends to it, below */
-    TR__RPC_QUICK,    /* by the thread that finds the message, at once: it must be short and not wait for a call */
-} tr__rpc_service;
-
 /* Messages of a module: its names begin with a dot, arguments are of any number and kind, no hook sees them. A
- * handler's result is copied before its scope ends. */
+ * handler's result is copied before its scope ends; it may tr_rpc_defer(). `attended`: carried out by a thread of the agent, or
+ * by one that attends to it, below. */
 typedef tr_status (*tr__rpc_handler)(void *user, int from, const tr_value *arguments, int count, tr_value *result);
-tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, tr__rpc_service service);
-tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_value *arguments, int count);
+tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, bool attended);
+/* timeout_ms: 0: the agent's; TR__RPC_NO_TIMEOUT: the answer comes, or the worker is lost. */
+enum { TR__RPC_NO_TIMEOUT = INT_MAX };
+tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_value *arguments, int count, int timeout_ms);
+
+/* tr_future_then(), of a callback that the thread which finds the reply runs at once: it must be short and not wait for a call. */
+tr_status tr__future_then_quick(tr_future *future, void (*callback)(tr_future *future, void *user), void *user);
 
 /* A thread that waits for what requests bring attends to them: those that it finds and wants it carries out itself, wherever
  * it looks for messages, so that no other one has to be woken for them, and then it. By the first argument, of bytes. Of one
@@ -65,6 +67,10 @@ typedef struct tr__rpc_attention {
     const void *user;
 } tr__rpc_attention;
 const tr__rpc_attention *tr__rpc_attend(const tr__rpc_attention *attention);
+/* Around a wait: a thread of the agent's that waits is made up for by another one, and no thread sleeps that counts as awake. What
+ * the first returns is the second's. */
+int tr__rpc_block(tr_rpc *rpc);
+void tr__rpc_unblock(tr_rpc *rpc, int awake);
 /* Looks for messages for a while, until it is over, or the deadline by tr__now_ns(). For a thread that is about to sleep. */
 void tr__rpc_watch(tr_rpc *rpc, bool (*over)(const void *what), const void *what, int64_t deadline);
 /* Waits for a call until the deadline. Is it done? */

@@ -70,7 +70,7 @@ tr_status tr__refs_start(tr_rpc *rpc)
     tr__rref_events events = {.user = rpc, .send = send_refer, .freed = value_freed};
     rpc->refs = tr__rref_table_new(rpc->rank, rpc->world, &events);
     if (!rpc->refs) return tr__fail(TR_NO_MEMORY, "rpc: no memory for references");
-    return tr__rpc_handle(rpc, TR__RPC_FETCH, fetch, NULL, TR__RPC_QUEUED);
+    return tr__rpc_handle(rpc, TR__RPC_FETCH, fetch, NULL, false);
 }
 
 void tr__refs_free(tr_rpc *rpc)

@@ -114,7 +114,7 @@ static void write_request(tr__rpc_writer *w, uint32_t number)
 static void write_dist_message(tr__rpc_writer *w, uint32_t number)
 {
     int64_t kind = number % TR__DIST_KINDS, message[] = {kind, number >> 3 & 1, 1, 1 + (number >> 4 & 1), number >> 5 & 1, 0,
-        1 + (number >> 6 & 3), kind == TR__DIST_ABORT ? TR_PEER : 0, number >> 8 & 3};
+        kind == TR__DIST_ABORT ? TR_PEER : 0, number >> 8 & 3};
     bool gradient = kind == TR__DIST_GRADIENT;
     begin_request(w, 0, ".dist", 1 + gradient);
     tr__rpc_write_value(w, &(tr_value){TR_VALUE_BYTES, {.bytes = {message, sizeof message}}});
@@ -126,14 +126,13 @@ static void write_order(tr__rpc_writer *w, uint32_t number)
 {
     static const struct {
         const char *name, *kinds; /* i: a number of 0 … 3, f: 0.5 */
-    } orders[] = {{".dist.answer", "iis"}, {".dist.early", "iii"}, {".dist.step", "iii"}, {".dist.norm", "iiii"},
+    } orders[] = {{".dist.early", "iii"}, {".dist.step", "iii"}, {".dist.norm", "iiii"},
         {".dist.scale", "iiif"}, {".dist.lr", "if"}, {".dist.state", "i"}, {".dist.load", "it"}, {".dist.drop", "i"}};
-    const char *kinds = orders[number % 9].kinds;
-    begin_request(w, 0, orders[number % 9].name, (int)strlen(kinds));
-    for (uint32_t at = number / 9; *kinds; kinds++, at /= 4) {
-        if (*kinds == 'i') tr__rpc_write_value(w, TR_VALUES((int64_t)(kinds == orders[number % 9].kinds ? 1 : at % 4)));
+    const char *kinds = orders[number % 8].kinds;
+    begin_request(w, 0, orders[number % 8].name, (int)strlen(kinds));
+    for (uint32_t at = number / 8; *kinds; kinds++, at /= 4) {
+        if (*kinds == 'i') tr__rpc_write_value(w, TR_VALUES((int64_t)(kinds == orders[number % 8].kinds ? 1 : at % 4)));
         if (*kinds == 'f') tr__rpc_write_value(w, TR_VALUES(0.5));
-        if (*kinds == 's') tr__rpc_write_value(w, TR_VALUES("overboard"));
         if (*kinds == 't') tr__rpc_write_value(w, TR_VALUES(tr_list()));
     }
 }
@@ -360,7 +359,7 @@ static void make_optimizer(tr__dist_worker *w, tr_tensor *weight)
 static tr_dist_context *begin_backward(tr_rpc *rpc, bool smart)
 {
     tr__dist_worker *w = tr__rpc_user(rpc);
-    w->dist.next_number = w->next_ticket = w->next_optimizer = 0;
+    w->dist.next_number = w->next_optimizer = 0;
     tr_tensor *weight = tr_require_grad(tr_ones(TR_SHAPE(3)));
     make_optimizer(w, weight);
     tr_dist_context *c = tr_dist_context_new(rpc);
