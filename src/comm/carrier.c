@@ -73,14 +73,10 @@ void tr__carrier_unmap(const tr__carried_memory *memory)
         munmap(memory->memory, memory->bytes);
 }
 
-int tr__carrier_stream(const tr_group *carrier, int rank, char came[TR__CHECKED_AHEAD], size_t *count)
+tr__wire *tr__carrier_wire(const tr_group *carrier, int rank)
 {
     transports t = of(carrier);
-    *count = 0;
-    if (!t.tcp) return -1;
-    tr__wire *wire = &t.tcp->peers[rank].wires[TR__TCP_DATA_LANE];
-    *count = tr__checked_take_rest(&wire->in, came);
-    return wire->socket;
+    return t.tcp ? &t.tcp->peers[rank].wires[TR__TCP_DATA_LANE] : NULL;
 }
 
 tr__tls_key *tr__carrier_key(const tr_group *carrier)

@@ -124,9 +124,9 @@ static bool is_sound(const tr__checked_receiver *r, const tr__checked_header *he
     return header->header == sum_of(header) && header->number == r->number && header->bytes && header->bytes <= TR__CHECKED_MAX;
 }
 
-/* Until the payload of a record is in the buffer and checked, or begins to be placed in `room` bytes of memory. 1; or 0 and -1 as
+/* Until the payload of a record is in the buffer and checked, or begins to be placed in so much memory. 1; or 0 and -1 as
  * from recv(). */
-static int next_record(tr__checked_receiver *r, int socket, char *memory, size_t room)
+static int next_record(tr__checked_receiver *r, int socket, char *memory, size_t memory_room)
 {
     for (;;) {
         tr__checked_header header;
@@ -142,7 +142,7 @@ static int next_record(tr__checked_receiver *r, int socket, char *memory, size_t
                 r->number++;
                 return 1;
             }
-            if (there > HEADER && header.bytes > LITTLE && header.bytes <= room) {
+            if (there > HEADER && header.bytes > LITTLE && header.bytes <= memory_room) {
                 r->placing = header;
                 r->placed = there - HEADER;
                 memcpy(memory, r->buffer + r->begin + HEADER, r->placed);
@@ -153,7 +153,9 @@ static int next_record(tr__checked_receiver *r, int socket, char *memory, size_t
         /* Of a large record the rest and the next one's header, so that little has to be moved. */
         size_t want = whole > LITTLE ? whole + HEADER : LITTLE;
         if (!make_room(r, want)) return -1;
-        ssize_t got = recv(socket, r->buffer + r->end, r->begin + want - r->end, MSG_DONTWAIT);
+        size_t room = r->begin + want - r->end;
+        ssize_t got = recv(socket, r->buffer + r->end, room, MSG_DONTWAIT);
+        r->drained = got < (ssize_t)room;
         if (got <= 0) return (int)got;
         r->end += (size_t)got;
     }
@@ -167,6 +169,7 @@ static int place(tr__checked_receiver *r, int socket, char *memory)
         struct iovec parts[2] = {{memory + r->placed, left}, {r->buffer, HEADER}};
         struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
         ssize_t got = recvmsg(socket, &m, MSG_DONTWAIT);
+        r->drained = got < (ssize_t)(left + HEADER);
         if (got <= 0) return (int)got;
         size_t of_record = (size_t)got < left ? (size_t)got : left;
         r->placed += of_record;

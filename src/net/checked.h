@@ -43,6 +43,7 @@ typedef struct tr__checked_receiver {
     char *buffer;      /* [capacity], owned */
     size_t capacity;
     size_t begin, end; /* what has come and was not given out */
+    bool drained;      /* the socket gave less than it was asked for when it was read last */
     size_t checked;    /* bytes of a record's payload from `begin` on that may be given out */
     size_t placed;     /* bytes of a record's payload that lie in the caller's memory, unchecked: its header is `placing` */
     tr__checked_header placing;

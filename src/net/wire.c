@@ -24,6 +24,14 @@ bool tr__wire_open(tr__wire *w, int socket, tr__tls_key *key, tr__tls_side side)
     return false;
 }
 
+bool tr__wire_encrypt(tr__wire *w, tr__tls_key *key, tr__tls_side side)
+{
+    char came[TR__CHECKED_AHEAD];
+    size_t count = tr__checked_take_rest(&w->in, came);
+    w->tls = tr__tls_new(key, side);
+    return w->tls && tr__tls_feed(w->tls, came, count);
+}
+
 void tr__wire_close(tr__wire *w)
 {
     tr__tls_free(w->tls);
@@ -41,6 +49,11 @@ bool tr__wire_pending(const tr__wire *w)
 bool tr__wire_holds(const tr__wire *w)
 {
     return w->tls ? tr__tls_holds(w->tls) : w->checked && tr__checked_holds(&w->in);
+}
+
+bool tr__wire_drained(const tr__wire *w)
+{
+    return w->in.drained && !tr__wire_holds(w);
 }
 
 /* Sends what is pending. False, and errno, when the socket does not take all of it. `more`: as much again follows at once,
@@ -69,6 +82,7 @@ static ssize_t take_records(tr__wire *w, size_t wanted)
     errno = ENOMEM;
     if (records) got = recv(w->socket, records, most, MSG_DONTWAIT);
     if (got > 0) tr__tls_came(w->tls, (size_t)got);
+    w->in.drained = got < (ssize_t)most;
     return got;
 }
 

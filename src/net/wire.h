@@ -28,6 +28,8 @@ bool tr__wire_open(tr__wire *w, int socket, tr__tls_key *key, tr__tls_side side)
 /* Closes the socket and makes it none. */
 void tr__wire_close(tr__wire *w);
 
+/* From here on through TLS; what has come behind the last record is the beginning of it. False without memory. */
+bool tr__wire_encrypt(tr__wire *w, tr__tls_key *key, tr__tls_side side);
 /* Begins the handshake, or carries it on with what has come. 1: done, or there is none; 0: more must come; -1: failed. */
 int tr__wire_shake_hands(tr__wire *w);
 /* As sendmsg(): how much was taken, or -1 and errno. Without parts it only sends what is pending. */
@@ -46,6 +48,9 @@ bool tr__wire_withdraw(tr__wire *w);
 bool tr__wire_pending(const tr__wire *w);
 /* Something has come that poll() does not know of. */
 bool tr__wire_holds(const tr__wire *w);
+/* Nothing that has come lies here, and the socket gave less than it was asked for when it was read last: with edges from epoll, there
+ * is no need to ask again. */
+bool tr__wire_drained(const tr__wire *w);
 /* Is it errno of a call that must be made again, when the socket is ready? */
 bool tr__wire_would_block(void);
 

@@ -180,20 +180,21 @@ static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_en
     const char *what = ending == TR__RPC_LEFT   ? "has stopped"
                        : ending == TR__RPC_DIED ? "died, or exited without tr_rpc_stop()"
                        : ending == TR__RPC_CUT  ? "has closed its connection"
-                                                : "sends what is no message of ours";
-    return tr__fail(ending == TR__RPC_DAMAGED ? TR_FORMAT : TR_PEER, "worker %d (\"%s\"%s%s) %s", link->worker, link->name,
+                       : ending == TR__RPC_CORRUPT ? "sent a damaged message: bits of it changed on the way"
+                                                   : "sends what is no message of ours";
+    return tr__fail(ending >= TR__RPC_DAMAGED ? TR_FORMAT : TR_PEER, "worker %d (\"%s\"%s%s) %s", link->worker, link->name,
         process[0] ? ", " : "", process, what);
 }
 
 static void bury(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_ending ending = (tr__rpc_ending)atomic_load(&link->ending);
-    if (ending != TR__RPC_DAMAGED) tr__rpc_read_all(rpc); /* its last words */
+    if (ending < TR__RPC_DAMAGED) tr__rpc_read_all(rpc); /* its last words */
     say_why(rpc, link, ending);
     link->why = tr__error_take();
     atomic_store(&link->gone, true);
-    if (ending == TR__RPC_DAMAGED && link->near) tr__near_refuse(link);
-    if (ending == TR__RPC_DAMAGED && link->far) tr__far_refuse(link);
+    if (ending >= TR__RPC_DAMAGED && link->near) tr__near_refuse(link);
+    if (ending >= TR__RPC_DAMAGED && link->far) tr__far_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker, link->why);
     if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
@@ -400,10 +401,7 @@ static tr_status open_far(tr_rpc *rpc)
     for (int i = 0; i < rpc->world; i++) {
         if (i == rpc->rank || rpc->links[i].near) continue;
         if (rpc->watch < 0) TR__TRY(make_watch(rpc));
-        char came[TR__CHECKED_AHEAD];
-        size_t count;
-        int socket = tr__carrier_stream(rpc->carrier, i, came, &count);
-        TR__TRY(tr__far_open(rpc, &rpc->links[i], socket, came, count));
+        TR__TRY(tr__far_open(rpc, &rpc->links[i], tr__carrier_wire(rpc->carrier, i)));
     }
     return TR_OK;
 }

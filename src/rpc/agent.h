@@ -8,7 +8,7 @@
  *   future.c      waiting for them
  *   serve.c       the threads that run functions, and how messages are found
  *   near.c        messages to workers of this host: rings in shared memory
- *   far.c         to those of other hosts: streams, through TLS
+ *   far.c         to those of other hosts: streams, through TLS or with checksums
  *   frame.h       messages as bytes
  *   rref.c        references; rref_state.h counts them
  *   drain.c       the end: when is nothing under way any more?
@@ -113,7 +113,8 @@ void tr__inbound_free(tr__rpc_inbound *m);
 typedef struct tr__rpc_near tr__rpc_near; /* near.c */
 typedef struct tr__rpc_far tr__rpc_far;   /* far.c */
 
-typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_CUT, TR__RPC_DAMAGED } tr__rpc_ending;
+typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_CUT, TR__RPC_DAMAGED,
+    TR__RPC_CORRUPT } tr__rpc_ending;
 
 typedef struct tr__rpc_link {
     int worker;
@@ -328,8 +329,8 @@ void tr__near_refuse(tr__rpc_link *link); /* tells the other end that we read no
 
 /* ---- far.c ------------------------------------------------------------------------------------------------------- */
 
-/* came: what was taken from the socket before, count bytes of at most TR__CHECKED_AHEAD. */
-tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, int socket, const char *came, size_t count);
+/* Over a wire that lasts longer than the link. */
+tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire);
 void tr__far_free(tr__rpc_link *link);
 tr_status tr__far_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
 /* What epoll has told of; reading then goes on until nothing is there. */

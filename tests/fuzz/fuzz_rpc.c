@@ -110,7 +110,8 @@ static void read_stream(const uint8_t *bytes, size_t count)
     rpc.watch = epoll_create1(EPOLL_CLOEXEC);
     links[1].worker = 1;
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
-    FUZZ_CHECK(tr__far_open(&rpc, &links[1], ends[0], "", 0) == TR_OK);
+    tr__wire wire = {.socket = ends[0]};
+    FUZZ_CHECK(tr__far_open(&rpc, &links[1], &wire) == TR_OK);
     FUZZ_CHECK(send(ends[1], bytes, count, MSG_NOSIGNAL) == (ssize_t)count);
     tr__far_ready(&links[1], EPOLLIN);
     tr__far_read(&rpc, &links[1]);

@@ -443,7 +443,8 @@ static void read_stream(tr_rpc *rpc, const uint8_t *bytes, size_t count)
     link->near = NULL;
     rpc->watch = epoll_create1(EPOLL_CLOEXEC);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    FUZZ_CHECK(tr__far_open(rpc, link, ends[0], "", 0) == TR_OK);
+    tr__wire wire = {.socket = ends[0]};
+    FUZZ_CHECK(tr__far_open(rpc, link, &wire) == TR_OK);
     close(rpc->watch);
     rpc->watch = -1;
     FUZZ_CHECK(send(ends[1], bytes, count, MSG_NOSIGNAL) == (ssize_t)count);
