@@ -272,7 +272,6 @@ static void destroy(void *self)
     tr__error *latest = tr__error_take();
     if (rpc->links && !atomic_load(&rpc->closing)) close_agent(rpc, false);
     if (rpc->refs) tr__refs_free(rpc);
-    tr__rpc_forget_lates(rpc, -1);
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.destroy) rpc->hooks.destroy(rpc->hooks.user);
     free_links(rpc);
     tr__unref(rpc->carrier);

@@ -45,14 +45,6 @@ typedef struct tr__rpc_then {
     bool quick;
 } tr__rpc_then;
 
-/* Of tr_remote() whose caller waits no longer: the value is made all the same, and only the reply says that it can be dropped. */
-typedef struct tr__rpc_late {
-    struct tr__rpc_late *next;
-    uint64_t call;
-    int worker;
-    tr__rref_number value;
-} tr__rpc_late;
-
 struct tr_future {
     tr__object object;
     atomic_uint done;        /* futex word: 0, then 1 */
@@ -69,7 +61,6 @@ struct tr_future {
     tr_rref *held;           /* a reference that must live as long as the call, */
     tr_rref *kept;           /* and of tr_remote() the one to its result */
     tr__rref_entry *making;  /* of tr_remote(): to be told when the request is there */
-    tr__rpc_late *late;      /* the same: what stays when it ends before */
     tr_future *next;         /* in its bucket of calls under way */
     pthread_mutex_t lock;    /* for what follows */
     tr__rpc_then *thens;
@@ -171,7 +162,6 @@ struct tr_rpc {
     pthread_mutex_t calls_lock;
     pthread_cond_t calls_changed; /* room in a queue, or a link is gone */
     tr_future *calls[TR__RPC_CALL_BUCKETS];
-    tr__rpc_late *lates;
     uint64_t next_id;
     int call_count;
     uint64_t calls_ever;
@@ -255,8 +245,6 @@ typedef struct tr__rpc_plan {
     tr_rref **kept;
 } tr__rpc_plan;
 tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan);
-/* Forgets the replies that are late from a worker; -1: from all. */
-void tr__rpc_forget_lates(tr_rpc *rpc, int worker);
 /* Takes a call out of the table; NULL: it is not there. The table's reference is the caller's now. */
 tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id);
 
@@ -358,7 +346,7 @@ void tr__refs_report(tr_rpc *rpc); /* values that others still refer to, to the 
 /* tr_remote(): the reference, and the token for the request; then, how that went. */
 tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token);
 void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made);
-void tr__refs_remote_late(tr_rpc *rpc, tr__rref_number value, bool made); /* of one that may be known no more */
+void tr__refs_remote_late(tr_rpc *rpc, int owner, tr__rref_number value, bool made); /* of one that may be known no more */
 tr__rref_entry *tr__refs_entry(const tr_rref *ref);
 /* At the owner: a value is to be made; then, what it is (or the thread's latest failure, of NULL). */
 tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token);

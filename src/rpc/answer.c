@@ -12,7 +12,8 @@ typedef struct owed {
     int to;
     uint64_t call;
     const char *function;  /* NULL: not known yet */
-    tr_rref *kept;         /* of KEEP: where the result stays */
+    tr_rref *kept;         /* of KEEP: where the result stays, */
+    tr__rref_number value; /* and its number */
     tr__rpc_note note;     /* the request's */
 } owed;
 
@@ -64,6 +65,7 @@ static tr_status send_result(const owed *o, const tr_value *result, const tr__rp
     tr__rpc_write_to(&w, &h, o->rpc, o->to);
     tr__rpc_write_note(&w, note);
     tr__rpc_write_value(&w, result);
+    if (o->kept) tr__rpc_write_bytes(&w, &o->value, sizeof o->value);
     tr_status status = w.status == TR_OK ? send_reply(o, TR_OK, &w) : w.status;
     tr__rpc_written(&w, &h, status);
     return status;
@@ -75,6 +77,7 @@ static tr_status send_failure(const owed *o, tr_status why)
     tr__rpc_writer w;
     tr__rpc_writer_begin(&w);
     tr__rpc_write_text(&w, tr_error_message());
+    if (o->kept) tr__rpc_write_bytes(&w, &o->value, sizeof o->value);
     tr_status status = send_reply(o, why, &w);
     tr__rpc_writer_end(&w);
     return status;
@@ -210,6 +213,7 @@ static tr_status read_head(serving *s, tr__rpc_reader *r)
     if (s->flags & TR__CALL_KEEP) {
         tr__rref_token token;
         TR__TRY(read_raw(r, &token, sizeof token));
+        s->owed.value = token.id;
         s->owed.kept = tr__refs_making(s->owed.rpc, &token);
         TR__TRY(tr_status_of(s->owed.kept));
     }

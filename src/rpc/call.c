@@ -24,19 +24,7 @@ static void uncharge(tr_rpc *rpc, const tr_future *f)
     pthread_cond_broadcast(&rpc->calls_changed);
 }
 
-/* Under the lock: of a call that is given up, what it has asked to be made goes on to be expected. */
-static void make_late(tr_rpc *rpc, tr_future *f)
-{
-    tr__rpc_late *late = f->late;
-    if (!late) return;
-    late->call = f->id;
-    late->next = rpc->lates;
-    rpc->lates = late;
-    f->late = NULL;
-    f->making = NULL;
-}
-
-static tr_future *take_out(tr_rpc *rpc, uint64_t id, bool early)
+tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id)
 {
     pthread_mutex_lock(&rpc->calls_lock);
     tr_future **at = bucket_of(rpc, id), *f;
@@ -45,46 +33,13 @@ static tr_future *take_out(tr_rpc *rpc, uint64_t id, bool early)
     if (f) {
         *at = f->next;
         uncharge(rpc, f);
-        if (early) make_late(rpc, f);
     }
     pthread_mutex_unlock(&rpc->calls_lock);
     return f;
 }
 
-tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id)
-{
-    return take_out(rpc, id, false);
-}
-
-/* The reply to a call that has been given up. */
-static void end_late(tr_rpc *rpc, uint64_t call, bool made)
-{
-    pthread_mutex_lock(&rpc->calls_lock);
-    tr__rpc_late **at = &rpc->lates, *late;
-    while (*at && (*at)->call != call) at = &(*at)->next;
-    late = *at;
-    if (late) *at = late->next;
-    pthread_mutex_unlock(&rpc->calls_lock);
-    if (late) tr__refs_remote_late(rpc, late->value, made);
-    free(late);
-}
-
-void tr__rpc_forget_lates(tr_rpc *rpc, int worker)
-{
-    pthread_mutex_lock(&rpc->calls_lock);
-    for (tr__rpc_late **at = &rpc->lates, *late; (late = *at);) {
-        if (worker >= 0 && late->worker != worker) {
-            at = &late->next;
-            continue;
-        }
-        *at = late->next;
-        free(late);
-    }
-    pthread_mutex_unlock(&rpc->calls_lock);
-}
-
-/* Takes out one call that `wanted` chooses; `early`: the other end has the request, and answers yet. */
-static tr_future *take_any(tr_rpc *rpc, bool (*wanted)(const tr_future *f, int64_t arg), int64_t arg, bool early)
+/* Takes out one call that `wanted` chooses. */
+static tr_future *take_any(tr_rpc *rpc, bool (*wanted)(const tr_future *f, int64_t arg), int64_t arg)
 {
     tr_future *found = NULL;
     pthread_mutex_lock(&rpc->calls_lock);
@@ -95,7 +50,6 @@ static tr_future *take_any(tr_rpc *rpc, bool (*wanted)(const tr_future *f, int64
         found = *at;
         *at = found->next;
         uncharge(rpc, found);
-        if (early) make_late(rpc, found);
     }
     pthread_mutex_unlock(&rpc->calls_lock);
     return found;
@@ -118,11 +72,10 @@ static bool goes_to(const tr_future *f, int64_t worker)
 void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why)
 {
     const tr__rpc_link *link = &rpc->links[worker];
-    for (tr_future *f; (f = take_any(rpc, goes_to, worker, false));) {
+    for (tr_future *f; (f = take_any(rpc, goes_to, worker));) {
         tr__fail_context(tr__fail_stored(why), "rpc: %s on \"%s\"", f->function, link->name);
         end_badly(f);
     }
-    tr__rpc_forget_lates(rpc, worker);
     pthread_mutex_lock(&rpc->calls_lock);
     pthread_cond_broadcast(&rpc->calls_changed);
     pthread_mutex_unlock(&rpc->calls_lock);
@@ -133,7 +86,9 @@ static bool is_late(const tr_future *f, int64_t now)
     return f->deadline <= now;
 }
 
-static void tell_cancelled(tr_rpc *rpc, const tr_future *f)
+/* Ends a call that its worker may carry out yet, with this thread's latest failure. What it has asked to be made is made all the same,
+ * and only the reply says that it can be dropped. */
+static void give_up(tr_rpc *rpc, tr_future *f)
 {
     tr__rpc_writer w;
     tr__rpc_writer_begin(&w);
@@ -143,15 +98,16 @@ static void tell_cancelled(tr_rpc *rpc, const tr_future *f)
     tr__fail_stored(latest);
     tr__error_unref(latest);
     tr__rpc_writer_end(&w);
+    f->making = NULL;
+    end_badly(f);
 }
 
 int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now)
 {
-    for (tr_future *f; (f = take_any(rpc, is_late, now, true));) {
+    for (tr_future *f; (f = take_any(rpc, is_late, now));) {
         tr__fail(TR_TIMEOUT, "rpc: %s on \"%s\": no answer within %g s", f->function, rpc->links[f->worker].name,
             (double)(f->timeout_ms) / 1000);
-        tell_cancelled(rpc, f);
-        end_badly(f);
+        give_up(rpc, f);
     }
     int64_t next = INT64_MAX;
     pthread_mutex_lock(&rpc->calls_lock);
@@ -170,11 +126,10 @@ tr_status tr_future_cancel(tr_future *f)
     if (!f) return TR_OK;
     TR__TRY(tr__fail_stored(f->object.error));
     if (!f->rpc || tr_future_done(f)) return TR_OK;
-    tr_future *taken = take_out(f->rpc, f->id, true);
+    tr_future *taken = tr__rpc_take_call(f->rpc, f->id);
     if (!taken) return TR_OK; /* it is about to end by itself */
     tr__fail(TR_CANCELLED, "rpc: %s on \"%s\": given up by the caller", f->function, f->rpc->links[f->worker].name);
-    tell_cancelled(f->rpc, f);
-    end_badly(taken);
+    give_up(f->rpc, taken);
     return TR_OK;
 }
 
@@ -261,7 +216,7 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
         tr_future *taken = status == TR_OK ? NULL : tr__rpc_take_call(rpc, f->id);
         if (status != TR_OK && !taken) {
             status = TR_OK; /* it has its failure already */
-            end_late(rpc, f->id, false);
+            if (p->flags & TR__CALL_KEEP) tr__refs_remote_late(rpc, p->worker, token->id, false);
         }
         tr__unref(taken);
     }
@@ -301,9 +256,6 @@ static tr_status keep_result(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, t
     TR__TRY(tr_status_of(ref));
     f->making = tr__refs_entry(ref);
     f->kept = tr__ref(ref);
-    f->late = malloc(sizeof *f->late);
-    if (!f->late) return tr__fail(TR_NO_MEMORY, "no memory for a call");
-    *f->late = (tr__rpc_late){.worker = p->worker, .value = token->id};
     return TR_OK;
 }
 
@@ -339,25 +291,35 @@ static tr_future *failed_call(void)
     return tr__object_failed(&tr__future_type);
 }
 
-static tr_future *call_with(const tr_rpc_call *given, unsigned flags, tr_rref **kept)
+/* `ref`: of DEREFERENCE; kept: of KEEP, its reference. */
+static tr_future *call_with(const tr_rpc_call *given, unsigned flags, tr_rref *ref, tr_rref **kept)
 {
     tr_rpc_call c = {0};
     if (given) memcpy(&c, given, given->size < sizeof c ? given->size : sizeof c);
     tr__rpc_plan plan = {.function = c.function, .values = c.arguments, .count = c.count, .timeout_ms = c.timeout_ms,
-        .flags = flags, .kept = kept};
+        .flags = flags, .ref = ref, .kept = kept};
     if (tr__rpc_check(c.rpc) != TR_OK || tr__rpc_find_worker(c.rpc, c.to, c.worker, &plan.worker) != TR_OK)
         return failed_call();
     return tr__rpc_begin(c.rpc, &plan);
 }
 
+static tr_rref *keep_with(const tr_rpc_call *call, unsigned flags, tr_rref *ref)
+{
+    tr_rref *kept = NULL;
+    tr_future *f = call_with(call, flags | TR__CALL_KEEP, ref, &kept);
+    if (kept) return kept;
+    (void)!tr_future_wait(f); /* never began */
+    return tr__object_failed(&tr__rref_type);
+}
+
 tr_future *tr_rpc_async_with(const tr_rpc_call *call)
 {
-    return call_with(call, 0, NULL);
+    return call_with(call, 0, NULL, NULL);
 }
 
 tr_future *tr_rpc_sync_with(const tr_rpc_call *call)
 {
-    tr_future *f = call_with(call, 0, NULL);
+    tr_future *f = call_with(call, 0, NULL, NULL);
     tr_status status = tr_future_wait(f);
     (void)status; /* the future's own */
     return f;
@@ -365,55 +327,41 @@ tr_future *tr_rpc_sync_with(const tr_rpc_call *call)
 
 tr_rref *tr_remote_with(const tr_rpc_call *call)
 {
-    tr_rref *kept = NULL;
-    tr_future *f = call_with(call, TR__CALL_KEEP, &kept);
-    if (kept) return kept;
-    tr_status status = tr_future_wait(f); /* never began */
-    (void)status;
-    return tr__object_failed(&tr__rref_type);
+    return keep_with(call, 0, NULL);
 }
 
 /* values[0] is the function's name. */
-static tr_rpc_call call_of(tr_rpc *rpc, const char *to, const tr_value *values, int count)
+static tr_rpc_call call_of(tr_rpc *rpc, const char *to, int worker, const tr_value *values, int count)
 {
-    return (tr_rpc_call){.size = sizeof(tr_rpc_call), .rpc = rpc, .to = to, .worker = -1,
+    return (tr_rpc_call){.size = sizeof(tr_rpc_call), .rpc = rpc, .to = to, .worker = worker,
         .function = count && values[0].kind == TR_VALUE_STRING ? values[0].string : NULL, .arguments = values + 1,
         .count = count - 1};
 }
 
 tr_future *tr_rpc_go(tr_rpc *rpc, const char *to, const tr_value *values, int count, bool wait)
 {
-    tr_rpc_call call = call_of(rpc, to, values, count);
+    tr_rpc_call call = call_of(rpc, to, -1, values, count);
     return wait ? tr_rpc_sync_with(&call) : tr_rpc_async_with(&call);
 }
 
 tr_rref *tr_rpc_remote_go(tr_rpc *rpc, const char *to, const tr_value *values, int count)
 {
-    tr_rpc_call call = call_of(rpc, to, values, count);
+    tr_rpc_call call = call_of(rpc, to, -1, values, count);
     return tr_remote_with(&call);
 }
 
 tr_future *tr_rref_go(tr_rref *ref, const tr_value *values, int count)
 {
     if (tr__refs_check(ref) != TR_OK) return failed_call();
-    tr_rpc_call c = call_of(tr__rref_rpc(ref), NULL, values, count);
-    tr__rpc_plan plan = {.function = c.function, .values = c.arguments, .count = c.count, .worker = tr_rref_owner(ref),
-        .flags = TR__CALL_DEREFERENCE, .ref = ref};
-    return tr__rpc_begin(c.rpc, &plan);
+    tr_rpc_call call = call_of(tr__rref_rpc(ref), NULL, tr_rref_owner(ref), values, count);
+    return call_with(&call, TR__CALL_DEREFERENCE, ref, NULL);
 }
 
 tr_rref *tr_rref_remote_go(tr_rref *ref, const tr_value *values, int count)
 {
-    tr_rref *kept = NULL;
     if (tr__refs_check(ref) != TR_OK) return tr__object_failed(&tr__rref_type);
-    tr_rpc_call c = call_of(tr__rref_rpc(ref), NULL, values, count);
-    tr__rpc_plan plan = {.function = c.function, .values = c.arguments, .count = c.count, .worker = tr_rref_owner(ref),
-        .flags = TR__CALL_DEREFERENCE | TR__CALL_KEEP, .ref = ref, .kept = &kept};
-    tr_future *f = tr__rpc_begin(c.rpc, &plan);
-    if (kept) return kept;
-    tr_status status = tr_future_wait(f);
-    (void)status;
-    return tr__object_failed(&tr__rref_type);
+    tr_rpc_call call = call_of(tr__rref_rpc(ref), NULL, tr_rref_owner(ref), values, count);
+    return keep_with(&call, TR__CALL_DEREFERENCE, ref);
 }
 
 tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_value *arguments, int count, int timeout_ms)
@@ -425,18 +373,27 @@ tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_valu
 
 /* ---- The answer is here ------------------------------------------------------------------------------------------ */
 
-static tr_status read_reply(tr_rpc *rpc, tr__rpc_inbound *m, const tr_future *f, tr_value *value)
+static void read_kept(const tr__rpc_reader *r, tr__rref_number *kept)
 {
+    if (!r->bad && (size_t)(r->end - r->at) == sizeof *kept) memcpy(kept, r->at, sizeof *kept);
+}
+
+/* *kept: of tr_remote(), the number of what was to be made; of maker -1: of another call. */
+static tr_status read_reply(tr_rpc *rpc, tr__rpc_inbound *m, const tr_future *f, tr_value *value, tr__rref_number *kept)
+{
+    *kept = (tr__rref_number){.maker = -1};
     tr__rpc_take_in t = {rpc, m->from};
     tr__rpc_reader r = tr__rpc_read_from(m, &t);
     if (m->frame.status != TR_OK) {
         const char *text = tr__rpc_read_text(&r);
+        read_kept(&r, kept);
         bool sound = m->frame.status > TR_END && m->frame.status <= TR_INTERNAL;
         return tr__fail(sound ? m->frame.status : TR_FORMAT, "%s", text ? text : "a damaged message");
     }
     tr__rpc_note note;
     tr__rpc_read_note(&r, &note);
     TR__TRY(tr__rpc_read_value(&r, value));
+    read_kept(&r, kept);
     /* A reply that nobody waits for any more has its note, too: what came with it will not be used, and its sender waits to
      * hear so. */
     bool hooked = f ? tr__rpc_is_hooked(rpc, f->function) && !f->making : atomic_load(&rpc->has_hooks) && note.bytes;
@@ -448,9 +405,10 @@ static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)
     TR_SCOPE;
     tr_value value = tr_value_none();
     tr_future *f = tr__rpc_take_call(rpc, m->frame.id);
-    tr_status status = read_reply(rpc, m, f, &value); /* also when it is too late: a reference must be taken in */
+    tr__rref_number kept;
+    tr_status status = read_reply(rpc, m, f, &value, &kept); /* also when it is too late: a reference must be taken in */
     if (!f) {
-        end_late(rpc, m->frame.id, m->frame.status == TR_OK);
+        if (kept.maker >= 0) tr__refs_remote_late(rpc, m->from, kept, m->frame.status == TR_OK);
         tr__log(TR_LOG_DEBUG, "rpc: a reply of worker %d came too late", m->from);
         tr__inbound_free(m);
         return;

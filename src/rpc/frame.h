@@ -3,7 +3,7 @@
  * travel beside the body. All numbers are little-endian, as all hosts of a group are.
  *
  *   request   function name, note, count, values          piece   u64: its bytes (they follow, or lie in shared memory)
- *   reply     note, value; of a failure: the message
+ *   reply     note, value; of a failure: the message; then of what was to stay there its number
  *   value     kind, then: tensor  0: none; 1: dtype, device kind, ndim, dims, data     data     0: bytes; 1: piece number
  *                         i64, f64  8 bytes           string, bytes  0: none; 1: length, data
  *                         rref      the reference and the fork that is handed over (rref_state.h)

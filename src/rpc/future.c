@@ -68,7 +68,6 @@ static void destroy(void *self)
 {
     tr_future *f = self;
     free_thens(f);
-    free(f->late);
     tr__rpc_value_unref(&f->value);
     if (f->message) tr__inbound_free(f->message);
     tr__error_unref(f->failure);

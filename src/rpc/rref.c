@@ -239,11 +239,11 @@ void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made)
     unlock(rpc);
 }
 
-void tr__refs_remote_late(tr_rpc *rpc, tr__rref_number value, bool made)
+void tr__refs_remote_late(tr_rpc *rpc, int owner, tr__rref_number value, bool made)
 {
     lock(rpc);
     tr__rref_entry *entry = rpc->refs ? tr__rref_find(rpc->refs, value) : NULL;
-    if (entry) tr__rref_remote_done(rpc->refs, entry, made);
+    if (entry && tr__rref_entry_owner(entry) == owner) tr__rref_remote_done(rpc->refs, entry, made);
     unlock(rpc);
 }
 
