@@ -29,7 +29,6 @@ typedef struct token {
     tr_dist_context *context; /* references */
     tr__part *part;
     tr__marking *marking;
-    int to;
     bool counted; /* in outstanding */
 } token;
 
@@ -340,7 +339,7 @@ static tr_status send(tr__part *p, int to, tr__dist_message *message, tr__markin
 {
     token *k = malloc(sizeof *k);
     if (!k) return no_memory();
-    *k = (token){tr__ref(p->context), tr__part_ref(p), m, to, counted};
+    *k = (token){tr__ref(p->context), tr__part_ref(p), m, counted};
     pthread_mutex_lock(&p->context->lock);
     if (counted) p->outstanding++;
     if (m) m->waiting++;

@@ -42,60 +42,43 @@ static const tr__type optimizer_type = {"dist optimizer", sizeof(tr_dist_optimiz
 
 /* ---- Orders to all owners ---------------------------------------------------------------------------------------------- */
 
-/* Sends each owner an order with its number in front of n values, and waits for all. The first failure by their order.
- * futures: [n_owners], of the innermost scope. */
-static tr_status order_all(const tr_dist_optimizer *o, tr__dist_order order, const tr_value *values, int n,
-    tr_future **futures)
+/* Sends each owner an order with its number in front of n values, and waits for all; what this worker owns is done in this thread,
+ * while the others are at theirs. The first failure by their order, this worker's before. results: [n_owners], of the innermost
+ * scope; or NULL. */
+static tr_status order_all(const tr_dist_optimizer *o, tr__dist_order order, const tr_value *values, int n, tr_value *results)
 {
     tr__dist_worker *w = tr__dist_worker_of(o->rpc);
     if (!w) return TR_STATE;
-    tr_value all[4];
-    for (int i = 0; i < n; i++) all[1 + i] = values[i];
-    for (int i = 0; i < o->n_owners; i++) {
-        all[0] = tr_value_i64(o->owners[i].number);
-        futures[i] = tr__dist_order_to(w, o->owners[i].worker, order, all, 1 + n);
-    }
-    return tr_future_wait_all(futures, o->n_owners);
-}
-
-/* What this worker owns is done in this thread, while the others are at theirs. futures: as above. */
-static tr_status order_others_and_obey(const tr_dist_optimizer *o, tr__dist_order order, const tr_value *values, int n,
-    tr_future **futures)
-{
-    tr__dist_worker *w = tr__dist_worker_of(o->rpc);
-    if (!w) return TR_STATE;
+    tr_future **futures = calloc((size_t)o->n_owners + 1, sizeof *futures); /* NULL: this worker's */
+    if (!futures) return tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
     tr_value all[4], result;
-    int here = -1, count = 0;
+    int here = -1;
     for (int i = 0; i < n; i++) all[1 + i] = values[i];
     for (int i = 0; i < o->n_owners; i++) {
         all[0] = tr_value_i64(o->owners[i].number);
         if (o->owners[i].worker == w->dist.port.self)
             here = i;
         else
-            futures[count++] = tr__dist_order_to(w, o->owners[i].worker, order, all, 1 + n);
+            futures[i] = tr__dist_order_to(w, o->owners[i].worker, order, all, 1 + n);
     }
-    tr_status others, own = TR_OK;
-    if (here >= 0) {
-        all[0] = tr_value_i64(o->owners[here].number);
-        own = tr__dist_obey(w, order, all, 1 + n, &result);
-    }
+    if (here >= 0) all[0] = tr_value_i64(o->owners[here].number);
+    tr_status own = here >= 0 ? tr__dist_obey(w, order, all, 1 + n, results ? &results[here] : &result) : TR_OK;
     tr__error *why = own == TR_OK ? NULL : tr__error_take();
-    others = tr_future_wait_all(futures, count);
-    if (!why) return others;
-    own = tr__fail_stored(why);
+    tr_status status = tr_future_wait_all(futures, o->n_owners);
+    for (int i = 0; i < o->n_owners && results && status == TR_OK; i++)
+        if (i != here) results[i] = *tr_future_value(futures[i]);
+    free(futures);
+    if (!why) return status;
+    status = tr__fail_stored(why);
     tr__error_unref(why);
-    return own;
+    return status;
 }
 
 /* The same to all, when nobody asks what came back. */
 static tr_status tell_all(const tr_dist_optimizer *o, tr__dist_order order, const tr_value *values, int n)
 {
     TR_SCOPE;
-    tr_future **futures = calloc((size_t)o->n_owners + 1, sizeof *futures);
-    if (!futures) return tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
-    tr_status status = order_others_and_obey(o, order, values, n, futures);
-    free(futures);
-    return status;
+    return order_all(o, order, values, n, NULL);
 }
 
 static tr_status check(const char *what, const tr_dist_optimizer *o)
@@ -203,13 +186,13 @@ tr_status tr_dist_set_lr(tr_dist_optimizer *o, double lr)
 static tr_status joint_norm(const tr_dist_optimizer *o, const tr_value *context, double *norm)
 {
     TR_SCOPE;
-    tr_future **futures = calloc((size_t)o->n_owners, sizeof *futures);
-    if (!futures) return tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
     tr_value values[] = {context[0], context[1], tr_value_i64(o->n_owners)};
-    tr_status status = order_all(o, TR__DIST_NORM, values, 3, futures);
+    tr_value *squares = calloc((size_t)o->n_owners, sizeof *squares);
+    if (!squares) return tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
+    tr_status status = order_all(o, TR__DIST_NORM, values, 3, squares);
     double total = 0;
-    for (int i = 0; i < o->n_owners && status == TR_OK; i++) total += tr_future_f64(futures[i]);
-    free(futures);
+    for (int i = 0; i < o->n_owners && status == TR_OK; i++) total += squares[i].kind == TR_VALUE_F64 ? squares[i].f64 : (double)NAN;
+    free(squares);
     *norm = sqrt(total);
     return status;
 }
@@ -236,15 +219,16 @@ tr_status tr_dist_clip_grad_norm(tr_dist_optimizer *o, tr_dist_context *c, doubl
 static tr_status gather_state(const tr_dist_optimizer *o, tr_tensor_list *state)
 {
     TR_SCOPE;
-    tr_future **futures = calloc((size_t)o->n_owners, sizeof *futures);
-    if (!futures) return tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
-    tr_status status = order_all(o, TR__DIST_STATE, NULL, 0, futures);
+    tr_value *parts = calloc((size_t)o->n_owners, sizeof *parts);
+    if (!parts) return tr__fail(TR_NO_MEMORY, "dist optimizer: out of memory");
+    tr_status status = order_all(o, TR__DIST_STATE, NULL, 0, parts);
     for (int i = 0; i < o->n_owners && status == TR_OK; i++) {
-        const tr_tensor_list *part = tr_future_tensors(futures[i]);
-        for (int k = 0; k < tr_list_count(part) && status == TR_OK; k++)
+        const tr_tensor_list *part = parts[i].kind == TR_VALUE_TENSORS ? parts[i].tensors : NULL;
+        if (!part) status = tr__fail(TR_FORMAT, "dist optimizer: worker %d gave no state", o->owners[i].worker);
+        for (int k = 0; status == TR_OK && k < tr_list_count(part); k++)
             status = tr_list_add(state, tr_list_name(part, k), tr_list_at(part, k));
     }
-    free(futures);
+    free(parts);
     return status;
 }
 

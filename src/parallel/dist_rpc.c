@@ -286,37 +286,34 @@ static void answer_message(void *user, void *call, tr_status status, const char 
     tr__unref(call);
 }
 
-static tr_status unpack(const tr_value *values, int n, header *h, tr__dist_message *m, int64_t **numbers, char **text)
+/* Into a message, whose gradients and numbers are put into the room given. *behind: what to free. */
+static tr_status unpack(const tr_value *values, int n, tr__dist_message *m, tr_tensor **gradients, void **behind)
 {
-    if (n < 1 || n > 1 + TR__DIST_TENSORS || values[0].kind != TR_VALUE_BYTES || values[0].bytes.size < sizeof *h)
+    header h;
+    if (n < 1 || n > 1 + TR__DIST_TENSORS || values[0].kind != TR_VALUE_BYTES || values[0].bytes.size < sizeof h)
         return tr__fail(TR_FORMAT, "backward: a damaged message");
-    memcpy(h, values[0].bytes.data, sizeof *h);
-    size_t behind = values[0].bytes.size - sizeof *h;
-    if (h->kind < 0 || h->kind >= TR__DIST_KINDS || (h->kind != TR__DIST_ABORT && behind % sizeof **numbers))
-        return tr__fail(TR_FORMAT, "backward: a message of kind %d with %zu bytes", (int)h->kind, behind);
-    char *copy = calloc(1, behind + 1);
-    if (!copy) return tr__fail(TR_NO_MEMORY, "backward: out of memory");
-    memcpy(copy, (const char *)values[0].bytes.data + sizeof *h, behind);
-    *m = (tr__dist_message){.kind = (tr__dist_kind)h->kind, .context = {h->context_worker, h->context_number},
-        .pass = h->pass, .smart = h->smart, .retain = h->retain, .n_gradients = n - 1};
-    if (h->kind == TR__DIST_ABORT) {
-        m->text = *text = copy;
-        m->status = h->status > TR_END && h->status <= TR_INTERNAL ? (tr_status)h->status : TR_INTERNAL;
+    memcpy(&h, values[0].bytes.data, sizeof h);
+    size_t bytes = values[0].bytes.size - sizeof h;
+    bool aborts = h.kind == TR__DIST_ABORT;
+    if (h.kind < 0 || h.kind >= TR__DIST_KINDS || (!aborts && bytes % sizeof(int64_t)) ||
+        (h.kind == TR__DIST_GRADIENT && bytes != sizeof(int64_t)))
+        return tr__fail(TR_FORMAT, "backward: a message of kind %d with %zu bytes", (int)h.kind, bytes);
+    *behind = calloc(1, bytes + 1);
+    if (!*behind) return tr__fail(TR_NO_MEMORY, "backward: out of memory");
+    memcpy(*behind, (const char *)values[0].bytes.data + sizeof h, bytes);
+    *m = (tr__dist_message){.kind = (tr__dist_kind)h.kind, .context = {h.context_worker, h.context_number}, .pass = h.pass,
+        .smart = h.smart, .retain = h.retain, .gradients = gradients, .n_gradients = n - 1,
+        .status = h.status > TR_END && h.status <= TR_INTERNAL ? (tr_status)h.status : TR_INTERNAL};
+    if (aborts) {
+        m->text = *behind;
     } else {
-        m->numbers = *numbers = (int64_t *)(void *)copy;
-        m->n_numbers = (int)(behind / sizeof **numbers);
+        m->numbers = *behind;
+        m->n_numbers = (int)(bytes / sizeof(int64_t));
     }
-    if (h->kind == TR__DIST_GRADIENT && m->n_numbers != 1)
-        return tr__fail(TR_FORMAT, "backward: a gradient for %d calls", m->n_numbers);
-    return TR_OK;
-}
-
-static tr_status read_gradients(const tr_value *values, int n, tr_tensor **out)
-{
-    for (int i = 0; i < n; i++) {
+    for (int i = 1; i < n; i++) {
         if (values[i].kind != TR_VALUE_NONE && values[i].kind != TR_VALUE_TENSOR)
             return tr__fail(TR_FORMAT, "backward: a gradient of kind %s, not a tensor", tr_value_kind_name(values[i].kind));
-        out[i] = values[i].kind == TR_VALUE_TENSOR ? values[i].tensor : NULL;
+        gradients[i - 1] = values[i].kind == TR_VALUE_TENSOR ? values[i].tensor : NULL;
     }
     return TR_OK;
 }
@@ -324,20 +321,15 @@ static tr_status read_gradients(const tr_value *values, int n, tr_tensor **out)
 static tr_status handle_message(void *user, int from, const tr_value *values, int n, tr_value *result)
 {
     tr__dist_worker *w = user;
-    header h;
     tr__dist_message m;
-    int64_t *numbers = NULL;
-    char *text = NULL;
     tr_tensor *gradients[TR__DIST_TENSORS];
+    void *behind = NULL;
     *result = tr_value_none();
-    tr_status status = unpack(values, n, &h, &m, &numbers, &text);
-    if (status == TR_OK) status = read_gradients(values + 1, m.n_gradients, gradients);
-    m.gradients = gradients;
+    tr_status status = unpack(values, n, &m, gradients, &behind);
     tr_rpc_reply *reply = status == TR_OK ? tr_keep(tr_rpc_defer()) : NULL;
     if (status == TR_OK) status = tr_status_of(reply);
     if (status == TR_OK) tr__dist_handle(&w->dist, from, &m, reply);
-    free(numbers);
-    free(text);
+    free(behind);
     return status;
 }
 

@@ -433,6 +433,44 @@ static void an_answer_of_another_thread_belongs_to_its_calls_context(void **stat
     run(DIST_WORKERS, run_deferred_layers, NULL);
 }
 
+static tr_tensor *tanh_twice(tr_tensor *x)
+{
+    return tr_tanh(tr_tanh(x));
+}
+TR_RPC(tanh_twice, TENSOR, RETURNS(TENSOR));
+
+/* Of so much that whoever waits for the gradient goes to sleep. */
+static double train_here(const char *with)
+{
+    tr_rpc *rpc = tr_rpc_current();
+    TR_DIST_CONTEXT(rpc, context);
+    tr_tensor *x = tr_require_grad(tr_full(0.5, TR_SHAPE(1 << 20)));
+    tr_tensor *y = tr_future_tensor(tr_rpc_sync(rpc, with, "tanh_twice", x));
+    if (tr_dist_backward(context, tr_sum(y), .timeout_ms = 20000) != TR_OK) return -1;
+    return tr_item(tr_sum(tr_dist_grad(context, x)));
+}
+TR_RPC(train_here, STRING, RETURNS(F64));
+
+/* Each worker's only thread is at a backward, and yet both take the other's gradients. */
+static void train_with_one_thread(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group, .name = r->number ? "w1" : "w0", .threads = 1);
+    OK(tr_dist_start(rpc));
+    OK(tr_rpc_register(rpc, &tanh_twice_rpc));
+    OK(tr_rpc_register(rpc, &train_here_rpc));
+    OK(tr_barrier(r->group));
+    const char *other = r->number ? "w0" : "w1", *own = r->number ? "w1" : "w0";
+    CHECK(tr_future_f64(tr_rpc_sync(rpc, other, "train_here", own)) > 0);
+    OK(tr_rpc_stop(rpc));
+}
+
+static void a_backward_in_a_function_leaves_its_thread_to_others(void **state)
+{
+    (void)state;
+    run(2, train_with_one_thread, NULL);
+}
+
 /* Answers when its caller has given up, with a result that has a gradient. */
 static atomic_int given_up;
 
@@ -603,6 +641,7 @@ int main(void)
         cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
         cmocka_unit_test(an_answer_of_another_thread_belongs_to_its_calls_context),
+        cmocka_unit_test(a_backward_in_a_function_leaves_its_thread_to_others),
         cmocka_unit_test(a_reply_that_comes_too_late_is_not_waited_for),
         cmocka_unit_test(a_reply_that_cannot_be_sent_is_not_waited_for),
         cmocka_unit_test(what_travelled_before_the_context_is_told_once),
