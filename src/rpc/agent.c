@@ -223,6 +223,7 @@ bool tr__rpc_bury(tr_rpc *rpc)
 /* No thread of ours is left after it, and no call. */
 static void close_agent(tr_rpc *rpc, bool politely)
 {
+    tr__rpc_end_replies(rpc);
     for (int i = 0; i < rpc->world && politely; i++)
         if (rpc->links[i].far) tr__far_finish(&rpc->links[i]);
     tr__rpc_end_clock(rpc);

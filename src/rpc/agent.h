@@ -153,6 +153,7 @@ struct tr_rpc {
     bool has_locks;
     atomic_bool stopped;   /* takes no more calls of the program's */
     atomic_bool closing;   /* threads end */
+    atomic_int answering;  /* threads that answer a deferred reply; below 0: none may any more */
 
     pthread_mutex_t functions_lock;
     tr__rpc_entry *functions[TR__RPC_FUNCTION_BUCKETS];
@@ -261,6 +262,8 @@ tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w);
 
 /* Runs a request and answers it; frees it. */
 void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m);
+/* From here on deferred replies are dropped. */
+void tr__rpc_end_replies(tr_rpc *rpc);
 
 /* ---- serve.c ----------------------------------------------------------------------------------------------------- */
 
