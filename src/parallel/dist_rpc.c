@@ -335,12 +335,9 @@ static tr_status handle_message(void *user, int from, const tr_value *values, in
 
 /* ---- A worker that dies; starting ----------------------------------------------------------------------------------------- */
 
-static void gone(void *user, int worker)
+static void gone(void *user, int worker, const char *why)
 {
-    tr__dist_worker *w = user;
-    char text[512] = "it has stopped";
-    if (tr__rpc_alive(w->rpc, worker) != TR_OK) strncpy(text, tr_error_message(), sizeof text - 1);
-    tr__dist_gone(&w->dist, worker, text);
+    tr__dist_gone(user, worker, why);
 }
 
 static void destroy(void *user)

@@ -68,13 +68,6 @@ tr_status tr__rpc_find_worker(const tr_rpc *rpc, const char *name, int number, i
     return tr__fail(TR_NOT_FOUND, "rpc: there is no worker %d; there are 0 … %d", number, rpc->world - 1);
 }
 
-tr_status tr__rpc_alive(tr_rpc *rpc, int worker)
-{
-    TR__TRY(tr__rpc_check(rpc));
-    TR__TRY(tr__rpc_find_worker(rpc, NULL, worker, &worker));
-    return atomic_load(&rpc->links[worker].gone) ? tr__fail_stored(rpc->links[worker].why) : TR_OK;
-}
-
 /* ---- Functions --------------------------------------------------------------------------------------------------- */
 
 static tr__rpc_entry **functions_of(tr_rpc *rpc, const char *name)
@@ -198,7 +191,7 @@ static void bury(tr_rpc *rpc, tr__rpc_link *link)
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker, link->why);
     if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
-    if (atomic_load(&rpc->has_hooks) && rpc->hooks.gone) rpc->hooks.gone(rpc->hooks.user, link->worker);
+    if (atomic_load(&rpc->has_hooks) && rpc->hooks.gone) rpc->hooks.gone(rpc->hooks.user, link->worker, link->why->message);
     tr__drain_wake(rpc);
     pthread_mutex_lock(&rpc->near_lock);
     pthread_cond_broadcast(&rpc->near_changed);
@@ -247,6 +240,9 @@ static void close_agent(tr_rpc *rpc, bool politely)
         tr__fail_stored(why);
         link->why = tr__error_take();
         atomic_store(&link->gone, true);
+        /* Unless nobody has a reference any more: it lets go of replies, which have one. */
+        if (politely && atomic_load(&rpc->has_hooks) && rpc->hooks.gone && i != rpc->rank)
+            rpc->hooks.gone(rpc->hooks.user, i, why->message);
     }
     tr__error_unref(why);
 }

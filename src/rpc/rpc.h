@@ -36,7 +36,7 @@ typedef struct tr__rpc_hooks {
     void (*enter)(void *user, const tr__rpc_note *note);
     void (*leave)(void *user);
     /* A worker has died, or stopped: on a thread that must not wait. All calls to it have failed. */
-    void (*gone)(void *user, int worker);
+    void (*gone)(void *user, int worker, const char *why);
     /* The agent goes; no call is under way. */
     void (*destroy)(void *user);
 } tr__rpc_hooks;
@@ -76,8 +76,6 @@ void tr__rpc_watch(tr_rpc *rpc, bool (*over)(const void *what), const void *what
 /* Waits for a call until the deadline. Is it done? */
 bool tr__future_await(tr_future *future, int64_t deadline);
 
-/* A worker that has neither died nor stopped; else fails with the reason. */
-tr_status tr__rpc_alive(tr_rpc *rpc, int worker);
 /* The agent of a reference. */
 tr_rpc *tr__rref_rpc(const tr_rref *ref);
 
