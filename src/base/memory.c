@@ -79,7 +79,7 @@ static bool remember(tr__segment *segment)
     return room;
 }
 
-/* Under the lock: one holder less. Returns the segment to unmap, or one without a descriptor. */
+/* Under the lock: one holder less. Returns the segment to unmap, or one without memory. */
 static tr__segment let_go(held_segment *held)
 {
     tr__segment none = {.fd = -1};
@@ -96,9 +96,9 @@ static tr__segment let_go(held_segment *held)
 
 static void unmap(tr__segment segment)
 {
-    if (segment.fd < 0) return;
+    if (!segment.memory) return;
     munmap(segment.memory, segment.bytes);
-    close(segment.fd);
+    if (segment.fd >= 0) close(segment.fd);
 }
 
 /* What the machine can still give, in bytes; SIZE_MAX where it does not say. */
@@ -182,6 +182,19 @@ int tr__segment_find(const void *memory, size_t bytes, tr__segment *segment)
     }
     pthread_mutex_unlock(&shared.lock);
     return found;
+}
+
+void tr__segment_close(const void *memory)
+{
+    int fd = -1;
+    pthread_mutex_lock(&shared.lock);
+    for (size_t i = 0; i < shared.count; i++) {
+        if (shared.held[i].segment.memory != memory || shared.held[i].freed) continue;
+        fd = shared.held[i].segment.fd;
+        shared.held[i].segment.fd = -1;
+    }
+    pthread_mutex_unlock(&shared.lock);
+    if (fd >= 0) close(fd);
 }
 
 uint64_t tr__segment_generation(void)

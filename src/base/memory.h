@@ -24,7 +24,7 @@ void tr__pages_empty(void *memory, size_t bytes);
  * system, so nothing is left behind however the processes end. Segments are made by tr_shared_alloc(). */
 typedef struct tr__segment {
     uint64_t id;   /* unique within this process, never used again */
-    int fd;        /* sealed against shrinking: whoever maps it need not fear a SIGBUS */
+    int fd;        /* sealed against shrinking: whoever maps it need not fear a SIGBUS; -1: closed */
     void *memory;
     size_t bytes;  /* as mapped, a multiple of the page size */
 } tr__segment;
@@ -32,6 +32,8 @@ typedef struct tr__segment {
 /* The segment that [memory, memory + bytes) lies in; returns 0 and leaves *segment alone when it is not shared. The
  * memory must not be freed meanwhile. Thread-safe, as all of these. */
 int tr__segment_find(const void *memory, size_t bytes, tr__segment *segment);
+/* Closes the descriptor of a segment that starts there: all peers that are to map it have been sent one. */
+void tr__segment_close(const void *memory);
 /* Raised when a segment is freed: as long as it stays the same, what tr__segment_find() said is true. */
 uint64_t tr__segment_generation(void);
 

@@ -19,8 +19,7 @@
 #define TR_COMM_RENDEZVOUS_H
 
 #include "comm/backend/backend.h"
-
-enum { TR__COOKIE = 16, TR__COOKIE_TEXT = 2 * TR__COOKIE + 1 };
+#include "net/endpoint.h"
 
 typedef struct tr__card {
     char version[24];             /* of the rank's library */

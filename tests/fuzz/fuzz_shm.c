@@ -23,7 +23,8 @@ enum { TIMEOUT_MS = 10, HANG_MS = 20000, SEGMENT = 7, STREAM_ID = 9, LONG = 4000
 
 typedef struct peer {
     tr__shm *t;
-    tr__shm_control *control; /* theirs */
+    tr__shm_control *control; /* theirs, */
+    tr__endpoint_page *page;  /* and of their endpoint */
     int socket;               /* their end */
     tr__shm_channel *stream;
     tr_collective c;
@@ -64,8 +65,8 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
         used = add(bytes, used, 1, 0, &f, sizeof f);
     }
     if (number % 4 == 0) {
-        tr__shm_message m = {.magic = TR__SHM_MAGIC, .type = TR__SHM_SEGMENT + number / 8 % 6, .rank = 1,
-            .id = SEGMENT + number / 64 % 3, .bytes = words[value]};
+        tr__shm_message m = {.magic = TR__SHM_MAGIC, .type = TR__SHM_SEGMENT + number / 8 % 7, .rank = 1,
+            .group = number % 16 / 4 ? 1 : 77, .id = SEGMENT + number / 64 % 3, .bytes = words[value]};
         used = add(bytes, used, 2, number / 128 % 3, &m, offsetof(tr__shm_message, cookie));
     }
     return used;
@@ -157,7 +158,10 @@ static void make_peer(peer *p)
     FUZZ_CHECK(tr__shm_new(&member, &card, &p->t) == TR_OK);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     FUZZ_CHECK(posix_memalign((void **)&p->control, TR__CACHE_LINE, tr__shm_control_bytes(2)) == 0);
-    p->t->peers[1].socket = ends[0];
+    p->page = calloc(1, sizeof *p->page + 2 * sizeof *p->page->counts);
+    FUZZ_CHECK(p->page);
+    p->t->peers[1].link->socket = ends[0];
+    p->t->peers[1].link->page = p->page;
     p->t->peers[1].control = p->control;
     p->socket = ends[1];
     p->in = calloc(2 * LONG, sizeof *p->in);
@@ -196,17 +200,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     p.c = choose(&p, bytes[0], bytes[1]);
     go_along(&p, bytes[1]);
     tr__shm_message segment = {.magic = TR__SHM_MAGIC, .type = TR__SHM_SEGMENT, .rank = 1, .id = SEGMENT, .bytes = AREA};
-    tr__shm_message stream = {.magic = TR__SHM_MAGIC, .type = TR__SHM_STREAMS, .rank = 1, .id = STREAM_ID,
-        .bytes = sizeof *p.stream};
+    tr__shm_message stream = {.magic = TR__SHM_MAGIC, .type = TR__SHM_STREAMS, .rank = 1, .group = p.t->attachment->id,
+        .id = STREAM_ID, .bytes = sizeof *p.stream};
     munmap(show(&p, &segment, AREA), AREA);
     p.stream = show(&p, &stream, sizeof *p.stream);
     say(&p, bytes + 2, count - 2);
-    FUZZ_CHECK(tr__shm_monitor_start(p.t) == TR_OK);
+    FUZZ_CHECK(tr__shm_begin(p.t) == TR_OK);
     run(&p);
     close(p.socket);
     munmap(p.stream, sizeof *p.stream);
     tr__shm_close(p.t);
     free(p.control);
+    free(p.page);
     free(p.in);
     free(p.out);
     FUZZ_CHECK(tr__now_ns() - began < HANG_MS * (int64_t)1000000);

@@ -219,14 +219,16 @@ static void sweep_late(rank *r)
     OK(tr_all_reduce(r->group, x, COUNT));
     if (r->number == 0) {
         tr__native_transports(r->group->state, &t, &tcp);
-        tr__shm_peer *peer = &t->peers[1];
-        CHECK(peer->mapping_count > 0);
-        atomic_fetch_add(&t->busy, 1);
-        tr__shm_segment_went(t, peer, 0);
-        tr__shm_sweep(t);
-        CHECK(peer->mapping_count > 0);
+        tr__endpoint_peer *peer = t->peers[1].link;
+        size_t blocks = 0;
+        for (size_t i = 0; i < peer->mapping_count; i++) blocks += peer->mappings[i].stays;
+        CHECK(peer->mapping_count > blocks);
+        tr__shm_use(t);
+        tr__endpoint_unmapped(t->endpoint, peer, 0);
+        tr__endpoint_sweep(t->endpoint);
+        CHECK(peer->mapping_count > blocks);
         tr__shm_idle(t);
-        CHECK(peer->mapping_count == 0);
+        CHECK(peer->mapping_count == blocks);
     }
     OK(tr_barrier(r->group));
     free_buffer(SHARED, r, x);
@@ -277,7 +279,7 @@ static void write_words(rank *r)
     struct tr__shm *t;
     tr__native_transports(r->group->state, &t, &tcp);
     tr__shm_control *one = t->peers[1].control;
-    atomic_uint *sent = &tr__shm_post_counts(t->peers[2].control, t->world_size)[1].sent;
+    atomic_uint *sent = &t->peers[2].link->page->counts[1].sent;
     CHECK(tr__shm_culprit(t, 1) == 1);
     atomic_store(&one->stuck.mail, atomic_load(&one->mail));
     atomic_store(&one->stuck.message, 3);

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
@@ -20,9 +19,7 @@ static bool keep_failure(tr__shm *t, bool own)
 {
     bool first = tr__failure_keep(&t->failure, own);
     atomic_store(&t->control->gave_up, 1);
-    pthread_mutex_lock(&t->lock);
-    pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->lock);
+    tr__endpoint_tell(t->endpoint);
     tr__shm_ring(t->control);
     tr__shm_mail(t->control);
     return first;
@@ -42,6 +39,16 @@ tr_status tr__shm_break_quietly(tr__shm *t)
     return tr__failure_tell(&t->failure);
 }
 
+/* Without memory for the message a peer finds out by its own timeout. */
+static void tell_all(tr__shm *t, const tr__shm_message *message)
+{
+    for (int rank = 0; rank < t->world_size; rank++) {
+        tr_status posted = rank == t->rank ? TR_OK : tr__shm_post(t, &t->peers[rank], message, -1);
+        (void)posted;
+    }
+    tr__shm_kick(t);
+}
+
 void tr__shm_tell_failure(tr__shm *t)
 {
     char name[64];
@@ -49,12 +56,7 @@ void tr__shm_tell_failure(tr__shm *t)
     snprintf(name, sizeof name, "rank %d (pid %ld)", self->rank, self->pid);
     tr__shm_message message = {.type = TR__SHM_BROKEN, .status = tr__failure_for_peers(&t->failure, name, t->group)};
     snprintf(message.text, sizeof message.text, "%s", tr_error_message());
-    for (int rank = 0; rank < t->world_size; rank++) {
-        /* Without memory for the letter the peer finds out by its own timeout. */
-        tr_status posted = rank == t->rank ? TR_OK : tr__shm_post(t, &t->peers[rank], &message, -1);
-        (void)posted;
-    }
-    tr__shm_kick(t);
+    tell_all(t, &message);
 }
 
 static tr_status break_loudly(tr__shm *t, bool own)
@@ -98,54 +100,29 @@ tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms)
 {
     int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
     struct timespec deadline = {until / 1000000000, until % 1000000000};
-    pthread_mutex_lock(&t->lock);
-    while (!tr__failure_there(&t->failure) && pthread_cond_timedwait(&t->changed, &t->lock, &deadline) != ETIMEDOUT)
+    pthread_mutex_lock(&t->endpoint->lock);
+    while (!tr__failure_there(&t->failure) &&
+           pthread_cond_timedwait(&t->endpoint->changed, &t->endpoint->lock, &deadline) != ETIMEDOUT)
         continue;
-    pthread_mutex_unlock(&t->lock);
+    pthread_mutex_unlock(&t->endpoint->lock);
     return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
 }
 
-/* ---- Letters ----------------------------------------------------------------------------------------------------- */
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
 tr_status tr__shm_post(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd)
 {
-    tr__shm_letter *letter = malloc(sizeof *letter);
-    if (!letter) {
-        if (fd >= 0) close(fd);
-        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message to rank %d", t->group, peer->rank);
-    }
-    *letter = (tr__shm_letter){.fd = fd, .message = *message};
-    letter->message.magic = TR__SHM_MAGIC;
-    letter->message.rank = t->rank;
-    pthread_mutex_lock(&t->lock);
-    if (peer->last)
-        peer->last->next = letter;
-    else
-        peer->first = letter;
-    peer->last = letter;
-    pthread_mutex_unlock(&t->lock);
-    return TR_OK;
+    tr__shm_message ours = *message;
+    ours.group = t->attachment->id;
+    return tr__endpoint_post(t->endpoint, t->attachment->members[peer - t->peers], &ours, fd);
 }
 
 void tr__shm_kick(tr__shm *t)
 {
-    ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t)); /* fails only when it is set already */
-    (void)written;
+    tr__endpoint_kick(t->endpoint);
 }
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
-
-static tr_status make_control(tr__shm *t)
-{
-    t->control = tr_shared_alloc(tr__shm_control_bytes(t->world_size));
-    if (!t->control) return tr__fail_context(TR_NO_MEMORY, "group '%s'", t->group);
-    t->control->magic = TR__SHM_MAGIC;
-    t->control->version = 4;
-    t->control->rank = t->rank;
-    t->control->world_size = t->world_size;
-    t->peers[t->rank].control = t->control;
-    return TR_OK;
-}
 
 static tr_status make_tables(tr__shm *t)
 {
@@ -156,41 +133,77 @@ static tr_status make_tables(tr__shm *t)
     t->stagings = calloc(world, sizeof *t->stagings);
     if (!t->peers || !t->in || !t->out || !t->stagings)
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
-    for (int rank = 0; rank < t->world_size; rank++) {
-        t->peers[rank].rank = rank;
-        t->peers[rank].socket = -1;
-    }
-    t->peers[t->rank].pid = (long)getpid();
+    return tr__shm_p2p_new(t);
+}
+
+/* Of at most so many ranks. */
+static tr_status make(const char *group, int rank, int world_size, tr__shm **made)
+{
+    tr__shm *t = *made = calloc(1, sizeof *t);
+    if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", group);
+    snprintf(t->group, sizeof t->group, "%s", group);
+    t->rank = rank;
+    t->world_size = world_size;
+    t->door.socket = -1;
+    atomic_init(&t->dead, -1);
+    tr__failure_init(&t->failure);
+    return make_tables(t);
+}
+
+/* From now on the group hears what is for it. */
+static tr_status attach(tr__shm *t, tr__endpoint *e, uint64_t id)
+{
+    t->endpoint = e;
+    TR__TRY(tr__endpoint_attach(e, id, &tr__shm_attached, t, &t->attachment));
+    t->control = t->attachment->block;
+    t->control->magic = TR__SHM_MAGIC;
     return TR_OK;
 }
 
-static tr_status make_parts(tr__shm *t, tr__card *card)
+/* Who it is, of how many, and what the others are to the endpoint. */
+static void take_places(tr__shm *t, int rank, int world_size, const int *links)
 {
-    TR__TRY(make_tables(t));
-    TR__TRY(make_control(t));
-    t->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (t->kick < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", t->group);
-    TR__TRY(tr__shm_p2p_new(t));
+    t->rank = t->control->rank = rank;
+    t->world_size = t->control->world_size = world_size;
+    for (int i = 0; i < world_size; i++) {
+        tr__shm_peer *peer = &t->peers[i];
+        *peer = (tr__shm_peer){.rank = i, .link = &t->endpoint->peers[links ? links[i] : i]};
+        peer->pid = peer->link->pid;
+        peer->visible = peer->link->visible;
+        peer->in_process = peer->link->in_process;
+    }
+    t->peers[rank].control = t->control;
+}
+
+/* ---- The first group of an endpoint ------------------------------------------------------------------------------ */
+
+enum { FIRST = 1 }; /* its number */
+
+static tr_status open_endpoint(tr__shm *t, tr__card *card)
+{
+    tr__endpoint *e;
+    TR__TRY(tr__endpoint_new(t->group, t->rank, t->world_size, tr__shm_control_bytes(t->world_size), &e));
+    tr_status status = attach(t, e, FIRST);
+    if (status != TR_OK) {
+        tr__endpoint_free(e);
+        t->endpoint = NULL;
+        return status;
+    }
+    take_places(t, t->rank, t->world_size, NULL);
     return tr__shm_listen(t, card);
 }
 
 tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport)
 {
-    tr__shm *t = calloc(1, sizeof *t);
-    if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
-    snprintf(t->group, sizeof t->group, "%s", member->group);
-    t->rank = member->rank;
-    t->world_size = member->world_size;
+    tr__shm *t;
+    tr_status status = make(member->group, member->rank, member->world_size, &t);
+    if (!t) return status;
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
-    t->kick = t->door.socket = -1;
-    atomic_init(&t->dead, -1);
-    t->crowded = tr__cores() < t->world_size;
+    t->cores = tr__cores();
+    t->crowded = t->cores < t->world_size;
     t->cache_bytes = tr__shared_cache();
-    pthread_mutex_init(&t->lock, NULL);
-    tr__condition_init(&t->changed);
-    tr__failure_init(&t->failure);
-    tr_status status = make_parts(t, card);
+    if (status == TR_OK) status = open_endpoint(t, card);
     if (status == TR_OK)
         *transport = t;
     else
@@ -200,72 +213,137 @@ tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transp
 
 tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, tr__tcp *tcp)
 {
-    int host = hosts->host[t->rank], place = hosts->place[t->rank], count = tr__hosts_size(hosts, host);
+    int host = hosts->host[t->rank], count = tr__hosts_size(hosts, host);
     t->places = malloc((size_t)hosts->world_size * sizeof *t->places);
     if (!t->places) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for its ranks' places", t->group);
     for (int rank = 0; rank < hosts->world_size; rank++)
         t->places[rank] = hosts->host[rank] == host ? hosts->place[rank] : -1;
-    t->peers[t->rank].control = NULL;
-    t->rank = t->control->rank = place;
-    t->world_size = t->control->world_size = count;
-    for (int other = 0; other < count; other++) t->peers[other].rank = tr__hosts_ranks(hosts, host)[other];
-    t->peers[place].control = t->control;
-    t->peers[place].pid = (long)getpid();
+    tr__endpoint_settle(t->endpoint, hosts->place[t->rank], count);
+    take_places(t, hosts->place[t->rank], count, NULL);
+    for (int other = 0; other < count; other++)
+        t->peers[other].rank = t->peers[other].link->rank = tr__hosts_ranks(hosts, host)[other];
     t->tcp = tcp;
     tr__tcp_link(tcp, t);
+    return TR_OK;
+}
+
+tr_status tr__shm_begin(tr__shm *t)
+{
+    int *all = malloc((size_t)t->world_size * sizeof *all);
+    if (!all) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
+    for (int i = 0; i < t->world_size; i++) all[i] = i;
+    tr__endpoint_enter(t->attachment, all, t->world_size);
+    free(all);
+    TR__TRY(tr__endpoint_start(t->endpoint));
+    t->met = true;
     return TR_OK;
 }
 
 tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
 {
     TR__TRY(tr__shm_connect(t, meeting, cards));
-    tr__shm_watch(t);
-    TR__TRY(tr__shm_monitor_start(t));
+    TR__TRY(tr__shm_begin(t));
     if (!t->tcp) TR__TRY(tr__rendezvous_use(meeting)); /* else when those of other hosts are connected, too */
-    /* Nobody may leave, and take its control segment along, before all have mapped it. */
+    /* Nobody may leave, and take its memory along, before all have mapped it. */
     tr__shm_call joining = {.timeout_ms = tr__rendezvous_rest_ms(meeting)};
     tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
     tr_status status = tr__shm_await(t, &joining, TR__SHM_DONE, t->steps, -1);
     return status == TR_OK ? TR_OK : tr__shm_break(t);
 }
 
+/* ---- A group within another -------------------------------------------------------------------------------------- */
+
+tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__shm **made, tr__shm_place *block)
+{
+    tr__shm *t;
+    tr_status status = make(parent->group, 0, parent->world_size, &t);
+    if (status == TR_OK) status = attach(t, parent->endpoint, id);
+    if (status != TR_OK) {
+        if (t) tr__shm_close(t);
+        return status;
+    }
+    t->cores = parent->cores;
+    t->cache_bytes = parent->cache_bytes;
+    tr__endpoint_place(t->attachment, &block->segment, &block->offset);
+    *made = t;
+    return TR_OK;
+}
+
+/* Where the peers' control blocks are. */
+static tr_status find_controls(tr__shm *t, const tr__shm_seat *seat, int timeout_ms)
+{
+    tr__shm_call joining = {.timeout_ms = timeout_ms};
+    for (int rank = 0; rank < t->world_size; rank++) {
+        tr__shm_control *control;
+        if (rank == t->rank) continue;
+        TR__TRY(tr__shm_find_control(t, &joining, rank, seat->blocks[seat->ranks[rank]], &control));
+        pthread_mutex_lock(&t->endpoint->hearing); /* the monitor looks at it when the peer dies */
+        t->peers[rank].control = control;
+        pthread_mutex_unlock(&t->endpoint->hearing);
+    }
+    return TR_OK;
+}
+
+tr_status tr__shm_enter(const tr__shm_seat *seat, const tr__member *member)
+{
+    tr__shm *t = seat->made;
+    char host[65] = "unknown";
+    snprintf(t->group, sizeof t->group, "%s", member->group);
+    t->report_ms = member->report_ms;
+    t->recorder = member->recorder;
+    t->crowded = t->cores < member->world_size;
+    int *links = malloc((size_t)member->world_size * sizeof *links);
+    if (!links) {
+        tr_status status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, member->world_size);
+        tr__shm_abandon(t, seat->parent);
+        return status;
+    }
+    for (int i = 0; i < member->world_size; i++) links[i] = seat->parent->attachment->members[seat->ranks[i]];
+    take_places(t, member->rank, member->world_size, links);
+    t->met = true;
+    tr__endpoint_enter(t->attachment, links, t->world_size);
+    free(links);
+    gethostname(host, sizeof host - 1);
+    for (int i = 0; i < t->world_size; i++) tr__recorder_peer(t->recorder, i, t->peers[i].pid, host);
+    tr_status status = find_controls(t, seat, member->timeout_ms);
+    return status == TR_OK ? TR_OK : tr__shm_give_up(t);
+}
+
+void tr__shm_abandon(tr__shm *t, tr__shm *parent)
+{
+    take_places(t, parent->rank, parent->world_size, parent->attachment->members);
+    t->met = true;
+    tr__endpoint_enter(t->attachment, parent->attachment->members, parent->world_size);
+    (void)!tr__shm_give_up(t);
+}
+
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
-static void free_peer(tr__shm *t, tr__shm_peer *peer)
+/* Of a group that is broken, the reason goes first: a peer must not take our leaving for it. Without memory for the goodbye a
+ * peer takes us for dead when this process ends, which is no worse for it. */
+static void say_goodbye(tr__shm *t)
 {
-    if (peer->socket >= 0) close(peer->socket);
-    tr__shm_segment_went(t, peer, 0);
-    tr__shm_unmap(peer, &peer->channel_mapping);
-    tr__shm_unmap(peer, &peer->control_mapping);
-    free(peer->mappings);
-    for (tr__shm_letter *letter = peer->first, *next; letter; letter = next) {
-        next = letter->next;
-        if (letter->fd >= 0) close(letter->fd);
-        free(letter);
-    }
+    const tr__shm_message goodbye = {.type = TR__SHM_GOODBYE};
+    if (tr__failure_there(&t->failure)) tr__shm_tell_failure(t);
+    tell_all(t, &goodbye);
 }
 
 void tr__shm_close(tr__shm *t)
 {
-    if (t->has_monitor) tr__shm_p2p_end(t);
-    if (t->watching) tr__segment_unwatch(&t->watcher);
-    if (t->has_monitor) tr__shm_monitor_stop(t);
+    if (t->met) tr__shm_p2p_end(t);
     if (t->tcp) tr__tcp_link(t->tcp, NULL);
-    for (int rank = 0; t->peers && rank < t->world_size; rank++) free_peer(t, &t->peers[rank]);
+    if (t->met) say_goodbye(t);
+    if (t->attachment) tr__endpoint_detach(t->attachment);
+    for (int rank = 0; t->peers && rank < t->world_size; rank++)
+        tr__shm_unmap(&t->peers[rank], &t->peers[rank].channel_mapping);
     if (t->door.socket >= 0) close(t->door.socket);
-    if (t->kick >= 0) close(t->kick);
     tr__shm_p2p_free(t);
     tr_shared_free(t->staging);
-    tr_shared_free(t->control);
-    free(t->announced);
-    free(t->polled);
     free(t->peers);
     free(t->in);
     free(t->out);
     free(t->stagings);
     free(t->places);
     tr__failure_clear(&t->failure);
-    pthread_mutex_destroy(&t->lock);
-    pthread_cond_destroy(&t->changed);
     free(t);
 }

@@ -2,9 +2,9 @@
  * The shared-memory transport: ranks of one host. What its files share; docs/communication.md tells the whole story.
  *
  *   shm.c            making and ending a group's transport; errors
- *   shm_join.c       the sockets between the ranks, and who may come in
- *   shm_monitor.c    the thread that watches those sockets: deaths, goodbyes, segments
- *   shm_segments.c   which memory the ranks have shown each other
+ *   shm_join.c       the sockets between the ranks of a first group, and who may come in
+ *   shm_heard.c      what the endpoint's monitor hears for the group: deaths, goodbyes, failures
+ *   shm_segments.c   memory that the ranks show each other
  *   shm_wait.c       waiting for peers: spinning, sleeping, timeouts, reports
  *   shm_call.c       running a collective: signatures, small messages
  *   shm_fold.c       all_reduce, reduce, reduce_scatter
@@ -22,6 +22,7 @@
 #include "comm/collective.h"
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
+#include "net/endpoint.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -30,7 +31,6 @@
 /* ---- What the ranks see of each other ---------------------------------------------------------------------------- */
 
 enum {
-    TR__SHM_MAGIC = 0x54524d31, /* "TRM1" */
     TR__SHM_INLINE = 4096,      /* bytes that travel beside the signature */
     TR__SHM_TINY = 32,          /* bytes that travel in its cache line */
     TR__SHM_CHUNK = 256 << 10,  /* of a buffer that passes through the staging area */
@@ -102,10 +102,10 @@ typedef struct tr__shm_stuck {
     _Atomic uint64_t value;
 } tr__shm_stuck;
 
-/* A rank's control segment: written by its rank, but for the bell; read by all. Steps count up over the life of the
+/* A rank's control block: written by its rank, but for the bell; read by all. Steps count up over the life of the
  * group, alike on all ranks; each collective takes as many as it needs. */
 typedef struct tr__shm_control {
-    uint32_t magic, version;
+    uint32_t magic;
     int32_t rank, world_size;
     atomic_uchar gave_up;                        /* not 0: the group is broken for its rank, which has said why or will */
     _Alignas(TR__CACHE_LINE) atomic_uint bell;   /* futex word: its rank sleeps on it, peers and its monitor ring it */
@@ -124,24 +124,11 @@ typedef struct tr__shm_control {
     tr__shm_transfer transfer[2];                        /* for even and odd numbers */
     tr__shm_slot slots[2];
     tr__shm_block blocks[]; /* [2][world_size]: of a scatter_v or all_to_all_v, what the others find where */
-    /* Behind them [world_size] tr__shm_post_count. */
 } tr__shm_control;
-
-/* Of the messages between two monitors: those that this rank's has sent to another, and those of the other's that it has
- * done with. What a rank was sent and has not read, it cannot say that it waits for. */
-typedef struct tr__shm_post_count {
-    atomic_uint sent, handled;
-} tr__shm_post_count;
 
 static inline size_t tr__shm_control_bytes(int world_size)
 {
-    size_t of_a_rank = 2 * sizeof(tr__shm_block) + sizeof(tr__shm_post_count);
-    return sizeof(tr__shm_control) + (size_t)world_size * of_a_rank;
-}
-
-static inline tr__shm_post_count *tr__shm_post_counts(tr__shm_control *control, int world_size)
-{
-    return (tr__shm_post_count *)(control->blocks + 2 * (size_t)world_size);
+    return sizeof(tr__shm_control) + 2 * (size_t)world_size * sizeof(tr__shm_block);
 }
 
 /* world_size is our own: what a peer says in its segment may change. */
@@ -152,52 +139,20 @@ static inline tr__shm_block *tr__shm_table(tr__shm_control *control, int world_s
 
 /* ---- What a rank keeps for itself -------------------------------------------------------------------------------- */
 
-/* A peer's segment, mapped here. */
-typedef struct tr__shm_mapping {
-    uint64_t id;
-    char *memory;
-    size_t bytes;
-    bool gone; /* freed by its owner; unmapped as soon as no collective runs */
-} tr__shm_mapping;
-
-enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, TR__SHM_BROKEN, TR__SHM_GOODBYE,
-    TR__SHM_STREAMS, TR__SHM_SHOWN };
-
-/* A message between ranks; sockets keep messages apart. SEGMENT, STREAMS (a channel) and SHOWN (a carrier's memory) carry a
- * descriptor, unless both live in one process. */
-typedef struct tr__shm_message {
-    uint32_t magic, type;
-    int32_t rank, status;            /* SHOWN: the purpose */
-    uint64_t id, bytes;              /* of a segment */
-    char cookie[TR__COOKIE_TEXT];    /* HELLO: the receiver's */
-    char text[TR__CALL_TEXT + 1024]; /* BROKEN: why; HELLO: where the sender listens */
-} tr__shm_message;
-
-typedef struct tr__shm_letter { /* a message on its way */
-    struct tr__shm_letter *next;
-    int fd; /* to be passed along, or -1 */
-    tr__shm_message message;
-} tr__shm_letter;
-
 typedef struct tr__shm_channel tr__shm_channel;
 typedef struct tr__shm_p2p tr__shm_p2p;
 
 typedef struct tr__shm_peer {
     int rank;   /* in the group, for people: its place in t->peers is another when the group is on several hosts */
-    int socket; /* -1: ourselves, or gone */
+    tr__endpoint_peer *link; /* what it is to our endpoint, from which these three are: */
     long pid;
     bool visible;    /* pid is a number of our process namespace */
     bool in_process; /* a thread of this process: memory is held, not mapped again */
-    tr__shm_control *control;
-    tr__shm_mapping control_mapping;
+    tr__shm_control *control; /* NULL: not known yet */
     atomic_bool left; /* has said goodbye */
     atomic_bool gone; /* its socket is at its end */
     tr__shm_mapping channel_mapping; /* the monitor's */
     tr__shm_channel *_Atomic inbound; /* what the peer sends us; NULL: nothing yet */
-    /* Under the transport's lock. */
-    tr__shm_mapping *mappings;
-    size_t mapping_count, mapping_capacity;
-    tr__shm_letter *first, *last;
     /* For the thread that runs a collective: the latest lookup. */
     tr__shm_mapping seen;
     uint64_t seen_version;
@@ -215,35 +170,22 @@ typedef struct tr__shm {
     tr__recorder *recorder;
     struct tr__tcp *tcp;  /* joins us with those of other hosts, and breaks when we do; NULL: there are none */
     int *places;          /* with tcp: a rank's place among us, or -1, by its rank in the group */
+    tr__endpoint *endpoint;      /* of this process */
+    tr__attachment *attachment;  /* of the group to it */
+    bool met;                    /* the peers may know of us */
     tr__shm_peer *peers; /* [world_size], ourselves included */
     tr__shm_control *control; /* our own */
-    tr__shm_door door;
+    tr__shm_door door;   /* of a first group */
 
     tr__failure failure;         /* why the group is broken */
     atomic_int dead;             /* the rank in the group whose death broke it; -1: none */
-
-    pthread_mutex_t lock;
-    pthread_cond_t changed;      /* a mapping came, or the group broke */
-    uint64_t *announced;         /* our segments that the peers have been told of */
-    size_t announced_count, announced_capacity;
-    bool watching;
-    tr__segment_watcher watcher;
-
-    int kick; /* eventfd: the monitor has letters to send, or is to stop */
-    struct pollfd *polled; /* [world_size + 1]: the monitor's: the peers in rank order, then the kick */
-    bool has_monitor;
-    atomic_bool stopping;
-    pthread_t monitor;
-
-    atomic_int busy;             /* how many threads use mappings: nothing may be unmapped */
-    atomic_bool has_gone;        /* something waits to be unmapped */
-    _Atomic uint64_t version;    /* of the mappings: raised when one goes */
 
     tr__shm_p2p *p2p;            /* sends and receives */
     const tr__carried *_Atomic carried; /* of a carrier: who is told of what the peers show, and of their end */
 
     /* For the thread that runs a collective. */
     uint64_t steps;              /* taken by all collectives so far */
+    int cores;
     bool crowded;                /* more ranks than cores: spinning only keeps the others from working */
     int spins;
     size_t cache_bytes;          /* that the ranks share */
@@ -279,14 +221,29 @@ typedef struct tr__shm_call {
 
 /* ---- shm.c ------------------------------------------------------------------------------------------------------- */
 
-/* Makes a rank's side and opens its door, whose address goes into the card. */
+/* Makes a rank's side, with an endpoint of its own, and opens its door, whose address goes into the card. */
 tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport);
 /* Before they meet: joins only the ranks of our host. tcp joins all. */
 tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, struct tr__tcp *tcp);
 /* Connects with all ranks, whose cards are given, and waits until all are there. */
 tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards);
+/* All are connected: the monitor begins to watch. */
+tr_status tr__shm_begin(tr__shm *t);
 /* Says goodbye to the ranks that are connected and frees all. */
 void tr__shm_close(tr__shm *t);
+
+/* A group within another one whose ranks share memory, before they have agreed on it: makes a rank's side, which hears from now
+ * on what is for the group of this number, and says where its control block is. */
+tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__shm **made, tr__shm_place *block);
+/* They have. The transport is `made` also after a failure. */
+typedef struct tr__shm_seat {
+    tr__shm *parent, *made;
+    const int *ranks;             /* [member->world_size]: in the parent */
+    const tr__shm_place *blocks;  /* the control blocks of the parent's ranks */
+} tr__shm_seat;
+tr_status tr__shm_enter(const tr__shm_seat *seat, const tr__member *member);
+/* It is not known whether they have, as this thread's latest failure came between: those who wait for this rank are told. */
+void tr__shm_abandon(tr__shm *made, tr__shm *parent);
 
 /* Breaks the group with this thread's latest failure, wakes everyone here, and lets the peers know. The first failure
  * stays. Returns the group's failure, as this thread's. */
@@ -316,14 +273,9 @@ tr_status tr__shm_listen(tr__shm *t, tr__card *card);
 /* Connects to the ranks below, lets in those above, and maps everyone's control segment. */
 tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__card *cards);
 
-/* ---- shm_monitor.c ----------------------------------------------------------------------------------------------- */
+/* ---- shm_heard.c ------------------------------------------------------------------------------------------------- */
 
-tr_status tr__shm_monitor_start(tr__shm *t);
-/* Sends what is queued and ends the thread. */
-void tr__shm_monitor_stop(tr__shm *t);
-/* Sends or receives one message; -1 with errno. *fd is the descriptor that goes along or came, or -1. */
-ssize_t tr__shm_send(int socket, const tr__shm_message *message, int fd);
-ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd);
+extern const tr__attached tr__shm_attached;
 
 /* ---- shm_segments.c ---------------------------------------------------------------------------------------------- */
 
@@ -337,18 +289,20 @@ tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place p
 tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place);
 tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int64_t began,
     int timeout_ms);
-/* Maps a segment that a peer has shown; fd is closed (-1 from a rank of this process). */
+/* Maps memory that a peer has shown to this group only; fd is closed (-1 from a rank of this process). */
 tr_status tr__shm_map(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd, tr__shm_mapping *mapping);
 void tr__shm_unmap(tr__shm_peer *peer, const tr__shm_mapping *mapping);
-/* A peer has shown a segment, or taken one back (id 0: all). */
-tr_status tr__shm_segment_came(tr__shm *t, tr__shm_peer *peer, uint64_t id, size_t bytes, int fd);
-void tr__shm_segment_went(tr__shm *t, tr__shm_peer *peer, uint64_t id);
-/* Unmaps what is gone; only while nobody uses mappings. */
-void tr__shm_sweep(tr__shm *t);
-/* Takes one from t->busy. */
-void tr__shm_idle(tr__shm *t);
-/* Listens for our own segments being freed. */
-void tr__shm_watch(tr__shm *t);
+/* Finds a peer's control block, which it has told us of, when its memory has come. */
+tr_status tr__shm_find_control(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, tr__shm_control **control);
+/* Around all that uses the peers' mappings. */
+static inline void tr__shm_use(tr__shm *t)
+{
+    tr__attachment_busy(t->attachment);
+}
+static inline void tr__shm_idle(tr__shm *t)
+{
+    tr__attachment_idle(t->attachment);
+}
 
 /* ---- shm_wait.c -------------------------------------------------------------------------------------------------- */
 

@@ -275,7 +275,7 @@ static tr__shm_call call_of(const tr__shm *t, const tr_collective *c, const tr__
 tr_status tr__shm_run_part(tr__shm *t, const tr_collective *part, const tr__shm_whole *whole, uint64_t sequence)
 {
     tr__shm_call call = call_of(t, part, whole, sequence);
-    atomic_fetch_add(&t->busy, 1); /* as below; what is under way when the group breaks may still end well */
+    tr__shm_use(t); /* as below; what is under way when the group breaks may still end well */
     tr_status status = run(t, &call);
     tr__shm_idle(t);
     return status;
@@ -287,7 +287,7 @@ tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequ
     __builtin_prefetch(slot_of(t->control, sequence), 1);
     tr__shm_call call = call_of(t, collective, NULL, sequence);
     tr_status status;
-    atomic_fetch_add(&t->busy, 1); /* before the failure is looked at: see tr__shm_segment_went() */
+    tr__shm_use(t); /* before the failure is looked at: what a peer takes back after it stays mapped */
     status = tr__failure_check(&t->failure, t->group);
     if (status == TR_OK) {
         status = run(t, &call);

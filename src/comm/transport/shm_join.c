@@ -2,8 +2,8 @@
  * The sockets between the ranks of a host. Each rank listens on an abstract Unix socket with a random name, which needs
  * no file and is gone with the process, and hangs the name up in the store with a one-time cookie. A rank connects to
  * all ranks below it and lets in those above. Whoever knocks must run as our user, which the kernel tells, and bring
- * our cookie; the answer brings the visitor's. With these two messages each passes the descriptor of its control
- * segment.
+ * our cookie; the answer brings the visitor's. With these two messages each passes the descriptor of its endpoint's
+ * page, with the control block of the group. Groups within the group use the same sockets.
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
@@ -77,14 +77,14 @@ static tr__card *card_of(const joining *j, int place)
 static bool send_hello(joining *j, int rank, int socket)
 {
     tr__shm *t = j->t;
-    tr__segment control;
+    tr__segment page;
     errno = EFAULT;
-    if (!tr__segment_find(t->control, 1, &control)) return false;
-    tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = t->rank, .id = control.id,
-        .bytes = control.bytes};
+    if (!tr__segment_find(t->endpoint->page, 1, &page)) return false;
+    tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = t->rank, .id = page.id,
+        .bytes = page.bytes};
     memcpy(hello.cookie, card_of(j, rank)->cookie, sizeof hello.cookie);
     memcpy(hello.text, card_of(j, t->rank)->address, sizeof card_of(j, t->rank)->address);
-    return tr__shm_send(socket, &hello, control.fd) >= 0;
+    return tr__shm_send(socket, &hello, page.fd) >= 0;
 }
 
 static bool same_user(int socket, long *pid)
@@ -104,22 +104,28 @@ static bool is_welcome(const joining *j, int socket, ssize_t got, const tr__shm_
            CRYPTO_memcmp(m->cookie, j->t->door.cookie, sizeof m->cookie) == 0;
 }
 
-/* A rank has said hello: maps its control segment. fd goes along. */
+/* A rank has said hello: maps its page. fd goes along. */
 static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm_message *hello, int fd)
 {
     tr__shm *t = j->t;
     tr__shm_peer *peer = &t->peers[rank];
-    peer->socket = socket;
-    peer->visible = pid != 0; /* 0: from a process namespace that we cannot see into */
-    peer->pid = pid ? pid : card_of(j, rank)->pid;
-    peer->in_process = pid == (long)getpid();
-    TR__TRY(tr__shm_map(peer, hello->id, hello->bytes, fd, &peer->control_mapping));
-    tr__shm_control *control = (tr__shm_control *)peer->control_mapping.memory;
-    bool fits = control && peer->control_mapping.bytes >= tr__shm_control_bytes(t->world_size) &&
-                control->magic == TR__SHM_MAGIC && control->rank == rank && control->world_size == t->world_size;
-    if (!fits) return tr__fail(TR_FORMAT, "group '%s': rank %d shows no control segment of ours", t->group, peer->rank);
-    if (control->version != t->control->version)
+    tr__endpoint_peer *link = peer->link;
+    link->socket = socket;
+    link->visible = peer->visible = pid != 0; /* 0: from a process namespace that we cannot see into */
+    link->pid = peer->pid = pid ? pid : card_of(j, rank)->pid;
+    link->in_process = peer->in_process = pid == (long)getpid();
+    TR__TRY(tr__endpoint_mapped(t->endpoint, rank, hello, fd));
+    if (link->mapping_count == 0) return tr__fail(TR_PEER, "group '%s': rank %d gave up joining", t->group, peer->rank);
+    const tr__shm_mapping *mapping = &link->mappings[0];
+    tr__endpoint_page *page = (tr__endpoint_page *)mapping->memory;
+    tr__shm_control *control = tr__endpoint_first(t->endpoint, page);
+    bool fits = mapping->bytes >= t->endpoint->page_bytes + tr__shm_control_bytes(t->world_size) &&
+                page->magic == TR__SHM_MAGIC && page->rank == rank && page->world_size == t->world_size;
+    if (fits && page->version != TR__SHM_VERSION)
         return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d runs another version of Trireme", t->group, peer->rank);
+    if (!fits || control->magic != TR__SHM_MAGIC)
+        return tr__fail(TR_FORMAT, "group '%s': rank %d shows no page of ours", t->group, peer->rank);
+    link->page = page;
     peer->control = control;
     j->missing--;
     return TR_OK;
@@ -162,7 +168,7 @@ static tr_status call_rank(joining *j, int rank)
         if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", j->t->group,
             j->t->peers[rank].rank);
         if (connect(socket, (struct sockaddr *)&address, length) == 0) {
-            j->t->peers[rank].socket = socket;
+            j->t->peers[rank].link->socket = socket;
             return greet_first(j, rank, socket);
         }
         int error = errno;
@@ -179,7 +185,7 @@ static tr_status call_rank(joining *j, int rank)
 /* The answer of a rank that we have called. */
 static tr_status hear_answer(joining *j, int rank)
 {
-    int socket = j->t->peers[rank].socket, fd;
+    int socket = j->t->peers[rank].link->socket, fd;
     tr__shm_message hello;
     long pid = 0;
     ssize_t got = tr__shm_receive(socket, &hello, &fd);
@@ -218,7 +224,7 @@ static tr_status hear_visitor(joining *j, int index)
     if (got < 0 && errno == EAGAIN) return TR_OK;
     j->visitors[index] = j->visitors[--j->visitor_count];
     bool welcome = is_welcome(j, socket, got, &hello, &pid) && hello.rank > t->rank && hello.rank < t->world_size &&
-                   t->peers[hello.rank].socket < 0;
+                   t->peers[hello.rank].link->socket < 0;
     if (!welcome) {
         tr__log(TR_LOG_WARN, "group '%s': rank %d turned a visitor away (pid %ld)", t->group,
             t->peers[t->rank].rank, pid);
@@ -241,8 +247,8 @@ static tr_status hear_all(joining *j)
     int world = t->world_size, visitors = j->visitor_count;
     j->fds[0] = (struct pollfd){.fd = t->door.socket, .events = POLLIN};
     for (int rank = 0; rank < world; rank++) {
-        bool waits = t->peers[rank].socket >= 0 && !t->peers[rank].control;
-        j->fds[1 + rank] = (struct pollfd){.fd = waits ? t->peers[rank].socket : -1, .events = POLLIN};
+        bool waits = t->peers[rank].link->socket >= 0 && !t->peers[rank].control;
+        j->fds[1 + rank] = (struct pollfd){.fd = waits ? t->peers[rank].link->socket : -1, .events = POLLIN};
     }
     for (int i = 0; i < visitors; i++) j->fds[1 + world + i] = (struct pollfd){.fd = j->visitors[i], .events = POLLIN};
     if (poll(j->fds, (nfds_t)(1 + world + visitors), LOOK_MS) <= 0) {

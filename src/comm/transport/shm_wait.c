@@ -149,12 +149,16 @@ typedef struct lateness {
     char state[TR__SHM_STATE_TEXT];     /* what the first of them is at */
 } lateness;
 
+/* What a rank counts of the messages between it and another. */
+static const tr__shm_post_count *counts(const tr__shm *t, int rank, int other)
+{
+    return &t->peers[rank].link->page->counts[t->attachment->members[other]];
+}
+
 /* Has `from` sent messages to a rank whose monitor has not come to them? */
 static bool has_unread(const tr__shm *t, int rank, int from)
 {
-    unsigned sent = atomic_load(&tr__shm_post_counts(t->peers[from].control, t->world_size)[rank].sent);
-    unsigned handled = atomic_load(&tr__shm_post_counts(t->peers[rank].control, t->world_size)[from].handled);
-    return (int)(sent - handled) > 0;
+    return (int)(atomic_load(&counts(t, from, rank)->sent) - atomic_load(&counts(t, rank, from)->handled)) > 0;
 }
 
 /* A rank's word about another (+ 1), which is not trusted with our array bounds; 0: none. */

@@ -1,0 +1,377 @@
+/* Making and ending an endpoint, the groups that are attached to it, and their control blocks. */
+#include "net/endpoint.h"
+
+#include "base/clock.h"
+#include "base/thread.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BLOCKS = 16, READ_MS = 1000 };
+
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
+
+void tr__letters_add(tr__shm_letters *letters, tr__shm_letter *letter)
+{
+    letter->next = NULL;
+    if (letters->last)
+        letters->last->next = letter;
+    else
+        letters->first = letter;
+    letters->last = letter;
+}
+
+void tr__letters_free(tr__shm_letters *letters)
+{
+    for (tr__shm_letter *letter = letters->first, *next; letter; letter = next) {
+        next = letter->next;
+        if (letter->fd >= 0) close(letter->fd);
+        free(letter);
+    }
+    *letters = (tr__shm_letters){0};
+}
+
+tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
+{
+    tr__shm_letter *letter = malloc(sizeof *letter);
+    if (!letter) {
+        if (fd >= 0) close(fd);
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message to rank %d", e->name, e->peers[peer].rank);
+    }
+    *letter = (tr__shm_letter){.peer = peer, .fd = fd, .message = *message};
+    letter->message.magic = TR__SHM_MAGIC;
+    letter->message.rank = e->rank;
+    pthread_mutex_lock(&e->lock);
+    tr__letters_add(&e->peers[peer].letters, letter);
+    pthread_mutex_unlock(&e->lock);
+    return TR_OK;
+}
+
+void tr__endpoint_kick(tr__endpoint *e)
+{
+    ssize_t written = write(e->kick, &(uint64_t){1}, sizeof(uint64_t)); /* fails only when it is set already */
+    (void)written;
+}
+
+void tr__endpoint_tell(tr__endpoint *e)
+{
+    pthread_mutex_lock(&e->lock);
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* ---- Control blocks ---------------------------------------------------------------------------------------------- */
+
+/* Shared memory for some blocks, one behind the other. */
+struct tr__endpoint_blocks {
+    tr__endpoint_blocks *next;
+    char *memory;
+    size_t begin; /* of the first */
+    int count;
+    bool taken[BLOCKS];
+};
+
+static tr_status make_blocks(tr__endpoint *e, size_t begin, int count)
+{
+    tr__endpoint_blocks *b = calloc(1, sizeof *b);
+    if (b) *b = (tr__endpoint_blocks){.next = e->blocks, .begin = begin, .count = count};
+    if (b) b->memory = tr_shared_alloc(begin + (size_t)count * e->block_bytes);
+    if (b && b->memory) {
+        e->blocks = b;
+        return TR_OK;
+    }
+    free(b);
+    return b ? tr__fail_context(TR_NO_MEMORY, "group '%s'", e->name)
+             : tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", e->name);
+}
+
+/* The peers map what we have just made. Then nobody needs its descriptor any more. */
+static tr_status show_blocks(tr__endpoint *e)
+{
+    tr__segment segment;
+    tr__segment_find(e->blocks->memory, 1, &segment);
+    tr__shm_message message = {.type = TR__SHM_BLOCKS, .id = segment.id, .bytes = segment.bytes};
+    for (int i = 0; i < e->world_size; i++) {
+        int fd;
+        if (i == e->rank) continue;
+        TR__TRY(tr__endpoint_descriptor(&e->peers[i], &segment, &fd));
+        TR__TRY(tr__endpoint_post(e, i, &message, fd));
+    }
+    tr__endpoint_kick(e);
+    tr__segment_close(segment.memory);
+    return TR_OK;
+}
+
+static void *free_block(tr__endpoint *e)
+{
+    for (tr__endpoint_blocks *b = e->blocks; b; b = b->next)
+        for (int i = 0; i < b->count; i++) {
+            if (b->taken[i]) continue;
+            b->taken[i] = true;
+            return b->memory + b->begin + (size_t)i * e->block_bytes;
+        }
+    return NULL;
+}
+
+static tr_status take_block(tr__endpoint *e, void **block)
+{
+    *block = free_block(e);
+    if (*block) {
+        memset(*block, 0, e->block_bytes);
+        return TR_OK;
+    }
+    TR__TRY(make_blocks(e, 0, BLOCKS));
+    TR__TRY(show_blocks(e));
+    *block = free_block(e);
+    return TR_OK;
+}
+
+static void return_block(tr__endpoint *e, const char *block)
+{
+    for (tr__endpoint_blocks *b = e->blocks; b; b = b->next)
+        if (block >= b->memory && block < b->memory + b->begin + (size_t)b->count * e->block_bytes)
+            b->taken[(size_t)(block - b->memory - b->begin) / e->block_bytes] = false;
+}
+
+void tr__endpoint_place(const tr__attachment *a, uint64_t *segment, uint64_t *offset)
+{
+    tr__segment found = {0};
+    tr__segment_find(a->block, 1, &found);
+    *segment = found.id;
+    *offset = (uint64_t)((char *)a->block - (char *)found.memory);
+}
+
+/* ---- Groups ------------------------------------------------------------------------------------------------------ */
+
+static void free_attachment(tr__attachment *a)
+{
+    tr__letters_free(&a->early);
+    free(a->members);
+    free(a->places);
+    free(a->left);
+    free(a);
+}
+
+static tr_status make_attachment(tr__endpoint *e, tr__attachment **made)
+{
+    size_t world = (size_t)e->world_size;
+    tr__attachment *a = calloc(1, sizeof *a);
+    if (!a) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", e->name);
+    *a = (tr__attachment){.endpoint = e};
+    a->members = calloc(world, sizeof *a->members);
+    a->places = calloc(world, sizeof *a->places);
+    a->left = calloc(world, sizeof *a->left);
+    tr_status status = a->members && a->places && a->left
+        ? take_block(e, &a->block) : tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", e->name);
+    for (size_t i = 0; i < world && status == TR_OK; i++) a->places[i] = -1;
+    if (status == TR_OK)
+        *made = a;
+    else
+        free_attachment(a);
+    return status;
+}
+
+tr_status tr__endpoint_attach(tr__endpoint *e, uint64_t id, const tr__attached *calls, void *user, tr__attachment **attachment)
+{
+    tr__attachment *a = NULL;
+    pthread_mutex_lock(&e->hearing);
+    tr_status status = make_attachment(e, &a);
+    if (status == TR_OK) {
+        a->id = id;
+        a->calls = calls;
+        a->user = user;
+        pthread_mutex_lock(&e->lock);
+        a->next = e->attachments;
+        e->attachments = a;
+        pthread_mutex_unlock(&e->lock);
+        e->users++;
+        *attachment = a;
+    }
+    pthread_mutex_unlock(&e->hearing);
+    return status;
+}
+
+/* Has every other member taken leave, or is there none that knows of us? */
+static bool is_over(const tr__attachment *a)
+{
+    for (int i = 0; i < a->count; i++)
+        if (!a->left[i] && a->members[i] != a->endpoint->rank) return false;
+    return true;
+}
+
+/* Under `hearing`: a group that has ended here goes when nobody can touch its control block any more. */
+void tr__attachment_retire(tr__attachment *a)
+{
+    tr__endpoint *e = a->endpoint;
+    if (a->calls || !is_over(a)) return;
+    pthread_mutex_lock(&e->lock);
+    tr__attachment **at = &e->attachments;
+    while (*at != a) at = &(*at)->next;
+    *at = a->next;
+    pthread_mutex_unlock(&e->lock);
+    return_block(e, a->block);
+    free_attachment(a);
+}
+
+void tr__attachment_pass(tr__attachment *a, int peer, const tr__shm_message *message, int fd)
+{
+    int member = a->places[peer];
+    if (member >= 0 && message->type == TR__SHM_GOODBYE) a->left[member] = true;
+    if (member >= 0 && a->calls)
+        a->calls->heard(a->user, member, message, fd);
+    else if (fd >= 0)
+        close(fd);
+}
+
+void tr__attachment_gone(tr__attachment *a, int peer)
+{
+    int member = a->places[peer];
+    if (member < 0) return;
+    a->left[member] = true;
+    if (a->calls) a->calls->gone(a->user, member);
+}
+
+void tr__endpoint_enter(tr__attachment *a, const int *members, int count)
+{
+    tr__endpoint *e = a->endpoint;
+    pthread_mutex_lock(&e->hearing);
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < count; i++) a->places[a->members[i] = members[i]] = i;
+    a->count = count;
+    pthread_mutex_unlock(&e->lock);
+    for (tr__shm_letter *letter = a->early.first; letter; letter = letter->next) {
+        tr__attachment_pass(a, letter->peer, &letter->message, letter->fd);
+        letter->fd = -1;
+    }
+    tr__letters_free(&a->early);
+    for (int i = 0; i < count; i++)
+        if (e->peers[members[i]].gone) tr__attachment_gone(a, members[i]);
+    pthread_mutex_unlock(&e->hearing);
+}
+
+void tr__endpoint_detach(tr__attachment *a)
+{
+    tr__endpoint *e = a->endpoint;
+    pthread_mutex_lock(&e->hearing);
+    a->calls = NULL;
+    tr__letters_free(&a->early);
+    tr__attachment_retire(a);
+    bool last = --e->users == 0;
+    pthread_mutex_unlock(&e->hearing);
+    if (last) tr__endpoint_free(e);
+}
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
+
+static tr_status make_parts(tr__endpoint *e)
+{
+    e->peers = calloc((size_t)e->world_size, sizeof *e->peers);
+    e->polled = calloc((size_t)e->world_size + 1, sizeof *e->polled);
+    if (!e->peers || !e->polled)
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", e->name, e->world_size);
+    for (int i = 0; i < e->world_size; i++) {
+        e->peers[i].rank = i;
+        e->peers[i].socket = -1;
+    }
+    e->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (e->kick < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", e->name);
+    TR__TRY(make_blocks(e, e->page_bytes, 1));
+    e->page = (tr__endpoint_page *)e->blocks->memory;
+    e->page->magic = TR__SHM_MAGIC;
+    e->page->version = TR__SHM_VERSION;
+    tr__endpoint_settle(e, e->rank, e->world_size);
+    return TR_OK;
+}
+
+void tr__endpoint_settle(tr__endpoint *e, int rank, int world_size)
+{
+    e->peers[e->rank].page = NULL;
+    e->rank = e->page->rank = rank;
+    e->world_size = e->page->world_size = world_size;
+    e->peers[rank].page = e->page;
+    e->peers[rank].pid = (long)getpid();
+}
+
+tr_status tr__endpoint_new(const char *name, int rank, int world_size, size_t block_bytes, tr__endpoint **endpoint)
+{
+    tr__endpoint *e = calloc(1, sizeof *e);
+    if (!e) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", name);
+    snprintf(e->name, sizeof e->name, "%s", name);
+    e->rank = rank;
+    e->world_size = world_size;
+    e->page_bytes = tr__round_up(sizeof *e->page + (size_t)world_size * sizeof *e->page->counts, TR__CACHE_LINE);
+    e->block_bytes = tr__round_up(block_bytes, TR__CACHE_LINE);
+    e->kick = -1;
+    pthread_mutex_init(&e->hearing, NULL);
+    pthread_mutex_init(&e->lock, NULL);
+    tr__condition_init(&e->changed);
+    tr_status status = make_parts(e);
+    if (status == TR_OK)
+        *endpoint = e;
+    else
+        tr__endpoint_free(e);
+    return status;
+}
+
+tr_status tr__endpoint_start(tr__endpoint *e)
+{
+    tr__endpoint_watch(e);
+    return tr__endpoint_monitor_start(e);
+}
+
+/* ---- Ending ------------------------------------------------------------------------------------------------------ */
+
+/* A peer in this process could not get hold of memory that we have shown it when that is freed before it has read so. */
+static void await_readers(tr__endpoint *e)
+{
+    int64_t until = tr__now_ns() + READ_MS * (int64_t)1000000;
+    for (int i = 0; i < e->world_size; i++) {
+        const tr__endpoint_peer *peer = &e->peers[i];
+        if (i == e->rank || !peer->in_process || !peer->page) continue;
+        while (atomic_load(&peer->page->counts[e->rank].handled) != atomic_load(&e->page->counts[i].sent) &&
+               !atomic_load(&peer->page->ended) && tr__now_ns() < until)
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    }
+}
+
+static void free_peer(tr__endpoint_peer *peer)
+{
+    if (peer->socket >= 0) close(peer->socket);
+    for (size_t i = 0; i < peer->mapping_count; i++) tr__shm_mapping_close(peer->in_process, &peer->mappings[i]);
+    free(peer->mappings);
+    tr__letters_free(&peer->letters);
+}
+
+void tr__endpoint_free(tr__endpoint *e)
+{
+    if (e->watching) tr__segment_unwatch(&e->watcher);
+    if (e->has_monitor) {
+        tr__endpoint_monitor_stop(e);
+        atomic_store(&e->page->ended, 1);
+        await_readers(e);
+    }
+    for (int i = 0; e->peers && i < e->world_size; i++) free_peer(&e->peers[i]);
+    for (tr__attachment *a = e->attachments, *next; a; a = next) {
+        next = a->next;
+        free_attachment(a);
+    }
+    for (tr__endpoint_blocks *b = e->blocks, *next; b; b = next) {
+        next = b->next;
+        tr_shared_free(b->memory);
+        free(b);
+    }
+    if (e->kick >= 0) close(e->kick);
+    tr__endpoint_forget(e);
+    free(e->polled);
+    free(e->peers);
+    pthread_mutex_destroy(&e->hearing);
+    pthread_mutex_destroy(&e->lock);
+    pthread_cond_destroy(&e->changed);
+    free(e);
+}

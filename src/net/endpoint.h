@@ -1,0 +1,242 @@
+/*
+ * A process's endpoint on its host, one for each tr_join: the Unix sockets to its peers, the memory that they have shown each
+ * other, and one thread that hears of deaths and passes messages on to the groups that they are for. A group that is made within
+ * another attaches to the same endpoint, so it costs no socket, no thread and no mapping of its own.
+ *
+ *   endpoint.c          making and ending one; the groups attached to it; their control blocks
+ *   endpoint_monitor.c  the thread, and what comes and goes on the sockets
+ *   endpoint_memory.c   our segments that peers know of, and theirs that are mapped here
+ *
+ * How the sockets come about is the rendezvous's business (comm/transport/shm_join.c).
+ */
+#ifndef TR_NET_ENDPOINT_H
+#define TR_NET_ENDPOINT_H
+
+#include "base/memory.h"
+#include "base/object.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+struct pollfd;
+
+enum { TR__COOKIE = 16, TR__COOKIE_TEXT = 2 * TR__COOKIE + 1 };
+
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
+
+enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 5 }; /* "TRM1" */
+
+/* HELLO is the first. SEGMENT, BLOCKS (memory for control blocks) and UNMAP concern the endpoint, all others a group. SEGMENT,
+ * BLOCKS, STREAMS (a channel) and SHOWN (a carrier's memory) carry a descriptor, unless both live in one process. */
+enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, TR__SHM_BROKEN, TR__SHM_GOODBYE,
+    TR__SHM_STREAMS, TR__SHM_SHOWN, TR__SHM_BLOCKS };
+
+/* A message between endpoints; sockets keep messages apart. */
+typedef struct tr__shm_message {
+    uint32_t magic, type;
+    int32_t rank, status;         /* the sender's place among the peers; SHOWN: the purpose */
+    uint64_t group;               /* that it is for */
+    uint64_t id, bytes;           /* of a segment */
+    char cookie[TR__COOKIE_TEXT]; /* HELLO: the receiver's */
+    char text[1216];              /* BROKEN: why; HELLO: where the sender listens */
+} tr__shm_message;
+
+typedef struct tr__shm_letter { /* a message on its way, or one that came too early */
+    struct tr__shm_letter *next;
+    int peer; /* whose it is */
+    int fd;   /* that goes along, or -1 */
+    tr__shm_message message;
+} tr__shm_letter;
+
+typedef struct tr__shm_letters {
+    tr__shm_letter *first, *last;
+} tr__shm_letters;
+
+/* ---- Peers ------------------------------------------------------------------------------------------------------- */
+
+/* A peer's segment, mapped here. */
+typedef struct tr__shm_mapping {
+    uint64_t id;
+    char *memory;
+    size_t bytes;
+    bool stays;    /* for as long as the endpoint does: control blocks */
+    uint64_t gone; /* the version since when its owner has done with it; 0: it has not */
+} tr__shm_mapping;
+
+/* Of the messages between two peers: those that this one has sent to the other, and those of the other's that it has dealt
+ * with. What it was sent and has not read, it cannot say that it waits for. */
+typedef struct tr__shm_post_count {
+    atomic_uint sent, handled;
+} tr__shm_post_count;
+
+/* What an endpoint lets its peers see of itself. The control block of the first group follows, at tr__endpoint_first(). */
+typedef struct tr__endpoint_page {
+    uint32_t magic, version;
+    int32_t rank, world_size;
+    atomic_uint ended;           /* it reads no more */
+    tr__shm_post_count counts[]; /* [world_size] */
+} tr__endpoint_page;
+
+typedef struct tr__endpoint_peer {
+    int rank;        /* in the first group, for people */
+    int socket;      /* -1: ourselves, not yet, or gone */
+    long pid;
+    bool visible;    /* pid is a number of our process namespace */
+    bool in_process; /* a thread of this process: memory is held, not mapped again */
+    bool gone;       /* its socket is at its end: under `hearing` */
+    tr__endpoint_page *page; /* NULL: not connected yet */
+    /* Under the endpoint's lock. */
+    tr__shm_mapping *mappings;
+    size_t mapping_count, mapping_capacity;
+    tr__shm_letters letters;
+} tr__endpoint_peer;
+
+/* ---- Groups ------------------------------------------------------------------------------------------------------ */
+
+/* What a group is told, by the monitor or by who attaches it, one call at a time. Members go by their places in the group. */
+typedef struct tr__attached {
+    /* fd is to be closed, unless it is -1. */
+    void (*heard)(void *user, int member, const tr__shm_message *message, int fd);
+    /* A segment of the member is mapped now. */
+    void (*mapped)(void *user, int member);
+    /* The member's process has ended, or has left with its last group. */
+    void (*gone)(void *user, int member);
+    /* The thread's latest failure concerns all that has to do with the member. */
+    void (*failed)(void *user, int member);
+} tr__attached;
+
+/* A group's place at an endpoint. It stays behind when the group ends here, until all members have taken leave: until then they
+ * may touch its control block. */
+typedef struct tr__attachment {
+    struct tr__attachment *next;
+    struct tr__endpoint *endpoint;
+    uint64_t id;
+    const tr__attached *calls; /* NULL: the group has ended here */
+    void *user;
+    void *block;               /* the control block */
+    int count;                 /* members; 0: not known yet */
+    int *members;              /* [count] of [world_size]: places among the peers */
+    int *places;               /* [world_size]: a peer's place among the members, or -1 */
+    bool *left;                /* [world_size]: the member has taken leave, or has died */
+    tr__shm_letters early;     /* what came before the members were known */
+    atomic_int busy;           /* how many threads use mappings, */
+    _Atomic uint64_t since;    /* and the version when the first of them began */
+} tr__attachment;
+
+typedef struct tr__endpoint_blocks tr__endpoint_blocks;
+typedef struct tr__endpoint_segment tr__endpoint_segment;
+
+typedef struct tr__endpoint {
+    char name[64];           /* of its first group, for messages */
+    int rank, world_size;    /* among the processes of this host */
+    tr__endpoint_peer *peers; /* [world_size], ourselves included */
+    tr__endpoint_page *page; /* our own; the beginning of our first memory for blocks */
+    size_t page_bytes, block_bytes;
+    int users;               /* groups that have not ended here: under `hearing` */
+
+    pthread_mutex_t hearing; /* the monitor deals with what it has read; groups come and go. Comes before `lock`. */
+    tr__attachment *attachments;
+    tr__endpoint_blocks *blocks;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;  /* a mapping came, a member left, or a group broke */
+    tr__endpoint_segment *shown; /* our segments that peers have been told of */
+    size_t shown_count, shown_capacity;
+    bool watching;
+    tr__segment_watcher watcher;
+    atomic_bool has_gone;    /* something waits to be unmapped */
+    _Atomic uint64_t version; /* of the mappings: raised when one goes */
+
+    int kick;                /* eventfd: the monitor has messages to send, or is to stop */
+    struct pollfd *polled;   /* [world_size + 1]: the monitor's: the peers in order, then the kick */
+    bool has_monitor;
+    atomic_bool stopping;
+    pthread_t monitor;
+} tr__endpoint;
+
+/* ---- endpoint.c -------------------------------------------------------------------------------------------------- */
+
+/* One whose peers are not connected yet, of at most world_size ranks, for groups whose control blocks take so many bytes. */
+tr_status tr__endpoint_new(const char *name, int rank, int world_size, size_t block_bytes, tr__endpoint **endpoint);
+/* One to which no group has been attached. */
+void tr__endpoint_free(tr__endpoint *e);
+/* Before it starts: there are only so many on this host, and this is our place among them. */
+void tr__endpoint_settle(tr__endpoint *e, int rank, int world_size);
+/* All peers are connected. */
+tr_status tr__endpoint_start(tr__endpoint *e);
+/* The control block of a peer's first group, whose mapping has room for it. */
+static inline void *tr__endpoint_first(const tr__endpoint *e, tr__endpoint_page *page)
+{
+    return (char *)page + e->page_bytes;
+}
+
+/* Attaches a group of that number, whose members are not known yet: what comes for it waits. It gets a control block that is
+ * all zero, and is one of the endpoint's users. */
+tr_status tr__endpoint_attach(tr__endpoint *e, uint64_t id, const tr__attached *calls, void *user, tr__attachment **attachment);
+/* Its members are known: what came until now is passed on. */
+void tr__endpoint_enter(tr__attachment *a, const int *members, int count);
+/* The group has ended here, and no call will be made any more; its members have been told. The endpoint ends with its last group. */
+void tr__endpoint_detach(tr__attachment *a);
+
+/* The memory for blocks that a group's control block lies in, and where it lies there. */
+void tr__endpoint_place(const tr__attachment *a, uint64_t *segment, uint64_t *offset);
+
+/* Queues a message for a peer; fd goes along and is closed (-1: none). */
+tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *message, int fd);
+/* Has the monitor send what is queued. */
+void tr__endpoint_kick(tr__endpoint *e);
+/* Wakes those who wait for `changed`. */
+void tr__endpoint_tell(tr__endpoint *e);
+
+/* Between these files: */
+void tr__letters_add(tr__shm_letters *letters, tr__shm_letter *letter);
+void tr__letters_free(tr__shm_letters *letters);
+/* Under `hearing`: passes on a message of a peer, or the peer's end; takes an attachment away if nothing needs it any more. */
+void tr__attachment_pass(tr__attachment *a, int peer, const tr__shm_message *message, int fd);
+void tr__attachment_gone(tr__attachment *a, int peer);
+void tr__attachment_retire(tr__attachment *a);
+
+/* ---- endpoint_monitor.c ------------------------------------------------------------------------------------------ */
+
+/* Sends or receives one message; -1 with errno. *fd is the descriptor that goes along or came, or -1. */
+ssize_t tr__shm_send(int socket, const tr__shm_message *message, int fd);
+ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd);
+tr_status tr__endpoint_monitor_start(tr__endpoint *e);
+/* Sends what is queued and ends the thread. */
+void tr__endpoint_monitor_stop(tr__endpoint *e);
+
+/* ---- endpoint_memory.c ------------------------------------------------------------------------------------------- */
+
+/* Shows a segment of ours to those of some peers that do not know it yet. */
+tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count);
+/* Listens for our own segments being freed. */
+void tr__endpoint_watch(tr__endpoint *e);
+void tr__endpoint_forget(tr__endpoint *e);
+/* A descriptor of a segment for a message to a peer: -1 for one in this process, which needs none. */
+tr_status tr__endpoint_descriptor(const tr__endpoint_peer *peer, const tr__segment *segment, int *fd);
+
+/* Maps a segment that a peer has shown; fd is closed (-1 from one in this process). Without memory: its owner, in this process,
+ * has freed it. */
+tr_status tr__shm_mapping_open(const tr__endpoint_peer *peer, uint64_t id, size_t bytes, int fd, tr__shm_mapping *mapping);
+void tr__shm_mapping_close(bool in_process, const tr__shm_mapping *mapping);
+/* A peer has shown a segment, or taken one back (id 0: all but those that stay). */
+tr_status tr__endpoint_mapped(tr__endpoint *e, int peer, const tr__shm_message *message, int fd);
+void tr__endpoint_unmapped(tr__endpoint *e, tr__endpoint_peer *peer, uint64_t id);
+/* Under the lock: a mapping that a thread which has been busy since a version may use; NULL: none of that number. */
+const tr__shm_mapping *tr__endpoint_mapping(const tr__endpoint_peer *peer, uint64_t id, uint64_t since);
+
+/* This thread uses mappings of the group's members: what they take back meanwhile stays. */
+static inline void tr__attachment_busy(tr__attachment *a)
+{
+    if (atomic_fetch_add(&a->busy, 1) == 0)
+        atomic_store_explicit(&a->since, atomic_load(&a->endpoint->version), memory_order_release);
+}
+/* Unmaps what nobody uses any more. */
+void tr__endpoint_sweep(tr__endpoint *e);
+static inline void tr__attachment_idle(tr__attachment *a)
+{
+    if (atomic_fetch_sub(&a->busy, 1) == 1 && atomic_load(&a->endpoint->has_gone)) tr__endpoint_sweep(a->endpoint);
+}
+
+#endif

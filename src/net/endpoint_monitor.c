@@ -1,0 +1,262 @@
+/*
+ * The monitor: the endpoint's thread, which watches the sockets to the peers. A socket that closes is a peer that has ended; the
+ * kernel tells at once, however it died. The thread sleeps in poll() and costs nothing else.
+ */
+#define _GNU_SOURCE
+#include "base/clock.h"
+#include "base/thread.h"
+#include "net/endpoint.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { FLUSH_MS = 1000 }; /* how long a goodbye may take to send: a peer that is stopped does not read */
+
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
+
+ssize_t tr__shm_send(int socket, const tr__shm_message *message, int fd)
+{
+    struct iovec body = {(void *)message, sizeof *message};
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control = {.space = {0}};
+    struct msghdr m = {.msg_iov = &body, .msg_iovlen = 1};
+    if (fd >= 0) {
+        m.msg_control = control.space;
+        m.msg_controllen = sizeof control.space;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    ssize_t sent;
+    while ((sent = sendmsg(socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 && errno == EINTR) continue;
+    return sent;
+}
+
+ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd)
+{
+    struct iovec body = {message, sizeof *message};
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr m = {.msg_iov = &body, .msg_iovlen = 1, .msg_control = control.space,
+        .msg_controllen = sizeof control.space};
+    *fd = -1;
+    ssize_t got;
+    while ((got = recvmsg(socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR) continue;
+    if (got < 0) return got;
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
+        memcpy(fd, CMSG_DATA(c), sizeof(int));
+    message->cookie[TR__COOKIE_TEXT - 1] = 0;
+    message->text[sizeof message->text - 1] = 0;
+    return got;
+}
+
+/* ---- What comes in ----------------------------------------------------------------------------------------------- */
+
+/* Groups that have ended here may go while they hear. */
+#define FOR_EACH_ATTACHED(a, e) \
+    for (tr__attachment *a = (e)->attachments, *next_of_a = a ? a->next : NULL; a; a = next_of_a, next_of_a = a ? a->next : NULL)
+
+static tr__attachment *attached(const tr__endpoint *e, uint64_t id)
+{
+    tr__attachment *a = e->attachments;
+    while (a && a->id != id) a = a->next;
+    return a;
+}
+
+/* Its members are not known yet. */
+static void keep_early(tr__attachment *a, int peer, const tr__shm_message *message, int fd)
+{
+    tr__shm_letter *letter = malloc(sizeof *letter);
+    if (letter) {
+        *letter = (tr__shm_letter){.peer = peer, .fd = fd, .message = *message};
+        tr__letters_add(&a->early, letter);
+    } else if (fd >= 0) {
+        close(fd);
+    }
+}
+
+/* What is for a group that we have left, or are not in, is dropped. */
+static void hear_for_group(tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
+{
+    tr__attachment *a = attached(e, message->group);
+    if (a && a->count) {
+        tr__attachment_pass(a, peer, message, fd);
+        tr__attachment_retire(a);
+    } else if (a && a->calls) {
+        keep_early(a, peer, message, fd);
+    } else if (fd >= 0) {
+        close(fd);
+    }
+}
+
+/* Tells the groups of a peer that its memory is here, or of this thread's latest failure. */
+static void tell_groups(tr__endpoint *e, int peer, tr_status status)
+{
+    FOR_EACH_ATTACHED(a, e) {
+        int member = a->places[peer];
+        if (member < 0 || !a->calls) continue;
+        (status == TR_OK ? a->calls->mapped : a->calls->failed)(a->user, member);
+    }
+}
+
+static void hear(tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
+{
+    tr_status status = TR_OK;
+    switch (message->type) {
+    case TR__SHM_SEGMENT:
+    case TR__SHM_BLOCKS:
+        status = tr__endpoint_mapped(e, peer, message, fd);
+        pthread_mutex_lock(&e->hearing);
+        tell_groups(e, peer, status);
+        pthread_mutex_unlock(&e->hearing);
+        return;
+    case TR__SHM_UNMAP:
+        if (message->id) tr__endpoint_unmapped(e, &e->peers[peer], message->id);
+        if (fd >= 0) close(fd);
+        return;
+    default:
+        pthread_mutex_lock(&e->hearing);
+        hear_for_group(e, peer, message, fd);
+        pthread_mutex_unlock(&e->hearing);
+    }
+}
+
+/* The socket is at its end. */
+static void hang_up(tr__endpoint *e, int peer)
+{
+    tr__endpoint_peer *p = &e->peers[peer];
+    close(p->socket);
+    p->socket = -1;
+    pthread_mutex_lock(&e->hearing);
+    p->gone = true;
+    FOR_EACH_ATTACHED(a, e) {
+        tr__attachment_gone(a, peer);
+        tr__attachment_retire(a);
+    }
+    pthread_mutex_unlock(&e->hearing);
+    tr__endpoint_unmapped(e, p, 0);
+}
+
+static void damaged(tr__endpoint *e, int peer)
+{
+    tr_status status = tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a damaged message", e->peers[peer].rank, e->peers[peer].pid);
+    pthread_mutex_lock(&e->hearing);
+    tell_groups(e, peer, status);
+    pthread_mutex_unlock(&e->hearing);
+}
+
+static void receive_all(tr__endpoint *e, int peer)
+{
+    for (;;) {
+        tr__shm_message message;
+        int fd;
+        ssize_t got = tr__shm_receive(e->peers[peer].socket, &message, &fd);
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+        if (got < 0 && errno == ECONNRESET) continue; /* what it sent before is still to be read */
+        if (got <= 0) {
+            hang_up(e, peer);
+            return;
+        }
+        if (got == (ssize_t)sizeof message && message.magic == TR__SHM_MAGIC && message.rank == peer) {
+            hear(e, peer, &message, fd);
+            atomic_fetch_add(&e->page->counts[peer].handled, 1);
+            continue;
+        }
+        if (fd >= 0) close(fd);
+        damaged(e, peer);
+    }
+}
+
+/* ---- What goes out ----------------------------------------------------------------------------------------------- */
+
+static tr__shm_letter *first_letter(tr__endpoint *e, const tr__endpoint_peer *peer)
+{
+    pthread_mutex_lock(&e->lock);
+    tr__shm_letter *letter = peer->letters.first;
+    pthread_mutex_unlock(&e->lock);
+    return letter;
+}
+
+static void drop_letter(tr__endpoint *e, tr__endpoint_peer *peer)
+{
+    pthread_mutex_lock(&e->lock);
+    tr__shm_letter *letter = peer->letters.first;
+    peer->letters.first = letter->next;
+    if (!peer->letters.first) peer->letters.last = NULL;
+    pthread_mutex_unlock(&e->lock);
+    if (letter->fd >= 0) close(letter->fd);
+    free(letter);
+}
+
+/* Sends what the socket takes; true when messages are left. */
+static bool flush(tr__endpoint *e, tr__endpoint_peer *peer)
+{
+    for (tr__shm_letter *letter; (letter = first_letter(e, peer)); drop_letter(e, peer)) {
+        if (peer->socket < 0) continue;
+        ssize_t sent = tr__shm_send(peer->socket, &letter->message, letter->fd);
+        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
+        if (sent >= 0) atomic_fetch_add(&e->page->counts[letter->peer].sent, 1);
+        /* Any other failure is a peer that has gone, which reading will tell. */
+    }
+    return false;
+}
+
+/* ---- The thread -------------------------------------------------------------------------------------------------- */
+
+/* Returns whether messages are left. */
+static bool flush_all(tr__endpoint *e)
+{
+    bool unsent = false;
+    for (int i = 0; i < e->world_size; i++) {
+        bool left = flush(e, &e->peers[i]);
+        short events = (short)(POLLIN | (left ? POLLOUT : 0));
+        e->polled[i] = (struct pollfd){.fd = e->peers[i].socket, .events = events};
+        unsent |= left;
+    }
+    e->polled[e->world_size] = (struct pollfd){.fd = e->kick, .events = POLLIN};
+    return unsent;
+}
+
+static void *monitor(void *arg)
+{
+    tr__endpoint *e = arg;
+    int64_t stop_at = 0;
+    for (;;) {
+        uint64_t kicks;
+        while (read(e->kick, &kicks, sizeof kicks) > 0) continue;
+        bool stopping = atomic_load(&e->stopping); /* read before the messages: the goodbyes are among them */
+        bool unsent = flush_all(e);
+        if (stopping && !stop_at) stop_at = tr__now_ns() + (int64_t)FLUSH_MS * 1000000;
+        if (stopping && (!unsent || tr__now_ns() >= stop_at)) return NULL;
+        if (poll(e->polled, (nfds_t)e->world_size + 1, stopping ? 10 : -1) <= 0) continue;
+        for (int i = 0; i < e->world_size; i++)
+            if (e->polled[i].revents & (POLLIN | POLLHUP | POLLERR)) receive_all(e, i);
+    }
+}
+
+tr_status tr__endpoint_monitor_start(tr__endpoint *e)
+{
+    int error = tr__thread_start(&e->monitor, monitor, e);
+    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its monitor", e->name);
+    e->has_monitor = true;
+    return TR_OK;
+}
+
+void tr__endpoint_monitor_stop(tr__endpoint *e)
+{
+    atomic_store(&e->stopping, true);
+    tr__endpoint_kick(e);
+    pthread_join(e->monitor, NULL);
+    e->has_monitor = false;
+}
