@@ -115,6 +115,7 @@ int tr__cli_bench(int argc, char **argv)
     if (what && !strcmp(what, "loader")) return tr__bench_loader(argc - 1, argv + 1);
     if (what && !strcmp(what, "checkpoint")) return tr__bench_checkpoint(argc - 1, argv + 1);
     if (what && !strcmp(what, "join")) return tr__bench_join(argc - 1, argv + 1);
+    if (what && !strcmp(what, "groups")) return tr__bench_groups(argc - 1, argv + 1);
     if (what && !strcmp(what, "dist-autograd")) return tr__bench_dist(argc - 1, argv + 1);
     if (what && tr__is_collective(what)) return tr__bench_collective(argc - 1, argv + 1);
     if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
@@ -127,6 +128,7 @@ int tr__cli_bench(int argc, char **argv)
             "  tune            collectives by every algorithm, and the table of algorithms that fits them\n"
             "  predict         what a collective would cost on up to thousands of ranks\n"
             "  store           clients that come to a store\n  join            ranks that become a group\n"
+            "  groups          groups within a group\n"
             "  rpc             calls to a function of another process\n"
             "  loader          batches of a dataset\n"
             "  checkpoint      saving, loading and verifying a checkpoint\n"

@@ -102,6 +102,7 @@ bool tr__write_json(const char *command, void *object, const char *path);
 
 int tr__bench_store(int argc, char **argv);
 int tr__bench_join(int argc, char **argv);
+int tr__bench_groups(int argc, char **argv);
 
 /* ---- trireme bench rpc -------------------------------------------------------------------------------------------- */
 

@@ -306,21 +306,21 @@ tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_d
 }
 
 /* Opened before the others are met, so that a join that hangs can be seen. */
-static void open_recorder(tr_group *group)
+static void open_recorder(tr_group *group, tr__recorder *beside)
 {
     const tr__backend *carrier = group->behind ? group->behind : group->backend;
     tr__recorder_options options = {.job = group->job, .group = group->name, .backend = carrier->name,
-        .rank = group->rank, .world_size = group->world_size, .folder = group->flight_dir};
+        .rank = group->rank, .world_size = group->world_size, .folder = group->flight_dir, .beside = beside};
     if (group->world_size > 1 && !group->recorder) group->recorder = tr__recorder_open(&options);
 }
 
-tr_status tr__group_enter(tr_group *group, tr_store *store, int timeout_ms)
+tr_status tr__group_enter(tr_group *group, tr_store *store, tr__shm_seat *seat, tr__recorder *beside, int timeout_ms)
 {
     tr__member member = {.group = group->name, .rank = group->rank, .world_size = group->world_size, .store = store,
-        .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,
+        .seat = seat, .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,
         .algorithms = group->algorithms, .report_ms = group->report_ms, .encrypt = group->encrypt,
         .behind = group->behind};
-    open_recorder(group);
+    open_recorder(group, beside);
     member.recorder = group->recorder;
     TR__TRY(group->backend->join(&member, &group->state));
     tr__recorder_joined(group->recorder);

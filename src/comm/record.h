@@ -37,8 +37,9 @@ typedef struct tr__record {
     int64_t failed;
     int pid, parent, rank, world_size;
     tr__process process;
-    unsigned long inode;    /* of the memfd, for the reader; has it found the process that writes it? */
-    bool owned;
+    unsigned long inode;    /* of the memfd, and where it lies there, for the reader; */
+    size_t offset;
+    bool owned;             /* has it found the process that writes it? */
     tr__record_state state;
     int64_t monotonic, realtime;
     int waits[TR__RECORD_WAITS], waits_count, waits_total; /* named, and all */

@@ -3,6 +3,7 @@
  * opened through /proc. What is read there was written by another process, and maybe half written, so all is checked.
  */
 #define _GNU_SOURCE
+#include "base/memory.h"
 #include "base/object.h"
 #include "comm/record.h"
 
@@ -86,19 +87,6 @@ static bool look_at(const void *memory, size_t bytes, mapping *m)
     m->entries = (const tr__record_entry *)(m->header + 1);
     m->peers = (const tr__record_peer *)(m->entries + TR__RECORD_ENTRIES);
     return is_sound(m);
-}
-
-/* A file that could shrink under us is left alone. */
-static bool map(int fd, mapping *m)
-{
-    struct stat s;
-    int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &s) != 0 || s.st_size == 0) return false;
-    void *memory = mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_SHARED, fd, 0);
-    if (memory == MAP_FAILED) return false;
-    if (look_at(memory, (size_t)s.st_size, m)) return true;
-    munmap(memory, (size_t)s.st_size);
-    return false;
 }
 
 /* Printable, and with an end. */
@@ -253,27 +241,47 @@ static void own(tr__record *r, pid_t pid, const tr__record_header *h)
     }
 }
 
-static tr_status take_mapped(tr__records *all, pid_t pid, ino_t inode, const mapping *m)
+static void free_record(tr__record *r)
+{
+    free(r->calls);
+    free(r->peers);
+}
+
+static tr_status take_mapped(tr__records *all, pid_t pid, ino_t inode, size_t offset, const mapping *m)
 {
     int index = 0;
-    while (index < all->count && all->list[index].inode != inode) index++;
+    while (index < all->count && (all->list[index].inode != inode || all->list[index].offset != offset)) index++;
     if (index == all->count) {
+        int64_t made = m->header->monotonic;
         TR__TRY(grow(all));
         TR__TRY(read_record(m, &all->list[index]));
         all->list[index].inode = inode;
+        all->list[index].offset = offset;
         all->count++;
+        bool same = memcmp(m->header->magic, TR__RECORD_MAGIC, sizeof m->header->magic) == 0 && m->header->monotonic == made;
+        if (!same) { /* it was closed meanwhile, and its memory may be that of another by now */
+            free_record(&all->list[--all->count]);
+            return TR_OK;
+        }
     }
     own(&all->list[index], pid, m->header);
     return TR_OK;
 }
 
+/* A file that could shrink under us is left alone. */
 static tr_status take(tr__records *all, pid_t pid, int fd)
 {
-    mapping m;
     struct stat file;
-    if (fstat(fd, &file) != 0 || !map(fd, &m)) return TR_OK;
-    tr_status status = take_mapped(all, pid, file.st_ino, &m);
-    munmap((void *)m.header, m.bytes);
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &file) != 0 || file.st_size == 0) return TR_OK;
+    size_t bytes = (size_t)file.st_size;
+    const char *memory = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) return TR_OK;
+    tr_status status = TR_OK;
+    mapping m;
+    for (size_t at = 0; at < bytes && status == TR_OK; at += TR__PAGE)
+        if (look_at(memory + at, bytes - at, &m)) status = take_mapped(all, pid, file.st_ino, at, &m);
+    munmap((void *)memory, bytes);
     return status;
 }
 
@@ -348,10 +356,7 @@ tr_status tr__records_read(pid_t pid, tr__records *records)
 
 void tr__records_free(tr__records *records)
 {
-    for (int i = 0; i < records->count; i++) {
-        free(records->list[i].calls);
-        free(records->list[i].peers);
-    }
+    for (int i = 0; i < records->count; i++) free_record(&records->list[i]);
     free(records->list);
     *records = (tr__records){0};
 }

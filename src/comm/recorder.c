@@ -12,18 +12,31 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* A memfd with the records of a group and of those made within it. A record that is closed leaves its memory to the next. */
+typedef struct record_file {
+    pthread_mutex_t lock;
+    int fd;                  /* kept: /proc/PID/fd lets readers in where /proc/PID/map_files asks for privileges */
+    int users;
+    size_t stride;           /* from record to record */
+    tr__record_header **all; /* [count] */
+    bool *taken;
+    int count;
+    uint64_t pid_start;
+} record_file;
+
 struct tr__recorder {
+    record_file *file;
+    int number;              /* of the record in the file */
     tr__record_header *header;
     tr__record_entry *entries;
     tr__record_peer *peers;
-    size_t bytes;
-    int fd; /* kept: /proc/PID/fd lets readers in where /proc/PID/map_files asks for privileges */
     char *folder;
     atomic_bool failed;
 };
@@ -31,18 +44,99 @@ struct tr__recorder {
 #define PUT(field, value) atomic_store_explicit(&(field), (value), memory_order_release)
 #define GET(field) atomic_load_explicit(&(field), memory_order_relaxed)
 
+/* ---- The file ---------------------------------------------------------------------------------------------------- */
+
+enum { MORE_RECORDS = 8 }; /* when the first is not enough */
+
+/* The pages are reserved now, and nobody can take them away: writing never meets a SIGBUS. Returns an errno. */
+static int grow(record_file *f, int count)
+{
+    int error;
+    size_t all = (size_t)(f->count + count), begin = (size_t)f->count * f->stride, bytes = (size_t)count * f->stride;
+    tr__record_header **records = realloc(f->all, all * sizeof *records);
+    if (records) f->all = records;
+    bool *taken = realloc(f->taken, all * sizeof *taken);
+    if (taken) f->taken = taken;
+    if (!records || !taken) return ENOMEM;
+    while ((error = posix_fallocate(f->fd, (off_t)begin, (off_t)bytes)) == EINTR) continue;
+    if (error) return error;
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, f->fd, (off_t)begin);
+    if (memory == MAP_FAILED) return errno;
+    for (int i = 0; i < count; i++) {
+        f->all[f->count + i] = (tr__record_header *)(memory + (size_t)i * f->stride);
+        f->taken[f->count + i] = false;
+    }
+    f->count += count;
+    return 0;
+}
+
+static void let_go(record_file *f)
+{
+    pthread_mutex_lock(&f->lock);
+    bool last = --f->users == 0;
+    pthread_mutex_unlock(&f->lock);
+    if (!last) return;
+    for (int i = 0; i < f->count; i++) munmap(f->all[i], f->stride);
+    if (f->fd >= 0) close(f->fd);
+    pthread_mutex_destroy(&f->lock);
+    free(f->all);
+    free(f->taken);
+    free(f);
+}
+
+/* Returns an errno. */
+static int make_file(size_t stride, record_file **made)
+{
+    record_file *f = calloc(1, sizeof *f);
+    if (!f) return ENOMEM;
+    *f = (record_file){.users = 1, .stride = stride, .pid_start = tr__process_of(getpid()).start};
+    pthread_mutex_init(&f->lock, NULL);
+    f->fd = memfd_create(TR__RECORD_MEMFD, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int error = f->fd < 0 ? errno : 0;
+    if (!error && fcntl(f->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) error = errno;
+    if (!error) error = grow(f, 1);
+    if (error)
+        let_go(f);
+    else
+        *made = f;
+    return error;
+}
+
+/* A record for r, all zero. Returns an errno. */
+static int take_record(record_file *f, tr__recorder *r)
+{
+    int number = 0, error = 0;
+    pthread_mutex_lock(&f->lock);
+    while (number < f->count && f->taken[number]) number++;
+    if (number == f->count) error = grow(f, number ? MORE_RECORDS : 1);
+    if (!error) {
+        f->taken[number] = true;
+        r->number = number;
+        r->header = f->all[number];
+        r->entries = (tr__record_entry *)(r->header + 1);
+        r->peers = (tr__record_peer *)(r->entries + TR__RECORD_ENTRIES);
+        memset(r->header, 0, f->stride);
+    }
+    pthread_mutex_unlock(&f->lock);
+    return error;
+}
+
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
+/* Whoever reads knows a record by its magic, which comes last, and goes first. */
 static void fill_header(tr__recorder *r, const tr__recorder_options *o)
 {
     tr__record_header *h = r->header;
-    *h = (tr__record_header){.version = TR__RECORD_VERSION, .header_bytes = sizeof *h,
-        .entry_bytes = sizeof *r->entries, .entry_count = TR__RECORD_ENTRIES, .peer_bytes = sizeof *r->peers};
+    h->version = TR__RECORD_VERSION;
+    h->header_bytes = sizeof *h;
+    h->entry_bytes = sizeof *r->entries;
+    h->entry_count = TR__RECORD_ENTRIES;
+    h->peer_bytes = sizeof *r->peers;
     h->pid = getpid();
     h->parent = getppid();
     h->rank = o->rank;
     h->world_size = o->world_size;
-    h->pid_start = tr__process_of(h->pid).start;
+    h->pid_start = r->file->pid_start;
     h->monotonic = tr__now_ns();
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
@@ -51,36 +145,28 @@ static void fill_header(tr__recorder *r, const tr__recorder_options *o)
     snprintf(h->group, sizeof h->group, "%s", o->group);
     snprintf(h->backend, sizeof h->backend, "%s", o->backend);
     if (gethostname(h->host, sizeof h->host - 1) != 0) strcpy(h->host, "unknown");
+    atomic_thread_fence(memory_order_release);
     memcpy(h->magic, TR__RECORD_MAGIC, sizeof h->magic);
-}
-
-/* The pages are reserved now, and nobody can take them away: writing never meets a SIGBUS. Returns an errno. */
-static int map(tr__recorder *r)
-{
-    int error;
-    r->fd = memfd_create(TR__RECORD_MEMFD, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (r->fd < 0) return errno;
-    while ((error = posix_fallocate(r->fd, 0, (off_t)r->bytes)) == EINTR) continue;
-    if (error) return error;
-    if (fcntl(r->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return errno;
-    void *memory = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd, 0);
-    if (memory == MAP_FAILED) return errno;
-    r->header = memory;
-    r->entries = (tr__record_entry *)(r->header + 1);
-    r->peers = (tr__record_peer *)(r->entries + TR__RECORD_ENTRIES);
-    return 0;
 }
 
 tr__recorder *tr__recorder_open(const tr__recorder_options *o)
 {
     tr__recorder *r = calloc(1, sizeof *r);
     if (!r) return NULL;
-    r->fd = -1;
-    r->bytes = tr__round_up(sizeof *r->header + TR__RECORD_ENTRIES * sizeof *r->entries +
-                                (size_t)o->world_size * sizeof *r->peers, TR__PAGE);
+    size_t bytes = tr__round_up(sizeof *r->header + TR__RECORD_ENTRIES * sizeof *r->entries +
+                                    (size_t)o->world_size * sizeof *r->peers, TR__PAGE);
+    int error = 0;
     r->folder = o->folder && *o->folder ? strdup(o->folder) : NULL;
-    int error = map(r);
-    if (!r->header) {
+    if (o->beside && bytes <= o->beside->file->stride) {
+        r->file = o->beside->file;
+        pthread_mutex_lock(&r->file->lock);
+        r->file->users++;
+        pthread_mutex_unlock(&r->file->lock);
+    } else {
+        error = make_file(bytes, &r->file);
+    }
+    if (!error) error = take_record(r->file, r);
+    if (error) {
         tr__log(TR_LOG_WARN, "group '%s': no flight recorder, so `trireme why` will not see rank %d: %s", o->group,
             o->rank, strerror(error));
         tr__recorder_close(r);
@@ -93,8 +179,13 @@ tr__recorder *tr__recorder_open(const tr__recorder_options *o)
 void tr__recorder_close(tr__recorder *r)
 {
     if (!r) return;
-    if (r->header) munmap(r->header, r->bytes);
-    if (r->fd >= 0) close(r->fd);
+    if (r->header) {
+        memset(r->header->magic, 0, sizeof r->header->magic);
+        pthread_mutex_lock(&r->file->lock);
+        r->file->taken[r->number] = false;
+        pthread_mutex_unlock(&r->file->lock);
+    }
+    if (r->file) let_go(r->file);
     free(r->folder);
     free(r);
 }

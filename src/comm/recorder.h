@@ -1,6 +1,6 @@
 /*
  * The flight recorder: each group of several ranks keeps its last calls in a memfd named "trireme-flight", mapped into
- * its process. Whoever runs as the same user can read it through /proc, also when the process is stopped or hangs:
+ * its process, beside those of the group that it was made within. Whoever runs as the same user can read it through /proc, also when the process is stopped or hangs:
  * `trireme why` does (record.h, explain.c). When a collective fails, the record is written to files (record_text.c).
  *
  * Writing takes no lock and no system call: relaxed and release stores, and the clock. All functions take NULL, the
@@ -25,7 +25,7 @@ enum {
     TR__RECORD_FAILURE = 1024,
 };
 
-/* ---- Layout: a header, entry_count entries of entry_bytes, world_size peers of peer_bytes --------------------------- */
+/* ---- Layout: records begin at pages; a header, entry_count entries of entry_bytes, world_size peers of peer_bytes ----- */
 
 /* A call. Which one it is, its mark says: 2 * id + 2, or 2 * id + 1 while it is being written; ids count from 0. A
  * reader that sees the mark change has read parts of two calls. */
@@ -82,6 +82,7 @@ typedef struct tr__recorder_options {
     const char *group, *backend;
     int rank, world_size;
     const char *folder; /* for the files when a collective fails; NULL: none are written */
+    tr__recorder *beside; /* that of a group which this one is made within; NULL: none */
 } tr__recorder_options;
 
 /* NULL when the system refuses: the group works without. */

@@ -1,10 +1,12 @@
 /*
  * Groups within a group. One all_reduce on the parent tells every rank what all the others want, so a rank that calls
- * something else is found as with any collective; then the members meet in the parent's store, below a random word that
- * rank 0 has drawn, so that no two sub-groups can be mistaken for each other.
+ * something else is found as with any collective. Where the parent's ranks share memory, it also tells where each has put its
+ * control block for the new group, which uses the parent's endpoint, and that is all. Else the members meet in the parent's store,
+ * below a random word that rank 0 has drawn, so that no two sub-groups can be mistaken for each other.
  */
 #include "comm/group.h"
 #include "comm/rendezvous.h"
+#include "comm/transport/shm.h"
 #include "net/store/store.h"
 
 #include <inttypes.h>
@@ -12,8 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank calls: a row of three numbers. A rank whose arguments are bad says so, instead of staying away. */
-typedef enum call_kind { BAD_CALL, SPLIT_CALL, LIST_CALL } call_kind;
+/* What a rank calls: a row of numbers. A rank whose arguments are bad, or who has no memory, says so, instead of staying away. */
+typedef enum call_kind { BAD_CALL, SPLIT_CALL, LIST_CALL, FAILED_CALL } call_kind;
+enum { COLUMNS = 3 };
 typedef struct choice {
     int64_t kind, color, key; /* of a list: its length and a hash */
 } choice;
@@ -21,7 +24,9 @@ typedef struct choice {
 typedef struct making {
     tr_group *parent;
     tr_group *made;
-    choice mine, *all;  /* all: [world], and one row with the random word */
+    choice mine, *all;  /* all: [world], and one row with the random word; then */
+    tr__shm_place *blocks; /* [world]: the ranks' control blocks */
+    tr__shm_seat seat;  /* .parent NULL: the members meet in the store */
     const int *list;    /* of LIST_CALL: [list_count], ranks of the parent */
     int list_count;
     const tr__backend *backend; /* of the sub-group; NULL: the parent's */
@@ -47,9 +52,10 @@ static tr_status draw_word(int64_t *word)
 static tr_status tell_all(making *m)
 {
     tr_group *parent = m->parent;
+    int64_t world = parent->world_size, numbers = COLUMNS * (world + 1) + (m->seat.parent ? 2 * world : 0);
     m->all[parent->rank] = m->mine;
-    if (parent->rank == 0) TR__TRY(draw_word(&m->all[parent->world_size].kind));
-    return tr_all_reduce(parent, m->all, 3 * (int64_t)(parent->world_size + 1), .dtype = TR_I64);
+    if (parent->rank == 0 && !m->seat.parent) TR__TRY(draw_word(&m->all[world].kind));
+    return tr_all_reduce(parent, m->all, numbers, .dtype = TR_I64);
 }
 
 /* Alike on all ranks, as all see the same. */
@@ -58,6 +64,8 @@ static tr_status check_all(const making *m)
     const char *group = m->parent->name;
     for (int rank = 0; rank < m->parent->world_size; rank++) {
         const choice *c = &m->all[rank], *first = &m->all[0];
+        if (c->kind == FAILED_CALL)
+            return tr__fail(TR_PEER, "group '%s': rank %d could not make its part of a group; its own error says why", group, rank);
         if (c->kind != first->kind)
             return tr__fail(TR_MISMATCH, "group '%s': the ranks made different calls: rank 0 %s, rank %d %s", group,
                 call_text(first->kind), rank, call_text(c->kind));
@@ -112,6 +120,43 @@ static int64_t hash_list(const int *list, int count)
     return (int64_t)(hash >> 1);
 }
 
+/* ---- In shared memory -------------------------------------------------------------------------------------------- */
+
+/* The parent's transport, if all its ranks share memory; they can say nothing to each other that is not for it. */
+static tr__shm *memory_of(const making *m)
+{
+    const tr__backend *backend = m->backend ? m->backend : m->parent->backend;
+    tr__shm *shm = NULL;
+    struct tr__tcp *tcp = NULL;
+    if (backend == &tr__native_backend && m->parent->backend == backend && m->parent->state)
+        tr__native_transports(m->parent->state, &shm, &tcp);
+    return tcp ? NULL : shm;
+}
+
+/* The number by which the endpoints of all members know the group: mixes the parent's, which of its sub-groups it is, and the
+ * color. */
+static uint64_t number_of(const making *m)
+{
+    uint64_t number = m->seat.parent->attachment->id;
+    const uint64_t parts[] = {(uint64_t)m->parent->subgroups + 1, m->mine.kind == SPLIT_CALL ? (uint64_t)m->mine.color : 0};
+    for (int i = 0; i < 2; i++) { /* splitmix64 */
+        number = (number ^ parts[i]) + 0x9e3779b97f4a7c15u;
+        number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9u;
+        number = (number ^ number >> 27) * 0x94d049bb133111ebu;
+        number ^= number >> 31;
+    }
+    return number;
+}
+
+/* Before the others can know of the group, so that nothing they say to it comes too early. */
+static tr_status prepare(making *m)
+{
+    int rank = m->parent->rank;
+    bool member = m->list ? index_of(m->list, m->list_count, rank) >= 0 : m->mine.color >= 0;
+    if (!m->seat.parent || !member) return TR_OK;
+    return tr__shm_prepare(m->seat.parent, number_of(m), &m->seat.made, &m->blocks[rank]);
+}
+
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */
 
 /* "world.2" or "world.2-5": the parent, which of its sub-groups, and the color. */
@@ -128,37 +173,43 @@ static void name_it(making *m)
 static tr_status meet(making *m)
 {
     TR_SCOPE;
-    tr_group *made = m->made;
-    made->rank = index_of(m->members, m->member_count, m->parent->rank);
+    tr_group *made = m->made, *parent = m->parent;
+    made->rank = index_of(m->members, m->member_count, parent->rank);
     made->world_size = m->member_count;
-    made->local_rank = m->parent->local_rank;
-    made->timeout_ms = m->parent->timeout_ms;
+    made->local_rank = parent->local_rank;
+    made->timeout_ms = parent->timeout_ms;
     tr__group_init(made);
-    made->backend = m->backend ? m->backend : m->parent->backend;
-    made->behind = m->backend ? NULL : m->parent->behind;
-    made->encrypt = m->parent->encrypt && !m->backend; /* a carrier lends its bare connections */
-    TR__TRY(tr__group_set(made, m->parent->transport, m->parent->address, m->parent->algorithms));
-    TR__TRY(tr__group_watch(made, m->parent->job, m->parent->flight_dir, m->parent->report_ms));
+    made->backend = m->backend ? m->backend : parent->backend;
+    made->behind = m->backend ? NULL : parent->behind;
+    made->encrypt = parent->encrypt && !m->backend; /* a carrier lends its bare connections */
+    TR__TRY(tr__group_set(made, parent->transport, parent->address, parent->algorithms));
+    TR__TRY(tr__group_watch(made, parent->job, parent->flight_dir, parent->report_ms));
+    if (m->seat.made) return tr__group_enter(made, NULL, &m->seat, parent->recorder, made->timeout_ms);
+
     char prefix[64];
     int64_t color = m->mine.kind == SPLIT_CALL ? m->mine.color : 0;
-    snprintf(prefix, sizeof prefix, "sub/%016" PRIx64 "/%" PRId64, m->all[m->parent->world_size].kind, color);
-    tr_store *store = made->world_size > 1 ? tr_store_prefix(m->parent->store, prefix) : NULL;
+    snprintf(prefix, sizeof prefix, "sub/%016" PRIx64 "/%" PRId64, m->all[parent->world_size].kind, color);
+    tr_store *store = made->world_size > 1 ? tr_store_prefix(parent->store, prefix) : NULL;
     TR__TRY(tr_status_of(store));
-    return tr__group_enter(made, store, made->timeout_ms);
+    return tr__group_enter(made, store, NULL, parent->recorder, made->timeout_ms);
 }
 
-/* Every rank of the parent comes here; none of them may stay away once the others can be waiting. */
-static tr_status make(making *m, bool *member)
+/* The ranks' part in the call: alike on all of them, as all see the same. *member: this rank is one. */
+static tr_status agree(making *m, bool *member)
 {
-    size_t world = (size_t)m->parent->world_size;
-    m->all = calloc(world + 1, sizeof *m->all);
-    m->members = calloc(world, sizeof *m->members);
-    if (!m->all || !m->members)
-        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a sub-group", m->parent->name);
     tr_status status = m->mine.kind == LIST_CALL ? check_list(m) : TR_OK;
+    call_kind instead = BAD_CALL;
+    if (status == TR_OK) {
+        status = prepare(m);
+        instead = FAILED_CALL;
+    }
     tr__error *bad = status == TR_OK ? NULL : tr__error_take();
-    if (bad) m->mine = (choice){.kind = BAD_CALL};
+    if (bad) m->mine = (choice){.kind = instead};
     status = tell_all(m);
+    if (status != TR_OK && m->seat.made) { /* others may have heard of all */
+        tr__shm_abandon(m->seat.made, m->seat.parent);
+        m->seat.made = NULL;
+    }
     if (status == TR_OK) status = bad ? tr__fail_stored(bad) : check_all(m);
     tr__error_unref(bad);
     TR__TRY(status);
@@ -171,7 +222,29 @@ static tr_status make(making *m, bool *member)
         find_members(m);
     }
     *member = index_of(m->members, m->member_count, m->parent->rank) >= 0;
-    return *member ? meet(m) : TR_OK;
+    return TR_OK;
+}
+
+/* Every rank of the parent comes here; none of them may stay away once the others can be waiting. */
+static tr_status make(making *m, bool *member)
+{
+    size_t world = (size_t)m->parent->world_size;
+    m->seat.parent = memory_of(m);
+    m->all = calloc(1, (world + 1) * sizeof *m->all + world * sizeof *m->blocks);
+    m->members = calloc(world, sizeof *m->members);
+    if (!m->all || !m->members)
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a sub-group", m->parent->name);
+    m->seat.blocks = m->blocks = (tr__shm_place *)(m->all + world + 1);
+    m->seat.ranks = m->members;
+    tr_status status = agree(m, member);
+    bool alone = status != TR_OK || !*member || m->member_count == 1; /* nobody else knows of it */
+    if (m->seat.made && alone) {
+        tr__shm_close(m->seat.made);
+        m->seat.made = NULL;
+    }
+    if (status == TR_OK && *member) status = meet(m);
+    if (m->seat.made) tr__shm_abandon(m->seat.made, m->seat.parent); /* before it was taken over */
+    return status;
 }
 
 /* NULL: no member. The object exists before anything is asked of the others. */

@@ -237,12 +237,12 @@ void tr__attachment_gone(tr__attachment *a, int peer)
     if (a->calls) a->calls->gone(a->user, member);
 }
 
-void tr__endpoint_enter(tr__attachment *a, const int *members, int count)
+void tr__endpoint_enter(tr__attachment *a, int count)
 {
     tr__endpoint *e = a->endpoint;
     pthread_mutex_lock(&e->hearing);
     pthread_mutex_lock(&e->lock);
-    for (int i = 0; i < count; i++) a->places[a->members[i] = members[i]] = i;
+    for (int i = 0; i < count; i++) a->places[a->members[i]] = i;
     a->count = count;
     pthread_mutex_unlock(&e->lock);
     for (tr__shm_letter *letter = a->early.first; letter; letter = letter->next) {
@@ -251,7 +251,7 @@ void tr__endpoint_enter(tr__attachment *a, const int *members, int count)
     }
     tr__letters_free(&a->early);
     for (int i = 0; i < count; i++)
-        if (e->peers[members[i]].gone) tr__attachment_gone(a, members[i]);
+        if (e->peers[a->members[i]].gone) tr__attachment_gone(a, a->members[i]);
     pthread_mutex_unlock(&e->hearing);
 }
 

@@ -174,8 +174,8 @@ static inline void *tr__endpoint_first(const tr__endpoint *e, tr__endpoint_page 
 /* Attaches a group of that number, whose members are not known yet: what comes for it waits. It gets a control block that is
  * all zero, and is one of the endpoint's users. */
 tr_status tr__endpoint_attach(tr__endpoint *e, uint64_t id, const tr__attached *calls, void *user, tr__attachment **attachment);
-/* Its members are known: what came until now is passed on. */
-void tr__endpoint_enter(tr__attachment *a, const int *members, int count);
+/* Its members stand in a->members: what came until now is passed on. */
+void tr__endpoint_enter(tr__attachment *a, int count);
 /* The group has ended here, and no call will be made any more; its members have been told. The endpoint ends with its last group. */
 void tr__endpoint_detach(tr__attachment *a);
 

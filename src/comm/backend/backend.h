@@ -11,10 +11,12 @@
 
 /* Who joins, and where the ranks meet. */
 typedef struct tr__backend tr__backend;
+typedef struct tr__shm_seat tr__shm_seat;
 typedef struct tr__member {
     const char *group; /* its name */
     int rank, world_size;
-    tr_store *store;   /* NULL when world_size is 1 */
+    tr_store *store;   /* NULL when world_size is 1, or with a seat */
+    tr__shm_seat *seat; /* of the native backend, in a group within another: they have met there; NULL: they have not */
     int timeout_ms;
     int report_ms;     /* after which a wait is told to the log function */
     tr__recorder *recorder; /* is to be told whom this rank waits for; NULL in a world of one */

@@ -209,7 +209,15 @@ static tr_status native_join(const tr__member *member, void **state)
     native *n = calloc(1, sizeof *n);
     if (!n) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
     n->member = *member;
-    if (member->world_size > 1) {
+    if (member->seat) {
+        n->shm = member->seat->made;
+        member->seat->made = NULL;
+        tr_status status = tr__shm_enter(n->shm, member->seat, member);
+        if (status != TR_OK) {
+            give_up(n, status);
+            return status;
+        }
+    } else if (member->world_size > 1) {
         tr__card *cards = calloc((size_t)member->world_size, sizeof *cards);
         tr_status status = cards ? meet(n, cards) : tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks",
                                                        member->group, member->world_size);

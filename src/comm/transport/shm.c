@@ -160,14 +160,15 @@ static tr_status attach(tr__shm *t, tr__endpoint *e, uint64_t id)
     return TR_OK;
 }
 
-/* Who it is, of how many, and what the others are to the endpoint. */
-static void take_places(tr__shm *t, int rank, int world_size, const int *links)
+/* Who it is, of how many, and what the others are to the endpoint: ranks of a parent (NULL: the same ones), or all its peers. */
+static void take_places(tr__shm *t, int rank, int world_size, const tr__shm *parent, const int *ranks)
 {
     t->rank = t->control->rank = rank;
     t->world_size = t->control->world_size = world_size;
     for (int i = 0; i < world_size; i++) {
         tr__shm_peer *peer = &t->peers[i];
-        *peer = (tr__shm_peer){.rank = i, .link = &t->endpoint->peers[links ? links[i] : i]};
+        int of_parent = ranks ? ranks[i] : i;
+        *peer = (tr__shm_peer){.rank = i, .link = parent ? parent->peers[of_parent].link : &t->endpoint->peers[i]};
         peer->pid = peer->link->pid;
         peer->visible = peer->link->visible;
         peer->in_process = peer->link->in_process;
@@ -189,7 +190,7 @@ static tr_status open_endpoint(tr__shm *t, tr__card *card)
         t->endpoint = NULL;
         return status;
     }
-    take_places(t, t->rank, t->world_size, NULL);
+    take_places(t, t->rank, t->world_size, NULL, NULL);
     return tr__shm_listen(t, card);
 }
 
@@ -219,7 +220,7 @@ tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, tr__tcp *tcp)
     for (int rank = 0; rank < hosts->world_size; rank++)
         t->places[rank] = hosts->host[rank] == host ? hosts->place[rank] : -1;
     tr__endpoint_settle(t->endpoint, hosts->place[t->rank], count);
-    take_places(t, hosts->place[t->rank], count, NULL);
+    take_places(t, hosts->place[t->rank], count, NULL, NULL);
     for (int other = 0; other < count; other++)
         t->peers[other].rank = t->peers[other].link->rank = tr__hosts_ranks(hosts, host)[other];
     t->tcp = tcp;
@@ -229,11 +230,8 @@ tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, tr__tcp *tcp)
 
 tr_status tr__shm_begin(tr__shm *t)
 {
-    int *all = malloc((size_t)t->world_size * sizeof *all);
-    if (!all) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
-    for (int i = 0; i < t->world_size; i++) all[i] = i;
-    tr__endpoint_enter(t->attachment, all, t->world_size);
-    free(all);
+    for (int i = 0; i < t->world_size; i++) t->attachment->members[i] = i;
+    tr__endpoint_enter(t->attachment, t->world_size);
     TR__TRY(tr__endpoint_start(t->endpoint));
     t->met = true;
     return TR_OK;
@@ -269,6 +267,16 @@ tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__shm **made, tr__shm_
     return TR_OK;
 }
 
+/* The members are those ranks of the parent (NULL: all). */
+static void enter(tr__shm *t, const tr__shm *parent, int rank, const int *ranks, int world_size)
+{
+    take_places(t, rank, world_size, parent, ranks);
+    for (int i = 0; i < world_size; i++)
+        t->attachment->members[i] = parent->attachment->members[ranks ? ranks[i] : i];
+    t->met = true;
+    tr__endpoint_enter(t->attachment, world_size);
+}
+
 /* Where the peers' control blocks are. */
 static tr_status find_controls(tr__shm *t, const tr__shm_seat *seat, int timeout_ms)
 {
@@ -284,26 +292,15 @@ static tr_status find_controls(tr__shm *t, const tr__shm_seat *seat, int timeout
     return TR_OK;
 }
 
-tr_status tr__shm_enter(const tr__shm_seat *seat, const tr__member *member)
+tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *member)
 {
-    tr__shm *t = seat->made;
-    char host[65] = "unknown";
+    char host[65] = "";
     snprintf(t->group, sizeof t->group, "%s", member->group);
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
     t->crowded = t->cores < member->world_size;
-    int *links = malloc((size_t)member->world_size * sizeof *links);
-    if (!links) {
-        tr_status status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, member->world_size);
-        tr__shm_abandon(t, seat->parent);
-        return status;
-    }
-    for (int i = 0; i < member->world_size; i++) links[i] = seat->parent->attachment->members[seat->ranks[i]];
-    take_places(t, member->rank, member->world_size, links);
-    t->met = true;
-    tr__endpoint_enter(t->attachment, links, t->world_size);
-    free(links);
-    gethostname(host, sizeof host - 1);
+    enter(t, seat->parent, member->rank, seat->ranks, member->world_size);
+    if (gethostname(host, sizeof host - 1) != 0) host[0] = 0;
     for (int i = 0; i < t->world_size; i++) tr__recorder_peer(t->recorder, i, t->peers[i].pid, host);
     tr_status status = find_controls(t, seat, member->timeout_ms);
     return status == TR_OK ? TR_OK : tr__shm_give_up(t);
@@ -311,10 +308,13 @@ tr_status tr__shm_enter(const tr__shm_seat *seat, const tr__member *member)
 
 void tr__shm_abandon(tr__shm *t, tr__shm *parent)
 {
-    take_places(t, parent->rank, parent->world_size, parent->attachment->members);
-    t->met = true;
-    tr__endpoint_enter(t->attachment, parent->attachment->members, parent->world_size);
+    tr__error *why = tr__error_take();
+    enter(t, parent, parent->rank, NULL, parent->world_size);
+    tr__fail_stored(why);
     (void)!tr__shm_give_up(t);
+    tr__shm_close(t);
+    tr__fail_stored(why);
+    tr__error_unref(why);
 }
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
