@@ -279,8 +279,12 @@ static tr_status take(tr__records *all, pid_t pid, int fd)
     if (memory == MAP_FAILED) return TR_OK;
     tr_status status = TR_OK;
     mapping m;
-    for (size_t at = 0; at < bytes && status == TR_OK; at += TR__PAGE)
-        if (look_at(memory + at, bytes - at, &m)) status = take_mapped(all, pid, file.st_ino, at, &m);
+    for (size_t at = 0, next; at < bytes && status == TR_OK; at = next) {
+        next = at + TR__PAGE;
+        if (!look_at(memory + at, bytes - at, &m)) continue;
+        next = at + tr__round_up((size_t)((const char *)(m.peers + m.world_size) - (memory + at)), TR__PAGE);
+        status = take_mapped(all, pid, file.st_ino, at, &m);
+    }
     munmap((void *)memory, bytes);
     return status;
 }

@@ -115,7 +115,6 @@ static int take_record(record_file *f, tr__recorder *r)
         r->header = f->all[number];
         r->entries = (tr__record_entry *)(r->header + 1);
         r->peers = (tr__record_peer *)(r->entries + TR__RECORD_ENTRIES);
-        memset(r->header, 0, f->stride);
     }
     pthread_mutex_unlock(&f->lock);
     return error;
@@ -180,7 +179,12 @@ void tr__recorder_close(tr__recorder *r)
 {
     if (!r) return;
     if (r->header) {
+        /* What was written becomes zero again, and nothing else is touched. */
+        uint64_t next = GET(r->header->next);
         memset(r->header->magic, 0, sizeof r->header->magic);
+        memset(r->entries, 0, (next < TR__RECORD_ENTRIES ? next : TR__RECORD_ENTRIES) * sizeof *r->entries);
+        memset(r->peers, 0, (size_t)r->header->world_size * sizeof *r->peers);
+        memset(r->header, 0, sizeof *r->header);
         pthread_mutex_lock(&r->file->lock);
         r->file->taken[r->number] = false;
         pthread_mutex_unlock(&r->file->lock);

@@ -108,6 +108,7 @@ static tr_status show_blocks(tr__endpoint *e)
     return TR_OK;
 }
 
+/* All zero; NULL: there is none. */
 static void *free_block(tr__endpoint *e)
 {
     for (tr__endpoint_blocks *b = e->blocks; b; b = b->next)
@@ -122,18 +123,16 @@ static void *free_block(tr__endpoint *e)
 static tr_status take_block(tr__endpoint *e, void **block)
 {
     *block = free_block(e);
-    if (*block) {
-        memset(*block, 0, e->block_bytes);
-        return TR_OK;
-    }
+    if (*block) return TR_OK;
     TR__TRY(make_blocks(e, 0, BLOCKS));
     TR__TRY(show_blocks(e));
     *block = free_block(e);
     return TR_OK;
 }
 
-static void return_block(tr__endpoint *e, const char *block)
+static void return_block(tr__endpoint *e, char *block)
 {
+    memset(block, 0, e->block_bytes);
     for (tr__endpoint_blocks *b = e->blocks; b; b = b->next)
         if (block >= b->memory && block < b->memory + b->begin + (size_t)b->count * e->block_bytes)
             b->taken[(size_t)(block - b->memory - b->begin) / e->block_bytes] = false;

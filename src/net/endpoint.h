@@ -98,7 +98,7 @@ typedef struct tr__endpoint_peer {
 typedef struct tr__attached {
     /* fd is to be closed, unless it is -1. */
     void (*heard)(void *user, int member, const tr__shm_message *message, int fd);
-    /* A segment of the member is mapped now. */
+    /* A segment of the member is mapped now; who waits for `changed` is about to be woken. */
     void (*mapped)(void *user, int member);
     /* The member's process has ended, or has left with its last group. */
     void (*gone)(void *user, int member);

@@ -120,6 +120,7 @@ static void hear(tr__endpoint *e, int peer, const tr__shm_message *message, int 
         pthread_mutex_lock(&e->hearing);
         tell_groups(e, peer, status);
         pthread_mutex_unlock(&e->hearing);
+        tr__endpoint_tell(e);
         return;
     case TR__SHM_UNMAP:
         if (message->id) tr__endpoint_unmapped(e, &e->peers[peer], message->id);

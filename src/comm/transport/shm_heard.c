@@ -92,8 +92,8 @@ static void mapped(void *user, int member)
 {
     tr__shm *t = user;
     int waiting = member + 1;
-    atomic_compare_exchange_strong(&t->control->stuck.buffer, &waiting, 0);
-    tr__endpoint_tell(t->endpoint);
+    if (atomic_load(&t->control->stuck.buffer) == waiting)
+        atomic_compare_exchange_strong(&t->control->stuck.buffer, &waiting, 0);
 }
 
 static void gone(void *user, int member)
