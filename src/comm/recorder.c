@@ -144,8 +144,9 @@ static void fill_header(tr__recorder *r, const tr__recorder_options *o)
     snprintf(h->group, sizeof h->group, "%s", o->group);
     snprintf(h->backend, sizeof h->backend, "%s", o->backend);
     if (gethostname(h->host, sizeof h->host - 1) != 0) strcpy(h->host, "unknown");
-    atomic_thread_fence(memory_order_release);
-    memcpy(h->magic, TR__RECORD_MAGIC, sizeof h->magic);
+    uint64_t magic;
+    memcpy(&magic, TR__RECORD_MAGIC, sizeof magic);
+    PUT(*(_Atomic uint64_t *)(void *)h->magic, magic);
 }
 
 tr__recorder *tr__recorder_open(const tr__recorder_options *o)

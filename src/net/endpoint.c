@@ -13,7 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BLOCKS = 16, READ_MS = 1000 };
+enum {
+    BLOCKS = 16,    /* made at a time */
+    READ_MS = 1000, /* how long we wait for a peer to read */
+    LOOK_NS = 100000,
+};
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
@@ -57,6 +61,21 @@ void tr__endpoint_kick(tr__endpoint *e)
 {
     ssize_t written = write(e->kick, &(uint64_t){1}, sizeof(uint64_t)); /* fails only when it is set already */
     (void)written;
+}
+
+static bool has_letters(tr__endpoint *e)
+{
+    bool any = false;
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < e->world_size; i++) any |= e->peers[i].letters.first != NULL;
+    pthread_mutex_unlock(&e->lock);
+    return any;
+}
+
+void tr__endpoint_flush(tr__endpoint *e)
+{
+    int64_t until = tr__now_ns() + READ_MS * (int64_t)1000000;
+    while (has_letters(e) && tr__now_ns() < until) nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
 }
 
 void tr__endpoint_tell(tr__endpoint *e)
@@ -335,7 +354,7 @@ static void await_readers(tr__endpoint *e)
         if (i == e->rank || !peer->in_process || !peer->page) continue;
         while (atomic_load(&peer->page->counts[e->rank].handled) != atomic_load(&e->page->counts[i].sent) &&
                !atomic_load(&peer->page->ended) && tr__now_ns() < until)
-            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+            nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
     }
 }
 

@@ -186,6 +186,8 @@ void tr__endpoint_place(const tr__attachment *a, uint64_t *segment, uint64_t *of
 tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *message, int fd);
 /* Has the monitor send what is queued. */
 void tr__endpoint_kick(tr__endpoint *e);
+/* Waits until the kernel has what is queued, unless a peer does not read. */
+void tr__endpoint_flush(tr__endpoint *e);
 /* Wakes those who wait for `changed`. */
 void tr__endpoint_tell(tr__endpoint *e);
 

@@ -152,6 +152,13 @@ for key in first_s again_s; do
     case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
 done
 
+# Groups within a group take nothing more.
+"$TRIREME" bench groups --ranks 3 --groups 20 --json r.json >out 2>err || fail "groups"
+case $(number split_us_median) in [0-9]*) ;; *) fail "groups: $(cat r.json)" ;; esac
+for key in fds_per_rank threads_per_rank; do
+    [ "$(number $key)" = "$(number ${key}_with_1)" ] || fail "groups: more $key: $(cat r.json)"
+done
+
 # A checkpoint: every key, the peer asked for its part, and nothing left behind.
 cat >checkpoint-peer <<'PEER'
 echo "$*" >peer.told

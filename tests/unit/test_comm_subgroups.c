@@ -161,6 +161,43 @@ static void joined_again(void **state)
     run(4, make_and_leave, NULL);
 }
 
+/* Ranks that are threads hold each other's memory, which its owner may free at any time after it has left. */
+static void come_and_go_within(rank *r)
+{
+    enum { COUNT = 20000 };
+    float *shared = make_buffer(SHARED, r, COUNT * sizeof *shared);
+    CHECK(shared);
+    memset(shared, 0, COUNT * sizeof *shared);
+    tr_group *last = NULL;
+    for (int turn = 0; turn < 60; turn++) {
+        TR_SCOPE;
+        tr_group *half = tr_group_split(r->group, r->number % 2, 0), *all = tr_group_split(r->group, 0, r->number);
+        OK(tr_status_of(half));
+        CHECK(sum_of_ranks(r, all) == 6 && sum_of_ranks(r, half) == (r->number % 2 ? 4 : 2));
+        OK(tr_all_reduce(turn % 2 ? half : all, shared, COUNT));
+        if (turn % 7 == 0) OK(tr_rank(half) ? tr_recv(half, shared, COUNT, .peer = 0) : tr_send(half, shared, COUNT, .peer = 1));
+        if ((turn + r->number) % 3) OK(tr_leave(half));
+        if (last) OK(tr_leave(last));
+        last = tr_keep(all);
+    }
+    OK(tr_leave(r->group)); /* what was made of it stays */
+    CHECK(sum_of_ranks(r, last) == 6);
+    free_buffer(SHARED, r, shared);
+    tr_group *pair = tr_group_split(last, r->number / 2, 0);
+    OK(tr_status_of(pair));
+    if (r->number == 0) OK(tr_leave(pair));
+    if (r->number == 1) CHECK(sum_of_ranks(r, pair) < 0);
+    if (r->number == 1) SAYS("rank 0 (pid ");
+    if (r->number > 1) CHECK(sum_of_ranks(r, pair) == 5);
+    tr_release(last); /* without leaving it, as the last */
+}
+
+static void groups_come_and_go(void **state)
+{
+    (void)state;
+    run(4, come_and_go_within, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -170,6 +207,7 @@ int main(void)
         cmocka_unit_test(calls_that_differ),
         cmocka_unit_test(a_world_of_one),
         cmocka_unit_test(joined_again),
+        cmocka_unit_test(groups_come_and_go),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -324,8 +324,10 @@ void tr__shm_abandon(tr__shm *t, tr__shm *parent)
 static void say_goodbye(tr__shm *t)
 {
     const tr__shm_message goodbye = {.type = TR__SHM_GOODBYE};
-    if (tr__failure_there(&t->failure)) tr__shm_tell_failure(t);
+    bool broken = tr__failure_there(&t->failure);
+    if (broken) tr__shm_tell_failure(t);
     tell_all(t, &goodbye);
+    if (broken) tr__endpoint_flush(t->endpoint); /* the program may end now, and the reason must not be lost */
 }
 
 void tr__shm_close(tr__shm *t)

@@ -270,7 +270,7 @@ void tr__shm_ring(tr__shm_control *control);
 /* ---- shm_join.c -------------------------------------------------------------------------------------------------- */
 
 tr_status tr__shm_listen(tr__shm *t, tr__card *card);
-/* Connects to the ranks below, lets in those above, and maps everyone's control segment. */
+/* Connects to the ranks below, lets in those above, and maps everyone's control block. */
 tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__card *cards);
 
 /* ---- shm_heard.c ------------------------------------------------------------------------------------------------- */
@@ -306,7 +306,7 @@ static inline void tr__shm_idle(tr__shm *t)
 
 /* ---- shm_wait.c -------------------------------------------------------------------------------------------------- */
 
-/* A counter in every control segment. */
+/* A counter in every control block. */
 typedef enum tr__shm_word {
     TR__SHM_ENTERED_EVEN,
     TR__SHM_ENTERED_ODD,

@@ -1,5 +1,5 @@
 /*
- * Running a collective. Every rank writes its call into its control segment and reads everyone else's before it touches
+ * Running a collective. Every rank writes its call into its control block and reads everyone else's before it touches
  * data: that is where a mismatch shows, where buffers are found, and where messages of up to TR__SHM_INLINE bytes
  * travel, so that a small all_reduce is one round of flags.
  */

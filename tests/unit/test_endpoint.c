@@ -1,0 +1,309 @@
+/*
+ * Groups that share an endpoint: what one of them takes, and gives back; who of them fails when a process dies; groups that are
+ * left here and still used there. Ranks are processes.
+ *
+ * ctest: serial
+ */
+#include "base/clock.h"
+#include "comm/group.h"
+#include "comm/transport/shm.h"
+#include "entries.h"
+#include "processes.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SAYS(words) CHECK(strstr(tr_error_message(), words))
+
+static tr_status sum_ranks(const rank *r, tr_group *group, int64_t wanted)
+{
+    int64_t sum = r->number;
+    TRY(tr_status_of(group));
+    TRY(tr_all_reduce(group, &sum, 1, .dtype = TR_I64));
+    CHECK(sum == wanted);
+    return TR_OK;
+}
+
+static tr__endpoint *endpoint_of(const rank *r)
+{
+    tr__shm *shm;
+    struct tr__tcp *tcp;
+    tr__native_transports(r->group->state, &shm, &tcp);
+    return shm->endpoint;
+}
+
+/* Groups that the endpoint knows of, those that have ended here and not yet elsewhere among them. */
+static int count_attached(tr__endpoint *e)
+{
+    int count = 0;
+    pthread_mutex_lock(&e->lock);
+    for (const tr__attachment *a = e->attachments; a; a = a->next) count++;
+    pthread_mutex_unlock(&e->lock);
+    return count;
+}
+
+static int count_mappings(void)
+{
+    int count = 0;
+    char line[512];
+    FILE *f = fopen("/proc/self/maps", "re");
+    while (f && fgets(line, sizeof line, f)) count += strstr(line, "memfd:trireme") != NULL;
+    if (f) fclose(f);
+    return count;
+}
+
+/* ---- What a group takes ------------------------------------------------------------------------------------------ */
+
+typedef struct resources {
+    int descriptors, threads, mappings, files;
+} resources;
+
+static resources count_resources(void)
+{
+    return (resources){count_entries("/proc/self/fd"), count_entries("/proc/self/task"), count_mappings(),
+        count_entries("/dev/shm")};
+}
+
+/* A few groups at once, used in all ways, then left, or dropped. */
+static tr_status make_use_and_leave(rank *r, int turn)
+{
+    enum { AT_ONCE = 4 };
+    TR_SCOPE;
+    tr_group *made[AT_ONCE];
+    float shared[1000] = {0};
+    for (int i = 0; i < AT_ONCE; i++) made[i] = tr_group_split(r->group, i % 2 ? r->number % 2 : 0, -r->number);
+    for (int i = AT_ONCE - 1; i >= 0; i--) {
+        TRY(sum_ranks(r, made[i], i % 2 == 0 ? 3 : r->number % 2 ? 1 : 2));
+        TRY(tr_all_reduce(made[i], shared, 1000));
+        int other = 1 - tr_rank(made[i]);
+        if (turn % 8 || tr_rank(made[i]) > 1 || tr_world_size(made[i]) < 2) continue;
+        TRY(tr_rank(made[i]) ? tr_send(made[i], shared, 1000, .peer = other) : tr_recv(made[i], shared, 1000, .peer = other));
+    }
+    for (int i = 0; i < AT_ONCE; i++)
+        if (i) TRY(tr_leave(made[i])); /* else the scope drops it */
+    return TR_OK;
+}
+
+/* The others' goodbyes have come. */
+static tr_status await_only_world(const rank *r)
+{
+    for (int ms = 0; ms < PATIENCE_MS && count_attached(endpoint_of(r)) > 1; ms++) usleep(1000);
+    CHECK(count_attached(endpoint_of(r)) == 1);
+    return TR_OK;
+}
+
+static tr_status make_many(rank *r)
+{
+    resources before = {0};
+    for (int turn = 0; turn < 260; turn++) {
+        if (turn == 10) before = count_resources();
+        TRY(make_use_and_leave(r, turn));
+        TRY(await_only_world(r));
+        TRY(tr_barrier(r->group)); /* a thousand in all, and nobody counts while another is still at work */
+    }
+    resources after = count_resources();
+    CHECK(after.descriptors == before.descriptors);
+    CHECK(after.threads == before.threads);
+    CHECK(after.mappings == before.mappings);
+    CHECK(after.files == before.files);
+    TRY(tr_barrier(r->group));
+    TRY(tr_leave(r->group));
+    CHECK(count_mappings() == 0);
+    return TR_OK;
+}
+
+static void a_thousand_groups_leave_nothing(void **state)
+{
+    (void)state;
+    run_job(3, make_many, NULL);
+}
+
+static tr_status keep_many(rank *r)
+{
+    enum { GROUPS = 100 };
+    tr_group *made[GROUPS];
+    resources one = {0};
+    for (int i = 0; i < GROUPS; i++) {
+        made[i] = tr_group_split(r->group, 0, 0);
+        TRY(sum_ranks(r, made[i], 3));
+        if (i == 0) one = count_resources();
+    }
+    resources all = count_resources();
+    CHECK(all.descriptors == one.descriptors && all.threads == one.threads);
+    TRY(tr_leave(r->group)); /* they live on without it */
+    for (int i = 0; i < GROUPS; i++) TRY(sum_ranks(r, made[i], 3));
+    for (int i = 0; i < GROUPS; i++) TRY(tr_leave(made[i]));
+    CHECK(count_mappings() == 0);
+    return TR_OK;
+}
+
+static void groups_cost_no_descriptor_and_no_thread(void **state)
+{
+    (void)state;
+    run_job(3, keep_many, NULL);
+}
+
+/* ---- Deaths ------------------------------------------------------------------------------------------------------ */
+
+static tr_status die_in_two_of_three(rank *r)
+{
+    static const int first[] = {0, 1}, second[] = {0, 2};
+    int64_t pids[3] = {0}, pid = getpid();
+    char victim[32];
+    TRY(tr_all_gather(r->group, &pid, pids, 1, .dtype = TR_I64));
+    snprintf(victim, sizeof victim, " (pid %d) died of signal 9", (int)pids[2]);
+    tr_group *safe = tr_group_new(r->group, first, 2), *lost = tr_group_new(r->group, second, 2), *left = tr_group_split(r->group, 0, 0);
+    TRY(tr_status_of(safe));
+    TRY(tr_status_of(lost));
+    TRY(sum_ranks(r, left, 3));
+    TRY(tr_leave(left)); /* the victim dies in a group that all have left, too */
+    if (lost) TRY(sum_ranks(r, lost, 2));
+    TRY(tr_barrier(r->group));
+    if (r->number == 2) raise(SIGKILL);
+
+    int64_t began = tr__now_ns();
+    CHECK(sum_ranks(r, r->group, 3) == TR_PEER);
+    SAYS("rank 2");
+    SAYS(victim);
+    if (lost) {
+        CHECK(sum_ranks(r, lost, 2) == TR_PEER);
+        SAYS("rank 1"); /* as it is known there */
+        SAYS(victim);
+    }
+    CHECK(tr__now_ns() - began < 5000000000);
+    enum { COUNT = 50000 };
+    float *shared = tr_shared_alloc(COUNT * sizeof *shared);
+    for (int turn = 0; turn < 20; turn++) {
+        TRY(sum_ranks(r, safe, 1));
+        TRY(tr_all_reduce(safe, shared, COUNT));
+        TRY(r->number ? tr_recv(safe, shared, COUNT, .peer = 0) : tr_send(safe, shared, COUNT, .peer = 1));
+        if (turn == 5) TRY(tr_leave(r->group));
+        if (turn == 10 && lost) TRY(tr_leave(lost));
+        tr_group *within = tr_group_split(safe, 0, 0);
+        TRY(sum_ranks(r, within, 1));
+        TRY(tr_leave(within));
+    }
+    tr_shared_free(shared);
+    return tr_leave(safe);
+}
+
+static void a_death_breaks_the_groups_that_it_concerns(void **state)
+{
+    (void)state;
+    job j;
+    start_job(&j, 3, die_in_two_of_three, NULL);
+    for (int i = 0; i < 3; i++) reap(&j, i);
+    for (int i = 0; i < 2; i++)
+        if (j.posts[i].status != TR_OK || !j.posts[i].ended) fail_msg("rank %d: %s", i, j.posts[i].text);
+    finish(&j);
+}
+
+static tr_status split_until_it_fails(rank *r)
+{
+    tr_status status = TR_OK;
+    while (status == TR_OK) {
+        TR_SCOPE;
+        tr_group *all = tr_group_split(r->group, 0, 0), *some = NULL;
+        status = tr_status_of(all);
+        if (status == TR_OK) some = tr_group_split(all, 0, 0);
+        if (status == TR_OK) status = sum_ranks(r, some, r->world * (r->world - 1) / 2);
+        if (status == TR_OK) atomic_fetch_add(&r->post->turns, 1);
+    }
+    char why[512];
+    snprintf(why, sizeof why, "%s", tr_error_message());
+    atomic_store(&r->post->ended, tr__now_ns());
+    tr_group *never = tr_group_split(r->group, 0, 0);
+    CHECK(tr_status_of(never) == TR_PEER);
+    TRY(tr_leave(r->group));
+    CHECK(count_mappings() == 0);
+    return tr_fail(status, "%s", why);
+}
+
+static void a_rank_that_dies_in_a_split_is_named(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 12; turn++) {
+        job j;
+        int victim = turn % 4;
+        int64_t killed = kill_one_of(&j, &(setting){0}, 4, victim, split_until_it_fails, NULL, 100 * turn);
+        for (int i = 0; i < 4; i++)
+            if (i != victim) check_survivor(&j, i, victim, killed, (const char *[]){") died", "", ""});
+        finish(&j);
+    }
+}
+
+/* ---- One by one -------------------------------------------------------------------------------------------------- */
+
+static tr_status leave_first(rank *r)
+{
+    tr_group *old = tr_group_split(r->group, 0, 0);
+    TRY(sum_ranks(r, old, 3));
+    if (r->number == 0) TRY(tr_leave(old));
+    for (int turn = 0; turn < 40; turn++) { /* more than the blocks that there are: those of `old` are not among them */
+        tr_group *made = tr_group_split(r->group, 0, 0);
+        TRY(sum_ranks(r, made, 3));
+        TRY(tr_leave(made));
+    }
+    if (r->number > 0) {
+        CHECK(sum_ranks(r, old, 3) == TR_PEER);
+        SAYS("left group 'world.1-0'");
+    }
+    TRY(tr_barrier(r->group));
+    if (r->number > 0) TRY(tr_leave(old));
+    TRY(await_only_world(r));
+    TRY(sum_ranks(r, r->group, 3));
+    return tr_leave(r->group);
+}
+
+static void a_group_is_left_rank_by_rank(void **state)
+{
+    (void)state;
+    run_job(3, leave_first, NULL);
+}
+
+/* Rank 1 may open no file, so it has no memory for more groups: the others learn so, and the parent stays sound. */
+static tr_status split_without_memory(rank *r)
+{
+    struct rlimit usual, none;
+    CHECK(getrlimit(RLIMIT_NOFILE, &usual) == 0);
+    none = usual;
+    none.rlim_cur = 0;
+    if (r->number == 1) CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    tr_group *made = tr_group_split(r->group, 0, 0);
+    if (r->number == 1) CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
+    CHECK(tr_status_of(made) == (r->number == 1 ? TR_NO_MEMORY : TR_PEER));
+    if (r->number != 1) SAYS("rank 1 could not make its part");
+    made = tr_group_split(r->group, 0, 0);
+    TRY(sum_ranks(r, made, 3));
+    TRY(tr_leave(made));
+    return tr_leave(r->group);
+}
+
+static void a_rank_without_memory_for_a_group_is_named(void **state)
+{
+    (void)state;
+    run_job(3, split_without_memory, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_thousand_groups_leave_nothing),
+        cmocka_unit_test(groups_cost_no_descriptor_and_no_thread),
+        cmocka_unit_test(a_death_breaks_the_groups_that_it_concerns),
+        cmocka_unit_test(a_rank_that_dies_in_a_split_is_named),
+        cmocka_unit_test(a_group_is_left_rank_by_rank),
+        cmocka_unit_test(a_rank_without_memory_for_a_group_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
