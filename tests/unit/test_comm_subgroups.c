@@ -177,7 +177,10 @@ static void come_and_go_within(rank *r)
         OK(tr_all_reduce(turn % 2 ? half : all, shared, COUNT));
         if (turn % 7 == 0) OK(tr_rank(half) ? tr_recv(half, shared, COUNT, .peer = 0) : tr_send(half, shared, COUNT, .peer = 1));
         if ((turn + r->number) % 3) OK(tr_leave(half));
-        if (last) OK(tr_leave(last));
+        if (last) {
+            OK(tr_leave(last));
+            tr_release(last);
+        }
         last = tr_keep(all);
     }
     OK(tr_leave(r->group)); /* what was made of it stays */
