@@ -63,8 +63,9 @@ static tr_status open_connection(const tcp_store *s, int64_t deadline, bool firs
     for (int pause_ms = RETRY_FIRST_MS;; pause_ms = 2 * pause_ms < RETRY_MOST_MS ? 2 * pause_ms : RETRY_MOST_MS) {
         tr_status status = tr__connection_open(&to, deadline, connection);
         if (status != TR_IO || !(connection->lost || first)) return status;
+        int64_t tried_ms = (deadline - began + 500000) / 1000000;
         if (tr__now_ns() + (int64_t)pause_ms * 1000000 >= deadline)
-            return tr__fail(TR_TIMEOUT, "%s, tried for %g s", tr_error_message(), (double)((deadline - began + 500000) / 1000000) / 1000.0);
+            return tr__fail(TR_TIMEOUT, "%s, tried for %g s", tr_error_message(), (double)tried_ms / 1000);
         nanosleep(&(struct timespec){.tv_nsec = pause_ms * 1000000L}, NULL);
     }
 }
