@@ -21,38 +21,38 @@ enum {
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-void tr__letters_add(tr__shm_letters *letters, tr__shm_letter *letter)
+void tr__shm_queue_add(tr__shm_queue *queue, tr__shm_queued *queued)
 {
-    letter->next = NULL;
-    if (letters->last)
-        letters->last->next = letter;
+    queued->next = NULL;
+    if (queue->last)
+        queue->last->next = queued;
     else
-        letters->first = letter;
-    letters->last = letter;
+        queue->first = queued;
+    queue->last = queued;
 }
 
-void tr__letters_free(tr__shm_letters *letters)
+void tr__shm_queue_free(tr__shm_queue *queue)
 {
-    for (tr__shm_letter *letter = letters->first, *next; letter; letter = next) {
-        next = letter->next;
-        if (letter->fd >= 0) close(letter->fd);
-        free(letter);
+    for (tr__shm_queued *queued = queue->first, *next; queued; queued = next) {
+        next = queued->next;
+        if (queued->fd >= 0) close(queued->fd);
+        free(queued);
     }
-    *letters = (tr__shm_letters){0};
+    *queue = (tr__shm_queue){0};
 }
 
 tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
 {
-    tr__shm_letter *letter = malloc(sizeof *letter);
-    if (!letter) {
+    tr__shm_queued *queued = malloc(sizeof *queued);
+    if (!queued) {
         if (fd >= 0) close(fd);
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message to rank %d", e->name, e->peers[peer].rank);
     }
-    *letter = (tr__shm_letter){.peer = peer, .fd = fd, .message = *message};
-    letter->message.magic = TR__SHM_MAGIC;
-    letter->message.rank = e->rank;
+    *queued = (tr__shm_queued){.peer = peer, .fd = fd, .message = *message};
+    queued->message.magic = TR__SHM_MAGIC;
+    queued->message.rank = e->rank;
     pthread_mutex_lock(&e->lock);
-    tr__letters_add(&e->peers[peer].letters, letter);
+    tr__shm_queue_add(&e->peers[peer].outgoing, queued);
     pthread_mutex_unlock(&e->lock);
     return TR_OK;
 }
@@ -63,11 +63,11 @@ void tr__endpoint_kick(tr__endpoint *e)
     (void)written;
 }
 
-static bool has_letters(tr__endpoint *e)
+static bool has_outgoing(tr__endpoint *e)
 {
     bool any = false;
     pthread_mutex_lock(&e->lock);
-    for (int i = 0; i < e->world_size; i++) any |= e->peers[i].letters.first != NULL;
+    for (int i = 0; i < e->world_size; i++) any |= e->peers[i].outgoing.first != NULL;
     pthread_mutex_unlock(&e->lock);
     return any;
 }
@@ -75,7 +75,7 @@ static bool has_letters(tr__endpoint *e)
 void tr__endpoint_flush(tr__endpoint *e)
 {
     int64_t until = tr__now_ns() + READ_MS * (int64_t)1000000;
-    while (has_letters(e) && tr__now_ns() < until) nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    while (has_outgoing(e) && tr__now_ns() < until) nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
 }
 
 void tr__endpoint_tell(tr__endpoint *e)
@@ -169,7 +169,7 @@ void tr__endpoint_place(const tr__attachment *a, uint64_t *segment, uint64_t *of
 
 static void free_attachment(tr__attachment *a)
 {
-    tr__letters_free(&a->early);
+    tr__shm_queue_free(&a->early);
     free(a->members);
     free(a->places);
     free(a->left);
@@ -263,11 +263,11 @@ void tr__endpoint_enter(tr__attachment *a, int count)
     for (int i = 0; i < count; i++) a->places[a->members[i]] = i;
     a->count = count;
     pthread_mutex_unlock(&e->lock);
-    for (tr__shm_letter *letter = a->early.first; letter; letter = letter->next) {
-        tr__attachment_pass(a, letter->peer, &letter->message, letter->fd);
-        letter->fd = -1;
+    for (tr__shm_queued *queued = a->early.first; queued; queued = queued->next) {
+        tr__attachment_pass(a, queued->peer, &queued->message, queued->fd);
+        queued->fd = -1;
     }
-    tr__letters_free(&a->early);
+    tr__shm_queue_free(&a->early);
     for (int i = 0; i < count; i++)
         if (e->peers[a->members[i]].gone) tr__attachment_gone(a, a->members[i]);
     pthread_mutex_unlock(&e->hearing);
@@ -278,7 +278,7 @@ void tr__endpoint_detach(tr__attachment *a)
     tr__endpoint *e = a->endpoint;
     pthread_mutex_lock(&e->hearing);
     a->calls = NULL;
-    tr__letters_free(&a->early);
+    tr__shm_queue_free(&a->early);
     tr__attachment_retire(a);
     bool last = --e->users == 0;
     pthread_mutex_unlock(&e->hearing);
@@ -363,7 +363,7 @@ static void free_peer(tr__endpoint_peer *peer)
     if (peer->socket >= 0) close(peer->socket);
     for (size_t i = 0; i < peer->mapping_count; i++) tr__shm_mapping_close(peer->in_process, &peer->mappings[i]);
     free(peer->mappings);
-    tr__letters_free(&peer->letters);
+    tr__shm_queue_free(&peer->outgoing);
 }
 
 void tr__endpoint_free(tr__endpoint *e)

@@ -42,16 +42,16 @@ typedef struct tr__shm_message {
     char text[1216];              /* BROKEN: why; HELLO: where the sender listens */
 } tr__shm_message;
 
-typedef struct tr__shm_letter { /* a message on its way, or one that came too early */
-    struct tr__shm_letter *next;
+typedef struct tr__shm_queued { /* a message on its way, or one that came too early */
+    struct tr__shm_queued *next;
     int peer; /* whose it is */
     int fd;   /* that goes along, or -1 */
     tr__shm_message message;
-} tr__shm_letter;
+} tr__shm_queued;
 
-typedef struct tr__shm_letters {
-    tr__shm_letter *first, *last;
-} tr__shm_letters;
+typedef struct tr__shm_queue {
+    tr__shm_queued *first, *last;
+} tr__shm_queue;
 
 /* ---- Peers ------------------------------------------------------------------------------------------------------- */
 
@@ -89,7 +89,7 @@ typedef struct tr__endpoint_peer {
     /* Under the endpoint's lock. */
     tr__shm_mapping *mappings;
     size_t mapping_count, mapping_capacity;
-    tr__shm_letters letters;
+    tr__shm_queue outgoing;
 } tr__endpoint_peer;
 
 /* ---- Groups ------------------------------------------------------------------------------------------------------ */
@@ -119,7 +119,7 @@ typedef struct tr__attachment {
     int *members;              /* [count] of [world_size]: places among the peers */
     int *places;               /* [world_size]: a peer's place among the members, or -1 */
     bool *left;                /* [world_size]: the member has taken leave, or has died */
-    tr__shm_letters early;     /* what came before the members were known */
+    tr__shm_queue early;     /* what came before the members were known */
     atomic_int busy;           /* how many threads use mappings, */
     _Atomic uint64_t since;    /* and the version when the first of them began */
 } tr__attachment;
@@ -192,8 +192,8 @@ void tr__endpoint_flush(tr__endpoint *e);
 void tr__endpoint_tell(tr__endpoint *e);
 
 /* Between these files: */
-void tr__letters_add(tr__shm_letters *letters, tr__shm_letter *letter);
-void tr__letters_free(tr__shm_letters *letters);
+void tr__shm_queue_add(tr__shm_queue *queue, tr__shm_queued *queued);
+void tr__shm_queue_free(tr__shm_queue *queue);
 /* Under `hearing`: passes on a message of a peer, or the peer's end; takes an attachment away if nothing needs it any more. */
 void tr__attachment_pass(tr__attachment *a, int peer, const tr__shm_message *message, int fd);
 void tr__attachment_gone(tr__attachment *a, int peer);

@@ -77,10 +77,10 @@ static tr__attachment *attached(const tr__endpoint *e, uint64_t id)
 /* Its members are not known yet. */
 static void keep_early(tr__attachment *a, int peer, const tr__shm_message *message, int fd)
 {
-    tr__shm_letter *letter = malloc(sizeof *letter);
-    if (letter) {
-        *letter = (tr__shm_letter){.peer = peer, .fd = fd, .message = *message};
-        tr__letters_add(&a->early, letter);
+    tr__shm_queued *queued = malloc(sizeof *queued);
+    if (queued) {
+        *queued = (tr__shm_queued){.peer = peer, .fd = fd, .message = *message};
+        tr__shm_queue_add(&a->early, queued);
     } else if (fd >= 0) {
         close(fd);
     }
@@ -181,33 +181,33 @@ static void receive_all(tr__endpoint *e, int peer)
 
 /* ---- What goes out ----------------------------------------------------------------------------------------------- */
 
-static tr__shm_letter *first_letter(tr__endpoint *e, const tr__endpoint_peer *peer)
+static tr__shm_queued *first_queued(tr__endpoint *e, const tr__endpoint_peer *peer)
 {
     pthread_mutex_lock(&e->lock);
-    tr__shm_letter *letter = peer->letters.first;
+    tr__shm_queued *queued = peer->outgoing.first;
     pthread_mutex_unlock(&e->lock);
-    return letter;
+    return queued;
 }
 
-static void drop_letter(tr__endpoint *e, tr__endpoint_peer *peer)
+static void drop_queued(tr__endpoint *e, tr__endpoint_peer *peer)
 {
     pthread_mutex_lock(&e->lock);
-    tr__shm_letter *letter = peer->letters.first;
-    peer->letters.first = letter->next;
-    if (!peer->letters.first) peer->letters.last = NULL;
+    tr__shm_queued *queued = peer->outgoing.first;
+    peer->outgoing.first = queued->next;
+    if (!peer->outgoing.first) peer->outgoing.last = NULL;
     pthread_mutex_unlock(&e->lock);
-    if (letter->fd >= 0) close(letter->fd);
-    free(letter);
+    if (queued->fd >= 0) close(queued->fd);
+    free(queued);
 }
 
 /* Sends what the socket takes; true when messages are left. */
 static bool flush(tr__endpoint *e, tr__endpoint_peer *peer)
 {
-    for (tr__shm_letter *letter; (letter = first_letter(e, peer)); drop_letter(e, peer)) {
+    for (tr__shm_queued *queued; (queued = first_queued(e, peer)); drop_queued(e, peer)) {
         if (peer->socket < 0) continue;
-        ssize_t sent = tr__shm_send(peer->socket, &letter->message, letter->fd);
+        ssize_t sent = tr__shm_send(peer->socket, &queued->message, queued->fd);
         if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
-        if (sent >= 0) atomic_fetch_add(&e->page->counts[letter->peer].sent, 1);
+        if (sent >= 0) atomic_fetch_add(&e->page->counts[queued->peer].sent, 1);
         /* Any other failure is a peer that has gone, which reading will tell. */
     }
     return false;

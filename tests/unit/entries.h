@@ -1,8 +1,10 @@
-/* What tests count: descriptors in /proc/self/fd, threads in /proc/self/task, files. */
+/* What tests count: descriptors in /proc/self/fd, threads in /proc/self/task, files, mappings. */
 #ifndef TR_TESTS_ENTRIES_H
 #define TR_TESTS_ENTRIES_H
 
 #include <dirent.h>
+#include <stdio.h>
+#include <string.h>
 
 /* Of a folder; 0 when there is none. */
 static inline int count_entries(const char *folder)
@@ -12,6 +14,17 @@ static inline int count_entries(const char *folder)
     if (!d) return 0;
     while (readdir(d)) count++;
     closedir(d);
+    return count;
+}
+
+/* Of our segments, in this process. */
+static inline int count_mappings(void)
+{
+    int count = 0;
+    char line[512];
+    FILE *f = fopen("/proc/self/maps", "re");
+    while (f && fgets(line, sizeof line, f)) count += strstr(line, "memfd:trireme") != NULL;
+    if (f) fclose(f);
     return count;
 }
 

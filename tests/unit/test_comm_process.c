@@ -90,17 +90,6 @@ static void processes_share_data(void **state)
 
 /* ---- Nothing is left --------------------------------------------------------------------------------------------- */
 
-/* Mappings of our segments that this process still has. */
-static int count_mappings(void)
-{
-    int count = 0;
-    char line[512];
-    FILE *f = fopen("/proc/self/maps", "re");
-    while (f && fgets(line, sizeof line, f)) count += strstr(line, "memfd:trireme") != NULL;
-    if (f) fclose(f);
-    return count;
-}
-
 static tr_status come_and_go(rank *r)
 {
     TRY(tr_leave(r->group)); /* so that what libraries open once is open */

@@ -52,16 +52,6 @@ static int count_attached(tr__endpoint *e)
     return count;
 }
 
-static int count_mappings(void)
-{
-    int count = 0;
-    char line[512];
-    FILE *f = fopen("/proc/self/maps", "re");
-    while (f && fgets(line, sizeof line, f)) count += strstr(line, "memfd:trireme") != NULL;
-    if (f) fclose(f);
-    return count;
-}
-
 /* ---- What a group takes ------------------------------------------------------------------------------------------ */
 
 typedef struct resources {
