@@ -14,7 +14,7 @@ compiler := $(if $(filter default,$(origin CC)),,$(CC))
 cxx      := $(subst gcc,g++,$(subst clang,clang++,$(compiler)))
 BUILD    ?= build$(if $(compiler),-$(notdir $(compiler)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))
 
-.PHONY: all configure deps demo test bench soak install check layers tidy clean
+.PHONY: all configure deps demo test bench soak install check layers lines tidy clean
 all: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 
@@ -45,12 +45,14 @@ soak: deps
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
-check: layers tidy
+check: layers tidy lines
 layers:
 	@scripts/check-layers $(wildcard $(BUILD))
 	@scripts/check-environment
 	@scripts/check-ops
 	@scripts/check-names
+lines:
+	@scripts/lines
 tidy: configure
 	@scripts/tidy $(BUILD)
 

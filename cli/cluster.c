@@ -3,7 +3,7 @@
 #include "options.h"
 #include "terminal.h"
 
-#include <trireme/launch.h>
+#include <trireme/tools.h>
 
 #include <fcntl.h>
 #include <limits.h>

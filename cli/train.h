@@ -5,7 +5,7 @@
 
 #include "options.h"
 
-#include <trireme/trireme.h>
+#include <trireme/tools.h>
 
 #include <cjson/cJSON.h>
 

@@ -125,7 +125,8 @@ static tr_status fit(run *r, tr_group *group)
     watch_signals();
     status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at, .profile_steps = t->profile,
         .validate_every = t->eval_every, .save_every = t->save_every, .keep = t->keep, .keep_best = t->keep_best,
-        .roll_back = t->roll_back, .should_stop = should_stop, .on_step = on_step, .user = r, .report = &r->report);
+        .roll_back = t->roll_back, .should_stop = should_stop, .on_step = on_step, .user = r,
+        .report = &r->report, .draw = tr_chart_loss);
     r->startup_ms = 1e-6 * (double)(begun - t->started_ns) + r->report.first_step_ms;
     if (r->progress) tr_progress_end(r->progress);
     return status;

@@ -2,7 +2,7 @@
 #ifndef TRIREME_CLI_TUNE_H
 #define TRIREME_CLI_TUNE_H
 
-#include <trireme/comm.h>
+#include <trireme/tools.h>
 
 #include <stdio.h>
 

@@ -1,11 +1,11 @@
-# What `make install` puts where: headers, both libraries, the command, and the files by which pkg-config and CMake
-# find them.
+# What `make install` puts where: headers, the library and its tools, shared and static, the command, and the files by
+# which pkg-config and CMake find them.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 
 install(DIRECTORY include/trireme DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples FILES_MATCHING PATTERN "*.c")
-install(TARGETS trireme trireme_static EXPORT TriremeTargets)
+install(TARGETS trireme trireme_static trireme_tools trireme_tools_static EXPORT TriremeTargets)
 install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION ${package_dir})
 if(TARGET trireme_cli)
     install(TARGETS trireme_cli)
@@ -15,8 +15,11 @@ list(JOIN TRIREME_PC_REQUIRES " " requires)
 # Relative, so that the installed tree can be moved, and `cmake --install --prefix` can choose it late.
 file(RELATIVE_PATH prefix_from_pc /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" prefix_from_pc "${prefix_from_pc}")
-configure_file(cmake/trireme.pc.in trireme.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/trireme.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+foreach(package trireme trireme-tools)
+    configure_file(cmake/${package}.pc.in ${package}.pc @ONLY)
+endforeach()
+install(FILES ${PROJECT_BINARY_DIR}/trireme.pc ${PROJECT_BINARY_DIR}/trireme-tools.pc
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 configure_package_config_file(cmake/TriremeConfig.cmake.in TriremeConfig.cmake INSTALL_DESTINATION ${package_dir})
 # Before 1.0 a minor version may change the interface, so it must be the one asked for.

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <trireme/trireme.h>
+#include <trireme/tools.h>
 
 enum { CLASSES = 10, SIDE = 16, SAMPLES = 2400, HELD_OUT = 400, BATCH = 20, EPOCHS = 3 };
 

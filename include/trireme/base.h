@@ -123,6 +123,23 @@ TR_API void tr_scope_pop(void);
 static inline char tr__scope_enter(void) { tr_scope_push(); return 0; }
 static inline void tr__scope_leave(char *unused) { (void)unused; tr_scope_pop(); }
 
+/* Objects of a program's own: a struct that begins with a tr_object, whose fields belong to the library. */
+typedef struct tr_object_type {
+    const char *name;            /* "cluster", for messages */
+    size_t size;                 /* of the struct */
+    void (*destroy)(void *self); /* frees what the object holds, not the object; runs on objects in error, too */
+} tr_object_type;
+typedef struct tr_object {
+    const void *type;
+    int references;
+    void *error;
+} tr_object;
+/* A zeroed object in the innermost scope; the type outlives it. Without memory it is an object in error: ask
+ * tr_status_of() before writing to it. */
+TR_API void *tr_object_new(const tr_object_type *type);
+/* Puts an object in error with this thread's latest failure; its first error stays. Returns the error's status. */
+TR_API tr_status tr_object_break(void *object);
+
 /* ---- Named optional arguments ---------------------------------------------------------------------------------- */
 
 /*

@@ -260,19 +260,40 @@ TR_API TR_MUST_CHECK tr_status tr_agree_bytes(tr_group *group, const char *name,
  * given as `first`, and is to be freed with free(). NULL when `first` is wrong. */
 TR_API char *tr_algorithms(const char *first, int world_size);
 
-typedef struct tr_network {
-    double latency_us;        /* on the way, one way */
-    double overhead_us;       /* of a rank's time for each message, on either side */
-    double gbytes_per_s;      /* of one rank, in each direction */
-    double copy_gbytes_per_s; /* at which a rank puts bytes into sockets and takes them out, both together; 0: no limit */
-    double fold_gbytes_per_s; /* at which it adds up or copies what is in memory; 0: no limit */
-} tr_network;
+/* What each rank does in a collective between hosts, step by step: pure functions, which send nothing. */
+typedef struct tr_schedule {
+    tr_collective_kind kind;
+    int algorithm;
+    int rank, world_size, root;
+    int64_t count;   /* elements, as in tr_collective */
+    int64_t segment; /* the most elements that pass through scratch memory at once; 0: all */
+} tr_schedule;
+/* Fills in the schedule of rank 0. bytes is what a rank gives (scatter, reduce_scatter and all_to_all: for each rank), and
+ * an element is a byte. algorithm: "ring", …; NULL: the one in the table of tr_algorithms(NULL, 0). TR_UNSUPPORTED for
+ * send, recv and kinds with _V; TR_NOT_FOUND when the kind has no such algorithm. */
+TR_API TR_MUST_CHECK tr_status tr_schedule_find(tr_collective_kind kind, const char *algorithm, int world_size,
+    int64_t bytes, tr_schedule *schedule);
 
-/* How long a collective would take on a network (NULL: that of the table): its steps, of all ranks, carried out on paper.
- * `bytes` is what a rank gives (scatter, reduce_scatter and all_to_all: for each rank); algorithm is "ring", …, or NULL
- * for the table's. The table is that of tr_algorithms(NULL, 0). */
-TR_API TR_MUST_CHECK tr_status tr_predict(tr_collective_kind kind, const char *algorithm, int world_size, int64_t bytes,
-    const tr_network *network, double *seconds);
+/* A part of the buffer in (0), out (1) or scratch (2), in elements. */
+typedef struct tr_schedule_part {
+    int buffer;
+    int64_t begin, end;
+} tr_schedule_part;
+typedef enum tr_schedule_action {
+    TR_SCHEDULE_EXCHANGE, /* sends `send` to rank `to`, and receives into `receive` from rank `from`; -1: not */
+    TR_SCHEDULE_COPY,     /* copies `own` to `receive` */
+    TR_SCHEDULE_FINISH,   /* `receive` is reduced over all ranks: an average is divided */
+    TR_SCHEDULE_FOLD,     /* reduces `own` and the other ranks' parts into `receive`; the i-th is `send` moved by i * stride */
+} tr_schedule_action;
+typedef struct tr_schedule_step {
+    tr_schedule_action action;
+    int to, from;
+    tr_schedule_part send, receive, own;
+    bool folds;           /* what is received is reduced with `own` */
+    int64_t stride;
+} tr_schedule_step;
+TR_API int64_t tr_schedule_steps(const tr_schedule *schedule);
+TR_API tr_schedule_step tr_schedule_step_at(const tr_schedule *schedule, int64_t index); /* 0 to steps - 1 */
 
 /* ---- Looking at running jobs ------------------------------------------------------------------------------------- */
 

@@ -47,6 +47,11 @@ typedef struct tr_launch_options {
     const char *rendezvous;        /* "host:port": where node 0 serves the store, and the others find it */
     const char *token;             /* the job's secret, the same on all nodes; NULL: TRIREME_TOKEN. One node makes its own */
     int rendezvous_ms;             /* how long to wait for the other nodes; default 300,000 */
+    const char *const *(*argv_of)(int rank, void *user); /* each rank's own argv; NULL: argv is everybody's */
+    const char *stdin_text;        /* the ranks are launchers on other machines, `ssh HOST trireme run --stop-on-eof …`:
+                                      their stdin is a socket that begins with this text. A signal reaches them there, as
+                                      the byte 3 (^C), and the end of stdin asks them to end. When one fails, the others
+                                      have three seconds to end by themselves. Their output has prefixes already */
 } tr_launch_options;
 /* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), holds their store, waits for them, and ends all when one fails; docs/launching.md has the details.
@@ -81,74 +86,6 @@ typedef struct tr_spawn_options {
  * another way than by returning is TR_CHILD, and all else is as with tr_launch(). Ranks do not spawn in their turn. */
 #define tr_spawn(...) tr_spawn_with(TR__BRACES2(tr_spawn_options, function, ranks, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_spawn_with(const tr_spawn_options *options);
-
-/* ---- Clusters: machines that are reached by ssh ------------------------------------------------------------------ */
-
-typedef struct tr_cluster tr_cluster;
-
-typedef struct tr_cluster_host {
-    const char *name;    /* as ssh is told it; "localhost" is this machine, without ssh */
-    int slots;           /* ranks that it takes */
-    const char *address; /* where the other hosts reach it; the name, without "user@", when the file has none */
-} tr_cluster_host;
-
-typedef struct tr_cluster_options {
-    size_t size;
-    const char *given;
-    const char *hosts;   /* a file with a line for each host, "name slots=8 address=10.0.0.1", and comments after #; NULL:
-                            this machine alone */
-    int slots;           /* of this machine alone; 0: its cores */
-    const char *ssh;     /* the command, and what it is always given, with blanks between; NULL: "ssh" */
-    const char *command; /* what runs Trireme on the hosts; NULL: "trireme" */
-    const char *state;   /* a folder that remembers jobs; NULL: trireme/jobs in XDG_STATE_HOME or in ~/.local/state */
-} tr_cluster_options;
-#define tr_cluster_open(...) TR__NEW1(tr_cluster, hosts, __VA_ARGS__)
-TR_API tr_cluster *tr_cluster_with(const tr_cluster_options *options);
-TR_API int tr_cluster_count(const tr_cluster *cluster); /* of hosts; 0 in error */
-TR_API const tr_cluster_host *tr_cluster_host_at(const tr_cluster *cluster, int i); /* its own; NULL outside */
-
-/* What was found on a host: TR_OK and its cores, or what keeps it from taking part. */
-typedef void (*tr_cluster_finding)(const tr_cluster_host *host, tr_status status, int cores, const char *text, void *user);
-/* Asks all hosts at once whether they can be reached without a password, have this version of Trireme and the program (NULL:
- * any), and tells of each, in order. The first failure. */
-TR_API TR_MUST_CHECK tr_status tr_cluster_check(tr_cluster *cluster, const char *program, tr_cluster_finding finding,
-    void *user);
-
-typedef struct tr_cluster_run_options {
-    size_t size;
-    const char *given;
-    tr_cluster *cluster;
-    const char *const *argv;       /* as in tr_launch_options, and so is what follows */
-    const char *job;               /* NULL: a name is made of the time */
-    tr_launch_output output;       /* gets each line as its launcher prints it, with the number of the *host* as rank */
-    void *user;
-    bool pass_signals;
-    tr_launch_report *report;
-    int port;                      /* of the rendezvous, on the first host; 0: a random one of 20000 to 29999 */
-    int rendezvous_ms;
-    int timeout_ms;                /* how long ranks wait for others, as TRIREME_TIMEOUT: rounded up to seconds; 0: not said */
-} tr_cluster_run_options;
-/* Runs a program on all hosts as one job, in this folder on each, and waits for it: the first host has the first ranks.
- * The job is bound to this process: when it dies, however it dies, all ranks are ended. */
-#define tr_cluster_run(...) tr_cluster_run_with(TR__BRACES2(tr_cluster_run_options, cluster, argv, __VA_ARGS__))
-TR_API TR_MUST_CHECK tr_status tr_cluster_run_with(const tr_cluster_run_options *options);
-
-typedef struct tr_cluster_job {
-    char name[TR_LAUNCH_JOB_NAME + 1];
-    bool running;
-    int pid;             /* of the process that it is bound to */
-    int hosts, ranks;
-    int64_t started_ms;  /* since 1970 */
-    char program[256];
-    char text[1024];     /* how it ended, when it has */
-} tr_cluster_job;
-/* A job that this cluster's state folder knows, of whichever process. job NULL: the one that was started last. */
-TR_API TR_MUST_CHECK tr_status tr_cluster_status(tr_cluster *cluster, const char *job, tr_cluster_job *out);
-/* Its output so far, and with follow until it ends; each line begins with its rank. */
-TR_API TR_MUST_CHECK tr_status tr_cluster_logs(tr_cluster *cluster, const char *job, bool follow, tr_launch_output output,
-    void *user);
-/* Asks its ranks to end, as SIGTERM does, and waits until nothing of it is left; after timeout_ms (0: 30,000) it is killed. */
-TR_API TR_MUST_CHECK tr_status tr_cluster_stop(tr_cluster *cluster, const char *job, int timeout_ms);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /*
- * Trireme, training: language models, checkpoints in safetensors, metrics files, charts.
+ * Trireme, training: language models, checkpoints in safetensors, metrics files.
  */
 #ifndef TRIREME_TRAIN_H
 #define TRIREME_TRAIN_H
@@ -7,7 +7,7 @@
 #include <trireme/data.h>
 #include <trireme/parallel.h>
 
-#include <stdio.h>
+#include <stdio.h> /* programs expect it of trireme.h */
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,8 +15,11 @@ extern "C" {
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */
 
-/* Writes list as a safetensors file, atomically: temporary file beside it, fsync, rename, fsync of the folder. When it
- * fails (a full disk, say) what stood there before is untouched and nothing is left over. */
+/* Replaces a file atomically: temporary file beside it, fsync, rename, fsync of the folder. When it fails (a full disk,
+ * say) what stood there before is untouched and nothing is left over. */
+TR_API TR_MUST_CHECK tr_status tr_write_file(const char *path, const void *data, size_t bytes);
+
+/* Writes list as a safetensors file, atomically. */
 TR_API TR_MUST_CHECK tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list);
 /* Reads one: tensors on the CPU, the metadata beside them. Every length and offset is checked; a damaged file is
  * TR_FORMAT with what is wrong. */
@@ -157,41 +160,6 @@ TR_API TR_MUST_CHECK tr_status tr_metrics_add(tr_metrics *metrics, const tr_metr
 TR_API TR_MUST_CHECK tr_status tr_metrics_sync(tr_metrics *metrics);
 /* All rows, those of before included; valid until the next one is added. */
 TR_API const tr_metrics_row *tr_metrics_rows(const tr_metrics *metrics, int64_t *count);
-
-/* ---- Charts and progress ----------------------------------------------------------------------------------------- */
-
-/* A series of a line chart: n points (x[i], y[i]), x rising; those that are not finite are left out. */
-typedef struct tr_series {
-    const char *name;
-    const double *x, *y;
-    int n;
-} tr_series;
-/* Draws count series as text of at most width x height cells, lines ended by newlines: braille and box characters, or
- * ASCII. The first series is a line, the others are marks. Returns the length that was needed, as snprintf does. */
-TR_API size_t tr_chart_text(const tr_series *series, int count, int width, int height, bool ascii, char *text,
-    size_t bytes);
-/* Writes the chart as an SVG file, atomically. */
-TR_API TR_MUST_CHECK tr_status tr_chart_svg(const char *path, const char *title, const tr_series *series, int count);
-
-/* Shows how training goes: in a terminal one line that is written over, elsewhere a line now and then. An object. */
-typedef struct tr_progress tr_progress;
-typedef struct tr_progress_options {
-    size_t size;
-    const char *given;
-    FILE *to;
-    bool plain;         /* lines even in a terminal */
-    bool ascii;
-    double interval_s;  /* the least time between two updates; default 0.1 in a terminal, else 10 */
-    const char *item;   /* whose rate is shown; NULL: "token" */
-} tr_progress_options;
-#define tr_progress(...) TR__NEW1(tr_progress, to, __VA_ARGS__)
-TR_API tr_progress *tr_progress_with(const tr_progress_options *options);
-/* To be called after each of `steps` steps. */
-TR_API void tr_progress_step(tr_progress *progress, const tr_metrics_row *row, int64_t steps);
-/* Prints a line of text, above the bar. */
-TR_API void tr_progress_note(tr_progress *progress, const char *text);
-/* Ends the bar's line, with the last state in it. */
-TR_API void tr_progress_end(tr_progress *progress);
 
 /* ---- Evaluation -------------------------------------------------------------------------------------------------- */
 
@@ -372,8 +340,7 @@ typedef struct tr_fit_options {
     const char *given;
     tr_trainer *trainer;
     const char *folder;            /* where rank 0 writes metrics.csv (all rows of the training, also those of
-                                      before a resumption), loss.svg and checkpoints; made if need be.
-                                      NULL: nowhere */
+                                      before a resumption) and checkpoints; made if need be. NULL: nowhere */
     const tr_tensor_list *about;   /* see tr_trainer_save() */
     int64_t stop_at;               /* stop after this step; 0: the schedule's last */
     int64_t validate_every;        /* steps; default 250; 0: at the end only, where a validation comes in any case */
@@ -393,6 +360,9 @@ typedef struct tr_fit_options {
                                       checkpoint in folder, which was saved when they were alike, and go on from there; the
                                       log says so. The start is saved, too. A fourth time to the same checkpoint is a
                                       failure. Of this, save_every and folder rank 0's count */
+    /* Rank 0 calls it when it opens the folder and after each save, with all rows so far: tr_chart_loss() of
+     * trireme/tools.h draws loss.svg. A failure ends the training. NULL: nothing is drawn. */
+    tr_status (*draw)(const tr_metrics *metrics, const char *folder);
 } tr_fit_options;
 /* Trains to the end, or until a rank asks to stop; then saves. A validation that is due at the trainer's step and was
  * not done, as after a resumption from where a rank was lost in it, comes first, and is saved.

@@ -292,6 +292,16 @@ void *tr__object_new_kept(const tr__type *type)
     return object ? (void *)object : (void *)&no_memory_object;
 }
 
+void *tr_object_new(const tr_object_type *type)
+{
+    return tr__object_new(type);
+}
+
+tr_status tr_object_break(void *object)
+{
+    return tr__object_break(object);
+}
+
 tr_status tr__object_break(void *object)
 {
     tr__object *o = object;

@@ -18,17 +18,15 @@ typedef struct tr__error {
     char message[]; /* NUL-terminated */
 } tr__error;
 
-typedef struct tr__type {
-    const char *name;            /* "tensor" */
-    size_t size;                 /* of the struct; the unnamed objects in error have it too, zeroed */
-    void (*destroy)(void *self); /* releases what the object holds, not the object; also run on objects in error */
-} tr__type;
+/* .size: the unnamed objects in error have it too, zeroed. */
+typedef tr_object_type tr__type;
 
 typedef struct tr__object {
     const tr__type *type;
     atomic_int refs;
     tr__error *error; /* NULL: sound */
 } tr__object;
+_Static_assert(sizeof(tr__object) == sizeof(tr_object), "tr_object keeps the room for it in a program's objects");
 
 /* A zeroed object in the innermost scope. Never NULL: without memory it is the shared object in error. */
 void *tr__object_new(const tr__type *type);

@@ -1,8 +1,7 @@
-/* The public face of algorithms: the table, where it comes from, and predictions. */
+/* The public interface of algorithms: the table, where it comes from, and schedules. */
 #include "comm/algorithms.h"
 
 #include "base/object.h"
-#include "comm/algo/cost.h"
 #include "comm/collective.h"
 
 #include <errno.h>
@@ -74,50 +73,58 @@ char *tr_algorithms(const char *first, int world_size)
     return write_text(&table, &text) == TR_OK ? text : NULL;
 }
 
-/* ---- Predicting -------------------------------------------------------------------------------------------------- */
+/* ---- Schedules --------------------------------------------------------------------------------------------------- */
 
-static tr_status check_prediction(tr_collective_kind kind, int world_size, int64_t bytes, const tr_network *network)
+tr_status tr_schedule_find(tr_collective_kind kind, const char *algorithm, int world_size, int64_t bytes,
+    tr_schedule *schedule)
 {
+    enum { SEGMENT = 4 << 20 }; /* as in transport/tcp_run.c */
     if ((unsigned)kind >= TR_COLLECTIVE_COUNT || tr__kind_of(kind)->variable || tr__kind_of(kind)->point_to_point)
-        return tr__fail(TR_UNSUPPORTED, "tr_predict: there is no prediction for kind %d", (int)kind);
+        return tr__fail(TR_UNSUPPORTED, "tr_schedule_find: kind %d has no schedule", (int)kind);
     if (world_size < 1 || world_size > 1 << 20 || bytes < 0 || bytes > INT64_MAX / world_size)
-        return tr__fail(TR_INVALID, "tr_predict: %d ranks or %lld bytes are out of bounds", world_size, (long long)bytes);
-    if (network && (!(network->gbytes_per_s > 0) || !(network->latency_us >= 0) || !(network->overhead_us >= 0) ||
-                       !(network->copy_gbytes_per_s >= 0) || !(network->fold_gbytes_per_s >= 0)))
-        return tr__fail(TR_INVALID, "tr_predict: a network has a bandwidth above 0, and no negative times or speeds");
-    return TR_OK;
-}
-
-static tr_status find_algorithm(tr_collective_kind kind, const char *name, tr__algorithm *algorithm)
-{
-    for (int a = 0; a < TR__ALGORITHM_COUNT; a++) {
-        *algorithm = a;
-        if (strcmp(tr__algorithm_name(a), name) == 0 && tr__schedule_exists(kind, a)) return TR_OK;
+        return tr__fail(TR_INVALID, "tr_schedule_find: %d ranks or %lld bytes are out of bounds", world_size,
+            (long long)bytes);
+    *schedule = (tr_schedule){.kind = kind, .world_size = world_size, .count = bytes, .segment = SEGMENT};
+    if (!algorithm) {
+        tr__choice_table table;
+        TR__TRY(tr__algorithms_read(NULL, &table));
+        schedule->algorithm = (int)tr__choose(&table, kind, world_size, bytes);
+        return TR_OK;
     }
-    return tr__fail(TR_NOT_FOUND, "tr_predict: there is no %s by '%s'", tr__kind_name(kind), name);
+    for (int i = 0; i < TR__ALGORITHM_COUNT; i++) {
+        schedule->algorithm = i;
+        if (strcmp(tr__algorithm_name(i), algorithm) == 0 && tr__schedule_exists(kind, i)) return TR_OK;
+    }
+    return tr__fail(TR_NOT_FOUND, "tr_schedule_find: there is no %s by '%s'", tr__kind_name(kind), algorithm);
 }
 
-static tr_network table_network(const tr__choice_table *table)
+static tr__schedule inner(const tr_schedule *s)
 {
-    const int64_t *c = table->network;
-    return (tr_network){.latency_us = (double)c[TR__latency_ns] * 1e-3, .overhead_us = (double)c[TR__overhead_ns] * 1e-3,
-        .gbytes_per_s = (double)c[TR__mbytes_per_s] * 1e-3, .copy_gbytes_per_s = (double)c[TR__copy_mbytes_per_s] * 1e-3,
-        .fold_gbytes_per_s = (double)c[TR__fold_mbytes_per_s] * 1e-3};
+    return (tr__schedule){.kind = s->kind, .algorithm = s->algorithm, .rank = s->rank, .world_size = s->world_size,
+        .root = s->root, .count = s->count, .segment = s->segment};
 }
 
-tr_status tr_predict(tr_collective_kind kind, const char *algorithm, int world_size, int64_t bytes,
-    const tr_network *network, double *seconds)
+static tr_schedule_part outer(tr__part part)
 {
-    enum { PIECE = 64 << 10, SEGMENT = 4 << 20 }; /* as in transport/tcp_flow.h and tcp_run.c */
-    tr__schedule s = {.kind = kind, .world_size = world_size, .count = bytes, .segment = SEGMENT};
-    tr__choice_table table;
-    TR__TRY(check_prediction(kind, world_size, bytes, network));
-    if (algorithm) TR__TRY(find_algorithm(kind, algorithm, &s.algorithm));
-    if (!algorithm || !network) TR__TRY(tr__algorithms_read(NULL, &table));
-    if (!algorithm) s.algorithm = tr__choose(&table, kind, world_size, bytes);
-    tr_network n = network ? *network : table_network(&table);
-    tr__network paper = {.latency = n.latency_us * 1e-6, .overhead = n.overhead_us * 1e-6,
-        .bandwidth = n.gbytes_per_s * 1e9, .copy = n.copy_gbytes_per_s * 1e9, .fold = n.fold_gbytes_per_s * 1e9,
-        .piece = PIECE};
-    return tr__cost(&s, 1, &paper, seconds);
+    return (tr_schedule_part){(int)part.buffer, part.range.begin, part.range.end};
+}
+
+int64_t tr_schedule_steps(const tr_schedule *schedule)
+{
+    tr__schedule s = inner(schedule);
+    return tr__schedule_steps(&s);
+}
+
+tr_schedule_step tr_schedule_step_at(const tr_schedule *schedule, int64_t index)
+{
+    static const tr_schedule_action actions[] = {
+        [TR__EXCHANGE] = TR_SCHEDULE_EXCHANGE,
+        [TR__COPY_LOCAL] = TR_SCHEDULE_COPY,
+        [TR__FINISH_LOCAL] = TR_SCHEDULE_FINISH,
+        [TR__FOLD_LOCAL] = TR_SCHEDULE_FOLD,
+    };
+    tr__schedule s = inner(schedule);
+    tr__step step = tr__schedule_step(&s, index);
+    return (tr_schedule_step){.action = actions[step.action], .to = step.to, .from = step.from, .send = outer(step.send),
+        .receive = outer(step.receive), .own = outer(step.own), .folds = step.take != TR__TAKE, .stride = step.stride};
 }

@@ -126,15 +126,15 @@ static void cut_leash(rank *r)
 /* Asks the ranks to end; on a leash, they are to do it soon. */
 static void ask_to_end(job *j, int sig)
 {
-    if (!j->extra.leash) signal_groups(j, sig);
+    if (!j->options.stdin_text) signal_groups(j, sig);
     for (int i = 0; i < j->started; i++) cut_leash(&j->ranks[i]);
 }
 
 /* Passes an interrupt on, after which ranks may take their time. */
 static void pass_interrupt(job *j, int sig)
 {
-    static const char word = TR__LEASH_ASK;
-    if (!j->extra.leash) signal_groups(j, sig);
+    static const char word = 3; /* what ^C sends in a terminal */
+    if (!j->options.stdin_text) signal_groups(j, sig);
     for (int i = 0; i < j->started; i++)
         if (j->ranks[i].leash >= 0) (void)!send(j->ranks[i].leash, &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -161,7 +161,7 @@ static bool only_victims(const job *j)
 
 static double settling_seconds(const job *j)
 {
-    if (j->extra.leash) return leash_moment_seconds;
+    if (j->options.stdin_text) return leash_moment_seconds;
     return only_victims(j) ? TR__CULPRIT_MS * 1e-3 : moment_seconds;
 }
 
@@ -196,7 +196,7 @@ static bool by_interrupt(const job *j, const rank *r)
 {
     if (!j->interrupt) return false;
     if (by_signal(r)) return r->status == j->interrupt;
-    return !j->extra.leash || r->status == 128 + SIGTERM;
+    return !j->options.stdin_text || r->status == 128 + SIGTERM;
 }
 
 /* Looks for the first cause: the first failure, by tr__handicap_ms(), before the launcher itself began to end the job. */
@@ -210,7 +210,7 @@ static void judge(job *j, rank *r)
         j->stopped = true;
     } else if ((by_signal(r) && ours) || asked) {
         return;
-    } else if (j->stopped && j->extra.leash) {
+    } else if (j->stopped && j->options.stdin_text) {
         settle(j); /* it failed because another one was stopped */
     } else if (j->first < 0 || counts_at_seconds(r) < counts_at_seconds(&j->ranks[j->first])) {
         j->first = index;
@@ -283,7 +283,7 @@ static void pass_on(job *j, int sig)
     switch (sig) {
     case SIGUSR1:
     case SIGUSR2:
-        if (!j->extra.leash) signal_groups(j, sig);
+        if (!j->options.stdin_text) signal_groups(j, sig);
         break;
     case SIGTSTP: /* ^Z: the terminal stops only this process, for the ranks are in groups of their own */
         signal_groups(j, SIGSTOP);
@@ -295,7 +295,7 @@ static void pass_on(job *j, int sig)
             j->heard = false;
         } else if (j->interrupt) {
             /* Launchers at the end of a leash that is cut now kill; without that time they would be left to it alone. */
-            enter(j, j->extra.leash && j->stage < ENDING ? ENDING : KILLING);
+            enter(j, j->options.stdin_text && j->stage < ENDING ? ENDING : KILLING);
             if (!j->running) tr__output_end(&j->output); /* who reads it is in no hurry, but the user is */
             j->gave_up = true;
         } else {
@@ -386,13 +386,13 @@ static tr_status watch(job *j, rank *r)
 static tr_status open_leash(const job *j, rank *r, int *read_end)
 {
     int ends[2];
-    size_t bytes = strlen(j->extra.leash);
+    size_t bytes = strlen(j->options.stdin_text);
     /* Not a pipe: one whose reader is gone would raise SIGPIPE here. */
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
         return tr__fail_errno(TR_IO, errno, "launch: cannot open a socket (see ulimit -n)");
     *read_end = ends[0];
     r->leash = ends[1];
-    return send(r->leash, j->extra.leash, bytes, MSG_NOSIGNAL) == (ssize_t)bytes ? TR_OK
+    return send(r->leash, j->options.stdin_text, bytes, MSG_NOSIGNAL) == (ssize_t)bytes ? TR_OK
         : tr__fail_errno(TR_IO, errno, "launch: cannot write to a socket");
 }
 
@@ -403,7 +403,7 @@ static tr_status start_rank(job *j, int index, int nothing)
     r->leash = -1;
     TR__TRY(open_stdio(j, index, nothing, stdio));
     tr__env_set_rank(&j->env, index);
-    const char *const *argv = j->extra.argv_of ? j->extra.argv_of(index, j->extra.user) : j->options.argv;
+    const char *const *argv = j->options.argv_of ? j->options.argv_of(index, j->options.user) : j->options.argv;
     const tr__process_options process = {
         .file = j->extra.call ? TR__CALL_PROGRAM : argv[0],
         .argv = argv,
@@ -412,7 +412,7 @@ static tr_status start_rank(job *j, int index, int nothing)
         .keep = {j->extra.call ? j->extra.call->fd : 0},
         .own_group = true,
     };
-    tr_status status = j->extra.leash ? open_leash(j, r, &stdio[0]) : TR_OK;
+    tr_status status = j->options.stdin_text ? open_leash(j, r, &stdio[0]) : TR_OK;
     if (status == TR_OK) status = tr__process_start(&process, &r->pid);
     for (int i = 1; i < 3; i++)
         if (stdio[i] > STDERR_FILENO) close(stdio[i]);
@@ -648,7 +648,7 @@ static tr_status run_with_store(job *j, const tr__env_options *where)
         .lost = on_guard_lost, .user = j}));
     const tr__output_options output = {.first_rank = j->first_rank, .ranks = j->options.ranks,
         .function = j->options.output, .user = j->options.user, .log_dir = j->options.log_dir,
-        .prefixed = j->extra.leash != NULL};
+        .prefixed = j->options.stdin_text != NULL};
     tr_status status = tr__output_open(&j->output, &j->loop, &output);
     if (status) {
         tr__guard_stop(&j->guard);

@@ -37,18 +37,10 @@ void tr__env_free(tr__env *env);
  * inside the job, which carry its mark too, only SIGKILL: for the rest they have their launcher. Async-signal-safe. */
 int tr__sweep(const pid_t *groups, int count, const char *mark, int signal);
 
-/* What ^C sends in a terminal. */
-enum { TR__LEASH_ASK = 3 };
-
-/* What tr_spawn() and tr_cluster_run() ask of tr_launch() besides. Zero: nothing. */
+/* What tr_spawn() asks of tr_launch() besides. Zero: nothing. */
 typedef struct tr__launch_extra {
     const tr__call *call; /* the ranks make this call in processes of this program, and argv is what they are called by */
-    const char *const *(*argv_of)(int rank, void *user); /* each rank has a command of its own */
-    void *user;
     int *victim;          /* gets the rank that exited with TR_EXIT_PEER first, if the one that it lost is reported */
-    const char *leash;    /* the ranks' stdin are sockets that begin with this text, and are what they get instead of signals:
-                             TR__LEASH_ASK asks a rank to end, and its end asks it to end soon, or at once when it was asked
-                             before; a rank that fails leaves the others more time */
 } tr__launch_extra;
 tr_status tr__launch(const tr_launch_options *options, const tr__launch_extra *extra);
 

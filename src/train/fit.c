@@ -127,51 +127,22 @@ static tr_status set_old_metrics_aside(const fit *f)
     return TR_OK;
 }
 
-/* Columns of the metrics as series: step, loss, and validation loss where there is one. */
-static tr_status draw_chart(const char *path, const tr_metrics_row *rows, int64_t count)
-{
-    if (count > INT_MAX) return TR_OK;
-    double *columns = malloc((size_t)(4 * count + 1) * sizeof *columns);
-    if (!columns) return tr__fail(TR_NO_MEMORY, "no memory for the chart %s", path);
-    double *x = columns, *loss = x + count, *vx = loss + count, *validation = vx + count;
-    int measured = 0;
-    for (int64_t i = 0; i < count; i++) {
-        x[i] = (double)rows[i].step;
-        loss[i] = rows[i].loss;
-        if (isnan(rows[i].validation_loss)) continue;
-        vx[measured] = x[i];
-        validation[measured++] = rows[i].validation_loss;
-    }
-    const tr_series series[] = {{"loss", x, loss, (int)count}, {"validation loss", vx, validation, measured}};
-    tr_status status = tr_chart_svg(path, "Loss", series, 2);
-    free(columns);
-    return status;
-}
-
-static tr_status draw_loss(const fit *f)
-{
-    char path[PATH_MAX];
-    int64_t count;
-    const tr_metrics_row *rows = tr_metrics_rows(f->trainer->metrics, &count);
-    if (!count || snprintf(path, sizeof path, "%s/loss.svg", f->options->folder) >= (int)sizeof path) return TR_OK;
-    return draw_chart(path, rows, count);
-}
-
 /* What a killed process was writing goes, and the files for people are those of the checkpoint that it goes on from. */
 static tr_status open_files(fit *f)
 {
+    const tr_fit_options *o = f->options;
     tr_trainer *t = f->trainer;
-    if (!f->options->folder || t->rank != 0) return TR_OK;
-    TR__TRY(check_about(f->options->about));
+    if (!o->folder || t->rank != 0) return TR_OK;
+    TR__TRY(check_about(o->about));
     TR__TRY(lock_folder(f));
     TR__TRY(check_steps(f));
-    tr__checkpoint_clear_away(f->folder_fd, f->options->folder);
+    tr__checkpoint_clear_away(f->folder_fd, o->folder);
     TR__TRY(set_old_metrics_aside(f));
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/%s", f->options->folder, metrics_name) >= (int)sizeof path)
-        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", f->options->folder);
+    if (snprintf(path, sizeof path, "%s/%s", o->folder, metrics_name) >= (int)sizeof path)
+        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", o->folder);
     TR__TRY(tr__metrics_open_file(t->metrics, path, t->task->item, t->task->accuracy));
-    return draw_loss(f);
+    return o->draw ? o->draw(t->metrics, o->folder) : TR_OK;
 }
 
 static tr_status save(fit *f)
@@ -184,7 +155,7 @@ static tr_status save(fit *f)
     TR__TRY(tr__trainer_save(t, f->folder_fd, &how));
     f->saved_step = t->step;
     TR__TRY(tr_metrics_sync(t->metrics));
-    TR__TRY(draw_loss(f));
+    if (o->draw) TR__TRY(o->draw(t->metrics, o->folder));
     if (o->on_save) o->on_save(t->step, o->user);
     return TR_OK;
 }

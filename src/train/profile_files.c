@@ -6,8 +6,9 @@
 #include "base/folder.h"
 #include "base/profile.h"
 #include "nn/module.h"
-#include "train/atomic_file.h"
 #include "train/json_string.h"
+
+#include <trireme/train.h>
 
 #include <inttypes.h>
 #include <limits.h>
@@ -190,14 +191,6 @@ static void write_rest(FILE *to, tables *t)
 
 /* ---- Files ----------------------------------------------------------------------------------------------------------- */
 
-static tr_status write_text(const char *path, const char *text, size_t length)
-{
-    tr__atomic_file file;
-    TR__TRY(tr__atomic_open(&file, path));
-    TR__TRY(tr__atomic_write(&file, text, length));
-    return tr__atomic_commit(&file);
-}
-
 static tr_status write_file(const char *folder, int rank, const char *ending, tables *t)
 {
     char path[PATH_MAX], *text = NULL;
@@ -215,7 +208,8 @@ static tr_status write_file(const char *folder, int rank, const char *ending, ta
         write_trace(to, t, rank);
     }
     bool lost = ferror(to);
-    tr_status status = fclose(to) != 0 || lost ? tr__fail(TR_NO_MEMORY, "no memory for the profile") : write_text(path, text, length);
+    tr_status status = fclose(to) != 0 || lost ? tr__fail(TR_NO_MEMORY, "no memory for the profile")
+                                               : tr_write_file(path, text, length);
     free(text);
     return status;
 }

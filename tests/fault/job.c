@@ -8,7 +8,7 @@
 
 #include "hosts.h"
 
-#include <trireme/trireme.h>
+#include <trireme/tools.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,7 +64,7 @@ static tr_status train(const char *folder, const char *text)
     if (injected() && tr_rank(world) == 0) atomic_store(&injected()->resumed, (int)tr_trainer_steps(t));
     int step = 0;
     status = tr_fit(t, .folder = folder, .validate_every = VALIDATE_EVERY, .save_every = SAVE_EVERY,
-                    .should_stop = should_stop, .on_save = on_save, .user = &step);
+                    .should_stop = should_stop, .on_save = on_save, .user = &step, .draw = tr_chart_loss);
     return status == TR_OK ? tr_leave(world) : status;
 }
 

@@ -2,7 +2,7 @@
 /* fuzz: 200000, soak: 2000000 */
 #include "fuzz.h"
 
-#include "launch/cluster.h"
+#include "cluster.h"
 
 size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
 {

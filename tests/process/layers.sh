@@ -26,6 +26,9 @@ refuses src/ops/bad.c '"family.h"'
 refuses src/strange/bad.c '"base/object.h"'
 refuses models/bad.c '"base/object.h"'
 refuses examples/bad.c '"tensor/tensor.h"'
+refuses tools/bad.c '"comm/group.h"'
+refuses models/bad.c '<trireme/tools.h>'
+refuses src/train/bad.c '<trireme/tools.h>'
 refuses tests/listings/bad.cc '"net/store/store.h"'
 
 # Headers and folders in a circle. One folder may include another that does not include it.

@@ -55,6 +55,38 @@ static void scopes_end_what_they_hold(void **state)
     assert_int_equal(gone, 1001);
 }
 
+/* As another library makes its own objects: by the public header alone. */
+static void a_program_has_objects_of_its_own(void **state)
+{
+    (void)state;
+    typedef struct own {
+        tr_object object;
+        int *destroyed;
+    } own;
+    _Static_assert(sizeof(own) == sizeof(thing) && offsetof(own, destroyed) == offsetof(thing, destroyed), "one destroy");
+    static const tr_object_type own_type = {"own", sizeof(own), thing_destroy};
+    int gone = 0;
+    own *kept, *broken;
+    {
+        TR_SCOPE;
+        ((own *)tr_object_new(&own_type))->destroyed = &gone;
+        kept = tr_keep((own *)tr_object_new(&own_type));
+        assert_int_equal(tr_status_of(kept), TR_OK);
+        assert_null(kept->destroyed);
+        kept->destroyed = &gone;
+        broken = tr_object_new(&own_type);
+        tr_status first = tr_fail(TR_SHAPE, "the %s failure", "first");
+        assert_int_equal(tr_object_break(broken), first);
+        assert_int_equal(tr_fail(TR_IO, "another"), TR_IO);
+        assert_int_equal(tr_object_break(broken), TR_SHAPE);
+        assert_int_equal(tr_status_of(broken), TR_SHAPE);
+        assert_string_equal(tr_error_message(), "the first failure");
+    }
+    assert_int_equal(gone, 1);
+    tr_release(kept);
+    assert_int_equal(gone, 2);
+}
+
 static thing *make_inside(int *gone)
 {
     TR_SCOPE;
@@ -402,6 +434,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scopes_end_what_they_hold),
+        cmocka_unit_test(a_program_has_objects_of_its_own),
         cmocka_unit_test(what_is_gone_says_so),
         cmocka_unit_test(escape_hands_to_the_scope_around),
         cmocka_unit_test(leaving_early_ends_scopes),

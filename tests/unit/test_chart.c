@@ -1,5 +1,5 @@
 /* Charts: they fit where they are told to, hold what they should, and survive any data. */
-#include <trireme/train.h>
+#include <trireme/tools.h>
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,7 @@
 /* The model of what schedules cost, against the formulas that are known for them. */
-#include "comm/algo/cost.h"
+#include "cost.h"
+
+#include "comm/algo/schedule.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -17,7 +19,7 @@ static const tr__network network = {.latency = 1e-5, .bandwidth = 1e9, .piece = 
 static double cost_on(const tr__network *n, tr_collective_kind kind, tr__algorithm algorithm, int world, int64_t bytes)
 {
     double seconds;
-    tr__schedule s = {.kind = kind, .algorithm = algorithm, .world_size = world, .count = bytes / 4,
+    tr_schedule s = {.kind = kind, .algorithm = algorithm, .world_size = world, .count = bytes / 4,
         .segment = (4 << 20) / 4};
     assert_int_equal(tr__cost(&s, 4, n, &seconds), TR_OK);
     return seconds;
@@ -94,6 +96,31 @@ static void every_schedule_ends_on_paper(void **state)
     }
 }
 
+/* What a program gets of a schedule is the schedule that the transport carries out. */
+static void schedules_are_public(void **state)
+{
+    (void)state;
+    tr_schedule s;
+    assert_int_equal(tr_schedule_find(TR_ALL_REDUCE, "ring", 5, 1000, &s), TR_OK);
+    for (s.rank = 0; s.rank < 5; s.rank++) {
+        const tr__schedule own = {.kind = TR_ALL_REDUCE, .algorithm = TR__RING, .rank = s.rank, .world_size = 5, .count = 1000,
+            .segment = s.segment};
+        assert_true(tr_schedule_steps(&s) == tr__schedule_steps(&own) && tr_schedule_steps(&s) >= 8);
+        for (int64_t i = 0; i < tr_schedule_steps(&s); i++) {
+            tr_schedule_step a = tr_schedule_step_at(&s, i);
+            tr__step b = tr__schedule_step(&own, i);
+            assert_int_equal(a.action, b.action);
+            assert_true(a.to == b.to && a.from == b.from && a.stride == b.stride && a.folds == (b.take != TR__TAKE));
+            assert_true(a.send.begin == b.send.range.begin && a.send.end == b.send.range.end);
+            assert_true(a.receive.begin == b.receive.range.begin && a.receive.buffer == (int)b.receive.buffer);
+            assert_true(a.own.begin == b.own.range.begin && a.own.end == b.own.range.end);
+        }
+    }
+    assert_int_equal(tr_schedule_find(TR_ALL_TO_ALL, "ring", 5, 1000, &s), TR_NOT_FOUND);
+    assert_int_equal(tr_schedule_find(TR_SEND, NULL, 5, 1000, &s), TR_UNSUPPORTED);
+    assert_int_equal(tr_schedule_find(TR_BARRIER, NULL, 0, 0, &s), TR_INVALID);
+}
+
 static void anyone_can_ask(void **state)
 {
     (void)state;
@@ -122,6 +149,7 @@ int main(void)
         cmocka_unit_test(large_messages_cost_bytes),
         cmocka_unit_test(thousands_of_ranks),
         cmocka_unit_test(every_schedule_ends_on_paper),
+        cmocka_unit_test(schedules_are_public),
         cmocka_unit_test(anyone_can_ask),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

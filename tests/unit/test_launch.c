@@ -190,6 +190,29 @@ static void test_ranks_meet_at_the_store(void **state)
     assert_said("3> yes\n");
 }
 
+static const char *const *argv_of_rank(int rank, void *user)
+{
+    static const char *const commands[][4] = {{"sh", "-c", "echo first", NULL}, {"sh", "-c", "echo second", NULL}};
+    return user == &heard ? commands[rank] : NULL;
+}
+
+/* Each rank has its own command. With a text, stdin begins with it, and ends for the others when a rank has failed. */
+static void test_commands_and_stdin(void **state)
+{
+    (void)state;
+    tr_status status = RUN("exit 9", 2, .argv_of = argv_of_rank);
+    assert_int_equal(status, TR_OK);
+    assert_said("0> first\n");
+    assert_said("1> second\n");
+    forget(NULL);
+    const char *script = "read line; echo $line; test $RANK = 0 && exit 3; cat; echo ended";
+    assert_int_equal(RUN(script, 2, .stdin_text = "a secret\n"), TR_CHILD);
+    assert_said("0> a secret\n");
+    assert_said("1> a secret\n");
+    assert_said("1> ended\n");
+    assert_int_equal(report.exit_code, 3);
+}
+
 static void test_own_children_are_left_alone(void **state)
 {
     (void)state;
@@ -577,6 +600,7 @@ int main(int argc, char **argv)
         TEST(test_standard_input),
         TEST(test_rank0_inherits),
         TEST(test_ranks_meet_at_the_store),
+        TEST(test_commands_and_stdin),
         TEST(test_own_children_are_left_alone),
         TEST(test_lines),
         TEST(test_long_lines_are_split),

@@ -1,5 +1,5 @@
 /* Progress lines, as they look when the output is no terminal. */
-#include <trireme/train.h>
+#include <trireme/tools.h>
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* Training with threads as ranks: any split of the batch gives the same losses, resuming gives the same numbers, all
  * ranks stop together, and one that fails takes the others along instead of leaving them waiting. */
-#include <trireme/trireme.h>
+#include <trireme/tools.h>
 
 #include <math.h>
 #include <pthread.h>
@@ -88,7 +88,7 @@ static tr_status train(rank *r)
     tr_status status = tr_status_of(trainer);
     if (status == TR_OK)
         status = tr_fit(trainer, .folder = r->folder, .stop_at = r->stop_at, .validate_every = 5, .save_every = 4,
-            .should_stop = should_stop, .on_step = on_step, .user = r, .report = &r->report);
+            .should_stop = should_stop, .on_step = on_step, .user = r, .report = &r->report, .draw = tr_chart_loss);
     r->steps = status == TR_OK ? tr_trainer_steps(trainer) : -1;
     r->report.metrics = NULL; /* it goes with this scope */
     if (status == TR_OK && group) status = tr_leave(group);

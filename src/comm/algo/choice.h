@@ -25,7 +25,7 @@ typedef struct tr__choice {
     int64_t bytes_from, bytes_to; /* both included */
 } tr__choice;
 
-/* X(name, least): what comm.h's tr_network says, in nanoseconds and millions of bytes per second. */
+/* X(name, least): what tools.h's tr_network says, in nanoseconds and millions of bytes per second. */
 #define TR__CONSTANT_MAP(X)                                                                                          \
     X(latency_ns, 0) X(overhead_ns, 0) X(mbytes_per_s, 1) X(copy_mbytes_per_s, 0) X(fold_mbytes_per_s, 0)
 typedef enum tr__constant {

@@ -2,7 +2,7 @@
  * Schedules: what each rank sends, receives and folds, step by step, for every collective and algorithm. Pure functions
  * of (kind, algorithm, rank, world size, count, step), with no memory and no transport behind them; a transport carries
  * the steps out (transport/tcp_run.c), a test simulates them (tests/unit/test_schedules.c), and a model predicts what
- * they cost (algo/cost.h).
+ * they cost (tools/cost.h).
  *
  * A rank does its steps in order. Within a step it sends and receives at once. The k-th transfer that rank a sends to
  * rank b is the k-th that b receives from a, of the same length. Ranks that finish a step only when its transfers are

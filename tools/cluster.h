@@ -7,18 +7,16 @@
  *   cluster_run.c    a job: a launcher on each host, all of them children of this process
  *   cluster_job.c    what other processes can know of a job, and do to it
  */
-#ifndef TR_LAUNCH_CLUSTER_H
-#define TR_LAUNCH_CLUSTER_H
+#ifndef TR_TOOLS_CLUSTER_H
+#define TR_TOOLS_CLUSTER_H
 
-#include "base/object.h"
-
-#include <trireme/launch.h>
+#include "common.h"
 
 #include <limits.h>
 #include <stdio.h>
 
 struct tr_cluster {
-    tr__object object;
+    tr_object object;
     tr_cluster_host *hosts; /* [count] */
     int count;
     char *ssh, *command;

@@ -1,4 +1,4 @@
-#include "launch/cluster.h"
+#include "cluster.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ void tr__text_quote(tr__text *t, const char *word)
 
 tr_status tr__text_status(const tr__text *t)
 {
-    return t->full ? tr__fail(TR_INVALID, "cluster: the command has more than %zu bytes", t->bytes - 1) : TR_OK;
+    return t->full ? tr_fail(TR_INVALID, "cluster: the command has more than %zu bytes", t->bytes - 1) : TR_OK;
 }
 
 /* A password cannot be typed here, and a host that is switched off must not take minutes. */
@@ -45,12 +45,12 @@ tr_status tr__ssh_command(const tr_cluster *c, const tr_cluster_host *host, cons
     } else {
         enum { fixed = sizeof always / sizeof *always };
         *words = strdup(c->ssh);
-        if (!*words) return tr__fail(TR_NO_MEMORY, "cluster: no memory");
+        if (!*words) return tr_fail(TR_NO_MEMORY, "cluster: no memory");
         char *rest, *word = strtok_r(*words, " ", &rest);
         for (; word && n < TR__SSH_WORDS - fixed - 4; word = strtok_r(NULL, " ", &rest)) argv[n++] = word;
         if (!n || word) {
             free(*words);
-            return tr__fail(TR_INVALID, "cluster: '%s' is no command for ssh, of 1 to %d words", c->ssh,
+            return tr_fail(TR_INVALID, "cluster: '%s' is no command for ssh, of 1 to %d words", c->ssh,
                 TR__SSH_WORDS - fixed - 4);
         }
         for (int i = 0; i < fixed; i++) argv[n++] = always[i];

@@ -3,15 +3,14 @@
  * What holds them is their stdin: it begins with the job's secret; a byte in it passes an interrupt on; and when it ends, by
  * this process's will or its death, they end their ranks, and kill those that do not after a grace.
  */
-#include "comm/rendezvous.h"
-#include "launch/cluster.h"
-#include "launch/spawn.h"
+#include "cluster.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -106,7 +105,7 @@ static tr_status compose(run *r, int i)
     }
     tr__text_add(&t, " --");
     for (int k = 0; r->options.argv[k]; k++) tr__text_quote(&t, r->options.argv[k]);
-    TR__TRY(tr__text_status(&t));
+    TRY(tr__text_status(&t));
     return tr__ssh_command(c, host, l->command, l->argv, &l->words);
 }
 
@@ -135,17 +134,18 @@ static void explain(const run *r, tr_launch_report *report)
 
 static tr_status launch(run *r, tr_launch_report *report)
 {
-    char token[65], leash[80];
-    TR__TRY(tr__random_text(token, sizeof token));
-    snprintf(leash, sizeof leash, "%s\n", token);
-    const tr_launch_options o = {.size = sizeof o, .argv = r->options.argv, .ranks = r->cluster->count, .output = take_line,
-        .user = r, .grace_ms = GRACE_MS, .pass_signals = r->options.pass_signals, .report = report, .job = r->job};
-    const tr__launch_extra extra = {.argv_of = argv_of, .user = r, .leash = leash};
-    tr_status status = tr__launch(&o, &extra);
+    unsigned char secret[32];
+    char token[2 * sizeof secret + 2] = "";
+    if (getrandom(secret, sizeof secret, 0) != sizeof secret)
+        return tr_fail(TR_IO, "cluster: no random numbers from the kernel");
+    for (size_t i = 0; i < sizeof secret; i++) snprintf(token + 2 * i, 3, "%02x", secret[i]);
+    strcat(token, "\n");
+    tr_status status = tr_launch(r->options.argv, r->cluster->count, .argv_of = argv_of, .stdin_text = token,
+        .output = take_line, .user = r, .grace_ms = GRACE_MS, .pass_signals = r->options.pass_signals, .report = report, .job = r->job);
     if (status != TR_CHILD) return status;
     if (report->first_rank >= 0 && report->exit_code == 128 + SIGTERM) report->exit_code = 1;
     explain(r, report);
-    return tr__fail(status, "%s", report->text);
+    return tr_fail(status, "%s", report->text);
 }
 
 static tr_status name_job(run *r)
@@ -154,7 +154,7 @@ static tr_status name_job(run *r)
     struct tm local;
     char stamp[32];
     if (!localtime_r(&now, &local) || !strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &local))
-        return tr__fail(TR_IO, "cluster: what time is it?");
+        return tr_fail(TR_IO, "cluster: what time is it?");
     snprintf(r->job, sizeof r->job, "%s-%d", stamp, (int)getpid());
     return TR_OK;
 }
@@ -162,29 +162,29 @@ static tr_status name_job(run *r)
 static tr_status prepare(run *r)
 {
     const tr_cluster_run_options *o = &r->options;
-    if (!o->argv || !o->argv[0] || !*o->argv[0]) return tr__fail(TR_INVALID, "cluster: no program: argv is empty");
-    if (o->timeout_ms < 0) return tr__fail(TR_INVALID, "cluster: a .timeout_ms of %d must be positive", o->timeout_ms);
-    if (o->port < 0 || o->port > 65535) return tr__fail(TR_INVALID, "cluster: port %d is not in 0 … 65535", o->port);
-    if (!getcwd(r->folder, sizeof r->folder)) return tr__fail_errno(TR_IO, errno, "cluster: this folder has no name");
+    if (!o->argv || !o->argv[0] || !*o->argv[0]) return tr_fail(TR_INVALID, "cluster: no program: argv is empty");
+    if (o->timeout_ms < 0) return tr_fail(TR_INVALID, "cluster: a .timeout_ms of %d must be positive", o->timeout_ms);
+    if (o->port < 0 || o->port > 65535) return tr_fail(TR_INVALID, "cluster: port %d is not in 0 … 65535", o->port);
+    if (!getcwd(r->folder, sizeof r->folder))
+        return tr_fail(TR_IO, "cluster: this folder has no name: %s", strerror(errno));
     if (o->job) snprintf(r->job, sizeof r->job, "%s", o->job);
-    else TR__TRY(name_job(r));
+    else TRY(name_job(r));
     uint16_t any;
-    char digits[5];
-    TR__TRY(tr__random_text(digits, sizeof digits));
-    any = (uint16_t)strtoul(digits, NULL, 16);
+    if (getrandom(&any, sizeof any, 0) != sizeof any)
+        return tr_fail(TR_IO, "cluster: no random numbers from the kernel");
     r->port = o->port ? o->port : PORT_FIRST + any % PORTS;
     r->launchers = calloc((size_t)r->cluster->count, sizeof *r->launchers);
-    if (!r->launchers) return tr__fail(TR_NO_MEMORY, "cluster: no memory for %d hosts", r->cluster->count);
-    for (int i = 0; i < r->cluster->count; i++) TR__TRY(compose(r, i));
+    if (!r->launchers) return tr_fail(TR_NO_MEMORY, "cluster: no memory for %d hosts", r->cluster->count);
+    for (int i = 0; i < r->cluster->count; i++) TRY(compose(r, i));
     return TR_OK;
 }
 
 static tr_status run_job(run *r, tr_launch_report *report)
 {
-    TR__TRY(prepare(r));
+    TRY(prepare(r));
     int ranks = 0;
     for (int i = 0; i < r->cluster->count; i++) ranks += r->cluster->hosts[i].slots;
-    TR__TRY(tr__job_begin(r->cluster, r->options.job ? r->options.job : r->job, ranks, r->options.argv, &r->files));
+    TRY(tr__job_begin(r->cluster, r->options.job ? r->options.job : r->job, ranks, r->options.argv, &r->files));
     tr_status status = launch(r, report);
     tr__job_end(&r->files, status ? tr_error_message() : "all ranks ended well");
     return status;
@@ -198,7 +198,7 @@ tr_status tr_cluster_run_with(const tr_cluster_run_options *options)
     tr_launch_report *report = r.options.report ? r.options.report : &unused;
     *report = (tr_launch_report){.first_rank = -1};
     r.cluster = r.options.cluster;
-    TR__TRY(tr_status_of(r.cluster));
+    TRY(tr_status_of(r.cluster));
     tr_status status = run_job(&r, report);
     for (int i = 0; i < r.cluster->count && r.launchers; i++) free(r.launchers[i].words);
     free(r.launchers);

@@ -2,11 +2,10 @@
  * A chart as SVG. A series with many points is drawn as the mean of each column over the band that its points fill; one
  * with few as a line through its points, marked.
  */
-#include "base/c_locale.h"
-#include "base/object.h"
-#include "train/atomic_file.h"
-#include "train/chart.h"
+#include "chart.h"
 
+#include <limits.h>
+#include <locale.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,19 +161,47 @@ static bool put_chart(FILE *to, const char *title, const tr_series *series, int 
 
 tr_status tr_chart_svg(const char *path, const char *title, const tr_series *series, int count)
 {
-    TR__C_NUMBERS;
+    /* A file has decimal points, whatever the program's locale writes. */
+    locale_t numbers = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0), before = (locale_t)0;
+    if (numbers) before = uselocale(numbers);
     char *text = NULL;
     size_t length = 0;
     FILE *to = open_memstream(&text, &length);
     bool whole = to && put_chart(to, title, series, count);
     if (to && fclose(to) != 0) whole = false;
-    tr_status status = TR_OK;
-    tr__atomic_file file;
-    if (!whole)
-        status = tr__fail(TR_NO_MEMORY, "no memory for the chart %s", path);
-    else if ((status = tr__atomic_open(&file, path)) == TR_OK &&
-             (status = tr__atomic_write(&file, text, length)) == TR_OK)
-        status = tr__atomic_commit(&file);
+    if (numbers) {
+        uselocale(before);
+        freelocale(numbers);
+    }
+    tr_status status = whole ? tr_write_file(path, text, length)
+                             : tr_fail(TR_NO_MEMORY, "no memory for the chart %s", path);
     free(text);
+    return status;
+}
+
+tr_status tr_chart_loss(const tr_metrics *metrics, const char *folder)
+{
+    char path[PATH_MAX];
+    int64_t count;
+    const tr_metrics_row *rows = tr_metrics_rows(metrics, &count);
+    if (!count || count > INT_MAX) return tr_status_of(metrics);
+    if (snprintf(path, sizeof path, "%s/loss.svg", folder) >= (int)sizeof path)
+        return tr_fail(TR_INVALID, "the folder's name is too long: %.60s…", folder);
+    double *points = malloc((size_t)(4 * count) * sizeof *points);
+    if (!points) return tr_fail(TR_NO_MEMORY, "no memory for the chart %s", path);
+
+    /* Step and loss of every row; of those where it was measured, step and validation loss. */
+    double *x = points, *loss = x + count, *vx = loss + count, *validation = vx + count;
+    int measured = 0;
+    for (int64_t i = 0; i < count; i++) {
+        x[i] = (double)rows[i].step;
+        loss[i] = rows[i].loss;
+        if (isnan(rows[i].validation_loss)) continue;
+        vx[measured] = x[i];
+        validation[measured++] = rows[i].validation_loss;
+    }
+    const tr_series series[] = {{"loss", x, loss, (int)count}, {"validation loss", vx, validation, measured}};
+    tr_status status = tr_chart_svg(path, "Loss", series, 2);
+    free(points);
     return status;
 }

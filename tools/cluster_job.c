@@ -1,7 +1,5 @@
 /* What is remembered of a job in the state folder, so that other processes can look at it and stop it. */
-#include "base/clock.h"
-#include "base/folder.h"
-#include "launch/cluster.h"
+#include "cluster.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -9,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -36,6 +35,20 @@ static bool name_file(char path[PATH_MAX], const char *folder, const char *name)
     return n > 0 && n < PATH_MAX;
 }
 
+/* Makes a folder, readable by its owner alone, and those that lead to it. */
+static tr_status make_folder(const char *path)
+{
+    char part[PATH_MAX];
+    size_t length = strlen(path);
+    for (size_t i = 1; i <= length; i++) {
+        if (i < length && path[i] != '/') continue;
+        snprintf(part, sizeof part, "%.*s", (int)i, path);
+        if (mkdir(part, i < length ? 0777 : 0700) < 0 && errno != EEXIST)
+            return tr_fail(TR_IO, "cannot make the folder %s: %s", part, strerror(errno));
+    }
+    return TR_OK;
+}
+
 /* ---- Of a job that this process runs --------------------------------------------------------------------------------- */
 
 static int64_t milliseconds_since_1970(void)
@@ -49,11 +62,11 @@ static tr_status write_job(const tr_cluster *c, const tr__job_files *files, int 
 {
     char path[PATH_MAX];
     FILE *f = name_file(path, files->folder, "job") ? fopen(path, "we") : NULL;
-    if (!f) return tr__fail_errno(TR_IO, errno, "cluster: cannot write %s", files->folder);
+    if (!f) return tr_fail(TR_IO, "cluster: cannot write %s: %s", files->folder, strerror(errno));
     fprintf(f, "trireme-job 1 pid %d born %llu hosts %d ranks %d started %lld program", (int)getpid(), birth_of(getpid()),
         c->count, ranks, (long long)milliseconds_since_1970());
     for (int i = 0; argv[i]; i++) fprintf(f, " %s", argv[i]);
-    return fclose(f) == 0 ? TR_OK : tr__fail_errno(TR_IO, errno, "cluster: cannot write %s", path);
+    return fclose(f) == 0 ? TR_OK : tr_fail(TR_IO, "cluster: cannot write %s: %s", path, strerror(errno));
 }
 
 tr_status tr__job_begin(const tr_cluster *c, const char *name, int ranks, const char *const *argv, tr__job_files *files)
@@ -61,16 +74,16 @@ tr_status tr__job_begin(const tr_cluster *c, const char *name, int ranks, const 
     char path[PATH_MAX];
     tr_cluster_job before;
     if (!*name || strlen(name) > TR_LAUNCH_JOB_NAME || strpbrk(name, "/ \t\n") || *name == '.')
-        return tr__fail(TR_INVALID, "cluster: a job's name has 1 … %d bytes and no slash or blank, and no point at its begin",
+        return tr_fail(TR_INVALID, "cluster: a job's name has 1 … %d bytes and no slash or blank, and no point at its begin",
             TR_LAUNCH_JOB_NAME);
     if (tr_cluster_status((tr_cluster *)c, name, &before) == TR_OK && before.running)
-        return tr__fail(TR_STATE, "cluster: a job %s is running, of process %d", name, before.pid);
-    if (!name_file(files->folder, c->state, name)) return tr__fail(TR_INVALID, "cluster: the state folder's name is too long");
-    TR__TRY(tr__folder_make(files->folder, 0700));
+        return tr_fail(TR_STATE, "cluster: a job %s is running, of process %d", name, before.pid);
+    if (!name_file(files->folder, c->state, name)) return tr_fail(TR_INVALID, "cluster: the state folder's name is too long");
+    TRY(make_folder(files->folder));
     if (name_file(path, files->folder, "end")) unlink(path);
-    TR__TRY(write_job(c, files, ranks, argv));
+    TRY(write_job(c, files, ranks, argv));
     files->log = name_file(path, files->folder, "log") ? fopen(path, "we") : NULL;
-    return files->log ? TR_OK : tr__fail_errno(TR_IO, errno, "cluster: cannot write into %s", files->folder);
+    return files->log ? TR_OK : tr_fail(TR_IO, "cluster: cannot write into %s: %s", files->folder, strerror(errno));
 }
 
 void tr__job_end(tr__job_files *files, const char *text)
@@ -136,15 +149,15 @@ static bool find_latest(const tr_cluster *c, tr_cluster_job *out)
 
 tr_status tr_cluster_status(tr_cluster *c, const char *name, tr_cluster_job *out)
 {
-    TR__TRY(tr_status_of(c));
+    TRY(tr_status_of(c));
     char folder[PATH_MAX];
     tr_cluster_job job = {0}; /* name may be that of *out */
     if (name) snprintf(job.name, sizeof job.name, "%s", name);
     *out = job;
-    if (!name) return find_latest(c, out) ? TR_OK : tr__fail(TR_NOT_FOUND, "cluster: no job is known in %s", c->state);
+    if (!name) return find_latest(c, out) ? TR_OK : tr_fail(TR_NOT_FOUND, "cluster: no job is known in %s", c->state);
     bool sound = *job.name && !strchr(job.name, '/') && *job.name != '.';
     if (sound && name_file(folder, c->state, job.name) && read_job(folder, out)) return TR_OK;
-    return tr__fail(TR_NOT_FOUND, "cluster: no job %s is known in %s", job.name, c->state);
+    return tr_fail(TR_NOT_FOUND, "cluster: no job %s is known in %s", job.name, c->state);
 }
 
 static void pause_ms(int ms)
@@ -170,11 +183,11 @@ static void give_lines(FILE *log, tr_launch_output output, void *user, char **li
 tr_status tr_cluster_logs(tr_cluster *c, const char *name, bool follow, tr_launch_output output, void *user)
 {
     tr_cluster_job job;
-    TR__TRY(tr_cluster_status(c, name, &job));
+    TRY(tr_cluster_status(c, name, &job));
     char folder[PATH_MAX], path[PATH_MAX], *line = NULL;
     size_t capacity = 0;
     FILE *log = name_file(folder, c->state, job.name) && name_file(path, folder, "log") ? fopen(path, "re") : NULL;
-    if (!log) return tr__fail_errno(TR_IO, errno, "cluster: cannot read the log of job %s", job.name);
+    if (!log) return tr_fail(TR_IO, "cluster: cannot read the log of job %s: %s", job.name, strerror(errno));
     tr_status status = TR_OK;
     for (bool last = !follow;; pause_ms(LOOK_MS)) {
         give_lines(log, output, user, &line, &capacity);
@@ -190,10 +203,10 @@ tr_status tr_cluster_logs(tr_cluster *c, const char *name, bool follow, tr_launc
 /* Until the job has ended; false: it has not in that time. */
 static bool await_end(tr_cluster *c, const char *name, int timeout_ms)
 {
-    int64_t deadline = tr__now_ns() + (int64_t)timeout_ms * 1000000;
+    int64_t deadline = tr__tools_now_ns() + (int64_t)timeout_ms * 1000000;
     tr_cluster_job job;
     while (tr_cluster_status(c, name, &job) == TR_OK && job.running) {
-        if (tr__now_ns() > deadline) return false;
+        if (tr__tools_now_ns() > deadline) return false;
         pause_ms(LOOK_MS);
     }
     return true;
@@ -202,7 +215,7 @@ static bool await_end(tr_cluster *c, const char *name, int timeout_ms)
 tr_status tr_cluster_stop(tr_cluster *c, const char *name, int timeout_ms)
 {
     tr_cluster_job job;
-    TR__TRY(tr_cluster_status(c, name, &job));
+    TRY(tr_cluster_status(c, name, &job));
     if (!job.running) return TR_OK;
     kill(job.pid, SIGTERM);
     if (await_end(c, job.name, timeout_ms ? timeout_ms : STOP_MS)) return TR_OK;
@@ -210,6 +223,6 @@ tr_status tr_cluster_stop(tr_cluster *c, const char *name, int timeout_ms)
     if (await_end(c, job.name, STOP_MS)) return TR_OK;
     kill(job.pid, SIGKILL); /* and the launchers end by themselves, when they see that */
     if (await_end(c, job.name, STOP_MS)) return TR_OK;
-    return tr__fail(TR_TIMEOUT, "cluster: job %s does not end, and process %d, to which it is bound, cannot be killed", job.name,
+    return tr_fail(TR_TIMEOUT, "cluster: job %s does not end, and process %d, to which it is bound, cannot be killed", job.name,
         job.pid);
 }

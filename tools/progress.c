@@ -5,11 +5,7 @@
  *
  * and elsewhere a line every few seconds. It writes to a stream that the program gives.
  */
-#include "base/clock.h"
-#include "base/given.h"
-#include "base/object.h"
-
-#include <trireme/train.h>
+#include "common.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -18,7 +14,7 @@
 #include <unistd.h>
 
 struct tr_progress {
-    tr__object object;
+    tr_object object;
     FILE *to;
     bool terminal, ascii;
     int64_t interval_ns;
@@ -39,16 +35,17 @@ static void destroy(void *self)
     if (p->line_open) tr_progress_end(p);
 }
 
-static const tr__type progress_type = {"progress", sizeof(tr_progress), destroy};
+static const tr_object_type progress_type = {"progress", sizeof(tr_progress), destroy};
 
 tr_progress *tr_progress_with(const tr_progress_options *o)
 {
-    tr_progress *p = tr__object_new(&progress_type);
+    tr_progress *p = tr_object_new(&progress_type);
     if (tr_status_of(p) != TR_OK) return p;
     p->to = o->to;
     p->terminal = !o->plain && isatty(fileno(o->to));
     p->ascii = o->ascii;
-    p->interval_ns = (int64_t)(1e9 * TR__OR(o, interval_s, p->terminal ? 0.1 : 10.0));
+    bool given = o->interval_s != 0 || signbit(o->interval_s) || tr_given(o, "interval_s");
+    p->interval_ns = (int64_t)(1e9 * (given ? o->interval_s : p->terminal ? 0.1 : 10.0));
     p->loss = p->validation_loss = p->validation_accuracy = p->rate = NAN;
     p->item = o->item ? o->item : "token";
     return p;
@@ -86,7 +83,7 @@ static void put_left(char *text, size_t bytes, double seconds)
 static int put_numbers(const tr_progress *p, char *text, size_t bytes)
 {
     char rate[64], left[48], validation[64] = "";
-    double elapsed = (double)(tr__now_ns() - p->first_ns) / 1e9;
+    double elapsed = (double)(tr__tools_now_ns() - p->first_ns) / 1e9;
     int64_t done = p->last.step - p->first_step;
     put_rate(rate, sizeof rate, p->rate, p->item);
     put_left(left, sizeof left,
@@ -147,7 +144,7 @@ static double smooth(double before, double now, double share)
 
 static void show(tr_progress *p)
 {
-    p->shown_ns = tr__now_ns();
+    p->shown_ns = tr__tools_now_ns();
     if (p->terminal)
         put_terminal_line(p);
     else
@@ -156,8 +153,8 @@ static void show(tr_progress *p)
 
 void tr_progress_step(tr_progress *p, const tr_metrics_row *row, int64_t steps)
 {
-    if (tr__error_of(p)) return;
-    int64_t now = tr__now_ns();
+    if (tr_status_of(p) != TR_OK) return;
+    int64_t now = tr__tools_now_ns();
     if (!p->first_ns) {
         p->first_ns = now;
         p->first_step = row->step;
@@ -176,7 +173,7 @@ void tr_progress_step(tr_progress *p, const tr_metrics_row *row, int64_t steps)
 
 void tr_progress_note(tr_progress *p, const char *text)
 {
-    if (tr__error_of(p)) return;
+    if (tr_status_of(p) != TR_OK) return;
     fprintf(p->to, "%s%s\n", p->line_open ? "\r\033[K" : "", text);
     fflush(p->to);
     if (p->line_open) show(p);
@@ -184,7 +181,7 @@ void tr_progress_note(tr_progress *p, const char *text)
 
 void tr_progress_end(tr_progress *p)
 {
-    if (tr__error_of(p) || !p->line_open) return;
+    if (tr_status_of(p) != TR_OK || !p->line_open) return;
     show(p);
     fputc('\n', p->to);
     fflush(p->to);

@@ -1,6 +1,6 @@
 /*
- * What a schedule costs, by a model of the network: the schedules of all ranks are carried out on paper, up to thousands
- * of ranks, without sending a byte.
+ * What a schedule costs, by a model of the network: the steps of all ranks are simulated, up to thousands of ranks,
+ * without sending a byte.
  *
  * A rank has one way out and one way in, both full speed at once, and one thread that carries out its steps: as many
  * sends ahead as the executor has under way, receives in turn. A transfer takes up each way for bytes / bandwidth, and
@@ -8,10 +8,10 @@
  * spot takes the thread bytes / fold. The last byte arrives `latency` after it left. A transfer whose data is still
  * coming in from an earlier step follows it by one piece: the executor forwards what it has.
  */
-#ifndef TR_COMM_ALGO_COST_H
-#define TR_COMM_ALGO_COST_H
+#ifndef TR_TOOLS_COST_H
+#define TR_TOOLS_COST_H
 
-#include "comm/algo/schedule.h"
+#include <trireme/tools.h>
 
 typedef struct tr__network {
     double latency, overhead; /* seconds: on the way, and of a rank's thread for each transfer, on either side */
@@ -21,6 +21,6 @@ typedef struct tr__network {
 } tr__network;
 
 /* Seconds until the last rank is done. `like` is the schedule of any rank; element_bytes as of its dtype. */
-tr_status tr__cost(const tr__schedule *like, int64_t element_bytes, const tr__network *network, double *seconds);
+tr_status tr__cost(const tr_schedule *like, int64_t element_bytes, const tr__network *network, double *seconds);
 
 #endif

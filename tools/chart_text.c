@@ -2,7 +2,7 @@
  * A chart of characters. The first series is a line of braille dots, 2 x 4 to a cell; the others are marks on top of
  * it, for a validation loss has few points. Where there is no UTF-8, everything is ASCII and a cell is one dot.
  */
-#include "train/chart.h"
+#include "chart.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* What the text chart and the SVG share: the range of the data, round ticks, and points put together by column. */
-#ifndef TR_TRAIN_CHART_H
-#define TR_TRAIN_CHART_H
+#ifndef TR_TOOLS_CHART_H
+#define TR_TOOLS_CHART_H
 
-#include <trireme/train.h>
+#include <trireme/tools.h>
 
 typedef struct tr__chart_axis {
     double low, high, step; /* ticks stand at low, low + step, …, high */

@@ -1,4 +1,4 @@
-#include "launch/cluster.h"
+#include "cluster.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static tr_status read_slots(const place *at, const char *text, int *slots)
     errno = 0;
     long n = strtol(text, &end, 10);
     if (!*text || *end || errno || n < 1 || n > TR_LAUNCH_MAX_RANKS)
-        return tr__fail(TR_FORMAT, "%s:%d: slots=%s is not in 1 … %d", at->file, at->line, text, TR_LAUNCH_MAX_RANKS);
+        return tr_fail(TR_FORMAT, "%s:%d: slots=%s is not in 1 … %d", at->file, at->line, text, TR_LAUNCH_MAX_RANKS);
     *slots = (int)n;
     return TR_OK;
 }
@@ -27,43 +27,43 @@ static tr_status read_slots(const place *at, const char *text, int *slots)
 static tr_status check_name(const place *at, const char *what, const char *name)
 {
     if (*name && *name != '-' && !strpbrk(name, "\"'\\$`;&|<>()=")) return TR_OK;
-    return tr__fail(TR_FORMAT, "%s:%d: '%s' is no %s", at->file, at->line, name, what);
+    return tr_fail(TR_FORMAT, "%s:%d: '%s' is no %s", at->file, at->line, name, what);
 }
 
 static tr_status read_host(const place *at, char *line, tr_cluster_host *host)
 {
     char *rest, *name = strtok_r(line, " \t\r\n", &rest), *word, *address = name;
     *host = (tr_cluster_host){.slots = 1};
-    TR__TRY(check_name(at, "name of a host", name));
+    TRY(check_name(at, "name of a host", name));
     while ((word = strtok_r(NULL, " \t\r\n", &rest))) {
         if (!strncmp(word, "slots=", 6)) {
-            TR__TRY(read_slots(at, word + 6, &host->slots));
+            TRY(read_slots(at, word + 6, &host->slots));
         } else if (!strncmp(word, "address=", 8)) {
             address = word + 8;
         } else {
-            return tr__fail(TR_FORMAT, "%s:%d: '%s' is not known; a host is 'name slots=N address=A', the latter two if need be",
+            return tr_fail(TR_FORMAT, "%s:%d: '%s' is not known; a host is 'name slots=N address=A', the latter two if need be",
                 at->file, at->line, word);
         }
     }
     if (address == name && strchr(name, '@')) address = strrchr(name, '@') + 1; /* the user is ssh's matter */
-    TR__TRY(check_name(at, "address", address));
+    TRY(check_name(at, "address", address));
     host->name = strdup(name);
     host->address = strdup(address);
-    return host->name && host->address ? TR_OK : tr__fail(TR_NO_MEMORY, "%s: no memory for its hosts", at->file);
+    return host->name && host->address ? TR_OK : tr_fail(TR_NO_MEMORY, "%s: no memory for its hosts", at->file);
 }
 
 static tr_status add_host(const place *at, char *line, tr_cluster_host **hosts, int *count)
 {
     tr_cluster_host *more = realloc(*hosts, (size_t)(*count + 1) * sizeof *more);
-    if (!more) return tr__fail(TR_NO_MEMORY, "%s: no memory for its hosts", at->file);
+    if (!more) return tr_fail(TR_NO_MEMORY, "%s: no memory for its hosts", at->file);
     *hosts = more;
     more[*count] = (tr_cluster_host){0};
     tr_status status = read_host(at, line, &more[*count]);
     (*count)++;
-    TR__TRY(status);
+    TRY(status);
     for (int i = 0; i + 1 < *count; i++)
         if (!strcmp(more[i].name, more[*count - 1].name))
-            return tr__fail(TR_FORMAT, "%s:%d: %s stands there twice; its slots belong in one line", at->file, at->line,
+            return tr_fail(TR_FORMAT, "%s:%d: %s stands there twice; its slots belong in one line", at->file, at->line,
                 more[i].name);
     return TR_OK;
 }
@@ -82,8 +82,8 @@ tr_status tr__cluster_hosts_read(FILE *file, const char *name, tr_cluster_host *
         if (line[strspn(line, " \t\r\n")]) status = add_host(&at, line, hosts, count);
     }
     free(line);
-    if (status == TR_OK && ferror(file)) status = tr__fail_errno(TR_IO, errno, "cannot read %s", name);
-    if (status == TR_OK && !*count) status = tr__fail(TR_FORMAT, "%s names no host", name);
+    if (status == TR_OK && ferror(file)) status = tr_fail(TR_IO, "cannot read %s: %s", name, strerror(errno));
+    if (status == TR_OK && !*count) status = tr_fail(TR_FORMAT, "%s names no host", name);
     if (status) {
         tr__cluster_hosts_free(*hosts, *count);
         *hosts = NULL;
@@ -111,12 +111,13 @@ static void destroy(void *self)
     free(c->command);
 }
 
-static const tr__type type = {.name = "cluster", .size = sizeof(tr_cluster), .destroy = destroy};
+static const tr_object_type type = {.name = "cluster", .size = sizeof(tr_cluster), .destroy = destroy};
 
 static tr_status read_hosts(tr_cluster *c, const char *path)
 {
     FILE *file = fopen(path, "re");
-    if (!file) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot read %s, the list of hosts", path);
+    if (!file)
+        return tr_fail(errno == ENOENT ? TR_NOT_FOUND : TR_IO, "cannot read %s, the list of hosts: %s", path, strerror(errno));
     tr_status status = tr__cluster_hosts_read(file, path, &c->hosts, &c->count);
     fclose(file);
     return status;
@@ -125,9 +126,9 @@ static tr_status read_hosts(tr_cluster *c, const char *path)
 static tr_status this_machine(tr_cluster *c, int slots)
 {
     if (slots < 0 || slots > TR_LAUNCH_MAX_RANKS)
-        return tr__fail(TR_INVALID, "cluster: %d slots: it takes 1 to %d", slots, TR_LAUNCH_MAX_RANKS);
+        return tr_fail(TR_INVALID, "cluster: %d slots: it takes 1 to %d", slots, TR_LAUNCH_MAX_RANKS);
     c->hosts = calloc(1, sizeof *c->hosts);
-    if (!c->hosts) return tr__fail(TR_NO_MEMORY, "cluster: no memory for its hosts");
+    if (!c->hosts) return tr_fail(TR_NO_MEMORY, "cluster: no memory for its hosts");
     c->count = 1;
     *c->hosts = (tr_cluster_host){strdup("localhost"), slots ? slots : (int)sysconf(_SC_NPROCESSORS_ONLN), strdup("127.0.0.1")};
     return TR_OK;
@@ -144,26 +145,26 @@ static tr_status open_cluster(tr_cluster *c, const tr_cluster_options *o)
         snprintf(c->state, sizeof c->state, "%s/trireme/jobs", base);
     else
         snprintf(c->state, sizeof c->state, "%s/.local/state/trireme/jobs", home ? home : "");
-    TR__TRY(o->hosts ? read_hosts(c, o->hosts) : this_machine(c, o->slots));
+    TRY(o->hosts ? read_hosts(c, o->hosts) : this_machine(c, o->slots));
     for (int i = 1; i < c->count; i++)
         if (tr__host_is_local(&c->hosts[0]) && strcmp(c->hosts[0].address, c->hosts[0].name) == 0)
-            return tr__fail(TR_INVALID, "cluster: the first host is %s, and the others need an address of it: %s address=…",
+            return tr_fail(TR_INVALID, "cluster: the first host is %s, and the others need an address of it: %s address=…",
                 c->hosts[0].name, c->hosts[0].name);
-    return c->ssh && c->command ? TR_OK : tr__fail(TR_NO_MEMORY, "cluster: no memory");
+    return c->ssh && c->command ? TR_OK : tr_fail(TR_NO_MEMORY, "cluster: no memory");
 }
 
 tr_cluster *tr_cluster_with(const tr_cluster_options *options)
 {
     tr_cluster_options o = {0};
     memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
-    tr_cluster *c = tr__object_new(&type);
-    if (!tr__error_of(c) && open_cluster(c, &o) != TR_OK) tr__object_break(c);
+    tr_cluster *c = tr_object_new(&type);
+    if (tr_status_of(c) == TR_OK && open_cluster(c, &o) != TR_OK) (void)tr_object_break(c);
     return c;
 }
 
 int tr_cluster_count(const tr_cluster *cluster)
 {
-    return tr__error_of(cluster) ? 0 : cluster->count;
+    return tr_status_of(cluster) == TR_OK ? cluster->count : 0;
 }
 
 const tr_cluster_host *tr_cluster_host_at(const tr_cluster *cluster, int i)

@@ -1,12 +1,11 @@
 /* tr_cluster_check: one command on each host, all at once; its answer is lines "version X", "cores N", "program". */
-#include "base/clock.h"
-#include "base/process.h"
-#include "launch/cluster.h"
+#include "cluster.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -28,7 +27,7 @@ typedef struct question {
 static tr_status compose(const tr_cluster *c, const char *program, tr__text *text)
 {
     char folder[PATH_MAX];
-    if (!getcwd(folder, sizeof folder)) return tr__fail_errno(TR_IO, errno, "cluster: this folder has no name");
+    if (!getcwd(folder, sizeof folder)) return tr_fail(TR_IO, "cluster: this folder has no name: %s", strerror(errno));
     tr__text_add(text, "echo version $(");
     tr__text_quote(text, c->command);
     tr__text_add(text, " --version); echo cores $(nproc)");
@@ -46,14 +45,21 @@ static tr_status ask(const tr_cluster *c, question *q, const char *command)
 {
     const char *argv[TR__SSH_WORDS];
     char *words;
-    TR__TRY(tr__ssh_command(c, q->host, command, argv, &words));
+    TRY(tr__ssh_command(c, q->host, command, argv, &words));
     int out[2] = {-1, -1}, err[2] = {-1, -1}, nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     bool opened = nothing >= 0 && pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0;
-    tr_status status = opened ? TR_OK : tr__fail_errno(TR_IO, errno, "cluster: cannot open a pipe (see ulimit -n)");
+    tr_status status = TR_OK;
+    if (!opened) status = tr_fail(TR_IO, "cluster: cannot open a pipe (see ulimit -n): %s", strerror(errno));
     if (opened) {
-        const tr__process_options o = {.file = argv[0], .argv = argv, .env = environ,
-            .stdio = (int[]){nothing, out[1], err[1]}};
-        status = tr__process_start(&o, &q->pid);
+        posix_spawn_file_actions_t stdio;
+        posix_spawn_file_actions_init(&stdio);
+        posix_spawn_file_actions_adddup2(&stdio, nothing, STDIN_FILENO);
+        posix_spawn_file_actions_adddup2(&stdio, out[1], STDOUT_FILENO);
+        posix_spawn_file_actions_adddup2(&stdio, err[1], STDERR_FILENO);
+        int error = posix_spawnp(&q->pid, argv[0], &stdio, NULL, (char *const *)argv, environ);
+        posix_spawn_file_actions_destroy(&stdio);
+        if (error)
+            status = tr_fail(error == ENOENT ? TR_NOT_FOUND : TR_IO, "cannot run %s: %s", argv[0], strerror(error));
     }
     q->fds[0] = out[0];
     q->fds[1] = err[0];
@@ -85,7 +91,7 @@ static void read_answer(question *q, int64_t deadline)
 {
     struct pollfd fds[] = {{.fd = q->fds[0], .events = POLLIN}, {.fd = q->fds[1], .events = POLLIN}};
     while (fds[0].fd >= 0 || fds[1].fd >= 0) {
-        int64_t left = (deadline - tr__now_ns()) / 1000000;
+        int64_t left = (deadline - tr__tools_now_ns()) / 1000000;
         int ready = poll(fds, 2, left > 0 ? (int)left : 0);
         if (ready < 0 && errno == EINTR) continue;
         q->late = ready <= 0;
@@ -120,20 +126,20 @@ static tr_status judge(const tr_cluster *c, question *q, int how, const char *pr
 {
     const char *name = q->host->name, *version = line_of(q->answer, "version trireme ");
     const char *count = line_of(q->answer, "cores ");
-    if (!count && q->late) return tr__fail(TR_TIMEOUT, "%s does not answer within %d seconds", name, ANSWER_SECONDS);
+    if (!count && q->late) return tr_fail(TR_TIMEOUT, "%s does not answer within %d seconds", name, ANSWER_SECONDS);
     if (!count) {
         const char *advice = tr__ssh_advice(q->errors), *said = last_line(q->errors);
-        return tr__fail(TR_IO, "%s cannot be reached: %s%s", name, *said ? said : "ssh said nothing", advice);
+        return tr_fail(TR_IO, "%s cannot be reached: %s%s", name, *said ? said : "ssh said nothing", advice);
     }
     *cores = atoi(count);
     size_t length = strlen(tr_version());
-    if (!version) return tr__fail(TR_NOT_FOUND, "%s has no command %s: %s", name, c->command, last_line(q->errors));
+    if (!version) return tr_fail(TR_NOT_FOUND, "%s has no command %s: %s", name, c->command, last_line(q->errors));
     if (strncmp(version, tr_version(), length) != 0 || version[length] != '\n')
-        return tr__fail(TR_MISMATCH, "%s has Trireme %.*s, this machine %s", name, (int)strcspn(version, "\n"), version,
+        return tr_fail(TR_MISMATCH, "%s has Trireme %.*s, this machine %s", name, (int)strcspn(version, "\n"), version,
             tr_version());
     if (program && !line_of(q->answer, "program"))
-        return tr__fail(TR_NOT_FOUND, "%s has no program %s in this folder", name, program);
-    return how == 0 || program ? TR_OK : tr__fail(TR_IO, "%s: ssh ended with %d", name, how);
+        return tr_fail(TR_NOT_FOUND, "%s has no program %s in this folder", name, program);
+    return how == 0 || program ? TR_OK : tr_fail(TR_IO, "%s: ssh ended with %d", name, how);
 }
 
 static tr_status finish(const tr_cluster *c, question *q, const char *program, int64_t deadline, tr_cluster_finding finding,
@@ -142,7 +148,7 @@ static tr_status finish(const tr_cluster *c, question *q, const char *program, i
     int how = 0, cores = 0;
     tr_status status = q->status;
     if (status) {
-        tr__fail(status, "%s", q->answer);
+        tr_fail(status, "%s", q->answer);
     } else {
         read_answer(q, deadline);
         while (waitpid(q->pid, &how, 0) < 0 && errno == EINTR) continue;
@@ -154,24 +160,27 @@ static tr_status finish(const tr_cluster *c, question *q, const char *program, i
 
 tr_status tr_cluster_check(tr_cluster *c, const char *program, tr_cluster_finding finding, void *user)
 {
-    TR__TRY(tr_status_of(c));
+    TRY(tr_status_of(c));
     char command[8192];
     tr__text text = {command, 0, sizeof command, false};
-    TR__TRY(compose(c, program, &text));
+    TRY(compose(c, program, &text));
     question *questions = calloc((size_t)c->count, sizeof *questions);
-    if (!questions) return tr__fail(TR_NO_MEMORY, "cluster: no memory for %d hosts", c->count);
-    int64_t deadline = tr__now_ns() + ANSWER_SECONDS * INT64_C(1000000000);
+    if (!questions) return tr_fail(TR_NO_MEMORY, "cluster: no memory for %d hosts", c->count);
+    int64_t deadline = tr__tools_now_ns() + ANSWER_SECONDS * INT64_C(1000000000);
     for (int i = 0; i < c->count; i++) {
         question *q = &questions[i];
         q->host = &c->hosts[i];
         q->status = ask(c, q, command);
         if (q->status) snprintf(q->answer, sizeof q->answer, "%s", tr_error_message());
     }
-    tr__error *first = NULL;
-    for (int i = 0; i < c->count; i++)
-        if (finish(c, &questions[i], program, deadline, finding, user) && !first) first = tr__error_take();
+    tr_status first = TR_OK;
+    char message[1024];
+    for (int i = 0; i < c->count; i++) {
+        tr_status status = finish(c, &questions[i], program, deadline, finding, user);
+        if (!status || first) continue;
+        first = status;
+        snprintf(message, sizeof message, "%s", tr_error_message());
+    }
     free(questions);
-    tr_status status = tr__fail_stored(first);
-    tr__error_unref(first);
-    return status;
+    return first ? tr_fail(first, "%s", message) : TR_OK;
 }
