@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SIDE = 28, PIXELS = SIDE * SIDE, PICTURE_SIDE = 224, MOST_ROUNDS = 1000 };
+enum { SIDE = 28, PIXELS = SIDE * SIDE, IMAGE_SIDE = 224, MOST_ROUNDS = 1000 };
 
 typedef struct bench_loader {
     const char *samples, *folder, *peer, *json;
@@ -65,7 +65,7 @@ static tr_dataset *make_set(const bench_loader *b)
     int64_t count = b->count;
     if (!strcmp(b->samples, "rows")) return tr_dataset_from(make_rows, &count, sizeof count);
     if (!strcmp(b->samples, "digits")) return tr_dataset_from(make_digits, &count, sizeof count);
-    return tr_image_folder(b->folder, .height = PICTURE_SIDE, .width = PICTURE_SIDE);
+    return tr_image_folder(b->folder, .height = IMAGE_SIDE, .width = IMAGE_SIDE);
 }
 
 /* ---- Epochs ------------------------------------------------------------------------------------------------------ */
@@ -163,7 +163,7 @@ int tr__bench_loader(int argc, char **argv)
 {
     bench_loader b = {.samples = "digits", .count = 20000, .batch = 64, .rounds = 5};
     const tr__option options[] = {
-        {"samples", 0, "NAME", "rows of a tensor; digits: 28 x 28 bytes, normalised; or pictures of --folder",
+        {"samples", 0, "NAME", "rows of a tensor; digits: 28 x 28 bytes, normalised; or images of --folder",
             TR__CHOICE(&b.samples, "rows", "digits", "folder")},
         {"folder", 0, "FOLDER", "JPEG or PNG files in a folder for each class; scaled to 224 x 224", TR__TEXT(&b.folder)},
         {"count", 0, "N", "samples, where there is no folder", TR__INTEGER(&b.count, 1, 10000000)},

@@ -63,7 +63,7 @@ static int read_options(predicting *p, int argc, char **argv)
         {0},
     };
     const tr__syntax syntax = {"bench predict", NULL,
-        "Predicts what a collective costs on many ranks: its schedule is carried out on paper, on the network of the table.\n"
+        "Predicts what a collective costs on many ranks: it simulates the schedule of all ranks on the network of the table.\n"
         "`trireme bench tune` measures one and says how far predictions are off.",
         options, .operands = {0, 0}};
     int code = tr__parse(&syntax, &argc, argv);

@@ -47,7 +47,7 @@ static bool find_own(struct sockaddr_storage *own, socklen_t *length)
 }
 
 /* On any free port; -1: it cannot. */
-static int open_door(struct sockaddr_storage *own)
+static int open_listener(struct sockaddr_storage *own)
 {
     const struct timeval patience = {.tv_sec = PATIENCE_S};
     socklen_t length;
@@ -74,8 +74,8 @@ static bool set_up(int s)
 static tr_status connect_ring(tr__bare_ring *r, tr_group *group, struct sockaddr_storage *addresses)
 {
     struct sockaddr_storage own = {0};
-    int door = open_door(&own), rank = tr_rank(group);
-    if (door < 0) own = (struct sockaddr_storage){0}; /* tells all */
+    int listener = open_listener(&own), rank = tr_rank(group);
+    if (listener < 0) own = (struct sockaddr_storage){0}; /* tells all */
     tr_status status = tr_all_gather(group, &own, addresses, sizeof own, .dtype = TR_U8);
     for (int i = 0; i < r->world && status == TR_OK; i++)
         if (!addresses[i].ss_family) status = tr_fail(TR_IO, "rank %d cannot open a socket for the bare ring", i);
@@ -83,11 +83,11 @@ static tr_status connect_ring(tr__bare_ring *r, tr_group *group, struct sockaddr
         const struct sockaddr_storage *next = &addresses[(rank + 1) % r->world];
         r->to = socket(next->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
         bool there = r->to >= 0 && connect(r->to, (const struct sockaddr *)next, sizeof *next) == 0;
-        r->from = there ? accept4(door, NULL, NULL, SOCK_CLOEXEC) : -1;
+        r->from = there ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
         if (!there || !set_up(r->to) || !set_up(r->from))
             status = tr_fail(TR_IO, "rank %d cannot connect the bare ring: %s", rank, strerror(errno));
     }
-    if (door >= 0) close(door);
+    if (listener >= 0) close(listener);
     return status;
 }
 

@@ -80,13 +80,16 @@ static tr_status connect_both(tr__bare_stream *s, tr_group *group)
 {
     struct addrinfo *found = s->rank == 0 ? tr__find_rank0(SOCK_STREAM, "0") : NULL;
     int32_t port = 0;
-    int door = found ? listen_at(found, &port) : -1;
+    int listener = found ? listen_at(found, &port) : -1;
     tr_status status = tr_broadcast(group, &port, 1, .dtype = TR_I32);
     if (status == TR_OK && !port) status = tr_fail(TR_IO, "rank 0 cannot open a socket for the bare stream");
-    if (status == TR_OK && s->rank == 0 && (s->socket = accept4(door, NULL, NULL, SOCK_CLOEXEC)) < 0) status = unconnected();
+    if (status == TR_OK && s->rank == 0) {
+        s->socket = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (s->socket < 0) status = unconnected();
+    }
     if (status == TR_OK && s->rank == 1) status = connect_to(s, port);
     if (found) freeaddrinfo(found);
-    if (door >= 0) close(door);
+    if (listener >= 0) close(listener);
     return status;
 }
 

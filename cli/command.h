@@ -14,7 +14,7 @@
     X("tokenizer", tr__cli_tokenizer, "learn a vocabulary, and cut texts into tokens") \
     X("bench", tr__cli_bench, "measure how fast training is here")               \
     X("algorithms", tr__cli_algorithms, "print the table that chooses the algorithms of collectives between hosts")  \
-    X("why", tr__cli_why, "say what the ranks of running jobs wait for, and who is to blame") \
+    X("why", tr__cli_why, "show what the ranks of running jobs wait for, and the likely culprit") \
     X("doctor", tr__cli_doctor, "say what this machine offers to training, and what is wrong")
 
 #define TR__DECLARE(name, function, help) int function(int argc, char **argv);

@@ -115,7 +115,7 @@ static int descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The k-th greatest logit; all of them count when k is none. */
+/* The k-th greatest logit; the least one when k is 0. */
 static float threshold(const sample *s)
 {
     int n = s->vocab, k = s->top_k;

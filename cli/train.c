@@ -271,7 +271,7 @@ int tr__cli_train(int argc, char **argv)
                "  bert                                     the same, masked\n"
                "  lenet, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19,\n"
                "  vit_nano, vit_b_16, vit_b_32, vit_l_16, vit_l_32, vit_h_14\n"
-               "                                           a classifier, on MNIST, CIFAR-10 or a folder of pictures\n");
+               "                                           a classifier, on MNIST, CIFAR-10 or a folder of images\n");
         return TR__EXIT_OK;
     }
     tr__train t = {.seed = 1, .ranks = 1, .dtype = "f32", .keep = 2, .check_replicas = 100};

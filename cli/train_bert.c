@@ -1,4 +1,4 @@
-/* `trireme train bert`: a share of the tokens is hidden, and to be found out. */
+/* `trireme train bert`: masked language modelling. */
 #include "train_text.h"
 
 static tr_module *build(const tr__language_size *s)

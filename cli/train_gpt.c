@@ -1,4 +1,4 @@
-/* `trireme train gpt`: the next token is to be said. */
+/* `trireme train gpt`: language modelling, which predicts the next token. */
 #include "train_text.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* `trireme train resnet18` and its like: classifiers of images. */
 #include "train.h"
-#include "train_pictures.h"
+#include "train_image_data.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -15,7 +15,7 @@ typedef struct net_wish {
     uint64_t seed;
 } net_wish;
 
-typedef tr_module *builder(const net_wish *wish);
+typedef tr_module *builder(const net_wish *request);
 
 static tr_module *lenet(const net_wish *w)
 {
@@ -79,7 +79,7 @@ typedef struct images {
     int epochs, size, workers, max_pixels;
     double validation;
     const char *augment, *batch_norm, *on_bad;
-    tr__pictures pictures; /* training NULL: not read yet */
+    tr__image_data images; /* training NULL: not read yet */
 } images;
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
@@ -107,11 +107,11 @@ static int options(tr__train *t, tr__option *out)
     images *m = t->own;
     const int many = INT_MAX;
     const tr__option own[] = {
-        {"size", 0, "N", "pixels a side that the model sees (28 for lenet; the pictures' own, at least 32; 224)",
+        {"size", 0, "N", "pixels a side that the model sees (28 for lenet; the images' own, at least 32; 224)",
          TR__INTEGER(&m->size, 1, 4096)},
-        {"validation", 0, "P", "share of the pictures that is held back, where there is no set for it",
+        {"validation", 0, "P", "share of the images that is held back, where there is no set for it",
          TR__NUMBER(&m->validation, 0, 0.9)},
-        {"augment", 0, "HOW", "in training, shift pictures a little; mirror: every second one is mirrored, too",
+        {"augment", 0, "HOW", "in training, shift images a little; mirror: every second one is mirrored, too",
          TR__TEXT(&m->augment), .choices = ways},
         {"batch-norm", 0, "OVER", "statistics over what a rank has of the batch, or over the group's",
          TR__TEXT(&m->batch_norm), .choices = norms},
@@ -120,11 +120,11 @@ static int options(tr__train *t, tr__option *out)
          TR__INTEGER(&m->max_pixels, 1, many)},
         {"on-bad", 0, "WHAT", "an image that cannot be read ends the training, or is named, counted and left out",
          TR__TEXT(&m->on_bad), .choices = bad},
-        {"epochs", 0, "N", "times through the pictures (10)", TR__INTEGER(&m->epochs, 1, 1000000)},
+        {"epochs", 0, "N", "times through the images (10)", TR__INTEGER(&m->epochs, 1, 1000000)},
         {"steps", 0, "N", "steps of the schedule, instead of --epochs", TR__INTEGER(&t->steps, 1, many)},
-        {"batch", 0, "N", "pictures in a step, of all ranks together (64; lenet: 32)",
+        {"batch", 0, "N", "images in a step, of all ranks together (64; lenet: 32)",
          TR__INTEGER(&t->batch, 1, 1000000)},
-        {"micro-batch", 0, "N", "pictures that a rank computes at once (its share)",
+        {"micro-batch", 0, "N", "images that a rank computes at once (its share)",
          TR__INTEGER(&t->micro_batch, 1, 1000000)},
         {"lr", 0, "X", "learning rate after the warm-up (0.05; lenet and vit_nano 0.02, vgg and other vit 0.01)",
          TR__NUMBER(&t->lr, 1e-12, 1000)},
@@ -147,36 +147,36 @@ static int fill_in(tr__train *t)
         return TR__EXIT_USAGE;
     }
     if (m->model->size && m->size && m->size != m->model->size)
-        return tr__train_failed(t, "%s takes pictures of %d pixels a side, not --size %d", m->model->name,
+        return tr__train_failed(t, "%s takes images of %d pixels a side, not --size %d", m->model->name,
                                 m->model->size, m->size);
     return -1;
 }
 
-/* ---- The pictures ------------------------------------------------------------------------------------------------ */
+/* ---- The images ------------------------------------------------------------------------------------------------ */
 
-static tr_status open_pictures(const tr__train *t)
+static tr_status open_image_data(const tr__train *t)
 {
     images *m = t->own;
-    const tr__picture_wish wish = {.folder = t->data,
+    const tr__image_request request = {.folder = t->data,
                                    .channels = m->model->channels,
                                    .size = m->size ? m->size : m->model->size,
                                    .max_pixels = m->max_pixels,
                                    .validation = m->validation,
                                    .augment = m->augment};
-    return tr__pictures_open(&wish, &m->pictures);
+    return tr__image_data_open(&request, &m->images);
 }
 
 /* As training starts; fresh: not from a checkpoint. */
 static tr_status build(tr__train *t, bool fresh, tr_module **model)
 {
     const images *m = t->own;
-    const tr__preparation *p = &m->pictures.preparations[0];
-    const net_wish wish = {.name = m->model->name,
-                           .classes = (int)m->pictures.classes,
+    const tr__preparation *p = &m->images.preparations[0];
+    const net_wish request = {.name = m->model->name,
+                           .classes = (int)m->images.classes,
                            .channels = p->channels,
                            .size = p->size,
                            .seed = (uint64_t)t->seed};
-    *model = m->model->build(&wish);
+    *model = m->model->build(&request);
     tr_status status = tr_status_of(*model);
     return status == TR_OK && fresh ? tr__train_begin_with(t, *model, &(tr__train_weights){.partial = m->model->free}) : status;
 }
@@ -203,20 +203,20 @@ static int check(tr__train *t, int64_t world)
     images *m = t->own;
     if (t->batch < world)
         return tr__train_failed(t,
-                                "a batch of %d pictures cannot be shared out over %" PRId64
+                                "a batch of %d images cannot be shared out over %" PRId64
                                 " ranks: give a larger --batch or fewer --ranks",
                                 t->batch, world);
-    if (open_pictures(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
-    const tr__preparation *p = &m->pictures.preparations[0];
-    int64_t training = tr_dataset_count(m->pictures.training), validation = tr_dataset_count(m->pictures.validation);
+    if (open_image_data(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    const tr__preparation *p = &m->images.preparations[0];
+    int64_t training = tr_dataset_count(m->images.training), validation = tr_dataset_count(m->images.validation);
     if (training < t->batch)
-        return tr__train_failed(t, "%s has %" PRId64 " pictures to train on, fewer than a batch of %d", t->data,
+        return tr__train_failed(t, "%s has %" PRId64 " images to train on, fewer than a batch of %d", t->data,
                                 training, t->batch);
     if (p->size < 32 && !m->model->size)
-        return tr__train_failed(t, "%s takes pictures of 32 pixels a side and more, not --size %d", m->model->name,
+        return tr__train_failed(t, "%s takes images of 32 pixels a side and more, not --size %d", m->model->name,
                                 p->size);
     if (m->model->patch && p->size % m->model->patch)
-        return tr__train_failed(t, "%s cuts pictures into patches of %d pixels a side: %d is no multiple; give another --size",
+        return tr__train_failed(t, "%s cuts images into patches of %d pixels a side: %d is not a multiple; give another --size",
                                 m->model->name, m->model->patch, p->size);
     m->size = p->size;
     int64_t epoch = training / t->batch;
@@ -228,8 +228,8 @@ static int check(tr__train *t, int64_t world)
     if (!t->eval_every) t->eval_every = (int)epoch;
     if (!t->save_every) t->save_every = (int)epoch;
     char content[sizeof t->content];
-    snprintf(content, sizeof content, "%" PRId64 " + %" PRId64 " pictures of %" PRId64 " classes, %dx%dx%d", training,
-             validation, m->pictures.classes, p->channels, p->size, p->size);
+    snprintf(content, sizeof content, "%" PRId64 " + %" PRId64 " images of %" PRId64 " classes, %dx%dx%d", training,
+             validation, m->images.classes, p->channels, p->size, p->size);
     int code = tr__train_content(t, content);
     return code < 0 ? check_init(t) : code;
 }
@@ -244,7 +244,7 @@ static const char *folder(const tr__train *t)
 static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_trainer **out)
 {
     const images *m = t->own;
-    tr_status status = m->pictures.training ? TR_OK : open_pictures(t);
+    tr_status status = m->images.training ? TR_OK : open_image_data(t);
     if (status != TR_OK) return status;
     tr_module *model;
     status = build(t, !resume, &model);
@@ -254,7 +254,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     if (status != TR_OK) return status;
     t->parameters = count_parameters(model);
     *out = tr_classifier_trainer(
-        model, m->pictures.training, .validation = m->pictures.validation, .group = group, .global_batch = t->batch,
+        model, m->images.training, .validation = m->images.validation, .group = group, .global_batch = t->batch,
         .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr, .min_lr = t->min_lr,
         .momentum = t->momentum, .weight_decay = t->weight_decay, .clip = t->clip,
         .autocast = tr__train_autocast(t), .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
@@ -268,28 +268,28 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
 static void introduce(const tr__train *t)
 {
     const images *m = t->own;
-    const tr__preparation *p = &m->pictures.preparations[0];
-    fprintf(stderr, "%s: %.2fM parameters, %" PRId64 " classes, pictures of %dx%dx%d\n", t->model,
-            (double)t->parameters / 1e6, m->pictures.classes, p->channels, p->size, p->size);
-    fprintf(stderr, "%s (%s): %" PRId64 " to train on, %" PRId64 " to validate\n", t->data, m->pictures.kind,
-            tr_dataset_count(m->pictures.training), tr_dataset_count(m->pictures.validation));
+    const tr__preparation *p = &m->images.preparations[0];
+    fprintf(stderr, "%s: %.2fM parameters, %" PRId64 " classes, images of %dx%dx%d\n", t->model,
+            (double)t->parameters / 1e6, m->images.classes, p->channels, p->size, p->size);
+    fprintf(stderr, "%s (%s): %" PRId64 " to train on, %" PRId64 " to validate\n", t->data, m->images.kind,
+            tr_dataset_count(m->images.training), tr_dataset_count(m->images.validation));
 }
 
 static void report(const tr__train *t, cJSON *object)
 {
     const images *m = t->own;
-    cJSON_AddNumberToObject(object, "classes", (double)m->pictures.classes);
-    cJSON_AddNumberToObject(object, "size", m->pictures.preparations[0].size);
-    cJSON_AddNumberToObject(object, "samples", (double)tr_dataset_count(m->pictures.training));
-    cJSON_AddNumberToObject(object, "validation_samples", (double)tr_dataset_count(m->pictures.validation));
+    cJSON_AddNumberToObject(object, "classes", (double)m->images.classes);
+    cJSON_AddNumberToObject(object, "size", m->images.preparations[0].size);
+    cJSON_AddNumberToObject(object, "samples", (double)tr_dataset_count(m->images.training));
+    cJSON_AddNumberToObject(object, "validation_samples", (double)tr_dataset_count(m->images.validation));
     cJSON_AddNumberToObject(object, "momentum", t->momentum);
 }
 
 static const tr__train_kind kind = {
     .about = "Trains a classifier of images, on one process or several, and keeps what it learned.",
-    .data_help = "a folder: MNIST's files, CIFAR-10's binary ones, or pictures in a sub-folder for each class",
+    .data_help = "a folder: MNIST's files, CIFAR-10's binary ones, or images in a sub-folder for each class",
     .data_missing =
-        "--data PATH is missing: a folder with MNIST's files, CIFAR-10's, or a sub-folder of pictures for each class",
+        "--data PATH is missing: a folder with MNIST's files, CIFAR-10's, or a sub-folder of images for each class",
     .item = "sample",
     .options = options,
     .settings = settings,

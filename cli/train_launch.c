@@ -31,7 +31,7 @@ static void add(arguments *a, const char *text)
     add_own(a, strdup(text));
 }
 
-/* A value may look like an option, and is none in the same argument. */
+/* A value may look like an option: in the same argument it cannot be taken for one. */
 static void add_option(arguments *a, const char *name, const char *value)
 {
     char *option;

@@ -132,8 +132,8 @@ static tr_status read_tokenizer(const tr__train *t)
     return status == TR_OK && m->language->masking ? m->language->masking(m->tokens, &m->masking) : status;
 }
 
-/* Tokens of the text in a window: one more than the context where the next one is to be said; where some are masked, special
- * ones stand at both ends. */
+/* Tokens of the text in a window: one more than the context when the model predicts the next one; two fewer when tokens are
+ * masked, because special tokens stand at both ends. */
 static int window(const text_training *m)
 {
     return m->language->masking ? m->context - 2 : m->context + 1;

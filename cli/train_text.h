@@ -32,7 +32,7 @@ typedef struct tr__language {
     double (*window_bytes)(const tr__language_size *size); /* what forward keeps for backward, for one window */
     const tr_rename *rename; /* what tensors of a file of Hugging Face's are called here */
     const char *positions;   /* the table of places, of which --init takes as many as --context says */
-    /* How windows are masked, with tokens (NULL: bytes); NULL: the next token is to be said. */
+    /* How windows are masked, with tokens (NULL: bytes); NULL: the model predicts the next token. */
     tr_status (*masking)(const tr_tokenizer *tokens, tr_masking *masking);
     tr_batch_loss loss;      /* NULL: cross-entropy of each token */
     void (*advise)(const tr__train *train); /* or NULL */

@@ -1,4 +1,4 @@
-/* trireme why: what the ranks of running jobs do, who waits for whom, and who is likely to blame. */
+/* trireme why: what the ranks of running jobs do, which rank waits for which, and the likely culprit. */
 #include "command.h"
 #include "options.h"
 
@@ -11,8 +11,8 @@ int tr__cli_why(int argc, char **argv)
 {
     const tr__option options[] = {{0}};
     const tr__syntax syntax = {"why", "[JOB]",
-        "Says who is in which call since when, who waits for whom, and who is likely to blame, in your running jobs on\n"
-        "this host. JOB is a job's name, or the process id of its launcher or of a rank; without it all jobs are shown.\n"
+        "Shows the call of each rank and since when it lasts, which rank waits for which, and the likely culprit, in your jobs\n"
+        "on this host. JOB is a job's name, or the process id of its launcher or of a rank; without it all jobs are shown.\n"
         "The ranks are not asked, so they may hang or be stopped.",
         options, .operands = {0, 1}};
     int status = tr__parse(&syntax, &argc, argv);

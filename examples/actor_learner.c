@@ -160,15 +160,15 @@ static tr_status run_learner(tr_rpc *rpc, int actors)
     tr_module *policy = make_policy(), *twin = make_policy();
     int rounds = reach_goal(rpc, policy, actors), twin_rounds = reach_goal(NULL, twin, actors);
     TR_NO_GRAD;
-    double apart = 0;
+    double difference = 0;
     for (int i = 0; i < tr_list_count(tr_parameters(policy)); i++) {
         tr_tensor *a = tr_list_at(tr_parameters(policy), i), *b = tr_list_at(tr_parameters(twin), i);
-        apart += tr_item(tr_max(tr_abs(tr_sub(a, b))));
+        difference += tr_item(tr_max(tr_abs(tr_sub(a, b))));
     }
     printf("%d rounds of %d episodes to a mean of %.0f points\n", rounds, actors * episodes, goal);
-    printf("weights apart from those of one process: %.1e\n", apart);
-    if (rounds > 0 && rounds == twin_rounds && apart < 1e-4) return TR_OK;
-    return tr_fail(TR_STATE, "%d rounds, %d in one process, weights %g apart", rounds, twin_rounds, apart);
+    printf("weights differ from those of one process by %.1e\n", difference);
+    if (rounds > 0 && rounds == twin_rounds && difference < 1e-4) return TR_OK;
+    return tr_fail(TR_STATE, "%d rounds, %d in one process, weights differ by %g", rounds, twin_rounds, difference);
 }
 
 static tr_status work(int rank, void *argument, size_t bytes)

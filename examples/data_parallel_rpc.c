@@ -84,10 +84,10 @@ static double distance(tr_rref *const *there, tr_tensor_list *here)
 {
     TR_SCOPE;
     TR_NO_GRAD;
-    double apart = 0;
+    double difference = 0;
     for (int i = 0; i < tr_list_count(here); i++)
-        apart += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
-    return apart;
+        difference += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
+    return difference;
 }
 
 static tr_status train(tr_rpc *rpc)
@@ -105,10 +105,11 @@ static tr_status train(tr_rpc *rpc)
     tr_module *alone = tr_sequential(make_body(), make_head());
     if (status == TR_OK) status = train_alone(alone);
     if (status != TR_OK) return status;
-    double apart = distance(parameters, tr_parameters(alone));
+    double difference = distance(parameters, tr_parameters(alone));
     printf("devices of each worker: %d, %.0f %% of the last batch are right\n", tr_device_count(TR_CPU), 100 * right);
-    printf("weights apart from those of one device: %.1e\n", apart);
-    return right > 0.9 && apart < 1e-4 ? TR_OK : tr_fail(TR_STATE, "%g are right, weights %g apart", right, apart);
+    printf("weights differ from those of one device by %.1e\n", difference);
+    if (right > 0.9 && difference < 1e-4) return TR_OK;
+    return tr_fail(TR_STATE, "%g are right, weights differ by %g", right, difference);
 }
 
 /* ---- Processes --------------------------------------------------------------------------------------------------- */

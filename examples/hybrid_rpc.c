@@ -104,16 +104,17 @@ static tr_status compare(int trainers, tr_module *dense, tr_rref *const *at)
     for (int i = 0; i < tables; i++) own[i] = make_table(i);
     tr_status status = train_alone(trainers, own, twin);
     if (status != TR_OK) return status;
-    double apart = 0;
+    double difference = 0;
     for (int i = 0; i < tr_list_count(tr_parameters(dense)); i++)
-        apart += distance(tr_list_at(tr_parameters(dense), i), tr_list_at(tr_parameters(twin), i));
+        difference += distance(tr_list_at(tr_parameters(dense), i), tr_list_at(tr_parameters(twin), i));
     for (int i = 0; i < tables; i++) {
         tr_rref *weight[1];
         if (tr_remote_parameters(at[i], weight, 1) != 1) return tr_fail(TR_INTERNAL, "%s", tr_error_message());
-        apart += distance(tr_future_tensor(tr_rref_to_here(weight[0])), tr_list_at(tr_parameters(own[i]), 0));
+        difference += distance(tr_future_tensor(tr_rref_to_here(weight[0])), tr_list_at(tr_parameters(own[i]), 0));
     }
-    printf("%d trainers, %d servers: weights apart from those of one process: %.1e in all\n", trainers, tables, apart);
-    return apart < 1e-3 ? TR_OK : tr_fail(TR_STATE, "weights differ by %g from those of one process", apart);
+    printf("%d trainers, %d servers: weights differ from those of one process by %.1e in all\n", trainers, tables,
+        difference);
+    return difference < 1e-3 ? TR_OK : tr_fail(TR_STATE, "weights differ by %g from those of one process", difference);
 }
 
 /* ---- Processes ------------------------------------------------------------------------------------------------------------ */

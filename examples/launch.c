@@ -61,20 +61,20 @@ static tr_status train_step(tr_module *ddp, tr_optimizer *optimizer, tr_module *
 }
 
 /* The largest difference between this rank's weights and those of rank 0. */
-static tr_status compare_weights(tr_module *model, tr_group *world, double *apart)
+static tr_status compare_weights(tr_module *model, tr_group *world, double *difference)
 {
     TR_SCOPE;
     TR_NO_GRAD;
-    *apart = 0;
+    *difference = 0;
     tr_tensor_list *weights = tr_parameters(model);
     for (int i = 0; i < tr_list_count(weights); i++) {
         tr_tensor *own = tr_list_at(weights, i), *first = tr_affine(own, 1, 0); /* a copy */
         tr_status status = tr_broadcast_tensor(world, first, 0);
         if (status != TR_OK) return status;
-        double difference = tr_item(tr_max(tr_abs(tr_sub(own, first))));
-        if (difference > *apart) *apart = difference;
+        double largest = tr_item(tr_max(tr_abs(tr_sub(own, first))));
+        if (largest > *difference) *difference = largest;
     }
-    return tr_all_reduce(world, apart, 1, .dtype = TR_F64, .op = TR_MAX);
+    return tr_all_reduce(world, difference, 1, .dtype = TR_F64, .op = TR_MAX);
 }
 
 static tr_status train(int rank, int world_size)
@@ -85,18 +85,19 @@ static tr_status train(int rank, int world_size)
     tr_module *ddp = tr_ddp(model, world); /* all ranks begin with rank 0's weights */
     tr_optimizer *optimizer = tr_sgd(tr_parameters(model), .lr = 0.1);
     tr_status status = tr_status_of(optimizer);
-    double first = 0, loss = 0, apart = 0;
+    double first = 0, loss = 0, difference = 0;
     for (int step = 0; step < STEPS && status == TR_OK; step++) {
         status = train_step(ddp, optimizer, teacher, world, step, &loss);
         if (step == 0) first = loss;
         if (rank == 0 && step % 50 == 0) printf("step %3d  loss %.5f\n", step, loss);
     }
-    if (status == TR_OK) status = compare_weights(model, world, &apart);
+    if (status == TR_OK) status = compare_weights(model, world, &difference);
     if (status != TR_OK) return status;
     if (rank == 0)
-        printf("ranks: %d, loss at first: %.5f, at the end: %.5f, weights apart: %g\n", world_size, first, loss, apart);
-    if (!(loss < 0.2 * first) || apart != 0)
-        return tr_fail(TR_STATE, "a loss of %g after %g, and weights that are %g apart", loss, first, apart);
+        printf("ranks: %d, loss at first: %.5f, at the end: %.5f, weights differ by %g\n", world_size, first, loss,
+            difference);
+    if (!(loss < 0.2 * first) || difference != 0)
+        return tr_fail(TR_STATE, "a loss of %g after %g, and weights that differ by %g", loss, first, difference);
     return cleanup(world);
 }
 

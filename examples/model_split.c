@@ -82,32 +82,32 @@ static double train(tr_module *net, tr_pipeline *pipe)
     return value;
 }
 
-/* How far apart two networks' weights are. */
+/* The greatest difference between two networks' weights. */
 static double distance(tr_module *a, tr_module *b)
 {
     TR_NO_GRAD;
     tr_tensor_list *x = tr_parameters(a), *y = tr_parameters(b);
-    double apart = 0;
+    double difference = 0;
     for (int i = 0; i < tr_list_count(x); i++) {
         tr_tensor *there = tr_to(tr_list_at(y, i), tr_device_of(tr_list_at(x, i)));
-        apart += tr_item(tr_max(tr_abs(tr_sub(tr_list_at(x, i), there))));
+        difference += tr_item(tr_max(tr_abs(tr_sub(tr_list_at(x, i), there))));
     }
-    return apart;
+    return difference;
 }
 
 int main(void)
 {
     setenv("TRIREME_CPU_DEVICES", "2", 1); /* cpu:0 and cpu:1, each with half of the cores; before the first use of one */
     tr_module *one = make_net(tr_cpu(0), tr_cpu(0)), *split = make_net(tr_cpu(0), tr_cpu(1));
-    double expected = train(one, NULL), by_hand = train(split, NULL), apart = distance(split, one);
+    double expected = train(one, NULL), by_hand = train(split, NULL), difference = distance(split, one);
     printf("loss on one device %.4f, split over two %.4f\n", expected, by_hand);
     for (tr_pipeline_schedule schedule = TR_1F1B; schedule <= TR_GPIPE; schedule++) {
         tr_module *staged = make_net(tr_cpu(0), tr_cpu(1));
         const halves *stages = tr_module_state(staged);
         tr_pipeline *pipe = tr_pipeline_new(stages->half, 2, .loss = mean_loss, .micro_batches = 4, .schedule = schedule);
         printf("as a pipeline by %s %.4f\n", schedule == TR_1F1B ? "1F1B" : "GPipe", train(staged, pipe));
-        apart += distance(staged, one);
+        difference += distance(staged, one);
     }
-    printf("weights apart from those of one device: %.1e in all\n", apart);
-    return expected < 0.1 && apart < 1e-3 ? 0 : 1;
+    printf("weights differ from those of one device by %.1e in all\n", difference);
+    return expected < 0.1 && difference < 1e-3 ? 0 : 1;
 }

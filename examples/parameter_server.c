@@ -126,12 +126,12 @@ static double distance_from_one_process(tr_rref *const *parameters, int trainers
         TR_CHECK(tr_step(optimizer));
     }
     TR_NO_GRAD;
-    double apart = 0;
+    double difference = 0;
     for (int i = 0; i < tr_list_count(tr_parameters(net)); i++) {
         tr_tensor *there = tr_future_tensor(tr_rref_to_here(parameters[i]));
-        apart += tr_item(tr_max(tr_abs(tr_sub(there, tr_list_at(tr_parameters(net), i)))));
+        difference += tr_item(tr_max(tr_abs(tr_sub(there, tr_list_at(tr_parameters(net), i)))));
     }
-    return apart;
+    return difference;
 }
 
 static tr_status train(tr_rpc *rpc, const settings *s, int trainer)
@@ -151,9 +151,9 @@ static tr_status train(tr_rpc *rpc, const settings *s, int trainer)
         samples_to_test, 100 * accuracy);
     if (accuracy < 0.96) return tr_fail(TR_STATE, "an accuracy of %.3f: it should be 0.96 and more", accuracy);
     if (!s->together) return TR_OK;
-    double apart = distance_from_one_process(parameters, s->trainers);
-    printf("weights apart from those of one process: %.1e\n", apart);
-    return apart < 1e-4 ? TR_OK : tr_fail(TR_STATE, "weights %g apart from those of one process", apart);
+    double difference = distance_from_one_process(parameters, s->trainers);
+    printf("weights differ from those of one process by %.1e\n", difference);
+    return difference < 1e-4 ? TR_OK : tr_fail(TR_STATE, "weights differ by %g from those of one process", difference);
 }
 
 /* ---- Processes --------------------------------------------------------------------------------------------------- */

@@ -161,7 +161,8 @@ static tr_status run_master(tr_rpc *rpc)
     TR_NO_GRAD; /* a batch that was not trained on */
     double alone = tr_item(batch_loss(twin, steps)), there = fabs(tr_item(batch_loss(first.net, steps)) - alone);
     double here = fabs(tr_item(batch_loss(second.net, steps)) - alone);
-    printf("loss in one process %.3f; apart from it, updated where they are %.1e, by the master %.1e\n", alone, there, here);
+    printf("loss in one process %.3f; differences: updated where they are %.1e, by the master %.1e\n", alone, there,
+        here);
     return there < 1e-3 && here < 1e-3 ? TR_OK : tr_fail(TR_STATE, "they should be the same to rounding");
 }
 

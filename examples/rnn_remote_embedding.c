@@ -120,10 +120,10 @@ static double distance(tr_rref *const *there, tr_tensor_list *here)
 {
     TR_SCOPE;
     TR_NO_GRAD;
-    double apart = 0;
+    double difference = 0;
     for (int i = 0; i < tr_list_count(here); i++)
-        apart += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
-    return apart;
+        difference += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
+    return difference;
 }
 
 static tr_status train(tr_rpc *rpc)
@@ -138,11 +138,11 @@ static tr_status train(tr_rpc *rpc)
         remote_step(rpc, net, optimizer, step);
         local_step(twin, twin_optimizer, step);
     }
-    double accuracy = measure(net), apart = distance(parameters, tr_parameters(twin));
+    double accuracy = measure(net), difference = distance(parameters, tr_parameters(twin));
     printf("accuracy on other sentences: %.1f %%\n", 100 * accuracy);
-    printf("weights apart from those of one process: %.1e\n", apart);
-    if (accuracy >= 0.95 && apart < 1e-3) return TR_OK;
-    return tr_fail(TR_STATE, "an accuracy of %.3f, weights %g apart", accuracy, apart);
+    printf("weights differ from those of one process by %.1e\n", difference);
+    if (accuracy >= 0.95 && difference < 1e-3) return TR_OK;
+    return tr_fail(TR_STATE, "an accuracy of %.3f, weights differ by %g", accuracy, difference);
 }
 
 static tr_status work(int rank, void *argument, size_t bytes)

@@ -60,10 +60,10 @@ static double distance(tr_rref *const *there, tr_tensor_list *here)
 {
     TR_SCOPE;
     TR_NO_GRAD;
-    double apart = 0;
+    double difference = 0;
     for (int i = 0; i < tr_list_count(here); i++)
-        apart += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
-    return apart;
+        difference += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
+    return difference;
 }
 
 static tr_status train(tr_rpc *rpc)
@@ -80,10 +80,11 @@ static tr_status train(tr_rpc *rpc)
         split_loss = split_step(rpc, split, split_optimizer, step);
         whole_loss = whole_step(whole, whole_optimizer, step);
     }
-    double apart = distance(parameters, tr_parameters(whole));
-    printf("loss over two workers %.4f, in one process %.4f\nweights apart: %.1e\n", split_loss, whole_loss, apart);
-    if (split_loss < 0.1 && apart < 1e-3) return TR_OK;
-    return tr_fail(TR_STATE, "a loss of %g, weights %g apart", split_loss, apart);
+    double difference = distance(parameters, tr_parameters(whole));
+    printf("loss over two workers %.4f, in one process %.4f\nweights differ by %.1e\n", split_loss, whole_loss,
+        difference);
+    if (split_loss < 0.1 && difference < 1e-3) return TR_OK;
+    return tr_fail(TR_STATE, "a loss of %g, weights differ by %g", split_loss, difference);
 }
 
 static tr_status work(int rank, void *argument, size_t bytes)

@@ -116,10 +116,10 @@ static double distance(tr_rref *const *there, tr_tensor_list *here)
 {
     TR_SCOPE;
     TR_NO_GRAD;
-    double apart = 0;
+    double difference = 0;
     for (int i = 0; i < tr_list_count(here); i++)
-        apart += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
-    return apart;
+        difference += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
+    return difference;
 }
 
 static tr_status train(tr_rpc *rpc, int stages)
@@ -142,10 +142,11 @@ static tr_status train(tr_rpc *rpc, int stages)
         loss = pipeline_step(&p, optimizer, step);
         whole_step(whole, whole_optimizer, step);
     }
-    double apart = distance(parameters, tr_parameters(whole));
-    printf("%d stages, %d micro-batches: loss %.4f\nweights apart from those of one process: %.1e\n", stages,
-        micro_batches, loss, apart);
-    return loss < 0.1 && apart < 1e-3 ? TR_OK : tr_fail(TR_STATE, "a loss of %g, weights %g apart", loss, apart);
+    double difference = distance(parameters, tr_parameters(whole));
+    printf("%d stages, %d micro-batches: loss %.4f\nweights differ from those of one process by %.1e\n", stages,
+        micro_batches, loss, difference);
+    if (loss < 0.1 && difference < 1e-3) return TR_OK;
+    return tr_fail(TR_STATE, "a loss of %g, weights differ by %g", loss, difference);
 }
 
 static tr_status work(int rank, void *argument, size_t bytes)

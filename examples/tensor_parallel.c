@@ -63,19 +63,20 @@ static tr_status train(int rank, void *argument, size_t bytes)
     tr_module *net = make_slices(tp), *ddp = tr_ddp(net, dp), *whole = make_whole();
     tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2), *opt_whole = tr_adamw(tr_parameters(whole), .lr = 1e-2);
     tr_status status = tr_status_of(opt);
-    double loss = 0, expected = 0, apart = 0;
+    double loss = 0, expected = 0, difference = 0;
     for (int step = 0; step < steps && status == TR_OK; step++) {
         status = train_step(ddp, opt, step, tr_rank(dp), tr_world_size(dp), &loss);
         if (status == TR_OK) status = train_step(whole, opt_whole, step, 0, 1, &expected);
         if (status == TR_OK) status = tr_all_reduce(dp, &loss, 1, .dtype = TR_F64, .op = TR_AVG);
-        apart = fmax(apart, fabs(loss - expected));
+        difference = fmax(difference, fabs(loss - expected));
         if (rank == 0 && step % 50 == 0) printf("step %3d  loss %.4f, of the whole network %.4f\n", step, loss, expected);
     }
     if (status != TR_OK) return status;
     if (rank == 0)
         printf("loss %.4f at the end, never further than %.1e from the whole network's; rank 0 has %lld of %lld weights\n", loss,
-            apart, (long long)tr_list_numel(tr_parameters(net)), (long long)tr_list_numel(tr_parameters(whole)));
-    if (!(loss < 0.05) || !(apart < 1e-3)) return tr_fail(TR_STATE, "a loss of %g, %g apart", loss, apart);
+            difference, (long long)tr_list_numel(tr_parameters(net)), (long long)tr_list_numel(tr_parameters(whole)));
+    if (!(loss < 0.05) || !(difference < 1e-3))
+        return tr_fail(TR_STATE, "a loss of %g, a difference of %g", loss, difference);
     status = tr_mesh_leave(mesh);
     return status == TR_OK ? tr_leave(world) : status;
 }

@@ -135,7 +135,7 @@ static tr_tensor *bert_forward(tr_module *self, tr_tensor *const *inputs, int n)
     tr_tensor *mask = n > 1 ? inputs[1] : NULL;
     if (mask) mask = tr_reshape(mask, TR_SHAPE(tr_size(mask, 0), 1, 1, tr_size(mask, 1)));
 
-    /* What goes into a layer is let go when its output is there, not when this returns. */
+    /* Releases each layer's input once its output exists, not when this returns. */
     tr_tensor *x = tr_keep(embed(b, inputs[0], n > 2 ? inputs[2] : NULL));
     for (int i = 0; i < b->layers; i++) {
         TR_SCOPE;

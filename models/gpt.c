@@ -41,7 +41,7 @@ static tr_tensor *norm_and_project(tr_module *norm, tr_module *projection, tr_te
     return tr_escape(tr_forward(projection, tr_forward(norm, x)));
 }
 
-/* projection(y) + x. Without dropout in between the sum is part of the matrix product. */
+/* projection(y) + x. Without dropout in between, the gemm adds x. */
 static tr_tensor *project_onto(tr_module *projection, tr_module *dropout, bool drops, tr_tensor *y, tr_tensor *x)
 {
     if (!drops || !tr_module_training(dropout)) return tr_forward(projection, y, x);
@@ -95,7 +95,7 @@ static tr_tensor *gpt_forward(tr_module *self, tr_tensor *const *inputs, int n)
         return tr_tensor_fail(TR_SHAPE, "gpt: a sequence of %" PRId64 " tokens does not fit the context of %" PRId64,
             tr_size(ids, 1), g->context);
 
-    /* What goes into a block is let go when its output is there, not when this returns. */
+    /* Releases each block's input once its output exists, not when this returns. */
     tr_tensor *x;
     {
         TR_SCOPE;

@@ -4,7 +4,7 @@
 
 #include <trireme/nn.h>
 
-/* The seed that a model's options give, or else the thread's next. */
+/* The seed in a model's options, or else the thread's next. */
 static inline uint64_t tr__model_seed(const void *options, uint64_t seed)
 {
     return seed || tr_given(options, "seed") ? seed : tr_next_seed();

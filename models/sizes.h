@@ -4,7 +4,7 @@
 
 #include <trireme/nn.h>
 
-/* An option's value, or what it is where it was not given. */
+/* An option's value, or its default when it was not given. */
 #define TR__SIZE_OR(o, field, otherwise) ((o)->field || tr_given((o), #field) ? (o)->field : (otherwise))
 
 enum { TR__PRESET_SIZES = 6 };

@@ -22,7 +22,7 @@ enum { PARTS = 3 }; /* of a layer, each with its norm and dropout: itself, memor
 
 typedef struct layer {
     bool norm_first;
-    tr_activation_kind apart; /* where a dropout stands behind the activation; otherwise linear2 applies it */
+    tr_activation_kind separate; /* where a dropout stands behind the activation; otherwise linear2 applies it */
     tr_module *self_attention, *cross_attention; /* the latter NULL in an encoder */
     tr_module *linear1, *linear2, *inside;       /* inside: the dropout between them */
     tr_module *norms[PARTS], *drops[PARTS];
@@ -85,7 +85,7 @@ static tr_tensor *think(const layer *l, tr_tensor *x)
     TR_SCOPE;
     int part = l->cross_attention ? 2 : 1;
     tr_tensor *wide = tr_forward(l->linear1, enter(l, part, x)); /* [batch, seq, inner] */
-    wide = tr_forward(l->inside, activate(l->apart, wide));
+    wide = tr_forward(l->inside, activate(l->separate, wide));
     return tr_escape(leave(l, part, x, tr_forward(l->linear2, wide)));
 }
 
@@ -130,7 +130,7 @@ static tr_module *layer_new(const tr_transformer_options *o, const tr__layer_nam
     bool drops = o->dropout > 0;
     l->norm_first = o->norm_first;
     tr_module_detail(module, "%s, activation %d", o->norm_first ? "norm first" : "norm last", (int)o->activation);
-    l->apart = drops ? o->activation : TR_NO_ACTIVATION;
+    l->separate = drops ? o->activation : TR_NO_ACTIVATION;
     l->self_attention = tr_module_add(module, names->attention, attention_of(o, o->causal, seed));
     if (decodes) l->cross_attention = tr_module_add(module, "multihead_attn", attention_of(o, false, seed));
     if (names->mlp) mlp = tr_module_add(module, names->mlp, tr_module_new(names->mlp, 0, NULL));
@@ -157,7 +157,7 @@ static tr_status check_sequence(const char *what, const tr_tensor *x)
     return tr_fail(TR_SHAPE, "%s is %s: it must be [batch, seq, dim]", what, tr_shape_text(tr_shape_of(x), text));
 }
 
-/* x, what the layers look at besides. What goes into a layer is let go when its output is there, not when this returns. */
+/* x, what the layers look at besides. Releases each layer's input once its output exists, not when this returns. */
 static tr_tensor *run_stack(const stack *s, tr_tensor *const *inputs, int n)
 {
     tr_tensor *all[4] = {NULL};

@@ -47,7 +47,7 @@ static tr_tensor *vit_forward(tr_module *self, tr_tensor *const *inputs, int n)
         return tr_tensor_fail(TR_SHAPE, "vit: images must be [batch, %" PRId64 ", %" PRId64 ", %" PRId64 "], they are %s",
             v->channels, v->image, v->image, tr_shape_text(tr_shape_of(inputs[0]), text));
 
-    /* What goes into a layer is let go when its output is there, not when this returns. */
+    /* Releases each layer's input once its output exists, not when this returns. */
     tr_tensor *x = tr_keep(embed(v, inputs[0]));
     for (int i = 0; i < v->layers; i++) {
         TR_SCOPE;

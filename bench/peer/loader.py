@@ -7,7 +7,7 @@ microseconds of a sample; ends with its input. Samples are
 
   rows     of tensors, TensorDataset
   digits   28 x 28 bytes, normalised when they are asked for
-  folder   pictures of --folder, torchvision's ImageFolder and Resize((224, 224)), by --decoder pil or torch (libjpeg-turbo)
+  folder   images of --folder, torchvision's ImageFolder and Resize((224, 224)), by --decoder pil or torch (libjpeg-turbo)
 
     loader.py --make FOLDER --count 200     writes such a folder: JPEG files of 500 x 375 pixels in two classes
 """
@@ -46,11 +46,11 @@ def make(path: str, count: int) -> None:
     torch.manual_seed(1)
     for i in range(count):
         small = torch.rand(1, 3, 24, 32) * 255
-        picture = torch.nn.functional.interpolate(small, (375, 500), mode="bicubic")[0]
-        picture = (picture + 8 * torch.randn(3, 375, 500)).clamp(0, 255).to(torch.uint8)
+        image = torch.nn.functional.interpolate(small, (375, 500), mode="bicubic")[0]
+        image = (image + 8 * torch.randn(3, 375, 500)).clamp(0, 255).to(torch.uint8)
         name = os.path.join(path, f"class{i % 2}", f"{i}.jpg")
         os.makedirs(os.path.dirname(name), exist_ok=True)
-        io.write_jpeg(picture, name, quality=90)
+        io.write_jpeg(image, name, quality=90)
 
 
 def main() -> None:

@@ -14,24 +14,24 @@ extern "C" {
 
 /* ---- Datasets ---------------------------------------------------------------------------------------------------- */
 
-/* Samples by index. An object; read-only once made, so several threads may ask it at the same time. */
+/* Samples by index. An object; read-only once made, so several threads may read it at the same time. */
 typedef struct tr_dataset tr_dataset;
 
-/* One sample, without the batch dimension. y may be NULL: there is none. */
+/* One sample, without the batch dimension. y is NULL where samples have no target. */
 typedef struct tr_sample {
     tr_tensor *x, *y;
 } tr_sample;
 
-/* What a program's own function is asked for. */
+/* The arguments of a program's own sample function. */
 typedef struct tr_sample_call {
     int64_t index; /* in its dataset, from 0 */
-    uint64_t seed; /* for the random numbers of this sample: of (the loader's seed, epoch, index), so the same for any
-                      number of workers and ranks */
+    uint64_t seed; /* for this sample's random numbers. It depends on (the loader's seed, epoch, index) alone, so any
+                      number of workers and ranks draws the same */
     void *user;
 } tr_sample_call;
 
-/* Fills *out with tensors of the innermost scope (or the dataset's own, kept ones), on the CPU. Called from any thread,
- * from several at once. What it fails with reaches the training loop, with the sample's number before it. */
+/* Fills *out with CPU tensors, of the innermost scope or kept by the dataset. Called from several threads at once. A
+ * failure reaches the training loop with the sample's index in front of its message. */
 typedef tr_status (*tr_dataset_get)(const tr_sample_call *call, tr_sample *out);
 
 typedef struct tr_dataset_options {
@@ -40,27 +40,29 @@ typedef struct tr_dataset_options {
     int64_t count;                 /* samples */
     tr_dataset_get get;
     void *user;
-    void (*release)(void *user);   /* when the dataset goes; never when making it failed */
+    void (*release)(void *user);   /* called when the dataset is destroyed; not when making it failed */
     const char *name;              /* for messages; NULL: "dataset" */
 } tr_dataset_options;
-/* A program's own. The samples that make a batch must be alike in shape and dtype, unless the loader has a .collate. */
+/* A program's own dataset. The samples of a batch must have the same shape and dtype, unless the loader has a
+ * .collate. */
 #define tr_dataset_new(...) tr_dataset_new_with(TR__BRACES2(tr_dataset_options, count, get, __VA_ARGS__))
 TR_API tr_dataset *tr_dataset_new_with(const tr_dataset_options *options);
 
-/* A dataset that can be made again in another process, as a loader with .processes does: make() is called here and
- * there, with a copy of the argument's bytes (no pointers into this process), and gives the same samples. make is a
- * function of the program or of a library that it has loaded. Datasets of files, below, are such by themselves, and so
- * are slices of such. */
+/* A dataset that worker processes can make again, as a loader with .processes needs: make() is called in each process,
+ * with a copy of the argument's bytes (no pointers into this process), and must give the same samples. make is a
+ * function of the program or of a library that it has loaded. The datasets of files below, and slices of them, need no
+ * such function. */
 typedef tr_dataset *(*tr_dataset_make)(const void *argument, size_t bytes);
 TR_API tr_dataset *tr_dataset_from(tr_dataset_make make, const void *argument, size_t bytes);
 
 /* Sample i is row i of x and of y, contiguous CPU tensors that it holds; y may be NULL. */
 TR_API tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y);
-/* Samples [begin, end) of another. */
+/* Samples [begin, end) of another dataset. */
 TR_API tr_dataset *tr_dataset_slice(tr_dataset *set, int64_t begin, int64_t end);
-/* The samples of another with these numbers, count of them, in this order. */
+/* The samples of another dataset at these indices, in this order. */
 TR_API tr_dataset *tr_dataset_subset(tr_dataset *set, const int64_t *indices, int64_t count);
-/* Another's samples as function changes them: *sample comes filled, and goes as a tr_dataset_get would leave it. */
+/* Applies function to another dataset's samples: *sample arrives filled, and leaves as a tr_dataset_get would fill
+ * it. */
 typedef tr_status (*tr_dataset_function)(const tr_sample_call *call, tr_sample *sample);
 TR_API tr_dataset *tr_dataset_map(tr_dataset *set, tr_dataset_function function, void *user);
 
@@ -70,9 +72,9 @@ typedef struct tr_image_set_options {
     const char *folder;
     bool train; /* the training set; otherwise the test set */
     bool raw;   /* x as u8 0 … 255; otherwise f32 0 … 1 */
-    int64_t max_bytes; /* the most bytes that each of MNIST's files holds, as tr_idx_load() has it */
+    int64_t max_bytes; /* the limit of each of MNIST's files, as in tr_idx_load() */
 } tr_image_set_options;
-/* MNIST and what is laid out like it (Fashion-MNIST, KMNIST, …): train-images-idx3-ubyte, train-labels-idx1-ubyte or
+/* MNIST and datasets in its format (Fashion-MNIST, KMNIST, …): train-images-idx3-ubyte, train-labels-idx1-ubyte or
  * t10k-…, with .gz or without. x: [1, height, width], y: i64, a scalar. */
 #define tr_mnist(...) tr_mnist_with(TR__NAMED_OPTIONS1(tr_image_set_options, folder, __VA_ARGS__))
 TR_API tr_dataset *tr_mnist_with(const tr_image_set_options *options);
@@ -85,18 +87,19 @@ typedef struct tr_image_folder_options {
     size_t size;
     const char *given;
     const char *folder;
-    int height, width;  /* what images are scaled to, by averages where they become smaller */
+    int height, width;  /* the size that images are scaled to; smaller ones are made by averaging */
     bool raw;           /* as in tr_image_set_options */
-    int64_t max_pixels; /* the most pixels, width x height, that the image in a file may have; 0: 2^26, 67 million. Images
-                           are scaled row by row, and take a few rows of memory; progressive JPEG and interlaced PNG
-                           files, which have no rows until their end, at most three bytes for each of max_pixels */
+    int64_t max_pixels; /* the most pixels, width x height, that an image may have; 0: 2^26, 67 million. Images are
+                           scaled row by row, in a few rows of memory. Progressive JPEG and interlaced PNG files are
+                           decoded whole, in at most three bytes per pixel */
 } tr_image_folder_options;
-/* Images in a sub-folder for each class, numbered in order of names: JPEG and PNG files (.jpg, .jpeg, .png; what is
- * in them says which), read when they are asked for. x: RGB, [3, height, width], y: i64, a scalar. A file that is damaged
- * or has more pixels than .max_pixels is TR_FORMAT when it is read, and named. */
+/* Images in a sub-folder for each class; classes are numbered in the order of their names. Files are JPEG or PNG (.jpg,
+ * .jpeg, .png; the content decides), and are read when a sample is needed. x: RGB, [3, height, width], y: i64, a
+ * scalar. A file that is damaged or has more than .max_pixels is TR_FORMAT when it is read, and the message names
+ * it. */
 #define tr_image_folder(...) tr_image_folder_with(TR__NAMED_OPTIONS1(tr_image_folder_options, folder, __VA_ARGS__))
 TR_API tr_dataset *tr_image_folder_with(const tr_image_folder_options *options);
-/* The name of a class, "cat", of an image folder (not of a slice of one); NULL when there is none of that number. */
+/* The name of a class of an image folder, "cat"; NULL for a label out of range, and for a slice of an image folder. */
 TR_API const char *tr_image_folder_class(const tr_dataset *set, int64_t label);
 
 typedef struct tr_idx_load_options {
@@ -106,8 +109,8 @@ typedef struct tr_idx_load_options {
     int64_t max_bytes; /* the most bytes of elements; 0: of a compressed file 64 MiB or 32 times its size, whichever is
                           more; of a plain one any number */
 } tr_idx_load_options;
-/* The tensor of an IDX file, plain or compressed with gzip: u8, i32, f32 or f64. One with more than .max_bytes is
- * TR_FORMAT before memory is taken for it: a crafted file unpacks to a thousand times its size. */
+/* The tensor of an IDX file, plain or compressed with gzip: u8, i32, f32 or f64. A file with more than .max_bytes is
+ * refused (TR_FORMAT) before memory is allocated: a crafted file unpacks to a thousand times its size. */
 #define tr_idx_load(...) TR__NEW1(tr_idx_load, path, __VA_ARGS__)
 TR_API tr_tensor *tr_idx_load_with(const tr_idx_load_options *options);
 
@@ -117,35 +120,35 @@ TR_API TR_MUST_CHECK tr_status tr_dataset_at(tr_dataset *set, int64_t index, tr_
 
 /* ---- Samplers ---------------------------------------------------------------------------------------------------- */
 
-/* Which samples a rank takes in an epoch, and in which order. An object. */
+/* Says which samples a rank takes in an epoch, and in which order. An object. */
 typedef struct tr_sampler tr_sampler;
 
 typedef struct tr_distributed_sampler_options {
     size_t size;
     const char *given;
-    int64_t count;         /* samples that there are */
-    tr_group *group;       /* whose rank and world size; NULL: those below */
+    int64_t count;         /* samples in the dataset */
+    tr_group *group;       /* gives rank and world size; NULL: the two fields below do */
     int rank, world_size;  /* a world_size of 0 is 1 */
-    bool in_order;         /* in the order of their numbers; otherwise shuffled, as PyTorch's are, by Philox from (seed,
-                              epoch) */
+    bool in_order;         /* by index; otherwise shuffled by Philox, keyed by (seed, epoch) */
     uint64_t seed;         /* the same on all ranks */
-    bool drop_last;        /* leave the last out, so that all ranks get as many; otherwise the first are repeated */
-    int64_t global_batch;  /* samples that all ranks together take in a step: see below; 0: PyTorch's rule */
+    bool drop_last;        /* leave the last samples out to make ranks even; otherwise the first samples are repeated */
+    int64_t global_batch;  /* samples in a step of all ranks together: see below; 0: PyTorch's rule */
 } tr_distributed_sampler_options;
-/* PyTorch's rule: rank r takes every world_size-th of the shuffled samples, from the r-th on. With a .global_batch of n:
- * of each n samples in a row rank r takes numbers [n*r/world_size, n*(r+1)/world_size), and an incomplete batch at the end
- * is left out, so any number of ranks learns from the same batches. The loader's .batch is then this rank's part of it. */
+/* PyTorch's rule: rank r takes every world_size-th of the shuffled samples, from the r-th on. With a .global_batch of
+ * n, rank r takes samples [n*r/world_size, n*(r+1)/world_size) of each n in a row, and an incomplete batch at the end
+ * is left out. So any number of ranks learns from the same batches. The loader's .batch is then this rank's part of
+ * n. */
 #define tr_distributed_sampler(...) TR__NEW1(tr_distributed_sampler, count, __VA_ARGS__)
 TR_API tr_sampler *tr_distributed_sampler_with(const tr_distributed_sampler_options *options);
 
-/* Which epoch its order is drawn for, from 0. A loader with this sampler goes on with that epoch when it begins its
- * next one, unless tr_loader_set_epoch() or tr_loader_seek() is called later: what was set last counts. */
+/* Sets the epoch whose order is drawn, from 0. The next epoch of a loader with this sampler is that one; a later call
+ * of tr_loader_set_epoch() or tr_loader_seek() overrides it. */
 TR_API TR_MUST_CHECK tr_status tr_sampler_set_epoch(tr_sampler *sampler, int64_t epoch);
-/* How many this rank takes in an epoch; 0 in error. */
+/* Samples that this rank takes in an epoch; 0 in error. */
 TR_API int64_t tr_sampler_length(const tr_sampler *sampler);
-/* How many of these, at the end, are repeated to make ranks even. */
+/* How many of them, at the end, are duplicates that make ranks even. */
 TR_API int64_t tr_sampler_duplicates(const tr_sampler *sampler);
-/* Writes them, tr_sampler_length() many. */
+/* Writes their indices: out has room for tr_sampler_length(). */
 TR_API TR_MUST_CHECK tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out);
 
 /* ---- The loader -------------------------------------------------------------------------------------------------- */
@@ -153,17 +156,17 @@ TR_API TR_MUST_CHECK tr_status tr_sampler_indices(const tr_sampler *sampler, int
 /* Batches of a dataset's samples, made ahead by workers. An object; one thread uses it. */
 typedef struct tr_loader tr_loader;
 
-/* Makes a batch of samples: fills *batch as a tr_dataset_get does its sample. Called from several threads at once. */
+/* Makes a batch of samples: fills *batch as a tr_dataset_get fills a sample. Called from several threads at once. */
 typedef tr_status (*tr_collate)(const tr_sample *samples, int64_t count, void *user, tr_sample *batch);
 
-/* What becomes of a sample that cannot be made, as its file is damaged or its function fails. */
+/* What happens when a sample is bad: its file is damaged, or its function fails. */
 typedef enum tr_on_bad {
-    TR_FAIL, /* tr_loader_next() fails, with its number and what was wrong */
-    TR_SKIP, /* another sample takes its place: batches stay as large, and epochs as long, on every rank. It is drawn by
-                (seed, epoch, number of the bad one), comes at the batch's end, and counts among the batch's duplicates,
-                so that an evaluation leaves it out. The log names the bad one and its file, once; tr_loader_skipped()
-                counts it. When a hundred others cannot be made either, tr_loader_next() fails. Want of memory, samples
-                of other shapes, and worker processes that die are failures as ever */
+    TR_FAIL, /* tr_loader_next() fails; the message has the sample's index and the reason */
+    TR_SKIP, /* another sample replaces it, so batches keep their size and epochs their length on every rank. The
+                replacement is drawn by (seed, epoch, the bad sample's index), stands at the batch's end, and counts
+                among the batch's duplicates, so an evaluation leaves it out. The log names the bad sample and its file
+                once; tr_loader_skipped() counts it. When a hundred replacements are bad too, tr_loader_next() fails. A
+                lack of memory, a mismatched shape and a dead worker process are failures in either case */
 } tr_on_bad;
 
 typedef struct tr_loader_options {
@@ -171,20 +174,20 @@ typedef struct tr_loader_options {
     const char *given;
     tr_dataset *set;
     int64_t batch;        /* samples in a batch of this rank, as a DataLoader's batch_size; default 32 */
-    int workers;          /* threads; 0: none, tr_loader_next() makes each batch when it is asked for */
-    bool processes;       /* each worker makes batches in a process of its own; when that crashes, it is an error that
-                             names the signal and the samples. main() begins with TR_SPAWN_ENTRY, set is a
-                             tr_dataset_from() or one of files, and .collate is without .user */
-    int prefetch;         /* batches that are ready or under way, per worker; default 2 */
-    bool shuffle;         /* in an order of its own in every epoch; otherwise, as a DataLoader, in that of the numbers */
+    int workers;          /* worker threads; 0: tr_loader_next() makes each batch itself */
+    bool processes;       /* workers are processes; a crash is an error that names the signal and the samples. main()
+                             begins with TR_SPAWN_ENTRY, set is a tr_dataset_from() or a dataset of files, and .collate
+                             has no .user */
+    int prefetch;         /* batches per worker that are ready or being made; default 2 */
+    bool shuffle;         /* a new order in every epoch; otherwise samples come by index, as in a DataLoader */
     uint64_t seed;        /* for the order and for each sample's random numbers */
-    bool drop_last;       /* leave out a last batch that is not full */
-    tr_group *group;      /* whose ranks share an epoch, by a tr_distributed_sampler(); NULL: this process alone */
+    bool drop_last;       /* leave out an incomplete batch at the end */
+    tr_group *group;      /* its ranks divide each epoch, by a tr_distributed_sampler(); NULL: this process alone */
     tr_sampler *sampler;  /* instead of .shuffle and .group */
     tr_collate collate;   /* NULL: samples are stacked along a new first dimension */
     void *user;           /* for collate */
     tr_device device;     /* where batches go */
-    tr_on_bad on_bad;     /* TR_SKIP: samples that cannot be made are left out */
+    tr_on_bad on_bad;     /* TR_SKIP: bad samples are replaced */
 } tr_loader_options;
 #define tr_loader_new(...) tr_loader_new_with(TR__NAMED_OPTIONS1(tr_loader_options, set, __VA_ARGS__))
 TR_API tr_loader *tr_loader_new_with(const tr_loader_options *options);
@@ -192,25 +195,24 @@ TR_API tr_loader *tr_loader_new_with(const tr_loader_options *options);
 typedef struct tr_batch {
     tr_tensor *x, *y;        /* [count, …]; y is NULL when samples have none */
     int64_t count;
-    int64_t duplicates;      /* the last so many only make ranks even, or replace bad ones: not to be counted in an
-                                evaluation */
-    const int64_t *indices;  /* the samples' numbers, count of them */
+    int64_t duplicates;      /* so many samples at the end only make ranks even, or replace bad ones: an evaluation
+                                leaves them out */
+    const int64_t *indices;  /* [count], of the samples */
 } tr_batch;
-/* The next batch of the epoch, or TR_END when there is none: the call after that begins the next epoch. The order does
- * not depend on the workers. What batch points to is the loader's, valid until the next call; a graph keeps what it
- * needs, and tr_keep() keeps a tensor. After a failure, whose message names the sample, the next call goes on with the
- * batch after it. */
+/* The next batch, or TR_END at the end of the epoch; the call after that begins the next epoch. The order does not
+ * depend on the workers. The loader owns what batch points to, and it is valid until the next call; a graph keeps what
+ * it needs, and tr_keep() keeps a tensor. A failure's message names the sample; the next call continues with the batch
+ * after it. */
 TR_API TR_MUST_CHECK tr_status tr_loader_next(tr_loader *loader, tr_batch *batch);
-/* Which epoch comes next, from 0; ends one that is under way. Epochs follow each other, from 0, unless this or
- * tr_sampler_set_epoch() says otherwise. */
+/* Ends the current epoch and sets the next one, from 0. Without this or tr_sampler_set_epoch(), epochs count up from
+ * 0. */
 TR_API TR_MUST_CHECK tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch);
-/* Which batch comes next: of that epoch and with that number, both from 0. What a training that is resumed begins with. */
+/* Sets the next batch by epoch and number, both from 0: how a resumed training begins. */
 TR_API TR_MUST_CHECK tr_status tr_loader_seek(tr_loader *loader, int64_t epoch, int64_t batch);
 /* Batches in an epoch, on this rank; 0 in error. */
 TR_API int64_t tr_loader_batches(const tr_loader *loader);
-/* How many bad samples were skipped so far, in the batches that were handed out. A sample counts each time that it was
- * to be in one, so in an epoch any number of ranks counts as many together, but for those that make ranks even. 0 in
- * error. */
+/* How many bad samples were skipped in the batches so far; a sample counts each time that a batch should have had it.
+ * So the ranks' counts of an epoch have the same sum for any number of ranks, apart from duplicates. 0 in error. */
 TR_API int64_t tr_loader_skipped(const tr_loader *loader);
 
 /* ---- Tokenizers -------------------------------------------------------------------------------------------------- */
@@ -222,33 +224,33 @@ typedef struct tr_tokenizer tr_tokenizer;
 typedef struct tr_tokenizer_options {
     size_t size;
     const char *given;
-    const char *path; /* Hugging Face's files: a tokenizer.json, a vocab.json with merges.txt beside it, a vocab.txt; or a
-                         folder in which one of these is, the first of them */
-    bool cased;       /* of a vocab.txt: capitals and accents stay; tokenizer_config.json in a folder may say so, too */
+    const char *path; /* Hugging Face's files: a tokenizer.json, a vocab.json with merges.txt beside it, or a vocab.txt;
+                         or a folder, of which the first of these is read */
+    bool cased;       /* vocab.txt: capitals and accents stay; a folder's tokenizer_config.json can say so, too */
 } tr_tokenizer_options;
-/* A tokenizer.json whose parts are not those of GPT-2 or BERT is TR_UNSUPPORTED, and the message names them. */
+/* A tokenizer.json with other parts than those of GPT-2 or BERT is TR_UNSUPPORTED; the message names the parts. */
 #define tr_tokenizer(...) TR__NEW1(tr_tokenizer, path, __VA_ARGS__)
 TR_API tr_tokenizer *tr_tokenizer_with(const tr_tokenizer_options *options);
-/* Writes it as a tokenizer.json, which Hugging Face's tokenizers read, too. */
+/* Writes a tokenizer.json, which Hugging Face's tokenizers can read. */
 TR_API TR_MUST_CHECK tr_status tr_tokenizer_save(const tr_tokenizer *tokenizer, const char *path);
 
-/* How many tokens there are: ids are 0 to one less. 0 in error. */
+/* The vocabulary's size: ids are 0 to size - 1. 0 in error. */
 TR_API int tr_tokenizer_vocab(const tr_tokenizer *tokenizer);
-/* A token's id, "[MASK]" or " the"; -1: there is none. */
+/* The id of a token such as "[MASK]" or " the"; -1 when the vocabulary does not have it. */
 TR_API int tr_tokenizer_id(const tr_tokenizer *tokenizer, const char *token);
-/* A token's bytes, *bytes of them (no NUL behind), the tokenizer's own: of byte pairs any bytes, of word pieces with ## in
- * front inside a word. NULL: there is no such id. */
+/* The bytes of a token, *bytes of them, without a NUL; they belong to the tokenizer. A byte-pair token is any bytes, a
+ * word piece inside a word begins with ##. NULL for an id out of range. */
 TR_API const char *tr_tokenizer_token(const tr_tokenizer *tokenizer, int id, size_t *bytes);
 
 typedef struct tr_encode_options {
     size_t size;
     const char *given;
     const tr_tokenizer *tokenizer;
-    const char *text;   /* UTF-8. Bytes that are none: byte pairs keep them as they are, word pieces leave them out */
+    const char *text;   /* UTF-8. Invalid bytes stay as they are in byte pairs, and are left out by word pieces */
     size_t bytes;       /* of text; default: up to its NUL */
     const char *pair;   /* a second text, or NULL */
     bool bare;          /* word pieces: without [CLS] in front and [SEP] behind each text */
-    bool plain;         /* the names of special tokens in the text are text, as is wise where strangers wrote it */
+    bool plain;         /* special tokens' names in the text are plain text: for text from strangers */
     tr_tensor **types;  /* i32 [tokens]: 0 for the first text, 1 for the pair; or NULL */
 } tr_encode_options;
 /* -> i32 [tokens], on the CPU */
@@ -260,10 +262,10 @@ typedef struct tr_decode_options {
     const char *given;
     const tr_tokenizer *tokenizer;
     const tr_tensor *ids; /* i32 or i64, of any shape */
-    char *text;           /* gets as many bytes of the text as there is room for, and a NUL */
-    size_t bytes;
-    size_t *length;       /* how long the text is; or NULL */
-    bool special;         /* special tokens are written, too */
+    char *text;           /* gets as much of the text as fits, and a NUL */
+    size_t bytes;         /* the size of .text */
+    size_t *length;       /* gets the whole text's length; or NULL */
+    bool special;         /* write special tokens, too */
 } tr_decode_options;
 #define tr_decode(...) TR__NEW2(tr_decode, tokenizer, ids, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_decode_with(const tr_decode_options *options);
@@ -279,7 +281,7 @@ typedef struct tr_text_options {
     const char *path;        /* a file, or a folder whose text files are read in order of their names, sub-folders too;
                                 files with a NUL byte and names that start with a dot are left out */
     const char *suffixes;    /* for a folder: only names that end so, ".c .h .md"; NULL: all */
-    double validation;       /* the share at the end that is for validation; default 0.1 */
+    double validation;       /* the fraction at the end that is the validation part; default 0.1 */
     const tr_tokenizer *tokenizer; /* NULL: tokens are bytes */
 } tr_text_options;
 #define tr_text(...) TR__NEW1(tr_text, path, __VA_ARGS__)
@@ -287,28 +289,29 @@ TR_API tr_text *tr_text_with(const tr_text_options *options);
 TR_API int64_t tr_text_bytes(const tr_text *text, bool validation);
 TR_API int64_t tr_text_tokens(const tr_text *text, bool validation);
 TR_API int tr_text_files(const tr_text *text);
-/* A number that tells texts apart (no cryptographic one), by their tokens: to see whether a resumed training has the same. */
+/* A hash of the tokens, not a cryptographic one: a resumed training compares it. */
 TR_API uint64_t tr_text_hash(const tr_text *text);
 
 typedef struct tr_tokenizer_train_options {
     size_t size;
     const char *given;
-    const tr_text *text; /* without a tokenizer; its training part is learned from */
-    int vocab;           /* tokens: the 256 bytes, merges, and "<|endoftext|>" last; default 4,096. Fewer when the text has no more */
-    int least;           /* how often a pair must stand to become a token; default 2 */
+    const tr_text *text; /* of bytes, without a tokenizer; the training part is used */
+    int vocab;           /* tokens: the 256 bytes, merges, and "<|endoftext|>" last; default 4,096. A short text gives
+                            fewer */
+    int least;           /* how often a pair must occur to become a token; default 2 */
 } tr_tokenizer_train_options;
-/* A byte-pair tokenizer with a vocabulary of a text's own, the same as Hugging Face's trainer finds. */
+/* Learns a byte-pair tokenizer from a text, with the same result as Hugging Face's trainer. */
 #define tr_tokenizer_train(...) TR__NEW1(tr_tokenizer_train, text, __VA_ARGS__)
 TR_API tr_tokenizer *tr_tokenizer_train_with(const tr_tokenizer_train_options *options);
 
-/* How windows become those of a masked language model (Devlin et al. 2019): of the tokens a share is to be found out; of
- * these eight in ten are replaced by the mask, one in ten by a token at random, and one stays. The share is the same in each
- * window, so that a batch in parts is that batch. */
+/* Masked language modelling (Devlin et al. 2019): the model predicts a fraction of each window's tokens. Of these,
+ * eight in ten are replaced by the mask, one in ten by a random token, and one in ten stays. Every window has the same
+ * fraction, so micro-batches add up to the batch. */
 typedef struct tr_masking {
-    int32_t begin, end; /* stand first and last in each window; -1: none does */
+    int32_t begin, end; /* the first and the last token of each window; -1: none is added */
     int32_t mask;
-    int32_t vocab;      /* tokens at random are of 0 … vocab-1 */
-    double share;       /* 0: 0.15 */
+    int32_t vocab;      /* random tokens are drawn from 0 … vocab-1 */
+    double share;       /* the fraction; 0: 0.15 */
 } tr_masking;
 
 typedef struct tr_text_batch_options {
@@ -317,15 +320,16 @@ typedef struct tr_text_batch_options {
     tr_text *text;
     int64_t batch;           /* windows in the batch */
     int64_t context;         /* tokens in a window */
-    bool validation;         /* from the validation part: windows follow each other. The last batch may hold fewer; past it,
-                                TR_END */
-    uint64_t seed;           /* training: window starts depend on (seed, step, first_sample + i) only, so any number */
-    uint64_t step;           /* of ranks draws the same global batch */
+    bool validation;         /* windows of the validation part, in order. The last batch may be incomplete; after it
+                                comes TR_END */
+    uint64_t seed;           /* training: window i starts at a place that depends on (seed, step, first_sample + i)
+                                alone, */
+    uint64_t step;           /* so any number of ranks draws the same global batch */
     uint64_t first_sample;   /* the global number of the first window */
     const tr_masking *masking; /* NULL: none */
 } tr_text_batch_options;
-/* x, y: i32 [batch, context] on the CPU; y is x one token later, or with masking the tokens to be found out and -100
- * elsewhere. Without TR_OK both are in error. */
+/* x, y: i32 [batch, context] on the CPU; y is x one token later, or with masking the tokens to predict and -100
+ * elsewhere. After a failure both are in error. */
 #define tr_text_batch(x, y, ...) \
     tr_text_batch_with(TR__BRACES3(tr_text_batch_options, text, batch, context, __VA_ARGS__), (x), (y))
 TR_API TR_MUST_CHECK tr_status tr_text_batch_with(const tr_text_batch_options *options, tr_tensor **x, tr_tensor **y);

@@ -1,7 +1,7 @@
 /*
  * Trireme, modules: parameters with a forward. A module owns its parameters and child modules, by name.
  *
- * tr_forward() runs a module in a scope of its own, so what a forward makes on the way goes when it returns.
+ * tr_forward() runs a module in a scope of its own, so intermediate tensors are released when it returns.
  */
 #ifndef TRIREME_NN_H
 #define TRIREME_NN_H
@@ -16,7 +16,7 @@ typedef struct tr_module tr_module;
 
 /* ---- Using modules --------------------------------------------------------------------------------------------- */
 
-/* tr_forward(net, x) or tr_forward(net, a, b): the module's output. An error tells the modules on the way to it. */
+/* tr_forward(net, x) or tr_forward(net, a, b): the module's output. An error's message has the path of the module. */
 #ifndef __cplusplus
 #define tr_forward(module, ...) \
     tr_forward_n(                                   \
@@ -24,14 +24,13 @@ typedef struct tr_module tr_module;
 #endif
 TR_API tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n);
 
-/* All parameters, in the order they were added, depth first; one that is shared (tied) appears once, under its first
- * name. */
+/* All parameters, in the order they were added, depth first. A tied parameter appears once, under its first name. */
 TR_API tr_tensor_list *tr_parameters(tr_module *module);
 /* Parameters and buffers by their path, "h.0.attn.c_attn.weight". The tensors are the module's own, not copies. */
 TR_API tr_tensor_list *tr_state_dict(tr_module *module);
 
-/* What names of a state become: those that are like from, in which a * stands for any run of characters, become to, whose *
- * is that run; NULL leaves them out. {"transformer.*", "*"}, {"*.attn.bias", NULL} */
+/* Renames entries of a state dict: a name that matches from, where * is any run of characters, becomes to, whose * is
+ * that run. With a NULL to the entry is left out. {"transformer.*", "*"}, {"*.attn.bias", NULL} */
 typedef struct tr_rename {
     const char *from, *to;
 } tr_rename;
@@ -40,31 +39,31 @@ typedef struct tr_load_state_dict_options {
     const char *given;
     tr_module *module;
     const tr_tensor_list *state;
-    const tr_rename *rename; /* one after the other on every name; the last one's from is NULL. NULL: none */
-    const char *partial;     /* names, as tr_rename's, divided by spaces, that need not fit: what the state lacks or has in
-                                another shape keeps its values, what the module lacks is left out. "*": all; NULL: none */
-    tr_load_report *report;  /* filled in, also when nothing is changed; or NULL */
+    const tr_rename *rename; /* applied to every name in turn; ends with a NULL from. NULL: no renaming */
+    const char *partial;     /* patterns as in tr_rename, separated by spaces, of names that may differ: a parameter
+                                that the state lacks or has in another shape keeps its values, and an entry that the
+                                module lacks is left out. "*": all names; NULL: every name and shape must match */
+    tr_load_report *report;  /* filled in, also on failure; or NULL */
 } tr_load_state_dict_options;
-/* Copies values from state into the module, by name, dtypes converted: tr_load_state_dict(net, state, .partial = "fc.*").
- * Every name and shape must match, but for .partial's, or nothing is changed; something must be loaded. */
+/* Copies values from state into the module by name, and converts dtypes: tr_load_state_dict(net, state, .partial =
+ * "fc.*"). After a mismatch nothing is changed. Loading no entry at all is an error. */
 #define tr_load_state_dict(...) \
     tr_load_state_dict_with(TR__BRACES2(tr_load_state_dict_options, module, state, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_load_state_dict_with(const tr_load_state_dict_options *options);
-/* Moves parameters, their gradients and buffers; the tensors stay the same objects. Call it before an optimizer or DDP
- * takes the parameters. */
+/* Moves parameters, their gradients and buffers; the tensors stay the same objects. Call it before making an optimizer
+ * or DDP. */
 TR_API TR_MUST_CHECK tr_status tr_module_to(tr_module *module, tr_device device);
 TR_API TR_MUST_CHECK tr_status tr_train(tr_module *module); /* the mode modules start in */
 TR_API TR_MUST_CHECK tr_status tr_eval(tr_module *module);  /* dropout off */
 
-/* Frozen, the module's parameters require no gradient: forwards from now on compute none for them, those that are there are
- * forgotten, and optimizers, clipping, tr_ddp() and tr_shard_optimizer() pass them over, weight decay and momentum included,
- * whether they took them before or after. tr_freeze(module, false) lets them learn again; state of an optimizer goes on where
- * it stopped. Between steps, and on all ranks of a tr_ddp() alike. Buffers are no parameters: batch norm's move on until
- * tr_eval(). */
+/* Freezes the module's parameters: they require no gradient, and existing gradients are dropped. Optimizers, clipping,
+ * tr_ddp() and tr_shard_optimizer() skip them, weight decay and momentum included, also when they were made before.
+ * tr_freeze(module, false) undoes it; an optimizer's state for them continues where it stopped. Call it between steps,
+ * and on all ranks of a tr_ddp() alike. Buffers are not parameters: batch norm updates its own until tr_eval(). */
 TR_API TR_MUST_CHECK tr_status tr_freeze(tr_module *module, bool frozen);
 
-/* Whether the module's activations are computed again in backward rather than kept: as tr_checkpoint() of its forward. Best
- * for the blocks of a deep net, each on its own. */
+/* Computes the module's activations again in backward instead of saving them, as tr_checkpoint() of its forward. Best
+ * for each block of a deep net. */
 TR_API TR_MUST_CHECK tr_status tr_set_recompute(tr_module *module, bool on);
 
 typedef struct tr_seed_options {
@@ -75,17 +74,16 @@ typedef struct tr_seed_options {
     uint64_t step;         /* the training step, */
     uint64_t first_sample; /* and the global number of the batch's first sample: see tr_dropout */
 } tr_seed_options;
-/* Says which random numbers the module's dropouts draw next: call it before each forward in training. */
+/* Sets the random numbers that the module's dropouts draw next: call it before each forward in training. */
 #define tr_seed(...) TR__NEW2(tr_seed, module, seed, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_seed_with(const tr_seed_options *options);
 
 /* ---- Modules that come with the library -------------------------------------------------------------------------- */
 
-/* What a layer or model takes that is made without a seed: the calling thread's next one, so that each starts otherwise, and
- * all start the same in every run and on every rank whose thread has made as many before. Threads count by themselves. Give
- * seeds where that does not hold: to what must be alike though only some ranks make another module before it, and in
- * functions that run on whichever thread is free, such as those that other workers call. A model takes one for all of its
- * layers; so can a module of the program's own. Never 0. */
+/* The calling thread's next seed: what a layer or model without a .seed takes. Each module so starts with other values,
+ * and with the same values in every run and on every rank whose thread has made as many modules before. Give a .seed
+ * where that does not hold: where only some ranks make another module first, and in functions that any thread may run,
+ * such as RPC functions. A model takes one seed for all its layers; so can a program's own module. Never 0. */
 TR_API uint64_t tr_next_seed(void);
 
 typedef struct tr_linear_options {
@@ -94,12 +92,13 @@ typedef struct tr_linear_options {
     int64_t in_features, out_features;
     bool no_bias;
     bool in_out;       /* weight is [in, out], as GPT-2's Conv1D; otherwise [out, in] */
-    tr_activation_kind activation; /* of the input, on its way into the product: cheaper than a module before this one */
-    double init_std;   /* weight normal(0, init_std), zero bias; default: both uniform(-1/sqrt(in), 1/sqrt(in)), as PyTorch */
+    tr_activation_kind activation; /* applied to the input within the gemm: cheaper than a module before this one */
+    double init_std;   /* weight normal(0, init_std), zero bias; default: both uniform(-1/sqrt(in), 1/sqrt(in)), as
+                          PyTorch */
     uint64_t seed;     /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_linear_options;
-/* tr_forward(linear, x), or tr_forward(linear, x, residual): the residual is added as part of the matrix product. */
+/* tr_forward(linear, x), or tr_forward(linear, x, residual): the residual is added within the gemm. */
 #define tr_linear(...) TR__NEW2(tr_linear, in_features, out_features, __VA_ARGS__)
 TR_API tr_module *tr_linear_with(const tr_linear_options *options);
 
@@ -154,9 +153,9 @@ typedef struct tr_multihead_attention_options {
     tr_dtype dtype;
 } tr_multihead_attention_options;
 /* PyTorch's, with batch first: parameters in_proj_weight [3*dim, dim], in_proj_bias, out_proj.weight, out_proj.bias.
- * tr_forward(attention, x): x: [batch, seq, dim] looks at itself; tr_forward(attention, query, key, value). -> as query. Behind
- * either may stand a mask, NULL for none: bool, true where one may look, [batch, keys] (false: padding) or, with four
- * dimensions, as tr_attention() takes it. */
+ * tr_forward(attention, x): self-attention of x: [batch, seq, dim]; or tr_forward(attention, query, key, value). -> as
+ * query. A mask may follow, or NULL: bool, true where attention is allowed, [batch, keys] (false: padding) or, with
+ * four dimensions, as in tr_attention(). */
 #define tr_multihead_attention(...) TR__NEW2(tr_multihead_attention, dim, heads, __VA_ARGS__)
 TR_API tr_module *tr_multihead_attention_with(const tr_multihead_attention_options *options);
 
@@ -189,7 +188,7 @@ typedef struct tr_conv_transpose2d_options {
     int dilation;      /* default 1 */
     int groups;        /* default 1 */
     bool no_bias;
-    double init_std;   /* as tr_conv2d()'s; PyTorch's fan in of these is out/groups times the kernel */
+    double init_std;   /* as tr_conv2d()'s; fan in is out/groups times the kernel, as in PyTorch */
     uint64_t seed;     /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_conv_transpose2d_options;
@@ -246,8 +245,8 @@ typedef struct tr_batch_norm2d_options {
     double momentum;   /* default 0.1 */
     tr_dtype dtype;    /* of weight and bias; the running statistics are f32, or f64 */
 } tr_batch_norm2d_options;
-/* Over the batch in training, when it moves the buffers running_mean and running_var and counts in num_batches_tracked (i64);
- * by the buffers after tr_eval(). */
+/* In training mode it normalizes by the batch's statistics, and updates the buffers running_mean, running_var and
+ * num_batches_tracked (i64); after tr_eval() it normalizes by the buffers. */
 #define tr_batch_norm2d(...) TR__NEW1(tr_batch_norm2d, channels, __VA_ARGS__)
 TR_API tr_module *tr_batch_norm2d_with(const tr_batch_norm2d_options *options);
 /* The same of [batch, channels] or sequences. */
@@ -264,7 +263,7 @@ TR_API tr_module *tr_dropout_layer(double p);
 /* A module without parameters from a function: tr_activation(tr_gelu). */
 TR_API tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x));
 TR_API tr_module *tr_relu_layer(void);
-/* Runs modules one after the other; takes them over. Children are named "0", "1", … */
+/* Runs modules in turn. The children are named "0", "1", … */
 #ifndef __cplusplus
 #define tr_sequential(...) \
     tr_sequential_n((tr_module *[]){__VA_ARGS__}, (int)(sizeof((tr_module *[]){__VA_ARGS__}) / sizeof(tr_module *)))
@@ -276,29 +275,28 @@ TR_API tr_module *tr_sequential_n(tr_module *const *modules, int n);
 /* inputs: n tensors. Returns the output (in error when one of the inputs is). */
 typedef tr_tensor *(*tr_forward_function)(tr_module *self, tr_tensor *const *inputs, int n);
 
-/* A module with state_bytes of zeroed memory of its own, freed with it; tr_module_state() is NULL when there was none.
- * name shows in messages. Without a forward (NULL) it only holds its parts. Replicas of a module (tr_data_parallel()) have
- * copies of its state, in which pointers to the module's parameters, buffers and children are those of the replica; what
- * else the state points to is shared by replicas that run at the same time. */
+/* A module with state_bytes of zeroed memory, freed with it; tr_module_state() is NULL for 0 bytes. Messages show name.
+ * With a NULL forward it is a container. A replica of a module (tr_data_parallel()) has a copy of its state, in which
+ * pointers to the module's parameters, buffers and children lead to the replica's; all other pointers are shared by
+ * replicas that run at the same time. */
 TR_API tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_function forward);
 TR_API void *tr_module_state(const tr_module *module);
 TR_API const char *tr_module_name(const tr_module *module);
-/* What tells the module from others of its name and shapes, as far as its forward depends on it: tr_module_detail(m,
- * "heads %d", heads). Ranks that train together compare it, as tr_trainer() tells. Numbers are written with a point in any
- * locale. Said again, it replaces what was said. */
+/* Describes settings that the forward depends on and that neither name nor shapes show: tr_module_detail(m, "heads %d",
+ * heads). Ranks that train together compare it (tr_trainer()). Numbers have a decimal point in any locale. A later call
+ * replaces the text. */
 TR_API void tr_module_detail(tr_module *module, const char *format, ...) TR_PRINTF(2, 3);
 TR_API bool tr_module_training(const tr_module *module);
-/* Adds a child, a parameter (a float leaf: it is made to require a gradient) or a buffer under a name without dots, and
- * returns it. The module takes a reference. Adding what is in error puts the module in error, adding NULL does nothing.
- * The same parameter may be added in several places: it is then shared (tied). A child named "" adds nothing to the
- * paths. */
+/* Adds a child, a parameter (a float leaf, which then requires a gradient) or a buffer under a name without dots, and
+ * returns it. The module takes a reference. Adding an object in error puts the module in error; adding NULL does
+ * nothing. A parameter that is added in several places is tied. A child named "" adds nothing to the paths. */
 TR_API tr_module *tr_module_add(tr_module *parent, const char *name, tr_module *child);
-/* The module at a path such as "h.0.attn", the module's own object; NULL when there is none. */
+/* The module at a path such as "h.0.attn", borrowed; NULL when the path leads to no module. */
 TR_API tr_module *tr_module_find(tr_module *module, const char *path);
 TR_API tr_tensor *tr_module_parameter(tr_module *module, const char *name, tr_tensor *parameter);
 TR_API tr_tensor *tr_module_buffer(tr_module *module, const char *name, tr_tensor *buffer);
-/* How functions of a program's own fail: `return tr_tensor_fail(TR_SHAPE, "…", …)` in a forward, the other where a
- * module is made. Both return an object in error with that message. */
+/* Objects in error with a message of the program's own: `return tr_tensor_fail(TR_SHAPE, "…", …)` in a forward, the
+ * other where a module is made. */
 TR_API tr_tensor *tr_tensor_fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
 TR_API tr_module *tr_module_fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
 

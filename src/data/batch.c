@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* So many samples are tried in place of one that cannot be made: when none of them can, most of the dataset is bad. */
+/* The most replacements tried for a bad sample: when all are bad, most of the dataset is. */
 enum { MOST_REPLACEMENTS = 100 };
 
 /* Where samples of one layout are put together. */
@@ -27,13 +27,13 @@ typedef struct pile {
 typedef struct maker {
     const tr__recipe *recipe;
     tr__batch_result *batch;
-    bool unmade;        /* what failed last was a sample, not the putting together */
+    bool unmade;        /* the last failure was a sample's, not the batch's */
     pile x, y;          /* without a .collate */
-    int64_t first;      /* the number of the sample that said what x and y are like */
+    int64_t first;      /* the index of the sample that set the layout of x and y */
     tr_sample *samples; /* [count], for a .collate */
 } maker;
 
-/* To be called before each sample. */
+/* Call it before each sample. */
 static tr_status go_on(const tr__recipe *r)
 {
     if (atomic_load_explicit(r->stop, memory_order_relaxed)) return tr__fail(TR_CANCELLED, "the batch was given up");
@@ -69,7 +69,7 @@ static tr_status get(maker *m, int64_t index, tr_sample *sample)
     return status;
 }
 
-/* A sample that writes itself. */
+/* A sample whose dataset writes it in place. */
 static inline tr_status write_row(maker *m, int64_t at, int64_t index)
 {
     tr_dataset *set = m->recipe->set;
@@ -78,7 +78,7 @@ static inline tr_status write_row(maker *m, int64_t at, int64_t index)
     return status == TR_OK ? TR_OK : tr__sample_failed(set, index, status);
 }
 
-/* Copies one part of a sample to its row; the first sample says what they look like. */
+/* Copies one part of a sample to its row; the first sample sets the layout. */
 static tr_status stack_part(const maker *m, const char *part, int64_t at, const tr_tensor *t, const pile *p)
 {
     if (!t != !p->rows)
@@ -133,7 +133,7 @@ static inline tr_status put(maker *m, int64_t at, int64_t index)
 
 /* ---- All of them ------------------------------------------------------------------------------------------------- */
 
-/* Want of memory says nothing of the sample. */
+/* A lack of memory is not the sample's fault. */
 static bool is_bad(const maker *m, tr_status status)
 {
     return m->recipe->on_bad == TR_SKIP && m->unmade && status != TR_NO_MEMORY && status != TR_CANCELLED &&
@@ -156,7 +156,7 @@ static tr_status replace(maker *m, int64_t at, int64_t bad)
         bad, MOST_REPLACEMENTS);
 }
 
-/* Those that were asked for, as far as all of the first `good` could be made. */
+/* The requested samples, if the first `good` are all of them. */
 static tr_status begin_indices(maker *m, int64_t good)
 {
     const tr__recipe *r = m->recipe;

@@ -15,12 +15,12 @@ typedef struct tr__recipe {
     tr_device device;
     tr_on_bad on_bad;
     uint64_t seed;      /* of the epoch */
-    int64_t choice;     /* the sampler chooses among the first so many samples of the set */
+    int64_t choice;     /* the sampler draws from the first so many samples of the set */
     const int64_t *indices;
     int64_t count;
-    int64_t once;       /* of these, at the beginning, are no duplicates */
+    int64_t once;       /* so many at the beginning are not duplicates */
     const atomic_bool *stop; /* when it becomes true the batch is given up: TR_CANCELLED */
-    atomic_uint *begun;      /* counts samples, or batches of another process, as they are begun; NULL: nobody asks */
+    atomic_uint *begun;      /* counts samples, or batches of another process, as they are begun; NULL: not counted */
 } tr__recipe;
 
 /* What became of it. Zeroed: nothing. */

@@ -1,7 +1,7 @@
 /*
  * What data consists of, in few bytes, so that ranks can see whether they have the same: a CRC-32C of what is in memory
- * (of more than 64 MiB a sample, of 64 pieces spread evenly), of the names and sizes of files, and of a few samples where
- * a function of the program makes them.
+ * (of more than 64 MiB a sample, of 64 pieces spread evenly), of the names and sizes of files, and of a few samples
+ * where a function of the program makes them.
  */
 #ifndef TR_DATA_CONTENT_H
 #define TR_DATA_CONTENT_H
@@ -19,7 +19,8 @@ typedef struct tr__content {
 void tr__content_add(tr__content *content, const void *data, size_t bytes);
 
 /* Says what a set consists of under a name, "data": "60000 samples of u8 [1, 28, 28] (CRC-32C 1a2b3c4d)"; and, where a
- * function makes samples, what three of them are under "data.samples", if their values are wanted. NULL: there is no set. */
+ * function makes samples, what three of them are under "data.samples", if their values are wanted. A NULL set adds
+ * nothing. */
 void tr__dataset_say(tr_dataset *set, const char *name, bool values, tr__facts *facts);
 /* The same of a text, "data", and of the tokenizer that cut it, "tokenizer". */
 void tr__text_say(const tr_text *text, tr__facts *facts);

@@ -1,4 +1,4 @@
-/* Datasets: a program's own, rows of tensors, parts of others and changed ones. */
+/* Datasets: a program's own, rows of tensors, slices, subsets and maps of others. */
 #include "data/dataset.h"
 
 #include "base/rng.h"
@@ -252,7 +252,7 @@ static void slice_sum(tr_dataset *set, tr__content *content)
 static const tr__dataset_kind slice_kind = {
     .get = slice_get, .write = slice_write, .destroy = slice_destroy, .sum = slice_sum};
 
-/* Takes a dataset that another is to stand on: its count, name and layout. */
+/* Takes count, name and layout from the dataset that another is built on. */
 static tr_status stand_on(const char *what, tr_dataset *set, tr_dataset **place, tr_dataset *base)
 {
     if (!base) return tr__fail(TR_INVALID, "%s: the dataset is NULL", what);

@@ -20,12 +20,13 @@ struct tr__content;
 /* get or write, and perhaps destroy, which releases what the state holds. */
 typedef struct tr__dataset_kind {
     tr_status (*get)(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out);
-    tr_status (*write)(tr_dataset *set, int64_t index, void *x, void *y); /* y: NULL when there is none */
+    tr_status (*write)(tr_dataset *set, int64_t index, void *x, void *y); /* y: NULL when samples have none */
     void (*destroy)(tr_dataset *set);
-    void (*sum)(tr_dataset *set, struct tr__content *content); /* adds what the samples are made of; NULL: a function makes them */
+    void (*sum)(tr_dataset *set, struct tr__content *content); /* adds the data that the samples are made of; NULL: a
+                                                                  function makes them */
 } tr__dataset_kind;
 
-/* How another process makes the dataset. */
+/* How another process makes the dataset again. */
 typedef struct tr__source {
     tr_dataset_make make;
     size_t bytes;
@@ -60,7 +61,7 @@ static inline size_t tr__layout_bytes(const tr__layout *layout)
     return (size_t)tr__numel(layout->shape) * tr_dtype_size(layout->dtype);
 }
 
-/* One sample as sound CPU tensors of the innermost scope. What fails names the sample. */
+/* One sample as sound CPU tensors of the innermost scope. A failure's message names the sample. */
 tr_status tr__dataset_sample(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out);
 /* Adds what a set consists of (data/content.h). */
 void tr__dataset_sum(tr_dataset *set, struct tr__content *content);

@@ -45,7 +45,7 @@ tr_status tr__image_decode(const unsigned char *bytes, size_t count, int64_t max
 tr_status tr__jpeg_decode(tr__image_scaler *scaler, const unsigned char *bytes, size_t count);
 tr_status tr__png_decode(tr__image_scaler *scaler, const unsigned char *bytes, size_t count);
 
-/* Refuses an image of so many pixels. */
+/* The failure for an image with too many pixels. */
 tr_status tr__image_check(const tr__image_scaler *scaler, uint32_t width, uint32_t height);
 /* The source has this size; it fits into 31 bits. */
 tr_status tr__image_scaler_begin(tr__image_scaler *scaler, uint32_t source_width, uint32_t source_height);

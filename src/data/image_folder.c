@@ -96,7 +96,7 @@ static const tr__dataset_kind kind = {.write = write_sample, .destroy = destroy,
 
 /* ---- The folder -------------------------------------------------------------------------------------------------- */
 
-static bool is_picture(const char *name)
+static bool is_image(const char *name)
 {
     const char *dot = strrchr(name, '.');
     return dot && (!strcasecmp(dot, ".jpg") || !strcasecmp(dot, ".jpeg") || !strcasecmp(dot, ".png"));
@@ -133,12 +133,12 @@ static int by_name(const struct dirent **a, const struct dirent **b)
  * sub-folders are the classes. */
 typedef tr_status (*visitor)(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label);
 
-/* What is neither, or cannot be looked at, as a link to nowhere, is passed over, but for a picture that is missing. */
+/* Skips what is neither, or cannot be examined, such as a dangling link; but a missing image is an error. */
 static tr_status visit_entry(tr_dataset *set, const char *path, const char *name, int64_t label, visitor visit)
 {
     struct stat info;
     if (stat(path, &info) != 0) {
-        if (label < 0 || !is_picture(name)) return TR_OK;
+        if (label < 0 || !is_image(name)) return TR_OK;
         return tr__fail_errno(TR_IO, errno, "image_folder: cannot look at %s", path);
     }
     return S_ISDIR(info.st_mode) || S_ISREG(info.st_mode) ? visit(set, path, name, &info, label) : TR_OK;
@@ -161,11 +161,12 @@ static tr_status walk(tr_dataset *set, const char *folder, int64_t label, visito
     return status;
 }
 
-/* Within a class: its pictures, sub-folders too. A link that leads back up is an error, by its length. */
-static tr_status visit_picture(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label)
+/* Within a class: its images, sub-folders too. A link that leads back up is an error, by its length. */
+static tr_status visit_image(tr_dataset *set, const char *path, const char *name, const struct stat *info,
+    int64_t label)
 {
-    if (S_ISDIR(info->st_mode)) return walk(set, path, label, visit_picture);
-    return is_picture(name) ? add_entry(set, path, label, info->st_size) : TR_OK;
+    if (S_ISDIR(info->st_mode)) return walk(set, path, label, visit_image);
+    return is_image(name) ? add_entry(set, path, label, info->st_size) : TR_OK;
 }
 
 static tr_status visit_class(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label)
@@ -178,7 +179,7 @@ static tr_status visit_class(tr_dataset *set, const char *path, const char *name
     if (!classes || !(classes[f->classes_count] = strdup(name)))
         return tr__fail(TR_NO_MEMORY, "image_folder: out of memory");
     int64_t number = f->classes_count++, before = set->count;
-    TR__TRY(walk(set, path, number, visit_picture));
+    TR__TRY(walk(set, path, number, visit_image));
     if (set->count > before) return TR_OK;
     return tr__fail(TR_INVALID, "image_folder: there is no .jpg, .jpeg or .png in %s", path);
 }

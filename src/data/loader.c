@@ -64,7 +64,7 @@ struct tr_loader {
 
     bool has_lock;
     pthread_mutex_t lock;      /* for what follows */
-    pthread_cond_t work, made; /* there may be something to do; something was done */
+    pthread_cond_t work, made; /* work may be available; work was done */
     worker *workers;
     int count, running;        /* of workers, and how many threads there are */
     bool ending;
@@ -200,7 +200,7 @@ static tr_status draw_indices(tr_loader *l)
     return TR_OK;
 }
 
-/* No worker is at a batch meanwhile, as there is none to be taken. */
+/* No worker is active meanwhile: there is no batch to take. */
 static tr_status begin_epoch(tr_loader *l)
 {
     follow_sampler(l);

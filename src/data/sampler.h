@@ -1,4 +1,4 @@
-/* What the loader asks a sampler. */
+/* What the loader needs of a sampler. */
 #ifndef TR_DATA_SAMPLER_H
 #define TR_DATA_SAMPLER_H
 
@@ -6,7 +6,7 @@
 
 #include <trireme/data.h>
 
-/* The samples that it chooses from. */
+/* The number of samples that it draws from. */
 int64_t tr__sampler_count(const tr_sampler *sampler);
 /* The epoch that the program set last, and how often it has set one. */
 int64_t tr__sampler_epoch(const tr_sampler *sampler, int64_t *times_set);

@@ -13,7 +13,7 @@ typedef struct tr__skips {
 tr_status tr__skips_add(tr__skips *skips, int64_t index, const char *text);
 /* Takes over a copy of records that another process has made. */
 tr_status tr__skips_copy(tr__skips *skips, const char *records, size_t bytes);
-/* The record at *at, which goes behind it, from 0 on; false: there is none. */
+/* Reads the record at *at, from 0 on, and moves *at behind it; false at the end. */
 bool tr__skips_next(const tr__skips *skips, size_t *at, int64_t *index, const char **text);
 void tr__skips_drop(tr__skips *skips);
 

@@ -28,7 +28,7 @@ static tr_status tokenize(tr_text *text, const tr_tokenizer *tokenizer)
     while (text->training > 0 && text->training < text->count && (text->bytes[text->training] & 0xc0) == 0x80)
         text->training--; /* not within a character */
     tr__token_ids ids = {0};
-    tr_status status = tr__ids_reserve(&ids, 1); /* so that there is a list, though perhaps of no token */
+    tr_status status = tr__ids_reserve(&ids, 1); /* so that the list exists even without a token */
     if (status == TR_OK)
         status = tr__tokenizer_encode(tokenizer, text->bytes, (size_t)text->training, false, &ids);
     text->training_tokens = (int64_t)ids.count;
@@ -168,7 +168,7 @@ static int64_t draw_below(const tr_text_batch_options *o, int64_t sample, int64_
     return (int64_t)((uint64_t)r.word[0] * (uint64_t)below >> 32);
 }
 
-/* Hides one token: x: [context] is what the model sees, y: [context] what it is to find out. */
+/* Masks one token: x: [context] is the input, y: [context] the target. */
 static void hide(const tr_text_batch_options *o, int64_t sample, int64_t draw, int32_t *x, int32_t *y)
 {
     const tr_masking *m = o->masking;
@@ -180,7 +180,7 @@ static void hide(const tr_text_batch_options *o, int64_t sample, int64_t draw, i
         *x = (int32_t)draw_below(o, sample, draw + 1, m->vocab);
 }
 
-/* A share of the n tokens from x on, each as likely: as many are taken as are wanted, one after the other. */
+/* Masks a fixed number of the n tokens from x on, each as likely, by selection sampling. */
 static void mask_window(const tr_text_batch_options *o, int64_t sample, int64_t n, int32_t *x, int32_t *y)
 {
     double share = o->masking->share > 0 ? o->masking->share : 0.15;

@@ -22,7 +22,7 @@ struct tr_text {
 /* Appends what stands at text->path: a file, or the text files of a folder. suffixes: as in tr_text_options. */
 tr_status tr__text_read(tr_text *text, const char *suffixes);
 
-/* Tokens of the text that a window is made of: one more than the context, where the next one is to be said. */
+/* Tokens of the text in a window: one more than the context when the model predicts the next token. */
 int64_t tr__tokens_of_window(int64_t context, const tr_masking *masking);
 /* How many windows follow each other in a text's validation part. */
 int64_t tr__text_windows(const tr_text *text, int64_t context, const tr_masking *masking);

@@ -1,4 +1,4 @@
-/* The struct of tr_tokenizer, and what its two kinds do. */
+/* The struct of tr_tokenizer, and its two kinds. */
 #ifndef TR_DATA_TOKENIZER_H
 #define TR_DATA_TOKENIZER_H
 
@@ -8,7 +8,7 @@
 
 #include <trireme/data.h>
 
-/* Of two neighbouring tokens, the one that they become; lower ranks first. */
+/* The token that two neighbours merge into; lower ranks first. */
 typedef struct tr__merge {
     int32_t left, right, rank, token; /* left -1: a free slot */
 } tr__merge;
@@ -66,7 +66,7 @@ const tr__merge *tr__merges_find(const tr__merges *merges, int left, int right);
 tr_status tr__byte_pair_encode(const tr_tokenizer *tokenizer, const unsigned char *text, size_t bytes, tr__token_ids *ids);
 tr_status tr__word_piece_encode(const tr_tokenizer *tokenizer, const unsigned char *text, size_t bytes, tr__token_ids *ids);
 
-/* Fills a tokenizer from what stands at a path; in tokenizer_load.c. */
+/* Fills a tokenizer from a file or folder; in tokenizer_load.c. */
 tr_status tr__tokenizer_load(tr_tokenizer *tokenizer, const tr_tokenizer_options *options);
 /* Finds what encoding needs (of_byte, unknown, begin, end) once tokens and special are there. */
 tr_status tr__tokenizer_finish(tr_tokenizer *tokenizer);

@@ -37,7 +37,7 @@ static tr_status read_json(const char *path, cJSON **json)
     return *json ? TR_OK : tr__fail(TR_FORMAT, "%s: is no JSON from byte %zu on", path, at);
 }
 
-/* The next line of a text; *text moves on. A carriage return at its end is no part of it. */
+/* The next line of a text; *text moves on. A carriage return at its end is dropped. */
 static const char *next_line(const char **text, const char *end, size_t *length)
 {
     const char *line = *text, *stop = memchr(line, '\n', (size_t)(end - line));
@@ -106,7 +106,7 @@ static tr_status read_words(tr_tokenizer *t, const char *text, size_t bytes)
     return TR_OK;
 }
 
-/* What tokenizer_config.json says of capitals; as it is where there is no such file. */
+/* Whether tokenizer_config.json keeps capitals; without such a file *cased stays. */
 static tr_status read_config(const char *path, bool *cased)
 {
     struct stat info;
@@ -142,7 +142,7 @@ static tr_status load_json(tr_tokenizer *t, const char *path)
     return status == TR_OK ? TR_OK : tr__fail_context(status, "%s", path);
 }
 
-/* A file's name behind the first length bytes of a path, which end with a slash or are none. */
+/* A file's name behind the first length bytes of a path; they end with a slash, or length is 0. */
 static tr_status named(char out[PATH_MAX], const char *path, size_t length, const char *name)
 {
     if (snprintf(out, PATH_MAX, "%.*s%s", (int)length, path, name) < PATH_MAX) return TR_OK;

@@ -4,7 +4,7 @@
 
 uint32_t tr__utf8_read(const unsigned char *s, size_t left, int *bytes)
 {
-    /* The least character of each length, so that longer forms of shorter ones are none. */
+    /* The least character of each length: overlong forms are invalid. */
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     *bytes = 1;
     if (*s < 0x80) return *s;

@@ -6,9 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TR__NOT_UTF8 = 0xfffd }; /* what a byte that belongs to no character is read as */
+enum { TR__NOT_UTF8 = 0xfffd }; /* stands for an invalid byte */
 
-/* The character at text, of left > 0 bytes; *bytes: how long it is, 1 for a byte that belongs to none. */
+/* The character at text, of left > 0 bytes; *bytes: its length, 1 for an invalid byte. */
 uint32_t tr__utf8_read(const unsigned char *text, size_t left, int *bytes);
 bool tr__is_utf8(const void *text, size_t bytes);
 /* Writes it, and returns the number of bytes, 1 to 4. */

@@ -1,4 +1,4 @@
-/* Random starts. A tensor's values are a function of its seed alone, so every rank and every machine makes the same. */
+/* Random initialization. A tensor's values depend on its seed alone, so every rank and every machine makes the same. */
 #include "nn/module.h"
 
 #include "base/rng.h"

@@ -256,12 +256,12 @@ tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x))
 
 /* ---- Sequential -------------------------------------------------------------------------------------------------- */
 
-/* Each module's input is let go when its output is there, so that without a graph only two of them live at a time. */
+/* Releases each module's input once its output exists, so that without a graph only two activations live at a time. */
 static tr_tensor *sequential_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
-    int last = self->count - 1; /* members that are no modules, as parameters of the user's, are passed over */
+    int last = self->count - 1; /* skip members that are not modules, such as a user's parameters */
     while (last >= 0 && self->members[last].kind != TR__CHILD) last--;
     if (last < 0) return inputs[0];
     tr_tensor *x = tr_keep(inputs[0]);

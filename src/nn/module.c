@@ -159,7 +159,7 @@ tr_module *tr_module_add(tr_module *parent, const char *name, tr_module *child)
     return tr__object_failed(&tr__module_type);
 }
 
-/* What is wrapped counts as the wrapper's. */
+/* A wrapped module counts as its wrapper. */
 static tr_module *child_of(const tr_module *module, const char *name, size_t length)
 {
     tr_module *found = NULL;
@@ -216,7 +216,7 @@ tr_tensor *tr_module_buffer(tr_module *module, const char *name, tr_tensor *buff
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/* An error that began inside a module is told with the modules on the way: "gpt: block: linear: inner sizes differ". */
+/* The message of an error inside a module gets the modules on the way: "gpt: block: linear: inner sizes differ". */
 static tr_tensor *with_name(const tr_module *module, const tr_tensor *in_error)
 {
     tr_status status = tr_status_of(in_error);

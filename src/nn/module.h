@@ -24,7 +24,7 @@ struct tr_module {
     char *detail; /* by tr_module_detail(); NULL: none */
     void *state;
     size_t state_bytes;
-    tr_forward_function forward;       /* NULL: it only holds its children */
+    tr_forward_function forward;       /* NULL: a container */
     void (*finish)(tr_module *module); /* NULL, or undoes what stands in state; run when the last reference goes */
     tr__member *members;               /* in the order they were added */
     int count, capacity;
@@ -69,10 +69,10 @@ tr_tensor *tr__check_input(const tr_module *self, tr_tensor *const *inputs, int 
 tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double std);
 tr_tensor *tr__init_uniform(tr_shape shape, tr_dtype dtype, uint64_t seed, double bound); /* [-bound, bound) */
 
-/* The seed that a layer's options give, or else the thread's next. */
+/* The seed in a layer's options, or else the thread's next. */
 uint64_t tr__seed_of(const void *options, uint64_t seed);
 
-/* How a layer that multiplies and adds starts. */
+/* The initialization of a layer with weight and bias. */
 typedef struct tr__affine_start {
     tr_shape weight;
     int64_t out, fan_in; /* outputs; inputs of each */

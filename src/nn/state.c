@@ -1,4 +1,4 @@
-/* What is done to all of a module's tree: lists of its tensors, loading, moving, modes, seeds. */
+/* Operations on a module's whole tree: lists of its tensors, loading, moving, modes, seeds. */
 #include "nn/module.h"
 
 #include "autograd/arena.h"
@@ -91,7 +91,7 @@ tr_tensor_list *tr_state_dict(tr_module *module)
 
 /* ---- Loading ----------------------------------------------------------------------------------------------------- */
 
-/* What the rules make of a name, to be freed; *out NULL: it is left out. */
+/* Applies the renaming rules to a name. The caller frees *out; NULL: the entry is left out. */
 static tr_status renamed(const char *name, const tr_rename *rules, char **out)
 {
     *out = strdup(name);

@@ -50,7 +50,7 @@ static bool is_temporary_of(const char *entry, const char *prefix)
            strcmp(entry + length + random_digits, SUFFIX) == 0;
 }
 
-/* Removes what killed writers of the same file left. */
+/* Removes the temporary files of killed writers of the same file. */
 static void sweep(const tr__atomic_file *f)
 {
     char prefix[sizeof f->temporary];
@@ -67,7 +67,7 @@ static void sweep(const tr__atomic_file *f)
     if (folder) closedir(folder);
 }
 
-/* Between the making of a file and its locking a sweep may take it: then another is made. */
+/* A sweep may remove the file before it is locked: then try another name. */
 static int make_temporary(tr__atomic_file *f, mode_t mode)
 {
     for (int attempt = 0; attempt < 100; attempt++) {

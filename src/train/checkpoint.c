@@ -76,7 +76,7 @@ static tr_status remove_tree(int parent, const char *name, const char *folder)
     return tr__fail_errno(TR_IO, errno, "cannot remove %s/%s", folder, name);
 }
 
-/* A checkpoint goes as it came, at once: a half-removed one is none. */
+/* Removes a checkpoint in one step, by a rename: a half-removed one must not look like a checkpoint. */
 static tr_status remove_checkpoint(int parent, const char *name, const char *folder)
 {
     TR__TRY(remove_tree(parent, discarded, folder));
@@ -159,7 +159,7 @@ static tr_status prune(int parent, const tr_checkpoint_save_options *o)
     return status;
 }
 
-/* What cannot be cleared away takes room, and is no reason to end a training. */
+/* Leftovers that cannot be removed only take space: no reason to end a training. */
 static void clear_away(tr_status status)
 {
     if (status != TR_OK) tr__log(TR_LOG_WARN, "an old checkpoint stays: %s", tr_error_message());
@@ -222,7 +222,7 @@ tr_status tr__checkpoint_save(int parent, const tr_checkpoint_save_options *o)
         clear_away(prune(parent, o));
     } else {
         tr__error *first = tr__error_take();
-        (void)remove_tree(parent, temporary, o->folder); /* the failure to tell of is the first one */
+        (void)remove_tree(parent, temporary, o->folder); /* report the first failure */
         tr__fail_stored(first);
         tr__error_unref(first);
     }
@@ -339,7 +339,7 @@ tr_status tr__checkpoint_load(const char *path, tr_tensor_list **model, tr_tenso
     if (status == TR_OK) status = load_known(path, known ? &m : NULL, model, state, history);
     if (status == TR_OK && !known) tr__log(TR_LOG_WARN, "%s has no manifest.json: nothing of it was verified", path);
     tr__manifest_free(&m);
-    /* A power cut can leave the folder without its files. One that never was there is not damaged. */
+    /* A power cut can leave the folder without its files. A folder that is missing is not damaged. */
     struct stat s;
     if (status == TR_NOT_FOUND && stat(path, &s) == 0 && tr__checkpoint_named_step(path) >= 0)
         return tr__fail_context(TR_FORMAT, "%s: a file is missing", path);
@@ -381,7 +381,7 @@ tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *st
         char damaged[PATH_MAX];
         tr__error *why = tr__error_take();
         strcpy(damaged, found);
-        /* What cannot be read for another reason, a permission say, is not passed over. */
+        /* A checkpoint that cannot be read for another reason, such as a permission, is an error. */
         bool older = several && status == TR_FORMAT && find_before(folder, at, found, &at) == TR_OK;
         status = tr__fail_stored(why);
         tr__error_unref(why);

@@ -1,4 +1,4 @@
-/* What a training does with checkpoints besides saving and loading them by a folder's name. */
+/* What trainers need of checkpoints beyond the public functions. */
 #ifndef TR_TRAIN_CHECKPOINT_H
 #define TR_TRAIN_CHECKPOINT_H
 
@@ -6,28 +6,28 @@
 
 #include <trireme/train.h>
 
-/* Their names in a checkpoint; the last one is where the training has metrics. */
+/* File names in a checkpoint; the last one only with metrics. */
 enum { TR__MODEL_FILE, TR__STATE_FILE, TR__HISTORY_FILE, TR__CHECKPOINT_FILES };
 extern const char *const tr__checkpoint_files[TR__CHECKPOINT_FILES];
 
-/* The step that the name of a folder says, or -1. */
+/* The step in a folder's name, or -1. */
 int64_t tr__checkpoint_named_step(const char *path);
 /* The manifest of a checkpoint, which is to be of the step that the folder's name says; to be freed also after a failure. known:
  * is there one? Checkpoints from elsewhere have none, and nothing of them can be verified. */
 tr_status tr__checkpoint_manifest(const char *path, tr__manifest *manifest, bool *known);
 
-/* The highest step of the checkpoints in a folder that is open; -1 when there is none. folder: its path, for messages. */
+/* The highest step of the checkpoints in an open folder; -1 without a checkpoint. folder: its path, for messages. */
 tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step);
 /* tr_checkpoint_save() into a folder that is open, which still has to be found under the options' name. */
 tr_status tr__checkpoint_save(int folder_fd, const tr_checkpoint_save_options *options);
 /* tr_checkpoint_load() with the rows that were saved as its metrics (NULL when there were none). state and history may be NULL. */
 tr_status tr__checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor_list **state, tr_tensor_list **history);
-/* The newest that is whole, as tr_checkpoint_find_whole() finds it. path: at least PATH_MAX bytes. */
+/* As tr_checkpoint_find_whole(). path: at least PATH_MAX bytes. */
 tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, tr_tensor_list **model, tr_tensor_list **state,
     tr_tensor_list **history);
-/* Removes what a killed process was saving into a folder, or removing from it. */
+/* Removes what a killed process left: a checkpoint half saved or half removed. */
 void tr__checkpoint_clear_away(int folder_fd, const char *folder);
-/* Gives a damaged checkpoint another name, so that it is no longer one. TR_STATE when it is whole. */
+/* Renames a damaged checkpoint so that it no longer counts as a checkpoint. TR_STATE when it is whole. */
 tr_status tr__checkpoint_set_damaged_aside(int folder_fd, const char *folder, int64_t step);
 
 #endif

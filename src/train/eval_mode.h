@@ -1,4 +1,4 @@
-/* Eval mode for a while: every module is then in the mode that it was in. */
+/* Switches to eval mode and back: afterwards every module has its former mode. */
 #ifndef TR_TRAIN_EVAL_MODE_H
 #define TR_TRAIN_EVAL_MODE_H
 

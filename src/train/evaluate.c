@@ -1,4 +1,4 @@
-/* Evaluation: a model's mean loss and accuracy over what a loader gives, shared out over ranks. */
+/* Evaluation: a model's mean loss and accuracy over a loader's epoch, divided over the ranks. */
 #include "data/loader.h"
 #include "nn/module.h"
 #include "train/eval_mode.h"
@@ -113,7 +113,7 @@ static tr_status evaluate(const tr_evaluate_options *o, double sums[SUMS])
     return status;
 }
 
-/* Adds up over ranks. One that failed takes part, so that no rank waits for it in vain. */
+/* Adds up over ranks. A rank that failed takes part, so that no other waits for it in vain. */
 static tr_status share(tr_group *group, tr_status own, double sums[SUMS])
 {
     tr__error *error = own == TR_OK ? NULL : tr__error_take();

@@ -32,7 +32,7 @@ typedef struct tr__file_record {
 void tr__file_record_free(tr__file_record *record);
 /* Puts the tensors in order of their names, for tr__file_record_find(). */
 void tr__file_record_sort(tr__file_record *record);
-/* NULL: there is no such tensor. */
+/* NULL: the file has no such tensor. */
 const tr__tensor_record *tr__file_record_find(const tr__file_record *record, const char *name);
 
 /* As tr_safetensors_save(), with id (NULL: none) in the metadata as "trireme.save", and fills in the record (NULL: none is wanted), to

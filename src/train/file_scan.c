@@ -13,7 +13,7 @@ enum { PIECE = 1 << 20, PIECES = 16, LEAST = 1 << 18 };
 typedef struct piece {
     uint32_t sum;
     tr__not_finite found;
-    int strange; /* a value that no bool has; 0: there is none */
+    int strange; /* a byte that is not a bool; 0: all bytes are */
     tr__error *failure;
 } piece;
 

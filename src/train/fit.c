@@ -1,4 +1,4 @@
-/* The training loop: steps, validations, checkpoints, metrics, until the end or until somebody wants to stop. */
+/* The training loop: steps, validations, checkpoints, metrics, until the end or until a rank wants to stop. */
 #include "base/clock.h"
 #include "base/folder.h"
 #include "base/log.h"
@@ -47,7 +47,7 @@ typedef struct fit {
 
 /* ---- Files of rank 0 --------------------------------------------------------------------------------------------- */
 
-/* Two trainings that write into one folder would spoil both. The lock goes with the process. */
+/* Two trainings must not write into one folder. The lock ends with the process. */
 static tr_status lock_folder(fit *f)
 {
     const char *folder = f->options->folder;
@@ -58,8 +58,8 @@ static tr_status lock_folder(fit *f)
     return tr__fail(TR_STATE, "another training is writing into %s", folder);
 }
 
-/* To save the steps of another training, or those behind, would throw away what has come further. Only what a resumption has passed
- * over, because it is damaged, makes room. */
+/* To save the steps of another training, or those behind, would throw away what has come further. Only what a
+ * resumption has passed over, because it is damaged, makes room. */
 static tr_status check_steps(const fit *f)
 {
     const char *folder = f->options->folder;
@@ -77,7 +77,7 @@ static tr_status check_steps(const fit *f)
         ": go on with that one (.resume), or give another folder", folder, newest, step);
 }
 
-/* Hours later would be late to learn that it cannot be saved. */
+/* Checked at the start: the first save may be hours away. */
 static tr_status check_about(const tr_tensor_list *about)
 {
     TR__TRY(tr_status_of(about));
@@ -127,7 +127,7 @@ static tr_status set_old_metrics_aside(const fit *f)
     return TR_OK;
 }
 
-/* What a killed process was writing goes, and the files for people are those of the checkpoint that it goes on from. */
+/* Removes what a killed process was writing, and makes metrics and chart match the checkpoint that is resumed from. */
 static tr_status open_files(fit *f)
 {
     const tr_fit_options *o = f->options;
@@ -167,14 +167,14 @@ static double seconds_since(int64_t ns)
     return 1e-9 * (double)(tr__now_ns() - ns);
 }
 
-/* The first two steps make what the others find made. */
+/* The first two steps allocate memory and create primitives that later steps reuse. */
 static bool is_profiled(const fit *f)
 {
     int64_t first = f->until - f->from > 2 ? 2 : 0;
     return f->steps >= first && f->steps - first < f->options->profile_steps;
 }
 
-/* What cannot be written ends no training: it is told when that is over. */
+/* A profile that cannot be written does not end the training: it is reported at the end. */
 static void end_profile(fit *f)
 {
     tr__profile_stop();
@@ -197,7 +197,7 @@ static tr_status train_step(fit *f, tr_metrics_row *row, bool *stop)
     return status;
 }
 
-/* As many as there come to be: a schedule may be as good as endless. */
+/* The array grows with the steps: a schedule may be very long. */
 static tr_status note_time(fit *f, double ms)
 {
     if (f->steps == f->capacity) {
@@ -218,7 +218,7 @@ static bool validation_is_due(const fit *f)
     return step > 0 && (asked || step >= f->trainer->plan.steps);
 }
 
-/* A profile has the steps alone. */
+/* A profile covers the steps only, not validations. */
 static tr_status validate(fit *f, tr_score *score)
 {
     if (f->profiling) tr__profile_pause(true);
@@ -256,7 +256,7 @@ static tr_status step(fit *f, bool *stop)
     /* A run that stops on the way measures nothing that an unbroken one would not. */
     bool saves = *stop || t->step >= f->until || (f->save_every && t->step % f->save_every == 0);
     tr_status judged = validation_is_due(f) ? validate(f, &score) : TR_OK;
-    tr__error *first = judged == TR_OK ? NULL : tr__error_take(); /* what was learned is saved all the same */
+    tr__error *first = judged == TR_OK ? NULL : tr__error_take(); /* save the step all the same */
     if (judged == TR_OK && saves) TR__TRY(tr__replica_check(t));
     if (judged == TR_OK) {
         row.validation_loss = score.loss;
@@ -288,7 +288,7 @@ static tr_status make_up_for_validation(fit *f)
     return save(f);
 }
 
-/* Ranks that stop or validate at other steps would wait for each other. */
+/* Ranks that stop or validate at different steps would wait for each other forever. */
 static tr_status compare_ranks(const fit *f)
 {
     if (f->trainer->world_size == 1) return TR_OK;
@@ -300,7 +300,8 @@ static tr_status compare_ranks(const fit *f)
     return status;
 }
 
-/* Replicas differ. A training may go back to a checkpoint a few times: what happens again and again is no stray bit. */
+/* Replicas differ. A training may go back to a checkpoint a few times: a difference that comes back again and again is
+ * not a stray bit. */
 static tr_status roll_back(fit *f)
 {
     enum { MOST_TIMES = 3 };
@@ -366,7 +367,7 @@ static tr_status run(fit *f)
         TR_SCOPE;
         tr_status status = step(f, &stop);
         if (f->roll_back && f->trainer->replicas_differ) {
-            stop = false; /* whoever wants to stop still does after the next step */
+            stop = false; /* a rank that wants to stop still does after the next step */
             TR__TRY(roll_back(f));
             continue;
         }

@@ -88,7 +88,7 @@ static tr_status note_turn(tr_tensor *leaf, tr_tensor *grad, void *user)
     return TR_OK;
 }
 
-/* The first element that is not finite; -1: there is none. */
+/* The first element that is not finite; -1: all are finite. */
 static int64_t first_bad(const tr_tensor *x)
 {
     enum { BLOCK = 256 };
@@ -157,7 +157,7 @@ static tr_status compute_again(tr_trainer *t, turn *turns, double *norms, tr__or
     return status == TR_OK ? measure(t, turns, norms, own) : status;
 }
 
-/* This rank's own, or what kept it from knowing. */
+/* This rank's origin, or the reason why it is unknown. */
 static tr_status find_own(tr_trainer *t, tr__origin *own)
 {
     turn *turns = calloc((size_t)t->optimizer->count, sizeof *turns);

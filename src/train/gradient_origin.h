@@ -4,7 +4,7 @@
 
 #include "train/trainer.h"
 
-/* What a rank's own gradients are like. Numbers are doubles, as they travel. */
+/* A summary of a rank's own gradients. All fields are doubles, as they are exchanged. */
 typedef struct tr__origin {
     double loss;  /* its part of the batch's */
     double norm;  /* of its gradients; those of the other ranks taken to be the same */
@@ -13,7 +13,7 @@ typedef struct tr__origin {
     double largest_norm;
     double spoilt; /* the first parameter that is not finite itself; -1: none */
     double sample; /* the first of the batch whose input is not finite; -1: none */
-    double failed; /* 1: they could not be computed again, and nothing of this is known */
+    double failed; /* 1: they could not be computed again, and the other fields are unknown */
 } tr__origin;
 
 /* Averaged gradients do not tell whose they were: computes those of the step's batch again, each rank for itself.

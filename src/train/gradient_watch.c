@@ -39,7 +39,7 @@ tr_status tr__gradient_norm(const tr_trainer *t, double *norm)
 
 /* ---- Ranks that differ ------------------------------------------------------------------------------------------- */
 
-/* To tell NaN from numbers, and be the same as itself. */
+/* NaN as its bits: so NaN equals itself. */
 static uint64_t bits_of(double x)
 {
     uint64_t bits;
@@ -77,7 +77,7 @@ static tr_status compare_gradients(tr_trainer *t)
 
 /* ---- What is not finite ------------------------------------------------------------------------------------------ */
 
-/* A NaN's sign, which says nothing, is not printed. */
+/* Prints NaN without its sign, which has no meaning. */
 static double printed(double x)
 {
     return isnan(x) ? (double)NAN : x;
@@ -110,7 +110,7 @@ static void put_origin(const tr_trainer *t, const tr__origin *origins, const int
     snprintf(at, TEXT / 8, "%s", sample);
 }
 
-/* Every rank has the same origins, and says the same. */
+/* Every rank has the same origins, and so the same message. */
 static tr_status say_not_finite(const tr_trainer *t, const tr__origin *origins, const tr_metrics_row *row)
 {
     int *bad = calloc((size_t)t->world_size, sizeof *bad), count = 0, unknown = 0;
@@ -213,7 +213,7 @@ static tr_status judge(tr_trainer *t, const tr_metrics_row *row, tr__origin *ori
     bool looked = is_looked_at(t);
     if (isfinite(row->loss) && !looked) return TR_OK;
     if (isfinite(row->loss) && isfinite(row->grad_norm)) return judge_size(t, row->grad_norm, origins);
-    if (t->plan.step_in_backward) /* a backward more would update the parameters */
+    if (t->plan.step_in_backward) /* another backward would update the parameters */
         return tr__fail(TR_INVALID,
                         "step %" PRId64 ": the loss is %s: training has diverged, try a lower learning rate",
                         t->step + 1, isnan(row->loss) ? "not a number" : "infinite");

@@ -12,7 +12,7 @@
 enum { TR__MOST_SECONDS = 1000000000 }; /* of a training: 30 years, which still are 64 bits of nanoseconds */
 
 tr_tensor_list *tr__history_list(const tr_metrics_row *rows, int64_t count);
-/* The rows of such a list, to be freed; TR_FORMAT when it is none, or when tr__row_check() finds a row wrong. */
+/* The rows of such a list, which the caller frees; TR_FORMAT for another list, and when tr__row_check() refuses a row. */
 tr_status tr__history_rows(const tr_tensor_list *list, tr_metrics_row **rows, int64_t *count);
 
 /* Are its numbers those of a row of metrics that follows one of step `before` (-1: it is the first)? Else TR_INVALID.

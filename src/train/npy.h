@@ -1,4 +1,4 @@
-/* NumPy's .npy format, apart from where its bytes lie: in a file of their own, or in an .npz archive. */
+/* NumPy's .npy format, whose bytes lie in a file or in an .npz archive. */
 #ifndef TR_TRAIN_NPY_H
 #define TR_TRAIN_NPY_H
 

@@ -107,15 +107,15 @@ static void write_time(FILE *to, const char *key, int64_t ns)
 static void write_span(FILE *to, const tables *t, size_t i, int rank, int64_t wall)
 {
     const tr__span *s = &t->spans[i];
-    bool apart = s->kind == TR__SPAN_COLLECTIVE;
-    for (int end = 0; end <= (int)apart; end++) {
+    bool overlaps = s->kind == TR__SPAN_COLLECTIVE;
+    for (int end = 0; end <= (int)overlaps; end++) {
         fprintf(to, ",\n{\"name\":");
         tr__json_string(to, name_of(t, s));
         fprintf(to, ",\"cat\":\"%s\",\"ph\":\"%s\",\"pid\":%d,\"tid\":%d", categories[s->kind],
-            !apart ? "X" : end ? "e" : "b", rank, s->thread);
-        if (apart) fprintf(to, ",\"id\":%zu", i);
+            !overlaps ? "X" : end ? "e" : "b", rank, s->thread);
+        if (overlaps) fprintf(to, ",\"id\":%zu", i);
         write_time(to, "ts", wall + (end ? s->end : s->begin));
-        if (!apart) write_time(to, "dur", s->end - s->begin);
+        if (!overlaps) write_time(to, "dur", s->end - s->begin);
         if (*s->detail && !end) {
             fprintf(to, ",\"args\":{\"what\":");
             tr__json_string(to, s->detail);

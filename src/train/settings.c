@@ -133,7 +133,7 @@ bool tr__trainer_may_differ(const tr_trainer *t, const char *setting)
     return false;
 }
 
-/* Of all kinds of trainers, without their details. */
+/* The settings of all kinds of trainers, without their details. */
 static const char *const all_settings[] = {"allow_different", "resume", "model", "tokenizer", "data", "validation", "context",
     "validation_windows", "masking", "on_bad", "optimizer", "loss", "global_batch", "steps", "warmup_steps", "lr", "min_lr", "clip",
     "seed", "autocast", "check_replicas", "stop_on_spike", "kernels"};
@@ -172,7 +172,7 @@ static bool is_known(const tr__facts *facts, const char *name, size_t length)
     return false;
 }
 
-/* TR_INVALID for a name that is no setting's, with all that are; details are left out. */
+/* TR_INVALID for an unknown name; the message lists the settings, without details. */
 static tr_status check_names(const tr_trainer *t, const tr__facts *facts)
 {
     const char *names = t->plan.allow_different ? t->plan.allow_different : "", *name;

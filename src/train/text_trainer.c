@@ -13,7 +13,7 @@ typedef struct text_work {
     int64_t context, validation_windows;
     double beta1, beta2, weight_decay;
     tr_masking masking;
-    bool masked; /* the model finds out what masking hides; otherwise it says the next token */
+    bool masked; /* masked language modelling; otherwise the model predicts the next token */
 } text_work;
 
 static const tr_masking *masking_of(const text_work *w)

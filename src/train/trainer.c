@@ -55,7 +55,7 @@ tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t w
     return t;
 }
 
-/* What needs all gradients before the first one is used. */
+/* Refuses what needs all gradients before the first one is applied. */
 static tr_status check_in_backward(const tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
@@ -111,7 +111,7 @@ tr_status tr__trainer_agree(tr_trainer *t, tr_status status, const char *what)
     return tr__fail(TR_PEER, "rank 0 failed to %s", what);
 }
 
-/* Rank 0 alone reads and writes checkpoints; a share of the state is on each rank. */
+/* Only rank 0 reads and writes checkpoints, but every rank has a shard of the state. */
 tr_status tr__trainer_check_unsharded(const tr_trainer *t)
 {
     if (!t->optimizer->gather) return TR_OK;
@@ -160,7 +160,7 @@ static tr_dtype autocast_of(const tr_trainer *t)
 
 tr_tensor *tr__trainer_loss(const tr_trainer *t, tr_module *net, tr_tensor *x, tr_tensor *y)
 {
-    TR_SCOPE; /* what the net made is then held by the graph alone, and goes as backward does */
+    TR_SCOPE; /* the graph alone then holds the activations, and backward releases them on its way */
     TR_AUTOCAST(autocast_of(t));
     return tr_escape(t->plan.loss ? t->plan.loss(net, x, y, t->plan.user) : tr_cross_entropy(tr_forward(net, x), y));
 }

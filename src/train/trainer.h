@@ -1,4 +1,4 @@
-/* The struct of tr_trainer: what all trainings have in common, and the task that tells them apart. */
+/* The struct of tr_trainer: what all trainings have in common, and the task in which they differ. */
 #ifndef TR_TRAIN_TRAINER_H
 #define TR_TRAIN_TRAINER_H
 
@@ -12,7 +12,7 @@
 
 #include <math.h>
 
-/* What every trainer is told, with the defaults filled in. */
+/* The settings of every trainer, with the defaults filled in. */
 typedef struct tr__plan {
     tr_module *model;
     tr_group *group;        /* or NULL */
@@ -32,7 +32,7 @@ typedef struct tr__plan {
     bool stop_on_spike;
 } tr__plan;
 
-/* Where a trainer's batches come from, and how its model is judged. */
+/* Where a trainer's batches come from, and how its model is validated. */
 typedef struct tr__task {
     const char *item;       /* what is counted: "token", "sample" */
     bool accuracy;          /* validation gives one */
@@ -43,12 +43,12 @@ typedef struct tr__task {
     tr_status (*validate)(tr_trainer *trainer, tr_score *score);
     /* As tr__loader_stop_when(), for what the two above wait for; NULL: for nobody. */
     void (*stop_when)(tr_trainer *trainer, tr__stop_wanted wanted, void *user);
-    int64_t (*skipped)(tr_trainer *trainer); /* bad samples, on this rank; NULL: there are none */
+    int64_t (*skipped)(tr_trainer *trainer); /* bad samples, on this rank; NULL: the task has no bad samples */
     void (*destroy)(tr_trainer *trainer);
     void (*say)(tr_trainer *trainer, tr__facts *facts); /* its data and settings, which ranks compare (settings.c) */
 } tr__task;
 
-/* What a rank tells the others of its part of a step. */
+/* What a rank exchanges with the others after its part of a step. */
 typedef struct tr__said {
     double loss; /* its part of the batch's */
     double stop; /* 1: it wants to stop */
@@ -56,7 +56,7 @@ typedef struct tr__said {
 } tr__said;
 
 enum { TR__NORMS = 100 };
-/* Norms of the latest steps, to know an unusual one by. */
+/* Norms of the latest steps, by which a spike is recognized. */
 typedef struct tr__norms {
     double last[TR__NORMS];
     int64_t count; /* so far */
@@ -76,7 +76,7 @@ struct tr_trainer {
     tr__said *said;             /* [world_size], of the latest step */
     tr__norms norms;
 
-    /* What a checkpoint holds besides. */
+    /* What a checkpoint also holds. */
     tr_metrics *metrics;    /* rank 0's, kept: a row for each step of tr_fit(); NULL elsewhere */
     int64_t validated_step; /* of the latest validation; 0: none yet */
     double seconds;
@@ -100,7 +100,7 @@ tr_status tr__trainer_set_up(tr_trainer *trainer);
 /* In settings.c. Compares what all ranks must be told alike, .allow_different left out, in one exchange: TR_MISMATCH on all
  * ranks names what differs, with its values. The optimizer has been made. */
 tr_status tr__trainer_compare(tr_trainer *trainer);
-/* May a setting differ? Then a task need not find it out. */
+/* May a setting differ? Then a task need not compute it. */
 bool tr__trainer_may_differ(const tr_trainer *trainer, const char *name);
 
 /* A batch's mean loss, of the model or DDP around it. */
@@ -110,10 +110,10 @@ tr_tensor *tr__trainer_loss(const tr_trainer *trainer, tr_module *net, tr_tensor
  * Adds the samples' part of the batch's loss to *loss. */
 tr_status tr__trainer_learn(tr_trainer *trainer, int64_t at, int64_t n, bool exchange, double *loss);
 
-/* TR_UNSUPPORTED for an optimizer whose state rank 0 does not have alone. */
+/* TR_UNSUPPORTED for an optimizer whose state is sharded over the ranks. */
 tr_status tr__trainer_check_unsharded(const tr_trainer *trainer);
 
-/* What rank 0 did or failed to do: TR_OK on every rank, or rank 0's failure there and TR_PEER elsewhere. */
+/* Agrees on the result of rank 0: TR_OK on every rank, or rank 0's failure there and TR_PEER elsewhere. */
 tr_status tr__trainer_agree(tr_trainer *trainer, tr_status status, const char *what);
 /* In trainer_state.c: tr_trainer_save() into a folder that is open; -1: by its name. */
 tr_status tr__trainer_save(tr_trainer *trainer, int folder_fd, const tr_trainer_save_options *options);

@@ -1,4 +1,4 @@
-/* A trainer's checkpoints. Only rank 0 touches files: the others get what it has read. */
+/* A trainer's checkpoints. Only rank 0 touches files, and broadcasts what it has read. */
 #include "train/trainer.h"
 
 #include "base/c_locale.h"
@@ -14,7 +14,7 @@
 
 enum { path_bytes = 4096 };
 
-/* Numbers of a trainer that its checkpoints hold besides the steps, and what they can be. */
+/* Numbers of a trainer that its checkpoints hold besides the step, and their valid ranges. */
 static const struct number {
     const char *key;
     size_t offset; /* of a double in a tr_trainer */
@@ -124,10 +124,10 @@ static tr_status get_step(const tr_tensor_list *state, const char *key, int64_t 
 static tr_status read_state(tr_trainer *t, const tr_tensor_list *state)
 {
     TR__C_NUMBERS;
-    /* All that it has trained on can be counted. */
+    /* The items of all steps must fit an int64_t. */
     double most = fmin(0x1p53, 0x1p62 / ((double)t->plan.batch * (double)t->items));
     TR__TRY(get_step(state, "step", (int64_t)most, &t->step));
-    /* Checkpoints from before there was a history do not say it. */
+    /* Absent in checkpoints from before there was a history. */
     if (tr_list_metadata(state, "validated_step"))
         TR__TRY(get_step(state, "validated_step", t->step, &t->validated_step));
     for (int i = 0; i < NUMBERS; i++) TR__TRY(get_number(state, &numbers[i], number_of(t, &numbers[i])));
@@ -140,7 +140,7 @@ static tr_status read_state(tr_trainer *t, const tr_tensor_list *state)
     return tr_optimizer_load(t->optimizer, state);
 }
 
-/* Rank 0's moments and step counts become everybody's. DDP has done so for the parameters. */
+/* Broadcasts rank 0's moments and step counts. DDP has done so for the parameters. */
 static tr_status spread_state(tr_trainer *t)
 {
     tr_group *group = t->plan.group;

@@ -1,4 +1,4 @@
-/* Reading a checkpoint whole, to say of each of its parts whether it is what was saved. */
+/* Verifies a checkpoint: reads all of it, and reports for each part whether it is what was saved. */
 #include "train/checkpoint.h"
 #include "train/file_scan.h"
 #include "train/manifest.h"
@@ -14,12 +14,12 @@
 typedef struct verifying {
     const tr_checkpoint_verify_options *options;
     tr_checkpoint_report *report;
-    bool alone;         /* it is one file, of which no manifest says anything */
+    bool alone;         /* it is a single file that no manifest lists */
     bool is_checkpoint; /* by its name: then its files have been there */
     tr__error *first;   /* the first damage; NULL: none so far */
 } verifying;
 
-/* Damage is told, and what follows it is read all the same; any other failure is returned. */
+/* Reports damage, and goes on with what follows; any other failure is returned. */
 static tr_status tell(verifying *v, tr_checkpoint_part *part, tr_status status)
 {
     if (status != TR_OK && status != TR_FORMAT) return status;
@@ -78,7 +78,7 @@ static const char *name_of(const char *path)
     return slash ? slash + 1 : path;
 }
 
-/* record: what the manifest says of the file; NULL: nothing. */
+/* record: the manifest's entry of the file; NULL: it has none. */
 static tr_status verify_file(verifying *v, const char *path, const tr__file_record *record, tr_tensor_list *metadata)
 {
     const char *name = name_of(path);

@@ -37,7 +37,7 @@ typedef struct tr__zip {
     int count;
 } tr__zip;
 
-/* Reads the directory. Members lie apart from each other and before it, or the archive is refused. */
+/* Reads the directory. Members must not overlap, and must lie before it, or the archive is refused. */
 tr_status tr__zip_open(tr__zip *zip, const char *path);
 void tr__zip_close(tr__zip *zip);
 
@@ -53,7 +53,7 @@ typedef struct tr__zip_stream {
 } tr__zip_stream;
 
 tr_status tr__zip_begin(tr__zip_stream *stream, const tr__zip *zip, const tr__zip_member *member);
-/* Exactly so many bytes, no more than are left. The last ones fail when the checksum is another. */
+/* Reads exactly so many bytes, no more than are left. After the last byte a wrong checksum is an error. */
 tr_status tr__zip_read(tr__zip_stream *stream, void *to, uint64_t bytes);
 void tr__zip_end(tr__zip_stream *stream);
 

@@ -170,7 +170,7 @@ static int by_place(const void *a, const void *b)
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* Finds where each member's data begins. Members over one another would make much of a small file. */
+/* Finds where each member's data begins. Overlapping members would let a small file grow without bound. */
 static tr_status place_members(tr__zip *zip, uint64_t end)
 {
     qsort(zip->members, (size_t)zip->count, sizeof *zip->members, by_place);

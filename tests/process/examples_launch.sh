@@ -18,7 +18,7 @@ grep -q 'spawn: 0 ranks: it takes 1 to 4096' err || fail "spawn_ddp 0 says: $(ca
 
 # learnt RANKS: what `launch` ends with, whoever started the ranks.
 learnt() {
-    grep -q "ranks: $1, loss at first: 0\.1.*, at the end: 0\.0[0-2].*, weights apart: 0$" out || fail "launch says: $(cat out)"
+    grep -q "ranks: $1, loss at first: 0\.1.*, at the end: 0\.0[0-2].*, weights differ by 0$" out || fail "launch says: $(cat out)"
 }
 for ranks in 1 3; do
     "$BUILD/examples/launch" $ranks >out 2>err || fail "launch $ranks: $(cat err)"

@@ -1,8 +1,10 @@
 #!/bin/sh
-# scripts/check-names must find names of two meanings, whatever they are names of, and pass names of one.
+# scripts/check-names must find names of two meanings, whatever they are names of, and pass names of one; and find the words
+# that docs/conventions.md avoids in the folders that are cleaned of them.
 . "$SOURCE/tests/process/common"
 shown=output
-mkdir -p "$work/scripts" "$work/src/base" "$work/src/ops" "$work/cli"
+mkdir -p "$work/scripts" "$work/src/base" "$work/src/ops" "$work/cli" "$work/docs"
+cp "$SOURCE/docs/conventions.md" "$work/docs/"
 sed '/^    except\[/d' "$SOURCE/scripts/check-names" >"$work/scripts/check-names"
 chmod +x "$work/scripts/check-names"
 check() { "$work/scripts/check-names" >"$work/output" 2>&1; }
@@ -76,3 +78,20 @@ sed -i 's/^    name = .*/&\n    except["tr__list"] = "why"/' "$work/scripts/chec
 ! check || fail "an exception that nothing needs was let stand"
 printf 'struct tr__list { int number; };\n' >"$work/src/ops/two.c"
 check || fail "an exception does not count"
+
+# Words.
+avoids() { # LINE
+    echo "$1" >"$work/cli/words.c"
+    ! check || fail "'$1' was let stand in cli/"
+    grep -q '^cli/words.c:1:' "$work/output" || fail "the place of '$1' is not named"
+    rm "$work/cli/words.c"
+}
+avoids '/* Hires a worker. */'
+avoids 'static int crew_size(void);'
+avoids '    "a batch of pictures"'
+avoids '/* NaN is none */'
+echo '/* A wildcard: there is none. */' >"$work/cli/words.c"
+echo '/* A crew. */' >"$work/src/base/words.c" # a folder that is still to be cleaned
+check || fail "ordinary words were refused"
+rm "$work/docs/conventions.md"
+! check || fail "a table of words that is missing was let pass"

@@ -150,14 +150,14 @@ paste -d , norm1/metrics.csv norm2/metrics.csv | awk -F , '
 train vit_nano --data digits --batch 10 --steps 12 --out vit --json vit.json
 awk -F , 'NR == 2 { exit !($4 > 0.693 && $4 < 0.694) }' vit/metrics.csv || fail "its first loss is not ln 2"
 awk -v right="$(number validation_accuracy vit.json)" 'BEGIN { exit !(right > 0.9) }' || fail "a ViT does not learn"
-refuses 1 "vit_h_14 cuts pictures into patches of 14 pixels a side: 32 is no multiple" vit_h_14 --data digits --batch 6 --out x
+refuses 1 "vit_h_14 cuts images into patches of 14 pixels a side: 32 is not a multiple" vit_h_14 --data digits --batch 6 --out x
 
 refuses 2 "--data PATH is missing: a folder with MNIST's files" lenet --out x
 refuses 1 "nowhere" lenet --data nowhere --out x
-refuses 1 "has 100 pictures to train on, fewer than a batch of 200" lenet --data digits --batch 200 --out x
-refuses 1 "lenet takes pictures of 28 pixels a side, not --size 32" lenet --data digits --size 32 --out x
-refuses 1 "takes pictures of 32 pixels a side and more, not --size 16" resnet18 --data digits --size 16 --out x
-refuses 1 "a batch of 2 pictures cannot be shared out over 3 ranks" lenet --data digits --batch 2 --ranks 3 --out x
+refuses 1 "has 100 images to train on, fewer than a batch of 200" lenet --data digits --batch 200 --out x
+refuses 1 "lenet takes images of 28 pixels a side, not --size 32" lenet --data digits --size 32 --out x
+refuses 1 "takes images of 32 pixels a side and more, not --size 16" resnet18 --data digits --size 16 --out x
+refuses 1 "a batch of 2 images cannot be shared out over 3 ranks" lenet --data digits --batch 2 --ranks 3 --out x
 refuses 2 "--epochs and --steps say the same" lenet --data digits --steps 3 --epochs 3 --out x
 refuses 1 "was started with --momentum 0.9: leave --momentum out" lenet --resume --out one --momentum 0.5
 refuses 1 "is not what the training in one was started with" lenet --resume --out one --data half

@@ -54,7 +54,7 @@ for try in 1 2 3 4 5 6 7 8; do
 done
 [ $saved -ge 7 ] || fail "only $saved of 8 have saved"
 
-# A worker that hangs: a library that is loaded before reads no picture of that name while there is a file of that name.
+# A worker that hangs: a library that is loaded before reads no image of that name while there is a file of that name.
 if ldd "$TRIREME" | grep -qE 'lib[atlu]*san' || ! command -v cc >/dev/null; then
     echo "no hanging workers: sanitizers take no library before theirs, and without cc there is none"
     exit 0
@@ -79,15 +79,15 @@ ssize_t read(int fd, void *bytes, size_t count)
 END
 cc -shared -fPIC -o hang.so hang.c -ldl 2>err || fail "no library"
 for class in a b; do
-    mkdir -p pictures/$class
-    echo iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg== | base64 -d >pictures/$class/0.png
-    for i in 1 2 3 4 5 6 7 8 9; do cp pictures/$class/0.png pictures/$class/$i.png; done
+    mkdir -p images/$class
+    echo iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg== | base64 -d >images/$class/0.png
+    for i in 1 2 3 4 5 6 7 8 9; do cp images/$class/0.png images/$class/$i.png; done
 done
-cp pictures/a/0.png pictures/a/slow.png
+cp images/a/0.png images/a/slow.png
 export HANG="$work/hang"
 learn() { # ARGUMENT…
     rm -f "$HANG"
-    background env LD_PRELOAD="$work/hang.so" "$TRIREME" train lenet --data pictures --validation 0 --batch 8 --threads 1 --plain \
+    background env LD_PRELOAD="$work/hang.so" "$TRIREME" train lenet --data images --validation 0 --batch 8 --threads 1 --plain \
         --steps 100000000 --save-every 100000000 "$@"
 }
 steps() { [ -e "$1/metrics.csv" ] && [ "$(wc -l <"$1/metrics.csv")" -gt 3 ]; }

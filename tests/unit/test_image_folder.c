@@ -1,4 +1,4 @@
-/* Folders of pictures: what becomes of JPEG and PNG files, how they are scaled, and what is wrong with them; and
+/* Folders of images: what becomes of JPEG and PNG files, how they are scaled, and what is wrong with them; and
  * CIFAR-10. */
 #include "files.h"
 
@@ -250,7 +250,7 @@ static void cut_at_many_places(const char *name, size_t bytes)
     unlink(files_path(strcmp(name, "a.jpg") ? "cut/class/b.png" : "cut/class/a.jpg"));
 }
 
-static void test_pictures_cut_short(void **state)
+static void test_images_cut_short(void **state)
 {
     (void)state;
     TR_SCOPE;
@@ -260,7 +260,7 @@ static void test_pictures_cut_short(void **state)
     cut_at_many_places("b.png", make_png(PNG_FORMAT_RGB, 40, 40, rgb));
 }
 
-static void test_damaged_pictures(void **state)
+static void test_damaged_images(void **state)
 {
     (void)state;
     TR_SCOPE;
@@ -369,7 +369,7 @@ static void test_folders(void **state)
     assert_failed(tr_status_of(tr_image_folder(NULL, .height = 4, .width = 4)), TR_INVALID, "no folder");
 }
 
-/* Links to nowhere and FIFOs lie about; but a picture that is missing is missed. */
+/* Links to nowhere and FIFOs lie about; but a image that is missing is missed. */
 static void test_what_is_neither_file_nor_folder(void **state)
 {
     (void)state;
@@ -442,8 +442,8 @@ int main(void)
         cmocka_unit_test(test_scales_as_pytorch),
         cmocka_unit_test(test_kinds_of_png),
         cmocka_unit_test(test_kinds_of_jpeg),
-        cmocka_unit_test(test_pictures_cut_short),
-        cmocka_unit_test(test_damaged_pictures),
+        cmocka_unit_test(test_images_cut_short),
+        cmocka_unit_test(test_damaged_images),
         cmocka_unit_test(test_large_images_take_a_few_rows),
         cmocka_unit_test(test_the_program_says_how_large),
         cmocka_unit_test(test_folders),

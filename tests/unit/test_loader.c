@@ -356,7 +356,7 @@ static void test_prefetch_is_bounded(void **state)
 
 static tr_status fail_at_some(const tr_sample_call *call, tr_sample *out)
 {
-    if (call->index == 13) return tr_fail(TR_IO, "cannot read picture %d", 13);
+    if (call->index == 13) return tr_fail(TR_IO, "cannot read image %d", 13);
     out->x = call->index == 22 ? tr_zeros(TR_SHAPE(3)) : tr_zeros(TR_SHAPE(2));
     out->y = call->index == 31 ? NULL : tr_scalar(1, TR_I64);
     if (call->index == 51) return TR_FORMAT; /* without a word */
@@ -369,17 +369,17 @@ static void test_errors_name_the_sample(void **state)
     (void)state;
     for (int workers = 0; workers < 4; workers++) {
         TR_SCOPE;
-        tr_loader *loader = tr_loader_new(tr_dataset_new(70, fail_at_some, .name = "pictures"), .batch = 10,
+        tr_loader *loader = tr_loader_new(tr_dataset_new(70, fail_at_some, .name = "images"), .batch = 10,
             .workers = workers);
         tr_batch b;
         TR_CHECK(tr_loader_next(loader, &b));
-        assert_failed(tr_loader_next(loader, &b), TR_IO, "loader: sample 13 of pictures: cannot read picture 13");
+        assert_failed(tr_loader_next(loader, &b), TR_IO, "loader: sample 13 of images: cannot read image 13");
         assert_null(b.x);
         assert_failed(tr_loader_next(loader, &b), TR_SHAPE,
-            "sample 22 of pictures: its x is [3] of f32, and that of sample 20 of the same batch [2] of f32");
-        assert_failed(tr_loader_next(loader, &b), TR_INVALID, "sample 31 of pictures: it has no y, unlike sample 30");
-        assert_failed(tr_loader_next(loader, &b), TR_SHAPE, "sample 47 of pictures: matmul");
-        assert_failed(tr_loader_next(loader, &b), TR_FORMAT, "loader: sample 51 of pictures: damaged or foreign data");
+            "sample 22 of images: its x is [3] of f32, and that of sample 20 of the same batch [2] of f32");
+        assert_failed(tr_loader_next(loader, &b), TR_INVALID, "sample 31 of images: it has no y, unlike sample 30");
+        assert_failed(tr_loader_next(loader, &b), TR_SHAPE, "sample 47 of images: matmul");
+        assert_failed(tr_loader_next(loader, &b), TR_FORMAT, "loader: sample 51 of images: damaged or foreign data");
         TR_CHECK(tr_loader_next(loader, &b));
         assert_int_equal(b.indices[0], 60);
         assert_int_equal(tr_loader_next(loader, &b), TR_END);

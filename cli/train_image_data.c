@@ -1,4 +1,4 @@
-#include "train_pictures.h"
+#include "train_image_data.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- Making pictures ready --------------------------------------------------------------------------------------- */
+/* ---- Preparing images --------------------------------------------------------------------------------------- */
 
-/* The next of a picture's random numbers, in 0 … n-1 (splitmix64: Steele, Lea & Flood 2014). */
+/* The next of a image's random numbers, in 0 … n-1 (splitmix64: Steele, Lea & Flood 2014). */
 static int draw(uint64_t *state, int n)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
@@ -18,7 +18,7 @@ static int draw(uint64_t *state, int n)
     return (int)((z ^ (z >> 31)) % (uint64_t)n);
 }
 
-/* Where a picture is taken from: out[y][x] = in[y + top][x + left], mirrored or not. */
+/* Where a image is taken from: out[y][x] = in[y + top][x + left], mirrored or not. */
 typedef struct placement {
     int height, width, top, left;
     bool mirrored;
@@ -46,8 +46,8 @@ static float value_at(const uint8_t *plane, const placement *at, int size, int y
     return inside ? (float)plane[row * at->width + column] / 255.0f : 0;
 }
 
-/* One channel, [size, size], of a picture of `channels` others: its own one, or their mean when grey is wanted. */
-static void put_plane(const tr__preparation *p, const placement *at, const uint8_t *picture, int channels, int c,
+/* One channel, [size, size], of a image of `channels` others: its own one, or their mean when grey is wanted. */
+static void put_plane(const tr__preparation *p, const placement *at, const uint8_t *image, int channels, int c,
                       float *out)
 {
     int first = c < channels ? c : 0, last = p->channels == 1 ? channels - 1 : first;
@@ -55,7 +55,7 @@ static void put_plane(const tr__preparation *p, const placement *at, const uint8
     for (int y = 0; y < p->size; y++)
         for (int x = 0; x < p->size; x++) {
             float sum = 0;
-            for (int k = first; k <= last; k++) sum += value_at(picture + k * plane, at, p->size, y, x);
+            for (int k = first; k <= last; k++) sum += value_at(image + k * plane, at, p->size, y, x);
             out[y * p->size + x] = (sum / (float)(last - first + 1) - p->mean[c]) / p->deviation[c];
         }
 }
@@ -119,26 +119,26 @@ static stored open_cifar(const char *folder)
 }
 
 /* Images in folders come in the size that is wanted, as RGB, whatever their own. */
-static int size_in_folders(const tr__picture_wish *wish)
+static int size_in_folders(const tr__image_request *request)
 {
-    return wish->size ? wish->size : 224;
+    return request->size ? request->size : 224;
 }
 
-static tr_dataset *open_images(const tr__picture_wish *wish, const char *folder)
+static tr_dataset *open_images(const tr__image_request *request, const char *folder)
 {
-    int size = size_in_folders(wish);
-    return tr_image_folder(folder, .height = size, .width = size, .raw = true, .max_pixels = wish->max_pixels);
+    int size = size_in_folders(request);
+    return tr_image_folder(folder, .height = size, .width = size, .raw = true, .max_pixels = request->max_pixels);
 }
 
-static stored open_folder(const tr__picture_wish *wish)
+static stored open_folder(const tr__image_request *request)
 {
-    const char *folder = wish->folder;
+    const char *folder = request->folder;
     const char *validation = has(folder, "val") ? "val" : has(folder, "test") ? "test" : NULL;
-    if (!has(folder, "train") || !validation) return (stored){open_images(wish, folder), NULL, true};
+    if (!has(folder, "train") || !validation) return (stored){open_images(request, folder), NULL, true};
     char path[2][PATH_MAX];
     snprintf(path[0], PATH_MAX, "%s/train", folder);
     snprintf(path[1], PATH_MAX, "%s/%s", folder, validation);
-    return (stored){open_images(wish, path[0]), open_images(wish, path[1]), true};
+    return (stored){open_images(request, path[0]), open_images(request, path[1]), true};
 }
 
 /* Samples [0, count) of set in two: a share of them at the end is held back, or, of a set that is sorted by class, one
@@ -147,7 +147,7 @@ static tr_status hold_back(stored *s, double share)
 {
     int64_t count = tr_dataset_count(s->training), held = (int64_t)((double)count * share), kept = 0, taken = 0;
     int64_t *order = malloc((size_t)(count ? count : 1) * sizeof *order);
-    if (!order) return tr_fail(TR_NO_MEMORY, "no memory for the order of %lld pictures", (long long)count);
+    if (!order) return tr_fail(TR_NO_MEMORY, "no memory for the order of %lld images", (long long)count);
     for (int64_t i = 0; i < count; i++) {
         bool back = s->sorted ? (int64_t)((double)(i + 1) * share) > (int64_t)((double)i * share) : i >= count - held;
         order[back ? count - 1 - taken++ : kept++] = i;
@@ -190,7 +190,7 @@ static tr_status check_same_classes(const stored *s)
         if (!one && !other) break;
         if (!one || !other || strcmp(one, other) != 0)
             return tr_fail(TR_INVALID,
-                           "class %lld is \"%s\" where the training pictures are and \"%s\" where those for "
+                           "class %lld is \"%s\" where the training images are and \"%s\" where those for "
                            "validation are: both folders must have the same sub-folders",
                            (long long)i, one ? one : "", other ? other : "");
     }
@@ -205,13 +205,13 @@ static const struct colours {
     float mean[3], deviation[3];
 } mnist = {"MNIST", {0.1307f, 0.1307f, 0.1307f}, {0.3081f, 0.3081f, 0.3081f}},
   cifar = {"CIFAR-10", {0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f}},
-  imagenet = {"pictures", {0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
+  imagenet = {"images", {0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
 
-static tr_status prepare_all(const tr__picture_wish *wish, const stored *s, const struct colours *colours,
-                             tr__pictures *p)
+static tr_status prepare_all(const tr__image_request *request, const stored *s, const struct colours *colours,
+                             tr__image_data *p)
 {
-    int channels = 3, height = size_in_folders(wish);
-    if (tr_dataset_count(s->training) == 0) return tr_fail(TR_INVALID, "%s has no pictures to train on", wish->folder);
+    int channels = 3, height = size_in_folders(request);
+    if (tr_dataset_count(s->training) == 0) return tr_fail(TR_INVALID, "%s has no images to train on", request->folder);
     if (!s->sorted) {
         tr_sample first;
         tr_status status = tr_dataset_at(s->training, 0, &first);
@@ -222,12 +222,12 @@ static tr_status prepare_all(const tr__picture_wish *wish, const stored *s, cons
     p->kind = colours->kind;
     for (int i = 0; i < 2; i++) {
         tr__preparation *to = &p->preparations[i];
-        *to = (tr__preparation){.channels = wish->channels ? wish->channels : channels,
-                                .size = wish->size    ? wish->size
+        *to = (tr__preparation){.channels = request->channels ? request->channels : channels,
+                                .size = request->size    ? request->size
                                         : height < 32 ? 32
                                                       : height,
-                                .shift = i == 0 && strcmp(wish->augment, "none") != 0,
-                                .mirror = i == 0 && strcmp(wish->augment, "mirror") == 0};
+                                .shift = i == 0 && strcmp(request->augment, "none") != 0,
+                                .mirror = i == 0 && strcmp(request->augment, "mirror") == 0};
         memcpy(to->mean, colours->mean, sizeof to->mean);
         memcpy(to->deviation, colours->deviation, sizeof to->deviation);
     }
@@ -237,9 +237,9 @@ static tr_status prepare_all(const tr__picture_wish *wish, const stored *s, cons
     return status == TR_OK ? tr_status_of(p->validation) : status;
 }
 
-tr_status tr__pictures_open(const tr__picture_wish *wish, tr__pictures *pictures)
+tr_status tr__image_data_open(const tr__image_request *request, tr__image_data *images)
 {
-    const char *folder = wish->folder;
+    const char *folder = request->folder;
     const struct colours *colours = &imagenet;
     stored s;
     if (has_mnist(folder, "train") || has_mnist(folder, "t10k")) {
@@ -249,11 +249,11 @@ tr_status tr__pictures_open(const tr__picture_wish *wish, tr__pictures *pictures
         s = open_cifar(folder);
         colours = &cifar;
     } else {
-        s = open_folder(wish);
+        s = open_folder(request);
     }
     tr_status status = tr_status_of(s.training);
     if (status == TR_OK) status = check_same_classes(&s);
-    if (status == TR_OK) status = count_classes(&s, &pictures->classes);
-    if (status == TR_OK && !s.validation && wish->validation > 0) status = hold_back(&s, wish->validation);
-    return status == TR_OK ? prepare_all(wish, &s, colours, pictures) : status;
+    if (status == TR_OK) status = count_classes(&s, &images->classes);
+    if (status == TR_OK && !s.validation && request->validation > 0) status = hold_back(&s, request->validation);
+    return status == TR_OK ? prepare_all(request, &s, colours, images) : status;
 }
