@@ -60,7 +60,7 @@ static void add_linear(const char *name, int64_t in, int64_t out, bool in_out, b
     tr_tensor *bias = random_numbers(TR_SHAPE(out), dtype), *added = residual ? random_numbers(y->shape, dtype) : NULL;
     tr_tensor *g = random_numbers(y->shape, dtype), *dx = random_numbers(x->shape, dtype);
     tr_tensor *dw = random_numbers(w->shape, dtype), *dbias = random_numbers(bias->shape, dtype);
-    tr__linear_attrs attrs = {.in_out = in_out}, grad_attrs = {.in_out = in_out, .accumulate = true, .accumulate_bias = true};
+    tr_linear_attrs attrs = {.in_out = in_out}, grad_attrs = {.in_out = in_out, .accumulate = true, .accumulate_bias = true};
     char shape[48];
     snprintf(shape, sizeof shape, "%s %lld -> %lld %s", name, (long long)in, (long long)out, tr_dtype_name(dtype));
     add("linear", shape, gigaflop, tr__op(linear), &attrs, LIST(x, w, bias, added), LIST(y));
@@ -75,7 +75,7 @@ static void add_attention(bool causal, tr_dtype dtype)
     tr_shape shape = TR_SHAPE(BATCH, SEQ, WIDE), packed = TR_SHAPE(BATCH, SEQ, 3 * WIDE);
     tr_tensor *qkv = random_numbers(packed, dtype), *o = random_numbers(shape, dtype), *g = random_numbers(shape, dtype);
     tr_tensor *lse = tr_zeros(TR_SHAPE(BATCH, HEADS, SEQ)), *dqkv = random_numbers(packed, dtype);
-    tr__attention_attrs attrs = {.heads = HEADS, .causal = causal};
+    tr_attention_attrs attrs = {.heads = HEADS, .causal = causal};
     char text[48];
     snprintf(text, sizeof text, "%s%s", causal ? "causal " : "", tr_dtype_name(dtype));
     add("attention", text, 2 * product, tr__op(self_attention), &attrs, LIST(qkv), LIST(o, lse));
@@ -95,7 +95,7 @@ static tr_tensor *random_images(int64_t n, int64_t c, int64_t size)
 /* Eight images of c channels to k. */
 static void add_convolution(int64_t c, int64_t size, int64_t k, int64_t taps, int stride)
 {
-    tr__conv2d_attrs attrs = {.stride = stride, .padding = (int)(taps / 2), .dilation = 1, .groups = 1};
+    tr_conv2d_attrs attrs = {.stride = stride, .padding = (int)(taps / 2), .dilation = 1, .groups = 1};
     int64_t made = (size + 2 * attrs.padding - taps) / stride + 1;
     double gigaflop = 2e-9 * BATCH * (double)(made * made * c * k * taps * taps);
     tr_tensor *x = random_images(BATCH, c, size), *y = random_images(BATCH, k, made);

@@ -6,7 +6,9 @@
 
 #include <trireme/base.h>
 #include <trireme/tensor.h>
+#include <trireme/device.h>
 #include <trireme/ops.h>
+#include <trireme/kernels.h>
 #include <trireme/autograd.h>
 #include <trireme/nn.h>
 #include <trireme/optim.h>

@@ -77,7 +77,7 @@ tr_status tr__attention_grad_infer(tr_op_call *call)
 
 static tr_status check_packed(const tr_op_call *call, int at)
 {
-    const tr__attention_attrs *attrs = call->attrs;
+    const tr_attention_attrs *attrs = call->attrs;
     const tr_tensor *x = call->inputs[at];
     TR__TRY(tr__float_input(call, at));
     if (attrs->heads < 1) return tr__fail(TR_INVALID, "%s: heads is %d, it should be at least 1", call->op->name, attrs->heads);
@@ -89,7 +89,7 @@ static tr_status check_packed(const tr_op_call *call, int at)
 
 tr_status tr__self_attention_infer(tr_op_call *call)
 {
-    const tr__attention_attrs *attrs = call->attrs;
+    const tr_attention_attrs *attrs = call->attrs;
     TR__TRY(check_packed(call, 0));
     const tr_tensor *x = call->inputs[0];
     int64_t batch = x->shape.dim[0], seq = x->shape.dim[1];
@@ -131,7 +131,7 @@ static tr__heads packed_part(const tr_tensor *x, int part, int64_t heads, int64_
 
 static tr__attention packed_attention(const tr_op_call *call, bool grad)
 {
-    const tr__attention_attrs *attrs = call->attrs;
+    const tr_attention_attrs *attrs = call->attrs;
     const tr_tensor *qkv = call->inputs[grad ? 1 : 0], *o = grad ? call->inputs[2] : call->outputs[0];
     int64_t heads = attrs->heads, dim = qkv->shape.dim[2] / 3 / heads, seq = qkv->shape.dim[1];
     tr__attention a = {.batch = qkv->shape.dim[0], .heads = heads, .queries = seq, .keys = seq, .dim = dim};
@@ -170,7 +170,7 @@ static tr__attention separate_attention(const tr_op_call *call, bool grad)
 
 tr__attention tr__attention_of(const tr_op_call *call)
 {
-    const tr__attention_attrs *attrs = call->attrs;
+    const tr_attention_attrs *attrs = call->attrs;
     bool packed_grad = call->op == tr__op(self_attention_grad), grad = packed_grad || call->op == tr__op(attention_grad);
     bool packed = packed_grad || call->op == tr__op(self_attention);
     tr__attention a = packed ? packed_attention(call, grad) : separate_attention(call, grad);
@@ -399,7 +399,7 @@ static tr_tensor *mask_of_groups(tr_tensor *mask, int64_t batch, int64_t heads, 
 
 /* Fewer heads of k and v than of q: each serves as many heads of q, one after the other. With q as
  * [batch * groups, heads / groups, queries, dim], k and v broadcast over the heads of a group. */
-static tr_tensor *grouped(const tr__attention_attrs *attrs, tr_tensor *const *in)
+static tr_tensor *grouped(const tr_attention_attrs *attrs, tr_tensor *const *in)
 {
     tr_shape q = in[0]->shape, k = in[1]->shape;
     int64_t batch = q.dim[0], groups = k.dim[1], each = q.dim[1] / groups;
@@ -421,7 +421,7 @@ static bool is_grouped(tr_tensor *const *in)
 
 tr_tensor *tr_attention_with(const tr_attention_options *o)
 {
-    tr__attention_attrs attrs = {.causal = o->causal, .scale = TR__PASS(o, scale)};
+    tr_attention_attrs attrs = {.causal = o->causal, .scale = TR__PASS(o, scale)};
     tr_tensor *in[] = {o->q, o->k, o->v, o->mask};
     if (o->lengths && o->k && !tr__bad(o->k)) {
         tr_tensor *mask = mask_of_lengths(o->lengths, o->k);
@@ -432,6 +432,6 @@ tr_tensor *tr_attention_with(const tr_attention_options *o)
 
 tr_tensor *tr_self_attention_with(const tr_self_attention_options *o)
 {
-    tr__attention_attrs attrs = {.heads = o->heads, .causal = o->causal, .scale = TR__PASS(o, scale)};
+    tr_attention_attrs attrs = {.heads = o->heads, .causal = o->causal, .scale = TR__PASS(o, scale)};
     return tr_apply(tr__op(self_attention), &attrs, (tr_tensor *[]){o->qkv}, 1, NULL);
 }

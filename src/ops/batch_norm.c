@@ -31,7 +31,7 @@ static tr_status check_vector(const tr_op_call *call, int i, const char *what)
 
 tr_status tr__batch_norm_infer(tr_op_call *call)
 {
-    const tr__batch_norm_attrs *a = call->attrs;
+    const tr_batch_norm_attrs *a = call->attrs;
     TR__TRY(tr__float_input(call, 0));
     const tr_tensor *x = call->inputs[0];
     if (x->shape.ndim < 2)
@@ -60,7 +60,7 @@ tr_status tr__batch_norm_grad_infer(tr_op_call *call)
 
 typedef struct job {
     const tr_op_call *call;
-    const tr__batch_norm_attrs *attrs;
+    const tr_batch_norm_attrs *attrs;
     tr__rows x, y, g, dx;
     const tr_tensor *weight, *bias, *mean, *var;
 } job;
@@ -127,7 +127,7 @@ static int64_t block_count(const tr__rows *x)
 
 tr_status tr__batch_norm_forward(tr_op_call *call)
 {
-    const tr__batch_norm_attrs *attrs = call->attrs;
+    const tr_batch_norm_attrs *attrs = call->attrs;
     job j = {
         .call = call,
         .attrs = attrs,
@@ -208,7 +208,7 @@ tr_status tr__batch_norm_grad_forward(tr_op_call *call)
 
 tr_status tr__batch_norm_backward(tr_backward_call *call)
 {
-    tr__batch_norm_attrs attrs = *(const tr__batch_norm_attrs *)call->attrs;
+    tr_batch_norm_attrs attrs = *(const tr_batch_norm_attrs *)call->attrs;
     tr_tensor *x = call->inputs[0], *grads[3] = {NULL};
     if (!call->grad_outputs[0]) return TR_OK;
     if (call->needs[0]) {
@@ -243,7 +243,7 @@ tr_status tr__batch_norm_move(const tr_batch_norm_op_options *o, tr_tensor *mean
     return move_towards(o->running_var, var, numbers / (numbers - 1), momentum);
 }
 
-static tr_tensor *train(const tr_batch_norm_op_options *o, const tr__batch_norm_attrs *attrs)
+static tr_tensor *train(const tr_batch_norm_op_options *o, const tr_batch_norm_attrs *attrs)
 {
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS];
     tr_tensor *y = tr_apply(tr__op(batch_norm), attrs, (tr_tensor *[]){o->x, o->weight, o->bias}, 3, outputs);
@@ -281,7 +281,7 @@ double tr__batch_norm_eps(const tr_batch_norm_op_options *o)
 
 tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *o)
 {
-    tr__batch_norm_attrs attrs = {.eps = tr__batch_norm_eps(o), .frozen = !o->training};
+    tr_batch_norm_attrs attrs = {.eps = tr__batch_norm_eps(o), .frozen = !o->training};
     if (tr__batch_norm_check(o) != TR_OK) return tr__tensor_failed();
     if (o->training) return train(o, &attrs);
     tr_tensor *inputs[] = {o->x, o->weight, o->bias, o->running_mean, o->running_var};

@@ -12,7 +12,7 @@
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-static tr_status check_numbers(const tr__conv2d_attrs *a)
+static tr_status check_numbers(const tr_conv2d_attrs *a)
 {
     if (a->stride > 0 && a->dilation > 0 && a->groups > 0 && a->padding >= 0) return TR_OK;
     return tr__fail(TR_INVALID, "conv2d: stride %d, dilation %d and groups %d must be positive, padding %d not negative",
@@ -22,7 +22,7 @@ static tr_status check_numbers(const tr__conv2d_attrs *a)
 static tr_status check_shapes(const tr_op_call *call)
 {
     const tr_tensor *x = call->inputs[0], *weight = call->inputs[1], *bias = call->inputs[2];
-    int64_t groups = ((const tr__conv2d_attrs *)call->attrs)->groups;
+    int64_t groups = ((const tr_conv2d_attrs *)call->attrs)->groups;
     if (x->shape.ndim != 4)
         return tr__fail(TR_SHAPE, "conv2d: x is %s: it must be [batch, channels, height, width]", TR__TEXT(x->shape));
     if (weight->shape.ndim != 4)
@@ -42,7 +42,7 @@ static tr_status check_shapes(const tr_op_call *call)
 }
 
 /* How often the kernel fits, side by side `stride` apart. */
-static int64_t output_size(int64_t size, int64_t kernel, const tr__conv2d_attrs *a)
+static int64_t output_size(int64_t size, int64_t kernel, const tr_conv2d_attrs *a)
 {
     int64_t room = size + 2 * (int64_t)a->padding - ((kernel - 1) * a->dilation + 1);
     return kernel < 1 || room < 0 ? 0 : room / a->stride + 1;
@@ -50,7 +50,7 @@ static int64_t output_size(int64_t size, int64_t kernel, const tr__conv2d_attrs 
 
 tr_status tr__conv2d_infer(tr_op_call *call)
 {
-    const tr__conv2d_attrs *a = call->attrs;
+    const tr_conv2d_attrs *a = call->attrs;
     TR__TRY(tr__float_input(call, 0));
     TR__TRY(tr__parameter_input(call, 1));
     if (call->inputs[2]) TR__TRY(tr__parameter_input(call, 2));
@@ -80,7 +80,7 @@ tr_status tr__conv2d_grad_weight_infer(tr_op_call *call)
 
 tr__conv2d tr__conv2d_of(const tr_op_call *call)
 {
-    const tr__conv2d_attrs *a = call->attrs;
+    const tr_conv2d_attrs *a = call->attrs;
     const tr_tensor *x = call->inputs[0], *weight = call->inputs[1], *y = call->outputs[0];
     if (call->op == tr__op(conv2d_grad_input)) {
         y = call->inputs[0];
@@ -240,7 +240,7 @@ static tr_status stage_sum(tr_tensor *t, bool accumulate, tr_tensor **out)
 tr_status tr__conv2d_grad_weight_forward(tr_op_call *call)
 {
     TR_SCOPE;
-    const tr__conv2d_attrs *a = call->attrs;
+    const tr_conv2d_attrs *a = call->attrs;
     tr_tensor *g = stage(call->inputs[0], true), *x = stage(call->inputs[1], true), *dweight, *dbias;
     TR__TRY(tr_status_of(g));
     TR__TRY(tr_status_of(x));
@@ -260,13 +260,13 @@ tr_status tr__conv2d_grad_weight_forward(tr_op_call *call)
 tr_status tr__conv2d_bias_gradient(tr_tensor *g, tr_tensor *dbias, bool accumulate)
 {
     tr_tensor *sums = accumulate ? tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias)) : dbias;
-    TR__TRY(tr__op_run(tr__op(sum), &(tr__reduce_attrs){.dims = 1u | 4u | 8u}, &g, 1, &sums, 1));
+    TR__TRY(tr__op_run(tr__op(sum), &(tr_reduce_attrs){.dims = 1u | 4u | 8u}, &g, 1, &sums, 1));
     return sums == dbias ? TR_OK : tr__op_run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
 }
 
 static tr_status grad_weight(tr_backward_call *call, tr_tensor *g)
 {
-    tr__conv2d_attrs attrs = *(const tr__conv2d_attrs *)call->attrs;
+    tr_conv2d_attrs attrs = *(const tr_conv2d_attrs *)call->attrs;
     tr_tensor *outputs[2] = {NULL, NULL};
     if (call->needs[1]) outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
     if (call->needs[2]) outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
@@ -295,7 +295,7 @@ tr_status tr__conv2d_backward(tr_backward_call *call)
 
 tr_tensor *tr_conv2d_op_with(const tr_conv2d_op_options *o)
 {
-    tr__conv2d_attrs attrs = {
+    tr_conv2d_attrs attrs = {
         .stride = TR__OR(o, stride, 1),
         .padding = o->padding,
         .dilation = TR__OR(o, dilation, 1),

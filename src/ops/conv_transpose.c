@@ -10,9 +10,9 @@
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-static tr_status check_numbers(const tr__conv_transpose2d_attrs *a)
+static tr_status check_numbers(const tr_conv_transpose2d_attrs *a)
 {
-    const tr__conv2d_attrs *c = &a->conv;
+    const tr_conv2d_attrs *c = &a->conv;
     if (c->stride < 1 || c->dilation < 1 || c->groups < 1 || c->padding < 0)
         return tr__fail(TR_INVALID, "conv_transpose2d: stride %d, dilation %d and groups %d must be positive, padding %d not "
             "negative", c->stride, c->dilation, c->groups, c->padding);
@@ -25,7 +25,7 @@ static tr_status check_numbers(const tr__conv_transpose2d_attrs *a)
 static tr_status check_shapes(const tr_op_call *call)
 {
     const tr_tensor *x = call->inputs[0], *weight = call->inputs[1], *bias = call->inputs[2];
-    int64_t groups = ((const tr__conv_transpose2d_attrs *)call->attrs)->conv.groups;
+    int64_t groups = ((const tr_conv_transpose2d_attrs *)call->attrs)->conv.groups;
     if (x->shape.ndim != 4)
         return tr__fail(TR_SHAPE, "conv_transpose2d: x is %s: it must be [batch, channels, height, width]",
             TR__TEXT(x->shape));
@@ -46,16 +46,16 @@ static tr_status check_shapes(const tr_op_call *call)
 }
 
 /* The image that a convolution makes `size` outputs of. */
-static int64_t image_size(int64_t size, int64_t kernel, const tr__conv_transpose2d_attrs *a)
+static int64_t image_size(int64_t size, int64_t kernel, const tr_conv_transpose2d_attrs *a)
 {
-    const tr__conv2d_attrs *c = &a->conv;
+    const tr_conv2d_attrs *c = &a->conv;
     if (size < 1 || kernel < 1) return 0;
     return (size - 1) * c->stride - 2 * (int64_t)c->padding + (kernel - 1) * c->dilation + 1 + a->output_padding;
 }
 
 tr_status tr__conv_transpose2d_infer(tr_op_call *call)
 {
-    const tr__conv_transpose2d_attrs *a = call->attrs;
+    const tr_conv_transpose2d_attrs *a = call->attrs;
     TR__TRY(tr__float_input(call, 0));
     TR__TRY(tr__parameter_input(call, 1));
     if (call->inputs[2]) TR__TRY(tr__parameter_input(call, 2));
@@ -76,7 +76,7 @@ tr_status tr__conv_transpose2d_infer(tr_op_call *call)
 
 tr_status tr__conv_transpose2d_forward(tr_op_call *call)
 {
-    const tr__conv_transpose2d_attrs *a = call->attrs;
+    const tr_conv_transpose2d_attrs *a = call->attrs;
     tr_tensor *y = call->outputs[0];
     TR__TRY(tr__op_run(tr__op(conv2d_grad_input), &a->conv, call->inputs, 2, &y, 1));
     if (!call->inputs[2]) return TR_OK;
@@ -88,7 +88,7 @@ tr_status tr__conv_transpose2d_forward(tr_op_call *call)
 
 tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
 {
-    const tr__conv_transpose2d_attrs *a = call->attrs;
+    const tr_conv_transpose2d_attrs *a = call->attrs;
     tr_tensor *g = call->grad_outputs[0], *x = call->inputs[0], *weight = call->inputs[1];
     if (call->needs[0]) {
         int64_t stride[TR_MAX_DIMS];
@@ -98,7 +98,7 @@ tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
         call->grad_inputs[0] = dx;
     }
     if (call->needs[1]) {
-        tr__conv2d_attrs attrs = a->conv;
+        tr_conv2d_attrs attrs = a->conv;
         tr_tensor *outputs[] = {tr__grad_target(call, 1, &attrs.accumulate), NULL};
         TR__TRY(tr__op_run(tr__op(conv2d_grad_weight), &attrs, (tr_tensor *[]){x, g}, 2, outputs, 2));
         call->grad_inputs[1] = outputs[0];
@@ -114,7 +114,7 @@ tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
 }
 
 /* Padding by a whole stride is what zeros behind x give. */
-static tr_tensor *pad_by_strides(tr_tensor *x, tr__conv_transpose2d_attrs *a)
+static tr_tensor *pad_by_strides(tr_tensor *x, tr_conv_transpose2d_attrs *a)
 {
     int stride = a->conv.stride, strides = stride > 0 ? a->output_padding / stride : 0;
     if (strides < 1 || a->output_padding >= a->conv.dilation || !x || tr__bad(x) || x->shape.ndim != 4) return x;
@@ -124,7 +124,7 @@ static tr_tensor *pad_by_strides(tr_tensor *x, tr__conv_transpose2d_attrs *a)
 
 tr_tensor *tr_conv_transpose2d_op_with(const tr_conv_transpose2d_op_options *o)
 {
-    tr__conv_transpose2d_attrs attrs = {
+    tr_conv_transpose2d_attrs attrs = {
         .conv.stride = TR__OR(o, stride, 1),
         .conv.padding = o->padding,
         .conv.dilation = TR__OR(o, dilation, 1),

@@ -8,7 +8,7 @@
 
 tr_status tr__cat_infer(tr_op_call *call)
 {
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     tr_shape shape = call->inputs[0]->shape;
     for (int i = 1; i < call->n_inputs; i++) {
         TR__TRY(tr__same(call, 0, i));
@@ -25,7 +25,7 @@ tr_status tr__cat_infer(tr_op_call *call)
 
 tr_status tr__cat_forward(tr_op_call *call)
 {
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     tr_tensor place = *call->outputs[0]; /* part by part of the output; on the stack, so it is nobody's object */
     for (int i = 0; i < call->n_inputs; i++) {
         place.shape.dim[dim] = call->inputs[i]->shape.dim[dim];
@@ -37,7 +37,7 @@ tr_status tr__cat_forward(tr_op_call *call)
 
 tr_status tr__cat_backward(tr_backward_call *call)
 {
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     int64_t at = 0;
     for (int i = 0; i < call->n_inputs; i++) {
         int64_t size = tr__input_shape(call, i).dim[dim];
@@ -48,7 +48,7 @@ tr_status tr__cat_backward(tr_backward_call *call)
 }
 
 /* As many parts as an op takes become one, until one is left. */
-static tr_tensor *cat_in_steps(tr_tensor *const *parts, int n, const tr__dim_attrs *attrs)
+static tr_tensor *cat_in_steps(tr_tensor *const *parts, int n, const tr_dim_attrs *attrs)
 {
     tr_tensor *wider[TR_OP_MAX_INPUTS];
     int each = (n + TR_OP_MAX_INPUTS - 1) / TR_OP_MAX_INPUTS, count = 0;
@@ -62,7 +62,7 @@ static tr_tensor *cat_in_steps(tr_tensor *const *parts, int n, const tr__dim_att
 
 tr_tensor *tr_cat(tr_tensor *const *parts, int n, int dim)
 {
-    tr__dim_attrs attrs;
+    tr_dim_attrs attrs;
     if (n < 1) return tr__tensor_fail(TR_INVALID, "cat: %d parts: it takes at least one", n);
     for (int i = 0; i < n; i++) {
         if (!parts[i]) return tr__tensor_fail(TR_INVALID, "cat: part %d is NULL", i);
@@ -105,7 +105,7 @@ tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim)
 
 tr_tensor *tr_pad_with(const tr_pad_options *o)
 {
-    tr__pad_attrs attrs = {.value = o->value};
+    tr_pad_attrs attrs = {.value = o->value};
     for (int d = 0; d < TR_MAX_DIMS; d++) {
         attrs.before[d] = o->before[d];
         attrs.after[d] = o->after[d];
@@ -116,7 +116,7 @@ tr_tensor *tr_pad_with(const tr_pad_options *o)
 
 tr_status tr__pad_infer(tr_op_call *call)
 {
-    const tr__pad_attrs *attrs = call->attrs;
+    const tr_pad_attrs *attrs = call->attrs;
     TR__TRY(tr__given(call, 0));
     const tr_tensor *x = call->inputs[0];
     tr_shape shape = x->shape;
@@ -136,7 +136,7 @@ tr_status tr__pad_infer(tr_op_call *call)
 
 tr_status tr__pad_forward(tr_op_call *call)
 {
-    const tr__pad_attrs *attrs = call->attrs;
+    const tr_pad_attrs *attrs = call->attrs;
     const tr_tensor *x = call->inputs[0];
     TR__TRY(tr_fill(call->outputs[0], attrs->value));
     tr_tensor place = *call->outputs[0]; /* where x goes; on the stack, so it is nobody's object */
@@ -147,7 +147,7 @@ tr_status tr__pad_forward(tr_op_call *call)
 
 tr_status tr__pad_backward(tr_backward_call *call)
 {
-    const tr__pad_attrs *attrs = call->attrs;
+    const tr_pad_attrs *attrs = call->attrs;
     tr_tensor *g = call->grad_outputs[0];
     for (int d = 0; d < tr_ndim(g); d++)
         if (attrs->before[d] || attrs->after[d]) g = tr_slice(g, d, attrs->before[d], tr_size(g, d) - attrs->after[d]);
@@ -189,7 +189,7 @@ tr_status tr__cast_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
     const tr_tensor *x = call->inputs[0];
-    return tr__output_like(call, 0, x, x->shape, ((const tr__cast_attrs *)call->attrs)->dtype);
+    return tr__output_like(call, 0, x, x->shape, ((const tr_cast_attrs *)call->attrs)->dtype);
 }
 
 tr_status tr__cast_forward(tr_op_call *call)
@@ -199,14 +199,14 @@ tr_status tr__cast_forward(tr_op_call *call)
 
 tr_status tr__cast_backward(tr_backward_call *call)
 {
-    call->grad_inputs[0] = tr_cast(call->grad_outputs[0], ((const tr__cast_attrs *)call->attrs)->from);
+    call->grad_inputs[0] = tr_cast(call->grad_outputs[0], ((const tr_cast_attrs *)call->attrs)->from);
     return TR_OK;
 }
 
 tr_tensor *tr_cast(tr_tensor *x, tr_dtype dtype)
 {
     if (x && !tr__bad(x) && x->dtype == dtype) return x;
-    tr__cast_attrs attrs = {dtype, x ? x->dtype : dtype};
+    tr_cast_attrs attrs = {dtype, x ? x->dtype : dtype};
     return tr_apply(tr__op(cast), &attrs, &x, 1, NULL);
 }
 
@@ -231,7 +231,7 @@ tr_status tr__to_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
     const tr_tensor *x = call->inputs[0];
-    tr_device device = ((const tr__to_attrs *)call->attrs)->device;
+    tr_device device = ((const tr_to_attrs *)call->attrs)->device;
     int64_t stride[TR_MAX_DIMS];
     tr__row_major(x->shape, stride);
     if (device.kind == tr__device_of(x).kind) tr__strides_like(x, x->shape, stride); /* other kinds take row-major only */
@@ -247,13 +247,13 @@ tr_status tr__to_forward(tr_op_call *call)
 
 tr_status tr__to_backward(tr_backward_call *call)
 {
-    call->grad_inputs[0] = tr_to(call->grad_outputs[0], ((const tr__to_attrs *)call->attrs)->from);
+    call->grad_inputs[0] = tr_to(call->grad_outputs[0], ((const tr_to_attrs *)call->attrs)->from);
     return TR_OK;
 }
 
 tr_tensor *tr_to(tr_tensor *x, tr_device device)
 {
     if (x && !tr__bad(x) && tr_device_equal(tr__device_of(x), device)) return x;
-    tr__to_attrs attrs = {device, x ? tr_device_of(x) : device};
+    tr_to_attrs attrs = {device, x ? tr_device_of(x) : device};
     return tr_apply(tr__op(to), &attrs, &x, 1, NULL);
 }

@@ -19,7 +19,7 @@
 tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *o)
 {
     if (o->weight) return tr__weighted_cross_entropy(o);
-    tr__cross_entropy_attrs attrs = {
+    tr_cross_entropy_attrs attrs = {
         .ignore_index = TR__IGNORED(o),
         .smoothing = o->label_smoothing,
         .reduction = o->reduction,
@@ -39,7 +39,7 @@ tr_status tr__cross_entropy_infer(tr_op_call *call)
     if (!tr__shape_equal(targets->shape, rows))
         return tr__fail(TR_SHAPE, "cross_entropy: targets %s do not fit logits %s: they must be %s",
             TR__TEXT(targets->shape), TR__TEXT(logits->shape), TR__TEXT(rows));
-    const tr__cross_entropy_attrs *attrs = call->attrs;
+    const tr_cross_entropy_attrs *attrs = call->attrs;
     if (!(attrs->smoothing >= 0 && attrs->smoothing <= 1))
         return tr__fail(TR_INVALID, "cross_entropy: label_smoothing is %g: it must be in 0 … 1", attrs->smoothing);
     if ((unsigned)attrs->reduction > TR_REDUCE_NONE)
@@ -59,7 +59,7 @@ tr_status tr__cross_entropy_grad_infer(tr_op_call *call)
 
 tr_status tr__cross_entropy_check(const tr_op_call *call)
 {
-    const tr__cross_entropy_attrs *attrs = call->attrs;
+    const tr_cross_entropy_attrs *attrs = call->attrs;
     tr__ids targets = tr__ids_of(call->inputs[1]);
     return tr__ids_check(&targets, tr_size(call->inputs[0], -1), "cross_entropy: target", "classes",
                          &attrs->ignore_index);
@@ -73,7 +73,7 @@ static double number_of(const tr_tensor *t, int64_t r)
 /* One after the other, so that the sum does not depend on the number of threads. */
 tr_status tr__cross_entropy_finish(const tr_op_call *call)
 {
-    const tr__cross_entropy_attrs *attrs = call->attrs;
+    const tr_cross_entropy_attrs *attrs = call->attrs;
     tr__rows logits = tr__rows_of(call->inputs[0], call->inputs[0]->shape.ndim - 1);
     tr__ids targets = tr__ids_of(call->inputs[1]);
     const tr_tensor *top = call->outputs[1], *log_sum = call->outputs[2], *below = call->outputs[4];
@@ -99,7 +99,7 @@ tr_status tr__cross_entropy_finish(const tr_op_call *call)
 
 double tr__cross_entropy_scale(const tr_op_call *call, int64_t r, int64_t target)
 {
-    const tr__cross_entropy_attrs *attrs = call->attrs;
+    const tr_cross_entropy_attrs *attrs = call->attrs;
     const tr_tensor *g = call->inputs[0], *count = call->inputs[5];
     if (target == attrs->ignore_index) return 0;
     if (attrs->reduction != TR_REDUCE_NONE) r = 0;
@@ -151,7 +151,7 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     const tr_tensor *top = j->call->inputs[3], *log_sum = j->call->inputs[4];
-    double smoothing = ((const tr__cross_entropy_attrs *)j->call->attrs)->smoothing;
+    double smoothing = ((const tr_cross_entropy_attrs *)j->call->attrs)->smoothing;
     double block[TR__ROW_BLOCK], even = smoothing / (double)j->logits.n;
     for (int64_t r = begin; r < end; r++) {
         int64_t target = tr__id(&j->targets, r);

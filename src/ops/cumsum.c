@@ -4,7 +4,7 @@
 
 tr_tensor *tr_cumsum(tr_tensor *x, int dim)
 {
-    tr__cumsum_attrs attrs = {0};
+    tr_cumsum_attrs attrs = {0};
     if (x && !tr__bad(x) && tr__dim("cumsum", x->shape, dim, &attrs.dim) != TR_OK) return tr__tensor_failed();
     return tr_apply(tr__op(cumsum), &attrs, &x, 1, NULL);
 }
@@ -89,7 +89,7 @@ typedef struct dense {
 RUN_SIDE_BY_SIDE(float)
 RUN_SIDE_BY_SIDE(double)
 
-static bool run_dense(const tr_tensor *x, tr_tensor *y, const tr__cumsum_attrs *attrs)
+static bool run_dense(const tr_tensor *x, tr_tensor *y, const tr_cumsum_attrs *attrs)
 {
     if ((x->dtype != TR_F32 && x->dtype != TR_F64) || !tr_is_contiguous(x)) return false;
     dense d = {.x = tr__ptr(x), .y = tr__ptr(y), .n = x->shape.dim[attrs->dim], .inner = 1, .outer = 1, .reverse = attrs->reverse};
@@ -104,7 +104,7 @@ static bool run_dense(const tr_tensor *x, tr_tensor *y, const tr__cumsum_attrs *
 
 tr_status tr__cumsum_forward(tr_op_call *call)
 {
-    const tr__cumsum_attrs *attrs = call->attrs;
+    const tr_cumsum_attrs *attrs = call->attrs;
     if (run_dense(call->inputs[0], call->outputs[0], attrs)) return TR_OK;
     job j = {tr__rows_of(call->inputs[0], attrs->dim), tr__rows_of(call->outputs[0], attrs->dim), attrs->reverse};
     tr__pool_for(tr__pool_of(call->outputs[0]), j.x.others.n, tr__row_grain(j.x.n),
@@ -114,7 +114,7 @@ tr_status tr__cumsum_forward(tr_op_call *call)
 
 tr_status tr__cumsum_backward(tr_backward_call *call)
 {
-    tr__cumsum_attrs attrs = *(const tr__cumsum_attrs *)call->attrs;
+    tr_cumsum_attrs attrs = *(const tr_cumsum_attrs *)call->attrs;
     attrs.reverse = !attrs.reverse;
     call->grad_inputs[0] = tr_apply(tr__op(cumsum), &attrs, (tr_tensor *[]){call->grad_outputs[0]}, 1, NULL);
     return TR_OK;

@@ -12,14 +12,14 @@ enum { BLOCK = 512 };
 
 tr_tensor *tr_dropout_with(const tr_dropout_options *o)
 {
-    tr__dropout_attrs attrs = {o->p, o->seed, o->step, o->first_sample};
+    tr_dropout_attrs attrs = {o->p, o->seed, o->step, o->first_sample};
     tr_tensor *x = o->x;
     return tr_apply(tr__op(dropout), &attrs, &x, 1, NULL);
 }
 
 tr_status tr__dropout_infer(tr_op_call *call)
 {
-    const tr__dropout_attrs *attrs = call->attrs;
+    const tr_dropout_attrs *attrs = call->attrs;
     TR__TRY(tr__float_input(call, 0));
     if (!(attrs->p >= 0 && attrs->p < 1))
         return tr__fail(TR_INVALID, "dropout: p is %g: it must be at least 0 and less than 1", attrs->p);
@@ -27,7 +27,7 @@ tr_status tr__dropout_infer(tr_op_call *call)
 }
 
 /* mask[i] = scale or 0 for elements first … first + n - 1 of a sample. */
-static void draw_mask(double *mask, const tr__dropout_attrs *attrs, uint64_t sample, int64_t first, int64_t n)
+static void draw_mask(double *mask, const tr_dropout_attrs *attrs, uint64_t sample, int64_t first, int64_t n)
 {
     uint64_t key = tr__dropout_key(attrs);
     double scale = 1 / (1 - attrs->p);
@@ -40,7 +40,7 @@ static void draw_mask(double *mask, const tr__dropout_attrs *attrs, uint64_t sam
 }
 
 typedef struct job {
-    const tr__dropout_attrs *attrs;
+    const tr_dropout_attrs *attrs;
     const tr_tensor *x, *y;
     int64_t per_sample;
 } job;

@@ -12,7 +12,7 @@
 
 enum { TR__DROPOUT_DRAWS = 16, TR__DROPOUT_GROUP = 64 };
 
-static inline uint64_t tr__dropout_key(const tr__dropout_attrs *attrs)
+static inline uint64_t tr__dropout_key(const tr_dropout_attrs *attrs)
 {
     return tr__mix(attrs->seed, attrs->step);
 }

@@ -136,7 +136,7 @@ tr_status tr__embedding_grad_forward(tr_op_call *call)
 {
     tr_tensor *dweight = call->outputs[0];
     job j = job_of(call, dweight, call->inputs[0]);
-    j.accumulate = ((const tr__accumulate_attrs *)call->attrs)->accumulate;
+    j.accumulate = ((const tr_accumulate_attrs *)call->attrs)->accumulate;
     tr__id_lists lists;
     TR__TRY(tr__id_lists_make(&lists, &j.ids, dweight->shape.dim[0]));
     j.lists = &lists;
@@ -148,7 +148,7 @@ tr_status tr__embedding_grad_forward(tr_op_call *call)
 tr_status tr__embedding_backward(tr_backward_call *call)
 {
     if (!call->needs[0]) return TR_OK;
-    tr__accumulate_attrs attrs;
+    tr_accumulate_attrs attrs;
     tr_tensor *dweight = tr__grad_target(call, 0, &attrs.accumulate);
     tr_tensor *inputs[] = {call->grad_outputs[0], call->inputs[1]};
     TR__TRY(tr__op_run(tr__op(embedding_grad), &attrs, inputs, 2, &dweight, 1));

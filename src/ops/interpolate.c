@@ -17,7 +17,7 @@
 
 tr_status tr__interpolate_infer(tr_op_call *call)
 {
-    const tr__interpolate_attrs *a = call->attrs;
+    const tr_interpolate_attrs *a = call->attrs;
     TR__TRY(tr__float_input(call, 0));
     const tr_tensor *x = call->inputs[0];
     tr_shape shape = x->shape;
@@ -38,7 +38,7 @@ tr_status tr__interpolate_infer(tr_op_call *call)
 
 tr_status tr__interpolate_grad_infer(tr_op_call *call)
 {
-    const tr__interpolate_attrs *a = call->attrs;
+    const tr_interpolate_attrs *a = call->attrs;
     return tr__output_strided(call, 0, a->image, a->image_stride, call->inputs[0]->dtype);
 }
 
@@ -60,7 +60,7 @@ static double cubic(double distance)
     return d < 2 ? a * (((d - 5) * d + 8) * d - 4) : 0;
 }
 
-static taps taps_of(const tr__interpolate_attrs *a, int64_t o, int64_t outputs, int64_t size, double scale)
+static taps taps_of(const tr_interpolate_attrs *a, int64_t o, int64_t outputs, int64_t size, double scale)
 {
     if (a->mode == TR_INTERPOLATE_NEAREST) { /* in f32, as PyTorch: where it rounds, the neighbour is the same */
         float step = scale > 0 ? (float)(1 / scale) : (float)size / (float)outputs;
@@ -188,7 +188,7 @@ KERNELS(float)
 KERNELS(double)
 
 /* x, y: of one dtype, f32 or f64, and both channels-last or both row-major. */
-static tr_status run(const tr__interpolate_attrs *a, tr_tensor *x, tr_tensor *y, bool last, bool gradient)
+static tr_status run(const tr_interpolate_attrs *a, tr_tensor *x, tr_tensor *y, bool last, bool gradient)
 {
     tr_shape image = x->shape, out = y->shape;
     job j = {.planes = image.dim[0] * (last ? 1 : image.dim[1]), .h = image.dim[2], .w = image.dim[3], .oh = out.dim[2],
@@ -246,13 +246,13 @@ tr_status tr__interpolate_backward(tr_backward_call *call)
 /* ---- Public function --------------------------------------------------------------------------------------------------- */
 
 /* What is asked for, of an image; lines keep their height of 1. */
-static tr_status attrs_of(const tr_interpolate_options *o, const tr_tensor *image, bool line, tr__interpolate_attrs *a)
+static tr_status attrs_of(const tr_interpolate_options *o, const tr_tensor *image, bool line, tr_interpolate_attrs *a)
 {
     bool sizes = o->width || o->height;
     if (sizes ? o->scale != 0 || (line ? o->height != 0 : !o->height || !o->width) : !(o->scale > 0 && o->scale < 1e6))
         return tr__fail(TR_INVALID, "interpolate: x %s takes a scale in 0 … 1e6, or %s: they are %g, %" PRId64 " and %" PRId64,
             TR__TEXT(o->x->shape), line ? "a width alone" : "height and width", o->scale, o->height, o->width);
-    *a = (tr__interpolate_attrs){.mode = o->mode, .align_corners = o->align_corners, .height = o->height, .width = o->width,
+    *a = (tr_interpolate_attrs){.mode = o->mode, .align_corners = o->align_corners, .height = o->height, .width = o->width,
         .scale_height = line ? 0 : o->scale, .scale_width = o->scale, .image = image->shape};
     if (!sizes) {
         a->height = (int64_t)((double)image->shape.dim[2] * o->scale);
@@ -271,7 +271,7 @@ tr_tensor *tr_interpolate_with(const tr_interpolate_options *o)
     bool line = x->shape.ndim == 3;
     if (line) x = tr__as_image(x);
     if (tr__bad(x)) return x;
-    tr__interpolate_attrs attrs = {.mode = o->mode};
+    tr_interpolate_attrs attrs = {.mode = o->mode};
     if (x->shape.ndim == 4 && attrs_of(o, x, line, &attrs) != TR_OK) return tr__tensor_failed();
     tr_tensor *y = tr_apply(tr__op(interpolate), &attrs, &x, 1, NULL);
     return line ? tr__as_sequence(y) : y;

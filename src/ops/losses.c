@@ -79,7 +79,7 @@ static double huber(double d, double delta)
 }
 
 LOSS(mse_loss, void, (x - y) * (x - y), 2 * g * (x - y))
-LOSS(huber_loss, tr__huber_loss_attrs, huber(x - y, a->delta), g *held(x - y, a->delta))
+LOSS(huber_loss, tr_huber_loss_attrs, huber(x - y, a->delta), g *held(x - y, a->delta))
 LOSS(bce_with_logits, void, x *((x > 0) - y) + log1p(exp(-fabs(x))), g *(1 / (1 + exp(-x)) - y))
 
 /* ---- Public functions ---------------------------------------------------------------------------------------------- */
@@ -98,7 +98,7 @@ tr_tensor *tr_l1_loss_with(const tr_loss_options *o)
 
 static tr_tensor *huber_of(const char *what, const tr_huber_loss_options *o)
 {
-    tr__huber_loss_attrs attrs = {TR__OR(o, delta, 1)};
+    tr_huber_loss_attrs attrs = {TR__OR(o, delta, 1)};
     if (check(what, o->x, o->target, o->reduction) != TR_OK) return tr__tensor_failed();
     if (!(attrs.delta > 0))
         return tr__tensor_fail(TR_INVALID, "%s: delta is %g: it must be positive", what, attrs.delta);

@@ -38,7 +38,7 @@ tr_status tr__matmul_infer(tr_op_call *call)
 
 static tr_status check_weight(const tr_op_call *call, int x_dim, int64_t *out)
 {
-    const tr__linear_attrs *attrs = call->attrs;
+    const tr_linear_attrs *attrs = call->attrs;
     const tr_tensor *x = call->inputs[0], *w = call->inputs[1];
     TR__TRY(tr__float_input(call, 0));
     TR__TRY(tr__parameter_input(call, 1));
@@ -83,7 +83,7 @@ tr_status tr__linear_grad_input_infer(tr_op_call *call)
 
 tr_status tr__linear_grad_weight_infer(tr_op_call *call)
 {
-    const tr__linear_attrs *attrs = call->attrs;
+    const tr_linear_attrs *attrs = call->attrs;
     const tr_tensor *g = call->inputs[0], *x = call->inputs[1];
     TR__TRY(tr__float_input(call, 0));
     TR__TRY(tr__same(call, 0, 1));
@@ -178,7 +178,7 @@ static tr__product matmul_product(const tr_op_call *call)
 tr__product tr__product_of(const tr_op_call *call)
 {
     if (call->op == tr__op(matmul)) return matmul_product(call);
-    const tr__linear_attrs *attrs = call->attrs;
+    const tr_linear_attrs *attrs = call->attrs;
     tr__product p = {.a_batch = one_product, .b_batch = one_product, .c_batch = one_product};
     p.a = tr__matrix_of(call->inputs[0]);
     p.b = tr__matrix_of(call->inputs[1]);
@@ -290,9 +290,9 @@ tr_status tr__bias_gradient(const tr_op_call *call)
 {
     if (call->op != tr__op(linear_grad_weight) || call->n_outputs < 2 || !call->outputs[1]) return TR_OK;
     TR_SCOPE;
-    const tr__linear_attrs *attrs = call->attrs;
+    const tr_linear_attrs *attrs = call->attrs;
     tr_tensor *g = call->inputs[0], *dbias = call->outputs[1], *sum = dbias;
-    tr__reduce_attrs rows = {.dims = (1u << (g->shape.ndim - 1)) - 1};
+    tr_reduce_attrs rows = {.dims = (1u << (g->shape.ndim - 1)) - 1};
     if (attrs->accumulate_bias) sum = tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias));
     TR__TRY(tr__op_run(tr__op(sum), &rows, &g, 1, &sum, 1));
     return sum == dbias ? TR_OK : tr__op_run(tr__op(add), NULL, (tr_tensor *[]){dbias, sum}, 2, &dbias, 1);
@@ -319,9 +319,9 @@ static tr_tensor *like(const tr_tensor *x)
     return tr__tensor_new(x->shape, x->dtype, tr__device_of(x));
 }
 
-static tr__linear_attrs without_activation(const tr_op_call *call)
+static tr_linear_attrs without_activation(const tr_op_call *call)
 {
-    tr__linear_attrs attrs = *(const tr__linear_attrs *)call->attrs;
+    tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;
     attrs.activation = TR_NO_ACTIVATION;
     return attrs;
 }
@@ -330,7 +330,7 @@ static tr__linear_attrs without_activation(const tr_op_call *call)
 static tr_status activate_first(tr_op_call *call, int which)
 {
     TR_SCOPE;
-    const tr__linear_attrs *attrs = call->attrs, plain = without_activation(call);
+    const tr_linear_attrs *attrs = call->attrs, plain = without_activation(call);
     tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *y = like(call->inputs[which]);
     memcpy(inputs, call->inputs, sizeof *inputs * (size_t)call->n_inputs);
     TR__TRY(tr__op_run(activations[attrs->activation].value, NULL, &inputs[which], 1, &y, 1));
@@ -340,15 +340,15 @@ static tr_status activate_first(tr_op_call *call, int which)
 
 tr_status tr__linear_forward(tr_op_call *call)
 {
-    return ((const tr__linear_attrs *)call->attrs)->activation ? activate_first(call, 0) : reference(call);
+    return ((const tr_linear_attrs *)call->attrs)->activation ? activate_first(call, 0) : reference(call);
 }
 
 tr_status tr__linear_grad_input_forward(tr_op_call *call)
 {
-    const tr__linear_attrs *attrs = call->attrs;
+    const tr_linear_attrs *attrs = call->attrs;
     if (!attrs->activation) return reference(call);
     TR_SCOPE;
-    tr__linear_attrs plain = without_activation(call);
+    tr_linear_attrs plain = without_activation(call);
     tr_tensor *dx = call->outputs[0], *of_product = like(dx), *sum = attrs->accumulate ? like(dx) : dx;
     plain.accumulate = false;
     TR__TRY(tr__op_run(call->op, &plain, call->inputs, 2, &of_product, 1));
@@ -358,7 +358,7 @@ tr_status tr__linear_grad_input_forward(tr_op_call *call)
 
 tr_status tr__linear_grad_weight_forward(tr_op_call *call)
 {
-    if (call->outputs[0] && ((const tr__linear_attrs *)call->attrs)->activation) return activate_first(call, 1);
+    if (call->outputs[0] && ((const tr_linear_attrs *)call->attrs)->activation) return activate_first(call, 1);
     if (call->outputs[0]) TR__TRY(reference(call));
     return tr__bias_gradient(call);
 }
@@ -408,7 +408,7 @@ tr_status tr__matmul_backward(tr_backward_call *call)
 
 static tr_status linear_grad_weight(tr_backward_call *call, tr_tensor *g)
 {
-    tr__linear_attrs attrs = *(const tr__linear_attrs *)call->attrs;
+    tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;
     tr_tensor *outputs[2] = {NULL, NULL};
     if (call->needs[1]) {
         outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
@@ -434,7 +434,7 @@ tr_status tr__linear_backward(tr_backward_call *call)
     g = tr_contiguous(g);
     TR__TRY(tr_status_of(g));
     if (call->needs[0]) {
-        tr__linear_attrs attrs = *(const tr__linear_attrs *)call->attrs;
+        tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;
         tr_tensor *dx = tr__grad_target(call, 0, &attrs.accumulate);
         TR__TRY(tr_status_of(dx));
         tr_tensor *inputs[] = {g, call->inputs[1], call->inputs[0]};
@@ -453,7 +453,7 @@ tr_tensor *tr_matmul(tr_tensor *a, tr_tensor *b)
 
 tr_tensor *tr_linear_op_with(const tr_linear_op_options *o)
 {
-    tr__linear_attrs attrs = {.in_out = o->in_out, .activation = o->activation};
+    tr_linear_attrs attrs = {.in_out = o->in_out, .activation = o->activation};
     /* Under autocast a residual keeps its dtype: only the product is low. */
     bool apart = o->residual && tr_autocast() != TR_F32;
     tr_tensor *inputs[] = {o->x, o->weight, o->bias, apart ? NULL : o->residual};

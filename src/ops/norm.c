@@ -15,13 +15,13 @@
 
 tr_tensor *tr_layer_norm_op(tr_tensor *x, tr_tensor *weight, tr_tensor *bias, double eps)
 {
-    tr__layer_norm_attrs attrs = {.eps = eps};
+    tr_layer_norm_attrs attrs = {.eps = eps};
     return tr_apply(tr__op(layer_norm), &attrs, (tr_tensor *[]){x, weight, bias}, 3, NULL);
 }
 
 tr_tensor *tr_rms_norm_op(tr_tensor *x, tr_tensor *weight, double eps)
 {
-    tr__layer_norm_attrs attrs = {.eps = eps};
+    tr_layer_norm_attrs attrs = {.eps = eps};
     return tr_apply(tr__op(rms_norm), &attrs, (tr_tensor *[]){x, weight}, 2, NULL);
 }
 
@@ -149,7 +149,7 @@ static tr_status forward(tr_op_call *call, const tr_tensor *bias, tr_tensor *mea
         .bias = bias,
         .mean = mean,
         .rstd = rstd,
-        .eps = ((const tr__layer_norm_attrs *)call->attrs)->eps,
+        .eps = ((const tr_layer_norm_attrs *)call->attrs)->eps,
     };
     tr__pool_for(tr__pool_of(call->inputs[0]), j.x.others.n, tr__row_grain(j.x.n), forward_rows, &j);
     return TR_OK;
@@ -215,7 +215,7 @@ static void put_vector(tr_tensor *t, int64_t first, int64_t n, const double *val
 static void backward_columns(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
-    const tr__layer_norm_attrs *attrs = j->call->attrs;
+    const tr_layer_norm_attrs *attrs = j->call->attrs;
     double g[TR__ROW_BLOCK], xhat[TR__ROW_BLOCK];
     for (int64_t first = begin * TR__ROW_BLOCK; first < end * TR__ROW_BLOCK && first < j->x.n; first += TR__ROW_BLOCK) {
         double dweight[TR__ROW_BLOCK] = {0}, dbias[TR__ROW_BLOCK] = {0};
@@ -267,7 +267,7 @@ tr_status tr__rms_norm_grad_forward(tr_op_call *call)
 
 tr_status tr__layer_norm_backward(tr_backward_call *call)
 {
-    tr__layer_norm_attrs attrs = *(const tr__layer_norm_attrs *)call->attrs;
+    tr_layer_norm_attrs attrs = *(const tr_layer_norm_attrs *)call->attrs;
     tr_tensor *x = call->inputs[0], *grads[3] = {NULL};
     if (call->needs[0]) grads[0] = tr__tensor_new(x->shape, x->dtype, tr__device_of(x));
     if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);
@@ -280,7 +280,7 @@ tr_status tr__layer_norm_backward(tr_backward_call *call)
 
 tr_status tr__rms_norm_backward(tr_backward_call *call)
 {
-    tr__layer_norm_attrs attrs = *(const tr__layer_norm_attrs *)call->attrs;
+    tr_layer_norm_attrs attrs = *(const tr_layer_norm_attrs *)call->attrs;
     tr_tensor *x = call->inputs[0], *grads[2] = {NULL};
     if (call->needs[0]) grads[0] = tr__tensor_new(x->shape, x->dtype, tr__device_of(x));
     if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);

@@ -17,7 +17,7 @@
 #include <trireme/ops.h>
 
 /* Attributes that several files must know; those of one family stand in its file. */
-#include "ops/attrs.h"
+#include <trireme/kernels.h>
 
 enum {
 #define OP(name, ...) TR__OP_##name,

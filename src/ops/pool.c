@@ -11,7 +11,7 @@
 
 static tr_status check_windows(const tr_op_call *call)
 {
-    const tr__pool2d_attrs *a = call->attrs;
+    const tr_pool2d_attrs *a = call->attrs;
     TR__TRY(tr__float_input(call, 0));
     const tr_tensor *x = call->inputs[0];
     const char *name = call->op->name;
@@ -29,7 +29,7 @@ static tr_status check_windows(const tr_op_call *call)
 /* Of an image's parts, as many as are asked for. */
 static tr_status adaptive_shape(const tr_op_call *call, tr_shape *out)
 {
-    const tr__pool2d_attrs *a = call->attrs;
+    const tr_pool2d_attrs *a = call->attrs;
     TR__TRY(tr__float_input(call, 0));
     tr_shape x = call->inputs[0]->shape;
     if (x.ndim != 4)
@@ -44,7 +44,7 @@ static tr_status adaptive_shape(const tr_op_call *call, tr_shape *out)
 /* The shape of y, refused where no window fits. */
 static tr_status pooled_shape(const tr_op_call *call, tr_shape *out)
 {
-    const tr__pool2d_attrs *a = call->attrs;
+    const tr_pool2d_attrs *a = call->attrs;
     if (a->out_height) return adaptive_shape(call, out);
     TR__TRY(check_windows(call));
     tr_shape x = call->inputs[0]->shape, y = x;
@@ -59,7 +59,7 @@ static tr_status pooled_shape(const tr_op_call *call, tr_shape *out)
     return TR_OK;
 }
 
-tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr__pool2d_attrs *a)
+tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr_pool2d_attrs *a)
 {
     return (tr__pool2d){
         .n = x->shape.dim[0], .c = x->shape.dim[1], .h = x->shape.dim[2], .w = x->shape.dim[3],
@@ -71,11 +71,11 @@ tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr__pool2
 /* Of a gradient: it lies as x does. */
 static tr_status image_infer(tr_op_call *call)
 {
-    const tr__pool2d_attrs *a = call->attrs;
+    const tr_pool2d_attrs *a = call->attrs;
     return tr__output_strided(call, 0, a->image, a->image_stride, call->inputs[0]->dtype);
 }
 
-tr_tensor *tr__pool2d_apply(const tr_op *op, tr_tensor *x, tr__pool2d_attrs attrs)
+tr_tensor *tr__pool2d_apply(const tr_op *op, tr_tensor *x, tr_pool2d_attrs attrs)
 {
     if (x && !tr__bad(x)) {
         attrs.image = x->shape;
@@ -84,9 +84,9 @@ tr_tensor *tr__pool2d_apply(const tr_op *op, tr_tensor *x, tr__pool2d_attrs attr
     return tr_apply(op, &attrs, &x, 1, NULL);
 }
 
-tr__pool2d_attrs tr__pool2d_attrs_of(const tr_pool2d_options *o)
+tr_pool2d_attrs tr__pool2d_attrs_of(const tr_pool2d_options *o)
 {
-    return (tr__pool2d_attrs){.kernel = o->kernel, .stride = TR__OR(o, stride, o->kernel), .padding = o->padding};
+    return (tr_pool2d_attrs){.kernel = o->kernel, .stride = TR__OR(o, stride, o->kernel), .padding = o->padding};
 }
 
 /* Reference kernels work on row-major planes, one per image and channel. */
@@ -283,7 +283,7 @@ static tr_tensor *adaptive(const tr_op *op, tr_tensor *x, int64_t height, int64_
     if (height < 1 || width < 1)
         return tr__tensor_fail(TR_INVALID, "adaptive_%s: height and width must be positive, not %" PRId64 " and %" PRId64,
             op->name, height, width);
-    return tr__pool2d_apply(op, x, (tr__pool2d_attrs){.out_height = height, .out_width = width});
+    return tr__pool2d_apply(op, x, (tr_pool2d_attrs){.out_height = height, .out_width = width});
 }
 
 tr_tensor *tr_adaptive_avg_pool2d(tr_tensor *x, int64_t height, int64_t width)

@@ -13,11 +13,11 @@ typedef struct tr__pool2d {
 } tr__pool2d;
 
 /* op, a pooling, of x; attrs without what is known of x. */
-tr_tensor *tr__pool2d_apply(const tr_op *op, tr_tensor *x, tr__pool2d_attrs attrs);
-tr__pool2d_attrs tr__pool2d_attrs_of(const tr_pool2d_options *options);
+tr_tensor *tr__pool2d_apply(const tr_op *op, tr_tensor *x, tr_pool2d_attrs attrs);
+tr_pool2d_attrs tr__pool2d_attrs_of(const tr_pool2d_options *options);
 
 /* x, y: the tensors that are what the two are in the forward. */
-tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr__pool2d_attrs *attrs);
+tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr_pool2d_attrs *attrs);
 
 /* Output o's window, cut to the image: begin <= i < end. */
 typedef struct tr__window {

@@ -19,7 +19,7 @@ static tr_tensor *pool(const char *name, const tr_op *op, const tr_pool1d_option
 {
     tr_tensor *failed = check(name, o->x);
     if (failed) return failed;
-    tr__pool2d_attrs attrs = tr__pool2d_attrs_of(o);
+    tr_pool2d_attrs attrs = tr__pool2d_attrs_of(o);
     if (attrs.kernel < 1 || attrs.stride < 1 || attrs.padding < 0 || attrs.padding > attrs.kernel / 2)
         return tr__tensor_fail(TR_INVALID, "%s: kernel %d and stride %d must be positive, padding %d 0 to half the kernel", name,
             attrs.kernel, attrs.stride, attrs.padding);

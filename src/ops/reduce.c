@@ -14,7 +14,7 @@
 
 /* ---- Public functions and shapes ------------------------------------------------------------------------------- */
 
-static tr_status dims_of(const char *what, const tr_reduce_options *o, tr__reduce_attrs *attrs)
+static tr_status dims_of(const char *what, const tr_reduce_options *o, tr_reduce_attrs *attrs)
 {
     tr_shape shape = o->x->shape;
     attrs->keep = o->keep;
@@ -35,7 +35,7 @@ static tr_status dims_of(const char *what, const tr_reduce_options *o, tr__reduc
 
 static tr_tensor *reduce(const tr_op *op, const tr_reduce_options *o)
 {
-    tr__reduce_attrs attrs = {0};
+    tr_reduce_attrs attrs = {0};
     tr_tensor *x = o->x;
     if (x && !tr__bad(x) && dims_of(op->name, o, &attrs) != TR_OK) return tr__tensor_failed();
     return tr_apply(op, &attrs, &x, 1, NULL);
@@ -68,7 +68,7 @@ tr_tensor *tr_prod_with(const tr_reduce_options *options)
 
 static tr_tensor *place_of(const tr_op *op, tr_tensor *x, int dim)
 {
-    tr__reduce_attrs attrs = {0};
+    tr_reduce_attrs attrs = {0};
     int d;
     if (x && !tr__bad(x)) {
         if (tr__dim(op->name, x->shape, dim, &d) != TR_OK) return tr__tensor_failed();
@@ -159,7 +159,7 @@ tr_tensor *tr_log_sum_exp_with(const tr_reduce_options *o)
     return tr__bad(y) ? y : tr_cast(tr_add(y, tr_reshape(top, y->shape)), tr_dtype_of(o->x));
 }
 
-static tr_shape reduced_shape(tr_shape shape, tr__reduce_attrs attrs)
+static tr_shape reduced_shape(tr_shape shape, tr_reduce_attrs attrs)
 {
     tr_shape out = {0};
     for (int d = 0; d < shape.ndim; d++) {
@@ -171,7 +171,7 @@ static tr_shape reduced_shape(tr_shape shape, tr__reduce_attrs attrs)
 
 static tr_status infer(tr_op_call *call, tr_dtype dtype)
 {
-    tr_shape shape = reduced_shape(call->inputs[0]->shape, *(const tr__reduce_attrs *)call->attrs);
+    tr_shape shape = reduced_shape(call->inputs[0]->shape, *(const tr_reduce_attrs *)call->attrs);
     return tr_op_output(call, 0, shape, dtype);
 }
 
@@ -203,7 +203,7 @@ static tr_status refuse_empty(const tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
     tr_shape shape = call->inputs[0]->shape;
-    const tr__reduce_attrs *attrs = call->attrs;
+    const tr_reduce_attrs *attrs = call->attrs;
     bool none = false, results = true;
     for (int d = 0; d < shape.ndim; d++) {
         if (attrs->dims >> d & 1) none |= shape.dim[d] == 0;
@@ -349,7 +349,7 @@ static void reduce_results(void *arg, int64_t begin, int64_t end)
 
 static tr_status run(tr_op_call *call, const reduction *how)
 {
-    const tr__reduce_attrs *attrs = call->attrs;
+    const tr_reduce_attrs *attrs = call->attrs;
     const tr_tensor *x = call->inputs[0];
     job j = {.x = x, .y = call->outputs[0], .integers = !tr_dtype_is_float(x->dtype), .reduction = how};
     j.kept = tr__axis_in(x, ~attrs->dims);
@@ -414,7 +414,7 @@ REDUCTION(argmin, .floats = top_floats, .integers = top_integers, .finish = fini
 /* t, the result of a reduction of a tensor of shape, with the reduced dimensions as size 1. */
 static tr_tensor *with_kept_dims(const tr_backward_call *call, tr_tensor *t)
 {
-    tr__reduce_attrs attrs = *(const tr__reduce_attrs *)call->attrs;
+    tr_reduce_attrs attrs = *(const tr_reduce_attrs *)call->attrs;
     if (attrs.keep) return t;
     attrs.keep = true;
     return tr_reshape(t, reduced_shape(tr__input_shape(call, 0), attrs));
@@ -564,7 +564,7 @@ static void grad_results(void *arg, int64_t begin, int64_t end)
 /* g and y have the dimensions of x, those reduced of size 1. */
 static tr_status run_grad(tr_op_call *call, const grad_kernel *kernel)
 {
-    uint32_t dims = ((const tr__reduce_attrs *)call->attrs)->dims;
+    uint32_t dims = ((const tr_reduce_attrs *)call->attrs)->dims;
     grad_job j = {.kernel = kernel, .g = call->inputs[0], .x = call->inputs[1], .y = call->inputs[2],
         .dx = call->outputs[0]};
     j.g_kept = tr__axis_in(j.g, ~dims);

@@ -12,14 +12,14 @@
 
 tr_tensor *tr_rotary_with(const tr_rotary_options *o)
 {
-    tr__rotary_attrs attrs = {.base = TR__OR(o, base, 10000), .first = o->first, .interleaved = o->interleaved};
+    tr_rotary_attrs attrs = {.base = TR__OR(o, base, 10000), .first = o->first, .interleaved = o->interleaved};
     tr_tensor *x = o->x;
     return tr_apply(tr__op(rotary), &attrs, &x, 1, NULL);
 }
 
 tr_status tr__rotary_infer(tr_op_call *call)
 {
-    const tr__rotary_attrs *attrs = call->attrs;
+    const tr_rotary_attrs *attrs = call->attrs;
     TR__TRY(tr__float_input(call, 0));
     const tr_tensor *x = call->inputs[0];
     if (x->shape.ndim < 2 || tr_size(x, -1) % 2)
@@ -29,7 +29,7 @@ tr_status tr__rotary_infer(tr_op_call *call)
 }
 
 typedef struct job {
-    const tr__rotary_attrs *attrs;
+    const tr_rotary_attrs *attrs;
     tr__rows x, y;
     int64_t seq, pairs;
     double *turns; /* [seq, 2, pairs]: cosines, sines */
@@ -102,7 +102,7 @@ tr_status tr__rotary_forward(tr_op_call *call)
 
 tr_status tr__rotary_backward(tr_backward_call *call)
 {
-    tr__rotary_attrs attrs = *(const tr__rotary_attrs *)call->attrs;
+    tr_rotary_attrs attrs = *(const tr_rotary_attrs *)call->attrs;
     attrs.back = !attrs.back;
     call->grad_inputs[0] = tr_apply(tr__op(rotary), &attrs, (tr_tensor *[]){call->grad_outputs[0]}, 1, NULL);
     return TR_OK;

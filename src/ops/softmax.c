@@ -6,7 +6,7 @@
 
 static tr_tensor *over_dim(const tr_op *op, tr_tensor *x, int dim)
 {
-    tr__dim_attrs attrs = {0};
+    tr_dim_attrs attrs = {0};
     if (x && !tr__bad(x) && tr__dim(op->name, x->shape, dim, &attrs.dim) != TR_OK) return tr__tensor_failed();
     return tr_apply(op, &attrs, &x, 1, NULL);
 }
@@ -101,7 +101,7 @@ static tr_status run(tr_op_call *call, tr__pool_body body, bool log)
 {
     tr_tensor *y = call->outputs[0];
     if (tr__numel(y->shape) == 0) return TR_OK;
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     job j = {.out = tr__rows_of(y, dim), .log = log};
     for (int i = 0; i < call->n_inputs; i++) j.in[i] = tr__rows_of(call->inputs[i], dim);
     tr__pool_for(tr__pool_of(y), j.out.others.n, tr__row_grain(j.out.n), body, &j);

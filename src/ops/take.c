@@ -17,7 +17,7 @@
 
 static tr_tensor *along(const tr_op *op, int dim, tr_tensor *const *inputs, int n)
 {
-    tr__dim_attrs attrs = {0};
+    tr_dim_attrs attrs = {0};
     const tr_tensor *x = inputs[0];
     if (x && !tr__bad(x) && tr__dim(op->name, x->shape, dim, &attrs.dim) != TR_OK) return tr__tensor_failed();
     return tr_apply(op, &attrs, inputs, n, NULL);
@@ -43,7 +43,7 @@ static tr_status check_index(const tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
     TR__TRY(tr__ids_input(call, 1));
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     const tr_tensor *x = call->inputs[0], *index = call->inputs[1];
     bool fits = x->shape.ndim == index->shape.ndim;
     for (int d = 0; fits && d < x->shape.ndim; d++) fits = d == dim || index->shape.dim[d] <= x->shape.dim[d];
@@ -85,7 +85,7 @@ static tr_status check_ids(const tr_op_call *call)
     ids.axis = tr__axis_in(index, dims);
     char what[64];
     snprintf(what, sizeof what, "%s: index", call->op->name);
-    int64_t size = call->inputs[0]->shape.dim[((const tr__dim_attrs *)call->attrs)->dim];
+    int64_t size = call->inputs[0]->shape.dim[((const tr_dim_attrs *)call->attrs)->dim];
     return tr__ids_check(&ids, size, what, "elements", NULL);
 }
 
@@ -121,7 +121,7 @@ static void take_run(const tr__loop *loop, char *const *at, int64_t n, const voi
 tr_status tr__take_along_forward(tr_op_call *call)
 {
     TR__TRY(check_ids(call));
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     tr_tensor first = *call->inputs[0]; /* on the stack, so it is nobody's object */
     int64_t apart = first.stride[dim];
     first.shape = call->inputs[1]->shape;
@@ -136,7 +136,7 @@ tr_status tr__take_along_forward(tr_op_call *call)
 tr_status tr__take_along_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0], *zero = tr_zeros(TR_SCALAR, .dtype = g->dtype, .device = tr__device_of(g));
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     if (call->needs[0])
         call->grad_inputs[0] = tr_scatter_add(tr_expand(zero, tr__input_shape(call, 0)), dim, call->inputs[1], g);
     return TR_OK;
@@ -204,7 +204,7 @@ tr_status tr__scatter_add_forward(tr_op_call *call)
     TR__TRY(tr_status_of(y));
     TR__TRY(tr_status_of(src));
     TR__TRY(tr__copy_elements(y, call->inputs[0]));
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     scatter_along(y, call->inputs[1], src, dim, call->op == tr__op(put_along));
     return y == out ? TR_OK : tr__copy_elements(out, y);
 }
@@ -217,7 +217,7 @@ tr_status tr__put_along_forward(tr_op_call *call)
 tr_status tr__scatter_add_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0];
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     if (call->needs[0]) call->grad_inputs[0] = g;
     if (call->needs[2]) call->grad_inputs[2] = tr_take_along(g, dim, call->inputs[1]);
     return TR_OK;
@@ -228,7 +228,7 @@ tr_status tr__put_along_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0], *index = call->inputs[1];
     tr_tensor *zero = tr_zeros(TR_SCALAR, .dtype = g->dtype, .device = tr__device_of(g));
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     if (call->needs[0]) call->grad_inputs[0] = tr_put_along(g, dim, index, tr_expand(zero, index->shape));
     if (call->needs[2]) call->grad_inputs[2] = tr_take_along(g, dim, index);
     return TR_OK;

@@ -20,7 +20,7 @@ static tr_tensor *failed(tr_tensor **indices)
     return t;
 }
 
-static tr_tensor *apply(tr_tensor *x, const tr__topk_attrs *attrs, tr_tensor **indices)
+static tr_tensor *apply(tr_tensor *x, const tr_topk_attrs *attrs, tr_tensor **indices)
 {
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
     tr_tensor *values = tr_apply(tr__op(topk), attrs, &x, 1, outputs);
@@ -30,14 +30,14 @@ static tr_tensor *apply(tr_tensor *x, const tr__topk_attrs *attrs, tr_tensor **i
 
 tr_tensor *tr_topk_with(const tr_topk_options *o)
 {
-    tr__topk_attrs attrs = {.k = o->k, .smallest = o->smallest};
+    tr_topk_attrs attrs = {.k = o->k, .smallest = o->smallest};
     if (o->x && !tr__bad(o->x) && tr__dim("topk", o->x->shape, o->dim, &attrs.dim) != TR_OK) return failed(o->indices);
     return apply(o->x, &attrs, o->indices);
 }
 
 tr_tensor *tr_sort_with(const tr_sort_options *o)
 {
-    tr__topk_attrs attrs = {.smallest = !o->descending};
+    tr_topk_attrs attrs = {.smallest = !o->descending};
     if (o->x && !tr__bad(o->x)) {
         if (tr__dim("sort", o->x->shape, o->dim, &attrs.dim) != TR_OK) return failed(o->indices);
         attrs.k = o->x->shape.dim[attrs.dim];
@@ -48,7 +48,7 @@ tr_tensor *tr_sort_with(const tr_sort_options *o)
 tr_status tr__topk_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
-    const tr__topk_attrs *attrs = call->attrs;
+    const tr_topk_attrs *attrs = call->attrs;
     const tr_tensor *x = call->inputs[0];
     tr_shape shape = x->shape;
     if (attrs->k < 0 || attrs->k > shape.dim[attrs->dim])
@@ -67,7 +67,7 @@ typedef struct entry {
 } entry;
 
 typedef struct job {
-    const tr__topk_attrs *attrs;
+    const tr_topk_attrs *attrs;
     tr__rows x, values, indices;
     atomic_bool no_memory;
 } job;
@@ -273,7 +273,7 @@ static void select_rows(void *arg, int64_t begin, int64_t end)
 
 tr_status tr__topk_forward(tr_op_call *call)
 {
-    const tr__topk_attrs *attrs = call->attrs;
+    const tr_topk_attrs *attrs = call->attrs;
     int dim = attrs->dim;
     if (attrs->k == 0) return TR_OK;
     job j = {attrs, tr__rows_of(call->inputs[0], dim), tr__rows_of(call->outputs[0], dim),
@@ -287,7 +287,7 @@ tr_status tr__topk_forward(tr_op_call *call)
 tr_status tr__topk_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0], *zero = tr_zeros(TR_SCALAR, .dtype = g->dtype, .device = tr__device_of(g));
-    int dim = ((const tr__topk_attrs *)call->attrs)->dim;
+    int dim = ((const tr_topk_attrs *)call->attrs)->dim;
     call->grad_inputs[0] = tr_scatter_add(tr_expand(zero, tr__input_shape(call, 0)), dim, call->outputs[1], g);
     return TR_OK;
 }

@@ -138,10 +138,10 @@ UNARY(hardswish, x <= -3 ? 0 : x >= 3 ? x : x * (x + 3) / 6)
 UNARY(hardsigmoid, x <= -3 ? 0 : x >= 3 ? 1 : (x + 3) / 6)
 UNARY(sin, sin(x))
 UNARY(cos, cos(x))
-UNARY_WITH(leaky_relu, tr__leaky_relu_attrs, x > 0 ? x : x * a->slope)
-UNARY_WITH(elu, tr__elu_attrs, a->scale *(x > 0 ? x : a->alpha * expm1(a->inner * x)))
-UNARY_WITH(pow, tr__pow_attrs, pow(x, a->exponent))
-BODY_WITH(clamp_f64, tr__clamp_attrs, double, x < a->least ? a->least : x > a->most ? a->most : x)
+UNARY_WITH(leaky_relu, tr_leaky_relu_attrs, x > 0 ? x : x * a->slope)
+UNARY_WITH(elu, tr_elu_attrs, a->scale *(x > 0 ? x : a->alpha * expm1(a->inner * x)))
+UNARY_WITH(pow, tr_pow_attrs, pow(x, a->exponent))
+BODY_WITH(clamp_f64, tr_clamp_attrs, double, x < a->least ? a->least : x > a->most ? a->most : x)
 
 GRADIENT(abs_grad, x > 0 ? g : x < 0 ? -g : x * 0) /* of NaN it is NaN */
 GRADIENT(relu_grad, x <= 0 ? 0 : g) /* NaN gets it, being no 0 of the output */
@@ -153,39 +153,39 @@ GRADIENT(softplus_grad, g *sigmoid(x))
 GRADIENT(log_sigmoid_grad, g *sigmoid(-x))
 GRADIENT(hardswish_grad, x < -3 ? 0 : x > 3 ? g : g * (x / 3 + 0.5))
 GRADIENT(hardsigmoid_grad, x > -3 && x < 3 ? g / 6 : 0)
-GRADIENT_WITH(leaky_relu_grad, tr__leaky_relu_attrs, x > 0 ? g : g * a->slope)
-GRADIENT_WITH(elu_grad, tr__elu_attrs, g *a->scale *(x > 0 ? 1 : a->alpha * a->inner * exp(a->inner * x)))
-GRADIENT_WITH(clamp_grad, tr__clamp_attrs, x >= a->least && x <= a->most ? g : 0)
+GRADIENT_WITH(leaky_relu_grad, tr_leaky_relu_attrs, x > 0 ? g : g * a->slope)
+GRADIENT_WITH(elu_grad, tr_elu_attrs, g *a->scale *(x > 0 ? 1 : a->alpha * a->inner * exp(a->inner * x)))
+GRADIENT_WITH(clamp_grad, tr_clamp_attrs, x >= a->least && x <= a->most ? g : 0)
 GRADIENT(tanh_grad, g *(1 - x * x))   /* of the output */
 GRADIENT(sigmoid_grad, g *x *(1 - x)) /* of the output */
 
-UNARY_WITH(affine, tr__affine_attrs, x *a->scale + a->shift)
+UNARY_WITH(affine, tr_affine_attrs, x *a->scale + a->shift)
 
 tr_tensor *tr_affine(tr_tensor *x, double scale, double shift)
 {
-    return tr_apply(tr__op(affine), &(tr__affine_attrs){scale, shift}, &x, 1, NULL);
+    return tr_apply(tr__op(affine), &(tr_affine_attrs){scale, shift}, &x, 1, NULL);
 }
 
 tr_tensor *tr_leaky_relu(tr_tensor *x, double slope)
 {
-    return tr_apply(tr__op(leaky_relu), &(tr__leaky_relu_attrs){slope}, &x, 1, NULL);
+    return tr_apply(tr__op(leaky_relu), &(tr_leaky_relu_attrs){slope}, &x, 1, NULL);
 }
 
 tr_tensor *tr_elu(tr_tensor *x, double alpha)
 {
-    return tr_apply(tr__op(elu), &(tr__elu_attrs){alpha, 1, 1}, &x, 1, NULL);
+    return tr_apply(tr__op(elu), &(tr_elu_attrs){alpha, 1, 1}, &x, 1, NULL);
 }
 
 tr_tensor *tr_selu(tr_tensor *x)
 {
-    static const tr__elu_attrs attrs = {.alpha = 1.6732632423543772, .scale = 1.0507009873554805, .inner = 1};
+    static const tr_elu_attrs attrs = {.alpha = 1.6732632423543772, .scale = 1.0507009873554805, .inner = 1};
     return tr_apply(tr__op(elu), &attrs, &x, 1, NULL);
 }
 
 tr_tensor *tr_celu(tr_tensor *x, double alpha)
 {
     if (!(alpha > 0)) return tr__tensor_fail(TR_INVALID, "celu: alpha is %g: it must be positive", alpha);
-    return tr_apply(tr__op(elu), &(tr__elu_attrs){alpha, 1, 1 / alpha}, &x, 1, NULL);
+    return tr_apply(tr__op(elu), &(tr_elu_attrs){alpha, 1, 1 / alpha}, &x, 1, NULL);
 }
 
 tr_tensor *tr_softsign(tr_tensor *x)
@@ -224,17 +224,17 @@ tr_tensor *tr_glu(tr_tensor *x, int dim)
 
 tr_tensor *tr_pow(tr_tensor *x, double exponent)
 {
-    return tr_apply(tr__op(pow), &(tr__pow_attrs){exponent}, &x, 1, NULL);
+    return tr_apply(tr__op(pow), &(tr_pow_attrs){exponent}, &x, 1, NULL);
 }
 
 tr_tensor *tr_clamp(tr_tensor *x, double least, double most)
 {
-    return tr_apply(tr__op(clamp), &(tr__clamp_attrs){least, most}, &x, 1, NULL);
+    return tr_apply(tr__op(clamp), &(tr_clamp_attrs){least, most}, &x, 1, NULL);
 }
 
 tr_status tr__clamp_infer(tr_op_call *call)
 {
-    const tr__clamp_attrs *attrs = call->attrs;
+    const tr_clamp_attrs *attrs = call->attrs;
     TR__TRY(tr__given(call, 0));
     if (!(attrs->least <= attrs->most))
         return tr__fail(TR_INVALID, "clamp: %g to %g is no range: the first must not be the larger", attrs->least,
@@ -252,7 +252,7 @@ tr_status tr__clamp_forward(tr_op_call *call)
 
 tr_status tr__affine_backward(tr_backward_call *call)
 {
-    const tr__affine_attrs *a = call->attrs;
+    const tr_affine_attrs *a = call->attrs;
     call->grad_inputs[0] = tr_affine(call->grad_outputs[0], a->scale, 0);
     return TR_OK;
 }
@@ -296,7 +296,7 @@ tr_status tr__cos_backward(tr_backward_call *call)
 /* Of x^0, which is 1 everywhere, it is 0 everywhere. */
 tr_status tr__pow_backward(tr_backward_call *call)
 {
-    double exponent = ((const tr__pow_attrs *)call->attrs)->exponent;
+    double exponent = ((const tr_pow_attrs *)call->attrs)->exponent;
     tr_tensor *x = call->inputs[0];
     if (exponent == 0)
         call->grad_inputs[0] = tr_zeros(x->shape, .dtype = x->dtype, .device = tr__device_of(x));

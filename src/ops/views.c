@@ -52,7 +52,7 @@ tr_status tr__view_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
     const tr_tensor *x = call->inputs[0];
-    tr_shape shape = ((const tr__view_attrs *)call->attrs)->shape;
+    tr_shape shape = ((const tr_view_attrs *)call->attrs)->shape;
     TR__TRY(check_count("view", x, shape));
     int64_t stride[TR_MAX_DIMS];
     if (!view_strides(x, shape, stride))
@@ -90,7 +90,7 @@ static tr_status fill_in(const tr_tensor *x, tr_shape *shape)
 
 tr_tensor *tr_reshape(tr_tensor *x, tr_shape shape)
 {
-    tr__view_attrs attrs = {shape};
+    tr_view_attrs attrs = {shape};
     if (!x || tr__bad(x)) return tr_apply(tr__op(view), &attrs, &x, 1, NULL);
     int64_t stride[TR_MAX_DIMS];
     if (fill_in(x, &attrs.shape) != TR_OK || check_count("reshape", x, attrs.shape) != TR_OK)
@@ -104,7 +104,7 @@ tr_tensor *tr_reshape(tr_tensor *x, tr_shape shape)
 tr_status tr__permute_infer(tr_op_call *call)
 {
     const tr_tensor *x = call->inputs[0];
-    const int *order = ((const tr__permute_attrs *)call->attrs)->order;
+    const int *order = ((const tr_permute_attrs *)call->attrs)->order;
     tr_shape shape = x->shape;
     int64_t stride[TR_MAX_DIMS];
     for (int d = 0; d < shape.ndim; d++) {
@@ -118,7 +118,7 @@ tr_status tr__permute_infer(tr_op_call *call)
 
 tr_status tr__permute_backward(tr_backward_call *call)
 {
-    const int *order = ((const tr__permute_attrs *)call->attrs)->order;
+    const int *order = ((const tr_permute_attrs *)call->attrs)->order;
     tr_tensor *g = call->grad_outputs[0];
     int back[TR_MAX_DIMS];
     for (int d = 0; d < g->shape.ndim; d++) back[order[d]] = d;
@@ -126,7 +126,7 @@ tr_status tr__permute_backward(tr_backward_call *call)
     return TR_OK;
 }
 
-static tr_status check_order(const tr_tensor *x, const int *order, int n, tr__permute_attrs *attrs)
+static tr_status check_order(const tr_tensor *x, const int *order, int n, tr_permute_attrs *attrs)
 {
     unsigned seen = 0;
     if (n != x->shape.ndim)
@@ -149,7 +149,7 @@ static tr_tensor *missing(const char *what)
 tr_tensor *tr_permute(tr_tensor *x, const int *order, int n)
 {
     if (!x) return missing("permute");
-    tr__permute_attrs attrs = {{0}};
+    tr_permute_attrs attrs = {{0}};
     if (!tr__bad(x) && check_order(x, order, n, &attrs) != TR_OK) return tr__tensor_failed();
     return tr_apply(tr__op(permute), &attrs, &x, 1, NULL);
 }
@@ -157,7 +157,7 @@ tr_tensor *tr_permute(tr_tensor *x, const int *order, int n)
 tr_tensor *tr_transpose(tr_tensor *x, int dim0, int dim1)
 {
     if (!x) return missing("transpose");
-    tr__permute_attrs attrs = {{0, 1, 2, 3, 4, 5, 6, 7}};
+    tr_permute_attrs attrs = {{0, 1, 2, 3, 4, 5, 6, 7}};
     int a, b;
     if (!tr__bad(x)) {
         if (tr__dim("transpose", x->shape, dim0, &a) != TR_OK || tr__dim("transpose", x->shape, dim1, &b) != TR_OK)
@@ -174,7 +174,7 @@ tr_status tr__expand_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
     const tr_tensor *x = call->inputs[0];
-    tr_shape shape = ((const tr__view_attrs *)call->attrs)->shape, both = {0};
+    tr_shape shape = ((const tr_view_attrs *)call->attrs)->shape, both = {0};
     if (!is_sound(shape) || tr__broadcast("expand", x->shape, shape, &both) != TR_OK || !tr__shape_equal(both, shape))
         return tr__fail(TR_SHAPE, "expand: %s does not broadcast to %s", TR__TEXT(x->shape),
             shape.ndim >= 0 && shape.ndim <= TR_MAX_DIMS ? TR__TEXT(shape) : "so many dimensions");
@@ -193,7 +193,7 @@ tr_status tr__expand_backward(tr_backward_call *call)
 
 tr_tensor *tr_expand(tr_tensor *x, tr_shape shape)
 {
-    return tr_apply(tr__op(expand), &(tr__view_attrs){shape}, &x, 1, NULL);
+    return tr_apply(tr__op(expand), &(tr_view_attrs){shape}, &x, 1, NULL);
 }
 
 /* ---- slice, split ---------------------------------------------------------------------------------------------- */
@@ -207,7 +207,7 @@ static tr_tensor *part_of(const tr_tensor *x, int dim, int64_t start, int64_t si
 
 tr_status tr__slice_infer(tr_op_call *call)
 {
-    const tr__slice_attrs *attrs = call->attrs;
+    const tr_slice_attrs *attrs = call->attrs;
     call->outputs[0] = part_of(call->inputs[0], attrs->dim, attrs->start, attrs->end - attrs->start);
     call->n_outputs = 1;
     return tr_status_of(call->outputs[0]);
@@ -216,7 +216,7 @@ tr_status tr__slice_infer(tr_op_call *call)
 /* Zeros, with the gradient in the place of the slice. */
 tr_status tr__slice_backward(tr_backward_call *call)
 {
-    const tr__slice_attrs *attrs = call->attrs;
+    const tr_slice_attrs *attrs = call->attrs;
     tr_tensor *g = call->grad_outputs[0];
     tr_tensor *dx = tr_zeros(tr__input_shape(call, 0), .dtype = g->dtype, .device = tr__device_of(g));
     TR__TRY(tr_copy_into(tr_slice(dx, attrs->dim, attrs->start, attrs->end), g));
@@ -224,7 +224,7 @@ tr_status tr__slice_backward(tr_backward_call *call)
     return TR_OK;
 }
 
-static tr_status slice_of(const tr_tensor *x, int dim, int64_t start, int64_t end, tr__slice_attrs *attrs)
+static tr_status slice_of(const tr_tensor *x, int dim, int64_t start, int64_t end, tr_slice_attrs *attrs)
 {
     TR__TRY(tr__dim("slice", x->shape, dim, &attrs->dim));
     int64_t size = x->shape.dim[attrs->dim];
@@ -238,14 +238,14 @@ static tr_status slice_of(const tr_tensor *x, int dim, int64_t start, int64_t en
 tr_tensor *tr_slice(tr_tensor *x, int dim, int64_t start, int64_t end)
 {
     if (!x) return missing("slice");
-    tr__slice_attrs attrs = {0};
+    tr_slice_attrs attrs = {0};
     if (!tr__bad(x) && slice_of(x, dim, start, end, &attrs) != TR_OK) return tr__tensor_failed();
     return tr_apply(tr__op(slice), &attrs, &x, 1, NULL);
 }
 
 tr_status tr__split_infer(tr_op_call *call)
 {
-    const tr__split_attrs *attrs = call->attrs;
+    const tr_split_attrs *attrs = call->attrs;
     const tr_tensor *x = call->inputs[0];
     int64_t size = x->shape.dim[attrs->dim] / attrs->parts;
     for (int i = 0; i < attrs->parts; i++) {
@@ -259,7 +259,7 @@ tr_status tr__split_infer(tr_op_call *call)
 /* The parts' gradients behind each other; a part that nobody used has zeros. */
 tr_status tr__split_backward(tr_backward_call *call)
 {
-    const tr__split_attrs *attrs = call->attrs;
+    const tr_split_attrs *attrs = call->attrs;
     tr_shape shape = tr__input_shape(call, 0);
     shape.dim[attrs->dim] /= attrs->parts;
     tr_tensor *grads[TR_OP_MAX_OUTPUTS];
@@ -290,7 +290,7 @@ tr_status tr_split(tr_tensor *x, int n, int dim, tr_tensor **parts)
 {
     if (!x) return tr__fail(TR_INVALID, "split: input 0 is NULL");
     TR__TRY(tr_status_of(x));
-    tr__split_attrs attrs = {.parts = n};
+    tr_split_attrs attrs = {.parts = n};
     TR__TRY(tr__dim("split", x->shape, dim, &attrs.dim));
     if (n < 1 || x->shape.dim[attrs.dim] % n)
         return tr__fail(TR_SHAPE, "split: dimension %d of %s does not divide into %d parts", dim, TR__TEXT(x->shape),

@@ -4,7 +4,7 @@
  * batch_norm.c): dx = weight rstd g - weight rstd (sum of g / N + xhat (sum of g xhat) / N), the sums over all ranks
  */
 #include "nn/module.h"
-#include "ops/attrs.h"
+#include <trireme/kernels.h>
 #include "ops/batch_norm.h"
 #include "parallel/carrier.h"
 
@@ -105,7 +105,7 @@ static tr_status forward(tr_op_call *call)
     const sync_attrs *a = call->attrs;
     tr_tensor *x = call->inputs[X], *weight = call->inputs[WEIGHT], *bias = call->inputs[BIAS];
     tr_tensor *mean = call->outputs[MEAN], *var = call->outputs[VAR];
-    const tr__batch_norm_attrs own = {.eps = a->eps}, given = {.eps = a->eps, .frozen = true};
+    const tr_batch_norm_attrs own = {.eps = a->eps}, given = {.eps = a->eps, .frozen = true};
     int64_t channels = x->shape.dim[1], numbers = channels ? tr__numel(x->shape) / channels : 0;
     /* y is written for nothing here: the kernel that finds moments goes on to it. */
     if (numbers)
@@ -164,7 +164,7 @@ static tr_tensor *complete(const tr_backward_call *call, tr_tensor *x, tr_tensor
     for (int i = 0; i < 7; i++)
         if (tr__bad(made[i])) return tr__tensor_pass(made[i]);
     through_moments(call, sums, of_x, rest);
-    const tr__batch_norm_attrs attrs = {.frozen = true};
+    const tr_batch_norm_attrs attrs = {.frozen = true};
     tr_status status = tr__op_run(tr__op(batch_norm), &attrs, (tr_tensor *[]){x, of_x, rest, zeros, ones}, 5,
                                (tr_tensor *[]){through, used[0], used[1]}, 3);
     return status == TR_OK ? tr_cast(tr_add(dx, through), call->inputs[X]->dtype) : tr__tensor_failed();
@@ -199,7 +199,7 @@ static tr_status backward(tr_backward_call *call)
         dx = tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
         TR__TRY(tr_status_of(dx));
     }
-    const tr__batch_norm_attrs attrs = {.eps = a->eps, .frozen = true};
+    const tr_batch_norm_attrs attrs = {.eps = a->eps, .frozen = true};
     tr_tensor *inputs[] = {g, x, call->inputs[WEIGHT], mean, var};
     TR__TRY(tr__op_run(tr__op(batch_norm_grad), &attrs, inputs, 5, (tr_tensor *[]){dx, dweight, dbias}, 3));
     if (dx) {

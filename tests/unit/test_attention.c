@@ -207,7 +207,7 @@ static void all_machines_agree(void **state)
         if (!of_machine || (variant % 4 == 3 && d == 0)) continue; /* the last is for bf16 alone */
         const attention_case *c = cases + variant / 16;
         tr_dtype dtype = dtypes[d].dtype;
-        tr__attention_attrs attrs = {.causal = variant / 8 % 2};
+        tr_attention_attrs attrs = {.causal = variant / 8 % 2};
         tr_tensor *mask = variant / 4 % 4 ? random_mask(4, mask_shape(c, 1)) : NULL, *exact[3];
         tr_tensor *q = queries(c, 1, dtype), *k = keys(c, 2, dtype), *v = keys(c, 3, dtype), *g = queries(c, 5, dtype);
         tr_tensor *out[2] = {queries(c, 1, dtype), tr_zeros(TR_SHAPE(c->batch, c->heads, c->queries))};

@@ -81,7 +81,7 @@ static void gradients_lie_as_their_inputs(void **state)
         dx = tr_grad(in);
         assert_true(tr_is_contiguous(dx)); /* a leaf's always is */
     }
-    tr__conv2d_attrs attrs = {.stride = 1, .dilation = 1, .groups = 1};
+    tr_conv2d_attrs attrs = {.stride = 1, .dilation = 1, .groups = 1};
     tr_tensor *into = tr__tensor_new_strided(tr_shape_of(x), stride, TR_F32, tr_cpu(0));
     TR_CHECK(tr__op_run(tr__op(conv2d_grad_input), &attrs, (tr_tensor *[]){g, w}, 2, &into, 1));
     for (int64_t i = 0; i < 3; i++) { /* the same numbers, whatever their order */
@@ -104,7 +104,7 @@ static void onednn_takes_what_nets_begin_with(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         TR_SCOPE;
         int64_t c = cases[i].c, k = cases[i].k, size = cases[i].size, kernel = cases[i].kernel;
-        tr__conv2d_attrs attrs = {cases[i].stride, cases[i].padding, 1, cases[i].groups, false, false};
+        tr_conv2d_attrs attrs = {cases[i].stride, cases[i].padding, 1, cases[i].groups, false, false};
         tr_tensor *x = image(2, c, size, size), *w = tr_randn(2, TR_SHAPE(k, c / attrs.groups, kernel, kernel));
         tr_tensor *outputs[2] = {NULL}, *bias = tr_zeros(TR_SHAPE(k)), *dx = image(2, c, size, size);
         tr_op_call forward = {tr__op(conv2d), &attrs, 3, 0, (tr_tensor *[]){x, w, bias}, outputs};

@@ -144,7 +144,7 @@ static void onednn_is_reference(void **state)
         tr_tensor *bias = variant & 4 ? converted(tr_randn(3, TR_SHAPE(size[1])), dtype) : NULL;
         tr_tensor *residual = variant & 8 ? converted(tr_randn(4, TR_SHAPE(size[0], size[1])), dtype) : NULL;
         tr_tensor *y = converted(tr_ones(TR_SHAPE(size[0], size[1])), dtype);
-        tr_op_call call = {tr__op(linear), &(tr__linear_attrs){0}, 4, 1, (tr_tensor *[]){x, w, bias, residual}, &y};
+        tr_op_call call = {tr__op(linear), &(tr_linear_attrs){0}, 4, 1, (tr_tensor *[]){x, w, bias, residual}, &y};
         tr__product p = tr__product_of(&call);
         tr_tensor *expected = expected_linear(x, w, bias, residual, false);
         p.accumulate = !bias && !residual;
@@ -182,7 +182,7 @@ static void all_machines_are_reference(void **state)
         tr_tensor *y = converted(tr_ones(TR_SHAPE(size[0], size[1])), dtypes[d].dtype);
         tr_tensor *expected = tr_affine(expected_linear(x, w, bias, residual, false), 1, 1);
         tr_tensor *in[4] = {laid_out(x, choice % LAYOUTS), laid_out(w, choice / 2), bias, residual};
-        tr_op_call call = {tr__op(linear), &(tr__linear_attrs){0}, 4, 1, in, &y};
+        tr_op_call call = {tr__op(linear), &(tr_linear_attrs){0}, 4, 1, in, &y};
         tr__product p = tr__product_of(&call);
         p.accumulate = true;
         assert_true(kernel(&(tr__product_at){.p = &p}));
@@ -375,7 +375,7 @@ static void gradients_accumulate_in_place(void **state)
         tr_shape shape = in_out ? TR_SHAPE(size[2], size[1]) : TR_SHAPE(size[1], size[2]);
         tr_tensor *once[2] = {tr_empty(shape), tr_empty(TR_SHAPE(size[1]))};
         tr_tensor *added[2] = {tr_ones(shape), tr_ones(TR_SHAPE(size[1]))};
-        tr__linear_attrs attrs = {.in_out = in_out};
+        tr_linear_attrs attrs = {.in_out = in_out};
         TR_CHECK(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, x}, 2, once, 2));
         attrs.accumulate = attrs.accumulate_bias = true;
         TR_CHECK(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, x}, 2, added, 2));

@@ -93,12 +93,12 @@ static void check_halves(int table, tr_shape shape)
         CHECK(mul, NULL, x, y);
         CHECK(maximum, NULL, x, y);
         CHECK(minimum, NULL, x, y);
-        CHECK(affine, (&(tr__affine_attrs){1.5, -2}), x);
+        CHECK(affine, (&(tr_affine_attrs){1.5, -2}), x);
         CHECK(relu, NULL, x);
         CHECK(relu_grad, NULL, y, x);
-        CHECK(cast, (&(tr__cast_attrs){TR_BF16, dtype}), x);
-        CHECK(cast, (&(tr__cast_attrs){TR_F16, dtype}), x);
-        CHECK(cast, (&(tr__cast_attrs){TR_F32, dtype}), x);
+        CHECK(cast, (&(tr_cast_attrs){TR_BF16, dtype}), x);
+        CHECK(cast, (&(tr_cast_attrs){TR_F16, dtype}), x);
+        CHECK(cast, (&(tr_cast_attrs){TR_F32, dtype}), x);
     }
 }
 
@@ -114,7 +114,7 @@ static void check_elementwise(int table, tr_shape shape, bool specials)
     CHECK(maximum, NULL, x, y);
     CHECK(minimum, NULL, x, y);
     CHECK(maximum_grad, NULL, x, y, z);
-    CHECK(affine, (&(tr__affine_attrs){1.5, -2}), x);
+    CHECK(affine, (&(tr_affine_attrs){1.5, -2}), x);
     CHECK(neg, NULL, x);
     CHECK(exp, NULL, x);
     CHECK(sqrt, NULL, positive);
@@ -131,18 +131,18 @@ static void check_elementwise(int table, tr_shape shape, bool specials)
     CHECK(log_sigmoid, NULL, x);
     CHECK(hardswish, NULL, x);
     CHECK(hardsigmoid, NULL, x);
-    CHECK(leaky_relu, (&(tr__leaky_relu_attrs){0.1}), x);
-    CHECK(elu, (&(tr__elu_attrs){0.7, 1.1, 1.3}), x);
-    CHECK(clamp, (&(tr__clamp_attrs){-1, INFINITY}), x);
+    CHECK(leaky_relu, (&(tr_leaky_relu_attrs){0.1}), x);
+    CHECK(elu, (&(tr_elu_attrs){0.7, 1.1, 1.3}), x);
+    CHECK(clamp, (&(tr_clamp_attrs){-1, INFINITY}), x);
     CHECK(silu_grad, NULL, y, x);
     CHECK(mish_grad, NULL, y, x);
     CHECK(softplus_grad, NULL, y, x);
     CHECK(log_sigmoid_grad, NULL, y, x);
     CHECK(hardswish_grad, NULL, y, x);
     CHECK(hardsigmoid_grad, NULL, y, x);
-    CHECK(leaky_relu_grad, (&(tr__leaky_relu_attrs){0.1}), y, x);
-    CHECK(elu_grad, (&(tr__elu_attrs){0.7, 1.1, 1.3}), y, x);
-    CHECK(clamp_grad, (&(tr__clamp_attrs){-1, 2}), y, x);
+    CHECK(leaky_relu_grad, (&(tr_leaky_relu_attrs){0.1}), y, x);
+    CHECK(elu_grad, (&(tr_elu_attrs){0.7, 1.1, 1.3}), y, x);
+    CHECK(clamp_grad, (&(tr_clamp_attrs){-1, 2}), y, x);
     CHECK(abs_grad, NULL, y, x);
     CHECK(relu_grad, NULL, y, x);
     CHECK(gelu_grad, NULL, y, x);
@@ -153,12 +153,12 @@ static void check_elementwise(int table, tr_shape shape, bool specials)
     CHECK(where, NULL, mask, y, z);
     CHECK(mse_loss, NULL, x, y);
     CHECK(mse_loss_grad, NULL, z, x, y);
-    tr__huber_loss_attrs huber = {0.8};
+    tr_huber_loss_attrs huber = {0.8};
     CHECK(huber_loss, &huber, x, y);
     CHECK(huber_loss_grad, &huber, z, x, y);
     CHECK(bce_with_logits, NULL, x, positive);
     CHECK(bce_with_logits_grad, NULL, z, x, positive);
-    CHECK(dropout, (&(tr__dropout_attrs){.p = 0.3, .seed = 5, .step = UINT64_MAX, .first_sample = UINT64_MAX}), x);
+    CHECK(dropout, (&(tr_dropout_attrs){.p = 0.3, .seed = 5, .step = UINT64_MAX, .first_sample = UINT64_MAX}), x);
 }
 
 /* x: [rows, n]; nan: with one in a row of x, and in another row of positive. */
@@ -174,28 +174,28 @@ static void check_rows(int table, int64_t rows, int64_t n, bool nan)
         ((float *)tr_data(positive))[n / 2] = NAN;
     }
     for (uint32_t dims = 1; dims < 4; dims++) {
-        CHECK(sum, (&(tr__reduce_attrs){.dims = dims}), positive);
-        CHECK(mean, (&(tr__reduce_attrs){.dims = dims}), positive);
-        CHECK(norm, (&(tr__reduce_attrs){.dims = dims}), x);
-        CHECK(prod, (&(tr__reduce_attrs){.dims = dims}), tr_affine(positive, 0.01, 0.995));
+        CHECK(sum, (&(tr_reduce_attrs){.dims = dims}), positive);
+        CHECK(mean, (&(tr_reduce_attrs){.dims = dims}), positive);
+        CHECK(norm, (&(tr_reduce_attrs){.dims = dims}), x);
+        CHECK(prod, (&(tr_reduce_attrs){.dims = dims}), tr_affine(positive, 0.01, 0.995));
     }
-    CHECK(max, (&(tr__reduce_attrs){.dims = 2}), x);
-    CHECK(min, (&(tr__reduce_attrs){.dims = 2}), x);
-    CHECK(max, (&(tr__reduce_attrs){.dims = 3}), g);
-    tr__dim_attrs last = {1};
+    CHECK(max, (&(tr_reduce_attrs){.dims = 2}), x);
+    CHECK(min, (&(tr_reduce_attrs){.dims = 2}), x);
+    CHECK(max, (&(tr_reduce_attrs){.dims = 3}), g);
+    tr_dim_attrs last = {1};
     CHECK(softmax, &last, x);
     CHECK(log_softmax, &last, x);
     CHECK(softmax_grad, &last, g, tr_softmax(x, 1));
     CHECK(log_softmax_grad, &last, g, tr_log_softmax(x, 1));
-    tr__cross_entropy_attrs loss = {.ignore_index = -100};
+    tr_cross_entropy_attrs loss = {.ignore_index = -100};
     CHECK(cross_entropy, &loss, x, targets);
     tr_apply(tr__op(cross_entropy), &loss, (tr_tensor *[]){x, targets}, 2, outputs);
     CHECK(cross_entropy_grad, &loss, tr_scalar(1.5, TR_F32), x, targets, outputs[1], outputs[2],
         outputs[3]);
-    tr__cross_entropy_attrs smoothed = {-100, 0.3, TR_REDUCE_NONE};
+    tr_cross_entropy_attrs smoothed = {-100, 0.3, TR_REDUCE_NONE};
     CHECK(cross_entropy, &smoothed, x, targets);
     CHECK(cross_entropy_grad, &smoothed, tr_randn(6, TR_SHAPE(rows)), x, targets, outputs[1], outputs[2], outputs[3]);
-    tr__layer_norm_attrs norm = {.eps = 1e-5};
+    tr_layer_norm_attrs norm = {.eps = 1e-5};
     CHECK(layer_norm, &norm, x, weight, bias);
     CHECK(layer_norm, &norm, x, NULL, NULL);
     CHECK(rms_norm, &norm, x, weight);
@@ -215,14 +215,14 @@ static void check_images(int table, int64_t c, bool specials)
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS];
     tr_tensor *x = specials ? special(1, TR_SHAPE(2, c, 5, 6)) : tr_randn(1, TR_SHAPE(2, c, 5, 6));
     for (int padding = 0; padding < 2; padding++) {
-        tr__pool2d_attrs pool = {.kernel = 3, .stride = 2, .padding = padding, .image = tr_shape_of(x)};
+        tr_pool2d_attrs pool = {.kernel = 3, .stride = 2, .padding = padding, .image = tr_shape_of(x)};
         tr__channels_last(pool.image, pool.image_stride);
         CHECK(max_pool2d, &pool, x);
         CHECK(avg_pool2d, &pool, x);
         tr_tensor *y = tr_apply(tr__op(max_pool2d), &pool, &x, 1, outputs), *g = tr_randn(2, tr_shape_of(y));
         CHECK(max_pool2d_grad, &pool, g, outputs[1]);
         CHECK(avg_pool2d_grad, &pool, g);
-        tr__pool2d_attrs adaptive = {.out_height = 3, .out_width = 4, .image = pool.image};
+        tr_pool2d_attrs adaptive = {.out_height = 3, .out_width = 4, .image = pool.image};
         tr__channels_last(pool.image, adaptive.image_stride);
         CHECK(avg_pool2d, &adaptive, x);
         CHECK(avg_pool2d_grad, &adaptive, tr_randn(2, TR_SHAPE(2, c, 3, 4)));
@@ -230,7 +230,7 @@ static void check_images(int table, int64_t c, bool specials)
     tr_tensor *many = tr_affine(tr_randn(1, TR_SHAPE(7, c, 11, 13)), 2, 30), *g = tr_randn(2, tr_shape_of(many));
     tr_tensor *weight = tr_randn(3, TR_SHAPE(c)), *bias = tr_randn(4, TR_SHAPE(c)), *var = tr_affine(tr_rand(5, TR_SHAPE(c)), 1, 1);
     for (int frozen = 0; frozen < 2; frozen++) {
-        tr__batch_norm_attrs norm = {.eps = 1e-5, .frozen = frozen};
+        tr_batch_norm_attrs norm = {.eps = 1e-5, .frozen = frozen};
         CHECK(batch_norm, &norm, many, weight, bias, weight, var);
         CHECK(batch_norm, &norm, x, NULL, NULL, weight, var);
         CHECK(batch_norm_grad, &norm, g, many, weight, tr_full(30, TR_SHAPE(c)), var);
@@ -272,7 +272,7 @@ static void embedding_gradients_agree_with_the_reference(void **state)
             for (int i = 0; i < 30; i++) ((int32_t *)tr_data(ids))[i] = i * i % 7;
             tr_tensor *got = tr_ones(TR_SHAPE(8, n), .dtype = dtype),
                       *expected = tr_ones(TR_SHAPE(8, n), .dtype = dtype);
-            tr__accumulate_attrs attrs = {.accumulate = k & 2};
+            tr_accumulate_attrs attrs = {.accumulate = k & 2};
             tr_op_call call = {tr__op(embedding_grad), &attrs, 2, 1, (tr_tensor *[]){g, ids}, &got};
             checked[table][TR__OP_embedding_grad] = true;
             assert_int_equal(tables[table].kernels[TR__OP_embedding_grad](&call), TR_OK);
@@ -289,7 +289,7 @@ static double worst(int table, const tr_op *op, double (*f)(double), double leas
     TR_SCOPE;
     enum { N = 20000 };
     tr_tensor *x = tr_affine(tr_arange(N, TR_F32, tr_cpu(0)), (most - least) / N, least), *y = tr_empty(TR_SHAPE(N));
-    tr_op_call call = {op, &(tr__elu_attrs){1, 1, 1}, 1, 1, &x, &y};
+    tr_op_call call = {op, &(tr_elu_attrs){1, 1, 1}, 1, 1, &x, &y};
     assert_int_equal(tables[table].kernels[op - tr__ops](&call), TR_OK);
     double error = 0;
     for (int i = 0; i < N; i++) {

@@ -79,7 +79,7 @@ static tr_status to_images(const tr_op_call *call, tr__winograd *w)
 
 static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
 {
-    const tr__conv2d_attrs *a = call->attrs;
+    const tr_conv2d_attrs *a = call->attrs;
     tr_dtype dtype = call->inputs[0]->dtype;
     tr_tensor *dy = tr__staged_images(call->inputs[0], dtype, true), *x = tr__staged_images(call->inputs[1], dtype, true),
               *out = call->outputs[0], *dweight = tr__staged(out, TR_F32, NULL, a->accumulate);
@@ -128,7 +128,7 @@ static bool suits_pairs(const tr_op_call *call, const tr__conv2d *s)
 static tr_status pairs_grad_weight(const tr_op_call *call, const tr__direct *d)
 {
     tr__direct_pairs p = {.s = d->s, .device = d->device, .pool = d->pool};
-    p.accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
+    p.accumulate = ((const tr_conv2d_attrs *)call->attrs)->accumulate;
     tr_tensor *dy = tr__staged_images(call->inputs[0], TR_BF16, true), *out = call->outputs[0],
               *x = tr__convolution_padded(call->inputs[1], &d->s, TR_BF16),
               *sums = tr__staged_images(out, TR_F32, p.accumulate);
@@ -152,7 +152,7 @@ static tr_status pairs_grad_weight(const tr_op_call *call, const tr__direct *d)
 static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d)
 {
     if (suits_pairs(call, &d->s)) return pairs_grad_weight(call, d);
-    d->accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
+    d->accumulate = ((const tr_conv2d_attrs *)call->attrs)->accumulate;
     tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true),
               *x = tr__convolution_padded(call->inputs[1], &d->s, TR_F32),
               *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, d->accumulate);
@@ -190,6 +190,6 @@ tr_status tr__cpu_convolution(tr_op_call *call)
     tr__conv2d s = tr__conv2d_of(call);
     TR__TRY((suits_winograd(&s) ? winograd : suits_direct(call, &s) ? direct : tr__convolution_products)(call, &s));
     if (call->op != tr__op(conv2d_grad_weight) || !call->outputs[1]) return TR_OK;
-    const tr__conv2d_attrs *a = call->attrs;
+    const tr_conv2d_attrs *a = call->attrs;
     return tr__conv2d_bias_gradient(call->inputs[0], call->outputs[1], a->accumulate_bias);
 }

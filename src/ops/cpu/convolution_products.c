@@ -165,7 +165,7 @@ static tr_status put_sums(tr_tensor *out, const tr_tensor *sums, const tr__conv2
 
 static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s)
 {
-    bool accumulate = ((const tr__conv2d_attrs *)call->attrs)->accumulate;
+    bool accumulate = ((const tr_conv2d_attrs *)call->attrs)->accumulate;
     tr_tensor *out = call->outputs[0], *to = tr__staged(out, TR_F32, NULL, accumulate);
     TR__TRY(tr_status_of(to));
     bool turn = s->kh * s->kw > 1;

@@ -83,7 +83,7 @@ static void run_batches(void *arg, int64_t begin, int64_t end)
 static float **sums_of(const tr_op_call *call, tr__product_at *at)
 {
     if (call->op != tr__op(linear_grad_weight) || call->n_outputs < 2 || !call->outputs[1]) return NULL;
-    bool right = ((const tr__linear_attrs *)call->attrs)->in_out;
+    bool right = ((const tr_linear_attrs *)call->attrs)->in_out;
     if (at->p->b.column.n == 0 || at->p->a.row.n == 0) return NULL;
     if (!contiguous(right ? &at->p->b.column : &at->p->a.row)) return NULL;
     return right ? &at->b_sums : &at->a_sums;
@@ -112,7 +112,7 @@ static bool run_one(tr_op_call *call, const tr__product *p, tr_device on)
     }
     bool done = kernel_of(p)(&at);
     if (sums) {
-        store_sums(*sums, call->outputs[1], ((const tr__linear_attrs *)call->attrs)->accumulate_bias);
+        store_sums(*sums, call->outputs[1], ((const tr_linear_attrs *)call->attrs)->accumulate_bias);
         device->free(on.index, *sums, bytes);
     }
     return done;

@@ -196,7 +196,7 @@ static void batch_find_moments(batch_job *j, tr__pool *pool, float *mean, float 
 
 static tr_status batch_norm_kernel(tr_op_call *call)
 {
-    const tr__batch_norm_attrs *attrs = call->attrs;
+    const tr_batch_norm_attrs *attrs = call->attrs;
     tr_tensor *given = attrs->frozen ? call->inputs[3] : NULL;
     tr_dtype dtype = call->inputs[0]->dtype;
     if (dtype == TR_F64 || tr__numel(call->inputs[0]->shape) == 0) return TR__DECLINED;
@@ -227,7 +227,7 @@ static tr_status batch_norm_kernel(tr_op_call *call)
 }
 
 /* dx = of_x (x - mean) + of_g g + rest. */
-static void batch_grad_factors(const batch_job *j, const tr__batch_norm_attrs *attrs, float *of_x, float *of_g, float *rest)
+static void batch_grad_factors(const batch_job *j, const tr_batch_norm_attrs *attrs, float *of_x, float *of_g, float *rest)
 {
     for (int64_t i = 0; i < j->c; i++) {
         double scale = (double)of_g[i] * (double)j->rstd[i], sum = j->sums[i], product = j->sums[j->c + i];
@@ -255,7 +255,7 @@ static void batch_add_chunks(batch_job *j, tr__pool *pool)
 
 static tr_status batch_norm_grad_kernel(tr_op_call *call)
 {
-    const tr__batch_norm_attrs *attrs = call->attrs;
+    const tr_batch_norm_attrs *attrs = call->attrs;
     tr_tensor *out = call->outputs[0], *dx = NULL;
     tr_dtype dtype = call->inputs[1]->dtype;
     if (dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR__DECLINED;

@@ -56,7 +56,7 @@ static void draw_group(uint64_t key, uint64_t sample, uint64_t group, uint32_t o
 }
 
 typedef struct dropout_job {
-    const tr__dropout_attrs *attrs;
+    const tr_dropout_attrs *attrs;
     const float *x;
     float *y;
     int64_t per_sample, groups; /* groups per sample */

@@ -58,7 +58,7 @@ LIGHT_BINARY(maximum, return vec_where_nan(x, vec_max(x, y));)
 LIGHT_BINARY(minimum, return vec_where_nan(x, vec_min(x, y));)
 TERNARY(maximum_grad, return vec_where_at_most(y, z, vec_where_at_most(z, y, 0.5f * x, vec_all(0)), x);)
 
-LIGHT_UNARY(affine, const tr__affine_attrs *a = attrs; return x * (float)a->scale + (float)a->shift;)
+LIGHT_UNARY(affine, const tr_affine_attrs *a = attrs; return x * (float)a->scale + (float)a->shift;)
 UNARY(neg, return -x;)
 UNARY(exp, return vec_exp(x);)
 UNARY(sqrt, return vec_sqrt(x);)
@@ -87,17 +87,17 @@ BINARY(hardswish_grad, return hardswish_times_slope(x, y);)
 UNARY(hardsigmoid, return vec_hold(x * (1 / 6.0f) + 0.5f, 0, 1);)
 BINARY(hardsigmoid_grad, return vec_where_larger(y, vec_all(-3),
            vec_where_larger(vec_all(3), y, x * (1 / 6.0f), vec_all(0)), vec_all(0));)
-UNARY(leaky_relu, const tr__leaky_relu_attrs *a = attrs; return vec_where_larger(x, vec_all(0), x, x * (float)a->slope);)
-BINARY(leaky_relu_grad, const tr__leaky_relu_attrs *a = attrs;
+UNARY(leaky_relu, const tr_leaky_relu_attrs *a = attrs; return vec_where_larger(x, vec_all(0), x, x * (float)a->slope);)
+BINARY(leaky_relu_grad, const tr_leaky_relu_attrs *a = attrs;
        return vec_where_larger(y, vec_all(0), x, x * (float)a->slope);)
-UNARY(elu, const tr__elu_attrs *a = attrs;
+UNARY(elu, const tr_elu_attrs *a = attrs;
       vec below = vec_expm1_within(vec_hold(x * (float)a->inner, -104, 0)) * (float)a->alpha;
       return vec_where_larger(x, vec_all(0), x, below) * (float)a->scale;)
-BINARY(elu_grad, const tr__elu_attrs *a = attrs;
+BINARY(elu_grad, const tr_elu_attrs *a = attrs;
        vec below = vec_exp_within(vec_hold(y * (float)a->inner, -104, 0)) * (float)(a->alpha * a->inner);
        return vec_where_larger(y, vec_all(0), vec_all(1), below) * x * (float)a->scale;)
-UNARY(clamp, const tr__clamp_attrs *a = attrs; return vec_hold(x, (float)a->least, (float)a->most);)
-BINARY(clamp_grad, const tr__clamp_attrs *a = attrs; vec least = vec_all((float)a->least), most = vec_all((float)a->most);
+UNARY(clamp, const tr_clamp_attrs *a = attrs; return vec_hold(x, (float)a->least, (float)a->most);)
+BINARY(clamp_grad, const tr_clamp_attrs *a = attrs; vec least = vec_all((float)a->least), most = vec_all((float)a->most);
        return vec_where_at_most(least, y, vec_where_at_most(y, most, x, vec_all(0)), vec_all(0));)
 BINARY(tanh_grad, return x * (1.0f - y * y);)
 BINARY(sigmoid_grad, return x * (y * (1.0f - y));)
@@ -107,10 +107,10 @@ TERNARY(where, return vec_where_larger(x, vec_all(0), y, z);) /* of a mask, 0 or
 /* Losses; in their gradients x is g, and y, z are their inputs. */
 BINARY(mse_loss, return (x - y) * (x - y);)
 TERNARY(mse_loss_grad, return 2.0f * x * (y - z);)
-BINARY(huber_loss, const float delta = (float)((const tr__huber_loss_attrs *)attrs)->delta;
+BINARY(huber_loss, const float delta = (float)((const tr_huber_loss_attrs *)attrs)->delta;
        vec d = vec_abs(x - y), near = vec_min(vec_all(delta), d);
        return near * (d - 0.5f * near);)
-TERNARY(huber_loss_grad, const float delta = (float)((const tr__huber_loss_attrs *)attrs)->delta;
+TERNARY(huber_loss_grad, const float delta = (float)((const tr_huber_loss_attrs *)attrs)->delta;
         return x * vec_hold(y - z, -delta, delta);)
 BINARY(bce_with_logits, vec sure = vec_where_larger(x, vec_all(0), vec_all(1), vec_all(0));
        return x * (sure - y) + vec_softplus_of_minus_abs(x);)

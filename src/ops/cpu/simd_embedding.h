@@ -43,7 +43,7 @@ static tr_status embedding_grad_kernel(tr_op_call *call)
         .g = tr__rows_of(g, g->shape.ndim - 1),
         .table = tr__rows_of(table, 1),
         .lists = &lists,
-        .accumulate = ((const tr__accumulate_attrs *)call->attrs)->accumulate,
+        .accumulate = ((const tr_accumulate_attrs *)call->attrs)->accumulate,
     };
     if (!can_do(&j.g) || !can_do(&j.table)) return TR__DECLINED;
     TR__TRY(tr__id_lists_make(&lists, &ids, table->shape.dim[0]));

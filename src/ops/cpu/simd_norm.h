@@ -68,7 +68,7 @@ static tr_status run_norm(tr_op_call *call, const tr_tensor *bias, float *mean, 
         .y = rows_of(call->outputs[0]),
         .mean = mean,
         .rstd = rstd,
-        .eps = ((const tr__layer_norm_attrs *)call->attrs)->eps,
+        .eps = ((const tr_layer_norm_attrs *)call->attrs)->eps,
     };
     if (!can_do(&j.x) || !can_do(&j.y) || !vector_fits(call->inputs[1]) || !vector_fits(bias)) return TR__DECLINED;
     j.weight = vector_in(call->inputs[1], weight_buffer);
@@ -148,7 +148,7 @@ static void finish_vector(const float *sums, int64_t blocks, int64_t n, tr_tenso
 
 /* Rows go in blocks whose number depends on the shape only, so that sums do not depend on the threads. */
 static tr_status run_norm_grad(norm_job *j, tr__pool *pool, tr_tensor *dweight, tr_tensor *dbias,
-    const tr__layer_norm_attrs *attrs)
+    const tr_layer_norm_attrs *attrs)
 {
     enum { BLOCKS = 32, ROWS = 16 };
     int64_t rows = j->x.others.n, n = j->x.n, even = (rows + BLOCKS - 1) / BLOCKS;

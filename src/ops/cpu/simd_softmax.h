@@ -91,7 +91,7 @@ static tr_status run_softmax(tr_op_call *call, const tr_tensor *x, const tr_tens
 {
     tr_tensor *out = call->outputs[0];
     if (tr__numel(out->shape) == 0) return TR_OK;
-    int dim = ((const tr__dim_attrs *)call->attrs)->dim;
+    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     softmax_job j = {.x = tr__rows_of(x, dim), .g = tr__rows_of(g, dim), .out = tr__rows_of(out, dim)};
     if (!can_do(&j.x) || !can_do(&j.g) || !can_do(&j.out)) return TR__DECLINED;
     tr__pool_for(tr__pool_of(out), j.out.others.n, tr__row_grain(j.out.n), body, &j);
@@ -185,7 +185,7 @@ static void cross_entropy_grad_part(const loss_job *j, int64_t r, int64_t first,
     float x_buffer[ROW_MAX], dx_buffer[ROW_MAX];
     const float *x = row_part_in(&j->logits, r, first, n, x_buffer);
     float *dx = row_part_out(&j->grads, r, first, dx_buffer), top = j->top[r], log_sum = j->log_sum[r];
-    float smoothing = (float)((const tr__cross_entropy_attrs *)j->call->attrs)->smoothing;
+    float smoothing = (float)((const tr_cross_entropy_attrs *)j->call->attrs)->smoothing;
     float even = smoothing / (float)j->logits.n;
     if (scale == 0) {
         memset(dx, 0, sizeof *dx * (size_t)n);

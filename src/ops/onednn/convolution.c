@@ -342,7 +342,7 @@ static tr_status sum_up(const tasks *t, int64_t first, tr_tensor *to, bool accum
 
 static tr_status to_weight(tasks *t, const tr_op_call *call)
 {
-    const tr__conv2d_attrs *attrs = call->attrs;
+    const tr_conv2d_attrs *attrs = call->attrs;
     tr_tensor *y = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__staged_images(call->inputs[1], TR_F32, true);
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(y));

@@ -18,7 +18,7 @@ static tr_status with_copies(tr_op_call *call)
 {
     TR_SCOPE;
     tr_dtype dtype = call->inputs[0]->dtype;
-    tr__linear_attrs attrs = *(const tr__linear_attrs *)call->attrs;
+    tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;
     const bool accumulate[] = {attrs.accumulate, attrs.accumulate_bias};
     attrs.accumulate = attrs.accumulate_bias = false;
     tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[2] = {NULL};

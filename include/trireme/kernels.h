@@ -1,0 +1,215 @@
+/*
+ * Trireme, kernels: what a kernel for each op gets. For plug-ins (trireme/device.h) and whoever registers kernels.
+ *
+ * An op's inputs, outputs and their shapes stand in src/ops/ops.def, a row per op, and docs/ops.md says what each
+ * computes; here are its attributes. Ops without a struct below have none. A kernel of the library's op takes any
+ * strides and every dtype that the op does, or declines. f16 and bf16 are computed in f32. "accumulate" in attributes:
+ * add to the output rather than overwrite it. Outputs of backward ops that nobody wants have data NULL.
+ *
+ * Ops of the rows view, permute, expand, slice and split make views: there is no kernel. cat, pad, cast and to are made
+ * of the kernels copy and fill where a device has none of their own.
+ *
+ * Beside the rows of ops.def the library asks for these:
+ *
+ *   fill           () -> y                          every element of y becomes attrs.value, of y's dtype (tr_fill_attrs)
+ *   copy           x -> y: x's shape                y <- x, converted as tr_cast() does where dtypes differ; any strides, x's may
+ *                                                   be 0
+ *   random         () -> y: row-major, a float      y[i] <- scale * number(seed, i) + shift (tr_random_attrs)
+ *   sum_squares    x: [n], a float -> y: [1] f64    y <- y + the sum of the squares of x, summed in f64 in a fixed order
+ *   RULE_step      g: [n], direction?: [n] ->       one step of an optimizer over a run of neighbours in an arena: p and the
+ *                  p: [n], states?: three of [n]    states are read and written in place (tr_step_attrs). g and p are of one
+ *                                                   dtype, f32, f64 or bf16; states and direction f32 (f64 for f64); all
+ *                                                   row-major. direction: muon's only
+ *   RULE_measure   g: [n], p: [n] -> sums: [2] f64,  lars, lamb, muon: two sums over a whole parameter before its step, which
+ *                  states?: three of [n],           are overwritten; lamb's and muon's states are updated here, and muon's
+ *                  direction?: [n]                  direction is written (src/optim/lars.c, lamb.c, muon.c)
+ *
+ * In place: `affine`, `add`, `clamp` and the other elementwise ops may get an output that is exactly one of their
+ * inputs.
+ */
+#ifndef TRIREME_KERNELS_H
+#define TRIREME_KERNELS_H
+
+#include <trireme/ops.h>
+
+typedef struct tr_fill_attrs {
+    double value;
+} tr_fill_attrs;
+
+/* Numbers 4 i … 4 i + 3 are made of the four words of Philox4x32-10 with key seed and counter (0, i): uniform in [0,
+ * 1), (word >> 8) * 2^-24, of which f16 and bf16 keep the leading bits when scale is 1 and shift 0; or normal, by
+ * Box-Muller of words (0, 1) and (2, 3). src/tensor/random.c is the reference. */
+typedef struct tr_random_attrs {
+    uint64_t seed;
+    float scale, shift;
+    bool normal; /* else uniform */
+} tr_random_attrs;
+
+/* settings: lr and weight_decay as the optimizer was made, which `lr` and `weight_decay` override; then its own:
+ *
+ *   sgd        momentum, dampening, nesterov              state: momentum_buffer, only with momentum
+ *   adam(w)    beta1, beta2, eps, decoupled               exp_avg, exp_avg_sq, (amsgrad:) max_exp_avg_sq
+ *   adadelta   rho, eps                                   as src/optim/RULE.c, also for adagrad (lr_decay, eps, initial),
+ *   adamax     beta1, beta2, eps                          lamb (beta1, beta2, eps, matrices_only), lars (momentum, trust,
+ *   lion       beta1, beta2                               matrices_only), muon (momentum, eps, iterations, plain, match_adamw),
+ *   rprop      decrease, increase, least, most            nadam (beta1, beta2, eps, momentum_decay, decoupled), radam (beta1,
+ *                                                         beta2, eps, decoupled), rmsprop (alpha, eps, centered, momentum)
+ *
+ * What is not given of the states has data NULL. */
+typedef struct tr_step_attrs {
+    int64_t step; /* these parameters' own, from 1 */
+    double lr, weight_decay;
+    double factor; /* nadam: its product of momenta; lars, lamb, muon: what follows from the measure; else 0 */
+    double settings[8];
+} tr_step_attrs;
+
+/* ---- Attributes of the rows of ops.def --------------------------------------------------------------------------- */
+
+typedef struct tr_affine_attrs {
+    double scale, shift;
+} tr_affine_attrs;
+
+typedef struct tr_leaky_relu_attrs {
+    double slope; /* below 0 */
+} tr_leaky_relu_attrs;
+
+typedef struct tr_elu_attrs {
+    double alpha, scale, inner; /* scale * (x > 0 ? x : alpha * expm1(inner * x)) */
+} tr_elu_attrs;
+
+typedef struct tr_clamp_attrs {
+    double least, most;
+} tr_clamp_attrs;
+
+typedef struct tr_pow_attrs {
+    double exponent;
+} tr_pow_attrs;
+
+typedef struct tr_dropout_attrs {
+    double p;
+    uint64_t seed, step, first_sample;
+} tr_dropout_attrs;
+
+typedef struct tr_reduce_attrs {
+    uint32_t dims; /* bit d: dimension d is reduced */
+    bool keep;
+} tr_reduce_attrs;
+
+typedef struct tr_cumsum_attrs {
+    int dim; /* not negative */
+    bool reverse; /* from the end */
+} tr_cumsum_attrs;
+
+typedef struct tr_topk_attrs {
+    int dim; /* not negative */
+    int64_t k;
+    bool smallest;
+} tr_topk_attrs;
+
+typedef struct tr_rotary_attrs {
+    double base;
+    int64_t first;    /* position */
+    bool interleaved; /* pairs are neighbours; else dim/2 apart */
+    bool back;        /* the other way round */
+} tr_rotary_attrs;
+
+typedef struct tr_pad_attrs {
+    int64_t before[TR_MAX_DIMS], after[TR_MAX_DIMS];
+    double value;
+} tr_pad_attrs;
+
+typedef struct tr_dim_attrs {
+    int dim; /* not negative */
+} tr_dim_attrs;
+
+typedef struct tr_linear_attrs {
+    bool in_out;     /* weight is [k, n]; else [n, k] */
+    bool accumulate; /* of the gradients: add to dw, dbias rather than overwrite */
+    bool accumulate_bias;
+    tr_activation_kind activation; /* of x */
+} tr_linear_attrs;
+
+typedef struct tr_conv2d_attrs {
+    int stride, padding, dilation, groups; /* the same for height and width */
+    bool accumulate, accumulate_bias;      /* of the gradients: add to dweight, dbias rather than overwrite */
+} tr_conv2d_attrs;
+
+typedef struct tr_conv_transpose2d_attrs {
+    tr_conv2d_attrs conv;
+    int output_padding; /* below the stride */
+} tr_conv_transpose2d_attrs;
+
+typedef struct tr_pool2d_attrs {
+    int kernel, stride, padding;
+    bool line;                       /* of sequences: images of height 1, windows too, and no padding above and below */
+    int64_t out_height, out_width;   /* of an adaptive pooling's y; kernel is 0 then */
+    tr_shape image;                  /* of x, and the order in memory of its gradient */
+    int64_t image_stride[TR_MAX_DIMS];
+} tr_pool2d_attrs;
+
+typedef struct tr_interpolate_attrs {
+    tr_interpolation mode;
+    bool align_corners;
+    int64_t height, width;             /* of y */
+    double scale_height, scale_width;  /* 0: y's sizes by x's */
+    tr_shape image;                    /* of x, and the order in memory of its gradient */
+    int64_t image_stride[TR_MAX_DIMS];
+} tr_interpolate_attrs;
+
+typedef struct tr_batch_norm_attrs {
+    double eps;
+    bool frozen; /* mean and variance are given */
+    bool accumulate_weight, accumulate_bias; /* of the gradients */
+} tr_batch_norm_attrs;
+
+typedef struct tr_accumulate_attrs {
+    bool accumulate;
+} tr_accumulate_attrs;
+
+typedef struct tr_cross_entropy_attrs {
+    int64_t ignore_index;
+    double smoothing;
+    tr_reduction reduction;
+} tr_cross_entropy_attrs;
+
+typedef struct tr_huber_loss_attrs {
+    double delta;
+} tr_huber_loss_attrs;
+
+typedef struct tr_layer_norm_attrs {
+    double eps;
+    bool accumulate_weight, accumulate_bias; /* of the gradients */
+} tr_layer_norm_attrs;
+
+typedef struct tr_attention_attrs {
+    int heads; /* of self_attention */
+    bool causal;
+    double scale;
+} tr_attention_attrs;
+
+typedef struct tr_view_attrs {
+    tr_shape shape;
+} tr_view_attrs;
+
+typedef struct tr_permute_attrs {
+    int order[TR_MAX_DIMS]; /* output dimension i is input dimension order[i] */
+} tr_permute_attrs;
+
+typedef struct tr_slice_attrs {
+    int dim;
+    int64_t start, end; /* 0 <= start <= end <= size */
+} tr_slice_attrs;
+
+typedef struct tr_split_attrs {
+    int dim, parts;
+} tr_split_attrs;
+
+typedef struct tr_cast_attrs {
+    tr_dtype dtype, from;
+} tr_cast_attrs;
+
+typedef struct tr_to_attrs {
+    tr_device device, from;
+} tr_to_attrs;
+
+#endif
