@@ -274,7 +274,9 @@ TR_API bool tr_dtype_is_float(tr_dtype dtype);
 
 /* ---- Devices --------------------------------------------------------------------------------------------------- */
 
-typedef enum tr_device_kind { TR_CPU, TR_CUDA, TR_DEVICE_KIND_COUNT } tr_device_kind;
+/* The kinds that have a number of their own. Other plug-ins' get one from TR_CUDA + 1 on, in each process anew: programs know
+ * them by name (trireme/device.h). */
+typedef enum tr_device_kind { TR_CPU, TR_CUDA, TR_DEVICE_KINDS = 16 /* that a process can have */ } tr_device_kind;
 
 /* cpu:0 is the default. Logical CPU devices each own a slice of the cores (TRIREME_CPU_DEVICES=N). Passed by value. */
 typedef struct tr_device {
@@ -288,7 +290,8 @@ static inline bool tr_device_equal(tr_device a, tr_device b) { return a.kind == 
 
 /* How many devices of a kind this process has; 0 when there is none or its plug-in is absent. Thread-safe. */
 TR_API int tr_device_count(tr_device_kind kind);
-/* "cpu", "cpu:1", "cuda:0" to a device. Fails on anything else, and on a device that does not exist. */
+/* "cpu", "cpu:1", "cuda:0", "toy:1" to a device. TR_INVALID for what is no device's name, TR_DEVICE for a device that does not
+ * exist, as when no plug-in brings devices of the kind. */
 TR_API TR_MUST_CHECK tr_status tr_device_parse(const char *text, tr_device *out);
 /* Writes "cpu:0" into text (at least 16 bytes) and returns it. */
 TR_API char *tr_device_name(tr_device device, char text[16]);

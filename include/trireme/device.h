@@ -113,6 +113,27 @@ typedef struct tr_kernel_entry {
     tr_kernel run;
 } tr_kernel_entry;
 
+/*
+ * Every device needs these three kernels; trireme/kernels.h says what others get.
+ *
+ *   fill           () -> y                   every element becomes attrs.value, of y's dtype: tr_fill_attrs. Any strides
+ *   copy           x -> y: x's shape         y <- x, converted as tr_cast() does where dtypes differ. Any strides, x's may be 0
+ *   random         () -> y: row-major, a     y[i] <- scale * number(seed, i) + shift, computed in f32: tr_random_attrs
+ *                  float
+ */
+typedef struct tr_fill_attrs {
+    double value;
+} tr_fill_attrs;
+
+/* Numbers 4 i … 4 i + 3 are made of the four words of Philox4x32-10 with key seed and counter (0, i): uniform in [0,
+ * 1), (word >> 8) * 2^-24, of which f16 and bf16 keep the leading bits when scale is 1 and shift 0; or normal, by
+ * Box-Muller of words (0, 1) and (2, 3). src/tensor/random.c is the reference. */
+typedef struct tr_random_attrs {
+    uint64_t seed;
+    float scale, shift;
+    bool normal; /* else uniform */
+} tr_random_attrs;
+
 /* Gives devices of a kind a kernel for an op of the program's own, or a better one for one of the library's: it is
  * asked before those that are there. The kind need not be open. The strings are copied. Fails when memory is short, or
  * `kind` is "cpu", for which an op's own `forward` is. */
@@ -129,7 +150,6 @@ typedef struct tr_device_host {
     void (*log)(tr_log_level level, const char *message); /* to where the library's own messages go */
     size_t (*dtype_size)(tr_dtype dtype);
     const char *(*dtype_name)(tr_dtype dtype);
-    char *(*shape_text)(tr_shape shape, char text[160]);
 } tr_device_host;
 
 #define TR_DEVICE_INTERFACE 1

@@ -9,12 +9,8 @@
  * Ops of the rows view, permute, expand, slice and split make views: there is no kernel. cat, pad, cast and to are made
  * of the kernels copy and fill where a device has none of their own.
  *
- * Beside the rows of ops.def the library asks for these:
+ * Beside the rows of ops.def, and fill, copy and random (trireme/device.h), the library asks for these:
  *
- *   fill           () -> y                          every element of y becomes attrs.value, of y's dtype (tr_fill_attrs)
- *   copy           x -> y: x's shape                y <- x, converted as tr_cast() does where dtypes differ; any strides, x's may
- *                                                   be 0
- *   random         () -> y: row-major, a float      y[i] <- scale * number(seed, i) + shift (tr_random_attrs)
  *   sum_squares    x: [n], a float -> y: [1] f64    y <- y + the sum of the squares of x, summed in f64 in a fixed order
  *   RULE_step      g: [n], direction?: [n] ->       one step of an optimizer over a run of neighbours in an arena: p and the
  *                  p: [n], states?: three of [n]    states are read and written in place (tr_step_attrs). g and p are of one
@@ -31,19 +27,6 @@
 #define TRIREME_KERNELS_H
 
 #include <trireme/ops.h>
-
-typedef struct tr_fill_attrs {
-    double value;
-} tr_fill_attrs;
-
-/* Numbers 4 i … 4 i + 3 are made of the four words of Philox4x32-10 with key seed and counter (0, i): uniform in [0,
- * 1), (word >> 8) * 2^-24, of which f16 and bf16 keep the leading bits when scale is 1 and shift 0; or normal, by
- * Box-Muller of words (0, 1) and (2, 3). src/tensor/random.c is the reference. */
-typedef struct tr_random_attrs {
-    uint64_t seed;
-    float scale, shift;
-    bool normal; /* else uniform */
-} tr_random_attrs;
 
 /* settings: lr and weight_decay as the optimizer was made, which `lr` and `weight_decay` override; then its own:
  *

@@ -124,12 +124,6 @@ static tr_status divide(const tr__arena *arena)
     return status;
 }
 
-/* What the leaves have left is as large as the arena, and in pieces that nothing else may ever ask for. */
-static void trim(tr_device device)
-{
-    if (tr__device(device.kind)->trim) tr__device(device.kind)->trim(device.index);
-}
-
 /* One arena of all the leaves from first on that are like it. */
 static tr_status build_one(const tr_tensor_list *leaves, int first)
 {
@@ -152,8 +146,8 @@ static tr_status build_one(const tr_tensor_list *leaves, int first)
     TR__TRY(make_gradients(arena));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(fill_slot(arena, &arena->slots[i]));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(enter(arena, &arena->slots[i]));
-    trim(tr__device_of(arena->parameters));
-    return TR_OK;
+    /* What the leaves have left is as large as the arena, and in pieces that nothing else may ever ask for. */
+    return tr_device_trim(tr__device_of(arena->parameters));
 }
 
 tr_status tr__arena_build(const tr_tensor_list *leaves)
@@ -190,7 +184,7 @@ void tr__arena_leave(tr_tensor *t)
 
 tr_status tr__arena_share(tr__arena *arena)
 {
-    if (arena->gradients->storage->kind == TR__SHARED) return TR_OK;
+    if (arena->gradients->storage->kind == TR__SHARED || tr__device_of(arena->gradients).kind != TR_CPU) return TR_OK;
     TR_SCOPE;
     TR_NO_GRAD;
     tr_tensor *shared = flat(arena->count, arena->parameters, true); /* zero, as all fresh shared memory */

@@ -39,7 +39,7 @@ bool tr__arena_has_place(const tr_tensor *leaf);
 /* Takes the leaf's place from it: its gradients are tensors of their own from now on, and when no leaf has a place any more, the
  * arena has no gradients. There must be no gradient. The next build with the leaf gives it a place again. */
 void tr__arena_leave(tr_tensor *leaf);
-/* Moves the gradients to memory that the ranks of a host can share (CPU only; does nothing when they are there). */
+/* Moves the gradients to memory that the ranks of a host can share (does nothing when they are there, or on a device). */
 tr_status tr__arena_share(tr__arena *arena);
 /* The slot of a leaf in its arena; NULL when it is in none. */
 const tr__arena_slot *tr__arena_slot_of(const tr_tensor *leaf);

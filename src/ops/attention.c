@@ -313,10 +313,9 @@ static void run_heads(void *arg, int64_t begin, int64_t end)
 {
     task *work = arg;
     const tr__attention *a = work->a;
-    const tr__device_table *device = tr__device(a->device.kind);
     int64_t of_queries = a->queries * a->dim, of_keys = a->keys * a->dim;
     size_t count = (size_t)(a->grad ? 4 * (of_queries + of_keys) : 2 * (of_queries + of_keys) + a->keys);
-    double *scratch = device->alloc(a->device.index, sizeof *scratch * (count + 1));
+    double *scratch = tr__cpu_alloc(a->device.index, sizeof *scratch * (count + 1));
     if (!scratch) {
         atomic_store(&work->status, TR_NO_MEMORY);
         return;
@@ -325,7 +324,7 @@ static void run_heads(void *arg, int64_t begin, int64_t end)
         if (a->grad) backward_head(a, i / a->heads, i % a->heads, scratch);
         else forward_head(a, i / a->heads, i % a->heads, scratch);
     }
-    device->free(a->device.index, scratch, sizeof *scratch * (count + 1));
+    tr__cpu_free(a->device.index, scratch, sizeof *scratch * (count + 1));
 }
 
 static tr_status reference(tr_op_call *call)

@@ -31,7 +31,7 @@ static bool find(const tr_tensor *t, tr_shape *place, double *value)
     enum { BLOCK = 512 };
     TR_SCOPE;
     double x[BLOCK];
-    const tr_tensor *flat = tr__staged((tr_tensor *)t, t->dtype, NULL, true);
+    const tr_tensor *flat = tr__row_major_on_cpu(t);
     if (tr__bad(flat)) return false;
     int64_t count = tr__numel(t->shape);
     for (int64_t at = 0; at < count; at += BLOCK) {
@@ -51,7 +51,7 @@ static bool find(const tr_tensor *t, tr_shape *place, double *value)
 
 static bool can_have(const tr_tensor *t)
 {
-    return t && tr_dtype_is_float(t->dtype) && tr__device_of(t).kind == TR_CPU;
+    return t && tr_dtype_is_float(t->dtype);
 }
 
 tr_status tr__check_numbers(const tr_op_call *call)

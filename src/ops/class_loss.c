@@ -37,6 +37,7 @@ static tr_status check_shapes(const choice *c)
     if (w && (!tr_dtype_is_float(w->dtype) || w->shape.ndim != 1 || w->shape.dim[0] != classes))
         return tr__fail(tr_dtype_is_float(w->dtype) ? TR_SHAPE : TR_DTYPE, "%s: weight %s %s does not fit x %s: it must be "
             "floats, [%" PRId64 "]", c->loss, tr_dtype_name(w->dtype), TR__TEXT(w->shape), TR__TEXT(c->x->shape), classes);
+    if (tr__device_of(c->targets).kind != TR_CPU) return TR_OK; /* its kernels look at them */
     tr__ids ids = tr__ids_of(c->targets);
     char what[64];
     snprintf(what, sizeof what, "%s: target", c->loss);

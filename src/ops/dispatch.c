@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/profile.h"
+#include "tensor/kernel.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -71,19 +72,31 @@ static tr_device device_of_call(const tr_op_call *call)
     return tr_cpu(0);
 }
 
+/* Ops that only move elements are made of copies and fills on any device that has no kernel of their own. */
+static bool only_moves(const tr_op *op)
+{
+    return op == tr__op(cat) || op == tr__op(pad) || op == tr__op(copy) || op == tr__op(cast) || op == tr__op(to);
+}
+
+static tr_status run_on_device(tr_op_call *call, tr_device device)
+{
+    const tr_op *op = call->op;
+    bool moves = only_moves(op) && (op == tr__op(to) || op == tr__op(copy) || !tr__has_kernel(device, op->name));
+    if (moves) return op->forward(call);
+    return tr__run_kernel(op->name, device, call->attrs, op->attrs_size, (const tr_tensor *const *)call->inputs,
+        call->n_inputs, (const tr_tensor *const *)call->outputs, call->n_outputs);
+}
+
 static tr_status run_first_kernel(tr_op_call *call)
 {
     tr_device device = device_of_call(call);
-    if (device.kind != TR_CPU) {
-        char name[16];
-        return tr__fail(TR_UNSUPPORTED, "%s: no kernel for %s", call->op->name, tr_device_name(device, name));
-    }
+    if (device.kind != TR_CPU) return run_on_device(call, device);
     if (is_builtin(call->op)) {
         ptrdiff_t id = call->op - tr__ops;
         const tr__kernel faster[] = {tr__onednn_kernels[id], tr__cpu_kernels[id]};
         for (size_t i = 0; i < sizeof faster / sizeof *faster; i++) {
-            tr_status status = faster[i] ? faster[i](call) : TR__DECLINED;
-            if (status != TR__DECLINED) return status;
+            tr_status status = faster[i] ? faster[i](call) : TR_DECLINED;
+            if (status != TR_DECLINED) return status;
         }
     }
     return call->op->forward(call);

@@ -103,7 +103,7 @@ tr_status tr__elementwise(tr_op_call *call, const tr__bodies *bodies)
     job j = {.bodies = bodies, .attrs = call->attrs, .n_inputs = call->n_inputs, .dtype = dtype};
     j.as_i64 = !tr_dtype_is_float(dtype);
     j.as_f32 = !j.as_i64 && dtype != TR_F64 && bodies->f32;
-    if (j.as_i64 ? !bodies->i64 : !j.as_f32 && !bodies->f64) return TR__DECLINED;
+    if (j.as_i64 ? !bodies->i64 : !j.as_f32 && !bodies->f64) return TR_DECLINED;
 
     int64_t n = tr__numel(out->shape);
     j.as_half = (dtype == TR_BF16 || dtype == TR_F16) && bodies->half;

@@ -19,7 +19,7 @@ typedef struct tr__bodies {
     void (*i64)(int64_t *out, const int64_t *const *in, int64_t n, const void *attrs);
 } tr__bodies;
 
-/* Runs an op of 1 to 3 inputs and one output of their dtype; TR__DECLINED when no body is for that dtype. */
+/* Runs an op of 1 to 3 inputs and one output of their dtype; TR_DECLINED when no body is for that dtype. */
 tr_status tr__elementwise(tr_op_call *call, const tr__bodies *bodies);
 
 /* Shape rules. floats: integers are refused. */

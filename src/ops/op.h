@@ -6,7 +6,7 @@
  * functions that are more than a composition of ops have rows of their own (layer_norm_grad), so that they too have kernels
  * per device. onednn/, cpu/ and cuda/ hold faster kernels only, in tables indexed by the op.
  *
- * A kernel may answer TR__DECLINED; then the next one is asked: oneDNN, SIMD, reference. The reference takes every dtype,
+ * A kernel may answer TR_DECLINED; then the next one is asked: oneDNN, SIMD, reference. The reference takes every dtype,
  * stride and shape that infer lets through.
  */
 #ifndef TR_OPS_OP_H
@@ -14,10 +14,8 @@
 
 #include "tensor/tensor.h"
 
-#include <trireme/ops.h>
-
-/* Attributes that several files must know; those of one family stand in its file. */
 #include <trireme/kernels.h>
+#include <trireme/ops.h>
 
 enum {
 #define OP(name, ...) TR__OP_##name,
@@ -45,7 +43,6 @@ extern const tr_op tr__ops[TR__OP_COUNT];
 /* Not of a row: the graph goes on elsewhere behind a node of this op (tr__record_boundary()). */
 #define TR__OP_BOUNDARY 0x200u
 
-#define TR__DECLINED (-1)
 typedef tr_status (*tr__kernel)(tr_op_call *call);
 /* Providers: what a table does not list is NULL. */
 extern const tr__kernel tr__onednn_kernels[TR__OP_COUNT];

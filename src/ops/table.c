@@ -20,7 +20,7 @@ enum { IN0 = 1, IN1 = 2, IN2 = 4, IN3 = 8, OUT0 = 1, OUT1 = 2, OUT2 = 4, OUT3 = 
     [TR__OP_##name_] = {                                           \
         .size = sizeof(tr_op),                                     \
         .name = #name_,                                            \
-        .attrs_size = sizeof(attrs_),                              \
+        .attrs_size = _Generic((attrs_ *)0, tr__no_attrs *: 0, default: sizeof(attrs_)),                              \
         .infer = tr__##name_##_infer,                              \
         .forward = forward_,                                       \
         .backward = BACKWARD_##backward_(name_),                   \

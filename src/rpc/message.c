@@ -10,12 +10,12 @@
 /* From the device's allocator, which keeps large blocks at hand. */
 static void piece_free(void *memory, void *bytes)
 {
-    tr__device(TR_CPU)->free(0, memory, (size_t)(uintptr_t)bytes);
+    tr__cpu_free(0, memory, (size_t)(uintptr_t)bytes);
 }
 
 bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes)
 {
-    char *memory = tr__device(TR_CPU)->alloc(0, bytes ? bytes : 1);
+    char *memory = tr__cpu_alloc(0, bytes ? bytes : 1);
     if (memory)
         *piece = (tr__rpc_arrived){.memory = memory, .bytes = bytes, .release = piece_free,
             .user = (void *)(uintptr_t)(bytes ? bytes : 1)};

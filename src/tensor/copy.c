@@ -1,4 +1,5 @@
 /* Copying elements between tensors of any dtypes, strides and devices. */
+#include "tensor/kernel.h"
 #include "tensor/loop.h"
 #include "tensor/numbers.h"
 
@@ -66,41 +67,61 @@ static void copy_on_cpu(tr_tensor *into, const tr_tensor *from)
     tr__loop_run(&loop, tr__pool_of(into), converter(into->dtype, from->dtype), NULL);
 }
 
-/* Between devices only contiguous bytes travel; the CPU's side is made so first, or spread out after. */
+/* On a device that is not the CPU: broadcast, converted and of any strides by its kernel, alike and without gaps as bytes. */
+static tr_status copy_on_device(tr_tensor *into, const tr_tensor *from)
+{
+    size_t bytes = (size_t)tr__numel(into->shape) * tr_dtype_size(into->dtype);
+    if (bytes == 0) return TR_OK;
+    bool alike = into->dtype == from->dtype && tr__shape_equal(into->shape, from->shape);
+    if (alike && tr_is_contiguous(into) && tr_is_contiguous(from))
+        return tr__device_copy(tr__device_of(into), tr__ptr(into), tr__device_of(from), tr__ptr(from), bytes);
+    tr_tensor as_into = *from; /* on the stack, so it is nobody's object */
+    tr__broadcast_strides(from, into->shape, as_into.stride);
+    as_into.shape = into->shape;
+    return tr__run_kernel("copy", tr__device_of(into), NULL, 0, (const tr_tensor *const[]){&as_into}, 1,
+        (const tr_tensor *const[]){into}, 1);
+}
+
+static tr_status copy_on_one(tr_tensor *into, const tr_tensor *from)
+{
+    if (tr__device_of(into).kind != TR_CPU) return copy_on_device(into, from);
+    copy_on_cpu(into, from);
+    return TR_OK;
+}
+
+/*
+ * Between devices row-major bytes travel. from becomes row-major where it is, and what arrives gets its dtype, shape and strides
+ * where it arrives; but what the CPU has is broadcast and converted by the CPU.
+ */
 static tr_status copy_across(tr_tensor *into, const tr_tensor *from)
 {
     TR_SCOPE;
-    bool from_cpu = tr__device_of(from).kind == TR_CPU, into_cpu = tr__device_of(into).kind == TR_CPU;
     bool alike = into->dtype == from->dtype && tr__shape_equal(into->shape, from->shape);
+    bool by_sender = !alike && tr__device_of(from).kind == TR_CPU;
     const tr_tensor *source = from;
     tr_tensor *target = into;
-    if (from_cpu && !(alike && tr_is_contiguous(from))) {
-        tr_tensor *staged = tr__tensor_new(into->shape, into->dtype, tr__device_of(from));
+    if (by_sender || !tr_is_contiguous(from)) {
+        const tr_tensor *like = by_sender ? into : from;
+        tr_tensor *staged = tr__tensor_new(like->shape, like->dtype, tr__device_of(from));
         TR__TRY(tr_status_of(staged));
-        copy_on_cpu(staged, from);
+        TR__TRY(copy_on_one(staged, from));
         source = staged;
     }
-    if (into_cpu && !(alike && tr_is_contiguous(into))) {
-        target = tr__tensor_new(from->shape, from->dtype, tr__device_of(into));
+    if ((!alike && !by_sender) || !tr_is_contiguous(into)) {
+        target = tr__tensor_new(source->shape, source->dtype, tr__device_of(into));
         TR__TRY(tr_status_of(target));
     }
-    if (!tr_is_contiguous(source) || !tr_is_contiguous(target) || source->dtype != target->dtype ||
-        !tr__shape_equal(source->shape, target->shape))
-        return tr__fail(
-            TR_UNSUPPORTED, "copy: from %s %s to %s %s on another device: make both contiguous and alike first",
-            tr_dtype_name(from->dtype), TR__TEXT(from->shape), tr_dtype_name(into->dtype), TR__TEXT(into->shape));
-    tr_device to_device = tr__device_of(target);
     size_t bytes = (size_t)tr__numel(target->shape) * tr_dtype_size(target->dtype);
-    if (bytes)
-        TR__TRY(tr__device(to_device.kind == TR_CPU ? tr__device_of(source).kind : to_device.kind)
-                    ->copy(to_device, tr__ptr(target), tr__device_of(source), tr__ptr(source), bytes));
-    if (target != into) copy_on_cpu(into, target);
-    return TR_OK;
+    if (bytes) TR__TRY(tr__device_copy(tr__device_of(target), tr__ptr(target), tr__device_of(source), tr__ptr(source), bytes));
+    return target == into ? TR_OK : copy_on_one(into, target);
 }
 
 tr_status tr__copy_elements(tr_tensor *into, const tr_tensor *from)
 {
-    if (tr__device_of(into).kind != TR_CPU || tr__device_of(from).kind != TR_CPU) return copy_across(into, from);
-    copy_on_cpu(into, from);
-    return TR_OK;
+    tr_device to = tr__device_of(into), at = tr__device_of(from);
+    if (to.kind == TR_CPU && at.kind == TR_CPU) {
+        copy_on_cpu(into, from);
+        return TR_OK;
+    }
+    return tr_device_equal(to, at) ? copy_on_device(into, from) : copy_across(into, from);
 }

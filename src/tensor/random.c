@@ -7,6 +7,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
+#include "tensor/kernel.h"
 #include "tensor/numbers.h"
 
 #include <math.h>
@@ -103,11 +104,11 @@ static uint32_t kept_bits(tr__distribution distribution, float scale, float shif
 tr_status tr__fill_random(tr_tensor *t, tr__distribution distribution, uint64_t seed, float scale, float shift)
 {
     if (tr__device_of(t).kind != TR_CPU) {
-        TR_SCOPE;
-        tr_tensor *here = tr__tensor_new(t->shape, t->dtype, tr_cpu(0));
-        TR__TRY(tr_status_of(here));
-        TR__TRY(tr__fill_random(here, distribution, seed, scale, shift));
-        return tr_copy_into(t, here);
+        tr_random_attrs attrs = {.seed = seed, .scale = scale, .shift = shift, .normal = distribution == TR__NORMAL};
+        if (tr__numel(t->shape))
+            TR__TRY(tr__run_kernel("random", tr__device_of(t), &attrs, sizeof attrs, NULL, 0, (const tr_tensor *const[]){t}, 1));
+        tr__touch(t);
+        return TR_OK;
     }
     filling f = {distribution == TR__NORMAL ? normals : uniforms, seed, scale, shift,
         kept_bits(distribution, scale, shift, t->dtype), t->dtype, tr__ptr(t), tr__numel(t->shape)};

@@ -2,16 +2,6 @@
 
 #include <stdlib.h>
 
-static void *owned_alloc(tr_device device, size_t bytes)
-{
-    if (tr__device_check(device) != TR_OK) return NULL;
-    void *data = tr__device(device.kind)->alloc(device.index, bytes ? bytes : 1);
-    if (data) return data;
-    char name[16];
-    tr__fail(TR_NO_MEMORY, "no memory for %zu bytes on %s", bytes, tr_device_name(device, name));
-    return NULL;
-}
-
 tr__storage *tr__storage_new(tr_device device, size_t bytes, bool shared)
 {
     if (shared && device.kind != TR_CPU) {
@@ -23,7 +13,8 @@ tr__storage *tr__storage_new(tr_device device, size_t bytes, bool shared)
         tr__fail(TR_NO_MEMORY, "out of memory");
         return NULL;
     }
-    storage->data = shared ? tr_shared_alloc(bytes) : owned_alloc(device, bytes);
+    if (shared) storage->data = tr_shared_alloc(bytes);
+    else if (tr__device_allocate(device, bytes ? bytes : 1, &storage->data) != TR_OK) storage->data = NULL;
     if (!storage->data) {
         free(storage);
         return NULL;
@@ -40,7 +31,7 @@ void tr__storage_unref(tr__storage *storage)
     if (!storage || atomic_fetch_sub_explicit(&storage->refs, 1, memory_order_acq_rel) != 1) return;
     switch (storage->kind) {
     case TR__OWNED:
-        tr__device(storage->device.kind)->free(storage->device.index, storage->data, storage->bytes ? storage->bytes : 1);
+        tr__device_release(storage->device, storage->data, storage->bytes ? storage->bytes : 1);
         break;
     case TR__SHARED:
         tr_shared_free(storage->data);

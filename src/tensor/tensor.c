@@ -2,6 +2,7 @@
 #include "tensor/tensor.h"
 
 #include "base/given.h"
+#include "tensor/kernel.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -246,7 +247,7 @@ static void copy_in(tr_tensor *t, const void *data)
 {
     size_t bytes = (size_t)tr__numel(t->shape) * tr_dtype_size(t->dtype);
     tr_device device = tr__device_of(t);
-    if (bytes && tr__device(device.kind)->copy(device, tr__ptr(t), tr_cpu(0), data, bytes) != TR_OK) tr__object_break(t);
+    if (bytes && tr__device_copy(device, tr__ptr(t), tr_cpu(0), data, bytes) != TR_OK) tr__object_break(t);
 }
 
 tr_tensor *tr_from_with(const tr_from_options *o)
@@ -397,8 +398,7 @@ tr_status tr_copy_out_element(int element, const tr_tensor *t, void *to, size_t 
         TR__TRY(tr_copy_into(copy, t));
         flat = copy;
     }
-    tr_device device = tr__device_of(flat);
-    return tr__device(device.kind)->copy(tr_cpu(0), to, device, tr__ptr(flat), needed);
+    return tr__device_copy(tr_cpu(0), to, tr__device_of(flat), tr__ptr(flat), needed);
 }
 
 const tr_tensor *tr__row_major_on_cpu(const tr_tensor *t)
@@ -446,7 +446,9 @@ static bool overlap(const tr_tensor *into, const tr_tensor *from)
 {
     uintptr_t into_begin, into_end, from_begin, from_end;
     if (tr__numel(into->shape) == 0) return false;
-    if (tr__device_of(into).kind != TR_CPU || tr__device_of(from).kind != TR_CPU) return false;
+    tr_device device = tr__device_of(into), other = tr__device_of(from);
+    bool one_memory = tr_device_equal(device, other) || (device.kind == TR_CPU && other.kind == TR_CPU);
+    if (!one_memory || tr__numel(from->shape) == 0) return false;
     extent(into, &into_begin, &into_end);
     extent(from, &from_begin, &from_end);
     if (into_begin >= from_end || from_begin >= into_end) return false;
@@ -480,10 +482,27 @@ tr_status tr_copy_into(tr_tensor *into, const tr_tensor *from)
     return TR_OK;
 }
 
+/* Zeros without gaps are bytes. */
+static tr_status fill_on_device(tr_tensor *t, double value)
+{
+    tr_device device = tr__device_of(t);
+    unsigned char bits[8] = {0}, zeros[8] = {0};
+    size_t bytes = (size_t)tr__numel(t->shape) * tr_dtype_size(t->dtype);
+    tr__store(t->dtype, bits, 0, value);
+    if (bytes && memcmp(bits, zeros, sizeof bits) == 0 && tr_is_contiguous(t))
+        TR__TRY(tr__plugin(device.kind)->set_bytes(device.index, NULL, tr__ptr(t), 0, bytes));
+    else if (bytes)
+        TR__TRY(tr__run_kernel("fill", device, &(tr_fill_attrs){value}, sizeof(tr_fill_attrs), NULL, 0,
+            (const tr_tensor *const[]){t}, 1));
+    tr__touch(t);
+    return TR_OK;
+}
+
 tr_status tr_fill(tr_tensor *t, double value)
 {
     if (!t) return tr__fail(TR_INVALID, "fill: it takes a tensor, not NULL");
     TR__TRY(tr_status_of(t));
+    if (tr__device_of(t).kind != TR_CPU) return fill_on_device(t, value);
     unsigned char bits[8];
     tr__store(t->dtype, bits, 0, value);
     tr_tensor one = {.object = {.type = &tr__tensor_type}, .dtype = t->dtype};
@@ -499,11 +518,11 @@ size_t tr_format(const tr_tensor *t, char *text, size_t bytes)
     if (!t) return (size_t)snprintf(text, bytes, "no tensor: NULL");
     if (tr__bad(t)) return (size_t)snprintf(text, bytes, "tensor in error: %s", t->object.error->message);
     size_t at = (size_t)snprintf(text, bytes, "%s %s {", tr_dtype_name(t->dtype), TR__TEXT(t->shape));
+    TR_SCOPE;
+    const tr_tensor *flat = tr__row_major_on_cpu(t);
     int64_t n = tr__numel(t->shape), shown = n < 8 ? n : 8;
     for (int64_t i = 0; i < shown; i++) {
-        int64_t rest = i, index = 0;
-        for (int d = t->shape.ndim; d-- > 0; rest /= t->shape.dim[d]) index += rest % t->shape.dim[d] * t->stride[d];
-        double value = tr_data(t) ? tr__load(t->dtype, tr__ptr(t), index) : (double)NAN;
+        double value = tr__bad(flat) ? (double)NAN : tr__load(t->dtype, tr__ptr(flat), i);
         at += (size_t)snprintf(at < bytes ? text + at : NULL, at < bytes ? bytes - at : 0, "%s%g", i ? ", " : "", value);
     }
     at += (size_t)snprintf(at < bytes ? text + at : NULL, at < bytes ? bytes - at : 0, n > shown ? ", …}" : "}");

@@ -109,12 +109,12 @@ static void onednn_takes_what_nets_begin_with(void **state)
         tr_tensor *outputs[2] = {NULL}, *bias = tr_zeros(TR_SHAPE(k)), *dx = image(2, c, size, size);
         tr_op_call forward = {tr__op(conv2d), &attrs, 3, 0, (tr_tensor *[]){x, w, bias}, outputs};
         TR_CHECK(forward.op->infer(&forward));
-        if (tr__onednn_convolution(&forward) == TR__DECLINED) fail_msg("case %zu: the convolution is declined", i);
+        if (tr__onednn_convolution(&forward) == TR_DECLINED) fail_msg("case %zu: the convolution is declined", i);
         tr_tensor *g = outputs[0];
         tr_op_call input = {tr__op(conv2d_grad_input), &attrs, 2, 1, (tr_tensor *[]){g, w}, &dx};
-        if (tr__onednn_convolution(&input) == TR__DECLINED) fail_msg("case %zu: the gradient of x is declined", i);
+        if (tr__onednn_convolution(&input) == TR_DECLINED) fail_msg("case %zu: the gradient of x is declined", i);
         tr_op_call weight = {tr__op(conv2d_grad_weight), &attrs, 2, 2, (tr_tensor *[]){g, x}, (tr_tensor *[]){w, bias}};
-        if (tr__onednn_convolution(&weight) == TR__DECLINED) fail_msg("case %zu: the gradient of weight is declined", i);
+        if (tr__onednn_convolution(&weight) == TR_DECLINED) fail_msg("case %zu: the gradient of weight is declined", i);
     }
 }
 

@@ -1,4 +1,4 @@
-/* The logical CPU devices: how many there are, their thread pools, their copies. */
+/* The logical CPU devices: how many there are, their thread pools, their memory. */
 #include "base/check.h"
 #include "base/memory.h"
 #include "base/object.h"
@@ -8,8 +8,11 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
 
 enum { MAX_DEVICES = 64, MAX_THREADS = 1024 };
 
@@ -56,7 +59,7 @@ static void start(void)
     for (int i = 0; i < cpus.count; i++) cpus.caches[i] = tr__cache_new();
 }
 
-static int count(void)
+int tr__cpu_count(void)
 {
     pthread_once(&cpus.once, start);
     return cpus.count;
@@ -71,13 +74,13 @@ tr_status tr__cpu_environment(void)
 static int default_threads(void)
 {
     int threads = env_number("TRIREME_THREADS", 0, MAX_THREADS);
-    if (threads == 0) threads = tr__cores() / (count() * env_number("LOCAL_WORLD_SIZE", 1, 1 << 20));
+    if (threads == 0) threads = tr__cores() / (tr__cpu_count() * env_number("LOCAL_WORLD_SIZE", 1, 1 << 20));
     return threads < 1 ? 1 : threads;
 }
 
 tr__pool *tr__cpu_pool(tr_device device)
 {
-    if (device.kind != TR_CPU || device.index < 0 || device.index >= count()) return NULL;
+    if (device.kind != TR_CPU || device.index < 0 || device.index >= tr__cpu_count()) return NULL;
     tr__pool *pool = atomic_load_explicit(&cpus.pools[device.index], memory_order_acquire);
     if (pool) return pool;
     pthread_mutex_lock(&cpus.lock);
@@ -98,7 +101,7 @@ tr_status tr_set_threads(int threads)
     TR__TRY(tr__cpu_environment());
     pthread_mutex_lock(&cpus.lock);
     cpus.threads = threads;
-    for (int i = 0; i < count(); i++) {
+    for (int i = 0; i < tr__cpu_count(); i++) {
         tr__pool_free(atomic_load(&cpus.pools[i]));
         atomic_store(&cpus.pools[i], NULL);
     }
@@ -112,44 +115,59 @@ int tr_threads(tr_device device)
     return pool ? tr__pool_threads(pool) : 0;
 }
 
-static void *cpu_alloc(int index, size_t bytes)
+void *tr__cpu_alloc(int index, size_t bytes)
 {
-    return count() > index ? tr__cache_alloc(cpus.caches[index], bytes) : NULL;
+    return tr__cpu_count() > index ? tr__cache_alloc(cpus.caches[index], bytes) : NULL;
 }
 
-static void cpu_free(int index, void *memory, size_t bytes)
+void tr__cpu_free(int index, void *memory, size_t bytes)
 {
     tr__cache_free(cpus.caches[index], memory, bytes);
 }
 
-static tr_status cpu_copy(tr_device to_device, void *to, tr_device from_device, const void *from, size_t bytes)
+void tr__cpu_trim(int index)
 {
-    (void)to_device, (void)from_device;
-    memmove(to, from, bytes);
-    return TR_OK;
+    if (tr__cpu_count() > index) tr__cache_trim(cpus.caches[index]);
 }
 
-static tr_status cpu_synchronize(int index)
+/* The text behind "KEY : " in /proc/cpuinfo; "" where there is none. */
+static void processor(const char *key, char *out, size_t bytes)
 {
-    (void)index;
-    return TR_OK;
+    char line[512];
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    while (file && fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (!colon || strncmp(line, key, strlen(key)) != 0) continue;
+        snprintf(out, bytes, "%.*s", (int)strcspn(colon + 1 + strspn(colon + 1, " "), "\n"), colon + 1 + strspn(colon + 1, " "));
+        break;
+    }
+    if (file) fclose(file);
 }
 
-static void cpu_trim(int index)
+void tr__cpu_describe(int index, tr_device_properties *out)
 {
-    if (count() > index) tr__cache_trim(cpus.caches[index]);
+    struct utsname system;
+    processor("model name", out->name, sizeof out->name);
+    if (uname(&system) == 0) snprintf(out->architecture, sizeof out->architecture, "%.31s", system.machine);
+    out->memory_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    out->compute_units = tr_threads(tr_cpu(index));
 }
 
 void tr__cpu_memory(int index, size_t *in_use, size_t *peak)
 {
-    tr__cache_usage(index >= 0 && index < count() ? cpus.caches[index] : NULL, in_use, peak);
+    tr__cache_usage(index >= 0 && index < tr__cpu_count() ? cpus.caches[index] : NULL, in_use, peak);
+}
+
+void tr__cpu_reset_peak(int index)
+{
+    if (index < tr__cpu_count()) tr__cache_set_peak(cpus.caches[index], 0);
 }
 
 tr__memory_watch tr__memory_watch_begin(int index)
 {
     tr__memory_watch watch = {.index = index};
     tr__cpu_memory(index, &watch.before, &watch.outer_peak);
-    if (index < count()) tr__cache_set_peak(cpus.caches[index], 0);
+    tr__cpu_reset_peak(index);
     return watch;
 }
 
@@ -157,18 +175,8 @@ void tr__memory_watch_end(const tr__memory_watch *watch, int64_t *peak, int64_t 
 {
     size_t in_use, most;
     tr__cpu_memory(watch->index, &in_use, &most);
-    if (watch->index < count())
+    if (watch->index < tr__cpu_count())
         tr__cache_set_peak(cpus.caches[watch->index], most > watch->outer_peak ? most : watch->outer_peak);
     *peak = (int64_t)most - (int64_t)watch->before;
     *kept = (int64_t)in_use - (int64_t)watch->before;
 }
-
-const tr__device_table tr__cpu_table = {
-    .name = "cpu",
-    .count = count,
-    .alloc = cpu_alloc,
-    .free = cpu_free,
-    .copy = cpu_copy,
-    .synchronize = cpu_synchronize,
-    .trim = cpu_trim,
-};

@@ -15,15 +15,14 @@ static void run_heads(void *arg, int64_t begin, int64_t end)
 {
     task *work = arg;
     const tr__attention *a = work->a;
-    const tr__device_table *device = tr__device(a->device.kind);
-    float *scratch = device->alloc(a->device.index, work->bytes);
+    float *scratch = tr__cpu_alloc(a->device.index, work->bytes);
     if (!scratch) {
         atomic_store(&work->no_memory, true);
         return;
     }
     for (int64_t i = begin; i < end; i++)
         (a->grad ? work->kernels->backward : work->kernels->forward)(a, i, i + 1 < end ? i + 1 : i, scratch);
-    device->free(a->device.index, scratch, work->bytes);
+    tr__cpu_free(a->device.index, scratch, work->bytes);
 }
 
 static const tr__attention_kernels *kernels_for(tr_dtype dtype)
@@ -37,7 +36,7 @@ static const tr__attention_kernels *kernels_for(tr_dtype dtype)
 
 tr_status tr__cpu_attention(tr_op_call *call)
 {
-    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
     tr__attention a = tr__attention_of(call);
     task work = {.a = &a, .kernels = kernels_for(a.dtype)};
     work.bytes = sizeof(float) * (a.grad ? work.kernels->backward_scratch : work.kernels->forward_scratch)(&a);

@@ -145,7 +145,7 @@ static tr_status pairs_grad_weight(const tr_op_call *call, const tr__direct *d)
 static tr_status pairs_grad_weight(const tr_op_call *call, const tr__direct *d)
 {
     (void)call, (void)d;
-    return TR__DECLINED;
+    return TR_DECLINED;
 }
 #endif
 
@@ -185,7 +185,7 @@ static tr_status winograd(const tr_op_call *call, const tr__conv2d *s)
 
 tr_status tr__cpu_convolution(tr_op_call *call)
 {
-    if (!tr__cpu_convolution_wanted(call)) return TR__DECLINED;
+    if (!tr__cpu_convolution_wanted(call)) return TR_DECLINED;
     TR_SCOPE;
     tr__conv2d s = tr__conv2d_of(call);
     TR__TRY((suits_winograd(&s) ? winograd : suits_direct(call, &s) ? direct : tr__convolution_products)(call, &s));

@@ -69,10 +69,9 @@ static void add_parts(void *arg, int64_t begin, int64_t end)
 {
     direct *w = arg;
     const tr__conv2d *s = &w->d->s;
-    const tr__device_table *device = tr__device(w->d->device.kind);
     int64_t x = s->kh * w->row, dy = s->ow / 2 * s->k;
     size_t bytes = sizeof(float) * (size_t)(x + dy);
-    float *memory = device->alloc(w->d->device.index, bytes);
+    float *memory = tr__cpu_alloc(w->d->device.index, bytes);
     if (!memory) {
         atomic_store(&w->no_memory, true);
         return;
@@ -82,7 +81,7 @@ static void add_parts(void *arg, int64_t begin, int64_t end)
         memset(sums, 0, sizeof *sums * (size_t)w->all);
         add_rows(w, part * w->rows / w->parts, (part + 1) * w->rows / w->parts, sums, memory, memory + x);
     }
-    device->free(w->d->device.index, memory, bytes);
+    tr__cpu_free(w->d->device.index, memory, bytes);
 }
 
 static void put_sums(const direct *w)
@@ -103,12 +102,11 @@ bool tr__direct_pairs_avx512bf16(const tr__direct_pairs *d)
     direct w = {.d = d, .rows = s->n * s->oh, .row = (s->w + 2 * s->padding) * s->c, .run = s->kw * s->c,
         .step = s->stride * s->c, .all = s->kh * s->kw * s->c * s->k};
     w.parts = w.rows < PARTS ? w.rows : PARTS;
-    const tr__device_table *device = tr__device(d->device.kind);
     size_t bytes = sizeof(float) * (size_t)(w.parts * w.all);
-    w.sums = device->alloc(d->device.index, bytes);
+    w.sums = tr__cpu_alloc(d->device.index, bytes);
     if (!w.sums) return false;
     tr__pool_for(d->pool, w.parts, 1, add_parts, &w);
     if (!w.no_memory) put_sums(&w);
-    device->free(d->device.index, w.sums, bytes);
+    tr__cpu_free(d->device.index, w.sums, bytes);
     return !w.no_memory;
 }

@@ -36,12 +36,12 @@ static inline int64_t at_most(int64_t n, int64_t most)
 
 static float *floats_of(const tr__direct *d, int64_t n)
 {
-    return tr__device(d->device.kind)->alloc(d->device.index, (size_t)n * sizeof(float));
+    return tr__cpu_alloc(d->device.index, (size_t)n * sizeof(float));
 }
 
 static void give_back(const tr__direct *d, float *memory, int64_t n)
 {
-    if (memory) tr__device(d->device.kind)->free(d->device.index, memory, (size_t)n * sizeof(float));
+    if (memory) tr__cpu_free(d->device.index, memory, (size_t)n * sizeof(float));
 }
 
 static direct direct_of(const tr__direct *d)

@@ -101,29 +101,28 @@ static void store_sums(const float *sums, tr_tensor *dbias, bool accumulate)
 /* A product that is not one of many, with all threads. */
 static bool run_one(tr_op_call *call, const tr__product *p, tr_device on)
 {
-    const tr__device_table *device = tr__device(on.kind);
     tr__product_at at = {.p = p, .device = on, .pool = tr__cpu_pool(on)};
     float **sums = sums_of(call, &at);
     size_t bytes = sums ? sizeof(float) * (size_t)tr_numel(call->outputs[1]) : 0;
     if (sums) {
-        *sums = device->alloc(on.index, bytes);
+        *sums = tr__cpu_alloc(on.index, bytes);
         if (!*sums) return false;
         memset(*sums, 0, bytes);
     }
     bool done = kernel_of(p)(&at);
     if (sums) {
         store_sums(*sums, call->outputs[1], ((const tr_linear_attrs *)call->attrs)->accumulate_bias);
-        device->free(on.index, *sums, bytes);
+        tr__cpu_free(on.index, *sums, bytes);
     }
     return done;
 }
 
 tr_status tr__cpu_product(tr_op_call *call)
 {
-    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
     if (!call->outputs[0]) return tr__bias_gradient(call);
     tr__product p = tr__product_of(call);
-    if (tr__product_activates(&p) && !tr__cpu_product_wanted(&p)) return TR__DECLINED;
+    if (tr__product_activates(&p) && !tr__cpu_product_wanted(&p)) return TR_DECLINED;
     batches work = {.p = &p, .kernel = kernel_of(&p), .device = tr__device_of(call->inputs[0])};
     tr__product_at one = {.p = &p};
     bool summed = sums_of(call, &one) != NULL;

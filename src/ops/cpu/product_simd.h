@@ -339,7 +339,6 @@ static bool run_block(block *k)
 {
     const tr__product_at *at = k->at;
     const tr__product *p = k->p;
-    const tr__device_table *device = tr__device(at->device.kind);
     int64_t m = p->a.row.n, n = p->b.column.n;
     bool whole = n % WIDTH == 0;
     k->left = left_in_place(&p->a) ? IN_PLACE : plain(&p->a.row) && !plain(&p->a.column) ? COLUMNS : ROWS;
@@ -356,12 +355,12 @@ static bool run_block(block *k)
     size_t right = k->right_in_place ? 0 : (size_t)((steps ? steps : 1) * k->width); /* an address, also for no rows */
     bool no_room = k->c_in_place || (at_once && k->width <= NARROW && !k->turned);
     size_t bytes = (right + (no_room ? 0 : (size_t)(m * k->width))) * sizeof(float);
-    float *scratch = bytes ? device->alloc(at->device.index, bytes) : NULL;
+    float *scratch = bytes ? tr__cpu_alloc(at->device.index, bytes) : NULL;
     if (bytes && !scratch) return false;
     k->right = scratch;
     k->c = no_room ? NULL : scratch + right;
     multiply(k);
-    if (scratch) device->free(at->device.index, scratch, bytes);
+    if (scratch) tr__cpu_free(at->device.index, scratch, bytes);
     return true;
 }
 

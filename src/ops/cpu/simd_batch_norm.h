@@ -199,7 +199,7 @@ static tr_status batch_norm_kernel(tr_op_call *call)
     const tr_batch_norm_attrs *attrs = call->attrs;
     tr_tensor *given = attrs->frozen ? call->inputs[3] : NULL;
     tr_dtype dtype = call->inputs[0]->dtype;
-    if (dtype == TR_F64 || tr__numel(call->inputs[0]->shape) == 0) return TR__DECLINED;
+    if (dtype == TR_F64 || tr__numel(call->inputs[0]->shape) == 0) return TR_DECLINED;
     TR_SCOPE;
     tr_tensor *x = tr__staged_images(call->inputs[0], dtype, true), *y = tr__staged_images(call->outputs[0], dtype, false);
     TR__TRY(tr_status_of(x));
@@ -258,7 +258,7 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
     const tr_batch_norm_attrs *attrs = call->attrs;
     tr_tensor *out = call->outputs[0], *dx = NULL;
     tr_dtype dtype = call->inputs[1]->dtype;
-    if (dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR__DECLINED;
+    if (dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR_DECLINED;
     TR_SCOPE;
     tr_tensor *g = tr__staged_images(call->inputs[0], dtype, true), *x = tr__staged_images(call->inputs[1], dtype, true);
     TR__TRY(tr_status_of(g));

@@ -39,8 +39,8 @@ static bool is_cast_by_lanes(tr_dtype dtype)
 static tr_status cast_kernel(tr_op_call *call)
 {
     tr_tensor *x = call->inputs[0], *y = call->outputs[0];
-    if (!is_cast_by_lanes(x->dtype) || !is_cast_by_lanes(y->dtype)) return TR__DECLINED;
-    if (!tr__is_dense(x) || !tr__has_strides(y, x->stride)) return TR__DECLINED;
+    if (!is_cast_by_lanes(x->dtype) || !is_cast_by_lanes(y->dtype)) return TR_DECLINED;
+    if (!tr__is_dense(x) || !tr__has_strides(y, x->stride)) return TR_DECLINED;
     cast_job j = {x->dtype, y->dtype, tr__ptr(x), tr__ptr(y), tr_numel(x)};
     tr__pool_for(tr__pool_of(x), (j.n + CAST_BLOCK - 1) / CAST_BLOCK, CAST_GRAIN, cast_blocks, &j);
     return TR_OK;

@@ -81,7 +81,7 @@ static void dropout_groups(void *arg, int64_t begin, int64_t end)
 static tr_status dropout_kernel(tr_op_call *call)
 {
     const tr_tensor *x = call->inputs[0];
-    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR__DECLINED;
+    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR_DECLINED;
     dropout_job j = {call->attrs, tr__ptr(x), tr__ptr(call->outputs[0]), tr__dropout_per_sample(x->shape), 0};
     if (tr__numel(x->shape) == 0) return TR_OK;
     j.groups = (j.per_sample + TR__DROPOUT_GROUP - 1) / TR__DROPOUT_GROUP;

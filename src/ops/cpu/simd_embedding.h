@@ -45,7 +45,7 @@ static tr_status embedding_grad_kernel(tr_op_call *call)
         .lists = &lists,
         .accumulate = ((const tr_accumulate_attrs *)call->attrs)->accumulate,
     };
-    if (!can_do(&j.g) || !can_do(&j.table)) return TR__DECLINED;
+    if (!can_do(&j.g) || !can_do(&j.table)) return TR_DECLINED;
     TR__TRY(tr__id_lists_make(&lists, &ids, table->shape.dim[0]));
     tr__pool_for(tr__pool_of(table), table->shape.dim[0], tr__row_grain(j.table.n), embedding_grad_rows, &j);
     tr__id_lists_free(&lists);

@@ -70,7 +70,7 @@ static tr_status run_norm(tr_op_call *call, const tr_tensor *bias, float *mean, 
         .rstd = rstd,
         .eps = ((const tr_layer_norm_attrs *)call->attrs)->eps,
     };
-    if (!can_do(&j.x) || !can_do(&j.y) || !vector_fits(call->inputs[1]) || !vector_fits(bias)) return TR__DECLINED;
+    if (!can_do(&j.x) || !can_do(&j.y) || !vector_fits(call->inputs[1]) || !vector_fits(bias)) return TR_DECLINED;
     j.weight = vector_in(call->inputs[1], weight_buffer);
     j.bias = vector_in(bias, bias_buffer);
     tr__pool_for(tr__pool_of(call->inputs[0]), j.x.others.n, tr__row_grain(j.x.n), layer_norm_rows, &j);
@@ -179,7 +179,7 @@ static tr_status start_norm_grad(tr_op_call *call, float *mean, float *rstd)
         .wants_affine = call->outputs[1] || call->outputs[2],
     };
     if (dx) j.y = rows_of(dx);
-    if (!can_do(&j.x) || !can_do(&j.g) || (dx && !can_do(&j.y)) || !vector_fits(call->inputs[2])) return TR__DECLINED;
+    if (!can_do(&j.x) || !can_do(&j.g) || (dx && !can_do(&j.y)) || !vector_fits(call->inputs[2])) return TR_DECLINED;
     j.weight = vector_in(call->inputs[2], weight);
     return run_norm_grad(&j, tr__pool_of(call->inputs[0]), call->outputs[1], call->outputs[2], call->attrs);
 }

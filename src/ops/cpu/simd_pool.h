@@ -222,7 +222,7 @@ static tr_status pool_run(tr_op_call *call, tr_tensor *at, bool gradient)
 
 static tr_status max_pool2d_kernel(tr_op_call *call)
 {
-    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
     TR_SCOPE;
     tr_tensor *at = tr__staged_images(call->outputs[1], TR_I32, false);
     TR__TRY(tr_status_of(at));
@@ -232,7 +232,7 @@ static tr_status max_pool2d_kernel(tr_op_call *call)
 
 static tr_status max_pool2d_grad_kernel(tr_op_call *call)
 {
-    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
     TR_SCOPE;
     tr_tensor *at = tr__staged_images(call->inputs[1], TR_I32, true);
     TR__TRY(tr_status_of(at));
@@ -241,14 +241,14 @@ static tr_status max_pool2d_grad_kernel(tr_op_call *call)
 
 static tr_status avg_pool2d_kernel(tr_op_call *call)
 {
-    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
     TR_SCOPE;
     return pool_run(call, NULL, false);
 }
 
 static tr_status avg_pool2d_grad_kernel(tr_op_call *call)
 {
-    if (call->inputs[0]->dtype == TR_F64) return TR__DECLINED;
+    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
     TR_SCOPE;
     return pool_run(call, NULL, true);
 }

@@ -179,8 +179,8 @@ static tr_status run_sum(tr_op_call *call, bool mean, bool squares)
     const tr_tensor *x = call->inputs[0], *y = call->outputs[0];
     sum_job j = {.dtype = x->dtype, .x = tr__ptr(x), .y_dtype = y->dtype, .y = tr__ptr(y), .outer = 1, .reduced = 1, .inner = 1,
         .chunks = 1, .squares = squares};
-    if (!tr_dtype_is_float(x->dtype) || x->dtype == TR_F64 || !tr_is_contiguous(y)) return TR__DECLINED;
-    if (!sizes_of(x, ((const tr_reduce_attrs *)call->attrs)->dims, &j)) return TR__DECLINED;
+    if (!tr_dtype_is_float(x->dtype) || x->dtype == TR_F64 || !tr_is_contiguous(y)) return TR_DECLINED;
+    if (!sizes_of(x, ((const tr_reduce_attrs *)call->attrs)->dims, &j)) return TR_DECLINED;
     int64_t results = j.outer * j.inner;
     if (results == 0) return TR_OK;
     j.scale = mean ? 1 / (double)j.reduced : 1;
@@ -255,8 +255,8 @@ static tr_status prod_kernel(tr_op_call *call)
 {
     const tr_tensor *x = call->inputs[0];
     sum_job j = {.x = tr__ptr(x), .y = tr__ptr(call->outputs[0]), .outer = 1, .reduced = 1, .inner = 1};
-    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR__DECLINED;
-    if (!sizes_of(x, ((const tr_reduce_attrs *)call->attrs)->dims, &j)) return TR__DECLINED;
+    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR_DECLINED;
+    if (!sizes_of(x, ((const tr_reduce_attrs *)call->attrs)->dims, &j)) return TR_DECLINED;
     int64_t tasks = j.outer * ((j.inner + FACTORS - 1) / FACTORS), columns = j.inner < FACTORS ? j.inner : FACTORS;
     tr__pool_for(tr__pool_of(x), tasks, tr__row_grain(j.reduced * columns), product_tasks, &j);
     return TR_OK;
@@ -295,8 +295,8 @@ static tr_status run_top(tr_op_call *call, float sign)
 {
     const tr_tensor *x = call->inputs[0];
     sum_job sizes = {.outer = 1, .reduced = 1, .inner = 1};
-    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR__DECLINED;
-    if (!sizes_of(x, ((const tr_reduce_attrs *)call->attrs)->dims, &sizes) || sizes.inner != 1) return TR__DECLINED;
+    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR_DECLINED;
+    if (!sizes_of(x, ((const tr_reduce_attrs *)call->attrs)->dims, &sizes) || sizes.inner != 1) return TR_DECLINED;
     top_job j = {tr__ptr(x), tr__ptr(call->outputs[0]), sizes.reduced, sign};
     tr__pool_for(tr__pool_of(x), sizes.outer, tr__row_grain(sizes.reduced), top_results, &j);
     return TR_OK;

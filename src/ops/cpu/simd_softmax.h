@@ -93,7 +93,7 @@ static tr_status run_softmax(tr_op_call *call, const tr_tensor *x, const tr_tens
     if (tr__numel(out->shape) == 0) return TR_OK;
     int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     softmax_job j = {.x = tr__rows_of(x, dim), .g = tr__rows_of(g, dim), .out = tr__rows_of(out, dim)};
-    if (!can_do(&j.x) || !can_do(&j.g) || !can_do(&j.out)) return TR__DECLINED;
+    if (!can_do(&j.x) || !can_do(&j.g) || !can_do(&j.out)) return TR_DECLINED;
     tr__pool_for(tr__pool_of(out), j.out.others.n, tr__row_grain(j.out.n), body, &j);
     return TR_OK;
 }
@@ -172,7 +172,7 @@ static tr_status cross_entropy_kernel(tr_op_call *call)
         .top = tr__ptr(call->outputs[1]),
         .log_sum = tr__ptr(call->outputs[2]),
     };
-    if (logits->dtype == TR_F64) return TR__DECLINED;
+    if (logits->dtype == TR_F64) return TR_DECLINED;
     if (call->outputs[4]) j.below = tr__ptr(call->outputs[4]);
     TR__TRY(tr__cross_entropy_check(call));
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_rows, &j);
@@ -223,7 +223,7 @@ static tr_status cross_entropy_grad_kernel(tr_op_call *call)
         .top = tr__ptr(call->inputs[3]),
         .log_sum = tr__ptr(call->inputs[4]),
     };
-    if (logits->dtype == TR_F64) return TR__DECLINED;
+    if (logits->dtype == TR_F64) return TR_DECLINED;
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), cross_entropy_grad_rows, &j);
     return TR_OK;
 }

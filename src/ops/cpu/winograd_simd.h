@@ -81,12 +81,12 @@ static job job_of(const tr__winograd *w)
 
 static float *take(const tr__winograd *w, size_t numbers)
 {
-    return tr__device(w->device.kind)->alloc(w->device.index, numbers * sizeof(float));
+    return tr__cpu_alloc(w->device.index, numbers * sizeof(float));
 }
 
 static void give_back(const tr__winograd *w, float *memory, size_t numbers)
 {
-    if (memory) tr__device(w->device.kind)->free(w->device.index, memory, numbers * sizeof(float));
+    if (memory) tr__cpu_free(w->device.index, memory, numbers * sizeof(float));
 }
 
 /* ---- Tiles ---------------------------------------------------------------------------------------------------------- */

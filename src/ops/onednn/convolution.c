@@ -172,7 +172,6 @@ typedef struct tasks {
     const float *bias;
     float *sums;        /* [tasks, weight and bias]: what each adds to the gradients */
     int64_t sum;        /* numbers in one of them */
-    const tr__device_table *device;
     int index;          /* of the device */
     atomic_int status;  /* of oneDNN */
 } tasks;
@@ -227,10 +226,10 @@ static void drop_plans(tasks *t)
 static dnnl_status_t run(const tasks *t, const tr__primitive *p, const void *const *data)
 {
     size_t bytes = tr__primitive_scratch(p);
-    void *scratch = bytes ? t->device->alloc(t->index, bytes) : NULL;
+    void *scratch = bytes ? tr__cpu_alloc(t->index, bytes) : NULL;
     if (bytes && !scratch) return dnnl_out_of_memory;
     dnnl_status_t status = tr__primitive_run(p, data, scratch);
-    if (scratch) t->device->free(t->index, scratch, bytes);
+    if (scratch) tr__cpu_free(t->index, scratch, bytes);
     return status;
 }
 
@@ -238,12 +237,12 @@ static dnnl_status_t run(const tasks *t, const tr__primitive *p, const void *con
 static dnnl_status_t run_sum(const tasks *t, const plan *p, const char *x, const char *y, float *sum)
 {
     size_t bytes = tr__dnnl_desc_bytes(&p->convolution->desc[WEIGHT]);
-    void *weight = t->device->alloc(t->index, bytes);
+    void *weight = tr__cpu_alloc(t->index, bytes);
     if (!weight) return dnnl_out_of_memory;
     float *bias = t->r.with_bias ? sum + weight_numbers(&t->r.s) : NULL;
     dnnl_status_t status = run(t, p->convolution, (const void *[]){x, weight, y, bias});
     if (status == dnnl_success) status = run(t, p->reorder, (const void *[]){weight, sum});
-    t->device->free(t->index, weight, bytes);
+    tr__cpu_free(t->index, weight, bytes);
     return status;
 }
 
@@ -373,12 +372,12 @@ tr_status tr__onednn_convolution(tr_op_call *call)
 {
     /* f64, the gradient of a bias alone, and nothing to do are left to the reference. */
     const tr_tensor *out = call->outputs[0];
-    if (!out || out->dtype == TR_F64) return TR__DECLINED;
+    if (!out || out->dtype == TR_F64) return TR_DECLINED;
     tr__conv2d s = tr__conv2d_of(call);
-    if (s.n == 0 || s.c == 0 || s.k == 0) return TR__DECLINED;
+    if (s.n == 0 || s.c == 0 || s.k == 0) return TR_DECLINED;
     bool forward = call->op == tr__op(conv2d), input = call->op == tr__op(conv2d_grad_input);
     tr_device device = tr__device_of(out);
-    tasks t = {.r.s = s, .device = tr__device(device.kind), .index = device.index};
+    tasks t = {.r.s = s, .index = device.index};
     t.r.kind = forward ? TR__DNNL_CONV_FORWARD : input ? TR__DNNL_CONV_GRAD_INPUT : TR__DNNL_CONV_GRAD_WEIGHT;
     t.r.dtype = (forward || input) && out->dtype == TR_BF16 && has(dnnl_cpu_isa_avx512_core_bf16) ? TR_BF16 : TR_F32;
     t.r.with_bias = forward ? call->inputs[2] != NULL : !input && call->outputs[1] != NULL;

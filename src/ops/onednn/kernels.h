@@ -1,4 +1,4 @@
-/* The kernels that oneDNN offers; each may answer TR__DECLINED. */
+/* The kernels that oneDNN offers; each may answer TR_DECLINED. */
 #ifndef TR_OPS_ONEDNN_KERNELS_H
 #define TR_OPS_ONEDNN_KERNELS_H
 

@@ -120,7 +120,7 @@ tr_status tr__primitive_get(const char *what, const tr__primitive_key *key, tr__
     tr__primitive_unref(gone);
     *out = status == dnnl_success && p->primitive ? p : NULL;
     if (!*out) tr__primitive_unref(p);
-    return *out ? TR_OK : status == dnnl_success ? TR__DECLINED : tr__onednn_fail(status, what);
+    return *out ? TR_OK : status == dnnl_success ? TR_DECLINED : tr__onednn_fail(status, what);
 }
 
 /* ---- Running ------------------------------------------------------------------------------------------------------ */

@@ -33,7 +33,7 @@ typedef struct tr__primitive {
 /* Fills in the parts of p, whose key is set, and calls tr__primitive_finish(). */
 typedef dnnl_status_t (*tr__primitive_maker)(tr__primitive *p, dnnl_engine_t engine, const void *user);
 
-/* From the cache, or made: one reference for the caller. *out is NULL, with TR__DECLINED, where oneDNN has nothing but a slow
+/* From the cache, or made: one reference for the caller. *out is NULL, with TR_DECLINED, where oneDNN has nothing but a slow
  * reference implementation. what: the op, for failures. Thread-safe. */
 tr_status tr__primitive_get(const char *what, const tr__primitive_key *key, tr__primitive_maker make, const void *user,
     tr__primitive **out);

@@ -102,14 +102,13 @@ static tr_status get_matmul(const tasks *work, int64_t task, tr__primitive **mat
 static dnnl_status_t run_half(const tasks *work, const block *t, bool last)
 {
     const tr__primitive *matmul = work->matmul[last];
-    const tr__device_table *device = tr__device(work->device.kind);
     for (int64_t i = 0; t->residual && i < t->m; i++) /* which the product is then added to */
         memcpy(t->c + 2 * i * work->c.ld, t->residual + 2 * i * t->residual_row, 2 * (size_t)t->n);
     size_t bytes = tr__primitive_scratch(matmul);
-    void *scratch = bytes ? device->alloc(work->device.index, bytes) : NULL;
+    void *scratch = bytes ? tr__cpu_alloc(work->device.index, bytes) : NULL;
     if (bytes && !scratch) return dnnl_out_of_memory;
     dnnl_status_t status = tr__primitive_run(matmul, (const void *[]){t->a, t->b, t->c, t->bias}, scratch);
-    if (scratch) device->free(work->device.index, scratch, bytes);
+    if (scratch) tr__cpu_free(work->device.index, scratch, bytes);
     return status;
 }
 
@@ -144,7 +143,7 @@ static bool fits(const tr__product *p, tasks *work)
 tr_status tr__onednn_product(const tr__product *p, tr_device device)
 {
     tasks work = {.p = p, .device = device};
-    if (!fits(p, &work)) return TR__DECLINED;
+    if (!fits(p, &work)) return TR_DECLINED;
     int64_t m = p->a.row.n, n = p->b.column.n;
     work.by_rows = m >= n;
     work.splits = ((work.by_rows ? m : n) + TASK - 1) / TASK;
