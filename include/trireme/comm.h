@@ -9,6 +9,7 @@
 #ifndef TRIREME_COMM_H
 #define TRIREME_COMM_H
 
+#include <trireme/device.h>
 #include <trireme/store.h>
 
 #ifdef __cplusplus
@@ -122,7 +123,11 @@ typedef enum tr_reduce_op {
  * In place: .in may be NULL or equal .out (all_reduce, reduce, broadcast, all_to_all); be NULL or the rank's own block
  * of .out (all_gather, gather, and with _V); .out may be the rank's own block of .in (reduce_scatter; scatter at the
  * root, where NULL means it). Other overlaps are errors. Who gives nothing needs no .in, who gets nothing no .out.
- * Memory from tr_shared_alloc() (or a .shared tensor) moves without a copy in between. */
+ * Memory from tr_shared_alloc() (or a .shared tensor) moves without a copy in between.
+ *
+ * Buffers on a device: .device says which, of both. NCCL takes those of cuda; for every other backend and device the group
+ * stages them in pinned host memory, which costs two copies. The data are what .stream has written when the call is made;
+ * when the work is done, the result is there for everything that is enqueued later. */
 typedef struct tr_collective {
     size_t size;
     tr_collective_kind kind;
@@ -139,6 +144,8 @@ typedef struct tr_collective {
     const char *file;     /* where the caller is, for messages */
     int line;
     int in_element, out_element; /* what in and out point to, as far as a macro sees: to be .dtype's; 0: not known */
+    tr_device device;     /* where both buffers are; cpu by default */
+    tr_device_stream *stream; /* of the device, where .in is made; NULL: its default stream */
 } tr_collective;
 
 /* Under way or done. The buffers belong to it until tr_wait() has returned; it outlives its group and may be dropped

@@ -25,6 +25,33 @@ static tr_status run(tr_group *group, const tr_collective *collective, uint64_t 
     return status;
 }
 
+/* Are buffers there to be staged? */
+static bool stages(const tr_group *group, tr_device device)
+{
+    const tr__backend *carrier = group->behind ? group->behind : group->backend;
+    return device.kind != TR_CPU && device.kind != carrier->memory;
+}
+
+/* Waits for the staged data of a call. The other ranks, which make the same call, must hear of it when there will be none. */
+static tr_status make_ready(tr_group *group, tr__staging *staging)
+{
+    tr_status status = tr__staging_ready(staging);
+    if (status != TR_OK) group->backend->give_up(group->state);
+    return status;
+}
+
+/* As run(), of a call whose buffers are staged. */
+static tr_status run_staged(tr_group *group, const tr_collective *collective)
+{
+    tr_collective staged = *collective;
+    tr__staging *staging;
+    tr_status status = tr__staging_begin(&staged, group->rank, group->world_size, &staging);
+    if (status == TR_OK) status = make_ready(group, staging);
+    else group->backend->give_up(group->state);
+    if (status == TR_OK) status = run(group, &staged, 0);
+    return tr__staging_end(staging, status);
+}
+
 static tr_work *take_first(tr_group *group)
 {
     tr_work *work = group->first;
@@ -43,7 +70,8 @@ static void *work_off(void *arg)
         tr_work *work = take_first(group);
         group->running = true;
         pthread_mutex_unlock(&group->lock);
-        tr__work_finish(work, run(group, &work->collective, work->record));
+        tr_status status = make_ready(group, work->staging);
+        tr__work_finish(work, status == TR_OK ? run(group, &work->collective, work->record) : status);
         tr__unref(work);
         pthread_mutex_lock(&group->lock);
         group->running = false;
@@ -101,6 +129,9 @@ static tr_work *new_work(tr_group *group, const tr_collective *collective)
     if (!tr__error_of(work) && tr__collective_read(collective, group->rank, group->world_size, group->timeout_ms,
                                    &work->collective, &work->arrays) != TR_OK)
         tr__object_break(work);
+    if (!tr__error_of(work) && stages(group, work->collective.device) &&
+        tr__staging_begin(&work->collective, group->rank, group->world_size, &work->staging) != TR_OK)
+        tr__object_break(work);
     return work;
 }
 
@@ -114,7 +145,9 @@ static void start_transfer(tr_group *group, tr_work *work, bool driven)
 {
     work->recorder = group->recorder;
     work->record = tr__recorder_start(group->recorder, 0, &work->collective, 0);
-    group->backend->start(group->state, work, driven);
+    tr_status status = make_ready(group, work->staging);
+    if (status == TR_OK) group->backend->start(group->state, work, driven);
+    else tr__work_finish(work, status);
 }
 
 static tr_status post(tr_group *group, tr_work *work)
@@ -199,7 +232,7 @@ static tr_status run_or_wait(tr_group *group, const tr_collective *given, const 
     if (status != TR_OK) return status;
     if (!idle) return post_and_wait(group, given);
 
-    status = run(group, full, 0);
+    status = stages(group, full->device) ? run_staged(group, full) : run(group, full, 0);
     pthread_mutex_lock(&group->lock);
     group->running = false;
     pthread_cond_broadcast(&group->changed);

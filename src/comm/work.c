@@ -12,6 +12,7 @@
 static void destroy(void *self)
 {
     tr_work *work = self;
+    if (work->staging) (void)!tr__staging_end(work->staging, TR_CANCELLED); /* never posted */
     tr__error_unref(work->failure);
     free(work->arrays);
     for (int i = 0; i < work->part_count; i++) tr__unref(work->parts[i]);
@@ -22,6 +23,8 @@ const tr__type tr__work_type = {.name = "work", .size = sizeof(tr_work), .destro
 
 void tr__work_finish(tr_work *work, tr_status status)
 {
+    status = tr__staging_end(work->staging, status);
+    work->staging = NULL;
     tr__recorder_end(work->recorder, work->record, status);
     if (status != TR_OK) work->failure = tr__error_take();
     atomic_store(&work->done, 1);

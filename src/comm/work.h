@@ -6,6 +6,7 @@
 
 #include "base/object.h"
 #include "comm/recorder.h"
+#include "comm/staging.h"
 
 #include <trireme/comm.h>
 
@@ -18,6 +19,7 @@ struct tr_work {
     tr__error *failure;       /* why it went badly; written before done */
     tr__recorder *recorder;   /* the group's, and what it calls this work */
     uint64_t record;
+    tr__staging *staging;     /* NULL: the buffers are the caller's */
     tr_work *next;            /* in the group's queue */
     tr_work **parts;          /* of a list: one reference each; the rest above means nothing */
     int part_count;

@@ -11,6 +11,8 @@
 #include "optim/optimizer.h"
 
 #include "base/half.h"
+#include "ops/op.h"
+#include "tensor/kernel.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -126,14 +128,23 @@ static tr_status add_up_over_ranks(subtotal *all, int n, double *total)
     return TR_OK;
 }
 
-/* The squares of a parameter's gradient; sums: room for its blocks. */
-static double squares_of(const tr_tensor *leaf, double *sums)
+/* The squares of a parameter's gradient, on the CPU; sums: room for its blocks. */
+static double squares_on_cpu(const tr_tensor *leaf, double *sums)
 {
     pass p = {.dtype = leaf->dtype, .memory = tr__ptr(leaf->leaf->grad), .count = tr__numel(leaf->shape), .sums = sums};
     tr__pool_for(tr__pool_of(leaf), blocks_of(p.count), 2, sum_blocks, &p);
     double sum = 0;
     for (int64_t b = 0; b < blocks_of(p.count); b++) sum += sums[b];
     return sum;
+}
+
+/* Enqueues the squares of a parameter's gradient, on its device. sums: [1] f64 there, zero. */
+static tr_status squares_on_device(const tr_tensor *leaf, const tr_tensor *sums)
+{
+    const tr_tensor *grad = leaf->leaf->grad;
+    const tr_tensor *flat = tr__tensor_view(grad, TR_SHAPE(tr__numel(grad->shape)), NULL, grad->offset);
+    TR__TRY(tr_status_of(flat));
+    return tr__run_kernel("sum_squares", tr__device_of(leaf), NULL, 0, &flat, 1, &sums, 1);
 }
 
 static int64_t most_blocks(const tr_optimizer *o)
@@ -144,55 +155,103 @@ static int64_t most_blocks(const tr_optimizer *o)
     return most;
 }
 
-tr_status tr__grad_norms(const tr_optimizer *o, double *norms)
+static bool counts(const tr_tensor *leaf)
+{
+    return leaf->leaf->has_grad && leaf->requires_grad;
+}
+
+/* The squares of the gradients on a device that is not the CPU: enqueued all, then read at once. Of others' squares stay. */
+static tr_status read_squares(const tr_optimizer *o, tr_device device, double *squares)
+{
+    TR_SCOPE;
+    TR_NO_GRAD;
+    tr_tensor *all = tr_zeros(TR_SHAPE(o->count), .dtype = TR_F64, .device = device);
+    TR__TRY(tr_status_of(all));
+    for (int i = 0; i < o->count; i++) {
+        const tr_tensor *leaf = tr_list_at(o->list, i);
+        if (counts(leaf) && tr_device_equal(tr__device_of(leaf), device))
+            TR__TRY(squares_on_device(leaf, tr__tensor_view(all, TR_SHAPE(1), NULL, all->offset + i)));
+    }
+    const tr_tensor *here = tr__row_major_on_cpu(all);
+    TR__TRY(tr_status_of(here));
+    for (int i = 0; i < o->count; i++)
+        if (tr_device_equal(tr__device_of(tr_list_at(o->list, i)), device)) squares[i] = tr__load(TR_F64, tr__ptr(here), i);
+    return TR_OK;
+}
+
+/* Those of each parameter, in the order of the list; 0 where there is no gradient. squares: [count] */
+static tr_status all_squares(const tr_optimizer *o, double *squares)
 {
     double *sums = malloc((size_t)most_blocks(o) * sizeof *sums);
     if (!sums) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
-    for (int i = 0; i < o->count; i++) {
+    tr_status status = TR_OK;
+    for (int i = 0; i < o->count; i++) squares[i] = -1; /* not known yet */
+    for (int i = 0; i < o->count && status == TR_OK; i++) {
         const tr_tensor *leaf = tr_list_at(o->list, i);
-        norms[i] = leaf->leaf->has_grad && leaf->requires_grad ? sqrt(squares_of(leaf, sums)) : 0;
+        if (squares[i] >= 0 || isnan(squares[i])) continue;
+        if (!counts(leaf)) squares[i] = 0;
+        else if (tr__device_of(leaf).kind == TR_CPU) squares[i] = squares_on_cpu(leaf, sums);
+        else status = read_squares(o, tr__device_of(leaf), squares);
     }
     free(sums);
+    return status;
+}
+
+tr_status tr__grad_norms(const tr_optimizer *o, double *norms)
+{
+    TR__TRY(all_squares(o, norms));
+    for (int i = 0; i < o->count; i++) norms[i] = sqrt(norms[i]);
     return TR_OK;
 }
 
 tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst)
 {
-    double *sums = malloc((size_t)most_blocks(o) * sizeof *sums);
+    double *squares = malloc((size_t)o->count * sizeof *squares);
     subtotal *subtotals = malloc((size_t)o->count * sizeof *subtotals);
     int n = 0;
     *worst = NULL;
-    for (int i = 0; sums && subtotals && i < o->count; i++) {
+    tr_status status = squares && subtotals ? all_squares(o, squares) : tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    for (int i = 0; i < o->count && status == TR_OK; i++) {
         const tr_tensor *leaf = tr_list_at(o->list, i);
-        subtotal *part = subtotal_of(subtotals, &n, leaf->leaf);
-        if (!leaf->leaf->has_grad || !leaf->requires_grad) continue;
-        double sum = squares_of(leaf, sums);
-        if (!isfinite(sum) && !*worst) *worst = tr_list_name(o->list, i);
-        part->sum += sum;
+        if (!isfinite(squares[i]) && !*worst) *worst = tr_list_name(o->list, i);
+        subtotal_of(subtotals, &n, leaf->leaf)->sum += squares[i];
     }
-    tr_status status = sums && subtotals ? add_up_over_ranks(subtotals, n, total)
-                                         : tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
-    free(sums);
+    if (status == TR_OK) status = add_up_over_ranks(subtotals, n, total);
+    free(squares);
     free(subtotals);
     return status;
 }
 
-void tr__grad_multiply(const tr_optimizer *o, double factor)
+static tr_status multiply_on_device(const tr__stretch *s, double factor)
+{
+    TR_SCOPE;
+    tr_tensor *all = s->part->arena->gradients;
+    tr_tensor *run = tr__tensor_view(all, TR_SHAPE(s->end - s->begin), NULL, all->offset + s->begin);
+    TR__TRY(tr_status_of(run));
+    return tr__op_run(tr__op(affine), &(tr_affine_attrs){.scale = factor}, &run, 1, &run, 1);
+}
+
+tr_status tr__grad_multiply(const tr_optimizer *o, double factor)
 {
     tr__stretch s;
     for (int at = 0; tr__next_stretch(o, false, &at, &s);) {
         tr_tensor *gradients = s.part->arena->gradients;
         pass p = {.dtype = gradients->dtype, .count = s.end - s.begin, .factor = factor};
-        p.memory = (char *)tr__ptr(gradients) + (size_t)s.begin * tr_dtype_size(p.dtype);
-        tr__pool_for(tr__pool_of(gradients), blocks_of(p.count), 2, scale_blocks, &p);
+        if (tr__device_of(gradients).kind == TR_CPU) {
+            p.memory = (char *)tr__ptr(gradients) + (size_t)s.begin * tr_dtype_size(p.dtype);
+            tr__pool_for(tr__pool_of(gradients), blocks_of(p.count), 2, scale_blocks, &p);
+        } else {
+            TR__TRY(multiply_on_device(&s, factor));
+        }
         tr__touch(gradients);
     }
+    return TR_OK;
 }
 
-void tr__grad_limit(const tr_optimizer *o, double norm, double max_norm)
+tr_status tr__grad_limit(const tr_optimizer *o, double norm, double max_norm)
 {
     double factor = max_norm / (norm + 1e-6); /* PyTorch's 1e-6 keeps the scaled norm at or under max_norm */
-    if (factor < 1) tr__grad_multiply(o, factor);
+    return factor < 1 ? tr__grad_multiply(o, factor) : TR_OK;
 }
 
 tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *norm)
@@ -213,6 +272,5 @@ tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *no
     if (!isfinite(total))
         return tr__fail(TR_INVALID, "tr_clip_grad_norm: the norm is %g, nothing was changed; every gradient of this rank is finite, so "
             "another rank's is not, or the sum overflows", total);
-    tr__grad_limit(optimizer, total, max_norm);
-    return TR_OK;
+    return tr__grad_limit(optimizer, total, max_norm);
 }

@@ -62,10 +62,12 @@ static tr_status prepare(tr__update *u)
     TR__TRY(tr_status_of(d));
     double sums[2], rows = (double)d->shape.dim[0], columns = (double)d->shape.dim[1];
     u->direction = tr__ptr(d);
+    u->on_device.direction = d;
     TR__TRY(tr__measure(u, measures[u->leaf->dtype], sums));
     tr_tensor *o = orthogonalized(d, fmax(sqrt(sums[0]), settings[EPS]), (int)settings[ITERATIONS]);
     TR__TRY(tr_status_of(o));
     u->direction = tr__ptr(o);
+    u->on_device.direction = o;
     u->factor = settings[MATCH_ADAMW] ? 0.2 * sqrt(fmax(rows, columns)) : sqrt(fmax(1, rows / columns));
     return TR_OK;
 }

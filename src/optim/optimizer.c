@@ -1,6 +1,9 @@
 #include "optim/optimizer.h"
 
+#include "tensor/kernel.h"
 #include "tensor/match.h"
+
+#include <trireme/kernels.h>
 
 #include <inttypes.h>
 #include <math.h>
@@ -28,14 +31,22 @@ const tr__type tr__optimizer_type = {"optimizer", sizeof(tr_optimizer), destroy}
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
+/* What a rule's kernels on devices are called: "sgd_step". */
+static const char *kernel_name(char name[64], const char *rule, const char *what)
+{
+    snprintf(name, 64, "%s_%s", rule, what);
+    return name;
+}
+
 static tr_status check_parameter(const tr_optimizer *o, const char *name, const tr_tensor *t)
 {
     const char *rule = o->rule->name;
     if (!tr__is_parameter(t))
         return tr__fail(TR_INVALID, "%s: \"%s\" is no parameter: a leaf that requires a gradient", rule, name);
-    if (tr__device_of(t).kind != TR_CPU)
-        return tr__fail(TR_UNSUPPORTED, "%s: \"%s\" is on %s, and there is no update for that device", rule, name,
-            tr_device_name(tr__device_of(t), (char[16]){0}));
+    char kernel[64];
+    if (tr__device_of(t).kind != TR_CPU && !tr__has_kernel(tr__device_of(t), kernel_name(kernel, rule, "step")))
+        return tr__fail(TR_UNSUPPORTED, "%s: \"%s\" is on %s, which has no kernel %s", rule, name,
+            tr_device_name(tr__device_of(t), (char[16]){0}), kernel);
     if (t->leaf->taker)
         return tr__fail(TR_STATE, "%s: another optimizer steps \"%s\" in backward, and leaves no gradient", rule, name);
     if (!o->rule->kernel[t->dtype])
@@ -252,11 +263,41 @@ static char *element(const tr_tensor *t, int64_t i)
     return (char *)tr__ptr(t) + (size_t)i * tr_dtype_size(t->dtype);
 }
 
-/* Of a stretch's elements from begin on. */
-static const void *gradients_at(const tr_optimizer *o, const tr__stretch *s, int64_t begin)
+/* Elements begin to end of t, which is flat. */
+static tr_tensor *range_of(const tr_tensor *t, int64_t begin, int64_t count)
 {
-    if (o->in_backward) return tr__ptr(o->parameters[s->first].leaf->leaf->grad); /* one parameter, whole */
-    return element(s->part->arena->gradients, begin);
+    return tr__tensor_view(t, TR_SHAPE(count), NULL, t->offset + begin);
+}
+
+static tr_step_attrs attrs_of(const tr__update *u)
+{
+    tr_step_attrs attrs = {.step = u->step, .lr = u->lr, .weight_decay = u->weight_decay, .factor = u->factor};
+    for (int i = 0; i < TR__HYPERS; i++) attrs.settings[i] = u->optimizer->settings[i];
+    return attrs;
+}
+
+/* The run as tensors; that of `gradients` begins at its first element when it is one parameter's own. */
+static tr_status show_to_device(tr__update *u, const tr__optimizer_part *part, const tr_tensor *gradients, int64_t begin)
+{
+    u->on_device.parameters = range_of(part->arena->parameters, begin, u->count);
+    u->on_device.gradients = range_of(gradients, gradients == part->arena->gradients ? begin : 0, u->count);
+    TR__TRY(tr_status_of(u->on_device.parameters));
+    TR__TRY(tr_status_of(u->on_device.gradients));
+    for (int k = 0; k < u->optimizer->n_states; k++) {
+        u->on_device.state[k] = range_of(part->state[k], begin - part->from, u->count);
+        TR__TRY(tr_status_of(u->on_device.state[k]));
+    }
+    return TR_OK;
+}
+
+static tr_status step_on_device(const tr__update *u)
+{
+    char name[64];
+    tr_step_attrs attrs = attrs_of(u);
+    const tr_tensor *inputs[] = {u->on_device.gradients, u->on_device.direction};
+    const tr_tensor *outputs[] = {u->on_device.parameters, u->on_device.state[0], u->on_device.state[1], u->on_device.state[2]};
+    return tr__run_kernel(kernel_name(name, u->optimizer->rule->name, "step"), tr__device_of(u->on_device.parameters), &attrs,
+        sizeof attrs, inputs, 2, outputs, 1 + TR__STATES);
 }
 
 static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
@@ -272,16 +313,23 @@ static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
         .optimizer = o,
         .leaf = like->leaf,
         .count = end - begin,
-        .parameters = element(parameters, begin),
-        .gradients = gradients_at(o, s, begin),
         .step = like->steps,
         .lr = o->lr * like->lr_scale,
         .weight_decay = like->weight_decay,
     };
-    for (int k = 0; k < o->n_states; k++) update.state[k] = element(part->state[k], begin - part->from);
+    const tr_tensor *gradients = o->in_backward ? like->leaf->leaf->grad : part->arena->gradients; /* one whole parameter's own */
+    bool on_cpu = tr__device_of(parameters).kind == TR_CPU;
+    if (on_cpu) {
+        update.parameters = element(parameters, begin);
+        update.gradients = element(gradients, o->in_backward ? 0 : begin);
+        for (int k = 0; k < o->n_states; k++) update.state[k] = element(part->state[k], begin - part->from);
+    } else {
+        TR__TRY(show_to_device(&update, part, gradients, begin));
+    }
     if (o->rule->prepare) TR__TRY(o->rule->prepare(&update));
     pass p = {o->rule->kernel[parameters->dtype], &update};
-    tr__pool_for(tr__pool_of(parameters), (update.count + BLOCK - 1) / BLOCK, GRAIN, run_blocks, &p);
+    if (on_cpu) tr__pool_for(tr__pool_of(parameters), (update.count + BLOCK - 1) / BLOCK, GRAIN, run_blocks, &p);
+    else TR__TRY(step_on_device(&update));
     size_t element_size = tr_dtype_size(parameters->dtype);
     tr__storage_touch(parameters->storage, (size_t)begin * element_size, (size_t)end * element_size);
     return TR_OK;
@@ -304,8 +352,23 @@ static void measure_blocks(void *arg, int64_t begin, int64_t end)
     }
 }
 
+static tr_status measure_on_device(const tr__update *u, double sums[2])
+{
+    char name[64];
+    tr_step_attrs attrs = attrs_of(u);
+    tr_device device = tr__device_of(u->on_device.parameters);
+    tr_tensor *both = tr__tensor_new(TR_SHAPE(2), TR_F64, device);
+    TR__TRY(tr_status_of(both));
+    const tr_tensor *inputs[] = {u->on_device.gradients, u->on_device.parameters};
+    const tr_tensor *outputs[] = {both, u->on_device.state[0], u->on_device.state[1], u->on_device.state[2], u->on_device.direction};
+    TR__TRY(tr__run_kernel(kernel_name(name, u->optimizer->rule->name, "measure"), device, &attrs, sizeof attrs, inputs, 2,
+        outputs, 2 + TR__STATES));
+    return tr_copy_out(both, sums, 2 * sizeof *sums);
+}
+
 tr_status tr__measure(const tr__update *update, tr__measure_kernel kernel, double sums[2])
 {
+    if (update->on_device.parameters) return measure_on_device(update, sums);
     int64_t blocks = (update->count + MEASURED - 1) / MEASURED;
     measurement m = {update, kernel, calloc((size_t)blocks, sizeof *m.sums)};
     if (!m.sums) return tr__fail(TR_NO_MEMORY, "%s: out of memory", update->optimizer->rule->name);

@@ -32,6 +32,10 @@ typedef struct tr__update {
     double weight_decay; /* 0 where there is none */
     double factor;         /* what the rule's prepare() makes of these two */
     const void *direction; /* [count], of the state's type */
+    /* The same as tensors, for the kernels of other devices than the CPU, which must not read the memory above: NULL there. */
+    struct {
+        tr_tensor *parameters, *gradients, *state[TR__STATES], *direction;
+    } on_device;
 } tr__update;
 
 /* Updates elements [begin, end) of a run. */
@@ -40,7 +44,7 @@ typedef void (*tr__update_kernel)(const tr__update *update, int64_t begin, int64
 typedef struct tr__optimizer_rule {
     const char *name;                         /* "adamw" */
     const char *state_names[TR__STATES];      /* "exp_avg"; NULL after the last */
-    tr__update_kernel kernel[TR_DTYPE_COUNT]; /* on the CPU; NULL: not for this dtype */
+    tr__update_kernel kernel[TR_DTYPE_COUNT]; /* on the CPU; NULL: not for this dtype. Other devices have NAME_step */
     /* What the kernel needs to know of the run before it starts; NULL: nothing. What it makes belongs to the innermost
      * scope. */
     tr_status (*prepare)(tr__update *update);
@@ -120,7 +124,7 @@ tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_
 bool tr__is_amount(double x);
 
 /* Two sums over all elements of a run. A kernel adds those of [begin, end) to sums; blocks and their order are fixed, so
- * that the sums do not depend on how many threads there are. */
+ * that the sums do not depend on how many threads there are. On other devices their kernel RULE_measure does it. */
 typedef void (*tr__measure_kernel)(const tr__update *update, int64_t begin, int64_t end, double sums[2]);
 tr_status tr__measure(const tr__update *update, tr__measure_kernel kernel, double sums[2]);
 /* The square of the joint norm of all gradients, those of other ranks' shards and stages among them; not finite when one of them
@@ -129,9 +133,9 @@ tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **wo
 /* The norm of each parameter's own gradient, in the order of the list; 0 where there is none. norms: [count] */
 tr_status tr__grad_norms(const tr_optimizer *o, double *norms);
 /* Scales gradients whose joint norm is `norm` so that it is at most max_norm. */
-void tr__grad_limit(const tr_optimizer *o, double norm, double max_norm);
+tr_status tr__grad_limit(const tr_optimizer *o, double norm, double max_norm);
 /* All gradients times factor. */
-void tr__grad_multiply(const tr_optimizer *o, double factor);
+tr_status tr__grad_multiply(const tr_optimizer *o, double factor);
 /* Sums of squares of n elements, in f64. */
 double tr__squares_f32(const void *x, int64_t n);
 double tr__squares_f64(const void *x, int64_t n);

@@ -83,7 +83,7 @@ static tr_status unscale(tr_grad_scaler *s, tr_optimizer *o)
     const char *worst;
     TR__TRY(tr__grad_squares(o, &squares, &worst));
     bool finite = isfinite(squares);
-    if (finite) tr__grad_multiply(o, 1 / s->scale);
+    if (finite) TR__TRY(tr__grad_multiply(o, 1 / s->scale));
     s->unscaled[s->count++] = (unscaled){tr__ref(o), finite, false};
     return TR_OK;
 }

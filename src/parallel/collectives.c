@@ -38,6 +38,9 @@ tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, tr_tens
     TR__TRY(tr_status_of(in));
     const tr_tensor *any = out ? out : in;
     if (!any) return tr__fail(TR_INVALID, "collective: no tensor");
+    if (in && out && !tr_device_equal(tr__device_of(in), tr__device_of(out)))
+        return tr__fail(TR_DEVICE, "collective: the output is on %s and the input on %s: move one with tr_to()",
+            tr_device_name(tr__device_of(out), (char[16]){0}), tr_device_name(tr__device_of(in), (char[16]){0}));
     int64_t world = tr_world_size(group), count = tr__numel(any->shape);
     /* The side that is one block says how long a block is; of an all_to_all both sides are blocks. */
     bool blocks = out ? out_blocks(kind) : in_blocks(kind);
@@ -49,7 +52,7 @@ tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, tr_tens
     if (in) TR__TRY(check("input", in, any->dtype, in_blocks(kind) ? count * world : count));
     tr_collective c = {.size = sizeof c, .kind = kind, .out = out ? tr__ptr(out) : NULL,
         .in = in ? tr__ptr(in) : NULL, .count = count, .dtype = any->dtype, .op = op, .root = rank, .peer = rank,
-        .tag = tag, .file = file, .line = line};
+        .tag = tag, .file = file, .line = line, .device = tr__device_of(any)};
     TR__TRY(tr_run_collective(group, &c));
     if (out) tr__touch(out);
     return TR_OK;

@@ -149,7 +149,7 @@ static tr_status send_bucket(ddp *d, bucket *b)
     TR__TRY(gather_bucket(d, b, apart, &from));
     const tr_collective *average = TR__IN_PLACE(TR_ALL_REDUCE, from, b->end - b->begin,
         .dtype = b->arena->gradients->dtype, .op = TR_AVG, .timeout_ms = time_left_ms(d->group, apart),
-        .tag = tr__series_tag(d->series, (int)(b - d->buckets)));
+        .tag = tr__series_tag(d->series, (int)(b - d->buckets)), .device = tr__device_of(b->arena->gradients));
     if (b == &d->buckets[d->n_buckets - 1]) return tr_run_collective(d->group, average);
     tr_work *work = tr_post(d->group, average);
     TR__TRY(tr_status_of(work));

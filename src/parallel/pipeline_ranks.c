@@ -71,7 +71,8 @@ static tr_status post(ranks_link *l, sending *s, int to, int micro)
     TR__TRY(tr_status_of(s->head_work));
     int64_t n = t ? tr__numel(t->shape) : 0;
     if (n == 0) return TR_OK;
-    s->work = tr_keep(tr_send_async(l->group, tr__ptr(t), n, .dtype = t->dtype, .peer = to, .tag = micro));
+    s->work = tr_keep(tr_send_async(l->group, tr__ptr(t), n, .dtype = t->dtype, .peer = to, .tag = micro,
+        .device = tr__device_of(t)));
     return tr_status_of(s->work);
 }
 
@@ -107,7 +108,7 @@ static tr_status receive(tr__link *link, int from, int to, int micro, tr_device 
     tr_tensor *t = tr_empty(shape, .dtype = (tr_dtype)head[DTYPE], .device = device);
     TR__TRY(tr_status_of(t));
     int64_t n = tr__numel(shape);
-    if (n) TR__TRY(tr_recv(l->group, tr__ptr(t), n, .dtype = t->dtype, .peer = from, .tag = micro));
+    if (n) TR__TRY(tr_recv(l->group, tr__ptr(t), n, .dtype = t->dtype, .peer = from, .tag = micro, .device = device));
     *out = tr_keep(t);
     return TR_OK;
 }

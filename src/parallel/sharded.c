@@ -44,7 +44,8 @@ static tr_status gather(void *self, const tr__optimizer_part *part, tr_tensor *f
         share_of(part, r, ranks, &from, &to);
         counts[r] = to - from;
     }
-    tr_status status = tr_all_gather_v(group, NULL, tr__ptr(flat), counts[rank], .out_counts = counts, .dtype = flat->dtype);
+    tr_status status = tr_all_gather_v(group, NULL, tr__ptr(flat), counts[rank], .out_counts = counts, .dtype = flat->dtype,
+        .device = tr__device_of(flat));
     free(counts);
     return status;
 }

@@ -204,7 +204,7 @@ static tr_status update(tr_trainer *t, tr_metrics_row *row)
 {
     t->common_failure = true;
     TR__TRY(tr__gradients_judge(t, row));
-    if (t->plan.clip > 0) tr__grad_limit(t->optimizer, row->grad_norm, t->plan.clip);
+    if (t->plan.clip > 0) TR__TRY(tr__grad_limit(t->optimizer, row->grad_norm, t->plan.clip));
     TR__TRY(tr_step(t->optimizer));
     t->common_failure = false;
     return TR_OK;

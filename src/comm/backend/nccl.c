@@ -347,4 +347,4 @@ static tr_status join_group(const tr__member *member, void **state)
     return tr__polled_join(&type, member, state);
 }
 
-const tr__backend tr__nccl_backend = {.name = "nccl", .join = join_group, TR__POLLED_FUNCTIONS};
+const tr__backend tr__nccl_backend = {.name = "nccl", .join = join_group, .memory = TR_CUDA, TR__POLLED_FUNCTIONS};

@@ -1,0 +1,289 @@
+/* Training on the toy (tests/device/toy.c): optimizers, clipping, DDP, models split over devices, against the CPU. */
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 2, BATCH = 24, STEPS = 5, WEIGHTS = 6 * 16 + 16 + 16 * 3 + 3 };
+
+#define OK(expression)                                                     \
+    do {                                                                   \
+        if ((expression) != TR_OK) fail_msg("%s", tr_error_message());     \
+    } while (0)
+#define TRY(expression)                                    \
+    do {                                                   \
+        tr_status try_ = (expression);                     \
+        if (try_ != TR_OK) return try_;                    \
+    } while (0)
+
+static tr_device device(const char *name)
+{
+    tr_device d;
+    OK(tr_device_parse(name, &d));
+    return d;
+}
+
+/* Where the two layers are, and what trains them. */
+typedef struct run {
+    const char *first, *second; /* devices */
+    tr_store *store;            /* NULL: one rank, without DDP */
+    int rank, ranks;
+    bool sharded, in_backward;
+    tr_status status;
+    char message[256];
+    double losses[STEPS], norms[STEPS];
+    float weights[WEIGHTS];
+} run;
+
+typedef struct two_layers {
+    tr_module *first, *second;
+} two_layers;
+
+static tr_tensor *split_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    const two_layers *s = tr_module_state(self);
+    tr_tensor *bias = tr_list_at(tr_parameters(s->second), 1);
+    tr_tensor *hidden = tr_relu(tr_forward(s->first, inputs[0]));
+    return tr_forward(s->second, tr_to(hidden, tr_device_of(bias)));
+}
+
+static tr_module *make_net(const run *r)
+{
+    tr_module *net = tr_module_new("two layers", sizeof(two_layers), split_forward);
+    two_layers *s = tr_module_state(net);
+    tr_device first, second;
+    s->first = tr_linear(6, 16, .seed = 1);
+    s->second = tr_linear(16, 3, .seed = 2);
+    tr_module_add(net, "first", s->first);
+    tr_module_add(net, "second", s->second);
+    if (tr_device_parse(r->first, &first) != TR_OK || tr_device_parse(r->second, &second) != TR_OK ||
+        tr_module_to(s->first, first) != TR_OK || tr_module_to(s->second, second) != TR_OK)
+        return tr_module_fail(TR_DEVICE, "%s", tr_error_message());
+    return net;
+}
+
+static tr_status train(run *r)
+{
+    TR_SCOPE;
+    tr_group *group = r->store ? tr_join(.store = r->store, .rank = r->rank, .world_size = r->ranks) : NULL;
+    tr_module *net = make_net(r);
+    TRY(tr_status_of(net));
+    tr_module *model = group ? tr_ddp(net, group, .bucket_mb = 1e-4) : net;
+    TRY(tr_status_of(model));
+    tr_optimizer *opt = tr_sgd(tr_parameters(net), .lr = 0.1, .momentum = 0.9, .weight_decay = 1e-3);
+    if (r->sharded) TRY(tr_shard_optimizer(opt, group));
+    if (r->in_backward) TRY(tr_step_in_backward(opt, true));
+    tr_device first, second;
+    TRY(tr_device_parse(r->first, &first));
+    TRY(tr_device_parse(r->second, &second));
+    tr_tensor *all = tr_randn(50, TR_SHAPE(BATCH, 6)), *labels = tr_argmax(tr_slice(all, 1, 0, 3), 1);
+    int64_t rows = BATCH / r->ranks, at = rows * r->rank;
+    tr_tensor *x = tr_to(tr_slice(all, 0, at, at + rows), first), *y = tr_to(tr_slice(labels, 0, at, at + rows), second);
+    for (int step = 0; step < STEPS; step++) {
+        TR_SCOPE;
+        tr_zero_grad(opt);
+        tr_tensor *loss = tr_cross_entropy(tr_forward(model, x), y);
+        TRY(tr_backward(loss));
+        r->losses[step] = tr_item(loss);
+        if (!r->in_backward) TRY(tr_clip_grad_norm(opt, 0.5, &r->norms[step]));
+        TRY(tr_step(opt));
+    }
+    size_t count = 0;
+    for (int i = 0; i < 4; i++) {
+        tr_tensor *p = tr_list_at(tr_parameters(net), i);
+        TRY(tr_copy_out(p, r->weights + count, (size_t)tr_numel(p) * sizeof(float)));
+        count += (size_t)tr_numel(p);
+    }
+    return group ? tr_leave(group) : TR_OK;
+}
+
+static void *run_one(void *arg)
+{
+    run *r = arg;
+    r->status = train(r);
+    if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
+    return NULL;
+}
+
+static void assert_alike(const run *got, const run *expected)
+{
+    if (got->status != TR_OK) fail_msg("%s", got->message);
+    for (int i = 0; i < STEPS && got->ranks == expected->ranks; i++) {
+        assert_true(fabs(got->losses[i] - expected->losses[i]) < 1e-5);
+        assert_true(fabs(got->norms[i] - expected->norms[i]) < 1e-5);
+    }
+    for (int i = 0; i < WEIGHTS; i++)
+        if (!(fabsf(got->weights[i] - expected->weights[i]) < 2e-5f))
+            fail_msg("weight %d is %g, not %g", i, (double)got->weights[i], (double)expected->weights[i]);
+}
+
+static run on_cpu(bool in_backward)
+{
+    run r = {.first = "cpu", .second = "cpu", .ranks = 1, .in_backward = in_backward};
+    run_one(&r);
+    if (r.status != TR_OK) fail_msg("%s", r.message);
+    return r;
+}
+
+static void an_mlp_has_the_losses_of_the_cpu(void **state)
+{
+    (void)state;
+    run expected = on_cpu(false), r = {.first = "toy:0", .second = "toy:0", .ranks = 1};
+    run_one(&r);
+    assert_alike(&r, &expected);
+    assert_true(r.losses[STEPS - 1] < r.losses[0]);
+}
+
+static void an_optimizer_steps_in_backward(void **state)
+{
+    (void)state;
+    run expected = on_cpu(true), r = {.first = "toy:1", .second = "toy:1", .ranks = 1, .in_backward = true};
+    run_one(&r);
+    assert_alike(&r, &expected);
+}
+
+static void a_model_may_be_split_over_devices(void **state)
+{
+    (void)state;
+    run expected = on_cpu(false), r = {.first = "toy:0", .second = "toy:1", .ranks = 1};
+    run_one(&r);
+    assert_alike(&r, &expected);
+    run mixed = {.first = "cpu", .second = "toy:1", .ranks = 1};
+    run_one(&mixed);
+    assert_alike(&mixed, &expected);
+}
+
+static void run_ranks(run *ranks)
+{
+    TR_SCOPE;
+    pthread_t threads[RANKS];
+    tr_store *store = tr_store_memory();
+    for (int i = 0; i < RANKS; i++) {
+        ranks[i].store = store;
+        ranks[i].rank = i;
+        ranks[i].ranks = RANKS;
+        assert_int_equal(pthread_create(&threads[i], NULL, run_one, &ranks[i]), 0);
+    }
+    for (int i = 0; i < RANKS; i++) pthread_join(threads[i], NULL);
+}
+
+static void ddp_over_two_devices_is_like_one_rank(void **state)
+{
+    (void)state;
+    run expected = on_cpu(false);
+    for (int sharded = 0; sharded < 2; sharded++) {
+        run ranks[RANKS] = {{.first = "toy:0", .second = "toy:0", .sharded = sharded},
+            {.first = "toy:1", .second = "toy:1", .sharded = sharded}};
+        run_ranks(ranks);
+        for (int i = 0; i < RANKS; i++) assert_alike(&ranks[i], &expected);
+        assert_memory_equal(ranks[0].weights, ranks[1].weights, sizeof ranks->weights);
+    }
+    run hybrid[RANKS] = {{.first = "toy:0", .second = "toy:1"}, {.first = "toy:1", .second = "toy:0"}};
+    run_ranks(hybrid);
+    for (int i = 0; i < RANKS; i++) assert_alike(&hybrid[i], &expected);
+}
+
+static void gradients_are_scaled_and_unscaled(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *w = tr_require_grad(tr_full(2, TR_SHAPE(3), .device = device("toy:0")));
+    tr_tensor_list *list = tr_list();
+    OK(tr_list_add(list, "w", w));
+    tr_optimizer *opt = tr_sgd(list, .lr = 1);
+    tr_grad_scaler *scaler = tr_grad_scaler_new(.scale = 1024);
+    OK(tr_backward(tr_scale_loss(scaler, tr_sum(tr_mul(w, w), TR_ALL_DIMS))));
+    bool finite = false;
+    OK(tr_unscale_grad(scaler, opt, &finite));
+    assert_true(finite);
+    OK(tr_scaled_step(scaler, opt));
+    assert_true(tr_item(tr_slice(w, 0, 0, 1)) == 2 - 4);
+    assert_true(tr_update_scale(scaler));
+
+    OK(tr_fill(w, INFINITY));
+    tr_zero_grad(opt);
+    OK(tr_backward(tr_scale_loss(scaler, tr_sum(tr_mul(w, w), TR_ALL_DIMS))));
+    OK(tr_unscale_grad(scaler, opt, &finite));
+    assert_false(finite);
+}
+
+static void an_optimizer_without_a_kernel_says_so(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_linear(2, 2, .seed = 1);
+    OK(tr_module_to(net, device("toy:0")));
+    assert_int_equal(tr_status_of(tr_adamw(tr_parameters(net))), TR_UNSUPPORTED);
+    assert_non_null(strstr(tr_error_message(), "is on toy:0, which has no kernel adamw_step"));
+}
+
+/* Buffers of a device by hand: in place, in blocks, of unequal lengths, to and from a rank. */
+static tr_status collectives(run *r)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = r->store, .rank = r->rank, .world_size = r->ranks);
+    tr_device at;
+    TRY(tr_status_of(group));
+    TRY(tr_device_parse(r->first, &at));
+    tr_tensor *x = tr_full(r->rank + 1, TR_SHAPE(100), .device = at), *both = tr_zeros(TR_SHAPE(200), .device = at);
+    for (int i = 0; i < 5; i++) TRY(tr_all_reduce_tensor(group, x, TR_SUM)); /* 3, 6, 12, 24, 48 */
+    if (tr_item(tr_slice(x, 0, 99, 100)) != 48) return tr_fail(TR_INTERNAL, "all_reduce gave %g", tr_item(tr_slice(x, 0, 99, 100)));
+    TRY(tr_fill(x, r->rank + 5));
+    TRY(tr_all_gather_tensor(group, x, both));
+    if (fabs(tr_item(tr_mean(both, TR_ALL_DIMS)) - 5.5) > 1e-4) return tr_fail(TR_INTERNAL, "all_gather gave %g", tr_item(tr_mean(both, TR_ALL_DIMS)));
+    TRY(tr_reduce_scatter_tensor(group, both, x, TR_SUM));
+    if (tr_item(tr_slice(x, 0, 0, 1)) != 2 * (r->rank + 5)) return tr_fail(TR_INTERNAL, "reduce_scatter");
+    if (r->rank == 0) TRY(tr_send_tensor(group, x, 1, 0));
+    else TRY(tr_recv_tensor(group, x, 0, 0));
+    if (tr_item(tr_slice(x, 0, 50, 51)) != 10) return tr_fail(TR_INTERNAL, "recv gave %g", tr_item(tr_slice(x, 0, 50, 51)));
+    tr_tensor *elsewhere = tr_zeros(TR_SHAPE(200));
+    if (tr_all_gather_tensor(group, x, elsewhere) != TR_DEVICE) return tr_fail(TR_INTERNAL, "two devices in a collective");
+    return tr_leave(group);
+}
+
+static void *collect(void *arg)
+{
+    run *r = arg;
+    r->status = collectives(r);
+    if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
+    return NULL;
+}
+
+static void collectives_stage_the_memory_of_devices(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    pthread_t threads[RANKS];
+    run ranks[RANKS] = {{.first = "toy:0"}, {.first = "toy:1"}};
+    tr_store *store = tr_store_memory();
+    for (int i = 0; i < RANKS; i++) {
+        ranks[i].store = store;
+        ranks[i].rank = i;
+        ranks[i].ranks = RANKS;
+        assert_int_equal(pthread_create(&threads[i], NULL, collect, &ranks[i]), 0);
+    }
+    for (int i = 0; i < RANKS; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < RANKS; i++)
+        if (ranks[i].status != TR_OK) fail_msg("rank %d: %s", i, ranks[i].message);
+}
+
+int main(void)
+{
+    setenv("TRIREME_PLUGINS", TOY, 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_mlp_has_the_losses_of_the_cpu),
+        cmocka_unit_test(an_optimizer_steps_in_backward),
+        cmocka_unit_test(a_model_may_be_split_over_devices),
+        cmocka_unit_test(ddp_over_two_devices_is_like_one_rank),
+        cmocka_unit_test(gradients_are_scaled_and_unscaled),
+        cmocka_unit_test(an_optimizer_without_a_kernel_says_so),
+        cmocka_unit_test(collectives_stage_the_memory_of_devices),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
