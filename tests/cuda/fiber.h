@@ -1,0 +1,35 @@
+/*
+ * Fibers: stacks that one thread of the host switches between, with a guard below each. Switches go between the
+ * thread's own stack and a fiber, and are told to AddressSanitizer and ThreadSanitizer.
+ */
+#ifndef TR_TEST_CUDA_FIBER_H
+#define TR_TEST_CUDA_FIBER_H
+
+#include <stddef.h>
+
+namespace tr_emulator {
+
+struct fiber {
+    void *stack_pointer = nullptr; /* while it does not run */
+    char *stack = nullptr;         /* its lowest usable byte */
+    size_t bytes = 0;
+    void *fake_stack = nullptr;    /* AddressSanitizer's */
+    void *sanitizer = nullptr;     /* ThreadSanitizer's */
+};
+
+/* For the thread's own stack: nothing but a place for what a switch saves. */
+void fiber_of_thread(fiber *f);
+/* A stack on which `entry`, which never returns, runs at the first switch. false: no memory. */
+bool fiber_make(fiber *f);
+void fiber_start(fiber *f, void (*entry)());
+void fiber_free(fiber *f);
+/* Goes on with `to`; returns when something switches back. */
+void fiber_switch(fiber *from, fiber *to);
+/* The first call of a fiber's entry: what it came from is `from`. */
+void fiber_entered(fiber *from);
+/* What the stack held is given up: it is used again, or freed, without having returned. */
+void fiber_abandon(fiber *f);
+
+} /* namespace tr_emulator */
+
+#endif
