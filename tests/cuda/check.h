@@ -1,15 +1,18 @@
 /*
- * What the tests of the emulator share. A test is a cmocka program in a .cu file.
+ * What the tests of the emulator share. A test is a cmocka program in a .cu file; test_kernels.cu is one for nvcc, too.
  */
 #ifndef TR_TEST_CUDA_CHECK_H
 #define TR_TEST_CUDA_CHECK_H
 
-#include "cudart.h"
 #include "portable.h"
+#ifdef TR_CUDA_EMULATED
+#include "cudart.h"
+#endif
 
 #include <initializer_list>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <string>
 #include <vector>
 
 extern "C" {
@@ -40,6 +43,7 @@ struct device_array {
     }
 };
 
+#ifdef TR_CUDA_EMULATED
 /* Waits, expects a failure whose text holds all of these, and makes the device whole again. */
 inline void assert_failure(std::initializer_list<const char *> texts)
 {
@@ -48,5 +52,6 @@ inline void assert_failure(std::initializer_list<const char *> texts)
     for (const char *part : texts)
         if (text.find(part) == std::string::npos) fail_msg("\"%s\" lacks \"%s\"", text.c_str(), part);
 }
+#endif
 
 #endif

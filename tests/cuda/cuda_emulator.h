@@ -145,47 +145,19 @@ T shuffle(const char *name, unsigned mask, T value, unsigned source, site at)
     return mine.result;
 }
 
-/* f(values of the lanes, lanes) is the same for every lane. */
-template <typename T, typename R, R (*F)(const T *, unsigned)>
-R vote(const char *name, unsigned mask, T value, site at)
+/* The lanes that pass true. */
+inline unsigned ballot(const char *name, unsigned mask, int p, site at)
 {
-    struct part { T value; R result; } mine = {value, R()};
+    exchange<unsigned> mine = {p ? 1u : 0u, 0, 0};
     warp_operation(name, [](void *const slots[32], unsigned lanes) {
-        T values[32] = {};
+        unsigned set = 0;
         for (unsigned i = 0; i < 32; i++)
-            if (lanes >> i & 1) values[i] = static_cast<part *>(slots[i])->value;
-        const R result = F(values, lanes);
+            if (lanes >> i & 1) set |= static_cast<exchange<unsigned> *>(slots[i])->value << i;
         for (unsigned i = 0; i < 32; i++)
-            if (lanes >> i & 1) static_cast<part *>(slots[i])->result = result;
+            if (lanes >> i & 1) static_cast<exchange<unsigned> *>(slots[i])->result = set;
     }, mask, &mine, at);
     return mine.result;
 }
-
-inline unsigned ballot_of(const int p[32], unsigned lanes)
-{
-    unsigned set = 0;
-    for (unsigned i = 0; i < 32; i++) set |= (lanes >> i & 1 && p[i] ? 1u : 0u) << i;
-    return set;
-}
-
-template <typename T, typename Operation>
-T reduce_of(const T value[32], unsigned lanes)
-{
-    T total = value[__builtin_ctz(lanes)];
-    for (unsigned i = static_cast<unsigned>(__builtin_ctz(lanes)) + 1; i < 32; i++)
-        if (lanes >> i & 1) total = Operation::of(total, value[i]);
-    return total;
-}
-
-#define TR_OPERATION(name, expression) \
-    struct name { template <typename T> static T of(T a, T b) { return static_cast<T>(expression); } };
-TR_OPERATION(reduce_add, a + b)
-TR_OPERATION(reduce_min, b < a ? b : a)
-TR_OPERATION(reduce_max, a < b ? b : a)
-TR_OPERATION(reduce_and, a & b)
-TR_OPERATION(reduce_or, a | b)
-TR_OPERATION(reduce_xor, a ^ b)
-#undef TR_OPERATION
 
 void load_matrices(unsigned *r, int count, bool transposed, const void *row, TR_SITE);
 
@@ -257,17 +229,17 @@ inline void __syncwarp(unsigned mask = ~0u, TR_SITE)
 
 inline unsigned __ballot_sync(unsigned mask, int p, TR_SITE)
 {
-    return tr_emulator::vote<int, unsigned, tr_emulator::ballot_of>("__ballot_sync", mask, p, at);
+    return tr_emulator::ballot("__ballot_sync", mask, p, at);
 }
 
 inline int __any_sync(unsigned mask, int p, TR_SITE)
 {
-    return tr_emulator::vote<int, unsigned, tr_emulator::ballot_of>("__any_sync", mask, p, at) != 0;
+    return tr_emulator::ballot("__any_sync", mask, p, at) != 0;
 }
 
 inline int __all_sync(unsigned mask, int p, TR_SITE)
 {
-    return tr_emulator::vote<int, unsigned, tr_emulator::ballot_of>("__all_sync", mask, !p, at) == 0;
+    return tr_emulator::ballot("__all_sync", mask, !p, at) == 0;
 }
 
 /* The lanes that hold the same value as this one. */
@@ -285,17 +257,6 @@ unsigned __match_any_sync(unsigned mask, T value, TR_SITE)
     }, mask, &mine, at);
     return mine.source;
 }
-
-#define TR_REDUCE(name, type)                                                                                     \
-    inline type __reduce_##name##_sync(unsigned mask, type value, TR_SITE)                                        \
-    {                                                                                                             \
-        return tr_emulator::vote<type, type, tr_emulator::reduce_of<type, tr_emulator::reduce_##name>>(           \
-            "__reduce_" #name "_sync", mask, value, at);                                                          \
-    }
-TR_REDUCE(add, int) TR_REDUCE(min, int) TR_REDUCE(max, int)
-TR_REDUCE(add, unsigned) TR_REDUCE(min, unsigned) TR_REDUCE(max, unsigned)
-TR_REDUCE(and, unsigned) TR_REDUCE(or, unsigned) TR_REDUCE(xor, unsigned)
-#undef TR_REDUCE
 
 /* ---- Atomics: real ones, for kernels of several host threads may share memory ------------------------------------ */
 
