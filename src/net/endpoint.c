@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -303,6 +304,10 @@ static tr_status make_parts(tr__endpoint *e)
     e->page = (tr__endpoint_page *)e->blocks->memory;
     e->page->magic = TR__SHM_MAGIC;
     e->page->version = TR__SHM_VERSION;
+    if (getrandom(&e->nonce, sizeof e->nonce, 0) != (ssize_t)sizeof e->nonce)
+        return tr__fail_errno(TR_IO, errno, "group '%s': no random number", e->name);
+    e->page->nonce = e->nonce;
+    e->page->nonce_at = (uintptr_t)&e->nonce;
     tr__endpoint_settle(e, e->rank, e->world_size);
     return TR_OK;
 }

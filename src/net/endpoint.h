@@ -6,6 +6,7 @@
  *   endpoint.c          making and ending one; the groups attached to it; their control blocks
  *   endpoint_monitor.c  the thread, and what comes and goes on the sockets
  *   endpoint_memory.c   our segments that peers know of, and theirs that are mapped here
+ *   endpoint_cross.c    reading and writing peers' memory that is not shared, through the kernel
  *
  * How the sockets come about is the rendezvous's business (comm/transport/shm_join.c).
  */
@@ -25,7 +26,7 @@ enum { TR__COOKIE = 16, TR__COOKIE_TEXT = 2 * TR__COOKIE + 1 };
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 5 }; /* "TRM1" */
+enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 6 }; /* "TRM1" */
 
 /* HELLO is the first. SEGMENT, BLOCKS (memory for control blocks) and UNMAP concern the endpoint, all others a group. SEGMENT,
  * BLOCKS, STREAMS (a channel) and SHOWN (a carrier's memory) carry a descriptor, unless both live in one process. */
@@ -75,6 +76,8 @@ typedef struct tr__endpoint_page {
     uint32_t magic, version;
     int32_t rank, world_size;
     atomic_uint ended;           /* it reads no more */
+    atomic_uint crosses;         /* it can read and write the memory of all its peers; what that is, endpoint_cross.c says */
+    uint64_t nonce, nonce_at;    /* a random number, which its process has at that address of its own memory */
     tr__shm_post_count counts[]; /* [world_size] */
 } tr__endpoint_page;
 
@@ -133,6 +136,8 @@ typedef struct tr__endpoint {
     tr__endpoint_peer *peers; /* [world_size], ourselves included */
     tr__endpoint_page *page; /* our own; the beginning of our first memory for blocks */
     size_t page_bytes, block_bytes;
+    uint64_t nonce;          /* our own */
+    bool crosses;            /* all peers can read and write each other's memory: alike on all of them */
     int users;               /* groups that have not ended here: under `hearing` */
 
     pthread_mutex_t hearing; /* the monitor deals with what it has read; groups come and go. Comes before `lock`. */
@@ -227,6 +232,17 @@ tr_status tr__endpoint_mapped(tr__endpoint *e, int peer, const tr__shm_message *
 void tr__endpoint_unmapped(tr__endpoint *e, tr__endpoint_peer *peer, uint64_t id);
 /* Under the lock: a mapping that a thread which has been busy since a version may use; NULL: none of that number. */
 const tr__shm_mapping *tr__endpoint_mapping(const tr__endpoint_peer *peer, uint64_t id, uint64_t since);
+
+/* ---- endpoint_cross.c -------------------------------------------------------------------------------------------- */
+
+/* Tries whether the kernel lets us read and write the memory of all peers, and says so in our page. All are connected. */
+void tr__endpoint_probe(tr__endpoint *e);
+/* All peers have probed: takes note of what they said. */
+void tr__endpoint_agree(tr__endpoint *e);
+/* Copies memory of a peer's, which lies at that address there. An errno: ESRCH: its process has ended; EFAULT: part of it is not
+ * there, at the peer or here. Some of the bytes may have been copied. */
+int tr__endpoint_read(const tr__endpoint *e, int peer, uint64_t from, size_t bytes, void *to);
+int tr__endpoint_write(const tr__endpoint *e, int peer, uint64_t to, size_t bytes, const void *from);
 
 /* This thread uses mappings of the group's members: what they take back meanwhile stays. */
 static inline void tr__attachment_busy(tr__attachment *a)

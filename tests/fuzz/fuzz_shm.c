@@ -107,7 +107,7 @@ static tr_collective choose(peer *p, uint8_t which, uint8_t how)
 static void go_along(const peer *p, uint8_t how)
 {
     tr__shm_control *theirs = p->control;
-    uint32_t way = how & 1 ? (how & 8 ? TR__SHM_SHARED : 0) : TR__SHM_INLINED;
+    uint32_t way = how & 1 ? (how & 8 ? TR__SHM_PLACED : 0) : TR__SHM_INLINED;
     tr__shm_slot *slot = &theirs->slots[1];
     tr__signature s;
     *theirs = (tr__shm_control){.magic = TR__SHM_MAGIC, .rank = 1, .world_size = 2};

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "hosts.h"
+#include "refusals.h"
 #include "spaces.h"
 
 #include <arpa/inet.h>
@@ -33,6 +34,7 @@ tr_status join_and_run(rank *r, const job *j, rank_body body)
     TR_SCOPE;
     const char *space = j->setting.spaces ? j->setting.spaces[r->number] : NULL;
     if (space && !space_enter(space)) return tr_fail(TR_IO, "cannot enter the network namespace %s", space);
+    if (j->setting.refused >> r->number & 1 && !refuse_cross_memory()) return tr_fail(TR_IO, "cannot refuse calls of the kernel");
     r->store = open_store(r, j);
     if (j->setting.hosts) r->store = store_on_host(r->store, j->setting.hosts[r->number]);
     TRY(tr_status_of(r->store));

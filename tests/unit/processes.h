@@ -41,6 +41,7 @@ typedef struct setting {
     bool encrypt;              /* the same; with a token */
     const char *host;          /* with .spaces: where rank 0 serves the store */
     const char *const *spaces; /* the network namespace of each rank */
+    unsigned refused;          /* ranks, a bit each, that cannot read other processes' memory */
     const int *hosts;          /* or a pretended host for each; NULL: all are on this one */
 } setting;
 

@@ -1,6 +1,7 @@
 /* Every collective with threads as ranks, against what a plain loop says: all types, operations, roots and buffers, in
  * place and not, blocks of equal and of different lengths. ctest: timeout=240 */
 #include "comm_ranks.h"
+#include "refusals.h"
 
 #include <stdlib.h>
 
@@ -159,13 +160,20 @@ static void collectives_do_what_they_say(void **state)
     }
 }
 
-/* Many chunks through the staging areas, a whole number of them and not. */
+/* Many chunks, a whole number of them and not. */
 static void long_buffers_pass_in_chunks(void **state)
 {
     (void)state;
     static const int64_t counts[] = {65536, 400001, -1};
     for (int world = 2; world <= 3; world++)
         for (buffer_kind kind = 0; kind < KINDS; kind++) run(world, run_plan, &(plan){kind, counts, false});
+}
+
+/* The last test: from now on private buffers are staged. */
+static void long_buffers_are_staged(void **state)
+{
+    assert_true(refuse_cross_memory());
+    long_buffers_pass_in_chunks(state);
 }
 
 /* ---- Blocks of different lengths --------------------------------------------------------------------------------- */
@@ -419,6 +427,7 @@ int main(void)
         cmocka_unit_test(bytes_of_any_length_are_exchanged),
         cmocka_unit_test(bytes_without_a_place_are_refused),
         cmocka_unit_test(wrong_arguments_leave_the_group_whole),
+        cmocka_unit_test(long_buffers_are_staged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -252,13 +252,14 @@ static void look_for_no_buffer(rank *r)
     if (r->number == 0) {
         const tr__shm_place nowhere = {.segment = 1234567};
         int64_t long_ago = tr__now_ns() - (TIMEOUT_MS + 1) * (int64_t)1000000;
-        char *memory, byte;
-        CHECK(tr__shm_find(t, &(tr__shm_call){.began = long_ago, .timeout_ms = TIMEOUT_MS}, 1, nowhere, 1, &memory) ==
+        tr__shm_view view;
+        char byte;
+        CHECK(tr__shm_find(t, &(tr__shm_call){.began = long_ago, .timeout_ms = TIMEOUT_MS}, 1, nowhere, 1, &view) ==
               TR_TIMEOUT);
         SAYS("did not show its buffer within 600 s");
         CHECK(tr__shm_fetch(t, 1, nowhere, 1, &byte, long_ago, TIMEOUT_MS) == TR_TIMEOUT);
         tr__shm_call fresh = {.timeout_ms = 1};
-        CHECK(tr__shm_find(t, &fresh, 1, nowhere, 1, &memory) == TR_TIMEOUT);
+        CHECK(tr__shm_find(t, &fresh, 1, nowhere, 1, &view) == TR_TIMEOUT);
         CHECK(fresh.began); /* what else this call waits for has less time left */
         atomic_store(&t->control->stuck.buffer, 0);
     }

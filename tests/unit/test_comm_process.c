@@ -86,6 +86,7 @@ static void processes_share_data(void **state)
 {
     (void)state;
     for (int world = 2; world <= 4; world++) run_job(world, move_data, NULL);
+    run_job_in(&(setting){.refused = 7}, 3, move_data, NULL);
 }
 
 /* ---- Nothing is left --------------------------------------------------------------------------------------------- */
@@ -133,12 +134,12 @@ static void nothing_is_left_behind(void **state)
 /* ---- Killed ranks ------------------------------------------------------------------------------------------------ */
 
 /* What ranks do over and over until it fails. */
-typedef enum activity { TINY, INLINE, STAGED, REGISTERED, BROADCAST, MEETING, POSTED, IDLE, ACTIVITIES } activity;
+typedef enum activity { TINY, INLINE, PRIVATE_DATA, REGISTERED, BROADCAST, MEETING, POSTED, IDLE, ACTIVITIES } activity;
 
 static const char *const words[ACTIVITIES] = {
     [TINY] = "all_reduce #",
     [INLINE] = "all_reduce #",
-    [STAGED] = "all_reduce #",
+    [PRIVATE_DATA] = "all_reduce #",
     [REGISTERED] = "all_reduce #",
     [BROADCAST] = "broadcast #",
     [MEETING] = "barrier #",
@@ -151,7 +152,7 @@ static tr_status act(rank *r, activity a, float *private_data, float *shared_dat
     switch (a) {
     case TINY: return tr_all_reduce(r->group, private_data, 1);
     case INLINE: return tr_all_reduce(r->group, private_data, 1000);
-    case STAGED: return tr_all_reduce(r->group, private_data, n);
+    case PRIVATE_DATA: return tr_all_reduce(r->group, private_data, n);
     case REGISTERED: return tr_all_reduce(r->group, shared_data, n);
     case BROADCAST: return tr_broadcast(r->group, private_data, n);
     case POSTED: {
@@ -193,10 +194,10 @@ static void check_survivors(const job *j, int victim, const char *during, int64_
         if (i != victim) check_survivor(j, i, victim, killed, (const char *[]){") died", during, __FILE__ ":"});
 }
 
-static void kill_one(int world, int victim, activity a, int delay_us)
+static void kill_one(const setting *s, int world, int victim, activity a, int delay_us)
 {
     job j;
-    int64_t killed = kill_one_of(&j, &(setting){0}, world, victim, act_until_it_fails, &a, delay_us);
+    int64_t killed = kill_one_of(&j, s, world, victim, act_until_it_fails, &a, delay_us);
     check_survivors(&j, victim, words[a], killed);
     finish(&j);
 }
@@ -206,9 +207,10 @@ static void a_killed_rank_is_named_by_all_others(void **state)
     (void)state;
     static const int delays[] = {0, 300, 1700};
     for (activity a = 0; a < ACTIVITIES; a++) {
-        for (int d = 0; d < 3; d++) kill_one(2, d % 2, a, delays[d]);
-        kill_one(4, (int)a % 4, a, delays[a % 3]);
+        for (int d = 0; d < 3; d++) kill_one(&(setting){0}, 2, d % 2, a, delays[d]);
+        kill_one(&(setting){0}, 4, (int)a % 4, a, delays[a % 3]);
     }
+    for (int d = 0; d < 3; d++) kill_one(&(setting){.refused = 7}, 3, d, d % 2 ? BROADCAST : PRIVATE_DATA, delays[d]);
 }
 
 /* Dies in the middle of joining: the others may not wait for ever. */
@@ -353,10 +355,10 @@ static tr_status act_with_a_timeout(rank *r)
     return status;
 }
 
-static void stop_one(int world, int victim, const void *shared)
+static void stop_one(const setting *s, int world, int victim, const void *shared)
 {
     job j;
-    stop_one_of(&j, &(setting){0}, world, victim, act_with_a_timeout, shared);
+    stop_one_of(&j, s, world, victim, act_with_a_timeout, shared);
     char name[64];
     snprintf(name, sizeof name, "rank %d (pid %ld)", victim, (long)j.ranks[victim].pid);
     int timeouts = 0;
@@ -372,9 +374,10 @@ static void stop_one(int world, int victim, const void *shared)
 static void a_stopped_rank_is_a_timeout(void **state)
 {
     (void)state;
-    stop_one(2, 1, NULL);
-    stop_one(2, 0, "shared");
-    stop_one(3, 1, "shared");
+    stop_one(&(setting){0}, 2, 1, NULL);
+    stop_one(&(setting){.refused = 3}, 2, 1, NULL);
+    stop_one(&(setting){0}, 2, 0, "shared");
+    stop_one(&(setting){0}, 3, 1, "shared");
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -401,7 +404,7 @@ static void a_rank_without_shared_memory_is_an_error_everywhere(void **state)
     (void)state;
     for (int world = 2; world <= 3; world++) {
         job j;
-        start_job(&j, world, run_out_of_memory, NULL);
+        start_job_in(&j, &(setting){.refused = 7}, world, run_out_of_memory, NULL);
         for (int i = 0; i < world; i++) reap(&j, i);
         char name[64];
         snprintf(name, sizeof name, "rank 1 (pid %d) gave up group 'world': ", (int)j.ranks[1].pid);

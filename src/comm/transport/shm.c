@@ -130,8 +130,9 @@ static tr_status make_tables(tr__shm *t)
     t->peers = calloc(world, sizeof *t->peers);
     t->in = calloc(world, sizeof *t->in);
     t->out = calloc(world, sizeof *t->out);
+    t->views = calloc(world, sizeof *t->views);
     t->stagings = calloc(world, sizeof *t->stagings);
-    if (!t->peers || !t->in || !t->out || !t->stagings)
+    if (!t->peers || !t->in || !t->out || !t->views || !t->stagings)
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
     return tr__shm_p2p_new(t);
 }
@@ -242,11 +243,14 @@ tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
     TR__TRY(tr__shm_connect(t, meeting, cards));
     TR__TRY(tr__shm_begin(t));
     if (!t->tcp) TR__TRY(tr__rendezvous_use(meeting)); /* else when those of other hosts are connected, too */
+    tr__endpoint_probe(t->endpoint);
     /* Nobody may leave, and take its memory along, before all have mapped it. */
     tr__shm_call joining = {.timeout_ms = tr__rendezvous_rest_ms(meeting)};
     tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
     tr_status status = tr__shm_await(t, &joining, TR__SHM_DONE, t->steps, -1);
-    return status == TR_OK ? TR_OK : tr__shm_break(t);
+    if (status != TR_OK) return tr__shm_break(t);
+    tr__endpoint_agree(t->endpoint);
+    return TR_OK;
 }
 
 /* ---- A group within another -------------------------------------------------------------------------------------- */
@@ -344,7 +348,9 @@ void tr__shm_close(tr__shm *t)
     free(t->peers);
     free(t->in);
     free(t->out);
+    free(t->views);
     free(t->stagings);
+    tr__pages_free(t->scratch, TR__SHM_SCRATCH);
     free(t->places);
     tr__failure_clear(&t->failure);
     free(t);

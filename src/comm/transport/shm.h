@@ -9,7 +9,8 @@
  *   shm_call.c       running a collective: signatures, small messages
  *   shm_fold.c       all_reduce, reduce, reduce_scatter
  *   shm_pull.c       broadcast, gathers, scatters, all_to_alls
- *   shm_stage.c      the staging areas that private buffers pass through
+ *   shm_cross.c      private buffers of peers, read and written through the kernel
+ *   shm_stage.c      the staging areas that other private buffers pass through
  *   shm_p2p.h        send and recv: shm_channel.c, shm_p2p.c, shm_p2p_run.c
  */
 #ifndef TR_COMM_TRANSPORT_SHM_H
@@ -35,9 +36,11 @@ enum {
     TR__SHM_TINY = 32,          /* bytes that travel in its cache line */
     TR__SHM_CHUNK = 256 << 10,  /* of a buffer that passes through the staging area */
     TR__SHM_RING = 4,           /* chunks that the staging area holds */
+    TR__SHM_CROSS = 64 << 10,   /* from so many bytes on a private buffer is read and written where it lies, if the kernel allows it */
+    TR__SHM_SCRATCH = 256 << 10, /* what is folded of such buffers at a time, of all ranks together: fits a second cache */
 };
 
-/* Where a buffer is that the peers may map. */
+/* Where a buffer is: in a segment that the peers may map, or (0) at an address in its rank's own memory. */
 typedef struct tr__shm_place {
     uint64_t segment, offset;
 } tr__shm_place;
@@ -60,7 +63,7 @@ typedef struct tr__shm_slot {
     tr__shm_words call;
     union {
         struct {
-            tr__shm_place in; /* with TR__SHM_SHARED */
+            tr__shm_place in; /* with TR__SHM_PLACED */
             union {
                 tr__shm_place out; /* of an all_reduce, or at a reduce's root */
                 struct {
@@ -77,8 +80,8 @@ typedef struct tr__shm_slot {
     _Alignas(TR__CACHE_LINE) unsigned char data[TR__SHM_INLINE];
 } tr__shm_slot;
 
-/* The signature's bits; the input can be mapped, with the output where that matters; the input is in the slot. */
-enum { TR__SHM_WHAT = 0xffffff, TR__SHM_SHARED = 1 << 24, TR__SHM_INLINED = 1 << 25 };
+/* The signature's bits; the input can be reached where it lies, with the output where that matters; the input is in the slot. */
+enum { TR__SHM_WHAT = 0xffffff, TR__SHM_PLACED = 1 << 24, TR__SHM_INLINED = 1 << 25 };
 
 /* A send or receive, for peers that report: the latest, and the one before. */
 typedef struct tr__shm_transfer {
@@ -108,11 +111,13 @@ typedef struct tr__shm_control {
     uint32_t magic;
     int32_t rank, world_size;
     atomic_uchar gave_up;                        /* not 0: the group is broken for its rank, which has said why or will */
+    atomic_uchar withdrew;                       /* not 0: a call has failed there, and its buffers are the program's again */
     _Alignas(TR__CACHE_LINE) atomic_uint bell;   /* futex word: its rank sleeps on it, peers and its monitor ring it */
     atomic_int waits_for;                        /* the rank (+ 1) that should ring; 0: awake */
     tr__shm_stuck stuck;
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t finished; /* the latest collective that is done */
     _Atomic uint64_t failed;                            /* the whole call, of several hosts, that its rank failed in */
+    _Alignas(TR__CACHE_LINE) atomic_uint crossing;      /* it is reading or writing a peer's private memory */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t filled;   /* steps: own data is in the staging area */
     _Atomic uint64_t staging;                           /* the segment that is the staging area */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t done;     /* steps: own share of the work is done */
@@ -138,6 +143,17 @@ static inline tr__shm_block *tr__shm_table(tr__shm_control *control, int world_s
 }
 
 /* ---- What a rank keeps for itself -------------------------------------------------------------------------------- */
+
+/* A peer's buffer: mapped here, or NULL and at an address in its own memory. */
+typedef struct tr__shm_view {
+    char *memory;
+    uint64_t address;
+} tr__shm_view;
+
+/* A rank's buffers in a fold: the beginning of our block, and where its results go; out is nowhere (both 0) if not there. */
+typedef struct tr__shm_fold_views {
+    tr__shm_view in, out;
+} tr__shm_fold_views;
 
 typedef struct tr__shm_channel tr__shm_channel;
 typedef struct tr__shm_p2p tr__shm_p2p;
@@ -194,6 +210,8 @@ typedef struct tr__shm {
     char *staging;
     const void **in;             /* [world_size], for kernels */
     void **out;
+    tr__shm_fold_views *views;   /* [world_size] */
+    char *scratch;               /* TR__SHM_SCRATCH bytes; NULL: not needed yet */
     char **stagings;             /* [world_size]: the ranks' staging areas */
 } tr__shm;
 
@@ -212,7 +230,7 @@ typedef struct tr__shm_call {
     int timeout_ms;
     size_t size;     /* of an element */
     size_t bytes;    /* of the input; of a _V kind of ours, else of anyone's */
-    uint32_t way;    /* TR__SHM_INLINED, TR__SHM_SHARED or 0, how our input is published */
+    uint32_t way;    /* TR__SHM_INLINED, TR__SHM_PLACED or 0, how our input is published */
     bool filled;     /* our first chunk is in the staging area already */
     bool streams;    /* copies of whole blocks go past the caches */
     int64_t began;   /* when the first wait that took long did; 0: none yet */
@@ -282,8 +300,8 @@ extern const tr__attached tr__shm_attached;
 /* Is [memory, memory + bytes) in a segment of ours? Then says where, and tells the peers of the segment if they do
  * not know it yet. */
 tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place, bool *shared);
-/* The address here of a place of a peer; waits until its segment has come. */
-tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, char **memory);
+/* What a place of a peer is here; waits until its segment has come. */
+tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, tr__shm_view *view);
 /* As show and find, of any thread: place->segment is 0 for memory that is not shared; copies out what a peer shows.
  * began: since when the call waits; 0: it did not yet. */
 tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place);
@@ -375,6 +393,14 @@ bool tr__shm_publishes(const tr_collective *c, int rank);
 /* What a rank has put in its slot. */
 char *tr__shm_inline(const tr__shm *t, const tr__shm_call *call, int rank);
 
+/* ---- shm_cross.c ------------------------------------------------------------------------------------------------- */
+
+/* Copies a rank's private memory, or writes to it. */
+tr_status tr__shm_read(tr__shm *t, const tr__shm_call *call, int rank, uint64_t from, size_t bytes, void *to);
+tr_status tr__shm_write(tr__shm *t, const tr__shm_call *call, int rank, uint64_t to, size_t bytes, const void *from);
+/* A call has failed here. Its buffers are the program's when this returns: nobody reads or writes them any more. */
+void tr__shm_withdraw(tr__shm *t);
+
 /* ---- shm_stage.c ------------------------------------------------------------------------------------------------- */
 
 /* Makes our staging area at its first use and lets the peers find it. */
@@ -396,7 +422,7 @@ tr__shm_piece tr__shm_piece_at(const tr__shm *t, const tr__shm_call *call, tr__r
 /* ---- shm_fold.c -------------------------------------------------------------------------------------------------- */
 
 void tr__shm_fold_inline(tr__shm *t, tr__shm_call *call);
-tr_status tr__shm_fold_shared(tr__shm *t, tr__shm_call *call);
+tr_status tr__shm_fold_placed(tr__shm *t, tr__shm_call *call);
 tr_status tr__shm_fold_staged(tr__shm *t, tr__shm_call *call);
 /* Puts a chunk into the staging area; that of index 0 may go there before the call is entered. */
 void tr__shm_fold_fill(tr__shm *t, tr__shm_call *call, int64_t index);

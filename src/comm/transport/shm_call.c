@@ -100,7 +100,17 @@ static void copy_inline(tr__shm *t, const tr__shm_call *call)
     }
 }
 
-/* Large data: where the peers can map it, if they can. */
+/* The place of a buffer, if the peers can reach it there. */
+static tr_status place(tr__shm *t, const tr__shm_call *call, const void *buffer, size_t bytes, tr__shm_place *place, bool *placed)
+{
+    TR__TRY(tr__shm_show(t, buffer, bytes, place, placed));
+    if (*placed || !t->endpoint->crosses || call->bytes < TR__SHM_CROSS) return TR_OK;
+    *placed = true;
+    *place = (tr__shm_place){.offset = (uintptr_t)buffer};
+    return TR_OK;
+}
+
+/* Large data: where the peers can reach it, if they can. */
 static tr_status show(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
 {
     const tr_collective *c = call->c;
@@ -111,12 +121,12 @@ static tr_status show(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
         if (end > bytes) bytes = end;
     }
     if (c->kind == TR_ALL_TO_ALL && c->in == c->out) return TR_OK; /* what others shall read is written to */
-    TR__TRY(tr__shm_show(t, c->in, bytes, &slot->in, &in));
+    TR__TRY(place(t, call, c->in, bytes, &slot->in, &in));
     if (in && writes && tr__collective_gets(c, t->rank)) {
         slot->out = slot->in;
-        if (c->out != c->in) TR__TRY(tr__shm_show(t, c->out, call->bytes, &slot->out, &out));
+        if (c->out != c->in) TR__TRY(place(t, call, c->out, call->bytes, &slot->out, &out));
     }
-    if (in && out) call->way = TR__SHM_SHARED;
+    if (in && out) call->way = TR__SHM_PLACED;
     return TR_OK;
 }
 
@@ -224,36 +234,38 @@ static tr_status mismatch(tr__shm *t, const tr__shm_call *call)
     return tr__call_mismatch(t->group, t->peers[0].rank, &a, t->peers[other].rank, &b);
 }
 
-/* Also finds out whether the buffers of all ranks can be mapped. */
-static tr_status compare(tr__shm *t, tr__shm_call *call, bool *shared)
+/* Also finds out whether the buffers of all ranks can be reached where they lie. */
+static tr_status compare(tr__shm *t, tr__shm_call *call, bool *placed)
 {
     tr__shm_slot *own = slot_of(t->control, call->sequence);
-    *shared = true;
+    *placed = true;
     for (int rank = 0; rank < t->world_size; rank++) {
         tr__shm_slot *slot = slot_of(t->peers[rank].control, call->sequence);
         if (!same_call(own, slot, call->whole)) return mismatch(t, call);
-        if (!(atomic_load_explicit(&slot->call.what, memory_order_relaxed) & TR__SHM_SHARED)) *shared = false;
+        if (!(atomic_load_explicit(&slot->call.what, memory_order_relaxed) & TR__SHM_PLACED)) *placed = false;
     }
     return TR_OK;
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-static tr_status move(tr__shm *t, tr__shm_call *call, bool shared)
+static tr_status move(tr__shm *t, tr__shm_call *call, bool placed)
 {
     if (call->c->kind == TR_BARRIER) return TR_OK;
     if (!call->kind->reduces) return tr__shm_pull(t, call);
-    if (!goes_inline(call)) return shared ? tr__shm_fold_shared(t, call) : tr__shm_fold_staged(t, call);
+    if (!goes_inline(call)) return placed ? tr__shm_fold_placed(t, call) : tr__shm_fold_staged(t, call);
     if (call->bytes) tr__shm_fold_inline(t, call);
     return TR_OK;
 }
 
 static tr_status run(tr__shm *t, tr__shm_call *call)
 {
-    bool shared;
-    TR__TRY(enter(t, call));
-    TR__TRY(compare(t, call, &shared));
-    return move(t, call, shared);
+    bool placed;
+    tr_status status = enter(t, call);
+    if (status == TR_OK) status = compare(t, call, &placed);
+    if (status == TR_OK) status = move(t, call, placed);
+    if (status != TR_OK) tr__shm_withdraw(t);
+    return status;
 }
 
 void tr__shm_finish(tr__shm *t, uint64_t sequence)

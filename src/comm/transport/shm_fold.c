@@ -4,8 +4,9 @@
  *
  * Inline: everyone folds what it needs from the slots by itself.
  *
- * Shared: every rank has mapped every buffer. Rank r folds block r of all inputs into the outputs, in place: each byte
- * is read once and written once, by one rank.
+ * Placed: every rank can reach every buffer where it lies. Rank r folds block r of all inputs into the outputs: each byte is read
+ * once and written once, by one rank. Of buffers that are mapped, that is one pass. Private ones are read, folded and written in
+ * pieces through a scratch that stays in the second cache. Nobody else touches block r meanwhile, so it may all be in place.
  *
  * Staged: of each chunk a rank copies the pieces that the others fold into its own staging area (fill), folds its own
  * piece from the others' areas and its private memory into its private memory and its own area (fold), and copies the
@@ -53,38 +54,77 @@ void tr__shm_fold_inline(tr__shm *t, tr__shm_call *call)
     fold(t, call, 1, tr__collective_bytes(call->c));
 }
 
-/* ---- Shared ------------------------------------------------------------------------------------------------------ */
+/* ---- Placed ------------------------------------------------------------------------------------------------------ */
 
-/* Where the buffers of a rank are in this process; *out is NULL for one that we do not write to. */
-static tr_status find_buffers(tr__shm *t, tr__shm_call *call, int rank, char **in, char **out)
+static tr__shm_view beyond(tr__shm_view view, size_t bytes)
+{
+    return (tr__shm_view){view.memory ? view.memory + bytes : NULL, view.address + bytes};
+}
+
+/* Where the buffers of a rank are. */
+static tr_status find_buffers(tr__shm *t, tr__shm_call *call, int rank, size_t begin)
 {
     const tr_collective *c = call->c;
     bool own = rank == t->rank, writes = call->kind->in_blocks ? own : tr__collective_gets(c, rank);
-    *in = (char *)c->in;
-    *out = writes ? c->out : NULL;
-    if (own) return TR_OK;
-    const tr__shm_slot *slot = &t->peers[rank].control->slots[call->sequence & 1];
-    tr__shm_place in_place = slot->in, out_place = slot->out;
-    TR__TRY(tr__shm_find(t, call, rank, in_place, call->bytes, in));
-    if (!writes) return TR_OK;
-    *out = *in;
-    if (out_place.segment == in_place.segment && out_place.offset == in_place.offset) return TR_OK;
-    return tr__shm_find(t, call, rank, out_place, call->bytes, out);
+    tr__shm_view in = {.memory = (char *)c->in}, out = {.memory = c->out};
+    if (!own) {
+        const tr__shm_slot *slot = &t->peers[rank].control->slots[call->sequence & 1];
+        tr__shm_place in_place = slot->in, out_place = slot->out;
+        TR__TRY(tr__shm_find(t, call, rank, in_place, call->bytes, &in));
+        bool same = out_place.segment == in_place.segment && out_place.offset == in_place.offset;
+        out = in;
+        if (writes && !same) TR__TRY(tr__shm_find(t, call, rank, out_place, call->bytes, &out));
+    }
+    t->views[rank] = (tr__shm_fold_views){.in = beyond(in, begin)};
+    if (writes) t->views[rank].out = beyond(out, place_in_output(t, call, begin));
+    return TR_OK;
 }
 
-tr_status tr__shm_fold_shared(tr__shm *t, tr__shm_call *call)
+/* Bytes that are folded at a time: all, if all is mapped. */
+static tr_status piece_bytes(tr__shm *t, size_t bytes, size_t *piece)
+{
+    bool mapped = true;
+    *piece = bytes;
+    for (int rank = 0; rank < t->world_size; rank++)
+        mapped &= t->views[rank].in.memory && (t->views[rank].out.memory || !t->views[rank].out.address);
+    if (mapped) return TR_OK;
+    if (!t->scratch) t->scratch = tr__pages_alloc(TR__SHM_SCRATCH);
+    if (!t->scratch) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to fold private buffers", t->group);
+    *piece = TR__SHM_SCRATCH / (size_t)t->world_size / TR__CACHE_LINE * TR__CACHE_LINE;
+    return TR_OK;
+}
+
+/* Reads what is private, each rank from another one first, folds, and writes what is private. */
+static tr_status fold_piece(tr__shm *t, const tr__shm_call *call, size_t begin, size_t bytes, size_t piece)
+{
+    int outs = 0;
+    for (int i = 0; i < t->world_size; i++) {
+        int rank = (t->rank + i) % t->world_size;
+        tr__shm_view in = beyond(t->views[rank].in, begin), out = t->views[rank].out;
+        char *scratch = in.memory ? NULL : t->scratch + (size_t)rank * piece;
+        if (scratch) TR__TRY(tr__shm_read(t, call, rank, in.address, bytes, scratch));
+        t->in[rank] = scratch ? scratch : in.memory;
+        if (out.memory) t->out[outs++] = out.memory + begin;
+    }
+    if (!outs) t->out[outs++] = t->scratch + (size_t)t->rank * piece; /* our own input is not read */
+    fold(t, call, outs, bytes);
+    for (int i = 1; i < t->world_size; i++) {
+        int rank = (t->rank + i) % t->world_size;
+        tr__shm_view out = t->views[rank].out;
+        if (!out.memory && out.address) TR__TRY(tr__shm_write(t, call, rank, out.address + begin, bytes, t->out[0]));
+    }
+    return TR_OK;
+}
+
+tr_status tr__shm_fold_placed(tr__shm *t, tr__shm_call *call)
 {
     tr__range block = block_of(t, call, t->rank);
-    size_t begin = (size_t)block.begin * call->size;
-    int outs = 0;
-    for (int rank = 0; rank < t->world_size; rank++) {
-        char *in, *out;
-        TR__TRY(find_buffers(t, call, rank, &in, &out));
-        t->in[rank] = in + begin;
-        if (out) t->out[outs++] = out + place_in_output(t, call, begin);
-    }
+    size_t begin = (size_t)block.begin * call->size, bytes = (size_t)(block.end - block.begin) * call->size, piece;
+    for (int rank = 0; rank < t->world_size; rank++) TR__TRY(find_buffers(t, call, rank, begin));
+    TR__TRY(piece_bytes(t, bytes, &piece));
     __builtin_prefetch(&t->control->done, 1);
-    fold(t, call, outs, (size_t)(block.end - block.begin) * call->size);
+    for (size_t at = 0; at < bytes; at += piece)
+        TR__TRY(fold_piece(t, call, at, bytes - at < piece ? bytes - at : piece, piece));
     tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
     return tr__shm_await(t, call, TR__SHM_DONE, t->steps, -1);
 }

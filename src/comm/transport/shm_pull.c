@@ -1,6 +1,6 @@
 /*
  * broadcast, gathers, scatters and all_to_alls: givers publish their input, and everyone copies the blocks that it gets
- * out of it. Each giver's way is its own: inline in its slot, mapped where it is, or through its staging area.
+ * out of it. Each giver's way is its own: inline in its slot, where it lies, or through its staging area.
  *
  * Staged, a giver fills chunk i while the others pull chunk i - 1. fill(i) takes the place of chunk i - 4 in the ring
  * when all have pulled that. A giver whose memory or staging area is read waits at the end until all have done so.
@@ -15,12 +15,12 @@ static const tr__shm_slot *slot_of(const tr__shm *t, const tr__shm_call *call, i
     return &t->peers[rank].control->slots[call->sequence & 1];
 }
 
-typedef enum way { INLINE, SHARED, STAGED } way;
+typedef enum way { INLINE, PLACED, STAGED } way;
 
 static way way_of(const tr__shm *t, const tr__shm_call *call, int rank)
 {
     uint32_t what = atomic_load_explicit(&slot_of(t, call, rank)->call.what, memory_order_relaxed);
-    return what & TR__SHM_INLINED ? INLINE : what & TR__SHM_SHARED ? SHARED : STAGED;
+    return what & TR__SHM_INLINED ? INLINE : what & TR__SHM_PLACED ? PLACED : STAGED;
 }
 
 /* Does the rank read what another one gives? */
@@ -135,7 +135,7 @@ static tr_status pull_staged(tr__shm *t, tr__shm_call *call, int64_t chunks)
     return TR_OK;
 }
 
-/* ---- Inline and shared ------------------------------------------------------------------------------------------- */
+/* ---- Inline and in place ----------------------------------------------------------------------------------------- */
 
 static void copy(const tr__shm_call *call, char *to, const char *from, size_t bytes)
 {
@@ -166,17 +166,19 @@ static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
     size_t bytes = (size_t)(to.end - to.begin) * call->size;
     if (w == STAGED || !bytes) return TR_OK;
     size_t begin = (size_t)given(t, call, from).offset * call->size;
-    char *memory;
-    if (w == SHARED) {
+    char *out = (char *)call->c->out + (size_t)to.begin * call->size;
+    tr__shm_view view = {0};
+    if (w == PLACED) {
         tr__shm_place place = slot_of(t, call, from)->in;
         place.offset += begin;
-        TR__TRY(tr__shm_find(t, call, from, place, bytes, &memory));
+        TR__TRY(tr__shm_find(t, call, from, place, bytes, &view));
+        if (!view.memory) return tr__shm_read(t, call, from, view.address, bytes, out);
     } else {
         if (bytes > TR__SHM_INLINE || begin > TR__SHM_INLINE - bytes)
             return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a block beyond its slot", from, t->peers[from].pid);
-        memory = tr__shm_inline(t, call, from) + begin;
+        view.memory = tr__shm_inline(t, call, from) + begin;
     }
-    copy(call, (char *)call->c->out + (size_t)to.begin * call->size, memory, bytes);
+    copy(call, out, view.memory, bytes);
     return TR_OK;
 }
 
@@ -195,14 +197,14 @@ static void keep_own(const tr__shm *t, const tr__shm_call *call)
 tr_status tr__shm_pull(tr__shm *t, tr__shm_call *call)
 {
     const tr_collective *c = call->c;
-    bool shared = false, checks = call->kind->variable && c->kind != TR_ALL_GATHER_V;
+    bool placed = false, checks = call->kind->variable && c->kind != TR_ALL_GATHER_V;
     int64_t chunks = 0;
     if (checks) TR__TRY(check_blocks(t, call));
     for (int rank = 0; rank < t->world_size; rank++) {
         if (!tr__shm_publishes(c, rank)) continue;
         way w = way_of(t, call, rank);
         int64_t staged = w == STAGED ? tr__shm_chunks(t, call, longest_of(t, call, rank)) : 0;
-        shared |= w == SHARED;
+        placed |= w == PLACED;
         if (staged > chunks) chunks = staged;
     }
     call->streams = exceeds_cache(t, call);
@@ -213,7 +215,7 @@ tr_status tr__shm_pull(tr__shm *t, tr__shm_call *call)
         if (gets_from(t, call, from)) TR__TRY(pull_block(t, call, from));
     }
     /* A rank that found a wrong count has failed by now, and lets nobody pass. */
-    if (shared || checks) tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
+    if (placed || checks) tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
     bool is_read = tr__shm_publishes(c, t->rank) && way_of(t, call, t->rank) != INLINE;
     if (!checks && !is_read) return TR_OK;
     return tr__shm_await(t, call, TR__SHM_DONE, t->steps, call->kind->to_root && !checks ? c->root : -1);

@@ -99,15 +99,17 @@ static tr_status place_in(const tr__shm_peer *peer, const tr__shm_mapping *mappi
     return TR_OK;
 }
 
-tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, char **memory)
+tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, tr__shm_view *view)
 {
     tr__shm_peer *peer = &t->peers[rank];
+    *view = (tr__shm_view){.address = place.offset};
+    if (!place.segment && t->endpoint->crosses) return TR_OK;
     uint64_t version = atomic_load(&t->endpoint->version); /* nothing is unmapped while a collective runs */
     if (peer->seen.id != place.segment || peer->seen_version != version) {
         TR__TRY(look_up(t, &call->began, call->timeout_ms, peer, place.segment, &peer->seen));
         peer->seen_version = version;
     }
-    return place_in(peer, &peer->seen, place, bytes, memory);
+    return place_in(peer, &peer->seen, place, bytes, &view->memory);
 }
 
 tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int64_t began,

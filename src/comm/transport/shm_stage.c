@@ -43,7 +43,10 @@ tr_status tr__shm_stage_find(tr__shm *t, tr__shm_call *call, int rank)
 {
     if (rank == t->rank) return TR_OK;
     tr__shm_place place = {.segment = atomic_load(&t->peers[rank].control->staging)};
-    return tr__shm_find(t, call, rank, place, area_bytes(t), &t->stagings[rank]);
+    tr__shm_view view;
+    TR__TRY(tr__shm_find(t, call, rank, place, area_bytes(t), &view));
+    t->stagings[rank] = view.memory;
+    return TR_OK;
 }
 
 size_t tr__shm_piece_bytes(const tr__shm *t, const tr__shm_call *call)

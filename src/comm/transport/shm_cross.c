@@ -1,0 +1,81 @@
+/*
+ * Private buffers of peers, where the kernel lets all ranks of the host read and write each other's memory (net/endpoint_cross.c).
+ * A call may fail on one rank while another still works, and then the program may use its buffers for something else. So
+ * whoever crosses over says so first, and then looks whether the other has withdrawn; who withdraws says so first, and then
+ * waits until nobody is crossing. Nobody is stopped in the middle of it for long, as a copy is one call of the kernel.
+ */
+#include "base/clock.h"
+#include "comm/transport/shm.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+
+enum {
+    PIECE = 1 << 20,            /* what is copied at a time */
+    WITHDRAW_NS = 500000000,    /* the longest that a rank waits for those that cross: one may be stopped */
+};
+
+/* The rank has died, or given the call up: the reason is known or on its way. */
+static tr_status lost(tr__shm *t, const tr__shm_call *call, const tr__shm_peer *peer)
+{
+    TR__TRY(tr__shm_await_reason(t, call->timeout_ms));
+    return tr__fail(TR_PEER, "rank %d (pid %ld) gave up in the middle of a call", peer->rank, peer->pid);
+}
+
+static bool reads(const tr__shm *t, int rank, uint64_t address)
+{
+    char byte;
+    return tr__endpoint_read(t->endpoint, t->attachment->members[rank], address, 1, &byte) == 0;
+}
+
+/* Part of the piece is not there, at the peer or here: no memory is missing that reads. */
+static tr_status fault(tr__shm *t, int rank, uint64_t address, size_t bytes, const char *verb, int error)
+{
+    const tr__shm_peer *peer = &t->peers[rank];
+    bool theirs = !reads(t, rank, address) || !reads(t, rank, address + bytes - 1);
+    for (size_t at = TR__PAGE; at < bytes && !theirs; at += TR__PAGE) theirs = !reads(t, rank, address + at);
+    if (!theirs && verb[0] == 'r')
+        return tr__fail_errno(TR_INVALID, error, "rank %d: its own buffer cannot be written to", t->peers[t->rank].rank);
+    return tr__fail_errno(TR_PEER, error, "rank %d (pid %ld): %zu bytes of its buffer, at 0x%" PRIx64 ", cannot be %s; is it "
+        "freed or unmapped while the call runs?", peer->rank, peer->pid, bytes, address, verb);
+}
+
+static tr_status cross(tr__shm *t, const tr__shm_call *call, int rank, uint64_t address, size_t bytes, char *to, const char *from)
+{
+    tr__shm_peer *peer = &t->peers[rank];
+    int place = t->attachment->members[rank];
+    for (size_t at = 0; at < bytes; at += PIECE) {
+        size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
+        int error = ESRCH;
+        atomic_store(&t->control->crossing, 1);
+        if (!atomic_load(&peer->control->withdrew) && !atomic_load(&peer->gone))
+            error = to ? tr__endpoint_read(t->endpoint, place, address + at, piece, to + at)
+                       : tr__endpoint_write(t->endpoint, place, address + at, piece, from + at);
+        atomic_store_explicit(&t->control->crossing, 0, memory_order_release);
+        if (error == ESRCH) return lost(t, call, peer);
+        if (error) return fault(t, rank, address + at, piece, to ? "read" : "written", error);
+    }
+    return TR_OK;
+}
+
+tr_status tr__shm_read(tr__shm *t, const tr__shm_call *call, int rank, uint64_t from, size_t bytes, void *to)
+{
+    return cross(t, call, rank, from, bytes, to, NULL);
+}
+
+tr_status tr__shm_write(tr__shm *t, const tr__shm_call *call, int rank, uint64_t to, size_t bytes, const void *from)
+{
+    return cross(t, call, rank, to, bytes, NULL, from);
+}
+
+void tr__shm_withdraw(tr__shm *t)
+{
+    int64_t until = tr__now_ns() + WITHDRAW_NS;
+    atomic_store(&t->control->withdrew, 1);
+    for (int rank = 0; rank < t->world_size; rank++) {
+        const tr__shm_peer *peer = &t->peers[rank];
+        if (rank == t->rank) continue;
+        while (atomic_load(&peer->control->crossing) && !atomic_load(&peer->gone) && tr__now_ns() < until) sched_yield();
+    }
+}

@@ -1,0 +1,292 @@
+/*
+ * Private buffers that ranks of a host read and write where they lie, and what happens where the kernel forbids that, where a
+ * buffer is not there, and where a call has failed on one side only. Ranks are processes.
+ *
+ * ctest: serial
+ */
+#include "base/clock.h"
+#include "comm/backend/backend.h"
+#include "comm/group.h"
+#include "comm/transport/shm.h"
+#include "processes.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SAYS(words) CHECK(strstr(tr_error_message(), words))
+
+static tr__shm *transport_of(const rank *r)
+{
+    tr__shm *shm;
+    struct tr__tcp *tcp;
+    tr__native_transports(r->group->state, &shm, &tcp);
+    return shm;
+}
+
+/* ---- Data -------------------------------------------------------------------------------------------------------- */
+
+typedef enum buffers { PRIVATE, SHARED_IN, SHARED_OUT, SHARED_AT_ODD_RANKS, BUFFERS } buffers;
+
+static bool shares(const rank *r, buffers b, bool out)
+{
+    return b == SHARED_AT_ODD_RANKS ? r->number % 2 : b == (out ? SHARED_OUT : SHARED_IN);
+}
+
+/* What rank `from` gives as element i: sums of them are rounded, so their order shows. */
+static float given(int from, int64_t i)
+{
+    return 1.0f / (float)(1 + i % 4099) + (float)(from * 3 + 1) / 7;
+}
+
+static float sum(const rank *r, int64_t i)
+{
+    float s = given(0, i);
+    for (int from = 1; from < r->world; from++) s += given(from, i);
+    return s;
+}
+
+/* Element i of what this rank gets; blocks are of `count` elements. */
+static float wanted(const rank *r, const tr_collective *c, int64_t count, int64_t i)
+{
+    int64_t block = i / count, within = i % count;
+    switch (c->kind) {
+    case TR_ALL_REDUCE:
+    case TR_REDUCE: return sum(r, i);
+    case TR_REDUCE_SCATTER: return sum(r, r->number * count + i);
+    case TR_BROADCAST: return given(c->root, i);
+    case TR_SCATTER:
+    case TR_SCATTER_V: return given(c->root, r->number * count + i);
+    case TR_ALL_TO_ALL:
+    case TR_ALL_TO_ALL_V: return given((int)block, r->number * count + within);
+    default: return given((int)block, within);
+    }
+}
+
+typedef struct memory {
+    buffers buffers;
+    float *in, *out;
+} memory;
+
+static tr_status call(rank *r, const memory *m, tr_collective_kind kind, int64_t count, bool in_place)
+{
+    const tr__kind *k = tr__kind_of(kind);
+    int64_t counts[RANKS_MOST], ins = k->in_blocks ? r->world * count : count, outs = k->out_blocks ? r->world * count : count;
+    for (int i = 0; i < RANKS_MOST; i++) counts[i] = count;
+    float *in = in_place ? m->out : m->in, *out = m->out;
+    if (in_place && k->out_blocks && !k->in_blocks) in = out + r->number * count;
+    if (in_place && k->in_blocks && !k->out_blocks) out = in + r->number * count;
+    tr_collective c = {.size = sizeof c, .kind = kind, .in = in, .out = out, .count = count, .root = 1,
+        .in_counts = k->variable ? counts : NULL, .out_counts = k->variable ? counts : NULL, .file = __FILE__, .line = __LINE__};
+    for (int64_t i = 0; i < r->world * count; i++) m->out[i] = -1;
+    for (int64_t i = 0; i < ins; i++) in[i] = given(r->number, i);
+    TRY(tr_run_collective(r->group, &c));
+    for (int64_t i = 0; i < outs && tr__collective_gets(&c, r->number); i++)
+        if (out[i] != wanted(r, &c, count, i))
+            return tr_fail(TR_INTERNAL, "kind %d, count %d, buffers %d%s: %g at %d, not %g", (int)kind, (int)count, (int)m->buffers,
+                in_place ? ", in place" : "", (double)out[i], (int)i, (double)wanted(r, &c, count, i));
+    return TR_OK;
+}
+
+static tr_status call_all(rank *r, const memory *m, int64_t count)
+{
+    for (tr_collective_kind kind = TR_ALL_REDUCE; kind <= TR_ALL_TO_ALL_V; kind++)
+        for (int in_place = 0; in_place < 2; in_place++)
+            if (!in_place || !tr__kind_of(kind)->variable) TRY(call(r, m, kind, count, in_place));
+    return TR_OK;
+}
+
+/* Every kind, with blocks that take no whole number of lines, pages or pieces; then the bits are those of a fold by rank. */
+static tr_status move_data(rank *r)
+{
+    static const int64_t counts[] = {TR__SHM_CROSS / 4 + 3, 50021, 300007};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (buffers b = 0; b < BUFFERS; b++) {
+            size_t bytes = (size_t)(r->world * counts[i]) * sizeof(float);
+            memory m = {b, shares(r, b, false) ? tr_shared_alloc(bytes) : malloc(bytes),
+                shares(r, b, true) ? tr_shared_alloc(bytes) : malloc(bytes)};
+            CHECK(m.in && m.out);
+            TRY(call_all(r, &m, counts[i]));
+            if (shares(r, b, false)) tr_shared_free(m.in); else free(m.in);
+            if (shares(r, b, true)) tr_shared_free(m.out); else free(m.out);
+        }
+    return TR_OK;
+}
+
+/* An all_to_all in place is staged in any case. */
+static tr_status reach_each_other(rank *r)
+{
+    enum { COUNT = 300007 };
+    static float x[COUNT];
+    TRY(tr_all_reduce(r->group, x, COUNT));
+    CHECK(transport_of(r)->endpoint->crosses && !transport_of(r)->staging);
+    TRY(move_data(r));
+    return tr_leave(r->group);
+}
+
+static tr_status go_round(rank *r)
+{
+    TRY(move_data(r));
+    CHECK(!transport_of(r)->endpoint->crosses && transport_of(r)->staging);
+    return tr_leave(r->group);
+}
+
+static void private_buffers_take_one_copy(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 4; world++) run_job(world, reach_each_other, NULL);
+}
+
+/* All the same on every rank, also where it is one that cannot. */
+static void what_the_kernel_forbids_is_staged(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.refused = 7}, 3, go_round, NULL);
+    run_job_in(&(setting){.refused = 2}, 3, go_round, NULL);
+}
+
+/* ---- Buffers that are not there ---------------------------------------------------------------------------------- */
+
+enum { HOLED = 1 << 20 }; /* bytes of a buffer whose first half is not there, at rank 1 */
+
+/* Buffers of an all_reduce: in and out have a hole at rank 1. */
+typedef struct holes {
+    bool in, out;
+    const char *says;
+} holes;
+
+static float *map_buffer(bool with_hole)
+{
+    char *x = mmap(NULL, HOLED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (x == MAP_FAILED || (with_hole && mprotect(x, HOLED / 2, PROT_NONE) != 0)) return NULL;
+    return (float *)x;
+}
+
+/* Rank 0 folds the first half, and cannot. */
+static tr_status reduce_with_holes(rank *r)
+{
+    const holes *h = r->arg;
+    float *in = map_buffer(h->in && r->number == 1), *out = map_buffer(h->out && r->number == 1);
+    CHECK(in && out);
+    return tr_all_reduce(r->group, out, HOLED / 4, .in = in);
+}
+
+/* Rank 1 is the getter. */
+static tr_status broadcast_into_a_hole(rank *r)
+{
+    float *x = map_buffer(r->number == 1);
+    CHECK(x);
+    return tr_broadcast(r->group, x, HOLED / 4);
+}
+
+static void check_holes(rank_body body, const void *arg, tr_status own, const char *words)
+{
+    job j;
+    start_job(&j, 2, body, arg);
+    for (int i = 0; i < 2; i++) reap(&j, i);
+    for (int i = 0; i < 2; i++) {
+        bool said = strstr(j.posts[i].text, words) && (strstr(j.posts[i].text, "rank 1 (pid ") || strstr(j.posts[i].text, "rank 1: "));
+        if (j.posts[i].status != TR_PEER && !(i == 1 && j.posts[i].status == own)) said = false;
+        if (!said) fail_msg("rank %d: '%s' (%s), not '%s'", i, j.posts[i].text, tr_status_name(j.posts[i].status), words);
+    }
+    finish(&j);
+}
+
+static void a_buffer_that_is_not_there_is_an_error_of_its_rank(void **state)
+{
+    (void)state;
+    check_holes(reduce_with_holes, &(holes){.in = true}, TR_PEER, "cannot be read");
+    check_holes(reduce_with_holes, &(holes){.out = true}, TR_PEER, "cannot be written");
+    check_holes(broadcast_into_a_hole, NULL, TR_INVALID, "its own buffer cannot be written to");
+}
+
+/* ---- One side has failed ----------------------------------------------------------------------------------------- */
+
+static tr_status expect_lost(rank *r, tr__shm *t, uint64_t address, char *byte)
+{
+    const tr__shm_call joining = {.timeout_ms = 50};
+    *byte = 7;
+    CHECK(tr__shm_read(t, &joining, 1, address, 1, byte) == TR_PEER && *byte == 7);
+    SAYS("gave up in the middle of a call");
+    CHECK(tr__shm_write(t, &joining, 1, address, 1, byte) == TR_PEER);
+    CHECK(r->number == 0);
+    return TR_OK;
+}
+
+/* Rank 0 has the address of a byte of rank 1's. A process that has another nonce there is not the peer; a peer that has withdrawn
+ * uses its buffer for something else. */
+static tr_status read_what_is_gone(rank *r)
+{
+    static char byte = 3;
+    uint64_t addresses[RANKS_MOST], own = (uintptr_t)&byte;
+    TRY(tr_all_gather(r->group, &own, addresses, 1, .dtype = TR_I64));
+    tr__shm *t = transport_of(r);
+    if (r->number == 0) {
+        const tr__shm_call joining = {.timeout_ms = 50};
+        char got = 0;
+        tr__endpoint_page *page = t->peers[1].link->page;
+        TRY(tr__shm_read(t, &joining, 1, addresses[1], 1, &got));
+        CHECK(got == 3);
+        page->nonce++;
+        CHECK(tr__endpoint_read(t->endpoint, 1, addresses[1], 1, &got) == ESRCH);
+        page->nonce--;
+        atomic_store(&t->peers[1].control->withdrew, 1);
+        TRY(expect_lost(r, t, addresses[1], &got));
+        atomic_store(&t->peers[1].control->withdrew, 0);
+    }
+    TRY(tr_barrier(r->group));
+    CHECK(byte == 3);
+    return tr_leave(r->group);
+}
+
+static void only_the_peer_itself_is_read(void **state)
+{
+    (void)state;
+    run_job(2, read_what_is_gone, NULL);
+}
+
+/* Rank 1 is in the middle of reading while rank 0's call fails: rank 0 does not return before rank 1 is done. */
+static tr_status fail_under_a_reader(rank *r)
+{
+    static float x[TR__SHM_CROSS];
+    tr__shm *t = transport_of(r);
+    TRY(tr_barrier(r->group));
+    if (r->number == 0) {
+        tr_status status = tr_all_reduce(r->group, x, TR__SHM_CROSS, .timeout_ms = 300);
+        CHECK(status == TR_TIMEOUT && atomic_load(&r->post->turns) == 1);
+        return TR_OK;
+    }
+    atomic_store(&t->control->crossing, 1);
+    while (!atomic_load(&t->peers[0].control->withdrew)) usleep(1000);
+    usleep(20000);
+    atomic_store(&r->post[-1].turns, 1);
+    atomic_store(&t->control->crossing, 0);
+    return TR_OK;
+}
+
+static void a_call_fails_when_nobody_reads_its_buffers_any_more(void **state)
+{
+    (void)state;
+    run_job(2, fail_under_a_reader, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(private_buffers_take_one_copy),
+        cmocka_unit_test(what_the_kernel_forbids_is_staged),
+        cmocka_unit_test(a_buffer_that_is_not_there_is_an_error_of_its_rank),
+        cmocka_unit_test(only_the_peer_itself_is_read),
+        cmocka_unit_test(a_call_fails_when_nobody_reads_its_buffers_any_more),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
