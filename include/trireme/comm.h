@@ -47,6 +47,9 @@ typedef struct tr_join_options {
     bool check;            /* compare the ranks' calls before each collective (native always does); TRIREME_CHECK=1 */
     bool encrypt;          /* TCP: connections between the ranks go through TLS 1.3 with the job's token, which is then
                               needed; TRIREME_ENCRYPT=1. The same for all ranks */
+    int64_t unexpected_bytes; /* native: bytes of messages to another rank that it has not asked for, after which a send
+                              waits until that rank receives; default 64 MiB. Each counts 256 bytes more; 4 MiB more may
+                              be on their way. Groups within the group have the same limit for each of themselves */
 } tr_join_options;
 /* Joins the job and returns its world group, once all ranks are there; after .timeout_ms it is in error and names who is
  * missing. A group can be left and joined again. A world of one opens no socket, and its collectives only copy.
@@ -172,7 +175,8 @@ TR_API tr_work *tr_post_list(tr_group *group, const tr_collective *list, int cou
 TR_API TR_MUST_CHECK tr_status tr_run_list(tr_group *group, const tr_collective *list, int count);
 
 /* A send is done when its buffer may be used again: short messages are buffered (not over NCCL), longer ones wait for
- * their receive, over TCP only until the kernel has them. Messages between two ranks with the same tag are received in the
+ * their receive; over TCP all are buffered. Beyond .unexpected_bytes of tr_join to one rank every send waits for its receive;
+ * a receive gets the message of its tag, whatever lies before it. Messages between two ranks with the same tag are received in the
  * order of the sends. Sends and receives keep no order with other collectives and do not wait for them. Size and type must
  * agree, or the group is broken (TR_MISMATCH). */
 

@@ -130,12 +130,13 @@ static void print_state(const members *m, const tr__record *r)
 static void print_row(const members *m, int rank)
 {
     const tr__record *r = m->ranks[rank];
-    char name[NAME_TEXT], text[TR__RANKS_TEXT];
+    char name[NAME_TEXT], text[TR__RANKS_TEXT], held[TR__HELD_TEXT];
     int waits[TR__RECORD_WAITS], queued = 0, count = waits_of(m, rank, waits, TR__RECORD_WAITS);
     fprintf(m->out, "    %-28s  ", name_of(m, rank, name));
     print_state(m, r);
     if (count)
         fprintf(m->out, ", waits for %s", tr__ranks_text(waits, count, r->waits_total > count ? r->waits_total : count, text));
+    if (count == 1 && r->held.rank == waits[0]) fprintf(m->out, "%s", tr__held_text(&r->held, held));
     for (int i = 0; i < r->call_count; i++) queued += !r->calls[i].started && !r->calls[i].ended;
     if (queued) fprintf(m->out, "; %d more call%s posted", queued, queued == 1 ? "" : "s");
     fputc('\n', m->out);
@@ -204,7 +205,7 @@ static void print_reason(const members *m, int rank)
 {
     const tr__record *r = m->ranks[rank], *waiter = m->ranks[m->waiters[rank][0]];
     const tr__record_call *wanted = tr__record_running(waiter), *running = r ? tr__record_running(r) : NULL;
-    char call[TR__CALL_TEXT], other[TR__CALL_TEXT];
+    char call[TR__CALL_TEXT], other[TR__CALL_TEXT], held[TR__HELD_TEXT];
     if (!wanted || waiter->state == TR__RECORD_JOINING) {
         fprintf(m->out, "it has not joined");
         return;
@@ -220,6 +221,8 @@ static void print_reason(const members *m, int rank)
         fprintf(m->out, "it has gone on from %s", call);
     else if (sequence)
         fprintf(m->out, "it has not entered %s", call);
+    else if (waiter->held.bytes && waiter->held.rank == rank)
+        fprintf(m->out, "%s waits for it%s", call, tr__held_text(&waiter->held, held));
     else
         fprintf(m->out, "its part of %s is not there", call);
     if (running && running->signature.sequence != sequence)

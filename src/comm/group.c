@@ -352,7 +352,7 @@ tr_status tr__group_enter(tr_group *group, tr_store *store, tr__shm_seat *seat, 
     tr__member member = {.group = group->name, .rank = group->rank, .world_size = group->world_size, .store = store,
         .seat = seat, .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,
         .algorithms = group->algorithms, .report_ms = group->report_ms, .encrypt = group->encrypt,
-        .behind = group->behind};
+        .unexpected_bytes = (uint64_t)group->unexpected_bytes, .behind = group->behind};
     open_recorder(group, beside);
     member.recorder = group->recorder;
     TR__TRY(group->backend->join(&member, &group->state));

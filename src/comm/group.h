@@ -10,7 +10,7 @@
 
 #include <pthread.h>
 
-enum { TR__GROUP_NAME = 64, TR__GROUP_TIMEOUT_MS = 600000, TR__GROUP_REPORT_MS = 10000 };
+enum { TR__GROUP_NAME = 64, TR__GROUP_TIMEOUT_MS = 600000, TR__GROUP_REPORT_MS = 10000, TR__GROUP_UNEXPECTED = 64 << 20 };
 
 struct tr_group {
     tr__object object;
@@ -21,6 +21,7 @@ struct tr_group {
     char *job, *flight_dir; /* for the recorder; NULL: not known */
     int report_ms;
     bool encrypt; /* connections to other hosts */
+    int64_t unexpected_bytes; /* of messages to a rank, at most, that it has not asked for */
     tr__recorder *recorder; /* NULL in a world of one */
     const tr__backend *backend;
     const tr__backend *behind; /* the one that the checking backend stands before, or NULL */

@@ -181,6 +181,8 @@ static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
         return tr__fail(TR_INVALID, "tr_join: a .name has 1 … %d bytes and no slash or blank", TR__GROUP_NAME - 1);
     if (TR__OR(o, report_ms, TR__GROUP_REPORT_MS) < 1)
         return tr__fail(TR_INVALID, "tr_join: a .report_ms of %d must be positive", o->report_ms);
+    if (TR__OR(o, unexpected_bytes, TR__GROUP_UNEXPECTED) < 1)
+        return tr__fail(TR_INVALID, "tr_join: .unexpected_bytes of %lld must be positive", (long long)o->unexpected_bytes);
     TR__TRY(tr_status_of(o->store));
     const tr__backend *backend = find_backend(o->backend);
     if (!backend) return TR_UNSUPPORTED;
@@ -195,6 +197,7 @@ static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
     group->world_size = p->world_size;
     group->local_rank = p->local_rank < 0 ? p->rank : p->local_rank;
     group->timeout_ms = timeout_ms;
+    group->unexpected_bytes = o->unexpected_bytes ? o->unexpected_bytes : TR__GROUP_UNEXPECTED;
     TR__TRY(watch(group, o, p));
     char *algorithms;
     TR__TRY(tr__algorithms_text(o->algorithms, &algorithms));

@@ -44,6 +44,7 @@ typedef struct tr__record {
     int64_t monotonic, realtime;
     int waits[TR__RECORD_WAITS], waits_count, waits_total; /* named, and all */
     int64_t waits_since;
+    tr__held held;          /* bytes 0: no send is held up */
     tr__record_call *calls; /* [call_count], oldest first */
     int call_count;
     struct {

@@ -185,6 +185,8 @@ static void read_header(const mapping *m, tr__record *r)
     r->state = state <= TR__RECORD_FAILED ? (tr__record_state)state : TR__RECORD_JOINED;
     r->failed = moment(GET(h->failed));
     if (r->failed) copy_words(r->failure, h->failure, sizeof r->failure);
+    r->held = (tr__held){GET(h->held_rank), GET(h->held_tag), GET(h->held_bytes)};
+    if (r->held.rank < 0 || r->held.rank >= r->world_size) r->held = (tr__held){0};
 }
 
 static tr_status read_record(const mapping *m, tr__record *r)

@@ -44,7 +44,7 @@ char *tr__time_text(int64_t ns, char text[TR__TIME_TEXT])
 
 static void write_now(FILE *file, const tr__record *r, int64_t now)
 {
-    char call[TR__CALL_TEXT], since[TR__TIME_TEXT], ranks[TR__RANKS_TEXT];
+    char call[TR__CALL_TEXT], since[TR__TIME_TEXT], ranks[TR__RANKS_TEXT], held[TR__HELD_TEXT];
     const tr__record_call *running = tr__record_running(r), *last = tr__record_last(r);
     if (r->state == TR__RECORD_JOINING)
         fprintf(file, "  now: joining for %s", tr__time_text(now - r->monotonic, since));
@@ -58,6 +58,7 @@ static void write_now(FILE *file, const tr__record *r, int64_t now)
     if (r->waits_total > 0)
         fprintf(file, ", waiting for %s for %s", tr__ranks_text(r->waits, r->waits_count, r->waits_total, ranks),
             tr__time_text(now - r->waits_since, since));
+    if (r->held.bytes) fprintf(file, ", waiting for rank %d%s", r->held.rank, tr__held_text(&r->held, held));
     fputc('\n', file);
 }
 

@@ -329,6 +329,25 @@ void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status)
     if (tr__profiling()) add_to_profile(e);
 }
 
+void tr__recorder_held(tr__recorder *r, const tr__held *held)
+{
+    if (!r) return;
+    PUT(r->header->held_bytes, 0);
+    if (!held) return;
+    PUT(r->header->held_rank, held->rank);
+    PUT(r->header->held_tag, held->tag);
+    PUT(r->header->held_bytes, held->bytes);
+}
+
+char *tr__held_text(const tr__held *held, char text[TR__HELD_TEXT])
+{
+    text[0] = 0;
+    if (!held->bytes) return text;
+    int used = snprintf(text, TR__HELD_TEXT, " to receive: %.3g MiB lie there unasked", (double)held->bytes / (1 << 20));
+    if (held->tag >= 0) snprintf(text + used, TR__HELD_TEXT - (size_t)used, ", the first of tag %d", held->tag);
+    return text;
+}
+
 void tr__recorder_waits_for(tr__recorder *r, const int *ranks, int count)
 {
     if (!r) return;

@@ -60,6 +60,9 @@ typedef struct tr__record_header {
     char job[TR__RECORD_NAME], host[TR__RECORD_NAME], group[TR__RECORD_NAME], backend[16];
     _Alignas(64) _Atomic uint64_t next;      /* the id that comes next */
     _Atomic uint32_t state;
+    /* The rank that does not receive what it was sent, and so holds a send up; valid while there are bytes. */
+    _Atomic int32_t held_rank, held_tag;
+    _Atomic uint64_t held_bytes;
     /* Whom the call under way waits for: the first of them, and how many. The mark is odd while this is written. */
     _Alignas(64) _Atomic uint32_t waits_mark;
     _Atomic int32_t waits_total;
@@ -99,6 +102,17 @@ uint64_t tr__recorder_post(tr__recorder *r, const tr_collective *c);
 uint64_t tr__recorder_start(tr__recorder *r, uint64_t record, const tr_collective *c, uint64_t sequence);
 /* With the thread's latest failure when status is not TR_OK; the group's first one writes the files. */
 void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status);
+
+/* A peer that does not receive what it was sent: so many bytes lie there unasked, the first of this tag (-1: not known). */
+typedef struct tr__held {
+    int rank, tag;
+    uint64_t bytes;
+} tr__held;
+/* It holds a send up from now on; NULL: nobody does. One thread at a time. */
+void tr__recorder_held(tr__recorder *r, const tr__held *held);
+/* " to receive: 64 MiB lie there unasked, the first of tag 7"; nothing without bytes. */
+enum { TR__HELD_TEXT = 96 };
+char *tr__held_text(const tr__held *held, char text[TR__HELD_TEXT]);
 
 /* The call under way (or the join) waits for these ranks from now on; of a count of 0, for none. One thread at a time. */
 void tr__recorder_waits_for(tr__recorder *r, const int *ranks, int count);

@@ -178,6 +178,7 @@ static tr_status meet(making *m)
     made->world_size = m->member_count;
     made->local_rank = parent->local_rank;
     made->timeout_ms = parent->timeout_ms;
+    made->unexpected_bytes = parent->unexpected_bytes;
     tr__group_init(made);
     made->backend = m->backend ? m->backend : parent->backend;
     made->behind = m->backend ? NULL : parent->behind;

@@ -11,8 +11,7 @@
 #include "fuzz.h"
 
 #include "base/clock.h"
-#include "comm/transport/shm.h"
-#include "comm/transport/shm_p2p.h"
+#include "comm/p2p/p2p.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -23,6 +22,7 @@ enum { TIMEOUT_MS = 10, HANG_MS = 20000, SEGMENT = 7, STREAM_ID = 9, LONG = 4000
 
 typedef struct peer {
     tr__shm *t;
+    tr__p2p *p2p;
     tr__shm_control *control; /* theirs, */
     tr__endpoint_page *page;  /* and of their endpoint */
     int socket;               /* their end */
@@ -60,7 +60,8 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     if (number % 5)
         used = add(bytes, used, 0, places[number / 3 % (sizeof places / sizeof *places)], &words[value], sizeof *words);
     if (number % 3 == 0) {
-        tr__shm_frame f = {.type = 1 + number / 16 % 6, .count = (int64_t)words[value], .id = number / 32 % 3,
+        tr__p2p_frame f = {.magic = TR__P2P_MAGIC, .type = (uint8_t)(1 + number / 16 % 8), .count = (int64_t)words[value],
+            .id = number / 32 % 3, .taken = number / 256 % 4 ? 0 : words[number / 5 % 10], .held = number / 6 % 2,
             .place = {number % 2 ? SEGMENT : 0, words[number % 10]}};
         used = add(bytes, used, 1, 0, &f, sizeof f);
     }
@@ -154,8 +155,10 @@ static void make_peer(peer *p)
 {
     int ends[2];
     tr__card card;
-    tr__member member = {.group = "fuzz", .world_size = 2, .timeout_ms = TIMEOUT_MS, .report_ms = HANG_MS};
+    tr__member member = {.group = "fuzz", .world_size = 2, .timeout_ms = TIMEOUT_MS, .report_ms = HANG_MS,
+        .unexpected_bytes = 1 << 20};
     FUZZ_CHECK(tr__shm_new(&member, &card, &p->t) == TR_OK);
+    FUZZ_CHECK(tr__p2p_new(&member, p->t, NULL, &p->p2p) == TR_OK);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     FUZZ_CHECK(posix_memalign((void **)&p->control, TR__CACHE_LINE, tr__shm_control_bytes(2)) == 0);
     p->page = calloc(1, sizeof *p->page + 2 * sizeof *p->page->counts);
@@ -174,7 +177,7 @@ static tr_work *start(const peer *p, tr_collective_kind kind, void *memory, int6
     tr_work *work = tr__object_new(&tr__work_type);
     work->collective = (tr_collective){.size = sizeof(tr_collective), .kind = kind, .in = memory, .out = memory,
         .count = count, .peer = 1, .timeout_ms = TIMEOUT_MS, .file = "fuzz.c", .line = 9};
-    tr__shm_p2p_start(p->t, work, false);
+    tr__p2p_start(p->p2p, work, false);
     return work;
 }
 
@@ -209,6 +212,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     run(&p);
     close(p.socket);
     munmap(p.stream, sizeof *p.stream);
+    tr__p2p_end(p.p2p);
     tr__shm_close(p.t);
     free(p.control);
     free(p.page);

@@ -7,8 +7,7 @@
 /* fuzz: 3000, soak: 300000 */
 #include "fuzz.h"
 
-#include "comm/transport/tcp.h"
-#include "comm/work.h"
+#include "comm/p2p/p2p.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -23,14 +22,14 @@ static tr_collective collective(uint8_t which)
         .root = which / 8 % 2, .timeout_ms = 5000, .file = "fuzz.c", .line = 7};
 }
 
-static size_t add(uint8_t *bytes, size_t used, int lane, const tr__tcp_frame *frame, size_t data)
+static size_t add(uint8_t *bytes, size_t used, int lane, const void *frame, size_t frame_bytes, size_t data)
 {
-    size_t length = sizeof *frame + data;
+    size_t length = frame_bytes + data;
     bytes[used++] = (uint8_t)lane;
     bytes[used++] = (uint8_t)(length & 0xff);
     bytes[used++] = (uint8_t)(length >> 8);
-    memcpy(bytes + used, frame, sizeof *frame);
-    memset(bytes + used + sizeof *frame, 'x', data);
+    memcpy(bytes + used, frame, frame_bytes);
+    memset(bytes + used + frame_bytes, 'x', data);
     return used + length;
 }
 
@@ -44,16 +43,20 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     for (uint32_t i = 0; i < 1 + number / 64 % 2; i++) {
         tr__tcp_frame f = tr__tcp_frame_of(&s, TR__TCP_DATA, data);
         f.algorithm = (uint8_t)(number / 128 % 5);
-        used = add(bytes, used, TR__TCP_DATA_LANE, &f, data);
+        used = add(bytes, used, TR__TCP_DATA_LANE, &f, sizeof f, data);
     }
     if (number / 7 % 2) {
         tr__tcp_frame f = tr__tcp_frame_of(&s, TR__TCP_CALL + number / 14 % 3, number % 20);
         f.waits_for = (int)(number / 42 % 3) - 1;
-        used = add(bytes, used, TR__TCP_CONTROL_LANE, &f, number % 20);
+        used = add(bytes, used, TR__TCP_CONTROL_LANE, &f, sizeof f, number % 20);
     }
-    tr__signature message = {.kind = TR_SEND, .dtype = TR_F32, .count = COUNT, .peer = 0, .tag = (int)(number / 5 % 2)};
-    tr__tcp_frame f = tr__tcp_frame_of(&message, TR__TCP_DATA, COUNT * sizeof(float));
-    return add(bytes, used, TR__TCP_P2P_LANE, &f, COUNT * sizeof(float));
+    bool late = number / 11 % 3 == 0; /* announced, and sent without an answer or after it */
+    tr__p2p_frame m = {.magic = TR__P2P_MAGIC, .type = late ? TR__P2P_RTS : TR__P2P_EAGER, .dtype = TR_F32, .count = COUNT,
+        .tag = (int)(number / 5 % 2), .held = (int)(number / 33 % 2), .id = 1};
+    used = add(bytes, used, TR__TCP_P2P_LANE, &m, sizeof m, late ? 0 : COUNT * sizeof(float));
+    if (number / 22 % 2) return used;
+    m.type = (uint8_t)(1 + number / 3 % 8);
+    return add(bytes, used, TR__TCP_P2P_LANE, &m, sizeof m, number / 44 % 2 ? COUNT * sizeof(float) : 0);
 }
 
 static void say(tr__wire *wires, const uint8_t *bytes, size_t count)
@@ -106,12 +109,12 @@ static tr__tcp *connect_lanes(const tr__member *member, tr__wire theirs[TR__TCP_
     return t;
 }
 
-static void run(tr__tcp *t, const tr_collective *c, float *received)
+static void run(tr__tcp *t, tr__p2p *p2p, const tr_collective *c, float *received)
 {
     tr_work *work = tr__object_new(&tr__work_type);
     work->collective = (tr_collective){.size = sizeof(tr_collective), .kind = TR_RECV, .out = received, .count = COUNT,
         .peer = 1, .timeout_ms = 5000, .file = "fuzz.c", .line = 9};
-    tr__tcp_p2p_start(t, work);
+    tr__p2p_start(p2p, work, false);
     tr_status status = tr__tcp_run(t, c, 1);
     FUZZ_CHECK(status == TR_OK || status == TR_PEER || status == TR_MISMATCH || status == TR_FORMAT ||
                tr__failure_there(&t->failure)); /* or what the peer says has failed */
@@ -127,15 +130,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     float in[2 * COUNT] = {0}, out[2 * COUNT], received[COUNT];
     if (count < 1) return 0;
     tr__member member = {.group = "fuzz", .world_size = 2, .store = tr_store_memory(), .timeout_ms = 5000,
-        .report_ms = 5000};
+        .report_ms = 5000, .unexpected_bytes = 1 << 20};
     tr__tcp *t = connect_lanes(&member, theirs, manner_of(bytes[0]));
+    tr__p2p *p2p;
+    FUZZ_CHECK(tr__p2p_new(&member, NULL, t, &p2p) == TR_OK);
     say(theirs, bytes + 1, count - 1);
     for (int lane = TR__TCP_LANES - 1; lane >= 0; lane--) shutdown(theirs[lane].socket, SHUT_WR);
     tr_collective c = collective(bytes[0]);
     c.in = in;
     c.out = out;
-    run(t, &c, received);
+    run(t, p2p, &c, received);
     for (int lane = 0; lane < TR__TCP_LANES; lane++) tr__wire_close(&theirs[lane]);
+    tr__p2p_end(p2p);
     tr__tcp_close(t);
     return 0;
 }

@@ -39,7 +39,8 @@ tr_status join_and_run(rank *r, const job *j, rank_body body)
     if (j->setting.hosts) r->store = store_on_host(r->store, j->setting.hosts[r->number]);
     TRY(tr_status_of(r->store));
     r->group = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .timeout_ms = JOIN_MS,
-        .transport = j->setting.transport, .report_ms = j->setting.report_ms ? j->setting.report_ms : 10000, .encrypt = j->setting.encrypt);
+        .transport = j->setting.transport, .report_ms = j->setting.report_ms ? j->setting.report_ms : 10000,
+        .unexpected_bytes = j->setting.unexpected_bytes ? j->setting.unexpected_bytes : 64 << 20, .encrypt = j->setting.encrypt);
     TRY(tr_status_of(r->group));
     return body(r);
 }

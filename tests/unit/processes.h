@@ -38,6 +38,7 @@ struct rank {
 typedef struct setting {
     const char *transport;
     int report_ms;             /* as in tr_join_options */
+    int64_t unexpected_bytes;  /* the same */
     bool encrypt;              /* the same; with a token */
     const char *host;          /* with .spaces: where rank 0 serves the store */
     const char *const *spaces; /* the network namespace of each rank */

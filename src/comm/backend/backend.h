@@ -22,6 +22,7 @@ typedef struct tr__member {
     tr__recorder *recorder; /* is to be told whom this rank waits for; NULL in a world of one */
     const char *transport, *address, *algorithms; /* as in tr_join_options; during join only */
     bool encrypt;           /* connections to other hosts go through TLS */
+    uint64_t unexpected_bytes; /* of messages to a rank, at most, that it has not asked for */
     const tr__backend *behind; /* whose calls the checking backend compares */
 } tr__member;
 

@@ -4,8 +4,7 @@
  */
 #include "base/object.h"
 #include "comm/backend/hierarchy.h"
-#include "comm/collective.h"
-#include "comm/work.h"
+#include "comm/p2p/p2p.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +15,7 @@ typedef struct native {
     tr__shm *shm; /* joins the ranks of this host, */
     tr__tcp *tcp; /* joins all; NULL: not needed */
     tr__hierarchy *hierarchy; /* over both; NULL: one of them, or none, carries everything */
+    tr__p2p *p2p; /* sends and receives, over both; NULL: there is nobody to send to */
 } native;
 
 static bool asked_for(const native *n, const char *transport)
@@ -187,6 +187,7 @@ static void share_failure(native *n)
 static void close_transports(native *n)
 {
     share_failure(n);
+    if (n->p2p) tr__p2p_end(n->p2p);
     if (n->shm) tr__shm_close(n->shm);
     if (n->tcp) tr__tcp_close(n->tcp);
     tr__hierarchy_free(n->hierarchy);
@@ -204,31 +205,45 @@ static void give_up(native *n, tr_status status)
     tr__error_unref(why);
 }
 
+/* Where the ranks have met already, in a group that this one is made within, or through the store. */
+static tr_status find_others(native *n)
+{
+    const tr__member *member = &n->member;
+    if (member->seat) {
+        n->shm = member->seat->made;
+        member->seat->made = NULL;
+        return tr__shm_enter(n->shm, member->seat, member);
+    }
+    tr__card *cards = calloc((size_t)member->world_size, sizeof *cards);
+    if (!cards) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", member->group, member->world_size);
+    tr_status status = meet(n, cards);
+    free(cards);
+    return status;
+}
+
+static void native_give_up(void *state)
+{
+    native *n = state;
+    if (n->shm) (void)!tr__shm_give_up(n->shm); /* and with it TCP */
+    else if (n->tcp) (void)!tr__tcp_give_up(n->tcp);
+}
+
 static tr_status native_join(const tr__member *member, void **state)
 {
     native *n = calloc(1, sizeof *n);
     if (!n) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
     n->member = *member;
-    if (member->seat) {
-        n->shm = member->seat->made;
-        member->seat->made = NULL;
-        tr_status status = tr__shm_enter(n->shm, member->seat, member);
-        if (status != TR_OK) {
-            give_up(n, status);
-            return status;
-        }
-    } else if (member->world_size > 1) {
-        tr__card *cards = calloc((size_t)member->world_size, sizeof *cards);
-        tr_status status = cards ? meet(n, cards) : tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks",
-                                                       member->group, member->world_size);
-        free(cards);
-        if (status != TR_OK) {
-            give_up(n, status);
-            return status;
-        }
+    bool alone = member->world_size == 1;
+    tr_status status = alone ? TR_OK : find_others(n);
+    if (status == TR_OK && !alone) {
+        status = tr__p2p_new(member, n->shm, n->tcp, &n->p2p);
+        if (status != TR_OK) native_give_up(n); /* the others have joined */
     }
-    *state = n;
-    return TR_OK;
+    if (status == TR_OK)
+        *state = n;
+    else
+        give_up(n, status);
+    return status;
 }
 
 static tr_status native_run(void *state, const tr_collective *c, uint64_t sequence)
@@ -241,38 +256,22 @@ static tr_status native_run(void *state, const tr_collective *c, uint64_t sequen
     return TR_OK;
 }
 
-/* Does a send or receive go through memory? */
-static bool stays_here(const native *n, const tr_work *work)
-{
-    return n->shm && (!n->tcp || tr__shm_place_of(n->shm, work->collective.peer) >= 0);
-}
-
 static void native_start(void *state, tr_work *work, bool driven)
 {
     native *n = state;
-    if (stays_here(n, work))
-        tr__shm_p2p_start(n->shm, work, driven);
-    else if (n->tcp)
-        tr__tcp_p2p_start(n->tcp, work);
+    tr__p2p_start(n->p2p, work, driven);
 }
 
 static void native_drive(void *state, const tr_work *work)
 {
     native *n = state;
-    if (stays_here(n, work)) tr__shm_p2p_drive(n->shm, work); /* over TCP the group's thread does it all */
+    tr__p2p_drive(n->p2p, work);
 }
 
 static bool native_pending(void *state)
 {
     native *n = state;
-    return (n->shm && tr__shm_p2p_pending(n->shm)) || (n->tcp && tr__tcp_p2p_pending(n->tcp));
-}
-
-static void native_give_up(void *state)
-{
-    native *n = state;
-    if (n->shm) (void)!tr__shm_give_up(n->shm); /* and with it TCP */
-    else if (n->tcp) (void)!tr__tcp_give_up(n->tcp);
+    return n->p2p && tr__p2p_pending(n->p2p);
 }
 
 static void native_leave(void *state)

@@ -134,7 +134,7 @@ static tr_status make_tables(tr__shm *t)
     t->stagings = calloc(world, sizeof *t->stagings);
     if (!t->peers || !t->in || !t->out || !t->views || !t->stagings)
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
-    return tr__shm_p2p_new(t);
+    return TR_OK;
 }
 
 /* Of at most so many ranks. */
@@ -336,14 +336,12 @@ static void say_goodbye(tr__shm *t)
 
 void tr__shm_close(tr__shm *t)
 {
-    if (t->met) tr__shm_p2p_end(t);
     if (t->tcp) tr__tcp_link(t->tcp, NULL);
     if (t->met) say_goodbye(t);
     if (t->attachment) tr__endpoint_detach(t->attachment);
     for (int rank = 0; t->peers && rank < t->world_size; rank++)
         tr__shm_unmap(&t->peers[rank], &t->peers[rank].channel_mapping);
     if (t->door.socket >= 0) close(t->door.socket);
-    tr__shm_p2p_free(t);
     tr_shared_free(t->staging);
     free(t->peers);
     free(t->in);

@@ -11,7 +11,7 @@
  *   shm_pull.c       broadcast, gathers, scatters, all_to_alls
  *   shm_cross.c      private buffers of peers, read and written through the kernel
  *   shm_stage.c      the staging areas that other private buffers pass through
- *   shm_p2p.h        send and recv: shm_channel.c, shm_p2p.c, shm_p2p_run.c
+ *   shm_channel.h    rings of bytes, for sends and receives (../p2p/)
  */
 #ifndef TR_COMM_TRANSPORT_SHM_H
 #define TR_COMM_TRANSPORT_SHM_H
@@ -156,7 +156,6 @@ typedef struct tr__shm_fold_views {
 } tr__shm_fold_views;
 
 typedef struct tr__shm_channel tr__shm_channel;
-typedef struct tr__shm_p2p tr__shm_p2p;
 
 typedef struct tr__shm_peer {
     int rank;   /* in the group, for people: its place in t->peers is another when the group is on several hosts */
@@ -196,7 +195,6 @@ typedef struct tr__shm {
     tr__failure failure;         /* why the group is broken */
     atomic_int dead;             /* the rank in the group whose death broke it; -1: none */
 
-    tr__shm_p2p *p2p;            /* sends and receives */
     const tr__carried *_Atomic carried; /* of a carrier: who is told of what the peers show, and of their end */
 
     /* For the thread that runs a collective. */
@@ -357,19 +355,6 @@ static inline int tr__shm_place_of(const tr__shm *t, int rank)
 /* "rank 2 has done all_reduce #17 (…) and is in recv (…)" */
 enum { TR__SHM_STATE_TEXT = 2 * TR__CALL_TEXT + 64 };
 char *tr__shm_state_text(const tr__shm_peer *peer, char text[TR__SHM_STATE_TEXT]);
-
-/* ---- shm_p2p_run.c ----------------------------------------------------------------------------------------------- */
-
-tr_status tr__shm_p2p_new(tr__shm *t);
-/* Waits for what is under way, unless the group is broken, and frees all. */
-void tr__shm_p2p_end(tr__shm *t);
-void tr__shm_p2p_free(tr__shm *t);
-/* Starts a send or recv and takes a reference of the work. The caller will drive it, else the group's thread does. */
-void tr__shm_p2p_start(tr__shm *t, tr_work *work, bool driven);
-/* Works on all sends and receives until this one is done. */
-void tr__shm_p2p_drive(tr__shm *t, const tr_work *work);
-/* Is any under way? */
-bool tr__shm_p2p_pending(tr__shm *t);
 
 /* ---- shm_channel.c ----------------------------------------------------------------------------------------------- */
 

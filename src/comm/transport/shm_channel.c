@@ -1,7 +1,7 @@
 /* Streams of bytes between two ranks, in shared memory. */
 #define _GNU_SOURCE
 #include "comm/futex.h"
-#include "comm/transport/shm_p2p.h"
+#include "comm/transport/shm_channel.h"
 
 #include <errno.h>
 #include <fcntl.h>

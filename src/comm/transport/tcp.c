@@ -38,7 +38,13 @@ static void keep_failure(tr__tcp *t, bool own)
     tr__tcp_tell_all(t, &frame, text);
     ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t)); /* wakes the thread that runs a call */
     (void)written;
-    tr__tcp_p2p_wake(t);
+    tr__tcp_wake(t);
+}
+
+void tr__tcp_wake(tr__tcp *t)
+{
+    ssize_t written = write(t->wake, &(uint64_t){1}, sizeof(uint64_t)); /* fails only when it is set already */
+    (void)written;
 }
 
 void tr__tcp_break_too(tr__tcp *t, bool own)
@@ -105,9 +111,10 @@ static tr_status make_watch(tr__tcp *t)
 {
     t->watch = epoll_create1(EPOLL_CLOEXEC);
     t->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    t->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     /* Our own number stands for the kick. Once the group is broken it stays set, and wakes the monitor no more. */
     struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.fd = t->rank};
-    if (t->watch < 0 || t->kick < 0 || epoll_ctl(t->watch, EPOLL_CTL_ADD, t->kick, &e) != 0)
+    if (t->watch < 0 || t->kick < 0 || t->wake < 0 || epoll_ctl(t->watch, EPOLL_CTL_ADD, t->kick, &e) != 0)
         return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", t->group);
     return TR_OK;
 }
@@ -128,7 +135,6 @@ static tr_status make_parts(tr__tcp *t, const tr__member *member, tr__card *card
     TR__TRY(tr__choice_read(&t->choices, member->algorithms, NULL));
     card->table = tr__choice_digest(&t->choices);
     TR__TRY(make_tables(t));
-    TR__TRY(tr__tcp_p2p_new(t));
     TR__TRY(make_watch(t));
     return tr__tcp_listen(t, member, card);
 }
@@ -143,7 +149,7 @@ tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transp
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
     t->checked = tr__check_asks("wire");
-    t->watch = t->kick = t->door.socket = t->dead = -1;
+    t->watch = t->kick = t->wake = t->door.socket = t->dead = -1;
     pthread_mutex_init(&t->lock, NULL);
     tr__condition_init(&t->changed);
     pthread_mutex_init(&t->link, NULL);
@@ -248,9 +254,7 @@ static void part(tr__tcp *t)
 
 void tr__tcp_close(tr__tcp *t)
 {
-    tr__tcp_p2p_finish(t); /* with the monitor's help, should a peer die meanwhile */
     tr__tcp_monitor_stop(t);
-    tr__tcp_p2p_free(t);
     if (t->peers) part(t);
     for (int rank = 0; t->peers && rank < t->world_size; rank++)
         for (int lane = 0; lane < TR__TCP_LANES; lane++) tr__wire_close(&t->peers[rank].wires[lane]);
@@ -258,6 +262,7 @@ void tr__tcp_close(tr__tcp *t)
     if (t->door.socket >= 0) close(t->door.socket);
     if (t->watch >= 0) close(t->watch);
     if (t->kick >= 0) close(t->kick);
+    if (t->wake >= 0) close(t->wake);
     free(t->peers);
     free(t->slots);
     free(t->polled);

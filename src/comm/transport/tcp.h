@@ -8,7 +8,7 @@
  *   tcp_wait.c      waiting for peers: timeouts, reports
  *   tcp_flow.c      moving the bytes of a step: hazards, folding while more comes in
  *   tcp_run.c       running a collective: its schedule, and which steps are under way
- *   tcp_p2p.c       sends and receives, beside the collectives
+ *   ../p2p/         sends and receives, beside the collectives
  *
  * Each pair of ranks has three connections, made when the group is joined. The data connection carries the transfers of
  * the schedules and nothing else, a third one sends and receives. The control connection is idle but for failures and the
@@ -120,7 +120,6 @@ typedef struct tr__tcp_dispute {
     tr__signature ours, theirs;
 } tr__tcp_dispute;
 
-typedef struct tr__tcp_p2p tr__tcp_p2p;   /* tcp_p2p.c */
 typedef struct tr__tcp_slot tr__tcp_slot; /* a step that is under way: tcp_flow.h */
 
 typedef struct tr__tcp {
@@ -141,7 +140,7 @@ typedef struct tr__tcp {
     atomic_bool stopping;
     pthread_mutex_t hearing; /* the monitor deals with what it has read */
     tr__tcp_dispute dispute; /* the monitor's: to be said when nothing else is there to be heard */
-    tr__tcp_p2p *p2p;
+    int wake;     /* eventfd: for the thread that carries sends and receives */
     const tr__carried *_Atomic carried; /* of a carrier: who is told when a peer has gone */
 
     tr__failure failure;     /* why the group is broken */
@@ -187,6 +186,8 @@ void tr__tcp_break_too(tr__tcp *t, bool own);
 /* Sets the transport within the host, NULL before that is freed. */
 void tr__tcp_link(tr__tcp *t, struct tr__shm *shm);
 
+/* Wakes the thread that carries sends and receives: for new ones, and because the group is broken. */
+void tr__tcp_wake(tr__tcp *t);
 /* "rank 2 (pid 77 on host b)", in text. */
 enum { TR__TCP_NAME = 128 };
 char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME]);
@@ -232,29 +233,17 @@ void tr__tcp_go_on(tr__tcp *t, tr__tcp_patience *patience);
 enum { TR__TCP_ANNOUNCE_MS = 100 }; /* of waiting, after which the peers are told of it */
 /* Tells them; rank -1: it is over. */
 void tr__tcp_announce(tr__tcp *t, const tr__signature *call, int rank);
+/* The rank that keeps us waiting for this one, which may itself wait for another; its name, and what it was last heard of in. */
+enum { TR__TCP_STATE = TR__CALL_TEXT + 64 };
+int tr__tcp_describe(tr__tcp *t, int rank, char name[TR__TCP_NAME], char state[TR__TCP_STATE]);
 /* Fails: `call` (NULL: joining) has waited for a rank, or for whom that rank waits for. */
 tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms);
-/* The same, if that rank waits for yet another; else TR_OK. */
-tr_status tr__tcp_blame(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms);
 /* Sleeps until a connection is ready or the group is broken; `count` entries of t->polled are set, with the peers' ranks
  * in `ranks`. Fails at the timeout. */
 tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *patience, int timeout_ms, const int *ranks, int count);
 /* For a rank that waits in shared memory since a time by tr__now_ns(), for one on its host: lets the others know, as they
  * may wait for this one. At the timeout it fails, if that rank waits for yet another. */
 tr_status tr__tcp_linger(tr__tcp *t, int rank, int64_t since, int timeout_ms);
-
-/* ---- tcp_p2p.c --------------------------------------------------------------------------------------------------- */
-
-tr_status tr__tcp_p2p_new(tr__tcp *t);
-/* Takes a send or receive over, with a reference of the work. */
-void tr__tcp_p2p_start(tr__tcp *t, tr_work *work);
-bool tr__tcp_p2p_pending(tr__tcp *t);
-/* The group is broken: what is under way must end. */
-void tr__tcp_p2p_wake(tr__tcp *t);
-/* Waits for what is under way. */
-void tr__tcp_p2p_finish(tr__tcp *t);
-/* No other thread knows of the group any more. */
-void tr__tcp_p2p_free(tr__tcp *t);
 
 /* ---- tcp_run.c --------------------------------------------------------------------------------------------------- */
 

@@ -50,28 +50,32 @@ static int culprit(const tr__tcp *t, int rank)
     return oldest_in_circle(t, rank);
 }
 
-typedef struct lateness {
-    char here[TR__CALL_TEXT], name[TR__TCP_NAME], state[TR__CALL_TEXT + 64];
-} lateness;
-
-static void describe(tr__tcp *t, const tr__signature *call, int rank, lateness *l)
+int tr__tcp_describe(tr__tcp *t, int rank, char name[TR__TCP_NAME], char state[TR__TCP_STATE])
 {
     pthread_mutex_lock(&t->lock);
     const tr__tcp_peer *peer = &t->peers[culprit(t, rank)];
     char text[TR__CALL_TEXT];
-    if (call)
-        tr__signature_text(call, l->here);
-    else
-        strcpy(l->here, "joining");
-    tr__tcp_name(peer, l->name);
+    tr__tcp_name(peer, name);
     if (peer->left)
-        snprintf(l->state, sizeof l->state, "rank %d has left", peer->rank);
+        snprintf(state, TR__TCP_STATE, "rank %d has left", peer->rank);
     else if (!peer->called)
-        snprintf(l->state, sizeof l->state, "rank %d has not been heard of since it joined", peer->rank);
+        snprintf(state, TR__TCP_STATE, "rank %d has not been heard of since it joined", peer->rank);
     else
-        snprintf(l->state, sizeof l->state, "rank %d was last heard of in %s", peer->rank,
+        snprintf(state, TR__TCP_STATE, "rank %d was last heard of in %s", peer->rank,
             tr__signature_text(&peer->call, text));
     pthread_mutex_unlock(&t->lock);
+    return peer->rank;
+}
+
+typedef struct lateness {
+    char here[TR__CALL_TEXT], name[TR__TCP_NAME], state[TR__TCP_STATE];
+} lateness;
+
+static void describe(tr__tcp *t, const tr__signature *call, int rank, lateness *l)
+{
+    strcpy(l->here, "joining");
+    if (call) tr__signature_text(call, l->here);
+    tr__tcp_describe(t, rank, l->name, l->state);
 }
 
 tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms)
@@ -80,14 +84,6 @@ tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int
     describe(t, call, rank, &l);
     return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s; %s", l.here, t->rank, timeout_ms / 1000.0, l.name,
         l.state);
-}
-
-tr_status tr__tcp_blame(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms)
-{
-    pthread_mutex_lock(&t->lock);
-    bool itself = culprit(t, rank) == rank;
-    pthread_mutex_unlock(&t->lock);
-    return itself ? TR_OK : tr__tcp_timed_out(t, call, rank, timeout_ms);
 }
 
 static const tr__signature *own_call(const tr__tcp *t)
@@ -166,5 +162,8 @@ tr_status tr__tcp_linger(tr__tcp *t, int rank, int64_t since, int timeout_ms)
     do_what_is_due(t, &t->lingers, waited, timeout_ms, rank, &next);
     if (waited < timeout_ms) return TR_OK;
     TR__TRY(tr__tcp_heed(t));
-    return tr__tcp_blame(t, own_call(t), rank, timeout_ms);
+    pthread_mutex_lock(&t->lock);
+    bool itself = culprit(t, rank) == rank;
+    pthread_mutex_unlock(&t->lock);
+    return itself ? TR_OK : tr__tcp_timed_out(t, own_call(t), rank, timeout_ms);
 }

@@ -1,0 +1,137 @@
+/* The drivers: a ring in shared memory for each direction to a rank of this host, a connection to each rank elsewhere. */
+#include "comm/p2p/p2p.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+/* ---- Rings ------------------------------------------------------------------------------------------------------- */
+
+static tr_status open_ring(tr__p2p_peer *peer)
+{
+    return tr__shm_channel_open(peer->engine->shm, peer->near, &peer->outbound);
+}
+
+static ssize_t some(size_t bytes)
+{
+    errno = EAGAIN;
+    return bytes ? (ssize_t)bytes : -1;
+}
+
+static ssize_t ring_put(tr__p2p_peer *peer, const struct iovec parts[2])
+{
+    size_t bytes = tr__shm_channel_put(peer->outbound, &peer->read_seen, parts);
+    if (bytes) tr__shm_mail(peer->near->control); /* it copies out while we copy in */
+    return some(bytes);
+}
+
+static void ring_drained(tr__p2p_peer *peer)
+{
+    tr__shm_mail(peer->near->control);
+}
+
+static ssize_t ring_get(tr__p2p_peer *peer, void *to, size_t bytes)
+{
+    tr__shm_channel *from = atomic_load(&peer->near->inbound);
+    size_t got = from ? tr__shm_channel_get(from, to, bytes) : 0;
+    if (got && got < bytes) ring_drained(peer); /* it copies in while we copy out */
+    return some(got);
+}
+
+/* For peers that report what we are at. */
+static void ring_begin(tr__p2p_peer *peer, tr__p2p_op *op)
+{
+    tr__shm_control *control = peer->engine->shm->control;
+    op->number = atomic_load_explicit(&control->transfers, memory_order_relaxed) + 1;
+    tr__shm_transfer *transfer = &control->transfer[op->number & 1];
+    atomic_store_explicit(&transfer->entered, tr__shm_entered(control), memory_order_relaxed);
+    tr__shm_sign(&transfer->call, transfer->file, &op->work->collective, 0);
+    atomic_store_explicit(&control->transfers, op->number, memory_order_release);
+}
+
+static void ring_end(tr__p2p_peer *peer, const tr__p2p_op *op)
+{
+    tr__shm_control *control = peer->engine->shm->control;
+    if (op->number == atomic_load_explicit(&control->transfers, memory_order_relaxed))
+        atomic_store_explicit(&control->transferred, op->number, memory_order_release);
+}
+
+static bool ring_left(const tr__p2p_peer *peer)
+{
+    return atomic_load(&peer->near->left);
+}
+
+static tr_status ring_heed(const tr__p2p_peer *peer, int timeout_ms)
+{
+    return tr__shm_heed(peer->engine->shm, timeout_ms);
+}
+
+static int ring_culprit(const tr__p2p_peer *peer, char name[TR__P2P_NAME], char state[TR__P2P_STATE])
+{
+    const tr__p2p *p = peer->engine;
+    const tr__shm_peer *late = &p->shm->peers[tr__shm_culprit(p->shm, (int)(peer->near - p->shm->peers))];
+    int elsewhere = p->tcp ? tr__tcp_describe(p->tcp, late->rank, name, state) : late->rank;
+    if (elsewhere != late->rank) return elsewhere;
+    snprintf(name, TR__P2P_NAME, "rank %d (pid %ld)", late->rank, late->pid);
+    tr__shm_state_text(late, state);
+    return late->rank;
+}
+
+const tr__p2p_driver tr__p2p_ring = {.eager = 16 << 10, .open = open_ring, .put = ring_put, .get = ring_get,
+    .drained = ring_drained, .begin = ring_begin, .end = ring_end, .left = ring_left, .heed = ring_heed,
+    .culprit = ring_culprit};
+
+/* ---- Connections ------------------------------------------------------------------------------------------------- */
+
+static tr__wire *wire(const tr__p2p_peer *peer)
+{
+    return &peer->far->wires[TR__TCP_P2P_LANE];
+}
+
+static ssize_t stream_put(tr__p2p_peer *peer, const struct iovec parts[2])
+{
+    return tr__wire_send(wire(peer), parts, 2);
+}
+
+static ssize_t stream_get(tr__p2p_peer *peer, void *to, size_t bytes)
+{
+    return tr__wire_receive(wire(peer), &(struct iovec){to, bytes}, 1, true);
+}
+
+static bool stream_pending(const tr__p2p_peer *peer)
+{
+    return tr__wire_pending(wire(peer));
+}
+
+static size_t stream_placed(const tr__p2p_peer *peer)
+{
+    return tr__wire_placed(wire(peer));
+}
+
+static bool stream_left(const tr__p2p_peer *peer)
+{
+    tr__tcp *t = peer->engine->tcp;
+    pthread_mutex_lock(&t->lock);
+    bool left = peer->far->left;
+    pthread_mutex_unlock(&t->lock);
+    return left;
+}
+
+static tr_status stream_lost(tr__p2p_peer *peer, const tr__signature *call, int error)
+{
+    if (call) return tr__tcp_lost(peer->engine->tcp, peer->far, call, error);
+    return error == EBADMSG ? tr__tcp_damaged(peer->engine->tcp, peer->far) : TR_OK;
+}
+
+static tr_status stream_heed(const tr__p2p_peer *peer, int timeout_ms)
+{
+    (void)timeout_ms;
+    return tr__tcp_heed(peer->engine->tcp);
+}
+
+static int stream_culprit(const tr__p2p_peer *peer, char name[TR__P2P_NAME], char state[TR__P2P_STATE])
+{
+    return tr__tcp_describe(peer->engine->tcp, peer->rank, name, state);
+}
+
+const tr__p2p_driver tr__p2p_stream = {.eager = PTRDIFF_MAX, .put = stream_put, .get = stream_get, .pending = stream_pending,
+    .placed = stream_placed, .left = stream_left, .lost = stream_lost, .heed = stream_heed, .culprit = stream_culprit};
