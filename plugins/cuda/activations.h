@@ -1,0 +1,94 @@
+/* Activations and their slopes, for elementwise kernels and for the epilogues of products. C: float or double. */
+#ifndef TRIREME_CUDA_ACTIVATIONS_H
+#define TRIREME_CUDA_ACTIVATIONS_H
+
+#include "numbers.h"
+
+#include <trireme/ops.h>
+
+template <class C> __device__ inline C sigmoid(C x)
+{
+    return x < C(0) ? exp(x) / (C(1) + exp(x)) : C(1) / (C(1) + exp(-x));
+}
+
+/* tanh(u) = 2 sigmoid(2u) - 1, so GPT-2's 0.5x(1 + tanh(u)) is x sigmoid(2u), which keeps its digits for large -x.
+ * 2u = 2 sqrt(2/pi) (x + 0.044715 x^3). */
+template <class C> __device__ inline C gelu_2u(C x)
+{
+    return C(1.5957691216057308) * (x + C(0.044715) * x * x * x);
+}
+
+template <class C> __device__ inline C gelu(C x)
+{
+    return x * sigmoid(gelu_2u(x));
+}
+
+template <class C> __device__ inline C gelu_slope(C x)
+{
+    C s = sigmoid(gelu_2u(x)), slope_2u = C(1.5957691216057308) * (C(1) + C(3 * 0.044715) * x * x);
+    return s + x * s * sigmoid(-gelu_2u(x)) * slope_2u;
+}
+
+/* x Phi(x), Phi the normal distribution; its derivative is Phi(x) + x phi(x). */
+template <class C> __device__ inline C normal(C x)
+{
+    return C(0.5) * erfc(C(-0.7071067811865476) * x);
+}
+
+template <class C> __device__ inline C gelu_exact(C x)
+{
+    return x * normal(x);
+}
+
+template <class C> __device__ inline C gelu_exact_slope(C x)
+{
+    return normal(x) + x * C(0.3989422804014327) * exp(C(-0.5) * x * x);
+}
+
+/* log(1 + exp(x)), which neither overflows nor loses its digits for large -x. */
+template <class C> __device__ inline C log_1_exp(C x)
+{
+    return (x > C(0) ? x : C(0)) + (x != x ? x : log1p(exp(-fabs(x))));
+}
+
+/* mish(x) = x tanh(softplus(x)). With e = exp(x) and n = e(e + 2), tanh(softplus(x)) = n/(n + 2), whose derivative is
+ * 4e(e + 1)/(n + 2)^2. Where e*e is all there is, it may overflow: x is held at 40, in float at 20. */
+template <class C> __device__ inline C mish_exp(C x)
+{
+    const C top = sizeof(C) == 4 ? C(20) : C(40);
+    return exp(x < top || x != x ? x : top);
+}
+
+template <class C> __device__ inline C mish(C x)
+{
+    C e = mish_exp(x), n = e * (e + C(2));
+    return x * (n / (n + C(2)));
+}
+
+template <class C> __device__ inline C mish_slope(C x)
+{
+    C e = mish_exp(x), n = e * (e + C(2));
+    return n / (n + C(2)) + x * (C(4) * e * (e + C(1)) / ((n + C(2)) * (n + C(2))));
+}
+
+template <class C> __device__ inline C activated(tr_activation_kind kind, C x)
+{
+    switch (kind) {
+    case TR_RELU: return x <= C(0) ? C(0) : x;
+    case TR_GELU: return gelu(x);
+    case TR_GELU_EXACT: return gelu_exact(x);
+    default: return x;
+    }
+}
+
+template <class C> __device__ inline C activation_slope(tr_activation_kind kind, C x)
+{
+    switch (kind) {
+    case TR_RELU: return x <= C(0) ? C(0) : C(1);
+    case TR_GELU: return gelu_slope(x);
+    case TR_GELU_EXACT: return gelu_exact_slope(x);
+    default: return C(1);
+    }
+}
+
+#endif

@@ -1,0 +1,441 @@
+/*
+ * Attention: o = softmax(q k^T * scale + mask) v, and its gradients, after Dao et al. (FlashAttention, 2022; -2, 2023):
+ * the [queries, keys] matrix is never stored. Forward keeps lse, the log-sum-exp of each query's scores, from which
+ * backward makes the probabilities again:
+ *
+ *   p = exp(q k^T * scale - lse)   delta = rowsum(g * o)   ds = p * (g v^T - delta)
+ *   dq = ds k * scale              dk = ds^T q * scale     dv = p^T g
+ *
+ * A query that sees no key gives zeros and gets no gradient. Backward runs once over queries, for dq, and once over
+ * keys, for dk and dv: what it writes is added up by one block in a fixed order.
+ *
+ * A block of 128 threads has ROWS rows of one (batch, head) and walks over the other side ROWS at a time, through
+ * shared memory; LANES threads share a row. DIM is the heads' size, rounded up.
+ */
+#include "families.h"
+
+/* A [batch, heads, rows, dim] view of memory; lse and masks have other last dimensions. */
+struct heads {
+    void *data; /* NULL: none */
+    int64_t stride[4];
+    __host__ __device__ int64_t at(int64_t batch, int64_t head) const { return batch * stride[0] + head * stride[1]; }
+};
+
+struct attention {
+    tr_dtype dtype;
+    int64_t batch, heads_n, queries, keys, dim;
+    bool causal;
+    double scale;
+    heads q, k, v, o, g, dq, dk, dv, mask, lse;
+};
+
+/* ---- Calls as heads ------------------------------------------------------------------------------------------------
+ */
+
+static heads heads_of(const tr_device_tensor &x)
+{
+    heads h = {x.data, {0, 0, 0, 0}};
+    for (int d = 0; d < x.shape.ndim; d++) h.stride[d] = x.stride[d];
+    return h;
+}
+
+/* Broadcast to [batch, heads, queries, keys]. */
+static heads mask_of(const tr_device_tensor &mask)
+{
+    heads h = {mask.data, {0, 0, 0, 0}};
+    for (int d = 0; d < mask.shape.ndim; d++)
+        h.stride[4 - mask.shape.ndim + d] = mask.shape.dim[d] == 1 ? 0 : mask.stride[d];
+    return h;
+}
+
+/* x: [batch, seq, parts * heads * dim]: the heads of one part. */
+static heads packed_part(const tr_device_tensor &x, int part, int64_t n, int64_t dim)
+{
+    int64_t one = x.stride[2], from = part * n * dim * one;
+    return heads{(char *)x.data + from * (int64_t)host->dtype_size(x.dtype),
+                 {x.stride[0], dim * one, x.stride[1], one}};
+}
+
+static void set_scale(const job &j, attention &a)
+{
+    const tr_attention_attrs &attrs = j.attrs<tr_attention_attrs>();
+    bool given = attrs.scale != 0 || signbit(attrs.scale); /* TR_ZERO means zero */
+    a.causal = attrs.causal;
+    a.scale = given ? attrs.scale : a.dim ? 1 / sqrt((double)a.dim) : 1;
+}
+
+static attention packed_attention(const job &j, bool grad)
+{
+    const tr_device_tensor &qkv = j.in(grad), &o = grad ? j.in(2) : j.out(0);
+    int64_t n = j.attrs<tr_attention_attrs>().heads, dim = qkv.shape.dim[2] / 3 / n, seq = qkv.shape.dim[1];
+    attention a = {};
+    a.dtype = qkv.dtype;
+    a.batch = qkv.shape.dim[0];
+    a.heads_n = n;
+    a.queries = a.keys = seq;
+    a.dim = dim;
+    set_scale(j, a);
+    a.q = packed_part(qkv, 0, n, dim);
+    a.k = packed_part(qkv, 1, n, dim);
+    a.v = packed_part(qkv, 2, n, dim);
+    a.o = packed_part(o, 0, n, dim);
+    a.lse = heads_of(grad ? j.in(3) : j.out(1));
+    if (!grad) return a;
+    a.g = packed_part(j.in(0), 0, n, dim);
+    a.dq = packed_part(j.out(0), 0, n, dim);
+    a.dk = packed_part(j.out(0), 1, n, dim);
+    a.dv = packed_part(j.out(0), 2, n, dim);
+    return a;
+}
+
+static attention separate_attention(const job &j, bool grad)
+{
+    const tr_device_tensor *in = j.call.inputs + grad;
+    attention a = {};
+    a.dtype = in[0].dtype;
+    a.batch = in[0].shape.dim[0];
+    a.heads_n = in[0].shape.dim[1];
+    a.queries = in[0].shape.dim[2];
+    a.keys = in[1].shape.dim[2];
+    a.dim = in[0].shape.dim[3];
+    set_scale(j, a);
+    a.q = heads_of(in[0]);
+    a.k = heads_of(in[1]);
+    a.v = heads_of(in[2]);
+    if (j.has_in(grad + 3)) a.mask = mask_of(in[3]);
+    a.o = heads_of(grad ? in[4] : j.out(0));
+    a.lse = heads_of(grad ? in[5] : j.out(1));
+    if (!grad) return a;
+    a.g = heads_of(j.in(0));
+    a.dq = heads_of(j.out(0));
+    a.dk = heads_of(j.out(1));
+    a.dv = heads_of(j.out(2));
+    return a;
+}
+
+/* ---- Tiles ---------------------------------------------------------------------------------------------------------
+ */
+
+constexpr int ATTENTION_THREADS = 128;
+
+/* ROWS for a size: four tiles of ROWS * DIM numbers take 32 KB. */
+template <class C, int DIM> struct tile_of {
+    static constexpr int FIT = (int)(8192 / sizeof(C)) / DIM;
+    static constexpr int ROWS = FIT > 32 ? 32 : FIT;
+    static constexpr int LANES = ATTENTION_THREADS / ROWS; /* at most 32, so they are of one warp */
+    static constexpr int WIDTH = DIM + 1;                  /* so that neighbouring rows lie in different banks */
+    static constexpr int SIZE = ROWS * WIDTH;
+};
+
+/* tile[r][d] = x[first + r][d]; zeros outside. */
+template <class C, int DIM>
+__device__ void load_tile(C *tile, const attention &a, const heads &x, int64_t base, int64_t first, int64_t rows)
+{
+    for (int e = threadIdx.x; e < tile_of<C, DIM>::ROWS * DIM; e += ATTENTION_THREADS) {
+        int r = e / DIM, d = e % DIM;
+        bool inside = first + r < rows && d < a.dim;
+        tile[r * tile_of<C, DIM>::WIDTH + d] =
+            inside ? load_as<C>(a.dtype, x.data, base + (first + r) * x.stride[2] + d * x.stride[3]) : C(0);
+    }
+}
+
+template <class C, int DIM> __device__ C dot_rows(const C *a, const C *b)
+{
+    C sum = 0;
+#pragma unroll 8
+    for (int d = 0; d < DIM; d++) sum += a[d] * b[d];
+    return sum;
+}
+
+/* May query i see key j? */
+__device__ static bool may_see(const attention &a, int64_t mask_base, int64_t i, int64_t j)
+{
+    if (i >= a.queries || j >= a.keys || (a.causal && j > i + a.keys - a.queries)) return false;
+    return !a.mask.data || ((const uint8_t *)a.mask.data)[mask_base + i * a.mask.stride[2] + j * a.mask.stride[3]];
+}
+
+/* Over the LANES threads of a row. */
+template <int LANES, class C> __device__ C row_sum(C x)
+{
+    for (int mask = LANES / 2; mask; mask /= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
+    return x;
+}
+template <int LANES, class C> __device__ C row_max(C x)
+{
+    for (int mask = LANES / 2; mask; mask /= 2) {
+        C other = __shfl_xor_sync(0xffffffffu, x, mask);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+/* Which (batch, head) and which rows a block works on. */
+struct block_place { int64_t batch, head, first; };
+__device__ static block_place place_of(const attention &a, int64_t tiles, int rows)
+{
+    int64_t number = blockIdx.x / tiles;
+    return block_place{number / a.heads_n, number % a.heads_n, blockIdx.x % tiles * rows};
+}
+
+/* ---- Forward -------------------------------------------------------------------------------------------------------
+ */
+
+template <class C, int DIM>
+__global__ void __launch_bounds__(ATTENTION_THREADS) attention_forward(attention a, int64_t tiles)
+{
+    using tile = tile_of<C, DIM>;
+    constexpr int ROWS = tile::ROWS, LANES = tile::LANES, PER_LANE = (DIM + LANES - 1) / LANES,
+                  KEYS = (ROWS + LANES - 1) / LANES;
+    TR_DYNAMIC_SHARED(C, shared);
+    C *q = shared, *k = q + tile::SIZE, *v = k + tile::SIZE, *p = v + tile::SIZE; /* p: [ROWS][ROWS + 1] */
+    const C infinity = C(INFINITY);
+    block_place at = place_of(a, tiles, ROWS);
+    int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    int64_t i = at.first + row, mask_base = a.mask.at(at.batch, at.head);
+    int64_t last = at.first + ROWS < a.queries ? at.first + ROWS : a.queries; /* the end of the block's queries */
+    int64_t end = a.causal ? last + a.keys - a.queries : a.keys;
+    C top = -infinity, sum = 0, out[PER_LANE] = {};
+
+    load_tile<C, DIM>(q, a, a.q, a.q.at(at.batch, at.head), at.first, a.queries);
+    for (int64_t key = 0; key < (end < a.keys ? end : a.keys); key += ROWS) {
+        __syncthreads(); /* the last tile has been read */
+        load_tile<C, DIM>(k, a, a.k, a.k.at(at.batch, at.head), key, a.keys);
+        load_tile<C, DIM>(v, a, a.v, a.v.at(at.batch, at.head), key, a.keys);
+        __syncthreads();
+
+        C score[KEYS], highest = top;
+        bool seen[KEYS];
+        for (int e = 0; e < KEYS; e++) {
+            int c = lane + e * LANES;
+            seen[e] = c < ROWS && may_see(a, mask_base, i, key + c);
+            score[e] = seen[e] ? dot_rows<C, DIM>(q + row * tile::WIDTH, k + c * tile::WIDTH) * (C)a.scale : -infinity;
+            highest = score[e] > highest ? score[e] : highest;
+        }
+        highest = row_max<LANES>(highest);
+        C shrink = top == highest ? C(1) : exp(top - highest), added = 0;
+        for (int e = 0; e < KEYS; e++) {
+            int c = lane + e * LANES;
+            C weight = seen[e] ? exp(score[e] - highest) : C(0);
+            if (c < ROWS) p[row * (ROWS + 1) + c] = weight;
+            added += weight;
+        }
+        sum = sum * shrink + row_sum<LANES>(added);
+        top = highest;
+        __syncthreads();
+        for (int e = 0; e < PER_LANE; e++) {
+            int d = lane + e * LANES;
+            C value = out[e] * shrink;
+            if (d < DIM)
+                for (int c = 0; c < ROWS; c++) value += p[row * (ROWS + 1) + c] * v[c * tile::WIDTH + d];
+            out[e] = value;
+        }
+    }
+    if (i >= a.queries) return;
+    bool none = sum == C(0); /* no key was seen */
+    for (int e = 0; e < PER_LANE; e++) {
+        int64_t d = lane + e * LANES;
+        if (d < a.dim)
+            store_as<C>(a.dtype, a.o.data, a.o.at(at.batch, at.head) + i * a.o.stride[2] + d * a.o.stride[3],
+                none ? C(0) : out[e] / sum);
+    }
+    if (lane == 0)
+        ((C *)a.lse.data)[a.lse.at(at.batch, at.head) + i * a.lse.stride[2]] = none ? -infinity : top + log(sum);
+}
+
+/* ---- Backward ------------------------------------------------------------------------------------------------------
+ */
+
+/* delta: [batch * heads, queries] = rowsum(g * o), by a warp each. */
+template <class C> __global__ void attention_delta(C *delta, attention a)
+{
+    int64_t rows = a.batch * a.heads_n * a.queries;
+    for (int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; r < rows; r += (int64_t)gridDim.x * blockDim.y) {
+        int64_t number = r / a.queries, i = r % a.queries, batch = number / a.heads_n, head = number % a.heads_n;
+        int64_t g = a.g.at(batch, head) + i * a.g.stride[2], o = a.o.at(batch, head) + i * a.o.stride[2];
+        C sum = 0;
+        for (int64_t d = threadIdx.x; d < a.dim; d += 32)
+            sum += load_as<C>(a.dtype, a.g.data, g + d * a.g.stride[3]) *
+                   load_as<C>(a.dtype, a.o.data, o + d * a.o.stride[3]);
+        sum = row_sum<32>(sum);
+        if (threadIdx.x == 0) delta[r] = sum;
+    }
+}
+
+template <class C, int DIM>
+__global__ void __launch_bounds__(ATTENTION_THREADS) attention_dq(attention a, const C *delta, int64_t tiles)
+{
+    using tile = tile_of<C, DIM>;
+    constexpr int ROWS = tile::ROWS, LANES = tile::LANES, PER_LANE = (DIM + LANES - 1) / LANES,
+                  KEYS = (ROWS + LANES - 1) / LANES;
+    TR_DYNAMIC_SHARED(C, shared);
+    C *q = shared, *g = q + tile::SIZE, *k = g + tile::SIZE, *v = k + tile::SIZE,
+      *ds = v + tile::SIZE; /* ds: [ROWS][ROWS + 1] */
+    block_place at = place_of(a, tiles, ROWS);
+    int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    int64_t i = at.first + row, mask_base = a.mask.at(at.batch, at.head);
+    int64_t last = at.first + ROWS < a.queries ? at.first + ROWS : a.queries;
+    int64_t end = a.causal ? last + a.keys - a.queries : a.keys;
+    bool mine = i < a.queries;
+    C lse = mine ? ((const C *)a.lse.data)[a.lse.at(at.batch, at.head) + i * a.lse.stride[2]] : C(0);
+    C less = mine ? delta[(at.batch * a.heads_n + at.head) * a.queries + i] : C(0), sum[PER_LANE] = {};
+
+    load_tile<C, DIM>(q, a, a.q, a.q.at(at.batch, at.head), at.first, a.queries);
+    load_tile<C, DIM>(g, a, a.g, a.g.at(at.batch, at.head), at.first, a.queries);
+    for (int64_t key = 0; key < (end < a.keys ? end : a.keys); key += ROWS) {
+        __syncthreads();
+        load_tile<C, DIM>(k, a, a.k, a.k.at(at.batch, at.head), key, a.keys);
+        load_tile<C, DIM>(v, a, a.v, a.v.at(at.batch, at.head), key, a.keys);
+        __syncthreads();
+        for (int e = 0; e < KEYS; e++) {
+            int c = lane + e * LANES;
+            if (c >= ROWS) continue;
+            C made = 0;
+            if (may_see(a, mask_base, i, key + c)) {
+                C p = exp(dot_rows<C, DIM>(q + row * tile::WIDTH, k + c * tile::WIDTH) * (C)a.scale - lse);
+                made = p * (dot_rows<C, DIM>(g + row * tile::WIDTH, v + c * tile::WIDTH) - less) * (C)a.scale;
+            }
+            ds[row * (ROWS + 1) + c] = made;
+        }
+        __syncthreads();
+        for (int e = 0; e < PER_LANE; e++) {
+            int d = lane + e * LANES;
+            if (d < DIM)
+                for (int c = 0; c < ROWS; c++) sum[e] += ds[row * (ROWS + 1) + c] * k[c * tile::WIDTH + d];
+        }
+    }
+    if (!mine) return;
+    for (int e = 0; e < PER_LANE; e++) {
+        int64_t d = lane + e * LANES;
+        if (d < a.dim)
+            store_as<C>(a.dtype, a.dq.data, a.dq.at(at.batch, at.head) + i * a.dq.stride[2] + d * a.dq.stride[3],
+                        sum[e]);
+    }
+}
+
+template <class C, int DIM>
+__global__ void __launch_bounds__(ATTENTION_THREADS) attention_dkv(attention a, const C *delta, int64_t tiles)
+{
+    using tile = tile_of<C, DIM>;
+    constexpr int ROWS = tile::ROWS, LANES = tile::LANES, PER_LANE = (DIM + LANES - 1) / LANES,
+                  EACH = (ROWS + LANES - 1) / LANES;
+    TR_DYNAMIC_SHARED(C, shared);
+    C *k = shared, *v = k + tile::SIZE, *q = v + tile::SIZE, *g = q + tile::SIZE;
+    C *p = g + tile::SIZE, *ds = p + ROWS * (ROWS + 1); /* both [keys ROWS][queries ROWS + 1] */
+    block_place at = place_of(a, tiles, ROWS);
+    int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    int64_t key = at.first + row, mask_base = a.mask.at(at.batch, at.head), lse_base = a.lse.at(at.batch, at.head);
+    /* With a causal mask the first query that sees a key of the block's is at.first + queries - keys. */
+    int64_t first = a.causal ? at.first + a.queries - a.keys : 0;
+    C of_k[PER_LANE] = {}, of_v[PER_LANE] = {};
+
+    load_tile<C, DIM>(k, a, a.k, a.k.at(at.batch, at.head), at.first, a.keys);
+    load_tile<C, DIM>(v, a, a.v, a.v.at(at.batch, at.head), at.first, a.keys);
+    for (int64_t query = first > 0 ? first / ROWS * ROWS : 0; query < a.queries; query += ROWS) {
+        __syncthreads();
+        load_tile<C, DIM>(q, a, a.q, a.q.at(at.batch, at.head), query, a.queries);
+        load_tile<C, DIM>(g, a, a.g, a.g.at(at.batch, at.head), query, a.queries);
+        __syncthreads();
+        for (int e = 0; e < EACH; e++) {
+            int c = lane + e * LANES;
+            int64_t i = query + c;
+            if (c >= ROWS) continue;
+            C weight = 0, made = 0;
+            if (may_see(a, mask_base, i, key)) {
+                C lse = ((const C *)a.lse.data)[lse_base + i * a.lse.stride[2]];
+                C less = delta[(at.batch * a.heads_n + at.head) * a.queries + i];
+                weight = exp(dot_rows<C, DIM>(q + c * tile::WIDTH, k + row * tile::WIDTH) * (C)a.scale - lse);
+                made = weight * (dot_rows<C, DIM>(g + c * tile::WIDTH, v + row * tile::WIDTH) - less) * (C)a.scale;
+            }
+            p[row * (ROWS + 1) + c] = weight;
+            ds[row * (ROWS + 1) + c] = made;
+        }
+        __syncthreads();
+        for (int e = 0; e < PER_LANE; e++) {
+            int d = lane + e * LANES;
+            if (d < DIM)
+                for (int c = 0; c < ROWS; c++) {
+                    of_v[e] += p[row * (ROWS + 1) + c] * g[c * tile::WIDTH + d];
+                    of_k[e] += ds[row * (ROWS + 1) + c] * q[c * tile::WIDTH + d];
+                }
+        }
+    }
+    if (key >= a.keys) return;
+    for (int e = 0; e < PER_LANE; e++) {
+        int64_t d = lane + e * LANES;
+        if (d >= a.dim) continue;
+        store_as<C>(a.dtype, a.dk.data, a.dk.at(at.batch, at.head) + key * a.dk.stride[2] + d * a.dk.stride[3],
+                    of_k[e]);
+        store_as<C>(a.dtype, a.dv.data, a.dv.at(at.batch, at.head) + key * a.dv.stride[2] + d * a.dv.stride[3],
+                    of_v[e]);
+    }
+}
+
+/* ---- Launches ------------------------------------------------------------------------------------------------------
+ */
+
+/* f(size) for the least DIM that has room for heads of dim. */
+template <class F> static tr_status for_dim(const attention &a, F f)
+{
+    if (a.dim <= 32) return f(std::integral_constant<int, 32>());
+    if (a.dim <= 64) return f(std::integral_constant<int, 64>());
+    if (a.dim <= 128) return f(std::integral_constant<int, 128>());
+    if (a.dim <= 256) return f(std::integral_constant<int, 256>());
+    return host->fail(TR_UNSUPPORTED, "heads of %lld numbers: the kernels of cuda take at most 256", (long long)a.dim);
+}
+
+/* More shared memory than 48 KB has to be asked for. */
+template <class K> static tr_status allow_shared(K kernel, size_t bytes)
+{
+    if (bytes <= 48 << 10) return TR_OK;
+    return cuda_failure(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+        "attention");
+}
+
+static tr_status run_forward(const job &j, const attention &a)
+{
+    return for_compute(a.dtype, [&](auto type) {
+        return for_dim(a, [&](auto dim) -> tr_status {
+            using C = typename decltype(type)::type;
+            using tile = tile_of<C, decltype(dim)::value>;
+            int64_t tiles = parts_of(a.queries, tile::ROWS), blocks = a.batch * a.heads_n * tiles;
+            size_t bytes = sizeof(C) * (3 * tile::SIZE + tile::ROWS * (tile::ROWS + 1));
+            if (blocks == 0) return TR_OK;
+            auto kernel = attention_forward<C, decltype(dim)::value>;
+            TRY(allow_shared(kernel, bytes));
+            return LAUNCH(j, kernel, (unsigned)blocks, ATTENTION_THREADS, bytes, a, tiles);
+        });
+    });
+}
+
+static tr_status run_backward(const job &j, const attention &a)
+{
+    return for_compute(a.dtype, [&](auto type) {
+        return for_dim(a, [&](auto dim) -> tr_status {
+            using C = typename decltype(type)::type;
+            using tile = tile_of<C, decltype(dim)::value>;
+            int64_t rows = a.batch * a.heads_n * a.queries, of_one = sizeof(C);
+            int64_t query_tiles = parts_of(a.queries, tile::ROWS), key_tiles = parts_of(a.keys, tile::ROWS);
+            size_t square = tile::ROWS * (tile::ROWS + 1), bytes = sizeof(C) * (4 * tile::SIZE + 2 * square);
+            scratch memory(j, (size_t)(rows * of_one));
+            TRY(memory.status());
+            C *delta = memory.template as<C>();
+            auto by_query = attention_dq<C, decltype(dim)::value>;
+            auto by_key = attention_dkv<C, decltype(dim)::value>;
+            TRY(allow_shared(by_query, bytes));
+            TRY(allow_shared(by_key, bytes));
+            if (rows) {
+                TRY(LAUNCH(j, attention_delta<C>, grid_for(rows, 4), dim3(32, 4), 0, delta, a));
+                TRY(LAUNCH(j, by_query, (unsigned)(a.batch * a.heads_n * query_tiles), ATTENTION_THREADS, bytes, a,
+                           delta, query_tiles));
+            }
+            if (a.batch * a.heads_n * a.keys == 0) return TR_OK;
+            return LAUNCH(j, by_key, (unsigned)(a.batch * a.heads_n * key_tiles), ATTENTION_THREADS, bytes, a, delta,
+                          key_tiles);
+        });
+    });
+}
+
+tr_status cuda_attention(const job &j) { return run_forward(j, separate_attention(j, false)); }
+tr_status cuda_attention_grad(const job &j) { return run_backward(j, separate_attention(j, true)); }
+tr_status cuda_self_attention(const job &j) { return run_forward(j, packed_attention(j, false)); }
+tr_status cuda_self_attention_grad(const job &j) { return run_backward(j, packed_attention(j, true)); }

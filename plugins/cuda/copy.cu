@@ -1,0 +1,163 @@
+/* Moving numbers: copies between any dtypes and strides, fills, and elements taken by their numbers. */
+#include "elementwise.h"
+#include "families.h"
+
+/* ---- Copies ------------------------------------------------------------------------------------------------------ */
+
+template <class To, class From, int V>
+__global__ void convert_flat(To *to, const From *from, int64_t step, int64_t count)
+{
+    int64_t packs = count / V;
+    FOR_EACH_OF(p, packs)
+    {
+        pack<From, V> x;
+        pack<To, V> y;
+        if (step) x = ((const pack<From, V> *)from)[p];
+        for (int i = 0; i < V; i++) y.at[i] = convert<To>(step ? x.at[i] : *from);
+        ((pack<To, V> *)to)[p] = y;
+    }
+    for (int64_t i = packs * V + (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x)
+        to[i] = convert<To>(from[i * step]);
+}
+
+template <class To, class From> __global__ void convert_strided(To *to, const From *from, walk<2> w)
+{
+    FOR_EACH_OF(i, w.count)
+    {
+        int64_t place[2];
+        w.at((uint32_t)i, place);
+        to[place[0]] = convert<To>(from[place[1]]);
+    }
+}
+
+/* A transposed copy: both sides are read and written along their own contiguous dimension, by way of a tile.
+ * to: [.., rows, columns] with columns contiguous; from has rows contiguous. */
+constexpr int TILE = 32, TILE_ROWS = 8;
+
+template <class T>
+__global__ void transpose(T *to, const T *from, int64_t rows, int64_t columns, int64_t to_row, int64_t from_column,
+                          axis to_others, axis from_others)
+{
+    __shared__ T tile[TILE][TILE + 1];
+    int64_t tiles = (columns + TILE - 1) / TILE;
+    int64_t row0 = blockIdx.x / tiles * TILE, column0 = blockIdx.x % tiles * TILE;
+    for (int64_t other = blockIdx.y; other < to_others.n; other += gridDim.y) {
+        T *y = to + to_others.at(other);
+        const T *x = from + from_others.at(other);
+        for (int c = threadIdx.y; c < TILE; c += TILE_ROWS)
+            if (row0 + threadIdx.x < rows && column0 + c < columns)
+                tile[c][threadIdx.x] = x[(column0 + c) * from_column + row0 + threadIdx.x];
+        __syncthreads();
+        for (int r = threadIdx.y; r < TILE; r += TILE_ROWS)
+            if (row0 + r < rows && column0 + threadIdx.x < columns)
+                y[(row0 + r) * to_row + column0 + threadIdx.x] = tile[threadIdx.x][r];
+        __syncthreads();
+    }
+}
+
+/* The dimension of `from` along which it is contiguous, when that is not the last one, which is `to`'s; -1: there is
+ * none. */
+static int transposed_dim(const loop &l)
+{
+    int last = l.ndim - 1;
+    if (l.ndim < 2 || l.stride[0][last] != 1 || l.stride[1][last] <= 1 || l.dim[last] < TILE / 2) return -1;
+    for (int d = 0; d < last; d++)
+        if (l.stride[1][d] == 1 && l.dim[d] >= TILE / 2) return d;
+    return -1;
+}
+
+template <class T> static tr_status launch_transpose(const job &j, const loop &l, int d)
+{
+    int64_t dim[TR_MAX_DIMS], to[TR_MAX_DIMS], from[TR_MAX_DIMS];
+    int last = l.ndim - 1, n = 0;
+    for (int e = 0; e < last; e++) {
+        if (e == d) continue;
+        dim[n] = l.dim[e];
+        to[n] = l.stride[0][e];
+        from[n++] = l.stride[1][e];
+    }
+    axis to_others = axis_of(n, dim, to), from_others = axis_of(n, dim, from);
+    int64_t tiles = parts_of(l.dim[d], TILE) * parts_of(l.dim[last], TILE);
+    if (tiles > GRID_LIMIT) return TR_DECLINED;
+    dim3 grid((unsigned)tiles, (unsigned)least(to_others.n, GRID_YZ_LIMIT)), block(TILE, TILE_ROWS);
+    return LAUNCH(j, transpose<T>, grid, block, 0, (T *)l.data[0], (const T *)l.data[1], l.dim[d], l.dim[last],
+                  l.stride[0][d], l.stride[1][last], to_others, from_others);
+}
+
+/* Of any dtypes. */
+template <class To, class From> static tr_status convert_loop(const job &j, const loop &l)
+{
+    if (loop_is_flat(l)) {
+        constexpr int V = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
+        int64_t step = l.stride[1][0];
+        bool aligned = (uintptr_t)l.data[0] % (V * sizeof(To)) == 0 && (uintptr_t)l.data[1] % (V * sizeof(From)) == 0;
+        auto kernel = aligned ? convert_flat<To, From, V> : convert_flat<To, From, 1>;
+        return LAUNCH(j, kernel, grid_for(l.count, BLOCK * (aligned ? V : 1)), BLOCK, 0, (To *)l.data[0],
+            (const From *)l.data[1], step, l.count);
+    }
+    return loop_in_parts(l, [&](const loop &part) {
+        return LAUNCH(j, (convert_strided<To, From>), grid_for(part.count), BLOCK, 0, (To *)part.data[0],
+            (const From *)part.data[1], walk<2>(part));
+    });
+}
+
+tr_status copy_into(const job &j, const tr_device_tensor &y, const tr_device_tensor &x)
+{
+    const tr_device_tensor *tensors[] = {&y, &x};
+    loop l = loop_of(y.shape, tensors, 2);
+    if (l.count == 0) return TR_OK;
+    if (x.dtype != y.dtype)
+        return for_any(y.dtype, [&](auto to) {
+            return for_any(x.dtype, [&](auto from) {
+                return convert_loop<typename decltype(to)::type, typename decltype(from)::type>(j, l);
+            });
+        });
+    return for_bytes(l.bytes[0], [&](auto t) { /* as bits */
+        using T = typename decltype(t)::type;
+        if (loop_is_flat(l) && l.stride[1][0] == 1)
+            return cuda_failure(
+                cudaMemcpyAsync(l.data[0], l.data[1], (size_t)l.count * sizeof(T), cudaMemcpyDeviceToDevice, j.stream),
+                "copy");
+        int d = transposed_dim(l);
+        tr_status status = d < 0 ? TR_DECLINED : launch_transpose<T>(j, l, d);
+        return status == TR_DECLINED ? convert_loop<T, T>(j, l) : status;
+    });
+}
+
+tr_status cuda_copy(const job &j)
+{
+    return copy_into(j, j.out(0), j.in(0));
+}
+
+/* ---- Fills ------------------------------------------------------------------------------------------------------- */
+
+template <class T> __global__ void fill_kernel(T *to, T value, walk<1> w)
+{
+    FOR_EACH_OF(i, w.count)
+    {
+        int64_t place[1];
+        w.at((uint32_t)i, place);
+        to[place[0]] = value;
+    }
+}
+
+tr_status fill(const job &j, const tr_device_tensor &y, double value)
+{
+    const tr_device_tensor *tensors[] = {&y};
+    loop l = loop_of(y.shape, tensors, 1);
+    return loop_in_parts(l, [&](const loop &part) {
+        return for_any(y.dtype, [&](auto t) {
+            using T = typename decltype(t)::type;
+            if (loop_is_flat(part) && value == 0 && !signbit(value))
+                return cuda_failure(cudaMemsetAsync(part.data[0], 0, (size_t)part.count * sizeof(T), j.stream), "fill");
+            return LAUNCH(j, fill_kernel<T>, grid_for(part.count), BLOCK, 0, (T *)part.data[0], from_double<T>(value),
+                walk<1>(part));
+        });
+    });
+}
+
+tr_status cuda_fill(const job &j)
+{
+    return fill(j, j.out(0), j.attrs<tr_fill_attrs>().value);
+}

@@ -1,0 +1,159 @@
+/*
+ * Cross-entropy of logits [..., c] against class numbers. A block reads a row of logits once and keeps its largest
+ * number and log-sum-exp; backward makes the gradient from those, in place where the caller wants that: there is never
+ * a second copy.
+ *
+ *   loss of a row = (1 - smoothing) (top - logits[target]) + smoothing mean(top - logits) + log_sum
+ */
+#include "families.h"
+#include "log_sum.h"
+
+struct targets {
+    const void *data;
+    tr_dtype dtype;
+    axis at;
+    int64_t classes, ignored;
+    fault *fault_at;
+
+    /* The class of a row; -1: it does not count. */
+    __device__ int64_t of(int64_t row) const
+    {
+        int64_t id = load_id(dtype, data, at.at(row));
+        if (id == ignored) return -1;
+        if (id >= 0 && id < classes) return id;
+        note_fault(fault_at, FAULT_TARGET, id, row, classes);
+        return -1;
+    }
+};
+
+template <class C> struct outputs_of { C *loss, *top, *log_sum, *below; };
+
+template <class T>
+__global__ void cross_entropy(outputs_of<compute_of<T>> out, const T *logits, axis at, int64_t step, targets t,
+                              double smoothing)
+{
+    using C = compute_of<T>;
+    int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    bool mine = r < at.n;
+    row_of<const T, 1> row = {{mine ? logits + at.at(r) : logits}, {step}};
+    log_sum<C> s = {minus_infinity<C>(), C(0)};
+    C total = 0;
+    if (mine) each_of_row(row, t.classes, [&](int64_t, const C *x) { s = with_number(s, x[0]); });
+    s = combine_team(s, log_sums_of());
+    if (out.below) { /* mean(top - x), summed as such: a large top would round the sum of x */
+        if (mine) each_of_row(row, t.classes, [&](int64_t, const C *x) { total += s.top - x[0]; });
+        total = combine_team(total, plus_of()) / (C)t.classes;
+    }
+    if (threadIdx.y || !mine) return;
+    C rest = log(s.sum), of_row = 0;
+    int64_t target = t.of(r);
+    if (target >= 0) {
+        of_row = (C)(1 - smoothing) * (s.top - wide(row.at[0][target * step])) + rest;
+        if (out.below) of_row += (C)smoothing * total;
+    }
+    out.top[r] = s.top;
+    out.log_sum[r] = rest;
+    if (out.below) out.below[r] = total;
+    out.loss[r] = of_row;
+}
+
+struct counted { double sum, count; };
+struct counted_both {
+    __device__ counted operator()(counted a, counted b) const { return counted{a.sum + b.sum, a.count + b.count}; }
+};
+
+/* One block: the sum or mean of the rows' losses, and how many count. loss: NULL, the count alone. */
+template <class C> __global__ void finish(C *loss, C *count, const C *of_rows, int64_t rows, targets t, bool mean)
+{
+    counted c = {0, 0};
+    for (int64_t r = threadIdx.y; r < rows; r += blockDim.y) {
+        int64_t id = load_id(t.dtype, t.data, t.at.at(r));
+        c.sum += (double)of_rows[r];
+        c.count += id != t.ignored && id >= 0 && id < t.classes;
+    }
+    c = combine_team(c, counted_both());
+    if (threadIdx.y) return;
+    if (loss) *loss = (C)(mean ? c.sum / c.count : c.sum);
+    *count = (C)c.count;
+}
+
+static targets targets_of(const job &j, const tr_device_tensor &ids, int64_t classes)
+{
+    return targets{ids.data, ids.dtype, axis_in(ids, ~0u), classes, j.attrs<tr_cross_entropy_attrs>().ignore_index,
+        fault_of(j.call.index)};
+}
+
+tr_status cuda_cross_entropy(const job &j)
+{
+    const tr_device_tensor &logits = j.in(0);
+    const tr_cross_entropy_attrs &a = j.attrs<tr_cross_entropy_attrs>();
+    targets t = targets_of(j, j.in(1), size_at(logits, -1));
+    axis rows = axis_in(logits, ~(1u << (logits.shape.ndim - 1)));
+    return for_float(logits.dtype, [&](auto type) -> tr_status {
+        using T = typename decltype(type)::type;
+        using C = compute_of<T>;
+        bool each = a.reduction == TR_REDUCE_NONE;
+        scratch memory(j, sizeof(C) * (size_t)(each ? 0 : rows.n));
+        TRY(memory.status());
+        outputs_of<C> out = {each ? (C *)j.out(0).data : memory.template as<C>(), (C *)j.out(1).data,
+                             (C *)j.out(2).data, j.has_out(4) ? (C *)j.out(4).data : nullptr};
+        if (rows.n) {
+            team w = team_of_rows(rows.n, t.classes, stride_at(logits, -1), sizeof(T));
+            TRY(LAUNCH(j, cross_entropy<T>, dim3((unsigned)w.blocks), w.block, 0, out, (const T *)logits.data, rows,
+                stride_at(logits, -1), t, a.smoothing));
+        }
+        return LAUNCH(j, finish<C>, 1, dim3(1, BLOCK), 0, each ? nullptr : (C *)j.out(0).data, (C *)j.out(3).data,
+                      out.loss, rows.n, t, a.reduction == TR_REDUCE_MEAN);
+    });
+}
+
+/* What arrives for each row: g, divided by how many count where the loss is their mean. */
+template <class C> struct arriving {
+    const void *g;
+    tr_dtype dtype;
+    axis at;
+    const C *count; /* NULL: no mean */
+    bool each;
+};
+
+template <class T>
+__global__ void cross_entropy_grad(T *dlogits, axis to, int64_t to_step, const T *logits, axis at, int64_t step,
+                                   targets t, arriving<compute_of<T>> g, const compute_of<T> *top,
+                                   const compute_of<T> *rest, double smoothing)
+{
+    using C = compute_of<T>;
+    int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= at.n) return;
+    int64_t target = t.of(r);
+    C scale = target < 0 ? C(0) : load_as<C>(g.dtype, g.g, g.at.at(g.each ? r : 0));
+    if (target >= 0 && g.count) scale /= *g.count;
+    C even = (C)(smoothing / (double)t.classes), wanted = even + (C)(1 - smoothing), row_top = top[r],
+      row_rest = rest[r];
+    row_of<const T, 1> from = {{logits + at.at(r)}, {step}};
+    row_of<T, 1> into = {{dlogits + to.at(r)}, {to_step}};
+    map_row(into, from, t.classes, [&](int64_t i, const C *x) {
+        return scale == 0 ? C(0) : (exp(x[0] - row_top - row_rest) - (i == target ? wanted : even)) * scale;
+    });
+}
+
+/* top, log_sum and count are as cross_entropy made them: row-major. */
+tr_status cuda_cross_entropy_grad(const job &j)
+{
+    const tr_device_tensor &logits = j.in(1), &dlogits = j.out(0), &g = j.in(0);
+    const tr_cross_entropy_attrs &a = j.attrs<tr_cross_entropy_attrs>();
+    uint32_t others = ~(1u << (logits.shape.ndim - 1));
+    axis rows = axis_in(logits, others);
+    targets t = targets_of(j, j.in(2), size_at(logits, -1));
+    if (rows.n * t.classes == 0) return TR_OK;
+    return for_float(logits.dtype, [&](auto type) {
+        using T = typename decltype(type)::type;
+        using C = compute_of<T>;
+        arriving<C> arrived = {g.data, g.dtype, axis_in(g, ~0u),
+                               a.reduction == TR_REDUCE_MEAN ? (const C *)j.in(5).data : nullptr,
+                               a.reduction == TR_REDUCE_NONE};
+        team w = team_of_rows(rows.n, t.classes, stride_at(logits, -1), sizeof(T));
+        return LAUNCH(j, cross_entropy_grad<T>, dim3((unsigned)w.blocks), w.block, 0, (T *)dlogits.data,
+                      axis_in(dlogits, others), stride_at(dlogits, -1), (const T *)logits.data, rows,
+                      stride_at(logits, -1), t, arrived, (const C *)j.in(3).data, (const C *)j.in(4).data, a.smoothing);
+    });
+}

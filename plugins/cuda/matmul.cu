@@ -1,0 +1,238 @@
+/*
+ * matmul, linear and linear's gradients, by the product of gemm.h, which takes any strides. An activation on the way
+ * into a product is applied to a copy, its slope on the way out in place.
+ */
+#include "activations.h"
+#include "elementwise.h"
+#include "families.h"
+#include "gemm.h"
+
+/* The products as all of the family see them: c = a b (+ bias) (+ residual) (+ c). Each matrix is a tensor's memory
+ * read through two axes, an axis being one or more of its dimensions taken together. */
+struct matrix_view {
+    tr_dtype dtype;
+    void *data; /* NULL: none */
+    axis row, column;
+};
+
+struct product {
+    matrix_view a, b, c;                /* a: [m, k], b: [k, n], c: [m, n] */
+    axis a_batch, b_batch, c_batch;     /* of one length: as many products, at these offsets */
+    const tr_device_tensor *bias;       /* [n], or NULL */
+    matrix_view residual;               /* [m, n] */
+    bool accumulate;                    /* add to what c holds */
+};
+
+/* ---- Calls as products ---------------------------------------------------------------------------------------------
+ */
+
+static matrix_view view_of(const tr_device_tensor &x, int first_row, int rows, int columns)
+{
+    return matrix_view{x.dtype, x.data, axis_of(rows, x.shape.dim + first_row, x.stride + first_row),
+        axis_of(columns, x.shape.dim + first_row + rows, x.stride + first_row + rows)};
+}
+
+/* x: [..., n]: all dimensions but the last are rows. */
+static matrix_view matrix_of(const tr_device_tensor &x)
+{
+    return view_of(x, 0, x.shape.ndim - 1, 1);
+}
+
+static matrix_view transposed(const matrix_view &m)
+{
+    return matrix_view{m.dtype, m.data, m.column, m.row};
+}
+
+static axis no_batch()
+{
+    return axis_of(0, nullptr, nullptr);
+}
+
+/* The leading dimensions of x, broadcast to those of the product. */
+static axis batch_of(const tr_device_tensor &x, int own_dims, const tr_shape &batch)
+{
+    int64_t stride[TR_MAX_DIMS];
+    int missing = batch.ndim - (x.shape.ndim - own_dims);
+    for (int d = 0; d < batch.ndim; d++)
+        stride[d] = d < missing || (x.shape.dim[d - missing] == 1 && batch.dim[d] != 1) ? 0 : x.stride[d - missing];
+    return axis_of(batch.ndim, batch.dim, stride);
+}
+
+static product matmul_product(const job &j)
+{
+    const tr_device_tensor &a = j.in(0), &b = j.in(1), &c = j.out(0);
+    int a_dims = a.shape.ndim > 1 ? 2 : 1, b_dims = b.shape.ndim > 1 ? 2 : 1, b_lead = b.shape.ndim - b_dims;
+    product p = {};
+    p.a_batch = p.b_batch = p.c_batch = no_batch();
+    p.b = view_of(b, b_lead, 1, b_dims - 1);
+    if (b_lead == 0) { /* the leading dimensions of a are rows like the others */
+        p.a = matrix_of(a);
+        p.c = view_of(c, 0, a.shape.ndim - 1, b_dims - 1);
+        return p;
+    }
+    tr_shape batch = c.shape;
+    batch.ndim -= (a_dims - 1) + (b_dims - 1);
+    p.a = view_of(a, a.shape.ndim - a_dims, a_dims - 1, 1);
+    p.c = view_of(c, batch.ndim, a_dims - 1, b_dims - 1);
+    p.a_batch = batch_of(a, a_dims, batch);
+    p.b_batch = batch_of(b, b_dims, batch);
+    p.c_batch = axis_of(batch.ndim, c.shape.dim, c.stride);
+    return p;
+}
+
+/* ---- The own product -----------------------------------------------------------------------------------------------
+ */
+
+template <class C> struct epilogue {
+    matrix_view c, residual;
+    axis batch;
+    const void *bias;
+    tr_dtype bias_dtype;
+    int64_t bias_step;
+    bool accumulate;
+
+    __device__ void operator()(int64_t n, int64_t i, int64_t k, C sum, unsigned) const
+    {
+        int64_t at = batch.at(n) + c.row.at(i) + c.column.at(k);
+        if (bias) sum += load_as<C>(bias_dtype, bias, k * bias_step);
+        if (residual.data) sum += load_as<C>(residual.dtype, residual.data, residual.row.at(i) + residual.column.at(k));
+        if (accumulate) sum += load_as<C>(c.dtype, c.data, at);
+        store_as<C>(c.dtype, c.data, at, sum);
+    }
+};
+
+static int64_t inner_stride(const axis &a)
+{
+    return a.stride[a.ndim - 1];
+}
+
+template <class T> static tr_status own_product(const job &j, const product &p)
+{
+    using C = compute_of<T>;
+    gemm::matrix<T> a = {(const T *)p.a.data, p.a.row, p.a.column, p.a_batch,
+                         inner_stride(p.a.column) <= inner_stride(p.a.row)};
+    gemm::matrix<T> b = {(const T *)p.b.data, p.b.column, p.b.row, p.b_batch,
+                         inner_stride(p.b.row) < inner_stride(p.b.column)};
+    epilogue<C> out = {p.c, p.residual, p.c_batch, p.bias ? p.bias->data : nullptr, p.bias ? p.bias->dtype : TR_F32,
+        p.bias ? p.bias->stride[0] : 0, p.accumulate};
+    return gemm::run<C>(j, p.c_batch.n, p.a.row.n, p.b.column.n, p.a.column.n, a, b, out);
+}
+
+static tr_status run_product(const job &j, const product &p)
+{
+    return for_float(p.a.dtype, [&](auto t) { return own_product<typename decltype(t)::type>(j, p); });
+}
+
+tr_status cuda_matmul(const job &j)
+{
+    return run_product(j, matmul_product(j));
+}
+
+/* ---- linear
+ * ---------------------------------------------------------------------------------------------------------- */
+
+struct activation_of {
+    tr_activation_kind kind;
+    template <class C> __device__ C operator()(C x) const { return activated(kind, x); }
+};
+
+/* x, or in memory of its own what the activation makes of it. */
+class input {
+public:
+    input(const job &j, const tr_device_tensor &x, tr_activation_kind kind)
+        : memory(j, kind ? (size_t)numel(x) * host->dtype_size(x.dtype) : 0), tensor(x), state(memory.status())
+    {
+        if (!kind || state != TR_OK) return;
+        tensor = dense_view(memory.as<void>(), x.dtype, x.shape);
+        state = map_into<1>(j, tensor, &x, activation_of{kind});
+    }
+    tr_status status() const { return state; }
+    const tr_device_tensor &view() const { return tensor; }
+
+private:
+    scratch memory;
+    tr_device_tensor tensor;
+    tr_status state;
+};
+
+/* Parameters may be f32 beside x of 16 bits: they are rounded to its dtype. */
+tr_status cuda_linear(const job &j)
+{
+    const tr_linear_attrs &a = j.attrs<tr_linear_attrs>();
+    input x(j, j.in(0), a.activation);
+    staged weight(j, j.in(1), j.in(0).dtype, nullptr);
+    TRY(x.status());
+    TRY(weight.status());
+    product p = {};
+    p.a_batch = p.b_batch = p.c_batch = no_batch();
+    p.a = matrix_of(x.view());
+    p.b = a.in_out ? matrix_of(weight.view()) : transposed(matrix_of(weight.view()));
+    p.c = matrix_of(j.out(0));
+    if (j.has_in(2)) p.bias = &j.in(2);
+    if (j.has_in(3)) p.residual = matrix_of(j.in(3));
+    return run_product(j, p);
+}
+
+/* dx (+)= product * f'(x) */
+template <class T>
+__global__ void times_slope(T *dx, const T *product, const T *x, walk<3> w, tr_activation_kind kind, bool accumulate)
+{
+    using C = compute_of<T>;
+    FOR_EACH_OF(i, w.count)
+    {
+        int64_t place[3];
+        w.at((uint32_t)i, place);
+        C value = wide(product[place[1]]) * activation_slope(kind, wide(x[place[2]]));
+        dx[place[0]] = narrow<T>(accumulate ? wide(dx[place[0]]) + value : value);
+    }
+}
+
+tr_status cuda_linear_grad_input(const job &j)
+{
+    const tr_linear_attrs &a = j.attrs<tr_linear_attrs>();
+    const tr_device_tensor &dx = j.out(0);
+    staged weight(j, j.in(1), j.in(0).dtype, nullptr);
+    scratch memory(j, a.activation ? (size_t)numel(dx) * host->dtype_size(dx.dtype) : 0);
+    TRY(weight.status());
+    TRY(memory.status());
+    tr_device_tensor made = a.activation ? dense_view(memory.as<void>(), dx.dtype, dx.shape) : dx;
+    product p = {};
+    p.a_batch = p.b_batch = p.c_batch = no_batch();
+    p.a = matrix_of(j.in(0));
+    p.b = a.in_out ? transposed(matrix_of(weight.view())) : matrix_of(weight.view());
+    p.c = matrix_of(made);
+    p.accumulate = a.accumulate && !a.activation;
+    TRY(run_product(j, p));
+    if (!a.activation) return TR_OK;
+    const tr_device_tensor *tensors[] = {&dx, &made, &j.in(2)};
+    return loop_in_parts(loop_of(dx.shape, tensors, 3), [&](const loop &part) {
+        return for_float(dx.dtype, [&](auto t) {
+            using T = typename decltype(t)::type;
+            return LAUNCH(j, times_slope<T>, grid_for(part.count), BLOCK, 0, (T *)part.data[0], (const T *)part.data[1],
+                (const T *)part.data[2], walk<3>(part), a.activation, a.accumulate);
+        });
+    });
+}
+
+/* dbias: [n] (+)= the sums of g's columns. */
+static tr_status bias_gradient(const job &j, const tr_device_tensor &g, const tr_device_tensor &dbias, bool accumulate)
+{
+    return sum_onto(j, g, ((uint32_t)1 << (g.shape.ndim - 1)) - 1, dbias, accumulate);
+}
+
+tr_status cuda_linear_grad_weight(const job &j)
+{
+    const tr_linear_attrs &a = j.attrs<tr_linear_attrs>();
+    const tr_device_tensor &g = j.in(0);
+    if (j.has_out(1)) TRY(bias_gradient(j, g, j.out(1), a.accumulate_bias));
+    if (!j.has_out(0)) return TR_OK;
+    input x(j, j.in(1), a.activation);
+    TRY(x.status());
+    product p = {};
+    p.a_batch = p.b_batch = p.c_batch = no_batch();
+    p.a = transposed(matrix_of(a.in_out ? x.view() : g)); /* dw: [in, out] = x^T g, or [out, in] = g^T x */
+    p.b = matrix_of(a.in_out ? g : x.view());
+    p.c = matrix_of(j.out(0));
+    p.accumulate = a.accumulate;
+    return run_product(j, p);
+}

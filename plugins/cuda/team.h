@@ -1,0 +1,153 @@
+/*
+ * Threads that work together on one result: a block is blockDim.x results side by side, of blockDim.y threads each.
+ * Where a result's elements lie next to each other, blockDim.x is 1 and the threads are lanes of warps; where results
+ * lie next to each other, neighbouring threads read neighbouring elements of different results.
+ */
+#ifndef TRIREME_CUDA_TEAM_H
+#define TRIREME_CUDA_TEAM_H
+
+#include "elementwise.h"
+
+struct team {
+    dim3 block;
+    int64_t blocks; /* for all results */
+};
+
+/* For so many results of so many elements each. side_by_side: results are neighbours in memory. */
+inline team team_of(int64_t results, int64_t each, bool side_by_side)
+{
+    team t;
+    unsigned x = 1, y = 32;
+    if (each <= 16) {
+        x = BLOCK;
+        y = 1;
+    } else if (side_by_side && results > 1) {
+        x = 32;
+        for (y = 8; y > 1 && y * 4 > each; y /= 2) {}
+    } else {
+        while (y < BLOCK && y < each) y *= 2;
+    }
+    t.block = dim3(x, y);
+    t.blocks = parts_of(results, x);
+    return t;
+}
+
+template <class A> __device__ inline A from_lane(A value, int mask)
+{
+    static_assert(sizeof(A) % 4 == 0, "words are shuffled");
+    uint32_t words[sizeof(A) / 4];
+    memcpy(words, &value, sizeof value);
+    for (unsigned i = 0; i < sizeof(A) / 4; i++) words[i] = __shfl_xor_sync(0xffffffffu, words[i], mask);
+    memcpy(&value, words, sizeof value);
+    return value;
+}
+
+template <class A> __device__ inline A from_first_lane(A value)
+{
+    uint32_t words[sizeof(A) / 4];
+    memcpy(words, &value, sizeof value);
+    for (unsigned i = 0; i < sizeof(A) / 4; i++) words[i] = __shfl_sync(0xffffffffu, words[i], 0);
+    memcpy(&value, words, sizeof value);
+    return value;
+}
+
+/* All threads of a result get what its threads' values combine to, in an order that only depends on the block. Every
+ * thread of the block calls it; combine is commutative. */
+template <class A, class F> __device__ inline A combine_team(A value, const F &combine)
+{
+    __shared__ A shared[BLOCK];
+    if (blockDim.y == 1) return value;
+    if (blockDim.x == 1) {
+        for (int mask = 16; mask; mask /= 2) value = combine(value, from_lane(value, mask));
+        if (blockDim.y == 32) return from_first_lane(value);
+        if (threadIdx.y % 32 == 0) shared[threadIdx.y / 32] = value;
+        __syncthreads();
+        value = shared[0];
+        for (unsigned warp = 1; warp < blockDim.y / 32; warp++) value = combine(value, shared[warp]);
+        __syncthreads(); /* before the next call writes there */
+        return value;
+    }
+    shared[threadIdx.y * blockDim.x + threadIdx.x] = value;
+    __syncthreads();
+    value = shared[threadIdx.x];
+    for (unsigned y = 1; y < blockDim.y; y++) value = combine(value, shared[y * blockDim.x + threadIdx.x]);
+    __syncthreads();
+    return value;
+}
+
+/* ---- A result's elements as a row -------------------------------------------------------------------------------- */
+
+/* A row of each of N tensors. */
+template <class T, int N> struct row_of {
+    T *at[N];
+    int64_t step[N];
+
+    /* Can vectors of 16 bytes be moved? */
+    __device__ bool packed() const
+    {
+        bool packed = blockDim.x == 1;
+        for (int k = 0; k < N; k++) packed = packed && step[k] == 1 && (uintptr_t)at[k] % 16 == 0;
+        return packed;
+    }
+};
+
+/* Calls f(i, x) for the elements of the row that this thread works on; x[k]: tensor k's. */
+template <class T, int N, class F>
+__device__ inline void each_of_row(const row_of<const T, N> &row, int64_t n, const F &f)
+{
+    constexpr int V = 16 / sizeof(T);
+    compute_of<T> x[N];
+    int64_t packs = row.packed() ? n / V : 0;
+    for (int64_t p = threadIdx.y; p < packs; p += blockDim.y) {
+        pack<T, V> read[N];
+        for (int k = 0; k < N; k++) read[k] = ((const pack<T, V> *)row.at[k])[p];
+#pragma unroll
+        for (int e = 0; e < V; e++) {
+            for (int k = 0; k < N; k++) x[k] = wide(read[k].at[e]);
+            f(p * V + e, x);
+        }
+    }
+    for (int64_t i = packs * V + threadIdx.y; i < n; i += blockDim.y) {
+        for (int k = 0; k < N; k++) x[k] = wide(row.at[k][i * row.step[k]]);
+        f(i, x);
+    }
+}
+
+/* The same, and what f returns is written to `to`, which may be one of the rows. */
+template <class T, int N, class F>
+__device__ inline void map_row(const row_of<T, 1> &to, const row_of<const T, N> &row, int64_t n, const F &f)
+{
+    constexpr int V = 16 / sizeof(T);
+    compute_of<T> x[N];
+    int64_t packs = row.packed() && to.packed() ? n / V : 0;
+    for (int64_t p = threadIdx.y; p < packs; p += blockDim.y) {
+        pack<T, V> read[N], made;
+        for (int k = 0; k < N; k++) read[k] = ((const pack<T, V> *)row.at[k])[p];
+#pragma unroll
+        for (int e = 0; e < V; e++) {
+            for (int k = 0; k < N; k++) x[k] = wide(read[k].at[e]);
+            made.at[e] = narrow<T>(f(p * V + e, x));
+        }
+        ((pack<T, V> *)to.at[0])[p] = made;
+    }
+    for (int64_t i = packs * V + threadIdx.y; i < n; i += blockDim.y) {
+        for (int k = 0; k < N; k++) x[k] = wide(row.at[k][i * row.step[k]]);
+        to.at[0][i * to.step[0]] = narrow<T>(f(i, x));
+    }
+}
+
+/* The team for rows of n elements of so many bytes, `step` apart. */
+inline team team_of_rows(int64_t rows, int64_t n, int64_t step, size_t bytes)
+{
+    return team_of(rows, step == 1 && n > 32 ? most(32, parts_of(n, 16 / (int64_t)bytes)) : n, step != 1);
+}
+
+struct plus_of {
+    template <class C> __device__ C operator()(C a, C b) const { return a + b; }
+};
+/* NaN in either stays NaN. */
+struct larger_of {
+    template <class C> __device__ C operator()(C a, C b) const { return a > b || a != a ? a : b; }
+};
+
+#endif
