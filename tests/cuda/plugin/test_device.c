@@ -1,0 +1,231 @@
+/*
+ * The CUDA plug-in's device table: memory is kept and counted, failures say what to do, ids that are none are reported
+ * at the next wait. The emulator's environment variable says which call of CUDA's fails, so each such case runs in a
+ * process of its own.
+ */
+#include "on_device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static void assert_message(const char *part)
+{
+    if (!strstr(tr_error_message(), part)) fail_msg("\"%s\" lacks \"%s\"", tr_error_message(), part);
+}
+
+static tr_device_memory memory_now(void)
+{
+    tr_device_memory m = {.size = sizeof m};
+    assert_int_equal(on_device()->memory(0, &m), TR_OK);
+    return m;
+}
+
+static void memory_is_kept_for_later(void **state)
+{
+    (void)state;
+    void *a, *b, *c;
+    tr_device_memory before = memory_now();
+    assert_int_equal(on_device()->allocate(0, NULL, 3000, &a), TR_OK);
+    assert_int_equal(on_device()->allocate(0, NULL, 5000, &b), TR_OK);
+    assert_int_equal((uintptr_t)a % 256, 0);
+    assert_int_equal((uintptr_t)b % 256, 0);
+    tr_device_memory held = memory_now();
+    assert_int_equal(held.in_use - before.in_use, 3072 + 5120);
+    assert_true(held.reserved >= held.in_use);
+    on_device()->release(0, NULL, a, 3000);
+    assert_int_equal(on_device()->allocate(0, NULL, 2900, &c), TR_OK);
+    assert_ptr_equal(a, c); /* in the order of the stream, so at once */
+    on_device()->release(0, NULL, c, 2900);
+    on_device()->release(0, NULL, b, 5000);
+    assert_int_equal(memory_now().in_use, before.in_use);
+    assert_int_equal(memory_now().reserved, held.reserved);
+    on_device()->trim(0);
+    assert_int_equal(memory_now().reserved, before.reserved);
+    assert_true(memory_now().peak >= held.in_use);
+    on_device()->reset_peak(0);
+    assert_int_equal(memory_now().peak, before.in_use);
+}
+
+static void memory_of_one_stream_does_not_serve_another_before_it_ends(void **state)
+{
+    (void)state;
+    tr_device_stream *stream;
+    void *a, *b, *c;
+    assert_int_equal(on_device()->stream_new(0, &stream), TR_OK);
+    assert_int_equal(on_device()->allocate(0, stream, 4096, &a), TR_OK);
+    on_device()->release(0, stream, a, 4096);
+    assert_int_equal(on_device()->allocate(0, NULL, 4096, &b), TR_OK);
+    assert_ptr_not_equal(a, b);
+    on_device()->stream_free(0, stream);
+    assert_int_equal(on_device()->allocate(0, NULL, (2 << 20) - 512, &c), TR_OK); /* all but one piece of a segment */
+    on_device()->release(0, NULL, c, (2 << 20) - 512);
+    on_device()->release(0, NULL, b, 4096);
+    on_device()->trim(0);
+}
+
+static void streams_and_events_order_copies(void **state)
+{
+    (void)state;
+    enum { N = 1 << 16 };
+    tr_device_stream *stream;
+    tr_device_event *event;
+    void *memory, *pinned;
+    bool done;
+    assert_int_equal(on_device()->stream_new(0, &stream), TR_OK);
+    assert_int_equal(on_device()->event_new(0, &event), TR_OK);
+    assert_int_equal(on_device()->event_done(0, event, &done), TR_OK);
+    assert_true(done); /* never recorded */
+    assert_int_equal(on_device()->allocate(0, stream, N, &memory), TR_OK);
+    assert_int_equal(on_device()->host_allocate(N, &pinned), TR_OK);
+    assert_int_equal(on_device()->set_bytes(0, stream, memory, 0x5a, N), TR_OK);
+    assert_int_equal(on_device()->event_record(0, stream, event), TR_OK);
+    assert_int_equal(on_device()->stream_wait(0, NULL, event), TR_OK);
+    assert_int_equal(on_device()->copy_out(0, NULL, pinned, memory, N), TR_OK);
+    assert_int_equal(on_device()->stream_synchronize(0, NULL), TR_OK);
+    for (int i = 0; i < N; i++) assert_int_equal(((unsigned char *)pinned)[i], 0x5a);
+    assert_int_equal(on_device()->event_done(0, event, &done), TR_OK);
+    assert_true(done);
+    on_device()->release(0, NULL, memory, N);
+    on_device()->host_release(pinned, N);
+    on_device()->event_free(0, event);
+    on_device()->stream_free(0, stream);
+}
+
+static void ids_outside_are_reported_at_the_next_wait(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *table = tr_ones(TR_SHAPE(9, 4)),
+              *ids = tr_from(((int64_t[]){3, 8, 12, -1}), TR_SHAPE(4), .dtype = TR_I64), *y = tr_ones(TR_SHAPE(4, 4));
+    device_copies copies = {0};
+    tr_device_tensor in[] = {on_device_view(&copies, table), on_device_view(&copies, ids)},
+                     out = on_device_view(&copies, y);
+    const tr_kernel_entry *entry = on_device_kernel("embedding");
+    tr_kernel_call call = {
+        .size = sizeof call, .op = "embedding", .n_inputs = 2, .n_outputs = 1, .inputs = in, .outputs = &out};
+    assert_int_equal(entry->run(&call), TR_OK);
+    assert_int_equal(on_device()->synchronize(0), TR_INVALID);
+    assert_message("embedding: id ");
+    assert_message("is outside the 9 rows");
+    assert_int_equal(on_device()->synchronize(0), TR_OK); /* once */
+    on_device_free(&copies);
+}
+
+static void heads_that_are_too_large_are_refused(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *q = tr_ones(TR_SHAPE(1, 1, 2, 300)), *lse = tr_ones(TR_SHAPE(1, 1, 2));
+    device_copies copies = {0};
+    tr_device_tensor v = on_device_view(&copies, q), l = on_device_view(&copies, lse), in[] = {v, v, v, {0}},
+                     out[] = {v, l};
+    const tr_kernel_entry *entry = on_device_kernel("attention");
+    tr_kernel_call call = {.size = sizeof call,
+                           .op = "attention",
+                           .attrs = &(tr_attention_attrs){0},
+                           .attrs_size = entry->attrs_size,
+                           .n_inputs = 4,
+                           .n_outputs = 2,
+                           .inputs = in,
+                           .outputs = out};
+    assert_int_equal(entry->run(&call), TR_UNSUPPORTED);
+    assert_message("heads of 300 numbers");
+    on_device_free(&copies);
+}
+
+/* ---- With an emulator that is set up otherwise: this program again, in that environment, with the case's name
+ * ------------ */
+
+static void too_much_memory(void)
+{
+    void *memory;
+    assert_int_equal(on_device()->allocate(0, NULL, (size_t)1 << 40, &memory), TR_NO_MEMORY);
+    assert_message("cuda:0 has no room for 1099511.6 MB more: tensors hold 0.0 MB");
+    assert_message("a smaller batch needs less");
+    assert_int_equal(on_device()->allocate(0, NULL, 512, &memory), TR_OK); /* the device still works */
+    on_device()->release(0, NULL, memory, 512);
+}
+
+static void no_driver(void)
+{
+    extern const tr_device_table tr_device_plugin;
+    static tr_device_host host = {
+        .size = sizeof host, .fail = tr_fail, .dtype_size = tr_dtype_size, .dtype_name = tr_dtype_name};
+    assert_int_equal(tr_device_plugin.open(&host), TR_DEVICE);
+    assert_message("cuda: this host has no NVIDIA driver: install one that knows CUDA 13.0");
+    assert_int_equal(tr_device_plugin.count(), 0);
+}
+
+static void no_such_device(void)
+{
+    void *memory;
+    assert_int_equal(on_device()->allocate(3, NULL, 512, &memory), TR_DEVICE);
+    assert_message("cuda:3: there is no such device: there are 2");
+}
+
+static void a_failing_allocation(void)
+{
+    void *memory;
+    assert_int_equal(on_device()->allocate(0, NULL, 512, &memory), TR_NO_MEMORY);
+    assert_message("cuda:0 has no room");
+    assert_int_equal(on_device()->allocate(0, NULL, 512, &memory), TR_OK);
+    on_device()->release(0, NULL, memory, 512);
+}
+
+static const struct {
+    const char *name, *emulator;
+    void (*run)(void);
+} apart[] = {
+    {"too much memory", "seed=1 memory_mb=64", too_much_memory},
+    {"no driver", "devices=0", no_driver},
+    {"no such device", "devices=2", no_such_device},
+    {"a failing allocation", "fail=cudaMalloc:1", a_failing_allocation},
+};
+enum { APART = sizeof apart / sizeof *apart };
+
+static int chosen;
+static void run_chosen(void **state)
+{
+    (void)state;
+    apart[chosen].run();
+}
+
+static void failures_say_what_to_do(void **state)
+{
+    (void)state;
+    for (int i = 0; i < APART; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            setenv("CUDA_EMULATOR", apart[i].emulator, 1);
+            execl("/proc/self/exe", "test_device", apart[i].name, (char *)NULL);
+            _exit(127);
+        }
+        int status = 0;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (status != 0) fail_msg("\"%s\" failed", apart[i].name);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    for (; argc > 1 && chosen < APART; chosen++) {
+        if (strcmp(argv[1], apart[chosen].name) != 0) continue;
+        const struct CMUnitTest one[] = {cmocka_unit_test(run_chosen)};
+        return cmocka_run_group_tests(one, NULL, NULL);
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_is_kept_for_later),
+        cmocka_unit_test(memory_of_one_stream_does_not_serve_another_before_it_ends),
+        cmocka_unit_test(streams_and_events_order_copies),
+        cmocka_unit_test(ids_outside_are_reported_at_the_next_wait),
+        cmocka_unit_test(heads_that_are_too_large_are_refused),
+        cmocka_unit_test(failures_say_what_to_do),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

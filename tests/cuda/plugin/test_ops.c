@@ -1,0 +1,234 @@
+/* ctest: timeout=400
+ *
+ * Every kernel of the CUDA plug-in, run by the emulator, against the CPU's: each op that the op cases run, forward and
+ * backward, in every dtype, from strided inputs, with gradients in any layout, of empty inputs and under autocast, is
+ * run by both on the same inputs. The linker puts `by_both` in the place of oneDNN's kernels, which are asked first.
+ */
+#include "on_device.h"
+#include "op_cases.h"
+
+#include "ops/op.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+extern const tr__kernel __real_tr__onednn_kernels[TR__OP_COUNT];
+
+static bool seen[TR__OP_COUNT];
+static char running[128]; /* the case, for messages */
+
+/* Compositions of other ops on a device: their parts are compared. */
+static bool is_composed(const char *op)
+{
+    return strcmp(op, "cat") == 0 || strcmp(op, "pad") == 0 || strcmp(op, "to") == 0;
+}
+
+static tr_status by_cpu(tr_op_call *call)
+{
+    ptrdiff_t id = call->op - tr__ops;
+    const tr__kernel faster[] = {__real_tr__onednn_kernels[id], tr__cpu_kernels[id]};
+    for (int i = 0; i < 2; i++) {
+        tr_status status = faster[i] ? faster[i](call) : TR__DECLINED;
+        if (status != TR__DECLINED) return status;
+    }
+    return call->op->forward(call);
+}
+
+/* An f32 output of 16-bit inputs was made of numbers that one of the two has rounded. */
+static double tolerance_of(const tr_op_call *call, const tr_tensor *y)
+{
+    static const double tolerances[TR_DTYPE_COUNT] = {
+        [TR_F32] = 2e-6, [TR_F64] = 1e-13, [TR_BF16] = 0x1p-7, [TR_F16] = 0x1p-10};
+    double tolerance = tolerances[y->dtype];
+    for (int i = 0; i < call->n_inputs && tr_dtype_is_float(y->dtype); i++) {
+        const tr_tensor *x = call->inputs[i];
+        if (x && tr_dtype_is_float(x->dtype) && tolerances[x->dtype] > tolerance) tolerance = tolerances[x->dtype];
+    }
+    return tolerance;
+}
+
+static tr_status by_both(tr_op_call *call)
+{
+    static bool inside; /* the CPU's kernels may run other ops, which go to the CPU alone */
+    const char *op = call->op->name;
+    if (inside || is_composed(op)) return by_cpu(call);
+    device_copies copies = {0};
+    tr_device_tensor inputs[TR_OP_MAX_INPUTS], outputs[TR_OP_MAX_OUTPUTS];
+    for (int i = 0; i < call->n_inputs; i++) inputs[i] = on_device_view(&copies, call->inputs[i]);
+    for (int i = 0; i < call->n_outputs; i++) outputs[i] = on_device_view(&copies, call->outputs[i]);
+    inside = true;
+    tr_status status = by_cpu(call);
+    inside = false;
+    if (status == TR_OK) {
+        const char *kernel = call->op == tr__op(cast) ? "copy" : op;
+        const tr_kernel_entry *entry = on_device_kernel(kernel);
+        bool has_none = entry && entry->attrs_size == 0; /* rows without attributes have a byte of them */
+        seen[call->op - tr__ops] = true;
+        on_device_run(kernel, call->attrs, has_none ? 0 : call->op->attrs_size, inputs, call->n_inputs, outputs,
+                      call->n_outputs);
+    }
+    for (int i = 0; status == TR_OK && i < call->n_outputs; i++) {
+        if (!call->outputs[i]) continue;
+        char what[256], *back = on_device_back(&copies, call->outputs[i]);
+        snprintf(what, sizeof what, "%s: %s: output %d", running, op, i);
+        on_device_compare(what, call->outputs[i], back, tolerance_of(call, call->outputs[i]));
+        free(back);
+    }
+    on_device_free(&copies);
+    return status;
+}
+
+#define OP(name, ...) [TR__OP_##name] = by_both,
+const tr__kernel __wrap_tr__onednn_kernels[TR__OP_COUNT] = {
+#include "ops/ops.def"
+};
+
+/* How the gradient that arrives lies in memory; of the second, the inputs are strided, too. */
+enum { DENSE, SPREAD, ONE_ROW, ONE_NUMBER, LAYOUTS };
+
+static tr_tensor *gradient_for(tr_tensor *out, const void *user)
+{
+    int layout = *(const int *)user;
+    tr_shape shape = tr_shape_of(out), first = shape;
+    if (layout == ONE_NUMBER) first = TR_SCALAR;
+    if (layout == ONE_ROW && first.ndim) first.dim[0] = 1;
+    tr_tensor *g = tr_cast(tr_cast(tr_randn(99, first, .dtype = TR_F64), TR_BF16), tr_dtype_of(out));
+    return layout == SPREAD ? op_case_spread(g) : tr_expand(g, shape);
+}
+
+static void run(const op_case *c, tr_dtype dtype, tr_dtype round_to, int64_t batch, int layout)
+{
+    TR_SCOPE;
+    tr_tensor *in[OP_CASE_INPUTS] = {0};
+    snprintf(running, sizeof running, "%s (%s, layout %d)", c->name, tr_dtype_name(dtype), layout);
+    op_case_inputs(c, (op_variant){dtype, round_to, batch, layout == SPREAD}, true, in);
+    (void)op_case_run(c, in, gradient_for, &layout);
+}
+
+static void kernels_agree_with_the_cpu(tr_dtype dtype)
+{
+    for (const op_case *c = op_cases; c < op_cases + op_case_count; c++)
+        for (int layout = DENSE; layout < LAYOUTS; layout++) run(c, dtype, dtype, 1, layout);
+}
+
+static void f32(void **state) { (void)state; kernels_agree_with_the_cpu(TR_F32); }
+static void bf16(void **state) { (void)state; kernels_agree_with_the_cpu(TR_BF16); }
+static void f16(void **state) { (void)state; kernels_agree_with_the_cpu(TR_F16); }
+static void f64(void **state) { (void)state; kernels_agree_with_the_cpu(TR_F64); }
+
+static void empty_inputs(void **state)
+{
+    (void)state;
+    for (const op_case *c = op_cases; c < op_cases + op_case_count; c++)
+        if (!c->not_empty) run(c, TR_F32, TR_F32, 0, DENSE);
+}
+
+static void autocast(void **state)
+{
+    (void)state;
+    tr_dtype before = tr_set_autocast(TR_BF16);
+    for (const op_case *c = op_cases; c < op_cases + op_case_count; c++) run(c, TR_F32, TR_BF16, 1, DENSE);
+    tr_set_autocast(before);
+}
+
+static void every_op_was_compared(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TR__OP_COUNT; i++)
+        if (!(tr__ops[i].flags & TR__OP_VIEW) && !is_composed(tr__ops[i].name) && !seen[i])
+            fail_msg("%s was not run", tr__ops[i].name);
+}
+
+/* Larger than a block's part, so that several blocks share a sum, and rows of more than a chunk are sorted. */
+static void sizes_that_blocks_share(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    snprintf(running, sizeof running, "large");
+    tr_tensor *x = tr_randn(3, TR_SHAPE(5, 6000)), *images = tr_randn(4, TR_SHAPE(12, 2, 30, 30));
+    assert_int_equal(tr_status_of(tr_sum(x)), TR_OK);
+    assert_int_equal(tr_status_of(tr_sum(x, -1)), TR_OK);
+    assert_int_equal(tr_status_of(tr_sum(tr_transpose(x, 0, 1), 0)), TR_OK);
+    assert_int_equal(tr_status_of(tr_max(x)), TR_OK);
+    assert_int_equal(tr_status_of(tr_sort(x, -1)), TR_OK);
+    assert_int_equal(tr_status_of(tr_contiguous(tr_transpose(x, 0, 1))), TR_OK);
+    assert_int_equal(tr_status_of(tr_matmul(tr_slice(x, 0, 0, 2), tr_transpose(x, 0, 1))), TR_OK); /* shares k */
+    assert_int_equal(tr_status_of(tr_batch_norm_op(images, .training = true)), TR_OK);
+    assert_int_equal(tr_status_of(tr_contiguous(tr_permute(images, (int[]){0, 2, 3, 1}, 4))), TR_OK);
+    tr_tensor *ids = tr_arange(100, TR_I64, tr_cpu(0)); /* more than are compared each with all */
+    tr_tensor *index = tr_expand(tr_cast(tr_affine(tr_cast(ids, TR_F64), 0.07, 0), TR_I64), TR_SHAPE(3, 100));
+    assert_int_equal(
+        tr_status_of(tr_scatter_add(tr_randn(5, TR_SHAPE(3, 7)), -1, index, tr_randn(6, TR_SHAPE(3, 100)))), TR_OK);
+    assert_int_equal(tr_status_of(tr_put_along(tr_randn(5, TR_SHAPE(3, 7)), -1, index, tr_randn(6, TR_SHAPE(3, 100)))),
+                     TR_OK);
+}
+
+/* Heads of each size that has kernels of its own. */
+static void attention_of_all_head_sizes(void **state)
+{
+    (void)state;
+    static const int64_t dims[] = {1, 33, 64, 65, 128, 129, 256};
+    static const tr_dtype dtypes[] = {TR_F32, TR_F64};
+    for (int d = 0; d < 7; d++)
+        for (int k = 0; k < 2; k++) {
+            TR_SCOPE;
+            snprintf(running, sizeof running, "attention of %d", (int)dims[d]);
+            tr_tensor *x[3];
+            for (int i = 0; i < 3; i++) {
+                x[i] = tr_randn((uint64_t)i, TR_SHAPE(1, 2, 35, dims[d]), .dtype = dtypes[k]);
+                x[i] = tr_require_grad(x[i]);
+            }
+            tr_tensor *o = tr_attention(x[0], x[1], x[2], .causal = k == 1);
+            assert_int_equal(tr_backward(tr_sum(tr_mul(o, o))), TR_OK);
+        }
+}
+
+/* Random numbers are the CPU's bit for bit, of any dtype, and so is a fill. */
+static void random_numbers_and_fills(void **state)
+{
+    (void)state;
+    static const tr_dtype dtypes[] = {TR_F32, TR_F64, TR_F16, TR_BF16};
+    for (int d = 0; d < 4; d++)
+        for (int normal = 0; normal < 2; normal++) {
+            TR_SCOPE;
+            tr_tensor *x = normal ? tr_randn(11, TR_SHAPE(1003), .dtype = dtypes[d])
+                                  : tr_rand(11, TR_SHAPE(1003), .dtype = dtypes[d]);
+            device_copies copies = {0};
+            tr_device_tensor y = on_device_view(&copies, x);
+            on_device_run("fill", &(tr_fill_attrs){7}, sizeof(tr_fill_attrs), NULL, 0, &y, 1);
+            char *back = on_device_back(&copies, x);
+            for (int64_t i = 0; i < 1003; i++) assert_true(tr__load(dtypes[d], back, i) == 7);
+            free(back);
+            on_device_run("random", &(tr_random_attrs){.seed = 11, .scale = 1, .normal = normal},
+                          sizeof(tr_random_attrs), NULL, 0, &y, 1);
+            back = on_device_back(&copies, x);
+            assert_memory_equal(back, x->storage->data, 1003 * tr_dtype_size(dtypes[d]));
+            free(back);
+            on_device_free(&copies);
+        }
+}
+
+int main(void)
+{
+    setenv("TRIREME_CPU_DEVICES", "2", 1); /* for the op that copies between devices */
+    setenv("TRIREME_CUDA_CACHE", "0", 1);  /* so that each block's end is known */
+    if (tr_set_threads(1) != TR_OK) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(f32),
+        cmocka_unit_test(bf16),
+        cmocka_unit_test(f16),
+        cmocka_unit_test(f64),
+        cmocka_unit_test(empty_inputs),
+        cmocka_unit_test(autocast),
+        cmocka_unit_test(every_op_was_compared),
+        cmocka_unit_test(sizes_that_blocks_share),
+        cmocka_unit_test(attention_of_all_head_sizes),
+        cmocka_unit_test(random_numbers_and_fills),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
