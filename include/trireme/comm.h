@@ -60,6 +60,10 @@ TR_API tr_group *tr_join_with(const tr_join_options *options);
  * The group stays an object until its scope goes; later calls on it fail (TR_STATE). A process that ends without it has
  * died, as far as the others can see. */
 TR_API TR_MUST_CHECK tr_status tr_leave(tr_group *group);
+/* Breaks the group, from any thread: what is under way or posted here fails with TR_CANCELLED and the reason, and the other
+ * ranks get TR_PEER with it. Does not wait. The group is then left as any other; where nothing is under way any more and the
+ * group was left, nothing happens. */
+TR_API void tr_abort(tr_group *group, const char *reason);
 
 /* Groups within a group. Collective: all ranks of `group` make the call, in the same order as its other calls, and all
  * that are to be in the new group get it; the others get NULL. It uses the parent's backend and time limits, works at the
@@ -164,6 +168,8 @@ typedef struct tr_work tr_work;
 TR_API tr_work *tr_post(tr_group *group, const tr_collective *collective);
 /* Waits until the work is done and gives its status; may be called again. NULL is done. */
 TR_API TR_MUST_CHECK tr_status tr_wait(tr_work *work);
+/* Waits for timeout_ms at most, then TR_TIMEOUT: the work goes on, and can be waited for again. */
+TR_API TR_MUST_CHECK tr_status tr_wait_for(tr_work *work, int timeout_ms);
 /* Done, well or badly? Never blocks. */
 TR_API bool tr_work_done(tr_work *work);
 /* Runs a collective to its end, after what was posted before it: in the calling thread when nothing was. */

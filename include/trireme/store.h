@@ -41,6 +41,29 @@ typedef struct tr_store_tcp_options {
 #define tr_store_tcp(...) TR__NEW2(tr_store_tcp, host, port, __VA_ARGS__)
 TR_API tr_store *tr_store_tcp_with(const tr_store_tcp_options *options);
 TR_API int tr_store_port(const tr_store *store);
+
+/* Functions of another program's or framework's store, through which ranks are to meet: what a binding passes in. They may be
+ * called from any thread, several at once, and make their failures with tr_fail(). Values that they give come from malloc(). */
+typedef struct tr_store_custom_options {
+    size_t size;
+    const char *given;
+    tr_status (*set)(void *user, const char *key, const void *value, size_t bytes);
+    /* Waits up to timeout_ms (0: does not wait) for the key, then TR_TIMEOUT. */
+    tr_status (*get)(void *user, const char *key, int timeout_ms, void **value, size_t *bytes);
+    tr_status (*add)(void *user, const char *key, int64_t amount, int64_t *sum);
+    /* As tr_store_compare_set(). *value stays NULL where the key is absent and stays so; else the value that it has now. */
+    tr_status (*compare_set)(void *user, const char *key, const void *expected, size_t expected_bytes, const void *desired,
+        size_t desired_bytes, int timeout_ms, void **value, size_t *bytes);
+    void *user;
+    void (*release)(void *user); /* when the store goes; NULL: nothing is to be done */
+    const char *name;   /* for messages; default: "custom store" */
+    const char *host;   /* where it is served, so that ranks find their own address towards it; NULL: not known */
+    const char *token;  /* the job's secret, for connections between the ranks that are encrypted; NULL: none */
+    int timeout_ms;     /* of a get without its own; default 300,000 */
+    bool insecure;      /* without a token: ranks that meet here may listen on any address, not loopback only */
+} tr_store_custom_options;
+#define tr_store_custom(...) TR__NEW4(tr_store_custom, set, get, add, compare_set, __VA_ARGS__)
+TR_API tr_store *tr_store_custom_with(const tr_store_custom_options *options);
 /* The same store with every key under "prefix/". */
 TR_API tr_store *tr_store_prefix(tr_store *store, const char *prefix);
 

@@ -370,6 +370,16 @@ void tr__group_give_up(tr_group *group)
     pthread_mutex_unlock(&group->lock);
 }
 
+void tr_abort(tr_group *group, const char *reason)
+{
+    if (!group || tr__error_of(group)) return;
+    tr__error *latest = tr__error_take();
+    tr__fail(TR_CANCELLED, "%s", reason ? reason : "the program aborted the group");
+    tr__group_give_up(group);
+    tr__fail_stored(latest);
+    tr__error_unref(latest);
+}
+
 int tr__group_series(tr_group *group)
 {
     pthread_mutex_lock(&group->lock);

@@ -74,6 +74,29 @@ static void wait_profiled(tr_work *work)
     tr__profile_add(span);
 }
 
+static bool ends_by(tr_work *work, int64_t deadline)
+{
+    if (work->parts) {
+        int ended = 0;
+        while (ended < work->part_count && ends_by(work->parts[ended], deadline)) ended++;
+        return ended == work->part_count;
+    }
+    for (int64_t left; !tr_work_done(work) && (left = deadline - tr__now_ns()) > 0;) {
+        atomic_store(&work->awaited, true);
+        tr__futex_wait(&work->done, 0, left);
+    }
+    return tr_work_done(work);
+}
+
+tr_status tr_wait_for(tr_work *work, int timeout_ms)
+{
+    if (timeout_ms < 0) return tr__fail(TR_INVALID, "tr_wait_for: a timeout of %d ms is negative", timeout_ms);
+    bool ended = !work || tr__error_of(work) || ends_by(work, tr__now_ns() + (int64_t)timeout_ms * 1000000);
+    if (ended) return tr_wait(work);
+    const char *name = work->parts ? "a list of collectives" : tr__kind_name(work->collective.kind);
+    return tr__fail(TR_TIMEOUT, "%s is not done after %g s", name, timeout_ms / 1000.0);
+}
+
 tr_status tr_wait(tr_work *work)
 {
     if (tr__error_of(work)) return tr__fail_stored(tr__error_of(work));

@@ -5,6 +5,8 @@
 #include "comm/transport/shm.h"
 #include "comm_ranks.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -327,6 +329,85 @@ static void a_word_counts_until_what_it_waits_for_has_come(void **state)
     run(3, look_at_words, &l);
 }
 
+/* ---- Waiting for a while, and giving up -------------------------------------------------------------------------- */
+
+/* Rank 1 comes only when the others have seen that their work is not done yet. */
+static void wait_for_a_while(rank *r)
+{
+    atomic_int *seen = (atomic_int *)r->arg;
+    float x[4] = {1, 1, 1, 1};
+    while (r->number == 1 && atomic_load(seen) < r->world - 1) usleep(1000);
+    tr_work *work = tr_all_reduce_async(r->group, x, 4);
+    if (r->number != 1) {
+        CHECK(tr_wait_for(work, 0) == TR_TIMEOUT);
+        CHECK(tr_wait_for(work, 20) == TR_TIMEOUT);
+        SAYS("all_reduce is not done after 0.02 s");
+        CHECK(!tr_work_done(work));
+        atomic_fetch_add(seen, 1);
+    }
+    OK(tr_wait_for(work, 20000));
+    OK(tr_wait_for(work, 0));
+    CHECK(x[0] == (float)r->world);
+    CHECK(tr_wait_for(work, -1) == TR_INVALID);
+    OK(tr_wait_for(NULL, 0));
+    tr_collective both[] = {TR_COLLECTIVE(TR_ALL_REDUCE, .out = x, .count = 4), TR_COLLECTIVE(TR_BARRIER)};
+    OK(tr_wait_for(tr_post_list(r->group, both, 2), 20000));
+    OK(tr_leave(r->group));
+}
+
+static void waiting_for_a_while_leaves_the_work_alone(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 4; world++) {
+        atomic_int seen = 0;
+        run(world, wait_for_a_while, &seen);
+        atomic_store(&seen, 0);
+        run_tcp(world, wait_for_a_while, NULL, &seen);
+    }
+}
+
+/* Rank 0 waits in a call and has posted another; a thread of its own gives both up. */
+static void *abort_soon(void *group)
+{
+    usleep(30000);
+    tr_abort(group, "the user lost interest");
+    return NULL;
+}
+
+static void abort_a_call(rank *r)
+{
+    float x[4] = {0};
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        pthread_t thread;
+        tr_work *first = tr_barrier_async(r->group), *second = tr_all_reduce_async(r->group, x, 4);
+        CHECK(pthread_create(&thread, NULL, abort_soon, r->group) == 0);
+        tr_status one = tr_wait(first), two = tr_wait(second);
+        pthread_join(thread, NULL);
+        CHECK(one == TR_CANCELLED);
+        CHECK(two == TR_CANCELLED);
+        SAYS("the user lost interest");
+        CHECK(tr_barrier(r->group) == TR_CANCELLED);
+    } else {
+        usleep(100000);
+        CHECK(tr_barrier(r->group) == TR_PEER);
+        SAYS("rank 0 (pid ");
+        SAYS("the user lost interest");
+    }
+    OK(tr_leave(r->group));
+    tr_abort(r->group, "too late to matter");
+    tr_abort(NULL, NULL);
+}
+
+static void a_call_is_given_up_from_another_thread(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 3; world++) {
+        run(world, abort_a_call, NULL);
+        run_tcp(world, abort_a_call, NULL, NULL);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -339,6 +420,8 @@ int main(void)
         cmocka_unit_test(nothing_is_unmapped_under_a_call),
         cmocka_unit_test(a_buffer_gets_what_is_left_of_the_timeout),
         cmocka_unit_test(a_word_counts_until_what_it_waits_for_has_come),
+        cmocka_unit_test(waiting_for_a_while_leaves_the_work_alone),
+        cmocka_unit_test(a_call_is_given_up_from_another_thread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -129,6 +129,86 @@ static void memory_store(void **state)
     check_store(tr_store_memory());
 }
 
+/* ---- Another program's store: here one in memory, whose values have no NUL behind them --------------------------- */
+
+typedef struct foreign {
+    tr_store *store;
+    int released;
+} foreign;
+
+static tr_store *behind(void *user)
+{
+    return ((foreign *)user)->store;
+}
+
+static void *without_nul(void *value, size_t bytes)
+{
+    void *copy = value ? malloc(bytes ? bytes : 1) : NULL;
+    if (copy) memcpy(copy, value, bytes);
+    free(value);
+    return copy;
+}
+
+static tr_status foreign_set(void *user, const char *key, const void *value, size_t bytes)
+{
+    return tr_store_set(behind(user), key, value, bytes);
+}
+
+static tr_status foreign_get(void *user, const char *key, int timeout_ms, void **value, size_t *bytes)
+{
+    tr_status status = tr__store_get(behind(user), key, timeout_ms, value, bytes);
+    if (status == TR_OK) *value = without_nul(*value, *bytes);
+    return status;
+}
+
+static tr_status foreign_add(void *user, const char *key, int64_t amount, int64_t *sum)
+{
+    return tr_store_add(behind(user), key, amount, sum);
+}
+
+static tr_status foreign_compare_set(void *user, const char *key, const void *expected, size_t expected_bytes,
+    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
+{
+    tr_status status = tr__store_compare_set(behind(user), key, expected, expected_bytes, desired, desired_bytes, timeout_ms,
+        value, bytes);
+    if (status == TR_OK) *value = without_nul(*value, *bytes);
+    return status;
+}
+
+static void foreign_release(void *user)
+{
+    ((foreign *)user)->released++;
+}
+
+static tr_status broken_get(void *user, const char *key, int timeout_ms, void **value, size_t *bytes)
+{
+    (void)user, (void)timeout_ms, (void)value, (void)bytes;
+    return strcmp(key, "nothing") == 0 ? TR_OK : tr_fail(TR_IO, "its link to %s is cut", key);
+}
+
+static void custom_store(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    foreign f = {tr_store_memory(), 0};
+    {
+        TR_SCOPE;
+        check_store(tr_store_custom(foreign_set, foreign_get, foreign_add, foreign_compare_set, .user = &f,
+            .release = foreign_release, .name = "theirs", .host = "localhost", .token = "secret", .timeout_ms = 20000));
+        assert_int_equal(f.released, 0);
+    }
+    assert_int_equal(f.released, 1);
+
+    void *value;
+    size_t bytes;
+    tr_store *broken = tr_store_custom(foreign_set, broken_get, foreign_add, foreign_compare_set);
+    FAILS(TR_IO, tr_store_get(broken, "k", &value, &bytes), "its link to k is cut");
+    FAILS(TR_INTERNAL, tr_store_get(broken, "nothing", &value, &bytes), "gave no value");
+    FAILS(TR_INVALID, tr_status_of(tr_store_custom(foreign_set, foreign_get, NULL, foreign_compare_set)), "are needed");
+    FAILS(TR_INVALID, tr_status_of(tr_store_custom(foreign_set, foreign_get, foreign_add, foreign_compare_set,
+        .timeout_ms = -1)), "must be positive");
+}
+
 static void tcp_store(void **state)
 {
     (void)state;
@@ -434,6 +514,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_store),
+        cmocka_unit_test(custom_store),
         cmocka_unit_test(tcp_store),
         cmocka_unit_test_setup_teardown(file_store, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_killed_writer_does_no_harm, make_folder, remove_folder),
