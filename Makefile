@@ -14,7 +14,7 @@ compiler := $(if $(filter default,$(origin CC)),,$(CC))
 cxx      := $(subst gcc,g++,$(subst clang,clang++,$(compiler)))
 BUILD    ?= build$(if $(compiler),-$(notdir $(compiler)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))
 
-.PHONY: all configure deps demo test bench soak install check layers lines tidy clean
+.PHONY: all configure deps demo test wheel test-python bench soak install check layers lines tidy clean
 all: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 
@@ -34,6 +34,16 @@ test: deps
 	@$(MAKE) all
 	@cmake --build $(BUILD) -j $(JOBS) --target tests
 	@scripts/test $(BUILD) $(if $(TESTS),-R '$(TESTS)') $(if $(EXCEPT),-E '$(EXCEPT)')
+
+# The PyTorch plug-in (docs/pytorch.md): the wheel, in BUILD/dist, and its tests. TORCH_VENV names a virtual environment that has
+# PyTorch; without it one is made in BUILD.
+wheel: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target trireme_comm
+	@rm -rf $(BUILD)/dist
+	@scripts/make-wheel $(BUILD) $(BUILD)/dist
+test-python: deps wheel
+	@cmake --build $(BUILD) -j $(JOBS) --target trireme_cli
+	@scripts/test-python $(BUILD)
 
 bench: all
 	@cmake --build $(BUILD) -j $(JOBS) --target benches

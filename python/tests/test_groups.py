@@ -1,0 +1,376 @@
+"""Groups, works, and what goes wrong."""
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import trireme.torch
+from ranks import Failed, alike, as_gloo, run
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+# ---- Works ----------------------------------------------------------------------------------------------------------------
+
+def works(rank, world):
+    x = torch.full((100000,), float(rank))
+    work = dist.all_reduce(x, async_op=True)
+    if rank == 0:
+        dist.send(torch.ones(1), 1, tag=3)  # a call that is under way keeps nobody from this
+    elif rank == 1:
+        dist.recv(torch.empty(1), 0, tag=3)
+    assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+    assert torch.equal(x, torch.full((100000,), float(sum(range(world)))))
+    assert work.result()[0] is x or torch.equal(work.result()[0], x)
+    order = []
+    futures = [dist.all_reduce(torch.ones(n), async_op=True).get_future().then(lambda f: order.append(len(f.value()[0])))
+               for n in (5, 50000, 6)]
+    for future in futures:
+        future.wait()
+    assert order == [5, 50000, 6], order
+    y = torch.arange(12.0).view(3, 4).t()
+    dist.all_reduce(y, async_op=True).get_future().wait()
+    alike(y, torch.arange(12.0).view(3, 4).t() * world)
+    for _ in range(20):  # nobody holds the work, or its memory
+        dist.all_reduce(torch.ones(200000), async_op=True)
+        gc.collect()
+    dist.barrier()
+    if rank == 0:
+        late = dist.irecv(torch.empty(1), 1, tag=9)
+        try:
+            late.wait(timedelta(milliseconds=50))
+            raise AssertionError("it came before it was sent")
+        except RuntimeError as error:
+            assert "not done after 0.05 s" in str(error), error
+        assert not late.is_completed()
+    dist.barrier()
+    if rank == 1:
+        dist.send(torch.ones(1), 0, tag=9)
+    if rank == 0:
+        late.wait()
+    return True
+
+
+def messages(rank, world):
+    to, source, got = (rank + 1) % world, (rank - 1) % world, torch.empty(50000)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.full((50000,), float(rank)), to),
+                                        dist.P2POp(dist.irecv, got, source)]):
+        work.wait()
+    assert torch.equal(got, torch.full((50000,), float(source)))
+    return got
+
+
+# ---- Groups within the group ----------------------------------------------------------------------------------------------
+
+def subgroups(rank, world):
+    out = {}
+    halves = [dist.new_group([r for r in range(world) if r % 2 == part]) for part in range(2)]
+    x = torch.ones(10) * rank
+    dist.all_reduce(x, group=halves[rank % 2])
+    out["halves"] = x
+    pair = dist.new_group([2, 0])
+    if rank in (0, 2):
+        y = torch.full((3,), float(rank))
+        dist.broadcast(y, src=2, group=pair)
+        out["pair"] = y
+        dist.destroy_process_group(pair)
+    both = torch.ones(4)
+    dist.all_reduce(both)
+    out["world"] = both
+    group, count = dist.new_subgroups(2)
+    z = torch.full((2,), float(rank))
+    dist.all_reduce(z, group=group)
+    out["new_subgroups"] = z
+    assert dist.get_world_size(group) == 2 and len(count) == world // 2
+    return out
+
+
+def split(rank, world):
+    part = dist.split_group(split_ranks=[[0, 2], [1, 3]])
+    x = torch.ones(5) * rank
+    dist.all_reduce(x, group=part)
+    alike(x, torch.full((5,), 2.0 if rank % 2 == 0 else 4.0))
+    assert dist.get_rank(part) == rank // 2
+    some = dist.split_group(split_ranks=[[3, 1]])
+    assert (dist.get_rank(some) if rank in (1, 3) else -1) == {3: 0, 1: 1}.get(rank, -1)
+    return True
+
+
+def again_and_again(rank, world, meeting):
+    def count():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    for i in range(100):
+        dist.init_process_group("trireme", init_method=f"file://{meeting}-{i}", rank=rank, world_size=world)
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        dist.all_reduce(x, async_op=True).get_future().wait()
+        assert x[0] == world * world
+        dist.destroy_process_group()
+        if i == 9:
+            before = count()
+    assert count() <= before, f"descriptors and threads: {before} after 10 groups, {count()} after 100"
+    return True
+
+
+def over_tcp(rank, world, meeting):
+    dist.init_process_group("trireme", init_method=f"file://{meeting}", rank=rank, world_size=world,
+                            pg_options=trireme.torch.Options(transport="tcp", token="secret", encrypt=True))
+    x = torch.full((100000,), float(rank))
+    dist.all_reduce(x)
+    group = dist.new_group([0, world - 1])
+    if rank in (0, world - 1):
+        dist.all_reduce(x, group=group)
+    return x
+
+
+def beside(rank, world, meeting):
+    """Another device's backend is PyTorch's own, in the same group."""
+    dist.init_process_group("cpu:trireme,cuda:gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    group = dist.group.WORLD
+    assert [d.type for d in group._device_types] == ["cpu", "cuda"], group._device_types
+    other = group._get_backend(torch.device("cuda"))
+    assert group._get_backend(torch.device("cpu")) is group and type(other).__name__ == "ProcessGroupGloo", other
+    x, y = torch.ones(3), torch.ones(3)
+    dist.all_reduce(x)
+    other.allreduce([y], trireme.torch._native.AllreduceOptions()).wait()
+    assert torch.equal(x, y) and x[0] == world
+    return True
+
+
+# ---- What goes wrong ------------------------------------------------------------------------------------------------------
+
+def mismatch(rank, world):
+    if rank == 0:
+        dist.all_reduce(torch.ones(5))  # HERE
+    else:
+        dist.broadcast(torch.ones(5), 0)  # AND HERE
+
+
+def other_shape(rank, world):
+    dist.all_reduce(torch.ones(5 + rank))
+
+
+def killed(rank, world):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(5))
+    except RuntimeError as error:
+        return str(error), time.monotonic() - began
+    return None
+
+
+def raising(rank, world):
+    dist.barrier()
+    if rank == 1:
+        raise KeyError("the label is missing")
+    dist.all_reduce(torch.ones(5))
+
+
+def stopped(rank, world):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(5))
+
+
+def late(rank, world):
+    if rank != 2:
+        dist.monitored_barrier(timeout=timedelta(seconds=1))
+    else:
+        time.sleep(2)
+        dist.barrier()
+
+
+def aborted(rank, world):
+    import threading
+    if rank == 0:
+        threading.Timer(0.2, dist.group.WORLD.abort).start()
+        dist.barrier()
+    else:
+        time.sleep(0.6)
+        dist.barrier()
+
+
+def refused(rank, world):
+    """Nothing here breaks the group."""
+    texts = {}
+
+    def say(name, function, *arguments):
+        try:
+            function(*arguments)
+            texts[name] = "nothing was wrong"
+        except Exception as error:
+            texts[name] = f"{type(error).__name__}: {error}"
+
+    say("sparse", dist.all_reduce, torch.eye(3).to_sparse())
+    say("device", dist.all_reduce, torch.ones(3, device="meta"))
+    say("fp8", dist.all_reduce, torch.ones(3).to(torch.float8_e5m2))
+    say("average of bool", dist.all_reduce, torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
+    say("list", dist.all_gather, [torch.empty(3)] * (world + 1), torch.ones(3))
+    say("place", dist.all_gather_into_tensor, torch.empty(7), torch.ones(3))
+    say("splits", dist.all_to_all_single, torch.empty(4), torch.ones(4), [1] * world, [3] * world)
+    say("rows", dist.all_to_all_single, torch.empty(3), torch.ones(3))
+    dist.barrier()
+    return texts
+
+
+class Groups(unittest.TestCase):
+    def test_works(self):
+        run(2, works)
+        run(3, works)
+
+    def test_messages(self):
+        as_gloo(2, messages)
+        as_gloo(3, messages)
+
+    def test_subgroups(self):
+        as_gloo(4, subgroups)
+
+    @unittest.skipIf(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15), "PyTorch asks for a bound device there")
+    def test_split(self):
+        run(4, split)
+
+    def test_made_and_destroyed_100_times(self):
+        import tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            run(2, again_and_again, folder + "/m", backend=None, patience=200)
+
+    def test_tcp(self):
+        import tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            for rank, x in enumerate(run(3, over_tcp, folder + "/m", backend=None)):
+                alike(x, torch.full((100000,), 3.0 if rank == 1 else 6.0))
+
+    def test_a_backend_for_each_device(self):
+        import tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            run(2, beside, folder + "/m", backend=None)
+
+    def fails(self, world, function, *words, kind="DistBackendError", ranks=None, timeout=60):
+        results = run(world, function, fails=True, timeout=timeout)
+        for rank in range(world) if ranks is None else ranks:
+            self.assertIsInstance(results[rank], Failed, f"rank {rank}")
+            self.assertEqual(results[rank].kind, kind, results[rank].trace)
+            for word in words:
+                self.assertIn(word, results[rank].text)
+        return results
+
+    def test_calls_that_differ(self):
+        lines = [i for i, line in enumerate(open(__file__), 1) if "HERE" in line and "dist." in line]
+        self.fails(3, mismatch, "different calls", f"test_groups.py:{lines[0]}", f"test_groups.py:{lines[1]}")
+        self.fails(2, other_shape, "f32[5]", "f32[6]")
+
+    def test_a_rank_is_killed(self):
+        for rank, result in enumerate(run(3, killed, fails=True)):
+            if rank != 1:
+                self.assertIn("rank 1 (pid", result[0])
+                self.assertLess(result[1], 5)
+
+    def test_a_rank_raises(self):
+        self.fails(3, raising, "rank 1 (pid", "KeyError", "the label is missing", ranks=[0, 2])
+
+    def test_a_rank_is_stopped(self):
+        began = time.monotonic()
+        with self.assertRaises(TimeoutError):  # of the test: the stopped rank itself is killed then
+            run(2, stopped, fails=True, timeout=2, patience=8)
+        self.assertLess(time.monotonic() - began, 30)
+
+    def test_a_rank_is_late(self):
+        self.fails(3, late, "rank 2", ranks=[0, 1])
+
+    def test_abort(self):
+        self.fails(2, aborted, "the program aborted the group")
+
+    def test_bad_arguments(self):
+        words = {"sparse": ["TypeError", "to_dense"], "device": ["ValueError", "meta", "cpu:trireme,meta:"],
+                 "fp8": ["TypeError", "no arithmetic on torch.float8_e5m2"], "average of bool": ["TypeError", "avg of bool"],
+                 "list": ["ValueError", "a list of 3 tensors", "group of 2"], "place": ["7 elements"],
+                 "splits": ["ValueError", "do not divide"], "rows": ["ValueError", "3 rows cannot be divided"]}
+        for texts in run(2, refused):
+            for name, expected in words.items():
+                for word in expected:
+                    self.assertIn(word, texts[name], name)
+
+
+# ---- Programs -------------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("trireme"%s)
+x = torch.ones(3) * (dist.get_rank() + 1)
+dist.all_reduce(x)
+print("sum", x.tolist(), "of", dist.get_world_size(), flush=True)
+if "hang" in sys.argv and dist.get_rank() == 1:
+    import time; time.sleep(60)
+dist.all_reduce(x)  # HANGS
+dist.destroy_process_group()
+"""
+
+
+class Programs(unittest.TestCase):
+    def setUp(self):
+        import tempfile
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.program = f"{self.folder.name}/train.py"
+        with open(self.program, "w") as file:
+            file.write(PROGRAM % "")
+
+    def starts(self, *command, world=2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count(f"sum [{world * (world + 1) / 2}"), world, done.stdout + done.stderr)
+
+    def test_torchrun(self):
+        self.starts(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", self.program)
+
+    def test_trireme_run(self):
+        if not os.environ.get("BUILD"):
+            self.skipTest("BUILD does not say where the command is")
+        self.starts(os.environ["BUILD"] + "/trireme", "run", "-n", "2", sys.executable, self.program)
+
+    def test_mpirun(self):
+        import shutil
+        if not shutil.which("mpirun"):
+            self.skipTest("mpirun is missing")
+        with open(self.program, "w") as file:
+            file.write("import os\n" + PROGRAM % (f', init_method="file://{self.folder.name}/meeting", '
+                       'rank=int(os.environ["OMPI_COMM_WORLD_RANK"]), world_size=int(os.environ["OMPI_COMM_WORLD_SIZE"])'))
+        self.starts("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, self.program)
+
+    def test_why(self):
+        """The line of a hanging program, from outside."""
+        job = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                                self.program, "hang"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            for _ in range(2):
+                job.stdout.readline()
+            time.sleep(1.5)
+            said = subprocess.run([sys.executable, "-m", "trireme", "why"], capture_output=True, text=True, timeout=60).stdout
+            line = next(i for i, text in enumerate((PROGRAM % "").split("\n"), 1) if "HANGS" in text)
+            self.assertIn(f"train.py:{line}", said)
+            self.assertIn("rank 1", said)
+        finally:
+            job.terminate()
+            job.wait()
+            job.stdout.close()
+
+    def test_the_binding_is_that_of_the_headers(self):
+        made = f"{self.folder.name}/_c.py"
+        subprocess.run([sys.executable, f"{SOURCE}/scripts/make-python-binding", made], check=True)
+        with open(made) as one, open(f"{SOURCE}/python/trireme/_c.py") as other:
+            self.assertEqual(one.read(), other.read(), "run scripts/make-python-binding")
+
+
+if __name__ == "__main__":
+    unittest.main()

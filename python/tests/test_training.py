@@ -1,0 +1,212 @@
+"""What people train with, beside Gloo: DDP and its options, FSDP2, ZeRO, tensor parallelism, pipelines, checkpoints."""
+import copy
+import tempfile
+import unittest
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ranks import as_gloo
+
+
+def net(width=64):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.BatchNorm1d(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def batch(rank, step):
+    g = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(8, 16, generator=g), torch.randint(0, 4, (8,), generator=g)
+
+
+def state(module):
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def train(model, rank, steps=4, optimizer=None, accumulate=False):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        x, y = batch(rank, step)
+        if accumulate:
+            with model.no_sync():
+                nn.functional.cross_entropy(model(x), y).backward()
+            x, y = batch(rank, 1000 + step)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state(getattr(model, "module", model))
+
+
+def ddp(rank, world, how):
+    model = net()
+    if how == "plain":
+        return train(DDP(model, bucket_cap_mb=0.01), rank)
+    if how == "no_sync":
+        return train(DDP(model), rank, accumulate=True)
+    if how == "static_graph":
+        return train(DDP(model, static_graph=True), rank)
+    if how == "views":
+        return train(DDP(model, gradient_as_bucket_view=True, bucket_cap_mb=0.01), rank)
+    wrapped = DDP(model)
+    if how == "fp16 hook":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+        wrapped.register_comm_hook(None, fp16_compress_hook)
+    else:
+        def hook(_, bucket):
+            return (dist.all_reduce(bucket.buffer().div_(world), async_op=True).get_future()
+                    .then(lambda done: done.value()[0]))
+        wrapped.register_comm_hook(None, hook)
+    return train(wrapped, rank)
+
+
+class Branches(nn.Module):
+    """Which layer is used depends on the rank and the step."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(16, 4) for _ in range(3))
+
+    def forward(self, x, which):
+        return self.layers[which](x)
+
+
+def unused(rank, world):
+    model = DDP(Branches(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        x, y = batch(rank, step)
+        nn.functional.cross_entropy(model(x, (rank + step) % 3), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state(model.module)
+
+
+def join(rank, world):
+    torch.manual_seed(2)
+    model = DDP(nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for step in range(2 + rank):
+            x, y = batch(rank, step)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return state(model.module)
+
+
+def zero(rank, world):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    model = DDP(net())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=0.01)
+    return train(model, rank, optimizer=optimizer)
+
+
+def sharded(rank, world):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(3)
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)), nn.Linear(16, 4))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        x, y = batch(rank, step)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+
+def averaged(rank, world):
+    """The gradient of a sharded model is the mean over the ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    model = nn.Linear(4, 4, bias=False)
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    model(torch.full((1, 4), float(rank + 1))).sum().backward()
+    gradient = model.weight.grad.full_tensor()
+    assert torch.equal(gradient, torch.full((4, 4), (world + 1) / 2)), gradient
+    return gradient
+
+
+def tensor_parallel(rank, world):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    alone = copy.deepcopy(model)
+    parallelize_module(model, init_device_mesh("cpu", (world,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    x, y = batch(0, 0)
+    nn.functional.cross_entropy(model(x), y).backward()
+    nn.functional.cross_entropy(alone(x), y).backward()
+    gradient = model[0].weight.grad.full_tensor()
+    torch.testing.assert_close(gradient, alone[0].weight.grad)
+    return gradient
+
+
+def pipeline(rank, world):
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    torch.manual_seed(5)
+    layers = [nn.Linear(16, 16) for _ in range(world)]
+    stage = PipelineStage(layers[rank], rank, world, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss)
+    x, losses = torch.randn(8, 16), []
+    if rank == 0:
+        schedule.step(x)
+    else:
+        schedule.step(target=torch.zeros(8, 16), losses=losses)
+    return [layers[rank].weight.grad, *[loss.detach() for loss in losses]]
+
+
+def checkpoint(rank, world, folder):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+    mesh = init_device_mesh("cpu", (world,))
+    whole = torch.arange(48.0).view(8, 6)
+    dcp.save({"x": distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id=folder)
+    loaded = {"x": distribute_tensor(torch.zeros(8, 6), mesh, [Shard(1)])}
+    dcp.load(loaded, checkpoint_id=folder)
+    assert torch.equal(loaded["x"].full_tensor(), whole)
+    return True
+
+
+class Training(unittest.TestCase):
+    def test_ddp(self):
+        for how in ("plain", "no_sync", "static_graph", "views", "python hook"):
+            with self.subTest(how):
+                as_gloo(2, ddp, how)
+        as_gloo(2, ddp, "fp16 hook", close=1e-2)
+        as_gloo(4, ddp, "plain", close=1e-5)
+
+    def test_unused_parameters(self):
+        as_gloo(3, unused, close=1e-5)
+
+    def test_join(self):
+        as_gloo(2, join)
+
+    def test_zero(self):
+        as_gloo(2, zero, close=1e-5)
+
+    def test_fsdp2(self):
+        as_gloo(2, sharded, close=1e-5)
+        as_gloo(2, averaged)
+
+    def test_tensor_parallel(self):
+        as_gloo(2, tensor_parallel, close=1e-5)
+
+    def test_pipeline(self):
+        as_gloo(3, pipeline)
+
+    def test_checkpoint(self):
+        with tempfile.TemporaryDirectory() as folder:
+            as_gloo(2, checkpoint, folder)
+
+
+if __name__ == "__main__":
+    unittest.main()
