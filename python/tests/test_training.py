@@ -4,7 +4,13 @@ import tempfile
 import unittest
 
 import torch
+import torch._dynamo  # noqa: F401: DDP imports it, which takes seconds: once here instead of in each rank
 import torch.distributed as dist
+import torch.distributed.checkpoint  # noqa: F401
+import torch.distributed.fsdp  # noqa: F401
+import torch.distributed.optim  # noqa: F401
+import torch.distributed.pipelining  # noqa: F401
+import torch.distributed.tensor.parallel  # noqa: F401
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
