@@ -156,6 +156,5 @@ FUNCTIONS = [
     ("tr_algorithms", c_void_p, [c_char_p, c_int]),
     ("tr_schedule_find", c_int, [c_int, c_char_p, c_int, c_int64, c_void_p]),
     ("tr_schedule_steps", c_int64, [c_void_p]),
-    ("tr_schedule_step_at", tr_schedule_step, [c_void_p, c_int64]),
     ("tr_job_explain", c_int, [c_char_p, c_void_p]),
 ]
