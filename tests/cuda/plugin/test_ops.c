@@ -33,8 +33,8 @@ static tr_status by_cpu(tr_op_call *call)
     ptrdiff_t id = call->op - tr__ops;
     const tr__kernel faster[] = {__real_tr__onednn_kernels[id], tr__cpu_kernels[id]};
     for (int i = 0; i < 2; i++) {
-        tr_status status = faster[i] ? faster[i](call) : TR__DECLINED;
-        if (status != TR__DECLINED) return status;
+        tr_status status = faster[i] ? faster[i](call) : TR_DECLINED;
+        if (status != TR_DECLINED) return status;
     }
     return call->op->forward(call);
 }
