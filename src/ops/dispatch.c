@@ -72,17 +72,10 @@ static tr_device device_of_call(const tr_op_call *call)
     return tr_cpu(0);
 }
 
-/* Ops that only move elements are made of copies and fills on any device that has no kernel of their own. */
-static bool only_moves(const tr_op *op)
-{
-    return op == tr__op(cat) || op == tr__op(pad) || op == tr__op(copy) || op == tr__op(cast) || op == tr__op(to);
-}
-
 static tr_status run_on_device(tr_op_call *call, tr_device device)
 {
     const tr_op *op = call->op;
-    bool moves = only_moves(op) && (op == tr__op(to) || op == tr__op(copy) || !tr__has_kernel(device, op->name));
-    if (moves) return op->forward(call);
+    if (op->flags & TR__OP_ANYWHERE && !tr__has_kernel(device, op->name)) return op->forward(call);
     return tr__run_kernel(op->name, device, call->attrs, op->attrs_size, (const tr_tensor *const *)call->inputs,
         call->n_inputs, (const tr_tensor *const *)call->outputs, call->n_outputs);
 }

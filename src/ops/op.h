@@ -100,4 +100,8 @@ tr_status tr__float_input(const tr_op_call *call, int i);
 /* Input i, a parameter, has the dtype of input 0, or is f32 (a master weight) where autocast made that 16-bit. */
 tr_status tr__parameter_input(const tr_op_call *call, int i);
 
+/* A flag, too: the op's forward touches no memory by itself, as it is made of copies, ops and collectives. It runs on every
+ * device that has no kernel for it. */
+#define TR__OP_ANYWHERE 0x10000u
+
 #endif

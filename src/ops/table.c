@@ -13,6 +13,7 @@ enum { IN0 = 1, IN1 = 2, IN2 = 4, IN3 = 8, OUT0 = 1, OUT1 = 2, OUT2 = 4, OUT3 = 
 #define HIGH TR__OP_HIGH
 #define WIDEN TR__OP_WIDEN
 #define BY_INPUT TR__OP_BY_INPUT
+#define ANYWHERE TR__OP_ANYWHERE
 
 #define BACKWARD_YES(name) tr__##name##_backward
 #define BACKWARD_NO(name) NULL

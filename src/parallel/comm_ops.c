@@ -171,7 +171,7 @@ static tr_status backward(tr_backward_call *call)
 #define OP(text)                                                                                          \
     {                                                                                                     \
         .size = sizeof(tr_op), .name = (text), .attrs_size = sizeof(comm_attrs), .infer = infer,          \
-        .forward = forward, .backward = backward, .saves_inputs = 1u << CARRIER,                          \
+        .forward = forward, .backward = backward, .saves_inputs = 1u << CARRIER, .flags = TR__OP_ANYWHERE, \
     }
 static const struct {
     tr_op op;

@@ -4,10 +4,10 @@
  * batch_norm.c): dx = weight rstd g - weight rstd (sum of g / N + xhat (sum of g xhat) / N), the sums over all ranks
  */
 #include "nn/module.h"
-#include <trireme/kernels.h>
 #include "ops/batch_norm.h"
 #include "parallel/carrier.h"
 
+#include <trireme/kernels.h>
 #include <trireme/parallel.h>
 
 #include <inttypes.h>
@@ -24,6 +24,23 @@ enum { Y, MEAN, VAR, NUMBERS };    /* outputs; the last one, f64: how many numbe
 static double value_of(const tr_tensor *t, int64_t i)
 {
     return tr__load(t->dtype, tr__ptr(t), i);
+}
+
+/* What is read in the host's memory: t itself, or a copy of one on a device. */
+static const tr_tensor *here(const tr_tensor *t)
+{
+    return tr__row_major_on_cpu(t);
+}
+
+/* What is written in the host's memory, for t: t itself, or memory for tr_copy_into(t, …). */
+static tr_tensor *for_writing(tr_tensor *t)
+{
+    return tr_data(t) ? t : tr__tensor_new(t->shape, t->dtype, tr_cpu(0));
+}
+
+static tr_status put_there(tr_tensor *t, const tr_tensor *written)
+{
+    return written == t ? TR_OK : tr_copy_into(t, written);
 }
 
 static tr_tensor *vector_like(const tr_tensor *t)
@@ -82,16 +99,24 @@ static tr_status share_moments(tr_group *group, double numbers, tr_tensor *mean,
 {
     int64_t channels = mean->shape.dim[0], row = 1 + 2 * channels;
     int ranks = tr_world_size(group);
+    const tr_tensor *own_mean = here(mean), *own_var = here(var);
+    tr_tensor *new_mean = for_writing(mean), *new_var = for_writing(var);
+    TR__TRY(tr_status_of(own_mean));
+    TR__TRY(tr_status_of(own_var));
+    TR__TRY(tr_status_of(new_mean));
+    TR__TRY(tr_status_of(new_var));
     double *own = malloc(sizeof *own * (size_t)row * (size_t)(ranks + 1)), *all = own + row;
     if (!own) return tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory");
     own[0] = numbers;
     for (int64_t c = 0; c < channels; c++) {
-        own[1 + c] = numbers > 0 ? value_of(mean, c) : 0;
-        own[1 + channels + c] = numbers > 0 ? value_of(var, c) : 0;
+        own[1 + c] = numbers > 0 ? value_of(own_mean, c) : 0;
+        own[1 + channels + c] = numbers > 0 ? value_of(own_var, c) : 0;
     }
     tr_status status = tr_all_gather(group, own, all, row, .dtype = TR_F64);
-    if (status == TR_OK) *all_numbers = join(all, ranks, channels, mean, var);
+    if (status == TR_OK) *all_numbers = join(all, ranks, channels, new_mean, new_var);
     free(own);
+    if (status == TR_OK) status = put_there(mean, new_mean);
+    if (status == TR_OK) status = put_there(var, new_var);
     if (status == TR_OK && *all_numbers < 2)
         status = tr__fail(TR_SHAPE,
                           "sync_batch_norm: all ranks together have %g numbers for each channel: a variance needs two",
@@ -111,8 +136,9 @@ static tr_status forward(tr_op_call *call)
     if (numbers)
         TR__TRY(tr__op_run(tr__op(batch_norm), &own, (tr_tensor *[]){x, weight, bias}, 3,
                         (tr_tensor *[]){call->outputs[Y], mean, var}, 3));
-    double *all_numbers = tr__ptr(call->outputs[NUMBERS]);
-    TR__TRY(share_moments(tr__carrier_object(call->inputs[CARRIER]), (double)numbers, mean, var, all_numbers));
+    double all_numbers = 0;
+    TR__TRY(share_moments(tr__carrier_object(call->inputs[CARRIER]), (double)numbers, mean, var, &all_numbers));
+    TR__TRY(tr_fill(call->outputs[NUMBERS], all_numbers));
     if (!numbers) return TR_OK;
     tr_tensor *used[] = {vector_like(mean), vector_like(var)};
     TR__TRY(tr_status_of(used[0]));
@@ -128,6 +154,10 @@ static tr_status forward(tr_op_call *call)
 static tr_status share_sums(tr_group *group, const tr_tensor *dweight, const tr_tensor *dbias, double *all)
 {
     int64_t channels = dweight->shape.dim[0];
+    dweight = here(dweight);
+    dbias = here(dbias);
+    TR__TRY(tr_status_of(dweight));
+    TR__TRY(tr_status_of(dbias));
     for (int64_t c = 0; c < channels; c++) {
         all[c] = value_of(dweight, c);
         all[channels + c] = value_of(dbias, c);
@@ -136,10 +166,17 @@ static tr_status share_sums(tr_group *group, const tr_tensor *dweight, const tr_
 }
 
 /* What dx has besides weight rstd g is of_x x + rest, by channel. */
-static void through_moments(const tr_backward_call *call, const double *sums, tr_tensor *of_x, tr_tensor *rest)
+static tr_status through_moments(const tr_backward_call *call, const double *sums, tr_tensor *of_x_there, tr_tensor *rest_there)
 {
-    const tr_tensor *weight = call->inputs[WEIGHT], *mean = call->outputs[MEAN], *var = call->outputs[VAR];
-    double eps = ((const sync_attrs *)call->attrs)->eps, numbers = value_of(call->outputs[NUMBERS], 0);
+    const tr_tensor *weight = call->inputs[WEIGHT], *mean = here(call->outputs[MEAN]), *var = here(call->outputs[VAR]);
+    double eps = ((const sync_attrs *)call->attrs)->eps, numbers = tr_item(call->outputs[NUMBERS]);
+    tr_tensor *of_x = for_writing(of_x_there), *rest = for_writing(rest_there);
+    if (weight && !tr_data(weight)) weight = here(weight);
+    TR__TRY(tr_status_of(weight));
+    TR__TRY(tr_status_of(mean));
+    TR__TRY(tr_status_of(var));
+    TR__TRY(tr_status_of(of_x));
+    TR__TRY(tr_status_of(rest));
     int64_t channels = mean->shape.dim[0];
     for (int64_t c = 0; c < channels; c++) {
         double rstd = 1 / sqrt(value_of(var, c) + eps);
@@ -148,6 +185,8 @@ static void through_moments(const tr_backward_call *call, const double *sums, tr
         tr__store(of_x->dtype, tr__ptr(of_x), c, slope);
         tr__store(rest->dtype, tr__ptr(rest), c, -scale * sums[channels + c] - slope * value_of(mean, c));
     }
+    TR__TRY(put_there(of_x_there, of_x));
+    return put_there(rest_there, rest);
 }
 
 /* dx, where weight rstd g stands already. x: of dx's dtype. */
@@ -163,7 +202,7 @@ static tr_tensor *complete(const tr_backward_call *call, tr_tensor *x, tr_tensor
     tr_tensor *made[] = {of_x, rest, zeros, ones, through, used[0], used[1]};
     for (int i = 0; i < 7; i++)
         if (tr__bad(made[i])) return tr__tensor_pass(made[i]);
-    through_moments(call, sums, of_x, rest);
+    if (through_moments(call, sums, of_x, rest) != TR_OK) return tr__tensor_failed();
     const tr_batch_norm_attrs attrs = {.frozen = true};
     tr_status status = tr__op_run(tr__op(batch_norm), &attrs, (tr_tensor *[]){x, of_x, rest, zeros, ones}, 5,
                                (tr_tensor *[]){through, used[0], used[1]}, 3);
@@ -223,6 +262,7 @@ static const tr_op sync_batch_norm = {
     .backward = backward,
     .saves_inputs = 1u << CARRIER | 1u << X | 1u << WEIGHT,
     .saves_outputs = 1u << MEAN | 1u << VAR | 1u << NUMBERS,
+    .flags = TR__OP_ANYWHERE,
 };
 
 tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_options *o)

@@ -130,8 +130,9 @@ tr_module *tr_row_linear_with(const tr_row_linear_options *o)
 /* ---- Embedding ----------------------------------------------------------------------------------------------------------- */
 
 /* The ids as numbers of this rank's rows, and 1 or 0 for whether they are here; others become row 0. */
-static tr_status localise(const sharded *s, const tr_tensor *ids, int64_t *local, tr_tensor *here)
+static tr_status localise(const sharded *s, const tr_tensor *ids, tr_tensor *numbers, tr_tensor *here)
 {
+    int64_t *local = tr__ptr(numbers);
     int64_t n = tr__numel(ids->shape), rows = s->weight->shape.dim[0];
     tr__read_i64(local, ids->dtype, tr__ptr(ids), 1, n);
     for (int64_t i = 0; i < n; i++) {
@@ -152,20 +153,20 @@ static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, i
     const sharded *s = self->state;
     tr_tensor *failed = check_input(self, inputs, n);
     if (failed) return failed;
-    tr_tensor *ids = tr_contiguous(inputs[0]);
-    if (tr__bad(ids)) return ids;
+    const tr_tensor *ids = tr__row_major_on_cpu(inputs[0]);
+    if (tr__bad(ids)) return tr__tensor_pass(ids);
     if (ids->dtype != TR_I64 && ids->dtype != TR_I32)
         return tr_tensor_fail(TR_DTYPE, "sharded_embedding: ids are i64 or i32, not %s", tr_dtype_name(ids->dtype));
-    tr_device device = tr__device_of(ids);
+    tr_device device = tr__device_of(inputs[0]);
     tr_shape column = ids->shape; /* [..., 1] */
     if (column.ndim == TR_MAX_DIMS)
         return tr_tensor_fail(TR_SHAPE, "sharded_embedding: ids %s have no room for another dimension", TR__TEXT(ids->shape));
     column.dim[column.ndim++] = 1;
-    tr_tensor *local = tr_empty(ids->shape, .dtype = TR_I64, .device = device);
-    tr_tensor *here = tr_empty(column, .dtype = s->weight->dtype, .device = device);
+    tr_tensor *local = tr_empty(ids->shape, .dtype = TR_I64, .device = tr__device_of(ids));
+    tr_tensor *here = tr_empty(column, .dtype = s->weight->dtype, .device = tr__device_of(ids));
     if (tr__bad(local) || tr__bad(here)) return tr__bad(local) ? local : here;
-    if (localise(s, ids, tr__ptr(local), here) != TR_OK) return tr__tensor_failed();
-    return tr_all_reduce_op(s->group, tr_mul(tr_embedding_op(s->weight, local), here));
+    if (localise(s, ids, local, here) != TR_OK) return tr__tensor_failed();
+    return tr_all_reduce_op(s->group, tr_mul(tr_embedding_op(s->weight, tr_to(local, device)), tr_to(here, device)));
 }
 
 tr_module *tr_sharded_embedding_with(const tr_sharded_embedding_options *o)

@@ -159,7 +159,7 @@ static void a_model_may_be_split_over_devices(void **state)
     assert_alike(&mixed, &expected);
 }
 
-static void run_ranks(run *ranks)
+static void run_ranks(run *ranks, void *(*body)(void *rank))
 {
     TR_SCOPE;
     pthread_t threads[RANKS];
@@ -168,9 +168,11 @@ static void run_ranks(run *ranks)
         ranks[i].store = store;
         ranks[i].rank = i;
         ranks[i].ranks = RANKS;
-        assert_int_equal(pthread_create(&threads[i], NULL, run_one, &ranks[i]), 0);
+        assert_int_equal(pthread_create(&threads[i], NULL, body, &ranks[i]), 0);
     }
     for (int i = 0; i < RANKS; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < RANKS; i++)
+        if (ranks[i].status != TR_OK) fail_msg("rank %d: %s", i, ranks[i].message);
 }
 
 static void ddp_over_two_devices_is_like_one_rank(void **state)
@@ -180,12 +182,12 @@ static void ddp_over_two_devices_is_like_one_rank(void **state)
     for (int sharded = 0; sharded < 2; sharded++) {
         run ranks[RANKS] = {{.first = "toy:0", .second = "toy:0", .sharded = sharded},
             {.first = "toy:1", .second = "toy:1", .sharded = sharded}};
-        run_ranks(ranks);
+        run_ranks(ranks, run_one);
         for (int i = 0; i < RANKS; i++) assert_alike(&ranks[i], &expected);
         assert_memory_equal(ranks[0].weights, ranks[1].weights, sizeof ranks->weights);
     }
     run hybrid[RANKS] = {{.first = "toy:0", .second = "toy:1"}, {.first = "toy:1", .second = "toy:0"}};
-    run_ranks(hybrid);
+    run_ranks(hybrid, run_one);
     for (int i = 0; i < RANKS; i++) assert_alike(&hybrid[i], &expected);
 }
 
@@ -247,6 +249,32 @@ static tr_status collectives(run *r)
     return tr_leave(group);
 }
 
+/* x, the same on all ranks, through two layers of which each rank has a part: the gradient of the sum of squares. */
+static tr_status tensor_parallel(run *r)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = r->store, .rank = r->rank, .world_size = r->ranks);
+    tr_device at;
+    TRY(tr_status_of(group));
+    TRY(tr_device_parse(r->first, &at));
+    tr_module *column = tr_column_linear(6, 8, .group = group, .seed = 1), *row = tr_row_linear(8, 4, .group = group, .seed = 2);
+    TRY(tr_module_to(column, at));
+    TRY(tr_module_to(row, at));
+    tr_tensor *x = tr_require_grad(tr_randn(3, TR_SHAPE(5, 6), .device = at));
+    tr_tensor *y = tr_forward(row, tr_relu(tr_forward(column, x)));
+    TRY(tr_backward(tr_sum(tr_mul(y, y), TR_ALL_DIMS)));
+    TRY(tr_copy_out(tr_grad(x), r->weights, 30 * sizeof(float)));
+    return tr_leave(group);
+}
+
+static void *run_tensor_parallel(void *arg)
+{
+    run *r = arg;
+    r->status = tensor_parallel(r);
+    if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
+    return NULL;
+}
+
 static void *collect(void *arg)
 {
     run *r = arg;
@@ -258,19 +286,18 @@ static void *collect(void *arg)
 static void collectives_stage_the_memory_of_devices(void **state)
 {
     (void)state;
-    TR_SCOPE;
-    pthread_t threads[RANKS];
     run ranks[RANKS] = {{.first = "toy:0"}, {.first = "toy:1"}};
-    tr_store *store = tr_store_memory();
-    for (int i = 0; i < RANKS; i++) {
-        ranks[i].store = store;
-        ranks[i].rank = i;
-        ranks[i].ranks = RANKS;
-        assert_int_equal(pthread_create(&threads[i], NULL, collect, &ranks[i]), 0);
-    }
-    for (int i = 0; i < RANKS; i++) pthread_join(threads[i], NULL);
+    run_ranks(ranks, collect);
+}
+
+static void layers_are_split_over_ranks_of_devices(void **state)
+{
+    (void)state;
+    run on_cpus[RANKS] = {{.first = "cpu"}, {.first = "cpu"}}, on_toys[RANKS] = {{.first = "toy:0"}, {.first = "toy:1"}};
+    run_ranks(on_cpus, run_tensor_parallel);
+    run_ranks(on_toys, run_tensor_parallel);
     for (int i = 0; i < RANKS; i++)
-        if (ranks[i].status != TR_OK) fail_msg("rank %d: %s", i, ranks[i].message);
+        for (int k = 0; k < 30; k++) assert_true(fabsf(on_toys[i].weights[k] - on_cpus[0].weights[k]) < 1e-5f);
 }
 
 int main(void)
@@ -284,6 +311,7 @@ int main(void)
         cmocka_unit_test(gradients_are_scaled_and_unscaled),
         cmocka_unit_test(an_optimizer_without_a_kernel_says_so),
         cmocka_unit_test(collectives_stage_the_memory_of_devices),
+        cmocka_unit_test(layers_are_split_over_ranks_of_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
