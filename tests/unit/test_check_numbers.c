@@ -91,7 +91,7 @@ static void test_settings_that_make_no_sense(void **state)
 {
     (void)state;
     static const struct { const char *name, *value, *says; } cases[] = {
-        {"TRIREME_CHECK", "nan,foo", "TRIREME_CHECK=nan,foo: \"foo\" is neither 1 nor nan, inf, wire or replicas"},
+        {"TRIREME_CHECK", "nan,foo", "TRIREME_CHECK=nan,foo: \"foo\" is neither 1 nor nan, inf, sync, wire or replicas"},
         {"TRIREME_CHECK", "NaN", "TRIREME_CHECK=NaN: \"NaN\" is neither"},
         {"TRIREME_THREADS", "abc", "TRIREME_THREADS=abc is not a whole number of 1 or more"},
         {"TRIREME_THREADS", "-3", "TRIREME_THREADS=-3 is not a whole number"},
