@@ -9,7 +9,6 @@
 #ifndef TRIREME_COMM_H
 #define TRIREME_COMM_H
 
-#include <trireme/device.h>
 #include <trireme/store.h>
 
 #ifdef __cplusplus
@@ -121,6 +120,8 @@ typedef enum tr_reduce_op {
     TR_REDUCE_OP_COUNT
 } tr_reduce_op;
 
+struct tr_device_stream;
+
 /* A collective is a descriptor; a backend turns it into work. All ranks get the same bits: each element is folded in
  * the order of the ranks (between hosts: in an order that depends on the algorithm, never on timing; over MPI and NCCL: in
  * theirs). f16 and bf16 are folded in f32; integers wrap, and their average rounds towards zero; a NaN anywhere gives NaN,
@@ -152,7 +153,7 @@ typedef struct tr_collective {
     int line;
     int in_element, out_element; /* what in and out point to, as far as a macro sees: to be .dtype's; 0: not known */
     tr_device device;     /* where both buffers are; cpu by default */
-    tr_device_stream *stream; /* of the device, where .in is made; NULL: its default stream */
+    struct tr_device_stream *stream; /* of the device (trireme/device.h), where .in is made; NULL: its default stream */
 } tr_collective;
 
 /* Under way or done. The buffers belong to it until tr_wait() has returned; it outlives its group and may be dropped

@@ -2,7 +2,8 @@
 from ctypes import (CFUNCTYPE, Structure, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p)
 
 # tr_device_kind
-(TR_CPU, TR_CUDA, TR_DEVICE_KIND_COUNT) = range(3)
+(TR_CPU, TR_CUDA) = range(2)
+TR_DEVICE_KINDS = 16
 # tr_status_code
 (TR_OK, TR_END, TR_INVALID, TR_SHAPE, TR_DTYPE, TR_DEVICE, TR_UNSUPPORTED, TR_NO_MEMORY, TR_IO,
  TR_FORMAT, TR_NOT_FOUND, TR_STATE, TR_TIMEOUT, TR_PEER, TR_MISMATCH, TR_AUTH, TR_CANCELLED,
@@ -79,6 +80,7 @@ class tr_join_options(Structure):
         ("report_ms", c_int),
         ("check", c_bool),
         ("encrypt", c_bool),
+        ("unexpected_bytes", c_int64),
     ]
 
 
@@ -103,6 +105,8 @@ class tr_collective(Structure):
         ("line", c_int),
         ("in_element", c_int),
         ("out_element", c_int),
+        ("device", tr_device),
+        ("stream", c_void_p),
     ]
 
 
