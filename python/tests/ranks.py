@@ -1,4 +1,4 @@
-"""What the tests share: ranks as forked processes, which have PyTorch already, and comparing what they computed."""
+"""What the tests share: ranks as processes that have PyTorch already, and comparing what they computed."""
 import multiprocessing
 import os
 import pickle
@@ -14,8 +14,12 @@ import torch.distributed as dist
 
 import trireme.torch
 
-torch.set_num_threads(1)  # a process that has computed on several threads must not be forked
-_fork = multiprocessing.get_context("fork")
+# Ranks are forked by a server that has loaded PyTorch and computes nothing itself: a child of a process that has may find PyTorch's
+# thread pool broken. The server reads its path from the environment.
+_fork = multiprocessing.get_context("forkserver")
+_fork.set_forkserver_preload(["ranks"])
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, [os.path.dirname(os.path.abspath(__file__)),
+                                                                      *os.environ.get("PYTHONPATH", "").split(os.pathsep)])))
 
 
 class Failed(Exception):
@@ -25,6 +29,7 @@ class Failed(Exception):
 
 
 def _rank(function, rank, world, backend, meeting, timeout, out, arguments):
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)  # old names are called on purpose
     try:
         if backend:
