@@ -37,7 +37,8 @@ _OPS = {dist.ReduceOp(getattr(dist.ReduceOp, name)): code for name, code in (
 _CPU, _UNSET = torch.device("cpu"), timedelta(milliseconds=-1)
 
 # tr_collective, in its order, with the padding that C gives it.
-_CODES = {ctypes.c_size_t: "N", ctypes.c_int: "i", ctypes.c_int64: "q", ctypes.c_void_p: "P", ctypes.c_char_p: "P"}
+_CODES = {ctypes.c_size_t: "N", ctypes.c_int: "i", ctypes.c_int64: "q", ctypes.c_void_p: "P", ctypes.c_char_p: "P",
+          _c.tr_device: "ii"}
 _pack = struct.Struct("@" + "".join(_CODES[kind] for _, kind in _c.tr_collective._fields_) + "0P").pack
 _SIZE = ctypes.sizeof(_c.tr_collective)
 _done, _push, _pop, _keep, _status_of = (quick.tr_work_done, quick.tr_scope_push, quick.tr_scope_pop, quick.tr_object_keep,
@@ -213,7 +214,7 @@ class ProcessGroup(dist.ProcessGroup):
         """A tr_collective, as bytes. at: the file's address and the line."""
         return _pack(_SIZE, kind, out.data_ptr() if out is not None else 0, count, given.data_ptr() if given is not None else 0,
                      dtype, op, root, peer, tag, ctypes.addressof(in_counts) if in_counts else 0, 0,
-                     ctypes.addressof(out_counts) if out_counts else 0, 0, timeout or self._timeout_ms, at[0], at[1], 0, 0)
+                     ctypes.addressof(out_counts) if out_counts else 0, 0, timeout or self._timeout_ms, at[0], at[1], 0, 0, _c.TR_CPU, 0, 0)
 
     def _run(self, calls, opts, outputs, held, finish, source=None):
         """Runs calls that were described, or posts them. held: what the library uses beside outputs until it is done."""
