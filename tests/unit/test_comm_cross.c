@@ -33,6 +33,16 @@ static tr__shm *transport_of(const rank *r)
     return shm;
 }
 
+/* From now on, for many calls: as measured, they go that way. Also where ranks take turns on a core. */
+static void prefer(const rank *r, bool placed)
+{
+    tr__shm *t = transport_of(r);
+    t->crowded = false;
+    for (int i = 0; i < 2 * TR__SHM_CROSS_SIZES; i++)
+        t->tuning[i / TR__SHM_CROSS_SIZES][i % TR__SHM_CROSS_SIZES] =
+            (tr__shm_tuning){2 * TR__SHM_TRIES, {placed ? 2 : 1, placed ? 1 : 2}};
+}
+
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
 
 typedef enum buffers { PRIVATE, SHARED_IN, SHARED_OUT, SHARED_AT_ODD_RANKS, BUFFERS } buffers;
@@ -45,7 +55,7 @@ static bool shares(const rank *r, buffers b, bool out)
 /* What rank `from` gives as element i: sums of them are rounded, so their order shows. */
 static float given(int from, int64_t i)
 {
-    return 1.0f / (float)(1 + i % 4099) + (float)(from * 3 + 1) / 7;
+    return (float)(i & 0xffff) * (1.0f / 3) + (float)(from * 3 + 1) * (1.0f / 7);
 }
 
 static float sum(const rank *r, int64_t i)
@@ -108,7 +118,7 @@ static tr_status call_all(rank *r, const memory *m, int64_t count)
 /* Every kind, with blocks that take no whole number of lines, pages or pieces; then the bits are those of a fold by rank. */
 static tr_status move_data(rank *r)
 {
-    static const int64_t counts[] = {TR__SHM_CROSS / 4 + 3, 50021, 300007};
+    static const int64_t counts[] = {TR__SHM_CROSS / 4 + 3, 100003};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         for (buffers b = 0; b < BUFFERS; b++) {
             size_t bytes = (size_t)(r->world * counts[i]) * sizeof(float);
@@ -122,21 +132,30 @@ static tr_status move_data(rank *r)
     return TR_OK;
 }
 
-/* An all_to_all in place is staged in any case. */
+/* Each way, and both in turn; an all_to_all in place is staged in any case. */
 static tr_status reach_each_other(rank *r)
 {
-    enum { COUNT = 300007 };
-    static float x[COUNT];
-    TRY(tr_all_reduce(r->group, x, COUNT));
-    CHECK(transport_of(r)->endpoint->crosses && !transport_of(r)->staging);
+    tr__shm *t = transport_of(r);
+    static float x[TR__SHM_CROSS];
+    CHECK(t->endpoint->crosses);
+    prefer(r, true);
+    TRY(tr_all_reduce(r->group, x, TR__SHM_CROSS));
+    TRY(tr_broadcast(r->group, x, TR__SHM_CROSS));
+    CHECK(t->scratch && !t->staging);
     TRY(move_data(r));
+    prefer(r, false);
+    TRY(move_data(r));
+    memset(t->tuning, 0, sizeof t->tuning);
+    TRY(move_data(r));
+    for (int i = 0; i < 2; i++) CHECK(t->tuning[i][0].best_ns[0] < INT64_MAX && t->tuning[i][0].best_ns[1] < INT64_MAX);
     return tr_leave(r->group);
 }
 
 static tr_status go_round(rank *r)
 {
+    prefer(r, true);
     TRY(move_data(r));
-    CHECK(!transport_of(r)->endpoint->crosses && transport_of(r)->staging);
+    CHECK(!transport_of(r)->endpoint->crosses && transport_of(r)->staging && !transport_of(r)->scratch);
     return tr_leave(r->group);
 }
 
@@ -152,6 +171,51 @@ static void what_the_kernel_forbids_is_staged(void **state)
     (void)state;
     run_job_in(&(setting){.refused = 7}, 3, go_round, NULL);
     run_job_in(&(setting){.refused = 2}, 3, go_round, NULL);
+}
+
+/* Rank 1 does not want it. */
+static tr_status disagree(rank *r)
+{
+    static float x[TR__SHM_CROSS];
+    prefer(r, r->number != 1);
+    x[0] = 1;
+    TRY(tr_all_reduce(r->group, x, TR__SHM_CROSS));
+    CHECK(x[0] == 3 && transport_of(r)->staging && !transport_of(r)->scratch);
+    TRY(tr_broadcast(r->group, x, TR__SHM_CROSS)); /* rank 0 alone gives */
+    CHECK(x[0] == 3);
+    return tr_leave(r->group);
+}
+
+static void ranks_that_measure_otherwise_agree(void **state)
+{
+    (void)state;
+    run_job(3, disagree, NULL);
+}
+
+/* Calls that take so long each way: how many of a term cross. */
+static int count_crossing(tr__shm_tuning *tuning, int64_t staged_ns, int64_t placed_ns)
+{
+    int crossing = 0;
+    for (int i = 0; i < TR__SHM_TERM; i++) {
+        bool placed = tr__shm_tuning_prefers(tuning);
+        crossing += placed;
+        tr__shm_tuning_note(tuning, placed, (placed ? placed_ns : staged_ns) + i % 2);
+    }
+    return crossing;
+}
+
+static void the_faster_way_is_taken(void **state)
+{
+    (void)state;
+    tr__shm_tuning tuning = {0};
+    assert_int_equal(count_crossing(&tuning, 100, 200), TR__SHM_TRIES);
+    assert_int_equal(count_crossing(&tuning, 200, 100), TR__SHM_TERM - TR__SHM_TRIES); /* it has changed */
+    assert_int_equal(count_crossing(&tuning, 100, 200), TR__SHM_TRIES);
+    for (int i = 0; i < TR__SHM_TERM; i++) { /* never placed, as another rank does not want it */
+        bool placed = tr__shm_tuning_prefers(&tuning);
+        tr__shm_tuning_note(&tuning, false, placed ? 1 : 100);
+        assert_true(i < 2 * TR__SHM_TRIES || !placed);
+    }
 }
 
 /* ---- Buffers that are not there ---------------------------------------------------------------------------------- */
@@ -177,6 +241,7 @@ static tr_status reduce_with_holes(rank *r)
     const holes *h = r->arg;
     float *in = map_buffer(h->in && r->number == 1), *out = map_buffer(h->out && r->number == 1);
     CHECK(in && out);
+    prefer(r, true);
     return tr_all_reduce(r->group, out, HOLED / 4, .in = in);
 }
 
@@ -185,6 +250,7 @@ static tr_status broadcast_into_a_hole(rank *r)
 {
     float *x = map_buffer(r->number == 1);
     CHECK(x);
+    prefer(r, true);
     return tr_broadcast(r->group, x, HOLED / 4);
 }
 
@@ -254,6 +320,36 @@ static void only_the_peer_itself_is_read(void **state)
     run_job(2, read_what_is_gone, NULL);
 }
 
+static tr_status cross_until_it_fails(rank *r)
+{
+    static float in[4 * TR__SHM_CROSS], out[RANKS_MOST * 4 * TR__SHM_CROSS];
+    const tr_collective c = {.size = sizeof c, .kind = *(const tr_collective_kind *)r->arg, .in = in, .out = out,
+        .count = 4 * TR__SHM_CROSS, .file = __FILE__, .line = __LINE__};
+    tr_status status;
+    do {
+        prefer(r, true);
+        status = tr_run_collective(r->group, &c);
+        atomic_fetch_add(&r->post->turns, status == TR_OK);
+    } while (status == TR_OK);
+    atomic_store(&r->post->ended, tr__now_ns());
+    return status;
+}
+
+static void a_rank_killed_in_the_middle_is_named(void **state)
+{
+    (void)state;
+    static const tr_collective_kind kinds[] = {TR_ALL_REDUCE, TR_ALL_GATHER, TR_BROADCAST};
+    static const char *const names[] = {"all_reduce #", "all_gather #", "broadcast #"};
+    for (int i = 0; i < 9; i++) {
+        job j;
+        int victim = i / 3;
+        int64_t killed = kill_one_of(&j, &(setting){0}, 3, victim, cross_until_it_fails, &kinds[i % 3], 200 * i);
+        for (int other = 0; other < 3; other++)
+            if (other != victim) check_survivor(&j, other, victim, killed, (const char *[]){") died", names[i % 3], __FILE__ ":"});
+        finish(&j);
+    }
+}
+
 /* Rank 1 is in the middle of reading while rank 0's call fails: rank 0 does not return before rank 1 is done. */
 static tr_status fail_under_a_reader(rank *r)
 {
@@ -284,8 +380,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(private_buffers_take_one_copy),
         cmocka_unit_test(what_the_kernel_forbids_is_staged),
+        cmocka_unit_test(ranks_that_measure_otherwise_agree),
+        cmocka_unit_test(the_faster_way_is_taken),
         cmocka_unit_test(a_buffer_that_is_not_there_is_an_error_of_its_rank),
         cmocka_unit_test(only_the_peer_itself_is_read),
+        cmocka_unit_test(a_rank_killed_in_the_middle_is_named),
         cmocka_unit_test(a_call_fails_when_nobody_reads_its_buffers_any_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -36,7 +36,10 @@ enum {
     TR__SHM_TINY = 32,          /* bytes that travel in its cache line */
     TR__SHM_CHUNK = 256 << 10,  /* of a buffer that passes through the staging area */
     TR__SHM_RING = 4,           /* chunks that the staging area holds */
-    TR__SHM_CROSS = 64 << 10,   /* from so many bytes on a private buffer is read and written where it lies, if the kernel allows it */
+    TR__SHM_CROSS = 256 << 10,  /* from so many bytes on a private buffer may be read and written where it lies */
+    TR__SHM_CROSS_SIZES = 8,    /* powers of two above that, which are tried apart */
+    TR__SHM_TRIES = 3,          /* calls by which each way is tried, */
+    TR__SHM_TERM = 256,         /* every so many calls */
     TR__SHM_SCRATCH = 256 << 10, /* what is folded of such buffers at a time, of all ranks together: fits a second cache */
 };
 
@@ -155,6 +158,12 @@ typedef struct tr__shm_fold_views {
     tr__shm_view in, out;
 } tr__shm_fold_views;
 
+/* Which way private buffers of one size go, as measured: staged, or (1) where they lie. */
+typedef struct tr__shm_tuning {
+    unsigned calls;
+    int64_t best_ns[2]; /* of the latest tries; INT64_MAX: none */
+} tr__shm_tuning;
+
 typedef struct tr__shm_channel tr__shm_channel;
 
 typedef struct tr__shm_peer {
@@ -209,6 +218,7 @@ typedef struct tr__shm {
     const void **in;             /* [world_size], for kernels */
     void **out;
     tr__shm_fold_views *views;   /* [world_size] */
+    tr__shm_tuning tuning[2][TR__SHM_CROSS_SIZES]; /* pulls and folds */
     char *scratch;               /* TR__SHM_SCRATCH bytes; NULL: not needed yet */
     char **stagings;             /* [world_size]: the ranks' staging areas */
 } tr__shm;
@@ -229,6 +239,7 @@ typedef struct tr__shm_call {
     size_t size;     /* of an element */
     size_t bytes;    /* of the input; of a _V kind of ours, else of anyone's */
     uint32_t way;    /* TR__SHM_INLINED, TR__SHM_PLACED or 0, how our input is published */
+    tr__shm_tuning *tuning; /* of our private buffer, which goes by it; NULL: it has none */
     bool filled;     /* our first chunk is in the staging area already */
     bool streams;    /* copies of whole blocks go past the caches */
     int64_t began;   /* when the first wait that took long did; 0: none yet */
@@ -383,6 +394,10 @@ char *tr__shm_inline(const tr__shm *t, const tr__shm_call *call, int rank);
 /* Copies a rank's private memory, or writes to it. */
 tr_status tr__shm_read(tr__shm *t, const tr__shm_call *call, int rank, uint64_t from, size_t bytes, void *to);
 tr_status tr__shm_write(tr__shm *t, const tr__shm_call *call, int rank, uint64_t to, size_t bytes, const void *from);
+/* Shall the peers reach our private buffer of this call where it lies? Asked once in each call that has one. */
+bool tr__shm_tuning_prefers(tr__shm_tuning *tuning);
+/* How long the call took from when all had entered it. */
+void tr__shm_tuning_note(tr__shm_tuning *tuning, bool placed, int64_t ns);
 /* A call has failed here. Its buffers are the program's when this returns: nobody reads or writes them any more. */
 void tr__shm_withdraw(tr__shm *t);
 

@@ -3,6 +3,7 @@
  * data: that is where a mismatch shows, where buffers are found, and where messages of up to TR__SHM_INLINE bytes
  * travel, so that a small all_reduce is one round of flags.
  */
+#include "base/clock.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
 
@@ -100,14 +101,19 @@ static void copy_inline(tr__shm *t, const tr__shm_call *call)
     }
 }
 
-/* The place of a buffer, if the peers can reach it there. */
-static tr_status place(tr__shm *t, const tr__shm_call *call, const void *buffer, size_t bytes, tr__shm_place *place, bool *placed)
+/* Shall the others reach our private buffers where they lie? Ranks that take turns on a core share all its caches. */
+static bool crosses(tr__shm *t, tr__shm_call *call)
 {
-    TR__TRY(tr__shm_show(t, buffer, bytes, place, placed));
-    if (*placed || !t->endpoint->crosses || call->bytes < TR__SHM_CROSS) return TR_OK;
-    *placed = true;
-    *place = (tr__shm_place){.offset = (uintptr_t)buffer};
-    return TR_OK;
+    if (!t->endpoint->crosses || t->crowded || call->bytes < TR__SHM_CROSS) return false;
+    int size = 0;
+    for (size_t bytes = call->bytes / TR__SHM_CROSS; bytes > 1 && size < TR__SHM_CROSS_SIZES - 1; bytes /= 2) size++;
+    call->tuning = &t->tuning[call->kind->reduces][size];
+    return tr__shm_tuning_prefers(call->tuning);
+}
+
+static tr__shm_place own_address(const void *buffer)
+{
+    return (tr__shm_place){.offset = (uintptr_t)buffer};
 }
 
 /* Large data: where the peers can reach it, if they can. */
@@ -115,17 +121,21 @@ static tr_status show(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
 {
     const tr_collective *c = call->c;
     size_t bytes = call->bytes; /* to the end of the last block */
-    bool in = false, out = true, writes = call->kind->reduces && !call->kind->in_blocks;
+    bool in = false, out = true, in_place = c->in == c->out,
+         writes = call->kind->reduces && !call->kind->in_blocks && tr__collective_gets(c, t->rank);
     for (int rank = 0; c->in_counts && rank < t->world_size; rank++) {
         size_t end = (size_t)tr__collective_in(c, rank).end * call->size;
         if (end > bytes) bytes = end;
     }
-    if (c->kind == TR_ALL_TO_ALL && c->in == c->out) return TR_OK; /* what others shall read is written to */
-    TR__TRY(place(t, call, c->in, bytes, &slot->in, &in));
-    if (in && writes && tr__collective_gets(c, t->rank)) {
-        slot->out = slot->in;
-        if (c->out != c->in) TR__TRY(place(t, call, c->out, call->bytes, &slot->out, &out));
+    if (c->kind == TR_ALL_TO_ALL && in_place) return TR_OK; /* what others shall read is written to */
+    TR__TRY(tr__shm_show(t, c->in, bytes, &slot->in, &in));
+    if (writes && !in_place) TR__TRY(tr__shm_show(t, c->out, call->bytes, &slot->out, &out));
+    if (!(in && out) && crosses(t, call)) {
+        if (!in) slot->in = own_address(c->in);
+        if (!out) slot->out = own_address(c->out);
+        in = out = true;
     }
+    if (writes && in_place) slot->out = slot->in;
     if (in && out) call->way = TR__SHM_PLACED;
     return TR_OK;
 }
@@ -260,11 +270,15 @@ static tr_status move(tr__shm *t, tr__shm_call *call, bool placed)
 
 static tr_status run(tr__shm *t, tr__shm_call *call)
 {
-    bool placed;
+    bool placed = false;
     tr_status status = enter(t, call);
     if (status == TR_OK) status = compare(t, call, &placed);
+    int64_t began = call->tuning ? tr__now_ns() : 0;
     if (status == TR_OK) status = move(t, call, placed);
-    if (status != TR_OK) tr__shm_withdraw(t);
+    if (status != TR_OK)
+        tr__shm_withdraw(t);
+    else if (call->tuning)
+        tr__shm_tuning_note(call->tuning, call->kind->reduces ? placed : call->way == TR__SHM_PLACED, tr__now_ns() - began);
     return status;
 }
 

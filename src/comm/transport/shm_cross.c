@@ -1,5 +1,10 @@
 /*
  * Private buffers of peers, where the kernel lets all ranks of the host read and write each other's memory (net/endpoint_cross.c).
+ *
+ * The kernel looks up every page, which takes longer than a second copy does as long as that stays in a cache that both cores
+ * share, and less where they have none in common. Nothing tells which it is, and a virtual machine's cores move, so both ways are
+ * tried again and again, and the faster one is taken. A buffer is reached where it lies only if all ranks want that, so ranks that
+ * measure otherwise still agree.
  * A call may fail on one rank while another still works, and then the program may use its buffers for something else. So
  * whoever crosses over says so first, and then looks whether the other has withdrawn; who withdraws says so first, and then
  * waits until nobody is crossing. Nobody is stopped in the middle of it for long, as a copy is one call of the kernel.
@@ -15,6 +20,25 @@ enum {
     PIECE = 1 << 20,            /* what is copied at a time */
     WITHDRAW_NS = 500000000,    /* the longest that a rank waits for those that cross: one may be stopped */
 };
+
+/* ---- Which way ---------------------------------------------------------------------------------------------------- */
+
+enum { TRYING = 2 * TR__SHM_TRIES };
+
+bool tr__shm_tuning_prefers(tr__shm_tuning *tuning)
+{
+    unsigned turn = tuning->calls++ % TR__SHM_TERM;
+    if (turn == 0) tuning->best_ns[0] = tuning->best_ns[1] = INT64_MAX;
+    return turn < TRYING ? turn >= TR__SHM_TRIES : tuning->best_ns[1] < tuning->best_ns[0];
+}
+
+void tr__shm_tuning_note(tr__shm_tuning *tuning, bool placed, int64_t ns)
+{
+    bool trying = (tuning->calls - 1) % TR__SHM_TERM < TRYING;
+    if (trying && ns < tuning->best_ns[placed]) tuning->best_ns[placed] = ns;
+}
+
+/* ---- Copying ------------------------------------------------------------------------------------------------------ */
 
 /* The rank has died, or given the call up: the reason is known or on its way. */
 static tr_status lost(tr__shm *t, const tr__shm_call *call, const tr__shm_peer *peer)
@@ -68,6 +92,8 @@ tr_status tr__shm_write(tr__shm *t, const tr__shm_call *call, int rank, uint64_t
 {
     return cross(t, call, rank, to, bytes, NULL, from);
 }
+
+/* ---- Failing ------------------------------------------------------------------------------------------------------ */
 
 void tr__shm_withdraw(tr__shm *t)
 {
