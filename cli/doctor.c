@@ -215,10 +215,11 @@ static void check_optional(findings *f)
     say(f, OK, NULL, TR__HAVE_MPI ? "MPI: built in" : "MPI: not built in (jobs on one machine need none)");
     int gpus = tr_device_count(TR_CUDA);
     bool gpu_here = access("/dev/nvidia0", F_OK) == 0;
+    tr_device first;
     if (gpus > 0) say(f, OK, NULL, "CUDA: %d device%s", gpus, gpus == 1 ? "" : "s");
-    else if (!TR__HAVE_CUDA) say(f, OK, NULL, "CUDA: not built in%s", gpu_here ? ": the GPU here is not used" : "");
-    else if (gpu_here) say(f, WARNING, "check the driver with nvidia-smi", "CUDA: there is a GPU here that does not answer");
-    else say(f, OK, NULL, "CUDA: built in, no device here");
+    else if (tr_device_parse("cuda:0", &first) != TR_OK)
+        say(f, gpu_here ? WARNING : OK, gpu_here ? "build the plug-in (`cmake --build build --target trireme_cuda`), and check the driver "
+            "with nvidia-smi" : NULL, "CUDA: %s", tr_error_message());
 }
 
 static void check_environment(findings *f)
