@@ -48,7 +48,9 @@ struct pool {
 };
 
 constexpr int MOST_DEVICES = 64;
-pool pools[MOST_DEVICES];
+
+/* Never destroyed: a thread may still release memory while the process exits, and the driver may be gone by then. */
+pool *const pools = new pool[MOST_DEVICES];
 
 bool caches()
 {
@@ -253,7 +255,7 @@ void memory_reset_peak(int index)
 
 namespace {
 std::mutex pinned_lock;
-std::multimap<size_t, void *> pinned;
+std::multimap<size_t, void *> &pinned = *new std::multimap<size_t, void *>; /* never destroyed, as the pools */
 size_t pinned_bytes;
 constexpr size_t MOST_PINNED = (size_t)256 << 20; /* kept */
 
