@@ -11,6 +11,7 @@
 #include "processes.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -284,7 +285,8 @@ static tr_status expect_lost(rank *r, tr__shm *t, uint64_t address, char *byte)
     CHECK(tr__shm_read(t, &joining, 1, address, 1, byte) == TR_PEER && *byte == 7);
     SAYS("gave up in the middle of a call");
     CHECK(tr__shm_write(t, &joining, 1, address, 1, byte) == TR_PEER);
-    CHECK(r->number == 0);
+    CHECK(tr__shm_cross(t, &joining, 1) == TR_PEER && tr__shm_cross(t, &joining, -1) == TR_PEER);
+    CHECK(r->number == 0 && !atomic_load(&t->control->crossing));
     return TR_OK;
 }
 
@@ -375,6 +377,76 @@ static void a_call_fails_when_nobody_reads_its_buffers_any_more(void **state)
     run_job(2, fail_under_a_reader, NULL);
 }
 
+typedef struct watch {
+    tr__shm *transport;
+    atomic_int seen, ended;
+} watch;
+
+static void *watch_crossing(void *arg)
+{
+    watch *w = arg;
+    while (!atomic_load(&w->ended))
+        if (atomic_load(&w->transport->control->crossing)) atomic_store(&w->seen, 1);
+    return NULL;
+}
+
+/* Mapped buffers, too: every rank is seen to be crossing in some of the calls. */
+static tr_status cross_mapped_buffers(rank *r)
+{
+    static const tr_collective_kind kinds[] = {TR_ALL_REDUCE, TR_ALL_GATHER};
+    enum { COUNT = 1 << 20 };
+    float *in = tr_shared_alloc(COUNT * sizeof(float)), *out = tr_shared_alloc(2 * COUNT * sizeof(float));
+    CHECK(in && out);
+    for (int k = 0; k < 2; k++) {
+        watch w = {.transport = transport_of(r)};
+        pthread_t thread;
+        float unseen = 2;
+        CHECK(pthread_create(&thread, NULL, watch_crossing, &w) == 0);
+        const tr_collective c = {.size = sizeof c, .kind = kinds[k], .in = in, .out = out, .count = COUNT};
+        for (int turn = 0; turn < 2000 && unseen > 0; turn++) {
+            unseen = !atomic_load(&w.seen);
+            TRY(tr_run_collective(r->group, &c));
+            TRY(tr_all_reduce(r->group, &unseen, 1));
+        }
+        atomic_store(&w.ended, 1);
+        CHECK(pthread_join(thread, NULL) == 0);
+        CHECK(unseen == 0 && !atomic_load(&transport_of(r)->control->crossing));
+    }
+    tr_shared_free(in);
+    tr_shared_free(out);
+    return tr_leave(r->group);
+}
+
+static void mapped_buffers_are_crossed_to(void **state)
+{
+    (void)state;
+    run_job(2, cross_mapped_buffers, NULL);
+}
+
+/* Rank 1 seems to have withdrawn from the call, at first not from this one. */
+static tr_status end_what_a_rank_gave_up(rank *r)
+{
+    tr__shm *t = transport_of(r);
+    const tr__shm_call call = {.sequence = 7, .timeout_ms = 50};
+    if (r->number == 0) {
+        atomic_store(&t->peers[1].control->withdrew, 8);
+        TRY(tr__shm_cross_check(t, &call));
+        atomic_store(&t->peers[1].control->withdrew, 7);
+        CHECK(tr__shm_cross_check(t, &call) == TR_PEER);
+        SAYS("rank 1 (pid ");
+        SAYS("gave up in the middle of a call");
+        atomic_store(&t->peers[1].control->withdrew, 0);
+    }
+    TRY(tr_barrier(r->group));
+    return tr_leave(r->group);
+}
+
+static void a_call_that_a_rank_gave_up_ends_well_nowhere(void **state)
+{
+    (void)state;
+    run_job(2, end_what_a_rank_gave_up, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -386,6 +458,8 @@ int main(void)
         cmocka_unit_test(only_the_peer_itself_is_read),
         cmocka_unit_test(a_rank_killed_in_the_middle_is_named),
         cmocka_unit_test(a_call_fails_when_nobody_reads_its_buffers_any_more),
+        cmocka_unit_test(mapped_buffers_are_crossed_to),
+        cmocka_unit_test(a_call_that_a_rank_gave_up_ends_well_nowhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -114,13 +114,13 @@ typedef struct tr__shm_control {
     uint32_t magic;
     int32_t rank, world_size;
     atomic_uchar gave_up;                        /* not 0: the group is broken for its rank, which has said why or will */
-    atomic_uchar withdrew;                       /* not 0: a call has failed there, and its buffers are the program's again */
+    _Atomic uint64_t withdrew;                   /* the call that failed there, whose buffers are the program's again; 0: none */
     _Alignas(TR__CACHE_LINE) atomic_uint bell;   /* futex word: its rank sleeps on it, peers and its monitor ring it */
     atomic_int waits_for;                        /* the rank (+ 1) that should ring; 0: awake */
     tr__shm_stuck stuck;
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t finished; /* the latest collective that is done */
     _Atomic uint64_t failed;                            /* the whole call, of several hosts, that its rank failed in */
-    _Alignas(TR__CACHE_LINE) atomic_uint crossing;      /* it is reading or writing a peer's private memory */
+    _Alignas(TR__CACHE_LINE) atomic_uint crossing;      /* it is reading or writing a peer's buffer where that lies */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t filled;   /* steps: own data is in the staging area */
     _Atomic uint64_t staging;                           /* the segment that is the staging area */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t done;     /* steps: own share of the work is done */
@@ -242,6 +242,7 @@ typedef struct tr__shm_call {
     tr__shm_tuning *tuning; /* of our private buffer, which goes by it; NULL: it has none */
     bool filled;     /* our first chunk is in the staging area already */
     bool streams;    /* copies of whole blocks go past the caches */
+    bool crossed;    /* we have read or written a peer's buffer where it lies */
     int64_t began;   /* when the first wait that took long did; 0: none yet */
     bool reported;
 } tr__shm_call;
@@ -391,15 +392,21 @@ char *tr__shm_inline(const tr__shm *t, const tr__shm_call *call, int rank);
 
 /* ---- shm_cross.c ------------------------------------------------------------------------------------------------- */
 
-/* Copies a rank's private memory, or writes to it. */
+/* Between these two a rank reads and writes peers' buffers where they lie, mapped or private: a peer whose call fails meanwhile does
+ * not return until then. Refused when `rank`'s call has failed (-1: any rank's). Not to be held while waiting for others. */
+tr_status tr__shm_cross(tr__shm *t, const tr__shm_call *call, int rank);
+void tr__shm_cross_end(tr__shm *t);
+/* Copies a rank's private memory, or writes to it, while crossing; ends that when it fails. */
 tr_status tr__shm_read(tr__shm *t, const tr__shm_call *call, int rank, uint64_t from, size_t bytes, void *to);
 tr_status tr__shm_write(tr__shm *t, const tr__shm_call *call, int rank, uint64_t to, size_t bytes, const void *from);
+/* After a call that crossed: did no peer give it up before we were done with its buffers? */
+tr_status tr__shm_cross_check(tr__shm *t, const tr__shm_call *call);
 /* Shall the peers reach our private buffer of this call where it lies? Asked once in each call that has one. */
 bool tr__shm_tuning_prefers(tr__shm_tuning *tuning);
 /* How long the call took from when all had entered it. */
 void tr__shm_tuning_note(tr__shm_tuning *tuning, bool placed, int64_t ns);
-/* A call has failed here. Its buffers are the program's when this returns: nobody reads or writes them any more. */
-void tr__shm_withdraw(tr__shm *t);
+/* The call has failed here. Its buffers are the program's when this returns: nobody reads or writes them any more. */
+void tr__shm_withdraw(tr__shm *t, const tr__shm_call *call);
 
 /* ---- shm_stage.c ------------------------------------------------------------------------------------------------- */
 

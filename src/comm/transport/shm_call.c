@@ -275,8 +275,9 @@ static tr_status run(tr__shm *t, tr__shm_call *call)
     if (status == TR_OK) status = compare(t, call, &placed);
     int64_t began = call->tuning ? tr__now_ns() : 0;
     if (status == TR_OK) status = move(t, call, placed);
+    if (status == TR_OK && call->crossed) status = tr__shm_cross_check(t, call);
     if (status != TR_OK)
-        tr__shm_withdraw(t);
+        tr__shm_withdraw(t, call);
     else if (call->tuning)
         tr__shm_tuning_note(call->tuning, call->kind->reduces ? placed : call->way == TR__SHM_PLACED, tr__now_ns() - began);
     return status;

@@ -1,13 +1,16 @@
 /*
- * Private buffers of peers, where the kernel lets all ranks of the host read and write each other's memory (net/endpoint_cross.c).
+ * Peers' buffers are read and written where they lie: mapped ones, and private ones where the kernel lets all ranks of the host reach
+ * each other's memory (net/endpoint_cross.c).
  *
- * The kernel looks up every page, which takes longer than a second copy does as long as that stays in a cache that both cores
+ * A call may fail on one rank while another still works, and then the program may use its buffers for something else. So
+ * whoever crosses over says so first, and then looks whether the other has withdrawn; who withdraws says so first, and then
+ * waits until nobody is crossing. A rank that is stopped in the middle of it is not waited for long: what it reads then, no call
+ * returns, as everyone looks at its end whether a rank has withdrawn from it; what it writes then, nobody can take back.
+ *
+ * Of private buffers the kernel looks up every page, which takes longer than a second copy does as long as that stays in a cache that both cores
  * share, and less where they have none in common. Nothing tells which it is, and a virtual machine's cores move, so both ways are
  * tried again and again, and the faster one is taken. A buffer is reached where it lies only if all ranks want that, so ranks that
  * measure otherwise still agree.
- * A call may fail on one rank while another still works, and then the program may use its buffers for something else. So
- * whoever crosses over says so first, and then looks whether the other has withdrawn; who withdraws says so first, and then
- * waits until nobody is crossing. Nobody is stopped in the middle of it for long, as a copy is one call of the kernel.
  */
 #include "base/clock.h"
 #include "comm/transport/shm.h"
@@ -38,7 +41,7 @@ void tr__shm_tuning_note(tr__shm_tuning *tuning, bool placed, int64_t ns)
     if (trying && ns < tuning->best_ns[placed]) tuning->best_ns[placed] = ns;
 }
 
-/* ---- Copying ------------------------------------------------------------------------------------------------------ */
+/* ---- Crossing ----------------------------------------------------------------------------------------------------- */
 
 /* The rank has died, or given the call up: the reason is known or on its way. */
 static tr_status lost(tr__shm *t, const tr__shm_call *call, const tr__shm_peer *peer)
@@ -46,6 +49,34 @@ static tr_status lost(tr__shm *t, const tr__shm_call *call, const tr__shm_peer *
     TR__TRY(tr__shm_await_reason(t, call->timeout_ms));
     return tr__fail(TR_PEER, "rank %d (pid %ld) gave up in the middle of a call", peer->rank, peer->pid);
 }
+
+tr_status tr__shm_cross(tr__shm *t, const tr__shm_call *call, int rank)
+{
+    int first = rank < 0 ? 0 : rank, last = rank < 0 ? t->world_size - 1 : rank;
+    atomic_store(&t->control->crossing, 1);
+    for (int i = first; i <= last; i++)
+        if (i != t->rank && atomic_load(&t->peers[i].control->withdrew)) {
+            tr__shm_cross_end(t);
+            return lost(t, call, &t->peers[i]);
+        }
+    return TR_OK;
+}
+
+void tr__shm_cross_end(tr__shm *t)
+{
+    atomic_store_explicit(&t->control->crossing, 0, memory_order_release);
+}
+
+tr_status tr__shm_cross_check(tr__shm *t, const tr__shm_call *call)
+{
+    atomic_thread_fence(memory_order_acquire); /* after what has been read of the buffers */
+    for (int rank = 0; rank < t->world_size; rank++)
+        if (atomic_load_explicit(&t->peers[rank].control->withdrew, memory_order_relaxed) == call->sequence)
+            return lost(t, call, &t->peers[rank]);
+    return TR_OK;
+}
+
+/* ---- Copying private memory --------------------------------------------------------------------------------------- */
 
 static bool reads(const tr__shm *t, int rank, uint64_t address)
 {
@@ -65,40 +96,40 @@ static tr_status fault(tr__shm *t, int rank, uint64_t address, size_t bytes, con
         "freed or unmapped while the call runs?", peer->rank, peer->pid, bytes, address, verb);
 }
 
-static tr_status cross(tr__shm *t, const tr__shm_call *call, int rank, uint64_t address, size_t bytes, char *to, const char *from)
+/* One call of the kernel for each piece, so that a peer that withdraws does not wait for long. */
+static tr_status copy(tr__shm *t, const tr__shm_call *call, int rank, uint64_t address, size_t bytes, char *to, const char *from)
 {
     tr__shm_peer *peer = &t->peers[rank];
     int place = t->attachment->members[rank];
     for (size_t at = 0; at < bytes; at += PIECE) {
         size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
         int error = ESRCH;
-        atomic_store(&t->control->crossing, 1);
         if (!atomic_load(&peer->control->withdrew) && !atomic_load(&peer->gone))
             error = to ? tr__endpoint_read(t->endpoint, place, address + at, piece, to + at)
                        : tr__endpoint_write(t->endpoint, place, address + at, piece, from + at);
-        atomic_store_explicit(&t->control->crossing, 0, memory_order_release);
-        if (error == ESRCH) return lost(t, call, peer);
-        if (error) return fault(t, rank, address + at, piece, to ? "read" : "written", error);
+        if (!error) continue;
+        tr__shm_cross_end(t);
+        return error == ESRCH ? lost(t, call, peer) : fault(t, rank, address + at, piece, to ? "read" : "written", error);
     }
     return TR_OK;
 }
 
 tr_status tr__shm_read(tr__shm *t, const tr__shm_call *call, int rank, uint64_t from, size_t bytes, void *to)
 {
-    return cross(t, call, rank, from, bytes, to, NULL);
+    return copy(t, call, rank, from, bytes, to, NULL);
 }
 
 tr_status tr__shm_write(tr__shm *t, const tr__shm_call *call, int rank, uint64_t to, size_t bytes, const void *from)
 {
-    return cross(t, call, rank, to, bytes, NULL, from);
+    return copy(t, call, rank, to, bytes, NULL, from);
 }
 
 /* ---- Failing ------------------------------------------------------------------------------------------------------ */
 
-void tr__shm_withdraw(tr__shm *t)
+void tr__shm_withdraw(tr__shm *t, const tr__shm_call *call)
 {
     int64_t until = tr__now_ns() + WITHDRAW_NS;
-    atomic_store(&t->control->withdrew, 1);
+    atomic_store(&t->control->withdrew, call->sequence);
     for (int rank = 0; rank < t->world_size; rank++) {
         const tr__shm_peer *peer = &t->peers[rank];
         if (rank == t->rank) continue;

@@ -95,9 +95,11 @@ static tr_status piece_bytes(tr__shm *t, size_t bytes, size_t *piece)
 }
 
 /* Reads what is private, each rank from another one first, folds, and writes what is private. */
-static tr_status fold_piece(tr__shm *t, const tr__shm_call *call, size_t begin, size_t bytes, size_t piece)
+static tr_status fold_piece(tr__shm *t, tr__shm_call *call, size_t begin, size_t bytes, size_t piece)
 {
     int outs = 0;
+    TR__TRY(tr__shm_cross(t, call, -1));
+    call->crossed = true;
     for (int i = 0; i < t->world_size; i++) {
         int rank = (t->rank + i) % t->world_size;
         tr__shm_view in = beyond(t->views[rank].in, begin), out = t->views[rank].out;
@@ -113,6 +115,7 @@ static tr_status fold_piece(tr__shm *t, const tr__shm_call *call, size_t begin, 
         tr__shm_view out = t->views[rank].out;
         if (!out.memory && out.address) TR__TRY(tr__shm_write(t, call, rank, out.address + begin, bytes, t->out[0]));
     }
+    tr__shm_cross_end(t);
     return TR_OK;
 }
 

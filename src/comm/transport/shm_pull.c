@@ -172,13 +172,18 @@ static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
         tr__shm_place place = slot_of(t, call, from)->in;
         place.offset += begin;
         TR__TRY(tr__shm_find(t, call, from, place, bytes, &view));
-        if (!view.memory) return tr__shm_read(t, call, from, view.address, bytes, out);
+        TR__TRY(tr__shm_cross(t, call, from));
+        call->crossed = true;
+        if (view.memory)
+            copy(call, out, view.memory, bytes);
+        else
+            TR__TRY(tr__shm_read(t, call, from, view.address, bytes, out));
+        tr__shm_cross_end(t);
     } else {
         if (bytes > TR__SHM_INLINE || begin > TR__SHM_INLINE - bytes)
             return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a block beyond its slot", from, t->peers[from].pid);
-        view.memory = tr__shm_inline(t, call, from) + begin;
+        copy(call, out, tr__shm_inline(t, call, from) + begin, bytes);
     }
-    copy(call, out, view.memory, bytes);
     return TR_OK;
 }
 
