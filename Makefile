@@ -60,6 +60,7 @@ layers:
 	@scripts/check-layers $(wildcard $(BUILD))
 	@scripts/check-environment
 	@scripts/check-ops
+	@scripts/check-docs
 	@scripts/check-names
 lines:
 	@scripts/lines

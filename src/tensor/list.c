@@ -52,6 +52,48 @@ tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor)
     return TR_OK;
 }
 
+tr_status tr_list_merge(tr_tensor_list *list, const char *prefix, const tr_tensor_list *other)
+{
+    if (!list || !prefix || !other)
+        return tr__fail(TR_INVALID, "list_merge: %s is NULL", !list ? "the list" : !prefix ? "the prefix" : "the other list");
+    TR__TRY(tr_status_of(list));
+    TR__TRY(tr_status_of(other));
+    int adding = other->count; /* other may be the list itself */
+    for (int adds = 0; adds < 2; adds++) /* looks at all names first: nothing is added when one is there already */
+        for (int i = 0; i < adding; i++) {
+            const tr__list_entry *entry = &other->entries[i];
+            size_t before = strlen(prefix), bytes = strlen(entry->name) + 1;
+            char *name = malloc(before + bytes);
+            if (!name) return no_memory();
+            memcpy(name, prefix, before);
+            memcpy(name + before, entry->name, bytes);
+            tr_status status = adds                      ? tr_list_add(list, name, entry->tensor)
+                               : tr_list_find(list, name) ? tr__fail(TR_INVALID, "list_merge: the list has \"%s\" already", name)
+                                                          : TR_OK;
+            free(name);
+            TR__TRY(status);
+        }
+    return TR_OK;
+}
+
+tr_tensor_list *tr_list_part(const tr_tensor_list *list, const char *prefix)
+{
+    if (!list || !prefix)
+        return tr__object_fail(&tr__list_type, TR_INVALID, "list_part: %s is NULL", list ? "the prefix" : "the list");
+    if (tr_status_of(list) != TR_OK) return tr__object_failed(&tr__list_type);
+    tr_tensor_list *part = tr_list();
+    if (tr_status_of(part) != TR_OK) return part;
+    size_t bytes = strlen(prefix);
+    for (int i = 0; i < list->count; i++) {
+        const tr__list_entry *entry = &list->entries[i];
+        if (strncmp(entry->name, prefix, bytes) != 0) continue;
+        if (tr_list_add(part, entry->name + bytes, entry->tensor) != TR_OK) return tr__object_failed(&tr__list_type);
+    }
+    if (part->count == 0)
+        return tr__object_fail(&tr__list_type, TR_NOT_FOUND, "list_part: none of %d names begins with \"%s\"", list->count, prefix);
+    return part;
+}
+
 int tr_list_count(const tr_tensor_list *list)
 {
     return none(list) ? 0 : list->count;

@@ -213,6 +213,42 @@ static void lists_keep_names_and_metadata(void **state)
     assert_null(tr_list_metadata(list, "none"));
 }
 
+static void lists_are_merged_under_prefixes_and_taken_apart(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor_list *all = tr_list(), *a = tr_list(), *b = tr_list();
+    assert_int_equal(tr_list_add(a, "step", tr_scalar(1, TR_F32)), TR_OK);
+    assert_int_equal(tr_list_add(a, "m.w", tr_ones(TR_SHAPE(2))), TR_OK);
+    assert_int_equal(tr_list_add(b, "step", tr_scalar(2, TR_F32)), TR_OK);
+    assert_int_equal(tr_list_merge(all, "a.", a), TR_OK);
+    assert_int_equal(tr_list_merge(all, "b.", b), TR_OK);
+    assert_int_equal(tr_list_count(all), 3);
+    assert_string_equal(tr_list_name(all, 1), "a.m.w");
+    assert_ptr_equal(tr_list_at(all, 1), tr_list_at(a, 1)); /* not a copy */
+
+    tr_tensor_list *part = tr_list_part(all, "a.");
+    assert_int_equal(tr_list_count(part), 2);
+    assert_string_equal(tr_list_name(part, 0), "step");
+    assert_true(tr_item(tr_list_find(part, "step")) == 1 && tr_item(tr_list_find(tr_list_part(all, "b."), "step")) == 2);
+    assert_int_equal(tr_status_of(tr_list_part(all, "c.")), TR_NOT_FOUND);
+    assert_string_equal(tr_error_message(), "list_part: none of 3 names begins with \"c.\"");
+
+    /* "m.w" is there under that prefix, "step" is not: neither is added. */
+    assert_int_equal(tr_list_add(all, "c.m.w", tr_ones(TR_SHAPE(2))), TR_OK);
+    assert_int_equal(tr_list_merge(all, "c.", a), TR_INVALID);
+    assert_string_equal(tr_error_message(), "list_merge: the list has \"c.m.w\" already");
+    assert_int_equal(tr_list_count(all), 4);
+    assert_int_equal(tr_list_merge(all, "twice.", all), TR_OK);
+    assert_int_equal(tr_list_count(all), 8);
+
+    assert_int_equal(tr_list_merge(NULL, "", a), TR_INVALID);
+    assert_int_equal(tr_list_merge(all, NULL, a), TR_INVALID);
+    assert_int_equal(tr_list_merge(all, "", NULL), TR_INVALID);
+    assert_int_equal(tr_list_merge(all, "d.", part = tr_list_part(NULL, "")), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_list_part(part, "a")), TR_INVALID);
+}
+
 static void devices_are_named(void **state)
 {
     (void)state;
@@ -246,6 +282,7 @@ int main(void)
         cmocka_unit_test(wrapped_memory_is_released_with_its_last_view),
         cmocka_unit_test(shared_storage_is_in_a_segment),
         cmocka_unit_test(lists_keep_names_and_metadata),
+        cmocka_unit_test(lists_are_merged_under_prefixes_and_taken_apart),
         cmocka_unit_test(devices_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

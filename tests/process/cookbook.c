@@ -1,0 +1,63 @@
+/* The functions of docs/cookbook.md, on three classes of points that a small net can tell apart. */
+#include <cookbook.c>
+
+#include <stdlib.h>
+
+static tr_status point(const tr_sample_call *call, tr_sample *out)
+{
+    int64_t label = call->index % 3;
+    out->x = tr_affine(tr_randn(call->seed, TR_SHAPE(2)), 0.1, (double)label); /* [2] */
+    out->y = tr_scalar((double)label, TR_I64);
+    return TR_OK;
+}
+
+static void check(bool holds, const char *what)
+{
+    if (holds) return;
+    printf("failed: %s\n", what);
+    exit(1);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) return 2;
+    char path[4096];
+    job j = {.world = tr_join()};
+    bool first = tr_rank(j.world) == 0;
+    tr_dataset *set = tr_dataset_new(240, point, .name = "points");
+    j.net = tr_sequential(tr_linear(2, 32, .seed = 1), tr_relu_layer(), tr_linear(32, 3, .seed = 2));
+    j.ddp = tr_ddp(j.net, j.world);
+    j.opt = tr_adamw(tr_parameters(j.net), .lr = 1e-2);
+    j.loader = tr_loader_new(set, .batch = 20, .shuffle = true, .group = j.world);
+    TR_CHECK(tr_status_of(j.loader));
+
+    slow_down_the_first_layer(&j);
+    accumulate(&j, 3);
+    check(clipped_step(&j, 0, 10) > 0, "a gradient has a norm");
+    TR_CHECK(tr_check_replicas(j.world, tr_parameters(j.net)));
+    check(mean_of_all_ranks(&j, tr_rank(j.world)) == (tr_world_size(j.world) - 1) / 2.0, "the mean of the ranks' numbers");
+    check(sizes_that_do_not_fit() == 0, "sizes that do not fit are an error");
+
+    TR_CHECK(tr_set_lr(j.opt, 5e-2)); /* the schedule has left its own */
+    snprintf(path, sizeof path, "%s/best", argv[1]);
+    tr_loader *validation = tr_loader_new(set, .batch = 20, .group = j.world);
+    int epochs = train_until_it_stops_improving(&j, validation, path);
+    tr_score score;
+    TR_CHECK(tr_evaluate(j.net, validation, .group = j.world, .score = &score));
+    check(score.accuracy > 0.95, "it learns to tell the points apart");
+    if (first) printf("%d epochs, accuracy %.3f\n", epochs, score.accuracy);
+
+    tr_optimizer *critic = tr_sgd(tr_parameters(tr_linear(2, 2)), .lr = 0.1, .momentum = 0.9);
+    snprintf(path, sizeof path, "%s/two-%d.safetensors", argv[1], tr_rank(j.world));
+    save_two(path, j.opt, critic);
+    load_two(path, j.opt, critic);
+
+    snprintf(path, sizeof path, "%s/net-%d.safetensors", argv[1], tr_rank(j.world));
+    TR_CHECK(tr_safetensors_save(path, tr_state_dict(j.net)));
+    tr_module *tuned = fine_tune(path, 5);
+    check(!tr_requires_grad(tr_list_find(tr_parameters(tuned), "0.weight")), "the body is frozen");
+    check(tr_item(tr_sum(tr_sub(tr_list_find(tr_parameters(tuned), "0.weight"), tr_list_find(tr_parameters(j.net), "0.weight")))) == 0,
+        "the body has the loaded weights");
+    TR_CHECK(tr_leave(j.world));
+    return 0;
+}

@@ -1,0 +1,2 @@
+/* The program of docs/tutorial.md. */
+#include <tutorial.c>
