@@ -16,7 +16,7 @@
 
 typedef struct groups {
     int count;
-    const char *json;
+    const char *json, *transport;
     double *split_us, *first_us; /* [count]: of each split, and of the first all_reduce on what it made */
     int fds[2], threads[2];      /* of this rank, with one group and with all */
 } groups;
@@ -98,7 +98,7 @@ static int report(const groups *g, int ranks)
 static int groups_rank(groups *g)
 {
     TR_SCOPE;
-    tr_group *world = tr_join();
+    tr_group *world = tr_join(.transport = g->transport);
     tr_status status = make_all(g, world);
     if (status == TR_OK) status = agree(g, world);
     if (status != TR_OK) {
@@ -130,6 +130,7 @@ int tr__bench_groups(int argc, char **argv)
     const tr__option options[] = {
         {"ranks", 'n', "N", "processes", TR__INTEGER(&ranks, 2, TR_LAUNCH_MAX_RANKS)},
         {"groups", 0, "N", "groups to make", TR__INTEGER(&g.count, 1, 10000)},
+        {"transport", 0, "NAME", "\"tcp\": as between hosts", TR__TEXT(&g.transport)},
         {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&g.json)},
         {0},
     };

@@ -3,7 +3,6 @@
 #include "comm/group.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
-#include "net/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -73,15 +72,17 @@ void tr__carrier_unmap(const tr__carried_memory *memory)
         munmap(memory->memory, memory->bytes);
 }
 
-tr__wire *tr__carrier_wire(const tr_group *carrier, int rank)
+tr_status tr__carrier_wire(const tr_group *carrier, int rank, tr__wire **wire)
 {
     transports t = of(carrier);
-    return t.tcp ? &t.tcp->peers[rank].wires[TR__TCP_DATA_LANE] : NULL;
+    if (!t.tcp) return tr__fail(TR_INTERNAL, "group '%s': rank %d is on this host", carrier->name, rank);
+    return tr__tcp_await_wire(t.tcp, rank, TR__DATA_CHANNEL, carrier->timeout_ms, wire);
 }
 
 tr__tls_key *tr__carrier_key(const tr_group *carrier)
 {
-    return carrier->store ? carrier->store->key : NULL;
+    transports t = of(carrier);
+    return t.tcp ? t.tcp->network->job_key : NULL;
 }
 
 char *tr__carrier_name(const tr_group *carrier, int rank, char text[128])

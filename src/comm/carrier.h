@@ -39,8 +39,8 @@ bool tr__carrier_near(const tr_group *carrier, int rank);
 /* Shows memory that lies at the beginning of a shared segment of ours to a rank of this host. */
 tr_status tr__carrier_show(tr_group *carrier, int rank, const void *memory, int purpose);
 void tr__carrier_unmap(const tr__carried_memory *memory);
-/* The connection to a rank of another host, which stays the carrier's. NULL: there is none. */
-tr__wire *tr__carrier_wire(const tr_group *carrier, int rank);
+/* The connection to a rank of another host, which stays the carrier's; waits until it is there. */
+tr_status tr__carrier_wire(const tr_group *carrier, int rank, tr__wire **wire);
 /* The job's key; NULL: it has none. The carrier's own. */
 tr__tls_key *tr__carrier_key(const tr_group *carrier);
 /* "pid 77 on host b" of a rank, for messages; an empty text when it is not known. */

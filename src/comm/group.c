@@ -347,7 +347,7 @@ static void open_recorder(tr_group *group, tr__recorder *beside)
     if (group->world_size > 1 && !group->recorder) group->recorder = tr__recorder_open(&options);
 }
 
-tr_status tr__group_enter(tr_group *group, tr_store *store, tr__shm_seat *seat, tr__recorder *beside, int timeout_ms)
+tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, tr__recorder *beside, int timeout_ms)
 {
     tr__member member = {.group = group->name, .rank = group->rank, .world_size = group->world_size, .store = store,
         .seat = seat, .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,

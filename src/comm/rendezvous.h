@@ -49,9 +49,6 @@ typedef struct tr__rendezvous {
     int dead, late;   /* a rank that we know to have died, or whom we wait for until the deadline; -1: none */
 } tr__rendezvous;
 
-/* Random hexadecimal digits, bytes - 1 of them and a NUL. */
-tr_status tr__random_text(char *text, size_t bytes);
-
 /* Fills in what is known of this process: all but address and cookie. */
 void tr__card_here(const tr__member *member, tr__card *card);
 

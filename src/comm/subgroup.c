@@ -1,8 +1,8 @@
 /*
  * Groups within a group. One all_reduce on the parent tells every rank what all the others want, so a rank that calls
- * something else is found as with any collective. Where the parent's ranks share memory, it also tells where each has put its
- * control block for the new group, which uses the parent's endpoint, and that is all. Else the members meet in the parent's store,
- * below a random word that rank 0 has drawn, so that no two sub-groups can be mistaken for each other.
+ * something else is found as with any collective. With the native backend it also tells where each has put its control block for
+ * the new group, which uses the parent's endpoints, and that is all. With others the members meet in the parent's store, below a
+ * random word that rank 0 has drawn, so that no two sub-groups can be mistaken for each other.
  */
 #include "comm/group.h"
 #include "comm/rendezvous.h"
@@ -26,7 +26,7 @@ typedef struct making {
     tr_group *made;
     choice mine, *all;  /* all: [world], and one row with the random word; then */
     tr__shm_place *blocks; /* [world]: the ranks' control blocks */
-    tr__shm_seat seat;  /* .parent NULL: the members meet in the store */
+    tr__seat seat;
     const int *list;    /* of LIST_CALL: [list_count], ranks of the parent */
     int list_count;
     const tr__backend *backend; /* of the sub-group; NULL: the parent's */
@@ -120,24 +120,20 @@ static int64_t hash_list(const int *list, int count)
     return (int64_t)(hash >> 1);
 }
 
-/* ---- In shared memory -------------------------------------------------------------------------------------------- */
+/* ---- At the parent's endpoints ----------------------------------------------------------------------------------- */
 
-/* The parent's transport, if all its ranks share memory; they can say nothing to each other that is not for it. */
-static tr__shm *memory_of(const making *m)
+/* The parent's state, if its endpoints can be used. */
+static void *native_parent(const making *m)
 {
-    const tr__backend *backend = m->backend ? m->backend : m->parent->backend;
-    tr__shm *shm = NULL;
-    struct tr__tcp *tcp = NULL;
-    if (backend == &tr__native_backend && m->parent->backend == backend && m->parent->state)
-        tr__native_transports(m->parent->state, &shm, &tcp);
-    return tcp ? NULL : shm;
+    bool native = m->parent->backend == &tr__native_backend && (!m->backend || m->backend == &tr__native_backend);
+    return native && m->parent->world_size > 1 ? m->parent->state : NULL;
 }
 
 /* The number by which the endpoints of all members know the group: mixes the parent's, which of its sub-groups it is, and the
  * color. */
 static uint64_t number_of(const making *m)
 {
-    uint64_t number = m->seat.parent->attachment->id;
+    uint64_t number = tr__native_number(m->seat.parent);
     const uint64_t parts[] = {(uint64_t)m->parent->subgroups + 1, m->mine.kind == SPLIT_CALL ? (uint64_t)m->mine.color : 0};
     for (int i = 0; i < 2; i++) { /* splitmix64 */
         number = (number ^ parts[i]) + 0x9e3779b97f4a7c15u;
@@ -154,7 +150,7 @@ static tr_status prepare(making *m)
     int rank = m->parent->rank;
     bool member = m->list ? index_of(m->list, m->list_count, rank) >= 0 : m->mine.color >= 0;
     if (!m->seat.parent || !member) return TR_OK;
-    return tr__shm_prepare(m->seat.parent, number_of(m), &m->seat.made, &m->blocks[rank]);
+    return tr__native_prepare(&m->seat, number_of(m), &m->blocks[rank]);
 }
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */
@@ -168,6 +164,11 @@ static void name_it(making *m)
     pthread_mutex_unlock(&m->parent->lock);
     if (m->mine.kind == SPLIT_CALL) snprintf(color, sizeof color, "-%" PRId64, m->mine.color);
     snprintf(m->made->name, sizeof m->made->name, "%.28s.%d%s", m->parent->name, number, color);
+}
+
+static bool has_sides(const tr__seat *seat)
+{
+    return seat->shm || seat->tcp;
 }
 
 static tr_status meet(making *m)
@@ -185,7 +186,7 @@ static tr_status meet(making *m)
     made->encrypt = parent->encrypt && !m->backend; /* a carrier lends its bare connections */
     TR__TRY(tr__group_set(made, parent->transport, parent->address, parent->algorithms));
     TR__TRY(tr__group_watch(made, parent->job, parent->flight_dir, parent->report_ms));
-    if (m->seat.made) return tr__group_enter(made, NULL, &m->seat, parent->recorder, made->timeout_ms);
+    if (has_sides(&m->seat)) return tr__group_enter(made, NULL, &m->seat, parent->recorder, made->timeout_ms);
 
     char prefix[64];
     int64_t color = m->mine.kind == SPLIT_CALL ? m->mine.color : 0;
@@ -207,10 +208,7 @@ static tr_status agree(making *m, bool *member)
     tr__error *bad = status == TR_OK ? NULL : tr__error_take();
     if (bad) m->mine = (choice){.kind = instead};
     status = tell_all(m);
-    if (status != TR_OK && m->seat.made) { /* others may have heard of all */
-        tr__shm_abandon(m->seat.made, m->seat.parent);
-        m->seat.made = NULL;
-    }
+    if (status != TR_OK) tr__native_abandon(&m->seat); /* others may have heard of all */
     if (status == TR_OK) status = bad ? tr__fail_stored(bad) : check_all(m);
     tr__error_unref(bad);
     TR__TRY(status);
@@ -230,7 +228,7 @@ static tr_status agree(making *m, bool *member)
 static tr_status make(making *m, bool *member)
 {
     size_t world = (size_t)m->parent->world_size;
-    m->seat.parent = memory_of(m);
+    m->seat.parent = native_parent(m);
     m->all = calloc(1, (world + 1) * sizeof *m->all + world * sizeof *m->blocks);
     m->members = calloc(world, sizeof *m->members);
     if (!m->all || !m->members)
@@ -239,12 +237,9 @@ static tr_status make(making *m, bool *member)
     m->seat.ranks = m->members;
     tr_status status = agree(m, member);
     bool alone = status != TR_OK || !*member || m->member_count == 1; /* nobody else knows of it */
-    if (m->seat.made && alone) {
-        tr__shm_close(m->seat.made);
-        m->seat.made = NULL;
-    }
+    if (alone) tr__native_drop(&m->seat);
     if (status == TR_OK && *member) status = meet(m);
-    if (m->seat.made) tr__shm_abandon(m->seat.made, m->seat.parent); /* before it was taken over */
+    tr__native_abandon(&m->seat); /* what was not taken over */
     return status;
 }
 

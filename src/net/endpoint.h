@@ -15,14 +15,13 @@
 
 #include "base/memory.h"
 #include "base/object.h"
+#include "net/cookie.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 
 struct pollfd;
-
-enum { TR__COOKIE = 16, TR__COOKIE_TEXT = 2 * TR__COOKIE + 1 };
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 

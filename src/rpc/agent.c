@@ -397,7 +397,9 @@ static tr_status open_far(tr_rpc *rpc)
     for (int i = 0; i < rpc->world; i++) {
         if (i == rpc->rank || rpc->links[i].near) continue;
         if (rpc->watch < 0) TR__TRY(make_watch(rpc));
-        TR__TRY(tr__far_open(rpc, &rpc->links[i], tr__carrier_wire(rpc->carrier, i)));
+        tr__wire *wire;
+        TR__TRY(tr__carrier_wire(rpc->carrier, i, &wire));
+        TR__TRY(tr__far_open(rpc, &rpc->links[i], wire));
     }
     return TR_OK;
 }

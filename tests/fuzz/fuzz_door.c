@@ -30,9 +30,10 @@ typedef struct house {
 size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
 {
     bytes[0] = (uint8_t)number;
-    int rank = 1 + (int)(number / 4 % 3), lane = (int)(number / 12 % 4);
+    int rank = 1 + (int)(number / 4 % 3), channel = (int)(number / 12 % 4);
     if (number & 1) {
-        tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = rank, .lane = lane};
+        tr__hello hello = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .rank = rank,
+            .channel = (int16_t)channel, .group = TR__FIRST_GROUP};
         strcpy(hello.address, "127.0.0.1:9");
         memcpy(bytes + 1, &hello, sizeof hello);
         return 1 + sizeof hello;
@@ -127,7 +128,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     memset(message, 0, sizeof message);
     memcpy(message, bytes + 1, count - 1);
     size_t length = tcp || count - 1 != FUZZ_SEED - 1 ? count - 1 : SHM_BYTES; /* with the text that a seed leaves out */
-    if (knows && tcp) memcpy(message + offsetof(tr__tcp_hello, cookie), card.tcp_cookie, sizeof card.tcp_cookie);
+    if (knows && tcp) memcpy(message + offsetof(tr__hello, cookie), card.tcp_cookie, sizeof card.tcp_cookie);
     if (knows && !tcp) memcpy(message + offsetof(tr__shm_message, cookie), card.cookie, sizeof card.cookie);
     int fd = tcp ? knock_tcp(&card) : knock_unix(&card);
     if (fd < 0) return 0; /* it has just closed that door */

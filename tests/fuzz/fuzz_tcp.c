@@ -9,7 +9,6 @@
 
 #include "comm/p2p/p2p.h"
 
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 enum { COUNT = 4 };
@@ -22,10 +21,10 @@ static tr_collective collective(uint8_t which)
         .root = which / 8 % 2, .timeout_ms = 5000, .file = "fuzz.c", .line = 7};
 }
 
-static size_t add(uint8_t *bytes, size_t used, int lane, const void *frame, size_t frame_bytes, size_t data)
+static size_t add(uint8_t *bytes, size_t used, int channel, const void *frame, size_t frame_bytes, size_t data)
 {
     size_t length = frame_bytes + data;
-    bytes[used++] = (uint8_t)lane;
+    bytes[used++] = (uint8_t)channel;
     bytes[used++] = (uint8_t)(length & 0xff);
     bytes[used++] = (uint8_t)(length >> 8);
     memcpy(bytes + used, frame, frame_bytes);
@@ -43,30 +42,31 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     for (uint32_t i = 0; i < 1 + number / 64 % 2; i++) {
         tr__tcp_frame f = tr__tcp_frame_of(&s, TR__TCP_DATA, data);
         f.algorithm = (uint8_t)(number / 128 % 5);
-        used = add(bytes, used, TR__TCP_DATA_LANE, &f, sizeof f, data);
+        used = add(bytes, used, TR__DATA_CHANNEL, &f, sizeof f, data);
     }
     if (number / 7 % 2) {
         tr__tcp_frame f = tr__tcp_frame_of(&s, TR__TCP_CALL + number / 14 % 3, number % 20);
+        f.group = TR__FIRST_GROUP;
         f.waits_for = (int)(number / 42 % 3) - 1;
-        used = add(bytes, used, TR__TCP_CONTROL_LANE, &f, sizeof f, number % 20);
+        used = add(bytes, used, TR__CONTROL_CHANNEL, &f, sizeof f, number % 20);
     }
     bool late = number / 11 % 3 == 0; /* announced, and sent without an answer or after it */
     tr__p2p_frame m = {.magic = TR__P2P_MAGIC, .type = late ? TR__P2P_RTS : TR__P2P_EAGER, .dtype = TR_F32, .count = COUNT,
         .tag = (int)(number / 5 % 2), .held = (int)(number / 33 % 2), .id = 1};
-    used = add(bytes, used, TR__TCP_P2P_LANE, &m, sizeof m, late ? 0 : COUNT * sizeof(float));
+    used = add(bytes, used, TR__P2P_CHANNEL, &m, sizeof m, late ? 0 : COUNT * sizeof(float));
     if (number / 22 % 2) return used;
     m.type = (uint8_t)(1 + number / 3 % 8);
-    return add(bytes, used, TR__TCP_P2P_LANE, &m, sizeof m, number / 44 % 2 ? COUNT * sizeof(float) : 0);
+    return add(bytes, used, TR__P2P_CHANNEL, &m, sizeof m, number / 44 % 2 ? COUNT * sizeof(float) : 0);
 }
 
 static void say(tr__wire *wires, const uint8_t *bytes, size_t count)
 {
     for (size_t at = 0; at + 3 <= count;) {
         size_t length = bytes[at + 1] | (size_t)bytes[at + 2] << 8;
-        int lane = bytes[at] % TR__TCP_LANES;
+        int channel = bytes[at] % TR__CHANNELS;
         at += 3;
         if (length > count - at) length = count - at;
-        ssize_t sent = tr__wire_send(&wires[lane], &(struct iovec){(void *)(bytes + at), length}, 1);
+        ssize_t sent = tr__wire_send(&wires[channel], &(struct iovec){(void *)(bytes + at), length}, 1);
         (void)sent; /* what does not fit is lost: as if the peer had hung up before */
         at += length;
     }
@@ -94,18 +94,22 @@ static void connect_wires(tr__wire *ours, tr__wire *theirs, tr__tls_key *key, ma
     theirs->checked = how == CHECKED;
 }
 
-static tr__tcp *connect_lanes(const tr__member *member, tr__wire theirs[TR__TCP_LANES], manner how)
+static tr__tcp *connect_peer(const tr__member *member, tr__wire theirs[TR__CHANNELS], manner how)
 {
     static tr__tls_key *key;
     if (!key) FUZZ_CHECK(tr__tls_key_new("the job's token", &key) == TR_OK);
     tr__tcp *t;
     tr__card card;
     FUZZ_CHECK(tr__tcp_new(member, &card, &t) == TR_OK);
-    for (int lane = 0; lane < TR__TCP_LANES; lane++)
-        connect_wires(&t->peers[1].wires[lane], &theirs[lane], how == ENCRYPTED ? key : NULL, how);
-    struct epoll_event e = {.events = EPOLLIN, .data.fd = 1};
-    FUZZ_CHECK(epoll_ctl(t->watch, EPOLL_CTL_ADD, t->peers[1].wires[TR__TCP_CONTROL_LANE].socket, &e) == 0);
-    FUZZ_CHECK(tr__tcp_monitor_start(t) == TR_OK);
+    for (int channel = 0; channel < TR__CHANNELS; channel++) {
+        tr__wire wire;
+        tr__network_connection *c;
+        connect_wires(&wire, &theirs[channel], how == ENCRYPTED ? key : NULL, how);
+        FUZZ_CHECK(tr__network_adopt(t->network, 1, (tr__channel)channel, TR__FIRST_GROUP, &wire, &c) == TR_OK);
+        if (channel != TR__CONTROL_CHANNEL) tr__tcp_calls.connected(t, 1, (tr__channel)channel, c);
+    }
+    tr__tcp_know_members(t);
+    FUZZ_CHECK(tr__network_monitor_start(t->network) == TR_OK);
     return t;
 }
 
@@ -126,21 +130,21 @@ static void run(tr__tcp *t, tr__p2p *p2p, const tr_collective *c, float *receive
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     TR_SCOPE;
-    tr__wire theirs[TR__TCP_LANES];
+    tr__wire theirs[TR__CHANNELS];
     float in[2 * COUNT] = {0}, out[2 * COUNT], received[COUNT];
     if (count < 1) return 0;
     tr__member member = {.group = "fuzz", .world_size = 2, .store = tr_store_memory(), .timeout_ms = 5000,
         .report_ms = 5000, .unexpected_bytes = 1 << 20};
-    tr__tcp *t = connect_lanes(&member, theirs, manner_of(bytes[0]));
+    tr__tcp *t = connect_peer(&member, theirs, manner_of(bytes[0]));
     tr__p2p *p2p;
     FUZZ_CHECK(tr__p2p_new(&member, NULL, t, &p2p) == TR_OK);
     say(theirs, bytes + 1, count - 1);
-    for (int lane = TR__TCP_LANES - 1; lane >= 0; lane--) shutdown(theirs[lane].socket, SHUT_WR);
+    for (int channel = TR__CHANNELS - 1; channel >= 0; channel--) shutdown(theirs[channel].socket, SHUT_WR);
     tr_collective c = collective(bytes[0]);
     c.in = in;
     c.out = out;
     run(t, p2p, &c, received);
-    for (int lane = 0; lane < TR__TCP_LANES; lane++) tr__wire_close(&theirs[lane]);
+    for (int channel = 0; channel < TR__CHANNELS; channel++) tr__wire_close(&theirs[channel]);
     tr__p2p_end(p2p);
     tr__tcp_close(t);
     return 0;

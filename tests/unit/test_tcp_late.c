@@ -97,13 +97,13 @@ static void who_wakes_to_a_broken_group_learns_why(void **state)
 static void blame(rank *r, tr__tcp_claim of_1, tr__tcp_claim of_2)
 {
     tr__tcp *t = tcp_of(r);
-    pthread_mutex_lock(&t->hearing); /* what they really say comes later */
+    pthread_mutex_lock(&t->network->hearing); /* what they really say comes later */
     pthread_mutex_lock(&t->lock);
     t->peers[1].claims[0] = of_1;
     t->peers[2].claims[0] = of_2;
     pthread_mutex_unlock(&t->lock);
     tr_status status = tr__tcp_timed_out(t, &t->last, 1, 1000);
-    pthread_mutex_unlock(&t->hearing);
+    pthread_mutex_unlock(&t->network->hearing);
     (void)status;
 }
 

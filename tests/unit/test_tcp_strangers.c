@@ -49,16 +49,17 @@ static bool hangs_up(int fd)
     return recv(fd, bytes, sizeof bytes, 0) <= 0;
 }
 
-static tr__tcp_hello false_hello(int number, int lane, const char *cookie)
+static tr__hello false_hello(int number, int channel, const char *cookie)
 {
-    tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = number, .lane = (int16_t)lane};
+    tr__hello hello = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .rank = number, .channel = (int16_t)channel,
+        .group = TR__FIRST_GROUP};
     memcpy(hello.cookie, cookie, strlen(cookie) + 1);
     return hello;
 }
 
-static void sum_up(tr__tcp_hello *hello)
+static void sum_up(tr__hello *hello)
 {
-    hello->sum = tr__crc32c(0, hello, offsetof(tr__tcp_hello, sum));
+    hello->sum = tr__crc32c(0, hello, offsetof(tr__hello, sum));
 }
 
 /* Rank 1 knocks as a stranger before it joins: with garbage, a wrong cookie, half a hello, a wrong rank with the right
@@ -71,7 +72,7 @@ static void intrude(rank *r)
     CHECK(read_card_0(r->store, address, cookie));
     for (int i = 0; i < STRANGERS; i++) CHECK((fds[i] = knock(address)) >= 0);
     memset(garbage, 'x', sizeof garbage);
-    tr__tcp_hello liar = false_hello(1, 0, "0123456789abcdef0123456789abcdef"), stranger = false_hello(7, 0, cookie),
+    tr__hello liar = false_hello(1, 0, "0123456789abcdef0123456789abcdef"), stranger = false_hello(7, 0, cookie),
                   newer = false_hello(1, 0, cookie), half = false_hello(1, 1, cookie);
     newer.version++;
     sum_up(&liar), sum_up(&stranger), sum_up(&newer), sum_up(&half);
@@ -163,7 +164,7 @@ static void join_among_strangers(bool encrypt, int addresses)
     pthread_t threads[WORLD];
     assert_int_equal(tr_status_of(c.store), TR_OK);
     c.crowd = (strangers){.addresses = addresses, .pause_us = 1000, .most = 400,
-        .first = encrypt ? TR__TLS_RECORD : (unsigned char)TR__TCP_MAGIC};
+        .first = encrypt ? TR__TLS_RECORD : (unsigned char)TR__NETWORK_MAGIC};
     for (int i = 0; i < WORLD; i++) {
         ranks[i] = (rank){.number = i, .world = WORLD, .arg = &c};
         if (i == 1) {
@@ -187,10 +188,10 @@ static void a_crowd_of_strangers_keeps_nobody_out(void **state)
 
 /* ---- A rank that does not keep to the rules ------------------------------------------------------------------------ */
 
-/* A rank 1 by hand: it has the cookie, so it comes in; then it sends `bytes` on a lane, with their checksum, and closes. */
+/* A rank 1 by hand: it has the cookie, so it comes in; then it sends `bytes` on a channel, with their checksum, and closes. */
 typedef struct rogue {
     tr_store *store;
-    int lane;
+    int channel;
     const void *bytes;
     size_t size;
     bool failed;
@@ -200,7 +201,7 @@ static void *be_rogue(void *arg)
 {
     rogue *g = arg;
     char address[80], cookie[33], card[600];
-    int fds[TR__TCP_LANES];
+    int fds[TR__CHANNELS];
     tr__choice_table table;
     g->failed = tr__choice_read(&table, NULL, NULL) != TR_OK;
     snprintf(card, sizeof card, "trireme-card 5 version %s rank 1 of 2 pid 1 in 0 host h machine m address - cookie %032d tcp "
@@ -208,27 +209,27 @@ static void *be_rogue(void *arg)
     g->failed |= tr_store_set(g->store, "group/world/card/1/1", card, strlen(card)) != TR_OK ||
                 !read_card_0(g->store, address, cookie);
     if (g->failed) return NULL;
-    for (int lane = 0; lane < TR__TCP_LANES; lane++) {
-        tr__tcp_hello hello = false_hello(1, lane, cookie), answer;
+    for (int channel = 0; channel < TR__CHANNELS; channel++) {
+        tr__hello hello = false_hello(1, channel, cookie), answer;
         memcpy(hello.address, "127.0.0.1:1", 12);
         sum_up(&hello);
-        fds[lane] = knock(address);
-        g->failed |= fds[lane] < 0 || send(fds[lane], &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello ||
-                     recv(fds[lane], &answer, sizeof answer, MSG_WAITALL) != (ssize_t)sizeof answer;
+        fds[channel] = knock(address);
+        g->failed |= fds[channel] < 0 || send(fds[channel], &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello ||
+                     recv(fds[channel], &answer, sizeof answer, MSG_WAITALL) != (ssize_t)sizeof answer;
     }
     tr__checked_sender sender = {0};
     if (!g->failed && g->size)
-        g->failed = tr__checked_send(&sender, fds[g->lane], &(struct iovec){(void *)g->bytes, g->size}, 1) < 0;
-    if (!g->failed) shutdown(fds[g->lane], SHUT_WR); /* a frame that is cut off is at its end */
-    while (!g->failed && !hangs_up(fds[TR__TCP_DATA_LANE])) continue;
-    for (int lane = 0; lane < TR__TCP_LANES; lane++) close(fds[lane]);
+        g->failed = tr__checked_send(&sender, fds[g->channel], &(struct iovec){(void *)g->bytes, g->size}, 1) < 0;
+    if (!g->failed) shutdown(fds[g->channel], SHUT_WR); /* a frame that is cut off is at its end */
+    while (!g->failed && !hangs_up(fds[TR__DATA_CHANNEL])) continue;
+    for (int channel = 0; channel < TR__CHANNELS; channel++) close(fds[channel]);
     return NULL;
 }
 
-static void meet_rogue(int lane, const void *bytes, size_t size, tr_status wanted, const char *words)
+static void meet_rogue(int channel, const void *bytes, size_t size, tr_status wanted, const char *words)
 {
     TR_SCOPE;
-    rogue g = {.store = tr_store_memory(), .lane = lane, .bytes = bytes, .size = size};
+    rogue g = {.store = tr_store_memory(), .channel = channel, .bytes = bytes, .size = size};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, be_rogue, &g), 0);
     tr_group *group = tr_join(.store = g.store, .rank = 0, .world_size = 2, .timeout_ms = 20000, .transport = "tcp");
@@ -245,32 +246,32 @@ static void frames_are_checked(void **state)
     (void)state;
     char garbage[300];
     memset(garbage, 0x5a, sizeof garbage);
-    tr__tcp_frame good = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .type = TR__TCP_DATA, .kind = TR_BARRIER,
-        .algorithm = TR__DOUBLING};
-    for (int lane = 0; lane < 2; lane++) {
-        meet_rogue(lane, garbage, sizeof garbage, TR_FORMAT, "damaged");
-        meet_rogue(lane, &good, sizeof good / 2, TR_PEER, "died");
-        meet_rogue(lane, NULL, 0, TR_PEER, "died");
+    tr__tcp_frame good = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .type = TR__TCP_DATA, .kind = TR_BARRIER,
+        .group = TR__FIRST_GROUP, .algorithm = TR__DOUBLING};
+    for (int channel = 0; channel < 2; channel++) {
+        meet_rogue(channel, garbage, sizeof garbage, TR_FORMAT, "damaged");
+        meet_rogue(channel, &good, sizeof good / 2, TR_PEER, "died");
+        meet_rogue(channel, NULL, 0, TR_PEER, "died");
         tr__tcp_frame bad = good;
         bad.kind = TR_COLLECTIVE_COUNT;
-        meet_rogue(lane, &bad, sizeof bad, TR_FORMAT, "damaged");
+        meet_rogue(channel, &bad, sizeof bad, TR_FORMAT, "damaged");
         bad = good;
         bad.version++;
-        meet_rogue(lane, &bad, sizeof bad, TR_FORMAT, "damaged");
+        meet_rogue(channel, &bad, sizeof bad, TR_FORMAT, "damaged");
     }
     tr__tcp_frame bad = good;
     bad.bytes = (uint64_t)1 << 60; /* more than the barrier's nothing */
-    meet_rogue(TR__TCP_DATA_LANE, &bad, sizeof bad, TR_MISMATCH, "barrier");
+    meet_rogue(TR__DATA_CHANNEL, &bad, sizeof bad, TR_MISMATCH, "barrier");
     bad = good;
     bad.type = TR__TCP_BROKEN;
-    bad.bytes = TR__TCP_TEXT + 1;
-    meet_rogue(TR__TCP_CONTROL_LANE, &bad, sizeof bad, TR_FORMAT, "damaged");
+    bad.bytes = TR__FRAME_TEXT + 1;
+    meet_rogue(TR__CONTROL_CHANNEL, &bad, sizeof bad, TR_FORMAT, "damaged");
     bad = good;
     bad.type = 99;
-    meet_rogue(TR__TCP_CONTROL_LANE, &bad, sizeof bad, TR_FORMAT, "unknown type");
+    meet_rogue(TR__CONTROL_CHANNEL, &bad, sizeof bad, TR_FORMAT, "unknown type");
     bad = good;
     bad.sequence = 5;
-    meet_rogue(TR__TCP_DATA_LANE, &bad, sizeof bad, TR_MISMATCH, "different calls");
+    meet_rogue(TR__DATA_CHANNEL, &bad, sizeof bad, TR_MISMATCH, "different calls");
 }
 
 int main(void)

@@ -166,11 +166,11 @@ static void ranks_that_meet_in_a_file_have_a_key(void **state)
 
 /* ---- Between two ranks -------------------------------------------------------------------------------------------- */
 
-enum { PATIENCE_S = 20, ENDS = 2 * TR__TCP_LANES };
+enum { PATIENCE_S = 20, ENDS = 2 * TR__CHANNELS };
 
 /* Rank 0's card leads rank 1 here, and each of its connections on to rank 0. */
 typedef struct eavesdropper {
-    int listener, ahead[TR__TCP_LANES];
+    int listener, ahead[TR__CHANNELS];
     atomic_bool damages; /* changes the next byte that comes by */
     bool heard;          /* the secret */
     pthread_t thread;
@@ -270,7 +270,7 @@ static int begin_talk(talk *t, char cookie[33])
         strstr(tcp, " cookie "));
     assert_int_equal(tr_store_set(t->store, "group/world/card/1/0", changed, strlen(changed)), TR_OK);
     free(card);
-    for (int lane = 0; lane < TR__TCP_LANES; lane++) t->between.ahead[lane] = call_loopback(port);
+    for (int lane = 0; lane < TR__CHANNELS; lane++) t->between.ahead[lane] = call_loopback(port);
     assert_int_equal(pthread_create(&t->between.thread, NULL, eavesdrop, &t->between), 0);
     return port;
 }
@@ -348,7 +348,7 @@ static void strangers_get_no_answer_and_ranks_meet(void **state)
     talk t = {.store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = token), .encrypt = true};
     int port = begin_talk(&t, cookie);
     for (int i = 0; i < STRANGERS; i++) fds[i] = call_loopback(port);
-    tr__tcp_hello hello = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .rank = 1};
+    tr__hello hello = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .rank = 1};
     memcpy(hello.cookie, cookie, sizeof hello.cookie);
     assert_true(send(fds[CLEAR], &hello, sizeof hello, MSG_NOSIGNAL) > 0);
     size_t count = client_hello("another token", bytes, sizeof bytes);

@@ -11,12 +11,12 @@
 
 /* Who joins, and where the ranks meet. */
 typedef struct tr__backend tr__backend;
-typedef struct tr__shm_seat tr__shm_seat;
+typedef struct tr__seat tr__seat;
 typedef struct tr__member {
     const char *group; /* its name */
     int rank, world_size;
     tr_store *store;   /* NULL when world_size is 1, or with a seat */
-    tr__shm_seat *seat; /* of the native backend, in a group within another: they have met there; NULL: they have not */
+    tr__seat *seat;    /* of the native backend, in a group within another: they have met there; NULL: they have not */
     int timeout_ms;
     int report_ms;     /* after which a wait is told to the log function */
     tr__recorder *recorder; /* is to be told whom this rank waits for; NULL in a world of one */
@@ -53,6 +53,25 @@ extern const tr__backend tr__native_backend, tr__checked_backend;
 /* The native backend's transports; NULL: it has none of the kind. */
 struct tr__shm;
 struct tr__tcp;
+struct tr__shm_place;
 void tr__native_transports(void *state, struct tr__shm **shm, struct tr__tcp **tcp);
+
+/* A native group within another one, before its ranks have agreed on it, which has a side of each transport that the other has. */
+struct tr__seat {
+    void *parent;                       /* the other's state; NULL: the members meet in the store */
+    struct tr__shm *shm;                /* whoever takes these over sets them to NULL */
+    struct tr__tcp *tcp;
+    const int *ranks;                   /* [member->world_size]: in the other group */
+    const struct tr__shm_place *blocks; /* the control blocks of the other group's ranks */
+};
+/* The number by which the endpoints of all ranks know a group. */
+uint64_t tr__native_number(void *state);
+/* Makes the sides of the group of that number, which hear from now on what is for it; says where its control block is, if it has
+ * one. */
+tr_status tr__native_prepare(tr__seat *seat, uint64_t number, struct tr__shm_place *block);
+/* The others may know of it, but this rank cannot come, because of this thread's latest failure: tells those who may wait for it. */
+void tr__native_abandon(tr__seat *seat);
+/* Nobody else knows of it. */
+void tr__native_drop(tr__seat *seat);
 
 #endif

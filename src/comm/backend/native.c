@@ -119,7 +119,7 @@ static tr_status connect_both(native *n, tr__hosts *hosts, tr__card *cards)
     return TR_OK;
 }
 
-static tr_status connect(native *n, tr__card *cards)
+static tr_status connect_all(native *n, tr__card *cards)
 {
     tr__hosts hosts;
     TR__TRY(check_transports(n, cards));
@@ -168,7 +168,7 @@ static tr_status meet(native *n, tr__card *cards)
     mine->tls = n->member.encrypt;
     TR__TRY(tr__rendezvous_claim(&n->meeting, &n->member, mine));
     TR__TRY(find_all(n, cards));
-    tr_status status = connect(n, cards);
+    tr_status status = connect_all(n, cards);
     return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, cards, who_hung_up(n), status);
 }
 
@@ -205,17 +205,95 @@ static void give_up(native *n, tr_status status)
     tr__error_unref(why);
 }
 
+/* ---- A group within another -------------------------------------------------------------------------------------- */
+
+uint64_t tr__native_number(void *state)
+{
+    const native *n = state;
+    return n->tcp ? n->tcp->place->id : n->shm->attachment->id;
+}
+
+tr_status tr__native_prepare(tr__seat *seat, uint64_t number, tr__shm_place *block)
+{
+    native *parent = seat->parent;
+    if (parent->shm) TR__TRY(tr__shm_prepare(parent->shm, number, &seat->shm, block));
+    return parent->tcp ? tr__tcp_prepare(parent->tcp, number, &seat->tcp) : TR_OK;
+}
+
+void tr__native_abandon(tr__seat *seat)
+{
+    const native *parent = seat->parent;
+    if (seat->shm) tr__shm_abandon(seat->shm, parent->shm);
+    if (seat->tcp) tr__tcp_abandon(seat->tcp, parent->tcp);
+    seat->shm = NULL;
+    seat->tcp = NULL;
+}
+
+void tr__native_drop(tr__seat *seat)
+{
+    if (seat->shm) tr__shm_close(seat->shm);
+    if (seat->tcp) tr__tcp_close(seat->tcp);
+    seat->shm = NULL;
+    seat->tcp = NULL;
+}
+
+/* By the hosts of the parent's ranks. */
+static bool share_host(const void *arg, int a, int b)
+{
+    const tr__seat *seat = arg;
+    const int *host = ((const native *)seat->parent)->hierarchy->hosts.host;
+    return host[seat->ranks[a]] == host[seat->ranks[b]];
+}
+
+/* The sides that are needed, and what they make together. Before the seat is given up, so that it can be abandoned. */
+static tr_status choose_sides(native *n, tr__seat *seat, const tr__hosts **hosts)
+{
+    tr__hosts made;
+    if (!((const native *)seat->parent)->hierarchy) return TR_OK;
+    TR__TRY(tr__hosts_make(&made, n->member.world_size, share_host, seat));
+    int own = made.host[n->member.rank];
+    if (made.count == 1) {
+        tr__tcp_close(seat->tcp);
+        seat->tcp = NULL;
+    } else if (seat->shm && tr__hosts_size(&made, own) == 1) {
+        tr__shm_close(seat->shm);
+        seat->shm = NULL;
+    }
+    bool both = made.count > 1 && made.most > 1;
+    tr_status status = both ? tr__hierarchy_new(&made, n->member.rank, seat->shm, seat->tcp, &n->hierarchy) : TR_OK;
+    tr__hosts_free(&made);
+    if (n->hierarchy) *hosts = &n->hierarchy->hosts;
+    return status;
+}
+
+/* TCP first: its failures must be able to break what is entered after it, and the other way round. */
+static tr_status take_seat(native *n, tr__seat *seat)
+{
+    const native *parent = seat->parent;
+    const tr__hosts *hosts = NULL;
+    TR__TRY(choose_sides(n, seat, &hosts));
+    n->shm = seat->shm;
+    n->tcp = seat->tcp;
+    seat->shm = NULL;
+    seat->tcp = NULL;
+    tr_status status = n->tcp ? tr__tcp_begin(n->tcp, parent->tcp, seat->ranks, &n->member) : TR_OK;
+    if (!n->shm) return status;
+    tr__shm_seat here = {.parent = parent->shm, .ranks = seat->ranks, .hosts = hosts, .blocks = seat->blocks, .tcp = n->tcp};
+    if (tr__shm_enter(n->shm, &here, &n->member) != TR_OK) return tr__shm_break(n->shm);
+    if (!n->tcp) return TR_OK;
+    tr__tcp_link(n->tcp, n->shm);
+    return tr__failure_there(&n->tcp->failure) ? tr__tcp_break(n->tcp) : TR_OK;
+}
+
+/* ---- The backend ------------------------------------------------------------------------------------------------- */
+
 /* Where the ranks have met already, in a group that this one is made within, or through the store. */
 static tr_status find_others(native *n)
 {
-    const tr__member *member = &n->member;
-    if (member->seat) {
-        n->shm = member->seat->made;
-        member->seat->made = NULL;
-        return tr__shm_enter(n->shm, member->seat, member);
-    }
-    tr__card *cards = calloc((size_t)member->world_size, sizeof *cards);
-    if (!cards) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", member->group, member->world_size);
+    if (n->member.seat) return take_seat(n, n->member.seat);
+    size_t world = (size_t)n->member.world_size;
+    tr__card *cards = calloc(world, sizeof *cards);
+    if (!cards) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
     tr_status status = meet(n, cards);
     free(cards);
     return status;

@@ -62,8 +62,7 @@ static void drop_arrival(tr__p2p_peer *peer, tr__p2p_arrival **at)
     free(a);
 }
 
-/* A send or receive with the peer; NULL: none is under way. */
-static const tr__p2p_op *any_op(const tr__p2p_peer *peer)
+const tr__p2p_op *tr__p2p_any(const tr__p2p_peer *peer)
 {
     for (int i = 0; i < TR__P2P_LISTS; i++)
         for (const tr__p2p_op *op = peer->lists[i].first; op; op = op->next)
@@ -417,7 +416,7 @@ static tr_status frame_ends(tr__p2p_peer *peer)
 
 tr_status tr__p2p_lost(tr__p2p_peer *peer, int error)
 {
-    const tr__p2p_op *op = any_op(peer);
+    const tr__p2p_op *op = tr__p2p_any(peer);
     tr__signature call;
     if (op) call = tr__p2p_call(peer->engine, op);
     peer->closed = true;

@@ -82,24 +82,37 @@ const tr__p2p_driver tr__p2p_ring = {.eager = 16 << 10, .open = open_ring, .put 
 
 /* ---- Connections ------------------------------------------------------------------------------------------------- */
 
+/* NULL: there is none yet. */
 static tr__wire *wire(const tr__p2p_peer *peer)
 {
-    return &peer->far->wires[TR__TCP_P2P_LANE];
+    return tr__tcp_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL);
+}
+
+/* The same, where one is needed: it is made, unless the peer has left and will never have one. */
+static tr__wire *need_wire(const tr__p2p_peer *peer)
+{
+    bool never;
+    tr__wire *there = tr__tcp_need_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL, &never);
+    errno = never ? EPIPE : EAGAIN;
+    return there;
 }
 
 static ssize_t stream_put(tr__p2p_peer *peer, const struct iovec parts[2])
 {
-    return tr__wire_send(wire(peer), parts, 2);
+    tr__wire *to = need_wire(peer);
+    return to ? tr__wire_send(to, parts, 2) : -1;
 }
 
 static ssize_t stream_get(tr__p2p_peer *peer, void *to, size_t bytes)
 {
-    return tr__wire_receive(wire(peer), &(struct iovec){to, bytes}, 1, true);
+    tr__wire *from = need_wire(peer);
+    return from ? tr__wire_receive(from, &(struct iovec){to, bytes}, 1, true) : -1;
 }
 
 static bool stream_pending(const tr__p2p_peer *peer)
 {
-    return tr__wire_pending(wire(peer));
+    const tr__wire *to = wire(peer);
+    return to && tr__wire_pending(to);
 }
 
 static size_t stream_placed(const tr__p2p_peer *peer)
@@ -109,11 +122,7 @@ static size_t stream_placed(const tr__p2p_peer *peer)
 
 static bool stream_left(const tr__p2p_peer *peer)
 {
-    tr__tcp *t = peer->engine->tcp;
-    pthread_mutex_lock(&t->lock);
-    bool left = peer->far->left;
-    pthread_mutex_unlock(&t->lock);
-    return left;
+    return atomic_load(&peer->far->left);
 }
 
 static tr_status stream_lost(tr__p2p_peer *peer, const tr__signature *call, int error)

@@ -309,9 +309,9 @@ static int prepare(tr__p2p *p, bool idle)
     for (int rank = 0; rank < p->world_size; rank++) {
         tr__p2p_peer *peer = &p->peers[rank];
         bool open = peer->far && !peer->closed;
-        const tr__wire *wire = open ? &peer->far->wires[TR__TCP_P2P_LANE] : NULL;
-        holds |= open && tr__wire_holds(wire);
-        p->polled[rank] = (struct pollfd){.fd = open ? wire->socket : -1, .events = POLLIN};
+        const tr__wire *wire = open ? tr__tcp_wire(p->tcp, rank, TR__P2P_CHANNEL) : NULL;
+        holds |= wire && tr__wire_holds(wire);
+        p->polled[rank] = (struct pollfd){.fd = wire ? wire->socket : -1, .events = POLLIN};
         if (peer->lists[TR__P2P_OUT].first) p->polled[rank].events |= POLLOUT;
     }
     p->polled[p->world_size] = (struct pollfd){.fd = p->tcp->wake, .events = POLLIN};
@@ -319,11 +319,13 @@ static int prepare(tr__p2p *p, bool idle)
     return holds ? 0 : p->dozing ? DOZE_MS : (int)((w.next - w.now) / 1000000) + 1;
 }
 
-static tr_status serve(tr__p2p_peer *peer, short events)
+static tr_status serve(tr__p2p_peer *peer, const struct pollfd *polled)
 {
-    bool moved = false, came = events & (POLLIN | POLLHUP | POLLERR);
-    if (came || tr__wire_holds(&peer->far->wires[TR__TCP_P2P_LANE])) TR__TRY(tr__p2p_read(peer, &moved));
-    return moved || events & POLLOUT ? tr__p2p_write(peer, &moved) : TR_OK;
+    bool moved = false, came = polled->revents & (POLLIN | POLLHUP | POLLERR);
+    bool fresh = polled->fd < 0 && tr__p2p_any(peer); /* its connection has come, or is to be asked for, or will never come */
+    const tr__wire *wire = tr__tcp_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL);
+    if (came || fresh || (wire && tr__wire_holds(wire))) TR__TRY(tr__p2p_read(peer, &moved));
+    return moved || fresh || polled->revents & POLLOUT ? tr__p2p_write(peer, &moved) : TR_OK;
 }
 
 static void *read_connections(void *arg)
@@ -341,7 +343,7 @@ static void *read_connections(void *arg)
         while (read(p->tcp->wake, &wakes, sizeof wakes) > 0) continue;
         for (int rank = 0; rank < p->world_size; rank++) {
             bool open = p->peers[rank].far && !p->peers[rank].closed;
-            if (open && serve(&p->peers[rank], p->polled[rank].revents) != TR_OK) break_all(p);
+            if (open && serve(&p->peers[rank], &p->polled[rank]) != TR_OK) break_all(p);
         }
     }
     pthread_mutex_unlock(&p->lock);
@@ -364,7 +366,10 @@ static tr_status start(tr__p2p *p, tr_work *work, bool driven)
     tr__p2p_peer *peer = &p->peers[work->collective.peer];
     bool moved;
     if (is_broken(p)) return tr__failure_check(failure_of(p), p->group);
-    if (peer->far) TR__TRY(need_thread(p, &p->has_reader, &p->reader, read_connections));
+    if (peer->far) {
+        TR__TRY(tr__tcp_need_event(p->tcp, &p->tcp->wake));
+        TR__TRY(need_thread(p, &p->has_reader, &p->reader, read_connections));
+    }
     if (peer->near && !driven) TR__TRY(need_thread(p, &p->has_thread, &p->thread, help));
     tr__p2p_op *op = malloc(sizeof *op);
     if (!op) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message", p->group);
@@ -378,7 +383,7 @@ static tr_status start(tr__p2p *p, tr_work *work, bool driven)
     if (peer->near) work_once(p);
     if (p->helped) pthread_cond_signal(&p->wanted);
     bool soon = work->collective.timeout_ms < 10 * LOOK_MS;
-    if (peer->far && p->pending && (p->dozing || soon || peer->lists[TR__P2P_OUT].first)) tr__tcp_wake(p->tcp);
+    if (peer->far && p->pending && (p->dozing || soon || peer->lists[TR__P2P_OUT].first)) tr__tcp_wake_reader(p->tcp);
     return TR_OK;
 }
 
@@ -469,7 +474,7 @@ void tr__p2p_end(tr__p2p *p)
     p->stopping = true;
     pthread_cond_signal(&p->wanted);
     pthread_mutex_unlock(&p->lock);
-    if (p->has_reader) tr__tcp_wake(p->tcp);
+    if (p->has_reader) tr__tcp_wake_reader(p->tcp);
     if (p->has_thread) pthread_join(p->thread, NULL);
     if (p->has_reader) pthread_join(p->reader, NULL);
     tr__p2p_drop_all(p, say);

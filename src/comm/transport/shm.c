@@ -161,15 +161,14 @@ static tr_status attach(tr__shm *t, tr__endpoint *e, uint64_t id)
     return TR_OK;
 }
 
-/* Who it is, of how many, and what the others are to the endpoint: ranks of a parent (NULL: the same ones), or all its peers. */
-static void take_places(tr__shm *t, int rank, int world_size, const tr__shm *parent, const int *ranks)
+/* Who it is, of how many; attachment->members says what the others are to the endpoint. */
+static void take_places(tr__shm *t, int rank, int world_size)
 {
     t->rank = t->control->rank = rank;
     t->world_size = t->control->world_size = world_size;
     for (int i = 0; i < world_size; i++) {
         tr__shm_peer *peer = &t->peers[i];
-        int of_parent = ranks ? ranks[i] : i;
-        *peer = (tr__shm_peer){.rank = i, .link = parent ? parent->peers[of_parent].link : &t->endpoint->peers[i]};
+        *peer = (tr__shm_peer){.rank = i, .link = &t->endpoint->peers[t->attachment->members[i]]};
         peer->pid = peer->link->pid;
         peer->visible = peer->link->visible;
         peer->in_process = peer->link->in_process;
@@ -191,7 +190,8 @@ static tr_status open_endpoint(tr__shm *t, tr__card *card)
         t->endpoint = NULL;
         return status;
     }
-    take_places(t, t->rank, t->world_size, NULL, NULL);
+    for (int i = 0; i < t->world_size; i++) t->attachment->members[i] = i;
+    take_places(t, t->rank, t->world_size);
     return tr__shm_listen(t, card);
 }
 
@@ -221,7 +221,7 @@ tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, tr__tcp *tcp)
     for (int rank = 0; rank < hosts->world_size; rank++)
         t->places[rank] = hosts->host[rank] == host ? hosts->place[rank] : -1;
     tr__endpoint_settle(t->endpoint, hosts->place[t->rank], count);
-    take_places(t, hosts->place[t->rank], count, NULL, NULL);
+    take_places(t, hosts->place[t->rank], count);
     for (int other = 0; other < count; other++)
         t->peers[other].rank = t->peers[other].link->rank = tr__hosts_ranks(hosts, host)[other];
     t->tcp = tcp;
@@ -231,7 +231,6 @@ tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, tr__tcp *tcp)
 
 tr_status tr__shm_begin(tr__shm *t)
 {
-    for (int i = 0; i < t->world_size; i++) t->attachment->members[i] = i;
     tr__endpoint_enter(t->attachment, t->world_size);
     TR__TRY(tr__endpoint_start(t->endpoint));
     t->met = true;
@@ -259,6 +258,10 @@ tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__shm **made, tr__shm_
 {
     tr__shm *t;
     tr_status status = make(parent->group, 0, parent->world_size, &t);
+    if (status == TR_OK && parent->tcp) {
+        t->places = malloc((size_t)parent->tcp->world_size * sizeof *t->places);
+        if (!t->places) status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", parent->group);
+    }
     if (status == TR_OK) status = attach(t, parent->endpoint, id);
     if (status != TR_OK) {
         if (t) tr__shm_close(t);
@@ -271,12 +274,10 @@ tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__shm **made, tr__shm_
     return TR_OK;
 }
 
-/* The members are those ranks of the parent (NULL: all). */
-static void enter(tr__shm *t, const tr__shm *parent, int rank, const int *ranks, int world_size)
+/* Its members are known. */
+static void enter(tr__shm *t, int rank, int world_size)
 {
-    take_places(t, rank, world_size, parent, ranks);
-    for (int i = 0; i < world_size; i++)
-        t->attachment->members[i] = parent->attachment->members[ranks ? ranks[i] : i];
+    take_places(t, rank, world_size);
     t->met = true;
     tr__endpoint_enter(t->attachment, world_size);
 }
@@ -285,35 +286,61 @@ static void enter(tr__shm *t, const tr__shm *parent, int rank, const int *ranks,
 static tr_status find_controls(tr__shm *t, const tr__shm_seat *seat, int timeout_ms)
 {
     tr__shm_call joining = {.timeout_ms = timeout_ms};
-    for (int rank = 0; rank < t->world_size; rank++) {
+    for (int place = 0; place < t->world_size; place++) {
         tr__shm_control *control;
-        if (rank == t->rank) continue;
-        TR__TRY(tr__shm_find_control(t, &joining, rank, seat->blocks[seat->ranks[rank]], &control));
+        if (place == t->rank) continue;
+        TR__TRY(tr__shm_find_control(t, &joining, place, seat->blocks[seat->ranks[t->peers[place].rank]], &control));
         pthread_mutex_lock(&t->endpoint->hearing); /* the monitor looks at it when the peer dies */
-        t->peers[rank].control = control;
+        t->peers[place].control = control;
+        if (atomic_load(&t->peers[place].inbound)) tr__shm_mail(control);
         pthread_mutex_unlock(&t->endpoint->hearing);
     }
     return TR_OK;
 }
 
+/* The rank in the new group of a place among those of this host. */
+static int rank_at(const tr__shm_seat *seat, int own, int place)
+{
+    return seat->hosts ? tr__hosts_ranks(seat->hosts, seat->hosts->host[own])[place] : place;
+}
+
 tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *member)
 {
+    const tr__hosts *hosts = seat->hosts;
+    const tr__shm *parent = seat->parent;
+    int own = member->rank, place = hosts ? hosts->place[own] : own;
+    int count = hosts ? tr__hosts_size(hosts, hosts->host[own]) : member->world_size;
     char host[65] = "";
     snprintf(t->group, sizeof t->group, "%s", member->group);
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
-    t->crowded = t->cores < member->world_size;
-    enter(t, seat->parent, member->rank, seat->ranks, member->world_size);
+    t->crowded = t->cores < count || (seat->tcp && seat->tcp->crowded);
+    t->tcp = seat->tcp;
+    if (!t->tcp) {
+        free(t->places);
+        t->places = NULL;
+    }
+    for (int rank = 0; t->tcp && rank < member->world_size; rank++) t->places[rank] = -1;
+    for (int i = 0; i < count; i++) {
+        int rank = rank_at(seat, own, i);
+        t->attachment->members[i] = parent->attachment->members[tr__shm_place_of(parent, seat->ranks[rank])];
+        if (t->tcp) t->places[rank] = i;
+    }
+    enter(t, place, count);
     if (gethostname(host, sizeof host - 1) != 0) host[0] = 0;
-    for (int i = 0; i < t->world_size; i++) tr__recorder_peer(t->recorder, i, t->peers[i].pid, host);
+    for (int i = 0; i < count; i++) {
+        t->peers[i].rank = rank_at(seat, own, i);
+        tr__recorder_peer(t->recorder, t->peers[i].rank, t->peers[i].pid, host);
+    }
     tr_status status = find_controls(t, seat, member->timeout_ms);
     return status == TR_OK ? TR_OK : tr__shm_give_up(t);
 }
 
-void tr__shm_abandon(tr__shm *t, tr__shm *parent)
+void tr__shm_abandon(tr__shm *t, const tr__shm *parent)
 {
     tr__error *why = tr__error_take();
-    enter(t, parent, parent->rank, NULL, parent->world_size);
+    memcpy(t->attachment->members, parent->attachment->members, (size_t)parent->world_size * sizeof(int));
+    enter(t, parent->rank, parent->world_size);
     tr__fail_stored(why);
     (void)!tr__shm_give_up(t);
     tr__shm_close(t);

@@ -264,14 +264,16 @@ void tr__shm_close(tr__shm *t);
  * on what is for the group of this number, and says where its control block is. */
 tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__shm **made, tr__shm_place *block);
 /* They have. */
-struct tr__shm_seat {
-    tr__shm *parent, *made;      /* made: whoever takes it over sets it to NULL */
+typedef struct tr__shm_seat {
+    const tr__shm *parent;
     const int *ranks;            /* [member->world_size]: in the parent */
+    const tr__hosts *hosts;      /* of the new group; NULL: all are on this host */
     const tr__shm_place *blocks; /* the control blocks of the parent's ranks */
-};
+    struct tr__tcp *tcp;         /* joins us with those of other hosts; NULL: there are none */
+} tr__shm_seat;
 tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *member);
 /* They may have, but this rank cannot come, because of this thread's latest failure: tells those who may wait for it. Closes. */
-void tr__shm_abandon(tr__shm *t, tr__shm *parent);
+void tr__shm_abandon(tr__shm *t, const tr__shm *parent);
 
 /* Breaks the group with this thread's latest failure, wakes everyone here, and lets the peers know. The first failure
  * stays. Returns the group's failure, as this thread's. */

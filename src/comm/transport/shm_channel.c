@@ -43,7 +43,7 @@ tr_status tr__shm_channel_came(tr__shm *t, tr__shm_peer *peer, uint64_t id, size
     if (!channel) return TR_OK; /* of a rank that has given its group up */
     atomic_store(&channel->opened, 1);
     atomic_store(&peer->inbound, channel);
-    tr__shm_mail(peer->control);
+    if (peer->control) tr__shm_mail(peer->control); /* else when it is known */
     tr__shm_mail(t->control);
     return TR_OK;
 }

@@ -1,24 +1,18 @@
 /* Making and ending a group's TCP transport, and the failures that break it. */
 #include "comm/transport/tcp.h"
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/thread.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp_flow.h"
-#include "net/link.h"
 #include "net/store/store.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
@@ -30,21 +24,13 @@ static void keep_failure(tr__tcp *t, bool own)
     pthread_mutex_lock(&t->lock);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
-    char name[TR__TCP_NAME], text[TR__TCP_TEXT];
+    char name[TR__TCP_NAME], text[TR__FRAME_TEXT];
     tr_status status = tr__failure_for_peers(&t->failure, tr__tcp_name(&t->peers[t->rank], name), t->group);
     snprintf(text, sizeof text, "%s", tr_error_message());
     tr__tcp_frame frame = tr__tcp_frame_of(NULL, TR__TCP_BROKEN, strlen(text));
     frame.status = status;
     tr__tcp_tell_all(t, &frame, text);
-    ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t)); /* wakes the thread that runs a call */
-    (void)written;
     tr__tcp_wake(t);
-}
-
-void tr__tcp_wake(tr__tcp *t)
-{
-    ssize_t written = write(t->wake, &(uint64_t){1}, sizeof(uint64_t)); /* fails only when it is set already */
-    (void)written;
 }
 
 void tr__tcp_break_too(tr__tcp *t, bool own)
@@ -87,6 +73,81 @@ char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME])
     return text;
 }
 
+/* ---- Connections ------------------------------------------------------------------------------------------------- */
+
+tr__wire *tr__tcp_wire(tr__tcp *t, int rank, tr__channel channel)
+{
+    tr__network_connection *c = atomic_load_explicit(&t->peers[rank].connections[channel], memory_order_acquire);
+    return c ? &c->wire : NULL;
+}
+
+tr__wire *tr__tcp_need_wire(tr__tcp *t, int rank, tr__channel channel, bool *never)
+{
+    tr__tcp_peer *peer = &t->peers[rank];
+    tr__wire *wire = tr__tcp_wire(t, rank, channel);
+    *never = false;
+    if (wire) return wire;
+    if (atomic_load(&peer->left)) { /* but what it sent before may be on its way */
+        bool under_way = tr__network_under_way(t->place, rank, channel);
+        wire = tr__tcp_wire(t, rank, channel);
+        *never = !wire && !under_way;
+    } else if (!atomic_exchange(&peer->asked[channel], true)) {
+        if (tr__network_connect(t->place, rank, channel) != TR_OK) atomic_store(&peer->asked[channel], false);
+    }
+    return wire;
+}
+
+tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int timeout_ms, tr__wire **wire)
+{
+    int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
+    struct timespec deadline = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    bool never = false;
+    for (int waited = 0; waited == 0 && !never && !tr__failure_there(&t->failure);) {
+        *wire = tr__tcp_need_wire(t, rank, channel, &never);
+        if (*wire) return TR_OK;
+        pthread_mutex_lock(&t->lock);
+        if (!tr__tcp_wire(t, rank, channel) && !atomic_load(&t->peers[rank].left) && !tr__failure_there(&t->failure))
+            waited = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);
+        pthread_mutex_unlock(&t->lock);
+    }
+    char name[TR__TCP_NAME];
+    if (tr__failure_there(&t->failure)) return tr__failure_tell(&t->failure);
+    return never ? tr__fail(TR_PEER, "%s has left group '%s'", tr__tcp_name(&t->peers[rank], name), t->group)
+                 : tr__tcp_timed_out(t, NULL, rank, timeout_ms);
+}
+
+tr_status tr__tcp_need_event(tr__tcp *t, int *event)
+{
+    if (*event >= 0) return TR_OK;
+    pthread_mutex_lock(&t->lock);
+    *event = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* what happened until now may not have been seen */
+    pthread_mutex_unlock(&t->lock);
+    return *event >= 0 ? TR_OK : tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", t->group);
+}
+
+/* Under the lock. It fails only when the event is set already. */
+static void set_event(int event)
+{
+    ssize_t written = event >= 0 ? write(event, &(uint64_t){1}, sizeof(uint64_t)) : 0;
+    (void)written;
+}
+
+void tr__tcp_wake(tr__tcp *t)
+{
+    pthread_mutex_lock(&t->lock);
+    set_event(t->kick);
+    set_event(t->wake);
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+}
+
+void tr__tcp_wake_reader(tr__tcp *t)
+{
+    pthread_mutex_lock(&t->lock);
+    set_event(t->wake);
+    pthread_mutex_unlock(&t->lock);
+}
+
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
 static tr_status make_tables(tr__tcp *t)
@@ -102,60 +163,69 @@ static tr_status make_tables(tr__tcp *t)
     for (int rank = 0; rank < t->world_size; rank++) {
         t->peers[rank].rank = rank;
         t->peers[rank].claims[0].on = t->peers[rank].claims[1].on = -1;
-        for (int lane = 0; lane < TR__TCP_LANES; lane++) t->peers[rank].wires[lane].socket = -1;
     }
     return TR_OK;
 }
 
-static tr_status make_watch(tr__tcp *t)
+/* Of at most so many ranks. */
+static tr_status make(const char *group, int rank, int world_size, tr__tcp **made)
 {
-    t->watch = epoll_create1(EPOLL_CLOEXEC);
-    t->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    t->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    /* Our own number stands for the kick. Once the group is broken it stays set, and wakes the monitor no more. */
-    struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.fd = t->rank};
-    if (t->watch < 0 || t->kick < 0 || t->wake < 0 || epoll_ctl(t->watch, EPOLL_CTL_ADD, t->kick, &e) != 0)
-        return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", t->group);
+    tr__tcp *t = *made = calloc(1, sizeof *t);
+    if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", group);
+    snprintf(t->group, sizeof t->group, "%s", group);
+    t->rank = rank;
+    t->world_size = world_size;
+    t->kick = t->wake = t->dead = -1;
+    pthread_mutex_init(&t->lock, NULL);
+    tr__condition_init(&t->changed);
+    pthread_mutex_init(&t->link, NULL);
+    tr__failure_init(&t->failure);
+    return make_tables(t);
+}
+
+static tr_status take_settings(tr__tcp *t, const tr__member *member)
+{
+    t->report_ms = member->report_ms;
+    t->recorder = member->recorder;
+    return tr__choice_read(&t->choices, member->algorithms, NULL);
+}
+
+/* ---- The first group of an endpoint ------------------------------------------------------------------------------ */
+
+static tr_status open_endpoint(tr__tcp *t, const tr__member *member, tr__card *card)
+{
+    tr__network_endpoint *n;
+    const tr_store *store = member->store;
+    tr__network_options o = {.name = member->group, .rank = member->rank, .world_size = member->world_size,
+        .wanted = member->address, .towards = store->host, .anywhere = store->anywhere, .job_key = store->key,
+        .encrypt = member->encrypt};
+    /* The key that the store has: who met there has proved it. */
+    if (member->encrypt && !store->key)
+        return tr__fail(TR_AUTH, "group '%s': connections are encrypted with the job's token, and there is none; set "
+            "TRIREME_TOKEN, the same for all ranks, and let them meet at an address or in a file, or go without .encrypt and "
+            "TRIREME_ENCRYPT", t->group);
+    TR__TRY(tr__network_new(&o, &n));
+    tr_status status = tr__network_attach(n, TR__FIRST_GROUP, &tr__tcp_calls, t, &t->place);
+    if (status != TR_OK) {
+        tr__network_free(n);
+        return status;
+    }
+    t->network = n;
+    for (int rank = 0; rank < t->world_size; rank++) t->place->members[rank] = rank;
+    tr__network_enter(t->place, t->world_size);
+    memcpy(card->tcp_address, n->address, sizeof card->tcp_address);
+    memcpy(card->tcp_cookie, n->cookie, sizeof card->tcp_cookie);
     return TR_OK;
-}
-
-/* The key that the store has: who met there has proved it. */
-static tr_status take_key(tr__tcp *t, const tr__member *member)
-{
-    if (!member->encrypt) return TR_OK;
-    t->key = tr__tls_key_ref(member->store->key);
-    return t->key ? TR_OK : tr__fail(TR_AUTH, "group '%s': connections are encrypted with the job's token, and there is "
-        "none; set TRIREME_TOKEN, the same for all ranks, and let them meet at an address or in a file, or go without "
-        ".encrypt and TRIREME_ENCRYPT", t->group);
-}
-
-static tr_status make_parts(tr__tcp *t, const tr__member *member, tr__card *card)
-{
-    TR__TRY(take_key(t, member));
-    TR__TRY(tr__choice_read(&t->choices, member->algorithms, NULL));
-    card->table = tr__choice_digest(&t->choices);
-    TR__TRY(make_tables(t));
-    TR__TRY(make_watch(t));
-    return tr__tcp_listen(t, member, card);
 }
 
 tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transport)
 {
-    tr__tcp *t = calloc(1, sizeof *t);
-    if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
-    snprintf(t->group, sizeof t->group, "%s", member->group);
-    t->rank = member->rank;
-    t->world_size = member->world_size;
-    t->report_ms = member->report_ms;
-    t->recorder = member->recorder;
-    t->checked = tr__check_asks("wire");
-    t->watch = t->kick = t->wake = t->door.socket = t->dead = -1;
-    pthread_mutex_init(&t->lock, NULL);
-    tr__condition_init(&t->changed);
-    pthread_mutex_init(&t->link, NULL);
-    pthread_mutex_init(&t->hearing, NULL);
-    tr__failure_init(&t->failure);
-    tr_status status = make_parts(t, member, card);
+    tr__tcp *t;
+    tr_status status = make(member->group, member->rank, member->world_size, &t);
+    if (!t) return status;
+    if (status == TR_OK) status = take_settings(t, member);
+    card->table = tr__choice_digest(&t->choices);
+    if (status == TR_OK) status = open_endpoint(t, member, card);
     if (status == TR_OK)
         *transport = t;
     else
@@ -163,40 +233,25 @@ tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transp
     return status;
 }
 
-/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
-
-/* Ranks in other network namespaces of this machine count: they use the same cores. */
-static bool crowded(const tr__tcp *t, const tr__card *cards)
+void tr__tcp_know_members(tr__tcp *t)
 {
-    int here = 0;
-    const char *mine = cards[t->rank].machine;
-    size_t kernel = strcspn(mine, "/") + 1;
-    for (int rank = 0; rank < t->world_size; rank++) here += strncmp(cards[rank].machine, mine, kernel) == 0;
-    return tr__cores() < here;
-}
-
-static tr_status watch_peers(tr__tcp *t, const tr__card *cards)
-{
+    int here = 0; /* ranks in other network namespaces of this machine count: they use the same cores */
     for (int rank = 0; rank < t->world_size; rank++) {
+        const tr__network_record *record = &t->network->peers[t->place->members[rank]].record;
         tr__tcp_peer *peer = &t->peers[rank];
-        peer->pid = cards[rank].pid;
-        peer->visible = tr__card_visible(&cards[rank], &cards[t->rank]);
-        memcpy(peer->host, cards[rank].host, sizeof peer->host);
-        if (rank == t->rank) continue;
-        struct epoll_event e = {.events = EPOLLIN, .data.fd = rank};
-        if (epoll_ctl(t->watch, EPOLL_CTL_ADD, peer->wires[TR__TCP_CONTROL_LANE].socket, &e) != 0)
-            return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", t->group);
+        peer->rank = rank;
+        peer->pid = record->pid;
+        peer->visible = record->visible;
+        memcpy(peer->host, record->host, sizeof peer->host);
+        here += record->same_kernel;
     }
-    return TR_OK;
+    t->crowded = tr__cores() < here;
 }
 
 tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
 {
     TR__TRY(tr__tcp_connect(t, meeting, cards));
-    tr__tcp_choose_pace(t);
-    TR__TRY(watch_peers(t, cards));
-    TR__TRY(tr__tcp_monitor_start(t));
-    t->crowded = crowded(t, cards);
+    TR__TRY(tr__network_monitor_start(t->network));
     TR__TRY(tr__rendezvous_use(meeting));
     /* A rank has joined when all have: nobody's first collective meets a rank that failed to join. */
     tr_collective all = {.kind = TR_BARRIER, .timeout_ms = tr__rendezvous_rest_ms(meeting), .file = "tr_join"};
@@ -208,59 +263,66 @@ tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
     return status;
 }
 
+/* ---- A group within another -------------------------------------------------------------------------------------- */
+
+tr_status tr__tcp_prepare(tr__tcp *parent, uint64_t id, tr__tcp **made)
+{
+    tr__tcp *t;
+    tr_status status = make(parent->group, 0, parent->world_size, &t);
+    if (!t) return status;
+    t->network = parent->network;
+    if (status == TR_OK) status = tr__network_attach(parent->network, id, &tr__tcp_calls, t, &t->place);
+    if (status == TR_OK)
+        *made = t;
+    else
+        tr__tcp_close(t);
+    return status;
+}
+
+/* The members are those ranks of the parent (NULL: all). */
+static void enter(tr__tcp *t, const tr__tcp *parent, int rank, const int *ranks, int world_size)
+{
+    t->rank = rank;
+    t->world_size = world_size;
+    for (int i = 0; i < world_size; i++) t->place->members[i] = parent->place->members[ranks ? ranks[i] : i];
+    tr__tcp_know_members(t);
+    tr__network_enter(t->place, world_size);
+}
+
+tr_status tr__tcp_begin(tr__tcp *t, const tr__tcp *parent, const int *ranks, const tr__member *member)
+{
+    snprintf(t->group, sizeof t->group, "%s", member->group);
+    tr_status status = take_settings(t, member);
+    enter(t, parent, member->rank, ranks, member->world_size);
+    for (int i = 0; i < t->world_size; i++) tr__recorder_peer(t->recorder, i, t->peers[i].pid, t->peers[i].host);
+    return status == TR_OK ? TR_OK : tr__tcp_give_up(t);
+}
+
+void tr__tcp_abandon(tr__tcp *t, const tr__tcp *parent)
+{
+    tr__error *why = tr__error_take();
+    enter(t, parent, parent->rank, NULL, parent->world_size);
+    tr__fail_stored(why);
+    (void)!tr__tcp_give_up(t);
+    tr__tcp_close(t);
+    tr__fail_stored(why);
+    tr__error_unref(why);
+}
+
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
-static int socket_at(const tr__tcp *t, int i)
+/* Those of a group that is broken have been told so. */
+static void leave_place(tr__tcp *t)
 {
-    return t->peers[i / TR__TCP_LANES].wires[i % TR__TCP_LANES].socket;
-}
-
-/* Have all bytes arrived that were sent, in the peer's kernel at least? */
-static bool has_arrived(int socket)
-{
-    int left = 0;
-    return ioctl(socket, SIOCOUTQ, &left) != 0 || left == 0;
-}
-
-/* Reads until the peer stops sending; or until `moment`, if by then it has what we sent; or until `end`, or its host is gone. */
-static void read_out(int socket, int64_t moment, int64_t end)
-{
-    enum { LOOK_MS = 10 };
-    struct pollfd p = {.fd = socket, .events = POLLIN};
-    char rest[4096];
-    for (;;) {
-        int64_t now = tr__now_ns(), left = (moment - now) / 1000000;
-        if (left <= 0 && (now >= end || has_arrived(socket) || tr__link_lost(&socket, 1))) return;
-        if (poll(&p, 1, left > 0 ? (int)left : LOOK_MS) > 0 && recv(socket, rest, sizeof rest, MSG_DONTWAIT) <= 0) return;
-    }
-}
-
-/* A connection is reset when it is closed with unread bytes, or when some come after that, and what we sent last is lost
- * with it if it has not arrived, as where packets are lost or a link is down for a while: the peer would take us for dead.
- * So we stop sending, and read what a peer still says. */
-static void part(tr__tcp *t)
-{
-    enum { PART_MS = 200 };
     bool sound = !tr__failure_there(&t->failure);
     tr__tcp_frame goodbye = tr__tcp_frame_of(t->has_last ? &t->last : NULL, TR__TCP_GOODBYE, 0);
     if (sound) tr__tcp_tell_all(t, &goodbye, NULL);
-    int64_t now = tr__now_ns(), moment = now + PART_MS * (int64_t)1000000;
-    int64_t end = sound ? now + TR__LINK_LOST_LATE_MS * (int64_t)1000000 : moment;
-    for (int i = 0; i < TR__TCP_LANES * t->world_size; i++)
-        if (socket_at(t, i) >= 0) shutdown(socket_at(t, i), SHUT_WR);
-    for (int i = 0; i < TR__TCP_LANES * t->world_size; i++)
-        if (socket_at(t, i) >= 0) read_out(socket_at(t, i), moment, end);
+    tr__network_detach(t->place, sound);
 }
 
 void tr__tcp_close(tr__tcp *t)
 {
-    tr__tcp_monitor_stop(t);
-    if (t->peers) part(t);
-    for (int rank = 0; t->peers && rank < t->world_size; rank++)
-        for (int lane = 0; lane < TR__TCP_LANES; lane++) tr__wire_close(&t->peers[rank].wires[lane]);
-    tr__tls_key_unref(t->key);
-    if (t->door.socket >= 0) close(t->door.socket);
-    if (t->watch >= 0) close(t->watch);
+    if (t->place) leave_place(t);
     if (t->kick >= 0) close(t->kick);
     if (t->wake >= 0) close(t->wake);
     free(t->peers);
@@ -273,6 +335,5 @@ void tr__tcp_close(tr__tcp *t)
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
     pthread_mutex_destroy(&t->link);
-    pthread_mutex_destroy(&t->hearing);
     free(t);
 }

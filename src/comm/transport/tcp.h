@@ -2,19 +2,16 @@
  * The TCP transport: ranks on different hosts. What its files share; docs/communication.md tells the whole story.
  *
  *   tcp.c           making and ending a group's transport; errors
- *   tcp_join.c      the connections between the ranks, and who may come in
- *   tcp_socket.c    what those ask of the kernel
- *   tcp_control.c   control connections, and the monitor that listens there: failures, goodbyes, deaths, calls
+ *   tcp_join.c      connecting the ranks of a first group
+ *   tcp_control.c   what the endpoint's monitor hears for the group: failures, goodbyes, deaths, calls, connections
  *   tcp_wait.c      waiting for peers: timeouts, reports
  *   tcp_flow.c      moving the bytes of a step: hazards, folding while more comes in
  *   tcp_run.c       running a collective: its schedule, and which steps are under way
  *   ../p2p/         sends and receives, beside the collectives
  *
- * Each pair of ranks has three connections, made when the group is joined. The data connection carries the transfers of
- * the schedules and nothing else, a third one sends and receives. The control connection is idle but for failures and the
- * like, so a message there never waits behind data, and its end is the end of the peer: the monitor, a thread that sleeps
- * on all of them, knows at once, whatever this rank is doing.
- * What their bytes look like on the way, net/wire.h tells.
+ * A group is attached to its process's endpoint (net/network.h). Between two ranks it has a connection for the transfers of the
+ * schedules and nothing else, and one for sends and receives: those of a first group are made when it is joined, others when
+ * something is first to go there. What the ranks tell each other beside goes over the endpoints' control connection.
  */
 #ifndef TR_COMM_TRANSPORT_TCP_H
 #define TR_COMM_TRANSPORT_TCP_H
@@ -26,41 +23,26 @@
 #include "comm/collective.h"
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
-#include "net/wire.h"
+#include "net/network.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* ---- On the wire: little-endian, as all hosts of a group must be -------------------------------------------------- */
+/* ---- On the wire -------------------------------------------------------------------------------------------------- */
 
-enum {
-    TR__TCP_MAGIC = 0x54524e31, /* "TRN1"; hosts of the other byte order see another number */
-    TR__TCP_VERSION = 2,
-    TR__TCP_TEXT = 1024,        /* most bytes that follow the frame of a control message */
-    TR__TCP_PAST = 16,          /* calls of our own that we remember */
-};
+enum { TR__TCP_PAST = 16 }; /* calls of our own that we remember */
 
 enum tr__tcp_type { TR__TCP_DATA = 1, TR__TCP_CALL, TR__TCP_BROKEN, TR__TCP_GOODBYE };
-enum tr__tcp_lane { TR__TCP_CONTROL_LANE, TR__TCP_DATA_LANE, TR__TCP_P2P_LANE, TR__TCP_LANES };
-
-/* What both sides say first on a connection; encrypted where all is, else as it stands here. */
-typedef struct tr__tcp_hello {
-    uint32_t magic, version;
-    int32_t rank;
-    int16_t lane;
-    uint16_t checked;             /* 1: the sender wants checksums within a host, too */
-    char cookie[TR__COOKIE_TEXT]; /* the receiver's */
-    char address[79];             /* where the sender listens */
-    uint32_t sum;                 /* CRC-32C of the above */
-} tr__tcp_hello;
 
 /* Before every transfer and control message: the sender's call, which must be the receiver's, too. */
 typedef struct tr__tcp_frame {
-    uint32_t magic;
-    uint8_t version, type, algorithm, kind, dtype, op;
+    uint32_t magic;   /* as tr__frame_head, up to the group */
+    uint8_t version, type;
     uint16_t reserved;
-    int32_t status;   /* BROKEN */
     uint64_t bytes;   /* that follow */
+    uint64_t group;   /* of a control message */
+    uint8_t algorithm, kind, dtype, op;
+    int32_t status;   /* BROKEN */
     uint64_t sequence, layout;
     int64_t count;
     int32_t root, peer, tag, line;
@@ -69,8 +51,8 @@ typedef struct tr__tcp_frame {
     char file[TR__PLACE_TEXT];
 } tr__tcp_frame;
 
-_Static_assert(sizeof(tr__tcp_hello) == 132, "no padding on the wire");
-_Static_assert(sizeof(tr__tcp_frame) == 136, "no padding on the wire");
+_Static_assert(sizeof(tr__tcp_frame) == sizeof(tr__network_frame) && offsetof(tr__tcp_frame, bytes) == offsetof(tr__frame_head, bytes) &&
+    offsetof(tr__tcp_frame, group) == offsetof(tr__frame_head, group), "a frame");
 
 /* ---- What a rank keeps ------------------------------------------------------------------------------------------- */
 
@@ -86,25 +68,17 @@ typedef struct tr__tcp_peer {
     long pid;
     bool visible; /* pid is a number of our process namespace */
     char host[65];
-    tr__wire wires[TR__TCP_LANES]; /* none: ourselves, not yet, or gone (that of control: under the lock) */
+    tr__network_connection *_Atomic connections[TR__CHANNELS]; /* ours while the group lives; NULL: not yet */
+    atomic_bool asked[TR__CHANNELS]; /* for them */
+    atomic_bool left;           /* has said goodbye */
     /* Under the lock: */
-    bool left;                  /* has said goodbye */
     bool called;                /* `call` is known */
     tr__tcp_claim claims[2];    /* whom its collective, and its sends and receives, have long waited for */
     tr__signature call;         /* the latest that we heard of; */
     tr__signature numbered;     /* and the latest of those with a number; 0 as its number: none */
     /* For the thread that runs a collective: the turn in which an earlier transfer held the connection (tcp_run.c). */
     uint64_t sent_turn, received_turn;
-    /* For the monitor: a control message that has come in part. */
-    size_t got;
-    tr__tcp_frame frame;
-    char text[TR__TCP_TEXT];
 } tr__tcp_peer;
-
-typedef struct tr__tcp_door { /* where the peers knock while they join */
-    int socket;
-    char cookie[TR__COOKIE_TEXT];
-} tr__tcp_door;
 
 /* How long a call has made no progress. */
 typedef struct tr__tcp_patience {
@@ -128,19 +102,13 @@ typedef struct tr__tcp {
     int report_ms; /* of waiting, after which it is reported */
     tr__recorder *recorder;
     tr__tcp_peer *peers; /* [world_size] */
-    tr__tcp_door door;
-    tr__tls_key *key; /* of all connections; NULL: they are in the clear, */
-    bool checked;     /* those to ranks of this host with checksums, too, as those to other hosts: TRIREME_CHECK=wire */
+    tr__network_endpoint *network;     /* of this process */
+    tr__network_group *place; /* of the group at it */
     tr__choice_table choices;
     bool crowded; /* more ranks on this machine than cores: spinning only keeps the others from working */
-    int watch;    /* epoll: all control connections, and the kick */
-    int kick;     /* eventfd: the group is broken, or the monitor is to end */
-    bool has_monitor;
-    pthread_t monitor;
-    atomic_bool stopping;
-    pthread_mutex_t hearing; /* the monitor deals with what it has read */
+    int kick;     /* eventfd: the group is broken, or a connection has come; under the lock. -1: nobody has slept yet */
+    int wake;     /* the same for the thread that carries sends and receives, and that there are new ones */
     tr__tcp_dispute dispute; /* the monitor's: to be said when nothing else is there to be heard */
-    int wake;     /* eventfd: for the thread that carries sends and receives */
     const tr__carried *_Atomic carried; /* of a carrier: who is told when a peer has gone */
 
     tr__failure failure;     /* why the group is broken */
@@ -169,12 +137,34 @@ typedef struct tr__tcp {
 
 /* ---- tcp.c ------------------------------------------------------------------------------------------------------- */
 
-/* Makes a rank's side and opens its door, whose address and cookie go into the card. */
+/* Makes a rank's side of a first group, with an endpoint of its own, whose address and cookie go into the card. */
 tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transport);
 /* Connects with all ranks, whose cards are given, and waits until all are there. */
 tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards);
-/* Says goodbye to the ranks that are connected and frees all. */
+/* All are connected: takes them as members. */
+void tr__tcp_know_members(tr__tcp *t);
+/* Says goodbye to the ranks that know of us and frees all. */
 void tr__tcp_close(tr__tcp *t);
+
+/* A group within another one, before its ranks have agreed on it: makes a rank's side, which hears from now on what is for the
+ * group of this number. */
+tr_status tr__tcp_prepare(tr__tcp *parent, uint64_t id, tr__tcp **made);
+/* They have: its ranks as ranks of the parent. */
+tr_status tr__tcp_begin(tr__tcp *t, const tr__tcp *parent, const int *ranks, const tr__member *member);
+/* They may have, but this rank cannot come, because of this thread's latest failure: tells those who may wait for it. Closes. */
+void tr__tcp_abandon(tr__tcp *t, const tr__tcp *parent);
+
+/* The connection with a rank; NULL: there is none yet. Then it is made, unless the rank has left: *never. */
+tr__wire *tr__tcp_wire(tr__tcp *t, int rank, tr__channel channel);
+tr__wire *tr__tcp_need_wire(tr__tcp *t, int rank, tr__channel channel, bool *never);
+/* Waits for it. */
+tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int timeout_ms, tr__wire **wire);
+/* Makes t->kick or t->wake, unless it is there: few groups sleep, and most never do. */
+tr_status tr__tcp_need_event(tr__tcp *t, int *event);
+/* Wakes who waits for a connection, or for the failure. */
+void tr__tcp_wake(tr__tcp *t);
+/* The thread that carries sends and receives only: there are new ones. */
+void tr__tcp_wake_reader(tr__tcp *t);
 
 /* Breaks the group with this thread's latest failure and lets the peers know. The first failure stays. Returns the
  * group's failure, as this thread's. */
@@ -186,22 +176,13 @@ void tr__tcp_break_too(tr__tcp *t, bool own);
 /* Sets the transport within the host, NULL before that is freed. */
 void tr__tcp_link(tr__tcp *t, struct tr__shm *shm);
 
-/* Wakes the thread that carries sends and receives: for new ones, and because the group is broken. */
-void tr__tcp_wake(tr__tcp *t);
 /* "rank 2 (pid 77 on host b)", in text. */
 enum { TR__TCP_NAME = 128 };
 char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME]);
 
 /* ---- tcp_join.c -------------------------------------------------------------------------------------------------- */
 
-tr_status tr__tcp_listen(tr__tcp *t, const tr__member *member, tr__card *card);
 tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards);
-
-/* ---- tcp_socket.c ------------------------------------------------------------------------------------------------ */
-
-void tr__tcp_set_up_socket(int socket, int lane);
-/* All connections are there: chooses how those that carry much do so. */
-void tr__tcp_choose_pace(tr__tcp *t);
 
 /* ---- tcp_control.c ----------------------------------------------------------------------------------------------- */
 
@@ -213,7 +194,7 @@ bool tr__tcp_read_frame(const tr__tcp_frame *frame, tr__signature *call);
 const tr__signature *tr__tcp_own_call(const tr__tcp *t, const tr__signature *theirs);
 /* A peer is in this call, as a frame of its data says. */
 void tr__tcp_heard(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call);
-/* Sends a control message to all ranks that are there; never blocks. */
+/* Sends a control message to all ranks that are known and there; never blocks. */
 void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text);
 /* Before a failure of our own: lets the monitor hear what the peers have said by now, for a second at most. When that was
  * why they gave up, it is the failure: we may have slept through it. */
@@ -222,9 +203,7 @@ tr_status tr__tcp_heed(tr__tcp *t);
 tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call, int error);
 /* What has come from a peer is damaged, and nothing behind it can be read. */
 tr_status tr__tcp_damaged(tr__tcp *t, const tr__tcp_peer *peer);
-/* The monitor reads all control connections, and nobody else does. It breaks the group when it has to. */
-tr_status tr__tcp_monitor_start(tr__tcp *t);
-void tr__tcp_monitor_stop(tr__tcp *t);
+extern const tr__network_calls tr__tcp_calls;
 
 /* ---- tcp_wait.c -------------------------------------------------------------------------------------------------- */
 

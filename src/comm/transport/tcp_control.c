@@ -1,22 +1,15 @@
 /*
- * Control connections: what the ranks tell each other beside their data. The monitor, a thread per group, sleeps on
- * them: a connection that ends without a goodbye is a dead peer, and the kernel tells at once, however it died. So a
- * rank that computes, sleeps, or waits for somebody else knows it as soon as one that waits for that peer. A host that is
- * gone tells nothing: once a second the monitor looks for how long nothing has come from there.
+ * What the ranks tell each other beside their data, as the endpoint's monitor hears it (net/network_monitor.c), whose thread must not
+ * be kept waiting. A control connection that ends without a goodbye to the group is a dead rank.
  */
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/thread.h"
 #include "comm/transport/tcp.h"
-#include "net/link.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-#include <unistd.h>
+#include <time.h>
 
 /* ---- Frames ------------------------------------------------------------------------------------------------------ */
 
@@ -24,7 +17,7 @@ tr__tcp_frame tr__tcp_frame_of(const tr__signature *s, enum tr__tcp_type type, s
 {
     static const tr__signature none;
     if (!s) s = &none;
-    tr__tcp_frame f = {.magic = TR__TCP_MAGIC, .version = TR__TCP_VERSION, .type = (uint8_t)type, .bytes = bytes,
+    tr__tcp_frame f = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .type = (uint8_t)type, .bytes = bytes,
         .kind = (uint8_t)s->kind, .dtype = (uint8_t)s->dtype, .op = (uint8_t)s->op, .sequence = s->sequence,
         .layout = s->layout, .count = s->count, .root = s->root, .peer = s->peer, .tag = s->tag, .line = s->line,
         .waits_for = -1};
@@ -34,9 +27,9 @@ tr__tcp_frame tr__tcp_frame_of(const tr__signature *s, enum tr__tcp_type type, s
 
 bool tr__tcp_read_frame(const tr__tcp_frame *f, tr__signature *call)
 {
-    if (f->magic != TR__TCP_MAGIC || f->version != TR__TCP_VERSION) return false;
+    if (f->magic != TR__NETWORK_MAGIC || f->version != TR__NETWORK_VERSION) return false;
     if (f->kind >= TR_COLLECTIVE_COUNT || f->dtype >= TR_DTYPE_COUNT || f->op >= TR_REDUCE_OP_COUNT) return false;
-    if (f->type != TR__TCP_DATA && f->bytes > TR__TCP_TEXT) return false;
+    if (f->type != TR__TCP_DATA && f->bytes > TR__FRAME_TEXT) return false;
     *call = (tr__signature){.sequence = f->sequence, .kind = f->kind, .dtype = f->dtype, .op = f->op, .root = f->root,
         .peer = f->peer, .tag = f->tag, .count = f->count, .layout = f->layout, .line = f->line};
     memcpy(call->file, f->file, sizeof call->file);
@@ -51,26 +44,11 @@ const tr__signature *tr__tcp_own_call(const tr__tcp *t, const tr__signature *the
     return is_past && !tr__signature_agrees(past, theirs) ? past : &t->last;
 }
 
-/* ---- Telling ----------------------------------------------------------------------------------------------------- */
-
-/* A message is short, and its connection all but always empty. When it does not fit, the peer has not read for so long
- * that it must do without: a message in part would be taken for damage. */
-static void tell(tr__wire *wire, const tr__tcp_frame *frame, const char *text)
-{
-    struct iovec parts[2] = {{(void *)frame, sizeof *frame}, {(void *)text, (size_t)frame->bytes}};
-    ssize_t sent;
-    while ((sent = tr__wire_send(wire, parts, frame->bytes ? 2 : 1)) < 0 && errno == EINTR) continue;
-    bool in_part = sent < 0 ? !tr__wire_withdraw(wire) : (size_t)sent < sizeof *frame + frame->bytes;
-    if (in_part) shutdown(wire->socket, SHUT_WR);
-}
-
 void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text)
 {
-    pthread_mutex_lock(&t->lock); /* messages of two threads do not mix */
-    for (int rank = 0; rank < t->world_size; rank++)
-        if (t->peers[rank].wires[TR__TCP_CONTROL_LANE].socket >= 0)
-            tell(&t->peers[rank].wires[TR__TCP_CONTROL_LANE], frame, text);
-    pthread_mutex_unlock(&t->lock);
+    tr__network_frame ours;
+    memcpy(&ours, frame, sizeof ours);
+    tr__network_tell_all(t->place, &ours, text);
 }
 
 /* ---- Hearing ----------------------------------------------------------------------------------------------------- */
@@ -126,34 +104,32 @@ tr_status tr__tcp_damaged(tr__tcp *t, const tr__tcp_peer *peer)
     char name[TR__TCP_NAME], moment[TR__CALL_TEXT + 32];
     write_moment(t, moment, sizeof moment);
     tr__fail(TR_FORMAT, "%s sent a damaged message, %s, %s", tr__tcp_name(peer, name),
-        t->key ? "which does not decrypt" : "whose checksum is wrong", moment);
+        t->network->key ? "which does not decrypt" : "whose checksum is wrong", moment);
     return tr__tcp_break(t);
 }
 
-/* The control connection is at its end. */
 static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
 {
     char moment[TR__CALL_TEXT + 32];
+    bool left = atomic_load(&peer->left);
     pthread_mutex_lock(&t->lock);
-    epoll_ctl(t->watch, EPOLL_CTL_DEL, peer->wires[TR__TCP_CONTROL_LANE].socket, NULL);
-    tr__wire_close(&peer->wires[TR__TCP_CONTROL_LANE]);
-    if (!peer->left && !tr__failure_there(&t->failure)) t->dead = peer->rank;
+    if (!left && !tr__failure_there(&t->failure)) t->dead = peer->rank;
     pthread_mutex_unlock(&t->lock);
     const tr__carried *carried = atomic_load(&t->carried);
-    if (carried) carried->gone(carried->user, peer->rank, peer->left);
-    if (peer->left) return TR_OK;
+    if (carried) carried->gone(carried->user, peer->rank, left);
+    if (left) return TR_OK;
     if (error == EBADMSG) return tr__tcp_damaged(t, peer);
     write_moment(t, moment, sizeof moment);
     return died(t, peer, moment, error);
 }
 
 /* A call that is not ours is no reason yet: who comes late to it may be about to hear that the others gave up. */
-static void hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
+static void hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_frame *frame, const tr__signature *call)
 {
     pthread_mutex_lock(&t->lock);
     note_call(peer, call);
     if (call->sequence > t->ahead) t->ahead = call->sequence;
-    int waits_for = peer->frame.waits_for;
+    int waits_for = frame->waits_for;
     bool exists = waits_for >= 0 && waits_for < t->world_size && waits_for != peer->rank;
     peer->claims[tr__kind_of(call->kind)->point_to_point] =
         (tr__tcp_claim){exists ? waits_for : -1, call->sequence, tr__now_ns()};
@@ -161,97 +137,64 @@ static void hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
     pthread_mutex_unlock(&t->lock);
     if (ours.sequence != call->sequence || !call->sequence || tr__signature_agrees(&ours, call) || t->dispute.there) return;
     t->dispute = (tr__tcp_dispute){true, peer->rank, ours, *call};
+    t->network->unsettled = true;
 }
 
 /* call: its last one; without a number when it has made none. */
 static void hear_goodbye(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
 {
     pthread_mutex_lock(&t->lock);
-    peer->left = true;
+    atomic_store(&peer->left, true);
     if (call->sequence) note_call(peer, call);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
+    const tr__carried *carried = atomic_load(&t->carried);
+    if (carried) carried->gone(carried->user, peer->rank, true);
+    tr__tcp_wake(t); /* it makes no connection any more */
 }
 
-static tr_status hear_failure(tr__tcp *t, tr__tcp_peer *peer)
+static tr_status hear_failure(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_frame *f, const char *text)
 {
-    const tr__tcp_frame *f = &peer->frame;
     char name[TR__TCP_NAME];
-    peer->text[f->bytes < TR__TCP_TEXT ? f->bytes : TR__TCP_TEXT - 1] = 0;
-    if (peer->text[0])
-        tr__fail(tr__failure_is_common(f->status) ? f->status : TR_PEER, "%s", peer->text);
+    if (f->bytes && text[0])
+        tr__fail(tr__failure_is_common(f->status) ? f->status : TR_PEER, "%.*s", (int)f->bytes, text);
     else
         tr__fail(TR_PEER, "%s gave up group '%s' and does not say why", tr__tcp_name(peer, name), t->group);
     return tr__tcp_break(t);
 }
 
-static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
+static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_frame *f, const char *text)
 {
-    const tr__tcp_frame *f = &peer->frame;
+    tr__signature call;
+    char name[TR__TCP_NAME];
+    if (!tr__tcp_read_frame(f, &call) || f->type == TR__TCP_DATA) {
+        tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(peer, name));
+        return tr__tcp_break(t);
+    }
     switch (f->type) {
-    case TR__TCP_CALL: hear_call(t, peer, call); return TR_OK;
-    case TR__TCP_BROKEN: return hear_failure(t, peer);
-    case TR__TCP_GOODBYE: hear_goodbye(t, peer, call); return TR_OK;
+    case TR__TCP_CALL: hear_call(t, peer, f, &call); return TR_OK;
+    case TR__TCP_BROKEN: return hear_failure(t, peer, f, text);
+    case TR__TCP_GOODBYE: hear_goodbye(t, peer, &call); return TR_OK;
     default: break;
     }
-    char name[TR__TCP_NAME];
     tr__fail(TR_FORMAT, "%s sent a message of unknown type %d", tr__tcp_name(peer, name), f->type);
     return tr__tcp_break(t);
 }
 
-/* What else comes from there is not read: nobody knows where a message would begin. */
-static tr_status damaged(tr__tcp *t, const tr__tcp_peer *peer)
-{
-    char name[TR__TCP_NAME];
-    epoll_ctl(t->watch, EPOLL_CTL_DEL, peer->wires[TR__TCP_CONTROL_LANE].socket, NULL);
-    tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(peer, name));
-    return tr__tcp_break(t);
-}
+/* ---- What the endpoint calls ------------------------------------------------------------------------------------- */
 
-/* Under the lock, as others may be telling that peer something. */
-static ssize_t hear_bytes(tr__tcp *t, tr__tcp_peer *peer, char *to, size_t want)
+static void heard(void *user, int member, const tr__network_frame *frame, const char *text)
 {
-    pthread_mutex_lock(&t->lock);
-    ssize_t got = tr__wire_receive(&peer->wires[TR__TCP_CONTROL_LANE], &(struct iovec){to, want}, 1, false);
-    int error = errno;
-    pthread_mutex_unlock(&t->lock);
-    errno = error;
-    return got;
-}
-
-/* Reads what has come from a peer. */
-static tr_status hear_peer(tr__tcp *t, tr__tcp_peer *peer)
-{
-    for (;;) {
-        bool framed = peer->got >= sizeof peer->frame;
-        char *to = framed ? peer->text + (peer->got - sizeof peer->frame) : (char *)&peer->frame + peer->got;
-        size_t want = framed ? sizeof peer->frame + peer->frame.bytes - peer->got : sizeof peer->frame - peer->got;
-        ssize_t got = want ? hear_bytes(t, peer, to, want) : 0;
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && tr__wire_would_block()) return TR_OK;
-        if (want && got <= 0) return hang_up(t, peer, got < 0 ? errno : 0);
-        peer->got += (size_t)got;
-        if (peer->got < sizeof peer->frame) continue;
-        tr__signature call;
-        if (!tr__tcp_read_frame(&peer->frame, &call) || peer->frame.type == TR__TCP_DATA) return damaged(t, peer);
-        if (peer->got < sizeof peer->frame + peer->frame.bytes) continue;
-        peer->got = 0;
-        TR__TRY(handle(t, peer, &call));
-    }
-}
-
-/* ---- The monitor -------------------------------------------------------------------------------------------------- */
-
-static void hear(tr__tcp *t, tr__tcp_peer *peer)
-{
+    tr__tcp *t = user;
+    tr__tcp_frame f;
+    memcpy(&f, frame, sizeof f);
     bool sound = !tr__failure_there(&t->failure);
-    pthread_mutex_lock(&t->hearing);
-    if (hear_peer(t, peer) != TR_OK && sound) log_if_idle(t);
-    pthread_mutex_unlock(&t->hearing);
+    if (handle(t, &t->peers[member], &f, text) != TR_OK && sound) log_if_idle(t);
 }
 
-static void settle_dispute(tr__tcp *t)
+static void heard_all(void *user)
 {
+    tr__tcp *t = user;
     const tr__tcp_dispute *d = &t->dispute;
     if (d->there && !tr__failure_there(&t->failure)) {
         tr__call_mismatch(t->group, t->rank, &d->ours, d->rank, &d->theirs);
@@ -260,69 +203,48 @@ static void settle_dispute(tr__tcp *t)
     t->dispute.there = false;
 }
 
-/* Ranks whose hosts have fallen silent. Their connections stay open as long as the kernel hopes. */
-static void find_lost(tr__tcp *t)
+static void gone(void *user, int member, int error)
 {
-    for (int rank = 0; rank < t->world_size; rank++) {
-        tr__tcp_peer *peer = &t->peers[rank];
-        int sockets[TR__TCP_LANES];
-        for (int lane = 0; lane < TR__TCP_LANES; lane++) sockets[lane] = peer->wires[lane].socket;
-        if (sockets[TR__TCP_CONTROL_LANE] < 0 || !tr__link_lost(sockets, TR__TCP_LANES)) continue;
-        bool sound = !tr__failure_there(&t->failure);
-        pthread_mutex_lock(&t->hearing);
-        if (hang_up(t, peer, ETIMEDOUT) != TR_OK && sound) log_if_idle(t);
-        pthread_mutex_unlock(&t->hearing);
-    }
+    tr__tcp *t = user;
+    bool sound = !tr__failure_there(&t->failure);
+    if (hang_up(t, &t->peers[member], error) != TR_OK && sound) log_if_idle(t);
 }
 
-static void *monitor(void *arg)
+static bool wants(void *user, int member, tr__channel channel, bool before)
 {
-    enum { EVENTS = 16, LOOK_MS = 1000 };
-    tr__tcp *t = arg;
-    struct epoll_event events[EVENTS];
-    int64_t look = tr__now_ns() + LOOK_MS * (int64_t)1000000;
-    for (int rank = 0; rank < t->world_size; rank++) /* what came with the last bytes of joining */
-        if (tr__wire_holds(&t->peers[rank].wires[TR__TCP_CONTROL_LANE])) hear(t, &t->peers[rank]);
-    while (!atomic_load(&t->stopping)) {
-        int ready = epoll_wait(t->watch, events, EVENTS, t->dispute.there ? 0 : LOOK_MS);
-        for (int i = 0; i < ready; i++)
-            if (events[i].data.fd != t->rank) hear(t, &t->peers[events[i].data.fd]);
-        if (ready == 0) settle_dispute(t);
-        if (tr__now_ns() < look) continue;
-        find_lost(t);
-        look = tr__now_ns() + LOOK_MS * (int64_t)1000000;
-    }
-    return NULL;
+    tr__tcp *t = user;
+    tr__tcp_peer *peer = &t->peers[member];
+    bool over = atomic_load(&peer->left) || tr__failure_there(&t->failure);
+    return !atomic_load(&peer->connections[channel]) && !(before && over);
 }
+
+static void connected(void *user, int member, tr__channel channel, tr__network_connection *connection)
+{
+    tr__tcp *t = user;
+    if (connection) atomic_store(&t->peers[member].connections[channel], connection);
+    tr__tcp_wake(t);
+}
+
+static void failed(void *user, int member)
+{
+    tr__tcp *t = user;
+    (void)member; /* which the failure names */
+    if (!tr__failure_there(&t->failure) && tr__tcp_break(t) != TR_OK) log_if_idle(t);
+}
+
+const tr__network_calls tr__tcp_calls = {heard, heard_all, gone, wants, connected, failed};
+
+/* ---- Before a failure of our own --------------------------------------------------------------------------------- */
 
 tr_status tr__tcp_heed(tr__tcp *t)
 {
     enum { LOOK_NS = 1000000000, PAUSE_NS = 500000 };
-    struct epoll_event any;
     int64_t until = tr__now_ns() + LOOK_NS;
-    while (!tr__failure_there(&t->failure) && epoll_wait(t->watch, &any, 1, 0) > 0 && tr__now_ns() < until)
+    while (!tr__failure_there(&t->failure) && tr__network_behind(t->network) && tr__now_ns() < until)
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
-    pthread_mutex_lock(&t->hearing); /* what it has read it has dealt with */
-    pthread_mutex_unlock(&t->hearing);
+    pthread_mutex_lock(&t->network->hearing); /* what it has read it has dealt with */
+    pthread_mutex_unlock(&t->network->hearing);
     return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
-}
-
-tr_status tr__tcp_monitor_start(tr__tcp *t)
-{
-    int error = tr__thread_start(&t->monitor, monitor, t);
-    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its monitor", t->group);
-    t->has_monitor = true;
-    return TR_OK;
-}
-
-void tr__tcp_monitor_stop(tr__tcp *t)
-{
-    if (!t->has_monitor) return;
-    atomic_store(&t->stopping, true);
-    ssize_t written = write(t->kick, &(uint64_t){1}, sizeof(uint64_t));
-    (void)written;
-    pthread_join(t->monitor, NULL);
-    t->has_monitor = false;
 }
 
 /* ---- Another connection ends -------------------------------------------------------------------------------------- */

@@ -47,9 +47,18 @@ static size_t allowed(const tr__tcp_call *call, int64_t step, tr__tcp_memory m, 
 
 static void block(tr__tcp_call *call, int peer, short events)
 {
-    int socket = call->t->peers[peer].wires[TR__TCP_DATA_LANE].socket;
+    const tr__wire *wire = tr__tcp_wire(call->t, peer, TR__DATA_CHANNEL);
     call->ranks[call->blocked] = peer;
-    call->t->polled[call->blocked++] = (struct pollfd){.fd = socket, .events = events};
+    call->t->polled[call->blocked++] = (struct pollfd){.fd = wire ? wire->socket : -1, .events = events};
+}
+
+/* There is no connection yet: waits for it, or for the reason why there never will be. */
+static tr_status without_connection(tr__tcp_call *call, int peer, bool never)
+{
+    tr__tcp *t = call->t;
+    if (never) return tr__tcp_lost(t, &t->peers[peer], &t->last, 0);
+    block(call, peer, 0);
+    return TR_OK;
 }
 
 tr_status tr__tcp_push(tr__tcp_call *call, int64_t step, bool *moved)
@@ -59,7 +68,9 @@ tr_status tr__tcp_push(tr__tcp_call *call, int64_t step, bool *moved)
     tr__tcp_transfer *out = &s->out;
     tr__tcp_memory rest = rest_of(out->memory, out->done);
     size_t ready = allowed(call, step, rest, false);
-    tr__wire *wire = &t->peers[s->step.to].wires[TR__TCP_DATA_LANE];
+    bool never;
+    tr__wire *wire = tr__tcp_need_wire(t, s->step.to, TR__DATA_CHANNEL, &never);
+    if (!wire) return without_connection(call, s->step.to, never);
     bool too_little = ready < rest.bytes && ready < TR__TCP_PIECE;
     if (too_little && !tr__wire_pending(wire)) return TR_OK;
     tr__tcp_frame frame = tr__tcp_frame_of(&t->last, TR__TCP_DATA, out->memory.bytes);
@@ -155,7 +166,7 @@ static tr_status without_bytes(tr__tcp_call *call, const tr__tcp_slot *s, ssize_
 /* What comes with checksums is folded from where it lies: `most` bytes may be. *whole is not set where elements are cut. */
 static tr_status fold_in_place(tr__tcp_call *call, tr__tcp_slot *s, size_t most, bool *moved, bool *whole)
 {
-    tr__wire *wire = &call->t->peers[s->step.from].wires[TR__TCP_DATA_LANE];
+    tr__wire *wire = tr__tcp_wire(call->t, s->step.from, TR__DATA_CHANNEL);
     const char *there;
     size_t bytes;
     *whole = true;
@@ -176,8 +187,9 @@ tr_status tr__tcp_pull(tr__tcp_call *call, int64_t step, bool *moved)
 {
     tr__tcp *t = call->t;
     tr__tcp_slot *s = tr__tcp_slot_at(call, step);
-    tr__tcp_peer *peer = &t->peers[s->step.from];
-    tr__wire *wire = &peer->wires[TR__TCP_DATA_LANE];
+    bool never;
+    tr__wire *wire = tr__tcp_need_wire(t, s->step.from, TR__DATA_CHANNEL, &never);
+    if (!wire) return without_connection(call, s->step.from, never);
     tr__tcp_memory place = place_for(call, step);
     size_t of_frame = sizeof s->frame - s->in.framed;
     if (!of_frame && !place.bytes) return TR_OK;

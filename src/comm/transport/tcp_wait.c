@@ -14,6 +14,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- Who is late, in words --------------------------------------------------------------------------------------- */
 
@@ -149,9 +150,12 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
         TR__TRY(tr__tcp_heed(t));
         return tr__tcp_timed_out(t, own_call(t), ranks[0], timeout_ms);
     }
+    TR__TRY(tr__tcp_need_event(t, &t->kick));
     t->polled[count] = (struct pollfd){.fd = t->kick, .events = POLLIN};
     int ready = poll(t->polled, (nfds_t)count + 1, (int)(next - waited) + 1);
     if (ready < 0 && errno != EINTR) return tr__fail_errno(TR_IO, errno, "group '%s': poll", t->group);
+    uint64_t kicks;
+    if (t->polled[count].revents) (void)!read(t->kick, &kicks, sizeof kicks); /* before we look for what it was */
     return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
 }
 

@@ -1,0 +1,282 @@
+/*
+ * A process's endpoint between hosts, one for each tr_join: a TCP listener, the connections to its peers, and one thread that hears
+ * of deaths, passes control messages on to the groups that they are for, and makes connections. A group that is made within another
+ * attaches to the same endpoint by its number, and costs no socket and no thread.
+ *
+ *   network.c           making and ending one; the groups attached to it; connections that are lent to them; control messages
+ *   network_connect.c   connections on their way: ours to peers, and those that come in
+ *   network_monitor.c   the thread, and what comes in
+ *   network_socket.c    what connections ask of the kernel
+ *
+ * Each pair of peers has one control connection, made when the first group is joined. It is idle but for failures and the like,
+ * so a message there never waits behind data, and its end is the end of the peer. All other connections belong to a group while
+ * it lives: those of the first group are made when it is joined, those of others when something is first to go over them. The
+ * peer of the higher rank makes them; the other one asks it to. What their bytes look like on the way, net/wire.h tells.
+ */
+#ifndef TR_NET_NETWORK_H
+#define TR_NET_NETWORK_H
+
+#include "base/object.h"
+#include "net/address.h"
+#include "net/cookie.h"
+#include "net/origin.h"
+#include "net/wire.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* ---- On the wire: little-endian, as all hosts of a job must be --------------------------------------------------- */
+
+enum {
+    TR__NETWORK_MAGIC = 0x54524e31, /* "TRN1"; hosts of the other byte order see another number */
+    TR__NETWORK_VERSION = 3,
+    TR__FIRST_GROUP = 1,            /* the number of an endpoint's first group */
+    TR__FRAME_BYTES = 144,
+    TR__FRAME_TEXT = 1024,          /* most bytes that follow the frame of a control message */
+    TR__FRAME_CONNECT = 255,        /* the type of: make a connection of this channel for this group. All others are the groups'. */
+};
+
+typedef enum tr__channel { TR__CONTROL_CHANNEL, TR__DATA_CHANNEL, TR__P2P_CHANNEL, TR__CHANNELS } tr__channel;
+
+/* What both sides say first on a connection; encrypted where all is, else as it stands here. */
+typedef struct tr__hello {
+    uint32_t magic, version;
+    int32_t rank;
+    int16_t channel;
+    uint16_t checked;             /* 1: the sender wants checksums within a host, too */
+    uint64_t group;               /* that the connection is for; of control: the first */
+    char cookie[TR__COOKIE_TEXT]; /* the receiver's */
+    char address[TR__ADDRESS_TEXT]; /* where the sender listens */
+    uint32_t reserved;
+    uint32_t sum;                 /* CRC-32C of the above */
+} tr__hello;
+
+/* How every frame begins. */
+typedef struct tr__frame_head {
+    uint32_t magic;
+    uint8_t version, type;
+    uint16_t channel; /* CONNECT */
+    uint64_t bytes;   /* that follow the frame */
+    uint64_t group;
+} tr__frame_head;
+
+typedef union tr__network_frame {
+    tr__frame_head head;
+    char bytes[TR__FRAME_BYTES];
+} tr__network_frame;
+
+_Static_assert(sizeof(tr__hello) == 144, "no padding on the wire");
+
+/* ---- Peers ------------------------------------------------------------------------------------------------------- */
+
+typedef struct tr__network_peer tr__network_peer;
+
+typedef struct tr__network_connection {
+    tr__wire wire;
+    struct tr__network_connection *next; /* of its peer; under the lock */
+    tr__network_peer *peer;
+    tr__channel channel;
+    uint64_t group;
+    bool ending; /* its group has ended here: what still comes is dropped, up to its end */
+} tr__network_connection;
+
+/* What is known of a peer from its endpoint record. */
+typedef struct tr__network_record {
+    long pid;
+    bool visible;     /* pid is a number of our process namespace */
+    bool same_host;   /* no network is crossed on the way there */
+    bool same_kernel; /* it uses the same cores */
+    char host[65];    /* for people */
+    char address[TR__ADDRESS_TEXT], cookie[TR__COOKIE_TEXT];
+} tr__network_record;
+
+struct tr__network_peer {
+    int rank; /* in the first group */
+    tr__network_record record;
+    bool gone; /* its control connection is at its end, with this error: under `hearing` */
+    int error;
+    /* Under the lock: */
+    tr__network_connection *control;     /* NULL: ourselves, not yet, or gone */
+    tr__network_connection *connections; /* all others */
+    /* For the monitor: a control message that has come in part. */
+    size_t got;
+    tr__network_frame frame;
+    char text[TR__FRAME_TEXT];
+};
+
+/* ---- Groups ------------------------------------------------------------------------------------------------------ */
+
+/* What a group is told, mostly by the monitor, one call at a time. Members go by their places in the group. */
+typedef struct tr__network_calls {
+    /* A control message of a member; text has frame->head.bytes bytes. */
+    void (*heard)(void *user, int member, const tr__network_frame *frame, const char *text);
+    /* All that has come until now was heard. */
+    void (*heard_all)(void *user);
+    /* The member's process has ended, its host cannot be reached any more, or (EBADMSG) it sends what is damaged. */
+    void (*gone)(void *user, int member, int error);
+    /* Is a connection with the member wanted? Not when there is one; nor, before it is begun, when the member has left. */
+    bool (*wants)(void *user, int member, tr__channel channel, bool before);
+    /* It is there, and the group's while that lives; NULL: none is under way any more. */
+    void (*connected)(void *user, int member, tr__channel channel, tr__network_connection *connection);
+    /* The thread's latest failure concerns all that has to do with the member. */
+    void (*failed)(void *user, int member);
+} tr__network_calls;
+
+typedef struct tr__early_frame { /* came before the members were known */
+    struct tr__early_frame *next;
+    int peer;
+    tr__network_frame frame;
+    char text[TR__FRAME_TEXT];
+} tr__early_frame;
+
+/* A group's place at an endpoint. */
+typedef struct tr__network_group {
+    struct tr__network_group *next;
+    struct tr__network_endpoint *network;
+    uint64_t id;
+    const tr__network_calls *calls;
+    void *user;
+    int count;    /* members; 0: not known yet */
+    int *members; /* [count] of [world_size]: places among the peers */
+    int *places;  /* [world_size]: a peer's place among the members, or -1 */
+    tr__early_frame *early, **last_early;
+} tr__network_group;
+
+/* ---- Connections on their way ------------------------------------------------------------------------------------ */
+
+typedef enum tr__attempt_stage { TR__IDLE, TR__CONNECTING, TR__SHAKING, TR__ANSWERING } tr__attempt_stage;
+
+typedef struct tr__attempt {
+    struct tr__attempt *next; /* of ours: under the lock */
+    tr__wire wire;
+    int rank;
+    tr__channel channel;
+    uint64_t group;
+    tr__attempt_stage stage;
+    int64_t retry;       /* IDLE: when to try (again) */
+    int64_t since;       /* when it began to connect, or came in */
+    int64_t unreachable; /* since when there has been no way to the rank's host; 0: there is one */
+    /* One that came in: */
+    bool promising;      /* what it said first is right */
+    int origin;          /* until then it is counted there */
+    uint64_t number;     /* in the order in which they came */
+    size_t got;
+    tr__hello hello;
+} tr__attempt;
+
+/* While the first group is joined, those that make its connections hear of what may have changed in the store. */
+typedef struct tr__network_joining {
+    void *user;
+    /* Nobody, or somebody else, is where a peer's record says: there may be a new one. */
+    tr_status (*refused)(void *user, int rank);
+    /* A peer has come from another address than its record says. */
+    tr_status (*moved)(void *user, int rank);
+} tr__network_joining;
+
+/* ---- The endpoint ------------------------------------------------------------------------------------------------ */
+
+typedef struct tr__network_endpoint {
+    char name[64]; /* of its first group, for messages */
+    int rank, world_size;
+    tr__network_peer *peers; /* [world_size], ourselves included */
+    int listener;
+    char address[TR__ADDRESS_TEXT], cookie[TR__COOKIE_TEXT];
+    tr__tls_key *key;        /* of all connections; NULL: they are in the clear, */
+    bool checked;            /* those to ranks of this host with checksums, too, as those to other hosts: TRIREME_CHECK=wire */
+    tr__tls_key *job_key;    /* also where they are in the clear; NULL: the job has none */
+    int users;               /* groups that have not ended here: under `hearing` */
+    bool hasty;              /* the latest of them that ended was broken: what it sent last need not arrive */
+
+    pthread_mutex_t hearing; /* the monitor deals with what it has read; groups come and go. Comes before `lock`. */
+    tr__network_group *groups;
+    bool unsettled;          /* heard_all() is wanted */
+
+    pthread_mutex_t lock;    /* for connections, what goes out over those of control, and the list of: */
+    tr__attempt *outgoing;
+    /* For the thread that makes connections: the one that joins the first group, then the monitor. */
+    const tr__network_joining *joining;
+    int made;                /* connections, so far */
+    tr__attempt *incoming;   /* [incoming_most] */
+    int incoming_most;
+    uint64_t came;
+    tr__origins origins;
+    int turned_away;
+    int unpaced; /* connections for which the congestion control was changed */
+    struct pollfd *polled;
+    tr__attempt **attempts;  /* that they are of; [poll_most], as are those */
+    int poll_most;
+
+    int watch; /* epoll: all control connections, and those that are ending */
+    int kick;  /* eventfd: the monitor has something to do */
+    bool has_monitor;
+    atomic_bool stopping;
+    pthread_t monitor;
+} tr__network_endpoint;
+
+/* ---- network.c --------------------------------------------------------------------------------------------------- */
+
+typedef struct tr__network_options {
+    const char *name;   /* of the first group */
+    int rank, world_size;
+    const char *wanted; /* address; see tr__address_choose(), also for these two: */
+    const char *towards;
+    bool anywhere;
+    tr__tls_key *job_key; /* NULL: none */
+    bool encrypt;
+} tr__network_options;
+
+/* One that listens, and has no peers yet. */
+tr_status tr__network_new(const tr__network_options *options, tr__network_endpoint **network);
+/* One to which no group has been attached. */
+void tr__network_free(tr__network_endpoint *n);
+
+/* Attaches a group of that number, whose members are not known yet: what comes for it waits. It is one of the endpoint's users. */
+tr_status tr__network_attach(tr__network_endpoint *n, uint64_t id, const tr__network_calls *calls, void *user, tr__network_group **group);
+/* Its members stand in g->members. */
+void tr__network_enter(tr__network_group *g, int count);
+/* The group has ended here, without a failure or not; its members have been told. The endpoint ends with its last group. */
+void tr__network_detach(tr__network_group *g, bool sound);
+
+/* Has a connection of the group with a member made, unless that is under way. The group is told when it is there. */
+tr_status tr__network_connect(tr__network_group *g, int member, tr__channel channel);
+/* Is one under way that this rank makes? */
+bool tr__network_under_way(tr__network_group *g, int member, tr__channel channel);
+/* Takes a wire over as a connection. */
+tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group, tr__wire *wire,
+    tr__network_connection **connection);
+/* Nobody needs it any more. */
+void tr__network_give_back(tr__network_endpoint *n, tr__network_connection *connection);
+
+/* Sends a control message of the group to a member, or to all others; never blocks. */
+void tr__network_tell(tr__network_group *g, int member, const tr__network_frame *frame, const char *text);
+void tr__network_tell_all(tr__network_group *g, const tr__network_frame *frame, const char *text);
+void tr__network_kick(tr__network_endpoint *n);
+
+/* ---- network_connect.c ------------------------------------------------------------------------------------------- */
+
+tr_status tr__network_listen(tr__network_endpoint *n, const tr__network_options *options);
+/* Begins to connect to a peer below us. */
+tr_status tr__network_call(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group);
+/* Waits until something happens, on connections on their way or on the endpoint's others, and carries the former on. *ready: how
+ * many events there were. Fails while the first group is joined; later, the groups that an attempt is for are told. */
+tr_status tr__network_step(tr__network_endpoint *n, int timeout_ms, int *ready);
+/* Ends all that are on their way. */
+void tr__network_drop_attempts(tr__network_endpoint *n);
+
+/* ---- network_socket.c -------------------------------------------------------------------------------------------- */
+
+void tr__network_set_up_socket(tr__network_endpoint *n, int socket, tr__channel channel);
+
+/* ---- network_monitor.c ------------------------------------------------------------------------------------------- */
+
+/* All peers are connected. */
+tr_status tr__network_monitor_start(tr__network_endpoint *n);
+void tr__network_monitor_stop(tr__network_endpoint *n);
+/* Control messages have come that the monitor has not dealt with. */
+bool tr__network_behind(tr__network_endpoint *n);
+/* Under `hearing`: a group's members are known, so what came early is passed on. */
+void tr__network_pass_early(tr__network_group *g);
+/* Under `hearing`: the group of that number; NULL: none, or it has ended here. */
+tr__network_group *tr__network_find(const tr__network_endpoint *n, uint64_t id);
+
+#endif

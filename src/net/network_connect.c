@@ -1,0 +1,492 @@
+/*
+ * Connections on their way. Each rank listens on one address, publishes it in the store with a one-time cookie, connects to ranks
+ * below it and accepts those above. Who connects must bring our cookie; the answer brings the other's. Anyone else is dropped
+ * without an answer: what he says, and how long it takes him, is nothing to the others. Where connections are encrypted, all that
+ * is said within TLS, and who lacks the job's key does not come so far.
+ *
+ * The first bytes of a connection tell: the hello has the cookie, and the first message of TLS a MAC by the job's key. They follow
+ * the end of TCP's handshake at once, so a peer has proved itself when it is accepted, or a moment later. Only those who have
+ * proved nothing yet must give way when places run out, and until they speak they cost a descriptor each.
+ */
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "net/link.h"
+#include "net/network.h"
+
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    RETRY_MS = 5,    /* after a refusal: a record of an earlier try to join, */
+    REACH_MS = 100,  /* and while there is no way to a rank's host: its link may come back */
+    HELD_MS = 1,     /* between two looks at whether a group knows its members */
+    TRY_MS = 10000,  /* to connect and begin: what was lost on the way would be sent again later still */
+    SPARE = 256,     /* places for connections that come in, beyond the ranks', and */
+    BACKLOG = 1024,  /* in the kernel, until we look there */
+    LOGGED_MOST = 10,
+};
+
+/* ---- The listener ------------------------------------------------------------------------------------------------ */
+
+static int open_socket(const tr__address *a)
+{
+    return socket(a->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+tr_status tr__network_listen(tr__network_endpoint *n, const tr__network_options *o)
+{
+    tr__address a;
+    socklen_t length = sizeof a.room;
+    TR__TRY(tr__address_choose(n->name, o->wanted, o->anywhere, o->towards, &a));
+    TR__TRY(tr__random_text(n->cookie, sizeof n->cookie));
+    n->listener = open_socket(&a);
+    if (n->listener < 0 || bind(n->listener, &a.any, tr__address_length(&a)) != 0 ||
+        listen(n->listener, TR__CHANNELS * n->world_size + BACKLOG) != 0 || getsockname(n->listener, &a.any, &length) != 0)
+        return tr__fail_errno(TR_IO, errno, "group '%s': cannot listen for the other ranks", n->name);
+    n->incoming_most = TR__CHANNELS * (n->world_size - n->rank) + SPARE;
+    n->incoming = calloc((size_t)n->incoming_most, sizeof *n->incoming);
+    if (!n->incoming) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", n->name, n->world_size);
+    for (int i = 0; i < n->incoming_most; i++) n->incoming[i].wire.socket = -1;
+    return tr__address_write(&a, n->address);
+}
+
+/* ---- Handshake --------------------------------------------------------------------------------------------------- */
+
+static uint32_t sum_of(const tr__hello *hello)
+{
+    return tr__crc32c(0, hello, offsetof(tr__hello, sum));
+}
+
+static tr_status send_hello(tr__network_endpoint *n, tr__attempt *a)
+{
+    tr__hello hello = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .rank = n->rank,
+        .channel = (int16_t)a->channel, .checked = n->checked, .group = a->group};
+    memcpy(hello.cookie, n->peers[a->rank].record.cookie, sizeof hello.cookie);
+    memcpy(hello.address, n->address, sizeof hello.address);
+    hello.sum = sum_of(&hello);
+    ssize_t sent = tr__wire_send(&a->wire, &(struct iovec){&hello, sizeof hello}, 1);
+    if (sent == (ssize_t)sizeof hello && !tr__wire_pending(&a->wire)) return TR_OK;
+    return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", n->name, a->rank);
+}
+
+/* Takes in what there is of a hello. 1: it is whole and right; 0: more is to come; -1: whoever it is, not one of us. */
+static int hear_hello(const tr__network_endpoint *n, tr__attempt *a)
+{
+    if (a->got == sizeof a->hello) return 1; /* held */
+    struct iovec rest = {(char *)&a->hello + a->got, sizeof a->hello - a->got};
+    ssize_t got = tr__wire_receive(&a->wire, &rest, 1, false);
+    if (got < 0 && tr__wire_would_block()) return 0;
+    if (got <= 0) return -1;
+    a->got += (size_t)got;
+    if (a->got >= 8 && (a->hello.magic != TR__NETWORK_MAGIC || a->hello.version != TR__NETWORK_VERSION)) return -1;
+    if (a->got < sizeof a->hello) return 0;
+    if (a->hello.sum != sum_of(&a->hello)) return -1;
+    a->hello.address[sizeof a->hello.address - 1] = 0;
+    return CRYPTO_memcmp(a->hello.cookie, n->cookie, sizeof a->hello.cookie) == 0 ? 1 : -1;
+}
+
+/* May a connection of this kind be made now? 1: yes; 0: not yet, as the group does not know its members; -1: no. */
+static int is_wanted(tr__network_endpoint *n, const tr__attempt *a)
+{
+    const tr__network_peer *peer = &n->peers[a->rank];
+    if (a->channel == TR__CONTROL_CHANNEL) return !peer->control && !peer->gone && n->joining ? 1 : -1;
+    pthread_mutex_lock(&n->hearing);
+    const tr__network_group *g = tr__network_find(n, a->group);
+    int member = g ? g->places[a->rank] : -1, wanted = -1;
+    if (g && !g->count)
+        wanted = 0;
+    else if (member >= 0 && !peer->gone && g->calls->wants(g->user, member, a->channel, true))
+        wanted = 1;
+    pthread_mutex_unlock(&n->hearing);
+    return wanted;
+}
+
+/* Both ends have said who they are. What crosses no network needs no checksums, unless they are asked for. */
+static tr_status complete(tr__network_endpoint *n, tr__attempt *a)
+{
+    if (a->hello.checked != n->checked)
+        return tr__fail(TR_MISMATCH, "group '%s': TRIREME_CHECK has the word wire on rank %d and not on rank %d; give it to all "
+            "ranks or to none", n->name, n->checked ? n->rank : a->rank, n->checked ? a->rank : n->rank);
+    a->wire.checked = !n->key && (n->checked || !n->peers[a->rank].record.same_host);
+    tr__network_set_up_socket(n, a->wire.socket, a->channel);
+    tr__network_connection *c;
+    TR__TRY(tr__network_adopt(n, a->rank, a->channel, a->group, &a->wire, &c));
+    if (a->channel == TR__CONTROL_CHANNEL) return TR_OK;
+    pthread_mutex_lock(&n->hearing);
+    const tr__network_group *g = tr__network_find(n, a->group);
+    int member = g ? g->places[a->rank] : -1;
+    bool wanted = member >= 0 && g->calls->wants(g->user, member, a->channel, false);
+    if (wanted) g->calls->connected(g->user, member, a->channel, c);
+    pthread_mutex_unlock(&n->hearing);
+    if (!wanted) tr__network_give_back(n, c);
+    return TR_OK;
+}
+
+static void drop(tr__attempt *a)
+{
+    tr__wire_close(&a->wire);
+    a->got = 0;
+}
+
+/* ---- Going out --------------------------------------------------------------------------------------------------- */
+
+tr_status tr__network_call(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group)
+{
+    tr__attempt *a = malloc(sizeof *a);
+    if (!a) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a connection to rank %d", n->name, rank);
+    *a = (tr__attempt){.wire.socket = -1, .rank = rank, .channel = channel, .group = group};
+    pthread_mutex_lock(&n->lock);
+    bool there = false;
+    for (const tr__attempt *other = n->outgoing; other && !there; other = other->next)
+        there = other->rank == rank && other->channel == channel && other->group == group;
+    if (!there) {
+        a->next = n->outgoing;
+        n->outgoing = a;
+    }
+    pthread_mutex_unlock(&n->lock);
+    if (there) free(a);
+    return TR_OK;
+}
+
+static void remove_attempt(tr__network_endpoint *n, tr__attempt *a)
+{
+    pthread_mutex_lock(&n->lock);
+    tr__attempt **at = &n->outgoing;
+    while (*at != a) at = &(*at)->next;
+    *at = a->next;
+    pthread_mutex_unlock(&n->lock);
+    drop(a);
+    free(a);
+}
+
+static tr_status cannot_reach(const tr__network_endpoint *n, int rank, int error)
+{
+    const tr__network_record *record = &n->peers[rank].record;
+    return tr__fail_errno(TR_IO, error, "group '%s': rank %d cannot reach rank %d on host %s at %s; .address or "
+        "TRIREME_ADDRESS says which of its addresses a rank is reached at", n->name, n->rank, rank, record->host, record->address);
+}
+
+static tr_status again(tr__network_endpoint *n, tr__attempt *a)
+{
+    drop(a);
+    a->stage = TR__IDLE;
+    a->retry = tr__now_ns() + RETRY_MS * (int64_t)1000000;
+    return n->joining ? n->joining->refused(n->joining->user, a->rank) : TR_OK;
+}
+
+static bool passes(int error)
+{
+    return error == ECONNREFUSED || error == ECONNRESET || error == EAGAIN || error == EINTR || error == ETIMEDOUT;
+}
+
+/* Connecting has failed. A link that is cut may come back; an address that leads nowhere is an error a little later. */
+static tr_status connect_later(tr__network_endpoint *n, tr__attempt *a, int error)
+{
+    if (passes(error)) return again(n, a);
+    int64_t now = tr__now_ns();
+    bool no_way = error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
+    if (!a->unreachable) a->unreachable = now;
+    if (!no_way || now - a->unreachable > TR__LINK_LOST_MS * (int64_t)1000000) return cannot_reach(n, a->rank, error);
+    TR__TRY(again(n, a));
+    a->retry = tr__now_ns() + REACH_MS * (int64_t)1000000;
+    return TR_OK;
+}
+
+static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
+{
+    tr__address to;
+    const tr__network_record *record = &n->peers[a->rank].record;
+    if (!tr__address_parse(record->address, &to))
+        return tr__fail(TR_FORMAT, "group '%s': the record of rank %d has no address: '%s'", n->name, a->rank, record->address);
+    if (tr__address_is_loopback(&to) && !record->same_host)
+        return tr__fail(TR_AUTH, "group '%s': rank %d on host %s listens at %s only, where rank %d on host %s cannot "
+            "reach it. Ranks on several hosts need a token (TRIREME_TOKEN, the same for all), and a store that they "
+            "reach at an address of its host's own, or TRIREME_ADDRESS", n->name, a->rank, record->host, record->address, n->rank,
+            n->peers[n->rank].record.host);
+    int socket = open_socket(&to);
+    if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", n->name, a->rank);
+    if (!tr__wire_open(&a->wire, socket, n->key, TR__TLS_CLIENT))
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory to encrypt a connection to rank %d", n->name, a->rank);
+    tr__link_bound_retries(socket);
+    a->stage = TR__CONNECTING;
+    a->since = tr__now_ns();
+    if (connect(socket, &to.any, tr__address_length(&to)) == 0 || errno == EINPROGRESS) return TR_OK;
+    return connect_later(n, a, errno);
+}
+
+/* Something happened on a connection of ours. *done: it is there. */
+static tr_status go_on(tr__network_endpoint *n, tr__attempt *a, bool *done)
+{
+    if (a->stage == TR__CONNECTING) {
+        int error = 0;
+        socklen_t length = sizeof error;
+        getsockopt(a->wire.socket, SOL_SOCKET, SO_ERROR, &error, &length);
+        if (error) return connect_later(n, a, error);
+        a->stage = TR__SHAKING;
+        a->unreachable = 0;
+    }
+    if (a->stage == TR__SHAKING) {
+        int shaken = tr__wire_shake_hands(&a->wire);
+        if (shaken == 0) return TR_OK;
+        a->stage = TR__ANSWERING;
+        return shaken > 0 && send_hello(n, a) == TR_OK ? TR_OK : again(n, a);
+    }
+    int heard = hear_hello(n, a);
+    if (heard == 0) return TR_OK;
+    bool right = heard == 1 && a->hello.rank == a->rank && a->hello.channel == (int)a->channel && a->hello.group == a->group;
+    if (!right) return again(n, a);
+    *done = true;
+    return complete(n, a);
+}
+
+/* After the first join nobody waits for this rank's attempts as such: the groups are told that theirs came to nothing. */
+static tr_status end_attempt(tr__network_endpoint *n, tr__attempt *a, tr_status status)
+{
+    if (n->joining) {
+        if (status == TR_OK) remove_attempt(n, a);
+        return status;
+    }
+    int rank = a->rank;
+    uint64_t id = a->group;
+    tr__channel channel = a->channel;
+    remove_attempt(n, a); /* first: who is told looks whether one is under way */
+    pthread_mutex_lock(&n->hearing);
+    const tr__network_group *g = tr__network_find(n, id);
+    int member = g ? g->places[rank] : -1;
+    if (member >= 0 && status != TR_OK)
+        g->calls->failed(g->user, member);
+    else if (member >= 0)
+        g->calls->connected(g->user, member, channel, NULL);
+    pthread_mutex_unlock(&n->hearing);
+    return TR_OK;
+}
+
+/* ---- Letting in -------------------------------------------------------------------------------------------------- */
+
+/* It has shown that it may come in, or goes. */
+static void count_out(tr__network_endpoint *n, tr__attempt *a)
+{
+    if (!a->promising) n->origins.counts[a->origin]--;
+    a->promising = true;
+}
+
+static void send_away(tr__network_endpoint *n, tr__attempt *a)
+{
+    count_out(n, a);
+    drop(a);
+}
+
+/* Of two that came in, does the first give way to another one rather than the second? */
+static bool gives_way(const tr__network_endpoint *n, const tr__attempt *a, const tr__attempt *b)
+{
+    int of_a = n->origins.counts[a->origin], of_b = n->origins.counts[b->origin];
+    if (a->promising != b->promising) return b->promising;
+    return of_a == of_b ? a->number < b->number : of_a > of_b;
+}
+
+/* The one that goes when there is no place for another; NULL: none has come in. */
+static tr__attempt *first_to_go(tr__network_endpoint *n)
+{
+    tr__attempt *first = NULL;
+    for (int i = 0; i < n->incoming_most; i++)
+        if (n->incoming[i].wire.socket >= 0 && (!first || gives_way(n, &n->incoming[i], first))) first = &n->incoming[i];
+    return first;
+}
+
+static tr__attempt *find_place(tr__network_endpoint *n)
+{
+    for (int i = 0; i < n->incoming_most; i++)
+        if (n->incoming[i].wire.socket < 0) return &n->incoming[i];
+    tr__attempt *place = first_to_go(n);
+    send_away(n, place);
+    return place;
+}
+
+/* Takes in what it has said, as hear_hello(). */
+static int hear_first(tr__network_endpoint *n, tr__attempt *a)
+{
+    unsigned char first;
+    if (a->stage == TR__IDLE) {
+        ssize_t got = recv(a->wire.socket, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (got < 0 && tr__wire_would_block()) return 0;
+        if (got <= 0 || (n->key && first != TR__TLS_RECORD)) return -1;
+        if (!tr__wire_open(&a->wire, a->wire.socket, n->key, TR__TLS_SERVER)) return -1;
+        a->stage = TR__SHAKING;
+    }
+    int heard = tr__wire_shake_hands(&a->wire);
+    if (heard == 0 && tr__tls_promising(a->wire.tls)) count_out(n, a);
+    return heard > 0 ? hear_hello(n, a) : heard;
+}
+
+/* Is what it has said, as a whole, from a peer that may connect? As is_wanted(). */
+static int is_welcome(tr__network_endpoint *n, tr__attempt *a)
+{
+    const tr__hello *hello = &a->hello;
+    bool known = hello->rank > n->rank && hello->rank < n->world_size && hello->channel >= 0 && hello->channel < TR__CHANNELS;
+    if (!known) return -1;
+    a->rank = hello->rank;
+    a->channel = (tr__channel)hello->channel;
+    a->group = hello->group;
+    return is_wanted(n, a);
+}
+
+static tr_status hear_incoming(tr__network_endpoint *n, tr__attempt *a)
+{
+    int heard = hear_first(n, a);
+    if (heard > 0) {
+        count_out(n, a);
+        heard = is_welcome(n, a);
+    }
+    if (heard == 0) return TR_OK;
+    if (heard < 0) {
+        if (++n->turned_away <= LOGGED_MOST)
+            tr__log(TR_LOG_WARN, "group '%s': rank %d refused a connection%s", n->name, n->rank,
+                n->turned_away == LOGGED_MOST ? "; more of these will not be reported" : "");
+        send_away(n, a);
+        return TR_OK;
+    }
+    /* One with another address has published a new record since we read the old one. */
+    if (n->joining && strcmp(n->peers[a->rank].record.address, a->hello.address) != 0)
+        TR__TRY(n->joining->moved(n->joining->user, a->rank));
+    if (send_hello(n, a) == TR_OK) TR__TRY(complete(n, a));
+    drop(a);
+    return TR_OK;
+}
+
+/* As many at once as there are places. Those who have spoken already are heard before the next one comes. */
+static tr_status let_in(tr__network_endpoint *n)
+{
+    for (int i = 0; i < n->incoming_most; i++) {
+        int socket = accept4(n->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (socket < 0 && (errno == EMFILE || errno == ENFILE)) {
+            tr__attempt *first = first_to_go(n);
+            if (!first || first->promising) return TR_OK;
+            send_away(n, first);
+            continue;
+        }
+        if (socket < 0) return TR_OK;
+        tr__link_bound_retries(socket);
+        tr__attempt *place = find_place(n);
+        *place = (tr__attempt){.wire.socket = socket, .stage = TR__IDLE, .number = n->came++, .since = tr__now_ns(),
+            .origin = tr__origin_of(&n->origins, socket)};
+        n->origins.counts[place->origin]++;
+        TR__TRY(hear_incoming(n, place));
+    }
+    return TR_OK;
+}
+
+/* ---- One step ---------------------------------------------------------------------------------------------------- */
+
+/* Begins what is due, and gives up what is not wanted any more. */
+static tr_status call_those_due(tr__network_endpoint *n)
+{
+    pthread_mutex_lock(&n->lock);
+    tr__attempt *first = n->outgoing; /* others are put before it, and only this thread takes any away */
+    pthread_mutex_unlock(&n->lock);
+    int64_t now = tr__now_ns();
+    for (tr__attempt *a = first, *next; a; a = next) {
+        next = a->next;
+        tr_status status = TR_OK;
+        bool slow = a->stage == TR__CONNECTING || a->stage == TR__SHAKING; /* later it has said hello, and the answer is on its way */
+        if (slow && now - a->since > TRY_MS * (int64_t)1000000) status = again(n, a);
+        /* One that has said hello may be used at the other end, which may have left since. */
+        bool wanted = a->stage == TR__ANSWERING || n->joining || is_wanted(n, a) > 0;
+        if (status == TR_OK && wanted && a->stage == TR__IDLE && a->retry <= now) status = begin(n, a);
+        if (status != TR_OK || !wanted) TR__TRY(end_attempt(n, a, status));
+    }
+    return TR_OK;
+}
+
+/* Who came in has said hello to a group that does not know its members yet. */
+static bool is_held(const tr__attempt *a)
+{
+    return a->got == sizeof a->hello;
+}
+
+static tr_status need_room(tr__network_endpoint *n, int count)
+{
+    if (count <= n->poll_most) return TR_OK;
+    struct pollfd *polled = realloc(n->polled, (size_t)count * sizeof *polled);
+    if (polled) n->polled = polled;
+    tr__attempt **attempts = realloc(n->attempts, (size_t)count * sizeof(tr__attempt *));
+    if (attempts) n->attempts = attempts;
+    if (!polled || !attempts) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d connections", n->name, count);
+    n->poll_most = count;
+    return TR_OK;
+}
+
+static void poll_for(tr__network_endpoint *n, int *count, int fd, short events, tr__attempt *a)
+{
+    n->polled[*count] = (struct pollfd){.fd = fd, .events = events};
+    n->attempts[(*count)++] = a;
+}
+
+enum { FIXED = 3 }; /* what is polled beside attempts: the listener, the endpoint's connections, the kick */
+
+/* What is to be polled. *wait_ms becomes less when something is due before. */
+static tr_status prepare(tr__network_endpoint *n, int *count, int *outgoing, int *wait_ms)
+{
+    int most = FIXED + n->incoming_most;
+    pthread_mutex_lock(&n->lock);
+    tr__attempt *first = n->outgoing;
+    for (const tr__attempt *a = first; a; a = a->next) most++;
+    pthread_mutex_unlock(&n->lock);
+    TR__TRY(need_room(n, most));
+    *count = 0;
+    poll_for(n, count, n->listener, POLLIN, NULL);
+    poll_for(n, count, n->joining ? -1 : n->watch, POLLIN, NULL);
+    poll_for(n, count, n->kick, POLLIN, NULL);
+    int least = *wait_ms;
+    for (tr__attempt *a = first; a; a = a->next) {
+        poll_for(n, count, a->wire.socket, a->stage == TR__CONNECTING ? POLLOUT : POLLIN, a);
+        if (a->stage == TR__IDLE && least > RETRY_MS) least = RETRY_MS;
+    }
+    *outgoing = *count;
+    for (int i = 0; i < n->incoming_most; i++) {
+        tr__attempt *a = &n->incoming[i];
+        if (a->wire.socket < 0) continue;
+        bool silent = !n->joining && tr__now_ns() - a->since > 2 * TRY_MS * (int64_t)1000000;
+        if (silent) {
+            send_away(n, a);
+            continue;
+        }
+        if (is_held(a) && least > HELD_MS) least = HELD_MS;
+        poll_for(n, count, is_held(a) ? -1 : a->wire.socket, POLLIN, a);
+    }
+    *wait_ms = least;
+    return TR_OK;
+}
+
+tr_status tr__network_step(tr__network_endpoint *n, int timeout_ms, int *ready)
+{
+    int count, outgoing;
+    uint64_t kicks;
+    TR__TRY(call_those_due(n));
+    TR__TRY(prepare(n, &count, &outgoing, &timeout_ms));
+    *ready = poll(n->polled, (nfds_t)count, timeout_ms);
+    while (read(n->kick, &kicks, sizeof kicks) > 0) continue;
+    for (int i = FIXED; i < outgoing; i++) {
+        tr__attempt *a = n->attempts[i];
+        bool done = false;
+        if (!n->polled[i].revents || a->wire.socket < 0) continue;
+        tr_status status = go_on(n, a, &done);
+        if (status != TR_OK || done) TR__TRY(end_attempt(n, a, status));
+    }
+    for (int i = outgoing; i < count; i++) {
+        tr__attempt *a = n->attempts[i];
+        if (n->polled[i].revents || is_held(a)) TR__TRY(hear_incoming(n, a));
+    }
+    return n->polled[0].revents ? let_in(n) : TR_OK;
+}
+
+void tr__network_drop_attempts(tr__network_endpoint *n)
+{
+    while (n->outgoing) remove_attempt(n, n->outgoing);
+    for (int i = 0; i < n->incoming_most; i++) drop(&n->incoming[i]);
+}

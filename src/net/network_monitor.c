@@ -1,0 +1,261 @@
+/*
+ * The monitor: the endpoint's thread, which sleeps on the control connections. One that ends is a dead peer, unless that has left;
+ * the kernel tells at once, however it died, so a rank that computes, sleeps, or waits for somebody else knows as soon as one that
+ * waits for that peer. A host that is gone tells nothing: once a second the monitor looks for how long nothing has come from there.
+ * It also makes the connections that groups ask for, and reads those that they have given back up to their end.
+ */
+#include "base/clock.h"
+#include "base/thread.h"
+#include "net/link.h"
+#include "net/network.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* ---- For groups -------------------------------------------------------------------------------------------------- */
+
+tr__network_group *tr__network_find(const tr__network_endpoint *n, uint64_t id)
+{
+    tr__network_group *g = n->groups;
+    while (g && g->id != id) g = g->next;
+    return g;
+}
+
+/* Its members are not known yet. */
+static void keep_early(tr__network_group *g, const tr__network_peer *peer)
+{
+    tr__early_frame *early = malloc(sizeof *early);
+    if (!early) return; /* as if the message had not fitted */
+    *early = (tr__early_frame){.peer = peer->rank, .frame = peer->frame};
+    memcpy(early->text, peer->text, sizeof early->text);
+    *g->last_early = early;
+    g->last_early = &early->next;
+}
+
+/* A peer wants a connection of the group. Without memory for it, it waits until its time is up. */
+static void make_connection(tr__network_group *g, int peer, const tr__network_frame *frame)
+{
+    unsigned channel = frame->head.channel;
+    bool sane = peer < g->network->rank && channel > TR__CONTROL_CHANNEL && channel < TR__CHANNELS;
+    if (sane) (void)!tr__network_call(g->network, peer, (tr__channel)channel, g->id);
+}
+
+static void pass(tr__network_group *g, int peer, const tr__network_frame *frame, const char *text)
+{
+    int member = g->places[peer];
+    if (member < 0) return;
+    if (frame->head.type == TR__FRAME_CONNECT)
+        make_connection(g, peer, frame);
+    else
+        g->calls->heard(g->user, member, frame, text);
+}
+
+void tr__network_pass_early(tr__network_group *g)
+{
+    for (tr__early_frame *early; (early = g->early);) {
+        pass(g, early->peer, &early->frame, early->text);
+        g->early = early->next;
+        free(early);
+    }
+    g->last_early = &g->early;
+}
+
+/* Under `hearing`. What is for a group that has ended here, or is not ours, is dropped. */
+static void handle(tr__network_endpoint *n, tr__network_peer *peer)
+{
+    tr__network_group *g = tr__network_find(n, peer->frame.head.group);
+    if (g && !g->count)
+        keep_early(g, peer);
+    else if (g)
+        pass(g, peer->rank, &peer->frame, peer->text);
+}
+
+/* ---- Control connections ----------------------------------------------------------------------------------------- */
+
+/* Under `hearing`. Nothing more is read from its control connection. */
+static void say_gone(tr__network_endpoint *n, tr__network_peer *peer, int error)
+{
+    peer->gone = true;
+    peer->error = error;
+    for (tr__network_group *g = n->groups; g; g = g->next)
+        if (g->places[peer->rank] >= 0) g->calls->gone(g->user, g->places[peer->rank], error);
+}
+
+/* Under `hearing`. It is at its end. */
+static void hang_up(tr__network_endpoint *n, tr__network_peer *peer, int error)
+{
+    pthread_mutex_lock(&n->lock);
+    tr__network_connection *control = peer->control;
+    epoll_ctl(n->watch, EPOLL_CTL_DEL, control->wire.socket, NULL);
+    peer->control = NULL;
+    pthread_mutex_unlock(&n->lock);
+    tr__wire_close(&control->wire);
+    free(control);
+    say_gone(n, peer, error);
+}
+
+/* Under the lock, as others may be telling that peer something. */
+static ssize_t hear_bytes(tr__network_endpoint *n, tr__network_peer *peer, char *to, size_t want)
+{
+    pthread_mutex_lock(&n->lock);
+    ssize_t got = tr__wire_receive(&peer->control->wire, &(struct iovec){to, want}, 1, false);
+    int error = errno;
+    pthread_mutex_unlock(&n->lock);
+    errno = error;
+    return got;
+}
+
+static bool is_sound(const tr__frame_head *head)
+{
+    return head->magic == TR__NETWORK_MAGIC && head->version == TR__NETWORK_VERSION && head->bytes <= TR__FRAME_TEXT;
+}
+
+/* Reads what has come from a peer. Behind damage nothing is read: nobody knows where a message would begin. */
+static void hear(tr__network_endpoint *n, tr__network_peer *peer)
+{
+    while (peer->control && !peer->gone) {
+        bool framed = peer->got >= sizeof peer->frame;
+        char *to = framed ? peer->text + (peer->got - sizeof peer->frame) : peer->frame.bytes + peer->got;
+        size_t want = framed ? sizeof peer->frame + peer->frame.head.bytes - peer->got : sizeof peer->frame - peer->got;
+        ssize_t got = want ? hear_bytes(n, peer, to, want) : 0;
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && tr__wire_would_block()) return;
+        if (want && got <= 0) {
+            hang_up(n, peer, got < 0 ? errno : 0);
+            return;
+        }
+        peer->got += (size_t)got;
+        if (peer->got < sizeof peer->frame) continue;
+        if (!is_sound(&peer->frame.head)) { /* it can still be told why we give up */
+            epoll_ctl(n->watch, EPOLL_CTL_DEL, peer->control->wire.socket, NULL);
+            say_gone(n, peer, EBADMSG);
+            return;
+        }
+        if (peer->got < sizeof peer->frame + peer->frame.head.bytes) continue;
+        peer->got = 0;
+        handle(n, peer);
+    }
+}
+
+/* ---- Connections that are ending --------------------------------------------------------------------------------- */
+
+static void end_connection(tr__network_endpoint *n, tr__network_connection *c)
+{
+    pthread_mutex_lock(&n->lock);
+    tr__network_connection **at = &c->peer->connections;
+    while (*at != c) at = &(*at)->next;
+    *at = c->next;
+    pthread_mutex_unlock(&n->lock);
+    epoll_ctl(n->watch, EPOLL_CTL_DEL, c->wire.socket, NULL);
+    tr__wire_close(&c->wire);
+    free(c);
+}
+
+static void read_out(tr__network_endpoint *n, tr__network_connection *c)
+{
+    char rest[16 << 10];
+    ssize_t got = recv(c->wire.socket, rest, sizeof rest, MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && !tr__wire_would_block())) end_connection(n, c);
+}
+
+/* ---- The thread -------------------------------------------------------------------------------------------------- */
+
+/* Is the host at the other end gone, or the way there? Connections stay open as long as the kernel hopes. */
+static bool is_lost(tr__network_endpoint *n, const tr__network_peer *peer)
+{
+    enum { MOST = 64 }; /* of a peer's connections; that of control is always asked */
+    int sockets[MOST], count = 0;
+    pthread_mutex_lock(&n->lock);
+    if (peer->control) sockets[count++] = peer->control->wire.socket;
+    for (const tr__network_connection *c = peer->connections; c && count && count < MOST; c = c->next)
+        sockets[count++] = c->wire.socket;
+    bool lost = count && tr__link_lost(sockets, count);
+    pthread_mutex_unlock(&n->lock);
+    return lost;
+}
+
+static void find_lost(tr__network_endpoint *n)
+{
+    for (int rank = 0; rank < n->world_size; rank++) {
+        if (!is_lost(n, &n->peers[rank])) continue;
+        pthread_mutex_lock(&n->hearing);
+        hang_up(n, &n->peers[rank], ETIMEDOUT);
+        pthread_mutex_unlock(&n->hearing);
+    }
+}
+
+static void say_all_heard(tr__network_endpoint *n)
+{
+    n->unsettled = false;
+    for (tr__network_group *g = n->groups; g; g = g->next) g->calls->heard_all(g->user);
+}
+
+/* Reads all that has come. */
+static void hear_all(tr__network_endpoint *n)
+{
+    enum { EVENTS = 16 };
+    struct epoll_event events[EVENTS];
+    int ready = epoll_wait(n->watch, events, EVENTS, 0);
+    for (int i = 0; i < ready; i++) {
+        tr__network_connection *c = events[i].data.ptr;
+        if (c->ending) {
+            read_out(n, c);
+            continue;
+        }
+        pthread_mutex_lock(&n->hearing);
+        hear(n, c->peer);
+        pthread_mutex_unlock(&n->hearing);
+    }
+    pthread_mutex_lock(&n->hearing);
+    if (ready == 0 && n->unsettled) say_all_heard(n);
+    pthread_mutex_unlock(&n->hearing);
+}
+
+static void *monitor(void *arg)
+{
+    enum { LOOK_MS = 1000 };
+    tr__network_endpoint *n = arg;
+    int64_t look = tr__now_ns() + LOOK_MS * (int64_t)1000000;
+    for (int rank = 0; rank < n->world_size; rank++) { /* what came with the last bytes of joining */
+        tr__network_peer *peer = &n->peers[rank];
+        pthread_mutex_lock(&n->hearing);
+        if (peer->control && tr__wire_holds(&peer->control->wire)) hear(n, peer);
+        pthread_mutex_unlock(&n->hearing);
+    }
+    while (!atomic_load(&n->stopping)) {
+        int events;
+        (void)!tr__network_step(n, n->unsettled ? 0 : LOOK_MS, &events); /* without memory: again */
+        hear_all(n);
+        if (tr__now_ns() < look) continue;
+        find_lost(n);
+        look = tr__now_ns() + LOOK_MS * (int64_t)1000000;
+    }
+    return NULL;
+}
+
+bool tr__network_behind(tr__network_endpoint *n)
+{
+    struct epoll_event any;
+    return epoll_wait(n->watch, &any, 1, 0) > 0;
+}
+
+tr_status tr__network_monitor_start(tr__network_endpoint *n)
+{
+    int error = tr__thread_start(&n->monitor, monitor, n);
+    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its monitor", n->name);
+    n->has_monitor = true;
+    return TR_OK;
+}
+
+void tr__network_monitor_stop(tr__network_endpoint *n)
+{
+    if (!n->has_monitor) return;
+    atomic_store(&n->stopping, true);
+    tr__network_kick(n);
+    pthread_join(n->monitor, NULL);
+    n->has_monitor = false;
+}
