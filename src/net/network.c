@@ -148,13 +148,13 @@ tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel chann
     pthread_mutex_lock(&n->lock);
     bool watched = true;
     if (channel == TR__CONTROL_CHANNEL) {
+        n->met++;
         peer->control = c;
         watched = watch(n, c);
     } else {
         c->next = peer->connections;
         peer->connections = c;
     }
-    n->made++;
     pthread_mutex_unlock(&n->lock);
     *connection = c;
     return watched ? TR_OK : tr__fail_errno(TR_IO, errno, "group '%s': no epoll", n->name);

@@ -10,8 +10,8 @@
  *
  * Each pair of peers has one control connection, made when the first group is joined. It is idle but for failures and the like,
  * so a message there never waits behind data, and its end is the end of the peer. All other connections belong to a group while
- * it lives: those of the first group are made when it is joined, those of others when something is first to go over them. The
- * peer of the higher rank makes them; the other one asks it to. What their bytes look like on the way, net/wire.h tells.
+ * it lives, and are made when something is first to go over them. The peer of the higher rank makes them; the other one asks it
+ * to. What their bytes look like on the way, net/wire.h tells.
  */
 #ifndef TR_NET_NETWORK_H
 #define TR_NET_NETWORK_H
@@ -195,7 +195,7 @@ typedef struct tr__network_endpoint {
     tr__attempt *outgoing;
     /* For the thread that makes connections: the one that joins the first group, then the monitor. */
     const tr__network_joining *joining;
-    int made;                /* connections, so far */
+    int met;                 /* peers with a control connection, so far */
     tr__attempt *incoming;   /* [incoming_most] */
     int incoming_most;
     uint64_t came;

@@ -1,4 +1,5 @@
 /* Groups over TCP with threads as ranks: every collective by every algorithm, and errors. */
+#include "comm/group.h"
 #include "comm/transport/tcp.h"
 #include "comm_trials.h"
 
@@ -315,9 +316,46 @@ static void wrong_options_are_errors(void **state)
     refuse("tcp", NULL, NULL, TR_TIMEOUT, "rank 1 did not join");
 }
 
+/* ---- Connections ------------------------------------------------------------------------------------------------- */
+
+/* Of a rank of the first group, to how many others there is one. */
+static int count_connections(const rank *r, tr__channel channel)
+{
+    struct tr__shm *shm;
+    tr__tcp *tcp;
+    int count = 0;
+    tr__native_transports(r->group->state, &shm, &tcp);
+    for (int other = 0; other < r->world; other++) count += tr__tcp_wire(tcp, other, channel) != NULL;
+    return count;
+}
+
+/* Of 7 other ranks, joining exchanges with those that are 1, 2 and 4 places away; the two of the ring are among them. */
+static void go_around(rank *r)
+{
+    enum { COUNT = 64 << 10, NEIGHBOURS = 5 };
+    float *data = calloc(COUNT, sizeof *data), one = (float)r->number;
+    OK(tr_all_reduce(r->group, data, COUNT));
+    free(data);
+    int data_connections = count_connections(r, TR__DATA_CHANNEL);
+    CHECK(data_connections >= 2 && data_connections <= NEIGHBOURS);
+    CHECK(count_connections(r, TR__P2P_CHANNEL) == 0);
+    OK(tr_barrier(r->group));
+    if (r->number == 0) OK(tr_send(r->group, &one, 1, .peer = 5));
+    if (r->number == 5) OK(tr_recv(r->group, &one, 1, .peer = 0));
+    CHECK(count_connections(r, TR__P2P_CHANNEL) == (r->number == 0 || r->number == 5));
+    OK(tr_leave(r->group));
+}
+
+static void ranks_connect_with_those_that_they_talk_to(void **state)
+{
+    (void)state;
+    run_tcp(RANKS_MOST, go_around, "all_reduce ranks 2- bytes 0- ring", NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_connect_with_those_that_they_talk_to),
         cmocka_unit_test(every_collective_by_every_algorithm),
         cmocka_unit_test(every_type_and_operation),
         cmocka_unit_test(large_buffers_have_the_same_bits_everywhere),

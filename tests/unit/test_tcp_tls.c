@@ -166,11 +166,11 @@ static void ranks_that_meet_in_a_file_have_a_key(void **state)
 
 /* ---- Between two ranks -------------------------------------------------------------------------------------------- */
 
-enum { PATIENCE_S = 20, ENDS = 2 * TR__CHANNELS };
+enum { PATIENCE_S = 20, ENDS = 1 + 2 * TR__CHANNELS };
 
 /* Rank 0's card leads rank 1 here, and each of its connections on to rank 0. */
 typedef struct eavesdropper {
-    int listener, ahead[TR__CHANNELS];
+    int listener, port; /* where rank 0 listens */
     atomic_bool damages; /* changes the next byte that comes by */
     bool heard;          /* the secret */
     pthread_t thread;
@@ -194,20 +194,27 @@ static bool pass(eavesdropper *e, int from, int to)
 static void *eavesdrop(void *arg)
 {
     eavesdropper *e = arg;
-    struct pollfd ends[ENDS];
-    int fds[ENDS];
-    for (int i = 0; i < ENDS; i++) {
-        fds[i] = i % 2 ? e->ahead[i / 2] : accept(e->listener, NULL, NULL);
-        ends[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
-    }
-    for (int open = ENDS; open > 0 && poll(ends, ENDS, PATIENCE_S * 1000) > 0;) {
-        for (int i = 0; i < ENDS; i++) {
-            if (ends[i].fd < 0 || !ends[i].revents || pass(e, fds[i], fds[i ^ 1])) continue;
+    struct pollfd ends[ENDS] = {{.fd = e->listener, .events = POLLIN}}; /* then pairs: rank 1's end, rank 0's */
+    int fds[ENDS], count = 1;
+    for (int open = 1; open > 0 && poll(ends, (nfds_t)count, PATIENCE_S * 1000) > 0;) {
+        for (int i = 1; i < count; i++) {
+            if (ends[i].fd < 0 || !ends[i].revents || pass(e, fds[i], fds[((i - 1) ^ 1) + 1])) continue;
             ends[i].fd = -1;
             open--;
         }
+        if (!ends[0].revents) continue;
+        int caller = accept(e->listener, NULL, NULL);
+        if (caller < 0 || count == ENDS) { /* no more will come */
+            ends[0] = (struct pollfd){.fd = -1};
+            open--;
+            continue;
+        }
+        fds[count] = caller;
+        fds[count + 1] = call_loopback(e->port);
+        for (int end = 0; end < 2; end++, count++) ends[count] = (struct pollfd){.fd = fds[count], .events = POLLIN};
+        open += 2;
     }
-    for (int i = 0; i < ENDS; i++) close(fds[i]);
+    for (int i = 1; i < count; i++) close(fds[i]);
     return NULL;
 }
 
@@ -220,7 +227,7 @@ typedef struct talk {
     tr_status status[2];
 } talk;
 
-/* What rank 0 says by both lanes that carry data. */
+/* What rank 0 says over both connections that carry data. */
 static tr_status say_secret(talk *t, rank *r)
 {
     char words[sizeof secret] = "";
@@ -258,7 +265,7 @@ static void start_rank(talk *t, int number)
 /* Starts rank 0, and the eavesdropper as soon as its card hangs; that then leads to him. Returns where rank 0 is. */
 static int begin_talk(talk *t, char cookie[33])
 {
-    int port, own_port;
+    int port = 0, own_port;
     char changed[1024], *card, *tcp;
     size_t bytes;
     t->between.listener = listen_on_loopback(&own_port);
@@ -270,7 +277,7 @@ static int begin_talk(talk *t, char cookie[33])
         strstr(tcp, " cookie "));
     assert_int_equal(tr_store_set(t->store, "group/world/card/1/0", changed, strlen(changed)), TR_OK);
     free(card);
-    for (int lane = 0; lane < TR__CHANNELS; lane++) t->between.ahead[lane] = call_loopback(port);
+    t->between.port = port;
     assert_int_equal(pthread_create(&t->between.thread, NULL, eavesdrop, &t->between), 0);
     return port;
 }
@@ -279,6 +286,7 @@ static void end_talk(talk *t)
 {
     start_rank(t, 1);
     for (int i = 0; i < 2; i++) pthread_join(t->threads[i], NULL);
+    shutdown(t->between.listener, SHUT_RDWR);
     pthread_join(t->between.thread, NULL);
     close(t->between.listener);
 }

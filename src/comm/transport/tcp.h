@@ -10,8 +10,8 @@
  *   ../p2p/         sends and receives, beside the collectives
  *
  * A group is attached to its process's endpoint (net/network.h). Between two ranks it has a connection for the transfers of the
- * schedules and nothing else, and one for sends and receives: those of a first group are made when it is joined, others when
- * something is first to go there. What the ranks tell each other beside goes over the endpoints' control connection.
+ * schedules and nothing else, and one for sends and receives, each made when something is first to go there. What the ranks tell
+ * each other beside goes over the endpoints' control connection.
  */
 #ifndef TR_COMM_TRANSPORT_TCP_H
 #define TR_COMM_TRANSPORT_TCP_H

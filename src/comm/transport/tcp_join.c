@@ -55,14 +55,9 @@ static const tr__network_connection *control_of(const joining *j, int rank)
     return j->t->network->peers[rank].control; /* nobody else makes or ends any yet */
 }
 
-/* Connections to a rank are missing. */
 static bool is_missing(const joining *j, int rank)
 {
-    if (rank == j->t->rank) return false;
-    bool missing = !control_of(j, rank);
-    for (tr__channel channel = TR__DATA_CHANNEL; channel < TR__CHANNELS; channel++)
-        missing |= !tr__tcp_wire(j->t, rank, channel);
-    return missing;
+    return rank != j->t->rank && !control_of(j, rank);
 }
 
 /* All that we wait for: on a host that stands still those wait, too, who would have come. */
@@ -134,10 +129,8 @@ static tr_status meet_all(joining *j)
 {
     tr__network_endpoint *n = j->t->network;
     for (int rank = 0; rank < j->t->world_size; rank++) take_record(j, rank);
-    for (int rank = j->t->rank - 1; rank >= 0; rank--)
-        for (int channel = TR__CHANNELS - 1; channel >= 0; channel--)
-            TR__TRY(tr__network_call(n, rank, (tr__channel)channel, TR__FIRST_GROUP));
-    while (n->made < TR__CHANNELS * (n->world_size - 1)) {
+    for (int rank = j->t->rank - 1; rank >= 0; rank--) TR__TRY(tr__network_call(n, rank, TR__CONTROL_CHANNEL, TR__FIRST_GROUP));
+    while (n->met < n->world_size - 1) {
         int ready;
         TR__TRY(tr__network_step(n, LOOK_MS, &ready));
         int64_t now = tr__now_ns(); /* where strangers never pause, those that are missing are looked for, too */
