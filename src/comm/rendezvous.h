@@ -29,7 +29,7 @@ typedef struct tr__card {
     char host[65];                /* for people */
     char machine[129];            /* ranks with the same one can share memory: boot id and network namespace */
     char address[109];            /* where the rank listens for ranks of its machine */
-    char cookie[TR__COOKIE_TEXT]; /* what a visitor must bring; travels over the store only */
+    char cookie[TR__COOKIE_TEXT]; /* what who connects must bring; travels over the store only */
     char tcp_address[79];         /* the same for ranks of other machines; "-": nowhere */
     char tcp_cookie[TR__COOKIE_TEXT];
     uint64_t table;               /* tr__choice_digest() of what chooses its algorithms there */
@@ -64,7 +64,7 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine);
 /* Waits for the cards of all ranks, ours among them; at the deadline the failure names those that are missing. */
 tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards);
 /* When that has failed with .used: takes our card down, and claims the rank in the next generation, to publish and read again.
- * What was opened for visitors of this one is to be closed before. */
+ * What listens for this one is to be closed before. */
 tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__card *mine);
 /* To be called when all ranks are connected, before they are told so: marks the generation as used. */
 tr_status tr__rendezvous_use(tr__rendezvous *r);

@@ -463,7 +463,7 @@ static void rank_0_serves_as_under_torchrun(void **state)
 
 /* ---- Uninvited --------------------------------------------------------------------------------------------------- */
 
-static int knock(const char *name)
+static int connect_to(const char *name)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memcpy(address.sun_path + 1, name, strlen(name));
@@ -473,7 +473,7 @@ static int knock(const char *name)
     return fd;
 }
 
-/* Rank 1 of 2, but before it joins it knocks at rank 0's door as a stranger: with garbage, with a wrong cookie, and
+/* Rank 1 of 2, but before it joins it connects to rank 0 as a stranger: with garbage, with a wrong cookie, and
  * without a word. Rank 0 must hang up on the first two, and join all the same. */
 static tr_status intrude(const job *j)
 {
@@ -488,7 +488,7 @@ static tr_status intrude(const job *j)
     if (found) sscanf(found, "address %127s", address);
     free(card);
     CHECK(address[0]);
-    int garbage = knock(address), liar = knock(address), silent = knock(address);
+    int garbage = connect_to(address), liar = connect_to(address), silent = connect_to(address);
     CHECK(garbage >= 0 && liar >= 0 && silent >= 0);
     tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = 1, .cookie = "0123456789abcdef"};
     CHECK(send(garbage, "let me in", 9, MSG_NOSIGNAL) == 9);

@@ -1,4 +1,4 @@
-/* Groups over TCP and who knocks at their ranks' doors: strangers, and a peer that does not keep to the rules. */
+/* Groups over TCP and who connects to their ranks: strangers, and a peer that does not keep to the rules. */
 #include "base/crc32c.h"
 #include "comm/algo/choice.h"
 #include "comm/transport/tcp.h"
@@ -15,7 +15,7 @@
 
 /* ---- Uninvited ----------------------------------------------------------------------------------------------------- */
 
-static int knock(const char *address)
+static int connect_to(const char *address)
 {
     char host[64];
     int port;
@@ -62,7 +62,7 @@ static void sum_up(tr__hello *hello)
     hello->sum = tr__crc32c(0, hello, offsetof(tr__hello, sum));
 }
 
-/* Rank 1 knocks as a stranger before it joins: with garbage, a wrong cookie, half a hello, a wrong rank with the right
+/* Rank 1 connects as a stranger before it joins: with garbage, a wrong cookie, half a hello, a wrong rank with the right
  * cookie, another version, and without a word. None gets an answer, and the ranks join all the same. */
 static void intrude(rank *r)
 {
@@ -70,7 +70,7 @@ static void intrude(rank *r)
     char address[80], cookie[33], garbage[1000];
     int fds[STRANGERS];
     CHECK(read_card_0(r->store, address, cookie));
-    for (int i = 0; i < STRANGERS; i++) CHECK((fds[i] = knock(address)) >= 0);
+    for (int i = 0; i < STRANGERS; i++) CHECK((fds[i] = connect_to(address)) >= 0);
     memset(garbage, 'x', sizeof garbage);
     tr__hello liar = false_hello(1, 0, "0123456789abcdef0123456789abcdef"), stranger = false_hello(7, 0, cookie),
                   newer = false_hello(1, 0, cookie), half = false_hello(1, 1, cookie);
@@ -213,7 +213,7 @@ static void *be_rogue(void *arg)
         tr__hello hello = false_hello(1, channel, cookie), answer;
         memcpy(hello.address, "127.0.0.1:1", 12);
         sum_up(&hello);
-        fds[channel] = knock(address);
+        fds[channel] = connect_to(address);
         g->failed |= fds[channel] < 0 || send(fds[channel], &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello ||
                      recv(fds[channel], &answer, sizeof answer, MSG_WAITALL) != (ssize_t)sizeof answer;
     }

@@ -31,7 +31,7 @@ static tr_status check_transport(const native *n)
 }
 
 /* Ranks do not know yet where the others are, so they listen for both kinds. */
-static tr_status open_doors(native *n, tr__card *mine)
+static tr_status listen_for_all(native *n, tr__card *mine)
 {
     strcpy(mine->address, "-");
     strcpy(mine->tcp_address, "-");
@@ -148,7 +148,7 @@ static int who_hung_up(native *n)
 static tr_status find_all(native *n, tr__card *cards)
 {
     for (tr__card *mine = &cards[n->member.rank];;) {
-        TR__TRY(open_doors(n, mine));
+        TR__TRY(listen_for_all(n, mine));
         TR__TRY(tr__rendezvous_publish(&n->meeting, mine));
         tr_status status = tr__rendezvous_read_all(&n->meeting, cards);
         if (status == TR_OK || !n->meeting.used) return status;

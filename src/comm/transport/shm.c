@@ -145,7 +145,7 @@ static tr_status make(const char *group, int rank, int world_size, tr__shm **mad
     snprintf(t->group, sizeof t->group, "%s", group);
     t->rank = rank;
     t->world_size = world_size;
-    t->door.socket = -1;
+    t->listener.socket = -1;
     atomic_init(&t->dead, -1);
     tr__failure_init(&t->failure);
     return make_tables(t);
@@ -368,7 +368,7 @@ void tr__shm_close(tr__shm *t)
     if (t->attachment) tr__endpoint_detach(t->attachment);
     for (int rank = 0; t->peers && rank < t->world_size; rank++)
         tr__shm_unmap(&t->peers[rank], &t->peers[rank].channel_mapping);
-    if (t->door.socket >= 0) close(t->door.socket);
+    if (t->listener.socket >= 0) close(t->listener.socket);
     tr_shared_free(t->staging);
     free(t->peers);
     free(t->in);

@@ -182,10 +182,10 @@ typedef struct tr__shm_peer {
     uint64_t seen_version;
 } tr__shm_peer;
 
-typedef struct tr__shm_door { /* where the peers knock while they join */
+typedef struct tr__shm_listener { /* where the peers connect while they join */
     int socket;
     char cookie[TR__COOKIE_TEXT];
-} tr__shm_door;
+} tr__shm_listener;
 
 typedef struct tr__shm {
     char group[64];
@@ -199,7 +199,7 @@ typedef struct tr__shm {
     bool met;                    /* the peers may know of us */
     tr__shm_peer *peers; /* [world_size], ourselves included */
     tr__shm_control *control; /* our own */
-    tr__shm_door door;   /* of a first group */
+    tr__shm_listener listener; /* of a first group */
 
     tr__failure failure;         /* why the group is broken */
     atomic_int dead;             /* the rank in the group whose death broke it; -1: none */
@@ -249,7 +249,7 @@ typedef struct tr__shm_call {
 
 /* ---- shm.c ------------------------------------------------------------------------------------------------------- */
 
-/* Makes a rank's side, with an endpoint of its own, and opens its door, whose address goes into the card. */
+/* Makes a rank's side, with an endpoint of its own, and its listener, whose address goes into the card. */
 tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport);
 /* Before they meet: joins only the ranks of our host. tcp joins all. */
 tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, struct tr__tcp *tcp);

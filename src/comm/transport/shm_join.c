@@ -1,8 +1,8 @@
 /*
  * The sockets between the ranks of a host. Each rank listens on an abstract Unix socket with a random name, which needs
- * no file and is gone with the process, and hangs the name up in the store with a one-time cookie. A rank connects to
- * all ranks below it and lets in those above. Whoever knocks must run as our user, which the kernel tells, and bring
- * our cookie; the answer brings the visitor's. With these two messages each passes the descriptor of its endpoint's
+ * no file and is gone with the process, and publishes the name in the store with a one-time cookie. A rank connects to
+ * all ranks below it and accepts those above. Whoever connects must run as our user, which the kernel tells, and bring
+ * our cookie; the answer brings theirs. With these two messages each passes the descriptor of its endpoint's
  * page, with the control block of the group. Groups within the group use the same sockets.
  */
 #define _GNU_SOURCE
@@ -22,7 +22,7 @@
 
 enum { LOOK_MS = 100 }; /* between two looks at whether those we wait for are alive */
 
-/* ---- The door ---------------------------------------------------------------------------------------------------- */
+/* ---- The listener ------------------------------------------------------------------------------------------------ */
 
 /* An abstract name: a zero byte, then the text. */
 static socklen_t address_of(const char *name, struct sockaddr_un *address)
@@ -43,15 +43,15 @@ tr_status tr__shm_listen(tr__shm *t, tr__card *card)
 {
     struct sockaddr_un address;
     char random[33];
-    TR__TRY(tr__random_text(t->door.cookie, sizeof t->door.cookie));
+    TR__TRY(tr__random_text(t->listener.cookie, sizeof t->listener.cookie));
     TR__TRY(tr__random_text(random, sizeof random));
-    memcpy(card->cookie, t->door.cookie, sizeof card->cookie);
+    memcpy(card->cookie, t->listener.cookie, sizeof card->cookie);
     memcpy(card->address, "trireme-", 8);
     memcpy(card->address + 8, random, sizeof random);
-    t->door.socket = open_socket();
+    t->listener.socket = open_socket();
     socklen_t length = address_of(card->address, &address);
-    if (t->door.socket < 0 || bind(t->door.socket, (struct sockaddr *)&address, length) != 0 ||
-        listen(t->door.socket, t->world_size) != 0)
+    if (t->listener.socket < 0 || bind(t->listener.socket, (struct sockaddr *)&address, length) != 0 ||
+        listen(t->listener.socket, t->world_size) != 0)
         return tr__fail_errno(TR_IO, errno, "group '%s': cannot listen for the other ranks", t->group);
     return TR_OK;
 }
@@ -63,9 +63,9 @@ typedef struct joining {
     tr__rendezvous *meeting;
     tr__card *cards;     /* of all ranks of the group */
     int missing;         /* ranks that have not shaken hands */
-    int *visitors;       /* sockets that came in and have not said who they are */
-    int visitor_count;
-    struct pollfd *fds;  /* door, peers, visitors */
+    int *incoming;       /* sockets that came in and have not said who they are */
+    int incoming_count;
+    struct pollfd *fds;  /* listener, peers, incoming */
 } joining;
 
 static tr__card *card_of(const joining *j, int place)
@@ -101,7 +101,7 @@ static bool is_welcome(const joining *j, int socket, ssize_t got, const tr__shm_
 {
     if (!same_user(socket, pid) || got != (ssize_t)sizeof *m) return false;
     return m->magic == TR__SHM_MAGIC && m->type == TR__SHM_HELLO &&
-           CRYPTO_memcmp(m->cookie, j->t->door.cookie, sizeof m->cookie) == 0;
+           CRYPTO_memcmp(m->cookie, j->t->listener.cookie, sizeof m->cookie) == 0;
 }
 
 /* A rank has said hello: maps its page. fd goes along. */
@@ -199,41 +199,41 @@ static tr_status hear_answer(joining *j, int rank)
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
 
-/* Other users of this machine can see the door's name, and could stand in it. */
+/* Other users of this machine can see the listener's name, and could connect. */
 static void let_in(joining *j)
 {
-    while (j->visitor_count < j->t->world_size) {
+    while (j->incoming_count < j->t->world_size) {
         long pid;
-        int socket = accept4(j->t->door.socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int socket = accept4(j->t->listener.socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (socket < 0) return;
         if (same_user(socket, &pid))
-            j->visitors[j->visitor_count++] = socket;
+            j->incoming[j->incoming_count++] = socket;
         else
             close(socket);
     }
 }
 
-/* A visitor speaks, or goes: either way it is a visitor no longer. */
-static tr_status hear_visitor(joining *j, int index)
+/* One that came in speaks, or goes: either way it is one of these no longer. */
+static tr_status hear_incoming(joining *j, int index)
 {
     tr__shm *t = j->t;
-    int socket = j->visitors[index], fd;
+    int socket = j->incoming[index], fd;
     tr__shm_message hello;
     long pid = 0;
     ssize_t got = tr__shm_receive(socket, &hello, &fd);
     if (got < 0 && errno == EAGAIN) return TR_OK;
-    j->visitors[index] = j->visitors[--j->visitor_count];
+    j->incoming[index] = j->incoming[--j->incoming_count];
     bool welcome = is_welcome(j, socket, got, &hello, &pid) && hello.rank > t->rank && hello.rank < t->world_size &&
                    t->peers[hello.rank].link->socket < 0;
     if (!welcome) {
-        tr__log(TR_LOG_WARN, "group '%s': rank %d turned a visitor away (pid %ld)", t->group,
+        tr__log(TR_LOG_WARN, "group '%s': rank %d refused a connection (pid %ld)", t->group,
             t->peers[t->rank].rank, pid);
         if (fd >= 0) close(fd);
         close(socket);
         return TR_OK;
     }
     TR__TRY(greet(j, hello.rank, socket, pid, &hello, fd));
-    /* A visitor with another address has hung up a new card since we read the old one. */
+    /* One with another address has published a new card since we read the old one. */
     if (strcmp(card_of(j, hello.rank)->address, hello.text) != 0)
         TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, j->cards));
     return greet_first(j, hello.rank, socket);
@@ -244,22 +244,22 @@ static tr_status hear_visitor(joining *j, int index)
 static tr_status hear_all(joining *j)
 {
     tr__shm *t = j->t;
-    int world = t->world_size, visitors = j->visitor_count;
-    j->fds[0] = (struct pollfd){.fd = t->door.socket, .events = POLLIN};
+    int world = t->world_size, incoming = j->incoming_count;
+    j->fds[0] = (struct pollfd){.fd = t->listener.socket, .events = POLLIN};
     for (int rank = 0; rank < world; rank++) {
         bool waits = t->peers[rank].link->socket >= 0 && !t->peers[rank].control;
         j->fds[1 + rank] = (struct pollfd){.fd = waits ? t->peers[rank].link->socket : -1, .events = POLLIN};
     }
-    for (int i = 0; i < visitors; i++) j->fds[1 + world + i] = (struct pollfd){.fd = j->visitors[i], .events = POLLIN};
-    if (poll(j->fds, (nfds_t)(1 + world + visitors), LOOK_MS) <= 0) {
+    for (int i = 0; i < incoming; i++) j->fds[1 + world + i] = (struct pollfd){.fd = j->incoming[i], .events = POLLIN};
+    if (poll(j->fds, (nfds_t)(1 + world + incoming), LOOK_MS) <= 0) {
         for (int rank = 0; rank < world; rank++)
             if (!t->peers[rank].control) TR__TRY(check_alive(j, rank));
         return tr__rendezvous_heed(j->meeting);
     }
     for (int rank = 0; rank < world; rank++)
         if (j->fds[1 + rank].revents) TR__TRY(hear_answer(j, rank));
-    for (int i = visitors - 1; i >= 0; i--) /* backwards: the last takes the place of one that goes */
-        if (j->fds[1 + world + i].revents) TR__TRY(hear_visitor(j, i));
+    for (int i = incoming - 1; i >= 0; i--) /* backwards: the last takes the place of one that goes */
+        if (j->fds[1 + world + i].revents) TR__TRY(hear_incoming(j, i));
     let_in(j);
     return TR_OK;
 }
@@ -275,14 +275,14 @@ tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
 {
     size_t world = (size_t)t->world_size;
     joining j = {.t = t, .meeting = meeting, .cards = cards, .missing = t->world_size - 1};
-    j.visitors = calloc(world, sizeof *j.visitors);
+    j.incoming = calloc(world, sizeof *j.incoming);
     j.fds = calloc(1 + 2 * world, sizeof *j.fds);
     tr_status status =
-        j.visitors && j.fds ? meet_all(&j) : tr__fail(TR_NO_MEMORY, "no memory to join %zu ranks", world);
-    for (int i = 0; i < j.visitor_count; i++) close(j.visitors[i]);
-    free(j.visitors);
+        j.incoming && j.fds ? meet_all(&j) : tr__fail(TR_NO_MEMORY, "no memory to join %zu ranks", world);
+    for (int i = 0; i < j.incoming_count; i++) close(j.incoming[i]);
+    free(j.incoming);
     free(j.fds);
-    close(t->door.socket);
-    t->door.socket = -1;
+    close(t->listener.socket);
+    t->listener.socket = -1;
     return status;
 }

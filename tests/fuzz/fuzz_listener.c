@@ -1,5 +1,5 @@
 /*
- * Who knocks at the doors of rank 0 of 3, which joins and joins: at its TCP socket and at its Unix socket. The first byte
+ * Who connects to rank 0 of 3, which joins and joins: to its TCP listener and to its Unix listener. The first byte
  * says which, and whether the right cookie is put into what follows. The rank goes on, and lets nobody in without.
  */
 /* fuzz: 2000, soak: 300000 */
@@ -69,7 +69,7 @@ static void read_card(const house *h, tr__card *card)
     }
 }
 
-/* The other ranks have hung up their cards, and never come. */
+/* The other ranks have published their cards, and never come. */
 static void open_house(house *h, const char *transport)
 {
     *h = (house){.store = tr_keep(tr_store_memory()), .transport = transport};
@@ -88,7 +88,7 @@ static void open_house(house *h, const char *transport)
     }
 }
 
-static int knock_tcp(const tr__card *card)
+static int connect_tcp(const tr__card *card)
 {
     static uint32_t calls; /* each from another address, as connections stay behind in TIME_WAIT */
     struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f010000 + calls++ % 0xfe0000)};
@@ -101,7 +101,7 @@ static int knock_tcp(const tr__card *card)
     return -1;
 }
 
-static int knock_unix(const tr__card *card)
+static int connect_unix(const tr__card *card)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     size_t length = strlen(card->address);
@@ -130,8 +130,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     size_t length = tcp || count - 1 != FUZZ_SEED - 1 ? count - 1 : SHM_BYTES; /* with the text that a seed leaves out */
     if (knows && tcp) memcpy(message + offsetof(tr__hello, cookie), card.tcp_cookie, sizeof card.tcp_cookie);
     if (knows && !tcp) memcpy(message + offsetof(tr__shm_message, cookie), card.cookie, sizeof card.cookie);
-    int fd = tcp ? knock_tcp(&card) : knock_unix(&card);
-    if (fd < 0) return 0; /* it has just closed that door */
+    int fd = tcp ? connect_tcp(&card) : connect_unix(&card);
+    if (fd < 0) return 0; /* it has just closed that listener */
     if (send(fd, message, length, MSG_NOSIGNAL) >= 0) {
         char answer[SHM_BYTES];
         struct pollfd p = {.fd = fd, .events = POLLIN};
