@@ -4,7 +4,7 @@
  * The reference kernel works in f64 whatever the dtype, in blocks that fit the cache, through any strides.
  */
 #include "ops/family.h"
-#include "ops/product.h"
+#include "ops/gemm.h"
 
 #include <string.h>
 
@@ -153,12 +153,12 @@ static tr__axis batch_axis(const tr_tensor *x, int own_dims, tr_shape batch)
     return tr__axis_of(batch.ndim, batch.dim, stride);
 }
 
-static tr__product matmul_product(const tr_op_call *call)
+static tr__gemm matmul_product(const tr_op_call *call)
 {
     const tr_tensor *a = call->inputs[0], *b = call->inputs[1], *c = call->outputs[0];
     int a_dims = a->shape.ndim > 1 ? 2 : 1, b_dims = b->shape.ndim > 1 ? 2 : 1;
     int a_lead = a->shape.ndim - a_dims, b_lead = b->shape.ndim - b_dims;
-    tr__product p = {.b = matrix_view(b, b_lead, 1, b_dims - 1)};
+    tr__gemm p = {.b = matrix_view(b, b_lead, 1, b_dims - 1)};
     if (b_lead == 0) { /* the leading dimensions of a are rows like the others */
         p.a = tr__matrix_of(a);
         p.c = matrix_view(c, 0, a->shape.ndim - 1, b_dims - 1);
@@ -175,11 +175,11 @@ static tr__product matmul_product(const tr_op_call *call)
     return p;
 }
 
-tr__product tr__product_of(const tr_op_call *call)
+tr__gemm tr__gemm_of(const tr_op_call *call)
 {
     if (call->op == tr__op(matmul)) return matmul_product(call);
     const tr_linear_attrs *attrs = call->attrs;
-    tr__product p = {.a_batch = one_product, .b_batch = one_product, .c_batch = one_product};
+    tr__gemm p = {.a_batch = one_product, .b_batch = one_product, .c_batch = one_product};
     p.a = tr__matrix_of(call->inputs[0]);
     p.b = tr__matrix_of(call->inputs[1]);
     p.accumulate = attrs->accumulate;
@@ -211,7 +211,7 @@ tr__product tr__product_of(const tr_op_call *call)
 enum { ROWS = 32, COLUMNS = 64, DEPTH = 128 }; /* of a block: 32 KB of a, 64 KB of b, 16 KB of c, in f64 */
 
 typedef struct blocks {
-    const tr__product *p;
+    const tr__gemm *p;
     int64_t row_blocks; /* per product */
 } blocks;
 
@@ -235,7 +235,7 @@ static void multiply_blocks(const double *a, const double *b, int64_t rows, int6
     }
 }
 
-static void store_block(const tr__product *p, int64_t offset, int64_t row, int64_t rows, int64_t column, int64_t columns,
+static void store_block(const tr__gemm *p, int64_t offset, int64_t row, int64_t rows, int64_t column, int64_t columns,
     const double *c)
 {
     for (int64_t i = 0; i < rows; i++) {
@@ -258,7 +258,7 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static void multiply_rows(void *arg, int64_t begin, int64_t end)
 {
     const blocks *work = arg;
-    const tr__product *p = work->p;
+    const tr__gemm *p = work->p;
     int64_t m = p->a.row.n, n = p->b.column.n, k = p->a.column.n;
     double a[ROWS * DEPTH], b[DEPTH * COLUMNS], c[ROWS * COLUMNS];
     for (int64_t block = begin; block < end; block++) {
@@ -280,7 +280,7 @@ static void multiply_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-static void multiply(const tr__product *p, tr__pool *pool)
+static void multiply(const tr__gemm *p, tr__pool *pool)
 {
     blocks work = {p, (p->a.row.n + ROWS - 1) / ROWS};
     tr__pool_for(pool, p->c_batch.n * work.row_blocks, 1, multiply_rows, &work);
@@ -300,7 +300,7 @@ tr_status tr__bias_gradient(const tr_op_call *call)
 
 static tr_status reference(tr_op_call *call)
 {
-    tr__product p = tr__product_of(call);
+    tr__gemm p = tr__gemm_of(call);
     multiply(&p, tr__pool_of(call->inputs[0]));
     return TR_OK;
 }

@@ -5,7 +5,7 @@
 #ifndef TR_OPS_ROWS_H
 #define TR_OPS_ROWS_H
 
-#include "ops/product.h"
+#include "ops/gemm.h"
 
 enum { TR__ROW_BLOCK = 512 };
 

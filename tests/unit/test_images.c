@@ -1,9 +1,9 @@
 /* Images: where convolutions, poolings and what stands between them put their elements, and the modules for images. */
 #include "ops/conv.h"
-#include "ops/cpu/isa.h"
-#include "ops/cpu/convolution_products.h"
-#include "ops/cpu/direct.h"
-#include "ops/cpu/winograd.h"
+#include "ops/cpu/simd/isa.h"
+#include "ops/cpu/conv/conv_gemm.h"
+#include "ops/cpu/conv/direct.h"
+#include "ops/cpu/conv/winograd.h"
 #include "ops/onednn/kernels.h"
 
 #include <trireme/trireme.h>
@@ -109,12 +109,12 @@ static void onednn_takes_what_nets_begin_with(void **state)
         tr_tensor *outputs[2] = {NULL}, *bias = tr_zeros(TR_SHAPE(k)), *dx = image(2, c, size, size);
         tr_op_call forward = {tr__op(conv2d), &attrs, 3, 0, (tr_tensor *[]){x, w, bias}, outputs};
         TR_CHECK(forward.op->infer(&forward));
-        if (tr__onednn_convolution(&forward) == TR_DECLINED) fail_msg("case %zu: the convolution is declined", i);
+        if (tr__onednn_conv(&forward) == TR_DECLINED) fail_msg("case %zu: the convolution is declined", i);
         tr_tensor *g = outputs[0];
         tr_op_call input = {tr__op(conv2d_grad_input), &attrs, 2, 1, (tr_tensor *[]){g, w}, &dx};
-        if (tr__onednn_convolution(&input) == TR_DECLINED) fail_msg("case %zu: the gradient of x is declined", i);
+        if (tr__onednn_conv(&input) == TR_DECLINED) fail_msg("case %zu: the gradient of x is declined", i);
         tr_op_call weight = {tr__op(conv2d_grad_weight), &attrs, 2, 2, (tr_tensor *[]){g, x}, (tr_tensor *[]){w, bias}};
-        if (tr__onednn_convolution(&weight) == TR_DECLINED) fail_msg("case %zu: the gradient of weight is declined", i);
+        if (tr__onednn_conv(&weight) == TR_DECLINED) fail_msg("case %zu: the gradient of weight is declined", i);
     }
 }
 
@@ -194,7 +194,7 @@ static void check_direct(const tr__direct_kernels *machine, const direct_case *o
     tr__direct d = {.device = tr_cpu(0), .pool = tr__cpu_pool(tr_cpu(0)), .bias = tr_data(bias),
         .s = {.n = one->n, .c = one->c, .h = one->h, .w = one->w, .k = one->k, .kh = one->kernel, .kw = one->kernel,
             .oh = out.dim[2], .ow = out.dim[3], .groups = 1, .stride = one->stride, .padding = one->padding, .dilation = 1}};
-    tr_tensor *padded = tr__convolution_padded(x, &d.s, TR_F32), *weight = tr__staged_images(w, TR_F32, true),
+    tr_tensor *padded = tr__conv_padded(x, &d.s, TR_F32), *weight = tr__staged_images(w, TR_F32, true),
               *y = tr__staged_images(tr_zeros(out), TR_F32, false),
               *dw = tr__staged_images(tr_zeros(tr_shape_of(w)), TR_F32, false);
     d.x = tr_data(padded);

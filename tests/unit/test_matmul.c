@@ -1,6 +1,6 @@
 /* Matrix products: the fast kernels against the reference, the reference against three loops, through every layout. */
-#include "ops/cpu/isa.h"
-#include "ops/cpu/product.h"
+#include "ops/cpu/simd/isa.h"
+#include "ops/cpu/gemm/gemm.h"
 #include "ops/onednn/kernels.h"
 
 #include <trireme/autograd.h>
@@ -145,11 +145,11 @@ static void onednn_is_reference(void **state)
         tr_tensor *residual = variant & 8 ? converted(tr_randn(4, TR_SHAPE(size[0], size[1])), dtype) : NULL;
         tr_tensor *y = converted(tr_ones(TR_SHAPE(size[0], size[1])), dtype);
         tr_op_call call = {tr__op(linear), &(tr_linear_attrs){0}, 4, 1, (tr_tensor *[]){x, w, bias, residual}, &y};
-        tr__product p = tr__product_of(&call);
+        tr__gemm p = tr__gemm_of(&call);
         tr_tensor *expected = expected_linear(x, w, bias, residual, false);
         p.accumulate = !bias && !residual;
         if (p.accumulate) expected = tr_affine(expected, 1, 1);
-        tr_status status = tr__onednn_product(&p, tr_cpu(0));
+        tr_status status = tr__onednn_gemm(&p, tr_cpu(0));
         declined += status == TR_DECLINED;
         if (status == TR_DECLINED) continue;
         TR_CHECK(status);
@@ -162,16 +162,16 @@ static void onednn_is_reference(void **state)
 static void all_machines_are_reference(void **state)
 {
     (void)state;
-    tr__product_kernel kernels[4] = {tr__product_generic};
+    tr__gemm_kernel kernels[4] = {tr__gemm_generic};
 #if defined(__x86_64__)
-    if (tr__has_avx2()) kernels[1] = tr__product_avx2;
-    if (tr__has_avx512()) kernels[2] = tr__product_avx512;
-    if (tr__has_avx512bf16()) kernels[3] = tr__product_avx512bf16;
+    if (tr__has_avx2()) kernels[1] = tr__gemm_avx2;
+    if (tr__has_avx512()) kernels[2] = tr__gemm_avx512;
+    if (tr__has_avx512bf16()) kernels[3] = tr__gemm_avx512bf16;
 #endif
     static const struct { tr_dtype dtype; double tolerance; } dtypes[] = {{TR_F32, 3e-6}, {TR_F16, 4e-3}, {TR_BF16, 1e-2}};
     for (int variant = 0; variant < 4 * 3 * 8 * SIZES; variant++) {
         TR_SCOPE;
-        tr__product_kernel kernel = kernels[variant % 4];
+        tr__gemm_kernel kernel = kernels[variant % 4];
         const int64_t *size = sizes[variant / 96];
         int d = variant / 4 % 3, choice = variant / 12 % 8;
         if (!kernel) continue;
@@ -183,9 +183,9 @@ static void all_machines_are_reference(void **state)
         tr_tensor *expected = tr_affine(expected_linear(x, w, bias, residual, false), 1, 1);
         tr_tensor *in[4] = {laid_out(x, choice % LAYOUTS), laid_out(w, choice / 2), bias, residual};
         tr_op_call call = {tr__op(linear), &(tr_linear_attrs){0}, 4, 1, in, &y};
-        tr__product p = tr__product_of(&call);
+        tr__gemm p = tr__gemm_of(&call);
         p.accumulate = true;
-        assert_true(kernel(&(tr__product_at){.p = &p}));
+        assert_true(kernel(&(tr__gemm_task){.p = &p}));
         assert_close(y, expected, variant % 4 == 3 ? 1e-2 : dtypes[d].tolerance); /* the last rounds x and w to bf16 */
     }
 }

@@ -3,8 +3,8 @@
  * reference kernels, over all sizes around the vector widths; and how exact exp, tanh and their kin are.
  */
 #include "base/rng.h"
-#include "ops/cpu/isa.h"
-#include "ops/cpu/simd.h"
+#include "ops/cpu/simd/isa.h"
+#include "ops/cpu/simd/kernels/tables.h"
 
 #include <trireme/trireme.h>
 

@@ -1,9 +1,9 @@
 /* The CPU's own kernels: which ops have some, and the choice between those for different machines. */
-#include "ops/cpu/attention.h"
-#include "ops/cpu/convolution.h"
-#include "ops/cpu/isa.h"
-#include "ops/cpu/product.h"
-#include "ops/cpu/simd.h"
+#include "ops/cpu/attention/attention.h"
+#include "ops/cpu/conv/conv.h"
+#include "ops/cpu/simd/isa.h"
+#include "ops/cpu/gemm/gemm.h"
+#include "ops/cpu/simd/kernels/tables.h"
 
 static tr_status simd(tr_op_call *call)
 {
@@ -13,14 +13,14 @@ static tr_status simd(tr_op_call *call)
 #define SIMD(name) [TR__OP_##name] = simd,
 
 const tr__kernel tr__cpu_kernels[TR__OP_COUNT] = {
-#include "ops/cpu/simd_list.h"
-    [TR__OP_matmul] = tr__cpu_product,
-    [TR__OP_linear] = tr__cpu_product,
-    [TR__OP_linear_grad_input] = tr__cpu_product,
-    [TR__OP_linear_grad_weight] = tr__cpu_product,
-    [TR__OP_conv2d] = tr__cpu_convolution,
-    [TR__OP_conv2d_grad_input] = tr__cpu_convolution,
-    [TR__OP_conv2d_grad_weight] = tr__cpu_convolution,
+#include "ops/cpu/simd/kernels/list.h"
+    [TR__OP_matmul] = tr__cpu_gemm,
+    [TR__OP_linear] = tr__cpu_gemm,
+    [TR__OP_linear_grad_input] = tr__cpu_gemm,
+    [TR__OP_linear_grad_weight] = tr__cpu_gemm,
+    [TR__OP_conv2d] = tr__cpu_conv,
+    [TR__OP_conv2d_grad_input] = tr__cpu_conv,
+    [TR__OP_conv2d_grad_weight] = tr__cpu_conv,
     [TR__OP_attention] = tr__cpu_attention,
     [TR__OP_attention_grad] = tr__cpu_attention,
     [TR__OP_self_attention] = tr__cpu_attention,

@@ -1,8 +1,8 @@
 /* Which ops oneDNN computes. */
 #include "ops/onednn/kernels.h"
 
-#include "ops/cpu/convolution.h"
-#include "ops/cpu/product.h"
+#include "ops/cpu/conv/conv.h"
+#include "ops/cpu/gemm/gemm.h"
 
 static bool of_one_dtype(const tr_op_call *call)
 {
@@ -38,10 +38,10 @@ static tr_status with_copies(tr_op_call *call)
 static tr_status product(tr_op_call *call)
 {
     if (!call->outputs[0]) return TR_DECLINED; /* the gradient of a bias alone */
-    tr__product p = tr__product_of(call);
-    if (tr__product_activates(&p) || tr__cpu_product_wanted(&p)) return TR_DECLINED;
+    tr__gemm p = tr__gemm_of(call);
+    if (tr__gemm_activates(&p) || tr__cpu_gemm_preferred(&p)) return TR_DECLINED;
     if (!of_one_dtype(call)) return with_copies(call);
-    tr_status status = tr__onednn_product(&p, tr__device_of(call->inputs[0]));
+    tr_status status = tr__onednn_gemm(&p, tr__device_of(call->inputs[0]));
     return status == TR_OK ? tr__bias_gradient(call) : status;
 }
 
@@ -50,7 +50,7 @@ static tr_status convolution(tr_op_call *call)
 {
     bool sums = call->op == tr__op(conv2d_grad_weight);
     bool by_units = !sums && call->outputs[0]->dtype == TR_BF16 && tr__onednn_has_matrix_units();
-    return tr__cpu_convolution_wanted(call) && !by_units ? TR_DECLINED : tr__onednn_convolution(call);
+    return tr__cpu_conv_preferred(call) && !by_units ? TR_DECLINED : tr__onednn_conv(call);
 }
 
 const tr__kernel tr__onednn_kernels[TR__OP_COUNT] = {

@@ -2,11 +2,11 @@
 #ifndef TR_OPS_ONEDNN_KERNELS_H
 #define TR_OPS_ONEDNN_KERNELS_H
 
-#include "ops/product.h"
+#include "ops/gemm.h"
 
-tr_status tr__onednn_product(const tr__product *p, tr_device device);
+tr_status tr__onednn_gemm(const tr__gemm *p, tr_device device);
 /* conv2d, conv2d_grad_input, conv2d_grad_weight. */
-tr_status tr__onednn_convolution(tr_op_call *call);
+tr_status tr__onednn_conv(tr_op_call *call);
 /* Whether it multiplies bf16 by matrix units (AMX), which our kernels do not use. */
 bool tr__onednn_has_matrix_units(void);
 /* "oneDNN 2.6.0 for avx512_core": which kernels it has here, as far as ONEDNN_MAX_CPU_ISA lets it. Returns text. */

@@ -3,7 +3,7 @@
 #define TR_OPS_ONEDNN_MATMUL_H
 
 #include "ops/onednn/primitive.h"
-#include "ops/product.h"
+#include "ops/gemm.h"
 
 /* c: [m, n] (+)= a: [m, k] b: [k, n] + bias: [n]; strides in elements. */
 typedef struct tr__matmul {

@@ -1,5 +1,0 @@
-#include "ops/cpu/attention.h"
-#include "ops/cpu/attention_forward.h"
-#include "ops/cpu/attention_backward.h"
-
-const tr__attention_kernels tr__attention_avx2 = {forward_scratch, forward_head, backward_scratch, backward_head};

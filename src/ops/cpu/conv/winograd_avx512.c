@@ -1,0 +1,3 @@
+#include "ops/cpu/conv/winograd_tiles.h"
+
+const tr__winograd_kernels tr__winograd_avx512 = {convolve, grad_weight};

@@ -1,3 +1,0 @@
-#include "ops/cpu/direct_simd.h"
-
-const tr__direct_kernels tr__direct_avx512 = {WIDTH, TILE_COLUMNS, convolve, grad_weight};

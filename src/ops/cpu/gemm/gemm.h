@@ -1,0 +1,38 @@
+/* The CPU's own gemm. */
+#ifndef TR_OPS_CPU_GEMM_GEMM_H
+#define TR_OPS_CPU_GEMM_GEMM_H
+
+#include "ops/gemm.h"
+
+/* Kernels of matmul, linear and its gradients. */
+tr_status tr__cpu_gemm(tr_op_call *call);
+
+/* Whether these kernels are the fastest for p on this machine; then oneDNN leaves it to them. With AVX2 or
+ * AVX-512 they are as fast as its sgemm at its best, faster on gradients of weights, and fuse biases, residuals, activations and
+ * the gradients of biases. */
+bool tr__cpu_gemm_preferred(const tr__gemm *p);
+/* An unbatched gemm on all threads of the device. false: out of memory. */
+bool tr__cpu_gemm_run(const tr__gemm *p, tr_device device);
+
+/* One gemm of the batch p, at the given offsets in elements; any float dtypes but f64, each matrix its own, any strides; the
+ * threads of pool divide the work. */
+typedef struct tr__gemm_task {
+    const tr__gemm *p;
+    int64_t a, b, c;
+    float *a_sums; /* [m] or NULL: the sums of a's rows, whose columns must be contiguous, are added to it */
+    float *b_sums; /* [n] or NULL: the sums of b's columns are */
+    tr__pool *pool;
+    tr_device device;
+} tr__gemm_task;
+
+/* Written once (blocked.h), compiled for each kind of machine. false: out of memory. */
+typedef bool (*tr__gemm_kernel)(const tr__gemm_task *task);
+#if defined(__x86_64__)
+bool tr__gemm_avx512(const tr__gemm_task *task);
+/* Rounds a and b to bf16 for the bf16 dot product. Needs tr__has_avx512bf16(). */
+bool tr__gemm_avx512bf16(const tr__gemm_task *task);
+bool tr__gemm_avx2(const tr__gemm_task *task);
+#endif
+bool tr__gemm_generic(const tr__gemm_task *task);
+
+#endif

@@ -1,3 +1,0 @@
-#include "ops/cpu/product_simd.h"
-
-bool tr__product_generic(const tr__product_at *at) { return run_product(at); }

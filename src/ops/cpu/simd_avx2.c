@@ -1,2 +1,0 @@
-#define TABLE tr__simd_avx2
-#include "ops/cpu/simd_kernels.h"

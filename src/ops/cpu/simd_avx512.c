@@ -1,2 +1,0 @@
-#define TABLE tr__simd_avx512
-#include "ops/cpu/simd_kernels.h"

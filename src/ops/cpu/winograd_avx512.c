@@ -1,3 +1,0 @@
-#include "ops/cpu/winograd_simd.h"
-
-const tr__winograd_kernels tr__winograd_avx512 = {convolve, grad_weight};

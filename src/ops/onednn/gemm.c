@@ -1,0 +1,163 @@
+/*
+ * Products by oneDNN, on one thread per task: f32 by its sgemm, bf16 and f16 by matmul primitives. The longer side of c is
+ * split into tasks of a size that does not depend on the number of threads, so neither do the results; k is never split.
+ */
+#include "ops/onednn/engine.h"
+#include "ops/onednn/kernels.h"
+#include "ops/onednn/matmul.h"
+
+#include <string.h>
+
+/* Of c's longer side, per task. oneDNN packs the other operand anew for each, so not too little. */
+enum { TASK = 512 };
+
+/* A matrix as oneDNN takes it: rows, or with 'T' columns, that are contiguous and ld apart. */
+typedef struct operand {
+    char transposed;
+    int64_t ld;
+} operand;
+
+static bool as_operand(const tr__matrix *m, operand *out)
+{
+    int64_t rows = m->row.n, columns = m->column.n;
+    if (m->row.ndim != 1 || m->column.ndim != 1) return false;
+    int64_t down = rows == 1 ? columns : m->row.stride[0], along = columns == 1 ? 1 : m->column.stride[0];
+    if (along == 1 && down >= columns) {
+        *out = (operand){'N', down};
+        return true;
+    }
+    if (rows == 1 && columns > 1) down = 1; /* one strided row is one column of a transposed matrix */
+    if (columns == 1) along = rows;
+    *out = (operand){'T', along};
+    return down == 1 && along >= rows;
+}
+
+static int64_t offset(operand o, int64_t row, int64_t column)
+{
+    return o.transposed == 'T' ? column * o.ld + row : row * o.ld + column;
+}
+
+typedef struct tasks {
+    const tr__gemm *p;
+    operand a, b, c;
+    tr_device device;
+    bool by_rows;
+    int64_t splits;         /* of one product */
+    tr__primitive *matmul[2]; /* not for f32: of a full task, and of the last one of a product */
+    atomic_int status;      /* of oneDNN */
+} tasks;
+
+/* The block of c that is one task's. */
+typedef struct block {
+    int64_t m, n, k;
+    const char *a, *b, *bias;
+    char *c;
+    const char *residual; /* rows residual_row apart */
+    int64_t residual_row;
+} block;
+
+static block block_of(const tasks *work, int64_t task)
+{
+    const tr__gemm *p = work->p;
+    int64_t batch = task / work->splits, from = task % work->splits * TASK, size = (int64_t)tr_dtype_size(p->a.dtype);
+    block t = {p->a.row.n, p->b.column.n, p->a.column.n, .residual_row = p->residual.data ? p->residual.row.stride[0] : 0};
+    int64_t row = work->by_rows ? from : 0, column = work->by_rows ? 0 : from;
+    int64_t *split = work->by_rows ? &t.m : &t.n;
+    *split = *split - from < TASK ? *split - from : TASK;
+    t.a = (const char *)p->a.data + (tr__axis_at(&p->a_batch, batch) + offset(work->a, row, 0)) * size;
+    t.b = (const char *)p->b.data + (tr__axis_at(&p->b_batch, batch) + offset(work->b, 0, column)) * size;
+    t.c = (char *)p->c.data + (tr__axis_at(&p->c_batch, batch) + offset(work->c, row, column)) * size;
+    if (p->bias) t.bias = (const char *)tr__ptr(p->bias) + column * size;
+    if (p->residual.data) t.residual = (const char *)p->residual.data + (row * t.residual_row + column) * size;
+    return t;
+}
+
+/* c = bias + residual: what the product is then added to. */
+static dnnl_status_t run_f32(const tasks *work, const block *t)
+{
+    const float *bias = (const float *)t->bias, *residual = (const float *)t->residual;
+    float *c = (float *)t->c;
+    for (int64_t i = 0; (bias || residual) && i < t->m; i++, c += work->c.ld) {
+        for (int64_t j = 0; j < t->n; j++) c[j] = (bias ? bias[j] : 0) + (residual ? residual[j] : 0);
+        if (residual) residual += t->residual_row;
+    }
+    float beta = bias || residual || work->p->accumulate ? 1 : 0;
+    return dnnl_sgemm(work->a.transposed, work->b.transposed, t->m, t->n, t->k, 1, (const float *)t->a, work->a.ld,
+        (const float *)t->b, work->b.ld, beta, (float *)t->c, work->c.ld);
+}
+
+static tr_status get_matmul(const tasks *work, int64_t task, tr__primitive **matmul)
+{
+    const tr__gemm *p = work->p;
+    block t = block_of(work, task);
+    tr__matmul key = {t.m, t.n, t.k, .c_row = work->c.ld, .dtype = p->a.dtype, .with_bias = t.bias != NULL};
+    key.a_row = offset(work->a, 1, 0);
+    key.a_column = offset(work->a, 0, 1);
+    key.b_row = offset(work->b, 1, 0);
+    key.b_column = offset(work->b, 0, 1);
+    key.accumulate = p->accumulate || t.residual;
+    return tr__matmul_get(&key, matmul);
+}
+
+static dnnl_status_t run_half(const tasks *work, const block *t, bool last)
+{
+    const tr__primitive *matmul = work->matmul[last];
+    for (int64_t i = 0; t->residual && i < t->m; i++) /* which the product is then added to */
+        memcpy(t->c + 2 * i * work->c.ld, t->residual + 2 * i * t->residual_row, 2 * (size_t)t->n);
+    size_t bytes = tr__primitive_scratch(matmul);
+    void *scratch = bytes ? tr__cpu_alloc(work->device.index, bytes) : NULL;
+    if (bytes && !scratch) return dnnl_out_of_memory;
+    dnnl_status_t status = tr__primitive_run(matmul, (const void *[]){t->a, t->b, t->c, t->bias}, scratch);
+    if (scratch) tr__cpu_free(work->device.index, scratch, bytes);
+    return status;
+}
+
+static void run_tasks(void *arg, int64_t begin, int64_t end)
+{
+    tasks *work = arg;
+    int threads = tr__onednn_enter();
+    for (int64_t task = begin; task < end; task++) {
+        block t = block_of(work, task);
+        bool last = task % work->splits == work->splits - 1;
+        dnnl_status_t status = work->p->a.dtype == TR_F32 ? run_f32(work, &t) : run_half(work, &t, last);
+        if (status != dnnl_success) atomic_store(&work->status, (int)status);
+    }
+    tr__onednn_leave(threads);
+}
+
+static bool plain_rows(const tr__matrix *m)
+{
+    operand o;
+    return as_operand(m, &o) && o.transposed == 'N';
+}
+
+static bool fits(const tr__gemm *p, tasks *work)
+{
+    int64_t m = p->a.row.n, n = p->b.column.n;
+    if (p->a.dtype == TR_F64 || p->a.column.n == 0 || m == 0 || n == 0) return false;
+    if (!as_operand(&p->a, &work->a) || !as_operand(&p->b, &work->b) || !as_operand(&p->c, &work->c)) return false;
+    if (work->c.transposed != 'N' || (p->bias && n > 1 && p->bias->stride[0] != 1)) return false;
+    return !p->residual.data || plain_rows(&p->residual);
+}
+
+tr_status tr__onednn_gemm(const tr__gemm *p, tr_device device)
+{
+    tasks work = {.p = p, .device = device};
+    if (!fits(p, &work)) return TR_DECLINED;
+    int64_t m = p->a.row.n, n = p->b.column.n;
+    work.by_rows = m >= n;
+    work.splits = ((work.by_rows ? m : n) + TASK - 1) / TASK;
+    tr_status status = TR_OK;
+    if (p->a.dtype != TR_F32) {
+        int threads = tr__onednn_enter(); /* a primitive remembers how many threads it was made for */
+        for (int i = 0; i < 2 && status == TR_OK; i++)
+            status = get_matmul(&work, i ? work.splits - 1 : 0, &work.matmul[i]);
+        tr__onednn_leave(threads);
+    }
+    if (status == TR_OK) {
+        tr__pool_for(tr__cpu_pool(device), p->c_batch.n * work.splits, 1, run_tasks, &work);
+        status = tr__onednn_fail((dnnl_status_t)work.status, "matrix product");
+    }
+    for (int i = 0; i < 2; i++) tr__primitive_unref(work.matmul[i]);
+    return status;
+}
