@@ -44,7 +44,7 @@ static tr_module *gpt2(void)
 static const struct model {
     const char *name;
     tr_module *(*make)(void);
-    bool reads, writes; /* words, not pictures; and says words, not classes */
+    bool reads, writes; /* words, not images; and predicts words, not classes */
 } models[] = {
     {"resnet18", resnet18, false, false},
     {"vit", vit, false, false},

@@ -57,8 +57,8 @@ TR_API tr_tensor *tr_greater_equal(tr_tensor *a, tr_tensor *b);
 /* a where the mask (bool) is true, b elsewhere; each gets its share of the gradient. */
 TR_API tr_tensor *tr_where(tr_tensor *mask, tr_tensor *a, tr_tensor *b);
 TR_API tr_tensor *tr_masked_fill(tr_tensor *x, tr_tensor *mask, double value); /* value where the mask is true */
-/* i64 [n], rising: at which of x's elements, counted as if x were flat, there is a true or a number that is not 0 (NaN is none);
- * n depends on what x holds, so a GPU is waited for. No gradient. */
+/* i64 [n], rising: the indices in flattened x of elements that are true or non-zero (NaN counts as non-zero). n depends on x's
+ * values, so the call waits for a GPU. No gradient. */
 TR_API tr_tensor *tr_flatnonzero(tr_tensor *x);
 
 /* Hendrycks & Gimpel 2016. GPT-2's tanh form: 0.5x(1 + tanh(sqrt(2/pi)(x + 0.044715x^3))); and the exact one, by erf. */

@@ -112,7 +112,7 @@ static tr_status come_back(tr_tensor *leaf)
     return give_place(arena, tr__arena_slot_of(leaf));
 }
 
-/* A step of some parameters is none of the others: each has a version of its own. */
+/* Each parameter has its own version: a step of some leaves the others' unchanged. */
 static tr_status divide(const tr__arena *arena)
 {
     size_t *begins = calloc((size_t)arena->n_slots, sizeof *begins);

@@ -1,11 +1,11 @@
 /*
- * The engine: walks a graph from its root against the direction of the forward and carries gradients along.
+ * The engine: walks a graph from its root to its leaves and computes gradients.
  *
- * A first walk counts, for every node and leaf, how many gradients will arrive. A node runs when all have; of those that
- * can run, the one that was recorded last does, so gradients become final in about the reverse order of the forward. What
- * leaves the graph for elsewhere goes first: a node that makes such a gradient, and others, makes that one, and the others
- * when it is on its way. All state of a walk is in the tr__backward: graphs are read only, so walks over graphs that share
- * nodes may follow each other or interleave.
+ * A first walk counts how many gradients will arrive at every node and leaf. A node is ready when all have. Of the ready nodes
+ * the one that was recorded last runs, so gradients become final in about the reverse order of the forward. Boundaries (send
+ * and receive) come first: a node with a boundary among its inputs computes that gradient first, and the others when it has
+ * been sent. All state of a walk is in the tr__backward; graphs are only read, so walks over graphs that share nodes may
+ * follow each other or interleave.
  */
 #include "autograd/arena.h"
 #include "autograd/engine.h"
@@ -24,26 +24,26 @@ typedef struct stop {
     tr__node *node;    /* or NULL, and */
     tr_tensor *leaf;
     int pending;       /* gradients that have yet to arrive */
-    bool begun;        /* what it gives to boundaries, it has given */
-    tr_tensor *grads[TR_OP_MAX_OUTPUTS]; /* of the node's outputs, or [0] of the leaf; kept; NULL: none so far */
+    bool begun;        /* its gradients for boundaries have been computed */
+    tr_tensor *grads[TR_OP_MAX_OUTPUTS]; /* references: of the node's outputs, or [0] of the leaf; NULL: none so far */
 } stop;
 
 struct tr__backward {
     bool retain;
-    bool as_now; /* parameters that were written to since the forward are taken as they are now, not refused */
-    const tr__backward_ends *apart; /* where gradients leave the graph; NULL: at the leaves themselves */
+    bool as_now; /* parameters that were written to since the forward are read as they are now, not refused */
+    const tr__gradient_sink *sink; /* of a detached backward; NULL: gradients go to the leaves */
     stop *stops;
     size_t count, capacity;
-    size_t counted;    /* stops whose inputs have been met */
+    size_t counted;    /* stops whose edges have been counted */
     size_t unfinished; /* stops that have not run */
     size_t *table;     /* open addressing from key to stop + 1; 0: empty */
     size_t table_size; /* a power of two, at least twice capacity */
     size_t *ready;     /* a heap of stops whose gradients are complete, latest node first */
     size_t n_ready;
-    tr__backward_ending *ends;
-    size_t n_ends;
-    bool finished;     /* they have been called */
-    bool deferred;     /* a hook of the leaf that is at its end has more to do */
+    tr__backward_callback *callbacks;
+    size_t n_callbacks;
+    bool finished;     /* the callbacks have been called */
+    bool deferred;     /* a hook of the current leaf called tr__backward_defer() */
 };
 
 static tr_status no_memory(void)
@@ -80,14 +80,14 @@ static tr_status make_room(tr__backward *b)
     return TR_OK;
 }
 
-/* The stop of a node or leaf, made when it is met first. *index is valid until the next call. */
-static tr_status meet(tr__backward *b, tr__node *node, tr_tensor *leaf, size_t *index)
+/* The stop of a node or leaf, made at the first call. */
+static tr_status find_stop(tr__backward *b, tr__node *node, tr_tensor *leaf, size_t *index)
 {
     if (b->count == b->capacity) TR__TRY(make_room(b));
     const void *key = node ? (const void *)node : (const void *)leaf;
     size_t slot = slot_of(b, key);
     if (!b->table[slot]) {
-        if (leaf && leaf->leaf->taker) TR__TRY(leaf->leaf->taker->meet(leaf->leaf->taker, b));
+        if (leaf && leaf->leaf->consumer) TR__TRY(leaf->leaf->consumer->expect(leaf->leaf->consumer, b));
         b->stops[b->count] = (stop){.key = key, .node = node, .leaf = leaf};
         b->table[slot] = ++b->count;
         b->unfinished++;
@@ -96,13 +96,13 @@ static tr_status meet(tr__backward *b, tr__node *node, tr_tensor *leaf, size_t *
     return TR_OK;
 }
 
-/* Does the graph go on elsewhere behind it? node: NULL, of a leaf or of nothing, is none. */
+/* Does the graph continue at another worker? node may be NULL. */
 static bool is_boundary(const tr__node *node)
 {
     return node && node->op->flags & TR__OP_BOUNDARY;
 }
 
-/* Of two stops that are ready. Only nodes become ready: leaves finish in arrive(). */
+/* Whether ready stop x runs before y. Only nodes become ready: leaves finish in arrive(). */
 static bool earlier(const tr__backward *b, size_t x, size_t y)
 {
     const tr__node *p = b->stops[x].node, *q = b->stops[y].node;
@@ -145,15 +145,15 @@ static tr_status refuse(const tr__node *node)
 /* Counts how many gradients will arrive at each stop that can be reached from those not yet counted. */
 static tr_status count_arrivals(tr__backward *b)
 {
-    for (; b->counted < b->count; b->counted++) { /* stops that are met join the end */
+    for (; b->counted < b->count; b->counted++) { /* new stops are appended */
         tr__node *node = b->stops[b->counted].node;
-        if (is_boundary(node)) TR__TRY(b->apart ? b->apart->meet(b->apart->user, node) : refuse(node));
-        if (node && node->graph_left && b->apart) b->apart->graph_left(b->apart->user, node);
+        if (is_boundary(node)) TR__TRY(b->sink ? b->sink->enter(b->sink->user, node) : refuse(node));
+        if (node && node->graph_left && b->sink) b->sink->graph_left(b->sink->user, node);
         for (int k = 0; node && k < node->n_inputs; k++) {
             tr__edge edge = node->edges[k];
             if (!edge.node && !edge.leaf) continue;
             size_t index;
-            TR__TRY(meet(b, edge.node, edge.leaf, &index));
+            TR__TRY(find_stop(b, edge.node, edge.leaf, &index));
             b->stops[index].pending++;
         }
     }
@@ -163,14 +163,14 @@ static tr_status count_arrivals(tr__backward *b)
 tr_status tr__backward_expect(tr__backward *b, tr__edge edge)
 {
     size_t index;
-    TR__TRY(meet(b, edge.node, edge.leaf, &index));
+    TR__TRY(find_stop(b, edge.node, edge.leaf, &index));
     b->stops[index].pending++;
     return count_arrivals(b);
 }
 
-/* ---- Gradients arrive ----------------------------------------------------------------------------------------------------- */
+/* ---- Arriving gradients ----------------------------------------------------------------------------------------------------- */
 
-/* Adds g (kept for us) to what is in place. */
+/* *place (+)= g; takes g's reference. */
 static tr_status add_up(tr_tensor **place, tr_tensor *g)
 {
     if (!*place) {
@@ -185,8 +185,8 @@ static tr_status add_up(tr_tensor **place, tr_tensor *g)
     return tr_status_of(sum);
 }
 
-/* Leaves the summed gradient at the leaf. g may be the leaf's place in its arena: it is there already then. */
-static tr_status settle(tr_tensor *t, tr_tensor *g)
+/* leaf->grad (+)= g, unless g is the leaf's place in its arena already. */
+static tr_status accumulate(tr_tensor *t, tr_tensor *g)
 {
     tr__leaf *leaf = t->leaf;
     if (g == leaf->grad) return TR_OK;
@@ -194,7 +194,7 @@ static tr_status settle(tr_tensor *t, tr_tensor *g)
     if (leaf->has_grad) return tr_copy_into(leaf->grad, tr_add(leaf->grad, g));
     leaf->has_grad = true;
     if (tr__arena_has_place(t)) return tr_copy_into(leaf->grad, g);
-    /* Nobody else has it: take it as it is. */
+    /* Without other references g itself becomes the gradient. */
     bool ours = atomic_load(&g->object.refs) == 1 && atomic_load(&g->storage->refs) == 1 && tr_is_contiguous(g);
     tr__unref(leaf->grad);
     leaf->grad = ours ? tr__ref(g) : tr_keep(tr__tensor_new(g->shape, g->dtype, tr__device_of(g)));
@@ -202,7 +202,7 @@ static tr_status settle(tr_tensor *t, tr_tensor *g)
     return ours ? TR_OK : tr_copy_into(leaf->grad, g);
 }
 
-/* What hooks see stays while they run, and so do they, whatever they remove or clear. */
+/* The gradient and the hooks live while these run, whatever a hook removes or clears. */
 static tr_status call_hooks(tr__backward *b, tr_tensor *t, tr_tensor *final)
 {
     tr_status status = TR_OK;
@@ -220,22 +220,22 @@ static tr_status finish_leaf(tr__backward *b, stop *at)
     tr_tensor *t = at->leaf, *g = at->grads[0];
     b->unfinished--;
     if (!g) return TR_OK;
-    if (b->apart)
-        TR__TRY(b->apart->leaf(b->apart->user, t, g, &g));
+    if (b->sink)
+        TR__TRY(b->sink->leaf(b->sink->user, t, g, &g));
     else
-        TR__TRY(settle(t, g));
-    tr_tensor *final = b->apart ? g : t->leaf->grad;
+        TR__TRY(accumulate(t, g));
+    tr_tensor *final = b->sink ? g : t->leaf->grad;
     tr__unref(at->grads[0]);
     at->grads[0] = NULL;
     b->deferred = false;
     TR__TRY(call_hooks(b, t, final));
-    if (t->leaf->taker) return t->leaf->taker->take(t->leaf->taker);
-    return b->apart && !b->deferred ? b->apart->complete(b->apart->user, t) : TR_OK;
+    if (t->leaf->consumer) return t->leaf->consumer->consume(t->leaf->consumer);
+    return b->sink && !b->deferred ? b->sink->complete(b->sink->user, t) : TR_OK;
 }
 
 /*
- * Adds g (kept for us) to a leaf's sum, which is `sum` or nothing yet. A kernel may have written a gradient straight into
- * the leaf's place in its arena, adding to what was there: then g, or the sum, is that place itself.
+ * *sum (+)= g; takes g's reference. A kernel may have added a gradient directly to the leaf's place in its arena: then g, or
+ * the sum, is that place itself.
  */
 static tr_status add_to_leaf(tr_tensor **sum, tr_tensor *g, const tr_tensor *place)
 {
@@ -248,15 +248,15 @@ static tr_status add_to_leaf(tr_tensor **sum, tr_tensor *g, const tr_tensor *pla
     return status;
 }
 
-/* g, kept for us or NULL, arrives over an edge. */
+/* g arrives over an edge, with its reference; NULL: no gradient. */
 static tr_status arrive(tr__backward *b, tr__edge edge, tr_tensor *g)
 {
     size_t index = b->table[slot_of(b, edge.node ? (const void *)edge.node : (const void *)edge.leaf)] - 1;
     stop *at = &b->stops[index];
     tr_status status = TR_OK;
-    /* Apart, the leaf's place is none of ours: other backwards may be at it. */
-    if (g && edge.leaf && b->apart) status = add_up(&at->grads[0], g);
-    if (g && edge.leaf && !b->apart) status = add_to_leaf(&at->grads[0], g, edge.leaf->leaf->grad);
+    /* A detached backward leaves the leaf's place alone: other backwards may be using it. */
+    if (g && edge.leaf && b->sink) status = add_up(&at->grads[0], g);
+    if (g && edge.leaf && !b->sink) status = add_to_leaf(&at->grads[0], g, edge.leaf->leaf->grad);
     if (g && edge.node) status = add_up(&at->grads[edge.output], g);
     if (--at->pending > 0 || status != TR_OK) return status;
     if (edge.leaf) return finish_leaf(b, at);
@@ -297,7 +297,7 @@ static tr_status run_backward(const tr_op *op, tr_backward_call *call)
     return status;
 }
 
-/* Calls the op's backward for the inputs with a need; the gradients it gives are kept. */
+/* Calls the op's backward for the inputs that need a gradient; grads: references. */
 static tr_status call_backward(const tr__backward *b, const tr__node *node, const bool *needs,
     tr_tensor *const *grad_outputs, tr_tensor **grads)
 {
@@ -309,10 +309,10 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
         .call = {node->op, node->attrs, node->n_inputs, node->n_outputs, inputs, outputs, grad_outputs, needs, grads},
         .node = node,
         .retain = b->retain,
-        .apart = b->apart != NULL,
+        .detached = b->sink != NULL,
         .as_now = b->as_now,
     };
-    tr_dtype autocast = tr__autocast_set(TR_F32); /* the forward has chosen the dtypes */
+    tr_dtype autocast = tr__autocast_set(TR_F32); /* the forward chose the dtypes */
     if (status == TR_OK) status = run_backward(node->op, &step.call);
     tr__autocast_set(autocast);
     for (int i = 0; i < node->n_inputs; i++) {
@@ -327,7 +327,7 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
     return status;
 }
 
-/* Which inputs' gradients a stop is to give now; any: there are some. Returns whether others are left for later. */
+/* Which inputs' gradients a stop computes now; any: its outputs have gradients. Returns whether it runs again for the others. */
 static bool choose(const tr__backward *b, const stop *at, bool any, bool *now)
 {
     const tr__node *node = at->node;
@@ -337,12 +337,12 @@ static bool choose(const tr__backward *b, const stop *at, bool any, bool *now)
         first |= is_boundary(node->edges[i].node);
         rest |= now[i] && !is_boundary(node->edges[i].node);
     }
-    bool apart = any && b->apart && node->op->flags & TR__OP_BY_INPUT && first && rest;
-    for (int i = 0; apart && i < node->n_inputs; i++) now[i] &= is_boundary(node->edges[i].node) != at->begun;
-    return apart && !at->begun;
+    bool split = any && b->sink && node->op->flags & TR__OP_BY_INPUT && first && rest;
+    for (int i = 0; split && i < node->n_inputs; i++) now[i] &= is_boundary(node->edges[i].node) != at->begun;
+    return split && !at->begun;
 }
 
-/* What a stop has given goes on over the edges it was asked for. */
+/* The gradients that a stop has computed arrive over its edges. */
 static tr_status pass_on(tr__backward *b, const tr__node *node, const bool *now, tr_tensor *const *grads, tr_status status)
 {
     for (int i = 0; i < node->n_inputs; i++) {
@@ -372,11 +372,11 @@ static tr_status run_node(tr__backward *b, size_t index)
     tr_status status = TR_OK;
     for (int i = 0; i < node->n_outputs; i++) any |= at->grads[i] != NULL;
     if (any && node->released)
-        return tr__fail(TR_STATE, "backward: the graph behind %s has been through a backward before, which gave up what "
-            "it had saved; pass .retain_graph = true to the first one", node->op->name);
+        return tr__fail(TR_STATE, "backward: an earlier backward through %s released what the graph had saved; pass "
+            ".retain_graph = true to the first one", node->op->name);
     bool again = choose(b, at, any, now);
-    if (b->apart && is_boundary(node))
-        status = b->apart->leave(b->apart->user, node, at->grads);
+    if (b->sink && is_boundary(node))
+        status = b->sink->leave(b->sink->user, node, at->grads);
     else if (any)
         status = call_backward(b, node, now, at->grads, grads);
     if (again && status == TR_OK) {
@@ -390,15 +390,15 @@ static tr_status run_node(tr__backward *b, size_t index)
     return pass_on(b, node, now, grads, status);
 }
 
-/* ---- A backward ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Backwards ----------------------------------------------------------------------------------------------------------------- */
 
-tr_status tr__backward_at_end(tr__backward *b, tr__backward_ending ending)
+tr_status tr__backward_on_end(tr__backward *b, tr__backward_callback callback)
 {
-    tr__backward_ending *ends = realloc(b->ends, (b->n_ends + 1) * sizeof *ends);
-    if (!ends) return no_memory();
-    b->ends = ends;
-    b->ends[b->n_ends++] = ending;
-    tr__ref(ending.held);
+    tr__backward_callback *callbacks = realloc(b->callbacks, (b->n_callbacks + 1) * sizeof *callbacks);
+    if (!callbacks) return no_memory();
+    b->callbacks = callbacks;
+    b->callbacks[b->n_callbacks++] = callback;
+    tr__ref(callback.held);
     return TR_OK;
 }
 
@@ -422,9 +422,9 @@ bool tr__backward_done(const tr__backward *b)
     return b->unfinished == 0;
 }
 
-const tr__backward_ends *tr__backward_apart(const tr__backward *b)
+const tr__gradient_sink *tr__backward_sink(const tr__backward *b)
 {
-    return b->apart;
+    return b->sink;
 }
 
 void tr__backward_defer(tr__backward *b)
@@ -436,17 +436,17 @@ tr_status tr__backward_finish(tr__backward *b, tr_status status)
 {
     TR_SCOPE;
     TR_NO_GRAD;
-    for (size_t i = 0; i < b->n_ends && !b->finished; i++) {
-        tr_status ended = b->ends[i].finish(b->ends[i].user, status);
+    for (size_t i = 0; i < b->n_callbacks && !b->finished; i++) {
+        tr_status ended = b->callbacks[i].finish(b->callbacks[i].user, status);
         if (status == TR_OK) status = ended;
     }
     b->finished = true;
     return status;
 }
 
-void tr__backward_give_up(const tr__backward *b, tr_status status)
+void tr__backward_cancel(const tr__backward *b, tr_status status)
 {
-    for (size_t i = 0; i < b->n_ends; i++) b->ends[i].give_up(b->ends[i].user, b, status);
+    for (size_t i = 0; i < b->n_callbacks; i++) b->callbacks[i].cancel(b->callbacks[i].user, b, status);
 }
 
 /* Frees what a backward has. */
@@ -455,28 +455,28 @@ static tr_status finish(tr__backward *b, tr_status status)
     status = tr__backward_finish(b, status);
     for (size_t i = 0; i < b->count; i++)
         for (int k = 0; k < TR_OP_MAX_OUTPUTS; k++) tr__unref(b->stops[i].grads[k]);
-    for (size_t i = 0; i < b->n_ends; i++) tr__unref(b->ends[i].held);
+    for (size_t i = 0; i < b->n_callbacks; i++) tr__unref(b->callbacks[i].held);
     free(b->stops);
     free(b->table);
     free(b->ready);
-    free(b->ends);
+    free(b->callbacks);
     return status;
 }
 
-tr__backward *tr__backward_new(const tr__backward_ends *ends, bool retain)
+tr__backward *tr__backward_new(const tr__gradient_sink *sink, bool retain)
 {
     tr__backward *b = calloc(1, sizeof *b);
     if (!b) {
         no_memory();
         return NULL;
     }
-    b->apart = ends;
+    b->sink = sink;
     b->as_now = true;
     b->retain = retain;
     return b;
 }
 
-tr_status tr__backward_end(tr__backward *b, tr_status status)
+tr_status tr__backward_free(tr__backward *b, tr_status status)
 {
     status = finish(b, status);
     free(b);

@@ -9,7 +9,7 @@ tr_tensor *tr_grad(const tr_tensor *leaf)
 {
     if (!leaf || tr__bad(leaf) || !leaf->leaf) return NULL;
     if (leaf->leaf->has_grad) return leaf->leaf->grad;
-    if (!leaf->leaf->taker) return NULL;
+    if (!leaf->leaf->consumer) return NULL;
     return tr__tensor_fail(TR_STATE, "grad: an optimizer steps parameter %s in backward, which uses its gradient up; a gradient "
         "hook sees it", TR__TEXT(leaf->shape));
 }
@@ -29,7 +29,7 @@ tr_status tr__gradients_stay(const char *what, const tr_tensor_list *leaves, con
     TR__TRY(tr_status_of(leaves));
     for (int i = 0; i < tr_list_count(leaves); i++) {
         const tr__leaf *leaf = tr_list_at(leaves, i)->leaf;
-        if (leaf && leaf->taker)
+        if (leaf && leaf->consumer)
             return tr__fail(TR_UNSUPPORTED, "%s: an optimizer steps \"%s\" in backward (tr_step_in_backward()): %s", what,
                 tr_list_name(leaves, i), why);
     }

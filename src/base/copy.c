@@ -36,7 +36,7 @@ size_t tr__shared_cache(void)
 {
     size_t kib = 0;
     FILE *f = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "re"); /* "32768K" */
-    if (f && fscanf(f, "%zuK", &kib) != 1) kib = 0; // NOLINT(cert-err34-c): a damaged number is none
+    if (f && fscanf(f, "%zuK", &kib) != 1) kib = 0; // NOLINT(cert-err34-c): a damaged number counts as 0
     if (f) fclose(f);
     return (kib ? kib : 32 << 10) << 10;
 }

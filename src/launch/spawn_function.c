@@ -26,14 +26,14 @@ static int first_failure(const tr__call *call, int ranks)
 }
 
 /* A rank that exited with 0, but not by returning; -1: none. */
-static int first_truant(const tr__call *call, int ranks)
+static int first_early_exit(const tr__call *call, int ranks)
 {
     for (int i = 0; i < ranks; i++)
         if (tr__call_progress_of(call, i) != TR__CALL_RETURNED) return i;
     return -1;
 }
 
-static tr_status blame(const tr__call *call, int rank, tr_launch_report *report)
+static tr_status report_rank(const tr__call *call, int rank, tr_launch_report *report)
 {
     tr_status status = tr__call_result(call, rank);
     tr__fail_context(status, "rank %d", rank);
@@ -43,7 +43,7 @@ static tr_status blame(const tr__call *call, int rank, tr_launch_report *report)
 }
 
 /* The launcher has found the rank that the victim lost; what the victim's function said is the message. */
-static tr_status blame_culprit(const tr__call *call, int victim, tr_launch_report *report)
+static tr_status report_culprit(const tr__call *call, int victim, tr_launch_report *report)
 {
     bool returned = tr__call_progress_of(call, report->first_rank) == TR__CALL_RETURNED;
     const char *what = returned ? "returned, though others still needed it"
@@ -59,16 +59,16 @@ static tr_status blame_culprit(const tr__call *call, int victim, tr_launch_repor
 static tr_status conclude(const tr__call *call, int ranks, tr_status launched, int victim, tr_launch_report *report)
 {
     if (launched == TR_OK) {
-        int truant = first_truant(call, ranks);
-        return truant < 0 ? TR_OK : blame(call, truant, report);
+        int early = first_early_exit(call, ranks);
+        return early < 0 ? TR_OK : report_rank(call, early, report);
     }
     if (launched != TR_CHILD || (report->signal && victim < 0)) return launched;
     int first = first_failure(call, ranks);
     bool only_victims = first >= 0 && tr__call_result(call, first) == TR_PEER;
-    if (victim >= 0 && only_victims) return blame_culprit(call, first, report);
+    if (victim >= 0 && only_victims) return report_culprit(call, first, report);
     tr__call_progress progress = tr__call_progress_of(call, report->first_rank);
-    if (first >= 0 && (!only_victims || progress == TR__CALL_RETURNED)) return blame(call, first, report);
-    if (progress == TR__CALL_OUTSIDE || !report->exit_code) return blame(call, report->first_rank, report);
+    if (first >= 0 && (!only_victims || progress == TR__CALL_RETURNED)) return report_rank(call, first, report);
+    if (progress == TR__CALL_OUTSIDE || !report->exit_code) return report_rank(call, report->first_rank, report);
     return tr__fail(launched, "%s", report->text); /* it exited by itself: "rank 1 (pid 4242) exited with 3 …" */
 }
 

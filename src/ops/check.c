@@ -1,6 +1,6 @@
 /*
- * TRIREME_CHECK=nan (or inf, for infinities, too): what a kernel has written is looked at before anyone reads it, so the first
- * op to make a number that is none is the one that fails.
+ * TRIREME_CHECK=nan (or inf, for infinities, too): checks the outputs of every kernel, so that the first op that computes a
+ * NaN is the one that fails.
  */
 #include "ops/op.h"
 
@@ -25,7 +25,7 @@ bool tr__checks_numbers(void)
     return level != NOTHING;
 }
 
-/* The first number that is none, in row-major order: its place and value; false: all are sound. */
+/* The first NaN (or infinity), in row-major order: its place and value. false: there is none. */
 static bool find(const tr_tensor *t, tr_shape *place, double *value)
 {
     enum { BLOCK = 512 };

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Making and ending nodes --------------------------------------------------------------------------------------- */
+/* ---- Making and freeing nodes --------------------------------------------------------------------------------------- */
 
 /* Process-wide: nodes are numbered in the order they are made, over all threads. */
 static atomic_uint_fast64_t next_sequence = 1;
@@ -45,11 +45,11 @@ void tr__node_keep(tr__node *node)
     node_ref(node);
 }
 
-void tr__node_drop(tr__node *node, tr__node **dying)
+void tr__node_drop(tr__node *node, tr__node **unreferenced)
 {
     if (!node || atomic_fetch_sub_explicit(&node->refs, 1, memory_order_acq_rel) != 1) return;
-    node->next_dying = *dying;
-    *dying = node;
+    node->next_unreferenced = *unreferenced;
+    *unreferenced = node;
 }
 
 void tr__saved_drop_tensor(tr__saved *saved)
@@ -60,28 +60,28 @@ void tr__saved_drop_tensor(tr__saved *saved)
     saved->tensor = NULL;
 }
 
-void tr__saved_give_up(tr__saved *saved, tr__node **dying)
+void tr__saved_release(tr__saved *saved, tr__node **unreferenced)
 {
     tr__saved_drop_tensor(saved);
-    tr__node_drop(saved->maker, dying);
-    if (saved->segment) tr__segment_give_up(saved, dying);
+    tr__node_drop(saved->maker, unreferenced);
+    if (saved->segment) tr__segment_release(saved, unreferenced);
     *saved = (tr__saved){0};
 }
 
-static void give_up_all(tr__node *node, tr__node **dying)
+static void release_saved(tr__node *node, tr__node **unreferenced)
 {
-    for (int i = 0; i < node->n_inputs; i++) tr__saved_give_up(&node->saved_inputs[i], dying);
-    for (int i = 0; i < node->n_outputs; i++) tr__saved_give_up(&node->saved_outputs[i], dying);
+    for (int i = 0; i < node->n_inputs; i++) tr__saved_release(&node->saved_inputs[i], unreferenced);
+    for (int i = 0; i < node->n_outputs; i++) tr__saved_release(&node->saved_outputs[i], unreferenced);
 }
 
-void tr__nodes_bury(tr__node *dying)
+void tr__nodes_free(tr__node *unreferenced)
 {
-    while (dying) {
-        tr__node *node = dying;
-        dying = node->next_dying;
-        give_up_all(node, &dying);
+    while (unreferenced) {
+        tr__node *node = unreferenced;
+        unreferenced = node->next_unreferenced;
+        release_saved(node, &unreferenced);
         for (int i = 0; i < node->n_inputs; i++) {
-            tr__node_drop(node->edges[i].node, &dying);
+            tr__node_drop(node->edges[i].node, &unreferenced);
             tr__unref(node->edges[i].leaf);
         }
         free(node);
@@ -90,41 +90,41 @@ void tr__nodes_bury(tr__node *dying)
 
 void tr__node_unref(tr__node *node)
 {
-    tr__node *dying = NULL;
-    tr__node_drop(node, &dying);
-    tr__nodes_bury(dying);
+    tr__node *unreferenced = NULL;
+    tr__node_drop(node, &unreferenced);
+    tr__nodes_free(unreferenced);
 }
 
 void tr__node_release(tr__node *node)
 {
-    tr__node *dying = NULL;
+    tr__node *unreferenced = NULL;
     node->released = true;
-    give_up_all(node, &dying);
-    tr__nodes_bury(dying);
+    release_saved(node, &unreferenced);
+    tr__nodes_free(unreferenced);
 }
 
 /* ---- Saving ---------------------------------------------------------------------------------------------------------- */
 
-/* Would what made t make it again as it is? Not when it has been written to since. */
-static bool can_be_made_again(const tr_tensor *t)
+/* Can t be recomputed as it is? Not when it was written to since it was made. */
+static bool can_recompute(const tr_tensor *t)
 {
     return t->node && t->node->op->flags & TR_OP_CHEAP && t->node->made[t->output] == tr__version(t);
 }
 
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute)
 {
-    if (may_recompute && can_be_made_again(t)) {
+    if (may_recompute && can_recompute(t)) {
         saved->maker = node_ref(t->node);
         saved->output = t->output;
         return TR_OK;
     }
     tr_status status;
     bool is_leaf = t->requires_grad && !t->node;
-    if (!is_leaf && tr__segment_takes(saved, t, &status)) return status;
+    if (!is_leaf && tr__segment_saves(saved, t, &status)) return status;
     return tr__saved_keep(saved, t);
 }
 
-/* Has t a leaf's elements: is it one, or a view of one, or, detached from the graph, of an arena? */
+/* Does t show a leaf's elements: is it a leaf, a view of one, or a detached view of an arena? */
 static bool is_of_leaf(const tr_tensor *t)
 {
     if (t->storage->sections) return true;
@@ -147,18 +147,18 @@ tr_status tr__saved_keep(tr__saved *saved, const tr_tensor *t)
     return TR_OK;
 }
 
-/* A tensor in error with a reference of the caller's. */
+/* A tensor in error: a new reference. */
 static tr_tensor *kept_error(void)
 {
     TR_SCOPE;
     return tr_keep(tr__tensor_failed());
 }
 
-static tr_tensor *recompute(const tr__saved *saved, bool apart)
+static tr_tensor *recompute(const tr__saved *saved, bool as_now)
 {
     const tr__node *maker = saved->maker;
     if (maker->released) {
-        tr__fail(TR_STATE, "the output of %s is needed again, but an earlier backward gave up what it is made from: "
+        tr__fail(TR_STATE, "the output of %s is needed again, but an earlier backward released what it is computed from: "
             "pass .retain_graph = true there", maker->op->name);
         return kept_error();
     }
@@ -166,7 +166,7 @@ static tr_tensor *recompute(const tr__saved *saved, bool apart)
     tr_status status = TR_OK;
     TR_SCOPE;
     for (int i = 0; i < maker->n_inputs && status == TR_OK; i++) {
-        inputs[i] = tr__saved_get(&maker->saved_inputs[i], apart);
+        inputs[i] = tr__saved_get(&maker->saved_inputs[i], as_now);
         status = tr_status_of(inputs[i]);
     }
     tr_op_call call = {maker->op, maker->attrs, maker->n_inputs, 0, inputs, outputs};
@@ -175,12 +175,12 @@ static tr_tensor *recompute(const tr__saved *saved, bool apart)
     return tr_keep(status == TR_OK ? outputs[saved->output] : tr__tensor_failed());
 }
 
-tr_tensor *tr__saved_get(const tr__saved *saved, bool apart)
+tr_tensor *tr__saved_get(const tr__saved *saved, bool as_now)
 {
-    if (saved->maker) return recompute(saved, apart);
-    if (saved->segment) return tr__segment_get(saved, apart);
+    if (saved->maker) return recompute(saved, as_now);
+    if (saved->segment) return tr__segment_get(saved, as_now);
     if (!saved->tensor) return NULL;
-    if (saved->version != tr__version(saved->tensor) && !(apart && saved->of_leaf)) {
+    if (saved->version != tr__version(saved->tensor) && !(as_now && saved->of_leaf)) {
         tr__fail(TR_STATE, "a tensor %s that backward needs was written to after the forward",
             TR__TEXT(saved->tensor->shape));
         return kept_error();
@@ -321,7 +321,7 @@ bool tr__as_now(const tr_backward_call *call)
     return ((const tr__backward_step *)(const void *)call)->as_now;
 }
 
-/* The node and the call have a reference each, and what shows the same memory has one to the storage. */
+/* The node and the call hold one reference each; any other view would hold one of the storage. */
 bool tr__is_spare(const tr_backward_call *call, int i)
 {
     const tr_tensor *t = call->inputs[i];
@@ -334,7 +334,7 @@ tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
     const tr__backward_step *step = (tr__backward_step *)(void *)call;
     const tr__node *node = step->node;
     tr_tensor *leaf = node->edges[i].leaf;
-    bool stays = leaf && leaf->leaf->arena && !step->apart, has_place = stays && leaf->leaf->grad;
+    bool stays = leaf && leaf->leaf->arena && !step->detached, has_place = stays && leaf->leaf->grad;
     *accumulate = stays && leaf->leaf->has_grad;
     tr_tensor *target = has_place ? leaf->leaf->grad
         : tr__tensor_new(node->inputs[i].shape, node->inputs[i].dtype, node->inputs[i].device);

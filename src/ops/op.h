@@ -89,7 +89,7 @@ tr_status tr__dtype_of_x(const char *op, const char *what, const tr_tensor *t, c
 /* Under autocast: inputs as op wants them, written to out, which is returned; inputs itself when nothing is to be cast. */
 tr_tensor *const *tr__autocast_inputs(const tr_op *op, tr_tensor *const *inputs, int n, tr_tensor **out);
 
-/* TRIREME_CHECK=nan: whether what kernels write is looked at, and the look; a failure when a number is none (check.c). */
+/* TRIREME_CHECK=nan (check.c): is it on, and the check itself, which fails where an output contains a NaN. */
 bool tr__checks_numbers(void);
 tr_status tr__check_numbers(const tr_op_call *call);
 

@@ -7,7 +7,7 @@
 typedef struct slot {
     tr_shape shape;
     tr_dtype dtype;
-    bool gone;      /* its node needs it no more */
+    bool released;  /* by its node */
     tr__saved kept; /* empty until f has run again */
 } slot;
 
@@ -18,10 +18,10 @@ typedef struct input {
     tr__edge edge;
 } input;
 
-/* A leaf that f's ops take, saved or not: f needs it as it was. */
+/* A leaf that f's ops read, saved or not: it must be unchanged when f runs again. */
 typedef struct noted_leaf {
     tr_tensor *leaf;
-    tr__saved kept; /* its elements and their version then */
+    tr__saved kept; /* its elements and their version at the forward */
 } noted_leaf;
 
 struct tr__recompute_segment {
@@ -62,14 +62,14 @@ static void drop_leaves(tr__recompute_segment *s)
     s->n_leaves = 0;
 }
 
-/* ---- Making and ending --------------------------------------------------------------------------------------------------- */
+/* ---- Making and freeing --------------------------------------------------------------------------------------------------- */
 
-static void drop_segment(tr__recompute_segment *s, tr__node **dying)
+static void drop_segment(tr__recompute_segment *s, tr__node **unreferenced)
 {
     if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
     for (int i = 0; i < s->n_inputs; i++) {
-        tr__saved_give_up(&s->inputs[i].value, dying);
-        tr__node_drop(s->inputs[i].edge.node, dying);
+        tr__saved_release(&s->inputs[i].value, unreferenced);
+        tr__node_drop(s->inputs[i].edge.node, unreferenced);
         tr__unref(s->inputs[i].edge.leaf);
     }
     drop_leaves(s);
@@ -82,7 +82,7 @@ static void drop_segment(tr__recompute_segment *s, tr__node **dying)
     free(s);
 }
 
-/* Keeps an input as a node would: what made it may be recomputed, and around us there may be another segment. */
+/* Saves an input as a node would: by recomputing it, or in the segment around this one. */
 static tr_status keep_input(input *in, tr_tensor *x)
 {
     if (!x) return TR_OK;
@@ -112,9 +112,9 @@ static tr__recompute_segment *new_segment(tr__segment_function f, tr_tensor *con
     tr_status status = TR_OK;
     for (int i = 0; i < n && status == TR_OK; i++) status = keep_input(&s->inputs[i], inputs[i]);
     if (status == TR_OK) return s;
-    tr__node *dying = NULL;
-    drop_segment(s, &dying);
-    tr__nodes_bury(dying);
+    tr__node *unreferenced = NULL;
+    drop_segment(s, &unreferenced);
+    tr__nodes_free(unreferenced);
     return NULL;
 }
 
@@ -130,9 +130,9 @@ tr_tensor *tr__segment_run(tr__segment_function f, tr_tensor *const *inputs, int
     running = &r;
     tr_tensor *y = f(inputs, n, user);
     running = r.outer;
-    tr__node *dying = NULL;
-    drop_segment(s, &dying); /* the nodes have it */
-    tr__nodes_bury(dying);
+    tr__node *unreferenced = NULL;
+    drop_segment(s, &unreferenced); /* the nodes have it */
+    tr__nodes_free(unreferenced);
     return tr_escape(y);
 }
 
@@ -173,13 +173,13 @@ tr_status tr__segment_note(tr_tensor *leaf)
     return TR_OK;
 }
 
-/* f will take the leaf itself, which may have moved: an optimizer moves it into an arena, with its version. */
-static tr_status check_leaves(const tr__recompute_segment *s, bool apart)
+/* f reads the leaf itself, not what was saved: an optimizer may have moved it into an arena, with its version. */
+static tr_status check_leaves(const tr__recompute_segment *s, bool as_now)
 {
-    for (int i = 0; i < s->n_leaves && !apart; i++) {
+    for (int i = 0; i < s->n_leaves && !as_now; i++) {
         const tr_tensor *leaf = s->leaves[i].leaf;
         if (tr__version(leaf) == s->leaves[i].kept.version) continue;
-        return tr__fail(TR_STATE, "checkpoint: a tensor %s that the function takes again was written to after the "
+        return tr__fail(TR_STATE, "checkpoint: a tensor %s that the function reads again was written to after the "
             "forward", TR__TEXT(leaf->shape));
     }
     return TR_OK;
@@ -210,15 +210,15 @@ static tr_status fill_slot(run *r, const tr_tensor *t)
     if (!tr__shape_equal(s->shape, t->shape) || s->dtype != t->dtype)
         return tr__fail(TR_STATE, "checkpoint: computed again, the function saves %s %s where it saved %s %s first; it must do "
             "the same both times", tr_dtype_name(t->dtype), TR__TEXT(t->shape), tr_dtype_name(s->dtype), TR__TEXT(s->shape));
-    return s->gone ? TR_OK : tr__saved_keep(&s->kept, t);
+    return s->released ? TR_OK : tr__saved_keep(&s->kept, t);
 }
 
-bool tr__segment_takes(tr__saved *saved, const tr_tensor *t, tr_status *status)
+bool tr__segment_saves(tr__saved *saved, const tr_tensor *t, tr_status *status)
 {
     run *r = running;
     if (!r) return false;
     if (r->replay) {
-        *status = fill_slot(r, t); /* for the nodes of the forward; this one is thrown away */
+        *status = fill_slot(r, t); /* for the nodes of the forward; this one is discarded */
         return true;
     }
     *status = add_slot(r->segment, t);
@@ -229,30 +229,30 @@ bool tr__segment_takes(tr__saved *saved, const tr_tensor *t, tr_status *status)
     return true;
 }
 
-void tr__segment_give_up(tr__saved *saved, tr__node **dying)
+void tr__segment_release(tr__saved *saved, tr__node **unreferenced)
 {
     tr__recompute_segment *s = saved->segment;
     pthread_mutex_lock(&s->lock);
     slot *mine = &s->slots[saved->output];
     tr__saved kept = mine->kept;
     mine->kept = (tr__saved){0};
-    mine->gone = true;
+    mine->released = true;
     pthread_mutex_unlock(&s->lock);
     tr__saved_drop_tensor(&kept);
-    drop_segment(s, dying);
+    drop_segment(s, unreferenced);
 }
 
-/* ---- Computing again ------------------------------------------------------------------------------------------------------- */
+/* ---- Recomputing ------------------------------------------------------------------------------------------------------- */
 
-/* An input as f got it: in the graph, so that what is cheap to recompute is recognised as it was. */
-static tr_tensor *input_again(const input *in, bool apart)
+/* An input as f got it: with its node, so that f saves the same tensors as in its first run. */
+static tr_tensor *input_again(const input *in, bool as_now)
 {
     if (!in->given) return NULL;
     if (in->edge.leaf) {
         tr__scope_ref(in->edge.leaf);
         return in->edge.leaf;
     }
-    tr_tensor *value = tr__saved_get(&in->value, apart);
+    tr_tensor *value = tr__saved_get(&in->value, as_now);
     if (tr__bad(value)) {
         tr__unref(value);
         return tr__tensor_failed();
@@ -267,11 +267,11 @@ static tr_tensor *input_again(const input *in, bool apart)
     return x;
 }
 
-static tr_status run_again(tr__recompute_segment *s, tr_tensor **inputs, bool apart)
+static tr_status run_again(tr__recompute_segment *s, tr_tensor **inputs, bool as_now)
 {
-    TR__TRY(check_leaves(s, apart));
+    TR__TRY(check_leaves(s, as_now));
     for (int i = 0; i < s->n_inputs; i++) {
-        inputs[i] = input_again(&s->inputs[i], apart);
+        inputs[i] = input_again(&s->inputs[i], as_now);
         TR__TRY(tr_status_of(inputs[i]));
     }
     run r = {.segment = s, .replay = true}, *outer = running;
@@ -288,29 +288,29 @@ static tr_status run_again(tr__recompute_segment *s, tr_tensor **inputs, bool ap
     return status;
 }
 
-static tr_status fill(tr__recompute_segment *s, bool apart)
+static tr_status fill(tr__recompute_segment *s, bool as_now)
 {
     TR_SCOPE;
     tr_tensor **inputs = calloc((size_t)s->n_inputs + 1, sizeof *inputs);
     if (!inputs) return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
-    tr_status status = run_again(s, inputs, apart);
+    tr_status status = run_again(s, inputs, as_now);
     free(inputs);
     s->filled = status == TR_OK;
     for (int k = 0; k < s->n_slots && !s->filled; k++) {
         tr__saved_drop_tensor(&s->slots[k].kept);
         s->slots[k].kept = (tr__saved){0};
     }
-    if (s->filled) drop_leaves(s); /* f does not run again: what it needed as it was may be written to */
+    if (s->filled) drop_leaves(s); /* f does not run again: its leaves may be written to now */
     return status;
 }
 
-tr_tensor *tr__segment_get(const tr__saved *saved, bool apart)
+tr_tensor *tr__segment_get(const tr__saved *saved, bool as_now)
 {
     tr__recompute_segment *s = saved->segment;
     pthread_mutex_lock(&s->lock);
-    tr_status status = s->filled ? TR_OK : fill(s, apart);
+    tr_status status = s->filled ? TR_OK : fill(s, as_now);
     tr_tensor *t = NULL;
-    if (status == TR_OK) t = tr__saved_get(&s->slots[saved->output].kept, apart);
+    if (status == TR_OK) t = tr__saved_get(&s->slots[saved->output].kept, as_now);
     pthread_mutex_unlock(&s->lock);
     if (t) return t;
     TR_SCOPE;
@@ -326,11 +326,11 @@ static const void *draw(run *r, const void *attrs, size_t size)
     size_t room = (size + 15) / 16 * 16;
     if (r->replay) {
         const char *own = s->draws + r->next_draw;
-        if (r->next_draw + room > s->draws_size) return attrs; /* it saves other tensors, too: that fails */
+        if (r->next_draw + room > s->draws_size) return attrs; /* f does other things this time: its slots will not match */
         r->next_draw += room;
         return own;
     }
-    attrs = draw(r->outer, attrs, size); /* an outer segment that runs again has the say */
+    attrs = draw(r->outer, attrs, size); /* an outer segment that runs again decides */
     char *draws = realloc(s->draws, s->draws_size + room);
     if (!draws) {
         tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");

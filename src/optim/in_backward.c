@@ -15,16 +15,16 @@
 
 /* A parameter. */
 typedef struct place {
-    tr__taker taker; /* first: the leaf has its address */
+    tr__grad_consumer consumer; /* first: the leaf points to it */
     tr__in_backward *all;
     int at;          /* in the optimizer's parameters */
-    bool waits;      /* with its gradient, as it is still to be read */
+    bool waits;      /* its gradient is final, but a node has yet to read the parameter */
 } place;
 
 struct tr__in_backward {
     tr_optimizer *optimizer;
     _Atomic(tr__backward *) running; /* NULL: none is under way */
-    bool done;   /* a backward has gone well since the last tr_step() */
+    bool done;   /* a backward has succeeded since the last tr_step() */
     bool failed; /* the latest backward failed, with parameters updated */
     int updated; /* in the latest backward */
     int waiting;
@@ -38,7 +38,7 @@ static tr_tensor *leaf_of(const place *p)
 
 /* ---- During backward --------------------------------------------------------------------------------------------- */
 
-/* What was frozen since the forward stays as it is. */
+/* A parameter that was frozen since the forward is not updated. */
 static tr_status update(place *p)
 {
     p->all->waiting -= p->waits;
@@ -51,7 +51,7 @@ static tr_status update(place *p)
     return TR_OK;
 }
 
-/* Those that have waited; all: also what is still saved. */
+/* Updates the waiting parameters; all: also those that are still saved. */
 static tr_status update_waiting(tr__in_backward *s, bool all)
 {
     for (int i = 0; i < s->optimizer->count && s->waiting; i++) {
@@ -61,16 +61,16 @@ static tr_status update_waiting(tr__in_backward *s, bool all)
     return TR_OK;
 }
 
-static tr_status take(tr__taker *taker)
+static tr_status consume(tr__grad_consumer *consumer)
 {
-    place *p = (place *)(void *)taker;
+    place *p = (place *)(void *)consumer;
     p->waits = true;
     p->all->waiting++;
     return update_waiting(p->all, false);
 }
 
-/* What is left of the backward's gradients is given up with it. */
-static tr_status give_up(tr__in_backward *s, tr_status status)
+/* Clears the gradients of a failed backward. */
+static tr_status discard(tr__in_backward *s, tr_status status)
 {
     const tr_optimizer *o = s->optimizer;
     s->waiting = 0;
@@ -88,14 +88,14 @@ static tr_status backward_ends(void *user, tr_status status)
 {
     tr__in_backward *s = user;
     if (status == TR_OK) status = update_waiting(s, true);
-    if (status != TR_OK) status = give_up(s, status);
+    if (status != TR_OK) status = discard(s, status);
     s->done = status == TR_OK;
     atomic_store(&s->running, NULL);
     return status;
 }
 
-/* Only of backwards apart, which do not come here. */
-static void nobody_waits(void *user, const tr__backward *backward, tr_status status)
+/* Only detached backwards are cancelled, and begin() refuses them. */
+static void not_cancelled(void *user, const tr__backward *backward, tr_status status)
 {
     (void)user, (void)backward, (void)status;
 }
@@ -103,7 +103,7 @@ static void nobody_waits(void *user, const tr__backward *backward, tr_status sta
 static tr_status begin(tr__in_backward *s, tr__backward *backward)
 {
     const char *rule = s->optimizer->rule->name;
-    if (tr__backward_apart(backward))
+    if (tr__backward_sink(backward))
         return tr__fail(TR_UNSUPPORTED, "%s steps in backward, which a distributed backward cannot have: give its parameters to a "
             "tr_dist_optimizer and call tr_dist_step_in_backward()", rule);
     if (s->done)
@@ -113,7 +113,7 @@ static tr_status begin(tr__in_backward *s, tr__backward *backward)
     if (!atomic_compare_exchange_strong(&s->running, &none, backward))
         return tr__fail(TR_STATE, "%s steps in backward, and another backward of its parameters is under way", rule);
     tr_status status =
-        tr__backward_at_end(backward, (tr__backward_ending){backward_ends, nobody_waits, s, s->optimizer});
+        tr__backward_on_end(backward, (tr__backward_callback){backward_ends, not_cancelled, s, s->optimizer});
     if (status != TR_OK) {
         atomic_store(&s->running, NULL);
         return status;
@@ -123,9 +123,9 @@ static tr_status begin(tr__in_backward *s, tr__backward *backward)
     return TR_OK;
 }
 
-static tr_status meet(tr__taker *taker, tr__backward *backward)
+static tr_status expect(tr__grad_consumer *consumer, tr__backward *backward)
 {
-    tr__in_backward *s = ((place *)(void *)taker)->all;
+    tr__in_backward *s = ((place *)(void *)consumer)->all;
     return atomic_load(&s->running) == backward ? TR_OK : begin(s, backward);
 }
 
@@ -153,9 +153,9 @@ static tr_status switch_on(tr_optimizer *o)
     if (!s) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
     s->optimizer = o;
     for (int i = 0; i < o->count; i++) {
-        s->places[i] = (place){.taker = {meet, take}, .all = s, .at = i};
+        s->places[i] = (place){.consumer = {expect, consume}, .all = s, .at = i};
         tr_tensor *leaf = o->parameters[i].leaf;
-        leaf->leaf->taker = &s->places[i].taker;
+        leaf->leaf->consumer = &s->places[i].consumer;
         tr__arena_leave(leaf);
     }
     o->in_backward = s;
@@ -164,7 +164,7 @@ static tr_status switch_on(tr_optimizer *o)
 
 void tr__in_backward_end(tr_optimizer *o)
 {
-    for (int i = 0; o->in_backward && i < o->count; i++) o->parameters[i].leaf->leaf->taker = NULL;
+    for (int i = 0; o->in_backward && i < o->count; i++) o->parameters[i].leaf->leaf->consumer = NULL;
     free(o->in_backward);
     o->in_backward = NULL;
 }

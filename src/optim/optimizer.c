@@ -47,7 +47,7 @@ static tr_status check_parameter(const tr_optimizer *o, const char *name, const 
     if (tr__device_of(t).kind != TR_CPU && !tr__has_kernel(tr__device_of(t), kernel_name(kernel, rule, "step")))
         return tr__fail(TR_UNSUPPORTED, "%s: \"%s\" is on %s, which has no kernel %s", rule, name,
             tr_device_name(tr__device_of(t), (char[16]){0}), kernel);
-    if (t->leaf->taker)
+    if (t->leaf->consumer)
         return tr__fail(TR_STATE, "%s: another optimizer steps \"%s\" in backward, and leaves no gradient", rule, name);
     if (!o->rule->kernel[t->dtype])
         return tr__fail(TR_DTYPE, "%s: \"%s\" is %s: parameters must be f32, f64 or bf16", rule, name,

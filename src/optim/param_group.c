@@ -22,7 +22,7 @@ tr_status tr_param_group_with(const tr_param_group_options *options)
         return tr__fail(TR_UNSUPPORTED, "tr_param_group: %s has no weight decay", o->rule->name);
     for (int i = 0; i < tr_list_count(list); i++)
         if (!find(o, tr_list_at(list, i)))
-            return tr__fail(TR_NOT_FOUND, "tr_param_group: \"%s\" is none of the optimizer's parameters; nothing was changed",
+            return tr__fail(TR_NOT_FOUND, "tr_param_group: \"%s\" is not a parameter of the optimizer; nothing was changed",
                 tr_list_name(list, i));
     for (int i = 0; i < tr_list_count(list); i++) {
         tr__optimized *p = find(o, tr_list_at(list, i));

@@ -14,7 +14,7 @@
 #include "ops/op.h"
 #include "ops/segment.h"
 #include "parallel/carrier.h"
-#include "parallel/crew.h"
+#include "parallel/workers.h"
 #include "parallel/dist_rpc.h"
 #include "tensor/numbers.h"
 
@@ -34,7 +34,7 @@ typedef struct data_parallel {
     tr_tensor_list *parameters; /* kept */
     tr_device *devices;
     int count;
-    tr__crew *crew;             /* kept */
+    tr__workers *workers;         /* kept */
 } data_parallel;
 
 typedef struct replica {
@@ -50,7 +50,7 @@ typedef struct replica {
 /* One forward: what its backward needs. */
 typedef struct run {
     tr__object object;
-    tr__crew *crew;             /* kept */
+    tr__workers *workers;         /* kept */
     tr_tensor_list *parameters; /* kept */
     unsigned *versions;         /* of the parameters' storages at the forward */
     int count, n_inputs;
@@ -70,7 +70,7 @@ static void run_destroy(void *self)
     free(r->replicas);
     free(r->versions);
     tr__unref(r->parameters);
-    tr__unref(r->crew);
+    tr__unref(r->workers);
 }
 
 static const tr__type run_type = {"data parallel run", sizeof(run), run_destroy};
@@ -159,7 +159,7 @@ static tr_status join_backward(tr_backward_call *call)
     run *r = tr__carrier_object(call->inputs[CARRIER]);
     backward_job job = {r, call->grad_outputs[0], tr__retains(call), tr__as_now(call)};
     if (!job.as_now) TR__TRY(unchanged(r));
-    TR__TRY(tr__crew_run(r->crew, r->count, backward_member, &job));
+    TR__TRY(tr__workers_run(r->workers, r->count, backward_member, &job));
     for (int i = 0; i < r->n_inputs; i++)
         if (call->needs[FIRST + i])
             TR__TRY(input_gradient(r, i, tr__input_shape(call, FIRST + i), &call->grad_inputs[FIRST + i]));
@@ -169,7 +169,7 @@ static tr_status join_backward(tr_backward_call *call)
 
 /* ---- Adding up the parameters' gradients -------------------------------------------------------------------------------- */
 
-enum { BLOCK = 512, WORTH_A_CREW = 1 << 16 /* elements */ };
+enum { BLOCK = 512, WORTH_THREADS = 1 << 16 /* elements */ };
 
 /* Of a few parameters, from number `first` on: where their sums go. */
 typedef struct sum_job {
@@ -217,7 +217,7 @@ static tr_status sum_all(sum_job *job)
 {
     int64_t elements = 0;
     for (int i = 0; i < job->n; i++) elements += job->target[i] ? tr__numel(job->target[i]->shape) : 0;
-    if (elements >= WORTH_A_CREW) return tr__crew_run(job->run->crew, job->run->count, sum_member, job);
+    if (elements >= WORTH_THREADS) return tr__workers_run(job->run->workers, job->run->count, sum_member, job);
     for (int member = 0; member < job->run->count; member++) TR__TRY(sum_member(job, member));
     return TR_OK;
 }
@@ -368,7 +368,7 @@ static tr_status forward_member(void *arg, int member)
 static tr_status set_up_run(run *r, const data_parallel *d, int64_t rows, int n_inputs)
 {
     int n = tr_list_count(d->parameters);
-    r->crew = tr_keep(d->crew);
+    r->workers = tr_keep(d->workers);
     r->parameters = tr_keep(d->parameters);
     r->n_inputs = n_inputs;
     r->count = rows < d->count ? (int)rows : d->count;
@@ -455,7 +455,7 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     if (tr_status_of(r) != TR_OK || set_up_run(r, d, rows, n) != TR_OK) return tr__tensor_failed();
     if (make_replicas(r, d->inner) != TR_OK) return tr__tensor_failed();
     forward_job job = {r, taken};
-    if (tr__crew_run(r->crew, r->count, forward_member, &job) != TR_OK) return tr__tensor_failed();
+    if (tr__workers_run(r->workers, r->count, forward_member, &job) != TR_OK) return tr__tensor_failed();
     return join(r, taken, n);
 }
 
@@ -466,7 +466,7 @@ static void finish(tr_module *module)
     data_parallel *d = module->state;
     if (!d) return;
     tr_release(d->parameters);
-    tr_release(d->crew);
+    tr_release(d->workers);
     free(d->devices);
 }
 
@@ -530,8 +530,8 @@ static tr_status build(data_parallel *d, const tr_data_parallel_options *o)
     TR__TRY(list_devices(d, o, first ? tr__device_of(first) : tr_cpu(0)));
     TR__TRY(check_devices(d));
     if (d->count > 1) TR__TRY(check_alone(o->module));
-    d->crew = tr_keep(tr__crew_new(d->count));
-    return tr_status_of(d->crew);
+    d->workers = tr_keep(tr__workers_new(d->count));
+    return tr_status_of(d->workers);
 }
 
 tr_module *tr_data_parallel_with(const tr_data_parallel_options *options)

@@ -38,7 +38,7 @@ typedef struct bucket {
     int64_t begin, end; /* elements of the arena's gradients */
     int first, last;    /* its parameters: params[first … last - 1] */
     int pending;        /* of them, those whose gradient is not final in this backward */
-    tr_tensor *copy;    /* [end - begin], of gradients that are apart from the arena; kept; NULL: none were so far */
+    tr_tensor *copy;    /* [end - begin], of gradients in a detached backward's sink; a reference; NULL: none so far */
     tr_work *work;      /* under way, kept; or NULL */
 } bucket;
 
@@ -77,7 +77,7 @@ static tr_tensor *place_of(const bucket *b, const tr_tensor *leaf)
 }
 
 /* What the context has of the gradients goes into the bucket's copy. */
-static tr_status copy_in(const ddp *d, bucket *b, const tr__backward_ends *apart)
+static tr_status copy_in(const ddp *d, bucket *b, const tr__gradient_sink *sink)
 {
     const tr_tensor *like = b->arena->gradients;
     if (!b->copy) {
@@ -87,28 +87,28 @@ static tr_status copy_in(const ddp *d, bucket *b, const tr__backward_ends *apart
     }
     TR__TRY(tr_status_of(b->copy));
     for (int i = b->first; i < b->last; i++) {
-        tr_tensor *leaf = d->params[i].leaf, *grad = apart->get(apart->user, leaf), *place = place_of(b, leaf);
+        tr_tensor *leaf = d->params[i].leaf, *grad = sink->get(sink->user, leaf), *place = place_of(b, leaf);
         TR__TRY(grad ? tr_copy_into(place, grad) : tr_fill(place, 0.0));
     }
     return TR_OK;
 }
 
-static tr_status copy_out(const ddp *d, const bucket *b, const tr__backward_ends *apart)
+static tr_status copy_out(const ddp *d, const bucket *b, const tr__gradient_sink *sink)
 {
     for (int i = b->first; i < b->last; i++) {
         TR_SCOPE;
         tr_tensor *leaf = d->params[i].leaf;
         if (!leaf->requires_grad) continue;
-        TR__TRY(apart->put(apart->user, leaf, place_of(b, leaf)));
-        TR__TRY(apart->complete(apart->user, leaf));
+        TR__TRY(sink->put(sink->user, leaf, place_of(b, leaf)));
+        TR__TRY(sink->complete(sink->user, leaf));
     }
     return TR_OK;
 }
 
 /* The group's time limit, or what the backward has left. */
-static int time_left_ms(const tr_group *group, const tr__backward_ends *apart)
+static int time_left_ms(const tr_group *group, const tr__gradient_sink *sink)
 {
-    int64_t left = apart && apart->deadline_ns ? (apart->deadline_ns - tr__now_ns()) / 1000000 : INT32_MAX;
+    int64_t left = sink && sink->deadline_ns ? (sink->deadline_ns - tr__now_ns()) / 1000000 : INT32_MAX;
     int limit = tr__group_timeout_ms(group);
     return left > limit ? limit : left > 1 ? (int)left : 1;
 }
@@ -128,13 +128,13 @@ static tr_status fill_missing(const tr_tensor *leaf)
 }
 
 /* What of a bucket is to be averaged. */
-static tr_status gather_bucket(const ddp *d, bucket *b, const tr__backward_ends *apart, void **from)
+static tr_status gather_bucket(const ddp *d, bucket *b, const tr__gradient_sink *sink, void **from)
 {
     const tr_tensor *gradients = b->arena->gradients;
     *from = (char *)tr__ptr(gradients) + (size_t)b->begin * tr_dtype_size(gradients->dtype);
-    for (int i = b->first; i < b->last && !apart; i++) TR__TRY(fill_missing(d->params[i].leaf));
-    if (!apart) return TR_OK;
-    TR__TRY(copy_in(d, b, apart));
+    for (int i = b->first; i < b->last && !sink; i++) TR__TRY(fill_missing(d->params[i].leaf));
+    if (!sink) return TR_OK;
+    TR__TRY(copy_in(d, b, sink));
     *from = tr__ptr(b->copy);
     return TR_OK;
 }
@@ -144,11 +144,11 @@ static tr_status send_bucket(ddp *d, bucket *b)
 {
     if (!learns(d, b)) return TR_OK;
     TR_SCOPE;
-    const tr__backward_ends *apart = tr__backward_apart(d->running);
+    const tr__gradient_sink *sink = tr__backward_sink(d->running);
     void *from = NULL;
-    TR__TRY(gather_bucket(d, b, apart, &from));
+    TR__TRY(gather_bucket(d, b, sink, &from));
     const tr_collective *average = TR__IN_PLACE(TR_ALL_REDUCE, from, b->end - b->begin,
-        .dtype = b->arena->gradients->dtype, .op = TR_AVG, .timeout_ms = time_left_ms(d->group, apart),
+        .dtype = b->arena->gradients->dtype, .op = TR_AVG, .timeout_ms = time_left_ms(d->group, sink),
         .tag = tr__series_tag(d->series, (int)(b - d->buckets)), .device = tr__device_of(b->arena->gradients));
     if (b == &d->buckets[d->n_buckets - 1]) return tr_run_collective(d->group, average);
     tr_work *work = tr_post(d->group, average);
@@ -196,10 +196,10 @@ static tr_status broadcast_all(const tr_tensor_list *list, tr_group *group)
  * evaluation may run on one rank or on all. */
 static tr_status exchange_rest(ddp *d)
 {
-    const tr__backward_ends *apart = tr__backward_apart(d->running);
+    const tr__gradient_sink *sink = tr__backward_sink(d->running);
     while (d->next_bucket < d->n_buckets) TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
     TR__TRY(wait_all(d));
-    for (int i = 0; i < d->n_buckets && apart; i++) TR__TRY(copy_out(d, &d->buckets[i], apart));
+    for (int i = 0; i < d->n_buckets && sink; i++) TR__TRY(copy_out(d, &d->buckets[i], sink));
     return broadcast_all(d->buffers, d->group);
 }
 
@@ -255,7 +255,7 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
         return tr__fail(TR_STATE, "ddp: another backward through the module is under way: one at a time, in the same order on "
             "all ranks");
     /* Held, as the program may drop the module before a backward of others has ended. */
-    tr_status status = tr__backward_at_end(backward, (tr__backward_ending){backward_ends, stop_waiting, d, d->self});
+    tr_status status = tr__backward_on_end(backward, (tr__backward_callback){backward_ends, stop_waiting, d, d->self});
     if (status != TR_OK) {
         atomic_store(&d->running, NULL);
         return status;
@@ -273,7 +273,7 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     param *p = user;
     ddp *d = p->ddp;
     if (d->paused || !leaf->requires_grad) return TR_OK;
-    if (tr__backward_apart(backward)) tr__backward_defer(backward);
+    if (tr__backward_sink(backward)) tr__backward_defer(backward);
     if (d->running != backward) TR__TRY(backward_begins(d, backward));
     if (p->final) return TR_OK;
     p->final = true;

@@ -1,7 +1,7 @@
 /*
  * A worker's part in a backward.
  *
- * The part is a backward apart (autograd/engine.h) over the local graph. What comes from outside is put in its inbox; one
+ * The part is a detached backward (autograd/engine.h) over the local graph. What comes from outside is put in its inbox; one
  * thread at a time takes things out and runs the engine. A worker takes part from its first gradient on: who sent that is
  * its parent, and gets the answer when the part and all that it has engaged are done (Dijkstra and Scholten 1980). All
  * other messages are answered at once. So the root knows when all is done, and whoever calls a worker that dies knows it.
@@ -43,7 +43,7 @@ static void free_item(tr__item *it)
 void tr__dist_part_unref(tr__part *p)
 {
     if (!p || atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1) return;
-    if (p->engine) (void)!tr__backward_end(p->engine, TR_CANCELLED);
+    if (p->engine) (void)!tr__backward_free(p->engine, TR_CANCELLED);
     for (int i = 0; i < p->n_roots; i++) {
         tr__unref(p->roots[i]);
         tr__unref(p->root_gradients[i]);
@@ -130,7 +130,7 @@ static const tr__dist_received *received_by(const tr__part *p, const tr__node *n
     return NULL;
 }
 
-static tr_status meet_received(void *user, const tr__node *node)
+static tr_status enter_received(void *user, const tr__node *node)
 {
     tr__part *p = user;
     const tr__dist_received *r = received_by(p, node);
@@ -166,9 +166,9 @@ tr__part *tr__part_new(tr_dist_context *c, int64_t pass, bool smart, bool retain
         p->retain = retain;
         p->parent_worker = -1;
         p->last = &p->first;
-        p->ends = (tr__backward_ends){.user = p, .leaf = take_leaf, .get = get_gradient, .put = put_gradient,
-            .complete = complete_leaf, .meet = meet_received, .graph_left = tell_of_graph_left, .leave = leave_received};
-        p->engine = tr__backward_new(&p->ends, retain);
+        p->sink = (tr__gradient_sink){.user = p, .leaf = take_leaf, .get = get_gradient, .put = put_gradient,
+            .complete = complete_leaf, .enter = enter_received, .graph_left = tell_of_graph_left, .leave = leave_received};
+        p->engine = tr__backward_new(&p->sink, retain);
         tr__condition_init(&p->ended);
     }
     if (p && p->engine) return p;
@@ -213,7 +213,7 @@ static void drop_engine(tr__part *p)
     if (ours) p->running = true;
     pthread_mutex_unlock(&p->context->lock);
     if (!ours) return;
-    (void)!tr__backward_end(p->engine, tr__fail_stored(p->error));
+    (void)!tr__backward_free(p->engine, tr__fail_stored(p->error));
     pthread_mutex_lock(&p->context->lock);
     p->engine = NULL;
     p->running = false;
@@ -224,7 +224,7 @@ static void drop_engine(tr__part *p)
 /* A hook's ending may wait for workers that wait for us. */
 static void interrupt(tr__part *p)
 {
-    tr__backward_give_up(p->engine, tr__fail_stored(p->error));
+    tr__backward_cancel(p->engine, tr__fail_stored(p->error));
     pthread_mutex_lock(&p->context->lock);
     p->interrupting = false;
     pthread_mutex_unlock(&p->context->lock);
@@ -257,7 +257,7 @@ static void end_when_complete(tr__part *p)
     if (done) p->running = true; /* nobody else ends it */
     pthread_mutex_unlock(&c->lock);
     if (!done) return;
-    tr_status status = tr__backward_end(p->engine, TR_OK);
+    tr_status status = tr__backward_free(p->engine, TR_OK);
     pthread_mutex_lock(&c->lock);
     p->engine = NULL;
     p->running = false;

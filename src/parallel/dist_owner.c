@@ -123,7 +123,7 @@ static int compare_places(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* In the list; -1: it is none of these parameters. */
+/* Its index in the list; -1: not found. */
 static int place_of(const early *e, const tr_tensor *leaf)
 {
     const leaf_place *found = bsearch(&(leaf_place){.leaf = leaf}, e->places, (size_t)tr_list_count(e->parameters),

@@ -33,7 +33,7 @@ typedef struct tr__dist_part {
     tr_dist_context *context; /* which holds the part; whoever calls a function here holds it */
     int64_t pass;
     bool smart, retain;
-    tr__backward_ends ends;
+    tr__gradient_sink sink;
     int n_roots;
     tr_tensor **roots, **root_gradients; /* kept */
 

@@ -54,7 +54,7 @@ tr_status tr__dist_begin(tr_dist_context *c, tr_tensor *const *roots, tr_tensor 
     tr_status status = TR_OK;
     if (old && !old->over) status = tr__fail(TR_STATE, "backward: one is under way in this context");
     if (status == TR_OK) p = tr__part_new(c, c->passes + 1, smart, retain);
-    if (p) p->ends.deadline_ns = deadline_ns;
+    if (p) p->sink.deadline_ns = deadline_ns;
     if (status == TR_OK) status = p ? take_roots(p, roots, gradients, n) : TR_NO_MEMORY;
     if (status == TR_OK) status = fill_inbox(p);
     if (status == TR_OK) {
@@ -169,7 +169,7 @@ static void abort_everywhere(const tr__part *p)
 tr_status tr__dist_await(tr_dist_context *c, int timeout_ms)
 {
     tr__part *p = part_of(c);
-    int64_t deadline_ns = p->ends.deadline_ns ? p->ends.deadline_ns : tr__now_ns() + (int64_t)timeout_ms * 1000000;
+    int64_t deadline_ns = p->sink.deadline_ns ? p->sink.deadline_ns : tr__now_ns() + (int64_t)timeout_ms * 1000000;
     if (!wait_over(p, deadline_ns)) tr__part_fail(p, fail_late(p, timeout_ms));
     if (p->error) abort_everywhere(p);
     wait_idle(p);

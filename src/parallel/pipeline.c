@@ -12,7 +12,7 @@
 #include "base/given.h"
 #include "comm/agree.h"
 #include "nn/module.h"
-#include "parallel/crew.h"
+#include "parallel/workers.h"
 #include "parallel/ddp.h"
 #include "parallel/pipeline_link.h"
 #include "parallel/pipeline_schedule.h"
@@ -39,7 +39,7 @@ struct tr_pipeline {
     void *user;
     tr_group *group;    /* kept; or NULL: all stages are here */
     bool compared;      /* the ranks' options: in the first step, which is the first call that all make */
-    tr__crew *crew;     /* kept; a member per stage */
+    tr__workers *workers; /* kept; a member per stage */
     tr__link *link;     /* kept */
 };
 
@@ -60,7 +60,7 @@ static void destroy(void *self)
         free(p->stages[i].out);
     }
     free(p->stages);
-    tr_release(p->crew);
+    tr_release(p->workers);
     tr_release(p->link);
     tr_release(p->group);
 }
@@ -259,7 +259,7 @@ tr_status tr_pipeline_step(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, double
     TR__TRY(check_batch(pipe, x, y));
     for (int i = 0; i < pipe->count; i++) TR__TRY(check_gradients_stay(&pipe->stages[i]));
     job j = {.pipe = pipe, .x = x, .y = y};
-    tr_status status = tr__crew_run(pipe->crew, pipe->count, member, &j);
+    tr_status status = tr__workers_run(pipe->workers, pipe->count, member, &j);
     for (int i = 0; i < pipe->count; i++)
         for (int m = 0; m < pipe->micro_batches; m++) forget(&pipe->stages[i], m);
     TR__TRY(pipe->link->end(pipe->link, status));
@@ -400,8 +400,8 @@ static tr_status build(tr_pipeline *p, const tr_pipeline_options *o)
         TR__TRY(add_stage(p, o->stages[i], o->group ? tr_rank(o->group) : i, o->schedule));
     p->link = tr_keep(o->group ? tr__link_ranks(o->group) : tr__link_threads(p->total, p->micro_batches));
     TR__TRY(tr_status_of(p->link));
-    p->crew = tr_keep(tr__crew_new(p->count));
-    return tr_status_of(p->crew);
+    p->workers = tr_keep(tr__workers_new(p->count));
+    return tr_status_of(p->workers);
 }
 
 tr_pipeline *tr_pipeline_new_with(const tr_pipeline_options *options)

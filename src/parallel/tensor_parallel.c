@@ -32,7 +32,7 @@ static tr_tensor *check_input(const tr_module *self, tr_tensor *const *inputs, i
     return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n == 1 ? 0 : n);
 }
 
-/* A module with the state for group, in error where that is none or where `size` does not divide by its ranks. */
+/* A module with the state for group, in error where group is not one or where `size` does not divide by its ranks. */
 static tr_module *new_module(const char *name, tr_forward_function forward, tr_group *group, const char *what, int64_t size)
 {
     if (!group) return tr_module_fail(TR_INVALID, "%s: it takes a .group", name);

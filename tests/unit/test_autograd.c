@@ -249,7 +249,7 @@ static tr_status note_end(void *user, tr_status status)
 static tr_status ask_for_end(tr_tensor *t, tr_tensor *grad, void *user, tr__backward *backward)
 {
     (void)t, (void)grad;
-    return tr__backward_at_end(backward, (tr__backward_ending){.finish = note_end, .user = user});
+    return tr__backward_on_end(backward, (tr__backward_callback){.finish = note_end, .user = user});
 }
 
 static void the_end_of_a_backward_is_told_also_when_it_fails(void **state)
@@ -293,12 +293,12 @@ static void what_endings_hold_outlives_them(void **state)
     int refs = atomic_load(&held->object.refs);
     tr__backward *backward = tr__backward_new(NULL, false);
     assert_non_null(backward);
-    assert_int_equal(tr__backward_at_end(backward, (tr__backward_ending){count_end, note_giving_up, &e, held}), TR_OK);
+    assert_int_equal(tr__backward_on_end(backward, (tr__backward_callback){count_end, note_giving_up, &e, held}), TR_OK);
     assert_int_equal(tr__backward_finish(backward, TR_OK), TR_OK);
     assert_int_equal(atomic_load(&held->object.refs), refs + 1);
-    tr__backward_give_up(backward, TR_CANCELLED);
+    tr__backward_cancel(backward, TR_CANCELLED);
     assert_ptr_equal(e.given_up, backward);
-    assert_int_equal(tr__backward_end(backward, TR_CANCELLED), TR_CANCELLED);
+    assert_int_equal(tr__backward_free(backward, TR_CANCELLED), TR_CANCELLED);
     assert_int_equal(e.finished, 1);
     assert_int_equal(atomic_load(&held->object.refs), refs);
     tr_release(held);
