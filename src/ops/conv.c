@@ -12,36 +12,38 @@
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-static tr_status check_numbers(const tr_conv2d_attrs *a)
+tr_status tr__conv_check(const char *what, const tr_conv2d_attrs *a)
 {
     if (a->stride > 0 && a->dilation > 0 && a->groups > 0 && a->padding >= 0) return TR_OK;
-    return tr__fail(TR_INVALID, "conv2d: stride %d, dilation %d and groups %d must be positive, padding %d not negative",
+    return tr__fail(TR_INVALID, "%s: stride %d, dilation %d and groups %d must be positive, padding %d not negative", what,
         a->stride, a->dilation, a->groups, a->padding);
 }
 
-static tr_status check_shapes(const tr_op_call *call)
+tr_status tr__conv_check_shapes(const char *what, const tr_tensor *x, const tr_tensor *weight, const tr_tensor *bias,
+    int64_t groups, int spatial, bool transposed)
 {
-    const tr_tensor *x = call->inputs[0], *weight = call->inputs[1], *bias = call->inputs[2];
-    int64_t groups = ((const tr_conv2d_attrs *)call->attrs)->groups;
-    if (x->shape.ndim != 4)
-        return tr__fail(TR_SHAPE, "conv2d: x is %s: it must be [batch, channels, height, width]", TR__TEXT(x->shape));
-    if (weight->shape.ndim != 4)
-        return tr__fail(TR_SHAPE, "conv2d: weight is %s: it must be [out channels, in channels / groups, kernel height, "
-            "kernel width]", TR__TEXT(weight->shape));
-    if (weight->shape.dim[1] * groups != x->shape.dim[1])
-        return tr__fail(TR_SHAPE, "conv2d: x %s has %" PRId64 " channels, weight %s takes %" PRId64 " (%" PRId64
-            " in each of %" PRId64 " groups)", TR__TEXT(x->shape), x->shape.dim[1], TR__TEXT(weight->shape),
-            weight->shape.dim[1] * groups, weight->shape.dim[1], groups);
-    if (weight->shape.dim[0] % groups)
-        return tr__fail(TR_SHAPE, "conv2d: the %" PRId64 " output channels of weight %s do not divide into %" PRId64
-            " groups", weight->shape.dim[0], TR__TEXT(weight->shape), groups);
-    if (bias && (bias->shape.ndim != 1 || bias->shape.dim[0] != weight->shape.dim[0]))
-        return tr__fail(TR_SHAPE, "conv2d: bias %s does not fit weight %s: it must be [%" PRId64 "]",
-            TR__TEXT(bias->shape), TR__TEXT(weight->shape), weight->shape.dim[0]);
+    if (x->shape.ndim != 2 + spatial)
+        return tr__fail(TR_SHAPE, "%s: x is %s: it must be [batch, channels, %s]", what, TR__TEXT(x->shape),
+            spatial == 2 ? "height, width" : "length");
+    if (weight->shape.ndim != 2 + spatial)
+        return tr__fail(TR_SHAPE, "%s: weight is %s: it must be [%s channels, %s channels / groups, %s]", what,
+            TR__TEXT(weight->shape), transposed ? "in" : "out", transposed ? "out" : "in",
+            spatial == 2 ? "kernel height, kernel width" : "kernel");
+    int64_t first = weight->shape.dim[0], second = weight->shape.dim[1] * groups;
+    int64_t in = transposed ? first : second, out = transposed ? second : first;
+    if (in != x->shape.dim[1])
+        return tr__fail(TR_SHAPE, "%s: x %s has %" PRId64 " channels, weight %s takes %" PRId64 " in %" PRId64 " groups", what,
+            TR__TEXT(x->shape), x->shape.dim[1], TR__TEXT(weight->shape), in, groups);
+    if (first % groups)
+        return tr__fail(TR_SHAPE, "%s: the %" PRId64 " %s channels of weight %s do not divide into %" PRId64 " groups", what,
+            first, transposed ? "input" : "output", TR__TEXT(weight->shape), groups);
+    if (bias && (bias->shape.ndim != 1 || bias->shape.dim[0] != out))
+        return tr__fail(TR_SHAPE, "%s: bias %s does not fit weight %s: it must be [%" PRId64 "]", what, TR__TEXT(bias->shape),
+            TR__TEXT(weight->shape), out);
     return TR_OK;
 }
 
-/* How often the kernel fits, side by side `stride` apart. */
+/* How many positions the kernel has, `stride` apart. */
 static int64_t output_size(int64_t size, int64_t kernel, const tr_conv2d_attrs *a)
 {
     int64_t room = size + 2 * (int64_t)a->padding - ((kernel - 1) * a->dilation + 1);
@@ -54,8 +56,8 @@ tr_status tr__conv2d_infer(tr_op_call *call)
     TR__TRY(tr__float_input(call, 0));
     TR__TRY(tr__parameter_input(call, 1));
     if (call->inputs[2]) TR__TRY(tr__parameter_input(call, 2));
-    TR__TRY(check_numbers(a));
-    TR__TRY(check_shapes(call));
+    TR__TRY(tr__conv_check("conv2d", a));
+    TR__TRY(tr__conv_check_shapes("conv2d", call->inputs[0], call->inputs[1], call->inputs[2], a->groups, 2, false));
     tr_shape x = call->inputs[0]->shape, weight = call->inputs[1]->shape;
     tr_shape y = TR_SHAPE(x.dim[0], weight.dim[0], output_size(x.dim[2], weight.dim[2], a),
         output_size(x.dim[3], weight.dim[3], a));
@@ -100,7 +102,7 @@ tr__conv2d tr__conv2d_of(const tr_op_call *call)
 
 /* ---- Reference kernels: row-major f64 ----------------------------------------------------------------------------- */
 
-typedef enum product { TO_Y, TO_X, TO_WEIGHT } product; /* which of the three is the sum of products of the others */
+typedef enum direction { TO_Y, TO_X, TO_WEIGHT } direction; /* which of the three is computed from the others */
 
 typedef struct job {
     tr__conv2d s;
@@ -109,43 +111,38 @@ typedef struct job {
     double *dbias;      /* or NULL */
 } job;
 
-/* The outputs that see the image at tap, an offset from the output's place: begin <= o < end. */
+/* The outputs that read the image at tap, an offset from the output's position: begin <= o < end. */
 typedef struct range {
     int64_t begin, end;
 } range;
 
-static range seen_at(int64_t tap, int64_t size, int64_t outputs, int64_t stride)
+static range outputs_at(int64_t tap, int64_t size, int64_t outputs, int64_t stride)
 {
     range r = {tap < 0 ? (-tap + stride - 1) / stride : 0, tap < size ? (size - tap + stride - 1) / stride : 0};
     if (r.end > outputs) r.end = outputs;
     return r;
 }
 
-/* One channel in and one out, of one image: y: [oh, ow], x: [h, w], weight: [kh, kw]. */
-static void multiply(const tr__conv2d *s, product which, double *y, double *x, double *weight)
+/* Image i, channel `in` of group g to channel `out` of it. */
+static void convolve(const job *j, direction which, int64_t i, int64_t g, int64_t in, int64_t out)
 {
+    const tr__conv2d *s = &j->s;
+    int64_t channels = s->c / s->groups, k = g * (s->k / s->groups) + out, c = g * channels + in;
+    double *y = j->y + (i * s->k + k) * s->oh * s->ow, *x = j->x + (i * s->c + c) * s->h * s->w;
+    double *weight = j->weight + (k * channels + in) * s->kh * s->kw;
     for (int64_t tap = 0; tap < s->kh * s->kw; tap++) {
         int64_t down = tap / s->kw * s->dilation - s->padding, along = tap % s->kw * s->dilation - s->padding;
-        range rows = seen_at(down, s->h, s->oh, s->stride), columns = seen_at(along, s->w, s->ow, s->stride);
+        range rows = outputs_at(down, s->h, s->oh, s->stride), columns = outputs_at(along, s->w, s->ow, s->stride);
         for (int64_t oy = rows.begin; oy < rows.end; oy++) {
-            double *out = y + oy * s->ow, *in = x + (oy * s->stride + down) * s->w + along, sum = 0;
+            double *to = y + oy * s->ow, *from = x + (oy * s->stride + down) * s->w + along, sum = 0;
             for (int64_t ox = columns.begin; ox < columns.end; ox++) {
-                if (which == TO_Y) out[ox] += weight[tap] * in[ox * s->stride];
-                if (which == TO_X) in[ox * s->stride] += weight[tap] * out[ox];
-                if (which == TO_WEIGHT) sum += out[ox] * in[ox * s->stride];
+                if (which == TO_Y) to[ox] += weight[tap] * from[ox * s->stride];
+                if (which == TO_X) from[ox * s->stride] += weight[tap] * to[ox];
+                if (which == TO_WEIGHT) sum += to[ox] * from[ox * s->stride];
             }
             if (which == TO_WEIGHT) weight[tap] += sum;
         }
     }
-}
-
-/* The product for image i, channel in of group g, channel out of it. */
-static void multiply_at(const job *j, product which, int64_t i, int64_t g, int64_t in, int64_t out)
-{
-    const tr__conv2d *s = &j->s;
-    int64_t channels = s->c / s->groups, k = g * (s->k / s->groups) + out, c = g * channels + in;
-    multiply(s, which, j->y + (i * s->k + k) * s->oh * s->ow, j->x + (i * s->c + c) * s->h * s->w,
-        j->weight + (k * channels + in) * s->kh * s->kw);
 }
 
 static void forward_planes(void *arg, int64_t begin, int64_t end)
@@ -156,7 +153,7 @@ static void forward_planes(void *arg, int64_t begin, int64_t end)
     for (int64_t at = begin; at < end; at++) {
         int64_t i = at / s->k, k = at % s->k;
         for (int64_t o = 0; o < plane; o++) j->y[at * plane + o] = j->bias ? j->bias[k] : 0;
-        for (int64_t in = 0; in < s->c / s->groups; in++) multiply_at(j, TO_Y, i, k / outs, in, k % outs);
+        for (int64_t in = 0; in < s->c / s->groups; in++) convolve(j, TO_Y, i, k / outs, in, k % outs);
     }
 }
 
@@ -168,7 +165,7 @@ static void grad_input_planes(void *arg, int64_t begin, int64_t end)
     for (int64_t at = begin; at < end; at++) {
         int64_t i = at / s->c, c = at % s->c;
         memset(j->x + at * s->h * s->w, 0, sizeof(double) * (size_t)(s->h * s->w));
-        for (int64_t out = 0; out < s->k / s->groups; out++) multiply_at(j, TO_X, i, c / ins, c % ins, out);
+        for (int64_t out = 0; out < s->k / s->groups; out++) convolve(j, TO_X, i, c / ins, c % ins, out);
     }
 }
 
@@ -180,7 +177,7 @@ static void grad_weight_channels(void *arg, int64_t begin, int64_t end)
     for (int64_t k = begin; k < end; k++)
         for (int64_t i = 0; i < s->n; i++) {
             for (int64_t in = 0; j->weight && in < s->c / s->groups; in++)
-                multiply_at(j, TO_WEIGHT, i, k / outs, in, k % outs);
+                convolve(j, TO_WEIGHT, i, k / outs, in, k % outs);
             for (int64_t o = 0; j->dbias && o < plane; o++) j->dbias[k] += j->y[(i * s->k + k) * plane + o];
         }
 }

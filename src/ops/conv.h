@@ -11,6 +11,11 @@ typedef struct tr__conv2d {
     int64_t groups, stride, padding, dilation;
 } tr__conv2d;
 
+/* The checks that all convolutions share, of images and of sequences (transposed or not): `what` names the op. The dims of x
+ * and weight are 2 + the spatial ones, of which there are 1 or 2. */
+tr_status tr__conv_check(const char *what, const tr_conv2d_attrs *attrs);
+tr_status tr__conv_check_shapes(const char *what, const tr_tensor *x, const tr_tensor *weight, const tr_tensor *bias,
+    int64_t groups, int spatial, bool transposed);
 /* The convolution that a call of conv2d, conv2d_grad_input or conv2d_grad_weight asks for. The last one's outputs[0] is there. */
 tr__conv2d tr__conv2d_of(const tr_op_call *call);
 /* dbias: [k] (+)= the sums of the channels of g: [n, k, oh, ow]. */

@@ -1,13 +1,14 @@
 /*
- * Convolutions of sequences, [batch, channels, length]: those of images of height 1. Padding is of the length alone, so it is
- * not left to conv2d: zeros are laid around x, and what a transposed convolution's padding takes away is sliced off.
+ * Convolutions of sequences, [batch, channels, length]: those of images of height 1. Padding applies to the length alone, so
+ * conv2d cannot do it: x is padded with zeros first, and what a transposed convolution's padding removes is sliced off.
  */
 #include "base/given.h"
+#include "ops/conv.h"
 #include "ops/sequences.h"
 
 #include <inttypes.h>
 
-/* What both are asked for. */
+/* The arguments of both. */
 typedef struct line {
     const char *name;
     tr_tensor *x, *weight, *bias;
@@ -21,7 +22,7 @@ static bool fits(tr_dtype x, tr_dtype other)
     return x == other || (tr_autocast() != TR_F32 && x != TR_F64 && other != TR_F64 && tr_dtype_is_float(other));
 }
 
-/* Here rather than in conv2d, which would tell of images that nobody gave. */
+/* Checked here: the messages of conv2d would show the shapes of images, which the user did not pass. */
 static tr_status check_dtypes(const line *a)
 {
     const tr_tensor *x = a->x, *others[] = {a->weight, a->bias};
@@ -35,41 +36,22 @@ static tr_status check_dtypes(const line *a)
     return TR_OK;
 }
 
-static tr_status check_shapes(const line *a)
-{
-    const tr_shape x = a->x->shape, weight = a->weight->shape;
-    if (x.ndim != 3)
-        return tr__fail(TR_SHAPE, "%s: x is %s: it must be [batch, channels, length]", a->name, TR__TEXT(x));
-    if (weight.ndim != 3)
-        return tr__fail(TR_SHAPE, "%s: weight is %s: it must be %s, kernel]", a->name, TR__TEXT(weight),
-            a->transposed ? "[in channels, out channels / groups" : "[out channels, in channels / groups");
-    int64_t takes = a->transposed ? weight.dim[0] : weight.dim[1] * a->groups;
-    int64_t gives = a->transposed ? weight.dim[1] * a->groups : weight.dim[0];
-    if (takes != x.dim[1])
-        return tr__fail(TR_SHAPE, "%s: x %s has %" PRId64 " channels, weight %s takes %" PRId64 " in %d groups", a->name,
-            TR__TEXT(x), x.dim[1], TR__TEXT(weight), takes, a->groups);
-    if (weight.dim[0] % a->groups)
-        return tr__fail(TR_SHAPE, "%s: the %" PRId64 " channels of weight %s do not divide into %d groups", a->name,
-            weight.dim[0], TR__TEXT(weight), a->groups);
-    if (a->bias && (a->bias->shape.ndim != 1 || a->bias->shape.dim[0] != gives))
-        return tr__fail(TR_SHAPE, "%s: bias %s does not fit weight %s: it must be [%" PRId64 "]", a->name,
-            TR__TEXT(a->bias->shape), TR__TEXT(weight), gives);
-    if (!a->transposed && x.dim[2] + 2 * (int64_t)a->padding < (weight.dim[2] - 1) * a->dilation + 1)
-        return tr__fail(TR_SHAPE, "%s: the kernel of weight %s does not fit into x %s, with padding %d and dilation %d",
-            a->name, TR__TEXT(weight), TR__TEXT(x), a->padding, a->dilation);
-    return TR_OK;
-}
-
-/* NULL when there is nothing wrong; else the tensor in error to return. */
+/* NULL when the arguments are valid; else the tensor in error to return. */
 static tr_tensor *check(const line *a)
 {
     if (!a->x || !a->weight) return tr__tensor_fail(TR_INVALID, "%s: %s is NULL", a->name, a->x ? "weight" : "x");
     if (tr__bad(a->x) || tr__bad(a->weight)) return tr__tensor_pass(tr__bad(a->x) ? a->x : a->weight);
     if (a->bias && tr__bad(a->bias)) return tr__tensor_pass(a->bias);
-    if (a->stride < 1 || a->dilation < 1 || a->groups < 1 || a->padding < 0)
-        return tr__tensor_fail(TR_INVALID, "%s: stride %d, dilation %d and groups %d must be positive, padding %d not negative",
-            a->name, a->stride, a->dilation, a->groups, a->padding);
-    return check_dtypes(a) == TR_OK && check_shapes(a) == TR_OK ? NULL : tr__tensor_failed();
+    const tr_conv2d_attrs attrs = {
+        .stride = a->stride, .padding = a->padding, .dilation = a->dilation, .groups = a->groups};
+    if (tr__conv_check(a->name, &attrs) != TR_OK || check_dtypes(a) != TR_OK) return tr__tensor_failed();
+    if (tr__conv_check_shapes(a->name, a->x, a->weight, a->bias, a->groups, 1, a->transposed) != TR_OK)
+        return tr__tensor_failed();
+    tr_shape x = a->x->shape, weight = a->weight->shape;
+    if (!a->transposed && x.dim[2] + 2 * (int64_t)a->padding < (weight.dim[2] - 1) * a->dilation + 1)
+        return tr__tensor_fail(TR_SHAPE, "%s: the kernel of weight %s does not fit into x %s, with padding %d and dilation %d",
+            a->name, TR__TEXT(weight), TR__TEXT(x), a->padding, a->dilation);
+    return NULL;
 }
 
 static tr_tensor *padded(tr_tensor *x, int64_t before, int64_t after)

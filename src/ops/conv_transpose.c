@@ -1,51 +1,15 @@
 /*
  * Transposed convolution of images: what a convolution's gradient does, from outputs to an image,
  *   y[n, k, iy stride - padding + ky dilation, …] += weight[c, k, ky, kx] x[n, c, iy, ix], with bias[k] added everywhere,
- * so the kernels of conv2d's gradients compute it, and conv2d its gradient. x is what a gradient of conv2d's output is there.
+ * so the kernels of conv2d's gradients compute it, and conv2d its gradient. Its x takes the place of the gradient of conv2d's
+ * output.
  */
 #include "ops/conv.h"
 #include "ops/family.h"
 
-#include <inttypes.h>
-
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-static tr_status check_numbers(const tr_conv_transpose2d_attrs *a)
-{
-    const tr_conv2d_attrs *c = &a->conv;
-    if (c->stride < 1 || c->dilation < 1 || c->groups < 1 || c->padding < 0)
-        return tr__fail(TR_INVALID, "conv_transpose2d: stride %d, dilation %d and groups %d must be positive, padding %d not "
-            "negative", c->stride, c->dilation, c->groups, c->padding);
-    if (a->output_padding < 0 || a->output_padding >= c->stride)
-        return tr__fail(TR_INVALID, "conv_transpose2d: output_padding %d must not be negative, and smaller than stride %d or "
-            "dilation %d", a->output_padding, c->stride, c->dilation);
-    return TR_OK;
-}
-
-static tr_status check_shapes(const tr_op_call *call)
-{
-    const tr_tensor *x = call->inputs[0], *weight = call->inputs[1], *bias = call->inputs[2];
-    int64_t groups = ((const tr_conv_transpose2d_attrs *)call->attrs)->conv.groups;
-    if (x->shape.ndim != 4)
-        return tr__fail(TR_SHAPE, "conv_transpose2d: x is %s: it must be [batch, channels, height, width]",
-            TR__TEXT(x->shape));
-    if (weight->shape.ndim != 4)
-        return tr__fail(TR_SHAPE, "conv_transpose2d: weight is %s: it must be [in channels, out channels / groups, kernel "
-            "height, kernel width]", TR__TEXT(weight->shape));
-    int64_t in = weight->shape.dim[0], out = weight->shape.dim[1] * groups;
-    if (in != x->shape.dim[1])
-        return tr__fail(TR_SHAPE, "conv_transpose2d: x %s has %" PRId64 " channels, weight %s takes %" PRId64,
-            TR__TEXT(x->shape), x->shape.dim[1], TR__TEXT(weight->shape), in);
-    if (in % groups)
-        return tr__fail(TR_SHAPE, "conv_transpose2d: the %" PRId64 " channels of x %s do not divide into %" PRId64 " groups",
-            in, TR__TEXT(x->shape), groups);
-    if (bias && (bias->shape.ndim != 1 || bias->shape.dim[0] != out))
-        return tr__fail(TR_SHAPE, "conv_transpose2d: bias %s does not fit weight %s: it must be [%" PRId64 "]",
-            TR__TEXT(bias->shape), TR__TEXT(weight->shape), out);
-    return TR_OK;
-}
-
-/* The image that a convolution makes `size` outputs of. */
+/* The size of the image from which a convolution makes `size` outputs. */
 static int64_t image_size(int64_t size, int64_t kernel, const tr_conv_transpose2d_attrs *a)
 {
     const tr_conv2d_attrs *c = &a->conv;
@@ -59,8 +23,12 @@ tr_status tr__conv_transpose2d_infer(tr_op_call *call)
     TR__TRY(tr__float_input(call, 0));
     TR__TRY(tr__parameter_input(call, 1));
     if (call->inputs[2]) TR__TRY(tr__parameter_input(call, 2));
-    TR__TRY(check_numbers(a));
-    TR__TRY(check_shapes(call));
+    TR__TRY(tr__conv_check("conv_transpose2d", &a->conv));
+    if (a->output_padding < 0 || a->output_padding >= a->conv.stride)
+        return tr__fail(TR_INVALID, "conv_transpose2d: output_padding %d must not be negative, and smaller than stride %d or "
+            "dilation %d", a->output_padding, a->conv.stride, a->conv.dilation);
+    TR__TRY(tr__conv_check_shapes("conv_transpose2d", call->inputs[0], call->inputs[1], call->inputs[2], a->conv.groups, 2,
+        true));
     tr_shape x = call->inputs[0]->shape, weight = call->inputs[1]->shape;
     tr_shape y = TR_SHAPE(x.dim[0], weight.dim[1] * a->conv.groups, image_size(x.dim[2], weight.dim[2], a),
         image_size(x.dim[3], weight.dim[3], a));

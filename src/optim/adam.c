@@ -1,41 +1,108 @@
 /*
- * Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019) and AMSGrad (Reddi et al. 2018), in PyTorch's order of
- * operations. For a parameter p with gradient g at its step t:
+ * The Adam family, in PyTorch's order of operations. For a parameter p with gradient g at its step t:
  *
- *   g <- g + decay p                          Adam
- *   p <- p (1 - lr decay)                     AdamW
+ *   g <- g + decay p                          coupled
+ *   p <- p (1 - lr decay)                     decoupled
  *   m <- m + (g - m)(1 - beta1)               exp_avg
- *   v <- v beta2 + g g (1 - beta2)            exp_avg_sq
- *   w <- max(w, v) with AMSGrad, else v       max_exp_avg_sq
- *   p <- p - lr/(1 - beta1^t) * m / (sqrt(w)/sqrt(1 - beta2^t) + eps)
+ *   v <- v beta2 + g g (1 - beta2)            exp_avg_sq; not Adamax
+ *
+ * and then, by rule:
+ *
+ *   Adam, AdamW   w <- max(w, v) with AMSGrad, else v       max_exp_avg_sq
+ *                 p <- p - lr/(1 - beta1^t) m / (sqrt(w)/sqrt(1 - beta2^t) + eps)
+ *   Adamax        u <- max(u beta2, |g| + eps)              exp_inf
+ *                 p <- p - lr/(1 - beta1^t) m / u
+ *   NAdam         mu(t) = beta1 (1 - 0.96^(t momentum_decay) / 2),  M(t) = mu(1) mu(2) ... mu(t)
+ *                 p <- p - lr ((1 - mu(t))/(1 - M(t)) g + mu(t+1)/(1 - M(t+1)) m) / (sqrt(v/(1 - beta2^t)) + eps)
+ *   RAdam         n = 2/(1 - beta2) - 1,  r = n - 2 t beta2^t/(1 - beta2^t)
+ *                 s = sqrt(1 - beta2^t) / (sqrt(v) + eps) * sqrt((r-4)(r-2)n / ((n-4)(n-2)r))    where r > 5, else 1
+ *                 p <- p - lr/(1 - beta1^t) m s
+ *
+ * Adam and Adamax: Kingma & Ba 2015; AdamW: Loshchilov & Hutter 2019; AMSGrad: Reddi et al. 2018; NAdam: Dozat 2016; RAdam:
+ * Liu et al. 2020.
  */
 #include "optim/kernel.h"
 
-enum { BETA1 = TR__OWN, BETA2, EPS, DECOUPLED };
+/* The order is part of the interface of device kernels (trireme/kernels.h). Adamax has no .decoupled: its setting is 0. */
+enum { BETA1 = TR__OWN, BETA2, EPS, DECOUPLED, NADAM_MOMENTUM_DECAY = DECOUPLED, NADAM_DECOUPLED };
 
-#define ADAM(name, P, S, read, write, root)                                                      \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                            \
-    {                                                                                            \
-        const double *settings = u->optimizer->settings, lr = u->lr;                             \
-        double b1 = settings[BETA1], b2 = settings[BETA2], t = (double)u->step;                  \
-        double shrink = settings[DECOUPLED] ? lr * u->weight_decay : 0;                          \
-        const S added = (S)(settings[DECOUPLED] ? 0 : u->weight_decay), keep = (S)(1 - shrink);  \
-        const S step = (S)(lr / (1 - pow(b1, t))), scale = (S)(1 / sqrt(1 - pow(b2, t)));        \
-        const S beta2 = (S)b2, rest1 = (S)(1 - b1), rest2 = (S)(1 - b2), eps = (S)settings[EPS]; \
-        P *restrict p = u->parameters;                                                           \
-        const P *restrict gradient = u->gradients;                                               \
-        S *restrict m = u->state[0], *restrict v = u->state[1], *restrict most = u->state[2];    \
-        for (int64_t i = begin; i < end; i++) {                                                  \
-            S x = read(p[i]), g = read(gradient[i]) + added * x;                                 \
-            m[i] = m[i] + (g - m[i]) * rest1;                                                    \
-            S w = v[i] = v[i] * beta2 + g * g * rest2;                                           \
-            if (most) w = most[i] = most[i] > w ? most[i] : w;                                   \
-            p[i] = write(x * keep - step * m[i] / (root(w) * scale + eps));                      \
-        }                                                                                        \
+/* A kernel: CONSTANTS, rounded to S once, and the update, which computes p[i] from x, g, m[i] and the second state v. */
+#define ADAM_KERNEL(name, P, S, read, write, decoupled, CONSTANTS, ...)                                   \
+    static void name(const tr__update *u, int64_t begin, int64_t end)                                     \
+    {                                                                                                     \
+        const double *settings = u->optimizer->settings, lr = u->lr, b1 = settings[BETA1];                \
+        const double b2 = settings[BETA2], t = (double)u->step;                                           \
+        const double shrink = settings[decoupled] ? lr * u->weight_decay : 0;                             \
+        const S added = (S)(settings[decoupled] ? 0 : u->weight_decay), keep = (S)(1 - shrink);           \
+        const S beta2 = (S)b2, rest1 = (S)(1 - b1), rest2 = (S)(1 - b2), eps = (S)settings[EPS];          \
+        const S step = (S)(lr / (1 - pow(b1, t)));                                                        \
+        CONSTANTS                                                                                         \
+        (void)rest2, (void)step, (void)t;                                                                 \
+        P *restrict p = u->parameters;                                                                    \
+        const P *restrict gradient = u->gradients;                                                        \
+        S *restrict m = u->state[0], *restrict v = u->state[1];                                           \
+        for (int64_t i = begin; i < end; i++) {                                                           \
+            S x = read(p[i]), g = read(gradient[i]) + added * x;                                          \
+            m[i] = m[i] + (g - m[i]) * rest1;                                                             \
+            __VA_ARGS__                                                                                   \
+        }                                                                                                 \
     }
+
+#define ADAM(name, P, S, read, write, root)                                                               \
+    ADAM_KERNEL(name, P, S, read, write, DECOUPLED,                                                       \
+        const S scale = (S)(1 / sqrt(1 - pow(b2, t))); S *restrict most = u->state[2];,                   \
+        S w = v[i] = v[i] * beta2 + g * g * rest2;                                                        \
+        if (most) w = most[i] = most[i] > w ? most[i] : w;                                                \
+        p[i] = write(x * keep - step * m[i] / (root(w) * scale + eps));)
 TR__UPDATE_KERNELS(ADAM, adam)
 
-static const tr__optimizer_rule rules[2][2] = { /* [decoupled][amsgrad] */
+#define ADAMAX(name, P, S, read, write, root)                                                             \
+    ADAM_KERNEL(name, P, S, read, write, DECOUPLED,,                                                      \
+        S size = (g < 0 ? -g : g) + eps, old = v[i] * beta2;                                              \
+        v[i] = old > size ? old : size;                                                                   \
+        p[i] = write(x * keep - step * (m[i] / v[i]));)
+TR__UPDATE_KERNELS(ADAMAX, adamax)
+
+static double mu(const double *settings, int64_t t)
+{
+    return settings[BETA1] * (1 - 0.5 * pow(0.96, (double)t * settings[NADAM_MOMENTUM_DECAY]));
+}
+
+/* The factor is M(t), a function of t alone. It shrinks fast, and 1 - M is 1 in f64 long before M is 0. */
+static tr_status prepare_nadam(tr__update *u)
+{
+    u->factor = 1;
+    for (int64_t i = 1; i <= u->step && u->factor > 1e-20; i++) u->factor *= mu(u->optimizer->settings, i);
+    return TR_OK;
+}
+
+#define NADAM(name, P, S, read, write, root)                                                              \
+    ADAM_KERNEL(name, P, S, read, write, NADAM_DECOUPLED,                                                 \
+        const double now = mu(settings, u->step); const double next = mu(settings, u->step + 1);          \
+        const S of_g = (S)(lr * (1 - now) / (1 - u->factor));                                             \
+        const S of_m = (S)(lr * next / (1 - u->factor * next));                                           \
+        const S scale = (S)(1 / sqrt(1 - pow(b2, t)));,                                                   \
+        v[i] = v[i] * beta2 + g * g * rest2;                                                              \
+        p[i] = write(x * keep - (of_g * g + of_m * m[i]) / (root(v[i]) * scale + eps));)
+TR__UPDATE_KERNELS(NADAM, nadam)
+
+/* The factor rectifies the variance and contains its bias correction; 0: no variance yet. */
+static tr_status prepare_radam(tr__update *u)
+{
+    double beta2 = u->optimizer->settings[BETA2], t = (double)u->step;
+    double rest = 1 - pow(beta2, t), n = 2 / (1 - beta2) - 1, r = n - 2 * t * pow(beta2, t) / rest;
+    u->factor = r > 5 ? sqrt(rest * (r - 4) * (r - 2) * n / ((n - 4) * (n - 2) * r)) : 0;
+    return TR_OK;
+}
+
+#define RADAM(name, P, S, read, write, root)                                                              \
+    ADAM_KERNEL(name, P, S, read, write, DECOUPLED, const S rectified = (S)u->factor;,                    \
+        v[i] = v[i] * beta2 + g * g * rest2;                                                              \
+        S s = rectified > 0 ? rectified / (root(v[i]) + eps) : 1;                                         \
+        p[i] = write(x * keep - step * m[i] * s);)
+TR__UPDATE_KERNELS(RADAM, radam)
+
+static const tr__optimizer_rule adam_rules[2][2] = { /* [decoupled][amsgrad] */
     {
         {.name = "adam", .state_names = {"exp_avg", "exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
         {.name = "adam", .state_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
@@ -45,36 +112,52 @@ static const tr__optimizer_rule rules[2][2] = { /* [decoupled][amsgrad] */
         {.name = "adamw", .state_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
     },
 };
+static const tr__optimizer_rule adamax_rule = {
+    .name = "adamax", .state_names = {"exp_avg", "exp_inf"}, .kernel = TR__KERNELS_OF(adamax)};
+static const tr__optimizer_rule nadam_rule = {.name = "nadam", .state_names = {"exp_avg", "exp_avg_sq"},
+    .kernel = TR__KERNELS_OF(nadam), .prepare = prepare_nadam};
+static const tr__optimizer_rule radam_rule = {.name = "radam", .state_names = {"exp_avg", "exp_avg_sq"},
+    .kernel = TR__KERNELS_OF(radam), .prepare = prepare_radam};
 
-/* What Adam and AdamW share; decay is given, as their defaults differ. */
-static tr_optimizer *make(const tr_adamw_options *o, bool decoupled, double decay)
-{
-    const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", TR__OR(o, lr, 1e-3), TR__AMOUNT},
-        [TR__DECAY] = {"weight_decay", decay, TR__AMOUNT},
-        [BETA1] = {"beta1", TR__OR(o, beta1, 0.9), TR__FRACTION},
-        [BETA2] = {"beta2", TR__OR(o, beta2, 0.999), TR__FRACTION},
-        [EPS] = {"eps", TR__OR(o, eps, 1e-8), TR__POSITIVE},
-        [DECOUPLED] = {"decoupled", decoupled, TR__FLAG},
-    };
-    return tr__optimizer_new(&rules[decoupled][o->amsgrad], o->parameters, hypers, o->decay_matrices_only);
-}
+/* The hyperparameters of the family; its own follow. */
+#define HYPERS(o, default_lr, decay, ...)                                      \
+    (const tr__hyper[TR__HYPERS]){                                             \
+        [TR__LR] = {"lr", TR__OR(o, lr, default_lr), TR__AMOUNT},              \
+        [TR__DECAY] = {"weight_decay", decay, TR__AMOUNT},                     \
+        [BETA1] = {"beta1", TR__OR(o, beta1, 0.9), TR__FRACTION},              \
+        [BETA2] = {"beta2", TR__OR(o, beta2, 0.999), TR__FRACTION},            \
+        [EPS] = {"eps", TR__OR(o, eps, 1e-8), TR__POSITIVE},                   \
+        __VA_ARGS__                                                            \
+    }
 
 tr_optimizer *tr_adam_with(const tr_adam_options *o)
 {
-    const tr_adamw_options same = {
-        .given = o->given,
-        .parameters = o->parameters,
-        .lr = o->lr,
-        .beta1 = o->beta1,
-        .beta2 = o->beta2,
-        .eps = o->eps,
-        .amsgrad = o->amsgrad,
-    };
-    return make(&same, false, o->weight_decay);
+    const tr__hyper *hypers = HYPERS(o, 1e-3, o->weight_decay, [DECOUPLED] = {"decoupled", false, TR__FLAG});
+    return tr__optimizer_new(&adam_rules[false][o->amsgrad], o->parameters, hypers, false);
 }
 
 tr_optimizer *tr_adamw_with(const tr_adamw_options *o)
 {
-    return make(o, true, TR__OR(o, weight_decay, 0.01));
+    const tr__hyper *hypers =
+        HYPERS(o, 1e-3, TR__OR(o, weight_decay, 0.01), [DECOUPLED] = {"decoupled", true, TR__FLAG});
+    return tr__optimizer_new(&adam_rules[true][o->amsgrad], o->parameters, hypers, o->decay_matrices_only);
+}
+
+tr_optimizer *tr_adamax_with(const tr_adamax_options *o)
+{
+    return tr__optimizer_new(&adamax_rule, o->parameters, HYPERS(o, 2e-3, o->weight_decay, {0}), false);
+}
+
+tr_optimizer *tr_nadam_with(const tr_nadam_options *o)
+{
+    const tr__hyper *hypers = HYPERS(o, 2e-3, o->weight_decay,
+        [NADAM_MOMENTUM_DECAY] = {"momentum_decay", TR__OR(o, momentum_decay, 4e-3), TR__AMOUNT},
+        [NADAM_DECOUPLED] = {"decoupled", o->decoupled, TR__FLAG});
+    return tr__optimizer_new(&nadam_rule, o->parameters, hypers, false);
+}
+
+tr_optimizer *tr_radam_with(const tr_radam_options *o)
+{
+    const tr__hyper *hypers = HYPERS(o, 1e-3, o->weight_decay, [DECOUPLED] = {"decoupled", o->decoupled, TR__FLAG});
+    return tr__optimizer_new(&radam_rule, o->parameters, hypers, false);
 }

@@ -118,8 +118,9 @@ static tr_status make_loaders(tr_trainer *t, const tr_classifier_trainer_options
     return tr_status_of(w->judged);
 }
 
-static tr_status fill_in(tr_trainer *t, const tr_classifier_trainer_options *o)
+static tr_status fill_in(tr_trainer *t, const void *options)
 {
+    const tr_classifier_trainer_options *o = options;
     classifier_work *w = tr__trainer_work(t);
     w->momentum = TR__OR(o, momentum, 0.9);
     w->weight_decay = TR__OR(o, weight_decay, 5e-4);
@@ -139,30 +140,7 @@ static tr_status fill_in(tr_trainer *t, const tr_classifier_trainer_options *o)
 
 tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *o)
 {
-    const tr__plan plan = {
-        .model = o->model,
-        .group = o->group,
-        .batch = TR__OR(o, global_batch, 64),
-        .micro_batch = o->micro_batch,
-        .steps = o->steps,
-        .warmup_steps = o->warmup_steps,
-        .lr = TR__OR(o, lr, 0.05),
-        .min_lr = o->min_lr,
-        .clip = o->clip,
-        .seed = o->seed,
-        .resume = o->resume,
-        .autocast = o->autocast,
-        .optimizer = o->optimizer,
-        .user = o->user,
-        .step_in_backward = o->step_in_backward,
-        .allow_different = o->allow_different,
-        .check_replicas = TR__OR(o, check_replicas, TR__CHECK_EVERY),
-        .stop_on_spike = o->stop_on_spike,
-    };
-    tr_trainer *t = tr__trainer_new(&classifier_task, &plan, sizeof(classifier_work));
-    if (tr_status_of(t) != TR_OK) return t;
-    tr_status status = fill_in(t, o);
-    if (status == TR_OK) status = tr__trainer_set_up(t);
-    if (status != TR_OK) tr__object_break(t);
-    return t;
+    const tr__plan *plan = TR__PLAN(o, .batch = TR__OR(o, global_batch, 64), .steps = o->steps, .lr = TR__OR(o, lr, 0.05),
+        .min_lr = o->min_lr, .clip = o->clip);
+    return tr__trainer_new(&classifier_task, plan, sizeof(classifier_work), fill_in, o);
 }

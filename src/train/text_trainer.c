@@ -103,8 +103,9 @@ static const tr__task text_task = {"token", false, optimizer, batch, validate, N
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
-static tr_status fill_in(tr_trainer *t, const tr_trainer_options *o)
+static tr_status fill_in(tr_trainer *t, const void *options)
 {
+    const tr_trainer_options *o = options;
     text_work *w = tr__trainer_work(t);
     w->text = tr_keep(o->text);
     w->context = t->items = TR__OR(o, context, 256);
@@ -133,31 +134,7 @@ static tr_status fill_in(tr_trainer *t, const tr_trainer_options *o)
 tr_trainer *tr_trainer_with(const tr_trainer_options *o)
 {
     double lr = TR__OR(o, lr, 1e-3);
-    const tr__plan plan = {
-        .model = o->model,
-        .group = o->group,
-        .batch = TR__OR(o, global_batch, 12),
-        .micro_batch = o->micro_batch,
-        .steps = TR__OR(o, steps, 2000),
-        .warmup_steps = o->warmup_steps,
-        .lr = lr,
-        .min_lr = TR__OR(o, min_lr, lr / 10),
-        .clip = TR__OR(o, clip, 1),
-        .seed = o->seed,
-        .resume = o->resume,
-        .autocast = o->autocast,
-        .optimizer = o->optimizer,
-        .loss = o->loss,
-        .user = o->user,
-        .step_in_backward = o->step_in_backward,
-        .allow_different = o->allow_different,
-        .check_replicas = TR__OR(o, check_replicas, TR__CHECK_EVERY),
-        .stop_on_spike = o->stop_on_spike,
-    };
-    tr_trainer *t = tr__trainer_new(&text_task, &plan, sizeof(text_work));
-    if (tr_status_of(t) != TR_OK) return t;
-    tr_status status = fill_in(t, o);
-    if (status == TR_OK) status = tr__trainer_set_up(t);
-    if (status != TR_OK) tr__object_break(t);
-    return t;
+    const tr__plan *plan = TR__PLAN(o, .batch = TR__OR(o, global_batch, 12), .steps = TR__OR(o, steps, 2000), .lr = lr,
+        .min_lr = TR__OR(o, min_lr, lr / 10), .clip = TR__OR(o, clip, 1), .loss = o->loss);
+    return tr__trainer_new(&text_task, plan, sizeof(text_work), fill_in, o);
 }

@@ -35,26 +35,6 @@ static const tr__type trainer_type = {"trainer", sizeof(tr_trainer), destroy};
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
-tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t work_bytes)
-{
-    tr_trainer *t = tr__object_new_sized(&trainer_type, work_bytes);
-    if (tr_status_of(t) != TR_OK) return t;
-    t->task = task;
-    t->plan = *plan;
-    t->plan.model = tr_keep(plan->model);
-    t->plan.group = tr_keep(plan->group);
-    bool sound = plan->group && tr_status_of(plan->group) == TR_OK;
-    t->world_size = sound ? tr_world_size(plan->group) : 1;
-    t->rank = sound ? tr_rank(plan->group) : 0;
-    t->plan.check_replicas = tr__replicas_every(plan->check_replicas);
-    t->first = plan->batch * t->rank / t->world_size;
-    t->share = plan->batch * (t->rank + 1) / t->world_size - t->first;
-    t->plan.micro_batch = plan->micro_batch ? plan->micro_batch : t->share;
-    if (t->rank == 0) t->metrics = tr_keep(tr__metrics_new());
-    t->validation_loss = t->best_validation_loss = t->validation_accuracy = t->best_validation_accuracy = NAN;
-    return t;
-}
-
 /* Refuses what needs all gradients before the first one is applied. */
 static tr_status check_in_backward(const tr_trainer *t)
 {
@@ -119,7 +99,7 @@ tr_status tr__trainer_check_unsharded(const tr_trainer *t)
         "tr_shard_optimizer(), or train without .folder and .resume and save by tr_optimizer_state() on all ranks");
 }
 
-tr_status tr__trainer_set_up(tr_trainer *t)
+static tr_status set_up(tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
     TR_SCOPE;
@@ -139,6 +119,30 @@ tr_status tr__trainer_set_up(tr_trainer *t)
     if (p->resume) TR__TRY(tr__trainer_resume_state(t, state));
     t->agreed_step = t->step;
     return TR_OK;
+}
+
+tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t work_bytes, tr__trainer_fill fill,
+    const void *options)
+{
+    tr_trainer *t = tr__object_new_sized(&trainer_type, work_bytes);
+    if (tr_status_of(t) != TR_OK) return t;
+    t->task = task;
+    t->plan = *plan;
+    t->plan.model = tr_keep(plan->model);
+    t->plan.group = tr_keep(plan->group);
+    bool sound = plan->group && tr_status_of(plan->group) == TR_OK;
+    t->world_size = sound ? tr_world_size(plan->group) : 1;
+    t->rank = sound ? tr_rank(plan->group) : 0;
+    t->plan.check_replicas = tr__replicas_every(plan->check_replicas);
+    t->first = plan->batch * t->rank / t->world_size;
+    t->share = plan->batch * (t->rank + 1) / t->world_size - t->first;
+    t->plan.micro_batch = plan->micro_batch ? plan->micro_batch : t->share;
+    if (t->rank == 0) t->metrics = tr_keep(tr__metrics_new());
+    t->validation_loss = t->best_validation_loss = t->validation_accuracy = t->best_validation_accuracy = NAN;
+    tr_status status = fill(t, options);
+    if (status == TR_OK) status = set_up(t);
+    if (status != TR_OK) tr__object_break(t);
+    return t;
 }
 
 int64_t tr_trainer_steps(const tr_trainer *t)

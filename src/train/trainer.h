@@ -32,6 +32,14 @@ typedef struct tr__plan {
     bool stop_on_spike;
 } tr__plan;
 
+/* The plan of options o, for the settings that all trainers name alike; a trainer's own follow. */
+#define TR__PLAN(o, ...)                                                                                                 \
+    (&(const tr__plan){.model = (o)->model, .group = (o)->group, .micro_batch = (o)->micro_batch,                        \
+        .warmup_steps = (o)->warmup_steps, .seed = (o)->seed, .resume = (o)->resume, .autocast = (o)->autocast,          \
+        .optimizer = (o)->optimizer, .user = (o)->user, .step_in_backward = (o)->step_in_backward,                       \
+        .allow_different = (o)->allow_different, .check_replicas = TR__OR(o, check_replicas, TR__CHECK_EVERY),           \
+        .stop_on_spike = (o)->stop_on_spike, __VA_ARGS__})
+
 /* Where a trainer's batches come from, and how its model is validated. */
 typedef struct tr__task {
     const char *item;       /* what is counted: "token", "sample" */
@@ -89,13 +97,15 @@ struct tr_trainer {
     char settings[TR__SHA256_TEXT]; /* of what ranks compare, but for what belongs to the run: its checkpoints carry it */
 };
 
-/* A trainer for the task, with zeroed memory of its own behind it; may be in error. */
-tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t work_bytes);
+/* A task's part of making a trainer: fills in its work from its options, calls tr__trainer_check(), then checks them. */
+typedef tr_status (*tr__trainer_fill)(tr_trainer *trainer, const void *options);
+/* A trainer for the task, followed by work_bytes of zeroed memory for the task's work. Loads the checkpoint if there is one to
+ * resume from, and makes net and optimizer. May be in error. */
+tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t work_bytes, tr__trainer_fill fill,
+    const void *options);
 static inline void *tr__trainer_work(tr_trainer *trainer) { return trainer + 1; }
-/* Checks the plan; to be called before the task's own checks. */
+/* Checks the plan. */
 tr_status tr__trainer_check(const tr_trainer *trainer);
-/* Loads the checkpoint if there is one to go on from, and makes net and optimizer. */
-tr_status tr__trainer_set_up(tr_trainer *trainer);
 
 /* In settings.c. Compares what all ranks must be told alike, .allow_different left out, in one exchange: TR_MISMATCH on all
  * ranks names what differs, with its values. The optimizer has been made. */

@@ -73,7 +73,7 @@ static void images_that_do_not_fit(void **state)
         "conv2d: x is [4, 5, 6]: it must be [batch, channels, height, width]");
     expect(tr_conv2d_op(x, ones(TR_SHAPE(8, 4))), TR_SHAPE, "conv2d: weight is [8, 4]: it must be [out channels");
     expect(tr_conv2d_op(x, ones(TR_SHAPE(8, 3, 3, 3))), TR_SHAPE,
-        "conv2d: x [2, 4, 5, 6] has 4 channels, weight [8, 3, 3, 3] takes 3 (3 in each of 1 groups)");
+        "conv2d: x [2, 4, 5, 6] has 4 channels, weight [8, 3, 3, 3] takes 3 in 1 groups");
     expect(tr_conv2d_op(x, ones(TR_SHAPE(7, 2, 3, 3)), .groups = 2), TR_SHAPE,
         "conv2d: the 7 output channels of weight [7, 2, 3, 3] do not divide into 2 groups");
     expect(tr_conv2d_op(x, w, .bias = ones(TR_SHAPE(7))), TR_SHAPE, "conv2d: bias [7] does not fit weight [8, 4, 3, 3]");
@@ -127,7 +127,7 @@ static void transposed_and_sequences_that_do_not_fit(void **state)
     expect(tr_conv_transpose2d_op(x, ones(TR_SHAPE(4, 3))), TR_SHAPE, "weight is [4, 3]: it must be [in channels, out channels");
     expect(tr_conv_transpose2d_op(x, ones(TR_SHAPE(3, 4, 3, 3))), TR_SHAPE,
         "conv_transpose2d: x [2, 4, 5, 6] has 4 channels, weight [3, 4, 3, 3] takes 3");
-    expect(tr_conv_transpose2d_op(x, w, .groups = 3), TR_SHAPE, "the 4 channels of x [2, 4, 5, 6] do not divide into 3 groups");
+    expect(tr_conv_transpose2d_op(x, w, .groups = 3), TR_SHAPE, "the 4 input channels of weight [4, 3, 3, 3] do not divide into 3 groups");
     expect(tr_conv_transpose2d_op(x, w, .bias = ones(TR_SHAPE(4))), TR_SHAPE, "bias [4] does not fit weight [4, 3, 3, 3]");
     expect(tr_conv_transpose2d_op(x, w, .bias = d), TR_DTYPE, "conv_transpose2d: dtypes differ");
     expect(tr_conv_transpose2d_op(x, w, .padding = 6), TR_SHAPE,
