@@ -62,7 +62,7 @@ static const maker makers[] = {sgd,
                                lars,
                                lamb};
 
-/* Of nadam: the product of momenta up to a step; as src/optim/nadam.c has it. */
+/* Of nadam: the product of momenta up to a step; as src/optim/adam.c has it. */
 static double momenta(const double *settings, int64_t step)
 {
     double product = 1;
