@@ -308,6 +308,13 @@ TR_API int tr_threads(tr_device device);
  * with tr_shared_free(). NULL when there is none (tr_error_message() says why). */
 TR_API void *tr_shared_alloc(size_t bytes);
 TR_API void tr_shared_free(void *memory);
+/* Stand in for posix_memalign() and free() in a library that takes its memory through pointers to them: blocks of 64 KiB and more
+ * are cut out of shared segments; smaller ones, those aligned to more than 4,096 bytes, and all when there is no shared memory
+ * are the C library's, which the second function frees too. Segments, of 64 MiB and more, stay with the process, for its next
+ * blocks. A child of fork() has private copies: what it writes stays its own, but where it has not written it may see what the
+ * parent writes later. Thread-safe. */
+TR_API int tr_shared_memalign(void **memory, size_t alignment, size_t bytes);
+TR_API void tr_shared_memalign_free(void *memory);
 
 /* ---- Functions in processes of their own ------------------------------------------------------------------------ */
 

@@ -4,17 +4,20 @@ import tempfile
 import unittest
 
 import torch
-import torch._dynamo  # noqa: F401: DDP imports it, which takes seconds: once here instead of in each rank
+import torch._dynamo  # noqa: F401: DDP imports it, which takes seconds: once, in the server that ranks are forked from
 import torch.distributed as dist
 import torch.distributed.checkpoint  # noqa: F401
 import torch.distributed.fsdp  # noqa: F401
 import torch.distributed.optim  # noqa: F401
 import torch.distributed.pipelining  # noqa: F401
 import torch.distributed.tensor.parallel  # noqa: F401
+import torch.utils.data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import trireme.torch
 from ranks import as_gloo
+from trireme import _share
 
 
 def net(width=64):
@@ -65,6 +68,38 @@ def ddp(rank, world, how):
                     .then(lambda done: done.value()[0]))
         wrapped.register_comm_hook(None, hook)
     return train(wrapped, rank)
+
+
+def shown(tensor):
+    """Is it where the other ranks map it?"""
+    return _share.mapping(tensor.data_ptr())[1].startswith("/memfd:trireme")
+
+
+def in_shared_memory(rank, world):
+    """DDP's buckets are in memory that the ranks map; and a loader's forked worker keeps what it writes to itself."""
+    before = torch.ones(100000)
+    for _ in range(2):  # the second time nothing happens
+        trireme.torch.share_memory()
+    x, small, buckets = torch.full((100000,), float(rank)), torch.ones(10), []
+    assert shown(x) and not shown(before) and not shown(small)
+
+    def hook(_, bucket):
+        buckets.append(shown(bucket.buffer()))
+        return dist.all_reduce(bucket.buffer().div_(world), async_op=True).get_future().then(lambda done: done.value()[0])
+
+    model = DDP(net(256))
+    model.register_comm_hook(None, hook)
+    out = train(model, rank)
+    assert all(buckets) and buckets, buckets
+    for tensor in (x, before, small):
+        dist.all_reduce(tensor)
+    out.update(x=x, before=before, small=small)
+    data = torch.utils.data.TensorDataset(x.view(-1, 10))
+    loader = torch.utils.data.DataLoader(data, batch_size=5000, num_workers=1, multiprocessing_context="fork",
+                                         worker_init_fn=lambda _: x[50000:].fill_(7))
+    out["batches"] = [batch.clone() for batch, in loader]
+    assert torch.equal(out["batches"][1], torch.full((5000, 10), 7.0)) and x[-1] == sum(range(world))
+    return out
 
 
 class Branches(nn.Module):
@@ -189,6 +224,9 @@ class Training(unittest.TestCase):
                 as_gloo(2, ddp, how)
         as_gloo(2, ddp, "fp16 hook", close=1e-2)
         as_gloo(4, ddp, "plain", close=1e-5)
+
+    def test_shared_memory(self):
+        as_gloo(2, in_shared_memory)
 
     def test_unused_parameters(self):
         as_gloo(3, unused, close=1e-5)

@@ -123,6 +123,8 @@ FUNCTIONS = [
     ("tr_scope_pop", None, []),
     ("tr_shared_alloc", c_void_p, [c_size_t]),
     ("tr_shared_free", None, [c_void_p]),
+    ("tr_shared_memalign", c_int, [c_void_p, c_size_t, c_size_t]),
+    ("tr_shared_memalign_free", None, [c_void_p]),
     ("tr_set_log", None, [c_void_p, c_void_p, c_int]),
     ("tr_store_memory", c_void_p, []),
     ("tr_store_file_with", c_void_p, [c_void_p]),

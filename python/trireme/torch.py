@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 from . import _c
 from ._autoload import autoload
 from ._library import filled, kept, lib, log, message, quick, release
+from ._share import share_memory  # noqa: F401: public
 from ._store import Store, meeting_host
 from ._work import Ended, Joint, Waiter, Work, failure
 
@@ -31,7 +32,7 @@ _TYPES = {torch.float32: _c.TR_F32, torch.float64: _c.TR_F64, torch.float16: _c.
           torch.int64: _c.TR_I64, torch.int32: _c.TR_I32, torch.uint8: _c.TR_U8, torch.bool: _c.TR_BOOL}
 # What these are added up as; sums and bits wrap as those of the narrow type do.
 _WIDER = {torch.int8: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
-_OPS = {dist.ReduceOp(getattr(dist.ReduceOp, name)): code for name, code in (
+_OPS = {int(getattr(dist.ReduceOp, name)): code for name, code in (
     ("SUM", _c.TR_SUM), ("AVG", _c.TR_AVG), ("MIN", _c.TR_MIN), ("MAX", _c.TR_MAX), ("PRODUCT", _c.TR_PROD),
     ("BAND", _c.TR_BAND), ("BOR", _c.TR_BOR), ("BXOR", _c.TR_BXOR))}
 _CPU, _UNSET = torch.device("cpu"), timedelta(milliseconds=-1)
@@ -68,6 +69,18 @@ def _caller():
             return place, frame.f_lineno
         frame = frame.f_back
     return 0, 0
+
+
+def _is_async(opts):
+    """Whether the caller goes on while the call runs. PyTorch 2.7 does not say it in opts; its functions know it by themselves."""
+    said = getattr(opts, "asyncOp", None)
+    if said is not None:
+        return said
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    code = frame.f_code
+    return code.co_filename != c10d.__file__ or "async_op" not in code.co_varnames or frame.f_locals["async_op"]
 
 
 # ---- Tensors ------------------------------------------------------------------------------------------------------------
@@ -221,7 +234,7 @@ class ProcessGroup(dist.ProcessGroup):
         if not self._group:
             raise RuntimeError(f"trireme: the group '{self._name}' was shut down")
         one = calls if isinstance(calls, bytes) else calls[0] if len(calls) == 1 else None
-        if self._works is None and not getattr(opts, "asyncOp", True):
+        if self._works is None and opts is not None and not _is_async(opts):
             status = (lib.tr_run_collective(self._group, one) if one else
                       lib.tr_run_list(self._group, b"".join(calls), len(calls)))
             if status:
@@ -271,7 +284,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @staticmethod
     def _op(op):
-        code = _OPS.get(op)
+        code = _OPS.get(int(op.op))  # op itself would be compared by PyTorch, for a microsecond
         if code is None:
             raise ValueError(f"trireme: there is no reduction {op}; there are SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR and BXOR")
         return code

@@ -197,6 +197,23 @@ void tr__segment_close(const void *memory)
     if (fd >= 0) close(fd);
 }
 
+void tr__segments_lock(void) { pthread_mutex_lock(&shared.lock); }
+
+void tr__segments_unlock(void) { pthread_mutex_unlock(&shared.lock); }
+
+void tr__segment_make_private(const void *memory)
+{
+    for (size_t i = 0; i < shared.count; i++) {
+        tr__segment *s = &shared.held[i].segment;
+        if (s->memory != memory || s->fd < 0) continue;
+        if (mmap(s->memory, s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, s->fd, 0) == MAP_FAILED) return;
+        close(s->fd);
+        shared.held[i] = shared.held[--shared.count];
+        atomic_fetch_add(&shared.generation, 1);
+        return;
+    }
+}
+
 uint64_t tr__segment_generation(void)
 {
     return atomic_load(&shared.generation);

@@ -42,6 +42,13 @@ uint64_t tr__segment_generation(void);
 int tr__segment_ref(uint64_t id, tr__segment *segment);
 void tr__segment_unref(uint64_t id);
 
+/* Around fork(): no other thread changes the segments between the two. Between them, in the child: the segment that
+ * starts at memory becomes a private copy (where nobody has written since, later changes of the parent show through) and
+ * is no segment any more; without its descriptor, or memory for that, it stays what it was. */
+void tr__segments_lock(void);
+void tr__segments_unlock(void);
+void tr__segment_make_private(const void *memory);
+
 /* Tells freed(user, id) of each segment that is freed, from the thread that frees it. It must not call back into this
  * module, and is not running any more when tr__segment_unwatch() returns. */
 typedef struct tr__segment_watcher {

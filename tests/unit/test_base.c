@@ -9,11 +9,14 @@
 
 #include <trireme/trireme.h>
 
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -375,6 +378,54 @@ static void free_blocks_go_back_to_the_system(void **state)
     tr__cache_delete(cache);
 }
 
+static void large_blocks_can_be_shared(void **state)
+{
+    (void)state;
+    tr__segment segment;
+    void *small, *odd;
+    char *large, *next;
+    assert_int_equal(tr_shared_memalign(&small, 64, 1000), 0);
+    assert_int_equal(tr_shared_memalign((void **)&large, 64, 100000), 0);
+    assert_int_equal(tr_shared_memalign((void **)&next, 64, 3 << 20), 0);
+    assert_int_equal(tr_shared_memalign(&odd, 1 << 16, 1 << 20), 0);
+    assert_false(tr__segment_find(small, 1000, &segment));
+    assert_true(tr__segment_find(large, 100000, &segment) && tr__segment_find(next, 3 << 20, &segment));
+    assert_false(tr__segment_find(odd, 1 << 20, &segment));
+    assert_int_equal((uintptr_t)odd % (1 << 16), 0);
+    assert_int_equal(tr_shared_memalign(&(void *){NULL}, 24, 1 << 20), EINVAL);
+    memset(next, 1, 3 << 20);
+    memset(large, 2, 100000);
+    assert_int_equal(next[0], 1);
+
+    /* A child has copies: neither sees what the other writes to a page that both have. */
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        bool alone = !tr__segment_find(large, 1, &segment) && large[0] == 2;
+        large[0] = 3;
+        void *more;
+        alone = alone && tr_shared_memalign(&more, 64, 1 << 20) == 0;
+        if (alone) memset(more, 4, 1 << 20);
+        tr_shared_memalign_free(large);
+        tr_shared_memalign_free(small);
+        _exit(alone ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_true(large[0] == 2 && tr__segment_find(large, 1, &segment));
+
+    tr_shared_memalign_free(large);
+    void *again;
+    assert_int_equal(tr_shared_memalign(&again, 64, 90000), 0);
+    assert_ptr_equal(again, large);
+    tr_shared_memalign_free(again);
+    tr_shared_memalign_free(next);
+    tr_shared_memalign_free(small);
+    tr_shared_memalign_free(odd);
+    tr_shared_memalign_free(NULL);
+}
+
 static void shared_memory_is_found_by_its_address(void **state)
 {
     (void)state;
@@ -447,6 +498,7 @@ int main(void)
         cmocka_unit_test(a_pool_serves_several_threads),
         cmocka_unit_test(blocks_never_overlap),
         cmocka_unit_test(free_blocks_go_back_to_the_system),
+        cmocka_unit_test(large_blocks_can_be_shared),
         cmocka_unit_test(shared_memory_is_found_by_its_address),
         cmocka_unit_test(philox_gives_the_known_answers),
     };

@@ -2,8 +2,9 @@
 
 #include "base/memory.h"
 
+#include <trireme/base.h>
+
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +24,7 @@ enum {
     GRAIN = 4 << 10,               /* large blocks are multiples of this */
     REGION = 1 << 30,              /* address space per region; what is never touched costs nothing */
     SMALLEST_REGION = 64 << 20,
+    SHARED_REGION = 64 << 20,      /* what is shared is reserved at once */
 };
 
 /* A stretch of a region, in use or free. The list is in the order of addresses, regions one after the other. */
@@ -38,6 +40,7 @@ enum { TABLE = 1024 };
 
 struct tr__cache {
     pthread_mutex_t lock;
+    bool shared;
     block *first, *last;
     block *table[TABLE]; /* blocks in use by address */
     block *spare;
@@ -48,6 +51,13 @@ tr__cache *tr__cache_new(void)
 {
     tr__cache *cache = calloc(1, sizeof *cache);
     if (cache) pthread_mutex_init(&cache->lock, NULL);
+    return cache;
+}
+
+tr__cache *tr__cache_new_shared(void)
+{
+    tr__cache *cache = tr__cache_new();
+    if (cache) cache->shared = true;
     return cache;
 }
 
@@ -63,7 +73,10 @@ void tr__cache_delete(tr__cache *cache)
             if (b != region) free(b);
             b = next;
         } while (b && !b->first_of_region);
-        tr__pages_free(region->memory, bytes);
+        if (cache->shared)
+            tr_shared_free(region->memory);
+        else
+            tr__pages_free(region->memory, bytes);
         free(region);
     }
     for (block *b = cache->spare; b;) {
@@ -102,9 +115,11 @@ static block *grow(tr__cache *cache, size_t bytes)
 {
     block *b = new_block(cache);
     if (!b) return NULL;
-    size_t size = bytes > REGION ? tr__round_up(bytes, TR__HUGE_PAGE) : REGION;
+    size_t usual = cache->shared ? SHARED_REGION : REGION;
+    size_t size = bytes > usual ? tr__round_up(bytes, TR__HUGE_PAGE) : usual;
     /* Where address space is rationed, make do with less. */
-    while (!(b->memory = tr__pages_alloc(size)) && size > bytes && size > SMALLEST_REGION)
+    while (!(b->memory = cache->shared ? tr_shared_alloc(size) : tr__pages_alloc(size)) && size > bytes &&
+           size > SMALLEST_REGION)
         size = size / 2 > bytes ? size / 2 : tr__round_up(bytes, GRAIN);
     if (!b->memory) {
         drop_block(cache, b);
@@ -166,16 +181,19 @@ static void *take(tr__cache *cache, size_t bytes)
     return b->memory;
 }
 
-static void put_back(tr__cache *cache, const void *memory)
+/* Returns how long the block was; 0: there is none in use there. */
+static size_t put_back(tr__cache *cache, const void *memory)
 {
     block **place = table_place(cache, memory);
     while (*place && (*place)->memory != memory) place = &(*place)->chain;
     block *b = *place;
-    if (!b) return;
+    if (!b) return 0;
+    size_t bytes = b->bytes;
     *place = b->chain;
     b->in_use = false;
     if (b->next && !b->next->in_use && !b->next->first_of_region) absorb_next(cache, b);
     if (b->previous && !b->previous->in_use && !b->first_of_region) absorb_next(cache, b->previous);
+    return bytes;
 }
 
 static void count_use(tr__cache *cache, size_t bytes)
@@ -207,7 +225,8 @@ static void small_free(char *memory)
 void *tr__cache_alloc(tr__cache *cache, size_t bytes)
 {
     if (bytes > SIZE_MAX / 2) return NULL;
-    bool small = bytes < SMALL || BLOCKS_FROM_MALLOC || !cache;
+    bool small = !cache || (!cache->shared && (bytes < SMALL || BLOCKS_FROM_MALLOC));
+    if (!small && cache->shared) bytes = tr__round_up(bytes ? bytes : 1, GRAIN); /* as it is counted when it comes back */
     void *memory = NULL;
     if (small) memory = small_alloc(bytes);
     if (!cache) return memory;
@@ -230,9 +249,35 @@ void tr__cache_free(tr__cache *cache, void *memory, size_t bytes)
     pthread_mutex_unlock(&cache->lock);
 }
 
+bool tr__cache_free_shared(tr__cache *cache, const void *memory)
+{
+    if (!cache || (uintptr_t)memory % GRAIN) return false;
+    pthread_mutex_lock(&cache->lock);
+    size_t bytes = put_back(cache, memory);
+    cache->in_use -= bytes;
+    pthread_mutex_unlock(&cache->lock);
+    return bytes > 0;
+}
+
+void tr__cache_lock(tr__cache *cache)
+{
+    if (cache) pthread_mutex_lock(&cache->lock);
+}
+
+void tr__cache_unlock(tr__cache *cache)
+{
+    if (cache) pthread_mutex_unlock(&cache->lock);
+}
+
+void tr__cache_make_private(tr__cache *cache)
+{
+    for (const block *b = cache ? cache->first : NULL; b; b = b->next)
+        if (b->first_of_region) tr__segment_make_private(b->memory);
+}
+
 void tr__cache_trim(tr__cache *cache)
 {
-    if (!cache) return;
+    if (!cache || cache->shared) return;
     pthread_mutex_lock(&cache->lock);
     for (block *b = cache->first; b; b = b->next)
         if (!b->in_use) tr__pages_empty(b->memory, b->bytes);
