@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -53,7 +54,8 @@ static int parse(int argc, char **argv, settings *s, int *operands)
     const tr__syntax syntax = {"run", "PROGRAM [ARGUMENT…]",
         "Runs PROGRAM as the ranks of a job, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. When one\n"
         "rank fails, the others are ended, and it is said which one failed first and why. With --nnodes the same command,\n"
-        "with another --node-rank, runs on each machine, and all have the same secret.",
+        "with another --node-rank, runs on each machine, and all have the same secret. A PROGRAM.py that is not\n"
+        "executable is run by the first python3 of PATH.",
         options, .operands = {1, INT_MAX}, .stop_at_operand = true};
     *operands = argc;
     return tr__parse(&syntax, operands, argv);
@@ -130,6 +132,25 @@ static bool start_watch(watch *w)
     return ready;
 }
 
+/* A Python program that is no executable is run by python3, the first one of PATH: a virtual environment's while that is
+ * active. -u, as torchrun does: lines are seen when they are written. Returns a new list of arguments; NULL: no memory. */
+static const char **command_of(char **argv)
+{
+    enum { PUT_IN_FRONT = 2 };
+    size_t count = 0, length = strlen(argv[0]);
+    while (argv[count]) count++;
+    const char **command = calloc(count + PUT_IN_FRONT + 1, sizeof *command);
+    if (!command) return NULL;
+    bool is_python = length > 3 && strcmp(argv[0] + length - 3, ".py") == 0;
+    bool by_python = is_python && access(argv[0], F_OK) == 0 && access(argv[0], X_OK) != 0;
+    if (by_python) {
+        command[0] = "python3";
+        command[1] = "-u";
+    }
+    memcpy(command + (by_python ? PUT_IN_FRONT : 0), argv, count * sizeof *command);
+    return command;
+}
+
 int tr__cli_run(int argc, char **argv)
 {
     settings s = {.ranks = 1, .nodes = 1, .grace = 1, .patience = 300};
@@ -151,11 +172,17 @@ int tr__cli_run(int argc, char **argv)
     if (s.flight_dir) env[set++] = flight;
     if (s.timeout) env[set++] = timeout;
     tr__print_warnings("run");
+    const char **command = command_of(argv);
+    if (!command) {
+        tr__complain("run", "no memory for the command");
+        return TR__EXIT_FAILED;
+    }
     tr_launch_report report;
-    tr_status launched = tr_launch((const char *const *)argv, s.ranks, .output = s.no_prefix ? NULL : print_line,
+    tr_status launched = tr_launch((const char *const *)command, s.ranks, .output = s.no_prefix ? NULL : print_line,
         .user = &width, .env = env, .grace_ms = (int)(s.grace * 1000), .pass_signals = true, .report = &report, .job = s.job,
         .log_dir = s.log_dir, .nodes = s.nodes, .node_rank = s.node_rank, .rendezvous = s.rendezvous,
         .rendezvous_ms = (int)(s.patience * 1000), .token = s.token_file ? token : NULL);
+    free(command);
     if (launched == TR_OK) return TR__EXIT_OK;
     tr__complain("run", "%s", *report.text ? report.text : tr_error_message());
     return launched == TR_INTERRUPTED ? report.exit_code : TR__EXIT_FAILED;

@@ -174,6 +174,14 @@ exec 3>&-
 "$TRIREME" run -n 2 sh -c 'echo "rank $$"; yes' 2>/dev/null | head -n 1 >"$work/out"
 all_gone $(number rank)
 
+# A Python program is run by the first python3 of PATH, unless it can be executed itself.
+echo 'import os, sys; print("rank", os.environ["RANK"], sys.argv[1:])' >"$work/train.py"
+"$TRIREME" run -n 2 "$work/train.py" -n 'two words' >"$work/out" || fail "a Python program did not run"
+grep -qxF "[1] rank 1 ['-n', 'two words']" "$work/out" || fail "a Python program did not get its arguments"
+printf '#!/bin/sh\necho "itself $1"\n' >"$work/train.py"
+chmod +x "$work/train.py"
+"$TRIREME" run "$work/train.py" word | grep -qxF '[0] itself word' || fail "an executable .py was not executed"
+
 # Exit codes: 0, 1 for a job that failed, 2 for wrong usage.
 expect() { # CODE MESSAGE ARGUMENT…
     want=$1 message=$2
@@ -189,6 +197,7 @@ expect 0 "Usage: trireme run [OPTION…] PROGRAM [ARGUMENT…]" run --help
 expect 0 "trireme 0." --version
 expect 1 "trireme run: rank 1 (pid " run -n 2 sh -c '[ $RANK = 0 ] || exit 3'
 expect 1 "trireme run: cannot run ./prgram: No such file or directory" run -n 2 ./prgram
+expect 1 "trireme run: cannot run ./none.py: No such file or directory" run -n 2 ./none.py
 expect 2 "trireme: a command is missing"
 expect 2 "did you mean run?" rnu
 expect 2 "trireme run: unknown option --rank: did you mean --ranks?" run --rank 2 echo
