@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import trireme.torch
-from ranks import Failed, alike, as_gloo, run
+from ranks import Failed, alike, as_gloo, monitored_barrier, run
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -188,7 +188,7 @@ def stopped(rank, world):
 
 def late(rank, world):
     if rank != 2:
-        dist.monitored_barrier(timeout=timedelta(seconds=1))
+        monitored_barrier(timeout=timedelta(seconds=1))
     else:
         time.sleep(2)
         dist.barrier()

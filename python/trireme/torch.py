@@ -26,7 +26,7 @@ from ._share import share_memory  # noqa: F401: public
 from ._store import Store, meeting_host
 from ._work import Ended, Joint, Waiter, Work, failure
 
-TESTED = (2, 15)
+TESTED = ("2.7", "2.15")
 
 _TYPES = {torch.float32: _c.TR_F32, torch.float64: _c.TR_F64, torch.float16: _c.TR_F16, torch.bfloat16: _c.TR_BF16,
           torch.int64: _c.TR_I64, torch.int32: _c.TR_I32, torch.uint8: _c.TR_U8, torch.bool: _c.TR_BOOL}
@@ -719,8 +719,8 @@ def register():
         dist.Backend.register_backend("trireme", _create, extended_api=True, devices=["cpu"])
         if os.environ.get("TRIREME_STORE") == "1":
             autoload()
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) != TESTED:
-        warnings.warn(f"trireme: the tests run with PyTorch {'.'.join(map(str, TESTED))}, not with {torch.__version__}")
+    if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
+        warnings.warn(f"trireme: the tests run with PyTorch {' and '.join(TESTED)}, not with {torch.__version__}")
 
 
 register()
