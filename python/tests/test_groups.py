@@ -320,6 +320,13 @@ dist.destroy_process_group()
 """
 
 
+def spawned(rank, folder):
+    dist.init_process_group("trireme", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    x = torch.full((100000,), rank + 1.0)
+    dist.all_reduce(x)
+    torch.save(x, f"{folder}/{rank}")  # and the group is left by itself
+
+
 class Programs(unittest.TestCase):
     def setUp(self):
         import tempfile
@@ -329,8 +336,8 @@ class Programs(unittest.TestCase):
         with open(self.program, "w") as file:
             file.write(PROGRAM % "")
 
-    def starts(self, *command, world=2):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    def starts(self, *command, world=2, env=None):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(done.stdout.count(f"sum [{world * (world + 1) / 2}"), world, done.stdout + done.stderr)
 
@@ -340,7 +347,8 @@ class Programs(unittest.TestCase):
     def test_trireme_run(self):
         if not os.environ.get("BUILD"):
             self.skipTest("BUILD does not say where the command is")
-        self.starts(os.environ["BUILD"] + "/trireme", "run", "-n", "2", sys.executable, self.program)
+        path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # whose python3 it takes
+        self.starts(os.environ["BUILD"] + "/trireme", "run", "-n", "2", self.program, env={**os.environ, "PATH": path})
 
     def test_mpirun(self):
         import shutil
@@ -350,6 +358,46 @@ class Programs(unittest.TestCase):
             file.write(PROGRAM % (f', init_method="file://{self.folder.name}/meeting", '
                        'rank=int(os.environ["OMPI_COMM_WORLD_RANK"]), world_size=int(os.environ["OMPI_COMM_WORLD_SIZE"])'))
         self.starts("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, self.program)
+
+    def test_spawn(self):
+        torch.multiprocessing.spawn(spawned, (self.folder.name,), nprocs=2)
+        for rank in range(2):
+            alike(torch.load(f"{self.folder.name}/{rank}"), torch.full((100000,), 3.0))
+
+    def test_two_hosts(self):
+        """Network namespaces, which only PyTorch's store and connections over TCP join."""
+        ends = [(f"trireme-{os.getpid()}-{rank}", f"trireme{os.getpid() % 100000}{'ab'[rank]}") for rank in range(2)]
+
+        def ip(*words):
+            return subprocess.run(["ip", *words], capture_output=True, text=True).returncode == 0
+
+        try:
+            made = [ip("netns", "add", name) for name, _ in ends]
+            if not all(made) or not ip("link", "add", ends[0][1], "netns", ends[0][0], "type", "veth",
+                                       "peer", "name", ends[1][1], "netns", ends[1][0]):
+                self.skipTest("no network namespace can be made")
+        except FileNotFoundError:
+            self.skipTest("ip is missing")
+        ranks = []
+        try:
+            for rank, (name, device) in enumerate(ends):
+                for words in (["addr", "add", f"10.0.0.{rank + 1}/24", "dev", device], ["link", "set", device, "up"],
+                              ["link", "set", "lo", "up"]):
+                    self.assertTrue(ip("-n", name, *words), words)
+                env = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="10.0.0.1", MASTER_PORT="29500",
+                           TRIREME_TOKEN="secret")
+                ranks.append(subprocess.Popen(["ip", "netns", "exec", name, sys.executable, self.program], env=env, text=True,
+                                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            for rank in ranks:
+                text = rank.communicate(timeout=100)[0]
+                self.assertIn("sum [3.0, 3.0, 3.0] of 2", text)
+                self.assertEqual(rank.returncode, 0, text)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+            for name, _ in ends:
+                ip("netns", "del", name)
 
     def test_why(self):
         """The line of a hanging program, from outside."""
