@@ -77,10 +77,10 @@ def _is_async(opts):
     if said is not None:
         return said
     frame = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(_HERE):
+    while frame and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    code = frame.f_code
-    return code.co_filename != c10d.__file__ or "async_op" not in code.co_varnames or frame.f_locals["async_op"]
+    named = frame and frame.f_code.co_filename == c10d.__file__ and "async_op" in frame.f_code.co_varnames
+    return not named or frame.f_locals["async_op"]
 
 
 # ---- Tensors ------------------------------------------------------------------------------------------------------------
