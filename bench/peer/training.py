@@ -4,6 +4,7 @@ Runs under PyTorch 2.x and 1.13. One step is: forgetting the gradients, forward,
 
     PEER.py --threads 1 --steps 20 --json out.json
     PEER.py --ranks 2 --threads 1                  DDP over Gloo on the loopback, --batch samples on each rank
+    PEER.py --ranks 2 --backend trireme            DDP over ours; shared: with large tensors where the ranks map them
     PEER.py --paced                                prints "ready" after the warm-up; then for each line that it reads it
                                                    runs as many steps as the line says and prints the milliseconds of
                                                    one; ends with its input
@@ -45,6 +46,7 @@ def parser(doc: str, batch: int) -> argparse.ArgumentParser:
     result.add_argument("--warmup", type=int, default=3)
     result.add_argument("--threads", type=int, default=1, help="per rank")
     result.add_argument("--ranks", type=int, default=1)
+    result.add_argument("--backend", choices=["gloo", "trireme", "shared"], default="gloo")
     result.add_argument("--paced", action="store_true")
     result.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: under autocast")
     result.add_argument("--compile", action="store_true", help="torch.compile (needs g++)")
@@ -128,6 +130,9 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
     torch.manual_seed(rank)
+    if args.backend == "shared":
+        import trireme.torch
+        trireme.torch.share_memory()
     net, optimizer, inputs, items = build(args)
     if args.step_in_backward:
         step_in_backward(optimizer)
@@ -135,7 +140,8 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
         cores = sorted(os.sched_getaffinity(0))
         if args.threads == 1 and len(cores) >= args.ranks:
             os.sched_setaffinity(0, {cores[rank]})  # as ours
-        dist.init_process_group("gloo", init_method=os.environ["PEER_RENDEZVOUS"], rank=rank, world_size=args.ranks)
+        dist.init_process_group("gloo" if args.backend == "gloo" else "trireme", init_method=os.environ["PEER_RENDEZVOUS"],
+                                rank=rank, world_size=args.ranks)
         # Large buckets: with a core per rank there is no idle one for communication to hide on (5 and 25 MB: no
         # faster).
         net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True,
