@@ -2,6 +2,7 @@
 import copy
 import tempfile
 import unittest
+import unittest.mock
 
 import torch
 import torch._dynamo  # noqa: F401: DDP imports it, which takes seconds: once, in the server that ranks are forked from
@@ -233,6 +234,12 @@ class Training(unittest.TestCase):
 
     def test_shared_memory(self):
         as_gloo(2, in_shared_memory)
+        with unittest.mock.patch.dict(_share._FUNCTION_SLOTS, {"vax": (1, 2)}, clear=True):
+            with self.assertRaisesRegex(RuntimeError, "does nothing with PyTorch .*: this is known for vax, not for"):
+                trireme.torch.share_memory()
+        with unittest.mock.patch.object(_share, "_slots", lambda _, names: {name: [] for name in names}):
+            with self.assertRaisesRegex(RuntimeError, r"libc10.so does not call free\(\)"):
+                trireme.torch.share_memory()
 
     def test_unused_parameters(self):
         as_gloo(3, unused, close=1e-5)
