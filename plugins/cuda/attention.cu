@@ -117,6 +117,7 @@ static attention separate_attention(const job &j, bool grad)
  */
 
 constexpr int ATTENTION_THREADS = 128;
+constexpr int BLOCKS = 4; /* on a multiprocessor at once: what its shared memory has room for */
 
 /* ROWS for a size: four tiles of ROWS * DIM numbers take 32 KB. */
 template <class C, int DIM> struct tile_of {
@@ -181,7 +182,8 @@ __device__ static block_place place_of(const attention &a, int64_t tiles, int ro
  */
 
 template <class C, int DIM>
-__global__ void __launch_bounds__(ATTENTION_THREADS) attention_forward(attention a, int64_t tiles)
+__global__ void __launch_bounds__(ATTENTION_THREADS, BLOCKS)
+attention_forward(const __grid_constant__ attention a, int64_t tiles)
 {
     using tile = tile_of<C, DIM>;
     constexpr int ROWS = tile::ROWS, LANES = tile::LANES, PER_LANE = (DIM + LANES - 1) / LANES,
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_forward(attention
  */
 
 /* delta: [batch * heads, queries] = rowsum(g * o), by a warp each. */
-template <class C> __global__ void attention_delta(C *delta, attention a)
+template <class C> __global__ void attention_delta(C *delta, const __grid_constant__ attention a)
 {
     int64_t rows = a.batch * a.heads_n * a.queries;
     for (int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; r < rows; r += (int64_t)gridDim.x * blockDim.y) {
@@ -262,7 +264,8 @@ template <class C> __global__ void attention_delta(C *delta, attention a)
 }
 
 template <class C, int DIM>
-__global__ void __launch_bounds__(ATTENTION_THREADS) attention_dq(attention a, const C *delta, int64_t tiles)
+__global__ void __launch_bounds__(ATTENTION_THREADS, BLOCKS)
+attention_dq(const __grid_constant__ attention a, const C *delta, int64_t tiles)
 {
     using tile = tile_of<C, DIM>;
     constexpr int ROWS = tile::ROWS, LANES = tile::LANES, PER_LANE = (DIM + LANES - 1) / LANES,
@@ -313,7 +316,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_dq(attention a, c
 }
 
 template <class C, int DIM>
-__global__ void __launch_bounds__(ATTENTION_THREADS) attention_dkv(attention a, const C *delta, int64_t tiles)
+__global__ void __launch_bounds__(ATTENTION_THREADS, BLOCKS)
+attention_dkv(const __grid_constant__ attention a, const C *delta, int64_t tiles)
 {
     using tile = tile_of<C, DIM>;
     constexpr int ROWS = tile::ROWS, LANES = tile::LANES, PER_LANE = (DIM + LANES - 1) / LANES,

@@ -37,8 +37,8 @@ tr_status cuda_maximum_grad(const job &j) { return elementwise_floats<3>(j, maxi
     };                                                                                   \
     tr_status cuda_##name(const job &j)                                                  \
     {                                                                                    \
-        return for_any(j.in(0).dtype, [&](auto t) {                                      \
-            return elementwise_into<truth, typename decltype(t)::type, 2>(j, j.out(0), j.call.inputs, name##_of()); \
+        return for_wide(j.in(0).dtype, [&](auto t) {                                     \
+            return elementwise_into<typename decltype(t)::type, 2>(j, j.out(0), j.call.inputs, name##_of()); \
         });                                                                              \
     }
 COMPARISON(equal, ==)

@@ -4,30 +4,54 @@
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-template <class To, class From, int V>
-__global__ void convert_flat(To *to, const From *from, int64_t step, int64_t count)
+/* Between f32 and the 16-bit floats, as autocast does it. Both aligned to 16 bytes. */
+template <class To, class From> __global__ void convert_flat(To *to, const From *from, int64_t count)
 {
+    constexpr int V = 4;
     int64_t packs = count / V;
     FOR_EACH_OF(p, packs)
     {
-        pack<From, V> x;
+        pack<From, V> x = ((const pack<From, V> *)from)[p];
         pack<To, V> y;
-        if (step) x = ((const pack<From, V> *)from)[p];
-        for (int i = 0; i < V; i++) y.at[i] = convert<To>(step ? x.at[i] : *from);
+        for (int i = 0; i < V; i++) y.at[i] = narrow<To>(wide(x.at[i]));
         ((pack<To, V> *)to)[p] = y;
     }
     for (int64_t i = packs * V + (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
          i += (int64_t)gridDim.x * blockDim.x)
-        to[i] = convert<To>(from[i * step]);
+        to[i] = narrow<To>(wide(from[i]));
 }
 
-template <class To, class From> __global__ void convert_strided(To *to, const From *from, walk<2> w)
+/* Between any dtypes; from's is computed in C. */
+template <class C>
+__global__ void convert_strided(tr_dtype to_dtype, void *to, tr_dtype from_dtype, const void *from,
+                                const __grid_constant__ walk<2> w)
 {
     FOR_EACH_OF(i, w.count)
     {
         int64_t place[2];
         w.at((uint32_t)i, place);
-        to[place[0]] = convert<To>(from[place[1]]);
+        C x = load_wide<C>(from_dtype, from, place[1]);
+        switch (to_dtype) {
+        case TR_F32: ((float *)to)[place[0]] = convert<float>(x); break;
+        case TR_F64: ((double *)to)[place[0]] = convert<double>(x); break;
+        case TR_F16: ((f16 *)to)[place[0]] = convert<f16>(x); break;
+        case TR_BF16: ((bf16 *)to)[place[0]] = convert<bf16>(x); break;
+        case TR_I64: ((int64_t *)to)[place[0]] = convert<int64_t>(x); break;
+        case TR_I32: ((int32_t *)to)[place[0]] = convert<int32_t>(x); break;
+        case TR_U8: ((uint8_t *)to)[place[0]] = convert<uint8_t>(x); break;
+        default: ((truth *)to)[place[0]] = convert<truth>(x); break;
+        }
+    }
+}
+
+/* Elements of one dtype, as bits. */
+template <class T> __global__ void copy_strided(T *to, const T *from, const __grid_constant__ walk<2> w)
+{
+    FOR_EACH_OF(i, w.count)
+    {
+        int64_t place[2];
+        w.at((uint32_t)i, place);
+        to[place[0]] = from[place[1]];
     }
 }
 
@@ -85,20 +109,25 @@ template <class T> static tr_status launch_transpose(const job &j, const loop &l
                   l.stride[0][d], l.stride[1][last], to_others, from_others);
 }
 
-/* Of any dtypes. */
-template <class To, class From> static tr_status convert_loop(const job &j, const loop &l)
+template <class To, class From> static tr_status launch_flat(const job &j, const loop &l)
 {
-    if (loop_is_flat(l)) {
-        constexpr int V = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
-        int64_t step = l.stride[1][0];
-        bool aligned = (uintptr_t)l.data[0] % (V * sizeof(To)) == 0 && (uintptr_t)l.data[1] % (V * sizeof(From)) == 0;
-        auto kernel = aligned ? convert_flat<To, From, V> : convert_flat<To, From, 1>;
-        return LAUNCH(j, kernel, grid_for(l.count, BLOCK * (aligned ? V : 1)), BLOCK, 0, (To *)l.data[0],
-            (const From *)l.data[1], step, l.count);
+    return LAUNCH(j, (convert_flat<To, From>), grid_for(l.count, 4 * BLOCK), BLOCK, 0, (To *)l.data[0],
+                  (const From *)l.data[1], l.count);
+}
+
+static tr_status convert_loop(const job &j, const loop &l, tr_dtype to, tr_dtype from)
+{
+    if (loop_is_flat(l) && l.stride[1][0] == 1 && ((uintptr_t)l.data[0] | (uintptr_t)l.data[1]) % 16 == 0) {
+        if (to == TR_BF16 && from == TR_F32) return launch_flat<bf16, float>(j, l);
+        if (to == TR_F32 && from == TR_BF16) return launch_flat<float, bf16>(j, l);
+        if (to == TR_F16 && from == TR_F32) return launch_flat<f16, float>(j, l);
+        if (to == TR_F32 && from == TR_F16) return launch_flat<float, f16>(j, l);
     }
     return loop_in_parts(l, [&](const loop &part) {
-        return LAUNCH(j, (convert_strided<To, From>), grid_for(part.count), BLOCK, 0, (To *)part.data[0],
-            (const From *)part.data[1], walk<2>(part));
+        return for_wide(from, [&](auto t) {
+            return LAUNCH(j, convert_strided<typename decltype(t)::type>, grid_for(part.count), BLOCK, 0, to,
+                          (void *)part.data[0], from, (const void *)part.data[1], walk<2>(part));
+        });
     });
 }
 
@@ -107,12 +136,7 @@ tr_status copy_into(const job &j, const tr_device_tensor &y, const tr_device_ten
     const tr_device_tensor *tensors[] = {&y, &x};
     loop l = loop_of(y.shape, tensors, 2);
     if (l.count == 0) return TR_OK;
-    if (x.dtype != y.dtype)
-        return for_any(y.dtype, [&](auto to) {
-            return for_any(x.dtype, [&](auto from) {
-                return convert_loop<typename decltype(to)::type, typename decltype(from)::type>(j, l);
-            });
-        });
+    if (x.dtype != y.dtype) return convert_loop(j, l, y.dtype, x.dtype);
     return for_bytes(l.bytes[0], [&](auto t) { /* as bits */
         using T = typename decltype(t)::type;
         if (loop_is_flat(l) && l.stride[1][0] == 1)
@@ -121,7 +145,11 @@ tr_status copy_into(const job &j, const tr_device_tensor &y, const tr_device_ten
                 "copy");
         int d = transposed_dim(l);
         tr_status status = d < 0 ? TR_DECLINED : launch_transpose<T>(j, l, d);
-        return status == TR_DECLINED ? convert_loop<T, T>(j, l) : status;
+        if (status != TR_DECLINED) return status;
+        return loop_in_parts(l, [&](const loop &part) {
+            return LAUNCH(j, copy_strided<T>, grid_for(part.count), BLOCK, 0, (T *)part.data[0],
+                          (const T *)part.data[1], walk<2>(part));
+        });
     });
 }
 

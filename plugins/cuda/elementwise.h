@@ -1,6 +1,7 @@
 /*
- * Elementwise ops: out[i] = f(in0[i], in1[i], …). f is computed in compute_of<T>, T the inputs' storage type; one
- * kernel reads runs of memory in vectors of 16 bytes, the other follows strides and broadcasts.
+ * Elementwise ops: out[i] = f(in0[i], in1[i], …). f is computed in float, double or int64_t. One kernel reads aligned runs
+ * of f32, f16 and bf16 in vectors of 16 bytes; the other takes any dtypes, strides and broadcasts, and is compiled once
+ * for each type that is computed in, as its memory's dtype is asked for at run time.
  */
 #ifndef TRIREME_CUDA_ELEMENTWISE_H
 #define TRIREME_CUDA_ELEMENTWISE_H
@@ -19,22 +20,21 @@ template <class C, int N, class F> __device__ inline auto apply(const F &f, cons
     else return f(x[0], x[1], x[2]);
 }
 
-template <class Out, class T, int N, class F> __device__ inline Out result(const F &f, const T *x)
+template <class T, int N, class F> __device__ inline T result(const F &f, const T *x)
 {
-    compute_of<T> in[N];
+    float in[N];
     for (int k = 0; k < N; k++) in[k] = wide(x[k]);
-    if constexpr (is_float<Out> || !is_float<T>) return narrow<Out>((compute_of<Out>)apply<compute_of<T>, N>(f, in));
-    else return narrow<Out>((int64_t)apply<compute_of<T>, N>(f, in));
+    return narrow<T>(apply<float, N>(f, in));
 }
 
-template <class Out, class T, int N, int V, class F>
-__global__ void elementwise_flat(Out *out, addresses<N> from, int64_t count, F f)
+template <class T, int N, class F>
+__global__ void elementwise_flat(T *out, addresses<N> from, int64_t count, F f)
 {
+    constexpr int V = 16 / sizeof(T);
     int64_t packs = count / V;
     FOR_EACH_OF(p, packs)
     {
-        pack<T, V> x[N];
-        pack<Out, V> y;
+        pack<T, V> x[N], y;
         for (int k = 0; k < N; k++) {
             if (!from.single[k]) x[k] = ((const pack<T, V> *)from.in[k])[p];
             else
@@ -44,56 +44,65 @@ __global__ void elementwise_flat(Out *out, addresses<N> from, int64_t count, F f
         for (int i = 0; i < V; i++) {
             T element[N];
             for (int k = 0; k < N; k++) element[k] = x[k].at[i];
-            y.at[i] = result<Out, T, N>(f, element);
+            y.at[i] = result<T, N>(f, element);
         }
-        ((pack<Out, V> *)out)[p] = y;
+        ((pack<T, V> *)out)[p] = y;
     }
     for (int64_t i = packs * V + (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
          i += (int64_t)gridDim.x * blockDim.x) {
         T element[N];
         for (int k = 0; k < N; k++) element[k] = ((const T *)from.in[k])[from.single[k] ? 0 : i];
-        out[i] = result<Out, T, N>(f, element);
+        out[i] = result<T, N>(f, element);
     }
 }
 
-template <class Out, class T, int N, class F>
-__global__ void elementwise_strided(Out *out, addresses<N> from, walk<N + 1> w, F f)
+/* What f makes is of the inputs' dtype, or truth. */
+template <class C, int N, class F>
+__global__ void elementwise_strided(void *out, addresses<N> from, tr_dtype dtype, const __grid_constant__ walk<N + 1> w,
+                                    F f)
 {
     FOR_EACH_OF(i, w.count)
     {
         int64_t place[N + 1];
-        T element[N];
+        C x[N];
         w.at((uint32_t)i, place);
-        for (int k = 0; k < N; k++) element[k] = ((const T *)from.in[k])[place[k + 1]];
-        out[place[0]] = result<Out, T, N>(f, element);
+        for (int k = 0; k < N; k++) x[k] = load_wide<C>(dtype, from.in[k], place[k + 1]);
+        auto y = apply<C, N>(f, x);
+        if constexpr (std::is_same_v<decltype(y), bool>) ((uint8_t *)out)[place[0]] = y;
+        else store_narrow<C>(dtype, out, place[0], (C)y);
     }
 }
 
-/* All inputs are of T, and `to` is of Out. */
-template <class Out, class T, int N, class F>
+template <class T, int N, class F>
+tr_status elementwise_packed(const job &j, const loop &l, const addresses<N> &from, const F &f)
+{
+    return LAUNCH(j, (elementwise_flat<T, N, F>), grid_for(l.count, BLOCK * (16 / (int64_t)sizeof(T))), BLOCK, 0,
+                  (T *)l.data[0], from, l.count, f);
+}
+
+/* The inputs are of one dtype, which is computed in C. */
+template <class C, int N, class F>
 tr_status elementwise_into(const job &j, const tr_device_tensor &to, const tr_device_tensor *in, const F &f)
 {
     const tr_device_tensor *tensors[N + 1] = {&to};
     for (int k = 0; k < N; k++) tensors[k + 1] = &in[k];
     loop l = loop_of(to.shape, tensors, N + 1);
     addresses<N> from;
-    if (loop_is_flat(l)) {
-        constexpr int V = 16 / (sizeof(T) > sizeof(Out) ? sizeof(T) : sizeof(Out));
-        bool aligned = (uintptr_t)l.data[0] % (V * sizeof(Out)) == 0;
-        for (int k = 0; k < N; k++) {
+    if constexpr (std::is_same_v<C, float> && !std::is_same_v<decltype(apply<C, N>(f, (const C *)nullptr)), bool>) {
+        bool packed = loop_is_flat(l) && l.count && (uintptr_t)l.data[0] % 16 == 0;
+        for (int k = 0; packed && k < N; k++) {
             from.in[k] = l.data[k + 1];
             from.single[k] = l.stride[k + 1][0] == 0;
-            aligned = aligned && (from.single[k] || (uintptr_t)from.in[k] % (V * sizeof(T)) == 0);
+            packed = from.single[k] || (uintptr_t)from.in[k] % 16 == 0;
         }
-        if (l.count == 0) return TR_OK;
-        auto kernel = aligned ? elementwise_flat<Out, T, N, V, F> : elementwise_flat<Out, T, N, 1, F>;
-        return LAUNCH(j, kernel, grid_for(l.count, (int64_t)BLOCK * (aligned ? V : 1)), BLOCK, 0, (Out *)l.data[0],
-                      from, l.count, f);
+        if (packed && to.dtype == TR_F32) return elementwise_packed<float>(j, l, from, f);
+        if (packed && to.dtype == TR_F16) return elementwise_packed<f16>(j, l, from, f);
+        if (packed) return elementwise_packed<bf16>(j, l, from, f);
     }
     return loop_in_parts(l, [&](const loop &part) {
         for (int k = 0; k < N; k++) from.in[k] = part.data[k + 1];
-        auto kernel = elementwise_strided<Out, T, N, F>;
-        return LAUNCH(j, kernel, grid_for(part.count), BLOCK, 0, (Out *)part.data[0], from, walk<N + 1>(part), f);
+        return LAUNCH(j, (elementwise_strided<C, N, F>), grid_for(part.count), BLOCK, 0, (void *)part.data[0], from,
+                      in[0].dtype, walk<N + 1>(part), f);
     });
 }
 
@@ -101,10 +110,8 @@ tr_status elementwise_into(const job &j, const tr_device_tensor &to, const tr_de
 template <int N, class F>
 tr_status map_into(const job &j, const tr_device_tensor &to, const tr_device_tensor *in, const F &f)
 {
-    return for_float(to.dtype, [&](auto t) {
-        using T = typename decltype(t)::type;
-        return elementwise_into<T, T, N>(j, to, in, f);
-    });
+    if (!is_float_dtype(to.dtype)) return TR_DECLINED;
+    return for_compute(to.dtype, [&](auto t) { return elementwise_into<typename decltype(t)::type, N>(j, to, in, f); });
 }
 
 /* An input of another dtype, as an f32 bias beside 16-bit numbers, is cast first. */
@@ -125,12 +132,8 @@ template <int N, class F> tr_status elementwise_floats(const job &j, const F &f)
 
 template <int N, class F> tr_status elementwise_any(const job &j, const F &f)
 {
-    tr_dtype dtype = j.out(0).dtype;
-    if (dtype == TR_F32 || dtype == TR_F64 || dtype == TR_F16 || dtype == TR_BF16) return elementwise_floats<N>(j, f);
-    return for_integer(dtype, [&](auto t) {
-        using T = typename decltype(t)::type;
-        return elementwise_into<T, T, N>(j, j.out(0), j.call.inputs, f);
-    });
+    if (is_float_dtype(j.out(0).dtype)) return elementwise_floats<N>(j, f);
+    return elementwise_into<int64_t, N>(j, j.out(0), j.call.inputs, f);
 }
 
 #endif

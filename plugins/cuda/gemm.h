@@ -50,8 +50,10 @@ template <class C, class L> struct tile_reader {
     }
 };
 
+/* __grid_constant__: what is indexed at run time stays in constant memory, of which a thread otherwise makes a copy. */
 template <class C, class A, class B, class Out>
-__global__ void __launch_bounds__(THREADS) multiply(sizes s, A a, B b, Out out)
+__global__ void __launch_bounds__(THREADS, 1)
+multiply(sizes s, const __grid_constant__ A a, const __grid_constant__ B b, const __grid_constant__ Out out)
 {
     __shared__ C of_a[DEPTH][TILE + 4], of_b[DEPTH][TILE + 4];
     int64_t columns = (s.n + TILE - 1) / TILE, row = blockIdx.x / columns * TILE, column = blockIdx.x % columns * TILE;
@@ -92,7 +94,8 @@ template <class C> struct keep_part {
     }
 };
 
-template <class C, class Out> __global__ void add_parts(sizes s, const C *parts, int splits, Out out)
+template <class C, class Out>
+__global__ void add_parts(sizes s, const C *parts, int splits, const __grid_constant__ Out out)
 {
     int64_t of_one = s.batch * s.m * s.n;
     FOR_EACH_OF(e, of_one)

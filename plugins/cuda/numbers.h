@@ -175,6 +175,40 @@ template <class C> __device__ inline void store_as(tr_dtype dtype, void *base, i
     }
 }
 
+/* The same of the dtypes that are computed in C alone: floats but f64 in float, f64 in double, integers in int64_t. */
+template <class C> __device__ inline C load_wide(tr_dtype dtype, const void *base, int64_t i)
+{
+    if constexpr (std::is_same_v<C, double>) return ((const double *)base)[i];
+    else if constexpr (std::is_same_v<C, float>) {
+        if (dtype == TR_F32) return ((const float *)base)[i];
+        return dtype == TR_F16 ? to_float(((const f16 *)base)[i]) : to_float(((const bf16 *)base)[i]);
+    } else {
+        switch (dtype) {
+        case TR_I64: return ((const int64_t *)base)[i];
+        case TR_I32: return ((const int32_t *)base)[i];
+        case TR_U8: return ((const uint8_t *)base)[i];
+        default: return ((const uint8_t *)base)[i] != 0;
+        }
+    }
+}
+
+template <class C> __device__ inline void store_narrow(tr_dtype dtype, void *base, int64_t i, C x)
+{
+    if constexpr (std::is_same_v<C, double>) ((double *)base)[i] = x;
+    else if constexpr (std::is_same_v<C, float>) {
+        if (dtype == TR_F32) ((float *)base)[i] = x;
+        else if (dtype == TR_F16) ((f16 *)base)[i] = to_f16(x);
+        else ((bf16 *)base)[i] = to_bf16(x);
+    } else {
+        switch (dtype) {
+        case TR_I64: ((int64_t *)base)[i] = x; break;
+        case TR_I32: ((int32_t *)base)[i] = (int32_t)x; break;
+        case TR_U8: ((uint8_t *)base)[i] = (uint8_t)x; break;
+        default: ((uint8_t *)base)[i] = x != 0; break;
+        }
+    }
+}
+
 /* An id or index: i64 or i32. */
 __device__ inline int64_t load_id(tr_dtype dtype, const void *base, int64_t i)
 {
@@ -208,10 +242,14 @@ template <class F> inline tr_status for_integer(tr_dtype dtype, F f)
     }
 }
 
+inline bool is_float_dtype(tr_dtype dtype)
+{
+    return dtype == TR_F32 || dtype == TR_F64 || dtype == TR_F16 || dtype == TR_BF16;
+}
+
 template <class F> inline tr_status for_any(tr_dtype dtype, F f)
 {
-    return dtype == TR_F32 || dtype == TR_F64 || dtype == TR_F16 || dtype == TR_BF16 ? for_float(dtype, f)
-                                                                                     : for_integer(dtype, f);
+    return is_float_dtype(dtype) ? for_float(dtype, f) : for_integer(dtype, f);
 }
 
 /* As bits: where elements only move. */
@@ -225,10 +263,15 @@ template <class F> inline tr_status for_bytes(size_t bytes, F f)
     }
 }
 
-/* The type computed in, alone: for kernels that read their numbers by load_as(). */
+/* The type computed in, alone: for kernels that read their numbers by load_as() or load_wide(). */
 template <class F> inline tr_status for_compute(tr_dtype dtype, F f)
 {
     return dtype == TR_F64 ? f(type_of<double>()) : f(type_of<float>());
+}
+
+template <class F> inline tr_status for_wide(tr_dtype dtype, F f)
+{
+    return is_float_dtype(dtype) ? for_compute(dtype, f) : f(type_of<int64_t>());
 }
 
 #endif
