@@ -344,6 +344,16 @@ static void a_program_registers_kernels_for_its_own_op(void **state)
     FAILS(TR_INVALID, tr_kernel_register("Toy", &(tr_kernel_entry){"twice", 4, decline}), "\"Toy\" is no kind of device");
 }
 
+static void an_optimizer_without_a_kernel_says_so(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_linear(2, 2, .seed = 1);
+    OK(tr_module_to(net, toy(0)));
+    assert_int_equal(tr_status_of(tr_adamw(tr_parameters(net))), TR_UNSUPPORTED);
+    assert_non_null(strstr(tr_error_message(), "is on toy:0, which has no kernel adamw_step"));
+}
+
 int main(void)
 {
     const struct CMUnitTest before[] = {cmocka_unit_test(a_plugin_that_cannot_be_used_says_why)};
@@ -360,6 +370,7 @@ int main(void)
         cmocka_unit_test(a_missing_kernel_is_an_error_that_names_op_and_device),
         cmocka_unit_test(a_kernel_that_fails_is_reported_by_the_next_wait),
         cmocka_unit_test(a_program_registers_kernels_for_its_own_op),
+        cmocka_unit_test(an_optimizer_without_a_kernel_says_so),
     };
     int failed = cmocka_run_group_tests(before, NULL, NULL);
     setenv("TRIREME_PLUGINS", TOY, 1);

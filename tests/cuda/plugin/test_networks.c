@@ -1,0 +1,181 @@
+/* ctest: timeout=400
+ *
+ * Whole networks on cuda:0 and cuda:1, through the library's public interface, which finds the emulated plug-in by
+ * TRIREME_PLUGINS: the losses are the CPU's to 1e-4 of their size.
+ */
+#include <trireme/trireme.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { BATCH = 8, STEPS = 3, MOST = 2 * STEPS };
+
+#define OK(expression)                                                     \
+    do {                                                                   \
+        if ((expression) != TR_OK) fail_msg("%s", tr_error_message());     \
+    } while (0)
+
+static tr_device device(const char *name)
+{
+    tr_device d;
+    OK(tr_device_parse(name, &d));
+    return d;
+}
+
+static void assert_losses(const double *got, const double *expected, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!(fabs(got[i] - expected[i]) <= 1e-4 * (1 + fabs(expected[i]))))
+            fail_msg("loss %d is %.9g, not %.9g", i, got[i], expected[i]);
+}
+
+/* Sample i: x is noise, its class i modulo 10. */
+static tr_status noise(const tr_sample_call *call, tr_sample *out)
+{
+    out->x = tr_randn((uint64_t)call->index, TR_SHAPE(1, 28, 28));
+    out->y = tr_scalar((double)(call->index % 10), TR_I64);
+    return tr_status_of(out->x);
+}
+
+/* Trains the model over an epoch of STEPS batches that a loader brings to the device. */
+static void train_epoch(tr_module *model, tr_optimizer *opt, tr_device at, double *losses)
+{
+    tr_loader *loader = tr_loader_new(tr_dataset_new(BATCH * STEPS, noise), .batch = BATCH, .workers = 2, .device = at);
+    tr_batch b;
+    tr_status status;
+    int step = 0;
+    while ((status = tr_loader_next(loader, &b)) == TR_OK) {
+        TR_SCOPE;
+        tr_zero_grad(opt);
+        tr_tensor *loss = tr_cross_entropy(tr_forward(model, b.x), b.y);
+        OK(tr_backward(loss));
+        OK(tr_step(opt));
+        assert_true(step < STEPS);
+        losses[step++] = tr_item(loss);
+    }
+    assert_int_equal(status, TR_END);
+    assert_int_equal(step, STEPS);
+}
+
+static void lenet(tr_device at, double *losses)
+{
+    TR_SCOPE;
+    tr_module *net = tr_lenet(.seed = 4);
+    OK(tr_module_to(net, at));
+    train_epoch(net, tr_adamw(tr_parameters(net), .lr = 1e-3), at, losses);
+}
+
+static void lenet_has_the_losses_of_the_cpu(void **state)
+{
+    (void)state;
+    double expected[STEPS], got[STEPS];
+    lenet(tr_cpu(0), expected);
+    lenet(device("cuda:0"), got);
+    assert_losses(got, expected, STEPS);
+    assert_true(fabs(got[1] - got[0]) > 1e-3); /* it learns */
+}
+
+/* Replicas share the parameters' memory, which GPUs cannot. */
+static void replicas_of_one_process_are_refused(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_lenet(.seed = 4);
+    tr_device both[] = {device("cuda:0"), device("cuda:1")};
+    OK(tr_module_to(net, both[0]));
+    assert_int_not_equal(tr_status_of(tr_data_parallel(net, .devices = both, .count = 2)), TR_OK);
+    assert_non_null(strstr(tr_error_message(), "not cuda:0: run a rank per device with tr_ddp()"));
+}
+
+static void gpt(tr_device at, double *losses)
+{
+    TR_SCOPE;
+    tr_module *net = tr_gpt(.vocab = 17, .context = 12, .layers = 2, .heads = 2, .dim = 16, .dropout = 0.1, .seed = 3);
+    OK(tr_module_to(net, at));
+    tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2, .weight_decay = 0.1);
+    for (int step = 0; step < STEPS; step++) {
+        TR_SCOPE;
+        tr_tensor *ids = tr_argmax(tr_rand((uint64_t)step, TR_SHAPE(2, 13, 17)), 2);
+        tr_tensor *x = tr_to(tr_slice(ids, 1, 0, 12), at), *y = tr_to(tr_slice(ids, 1, 1, 13), at);
+        tr_zero_grad(opt);
+        OK(tr_seed(net, 5, .step = step));
+        tr_tensor *loss = tr_cross_entropy(tr_forward(net, x), y);
+        OK(tr_backward(loss));
+        OK(tr_clip_grad_norm(opt, 1, NULL));
+        OK(tr_step(opt));
+        losses[step] = tr_item(loss);
+    }
+}
+
+static void a_gpt_with_dropout_has_the_losses_of_the_cpu(void **state)
+{
+    (void)state;
+    double expected[STEPS], got[STEPS];
+    gpt(tr_cpu(0), expected);
+    gpt(device("cuda:1"), got);
+    assert_losses(got, expected, STEPS);
+}
+
+/* An epoch, a checkpoint, and an epoch of what was loaded from it on `second`. */
+static void train_resumed(tr_device first, tr_device second, double *losses)
+{
+    TR_SCOPE;
+    char folder[] = "/tmp/trireme-cuda-XXXXXX", path[4096], command[64];
+    int64_t step;
+    assert_non_null(mkdtemp(folder));
+    tr_module *net = tr_lenet(.seed = 9), *again = tr_lenet(.seed = 10);
+    OK(tr_module_to(net, first));
+    OK(tr_module_to(again, second));
+    tr_optimizer *opt = tr_adamw(tr_parameters(net)), *resumed = tr_adamw(tr_parameters(again));
+    train_epoch(net, opt, first, losses);
+    OK(tr_checkpoint_save(folder, STEPS, tr_state_dict(net), tr_optimizer_state(opt)));
+    tr_tensor_list *model, *of_optimizer;
+    OK(tr_checkpoint_find_whole(folder, path, &step));
+    assert_int_equal(step, STEPS);
+    OK(tr_checkpoint_load(path, &model, &of_optimizer));
+    OK(tr_load_state_dict(again, model));
+    OK(tr_optimizer_load(resumed, of_optimizer));
+    train_epoch(again, resumed, second, losses + STEPS);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
+static void a_checkpoint_moves_between_devices(void **state)
+{
+    (void)state;
+    double expected[MOST], there[MOST], back[MOST];
+    train_resumed(tr_cpu(0), tr_cpu(0), expected);
+    train_resumed(device("cuda:0"), tr_cpu(0), back);
+    train_resumed(tr_cpu(0), device("cuda:1"), there);
+    assert_losses(back, expected, MOST);
+    assert_losses(there, expected, MOST);
+}
+
+static void tensors_of_two_devices_do_not_mix(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *a = tr_ones(TR_SHAPE(2), .device = device("cuda:0")), *b = tr_ones(TR_SHAPE(2), .device = device("cuda:1"));
+    assert_int_equal(tr_status_of(tr_add(a, b)), TR_DEVICE);
+    assert_non_null(strstr(tr_error_message(), "cuda:0"));
+    assert_non_null(strstr(tr_error_message(), "cuda:1"));
+}
+
+int main(void)
+{
+    setenv("TRIREME_PLUGINS", PLUGIN, 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lenet_has_the_losses_of_the_cpu),
+        cmocka_unit_test(replicas_of_one_process_are_refused),
+        cmocka_unit_test(a_gpt_with_dropout_has_the_losses_of_the_cpu),
+        cmocka_unit_test(a_checkpoint_moves_between_devices),
+        cmocka_unit_test(tensors_of_two_devices_do_not_mix),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
