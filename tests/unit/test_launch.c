@@ -495,7 +495,8 @@ static int no_other_guard(void)
     snprintf(path, sizeof path, "%s/forbidden", folder);
     setenv("FORBIDDEN", path, 1);
     tr_status status = tr_launch(SHELL("echo ready; until [ -e $FORBIDDEN ]; do sleep 0.02; done;"
-        " kill -9 $(grep -l \"(trireme-guard) . $PPID \" /proc/[0-9]*/stat 2>/dev/null | cut -d / -f 3);"
+        " until guard=$(grep -l \"(trireme-guard) . $PPID \" /proc/[0-9]*/stat 2>/dev/null); [ \"$guard\" ]; do sleep 0.02; done;"
+        " kill -9 $(echo $guard | cut -d / -f 3);"
         " exec sleep 60"), 1, .output = forbid_forks, .report = &report);
     unlink(path);
     rmdir(folder);
