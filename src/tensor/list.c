@@ -1,5 +1,6 @@
 #include "tensor/list.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,11 +63,10 @@ tr_status tr_list_merge(tr_tensor_list *list, const char *prefix, const tr_tenso
     for (int adds = 0; adds < 2; adds++) /* looks at all names first: nothing is added when one is there already */
         for (int i = 0; i < adding; i++) {
             const tr__list_entry *entry = &other->entries[i];
-            size_t before = strlen(prefix), bytes = strlen(entry->name) + 1;
-            char *name = malloc(before + bytes);
+            size_t bytes = strlen(prefix) + strlen(entry->name) + 1;
+            char *name = malloc(bytes);
             if (!name) return no_memory();
-            memcpy(name, prefix, before);
-            memcpy(name + before, entry->name, bytes);
+            snprintf(name, bytes, "%s%s", prefix, entry->name);
             tr_status status = adds                      ? tr_list_add(list, name, entry->tensor)
                                : tr_list_find(list, name) ? tr__fail(TR_INVALID, "list_merge: the list has \"%s\" already", name)
                                                           : TR_OK;
