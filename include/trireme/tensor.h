@@ -194,7 +194,7 @@ TR_API tr_tensor_list *tr_list(void);
 /* Appends; fails when the name is there already or the tensor is in error. */
 TR_API TR_MUST_CHECK tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor);
 /* Appends all tensors of other, as prefix + name: tr_list_merge(all, "critic.", tr_optimizer_state(critic)) puts a second
- * optimizer into a checkpoint. All or nothing; other's metadata is left out. */
+ * optimizer into a checkpoint. A name that is there already is TR_INVALID, and nothing is added; other's metadata is left out. */
 TR_API TR_MUST_CHECK tr_status tr_list_merge(tr_tensor_list *list, const char *prefix, const tr_tensor_list *other);
 /* The way back: a list of those tensors whose names begin with prefix, named by what follows it. In error when there is none. */
 TR_API tr_tensor_list *tr_list_part(const tr_tensor_list *list, const char *prefix);

@@ -53,6 +53,16 @@ tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor)
     return TR_OK;
 }
 
+/* In memory of its own; NULL: there is none. */
+static char *prefixed(const char *prefix, const char *name)
+{
+    size_t bytes = strlen(prefix) + strlen(name) + 1;
+    char *text = malloc(bytes);
+    if (text) snprintf(text, bytes, "%s%s", prefix, name);
+    return text;
+}
+
+/* Looks at all names before it adds one, so that a name that is there already leaves the list as it was. */
 tr_status tr_list_merge(tr_tensor_list *list, const char *prefix, const tr_tensor_list *other)
 {
     if (!list || !prefix || !other)
@@ -60,20 +70,18 @@ tr_status tr_list_merge(tr_tensor_list *list, const char *prefix, const tr_tenso
     TR__TRY(tr_status_of(list));
     TR__TRY(tr_status_of(other));
     int adding = other->count; /* other may be the list itself */
-    for (int adds = 0; adds < 2; adds++) /* looks at all names first: nothing is added when one is there already */
-        for (int i = 0; i < adding; i++) {
-            const tr__list_entry *entry = &other->entries[i];
-            size_t bytes = strlen(prefix) + strlen(entry->name) + 1;
-            char *name = malloc(bytes);
-            if (!name) return no_memory();
-            snprintf(name, bytes, "%s%s", prefix, entry->name);
-            tr_status status = adds                      ? tr_list_add(list, name, entry->tensor)
-                               : tr_list_find(list, name) ? tr__fail(TR_INVALID, "list_merge: the list has \"%s\" already", name)
-                                                          : TR_OK;
-            free(name);
-            TR__TRY(status);
-        }
-    return TR_OK;
+    tr_status status = TR_OK;
+    for (int i = 0; i < adding && status == TR_OK; i++) {
+        char *name = prefixed(prefix, other->entries[i].name);
+        if (name && tr_list_find(list, name)) status = tr__fail(TR_INVALID, "list_merge: the list has \"%s\" already", name);
+        free(name);
+    }
+    for (int i = 0; i < adding && status == TR_OK; i++) {
+        char *name = prefixed(prefix, other->entries[i].name);
+        status = name ? tr_list_add(list, name, other->entries[i].tensor) : no_memory();
+        free(name);
+    }
+    return status;
 }
 
 tr_tensor_list *tr_list_part(const tr_tensor_list *list, const char *prefix)

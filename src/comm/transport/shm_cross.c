@@ -4,8 +4,8 @@
  *
  * A call may fail on one rank while another still works, and then the program may use its buffers for something else. So
  * whoever crosses over says so first, and then looks whether the other has withdrawn; who withdraws says so first, and then
- * waits until nobody is crossing. A rank that is stopped in the middle of it is not waited for long: what it reads then, no call
- * returns, as everyone looks at its end whether a rank has withdrawn from it; what it writes then, nobody can take back.
+ * waits until nobody is crossing, but not long for a rank that is stopped in the middle of it. What such a rank reads gets into no
+ * result, as every rank looks at the end of a call whether another has withdrawn from it. What it writes cannot be taken back.
  *
  * Of private buffers the kernel looks up every page, which takes longer than a second copy does as long as that stays in a cache that both cores
  * share, and less where they have none in common. Nothing tells which it is, and a virtual machine's cores move, so both ways are
