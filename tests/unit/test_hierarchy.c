@@ -311,12 +311,8 @@ static void drop_the_group(rank *r)
 static void give_up(rank *r)
 {
     const tr_status *own = r->arg;
-    int64_t through = 0;
-    OK(tr_barrier(r->group));
-    OK(tr_store_add(r->store, "through", 1, &through)); /* who gives up may break it for those who are still in the barrier */
-    if (through == r->world) OK(tr_store_set(r->store, "all are through", "", 0));
+    leave_barrier_together(r);
     if (r->number == r->world - 1) {
-        OK(tr_store_wait(r->store, "all are through", JOIN_MS));
         tr__fail(*own, "the disk is full");
         tr__group_give_up(r->group);
         CHECK(tr_barrier(r->group) == *own);
