@@ -14,7 +14,7 @@ compiler := $(if $(filter default,$(origin CC)),,$(CC))
 cxx      := $(subst gcc,g++,$(subst clang,clang++,$(compiler)))
 BUILD    ?= build$(if $(compiler),-$(notdir $(compiler)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))
 
-.PHONY: all configure deps demo test wheel test-python bench soak install check layers lines tidy clean
+.PHONY: all configure deps demo tests test wheel test-python bench soak install check layers lines tidy clean
 all: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 
@@ -30,9 +30,12 @@ demo: deps
 	@$(MAKE) all
 	@scripts/demo $(BUILD)
 
-test: deps
+# What the tests are made of, without running them.
+tests:
 	@$(MAKE) all
 	@cmake --build $(BUILD) -j $(JOBS) --target tests
+test: deps
+	@$(MAKE) tests
 	@scripts/test $(BUILD) $(if $(TESTS),-R '$(TESTS)') $(if $(EXCEPT),-E '$(EXCEPT)')
 
 # The PyTorch plug-in (docs/pytorch.md): the wheel, in BUILD/dist, and its tests. TORCH_VENV names a virtual environment that has

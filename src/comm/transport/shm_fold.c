@@ -162,13 +162,15 @@ static tr_status fold_chunk(tr__shm *t, tr__shm_call *call, int64_t index)
         TR__TRY(tr__shm_stage_find(t, call, rank));
         t->in[rank] = t->stagings[rank] + own.staged;
     }
-    t->in[t->rank] = (const char *)c->in + own.begin;
-    int outs = 0;
-    bool gets = tr__collective_gets(c, t->rank);
-    if (gets) t->out[outs++] = (char *)c->out + place_in_output(t, call, own.begin);
-    /* What others collect. */
-    if (!call->kind->in_blocks && !(call->kind->to_root && gets)) t->out[outs++] = t->staging + own.staged;
-    fold(t, call, outs, own.bytes);
+    if (own.bytes) { /* else the call may have no memory */
+        int outs = 0;
+        bool gets = tr__collective_gets(c, t->rank);
+        t->in[t->rank] = (const char *)c->in + own.begin;
+        if (gets) t->out[outs++] = (char *)c->out + place_in_output(t, call, own.begin);
+        /* What others collect. */
+        if (!call->kind->in_blocks && !(call->kind->to_root && gets)) t->out[outs++] = t->staging + own.staged;
+        fold(t, call, outs, own.bytes);
+    }
     tr__shm_signal(t, TR__SHM_DONE, step_of(t, index));
     return TR_OK;
 }

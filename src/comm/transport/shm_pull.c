@@ -192,9 +192,10 @@ static void keep_own(const tr__shm *t, const tr__shm_call *call)
     const tr_collective *c = call->c;
     if (!tr__collective_gives(c, t->rank) || !tr__collective_gets(c, t->rank)) return;
     tr__range in = tr__collective_in(c, t->rank), out = tr__collective_out(c, t->rank);
+    if (out.end == out.begin) return;
     const char *from = (const char *)c->in + (size_t)in.begin * call->size;
     char *to = (char *)c->out + (size_t)out.begin * call->size;
-    if (from != to && out.end > out.begin) copy(call, to, from, (size_t)(out.end - out.begin) * call->size);
+    if (from != to) copy(call, to, from, (size_t)(out.end - out.begin) * call->size);
 }
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */

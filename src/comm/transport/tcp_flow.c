@@ -242,7 +242,7 @@ void tr__tcp_act(tr__tcp_call *call, int64_t step, bool *moved)
     if (s->step.action == TR__FINISH_LOCAL) /* of an average: a sum until now, in a type that is wide enough */
         tr__narrow(call->c->dtype, TR_AVG, call->schedule.world_size, s->in.memory.at, s->in.memory.at,
             (int64_t)(s->in.memory.bytes / call->element));
-    if (s->step.action == TR__FOLD_LOCAL) fold_local(call, s, call->t->folded);
+    if (s->step.action == TR__FOLD_LOCAL && s->in.memory.bytes) fold_local(call, s, call->t->folded);
     s->local = false;
     *moved = true;
 }
