@@ -69,7 +69,8 @@ typedef struct tr_data_parallel_options {
 } tr_data_parallel_options;
 /*
  * Wraps a module: tr_forward() splits its inputs along dimension 0 over devices of this process, runs a replica of the
- * module on each in a thread of its own, and joins the outputs on the first device. Replicas share the parameters' memory.
+ * module on each in a thread of its own, and joins the outputs on the first device. Replicas on CPU devices share the parameters'
+ * memory; on other devices they have copies, which a forward refreshes after parameters were written to. Kinds may differ.
  * The backward of that one node runs the replicas' backwards in their threads, then leaves the sum of their gradients at the
  * module's own parameters, whose hooks are called once. So n devices compute what one would; the loss is taken outside, of
  * the joined output. (Krizhevsky 2014, as torch.nn.DataParallel.)

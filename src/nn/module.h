@@ -49,10 +49,11 @@ typedef struct tr__walk {
 tr_status tr__module_walk(tr_module *root, tr__walk *walk);
 
 /*
- * A copy of a module's tree, to be run beside the original on another device of its kind: its parameters are new leaves
- * over the same memory, its buffers are copies (on the original's own device: the buffers themselves), and its dropouts
- * count samples from first_sample on. Pointers to parts of the tree in modules' states become pointers to the copy's.
- * leaves[i] is set to the leaf for entry i of parameters, tr_parameters(module), with a reference of the caller's.
+ * A copy of a module's tree, to be run beside the original on another device. Its parameters are leaves: leaves[i] for entry
+ * i of parameters, tr_parameters(module), where the caller has set them; else, on a device that reaches their memory, they are
+ * new ones over it, and leaves[] is set to them with references of the caller's. Its buffers are copies (on the original's own
+ * device: the buffers themselves), and its dropouts count samples from first_sample on. Pointers to parts of the tree in
+ * modules' states become pointers to the copy's.
  */
 tr_module *tr__module_replica(tr_module *module, tr_device device, int64_t first_sample, const tr_tensor_list *parameters,
     tr_tensor **leaves);

@@ -16,6 +16,7 @@ typedef struct pair {
 typedef struct copying {
     tr_device device;
     uint64_t first_sample;
+    bool given; /* all leaves that stand for parameters */
     pair *pairs;
     size_t count, capacity;
 } copying;
@@ -74,6 +75,9 @@ static tr_status copy_members(copying *c, const tr_module *module, tr_module *co
     for (int i = 0; i < module->count; i++) {
         const tr__member *member = &module->members[i];
         tr__member mine = {.kind = member->kind};
+        if (c->given && member->kind == TR__PARAMETER && !known(c, member->tensor))
+            return tr__fail(TR_STATE, "%s: \"%s\" was added after its replicas were set up: finish it before", module->name,
+                member->name);
         if (member->kind == TR__CHILD)
             TR__TRY(copy_module(c, member->child, &mine.child));
         else
@@ -127,6 +131,8 @@ static void redirect_state(const copying *c, tr_module *module)
 static tr_status copy_tree(copying *c, tr_module *module, const tr_tensor_list *parameters, tr_tensor **leaves,
     tr_module **out)
 {
+    c->given = tr_list_count(parameters) && leaves[0];
+    for (int i = 0; c->given && i < tr_list_count(parameters); i++) TR__TRY(note(c, tr_list_at(parameters, i), leaves[i]));
     TR__TRY(copy_module(c, module, out));
     qsort(c->pairs, c->count, sizeof *c->pairs, by_address);
     int parameters_here = 0;
@@ -139,7 +145,7 @@ static tr_status copy_tree(copying *c, tr_module *module, const tr_tensor_list *
     if (parameters_here > tr_list_count(parameters))
         return tr__fail(TR_STATE, "%s: it has %d parameters, and had %d when its replicas were set up: finish it before",
             module->name, parameters_here, tr_list_count(parameters));
-    for (int i = 0; i < tr_list_count(parameters); i++)
+    for (int i = 0; !c->given && i < tr_list_count(parameters); i++)
         leaves[i] = tr_keep((tr_tensor *)counterpart(c, tr_list_at(parameters, i)));
     return TR_OK;
 }

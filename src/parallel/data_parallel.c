@@ -4,6 +4,9 @@
  *   x [batch, …] -- shares of rows --> replica 0 on device 0 --> y0 \
  *                                  --> replica 1 on device 1 --> y1  joined: y [batch, …] on device 0
  *
+ * Devices of the CPU reach each other's memory: shares are views, and replicas share the parameters. On other devices shares are
+ * copied, and so are parameters that were written to since the forward before (mirror.h).
+ *
  * Each replica records a graph of its own, from leaves of its own. In the caller's graph all of them are one node, whose
  * backward runs theirs. A node has few inputs and a module has many parameters, so those hang behind it in a chain: nodes
  * that take a few parameters each and hand on a token, which carries the order and no numbers. Their backwards add up what
@@ -14,8 +17,9 @@
 #include "ops/op.h"
 #include "ops/segment.h"
 #include "parallel/carrier.h"
-#include "parallel/workers.h"
 #include "parallel/dist_rpc.h"
+#include "parallel/mirror.h"
+#include "parallel/workers.h"
 #include "tensor/numbers.h"
 
 #include <trireme/parallel.h>
@@ -34,7 +38,8 @@ typedef struct data_parallel {
     tr_tensor_list *parameters; /* kept */
     tr_device *devices;
     int count;
-    tr__workers *workers;         /* kept */
+    tr__mirror **mirrors;       /* [count]; NULL: the device reaches the parameters' memory; else kept */
+    tr__workers *workers;       /* kept */
 } data_parallel;
 
 typedef struct replica {
@@ -87,13 +92,24 @@ static tr_status in_replica(tr_status status, const replica *p, int member)
     return tr__fail_context(status, "data_parallel: replica %d on %s", member, tr_device_name(p->device, name));
 }
 
-/* Rows [begin, end) of x in place, as a tensor of device, outside the graph. */
-static tr_tensor *rows_on(const tr_tensor *x, int64_t begin, int64_t end, tr_device device)
+static bool reaches(tr_device device, tr_device memory)
+{
+    return tr_device_equal(device, memory) || (device.kind == TR_CPU && memory.kind == TR_CPU);
+}
+
+/* Rows [begin, end) of x in place, outside the graph; as a tensor of device if that reaches them. */
+static tr_tensor *rows_for(const tr_tensor *x, int64_t begin, int64_t end, tr_device device)
 {
     tr_shape shape = x->shape;
     shape.dim[0] = end - begin;
     tr_tensor *rows = tr__tensor_view(x, shape, x->stride, x->offset + begin * x->stride[0]);
-    return tr__bad(rows) ? rows : tr__tensor_on(rows, device);
+    return !tr__bad(rows) && reaches(device, tr__device_of(x)) ? tr__tensor_on(rows, device) : rows;
+}
+
+/* The same to be read on device: a copy if that does not reach them. */
+static tr_tensor *rows_on(const tr_tensor *x, int64_t begin, int64_t end, tr_device device)
+{
+    return tr_to(rows_for(x, begin, end, device), device);
 }
 
 /* ---- The replicas' backwards ------------------------------------------------------------------------------------------- */
@@ -133,7 +149,7 @@ static tr_status input_gradient(run *r, int i, tr_shape shape, tr_tensor **out)
     TR__TRY(tr_status_of(whole));
     for (int k = 0; k < r->count; k++) {
         const replica *p = &r->replicas[k];
-        tr_tensor *place = rows_on(whole, p->begin, p->end, p->device), *share = tr_grad(p->inputs[i]);
+        tr_tensor *place = rows_for(whole, p->begin, p->end, p->device), *share = tr_grad(p->inputs[i]);
         TR__TRY(tr_status_of(place));
         TR__TRY(share ? tr_copy_into(place, share) : tr_fill(place, 0));
     }
@@ -213,8 +229,29 @@ static tr_status sum_member(void *arg, int member)
     return TR_OK;
 }
 
+/* Parameter i's gradient, of replicas that do not reach each other's memory: their shares come to the first device, one after
+ * the other. */
+static tr_status sum_copies(const sum_job *job, int i)
+{
+    TR_SCOPE;
+    TR_NO_GRAD;
+    tr_tensor *target = job->target[i], *sum = job->accumulate[i] ? tr__widened(target) : NULL;
+    for (int k = 0; k < job->run->count; k++) {
+        tr_tensor *share = tr_grad(job->run->replicas[k].leaves[job->first + i]);
+        if (!share) continue;
+        share = tr__widened(tr_to(share, tr__device_of(target)));
+        sum = sum ? tr_add(sum, share) : share;
+    }
+    return tr_copy_into(target, sum);
+}
+
 static tr_status sum_all(sum_job *job)
 {
+    bool copies = false;
+    for (int k = 0; k < job->run->count; k++) copies |= job->run->replicas[k].device.kind != TR_CPU;
+    for (int i = 0; copies && i < job->n; i++)
+        if (job->target[i]) TR__TRY(sum_copies(job, i));
+    if (copies) return TR_OK;
     int64_t elements = 0;
     for (int i = 0; i < job->n; i++) elements += job->target[i] ? tr__numel(job->target[i]->shape) : 0;
     if (elements >= WORTH_THREADS) return tr__workers_run(job->run->workers, job->run->count, sum_member, job);
@@ -266,6 +303,7 @@ static const tr_op parameters_op = {
     .forward = parameters_forward,
     .backward = parameters_backward,
     .saves_inputs = 1u << CARRIER,
+    .flags = TR__OP_ANYWHERE,
 };
 
 static tr_status check_output(const replica *p, int member, const tr_tensor *first)
@@ -299,7 +337,7 @@ static tr_status join_forward(tr_op_call *call)
     run *r = tr__carrier_object(call->inputs[CARRIER]);
     for (int k = 0; k < r->count; k++) {
         const replica *p = &r->replicas[k];
-        tr_tensor *place = rows_on(call->outputs[0], p->first_row, p->first_row + p->rows, p->device);
+        tr_tensor *place = rows_for(call->outputs[0], p->first_row, p->first_row + p->rows, p->device);
         TR__TRY(tr_status_of(place));
         TR__TRY(tr_copy_into(place, p->output));
     }
@@ -313,6 +351,7 @@ static const tr_op join_op = {
     .forward = join_forward,
     .backward = join_backward,
     .saves_inputs = 1u << CARRIER,
+    .flags = TR__OP_ANYWHERE,
 };
 
 /* Records the parameters, a few per node; the last token leads to them all. */
@@ -402,12 +441,13 @@ static tr_status check_alone(tr_module *module)
 }
 
 /* Before the first of them runs: it may write to the buffers that the others copy. */
-static tr_status make_replicas(run *r, tr_module *module)
+static tr_status make_replicas(run *r, const data_parallel *d)
 {
-    TR__TRY(check_alone(module)); /* it may have become such since it was wrapped */
+    TR__TRY(check_alone(d->inner)); /* it may have become such since it was wrapped */
     for (int i = 0; i < r->count; i++) {
         replica *p = &r->replicas[i];
-        p->module = tr__module_replica(module, p->device, p->begin, r->parameters, p->leaves);
+        if (d->mirrors[i]) TR__TRY(in_replica(tr__mirror_leaves(d->mirrors[i], p->leaves), p, i));
+        p->module = tr__module_replica(d->inner, p->device, p->begin, r->parameters, p->leaves);
         TR__TRY(in_replica(tr_status_of(p->module), p, i));
     }
     return TR_OK;
@@ -453,7 +493,7 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     if (check_stretch() != TR_OK) return tr__tensor_failed();
     run *r = tr__object_new(&run_type);
     if (tr_status_of(r) != TR_OK || set_up_run(r, d, rows, n) != TR_OK) return tr__tensor_failed();
-    if (make_replicas(r, d->inner) != TR_OK) return tr__tensor_failed();
+    if (make_replicas(r, d) != TR_OK) return tr__tensor_failed();
     forward_job job = {r, taken};
     if (tr__workers_run(r->workers, r->count, forward_member, &job) != TR_OK) return tr__tensor_failed();
     return join(r, taken, n);
@@ -467,6 +507,8 @@ static void finish(tr_module *module)
     if (!d) return;
     tr_release(d->parameters);
     tr_release(d->workers);
+    for (int i = 0; d->mirrors && i < d->count; i++) tr_release(d->mirrors[i]);
+    free(d->mirrors);
     free(d->devices);
 }
 
@@ -502,9 +544,6 @@ static tr_status check_devices(const data_parallel *d)
     for (int i = 0; i < d->count; i++) {
         tr_status status = tr__device_check(d->devices[i]);
         if (status != TR_OK) return tr__fail_context(status, "data_parallel");
-        if (d->devices[i].kind != TR_CPU && d->count > 1)
-            return tr__fail(TR_UNSUPPORTED, "data_parallel: replicas share the parameters' memory, as only CPU devices can, "
-                "not %s: run a rank per device with tr_ddp()", tr_device_name(d->devices[i], name));
         for (int k = 0; k < i; k++)
             if (tr_device_equal(d->devices[i], d->devices[k]))
                 return tr__fail(TR_INVALID, "data_parallel: %s is given twice", tr_device_name(d->devices[i], name));
@@ -515,6 +554,18 @@ static tr_status check_devices(const data_parallel *d)
             return tr__fail(TR_DEVICE, "data_parallel: \"%s\" is on %s and the first device is %s: tr_module_to() moves the "
                 "module there", tr_list_name(d->parameters, i), tr_device_name(at, name),
                 tr_device_name(d->devices[0], other));
+    }
+    return TR_OK;
+}
+
+static tr_status make_mirrors(data_parallel *d)
+{
+    d->mirrors = calloc((size_t)d->count, sizeof *d->mirrors);
+    if (!d->mirrors) return tr__fail(TR_NO_MEMORY, "data_parallel: out of memory");
+    for (int i = 1; i < d->count; i++) {
+        if (reaches(d->devices[i], d->devices[0])) continue;
+        d->mirrors[i] = tr_keep(tr__mirror_new(d->parameters, d->devices[i]));
+        TR__TRY(tr_status_of(d->mirrors[i]));
     }
     return TR_OK;
 }
@@ -530,6 +581,7 @@ static tr_status build(data_parallel *d, const tr_data_parallel_options *o)
     TR__TRY(list_devices(d, o, first ? tr__device_of(first) : tr_cpu(0)));
     TR__TRY(check_devices(d));
     if (d->count > 1) TR__TRY(check_alone(o->module));
+    TR__TRY(make_mirrors(d));
     d->workers = tr_keep(tr__workers_new(d->count));
     return tr_status_of(d->workers);
 }

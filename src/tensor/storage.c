@@ -68,8 +68,7 @@ static int section_at(const tr__storage *storage, size_t byte)
     return low;
 }
 
-/* The bytes between which t's elements lie; none when it has none. */
-static void extent(const tr_tensor *t, size_t *begin, size_t *end)
+void tr__extent(const tr_tensor *t, size_t *begin, size_t *end)
 {
     int64_t first = t->offset, last = t->offset;
     bool empty = tr__numel(t->shape) == 0;
@@ -88,7 +87,7 @@ unsigned tr__version(const tr_tensor *t)
     if (!s->sections) return atomic_load_explicit(&s->version, memory_order_relaxed);
     size_t begin, end;
     unsigned version = 0;
-    extent(t, &begin, &end);
+    tr__extent(t, &begin, &end);
     for (int i = section_at(s, begin); i < s->n_sections && s->sections[i].begin < end; i++)
         version += atomic_load_explicit(&s->sections[i].version, memory_order_relaxed);
     return version;
@@ -98,7 +97,7 @@ void tr__version_set(tr_tensor *t, unsigned version)
 {
     tr__storage *s = t->storage;
     size_t begin, end;
-    extent(t, &begin, &end);
+    tr__extent(t, &begin, &end);
     atomic_uint *own = s->sections ? &s->sections[section_at(s, begin)].version : &s->version;
     atomic_store_explicit(own, version, memory_order_relaxed);
 }
@@ -108,7 +107,7 @@ void tr__count_saved(const tr_tensor *t, int change)
     const tr__storage *s = t->storage;
     if (!s || !s->sections) return;
     size_t begin, end;
-    extent(t, &begin, &end);
+    tr__extent(t, &begin, &end);
     for (int i = section_at(s, begin); i < s->n_sections && s->sections[i].begin < end; i++)
         atomic_fetch_add_explicit(&s->sections[i].saved, change, memory_order_relaxed);
 }
@@ -119,7 +118,7 @@ bool tr__is_saved(const tr_tensor *t)
     if (!s->sections) return false;
     size_t begin, end;
     bool saved = false;
-    extent(t, &begin, &end);
+    tr__extent(t, &begin, &end);
     for (int i = section_at(s, begin); i < s->n_sections && s->sections[i].begin < end; i++)
         saved |= atomic_load_explicit(&s->sections[i].saved, memory_order_relaxed) > 0;
     return saved;
@@ -135,6 +134,6 @@ void tr__storage_touch(tr__storage *s, size_t begin, size_t end)
 void tr__touch(tr_tensor *t)
 {
     size_t begin, end;
-    extent(t, &begin, &end);
+    tr__extent(t, &begin, &end);
     tr__storage_touch(t->storage, begin, end);
 }

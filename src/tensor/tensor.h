@@ -137,6 +137,8 @@ const tr_tensor *tr__row_major_on_cpu(const tr_tensor *t);
 void tr__node_unref(struct tr__node *node);
 void tr__leaf_free(struct tr__leaf *leaf);
 
+/* The bytes of its storage between which t's elements lie; none when it has none. */
+void tr__extent(const tr_tensor *t, size_t *begin, size_t *end);
 /* How often what t shows of its storage has been written to. */
 unsigned tr__version(const tr_tensor *t);
 /* Sets the version of a tensor that has a storage, or a section of one, to itself. */

@@ -34,6 +34,7 @@ static tr_device device(const char *name)
 /* Where the two layers are, and what trains them. */
 typedef struct run {
     const char *first, *second; /* devices */
+    const char *other;          /* NULL, or where the second replica of a tr_data_parallel() is; the first is on `first` */
     tr_store *store;            /* NULL: one rank, without DDP */
     int rank, ranks;
     bool sharded, in_backward;
@@ -77,14 +78,17 @@ static tr_status train(run *r)
     tr_group *group = r->store ? tr_join(.store = r->store, .rank = r->rank, .world_size = r->ranks) : NULL;
     tr_module *net = make_net(r);
     TRY(tr_status_of(net));
-    tr_module *model = group ? tr_ddp(net, group, .bucket_mb = 1e-4) : net;
+    tr_device first, second, both[2];
+    TRY(tr_device_parse(r->first, &first));
+    TRY(tr_device_parse(r->second, &second));
+    both[0] = first;
+    if (r->other) TRY(tr_device_parse(r->other, &both[1]));
+    tr_module *model = r->other ? tr_data_parallel(net, .devices = both, .count = 2) : net;
+    if (group) model = tr_ddp(model, group, .bucket_mb = 1e-4);
     TRY(tr_status_of(model));
     tr_optimizer *opt = tr_sgd(tr_parameters(net), .lr = 0.1, .momentum = 0.9, .weight_decay = 1e-3);
     if (r->sharded) TRY(tr_shard_optimizer(opt, group));
     if (r->in_backward) TRY(tr_step_in_backward(opt, true));
-    tr_device first, second;
-    TRY(tr_device_parse(r->first, &first));
-    TRY(tr_device_parse(r->second, &second));
     tr_tensor *all = tr_randn(50, TR_SHAPE(BATCH, 6)), *labels = tr_argmax(tr_slice(all, 1, 0, 3), 1);
     int64_t rows = BATCH / r->ranks, at = rows * r->rank;
     tr_tensor *x = tr_to(tr_slice(all, 0, at, at + rows), first), *y = tr_to(tr_slice(labels, 0, at, at + rows), second);
@@ -218,6 +222,80 @@ static void gradients_are_scaled_and_unscaled(void **state)
     assert_false(finite);
 }
 
+/* ---- Replicas in one process ---------------------------------------------------------------------------------------------- */
+
+static void replicas_on_two_devices_are_like_one(void **state)
+{
+    (void)state;
+    static const char *const pairs[][2] = {{KIND ":0", KIND ":1"}, {KIND ":1", "cpu"}, {"cpu", KIND ":0"}};
+    for (int in_backward = 0; in_backward < 2; in_backward++) {
+        run expected = on_cpu(in_backward);
+        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+            run r = {.first = pairs[i][0], .second = pairs[i][0], .other = pairs[i][1], .ranks = 1, .in_backward = in_backward};
+            run_one(&r);
+            assert_alike(&r, &expected);
+        }
+    }
+    run expected = on_cpu(false);
+    run ranks[RANKS] = {{.first = KIND ":0", .second = KIND ":0", .other = KIND ":1"},
+        {.first = KIND ":1", .second = KIND ":1", .other = KIND ":0"}};
+    run_ranks(ranks, run_one);
+    for (int i = 0; i < RANKS; i++) assert_alike(&ranks[i], &expected);
+}
+
+/* What a second forward copied anew would be written to under the graph of the first. */
+static void replicas_copy_parameters_that_were_written_to(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_device both[] = {device(KIND ":0"), device(KIND ":1")};
+    tr_tensor *x = tr_ones(TR_SHAPE(4, 1), .device = both[0]);
+    tr_module *net = tr_linear(1, 1, .no_bias = true), *model;
+    OK(tr_module_to(net, both[0]));
+    model = tr_data_parallel(net, .devices = both, .count = 2);
+    tr_tensor *w = tr_list_at(tr_parameters(net), 0);
+    for (int value = 2; value < 4; value++) {
+        OK(tr_fill(w, value));
+        tr_tensor *in = tr_require_grad(tr_affine(x, 3, 0)), *y[2];
+        for (int i = 0; i < 2; i++) {
+            y[i] = tr_sum(tr_forward(model, in), TR_ALL_DIMS);
+            assert_true(tr_item(y[i]) == 4 * 3 * value);
+        }
+        for (int i = 0; i < 2; i++) OK(tr_backward(y[i]));
+        assert_true(tr_item(tr_grad(w)) == 2 * 4 * 3);
+        assert_true(tr_item(tr_sum(tr_grad(in), TR_ALL_DIMS)) == 2 * 4 * value);
+        tr_clear_grad(w);
+    }
+    tr_tensor *y = tr_sum(tr_forward(model, x), TR_ALL_DIMS);
+    OK(tr_fill(w, 5));
+    assert_int_equal(tr_backward(y), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "\"weight\" was written to after the forward"));
+}
+
+static void replicas_take_a_whole_module(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_device both[] = {device(KIND ":0"), device(KIND ":1")}, twice[] = {both[1], both[1]};
+    tr_module *net = tr_sequential(tr_linear(1, 1));
+    tr_tensor *x = tr_ones(TR_SHAPE(4, 1), .device = both[0]);
+    OK(tr_module_to(net, both[0]));
+    tr_module *model = tr_data_parallel(net); /* all devices of its kind */
+    assert_true(tr_size(tr_forward(model, x), 0) == 4);
+    tr_module *late = tr_linear(1, 1);
+    OK(tr_module_to(late, both[0]));
+    tr_module_add(net, "late", late);
+    assert_int_equal(tr_status_of(tr_forward(model, x)), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "finish it before"));
+    OK(tr_freeze(late, true));
+    assert_int_equal(tr_status_of(tr_forward(model, x)), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "\"weight\" was added after its replicas were set up: finish it before"));
+    assert_int_equal(tr_status_of(tr_data_parallel(late, .devices = twice, .count = 2)), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), KIND ":1 is given twice"));
+}
+
+/* ---- Collectives ----------------------------------------------------------------------------------------------------------- */
+
 /* Buffers of a device by hand: in place, in blocks, of unequal lengths, to and from a rank. */
 static tr_status collectives(run *r)
 {
@@ -301,6 +379,9 @@ int main(void)
         cmocka_unit_test(an_optimizer_steps_in_backward),
         cmocka_unit_test(a_model_may_be_split_over_devices),
         cmocka_unit_test(ddp_over_two_devices_is_like_one_rank),
+        cmocka_unit_test(replicas_on_two_devices_are_like_one),
+        cmocka_unit_test(replicas_copy_parameters_that_were_written_to),
+        cmocka_unit_test(replicas_take_a_whole_module),
         cmocka_unit_test(gradients_are_scaled_and_unscaled),
         cmocka_unit_test(collectives_stage_the_memory_of_devices),
         cmocka_unit_test(layers_are_split_over_ranks_of_devices),

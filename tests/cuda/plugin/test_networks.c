@@ -82,23 +82,14 @@ static void lenet_has_the_losses_of_the_cpu(void **state)
     assert_true(fabs(got[1] - got[0]) > 1e-3); /* it learns */
 }
 
-/* Replicas share the parameters' memory, which GPUs cannot. */
-static void replicas_of_one_process_are_refused(void **state)
-{
-    (void)state;
-    TR_SCOPE;
-    tr_module *net = tr_lenet(.seed = 4);
-    tr_device both[] = {device("cuda:0"), device("cuda:1")};
-    OK(tr_module_to(net, both[0]));
-    assert_int_not_equal(tr_status_of(tr_data_parallel(net, .devices = both, .count = 2)), TR_OK);
-    assert_non_null(strstr(tr_error_message(), "not cuda:0: run a rank per device with tr_ddp()"));
-}
-
-static void gpt(tr_device at, double *losses)
+/* On the first of `count` devices, or on all of them. */
+static void gpt(const tr_device *devices, int count, double *losses)
 {
     TR_SCOPE;
+    tr_device at = devices[0];
     tr_module *net = tr_gpt(.vocab = 17, .context = 12, .layers = 2, .heads = 2, .dim = 16, .dropout = 0.1, .seed = 3);
     OK(tr_module_to(net, at));
+    tr_module *model = count > 1 ? tr_data_parallel(net, .devices = devices, .count = count) : net;
     tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2, .weight_decay = 0.1);
     for (int step = 0; step < STEPS; step++) {
         TR_SCOPE;
@@ -106,7 +97,7 @@ static void gpt(tr_device at, double *losses)
         tr_tensor *x = tr_to(tr_slice(ids, 1, 0, 12), at), *y = tr_to(tr_slice(ids, 1, 1, 13), at);
         tr_zero_grad(opt);
         OK(tr_seed(net, 5, .step = step));
-        tr_tensor *loss = tr_cross_entropy(tr_forward(net, x), y);
+        tr_tensor *loss = tr_cross_entropy(tr_forward(model, x), y);
         OK(tr_backward(loss));
         OK(tr_clip_grad_norm(opt, 1, NULL));
         OK(tr_step(opt));
@@ -117,10 +108,30 @@ static void gpt(tr_device at, double *losses)
 static void a_gpt_with_dropout_has_the_losses_of_the_cpu(void **state)
 {
     (void)state;
+    tr_device cpu = tr_cpu(0), cuda[] = {device("cuda:1"), device("cuda:0")};
     double expected[STEPS], got[STEPS];
-    gpt(tr_cpu(0), expected);
-    gpt(device("cuda:1"), got);
-    assert_losses(got, expected, STEPS);
+    gpt(&cpu, 1, expected);
+    for (int count = 1; count <= 2; count++) {
+        gpt(cuda, count, got);
+        assert_losses(got, expected, STEPS);
+    }
+}
+
+/* 256 + 1 is not a bf16, and 256 + 1 + 1 is: what was there and the replicas' shares are added in f32. */
+static void gradients_of_replicas_are_rounded_once(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_device both[] = {device("cuda:0"), device("cuda:1")};
+    tr_tensor *x = tr_ones(TR_SHAPE(2, 1), .dtype = TR_BF16, .device = both[0]);
+    tr_module *net = tr_linear(1, 1, .no_bias = true, .dtype = TR_BF16), *model;
+    OK(tr_module_to(net, both[0]));
+    model = tr_data_parallel(net, .devices = both, .count = 2);
+    OK(tr_backward(tr_affine(tr_sum(tr_slice(tr_forward(model, x), 0, 0, 1)), 256, 0)));
+    tr_optimizer *opt = tr_sgd(tr_parameters(model)); /* its arena accumulates in place */
+    OK(tr_status_of(opt));
+    OK(tr_backward(tr_sum(tr_forward(model, x))));
+    assert_true(tr_item(tr_grad(tr_list_at(tr_parameters(net), 0))) == 258);
 }
 
 /* An epoch, a checkpoint, and an epoch of what was loaded from it on `second`. */
@@ -172,8 +183,8 @@ int main(void)
     setenv("TRIREME_PLUGINS", PLUGIN, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lenet_has_the_losses_of_the_cpu),
-        cmocka_unit_test(replicas_of_one_process_are_refused),
         cmocka_unit_test(a_gpt_with_dropout_has_the_losses_of_the_cpu),
+        cmocka_unit_test(gradients_of_replicas_are_rounded_once),
         cmocka_unit_test(a_checkpoint_moves_between_devices),
         cmocka_unit_test(tensors_of_two_devices_do_not_mix),
     };
