@@ -146,6 +146,7 @@ FUNCTIONS = [
     ("tr_world_size", c_int, [c_void_p]),
     ("tr_local_rank", c_int, [c_void_p]),
     ("tr_group_device", tr_device, [c_void_p]),
+    ("tr_group_device_named", c_int, [c_void_p, c_char_p, c_void_p]),
     ("tr_post", c_void_p, [c_void_p, c_void_p]),
     ("tr_wait", c_int, [c_void_p]),
     ("tr_wait_for", c_int, [c_void_p, c_int]),

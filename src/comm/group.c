@@ -420,3 +420,14 @@ tr_device tr_group_device(const tr_group *group)
     int local_rank = tr_local_rank(group);
     return local_rank < tr_device_count(TR_CUDA) ? tr_cuda(local_rank) : tr_cpu(0);
 }
+
+tr_status tr_group_device_named(const tr_group *group, const char *text, tr_device *out)
+{
+    tr_device named;
+    if (group) TR__TRY(tr_status_of(group));
+    TR__TRY(tr_device_parse(text, &named));
+    bool numbered = strchr(text, ':') != NULL;
+    if (!numbered && named.kind != TR_CPU) named.index = tr_local_rank(group) % tr_device_count(named.kind);
+    *out = named;
+    return TR_OK;
+}

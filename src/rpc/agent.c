@@ -455,6 +455,7 @@ static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
     TR__TRY(tr_status_of(o->group));
     rpc->rank = tr_rank(o->group);
     rpc->world = tr_world_size(o->group);
+    rpc->local_rank = tr_local_rank(o->group);
     rpc->threads_most = TR__OR(o, threads, TR__RPC_THREADS);
     rpc->timeout_ms = TR__OR(o, timeout_ms, TR__RPC_TIMEOUT_MS);
     rpc->queue_bytes = (uint64_t)TR__OR(o, queue_mb, TR__RPC_QUEUE_MB) << 20;

@@ -144,7 +144,7 @@ struct tr_rpc {
     tr__object object;
     tr_group *carrier;
     tr__carried carried;
-    int rank, world;
+    int rank, world, local_rank;
     int threads_most, timeout_ms;
     uint64_t queue_bytes;
     tr__rpc_link *links; /* [world] */

@@ -336,11 +336,12 @@ static tr_tensor *read_tensor_data(tr__rpc_reader *r, tr_shape shape, tr_dtype d
     return x;
 }
 
-/* To the kind of device that it comes from, where there is one here. */
-static tr_tensor *bring_home(tr_tensor *x, unsigned device_kind)
+/* To this worker's device of the kind that it comes from, where there is one here. */
+static tr_tensor *bring_home(tr_tensor *x, unsigned device_kind, int local_rank)
 {
-    if (device_kind != TR_CUDA || tr_device_count(TR_CUDA) == 0) return x;
-    tr_tensor *there = tr__tensor_new(x->shape, x->dtype, tr_cuda(0));
+    int devices = device_kind == TR_CUDA ? tr_device_count(TR_CUDA) : 0;
+    if (devices == 0) return x;
+    tr_tensor *there = tr__tensor_new(x->shape, x->dtype, tr_cuda(local_rank % devices));
     return tr_copy_into(there, x) == TR_OK ? there : tr__tensor_failed();
 }
 
@@ -356,7 +357,7 @@ static tr_status read_tensor(tr__rpc_reader *r, tr_tensor **out)
     if (r->bad || !bytes_of(shape, (tr_dtype)dtype, &bytes)) return tr__rpc_damaged("a shape that cannot be");
     tr_tensor *x = read_tensor_data(r, shape, (tr_dtype)dtype, bytes);
     if (!x) return tr__rpc_damaged("the data of a tensor are missing");
-    if (!tr__bad(x)) x = bring_home(x, device_kind);
+    if (!tr__bad(x)) x = bring_home(x, device_kind, r->local_rank);
     *out = x;
     return tr_status_of(x);
 }

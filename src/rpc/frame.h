@@ -98,6 +98,7 @@ typedef struct tr__rpc_reader {
     const unsigned char *at, *end;
     tr__rpc_arrived *pieces;
     int piece_count;
+    int local_rank; /* whose GPU gets the tensors that come from one */
     /* Takes a reference in. */
     tr_rref *(*take_in)(void *user, const unsigned char token[40]);
     void *user;

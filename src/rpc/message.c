@@ -125,7 +125,7 @@ static tr_rref *take_in(void *user, const unsigned char token[40])
 tr__rpc_reader tr__rpc_read_from(tr__rpc_inbound *m, tr__rpc_take_in *t)
 {
     return (tr__rpc_reader){.at = m->body, .end = m->body + m->frame.body, .pieces = m->pieces,
-        .piece_count = m->piece_count, .take_in = take_in, .user = t};
+        .piece_count = m->piece_count, .local_rank = t->rpc->local_rank, .take_in = take_in, .user = t};
 }
 
 /* ---- Messages that have come --------------------------------------------------------------------------------------- */

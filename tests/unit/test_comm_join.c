@@ -239,6 +239,10 @@ static void one_rank_needs_nothing(void **state)
     assert_int_equal(tr_barrier(g), TR_OK);
     tr_device here = tr_group_device(g);
     assert_true(here.index == 0);
+    assert_int_equal(tr_group_device_named(g, "cpu", &here), TR_OK);
+    assert_true(tr_device_equal(here, tr_cpu(0)));
+    assert_int_equal(tr_group_device_named(g, "cpu:9999", &here), TR_DEVICE);
+    assert_int_equal(tr_group_device_named(NULL, "cpu:0", &here), TR_OK);
     assert_int_equal(tr_leave(g), TR_OK);
     set_environment((const char *const[8]){NULL});
 }
