@@ -26,6 +26,8 @@ static int read_options(tr__bench *b, int argc, char **argv)
         {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b->seq, 1, 1000000)},
         {"dtype", 0, "NAME", "of the numbers; bf16: under autocast, the parameters f32", TR__CHOICE(&b->dtype, "f32", "bf16")},
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
+        {"device", 0, "NAME", "where each rank computes: cpu, cuda (the ranks of a host take theirs in turn) or cuda:1",
+            TR__TEXT(&b->device)},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b->threads, 1, 1024)},
         {"steps", 0, "N", "steps that count; of mlp and lenet each is 50 in a row", TR__INTEGER(&b->steps, 1, 1000000)},
         {"warmup", 0, "N", "steps before them", TR__INTEGER(&b->warmup, 0, 1000000)},
@@ -83,7 +85,7 @@ static int bench_model(int argc, char **argv)
 {
     const char **given = tr__bench_given(argc, argv);
     if (!given) return TR__EXIT_FAILED;
-    tr__bench b = {.model = "gpt-mini", .dtype = "f32", .ranks = 1, .steps = 20, .warmup = 3};
+    tr__bench b = {.model = "gpt-mini", .dtype = "f32", .device = "cpu", .ranks = 1, .steps = 20, .warmup = 3};
     int code = read_options(&b, argc, argv);
     if (code < 0) code = complete_options(&b);
     if (code < 0)

@@ -9,7 +9,7 @@
 /* ---- trireme bench model ------------------------------------------------------------------------------------------ */
 
 typedef struct tr__bench {
-    const char *model, *optimizer, *dtype, *peer, *json;
+    const char *model, *optimizer, *dtype, *device, *peer, *json;
     int batch, seq, size, ranks, threads, steps, warmup;
     bool step_in_backward;
 } tr__bench;
@@ -27,6 +27,7 @@ int tr__bench_rank(const tr__bench *bench);
 
 /* What is trained: the scope's, as what it is made of. */
 typedef struct tr__workload {
+    tr_device device;
     tr_module *net; /* in DDP when there is a group */
     tr_optimizer *optimizer;
     tr_tensor *x, *y;

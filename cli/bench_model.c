@@ -27,6 +27,7 @@ typedef struct bench_run {
     double *peaks;         /* GFLOP/s of one thread's sgemm, right beside each turn */
     double *checks;        /* milliseconds that comparing replicas takes, of several ranks; else NaN */
     double rss_mb, rss_mb_sum;
+    double device_mb; /* what tensors held at most on rank 0's device */
 } bench_run;
 
 static double now_ms(void)
@@ -61,6 +62,7 @@ static tr_status timed_steps(const bench_run *r, double *ms)
     tr_status status = r->group ? tr_barrier(r->group) : TR_OK;
     double begin = now_ms();
     for (int i = 0; i < r->work.in_a_row && status == TR_OK; i++) status = step(&r->work);
+    if (status == TR_OK) status = tr_device_synchronize(r->work.device);
     *ms = (now_ms() - begin) / r->work.in_a_row;
     return status;
 }
@@ -96,7 +98,8 @@ static tr_status turn(bench_run *r, int i, tr__sgemm *matrices)
     if (status == TR_OK) status = timed_steps(r, &r->ours[i]);
     if (status == TR_OK) status = timed_check(r, &r->checks[i]);
     if (status == TR_OK && i % 2 == 0) status = peer_steps(r, &r->theirs[i]);
-    if (status == TR_OK && r->rank == 0) r->peaks[i] = tr__sgemm_peak(matrices);
+    bool on_cpu = r->work.device.kind == TR_CPU;
+    if (status == TR_OK && r->rank == 0) r->peaks[i] = on_cpu ? tr__sgemm_peak(matrices) : NAN;
     return status;
 }
 
@@ -108,8 +111,11 @@ static tr_status measure(bench_run *r)
     for (int i = 0; i < b->warmup && status == TR_OK; i++) status = timed_steps(r, &unused);
     /* Taken before the matrices for sgemm come; a step needs no more than the ones before. */
     struct rusage usage;
+    tr_device_memory memory = {.size = sizeof memory};
     getrusage(RUSAGE_SELF, &usage);
     r->rss_mb = r->rss_mb_sum = (double)usage.ru_maxrss / 1024;
+    if (status == TR_OK) status = tr_device_memory_of(r->work.device, &memory);
+    r->device_mb = (double)memory.peak / (1 << 20);
     if (status == TR_OK && r->rank == 0 && b->peer && !tr__peer_start(&r->peer, b->peer, tr_threads(tr_cpu(0))))
         status = TR_CHILD;
     if (tr_threads(tr_cpu(0)) == 1 && r->world > 1) tr__take_core(r->rank, r->world);
@@ -176,14 +182,17 @@ static void print_report(const bench_run *r, const results *s)
     const tr__bench *b = r->bench;
     const tr__workload *w = &r->work;
     int threads = tr_threads(tr_cpu(0));
-    printf("%s, %.0f %ss on each of %d rank%s with %d thread%s, %s, %d times %d step%s%s\n", b->model, w->items, w->item,
-        r->world, r->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", b->dtype, b->steps,
+    printf("%s, %.0f %ss on each of %d rank%s on %s with %d thread%s, %s, %d times %d step%s%s\n", b->model, w->items, w->item,
+        r->world, r->world > 1 ? "s" : "", b->device, threads, threads > 1 ? "s" : "", b->dtype, b->steps,
         w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", b->step_in_backward ? ", updates in backward" : "");
     printf("step             %8.2f ms (median)\n", s->step_ms);
     printf("%ss%*s %8.0f /s\n", w->item, 15 - (int)strlen(w->item), "", s->items_per_s);
     printf("peak memory      %8.1f MB%s\n", r->rss_mb, r->world > 1 ? " (the most of a rank)" : "");
     printf("matrix work      %8.1f GFLOP/s on a rank: %.2f GFLOP in a step\n", s->gflops, w->flops * 1e-9);
-    printf("sgemm's peak     %8.1f GFLOP/s on a thread; share of it, pair by pair: %.1f %%\n", s->peak, 100 * s->share);
+    if (w->device.kind == TR_CPU)
+        printf("sgemm's peak     %8.1f GFLOP/s on a thread; share of it, pair by pair: %.1f %%\n", s->peak, 100 * s->share);
+    else
+        printf("device's memory  %8.1f MB\n", r->device_mb);
     if (r->group)
         printf("replica check    %8.2f ms: every %d steps %.4f %% of the time\n", s->check_ms, CHECK_EVERY,
             s->check_percent);
@@ -206,6 +215,7 @@ static char *to_json(const bench_run *r, const results *s)
     cJSON *o = cJSON_CreateObject();
     if (!o) return NULL;
     cJSON_AddStringToObject(o, "model", b->model);
+    cJSON_AddStringToObject(o, "device", b->device);
     cJSON_AddStringToObject(o, "dtype", b->dtype);
     cJSON_AddStringToObject(o, "optimizer", b->optimizer);
     cJSON_AddBoolToObject(o, "step_in_backward", b->step_in_backward);
@@ -214,7 +224,7 @@ static char *to_json(const bench_run *r, const results *s)
         double value;
     } numbers[] = {{"batch", b->batch}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))}, {"steps", b->steps},
         {"steps_in_a_row", r->work.in_a_row}, {"step_ms_median", s->step_ms}, {"peak_rss_mb", r->rss_mb},
-        {"peak_rss_mb_sum", r->rss_mb_sum}, {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
+        {"peak_rss_mb_sum", r->rss_mb_sum}, {"device_peak_mb", r->device_mb}, {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
         {"peak_gflops", s->peak}, {"share_of_peak", s->share}, {"replica_check_ms", s->check_ms},
         {"replica_check_percent", s->check_percent}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(o, numbers[i].key, numbers[i].value);

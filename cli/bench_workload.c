@@ -32,10 +32,22 @@ static tr_status check(const tr__workload *w)
     return status == TR_OK ? tr_status_of(w->y) : status;
 }
 
-/* In DDP when there is a group; the parameters are the module's either way. */
-static tr_module *replicate(tr_module *module, tr_group *group)
+/* Where a rank computes. */
+typedef struct place {
+    tr_group *group; /* or NULL */
+    tr_device device;
+} place;
+
+/* The module, on the device from now on. */
+static tr_module *placed(tr_module *module, const place *at)
 {
-    return group ? tr_ddp(module, group) : module;
+    return tr_module_to(module, at->device) == TR_OK ? module : tr_module_fail(TR_DEVICE, "%s", tr_error_message());
+}
+
+/* In DDP when there is a group; the parameters are the module's either way. */
+static tr_module *replicate(tr_module *module, const place *at)
+{
+    return at->group ? tr_ddp(module, at->group) : module;
 }
 
 static tr_optimizer *optimizer_of(const tr__bench *b, tr_module *model)
@@ -52,16 +64,16 @@ static tr_tensor *numbers_below(int64_t limit, uint64_t seed, tr_shape shape)
 
 /* ---- Texts ------------------------------------------------------------------------------------------------------- */
 
-static tr_status make_gpt(const tr__bench *b, uint64_t seed, tr_group *group, tr__workload *w)
+static tr_status make_gpt(const tr__bench *b, uint64_t seed, const place *at, tr__workload *w)
 {
     tr_gpt_options o = {.size = sizeof o};
     tr_status status = tr_gpt_preset(strcmp(b->model, "gpt-mini") == 0 ? "mini" : b->model, &o);
     if (status != TR_OK) return status;
     if (o.context < b->seq) o.context = b->seq;
-    tr_module *model = tr_gpt_with(&o);
+    tr_module *model = placed(tr_gpt_with(&o), at);
     double tokens = (double)b->batch * b->seq, dim = o.dim, weights = o.layers * 12 * dim * dim + o.vocab * dim;
     *w = (tr__workload){
-        .net = replicate(model, group),
+        .net = replicate(model, at),
         .optimizer = optimizer_of(b, model),
         .x = numbers_below(o.vocab, seed, TR_SHAPE(b->batch, b->seq)),
         .y = numbers_below(o.vocab, seed + 1, TR_SHAPE(b->batch, b->seq)),
@@ -91,17 +103,17 @@ static tr_tensor *masked_labels(tr_tensor *ids, int64_t *asked)
     return labels;
 }
 
-static tr_status make_bert(const tr__bench *b, uint64_t seed, tr_group *group, tr__workload *w)
+static tr_status make_bert(const tr__bench *b, uint64_t seed, const place *at, tr__workload *w)
 {
     bool tiny = strcmp(b->model, "bert-tiny") == 0;
     const int vocab = 30522, layers = tiny ? 2 : 12;
     const double dim = tiny ? 128 : 768, tokens = (double)b->batch * b->seq;
-    tr_module *model = tr_bert(.head = TR_BERT_MASKED_LM, .vocab = vocab, .layers = layers, .heads = tiny ? 2 : 12,
-                               .dim = (int)dim, .positions = b->seq > 512 ? b->seq : 512, .seed = 1);
+    tr_module *model = placed(tr_bert(.head = TR_BERT_MASKED_LM, .vocab = vocab, .layers = layers, .heads = tiny ? 2 : 12,
+                                      .dim = (int)dim, .positions = b->seq > 512 ? b->seq : 512, .seed = 1), at);
     int64_t asked;
     tr_tensor *ids = numbers_below(vocab, seed, TR_SHAPE(b->batch, b->seq)), *labels = masked_labels(ids, &asked);
     *w = (tr__workload){
-        .net = replicate(model, group),
+        .net = replicate(model, at),
         .optimizer = optimizer_of(b, model),
         .x = ids,
         .y = labels,
@@ -122,14 +134,14 @@ static tr_status make_bert(const tr__bench *b, uint64_t seed, tr_group *group, t
 
 enum { PIXELS = 784, HIDDEN = 512, CLASSES = 10 };
 
-static tr_status make_mlp(const tr__bench *b, uint64_t seed, tr_group *group, tr__workload *w)
+static tr_status make_mlp(const tr__bench *b, uint64_t seed, const place *at, tr__workload *w)
 {
-    tr_module *model =
+    tr_module *model = placed(
         tr_sequential(tr_linear(PIXELS, HIDDEN, .seed = 1), tr_linear(HIDDEN, HIDDEN, .activation = TR_RELU, .seed = 2),
-                      tr_linear(HIDDEN, CLASSES, .activation = TR_RELU, .seed = 3));
+                      tr_linear(HIDDEN, CLASSES, .activation = TR_RELU, .seed = 3)), at);
     double first = PIXELS * HIDDEN, others = HIDDEN * (HIDDEN + CLASSES);
     *w = (tr__workload){
-        .net = replicate(model, group),
+        .net = replicate(model, at),
         .optimizer = optimizer_of(b, model),
         .x = tr_rand(seed, TR_SHAPE(b->batch, PIXELS)),
         .y = numbers_below(CLASSES, seed + 1, TR_SHAPE(b->batch)),
@@ -247,13 +259,13 @@ static const struct image_model *image_model(const char *name)
     return NULL;
 }
 
-static tr_status make_images(const struct image_model *m, const tr__bench *b, uint64_t seed, tr_group *group,
+static tr_status make_images(const struct image_model *m, const tr__bench *b, uint64_t seed, const place *at,
                              tr__workload *w)
 {
-    tr_module *model = m->build();
+    tr_module *model = placed(m->build(), at);
     work layers = m->work(b->size);
     *w = (tr__workload){
-        .net = replicate(model, group),
+        .net = replicate(model, at),
         .optimizer = optimizer_of(b, model),
         .x = tr_rand(seed, TR_SHAPE(b->batch, m->channels, b->size, b->size)),
         .y = numbers_below(m->classes, seed + 1, TR_SHAPE(b->batch)),
@@ -268,18 +280,24 @@ static tr_status make_images(const struct image_model *m, const tr__bench *b, ui
     return check(w);
 }
 
-static tr_status make(const tr__bench *b, uint64_t seed, tr_group *group, tr__workload *w)
+static tr_status make(const tr__bench *b, uint64_t seed, const place *at, tr__workload *w)
 {
-    if (strncmp(b->model, "bert", 4) == 0) return make_bert(b, seed, group, w);
-    if (tr__usual_of(b->model)->seq) return make_gpt(b, seed, group, w);
+    if (strncmp(b->model, "bert", 4) == 0) return make_bert(b, seed, at, w);
+    if (tr__usual_of(b->model)->seq) return make_gpt(b, seed, at, w);
     const struct image_model *m = image_model(b->model);
-    return m ? make_images(m, b, seed, group, w) : make_mlp(b, seed, group, w);
+    return m ? make_images(m, b, seed, at, w) : make_mlp(b, seed, at, w);
 }
 
 tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__workload *w)
 {
-    tr_status status = make(b, 2 * (uint64_t)rank, group, w);
+    place at = {.group = group};
+    tr_status status = tr_group_device_named(group, b->device, &at.device);
+    if (status == TR_OK) status = make(b, 2 * (uint64_t)rank, &at, w);
+    if (status != TR_OK) return status;
+    w->device = at.device;
     w->autocast = strcmp(b->dtype, "bf16") == 0 ? TR_BF16 : TR_F32;
-    if (status == TR_OK) status = tr_step_in_backward(w->optimizer, b->step_in_backward);
-    return status;
+    w->x = tr_to(w->x, at.device);
+    w->y = tr_to(w->y, at.device);
+    status = check(w);
+    return status == TR_OK ? tr_step_in_backward(w->optimizer, b->step_in_backward) : status;
 }

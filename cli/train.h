@@ -63,7 +63,7 @@ struct tr__train {
     bool keep_best;
     /* What holds for this run only. */
     int ranks, threads, timeout, stop_at, profile, check_replicas;
-    const char *out, *json, *allow_different;
+    const char *out, *json, *allow_different, *device;
     size_t made_from; /* bytes of the outermost folder of .out that this run has made; 0: all were there */
     bool resume, plain, recompute, step_in_backward, roll_back, stop_on_spike;
 
@@ -105,8 +105,8 @@ int tr__train_method(tr__train *train, const char *usual, double lr);
 /* For a trainer's .optimizer, with the train as its user. */
 tr_optimizer *tr__train_make_optimizer(tr_tensor_list *parameters, void *train);
 tr_dtype tr__train_autocast(const tr__train *train);
-/* Marks the model's blocks where --recompute asks for it. */
-tr_status tr__train_recompute(const tr__train *train, tr_module *model);
+/* Moves the model to this rank's device, and marks its blocks where --recompute asks for it. */
+tr_status tr__train_place(const tr__train *train, const tr_group *group, tr_module *model);
 
 /* Each returns -1 when all is well, else the exit code, after a message. */
 int tr__train_restore(tr__train *train); /* options from the checkpoint in --out */

@@ -250,6 +250,12 @@ static int check_roll_back(const tr__train *t)
     return -1;
 }
 
+static int check_device(const tr__train *t)
+{
+    tr_device device;
+    return tr_device_parse(t->device, &device) == TR_OK ? -1 : tr__train_failed(t, "--device: %s", tr_error_message());
+}
+
 int tr__train_check(tr__train *t)
 {
     int64_t world = t->under_launcher ? number_of_environment("WORLD_SIZE", 1) : t->ranks;
@@ -259,6 +265,7 @@ int tr__train_check(tr__train *t)
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
     int code = check_in_backward(t, world);
+    if (code < 0) code = check_device(t);
     if (code < 0) code = check_keep_best(t);
     if (code < 0) code = check_roll_back(t);
     if (code < 0) code = check_allow_different(t);

@@ -1,4 +1,4 @@
-/* How a model is trained: by which optimizer, in which precision, and whether activations are kept. */
+/* How a model is trained: by which optimizer, in which precision, on which device, and whether activations are kept. */
 #include "train.h"
 
 #include "command.h"
@@ -87,7 +87,7 @@ tr_optimizer *tr__train_make_optimizer(tr_tensor_list *parameters, void *train)
     return choice_of(t->optimizer)->make(t, parameters);
 }
 
-/* ---- Precision and recompute ------------------------------------------------------------------------------------- */
+/* ---- Precision, device and recompute ------------------------------------------------------------------------------------- */
 
 const char *const tr__train_dtypes[] = {"f32", "bf16", NULL};
 
@@ -109,11 +109,13 @@ static tr_status recompute_each(tr_module *model, const char *prefix)
     }
 }
 
-tr_status tr__train_recompute(const tr__train *t, tr_module *model)
+tr_status tr__train_place(const tr__train *t, const tr_group *group, tr_module *model)
 {
     static const char *const blocks[] = {"h.",      "bert.encoder.layer.", "layer1.", "layer2.",
                                          "layer3.", "layer4.",             "encoder.layers.encoder_layer_"};
-    tr_status status = TR_OK;
+    tr_device here;
+    tr_status status = tr_group_device_named(group, t->device, &here);
+    if (status == TR_OK) status = tr_module_to(model, here);
     for (size_t i = 0; t->recompute && i < sizeof blocks / sizeof *blocks && status == TR_OK; i++)
         status = recompute_each(model, blocks[i]);
     return status;

@@ -103,8 +103,8 @@ static void introduce(const run *r)
     int threads = tr_threads(tr_cpu(0));
     t->kind->introduce(t);
     if (*t->begun_with) fprintf(stderr, "Weights from %s\n", t->begun_with);
-    fprintf(stderr, "%d rank%s, %d thread%s each, batch %d, %d steps into %s/\n", r->world, r->world > 1 ? "s" : "", threads,
-        threads > 1 ? "s" : "", t->batch, t->steps, t->out);
+    fprintf(stderr, "%d rank%s on %s, %d thread%s each, batch %d, %d steps into %s/\n", r->world, r->world > 1 ? "s" : "",
+        t->device, threads, threads > 1 ? "s" : "", t->batch, t->steps, t->out);
     if (done) fprintf(stderr, "Going on from step %" PRId64 "\n", done);
 }
 
@@ -185,6 +185,7 @@ static void add_setup(cJSON *object, const run *r)
         {"threads", tr_threads(tr_cpu(0))},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(object, numbers[i].key, numbers[i].value);
+    cJSON_AddStringToObject(object, "device", t->device);
     cJSON_AddStringToObject(object, "data", t->data);
     cJSON_AddStringToObject(object, "out", t->out);
     cJSON_AddStringToObject(object, "version", tr_version());

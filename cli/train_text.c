@@ -176,11 +176,12 @@ static int check_text(tr__train *t)
 /* A rank besides: the program, its libraries, the matrix engine's kernels and buffers. */
 static const double rank_bytes = 40e6;
 
-/* Chooses --micro-batch when it was not given, and refuses what cannot fit. */
+/* Chooses --micro-batch when it was not given, and refuses what cannot fit; a device's memory, not the host's, is its own. */
 static int check_memory(tr__train *t, int64_t world)
 {
     const text_training *m = t->own;
     const double gib = 1 << 30;
+    if (strncmp(t->device, "cpu", 3) != 0) return -1;
     tr__language_size o = size_of(t);
     double window_bytes = m->language->window_bytes(&o);
     int64_t local = tr__train_local_ranks(t), text_bytes = tr_text_tokens(m->text, false) + tr_text_tokens(m->text, true);
@@ -268,7 +269,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     tr_module *model;
     tr_status status = read_tokenizer(t);
     if (status == TR_OK) status = make_model(t, !resume, &model);
-    if (status == TR_OK) status = tr__train_recompute(t, model);
+    if (status == TR_OK) status = tr__train_place(t, group, model);
     if (status != TR_OK) return status;
     tr__language_size size = size_of(t);
     t->parameters = m->language->parameters(&size);

@@ -109,12 +109,12 @@ static tr_status make_loaders(tr_trainer *t, const tr_classifier_trainer_options
                                                  .world_size = t->world_size, .seed = t->plan.seed);
     w->loader =
         tr_keep(tr_loader_new(o->set, .batch = t->share, .workers = workers, .sampler = sampler, .seed = t->plan.seed,
-                              .on_bad = o->on_bad));
+                              .device = t->device, .on_bad = o->on_bad));
     TR__TRY(tr_status_of(w->loader));
     if (!o->validation || !tr_dataset_count(o->validation)) return TR_OK;
     w->judged =
         tr_keep(tr_loader_new(o->validation, .batch = t->plan.micro_batch, .workers = workers, .group = t->plan.group,
-                              .on_bad = o->on_bad));
+                              .device = t->device, .on_bad = o->on_bad));
     return tr_status_of(w->judged);
 }
 

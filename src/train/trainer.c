@@ -121,6 +121,14 @@ static tr_status set_up(tr_trainer *t)
     return TR_OK;
 }
 
+/* Where a model, which may be NULL or in error, begins. */
+static tr_device device_of(tr_module *model)
+{
+    TR_SCOPE;
+    const tr_tensor_list *parameters = model && tr_status_of(model) == TR_OK ? tr_parameters(model) : NULL;
+    return parameters && tr_list_count(parameters) ? tr_device_of(tr_list_at(parameters, 0)) : tr_cpu(0);
+}
+
 tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t work_bytes, tr__trainer_fill fill,
     const void *options)
 {
@@ -130,6 +138,7 @@ tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t w
     t->plan = *plan;
     t->plan.model = tr_keep(plan->model);
     t->plan.group = tr_keep(plan->group);
+    t->device = device_of(plan->model);
     bool sound = plan->group && tr_status_of(plan->group) == TR_OK;
     t->world_size = sound ? tr_world_size(plan->group) : 1;
     t->rank = sound ? tr_rank(plan->group) : 0;
@@ -166,7 +175,11 @@ tr_tensor *tr__trainer_loss(const tr_trainer *t, tr_module *net, tr_tensor *x, t
 {
     TR_SCOPE; /* the graph alone then holds the activations, and backward releases them on its way */
     TR_AUTOCAST(autocast_of(t));
-    return tr_escape(t->plan.loss ? t->plan.loss(net, x, y, t->plan.user) : tr_cross_entropy(tr_forward(net, x), y));
+    x = tr_to(x, t->device);
+    y = tr_to(y, t->device);
+    if (t->plan.loss) return tr_escape(t->plan.loss(net, x, y, t->plan.user));
+    tr_tensor *output = tr_forward(net, x);
+    return tr_escape(tr_cross_entropy(output, tr_to(y, tr_device_of(output)))); /* a split model ends elsewhere */
 }
 
 tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange, double *loss)

@@ -78,6 +78,7 @@ struct tr_trainer {
     int64_t items;              /* in a sample */
     tr_module *net;             /* kept; the model, or DDP around it */
     tr_optimizer *optimizer;    /* kept */
+    tr_device device;           /* of the model, or where it begins */
     int rank, world_size;
     int64_t first, share;       /* this rank's samples of each batch: [first, first + share) */
     int64_t step;               /* steps done */
