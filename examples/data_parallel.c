@@ -5,11 +5,15 @@
  *   cc data_parallel.c $(pkg-config --cflags --libs trireme) -o data_parallel
  *   TRIREME_CPU_DEVICES=2 ./data_parallel            # images that it draws itself
  *   TRIREME_CPU_DEVICES=2 ./data_parallel FOLDER     # t10k-images-idx3-ubyte.gz and -labels- from FOLDER
+ *   ./data_parallel --device cuda                    # over all GPUs
+ *   ./data_parallel --samples 100                    # so few images that the result is not judged
  */
 #include <trireme/trireme.h>
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 enum { SIDE = 28, CLASSES = 10, BATCH = 32 };
 
@@ -60,17 +64,27 @@ static tr_module *net_new(uint64_t seed)
 
 int main(int argc, char **argv)
 {
-    tr_dataset *all = argc > 1 ? tr_mnist(argv[1]) : tr_dataset_new(5000, stripes_get);
+    const char *device = "cpu";
+    int64_t samples = 5000;
+    for (; argc > 2; argc -= 2, argv += 2) {
+        if (strcmp(argv[1], "--device") == 0) device = argv[2];
+        else if (strcmp(argv[1], "--samples") == 0) samples = atoi(argv[2]);
+        else return fprintf(stderr, "usage: data_parallel [--device NAME] [--samples N] [FOLDER]\n"), 2;
+    }
+    tr_dataset *all = argc > 1 ? tr_mnist(argv[1]) : tr_dataset_new(samples, stripes_get);
     int64_t count = tr_dataset_count(all), held_out = count / 10;
     tr_dataset *training = tr_dataset_slice(all, 0, count - held_out);
     tr_dataset *unseen = tr_dataset_slice(all, count - held_out, count);
 
+    tr_device first;
     tr_module *model = net_new(1);
-    tr_module *parallel = tr_data_parallel(model); /* over all devices: cpu:0, cpu:1, … */
+    TR_CHECK(tr_device_parse(device, &first));
+    TR_CHECK(tr_module_to(model, first));
+    tr_module *parallel = tr_data_parallel(model); /* over all devices of the kind: cuda:0, cuda:1, … */
     tr_optimizer *opt = tr_adam(tr_parameters(model), .lr = 1e-3);
-    tr_loader *loader = tr_loader_new(training, .batch = BATCH, .shuffle = true, .workers = 4);
-    tr_loader *check = tr_loader_new(unseen, .batch = 100, .workers = 4);
-    printf("%d devices, %lld samples\n", tr_device_count(TR_CPU), (long long)tr_dataset_count(training));
+    tr_loader *loader = tr_loader_new(training, .batch = BATCH, .shuffle = true, .workers = 4, .device = first);
+    tr_loader *check = tr_loader_new(unseen, .batch = 100, .workers = 4, .device = first);
+    printf("%d devices, %lld samples\n", tr_device_count(first.kind), (long long)tr_dataset_count(training));
 
     tr_score score;
     for (int epoch = 0; epoch < 4; epoch++) {
@@ -90,5 +104,5 @@ int main(int argc, char **argv)
         printf("epoch %d  loss %.4f  accuracy %.2f %%\n", epoch + 1, loss_sum / (double)tr_dataset_count(training),
             100 * score.accuracy);
     }
-    return score.accuracy >= 0.96 ? 0 : 1;
+    return score.accuracy >= 0.96 || count < 5000 ? 0 : 1;
 }

@@ -6,6 +6,8 @@
  *   ./hybrid_parallel                                    # starts both ranks itself, on images that it draws
  *   ./hybrid_parallel 0 2 & ./hybrid_parallel 1 2        # rank and world size: the ranks meet at tcp://localhost:23456
  *   ./hybrid_parallel 0 2 tcp://node1:23456 [FOLDER]     # they meet elsewhere; FOLDER has MNIST's t10k files
+ *   ./hybrid_parallel --device cuda                      # each model on the GPUs cuda:0 and cuda:1
+ *   ./hybrid_parallel --samples 100                      # so few images that the result is not judged
  */
 #define _POSIX_C_SOURCE 200809L /* setenv(), also with -std=c11 */
 
@@ -13,8 +15,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { SIDE = 28, CLASSES = 10, BATCH = 16, EPOCHS = 3 };
+enum { SIDE = 28, CLASSES = 10, BATCH = 16, EPOCHS = 3, ALL = 5000 };
 
 /* ---- The data, when there is no MNIST: each class has a pattern of its own, and each image is one under noise ------------ */
 
@@ -65,15 +68,21 @@ typedef struct settings {
     int rank, world_size;
     char meet[256];   /* where ranks that were started by hand meet; "": those of tr_spawn() know */
     char folder[256]; /* MNIST's files; "": draw images */
+    char kind[16];    /* of the two devices */
+    int samples;      /* that are drawn */
 } settings;
 
 static tr_status train(const settings *s, double *accuracy)
 {
     tr_group *world = s->meet[0] ? tr_join(.init = s->meet, .rank = s->rank, .world_size = s->world_size) : tr_join();
-    tr_dataset *all = s->folder[0] ? tr_mnist(s->folder) : patterns(5000);
+    tr_dataset *all = s->folder[0] ? tr_mnist(s->folder) : patterns(s->samples);
     int64_t count = tr_dataset_count(all), held_out = count / 10;
 
-    tr_module *model = split_new(tr_cpu(0), tr_cpu(1));
+    tr_device first = {.index = 0}, second = {.index = 1};
+    tr_status status = tr_device_kind_named(s->kind, &first.kind);
+    if (status != TR_OK) return status;
+    second.kind = first.kind;
+    tr_module *model = split_new(first, second);
     tr_module *ddp = tr_ddp(model, world);
     tr_optimizer *opt = tr_adam(tr_parameters(model), .lr = 1e-3);
 
@@ -85,7 +94,7 @@ static tr_status train(const settings *s, double *accuracy)
     tr_score score = {0};
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         tr_batch b;
-        tr_status status = tr_sampler_set_epoch(sampler, epoch); /* another order in each epoch, the same on all ranks */
+        status = tr_sampler_set_epoch(sampler, epoch); /* another order in each epoch, the same on all ranks */
         if (status != TR_OK) return status;
         while ((status = tr_loader_next(loader, &b)) == TR_OK) {
             TR_SCOPE;
@@ -109,7 +118,7 @@ static tr_status spawned(int rank, void *argument, size_t bytes)
     s->rank = rank;
     double accuracy = 0;
     tr_status status = train(s, &accuracy);
-    if (status == TR_OK && accuracy < 0.96) return tr_fail(TR_STATE, "only %.2f %% are right", 100 * accuracy);
+    if (status == TR_OK && accuracy < 0.96 && s->samples == ALL) return tr_fail(TR_STATE, "only %.2f %% are right", 100 * accuracy);
     return status;
 }
 
@@ -117,8 +126,13 @@ int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY;
     setenv("TRIREME_CPU_DEVICES", "2", 0); /* two devices per process, unless the environment says otherwise */
-    if (argc == 2 || argc > 5) return fprintf(stderr, "usage: %s [RANK WORLD_SIZE [MEET_AT [FOLDER]]]\n", argv[0]), 2;
-    settings s = {.rank = 0, .world_size = 2};
+    settings s = {.world_size = 2, .kind = "cpu", .samples = ALL};
+    for (; argc > 2 && argv[1][0] == '-'; argc -= 2, argv += 2) {
+        if (strcmp(argv[1], "--device") == 0) snprintf(s.kind, sizeof s.kind, "%s", argv[2]);
+        else if (strcmp(argv[1], "--samples") == 0) s.samples = atoi(argv[2]);
+        else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
+    }
+    if (argc == 2 || argc > 5) return fprintf(stderr, "usage: %s [--device KIND] [--samples N] [RANK WORLD_SIZE [MEET_AT [FOLDER]]]\n", argv[0]), 2;
     if (argc == 1) {
         TR_CHECK(tr_spawn(spawned, s.world_size, .argument = &s, .bytes = sizeof s));
         return 0;

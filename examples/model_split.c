@@ -7,14 +7,17 @@
  *             schedules 1F1B and GPipe
  *
  * All learn the same, to rounding. The data: ten classes, each a random pattern under noise.
+ *
+ *   ./model_split [--device cuda] [--steps N]      # on cuda:0 and cuda:1; after a few steps the loss is not judged
  */
 #define _POSIX_C_SOURCE 200809L /* setenv(), also with -std=c11 */
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <trireme/trireme.h>
 
-enum { classes = 10, features = 64, batch = 64, steps = 150 };
+enum { classes = 10, features = 64, batch = 64, all_steps = 150 };
 
 /* ---- The network in halves ------------------------------------------------------------------------------------------ */
 
@@ -62,7 +65,7 @@ static tr_tensor *make_batch(int step, tr_tensor **y)
 }
 
 /* Trains the network, through the pipeline unless that is NULL, and gives the last step's loss. */
-static double train(tr_module *net, tr_pipeline *pipe)
+static double train(tr_module *net, tr_pipeline *pipe, int steps)
 {
     tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-3); /* over both devices */
     double value = 0;
@@ -73,7 +76,8 @@ static double train(tr_module *net, tr_pipeline *pipe)
         if (pipe) {
             TR_CHECK(tr_pipeline_step(pipe, x, y, &value));
         } else {
-            tr_tensor *loss = mean_loss(tr_forward(net, x), y, NULL);
+            tr_tensor *there = tr_to(x, tr_device_of(tr_list_at(tr_parameters(net), 0)));
+            tr_tensor *loss = mean_loss(tr_forward(net, there), y, NULL);
             TR_CHECK(tr_backward(loss));
             value = tr_item(loss);
         }
@@ -95,19 +99,29 @@ static double distance(tr_module *a, tr_module *b)
     return difference;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     setenv("TRIREME_CPU_DEVICES", "2", 1); /* cpu:0 and cpu:1, each with half of the cores; before the first use of one */
-    tr_module *one = make_net(tr_cpu(0), tr_cpu(0)), *split = make_net(tr_cpu(0), tr_cpu(1));
-    double expected = train(one, NULL), by_hand = train(split, NULL), difference = distance(split, one);
+    const char *kind = "cpu";
+    int steps = all_steps;
+    for (; argc > 2; argc -= 2, argv += 2) {
+        if (strcmp(argv[1], "--device") == 0) kind = argv[2];
+        else if (strcmp(argv[1], "--steps") == 0) steps = atoi(argv[2]);
+        else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
+    }
+    tr_device first = {.index = 0}, second = {.index = 1};
+    TR_CHECK(tr_device_kind_named(kind, &first.kind));
+    second.kind = first.kind;
+    tr_module *one = make_net(first, first), *split = make_net(first, second);
+    double expected = train(one, NULL, steps), by_hand = train(split, NULL, steps), difference = distance(split, one);
     printf("loss on one device %.4f, split over two %.4f\n", expected, by_hand);
     for (tr_pipeline_schedule schedule = TR_1F1B; schedule <= TR_GPIPE; schedule++) {
-        tr_module *staged = make_net(tr_cpu(0), tr_cpu(1));
+        tr_module *staged = make_net(first, second);
         const halves *stages = tr_module_state(staged);
         tr_pipeline *pipe = tr_pipeline_new(stages->half, 2, .loss = mean_loss, .micro_batches = 4, .schedule = schedule);
-        printf("as a pipeline by %s %.4f\n", schedule == TR_1F1B ? "1F1B" : "GPipe", train(staged, pipe));
+        printf("as a pipeline by %s %.4f\n", schedule == TR_1F1B ? "1F1B" : "GPipe", train(staged, pipe, steps));
         difference += distance(staged, one);
     }
     printf("weights differ from those of one device by %.1e in all\n", difference);
-    return expected < 0.1 && difference < 1e-3 ? 0 : 1;
+    return (expected < 0.1 || steps < all_steps) && difference < 1e-3 ? 0 : 1;
 }

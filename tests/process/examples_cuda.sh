@@ -1,0 +1,66 @@
+#!/bin/sh
+# `--device cuda` on the emulated cuda:0 and cuda:1: the examples and `trireme train` learn what they learn on the CPU, and
+# `trireme bench model` measures there. A few samples or steps each: kernels that run on the CPU take their time.
+# ctest: timeout=400
+. "$SOURCE/tests/process/common"
+cd "$work"
+TRIREME_PLUGINS=$BUILD/tests/cuda/libtrireme-cuda.so
+export TRIREME_PLUGINS TRIREME_CPU_DEVICES=2
+[ -e "$TRIREME_PLUGINS" ] || { echo "this build has no emulated CUDA plug-in"; exit 77; }
+shown="cpu.out cuda.out err"
+
+# both NAME ARGUMENT…: an example on the CPU and on cuda, whose words are then in cpu.out and cuda.out
+both() {
+    name=$1
+    shift
+    for device in cpu cuda; do
+        "$BUILD/examples/$name" --device $device "$@" >$device.out 2>err || fail "$name on $device ends with $?"
+    done
+}
+# alike PATTERN: both have the same lines, to 1e-4 of each number that follows the pattern
+alike() {
+    sed -n "s/.*$1[[:space:]]*\([0-9.]*\).*/\1/p" cpu.out >cpu.numbers
+    sed -n "s/.*$1[[:space:]]*\([0-9.]*\).*/\1/p" cuda.out >cuda.numbers
+    paste cpu.numbers cuda.numbers | awk '{ bad += NF != 2 || ($1 - $2) ^ 2 > (1e-4 * $1) ^ 2 } END { exit bad || !NR }' ||
+        fail "$name learns otherwise on cuda"
+}
+
+both data_parallel --samples 16
+grep -q '^2 devices' cuda.out || fail "it ran on other devices: $(head -n 1 cuda.out)"
+alike loss
+both hybrid_parallel --samples 36
+alike loss
+both spawn_ddp --samples 80 2
+alike 'sizes:'
+both model_split --steps 6 # this and what follows are held against their twins on one device by themselves, too
+alike 'on one device'
+both tensor_parallel --steps 4
+alike loss
+both sharded_optimizer --steps 3 2
+alike loss
+both rpc_model_split --steps 4
+alike workers
+
+# A training of two ranks, and one that goes on on another device.
+yes 'the quick brown fox jumps over the lazy dog' | head -n 100 >text
+name="trireme train"
+train() {
+    "$TRIREME" train gpt --data text --layers 1 --heads 2 --dim 16 --context 16 --batch 4 --steps 6 --save-every 3 --eval-every 3 \
+        --plain "$@" >out 2>err || fail "train $* ends with $?"
+}
+train --out on-cpu --json cpu.out
+train --out on-cuda --json cuda.out --device cuda --ranks 2
+grep -q '^2 ranks on cuda' err || fail "it does not say where it ran"
+alike '"final_loss":'
+alike '"validation_loss":'
+rm -r on-cuda/checkpoint-6
+train --resume --out on-cuda --json cuda.out --device cuda:1
+alike '"final_loss":'
+
+"$TRIREME" bench model --model lenet --batch 1 --steps 1 --warmup 0 --device cuda:1 --json cuda.out >out 2>err ||
+    fail "bench model ends with $?"
+grep -q "^device's memory  *[0-9]*\.[0-9] MB" out || fail "bench model says: $(cat out)"
+! "$TRIREME" train gpt --data text --device cuda:7 2>err || fail "there is a cuda:7"
+grep -q 'train gpt: --device: there is no device cuda:7: this process has cuda:0 to cuda:1' err || fail "cuda:7"
+! "$BUILD/examples/spawn_ddp" --device cuda:2 2 2>err || fail "there is a cuda:2"
+grep -q 'there is no device cuda:2' err || fail "cuda:2"
