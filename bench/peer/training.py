@@ -1,10 +1,11 @@
-"""What the PyTorch peers of `trireme bench model` share: whole training steps on the CPU, at PyTorch's best.
+"""What the PyTorch peers of `trireme bench model` share: whole training steps on the CPU or a GPU, at PyTorch's best.
 
 Runs under PyTorch 2.x and 1.13. One step is: forgetting the gradients, forward, loss, backward, the optimizer's step.
 
     PEER.py --threads 1 --steps 20 --json out.json
     PEER.py --ranks 2 --threads 1                  DDP over Gloo on the loopback, --batch samples on each rank
     PEER.py --ranks 2 --backend trireme            DDP over ours; shared: with large tensors where the ranks map them
+    PEER.py --device cuda                          on a GPU, one rank
     PEER.py --paced                                prints "ready" after the warm-up; then for each line that it reads it
                                                    runs as many steps as the line says and prints the milliseconds of
                                                    one; ends with its input
@@ -48,6 +49,7 @@ def parser(doc: str, batch: int) -> argparse.ArgumentParser:
     result.add_argument("--ranks", type=int, default=1)
     result.add_argument("--backend", choices=["gloo", "trireme", "shared"], default="gloo")
     result.add_argument("--paced", action="store_true")
+    result.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     result.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: under autocast")
     result.add_argument("--compile", action="store_true", help="torch.compile (needs g++)")
     result.add_argument("--step-in-backward", action="store_true",
@@ -133,6 +135,8 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
     if args.backend == "shared":
         import trireme.torch
         trireme.torch.share_memory()
+    if args.device == "cuda":
+        torch.set_default_device("cuda")
     net, optimizer, inputs, items = build(args)
     if args.step_in_backward:
         step_in_backward(optimizer)
@@ -149,10 +153,16 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
     if args.compile:
         net = torch.compile(net)
 
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step()
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+
     def step() -> None:
         if not args.step_in_backward:
             optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16"):
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bf16"):
             loss = net(*inputs)
         loss.backward()
         if not args.step_in_backward:
@@ -173,7 +183,7 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
                 return
             yield int(go)
 
-    return f"torch {torch.__version__}", imported_mb, items, step, turns
+    return f"torch {torch.__version__}", imported_mb, items, steps, turns
 
 
 def run(args: argparse.Namespace, build: Callable, also_import: str | None = None) -> None:
@@ -181,6 +191,8 @@ def run(args: argparse.Namespace, build: Callable, also_import: str | None = Non
     a module whose memory is no more the step's than torch's is."""
     if args.step_in_backward and args.ranks > 1:
         sys.exit("--step-in-backward: DDP averages gradients after the hooks have seen them; it takes one rank")
+    if args.device == "cuda" and args.ranks > 1:
+        sys.exit("--device cuda: these ranks talk over Gloo, from the CPU's memory; it takes one rank")
     env = tuned_environment(args)
     if args.ranks > 1 and "PEER_RENDEZVOUS" not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
@@ -189,14 +201,12 @@ def run(args: argparse.Namespace, build: Callable, also_import: str | None = Non
         os.execve(sys.executable, [sys.executable, *sys.argv], env)
 
     rank = own_rank()
-    framework, imported_mb, items, step, turns = prepare(args, build, also_import)
-    for _ in range(args.warmup):
-        step()
+    framework, imported_mb, items, steps, turns = prepare(args, build, also_import)
+    steps(args.warmup)
     step_ms = []
     for count in turns():
         start = time.perf_counter()
-        for _ in range(count):
-            step()
+        steps(count)
         step_ms.append((time.perf_counter() - start) * 1e3 / count)
         if args.paced and rank == 0:
             print(f"{step_ms[-1]:.4f}", flush=True)
