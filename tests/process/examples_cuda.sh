@@ -40,6 +40,8 @@ both sharded_optimizer --steps 3 2
 alike loss
 both rpc_model_split --steps 4
 alike workers
+both data_parallel_rpc --steps 3
+alike loss
 
 # A training of two ranks, and one that goes on on another device.
 yes 'the quick brown fox jumps over the lazy dog' | head -n 100 >text
