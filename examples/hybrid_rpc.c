@@ -1,41 +1,54 @@
 /*
  * DistributedDataParallel inside RPC: the tables of a model, which are large and of which a batch needs few rows, are on
- * parameter servers; the dense rest is on each trainer, under DDP. `./hybrid_rpc [TRAINERS]`
+ * parameter servers; the dense rest is on each trainer, under DDP. `./hybrid_rpc [--device cuda] [--steps N] [TRAINERS]`; on
+ * "cuda" all take the GPUs in turn.
  *
  * A user and an item each have a row in a table; a network says from the two which of four stars the user gives. One process
  * that has it all learns the same, to rounding.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <trireme/trireme.h>
 
-enum { tables = 2, rows = 60, dim = 8, hidden = 32, stars = 4, batch = 32, steps = 400 };
+enum { tables = 2, rows = 60, dim = 8, hidden = 32, stars = 4, batch = 32, all_steps = 400 };
 static const double lr = 1;
+
+typedef struct settings {
+    char device[16];
+    int trainers, steps;
+} settings;
 
 /* ---- The model ------------------------------------------------------------------------------------------------------------ */
 
-static tr_module *make_table(int i)
+static tr_module *placed(tr_module *module, tr_device here)
 {
-    return tr_embedding(rows, dim, .init_std = 1, .seed = (uint64_t)i + 1);
+    return tr_module_to(module, here) == TR_OK ? module : tr_module_fail(TR_DEVICE, "%s", tr_error_message());
 }
 
-static tr_module *make_dense(void)
+static tr_module *make_table(int i, tr_device here)
 {
-    return tr_sequential(tr_linear(tables * dim, hidden, .seed = 11), tr_activation(tr_tanh), tr_linear(hidden, stars, .seed = 12));
+    return placed(tr_embedding(rows, dim, .init_std = 1, .seed = (uint64_t)i + 1), here);
+}
+
+static tr_module *make_dense(tr_device here)
+{
+    tr_module *first = tr_linear(tables * dim, hidden, .seed = 11), *second = tr_linear(hidden, stars, .seed = 12);
+    return placed(tr_sequential(first, tr_activation(tr_tanh), second), here);
 }
 
 /* The loss of a trainer's batch of a step. ids, of users and of items: [batch]; the stars: what two hidden tables say. */
-static tr_tensor *batch_loss(tr_module *const *table, tr_module *dense, int trainer, int step)
+static tr_tensor *batch_loss(tr_module *const *table, tr_module *dense, tr_device here, int trainer, int step)
 {
     tr_tensor *row[tables], *likes = NULL;
     for (int i = 0; i < tables; i++) {
-        uint64_t number = (uint64_t)((trainer * steps + step) * tables + i);
+        uint64_t number = (uint64_t)((trainer * all_steps + step) * tables + i);
         tr_tensor *ids = tr_argmax(tr_rand(1000 + number, TR_SHAPE(batch, rows)), 1);
         tr_tensor *one = tr_embedding_op(tr_randn(100 + (uint64_t)i, TR_SHAPE(rows, stars)), ids);
         likes = likes ? tr_add(likes, one) : one;
-        row[i] = tr_forward(table[i], ids); /* [batch, dim]: of a remote module, from its server */
+        row[i] = tr_forward(table[i], tr_to(ids, here)); /* [batch, dim]: of a remote module, from its server */
     }
-    return tr_cross_entropy(tr_forward(dense, tr_cat(row, tables, 1)), tr_argmax(likes, 1));
+    return tr_cross_entropy(tr_forward(dense, tr_cat(row, tables, 1)), tr_to(tr_argmax(likes, 1), here));
 }
 
 /* ---- Training ------------------------------------------------------------------------------------------------------------- */
@@ -46,7 +59,7 @@ static void *table(void *state)
 }
 TR_RPC_WITH_STATE(table, RETURNS(OBJECT));
 
-static tr_status train(tr_rpc *rpc, tr_group *trainers, tr_module *dense, tr_rref **at)
+static tr_status train(tr_rpc *rpc, tr_group *trainers, tr_module *dense, tr_device here, int steps, tr_rref **at)
 {
     tr_module *there[tables];
     for (int i = 0; i < tables; i++) {
@@ -63,7 +76,7 @@ static tr_status train(tr_rpc *rpc, tr_group *trainers, tr_module *dense, tr_rre
     for (int step = 0; step < steps && status == TR_OK; step++) {
         TR_SCOPE;
         TR_DIST_CONTEXT(rpc, context);
-        tr_tensor *loss = batch_loss(there, ddp, tr_rank(trainers), step);
+        tr_tensor *loss = batch_loss(there, ddp, here, tr_rank(trainers), step);
         status = tr_dist_backward(context, loss); /* all trainers have the mean of the dense gradients then */
         if (status == TR_OK) status = tr_dist_step(optimizer, context);
         if (status == TR_OK) status = tr_barrier(trainers); /* the rows that the others change now are read next */
@@ -73,7 +86,7 @@ static tr_status train(tr_rpc *rpc, tr_group *trainers, tr_module *dense, tr_rre
 }
 
 /* The same in one process: the loss is the mean over the trainers, and each trainer's step on a table adds up. */
-static tr_status train_alone(int trainers, tr_module *const *own, tr_module *dense)
+static tr_status train_alone(int trainers, tr_module *const *own, tr_module *dense, tr_device here, int steps)
 {
     tr_optimizer *opt = tr_sgd(tr_parameters(dense), .lr = lr), *of_table[tables];
     for (int i = 0; i < tables; i++) of_table[i] = tr_sgd(tr_parameters(own[i]), .lr = lr * trainers);
@@ -82,7 +95,7 @@ static tr_status train_alone(int trainers, tr_module *const *own, tr_module *den
         tr_zero_grad(opt);
         for (int i = 0; i < tables; i++) tr_zero_grad(of_table[i]);
         for (int k = 0; k < trainers; k++) {
-            tr_status status = tr_backward(tr_affine(batch_loss(own, dense, k, step), 1.0 / trainers, 0));
+            tr_status status = tr_backward(tr_affine(batch_loss(own, dense, here, k, step), 1.0 / trainers, 0));
             if (status != TR_OK) return status;
         }
         tr_status status = tr_step(opt);
@@ -98,11 +111,11 @@ static double distance(tr_tensor *a, tr_tensor *b)
     return tr_item(tr_max(tr_abs(tr_sub(a, b))));
 }
 
-static tr_status compare(int trainers, tr_module *dense, tr_rref *const *at)
+static tr_status compare(int trainers, tr_module *dense, tr_device here, int steps, tr_rref *const *at)
 {
-    tr_module *own[tables], *twin = make_dense();
-    for (int i = 0; i < tables; i++) own[i] = make_table(i);
-    tr_status status = train_alone(trainers, own, twin);
+    tr_module *own[tables], *twin = make_dense(here);
+    for (int i = 0; i < tables; i++) own[i] = make_table(i, here);
+    tr_status status = train_alone(trainers, own, twin, here, steps);
     if (status != TR_OK) return status;
     double difference = 0;
     for (int i = 0; i < tr_list_count(tr_parameters(dense)); i++)
@@ -121,22 +134,25 @@ static tr_status compare(int trainers, tr_module *dense, tr_rref *const *at)
 
 static tr_status work(int rank, void *argument, size_t bytes)
 {
-    (void)argument, (void)bytes;
+    (void)bytes;
+    const settings *s = argument;
     TR_SCOPE;
     char name[24];
     snprintf(name, sizeof name, rank < tables ? "server%d" : "trainer%d", rank < tables ? rank : rank - tables);
     tr_group *world = tr_join();
+    tr_device here;
+    TR_CHECK(tr_group_device_named(world, s->device, &here));
     tr_group *trainers = tr_group_split(world, rank < tables ? -1 : 0, rank); /* DDP's; NULL on servers */
     tr_rpc *rpc = tr_rpc_start(world, .name = name);
     tr_status status = tr_dist_start(rpc);
-    if (status == TR_OK && !trainers) status = tr_rpc_register(rpc, &table_rpc, .state = make_table(rank));
+    if (status == TR_OK && !trainers) status = tr_rpc_register(rpc, &table_rpc, .state = make_table(rank, here));
     if (status == TR_OK) status = tr_barrier(world); /* all can be called */
     if (status == TR_OK && trainers) {
         TR_SCOPE;
-        tr_module *dense = make_dense();
+        tr_module *dense = make_dense(here);
         tr_rref *at[tables];
-        status = train(rpc, trainers, dense, at);
-        if (status == TR_OK && tr_rank(trainers) == 0) status = compare(tr_world_size(trainers), dense, at);
+        status = train(rpc, trainers, dense, here, s->steps, at);
+        if (status == TR_OK && tr_rank(trainers) == 0) status = compare(tr_world_size(trainers), dense, here, s->steps, at);
     }
     if (status == TR_OK) status = tr_rpc_stop(rpc); /* the servers serve until all have called it */
     if (status == TR_OK && trainers) status = tr_leave(trainers);
@@ -146,7 +162,13 @@ static tr_status work(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    int trainers = argc > 1 ? atoi(argv[1]) : 2;
-    TR_CHECK(tr_spawn(work, tables + trainers, .pass_signals = true));
+    settings s = {"cpu", 2, all_steps};
+    for (; argc > 2; argc -= 2, argv += 2) {
+        if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
+        else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
+    }
+    if (argc > 1) s.trainers = atoi(argv[1]);
+    TR_CHECK(tr_spawn(work, tables + s.trainers, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;
 }

@@ -42,6 +42,7 @@ both rpc_model_split --steps 4
 alike workers
 both data_parallel_rpc --steps 3
 alike loss
+both hybrid_rpc --steps 3 2
 
 # A training of two ranks, and one that goes on on another device.
 yes 'the quick brown fox jumps over the lazy dog' | head -n 100 >text
