@@ -65,5 +65,8 @@ alike '"final_loss":'
 grep -q "^device's memory  *[0-9]*\.[0-9] MB" out || fail "bench model says: $(cat out)"
 ! "$TRIREME" train gpt --data text --device cuda:7 2>err || fail "there is a cuda:7"
 grep -q 'train gpt: --device: there is no device cuda:7: this process has cuda:0 to cuda:1' err || fail "cuda:7"
+! CUDA_EMULATOR=memory_mb=2 "$TRIREME" train gpt --data text --layers 2 --heads 2 --dim 64 --batch 16 --device cuda --out small \
+    >out 2>err || fail "2 MB suffice"
+grep -q 'gpt: .*: no memory for [0-9]* bytes on cuda:0: tensors hold [0-9]*, .* a smaller batch takes less' err || fail "2 MB"
 ! "$BUILD/examples/spawn_ddp" --device cuda:2 2 2>err || fail "there is a cuda:2"
 grep -q 'there is no device cuda:2' err || fail "cuda:2"
