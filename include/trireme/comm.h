@@ -318,7 +318,7 @@ TR_API tr_schedule_step tr_schedule_step_at(const tr_schedule *schedule, int64_t
 
 /* ---- Looking at running jobs ------------------------------------------------------------------------------------- */
 
-/* Who is in which call since when, who waits for whom, and who is likely to blame, in the jobs of this user on this host:
+/* Who is in which call since when, who waits for whom, and who is the likely culprit, in the jobs of this user on this host:
  * a text, to be freed with free(). Groups of several ranks keep a record of their calls that other processes can read, so
  * the ranks are not asked, and may hang or be stopped. job: a job's name (TRIREME_JOB), or the process id of its launcher
  * or of a rank; NULL: all jobs. TR_NOT_FOUND when there is none. `trireme why` prints this. */

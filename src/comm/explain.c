@@ -1,10 +1,10 @@
 /*
- * tr_job_explain: who is in which call, who waits for whom, who is likely to blame. All is read from the flight records of
+ * tr_job_explain: who is in which call, who waits for whom, who is the likely culprit. All is read from the flight records of
  * the processes, and their state from /proc, at one moment.
  *
  * Within a group a rank waits for others by its record (or, over a backend that does not tell, for those that are behind).
- * A rank that others wait for, and that itself waits for nobody or cannot go on (stopped, dead, not here), is to blame for
- * all that reach it along these edges.
+ * A rank that others wait for, and that itself waits for nobody or cannot go on (stopped, dead, not here), is the
+ * culprit for all that reach it along these edges.
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
@@ -18,7 +18,7 @@ enum { SHOWN = 8, SOON_NS = 1000000000 };
 
 typedef enum health { FINE, STOPPED, DEAD, ELSEWHERE, GONE, UNKNOWN } health;
 
-/* What is to be told, and where. Of stalls it is only who is to blame for waits that began in that time. */
+/* What is to be told, and where. Of stalls: only the culprits of waits that began in that time. */
 typedef struct question {
     bool stalls;
     int64_t after, until;
@@ -154,7 +154,7 @@ static void print_absent(const members *m)
     if (shown > SHOWN) fprintf(m->out, "    and %d more that have no record on this host\n", shown - SHOWN);
 }
 
-/* ---- Blame ------------------------------------------------------------------------------------------------------- */
+/* ---- Culprits ---------------------------------------------------------------------------------------------------- */
 
 /* Follows the edges from one rank; notes it with all that it reaches. */
 static void follow(members *m, int from)
@@ -178,7 +178,7 @@ static void follow(members *m, int from)
     }
 }
 
-static bool to_blame(const members *m, int rank)
+static bool is_culprit(const members *m, int rank)
 {
     int one;
     return m->waiter_count[rank] > 0 && (health_of(m, rank) != FINE || waits_of(m, rank, &one, 1) == 0);
@@ -200,7 +200,7 @@ static void print_other_group(const members *m, const tr__record *r)
     }
 }
 
-/* What a rank to blame does instead of what its first waiter waits for. */
+/* What a culprit does instead of what its first waiter waits for. */
 static void print_reason(const members *m, int rank)
 {
     const tr__record *r = m->ranks[rank], *waiter = m->ranks[m->waiters[rank][0]];
@@ -260,7 +260,7 @@ static void begin_line(const members *m)
     else fprintf(m->out, "  => ");
 }
 
-static void print_blame(const members *m, int rank)
+static void print_culprit(const members *m, int rank)
 {
     char name[NAME_TEXT], text[TR__RANKS_TEXT], since[TR__TIME_TEXT];
     int total = m->waiter_count[rank], named = total < TR__RECORD_WAITS ? total : TR__RECORD_WAITS;
@@ -295,9 +295,9 @@ static void print_circle(const members *m)
         fprintf(m->out, "nobody waits\n");
 }
 
-static void find_blame(members *m)
+static void find_culprits(members *m)
 {
-    int one, blamed = 0, wanted = 0;
+    int one, culprits = 0, wanted = 0;
     for (int rank = 0; rank < m->world; rank++)
         if (health_of(m, rank) == FINE && waits_of(m, rank, &one, 1) > 0) follow(m, rank);
     /* First who cannot go on, then who may. */
@@ -305,15 +305,15 @@ static void find_blame(members *m)
         for (int rank = 0; rank < m->world; rank++) {
             health h = health_of(m, rank);
             bool hard = h == STOPPED || h == DEAD;
-            if (hard != (turn == 0) || !to_blame(m, rank)) continue;
-            blamed++;
-            if (is_wanted(m, longest_wait(m, rank)) && wanted++ < SHOWN) print_blame(m, rank);
+            if (hard != (turn == 0) || !is_culprit(m, rank)) continue;
+            culprits++;
+            if (is_wanted(m, longest_wait(m, rank)) && wanted++ < SHOWN) print_culprit(m, rank);
         }
     if (wanted > SHOWN) {
         begin_line(m);
         fprintf(m->out, "and %d more\n", wanted - SHOWN);
     }
-    if (!blamed) print_circle(m);
+    if (!culprits) print_circle(m);
 }
 
 /* ---- Differences ------------------------------------------------------------------------------------------------- */
@@ -374,14 +374,14 @@ static bool same_group(const tr__record *a, const tr__record *b)
 static void print_group(members *m)
 {
     if (m->q->stalls) {
-        find_blame(m);
+        find_culprits(m);
         return;
     }
     fprintf(m->out, "  group '%s' (%s): %d of %d ranks are on this host\n", m->any->group, m->any->backend, m->here, m->world);
     for (int rank = 0; rank < m->world; rank++)
         if (m->ranks[rank]) print_row(m, rank);
     print_absent(m);
-    find_blame(m);
+    find_culprits(m);
     find_differences(m);
 }
 

@@ -172,7 +172,7 @@ static tr_status post_all(tr_group *group, tr_work *all, const tr_collective *li
 {
     TR__TRY(check_group(group));
     if (count < 0 || (count > 0 && !list))
-        return tr__fail(TR_INVALID, "a list of %d collectives at %p is none", count, (const void *)list);
+        return tr__fail(TR_INVALID, "a list of %d collectives at %p: expected at least 1, and an array", count, (const void *)list);
     all->parts = calloc((size_t)count + 1, sizeof(tr_work *));
     if (!all->parts) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d works", group->name, count);
     size_t stride = count ? list->size : 0; /* of the caller's version */

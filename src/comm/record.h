@@ -58,7 +58,7 @@ typedef struct tr__records {
     int count, capacity;
 } tr__records;
 
-/* A copy of the record that lies in memory; what is none is refused. To be freed as those of a list. */
+/* A copy of the record that lies in memory; anything else is refused. To be freed as those of a list. */
 tr_status tr__record_of(const void *memory, size_t bytes, tr__record *record);
 /* All records of this user's processes on this host, or of one process (0: all); sorted by job, group and rank. What
  * cannot be read is left out. */
@@ -66,7 +66,7 @@ tr_status tr__records_read(pid_t pid, tr__records *records);
 void tr__records_free(tr__records *records);
 /* What tr_job_explain() says of them. */
 tr_status tr__records_explain(const tr__records *records, const char *job, char **text);
-/* Who is to blame in the job of this name for waits under way that began later than `after` and by `until`, two moments
+/* The culprits in the job of this name of waits under way that began later than `after` and by `until`, two moments
  * of tr__now_ns(). *text gets a line for each such rank, and is to be freed: "group 'world': rank 2 (pid 4242, stopped) is
  * what ranks 0 and 1 wait for: it has not entered all_reduce #18 (…) (for 12.3 s)\n". */
 tr_status tr__records_stalls(const tr__records *records, const char *job, int64_t after, int64_t until, char **text);

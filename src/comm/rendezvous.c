@@ -20,16 +20,16 @@
 enum {
     KEY = 256,
     WITHDRAW_MS = 1000,
-    AT_ONCE = 4096, /* cards in one request: 3 MiB */
+    AT_ONCE = 4096, /* records in one request: 3 MiB */
     LOOK_FIRST_MS = 100,
     LOOK_MOST_MS = 5000,
-    HEED_MS = 250,
+    CHECK_MS = 250,
     LAST_WORD_MS = 500,
     LEAVE_MS = 250,   /* from a rank's hanging up to its having given its number back */
     SILENT_MS = 2000, /* that a store which did not answer is not asked again */
 };
 
-/* ---- Cards ------------------------------------------------------------------------------------------------------- */
+/* ---- Endpoint records -------------------------------------------------------------------------------------------- */
 
 static unsigned long namespace_of(const char *path)
 {
@@ -49,65 +49,65 @@ static void machine_text(char *text, size_t size)
     snprintf(text, size, "%s/%lu", boot, namespace_of("/proc/self/ns/net"));
 }
 
-void tr__card_here(const tr__member *member, tr__card *card)
+void tr__endpoint_record_here(const tr__member *member, tr__endpoint_record *record)
 {
-    *card = (tr__card){.rank = member->rank, .world_size = member->world_size, .pid = (long)getpid()};
-    card->pid_space = namespace_of("/proc/self/ns/pid");
-    if (gethostname(card->host, sizeof card->host - 1) != 0 || !card->host[0]) strcpy(card->host, "unknown");
-    machine_text(card->machine, sizeof card->machine);
+    *record = (tr__endpoint_record){.rank = member->rank, .world_size = member->world_size, .pid = (long)getpid()};
+    record->pid_space = namespace_of("/proc/self/ns/pid");
+    if (gethostname(record->host, sizeof record->host - 1) != 0 || !record->host[0]) strcpy(record->host, "unknown");
+    machine_text(record->machine, sizeof record->machine);
 }
 
 /* The format's number and the library's version come first in every format, so that any two libraries can tell that they differ. */
-#define CARD_NUMBER "5"
-#define CARD_FORMAT(version, host, machine, address, cookie, tcp_address, tcp_cookie, table)                            \
-    "trireme-card " CARD_NUMBER " version " version " rank %d of %d pid %ld in %lu host " host " machine " machine        \
+#define RECORD_NUMBER "5"
+#define RECORD_FORMAT(version, host, machine, address, cookie, tcp_address, tcp_cookie, table)                            \
+    "trireme-endpoint " RECORD_NUMBER " version " version " rank %d of %d pid %ld in %lu host " host " machine " machine        \
     " address " address " cookie " cookie " tcp " tcp_address " cookie " tcp_cookie " table " table " tls %d"
 
-tr_status tr__card_read(const char *text, tr__card *card)
+tr_status tr__endpoint_record_read(const char *text, tr__endpoint_record *record)
 {
-    *card = (tr__card){0};
-    int fields = sscanf(text, CARD_FORMAT("%23s", "%64s", "%128s", "%108s", "%32s", "%78s", "%32s", "%" SCNx64),
-        card->version, &card->rank, &card->world_size, &card->pid, &card->pid_space, card->host, card->machine,
-        card->address, card->cookie, card->tcp_address, card->tcp_cookie, &card->table, &card->tls);
-    if (fields != 13 || strlen(card->cookie) != TR__COOKIE_TEXT - 1)
-        return tr__fail(TR_FORMAT, "'%.40s' is no card of a rank", text);
+    *record = (tr__endpoint_record){0};
+    int fields = sscanf(text, RECORD_FORMAT("%23s", "%64s", "%128s", "%108s", "%32s", "%78s", "%32s", "%" SCNx64),
+        record->version, &record->rank, &record->world_size, &record->pid, &record->pid_space, record->host, record->machine,
+        record->address, record->cookie, record->tcp_address, record->tcp_cookie, &record->table, &record->tls);
+    if (fields != 13 || strlen(record->cookie) != TR__COOKIE_TEXT - 1)
+        return tr__fail(TR_FORMAT, "'%.40s' is no endpoint record", text);
     return TR_OK;
 }
 
-bool tr__card_visible(const tr__card *card, const tr__card *mine)
+bool tr__endpoint_record_visible(const tr__endpoint_record *record, const tr__endpoint_record *mine)
 {
-    return card->pid_space == mine->pid_space && mine->pid_space && strcmp(card->machine, mine->machine) == 0;
+    return record->pid_space == mine->pid_space && mine->pid_space && strcmp(record->machine, mine->machine) == 0;
 }
 
 /* Libraries of two versions lay out what they share in different ways: they part before they connect. */
 static tr_status check_version(const tr__rendezvous *r, int rank, const char *text)
 {
     char number[8] = "", version[24] = "of an earlier version";
-    if (sscanf(text, "trireme-card %7s version %23s", number, version) < 1) return TR_OK; /* damaged: reading it says so */
-    if (strcmp(number, CARD_NUMBER) == 0 && strcmp(version, tr_version()) == 0) return TR_OK;
+    if (sscanf(text, "trireme-endpoint %7s version %23s", number, version) < 1) return TR_OK; /* damaged: reading it says so */
+    if (strcmp(number, RECORD_NUMBER) == 0 && strcmp(version, tr_version()) == 0) return TR_OK;
     return tr__fail(TR_MISMATCH, "group '%s': rank %d runs Trireme %s, rank %d runs Trireme %s: all ranks of a job need the same "
         "version", r->member->group, r->member->rank, tr_version(), rank, version);
 }
 
 /* One that nobody has reaped yet still has its number. */
-static bool has_ended(const tr__card *card, const tr__card *mine)
+static bool has_ended(const tr__endpoint_record *record, const tr__endpoint_record *mine)
 {
-    if (!tr__card_visible(card, mine)) return false;
-    if (kill((pid_t)card->pid, 0) != 0) return errno == ESRCH;
-    return tr__process_of(card->pid).state == 'X' && tr__process_of(mine->pid).state != 'X';
+    if (!tr__endpoint_record_visible(record, mine)) return false;
+    if (kill((pid_t)record->pid, 0) != 0) return errno == ESRCH;
+    return tr__process_of(record->pid).state == 'X' && tr__process_of(mine->pid).state != 'X';
 }
 
-/* ---- Claims ------------------------------------------------------------------------------------------------------ */
+/* ---- Registration ------------------------------------------------------------------------------------------------ */
 
-static char *claim_key(const tr__rendezvous *r, int rank, char key[KEY])
+static char *rank_key(const tr__rendezvous *r, int rank, char key[KEY])
 {
     snprintf(key, KEY, "group/%s/rank/%d", r->member->group, rank);
     return key;
 }
 
-static char *card_key(const tr__rendezvous *r, int rank, char key[KEY])
+static char *record_key(const tr__rendezvous *r, int rank, char key[KEY])
 {
-    snprintf(key, KEY, "group/%s/card/%ld/%d", r->member->group, r->generation, rank);
+    snprintf(key, KEY, "group/%s/endpoint/%ld/%d", r->member->group, r->generation, rank);
     return key;
 }
 
@@ -145,27 +145,27 @@ static tr_status skip_used(tr__rendezvous *r)
     }
 }
 
-/* Tries to replace `expected` (NULL: nothing) by our claim. *held gets the claim that stands then; to be freed. */
-static tr_status try_claim(tr__rendezvous *r, const tr__card *mine, const char *expected, char **held)
+/* Tries to register in place of `expected` (NULL: of nothing). *held gets what stands in the store then; to be freed. */
+static tr_status try_register(tr__rendezvous *r, const tr__endpoint_record *mine, const char *expected, char **held)
 {
     char word[17], key[KEY];
     size_t bytes;
     TR__TRY(tr__random_text(word, sizeof word));
-    snprintf(r->claim, sizeof r->claim, "%ld joined %s %ld %s %lu %s", r->generation, word, mine->pid, mine->host,
+    snprintf(r->registration, sizeof r->registration, "%ld joined %s %ld %s %lu %s", r->generation, word, mine->pid, mine->host,
         mine->pid_space, mine->machine);
-    return tr_store_compare_set(r->member->store, claim_key(r, r->member->rank, key), expected, expected ? strlen(expected) : 0,
-                                r->claim, strlen(r->claim), (void **)held, &bytes);
+    return tr_store_compare_set(r->member->store, rank_key(r, r->member->rank, key), expected, expected ? strlen(expected) : 0,
+                                r->registration, strlen(r->registration), (void **)held, &bytes);
 }
 
-/* Someone else's claim stands. Fails, or sets the generation that may follow it: a process that can be seen to have ended without
+/* Another process is registered. Fails, or sets the generation that may follow it: a process that can be seen to have ended without
  * giving its number back holds it no longer. */
-static tr_status follow(tr__rendezvous *r, const tr__card *mine, const char *held)
+static tr_status follow(tr__rendezvous *r, const tr__endpoint_record *mine, const char *held)
 {
     char state[16];
-    tr__card holder = {.host = "?"};
+    tr__endpoint_record holder = {.host = "?"};
     if (!held || sscanf(held, "%ld %15s %*s %ld %64s %lu %128s", &r->generation, state, &holder.pid, holder.host,
                      &holder.pid_space, holder.machine) < 2)
-        return tr__fail(TR_FORMAT, "group '%s': damaged claim of rank %d in the store", r->member->group,
+        return tr__fail(TR_FORMAT, "group '%s': who holds rank %d is damaged in the store", r->member->group,
                         r->member->rank);
     bool left = strcmp(state, "left") == 0, ours = holder.pid == mine->pid && strcmp(holder.host, mine->host) == 0;
     if (!left && !has_ended(&holder, mine))
@@ -176,27 +176,27 @@ static tr_status follow(tr__rendezvous *r, const tr__card *mine, const char *hel
 }
 
 /* Ours in place of `expected`, NULL: of nothing. Frees it. */
-static tr_status claim(tr__rendezvous *r, const tr__card *mine, char *expected)
+static tr_status register_rank(tr__rendezvous *r, const tr__endpoint_record *mine, char *expected)
 {
     for (;;) {
         char *held = NULL;
-        tr_status status = try_claim(r, mine, expected, &held);
+        tr_status status = try_register(r, mine, expected, &held);
         free(expected);
-        bool ours = status == TR_OK && held && strcmp(held, r->claim) == 0;
+        bool ours = status == TR_OK && held && strcmp(held, r->registration) == 0;
         if (status == TR_OK && !ours) status = follow(r, mine, held);
         expected = held;
         if (status == TR_OK && !ours) continue;
         free(expected);
-        if (!ours) r->claim[0] = 0;
+        if (!ours) r->registration[0] = 0;
         return status;
     }
 }
 
-tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine)
+tr_status tr__rendezvous_register(tr__rendezvous *r, const tr__member *member, const tr__endpoint_record *mine)
 {
     *r = (tr__rendezvous){.member = member, .generation = 1, .dead = -1, .late = -1};
     r->deadline = tr__now_ns() + (int64_t)member->timeout_ms * 1000000;
-    return claim(r, mine, NULL);
+    return register_rank(r, mine, NULL);
 }
 
 /* What fails in the next two is nobody's concern: the store may be gone, or stand still with the process that serves it. Then
@@ -213,53 +213,53 @@ static bool replace(tr__rendezvous *r, const char *key, const char *old, const c
     return status == TR_OK;
 }
 
-/* The others find the same disagreement on our card that we found on theirs. */
+/* The others find the same disagreement on our record that we found on theirs. */
 void tr__rendezvous_give_up(tr__rendezvous *r, tr_status why)
 {
     char key[KEY];
-    if (!r->card[0] || why == TR_MISMATCH || why == TR_UNSUPPORTED) return;
-    if (!replace(r, card_key(r, r->member->rank, key), r->card, "")) r->claim[0] = 0;
+    if (!r->record[0] || why == TR_MISMATCH || why == TR_UNSUPPORTED) return;
+    if (!replace(r, record_key(r, r->member->rank, key), r->record, "")) r->registration[0] = 0;
 }
 
 void tr__rendezvous_withdraw(tr__rendezvous *r)
 {
-    if (!r->claim[0]) return;
+    if (!r->registration[0]) return;
     char key[KEY], left[32];
     snprintf(left, sizeof left, "%ld left", r->generation);
-    replace(r, claim_key(r, r->member->rank, key), r->claim, left);
-    r->claim[0] = 0;
+    replace(r, rank_key(r, r->member->rank, key), r->registration, left);
+    r->registration[0] = 0;
 }
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */
 
-tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine)
+tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__endpoint_record *mine)
 {
     char key[KEY];
-    int length = snprintf(r->card, sizeof r->card, CARD_FORMAT("%s", "%s", "%s", "%s", "%s", "%s", "%s", "%" PRIx64),
+    int length = snprintf(r->record, sizeof r->record, RECORD_FORMAT("%s", "%s", "%s", "%s", "%s", "%s", "%s", "%" PRIx64),
         tr_version(), mine->rank, mine->world_size, mine->pid, mine->pid_space, mine->host, mine->machine, mine->address,
         mine->cookie, mine->tcp_address, mine->tcp_cookie, mine->table, mine->tls);
-    return tr_store_set(r->member->store, card_key(r, mine->rank, key), r->card, (size_t)length);
+    return tr_store_set(r->member->store, record_key(r, mine->rank, key), r->record, (size_t)length);
 }
 
-static tr_status check_card(const tr__rendezvous *r, int rank, const tr__card *card)
+static tr_status check_record(const tr__rendezvous *r, int rank, const tr__endpoint_record *record)
 {
-    if (card->rank != rank)
-        return tr__fail(TR_FORMAT, "group '%s': the card of rank %d says rank %d", r->member->group, rank, card->rank);
-    if (card->world_size != r->member->world_size)
+    if (record->rank != rank)
+        return tr__fail(TR_FORMAT, "group '%s': the endpoint record of rank %d says rank %d", r->member->group, rank, record->rank);
+    if (record->world_size != r->member->world_size)
         return tr__fail(TR_MISMATCH, "group '%s': rank %d joins with a world size of %d, rank %d with %d",
-                        r->member->group, r->member->rank, r->member->world_size, rank, card->world_size);
+                        r->member->group, r->member->rank, r->member->world_size, rank, record->world_size);
     return TR_OK;
 }
 
-/* Cards that are still to be had. */
+/* Records that have not come yet. */
 typedef struct search {
     int *ranks, count;
-    bool *gone; /* of all ranks: has taken its card down again, after a join that failed; another will follow */
+    bool *gone; /* of all ranks: has taken its record down again, after a join that failed; another will follow */
 } search;
 
-/* Takes the cards that have come; the ranks of the others stay. */
-static tr_status take_cards(tr__rendezvous *r, search *s, int from, int count, const tr__store_value *texts,
-    tr__card *cards)
+/* Takes the records that have come; the ranks of the others stay. */
+static tr_status take_records(tr__rendezvous *r, search *s, int from, int count, const tr__store_value *texts,
+    tr__endpoint_record *records)
 {
     for (int i = 0; i < count; i++) {
         int rank = s->ranks[from + i];
@@ -269,26 +269,26 @@ static tr_status take_cards(tr__rendezvous *r, search *s, int from, int count, c
             continue;
         }
         TR__TRY(check_version(r, rank, texts[i].data));
-        TR__TRY(tr__card_read(texts[i].data, &cards[rank]));
-        TR__TRY(check_card(r, rank, &cards[rank]));
-        tr__recorder_peer(r->member->recorder, rank, cards[rank].pid, cards[rank].host);
+        TR__TRY(tr__endpoint_record_read(texts[i].data, &records[rank]));
+        TR__TRY(check_record(r, rank, &records[rank]));
+        tr__recorder_peer(r->member->recorder, rank, records[rank].pid, records[rank].host);
     }
     return TR_OK;
 }
 
-/* One request, which is answered when all of the cards are there, and after wait_ms with those that are. */
-static tr_status gather_cards(tr__rendezvous *r, search *s, int from, int count, int wait_ms, tr__card *cards)
+/* One request, which is answered when all of the records are there, and after wait_ms with those that are. */
+static tr_status gather_records(tr__rendezvous *r, search *s, int from, int count, int wait_ms, tr__endpoint_record *records)
 {
     char(*texts)[KEY] = malloc((size_t)count * sizeof *texts);
     const char **keys = calloc((size_t)count, sizeof *keys);
     tr__store_value *values = calloc((size_t)count, sizeof *values);
     tr_status status = TR_OK;
     if (!texts || !keys || !values)
-        status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d cards", r->member->group, count);
-    for (int i = 0; i < count && status == TR_OK; i++) keys[i] = card_key(r, s->ranks[from + i], texts[i]);
+        status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d endpoint records", r->member->group, count);
+    for (int i = 0; i < count && status == TR_OK; i++) keys[i] = record_key(r, s->ranks[from + i], texts[i]);
     if (status == TR_OK) status = tr__store_gather(r->member->store, keys, count, wait_ms, values);
     if (status == TR_OK || status == TR_TIMEOUT) {
-        status = take_cards(r, s, from, count, values, cards);
+        status = take_records(r, s, from, count, values, records);
         tr__store_values_free(values, count);
     }
     free(values);
@@ -344,45 +344,45 @@ static bool peek(tr__rendezvous *r, const char *const *keys, int count, tr__stor
 /* Where a rank stands, by the store. */
 typedef enum standing { IN, OUT, UNKNOWN } standing;
 
-/* Out is a rank that has taken its card down, as who gives up does, or given its number back, as who leaves does. */
-static standing standing_of(tr__rendezvous *r, const tr__card *its)
+/* Out is a rank that has taken its record down, as who gives up does, or given its number back, as who leaves does. */
+static standing standing_of(tr__rendezvous *r, const tr__endpoint_record *its)
 {
     char keys[2][KEY], state[16] = "";
-    const char *both[] = {card_key(r, its->rank, keys[0]), claim_key(r, its->rank, keys[1])};
+    const char *both[] = {record_key(r, its->rank, keys[0]), rank_key(r, its->rank, keys[1])};
     tr__store_value values[2];
     if (!peek(r, both, 2, values)) return UNKNOWN;
-    const char *card = values[0].data, *claim = values[1].data;
-    bool left = claim && sscanf(claim, "%*d %15s", state) == 1 && strcmp(state, "left") == 0;
-    bool in = card && strstr(card, its->cookie) && !left;
+    const char *record = values[0].data, *holder = values[1].data;
+    bool left = holder && sscanf(holder, "%*d %15s", state) == 1 && strcmp(state, "left") == 0;
+    bool in = record && strstr(record, its->cookie) && !left;
     tr__store_values_free(values, 2);
     return in ? IN : OUT;
 }
 
-static tr_status died(const tr__rendezvous *r, const tr__card *card)
+static tr_status died(const tr__rendezvous *r, const tr__endpoint_record *record)
 {
     return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) died, or exited, while joining", r->member->group,
-        card->rank, card->pid);
+        record->rank, record->pid);
 }
 
-tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__card *cards, int rank)
+tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__endpoint_record *records, int rank)
 {
-    if (!has_ended(&cards[rank], &cards[r->member->rank]) || standing_of(r, &cards[rank]) == OUT) return TR_OK;
+    if (!has_ended(&records[rank], &records[r->member->rank]) || standing_of(r, &records[rank]) == OUT) return TR_OK;
     r->dead = rank;
-    return died(r, &cards[rank]);
+    return died(r, &records[rank]);
 }
 
 /* In place of what an earlier try to join may have left there. */
-static void tell(tr__rendezvous *r, const char *what, const tr__card *card)
+static void tell(tr__rendezvous *r, const char *what, const tr__endpoint_record *record)
 {
     tr__error *latest = tr__error_take(); /* without the store they find out at the deadline */
     char key[KEY], text[16 + TR__COOKIE_TEXT];
-    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", card->rank, card->cookie), bytes;
+    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", record->rank, record->cookie), bytes;
     void *held = NULL, *now = NULL;
     tr_status told = tr__store_compare_set(r->member->store, news_key(r, what, key), NULL, 0, text, length, WITHDRAW_MS, &held,
         &bytes);
     if (told == TR_OK && held && strcmp(held, text) != 0)
         told = tr__store_compare_set(r->member->store, key, held, bytes, text, length, WITHDRAW_MS, &now, &bytes);
-    if (card->rank == r->dead) told = mark_used(r, WITHDRAW_MS); /* its card stays there, and nobody is to wait for it again */
+    if (record->rank == r->dead) told = mark_used(r, WITHDRAW_MS); /* its record stays, and nobody is to wait for it again */
     (void)told;
     free(held);
     free(now);
@@ -390,9 +390,9 @@ static void tell(tr__rendezvous *r, const char *what, const tr__card *card)
     tr__error_unref(latest);
 }
 
-/* The card of whom somebody has told of, if it is still there, and not that of one which has come again since. Finds out, too,
+/* The record of whom somebody has told of, if it is still there, and not that of one which has come again since. Finds out, too,
  * whether the generation is used. */
-static bool told(tr__rendezvous *r, const char *what, tr__card *card)
+static bool told(tr__rendezvous *r, const char *what, tr__endpoint_record *record)
 {
     char keys[2][KEY], cookie[TR__COOKIE_TEXT];
     const char *asked[] = {news_key(r, what, keys[0]), used_key(r, keys[1])};
@@ -401,81 +401,81 @@ static bool told(tr__rendezvous *r, const char *what, tr__card *card)
     bool known = peek(r, asked, 2, news);
     if (known && news[1].data) r->used = true;
     known = known && news[0].data && sscanf(news[0].data, "%d %32s", &rank, cookie) == 2;
-    if (known) asked[0] = card_key(r, rank, keys[0]);
+    if (known) asked[0] = record_key(r, rank, keys[0]);
     if (known) known = peek(r, asked, 1, &text) && text.data && strstr(text.data, cookie);
-    known = known && tr__card_read(text.data, card) == TR_OK;
+    known = known && tr__endpoint_record_read(text.data, record) == TR_OK;
     tr__store_values_free(news, 2);
     tr__store_values_free(&text, 1);
     return known;
 }
 
-tr_status tr__rendezvous_heed(tr__rendezvous *r)
+tr_status tr__rendezvous_check_peers(tr__rendezvous *r)
 {
-    tr__card card;
+    tr__endpoint_record record;
     int64_t now = tr__now_ns();
-    if (now - r->heeded < HEED_MS * (int64_t)1000000) return TR_OK;
-    r->heeded = now;
-    return told(r, "died", &card) ? died(r, &card) : TR_OK;
+    if (now - r->checked < CHECK_MS * (int64_t)1000000) return TR_OK;
+    r->checked = now;
+    return told(r, "died", &record) ? died(r, &record) : TR_OK;
 }
 
 /* Who dies closes its connections a moment before it is seen to be dead, if that can be seen from here at all; who gives up has
- * taken its card down by then, and who leaves gives its number back soon after. Where the store went along, only the first to
- * hang up is to blame: others may have left because of it. */
-tr_status tr__rendezvous_hung_up(tr__rendezvous *r, const tr__card *cards, int rank, int64_t since)
+ * taken its record down by then, and who leaves gives its number back soon after. Where the store went along, only the first to
+ * hang up is the culprit: others may have left because of it. */
+tr_status tr__rendezvous_hung_up(tr__rendezvous *r, const tr__endpoint_record *records, int rank, int64_t since)
 {
-    r->heeded = 0; /* now */
-    TR__TRY(tr__rendezvous_heed(r));
-    TR__TRY(tr__rendezvous_check(r, cards, rank));
+    r->checked = 0; /* now */
+    TR__TRY(tr__rendezvous_check_peers(r));
+    TR__TRY(tr__rendezvous_check(r, records, rank));
     if (!r->first_end) r->first_end = since;
     if (tr__now_ns() - since < LEAVE_MS * (int64_t)1000000) return TR_OK;
-    standing where = standing_of(r, &cards[rank]);
+    standing where = standing_of(r, &records[rank]);
     if (where == OUT || (where == UNKNOWN && since > r->first_end)) return TR_OK;
     r->dead = rank;
     return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) closed the connection while joining", r->member->group, rank,
-        cards[rank].pid);
+        records[rank].pid);
 }
 
-tr_status tr__rendezvous_await_reason(tr__rendezvous *r, const tr__card *cards, int rank)
+tr_status tr__rendezvous_await_reason(tr__rendezvous *r, const tr__endpoint_record *records, int rank)
 {
     enum { PAUSE_NS = 5000000 };
     int64_t since = tr__now_ns(), until = since + 2 * LEAVE_MS * (int64_t)1000000;
     while (tr__now_ns() < until) {
-        TR__TRY(tr__rendezvous_hung_up(r, cards, rank, since));
+        TR__TRY(tr__rendezvous_hung_up(r, records, rank, since));
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     }
     return TR_OK;
 }
 
 /* Fails when somebody is known to have died, or to have kept a rank waiting that knows no more than that. */
-static tr_status find_reason(tr__rendezvous *r, const tr__card *cards, int suspect)
+static tr_status find_reason(tr__rendezvous *r, const tr__endpoint_record *records, int suspect)
 {
-    tr__card card;
-    r->heeded = 0;
-    TR__TRY(suspect >= 0 ? tr__rendezvous_await_reason(r, cards, suspect) : tr__rendezvous_heed(r));
+    tr__endpoint_record record;
+    r->checked = 0;
+    TR__TRY(suspect >= 0 ? tr__rendezvous_await_reason(r, records, suspect) : tr__rendezvous_check_peers(r));
     for (int rank = 0; rank < r->member->world_size; rank++)
-        if (cards[rank].pid) TR__TRY(tr__rendezvous_check(r, cards, rank));
-    if (!told(r, "late", &card) || card.rank == r->member->rank) return TR_OK;
+        if (records[rank].pid) TR__TRY(tr__rendezvous_check(r, records, rank));
+    if (!told(r, "late", &record) || record.rank == r->member->rank) return TR_OK;
     return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld on host %s) did not come to the meeting in time", r->member->group,
-        card.rank, card.pid, card.host);
+        record.rank, record.pid, record.host);
 }
 
-tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__card *cards, int suspect, tr_status status)
+tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__endpoint_record *records, int suspect, tr_status status)
 {
     if (status != TR_PEER && status != TR_TIMEOUT) return status;
     tr__error *own = tr__error_take();
     bool knows = r->dead >= 0 || r->late >= 0; /* by itself */
-    tr_status better = knows ? TR_OK : find_reason(r, cards, suspect);
-    if (r->dead >= 0) tell(r, "died", &cards[r->dead]);
-    else if (r->late >= 0) tell(r, "late", &cards[r->late]);
+    tr_status better = knows ? TR_OK : find_reason(r, records, suspect);
+    if (r->dead >= 0) tell(r, "died", &records[r->dead]);
+    else if (r->late >= 0) tell(r, "late", &records[r->late]);
     if (better == TR_OK || (suspect >= 0 && r->dead == suspect)) tr__fail_stored(own); /* which says more of that rank */
     else status = better;
     tr__error_unref(own);
     return status;
 }
 
-/* ---- Waiting for cards ------------------------------------------------------------------------------------------- */
+/* ---- Waiting for records ----------------------------------------------------------------------------------------- */
 
-/* In a used generation a card that is not there never comes: its rank joins in a later one. */
+/* In a used generation a record that is not there never comes: its rank joins in a later one. */
 static tr_status say_over(const tr__rendezvous *r, const search *s)
 {
     char list[TR__RANKS_TEXT];
@@ -483,18 +483,18 @@ static tr_status say_over(const tr__rendezvous *r, const search *s)
         tr__ranks_text(s->ranks, s->count, s->count, list));
 }
 
-/* Until all have come: looks at what is there at growing intervals, to find a card that cannot go together with ours
+/* Until all have come: looks at what is there at growing intervals, to find a record that cannot go together with ours
  * and to let be seen who is waited for. */
-static tr_status find_cards(tr__rendezvous *r, search *s, tr__card *cards)
+static tr_status find_records(tr__rendezvous *r, search *s, tr__endpoint_record *records)
 {
     for (int wait_ms = LOOK_FIRST_MS;; wait_ms = 2 * wait_ms < LOOK_MOST_MS ? 2 * wait_ms : LOOK_MOST_MS) {
         int64_t left = (r->deadline - tr__now_ns()) / 1000000;
         int now_ms = left < 0 ? 0 : left < wait_ms ? (int)left : wait_ms, asked = s->count;
         s->count = 0;
         for (int from = 0; from < asked; from += AT_ONCE)
-            TR__TRY(gather_cards(r, s, from, asked - from < AT_ONCE ? asked - from : AT_ONCE, now_ms, cards));
+            TR__TRY(gather_records(r, s, from, asked - from < AT_ONCE ? asked - from : AT_ONCE, now_ms, records));
         if (s->count == 0) return TR_OK;
-        TR__TRY(tr__rendezvous_heed(r));
+        TR__TRY(tr__rendezvous_check_peers(r));
         if (r->used) return say_over(r, s);
         if (left <= 0) return say_missing(r, s);
         tr__recorder_waits_for(r->member->recorder, s->ranks, s->count);
@@ -503,7 +503,7 @@ static tr_status find_cards(tr__rendezvous *r, search *s, tr__card *cards)
 }
 
 /* first … first + count - 1 */
-static tr_status read_ranks(tr__rendezvous *r, int first, int count, tr__card *cards)
+static tr_status read_ranks(tr__rendezvous *r, int first, int count, tr__endpoint_record *records)
 {
     search s = {.count = count};
     s.ranks = malloc((size_t)count * sizeof *s.ranks);
@@ -512,35 +512,35 @@ static tr_status read_ranks(tr__rendezvous *r, int first, int count, tr__card *c
     if (!s.ranks || !s.gone)
         status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", r->member->group, count);
     for (int i = 0; i < count && status == TR_OK; i++) s.ranks[i] = first + i;
-    if (status == TR_OK) status = find_cards(r, &s, cards);
+    if (status == TR_OK) status = find_records(r, &s, records);
     free(s.ranks);
     free(s.gone);
     return status;
 }
 
-tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *cards)
+tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__endpoint_record *records)
 {
-    return read_ranks(r, rank, 1, cards);
+    return read_ranks(r, rank, 1, records);
 }
 
 /* First that of rank 0, which may serve the store, and take it along when it finds that our world is not its own. Then
  * all ranks ask for the same keys, so that the server makes one answer for them. */
-tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards)
+tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__endpoint_record *records)
 {
-    tr_status status = r->member->rank == 0 ? TR_OK : read_ranks(r, 0, 1, cards);
-    if (status != TR_OK && status != TR_TIMEOUT) return status; /* who else is missing is to be said too */
-    return read_ranks(r, 0, r->member->world_size, cards);
+    tr_status status = r->member->rank == 0 ? TR_OK : read_ranks(r, 0, 1, records);
+    if (status != TR_OK && status != TR_TIMEOUT) return status; /* the failure names all that are missing */
+    return read_ranks(r, 0, r->member->world_size, records);
 }
 
-tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__card *mine)
+tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *mine)
 {
-    char key[KEY], *expected = strdup(r->claim);
+    char key[KEY], *expected = strdup(r->registration);
     if (!expected) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", r->member->group);
-    replace(r, card_key(r, mine->rank, key), r->card, "");
-    r->card[0] = 0;
+    replace(r, record_key(r, mine->rank, key), r->record, "");
+    r->record[0] = 0;
     r->used = false;
     tr_status status = skip_used(r);
-    if (status == TR_OK) return claim(r, mine, expected);
+    if (status == TR_OK) return register_rank(r, mine, expected);
     free(expected);
     return status;
 }

@@ -1,19 +1,19 @@
 /*
- * How ranks find each other: each claims its number in the store, hangs up a card that says where it can be reached,
- * and reads the cards of the others. Below "group/NAME/":
+ * How ranks find each other: each registers its number in the store, publishes its endpoint record, which says where it can be
+ * reached, and reads the records of the others. Below "group/NAME/":
  *
- *   rank/3     who holds rank 3: the generation, "joined" or "left", a random word, process and host
- *   card/1/3   rank 3's card in generation 1
- *   died/1     the rank and the cookie of one that died while the others were meeting
- *   late/1     the same of one that somebody has waited for in vain
- *   used/1     that a rank was connected with all others, or has told of one that died
+ *   rank/3        who holds rank 3: the generation, "joined" or "left", a random word, process and host
+ *   endpoint/1/3  rank 3's endpoint record in generation 1
+ *   died/1        the rank and the cookie of one that died while the others were meeting
+ *   late/1        the same of one that somebody has waited for in vain
+ *   used/1        that a rank was connected with all others, or has told of one that died
  *
  * Generations count how often the ranks have met: a group that was left can be joined again on the same store, and nobody
- * mistakes an old card for a new one. A rank joins in the first generation that is not used, from the one on that it joined
+ * mistakes an old record for a new one. A rank joins in the first generation that is not used, from the one on that it joined
  * in before. Each marks a generation as used before it says that it is connected with all, and none has joined before all
  * have said so: where a join succeeds on some ranks only, those that failed go on with the next generation, too, whenever
  * they look. A try that came to less, such as one that waited in vain, leaves the generation to the next try. Who waits in
- * one for a card that is not there, and finds it used, goes on to the next: who hung it up has, or will.
+ * one for a record that is not there, and finds it used, goes on to the next: so has the other rank, or it will.
  */
 #ifndef TR_COMM_RENDEZVOUS_H
 #define TR_COMM_RENDEZVOUS_H
@@ -21,7 +21,7 @@
 #include "comm/backend/backend.h"
 #include "net/endpoint.h"
 
-typedef struct tr__card {
+typedef struct tr__endpoint_record {
     char version[24];             /* of the rank's library */
     int rank, world_size;
     long pid;
@@ -34,60 +34,59 @@ typedef struct tr__card {
     char tcp_cookie[TR__COOKIE_TEXT];
     uint64_t table;               /* tr__choice_digest() of what chooses its algorithms there */
     int tls;                      /* 1: connections to ranks of other machines are to be encrypted */
-} tr__card;
+} tr__endpoint_record;
 
 typedef struct tr__rendezvous {
     const tr__member *member;
     int64_t deadline; /* by tr__now_ns() */
-    char claim[320];  /* as in the store; empty: none */
-    char card[768];   /* the same */
+    char registration[320], record[768]; /* as in the store; empty: none */
     long generation;
-    bool used;        /* it is known to be, by tr__rendezvous_heed() */
-    int64_t heeded;   /* when we last asked whether a rank has died */
+    bool used;        /* tr__rendezvous_check_peers() has found it to be */
+    int64_t checked;  /* when we last asked whether a rank has died */
     int64_t silent_until; /* the store is not asked before, as it did not answer */
     int64_t first_end;    /* when the first rank hung up on us; 0: none has */
     int dead, late;   /* a rank that we know to have died, or whom we wait for until the deadline; -1: none */
 } tr__rendezvous;
 
 /* Fills in what is known of this process: all but address and cookie. */
-void tr__card_here(const tr__member *member, tr__card *card);
+void tr__endpoint_record_here(const tr__member *member, tr__endpoint_record *record);
 
 /* Does its pid mean the same to us? */
-bool tr__card_visible(const tr__card *card, const tr__card *mine);
+bool tr__endpoint_record_visible(const tr__endpoint_record *record, const tr__endpoint_record *mine);
 
-/* A card from its text in the store. */
-tr_status tr__card_read(const char *text, tr__card *card);
+/* From its text in the store. */
+tr_status tr__endpoint_record_read(const char *text, tr__endpoint_record *record);
 
-/* Claims the member's rank; fails when another process holds it, unless that can be seen from here to have ended. */
-tr_status tr__rendezvous_claim(tr__rendezvous *r, const tr__member *member, const tr__card *mine);
-tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__card *mine);
-/* Waits for the cards of all ranks, ours among them; at the deadline the failure names those that are missing. */
-tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__card *cards);
-/* When that has failed with .used: takes our card down, and claims the rank in the next generation, to publish and read again.
+/* Takes the member's rank; fails when another process holds it, unless that can be seen from here to have ended. */
+tr_status tr__rendezvous_register(tr__rendezvous *r, const tr__member *member, const tr__endpoint_record *mine);
+tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__endpoint_record *mine);
+/* Waits for the records of all ranks, ours among them; at the deadline the failure names those that are missing. */
+tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__endpoint_record *records);
+/* When that has failed with .used: takes our record down, and registers the rank in the next generation, to publish and read again.
  * What listens for this one is to be closed before. */
-tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__card *mine);
+tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *mine);
 /* To be called when all ranks are connected, before they are told so: marks the generation as used. */
 tr_status tr__rendezvous_use(tr__rendezvous *r);
-/* The card of one rank, into its place among those of all. */
-tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__card *cards);
+/* The record of one rank, into its place among those of all. */
+tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__endpoint_record *records);
 /* Fails when it can be seen from here that the rank died: not of one that gave up or left, and ended. */
-tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__card *cards, int rank);
+tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__endpoint_record *records, int rank);
 /* What is left for those who are connected with all and wait for them to be: a moment more than others have, who know whom they
  * have not reached and are to say so first. */
 int tr__rendezvous_rest_ms(const tr__rendezvous *r);
 /* While we wait for others: fails when one of the group is said to have died. The store is asked now and then. */
-tr_status tr__rendezvous_heed(tr__rendezvous *r);
+tr_status tr__rendezvous_check_peers(tr__rendezvous *r);
 /* A rank has closed its connection to us, at `since` by tr__now_ns() or before. Fails when it has died, or when it has told
  * before it went who has; TR_OK: it may have given up, or that is yet to be seen. */
-tr_status tr__rendezvous_hung_up(tr__rendezvous *r, const tr__card *cards, int rank, int64_t since);
+tr_status tr__rendezvous_hung_up(tr__rendezvous *r, const tr__endpoint_record *records, int rank, int64_t since);
 /* The same, of one that has hung up just now, after a moment in which that is seen. */
-tr_status tr__rendezvous_await_reason(tr__rendezvous *r, const tr__card *cards, int rank);
+tr_status tr__rendezvous_await_reason(tr__rendezvous *r, const tr__endpoint_record *records, int rank);
 /* A join has failed with `status` and this thread's latest failure, which is about the rank suspect (-1: none that hung up):
  * looks for the reason behind it, and lets those know who cannot see it for themselves; on other hosts they would wait in vain,
  * or find that those have gone who knew. Before our own connections close, which others may be looking at. Returns the status of
  * what is then the latest failure. */
-tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__card *cards, int suspect, tr_status status);
-/* The join has failed, and not because of us: takes our card down, before our connections close, so that nobody takes us for
+tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__endpoint_record *records, int suspect, tr_status status);
+/* The join has failed, and not because of us: takes our record down, before our connections close, so that nobody takes us for
  * dead. */
 void tr__rendezvous_give_up(tr__rendezvous *r, tr_status why);
 /* Gives the rank's number back. */

@@ -272,8 +272,8 @@ static tr_status end_attempt(tr__network_endpoint *n, tr__attempt *a, tr_status 
 /* It has shown that it may come in, or goes. */
 static void count_out(tr__network_endpoint *n, tr__attempt *a)
 {
-    if (!a->promising) n->origins.counts[a->origin]--;
-    a->promising = true;
+    if (!a->proved) n->origins.counts[a->origin]--;
+    a->proved = true;
 }
 
 static void send_away(tr__network_endpoint *n, tr__attempt *a)
@@ -286,7 +286,7 @@ static void send_away(tr__network_endpoint *n, tr__attempt *a)
 static bool gives_way(const tr__network_endpoint *n, const tr__attempt *a, const tr__attempt *b)
 {
     int of_a = n->origins.counts[a->origin], of_b = n->origins.counts[b->origin];
-    if (a->promising != b->promising) return b->promising;
+    if (a->proved != b->proved) return b->proved;
     return of_a == of_b ? a->number < b->number : of_a > of_b;
 }
 
@@ -320,7 +320,7 @@ static int hear_first(tr__network_endpoint *n, tr__attempt *a)
         a->stage = TR__SHAKING;
     }
     int heard = tr__wire_shake_hands(&a->wire);
-    if (heard == 0 && tr__tls_promising(a->wire.tls)) count_out(n, a);
+    if (heard == 0 && tr__tls_has_proof(a->wire.tls)) count_out(n, a);
     return heard > 0 ? hear_hello(n, a) : heard;
 }
 
@@ -366,7 +366,7 @@ static tr_status let_in(tr__network_endpoint *n)
         int socket = accept4(n->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (socket < 0 && (errno == EMFILE || errno == ENFILE)) {
             tr__attempt *first = first_to_go(n);
-            if (!first || first->promising) return TR_OK;
+            if (!first || first->proved) return TR_OK;
             send_away(n, first);
             continue;
         }

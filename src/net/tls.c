@@ -325,7 +325,7 @@ bool tr__tls_ready(const tr__tls *t)
 }
 
 /* OpenSSL takes the key as the session's once its binder, a MAC over the client's first message, fits. */
-bool tr__tls_promising(const tr__tls *t)
+bool tr__tls_has_proof(const tr__tls *t)
 {
     return SSL_session_reused(t->ssl);
 }

@@ -60,7 +60,7 @@ void tr__tls_sent(tr__tls *tls);
 /* Both ends have proved that they have the token. */
 bool tr__tls_ready(const tr__tls *tls);
 /* For a server, earlier: what the client said first was made with the token. It may be a recording, whose sender gets no further. */
-bool tr__tls_promising(const tr__tls *tls);
+bool tr__tls_has_proof(const tr__tls *tls);
 /* After a failed handshake: the two tokens differ (as against bytes that are no TLS, or a session that was cut). */
 bool tr__tls_key_differs(const tr__tls *tls);
 

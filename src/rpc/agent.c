@@ -179,34 +179,34 @@ static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_en
         process[0] ? ", " : "", process, what);
 }
 
-static void bury(tr_rpc *rpc, tr__rpc_link *link)
+static void end_link(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_ending ending = (tr__rpc_ending)atomic_load(&link->ending);
     if (ending < TR__RPC_DAMAGED) tr__rpc_read_all(rpc); /* its last words */
     say_why(rpc, link, ending);
     link->why = tr__error_take();
     atomic_store(&link->gone, true);
-    if (ending >= TR__RPC_DAMAGED && link->near) tr__near_refuse(link);
-    if (ending >= TR__RPC_DAMAGED && link->far) tr__far_refuse(link);
+    if (ending >= TR__RPC_DAMAGED && link->rings) tr__rings_refuse(link);
+    if (ending >= TR__RPC_DAMAGED && link->stream) tr__stream_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker, link->why);
     if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.gone) rpc->hooks.gone(rpc->hooks.user, link->worker, link->why->message);
     tr__drain_wake(rpc);
-    pthread_mutex_lock(&rpc->near_lock);
-    pthread_cond_broadcast(&rpc->near_changed);
-    pthread_mutex_unlock(&rpc->near_lock);
+    pthread_mutex_lock(&rpc->rings_lock);
+    pthread_cond_broadcast(&rpc->rings_changed);
+    pthread_mutex_unlock(&rpc->rings_lock);
 }
 
-bool tr__rpc_bury(tr_rpc *rpc)
+bool tr__rpc_end_links(tr_rpc *rpc)
 {
     bool pending = false;
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
         if (atomic_load(&link->gone)) continue;
-        if (link->far && tr__far_cut(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_CUT);
-        if (link->near && tr__near_overdue(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_DAMAGED);
-        if (atomic_load(&link->ending) != TR__RPC_LASTS) bury(rpc, link);
+        if (link->stream && tr__stream_cut(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_CUT);
+        if (link->rings && tr__rings_overdue(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_DAMAGED);
+        if (atomic_load(&link->ending) != TR__RPC_LASTS) end_link(rpc, link);
     }
     return pending;
 }
@@ -218,7 +218,7 @@ static void close_agent(tr_rpc *rpc, bool politely)
 {
     tr__rpc_end_replies(rpc);
     for (int i = 0; i < rpc->world && politely; i++)
-        if (rpc->links[i].far) tr__far_finish(&rpc->links[i]);
+        if (rpc->links[i].stream) tr__stream_finish(&rpc->links[i]);
     tr__rpc_end_clock(rpc);
     tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
     tr__error *why = tr__error_take();
@@ -250,8 +250,8 @@ static void close_agent(tr_rpc *rpc, bool politely)
 static void free_links(tr_rpc *rpc)
 {
     for (int i = 0; rpc->links && i < rpc->world; i++) {
-        tr__near_free(rpc, &rpc->links[i]);
-        tr__far_free(&rpc->links[i]);
+        tr__rings_free(rpc, &rpc->links[i]);
+        tr__stream_free(&rpc->links[i]);
         tr__error_unref(rpc->links[i].why);
     }
     free(rpc->links);
@@ -279,9 +279,9 @@ static void destroy(void *self)
     free(rpc->answers);
     tr_shared_free(rpc->bell);
     pthread_mutex_t *locks[] = {&rpc->functions_lock, &rpc->calls_lock, &rpc->queue_lock, &rpc->reading, &rpc->clock_lock,
-        &rpc->near_lock, &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
+        &rpc->rings_lock, &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_destroy(locks[i]);
-    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->near_changed, &rpc->drain_changed};
+    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->rings_changed, &rpc->drain_changed};
     for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) pthread_cond_destroy(conditions[i]);
     tr__fail_stored(latest);
     tr__error_unref(latest);
@@ -332,9 +332,9 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
 static void make_locks(tr_rpc *rpc)
 {
     pthread_mutex_t *locks[] = {&rpc->functions_lock, &rpc->calls_lock, &rpc->queue_lock, &rpc->reading, &rpc->clock_lock,
-        &rpc->near_lock, &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
+        &rpc->rings_lock, &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_init(locks[i], NULL);
-    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->near_changed, &rpc->drain_changed};
+    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->rings_changed, &rpc->drain_changed};
     for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) tr__condition_init(conditions[i]);
     rpc->has_locks = true;
     rpc->found_last = &rpc->found;
@@ -392,21 +392,21 @@ static tr_status make_watch(tr_rpc *rpc)
     return TR_OK;
 }
 
-static tr_status open_far(tr_rpc *rpc)
+static tr_status open_streams(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
-        if (i == rpc->rank || rpc->links[i].near) continue;
+        if (i == rpc->rank || rpc->links[i].rings) continue;
         if (rpc->watch < 0) TR__TRY(make_watch(rpc));
         tr__wire *wire;
         TR__TRY(tr__carrier_wire(rpc->carrier, i, &wire));
-        TR__TRY(tr__far_open(rpc, &rpc->links[i], wire));
+        TR__TRY(tr__stream_open(rpc, &rpc->links[i], wire));
     }
     return TR_OK;
 }
 
 static void shown(void *user, int rank, int purpose, const tr__carried_memory *memory)
 {
-    tr__near_shown(user, rank, purpose, memory);
+    tr__rings_shown(user, rank, purpose, memory);
 }
 
 /* A name of NULL: the others are to know that there is nobody here. */
@@ -414,12 +414,12 @@ static tr_status connect_all(tr_rpc *rpc, const char *name)
 {
     rpc->carried = (tr__carried){.user = rpc, .shown = shown, .gone = rank_gone};
     rpc->crowded = tr__carrier_crowded(rpc->carrier);
-    TR__TRY(tr__near_make(rpc));
+    TR__TRY(tr__rings_make(rpc));
     tr__carrier_watch(rpc->carrier, &rpc->carried);
     TR__TRY(exchange_names(rpc, name ? name : ""));
-    TR__TRY(tr__near_show(rpc));
-    TR__TRY(tr__near_complete(rpc));
-    TR__TRY(open_far(rpc));
+    TR__TRY(tr__rings_show(rpc));
+    TR__TRY(tr__rings_complete(rpc));
+    TR__TRY(open_streams(rpc));
     TR__TRY(tr__refs_start(rpc));
     return tr__rpc_start_threads(rpc);
 }

@@ -7,8 +7,8 @@
  *   message.h     what both need: sending, and references among values
  *   future.c      waiting for them
  *   serve.c       the threads that run functions, and how messages are found
- *   near.c        messages to workers of this host: rings in shared memory
- *   far.c         to those of other hosts: streams, through TLS or with checksums
+ *   rings.c        messages to workers of this host: rings in shared memory
+ *   streams.c         to those of other hosts: streams, through TLS or with checksums
  *   frame.h       messages as bytes
  *   rref.c        references; rref_state.h counts them
  *   drain.c       the end: when is nothing under way any more?
@@ -101,8 +101,8 @@ void tr__inbound_free(tr__rpc_inbound *m);
 
 /* ---- Links ------------------------------------------------------------------------------------------------------- */
 
-typedef struct tr__rpc_near tr__rpc_near; /* near.c */
-typedef struct tr__rpc_far tr__rpc_far;   /* far.c */
+typedef struct tr__rpc_rings tr__rpc_rings; /* rings.c */
+typedef struct tr__rpc_stream tr__rpc_stream;   /* streams.c */
 
 typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_CUT, TR__RPC_DAMAGED,
     TR__RPC_CORRUPT } tr__rpc_ending;
@@ -110,8 +110,8 @@ typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC
 typedef struct tr__rpc_link {
     int worker;
     char name[TR__RPC_WORKER_NAME];
-    tr__rpc_near *near; /* one of them, or none: ourselves */
-    tr__rpc_far *far;
+    tr__rpc_rings *rings;   /* to a worker of this host, */
+    tr__rpc_stream *stream; /* or of another; ourselves: neither */
     atomic_int ending;  /* a tr__rpc_ending that the clock is to deal with */
     atomic_bool gone;   /* no message comes or goes any more */
     tr__error *why;     /* then: set before */
@@ -178,8 +178,8 @@ struct tr_rpc {
     pthread_mutex_t reading;      /* who looks into rings and streams */
     tr__rpc_inbound *found, **found_last; /* under `reading` */
     atomic_int spinner;           /* a thread of ours spins for all */
-    tr__rpc_bell *bell;           /* in shared memory, if anyone is near */
-    int watch, dozing, kick;      /* if anyone is far: epoll of the streams; epoll in which threads of ours sleep, of that
+    tr__rpc_bell *bell;           /* in shared memory, if another worker is on this host */
+    int watch, dozing, kick;      /* if one is elsewhere: epoll of the streams; epoll in which threads of ours sleep, of that
                                      one and of the kick, an eventfd; else -1 */
     pthread_mutex_t dozing_lock;
     bool dozing_hears;            /* of the streams: while nobody is awake */
@@ -191,8 +191,8 @@ struct tr_rpc {
     bool has_clock, clock_rung;
     pthread_t clock;
 
-    pthread_mutex_t near_lock;    /* near.c: what peers have shown */
-    pthread_cond_t near_changed;
+    pthread_mutex_t rings_lock;    /* rings.c: what peers have shown */
+    pthread_cond_t rings_changed;
 
     pthread_mutex_t refs_lock;
     tr__rref_table *refs;
@@ -224,7 +224,7 @@ const tr__rpc_entry *tr__rpc_find_function(tr_rpc *rpc, const char *name);
 /* The link is at its end: what came before is read yet, then all calls to the worker fail. The clock does that. */
 void tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending);
 /* The clock's part of it. True: it should look again soon. */
-bool tr__rpc_bury(tr_rpc *rpc);
+bool tr__rpc_end_links(tr_rpc *rpc);
 
 /* ---- call.c ------------------------------------------------------------------------------------------------------ */
 
@@ -295,43 +295,43 @@ void tr__rpc_awake(tr_rpc *rpc);
 void tr__rpc_asleep(tr_rpc *rpc);
 /* Runs what was to be run at the end of calls, and frees the list; later, if this thread is at other messages. */
 void tr__rpc_call_back(tr__rpc_then *thens);
-/* A thread of ours is about to reply, and will look for messages right then: who gets a reply most often asks again at once.
+/* A thread of ours is about to reply and looks for messages right after: who gets a reply most often asks again at once.
  * Not of a request that it serves while it waits for something else. */
-void tr__rpc_promise(tr_rpc *rpc);
+void tr__rpc_stay_awake(tr_rpc *rpc);
 int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
-/* ---- near.c ------------------------------------------------------------------------------------------------------ */
+/* ---- rings.c ------------------------------------------------------------------------------------------------------ */
 
-void tr__near_shown(tr_rpc *rpc, int rank, int purpose, const tr__carried_memory *memory);
-tr_status tr__near_make(tr_rpc *rpc);
-tr_status tr__near_show(tr_rpc *rpc);     /* when all have made theirs */
-tr_status tr__near_complete(tr_rpc *rpc); /* waits until all have */
-void tr__near_free(tr_rpc *rpc, tr__rpc_link *link);
-tr_status tr__near_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
-void tr__near_read(tr_rpc *rpc, tr__rpc_link *link);
-bool tr__near_waiting(const tr__rpc_link *link); /* is there something to read? */
+void tr__rings_shown(tr_rpc *rpc, int rank, int purpose, const tr__carried_memory *memory);
+tr_status tr__rings_make(tr_rpc *rpc);
+tr_status tr__rings_show(tr_rpc *rpc);     /* when all have made theirs */
+tr_status tr__rings_complete(tr_rpc *rpc); /* waits until all have */
+void tr__rings_free(tr_rpc *rpc, tr__rpc_link *link);
+tr_status tr__rings_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
+void tr__rings_read(tr_rpc *rpc, tr__rpc_link *link);
+bool tr__rings_waiting(const tr__rpc_link *link); /* is there something to read? */
 /* Sends what did not fit; true: something is left. */
-bool tr__near_flush(tr_rpc *rpc, tr__rpc_link *link);
+bool tr__rings_flush(tr_rpc *rpc, tr__rpc_link *link);
 /* Gives blocks back that have not been used for a while. */
-void tr__near_trim(tr__rpc_link *link, int64_t now);
+void tr__rings_trim(tr__rpc_link *link, int64_t now);
 /* Has reading waited too long for a block that was named but not shown? `pending`: it waits. */
-bool tr__near_overdue(const tr__rpc_link *link, int64_t now, bool *pending);
-void tr__near_refuse(tr__rpc_link *link); /* tells the other end that we read no more */
+bool tr__rings_overdue(const tr__rpc_link *link, int64_t now, bool *pending);
+void tr__rings_refuse(tr__rpc_link *link); /* tells the other end that we read no more */
 
-/* ---- far.c ------------------------------------------------------------------------------------------------------- */
+/* ---- streams.c ------------------------------------------------------------------------------------------------------- */
 
 /* Over a wire that lasts longer than the link. */
-tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire);
-void tr__far_free(tr__rpc_link *link);
-tr_status tr__far_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
+tr_status tr__stream_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire);
+void tr__stream_free(tr__rpc_link *link);
+tr_status tr__stream_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
 /* What epoll has told of; reading then goes on until nothing is there. */
-void tr__far_ready(tr__rpc_link *link, uint32_t events);
-bool tr__far_waiting(const tr__rpc_link *link);
-void tr__far_read(tr_rpc *rpc, tr__rpc_link *link);
+void tr__stream_ready(tr__rpc_link *link, uint32_t events);
+bool tr__stream_waiting(const tr__rpc_link *link);
+void tr__stream_read(tr_rpc *rpc, tr__rpc_link *link);
 /* Has the stream ended a while ago? `pending`: it has ended. */
-bool tr__far_cut(const tr__rpc_link *link, int64_t now, bool *pending);
-void tr__far_refuse(tr__rpc_link *link);
-void tr__far_finish(tr__rpc_link *link); /* sends what is left, as long as the other end takes it */
+bool tr__stream_cut(const tr__rpc_link *link, int64_t now, bool *pending);
+void tr__stream_refuse(tr__rpc_link *link);
+void tr__stream_finish(tr__rpc_link *link); /* sends what is left, as long as the other end takes it */
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */
 

@@ -91,7 +91,7 @@ static tr_status answer(const owed *o, tr_status status, tr_value result)
     tr_rpc *rpc = o->rpc;
     bool hooked = o->function && tr__rpc_is_hooked(rpc, o->function) && !o->kept;
     tr__rpc_note note = hooked ? o->note : (tr__rpc_note){0};
-    if (!current || current->outermost) tr__rpc_promise(rpc);
+    if (!current || current->outermost) tr__rpc_stay_awake(rpc);
     if (o->kept && !tr__error_of(o->kept)) { /* what tr_remote() asked for stays here, the failure too */
         tr__refs_made(o->kept, status == TR_OK ? &result : NULL);
         result = tr_value_none();

@@ -28,11 +28,11 @@ struct tr__rref_entry {
     fork_set pins;  /* at a user: handed on, and not yet counted */
 };
 
-typedef struct letter { /* not yet acknowledged */
-    struct letter *next;
+typedef struct sent_message { /* not yet acknowledged */
+    struct sent_message *next;
     int to;
     tr__refer message;
-} letter;
+} sent_message;
 
 /* Which numbers have been seen: all below `next`, and some above. */
 typedef struct seen_set {
@@ -56,8 +56,8 @@ struct tr__rref_table {
     tr__rref_events events;
     uint64_t numbers; /* given so far, to values and forks */
     neighbour *neighbours;
-    letter *first, *last;
-    int letters;
+    sent_message *first, *last;
+    int unacknowledged;
     tr__rref_entry *buckets[BUCKETS];
 };
 
@@ -206,24 +206,24 @@ static void post(tr__rref_table *t, int to, tr__refer_kind kind, const tr__rref_
     neighbour *n = &t->neighbours[to];
     if (n->gone) return;
     tr__refer message = {.kind = kind, .sequence = ++n->sent, .id = e->id, .fork = fork};
-    letter *l = malloc(sizeof *l);
+    sent_message *l = malloc(sizeof *l);
     if (l) { /* without memory it is sent once */
-        *l = (letter){.to = to, .message = message};
+        *l = (sent_message){.to = to, .message = message};
         if (t->last)
             t->last->next = l;
         else
             t->first = l;
         t->last = l;
-        t->letters++;
+        t->unacknowledged++;
     }
     t->events.send(t->events.user, to, &message);
 }
 
-/* Takes out the letters that `to` has; all of them for sequence 0. */
-static void take_letters(tr__rref_table *t, int to, uint64_t sequence)
+/* Drops the messages that `to` has acknowledged: the one of that number, or (0) all. */
+static void acknowledge(tr__rref_table *t, int to, uint64_t sequence)
 {
-    letter *before = NULL;
-    for (letter *l = t->first, *next; l; l = next) {
+    sent_message *before = NULL;
+    for (sent_message *l = t->first, *next; l; l = next) {
         next = l->next;
         if (l->to != to || (sequence && l->message.sequence != sequence)) {
             before = l;
@@ -234,7 +234,7 @@ static void take_letters(tr__rref_table *t, int to, uint64_t sequence)
         else
             t->first = next;
         if (t->last == l) t->last = before;
-        t->letters--;
+        t->unacknowledged--;
         free(l);
         if (sequence) return;
     }
@@ -242,7 +242,7 @@ static void take_letters(tr__rref_table *t, int to, uint64_t sequence)
 
 void tr__rref_resend(tr__rref_table *t)
 {
-    for (const letter *l = t->first; l; l = l->next) t->events.send(t->events.user, l->to, &l->message);
+    for (const sent_message *l = t->first; l; l = l->next) t->events.send(t->events.user, l->to, &l->message);
 }
 
 /* ---- When things go ---------------------------------------------------------------------------------------------- */
@@ -461,7 +461,7 @@ void tr__rref_message(tr__rref_table *t, int from, const tr__refer *m)
 {
     if (from < 0 || from >= t->world || t->neighbours[from].gone) return;
     if (m->kind == TR__REFER_ACK) {
-        take_letters(t, from, m->sequence);
+        acknowledge(t, from, m->sequence);
         return;
     }
     neighbour *n = &t->neighbours[from];
@@ -496,7 +496,7 @@ void tr__rref_gone(tr__rref_table *t, int worker)
 {
     if (t->neighbours[worker].gone) return;
     t->neighbours[worker].gone = true;
-    take_letters(t, worker, 0);
+    acknowledge(t, worker, 0);
     for (int i = 0; i < BUCKETS; i++)
         for (tr__rref_entry *e = t->buckets[i], *next; e; e = next) {
             next = e->next;
@@ -531,7 +531,7 @@ void tr__rref_table_free(tr__rref_table *t)
             free_entry(t, e);
         }
     for (int i = 0; i < t->world; i++) {
-        take_letters(t, i, 0);
+        acknowledge(t, i, 0);
         free(t->neighbours[i].heard.above);
         free(t->neighbours[i].values.above);
     }
@@ -561,5 +561,5 @@ int tr__rref_count(const tr__rref_table *t)
 
 int tr__rref_unacknowledged(const tr__rref_table *t)
 {
-    return t->letters;
+    return t->unacknowledged;
 }

@@ -22,7 +22,7 @@ enum { SPIN_NS = 100000, WATCH_NS = 150000, EVENTS = 16, FLUSH_MS = 1, TICK_MS =
  * do, and whether it counts as awake since its last reply. */
 static _Thread_local struct {
     tr_rpc *rpc;
-    bool idle, outermost, promised;
+    bool idle, outermost, stays_awake;
 } own;
 
 /* For which agent this thread counts as awake, and how often: waits nest. */
@@ -45,7 +45,7 @@ void tr__rpc_kick(tr_rpc *rpc)
 }
 
 static void look(tr_rpc *rpc, bool insist);
-static void hire(tr_rpc *rpc);
+static void wake_another(tr_rpc *rpc);
 
 /* While somebody is awake, what comes on a stream wakes nobody: it would cost whoever is awake a core. To be told of streams
  * again is to be told of what has come meanwhile, too. */
@@ -103,22 +103,22 @@ static void resume(tr_rpc *rpc, int times)
     count_in(rpc, times);
 }
 
-static void promise(tr_rpc *rpc)
+static void stay_awake(tr_rpc *rpc)
 {
-    if (own.promised) return;
+    if (own.stays_awake) return;
     tr__rpc_awake(rpc);
-    own.promised = true;
+    own.stays_awake = true;
 }
 
-void tr__rpc_promise(tr_rpc *rpc)
+void tr__rpc_stay_awake(tr_rpc *rpc)
 {
-    if (own.outermost && own.rpc == rpc) promise(rpc);
+    if (own.outermost && own.rpc == rpc) stay_awake(rpc);
 }
 
-static void keep_promise(tr_rpc *rpc)
+static void may_sleep(tr_rpc *rpc)
 {
-    if (own.promised) tr__rpc_asleep(rpc);
-    own.promised = false;
+    if (own.stays_awake) tr__rpc_asleep(rpc);
+    own.stays_awake = false;
 }
 
 /* ---- Finding messages -------------------------------------------------------------------------------------------- */
@@ -129,7 +129,7 @@ static void collect_events(tr_rpc *rpc)
     int ready;
     do {
         ready = epoll_wait(rpc->watch, events, EVENTS, 0);
-        for (int i = 0; i < ready; i++) tr__far_ready(&rpc->links[events[i].data.u32], events[i].events);
+        for (int i = 0; i < ready; i++) tr__stream_ready(&rpc->links[events[i].data.u32], events[i].events);
     } while (ready == EVENTS);
 }
 
@@ -138,8 +138,8 @@ static void read_links(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
-        if (link->near && tr__near_waiting(link)) tr__near_read(rpc, link);
-        if (link->far && tr__far_waiting(link)) tr__far_read(rpc, link);
+        if (link->rings && tr__rings_waiting(link)) tr__rings_read(rpc, link);
+        if (link->stream && tr__stream_waiting(link)) tr__stream_read(rpc, link);
     }
 }
 
@@ -147,7 +147,7 @@ static bool anything(const tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
         const tr__rpc_link *link = &rpc->links[i];
-        if ((link->near && tr__near_waiting(link)) || (link->far && tr__far_waiting(link))) return true;
+        if ((link->rings && tr__rings_waiting(link)) || (link->stream && tr__stream_waiting(link))) return true;
     }
     return false;
 }
@@ -208,7 +208,7 @@ static void look(tr_rpc *rpc, bool insist)
     if (rpc->watch >= 0) collect_events(rpc);
     for (int i = 0; i < ROUNDS && read && anything(rpc); i++) read = read_once(rpc, insist);
     if (read && anything(rpc)) tr__rpc_kick(rpc);
-    hire(rpc);
+    wake_another(rpc);
 }
 
 void tr__rpc_poll(tr_rpc *rpc)
@@ -241,8 +241,8 @@ static void push(tr_rpc *rpc, tr__rpc_inbound *m)
     pthread_mutex_unlock(&rpc->queue_lock);
 }
 
-/* There may be more requests than this thread takes itself: somebody who sleeps takes the next one. */
-static void hire(tr_rpc *rpc)
+/* Wakes a sleeping thread when more requests are queued than this thread takes itself. */
+static void wake_another(tr_rpc *rpc)
 {
     int here = own.rpc == rpc && own.idle;
     if (atomic_load(&rpc->queued) > here && atomic_load(&rpc->running) < rpc->threads_most &&
@@ -253,7 +253,7 @@ static void hire(tr_rpc *rpc)
 void tr__rpc_enqueue(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     push(rpc, m);
-    hire(rpc);
+    wake_another(rpc);
 }
 
 static void *serve_requests(void *arg);
@@ -293,8 +293,8 @@ static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     bool idle = own.idle;
     own.idle = false;
-    keep_promise(rpc);
-    hire(rpc);
+    may_sleep(rpc);
+    wake_another(rpc);
     own.outermost = idle;
     if (tr__rpc_hold(rpc)) {
         tr__rpc_serve(rpc, m);
@@ -336,7 +336,7 @@ int tr__rpc_block(tr_rpc *rpc)
     atomic_fetch_sub(&rpc->running, 1);
     rpc->blocked++;
     pthread_mutex_unlock(&rpc->queue_lock);
-    hire(rpc);
+    wake_another(rpc);
     return awake;
 }
 
@@ -382,7 +382,7 @@ static absence step_out(tr_rpc *rpc)
     atomic_fetch_add(&rpc->running, 1);
     (void)!keep_one_idle(rpc); /* or the others make do until this one is back */
     pthread_mutex_unlock(&rpc->queue_lock);
-    hire(rpc);
+    wake_another(rpc);
     return a;
 }
 
@@ -488,7 +488,7 @@ static void spin(tr_rpc *rpc)
 {
     int nobody = 0;
     if (!atomic_compare_exchange_strong(&rpc->spinner, &nobody, 1)) return;
-    promise(rpc);
+    stay_awake(rpc);
     look_until(rpc, has_work, rpc, tr__now_ns() + SPIN_NS);
     atomic_store(&rpc->spinner, 0);
 }
@@ -522,10 +522,10 @@ static void *serve_requests(void *arg)
             continue;
         }
         spin(rpc);
-        keep_promise(rpc);
+        may_sleep(rpc);
         if (!has_work(rpc)) nap(rpc);
     }
-    keep_promise(rpc);
+    may_sleep(rpc);
     tr__rpc_kick(rpc); /* the next one: kicks that follow each other closely are one to epoll */
     return NULL;
 }
@@ -544,9 +544,9 @@ static bool flush_all(tr_rpc *rpc)
 {
     bool left = false;
     for (int i = 0; i < rpc->world; i++) {
-        if (!rpc->links[i].near) continue;
-        left |= tr__near_flush(rpc, &rpc->links[i]);
-        tr__near_trim(&rpc->links[i], tr__now_ns());
+        if (!rpc->links[i].rings) continue;
+        left |= tr__rings_flush(rpc, &rpc->links[i]);
+        tr__rings_trim(&rpc->links[i], tr__now_ns());
     }
     return left;
 }
@@ -564,7 +564,7 @@ static void sleep_until(tr_rpc *rpc, int64_t until)
 /* Timeouts, messages that did not fit, and those about references that are sent again. When to come again. */
 static int64_t turn_clock(tr_rpc *rpc)
 {
-    bool pending = tr__rpc_bury(rpc);
+    bool pending = tr__rpc_end_links(rpc);
     int64_t now = tr__now_ns(), next = tr__rpc_expire_calls(rpc, now);
     if (pending && next > now + LOOK_MS * (int64_t)1000000) next = now + LOOK_MS * (int64_t)1000000;
     if (now + TICK_MS * (int64_t)1000000 < next && tr__refs_tick(rpc)) next = now + TICK_MS * (int64_t)1000000;
@@ -586,7 +586,7 @@ static void *run_clock(void *arg)
     return NULL;
 }
 
-/* ---- Bells become kicks, where some peers are near and some far -------------------------------------------------- */
+/* ---- The relay: rings of the bell become kicks, where some workers are on this host and some elsewhere ---------- */
 
 static void *relay_bell(void *arg)
 {
@@ -604,9 +604,9 @@ static void *relay_bell(void *arg)
 
 static tr_status start_relay(tr_rpc *rpc)
 {
-    bool near = false;
-    for (int i = 0; i < rpc->world; i++) near |= rpc->links[i].near != NULL;
-    if (rpc->watch < 0 || !near) return TR_OK;
+    bool local = false;
+    for (int i = 0; i < rpc->world; i++) local |= rpc->links[i].rings != NULL;
+    if (rpc->watch < 0 || !local) return TR_OK;
     atomic_fetch_add(&rpc->bell->sleepers, 1);
     int error = tr__thread_start(&rpc->relay, relay_bell, rpc);
     if (error) return tr__fail_errno(TR_NO_MEMORY, error, "rpc: cannot start a thread");

@@ -55,45 +55,45 @@ static void *join_and_join(void *arg)
     return NULL;
 }
 
-static void read_card(const house *h, tr__card *card)
+static void read_record(const house *h, tr__endpoint_record *record)
 {
     for (;;) {
         void *text;
         size_t bytes;
-        FUZZ_CHECK(tr_store_get(h->store, "group/world/card/1/0", &text, &bytes) == TR_OK);
+        FUZZ_CHECK(tr_store_get(h->store, "group/world/endpoint/1/0", &text, &bytes) == TR_OK);
         bool hangs = bytes > 0; /* else it was taken down: the next try puts up another */
-        if (hangs) FUZZ_CHECK(tr__card_read(text, card) == TR_OK);
+        if (hangs) FUZZ_CHECK(tr__endpoint_record_read(text, record) == TR_OK);
         free(text);
         if (hangs) return;
         usleep(100);
     }
 }
 
-/* The other ranks have published their cards, and never come. */
+/* The other ranks have published their records, and never come. */
 static void open_house(house *h, const char *transport)
 {
     *h = (house){.store = tr_keep(tr_store_memory()), .transport = transport};
     tr__member member = {.group = "world", .world_size = WORLD, .store = h->store};
     tr__rendezvous meeting = {.member = &member, .generation = 1};
-    tr__card first;
+    tr__endpoint_record first;
     FUZZ_CHECK(pthread_create(&h->thread, NULL, join_and_join, h) == 0);
-    read_card(h, &first);
+    read_record(h, &first);
     for (member.rank = 1; member.rank < WORLD; member.rank++) {
-        tr__card card;
-        tr__card_here(&member, &card);
-        card.table = first.table;
-        strcpy(card.address, "nowhere"), strcpy(card.tcp_address, "127.0.0.1:9");
-        memset(card.cookie, '0', TR__COOKIE_TEXT - 1), memset(card.tcp_cookie, '0', TR__COOKIE_TEXT - 1);
-        FUZZ_CHECK(tr__rendezvous_publish(&meeting, &card) == TR_OK);
+        tr__endpoint_record record;
+        tr__endpoint_record_here(&member, &record);
+        record.table = first.table;
+        strcpy(record.address, "nowhere"), strcpy(record.tcp_address, "127.0.0.1:9");
+        memset(record.cookie, '0', TR__COOKIE_TEXT - 1), memset(record.tcp_cookie, '0', TR__COOKIE_TEXT - 1);
+        FUZZ_CHECK(tr__rendezvous_publish(&meeting, &record) == TR_OK);
     }
 }
 
-static int connect_tcp(const tr__card *card)
+static int connect_tcp(const tr__endpoint_record *record)
 {
     static uint32_t calls; /* each from another address, as connections stay behind in TIME_WAIT */
     struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f010000 + calls++ % 0xfe0000)};
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    to.sin_port = htons((uint16_t)atoi(strrchr(card->tcp_address, ':') + 1));
+    to.sin_port = htons((uint16_t)atoi(strrchr(record->tcp_address, ':') + 1));
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     FUZZ_CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&from, sizeof from) == 0);
     if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0) return fd;
@@ -101,11 +101,11 @@ static int connect_tcp(const tr__card *card)
     return -1;
 }
 
-static int connect_unix(const tr__card *card)
+static int connect_unix(const tr__endpoint_record *record)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
-    size_t length = strlen(card->address);
-    memcpy(to.sun_path + 1, card->address, length);
+    size_t length = strlen(record->address);
+    memcpy(to.sun_path + 1, record->address, length);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     FUZZ_CHECK(fd >= 0);
     if (connect(fd, (struct sockaddr *)&to, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) == 0) return fd;
@@ -123,14 +123,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     }
     if (count < 1 || count > FUZZ_MOST) return 0;
     bool tcp = bytes[0] & 1, knows = bytes[0] & 2;
-    tr__card card;
-    read_card(&houses[tcp], &card);
+    tr__endpoint_record record;
+    read_record(&houses[tcp], &record);
     memset(message, 0, sizeof message);
     memcpy(message, bytes + 1, count - 1);
     size_t length = tcp || count - 1 != FUZZ_SEED - 1 ? count - 1 : SHM_BYTES; /* with the text that a seed leaves out */
-    if (knows && tcp) memcpy(message + offsetof(tr__hello, cookie), card.tcp_cookie, sizeof card.tcp_cookie);
-    if (knows && !tcp) memcpy(message + offsetof(tr__shm_message, cookie), card.cookie, sizeof card.cookie);
-    int fd = tcp ? connect_tcp(&card) : connect_unix(&card);
+    if (knows && tcp) memcpy(message + offsetof(tr__hello, cookie), record.tcp_cookie, sizeof record.tcp_cookie);
+    if (knows && !tcp) memcpy(message + offsetof(tr__shm_message, cookie), record.cookie, sizeof record.cookie);
+    int fd = tcp ? connect_tcp(&record) : connect_unix(&record);
     if (fd < 0) return 0; /* it has just closed that listener */
     if (send(fd, message, length, MSG_NOSIGNAL) >= 0) {
         char answer[SHM_BYTES];

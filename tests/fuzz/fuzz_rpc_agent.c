@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "parallel/dist_rpc.h"
 #include "rpc/agent.h"
-#include "rpc/near_ring.h"
+#include "rpc/ring.h"
 
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -21,11 +21,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { BLOCK = 901, BLOCK_BYTES = TR__NEAR_BLOCK_HEAD + 3000, LAST = 64, FRESH = 256 };
+enum { BLOCK = 901, BLOCK_BYTES = TR__RPC_BLOCK_HEAD + 3000, LAST = 64, FRESH = 256 };
 
 static struct {
     tr_rpc *rpc;
-    tr__near_ring *ring; /* that the agent reads */
+    tr__rpc_ring *ring; /* that the agent reads */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     tr_group *groups[2], *carrier; /* carrier: of rank 1 */
@@ -180,11 +180,11 @@ static void write_body(tr__rpc_writer *w, tr__rpc_frame *frame, uint32_t number)
 
 static size_t add_record(uint8_t *bytes, size_t room, const tr__rpc_frame *frame, const tr__rpc_writer *w, uint32_t number)
 {
-    tr__near_record head = {.frame = *frame};
-    tr__near_place place = {BLOCK + number / 5 % 2, number % 2 ? 3000 : w->used};
+    tr__rpc_record head = {.frame = *frame};
+    tr__rpc_place place = {BLOCK + number / 5 % 2, number % 2 ? 3000 : w->used};
     bool beside = number % 11 == 1, drop = number % 29 == 3;
-    if (beside) head.flags = TR__NEAR_BODY_BESIDE;
-    if (drop) head.flags = TR__NEAR_DROP;
+    if (beside) head.flags = TR__RPC_BODY_BESIDE;
+    if (drop) head.flags = TR__RPC_DROP;
     if (number % 13 == 2) head.frame.pieces = 1;
     size_t body = beside || drop ? 0 : tr__round_up(w->used, 8);
     size_t places = drop ? sizeof place : ((size_t)head.frame.pieces + beside) * sizeof place;
@@ -214,7 +214,7 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     size_t used = 1;
     bytes[0] = (uint8_t)number;
     if ((number & 3) == 2) { /* the ring's end */
-        tr__near_record head = {.bytes = LAST, .flags = TR__NEAR_PAD};
+        tr__rpc_record head = {.bytes = LAST, .flags = TR__RPC_PAD};
         memset(bytes + used, 0, LAST);
         memcpy(bytes + used, &head, sizeof head);
         used += LAST;
@@ -273,23 +273,23 @@ static void show(int purpose, uint64_t id, size_t bytes)
 {
     char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     FUZZ_CHECK(memory != MAP_FAILED);
-    if (purpose == TR__NEAR_IS_RING) {
-        world.ring = (tr__near_ring *)(void *)memory;
-        world.ring->magic = TR__NEAR_MAGIC;
+    if (purpose == TR__RPC_IS_RING) {
+        world.ring = (tr__rpc_ring *)(void *)memory;
+        world.ring->magic = TR__RPC_RING_MAGIC;
         world.ring->version = TR__RPC_VERSION;
     }
-    tr__near_shown(world.rpc, 1, purpose, &(tr__carried_memory){.id = id, .memory = memory, .bytes = bytes});
+    tr__rings_shown(world.rpc, 1, purpose, &(tr__carried_memory){.id = id, .memory = memory, .bytes = bytes});
 }
 
 /* Where rank 1 has sent nothing yet. */
 static void renew_link(void)
 {
-    tr__near_free(world.rpc, &world.rpc->links[1]);
-    FUZZ_CHECK(tr__near_make(world.rpc) == TR_OK);
-    show(TR__NEAR_BELL, 1, sizeof(tr__rpc_bell));
-    show(TR__NEAR_IS_RING, 2, sizeof(tr__near_ring));
-    show(TR__NEAR_BLOCK, BLOCK, BLOCK_BYTES);
-    show(TR__NEAR_BLOCK, BLOCK + 1, BLOCK_BYTES);
+    tr__rings_free(world.rpc, &world.rpc->links[1]);
+    FUZZ_CHECK(tr__rings_make(world.rpc) == TR_OK);
+    show(TR__RPC_IS_BELL, 1, sizeof(tr__rpc_bell));
+    show(TR__RPC_IS_RING, 2, sizeof(tr__rpc_ring));
+    show(TR__RPC_IS_BLOCK, BLOCK, BLOCK_BYTES);
+    show(TR__RPC_IS_BLOCK, BLOCK + 1, BLOCK_BYTES);
 }
 
 static void register_all(void)
@@ -394,8 +394,8 @@ static void serve_all(tr_rpc *rpc)
 /* All frames are sound, and as long as they say, the last one as long as there are bytes. */
 static void put_right(uint8_t *bytes, size_t count)
 {
-    for (size_t at = 0; at + sizeof(tr__near_record) <= count;) {
-        tr__near_record head;
+    for (size_t at = 0; at + sizeof(tr__rpc_record) <= count;) {
+        tr__rpc_record head;
         memcpy(&head, bytes + at, sizeof head);
         size_t left = (count - at) & ~(size_t)7;
         head.bytes &= ~7u;
@@ -414,9 +414,9 @@ static void put_right(uint8_t *bytes, size_t count)
 
 static void write_ring(const uint8_t *bytes, size_t count, bool at_end, bool cut)
 {
-    tr__near_ring *r = world.ring;
-    uint64_t head = at_end ? TR__NEAR_RING - LAST : 0;
-    for (size_t i = 0; i < count; i++) r->data[(head + i) % TR__NEAR_RING] = bytes[i];
+    tr__rpc_ring *r = world.ring;
+    uint64_t head = at_end ? TR__RPC_RING_BYTES - LAST : 0;
+    for (size_t i = 0; i < count; i++) r->data[(head + i) % TR__RPC_RING_BYTES] = bytes[i];
     atomic_store(&r->head, head);
     atomic_store(&r->tail, head + (cut ? count : count & ~(size_t)7));
 }
@@ -439,22 +439,22 @@ static void read_stream(tr_rpc *rpc, const uint8_t *bytes, size_t count)
 {
     int ends[2];
     tr__rpc_link *link = &rpc->links[1];
-    tr__rpc_near *near = link->near;
-    link->near = NULL;
+    tr__rpc_rings *near = link->rings;
+    link->rings = NULL;
     rpc->watch = epoll_create1(EPOLL_CLOEXEC);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     tr__wire wire = {.socket = ends[0]};
-    FUZZ_CHECK(tr__far_open(rpc, link, &wire) == TR_OK);
+    FUZZ_CHECK(tr__stream_open(rpc, link, &wire) == TR_OK);
     close(rpc->watch);
     rpc->watch = -1;
     FUZZ_CHECK(send(ends[1], bytes, count, MSG_NOSIGNAL) == (ssize_t)count);
-    tr__far_ready(link, EPOLLIN);
+    tr__stream_ready(link, EPOLLIN);
     tr__rpc_read_all(rpc);
     serve_all(rpc);
     close(ends[1]);
-    tr__far_free(link);
+    tr__stream_free(link);
     close(ends[0]);
-    link->near = near;
+    link->rings = near;
 }
 
 static void end(tr_rpc *rpc, tr_future *const calls[3])

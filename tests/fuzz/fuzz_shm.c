@@ -154,10 +154,10 @@ static void say(peer *p, const uint8_t *bytes, size_t count)
 static void make_peer(peer *p)
 {
     int ends[2];
-    tr__card card;
+    tr__endpoint_record record;
     tr__member member = {.group = "fuzz", .world_size = 2, .timeout_ms = TIMEOUT_MS, .report_ms = HANG_MS,
         .unexpected_bytes = 1 << 20};
-    FUZZ_CHECK(tr__shm_new(&member, &card, &p->t) == TR_OK);
+    FUZZ_CHECK(tr__shm_new(&member, &record, &p->t) == TR_OK);
     FUZZ_CHECK(tr__p2p_new(&member, p->t, NULL, &p->p2p) == TR_OK);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     FUZZ_CHECK(posix_memalign((void **)&p->control, TR__CACHE_LINE, tr__shm_control_bytes(2)) == 0);

@@ -1,4 +1,4 @@
-/* Frames of the TCP transport, their signatures as text, cards of ranks, and the table of algorithms. The first byte says
+/* Frames of the TCP transport, their signatures as text, records of ranks, and the table of algorithms. The first byte says
  * which. */
 #include "fuzz.h"
 
@@ -7,7 +7,7 @@
 #include "comm/transport/tcp.h"
 
 static const char *const texts[] = {
-    "trireme-card 5 version 0.1.0 rank 1 of 2 pid 42 in 4026531836 host here machine 0f/4026531840 address trireme-0f cookie "
+    "trireme-endpoint 5 version 0.1.0 rank 1 of 2 pid 42 in 4026531836 host here machine 0f/4026531840 address trireme-0f cookie "
     "0123456789abcdef0123456789abcdef tcp 10.0.0.1:4000 cookie 0123456789abcdef0123456789abcdef table 9f tls 1",
     "all_reduce ranks 2-16 bytes 0-1M direct; broadcast ranks 2- bytes 64K- tree # large ones\n"
     "network latency_ns 20000 overhead_ns 2000 mbytes_per_s 1250 copy_mbytes_per_s 0 fold_mbytes_per_s 10000\n",
@@ -42,10 +42,10 @@ static void try_frame(const uint8_t *bytes, size_t count)
     FUZZ_CHECK(strlen(tr__signature_text(&call, text)) < sizeof text);
 }
 
-static void try_card(const char *text)
+static void try_record(const char *text)
 {
-    tr__card card;
-    if (tr__card_read(text, &card) == TR_OK) FUZZ_CHECK(strlen(card.cookie) == TR__COOKIE_TEXT - 1);
+    tr__endpoint_record record;
+    if (tr__endpoint_record_read(text, &record) == TR_OK) FUZZ_CHECK(strlen(record.cookie) == TR__COOKIE_TEXT - 1);
 }
 
 /* A table that is taken has bounds, and is printed as it can be read again. */
@@ -74,7 +74,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     char *text = (char *)fuzz_copy(bytes, count);
     memmove(text, text + 1, count - 1);
     text[count - 1] = 0;
-    if (bytes[0] % 3 == 1) try_card(text);
+    if (bytes[0] % 3 == 1) try_record(text);
     else try_table(text);
     free(text);
     return 0;

@@ -15,7 +15,7 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     if (f.type >= TR__FRAME_SET && f.type != TR__FRAME_ADD) f.value = "a value", f.value_bytes = number / 64 % 8;
     if (f.type == TR__FRAME_COMPARE_SET && number & 64) f.expected = "old", f.expected_bytes = number / 128 % 4;
     uint8_t list[64], *end = list;
-    for (uint32_t i = 0; i <= number / 64 % 4; i++) end = tr__list_put_key(end, "card/1/3", 1 + (number + i) % 8);
+    for (uint32_t i = 0; i <= number / 64 % 4; i++) end = tr__list_put_key(end, "endpoint/1/3", 1 + (number + i) % 8);
     if (f.type == TR__FRAME_GATHER) f.value = list, f.value_bytes = (size_t)(end - list), f.timeout_ms &= INT32_MAX;
     return flatten(&f, bytes);
 }

@@ -99,8 +99,8 @@ static tr__tcp *connect_peer(const tr__member *member, tr__wire theirs[TR__CHANN
     static tr__tls_key *key;
     if (!key) FUZZ_CHECK(tr__tls_key_new("the job's token", &key) == TR_OK);
     tr__tcp *t;
-    tr__card card;
-    FUZZ_CHECK(tr__tcp_new(member, &card, &t) == TR_OK);
+    tr__endpoint_record record;
+    FUZZ_CHECK(tr__tcp_new(member, &record, &t) == TR_OK);
     for (int channel = 0; channel < TR__CHANNELS; channel++) {
         tr__wire wire;
         tr__network_connection *c;

@@ -91,8 +91,8 @@ avoids 'static int crew_size(void);'
 avoids '    "a batch of pictures"'
 avoids '/* NaN is none */'
 echo '/* A wildcard: there is none. */' >"$work/cli/words.c"
-mkdir -p "$work/src/comm"
-echo '/* A crew. */' >"$work/src/comm/words.c" # a folder that is still to be cleaned
+mkdir -p "$work/src/device"
+echo '/* A crew. */' >"$work/src/device/words.c" # a folder that is still to be cleaned
 check || fail "ordinary words were refused"
 rm "$work/docs/conventions.md"
 ! check || fail "a table of words that is missing was let pass"

@@ -12,7 +12,7 @@ typedef struct host_store {
     tr_store store;
     tr_store *real;
     int host;
-    atomic_bool *hung_up;
+    atomic_bool *published;
 } host_store;
 
 static host_store *of(tr_store *store)
@@ -32,34 +32,34 @@ static void replace(char *text, const char *from, const char *to)
 /* " machine BOOT/NAMESPACE address" as it is hung up by this rank, and read by those of one host. */
 static void machine_texts(const host_store *h, char plain[200], char named[200])
 {
-    tr__card card = {0};
-    tr__card_here(&(tr__member){.world_size = 1}, &card);
-    snprintf(plain, 200, " machine %s address", card.machine);
-    snprintf(named, 200, " machine %s#%d address", card.machine, h->host);
+    tr__endpoint_record record = {0};
+    tr__endpoint_record_here(&(tr__member){.world_size = 1}, &record);
+    snprintf(plain, 200, " machine %s address", record.machine);
+    snprintf(named, 200, " machine %s#%d address", record.machine, h->host);
 }
 
-enum { CARD = 1024 };
+enum { RECORD = 1024 };
 
 /* Ranks of other hosts must not be met at a loopback address, and on one machine there need not be another. Linux takes
- * 0.0.0.0 for this host. False: what has this key is no card. */
-static bool rename_card(const host_store *h, const char *key, const void *value, size_t bytes, char card[CARD])
+ * 0.0.0.0 for this host. False: what has this key is no record. */
+static bool rename_record(const host_store *h, const char *key, const void *value, size_t bytes, char record[RECORD])
 {
     char plain[200], named[200];
-    if (!strstr(key, "/card/") || !value || bytes + 200 > CARD) return false;
-    memcpy(card, value, bytes);
-    card[bytes] = 0;
+    if (!strstr(key, "/endpoint/") || !value || bytes + 200 > RECORD) return false;
+    memcpy(record, value, bytes);
+    record[bytes] = 0;
     machine_texts(h, plain, named);
-    replace(card, plain, named);
-    replace(card, " tcp 127.0.0.1:", " tcp 0.0.0.0:");
+    replace(record, plain, named);
+    replace(record, " tcp 127.0.0.1:", " tcp 0.0.0.0:");
     return true;
 }
 
 static tr_status host_set(tr_store *store, const char *key, const void *value, size_t bytes)
 {
-    char card[CARD];
-    if (!rename_card(of(store), key, value, bytes, card)) return tr_store_set(of(store)->real, key, value, bytes);
-    TR__TRY(tr_store_set(of(store)->real, key, card, strlen(card)));
-    if (of(store)->hung_up) atomic_store(of(store)->hung_up, true);
+    char record[RECORD];
+    if (!rename_record(of(store), key, value, bytes, record)) return tr_store_set(of(store)->real, key, value, bytes);
+    TR__TRY(tr_store_set(of(store)->real, key, record, strlen(record)));
+    if (of(store)->published) atomic_store(of(store)->published, true);
     return TR_OK;
 }
 
@@ -67,7 +67,7 @@ static tr_status host_get(tr_store *store, const char *key, int timeout_ms, void
 {
     char plain[200], named[200];
     TR__TRY(tr__store_get(of(store)->real, key, timeout_ms, value, bytes));
-    if (!value || !strstr(key, "/card/")) return TR_OK;
+    if (!value || !strstr(key, "/endpoint/")) return TR_OK;
     machine_texts(of(store), plain, named);
     replace(*value, named, plain);
     *bytes = strlen(*value);
@@ -82,8 +82,8 @@ static tr_status host_add(tr_store *store, const char *key, int64_t amount, int6
 static tr_status host_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
     const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
-    char card[CARD];
-    if (rename_card(of(store), key, expected, expected_bytes, card)) expected = card, expected_bytes = strlen(card);
+    char record[RECORD];
+    if (rename_record(of(store), key, expected, expected_bytes, record)) expected = record, expected_bytes = strlen(record);
     return tr__store_compare_set(of(store)->real, key, expected, expected_bytes, desired, desired_bytes, timeout_ms,
         value, bytes);
 }
@@ -103,7 +103,7 @@ tr_store *store_on_host(tr_store *store, int host)
     return store_on_host_telling(store, host, NULL);
 }
 
-tr_store *store_on_host_telling(tr_store *store, int host, atomic_bool *hung_up)
+tr_store *store_on_host_telling(tr_store *store, int host, atomic_bool *published)
 {
     host_store *h = tr__object_new(&type);
     if (tr__error_of(h)) return &h->store;
@@ -116,6 +116,6 @@ tr_store *store_on_host_telling(tr_store *store, int host, atomic_bool *hung_up)
     h->store.key = tr__tls_key_ref(store->key);
     h->real = tr__ref(store);
     h->host = host;
-    h->hung_up = hung_up;
+    h->published = published;
     return &h->store;
 }

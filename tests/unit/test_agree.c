@@ -171,7 +171,7 @@ static void meet(const char *record, const char *words)
 {
     TR_SCOPE;
     tr_store *store = tr_store_memory();
-    assert_int_equal(tr_store_set(store, "group/world/card/1/1", record, strlen(record)), TR_OK);
+    assert_int_equal(tr_store_set(store, "group/world/endpoint/1/1", record, strlen(record)), TR_OK);
     tr_group *group = tr_join(.store = store, .rank = 0, .world_size = 2, .timeout_ms = JOIN_MS);
     FAILS(TR_MISMATCH, tr_status_of(group), words);
 }
@@ -183,8 +183,8 @@ static void versions_must_be_the_same(void **state)
     snprintf(words, sizeof words,
              "rank 0 runs Trireme %s, rank 1 runs Trireme 9.8.7: all ranks of a job need the same version",
              tr_version());
-    meet("trireme-card 6 version 9.8.7 what comes later", words);
-    meet("trireme-card 4 rank 1 of 2 pid 1 in 0 host h", "rank 1 runs Trireme of an earlier version");
+    meet("trireme-endpoint 6 version 9.8.7 what comes later", words);
+    meet("trireme-endpoint 4 rank 1 of 2 pid 1 in 0 host h", "rank 1 runs Trireme of an earlier version");
 }
 
 int main(void)

@@ -237,7 +237,7 @@ static void the_store_dies_meanwhile(void **state)
     m.lives = 1;
     assert_int_equal(pthread_create(&one.thread, NULL, be_guest, &one), 0);
     tr_store *store = tr_store_tcp("127.0.0.1", atoi(colon + 1), .token = "secret", .timeout_ms = JOIN_MS);
-    if (tr_store_wait(store, "group/world/card/1/1", JOIN_MS) != TR_OK) fail_msg("%s", tr_error_message());
+    if (tr_store_wait(store, "group/world/endpoint/1/1", JOIN_MS) != TR_OK) fail_msg("%s", tr_error_message());
     kill(host, SIGKILL);
     waitpid(host, NULL, 0);
     pthread_join(one.thread, NULL);

@@ -479,14 +479,14 @@ static tr_status intrude(const job *j)
 {
     TR_SCOPE;
     tr_store *store = tr_store_tcp("127.0.0.1", j->port);
-    void *card;
+    void *record;
     size_t bytes;
     TRY(tr_status_of(store));
-    TRY(tr_store_get(store, "group/world/card/1/0", &card, &bytes));
+    TRY(tr_store_get(store, "group/world/endpoint/1/0", &record, &bytes));
     char address[128] = "";
-    const char *found = strstr(card, "address ");
+    const char *found = strstr(record, "address ");
     if (found) sscanf(found, "address %127s", address);
-    free(card);
+    free(record);
     CHECK(address[0]);
     int garbage = connect_to(address), liar = connect_to(address), silent = connect_to(address);
     CHECK(garbage >= 0 && liar >= 0 && silent >= 0);

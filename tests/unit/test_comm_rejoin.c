@@ -253,20 +253,20 @@ static void threads_join_again(void **state)
 
 typedef struct one {
     tr__member member;
-    tr__card card, cards[2];
+    tr__endpoint_record record, records[2];
     tr__rendezvous r;
 } one;
 
 static void begin(one *o, tr_store *store, int number)
 {
     *o = (one){.member = {.group = "g", .rank = number, .world_size = 2, .store = store, .timeout_ms = JOIN_MS}};
-    tr__card_here(&o->member, &o->card);
-    strcpy(o->card.address, "-");
-    strcpy(o->card.tcp_address, "-");
-    assert_int_equal(tr__random_text(o->card.cookie, sizeof o->card.cookie), TR_OK);
-    strcpy(o->card.tcp_cookie, o->card.cookie);
-    assert_int_equal(tr__rendezvous_claim(&o->r, &o->member, &o->card), TR_OK);
-    assert_int_equal(tr__rendezvous_publish(&o->r, &o->card), TR_OK);
+    tr__endpoint_record_here(&o->member, &o->record);
+    strcpy(o->record.address, "-");
+    strcpy(o->record.tcp_address, "-");
+    assert_int_equal(tr__random_text(o->record.cookie, sizeof o->record.cookie), TR_OK);
+    strcpy(o->record.tcp_cookie, o->record.cookie);
+    assert_int_equal(tr__rendezvous_register(&o->r, &o->member, &o->record), TR_OK);
+    assert_int_equal(tr__rendezvous_publish(&o->r, &o->record), TR_OK);
 }
 
 static void give_up(one *o)
@@ -286,8 +286,8 @@ static void who_failed_counts_with_who_joined(void **state)
     begin(&b, store, 1);
     assert_int_equal(a.r.generation, 1);
     assert_int_equal(b.r.generation, 1);
-    assert_int_equal(tr__rendezvous_read_all(&a.r, a.cards), TR_OK);
-    assert_int_equal(tr__rendezvous_read_all(&b.r, b.cards), TR_OK);
+    assert_int_equal(tr__rendezvous_read_all(&a.r, a.records), TR_OK);
+    assert_int_equal(tr__rendezvous_read_all(&b.r, b.records), TR_OK);
     assert_int_equal(tr__rendezvous_use(&a.r), TR_OK);
     assert_int_equal(tr__rendezvous_use(&b.r), TR_OK);
     tr__rendezvous_withdraw(&a.r);
@@ -312,21 +312,21 @@ static void who_came_too_early_goes_on(void **state)
     one a, b;
     begin(&a, store, 0);
     begin(&b, store, 1);
-    assert_int_equal(tr__rendezvous_read_all(&a.r, a.cards), TR_OK);
+    assert_int_equal(tr__rendezvous_read_all(&a.r, a.records), TR_OK);
     give_up(&b);
     begin(&b, store, 1);
     assert_int_equal(b.r.generation, 1);
     assert_int_equal(tr__rendezvous_use(&a.r), TR_OK);
     give_up(&a);
-    FAILS(TR_PEER, tr__rendezvous_read_all(&b.r, b.cards), "group 'g': rank 0 gave up joining when others had met");
+    FAILS(TR_PEER, tr__rendezvous_read_all(&b.r, b.records), "group 'g': rank 0 gave up joining when others had met");
     assert_true(b.r.used);
-    assert_int_equal(tr__rendezvous_go_on(&b.r, &b.card), TR_OK);
-    assert_int_equal(tr__rendezvous_publish(&b.r, &b.card), TR_OK);
+    assert_int_equal(tr__rendezvous_go_on(&b.r, &b.record), TR_OK);
+    assert_int_equal(tr__rendezvous_publish(&b.r, &b.record), TR_OK);
     assert_int_equal(b.r.generation, 2);
     begin(&a, store, 0);
     assert_int_equal(a.r.generation, 2);
-    assert_int_equal(tr__rendezvous_read_all(&a.r, a.cards), TR_OK);
-    assert_int_equal(tr__rendezvous_read_all(&b.r, b.cards), TR_OK);
+    assert_int_equal(tr__rendezvous_read_all(&a.r, a.records), TR_OK);
+    assert_int_equal(tr__rendezvous_read_all(&b.r, b.records), TR_OK);
     tr__rendezvous_withdraw(&a.r);
     tr__rendezvous_withdraw(&b.r);
 }

@@ -19,7 +19,7 @@ enum { WORKERS_MOST = 5, MATRIX = 2, LEAVES, VALUES_MOST = 64, WIDTH = 3 }; /* t
 /* ---- A network --------------------------------------------------------------------------------------------------- */
 
 /* A message or an answer on its way. */
-typedef struct letter {
+typedef struct packet {
     int from, to;
     tr__dist_message message; /* with copies of what it points at */
     int64_t numbers[64];
@@ -28,7 +28,7 @@ typedef struct letter {
     void *token;
     tr_status status;
     char text[512];
-} letter;
+} packet;
 
 typedef struct network network;
 typedef struct node {
@@ -42,9 +42,9 @@ struct network {
     pthread_mutex_t lock;
     int workers;
     node nodes[WORKERS_MOST];
-    letter **letters;
+    packet **packets;
     size_t count, capacity;
-    int busy;           /* letters being delivered */
+    int busy;           /* packets being delivered */
     uint64_t random;
     int64_t sent[TR__DIST_KINDS];
 };
@@ -63,32 +63,32 @@ static uint64_t draw(network *net, uint64_t below)
     return net->random % below;
 }
 
-static void post(network *net, letter *l)
+static void post(network *net, packet *l)
 {
     pthread_mutex_lock(&net->lock);
     if (net->count == net->capacity) {
         net->capacity = net->capacity ? 2 * net->capacity : 64;
-        net->letters = realloc(net->letters, net->capacity * sizeof *net->letters);
+        net->packets = realloc(net->packets, net->capacity * sizeof *net->packets);
     }
-    net->letters[net->count++] = l;
+    net->packets[net->count++] = l;
     pthread_mutex_unlock(&net->lock);
 }
 
 static void post_answer(network *net, int to, void *token, tr_status status, const char *text)
 {
     if (!token) return;
-    letter *l = calloc(1, sizeof *l);
-    *l = (letter){.to = to, .is_answer = true, .token = token, .status = status};
+    packet *l = calloc(1, sizeof *l);
+    *l = (packet){.to = to, .is_answer = true, .token = token, .status = status};
     snprintf(l->text, sizeof l->text, "%s", text);
     post(net, l);
 }
 
-static void send_letter(void *user, int to, const tr__dist_message *m, void *token)
+static void send_packet(void *user, int to, const tr__dist_message *m, void *token)
 {
     node *n = user;
     network *net = n->network;
-    letter *l = calloc(1, sizeof *l);
-    *l = (letter){.from = n->self, .to = to, .message = *m, .token = token};
+    packet *l = calloc(1, sizeof *l);
+    *l = (packet){.from = n->self, .to = to, .message = *m, .token = token};
     if (m->n_numbers > 64) abort();
     if (m->n_numbers) memcpy(l->numbers, m->numbers, (size_t)m->n_numbers * sizeof *m->numbers);
     for (int i = 0; i < m->n_gradients; i++) l->gradients[i] = tr_keep(m->gradients[i]);
@@ -102,7 +102,7 @@ static void send_letter(void *user, int to, const tr__dist_message *m, void *tok
     post(net, l);
 }
 
-static void answer_letter(void *user, void *call, tr_status status, const char *text)
+static void answer_packet(void *user, void *call, tr_status status, const char *text)
 {
     node *n = user;
     pending *p = call;
@@ -120,7 +120,7 @@ static void start(network *net, int workers, uint64_t seed)
     for (int i = 0; i < workers; i++) {
         net->nodes[i].network = net;
         net->nodes[i].self = i;
-        tr__dist_init(&net->nodes[i].dist, &(tr__dist_port){&net->nodes[i], i, workers, send_letter, answer_letter});
+        tr__dist_init(&net->nodes[i].dist, &(tr__dist_port){&net->nodes[i], i, workers, send_packet, answer_packet});
     }
 }
 
@@ -128,11 +128,11 @@ static void stop(network *net)
 {
     assert_int_equal(net->count, 0);
     for (int i = 0; i < net->workers; i++) tr__dist_end(&net->nodes[i].dist);
-    free(net->letters);
+    free(net->packets);
     pthread_mutex_destroy(&net->lock);
 }
 
-static void deliver(network *net, letter *l)
+static void deliver(network *net, packet *l)
 {
     node *n = &net->nodes[l->to];
     pending *p = NULL;
@@ -143,22 +143,22 @@ static void deliver(network *net, letter *l)
     if (l->is_answer)
         tr__dist_answered(l->token, l->status, l->text);
     else if (n->dead)
-        answer_letter(n, p, TR_PEER, "");
+        answer_packet(n, p, TR_PEER, "");
     else
         tr__dist_handle(&n->dist, l->from, &l->message, p);
     for (int i = 0; i < l->message.n_gradients; i++) tr_release(l->gradients[i]);
     free(l);
 }
 
-/* Takes any letter out; NULL: none. */
-static letter *take(network *net)
+/* Takes any packet out; NULL: none. */
+static packet *take(network *net)
 {
     pthread_mutex_lock(&net->lock);
-    letter *l = NULL;
+    packet *l = NULL;
     if (net->count) {
         size_t at = draw(net, net->count);
-        l = net->letters[at];
-        net->letters[at] = net->letters[--net->count];
+        l = net->packets[at];
+        net->packets[at] = net->packets[--net->count];
         net->busy++;
     }
     pthread_mutex_unlock(&net->lock);
@@ -177,7 +177,7 @@ static void *deliver_all(void *arg)
 {
     network *net = arg;
     while (!quiet(net)) {
-        letter *l = take(net);
+        packet *l = take(net);
         if (!l) continue;
         deliver(net, l);
         pthread_mutex_lock(&net->lock);
@@ -465,7 +465,7 @@ static void a_worker_that_dies_ends_the_backward_everywhere(void **state)
         for (int i = 0; i < 8; i++) run_step(&p);
         tr_tensor *root = sum_up(&p).there, *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
         assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, seed % 2, false, 0), TR_OK);
-        letter *l;
+        packet *l;
         for (uint64_t steps = draw(&net, 12); steps > 0 && (l = take(&net)); steps--) {
             deliver(&net, l);
             net.busy--;

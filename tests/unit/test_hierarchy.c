@@ -208,13 +208,13 @@ static void groups_can_be_split_and_joined_again(void **state)
 
 /* ---- What goes wrong ---------------------------------------------------------------------------------------------- */
 
-typedef struct dispute {
+typedef struct mismatch {
     tr_collective most, odd; /* what the odd one calls, and the others */
     const char *words[2];
-} dispute;
+} mismatch;
 
 typedef struct quarrel {
-    const dispute *dispute;
+    const mismatch *mismatch;
     int odd;
 } quarrel;
 
@@ -223,7 +223,7 @@ static void differ(rank *r)
     static _Thread_local int64_t in[20000 * RANKS_MOST], out[20000 * RANKS_MOST];
     static const int64_t counts[RANKS_MOST] = {3, 3, 3, 3, 3, 3, 3, 3};
     const quarrel *q = r->arg;
-    tr_collective c = r->number == q->odd ? q->dispute->odd : q->dispute->most;
+    tr_collective c = r->number == q->odd ? q->mismatch->odd : q->mismatch->most;
     c.size = sizeof c;
     c.in = in;
     c.out = c.kind == TR_ALL_REDUCE ? in : out;
@@ -233,8 +233,8 @@ static void differ(rank *r)
     if (status == TR_OK) status = tr_run_collective(r->group, &c);
     for (int turn = 0; turn < 3 && status == TR_OK; turn++) status = tr_barrier(r->group); /* who only sends */
     CHECK(status == TR_MISMATCH);
-    SAYS(q->dispute->words[0]);
-    SAYS(q->dispute->words[1]);
+    SAYS(q->mismatch->words[0]);
+    SAYS(q->mismatch->words[1]);
     CHECK(tr_barrier(r->group) == TR_MISMATCH);
     SAYS("is broken");
 }
@@ -242,7 +242,7 @@ static void differ(rank *r)
 static void different_calls_are_an_error_everywhere(void **state)
 {
     (void)state;
-    static const dispute disputes[] = {
+    static const mismatch mismatches[] = {
         {{.kind = TR_ALL_REDUCE, .count = 4}, {.kind = TR_ALL_REDUCE, .count = 5}, {"f32[4]", "f32[5]"}},
         {{.kind = TR_ALL_REDUCE, .count = 4}, {.kind = TR_ALL_REDUCE, .count = 20000}, {"f32[4]", "f32[20000]"}},
         {{.kind = TR_ALL_REDUCE, .count = 4}, {.kind = TR_ALL_REDUCE, .count = 4, .op = TR_MAX}, {"sum of", "max of"}},
@@ -252,9 +252,9 @@ static void different_calls_are_an_error_everywhere(void **state)
         {{.kind = TR_GATHER, .count = 4}, {.kind = TR_REDUCE_SCATTER, .count = 4}, {"gather #2", "reduce_scatter #2"}},
         {{.kind = TR_GATHER_V, .count = 3}, {.kind = TR_GATHER_V, .count = 2}, {"gives 2 elements", "gather_v #2"}},
     };
-    for (size_t d = 0; d < sizeof disputes / sizeof *disputes; d++) {
+    for (size_t d = 0; d < sizeof mismatches / sizeof *mismatches; d++) {
         for (int l = 0; l < LAYOUTS; l++) {
-            quarrel q = {&disputes[d], 1 + (int)d % (layouts[l].world - 1)};
+            quarrel q = {&mismatches[d], 1 + (int)d % (layouts[l].world - 1)};
             run_hosts(layouts[l].hosts, layouts[l].world, differ, &q);
         }
     }

@@ -16,20 +16,20 @@
 
 #include <cmocka.h>
 
-enum { WORKERS = 5, HANDLES = 24, VALUES = 64, LETTERS = 4096, STEPS = 120, SETTLE = 4000 };
+enum { WORKERS = 5, HANDLES = 24, VALUES = 64, PACKETS = 4096, STEPS = 120, SETTLE = 4000 };
 
 typedef struct handle { /* a reference that a worker's program has */
     tr__rref_entry *entry;
     int value;
 } handle;
 
-typedef struct letter { /* on the network */
+typedef struct packet { /* on the network */
     enum { CONTROL, TOKEN, REQUEST, CREATED } kind;
     int from, to, value;
     tr__refer message;
     tr__rref_token token;
     tr__rref_entry *entry; /* CREATED: at the receiver */
-} letter;
+} packet;
 
 typedef struct model model;
 typedef struct worker {
@@ -53,8 +53,8 @@ struct model {
     worker workers[WORKERS];
     tracked values[VALUES];
     int value_count;
-    letter letters[LETTERS];
-    int letter_count;
+    packet packets[PACKETS];
+    int packet_count;
     char failure[256];
 };
 
@@ -72,10 +72,10 @@ static bool fails(model *m, const char *what, int at)
 
 /* ---- The network ------------------------------------------------------------------------------------------------- */
 
-static bool post(model *m, letter l)
+static bool post(model *m, packet l)
 {
-    if (m->letter_count == LETTERS) return fails(m, "the network is full", LETTERS);
-    m->letters[m->letter_count++] = l;
+    if (m->packet_count == PACKETS) return fails(m, "the network is full", PACKETS);
+    m->packets[m->packet_count++] = l;
     return true;
 }
 
@@ -86,7 +86,7 @@ static void send_control(void *user, int to, const tr__refer *message)
     model *m = w->m;
     int copies = draw(m, 10) == 0 ? 0 : draw(m, 10) == 0 ? 2 : 1;
     for (int i = 0; i < copies; i++)
-        post(m, (letter){.kind = CONTROL, .from = w->rank, .to = to, .message = *message});
+        post(m, (packet){.kind = CONTROL, .from = w->rank, .to = to, .message = *message});
 }
 
 static bool is_referred_to(const model *m, int value)
@@ -119,7 +119,7 @@ static void *mark(int value)
 
 /* ---- What arrives ------------------------------------------------------------------------------------------------ */
 
-static void arrive_request(model *m, worker *w, const letter *l)
+static void arrive_request(model *m, worker *w, const packet *l)
 {
     tr__rref_entry *entry = tr__rref_made(w->table, &l->token);
     m->values[l->value].on_the_way--;
@@ -129,11 +129,11 @@ static void arrive_request(model *m, worker *w, const letter *l)
     }
     tr__rref_set_value(entry, mark(l->value));
     m->values[l->value].exists = true;
-    post(m, (letter){.kind = CREATED, .from = w->rank, .to = l->from, .value = l->value, .entry = l->entry});
+    post(m, (packet){.kind = CREATED, .from = w->rank, .to = l->from, .value = l->value, .entry = l->entry});
     tr__rref_release(w->table, entry);
 }
 
-static void arrive_token(model *m, worker *w, const letter *l)
+static void arrive_token(model *m, worker *w, const packet *l)
 {
     tr__rref_entry *entry = tr__rref_take_in(w->table, l->from, &l->token);
     m->values[l->value].on_the_way--;
@@ -149,10 +149,10 @@ static void arrive_token(model *m, worker *w, const letter *l)
 
 static void deliver(model *m)
 {
-    if (!m->letter_count) return;
-    int at = (int)draw(m, (uint32_t)m->letter_count);
-    letter l = m->letters[at];
-    m->letters[at] = m->letters[--m->letter_count];
+    if (!m->packet_count) return;
+    int at = (int)draw(m, (uint32_t)m->packet_count);
+    packet l = m->packets[at];
+    m->packets[at] = m->packets[--m->packet_count];
     worker *w = &m->workers[l.to];
     if (w->dead || m->workers[l.from].dead) { /* its links are gone */
         if (l.kind == TOKEN || l.kind == REQUEST) m->values[l.value].on_the_way--;
@@ -189,7 +189,7 @@ static void make_remote(model *m, worker *w)
     if (!owner || owner == w || m->value_count == VALUES || w->handle_count == HANDLES) return;
     int value = m->value_count++;
     m->values[value] = (tracked){.owner = owner->rank, .on_the_way = 1};
-    letter l = {.kind = REQUEST, .from = w->rank, .to = owner->rank, .value = value};
+    packet l = {.kind = REQUEST, .from = w->rank, .to = owner->rank, .value = value};
     l.entry = tr__rref_remote(w->table, owner->rank, &l.token);
     add_handle(w, l.entry, value);
     post(m, l);
@@ -200,7 +200,7 @@ static void hand_over(model *m, worker *w)
     worker *to = any_worker(m);
     if (!w->handle_count || !to) return;
     const handle *h = &w->handles[draw(m, (uint32_t)w->handle_count)];
-    letter l = {.kind = TOKEN, .from = w->rank, .to = to->rank, .value = h->value};
+    packet l = {.kind = TOKEN, .from = w->rank, .to = to->rank, .value = h->value};
     if (!tr__rref_hand_over(w->table, h->entry, to->rank, &l.token)) return;
     if (draw(m, 20) == 0) { /* the call could not be sent after all */
         tr__rref_undo(w->table, &l.token);
@@ -228,8 +228,8 @@ static void die(model *m)
     if (!w || living <= 2) return;
     w->dead = true;
     for (int i = 0; i < m->value_count; i++) m->values[i].forgiven = true;
-    for (int i = 0; i < m->letter_count;) {
-        letter *l = &m->letters[i];
+    for (int i = 0; i < m->packet_count;) {
+        packet *l = &m->packets[i];
         if (l->from != w->rank && l->to != w->rank) {
             i++;
             continue;
@@ -237,7 +237,7 @@ static void die(model *m)
         if (l->kind == TOKEN || l->kind == REQUEST) m->values[l->value].on_the_way--;
         if (l->kind == CREATED && l->from == w->rank) tr__rref_remote_done(m->workers[l->to].table, l->entry, false);
         if (l->kind == REQUEST && l->to == w->rank) tr__rref_remote_done(m->workers[l->from].table, l->entry, false);
-        *l = m->letters[--m->letter_count];
+        *l = m->packets[--m->packet_count];
     }
     for (int i = 0; i < WORKERS; i++)
         if (!m->workers[i].dead) tr__rref_gone(m->workers[i].table, w->rank);
@@ -267,7 +267,7 @@ static void step(model *m)
 
 static int left_over(const model *m)
 {
-    int count = m->letter_count;
+    int count = m->packet_count;
     for (int i = 0; i < WORKERS; i++)
         if (!m->workers[i].dead)
             count += tr__rref_count(m->workers[i].table) + tr__rref_unacknowledged(m->workers[i].table);
@@ -280,7 +280,7 @@ static void settle(model *m)
     for (int i = 0; i < SETTLE && !m->failure[0] && left_over(m); i++) {
         for (int k = 0; k < WORKERS; k++)
             while (!m->workers[k].dead && m->workers[k].handle_count) drop(m, &m->workers[k]);
-        if (!m->letter_count)
+        if (!m->packet_count)
             for (int k = 0; k < WORKERS; k++)
                 if (!m->workers[k].dead) tr__rref_resend(m->workers[k].table);
         deliver(m);

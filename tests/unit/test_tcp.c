@@ -184,14 +184,14 @@ static tr_status broadcast_by_last(rank *r)
 }
 
 /* The last rank does the second, the others the first. */
-typedef struct dispute {
+typedef struct mismatch {
     act most, last;
     const char *words[2];
-} dispute;
+} mismatch;
 
 static void differ(rank *r)
 {
-    const dispute *d = r->arg;
+    const mismatch *d = r->arg;
     leave_barrier_together(r);
     tr_status status = (r->number == r->world - 1 ? d->last : d->most)(r);
     for (int turn = 0; turn < 3 && status == TR_OK; turn++) status = tr_barrier(r->group); /* who only sends */
@@ -206,15 +206,15 @@ static void differ(rank *r)
 static void different_calls_are_an_error_everywhere(void **state)
 {
     (void)state;
-    static const dispute disputes[] = {
+    static const mismatch mismatches[] = {
         {reduce_4, reduce_5, {"all_reduce #2", "f32[5]"}},
         {reduce_4, max_4, {"sum of", "max of"}},
         {reduce_4, wait_at_barrier, {"all_reduce #2", "barrier #2"}},
         {reduce_4, broadcast_by_last, {"all_reduce #2", "broadcast #2"}},
         {broadcast_by_next, broadcast_by_next, {"broadcast #2", "from rank"}},
     };
-    for (size_t d = 0; d < sizeof disputes / sizeof *disputes; d++)
-        for (int world = 2; world <= 4; world++) run_tcp(world, differ, NULL, &disputes[d]);
+    for (size_t d = 0; d < sizeof mismatches / sizeof *mismatches; d++)
+        for (int world = 2; world <= 4; world++) run_tcp(world, differ, NULL, &mismatches[d]);
 }
 
 static void send_wrong(rank *r)

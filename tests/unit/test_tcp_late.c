@@ -94,13 +94,13 @@ static void who_wakes_to_a_broken_group_learns_why(void **state)
 }
 
 /* What rank 0 would say if it gave up on rank 1, when that is what it has heard of ranks 1 and 2. */
-static void blame(rank *r, tr__tcp_claim of_1, tr__tcp_claim of_2)
+static void explain(rank *r, tr__tcp_wait_edge of_1, tr__tcp_wait_edge of_2)
 {
     tr__tcp *t = tcp_of(r);
     pthread_mutex_lock(&t->network->hearing); /* what they really say comes later */
     pthread_mutex_lock(&t->lock);
-    t->peers[1].claims[0] = of_1;
-    t->peers[2].claims[0] = of_2;
+    t->peers[1].waits[0] = of_1;
+    t->peers[2].waits[0] = of_2;
     pthread_mutex_unlock(&t->lock);
     tr_status status = tr__tcp_timed_out(t, &t->last, 1, 1000);
     pthread_mutex_unlock(&t->network->hearing);
@@ -110,21 +110,21 @@ static void blame(rank *r, tr__tcp_claim of_1, tr__tcp_claim of_2)
 /* The words of ranks that are stopped stay: here rank 1's, and then rank 2's. */
 static void hear_stale_words(rank *r)
 {
-    const tr__tcp_claim none = {.on = -1};
+    const tr__tcp_wait_edge none = {.on = -1};
     OK(tr_barrier(r->group));
     if (r->number == 0) {
-        blame(r, (tr__tcp_claim){2, 1, 100}, none);
+        explain(r, (tr__tcp_wait_edge){2, 1, 100}, none);
         SAYS("waited 1 s for rank 2 ");
-        blame(r, (tr__tcp_claim){2, 1, 100}, (tr__tcp_claim){1, 1, 200});
+        explain(r, (tr__tcp_wait_edge){2, 1, 100}, (tr__tcp_wait_edge){1, 1, 200});
         SAYS("waited 1 s for rank 1 ");
-        blame(r, (tr__tcp_claim){2, 1, 300}, (tr__tcp_claim){1, 1, 200});
+        explain(r, (tr__tcp_wait_edge){2, 1, 300}, (tr__tcp_wait_edge){1, 1, 200});
         SAYS("waited 1 s for rank 2 ");
         pthread_mutex_lock(&tcp_of(r)->lock);
         tcp_of(r)->peers[2].numbered.sequence = 2; /* in which it has done with what rank 1 waited for */
         pthread_mutex_unlock(&tcp_of(r)->lock);
-        blame(r, (tr__tcp_claim){2, 1, 300}, (tr__tcp_claim){1, 2, 200});
+        explain(r, (tr__tcp_wait_edge){2, 1, 300}, (tr__tcp_wait_edge){1, 2, 200});
         SAYS("waited 1 s for rank 1 ");
-        blame(r, none, none);
+        explain(r, none, none);
     }
     OK(tr_leave(r->group));
 }

@@ -31,15 +31,15 @@ static int connect_to(const char *address)
     return -1;
 }
 
-/* What rank 0's card says. */
-static bool read_card_0(tr_store *store, char address[80], char cookie[33])
+/* What rank 0's record says. */
+static bool read_record_0(tr_store *store, char address[80], char cookie[33])
 {
-    void *card;
+    void *record;
     size_t bytes;
-    if (tr_store_get(store, "group/world/card/1/0", &card, &bytes) != TR_OK) return false;
-    const char *tcp = strstr(card, " tcp ");
+    if (tr_store_get(store, "group/world/endpoint/1/0", &record, &bytes) != TR_OK) return false;
+    const char *tcp = strstr(record, " tcp ");
     bool found = tcp && sscanf(tcp, " tcp %79s cookie %32s", address, cookie) == 2;
-    free(card);
+    free(record);
     return found;
 }
 
@@ -69,7 +69,7 @@ static void intrude(rank *r)
     enum { STRANGERS = 6 };
     char address[80], cookie[33], garbage[1000];
     int fds[STRANGERS];
-    CHECK(read_card_0(r->store, address, cookie));
+    CHECK(read_record_0(r->store, address, cookie));
     for (int i = 0; i < STRANGERS; i++) CHECK((fds[i] = connect_to(address)) >= 0);
     memset(garbage, 'x', sizeof garbage);
     tr__hello liar = false_hello(1, 0, "0123456789abcdef0123456789abcdef"), stranger = false_hello(7, 0, cookie),
@@ -168,7 +168,7 @@ static void join_among_strangers(bool encrypt, int addresses)
     for (int i = 0; i < WORLD; i++) {
         ranks[i] = (rank){.number = i, .world = WORLD, .arg = &c};
         if (i == 1) {
-            bool found = read_card_0(c.store, address, cookie);
+            bool found = read_record_0(c.store, address, cookie);
             assert_true(found && sscanf(strrchr(address, ':'), ":%d", &c.crowd.port) == 1 && strangers_start(&c.crowd));
         }
         assert_int_equal(pthread_create(&threads[i], NULL, crowded_thread, &ranks[i]), 0);
@@ -200,14 +200,14 @@ typedef struct rogue {
 static void *be_rogue(void *arg)
 {
     rogue *g = arg;
-    char address[80], cookie[33], card[600];
+    char address[80], cookie[33], record[600];
     int fds[TR__CHANNELS];
     tr__choice_table table;
     g->failed = tr__choice_read(&table, NULL, NULL) != TR_OK;
-    snprintf(card, sizeof card, "trireme-card 5 version %s rank 1 of 2 pid 1 in 0 host h machine m address - cookie %032d tcp "
+    snprintf(record, sizeof record, "trireme-endpoint 5 version %s rank 1 of 2 pid 1 in 0 host h machine m address - cookie %032d tcp "
         "127.0.0.1:1 cookie %032d table %" PRIx64 " tls 0", tr_version(), 0, 0, tr__choice_digest(&table));
-    g->failed |= tr_store_set(g->store, "group/world/card/1/1", card, strlen(card)) != TR_OK ||
-                !read_card_0(g->store, address, cookie);
+    g->failed |= tr_store_set(g->store, "group/world/endpoint/1/1", record, strlen(record)) != TR_OK ||
+                !read_record_0(g->store, address, cookie);
     if (g->failed) return NULL;
     for (int channel = 0; channel < TR__CHANNELS; channel++) {
         tr__hello hello = false_hello(1, channel, cookie), answer;

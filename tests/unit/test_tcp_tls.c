@@ -168,7 +168,7 @@ static void ranks_that_meet_in_a_file_have_a_key(void **state)
 
 enum { PATIENCE_S = 20, ENDS = 1 + 2 * TR__CHANNELS };
 
-/* Rank 0's card leads rank 1 here, and each of its connections on to rank 0. */
+/* Rank 0's record leads rank 1 here, and each of its connections on to rank 0. */
 typedef struct eavesdropper {
     int listener, port; /* where rank 0 listens */
     atomic_bool damages; /* changes the next byte that comes by */
@@ -262,21 +262,21 @@ static void start_rank(talk *t, int number)
     assert_int_equal(pthread_create(&t->threads[number], NULL, talk_thread, &t->ranks[number]), 0);
 }
 
-/* Starts rank 0, and the eavesdropper as soon as its card hangs; that then leads to him. Returns where rank 0 is. */
+/* Starts rank 0, and the eavesdropper as soon as its record is published; that then leads to the eavesdropper. Returns where rank 0 is. */
 static int begin_talk(talk *t, char cookie[33])
 {
     int port = 0, own_port;
-    char changed[1024], *card, *tcp;
+    char changed[1024], *record, *tcp;
     size_t bytes;
     t->between.listener = listen_on_loopback(&own_port);
     start_rank(t, 0);
-    assert_int_equal(tr_store_get(t->store, "group/world/card/1/0", (void **)&card, &bytes), TR_OK);
-    tcp = strstr(card, " tcp 127.0.0.1:");
+    assert_int_equal(tr_store_get(t->store, "group/world/endpoint/1/0", (void **)&record, &bytes), TR_OK);
+    tcp = strstr(record, " tcp 127.0.0.1:");
     assert_true(tcp && sscanf(tcp, " tcp 127.0.0.1:%d cookie %32s", &port, cookie) == 2);
-    snprintf(changed, sizeof changed, "%.*s tcp 127.0.0.1:%d%s", (int)(tcp - card), card, own_port,
+    snprintf(changed, sizeof changed, "%.*s tcp 127.0.0.1:%d%s", (int)(tcp - record), record, own_port,
         strstr(tcp, " cookie "));
-    assert_int_equal(tr_store_set(t->store, "group/world/card/1/0", changed, strlen(changed)), TR_OK);
-    free(card);
+    assert_int_equal(tr_store_set(t->store, "group/world/endpoint/1/0", changed, strlen(changed)), TR_OK);
+    free(record);
     t->between.port = port;
     assert_int_equal(pthread_create(&t->between.thread, NULL, eavesdrop, &t->between), 0);
     return port;

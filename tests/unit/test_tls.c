@@ -100,10 +100,10 @@ static void the_first_message_tells(void **state)
     for (int i = 0; i < 2; i++) {
         pair p = open_pair(tokens[i], "the token");
         assert_int_equal(tr__tls_handshake(p.client), 0);
-        assert_false(tr__tls_promising(p.server));
+        assert_false(tr__tls_has_proof(p.server));
         carry(p.client, p.server);
         assert_int_equal(tr__tls_handshake(p.server), i == 0 ? 0 : -1);
-        assert_int_equal(tr__tls_promising(p.server), i == 0);
+        assert_int_equal(tr__tls_has_proof(p.server), i == 0);
         assert_false(tr__tls_ready(p.server));
         close_pair(&p);
     }

@@ -141,7 +141,7 @@ static tr_store *open_store(const trial *t, int rank, trial_post *post)
     if (t->spaces && !space_enter(space_name(t->hosts[rank], text))) return tr_store_tcp(NULL, 0);
     if (t->spaces) return tr_store_tcp(space_address(0, text), all.port, .token = token, .timeout_ms = t->join_ms);
     tr_store *store = tr_store_tcp("127.0.0.1", all.port);
-    return t->hosts ? store_on_host_telling(store, t->hosts[rank], &post->card) : store;
+    return t->hosts ? store_on_host_telling(store, t->hosts[rank], &post->record) : store;
 }
 
 static tr_status join_and_play(const trial *t, int rank, trial_post *post)
@@ -236,10 +236,10 @@ bool trial_is_seen(const trial *t)
     return seen;
 }
 
-/* Who goes before it has hung up its card has just not come. */
+/* A rank that goes before it has published its endpoint record has just not come. */
 static bool has_come(const trial *t, const trial_post *victim)
 {
-    return atomic_load(&victim->moment) >= t->moment && (t->seed < TRIAL_JOINS || t->spaces || atomic_load(&victim->card));
+    return atomic_load(&victim->moment) >= t->moment && (t->seed < TRIAL_JOINS || t->spaces || atomic_load(&victim->record));
 }
 
 /* Waits for the moment; the victim may be done before it comes. */
@@ -301,7 +301,7 @@ static bool names_culprit(const course *c, const char *text, int from)
     return named || (t->moment == 0 && strstr(text, "store "));
 }
 
-/* A survivor has finished in order, or says who is to blame, and has said so in time. */
+/* A survivor has finished in order, or names the culprit, and has done so in time. */
 static bool judge_survivor(course *c, int rank)
 {
     const trial *t = c->t;

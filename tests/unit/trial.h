@@ -47,7 +47,7 @@ typedef struct trial {
 /* What a rank tells the driver, in memory that they share. */
 typedef struct trial_post {
     atomic_int moment;
-    atomic_bool card;        /* of a rank on a pretended host: its card is there for the others */
+    atomic_bool record;        /* of a rank on a pretended host: its record is there for the others */
     _Atomic int64_t turn_ns; /* how long the calls of the latest whole turn took */
     _Atomic int64_t ended;   /* when all was done, or something failed; 0: not yet */
     tr_status status;
@@ -86,7 +86,7 @@ trial trial_of(uint64_t seed);
 enum { TRIAL_WAYS = 4 }; /* TCP, private and shared memory, two hosts */
 uint64_t trial_sweep_seed(tr_collective_kind kind, int way, trial_fault fault, int phase);
 
-/* Whoever dies while joining, after its card is there, is seen to be dead by a rank of its host. */
+/* Whoever dies while joining, after its record is there, is seen to be dead by a rank of its host. */
 bool trial_is_seen(const trial *t);
 /* Runs it; false with what went wrong in `wrong`. */
 enum { TRIAL_TEXT = 4096 };

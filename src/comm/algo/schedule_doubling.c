@@ -9,15 +9,15 @@
 
 /* ---- The ranks that take part ------------------------------------------------------------------------------------ */
 
-typedef struct team {
+typedef struct participants {
     int size, rounds; /* Q = 2^rounds */
     int pairs;        /* P - Q */
     int number;       /* ours among the Q; -1: we only give and get */
-} team;
+} participants;
 
-static team find_team(const tr__schedule *s)
+static participants find_participants(const tr__schedule *s)
 {
-    team t = {.size = 1};
+    participants t = {.size = 1};
     while (t.size <= s->world_size / 2) {
         t.size *= 2;
         t.rounds++;
@@ -28,18 +28,18 @@ static team find_team(const tr__schedule *s)
     return t;
 }
 
-static int rank_of(const team *t, int number)
+static int rank_of(const participants *t, int number)
 {
     return number < t->pairs ? 2 * number : number + t->pairs;
 }
 
-static bool has_pair(const team *t)
+static bool has_pair(const participants *t)
 {
     return t->number >= 0 && t->number < t->pairs;
 }
 
 /* Folds the odd rank's data into `folded`, or gives ours. */
-static void join_pairs(const tr__schedule *s, tr__cursor *c, const team *t, tr__part folded)
+static void join_pairs(const tr__schedule *s, tr__cursor *c, const participants *t, tr__part folded)
 {
     tr__part in = tr__whole(TR__IN, s->count);
     if (t->number < 0 && tr__run_one(c)) c->step = tr__send_step(s->rank - 1, in);
@@ -50,7 +50,7 @@ static void join_pairs(const tr__schedule *s, tr__cursor *c, const team *t, tr__
     }
 }
 
-static void part_pairs(const tr__schedule *s, tr__cursor *c, const team *t)
+static void part_pairs(const tr__schedule *s, tr__cursor *c, const participants *t)
 {
     tr__part out = tr__whole(TR__OUT, s->count);
     if (t->number < 0 && tr__run_one(c)) c->step = tr__receive_step(s->rank - 1, out);
@@ -61,7 +61,7 @@ static void part_pairs(const tr__schedule *s, tr__cursor *c, const team *t)
 
 /* What has been folded before round k. It alternates between the output, which may be the input, and scratch memory,
  * as it is sent while the next one is made. */
-static tr__part folded_before(const tr__schedule *s, const team *t, int64_t k)
+static tr__part folded_before(const tr__schedule *s, const participants *t, int64_t k)
 {
     if (k == 0 && !has_pair(t)) return tr__whole(TR__IN, s->count);
     return tr__whole(k % 2 ? TR__SCRATCH : TR__OUT, s->count);
@@ -70,7 +70,7 @@ static tr__part folded_before(const tr__schedule *s, const team *t, int64_t k)
 void tr__doubling_all_reduce(const tr__schedule *s, tr__cursor *c)
 {
     int64_t k;
-    team t = find_team(s);
+    participants t = find_participants(s);
     c->scratch = s->count;
     join_pairs(s, c, &t, folded_before(s, &t, 0));
     if (t.number >= 0) {
@@ -111,7 +111,7 @@ static tr__range held_after(const tr__schedule *s, int number, int64_t k)
 void tr__halving_all_reduce(const tr__schedule *s, tr__cursor *c)
 {
     int64_t k;
-    team t = find_team(s);
+    participants t = find_participants(s);
     join_pairs(s, c, &t, tr__whole(TR__OUT, s->count));
     if (t.number >= 0) {
         if (tr__run(c, t.rounds, &k)) {

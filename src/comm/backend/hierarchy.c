@@ -24,16 +24,16 @@ tr_status tr__hierarchy_within(const tr__hierarchy_call *k, tr_collective part)
 tr_status tr__hierarchy_across(const tr__hierarchy_call *k, tr_collective part, int members)
 {
     tr__hierarchy *h = k->h;
-    tr__tcp_team team = {.ranks = h->team, .count = members, .host = h->hosts.host};
-    while (team.own < members - 1 && h->team[team.own] != h->rank) team.own++;
+    tr__tcp_subset subset = {.ranks = h->subset, .count = members, .host = h->hosts.host};
+    while (subset.own < members - 1 && h->subset[subset.own] != h->rank) subset.own++;
     complete(k, &part);
-    return tr__tcp_run_part(h->tcp, &part, &team);
+    return tr__tcp_run_part(h->tcp, &part, &subset);
 }
 
 tr_status tr__hierarchy_rail(const tr__hierarchy_call *k, tr_collective part)
 {
     const tr__hosts *hosts = &k->h->hosts;
-    for (int host = 0; host < hosts->count; host++) k->h->team[host] = tr__hosts_ranks(hosts, host)[k->h->place];
+    for (int host = 0; host < hosts->count; host++) k->h->subset[host] = tr__hosts_ranks(hosts, host)[k->h->place];
     return tr__hierarchy_across(k, part, hosts->count);
 }
 
@@ -46,8 +46,8 @@ static bool rooted(const tr_collective *c)
 tr_status tr__hierarchy_leaders(const tr__hierarchy_call *k, tr_collective part)
 {
     const tr__hosts *hosts = &k->h->hosts;
-    for (int host = 0; host < hosts->count; host++) k->h->team[host] = tr__hosts_ranks(hosts, host)[0];
-    if (rooted(k->c)) k->h->team[hosts->host[k->c->root]] = k->c->root;
+    for (int host = 0; host < hosts->count; host++) k->h->subset[host] = tr__hosts_ranks(hosts, host)[0];
+    if (rooted(k->c)) k->h->subset[hosts->host[k->c->root]] = k->c->root;
     return tr__hierarchy_across(k, part, hosts->count);
 }
 
@@ -148,16 +148,16 @@ tr_status tr__hierarchy_new(tr__hosts *hosts, int rank, tr__shm *shm, tr__tcp *t
 {
     size_t world = (size_t)hosts->world_size;
     tr__hierarchy *h = calloc(1, sizeof *h);
-    int *team = calloc(world, sizeof *team);
+    int *subset = calloc(world, sizeof *subset);
     int64_t *arrays = calloc(4 * world, sizeof *arrays);
-    if (!h || !team || !arrays) {
+    if (!h || !subset || !arrays) {
         free(h);
-        free(team);
+        free(subset);
         free(arrays);
         return tr__fail(TR_NO_MEMORY, "no memory for a group of %zu ranks", world);
     }
     *h = (tr__hierarchy){.hosts = *hosts, .rank = rank, .host = hosts->host[rank], .place = hosts->place[rank],
-        .shm = shm, .tcp = tcp, .team = team, .counts = arrays, .offsets = arrays + world,
+        .shm = shm, .tcp = tcp, .subset = subset, .counts = arrays, .offsets = arrays + world,
         .more_counts = arrays + 2 * world, .more_offsets = arrays + 3 * world};
     *hosts = (tr__hosts){0};
     *made = h;
@@ -168,7 +168,7 @@ void tr__hierarchy_free(tr__hierarchy *h)
 {
     if (!h) return;
     tr__hosts_free(&h->hosts);
-    free(h->team);
+    free(h->subset);
     free(h->counts); /* and all that follow */
     free(h->partial.at);
     free(h->packed.at);

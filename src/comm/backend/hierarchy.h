@@ -32,7 +32,7 @@ struct tr__hierarchy {
     tr__shm *shm;
     tr__tcp *tcp;
     uint64_t parts;            /* within the host, so far */
-    int *team;                 /* [world_size]: who takes part across hosts */
+    int *subset;               /* [world_size]: who takes part across hosts */
     int64_t *counts, *offsets; /* [world_size]: of a part */
     int64_t *more_counts, *more_offsets;
     tr__memory partial, packed, wide; /* lent to calls */
@@ -50,9 +50,9 @@ typedef struct tr__hierarchy_call {
 
 /* A part among the ranks of this host; roots and blocks go by their places there. */
 tr_status tr__hierarchy_within(const tr__hierarchy_call *k, tr_collective part);
-/* A part among h->team[0 … members - 1]; roots and blocks go by their places there. */
+/* A part among h->subset[0 … members - 1]; roots and blocks go by their places there. */
 tr_status tr__hierarchy_across(const tr__hierarchy_call *k, tr_collective part, int members);
-/* The team of all ranks with our place on their host, or of each host's leader. */
+/* The ranks with our place on their host; each host's leader. */
 tr_status tr__hierarchy_rail(const tr__hierarchy_call *k, tr_collective part);
 tr_status tr__hierarchy_leaders(const tr__hierarchy_call *k, tr_collective part);
 /* The place on our host of its leader: the root's if it is there, else 0. */

@@ -70,8 +70,8 @@ static tr_status all_gather_by_rails(const tr__hierarchy_call *k)
     const tr_collective *c = k->c;
     tr__hierarchy *h = k->h;
     const tr__hosts *hosts = &h->hosts;
-    for (int host = 0; host < hosts->count; host++) h->team[host] = tr__hosts_ranks(hosts, host)[h->place];
-    list_blocks(k, h->team, hosts->count);
+    for (int host = 0; host < hosts->count; host++) h->subset[host] = tr__hosts_ranks(hosts, host)[h->place];
+    list_blocks(k, h->subset, hosts->count);
     tr_collective part = {.kind = TR_ALL_GATHER_V, .in = c->in, .out = c->out, .count = c->count,
         .out_counts = h->counts, .out_offsets = h->offsets};
     TR__TRY(tr__hierarchy_rail(k, part));
@@ -156,13 +156,13 @@ static tr_status all_gather(const tr__hierarchy_call *k)
 /* ---- gather, scatter --------------------------------------------------------------------------------------------- */
 
 /* The root, then all ranks of other hosts. Returns how many. */
-static int make_far_team(const tr__hierarchy_call *k)
+static int make_remote_subset(const tr__hierarchy_call *k)
 {
     tr__hierarchy *h = k->h;
     int count = 0;
-    h->team[count++] = k->c->root;
+    h->subset[count++] = k->c->root;
     for (int rank = 0; rank < h->hosts.world_size; rank++)
-        if (h->hosts.host[rank] != h->hosts.host[k->c->root]) h->team[count++] = rank;
+        if (h->hosts.host[rank] != h->hosts.host[k->c->root]) h->subset[count++] = rank;
     return count;
 }
 
@@ -196,9 +196,9 @@ static tr_status to_and_from_root(const tr__hierarchy_call *k, tr_collective par
         TR__TRY(tr__hierarchy_within(k, part));
         if (!root) return TR_OK;
     }
-    int members = make_far_team(k);
+    int members = make_remote_subset(k);
     part.root = 0;
-    if (root) list(k, h->team, members);
+    if (root) list(k, h->subset, members);
     return tr__hierarchy_across(k, part, members);
 }
 
@@ -221,9 +221,9 @@ static tr_status all_to_all(const tr__hierarchy_call *k)
     list_blocks(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host));
     list_in_blocks(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host));
     TR__TRY(tr__hierarchy_within(k, part));
-    for (int rank = 0; rank < hosts->world_size; rank++) h->team[rank] = rank;
-    list_blocks(k, h->team, hosts->world_size);
-    list_in_blocks(k, h->team, hosts->world_size);
+    for (int rank = 0; rank < hosts->world_size; rank++) h->subset[rank] = rank;
+    list_blocks(k, h->subset, hosts->world_size);
+    list_in_blocks(k, h->subset, hosts->world_size);
     return tr__hierarchy_across(k, part, hosts->world_size);
 }
 

@@ -37,13 +37,13 @@ tr_status tr__mpi_wait(tr__mpi_group *g, int count, MPI_Request *requests, MPI_S
 
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
-/* The number that a rank has in the MPI job, from its card; holder: [size of the job], who has which, -1 for nobody. */
-static tr_status read_number(const tr__mpi_group *g, int rank, const tr__card *card, int *holder, int *number)
+/* The number that a rank has in the MPI job, from its record; holder: [size of the job], who has which, -1 for nobody. */
+static tr_status read_number(const tr__mpi_group *g, int rank, const tr__endpoint_record *record, int *holder, int *number)
 {
     const tr__mpi_library *l = g->library;
     const char *group = g->base.member.group;
     int size = 0;
-    if (sscanf(card->address, "mpi:%d/%d", number, &size) != 2 || *number < 0 || (size == l->size && *number >= size))
+    if (sscanf(record->address, "mpi:%d/%d", number, &size) != 2 || *number < 0 || (size == l->size && *number >= size))
         return tr__fail(TR_MISMATCH, "group '%s': rank %d has not joined with the mpi backend", group, rank);
     if (size != l->size || holder[*number] >= 0)
         return tr__fail(TR_STATE, "group '%s': rank %d (process %d of %d in MPI) and rank %d (process %d of %d) are "
@@ -53,14 +53,14 @@ static tr_status read_number(const tr__mpi_group *g, int rank, const tr__card *c
     return TR_OK;
 }
 
-static tr_status read_numbers(const tr__mpi_group *g, const tr__card *cards, int *in_world)
+static tr_status read_numbers(const tr__mpi_group *g, const tr__endpoint_record *records, int *in_world)
 {
     int ranks = g->base.member.world_size, *holder = malloc((size_t)g->library->size * sizeof *holder);
     if (!holder) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", g->base.member.group, ranks);
     for (int i = 0; i < g->library->size; i++) holder[i] = -1;
     tr_status status = TR_OK;
     for (int rank = 0; rank < ranks && status == TR_OK; rank++)
-        status = read_number(g, rank, &cards[rank], holder, &in_world[rank]);
+        status = read_number(g, rank, &records[rank], holder, &in_world[rank]);
     free(holder);
     return status;
 }
@@ -90,10 +90,10 @@ static tr_status meet(tr__mpi_group *g)
     snprintf(address, sizeof address, "mpi:%d/%d", g->library->rank, g->library->size);
     int *in_world = malloc((size_t)ranks * sizeof *in_world);
     if (!in_world) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", g->base.member.group, ranks);
-    tr__card *cards = NULL;
-    tr_status status = tr__polled_meet(&g->base, address, &cards);
-    if (status == TR_OK) status = read_numbers(g, cards, in_world);
-    free(cards);
+    tr__endpoint_record *records = NULL;
+    tr_status status = tr__polled_meet(&g->base, address, &records);
+    if (status == TR_OK) status = read_numbers(g, records, in_world);
+    free(records);
     if (status == TR_OK) status = make_communicators(g, in_world);
     free(in_world);
     return status;

@@ -206,13 +206,13 @@ tr_status tr__mpi_start(const tr__mpi_library **library)
 /* ---- The job's store --------------------------------------------------------------------------------------------- */
 
 /* What rank 0 tells the others. */
-typedef struct invitation {
+typedef struct bootstrap {
     tr_status status;
     int port;
     char host[256];
     char token[65];
     char failure[400];
-} invitation;
+} bootstrap;
 
 /* An address of this host that others can reach: the first one that is up and not loopback. */
 static tr_status own_address(char *host, size_t bytes)
@@ -231,32 +231,32 @@ static tr_status own_address(char *host, size_t bytes)
     return tr__fail(TR_IO, "this host has no IPv4 address that other hosts can reach; set MASTER_ADDR to one of its names");
 }
 
-static tr_status serve(const char *token, int timeout_ms, invitation *card)
+static tr_status serve(const char *token, int timeout_ms, bootstrap *boot)
 {
     const char *address = getenv("MASTER_ADDR");
     if (mpi.library.one_host)
-        strcpy(card->host, "127.0.0.1");
-    else if (address && strlen(address) < sizeof card->host)
-        strcpy(card->host, address);
+        strcpy(boot->host, "127.0.0.1");
+    else if (address && strlen(address) < sizeof boot->host)
+        strcpy(boot->host, address);
     else
-        TR__TRY(own_address(card->host, sizeof card->host));
-    if (token && strlen(token) < sizeof card->token)
-        strcpy(card->token, token);
+        TR__TRY(own_address(boot->host, sizeof boot->host));
+    if (token && strlen(token) < sizeof boot->token)
+        strcpy(boot->token, token);
     else
-        TR__TRY(tr__random_text(card->token, sizeof card->token));
+        TR__TRY(tr__random_text(boot->token, sizeof boot->token));
     TR_SCOPE;
-    tr_store *store = tr_store_tcp(card->host, 0, .serve = true, .token = card->token, .timeout_ms = timeout_ms);
+    tr_store *store = tr_store_tcp(boot->host, 0, .serve = true, .token = boot->token, .timeout_ms = timeout_ms);
     TR__TRY(tr_status_of(store));
-    card->port = tr_store_port(store);
+    boot->port = tr_store_port(store);
     mpi.store = tr__ref(store);
     return TR_OK;
 }
 
-static tr_status visit(const invitation *card, int timeout_ms)
+static tr_status connect_store(const bootstrap *boot, int timeout_ms)
 {
-    if (card->status != TR_OK) return tr__fail(card->status, "rank 0 serves no store: %s", card->failure);
+    if (boot->status != TR_OK) return tr__fail(boot->status, "rank 0 serves no store: %s", boot->failure);
     TR_SCOPE;
-    tr_store *store = tr_store_tcp(card->host, card->port, .token = card->token, .timeout_ms = timeout_ms);
+    tr_store *store = tr_store_tcp(boot->host, boot->port, .token = boot->token, .timeout_ms = timeout_ms);
     TR__TRY(tr_status_of(store));
     mpi.store = tr__ref(store);
     return TR_OK;
@@ -264,17 +264,17 @@ static tr_status visit(const invitation *card, int timeout_ms)
 
 static tr_status meet(const char *token, int timeout_ms)
 {
-    invitation card = {0};
+    bootstrap boot = {0};
     tr_status status = TR_OK;
     if (mpi.library.rank == 0) {
-        card.status = status = serve(token, timeout_ms, &card);
-        if (status != TR_OK) snprintf(card.failure, sizeof card.failure, "%s", tr_error_message());
+        boot.status = status = serve(token, timeout_ms, &boot);
+        if (status != TR_OK) snprintf(boot.failure, sizeof boot.failure, "%s", tr_error_message());
     }
-    TR__MPI_TRY(MPI_Bcast, &card, sizeof card, MPI_BYTE, 0, mpi.library.world);
-    if (mpi.library.rank != 0) status = visit(&card, timeout_ms);
-    card.host[sizeof card.host - 1] = 0;
-    strcpy(mpi.host, card.host);
-    explicit_bzero(&card, sizeof card);
+    TR__MPI_TRY(MPI_Bcast, &boot, sizeof boot, MPI_BYTE, 0, mpi.library.world);
+    if (mpi.library.rank != 0) status = connect_store(&boot, timeout_ms);
+    boot.host[sizeof boot.host - 1] = 0;
+    strcpy(mpi.host, boot.host);
+    explicit_bzero(&boot, sizeof boot);
     return status;
 }
 

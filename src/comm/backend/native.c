@@ -31,7 +31,7 @@ static tr_status check_transport(const native *n)
 }
 
 /* Ranks do not know yet where the others are, so they listen for both kinds. */
-static tr_status listen_for_all(native *n, tr__card *mine)
+static tr_status listen_for_all(native *n, tr__endpoint_record *mine)
 {
     strcpy(mine->address, "-");
     strcpy(mine->tcp_address, "-");
@@ -43,18 +43,18 @@ static tr_status listen_for_all(native *n, tr__card *mine)
 }
 
 /* A rank of another machine; below 0: there is none. */
-static int find_elsewhere(const native *n, const tr__card *cards)
+static int find_elsewhere(const native *n, const tr__endpoint_record *records)
 {
     for (int rank = 0; rank < n->member.world_size; rank++)
-        if (strcmp(cards[rank].machine, cards[n->member.rank].machine) != 0) return rank;
+        if (strcmp(records[rank].machine, records[n->member.rank].machine) != 0) return rank;
     return -1;
 }
 
-static tr_status check_wishes(const native *n, const tr__card *cards)
+static tr_status check_wishes(const native *n, const tr__endpoint_record *records)
 {
-    const tr__card *mine = &cards[n->member.rank];
+    const tr__endpoint_record *mine = &records[n->member.rank];
     for (int rank = 0; rank < n->member.world_size; rank++) {
-        const tr__card *wants = mine->tls ? mine : &cards[rank], *other = mine->tls ? &cards[rank] : mine;
+        const tr__endpoint_record *wants = mine->tls ? mine : &records[rank], *other = mine->tls ? &records[rank] : mine;
         if (wants->tls != other->tls)
             return tr__fail(TR_MISMATCH, "group '%s': rank %d (on host %s) is to encrypt its connections and rank %d (on host "
                 "%s) is not; all must be given the same .encrypt or TRIREME_ENCRYPT", n->member.group, wants->rank,
@@ -63,32 +63,32 @@ static tr_status check_wishes(const native *n, const tr__card *cards)
     return TR_OK;
 }
 
-static tr_status check_transports(const native *n, const tr__card *cards)
+static tr_status check_transports(const native *n, const tr__endpoint_record *records)
 {
-    const tr__card *mine = &cards[n->member.rank];
-    int elsewhere = find_elsewhere(n, cards);
+    const tr__endpoint_record *mine = &records[n->member.rank];
+    int elsewhere = find_elsewhere(n, records);
     for (int rank = 0; rank < n->member.world_size; rank++) {
-        bool shm = strcmp(cards[rank].address, "-") != 0, tcp = strcmp(cards[rank].tcp_address, "-") != 0;
+        bool shm = strcmp(records[rank].address, "-") != 0, tcp = strcmp(records[rank].tcp_address, "-") != 0;
         if (shm != (n->shm != NULL) || tcp != (n->tcp != NULL))
             return tr__fail(TR_MISMATCH, "group '%s': ranks %d and %d are to use different transports; all must be given "
                 "the same .transport", n->member.group, n->member.rank, rank);
-        if (tcp && cards[rank].table != mine->table)
+        if (tcp && records[rank].table != mine->table)
             return tr__fail(TR_MISMATCH, "group '%s': rank %d (on host %s) and rank %d (on host %s) have different tables of "
                 "algorithms; all must be given the same .algorithms or TRIREME_ALGORITHMS, and files with the same rows",
-                n->member.group, n->member.rank, mine->host, rank, cards[rank].host);
+                n->member.group, n->member.rank, mine->host, rank, records[rank].host);
     }
-    TR__TRY(check_wishes(n, cards));
+    TR__TRY(check_wishes(n, records));
     if (elsewhere >= 0 && !n->tcp)
         return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d is on host %s and rank %d on host %s; the transport 'shm' "
             "joins ranks that share one host's memory and network namespace", n->member.group, n->member.rank,
-            mine->host, elsewhere, cards[elsewhere].host);
+            mine->host, elsewhere, records[elsewhere].host);
     return TR_OK;
 }
 
 static bool on_one_host(const void *arg, int a, int b)
 {
-    const tr__card *cards = arg;
-    return strcmp(cards[a].machine, cards[b].machine) == 0;
+    const tr__endpoint_record *records = arg;
+    return strcmp(records[a].machine, records[b].machine) == 0;
 }
 
 /* Which transports it is to be, alike on all ranks; one that is not needed goes. A rank that is alone on its host needs no
@@ -107,28 +107,28 @@ static void choose_transports(native *n, const tr__hosts *hosts)
 }
 
 /* The ranks of this host, then all. */
-static tr_status connect_both(native *n, tr__hosts *hosts, tr__card *cards)
+static tr_status connect_both(native *n, tr__hosts *hosts, tr__endpoint_record *records)
 {
     if (n->shm) {
         TR__TRY(tr__shm_settle(n->shm, hosts, n->tcp));
-        TR__TRY(tr__shm_meet(n->shm, &n->meeting, cards));
+        TR__TRY(tr__shm_meet(n->shm, &n->meeting, records));
     }
     TR__TRY(tr__hierarchy_new(hosts, n->member.rank, n->shm, n->tcp, &n->hierarchy));
-    TR__TRY(tr__tcp_meet(n->tcp, &n->meeting, cards));
+    TR__TRY(tr__tcp_meet(n->tcp, &n->meeting, records));
     if (n->shm) n->shm->crowded |= n->tcp->crowded;
     return TR_OK;
 }
 
-static tr_status connect_all(native *n, tr__card *cards)
+static tr_status connect_all(native *n, tr__endpoint_record *records)
 {
     tr__hosts hosts;
-    TR__TRY(check_transports(n, cards));
-    TR__TRY(tr__hosts_make(&hosts, n->member.world_size, on_one_host, cards));
+    TR__TRY(check_transports(n, records));
+    TR__TRY(tr__hosts_make(&hosts, n->member.world_size, on_one_host, records));
     bool both = n->shm && n->tcp && hosts.count > 1 && hosts.most > 1;
     choose_transports(n, &hosts);
-    tr_status status = both     ? connect_both(n, &hosts, cards)
-                       : n->shm ? tr__shm_meet(n->shm, &n->meeting, cards)
-                                : tr__tcp_meet(n->tcp, &n->meeting, cards);
+    tr_status status = both     ? connect_both(n, &hosts, records)
+                       : n->shm ? tr__shm_meet(n->shm, &n->meeting, records)
+                                : tr__tcp_meet(n->tcp, &n->meeting, records);
     tr__hosts_free(&hosts);
     return status;
 }
@@ -144,13 +144,13 @@ static int who_hung_up(native *n)
     return rank;
 }
 
-/* Reads the cards of all, in the first generation in which they are all there. */
-static tr_status find_all(native *n, tr__card *cards)
+/* Reads the records of all, in the first generation in which they are all there. */
+static tr_status find_all(native *n, tr__endpoint_record *records)
 {
-    for (tr__card *mine = &cards[n->member.rank];;) {
+    for (tr__endpoint_record *mine = &records[n->member.rank];;) {
         TR__TRY(listen_for_all(n, mine));
         TR__TRY(tr__rendezvous_publish(&n->meeting, mine));
-        tr_status status = tr__rendezvous_read_all(&n->meeting, cards);
+        tr_status status = tr__rendezvous_read_all(&n->meeting, records);
         if (status == TR_OK || !n->meeting.used) return status;
         if (n->shm) tr__shm_close(n->shm);
         if (n->tcp) tr__tcp_close(n->tcp);
@@ -160,16 +160,16 @@ static tr_status find_all(native *n, tr__card *cards)
     }
 }
 
-static tr_status meet(native *n, tr__card *cards)
+static tr_status meet(native *n, tr__endpoint_record *records)
 {
-    tr__card *mine = &cards[n->member.rank];
+    tr__endpoint_record *mine = &records[n->member.rank];
     TR__TRY(check_transport(n));
-    tr__card_here(&n->member, mine);
+    tr__endpoint_record_here(&n->member, mine);
     mine->tls = n->member.encrypt;
-    TR__TRY(tr__rendezvous_claim(&n->meeting, &n->member, mine));
-    TR__TRY(find_all(n, cards));
-    tr_status status = connect_all(n, cards);
-    return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, cards, who_hung_up(n), status);
+    TR__TRY(tr__rendezvous_register(&n->meeting, &n->member, mine));
+    TR__TRY(find_all(n, records));
+    tr_status status = connect_all(n, records);
+    return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, records, who_hung_up(n), status);
 }
 
 /* Who leaves a broken group may have heard so from one transport while its monitor is still about to tell the other, whose
@@ -292,10 +292,10 @@ static tr_status find_others(native *n)
 {
     if (n->member.seat) return take_seat(n, n->member.seat);
     size_t world = (size_t)n->member.world_size;
-    tr__card *cards = calloc(world, sizeof *cards);
-    if (!cards) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
-    tr_status status = meet(n, cards);
-    free(cards);
+    tr__endpoint_record *records = calloc(world, sizeof *records);
+    if (!records) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
+    tr_status status = meet(n, records);
+    free(records);
     return status;
 }
 

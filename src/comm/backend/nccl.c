@@ -226,13 +226,13 @@ static tr_status run(tr__polled *p, const tr_collective *c)
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
 /* The ranks of this host take its GPUs in their order. */
-static tr_status find_device(tr__nccl_group *g, const tr__card *cards, int devices)
+static tr_status find_device(tr__nccl_group *g, const tr__endpoint_record *records, int devices)
 {
-    const tr__card *mine = &cards[g->base.member.rank];
+    const tr__endpoint_record *mine = &records[g->base.member.rank];
     for (int rank = 0; rank < g->base.member.world_size; rank++) {
-        if (strcmp(cards[rank].address, "nccl") != 0)
+        if (strcmp(records[rank].address, "nccl") != 0)
             return tr__fail(TR_MISMATCH, "rank %d has not joined with the nccl backend", rank);
-        g->device += rank < g->base.member.rank && strcmp(cards[rank].machine, mine->machine) == 0;
+        g->device += rank < g->base.member.rank && strcmp(records[rank].machine, mine->machine) == 0;
     }
     if (g->device >= devices)
         return tr__fail(TR_DEVICE, "nccl: each rank needs a GPU of its own: rank %d is number %d on host %s, which has "
@@ -263,10 +263,10 @@ static tr_status meet(tr__nccl_group *g)
 {
     int devices = 0;
     TR__TRY(tr__nccl_count_devices(g->l, &devices)); /* before the others are told that this rank is here */
-    tr__card *cards = NULL;
-    tr_status status = tr__polled_meet(&g->base, "nccl", &cards);
-    if (status == TR_OK) status = find_device(g, cards, devices);
-    free(cards);
+    tr__endpoint_record *records = NULL;
+    tr_status status = tr__polled_meet(&g->base, "nccl", &records);
+    if (status == TR_OK) status = find_device(g, records, devices);
+    free(records);
     if (status != TR_OK) return status;
     TR__TRY(tr__nccl_lanes_new(g));
     TR__CUDA_TRY(g->l, cudaSetDevice, g->device);

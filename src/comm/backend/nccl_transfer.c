@@ -59,7 +59,7 @@ static tr_status receive_id(const tr__nccl_group *g, const tr__nccl_lane *lane, 
     TR__TRY(tr__store_get(g->base.member.store, key_of(g, lane, key), 0, &value, &bytes));
     if (bytes == sizeof *id) memcpy(id, value, sizeof *id);
     free(value);
-    return bytes == sizeof *id ? TR_OK : tr__fail(TR_FORMAT, "an NCCL id of %zu bytes is none", bytes);
+    return bytes == sizeof *id ? TR_OK : tr__fail(TR_FORMAT, "nccl: the id has %zu bytes, expected %zu", bytes, sizeof *id);
 }
 
 static tr_status make_lane(const tr__nccl_group *g, tr__nccl_lane *lane)

@@ -39,7 +39,7 @@ static tr_status check_sound(tr__polled *p)
 }
 
 /* Says which call it was that failed. */
-static tr_status blame(tr__polled *p, const tr_collective *c, uint64_t sequence, tr_status status)
+static tr_status explain(tr__polled *p, const tr_collective *c, uint64_t sequence, tr_status status)
 {
     tr__signature call;
     char text[TR__CALL_TEXT];
@@ -81,7 +81,7 @@ tr_status tr__polled_run(void *state, const tr_collective *c, uint64_t sequence)
     }
     tr__late_start(&p->late, &p->member, p->meeting.generation, sequence, c->timeout_ms);
     tr_status status = p->type->run(p, c);
-    return status == TR_OK ? TR_OK : blame(p, c, sequence, status);
+    return status == TR_OK ? TR_OK : explain(p, c, sequence, status);
 }
 
 /* ---- Sends and receives; all under the lock ---------------------------------------------------------------------- */
@@ -115,7 +115,7 @@ static void finish(tr__polled *p, tr__transfer *t, tr_status status)
 
 void tr__polled_end(tr__polled *p, tr__transfer *t, tr_status status)
 {
-    finish(p, t, status == TR_OK ? TR_OK : blame(p, &t->work->collective, 0, status));
+    finish(p, t, status == TR_OK ? TR_OK : explain(p, &t->work->collective, 0, status));
 }
 
 /* With the group's failure, and which transfer it met. */
@@ -250,21 +250,21 @@ void tr__polled_give_up(void *state)
 
 /* ---- Joining and leaving ----------------------------------------------------------------------------------------- */
 
-tr_status tr__polled_meet(tr__polled *p, const char *address, tr__card **cards)
+tr_status tr__polled_meet(tr__polled *p, const char *address, tr__endpoint_record **records)
 {
-    tr__card mine;
-    *cards = malloc((size_t)p->member.world_size * sizeof **cards);
-    if (!*cards)
+    tr__endpoint_record mine;
+    *records = malloc((size_t)p->member.world_size * sizeof **records);
+    if (!*records)
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", p->member.group, p->member.world_size);
-    tr__card_here(&p->member, &mine);
+    tr__endpoint_record_here(&p->member, &mine);
     strncpy(mine.address, address, sizeof mine.address - 1);
     strcpy(mine.tcp_address, "-");
     TR__TRY(tr__random_text(mine.cookie, sizeof mine.cookie));
     TR__TRY(tr__random_text(mine.tcp_cookie, sizeof mine.tcp_cookie));
-    TR__TRY(tr__rendezvous_claim(&p->meeting, &p->member, &mine));
+    TR__TRY(tr__rendezvous_register(&p->meeting, &p->member, &mine));
     for (;;) {
         TR__TRY(tr__rendezvous_publish(&p->meeting, &mine));
-        tr_status status = tr__rendezvous_read_all(&p->meeting, *cards);
+        tr_status status = tr__rendezvous_read_all(&p->meeting, *records);
         if (status == TR_OK) return tr__rendezvous_use(&p->meeting); /* the library knows no step before its last */
         if (!p->meeting.used) return status;
         TR__TRY(tr__rendezvous_go_on(&p->meeting, &mine));

@@ -59,9 +59,9 @@ struct tr__polled {
 
 /* ---- For a backend ----------------------------------------------------------------------------------------------- */
 
-/* Claims the rank, hangs up its card, with an address that the other ranks know this backend by, and waits for theirs.
- * *cards: of all ranks, to be freed. */
-tr_status tr__polled_meet(tr__polled *p, const char *address, tr__card **cards);
+/* Registers the rank, publishes its endpoint record, whose address names this backend, and waits for the others'.
+ * *records: of all ranks, to be freed. */
+tr_status tr__polled_meet(tr__polled *p, const char *address, tr__endpoint_record **records);
 /* Between two looks, in a collective that has waited since `began`: gives up the processor for longer and longer. Fails
  * when the group broke or the collective's time is over. */
 tr_status tr__polled_rest(tr__polled *p, int64_t began);

@@ -132,7 +132,7 @@ void tr__p2p_finish(tr__p2p_peer *peer, tr__p2p_op *op, tr_status status)
     p->pending -= op->work || op->frame.type == TR__P2P_FIN;
     if (op->work) {
         if (peer->driver->end) peer->driver->end(peer, op);
-        p->helped -= peer->near && !op->driven;
+        p->helped -= peer->local && !op->driven;
         tr__work_finish(op->work, status);
         tr__unref(op->work);
     } else if (op->frame.type == TR__P2P_CREDITS) {
@@ -210,7 +210,7 @@ static tr_status check_match(const tr__p2p_peer *peer, const tr__p2p_op *op, con
     const tr__p2p *p = peer->engine;
     const tr_collective *c = &op->work->collective;
     if (frame->dtype == (int)c->dtype && frame->count == c->count) return TR_OK;
-    TR__TRY(peer->driver->heed(peer, c->timeout_ms));
+    TR__TRY(peer->driver->check_peers(peer, c->timeout_ms));
     tr__signature get = tr__p2p_call(p, op), give = {.kind = TR_SEND, .dtype = (tr_dtype)frame->dtype, .count = frame->count,
         .peer = p->rank, .tag = frame->tag, .line = frame->line};
     memcpy(give.file, frame->file, sizeof give.file);
@@ -224,9 +224,9 @@ static tr_status answer(tr__p2p_peer *peer, tr__p2p_op *op, const tr__p2p_frame 
     tr__p2p_frame frame = {.type = TR__P2P_CTS, .dtype = TR_U8, .id = rts->id};
     op->frame.id = rts->id;
     append(&peer->lists[TR__P2P_CLEARED], op);
-    if (!peer->near || !rts->place.segment) return reply(peer, &frame);
+    if (!peer->local || !rts->place.segment) return reply(peer, &frame);
     tr__shm *t = peer->engine->shm;
-    int from = (int)(peer->near - t->peers);
+    int from = (int)(peer->local - t->peers);
     TR__TRY(tr__shm_fetch(t, from, rts->place, tr__collective_bytes(c), c->out, op->began, c->timeout_ms));
     take_out(&peer->lists[TR__P2P_CLEARED], op);
     tr__p2p_finish(peer, op, TR_OK);
@@ -281,7 +281,7 @@ static tr_status begin_send(tr__p2p_peer *peer, tr__p2p_op *op)
     if (fits(peer, bytes)) return queue_send(peer, op, TR__P2P_EAGER);
     op->held = bytes <= peer->driver->eager && bytes <= peer->engine->limit;
     peer->held += op->held;
-    tr_status status = peer->near ? tr__shm_offer(peer->engine->shm, c->in, bytes, &op->frame.place) : TR_OK;
+    tr_status status = peer->local ? tr__shm_offer(peer->engine->shm, c->in, bytes, &op->frame.place) : TR_OK;
     tr_status queued = queue_send(peer, op, TR__P2P_RTS);
     return status == TR_OK ? queued : status;
 }
@@ -296,7 +296,7 @@ tr_status tr__p2p_begin(tr__p2p_peer *peer, tr__p2p_op *op)
 
 static tr_status damaged(const tr__p2p_peer *peer)
 {
-    long pid = peer->near ? peer->near->pid : peer->far->pid;
+    long pid = peer->local ? peer->local->pid : peer->remote->pid;
     return tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a damaged message", peer->rank, pid);
 }
 

@@ -94,10 +94,10 @@ typedef struct tr__p2p_peer {
     int rank;
     bool closed;          /* nothing comes or goes any more */
     bool left;            /* p2p_progress.c: had said goodbye before its ring was read to the end */
-    tr__shm_peer *near;   /* on this host, with our channel to it (NULL: not yet), and what it had read when we looked last; */
+    tr__shm_peer *local;  /* on this host; our channel to it (NULL: not yet), and how far it had read when we looked last */
     tr__shm_channel *outbound;
     uint64_t read_seen;
-    tr__tcp_peer *far;    /* or elsewhere */
+    tr__tcp_peer *remote; /* on another host */
     tr__p2p_ops lists[TR__P2P_LISTS];
     tr__p2p_arrival *arrivals, **arrivals_end;
 
@@ -128,7 +128,7 @@ typedef struct tr__p2p_driver {
     /* Has the peer said goodbye? */
     bool (*left)(const tr__p2p_peer *peer);
     /* Before a failure of our own: fails with that of a peer that has given up already. */
-    tr_status (*heed)(const tr__p2p_peer *peer, int timeout_ms);
+    tr_status (*check_peers)(const tr__p2p_peer *peer, int timeout_ms);
     /* Who keeps us waiting for the peer, which may be another rank; its name, and what it is at. */
     int (*culprit)(const tr__p2p_peer *peer, char name[TR__P2P_NAME], char state[TR__P2P_STATE]);
 

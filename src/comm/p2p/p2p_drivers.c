@@ -8,7 +8,7 @@
 
 static tr_status open_ring(tr__p2p_peer *peer)
 {
-    return tr__shm_channel_open(peer->engine->shm, peer->near, &peer->outbound);
+    return tr__shm_channel_open(peer->engine->shm, peer->local, &peer->outbound);
 }
 
 static ssize_t some(size_t bytes)
@@ -20,18 +20,18 @@ static ssize_t some(size_t bytes)
 static ssize_t ring_put(tr__p2p_peer *peer, const struct iovec parts[2])
 {
     size_t bytes = tr__shm_channel_put(peer->outbound, &peer->read_seen, parts);
-    if (bytes) tr__shm_mail(peer->near->control); /* it copies out while we copy in */
+    if (bytes) tr__shm_mail(peer->local->control); /* it copies out while we copy in */
     return some(bytes);
 }
 
 static void ring_drained(tr__p2p_peer *peer)
 {
-    tr__shm_mail(peer->near->control);
+    tr__shm_mail(peer->local->control);
 }
 
 static ssize_t ring_get(tr__p2p_peer *peer, void *to, size_t bytes)
 {
-    tr__shm_channel *from = atomic_load(&peer->near->inbound);
+    tr__shm_channel *from = atomic_load(&peer->local->inbound);
     size_t got = from ? tr__shm_channel_get(from, to, bytes) : 0;
     if (got && got < bytes) ring_drained(peer); /* it copies in while we copy out */
     return some(got);
@@ -57,18 +57,18 @@ static void ring_end(tr__p2p_peer *peer, const tr__p2p_op *op)
 
 static bool ring_left(const tr__p2p_peer *peer)
 {
-    return atomic_load(&peer->near->left);
+    return atomic_load(&peer->local->left);
 }
 
-static tr_status ring_heed(const tr__p2p_peer *peer, int timeout_ms)
+static tr_status ring_check_peers(const tr__p2p_peer *peer, int timeout_ms)
 {
-    return tr__shm_heed(peer->engine->shm, timeout_ms);
+    return tr__shm_check_peers(peer->engine->shm, timeout_ms);
 }
 
 static int ring_culprit(const tr__p2p_peer *peer, char name[TR__P2P_NAME], char state[TR__P2P_STATE])
 {
     const tr__p2p *p = peer->engine;
-    const tr__shm_peer *late = &p->shm->peers[tr__shm_culprit(p->shm, (int)(peer->near - p->shm->peers))];
+    const tr__shm_peer *late = &p->shm->peers[tr__shm_culprit(p->shm, (int)(peer->local - p->shm->peers))];
     int elsewhere = p->tcp ? tr__tcp_describe(p->tcp, late->rank, name, state) : late->rank;
     if (elsewhere != late->rank) return elsewhere;
     snprintf(name, TR__P2P_NAME, "rank %d (pid %ld)", late->rank, late->pid);
@@ -77,7 +77,7 @@ static int ring_culprit(const tr__p2p_peer *peer, char name[TR__P2P_NAME], char 
 }
 
 const tr__p2p_driver tr__p2p_ring = {.eager = 16 << 10, .open = open_ring, .put = ring_put, .get = ring_get,
-    .drained = ring_drained, .begin = ring_begin, .end = ring_end, .left = ring_left, .heed = ring_heed,
+    .drained = ring_drained, .begin = ring_begin, .end = ring_end, .left = ring_left, .check_peers = ring_check_peers,
     .culprit = ring_culprit};
 
 /* ---- Connections ------------------------------------------------------------------------------------------------- */
@@ -122,19 +122,19 @@ static size_t stream_placed(const tr__p2p_peer *peer)
 
 static bool stream_left(const tr__p2p_peer *peer)
 {
-    return atomic_load(&peer->far->left);
+    return atomic_load(&peer->remote->left);
 }
 
 static tr_status stream_lost(tr__p2p_peer *peer, const tr__signature *call, int error)
 {
-    if (call) return tr__tcp_lost(peer->engine->tcp, peer->far, call, error);
-    return error == EBADMSG ? tr__tcp_damaged(peer->engine->tcp, peer->far) : TR_OK;
+    if (call) return tr__tcp_lost(peer->engine->tcp, peer->remote, call, error);
+    return error == EBADMSG ? tr__tcp_damaged(peer->engine->tcp, peer->remote) : TR_OK;
 }
 
-static tr_status stream_heed(const tr__p2p_peer *peer, int timeout_ms)
+static tr_status stream_check_peers(const tr__p2p_peer *peer, int timeout_ms)
 {
     (void)timeout_ms;
-    return tr__tcp_heed(peer->engine->tcp);
+    return tr__tcp_check_peers(peer->engine->tcp);
 }
 
 static int stream_culprit(const tr__p2p_peer *peer, char name[TR__P2P_NAME], char state[TR__P2P_STATE])
@@ -143,4 +143,5 @@ static int stream_culprit(const tr__p2p_peer *peer, char name[TR__P2P_NAME], cha
 }
 
 const tr__p2p_driver tr__p2p_stream = {.eager = PTRDIFF_MAX, .put = stream_put, .get = stream_get, .pending = stream_pending,
-    .placed = stream_placed, .left = stream_left, .lost = stream_lost, .heed = stream_heed, .culprit = stream_culprit};
+    .placed = stream_placed, .left = stream_left, .lost = stream_lost, .check_peers = stream_check_peers,
+    .culprit = stream_culprit};

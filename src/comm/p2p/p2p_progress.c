@@ -97,7 +97,7 @@ static tr_status timed_out(const tr__p2p_peer *peer, const tr__p2p_op *op)
     char call[TR__CALL_TEXT], name[TR__P2P_NAME], state[TR__P2P_STATE], held[TR__HELD_TEXT];
     tr__signature s = tr__p2p_call(peer->engine, op);
     int timeout_ms = op->work->collective.timeout_ms;
-    TR__TRY(peer->driver->heed(peer, timeout_ms));
+    TR__TRY(peer->driver->check_peers(peer, timeout_ms));
     int late = peer->driver->culprit(peer, name, state);
     return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s%s; %s", tr__signature_text(&s, call), peer->engine->rank,
         timeout_ms / 1000.0, name, held_text(peer, op, late, held), state);
@@ -125,7 +125,7 @@ static tr_status look(tr__p2p_peer *peer, tr__p2p_op *op, void *arg)
     if (w->now >= op->deadline) return timed_out(peer, op);
     if (op->deadline < w->next) w->next = op->deadline;
     if (!op->driven && !atomic_load(&op->work->awaited)) return TR_OK;
-    if (!w->stuck || peer->near) {
+    if (!w->stuck || peer->local) {
         w->stuck = op;
         w->on = peer;
     }
@@ -170,7 +170,7 @@ static tr_status look_for_left(tr__p2p_peer *peer, tr__p2p_op *op, void *arg)
     (void)arg;
     if (!peer->left) return TR_OK;
     tr__signature call = tr__p2p_call(peer->engine, op);
-    return tr__fail(TR_PEER, "rank %d (pid %ld) left group '%s', but %s needs it", peer->rank, peer->near->pid,
+    return tr__fail(TR_PEER, "rank %d (pid %ld) left group '%s', but %s needs it", peer->rank, peer->local->pid,
         peer->engine->group, tr__signature_text(&call, text));
 }
 
@@ -180,7 +180,7 @@ static tr_status advance(tr__p2p *p, bool *moved)
     bool left = false;
     for (int rank = 0; rank < p->world_size; rank++) {
         tr__p2p_peer *peer = &p->peers[rank];
-        if (!peer->near) continue;
+        if (!peer->local) continue;
         left |= peer->left = peer->driver->left(peer);
         TR__TRY(tr__p2p_read(peer, moved));
         TR__TRY(tr__p2p_write(peer, moved));
@@ -216,7 +216,7 @@ static void sleep_on_mail(tr__p2p *p, bool (*done)(tr__p2p *p, const void *arg),
         break_all(p);
         return;
     }
-    int stuck = w.stuck && w.on->near ? tr__shm_place_of(p->shm, w.on->rank) + 1 : 0;
+    int stuck = w.stuck && w.on->local ? tr__shm_place_of(p->shm, w.on->rank) + 1 : 0;
     /* Who does something from now on sees that we sleep; what was done before, a last look finds. */
     atomic_fetch_add(&control->mail_sleepers, 1);
     unsigned mail = atomic_load(&control->mail);
@@ -267,7 +267,7 @@ static bool work_done(tr__p2p *p, const void *arg)
 
 void tr__p2p_drive(tr__p2p *p, const tr_work *work)
 {
-    if (!p->peers[work->collective.peer].near) return;
+    if (!p->peers[work->collective.peer].local) return;
     pthread_mutex_lock(&p->lock);
     work_until(p, work_done, work);
     pthread_mutex_unlock(&p->lock);
@@ -308,7 +308,7 @@ static int prepare(tr__p2p *p, bool idle)
     }
     for (int rank = 0; rank < p->world_size; rank++) {
         tr__p2p_peer *peer = &p->peers[rank];
-        bool open = peer->far && !peer->closed;
+        bool open = peer->remote && !peer->closed;
         const tr__wire *wire = open ? tr__tcp_wire(p->tcp, rank, TR__P2P_CHANNEL) : NULL;
         holds |= wire && tr__wire_holds(wire);
         p->polled[rank] = (struct pollfd){.fd = wire ? wire->socket : -1, .events = POLLIN};
@@ -342,7 +342,7 @@ static void *read_connections(void *arg)
         uint64_t wakes;
         while (read(p->tcp->wake, &wakes, sizeof wakes) > 0) continue;
         for (int rank = 0; rank < p->world_size; rank++) {
-            bool open = p->peers[rank].far && !p->peers[rank].closed;
+            bool open = p->peers[rank].remote && !p->peers[rank].closed;
             if (open && serve(&p->peers[rank], &p->polled[rank]) != TR_OK) break_all(p);
         }
     }
@@ -366,24 +366,24 @@ static tr_status start(tr__p2p *p, tr_work *work, bool driven)
     tr__p2p_peer *peer = &p->peers[work->collective.peer];
     bool moved;
     if (is_broken(p)) return tr__failure_check(failure_of(p), p->group);
-    if (peer->far) {
+    if (peer->remote) {
         TR__TRY(tr__tcp_need_event(p->tcp, &p->tcp->wake));
         TR__TRY(need_thread(p, &p->has_reader, &p->reader, read_connections));
     }
-    if (peer->near && !driven) TR__TRY(need_thread(p, &p->has_thread, &p->thread, help));
+    if (peer->local && !driven) TR__TRY(need_thread(p, &p->has_thread, &p->thread, help));
     tr__p2p_op *op = malloc(sizeof *op);
     if (!op) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message", p->group);
     *op = (tr__p2p_op){.work = tr__ref(work), .driven = driven};
     int before = p->pending++;
-    p->helped += peer->near && !driven;
+    p->helped += peer->local && !driven;
     tr_status status = tr__p2p_begin(peer, op);
-    if (status == TR_OK && peer->far) status = tr__p2p_write(peer, &moved);
+    if (status == TR_OK && peer->remote) status = tr__p2p_write(peer, &moved);
     if (status == TR_OK && peer->closed && p->pending > before) status = tr__p2p_lost(peer, 0);
     if (status != TR_OK) break_all(p);
-    if (peer->near) work_once(p);
+    if (peer->local) work_once(p);
     if (p->helped) pthread_cond_signal(&p->wanted);
     bool soon = work->collective.timeout_ms < 10 * LOOK_MS;
-    if (peer->far && p->pending && (p->dozing || soon || peer->lists[TR__P2P_OUT].first)) tr__tcp_wake_reader(p->tcp);
+    if (peer->remote && p->pending && (p->dozing || soon || peer->lists[TR__P2P_OUT].first)) tr__tcp_wake_reader(p->tcp);
     return TR_OK;
 }
 
@@ -437,9 +437,9 @@ tr_status tr__p2p_new(const tr__member *member, tr__shm *shm, tr__tcp *tcp, tr__
         peer->arrivals_end = &peer->arrivals;
         if (rank == p->rank) continue;
         if (place >= 0)
-            peer->near = &shm->peers[place];
+            peer->local = &shm->peers[place];
         else
-            peer->far = &tcp->peers[rank];
+            peer->remote = &tcp->peers[rank];
     }
     *engine = p;
     return TR_OK;
@@ -458,7 +458,7 @@ static bool rings_are_open(tr__p2p *p, const void *deadline)
     if (is_broken(p) || tr__now_ns() > *(const int64_t *)deadline) return true;
     for (int rank = 0; rank < p->world_size; rank++) {
         const tr__p2p_peer *peer = &p->peers[rank];
-        if (peer->outbound && !atomic_load(&peer->outbound->opened) && !atomic_load(&peer->near->left)) return false;
+        if (peer->outbound && !atomic_load(&peer->outbound->opened) && !atomic_load(&peer->local->left)) return false;
     }
     return true;
 }

@@ -91,7 +91,7 @@ static bool any_gave_up(const tr__shm *t)
     return any;
 }
 
-tr_status tr__shm_heed(tr__shm *t, int timeout_ms)
+tr_status tr__shm_check_peers(tr__shm *t, int timeout_ms)
 {
     return any_gave_up(t) ? tr__shm_await_reason(t, timeout_ms) : TR_OK;
 }
@@ -180,7 +180,7 @@ static void take_places(tr__shm *t, int rank, int world_size)
 
 enum { FIRST = 1 }; /* its number */
 
-static tr_status open_endpoint(tr__shm *t, tr__card *card)
+static tr_status open_endpoint(tr__shm *t, tr__endpoint_record *record)
 {
     tr__endpoint *e;
     TR__TRY(tr__endpoint_new(t->group, t->rank, t->world_size, tr__shm_control_bytes(t->world_size), &e));
@@ -192,10 +192,10 @@ static tr_status open_endpoint(tr__shm *t, tr__card *card)
     }
     for (int i = 0; i < t->world_size; i++) t->attachment->members[i] = i;
     take_places(t, t->rank, t->world_size);
-    return tr__shm_listen(t, card);
+    return tr__shm_listen(t, record);
 }
 
-tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport)
+tr_status tr__shm_new(const tr__member *member, tr__endpoint_record *record, tr__shm **transport)
 {
     tr__shm *t;
     tr_status status = make(member->group, member->rank, member->world_size, &t);
@@ -205,7 +205,7 @@ tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transp
     t->cores = tr__cores();
     t->crowded = t->cores < t->world_size;
     t->cache_bytes = tr__shared_cache();
-    if (status == TR_OK) status = open_endpoint(t, card);
+    if (status == TR_OK) status = open_endpoint(t, record);
     if (status == TR_OK)
         *transport = t;
     else
@@ -237,9 +237,9 @@ tr_status tr__shm_begin(tr__shm *t)
     return TR_OK;
 }
 
-tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
+tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
-    TR__TRY(tr__shm_connect(t, meeting, cards));
+    TR__TRY(tr__shm_connect(t, meeting, records));
     TR__TRY(tr__shm_begin(t));
     if (!t->tcp) TR__TRY(tr__rendezvous_use(meeting)); /* else when those of other hosts are connected, too */
     tr__endpoint_probe(t->endpoint);

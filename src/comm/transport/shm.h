@@ -249,12 +249,12 @@ typedef struct tr__shm_call {
 
 /* ---- shm.c ------------------------------------------------------------------------------------------------------- */
 
-/* Makes a rank's side, with an endpoint of its own, and its listener, whose address goes into the card. */
-tr_status tr__shm_new(const tr__member *member, tr__card *card, tr__shm **transport);
+/* Makes a rank's side, with an endpoint of its own, and its listener, whose address goes into the endpoint record. */
+tr_status tr__shm_new(const tr__member *member, tr__endpoint_record *record, tr__shm **transport);
 /* Before they meet: joins only the ranks of our host. tcp joins all. */
 tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, struct tr__tcp *tcp);
-/* Connects with all ranks, whose cards are given, and waits until all are there. */
-tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__card *cards);
+/* Connects with all ranks, whose records are given, and waits until all are there. */
+tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record *records);
 /* All are connected: the monitor begins to watch. */
 tr_status tr__shm_begin(tr__shm *t);
 /* Says goodbye to the ranks that are connected and frees all. */
@@ -286,9 +286,9 @@ tr_status tr__shm_break_quietly(tr__shm *t);
 void tr__shm_break_too(tr__shm *t, bool own);
 /* Tells all peers why the group is broken; each keeps the first reason that it learns. */
 void tr__shm_tell_failure(tr__shm *t);
-/* A peer that has given the group up calls no more, so what it shows is of an earlier time: fails with its reason, which
- * is on its way. TR_OK when there is no such peer, or nothing comes in time. */
-tr_status tr__shm_heed(tr__shm *t, int timeout_ms);
+/* Before a failure of our own: if a peer has given the group up, waits for its reason, which is on its way, and fails with that.
+ * TR_OK: no peer has, or its reason does not come in time. */
+tr_status tr__shm_check_peers(tr__shm *t, int timeout_ms);
 /* The same, of a peer that is known to give up soon. */
 tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms);
 
@@ -299,9 +299,9 @@ void tr__shm_ring(tr__shm_control *control);
 
 /* ---- shm_join.c -------------------------------------------------------------------------------------------------- */
 
-tr_status tr__shm_listen(tr__shm *t, tr__card *card);
+tr_status tr__shm_listen(tr__shm *t, tr__endpoint_record *record);
 /* Connects to the ranks below, lets in those above, and maps everyone's control block. */
-tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__card *cards);
+tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record *records);
 
 /* ---- shm_heard.c ------------------------------------------------------------------------------------------------- */
 

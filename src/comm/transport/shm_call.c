@@ -233,7 +233,7 @@ static tr_status mismatch(tr__shm *t, const tr__shm_call *call)
 {
     uint64_t sequence = call->sequence;
     bool part = call->whole;
-    TR__TRY(tr__shm_heed(t, call->timeout_ms));
+    TR__TRY(tr__shm_check_peers(t, call->timeout_ms));
     if (part) TR__TRY(mismatch_of_numbers(t, call));
     tr__shm_slot *zero = slot_of(t->peers[0].control, sequence);
     int other = 1;

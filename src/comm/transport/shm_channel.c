@@ -36,7 +36,7 @@ tr_status tr__shm_channel_came(tr__shm *t, tr__shm_peer *peer, uint64_t id, size
 {
     if (peer->channel_mapping.memory || bytes < sizeof(tr__shm_channel)) {
         if (fd >= 0) close(fd);
-        return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a channel that is none", peer->rank, peer->pid);
+        return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a second channel, or one of %zu bytes", peer->rank, peer->pid, bytes);
     }
     TR__TRY(tr__shm_map(peer, id, bytes, fd, &peer->channel_mapping));
     tr__shm_channel *channel = (tr__shm_channel *)peer->channel_mapping.memory;

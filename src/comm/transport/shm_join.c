@@ -39,17 +39,17 @@ static int open_socket(void)
     return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
-tr_status tr__shm_listen(tr__shm *t, tr__card *card)
+tr_status tr__shm_listen(tr__shm *t, tr__endpoint_record *record)
 {
     struct sockaddr_un address;
     char random[33];
     TR__TRY(tr__random_text(t->listener.cookie, sizeof t->listener.cookie));
     TR__TRY(tr__random_text(random, sizeof random));
-    memcpy(card->cookie, t->listener.cookie, sizeof card->cookie);
-    memcpy(card->address, "trireme-", 8);
-    memcpy(card->address + 8, random, sizeof random);
+    memcpy(record->cookie, t->listener.cookie, sizeof record->cookie);
+    memcpy(record->address, "trireme-", 8);
+    memcpy(record->address + 8, random, sizeof random);
     t->listener.socket = open_socket();
-    socklen_t length = address_of(card->address, &address);
+    socklen_t length = address_of(record->address, &address);
     if (t->listener.socket < 0 || bind(t->listener.socket, (struct sockaddr *)&address, length) != 0 ||
         listen(t->listener.socket, t->world_size) != 0)
         return tr__fail_errno(TR_IO, errno, "group '%s': cannot listen for the other ranks", t->group);
@@ -61,16 +61,16 @@ tr_status tr__shm_listen(tr__shm *t, tr__card *card)
 typedef struct joining {
     tr__shm *t;
     tr__rendezvous *meeting;
-    tr__card *cards;     /* of all ranks of the group */
+    tr__endpoint_record *records;     /* of all ranks of the group */
     int missing;         /* ranks that have not shaken hands */
     int *incoming;       /* sockets that came in and have not said who they are */
     int incoming_count;
     struct pollfd *fds;  /* listener, peers, incoming */
 } joining;
 
-static tr__card *card_of(const joining *j, int place)
+static tr__endpoint_record *record_of(const joining *j, int place)
 {
-    return &j->cards[j->t->peers[place].rank];
+    return &j->records[j->t->peers[place].rank];
 }
 
 /* False when nobody takes it. */
@@ -82,8 +82,8 @@ static bool send_hello(joining *j, int rank, int socket)
     if (!tr__segment_find(t->endpoint->page, 1, &page)) return false;
     tr__shm_message hello = {.magic = TR__SHM_MAGIC, .type = TR__SHM_HELLO, .rank = t->rank, .id = page.id,
         .bytes = page.bytes};
-    memcpy(hello.cookie, card_of(j, rank)->cookie, sizeof hello.cookie);
-    memcpy(hello.text, card_of(j, t->rank)->address, sizeof card_of(j, t->rank)->address);
+    memcpy(hello.cookie, record_of(j, rank)->cookie, sizeof hello.cookie);
+    memcpy(hello.text, record_of(j, t->rank)->address, sizeof record_of(j, t->rank)->address);
     return tr__shm_send(socket, &hello, page.fd) >= 0;
 }
 
@@ -112,7 +112,7 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
     tr__endpoint_peer *link = peer->link;
     link->socket = socket;
     link->visible = peer->visible = pid != 0; /* 0: from a process namespace that we cannot see into */
-    link->pid = peer->pid = pid ? pid : card_of(j, rank)->pid;
+    link->pid = peer->pid = pid ? pid : record_of(j, rank)->pid;
     link->in_process = peer->in_process = pid == (long)getpid();
     TR__TRY(tr__endpoint_mapped(t->endpoint, rank, hello, fd));
     if (link->mapping_count == 0) return tr__fail(TR_PEER, "group '%s': rank %d gave up joining", t->group, peer->rank);
@@ -135,19 +135,19 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
 
 static tr_status check_alive(const joining *j, int rank)
 {
-    TR__TRY(tr__rendezvous_check(j->meeting, j->cards, j->t->peers[rank].rank));
+    TR__TRY(tr__rendezvous_check(j->meeting, j->records, j->t->peers[rank].rank));
     if (tr__now_ns() < j->meeting->deadline) return TR_OK;
     j->meeting->late = j->t->peers[rank].rank;
     return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %g s", j->t->group,
-                    j->t->peers[rank].rank, card_of(j, rank)->pid, j->meeting->member->timeout_ms / 1000.0);
+                    j->t->peers[rank].rank, record_of(j, rank)->pid, j->meeting->member->timeout_ms / 1000.0);
 }
 
 /* A rank has closed the connection. */
 static tr_status hung_up(joining *j, int rank)
 {
-    TR__TRY(tr__rendezvous_await_reason(j->meeting, j->cards, j->t->peers[rank].rank));
+    TR__TRY(tr__rendezvous_await_reason(j->meeting, j->records, j->t->peers[rank].rank));
     return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) gave up joining", j->t->group, j->t->peers[rank].rank,
-        card_of(j, rank)->pid);
+        record_of(j, rank)->pid);
 }
 
 /* Says hello, or why that cannot be. */
@@ -158,12 +158,12 @@ static tr_status greet_first(joining *j, int rank, int socket)
     return tr__fail_errno(TR_IO, errno, "group '%s': cannot greet rank %d", j->t->group, j->t->peers[rank].rank);
 }
 
-/* A refused connection is a card of an earlier try to join: a new one will follow. */
+/* A refused connection: the record is of an earlier try to join, and a new one will follow. */
 static tr_status call_rank(joining *j, int rank)
 {
     for (;;) {
         struct sockaddr_un address;
-        socklen_t length = address_of(card_of(j, rank)->address, &address);
+        socklen_t length = address_of(record_of(j, rank)->address, &address);
         int socket = open_socket();
         if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", j->t->group,
             j->t->peers[rank].rank);
@@ -178,7 +178,7 @@ static tr_status call_rank(joining *j, int rank)
                 j->t->peers[rank].rank);
         TR__TRY(check_alive(j, rank));
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-        TR__TRY(tr__rendezvous_read(j->meeting, j->t->peers[rank].rank, j->cards));
+        TR__TRY(tr__rendezvous_read(j->meeting, j->t->peers[rank].rank, j->records));
     }
 }
 
@@ -194,7 +194,7 @@ static tr_status hear_answer(joining *j, int rank)
     if (fd >= 0) close(fd);
     if (got <= 0) return hung_up(j, rank);
     return tr__fail(TR_FORMAT, "group '%s': rank %d (pid %ld) answers with what is no hello of its own", j->t->group,
-        j->t->peers[rank].rank, card_of(j, rank)->pid);
+        j->t->peers[rank].rank, record_of(j, rank)->pid);
 }
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
@@ -233,9 +233,9 @@ static tr_status hear_incoming(joining *j, int index)
         return TR_OK;
     }
     TR__TRY(greet(j, hello.rank, socket, pid, &hello, fd));
-    /* One with another address has published a new card since we read the old one. */
-    if (strcmp(card_of(j, hello.rank)->address, hello.text) != 0)
-        TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, j->cards));
+    /* One with another address has published a new record since we read the old one. */
+    if (strcmp(record_of(j, hello.rank)->address, hello.text) != 0)
+        TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, j->records));
     return greet_first(j, hello.rank, socket);
 }
 
@@ -254,7 +254,7 @@ static tr_status hear_all(joining *j)
     if (poll(j->fds, (nfds_t)(1 + world + incoming), LOOK_MS) <= 0) {
         for (int rank = 0; rank < world; rank++)
             if (!t->peers[rank].control) TR__TRY(check_alive(j, rank));
-        return tr__rendezvous_heed(j->meeting);
+        return tr__rendezvous_check_peers(j->meeting);
     }
     for (int rank = 0; rank < world; rank++)
         if (j->fds[1 + rank].revents) TR__TRY(hear_answer(j, rank));
@@ -271,10 +271,10 @@ static tr_status meet_all(joining *j)
     return TR_OK;
 }
 
-tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__card *cards)
+tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
     size_t world = (size_t)t->world_size;
-    joining j = {.t = t, .meeting = meeting, .cards = cards, .missing = t->world_size - 1};
+    joining j = {.t = t, .meeting = meeting, .records = records, .missing = t->world_size - 1};
     j.incoming = calloc(world, sizeof *j.incoming);
     j.fds = calloc(1 + 2 * world, sizeof *j.fds);
     tr_status status =

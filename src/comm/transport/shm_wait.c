@@ -260,7 +260,7 @@ static tr_status timed_out(tr__shm *t, tr__shm_call *call, tr__shm_word word, ui
     lateness l;
     char here[TR__CALL_TEXT];
     describe(t, word, value, only, &l);
-    TR__TRY(tr__shm_heed(t, call->timeout_ms));
+    TR__TRY(tr__shm_check_peers(t, call->timeout_ms));
     return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s; %s", call_text(t, call, here),
         t->peers[t->rank].rank, call->timeout_ms / 1000.0, l.ranks, l.state);
 }
@@ -337,7 +337,7 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         if (s.late < 0) {
             tr__recorder_waits_for(t->recorder, NULL, 0);
             atomic_store(&t->control->stuck.collective, 0);
-            if (t->tcp) tr__tcp_go_on(t->tcp, &t->tcp->lingers);
+            if (t->tcp) tr__tcp_go_on(t->tcp, &t->tcp->local_wait);
             return TR_OK;
         }
         if (broken && !may_still_come(t, call, s.late, &broken_since)) return tr__failure_tell(&t->failure);
@@ -350,7 +350,7 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         if (!call->began) call->began = now;
         int64_t rest = call->began + (int64_t)call->timeout_ms * 1000000 - now;
         /* Other hosts may wait for us, and who is late here for another host. */
-        if (t->tcp) TR__TRY(tr__tcp_linger(t->tcp, t->peers[s.late].rank, call->began, call->timeout_ms));
+        if (t->tcp) TR__TRY(tr__tcp_local_wait(t->tcp, t->peers[s.late].rank, call->began, call->timeout_ms));
         if (rest <= 0) return timed_out(t, call, word, value, only);
         if (!call->reported && now - call->began > (int64_t)t->report_ms * 1000000) report(t, call, word, value, only);
         int awaited = record_waits(t, word, value, only);

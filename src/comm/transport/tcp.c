@@ -162,7 +162,7 @@ static tr_status make_tables(tr__tcp *t)
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
     for (int rank = 0; rank < t->world_size; rank++) {
         t->peers[rank].rank = rank;
-        t->peers[rank].claims[0].on = t->peers[rank].claims[1].on = -1;
+        t->peers[rank].waits[0].on = t->peers[rank].waits[1].on = -1;
     }
     return TR_OK;
 }
@@ -192,7 +192,7 @@ static tr_status take_settings(tr__tcp *t, const tr__member *member)
 
 /* ---- The first group of an endpoint ------------------------------------------------------------------------------ */
 
-static tr_status open_endpoint(tr__tcp *t, const tr__member *member, tr__card *card)
+static tr_status open_endpoint(tr__tcp *t, const tr__member *member, tr__endpoint_record *record)
 {
     tr__network_endpoint *n;
     const tr_store *store = member->store;
@@ -213,19 +213,19 @@ static tr_status open_endpoint(tr__tcp *t, const tr__member *member, tr__card *c
     t->network = n;
     for (int rank = 0; rank < t->world_size; rank++) t->place->members[rank] = rank;
     tr__network_enter(t->place, t->world_size);
-    memcpy(card->tcp_address, n->address, sizeof card->tcp_address);
-    memcpy(card->tcp_cookie, n->cookie, sizeof card->tcp_cookie);
+    memcpy(record->tcp_address, n->address, sizeof record->tcp_address);
+    memcpy(record->tcp_cookie, n->cookie, sizeof record->tcp_cookie);
     return TR_OK;
 }
 
-tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transport)
+tr_status tr__tcp_new(const tr__member *member, tr__endpoint_record *record, tr__tcp **transport)
 {
     tr__tcp *t;
     tr_status status = make(member->group, member->rank, member->world_size, &t);
     if (!t) return status;
     if (status == TR_OK) status = take_settings(t, member);
-    card->table = tr__choice_digest(&t->choices);
-    if (status == TR_OK) status = open_endpoint(t, member, card);
+    record->table = tr__choice_digest(&t->choices);
+    if (status == TR_OK) status = open_endpoint(t, member, record);
     if (status == TR_OK)
         *transport = t;
     else
@@ -248,9 +248,9 @@ void tr__tcp_know_members(tr__tcp *t)
     t->crowded = tr__cores() < here;
 }
 
-tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
+tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
-    TR__TRY(tr__tcp_connect(t, meeting, cards));
+    TR__TRY(tr__tcp_connect(t, meeting, records));
     TR__TRY(tr__network_monitor_start(t->network));
     TR__TRY(tr__rendezvous_use(meeting));
     /* A rank has joined when all have: nobody's first collective meets a rank that failed to join. */

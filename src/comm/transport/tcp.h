@@ -56,12 +56,12 @@ _Static_assert(sizeof(tr__tcp_frame) == sizeof(tr__network_frame) && offsetof(tr
 
 /* ---- What a rank keeps ------------------------------------------------------------------------------------------- */
 
-/* What a peer says of whom it waits for. It stays when the peer is stopped, true or not. */
-typedef struct tr__tcp_claim {
+/* Whom a peer waits for, as it has told: an edge of the wait-for graph. It stays when the peer is stopped, true or not. */
+typedef struct tr__tcp_wait_edge {
     int on;            /* a rank; -1: nobody */
     uint64_t sequence; /* of the collective that waits; 0: it has no number */
     int64_t heard;     /* when, by tr__now_ns() */
-} tr__tcp_claim;
+} tr__tcp_wait_edge;
 
 typedef struct tr__tcp_peer {
     int rank;
@@ -73,7 +73,7 @@ typedef struct tr__tcp_peer {
     atomic_bool left;           /* has said goodbye */
     /* Under the lock: */
     bool called;                /* `call` is known */
-    tr__tcp_claim claims[2];    /* whom its collective, and its sends and receives, have long waited for */
+    tr__tcp_wait_edge waits[2];    /* of its collective, and of its sends and receives */
     tr__signature call;         /* the latest that we heard of; */
     tr__signature numbered;     /* and the latest of those with a number; 0 as its number: none */
     /* For the thread that runs a collective: the turn in which an earlier transfer held the connection (tcp_run.c). */
@@ -87,12 +87,12 @@ typedef struct tr__tcp_patience {
     bool reported;
 } tr__tcp_patience;
 
-/* A peer's call that is not ours. */
-typedef struct tr__tcp_dispute {
+/* A peer's call that differs from ours. */
+typedef struct tr__tcp_mismatch {
     bool there;
     int rank;
     tr__signature ours, theirs;
-} tr__tcp_dispute;
+} tr__tcp_mismatch;
 
 typedef struct tr__tcp_slot tr__tcp_slot; /* a step that is under way: tcp_flow.h */
 
@@ -108,7 +108,7 @@ typedef struct tr__tcp {
     bool crowded; /* more ranks on this machine than cores: spinning only keeps the others from working */
     int kick;     /* eventfd: the group is broken, or a connection has come; under the lock. -1: nobody has slept yet */
     int wake;     /* the same for the thread that carries sends and receives, and that there are new ones */
-    tr__tcp_dispute dispute; /* the monitor's: to be said when nothing else is there to be heard */
+    tr__tcp_mismatch mismatch; /* the monitor's: it breaks the group when nothing else is left to be read */
     const tr__carried *_Atomic carried; /* of a carrier: who is told when a peer has gone */
 
     tr__failure failure;     /* why the group is broken */
@@ -125,7 +125,7 @@ typedef struct tr__tcp {
     struct tr__shm *shm;     /* under `link`: joins the ranks of this host, and breaks when we do; or NULL */
 
     /* For the thread that runs a collective. */
-    tr__tcp_patience lingers; /* in shared memory */
+    tr__tcp_patience local_wait; /* of waits in shared memory */
     tr__tcp_slot *slots;
     struct pollfd *polled;
     char *stage;          /* what is folded on its way in */
@@ -137,10 +137,10 @@ typedef struct tr__tcp {
 
 /* ---- tcp.c ------------------------------------------------------------------------------------------------------- */
 
-/* Makes a rank's side of a first group, with an endpoint of its own, whose address and cookie go into the card. */
-tr_status tr__tcp_new(const tr__member *member, tr__card *card, tr__tcp **transport);
-/* Connects with all ranks, whose cards are given, and waits until all are there. */
-tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards);
+/* Makes a rank's side of a first group, with an endpoint of its own, whose address and cookie go into the endpoint record. */
+tr_status tr__tcp_new(const tr__member *member, tr__endpoint_record *record, tr__tcp **transport);
+/* Connects with all ranks, whose records are given, and waits until all are there. */
+tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records);
 /* All are connected: takes them as members. */
 void tr__tcp_know_members(tr__tcp *t);
 /* Says goodbye to the ranks that know of us and frees all. */
@@ -182,7 +182,7 @@ char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME]);
 
 /* ---- tcp_join.c -------------------------------------------------------------------------------------------------- */
 
-tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards);
+tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records);
 
 /* ---- tcp_control.c ----------------------------------------------------------------------------------------------- */
 
@@ -196,9 +196,9 @@ const tr__signature *tr__tcp_own_call(const tr__tcp *t, const tr__signature *the
 void tr__tcp_heard(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call);
 /* Sends a control message to all ranks that are known and there; never blocks. */
 void tr__tcp_tell_all(tr__tcp *t, const tr__tcp_frame *frame, const char *text);
-/* Before a failure of our own: lets the monitor hear what the peers have said by now, for a second at most. When that was
- * why they gave up, it is the failure: we may have slept through it. */
-tr_status tr__tcp_heed(tr__tcp *t);
+/* Before a failure of our own: lets the monitor read what the peers have sent by now, for a second at most. If one of them has
+ * given up, its reason is the failure: we may have slept through it. */
+tr_status tr__tcp_check_peers(tr__tcp *t);
 /* A connection that `call` needs has ended or failed: finds out why, and fails. Waits for the monitor, a second at most. */
 tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call, int error);
 /* What has come from a peer is damaged, and nothing behind it can be read. */
@@ -220,25 +220,25 @@ tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int
 /* Sleeps until a connection is ready or the group is broken; `count` entries of t->polled are set, with the peers' ranks
  * in `ranks`. Fails at the timeout. */
 tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *patience, int timeout_ms, const int *ranks, int count);
-/* For a rank that waits in shared memory since a time by tr__now_ns(), for one on its host: lets the others know, as they
- * may wait for this one. At the timeout it fails, if that rank waits for yet another. */
-tr_status tr__tcp_linger(tr__tcp *t, int rank, int64_t since, int timeout_ms);
+/* For a rank that has waited in shared memory since a time by tr__now_ns() for another of its host: tells the peers of other hosts,
+ * which may wait for this one. At the timeout it fails if that rank itself waits for another. */
+tr_status tr__tcp_local_wait(tr__tcp *t, int rank, int64_t since, int timeout_ms);
 
 /* ---- tcp_run.c --------------------------------------------------------------------------------------------------- */
 
 tr_status tr__tcp_run(tr__tcp *t, const tr_collective *collective, uint64_t sequence);
 
 /* Some of the ranks, for a part of a collective. Its root and blocks go by the places here. */
-typedef struct tr__tcp_team {
+typedef struct tr__tcp_subset {
     const int *ranks; /* [count] */
     int count, own;   /* own: our place */
     const int *host;  /* [world_size]: members on one host send each other nothing here */
-} tr__tcp_team;
+} tr__tcp_subset;
 
 /* A collective in parts: enter, any number of parts, exit. Messages and signatures show the whole; who finds a failure
  * breaks the group. Enter fails when it is broken already. */
 tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t sequence);
-tr_status tr__tcp_run_part(tr__tcp *t, const tr_collective *part, const tr__tcp_team *team);
+tr_status tr__tcp_run_part(tr__tcp *t, const tr_collective *part, const tr__tcp_subset *subset);
 void tr__tcp_exit(tr__tcp *t);
 
 #endif

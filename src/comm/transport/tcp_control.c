@@ -123,7 +123,8 @@ static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
     return died(t, peer, moment, error);
 }
 
-/* A call that is not ours is no reason yet: who comes late to it may be about to hear that the others gave up. */
+/* A call that differs from ours breaks the group only when all that has come is read: if this rank is late, the reason why the
+ * others gave up may be among it. */
 static void hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_frame *frame, const tr__signature *call)
 {
     pthread_mutex_lock(&t->lock);
@@ -131,12 +132,12 @@ static void hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_frame *frame
     if (call->sequence > t->ahead) t->ahead = call->sequence;
     int waits_for = frame->waits_for;
     bool exists = waits_for >= 0 && waits_for < t->world_size && waits_for != peer->rank;
-    peer->claims[tr__kind_of(call->kind)->point_to_point] =
-        (tr__tcp_claim){exists ? waits_for : -1, call->sequence, tr__now_ns()};
+    peer->waits[tr__kind_of(call->kind)->point_to_point] =
+        (tr__tcp_wait_edge){exists ? waits_for : -1, call->sequence, tr__now_ns()};
     tr__signature ours = *tr__tcp_own_call(t, call);
     pthread_mutex_unlock(&t->lock);
-    if (ours.sequence != call->sequence || !call->sequence || tr__signature_agrees(&ours, call) || t->dispute.there) return;
-    t->dispute = (tr__tcp_dispute){true, peer->rank, ours, *call};
+    if (ours.sequence != call->sequence || !call->sequence || tr__signature_agrees(&ours, call) || t->mismatch.there) return;
+    t->mismatch = (tr__tcp_mismatch){true, peer->rank, ours, *call};
     t->network->unsettled = true;
 }
 
@@ -195,12 +196,12 @@ static void heard(void *user, int member, const tr__network_frame *frame, const 
 static void heard_all(void *user)
 {
     tr__tcp *t = user;
-    const tr__tcp_dispute *d = &t->dispute;
+    const tr__tcp_mismatch *d = &t->mismatch;
     if (d->there && !tr__failure_there(&t->failure)) {
         tr__call_mismatch(t->group, t->rank, &d->ours, d->rank, &d->theirs);
         if (tr__tcp_break(t) != TR_OK) log_if_idle(t);
     }
-    t->dispute.there = false;
+    t->mismatch.there = false;
 }
 
 static void gone(void *user, int member, int error)
@@ -236,7 +237,7 @@ const tr__network_calls tr__tcp_calls = {heard, heard_all, gone, wants, connecte
 
 /* ---- Before a failure of our own --------------------------------------------------------------------------------- */
 
-tr_status tr__tcp_heed(tr__tcp *t)
+tr_status tr__tcp_check_peers(tr__tcp *t)
 {
     enum { LOOK_NS = 1000000000, PAUSE_NS = 500000 };
     int64_t until = tr__now_ns() + LOOK_NS;

@@ -105,7 +105,7 @@ static tr_status check_frame(tr__tcp_call *call, tr__tcp_slot *s)
     tr__tcp_heard(t, peer, &theirs);
     const tr__signature *ours = &t->last;
     bool agrees = theirs.sequence == ours->sequence && tr__signature_agrees(ours, &theirs);
-    if (!agrees) TR__TRY(tr__tcp_heed(t));
+    if (!agrees) TR__TRY(tr__tcp_check_peers(t));
     if (!agrees) return tr__call_mismatch(t->group, t->rank, tr__tcp_own_call(t, &theirs), peer->rank, &theirs);
     if (s->frame.algorithm != call->schedule.algorithm)
         return tr__fail(TR_MISMATCH, "group '%s': for the same call rank %d uses the algorithm '%s' and rank %d '%s'; "

@@ -47,7 +47,7 @@ struct tr__tcp_slot {
 typedef struct tr__tcp_call {
     tr__tcp *t;
     const tr_collective *c;
-    const tr__tcp_team *team;     /* NULL: the whole group */
+    const tr__tcp_subset *subset; /* NULL: the whole group */
     tr__schedule schedule;
     int64_t steps;                /* of the schedule */
     int64_t first, loaded;        /* steps [first, loaded) are under way */

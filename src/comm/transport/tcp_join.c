@@ -1,7 +1,7 @@
 /*
- * Connecting the ranks of a first group: each knows from the others' cards where their endpoints listen and what they want to be
- * shown there, connects to all ranks below it and accepts those above, all at once (net/network_connect.c). Meanwhile it looks at
- * whether those that it waits for are alive, and still where their cards say.
+ * Connecting the ranks of a first group. The endpoint records say where the others listen and which cookie they expect. A rank
+ * connects to all ranks below it and accepts those above, all at once (net/network_connect.c). Meanwhile it checks that those it
+ * waits for are alive and still where their records say.
  */
 #include "base/clock.h"
 #include "comm/ranks_text.h"
@@ -19,7 +19,7 @@ enum {
 typedef struct joining {
     tr__tcp *t;
     tr__rendezvous *meeting;
-    tr__card *cards;
+    tr__endpoint_record *records;
     int64_t *hung_up; /* since when ranks that we were connected to have gone; 0: they have not */
     int64_t asked;    /* when we last looked for their reasons, */
     int64_t looked;   /* and whether those that are missing are alive */
@@ -29,21 +29,21 @@ typedef struct joining {
 
 static void take_record(joining *j, int rank)
 {
-    const tr__card *card = &j->cards[rank], *mine = &j->cards[j->t->rank];
+    const tr__endpoint_record *its = &j->records[rank], *mine = &j->records[j->t->rank];
     tr__network_record *record = &j->t->network->peers[rank].record;
     size_t kernel = strcspn(mine->machine, "/") + 1;
-    *record = (tr__network_record){.pid = card->pid, .visible = tr__card_visible(card, mine),
-        .same_host = strcmp(card->machine, mine->machine) == 0,
-        .same_kernel = strncmp(card->machine, mine->machine, kernel) == 0};
-    memcpy(record->host, card->host, sizeof record->host);
-    memcpy(record->address, card->tcp_address, sizeof record->address);
-    memcpy(record->cookie, card->tcp_cookie, sizeof record->cookie);
-    if (rank == j->t->rank) memcpy(j->t->network->address, card->tcp_address, sizeof card->tcp_address); /* as others see it */
+    *record = (tr__network_record){.pid = its->pid, .visible = tr__endpoint_record_visible(its, mine),
+        .same_host = strcmp(its->machine, mine->machine) == 0,
+        .same_kernel = strncmp(its->machine, mine->machine, kernel) == 0};
+    memcpy(record->host, its->host, sizeof record->host);
+    memcpy(record->address, its->tcp_address, sizeof record->address);
+    memcpy(record->cookie, its->tcp_cookie, sizeof record->cookie);
+    if (rank == j->t->rank) memcpy(j->t->network->address, its->tcp_address, sizeof its->tcp_address); /* as others see it */
 }
 
 static tr_status renew(joining *j, int rank)
 {
-    tr_status status = tr__rendezvous_read(j->meeting, rank, j->cards);
+    tr_status status = tr__rendezvous_read(j->meeting, rank, j->records);
     if (status == TR_OK) take_record(j, rank);
     return status;
 }
@@ -69,7 +69,7 @@ static tr_status too_late(const joining *j)
     for (int rank = 0; rank < j->t->world_size; rank++)
         if (is_missing(j, rank)) missing[count++] = rank;
     if (count) j->meeting->late = missing[0];
-    const tr__card *first = &j->cards[count ? missing[0] : j->t->rank];
+    const tr__endpoint_record *first = &j->records[count ? missing[0] : j->t->rank];
     tr__ranks_text(missing, count, count, list);
     free(missing);
     return tr__fail(TR_TIMEOUT, "group '%s': %s (%spid %ld on host %s, at %s) did not come to the meeting within %g s",
@@ -79,7 +79,7 @@ static tr_status too_late(const joining *j)
 
 static tr_status check_alive(const joining *j, int rank)
 {
-    TR__TRY(tr__rendezvous_check(j->meeting, j->cards, rank));
+    TR__TRY(tr__rendezvous_check(j->meeting, j->records, rank));
     return tr__now_ns() < j->meeting->deadline ? TR_OK : too_late(j);
 }
 
@@ -94,7 +94,7 @@ static tr_status check_connected(joining *j)
         struct pollfd end = {.fd = control ? control->wire.socket : -1, .events = POLLRDHUP};
         if (end.fd < 0 || poll(&end, 1, 0) <= 0) continue;
         if (!j->hung_up[rank]) j->hung_up[rank] = now;
-        if (due) TR__TRY(tr__rendezvous_hung_up(j->meeting, j->cards, rank, j->hung_up[rank]));
+        if (due) TR__TRY(tr__rendezvous_hung_up(j->meeting, j->records, rank, j->hung_up[rank]));
     }
     return TR_OK;
 }
@@ -102,7 +102,7 @@ static tr_status check_connected(joining *j)
 static tr_status check_missing(joining *j)
 {
     TR__TRY(tr__failure_there(&j->t->failure) ? tr__failure_tell(&j->t->failure) : TR_OK); /* of shared memory */
-    TR__TRY(tr__rendezvous_heed(j->meeting));
+    TR__TRY(tr__rendezvous_check_peers(j->meeting));
     TR__TRY(check_connected(j));
     for (int rank = 0; rank < j->t->world_size; rank++)
         if (is_missing(j, rank)) TR__TRY(check_alive(j, rank));
@@ -111,7 +111,7 @@ static tr_status check_missing(joining *j)
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */
 
-/* Who refuses us is no longer, or not yet, the rank: a new card will follow. */
+/* Whoever refuses us is no longer, or not yet, that rank: a new record will follow. */
 static tr_status refused(void *user, int rank)
 {
     joining *j = user;
@@ -141,9 +141,9 @@ static tr_status meet_all(joining *j)
     return TR_OK;
 }
 
-tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__card *cards)
+tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
-    joining j = {.t = t, .meeting = meeting, .cards = cards};
+    joining j = {.t = t, .meeting = meeting, .records = records};
     const tr__network_joining calls = {&j, refused, moved};
     j.hung_up = calloc((size_t)t->world_size, sizeof *j.hung_up);
     if (!j.hung_up) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", t->group, t->world_size);

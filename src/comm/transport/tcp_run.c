@@ -79,9 +79,9 @@ static tr_status begin(tr__tcp_call *call)
     tr__tcp *t = call->t;
     const tr_collective *c = call->c;
     call->element = tr_dtype_size(c->dtype);
-    int members = call->team ? call->team->count : t->world_size;
+    int members = call->subset ? call->subset->count : t->world_size;
     call->schedule = (tr__schedule){.kind = c->kind, .algorithm = choose(t, c, members),
-        .rank = call->team ? call->team->own : t->rank, .world_size = members, .root = c->root, .count = c->count,
+        .rank = call->subset ? call->subset->own : t->rank, .world_size = members, .root = c->root, .count = c->count,
         .in_counts = c->in_counts, .in_offsets = c->in_offsets, .out_counts = c->out_counts,
         .out_offsets = c->out_offsets, .segment = SEGMENT_BYTES / (int64_t)call->element};
     call->steps = tr__schedule_steps(&call->schedule);
@@ -103,10 +103,10 @@ static tr__tcp_memory memory_of(const tr__tcp_call *call, tr__part part)
 /* The rank that a schedule's step means; -1: none, or one whom others serve. */
 static int partner(const tr__tcp_call *call, int member)
 {
-    const tr__tcp_team *team = call->team;
-    if (member < 0 || !team) return member;
-    int rank = team->ranks[member];
-    return team->host[rank] == team->host[call->t->rank] ? -1 : rank;
+    const tr__tcp_subset *subset = call->subset;
+    if (member < 0 || !subset) return member;
+    int rank = subset->ranks[member];
+    return subset->host[rank] == subset->host[call->t->rank] ? -1 : rank;
 }
 
 static void load(tr__tcp_call *call)
@@ -196,15 +196,15 @@ static tr_status carry_out(tr__tcp_call *call)
 /* ---- The collective ---------------------------------------------------------------------------------------------- */
 
 /* Under the lock: who waits long says so once, so who comes late to it with another call of that number is to object. */
-static tr__tcp_dispute find_dispute(const tr__tcp *t, const tr__signature *call)
+static tr__tcp_mismatch find_mismatch(const tr__tcp *t, const tr__signature *call)
 {
     bool possible = call->sequence && t->ahead >= call->sequence;
     for (int rank = 0; possible && rank < t->world_size; rank++) {
         const tr__signature *theirs = &t->peers[rank].numbered;
         if (theirs->sequence == call->sequence && !tr__signature_agrees(call, theirs))
-            return (tr__tcp_dispute){true, rank, *call, *theirs};
+            return (tr__tcp_mismatch){true, rank, *call, *theirs};
     }
-    return (tr__tcp_dispute){false};
+    return (tr__tcp_mismatch){false};
 }
 
 tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
@@ -213,14 +213,14 @@ tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t se
     tr__signature call;
     tr__signature_of(collective, t->world_size, sequence, &call);
     pthread_mutex_lock(&t->lock);
-    tr__tcp_dispute dispute = find_dispute(t, &call);
-    if (!dispute.there) {
+    tr__tcp_mismatch mismatch = find_mismatch(t, &call);
+    if (!mismatch.there) {
         t->last = t->past[sequence % TR__TCP_PAST] = call;
         t->has_last = t->running = true;
     }
     pthread_mutex_unlock(&t->lock);
-    if (!dispute.there) return TR_OK;
-    if (tr__tcp_heed(t) == TR_OK) tr__call_mismatch(t->group, t->rank, &dispute.ours, dispute.rank, &dispute.theirs);
+    if (!mismatch.there) return TR_OK;
+    if (tr__tcp_check_peers(t) == TR_OK) tr__call_mismatch(t->group, t->rank, &mismatch.ours, mismatch.rank, &mismatch.theirs);
     return tr__tcp_break(t);
 }
 
@@ -231,9 +231,9 @@ void tr__tcp_exit(tr__tcp *t)
     pthread_mutex_unlock(&t->lock);
 }
 
-tr_status tr__tcp_run_part(tr__tcp *t, const tr_collective *part, const tr__tcp_team *team)
+tr_status tr__tcp_run_part(tr__tcp *t, const tr_collective *part, const tr__tcp_subset *subset)
 {
-    tr__tcp_call call = {.t = t, .c = part, .team = team, .turn = t->turn};
+    tr__tcp_call call = {.t = t, .c = part, .subset = subset, .turn = t->turn};
     tr_status status = begin(&call);
     if (status == TR_OK) status = carry_out(&call);
     t->turn = call.turn;

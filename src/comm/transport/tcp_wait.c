@@ -18,25 +18,25 @@
 
 /* ---- Who is late, in words --------------------------------------------------------------------------------------- */
 
-/* Whom a peer waits for, as far as we know; NULL: nobody. What it has said of a call that the other has left behind is
- * no longer true, even if it has not taken it back: it may have been stopped before it could. */
-static const tr__tcp_claim *claim_of(const tr__tcp *t, int rank)
+/* A peer's edge in the graph of who waits for whom; NULL: it waits for nobody. One of a call that the other has left behind no
+ * longer holds, even if the peer has not taken it back: it may have been stopped before it could. */
+static const tr__tcp_wait_edge *wait_of(const tr__tcp *t, int rank)
 {
     for (int i = 0; i < 2; i++) {
-        const tr__tcp_claim *claim = &t->peers[rank].claims[i];
-        if (claim->on < 0) continue;
-        if (!claim->sequence || t->peers[claim->on].numbered.sequence <= claim->sequence) return claim;
+        const tr__tcp_wait_edge *edge = &t->peers[rank].waits[i];
+        if (edge->on < 0) continue;
+        if (!edge->sequence || t->peers[edge->on].numbered.sequence <= edge->sequence) return edge;
     }
     return NULL;
 }
 
-/* In a circle somebody's word no longer holds. Ranks that wait repeat theirs before the end, a stopped one cannot: it is
- * the one that we have not heard the longest. */
-static int oldest_in_circle(const tr__tcp *t, int rank)
+/* In a cycle one edge no longer holds. Ranks that wait repeat theirs before the end, a stopped one cannot: the culprit is the
+ * rank whose edge is the oldest. */
+static int oldest_in_cycle(const tr__tcp *t, int rank)
 {
     int oldest = rank;
-    for (int next = claim_of(t, rank)->on; next != rank; next = claim_of(t, next)->on)
-        if (claim_of(t, next)->heard < claim_of(t, oldest)->heard) oldest = next;
+    for (int next = wait_of(t, rank)->on; next != rank; next = wait_of(t, next)->on)
+        if (wait_of(t, next)->heard < wait_of(t, oldest)->heard) oldest = next;
     return oldest;
 }
 
@@ -44,11 +44,11 @@ static int oldest_in_circle(const tr__tcp *t, int rank)
 static int culprit(const tr__tcp *t, int rank)
 {
     for (int hops = 0; hops < t->world_size; hops++) {
-        const tr__tcp_claim *claim = claim_of(t, rank);
-        if (!claim || claim->on == t->rank) return rank;
-        rank = claim->on;
+        const tr__tcp_wait_edge *edge = wait_of(t, rank);
+        if (!edge || edge->on == t->rank) return rank;
+        rank = edge->on;
     }
-    return oldest_in_circle(t, rank);
+    return oldest_in_cycle(t, rank);
 }
 
 int tr__tcp_describe(tr__tcp *t, int rank, char name[TR__TCP_NAME], char state[TR__TCP_STATE])
@@ -147,7 +147,7 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     int64_t waited = (now - p->since) / 1000000;
     do_what_is_due(t, p, waited, timeout_ms, ranks[0], &next);
     if (waited >= timeout_ms) {
-        TR__TRY(tr__tcp_heed(t));
+        TR__TRY(tr__tcp_check_peers(t));
         return tr__tcp_timed_out(t, own_call(t), ranks[0], timeout_ms);
     }
     TR__TRY(tr__tcp_need_event(t, &t->kick));
@@ -159,13 +159,13 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
 }
 
-tr_status tr__tcp_linger(tr__tcp *t, int rank, int64_t since, int timeout_ms)
+tr_status tr__tcp_local_wait(tr__tcp *t, int rank, int64_t since, int timeout_ms)
 {
     int64_t waited = (tr__now_ns() - since) / 1000000, next;
-    if (t->lingers.since != since) t->lingers = (tr__tcp_patience){.since = since, .reported = true};
-    do_what_is_due(t, &t->lingers, waited, timeout_ms, rank, &next);
+    if (t->local_wait.since != since) t->local_wait = (tr__tcp_patience){.since = since, .reported = true};
+    do_what_is_due(t, &t->local_wait, waited, timeout_ms, rank, &next);
     if (waited < timeout_ms) return TR_OK;
-    TR__TRY(tr__tcp_heed(t));
+    TR__TRY(tr__tcp_check_peers(t));
     pthread_mutex_lock(&t->lock);
     bool itself = culprit(t, rank) == rank;
     pthread_mutex_unlock(&t->lock);

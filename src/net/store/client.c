@@ -15,7 +15,7 @@ enum {
     BUFFER = 4096,          /* room for what comes, at least */
     KEPT_BUFFER = 64 << 10, /* larger ones are freed when they are empty */
     PART = 64 << 10,        /* encrypted at once: what a slow reader under TLS costs */
-    LOGGED_REFUSALS = 10,   /* so that who hammers at the door does not fill the log */
+    LOGGED_REFUSALS = 10,   /* so that a flood of refused clients does not fill the log */
 };
 
 /* ---- Clients come and go ----------------------------------------------------------------------------------------- */
@@ -55,7 +55,7 @@ void tr__client_let_past(tr__client *c)
 {
     uv_timer_stop(&c->timer);
     take_out(c);
-    put_into(&c->server->guests, c);
+    put_into(&c->server->admitted, c);
 }
 
 void tr__client_give_way(tr__server *s)
@@ -277,7 +277,7 @@ static bool shake_hands(tr__client *c)
 {
     int done = tr__tls_handshake(c->tls);
     bool sent = send_handshake(c);
-    if (done >= 0 && c->state == TR__CLIENT_STRANGER && tr__tls_promising(c->tls)) greet(c);
+    if (done >= 0 && c->state == TR__CLIENT_STRANGER && tr__tls_has_proof(c->tls)) greet(c);
     if (done < 0) log_refusal(c, tr__tls_key_differs(c->tls) ? "its token is not this job's" : "a broken handshake");
     return sent && done >= 0;
 }

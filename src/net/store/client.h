@@ -38,7 +38,7 @@ struct tr__server {
     tr__map map;
     /* Rings of clients, the youngest after the head: those that have proved nothing, those in a handshake whose first message
      * was right, and those that may ask. */
-    tr__ring strangers, greeting, guests;
+    tr__ring strangers, greeting, admitted;
     int new_count, new_most; /* strangers and those that greet; how many there may be */
     int refusals;
     tr__origins origins; /* of the strangers */
@@ -60,7 +60,7 @@ struct tr__server {
 /* One frame is handled at a time, so a client costs at most a frame, its keys and a value, however slow it reads or
  * writes. */
 typedef struct tr__client {
-    tr__ring link; /* among the server's guests, or those at the door */
+    tr__ring link; /* in one of the server's three */
     uv_tcp_t tcp;
     uv_timer_t timer; /* of the greeting, then of waits */
     uv_write_t write;
@@ -84,13 +84,13 @@ typedef struct tr__client {
     int rest_count;
 } tr__client;
 
-/* At the door, its connection not yet accepted; NULL without memory. */
+/* A stranger whose connection is not accepted yet; NULL without memory. */
 tr__client *tr__client_new(tr__server *server);
 /* Takes its connection and listens to it. False: it must be closed. */
 bool tr__client_accept(tr__client *client);
 void tr__client_close(tr__client *client);
 void tr__clients_close(tr__ring *members);
-/* It has greeted, well or badly: from the door to the guests. */
+/* Its hello has come, right or wrong: it is one of the admitted. */
 void tr__client_let_past(tr__client *client);
 /* Closes one that has not said hello: of the strangers the oldest of an address that has the most, or, if there is none, the
  * oldest that greets. */
@@ -98,7 +98,7 @@ void tr__client_give_way(tr__server *server);
 /* value NULL: none. It is sent from where it lies, to however many clients. */
 void tr__client_reply(tr__client *client, tr__frame_code code, tr__value *value);
 
-/* Answers a guest's frame, or lets it wait. */
+/* Answers a client's frame, or lets it wait. */
 void tr__request_handle(tr__client *client, const tr__frame *frame);
 /* Ends a wait without an answer. */
 void tr__request_forget(tr__client *client);

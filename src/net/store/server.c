@@ -78,7 +78,7 @@ static void on_stop(uv_async_t *async)
     tr__server *s = async->data;
     tr__clients_close(&s->strangers);
     tr__clients_close(&s->greeting);
-    tr__clients_close(&s->guests);
+    tr__clients_close(&s->admitted);
     uv_close((uv_handle_t *)&s->listener, NULL);
     uv_close((uv_handle_t *)&s->stop, NULL);
 }
@@ -161,7 +161,7 @@ static tr_status start(const tr__server_options *options, tr__server **server, i
     s->new_most = NEW_MOST;
     s->strangers = (tr__ring){&s->strangers, &s->strangers};
     s->greeting = (tr__ring){&s->greeting, &s->greeting};
-    s->guests = (tr__ring){&s->guests, &s->guests};
+    s->admitted = (tr__ring){&s->admitted, &s->admitted};
     uv_tcp_init(&s->loop, &s->listener);
     uv_async_init(&s->loop, &s->stop, on_stop);
     s->listener.data = s->stop.data = s;

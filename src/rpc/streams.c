@@ -31,7 +31,7 @@ typedef struct chunk { /* did not go out at once */
 
 typedef enum stage { FRAME, BODY, SIZES, PIECES } stage;
 
-struct tr__rpc_far {
+struct tr__rpc_stream {
     tr__wire *wire;        /* the carrier's */
     int watch, worker;
     atomic_bool ready;     /* epoll says that there is something, */
@@ -52,7 +52,7 @@ struct tr__rpc_far {
 /* ---- Going out --------------------------------------------------------------------------------------------------- */
 
 /* Under the lock: of some parts, how many bytes the wire takes; 0: it is full; -1: it has failed, which is seen by who reads. */
-static ssize_t offer(tr__rpc_far *f, const struct iovec *parts, int count)
+static ssize_t offer(tr__rpc_stream *f, const struct iovec *parts, int count)
 {
     ssize_t sent;
     do sent = tr__wire_send(f->wire, parts, count < IOV_MOST ? count : IOV_MOST);
@@ -61,13 +61,13 @@ static ssize_t offer(tr__rpc_far *f, const struct iovec *parts, int count)
 }
 
 /* Something has not gone to the socket. */
-static bool is_pending(const tr__rpc_far *f)
+static bool is_pending(const tr__rpc_stream *f)
 {
     return f->first || tr__wire_pending(f->wire);
 }
 
 /* Under the lock. False: the wire has failed. */
-static bool flush(tr__rpc_far *f)
+static bool flush(tr__rpc_stream *f)
 {
     for (chunk *c; (c = f->first);) {
         ssize_t sent = offer(f, &(struct iovec){c->data + c->at, c->bytes - c->at}, 1);
@@ -81,7 +81,7 @@ static bool flush(tr__rpc_far *f)
     return !tr__wire_pending(f->wire) || offer(f, NULL, 0) == 0;
 }
 
-static struct epoll_event events_of(const tr__rpc_far *f)
+static struct epoll_event events_of(const tr__rpc_stream *f)
 {
     uint32_t room = f->awaits_room ? EPOLLOUT : 0;
     return (struct epoll_event){.events = COMES | EPOLLET | room, .data.u32 = (uint32_t)f->worker};
@@ -89,7 +89,7 @@ static struct epoll_event events_of(const tr__rpc_far *f)
 
 /* Under the lock. Most often there is room, and it would wake threads that sleep to be told so; who asks again is told when
  * there has been some since the socket refused. */
-static void watch_room(tr__rpc_far *f)
+static void watch_room(tr__rpc_stream *f)
 {
     if (f->awaits_room == is_pending(f)) return;
     f->awaits_room = !f->awaits_room;
@@ -98,7 +98,7 @@ static void watch_room(tr__rpc_far *f)
 }
 
 /* Under the lock. */
-static bool queue_bytes(tr__rpc_far *f, const void *bytes, size_t count)
+static bool queue_bytes(tr__rpc_stream *f, const void *bytes, size_t count)
 {
     chunk *c = malloc(sizeof *c + count);
     if (!c) return false;
@@ -110,7 +110,7 @@ static bool queue_bytes(tr__rpc_far *f, const void *bytes, size_t count)
 }
 
 /* Under the lock: sends what it can of the parts and queues the rest. False: no memory. */
-static bool send_parts(tr__rpc_far *f, struct iovec *parts, int count)
+static bool send_parts(tr__rpc_stream *f, struct iovec *parts, int count)
 {
     ssize_t sent = 1;
     int at = 0;
@@ -161,9 +161,9 @@ static tr_status collect(outgoing *o, const tr__rpc_frame *frame, const tr__rpc_
     return TR_OK;
 }
 
-tr_status tr__far_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
+tr_status tr__stream_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
 {
-    tr__rpc_far *f = link->far;
+    tr__rpc_stream *f = link->stream;
     outgoing o = {0};
     tr_status status = collect(&o, frame, w);
     if (status == TR_OK) {
@@ -185,9 +185,9 @@ tr_status tr__far_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fra
 
 /* ---- Coming in --------------------------------------------------------------------------------------------------- */
 
-void tr__far_ready(tr__rpc_link *link, uint32_t events)
+void tr__stream_ready(tr__rpc_link *link, uint32_t events)
 {
-    tr__rpc_far *f = link->far;
+    tr__rpc_stream *f = link->stream;
     if (events & EPOLLOUT) {
         pthread_mutex_lock(&f->lock);
         flush(f);
@@ -198,20 +198,20 @@ void tr__far_ready(tr__rpc_link *link, uint32_t events)
     if (events & ~(uint32_t)EPOLLOUT) atomic_store(&f->ready, true);
 }
 
-bool tr__far_waiting(const tr__rpc_link *link)
+bool tr__stream_waiting(const tr__rpc_link *link)
 {
-    return atomic_load(&link->far->ready) && atomic_load(&link->ending) < TR__RPC_DAMAGED;
+    return atomic_load(&link->stream->ready) && atomic_load(&link->ending) < TR__RPC_DAMAGED;
 }
 
-bool tr__far_cut(const tr__rpc_link *link, int64_t now, bool *pending)
+bool tr__stream_cut(const tr__rpc_link *link, int64_t now, bool *pending)
 {
-    int64_t ended = atomic_load(&link->far->ended);
+    int64_t ended = atomic_load(&link->stream->ended);
     *pending |= ended != 0;
     return ended && now - ended > CUT_MS * (int64_t)1000000;
 }
 
 /* As tr__wire_receive(). */
-static ssize_t receive(tr__rpc_far *f, void *to, size_t want)
+static ssize_t receive(tr__rpc_stream *f, void *to, size_t want)
 {
     bool encrypted = f->wire->tls != NULL;
     if (encrypted) pthread_mutex_lock(&f->lock);
@@ -223,13 +223,13 @@ static ssize_t receive(tr__rpc_far *f, void *to, size_t want)
 }
 
 /* Epoll tells when there is more. That the stream ends it has told already. */
-static bool is_drained(const tr__rpc_far *f)
+static bool is_drained(const tr__rpc_stream *f)
 {
     return f->stage == FRAME && !f->got && tr__wire_drained(f->wire) && !atomic_load(&f->closes);
 }
 
 /* Where what comes next goes, and how much of it. */
-static void *next_place(tr__rpc_far *f, size_t *want)
+static void *next_place(tr__rpc_stream *f, size_t *want)
 {
     switch (f->stage) {
     case FRAME: *want = sizeof f->frame; return &f->frame;
@@ -241,14 +241,14 @@ static void *next_place(tr__rpc_far *f, size_t *want)
 
 static bool make_message(tr__rpc_link *link)
 {
-    tr__rpc_far *f = link->far;
+    tr__rpc_stream *f = link->stream;
     if (!tr__rpc_frame_sound(&f->frame)) return false;
     f->message = tr__inbound_new(link->worker, &f->frame);
     f->sizes = calloc((size_t)f->frame.pieces + 1, sizeof *f->sizes);
     return f->message && f->sizes;
 }
 
-static bool make_pieces(tr__rpc_far *f)
+static bool make_pieces(tr__rpc_stream *f)
 {
     uint64_t left = f->frame.payload;
     for (int i = 0; i < f->frame.pieces; i++) {
@@ -262,7 +262,7 @@ static bool make_pieces(tr__rpc_far *f)
 /* A stage is whole. False: it makes no sense, or there is no memory for it. */
 static bool go_on(tr_rpc *rpc, tr__rpc_link *link)
 {
-    tr__rpc_far *f = link->far;
+    tr__rpc_stream *f = link->stream;
     f->got = 0;
     if (f->stage == FRAME && !make_message(link)) return false;
     if (f->stage == SIZES && !make_pieces(f)) return false;
@@ -280,9 +280,9 @@ static bool go_on(tr_rpc *rpc, tr__rpc_link *link)
     return true;
 }
 
-void tr__far_read(tr_rpc *rpc, tr__rpc_link *link)
+void tr__stream_read(tr_rpc *rpc, tr__rpc_link *link)
 {
-    tr__rpc_far *f = link->far;
+    tr__rpc_stream *f = link->stream;
     atomic_store(&f->ready, false);
     do {
         size_t want;
@@ -308,7 +308,7 @@ void tr__far_read(tr_rpc *rpc, tr__rpc_link *link)
 
 /* ---- Opening and ending ------------------------------------------------------------------------------------------ */
 
-static tr_status await(const tr__rpc_far *f, short events, int64_t deadline)
+static tr_status await(const tr__rpc_stream *f, short events, int64_t deadline)
 {
     for (;;) {
         int64_t left = (deadline - tr__now_ns()) / 1000000;
@@ -321,7 +321,7 @@ static tr_status await(const tr__rpc_far *f, short events, int64_t deadline)
 }
 
 /* Worker by worker, in the order of their ranks: nobody waits in a circle. The lower one serves. */
-static tr_status shake_hands(tr_rpc *rpc, const tr__rpc_far *f)
+static tr_status shake_hands(tr_rpc *rpc, const tr__rpc_stream *f)
 {
     int64_t deadline = tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000;
     if (!tr__wire_encrypt(f->wire, tr__carrier_key(rpc->carrier), rpc->rank < f->worker ? TR__TLS_SERVER : TR__TLS_CLIENT))
@@ -334,16 +334,16 @@ static tr_status shake_hands(tr_rpc *rpc, const tr__rpc_far *f)
     return TR_OK;
 }
 
-tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire)
+tr_status tr__stream_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire)
 {
-    tr__rpc_far *f = calloc(1, sizeof *f);
+    tr__rpc_stream *f = calloc(1, sizeof *f);
     if (!f) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a worker");
     f->wire = wire;
     f->watch = rpc->watch;
     f->worker = link->worker;
     f->last = &f->first;
     pthread_mutex_init(&f->lock, NULL);
-    link->far = f;
+    link->stream = f;
     if (!wire->tls && tr__carrier_key(rpc->carrier)) TR__TRY(shake_hands(rpc, f));
     /* What has come already gives no event of its own. */
     atomic_store(&f->ready, true);
@@ -352,14 +352,14 @@ tr_status tr__far_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire)
     return tr__fail_errno(TR_IO, errno, "rpc: no epoll");
 }
 
-void tr__far_refuse(tr__rpc_link *link)
+void tr__stream_refuse(tr__rpc_link *link)
 {
-    shutdown(link->far->wire->socket, SHUT_RDWR);
+    shutdown(link->stream->wire->socket, SHUT_RDWR);
 }
 
-void tr__far_finish(tr__rpc_link *link)
+void tr__stream_finish(tr__rpc_link *link)
 {
-    tr__rpc_far *f = link->far;
+    tr__rpc_stream *f = link->stream;
     int64_t deadline = tr__now_ns() + FINISH_MS * (int64_t)1000000;
     bool left = true;
     while (left && !atomic_load(&link->gone)) {
@@ -370,9 +370,9 @@ void tr__far_finish(tr__rpc_link *link)
     }
 }
 
-void tr__far_free(tr__rpc_link *link)
+void tr__stream_free(tr__rpc_link *link)
 {
-    tr__rpc_far *f = link->far;
+    tr__rpc_stream *f = link->stream;
     if (!f) return;
     for (chunk *c = f->first, *next; c; c = next) {
         next = c->next;
@@ -382,5 +382,5 @@ void tr__far_free(tr__rpc_link *link)
     free(f->sizes);
     pthread_mutex_destroy(&f->lock);
     free(f);
-    link->far = NULL;
+    link->stream = NULL;
 }

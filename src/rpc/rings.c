@@ -1,10 +1,10 @@
 /*
- * Messages to workers of this host, through rings and blocks (near_ring.h). The receiver maps a block when it sees it first,
+ * Messages to workers of this host, through rings and blocks (ring.h). The receiver maps a block when it sees it first,
  * and its tensors use it in place; when the last of them goes, a flag in the block says so, and the sender uses it again, or
  * gives it back when it has not been used for a while.
  */
 #include "rpc/agent.h"
-#include "rpc/near_ring.h"
+#include "rpc/ring.h"
 
 #include "base/clock.h"
 #include "comm/futex.h"
@@ -36,14 +36,14 @@ typedef struct waiting_record { /* did not fit */
     unsigned char data[];
 } waiting_record;
 
-struct tr__rpc_near {
+struct tr__rpc_rings {
     pthread_mutex_t lock; /* for what we send */
-    tr__near_ring *out;
+    tr__rpc_ring *out;
     waiting_record *first, **last;
     block *blocks;
-    /* Under the agent's near_lock; but for the mappings of blocks only until all is complete: */
+    /* Under the agent's rings_lock; but for the mappings of blocks only until all is complete: */
     mapping *ring_mapping, *bell_mapping, *mappings;
-    tr__near_ring *in;
+    tr__rpc_ring *in;
     tr__rpc_bell *bell;  /* theirs */
     uint64_t missing;    /* a block that the next record names, and that has not been shown yet, */
     atomic_bool stalled; /* if this is set; reading goes on when it has */
@@ -71,17 +71,17 @@ static mapping *new_mapping(const tr__carried_memory *memory)
     return m;
 }
 
-static void adopt(tr__rpc_near *n, int purpose, mapping *m)
+static void adopt(tr__rpc_rings *n, int purpose, mapping *m)
 {
-    if (purpose == TR__NEAR_BELL && !n->bell_mapping && m->memory.bytes >= sizeof *n->bell) {
+    if (purpose == TR__RPC_IS_BELL && !n->bell_mapping && m->memory.bytes >= sizeof *n->bell) {
         n->bell_mapping = m;
         n->bell = (tr__rpc_bell *)m->memory.memory;
-    } else if (purpose == TR__NEAR_IS_RING && !n->ring_mapping && m->memory.bytes >= sizeof *n->in &&
-               ((tr__near_ring *)m->memory.memory)->magic == TR__NEAR_MAGIC &&
-               ((tr__near_ring *)m->memory.memory)->version == TR__RPC_VERSION) {
+    } else if (purpose == TR__RPC_IS_RING && !n->ring_mapping && m->memory.bytes >= sizeof *n->in &&
+               ((tr__rpc_ring *)m->memory.memory)->magic == TR__RPC_RING_MAGIC &&
+               ((tr__rpc_ring *)m->memory.memory)->version == TR__RPC_VERSION) {
         n->ring_mapping = m;
-        n->in = (tr__near_ring *)m->memory.memory;
-    } else if (purpose == TR__NEAR_BLOCK && m->memory.bytes >= TR__NEAR_BLOCK_HEAD) {
+        n->in = (tr__rpc_ring *)m->memory.memory;
+    } else if (purpose == TR__RPC_IS_BLOCK && m->memory.bytes >= TR__RPC_BLOCK_HEAD) {
         m->next = n->mappings;
         n->mappings = m;
         if (m->memory.id == n->missing) atomic_store(&n->stalled, false);
@@ -90,22 +90,22 @@ static void adopt(tr__rpc_near *n, int purpose, mapping *m)
     }
 }
 
-void tr__near_shown(tr_rpc *rpc, int rank, int purpose, const tr__carried_memory *memory)
+void tr__rings_shown(tr_rpc *rpc, int rank, int purpose, const tr__carried_memory *memory)
 {
-    tr__rpc_near *n = rpc->links[rank].near;
+    tr__rpc_rings *n = rpc->links[rank].rings;
     mapping *m = new_mapping(memory);
     if (!m) return; /* who waits for it finds out in time */
-    pthread_mutex_lock(&rpc->near_lock);
+    pthread_mutex_lock(&rpc->rings_lock);
     if (n)
         adopt(n, purpose, m);
     else
         drop_mapping(m);
-    pthread_cond_broadcast(&rpc->near_changed);
-    pthread_mutex_unlock(&rpc->near_lock);
-    if (n && purpose == TR__NEAR_BLOCK) tr__rpc_kick(rpc); /* maybe reading waits for it */
+    pthread_cond_broadcast(&rpc->rings_changed);
+    pthread_mutex_unlock(&rpc->rings_lock);
+    if (n && purpose == TR__RPC_IS_BLOCK) tr__rpc_kick(rpc); /* maybe reading waits for it */
 }
 
-static mapping *find_mapping(const tr__rpc_near *n, uint64_t id)
+static mapping *find_mapping(const tr__rpc_rings *n, uint64_t id)
 {
     mapping *m = n->mappings;
     while (m && m->memory.id != id) m = m->next;
@@ -115,10 +115,10 @@ static mapping *find_mapping(const tr__rpc_near *n, uint64_t id)
 /* Are these blocks mapped? If not, nothing is read here until the first that is missing has been shown. */
 static bool all_mapped(tr_rpc *rpc, tr__rpc_link *link, const unsigned char *places, int count)
 {
-    tr__rpc_near *n = link->near;
-    pthread_mutex_lock(&rpc->near_lock);
+    tr__rpc_rings *n = link->rings;
+    pthread_mutex_lock(&rpc->rings_lock);
     for (int i = 0; i < count && !atomic_load(&n->stalled); i++) {
-        tr__near_place p;
+        tr__rpc_place p;
         memcpy(&p, places + (size_t)i * sizeof p, sizeof p);
         if (find_mapping(n, p.segment)) continue;
         n->missing = p.segment;
@@ -126,38 +126,38 @@ static bool all_mapped(tr_rpc *rpc, tr__rpc_link *link, const unsigned char *pla
         atomic_store(&n->stalled, true);
     }
     bool stalled = atomic_load(&n->stalled);
-    pthread_mutex_unlock(&rpc->near_lock);
+    pthread_mutex_unlock(&rpc->rings_lock);
     if (stalled) tr__rpc_wake_clock(rpc); /* which does not wait for ever */
     return !stalled;
 }
 
-bool tr__near_overdue(const tr__rpc_link *link, int64_t now, bool *pending)
+bool tr__rings_overdue(const tr__rpc_link *link, int64_t now, bool *pending)
 {
-    const tr__rpc_near *n = link->near;
+    const tr__rpc_rings *n = link->rings;
     if (!atomic_load(&n->stalled)) return false;
     *pending = true;
     return now - atomic_load(&n->stalled_since) > SHOW_MS * (int64_t)1000000;
 }
 
 /* With a reference; NULL: the sender has just dropped it. */
-static mapping *take_mapping(tr_rpc *rpc, const tr__rpc_near *n, uint64_t id)
+static mapping *take_mapping(tr_rpc *rpc, const tr__rpc_rings *n, uint64_t id)
 {
-    pthread_mutex_lock(&rpc->near_lock);
+    pthread_mutex_lock(&rpc->rings_lock);
     mapping *m = find_mapping(n, id);
     if (m) atomic_fetch_add(&m->refs, 1);
-    pthread_mutex_unlock(&rpc->near_lock);
+    pthread_mutex_unlock(&rpc->rings_lock);
     return m;
 }
 
 /* The sender uses the block no more. Tensors of ours that lie in it keep it. */
-static void forget_mapping(tr_rpc *rpc, tr__rpc_near *n, uint64_t id)
+static void forget_mapping(tr_rpc *rpc, tr__rpc_rings *n, uint64_t id)
 {
-    pthread_mutex_lock(&rpc->near_lock);
+    pthread_mutex_lock(&rpc->rings_lock);
     mapping **at = &n->mappings;
     while (*at && (*at)->memory.id != id) at = &(*at)->next;
     mapping *m = *at;
     if (m) *at = m->next;
-    pthread_mutex_unlock(&rpc->near_lock);
+    pthread_mutex_unlock(&rpc->rings_lock);
     drop_mapping(m);
 }
 
@@ -171,57 +171,57 @@ static void free_block(block *b)
 
 static tr_status make_link(tr_rpc *rpc, tr__rpc_link *link)
 {
-    tr__rpc_near *n = calloc(1, sizeof *n);
+    tr__rpc_rings *n = calloc(1, sizeof *n);
     if (!n) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a worker");
     pthread_mutex_init(&n->lock, NULL);
     n->last = &n->first;
-    pthread_mutex_lock(&rpc->near_lock);
-    link->near = n;
-    pthread_mutex_unlock(&rpc->near_lock);
+    pthread_mutex_lock(&rpc->rings_lock);
+    link->rings = n;
+    pthread_mutex_unlock(&rpc->rings_lock);
     n->out = tr_shared_alloc(sizeof *n->out);
     if (!n->out) return TR_NO_MEMORY;
-    n->out->magic = TR__NEAR_MAGIC;
+    n->out->magic = TR__RPC_RING_MAGIC;
     n->out->version = TR__RPC_VERSION;
     return TR_OK;
 }
 
-tr_status tr__near_make(tr_rpc *rpc)
+tr_status tr__rings_make(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++)
         if (i != rpc->rank && tr__carrier_near(rpc->carrier, i)) TR__TRY(make_link(rpc, &rpc->links[i]));
     return TR_OK;
 }
 
-tr_status tr__near_show(tr_rpc *rpc)
+tr_status tr__rings_show(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
-        if (!rpc->links[i].near) continue;
-        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->bell, TR__NEAR_BELL));
-        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->links[i].near->out, TR__NEAR_IS_RING));
+        if (!rpc->links[i].rings) continue;
+        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->bell, TR__RPC_IS_BELL));
+        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->links[i].rings->out, TR__RPC_IS_RING));
     }
     return TR_OK;
 }
 
-tr_status tr__near_complete(tr_rpc *rpc)
+tr_status tr__rings_complete(tr_rpc *rpc)
 {
     int64_t until = tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000;
     struct timespec deadline = {until / 1000000000, until % 1000000000};
     int missing = -1;
-    pthread_mutex_lock(&rpc->near_lock);
+    pthread_mutex_lock(&rpc->rings_lock);
     for (int i = 0; i < rpc->world && missing < 0; i++) {
-        tr__rpc_near *n = rpc->links[i].near;
+        tr__rpc_rings *n = rpc->links[i].rings;
         while (n && (!n->in || !n->bell) && missing < 0 && !atomic_load(&rpc->links[i].gone))
-            if (pthread_cond_timedwait(&rpc->near_changed, &rpc->near_lock, &deadline) == ETIMEDOUT) missing = i;
+            if (pthread_cond_timedwait(&rpc->rings_changed, &rpc->rings_lock, &deadline) == ETIMEDOUT) missing = i;
         if (n && (!n->in || !n->bell)) missing = i;
     }
-    pthread_mutex_unlock(&rpc->near_lock);
+    pthread_mutex_unlock(&rpc->rings_lock);
     return missing < 0 ? TR_OK : tr__fail(TR_TIMEOUT, "rpc: worker %d has not shown its memory", missing);
 }
 
-void tr__near_free(tr_rpc *rpc, tr__rpc_link *link)
+void tr__rings_free(tr_rpc *rpc, tr__rpc_link *link)
 {
     (void)rpc;
-    tr__rpc_near *n = link->near;
+    tr__rpc_rings *n = link->rings;
     if (!n) return;
     for (waiting_record *w = n->first, *next; w; w = next) {
         next = w->next;
@@ -240,7 +240,7 @@ void tr__near_free(tr_rpc *rpc, tr__rpc_link *link)
     tr_shared_free(n->out);
     pthread_mutex_destroy(&n->lock);
     free(n);
-    link->near = NULL;
+    link->rings = NULL;
 }
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
@@ -253,12 +253,12 @@ static size_t size_of_block(size_t bytes)
     return tr__round_up(bytes, step);
 }
 
-static tr__near_block *head_of(const block *b)
+static tr__rpc_block_head *head_of(const block *b)
 {
-    return (tr__near_block *)b->memory;
+    return (tr__rpc_block_head *)b->memory;
 }
 
-static block *find_block(tr__rpc_near *n, size_t size)
+static block *find_block(tr__rpc_rings *n, size_t size)
 {
     block *found = NULL;
     pthread_mutex_lock(&n->lock);
@@ -272,10 +272,10 @@ static block *find_block(tr__rpc_near *n, size_t size)
 static block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t size)
 {
     block *b = calloc(1, sizeof *b);
-    if (b) b->memory = tr_shared_alloc(size + TR__NEAR_BLOCK_HEAD);
+    if (b) b->memory = tr_shared_alloc(size + TR__RPC_BLOCK_HEAD);
     tr__segment segment;
     if (!b || !b->memory || !tr__segment_find(b->memory, 1, &segment) ||
-        tr__carrier_show(rpc->carrier, link->worker, b->memory, TR__NEAR_BLOCK) != TR_OK) {
+        tr__carrier_show(rpc->carrier, link->worker, b->memory, TR__RPC_IS_BLOCK) != TR_OK) {
         if (!b) tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
         if (b) free_block(b);
         return NULL;
@@ -283,35 +283,35 @@ static block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t size)
     b->id = segment.id;
     b->bytes = size;
     b->taken = true;
-    pthread_mutex_lock(&link->near->lock);
-    b->next = link->near->blocks;
-    link->near->blocks = b;
-    pthread_mutex_unlock(&link->near->lock);
+    pthread_mutex_lock(&link->rings->lock);
+    b->next = link->rings->blocks;
+    link->rings->blocks = b;
+    pthread_mutex_unlock(&link->rings->lock);
     return b;
 }
 
 static block *take_block(tr_rpc *rpc, tr__rpc_link *link, size_t bytes)
 {
     size_t size = size_of_block(bytes);
-    block *b = find_block(link->near, size);
+    block *b = find_block(link->rings, size);
     return b ? b : make_block(rpc, link, size);
 }
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
-static void put(tr__near_ring *r, uint64_t tail, const void *bytes, size_t count)
+static void put(tr__rpc_ring *r, uint64_t tail, const void *bytes, size_t count)
 {
-    memcpy(r->data + tail % TR__NEAR_RING, bytes, count);
+    memcpy(r->data + tail % TR__RPC_RING_BYTES, bytes, count);
 }
 
 /* Under the lock: false when there is no room. A record does not cross the ring's end. */
-static bool write_record(tr__rpc_near *n, const void *bytes, size_t count)
+static bool write_record(tr__rpc_rings *n, const void *bytes, size_t count)
 {
-    tr__near_ring *r = n->out;
+    tr__rpc_ring *r = n->out;
     uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed), head = atomic_load(&r->head);
-    size_t to_end = TR__NEAR_RING - tail % TR__NEAR_RING, pad = count > to_end ? to_end : 0;
-    if (tail - head + pad + count > TR__NEAR_RING) return false;
-    tr__near_record padding = {.bytes = (uint32_t)pad, .flags = TR__NEAR_PAD};
+    size_t to_end = TR__RPC_RING_BYTES - tail % TR__RPC_RING_BYTES, pad = count > to_end ? to_end : 0;
+    if (tail - head + pad + count > TR__RPC_RING_BYTES) return false;
+    tr__rpc_record padding = {.bytes = (uint32_t)pad, .flags = TR__RPC_PAD};
     if (pad) put(r, tail, &padding, pad < sizeof padding ? 8 : sizeof padding);
     put(r, tail + pad, bytes, count);
     atomic_store(&r->tail, tail + pad + count);
@@ -325,10 +325,10 @@ static void ring_bell(tr__rpc_bell *bell)
     if (atomic_load(&bell->sleepers) > 0) tr__futex_wake(&bell->count, 1);
 }
 
-bool tr__near_flush(tr_rpc *rpc, tr__rpc_link *link)
+bool tr__rings_flush(tr_rpc *rpc, tr__rpc_link *link)
 {
     (void)rpc;
-    tr__rpc_near *n = link->near;
+    tr__rpc_rings *n = link->rings;
     bool wrote = false;
     pthread_mutex_lock(&n->lock);
     for (waiting_record *w; (w = n->first) && (atomic_load(&link->gone) || write_record(n, w->data, w->bytes));) {
@@ -343,7 +343,7 @@ bool tr__near_flush(tr_rpc *rpc, tr__rpc_link *link)
     return left;
 }
 
-static tr_status queue_record(tr_rpc *rpc, tr__rpc_near *n, const void *bytes, size_t count)
+static tr_status queue_record(tr_rpc *rpc, tr__rpc_rings *n, const void *bytes, size_t count)
 {
     waiting_record *w = malloc(sizeof *w + count);
     if (!w) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
@@ -358,7 +358,7 @@ static tr_status queue_record(tr_rpc *rpc, tr__rpc_near *n, const void *bytes, s
 
 static tr_status send_record(tr_rpc *rpc, tr__rpc_link *link, const void *bytes, size_t count)
 {
-    tr__rpc_near *n = link->near;
+    tr__rpc_rings *n = link->rings;
     tr_status status = TR_OK;
     pthread_mutex_lock(&n->lock);
     bool written = !n->first && write_record(n, bytes, count);
@@ -371,9 +371,9 @@ static tr_status send_record(tr_rpc *rpc, tr__rpc_link *link, const void *bytes,
 typedef struct sending {
     block **blocks;
     int count;
-    tr__near_place few_places[4];
+    tr__rpc_place few_places[4];
     block *few_blocks[4];
-    tr__near_place *places;
+    tr__rpc_place *places;
 } sending;
 
 static tr_status fill_block(tr_rpc *rpc, tr__rpc_link *link, sending *s, const tr__rpc_piece *p)
@@ -381,9 +381,9 @@ static tr_status fill_block(tr_rpc *rpc, tr__rpc_link *link, sending *s, const t
     block *b = take_block(rpc, link, p->bytes);
     if (!b) return TR_NO_MEMORY;
     s->blocks[s->count] = b;
-    s->places[s->count++] = (tr__near_place){b->id, p->bytes};
-    if (p->tensor) return tr_copy_out(p->tensor, b->memory + TR__NEAR_BLOCK_HEAD, p->bytes);
-    memcpy(b->memory + TR__NEAR_BLOCK_HEAD, p->data, p->bytes);
+    s->places[s->count++] = (tr__rpc_place){b->id, p->bytes};
+    if (p->tensor) return tr_copy_out(p->tensor, b->memory + TR__RPC_BLOCK_HEAD, p->bytes);
+    memcpy(b->memory + TR__RPC_BLOCK_HEAD, p->data, p->bytes);
     return TR_OK;
 }
 
@@ -396,13 +396,13 @@ static tr_status fill_blocks(tr_rpc *rpc, tr__rpc_link *link, sending *s, const 
 
 static tr_status send_all(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w, sending *s)
 {
-    bool beside = w->used + (size_t)w->piece_count * sizeof(tr__near_place) > TR__NEAR_RECORD_MOST;
+    bool beside = w->used + (size_t)w->piece_count * sizeof(tr__rpc_place) > TR__RPC_RECORD_MOST;
     TR__TRY(fill_blocks(rpc, link, s, w, beside));
-    size_t body = beside ? 0 : tr__round_up(w->used, 8), places = (size_t)s->count * sizeof(tr__near_place);
-    size_t bytes = sizeof(tr__near_record) + body + places;
+    size_t body = beside ? 0 : tr__round_up(w->used, 8), places = (size_t)s->count * sizeof(tr__rpc_place);
+    size_t bytes = sizeof(tr__rpc_record) + body + places;
     unsigned char small[1024], *at = bytes > sizeof small ? malloc(bytes) : small;
     if (!at) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
-    tr__near_record head = {.bytes = (uint32_t)bytes, .flags = beside ? TR__NEAR_BODY_BESIDE : 0, .frame = *frame};
+    tr__rpc_record head = {.bytes = (uint32_t)bytes, .flags = beside ? TR__RPC_BODY_BESIDE : 0, .frame = *frame};
     memcpy(at, &head, sizeof head);
     if (!beside && w->used) memcpy(at + sizeof head, w->at, w->used);
     if (places) memcpy(at + sizeof head + body, s->places, places);
@@ -413,7 +413,7 @@ static tr_status send_all(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *
     return status;
 }
 
-tr_status tr__near_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
+tr_status tr__rings_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
 {
     sending s = {.count = 0};
     size_t most = (size_t)w->piece_count + 1;
@@ -424,12 +424,12 @@ tr_status tr__near_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fr
                                             : tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
     if (s.count) {
         int64_t now = tr__now_ns();
-        pthread_mutex_lock(&link->near->lock);
+        pthread_mutex_lock(&link->rings->lock);
         for (int i = 0; i < s.count; i++) {
             s.blocks[i]->taken = false;
             s.blocks[i]->used = now;
         }
-        pthread_mutex_unlock(&link->near->lock);
+        pthread_mutex_unlock(&link->rings->lock);
     }
     if (!few) {
         free(s.places);
@@ -441,15 +441,15 @@ tr_status tr__near_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fr
 /* Takes out a block that has not been used for a while, and lets the receiver forget it. */
 static block *drop_idle(tr__rpc_link *link, int64_t now)
 {
-    tr__rpc_near *n = link->near;
-    unsigned char bytes[sizeof(tr__near_record) + sizeof(tr__near_place)];
+    tr__rpc_rings *n = link->rings;
+    unsigned char bytes[sizeof(tr__rpc_record) + sizeof(tr__rpc_place)];
     block *found = NULL;
     pthread_mutex_lock(&n->lock);
     for (block **at = &n->blocks; *at; at = &(*at)->next) {
         block *b = *at;
         if (b->taken || atomic_load(&head_of(b)->busy) || now - b->used < IDLE_MS * (int64_t)1000000) continue;
-        tr__near_record head = {.bytes = sizeof bytes, .flags = TR__NEAR_DROP};
-        tr__near_place place = {b->id, 0};
+        tr__rpc_record head = {.bytes = sizeof bytes, .flags = TR__RPC_DROP};
+        tr__rpc_place place = {b->id, 0};
         memcpy(bytes, &head, sizeof head);
         memcpy(bytes + sizeof head, &place, sizeof place);
         if (n->first || !write_record(n, bytes, sizeof bytes)) break; /* the ring is full: the next time */
@@ -462,7 +462,7 @@ static block *drop_idle(tr__rpc_link *link, int64_t now)
     return found;
 }
 
-void tr__near_trim(tr__rpc_link *link, int64_t now)
+void tr__rings_trim(tr__rpc_link *link, int64_t now)
 {
     if (atomic_load(&link->gone)) return;
     for (block *b; (b = drop_idle(link, now));) free_block(b);
@@ -473,34 +473,34 @@ void tr__near_trim(tr__rpc_link *link, int64_t now)
 /* It says that it reads no more? */
 static bool is_over(const tr__rpc_link *link)
 {
-    return atomic_load_explicit(&link->near->in->over, memory_order_relaxed) && atomic_load(&link->ending) == TR__RPC_LASTS;
+    return atomic_load_explicit(&link->rings->in->over, memory_order_relaxed) && atomic_load(&link->ending) == TR__RPC_LASTS;
 }
 
-bool tr__near_waiting(const tr__rpc_link *link)
+bool tr__rings_waiting(const tr__rpc_link *link)
 {
-    tr__near_ring *r = link->near->in;
+    tr__rpc_ring *r = link->rings->in;
     if (!r || atomic_load_explicit(&link->ending, memory_order_relaxed) == TR__RPC_DAMAGED) return false;
     if (is_over(link)) return true;
-    return !atomic_load(&link->near->stalled) &&
+    return !atomic_load(&link->rings->stalled) &&
            atomic_load(&r->tail) != atomic_load_explicit(&r->head, memory_order_relaxed);
 }
 
 static void release_block(void *memory, void *user)
 {
-    tr__near_block *head = (tr__near_block *)((char *)memory - TR__NEAR_BLOCK_HEAD);
+    tr__rpc_block_head *head = (tr__rpc_block_head *)((char *)memory - TR__RPC_BLOCK_HEAD);
     atomic_store(&head->busy, 0);
     drop_mapping(user);
 }
 
-static bool find_piece(tr_rpc *rpc, tr__rpc_near *n, tr__near_place p, tr__rpc_arrived *piece)
+static bool find_piece(tr_rpc *rpc, tr__rpc_rings *n, tr__rpc_place p, tr__rpc_arrived *piece)
 {
     mapping *m = take_mapping(rpc, n, p.segment);
     if (!m) return false;
-    if (p.bytes > m->memory.bytes - TR__NEAR_BLOCK_HEAD) {
+    if (p.bytes > m->memory.bytes - TR__RPC_BLOCK_HEAD) {
         drop_mapping(m);
         return false;
     }
-    *piece = (tr__rpc_arrived){.memory = m->memory.memory + TR__NEAR_BLOCK_HEAD, .bytes = p.bytes, .release = release_block,
+    *piece = (tr__rpc_arrived){.memory = m->memory.memory + TR__RPC_BLOCK_HEAD, .bytes = p.bytes, .release = release_block,
         .user = m};
     return true;
 }
@@ -508,10 +508,10 @@ static bool find_piece(tr_rpc *rpc, tr__rpc_near *n, tr__near_place p, tr__rpc_a
 typedef enum found { READ, NOT_YET, DAMAGED } found;
 
 /* What a record names: the body, when it lies beside, then the pieces. */
-static bool take_blocks(tr_rpc *rpc, tr__rpc_near *n, const unsigned char *places, bool beside, tr__rpc_inbound *m)
+static bool take_blocks(tr_rpc *rpc, tr__rpc_rings *n, const unsigned char *places, bool beside, tr__rpc_inbound *m)
 {
     for (int i = 0; i < m->piece_count + beside; i++) {
-        tr__near_place p;
+        tr__rpc_place p;
         tr__rpc_arrived piece;
         memcpy(&p, places + (size_t)i * sizeof p, sizeof p);
         if (!find_piece(rpc, n, p, &piece)) return false;
@@ -528,17 +528,17 @@ static bool take_blocks(tr_rpc *rpc, tr__rpc_near *n, const unsigned char *place
 }
 
 /* The record's bytes, copied; what stands in it is held against its bounds, as its sender may be damaged. */
-static found read_message(tr_rpc *rpc, tr__rpc_link *link, const tr__near_record *head, const unsigned char *rest)
+static found read_message(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_record *head, const unsigned char *rest)
 {
-    bool beside = head->flags & TR__NEAR_BODY_BESIDE;
+    bool beside = head->flags & TR__RPC_BODY_BESIDE;
     size_t left = head->bytes - sizeof *head, body = beside ? 0 : tr__round_up(head->frame.body, 8);
     int blocks = head->frame.pieces + beside;
-    if (!tr__rpc_frame_sound(&head->frame) || left != body + (size_t)blocks * sizeof(tr__near_place)) return DAMAGED;
+    if (!tr__rpc_frame_sound(&head->frame) || left != body + (size_t)blocks * sizeof(tr__rpc_place)) return DAMAGED;
     if (blocks && !all_mapped(rpc, link, rest + body, blocks)) return NOT_YET;
     tr__rpc_inbound *m = tr__inbound_new(link->worker, &head->frame);
     if (!m) return DAMAGED;
     if (!beside) memcpy(m->body, rest, head->frame.body);
-    if (take_blocks(rpc, link->near, rest + body, beside, m)) {
+    if (take_blocks(rpc, link->rings, rest + body, beside, m)) {
         tr__rpc_found(rpc, m);
         return READ;
     }
@@ -546,41 +546,41 @@ static found read_message(tr_rpc *rpc, tr__rpc_link *link, const tr__near_record
     return DAMAGED;
 }
 
-static found read_drop(tr_rpc *rpc, tr__rpc_link *link, const tr__near_record *head, const unsigned char *rest)
+static found read_drop(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_record *head, const unsigned char *rest)
 {
-    tr__near_place p;
+    tr__rpc_place p;
     if (head->bytes != sizeof *head + sizeof p) return DAMAGED;
     memcpy(&p, rest, sizeof p);
-    forget_mapping(rpc, link->near, p.segment);
+    forget_mapping(rpc, link->rings, p.segment);
     return READ;
 }
 
 /* One record. */
 static found read_record(tr_rpc *rpc, tr__rpc_link *link, uint64_t *head, uint64_t tail)
 {
-    const tr__near_ring *r = link->near->in;
-    const unsigned char *at = r->data + *head % TR__NEAR_RING;
-    size_t to_end = TR__NEAR_RING - *head % TR__NEAR_RING, there = tail - *head;
-    tr__near_record copy = {0};
-    if (*head % 8 || there > TR__NEAR_RING || there < 8) return DAMAGED;
+    const tr__rpc_ring *r = link->rings->in;
+    const unsigned char *at = r->data + *head % TR__RPC_RING_BYTES;
+    size_t to_end = TR__RPC_RING_BYTES - *head % TR__RPC_RING_BYTES, there = tail - *head;
+    tr__rpc_record copy = {0};
+    if (*head % 8 || there > TR__RPC_RING_BYTES || there < 8) return DAMAGED;
     memcpy(&copy, at, to_end < sizeof copy ? 8 : sizeof copy);
     if (copy.bytes < 8 || copy.bytes % 8 || copy.bytes > there || copy.bytes > to_end) return DAMAGED;
     found result = READ;
-    if (!(copy.flags & TR__NEAR_PAD)) {
+    if (!(copy.flags & TR__RPC_PAD)) {
         if (copy.bytes < sizeof copy) return DAMAGED;
-        result = copy.flags & TR__NEAR_DROP ? read_drop(rpc, link, &copy, at + sizeof copy)
+        result = copy.flags & TR__RPC_DROP ? read_drop(rpc, link, &copy, at + sizeof copy)
                                             : read_message(rpc, link, &copy, at + sizeof copy);
     }
     if (result == READ) *head += copy.bytes;
     return result;
 }
 
-void tr__near_read(tr_rpc *rpc, tr__rpc_link *link)
+void tr__rings_read(tr_rpc *rpc, tr__rpc_link *link)
 {
-    tr__near_ring *r = link->near->in;
+    tr__rpc_ring *r = link->rings->in;
     uint64_t head = atomic_load_explicit(&r->head, memory_order_relaxed), tail = atomic_load(&r->tail);
     found result = READ;
-    while (head != tail && !atomic_load(&link->near->stalled) && (result = read_record(rpc, link, &head, tail)) == READ)
+    while (head != tail && !atomic_load(&link->rings->stalled) && (result = read_record(rpc, link, &head, tail)) == READ)
         atomic_store(&r->head, head);
     if (result == DAMAGED)
         tr__rpc_lose(rpc, link->worker, TR__RPC_DAMAGED);
@@ -588,8 +588,8 @@ void tr__near_read(tr_rpc *rpc, tr__rpc_link *link)
         tr__rpc_lose(rpc, link->worker, TR__RPC_CUT);
 }
 
-void tr__near_refuse(tr__rpc_link *link)
+void tr__rings_refuse(tr__rpc_link *link)
 {
-    atomic_store(&link->near->out->over, true);
-    ring_bell(link->near->bell);
+    atomic_store(&link->rings->out->over, true);
+    ring_bell(link->rings->bell);
 }
