@@ -4,31 +4,78 @@
 #include "comm/record.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
-void tr__failure_init(tr__failure *f)
+tr__failure *tr__failure_new(void)
 {
+    tr__failure *f = calloc(1, sizeof *f);
+    if (!f) {
+        tr__fail(TR_NO_MEMORY, "no memory for a group");
+        return NULL;
+    }
+    pthread_mutex_init(&f->telling, NULL);
     pthread_mutex_init(&f->lock, NULL);
+    return f;
 }
 
-void tr__failure_clear(tr__failure *f)
+void tr__failure_free(tr__failure *f)
 {
+    if (!f) return;
     tr__error_unref(f->error);
+    pthread_mutex_destroy(&f->telling);
     pthread_mutex_destroy(&f->lock);
+    free(f);
 }
 
-bool tr__failure_keep(tr__failure *f, bool own)
+void tr__failure_listen(tr__failure *f, tr__failure_listener *listener)
 {
-    pthread_mutex_lock(&f->lock);
-    bool first = !f->error;
-    if (first) {
+    pthread_mutex_lock(&f->telling);
+    tr__failure_listener **end = &f->listeners;
+    while (*end) end = &(*end)->next;
+    *end = listener;
+    if (tr__failure_there(f)) listener->broken(listener->user, true);
+    pthread_mutex_unlock(&f->telling);
+}
+
+void tr__failure_ignore(tr__failure *f, tr__failure_listener *listener)
+{
+    pthread_mutex_lock(&f->telling);
+    tr__failure_listener **at = &f->listeners;
+    while (*at && *at != listener) at = &(*at)->next;
+    if (*at) *at = listener->next;
+    pthread_mutex_unlock(&f->telling);
+}
+
+static tr_status break_group(tr__failure *f, bool own, const tr__failure_listener *known)
+{
+    pthread_mutex_lock(&f->telling);
+    if (!tr__failure_there(f)) {
+        pthread_mutex_lock(&f->lock);
         f->error = tr__error_take();
         f->own = own;
+        atomic_store(&f->there, true);
+        pthread_mutex_unlock(&f->lock);
+        for (const tr__failure_listener *l = f->listeners; l; l = l->next) l->broken(l->user, l != known);
     }
-    atomic_store(&f->there, true);
-    pthread_mutex_unlock(&f->lock);
-    return first;
+    pthread_mutex_unlock(&f->telling);
+    return tr__failure_tell(f);
+}
+
+tr_status tr__failure_break(tr__failure *f)
+{
+    return break_group(f, false, NULL);
+}
+
+tr_status tr__failure_give_up(tr__failure *f)
+{
+    return break_group(f, true, NULL);
+}
+
+tr_status tr__failure_break_quietly(tr__failure *f, const tr__failure_listener *listener)
+{
+    return break_group(f, false, listener);
 }
 
 tr_status tr__failure_tell(tr__failure *f)

@@ -1,4 +1,4 @@
-/* The failure that broke a group: the first one, which every later call is told. Any thread. */
+/* The failure that broke a group: the first one, which every later call is told. One for all transports of the group. Any thread. */
 #ifndef TR_COMM_FAILURE_H
 #define TR_COMM_FAILURE_H
 
@@ -6,17 +6,39 @@
 
 #include <pthread.h>
 
+/* A transport of the group. */
+typedef struct tr__failure_listener {
+    struct tr__failure_listener *next;
+    /* The group is broken: wakes all that wait. tell: tells the peers why, too. */
+    void (*broken)(void *user, bool tell);
+    void *user;
+} tr__failure_listener;
+
 typedef struct tr__failure {
+    pthread_mutex_t telling; /* the listeners hear of it, or come and go. Comes before: */
     pthread_mutex_t lock;
     tr__error *error; /* NULL: none yet */
     bool own;         /* this rank has failed by itself: the others lose a peer */
     atomic_bool there;
+    tr__failure_listener *listeners;
 } tr__failure;
 
-void tr__failure_init(tr__failure *f);
-void tr__failure_clear(tr__failure *f);
-/* Keeps this thread's latest failure if it is the first; returns whether it is. */
-bool tr__failure_keep(tr__failure *f, bool own);
+/* NULL, with a failure, without memory. */
+tr__failure *tr__failure_new(void);
+void tr__failure_free(tr__failure *f); /* NULL: nothing */
+/* From now on the listener hears of the failure, at once if it is there already. */
+void tr__failure_listen(tr__failure *f, tr__failure_listener *listener);
+/* It hears no more when this returns; of what it was, its peers and those of the others have been told. Maybe it never listened. */
+void tr__failure_ignore(tr__failure *f, tr__failure_listener *listener);
+
+/* Breaks the group with this thread's latest failure, if it is the first. Returns the group's failure, as this thread's, when all
+ * listeners have heard of it, in the order of their coming, whichever thread was first: whoever is told of a failure may leave, and
+ * its peers must not take that for the reason. */
+tr_status tr__failure_break(tr__failure *f);
+/* The same where this rank has failed by itself: the peers learn that they lose it, and why. */
+tr_status tr__failure_give_up(tr__failure *f);
+/* The same for a failure that a listener's peers have announced, or see by themselves: it need not tell them. */
+tr_status tr__failure_break_quietly(tr__failure *f, const tr__failure_listener *listener);
 /* What was kept, as this thread's latest. */
 tr_status tr__failure_tell(tr__failure *f);
 /* What was kept, as the other ranks are to learn it, as this thread's latest: what is common to all as it is, but this

@@ -28,8 +28,8 @@ static tr_status run(tr_group *group, const tr_collective *collective, uint64_t 
 /* Are buffers there to be staged? */
 static bool stages(const tr_group *group, tr_device device)
 {
-    const tr__backend *carrier = group->behind ? group->behind : group->backend;
-    return device.kind != TR_CPU && device.kind != carrier->memory;
+    const tr__backend *inner = group->behind ? group->behind : group->backend;
+    return device.kind != TR_CPU && device.kind != inner->memory;
 }
 
 /* Waits for the staged data of a call. The other ranks, which make the same call, must hear of it when there will be none. */
@@ -341,8 +341,8 @@ tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_d
 /* Opened before the others are met, so that a join that hangs can be seen. */
 static void open_recorder(tr_group *group, tr__recorder *beside)
 {
-    const tr__backend *carrier = group->behind ? group->behind : group->backend;
-    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = carrier->name,
+    const tr__backend *inner = group->behind ? group->behind : group->backend;
+    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = inner->name,
         .rank = group->rank, .world_size = group->world_size, .folder = group->flight_dir, .beside = beside};
     if (group->world_size > 1 && !group->recorder) group->recorder = tr__recorder_open(&options);
 }

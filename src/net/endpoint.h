@@ -28,7 +28,7 @@ struct pollfd;
 enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 6 }; /* "TRM1" */
 
 /* HELLO is the first. SEGMENT, BLOCKS (memory for control blocks) and UNMAP concern the endpoint, all others a group. SEGMENT,
- * BLOCKS, STREAMS (a channel) and SHOWN (a carrier's memory) carry a descriptor, unless both live in one process. */
+ * BLOCKS, STREAMS (a channel) and SHOWN (memory for a module above) carry a descriptor, unless both live in one process. */
 enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, TR__SHM_BROKEN, TR__SHM_GOODBYE,
     TR__SHM_STREAMS, TR__SHM_SHOWN, TR__SHM_BLOCKS };
 
@@ -104,8 +104,8 @@ typedef struct tr__attached {
     void (*mapped)(void *user, int member);
     /* The member's process has ended, or has left with its last group. */
     void (*gone)(void *user, int member);
-    /* The thread's latest failure concerns all that has to do with the member. */
-    void (*failed)(void *user, int member);
+    /* What a member has shown or said is lost, with this thread's latest failure. */
+    void (*failed)(void *user);
 } tr__attached;
 
 /* A group's place at an endpoint. It stays behind when the group ends here, until all members have taken leave: until then they

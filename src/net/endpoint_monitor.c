@@ -106,7 +106,8 @@ static void tell_groups(tr__endpoint *e, int peer, tr_status status)
     FOR_EACH_ATTACHED(a, e) {
         int member = a->places[peer];
         if (member < 0 || !a->calls) continue;
-        (status == TR_OK ? a->calls->mapped : a->calls->failed)(a->user, member);
+        if (status == TR_OK) a->calls->mapped(a->user, member);
+        else a->calls->failed(a->user);
     }
 }
 

@@ -118,8 +118,8 @@ typedef struct tr__network_calls {
     bool (*wants)(void *user, int member, tr__channel channel, bool before);
     /* It is there, and the group's while that lives; NULL: none is under way any more. */
     void (*connected)(void *user, int member, tr__channel channel, tr__network_connection *connection);
-    /* The thread's latest failure concerns all that has to do with the member. */
-    void (*failed)(void *user, int member);
+    /* A connection with a member, or what it has said, is lost, with this thread's latest failure. */
+    void (*failed)(void *user);
 } tr__network_calls;
 
 typedef struct tr__early_frame { /* came before the members were known */

@@ -260,7 +260,7 @@ static tr_status end_attempt(tr__network_endpoint *n, tr__attempt *a, tr_status 
     const tr__network_group *g = tr__network_find(n, id);
     int member = g ? g->places[rank] : -1;
     if (member >= 0 && status != TR_OK)
-        g->calls->failed(g->user, member);
+        g->calls->failed(g->user);
     else if (member >= 0)
         g->calls->connected(g->user, member, channel, NULL);
     pthread_mutex_unlock(&n->hearing);

@@ -169,7 +169,7 @@ static void rank_gone(void *user, int rank, bool left)
 static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_ending ending)
 {
     char process[128];
-    tr__carrier_name(rpc->carrier, link->worker, process);
+    tr__raw_name(rpc->group, link->worker, process);
     const char *what = ending == TR__RPC_LEFT   ? "has stopped"
                        : ending == TR__RPC_DIED ? "died, or exited without tr_rpc_stop()"
                        : ending == TR__RPC_CUT  ? "has closed its connection"
@@ -225,8 +225,8 @@ static void close_agent(tr_rpc *rpc, bool politely)
     /* Functions that still run may wait for calls, which no clock ends any more; the threads end when the functions do. */
     for (int i = 0; i < rpc->world; i++) tr__rpc_fail_calls(rpc, i, why);
     tr__rpc_end_threads(rpc);
-    if (rpc->carrier) {
-        tr_status left = tr_leave(rpc->carrier);
+    if (rpc->group) {
+        tr_status left = tr_leave(rpc->group);
         (void)left; /* its monitors are gone in any case */
     }
     for (tr__rpc_inbound *m = rpc->first, *next; m; m = next) {
@@ -271,7 +271,7 @@ static void destroy(void *self)
     if (rpc->refs) tr__refs_free(rpc);
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.destroy) rpc->hooks.destroy(rpc->hooks.user);
     free_links(rpc);
-    tr__unref(rpc->carrier);
+    tr__unref(rpc->group);
     int files[] = {rpc->watch, rpc->dozing, rpc->kick};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         if (files[i] >= 0) close(files[i]);
@@ -372,7 +372,7 @@ static tr_status exchange_names(tr_rpc *rpc, const char *mine)
     char (*all)[TR__RPC_WORKER_NAME] = calloc((size_t)rpc->world, sizeof *all), own[TR__RPC_WORKER_NAME] = "";
     if (!all) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %d workers", rpc->world);
     snprintf(own, sizeof own, "%s", mine);
-    tr_status status = tr_all_gather(rpc->carrier, own, all, (int64_t)sizeof own, .dtype = TR_U8);
+    tr_status status = tr_all_gather(rpc->group, own, all, (int64_t)sizeof own, .dtype = TR_U8);
     for (int i = 0; i < rpc->world; i++)
         snprintf(rpc->links[i].name, sizeof rpc->links[i].name, "%.*s", TR__RPC_WORKER_NAME - 1, all[i]);
     free(all);
@@ -398,13 +398,13 @@ static tr_status open_streams(tr_rpc *rpc)
         if (i == rpc->rank || rpc->links[i].rings) continue;
         if (rpc->watch < 0) TR__TRY(make_watch(rpc));
         tr__wire *wire;
-        TR__TRY(tr__carrier_wire(rpc->carrier, i, &wire));
+        TR__TRY(tr__raw_wire(rpc->group, i, &wire));
         TR__TRY(tr__stream_open(rpc, &rpc->links[i], wire));
     }
     return TR_OK;
 }
 
-static void shown(void *user, int rank, int purpose, const tr__carried_memory *memory)
+static void shown(void *user, int rank, int purpose, const tr__raw_memory *memory)
 {
     tr__rings_shown(user, rank, purpose, memory);
 }
@@ -412,10 +412,10 @@ static void shown(void *user, int rank, int purpose, const tr__carried_memory *m
 /* A name of NULL: the others are to know that there is nobody here. */
 static tr_status connect_all(tr_rpc *rpc, const char *name)
 {
-    rpc->carried = (tr__carried){.user = rpc, .shown = shown, .gone = rank_gone};
-    rpc->crowded = tr__carrier_crowded(rpc->carrier);
+    rpc->raw_events = (tr__raw_events){.user = rpc, .shown = shown, .gone = rank_gone};
+    rpc->crowded = tr__raw_crowded(rpc->group);
     TR__TRY(tr__rings_make(rpc));
-    tr__carrier_watch(rpc->carrier, &rpc->carried);
+    tr__raw_watch(rpc->group, &rpc->raw_events);
     TR__TRY(exchange_names(rpc, name ? name : ""));
     TR__TRY(tr__rings_show(rpc));
     TR__TRY(tr__rings_complete(rpc));
@@ -461,9 +461,9 @@ static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
     rpc->queue_bytes = (uint64_t)TR__OR(o, queue_mb, TR__RPC_QUEUE_MB) << 20;
     TR__TRY(make_parts(rpc));
     TR_SCOPE;
-    tr_group *carrier = tr__carrier_new(o->group);
-    TR__TRY(tr_status_of(carrier));
-    rpc->carrier = tr__ref(carrier);
+    tr_group *group = tr__group_twin(o->group);
+    TR__TRY(tr_status_of(group));
+    rpc->group = tr__ref(group);
     return connect_or_refuse(rpc, o);
 }
 

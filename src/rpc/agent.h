@@ -19,7 +19,8 @@
 #ifndef TR_RPC_AGENT_H
 #define TR_RPC_AGENT_H
 
-#include "comm/carrier.h"
+#include "comm/group.h"
+#include "comm/raw.h"
 #include "rpc/frame.h"
 #include "rpc/rref_state.h"
 
@@ -142,8 +143,8 @@ typedef struct tr__rpc_bell {
 
 struct tr_rpc {
     tr__object object;
-    tr_group *carrier;
-    tr__carried carried;
+    tr_group *group;
+    tr__raw_events raw_events;
     int rank, world, local_rank;
     int threads_most, timeout_ms;
     uint64_t queue_bytes;
@@ -302,7 +303,7 @@ int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
 /* ---- rings.c ------------------------------------------------------------------------------------------------------ */
 
-void tr__rings_shown(tr_rpc *rpc, int rank, int purpose, const tr__carried_memory *memory);
+void tr__rings_shown(tr_rpc *rpc, int rank, int purpose, const tr__raw_memory *memory);
 tr_status tr__rings_make(tr_rpc *rpc);
 tr_status tr__rings_show(tr_rpc *rpc);     /* when all have made theirs */
 tr_status tr__rings_complete(tr_rpc *rpc); /* waits until all have */

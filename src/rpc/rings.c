@@ -27,7 +27,7 @@ typedef struct block { /* of ours */
 typedef struct mapping { /* of theirs */
     struct mapping *next;
     atomic_int refs;
-    tr__carried_memory memory;
+    tr__raw_memory memory;
 } mapping;
 
 typedef struct waiting_record { /* did not fit */
@@ -55,15 +55,15 @@ struct tr__rpc_rings {
 static void drop_mapping(mapping *m)
 {
     if (!m || atomic_fetch_sub(&m->refs, 1) != 1) return;
-    tr__carrier_unmap(&m->memory);
+    tr__raw_unmap(&m->memory);
     free(m);
 }
 
-static mapping *new_mapping(const tr__carried_memory *memory)
+static mapping *new_mapping(const tr__raw_memory *memory)
 {
     mapping *m = malloc(sizeof *m);
     if (!m) {
-        tr__carrier_unmap(memory);
+        tr__raw_unmap(memory);
         return NULL;
     }
     *m = (mapping){.memory = *memory};
@@ -90,7 +90,7 @@ static void adopt(tr__rpc_rings *n, int purpose, mapping *m)
     }
 }
 
-void tr__rings_shown(tr_rpc *rpc, int rank, int purpose, const tr__carried_memory *memory)
+void tr__rings_shown(tr_rpc *rpc, int rank, int purpose, const tr__raw_memory *memory)
 {
     tr__rpc_rings *n = rpc->links[rank].rings;
     mapping *m = new_mapping(memory);
@@ -188,7 +188,7 @@ static tr_status make_link(tr_rpc *rpc, tr__rpc_link *link)
 tr_status tr__rings_make(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++)
-        if (i != rpc->rank && tr__carrier_near(rpc->carrier, i)) TR__TRY(make_link(rpc, &rpc->links[i]));
+        if (i != rpc->rank && tr__raw_is_local(rpc->group, i)) TR__TRY(make_link(rpc, &rpc->links[i]));
     return TR_OK;
 }
 
@@ -196,8 +196,8 @@ tr_status tr__rings_show(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
         if (!rpc->links[i].rings) continue;
-        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->bell, TR__RPC_IS_BELL));
-        TR__TRY(tr__carrier_show(rpc->carrier, i, rpc->links[i].rings->out, TR__RPC_IS_RING));
+        TR__TRY(tr__raw_show(rpc->group, i, rpc->bell, TR__RPC_IS_BELL));
+        TR__TRY(tr__raw_show(rpc->group, i, rpc->links[i].rings->out, TR__RPC_IS_RING));
     }
     return TR_OK;
 }
@@ -275,7 +275,7 @@ static block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t size)
     if (b) b->memory = tr_shared_alloc(size + TR__RPC_BLOCK_HEAD);
     tr__segment segment;
     if (!b || !b->memory || !tr__segment_find(b->memory, 1, &segment) ||
-        tr__carrier_show(rpc->carrier, link->worker, b->memory, TR__RPC_IS_BLOCK) != TR_OK) {
+        tr__raw_show(rpc->group, link->worker, b->memory, TR__RPC_IS_BLOCK) != TR_OK) {
         if (!b) tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
         if (b) free_block(b);
         return NULL;

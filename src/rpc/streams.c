@@ -1,6 +1,6 @@
 /*
  * Messages to workers of other hosts: a frame, its body, the sizes of its pieces and the pieces themselves, which go out from where
- * they are and come in where they stay. They travel over the carrier's data connection (net/wire.h): through TLS where the job has a
+ * they are and come in where they stay. They travel over the group's data connection (net/wire.h): through TLS where the job has a
  * key, else in records with a checksum. What it does not take at once is copied and goes later. That the worker has died is known
  * from the control connection, so the end of the stream alone counts only after a while.
  */
@@ -32,7 +32,7 @@ typedef struct chunk { /* did not go out at once */
 typedef enum stage { FRAME, BODY, SIZES, PIECES } stage;
 
 struct tr__rpc_stream {
-    tr__wire *wire;        /* the carrier's */
+    tr__wire *wire;        /* the group's */
     int watch, worker;
     atomic_bool ready;     /* epoll says that there is something, */
     atomic_bool closes;    /* and that the stream ends behind it */
@@ -324,7 +324,7 @@ static tr_status await(const tr__rpc_stream *f, short events, int64_t deadline)
 static tr_status shake_hands(tr_rpc *rpc, const tr__rpc_stream *f)
 {
     int64_t deadline = tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000;
-    if (!tr__wire_encrypt(f->wire, tr__carrier_key(rpc->carrier), rpc->rank < f->worker ? TR__TLS_SERVER : TR__TLS_CLIENT))
+    if (!tr__wire_encrypt(f->wire, tr__raw_key(rpc->group), rpc->rank < f->worker ? TR__TLS_SERVER : TR__TLS_CLIENT))
         return tr__fail(TR_NO_MEMORY, "rpc: no memory for TLS");
     for (int done; (done = tr__wire_shake_hands(f->wire)) <= 0;) {
         if (done < 0)
@@ -344,7 +344,7 @@ tr_status tr__stream_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire)
     f->last = &f->first;
     pthread_mutex_init(&f->lock, NULL);
     link->stream = f;
-    if (!wire->tls && tr__carrier_key(rpc->carrier)) TR__TRY(shake_hands(rpc, f));
+    if (!wire->tls && tr__raw_key(rpc->group)) TR__TRY(shake_hands(rpc, f));
     /* What has come already gives no event of its own. */
     atomic_store(&f->ready, true);
     struct epoll_event e = events_of(f);

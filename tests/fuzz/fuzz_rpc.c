@@ -106,7 +106,7 @@ static void read_stream(const uint8_t *bytes, size_t count)
     rpc.links = links;
     rpc.world = 2;
     rpc.found_last = &rpc.found;
-    rpc.carrier = tr_join(.init = "tcp://127.0.0.1:1", .world_size = 1);
+    rpc.group = tr_join(.init = "tcp://127.0.0.1:1", .world_size = 1);
     rpc.watch = epoll_create1(EPOLL_CLOEXEC);
     links[1].worker = 1;
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);

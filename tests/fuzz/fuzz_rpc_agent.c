@@ -28,8 +28,8 @@ static struct {
     tr__rpc_ring *ring; /* that the agent reads */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    tr_group *groups[2], *carrier; /* carrier: of rank 1 */
-    tr__carried carried;
+    tr_group *groups[2], *twin; /* of rank 1 */
+    tr__raw_events raw_events;
     int inputs;
 } world = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
@@ -236,12 +236,12 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
 
 /* ---- The agent ------------------------------------------------------------------------------------------------------ */
 
-static void shown(void *unused, int rank, int purpose, const tr__carried_memory *memory)
+static void shown(void *unused, int rank, int purpose, const tr__raw_memory *memory)
 {
     (void)unused;
     (void)rank;
     (void)purpose;
-    tr__carrier_unmap(memory);
+    tr__raw_unmap(memory);
 }
 
 static void gone(void *unused, int rank, bool left)
@@ -251,11 +251,11 @@ static void gone(void *unused, int rank, bool left)
     (void)left;
 }
 
-static tr_group *join(tr_store *store, int rank, tr_group **carrier)
+static tr_group *join(tr_store *store, int rank, tr_group **twin)
 {
     tr_group *group = tr_join(.store = store, .rank = rank, .world_size = 2);
-    *carrier = tr_keep(tr__carrier_new(group));
-    FUZZ_CHECK(tr_status_of(*carrier) == TR_OK);
+    *twin = tr_keep(tr__group_twin(group));
+    FUZZ_CHECK(tr_status_of(*twin) == TR_OK);
     return tr_keep(group);
 }
 
@@ -263,9 +263,9 @@ static tr_group *join(tr_store *store, int rank, tr_group **carrier)
 static void *be_there(void *store)
 {
     TR_SCOPE;
-    world.groups[1] = join(store, 1, &world.carrier);
-    world.carried = (tr__carried){.shown = shown, .gone = gone};
-    tr__carrier_watch(world.carrier, &world.carried);
+    world.groups[1] = join(store, 1, &world.twin);
+    world.raw_events = (tr__raw_events){.shown = shown, .gone = gone};
+    tr__raw_watch(world.twin, &world.raw_events);
     return NULL;
 }
 
@@ -278,7 +278,7 @@ static void show(int purpose, uint64_t id, size_t bytes)
         world.ring->magic = TR__RPC_RING_MAGIC;
         world.ring->version = TR__RPC_VERSION;
     }
-    tr__rings_shown(world.rpc, 1, purpose, &(tr__carried_memory){.id = id, .memory = memory, .bytes = bytes});
+    tr__rings_shown(world.rpc, 1, purpose, &(tr__raw_memory){.id = id, .memory = memory, .bytes = bytes});
 }
 
 /* Where rank 1 has sent nothing yet. */
@@ -306,7 +306,7 @@ static void start(void)
     tr_rpc *rpc = world.rpc = tr__object_new_kept(&tr__rpc_type);
     tr_store *store = tr_keep(tr_store_memory());
     FUZZ_CHECK(pthread_create(&peer, NULL, be_there, store) == 0);
-    world.groups[0] = join(store, 0, &rpc->carrier);
+    world.groups[0] = join(store, 0, &rpc->group);
     pthread_join(peer, NULL);
     rpc->world = 2;
     rpc->links = calloc(2, sizeof *rpc->links);

@@ -21,6 +21,7 @@
 enum { TIMEOUT_MS = 10, HANG_MS = 20000, SEGMENT = 7, STREAM_ID = 9, LONG = 40000, AREA = TR__SHM_RING * TR__SHM_CHUNK };
 
 typedef struct peer {
+    tr__failure *failure;
     tr__shm *t;
     tr__p2p *p2p;
     tr__shm_control *control; /* theirs, */
@@ -157,8 +158,10 @@ static void make_peer(peer *p)
     tr__endpoint_record record;
     tr__member member = {.group = "fuzz", .world_size = 2, .timeout_ms = TIMEOUT_MS, .report_ms = HANG_MS,
         .unexpected_bytes = 1 << 20};
-    FUZZ_CHECK(tr__shm_new(&member, &record, &p->t) == TR_OK);
-    FUZZ_CHECK(tr__p2p_new(&member, p->t, NULL, &p->p2p) == TR_OK);
+    p->failure = tr__failure_new();
+    FUZZ_CHECK(p->failure);
+    FUZZ_CHECK(tr__shm_new(&member, p->failure, &record, &p->t) == TR_OK);
+    FUZZ_CHECK(tr__p2p_new(&member, p->failure, p->t, NULL, &p->p2p) == TR_OK);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     FUZZ_CHECK(posix_memalign((void **)&p->control, TR__CACHE_LINE, tr__shm_control_bytes(2)) == 0);
     p->page = calloc(1, sizeof *p->page + 2 * sizeof *p->page->counts);
@@ -214,6 +217,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     munmap(p.stream, sizeof *p.stream);
     tr__p2p_end(p.p2p);
     tr__shm_close(p.t);
+    tr__failure_free(p.failure);
     free(p.control);
     free(p.page);
     free(p.in);

@@ -94,13 +94,13 @@ static void connect_wires(tr__wire *ours, tr__wire *theirs, tr__tls_key *key, ma
     theirs->checked = how == CHECKED;
 }
 
-static tr__tcp *connect_peer(const tr__member *member, tr__wire theirs[TR__CHANNELS], manner how)
+static tr__tcp *connect_peer(const tr__member *member, tr__failure *failure, tr__wire theirs[TR__CHANNELS], manner how)
 {
     static tr__tls_key *key;
     if (!key) FUZZ_CHECK(tr__tls_key_new("the job's token", &key) == TR_OK);
     tr__tcp *t;
     tr__endpoint_record record;
-    FUZZ_CHECK(tr__tcp_new(member, &record, &t) == TR_OK);
+    FUZZ_CHECK(tr__tcp_new(member, failure, &record, &t) == TR_OK);
     for (int channel = 0; channel < TR__CHANNELS; channel++) {
         tr__wire wire;
         tr__network_connection *c;
@@ -121,7 +121,7 @@ static void run(tr__tcp *t, tr__p2p *p2p, const tr_collective *c, float *receive
     tr__p2p_start(p2p, work, false);
     tr_status status = tr__tcp_run(t, c, 1);
     FUZZ_CHECK(status == TR_OK || status == TR_PEER || status == TR_MISMATCH || status == TR_FORMAT ||
-               tr__failure_there(&t->failure)); /* or what the peer says has failed */
+               tr__failure_there(t->failure)); /* or what the peer says has failed */
     FUZZ_CHECK(status == TR_OK || tr_error_message()[0]);
     status = tr_wait(work);
     FUZZ_CHECK(status == TR_OK || tr_error_message()[0]);
@@ -135,9 +135,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     if (count < 1) return 0;
     tr__member member = {.group = "fuzz", .world_size = 2, .store = tr_store_memory(), .timeout_ms = 5000,
         .report_ms = 5000, .unexpected_bytes = 1 << 20};
-    tr__tcp *t = connect_peer(&member, theirs, manner_of(bytes[0]));
+    tr__failure *failure = tr__failure_new();
+    FUZZ_CHECK(failure);
+    tr__tcp *t = connect_peer(&member, failure, theirs, manner_of(bytes[0]));
     tr__p2p *p2p;
-    FUZZ_CHECK(tr__p2p_new(&member, NULL, t, &p2p) == TR_OK);
+    FUZZ_CHECK(tr__p2p_new(&member, failure, NULL, t, &p2p) == TR_OK);
     say(theirs, bytes + 1, count - 1);
     for (int channel = TR__CHANNELS - 1; channel >= 0; channel--) shutdown(theirs[channel].socket, SHUT_WR);
     tr_collective c = collective(bytes[0]);
@@ -147,5 +149,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     for (int channel = 0; channel < TR__CHANNELS; channel++) tr__wire_close(&theirs[channel]);
     tr__p2p_end(p2p);
     tr__tcp_close(t);
+    tr__failure_free(failure);
     return 0;
 }

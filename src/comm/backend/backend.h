@@ -59,8 +59,9 @@ void tr__native_transports(void *state, struct tr__shm **shm, struct tr__tcp **t
 /* A native group within another one, before its ranks have agreed on it, which has a side of each transport that the other has. */
 struct tr__seat {
     void *parent;                       /* the other's state; NULL: the members meet in the store */
-    struct tr__shm *shm;                /* whoever takes these over sets them to NULL */
+    struct tr__shm *shm;                /* whoever takes these three over sets them to NULL */
     struct tr__tcp *tcp;
+    struct tr__failure *failure;
     const int *ranks;                   /* [member->world_size]: in the other group */
     const struct tr__shm_place *blocks; /* the control blocks of the other group's ranks */
 };

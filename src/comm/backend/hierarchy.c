@@ -135,7 +135,7 @@ tr_status tr__hierarchy_run(tr__hierarchy *h, const tr_collective *c, uint64_t s
     tr_status status = c->kind == TR_BARRIER             ? barrier(&k)
                        : tr__kind_of(c->kind)->reduces ? reduce(&k)
                                                          : tr__hierarchy_move(&k);
-    if (status != TR_OK) status = tr__tcp_break(h->tcp); /* and with it shared memory */
+    if (status != TR_OK) status = tr__failure_break(h->tcp->failure);
     if (status == TR_OK && h->shm) tr__shm_finish(h->shm, h->parts);
     if (status != TR_OK && h->shm) tr__shm_fail(h->shm, &whole);
     tr__tcp_exit(h->tcp);

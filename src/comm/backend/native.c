@@ -12,6 +12,7 @@
 typedef struct native {
     tr__member member;
     tr__rendezvous meeting;
+    tr__failure *failure; /* of the group; NULL in a world of one */
     tr__shm *shm; /* joins the ranks of this host, */
     tr__tcp *tcp; /* joins all; NULL: not needed */
     tr__hierarchy *hierarchy; /* over both; NULL: one of them, or none, carries everything */
@@ -37,8 +38,8 @@ static tr_status listen_for_all(native *n, tr__endpoint_record *mine)
     strcpy(mine->tcp_address, "-");
     TR__TRY(tr__random_text(mine->cookie, sizeof mine->cookie));
     TR__TRY(tr__random_text(mine->tcp_cookie, sizeof mine->tcp_cookie));
-    if (!asked_for(n, "tcp")) TR__TRY(tr__shm_new(&n->member, mine, &n->shm));
-    if (!asked_for(n, "shm")) TR__TRY(tr__tcp_new(&n->member, mine, &n->tcp));
+    if (!asked_for(n, "tcp")) TR__TRY(tr__shm_new(&n->member, n->failure, mine, &n->shm));
+    if (!asked_for(n, "shm")) TR__TRY(tr__tcp_new(&n->member, n->failure, mine, &n->tcp));
     return TR_OK;
 }
 
@@ -172,25 +173,14 @@ static tr_status meet(native *n, tr__endpoint_record *records)
     return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, records, who_hung_up(n), status);
 }
 
-/* Who leaves a broken group may have heard so from one transport while its monitor is still about to tell the other, whose
- * peers would take the leaving for the reason. */
-static void share_failure(native *n)
-{
-    tr_status broken = TR_OK;
-    if (!n->shm || !n->tcp) return;
-    if (tr__failure_there(&n->tcp->failure)) broken = tr__tcp_break(n->tcp);
-    if (tr__failure_there(&n->shm->failure)) broken = tr__shm_break(n->shm);
-    (void)broken;
-}
-
-/* Shared memory first: it is joined last, and breaks what is left. */
+/* Shared memory first: it may wait for TCP. */
 static void close_transports(native *n)
 {
-    share_failure(n);
     if (n->p2p) tr__p2p_end(n->p2p);
     if (n->shm) tr__shm_close(n->shm);
     if (n->tcp) tr__tcp_close(n->tcp);
     tr__hierarchy_free(n->hierarchy);
+    tr__failure_free(n->failure);
 }
 
 /* Frees all; the failure that the thread has just made stays its latest. */
@@ -216,8 +206,10 @@ uint64_t tr__native_number(void *state)
 tr_status tr__native_prepare(tr__seat *seat, uint64_t number, tr__shm_place *block)
 {
     native *parent = seat->parent;
-    if (parent->shm) TR__TRY(tr__shm_prepare(parent->shm, number, &seat->shm, block));
-    return parent->tcp ? tr__tcp_prepare(parent->tcp, number, &seat->tcp) : TR_OK;
+    seat->failure = tr__failure_new();
+    if (!seat->failure) return TR_NO_MEMORY;
+    if (parent->shm) TR__TRY(tr__shm_prepare(parent->shm, number, seat->failure, &seat->shm, block));
+    return parent->tcp ? tr__tcp_prepare(parent->tcp, number, seat->failure, &seat->tcp) : TR_OK;
 }
 
 void tr__native_abandon(tr__seat *seat)
@@ -225,16 +217,20 @@ void tr__native_abandon(tr__seat *seat)
     const native *parent = seat->parent;
     if (seat->shm) tr__shm_abandon(seat->shm, parent->shm);
     if (seat->tcp) tr__tcp_abandon(seat->tcp, parent->tcp);
+    tr__failure_free(seat->failure);
     seat->shm = NULL;
     seat->tcp = NULL;
+    seat->failure = NULL;
 }
 
 void tr__native_drop(tr__seat *seat)
 {
     if (seat->shm) tr__shm_close(seat->shm);
     if (seat->tcp) tr__tcp_close(seat->tcp);
+    tr__failure_free(seat->failure);
     seat->shm = NULL;
     seat->tcp = NULL;
+    seat->failure = NULL;
 }
 
 /* By the hosts of the parent's ranks. */
@@ -266,7 +262,7 @@ static tr_status choose_sides(native *n, tr__seat *seat, const tr__hosts **hosts
     return status;
 }
 
-/* TCP first: its failures must be able to break what is entered after it, and the other way round. */
+/* TCP first: of a failure, the peers of other hosts are told before those of this one, which pass on to them what they learn. */
 static tr_status take_seat(native *n, tr__seat *seat)
 {
     const native *parent = seat->parent;
@@ -274,15 +270,14 @@ static tr_status take_seat(native *n, tr__seat *seat)
     TR__TRY(choose_sides(n, seat, &hosts));
     n->shm = seat->shm;
     n->tcp = seat->tcp;
+    n->failure = seat->failure;
     seat->shm = NULL;
     seat->tcp = NULL;
-    tr_status status = n->tcp ? tr__tcp_begin(n->tcp, parent->tcp, seat->ranks, &n->member) : TR_OK;
-    if (!n->shm) return status;
+    seat->failure = NULL;
     tr__shm_seat here = {.parent = parent->shm, .ranks = seat->ranks, .hosts = hosts, .blocks = seat->blocks, .tcp = n->tcp};
-    if (tr__shm_enter(n->shm, &here, &n->member) != TR_OK) return tr__shm_break(n->shm);
-    if (!n->tcp) return TR_OK;
-    tr__tcp_link(n->tcp, n->shm);
-    return tr__failure_there(&n->tcp->failure) ? tr__tcp_break(n->tcp) : TR_OK;
+    tr_status status = n->tcp ? tr__tcp_begin(n->tcp, parent->tcp, seat->ranks, &n->member) : TR_OK;
+    if (n->shm && tr__shm_enter(n->shm, &here, &n->member) != TR_OK) status = tr__failure_break(n->failure);
+    return status == TR_OK && tr__failure_there(n->failure) ? tr__failure_tell(n->failure) : status;
 }
 
 /* ---- The backend ------------------------------------------------------------------------------------------------- */
@@ -294,7 +289,8 @@ static tr_status find_others(native *n)
     size_t world = (size_t)n->member.world_size;
     tr__endpoint_record *records = calloc(world, sizeof *records);
     if (!records) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
-    tr_status status = meet(n, records);
+    n->failure = tr__failure_new();
+    tr_status status = n->failure ? meet(n, records) : TR_NO_MEMORY;
     free(records);
     return status;
 }
@@ -302,8 +298,7 @@ static tr_status find_others(native *n)
 static void native_give_up(void *state)
 {
     native *n = state;
-    if (n->shm) (void)!tr__shm_give_up(n->shm); /* and with it TCP */
-    else if (n->tcp) (void)!tr__tcp_give_up(n->tcp);
+    if (n->failure) (void)!tr__failure_give_up(n->failure);
 }
 
 static tr_status native_join(const tr__member *member, void **state)
@@ -314,7 +309,7 @@ static tr_status native_join(const tr__member *member, void **state)
     bool alone = member->world_size == 1;
     tr_status status = alone ? TR_OK : find_others(n);
     if (status == TR_OK && !alone) {
-        status = tr__p2p_new(member, n->shm, n->tcp, &n->p2p);
+        status = tr__p2p_new(member, n->failure, n->shm, n->tcp, &n->p2p);
         if (status != TR_OK) native_give_up(n); /* the others have joined */
     }
     if (status == TR_OK)

@@ -30,7 +30,7 @@ enum { TR__P2P_ENVELOPE = 256, TR__P2P_CREDIT = 4 << 20 };
 typedef struct tr__p2p tr__p2p;
 
 /* Of a group that has joined over one transport or both; limit: bytes of messages to a peer that it has not asked for. */
-tr_status tr__p2p_new(const tr__member *member, tr__shm *shm, tr__tcp *tcp, tr__p2p **engine);
+tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *shm, tr__tcp *tcp, tr__p2p **engine);
 /* Starts a send or recv and takes a reference of the work. The caller will drive it, else a thread of the engine does. */
 void tr__p2p_start(tr__p2p *p, tr_work *work, bool driven);
 /* Works on sends and receives until this one is done, if it is with a rank of this host; threads carry all others. */
@@ -151,6 +151,7 @@ struct tr__p2p {
     const char *group;
     int rank, world_size, report_ms;
     tr__recorder *recorder;
+    tr__failure *failure;
     tr__shm *shm; /* or NULL */
     tr__tcp *tcp; /* or NULL */
     uint64_t limit;

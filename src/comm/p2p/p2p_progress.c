@@ -37,20 +37,10 @@ static void lock_as_reader(tr__p2p *p)
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
-static bool is_broken(const tr__p2p *p)
-{
-    return (p->shm && tr__failure_there(&p->shm->failure)) || (p->tcp && tr__failure_there(&p->tcp->failure));
-}
-
-static tr__failure *failure_of(const tr__p2p *p)
-{
-    return p->shm && tr__failure_there(&p->shm->failure) ? &p->shm->failure : &p->tcp->failure;
-}
-
 static tr_status say(tr__p2p *p, const tr__p2p_op *op)
 {
     (void)op;
-    return tr__failure_tell(failure_of(p));
+    return tr__failure_tell(p->failure);
 }
 
 /* Where the failure came from no send or receive of ours, each says what it was that failed. */
@@ -70,7 +60,7 @@ static void end_all(tr__p2p *p)
 /* This thread's latest failure is the group's, and ends all. */
 static void break_all(tr__p2p *p)
 {
-    tr_status status = p->shm ? tr__shm_break(p->shm) : tr__tcp_break(p->tcp);
+    tr_status status = tr__failure_break(p->failure);
     (void)status; /* each operation is told */
     tr__p2p_drop_all(p, say);
     tr__recorder_held(p->recorder, NULL);
@@ -192,7 +182,7 @@ static bool work_once(tr__p2p *p)
 {
     bool moved = false;
     if (!p->pending) return false;
-    if (is_broken(p)) {
+    if (tr__failure_there(p->failure)) {
         end_all(p);
         return true;
     }
@@ -300,7 +290,7 @@ static int prepare(tr__p2p *p, bool idle)
 {
     bool holds = false;
     patience w;
-    if (is_broken(p)) {
+    if (tr__failure_there(p->failure)) {
         if (p->pending) end_all(p);
         w = (patience){.next = LOOK_MS * (int64_t)1000000};
     } else if (look_at_all(p, &w) != TR_OK) {
@@ -365,7 +355,7 @@ static tr_status start(tr__p2p *p, tr_work *work, bool driven)
 {
     tr__p2p_peer *peer = &p->peers[work->collective.peer];
     bool moved;
-    if (is_broken(p)) return tr__failure_check(failure_of(p), p->group);
+    if (tr__failure_there(p->failure)) return tr__failure_check(p->failure, p->group);
     if (peer->remote) {
         TR__TRY(tr__tcp_need_event(p->tcp, &p->tcp->wake));
         TR__TRY(need_thread(p, &p->has_reader, &p->reader, read_connections));
@@ -415,13 +405,14 @@ static void destroy(tr__p2p *p)
     free(p);
 }
 
-tr_status tr__p2p_new(const tr__member *member, tr__shm *shm, tr__tcp *tcp, tr__p2p **engine)
+tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *shm, tr__tcp *tcp, tr__p2p **engine)
 {
     size_t world = (size_t)member->world_size;
     tr__p2p *p = calloc(1, sizeof *p);
     if (!p) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
-    *p = (tr__p2p){.group = member->group, .rank = member->rank, .world_size = member->world_size, .told = -1, .shm = shm,
-        .tcp = tcp, .report_ms = member->report_ms, .recorder = member->recorder, .limit = member->unexpected_bytes};
+    *p = (tr__p2p){.group = member->group, .rank = member->rank, .world_size = member->world_size, .told = -1,
+        .failure = failure, .shm = shm, .tcp = tcp, .report_ms = member->report_ms, .recorder = member->recorder,
+        .limit = member->unexpected_bytes};
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wanted, NULL);
     p->peers = calloc(world, sizeof *p->peers);
@@ -455,7 +446,7 @@ static bool nothing_pending(tr__p2p *p, const void *arg)
  * leave as well do not want it. */
 static bool rings_are_open(tr__p2p *p, const void *deadline)
 {
-    if (is_broken(p) || tr__now_ns() > *(const int64_t *)deadline) return true;
+    if (tr__failure_there(p->failure) || tr__now_ns() > *(const int64_t *)deadline) return true;
     for (int rank = 0; rank < p->world_size; rank++) {
         const tr__p2p_peer *peer = &p->peers[rank];
         if (peer->outbound && !atomic_load(&peer->outbound->opened) && !atomic_load(&peer->local->left)) return false;

@@ -14,31 +14,6 @@
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
-/* Keeps this thread's latest failure if it is the first, and wakes our waiters. */
-static bool keep_failure(tr__shm *t, bool own)
-{
-    bool first = tr__failure_keep(&t->failure, own);
-    atomic_store(&t->control->gave_up, 1);
-    tr__endpoint_tell(t->endpoint);
-    tr__shm_ring(t->control);
-    tr__shm_mail(t->control);
-    return first;
-}
-
-/* With us, the transport to other hosts is broken. */
-static void break_tcp(tr__shm *t)
-{
-    if (!t->tcp) return;
-    tr__failure_tell(&t->failure);
-    tr__tcp_break_too(t->tcp, t->failure.own);
-}
-
-tr_status tr__shm_break_quietly(tr__shm *t)
-{
-    if (keep_failure(t, false)) break_tcp(t);
-    return tr__failure_tell(&t->failure);
-}
-
 /* Without memory for the message a peer finds out by its own timeout. */
 static void tell_all(tr__shm *t, const tr__shm_message *message)
 {
@@ -49,39 +24,25 @@ static void tell_all(tr__shm *t, const tr__shm_message *message)
     tr__shm_kick(t);
 }
 
-void tr__shm_tell_failure(tr__shm *t)
+/* Each peer keeps the first reason that it learns. */
+static void tell_failure(tr__shm *t)
 {
     char name[64];
     const tr__shm_peer *self = &t->peers[t->rank];
     snprintf(name, sizeof name, "rank %d (pid %ld)", self->rank, self->pid);
-    tr__shm_message message = {.type = TR__SHM_BROKEN, .status = tr__failure_for_peers(&t->failure, name, t->group)};
+    tr__shm_message message = {.type = TR__SHM_BROKEN, .status = tr__failure_for_peers(t->failure, name, t->group)};
     snprintf(message.text, sizeof message.text, "%s", tr_error_message());
     tell_all(t, &message);
 }
 
-static tr_status break_loudly(tr__shm *t, bool own)
+static void broken(void *user, bool tell)
 {
-    bool first = keep_failure(t, own);
-    /* In any case, as in tr__tcp_break(), and before the peers here are told: what they pass on to other hosts comes back
-     * over TCP, and must not be there before our own reason is. */
-    break_tcp(t);
-    if (first) tr__shm_tell_failure(t);
-    return tr__failure_tell(&t->failure);
-}
-
-tr_status tr__shm_break(tr__shm *t)
-{
-    return break_loudly(t, false);
-}
-
-tr_status tr__shm_give_up(tr__shm *t)
-{
-    return break_loudly(t, true);
-}
-
-void tr__shm_break_too(tr__shm *t, bool own)
-{
-    if (keep_failure(t, own)) tr__shm_tell_failure(t);
+    tr__shm *t = user;
+    atomic_store(&t->control->gave_up, 1);
+    tr__endpoint_tell(t->endpoint);
+    tr__shm_ring(t->control);
+    tr__shm_mail(t->control);
+    if (tell) tell_failure(t);
 }
 
 static bool any_gave_up(const tr__shm *t)
@@ -101,11 +62,11 @@ tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms)
     int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
     struct timespec deadline = {until / 1000000000, until % 1000000000};
     pthread_mutex_lock(&t->endpoint->lock);
-    while (!tr__failure_there(&t->failure) &&
+    while (!tr__failure_there(t->failure) &&
            pthread_cond_timedwait(&t->endpoint->changed, &t->endpoint->lock, &deadline) != ETIMEDOUT)
         continue;
     pthread_mutex_unlock(&t->endpoint->lock);
-    return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
+    return tr__failure_there(t->failure) ? tr__failure_tell(t->failure) : TR_OK;
 }
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
@@ -138,16 +99,17 @@ static tr_status make_tables(tr__shm *t)
 }
 
 /* Of at most so many ranks. */
-static tr_status make(const char *group, int rank, int world_size, tr__shm **made)
+static tr_status make(const char *group, int rank, int world_size, tr__failure *failure, tr__shm **made)
 {
     tr__shm *t = *made = calloc(1, sizeof *t);
     if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", group);
+    t->failure = failure;
+    t->on_failure = (tr__failure_listener){.broken = broken, .user = t};
     snprintf(t->group, sizeof t->group, "%s", group);
     t->rank = rank;
     t->world_size = world_size;
     t->listener.socket = -1;
     atomic_init(&t->dead, -1);
-    tr__failure_init(&t->failure);
     return make_tables(t);
 }
 
@@ -195,10 +157,10 @@ static tr_status open_endpoint(tr__shm *t, tr__endpoint_record *record)
     return tr__shm_listen(t, record);
 }
 
-tr_status tr__shm_new(const tr__member *member, tr__endpoint_record *record, tr__shm **transport)
+tr_status tr__shm_new(const tr__member *member, tr__failure *failure, tr__endpoint_record *record, tr__shm **transport)
 {
     tr__shm *t;
-    tr_status status = make(member->group, member->rank, member->world_size, &t);
+    tr_status status = make(member->group, member->rank, member->world_size, failure, &t);
     if (!t) return status;
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
@@ -225,7 +187,6 @@ tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, tr__tcp *tcp)
     for (int other = 0; other < count; other++)
         t->peers[other].rank = t->peers[other].link->rank = tr__hosts_ranks(hosts, host)[other];
     t->tcp = tcp;
-    tr__tcp_link(tcp, t);
     return TR_OK;
 }
 
@@ -234,6 +195,7 @@ tr_status tr__shm_begin(tr__shm *t)
     tr__endpoint_enter(t->attachment, t->world_size);
     TR__TRY(tr__endpoint_start(t->endpoint));
     t->met = true;
+    tr__failure_listen(t->failure, &t->on_failure);
     return TR_OK;
 }
 
@@ -247,17 +209,17 @@ tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record 
     tr__shm_call joining = {.timeout_ms = tr__rendezvous_rest_ms(meeting)};
     tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
     tr_status status = tr__shm_await(t, &joining, TR__SHM_DONE, t->steps, -1);
-    if (status != TR_OK) return tr__shm_break(t);
+    if (status != TR_OK) return tr__failure_break(t->failure);
     tr__endpoint_agree(t->endpoint);
     return TR_OK;
 }
 
 /* ---- A group within another -------------------------------------------------------------------------------------- */
 
-tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__shm **made, tr__shm_place *block)
+tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__failure *failure, tr__shm **made, tr__shm_place *block)
 {
     tr__shm *t;
-    tr_status status = make(parent->group, 0, parent->world_size, &t);
+    tr_status status = make(parent->group, 0, parent->world_size, failure, &t);
     if (status == TR_OK && parent->tcp) {
         t->places = malloc((size_t)parent->tcp->world_size * sizeof *t->places);
         if (!t->places) status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", parent->group);
@@ -280,6 +242,7 @@ static void enter(tr__shm *t, int rank, int world_size)
     take_places(t, rank, world_size);
     t->met = true;
     tr__endpoint_enter(t->attachment, world_size);
+    tr__failure_listen(t->failure, &t->on_failure);
 }
 
 /* Where the peers' control blocks are. */
@@ -333,7 +296,7 @@ tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *
         tr__recorder_peer(t->recorder, t->peers[i].rank, t->peers[i].pid, host);
     }
     tr_status status = find_controls(t, seat, member->timeout_ms);
-    return status == TR_OK ? TR_OK : tr__shm_give_up(t);
+    return status == TR_OK ? TR_OK : tr__failure_give_up(t->failure);
 }
 
 void tr__shm_abandon(tr__shm *t, const tr__shm *parent)
@@ -342,7 +305,7 @@ void tr__shm_abandon(tr__shm *t, const tr__shm *parent)
     memcpy(t->attachment->members, parent->attachment->members, (size_t)parent->world_size * sizeof(int));
     enter(t, parent->rank, parent->world_size);
     tr__fail_stored(why);
-    (void)!tr__shm_give_up(t);
+    (void)!tr__failure_give_up(t->failure);
     tr__shm_close(t);
     tr__fail_stored(why);
     tr__error_unref(why);
@@ -355,15 +318,15 @@ void tr__shm_abandon(tr__shm *t, const tr__shm *parent)
 static void say_goodbye(tr__shm *t)
 {
     const tr__shm_message goodbye = {.type = TR__SHM_GOODBYE};
-    bool broken = tr__failure_there(&t->failure);
-    if (broken) tr__shm_tell_failure(t);
+    bool broken = tr__failure_there(t->failure);
+    if (broken) tell_failure(t);
     tell_all(t, &goodbye);
     if (broken) tr__endpoint_flush(t->endpoint); /* the program may end now, and the reason must not be lost */
 }
 
 void tr__shm_close(tr__shm *t)
 {
-    if (t->tcp) tr__tcp_link(t->tcp, NULL);
+    tr__failure_ignore(t->failure, &t->on_failure);
     if (t->met) say_goodbye(t);
     if (t->attachment) tr__endpoint_detach(t->attachment);
     for (int rank = 0; t->peers && rank < t->world_size; rank++)
@@ -377,6 +340,5 @@ void tr__shm_close(tr__shm *t)
     free(t->stagings);
     tr__pages_free(t->scratch, TR__SHM_SCRATCH);
     free(t->places);
-    tr__failure_clear(&t->failure);
     free(t);
 }

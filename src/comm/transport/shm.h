@@ -19,7 +19,7 @@
 #include "base/memory.h"
 #include "base/object.h"
 #include "comm/algo/hosts.h"
-#include "comm/carrier.h"
+#include "comm/raw.h"
 #include "comm/collective.h"
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
@@ -192,7 +192,7 @@ typedef struct tr__shm {
     int rank, world_size; /* among those of this host, as all ranks here are but peers[].rank */
     int report_ms; /* of waiting, after which it is reported */
     tr__recorder *recorder;
-    struct tr__tcp *tcp;  /* joins us with those of other hosts, and breaks when we do; NULL: there are none */
+    struct tr__tcp *tcp;  /* joins us with those of other hosts; NULL: there are none */
     int *places;          /* with tcp: a rank's place among us, or -1, by its rank in the group */
     tr__endpoint *endpoint;      /* of this process */
     tr__attachment *attachment;  /* of the group to it */
@@ -201,10 +201,11 @@ typedef struct tr__shm {
     tr__shm_control *control; /* our own */
     tr__shm_listener listener; /* of a first group */
 
-    tr__failure failure;         /* why the group is broken */
+    tr__failure *failure;        /* of the group */
+    tr__failure_listener on_failure; /* from when the peers may know of us until we close */
     atomic_int dead;             /* the rank in the group whose death broke it; -1: none */
 
-    const tr__carried *_Atomic carried; /* of a carrier: who is told of what the peers show, and of their end */
+    const tr__raw_events *_Atomic raw; /* who hears of what the peers show, and of their end (comm/raw.h) */
 
     /* For the thread that runs a collective. */
     uint64_t steps;              /* taken by all collectives so far */
@@ -250,7 +251,7 @@ typedef struct tr__shm_call {
 /* ---- shm.c ------------------------------------------------------------------------------------------------------- */
 
 /* Makes a rank's side, with an endpoint of its own, and its listener, whose address goes into the endpoint record. */
-tr_status tr__shm_new(const tr__member *member, tr__endpoint_record *record, tr__shm **transport);
+tr_status tr__shm_new(const tr__member *member, tr__failure *failure, tr__endpoint_record *record, tr__shm **transport);
 /* Before they meet: joins only the ranks of our host. tcp joins all. */
 tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, struct tr__tcp *tcp);
 /* Connects with all ranks, whose records are given, and waits until all are there. */
@@ -262,7 +263,7 @@ void tr__shm_close(tr__shm *t);
 
 /* A group within another one whose ranks share memory, before they have agreed on it: makes a rank's side, which hears from now
  * on what is for the group of this number, and says where its control block is. */
-tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__shm **made, tr__shm_place *block);
+tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__failure *failure, tr__shm **made, tr__shm_place *block);
 /* They have. */
 typedef struct tr__shm_seat {
     const tr__shm *parent;
@@ -275,17 +276,6 @@ tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *
 /* They may have, but this rank cannot come, because of this thread's latest failure: tells those who may wait for it. Closes. */
 void tr__shm_abandon(tr__shm *t, const tr__shm *parent);
 
-/* Breaks the group with this thread's latest failure, wakes everyone here, and lets the peers know. The first failure
- * stays. Returns the group's failure, as this thread's. */
-tr_status tr__shm_break(tr__shm *t);
-/* The same where this rank has failed by itself: the peers learn that they lose it, and why. */
-tr_status tr__shm_give_up(tr__shm *t);
-/* The same for a failure that a peer has announced or that every peer sees by itself. */
-tr_status tr__shm_break_quietly(tr__shm *t);
-/* The same for a failure that has broken the transport to other hosts; own: as in tr__failure. */
-void tr__shm_break_too(tr__shm *t, bool own);
-/* Tells all peers why the group is broken; each keeps the first reason that it learns. */
-void tr__shm_tell_failure(tr__shm *t);
 /* Before a failure of our own: if a peer has given the group up, waits for its reason, which is on its way, and fails with that.
  * TR_OK: no peer has, or its reason does not come in time. */
 tr_status tr__shm_check_peers(tr__shm *t, int timeout_ms);

@@ -315,13 +315,13 @@ tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequ
     tr__shm_call call = call_of(t, collective, NULL, sequence);
     tr_status status;
     tr__shm_use(t); /* before the failure is looked at: what a peer takes back after it stays mapped */
-    status = tr__failure_check(&t->failure, t->group);
+    status = tr__failure_check(t->failure, t->group);
     if (status == TR_OK) {
         status = run(t, &call);
         if (status == TR_OK)
             tr__shm_finish(t, sequence);
         else
-            status = tr__shm_break(t);
+            status = tr__failure_break(t->failure);
     }
     tr__shm_idle(t);
     return status;

@@ -11,7 +11,7 @@ static void died(tr__shm *t, tr__shm_peer *peer)
     tr__signature s;
     char end[TR__END_TEXT], text[TR__CALL_TEXT];
     bool finished;
-    if (!tr__failure_there(&t->failure)) atomic_store(&t->dead, peer->rank);
+    if (!tr__failure_there(t->failure)) atomic_store(&t->dead, peer->rank);
     tr__end_text(peer->visible ? peer->pid : 0, t->group, end);
     bool called = peer->control && (tr__shm_last_transfer(peer->control, &s, &finished) ||
                                        tr__shm_last_call(peer->control, &s, &finished));
@@ -20,18 +20,18 @@ static void died(tr__shm *t, tr__shm_peer *peer)
     else
         tr__fail(TR_PEER, "rank %d (pid %ld) %s %s %s", peer->rank, peer->pid, end, finished ? "after" : "during",
             tr__signature_text(&s, text));
-    tr__shm_break_quietly(t); /* the others see it themselves */
+    tr__failure_break_quietly(t->failure, &t->on_failure); /* the others see it themselves */
 }
 
 static tr_status shown(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd)
 {
-    const tr__carried *carried = atomic_load(&t->carried);
+    const tr__raw_events *events = atomic_load(&t->raw);
     tr__shm_mapping mapping;
     TR__TRY(tr__shm_map(peer, message->id, message->bytes, fd, &mapping));
     if (!mapping.memory) return TR_OK;
-    tr__carried_memory memory = {mapping.id, mapping.memory, mapping.bytes, peer->in_process};
-    if (carried)
-        carried->shown(carried->user, peer->rank, message->status, &memory);
+    tr__raw_memory memory = {mapping.id, mapping.memory, mapping.bytes, peer->in_process};
+    if (events)
+        events->shown(events->user, peer->rank, message->status, &memory);
     else
         tr__shm_unmap(peer, &mapping);
     return TR_OK;
@@ -43,13 +43,13 @@ static void gave_up(tr__shm *t, const tr__shm_peer *peer, const tr__shm_message 
         tr__fail(tr__failure_is_common(message->status) ? message->status : TR_PEER, "%s", message->text);
     else
         tr__fail(TR_PEER, "rank %d (pid %ld) gave up group '%s' and does not say why", peer->rank, peer->pid, t->group);
-    tr__shm_break_quietly(t);
+    tr__failure_break_quietly(t->failure, &t->on_failure);
 }
 
 static void say_gone(tr__shm *t, const tr__shm_peer *peer)
 {
-    const tr__carried *carried = atomic_load(&t->carried);
-    if (carried) carried->gone(carried->user, peer->rank, atomic_load(&peer->left));
+    const tr__raw_events *events = atomic_load(&t->raw);
+    if (events) events->gone(events->user, peer->rank, atomic_load(&peer->left));
 }
 
 static void said_goodbye(tr__shm *t, tr__shm_peer *peer)
@@ -67,10 +67,10 @@ static void heard(void *user, int member, const tr__shm_message *message, int fd
     tr__shm_peer *peer = &t->peers[member];
     switch (message->type) {
     case TR__SHM_STREAMS:
-        if (tr__shm_channel_came(t, peer, message->id, message->bytes, fd) != TR_OK) tr__shm_break(t);
+        if (tr__shm_channel_came(t, peer, message->id, message->bytes, fd) != TR_OK) tr__failure_break(t->failure);
         return; /* fd went along */
     case TR__SHM_SHOWN:
-        if (shown(t, peer, message, fd) != TR_OK) tr__shm_break(t);
+        if (shown(t, peer, message, fd) != TR_OK) tr__failure_break(t->failure);
         return;
     case TR__SHM_BROKEN:
         gave_up(t, peer, message);
@@ -81,7 +81,7 @@ static void heard(void *user, int member, const tr__shm_message *message, int fd
     default:
         tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a message of unknown type %u", peer->rank, peer->pid,
                  message->type);
-        tr__shm_break(t);
+        tr__failure_break(t->failure);
     }
     if (fd >= 0) close(fd);
 }
@@ -106,10 +106,10 @@ static void gone(void *user, int member)
     say_gone(t, peer);
 }
 
-static void failed(void *user, int member)
+static void failed(void *user)
 {
-    (void)member;
-    tr__shm_break(user);
+    tr__shm *t = user;
+    (void)!tr__failure_break(t->failure);
 }
 
 const tr__attached tr__shm_attached = {heard, mapped, gone, failed};

@@ -67,7 +67,7 @@ static tr_status look_up(tr__shm *t, int64_t *began, int timeout_ms, tr__shm_pee
     uint64_t since = atomic_load(&t->attachment->since);
     const tr__shm_mapping *found;
     pthread_mutex_lock(&e->lock);
-    while (!(found = tr__endpoint_mapping(peer->link, id, since)) && !tr__failure_there(&t->failure) && !atomic_load(&peer->left)) {
+    while (!(found = tr__endpoint_mapping(peer->link, id, since)) && !tr__failure_there(t->failure) && !atomic_load(&peer->left)) {
         atomic_store(&t->control->stuck.buffer, (int)(peer - t->peers) + 1);
         if (!*began) *began = tr__now_ns();
         int64_t until = *began + (int64_t)timeout_ms * 1000000;
@@ -81,8 +81,8 @@ static tr_status look_up(tr__shm *t, int64_t *began, int timeout_ms, tr__shm_pee
         *mapping = *found;
         status = TR_OK;
     } else if (status == TR_OK) {
-        status = tr__failure_there(&t->failure)
-                     ? tr__failure_tell(&t->failure)
+        status = tr__failure_there(t->failure)
+                     ? tr__failure_tell(t->failure)
                      : tr__fail(TR_PEER, "rank %d (pid %ld) left in the middle of a call", peer->rank, peer->pid);
     }
     pthread_mutex_unlock(&e->lock);

@@ -309,7 +309,7 @@ static void sleep_for(tr__shm *t, int rank, tr__shm_word word, uint64_t value, i
     unsigned bell = atomic_load(&t->control->bell);
     atomic_store(&t->control->waits_for, rank + 1);
     bool late = atomic_load(counter(t->peers[rank].control, word)) < value;
-    if (late && !tr__failure_there(&t->failure) && !atomic_load(&t->peers[rank].left))
+    if (late && !tr__failure_there(t->failure) && !atomic_load(&t->peers[rank].left))
         tr__futex_wait(&t->control->bell, bell, ns);
     atomic_store(&t->control->waits_for, 0);
 }
@@ -332,7 +332,7 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
 {
     int64_t broken_since = 0, yields_end = tr__now_ns() + YIELDS_NS;
     for (int turn = 0;; turn++) {
-        bool broken = tr__failure_there(&t->failure); /* read first: what had come by then counts */
+        bool broken = tr__failure_there(t->failure); /* read first: what had come by then counts */
         survey s = look(t, word, value, only);
         if (s.late < 0) {
             tr__recorder_waits_for(t->recorder, NULL, 0);
@@ -340,7 +340,7 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
             if (t->tcp) tr__tcp_go_on(t->tcp, &t->tcp->local_wait);
             return TR_OK;
         }
-        if (broken && !may_still_come(t, call, s.late, &broken_since)) return tr__failure_tell(&t->failure);
+        if (broken && !may_still_come(t, call, s.late, &broken_since)) return tr__failure_tell(t->failure);
         if (s.left >= 0) return gone(t, call, s.left);
         int64_t now = tr__now_ns();
         if (turn < YIELDS && now < yields_end) {

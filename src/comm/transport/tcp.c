@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
-#include "comm/transport/shm.h"
 #include "comm/transport/tcp_flow.h"
 #include "net/store/store.h"
 
@@ -17,54 +16,18 @@
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
-/* Keeps this thread's latest failure if it is the first, lets the peers know, and wakes who waits. */
-static void keep_failure(tr__tcp *t, bool own)
+static void broken(void *user, bool tell)
 {
-    if (!tr__failure_keep(&t->failure, own)) return;
-    pthread_mutex_lock(&t->lock);
-    pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->lock);
+    tr__tcp *t = user;
     char name[TR__TCP_NAME], text[TR__FRAME_TEXT];
-    tr_status status = tr__failure_for_peers(&t->failure, tr__tcp_name(&t->peers[t->rank], name), t->group);
-    snprintf(text, sizeof text, "%s", tr_error_message());
-    tr__tcp_frame frame = tr__tcp_frame_of(NULL, TR__TCP_BROKEN, strlen(text));
-    frame.status = status;
-    tr__tcp_tell_all(t, &frame, text);
+    if (tell) {
+        tr_status status = tr__failure_for_peers(t->failure, tr__tcp_name(&t->peers[t->rank], name), t->group);
+        snprintf(text, sizeof text, "%s", tr_error_message());
+        tr__tcp_frame frame = tr__tcp_frame_of(NULL, TR__TCP_BROKEN, strlen(text));
+        frame.status = status;
+        tr__tcp_tell_all(t, &frame, text);
+    }
     tr__tcp_wake(t);
-}
-
-void tr__tcp_break_too(tr__tcp *t, bool own)
-{
-    keep_failure(t, own);
-}
-
-static tr_status break_both(tr__tcp *t, bool own)
-{
-    keep_failure(t, own);
-    /* Also when another thread was first, and may not have come so far: who is told of a failure can leave, and his
-     * neighbours must not take that for the reason. */
-    tr__failure_tell(&t->failure);
-    pthread_mutex_lock(&t->link);
-    if (t->shm) tr__shm_break_too(t->shm, t->failure.own);
-    pthread_mutex_unlock(&t->link);
-    return tr__failure_tell(&t->failure);
-}
-
-tr_status tr__tcp_break(tr__tcp *t)
-{
-    return break_both(t, false);
-}
-
-tr_status tr__tcp_give_up(tr__tcp *t)
-{
-    return break_both(t, true);
-}
-
-void tr__tcp_link(tr__tcp *t, tr__shm *shm)
-{
-    pthread_mutex_lock(&t->link);
-    t->shm = shm;
-    pthread_mutex_unlock(&t->link);
 }
 
 char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME])
@@ -102,16 +65,16 @@ tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int time
     int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
     struct timespec deadline = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
     bool never = false;
-    for (int waited = 0; waited == 0 && !never && !tr__failure_there(&t->failure);) {
+    for (int waited = 0; waited == 0 && !never && !tr__failure_there(t->failure);) {
         *wire = tr__tcp_need_wire(t, rank, channel, &never);
         if (*wire) return TR_OK;
         pthread_mutex_lock(&t->lock);
-        if (!tr__tcp_wire(t, rank, channel) && !atomic_load(&t->peers[rank].left) && !tr__failure_there(&t->failure))
+        if (!tr__tcp_wire(t, rank, channel) && !atomic_load(&t->peers[rank].left) && !tr__failure_there(t->failure))
             waited = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);
         pthread_mutex_unlock(&t->lock);
     }
     char name[TR__TCP_NAME];
-    if (tr__failure_there(&t->failure)) return tr__failure_tell(&t->failure);
+    if (tr__failure_there(t->failure)) return tr__failure_tell(t->failure);
     return never ? tr__fail(TR_PEER, "%s has left group '%s'", tr__tcp_name(&t->peers[rank], name), t->group)
                  : tr__tcp_timed_out(t, NULL, rank, timeout_ms);
 }
@@ -168,7 +131,7 @@ static tr_status make_tables(tr__tcp *t)
 }
 
 /* Of at most so many ranks. */
-static tr_status make(const char *group, int rank, int world_size, tr__tcp **made)
+static tr_status make(const char *group, int rank, int world_size, tr__failure *failure, tr__tcp **made)
 {
     tr__tcp *t = *made = calloc(1, sizeof *t);
     if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", group);
@@ -176,10 +139,10 @@ static tr_status make(const char *group, int rank, int world_size, tr__tcp **mad
     t->rank = rank;
     t->world_size = world_size;
     t->kick = t->wake = t->dead = -1;
+    t->failure = failure;
+    t->on_failure = (tr__failure_listener){.broken = broken, .user = t};
     pthread_mutex_init(&t->lock, NULL);
     tr__condition_init(&t->changed);
-    pthread_mutex_init(&t->link, NULL);
-    tr__failure_init(&t->failure);
     return make_tables(t);
 }
 
@@ -213,15 +176,16 @@ static tr_status open_endpoint(tr__tcp *t, const tr__member *member, tr__endpoin
     t->network = n;
     for (int rank = 0; rank < t->world_size; rank++) t->place->members[rank] = rank;
     tr__network_enter(t->place, t->world_size);
+    tr__failure_listen(t->failure, &t->on_failure);
     memcpy(record->tcp_address, n->address, sizeof record->tcp_address);
     memcpy(record->tcp_cookie, n->cookie, sizeof record->tcp_cookie);
     return TR_OK;
 }
 
-tr_status tr__tcp_new(const tr__member *member, tr__endpoint_record *record, tr__tcp **transport)
+tr_status tr__tcp_new(const tr__member *member, tr__failure *failure, tr__endpoint_record *record, tr__tcp **transport)
 {
     tr__tcp *t;
-    tr_status status = make(member->group, member->rank, member->world_size, &t);
+    tr_status status = make(member->group, member->rank, member->world_size, failure, &t);
     if (!t) return status;
     if (status == TR_OK) status = take_settings(t, member);
     record->table = tr__choice_digest(&t->choices);
@@ -265,10 +229,10 @@ tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record 
 
 /* ---- A group within another -------------------------------------------------------------------------------------- */
 
-tr_status tr__tcp_prepare(tr__tcp *parent, uint64_t id, tr__tcp **made)
+tr_status tr__tcp_prepare(tr__tcp *parent, uint64_t id, tr__failure *failure, tr__tcp **made)
 {
     tr__tcp *t;
-    tr_status status = make(parent->group, 0, parent->world_size, &t);
+    tr_status status = make(parent->group, 0, parent->world_size, failure, &t);
     if (!t) return status;
     t->network = parent->network;
     if (status == TR_OK) status = tr__network_attach(parent->network, id, &tr__tcp_calls, t, &t->place);
@@ -287,6 +251,7 @@ static void enter(tr__tcp *t, const tr__tcp *parent, int rank, const int *ranks,
     for (int i = 0; i < world_size; i++) t->place->members[i] = parent->place->members[ranks ? ranks[i] : i];
     tr__tcp_know_members(t);
     tr__network_enter(t->place, world_size);
+    tr__failure_listen(t->failure, &t->on_failure);
 }
 
 tr_status tr__tcp_begin(tr__tcp *t, const tr__tcp *parent, const int *ranks, const tr__member *member)
@@ -295,7 +260,7 @@ tr_status tr__tcp_begin(tr__tcp *t, const tr__tcp *parent, const int *ranks, con
     tr_status status = take_settings(t, member);
     enter(t, parent, member->rank, ranks, member->world_size);
     for (int i = 0; i < t->world_size; i++) tr__recorder_peer(t->recorder, i, t->peers[i].pid, t->peers[i].host);
-    return status == TR_OK ? TR_OK : tr__tcp_give_up(t);
+    return status == TR_OK ? TR_OK : tr__failure_give_up(t->failure);
 }
 
 void tr__tcp_abandon(tr__tcp *t, const tr__tcp *parent)
@@ -303,7 +268,7 @@ void tr__tcp_abandon(tr__tcp *t, const tr__tcp *parent)
     tr__error *why = tr__error_take();
     enter(t, parent, parent->rank, NULL, parent->world_size);
     tr__fail_stored(why);
-    (void)!tr__tcp_give_up(t);
+    (void)!tr__failure_give_up(t->failure);
     tr__tcp_close(t);
     tr__fail_stored(why);
     tr__error_unref(why);
@@ -314,7 +279,7 @@ void tr__tcp_abandon(tr__tcp *t, const tr__tcp *parent)
 /* Those of a group that is broken have been told so. */
 static void leave_place(tr__tcp *t)
 {
-    bool sound = !tr__failure_there(&t->failure);
+    bool sound = !tr__failure_there(t->failure);
     tr__tcp_frame goodbye = tr__tcp_frame_of(t->has_last ? &t->last : NULL, TR__TCP_GOODBYE, 0);
     if (sound) tr__tcp_tell_all(t, &goodbye, NULL);
     tr__network_detach(t->place, sound);
@@ -322,6 +287,7 @@ static void leave_place(tr__tcp *t)
 
 void tr__tcp_close(tr__tcp *t)
 {
+    tr__failure_ignore(t->failure, &t->on_failure);
     if (t->place) leave_place(t);
     if (t->kick >= 0) close(t->kick);
     if (t->wake >= 0) close(t->wake);
@@ -331,9 +297,7 @@ void tr__tcp_close(tr__tcp *t)
     free(t->stage);
     free(t->scratch);
     free(t->folded);
-    tr__failure_clear(&t->failure);
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
-    pthread_mutex_destroy(&t->link);
     free(t);
 }

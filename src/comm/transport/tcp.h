@@ -19,7 +19,7 @@
 #include "base/object.h"
 #include "comm/algo/choice.h"
 #include "comm/algo/reduce.h"
-#include "comm/carrier.h"
+#include "comm/raw.h"
 #include "comm/collective.h"
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
@@ -109,9 +109,10 @@ typedef struct tr__tcp {
     int kick;     /* eventfd: the group is broken, or a connection has come; under the lock. -1: nobody has slept yet */
     int wake;     /* the same for the thread that carries sends and receives, and that there are new ones */
     tr__tcp_mismatch mismatch; /* the monitor's: it breaks the group when nothing else is left to be read */
-    const tr__carried *_Atomic carried; /* of a carrier: who is told when a peer has gone */
+    const tr__raw_events *_Atomic raw; /* who hears that a peer has gone (comm/raw.h) */
 
-    tr__failure failure;     /* why the group is broken */
+    tr__failure *failure;    /* of the group */
+    tr__failure_listener on_failure;
     pthread_mutex_t lock;    /* for what follows, and what peers are known to do */
     pthread_cond_t changed;  /* a peer has left, or the group is broken */
     /* Calls of our own; written by the thread that runs them, which may read them without the lock. */
@@ -120,9 +121,6 @@ typedef struct tr__tcp {
     int dead;                /* the rank whose death broke the group; -1: none */
     uint64_t ahead;          /* the latest number of those that peers told us they wait in */
     tr__signature past[TR__TCP_PAST]; /* those with a number, by their number: ranks that go on may differ later */
-
-    pthread_mutex_t link;
-    struct tr__shm *shm;     /* under `link`: joins the ranks of this host, and breaks when we do; or NULL */
 
     /* For the thread that runs a collective. */
     tr__tcp_patience local_wait; /* of waits in shared memory */
@@ -138,7 +136,7 @@ typedef struct tr__tcp {
 /* ---- tcp.c ------------------------------------------------------------------------------------------------------- */
 
 /* Makes a rank's side of a first group, with an endpoint of its own, whose address and cookie go into the endpoint record. */
-tr_status tr__tcp_new(const tr__member *member, tr__endpoint_record *record, tr__tcp **transport);
+tr_status tr__tcp_new(const tr__member *member, tr__failure *failure, tr__endpoint_record *record, tr__tcp **transport);
 /* Connects with all ranks, whose records are given, and waits until all are there. */
 tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records);
 /* All are connected: takes them as members. */
@@ -148,7 +146,7 @@ void tr__tcp_close(tr__tcp *t);
 
 /* A group within another one, before its ranks have agreed on it: makes a rank's side, which hears from now on what is for the
  * group of this number. */
-tr_status tr__tcp_prepare(tr__tcp *parent, uint64_t id, tr__tcp **made);
+tr_status tr__tcp_prepare(tr__tcp *parent, uint64_t id, tr__failure *failure, tr__tcp **made);
 /* They have: its ranks as ranks of the parent. */
 tr_status tr__tcp_begin(tr__tcp *t, const tr__tcp *parent, const int *ranks, const tr__member *member);
 /* They may have, but this rank cannot come, because of this thread's latest failure: tells those who may wait for it. Closes. */
@@ -165,16 +163,6 @@ tr_status tr__tcp_need_event(tr__tcp *t, int *event);
 void tr__tcp_wake(tr__tcp *t);
 /* The thread that carries sends and receives only: there are new ones. */
 void tr__tcp_wake_reader(tr__tcp *t);
-
-/* Breaks the group with this thread's latest failure and lets the peers know. The first failure stays. Returns the
- * group's failure, as this thread's. */
-tr_status tr__tcp_break(tr__tcp *t);
-/* The same where this rank has failed by itself: the peers learn that they lose it, and why. */
-tr_status tr__tcp_give_up(tr__tcp *t);
-/* The same for a failure that has broken the transport within the host; own: as in tr__failure. */
-void tr__tcp_break_too(tr__tcp *t, bool own);
-/* Sets the transport within the host, NULL before that is freed. */
-void tr__tcp_link(tr__tcp *t, struct tr__shm *shm);
 
 /* "rank 2 (pid 77 on host b)", in text. */
 enum { TR__TCP_NAME = 128 };

@@ -96,7 +96,7 @@ static tr_status died(tr__tcp *t, const tr__tcp_peer *peer, const char *moment, 
         tr__fail_errno(TR_PEER, error, "%s cannot be reached any more, %s", name, moment);
     else
         tr__fail(TR_PEER, "%s %s %s", name, tr__end_text(peer->visible ? peer->pid : 0, t->group, end), moment);
-    return tr__tcp_break(t);
+    return tr__failure_break(t->failure);
 }
 
 tr_status tr__tcp_damaged(tr__tcp *t, const tr__tcp_peer *peer)
@@ -105,7 +105,7 @@ tr_status tr__tcp_damaged(tr__tcp *t, const tr__tcp_peer *peer)
     write_moment(t, moment, sizeof moment);
     tr__fail(TR_FORMAT, "%s sent a damaged message, %s, %s", tr__tcp_name(peer, name),
         t->network->key ? "which does not decrypt" : "whose checksum is wrong", moment);
-    return tr__tcp_break(t);
+    return tr__failure_break(t->failure);
 }
 
 static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
@@ -113,10 +113,10 @@ static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
     char moment[TR__CALL_TEXT + 32];
     bool left = atomic_load(&peer->left);
     pthread_mutex_lock(&t->lock);
-    if (!left && !tr__failure_there(&t->failure)) t->dead = peer->rank;
+    if (!left && !tr__failure_there(t->failure)) t->dead = peer->rank;
     pthread_mutex_unlock(&t->lock);
-    const tr__carried *carried = atomic_load(&t->carried);
-    if (carried) carried->gone(carried->user, peer->rank, left);
+    const tr__raw_events *events = atomic_load(&t->raw);
+    if (events) events->gone(events->user, peer->rank, left);
     if (left) return TR_OK;
     if (error == EBADMSG) return tr__tcp_damaged(t, peer);
     write_moment(t, moment, sizeof moment);
@@ -149,8 +149,8 @@ static void hear_goodbye(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *ca
     if (call->sequence) note_call(peer, call);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
-    const tr__carried *carried = atomic_load(&t->carried);
-    if (carried) carried->gone(carried->user, peer->rank, true);
+    const tr__raw_events *events = atomic_load(&t->raw);
+    if (events) events->gone(events->user, peer->rank, true);
     tr__tcp_wake(t); /* it makes no connection any more */
 }
 
@@ -161,7 +161,7 @@ static tr_status hear_failure(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_fram
         tr__fail(tr__failure_is_common(f->status) ? f->status : TR_PEER, "%.*s", (int)f->bytes, text);
     else
         tr__fail(TR_PEER, "%s gave up group '%s' and does not say why", tr__tcp_name(peer, name), t->group);
-    return tr__tcp_break(t);
+    return tr__failure_break(t->failure);
 }
 
 static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_frame *f, const char *text)
@@ -170,7 +170,7 @@ static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_frame *f, 
     char name[TR__TCP_NAME];
     if (!tr__tcp_read_frame(f, &call) || f->type == TR__TCP_DATA) {
         tr__fail(TR_FORMAT, "%s sent a damaged message", tr__tcp_name(peer, name));
-        return tr__tcp_break(t);
+        return tr__failure_break(t->failure);
     }
     switch (f->type) {
     case TR__TCP_CALL: hear_call(t, peer, f, &call); return TR_OK;
@@ -179,7 +179,7 @@ static tr_status handle(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_frame *f, 
     default: break;
     }
     tr__fail(TR_FORMAT, "%s sent a message of unknown type %d", tr__tcp_name(peer, name), f->type);
-    return tr__tcp_break(t);
+    return tr__failure_break(t->failure);
 }
 
 /* ---- What the endpoint calls ------------------------------------------------------------------------------------- */
@@ -189,7 +189,7 @@ static void heard(void *user, int member, const tr__network_frame *frame, const 
     tr__tcp *t = user;
     tr__tcp_frame f;
     memcpy(&f, frame, sizeof f);
-    bool sound = !tr__failure_there(&t->failure);
+    bool sound = !tr__failure_there(t->failure);
     if (handle(t, &t->peers[member], &f, text) != TR_OK && sound) log_if_idle(t);
 }
 
@@ -197,9 +197,9 @@ static void heard_all(void *user)
 {
     tr__tcp *t = user;
     const tr__tcp_mismatch *d = &t->mismatch;
-    if (d->there && !tr__failure_there(&t->failure)) {
+    if (d->there && !tr__failure_there(t->failure)) {
         tr__call_mismatch(t->group, t->rank, &d->ours, d->rank, &d->theirs);
-        if (tr__tcp_break(t) != TR_OK) log_if_idle(t);
+        if (tr__failure_break(t->failure) != TR_OK) log_if_idle(t);
     }
     t->mismatch.there = false;
 }
@@ -207,7 +207,7 @@ static void heard_all(void *user)
 static void gone(void *user, int member, int error)
 {
     tr__tcp *t = user;
-    bool sound = !tr__failure_there(&t->failure);
+    bool sound = !tr__failure_there(t->failure);
     if (hang_up(t, &t->peers[member], error) != TR_OK && sound) log_if_idle(t);
 }
 
@@ -215,7 +215,7 @@ static bool wants(void *user, int member, tr__channel channel, bool before)
 {
     tr__tcp *t = user;
     tr__tcp_peer *peer = &t->peers[member];
-    bool over = atomic_load(&peer->left) || tr__failure_there(&t->failure);
+    bool over = atomic_load(&peer->left) || tr__failure_there(t->failure);
     return !atomic_load(&peer->connections[channel]) && !(before && over);
 }
 
@@ -226,11 +226,10 @@ static void connected(void *user, int member, tr__channel channel, tr__network_c
     tr__tcp_wake(t);
 }
 
-static void failed(void *user, int member)
+static void failed(void *user)
 {
     tr__tcp *t = user;
-    (void)member; /* which the failure names */
-    if (!tr__failure_there(&t->failure) && tr__tcp_break(t) != TR_OK) log_if_idle(t);
+    if (!tr__failure_there(t->failure) && tr__failure_break(t->failure) != TR_OK) log_if_idle(t);
 }
 
 const tr__network_calls tr__tcp_calls = {heard, heard_all, gone, wants, connected, failed};
@@ -241,11 +240,11 @@ tr_status tr__tcp_check_peers(tr__tcp *t)
 {
     enum { LOOK_NS = 1000000000, PAUSE_NS = 500000 };
     int64_t until = tr__now_ns() + LOOK_NS;
-    while (!tr__failure_there(&t->failure) && tr__network_behind(t->network) && tr__now_ns() < until)
+    while (!tr__failure_there(t->failure) && tr__network_behind(t->network) && tr__now_ns() < until)
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     pthread_mutex_lock(&t->network->hearing); /* what it has read it has dealt with */
     pthread_mutex_unlock(&t->network->hearing);
-    return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
+    return tr__failure_there(t->failure) ? tr__failure_tell(t->failure) : TR_OK;
 }
 
 /* ---- Another connection ends -------------------------------------------------------------------------------------- */
@@ -263,7 +262,7 @@ static tr_status left_early(tr__tcp *t, const tr__tcp_peer *peer, const tr__sign
         tr__fail(TR_PEER, "%s lost its connection to rank %d during %s, and has left group '%s'", name, t->rank, here, t->group);
     else
         tr__fail(TR_PEER, "%s left group '%s' after %s, but %s needs it", name, t->group, text, here);
-    return tr__tcp_break(t);
+    return tr__failure_break(t->failure);
 }
 
 /* The control connection tells why; all ends of a dead process go at once. */
@@ -275,11 +274,11 @@ tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call
     int waited = 0;
     if (error == EBADMSG) return tr__tcp_damaged(t, peer);
     pthread_mutex_lock(&t->lock);
-    while (!tr__failure_there(&t->failure) && !peer->left && waited == 0)
+    while (!tr__failure_there(t->failure) && !peer->left && waited == 0)
         waited = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);
-    bool left = peer->left, broken = tr__failure_there(&t->failure);
+    bool left = peer->left, broken = tr__failure_there(t->failure);
     pthread_mutex_unlock(&t->lock);
-    if (broken) return tr__failure_tell(&t->failure);
+    if (broken) return tr__failure_tell(t->failure);
     if (left) return left_early(t, peer, call);
     char moment[TR__CALL_TEXT + 32], text[TR__CALL_TEXT];
     snprintf(moment, sizeof moment, "during %s", tr__signature_text(call, text));

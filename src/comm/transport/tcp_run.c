@@ -171,7 +171,7 @@ static tr_status finish_without_waiting(tr__tcp_call *call)
         moved = false;
         if (take_turn(call, &moved) != TR_OK) break;
     }
-    return call->first < call->steps ? tr__failure_tell(&call->t->failure) : TR_OK;
+    return call->first < call->steps ? tr__failure_tell(call->t->failure) : TR_OK;
 }
 
 static tr_status carry_out(tr__tcp_call *call)
@@ -187,7 +187,7 @@ static tr_status carry_out(tr__tcp_call *call)
             if (t->crowded || idle > QUICK_SPINS) sched_yield();
         } else {
             tr_status status = tr__tcp_wait(t, &call->patience, call->c->timeout_ms, call->ranks, call->blocked);
-            if (status != TR_OK) return tr__failure_there(&t->failure) ? finish_without_waiting(call) : status;
+            if (status != TR_OK) return tr__failure_there(t->failure) ? finish_without_waiting(call) : status;
         }
     }
     return TR_OK;
@@ -209,7 +209,7 @@ static tr__tcp_mismatch find_mismatch(const tr__tcp *t, const tr__signature *cal
 
 tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t sequence)
 {
-    TR__TRY(tr__failure_check(&t->failure, t->group));
+    TR__TRY(tr__failure_check(t->failure, t->group));
     tr__signature call;
     tr__signature_of(collective, t->world_size, sequence, &call);
     pthread_mutex_lock(&t->lock);
@@ -221,7 +221,7 @@ tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t se
     pthread_mutex_unlock(&t->lock);
     if (!mismatch.there) return TR_OK;
     if (tr__tcp_check_peers(t) == TR_OK) tr__call_mismatch(t->group, t->rank, &mismatch.ours, mismatch.rank, &mismatch.theirs);
-    return tr__tcp_break(t);
+    return tr__failure_break(t->failure);
 }
 
 void tr__tcp_exit(tr__tcp *t)
@@ -244,7 +244,7 @@ tr_status tr__tcp_run(tr__tcp *t, const tr_collective *collective, uint64_t sequ
 {
     TR__TRY(tr__tcp_enter(t, collective, sequence));
     tr_status status = tr__tcp_run_part(t, collective, NULL);
-    if (status != TR_OK) status = tr__tcp_break(t);
+    if (status != TR_OK) status = tr__failure_break(t->failure);
     tr__tcp_exit(t);
     return status;
 }

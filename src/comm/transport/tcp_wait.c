@@ -156,7 +156,7 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     if (ready < 0 && errno != EINTR) return tr__fail_errno(TR_IO, errno, "group '%s': poll", t->group);
     uint64_t kicks;
     if (t->polled[count].revents) (void)!read(t->kick, &kicks, sizeof kicks); /* before we look for what it was */
-    return tr__failure_there(&t->failure) ? tr__failure_tell(&t->failure) : TR_OK;
+    return tr__failure_there(t->failure) ? tr__failure_tell(t->failure) : TR_OK;
 }
 
 tr_status tr__tcp_local_wait(tr__tcp *t, int rank, int64_t since, int timeout_ms)

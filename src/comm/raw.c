@@ -1,4 +1,4 @@
-#include "comm/carrier.h"
+#include "comm/raw.h"
 
 #include "comm/group.h"
 #include "comm/transport/shm.h"
@@ -15,10 +15,10 @@ typedef struct transports {
     tr__tcp *tcp;
 } transports;
 
-static transports of(const tr_group *carrier)
+static transports of(const tr_group *group)
 {
     transports t = {NULL, NULL};
-    if (carrier->state) tr__native_transports(carrier->state, &t.shm, &t.tcp);
+    if (group->state) tr__native_transports(group->state, &t.shm, &t.tcp);
     return t;
 }
 
@@ -29,41 +29,36 @@ static tr__shm_peer *neighbour(const transports *t, int rank)
     return place >= 0 ? &t->shm->peers[place] : NULL;
 }
 
-tr_group *tr__carrier_new(tr_group *group)
+void tr__raw_watch(tr_group *group, const tr__raw_events *events)
 {
-    return tr__group_twin(group);
+    transports t = of(group);
+    if (t.shm) atomic_store(&t.shm->raw, events);
+    if (t.tcp) atomic_store(&t.tcp->raw, events);
 }
 
-void tr__carrier_watch(tr_group *carrier, const tr__carried *carried)
+bool tr__raw_is_local(const tr_group *group, int rank)
 {
-    transports t = of(carrier);
-    if (t.shm) atomic_store(&t.shm->carried, carried);
-    if (t.tcp) atomic_store(&t.tcp->carried, carried);
-}
-
-bool tr__carrier_near(const tr_group *carrier, int rank)
-{
-    transports t = of(carrier);
+    transports t = of(group);
     return neighbour(&t, rank) != NULL;
 }
 
-tr_status tr__carrier_show(tr_group *carrier, int rank, const void *memory, int purpose)
+tr_status tr__raw_show(tr_group *group, int rank, const void *memory, int purpose)
 {
-    transports t = of(carrier);
+    transports t = of(group);
     tr__shm_peer *peer = neighbour(&t, rank);
     tr__segment segment;
     if (!peer || !tr__segment_find(memory, 1, &segment) || segment.memory != memory)
-        return tr__fail(TR_INTERNAL, "group '%s': %p cannot be shown to rank %d", carrier->name, memory, rank);
+        return tr__fail(TR_INTERNAL, "group '%s': %p cannot be shown to rank %d", group->name, memory, rank);
     int fd = peer->in_process ? -1 : fcntl(segment.fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0 && !peer->in_process)
-        return tr__fail_errno(TR_IO, errno, "group '%s': no descriptor to share memory", carrier->name);
+        return tr__fail_errno(TR_IO, errno, "group '%s': no descriptor to share memory", group->name);
     tr__shm_message message = {.type = TR__SHM_SHOWN, .status = purpose, .id = segment.id, .bytes = segment.bytes};
     TR__TRY(tr__shm_post(t.shm, peer, &message, fd));
     tr__shm_kick(t.shm);
     return TR_OK;
 }
 
-void tr__carrier_unmap(const tr__carried_memory *memory)
+void tr__raw_unmap(const tr__raw_memory *memory)
 {
     if (!memory->memory) return;
     if (memory->in_process)
@@ -72,22 +67,22 @@ void tr__carrier_unmap(const tr__carried_memory *memory)
         munmap(memory->memory, memory->bytes);
 }
 
-tr_status tr__carrier_wire(const tr_group *carrier, int rank, tr__wire **wire)
+tr_status tr__raw_wire(const tr_group *group, int rank, tr__wire **wire)
 {
-    transports t = of(carrier);
-    if (!t.tcp) return tr__fail(TR_INTERNAL, "group '%s': rank %d is on this host", carrier->name, rank);
-    return tr__tcp_await_wire(t.tcp, rank, TR__DATA_CHANNEL, carrier->timeout_ms, wire);
+    transports t = of(group);
+    if (!t.tcp) return tr__fail(TR_INTERNAL, "group '%s': rank %d is on this host", group->name, rank);
+    return tr__tcp_await_wire(t.tcp, rank, TR__DATA_CHANNEL, group->timeout_ms, wire);
 }
 
-tr__tls_key *tr__carrier_key(const tr_group *carrier)
+tr__tls_key *tr__raw_key(const tr_group *group)
 {
-    transports t = of(carrier);
+    transports t = of(group);
     return t.tcp ? t.tcp->network->job_key : NULL;
 }
 
-char *tr__carrier_name(const tr_group *carrier, int rank, char text[128])
+char *tr__raw_name(const tr_group *group, int rank, char text[128])
 {
-    transports t = of(carrier);
+    transports t = of(group);
     tr__shm_peer *peer = neighbour(&t, rank);
     text[0] = 0;
     if (peer)
@@ -97,8 +92,8 @@ char *tr__carrier_name(const tr_group *carrier, int rank, char text[128])
     return text;
 }
 
-bool tr__carrier_crowded(const tr_group *carrier)
+bool tr__raw_crowded(const tr_group *group)
 {
-    transports t = of(carrier);
+    transports t = of(group);
     return (t.shm && t.shm->crowded) || (t.tcp && t.tcp->crowded);
 }
