@@ -81,9 +81,11 @@ static void keep_early(tr__attachment *a, int peer, const tr__shm_message *messa
     if (queued) {
         *queued = (tr__shm_queued){.peer = peer, .fd = fd, .message = *message};
         tr__shm_queue_add(&a->early, queued);
-    } else if (fd >= 0) {
-        close(fd);
+        return;
     }
+    if (fd >= 0) close(fd);
+    tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message of rank %d", a->endpoint->name, a->endpoint->peers[peer].rank);
+    a->calls->failed(a->user);
 }
 
 /* What is for a group that we have left, or are not in, is dropped. */

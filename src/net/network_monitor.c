@@ -29,7 +29,11 @@ tr__network_group *tr__network_find(const tr__network_endpoint *n, uint64_t id)
 static void keep_early(tr__network_group *g, const tr__network_peer *peer)
 {
     tr__early_frame *early = malloc(sizeof *early);
-    if (!early) return; /* as if the message had not fitted */
+    if (!early) {
+        tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message of rank %d", g->network->name, peer->rank);
+        g->calls->failed(g->user);
+        return;
+    }
     *early = (tr__early_frame){.peer = peer->rank, .frame = peer->frame};
     memcpy(early->text, peer->text, sizeof early->text);
     *g->last_early = early;

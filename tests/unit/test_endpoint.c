@@ -362,6 +362,42 @@ static void a_rank_without_memory_for_a_group_is_named(void **state)
     run_job(3, split_without_memory, NULL);
 }
 
+/* Memory of one size has run out. */
+static atomic_size_t missing;
+void *__real_malloc(size_t bytes), *__wrap_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes)
+{
+    return bytes && bytes == atomic_load(&missing) ? NULL : __real_malloc(bytes);
+}
+
+/* Ranks 0 and 2 leave a new group before rank 1 knows that it has members, and rank 1 has no room for what they say. */
+static tr_status hear_early_without_memory(rank *r)
+{
+    enum { NUMBER = 77 };
+    tr__seat seat = {.parent = r->group->state};
+    tr__shm_place block;
+    const setting *s = r->arg;
+    TRY(tr__native_prepare(&seat, NUMBER, &block));
+    if (r->number == 1) atomic_store(&missing, s->transport || s->hosts ? sizeof(tr__early_frame) : sizeof(tr__shm_queued));
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) {
+        int64_t end = tr__now_ns() + 10 * (int64_t)1000000000;
+        while (!tr__failure_there(seat.failure) && tr__now_ns() < end) usleep(1000);
+        atomic_store(&missing, 0);
+        CHECK(tr__failure_there(seat.failure) && tr__failure_tell(seat.failure) == TR_NO_MEMORY);
+        SAYS("group 'world': no memory for a message of rank ");
+    }
+    tr__fail(TR_STATE, "this rank does not come");
+    tr__native_abandon(&seat);
+    return tr_leave(r->group);
+}
+
+static void a_message_that_there_is_no_memory_for_is_an_error(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) run_job_in(&settings[i], 3, hear_early_without_memory, &settings[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -373,6 +409,7 @@ int main(void)
         cmocka_unit_test(what_was_sent_before_leaving_arrives),
         cmocka_unit_test(all_connect_at_once),
         cmocka_unit_test(a_rank_without_memory_for_a_group_is_named),
+        cmocka_unit_test(a_message_that_there_is_no_memory_for_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
