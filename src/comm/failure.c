@@ -15,6 +15,7 @@ tr__failure *tr__failure_new(void)
         tr__fail(TR_NO_MEMORY, "no memory for a group");
         return NULL;
     }
+    atomic_init(&f->dead, -1);
     pthread_mutex_init(&f->telling, NULL);
     pthread_mutex_init(&f->lock, NULL);
     return f;
@@ -84,6 +85,12 @@ tr_status tr__failure_tell(tr__failure *f)
     tr_status status = tr__fail_stored(f->error);
     pthread_mutex_unlock(&f->lock);
     return status;
+}
+
+void tr__failure_note_death(tr__failure *f, int rank)
+{
+    int none = -1;
+    if (!tr__failure_there(f)) atomic_compare_exchange_strong(&f->dead, &none, rank);
 }
 
 bool tr__failure_is_common(tr_status status)

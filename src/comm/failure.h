@@ -20,6 +20,7 @@ typedef struct tr__failure {
     tr__error *error; /* NULL: none yet */
     bool own;         /* this rank has failed by itself: the others lose a peer */
     atomic_bool there;
+    atomic_int dead;  /* the rank whose death was seen first, before the failure; -1: none */
     tr__failure_listener *listeners;
 } tr__failure;
 
@@ -49,6 +50,8 @@ tr_status tr__failure_for_peers(tr__failure *f, const char *name, const char *gr
  * when. */
 enum { TR__END_TEXT = 160 };
 char *tr__end_text(long pid, const char *group, char text[TR__END_TEXT]);
+/* A rank has died, as the caller has just seen. */
+void tr__failure_note_death(tr__failure *f, int rank);
 /* Can it be the same failure on all ranks, found by them all or by one in another? */
 bool tr__failure_is_common(tr_status status);
 /* TR_OK as long as there is none; else what a call that comes later fails with. */

@@ -4,11 +4,7 @@
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 typedef struct transports {
     tr__shm *shm;
@@ -46,25 +42,8 @@ tr_status tr__raw_show(tr_group *group, int rank, const void *memory, int purpos
 {
     transports t = of(group);
     tr__shm_peer *peer = neighbour(&t, rank);
-    tr__segment segment;
-    if (!peer || !tr__segment_find(memory, 1, &segment) || segment.memory != memory)
-        return tr__fail(TR_INTERNAL, "group '%s': %p cannot be shown to rank %d", group->name, memory, rank);
-    int fd = peer->in_process ? -1 : fcntl(segment.fd, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0 && !peer->in_process)
-        return tr__fail_errno(TR_IO, errno, "group '%s': no descriptor to share memory", group->name);
-    tr__shm_message message = {.type = TR__SHM_SHOWN, .status = purpose, .id = segment.id, .bytes = segment.bytes};
-    TR__TRY(tr__shm_post(t.shm, peer, &message, fd));
-    tr__shm_kick(t.shm);
-    return TR_OK;
-}
-
-void tr__raw_unmap(const tr__raw_memory *memory)
-{
-    if (!memory->memory) return;
-    if (memory->in_process)
-        tr__segment_unref(memory->id);
-    else
-        munmap(memory->memory, memory->bytes);
+    if (peer) return tr__shm_show_to(t.shm, peer, TR__SHM_SHOWN, purpose, memory);
+    return tr__fail(TR_INTERNAL, "group '%s': rank %d is not on this host", group->name, rank);
 }
 
 tr_status tr__raw_wire(const tr_group *group, int rank, tr__wire **wire)

@@ -7,23 +7,16 @@
 #ifndef TR_COMM_RAW_H
 #define TR_COMM_RAW_H
 
+#include "net/endpoint.h"
 #include "net/wire.h"
 
 #include <trireme/comm.h>
 
-/* Memory of another rank of this host, mapped here. */
-typedef struct tr__raw_memory {
-    uint64_t id;
-    char *memory;
-    size_t bytes;
-    bool in_process; /* of a thread of this process: held, not mapped again */
-} tr__raw_memory;
-
 /* From the threads of the monitors, which must not be kept waiting. */
 typedef struct tr__raw_events {
     void *user;
-    /* Another rank has shown memory for a purpose that the module knows. */
-    void (*shown)(void *user, int rank, int purpose, const tr__raw_memory *memory);
+    /* Another rank has shown memory for a purpose that the module knows, which closes the mapping. */
+    void (*shown)(void *user, int rank, int purpose, const tr__shm_mapping *memory);
     /* It has died, or has left. More than once, maybe. */
     void (*gone)(void *user, int rank, bool left);
 } tr__raw_events;
@@ -36,7 +29,6 @@ void tr__raw_watch(tr_group *group, const tr__raw_events *events);
 bool tr__raw_is_local(const tr_group *group, int rank);
 /* Shows memory that lies at the beginning of a shared segment of ours to a rank of this host. */
 tr_status tr__raw_show(tr_group *group, int rank, const void *memory, int purpose);
-void tr__raw_unmap(const tr__raw_memory *memory);
 /* The connection to a rank of another host, which stays the group's; waits until it is there. */
 tr_status tr__raw_wire(const tr_group *group, int rank, tr__wire **wire);
 /* The job's key; NULL: it has none. The group's own. */

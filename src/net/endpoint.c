@@ -366,7 +366,7 @@ static void await_readers(tr__endpoint *e)
 static void free_peer(tr__endpoint_peer *peer)
 {
     if (peer->socket >= 0) close(peer->socket);
-    for (size_t i = 0; i < peer->mapping_count; i++) tr__shm_mapping_close(peer->in_process, &peer->mappings[i]);
+    for (size_t i = 0; i < peer->mapping_count; i++) tr__shm_mapping_close(&peer->mappings[i]);
     free(peer->mappings);
     tr__shm_queue_free(&peer->outgoing);
 }

@@ -60,6 +60,7 @@ typedef struct tr__shm_mapping {
     uint64_t id;
     char *memory;
     size_t bytes;
+    bool in_process; /* of a thread of this process: held, not mapped again */
     bool stays;    /* for as long as the endpoint does: control blocks */
     uint64_t gone; /* the version since when its owner has done with it; 0: it has not */
 } tr__shm_mapping;
@@ -225,7 +226,7 @@ tr_status tr__endpoint_descriptor(const tr__endpoint_peer *peer, const tr__segme
 /* Maps a segment that a peer has shown; fd is closed (-1 from one in this process). Without memory: its owner, in this process,
  * has freed it. */
 tr_status tr__shm_mapping_open(const tr__endpoint_peer *peer, uint64_t id, size_t bytes, int fd, tr__shm_mapping *mapping);
-void tr__shm_mapping_close(bool in_process, const tr__shm_mapping *mapping);
+void tr__shm_mapping_close(const tr__shm_mapping *mapping);
 /* A peer has shown a segment, or taken one back (id 0: all but those that stay). */
 tr_status tr__endpoint_mapped(tr__endpoint *e, int peer, const tr__shm_message *message, int fd);
 void tr__endpoint_unmapped(tr__endpoint *e, tr__endpoint_peer *peer, uint64_t id);

@@ -144,7 +144,7 @@ static tr_status map_file(const tr__endpoint_peer *peer, size_t bytes, int fd, c
 
 tr_status tr__shm_mapping_open(const tr__endpoint_peer *peer, uint64_t id, size_t bytes, int fd, tr__shm_mapping *mapping)
 {
-    *mapping = (tr__shm_mapping){.id = id, .bytes = bytes};
+    *mapping = (tr__shm_mapping){.id = id, .bytes = bytes, .in_process = peer->in_process};
     tr__segment segment;
     if (peer->in_process) {
         if (fd >= 0) close(fd);
@@ -163,10 +163,10 @@ tr_status tr__shm_mapping_open(const tr__endpoint_peer *peer, uint64_t id, size_
     return status;
 }
 
-void tr__shm_mapping_close(bool in_process, const tr__shm_mapping *mapping)
+void tr__shm_mapping_close(const tr__shm_mapping *mapping)
 {
     if (!mapping->memory) return;
-    if (in_process)
+    if (mapping->in_process)
         tr__segment_unref(mapping->id);
     else
         munmap(mapping->memory, mapping->bytes);
@@ -196,7 +196,7 @@ tr_status tr__endpoint_mapped(tr__endpoint *e, int peer, const tr__shm_message *
     pthread_mutex_lock(&e->lock);
     tr_status status = add_mapping(&e->peers[peer], &mapping);
     pthread_mutex_unlock(&e->lock);
-    if (status != TR_OK) tr__shm_mapping_close(e->peers[peer].in_process, &mapping);
+    if (status != TR_OK) tr__shm_mapping_close(&mapping);
     return status;
 }
 
@@ -256,5 +256,5 @@ void tr__endpoint_sweep(tr__endpoint *e)
     atomic_store(&e->has_gone, false);
     tr__shm_mapping mapping;
     for (int i = 0; i < e->world_size; i++)
-        while (take_gone(e, i, &mapping)) tr__shm_mapping_close(e->peers[i].in_process, &mapping);
+        while (take_gone(e, i, &mapping)) tr__shm_mapping_close(&mapping);
 }

@@ -404,15 +404,10 @@ static tr_status open_streams(tr_rpc *rpc)
     return TR_OK;
 }
 
-static void shown(void *user, int rank, int purpose, const tr__raw_memory *memory)
-{
-    tr__rings_shown(user, rank, purpose, memory);
-}
-
 /* A name of NULL: the others are to know that there is nobody here. */
 static tr_status connect_all(tr_rpc *rpc, const char *name)
 {
-    rpc->raw_events = (tr__raw_events){.user = rpc, .shown = shown, .gone = rank_gone};
+    rpc->raw_events = (tr__raw_events){.user = rpc, .shown = tr__rings_shown, .gone = rank_gone};
     rpc->crowded = tr__raw_crowded(rpc->group);
     TR__TRY(tr__rings_make(rpc));
     tr__raw_watch(rpc->group, &rpc->raw_events);

@@ -303,7 +303,7 @@ int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
 /* ---- rings.c ------------------------------------------------------------------------------------------------------ */
 
-void tr__rings_shown(tr_rpc *rpc, int rank, int purpose, const tr__raw_memory *memory);
+void tr__rings_shown(void *rpc, int rank, int purpose, const tr__shm_mapping *memory);
 tr_status tr__rings_make(tr_rpc *rpc);
 tr_status tr__rings_show(tr_rpc *rpc);     /* when all have made theirs */
 tr_status tr__rings_complete(tr_rpc *rpc); /* waits until all have */

@@ -27,7 +27,7 @@ typedef struct block { /* of ours */
 typedef struct mapping { /* of theirs */
     struct mapping *next;
     atomic_int refs;
-    tr__raw_memory memory;
+    tr__shm_mapping memory;
 } mapping;
 
 typedef struct waiting_record { /* did not fit */
@@ -55,15 +55,15 @@ struct tr__rpc_rings {
 static void drop_mapping(mapping *m)
 {
     if (!m || atomic_fetch_sub(&m->refs, 1) != 1) return;
-    tr__raw_unmap(&m->memory);
+    tr__shm_mapping_close(&m->memory);
     free(m);
 }
 
-static mapping *new_mapping(const tr__raw_memory *memory)
+static mapping *new_mapping(const tr__shm_mapping *memory)
 {
     mapping *m = malloc(sizeof *m);
     if (!m) {
-        tr__raw_unmap(memory);
+        tr__shm_mapping_close(memory);
         return NULL;
     }
     *m = (mapping){.memory = *memory};
@@ -90,8 +90,9 @@ static void adopt(tr__rpc_rings *n, int purpose, mapping *m)
     }
 }
 
-void tr__rings_shown(tr_rpc *rpc, int rank, int purpose, const tr__raw_memory *memory)
+void tr__rings_shown(void *user, int rank, int purpose, const tr__shm_mapping *memory)
 {
+    tr_rpc *rpc = user;
     tr__rpc_rings *n = rpc->links[rank].rings;
     mapping *m = new_mapping(memory);
     if (!m) return; /* who waits for it finds out in time */

@@ -416,11 +416,6 @@ tr__rref_number tr__rref_entry_id(const tr__rref_entry *e)
     return e->id;
 }
 
-bool tr__rref_entry_lost(const tr__rref_entry *e)
-{
-    return e->lost;
-}
-
 /* ---- What others say --------------------------------------------------------------------------------------------- */
 
 /* At the owner. */

@@ -86,8 +86,6 @@ void tr__rref_set_value(tr__rref_entry *entry, void *value);
 void *tr__rref_value(const tr__rref_entry *entry);
 int tr__rref_entry_owner(const tr__rref_entry *entry);
 tr__rref_number tr__rref_entry_id(const tr__rref_entry *entry);
-/* Its owner is gone, or the value was lost: */
-bool tr__rref_entry_lost(const tr__rref_entry *entry);
 
 void tr__rref_message(tr__rref_table *t, int from, const tr__refer *message);
 void tr__rref_gone(tr__rref_table *t, int worker);

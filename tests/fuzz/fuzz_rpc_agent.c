@@ -236,12 +236,12 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
 
 /* ---- The agent ------------------------------------------------------------------------------------------------------ */
 
-static void shown(void *unused, int rank, int purpose, const tr__raw_memory *memory)
+static void shown(void *unused, int rank, int purpose, const tr__shm_mapping *memory)
 {
     (void)unused;
     (void)rank;
     (void)purpose;
-    tr__raw_unmap(memory);
+    tr__shm_mapping_close(memory);
 }
 
 static void gone(void *unused, int rank, bool left)
@@ -278,7 +278,7 @@ static void show(int purpose, uint64_t id, size_t bytes)
         world.ring->magic = TR__RPC_RING_MAGIC;
         world.ring->version = TR__RPC_VERSION;
     }
-    tr__rings_shown(world.rpc, 1, purpose, &(tr__raw_memory){.id = id, .memory = memory, .bytes = bytes});
+    tr__rings_shown(world.rpc, 1, purpose, &(tr__shm_mapping){.id = id, .memory = memory, .bytes = bytes});
 }
 
 /* Where rank 1 has sent nothing yet. */

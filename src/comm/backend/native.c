@@ -134,17 +134,6 @@ static tr_status connect_all(native *n, tr__endpoint_record *records)
     return status;
 }
 
-/* The rank whose connection came to its end. */
-static int who_hung_up(native *n)
-{
-    int rank = n->shm ? atomic_load(&n->shm->dead) : -1;
-    if (rank >= 0 || !n->tcp) return rank;
-    pthread_mutex_lock(&n->tcp->lock);
-    rank = n->tcp->dead;
-    pthread_mutex_unlock(&n->tcp->lock);
-    return rank;
-}
-
 /* Reads the records of all, in the first generation in which they are all there. */
 static tr_status find_all(native *n, tr__endpoint_record *records)
 {
@@ -170,7 +159,7 @@ static tr_status meet(native *n, tr__endpoint_record *records)
     TR__TRY(tr__rendezvous_register(&n->meeting, &n->member, mine));
     TR__TRY(find_all(n, records));
     tr_status status = connect_all(n, records);
-    return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, records, who_hung_up(n), status);
+    return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, records, atomic_load(&n->failure->dead), status);
 }
 
 /* Shared memory first: it may wait for TCP. */

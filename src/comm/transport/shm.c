@@ -21,7 +21,7 @@ static void tell_all(tr__shm *t, const tr__shm_message *message)
         tr_status posted = rank == t->rank ? TR_OK : tr__shm_post(t, &t->peers[rank], message, -1);
         (void)posted;
     }
-    tr__shm_kick(t);
+    tr__endpoint_kick(t->endpoint);
 }
 
 /* Each peer keeps the first reason that it learns. */
@@ -78,11 +78,6 @@ tr_status tr__shm_post(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *me
     return tr__endpoint_post(t->endpoint, t->attachment->members[peer - t->peers], &ours, fd);
 }
 
-void tr__shm_kick(tr__shm *t)
-{
-    tr__endpoint_kick(t->endpoint);
-}
-
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
 static tr_status make_tables(tr__shm *t)
@@ -109,7 +104,6 @@ static tr_status make(const char *group, int rank, int world_size, tr__failure *
     t->rank = rank;
     t->world_size = world_size;
     t->listener.socket = -1;
-    atomic_init(&t->dead, -1);
     return make_tables(t);
 }
 
@@ -133,7 +127,6 @@ static void take_places(tr__shm *t, int rank, int world_size)
         *peer = (tr__shm_peer){.rank = i, .link = &t->endpoint->peers[t->attachment->members[i]]};
         peer->pid = peer->link->pid;
         peer->visible = peer->link->visible;
-        peer->in_process = peer->link->in_process;
     }
     t->peers[rank].control = t->control;
 }
@@ -330,7 +323,7 @@ void tr__shm_close(tr__shm *t)
     if (t->met) say_goodbye(t);
     if (t->attachment) tr__endpoint_detach(t->attachment);
     for (int rank = 0; t->peers && rank < t->world_size; rank++)
-        tr__shm_unmap(&t->peers[rank], &t->peers[rank].channel_mapping);
+        tr__shm_mapping_close(&t->peers[rank].channel_mapping);
     if (t->listener.socket >= 0) close(t->listener.socket);
     tr_shared_free(t->staging);
     free(t->peers);

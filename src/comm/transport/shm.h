@@ -168,10 +168,9 @@ typedef struct tr__shm_channel tr__shm_channel;
 
 typedef struct tr__shm_peer {
     int rank;   /* in the group, for people: its place in t->peers is another when the group is on several hosts */
-    tr__endpoint_peer *link; /* what it is to our endpoint, from which these three are: */
+    tr__endpoint_peer *link; /* what it is to our endpoint, from which these two are: */
     long pid;
     bool visible;    /* pid is a number of our process namespace */
-    bool in_process; /* a thread of this process: memory is held, not mapped again */
     tr__shm_control *control; /* NULL: not known yet */
     atomic_bool left; /* has said goodbye */
     atomic_bool gone; /* its socket is at its end */
@@ -203,7 +202,6 @@ typedef struct tr__shm {
 
     tr__failure *failure;        /* of the group */
     tr__failure_listener on_failure; /* from when the peers may know of us until we close */
-    atomic_int dead;             /* the rank in the group whose death broke it; -1: none */
 
     const tr__raw_events *_Atomic raw; /* who hears of what the peers show, and of their end (comm/raw.h) */
 
@@ -284,7 +282,6 @@ tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms);
 
 /* Queues a message for a peer; fd is passed along and closed (-1: none). */
 tr_status tr__shm_post(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd);
-void tr__shm_kick(tr__shm *t);
 void tr__shm_ring(tr__shm_control *control);
 
 /* ---- shm_join.c -------------------------------------------------------------------------------------------------- */
@@ -309,9 +306,8 @@ tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place p
 tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place);
 tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int64_t began,
     int timeout_ms);
-/* Maps memory that a peer has shown to this group only; fd is closed (-1 from a rank of this process). */
-tr_status tr__shm_map(tr__shm_peer *peer, uint64_t id, size_t bytes, int fd, tr__shm_mapping *mapping);
-void tr__shm_unmap(tr__shm_peer *peer, const tr__shm_mapping *mapping);
+/* Shows memory at the beginning of a segment of ours to one peer, for this group only, in a message of that type. */
+tr_status tr__shm_show_to(tr__shm *t, tr__shm_peer *peer, enum tr__shm_message_type type, int purpose, const void *memory);
 /* Finds a peer's control block, which it has told us of, when its memory has come. */
 tr_status tr__shm_find_control(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, tr__shm_control **control);
 /* Around all that uses the peers' mappings. */

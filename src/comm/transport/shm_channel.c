@@ -1,10 +1,7 @@
 /* Streams of bytes between two ranks, in shared memory. */
-#define _GNU_SOURCE
 #include "comm/futex.h"
 #include "comm/transport/shm_channel.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,19 +11,11 @@ tr_status tr__shm_channel_open(tr__shm *t, tr__shm_peer *peer, tr__shm_channel *
     if (*channel) return TR_OK;
     tr__shm_channel *made = tr_shared_alloc(sizeof *made);
     if (!made) return tr__fail_context(TR_NO_MEMORY, "group '%s': a channel to rank %d", t->group, peer->rank);
-    tr__segment segment = {0};
-    tr__segment_find(made, sizeof *made, &segment);
-    tr__shm_message message = {.type = TR__SHM_STREAMS, .id = segment.id, .bytes = segment.bytes};
-    int fd = peer->in_process ? -1 : fcntl(segment.fd, F_DUPFD_CLOEXEC, 0);
-    tr_status status = TR_OK;
-    if (fd < 0 && !peer->in_process)
-        status = tr__fail_errno(TR_IO, errno, "group '%s': no descriptor for a channel", t->group);
-    if (status == TR_OK) status = tr__shm_post(t, peer, &message, fd);
+    tr_status status = tr__shm_show_to(t, peer, TR__SHM_STREAMS, 0, made);
     if (status != TR_OK) {
         tr_shared_free(made);
         return status;
     }
-    tr__shm_kick(t);
     *channel = made;
     return TR_OK;
 }
@@ -38,7 +27,7 @@ tr_status tr__shm_channel_came(tr__shm *t, tr__shm_peer *peer, uint64_t id, size
         if (fd >= 0) close(fd);
         return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a second channel, or one of %zu bytes", peer->rank, peer->pid, bytes);
     }
-    TR__TRY(tr__shm_map(peer, id, bytes, fd, &peer->channel_mapping));
+    TR__TRY(tr__shm_mapping_open(peer->link, id, bytes, fd, &peer->channel_mapping));
     tr__shm_channel *channel = (tr__shm_channel *)peer->channel_mapping.memory;
     if (!channel) return TR_OK; /* of a rank that has given its group up */
     atomic_store(&channel->opened, 1);

@@ -11,7 +11,7 @@ static void died(tr__shm *t, tr__shm_peer *peer)
     tr__signature s;
     char end[TR__END_TEXT], text[TR__CALL_TEXT];
     bool finished;
-    if (!tr__failure_there(t->failure)) atomic_store(&t->dead, peer->rank);
+    tr__failure_note_death(t->failure, peer->rank);
     tr__end_text(peer->visible ? peer->pid : 0, t->group, end);
     bool called = peer->control && (tr__shm_last_transfer(peer->control, &s, &finished) ||
                                        tr__shm_last_call(peer->control, &s, &finished));
@@ -27,13 +27,12 @@ static tr_status shown(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *me
 {
     const tr__raw_events *events = atomic_load(&t->raw);
     tr__shm_mapping mapping;
-    TR__TRY(tr__shm_map(peer, message->id, message->bytes, fd, &mapping));
+    TR__TRY(tr__shm_mapping_open(peer->link, message->id, message->bytes, fd, &mapping));
     if (!mapping.memory) return TR_OK;
-    tr__raw_memory memory = {mapping.id, mapping.memory, mapping.bytes, peer->in_process};
     if (events)
-        events->shown(events->user, peer->rank, message->status, &memory);
+        events->shown(events->user, peer->rank, message->status, &mapping);
     else
-        tr__shm_unmap(peer, &mapping);
+        tr__shm_mapping_close(&mapping);
     return TR_OK;
 }
 

@@ -113,7 +113,7 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
     link->socket = socket;
     link->visible = peer->visible = pid != 0; /* 0: from a process namespace that we cannot see into */
     link->pid = peer->pid = pid ? pid : record_of(j, rank)->pid;
-    link->in_process = peer->in_process = pid == (long)getpid();
+    link->in_process = pid == (long)getpid();
     TR__TRY(tr__endpoint_mapped(t->endpoint, rank, hello, fd));
     if (link->mapping_count == 0) return tr__fail(TR_PEER, "group '%s': rank %d gave up joining", t->group, peer->rank);
     const tr__shm_mapping *mapping = &link->mappings[0];

@@ -138,7 +138,7 @@ static tr_status make(const char *group, int rank, int world_size, tr__failure *
     snprintf(t->group, sizeof t->group, "%s", group);
     t->rank = rank;
     t->world_size = world_size;
-    t->kick = t->wake = t->dead = -1;
+    t->kick = t->wake = -1;
     t->failure = failure;
     t->on_failure = (tr__failure_listener){.broken = broken, .user = t};
     pthread_mutex_init(&t->lock, NULL);

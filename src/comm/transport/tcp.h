@@ -118,7 +118,6 @@ typedef struct tr__tcp {
     /* Calls of our own; written by the thread that runs them, which may read them without the lock. */
     tr__signature last;      /* the latest */
     bool has_last, running;  /* there is one; it is under way */
-    int dead;                /* the rank whose death broke the group; -1: none */
     uint64_t ahead;          /* the latest number of those that peers told us they wait in */
     tr__signature past[TR__TCP_PAST]; /* those with a number, by their number: ranks that go on may differ later */
 

@@ -112,9 +112,7 @@ static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
 {
     char moment[TR__CALL_TEXT + 32];
     bool left = atomic_load(&peer->left);
-    pthread_mutex_lock(&t->lock);
-    if (!left && !tr__failure_there(t->failure)) t->dead = peer->rank;
-    pthread_mutex_unlock(&t->lock);
+    if (!left) tr__failure_note_death(t->failure, peer->rank);
     const tr__raw_events *events = atomic_load(&t->raw);
     if (events) events->gone(events->user, peer->rank, left);
     if (left) return TR_OK;
