@@ -395,12 +395,13 @@ static void tell(tr__rendezvous *r, const char *what, const tr__endpoint_record 
 static bool told(tr__rendezvous *r, const char *what, tr__endpoint_record *record)
 {
     char keys[2][KEY], cookie[TR__COOKIE_TEXT];
-    const char *asked[] = {news_key(r, what, keys[0]), used_key(r, keys[1])};
+    /* The mark first: whoever tells of a death sets it last, and some stores are asked for one key after the other. */
+    const char *asked[] = {used_key(r, keys[0]), news_key(r, what, keys[1])};
     int rank = -1;
     tr__store_value news[2], text = {0};
     bool known = peek(r, asked, 2, news);
-    if (known && news[1].data) r->used = true;
-    known = known && news[0].data && sscanf(news[0].data, "%d %32s", &rank, cookie) == 2;
+    if (known && news[0].data) r->used = true;
+    known = known && news[1].data && sscanf(news[1].data, "%d %32s", &rank, cookie) == 2;
     if (known) asked[0] = record_key(r, rank, keys[0]);
     if (known) known = peek(r, asked, 1, &text) && text.data && strstr(text.data, cookie);
     known = known && tr__endpoint_record_read(text.data, record) == TR_OK;

@@ -331,6 +331,58 @@ static void who_came_too_early_goes_on(void **state)
     tr__rendezvous_withdraw(&b.r);
 }
 
+/* A store that is asked for one key after the other, and where a death is told of in between. */
+typedef struct slow_store {
+    tr_store *inner;
+    const one *dies;
+    bool told;
+} slow_store;
+
+static tr_status slow_set(void *user, const char *key, const void *value, size_t bytes)
+{
+    return tr_store_set(((slow_store *)user)->inner, key, value, bytes);
+}
+
+static tr_status slow_get(void *user, const char *key, int timeout_ms, void **value, size_t *bytes)
+{
+    slow_store *s = user;
+    char text[80];
+    tr_status status = tr__store_get(s->inner, key, timeout_ms, value, bytes);
+    if (!s->dies || s->told) return status;
+    s->told = true;
+    int length = snprintf(text, sizeof text, "0 %s", s->dies->record.cookie);
+    if (tr_store_set(s->inner, "group/g/died/1", text, (size_t)length) != TR_OK) return TR_INTERNAL;
+    return tr_store_set(s->inner, "group/g/used/1", "", 0) == TR_OK ? status : TR_INTERNAL;
+}
+
+static tr_status slow_add(void *user, const char *key, int64_t amount, int64_t *sum)
+{
+    return tr_store_add(((slow_store *)user)->inner, key, amount, sum);
+}
+
+static tr_status slow_compare_set(void *user, const char *key, const void *expected, size_t expected_bytes, const void *desired,
+    size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
+{
+    return tr__store_compare_set(((slow_store *)user)->inner, key, expected, expected_bytes, desired, desired_bytes, timeout_ms,
+        value, bytes);
+}
+
+static void a_death_that_is_told_between_two_looks_is_heard_of(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    slow_store s = {.inner = tr_store_memory()};
+    tr_store *store = tr_store_custom(slow_set, slow_get, slow_add, slow_compare_set, .user = &s);
+    one a, b;
+    begin(&a, store, 0);
+    begin(&b, store, 1);
+    s.dies = &a;
+    FAILS(TR_PEER, tr__rendezvous_check_peers(&b.r), "died, or exited, while joining");
+    assert_true(s.told);
+    tr__rendezvous_withdraw(&a.r);
+    tr__rendezvous_withdraw(&b.r);
+}
+
 /* ---- Processes --------------------------------------------------------------------------------------------------- */
 
 /* What processes share. */
@@ -443,6 +495,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(processes_join_again), /* before this process has threads */
         cmocka_unit_test(who_failed_counts_with_who_joined),
         cmocka_unit_test(who_came_too_early_goes_on),
+        cmocka_unit_test(a_death_that_is_told_between_two_looks_is_heard_of),
         cmocka_unit_test(threads_join_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
