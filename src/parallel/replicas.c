@@ -45,7 +45,7 @@ static tr_status say_difference(const tr_tensor_list *list, const uint32_t *sums
         others++;
     }
     char more[48] = "", odd_text[TR__RANKS_TEXT];
-    if (others) snprintf(more, sizeof more, " and %d more tensors", others);
+    if (others) snprintf(more, sizeof more, " and %d other tensor%s", others, others == 1 ? "" : "s");
 
     int right = 0, odd = 0;
     for (int rank = 1; rank < world_size; rank++)
@@ -60,15 +60,12 @@ static tr_status say_difference(const tr_tensor_list *list, const uint32_t *sums
     }
     const char *name = tr_list_name(list, first);
     tr__ranks_text(ranks, odd, odd, odd_text);
+    const char *differ = odd == 1 ? "differs" : "differ";
     if (2 * odd < world_size)
-        return tr__fail(TR_MISMATCH,
-                        "%s: %s %s not the \"%s\"%s of the other %d ranks (CRC-32C %08" PRIx32 ", theirs %08" PRIx32
-                        ")",
-                        words, odd_text, odd == 1 ? "has" : "have", name, more, world_size - odd, bad, good);
-    return tr__fail(TR_MISMATCH,
-                    "%s: %s %s another \"%s\"%s than rank %d (CRC-32C %08" PRIx32 ", there %08" PRIx32
-                    "); no majority of the %d ranks tells which is right",
-                    words, odd_text, odd == 1 ? "has" : "have", name, more, right, bad, good, world_size);
+        return tr__fail(TR_MISMATCH, "%s: %s %s from the other %d ranks in \"%s\"%s (CRC-32C %08" PRIx32 ", theirs %08" PRIx32 ")",
+            words, odd_text, differ, world_size - odd, name, more, bad, good);
+    return tr__fail(TR_MISMATCH, "%s: %s %s from rank %d in \"%s\"%s (CRC-32C %08" PRIx32 ", there %08" PRIx32
+        "); no majority of the %d ranks tells which is right", words, odd_text, differ, right, name, more, bad, good, world_size);
 }
 
 /* The sums of all tensors, in one: ranks that agree exchange no more than that. */

@@ -39,7 +39,7 @@ done
 TRIREME_CHECK=replicas
 export TRIREME_CHECK
 flips 3 every 2 13
-grep -q 'alike after step 13 and differ after step 14: rank 2 has not the' out err || fail "TRIREME_CHECK=replicas compares at every step"
+grep -q 'alike after step 13 and differ after step 14: rank 2 differs from the other 2 ranks in' out err || fail "TRIREME_CHECK=replicas compares at every step"
 unset TRIREME_CHECK
 
 echo "a text, a text, a text that says nothing at all, but says it again and again and again" >text

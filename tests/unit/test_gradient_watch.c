@@ -226,8 +226,8 @@ static void leave_one_out(rank *r)
                                      .optimizer = with_extra, .loss = loss_with_extra, .user = &o);
     tr_metrics_row row;
     CHECK(tr_trainer_step(trainer, &row, &(bool){false}) == TR_MISMATCH);
-    SAYS("step 1: averaged gradients differ, nothing was applied: rank 2 has not the \"gradient of extra\" of the "
-         "other 2 ranks");
+    SAYS("step 1: averaged gradients differ, nothing was applied: rank 2 differs from the "
+         "other 2 ranks in \"gradient of extra\"");
     CHECK(tr_trainer_steps(trainer) == 0 && ((const float *)tr_data(o.extra))[0] == 0);
 }
 

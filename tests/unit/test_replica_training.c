@@ -142,13 +142,13 @@ static void a_flipped_bit_ends_the_training(void **state)
     (void)state;
     const plan plans[] = {
         {2, 5, "3.weight", .check_every = CHECK_EVERY,
-         .words = "replicas were alike after step 4 and differ after step 8: rank 2 has not the \"3.weight\" of the "
-                  "other 2 ranks"},
+         .words = "replicas were alike after step 4 and differ after step 8: rank 2 differs from the other 2 "
+                  "ranks in \"3.weight\" ("},
         {1, 8, "3.bias.exp_avg", .check_every = CHECK_EVERY,
-         .words = "alike after step 8 and differ after step 12: rank 1 has not the "},
+         .words = "alike after step 8 and differ after step 12: rank 1 differs from the other 2 ranks in "},
         {0, 7, "0.weight.exp_avg_sq", .check_every = 1,
-         .words = "alike after step 7 and differ after step 8: rank 0 has not the \"0.weight\" and 1 more tensors of "
-                  "the other 2"},
+         .words = "alike after step 7 and differ after step 8: rank 0 differs from the other 2 ranks in "
+                  "\"0.weight\" and 1 other tensor ("},
         {2, 23, "1.running_var", .check_every = CHECK_EVERY, .words = NULL}, /* rank 0's become everybody's */
     };
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) run(3, train_as_planned, &plans[i]);
@@ -159,7 +159,7 @@ static void moments_are_named(void **state)
     (void)state;
     run(4, train_as_planned,
         &(plan){3, 12, "3.weight.exp_avg_sq", .lowest = true, .check_every = 1,
-                .words = "rank 3 has not the \"exp_avg_sq of 3.weight\" of the other 3 ranks"});
+                .words = "rank 3 differs from the other 3 ranks in \"exp_avg_sq of 3.weight\""});
 }
 
 static void two_ranks_differ(void **state)
@@ -230,10 +230,10 @@ static void a_training_goes_back_and_ends_as_if_nothing_had_been(void **state)
         {0, 21, "3.bias", .roll_back = true, .save_every = 8, .rolled_back = 1}, /* found before the last save */
     };
     const char *const said[] = {
-        "rank 2 has not the \"3.weight\" of the other 2 ranks",
+        "rank 2 differs from the other 2 ranks in \"3.weight\"",
         "going back from step 4 to the checkpoint of step 0",
         "going back from step 12 to the checkpoint of step 8",
-        "differ after step 24: rank 0 has not the \"3.bias\"",
+        "differ after step 24: rank 0 differs from the other 2 ranks in \"3.bias\"",
     };
     double undisturbed[STEPS + 1][9], rows[STEPS + 1][9];
     const plan none = {-1, .save_every = 8, .check_every = CHECK_EVERY, .folder = files_path("undisturbed")};

@@ -44,19 +44,19 @@ static void a_flipped_bit_is_found(void **state)
 {
     (void)state;
     const flip flips[] = {
-        {2, 0, 0, "replicas differ: rank 2 has not the \"first\" of the other 3 ranks (CRC-32C "},
-        {0, 1, 2 * 700000 * 8, "replicas differ: rank 0 has not the \"large\" of the other 3 ranks"},
-        {3, 3, 7 * 16 - 1, "replicas differ: rank 3 has not the \"half\" of the other 3 ranks"},
-        {1, 4, 24 * 32 - 1, "replicas differ: rank 1 has not the \"turned\" of the other 3 ranks"},
+        {2, 0, 0, "replicas differ: rank 2 differs from the other 3 ranks in \"first\" (CRC-32C "},
+        {0, 1, 2 * 700000 * 8, "replicas differ: rank 0 differs from the other 3 ranks in \"large\""},
+        {3, 3, 7 * 16 - 1, "replicas differ: rank 3 differs from the other 3 ranks in \"half\""},
+        {1, 4, 24 * 32 - 1, "replicas differ: rank 1 differs from the other 3 ranks in \"turned\""},
     };
     for (size_t i = 0; i < sizeof flips / sizeof *flips; i++) run(4, check, &flips[i]);
-    run_tcp(3, check, NULL, &(flip){1, 0, 9, "rank 1 has not the \"first\" of the other 2 ranks"});
+    run_tcp(3, check, NULL, &(flip){1, 0, 9, "rank 1 differs from the other 2 ranks in \"first\""});
 }
 
 static void two_ranks_have_no_majority(void **state)
 {
     (void)state;
-    run(2, check, &(flip){1, 0, 3, "replicas differ: rank 1 has another \"first\" than rank 0 (CRC-32C "});
+    run(2, check, &(flip){1, 0, 3, "replicas differ: rank 1 differs from rank 0 in \"first\" (CRC-32C "});
     run(2, check, &(flip){0, 0, 3, "no majority of the 2 ranks tells which is right"});
 }
 
@@ -70,7 +70,7 @@ static void many(rank *r)
         OK(tr_list_add(list, name, tr_full(i && r->number > 2 ? 2 : 1, TR_SHAPE(4))));
     }
     CHECK(tr_check_replicas(r->group, list) == TR_MISMATCH);
-    SAYS("replicas differ: ranks 3 and 4 have not the \"w1\" and 1 more tensors of the other 3 ranks");
+    SAYS("replicas differ: ranks 3 and 4 differ from the other 3 ranks in \"w1\" and 1 other tensor (CRC-32C ");
     OK(tr_check_replicas(r->group, tr_list()));
 }
 
@@ -146,17 +146,17 @@ static void ddp_compares_replicas_on_the_way(void **state)
     const damage damages[] = {
         {-1, 0, NULL, 3, 0, NULL, false}, /* running statistics, of each rank's own samples, are no difference */
         {2, 4, "0.weight", 3, 6,
-         "ddp: replicas were alike in backward 3 and differ in backward 6: rank 2 has not the \"0.weight\" of the "
-         "other 3",
+         "ddp: replicas were alike in backward 3 and differ in backward 6: rank 2 differs from the other 3 "
+         "ranks in \"0.weight\" (",
          false},
-        {0, 1, "2.bias", 2, 2, "were alike in backward 0 and differ in backward 2: rank 0 has not the \"2.bias\"",
+        {0, 1, "2.bias", 2, 2, "were alike in backward 0 and differ in backward 2: rank 0 differs from the other 3 ranks in \"2.bias\"",
          false},
         {3, 3, "1.weight", 0, 0, NULL, false},       /* not within a hundred */
         {3, 5, "1.running_mean", 1, 0, NULL, false}, /* rank 0's become everybody's */
-        {1, 4, "2.weight", 3, 6, "differ in backward 6: rank 1 has not the \"2.weight\" of the other 3 ranks", true},
+        {1, 4, "2.weight", 3, 6, "differ in backward 6: rank 1 differs from the other 3 ranks in \"2.weight\"", true},
     };
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) run(4, train_with_damage, &damages[i]);
-    run_tcp(3, train_with_damage, NULL, &(damage){1, 7, "2.weight", 4, 8, "rank 1 has not the \"2.weight\"", false});
+    run_tcp(3, train_with_damage, NULL, &(damage){1, 7, "2.weight", 4, 8, "rank 1 differs from the other 2 ranks in \"2.weight\"", false});
 }
 
 static void the_environment_asks_for_every_backward(void **state)
