@@ -179,15 +179,15 @@ typedef struct tr_evaluate_options {
     const char *given;
     tr_module *net;
     tr_loader *loader;
-    tr_group *group;        /* its ranks divide the samples (as the loader's .group), and all get the score of all
-                               samples */
+    tr_group *group;        /* its ranks divide the samples, and all get the score of all samples; NULL: the loader's
+                               .group, or its sampler's. TR_INVALID when the loader divides its samples otherwise */
     tr_loss_function loss;  /* NULL: cross-entropy of outputs [..., classes] with i64 or i32 y: [...] */
     void *user;             /* for loss */
     tr_score *score;
 } tr_evaluate_options;
 /* Runs net in eval mode and without a graph over a whole epoch of the loader, from its start, and moves y to the
  * outputs' device. Afterwards its modules are in their former modes. Duplicates do not count, so any number of ranks
- * gives the same score, to rounding. A failure on one rank is a failure on all. */
+ * gives the same score, to rounding. A failure on one rank is a failure on all. With a group all ranks call it. */
 #define tr_evaluate(...) tr_evaluate_with(TR__BRACES2(tr_evaluate_options, net, loader, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *options);
 

@@ -447,6 +447,11 @@ void tr__loader_stop_when(tr_loader *loader, tr__stop_wanted wanted, void *user)
 {
     loader->stop_wanted = wanted;
     loader->stop_user = user;
+tr__sampler_ranks tr__loader_ranks(const tr_loader *loader)
+{
+    return tr__sampler_ranks_of(loader->sampler);
+}
+
 }
 
 tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch)

@@ -2,10 +2,15 @@
 #ifndef TR_DATA_LOADER_H
 #define TR_DATA_LOADER_H
 
+#include "data/sampler.h"
+
 #include <trireme/data.h>
 
 /* The next batch is the first of the epoch that is under way, or of the next one when none is. */
 void tr__loader_rewind(tr_loader *loader);
+
+/* The ranks that divide its epochs. */
+tr__sampler_ranks tr__loader_ranks(const tr_loader *loader);
 
 /* Does the program want to stop? Called in the program's thread. */
 typedef bool (*tr__stop_wanted)(void *user);

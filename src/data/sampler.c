@@ -12,6 +12,7 @@
 struct tr_sampler {
     tr__object object;
     int64_t count;
+    tr_group *group;             /* a reference; NULL: rank and world size were given as numbers */
     int rank, world_size;
     bool shuffle;
     uint64_t seed;
@@ -20,7 +21,12 @@ struct tr_sampler {
     int64_t batch, first, share; /* this rank's part of a batch: [first, first + share); batch 0: every world_size-th */
 };
 
-static const tr__type sampler_type = {"sampler", sizeof(tr_sampler), NULL};
+static void destroy(void *self)
+{
+    tr_release(((tr_sampler *)self)->group);
+}
+
+static const tr__type sampler_type = {"sampler", sizeof(tr_sampler), destroy};
 
 static tr_status take_stretches(tr_sampler *s, int64_t batch)
 {
@@ -41,6 +47,7 @@ static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
     s->world_size = TR__OR(o, world_size, 1);
     if (o->group) {
         TR__TRY(tr_status_of(o->group));
+        s->group = tr_keep(o->group);
         s->rank = tr_rank(o->group);
         s->world_size = tr_world_size(o->group);
     }
@@ -95,6 +102,11 @@ int64_t tr_sampler_duplicates(const tr_sampler *sampler)
 int64_t tr__sampler_count(const tr_sampler *sampler)
 {
     return sampler->count;
+}
+
+tr__sampler_ranks tr__sampler_ranks_of(const tr_sampler *sampler)
+{
+    return (tr__sampler_ranks){sampler->group, sampler->rank, sampler->world_size};
 }
 
 int64_t tr__sampler_epoch(const tr_sampler *sampler, int64_t *times_set)

@@ -101,11 +101,28 @@ static tr_status judge_all(const tr_evaluate_options *o, double sums[SUMS])
     return status == TR_END ? TR_OK : status;
 }
 
-static tr_status evaluate(const tr_evaluate_options *o, double sums[SUMS])
+/* Each sample is to be counted once: the ranks that add up are those that divide the loader's epoch. */
+static tr_status check_group(const tr_evaluate_options *o, tr_group *group)
+{
+    tr__sampler_ranks divided = tr__loader_ranks(o->loader);
+    int world_size = group ? tr_world_size(group) : 1, rank = group ? tr_rank(group) : 0;
+    if (divided.world_size == world_size && divided.rank == rank) return TR_OK;
+    if (divided.world_size == 1)
+        return tr__fail(TR_INVALID, "evaluate: each of the %d ranks of .group would judge all samples: make the loader with the same "
+            ".group, or evaluate without one", world_size);
+    if (!group)
+        return tr__fail(TR_INVALID, "evaluate: this loader's sampler gives it rank %d's part of %d: evaluate with .group, these %d "
+            "ranks, or with a loader of all samples", divided.rank, divided.world_size, divided.world_size);
+    return tr__fail(TR_INVALID, "evaluate: the loader's samples are rank %d's of %d, and in .group this is rank %d of %d: evaluate "
+        "with the loader's group", divided.rank, divided.world_size, rank, world_size);
+}
+
+static tr_status evaluate(const tr_evaluate_options *o, tr_group *group, double sums[SUMS])
 {
     if (!o->net || !o->loader) return tr__fail(TR_INVALID, "evaluate: the %s is NULL", o->net ? "loader" : "model");
     TR__TRY(tr_status_of(o->net));
     TR__TRY(tr_status_of(o->loader));
+    TR__TRY(check_group(o, group));
     tr__modes modes;
     TR__TRY(tr__eval_begin(&modes, o->net));
     tr_status status = judge_all(o, sums);
@@ -129,8 +146,10 @@ tr_status tr_evaluate_with(const tr_evaluate_options *o)
 {
     double sums[SUMS] = {0};
     TR__TRY(tr_status_of(o->group));
-    tr_status status = evaluate(o, sums);
-    if (o->group && tr_world_size(o->group) > 1) status = share(o->group, status, sums);
+    tr_group *group = o->group;
+    if (!group && o->loader && tr_status_of(o->loader) == TR_OK) group = tr__loader_ranks(o->loader).group;
+    tr_status status = evaluate(o, group, sums);
+    if (group && tr_world_size(group) > 1) status = share(group, status, sums);
     if (status != TR_OK) return status;
     if (!o->score) return TR_OK;
     bool judged = sums[COUNT] > 0 && sums[UNJUDGED] == 0;

@@ -64,6 +64,43 @@ static void test_any_number_of_ranks_scores_alike(void **state)
     run(RANKS_MOST, score_alike, &want);
 }
 
+/* Without .group it is the loader's, also by a sampler; where ranks are divided otherwise, nothing is counted. */
+static void divided_as_the_loader(rank *r)
+{
+    TR_SCOPE;
+    const tr_score *want = r->arg;
+    tr_score got = {0};
+    tr_loader *own = tr_loader_new(samples(), .batch = 4, .group = r->group), *whole = tr_loader_new(samples(), .batch = 4);
+    OK(tr_evaluate(model(), own, .score = &got));
+    CHECK(got.count == want->count && got.correct == want->correct);
+    tr_sampler *by_group = tr_distributed_sampler(SAMPLES, .group = r->group);
+    OK(tr_evaluate(model(), tr_loader_new(samples(), .sampler = by_group), .score = &got));
+    CHECK(got.count == want->count && got.correct == want->correct);
+    tr_sampler *by_numbers = tr_distributed_sampler(SAMPLES, .rank = r->number, .world_size = r->world);
+    tr_loader *numbered = tr_loader_new(samples(), .sampler = by_numbers);
+    OK(tr_evaluate(model(), numbered, .group = r->group, .score = &got));
+    CHECK(got.count == want->count && got.correct == want->correct);
+
+    CHECK(tr_evaluate(model(), whole, .group = r->group) == TR_INVALID);
+    SAYS("each of the 3 ranks of .group would judge all samples: make the loader with the same .group");
+    CHECK(tr_evaluate(model(), numbered) == TR_INVALID);
+    SAYS("part of 3: evaluate with .group");
+    tr_group *pair = tr_group_split(r->group, r->number == 2, r->number);
+    OK(tr_status_of(pair));
+    CHECK(tr_evaluate(model(), own, .group = pair) == TR_INVALID);
+    SAYS(r->number == 2 ? "rank 2's of 3, and in .group this is rank 0 of 1" : "evaluate with the loader's group");
+    OK(tr_evaluate(model(), whole, .score = &got));
+    CHECK(got.count == want->count);
+}
+
+static void test_the_group_is_the_loaders(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_score want = expected();
+    run(3, divided_as_the_loader, &want);
+}
+
 /* What somebody has taken of an epoch already, or what came before a failure, counts as well. */
 static void test_an_epoch_is_gone_through_from_its_start(void **state)
 {
@@ -166,6 +203,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_number_of_ranks_scores_alike),
+        cmocka_unit_test(test_the_group_is_the_loaders),
         cmocka_unit_test(test_an_epoch_is_gone_through_from_its_start),
         cmocka_unit_test(test_modes_come_back),
         cmocka_unit_test(test_a_loss_of_its_own),
