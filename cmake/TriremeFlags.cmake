@@ -7,6 +7,8 @@ set(CMAKE_C_STANDARD 11)
 set(CMAKE_C_STANDARD_REQUIRED ON)
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O3 -g")
 add_compile_options($<$<COMPILE_LANGUAGE:C>:-fno-math-errno> $<$<COMPILE_LANGUAGE:C>:-fno-trapping-math>)
+# __FILE__ in messages and flight records: src/…, not where the tree lay when it was built.
+add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>)
 
 set(TRIREME_WARNINGS -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith)
 

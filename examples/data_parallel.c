@@ -99,7 +99,7 @@ int main(int argc, char **argv)
             TR_CHECK(tr_step(opt));
             loss_sum += tr_item(loss) * (double)b.count;
         }
-        TR_CHECK(status == TR_END ? TR_OK : status); /* a worker's failure is not the end of the epoch */
+        TR_CHECK_END(status); /* a worker's failure is not the end of the epoch */
         TR_CHECK(tr_evaluate(parallel, check, .score = &score));
         printf("epoch %d  loss %.4f  accuracy %.2f %%\n", epoch + 1, loss_sum / (double)tr_dataset_count(training),
             100 * score.accuracy);

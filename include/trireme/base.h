@@ -88,6 +88,10 @@ TR_API TR_MUST_CHECK tr_status tr_status_of(const void *object);
 enum { TR_EXIT_PEER = 69 };
 #define TR_CHECK(expression) tr_check((expression), #expression, __FILE__, __LINE__)
 TR_API void tr_check(tr_status status, const char *expression, const char *file, int line);
+/* The same behind a loop that TR_END ends, which is no failure: while ((s = tr_loader_next(loader, &b)) == TR_OK) { … }
+ * TR_CHECK_END(s); */
+#define TR_CHECK_END(expression) tr_check(tr__unless_end(expression), #expression, __FILE__, __LINE__)
+static inline tr_status tr__unless_end(tr_status status) { return status == TR_END ? TR_OK : status; }
 
 /* Makes a failure from a program's own code (a dataset, a module, an op): sets this thread's message, returns status. */
 TR_API tr_status tr_fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);

@@ -202,7 +202,7 @@ typedef struct tr_batch {
 /* The next batch, or TR_END at the end of the epoch; the call after that begins the next epoch. The order does not
  * depend on the workers. The loader owns what batch points to, and it is valid until the next call; a graph keeps what
  * it needs, and tr_keep() keeps a tensor. A failure's message names the sample; the next call continues with the batch
- * after it. */
+ * after it. TR_INVALID when the dataset has samples and an epoch has no batch. */
 TR_API TR_MUST_CHECK tr_status tr_loader_next(tr_loader *loader, tr_batch *batch);
 /* Ends the current epoch and sets the next one, from 0. Without this or tr_sampler_set_epoch(), epochs count up from
  * 0. */

@@ -38,8 +38,10 @@ const char *tr_status_text(tr_status status)
 void tr_check(tr_status status, const char *expression, const char *file, int line)
 {
     if (status == TR_OK) return;
-    fprintf(stderr, "%s:%d: %s\n  %s (%s) from %s\n", file, line, tr_error_message(), tr_status_name(status),
-        tr_status_text(status), expression);
+    /* TR_END comes without a message, and there may be one of an earlier failure. */
+    const char *message = status == TR_END ? "the end of an epoch or a stream is no failure: check a loop's status by TR_CHECK_END()"
+                                           : tr_error_message();
+    fprintf(stderr, "%s:%d: %s\n  %s (%s) from %s\n", file, line, message, tr_status_name(status), tr_status_text(status), expression);
     exit(status == TR_PEER ? TR_EXIT_PEER : EXIT_FAILURE);
 }
 

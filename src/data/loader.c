@@ -205,6 +205,10 @@ static tr_status begin_epoch(tr_loader *l)
 {
     follow_sampler(l);
     TR__TRY(draw_indices(l));
+    if (l->set->count > 0 && batches_of(l, l->length) == 0)
+        return tr__fail(TR_INVALID, "loader: an epoch has no batch: of the %" PRId64 " samples of %s this rank takes %" PRId64
+            ", too few for one batch of %" PRId64 ": make .batch smaller, or leave out .drop_last", l->set->count, l->set->name,
+            l->length, l->batch);
     TR__TRY(start_workers(l));
     pthread_mutex_lock(&l->lock);
     l->next = l->delivered = l->first;
@@ -443,15 +447,15 @@ void tr__loader_rewind(tr_loader *loader)
     begin_with(loader, loader->epoch, 0);
 }
 
-void tr__loader_stop_when(tr_loader *loader, tr__stop_wanted wanted, void *user)
-{
-    loader->stop_wanted = wanted;
-    loader->stop_user = user;
 tr__sampler_ranks tr__loader_ranks(const tr_loader *loader)
 {
     return tr__sampler_ranks_of(loader->sampler);
 }
 
+void tr__loader_stop_when(tr_loader *loader, tr__stop_wanted wanted, void *user)
+{
+    loader->stop_wanted = wanted;
+    loader->stop_user = user;
 }
 
 tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch)

@@ -24,7 +24,7 @@ int main(void)
             TR_SCOPE;
             if (tr_size(b.x, 0) != b.count || tr_ndim(b.y) != 1) return 1; /* b.x: [count, 2], b.y: [count] */
         }
-        TR_CHECK(s == TR_END ? TR_OK : s);
+        TR_CHECK_END(s);
     }
     return 0;
 }

@@ -417,6 +417,11 @@ static void test_what_is_no_loader(void **state)
     tr_loader *empty = tr_loader_new(tr_dataset_slice(set, 1, 1), .workers = 2);
     assert_int_equal(tr_loader_batches(empty), 0);
     for (int i = 0; i < 3; i++) assert_int_equal(tr_loader_next(empty, &b), TR_END);
+    assert_failed(tr_loader_next(tr_loader_new(set, .batch = 5, .drop_last = true), &b), TR_INVALID,
+        "an epoch has no batch: of the 4 samples of tensors this rank takes 4, too few for one batch of 5: make .batch smaller");
+    sampler = tr_distributed_sampler(4, .global_batch = 6, .world_size = 2);
+    assert_failed(tr_loader_next(tr_loader_new(set, .batch = 3, .sampler = sampler), &b), TR_INVALID,
+        "of the 4 samples of tensors this rank takes 0");
     assert_int_equal(tr_loader_batches(tr_loader_new(set, .batch = INT64_MAX)), 1);
     assert_failed(tr_loader_next(tr_loader_new(tr_dataset_new((int64_t)1 << 61, get_of_eight_dimensions)), &b), TR_NO_MEMORY,
         "no memory for the order of 2305843009213693952 samples");
