@@ -75,6 +75,7 @@ static void check_settings(findings *f)
         {"TRIREME_TIMEOUT", NULL, "a whole number of seconds, 1 or more"},
         {"TRIREME_CHECK", " 0 1 nan inf wire replicas ", "1, nan, inf, wire or replicas, or several with commas between"},
         {"TRIREME_ENCRYPT", " 0 1 ", "0 or 1"},
+        {"TRIREME_LOG", " off error warn info debug ", "off, error, warn, info or debug"},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const char *text = getenv(known[i].name), *words = known[i].words;

@@ -342,7 +342,8 @@ TR_API int tr_spawn_run(void);
 typedef enum tr_log_level { TR_LOG_OFF, TR_LOG_ERROR, TR_LOG_WARN, TR_LOG_INFO, TR_LOG_DEBUG } tr_log_level;
 typedef void (*tr_log_function)(tr_log_level level, const char *message, void *user);
 
-/* Where the library's messages go: nowhere until this is called. The function may be called from any thread. */
+/* Where the library's messages go. Until this is called they go nowhere, or to stderr where the environment asks for them:
+ * TRIREME_LOG=warn, or error, info, debug. The function may be called from any thread. */
 TR_API void tr_set_log(tr_log_function function, void *user, tr_log_level level);
 
 #ifdef __cplusplus

@@ -302,6 +302,9 @@ TR_API tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_option
 
 /* Steps done, including those before the checkpoint. */
 TR_API int64_t tr_trainer_steps(const tr_trainer *trainer);
+/* Damaged checkpoints that .resume, or tr_fit()'s .roll_back, has passed over for an older one that is whole. Rank 0 reads
+ * checkpoints; on other ranks it is 0. The log has the name and the damage of each. */
+TR_API int64_t tr_trainer_passed_over(const tr_trainer *trainer);
 /* Bad samples that this rank has skipped, in training and validation, as tr_loader_skipped() counts them. */
 TR_API int64_t tr_trainer_skipped(const tr_trainer *trainer);
 /* One step of the whole batch. *stop is an input, whether this rank wants to stop, and an output, whether any rank

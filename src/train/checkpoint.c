@@ -368,25 +368,27 @@ static tr_status find_before(const char *folder, int64_t before, char *path, int
     return join(path, folder, name);
 }
 
-tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, tr_tensor_list **model, tr_tensor_list **state,
-    tr_tensor_list **history)
+tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, int64_t *damaged, tr_tensor_list **model,
+    tr_tensor_list **state, tr_tensor_list **history)
 {
     char found[PATH_MAX];
     int64_t at;
+    *damaged = 0;
     TR__TRY(tr_checkpoint_find(folder, found, &at));
     bool several = strcmp(found, folder) != 0;
     for (;;) {
         tr_status status = tr__checkpoint_load(found, model, state, history);
         if (status == TR_OK) break;
-        char damaged[PATH_MAX];
+        char passed_over[PATH_MAX];
         tr__error *why = tr__error_take();
-        strcpy(damaged, found);
+        strcpy(passed_over, found);
         /* A checkpoint that cannot be read for another reason, such as a permission, is an error. */
         bool older = several && status == TR_FORMAT && find_before(folder, at, found, &at) == TR_OK;
         status = tr__fail_stored(why);
         tr__error_unref(why);
         if (!older) return status;
-        tr__log(TR_LOG_WARN, "%s is damaged (%s): going on from %s", damaged, tr_error_message(), found);
+        tr__log(TR_LOG_WARN, "%s is damaged (%s): going on from %s", passed_over, tr_error_message(), found);
+        ++*damaged;
     }
     strcpy(path, found);
     *step = at;
@@ -396,8 +398,9 @@ tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *st
 tr_status tr_checkpoint_find_whole(const char *folder, char *path, int64_t *step)
 {
     TR_SCOPE;
+    int64_t damaged;
     tr_tensor_list *model, *state, *history;
-    return tr__checkpoint_load_newest(folder, path, step, &model, &state, &history);
+    return tr__checkpoint_load_newest(folder, path, step, &damaged, &model, &state, &history);
 }
 
 tr_status tr__checkpoint_set_damaged_aside(int folder_fd, const char *folder, int64_t step)

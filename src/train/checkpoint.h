@@ -22,9 +22,9 @@ tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step
 tr_status tr__checkpoint_save(int folder_fd, const tr_checkpoint_save_options *options);
 /* tr_checkpoint_load() with the rows that were saved as its metrics (NULL when there were none). state and history may be NULL. */
 tr_status tr__checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor_list **state, tr_tensor_list **history);
-/* As tr_checkpoint_find_whole(). path: at least PATH_MAX bytes. */
-tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, tr_tensor_list **model, tr_tensor_list **state,
-    tr_tensor_list **history);
+/* As tr_checkpoint_find_whole(). path: at least PATH_MAX bytes. *damaged: how many newer ones it passed over. */
+tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, int64_t *damaged, tr_tensor_list **model,
+    tr_tensor_list **state, tr_tensor_list **history);
 /* Removes what a killed process left: a checkpoint half saved or half removed. */
 void tr__checkpoint_clear_away(int folder_fd, const char *folder);
 /* Renames a damaged checkpoint so that it no longer counts as a checkpoint. TR_STATE when it is whole. */

@@ -227,6 +227,11 @@ static tr_status update(tr_trainer *t, tr_metrics_row *row)
     return TR_OK;
 }
 
+int64_t tr_trainer_passed_over(const tr_trainer *t)
+{
+    return t && !t->object.error ? t->passed_over : 0;
+}
+
 tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 {
     TR__TRY(tr_status_of(t));

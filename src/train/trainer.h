@@ -92,6 +92,7 @@ struct tr_trainer {
     double validation_loss, best_validation_loss; /* NaN: not yet */
     double validation_accuracy, best_validation_accuracy;
 
+    int64_t passed_over;  /* damaged checkpoints, by rank 0 */
     int64_t agreed_step;  /* after which replicas were alike for certain: compared, or made so */
     bool replicas_differ; /* as the latest comparison found */
     bool common_failure; /* see tr_fit_report */

@@ -84,9 +84,10 @@ tr_status tr_trainer_save_with(const tr_trainer_save_options *options)
 static tr_status read_checkpoint(tr_trainer *t, const char *folder, tr_tensor_list **state)
 {
     char path[path_bytes];
-    int64_t step;
+    int64_t step, damaged;
     tr_tensor_list *model, *history;
-    TR__TRY(tr__checkpoint_load_newest(folder, path, &step, &model, state, &history));
+    TR__TRY(tr__checkpoint_load_newest(folder, path, &step, &damaged, &model, state, &history));
+    t->passed_over += damaged;
     tr_status status = tr_load_state_dict(t->plan.model, model);
     if (status != TR_OK) return tr__fail_context(status, "%s", path);
     return tr__metrics_restore(t->metrics, history, path);

@@ -13,6 +13,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -222,6 +223,96 @@ static void messages_of_the_log_are_printable(void **state)
     tr__log(TR_LOG_WARN, "a file named %s", "\x1b[2J");
     tr_set_log(NULL, NULL, TR_LOG_OFF);
     assert_string_equal(kept, "a file named ?[2J");
+}
+
+/* What a child of this process writes to stderr before it ends, and its exit code. */
+static int stderr_of(void (*body)(void), char *text, size_t size)
+{
+    int ends[2], status;
+    assert_int_equal(pipe(ends), 0);
+    fflush(stdout); /* or the child that exits writes it, too */
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        body();
+        _exit(0);
+    }
+    close(ends[1]);
+    size_t length = 0;
+    for (ssize_t n; (n = read(ends[0], text + length, size - 1 - length)) > 0;) length += (size_t)n;
+    text[length] = 0;
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void logs_two(void)
+{
+    tr__log(TR_LOG_WARN, "worth a %s", "warning");
+    tr__log(TR_LOG_INFO, "worth knowing");
+}
+
+static void logs_by_itself(void)
+{
+    tr_set_log(NULL, NULL, TR_LOG_OFF);
+    logs_two();
+}
+
+static void the_environment_turns_the_log_on(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *value;
+        void (*body)(void);
+        const char *text;
+    } cases[] = {
+        {NULL, logs_two, ""},
+        {"", logs_two, ""},
+        {"off", logs_two, ""},
+        {"error", logs_two, ""},
+        {"warn", logs_two, "trireme: warn: worth a warning\n"},
+        {"debug", logs_two, "trireme: warn: worth a warning\ntrireme: info: worth knowing\n"},
+        {"warn", logs_by_itself, ""},
+        {"loud", logs_two, "trireme: warn: TRIREME_LOG=loud: it is off, error, warn, info or debug; warn is assumed\n"
+            "trireme: warn: worth a warning\n"},
+    };
+    char text[1024];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        unsetenv("TRIREME_LOG");
+        if (cases[i].value) setenv("TRIREME_LOG", cases[i].value, 1);
+        assert_int_equal(stderr_of(cases[i].body, text, sizeof text), 0);
+        unsetenv("TRIREME_LOG");
+        assert_string_equal(text, cases[i].text);
+    }
+}
+
+static void check_end_of_a_loop(void)
+{
+    TR_CHECK_END(TR_END);
+    TR_CHECK_END(TR_OK);
+    (void)tr_fail(TR_IO, "an earlier failure");
+    TR_CHECK(TR_END);
+}
+
+static void check_failure_of_a_loop(void)
+{
+    tr_status s = tr_fail(TR_IO, "the disk is gone");
+    TR_CHECK_END(s);
+}
+
+static void the_end_of_a_loop_is_no_failure(void **state)
+{
+    (void)state;
+    char text[1024];
+    assert_int_equal(stderr_of(check_end_of_a_loop, text, sizeof text), EXIT_FAILURE);
+    assert_non_null(strstr(text, ": the end of an epoch or a stream is no failure: check a loop's status by TR_CHECK_END()\n  TR_END ("));
+    assert_null(strstr(text, "an earlier failure"));
+    assert_int_equal(stderr_of(check_failure_of_a_loop, text, sizeof text), EXIT_FAILURE);
+    assert_true(text[0] != '/' && strstr(text, "tests/unit/test_base.c:")); /* not where the tree lay when it was built */
+    assert_non_null(strstr(text, ": the disk is gone\n  TR_IO ("));
+    assert_non_null(strstr(text, " from s\n"));
 }
 
 static void names_are_known(void **state)
@@ -484,6 +575,7 @@ static void what_is_gone_says_so(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_environment_turns_the_log_on), /* first: a process reads it once, and children inherit that */
         cmocka_unit_test(scopes_end_what_they_hold),
         cmocka_unit_test(a_program_has_objects_of_its_own),
         cmocka_unit_test(what_is_gone_says_so),
@@ -493,6 +585,7 @@ int main(void)
         cmocka_unit_test(errors_travel),
         cmocka_unit_test(text_is_made_printable),
         cmocka_unit_test(messages_of_the_log_are_printable),
+        cmocka_unit_test(the_end_of_a_loop_is_no_failure),
         cmocka_unit_test(names_are_known),
         cmocka_unit_test(every_iteration_runs_once),
         cmocka_unit_test(a_pool_serves_several_threads),

@@ -274,6 +274,7 @@ static const char *try_to_go_on(void)
         tr_trainer(model, text, .context = 16, .global_batch = 2, .steps = 100, .seed = 1, .resume = folder);
     if (tr_status_of(trainer) != TR_OK) return tr_error_message();
     if (tr_trainer_steps(trainer) != OLD) return "the damaged checkpoint is accepted";
+    if (tr_trainer_passed_over(trainer) != 1) return "the trainer does not say that it has passed over one";
     if (!has_old_weights(model)) return "its weights are not those of the checkpoint before";
     return strstr(said, "checkpoint-8 is damaged (") ? NULL : "the log does not say that it is damaged";
 }
