@@ -281,6 +281,9 @@ typedef tr_tensor *(*tr_forward_function)(tr_module *self, tr_tensor *const *inp
  * replicas that run at the same time. */
 TR_API tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_function forward);
 TR_API void *tr_module_state(const tr_module *module);
+/* Sets the function that gives back what the module's state holds, such as tr_keep()'s references and memory: it runs once, with the
+ * state, when the module's last reference goes. A replica's copy of the state holds nothing of its own. */
+TR_API void tr_module_on_release(tr_module *module, void (*release)(void *state));
 TR_API const char *tr_module_name(const tr_module *module);
 /* Describes settings that the forward depends on and that neither name nor shapes show: tr_module_detail(m, "heads %d",
  * heads). Ranks that train together compare it (tr_trainer()). Numbers have a decimal point in any locale. A later call

@@ -117,6 +117,8 @@ tr__error *tr__error_take(void)
     }
     atomic_init(&error->refs, 1);
     error->status = state.status ? state.status : TR_INTERNAL;
+    error->source = NULL;
+    error->path_length = 0;
     memcpy(error->message, state.message, length + 1);
     return error;
 }
@@ -300,6 +302,14 @@ void *tr_object_new(const tr_object_type *type)
 tr_status tr_object_break(void *object)
 {
     return tr__object_break(object);
+}
+
+void tr__error_set_source(void *object, const void *source, size_t path_length)
+{
+    tr__object *o = object;
+    if (immortal(o) || !o->error || o->error == &no_memory_error) return;
+    o->error->source = source;
+    o->error->path_length = path_length;
 }
 
 tr_status tr__object_break(void *object)

@@ -203,9 +203,9 @@ tr_module *tr_batch_norm1d_with(const tr_batch_norm1d_options *options)
     return batch_norm_new("batch_norm1d", false, options);
 }
 
-static void batch_norm_finish(tr_module *module)
+static void batch_norm_release(void *state)
 {
-    tr_release(((batch_norm *)module->state)->user);
+    tr_release(((batch_norm *)state)->user);
 }
 
 bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user)
@@ -216,7 +216,7 @@ bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *
     b->normalize = normalize;
     b->user = tr_keep(user);
     tr_release(before);
-    module->finish = batch_norm_finish;
+    tr_module_on_release(module, batch_norm_release);
     tr_module_detail(module, "eps %.9g, momentum %.9g, over several ranks", b->eps, b->momentum);
     return true;
 }

@@ -13,7 +13,7 @@
 static void module_destroy(void *self)
 {
     tr_module *module = self;
-    if (module->finish) module->finish(module);
+    if (module->release && module->state) module->release(module->state);
     for (int i = 0; i < module->count; i++) {
         tr__member *member = &module->members[i];
         tr__unref(member->kind == TR__CHILD ? (void *)member->child : (void *)member->tensor);
@@ -45,6 +45,11 @@ tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_functi
 void *tr_module_state(const tr_module *module)
 {
     return module ? module->state : NULL;
+}
+
+void tr_module_on_release(tr_module *module, void (*release)(void *state))
+{
+    if (module && !tr__error_of(module)) module->release = release;
 }
 
 const char *tr_module_name(const tr_module *module)
@@ -216,15 +221,45 @@ tr_tensor *tr_module_buffer(tr_module *module, const char *name, tr_tensor *buff
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/* The message of an error inside a module gets the modules on the way: "gpt: block: linear: inner sizes differ". */
-static tr_tensor *with_name(const tr_module *module, const tr_tensor *in_error)
+/* Writes the path from a module to one below it, "layer1.0.conv2". A wrapped module counts as its wrapper. */
+static bool find_path(const tr_module *module, const void *wanted, char *path, size_t size)
 {
+    for (int i = 0; i < module->count; i++) {
+        const tr__member *m = &module->members[i];
+        size_t length = strlen(m->name), next = length ? length + 1 : 0;
+        if (m->kind != TR__CHILD || length + 2 > size) continue;
+        memcpy(path, m->name, length + 1);
+        if (m->child == wanted) return true;
+        if (!find_path(m->child, wanted, path + next, size - next)) continue;
+        if (length && path[next]) path[length] = '.';
+        return true;
+    }
+    return false;
+}
+
+/*
+ * An error that leaves a module says where it was made: the first module puts its name in front, "linear: inner sizes differ", those
+ * around it the path to that one, "2.1: linear: inner sizes differ". The error knows which module it has left last, so each module
+ * adds its own piece of the path.
+ */
+static tr_tensor *with_path(const tr_module *module, const tr_tensor *in_error)
+{
+    const tr__error *error = tr__error_of(in_error);
     tr_status status = tr_status_of(in_error);
-    size_t length = strlen(module->name);
     const char *message = tr_error_message();
-    if (strncmp(message, module->name, length) == 0 && message[length] == ':') return tr__tensor_pass(in_error);
-    tr__fail_context(status, "%s", module->name);
-    return tr__tensor_failed();
+    size_t path_length = 0, name_length = strlen(module->name);
+    char path[512];
+    if (error->source && find_path(module, error->source, path, sizeof path)) {
+        path_length = strlen(path);
+        const char *then = !path_length ? "" : error->path_length ? "." : ": ";
+        path_length += error->path_length + (*then == '.');
+        tr__fail(status, "%s%s%s", path, then, message);
+    } else if (error->source || strncmp(message, module->name, name_length) != 0 || message[name_length] != ':') {
+        tr__fail_context(status, "%s", module->name);
+    }
+    tr_tensor *output = tr__tensor_failed();
+    tr__error_set_source(output, module, path_length);
+    return output;
 }
 
 static tr_tensor *run_forward(tr_tensor *const *inputs, int n, void *module)
@@ -246,7 +281,7 @@ static tr_tensor *forward(tr_module *module, tr_tensor *const *inputs, int n)
     tr_tensor *output = module->recompute ? tr__segment_run(run_forward, inputs, n, module, module)
                                           : module->forward(module, inputs, n);
     if (!output) output = tr_tensor_fail(TR_INVALID, "%s: its forward returned NULL", module->name);
-    if (tr__bad(output)) output = with_name(module, output);
+    if (tr__bad(output)) output = with_path(module, output);
     return tr_escape(output);
 }
 

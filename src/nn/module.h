@@ -25,7 +25,7 @@ struct tr_module {
     void *state;
     size_t state_bytes;
     tr_forward_function forward;       /* NULL: a container */
-    void (*finish)(tr_module *module); /* NULL, or undoes what stands in state; run when the last reference goes */
+    void (*release)(void *state);      /* NULL, or gives back what state holds; run when the last reference goes */
     tr__member *members;               /* in the order they were added */
     int count, capacity;
     bool evaluating;

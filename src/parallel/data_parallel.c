@@ -501,10 +501,9 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
 
 /* ---- Building ------------------------------------------------------------------------------------------------------------ */
 
-static void finish(tr_module *module)
+static void release(void *state)
 {
-    data_parallel *d = module->state;
-    if (!d) return;
+    data_parallel *d = state;
     tr_release(d->parameters);
     tr_release(d->workers);
     for (int i = 0; d->mirrors && i < d->count; i++) tr_release(d->mirrors[i]);
@@ -590,7 +589,7 @@ tr_module *tr_data_parallel_with(const tr_data_parallel_options *options)
 {
     tr_module *module = tr_module_new("data_parallel", sizeof(data_parallel), forward);
     if (tr_status_of(module) != TR_OK) return module;
-    module->finish = finish;
+    tr_module_on_release(module, release);
     data_parallel *d = module->state;
     TR_SCOPE;
     if (build(d, options) != TR_OK) {

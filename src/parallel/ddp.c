@@ -351,10 +351,9 @@ static tr_status add_hooks(ddp *d)
     return TR_OK;
 }
 
-static void finish(tr_module *module)
+static void release(void *state)
 {
-    ddp *d = module->state;
-    if (!d) return;
+    ddp *d = state;
     (void)!wait_all(d);
     for (int i = 0; i < d->n_params; i++) {
         tr_tensor *leaf = d->params[i].leaf;
@@ -436,7 +435,7 @@ tr_module *tr_ddp_with(const tr_ddp_options *options)
 {
     tr_module *module = tr_module_new("ddp", sizeof(ddp), forward);
     if (tr_status_of(module) != TR_OK) return module;
-    module->finish = finish;
+    tr_module_on_release(module, release);
     ddp *d = module->state;
     d->self = module;
     TR_SCOPE;

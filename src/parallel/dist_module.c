@@ -85,10 +85,9 @@ static tr_tensor *call_forward(tr_module *self, tr_tensor *const *inputs, int n)
     return tr_reshape(y, tr_shape_of(y)); /* y itself goes with its future */
 }
 
-static void finish(tr_module *self)
+static void release(void *state)
 {
-    remote *r = self->state;
-    if (r) tr__unref(r->module);
+    tr__unref(((remote *)state)->module);
 }
 
 tr_module *tr_remote_module(tr_rref *module)
@@ -97,7 +96,7 @@ tr_module *tr_remote_module(tr_rref *module)
     if (tr_status_of(module) != TR_OK) return tr__object_pass(&tr__module_type, module);
     tr_module *self = tr_module_new("remote", sizeof(remote), call_forward);
     if (tr_status_of(self) != TR_OK) return self;
-    self->finish = finish;
+    tr_module_on_release(self, release);
     ((remote *)self->state)->module = tr_keep(module);
     return self;
 }

@@ -20,10 +20,9 @@ typedef struct sharded {
     int64_t first, rows;      /* embedding: the first row that is here, and how many there are in all */
 } sharded;
 
-static void finish(tr_module *module)
+static void release(void *state)
 {
-    sharded *s = module->state;
-    if (s) tr_release(s->group);
+    tr_release(((sharded *)state)->group);
 }
 
 static tr_tensor *check_input(const tr_module *self, tr_tensor *const *inputs, int n)
@@ -43,7 +42,7 @@ static tr_module *new_module(const char *name, tr_forward_function forward, tr_g
             world, size < 1 ? world : (size / world + 1) * world);
     tr_module *module = tr_module_new(name, sizeof(sharded), forward);
     if (!module->state) return module;
-    module->finish = finish;
+    tr_module_on_release(module, release);
     ((sharded *)module->state)->group = tr_keep(group);
     if (world > 1) module->meets = group;
     return module;

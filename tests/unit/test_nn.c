@@ -22,6 +22,12 @@ static void assert_failed(const void *object, tr_status status, const char *part
     if (!strstr(tr_error_message(), part)) fail_msg("\"%s\" lacks \"%s\"", tr_error_message(), part);
 }
 
+static void assert_begins(const void *object, const char *words)
+{
+    assert_int_not_equal(tr_status_of(object), TR_OK);
+    if (strncmp(tr_error_message(), words, strlen(words)) != 0) fail_msg("\"%s\" does not begin with \"%s\"", tr_error_message(), words);
+}
+
 static void assert_refused(tr_status got, tr_status status, const char *part)
 {
     assert_int_equal(got, status);
@@ -140,6 +146,11 @@ static void test_what_cannot_be_added(void **state)
 
 /* ---- Running ---------------------------------------------------------------------------------------------------- */
 
+static tr_tensor *runs_kept(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    return tr_forward_n(*(tr_module **)tr_module_state(self), inputs, n);
+}
+
 static tr_tensor *fails(tr_module *self, tr_tensor *const *inputs, int n)
 {
     (void)self;
@@ -155,14 +166,52 @@ static tr_tensor *returns_null(tr_module *self, tr_tensor *const *inputs, int n)
     return NULL;
 }
 
+static void count_down(void *state)
+{
+    --**(int **)state;
+}
+
+static void test_a_state_is_released_once(void **state)
+{
+    (void)state;
+    int held = 1;
+    {
+        TR_SCOPE;
+        tr_module *m = tr_module_new("holder", sizeof(int *), NULL);
+        *(int **)tr_module_state(m) = &held;
+        tr_module_on_release(m, count_down);
+        tr_module *around = tr_sequential(m);
+        TR_CHECK(tr_status_of(around));
+        assert_int_equal(held, 1);
+        tr_module_on_release(tr_module_fail(TR_INVALID, "no module"), count_down); /* does nothing */
+    }
+    assert_int_equal(held, 0);
+}
+
 static void test_errors_tell_the_way(void **state)
 {
     (void)state;
     TR_SCOPE;
     tr_module *net = tr_sequential(tr_module_new("square", 0, fails));
     tr_tensor *y = tr_forward(net, tr_ones(TR_SHAPE(2, 3)));
-    assert_failed(y, TR_SHAPE, "sequential: square: matmul");
-    assert_failed(tr_forward(net, y), TR_SHAPE, "sequential: square: matmul"); /* passed on, not told twice */
+    assert_failed(y, TR_SHAPE, "0: square: matmul");
+    assert_failed(tr_forward(net, y), TR_SHAPE, "0: square: matmul"); /* passed on, not told twice */
+    assert_begins(tr_forward(tr_sequential(tr_relu_layer(), tr_sequential(tr_relu_layer(), tr_linear(4, 2))), tr_ones(TR_SHAPE(2, 3))),
+        "1.1: linear: ");
+    tr_tensor *image = tr_ones(TR_SHAPE(2, 3, 32, 32));
+    tr_module *resnet = tr_resnet18(.classes = 10);
+    TR_CHECK(tr_status_of(tr_forward(resnet, image)));
+    assert_begins(tr_forward(tr_sequential(resnet, tr_linear(11, 2)), image), "1: linear: ");
+    assert_begins(tr_forward(resnet, tr_ones(TR_SHAPE(2, 4, 32, 32))), "conv1: conv2d: ");
+
+    /* A wrapper counts as what it wraps; what is not among its parts, a module names itself. */
+    tr_module *wrapper = tr_module_new("wrapper", sizeof(tr_module *), runs_kept);
+    *(tr_module **)tr_module_state(wrapper) = tr_module_add(wrapper, "", tr_sequential(tr_relu_layer(), tr_linear(4, 2)));
+    assert_begins(tr_forward(wrapper, tr_ones(TR_SHAPE(2, 3))), "1: linear: ");
+    assert_begins(tr_forward(tr_sequential(wrapper), tr_ones(TR_SHAPE(2, 3))), "0.1: linear: ");
+    tr_module *owner = tr_module_new("owner", sizeof(tr_module *), runs_kept);
+    *(tr_module **)tr_module_state(owner) = net;
+    assert_begins(tr_forward(tr_sequential(tr_relu_layer(), owner), tr_ones(TR_SHAPE(2, 3))), "1: owner: 0: square: matmul");
     assert_failed(tr_forward(tr_module_new("list", 0, NULL), tr_ones(TR_SHAPE(1))), TR_INVALID, "no forward");
     assert_failed(tr_forward(tr_module_new("void", 0, returns_null), tr_ones(TR_SHAPE(1))), TR_INVALID, "NULL");
     assert_failed(tr_forward((tr_module *)NULL, tr_ones(TR_SHAPE(1))), TR_INVALID, "NULL");
@@ -598,7 +647,7 @@ static void test_gpt_drops_in_training_only(void **state)
     tr_module *gpt = tr_gpt(.layers = 2, .heads = 2, .dim = 16, .context = 8, .dropout = 0.2, .seed = 1);
     tr_module *plain = tr_gpt(.layers = 2, .heads = 2, .dim = 16, .context = 8, .seed = 1);
     tr_tensor *ids = tr_reshape(tr_arange(16, TR_I32, tr_cpu(0)), TR_SHAPE(2, 8));
-    assert_failed(tr_forward(gpt, ids), TR_STATE, "gpt: dropout: no random numbers");
+    assert_failed(tr_forward(gpt, ids), TR_STATE, "drop: dropout: no random numbers");
     TR_CHECK(tr_seed(gpt, 9, .step = 1));
     tr_tensor *dropped = tr_forward(gpt, ids);
     TR_CHECK(tr_backward(tr_mean(dropped)));
@@ -623,6 +672,7 @@ int main(void)
         cmocka_unit_test(test_modules_are_found_by_their_paths),
         cmocka_unit_test(test_a_module_outlives_its_scope_when_kept),
         cmocka_unit_test(test_what_cannot_be_added),
+        cmocka_unit_test(test_a_state_is_released_once),
         cmocka_unit_test(test_errors_tell_the_way),
         cmocka_unit_test(test_what_a_forward_makes_goes_when_it_returns),
         cmocka_unit_test(test_a_module_that_changes_nothing),
