@@ -276,6 +276,14 @@ TR_API bool tr_dtype_is_float(tr_dtype dtype);
 #define TR__ELEMENT(data) tr__element(data)
 #endif
 
+/* How many pointers an array has; 0 for a pointer to some, of which the compiler does not know it. */
+#ifndef __cplusplus
+#define TR__ROOM(array) \
+    (__builtin_types_compatible_p(__typeof__(array), __typeof__(&(array)[0])) ? 0 : (int)(sizeof(array) / sizeof(void *)))
+#else
+#define TR__ROOM(array) tr__room(array)
+#endif
+
 /* ---- Devices --------------------------------------------------------------------------------------------------- */
 
 /* The kinds that have a number of their own. Other plug-ins' get one from TR_CUDA + 1 on, in each process anew: programs know
@@ -368,6 +376,9 @@ template <class T, size_t n> constexpr int tr__element_code<T[n]> = tr__element_
 template <class T> constexpr int tr__element_code<const T> = tr__element_code<T>;
 template <class T> constexpr int tr__element(T *) { return tr__element_code<T>; }
 constexpr int tr__element(const void *) { return 0; } /* NULL, nullptr */
+template <class T> constexpr int tr__room_of = 0;
+template <class T, size_t n> constexpr int tr__room_of<T (&)[n]> = (int)n;
+template <class T> constexpr int tr__room(T &&) { return tr__room_of<T>; }
 #endif
 
 #endif

@@ -456,6 +456,10 @@ TR_API tr_tensor *tr_rotary_with(const tr_rotary_options *options);
 /* weight: [rows, dim], ids: [...] i64 or i32 -> [..., dim]. An id outside the rows is an error. */
 TR_API tr_tensor *tr_embedding_op(tr_tensor *weight, tr_tensor *ids);
 
+/* A program's own loss, as evaluation and pipelines take it: the mean of a batch or a micro-batch, a scalar, of a model's output.
+ * y is NULL when samples have none. */
+typedef tr_tensor *(*tr_loss_function)(tr_tensor *output, tr_tensor *y, void *user);
+
 /* ---- Elements by number ------------------------------------------------------------------------------------------------
  *
  * Numbers are i64 or i32, in 0 … size - 1 of x's dimension; another one is an error that names it. x may be of any dtype.
@@ -470,6 +474,19 @@ TR_API tr_tensor *tr_put_along(tr_tensor *x, int dim, tr_tensor *index, tr_tenso
 TR_API tr_tensor *tr_index_select(tr_tensor *x, int dim, tr_tensor *ids); /* ids: [n] -> x with n along dim */
 TR_API tr_tensor *tr_flip(tr_tensor *x, int dim);                         /* a copy, last to first */
 TR_API tr_tensor *tr_one_hot(tr_tensor *ids, int64_t classes, tr_dtype dtype); /* ids: [...] -> [..., classes] */
+
+typedef struct tr_multinomial_options {
+    size_t size;
+    const char *given;
+    tr_tensor *weights; /* [..., classes], floats, none below 0; their sum may be any number */
+    int64_t count;      /* classes drawn for each row */
+    uint64_t seed;      /* other numbers for another seed: a program that draws more than once takes another each time */
+    bool replacement;   /* a class may be drawn again; else no two are the same */
+} tr_multinomial_options;
+/* Draws classes with probabilities in proportion to their weights, on the CPU: tr_multinomial(tr_softmax(logits, -1), 1, seed).
+ * -> i64 [..., count], in the order they were drawn; no gradient. TR_INVALID for a NaN and where too few weights are above 0. */
+#define tr_multinomial(...) TR__NEW3(tr_multinomial, weights, count, seed, __VA_ARGS__)
+TR_API tr_tensor *tr_multinomial_with(const tr_multinomial_options *options);
 
 /* ---- Attention: softmax(q k^T * scale + mask) v, without ever storing the [queries, keys] matrix ------------------ */
 
@@ -509,6 +526,9 @@ TR_API tr_tensor *tr_transpose(tr_tensor *x, int dim0, int dim1);           /* v
 TR_API tr_tensor *tr_permute(tr_tensor *x, const int *order, int n);         /* view */
 TR_API tr_tensor *tr_expand(tr_tensor *x, tr_shape shape);                   /* view; broadcasting */
 TR_API tr_tensor *tr_slice(tr_tensor *x, int dim, int64_t start, int64_t end); /* view; negative from the end */
+TR_API tr_tensor *tr_select(tr_tensor *x, int dim, int64_t index); /* view: x at index, without dim; negative from the end */
+TR_API tr_tensor *tr_squeeze(tr_tensor *x, int dim);   /* view: x without dim; TR_SHAPE unless that has size 1 */
+TR_API tr_tensor *tr_unsqueeze(tr_tensor *x, int dim); /* view: x with a dim of size 1 more; -1 is the last one of the result */
 TR_API tr_tensor *tr_contiguous(tr_tensor *x);                               /* x itself when it is already */
 TR_API tr_tensor *tr_cat(tr_tensor *const *parts, int n, int dim);
 TR_API tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim); /* of one shape, along a new dimension */
@@ -524,8 +544,10 @@ typedef struct tr_pad_options {
 /* tr_pad(x, .before = {0, 0, 1, 1}, .after = {0, 0, 1, 1}): a frame of zeros around images. */
 #define tr_pad(...) tr_pad_with(TR__BRACES1(tr_pad_options, x, __VA_ARGS__))
 TR_API tr_tensor *tr_pad_with(const tr_pad_options *options);
-/* Writes n equal parts along dim into parts (views). Fails when n does not divide the size. */
-TR_API TR_MUST_CHECK tr_status tr_split(tr_tensor *x, int n, int dim, tr_tensor **parts);
+/* Writes n equal parts along dim into parts (views). Fails when n does not divide the size, and when parts is an array of fewer
+ * than n; of a pointer nobody knows how many there is room for. */
+#define tr_split(x, n, dim, parts) tr_split_into((x), (n), (dim), (parts), TR__ROOM(parts))
+TR_API TR_MUST_CHECK tr_status tr_split_into(tr_tensor *x, int n, int dim, tr_tensor **parts, int room); /* room 0: not known */
 TR_API tr_tensor *tr_cast(tr_tensor *x, tr_dtype dtype);  /* x itself when it is that already */
 TR_API tr_tensor *tr_to(tr_tensor *x, tr_device device);  /* differentiable copy between devices */
 

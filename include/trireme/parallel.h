@@ -88,9 +88,6 @@ TR_API tr_module *tr_data_parallel_with(const tr_data_parallel_options *options)
 
 /* ---- Pipelines ------------------------------------------------------------------------------------------------------- */
 
-/* The mean loss of a batch or a micro-batch: a scalar. y is NULL when samples have none. */
-typedef tr_tensor *(*tr_loss_function)(tr_tensor *output, tr_tensor *y, void *user);
-
 typedef enum tr_pipeline_schedule {
     TR_1F1B, /* a forward and a backward in turn (Narayanan et al. 2019): keeps the activations of few micro-batches */
     TR_GPIPE /* all forwards, then all backwards (Huang et al. 2019) */

@@ -72,17 +72,6 @@ tr_tensor *tr_cat(tr_tensor *const *parts, int n, int dim)
     return n > TR_OP_MAX_INPUTS ? cat_in_steps(parts, n, &attrs) : tr_apply(tr__op(cat), &attrs, parts, n, NULL);
 }
 
-/* x with a dimension of size 1 more, at dim, which may be negative. */
-static tr_tensor *with_dim(tr_tensor *x, int dim)
-{
-    tr_shape shape = {.ndim = x->shape.ndim + 1};
-    int at = dim < 0 ? dim + shape.ndim : dim;
-    if (at < 0 || at >= shape.ndim || shape.ndim > TR_MAX_DIMS)
-        return tr__tensor_fail(TR_SHAPE, "stack: %s has no place for a dimension %d", TR__TEXT(x->shape), dim);
-    for (int d = 0; d < shape.ndim; d++) shape.dim[d] = d == at ? 1 : x->shape.dim[d - (d > at)];
-    return tr_reshape(x, shape);
-}
-
 tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim)
 {
     if (n < 1) return tr__tensor_fail(TR_INVALID, "stack: %d parts: it takes at least one", n);
@@ -93,7 +82,7 @@ tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim)
             stacked = tr__tensor_fail(TR_INVALID, "stack: part %d is NULL", i);
         else if (tr__bad(parts[i]))
             stacked = tr__tensor_pass(parts[i]);
-        else if (tr__bad(wider[i] = with_dim(parts[i], dim)))
+        else if (tr__bad(wider[i] = tr_unsqueeze(parts[i], dim)))
             stacked = wider[i];
     }
     if (!stacked) stacked = tr_cat(wider, n, dim);

@@ -365,29 +365,20 @@ tr_status tr__linear_grad_weight_forward(tr_op_call *call)
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */
 
-/* x: [..., k] read as [..., k, 1] or [..., 1, k]: how vectors take part as matrices. */
-static tr_tensor *with_dim(tr_tensor *x, int at)
-{
-    tr_shape shape = x->shape;
-    memmove(shape.dim + at + 1, shape.dim + at, sizeof(int64_t) * (size_t)(shape.ndim - at));
-    shape.dim[at] = 1;
-    shape.ndim++;
-    return tr_reshape(x, shape);
-}
-
-/* c = a b: da = g b^T, db = a^T g, each summed over what was broadcast. */
+/* c = a b: da = g b^T, db = a^T g, each summed over what was broadcast. Vectors take part as matrices: [..., k] read as
+ * [..., k, 1] or [..., 1, k]. */
 tr_status tr__matmul_backward(tr_backward_call *call)
 {
     tr_tensor *a = call->inputs[0], *b = call->inputs[1], *g = call->grad_outputs[0];
     if (!g) return TR_OK;
     tr_shape a_shape = a->shape, b_shape = b->shape;
     if (b_shape.ndim == 1) {
-        b = with_dim(b, 1);
-        g = with_dim(g, g->shape.ndim);
+        b = tr_unsqueeze(b, 1);
+        g = tr_unsqueeze(g, -1);
     }
     if (a_shape.ndim == 1) {
-        a = with_dim(a, 0);
-        g = with_dim(g, g->shape.ndim - 1);
+        a = tr_unsqueeze(a, 0);
+        g = tr_unsqueeze(g, -2);
     }
     if (call->needs[0]) {
         tr_tensor *da = tr__sum_to(tr_matmul(g, tr_transpose(b, -1, -2)), a->shape);

@@ -196,7 +196,7 @@ tr_tensor *tr_expand(tr_tensor *x, tr_shape shape)
     return tr_apply(tr__op(expand), &(tr_view_attrs){shape}, &x, 1, NULL);
 }
 
-/* ---- slice, split ---------------------------------------------------------------------------------------------- */
+/* ---- slice ----------------------------------------------------------------------------------------------------- */
 
 static tr_tensor *part_of(const tr_tensor *x, int dim, int64_t start, int64_t size)
 {
@@ -243,6 +243,53 @@ tr_tensor *tr_slice(tr_tensor *x, int dim, int64_t start, int64_t end)
     return tr_apply(tr__op(slice), &attrs, &x, 1, NULL);
 }
 
+/* ---- Dimensions of size 1 ----------------------------------------------------------------------------------------- */
+
+tr_tensor *tr_unsqueeze(tr_tensor *x, int dim)
+{
+    if (!x) return missing("unsqueeze");
+    if (tr__bad(x)) return tr__tensor_pass(x);
+    tr_shape shape = {.ndim = x->shape.ndim + 1};
+    int at = dim < 0 ? dim + shape.ndim : dim;
+    if (at < 0 || at >= shape.ndim || shape.ndim > TR_MAX_DIMS)
+        return tr__tensor_fail(TR_SHAPE, "unsqueeze: %s has no place for a dimension %d", TR__TEXT(x->shape), dim);
+    for (int d = 0; d < shape.ndim; d++) shape.dim[d] = d == at ? 1 : x->shape.dim[d - (d > at)];
+    return tr_reshape(x, shape);
+}
+
+/* x without dimension `at`, which has size 1 */
+static tr_tensor *without_dim(tr_tensor *x, int at)
+{
+    tr_shape shape = {.ndim = x->shape.ndim - 1};
+    for (int d = 0; d < shape.ndim; d++) shape.dim[d] = x->shape.dim[d + (d >= at)];
+    return tr_reshape(x, shape);
+}
+
+tr_tensor *tr_squeeze(tr_tensor *x, int dim)
+{
+    if (!x) return missing("squeeze");
+    if (tr__bad(x)) return tr__tensor_pass(x);
+    int at;
+    if (tr__dim("squeeze", x->shape, dim, &at) != TR_OK) return tr__tensor_failed();
+    if (x->shape.dim[at] != 1)
+        return tr__tensor_fail(TR_SHAPE, "squeeze: dimension %d of %s has not size 1", dim, TR__TEXT(x->shape));
+    return without_dim(x, at);
+}
+
+tr_tensor *tr_select(tr_tensor *x, int dim, int64_t index)
+{
+    if (!x) return missing("select");
+    if (tr__bad(x)) return tr__tensor_pass(x);
+    int at;
+    if (tr__dim("select", x->shape, dim, &at) != TR_OK) return tr__tensor_failed();
+    int64_t size = x->shape.dim[at], from = index < 0 ? index + size : index;
+    if (from < 0 || from >= size)
+        return tr__tensor_fail(TR_INVALID, "select: no index %" PRId64 " in dimension %d of %s", index, dim, TR__TEXT(x->shape));
+    return without_dim(tr_slice(x, at, from, from + 1), at);
+}
+
+/* ---- split --------------------------------------------------------------------------------------------------------- */
+
 tr_status tr__split_infer(tr_op_call *call)
 {
     const tr_split_attrs *attrs = call->attrs;
@@ -286,8 +333,10 @@ static tr_status split_in_slices(tr_tensor *x, int n, int dim, tr_tensor **parts
     return TR_OK;
 }
 
-tr_status tr_split(tr_tensor *x, int n, int dim, tr_tensor **parts)
+tr_status tr_split_into(tr_tensor *x, int n, int dim, tr_tensor **parts, int room)
 {
+    if (room && n > room)
+        return tr__fail(TR_INVALID, "split: %d parts, and the array has room for %d", n, room);
     if (!x) return tr__fail(TR_INVALID, "split: input 0 is NULL");
     TR__TRY(tr_status_of(x));
     tr_split_attrs attrs = {.parts = n};

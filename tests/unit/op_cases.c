@@ -391,6 +391,9 @@ UNARY(permute, tr_permute(x, (int[]){2, 0, 1}, 3))
 UNARY(transpose, tr_transpose(x, 0, -1))
 UNARY(expand, tr_expand(x, TR_SHAPE(2, tr_size(x, 0), 3, tr_size(x, 2))))
 UNARY(slice, tr_slice(x, 1, 1, -1))
+UNARY(select_middle, tr_select(x, 1, -2))
+UNARY(unsqueeze_last, tr_unsqueeze(x, -1))
+UNARY(squeeze_middle, tr_squeeze(x, 1))
 UNARY(contiguous, tr_contiguous(tr_transpose(x, 0, 1)))
 UNARY(there_and_back, tr_to(tr_affine(tr_to(x, tr_cpu(1)), 2, 0), tr_cpu(0)))
 UNARY(cast_to_f32, tr_cast(tr_cast(x, TR_F32), tr_dtype_of(x)))
@@ -548,6 +551,9 @@ const op_case op_cases[] = {
     {CASE("transpose",            transpose,      NORMAL(3, 5, 4))},
     {CASE("expand",               expand,         NORMAL(4, 1, 5))},
     {CASE("slice",                slice,          NORMAL(3, 5, 4))},
+    {CASE("select",               select_middle,  NORMAL(3, 5, 4))},
+    {CASE("unsqueeze",            unsqueeze_last, NORMAL(3, 5, 4))},
+    {CASE("squeeze",              squeeze_middle, NORMAL(3, 1, 4))},
     {CASE("split",                split,          NORMAL(3, 6, 4))},
      {CASE("split, last part",     split_last,     NORMAL(3, 6, 4))},
     {CASE("cat",                  cat,            NORMAL(3, 6, 4), NORMAL(3, 2, 4))},

@@ -225,6 +225,9 @@ static void missing_inputs(void **state)
     expect(tr_to(NULL, tr_cpu(0)), TR_INVALID, "input 0 is NULL");
     expect(tr_cat((tr_tensor *[]){x, NULL}, 2, 0), TR_INVALID, "cat: part 1 is NULL");
     assert_int_equal(tr_split(NULL, 2, 0, parts), TR_INVALID);
+    expect(tr_select(NULL, 0, 0), TR_INVALID, "select: input 0 is NULL");
+    expect(tr_squeeze(NULL, 0), TR_INVALID, "squeeze: input 0 is NULL");
+    expect(tr_unsqueeze(NULL, 0), TR_INVALID, "unsqueeze: input 0 is NULL");
 }
 
 static void dimensions_that_are_not_there(void **state)
@@ -257,6 +260,18 @@ static void dimensions_that_are_not_there(void **state)
     assert_string_equal(tr_error_message(), "split: dimension 1 of [2, 3] does not divide into 2 parts");
     assert_int_equal(tr_split(x, 0, 1, parts), TR_SHAPE);
     assert_int_equal(tr_split(x, 3, 4, parts), TR_SHAPE);
+    tr_tensor *pair[2], **pointer = pair;
+    assert_int_equal(tr_split(x, 3, 1, pair), TR_INVALID);
+    assert_string_equal(tr_error_message(), "split: 3 parts, and the array has room for 2");
+    assert_int_equal(tr_split(x, 2, 0, pointer), TR_OK);
+    assert_int_equal(tr_split(x, 2, 0, pair), TR_OK);
+    expect(tr_select(x, 2, 0), TR_SHAPE, "select: no dimension 2 in [2, 3]");
+    expect(tr_select(x, 1, 3), TR_INVALID, "select: no index 3 in dimension 1 of [2, 3]");
+    expect(tr_select(x, 1, -4), TR_INVALID, "select: no index -4 in dimension 1 of [2, 3]");
+    expect(tr_squeeze(x, 2), TR_SHAPE, "squeeze: no dimension 2 in [2, 3]");
+    expect(tr_squeeze(x, 1), TR_SHAPE, "squeeze: dimension 1 of [2, 3] has not size 1");
+    expect(tr_unsqueeze(x, 3), TR_SHAPE, "unsqueeze: [2, 3] has no place for a dimension 3");
+    expect(tr_unsqueeze(x, -4), TR_SHAPE, "unsqueeze: [2, 3] has no place for a dimension -4");
 }
 
 static void shapes_that_do_not_fit(void **state)
@@ -390,6 +405,17 @@ static void numbers_of_elements_that_are_not_there(void **state)
     expect(tr_where(x, x, x), TR_DTYPE, "where: the mask is f32 [3, 4]: it must be bool");
     expect(tr_masked_fill(NULL, x, 0), TR_INVALID, "masked_fill: x is NULL");
     expect(tr_flatnonzero(NULL), TR_INVALID, "flatnonzero: x is NULL");
+    expect(tr_multinomial(NULL, 1, 0), TR_INVALID, "multinomial: weights is NULL");
+    expect(tr_multinomial(tr_zeros(TR_SHAPE(3), .dtype = TR_I64), 1, 0), TR_DTYPE, "multinomial: weights are floats, not i64");
+    expect(tr_multinomial(tr_ones(TR_SCALAR), 1, 0), TR_SHAPE, "multinomial: [] has no classes");
+    expect(tr_multinomial(tr_ones(TR_SHAPE(3)), 4, 0), TR_INVALID, "it draws 1 to 3 of 3 classes without .replacement, not 4");
+    expect(tr_multinomial(tr_ones(TR_SHAPE(3)), 0, 0, .replacement = true), TR_INVALID, "not 0");
+    expect(tr_multinomial(tr_from(((const float[]){1, 1, 1, NAN}), TR_SHAPE(2, 2)), 1, 0), TR_INVALID,
+        "weight nan of class 1 in row 1 is below 0 or NaN");
+    expect(tr_multinomial(tr_from(((const float[]){1, INFINITY}), TR_SHAPE(2)), 1, 0), TR_INVALID, "row 0 have an infinite sum");
+    expect(tr_multinomial(tr_from(((const float[]){1, 0}), TR_SHAPE(2)), 2, 0), TR_INVALID,
+        "row 0 has 1 classes of a weight above 0, and 2 are to be drawn");
+    expect(tr_multinomial(tr_zeros(TR_SHAPE(2)), 1, 0, .replacement = true), TR_INVALID, "row 0 has 0 classes");
     expect(tr_less(x, row), TR_DTYPE, "less: dtypes differ: f32 [3, 4] and i64 [1, 3]");
     expect(tr_equal(x, ones(TR_SHAPE(3))), TR_SHAPE, "equal: shapes do not broadcast: [3, 4] and [3]");
 }
@@ -417,7 +443,7 @@ static void reductions_orders_and_products_that_do_not_fit(void **state)
     expect(tr_pad(x, .after = {INT64_MAX}), TR_SHAPE, "pad: dimension 0 of [3, 4] becomes too large");
     expect(tr_stack(NULL, 0, 0), TR_INVALID, "stack: 0 parts");
     expect(tr_stack(((tr_tensor *[]){x, NULL}), 2, 0), TR_INVALID, "stack: part 1 is NULL");
-    expect(tr_stack(((tr_tensor *[]){x, x}), 2, 3), TR_SHAPE, "stack: [3, 4] has no place for a dimension 3");
+    expect(tr_stack(((tr_tensor *[]){x, x}), 2, 3), TR_SHAPE, "unsqueeze: [3, 4] has no place for a dimension 3");
     expect(tr_stack(((tr_tensor *[]){x, i}), 2, 0), TR_DTYPE, "cat: dtypes differ");
     expect(tr_einsum("ij,jk", x, x), TR_INVALID, "einsum: \"ij,jk\" must be letters, comma, letters, arrow, letters");
     expect(tr_einsum("ii,ij->j", x, x), TR_INVALID, "einsum: \"ii,ij->j\" names i twice at once");

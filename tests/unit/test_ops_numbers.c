@@ -230,6 +230,39 @@ static void celu_keeps_what_is_above_0(void **state)
     }
 }
 
+/* weights: [2, 3] */
+static void classes_are_drawn_by_their_weights(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { DRAWS = 4000 };
+    tr_tensor *weights = tr_from(((const float[]){1, 0, 3, 0, 2, 0}), TR_SHAPE(2, 3));
+    tr_tensor *drawn = tr_multinomial(weights, DRAWS, 7, .replacement = true);
+    TR_CHECK(tr_status_of(drawn));
+    assert_true(tr_dtype_of(drawn) == TR_I64 && tr_size(drawn, 0) == 2 && tr_size(drawn, 1) == DRAWS);
+    const int64_t *class = tr_data(drawn), *again = tr_data(tr_multinomial(weights, DRAWS, 7, .replacement = true));
+    int64_t first = 0, same = 0;
+    for (int64_t i = 0; i < DRAWS; i++) {
+        first += class[i] == 0;
+        assert_true(class[i] != 1 && class[DRAWS + i] == 1);
+    }
+    assert_true(llabs(first - DRAWS / 4) < 140); /* five standard deviations */
+    assert_memory_equal(class, again, 2 * DRAWS * sizeof *class);
+    const int64_t *other = tr_data(tr_multinomial(weights, DRAWS, 8, .replacement = true));
+    for (int64_t i = 0; i < DRAWS; i++) same += class[i] == other[i];
+    assert_true(same < DRAWS);
+
+    /* Without replacement each class once; the first is still by weight, as one draw of any is. */
+    tr_tensor *rows = tr_expand(tr_slice(weights, 0, 0, 1), TR_SHAPE(DRAWS, 3));
+    const int64_t *pair = tr_data(tr_multinomial(rows, 2, 7));
+    for (int64_t i = first = 0; i < DRAWS; i++) {
+        first += pair[2 * i] == 0;
+        assert_true(pair[2 * i] + pair[2 * i + 1] == 2 && pair[2 * i] != 1);
+    }
+    assert_true(llabs(first - DRAWS / 4) < 140);
+    assert_int_equal(tr_ndim(tr_multinomial(tr_ones(TR_SHAPE(5)), 5, 1)), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -245,6 +278,7 @@ int main(void)
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),
         cmocka_unit_test(celu_keeps_what_is_above_0),
+        cmocka_unit_test(classes_are_drawn_by_their_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
