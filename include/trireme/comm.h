@@ -123,6 +123,9 @@ typedef enum tr_reduce_op {
     TR_REDUCE_OP_COUNT
 } tr_reduce_op;
 
+/* As .peer of a recv: any other rank. */
+typedef enum tr_any_peer { TR_ANY_SOURCE = -1 } tr_any_peer;
+
 struct tr_device_stream;
 
 /* A collective is a descriptor; a backend turns it into work. All ranks get the same bits: each element is folded in
@@ -148,7 +151,7 @@ typedef struct tr_collective {
     tr_dtype dtype;
     tr_reduce_op op;
     int root;
-    int peer, tag;        /* of a send or recv: another rank, and a number from 0 that both give */
+    int peer, tag;        /* of a send or recv: another rank, of a recv also TR_ANY_SOURCE; a number from 0 that both give */
     /* [world_size], in elements, read before the call returns. Without offsets the blocks follow each other. */
     const int64_t *in_counts, *in_offsets, *out_counts, *out_offsets;
     int timeout_ms;       /* 0: the group's */
@@ -157,6 +160,7 @@ typedef struct tr_collective {
     int in_element, out_element; /* what in and out point to, as far as a macro sees: to be .dtype's; 0: not known */
     tr_device device;     /* where both buffers are; cpu by default */
     struct tr_device_stream *stream; /* of the device (trireme/device.h), where .in is made; NULL: its default stream */
+    int *source;          /* recv: gets the rank that the message is from; belongs to the work as .out does; may be NULL */
 } tr_collective;
 
 /* Under way or done. The buffers belong to it until tr_wait() has returned; it outlives its group and may be dropped
@@ -188,7 +192,12 @@ TR_API TR_MUST_CHECK tr_status tr_run_list(tr_group *group, const tr_collective 
  * their receive; over TCP all are buffered. Beyond .unexpected_bytes of tr_join to one rank every send waits for its receive;
  * a receive gets the message of its tag, whatever lies before it. Messages between two ranks with the same tag are received in the
  * order of the sends. Sends and receives keep no order with other collectives and do not wait for them. Size and type must
- * agree, or the group is broken (TR_MISMATCH). */
+ * agree, or the group is broken (TR_MISMATCH).
+ *
+ * tr_recv(group, buffer, count, .peer = TR_ANY_SOURCE, .source = &rank) gets the message of its tag, from whichever rank,
+ * that has been here longest, else the next to come. A message goes to the receive that was posted first, of those from
+ * its rank and those from any. When all other ranks have left, and nothing is here, it fails (TR_PEER). Native only (others:
+ * TR_UNSUPPORTED). */
 
 /* Byte strings whose lengths the ranks do not know of each other. tr_all_gather_bytes(group, data, bytes, &all, sizes):
  * all becomes everyone's, one behind the other, and sizes ([world_size], int64_t) how long they are.

@@ -67,6 +67,33 @@ def messages(rank, world):
     return got
 
 
+def from_anyone(rank, world):
+    """Long and short messages, in groups that number the ranks otherwise, of another type, and of a list."""
+    part, got = dist.new_group([world - 1, *range(world - 1)]), []
+    for group, tag in ((None, 3), (part, 4)):
+        for count in (1, 50000):
+            if rank == 0:
+                for _ in range(world - 1):
+                    x = torch.empty(count, 2, dtype=torch.int16)
+                    if dist.get_backend() != "gloo":
+                        x = torch.empty(2, count, dtype=torch.int16).t()
+                    source = dist.recv(x, group=group, tag=tag)
+                    assert torch.equal(x, torch.full((count, 2), source, dtype=torch.int16)), (source, x)
+                    got.append(source)
+            else:
+                dist.send(torch.full((count, 2), rank, dtype=torch.int16), 0, group=group, tag=tag)
+            dist.barrier()
+    if rank == 0:
+        places = [torch.empty(3) for _ in range(world - 1)]
+        waiting = [dist.irecv(place, tag=5) for place in places]
+        for work, place in zip(waiting, places):
+            work.wait()
+        got += [int(place[0]) for place in places]
+    else:
+        dist.send(torch.full((3,), float(rank)), 0, tag=5)
+    return sorted(got)
+
+
 # ---- Groups within the group ----------------------------------------------------------------------------------------------
 
 def subgroups(rank, world):
@@ -235,6 +262,10 @@ class Groups(unittest.TestCase):
     def test_messages(self):
         as_gloo(2, messages)
         as_gloo(3, messages)
+
+    def test_messages_from_anyone(self):
+        self.assertEqual(as_gloo(3, from_anyone)[0], [1] * 5 + [2] * 5)
+        self.assertEqual(run(2, from_anyone)[0], [1] * 5)
 
     def test_subgroups(self):
         as_gloo(4, subgroups)

@@ -18,6 +18,8 @@ TR_DEVICE_KINDS = 16
 (TR_SUM, TR_AVG, TR_MIN, TR_MAX, TR_PROD, TR_BAND, TR_BOR, TR_BXOR, TR_REDUCE_OP_COUNT) = range(9)
 # tr_log_level
 (TR_LOG_OFF, TR_LOG_ERROR, TR_LOG_WARN, TR_LOG_INFO, TR_LOG_DEBUG) = range(5)
+# tr_any_peer
+TR_ANY_SOURCE = -1
 
 
 class tr_device(Structure):
@@ -107,6 +109,7 @@ class tr_collective(Structure):
         ("out_element", c_int),
         ("device", tr_device),
         ("stream", c_void_p),
+        ("source", c_void_p),
     ]
 
 

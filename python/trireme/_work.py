@@ -21,7 +21,8 @@ def failure(status):
 
 
 class Work(_TorchWork):
-    """Holds the tensors until the library no longer touches them; `finish` then puts results where they belong."""
+    """Holds the tensors until the library no longer touches them; `finish` then puts results where they belong. source: of a send or
+    receive, where the library notes the rank that the message is from."""
 
     def __init__(self, group, handle, outputs, held, finish, source=None):
         super().__init__()
@@ -77,7 +78,7 @@ class Work(_TorchWork):
         return self._outputs
 
     def source_rank(self):
-        return -1 if self._source is None else self._source
+        return -1 if self._source is None else self._source.value
 
     _source_rank = source_rank
 
@@ -104,7 +105,7 @@ class Work(_TorchWork):
     def __del__(self):
         handle = getattr(self, "_handle", None)
         if handle and not self._ended and not _done(handle):
-            self._group._orphans.append((handle, self._held, self._outputs))  # memory that is still in use
+            self._group._orphans.append((handle, self._held, self._outputs, self._source))  # memory that is still in use
         elif handle:
             _release(handle)
 

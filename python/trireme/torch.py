@@ -223,11 +223,12 @@ class ProcessGroup(dist.ProcessGroup):
     # -- Running calls --
 
     def _describe(self, at, timeout, kind, out=None, count=0, dtype=0, given=None, op=0, root=0, peer=0, tag=0, in_counts=None,
-                  out_counts=None):
+                  out_counts=None, source=None):
         """A tr_collective, as bytes. at: the file's address and the line."""
         return _pack(_SIZE, kind, out.data_ptr() if out is not None else 0, count, given.data_ptr() if given is not None else 0,
                      dtype, op, root, peer, tag, ctypes.addressof(in_counts) if in_counts else 0, 0,
-                     ctypes.addressof(out_counts) if out_counts else 0, 0, timeout or self._timeout_ms, at[0], at[1], 0, 0, _c.TR_CPU, 0, 0)
+                     ctypes.addressof(out_counts) if out_counts else 0, 0, timeout or self._timeout_ms, at[0], at[1], 0, 0, _c.TR_CPU, 0, 0,
+                     ctypes.addressof(source) if source is not None else 0)
 
     def _run(self, calls, opts, outputs, held, finish, source=None):
         """Runs calls that were described, or posts them. held: what the library uses beside outputs until it is done."""
@@ -563,7 +564,7 @@ class ProcessGroup(dist.ProcessGroup):
         given = _dense(tensors[0])
         count, dtype, _ = _units(given)
         call = self._describe(_caller(), 0, _c.TR_SEND, None, count, dtype, given, peer=to, tag=tag)
-        return self._run(call, None, tensors, [given], [], source=self._rank)
+        return self._run(call, None, tensors, [given], [], source=ctypes.c_int(self._rank))
 
     def recv(self, tensors, source, tag=0):
         if not tensors[0].is_cpu:
@@ -571,13 +572,12 @@ class ProcessGroup(dist.ProcessGroup):
         finish = []
         target = _target(tensors[0], finish)
         count, dtype, _ = _units(target)
-        call = self._describe(_caller(), 0, _c.TR_RECV, target, count, dtype, peer=source, tag=tag)
-        return self._run(call, None, tensors, [target], finish, source=source)
+        came_from = ctypes.c_int(source)
+        call = self._describe(_caller(), 0, _c.TR_RECV, target, count, dtype, peer=source, tag=tag, source=came_from)
+        return self._run(call, None, tensors, [target], finish, source=came_from)
 
     def recv_anysource(self, tensors, tag=0):
-        if self._size != 2:
-            raise NotImplementedError("trireme: a receive from any rank needs a group of two; name the rank, with src=")
-        return self.recv(tensors, 1 - self._rank, tag)
+        return self.recv(tensors, _c.TR_ANY_SOURCE, tag)
 
     recvAnysource = recv_anysource
 

@@ -136,7 +136,11 @@ static tr_status check_ranks(const reading *r)
         c->peer = 0;
         if (c->tag > 0) c->tag = 0; /* below it is tr__series_tag()'s */
     }
-    if (c->peer < 0 || c->peer >= r->world)
+    if (c->kind != TR_RECV) c->source = NULL;
+    bool any = c->kind == TR_RECV && c->peer == TR_ANY_SOURCE;
+    if (any && r->world == 1)
+        return tr__fail(TR_INVALID, "recv: in a group of one rank there is no other to receive from");
+    if (!any && (c->peer < 0 || c->peer >= r->world))
         return tr__fail(TR_INVALID, "%s: peer %d is not a rank of this group, 0 … %d", r->name, c->peer, r->world - 1);
     if (r->kind->point_to_point && c->peer == r->rank)
         return tr__fail(TR_INVALID, "%s: peer %d is this rank itself", r->name, c->peer);
@@ -363,7 +367,9 @@ static void describe(const tr__signature *s, char *text, size_t bytes)
     bytes -= (size_t)used;
     if (kind->from_root) snprintf(text, bytes, " from rank %d", s->root);
     if (kind->to_root) snprintf(text, bytes, " to rank %d", s->root);
-    if (kind->point_to_point)
+    if (kind->point_to_point && s->peer == TR_ANY_SOURCE)
+        snprintf(text, bytes, " from any rank, tag %d", s->tag);
+    else if (kind->point_to_point)
         snprintf(text, bytes, " %s rank %d, tag %d", s->kind == TR_SEND ? "to" : "from", s->peer, s->tag);
     else if (s->tag < 0)
         snprintf(text, bytes, ", series %d.%d", -(s->tag + 1) / TR__SERIES, -(s->tag + 1) % TR__SERIES);

@@ -99,6 +99,8 @@ static int waits_of(const members *m, int rank, int *ranks, int most)
         int peer = r->calls[i].signature.peer;
         bool open = is_transfer(&r->calls[i]) && !r->calls[i].ended;
         if (open && peer >= 0 && peer < m->world && peer != rank) ranks[count++] = peer;
+        for (int k = 0; open && peer == TR_ANY_SOURCE && k < m->world && count < most; k++)
+            if (k != rank && m->ranks[k]) ranks[count++] = k;
     }
     const tr__record_call *running = tr__record_running(r);
     if (count || !running || is_transfer(running) || strcmp(r->backend, "native") == 0) return count;

@@ -122,13 +122,20 @@ static tr_status check_open(const tr_group *group)
     return TR_OK;
 }
 
+static tr_status read_call(const tr_group *group, const tr_collective *collective, tr_work *work)
+{
+    TR__TRY(tr__collective_read(collective, group->rank, group->world_size, group->timeout_ms, &work->collective,
+        &work->arrays));
+    if (work->collective.peer != TR_ANY_SOURCE || group->backend->any_source) return TR_OK;
+    return tr__fail(TR_UNSUPPORTED, "recv: the backend '%s' does not receive from TR_ANY_SOURCE, only 'native' does; name the "
+        "rank, by .peer", group->backend->name);
+}
+
 static tr_work *new_work(tr_group *group, const tr_collective *collective)
 {
     if (check_group(group) != TR_OK) return tr__object_failed(&tr__work_type);
     tr_work *work = tr__object_new(&tr__work_type);
-    if (!tr__error_of(work) && tr__collective_read(collective, group->rank, group->world_size, group->timeout_ms,
-                                   &work->collective, &work->arrays) != TR_OK)
-        tr__object_break(work);
+    if (!tr__error_of(work) && read_call(group, collective, work) != TR_OK) tr__object_break(work);
     if (!tr__error_of(work) && stages(group, work->collective.device) &&
         tr__staging_begin(&work->collective, group->rank, group->world_size, &work->staging) != TR_OK)
         tr__object_break(work);

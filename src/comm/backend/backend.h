@@ -45,6 +45,7 @@ struct tr__backend {
     /* Says goodbye and frees the state. No run is under way. */
     void (*leave)(void *state);
     bool signs; /* finds by itself that ranks make different calls */
+    bool any_source; /* receives from TR_ANY_SOURCE */
     tr_device_kind memory; /* whose buffers it takes, beside the host's; TR_CPU: no others, the group stages them */
 };
 

@@ -361,4 +361,5 @@ const tr__backend tr__native_backend = {
     .give_up = native_give_up,
     .leave = native_leave,
     .signs = true,
+    .any_source = true,
 };

@@ -37,8 +37,7 @@ static tr__p2p_op *find_id(const tr__p2p_ops *list, uint64_t id)
     return op;
 }
 
-/* The receive that a message with this tag is for: the first that was posted. */
-static tr__p2p_op *find_receive(const tr__p2p_peer *peer, int tag)
+static tr__p2p_op *find_posted(const tr__p2p_peer *peer, int tag)
 {
     tr__p2p_op *op = peer->lists[TR__P2P_POSTED].first;
     while (op && op->work->collective.tag != tag) op = op->next;
@@ -62,6 +61,48 @@ static void drop_arrival(tr__p2p_peer *peer, tr__p2p_arrival **at)
     free(a);
 }
 
+/* A receive from any rank is from this peer. */
+static void settle_source(tr_collective *c, const tr__p2p_peer *peer)
+{
+    c->peer = peer->rank;
+    if (c->source) *c->source = peer->rank;
+}
+
+tr__p2p_peer *tr__p2p_peer_of(tr__p2p *p, tr_collective *c)
+{
+    tr__p2p_peer *oldest = p->anyone;
+    uint64_t number = UINT64_MAX;
+    if (c->peer != TR_ANY_SOURCE) {
+        if (c->source) *c->source = c->peer;
+        return &p->peers[c->peer];
+    }
+    for (int rank = 0; rank < p->world_size; rank++) {
+        const tr__p2p_arrival *a = *find_arrival(&p->peers[rank], c->tag);
+        if (!a || a->number > number) continue;
+        number = a->number;
+        oldest = &p->peers[rank];
+    }
+    if (oldest != p->anyone) settle_source(c, oldest);
+    return oldest;
+}
+
+/* The receive that a message with this tag is for: the first that was posted, of those from this peer and from any. The
+ * latter leaves the list of `anyone`. */
+static tr__p2p_op *find_receive(tr__p2p_peer *peer, int tag)
+{
+    tr__p2p *p = peer->engine;
+    tr__p2p_op *own = find_posted(peer, tag), *open = find_posted(p->anyone, tag);
+    if (!open || (own && own->posted < open->posted)) return own;
+    if (!peer->by_ring && p->anyone->by_ring) { /* those who carry rings have nothing to do with it any more */
+        p->anyone->driver->end(p->anyone, open);
+        p->helped -= !open->driven;
+    }
+    settle_source(&open->work->collective, peer);
+    take_out(&p->anyone->lists[TR__P2P_POSTED], open);
+    append(&peer->lists[TR__P2P_POSTED], open);
+    return open;
+}
+
 const tr__p2p_op *tr__p2p_any(const tr__p2p_peer *peer)
 {
     for (int i = 0; i < TR__P2P_LISTS; i++)
@@ -72,7 +113,7 @@ const tr__p2p_op *tr__p2p_any(const tr__p2p_peer *peer)
 
 tr_status tr__p2p_each(tr__p2p *p, tr_status (*look)(tr__p2p_peer *peer, tr__p2p_op *op, void *arg), void *arg)
 {
-    for (int i = 0; i < TR__P2P_LISTS * p->world_size; i++) {
+    for (int i = 0; i < TR__P2P_LISTS * (p->world_size + 1); i++) {
         tr__p2p_peer *peer = &p->peers[i / TR__P2P_LISTS];
         for (tr__p2p_op *op = peer->lists[i % TR__P2P_LISTS].first; op; op = op->next)
             if (op->work) TR__TRY(look(peer, op, arg));
@@ -132,7 +173,7 @@ void tr__p2p_finish(tr__p2p_peer *peer, tr__p2p_op *op, tr_status status)
     p->pending -= op->work || op->frame.type == TR__P2P_FIN;
     if (op->work) {
         if (peer->driver->end) peer->driver->end(peer, op);
-        p->helped -= peer->local && !op->driven;
+        p->helped -= peer->by_ring && !op->driven;
         tr__work_finish(op->work, status);
         tr__unref(op->work);
     } else if (op->frame.type == TR__P2P_CREDITS) {
@@ -262,6 +303,7 @@ static tr_status begin_receive(tr__p2p_peer *peer, tr__p2p_op *op)
 {
     tr__p2p_arrival **at = find_arrival(peer, op->work->collective.tag);
     tr_status status = *at ? check_match(peer, op, &(*at)->frame) : TR_OK;
+    op->posted = ++peer->engine->receives;
     if (!*at || status != TR_OK) {
         append(&peer->lists[TR__P2P_POSTED], op);
         return status;
@@ -333,7 +375,7 @@ static tr_status message_comes(tr__p2p_peer *peer)
     }
     tr__p2p_arrival *a = malloc(sizeof *a + (eager ? peer->bytes : 0));
     if (!a) return no_memory(peer);
-    *a = (tr__p2p_arrival){.frame = *f, .bytes = peer->bytes};
+    *a = (tr__p2p_arrival){.frame = *f, .number = ++peer->engine->arrivals, .bytes = peer->bytes};
     *peer->arrivals_end = a;
     peer->arrivals_end = &a->next;
     if (eager) return keep(peer, a, (char *)(a + 1));
@@ -493,7 +535,7 @@ tr_status tr__p2p_write(tr__p2p_peer *peer, bool *moved)
 
 void tr__p2p_drop_all(tr__p2p *p, tr_status (*status)(tr__p2p *p, const tr__p2p_op *op))
 {
-    for (int i = 0; i < TR__P2P_LISTS * p->world_size; i++) {
+    for (int i = 0; i < TR__P2P_LISTS * (p->world_size + 1); i++) {
         tr__p2p_peer *peer = &p->peers[i / TR__P2P_LISTS];
         tr__p2p_ops *list = &peer->lists[i % TR__P2P_LISTS];
         for (tr__p2p_op *op; (op = list->first);) {

@@ -17,6 +17,9 @@
  * grown by TR__P2P_CREDIT. A message that does not fit the limit is announced instead ("held"), so its sender waits. As at
  * least an announcement of every message gets through, a receive finds the one of its tag whatever lies before it. When
  * credit is there before the CTS is, a held message goes as PUSH, with its bytes; a CTS that crosses it has no effect.
+ *
+ * A receive from any rank is one from the rank whose message of its tag has been here longest. Where there is none, it waits
+ * in the list of one more peer, `anyone`, which nothing is read from, until a message comes that no earlier receive is for.
  */
 #ifndef TR_COMM_P2P_H
 #define TR_COMM_P2P_H
@@ -67,6 +70,7 @@ typedef struct tr__p2p_op {
     bool driven;             /* by its caller */
     bool held, reported;
     int64_t began, deadline; /* since when it waits; 0: nobody has looked yet */
+    uint64_t posted;         /* of a receive: its number among the rank's */
     uint64_t number;         /* of the rank's sends and receives, over rings */
     tr__p2p_frame frame;     /* on its way */
     size_t sent, payload;    /* of the frame and the bytes behind it; how many those are */
@@ -79,6 +83,7 @@ typedef struct tr__p2p_ops {
 typedef struct tr__p2p_arrival { /* a message that nobody has asked for yet */
     struct tr__p2p_arrival *next;
     tr__p2p_frame frame;
+    uint64_t number; /* among all that have come to the rank */
     size_t bytes;
     char *data; /* NULL: it has only been announced */
 } tr__p2p_arrival;
@@ -91,10 +96,11 @@ enum { TR__P2P_OUT, TR__P2P_OFFERED, TR__P2P_CLEARED, TR__P2P_POSTED, TR__P2P_LI
 typedef struct tr__p2p_peer {
     tr__p2p *engine;
     const struct tr__p2p_driver *driver;
-    int rank;
+    int rank;             /* of `anyone`: TR_ANY_SOURCE */
+    bool by_ring, by_stream; /* what is with it may go through rings, through connections; both: with anyone */
     bool closed;          /* nothing comes or goes any more */
-    bool left;            /* p2p_progress.c: had said goodbye before its ring was read to the end */
-    tr__shm_peer *local;  /* on this host; our channel to it (NULL: not yet), and how far it had read when we looked last */
+    bool left, drained;   /* p2p_progress.c: had said goodbye before its ring was read; nothing was left in that */
+    tr__shm_peer *local;   /* on this host, with our channel to it (NULL: not yet), and what it had read when we looked last; */
     tr__shm_channel *outbound;
     uint64_t read_seen;
     tr__tcp_peer *remote; /* on another host */
@@ -145,7 +151,7 @@ typedef struct tr__p2p_driver {
     tr_status (*lost)(tr__p2p_peer *peer, const tr__signature *call, int error);
 } tr__p2p_driver;
 
-extern const tr__p2p_driver tr__p2p_ring, tr__p2p_stream;
+extern const tr__p2p_driver tr__p2p_ring, tr__p2p_stream, tr__p2p_anyone;
 
 struct tr__p2p {
     const char *group;
@@ -158,9 +164,9 @@ struct tr__p2p {
     pthread_mutex_t lock;  /* for all of it */
     pthread_cond_t wanted; /* the ring's thread has work, or is to end */
     _Atomic int callers;   /* that want the lock */
-    tr__p2p_peer *peers;   /* [world_size] */
+    tr__p2p_peer *peers, *anyone; /* [world_size]; behind them, the one that receives from any rank wait at */
     int pending, helped;   /* operations under way; of them, those of the ring's thread */
-    uint64_t sends;
+    uint64_t sends, receives, arrivals;
     int told;              /* the rank that other hosts have been told we wait for; -1: none */
     tr__signature told_in; /* and the call */
     bool holder;           /* the recorder says who holds us up */
@@ -169,7 +175,10 @@ struct tr__p2p {
     struct pollfd *polled; /* [world_size + 1]: the reader's */
 };
 
-/* Under the lock, all of them. Takes an operation up: its first frame, or its message if that is there. */
+/* Under the lock, all of them. Whom a new send or receive is with; one from any rank whose message is here becomes one from
+ * that rank. */
+tr__p2p_peer *tr__p2p_peer_of(tr__p2p *p, tr_collective *c);
+/* Takes an operation up: its first frame, or its message if that is there. */
 tr_status tr__p2p_begin(tr__p2p_peer *peer, tr__p2p_op *op);
 /* Move what can be moved without waiting. */
 tr_status tr__p2p_read(tr__p2p_peer *peer, bool *moved);

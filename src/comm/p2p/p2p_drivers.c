@@ -1,4 +1,5 @@
-/* The drivers: a ring in shared memory for each direction to a rank of this host, a connection to each rank elsewhere. */
+/* The drivers: a ring in shared memory for each direction to a rank of this host, a connection to each rank elsewhere; and
+ * what there is to say of receives that wait for a message from any rank. */
 #include "comm/p2p/p2p.h"
 
 #include <errno.h>
@@ -143,5 +144,45 @@ static int stream_culprit(const tr__p2p_peer *peer, char name[TR__P2P_NAME], cha
 }
 
 const tr__p2p_driver tr__p2p_stream = {.eager = PTRDIFF_MAX, .put = stream_put, .get = stream_get, .pending = stream_pending,
-    .placed = stream_placed, .left = stream_left, .lost = stream_lost, .check_peers = stream_check_peers,
-    .culprit = stream_culprit};
+    .placed = stream_placed, .left = stream_left, .lost = stream_lost, .check_peers = stream_check_peers, .culprit = stream_culprit};
+
+/* ---- Anyone ------------------------------------------------------------------------------------------------------ */
+
+static void anyone_begin(tr__p2p_peer *peer, tr__p2p_op *op)
+{
+    if (peer->by_ring) ring_begin(peer, op);
+}
+
+static void anyone_end(tr__p2p_peer *peer, const tr__p2p_op *op)
+{
+    if (peer->by_ring) ring_end(peer, op);
+}
+
+static tr_status anyone_check_peers(const tr__p2p_peer *peer, int timeout_ms)
+{
+    const tr__p2p *p = peer->engine;
+    return p->shm ? tr__shm_check_peers(p->shm, timeout_ms) : tr__tcp_check_peers(p->tcp);
+}
+
+static int anyone_culprit(const tr__p2p_peer *peer, char name[TR__P2P_NAME], char state[TR__P2P_STATE])
+{
+    const tr__p2p *p = peer->engine;
+    const tr__p2p_arrival *oldest = NULL;
+    int from = 0;
+    for (int rank = 0; rank < p->world_size; rank++) {
+        const tr__p2p_arrival *a = p->peers[rank].arrivals;
+        if (!a || (oldest && oldest->number < a->number)) continue;
+        oldest = a;
+        from = rank;
+    }
+    snprintf(name, TR__P2P_NAME, "any rank");
+    if (oldest)
+        snprintf(state, TR__P2P_STATE, "what is here has other tags, the oldest from rank %d with tag %d", from,
+            oldest->frame.tag);
+    else
+        snprintf(state, TR__P2P_STATE, "no message is here that it has not received");
+    return TR_ANY_SOURCE;
+}
+
+const tr__p2p_driver tr__p2p_anyone = {.begin = anyone_begin, .end = anyone_end, .check_peers = anyone_check_peers,
+    .culprit = anyone_culprit};

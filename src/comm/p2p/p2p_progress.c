@@ -103,6 +103,26 @@ static void report(const tr__p2p_peer *peer, const tr__p2p_op *op)
         tr__signature_text(&s, call), name, held_text(peer, op, late, held), state);
 }
 
+/* Has a peer left, and was all that it sent read? A death breaks the group by itself. */
+static bool is_gone(const tr__p2p_peer *peer)
+{
+    bool never = false;
+    if (peer->local) return peer->drained;
+    if (!peer->driver->left(peer)) return false;
+    if (!peer->closed) tr__tcp_need_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL, &never);
+    return peer->closed || never;
+}
+
+static tr_status check_anyone(tr__p2p *p, const tr__p2p_op *op)
+{
+    char text[TR__CALL_TEXT];
+    for (int rank = 0; rank < p->world_size; rank++)
+        if (rank != p->rank && !is_gone(&p->peers[rank])) return TR_OK;
+    tr__signature call = tr__p2p_call(p, op);
+    return tr__fail(TR_PEER, "all other ranks have left group '%s', but %s needs one of them", p->group,
+        tr__signature_text(&call, text));
+}
+
 static tr_status look(tr__p2p_peer *peer, tr__p2p_op *op, void *arg)
 {
     patience *w = arg;
@@ -113,6 +133,7 @@ static tr_status look(tr__p2p_peer *peer, tr__p2p_op *op, void *arg)
         op->deadline = w->now + timeout_ns;
     }
     if (w->now >= op->deadline) return timed_out(peer, op);
+    if (peer->rank == TR_ANY_SOURCE) TR__TRY(check_anyone(peer->engine, op));
     if (op->deadline < w->next) w->next = op->deadline;
     if (!op->driven && !atomic_load(&op->work->awaited)) return TR_OK;
     if (!w->stuck || peer->local) {
@@ -171,9 +192,12 @@ static tr_status advance(tr__p2p *p, bool *moved)
     for (int rank = 0; rank < p->world_size; rank++) {
         tr__p2p_peer *peer = &p->peers[rank];
         if (!peer->local) continue;
+        bool any = false;
         left |= peer->left = peer->driver->left(peer);
-        TR__TRY(tr__p2p_read(peer, moved));
-        TR__TRY(tr__p2p_write(peer, moved));
+        TR__TRY(tr__p2p_read(peer, &any));
+        peer->drained = peer->left && !any;
+        TR__TRY(tr__p2p_write(peer, &any));
+        *moved |= any;
     }
     return left && !*moved ? tr__p2p_each(p, look_for_left, NULL) : TR_OK;
 }
@@ -257,9 +281,11 @@ static bool work_done(tr__p2p *p, const void *arg)
 
 void tr__p2p_drive(tr__p2p *p, const tr_work *work)
 {
-    if (!p->peers[work->collective.peer].local) return;
-    pthread_mutex_lock(&p->lock);
-    work_until(p, work_done, work);
+    if (!p->shm) return;
+    lock_as_caller(p); /* as the reader may find out meanwhile whom it is with */
+    int rank = work->collective.peer;
+    const tr__p2p_peer *peer = rank == TR_ANY_SOURCE ? p->anyone : &p->peers[rank];
+    if (peer->by_ring) work_until(p, work_done, work);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -353,27 +379,27 @@ static tr_status need_thread(tr__p2p *p, bool *has, pthread_t *thread, void *(*r
 
 static tr_status start(tr__p2p *p, tr_work *work, bool driven)
 {
-    tr__p2p_peer *peer = &p->peers[work->collective.peer];
+    tr__p2p_peer *peer = tr__p2p_peer_of(p, &work->collective);
     bool moved;
     if (tr__failure_there(p->failure)) return tr__failure_check(p->failure, p->group);
-    if (peer->remote) {
+    if (peer->by_stream) {
         TR__TRY(tr__tcp_need_event(p->tcp, &p->tcp->wake));
         TR__TRY(need_thread(p, &p->has_reader, &p->reader, read_connections));
     }
-    if (peer->local && !driven) TR__TRY(need_thread(p, &p->has_thread, &p->thread, help));
+    if (peer->by_ring && !driven) TR__TRY(need_thread(p, &p->has_thread, &p->thread, help));
     tr__p2p_op *op = malloc(sizeof *op);
     if (!op) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message", p->group);
     *op = (tr__p2p_op){.work = tr__ref(work), .driven = driven};
     int before = p->pending++;
-    p->helped += peer->local && !driven;
+    p->helped += peer->by_ring && !driven;
     tr_status status = tr__p2p_begin(peer, op);
     if (status == TR_OK && peer->remote) status = tr__p2p_write(peer, &moved);
     if (status == TR_OK && peer->closed && p->pending > before) status = tr__p2p_lost(peer, 0);
     if (status != TR_OK) break_all(p);
-    if (peer->local) work_once(p);
+    if (peer->by_ring) work_once(p);
     if (p->helped) pthread_cond_signal(&p->wanted);
     bool soon = work->collective.timeout_ms < 10 * LOOK_MS;
-    if (peer->remote && p->pending && (p->dozing || soon || peer->lists[TR__P2P_OUT].first)) tr__tcp_wake_reader(p->tcp);
+    if (peer->by_stream && p->pending && (p->dozing || soon || peer->lists[TR__P2P_OUT].first)) tr__tcp_wake_reader(p->tcp);
     return TR_OK;
 }
 
@@ -415,7 +441,7 @@ tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *s
         .limit = member->unexpected_bytes};
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wanted, NULL);
-    p->peers = calloc(world, sizeof *p->peers);
+    p->peers = calloc(world + 1, sizeof *p->peers);
     p->polled = calloc(world + 1, sizeof *p->polled);
     if (!p->peers || !p->polled) {
         destroy(p);
@@ -431,7 +457,13 @@ tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *s
             peer->local = &shm->peers[place];
         else
             peer->remote = &tcp->peers[rank];
+        peer->by_ring = place >= 0;
+        peer->by_stream = place < 0;
     }
+    p->anyone = &p->peers[world];
+    *p->anyone = (tr__p2p_peer){.engine = p, .rank = TR_ANY_SOURCE, .driver = &tr__p2p_anyone, .by_ring = shm != NULL,
+        .by_stream = tcp != NULL};
+    p->anyone->arrivals_end = &p->anyone->arrivals;
     *engine = p;
     return TR_OK;
 }
