@@ -10,8 +10,9 @@ while the others run.
 
 The object that goes to --json FILE (or is printed): framework, ranks, threads, cores, processor, turns; for all_reduce
 pytorch_us and overhead_us (what a call takes in torch.distributed's own Python and in ours, the library's part apart) and rows, a
-list of {bytes, gloo_us, trireme_us, shared_us, ratio, shared_ratio}, medians over the turns, and the ratios the medians of those of each turn; for ddp rows,
-a list of {model, gloo_ms, trireme_ms, shared_ms, ratio, shared_ratio}.
+list of {bytes, gloo_us, trireme_us, shared_us, copy_us, ratio, shared_ratio}, medians over the turns, and the ratios the medians of
+those of each turn; copy_us: all ranks at once copy as many bytes in their own memory, which shows what the machine's memory gives.
+For ddp rows, a list of {model, gloo_ms, trireme_ms, shared_ms, ratio, shared_ratio}.
 """
 import argparse
 import json
@@ -77,12 +78,12 @@ def rank_of_all_reduce(args: argparse.Namespace) -> dict | None:
         result.update(overheads(torch, dist, alone))
     dist.barrier()
     result["rows"] = []
-    private = {size: torch.ones(size // 4) for size in SIZES}
+    private, copies = ({size: torch.ones(size // 4) for size in SIZES} for _ in range(2))
     trireme.torch.share_memory()
     for size in SIZES:
         shown = torch.ones(size // 4)
         calls = max(3, min(200, (8 << 20) // size))
-        samples = {name: [] for name in BACKENDS}
+        samples = {name: [] for name in [*BACKENDS, "copy"]}
         for turn in range(-1, args.turns):
             for name, group, x in (("gloo", None, private[size]), ("trireme", ours, private[size]), ("shared", ours, shown)):
                 x.zero_()
@@ -92,6 +93,13 @@ def rank_of_all_reduce(args: argparse.Namespace) -> dict | None:
                     dist.all_reduce(x, group=group)
                 if turn >= 0:  # the first is for warming up
                     samples[name].append((time.perf_counter() - start) * 1e6 / calls)
+            dist.barrier(ours)
+            start = time.perf_counter()
+            for _ in range(calls):
+                copies[size].copy_(private[size])
+            dist.barrier(ours)  # they have all done it
+            if turn >= 0:
+                samples["copy"].append((time.perf_counter() - start) * 1e6 / calls)
         result["rows"].append({"bytes": size, **summary(samples, "us")})
     dist.destroy_process_group()
     return result if rank == 0 else None
