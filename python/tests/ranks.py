@@ -110,21 +110,21 @@ def alike(ours, theirs, close=None):
         assert ours == theirs, f"{ours!r} is not {theirs!r}"
 
 
-# That of PyTorch 2.7 has no all_to_all of lists and no reduce_scatter, and sums FSDP2's gradients.
-GLOO_HAS_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) > (2, 7)
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def as_gloo(world, function, *arguments, close=None, needs_all=False):
-    """Runs it on both backends and compares, where Gloo can it; returns ours."""
+def as_gloo(world, function, *arguments, close=None, since=(2, 7)):
+    """Runs it on both backends and compares, where Gloo can it, since that version of PyTorch; returns ours. That of 2.7 has no
+    reduce_scatter, and sums FSDP2's gradients; that of 2.9 has no all_to_all of lists."""
     ours = run(world, function, *arguments)
-    if GLOO_HAS_ALL or not needs_all:
+    if VERSION >= since:
         alike(ours, run(world, function, *arguments, backend="gloo"), close)
     return ours
 
 
 def monitored_barrier(**options):
-    """The function of torch.distributed 2.7 is for Gloo alone."""
-    (dist.monitored_barrier if GLOO_HAS_ALL else dist.group.WORLD.monitored_barrier)(**options)
+    """The function of torch.distributed is for Gloo alone in 2.12 and before."""
+    (dist.monitored_barrier if VERSION > (2, 12) else dist.group.WORLD.monitored_barrier)(**options)
 
 
 assert trireme.torch

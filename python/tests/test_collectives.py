@@ -263,7 +263,7 @@ class Collectives(unittest.TestCase):
         run(4, moves, [torch.float32, torch.float8_e5m2], [5])
 
     def test_moves_are_those_of_gloo(self):
-        as_gloo(2, moves, [torch.float32, torch.int64, torch.uint8], [1, 1000], needs_all=True)
+        as_gloo(2, moves, [torch.float32, torch.int64, torch.uint8], [1, 1000], since=(2, 12))
 
     def test_different_lengths(self):
         for world in (2, 3):
@@ -271,7 +271,7 @@ class Collectives(unittest.TestCase):
 
     def test_strided_tensors(self):
         for world in (2, 3):
-            as_gloo(world, strided, needs_all=True)
+            as_gloo(world, strided, since=(2, 8))
 
     def test_coalesced(self):
         as_gloo(2, coalesced)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import trireme.torch
-from ranks import alike, as_gloo
+from ranks import VERSION, alike, as_gloo
 from trireme import _share
 
 
@@ -251,12 +251,13 @@ class Training(unittest.TestCase):
         as_gloo(2, zero, close=1e-5)
 
     def test_fsdp2(self):
-        as_gloo(2, sharded, close=1e-5, needs_all=True)
-        as_gloo(2, averaged, needs_all=True)
+        as_gloo(2, sharded, close=1e-5, since=(2, 8))
+        as_gloo(2, averaged, since=(2, 8))
 
     def test_tensor_parallel(self):
         as_gloo(2, tensor_parallel, close=1e-5)
 
+    @unittest.skipIf((2, 8) <= VERSION < (2, 12), "PyTorch's stages send each other an int64 first, and receive it as a float32")
     def test_pipeline(self):
         as_gloo(3, pipeline)
 

@@ -26,7 +26,7 @@ from ._share import share_memory  # noqa: F401: public
 from ._store import Store, meeting_host
 from ._work import Ended, Joint, Waiter, Work, failure
 
-TESTED = ("2.7", "2.15")
+TESTED = ("2.7", "2.9", "2.12", "2.15")
 
 _TYPES = {torch.float32: _c.TR_F32, torch.float64: _c.TR_F64, torch.float16: _c.TR_F16, torch.bfloat16: _c.TR_BF16,
           torch.int64: _c.TR_I64, torch.int32: _c.TR_I32, torch.uint8: _c.TR_U8, torch.bool: _c.TR_BOOL}
@@ -233,7 +233,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _run(self, calls, opts, outputs, held, finish, source=None):
         """Runs calls that were described, or posts them. held: what the library uses beside outputs until it is done."""
         if not self._group:
-            raise RuntimeError(f"trireme: the group '{self._name}' was shut down")
+            raise RuntimeError(f"trireme: the group '{self._name}' was shut down, or is that of the process that forked this one")
         one = calls if isinstance(calls, bytes) else calls[0] if len(calls) == 1 else None
         if self._works is None and opts is not None and not _is_async(opts):
             status = (lib.tr_run_collective(self._group, one) if one else
@@ -687,6 +687,14 @@ def _create(opts, pg_options=None):
     return group
 
 
+def _forget_all():
+    """In a forked child: the groups are its parent's, and are not to be left by it."""
+    for group in list(_groups):
+        group._group = None
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 _watched = None
 
 
@@ -720,7 +728,7 @@ def register():
         if os.environ.get("TRIREME_STORE") == "1":
             autoload()
     if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
-        warnings.warn(f"trireme: the tests run with PyTorch {' and '.join(TESTED)}, not with {torch.__version__}")
+        warnings.warn(f"trireme: the tests run with PyTorch {', '.join(TESTED[:-1])} and {TESTED[-1]}, not with {torch.__version__}")
 
 
 register()
