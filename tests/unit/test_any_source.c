@@ -225,7 +225,7 @@ static tr_status wait_in_vain(rank *r)
 {
     float x = 0;
     if (r->number == 1) TRY(tr_send(r->group, &x, 1, .peer = 0, .tag = 8));
-    TRY(tr_barrier(r->group));
+    TRY(pass_barrier_together(r));
     if (r->number != 0) return tr_barrier(r->group) == TR_TIMEOUT && says("tag 9") ? TR_OK : TR_INTERNAL;
     usleep(50000); /* what was sent is here */
     CHECK(tr_recv(r->group, &x, 1, .peer = TR_ANY_SOURCE, .tag = 9, .timeout_ms = 300) == TR_TIMEOUT);
@@ -325,7 +325,7 @@ static tr_status differ(rank *r)
 {
     float x[5] = {0};
     tr_status status = TR_OK;
-    TRY(tr_barrier(r->group));
+    TRY(pass_barrier_together(r));
     if (r->number == 3) status = tr_send(r->group, x, 4, .peer = 0, .tag = 5);
     if (r->number == 0) status = tr_recv(r->group, x, 5, .peer = TR_ANY_SOURCE, .tag = 5);
     if (status == TR_OK) status = tr_barrier(r->group);

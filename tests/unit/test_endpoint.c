@@ -181,7 +181,7 @@ static tr_status die_in_two_of_three(rank *r)
     TRY(sum_ranks(r, left, 3));
     TRY(tr_leave(left)); /* the victim dies in a group that all have left, too */
     if (lost) TRY(sum_ranks(r, lost, 2));
-    TRY(tr_barrier(r->group));
+    TRY(pass_barrier_together(r));
     if (r->number == 2) raise(SIGKILL);
 
     int64_t began = tr__now_ns();

@@ -100,7 +100,7 @@ typedef struct tr__p2p_peer {
     bool by_ring, by_stream; /* what is with it may go through rings, through connections; both: with anyone */
     bool closed;          /* nothing comes or goes any more */
     bool left, drained;   /* p2p_progress.c: had said goodbye before its ring was read; nothing was left in that */
-    tr__shm_peer *local;   /* on this host, with our channel to it (NULL: not yet), and what it had read when we looked last; */
+    tr__shm_peer *local;  /* on this host, with our channel to it (NULL: not yet), and what it had read when we looked last; */
     tr__shm_channel *outbound;
     uint64_t read_seen;
     tr__tcp_peer *remote; /* on another host */

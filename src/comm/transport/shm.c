@@ -229,12 +229,11 @@ tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__failure *failure, tr
     return TR_OK;
 }
 
-/* Its members are known. */
-static void enter(tr__shm *t, int rank, int world_size)
+/* Its members are known, and what ranks they are, as the monitor names them from now on. */
+static void enter(tr__shm *t)
 {
-    take_places(t, rank, world_size);
     t->met = true;
-    tr__endpoint_enter(t->attachment, world_size);
+    tr__endpoint_enter(t->attachment, t->world_size);
     tr__failure_listen(t->failure, &t->on_failure);
 }
 
@@ -282,12 +281,13 @@ tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *
         t->attachment->members[i] = parent->attachment->members[tr__shm_place_of(parent, seat->ranks[rank])];
         if (t->tcp) t->places[rank] = i;
     }
-    enter(t, place, count);
+    take_places(t, place, count);
     if (gethostname(host, sizeof host - 1) != 0) host[0] = 0;
     for (int i = 0; i < count; i++) {
         t->peers[i].rank = rank_at(seat, own, i);
         tr__recorder_peer(t->recorder, t->peers[i].rank, t->peers[i].pid, host);
     }
+    enter(t);
     tr_status status = find_controls(t, seat, member->timeout_ms);
     return status == TR_OK ? TR_OK : tr__failure_give_up(t->failure);
 }
@@ -296,7 +296,9 @@ void tr__shm_abandon(tr__shm *t, const tr__shm *parent)
 {
     tr__error *why = tr__error_take();
     memcpy(t->attachment->members, parent->attachment->members, (size_t)parent->world_size * sizeof(int));
-    enter(t, parent->rank, parent->world_size);
+    take_places(t, parent->rank, parent->world_size);
+    for (int i = 0; i < t->world_size; i++) t->peers[i].rank = parent->peers[i].rank;
+    enter(t);
     tr__fail_stored(why);
     (void)!tr__failure_give_up(t->failure);
     tr__shm_close(t);
