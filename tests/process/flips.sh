@@ -24,7 +24,7 @@ for ranks in 2 3; do
     [ $code != 0 ] || fail "nobody noticed"
     grep -q 'replicas were alike after step 10 and differ after step 15: rank 1 ' out err || fail "it does not name the steps and the rank"
     grep -q '"2.weight"' out err || fail "it does not name the tensor"
-    [ $ranks = 2 ] || grep -q 'of the other 2 ranks' out err || fail "there was a majority"
+    [ $ranks = 2 ] || grep -q 'from the other 2 ranks' out err || fail "there was a majority"
 
     for rank in 0 1; do
         flips $ranks back$ranks$rank $rank 13 roll-back
