@@ -77,8 +77,8 @@ TR_API int tr_world_size(const tr_group *group);  /* 1 in error */
 TR_API int tr_local_rank(const tr_group *group);
 /* cuda:LOCAL_RANK when there is one, else cpu:0. */
 TR_API tr_device tr_group_device(const tr_group *group);
-/* The device that a program was told to run this rank on: as tr_device_parse(), but that of a kind without a number, "cuda", the
- * ranks of a host take the devices in turn; "cpu" is cpu:0. group NULL: as for rank 0. */
+/* The device that a program was told to run this rank on: tr_device_parse()'s for "cuda:1"; for a kind without a number, "cuda",
+ * the ranks of a host take its devices in turn; "cpu" is cpu:0. group NULL: as for rank 0. */
 TR_API TR_MUST_CHECK tr_status tr_group_device_named(const tr_group *group, const char *text, tr_device *out);
 
 /* ---- Collectives ------------------------------------------------------------------------------------------------- */

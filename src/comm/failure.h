@@ -29,7 +29,8 @@ tr__failure *tr__failure_new(void);
 void tr__failure_free(tr__failure *f); /* NULL: nothing */
 /* From now on the listener hears of the failure, at once if it is there already. */
 void tr__failure_listen(tr__failure *f, tr__failure_listener *listener);
-/* It hears no more when this returns; of what it was, its peers and those of the others have been told. Maybe it never listened. */
+/* The listener hears no more once this returns; its peers and the other listeners' have been told of a failure that was there
+ * before. No effect if it never listened. */
 void tr__failure_ignore(tr__failure *f, tr__failure_listener *listener);
 
 /* Breaks the group with this thread's latest failure, if it is the first. Returns the group's failure, as this thread's, when all
@@ -40,7 +41,7 @@ tr_status tr__failure_break(tr__failure *f);
 tr_status tr__failure_give_up(tr__failure *f);
 /* The same for a failure that a listener's peers have announced, or see by themselves: it need not tell them. */
 tr_status tr__failure_break_quietly(tr__failure *f, const tr__failure_listener *listener);
-/* What was kept, as this thread's latest. */
+/* What was kept, as this thread's latest; TR_OK: nothing. */
 tr_status tr__failure_tell(tr__failure *f);
 /* What was kept, as the other ranks are to learn it, as this thread's latest: what is common to all as it is, but this
  * rank's own failure as TR_PEER: "rank 1 (pid 77) gave up group 'world': …". name is how they know this rank. */

@@ -25,11 +25,16 @@ static tr_status run(tr_group *group, const tr_collective *collective, uint64_t 
     return status;
 }
 
+/* The backend that carries the data: the one behind the checking backend, if that is there. */
+static const tr__backend *inner_of(const tr_group *group)
+{
+    return group->behind ? group->behind : group->backend;
+}
+
 /* Are buffers there to be staged? */
 static bool stages(const tr_group *group, tr_device device)
 {
-    const tr__backend *inner = group->behind ? group->behind : group->backend;
-    return device.kind != TR_CPU && device.kind != inner->memory;
+    return device.kind != TR_CPU && device.kind != inner_of(group)->memory;
 }
 
 /* Waits for the staged data of a call. The other ranks, which make the same call, must hear of it when there will be none. */
@@ -128,7 +133,7 @@ static tr_status read_call(const tr_group *group, const tr_collective *collectiv
         &work->arrays));
     if (work->collective.peer != TR_ANY_SOURCE || group->backend->any_source) return TR_OK;
     return tr__fail(TR_UNSUPPORTED, "recv: the backend '%s' does not receive from TR_ANY_SOURCE, only 'native' does; name the "
-        "rank, by .peer", group->backend->name);
+        "rank, by .peer", inner_of(group)->name);
 }
 
 static tr_work *new_work(tr_group *group, const tr_collective *collective)
@@ -179,7 +184,7 @@ static tr_status post_all(tr_group *group, tr_work *all, const tr_collective *li
 {
     TR__TRY(check_group(group));
     if (count < 0 || (count > 0 && !list))
-        return tr__fail(TR_INVALID, "a list of %d collectives at %p: expected at least 1, and an array", count, (const void *)list);
+        return tr__fail(TR_INVALID, "a list of %d collectives at %p: expected 0 or more, and an array", count, (const void *)list);
     all->parts = calloc((size_t)count + 1, sizeof(tr_work *));
     if (!all->parts) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d works", group->name, count);
     size_t stride = count ? list->size : 0; /* of the caller's version */
@@ -348,8 +353,7 @@ tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_d
 /* Opened before the others are met, so that a join that hangs can be seen. */
 static void open_recorder(tr_group *group, tr__recorder *beside)
 {
-    const tr__backend *inner = group->behind ? group->behind : group->backend;
-    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = inner->name,
+    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = inner_of(group)->name,
         .rank = group->rank, .world_size = group->world_size, .folder = group->flight_dir, .beside = beside};
     if (group->world_size > 1 && !group->recorder) group->recorder = tr__recorder_open(&options);
 }

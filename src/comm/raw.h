@@ -15,7 +15,7 @@
 /* From the threads of the monitors, which must not be kept waiting. */
 typedef struct tr__raw_events {
     void *user;
-    /* Another rank has shown memory for a purpose that the module knows, which closes the mapping. */
+    /* Another rank has shown memory, for a purpose of the module's. The module owns the mapping: tr__shm_mapping_close(). */
     void (*shown)(void *user, int rank, int purpose, const tr__shm_mapping *memory);
     /* It has died, or has left. More than once, maybe. */
     void (*gone)(void *user, int rank, bool left);

@@ -59,8 +59,8 @@ void tr__endpoint_record_here(const tr__member *member, tr__endpoint_record *rec
 
 /* The format's number and the library's version come first in every format, so that any two libraries can tell that they differ. */
 #define RECORD_NUMBER "5"
-#define RECORD_FORMAT(version, host, machine, address, cookie, tcp_address, tcp_cookie, table)                            \
-    "trireme-endpoint " RECORD_NUMBER " version " version " rank %d of %d pid %ld in %lu host " host " machine " machine        \
+#define RECORD_FORMAT(version, host, machine, address, cookie, tcp_address, tcp_cookie, table)                          \
+    "trireme-endpoint " RECORD_NUMBER " version " version " rank %d of %d pid %ld in %lu host " host " machine " machine\
     " address " address " cookie " cookie " tcp " tcp_address " cookie " tcp_cookie " table " table " tls %d"
 
 tr_status tr__endpoint_record_read(const char *text, tr__endpoint_record *record)
@@ -165,7 +165,7 @@ static tr_status follow(tr__rendezvous *r, const tr__endpoint_record *mine, cons
     tr__endpoint_record holder = {.host = "?"};
     if (!held || sscanf(held, "%ld %15s %*s %ld %64s %lu %128s", &r->generation, state, &holder.pid, holder.host,
                      &holder.pid_space, holder.machine) < 2)
-        return tr__fail(TR_FORMAT, "group '%s': who holds rank %d is damaged in the store", r->member->group,
+        return tr__fail(TR_FORMAT, "group '%s': the registration of rank %d in the store is damaged", r->member->group,
                         r->member->rank);
     bool left = strcmp(state, "left") == 0, ours = holder.pid == mine->pid && strcmp(holder.host, mine->host) == 0;
     if (!left && !has_ended(&holder, mine))
@@ -175,7 +175,7 @@ static tr_status follow(tr__rendezvous *r, const tr__endpoint_record *mine, cons
     return skip_used(r);
 }
 
-/* Ours in place of `expected`, NULL: of nothing. Frees it. */
+/* Registers this process in place of `expected` (NULL: of nothing), which it frees. */
 static tr_status register_rank(tr__rendezvous *r, const tr__endpoint_record *mine, char *expected)
 {
     for (;;) {
@@ -254,7 +254,7 @@ static tr_status check_record(const tr__rendezvous *r, int rank, const tr__endpo
 /* Records that have not come yet. */
 typedef struct search {
     int *ranks, count;
-    bool *gone; /* of all ranks: has taken its record down again, after a join that failed; another will follow */
+    bool *gone; /* of all ranks: has withdrawn its record, after a join that failed; another will follow */
 } search;
 
 /* Takes the records that have come; the ranks of the others stay. */
@@ -344,7 +344,7 @@ static bool peek(tr__rendezvous *r, const char *const *keys, int count, tr__stor
 /* Where a rank stands, by the store. */
 typedef enum standing { IN, OUT, UNKNOWN } standing;
 
-/* Out is a rank that has taken its record down, as who gives up does, or given its number back, as who leaves does. */
+/* OUT: the rank has withdrawn its record (it gave up), or given its number back (it left). */
 static standing standing_of(tr__rendezvous *r, const tr__endpoint_record *its)
 {
     char keys[2][KEY], state[16] = "";
@@ -390,8 +390,8 @@ static void tell(tr__rendezvous *r, const char *what, const tr__endpoint_record 
     tr__error_unref(latest);
 }
 
-/* The record of whom somebody has told of, if it is still there, and not that of one which has come again since. Finds out, too,
- * whether the generation is used. */
+/* The record of the rank that others have reported as `what`, if it still stands and is not of a later try to join. Notes whether
+ * the generation is used, too. */
 static bool told(tr__rendezvous *r, const char *what, tr__endpoint_record *record)
 {
     char keys[2][KEY], cookie[TR__COOKIE_TEXT];
@@ -420,7 +420,7 @@ tr_status tr__rendezvous_check_peers(tr__rendezvous *r)
 }
 
 /* Who dies closes its connections a moment before it is seen to be dead, if that can be seen from here at all; who gives up has
- * taken its record down by then, and who leaves gives its number back soon after. Where the store went along, only the first to
+ * withdrawn its record by then, and who leaves gives its number back soon after. Where the store went along, only the first to
  * hang up is the culprit: others may have left because of it. */
 tr_status tr__rendezvous_hung_up(tr__rendezvous *r, const tr__endpoint_record *records, int rank, int64_t since)
 {

@@ -62,7 +62,7 @@ tr_status tr__rendezvous_register(tr__rendezvous *r, const tr__member *member, c
 tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__endpoint_record *mine);
 /* Waits for the records of all ranks, ours among them; at the deadline the failure names those that are missing. */
 tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__endpoint_record *records);
-/* When that has failed with .used: takes our record down, and registers the rank in the next generation, to publish and read again.
+/* When that has failed with .used: withdraws our record, and registers the rank in the next generation, to publish and read again.
  * What listens for this one is to be closed before. */
 tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *mine);
 /* To be called when all ranks are connected, before they are told so: marks the generation as used. */
@@ -86,7 +86,7 @@ tr_status tr__rendezvous_await_reason(tr__rendezvous *r, const tr__endpoint_reco
  * or find that those have gone who knew. Before our own connections close, which others may be looking at. Returns the status of
  * what is then the latest failure. */
 tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__endpoint_record *records, int suspect, tr_status status);
-/* The join has failed, and not because of us: takes our record down, before our connections close, so that nobody takes us for
+/* The join has failed, and not because of us: withdraws our record, before our connections close, so that nobody takes us for
  * dead. */
 void tr__rendezvous_give_up(tr__rendezvous *r, tr_status why);
 /* Gives the rank's number back. */

@@ -157,7 +157,7 @@ typedef struct tr__attempt {
     int64_t since;       /* when it began to connect, or came in */
     int64_t unreachable; /* since when there has been no way to the rank's host; 0: there is one */
     /* One that came in: */
-    bool proved;      /* what it said first is right */
+    bool proved;         /* what it said first is right */
     int origin;          /* until then it is counted there */
     uint64_t number;     /* in the order in which they came */
     size_t got;

@@ -250,7 +250,7 @@ static void close_agent(tr_rpc *rpc, bool politely)
 static void free_links(tr_rpc *rpc)
 {
     for (int i = 0; rpc->links && i < rpc->world; i++) {
-        tr__rings_free(rpc, &rpc->links[i]);
+        tr__rings_free(&rpc->links[i]);
         tr__stream_free(&rpc->links[i]);
         tr__error_unref(rpc->links[i].why);
     }

@@ -7,8 +7,8 @@
  *   message.h     what both need: sending, and references among values
  *   future.c      waiting for them
  *   serve.c       the threads that run functions, and how messages are found
- *   rings.c        messages to workers of this host: rings in shared memory
- *   streams.c         to those of other hosts: streams, through TLS or with checksums
+ *   rings.c       messages to workers of this host: rings in shared memory
+ *   streams.c     to those of other hosts: streams, through TLS or with checksums
  *   frame.h       messages as bytes
  *   rref.c        references; rref_state.h counts them
  *   drain.c       the end: when is nothing under way any more?
@@ -102,8 +102,8 @@ void tr__inbound_free(tr__rpc_inbound *m);
 
 /* ---- Links ------------------------------------------------------------------------------------------------------- */
 
-typedef struct tr__rpc_rings tr__rpc_rings; /* rings.c */
-typedef struct tr__rpc_stream tr__rpc_stream;   /* streams.c */
+typedef struct tr__rpc_rings tr__rpc_rings;   /* rings.c */
+typedef struct tr__rpc_stream tr__rpc_stream; /* streams.c */
 
 typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_CUT, TR__RPC_DAMAGED,
     TR__RPC_CORRUPT } tr__rpc_ending;
@@ -143,7 +143,7 @@ typedef struct tr__rpc_bell {
 
 struct tr_rpc {
     tr__object object;
-    tr_group *group;
+    tr_group *group; /* a twin of the program's (comm/raw.h) */
     tr__raw_events raw_events;
     int rank, world, local_rank;
     int threads_most, timeout_ms;
@@ -192,7 +192,7 @@ struct tr_rpc {
     bool has_clock, clock_rung;
     pthread_t clock;
 
-    pthread_mutex_t rings_lock;    /* rings.c: what peers have shown */
+    pthread_mutex_t rings_lock; /* rings.c: what peers have shown */
     pthread_cond_t rings_changed;
 
     pthread_mutex_t refs_lock;
@@ -296,30 +296,30 @@ void tr__rpc_awake(tr_rpc *rpc);
 void tr__rpc_asleep(tr_rpc *rpc);
 /* Runs what was to be run at the end of calls, and frees the list; later, if this thread is at other messages. */
 void tr__rpc_call_back(tr__rpc_then *thens);
-/* A thread of ours is about to reply and looks for messages right after: who gets a reply most often asks again at once.
- * Not of a request that it serves while it waits for something else. */
+/* This thread, about to reply, keeps counting as awake, as it looks for messages right after: who gets a reply most often asks
+ * again at once. No effect within a request that it serves while it waits for something else. */
 void tr__rpc_stay_awake(tr_rpc *rpc);
 int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
-/* ---- rings.c ------------------------------------------------------------------------------------------------------ */
+/* ---- rings.c ----------------------------------------------------------------------------------------------------- */
 
 void tr__rings_shown(void *rpc, int rank, int purpose, const tr__shm_mapping *memory);
 tr_status tr__rings_make(tr_rpc *rpc);
 tr_status tr__rings_show(tr_rpc *rpc);     /* when all have made theirs */
 tr_status tr__rings_complete(tr_rpc *rpc); /* waits until all have */
-void tr__rings_free(tr_rpc *rpc, tr__rpc_link *link);
+void tr__rings_free(tr__rpc_link *link);
 tr_status tr__rings_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
 void tr__rings_read(tr_rpc *rpc, tr__rpc_link *link);
 bool tr__rings_waiting(const tr__rpc_link *link); /* is there something to read? */
 /* Sends what did not fit; true: something is left. */
-bool tr__rings_flush(tr_rpc *rpc, tr__rpc_link *link);
+bool tr__rings_flush(tr__rpc_link *link);
 /* Gives blocks back that have not been used for a while. */
 void tr__rings_trim(tr__rpc_link *link, int64_t now);
 /* Has reading waited too long for a block that was named but not shown? `pending`: it waits. */
 bool tr__rings_overdue(const tr__rpc_link *link, int64_t now, bool *pending);
 void tr__rings_refuse(tr__rpc_link *link); /* tells the other end that we read no more */
 
-/* ---- streams.c ------------------------------------------------------------------------------------------------------- */
+/* ---- streams.c --------------------------------------------------------------------------------------------------- */
 
 /* Over a wire that lasts longer than the link. */
 tr_status tr__stream_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire);

@@ -219,9 +219,8 @@ tr_status tr__rings_complete(tr_rpc *rpc)
     return missing < 0 ? TR_OK : tr__fail(TR_TIMEOUT, "rpc: worker %d has not shown its memory", missing);
 }
 
-void tr__rings_free(tr_rpc *rpc, tr__rpc_link *link)
+void tr__rings_free(tr__rpc_link *link)
 {
-    (void)rpc;
     tr__rpc_rings *n = link->rings;
     if (!n) return;
     for (waiting_record *w = n->first, *next; w; w = next) {
@@ -326,9 +325,8 @@ static void ring_bell(tr__rpc_bell *bell)
     if (atomic_load(&bell->sleepers) > 0) tr__futex_wake(&bell->count, 1);
 }
 
-bool tr__rings_flush(tr_rpc *rpc, tr__rpc_link *link)
+bool tr__rings_flush(tr__rpc_link *link)
 {
-    (void)rpc;
     tr__rpc_rings *n = link->rings;
     bool wrote = false;
     pthread_mutex_lock(&n->lock);

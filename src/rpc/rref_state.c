@@ -219,8 +219,8 @@ static void post(tr__rref_table *t, int to, tr__refer_kind kind, const tr__rref_
     t->events.send(t->events.user, to, &message);
 }
 
-/* Drops the messages that `to` has acknowledged: the one of that number, or (0) all. */
-static void acknowledge(tr__rref_table *t, int to, uint64_t sequence)
+/* Drops what was sent to `to`: the message of that number, which it has acknowledged, or (0) all. */
+static void drop_sent(tr__rref_table *t, int to, uint64_t sequence)
 {
     sent_message *before = NULL;
     for (sent_message *l = t->first, *next; l; l = next) {
@@ -456,7 +456,7 @@ void tr__rref_message(tr__rref_table *t, int from, const tr__refer *m)
 {
     if (from < 0 || from >= t->world || t->neighbours[from].gone) return;
     if (m->kind == TR__REFER_ACK) {
-        acknowledge(t, from, m->sequence);
+        drop_sent(t, from, m->sequence);
         return;
     }
     neighbour *n = &t->neighbours[from];
@@ -491,7 +491,7 @@ void tr__rref_gone(tr__rref_table *t, int worker)
 {
     if (t->neighbours[worker].gone) return;
     t->neighbours[worker].gone = true;
-    acknowledge(t, worker, 0);
+    drop_sent(t, worker, 0);
     for (int i = 0; i < BUCKETS; i++)
         for (tr__rref_entry *e = t->buckets[i], *next; e; e = next) {
             next = e->next;
@@ -526,7 +526,7 @@ void tr__rref_table_free(tr__rref_table *t)
             free_entry(t, e);
         }
     for (int i = 0; i < t->world; i++) {
-        acknowledge(t, i, 0);
+        drop_sent(t, i, 0);
         free(t->neighbours[i].heard.above);
         free(t->neighbours[i].values.above);
     }

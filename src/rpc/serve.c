@@ -115,7 +115,7 @@ void tr__rpc_stay_awake(tr_rpc *rpc)
     if (own.outermost && own.rpc == rpc) stay_awake(rpc);
 }
 
-static void may_sleep(tr_rpc *rpc)
+static void end_stay_awake(tr_rpc *rpc)
 {
     if (own.stays_awake) tr__rpc_asleep(rpc);
     own.stays_awake = false;
@@ -293,7 +293,7 @@ static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     bool idle = own.idle;
     own.idle = false;
-    may_sleep(rpc);
+    end_stay_awake(rpc);
     wake_another(rpc);
     own.outermost = idle;
     if (tr__rpc_hold(rpc)) {
@@ -522,10 +522,10 @@ static void *serve_requests(void *arg)
             continue;
         }
         spin(rpc);
-        may_sleep(rpc);
+        end_stay_awake(rpc);
         if (!has_work(rpc)) nap(rpc);
     }
-    may_sleep(rpc);
+    end_stay_awake(rpc);
     tr__rpc_kick(rpc); /* the next one: kicks that follow each other closely are one to epoll */
     return NULL;
 }
@@ -545,7 +545,7 @@ static bool flush_all(tr_rpc *rpc)
     bool left = false;
     for (int i = 0; i < rpc->world; i++) {
         if (!rpc->links[i].rings) continue;
-        left |= tr__rings_flush(rpc, &rpc->links[i]);
+        left |= tr__rings_flush(&rpc->links[i]);
         tr__rings_trim(&rpc->links[i], tr__now_ns());
     }
     return left;

@@ -61,10 +61,10 @@ static void read_record(const house *h, tr__endpoint_record *record)
         void *text;
         size_t bytes;
         FUZZ_CHECK(tr_store_get(h->store, "group/world/endpoint/1/0", &text, &bytes) == TR_OK);
-        bool hangs = bytes > 0; /* else it was taken down: the next try puts up another */
-        if (hangs) FUZZ_CHECK(tr__endpoint_record_read(text, record) == TR_OK);
+        bool published = bytes > 0; /* else it was withdrawn: the next try publishes another */
+        if (published) FUZZ_CHECK(tr__endpoint_record_read(text, record) == TR_OK);
         free(text);
-        if (hangs) return;
+        if (published) return;
         usleep(100);
     }
 }

@@ -284,7 +284,7 @@ static void show(int purpose, uint64_t id, size_t bytes)
 /* Where rank 1 has sent nothing yet. */
 static void renew_link(void)
 {
-    tr__rings_free(world.rpc, &world.rpc->links[1]);
+    tr__rings_free(&world.rpc->links[1]);
     FUZZ_CHECK(tr__rings_make(world.rpc) == TR_OK);
     show(TR__RPC_IS_BELL, 1, sizeof(tr__rpc_bell));
     show(TR__RPC_IS_RING, 2, sizeof(tr__rpc_ring));
@@ -439,7 +439,7 @@ static void read_stream(tr_rpc *rpc, const uint8_t *bytes, size_t count)
 {
     int ends[2];
     tr__rpc_link *link = &rpc->links[1];
-    tr__rpc_rings *near = link->rings;
+    tr__rpc_rings *rings = link->rings;
     link->rings = NULL;
     rpc->watch = epoll_create1(EPOLL_CLOEXEC);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
@@ -454,7 +454,7 @@ static void read_stream(tr_rpc *rpc, const uint8_t *bytes, size_t count)
     close(ends[1]);
     tr__stream_free(link);
     close(ends[0]);
-    link->rings = near;
+    link->rings = rings;
 }
 
 static void end(tr_rpc *rpc, tr_future *const calls[3])

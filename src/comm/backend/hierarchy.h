@@ -52,7 +52,7 @@ typedef struct tr__hierarchy_call {
 tr_status tr__hierarchy_within(const tr__hierarchy_call *k, tr_collective part);
 /* A part among h->subset[0 … members - 1]; roots and blocks go by their places there. */
 tr_status tr__hierarchy_across(const tr__hierarchy_call *k, tr_collective part, int members);
-/* The ranks with our place on their host; each host's leader. */
+/* A part among the ranks with our place on their hosts; a part among the hosts' leaders. */
 tr_status tr__hierarchy_rail(const tr__hierarchy_call *k, tr_collective part);
 tr_status tr__hierarchy_leaders(const tr__hierarchy_call *k, tr_collective part);
 /* The place on our host of its leader: the root's if it is there, else 0. */

@@ -162,7 +162,7 @@ static tr_status meet(native *n, tr__endpoint_record *records)
     return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, records, atomic_load(&n->failure->dead), status);
 }
 
-/* Shared memory first: it may wait for TCP. */
+/* Shared memory first: it points to TCP (t->tcp). */
 static void close_transports(native *n)
 {
     if (n->p2p) tr__p2p_end(n->p2p);
@@ -201,15 +201,21 @@ tr_status tr__native_prepare(tr__seat *seat, uint64_t number, tr__shm_place *blo
     return parent->tcp ? tr__tcp_prepare(parent->tcp, number, seat->failure, &seat->tcp) : TR_OK;
 }
 
+/* What it held belongs to somebody else, or is gone. */
+static void empty(tr__seat *seat)
+{
+    seat->shm = NULL;
+    seat->tcp = NULL;
+    seat->failure = NULL;
+}
+
 void tr__native_abandon(tr__seat *seat)
 {
     const native *parent = seat->parent;
     if (seat->shm) tr__shm_abandon(seat->shm, parent->shm);
     if (seat->tcp) tr__tcp_abandon(seat->tcp, parent->tcp);
     tr__failure_free(seat->failure);
-    seat->shm = NULL;
-    seat->tcp = NULL;
-    seat->failure = NULL;
+    empty(seat);
 }
 
 void tr__native_drop(tr__seat *seat)
@@ -217,9 +223,7 @@ void tr__native_drop(tr__seat *seat)
     if (seat->shm) tr__shm_close(seat->shm);
     if (seat->tcp) tr__tcp_close(seat->tcp);
     tr__failure_free(seat->failure);
-    seat->shm = NULL;
-    seat->tcp = NULL;
-    seat->failure = NULL;
+    empty(seat);
 }
 
 /* By the hosts of the parent's ranks. */
@@ -260,13 +264,11 @@ static tr_status take_seat(native *n, tr__seat *seat)
     n->shm = seat->shm;
     n->tcp = seat->tcp;
     n->failure = seat->failure;
-    seat->shm = NULL;
-    seat->tcp = NULL;
-    seat->failure = NULL;
+    empty(seat);
     tr__shm_seat here = {.parent = parent->shm, .ranks = seat->ranks, .hosts = hosts, .blocks = seat->blocks, .tcp = n->tcp};
-    tr_status status = n->tcp ? tr__tcp_begin(n->tcp, parent->tcp, seat->ranks, &n->member) : TR_OK;
-    if (n->shm && tr__shm_enter(n->shm, &here, &n->member) != TR_OK) status = tr__failure_break(n->failure);
-    return status == TR_OK && tr__failure_there(n->failure) ? tr__failure_tell(n->failure) : status;
+    if (n->tcp) (void)!tr__tcp_begin(n->tcp, parent->tcp, seat->ranks, &n->member); /* what fails breaks the group */
+    if (n->shm) (void)!tr__shm_enter(n->shm, &here, &n->member);
+    return tr__failure_tell(n->failure);
 }
 
 /* ---- The backend ------------------------------------------------------------------------------------------------- */

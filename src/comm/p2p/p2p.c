@@ -62,7 +62,7 @@ static void drop_arrival(tr__p2p_peer *peer, tr__p2p_arrival **at)
 }
 
 /* A receive from any rank is from this peer. */
-static void settle_source(tr_collective *c, const tr__p2p_peer *peer)
+static void set_source(tr_collective *c, const tr__p2p_peer *peer)
 {
     c->peer = peer->rank;
     if (c->source) *c->source = peer->rank;
@@ -82,7 +82,7 @@ tr__p2p_peer *tr__p2p_peer_of(tr__p2p *p, tr_collective *c)
         number = a->number;
         oldest = &p->peers[rank];
     }
-    if (oldest != p->anyone) settle_source(c, oldest);
+    if (oldest != p->anyone) set_source(c, oldest);
     return oldest;
 }
 
@@ -93,11 +93,11 @@ static tr__p2p_op *find_receive(tr__p2p_peer *peer, int tag)
     tr__p2p *p = peer->engine;
     tr__p2p_op *own = find_posted(peer, tag), *open = find_posted(p->anyone, tag);
     if (!open || (own && own->posted < open->posted)) return own;
-    if (!peer->by_ring && p->anyone->by_ring) { /* those who carry rings have nothing to do with it any more */
+    if (!peer->by_ring && p->anyone->by_ring) { /* from now on it is the reader's, and the threads that drive rings count it no more */
         p->anyone->driver->end(p->anyone, open);
         p->helped -= !open->driven;
     }
-    settle_source(&open->work->collective, peer);
+    set_source(&open->work->collective, peer);
     take_out(&p->anyone->lists[TR__P2P_POSTED], open);
     append(&peer->lists[TR__P2P_POSTED], open);
     return open;

@@ -36,7 +36,7 @@ typedef struct tr__p2p tr__p2p;
 tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *shm, tr__tcp *tcp, tr__p2p **engine);
 /* Starts a send or recv and takes a reference of the work. The caller will drive it, else a thread of the engine does. */
 void tr__p2p_start(tr__p2p *p, tr_work *work, bool driven);
-/* Works on sends and receives until this one is done, if it is with a rank of this host; threads carry all others. */
+/* Works on sends and receives until this one is done, if it may be with a rank of this host; threads carry all others. */
 void tr__p2p_drive(tr__p2p *p, const tr_work *work);
 /* Is any under way? */
 bool tr__p2p_pending(tr__p2p *p);
@@ -164,7 +164,7 @@ struct tr__p2p {
     pthread_mutex_t lock;  /* for all of it */
     pthread_cond_t wanted; /* the ring's thread has work, or is to end */
     _Atomic int callers;   /* that want the lock */
-    tr__p2p_peer *peers, *anyone; /* [world_size]; behind them, the one that receives from any rank wait at */
+    tr__p2p_peer *peers, *anyone; /* [world_size + 1]: by rank, and last `anyone`, where receives from any rank wait */
     int pending, helped;   /* operations under way; of them, those of the ring's thread */
     uint64_t sends, receives, arrivals;
     int told;              /* the rank that other hosts have been told we wait for; -1: none */

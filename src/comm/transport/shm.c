@@ -66,7 +66,7 @@ tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms)
            pthread_cond_timedwait(&t->endpoint->changed, &t->endpoint->lock, &deadline) != ETIMEDOUT)
         continue;
     pthread_mutex_unlock(&t->endpoint->lock);
-    return tr__failure_there(t->failure) ? tr__failure_tell(t->failure) : TR_OK;
+    return tr__failure_tell(t->failure);
 }
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */

@@ -61,7 +61,7 @@ tr_status tr__shm_listen(tr__shm *t, tr__endpoint_record *record)
 typedef struct joining {
     tr__shm *t;
     tr__rendezvous *meeting;
-    tr__endpoint_record *records;     /* of all ranks of the group */
+    tr__endpoint_record *records; /* of all ranks of the group */
     int missing;         /* ranks that have not shaken hands */
     int *incoming;       /* sockets that came in and have not said who they are */
     int incoming_count;

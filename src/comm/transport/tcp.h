@@ -73,7 +73,7 @@ typedef struct tr__tcp_peer {
     atomic_bool left;           /* has said goodbye */
     /* Under the lock: */
     bool called;                /* `call` is known */
-    tr__tcp_wait_edge waits[2];    /* of its collective, and of its sends and receives */
+    tr__tcp_wait_edge waits[2]; /* of its collective, and of its sends and receives */
     tr__signature call;         /* the latest that we heard of; */
     tr__signature numbered;     /* and the latest of those with a number; 0 as its number: none */
     /* For the thread that runs a collective: the turn in which an earlier transfer held the connection (tcp_run.c). */

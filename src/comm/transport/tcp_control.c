@@ -194,9 +194,9 @@ static void heard(void *user, int member, const tr__network_frame *frame, const 
 static void heard_all(void *user)
 {
     tr__tcp *t = user;
-    const tr__tcp_mismatch *d = &t->mismatch;
-    if (d->there && !tr__failure_there(t->failure)) {
-        tr__call_mismatch(t->group, t->rank, &d->ours, d->rank, &d->theirs);
+    const tr__tcp_mismatch *m = &t->mismatch;
+    if (m->there && !tr__failure_there(t->failure)) {
+        tr__call_mismatch(t->group, t->rank, &m->ours, m->rank, &m->theirs);
         if (tr__failure_break(t->failure) != TR_OK) log_if_idle(t);
     }
     t->mismatch.there = false;
@@ -242,7 +242,7 @@ tr_status tr__tcp_check_peers(tr__tcp *t)
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     pthread_mutex_lock(&t->network->hearing); /* what it has read it has dealt with */
     pthread_mutex_unlock(&t->network->hearing);
-    return tr__failure_there(t->failure) ? tr__failure_tell(t->failure) : TR_OK;
+    return tr__failure_tell(t->failure);
 }
 
 /* ---- Another connection ends -------------------------------------------------------------------------------------- */

@@ -101,7 +101,7 @@ static tr_status check_connected(joining *j)
 
 static tr_status check_missing(joining *j)
 {
-    TR__TRY(tr__failure_there(j->t->failure) ? tr__failure_tell(j->t->failure) : TR_OK); /* of shared memory */
+    TR__TRY(tr__failure_tell(j->t->failure)); /* of shared memory */
     TR__TRY(tr__rendezvous_check_peers(j->meeting));
     TR__TRY(check_connected(j));
     for (int rank = 0; rank < j->t->world_size; rank++)

@@ -195,7 +195,8 @@ static tr_status carry_out(tr__tcp_call *call)
 
 /* ---- The collective ---------------------------------------------------------------------------------------------- */
 
-/* Under the lock: who waits long says so once, so who comes late to it with another call of that number is to object. */
+/* Under the lock. A rank that waits long announces its call only once, so a rank that comes late with another call of that number
+ * must find the mismatch itself. */
 static tr__tcp_mismatch find_mismatch(const tr__tcp *t, const tr__signature *call)
 {
     bool possible = call->sequence && t->ahead >= call->sequence;

@@ -51,7 +51,7 @@ static void greet(tr__client *c)
     c->server->new_count++;
 }
 
-void tr__client_let_past(tr__client *c)
+void tr__client_admit(tr__client *c)
 {
     uv_timer_stop(&c->timer);
     take_out(c);
@@ -204,7 +204,7 @@ static void handle(tr__client *c, const tr__frame *f)
     if (hello != is_new(c)) {
         tr__client_close(c);
     } else if (hello) {
-        tr__client_let_past(c);
+        tr__client_admit(c);
         tr__client_reply(c, TR__REPLY_OK, c->server->name);
     } else {
         tr__request_handle(c, f);
@@ -301,7 +301,7 @@ static bool begin(tr__client *c, const char *bytes)
     bool speaks_tls = bytes[0] == TR__TLS_RECORD, wanted = c->server->key != NULL;
     if (speaks_tls != wanted) {
         log_refusal(c, wanted ? "it has no token" : "it has a token, and this store has none");
-        tr__client_let_past(c);
+        tr__client_admit(c);
         tr__client_reply(c, TR__REPLY_REFUSED, NULL);
         return true;
     }

@@ -90,8 +90,8 @@ tr__client *tr__client_new(tr__server *server);
 bool tr__client_accept(tr__client *client);
 void tr__client_close(tr__client *client);
 void tr__clients_close(tr__ring *members);
-/* Its hello has come, right or wrong: it is one of the admitted. */
-void tr__client_let_past(tr__client *client);
+/* Its hello has come: no timer closes it any more. One whose hello was wrong stays until its refusal is sent. */
+void tr__client_admit(tr__client *client);
 /* Closes one that has not said hello: of the strangers the oldest of an address that has the most, or, if there is none, the
  * oldest that greets. */
 void tr__client_give_way(tr__server *server);
