@@ -230,10 +230,13 @@ class ProcessGroup(dist.ProcessGroup):
                      ctypes.addressof(out_counts) if out_counts else 0, 0, timeout or self._timeout_ms, at[0], at[1], 0, 0, _c.TR_CPU, 0, 0,
                      ctypes.addressof(source) if source is not None else 0)
 
-    def _run(self, calls, opts, outputs, held, finish, source=None):
-        """Runs calls that were described, or posts them. held: what the library uses beside outputs until it is done."""
+    def _check_open(self):
         if not self._group:
             raise RuntimeError(f"trireme: the group '{self._name}' was shut down, or is that of the process that forked this one")
+
+    def _run(self, calls, opts, outputs, held, finish, source=None):
+        """Runs calls that were described, or posts them. held: what the library uses beside outputs until it is done."""
+        self._check_open()
         one = calls if isinstance(calls, bytes) else calls[0] if len(calls) == 1 else None
         if self._works is None and opts is not None and not _is_async(opts):
             status = (lib.tr_run_collective(self._group, one) if one else
@@ -552,6 +555,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout=_UNSET, wait_all_ranks=False):
         """Fails on every rank with the names of all that did not come in time."""
+        self._check_open()
         status = lib.tr_run_collective(self._group, self._describe(_caller(), _milliseconds(timeout), _c.TR_BARRIER))
         if status:
             raise failure(status)
@@ -585,6 +589,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
         """All ranks of the group come here, each with the list it is in; who is in none of the lists has one without itself."""
+        self._check_open()
         color, key = (min(ranks), ranks.index(self._rank)) if self._rank in ranks else (-1, 0)
         handle = kept(lib.tr_group_split, self._group, color, key, error=dist.DistBackendError)
         if not handle:

@@ -74,15 +74,6 @@ void run(int world, rank_body body, const void *arg)
     run_on(tr_store_memory(), world, body, arg);
 }
 
-void leave_barrier_together(rank *r)
-{
-    int64_t through = 0;
-    OK(tr_barrier(r->group));
-    OK(tr_store_add(r->store, "through", 1, &through));
-    if (through == r->world) OK(tr_store_set(r->store, "all are through", "", 0));
-    OK(tr_store_wait(r->store, "all are through", JOIN_MS));
-}
-
 void say_given_up(rank *r)
 {
     int64_t count = 0;

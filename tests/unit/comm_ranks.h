@@ -67,9 +67,6 @@ void run_hosts(const int *hosts, int world, rank_body body, const void *arg);
 /* The same two through TLS: over TCP, and with ranks on pretended hosts where those are given. */
 void run_tls(const int *hosts, int world, rank_body body, const void *arg);
 
-/* A barrier that every rank has left when it returns: the group may be broken then without breaking the barrier for slower ranks. */
-void leave_barrier_together(rank *r);
-
 /* A rank that stays away until all the others have given up on it: they say so, it waits for that. */
 void say_given_up(rank *r);
 void wait_until_given_up(rank *r);

@@ -29,7 +29,7 @@ static void replace(char *text, const char *from, const char *to)
     memcpy(at, to, strlen(to));
 }
 
-/* " machine BOOT/NAMESPACE address" as it is hung up by this rank, and read by those of one host. */
+/* " machine BOOT/NAMESPACE address" as this rank publishes it, and as ranks of one host read it. */
 static void machine_texts(const host_store *h, char plain[200], char named[200])
 {
     tr__endpoint_record record = {0};
@@ -41,7 +41,7 @@ static void machine_texts(const host_store *h, char plain[200], char named[200])
 enum { RECORD = 1024 };
 
 /* Ranks of other hosts must not be met at a loopback address, and on one machine there need not be another. Linux takes
- * 0.0.0.0 for this host. False: what has this key is no record. */
+ * 0.0.0.0 for this host. False: this key is not that of an endpoint record. */
 static bool rename_record(const host_store *h, const char *key, const void *value, size_t bytes, char record[RECORD])
 {
     char plain[200], named[200];

@@ -45,15 +45,6 @@ tr_status join_and_run(rank *r, const job *j, rank_body body)
     return body(r);
 }
 
-tr_status pass_barrier_together(rank *r)
-{
-    int64_t through = 0;
-    TRY(tr_barrier(r->group));
-    TRY(tr_store_add(r->store, "through", 1, &through));
-    if (through == r->world) TRY(tr_store_set(r->store, "all are through", "", 0));
-    return tr_store_wait(r->store, "all are through", JOIN_MS);
-}
-
 void start_job_in(job *j, const setting *s, int world, rank_body body, const void *arg)
 {
     *j = (job){.world = world, .setting = *s};

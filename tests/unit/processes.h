@@ -58,8 +58,6 @@ void start_job(job *j, int world, rank_body body, const void *arg);
 void start_job_in(job *j, const setting *s, int world, rank_body body, const void *arg);
 /* What such a rank does, for ranks that a test forks by itself. */
 tr_status join_and_run(rank *r, const job *j, rank_body body);
-/* A barrier that every rank has left when it returns: the group may be broken then without breaking the barrier for slower ranks. */
-tr_status pass_barrier_together(rank *r);
 void await_turns(const job *j, int number, int turns);
 /* Reaps a rank, which must end by itself; kills it when it does not. */
 void reap(job *j, int number);
@@ -84,5 +82,6 @@ void stop_one_of(job *j, const setting *s, int world, int victim, rank_body body
     do {                                                                                             \
         if (!(condition)) return tr_fail(TR_INTERNAL, "line %d: %s", __LINE__, #condition);          \
     } while (0)
+#define SAYS(words) CHECK(strstr(tr_error_message(), words))
 
 #endif

@@ -24,8 +24,6 @@
 
 #include <cmocka.h>
 
-#define SAYS(words) CHECK(strstr(tr_error_message(), words))
-
 static tr__shm *transport_of(const rank *r)
 {
     tr__shm *shm;

@@ -243,7 +243,7 @@ static void replicas_on_two_devices_are_like_one(void **state)
     for (int i = 0; i < RANKS; i++) assert_alike(&ranks[i], &expected);
 }
 
-/* What a second forward copied anew would be written to under the graph of the first. */
+/* A second forward must not copy unchanged parameters again: it would write to what the first forward's graph has saved. */
 static void replicas_copy_parameters_that_were_written_to(void **state)
 {
     (void)state;

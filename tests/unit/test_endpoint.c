@@ -10,6 +10,7 @@
 #include "comm/transport/tcp.h"
 #include "entries.h"
 #include "processes.h"
+#include "together.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -23,8 +24,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-#define SAYS(words) CHECK(strstr(tr_error_message(), words))
 
 static tr_status sum_ranks(const rank *r, tr_group *group, int64_t wanted)
 {
@@ -181,7 +180,7 @@ static tr_status die_in_two_of_three(rank *r)
     TRY(sum_ranks(r, left, 3));
     TRY(tr_leave(left)); /* the victim dies in a group that all have left, too */
     if (lost) TRY(sum_ranks(r, lost, 2));
-    TRY(pass_barrier_together(r));
+    TRY(pass_barrier_together(r->group, r->store));
     if (r->number == 2) raise(SIGKILL);
 
     int64_t began = tr__now_ns();

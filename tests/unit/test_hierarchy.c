@@ -7,6 +7,7 @@
 #include "comm/algo/reduce.h"
 #include "comm/control.h"
 #include "comm_trials.h"
+#include "together.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -213,17 +214,17 @@ typedef struct mismatch {
     const char *words[2];
 } mismatch;
 
-typedef struct quarrel {
+typedef struct odd_rank {
     const mismatch *mismatch;
     int odd;
-} quarrel;
+} odd_rank;
 
 static void differ(rank *r)
 {
     static _Thread_local int64_t in[20000 * RANKS_MOST], out[20000 * RANKS_MOST];
     static const int64_t counts[RANKS_MOST] = {3, 3, 3, 3, 3, 3, 3, 3};
-    const quarrel *q = r->arg;
-    tr_collective c = r->number == q->odd ? q->mismatch->odd : q->mismatch->most;
+    const odd_rank *o = r->arg;
+    tr_collective c = r->number == o->odd ? o->mismatch->odd : o->mismatch->most;
     c.size = sizeof c;
     c.in = in;
     c.out = c.kind == TR_ALL_REDUCE ? in : out;
@@ -233,8 +234,8 @@ static void differ(rank *r)
     if (status == TR_OK) status = tr_run_collective(r->group, &c);
     for (int turn = 0; turn < 3 && status == TR_OK; turn++) status = tr_barrier(r->group); /* who only sends */
     CHECK(status == TR_MISMATCH);
-    SAYS(q->mismatch->words[0]);
-    SAYS(q->mismatch->words[1]);
+    SAYS(o->mismatch->words[0]);
+    SAYS(o->mismatch->words[1]);
     CHECK(tr_barrier(r->group) == TR_MISMATCH);
     SAYS("is broken");
 }
@@ -254,8 +255,8 @@ static void different_calls_are_an_error_everywhere(void **state)
     };
     for (size_t d = 0; d < sizeof mismatches / sizeof *mismatches; d++) {
         for (int l = 0; l < LAYOUTS; l++) {
-            quarrel q = {&mismatches[d], 1 + (int)d % (layouts[l].world - 1)};
-            run_hosts(layouts[l].hosts, layouts[l].world, differ, &q);
+            odd_rank o = {&mismatches[d], 1 + (int)d % (layouts[l].world - 1)};
+            run_hosts(layouts[l].hosts, layouts[l].world, differ, &o);
         }
     }
 }
@@ -311,7 +312,7 @@ static void drop_the_group(rank *r)
 static void give_up(rank *r)
 {
     const tr_status *own = r->arg;
-    leave_barrier_together(r);
+    OK(pass_barrier_together(r->group, r->store));
     if (r->number == r->world - 1) {
         tr__fail(*own, "the disk is full");
         tr__group_give_up(r->group);

@@ -61,7 +61,7 @@ static size_t make_black_png(int kind, int bits, int interlace, int width, int h
         PNG_FILTER_TYPE_DEFAULT);
     png_set_filter(png, 0, PNG_FILTER_NONE);
     png_set_compression_level(png, 1);
-    if (bits == 16) png_set_gAMA(png, info, 1); /* which is not checked */
+    if (bits == 16) png_set_gAMA(png, info, 1); /* which readers ignore */
     png_write_info(png, info);
     unsigned char *row = calloc(1, png_get_rowbytes(png, info));
     assert_non_null(row);

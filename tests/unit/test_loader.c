@@ -418,7 +418,7 @@ static void test_what_is_no_loader(void **state)
     assert_int_equal(tr_loader_batches(empty), 0);
     for (int i = 0; i < 3; i++) assert_int_equal(tr_loader_next(empty, &b), TR_END);
     assert_failed(tr_loader_next(tr_loader_new(set, .batch = 5, .drop_last = true), &b), TR_INVALID,
-        "an epoch has no batch: of the 4 samples of tensors this rank takes 4, too few for one batch of 5: make .batch smaller");
+        "an epoch has no batch: of the 4 samples of tensors this rank takes 4, too few for one batch of 5: make .batch, or the sampler's .global_batch, smaller");
     sampler = tr_distributed_sampler(4, .global_batch = 6, .world_size = 2);
     assert_failed(tr_loader_next(tr_loader_new(set, .batch = 3, .sampler = sampler), &b), TR_INVALID,
         "of the 4 samples of tensors this rank takes 0");

@@ -204,7 +204,7 @@ static void test_errors_tell_the_way(void **state)
     assert_begins(tr_forward(tr_sequential(resnet, tr_linear(11, 2)), image), "1: linear: ");
     assert_begins(tr_forward(resnet, tr_ones(TR_SHAPE(2, 4, 32, 32))), "conv1: conv2d: ");
 
-    /* A wrapper counts as what it wraps; what is not among its parts, a module names itself. */
+    /* A wrapper counts as what it wraps. An error of a module that is not among its parts gets its name in front. */
     tr_module *wrapper = tr_module_new("wrapper", sizeof(tr_module *), runs_kept);
     *(tr_module **)tr_module_state(wrapper) = tr_module_add(wrapper, "", tr_sequential(tr_relu_layer(), tr_linear(4, 2)));
     assert_begins(tr_forward(wrapper, tr_ones(TR_SHAPE(2, 3))), "1: linear: ");

@@ -269,7 +269,7 @@ static void dimensions_that_are_not_there(void **state)
     expect(tr_select(x, 1, 3), TR_INVALID, "select: no index 3 in dimension 1 of [2, 3]");
     expect(tr_select(x, 1, -4), TR_INVALID, "select: no index -4 in dimension 1 of [2, 3]");
     expect(tr_squeeze(x, 2), TR_SHAPE, "squeeze: no dimension 2 in [2, 3]");
-    expect(tr_squeeze(x, 1), TR_SHAPE, "squeeze: dimension 1 of [2, 3] has not size 1");
+    expect(tr_squeeze(x, 1), TR_SHAPE, "squeeze: dimension 1 of [2, 3] must have size 1");
     expect(tr_unsqueeze(x, 3), TR_SHAPE, "unsqueeze: [2, 3] has no place for a dimension 3");
     expect(tr_unsqueeze(x, -4), TR_SHAPE, "unsqueeze: [2, 3] has no place for a dimension -4");
 }
@@ -443,7 +443,7 @@ static void reductions_orders_and_products_that_do_not_fit(void **state)
     expect(tr_pad(x, .after = {INT64_MAX}), TR_SHAPE, "pad: dimension 0 of [3, 4] becomes too large");
     expect(tr_stack(NULL, 0, 0), TR_INVALID, "stack: 0 parts");
     expect(tr_stack(((tr_tensor *[]){x, NULL}), 2, 0), TR_INVALID, "stack: part 1 is NULL");
-    expect(tr_stack(((tr_tensor *[]){x, x}), 2, 3), TR_SHAPE, "unsqueeze: [3, 4] has no place for a dimension 3");
+    expect(tr_stack(((tr_tensor *[]){x, x}), 2, 3), TR_SHAPE, "stack: unsqueeze: [3, 4] has no place for a dimension 3");
     expect(tr_stack(((tr_tensor *[]){x, i}), 2, 0), TR_DTYPE, "cat: dtypes differ");
     expect(tr_einsum("ij,jk", x, x), TR_INVALID, "einsum: \"ij,jk\" must be letters, comma, letters, arrow, letters");
     expect(tr_einsum("ii,ij->j", x, x), TR_INVALID, "einsum: \"ii,ij->j\" names i twice at once");

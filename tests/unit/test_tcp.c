@@ -2,6 +2,7 @@
 #include "comm/group.h"
 #include "comm/transport/tcp.h"
 #include "comm_trials.h"
+#include "together.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -192,7 +193,7 @@ typedef struct mismatch {
 static void differ(rank *r)
 {
     const mismatch *d = r->arg;
-    leave_barrier_together(r);
+    OK(pass_barrier_together(r->group, r->store));
     tr_status status = (r->number == r->world - 1 ? d->last : d->most)(r);
     for (int turn = 0; turn < 3 && status == TR_OK; turn++) status = tr_barrier(r->group); /* who only sends */
     CHECK(status == TR_MISMATCH);

@@ -47,7 +47,7 @@ typedef struct trial {
 /* What a rank tells the driver, in memory that they share. */
 typedef struct trial_post {
     atomic_int moment;
-    atomic_bool record;        /* of a rank on a pretended host: its record is there for the others */
+    atomic_bool record;      /* of a rank on a pretended host: its record is there for the others */
     _Atomic int64_t turn_ns; /* how long the calls of the latest whole turn took */
     _Atomic int64_t ended;   /* when all was done, or something failed; 0: not yet */
     tr_status status;
