@@ -224,7 +224,8 @@ static char *to_json(const bench_run *r, const results *s)
         double value;
     } numbers[] = {{"batch", b->batch}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))}, {"steps", b->steps},
         {"steps_in_a_row", r->work.in_a_row}, {"step_ms_median", s->step_ms}, {"peak_rss_mb", r->rss_mb},
-        {"peak_rss_mb_sum", r->rss_mb_sum}, {"device_peak_mb", r->device_mb}, {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
+        {"peak_rss_mb_sum", r->rss_mb_sum}, {"device_peak_mb", r->device_mb},
+        {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
         {"peak_gflops", s->peak}, {"share_of_peak", s->share}, {"replica_check_ms", s->check_ms},
         {"replica_check_percent", s->check_percent}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(o, numbers[i].key, numbers[i].value);

@@ -41,7 +41,8 @@ typedef struct place {
 /* The module, on the device from now on. */
 static tr_module *placed(tr_module *module, const place *at)
 {
-    return tr_module_to(module, at->device) == TR_OK ? module : tr_module_fail(TR_DEVICE, "%s", tr_error_message());
+    tr_status status = tr_module_to(module, at->device);
+    return status == TR_OK ? module : tr_module_fail(status, "%s", tr_error_message());
 }
 
 /* In DDP when there is a group; the parameters are the module's either way. */

@@ -106,7 +106,7 @@ int tr__train_method(tr__train *train, const char *usual, double lr);
 tr_optimizer *tr__train_make_optimizer(tr_tensor_list *parameters, void *train);
 tr_dtype tr__train_autocast(const tr__train *train);
 /* Moves the model to this rank's device, and marks its blocks where --recompute asks for it. */
-tr_status tr__train_place(const tr__train *train, const tr_group *group, tr_module *model);
+tr_status tr__train_prepare(const tr__train *train, const tr_group *group, tr_module *model);
 
 /* Each returns -1 when all is well, else the exit code, after a message. */
 int tr__train_restore(tr__train *train); /* options from the checkpoint in --out */

@@ -109,7 +109,7 @@ static tr_status recompute_each(tr_module *model, const char *prefix)
     }
 }
 
-tr_status tr__train_place(const tr__train *t, const tr_group *group, tr_module *model)
+tr_status tr__train_prepare(const tr__train *t, const tr_group *group, tr_module *model)
 {
     static const char *const blocks[] = {"h.",      "bert.encoder.layer.", "layer1.", "layer2.",
                                          "layer3.", "layer4.",             "encoder.layers.encoder_layer_"};

@@ -176,7 +176,8 @@ static int check_text(tr__train *t)
 /* A rank besides: the program, its libraries, the matrix engine's kernels and buffers. */
 static const double rank_bytes = 40e6;
 
-/* Chooses --micro-batch when it was not given, and refuses what cannot fit; a device's memory, not the host's, is its own. */
+/* Chooses --micro-batch when it was not given, and refuses what cannot fit in the host's memory. On other devices than the CPU it
+ * does neither: their memory is not looked at. */
 static int check_memory(tr__train *t, int64_t world)
 {
     const text_training *m = t->own;
@@ -269,7 +270,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     tr_module *model;
     tr_status status = read_tokenizer(t);
     if (status == TR_OK) status = make_model(t, !resume, &model);
-    if (status == TR_OK) status = tr__train_place(t, group, model);
+    if (status == TR_OK) status = tr__train_prepare(t, group, model);
     if (status != TR_OK) return status;
     tr__language_size size = size_of(t);
     t->parameters = m->language->parameters(&size);

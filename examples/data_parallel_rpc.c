@@ -42,7 +42,8 @@ static tr_module *make_head(void)
 
 static tr_module *placed(tr_module *module, tr_device here)
 {
-    return tr_module_to(module, here) == TR_OK ? module : tr_module_fail(TR_DEVICE, "%s", tr_error_message());
+    tr_status status = tr_module_to(module, here);
+    return status == TR_OK ? module : tr_module_fail(status, "%s", tr_error_message());
 }
 
 /* here: a tr_device. What the worker makes stays there: the master gets a reference. */

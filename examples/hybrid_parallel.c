@@ -118,7 +118,8 @@ static tr_status spawned(int rank, void *argument, size_t bytes)
     s->rank = rank;
     double accuracy = 0;
     tr_status status = train(s, &accuracy);
-    if (status == TR_OK && accuracy < 0.96 && s->samples == ALL) return tr_fail(TR_STATE, "only %.2f %% are right", 100 * accuracy);
+    if (status == TR_OK && accuracy < 0.96 && s->samples == ALL)
+        return tr_fail(TR_STATE, "only %.2f %% are right", 100 * accuracy);
     return status;
 }
 
@@ -132,7 +133,10 @@ int main(int argc, char **argv)
         else if (strcmp(argv[1], "--samples") == 0) s.samples = atoi(argv[2]);
         else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
     }
-    if (argc == 2 || argc > 5) return fprintf(stderr, "usage: %s [--device KIND] [--samples N] [RANK WORLD_SIZE [MEET_AT [FOLDER]]]\n", argv[0]), 2;
+    if (argc == 2 || argc > 5) {
+        fprintf(stderr, "usage: hybrid_parallel [--device KIND] [--samples N] [RANK WORLD_SIZE [MEET_AT [FOLDER]]]\n");
+        return 2;
+    }
     if (argc == 1) {
         TR_CHECK(tr_spawn(spawned, s.world_size, .argument = &s, .bytes = sizeof s));
         return 0;

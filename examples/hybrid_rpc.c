@@ -23,7 +23,8 @@ typedef struct settings {
 
 static tr_module *placed(tr_module *module, tr_device here)
 {
-    return tr_module_to(module, here) == TR_OK ? module : tr_module_fail(TR_DEVICE, "%s", tr_error_message());
+    tr_status status = tr_module_to(module, here);
+    return status == TR_OK ? module : tr_module_fail(status, "%s", tr_error_message());
 }
 
 static tr_module *make_table(int i, tr_device here)

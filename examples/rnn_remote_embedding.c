@@ -33,7 +33,7 @@ static tr_tensor *lstm_forward(tr_module *self, tr_tensor *const *inputs, int n)
     int64_t rows = tr_size(x, 0);
     tr_tensor *h = tr_zeros(TR_SHAPE(rows, hidden)), *c = tr_zeros(TR_SHAPE(rows, hidden)), *gates[4] = {NULL};
     for (int t = 0; t < tr_size(x, 1); t++) {
-        tr_tensor *now = tr_reshape(tr_slice(x, 1, t, t + 1), TR_SHAPE(rows, 4 * hidden));
+        tr_tensor *now = tr_select(x, 1, t);
         tr_tensor *all = tr_forward(l->recurrent, h, now);
         if (tr_split(all, 4, 1, gates) != TR_OK) return all; /* in, forget, cell, out */
         tr_tensor *kept = tr_mul(tr_sigmoid(gates[1]), c), *fresh = tr_mul(tr_sigmoid(gates[0]), tr_tanh(gates[2]));

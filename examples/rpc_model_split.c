@@ -31,7 +31,8 @@ static tr_module *first_half(void)
 static void *second_half(void *here)
 {
     tr_module *half = tr_sequential(tr_activation(tr_gelu), tr_linear(hidden, classes, .seed = 3));
-    return tr_module_to(half, *(tr_device *)here) == TR_OK ? half : tr_module_fail(TR_DEVICE, "%s", tr_error_message());
+    tr_status status = tr_module_to(half, *(tr_device *)here);
+    return status == TR_OK ? half : tr_module_fail(status, "%s", tr_error_message());
 }
 TR_RPC_WITH_STATE(second_half, RETURNS(OBJECT));
 

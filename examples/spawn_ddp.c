@@ -102,7 +102,8 @@ static tr_status train(int rank, void *argument, size_t bytes)
     if (rank == 0)
         printf("accuracy on %d other images: %.1f %%\nsum of the weights' sizes: %.4f\n", (int)score.count,
             100 * score.accuracy, sum_of_weights(net));
-    if (score.accuracy < 0.96 && s->samples == ALL) return tr_fail(TR_STATE, "an accuracy of %.3f: it should be 0.96 and more", score.accuracy);
+    if (score.accuracy < 0.96 && s->samples == ALL)
+        return tr_fail(TR_STATE, "an accuracy of %.3f: it should be 0.96 and more", score.accuracy);
     return tr_leave(world);
 }
 

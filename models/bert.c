@@ -96,7 +96,7 @@ static tr_tensor *apply_head(const bert *b, tr_tensor *x, tr_tensor *asked)
         x = tr_forward(b->transform_norm, tr_gelu_exact(tr_forward(b->transform, x)));
         x = tr_linear_op(x, b->words_weight, .bias = b->bias);
     } else {
-        tr_tensor *first = tr_reshape(tr_slice(x, 1, 0, 1), TR_SHAPE(tr_size(x, 0), tr_size(x, 2))); /* [batch, dim] */
+        tr_tensor *first = tr_select(x, 1, 0); /* [batch, dim] */
         x = tr_forward(b->classifier, tr_forward(b->classifier_drop, tr_tanh(tr_forward(b->pooler, first))));
     }
     return tr_escape(x);

@@ -55,7 +55,7 @@ static tr_tensor *vit_forward(tr_module *self, tr_tensor *const *inputs, int n)
         tr_release(x);
         x = y;
     }
-    tr_tensor *first = tr_reshape(tr_slice(x, 1, 0, 1), TR_SHAPE(tr_size(x, 0), tr_size(x, 2))); /* [batch, dim] */
+    tr_tensor *first = tr_select(x, 1, 0); /* [batch, dim] */
     tr_release(x);
     return tr_forward(v->head, tr_forward(v->norm, first)); /* the norm of the others would be for nothing */
 }

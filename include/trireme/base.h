@@ -276,7 +276,7 @@ TR_API bool tr_dtype_is_float(tr_dtype dtype);
 #define TR__ELEMENT(data) tr__element(data)
 #endif
 
-/* How many pointers an array has; 0 for a pointer to some, of which the compiler does not know it. */
+/* The length of an array of pointers; 0 for a pointer, as the compiler does not know how many it points to. */
 #ifndef __cplusplus
 #define TR__ROOM(array) \
     (__builtin_types_compatible_p(__typeof__(array), __typeof__(&(array)[0])) ? 0 : (int)(sizeof(array) / sizeof(void *)))

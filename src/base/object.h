@@ -16,7 +16,7 @@ typedef struct tr__error {
     atomic_int refs;
     tr_status status;
     const void *source; /* the module that returned it last, to be compared only (nn/module.c); NULL: none */
-    size_t path_length; /* of the path from that module to where it failed, with which the message begins */
+    size_t path_length; /* of the path from source to where it failed, with which the message begins */
     char message[];     /* NUL-terminated */
 } tr__error;
 
@@ -46,7 +46,7 @@ void *tr__object_pass(const tr__type *type, const void *in_error);
 /* Puts an existing object in error with this thread's latest failure; the first error stays. Returns its status. */
 tr_status tr__object_break(void *object);
 
-/* Notes in the error of an object that nobody else has yet which module returned it, see tr__error. */
+/* Notes which module returned this object in error (tr__error.source). Its error must not be shared yet. */
 void tr__error_set_source(void *object, const void *source, size_t path_length);
 
 static inline const tr__error *tr__error_of(const void *object)

@@ -207,7 +207,7 @@ static tr_status begin_epoch(tr_loader *l)
     TR__TRY(draw_indices(l));
     if (l->set->count > 0 && batches_of(l, l->length) == 0)
         return tr__fail(TR_INVALID, "loader: an epoch has no batch: of the %" PRId64 " samples of %s this rank takes %" PRId64
-            ", too few for one batch of %" PRId64 ": make .batch smaller, or leave out .drop_last", l->set->count, l->set->name,
+            ", too few for one batch of %" PRId64 ": make .batch, or the sampler's .global_batch, smaller, or leave out .drop_last", l->set->count, l->set->name,
             l->length, l->batch);
     TR__TRY(start_workers(l));
     pthread_mutex_lock(&l->lock);

@@ -24,7 +24,8 @@ static tr_status fail_memory(const tr_device_table *table, tr_device device, siz
     tr_device_memory m = {.size = sizeof m};
     if (table->memory(device.index, &m) != TR_OK) m = (tr_device_memory){0};
     return tr__fail(TR_NO_MEMORY, "no memory for %zu bytes on %s: tensors hold %" PRId64 ", the allocator keeps %" PRId64
-        " in all, %" PRId64 " are left; a smaller batch takes less", bytes, tr_device_name(device, name), m.in_use, m.reserved, m.available);
+        " in all, %" PRId64 " are left; a smaller batch takes less", bytes,
+        tr_device_name(device, name), m.in_use, m.reserved, m.available);
 }
 
 tr_status tr__device_allocate(tr_device device, size_t bytes, void **out)

@@ -13,7 +13,7 @@
 static void module_destroy(void *self)
 {
     tr_module *module = self;
-    if (module->release && module->state) module->release(module->state);
+    if (module->release) module->release(module->state);
     for (int i = 0; i < module->count; i++) {
         tr__member *member = &module->members[i];
         tr__unref(member->kind == TR__CHILD ? (void *)member->child : (void *)member->tensor);
@@ -221,20 +221,18 @@ tr_tensor *tr_module_buffer(tr_module *module, const char *name, tr_tensor *buff
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/* Writes the path from a module to one below it, "layer1.0.conv2". A wrapped module counts as its wrapper. */
-static bool find_path(const tr_module *module, const void *wanted, char *path, size_t size)
+typedef struct search {
+    const void *wanted;
+    char path[512];
+} search;
+
+/* Ends the walk at the module that is wanted, and notes its path, "layer1.0.conv2". A wrapped module counts as its wrapper. */
+static tr_status stop_at(tr__walk *walk, tr_module *module)
 {
-    for (int i = 0; i < module->count; i++) {
-        const tr__member *m = &module->members[i];
-        size_t length = strlen(m->name), next = length ? length + 1 : 0;
-        if (m->kind != TR__CHILD || length + 2 > size) continue;
-        memcpy(path, m->name, length + 1);
-        if (m->child == wanted) return true;
-        if (!find_path(m->child, wanted, path + next, size - next)) continue;
-        if (length && path[next]) path[length] = '.';
-        return true;
-    }
-    return false;
+    search *s = walk->user;
+    if (module != s->wanted) return TR_OK;
+    snprintf(s->path, sizeof s->path, "%s", walk->path);
+    return TR_END;
 }
 
 /*
@@ -242,18 +240,19 @@ static bool find_path(const tr_module *module, const void *wanted, char *path, s
  * around it the path to that one, "2.1: linear: inner sizes differ". The error knows which module it has left last, so each module
  * adds its own piece of the path.
  */
-static tr_tensor *with_path(const tr_module *module, const tr_tensor *in_error)
+static tr_tensor *with_path(tr_module *module, const tr_tensor *in_error)
 {
     const tr__error *error = tr__error_of(in_error);
-    tr_status status = tr_status_of(in_error);
+    search s = {.wanted = error->source};
+    bool found = error->source && tr__module_walk(module, &(tr__walk){.module = stop_at, .user = &s}) == TR_END;
+    tr_status status = tr_status_of(in_error); /* the thread's latest failure again: the walk may have had one */
     const char *message = tr_error_message();
     size_t path_length = 0, name_length = strlen(module->name);
-    char path[512];
-    if (error->source && find_path(module, error->source, path, sizeof path)) {
-        path_length = strlen(path);
+    if (found) {
+        path_length = strlen(s.path);
         const char *then = !path_length ? "" : error->path_length ? "." : ": ";
         path_length += error->path_length + (*then == '.');
-        tr__fail(status, "%s%s%s", path, then, message);
+        tr__fail(status, "%s%s%s", s.path, then, message);
     } else if (error->source || strncmp(message, module->name, name_length) != 0 || message[name_length] != ':') {
         tr__fail_context(status, "%s", module->name);
     }

@@ -16,7 +16,7 @@ typedef struct pair {
 typedef struct copying {
     tr_device device;
     uint64_t first_sample;
-    bool given; /* all leaves that stand for parameters */
+    bool given; /* the caller has set the leaves: a parameter without one came too late */
     pair *pairs;
     size_t count, capacity;
 } copying;
@@ -56,11 +56,14 @@ static tr_tensor *buffer_for(tr_tensor *buffer, tr_device device)
     return tr_copy_into(copy, buffer) == TR_OK ? copy : tr__tensor_failed();
 }
 
-static tr_status copy_tensor(copying *c, const tr__member *member, tr_tensor **out)
+static tr_status copy_tensor(copying *c, const tr_module *module, const tr__member *member, tr_tensor **out)
 {
     *out = known(c, member->tensor);
     if (*out) return TR_OK;
     bool parameter = member->kind == TR__PARAMETER;
+    if (parameter && c->given)
+        return tr__fail(TR_STATE, "%s: \"%s\" was added after its replicas were set up: finish it before", module->name,
+            member->name);
     *out = parameter ? leaf_for(member->tensor, c->device) : buffer_for(member->tensor, c->device);
     return note(c, member->tensor, *out);
 }
@@ -75,13 +78,10 @@ static tr_status copy_members(copying *c, const tr_module *module, tr_module *co
     for (int i = 0; i < module->count; i++) {
         const tr__member *member = &module->members[i];
         tr__member mine = {.kind = member->kind};
-        if (c->given && member->kind == TR__PARAMETER && !known(c, member->tensor))
-            return tr__fail(TR_STATE, "%s: \"%s\" was added after its replicas were set up: finish it before", module->name,
-                member->name);
         if (member->kind == TR__CHILD)
             TR__TRY(copy_module(c, member->child, &mine.child));
         else
-            TR__TRY(copy_tensor(c, member, &mine.tensor));
+            TR__TRY(copy_tensor(c, module, member, &mine.tensor));
         mine.name = strdup(member->name);
         if (!mine.name) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");
         tr__ref(member->kind == TR__CHILD ? (void *)mine.child : (void *)mine.tensor);

@@ -83,7 +83,7 @@ tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim)
         else if (tr__bad(parts[i]))
             stacked = tr__tensor_pass(parts[i]);
         else if (tr__bad(wider[i] = tr_unsqueeze(parts[i], dim)))
-            stacked = wider[i];
+            stacked = tr__tensor_fail(tr_status_of(wider[i]), "stack: %s", tr_error_message());
     }
     if (!stacked) stacked = tr_cat(wider, n, dim);
     free(wider);

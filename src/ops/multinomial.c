@@ -30,23 +30,27 @@ static void draw_again_and_again(const double *cumulative, int64_t classes, int6
     }
 }
 
-/* Without: each class with a weight waits for an exponential time of that rate, and the first ones are drawn (Efraimidis and
- * Spirakis 2006). times: [count], of those drawn so far, rising. */
-static void draw_the_first(const double *weights, int64_t classes, int64_t count, uint64_t key, double *times, int64_t *out)
+typedef struct arrival {
+    double time;
+    int64_t class;
+} arrival;
+
+static int by_time(const void *a, const void *b)
 {
-    int64_t held = 0;
-    for (int64_t c = 0; c < classes; c++) {
-        if (weights[c] == 0) continue;
-        double time = -log(uniform(key, c)) / weights[c];
-        if (held == count && time >= times[count - 1]) continue;
-        int64_t at = held < count ? held++ : count - 1;
-        for (; at > 0 && times[at - 1] > time; at--) {
-            times[at] = times[at - 1];
-            out[at] = out[at - 1];
-        }
-        times[at] = time;
-        out[at] = c;
-    }
+    const arrival *x = a, *y = b;
+    if (x->time != y->time) return x->time < y->time ? -1 : 1;
+    return x->class < y->class ? -1 : 1;
+}
+
+/* Without: each class with a weight waits for an exponential time of that rate, and the first ones are drawn (Efraimidis and
+ * Spirakis 2006). arrivals: [classes] */
+static void draw_the_first(const double *weights, int64_t classes, int64_t count, uint64_t key, arrival *arrivals, int64_t *out)
+{
+    size_t n = 0;
+    for (int64_t c = 0; c < classes; c++)
+        if (weights[c] > 0) arrivals[n++] = (arrival){-log(uniform(key, c)) / weights[c], c};
+    qsort(arrivals, n, sizeof *arrivals, by_time);
+    for (int64_t i = 0; i < count; i++) out[i] = arrivals[i].class;
 }
 
 /* A row's weights are to be finite, none below 0, and as many above 0 as are drawn without replacement. */
@@ -70,22 +74,24 @@ static tr_status check_row(const double *weights, int64_t row, int64_t classes, 
 /* weights: f64 [rows, classes], contiguous; out: [rows, count] */
 static tr_status draw(const tr_multinomial_options *o, const double *weights, int64_t rows, int64_t classes, int64_t *out)
 {
-    double *scratch = malloc(sizeof *scratch * (size_t)(o->replacement ? classes : o->count));
-    if (!scratch) return tr__fail(TR_NO_MEMORY, "multinomial: no memory to draw %" PRId64, o->count);
+    double *sums = o->replacement ? malloc(sizeof *sums * (size_t)classes) : NULL;
+    arrival *arrivals = o->replacement ? NULL : malloc(sizeof *arrivals * (size_t)classes);
+    if (!sums && !arrivals) return tr__fail(TR_NO_MEMORY, "multinomial: no memory to draw %" PRId64, o->count);
     tr_status status = TR_OK;
-    for (int64_t row = 0; row < rows && status == TR_OK; row++) {
+    for (int64_t row = 0; row < rows; row++) {
         const double *own = weights + row * classes;
         uint64_t key = tr__mix(o->seed, (uint64_t)row);
         status = check_row(own, row, classes, o->replacement ? 1 : o->count);
         if (status != TR_OK) break;
         if (o->replacement) {
-            for (int64_t c = 0; c < classes; c++) scratch[c] = own[c] + (c ? scratch[c - 1] : 0);
-            draw_again_and_again(scratch, classes, o->count, key, out + row * o->count);
+            for (int64_t c = 0; c < classes; c++) sums[c] = own[c] + (c ? sums[c - 1] : 0);
+            draw_again_and_again(sums, classes, o->count, key, out + row * o->count);
         } else {
-            draw_the_first(own, classes, o->count, key, scratch, out + row * o->count);
+            draw_the_first(own, classes, o->count, key, arrivals, out + row * o->count);
         }
     }
-    free(scratch);
+    free(sums);
+    free(arrivals);
     return status;
 }
 

@@ -272,7 +272,7 @@ tr_tensor *tr_squeeze(tr_tensor *x, int dim)
     int at;
     if (tr__dim("squeeze", x->shape, dim, &at) != TR_OK) return tr__tensor_failed();
     if (x->shape.dim[at] != 1)
-        return tr__tensor_fail(TR_SHAPE, "squeeze: dimension %d of %s has not size 1", dim, TR__TEXT(x->shape));
+        return tr__tensor_fail(TR_SHAPE, "squeeze: dimension %d of %s must have size 1", dim, TR__TEXT(x->shape));
     return without_dim(x, at);
 }
 

@@ -92,21 +92,16 @@ static tr_status in_replica(tr_status status, const replica *p, int member)
     return tr__fail_context(status, "data_parallel: replica %d on %s", member, tr_device_name(p->device, name));
 }
 
-static bool reaches(tr_device device, tr_device memory)
-{
-    return tr_device_equal(device, memory) || (device.kind == TR_CPU && memory.kind == TR_CPU);
-}
-
-/* Rows [begin, end) of x in place, outside the graph; as a tensor of device if that reaches them. */
+/* Rows [begin, end) of x in place, outside the graph; as a tensor of device if that can use their memory. */
 static tr_tensor *rows_for(const tr_tensor *x, int64_t begin, int64_t end, tr_device device)
 {
     tr_shape shape = x->shape;
     shape.dim[0] = end - begin;
     tr_tensor *rows = tr__tensor_view(x, shape, x->stride, x->offset + begin * x->stride[0]);
-    return !tr__bad(rows) && reaches(device, tr__device_of(x)) ? tr__tensor_on(rows, device) : rows;
+    return !tr__bad(rows) && tr__one_memory(device, tr__device_of(x)) ? tr__tensor_on(rows, device) : rows;
 }
 
-/* The same to be read on device: a copy if that does not reach them. */
+/* The same rows, readable on device: copied there unless it can use x's memory. */
 static tr_tensor *rows_on(const tr_tensor *x, int64_t begin, int64_t end, tr_device device)
 {
     return tr_to(rows_for(x, begin, end, device), device);
@@ -249,9 +244,11 @@ static tr_status sum_all(sum_job *job)
 {
     bool copies = false;
     for (int k = 0; k < job->run->count; k++) copies |= job->run->replicas[k].device.kind != TR_CPU;
-    for (int i = 0; copies && i < job->n; i++)
-        if (job->target[i]) TR__TRY(sum_copies(job, i));
-    if (copies) return TR_OK;
+    if (copies) {
+        for (int i = 0; i < job->n; i++)
+            if (job->target[i]) TR__TRY(sum_copies(job, i));
+        return TR_OK;
+    }
     int64_t elements = 0;
     for (int i = 0; i < job->n; i++) elements += job->target[i] ? tr__numel(job->target[i]->shape) : 0;
     if (elements >= WORTH_THREADS) return tr__workers_run(job->run->workers, job->run->count, sum_member, job);
@@ -562,7 +559,7 @@ static tr_status make_mirrors(data_parallel *d)
     d->mirrors = calloc((size_t)d->count, sizeof *d->mirrors);
     if (!d->mirrors) return tr__fail(TR_NO_MEMORY, "data_parallel: out of memory");
     for (int i = 1; i < d->count; i++) {
-        if (reaches(d->devices[i], d->devices[0])) continue;
+        if (tr__one_memory(d->devices[i], d->devices[0])) continue;
         d->mirrors[i] = tr_keep(tr__mirror_new(d->parameters, d->devices[i]));
         TR__TRY(tr_status_of(d->mirrors[i]));
     }

@@ -121,7 +121,8 @@ static tr_status refresh(tr__mirror *m)
         region *r = &m->regions[i];
         if (!r->stale) continue;
         if (r->end > r->begin)
-            TR__TRY(tr__device_copy(m->device, tr__ptr(r->copy), r->of->device, (char *)r->of->data + r->begin, r->end - r->begin));
+            TR__TRY(tr__device_copy(m->device, tr__ptr(r->copy), r->of->device,
+                (char *)r->of->data + r->begin, r->end - r->begin));
         tr__touch(r->copy);
         r->stale = false;
     }

@@ -11,8 +11,8 @@ typedef struct tr__mirror tr__mirror;
 /* An object; it keeps the list. */
 tr__mirror *tr__mirror_new(tr_tensor_list *parameters, tr_device device);
 /* Copies what was written to since the latest call, then sets leaves[i], for entry i of the list, to a new leaf over its copy,
- * with a reference of the caller's; it requires a gradient if the parameter does. What lies in one storage, as an optimizer's
- * parameters do, is copied at once. Any thread may call it at any time. After a failure some leaves may be set. */
+ * with a reference of the caller's; it requires a gradient if the parameter does. Parameters in one storage, as an
+ * optimizer's are, are copied in one copy. Any thread may call it at any time. After a failure some leaves may be set. */
 tr_status tr__mirror_leaves(tr__mirror *mirror, tr_tensor **leaves);
 
 #endif

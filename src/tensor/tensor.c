@@ -211,7 +211,7 @@ tr_tensor *tr__tensor_on(const tr_tensor *x, tr_device device)
 {
     tr_tensor *t = tr__tensor_view(x, x->shape, x->stride, x->offset);
     if (tr__bad(t) || tr_device_equal(tr__device_of(x), device)) return t;
-    if (tr__device_of(x).kind != TR_CPU || device.kind != TR_CPU)
+    if (!tr__one_memory(tr__device_of(x), device))
         return tr__tensor_fail(TR_UNSUPPORTED, "%s cannot use memory of %s in place", tr_device_name(device, (char[16]){0}),
             tr_device_name(tr__device_of(x), (char[16]){0}));
     tr__storage *storage = calloc(1, sizeof *storage);
@@ -432,13 +432,10 @@ static bool repeats(const tr_tensor *t)
 /* Where t, which has elements, begins in memory, and where it ends. */
 static void extent(const tr_tensor *t, uintptr_t *begin, uintptr_t *end)
 {
-    int64_t first = 0, last = 1, bytes = (int64_t)tr_dtype_size(t->dtype);
-    for (int d = 0; d < t->shape.ndim; d++) {
-        int64_t reach = (t->shape.dim[d] - 1) * t->stride[d];
-        *(reach < 0 ? &first : &last) += reach;
-    }
-    *begin = (uintptr_t)tr__ptr(t) + (uintptr_t)(first * bytes);
-    *end = (uintptr_t)tr__ptr(t) + (uintptr_t)(last * bytes);
+    size_t first, last;
+    tr__extent(t, &first, &last);
+    *begin = (uintptr_t)t->storage->data + first;
+    *end = (uintptr_t)t->storage->data + last;
 }
 
 /* May writing into change what is still to be read of from? Not where each element goes to its own place. */
@@ -446,9 +443,7 @@ static bool overlap(const tr_tensor *into, const tr_tensor *from)
 {
     uintptr_t into_begin, into_end, from_begin, from_end;
     if (tr__numel(into->shape) == 0) return false;
-    tr_device device = tr__device_of(into), other = tr__device_of(from);
-    bool one_memory = tr_device_equal(device, other) || (device.kind == TR_CPU && other.kind == TR_CPU);
-    if (!one_memory || tr__numel(from->shape) == 0) return false;
+    if (!tr__one_memory(tr__device_of(into), tr__device_of(from)) || tr__numel(from->shape) == 0) return false;
     extent(into, &into_begin, &into_end);
     extent(from, &from_begin, &from_end);
     if (into_begin >= from_end || from_begin >= into_end) return false;

@@ -70,6 +70,11 @@ tr_tensor *tr__tensor_alias(const tr_tensor *x);
 /* The same memory as a tensor of another device of x's kind, outside the graph; it holds x's storage. Only CPU devices
  * can address each other's memory. */
 tr_tensor *tr__tensor_on(const tr_tensor *x, tr_device device);
+/* Can both devices use the same memory in place? */
+static inline bool tr__one_memory(tr_device a, tr_device b)
+{
+    return tr_device_equal(a, b) || (a.kind == TR_CPU && b.kind == TR_CPU);
+}
 /* `return tr__tensor_fail(TR_SHAPE, "…", …)` */
 #define tr__tensor_fail(...) ((tr_tensor *)tr__object_fail(&tr__tensor_type, __VA_ARGS__))
 #define tr__tensor_failed() ((tr_tensor *)tr__object_failed(&tr__tensor_type))

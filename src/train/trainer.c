@@ -121,12 +121,11 @@ static tr_status set_up(tr_trainer *t)
     return TR_OK;
 }
 
-/* Where a model, which may be NULL or in error, begins. */
+/* Where a model begins; cpu:0 if it has no parameters, or is NULL or in error. */
 static tr_device device_of(tr_module *model)
 {
     TR_SCOPE;
-    const tr_tensor_list *parameters = model && tr_status_of(model) == TR_OK ? tr_parameters(model) : NULL;
-    return parameters && tr_list_count(parameters) ? tr_device_of(tr_list_at(parameters, 0)) : tr_cpu(0);
+    return tr_device_of(tr_list_at(tr_parameters(model), 0));
 }
 
 tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t work_bytes, tr__trainer_fill fill,
