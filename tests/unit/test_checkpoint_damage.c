@@ -4,8 +4,9 @@
  * seed, and seed % 8 says what is done:
  *
  *   0         a page of 4 KiB is zeroed, as when a write was lost
- *   1         files come from other checkpoints: of the step before, of another training, of the same training run
- * again 2         a file is cut short, or is gone 3 to 7    a bit is flipped
+ *   1         files come from other checkpoints: the step before, another training, the same training run again
+ *   2         a file is cut short, or is gone
+ *   3 to 7    a bit is flipped
  *
  * so that the 1,600 trials that run without arguments are 1,000 flipped bits and 200 each of the others. Arguments, for
  * `make soak` and for looking into a failure: -runs=N -seed=S, N trials with the seeds S, S + 1, …
