@@ -10,16 +10,16 @@
 
 enum {
     LATEST_MS = 2 * TR__LINK_LOST_MS, /* without an answer: later than the monitor gives a host up */
-    NEAR_US = 1000,                   /* a round trip within one site */
+    SHORT_US = 1000,                   /* a round trip within one site */
 };
 
-static bool is_near(int socket)
+static bool has_short_rounds(int socket)
 {
     struct tcp_info info = {0};
     socklen_t length = sizeof info;
     bool known = getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
                  length >= offsetof(struct tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt;
-    return known && info.tcpi_min_rtt < NEAR_US;
+    return known && info.tcpi_min_rtt < SHORT_US;
 }
 
 /* BBR sends by the clock, at the rate that it believes the path to have. Between neighbours whose rounds are shorter
@@ -30,7 +30,7 @@ static bool stop_pacing(int socket)
     char name[16] = "";
     socklen_t length = sizeof name;
     bool paces = getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0 && strncmp(name, "bbr", 3) == 0;
-    return paces && is_near(socket) && setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, "reno", strlen("reno")) == 0;
+    return paces && has_short_rounds(socket) && setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, "reno", strlen("reno")) == 0;
 }
 
 /* The monitor notices a host that is gone by its silence (net/link.h). While it does not run yet, the kernel does, on the control
@@ -45,5 +45,5 @@ void tr__network_set_up_socket(tr__network_endpoint *n, int socket, tr__channel 
     if (control) setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &latest, sizeof latest);
     if (!control && stop_pacing(socket) && !n->unpaced++)
         tr__log(TR_LOG_INFO, "group '%s': rank %d uses the congestion control 'reno' instead of the system's 'bbr' where round "
-            "trips take less than %d us", n->name, n->rank, NEAR_US);
+            "trips take less than %d us", n->name, n->rank, SHORT_US);
 }

@@ -41,8 +41,10 @@ static void take_record(joining *j, int rank)
     if (rank == j->t->rank) memcpy(j->t->network->address, its->tcp_address, sizeof its->tcp_address); /* as others see it */
 }
 
-static tr_status renew(joining *j, int rank)
+/* It has published another one: its first try to join came to nothing, or it has moved to another address. */
+static tr_status renew(void *user, int rank)
 {
+    joining *j = user;
     tr_status status = tr__rendezvous_read(j->meeting, rank, j->records);
     if (status == TR_OK) take_record(j, rank);
     return status;
@@ -120,11 +122,6 @@ static tr_status refused(void *user, int rank)
     return status == TR_TIMEOUT ? too_late(j) : status;
 }
 
-static tr_status moved(void *user, int rank)
-{
-    return renew(user, rank);
-}
-
 static tr_status meet_all(joining *j)
 {
     tr__network_endpoint *n = j->t->network;
@@ -144,7 +141,7 @@ static tr_status meet_all(joining *j)
 tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
     joining j = {.t = t, .meeting = meeting, .records = records};
-    const tr__network_joining calls = {&j, refused, moved};
+    const tr__network_joining calls = {&j, refused, renew};
     j.hung_up = calloc((size_t)t->world_size, sizeof *j.hung_up);
     if (!j.hung_up) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", t->group, t->world_size);
     t->network->joining = &calls;
