@@ -16,7 +16,7 @@
 #include "nn/module.h"
 #include "ops/op.h"
 #include "ops/segment.h"
-#include "parallel/carrier.h"
+#include "parallel/object_tensor.h"
 #include "parallel/dist_rpc.h"
 #include "parallel/mirror.h"
 #include "parallel/workers.h"
@@ -29,7 +29,7 @@
 #include <string.h>
 
 enum {
-    CARRIER, TOKEN, FIRST,         /* inputs of both ops: what holds the run, the token of those before, and then */
+    HOLDER, TOKEN, FIRST,         /* inputs of both ops: what holds the run, the token of those before, and then */
     MOST = TR_OP_MAX_INPUTS - FIRST, /* tensors of the module's inputs, or parameters */
 };
 
@@ -167,7 +167,7 @@ static tr_tensor *new_token(tr_device device)
 
 static tr_status join_backward(tr_backward_call *call)
 {
-    run *r = tr__carrier_object(call->inputs[CARRIER]);
+    run *r = tr__object_of_tensor(call->inputs[HOLDER]);
     backward_job job = {r, call->grad_outputs[0], tr__retains(call), tr__as_now(call)};
     if (!job.as_now) TR__TRY(unchanged(r));
     TR__TRY(tr__workers_run(r->workers, r->count, backward_member, &job));
@@ -265,7 +265,7 @@ static bool any_gradient(const run *r, int i)
 
 static tr_status parameters_backward(tr_backward_call *call)
 {
-    run *r = tr__carrier_object(call->inputs[CARRIER]);
+    run *r = tr__object_of_tensor(call->inputs[HOLDER]);
     sum_job job = {.run = r, .first = *(const int *)call->attrs, .n = call->n_inputs - FIRST};
     for (int i = 0; i < job.n; i++) {
         if (!call->needs[FIRST + i] || !any_gradient(r, job.first + i)) continue;
@@ -299,7 +299,7 @@ static const tr_op parameters_op = {
     .infer = parameters_infer,
     .forward = parameters_forward,
     .backward = parameters_backward,
-    .saves_inputs = 1u << CARRIER,
+    .saves_inputs = 1u << HOLDER,
     .flags = TR__OP_ANYWHERE,
 };
 
@@ -315,7 +315,7 @@ static tr_status check_output(const replica *p, int member, const tr_tensor *fir
 
 static tr_status join_infer(tr_op_call *call)
 {
-    run *r = tr__carrier_object(call->inputs[CARRIER]);
+    run *r = tr__object_of_tensor(call->inputs[HOLDER]);
     const tr_tensor *first = r->replicas[0].output;
     tr_shape shape = first->shape.ndim ? first->shape : TR_SHAPE(1);
     shape.dim[0] = 0;
@@ -331,7 +331,7 @@ static tr_status join_infer(tr_op_call *call)
 
 static tr_status join_forward(tr_op_call *call)
 {
-    run *r = tr__carrier_object(call->inputs[CARRIER]);
+    run *r = tr__object_of_tensor(call->inputs[HOLDER]);
     for (int k = 0; k < r->count; k++) {
         const replica *p = &r->replicas[k];
         tr_tensor *place = rows_for(call->outputs[0], p->first_row, p->first_row + p->rows, p->device);
@@ -347,16 +347,16 @@ static const tr_op join_op = {
     .infer = join_infer,
     .forward = join_forward,
     .backward = join_backward,
-    .saves_inputs = 1u << CARRIER,
+    .saves_inputs = 1u << HOLDER,
     .flags = TR__OP_ANYWHERE,
 };
 
 /* Records the parameters, a few per node; the last token leads to them all. */
-static tr_tensor *record_parameters(run *r, tr_tensor *carrier)
+static tr_tensor *record_parameters(run *r, tr_tensor *holder)
 {
     tr_tensor *token = NULL;
     for (int first = 0, n; first < tr_list_count(r->parameters); first += n) {
-        tr_tensor *inputs[TR_OP_MAX_INPUTS] = {[CARRIER] = carrier, [TOKEN] = token};
+        tr_tensor *inputs[TR_OP_MAX_INPUTS] = {[HOLDER] = holder, [TOKEN] = token};
         for (n = 0; n < MOST && first + n < tr_list_count(r->parameters); n++)
             inputs[FIRST + n] = tr_list_at(r->parameters, first + n);
         token = tr_apply(&parameters_op, &first, inputs, FIRST + n, NULL);
@@ -366,9 +366,9 @@ static tr_tensor *record_parameters(run *r, tr_tensor *carrier)
 
 static tr_tensor *join(run *r, tr_tensor *const *inputs, int n)
 {
-    tr_tensor *all[TR_OP_MAX_INPUTS] = {[CARRIER] = tr__carrier(r, r->replicas[0].device)};
-    if (tr__bad(all[CARRIER])) return all[CARRIER];
-    if (tr_grad_enabled()) all[TOKEN] = record_parameters(r, all[CARRIER]);
+    tr_tensor *all[TR_OP_MAX_INPUTS] = {[HOLDER] = tr__object_tensor(r, r->replicas[0].device)};
+    if (tr__bad(all[HOLDER])) return all[HOLDER];
+    if (tr_grad_enabled()) all[TOKEN] = record_parameters(r, all[HOLDER]);
     for (int i = 0; i < n; i++) all[FIRST + i] = inputs[i];
     return tr_apply(&join_op, NULL, all, FIRST + n, NULL);
 }

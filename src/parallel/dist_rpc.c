@@ -89,9 +89,9 @@ static int groups_of(uint64_t tensors)
 }
 
 /* Goes over the tensors of values, in lists too. visit may put another in place. */
-typedef tr_status (*visitor)(void *user, int i, tr_tensor **tensor);
+typedef tr_status (*tensor_function)(void *user, int i, tr_tensor **tensor);
 
-static tr_status visit_list(tr_value *value, int *i, visitor visit, void *user)
+static tr_status visit_list(tr_value *value, int *i, tensor_function visit, void *user)
 {
     tr_tensor_list *list = value->tensors, *changed = NULL;
     for (int k = 0; list && k < list->count; k++) {
@@ -106,7 +106,7 @@ static tr_status visit_list(tr_value *value, int *i, visitor visit, void *user)
     return TR_OK;
 }
 
-static tr_status visit_tensors(tr_value *values, int n, visitor visit, void *user)
+static tr_status visit_tensors(tr_value *values, int n, tensor_function visit, void *user)
 {
     int i = 0;
     for (int k = 0; k < n; k++) {

@@ -79,7 +79,7 @@ static tr_status failing_add(tr_store *store, const char *key, int64_t amount, i
     REQUEST(store, tr_store_add(of(store)->real, key, amount, sum));
 }
 
-/* Without a claim that stands, and with one that cannot be given back, there is nobody who could join again. */
+/* Without a request that stands, and with one that cannot be given back, there is nobody who could join again. */
 static tr_status failing_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
     const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
