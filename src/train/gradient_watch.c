@@ -39,6 +39,14 @@ tr_status tr__gradient_norm(const tr_trainer *t, double *norm)
 
 /* ---- Ranks that differ ------------------------------------------------------------------------------------------- */
 
+/* NaN as its bits: so NaN equals itself. */
+static uint64_t bits_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 /* Every rank has averaged the same gradients: where their norms differ, memory or a buffer did. */
 static tr_status compare_gradients(tr_trainer *t)
 {
@@ -197,9 +205,9 @@ static tr_status judge(tr_trainer *t, const tr_metrics_row *row, tr__origin *ori
 tr_status tr__gradients_judge(tr_trainer *t, tr_metrics_row *row)
 {
     row->grad_norm = t->said[0].norm;
-    bool differ = false; /* bit for bit, so that NaN equals itself */
+    bool differ = false;
     for (int rank = 1; rank < t->world_size; rank++)
-        differ |= memcmp(&t->said[rank].norm, &t->said[0].norm, sizeof t->said[0].norm) != 0;
+        differ |= bits_of(t->said[rank].norm) != bits_of(t->said[0].norm);
     if (t->plan.check_replicas && differ) TR__TRY(compare_gradients(t));
     for (int rank = 0; rank < t->world_size; rank++) /* where ranks are not compared they may differ */
         if (!isfinite(t->said[rank].norm)) row->grad_norm = t->said[rank].norm;
