@@ -14,7 +14,7 @@ compiler := $(if $(filter default,$(origin CC)),,$(CC))
 cxx      := $(subst gcc,g++,$(subst clang,clang++,$(compiler)))
 BUILD    ?= build$(if $(compiler),-$(notdir $(compiler)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))
 
-.PHONY: all configure deps demo tests test wheel test-python bench soak install check layers lines tidy clean
+.PHONY: all configure deps demo tests test wheel test-python bench results soak install check layers lines tidy clean
 all: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 
@@ -51,6 +51,11 @@ test-python: deps wheel
 bench: all
 	@cmake --build $(BUILD) -j $(JOBS) --target benches
 	@scripts/bench $(BUILD)
+
+# bench/RESULTS.md, from the JSON files in bench/results.
+results: all
+	@$(BUILD)/trireme bench report bench/results >$(BUILD)/results.md
+	@mv $(BUILD)/results.md bench/RESULTS.md
 
 soak: deps
 	@scripts/soak

@@ -5,8 +5,6 @@
 #include "options.h"
 #include "relaunch.h"
 
-#include <cjson/cJSON.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,18 +92,6 @@ static int bench_model(int argc, char **argv)
     return code;
 }
 
-bool tr__write_json(const char *command, void *object, const char *path)
-{
-    char *text = object ? cJSON_Print(object) : NULL;
-    cJSON_Delete(object);
-    FILE *f = text ? fopen(path, "w") : NULL;
-    bool written = f && fprintf(f, "%s\n", text) > 0;
-    if (f && fclose(f) != 0) written = false;
-    if (!written) tr__complain(command, "cannot write %s: %s", path, text ? strerror(errno) : "out of memory");
-    cJSON_free(text);
-    return written;
-}
-
 int tr__cli_bench(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : NULL;
@@ -119,6 +105,7 @@ int tr__cli_bench(int argc, char **argv)
     if (what && !strcmp(what, "join")) return tr__bench_join(argc - 1, argv + 1);
     if (what && !strcmp(what, "groups")) return tr__bench_groups(argc - 1, argv + 1);
     if (what && !strcmp(what, "dist-autograd")) return tr__bench_dist(argc - 1, argv + 1);
+    if (what && !strcmp(what, "report")) return tr__bench_report(argc - 1, argv + 1);
     if (what && tr__is_collective(what)) return tr__bench_collective(argc - 1, argv + 1);
     if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
         printf(
@@ -134,7 +121,8 @@ int tr__cli_bench(int argc, char **argv)
             "  rpc             calls to a function of another process\n"
             "  loader          batches of a dataset\n"
             "  checkpoint      saving, loading and verifying a checkpoint\n"
-            "  dist-autograd   a training step over two workers\n");
+            "  dist-autograd   a training step over two workers\n"
+            "  report          the page of results, made from what the others have written by --json\n");
         return TR__EXIT_OK;
     }
     tr__complain(

@@ -96,8 +96,9 @@ const char **tr__bench_given(int argc, char **argv);
 int tr__bench_tune(int argc, char **argv);
 int tr__bench_predict(int argc, char **argv);
 
-/* Writes a cJSON object, which may be NULL, and deletes it; false after a message. */
-bool tr__write_json(const char *command, void *object, const char *path);
+/* ---- trireme bench report ----------------------------------------------------------------------------------------- */
+
+int tr__bench_report(int argc, char **argv);
 
 /* ---- trireme bench store and join --------------------------------------------------------------------------------- */
 
@@ -123,11 +124,13 @@ int tr__bench_dist(int argc, char **argv);
 
 /* ---- Peers -------------------------------------------------------------------------------------------------------- */
 
-/* Another program that works off lines: it prints "ready", then a number for every line that it gets. */
+/* Another program that works off lines: it prints "ready", or "ready NAME VERSION", then a number for every line that it
+ * gets. */
 typedef struct tr__peer {
     int pid, to, from;   /* of its shell; its stdin and stdout. 0: there is none */
     char text[4096];     /* what it has printed and nobody has taken yet */
     size_t count, taken; /* bytes of text; those of the latest line, whose turn is over with the next one */
+    char version[128];   /* "PyTorch 2.15.0", also after its end; empty: it did not say */
 } tr__peer;
 /* In an environment without what would slow it (or us), but for OMP_NUM_THREADS. Each returns false after a message.
  * The peer is over when its shell ends: what it leaves behind in its process group gets SIGTERM in tr__peer_stop(). */

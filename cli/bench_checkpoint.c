@@ -3,10 +3,10 @@
  * checksums, and beside a peer's. All take turns, so that what the disk and other programs do meets each alike.
  */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "options.h"
 
-#include <cjson/cJSON.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -272,7 +272,7 @@ static double ratio_of(const bench_checkpoint *b, double seconds[MEASURES][MOST_
 static cJSON *report(const bench_checkpoint *b, double seconds[MEASURES][MOST_ROUNDS])
 {
     bool disk = has_disk(b);
-    cJSON *o = cJSON_CreateObject();
+    cJSON *o = tr__result_new(b->program.version, "checkpoint%s", b->peer ? "" : "/alone");
     cJSON_AddNumberToObject(o, "bytes", b->bytes);
     cJSON_AddNumberToObject(o, "tensors", tr_list_count(b->model) + tr_list_count(b->state));
     cJSON_AddNumberToObject(o, "threads", tr_threads(tr_cpu(0)));

@@ -3,12 +3,12 @@
  * back; rank 0's times count. Rounds alternate with the peer's and, for all-reduce, with the bare loop that is its limit.
  */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "command.h"
 #include "options.h"
 #include "relaunch.h"
 
-#include <cjson/cJSON.h>
 #include <limits.h>
 #include <math.h>
 #include <sched.h>
@@ -316,7 +316,10 @@ static int report(const collective_run *r)
 {
     print_report(r);
     if (!r->json) return TR__EXIT_OK;
-    cJSON *o = cJSON_CreateObject(), *results = cJSON_AddArrayToObject(o, "results");
+    const char *peer = !r->peer_command ? "alone" : strpbrk(r->peer_command, " /") ? "other" : r->peer_command;
+    const char *way = r->stream ? "hosts" : r->transport ? r->transport : "shared";
+    cJSON *o = tr__result_new(r->peer.version, "%s/%s/%d/%s", r->kind->name, way, r->world, peer);
+    cJSON *results = cJSON_AddArrayToObject(o, "results");
     cJSON_AddStringToObject(o, "collective", r->kind->name);
     cJSON_AddStringToObject(o, "dtype", "f32");
     cJSON_AddNumberToObject(o, "ranks", r->world);

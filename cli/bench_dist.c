@@ -4,11 +4,11 @@
  * which scales a small tensor and calls the next one, and through as many scalings in one process.
  */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "options.h"
 #include "relaunch.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,7 +178,7 @@ static int report(dist_run *run)
         FEATURES, BATCH, ROUNDS, STEPS);
     printf("  FAST   %9.1f us\n  SMART  %9.1f us\n", fast, smart);
     if (run->peer_command) printf("  peer   %9.1f us, %.1f times FAST's\n", peer, peer / fast);
-    cJSON *o = cJSON_CreateObject();
+    cJSON *o = tr__result_new(run->peer.version, "dist-autograd/%d%s", run->workers, run->peer_command ? "" : "/alone");
     cJSON_AddNumberToObject(o, "step_us_median", fast);
     cJSON_AddNumberToObject(o, "smart_step_us_median", smart);
     if (run->peer_command) {

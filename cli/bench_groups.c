@@ -4,11 +4,11 @@
  * all of them.
  */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "options.h"
 #include "relaunch.h"
 
-#include <cjson/cJSON.h>
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,7 +83,7 @@ static int report(const groups *g, int ranks)
     printf("  %-28s %8d with 1, %d with %d\n", "descriptors", g->fds[0], g->fds[1], g->count);
     printf("  %-28s %8d with 1, %d with %d\n", "threads", g->threads[0], g->threads[1], g->count);
     if (!g->json) return TR__EXIT_OK;
-    cJSON *o = cJSON_CreateObject();
+    cJSON *o = tr__result_new(NULL, "groups/%d", ranks);
     cJSON_AddNumberToObject(o, "ranks", ranks);
     cJSON_AddNumberToObject(o, "groups", g->count);
     cJSON_AddNumberToObject(o, "split_us_median", split);

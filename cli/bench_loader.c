@@ -3,10 +3,10 @@
  * ours.
  */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "options.h"
 
-#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,26 +98,26 @@ static bool start_peer(const bench_loader *b, tr__peer *peer)
 }
 
 /* One epoch before those that count starts the workers of both. False after a message. */
-static bool measure(const bench_loader *b, tr_loader *loader, int64_t count, double *ours, double *theirs)
+static bool measure(const bench_loader *b, tr__peer *peer, tr_loader *loader, int64_t count, double *ours, double *theirs)
 {
-    tr__peer peer = {0};
-    bool well = !b->peer || start_peer(b, &peer);
+    bool well = !b->peer || start_peer(b, peer);
     for (int i = -1; i < b->rounds && well; i++) {
         int at = i < 0 ? 0 : i;
-        well = !b->peer || i % 2 == 0 || tr__peer_ask(&peer, "epoch", &theirs[at]);
+        well = !b->peer || i % 2 == 0 || tr__peer_ask(peer, "epoch", &theirs[at]);
         if (well && our_epoch(loader, count, &ours[at]) != TR_OK) {
             tr__complain(TR__BENCH, "%s", tr_error_message());
             well = false;
         }
-        if (well && b->peer && i % 2 == 0) well = tr__peer_ask(&peer, "epoch", &theirs[at]);
+        if (well && b->peer && i % 2 == 0) well = tr__peer_ask(peer, "epoch", &theirs[at]);
     }
-    tr__peer_stop(&peer);
+    tr__peer_stop(peer);
     return well;
 }
 
 /* ---- The report -------------------------------------------------------------------------------------------------- */
 
-static int report(const bench_loader *b, int64_t count, double *ours, double *theirs)
+/* version: the peer's. */
+static int report(const bench_loader *b, int64_t count, const char *version, double *ours, double *theirs)
 {
     double ratios[MOST_ROUNDS];
     for (int i = 0; b->peer && i < b->rounds; i++) ratios[i] = theirs[i] / ours[i];
@@ -125,7 +125,8 @@ static int report(const bench_loader *b, int64_t count, double *ours, double *th
     printf("%s, %lld samples in batches of %d, %d %s, median of %d epochs\n", b->samples, (long long)count, b->batch,
         b->workers, b->processes ? "worker processes" : "worker threads", b->rounds);
     printf("a sample         %10.3f us: %.0f /s\n", us, 1e6 / us);
-    cJSON *o = cJSON_CreateObject();
+    cJSON *o = tr__result_new(version, "loader/%s/%d%s%s", b->samples, b->workers, b->processes ? "-processes" : "",
+        b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "samples", b->samples);
     cJSON_AddBoolToObject(o, "processes", b->processes);
     cJSON_AddNumberToObject(o, "count", (double)count);
@@ -155,8 +156,10 @@ static int run(const bench_loader *b)
         tr__complain(TR__BENCH, "%s", tr_error_message());
         return TR__EXIT_FAILED;
     }
+    tr__peer peer = {0};
     double ours[MOST_ROUNDS], theirs[MOST_ROUNDS];
-    return measure(b, loader, count, ours, theirs) ? report(b, count, ours, theirs) : TR__EXIT_FAILED;
+    if (!measure(b, &peer, loader, count, ours, theirs)) return TR__EXIT_FAILED;
+    return report(b, count, peer.version, ours, theirs);
 }
 
 int tr__bench_loader(int argc, char **argv)

@@ -4,10 +4,9 @@
  * Short steps are taken several in a row, which is how they come in training.
  */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "options.h"
-
-#include <cjson/cJSON.h>
 
 #include <errno.h>
 #include <math.h>
@@ -209,11 +208,11 @@ static void add_number(cJSON *object, const char *key, double value)
         cJSON_AddNullToObject(object, key);
 }
 
-static char *to_json(const bench_run *r, const results *s)
+static cJSON *to_json(const bench_run *r, const results *s)
 {
     const tr__bench *b = r->bench;
-    cJSON *o = cJSON_CreateObject();
-    if (!o) return NULL;
+    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)), b->model,
+        r->work.device.kind == TR_CPU ? "" : "/cuda", b->step_in_backward ? "/step-in-backward" : "", b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "device", b->device);
     cJSON_AddStringToObject(o, "dtype", b->dtype);
@@ -242,9 +241,7 @@ static char *to_json(const bench_run *r, const results *s)
         add_number(o, "peer_step_ms_median", s->peer_ms);
         add_number(o, "ratio", s->ratio);
     }
-    char *text = cJSON_Print(o);
-    cJSON_Delete(o);
-    return text;
+    return o;
 }
 
 static int report(const bench_run *r)
@@ -252,14 +249,7 @@ static int report(const bench_run *r)
     results s = summarize(r);
     print_report(r, &s);
     if (!r->bench->json) return TR__EXIT_OK;
-    char *text = to_json(r, &s);
-    FILE *f = text ? fopen(r->bench->json, "w") : NULL;
-    bool written = f && fprintf(f, "%s\n", text) > 0;
-    if (f && fclose(f) != 0) written = false;
-    if (!written)
-        tr__complain(TR__BENCH, "cannot write %s: %s", r->bench->json, text ? strerror(errno) : "out of memory");
-    cJSON_free(text);
-    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return tr__write_json(TR__BENCH, to_json(r, &s), r->bench->json) ? TR__EXIT_OK : TR__EXIT_FAILED;
 }
 
 /* A peer's failure has been told of, and another rank's will be. */

@@ -214,7 +214,8 @@ bool tr__peer_start(tr__peer *p, const char *command, int threads)
     }
     *p = (tr__peer){.pid = pid, .to = to[1], .from = from[0]};
     for (const char *line; (line = read_line(p));) {
-        if (strcmp(line, "ready") != 0) continue;
+        if (strncmp(line, "ready", 5) != 0 || (line[5] && line[5] != ' ')) continue;
+        snprintf(p->version, sizeof p->version, "%s", line + 5 + strspn(line + 5, " "));
         let_run(p, false);
         return true;
     }
@@ -244,5 +245,5 @@ void tr__peer_stop(tr__peer *p)
     while (waitid(P_PID, (id_t)p->pid, &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) continue;
     kill(-p->pid, SIGTERM); /* what it has left behind; not yet waited for, its number is nobody else's */
     while (waitpid(p->pid, NULL, 0) < 0 && errno == EINTR) continue;
-    *p = (tr__peer){0};
+    p->pid = 0;
 }

@@ -1,10 +1,10 @@
 /* trireme bench rpc: how long a call to a function of another process takes that gives back what it gets. */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "options.h"
 #include "relaunch.h"
 
-#include <cjson/cJSON.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -161,18 +161,25 @@ static void print_results(const rpc_bench *b)
 
 static bool write_results(const rpc_bench *b)
 {
-    cJSON *o = cJSON_CreateObject(), *results = cJSON_AddArrayToObject(o, "results");
+    const char *way = !b->stream ? "shared" : b->insecure ? "hosts-clear" : "hosts-tls";
+    cJSON *o = tr__result_new(b->other.version, "rpc/%s%s", way, b->peer ? "" : "/alone");
+    cJSON *results = cJSON_AddArrayToObject(o, "results");
     for (int i = 0; i < b->sizes.count; i++) {
         cJSON *r = cJSON_CreateObject();
         cJSON_AddNumberToObject(r, "bytes", (double)b->sizes.bytes[i]);
         cJSON_AddNumberToObject(r, "median_us", b->us[i]);
         if (b->stream) cJSON_AddNumberToObject(r, "raw_median_us", b->raw_us[i]);
+        if (b->stream) cJSON_AddNumberToObject(r, "of_raw", b->us[i] / b->raw_us[i]);
         if (b->peer) cJSON_AddNumberToObject(r, "peer_median_us", b->peer_us[i]);
+        if (b->peer) cJSON_AddNumberToObject(r, "ratio", b->peer_us[i] / b->us[i]);
         cJSON_AddItemToArray(results, r);
     }
     cJSON_AddNumberToObject(o, "callers", b->callers);
     if (b->callers) cJSON_AddNumberToObject(o, "calls_per_s", b->rate);
-    if (b->callers && b->peer) cJSON_AddNumberToObject(o, "peer_calls_per_s", b->peer_rate);
+    if (b->callers && b->peer) {
+        cJSON_AddNumberToObject(o, "peer_calls_per_s", b->peer_rate);
+        cJSON_AddNumberToObject(o, "calls_ratio", b->rate / b->peer_rate);
+    }
     return tr__write_json(TR__BENCH, o, b->json);
 }
 

@@ -3,12 +3,12 @@
  * ranks of one machine take to become a group.
  */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "crowd.h"
 #include "options.h"
 #include "relaunch.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,15 +27,9 @@ static double now_s(void)
 /* Takes the object. Returns the exit code. */
 static int write_json(const char *path, cJSON *object)
 {
-    char *text = path ? cJSON_Print(object) : NULL;
+    if (path) return tr__write_json(TR__BENCH, object, path) ? TR__EXIT_OK : TR__EXIT_FAILED;
     cJSON_Delete(object);
-    if (!path) return TR__EXIT_OK;
-    FILE *f = text ? fopen(path, "w") : NULL;
-    bool written = f && fprintf(f, "%s\n", text) > 0;
-    if (f && fclose(f) != 0) written = false;
-    if (!written) tr__complain(TR__BENCH, "cannot write %s: %s", path, text ? strerror(errno) : "out of memory");
-    cJSON_free(text);
-    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return TR__EXIT_OK;
 }
 
 /* ---- Clients of a store ------------------------------------------------------------------------------------------ */
@@ -53,7 +47,7 @@ static int measure_clients(int clients, const char *json)
             return TR__EXIT_FAILED;
         }
     }
-    cJSON *o = cJSON_CreateObject(), *results = cJSON_AddArrayToObject(o, "results");
+    cJSON *o = tr__result_new(NULL, "store/%d", clients), *results = cJSON_AddArrayToObject(o, "results");
     cJSON_AddNumberToObject(o, "clients", clients);
     printf("%d clients connect to a store and meet there, median of %d\n", clients, ROUNDS);
     for (int secret = 0; secret < 2; secret++) {
@@ -107,7 +101,7 @@ static int report_join(const tr_group *group, double first, double *again, const
     double median = tr__median(again, ROUNDS);
     printf("%d ranks join, from the first one's call to the last one's return\n", ranks);
     printf("  %-28s %8.3f s\n  %-28s %8.3f s, median of %d\n", "while their processes start", first, "again", median, ROUNDS);
-    cJSON *o = cJSON_CreateObject();
+    cJSON *o = tr__result_new(NULL, "join/%d", ranks);
     cJSON_AddNumberToObject(o, "ranks", ranks);
     cJSON_AddNumberToObject(o, "first_s", first);
     cJSON_AddNumberToObject(o, "again_s", median);

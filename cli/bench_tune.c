@@ -6,12 +6,12 @@
  * every round, so that a machine that others use disturbs all alike.
  */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "options.h"
 #include "relaunch.h"
 #include "tune.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -243,7 +243,7 @@ static cJSON *time_object(const tr__time *time)
 
 static bool write_json(const tune *t, const tr__tune_error *e)
 {
-    cJSON *o = cJSON_CreateObject(), *network = cJSON_AddObjectToObject(o, "network");
+    cJSON *o = tr__result_new(NULL, "tune/%d", t->world), *network = cJSON_AddObjectToObject(o, "network");
     cJSON_AddNumberToObject(o, "ranks", t->world);
     cJSON_AddNumberToObject(network, "latency_us", t->network.latency_us);
     cJSON_AddNumberToObject(network, "overhead_us", t->network.overhead_us);

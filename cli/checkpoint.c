@@ -1,11 +1,10 @@
 /* trireme checkpoint: what a checkpoint holds, whether it is whole, and how two of them differ. */
 #include "checkpoint.h"
 
-#include "bench.h"
+#include "bench_result.h"
 #include "command.h"
 #include "options.h"
 
-#include <cjson/cJSON.h>
 
 #include <dirent.h>
 #include <inttypes.h>

@@ -1,11 +1,10 @@
 /* trireme checkpoint diff: how the tensors and metadata of two checkpoints differ. */
 #include "checkpoint.h"
 
-#include "bench.h"
+#include "bench_result.h"
 #include "options.h"
 #include "terminal.h"
 
-#include <cjson/cJSON.h>
 
 #include <inttypes.h>
 #include <limits.h>

@@ -1,6 +1,7 @@
 /* What one rank of `trireme train` does: trains, and rank 0 says how it goes. */
 #include "train.h"
 
+#include "bench_result.h"
 #include "terminal.h"
 
 #include <errno.h>
@@ -193,20 +194,10 @@ static void add_setup(cJSON *object, const run *r)
 
 static int write_json(const run *r)
 {
-    cJSON *object = cJSON_CreateObject();
-    if (object) {
-        add_results(object, r);
-        add_setup(object, r);
-    }
-    char *text = object ? cJSON_Print(object) : NULL;
-    FILE *f = text ? fopen(r->train->json, "w") : NULL;
-    bool written = f && fprintf(f, "%s\n", text) > 0;
-    if (f && fclose(f) != 0) written = false;
-    if (!written)
-        tr__complain(r->train->command, "cannot write %s: %s", r->train->json, text ? strerror(errno) : "out of memory");
-    cJSON_free(text);
-    cJSON_Delete(object);
-    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
+    cJSON *object = tr__result_new(NULL, "train/%s/%d", r->train->model, r->world);
+    add_results(object, r);
+    add_setup(object, r);
+    return tr__write_json(r->train->command, object, r->train->json) ? TR__EXIT_OK : TR__EXIT_FAILED;
 }
 
 /* Columns of the metrics, for a chart. False without memory. */

@@ -97,7 +97,7 @@ def main() -> None:
     if args.no_crc:
         torch.serialization.set_crc32_options(False)
     peer = Peer(args)
-    print("ready", flush=True)
+    print(f"ready PyTorch {torch.__version__}", flush=True)
     for line in sys.stdin:
         print(f"{peer.run(line.strip()):.6f}", flush=True)
 

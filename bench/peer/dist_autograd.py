@@ -47,7 +47,7 @@ def drive() -> None:
 
     for _ in range(50):
         step()
-    print("ready", flush=True)
+    print(f"ready PyTorch {torch.__version__}", flush=True)
     for line in sys.stdin:
         print(statistics.median(step() for _ in range(int(line))), flush=True)
 

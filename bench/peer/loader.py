@@ -70,7 +70,7 @@ def main() -> None:
     else:
         data = Digits(args.count) if args.samples == "digits" else folder(args.folder, args.decoder)
     loader = DataLoader(data, args.batch, shuffle=True, num_workers=args.workers, persistent_workers=args.workers > 0)
-    print("ready", flush=True)
+    print(f"ready PyTorch {torch.__version__}", flush=True)
     for _ in sys.stdin:
         begin = time.perf_counter()
         for _ in loader:

@@ -1,5 +1,5 @@
 /*
- * MPI as the peer of `trireme bench all-reduce` and its like: prints "ready"; then for every line "NAME BYTES CALLS" makes
+ * MPI as the peer of `trireme bench all-reduce` and its like: prints "ready" and its version; then for every line "NAME BYTES CALLS" makes
  * so many calls on f32 and prints rank 0's median in microseconds. Ends with its input.
  */
 #define _DEFAULT_SOURCE
@@ -103,7 +103,12 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (rank == 0) puts("ready");
+    if (rank == 0) {
+        char version[MPI_MAX_LIBRARY_VERSION_STRING];
+        int length;
+        MPI_Get_library_version(version, &length);
+        printf("ready %.*s\n", (int)strcspn(version, ",\n"), version); /* "Open MPI v4.1.4" and where it was built */
+    }
     for (;;) {
         int order[3] = {0};
         fflush(stdout);

@@ -55,7 +55,7 @@ def main() -> None:
         return
     rpc.init_rpc("client", rank=0, world_size=2, rpc_backend_options=options)
     time_echo(4, 50)
-    print("ready", flush=True)
+    print(f"ready PyTorch {torch.__version__}", flush=True)
     for line in sys.stdin:
         what, first, second = line.split()
         answer = (time_echo if what == "echo" else call_rate)(int(first), int(second))

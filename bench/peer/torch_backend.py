@@ -8,13 +8,14 @@ all_reduce: `dist.all_reduce` of f32 tensors: Gloo, ours on PyTorch's own memory
 calls is one sample. ddp: whole training steps of the programs beside this one, each backend in processes of its own, which wait
 while the others run.
 
-The object that goes to --json FILE (or is printed): framework, ranks, threads, cores, processor, turns; for all_reduce
+The object that goes to --json FILE (or is printed): what machine.py says, ranks, threads, turns; for all_reduce
 pytorch_us and overhead_us (what a call takes in torch.distributed's own Python and in ours, the library's part apart) and rows, a
 list of {bytes, gloo_us, trireme_us, shared_us, copy_us, ratio, shared_ratio}, medians over the turns, and the ratios the medians of
 those of each turn; copy_us: all ranks at once copy as many bytes in their own memory, which shows what the machine's memory gives.
 For ddp rows, a list of {model, gloo_ms, trireme_ms, shared_ms, ratio, shared_ratio}.
 """
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 
+import machine
 import training
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -72,7 +74,7 @@ def rank_of_all_reduce(args: argparse.Namespace) -> dict | None:
     torch.set_num_threads(args.threads)
     dist.init_process_group("gloo", init_method=os.environ["PEER_RENDEZVOUS"], rank=rank, world_size=args.ranks)
     ours = dist.new_group(backend="trireme")
-    result = {"framework": f"torch {torch.__version__}"}
+    result = {"peer": f"PyTorch {torch.__version__}"}
     alone = [dist.new_group([one], backend="trireme") for one in range(args.ranks)][rank]
     if rank == 0:  # while the others sleep
         result.update(overheads(torch, dist, alone))
@@ -123,7 +125,7 @@ def ddp_row(args: argparse.Namespace, model: str) -> dict:
     samples = {name: [] for name in BACKENDS}
     try:
         for name, program in programs.items():
-            if program.stdout.readline() != "ready\n":
+            if not program.stdout.readline().startswith("ready"):
                 sys.exit(f"{model} on {name} did not start")
         for _ in range(args.turns):
             for name, program in programs.items():
@@ -139,7 +141,7 @@ def ddp_row(args: argparse.Namespace, model: str) -> dict:
 
 def ddp(args: argparse.Namespace) -> dict:
     import torch
-    return {"framework": f"torch {torch.__version__}", "rows": [ddp_row(args, model) for model in args.models]}
+    return {"peer": f"PyTorch {torch.__version__}", "rows": [ddp_row(args, model) for model in args.models]}
 
 
 def main() -> None:
@@ -155,10 +157,9 @@ def main() -> None:
     result = all_reduce(args) if args.what == "all_reduce" else ddp(args)
     if result is None:
         return
-    with open("/proc/cpuinfo") as cpuinfo:
-        processor = next(line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name"))
-    result = {"ranks": args.ranks, "threads": args.threads, "cores": os.cpu_count(), "processor": processor, "turns": args.turns,
-              **result}
+    if "PEER_RENDEZVOUS" not in os.environ:  # a rank's part is what the process that started it makes the whole of
+        begin = machine.result(f"torch/{args.what}/{args.ranks}", importlib.metadata.version("trireme-torch"), result.pop("peer"))
+        result = {**begin, "ranks": args.ranks, "threads": args.threads, "turns": args.turns, **result}
     text = json.dumps(result, indent=1)
     if args.json:
         with open(args.json, "w") as file:

@@ -10,8 +10,8 @@ Runs under PyTorch 2.x and 1.13. One step is: forgetting the gradients, forward,
                                                    runs as many steps as the line says and prints the milliseconds of
                                                    one; ends with its input
 
-The object that goes to --json FILE (or is printed last, when not paced): framework, step_ms (all), step_ms_median,
-items_per_s (tokens or samples, of all ranks), peak_rss_mb and rss_after_import_mb (VmHWM and VmRSS of rank 0; VmHWM
+The object that goes to --json FILE (or is printed last, when not paced): what machine.py says, framework, step_ms (all),
+step_ms_median, items_per_s (tokens or samples, of all ranks), peak_rss_mb and rss_after_import_mb (VmHWM and VmRSS of rank 0; VmHWM
 begins anew with a program, ru_maxrss does not), ranks, threads, config.
 """
 import argparse
@@ -26,6 +26,8 @@ import sys
 import tempfile
 import time
 from typing import Callable, Iterator
+
+import machine
 
 JEMALLOC = f"/usr/lib/{platform.machine()}-linux-gnu/libjemalloc.so.2"
 # Activations that malloc gives back to the kernel come again as page faults, some 13,000 in every step of GPT "mini".
@@ -174,7 +176,7 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
             yield from [1] * args.steps
             return
         if rank == 0:
-            print("ready", flush=True)
+            print(f"ready PyTorch {torch.__version__}", flush=True)
         while True:
             go = torch.tensor(int(sys.stdin.readline() or 0) if rank == 0 else 0)
             if args.ranks > 1:
@@ -213,7 +215,9 @@ def run(args: argparse.Namespace, build: Callable, also_import: str | None = Non
     if rank != 0:
         return
     median = statistics.median(step_ms) if step_ms else None
-    result = {"framework": framework, "step_ms": step_ms, "step_ms_median": median,
+    kind = f"pytorch/{os.path.basename(sys.argv[0])}/{args.ranks}x{args.threads}"
+    result = {**machine.result(kind, None, framework.replace("torch", "PyTorch")),
+              "framework": framework, "step_ms": step_ms, "step_ms_median": median,
               "items_per_s": args.ranks * items / median * 1e3 if median else None,
               "peak_rss_mb": status_mb("VmHWM"), "rss_after_import_mb": imported_mb,
               "ranks": args.ranks, "threads": args.threads, "config": vars(args)}

@@ -219,7 +219,7 @@ typedef struct tr_load_report {
     int cast;        /* of these, from another dtype */
     int missing;     /* that the state lacks */
     int extra;       /* of the state, that nothing takes */
-    int misshapen;   /* of another shape than what they are for */
+    int mismatched;  /* of another shape than what they are for */
     char text[1024]; /* all this in words, with the first few names */
 } tr_load_report;
 

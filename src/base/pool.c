@@ -24,7 +24,7 @@ struct tr__pool {
     atomic_int sleepers;
     atomic_bool stopping;
     _Alignas(TR__CACHE_LINE) atomic_flag busy;
-    _Alignas(TR__CACHE_LINE) atomic_int_fast64_t next; /* the next iteration nobody has claimed */
+    _Alignas(TR__CACHE_LINE) atomic_int_fast64_t next; /* the next iteration nobody has taken */
     _Alignas(TR__CACHE_LINE) atomic_int working;       /* workers that have not finished this loop */
 
     pthread_mutex_t lock; /* for sleeping */

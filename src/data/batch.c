@@ -33,14 +33,6 @@ typedef struct maker {
     tr_sample *samples; /* [count], for a .collate */
 } maker;
 
-/* Call it before each sample. */
-static tr_status go_on(const tr__recipe *r)
-{
-    if (atomic_load_explicit(r->stop, memory_order_relaxed)) return tr__fail(TR_CANCELLED, "the batch was given up");
-    if (r->begun) atomic_fetch_add_explicit(r->begun, 1, memory_order_relaxed);
-    return TR_OK;
-}
-
 static tr_status pile_up(pile *p, const tr__recipe *r, const tr__layout *layout)
 {
     tr_shape shape = {.ndim = layout->shape.ndim + 1};
@@ -67,15 +59,6 @@ static tr_status get(maker *m, int64_t index, tr_sample *sample)
     tr_status status = tr__dataset_sample(r->set, index, tr__sample_seed(r->seed, index), sample);
     m->unmade = status != TR_OK;
     return status;
-}
-
-/* A sample whose dataset writes it in place. */
-static inline tr_status write_row(maker *m, int64_t at, int64_t index)
-{
-    tr_dataset *set = m->recipe->set;
-    tr_status status = set->kind->write(set, index, place(&m->x, at), place(&m->y, at));
-    m->unmade = status != TR_OK;
-    return status == TR_OK ? TR_OK : tr__sample_failed(set, index, status);
 }
 
 /* Copies one part of a sample to its row; the first sample sets the layout. */
@@ -125,9 +108,14 @@ static inline tr_status put(maker *m, int64_t at, int64_t index)
 {
     const tr__recipe *r = m->recipe;
     m->unmade = false;
-    TR__TRY(go_on(r));
+    if (atomic_load_explicit(r->stop, memory_order_relaxed)) return tr__fail(TR_CANCELLED, "the batch was given up");
+    if (r->begun) atomic_fetch_add_explicit(r->begun, 1, memory_order_relaxed);
     if (r->collate) return get(m, index, &m->samples[at]);
-    if (r->set->laid_out) return write_row(m, at, index);
+    if (r->set->laid_out) { /* the dataset writes it in place */
+        tr_status status = r->set->kind->write(r->set, index, place(&m->x, at), place(&m->y, at));
+        m->unmade = status != TR_OK;
+        return status == TR_OK ? TR_OK : tr__sample_failed(r->set, index, status);
+    }
     return m->x.rows ? stack_row(m, at, index) : stack_first_row(m, at, index);
 }
 
@@ -156,17 +144,6 @@ static tr_status replace(maker *m, int64_t at, int64_t bad)
         bad, MOST_REPLACEMENTS);
 }
 
-/* The requested samples, if the first `good` are all of them. */
-static tr_status begin_indices(maker *m, int64_t good)
-{
-    const tr__recipe *r = m->recipe;
-    if (m->batch->indices) return TR_OK;
-    m->batch->indices = malloc((size_t)r->count * sizeof *r->indices);
-    if (!m->batch->indices) return tr__fail(TR_NO_MEMORY, "no memory for %" PRId64 " numbers of samples", r->count);
-    memcpy(m->batch->indices, r->indices, (size_t)good * sizeof *r->indices);
-    return TR_OK;
-}
-
 /* Good ones from the front, replacements from the back. */
 static tr_status put_all(maker *m)
 {
@@ -183,7 +160,11 @@ static tr_status put_all(maker *m)
         }
         if (!is_bad(m, status)) return status;
         TR__TRY(tr__skips_add(&m->batch->skips, index, tr_error_message()));
-        TR__TRY(begin_indices(m, good));
+        if (!m->batch->indices) { /* the first that is bad: those before it are as they were asked for */
+            m->batch->indices = malloc((size_t)r->count * sizeof *r->indices);
+            if (!m->batch->indices) return tr__fail(TR_NO_MEMORY, "no memory for %" PRId64 " numbers of samples", r->count);
+            memcpy(m->batch->indices, r->indices, (size_t)good * sizeof *r->indices);
+        }
         TR__TRY(replace(m, r->count - ++bad, index));
     }
     m->batch->duplicates = r->count - counted;

@@ -131,10 +131,10 @@ static int by_name(const struct dirent **a, const struct dirent **b)
 
 /* Calls visit for each folder and each regular file in a folder, in order of names. label: -1 in the folder itself, whose
  * sub-folders are the classes. */
-typedef tr_status (*visitor)(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label);
+typedef tr_status (*entry_function)(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label);
 
 /* Skips what is neither, or cannot be examined, such as a dangling link; but a missing image is an error. */
-static tr_status visit_entry(tr_dataset *set, const char *path, const char *name, int64_t label, visitor visit)
+static tr_status visit_entry(tr_dataset *set, const char *path, const char *name, int64_t label, entry_function visit)
 {
     struct stat info;
     if (stat(path, &info) != 0) {
@@ -144,7 +144,7 @@ static tr_status visit_entry(tr_dataset *set, const char *path, const char *name
     return S_ISDIR(info.st_mode) || S_ISREG(info.st_mode) ? visit(set, path, name, &info, label) : TR_OK;
 }
 
-static tr_status walk(tr_dataset *set, const char *folder, int64_t label, visitor visit)
+static tr_status walk(tr_dataset *set, const char *folder, int64_t label, entry_function visit)
 {
     struct dirent **entries;
     int n = scandir(folder, &entries, without_dot, by_name);

@@ -113,18 +113,14 @@ static void empty_slot(slot *s)
 
 /* ---- Workers ----------------------------------------------------------------------------------------------------- */
 
-static bool has_work(const tr_loader *l)
-{
-    return l->next < l->batches && l->next < l->delivered + l->capacity;
-}
-
 static void *work(void *arg)
 {
     worker *w = arg;
     tr_loader *l = w->loader;
     pthread_mutex_lock(&l->lock);
     for (;;) {
-        while (!l->ending && !has_work(l)) pthread_cond_wait(&l->work, &l->lock);
+        while (!l->ending && (l->next >= l->batches || l->next >= l->delivered + l->capacity))
+            pthread_cond_wait(&l->work, &l->lock);
         if (l->ending) break;
         int64_t number = l->next++;
         l->busy++;
@@ -141,51 +137,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-static tr_status start_workers(tr_loader *l)
-{
-    while (l->running < l->count) {
-        worker *w = &l->workers[l->running];
-        w->loader = l;
-        int error = tr__thread_start(&w->thread, work, w);
-        if (error) return tr__fail_errno(TR_NO_MEMORY, error, "loader: cannot start worker %d", l->running);
-        l->running++;
-    }
-    return TR_OK;
-}
-
-static void end_workers(tr_loader *l)
-{
-    atomic_store(&l->give_up, true);
-    pthread_mutex_lock(&l->lock);
-    l->ending = true;
-    pthread_cond_broadcast(&l->work);
-    pthread_mutex_unlock(&l->lock);
-    if (l->wake >= 0) (void)eventfd_write(l->wake, 1); /* it cannot fail: nobody else writes */
-    for (int i = 0; i < l->running; i++) pthread_join(l->workers[i].thread, NULL);
-    l->running = 0;
-}
-
 /* ---- Epochs ------------------------------------------------------------------------------------------------------ */
-
-static tr_status check_indices(const tr_loader *l, const int64_t *indices, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (indices[i] < 0 || indices[i] >= l->set->count)
-            return tr__fail(TR_INVALID, "loader: the sampler asks for sample %" PRId64 ", and %s has %" PRId64,
-                indices[i], l->set->name, l->set->count);
-    return TR_OK;
-}
-
-/* Whichever was set last counts: the sampler's epoch, or the loader's. */
-static void follow_sampler(tr_loader *l)
-{
-    int64_t times_set, epoch = tr__sampler_epoch(l->sampler, &times_set);
-    if (times_set == l->heard) return;
-    l->heard = times_set;
-    if (epoch == l->epoch) return; /* begun in its middle, perhaps, by tr_loader_seek() */
-    l->epoch = epoch;
-    l->first = 0;
-}
 
 static tr_status draw_indices(tr_loader *l)
 {
@@ -194,7 +146,10 @@ static tr_status draw_indices(tr_loader *l)
     if (!indices) return tr__fail(TR_NO_MEMORY, "loader: no memory for the order of %" PRId64 " samples", length);
     l->indices = indices;
     TR__TRY(tr__sampler_draw(l->sampler, l->epoch, indices));
-    TR__TRY(check_indices(l, indices, length));
+    for (int64_t i = 0; i < length; i++)
+        if (indices[i] < 0 || indices[i] >= l->set->count)
+            return tr__fail(TR_INVALID, "loader: the sampler asks for sample %" PRId64 ", and %s has %" PRId64,
+                indices[i], l->set->name, l->set->count);
     l->length = length;
     l->duplicates = tr_sampler_duplicates(l->sampler);
     return TR_OK;
@@ -203,13 +158,24 @@ static tr_status draw_indices(tr_loader *l)
 /* No worker is active meanwhile: there is no batch to take. */
 static tr_status begin_epoch(tr_loader *l)
 {
-    follow_sampler(l);
+    /* Whichever was set last counts: the sampler's epoch, or the loader's. */
+    int64_t times_set, epoch = tr__sampler_epoch(l->sampler, &times_set);
+    if (times_set != l->heard && epoch != l->epoch) { /* the same one may begin in its middle, by tr_loader_seek() */
+        l->epoch = epoch;
+        l->first = 0;
+    }
+    l->heard = times_set;
     TR__TRY(draw_indices(l));
     if (l->set->count > 0 && batches_of(l, l->length) == 0)
         return tr__fail(TR_INVALID, "loader: an epoch has no batch: of the %" PRId64 " samples of %s this rank takes %" PRId64
             ", too few for one batch of %" PRId64 ": make .batch, or the sampler's .global_batch, smaller, or leave out .drop_last", l->set->count, l->set->name,
             l->length, l->batch);
-    TR__TRY(start_workers(l));
+    for (; l->running < l->count; l->running++) {
+        worker *w = &l->workers[l->running];
+        w->loader = l;
+        int error = tr__thread_start(&w->thread, work, w);
+        if (error) return tr__fail_errno(TR_NO_MEMORY, error, "loader: cannot start worker %d", l->running);
+    }
     pthread_mutex_lock(&l->lock);
     l->next = l->delivered = l->first;
     l->first = 0;
@@ -239,7 +205,13 @@ static void destroy(void *self)
 {
     tr_loader *l = self;
     if (l->has_lock) {
-        end_workers(l);
+        atomic_store(&l->give_up, true);
+        pthread_mutex_lock(&l->lock);
+        l->ending = true;
+        pthread_cond_broadcast(&l->work);
+        pthread_mutex_unlock(&l->lock);
+        if (l->wake >= 0) (void)eventfd_write(l->wake, 1); /* it cannot fail: nobody else writes */
+        for (int i = 0; i < l->running; i++) pthread_join(l->workers[i].thread, NULL);
         for (int i = 0; i < l->capacity; i++) empty_slot(&l->slots[i]);
         pthread_cond_destroy(&l->made);
         pthread_cond_destroy(&l->work);
@@ -280,21 +252,15 @@ static tr_status check(const tr_loader_options *o)
     return TR_OK;
 }
 
-static tr_status choose_sampler(tr_loader *l, const tr_loader_options *o)
+static tr_status fill(tr_loader *l, const tr_loader_options *o)
 {
     TR_SCOPE;
+    TR__TRY(check(o));
     tr_sampler *sampler = o->sampler;
     if (!sampler)
         sampler = tr_distributed_sampler(o->set->count, .group = o->group, .in_order = !o->shuffle, .seed = o->seed);
     TR__TRY(tr_status_of(sampler));
     l->sampler = tr__ref(sampler);
-    return TR_OK;
-}
-
-static tr_status fill(tr_loader *l, const tr_loader_options *o)
-{
-    TR__TRY(check(o));
-    TR__TRY(choose_sampler(l, o));
     l->set = tr__ref(o->set);
     l->recipe = (tr__recipe){.set = l->set, .collate = o->collate, .user = o->user, .device = o->device,
         .on_bad = o->on_bad, .choice = tr__sampler_count(l->sampler), .stop = &l->give_up};
@@ -400,13 +366,6 @@ static void tell_skips(tr_loader *l)
     }
 }
 
-static tr_status next_batch(tr_loader *l, int64_t number)
-{
-    if (l->count) return take(l, &l->current);
-    l->delivered++;
-    return make(l, NULL, number, &l->current);
-}
-
 tr_status tr_loader_next(tr_loader *loader, tr_batch *batch)
 {
     *batch = (tr_batch){0};
@@ -420,7 +379,8 @@ tr_status tr_loader_next(tr_loader *loader, tr_batch *batch)
         return TR_END;
     }
     int64_t number = l->delivered;
-    tr_status status = next_batch(l, number);
+    if (!l->count) l->delivered++;
+    tr_status status = l->count ? take(l, &l->current) : make(l, NULL, number, &l->current);
     tell_skips(l);
     if (status != TR_OK) return status;
     const tr__batch_result *b = &l->current;

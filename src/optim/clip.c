@@ -138,23 +138,6 @@ static double squares_on_cpu(const tr_tensor *leaf, double *sums)
     return sum;
 }
 
-/* Enqueues the squares of a parameter's gradient, on its device. sums: [1] f64 there, zero. */
-static tr_status squares_on_device(const tr_tensor *leaf, const tr_tensor *sums)
-{
-    const tr_tensor *grad = leaf->leaf->grad;
-    const tr_tensor *flat = tr__tensor_view(grad, TR_SHAPE(tr__numel(grad->shape)), NULL, grad->offset);
-    TR__TRY(tr_status_of(flat));
-    return tr__run_kernel("sum_squares", tr__device_of(leaf), NULL, 0, &flat, 1, &sums, 1);
-}
-
-static int64_t most_blocks(const tr_optimizer *o)
-{
-    int64_t most = 1;
-    for (int i = 0; i < o->count; i++)
-        if (blocks_of(o->parameters[i].count) > most) most = blocks_of(o->parameters[i].count);
-    return most;
-}
-
 static bool counts(const tr_tensor *leaf)
 {
     return leaf->leaf->has_grad && leaf->requires_grad;
@@ -168,9 +151,13 @@ static tr_status read_squares(const tr_optimizer *o, tr_device device, double *s
     tr_tensor *all = tr_zeros(TR_SHAPE(o->count), .dtype = TR_F64, .device = device);
     TR__TRY(tr_status_of(all));
     for (int i = 0; i < o->count; i++) {
-        const tr_tensor *leaf = tr_list_at(o->list, i);
-        if (counts(leaf) && tr_device_equal(tr__device_of(leaf), device))
-            TR__TRY(squares_on_device(leaf, tr__tensor_view(all, TR_SHAPE(1), NULL, all->offset + i)));
+        const tr_tensor *leaf = tr_list_at(o->list, i), *grad = leaf->leaf->grad;
+        if (!counts(leaf) || !tr_device_equal(tr__device_of(leaf), device)) continue;
+        const tr_tensor *flat = tr__tensor_view(grad, TR_SHAPE(tr__numel(grad->shape)), NULL, grad->offset);
+        const tr_tensor *sums = tr__tensor_view(all, TR_SHAPE(1), NULL, all->offset + i);
+        TR__TRY(tr_status_of(flat));
+        TR__TRY(tr_status_of(sums));
+        TR__TRY(tr__run_kernel("sum_squares", device, NULL, 0, &flat, 1, &sums, 1));
     }
     const tr_tensor *here = tr__row_major_on_cpu(all);
     TR__TRY(tr_status_of(here));
@@ -182,7 +169,10 @@ static tr_status read_squares(const tr_optimizer *o, tr_device device, double *s
 /* Those of each parameter, in the order of the list; 0 where there is no gradient. squares: [count] */
 static tr_status all_squares(const tr_optimizer *o, double *squares)
 {
-    double *sums = malloc((size_t)most_blocks(o) * sizeof *sums);
+    int64_t most = 1;
+    for (int i = 0; i < o->count; i++)
+        if (blocks_of(o->parameters[i].count) > most) most = blocks_of(o->parameters[i].count);
+    double *sums = malloc((size_t)most * sizeof *sums);
     if (!sums) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
     tr_status status = TR_OK;
     for (int i = 0; i < o->count; i++) squares[i] = -1; /* not known yet */
@@ -222,15 +212,6 @@ tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **wo
     return status;
 }
 
-static tr_status multiply_on_device(const tr__stretch *s, double factor)
-{
-    TR_SCOPE;
-    tr_tensor *all = s->part->arena->gradients;
-    tr_tensor *run = tr__tensor_view(all, TR_SHAPE(s->end - s->begin), NULL, all->offset + s->begin);
-    TR__TRY(tr_status_of(run));
-    return tr__op_run(tr__op(affine), &(tr_affine_attrs){.scale = factor}, &run, 1, &run, 1);
-}
-
 tr_status tr__grad_multiply(const tr_optimizer *o, double factor)
 {
     tr__stretch s;
@@ -241,7 +222,10 @@ tr_status tr__grad_multiply(const tr_optimizer *o, double factor)
             p.memory = (char *)tr__ptr(gradients) + (size_t)s.begin * tr_dtype_size(p.dtype);
             tr__pool_for(tr__pool_of(gradients), blocks_of(p.count), 2, scale_blocks, &p);
         } else {
-            TR__TRY(multiply_on_device(&s, factor));
+            TR_SCOPE;
+            tr_tensor *run = tr__tensor_view(gradients, TR_SHAPE(p.count), NULL, gradients->offset + s.begin);
+            TR__TRY(tr_status_of(run));
+            TR__TRY(tr__op_run(tr__op(affine), &(tr_affine_attrs){.scale = factor}, &run, 1, &run, 1));
         }
         tr__touch(gradients);
     }

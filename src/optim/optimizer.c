@@ -80,14 +80,6 @@ static tr_status take_list(tr_optimizer *o, const tr_tensor_list *list)
     return tr__arena_build(o->list);
 }
 
-/* Arenas in the order in which the list meets them: the same on all ranks. */
-static int arena_number(const tr_optimizer *o, const tr__arena *arena)
-{
-    int first = 0;
-    while (tr_list_at(o->list, first)->leaf->arena != arena) first++;
-    return first;
-}
-
 static int by_place(const void *x, const void *y)
 {
     const tr__optimized *a = x, *b = y;
@@ -130,7 +122,8 @@ static tr_status find_places(tr_optimizer *o, bool decay_matrices_only)
         tr__optimized *p = &o->parameters[i];
         /* Until they are sorted, part is the arena's number, and steps says which entry of the list it is. */
         *p = (tr__optimized){.leaf = leaf, .offset = slot->offset, .count = slot->count, .steps = i};
-        p->part = arena_number(o, leaf->leaf->arena);
+        /* Arenas are in the order in which the list meets them: the same on all ranks. */
+        while (tr_list_at(o->list, p->part)->leaf->arena != leaf->leaf->arena) p->part++;
         atomic_fetch_add(&leaf->leaf->optimizers, 1);
         p->lr_scale = 1;
         p->weight_decay = decay_matrices_only && leaf->shape.ndim < 2 ? 0 : o->settings[TR__DECAY];
@@ -157,15 +150,6 @@ static tr_status make_state(tr_optimizer *o)
         }
     }
     return TR_OK;
-}
-
-static tr_status set_up(tr_optimizer *o, const tr_tensor_list *parameters, bool decay_matrices_only)
-{
-    TR__TRY(tr_status_of(parameters));
-    TR_SCOPE;
-    TR__TRY(take_list(o, parameters));
-    TR__TRY(find_places(o, decay_matrices_only));
-    return make_state(o);
 }
 
 bool tr__is_amount(double x)
@@ -212,7 +196,14 @@ tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_
     o->lr = o->settings[TR__LR];
     o->has_decay = hypers[TR__DECAY].name;
     while (o->n_states < TR__STATES && rule->state_names[o->n_states]) o->n_states++;
-    if (set_up(o, parameters, decay_matrices_only) != TR_OK) tr__object_break(o);
+    tr_status status = tr_status_of(parameters);
+    if (status == TR_OK) {
+        TR_SCOPE;
+        status = take_list(o, parameters);
+        if (status == TR_OK) status = find_places(o, decay_matrices_only);
+        if (status == TR_OK) status = make_state(o);
+    }
+    if (status != TR_OK) tr__object_break(o);
     return o;
 }
 
@@ -224,21 +215,19 @@ static bool has_grad(const tr__optimized *p)
     return p->leaf->leaf->has_grad && p->leaf->requires_grad;
 }
 
-/* May one call of the rule's kernel update both? */
-static bool treated_alike(const tr_optimizer *o, const tr__optimized *p, const tr__optimized *q)
-{
-    return !o->rule->whole && p->steps == q->steps && p->lr_scale == q->lr_scale && p->weight_decay == q->weight_decay;
-}
-
 bool tr__next_stretch(const tr_optimizer *o, bool alike, int *at, tr__stretch *out)
 {
     const tr__optimized *p = o->parameters;
     while (*at < o->count && !has_grad(&p[*at])) ++*at;
     if (*at == o->count) return false;
     int first = *at, last = first;
-    while (last + 1 < o->count && adjacent(&p[last], &p[last + 1]) && has_grad(&p[last + 1]) &&
-           (!alike || treated_alike(o, &p[first], &p[last + 1])))
+    const tr__optimized *like = &p[first], *next = like + 1; /* alike: one call of the rule's kernel may update both */
+    while (last + 1 < o->count && adjacent(&p[last], next) && has_grad(next) &&
+           (!alike || (!o->rule->whole && like->steps == next->steps && like->lr_scale == next->lr_scale &&
+                          like->weight_decay == next->weight_decay))) {
         last++;
+        next++;
+    }
     *at = last + 1;
     *out = (tr__stretch){&o->parts[p[first].part], first, last, p[first].offset, p[last].offset + p[last].count};
     return true;
@@ -471,17 +460,6 @@ static tr_status whole_states(const tr_optimizer *o, states **whole)
     return TR_OK;
 }
 
-/* Takes over what has been written to the whole states. */
-static tr_status keep_shares(tr_optimizer *o, states *whole)
-{
-    for (int i = 0; o->gather && i < o->n_parts; i++) {
-        const tr__optimizer_part *part = &o->parts[i];
-        for (int k = 0; k < o->n_states; k++)
-            TR__TRY(tr_copy_into(part->state[k], tr_slice(whole[i][k], 0, part->from - part->begin, part->to - part->begin)));
-    }
-    return TR_OK;
-}
-
 static tr_status list_state(const tr_optimizer *o, states *whole, tr_tensor_list *state)
 {
     for (int i = 0; i < o->count; i++) {
@@ -519,8 +497,11 @@ static int step_at(const tr_optimizer *o, int i)
     return (o->n_states + 1) * (i + 1) - 1;
 }
 
-static tr_status load_matching(tr_optimizer *o, states *whole, const tr_tensor_list *own, const tr_tensor_list *state)
+static tr_status load(tr_optimizer *o, states *whole, const tr_tensor_list *state)
 {
+    tr_tensor_list *own = tr_list();
+    TR__TRY(list_state(o, whole, own));
+    TR__TRY(tr__list_match("tr_optimizer_load", "the optimizer", own, state, NULL, NULL));
     if (o->n_states == 0) return TR_OK;
     for (int i = 0; i < o->count; i++) {
         const char *name = tr_list_name(own, step_at(o, i));
@@ -529,18 +510,14 @@ static tr_status load_matching(tr_optimizer *o, states *whole, const tr_tensor_l
             return tr__fail(TR_FORMAT, "tr_optimizer_load: nothing was changed, %s is %g", name, steps);
     }
     TR__TRY(tr__list_copy(own, state));
-    TR__TRY(keep_shares(o, whole));
+    for (int i = 0; o->gather && i < o->n_parts; i++) { /* this rank's share of what was written to the whole states */
+        const tr__optimizer_part *part = &o->parts[i];
+        for (int k = 0; k < o->n_states; k++)
+            TR__TRY(tr_copy_into(part->state[k], tr_slice(whole[i][k], 0, part->from - part->begin, part->to - part->begin)));
+    }
     for (int i = 0; i < o->count; i++)
         o->parameters[o->place[i]].steps = (int64_t)tr_item(tr_list_at(own, step_at(o, i)));
     return TR_OK;
-}
-
-static tr_status load(tr_optimizer *o, states *whole, const tr_tensor_list *state)
-{
-    tr_tensor_list *own = tr_list();
-    TR__TRY(list_state(o, whole, own));
-    TR__TRY(tr__list_match("tr_optimizer_load", "the optimizer", own, state, NULL, NULL));
-    return load_matching(o, whole, own, state);
 }
 
 tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state)

@@ -7,7 +7,7 @@
  *   all_gather  the blocks of all ranks                        reduce_scatter  this rank's block of the sum of the ranks' x
  */
 #include "ops/op.h"
-#include "parallel/carrier.h"
+#include "parallel/object_tensor.h"
 
 #include <trireme/parallel.h>
 
@@ -29,11 +29,11 @@ typedef struct comm_attrs {
     int line;
 } comm_attrs;
 
-enum { CARRIER, X }; /* inputs */
+enum { HOLDER, X }; /* inputs */
 
-static tr_group *group_of(const tr_tensor *carrier)
+static tr_group *group_of(const tr_tensor *holder)
 {
-    return tr__carrier_object(carrier);
+    return tr__object_of_tensor(holder);
 }
 
 /* ---- Steps -------------------------------------------------------------------------------------------------------------- */
@@ -141,7 +141,7 @@ static tr_status infer(tr_op_call *call)
 {
     const comm_attrs *a = call->attrs;
     const tr_tensor *x = call->inputs[X];
-    const tr_group *group = group_of(call->inputs[CARRIER]);
+    const tr_group *group = group_of(call->inputs[HOLDER]);
     int world = tr_world_size(group);
     if ((a->forward == OWN || a->forward == SUM_OWN) && x->shape.dim[a->dim] % world)
         return tr__fail(TR_SHAPE, "%s: dimension %d of %s does not divide by %d ranks", call->op->name, a->dim,
@@ -154,13 +154,13 @@ static tr_status infer(tr_op_call *call)
 static tr_status forward(tr_op_call *call)
 {
     const comm_attrs *a = call->attrs;
-    return take_step(a->forward, a, group_of(call->inputs[CARRIER]), call->outputs[0], call->inputs[X]);
+    return take_step(a->forward, a, group_of(call->inputs[HOLDER]), call->outputs[0], call->inputs[X]);
 }
 
 static tr_status backward(tr_backward_call *call)
 {
     const comm_attrs *a = call->attrs;
-    tr_group *group = group_of(call->inputs[CARRIER]);
+    tr_group *group = group_of(call->inputs[HOLDER]);
     tr_tensor *dy = call->grad_outputs[0], *dx = result_of(a->backward, a->dim, group, dy);
     TR__TRY(tr_status_of(dx));
     TR__TRY(take_step(a->backward, a, group, dx, dy));
@@ -171,7 +171,7 @@ static tr_status backward(tr_backward_call *call)
 #define OP(text)                                                                                          \
     {                                                                                                     \
         .size = sizeof(tr_op), .name = (text), .attrs_size = sizeof(comm_attrs), .infer = infer,          \
-        .forward = forward, .backward = backward, .saves_inputs = 1u << CARRIER, .flags = TR__OP_ANYWHERE, \
+        .forward = forward, .backward = backward, .saves_inputs = 1u << HOLDER, .flags = TR__OP_ANYWHERE, \
     }
 static const struct {
     tr_op op;
@@ -197,6 +197,6 @@ tr_tensor *tr_collective_op(tr_collective_op_kind kind, tr_group *group, tr_tens
     if (kinds[kind].has_dim && tr__dim(name, x->shape, dim, &attrs.dim) != TR_OK) return tr__tensor_failed();
     if (tr_world_size(group) == 1) return x;
     TR_SCOPE;
-    tr_tensor *inputs[] = {[CARRIER] = tr__carrier(group, tr__device_of(x)), [X] = x};
+    tr_tensor *inputs[] = {[HOLDER] = tr__object_tensor(group, tr__device_of(x)), [X] = x};
     return tr_escape(tr_apply(&kinds[kind].op, &attrs, inputs, 2, NULL));
 }

@@ -16,7 +16,7 @@
 #include "nn/module.h"
 #include "ops/op.h"
 #include "ops/segment.h"
-#include "parallel/carrier.h"
+#include "parallel/object_tensor.h"
 #include "parallel/dist_rpc.h"
 #include "parallel/mirror.h"
 #include "parallel/workers.h"
@@ -29,7 +29,7 @@
 #include <string.h>
 
 enum {
-    CARRIER, TOKEN, FIRST,         /* inputs of both ops: what holds the run, the token of those before, and then */
+    HOLDER, TOKEN, FIRST,         /* inputs of both ops: what holds the run, the token of those before, and then */
     MOST = TR_OP_MAX_INPUTS - FIRST, /* tensors of the module's inputs, or parameters */
 };
 
@@ -151,15 +151,6 @@ static tr_status input_gradient(run *r, int i, tr_shape shape, tr_tensor **out)
     return TR_OK;
 }
 
-static tr_status unchanged(const run *r)
-{
-    for (int i = 0; i < tr_list_count(r->parameters); i++)
-        if (r->versions[i] != version_of(r, i))
-            return tr__fail(TR_STATE, "data_parallel: \"%s\" was written to after the forward, and backward needs it as it was",
-                tr_list_name(r->parameters, i));
-    return TR_OK;
-}
-
 static tr_tensor *new_token(tr_device device)
 {
     return tr_zeros(TR_SCALAR, .device = device);
@@ -167,9 +158,12 @@ static tr_tensor *new_token(tr_device device)
 
 static tr_status join_backward(tr_backward_call *call)
 {
-    run *r = tr__carrier_object(call->inputs[CARRIER]);
+    run *r = tr__object_of_tensor(call->inputs[HOLDER]);
     backward_job job = {r, call->grad_outputs[0], tr__retains(call), tr__as_now(call)};
-    if (!job.as_now) TR__TRY(unchanged(r));
+    for (int i = 0; i < tr_list_count(r->parameters) && !job.as_now; i++)
+        if (r->versions[i] != version_of(r, i))
+            return tr__fail(TR_STATE, "data_parallel: \"%s\" was written to after the forward, and backward needs it as it was",
+                tr_list_name(r->parameters, i));
     TR__TRY(tr__workers_run(r->workers, r->count, backward_member, &job));
     for (int i = 0; i < r->n_inputs; i++)
         if (call->needs[FIRST + i])
@@ -265,7 +259,7 @@ static bool any_gradient(const run *r, int i)
 
 static tr_status parameters_backward(tr_backward_call *call)
 {
-    run *r = tr__carrier_object(call->inputs[CARRIER]);
+    run *r = tr__object_of_tensor(call->inputs[HOLDER]);
     sum_job job = {.run = r, .first = *(const int *)call->attrs, .n = call->n_inputs - FIRST};
     for (int i = 0; i < job.n; i++) {
         if (!call->needs[FIRST + i] || !any_gradient(r, job.first + i)) continue;
@@ -299,31 +293,26 @@ static const tr_op parameters_op = {
     .infer = parameters_infer,
     .forward = parameters_forward,
     .backward = parameters_backward,
-    .saves_inputs = 1u << CARRIER,
+    .saves_inputs = 1u << HOLDER,
     .flags = TR__OP_ANYWHERE,
 };
 
-static tr_status check_output(const replica *p, int member, const tr_tensor *first)
-{
-    const tr_tensor *y = p->output;
-    tr_shape a = y->shape, b = first->shape;
-    if (a.ndim && b.ndim) a.dim[0] = b.dim[0];
-    if (tr__shape_equal(a, b) && y->dtype == first->dtype) return TR_OK;
-    return tr__fail(TR_SHAPE, "data_parallel: outputs do not fit together: replica 0 gave %s %s and replica %d %s %s",
-        tr_dtype_name(first->dtype), TR__TEXT(b), member, tr_dtype_name(y->dtype), TR__TEXT(y->shape));
-}
-
 static tr_status join_infer(tr_op_call *call)
 {
-    run *r = tr__carrier_object(call->inputs[CARRIER]);
+    run *r = tr__object_of_tensor(call->inputs[HOLDER]);
     const tr_tensor *first = r->replicas[0].output;
     tr_shape shape = first->shape.ndim ? first->shape : TR_SHAPE(1);
     shape.dim[0] = 0;
     for (int k = 0; k < r->count; k++) {
         replica *p = &r->replicas[k];
-        TR__TRY(check_output(p, k, first));
+        const tr_tensor *y = p->output;
+        tr_shape alike = y->shape; /* but for the rows */
+        if (alike.ndim && first->shape.ndim) alike.dim[0] = first->shape.dim[0];
+        if (!tr__shape_equal(alike, first->shape) || y->dtype != first->dtype)
+            return tr__fail(TR_SHAPE, "data_parallel: outputs do not fit together: replica 0 gave %s %s and replica %d %s %s",
+                tr_dtype_name(first->dtype), TR__TEXT(first->shape), k, tr_dtype_name(y->dtype), TR__TEXT(y->shape));
         p->first_row = shape.dim[0];
-        p->rows = p->output->shape.ndim ? p->output->shape.dim[0] : 1;
+        p->rows = y->shape.ndim ? y->shape.dim[0] : 1;
         shape.dim[0] += p->rows;
     }
     return tr_op_output(call, 0, shape, first->dtype);
@@ -331,7 +320,7 @@ static tr_status join_infer(tr_op_call *call)
 
 static tr_status join_forward(tr_op_call *call)
 {
-    run *r = tr__carrier_object(call->inputs[CARRIER]);
+    run *r = tr__object_of_tensor(call->inputs[HOLDER]);
     for (int k = 0; k < r->count; k++) {
         const replica *p = &r->replicas[k];
         tr_tensor *place = rows_for(call->outputs[0], p->first_row, p->first_row + p->rows, p->device);
@@ -347,30 +336,23 @@ static const tr_op join_op = {
     .infer = join_infer,
     .forward = join_forward,
     .backward = join_backward,
-    .saves_inputs = 1u << CARRIER,
+    .saves_inputs = 1u << HOLDER,
     .flags = TR__OP_ANYWHERE,
 };
 
-/* Records the parameters, a few per node; the last token leads to them all. */
-static tr_tensor *record_parameters(run *r, tr_tensor *carrier)
+/* Records the parameters, a few per node, whose last token leads to them all, and the inputs. */
+static tr_tensor *join(run *r, tr_tensor *const *inputs, int n_inputs)
 {
-    tr_tensor *token = NULL;
-    for (int first = 0, n; first < tr_list_count(r->parameters); first += n) {
-        tr_tensor *inputs[TR_OP_MAX_INPUTS] = {[CARRIER] = carrier, [TOKEN] = token};
-        for (n = 0; n < MOST && first + n < tr_list_count(r->parameters); n++)
-            inputs[FIRST + n] = tr_list_at(r->parameters, first + n);
-        token = tr_apply(&parameters_op, &first, inputs, FIRST + n, NULL);
+    tr_tensor *all[TR_OP_MAX_INPUTS] = {[HOLDER] = tr__object_tensor(r, r->replicas[0].device)};
+    if (tr__bad(all[HOLDER])) return all[HOLDER];
+    int parameters = tr_grad_enabled() ? tr_list_count(r->parameters) : 0;
+    for (int first = 0, n; first < parameters; first += n) {
+        tr_tensor *few[TR_OP_MAX_INPUTS] = {[HOLDER] = all[HOLDER], [TOKEN] = all[TOKEN]};
+        for (n = 0; n < MOST && first + n < parameters; n++) few[FIRST + n] = tr_list_at(r->parameters, first + n);
+        all[TOKEN] = tr_apply(&parameters_op, &first, few, FIRST + n, NULL);
     }
-    return token;
-}
-
-static tr_tensor *join(run *r, tr_tensor *const *inputs, int n)
-{
-    tr_tensor *all[TR_OP_MAX_INPUTS] = {[CARRIER] = tr__carrier(r, r->replicas[0].device)};
-    if (tr__bad(all[CARRIER])) return all[CARRIER];
-    if (tr_grad_enabled()) all[TOKEN] = record_parameters(r, all[CARRIER]);
-    for (int i = 0; i < n; i++) all[FIRST + i] = inputs[i];
-    return tr_apply(&join_op, NULL, all, FIRST + n, NULL);
+    for (int i = 0; i < n_inputs; i++) all[FIRST + i] = inputs[i];
+    return tr_apply(&join_op, NULL, all, FIRST + n_inputs, NULL);
 }
 
 /* ---- The replicas' forwards ---------------------------------------------------------------------------------------------- */
@@ -471,15 +453,6 @@ static tr_status take_inputs(const data_parallel *d, tr_tensor *const *inputs, i
     return TR_OK;
 }
 
-/* Recomputed, a stretch fills what it did not keep in the order in which it saves, in one thread: replica 0 would save into
- * the caller's stretch, the others keep all they have. */
-static tr_status check_stretch(void)
-{
-    if (!tr__segment_runs()) return TR_OK;
-    return tr__fail(TR_UNSUPPORTED, "data_parallel: it runs in a stretch that is to be recomputed, which cannot go over several "
-        "threads: set recompute on modules inside it");
-}
-
 static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const data_parallel *d = self->state;
@@ -487,7 +460,13 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     int64_t rows = 0;
     if (take_inputs(d, inputs, n, taken, &rows) != TR_OK) return tr__tensor_failed();
     if (rows < 2 || d->count == 1) return tr_forward_n(d->inner, taken, n);
-    if (check_stretch() != TR_OK) return tr__tensor_failed();
+    if (tr__segment_runs()) {
+        /* Recomputed, a stretch fills what it did not keep in the order in which it saves, in one thread: replica 0 would save
+         * into the caller's stretch, the others keep all they have. */
+        tr__fail(TR_UNSUPPORTED, "data_parallel: it runs in a stretch that is to be recomputed, which cannot go over several "
+            "threads: set recompute on modules inside it");
+        return tr__tensor_failed();
+    }
     run *r = tr__object_new(&run_type);
     if (tr_status_of(r) != TR_OK || set_up_run(r, d, rows, n) != TR_OK) return tr__tensor_failed();
     if (make_replicas(r, d) != TR_OK) return tr__tensor_failed();

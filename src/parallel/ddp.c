@@ -76,23 +76,6 @@ static tr_tensor *place_of(const bucket *b, const tr_tensor *leaf)
     return tr__tensor_view(b->copy, leaf->shape, NULL, b->copy->offset + tr__arena_slot_of(leaf)->offset - b->begin);
 }
 
-/* What the context has of the gradients goes into the bucket's copy. */
-static tr_status copy_in(const ddp *d, bucket *b, const tr__gradient_sink *sink)
-{
-    const tr_tensor *like = b->arena->gradients;
-    if (!b->copy) {
-        tr_device device = tr__device_of(like);
-        b->copy = tr_keep(tr_zeros(TR_SHAPE(b->end - b->begin), .dtype = like->dtype, .device = device,
-            .shared = device.kind == TR_CPU));
-    }
-    TR__TRY(tr_status_of(b->copy));
-    for (int i = b->first; i < b->last; i++) {
-        tr_tensor *leaf = d->params[i].leaf, *grad = sink->get(sink->user, leaf), *place = place_of(b, leaf);
-        TR__TRY(grad ? tr_copy_into(place, grad) : tr_fill(place, 0.0));
-    }
-    return TR_OK;
-}
-
 static tr_status copy_out(const ddp *d, const bucket *b, const tr__gradient_sink *sink)
 {
     for (int i = b->first; i < b->last; i++) {
@@ -121,20 +104,29 @@ static bool learns(const ddp *d, const bucket *b)
     return any;
 }
 
-/* What took no part counts as a gradient of zero; what is frozen has none, though its place is exchanged. */
-static tr_status fill_missing(const tr_tensor *leaf)
-{
-    return leaf->requires_grad ? tr__arena_zero_missing(leaf) : tr_fill(leaf->leaf->grad, 0);
-}
-
-/* What of a bucket is to be averaged. */
+/* What of a bucket is to be averaged: its range of the arena, or, of a detached backward, what the context has of the gradients in
+ * the bucket's copy. What took no part counts as a gradient of zero; what is frozen has none, though its place is exchanged. */
 static tr_status gather_bucket(const ddp *d, bucket *b, const tr__gradient_sink *sink, void **from)
 {
     const tr_tensor *gradients = b->arena->gradients;
-    *from = (char *)tr__ptr(gradients) + (size_t)b->begin * tr_dtype_size(gradients->dtype);
-    for (int i = b->first; i < b->last && !sink; i++) TR__TRY(fill_missing(d->params[i].leaf));
-    if (!sink) return TR_OK;
-    TR__TRY(copy_in(d, b, sink));
+    if (!sink) {
+        for (int i = b->first; i < b->last; i++) {
+            const tr_tensor *leaf = d->params[i].leaf;
+            TR__TRY(leaf->requires_grad ? tr__arena_zero_missing(leaf) : tr_fill(leaf->leaf->grad, 0));
+        }
+        *from = (char *)tr__ptr(gradients) + (size_t)b->begin * tr_dtype_size(gradients->dtype);
+        return TR_OK;
+    }
+    if (!b->copy) {
+        tr_device device = tr__device_of(gradients);
+        b->copy = tr_keep(tr_zeros(TR_SHAPE(b->end - b->begin), .dtype = gradients->dtype, .device = device,
+            .shared = device.kind == TR_CPU));
+    }
+    TR__TRY(tr_status_of(b->copy));
+    for (int i = b->first; i < b->last; i++) {
+        tr_tensor *leaf = d->params[i].leaf, *grad = sink->get(sink->user, leaf), *place = place_of(b, leaf);
+        TR__TRY(grad ? tr_copy_into(place, grad) : tr_fill(place, 0.0));
+    }
     *from = tr__ptr(b->copy);
     return TR_OK;
 }
@@ -154,14 +146,6 @@ static tr_status send_bucket(ddp *d, bucket *b)
     tr_work *work = tr_post(d->group, average);
     TR__TRY(tr_status_of(work));
     b->work = tr_keep(work);
-    return TR_OK;
-}
-
-/* Those that are complete; the last one is left to the backward's end. */
-static tr_status send_complete(ddp *d)
-{
-    while (d->next_bucket < d->n_buckets - 1 && d->buckets[d->next_bucket].pending == 0)
-        TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
     return TR_OK;
 }
 
@@ -278,7 +262,10 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     if (p->final) return TR_OK;
     p->final = true;
     d->buckets[p->bucket].pending--;
-    return send_complete(d);
+    /* Those that are complete go out; the last one is left to the backward's end. */
+    while (d->next_bucket < d->n_buckets - 1 && d->buckets[d->next_bucket].pending == 0)
+        TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
+    return TR_OK;
 }
 
 /* ---- Building ---------------------------------------------------------------------------------------------------------- */
@@ -293,11 +280,6 @@ static int by_place(const void *a, const void *b)
     return i > j ? -1 : i < j;
 }
 
-static int64_t padded_end(const tr__arena_slot *slot)
-{
-    return slot->offset + (slot->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
-}
-
 /* Cuts the sorted parameters into buckets of about bytes; the range of each holds nobody else's gradients. What is frozen now
  * shares no bucket with what learns. */
 static tr_status cut_buckets(ddp *d, double bytes)
@@ -308,7 +290,7 @@ static tr_status cut_buckets(ddp *d, double bytes)
     for (int i = 0; i < d->n_params; i++) {
         tr_tensor *leaf = d->params[i].leaf;
         const tr__arena_slot *slot = tr__arena_slot_of(leaf);
-        int64_t end = padded_end(slot);
+        int64_t end = slot->offset + (slot->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
         double size = b ? (double)(b->end - b->begin) * (double)tr_dtype_size(leaf->dtype) : 0;
         bool other = i > 0 && d->params[i - 1].leaf->requires_grad != leaf->requires_grad;
         if (!b || b->arena != leaf->leaf->arena || b->begin != end || size >= bytes || other) {
@@ -337,17 +319,6 @@ static tr_status take_parameters(ddp *d, tr_module *module)
         d->params[d->n_params++] = (param){.ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first};
     }
     for (int i = 0; i < list->count; i++) TR__TRY(tr__arena_share(list->entries[i].tensor->leaf->arena));
-    return TR_OK;
-}
-
-static tr_status add_hooks(ddp *d)
-{
-    for (int i = 0; i < d->n_params; i++) {
-        param *p = &d->params[i];
-        p->hook = tr__leaf_hook_add(p->leaf, gradient_is_final, p);
-        if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
-        atomic_fetch_add(&p->leaf->leaf->averagers, 1);
-    }
     return TR_OK;
 }
 
@@ -423,7 +394,12 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     TR__TRY(take_parameters(d, o->module));
     qsort(d->params, (size_t)d->n_params, sizeof *d->params, by_place);
     TR__TRY(cut_buckets(d, bucket_mb * (1 << 20)));
-    TR__TRY(add_hooks(d));
+    for (int i = 0; i < d->n_params; i++) {
+        param *p = &d->params[i];
+        p->hook = tr__leaf_hook_add(p->leaf, gradient_is_final, p);
+        if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
+        atomic_fetch_add(&p->leaf->leaf->averagers, 1);
+    }
     d->buffers = tr_keep(buffers_in(state, tr_parameters(o->module)));
     TR__TRY(tr_status_of(d->buffers));
     TR__TRY(broadcast_all(state, o->group));

@@ -383,14 +383,6 @@ static tr_status expect_sent(tr__part *p, tr__dist_sent *s)
     return TR_OK;
 }
 
-static bool was_unsent(tr_dist_context *c, const tr__dist_sent *s)
-{
-    pthread_mutex_lock(&c->lock);
-    bool unsent = s->unsent;
-    pthread_mutex_unlock(&c->lock);
-    return unsent;
-}
-
 static tr_status expect_roots(tr__part *p)
 {
     for (int i = 0; i < p->n_roots; i++) TR__TRY(tr__backward_expect(p->engine, tr__edge_to(p->roots[i])));
@@ -445,19 +437,15 @@ static tr_status engage(tr__part *p)
     TR__TRY(expect_roots(p));
     for (int64_t i = 0; i < n_sent; i++) {
         tr__dist_sent *s = sent_at(c, i);
-        if (!was_unsent(c, s)) TR__TRY(expect_sent(p, s));
+        pthread_mutex_lock(&c->lock);
+        bool unsent = s->unsent;
+        pthread_mutex_unlock(&c->lock);
+        if (!unsent) TR__TRY(expect_sent(p, s));
     }
     tr__dist_recv r;
     for (int64_t i = 0; received_at(c, i, &r); i++)
         if (r.pass != p->pass) TR__TRY(send_gradients(p, r.from, r.number, NULL, 0));
     return start_silent(p, n_sent);
-}
-
-static tr_status arrive_roots(tr__part *p)
-{
-    for (int i = 0; i < p->n_roots; i++)
-        TR__TRY(tr__backward_arrive(p->engine, tr__edge_to(p->roots[i]), p->root_gradients[i]));
-    return TR_OK;
 }
 
 /* Marks everything that was found on the way, each worker by one message. */
@@ -524,7 +512,10 @@ static tr_status process(tr__part *p, const tr__item *it)
 {
     switch (it->kind) {
     case TR__ENGAGE: return engage(p);
-    case TR__ROOTS: TR__TRY(arrive_roots(p)); break;
+    case TR__ROOTS:
+        for (int i = 0; i < p->n_roots; i++)
+            TR__TRY(tr__backward_arrive(p->engine, tr__edge_to(p->roots[i]), p->root_gradients[i]));
+        break;
     case TR__GRADIENT: TR__TRY(arrive_gradients(p, it)); break;
     case TR__MARK: return mark(p, it);
     case TR__START: return TR_OK; /* it is engaged by now */
@@ -543,19 +534,9 @@ static bool next_task(tr__part *p, tr__item **it)
     return *it || p->finishing;
 }
 
-/* Does it, outside the lock; when the part is over, only marks are answered. What hooks have left for the end may wait for
- * others, so it is done here, by a thread that may wait, and before the answers of those whom this part has engaged: they may
- * be the others. */
-static void run_task(tr__part *p, tr__item *it, bool over)
-{
-    tr_status status = over ? TR_OK : it ? process(p, it) : tr__backward_finish(p->engine, TR_OK);
-    if (status != TR_OK) tr__part_fail(p, status);
-    if (!it) return;
-    if (it->marking) mark_answered(p, it->marking);
-    free_item(it);
-}
-
-/* Takes items out, unless another thread is at it: then that one does. */
+/* Takes items out, unless another thread is at it: then that one does. When the part is over, only marks are answered. What hooks
+ * have left for the end may wait for others, so it is done here, by a thread that may wait, and before the answers of those whom
+ * this part has engaged: they may be the others. */
 void tr__part_drain(tr__part *p)
 {
     tr_dist_context *c = p->context;
@@ -566,7 +547,10 @@ void tr__part_drain(tr__part *p)
     while (runs && next_task(p, &it)) {
         bool over = p->over;
         pthread_mutex_unlock(&c->lock);
-        run_task(p, it, over);
+        tr_status status = over ? TR_OK : it ? process(p, it) : tr__backward_finish(p->engine, TR_OK);
+        if (status != TR_OK) tr__part_fail(p, status);
+        if (it && it->marking) mark_answered(p, it->marking);
+        if (it) free_item(it);
         pthread_mutex_lock(&c->lock);
         p->finished |= p->finishing;
         p->finishing = false;
@@ -619,19 +603,6 @@ static tr__part *part_for(tr_dist_context *c, const tr__dist_message *m, tr__par
     return tr__part_ref(p);
 }
 
-/* Under the lock: puts it in the inbox. Whether it will be answered later. */
-static bool accept(tr__part *p, tr__item *it, int from, void *call)
-{
-    bool engages = it->kind != TR__MARK && !p->engaged;
-    if (engages) {
-        p->engaged = true;
-        p->parent = call;
-        p->parent_worker = from;
-    }
-    tr__part_push(p, it);
-    return engages || it->kind == TR__MARK;
-}
-
 /* A message of a backward. */
 static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message *m, void *call, bool *later)
 {
@@ -643,11 +614,18 @@ static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message 
     if (p && !p->over && p->engaged && it->kind == TR__MARK) {
         status = tr__fail(TR_FORMAT, "backward: worker %d marks what has begun to run", from);
     } else if (p && !p->over) {
-        if (!p->engaged && !p->smart && it->kind != TR__MARK) {
+        bool engages = !p->engaged && it->kind != TR__MARK;
+        if (engages && !p->smart) {
             tr__part_push(p, first);
             first = NULL;
         }
-        *later = accept(p, it, from, call);
+        if (engages) {
+            p->engaged = true;
+            p->parent = call;
+            p->parent_worker = from;
+        }
+        *later = engages || it->kind == TR__MARK; /* it is answered */
+        tr__part_push(p, it);
         it = NULL;
     } else if (p) {
         status = tr__fail_stored(p->error);
@@ -677,31 +655,18 @@ static void abort_pass(tr_dist_context *c, const tr__dist_message *m)
     if (ours) tr__dist_part_fail(c, m->status, m->text);
 }
 
-static bool was_received(tr_dist_context *c, int from, int64_t number)
-{
-    tr__dist_recv r;
-    for (int64_t i = 0; c && received_at(c, i, &r); i++)
-        if (r.from == from && r.number == number) return true;
-    return false;
-}
-
 /* A worker that is to start gets told what was sent to it and not answered. What never came here has no gradient. */
 static void refuse_unknown(tr__dist *dist, tr_dist_context *c, int from, const tr__dist_message *m)
 {
     tr__dist_message none = {.kind = TR__DIST_GRADIENT, .context = m->context, .pass = m->pass, .retain = m->retain,
         .n_numbers = 1};
     for (int i = 0; i < m->n_numbers; i++) {
+        tr__dist_recv r;
+        bool came = false;
+        for (int64_t k = 0; c && !came && received_at(c, k, &r); k++) came = r.from == from && r.number == m->numbers[i];
         none.numbers = &m->numbers[i];
-        if (!was_received(c, from, m->numbers[i])) dist->port.send(dist->port.user, from, &none, NULL);
+        if (!came) dist->port.send(dist->port.user, from, &none, NULL);
     }
-}
-
-/* This worker has not heard of the context, or not any more. */
-static tr_status answer_stranger(const tr__dist *dist, const tr__dist_message *m)
-{
-    if (m->kind != TR__DIST_GRADIENT && m->kind != TR__DIST_MARK) return TR_OK;
-    return tr__fail(TR_NOT_FOUND, "backward: context %" PRId64 " of worker %" PRId64 " is over on worker %d",
-        m->context.number, m->context.worker, dist->port.self);
 }
 
 void tr__dist_handle(tr__dist *dist, int from, const tr__dist_message *m, void *call)
@@ -711,14 +676,17 @@ void tr__dist_handle(tr__dist *dist, int from, const tr__dist_message *m, void *
     tr_status status = TR_OK;
     tr_dist_context *c = tr__dist_context_find(dist, m->context, false);
     if (m->kind == TR__DIST_START) refuse_unknown(dist, c, from, m);
-    if (!c)
-        status = answer_stranger(dist, m);
-    else if (m->kind == TR__DIST_RELEASE)
+    if (!c) { /* not heard of, or not any more */
+        if (m->kind == TR__DIST_GRADIENT || m->kind == TR__DIST_MARK)
+            status = tr__fail(TR_NOT_FOUND, "backward: context %" PRId64 " of worker %" PRId64 " is over on worker %d",
+                m->context.number, m->context.worker, dist->port.self);
+    } else if (m->kind == TR__DIST_RELEASE) {
         tr__dist_context_release(c);
-    else if (m->kind == TR__DIST_ABORT)
+    } else if (m->kind == TR__DIST_ABORT) {
         abort_pass(c, m);
-    else
+    } else {
         status = take_part(c, from, m, call, &later);
+    }
     if (!later) dist->port.answer(dist->port.user, call, status, status == TR_OK ? "" : tr_error_message());
     tr__unref(c);
 }

@@ -45,9 +45,12 @@ static owned *find(tr__dist_worker *w, int64_t number)
     return o;
 }
 
-static tr_status list_parameters(const tr_value *values, int n, tr_tensor_list *list)
+/* values: the rule, its settings, and each parameter's name and reference. */
+static tr_status make(tr__dist_worker *w, const tr_value *values, int n, tr_value *result)
 {
-    for (int i = 0; i + 1 < n; i += 2) {
+    tr_tensor_list *list = tr_list();
+    TR__TRY(tr_status_of(list));
+    for (int i = 2; i + 1 < n; i += 2) {
         tr_value value;
         if (values[i].kind != TR_VALUE_STRING || values[i + 1].kind != TR_VALUE_RREF)
             return tr__fail(TR_FORMAT, "dist optimizer: a damaged list of parameters");
@@ -57,14 +60,6 @@ static tr_status list_parameters(const tr_value *values, int n, tr_tensor_list *
                 tr_value_kind_name(value.kind));
         TR__TRY(tr_list_add(list, values[i].string, value.tensor));
     }
-    return TR_OK;
-}
-
-static tr_status make(tr__dist_worker *w, const tr_value *values, int n, tr_value *result)
-{
-    tr_tensor_list *list = tr_list();
-    TR__TRY(tr_status_of(list));
-    TR__TRY(list_parameters(values + 2, n - 2, list));
     double settings[TR__DIST_SETTINGS];
     tr_bytes given = values[1].bytes;
     if (given.size > sizeof settings) return tr__fail(TR_FORMAT, "dist optimizer: %zu bytes of settings", given.size);
@@ -123,14 +118,6 @@ static int compare_places(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Its index in the list; -1: not found. */
-static int place_of(const early *e, const tr_tensor *leaf)
-{
-    const leaf_place *found = bsearch(&(leaf_place){.leaf = leaf}, e->places, (size_t)tr_list_count(e->parameters),
-        sizeof *e->places, compare_places);
-    return found ? found->at : -1;
-}
-
 static tr_status step_one(early *e, int i, tr_tensor *gradient)
 {
     tr_tensor *leaf = tr_list_at(e->parameters, i);
@@ -147,10 +134,11 @@ static tr_status step_one(early *e, int i, tr_tensor *gradient)
 static tr_status use_gradient(tr__dist_early *self, tr_tensor *leaf, tr_tensor *gradient)
 {
     early *e = (early *)self;
-    int i = place_of(e, leaf);
-    if (i < 0 || !gradient) return TR_OK;
+    const leaf_place *found = bsearch(&(leaf_place){.leaf = leaf}, e->places, (size_t)tr_list_count(e->parameters),
+        sizeof *e->places, compare_places);
+    if (!found || !gradient) return TR_OK;
     await_turn(e->worker);
-    tr_status status = e->armed ? step_one(e, i, gradient) : TR_OK;
+    tr_status status = e->armed ? step_one(e, found->at, gradient) : TR_OK;
     end_turn(e->worker);
     return status;
 }
@@ -218,23 +206,18 @@ static tr_status arm(tr__dist_worker *w, const owned *o, const tr_value *values)
 
 /* ---- Steps after it ------------------------------------------------------------------------------------------------------- */
 
-/* The context's gradients, but for those that have been used. */
-static tr_status place_gradients(const owned *o, tr_dist_context *c, const early *e)
-{
-    for (int i = 0; i < tr_list_count(o->parameters); i++) {
-        tr_tensor *leaf = tr_list_at(o->parameters, i), *g = c ? tr_dist_grad(c, leaf) : NULL;
-        tr_clear_grad(leaf);
-        if (g && !(e && e->armed && e->stepped[i])) TR__TRY(place_gradient(leaf, g));
-    }
-    return TR_OK;
-}
-
+/* By the context's gradients, but for those that have been used. */
 static tr_status step(tr__dist_worker *w, const owned *o, const tr_value *values)
 {
     tr_dist_context *c = context_of(w, values);
     await_turn(w);
     early *e = c ? find_early(c, o->number) : NULL;
-    tr_status status = place_gradients(o, c, e);
+    tr_status status = TR_OK;
+    for (int i = 0; i < tr_list_count(o->parameters) && status == TR_OK; i++) {
+        tr_tensor *leaf = tr_list_at(o->parameters, i), *g = c ? tr_dist_grad(c, leaf) : NULL;
+        tr_clear_grad(leaf);
+        if (g && !(e && e->armed && e->stepped[i])) status = place_gradient(leaf, g);
+    }
     if (status == TR_OK) status = tr_step(o->optimizer);
     tr_zero_grad(o->optimizer);
     if (e) e->armed = false;
@@ -360,16 +343,11 @@ static const struct {
     [TR__DIST_DROP] = {1, {TR_VALUE_I64}},
 };
 
-static tr_status check_order(tr__dist_order order, const tr_value *values, int n)
+tr_status tr__dist_obey(tr__dist_worker *w, tr__dist_order order, const tr_value *values, int n, tr_value *result)
 {
     bool fits = n == signatures[order].n || (order == TR__DIST_MAKE && n > 2);
     for (int i = 0; fits && i < signatures[order].n; i++) fits = values[i].kind == signatures[order].kinds[i];
-    return fits ? TR_OK : tr__fail(TR_FORMAT, "dist optimizer: a damaged order");
-}
-
-tr_status tr__dist_obey(tr__dist_worker *w, tr__dist_order order, const tr_value *values, int n, tr_value *result)
-{
-    TR__TRY(check_order(order, values, n));
+    if (!fits) return tr__fail(TR_FORMAT, "dist optimizer: a damaged order");
     *result = tr_value_none();
     if (order == TR__DIST_MAKE) return make(w, values, n, result);
     owned *o = find(w, values[0].i64);

@@ -108,16 +108,6 @@ static tr_status shift_samples(tr__walk *walk, tr_module *module)
     return TR_OK;
 }
 
-/* The stage's forward, in which dropouts draw what they would draw for these rows in the whole batch. */
-static tr_tensor *run_module(const stage *s, tr_tensor *x, int micro)
-{
-    uint64_t rows = x->shape.ndim ? (uint64_t)x->shape.dim[0] * (uint64_t)micro : 0, back = -rows;
-    if (tr__module_walk(s->module, &(tr__walk){.module = shift_samples, .user = &rows}) != TR_OK) return tr__tensor_failed();
-    tr_tensor *y = tr_forward(s->module, x);
-    if (tr__module_walk(s->module, &(tr__walk){.module = shift_samples, .user = &back}) != TR_OK) return tr__tensor_failed();
-    return y;
-}
-
 /* The micro-batch's part of the batch's mean loss. */
 static tr_status take_loss(job *j, const stage *s, tr_tensor *y, int micro, tr_tensor **out)
 {
@@ -140,7 +130,11 @@ static tr_status do_forward(job *j, stage *s, int micro)
     tr_tensor *x = NULL, *y;
     TR__TRY(take_input(j, s, micro, &x));
     s->in[micro] = tr_keep(x);
-    y = run_module(s, x, micro);
+    /* Dropouts draw what they would draw for these rows in the whole batch. */
+    uint64_t rows = x->shape.ndim ? (uint64_t)x->shape.dim[0] * (uint64_t)micro : 0, back = -rows;
+    TR__TRY(tr__module_walk(s->module, &(tr__walk){.module = shift_samples, .user = &rows}));
+    y = tr_forward(s->module, x);
+    TR__TRY(tr__module_walk(s->module, &(tr__walk){.module = shift_samples, .user = &back}));
     TR__TRY(tr_status_of(y));
     if (is_last(p, s))
         TR__TRY(take_loss(j, s, y, micro, &y));
@@ -178,11 +172,13 @@ static tr_status do_backward(job *j, stage *s, int micro)
     return TR_OK;
 }
 
-/* DDP exchanges gradients once: in the last backward. */
-static tr_status do_actions(job *j, stage *s)
+/* A stage's actions in their order. DDP exchanges gradients once: in the last backward. */
+static tr_status member(void *arg, int number)
 {
+    job *j = arg;
+    stage *s = &j->pipe->stages[number];
     int n = 2 * j->pipe->micro_batches;
-    bool exchange = tr__ddp_exchange(s->module, false);
+    bool exchange = tr__ddp_exchange(s->module, false), was = tr_set_grad(true);
     tr_status status = TR_OK;
     for (int i = 0; i < n && status == TR_OK; i++) {
         TR_SCOPE;
@@ -195,26 +191,12 @@ static tr_status do_actions(job *j, stage *s)
             a.backward ? "backward" : "forward", a.micro);
     }
     tr__ddp_exchange(s->module, exchange);
-    return status;
-}
-
-static tr_status member(void *arg, int number)
-{
-    job *j = arg;
-    bool was = tr_set_grad(true);
-    tr_status status = do_actions(j, &j->pipe->stages[number]);
     tr_set_grad(was);
     if (status != TR_OK) j->pipe->link->give_up(j->pipe->link);
     return status;
 }
 
 /* ---- A step ---------------------------------------------------------------------------------------------------------- */
-
-static tr_status check_gradients_stay(const stage *s)
-{
-    TR_SCOPE;
-    return tr__gradients_stay("pipeline", tr_parameters(s->module), "gradients of all micro-batches are added up");
-}
 
 static tr_status check_rows(const tr_pipeline *p, const char *name, const tr_tensor *t)
 {
@@ -257,7 +239,11 @@ tr_status tr_pipeline_step(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, double
     if (!pipe) return tr__fail(TR_INVALID, "pipeline: it is NULL");
     TR__TRY(compare_options(pipe));
     TR__TRY(check_batch(pipe, x, y));
-    for (int i = 0; i < pipe->count; i++) TR__TRY(check_gradients_stay(&pipe->stages[i]));
+    for (int i = 0; i < pipe->count; i++) {
+        TR_SCOPE;
+        TR__TRY(tr__gradients_stay("pipeline", tr_parameters(pipe->stages[i].module),
+            "gradients of all micro-batches are added up"));
+    }
     job j = {.pipe = pipe, .x = x, .y = y};
     tr_status status = tr__workers_run(pipe->workers, pipe->count, member, &j);
     for (int i = 0; i < pipe->count; i++)
@@ -332,23 +318,6 @@ static tr_status check_group(tr__walk *walk, tr_module *module)
     return TR_OK;
 }
 
-/* Stages work at the same time, and a group's calls go in one order on all ranks. */
-static tr_status check_groups(const tr_pipeline *p, const stage *s)
-{
-    search own = {.pipe = p, .stage = p->count - 1};
-    return tr__module_walk(s->module, &(tr__walk){.module = check_group, .user = &own});
-}
-
-/* Over a group the other ranks have the rest of the model: what is told of its gradients is summed over the stages. */
-static tr_status note_stages(const tr_pipeline *p, tr_module *module)
-{
-    tr_tensor_list *parameters = tr_parameters(module);
-    TR__TRY(tr_status_of(parameters));
-    for (int i = 0; p->group && i < tr_list_count(parameters); i++)
-        TR__TRY(tr__spread_over(&tr_list_at(parameters, i)->leaf->stages, p->group));
-    return TR_OK;
-}
-
 static tr_status add_stage(tr_pipeline *p, tr_module *module, int index, tr_pipeline_schedule schedule)
 {
     size_t m = (size_t)p->micro_batches;
@@ -361,8 +330,14 @@ static tr_status add_stage(tr_pipeline *p, tr_module *module, int index, tr_pipe
     TR__TRY(tr_status_of(state));
     TR__TRY(find_device(s, state, before));
     TR__TRY(check_untied(p, s, state));
-    TR__TRY(check_groups(p, s));
-    TR__TRY(note_stages(p, module));
+    /* Stages work at the same time, and a group's calls go in one order on all ranks. */
+    search own = {.pipe = p, .stage = p->count - 1};
+    TR__TRY(tr__module_walk(module, &(tr__walk){.module = check_group, .user = &own}));
+    /* Over a group the other ranks have the rest of the model: what is told of its gradients is summed over the stages. */
+    tr_tensor_list *parameters = tr_parameters(module);
+    TR__TRY(tr_status_of(parameters));
+    for (int i = 0; p->group && i < tr_list_count(parameters); i++)
+        TR__TRY(tr__spread_over(&tr_list_at(parameters, i)->leaf->stages, p->group));
     s->actions = calloc(2 * m, sizeof *s->actions);
     s->in = calloc(m, sizeof(tr_tensor *));
     s->out = calloc(m, sizeof(tr_tensor *));

@@ -5,7 +5,7 @@
  */
 #include "nn/module.h"
 #include "ops/batch_norm.h"
-#include "parallel/carrier.h"
+#include "parallel/object_tensor.h"
 
 #include <trireme/kernels.h>
 #include <trireme/parallel.h>
@@ -18,7 +18,7 @@ typedef struct sync_attrs {
     double eps;
 } sync_attrs;
 
-enum { CARRIER, X, WEIGHT, BIAS }; /* inputs */
+enum { HOLDER, X, WEIGHT, BIAS }; /* inputs */
 enum { Y, MEAN, VAR, NUMBERS };    /* outputs; the last one, f64: how many numbers a channel has on all ranks */
 
 static double value_of(const tr_tensor *t, int64_t i)
@@ -137,7 +137,7 @@ static tr_status forward(tr_op_call *call)
         TR__TRY(tr__op_run(tr__op(batch_norm), &own, (tr_tensor *[]){x, weight, bias}, 3,
                         (tr_tensor *[]){call->outputs[Y], mean, var}, 3));
     double all_numbers = 0;
-    TR__TRY(share_moments(tr__carrier_object(call->inputs[CARRIER]), (double)numbers, mean, var, &all_numbers));
+    TR__TRY(share_moments(tr__object_of_tensor(call->inputs[HOLDER]), (double)numbers, mean, var, &all_numbers));
     TR__TRY(tr_fill(call->outputs[NUMBERS], all_numbers));
     if (!numbers) return TR_OK;
     tr_tensor *used[] = {vector_like(mean), vector_like(var)};
@@ -244,7 +244,7 @@ static tr_status backward(tr_backward_call *call)
     if (dx) {
         double *sums = malloc(sizeof *sums * (size_t)(2 * mean->shape.dim[0] + 1));
         if (!sums) return tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory");
-        tr_status status = share_sums(tr__carrier_object(call->inputs[CARRIER]), dweight, dbias, sums);
+        tr_status status = share_sums(tr__object_of_tensor(call->inputs[HOLDER]), dweight, dbias, sums);
         if (status == TR_OK) call->grad_inputs[X] = complete(call, x, dx, sums);
         free(sums);
         if (status != TR_OK) return status;
@@ -260,7 +260,7 @@ static const tr_op sync_batch_norm = {
     .infer = infer,
     .forward = forward,
     .backward = backward,
-    .saves_inputs = 1u << CARRIER | 1u << X | 1u << WEIGHT,
+    .saves_inputs = 1u << HOLDER | 1u << X | 1u << WEIGHT,
     .saves_outputs = 1u << MEAN | 1u << VAR | 1u << NUMBERS,
     .flags = TR__OP_ANYWHERE,
 };
@@ -275,7 +275,7 @@ tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_op
     TR_SCOPE;
     const sync_attrs attrs = {tr__batch_norm_eps(o)};
     tr_tensor *inputs[] = {
-        [CARRIER] = tr__carrier(group, tr__device_of(o->x)), [X] = o->x, [WEIGHT] = o->weight, [BIAS] = o->bias};
+        [HOLDER] = tr__object_tensor(group, tr__device_of(o->x)), [X] = o->x, [WEIGHT] = o->weight, [BIAS] = o->bias};
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS], *y = tr_apply(&sync_batch_norm, &attrs, inputs, 4, outputs);
     if (tr__bad(y)) return tr_escape(y);
     tr_status status = tr__batch_norm_move(o, outputs[MEAN], outputs[VAR], value_of(outputs[NUMBERS], 0));

@@ -85,12 +85,6 @@ static tr_status remove_checkpoint(int parent, const char *name, const char *fol
     return remove_tree(parent, discarded, folder);
 }
 
-static bool is_folder(int parent, const char *name)
-{
-    struct stat s;
-    return fstatat(parent, name, &s, 0) == 0 && S_ISDIR(s.st_mode);
-}
-
 /* The steps of the checkpoints in a folder, the `most` highest of them, falling. Returns how many. */
 static int list_steps(DIR *d, int64_t *steps, int most)
 {
@@ -98,7 +92,9 @@ static int list_steps(DIR *d, int64_t *steps, int most)
     struct dirent *entry;
     while ((entry = readdir(d))) {
         int64_t step = step_of(entry->d_name);
-        if (step < 0 || (count == most && step <= steps[most - 1]) || !is_folder(dirfd(d), entry->d_name)) continue;
+        struct stat s;
+        if (step < 0 || (count == most && step <= steps[most - 1])) continue;
+        if (fstatat(dirfd(d), entry->d_name, &s, 0) < 0 || !S_ISDIR(s.st_mode)) continue;
         int at = count < most ? count++ : most - 1;
         for (; at > 0 && steps[at - 1] < step; at--) steps[at] = steps[at - 1];
         steps[at] = step;
@@ -173,16 +169,6 @@ void tr__checkpoint_clear_away(int parent, const char *folder)
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
-/* The temporary folder becomes the checkpoint. One of the same step that was there before (of a run that had come as
- * far) changes places with it, so that there is always one; it is left under the temporary name. */
-static tr_status put_in_place(int parent, const char *folder, const char *name)
-{
-    if (renameat2(parent, temporary, parent, name, RENAME_EXCHANGE) == 0) return TR_OK;
-    if (errno != ENOENT) TR__TRY(remove_checkpoint(parent, name, folder)); /* a file system that cannot exchange */
-    if (renameat(parent, temporary, parent, name) == 0) return TR_OK;
-    return tr__fail_errno(TR_IO, errno, "cannot make %s/%s", folder, name);
-}
-
 static tr_status write_files(const char *path, const tr_checkpoint_save_options *o, tr__manifest *m)
 {
     TR__TRY(tr__manifest_save_file(m, path, tr__checkpoint_files[TR__MODEL_FILE], o->model));
@@ -207,7 +193,13 @@ static tr_status write_checkpoint(int parent, const char *name, const tr_checkpo
     if (status == TR_OK) status = write_files(path, o, &m);
     tr__manifest_free(&m);
     TR__TRY(status);
-    TR__TRY(put_in_place(parent, o->folder, name));
+    /* The temporary folder becomes the checkpoint. One of the same step that was there before (of a run that had come as
+     * far) changes places with it, so that there is always one; it is left under the temporary name. */
+    if (renameat2(parent, temporary, parent, name, RENAME_EXCHANGE) < 0) {
+        if (errno != ENOENT) TR__TRY(remove_checkpoint(parent, name, o->folder)); /* a file system that cannot exchange */
+        if (renameat(parent, temporary, parent, name) < 0)
+            return tr__fail_errno(TR_IO, errno, "cannot make %s/%s", o->folder, name);
+    }
     return tr__folder_sync(parent, o->folder);
 }
 
@@ -253,13 +245,6 @@ int64_t tr__checkpoint_named_step(const char *path)
     return step;
 }
 
-static bool has_model(const char *folder)
-{
-    char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/%s", folder, tr__checkpoint_files[TR__MODEL_FILE]) < PATH_MAX &&
-           access(path, F_OK) == 0;
-}
-
 tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step)
 {
     int count;
@@ -270,7 +255,9 @@ tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step
 tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
 {
     if (strlen(folder) >= PATH_MAX) return tr__fail(TR_INVALID, "the path %.60s… is too long", folder);
-    if (has_model(folder)) {
+    char model[PATH_MAX], name[64], found[PATH_MAX];
+    if (snprintf(model, sizeof model, "%s/%s", folder, tr__checkpoint_files[TR__MODEL_FILE]) < PATH_MAX &&
+        access(model, F_OK) == 0) {
         *step = tr__checkpoint_named_step(folder);
         strcpy(path, folder);
         return TR_OK;
@@ -281,7 +268,6 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
     int count = list_steps(d, &newest, 1);
     closedir(d);
     if (!count) return tr__fail(TR_NOT_FOUND, "%s has no checkpoint (a folder checkpoint-STEP) in it", folder);
-    char name[64], found[PATH_MAX];
     snprintf(name, sizeof name, "%s%" PRId64, prefix, newest);
     TR__TRY(join(found, folder, name));
     strcpy(path, found);

@@ -157,32 +157,18 @@ static tr_status compute_again(tr_trainer *t, turn *turns, double *norms, tr__or
     return status == TR_OK ? measure(t, turns, norms, own) : status;
 }
 
-/* This rank's origin, or the reason why it is unknown. */
-static tr_status find_own(tr_trainer *t, tr__origin *own)
-{
-    turn *turns = calloc((size_t)t->optimizer->count, sizeof *turns);
-    double *norms = calloc((size_t)t->optimizer->count, sizeof *norms);
-    tr_status status = turns && norms ? compute_again(t, turns, norms, own) : tr__fail(TR_NO_MEMORY, "out of memory");
-    free(norms);
-    free(turns);
-    return status;
-}
-
-/* A rank that has no memory for copies would leave the others alone in forwards that talk to it (sync batch norms). */
-static tr_status agree_to_begin(const tr_trainer *t, bool *ready)
-{
-    int32_t all = *ready;
-    if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, &all, 1, .dtype = TR_I32, .op = TR_MIN));
-    *ready = all;
-    return TR_OK;
-}
-
 static tr_status find_with_copies(tr_trainer *t, bool keep, copies *buffers, copies *gradients, tr__origin *own)
 {
-    bool ready = copy_buffers(t, buffers) == TR_OK && (!keep || copy_gradients(t, gradients) == TR_OK);
-    TR__TRY(agree_to_begin(t, &ready));
-    own->failed = !ready || find_own(t, own) != TR_OK;
+    int32_t ready = copy_buffers(t, buffers) == TR_OK && (!keep || copy_gradients(t, gradients) == TR_OK);
+    /* A rank that has no memory for copies would leave the others alone in forwards that talk to it (sync batch norms). */
+    if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, &ready, 1, .dtype = TR_I32, .op = TR_MIN));
+    own->failed = true;
     if (!ready) return TR_OK;
+    turn *turns = calloc((size_t)t->optimizer->count, sizeof *turns);
+    double *norms = calloc((size_t)t->optimizer->count, sizeof *norms);
+    if (turns && norms) own->failed = compute_again(t, turns, norms, own) != TR_OK;
+    free(norms);
+    free(turns);
     TR__TRY(restore_buffers(buffers));
     return keep ? restore_gradients(gradients) : TR_OK;
 }

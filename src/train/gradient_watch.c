@@ -47,13 +47,6 @@ static uint64_t bits_of(double x)
     return bits;
 }
 
-static bool norms_differ(const tr_trainer *t)
-{
-    for (int rank = 1; rank < t->world_size; rank++)
-        if (bits_of(t->said[rank].norm) != bits_of(t->said[0].norm)) return true;
-    return false;
-}
-
 /* Every rank has averaged the same gradients: where their norms differ, memory or a buffer did. */
 static tr_status compare_gradients(tr_trainer *t)
 {
@@ -88,11 +81,6 @@ static const char *name_of(const tr_trainer *t, double parameter)
     return tr_list_name(t->optimizer->list, (int)parameter);
 }
 
-static bool is_sound(const tr__origin *o)
-{
-    return isfinite(o->loss) && isfinite(o->norm);
-}
-
 /* "; on rank 1 the gradient of "0.weight" is the first that is not finite, …" */
 static void put_origin(const tr_trainer *t, const tr__origin *origins, const int *bad, int count, char text[TEXT])
 {
@@ -118,7 +106,7 @@ static tr_status say_not_finite(const tr_trainer *t, const tr__origin *origins, 
     for (int rank = 0; rank < t->world_size; rank++) {
         if (origins[rank].failed)
             unknown++;
-        else if (!is_sound(&origins[rank]))
+        else if (!isfinite(origins[rank].loss) || !isfinite(origins[rank].norm))
             bad[count++] = rank;
     }
     char what[64], origin[TEXT] = "";
@@ -149,17 +137,6 @@ static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
-}
-
-/* Of the latest norms; NaN as long as there are few. */
-static double usual_norm(const tr__norms *norms)
-{
-    if (norms->count < FEWEST_NORMS) return NAN;
-    size_t n = norms->count < TR__NORMS ? (size_t)norms->count : TR__NORMS;
-    double sorted[TR__NORMS];
-    memcpy(sorted, norms->last, n * sizeof *sorted);
-    qsort(sorted, n, sizeof *sorted, by_value);
-    return sorted[n / 2];
 }
 
 static void put_spike(const tr_trainer *t, const tr__origin *origins, double norm, double usual, char text[TEXT])
@@ -194,7 +171,11 @@ static void put_spike(const tr_trainer *t, const tr__origin *origins, double nor
 static tr_status judge_size(tr_trainer *t, double norm, tr__origin *origins)
 {
     tr__norms *norms = &t->norms;
-    double usual = usual_norm(norms);
+    size_t n = norms->count < TR__NORMS ? (size_t)norms->count : TR__NORMS;
+    double sorted[TR__NORMS];
+    memcpy(sorted, norms->last, n * sizeof *sorted);
+    qsort(sorted, n, sizeof *sorted, by_value);
+    double usual = norms->count < FEWEST_NORMS ? NAN : sorted[n / 2]; /* of the latest norms; unknown of few */
     bool was = norms->spiking;
     norms->spiking = usual > 0 && norm > spike_factor * usual;
     if (norms->spiking && (!was || t->plan.stop_on_spike)) {
@@ -224,7 +205,10 @@ static tr_status judge(tr_trainer *t, const tr_metrics_row *row, tr__origin *ori
 tr_status tr__gradients_judge(tr_trainer *t, tr_metrics_row *row)
 {
     row->grad_norm = t->said[0].norm;
-    if (t->plan.check_replicas && norms_differ(t)) TR__TRY(compare_gradients(t));
+    bool differ = false;
+    for (int rank = 1; rank < t->world_size; rank++)
+        differ |= bits_of(t->said[rank].norm) != bits_of(t->said[0].norm);
+    if (t->plan.check_replicas && differ) TR__TRY(compare_gradients(t));
     for (int rank = 0; rank < t->world_size; rank++) /* where ranks are not compared they may differ */
         if (!isfinite(t->said[rank].norm)) row->grad_norm = t->said[rank].norm;
     tr__origin *origins = calloc((size_t)t->world_size, sizeof *origins);

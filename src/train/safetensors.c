@@ -46,15 +46,6 @@ static tr_status check_list(const tr_tensor_list *list)
     return TR_OK;
 }
 
-/* Larger elements first, so that each tensor lies aligned in the file; otherwise in the list's order. */
-static void order_by_alignment(const tr_tensor_list *list, int *order)
-{
-    int n = 0;
-    for (size_t size = 8; size; size /= 2)
-        for (int i = 0; i < tr_list_count(list); i++)
-            if (tr_dtype_size(tr_dtype_of(tr_list_at(list, i))) == size) order[n++] = i;
-}
-
 static void write_metadata(FILE *to, const tr_tensor_list *list, const char *id)
 {
     fprintf(to, "\"%s\":{", tr__metadata_key);
@@ -72,14 +63,6 @@ static void write_metadata(FILE *to, const tr_tensor_list *list, const char *id)
     fputc('}', to);
 }
 
-static void write_entry(FILE *to, const char *name, const tr_tensor *t, uint64_t begin)
-{
-    tr__json_string(to, name);
-    fprintf(to, ":{\"dtype\":\"%s\",\"shape\":[", tr__safetensors_dtypes[tr_dtype_of(t)]);
-    for (int d = 0; d < tr_ndim(t); d++) fprintf(to, "%s%" PRId64, d ? "," : "", tr_size(t, d));
-    fprintf(to, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", begin, begin + bytes_of(t));
-}
-
 /* The header with its length in front, to be freed; NULL without memory. */
 static char *make_header(const tr_tensor_list *list, const int *order, const char *id, size_t *length)
 {
@@ -94,7 +77,10 @@ static char *make_header(const tr_tensor_list *list, const int *order, const cha
     for (int i = 0; i < tr_list_count(list); i++) {
         const tr_tensor *t = tr_list_at(list, order[i]);
         if (i || has_metadata) fputc(',', to);
-        write_entry(to, tr_list_name(list, order[i]), t, size);
+        tr__json_string(to, tr_list_name(list, order[i]));
+        fprintf(to, ":{\"dtype\":\"%s\",\"shape\":[", tr__safetensors_dtypes[tr_dtype_of(t)]);
+        for (int d = 0; d < tr_ndim(t); d++) fprintf(to, "%s%" PRId64, d ? "," : "", tr_size(t, d));
+        fprintf(to, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", size, size + bytes_of(t));
         size += bytes_of(t);
     }
     fputc('}', to);
@@ -107,14 +93,6 @@ static char *make_header(const tr_tensor_list *list, const int *order, const cha
     size = *length - sizeof size;
     memcpy(text, &size, sizeof size);
     return text;
-}
-
-static tr_status write_tensor(tr__atomic_file *file, const tr_tensor *t)
-{
-    TR_SCOPE;
-    const tr_tensor *flat = tr__row_major_on_cpu(t);
-    TR__TRY(tr_status_of(flat));
-    return tr__atomic_write(file, tr_data(flat), (size_t)bytes_of(flat));
 }
 
 /* What is written, and the record of it, which a thread of its own computes from memory while the file is written and synced. */
@@ -186,8 +164,12 @@ static tr_status write_file(const char *path, writing *w)
     bool beside = w->record && tr__thread_start(&thread, record_thread, w) == 0;
     if (w->record && !beside) record_thread(w);
     tr_status status = tr__atomic_write(&file, w->header, w->header_bytes);
-    for (int i = 0; i < tr_list_count(w->list) && status == TR_OK; i++)
-        status = write_tensor(&file, tr_list_at(w->list, w->order[i]));
+    for (int i = 0; i < tr_list_count(w->list) && status == TR_OK; i++) {
+        TR_SCOPE;
+        const tr_tensor *flat = tr__row_major_on_cpu(tr_list_at(w->list, w->order[i]));
+        status = tr_status_of(flat);
+        if (status == TR_OK) status = tr__atomic_write(&file, tr_data(flat), (size_t)bytes_of(flat));
+    }
     if (status == TR_OK) status = tr__atomic_commit(&file);
     else tr__atomic_abandon(&file);
     if (beside) pthread_join(thread, NULL);
@@ -207,7 +189,10 @@ tr_status tr__safetensors_save(const char *path, const tr_tensor_list *list, con
     size_t length = 0;
     char *header = NULL;
     if (order) {
-        order_by_alignment(list, order);
+        int n = 0;
+        for (size_t size = 8; size; size /= 2) /* larger elements first: each tensor lies aligned in the file */
+            for (int i = 0; i < tr_list_count(list); i++)
+                if (tr_dtype_size(tr_dtype_of(tr_list_at(list, i))) == size) order[n++] = i;
         header = make_header(list, order, id, &length);
     }
     writing w = {.list = list, .order = order, .header = header, .header_bytes = length, .record = record};

@@ -202,7 +202,7 @@ static inline const char *cross_entropy_loop(const tr_kernel_call *c)
     for (int64_t r = 0; r < rows; r++) {
         int64_t target = (int64_t)get(&c->inputs[1], c->inputs[1].shape, r);
         double top = -INFINITY, all = 0;
-        if (target != a->ignore_index && (target < 0 || target >= n)) return "cross_entropy: a target is none of the classes";
+        if (target != a->ignore_index && (target < 0 || target >= n)) return "cross_entropy: a target is outside the classes";
         for (int64_t k = 0; k < n; k++) top = fmax(top, cell(x, n, r, k));
         for (int64_t k = 0; k < n; k++) all += exp(cell(x, n, r, k) - top);
         put(&y[1], r, top);

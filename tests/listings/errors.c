@@ -27,6 +27,6 @@ int main(void)
 
     tr_device device;
     wrong += expect(tr_device_parse("gpu", &device), TR_DEVICE, "gpu");
-    wrong += expect(tr_status_of(NULL) == TR_OK ? tr_fail(TR_END, "NULL is none, not failed") : TR_OK, TR_END, "none");
+    wrong += expect(tr_status_of(NULL) == TR_OK ? tr_fail(TR_END, "NULL means none, not failed") : TR_OK, TR_END, "none");
     return wrong;
 }

@@ -90,9 +90,11 @@ avoids '/* Hires a worker. */'
 avoids 'static int crew_size(void);'
 avoids '    "a batch of pictures"'
 avoids '/* NaN is none */'
+avoids '/* A dispute between teams. */'
+avoids 'tr_tensor *tr__carrier(void);'
 echo '/* A wildcard: there is none. */' >"$work/cli/words.c"
-mkdir -p "$work/src/device"
-echo '/* A crew. */' >"$work/src/device/words.c" # a folder that is still to be cleaned
+mkdir -p "$work/plugins/cuda"
+echo '/* A crew. */' >"$work/plugins/cuda/words.c" # a folder that is still to be cleaned
 check || fail "ordinary words were refused"
 rm "$work/docs/conventions.md"
 ! check || fail "a table of words that is missing was let pass"

@@ -91,7 +91,7 @@ for k in 0 1; do grep -q 'node 1 (.*): rank 1 (pid .*) was killed by signal 11' 
 node 0 sh -c "until [ -e lost ]; do sleep 0.02; done; exit 5"
 node 1 sh -c "touch lost; exit 69"
 expect "1 1"
-for k in 0 1; do grep -q 'node 0 (.*): rank 0 (pid .*) exited with 5' err$k || fail "node $k blames the rank that lost another"; done
+for k in 0 1; do grep -q 'node 0 (.*): rank 0 (pid .*) exited with 5' err$k || fail "node $k names the rank that lost another"; done
 
 # Rank 2 exits with 0 while all others need it.
 node 0 -n 2 sh -c 'echo "rank 2 is gone"; exit 69'
@@ -99,7 +99,7 @@ node 1 -n 2 sh -c '[ $RANK = 2 ] || exit 69'
 expect "1 1"
 for k in 0 1; do
     grep -q 'node 1 (.*): rank 2 exited with 0, though others still needed it: node [01] .* exited with 69' err$k ||
-        fail "node $k does not blame the rank that exited with 0"
+        fail "node $k does not name the rank that exited with 0"
 done
 
 # A launcher is killed.

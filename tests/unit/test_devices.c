@@ -292,7 +292,7 @@ static void a_kernel_that_fails_is_reported_by_the_next_wait(void **state)
     int64_t targets[] = {0, 5};
     tr_tensor *logits = tr_zeros(TR_SHAPE(2, 3), .device = toy(0));
     OK(tr_status_of(tr_cross_entropy(logits, tr_from(targets, TR_SHAPE(2), .dtype = TR_I64, .device = toy(0)))));
-    FAILS(TR_INVALID, tr_device_synchronize(toy(0)), "a target is none of the classes");
+    FAILS(TR_INVALID, tr_device_synchronize(toy(0)), "a target is outside the classes");
     OK(tr_device_synchronize(toy(0)));
 }
 
@@ -313,7 +313,7 @@ static tr_status decline(const tr_kernel_call *call)
 static tr_status fail_at_once(const tr_kernel_call *call)
 {
     (void)call;
-    return tr_fail(TR_INTERNAL, "this card has no twos");
+    return tr_fail(TR_INTERNAL, "this device has no twos");
 }
 
 static tr_status twice_infer(tr_op_call *call)
@@ -336,7 +336,7 @@ static void a_program_registers_kernels_for_its_own_op(void **state)
     FAILS(TR_UNSUPPORTED, tr_status_of(tr_apply(&twice, &(int){4}, &x, 1, NULL)), "twice: no kernel for toy:1");
     OK(tr_kernel_register("toy", &(tr_kernel_entry){"twice", sizeof(int), fail_at_once}));
     OK(tr_kernel_register("toy", &(tr_kernel_entry){"twice", sizeof(int), decline})); /* is asked first */
-    FAILS(TR_INTERNAL, tr_status_of(tr_apply(&twice, &(int){4}, &x, 1, NULL)), "twice on toy:1: this card has no twos");
+    FAILS(TR_INTERNAL, tr_status_of(tr_apply(&twice, &(int){4}, &x, 1, NULL)), "twice on toy:1: this device has no twos");
     assert_int_equal(declined, 1);
     OK(tr_kernel_register("toy", &(tr_kernel_entry){"twice", 99, decline}));
     FAILS(TR_DEVICE, tr_status_of(tr_apply(&twice, &(int){4}, &x, 1, NULL)), "takes attributes of 99 bytes, and the op's have 4");

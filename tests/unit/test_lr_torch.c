@@ -86,7 +86,7 @@ static void test_plateaus_are_pytorchs(void **state)
     }
 }
 
-/* A measurement that is NaN is none: the next one is better. */
+/* A measurement that is NaN does not count: the next one is better. */
 static void test_a_plateau_that_begins_with_nan(void **state)
 {
     (void)state;

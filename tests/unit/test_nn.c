@@ -504,7 +504,7 @@ static void test_names_are_changed_and_parts_loaded(void **state)
     tr_status status = tr_load_state_dict(net, given, .rename = rules, .report = &report);
     assert_refused(status, TR_SHAPE, "1 of another shape (1.weight: [10, 3], where the module has [3, 3])");
     assert_int_equal(report.loaded, 0);
-    assert_int_equal(report.misshapen, 1);
+    assert_int_equal(report.mismatched, 1);
     assert_true(at(tr_list_find(own, "0.weight"), 0) == weight);
     assert_refused(tr_load_state_dict(net, given, .rename = rules, .partial = "1.bias x.*"), TR_SHAPE, "1.weight");
     assert_refused(tr_load_state_dict(net, given, .partial = "*"), TR_NOT_FOUND, "4 missing");
@@ -515,7 +515,7 @@ static void test_names_are_changed_and_parts_loaded(void **state)
     assert_int_equal(report.loaded, 3);
     assert_int_equal(report.cast, 1);
     assert_int_equal(report.missing + report.extra, 0);
-    assert_int_equal(report.misshapen, 1);
+    assert_int_equal(report.mismatched, 1);
     assert_string_equal(report.text, "3 of 4 loaded; 1 of them cast (0.weight: f16 to f32); "
                                      "1 of another shape (1.weight: [10, 3], where the module has [3, 3])");
 
@@ -571,7 +571,7 @@ static void test_a_failure_leaves_no_report_of_another(void **state)
     for (int k = 0; k < 4; k++) {
         tr_load_report report = {7, 7, 7, 7, 7, "7 of 7 loaded"};
         assert_true(tr_load_state_dict(modules[k], states[k], .rename = rules, .report = &report) != TR_OK);
-        assert_int_equal(report.loaded + report.cast + report.missing + report.extra + report.misshapen, 0);
+        assert_int_equal(report.loaded + report.cast + report.missing + report.extra + report.mismatched, 0);
         assert_string_equal(report.text, "");
     }
 }

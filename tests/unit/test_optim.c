@@ -291,7 +291,7 @@ static void test_backward_refuses_weights_that_a_step_changed(void **state)
     assert_int_not_equal(tr_backward(early), TR_OK);
 }
 
-/* A generator's and a discriminator's in one arena: the step of one is none of the other, whatever view was saved. */
+/* A generator's and a discriminator's in one arena: a step of one is no step of the other, whatever view was saved. */
 static void test_a_step_leaves_the_versions_of_others(void **state)
 {
     (void)state;

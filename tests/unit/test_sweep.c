@@ -109,7 +109,7 @@ static void test_members_of_groups(void **state)
     assert_false(has_ended(pid)); /* that is for who signals the group */
     kill(pid, SIGKILL);
     while (!has_ended(pid)) usleep(1000);
-    assert_int_equal(tr__sweep(&group, 1, mark(), 0), 0); /* a zombie is none */
+    assert_int_equal(tr__sweep(&group, 1, mark(), 0), 0); /* a zombie has ended */
     assert_int_equal(end(pid), SIGKILL);
 }
 

@@ -1,0 +1,19 @@
+/* The JSON objects that `trireme bench` and `trireme train` write, and what each of them begins with. */
+#ifndef TRIREME_CLI_BENCH_RESULT_H
+#define TRIREME_CLI_BENCH_RESULT_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+
+/*
+ * A new result: {bench, date, commit, machine {family, name, cores}, versions {trireme, peer}}. bench, the format's
+ * text, names what was measured and how, from the general to the special: "model/f32/1x1/gpt-mini",
+ * "all-reduce/2/gloo". Of results with the same bench and family the newest one counts. peer_version: "PyTorch 2.15.0",
+ * or NULL.
+ */
+cJSON *tr__result_new(const char *peer_version, const char *bench, ...) __attribute__((format(printf, 2, 3)));
+
+/* Writes a JSON object, which may be NULL when memory ran out, and deletes it; false after a message. */
+bool tr__write_json(const char *command, cJSON *object, const char *path);
+
+#endif
