@@ -212,6 +212,7 @@ static void failures_say_what_to_do(void **state)
     }
 }
 
+/* An argument: the one case apart, or the one test, to run. */
 int main(int argc, char **argv)
 {
     for (; argc > 1 && chosen < APART; chosen++) {
@@ -219,6 +220,7 @@ int main(int argc, char **argv)
         const struct CMUnitTest one[] = {cmocka_unit_test(run_chosen)};
         return cmocka_run_group_tests(one, NULL, NULL);
     }
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_kept_for_later),
         cmocka_unit_test(memory_of_one_stream_does_not_serve_another_before_it_ends),
