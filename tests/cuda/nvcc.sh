@@ -1,8 +1,8 @@
 #!/bin/sh
 # ctest: timeout=600
-# nvcc.sh NVCC FOLDER: CUDA's compiler takes what the emulator runs: the kernels of test_kernels.cu for all cards, without a warning, and
-# two files of the plug-in for one, without a spill. scripts/check-spills compiles all of it for all cards, which takes a quarter of an
-# hour. Without nvcc it says so and exits 77.
+# nvcc.sh NVCC FOLDER: CUDA's compiler takes what the emulator runs: the kernels of test_kernels.cu for all cards,
+# without a warning, and two files of the plug-in for one, without a spill. scripts/check-spills compiles all of it for
+# all cards, which takes a quarter of an hour. Without nvcc it says so and exits 77.
 set -eu
 nvcc=$1 folder=$2
 [ -x "$nvcc" ] || { echo "no nvcc: only g++ has compiled the CUDA plug-in, for the emulator"; exit 77; }

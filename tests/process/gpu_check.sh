@@ -1,6 +1,7 @@
 #!/bin/bash
-# scripts/gpu-check without a GPU: that it says so, and with stand-ins for nvidia-smi, nvcc, compute-sanitizer, a GPU's programs and PyTorch,
-# that its timings are command lines which `trireme bench model` takes, and what it writes into docs/gpu.md.
+# scripts/gpu-check without a GPU: that it says so, and with stand-ins for nvidia-smi, nvcc, compute-sanitizer, a GPU's
+# programs and PyTorch, that its timings are command lines which `trireme bench model` takes, and what it writes into
+# docs/gpu.md.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,6 +1,6 @@
 #!/bin/sh
-# CUDA's toolkit makes a plug-in possible and changes nothing else: with it and without, the library is made of the same sources by the
-# same commands. NCCL's header, which the library's own backend is built with, is hidden from both.
+# CUDA's toolkit makes a plug-in possible and changes nothing else: with it and without, the library is made of the same
+# sources by the same commands. NCCL's header, which the library's own backend is built with, is hidden from both.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,6 +1,7 @@
 #!/bin/sh
-# planted.sh WORDS PROGRAM [TEST]: passes when this test of a program, whose plug-in has a fault, fails under one of four seeds with a
-# message that has these words. An order of events may be right by chance, so that one seed can miss what another finds.
+# planted.sh WORDS PROGRAM [TEST]: passes when this test of a program, whose plug-in has a fault, fails under one of
+# four seeds with a message that has these words. An order of events may be right by chance, so that one seed can miss
+# what another finds.
 words=$1
 shift
 said=$(mktemp)
