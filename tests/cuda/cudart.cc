@@ -24,6 +24,7 @@ runtime_state::runtime_state()
         const std::string key = word.substr(0, word.find('=')), value = word.substr(word.find('=') + 1);
         if (key == "seed") set_seed(strtoull(value.c_str(), nullptr, 10));
         if (key == "devices") count = std::min(static_cast<int>(DEVICES), atoi(value.c_str()));
+        if (key == "driver") driver = atoi(value.c_str());
         if (key == "memory_mb") set_memory_limit(strtoull(value.c_str(), nullptr, 10) << 20);
         if (key == "fail") fails[value.substr(0, value.find(':'))] = atoi(value.c_str() + value.find(':') + 1);
     }

@@ -23,6 +23,7 @@ cudaError_t cudaGetDeviceCount(int *count)
 {
     *count = 0;
     if (call_fails("cudaGetDeviceCount")) return note(cudaErrorInitializationError);
+    if (state().driver > 0 && state().driver < CUDART_VERSION) return note(cudaErrorInsufficientDriver);
     *count = state().count;
     return *count ? cudaSuccess : note(cudaErrorNoDevice);
 }
@@ -100,7 +101,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = state().count ? CUDART_VERSION : 0;
+    *version = state().driver >= 0 ? state().driver : state().count ? CUDART_VERSION : 0;
     return cudaSuccess;
 }
 

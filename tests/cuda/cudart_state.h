@@ -81,6 +81,7 @@ struct runtime_state {
     std::condition_variable changed;
     device_state devices[DEVICES];
     int count = 2;
+    int driver = -1;                 /* the version that it knows; -1: ours where there is a device, else 0, none */
     std::set<tr_stream *> streams;   /* those of the program */
     std::set<tr_event *> events;
     std::set<tr_graph *> capturing;

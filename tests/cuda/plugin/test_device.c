@@ -152,14 +152,50 @@ static void too_much_memory(void)
     on_device()->release(0, NULL, memory, 512);
 }
 
-static void no_driver(void)
+static void refuses_to_open(const char *message)
 {
     extern const tr_device_table tr_device_plugin;
     static tr_device_host host = {
         .size = sizeof host, .fail = tr_fail, .dtype_size = tr_dtype_size, .dtype_name = tr_dtype_name};
     assert_int_equal(tr_device_plugin.open(&host), TR_DEVICE);
-    assert_message("cuda: this host has no NVIDIA driver: install one that knows CUDA 13.0");
+    assert_message(message);
     assert_int_equal(tr_device_plugin.count(), 0);
+}
+
+static void no_driver(void)
+{
+    refuses_to_open("cuda: this host has no NVIDIA driver: install one that knows CUDA 13.0");
+}
+
+static void an_old_driver(void)
+{
+    refuses_to_open("cuda: the NVIDIA driver knows CUDA 12.4, and this plug-in was built with CUDA 13.0: "
+                    "install a newer driver, or build with an older toolkit");
+}
+
+static void no_gpu(void)
+{
+    refuses_to_open("cuda: the driver finds no GPU: CUDA_VISIBLE_DEVICES may hide it");
+}
+
+static void no_runtime(void)
+{
+    refuses_to_open("cuda: asking how many GPUs there are: ");
+}
+
+/* The message says how to find the op, as the call that reports a failed kernel need not be the one that caused it. */
+static void a_failing_launch(void)
+{
+    TR_SCOPE;
+    device_copies copies = {0};
+    tr_device_tensor y = on_device_view(&copies, tr_ones(TR_SHAPE(3)));
+    const tr_kernel_entry *entry = on_device_kernel("fill");
+    tr_kernel_call call = {.size = sizeof call, .op = "fill", .attrs = &(tr_fill_attrs){7},
+        .attrs_size = entry->attrs_size, .n_outputs = 1, .outputs = &y};
+    assert_int_equal(entry->run(&call), TR_DEVICE);
+    assert_message("cuda: fill_kernel<T>: a kernel failed before it");
+    assert_message("The device is lost to this process; TRIREME_CHECK=sync waits after each op and names the one");
+    on_device_free(&copies);
 }
 
 static void no_such_device(void)
@@ -184,6 +220,10 @@ static const struct {
 } apart[] = {
     {"too much memory", "seed=1 memory_mb=64", too_much_memory},
     {"no driver", "devices=0", no_driver},
+    {"an old driver", "driver=12040", an_old_driver},
+    {"no GPU", "devices=0 driver=13000", no_gpu},
+    {"no runtime", "fail=cudaGetDeviceCount:1", no_runtime},
+    {"a failing launch", "fail=cudaLaunchKernel:1", a_failing_launch},
     {"no such device", "devices=2", no_such_device},
     {"a failing allocation", "fail=cudaMalloc:1", a_failing_allocation},
 };
@@ -212,6 +252,7 @@ static void failures_say_what_to_do(void **state)
     }
 }
 
+/* An argument: the one case apart, or the one test, to run. */
 int main(int argc, char **argv)
 {
     for (; argc > 1 && chosen < APART; chosen++) {
@@ -219,6 +260,7 @@ int main(int argc, char **argv)
         const struct CMUnitTest one[] = {cmocka_unit_test(run_chosen)};
         return cmocka_run_group_tests(one, NULL, NULL);
     }
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_kept_for_later),
         cmocka_unit_test(memory_of_one_stream_does_not_serve_another_before_it_ends),
