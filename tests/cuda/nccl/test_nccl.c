@@ -12,11 +12,13 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -376,6 +378,52 @@ static void a_rank_that_does_not_come_is_named(void **state)
     if (!strstr(ranks[0].message, "all_reduce #2") || !strstr(ranks[0].message, "is broken")) fail_msg("%s", ranks[0].message);
 }
 
+/* ---- A process that dies ----------------------------------------------------------------------------------------- */
+
+/* Rank 1: is killed after a collective. */
+static tr_status die(rank *r)
+{
+    tr_group *group = join(r, "nccl");
+    TRY(tr_status_of(group));
+    TRY(sum_on(group, r->number, &r->wrong));
+    raise(SIGKILL);
+    return TR_OK;
+}
+
+static void name_self(char self[512])
+{
+    ssize_t length = readlink("/proc/self/exe", self, 511);
+    assert_true(length > 0);
+    self[length] = 0;
+}
+
+static void a_process_that_dies_is_told(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char self[512], meet[512];
+    bool wrong = true;
+    int ended;
+    name_self(self);
+    snprintf(meet, sizeof meet, "%s", files_path("meet"));
+    pid_t child = fork();
+    if (child == 0) {
+        execl(self, self, "die", meet, (char *)NULL);
+        _exit(1);
+    }
+    rank r = {.number = 0, .ranks = 2, .timeout_ms = 60000, .store = tr_store_file(meet)};
+    tr_group *group = join(&r, "nccl");
+    if (sum_on(group, 0, &wrong) != TR_OK) fail_msg("%s", tr_error_message());
+    assert_false(wrong);
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_true(WIFSIGNALED(ended));
+    assert_int_equal(sum_on(group, 0, &wrong), TR_PEER);
+    if (!strstr(tr_error_message(), "all_reduce #2") || !strstr(tr_error_message(), "rank 1 is gone"))
+        fail_msg("%s", tr_error_message());
+    assert_int_equal(tr_barrier(group), TR_PEER);
+    assert_int_equal(tr_leave(group), TR_OK);
+}
+
 /* ---- Where NCCL cannot be used ----------------------------------------------------------------------------------- */
 
 static tr_status only_join(rank *r)
@@ -387,9 +435,7 @@ static tr_status only_join(rank *r)
 static void says(const char *emulator, const char *libraries, const char *words)
 {
     char command[2048], message[1024], self[512];
-    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(length > 0);
-    self[length] = 0;
+    name_self(self);
     snprintf(command, sizeof command, "CUDA_EMULATOR='%s' LD_LIBRARY_PATH='%s' exec '%s' join", emulator, libraries, self);
     FILE *child = popen(command, "r");
     assert_non_null(child);
@@ -421,12 +467,17 @@ int main(int argc, char **argv)
         printf("%s\n", ranks[1].message);
         return 0;
     }
+    if (argc == 3 && strcmp(argv[1], "die") == 0) {
+        rank r = {.number = 1, .ranks = 2, .timeout_ms = 60000, .store = tr_store_file(argv[2])};
+        return die(&r) != TR_OK;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(collectives_give_what_the_native_backend_gives),
         cmocka_unit_test(messages_and_groups_stay_on_the_ranks_gpus),
         cmocka_unit_test(a_removed_wait_for_an_event_gives_wrong_numbers),
         cmocka_unit_test(each_call_that_fails_is_told),
         cmocka_unit_test(a_rank_that_does_not_come_is_named),
+        cmocka_unit_test(a_process_that_dies_is_told),
         cmocka_unit_test(errors_say_why_and_what_to_do),
     };
     return cmocka_run_group_tests(tests, files_begin, files_end);
