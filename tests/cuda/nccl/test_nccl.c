@@ -353,6 +353,28 @@ static void each_call_that_fails_is_told(void **state)
     must_pass(ranks, 2);
 }
 
+/* Rank 1 gives one number less: with .check both ranks are told before any data has moved. */
+static tr_status differ(rank *r)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = r->store, .rank = r->number, .world_size = r->ranks, .backend = "nccl", .check = true,
+        .timeout_ms = r->timeout_ms);
+    tr_tensor *x = tr_ones(TR_SHAPE(9 - r->number), .device = tr_cuda(r->number));
+    TRY(tr_all_reduce_tensor(group, tr_ones(TR_SHAPE(9), .device = tr_cuda(r->number)), TR_SUM));
+    tr_status status = tr_all_reduce_tensor(group, x, TR_SUM);
+    if (status != TR_MISMATCH || !strstr(tr_error_message(), "f32[9]") || !strstr(tr_error_message(), "f32[8]"))
+        return tr_fail(TR_INTERNAL, "status %d: %s", (int)status, tr_error_message());
+    return tr_leave(group);
+}
+
+static void calls_that_differ_are_named(void **state)
+{
+    (void)state;
+    rank ranks[RANKS];
+    run_ranks(ranks, 2, differ, 60000);
+    must_pass(ranks, 2);
+}
+
 static tr_status wait_in_vain(rank *r)
 {
     tr_group *group = join(r, "nccl");
@@ -476,6 +498,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(messages_and_groups_stay_on_the_ranks_gpus),
         cmocka_unit_test(a_removed_wait_for_an_event_gives_wrong_numbers),
         cmocka_unit_test(each_call_that_fails_is_told),
+        cmocka_unit_test(calls_that_differ_are_named),
         cmocka_unit_test(a_rank_that_does_not_come_is_named),
         cmocka_unit_test(a_process_that_dies_is_told),
         cmocka_unit_test(errors_say_why_and_what_to_do),
