@@ -400,7 +400,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
 static ncclResult_t end(ncclComm_t comm)
 {
     comm->c->shared->process[comm->c->rank] = 0;
-    comm->c->aborted = true; /* what is still on a stream ends */
+    comm->c->aborted = true;  /* what is still on a stream ends */
+    comm->c->taken.clear();   /* which holds the communicator */
     delete comm;
     return ncclSuccess;
 }

@@ -335,7 +335,7 @@ static void each_call_that_fails_is_told(void **state)
     for (size_t f = 0; f < sizeof functions / sizeof *functions; f++)
         for (int nth = 1; nth <= 2; nth++) {
             fail_call(functions[f], nth);
-            run_ranks(ranks, 2, a_bit_of_all, 1000);
+            run_ranks(ranks, 2, a_bit_of_all, 3000);
             fail_call(functions[f], 0);
             const rank *own = NULL;
             for (int i = 0; i < 2; i++) {
@@ -353,18 +353,31 @@ static void each_call_that_fails_is_told(void **state)
     must_pass(ranks, 2);
 }
 
-/* Rank 1 gives one number less: with .check both ranks are told before any data has moved. */
+/* With .check both ranks are told before any data has moved that rank 1 gives one number less, and at once that it gives up. */
 static tr_status differ(rank *r)
 {
     TR_SCOPE;
-    tr_group *group = tr_join(.store = r->store, .rank = r->number, .world_size = r->ranks, .backend = "nccl", .check = true,
-        .timeout_ms = r->timeout_ms);
-    tr_tensor *x = tr_ones(TR_SHAPE(9 - r->number), .device = tr_cuda(r->number));
-    TRY(tr_all_reduce_tensor(group, tr_ones(TR_SHAPE(9), .device = tr_cuda(r->number)), TR_SUM));
-    tr_status status = tr_all_reduce_tensor(group, x, TR_SUM);
-    if (status != TR_MISMATCH || !strstr(tr_error_message(), "f32[9]") || !strstr(tr_error_message(), "f32[8]"))
-        return tr_fail(TR_INTERNAL, "status %d: %s", (int)status, tr_error_message());
-    return tr_leave(group);
+    static const char *const names[] = {"differs", "aborts"};
+    for (int i = 0; i < 2; i++) {
+        tr_group *group = tr_join(.store = r->store, .rank = r->number, .world_size = r->ranks, .backend = "nccl", .check = true,
+            .name = names[i], .timeout_ms = r->timeout_ms);
+        tr_tensor *x = tr_ones(TR_SHAPE(9 - (i == 0 ? r->number : 0)), .device = tr_cuda(r->number));
+        TRY(tr_all_reduce_tensor(group, tr_ones(TR_SHAPE(9), .device = tr_cuda(r->number)), TR_SUM));
+        if (r->number == 0) TRY(tr_store_set(r->store, names[i], "1", 1)); /* until then it may still be in the first one */
+        if (i == 1 && r->number == 1) {
+            void *value;
+            size_t bytes;
+            TRY(tr_store_get(r->store, names[i], &value, &bytes));
+            free(value);
+            tr_abort(group, "rank 1 has had enough");
+        } else {
+            tr_status status = tr_all_reduce_tensor(group, x, TR_SUM);
+            if (status != (i ? TR_PEER : TR_MISMATCH) || !strstr(tr_error_message(), i ? "rank 1 has had enough" : "f32[8]"))
+                return tr_fail(TR_INTERNAL, "%s: status %d: %s", names[i], (int)status, tr_error_message());
+        }
+        TRY(tr_leave(group));
+    }
+    return TR_OK;
 }
 
 static void calls_that_differ_are_named(void **state)
@@ -395,7 +408,7 @@ static void a_rank_that_does_not_come_is_named(void **state)
 {
     (void)state;
     rank ranks[RANKS];
-    run_ranks(ranks, 2, wait_in_vain, 800);
+    run_ranks(ranks, 2, wait_in_vain, 3000);
     must_pass(ranks, 2);
     if (!strstr(ranks[0].message, "all_reduce #2") || !strstr(ranks[0].message, "is broken")) fail_msg("%s", ranks[0].message);
 }
