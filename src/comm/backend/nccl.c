@@ -17,6 +17,41 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- Whose failure it was ---------------------------------------------------------------------------------------- */
+
+enum { KEY = 200, REASON = 400 };
+
+static char *reason_key(const tr__nccl_group *g, char key[KEY])
+{
+    snprintf(key, KEY, "group/%s/nccl/%ld/failed", g->base.member.group, g->base.meeting.generation);
+    return key;
+}
+
+void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
+{
+    char key[KEY], text[REASON];
+    if (status == TR_PEER) return; /* which is another rank's to tell */
+    tr__error *why = tr__error_take();
+    int length = snprintf(text, sizeof text, "rank %d failed: %s", g->base.member.rank, tr_error_message());
+    size_t bytes = length < REASON ? (size_t)length : REASON - 1;
+    status = tr_store_set(g->base.member.store, reason_key(g, key), text, bytes); /* without a store nobody is told */
+    tr__fail_stored(why);
+    tr__error_unref(why);
+}
+
+/* NCCL knows only that another rank has failed; the store may know which, and why. */
+static tr_status fail_with_peer(const tr__nccl_group *g, ncclComm_t comm)
+{
+    char key[KEY];
+    void *value = NULL;
+    size_t bytes;
+    tr_status known = tr__store_get(g->base.member.store, reason_key(g, key), 0, &value, &bytes);
+    tr_status status = tr__nccl_fail(g->l, ncclRemoteError, comm, "NCCL");
+    if (known == TR_OK) status = tr__fail(TR_PEER, "%.*s", (int)bytes, (char *)value);
+    free(value);
+    return status;
+}
+
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
 tr_status tr__nccl_check(const tr__nccl_group *g, ncclComm_t comm, bool *under_way)
@@ -24,6 +59,7 @@ tr_status tr__nccl_check(const tr__nccl_group *g, ncclComm_t comm, bool *under_w
     ncclResult_t state = ncclSuccess;
     TR__NCCL_TRY(g->l, comm, ncclCommGetAsyncError, comm, &state);
     *under_way = state == ncclInProgress;
+    if (state == ncclRemoteError) return fail_with_peer(g, comm);
     return state == ncclSuccess || state == ncclInProgress ? TR_OK : tr__nccl_fail(g->l, state, comm, "NCCL");
 }
 
@@ -233,6 +269,7 @@ static tr_status run(tr__polled *p, const tr_collective *c)
     tr__nccl_group *g = (tr__nccl_group *)p;
     tr_status status = start_and_wait(g, c);
     if (status == TR_OK || status == TR_UNSUPPORTED) return status;
+    tr__nccl_tell(g, status);
     g->l->ncclCommAbort(g->comm); /* ends the kernels that wait on the GPU */
     g->comm = NULL;
     return status;
@@ -275,7 +312,7 @@ static tr_status check_others(const tr__nccl_group *g, const tr__endpoint_record
 static tr_status share_id(tr__nccl_group *g, ncclUniqueId *id)
 {
     const tr__member *m = &g->base.member;
-    char key[200];
+    char key[KEY];
     snprintf(key, sizeof key, "group/%s/nccl/%ld", m->group, g->base.meeting.generation);
     if (m->rank == 0) {
         ncclResult_t result = g->l->ncclGetUniqueId(id);
@@ -385,7 +422,9 @@ static void close_group(tr__polled *p)
 {
     tr__nccl_group *g = (tr__nccl_group *)p;
     int comms = g->lanes ? 1 + 2 * p->member.world_size : 0;
-    bool ended = comms && g->comm && !atomic_load(&p->broken) && finalize(g, comms) == TR_OK;
+    tr__error *broken = atomic_load(&p->broken);
+    if (comms && broken) tr__nccl_tell(g, tr__fail_stored(broken));
+    bool ended = comms && g->comm && !broken && finalize(g, comms) == TR_OK;
     for (int i = 0; i < comms; i++) {
         if (!*comm_of(g, i)) continue;
         if (ended)

@@ -51,6 +51,8 @@ typedef struct tr__nccl_group {
 ncclDataType_t tr__nccl_type(tr_dtype dtype);
 /* Does NCCL go on with what it was given? Fails when the communicator did. */
 tr_status tr__nccl_check(const tr__nccl_group *group, ncclComm_t comm, bool *under_way);
+/* Before communicators are aborted: tells the other ranks why, by the store, unless the thread's latest failure is theirs. */
+void tr__nccl_tell(const tr__nccl_group *group, tr_status status);
 /* A stream of the group's GPU, and NCCL's name of it. What was made before a failure is *stream. */
 tr_status tr__nccl_stream_new(const tr__nccl_group *group, tr_device_stream **stream, tr__cuda_stream *handle);
 /* Begins to make a communicator. */

@@ -195,9 +195,9 @@ tr_status tr__nccl_advance(tr__polled *p)
     for (int i = 0; i < 2 * p->member.world_size; i++)
         for (bool moved = true; moved;) {
             tr_status status = step(g, &g->lanes[i], &moved);
-            if (status != TR_OK)
-                return tr__fail_context(status, "messages %s rank %d", g->lanes[i].sends ? "to" : "from",
-                    g->lanes[i].peer);
+            if (status == TR_OK) continue;
+            tr__nccl_tell(g, status);
+            return tr__fail_context(status, "messages %s rank %d", g->lanes[i].sends ? "to" : "from", g->lanes[i].peer);
         }
     return TR_OK;
 }
