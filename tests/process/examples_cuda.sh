@@ -1,7 +1,7 @@
 #!/bin/sh
 # `--device cuda` on the emulated cuda:0 and cuda:1: the examples and `trireme train` learn what they learn on the CPU, and
 # `trireme bench model` measures there. A few samples or steps each: kernels that run on the CPU take their time.
-# ctest: timeout=400
+# ctest: timeout=600
 . "$SOURCE/tests/process/common"
 cd "$work"
 TRIREME_PLUGINS=$BUILD/tests/cuda/libtrireme-cuda.so

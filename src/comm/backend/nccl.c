@@ -34,7 +34,7 @@ void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
     tr__error *why = tr__error_take();
     int length = snprintf(text, sizeof text, "rank %d failed: %s", g->base.member.rank, tr_error_message());
     size_t bytes = length < REASON ? (size_t)length : REASON - 1;
-    status = tr_store_set(g->base.member.store, reason_key(g, key), text, bytes); /* without a store nobody is told */
+    (void)!tr_store_set(g->base.member.store, reason_key(g, key), text, bytes); /* when that fails, too, NCCL's word must do */
     tr__fail_stored(why);
     tr__error_unref(why);
 }
