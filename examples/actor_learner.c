@@ -1,7 +1,6 @@
 /*
  * Reinforcement learning in the shape of actors and a learner: actors on workers play episodes with the policy they are
- * sent; the learner asks all at once, gathers what they saw and did, and updates. `./actor_learner [ACTORS]`
- *
+ * sent; the learner asks all at once, gathers what they saw and did, and updates. `./actor_learner [--device cuda] [ACTORS]`
  * The game is cart-pole (Barto, Sutton & Anderson 1983): push a cart left or right so that the pole on it stays up; a
  * point for each step, 200 at most. The learner is REINFORCE (Williams 1992) with normalised returns, until the mean of
  * a round is 190. All random numbers have seeds: one process that plays all itself learns the same, which is checked.
@@ -9,10 +8,13 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <trireme/trireme.h>
 
 enum { most_actors = 8, episodes = 16, most_steps = 200, most_rounds = 300, most_rows = episodes * most_steps };
 static const double goal = 190, discount = 0.99;
+static tr_device here; /* where this process computes */
+typedef struct settings { char device[16]; int actors; } settings;
 
 /* ---- The game ---------------------------------------------------------------------------------------------------- */
 
@@ -22,8 +24,8 @@ enum { position, speed, angle, turning, features }; /* what is seen of it */
 static bool push(double c[features], bool right)
 {
     const double gravity = 9.8, mass = 1.1, pole_mass = 0.1, half_length = 0.5, seconds = 0.02;
-    double s = sin(c[angle]), k = cos(c[angle]);
-    double pushed = ((right ? 10 : -10) + pole_mass * half_length * c[turning] * c[turning] * s) / mass;
+    double s = sin(c[angle]), k = cos(c[angle]), swing = pole_mass * half_length * c[turning] * c[turning] * s;
+    double pushed = ((right ? 10 : -10) + swing) / mass;
     double falling = (gravity * s - k * pushed) / (half_length * (4.0 / 3 - pole_mass * k * k / mass));
     double rolling = pushed - pole_mass * half_length * falling * k / mass;
     const double change[features] = {c[speed], rolling, c[turning], falling};
@@ -31,12 +33,12 @@ static bool push(double c[features], bool right)
     return fabs(c[position]) < 2.4 && fabs(c[angle]) < 0.2095;
 }
 
-/* ---- Actors ------------------------------------------------------------------------------------------------------ */
-
 /* [n, 4] -> [n, 2]: how much it is for left and right */
 static tr_module *make_policy(void)
 {
-    return tr_sequential(tr_linear(features, 32, .seed = 1), tr_activation(tr_tanh), tr_linear(32, 2, .seed = 2));
+    tr_module *made = tr_sequential(tr_linear(features, 32, .seed = 1), tr_activation(tr_tanh), tr_linear(32, 2, .seed = 2));
+    TR_CHECK(tr_module_to(made, here));
+    return made;
 }
 
 /* Episodes that go on at the same time, and rows of what was seen and done in them. */
@@ -56,7 +58,7 @@ static bool step_all(game *g, tr_module *policy, uint64_t seed, int step)
     float seen[episodes][features], left_right[episodes][2], chance[episodes];
     for (int i = 0; i < episodes; i++)
         for (int k = 0; k < features; k++) seen[i][k] = (float)g->cart[i][k];
-    tr_tensor *says = tr_softmax(tr_forward(policy, tr_from(seen, TR_SHAPE(episodes, features))), 1);
+    tr_tensor *says = tr_softmax(tr_forward(policy, tr_to(tr_from(seen, TR_SHAPE(episodes, features)), here)), 1);
     TR_CHECK(tr_copy_out(says, left_right, sizeof left_right));
     TR_CHECK(tr_copy_out(tr_rand(seed + 1 + (uint64_t)step, TR_SHAPE(episodes)), chance, sizeof chance));
     bool any = false;
@@ -96,17 +98,13 @@ static tr_tensor_list *play(tr_tensor_list *weights, int64_t number)
     tr_module *policy = make_policy();
     TR_CHECK(tr_load_state_dict(policy, weights));
     TR_CHECK(tr_copy_out(tr_rand(seed, TR_SHAPE(episodes, features)), start, sizeof start));
-    g.rows = 0;
-    for (int i = 0; i < episodes; i++) {
-        g.over[i] = false;
+    memset(&g, 0, sizeof g);
+    for (int i = 0; i < episodes; i++)
         for (int k = 0; k < features; k++) g.cart[i][k] = 0.1 * start[i][k] - 0.05;
-    }
     for (int step = 0; step < most_steps && step_all(&g, policy, seed, step);) step++;
     return results(&g);
 }
 TR_RPC(play, TENSORS, I64, RETURNS(TENSORS));
-
-/* ---- The learner ------------------------------------------------------------------------------------------------- */
 
 /* Has all actors play at the same time; without them, plays for each of them here. */
 static void gather(tr_rpc *rpc, tr_module *policy, int actors, int round, tr_tensor_list **played)
@@ -126,7 +124,7 @@ static tr_tensor *join(tr_tensor_list *const *played, int actors, const char *wh
 {
     tr_tensor *parts[most_actors];
     for (int i = 0; i < actors; i++) parts[i] = tr_list_find(played[i], what);
-    return tr_cat(parts, actors, 0);
+    return tr_to(tr_cat(parts, actors, 0), here);
 }
 
 /* A round of episodes and an update. The mean of the episodes' points. */
@@ -175,16 +173,15 @@ static tr_status work(int rank, void *argument, size_t bytes)
 {
     (void)bytes;
     TR_SCOPE;
+    const settings *s = argument;
     char name[32] = "learner";
     if (rank > 0) snprintf(name, sizeof name, "actor%d", rank - 1);
     tr_group *world = tr_join();
+    TR_CHECK(tr_group_device_named(world, s->device, &here));
     tr_rpc *rpc = tr_rpc_start(world, .name = name);
     TR_CHECK(tr_rpc_register(rpc, &play_rpc));
     TR_CHECK(tr_barrier(world)); /* all can be called */
-    if (rank == 0) {
-        tr_status status = run_learner(rpc, *(int *)argument);
-        if (status != TR_OK) return status;
-    }
+    if (rank == 0) TR_CHECK(run_learner(rpc, s->actors));
     TR_CHECK(tr_rpc_stop(rpc)); /* the actors play until all have called it */
     return tr_leave(world);
 }
@@ -192,8 +189,11 @@ static tr_status work(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    int actors = argc > 1 ? atoi(argv[1]) : 2;
-    if (actors < 1 || actors > most_actors) return fprintf(stderr, "1 to %d actors\n", most_actors), 2;
-    TR_CHECK(tr_spawn(work, 1 + actors, .argument = &actors, .bytes = sizeof actors, .pass_signals = true));
+    settings s = {"cpu", 2};
+    for (; argc > 2 && strcmp(argv[1], "--device") == 0; argc -= 2, argv += 2)
+        snprintf(s.device, sizeof s.device, "%s", argv[2]);
+    if (argc > 1) s.actors = atoi(argv[1]);
+    if (s.actors < 1 || s.actors > most_actors) return fprintf(stderr, "1 to %d actors\n", most_actors), 2;
+    TR_CHECK(tr_spawn(work, 1 + s.actors, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;
 }

@@ -3,7 +3,9 @@
  * ranks of one job. Each rank sets the process group up, trains its share of the samples under DDP with SGD, and cleans
  * up.
  *
- *   ./cluster [HOSTS]     # a line per machine, "node1 slots=8 address=10.0.0.1"; without it two ranks on this machine
+ *   ./cluster [HOSTS]              # a line per machine, "node1 slots=8 address=10.0.0.1"; without it two ranks on this machine
+ *   ./cluster --device cuda        # on their GPUs, which the ranks of a machine take in turn
+ *   ./cluster --samples 200        # so few that the result is not judged
  *
  * The program lies at the same path on all of them.
  */
@@ -14,7 +16,7 @@
 #include <string.h>
 #include <trireme/tools.h>
 
-enum { CLASSES = 10, SIDE = 16, SAMPLES = 2400, HELD_OUT = 400, BATCH = 20, EPOCHS = 3 };
+enum { CLASSES = 10, SIDE = 16, ALL = 2400, BATCH = 20, EPOCHS = 3 };
 
 /* ---- The group ------------------------------------------------------------------------------------------------- */
 
@@ -82,39 +84,45 @@ static tr_status same_weights(tr_module *model, tr_group *world, bool *same)
         tr_tensor *own = tr_list_at(weights, i), *first = tr_affine(own, 1, 0); /* a copy, which becomes rank 0's */
         tr_status status = tr_broadcast_tensor(world, first, 0);
         if (status != TR_OK) return status;
-        differ |= memcmp(tr_data(own), tr_data(first), (size_t)tr_numel(own) * sizeof(float)) != 0;
+        differ |= tr_item(tr_max(tr_abs(tr_sub(own, first)))) != 0;
     }
     tr_status status = tr_all_reduce(world, &differ, 1, .dtype = TR_I32, .op = TR_MAX);
     *same = !differ;
     return status;
 }
 
-static tr_status train(int rank, int world_size)
+static tr_status train(int rank, int world_size, const char *device, int samples)
 {
     TR_SCOPE;
     tr_group *world = setup(rank, world_size);
-    tr_dataset *all = tr_dataset_new(SAMPLES, get_image, .name = "patterns");
-    tr_dataset *learn = tr_dataset_slice(all, 0, SAMPLES - HELD_OUT);
-    tr_dataset *test = tr_dataset_slice(all, SAMPLES - HELD_OUT, SAMPLES);
-    tr_loader *loader = tr_loader_new(learn, .batch = BATCH, .shuffle = true, .workers = 1, .group = world);
-    tr_loader *tester = tr_loader_new(test, .batch = 100, .group = world);
-    tr_module *model = make_model(), *ddp = tr_ddp(model, world);
+    tr_device here;
+    tr_status status = tr_group_device_named(world, device, &here); /* this rank's */
+    if (status != TR_OK) return status;
+    int held_out = samples / 6;
+    tr_dataset *all = tr_dataset_new(samples, get_image, .name = "patterns");
+    tr_dataset *learn = tr_dataset_slice(all, 0, samples - held_out), *test = tr_dataset_slice(all, samples - held_out, samples);
+    tr_loader *loader = tr_loader_new(learn, .batch = BATCH, .shuffle = true, .workers = 1, .group = world, .device = here);
+    tr_loader *tester = tr_loader_new(test, .batch = 100, .group = world, .device = here);
+    tr_module *model = make_model();
+    if ((status = tr_module_to(model, here)) != TR_OK) return status;
+    tr_module *ddp = tr_ddp(model, world);
     tr_optimizer *optimizer = tr_sgd(tr_parameters(model), .lr = 0.02, .momentum = 0.9);
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         double loss;
-        tr_status status = tr_loader_set_epoch(loader, epoch); /* another order in each epoch */
+        status = tr_loader_set_epoch(loader, epoch); /* another order in each epoch */
         if (status == TR_OK) status = train_epoch(ddp, optimizer, loader, &loss);
         if (status != TR_OK) return status;
         if (rank == 0) printf("epoch %d  loss %.3f\n", epoch + 1, loss);
     }
     tr_score score;
     bool same = false;
-    tr_status status = tr_evaluate(model, tester, .group = world, .score = &score);
+    status = tr_evaluate(model, tester, .group = world, .score = &score);
     if (status == TR_OK) status = same_weights(model, world, &same);
     if (status != TR_OK) return status;
     printf("rank %d of %d: %.1f %% of %d other images are right, %s weights\n", rank, world_size, 100 * score.accuracy,
         (int)score.count, same ? "the same" : "other");
-    if (score.accuracy < 0.96 || !same) return tr_fail(TR_STATE, "the ranks have not learnt the same, or not enough");
+    if ((score.accuracy < 0.96 && samples == ALL) || !same)
+        return tr_fail(TR_STATE, "the ranks have not learnt the same, or not enough");
     return cleanup(world);
 }
 
@@ -135,16 +143,21 @@ static void show(int host, bool is_stderr, const char *line, size_t length, void
 
 int main(int argc, char **argv)
 {
-    const char *rank = getenv("RANK"), *world_size = getenv("WORLD_SIZE");
+    const char *rank = getenv("RANK"), *world_size = getenv("WORLD_SIZE"), *program = argv[0], *device = "cpu", *samples = NULL;
+    for (; argc > 2; argc -= 2, argv += 2) {
+        if (strcmp(argv[1], "--device") == 0) device = argv[2];
+        else if (strcmp(argv[1], "--samples") == 0) samples = argv[2];
+        else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
+    }
     if (rank && world_size) { /* started as one of the ranks */
-        TR_CHECK(train(atoi(rank), atoi(world_size)));
+        TR_CHECK(train(atoi(rank), atoi(world_size), device, samples ? atoi(samples) : ALL));
         return 0;
     }
     tr_cluster *cluster = tr_cluster_open(argc > 1 ? argv[1] : NULL, .slots = argc > 1 ? 0 : 2);
     TR_CHECK(tr_status_of(cluster));
-    TR_CHECK(tr_cluster_check(cluster, argv[0], say, NULL));
+    TR_CHECK(tr_cluster_check(cluster, program, say, NULL));
 
-    const char *const command[] = {argv[0], NULL};
+    const char *const command[] = {program, "--device", device, samples ? "--samples" : NULL, samples, NULL};
     tr_launch_report report;
     tr_status status = tr_cluster_run(cluster, command, .output = show, .pass_signals = true, .report = &report);
     if (status == TR_OK) return 0;

@@ -7,6 +7,7 @@
  *   ./hybrid_parallel 0 2 & ./hybrid_parallel 1 2        # rank and world size: the ranks meet at tcp://localhost:23456
  *   ./hybrid_parallel 0 2 tcp://node1:23456 [FOLDER]     # they meet elsewhere; FOLDER has MNIST's t10k files
  *   ./hybrid_parallel --device cuda                      # each model on the GPUs cuda:0 and cuda:1
+ *   ./hybrid_parallel --device cuda --backend nccl       # and their gradients over NCCL, not through the host's memory
  *   ./hybrid_parallel --samples 100                      # so few images that the result is not judged
  */
 #define _POSIX_C_SOURCE 200809L /* setenv(), also with -std=c11 */
@@ -69,12 +70,14 @@ typedef struct settings {
     char meet[256];   /* where ranks that were started by hand meet; "": those of tr_spawn() know */
     char folder[256]; /* MNIST's files; "": draw images */
     char kind[16];    /* of the two devices */
+    char backend[16];
     int samples;      /* that are drawn */
 } settings;
 
 static tr_status train(const settings *s, double *accuracy)
 {
-    tr_group *world = s->meet[0] ? tr_join(.init = s->meet, .rank = s->rank, .world_size = s->world_size) : tr_join();
+    tr_group *world = s->meet[0] ? tr_join(.init = s->meet, .rank = s->rank, .world_size = s->world_size, .backend = s->backend)
+                                 : tr_join(.backend = s->backend);
     tr_dataset *all = s->folder[0] ? tr_mnist(s->folder) : patterns(s->samples);
     int64_t count = tr_dataset_count(all), held_out = count / 10;
 
@@ -127,14 +130,16 @@ int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY;
     setenv("TRIREME_CPU_DEVICES", "2", 0); /* two devices per process, unless the environment says otherwise */
-    settings s = {.world_size = 2, .kind = "cpu", .samples = ALL};
+    settings s = {.world_size = 2, .kind = "cpu", .backend = "native", .samples = ALL};
     for (; argc > 2 && argv[1][0] == '-'; argc -= 2, argv += 2) {
         if (strcmp(argv[1], "--device") == 0) snprintf(s.kind, sizeof s.kind, "%s", argv[2]);
+        else if (strcmp(argv[1], "--backend") == 0) snprintf(s.backend, sizeof s.backend, "%s", argv[2]);
         else if (strcmp(argv[1], "--samples") == 0) s.samples = atoi(argv[2]);
         else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
     }
     if (argc == 2 || argc > 5) {
-        fprintf(stderr, "usage: hybrid_parallel [--device KIND] [--samples N] [RANK WORLD_SIZE [MEET_AT [FOLDER]]]\n");
+        fprintf(stderr, "usage: hybrid_parallel [--device KIND] [--backend NAME] [--samples N] "
+            "[RANK WORLD_SIZE [MEET_AT [FOLDER]]]\n");
         return 2;
     }
     if (argc == 1) {

@@ -1,6 +1,6 @@
 /*
  * DistributedDataParallel inside RPC: the tables of a model, which are large and of which a batch needs few rows, are on
- * parameter servers; the dense rest is on each trainer, under DDP. `./hybrid_rpc [--device cuda] [--steps N] [TRAINERS]`; on
+ * parameter servers; the dense rest is on each trainer, under DDP. `./hybrid_rpc [--device cuda [--backend nccl]] [--steps N] [TRAINERS]`; on
  * "cuda" all take the GPUs in turn.
  *
  * A user and an item each have a row in a table; a network says from the two which of four stars the user gives. One process
@@ -15,7 +15,7 @@ enum { tables = 2, rows = 60, dim = 8, hidden = 32, stars = 4, batch = 32, all_s
 static const double lr = 1;
 
 typedef struct settings {
-    char device[16];
+    char device[16], backend[16];
     int trainers, steps;
 } settings;
 
@@ -140,7 +140,7 @@ static tr_status work(int rank, void *argument, size_t bytes)
     TR_SCOPE;
     char name[24];
     snprintf(name, sizeof name, rank < tables ? "server%d" : "trainer%d", rank < tables ? rank : rank - tables);
-    tr_group *world = tr_join();
+    tr_group *world = tr_join(.backend = s->backend);
     tr_device here;
     TR_CHECK(tr_group_device_named(world, s->device, &here));
     tr_group *trainers = tr_group_split(world, rank < tables ? -1 : 0, rank); /* DDP's; NULL on servers */
@@ -163,9 +163,10 @@ static tr_status work(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    settings s = {"cpu", 2, all_steps};
+    settings s = {"cpu", "native", 2, all_steps};
     for (; argc > 2; argc -= 2, argv += 2) {
         if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (strcmp(argv[1], "--backend") == 0) snprintf(s.backend, sizeof s.backend, "%s", argv[2]);
         else if (strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
         else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
     }

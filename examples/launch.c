@@ -2,7 +2,7 @@
  * Data parallel training on one machine, in the steps of PyTorch's tutorial: setup(), a model under DDP, a loss,
  * backward, a step of SGD, cleanup(). The program starts its ranks itself, and shows why they failed if they do.
  *
- *   ./launch [RANKS]
+ *   ./launch [--device cuda] [RANKS]                  # the ranks take the GPUs in turn
  *   trireme run -n 4 ./launch                                              # any launcher starts them as well
  *   RANK=0 WORLD_SIZE=2 ./launch & RANK=1 WORLD_SIZE=2 ./launch            # or a shell
  */
@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <trireme/trireme.h>
 
 enum { BATCH = 20, FEATURES = 10, HIDDEN = 32, OUTPUTS = 5, STEPS = 200 };
@@ -31,17 +32,20 @@ static tr_status cleanup(tr_group *world)
 
 /* ---- Training -------------------------------------------------------------------------------------------------- */
 
-static tr_module *toy_model(uint64_t seed)
+static tr_module *toy_model(uint64_t seed, tr_device here)
 {
-    return tr_sequential(tr_linear(FEATURES, HIDDEN, .seed = seed), tr_activation(tr_relu),
+    tr_module *model = tr_sequential(tr_linear(FEATURES, HIDDEN, .seed = seed), tr_activation(tr_relu),
         tr_linear(HIDDEN, OUTPUTS, .seed = seed + 1));
+    tr_status status = tr_module_to(model, here);
+    return status == TR_OK ? model : tr_module_fail(status, "%s", tr_error_message());
 }
 
 /* A rank's batch of a step. x: [BATCH, FEATURES]; labels: what another model makes of it, [BATCH, OUTPUTS]. */
 static tr_tensor *make_batch(tr_module *teacher, tr_group *world, int step, tr_tensor **labels)
 {
     TR_NO_GRAD;
-    tr_tensor *x = tr_randn((uint64_t)(step * tr_world_size(world) + tr_rank(world)), TR_SHAPE(BATCH, FEATURES));
+    uint64_t number = (uint64_t)(step * tr_world_size(world) + tr_rank(world));
+    tr_tensor *x = tr_randn(number, TR_SHAPE(BATCH, FEATURES), .device = tr_device_of(tr_list_at(tr_parameters(teacher), 0)));
     *labels = tr_forward(teacher, x);
     return x;
 }
@@ -77,14 +81,17 @@ static tr_status compare_weights(tr_module *model, tr_group *world, double *diff
     return tr_all_reduce(world, difference, 1, .dtype = TR_F64, .op = TR_MAX);
 }
 
-static tr_status train(int rank, int world_size)
+static tr_status train(int rank, int world_size, const char *device)
 {
     TR_SCOPE;
     tr_group *world = setup(rank, world_size);
-    tr_module *model = toy_model(1 + 2 * (uint64_t)rank), *teacher = toy_model(1000);
+    tr_device here;
+    tr_status status = tr_group_device_named(world, device, &here); /* this rank's */
+    if (status != TR_OK) return status;
+    tr_module *model = toy_model(1 + 2 * (uint64_t)rank, here), *teacher = toy_model(1000, here);
     tr_module *ddp = tr_ddp(model, world); /* all ranks begin with rank 0's weights */
     tr_optimizer *optimizer = tr_sgd(tr_parameters(model), .lr = 0.1);
-    tr_status status = tr_status_of(optimizer);
+    status = tr_status_of(optimizer);
     double first = 0, loss = 0, difference = 0;
     for (int step = 0; step < STEPS && status == TR_OK; step++) {
         status = train_step(ddp, optimizer, teacher, world, step, &loss);
@@ -111,12 +118,13 @@ static void show(int rank, bool is_stderr, const char *line, size_t length, void
 
 int main(int argc, char **argv)
 {
-    const char *rank = getenv("RANK"), *world_size = getenv("WORLD_SIZE");
+    const char *rank = getenv("RANK"), *world_size = getenv("WORLD_SIZE"), *device = "cpu";
+    for (; argc > 2 && strcmp(argv[1], "--device") == 0; argc -= 2, argv += 2) device = argv[2];
     if (rank && world_size) { /* started as one of the ranks */
-        TR_CHECK(train(atoi(rank), atoi(world_size)));
+        TR_CHECK(train(atoi(rank), atoi(world_size), device));
         return 0;
     }
-    const char *const command[] = {"/proc/self/exe", NULL};
+    const char *const command[] = {"/proc/self/exe", "--device", device, NULL};
     int ranks = argc > 1 ? atoi(argv[1]) : 4;
     tr_launch_report report;
     tr_status status = tr_launch(command, ranks, .output = show, .pass_signals = true, .report = &report);

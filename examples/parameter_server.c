@@ -1,22 +1,26 @@
 /*
  * Parameter servers: each holds one layer of a network; trainers run forward and backward through the servers, which
- * update the layers where they are. `./parameter_server [TRAINERS]`, in two ways:
+ * update the layers where they are. `./parameter_server [--device cuda] [TRAINERS]`, in two ways:
  *
  *   together  synchronous: in each step one trainer gathers the losses of all, and makes one backward and one step
  *   Hogwild   every trainer makes steps of its own, whenever it is ready
  *
  * The first learns what one process learns from all trainers' samples, to rounding; in the second nobody waits. Data:
- * ten classes, each a random pattern under noise. Every trainer sees samples of its own.
+ * ten classes, each a random pattern under noise. Every trainer sees samples of its own. On "cuda" all take the GPUs in turn.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <trireme/trireme.h>
 
 enum { servers = 2, most_trainers = 16, classes = 10, pixels = 64, hidden = 32 };
 enum { batch = 32, steps = 200, samples_to_test = 1000 };
 
+static tr_device here; /* where this process computes */
+
 typedef struct settings {
+    char device[16];
     int trainers;
     bool together;
 } settings;
@@ -25,7 +29,9 @@ typedef struct settings {
 
 static tr_module *make_layer(int server)
 {
-    return server == 0 ? tr_linear(pixels, hidden, .seed = 1) : tr_linear(hidden, classes, .seed = 2);
+    tr_module *made = server == 0 ? tr_linear(pixels, hidden, .seed = 1) : tr_linear(hidden, classes, .seed = 2);
+    TR_CHECK(tr_module_to(made, here));
+    return made;
 }
 
 /* The server's layer, for all trainers. */
@@ -40,9 +46,9 @@ TR_RPC_WITH_STATE(layer, RETURNS(OBJECT));
 /* Samples `first` to first + n of the problem's endless data. x: [n, pixels], y: [n] */
 static tr_tensor *make_samples(int64_t first, int64_t n, tr_tensor **y)
 {
-    tr_tensor *patterns = tr_randn(1, TR_SHAPE(classes, pixels));
-    *y = tr_argmax(tr_rand(3 + (uint64_t)first, TR_SHAPE(n, classes)), 1);
-    return tr_add(tr_embedding_op(patterns, *y), tr_randn(2 + (uint64_t)first, TR_SHAPE(n, pixels)));
+    tr_tensor *patterns = tr_randn(1, TR_SHAPE(classes, pixels), .device = here);
+    *y = tr_argmax(tr_rand(3 + (uint64_t)first, TR_SHAPE(n, classes), .device = here), 1);
+    return tr_add(tr_embedding_op(patterns, *y), tr_randn(2 + (uint64_t)first, TR_SHAPE(n, pixels), .device = here));
 }
 
 static int64_t samples_of(int trainer, int step)
@@ -84,8 +90,8 @@ static void step_together(tr_rpc *rpc, tr_rref *const *layers, tr_dist_optimizer
         name_trainer(i, name);
         losses[i] = tr_rpc_async(rpc, name, "trainer_loss", layers[0], layers[1], samples_of(i, step));
     }
-    tr_tensor *sum = tr_scalar(0, TR_F32);
-    for (int i = 0; i < trainers; i++) sum = tr_add(sum, tr_future_tensor(losses[i]));
+    tr_tensor *sum = tr_future_tensor(losses[0]);
+    for (int i = 1; i < trainers; i++) sum = tr_add(sum, tr_future_tensor(losses[i]));
     TR_CHECK(tr_dist_backward(context, tr_affine(sum, 1.0 / trainers, 0)));
     TR_CHECK(tr_dist_step(optimizer, context));
 }
@@ -156,28 +162,22 @@ static tr_status train(tr_rpc *rpc, const settings *s, int trainer)
     return difference < 1e-4 ? TR_OK : tr_fail(TR_STATE, "weights differ by %g from those of one process", difference);
 }
 
-/* ---- Processes --------------------------------------------------------------------------------------------------- */
-
 static tr_status work(int rank, void *argument, size_t bytes)
 {
     (void)bytes;
     const settings *s = argument;
     TR_SCOPE;
     char name[32];
-    if (rank < servers)
-        snprintf(name, sizeof name, "server%d", rank);
-    else
-        name_trainer(rank - servers, name);
+    if (rank < servers) snprintf(name, sizeof name, "server%d", rank);
+    else name_trainer(rank - servers, name);
     tr_group *world = tr_join();
+    TR_CHECK(tr_group_device_named(world, s->device, &here));
     tr_rpc *rpc = tr_rpc_start(world, .name = name);
     TR_CHECK(tr_dist_start(rpc));
     if (rank < servers) TR_CHECK(tr_rpc_register(rpc, &layer_rpc, .state = make_layer(rank)));
     TR_CHECK(tr_rpc_register(rpc, &trainer_loss_rpc));
     TR_CHECK(tr_barrier(world)); /* all can be called */
-    if (rank == servers || (rank > servers && !s->together)) {
-        tr_status status = train(rpc, s, rank - servers);
-        if (status != TR_OK) return status;
-    }
+    if (rank == servers || (rank > servers && !s->together)) TR_CHECK(train(rpc, s, rank - servers));
     TR_CHECK(tr_rpc_stop(rpc)); /* all serve until all have called it */
     return tr_leave(world);
 }
@@ -185,7 +185,10 @@ static tr_status work(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    settings s = {.trainers = argc > 1 ? atoi(argv[1]) : 2};
+    settings s = {.device = "cpu", .trainers = 2};
+    for (; argc > 2 && strcmp(argv[1], "--device") == 0; argc -= 2, argv += 2)
+        snprintf(s.device, sizeof s.device, "%s", argv[2]);
+    if (argc > 1) s.trainers = atoi(argv[1]);
     if (s.trainers < 1 || s.trainers > most_trainers) return fprintf(stderr, "1 to %d trainers\n", most_trainers), 2;
     for (int together = 1; together >= 0; together--) {
         s.together = together;

@@ -1,19 +1,21 @@
 /*
  * A ResNet whose stages of convolutions live on different workers. A master runs forward and backward through them, and the
  * parameters are updated in two ways:
- *
  *   where they are   each worker's optimizer steps its own stage (tr_dist_step())
  *   by the master    it fetches the gradients, updates its own copy of all parameters, and hands them back
- *
- * Both learn what one process learns, to rounding. `./resnet_on_workers`
+ * Both learn what one process learns, to rounding. `./resnet_on_workers [--device cuda] [--steps N]`
  */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <trireme/trireme.h>
 
 #define TRY(call) do { tr_status failed = (call); if (failed != TR_OK) return failed; } while (0)
 
-enum { stages = 3, classes = 4, side = 16, batch = 16, steps = 40, parameters_most = 64 };
+enum { stages = 3, classes = 4, side = 16, batch = 16, all_steps = 40, parameters_most = 64 };
+static tr_device here; /* where this process computes */
+typedef struct settings { char device[16]; int steps; } settings;
 static const double lr = 0.02, momentum = 0.9;
 
 /* ---- The network ---------------------------------------------------------------------------------------------------------- */
@@ -44,22 +46,21 @@ static tr_module *make_block(int in, int out, int stride, uint64_t seed)
 /* [batch, 3, 16, 16] -> [batch, 8, 16, 16] -> [batch, 16, 8, 8] -> [batch, classes] */
 static void *stage(int64_t i)
 {
-    switch (i) {
-    case 0: return tr_sequential(tr_conv2d(3, 8, 3, .padding = 1, .seed = 10), tr_relu_layer(), make_block(8, 8, 1, 20));
-    case 1: return make_block(8, 16, 2, 30);
-    default:
-        return tr_sequential(make_block(16, 32, 2, 40), tr_adaptive_avg_pool2d_layer(1, 1), tr_flatten_layer(),
-            tr_linear(32, classes, .seed = 50));
-    }
+    tr_module *made = i == 0 ? tr_sequential(tr_conv2d(3, 8, 3, .padding = 1, .seed = 10), tr_relu_layer(), make_block(8, 8, 1, 20))
+        : i == 1 ? make_block(8, 16, 2, 30)
+                 : tr_sequential(make_block(16, 32, 2, 40), tr_adaptive_avg_pool2d_layer(1, 1), tr_flatten_layer(),
+                       tr_linear(32, classes, .seed = 50));
+    TR_CHECK(tr_module_to(made, here));
+    return made;
 }
 TR_RPC(stage, I64, RETURNS(OBJECT)); /* workers make theirs */
 
 /* A step's loss. Each class is a pattern under noise. */
 static tr_tensor *batch_loss(tr_module *net, int step)
 {
-    tr_tensor *y = tr_argmax(tr_rand(100 + (uint64_t)step, TR_SHAPE(batch, classes)), 1);
-    tr_tensor *x = tr_embedding_op(tr_randn(7, TR_SHAPE(classes, 3 * side * side)), y);
-    x = tr_add(x, tr_affine(tr_randn(9000 + (uint64_t)step, tr_shape_of(x)), 2, 0));
+    tr_tensor *y = tr_argmax(tr_rand(100 + (uint64_t)step, TR_SHAPE(batch, classes), .device = here), 1);
+    tr_tensor *x = tr_embedding_op(tr_randn(7, TR_SHAPE(classes, 3 * side * side), .device = here), y);
+    x = tr_add(x, tr_affine(tr_randn(9000 + (uint64_t)step, tr_shape_of(x), .device = here), 2, 0));
     return tr_cross_entropy(tr_forward(net, tr_reshape(x, TR_SHAPE(batch, 3, side, side))), y);
 }
 
@@ -139,7 +140,7 @@ static tr_status train_step(const split_net *s, tr_rpc *rpc, int step)
     return s->here ? update_by_the_master(s) : tr_dist_step(s->there, context);
 }
 
-static tr_status run_master(tr_rpc *rpc)
+static tr_status run_master(tr_rpc *rpc, int steps)
 {
     TR_SCOPE;
     split_net first = {.here = NULL}, second;
@@ -160,34 +161,39 @@ static tr_status run_master(tr_rpc *rpc)
     }
     TR_NO_GRAD; /* a batch that was not trained on */
     double alone = tr_item(batch_loss(twin, steps)), there = fabs(tr_item(batch_loss(first.net, steps)) - alone);
-    double here = fabs(tr_item(batch_loss(second.net, steps)) - alone);
-    printf("loss in one process %.3f; differences: updated where they are %.1e, by the master %.1e\n", alone, there,
-        here);
-    return there < 1e-3 && here < 1e-3 ? TR_OK : tr_fail(TR_STATE, "they should be the same to rounding");
+    double master = fabs(tr_item(batch_loss(second.net, steps)) - alone);
+    printf("loss in one process %.3f; differences: updated where they are %.1e, by the master %.1e\n", alone, there, master);
+    return there < 1e-3 && master < 1e-3 ? TR_OK : tr_fail(TR_STATE, "they should be the same to rounding");
 }
 
 /* ---- Processes ------------------------------------------------------------------------------------------------------------ */
 
 static tr_status work(int rank, void *argument, size_t bytes)
 {
-    (void)argument, (void)bytes;
+    (void)bytes;
+    const settings *s = argument;
     TR_SCOPE;
     static const tr_rpc_function *const functions[] = {&stage_rpc, &gradients_rpc, &set_parameters_rpc};
     char name[24];
     snprintf(name, sizeof name, rank < stages ? "worker%d" : "master", rank);
     tr_group *world = tr_join();
+    TRY(tr_group_device_named(world, s->device, &here));
     tr_rpc *rpc = tr_rpc_start(world, .name = name);
     TRY(tr_dist_start(rpc));
     for (int i = 0; i < 3; i++) TRY(tr_rpc_register(rpc, functions[i]));
     TRY(tr_barrier(world)); /* all can be called */
-    if (rank == stages) TRY(run_master(rpc));
+    if (rank == stages) TRY(run_master(rpc, s->steps));
     TRY(tr_rpc_stop(rpc)); /* the workers serve until the master has called it */
     return tr_leave(world);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    TR_CHECK(tr_spawn(work, stages + 1, .pass_signals = true));
+    settings s = {"cpu", all_steps};
+    for (; argc > 2; argc -= 2, argv += 2)
+        if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else s.steps = atoi(argv[2]);
+    TR_CHECK(tr_spawn(work, stages + 1, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;
 }

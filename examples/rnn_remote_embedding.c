@@ -4,19 +4,30 @@
  * 1997) is a module of this program's own.
  *
  * The task: sentences of filler words with one keyword somewhere; which one was it? The network learns what it learns
- * in one process, to rounding.
+ * in one process, to rounding. `./rnn_remote_embedding [--device cuda] [--steps N]`
  */
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <trireme/trireme.h>
 
-enum { vocabulary = 500, keywords = 8, words = 12, dim = 16, hidden = 32, batch = 64, steps = 120 };
+enum { vocabulary = 500, keywords = 8, words = 12, dim = 16, hidden = 32, batch = 64, all_steps = 120 };
+
+static tr_device here; /* where this process computes */
+
+typedef struct settings {
+    char device[16];
+    int steps;
+} settings;
 
 /* ---- The network ------------------------------------------------------------------------------------------------ */
 
 /* Made on the other worker, where it stays: the caller gets a reference. */
 static void *make_table(void)
 {
-    return tr_embedding(vocabulary, dim, .seed = 1);
+    tr_module *made = tr_embedding(vocabulary, dim, .seed = 1);
+    TR_CHECK(tr_module_to(made, here));
+    return made;
 }
 TR_RPC(make_table, RETURNS(OBJECT));
 
@@ -31,7 +42,8 @@ static tr_tensor *lstm_forward(tr_module *self, tr_tensor *const *inputs, int n)
     const lstm *l = tr_module_state(self);
     tr_tensor *x = tr_forward(l->input, inputs[0]); /* [batch, words, 4*hidden]: of all words in one product */
     int64_t rows = tr_size(x, 0);
-    tr_tensor *h = tr_zeros(TR_SHAPE(rows, hidden)), *c = tr_zeros(TR_SHAPE(rows, hidden)), *gates[4] = {NULL};
+    tr_tensor *h = tr_zeros(TR_SHAPE(rows, hidden), .device = here), *c = tr_zeros(TR_SHAPE(rows, hidden), .device = here);
+    tr_tensor *gates[4] = {NULL};
     for (int t = 0; t < tr_size(x, 1); t++) {
         tr_tensor *now = tr_select(x, 1, t);
         tr_tensor *all = tr_forward(l->recurrent, h, now);
@@ -54,7 +66,10 @@ static tr_module *make_lstm(void)
 
 static tr_module *make_net(tr_module *table)
 {
-    return tr_sequential(table, make_lstm(), tr_linear(hidden, keywords, .seed = 4));
+    tr_module *recurrent = make_lstm(), *out = tr_linear(hidden, keywords, .seed = 4);
+    TR_CHECK(tr_module_to(recurrent, here));
+    TR_CHECK(tr_module_to(out, here));
+    return tr_sequential(table, recurrent, out);
 }
 
 /* ---- Training --------------------------------------------------------------------------------------------------- */
@@ -71,8 +86,8 @@ static tr_tensor *make_sentences(int step, tr_tensor **y)
         key[i] = (int32_t)((double)random[i][words] * keywords);
         ids[i][(int)((double)random[i][words + 1] * words)] = key[i];
     }
-    *y = tr_from(key, TR_SHAPE(batch), .dtype = TR_I32);
-    return tr_from(ids, TR_SHAPE(batch, words), .dtype = TR_I32);
+    *y = tr_to(tr_from(key, TR_SHAPE(batch), .dtype = TR_I32), here);
+    return tr_to(tr_from(ids, TR_SHAPE(batch, words), .dtype = TR_I32), here);
 }
 
 static tr_tensor *loss_of(tr_module *net, int step)
@@ -107,7 +122,7 @@ static double measure(tr_module *net)
     for (int round = 0; round < rounds; round++) {
         int64_t said[batch];
         int32_t right[batch];
-        tr_tensor *y, *x = make_sentences(steps + round, &y);
+        tr_tensor *y, *x = make_sentences(all_steps + round, &y);
         TR_CHECK(tr_copy_out(tr_argmax(tr_forward(net, x), 1), said, sizeof said));
         TR_CHECK(tr_copy_out(y, right, sizeof right));
         for (int i = 0; i < batch; i++) correct += said[i] == right[i];
@@ -116,17 +131,17 @@ static double measure(tr_module *net)
 }
 
 /* How far the weights that the references lead to are from those of a network in this process. */
-static double distance(tr_rref *const *there, tr_tensor_list *here)
+static double distance(tr_rref *const *there, tr_tensor_list *own)
 {
     TR_SCOPE;
     TR_NO_GRAD;
     double difference = 0;
-    for (int i = 0; i < tr_list_count(here); i++)
-        difference += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
+    for (int i = 0; i < tr_list_count(own); i++)
+        difference += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(own, i)))));
     return difference;
 }
 
-static tr_status train(tr_rpc *rpc)
+static tr_status train(tr_rpc *rpc, int steps)
 {
     TR_SCOPE;
     tr_module *net = make_net(tr_remote_module(tr_remote(rpc, "table", "make_table"))), *twin = make_net(make_table());
@@ -141,30 +156,38 @@ static tr_status train(tr_rpc *rpc)
     double accuracy = measure(net), difference = distance(parameters, tr_parameters(twin));
     printf("accuracy on other sentences: %.1f %%\n", 100 * accuracy);
     printf("weights differ from those of one process by %.1e\n", difference);
-    if (accuracy >= 0.95 && difference < 1e-3) return TR_OK;
+    if ((accuracy >= 0.95 || steps < all_steps) && difference < 1e-3) return TR_OK;
     return tr_fail(TR_STATE, "an accuracy of %.3f, weights differ by %g", accuracy, difference);
 }
 
 static tr_status work(int rank, void *argument, size_t bytes)
 {
-    (void)argument, (void)bytes;
+    (void)bytes;
+    const settings *s = argument;
     TR_SCOPE;
     tr_group *world = tr_join();
+    TR_CHECK(tr_group_device_named(world, s->device, &here));
     tr_rpc *rpc = tr_rpc_start(world, .name = rank ? "table" : "trainer");
     TR_CHECK(tr_dist_start(rpc));
     TR_CHECK(tr_rpc_register(rpc, &make_table_rpc));
     TR_CHECK(tr_barrier(world)); /* all can be called */
     if (rank == 0) {
-        tr_status status = train(rpc);
+        tr_status status = train(rpc, s->steps);
         if (status != TR_OK) return status;
     }
     TR_CHECK(tr_rpc_stop(rpc)); /* serves until both have called it */
     return tr_leave(world);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    TR_CHECK(tr_spawn(work, 2, .pass_signals = true));
+    settings s = {"cpu", all_steps};
+    for (; argc > 2; argc -= 2, argv += 2) {
+        if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
+        else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
+    }
+    TR_CHECK(tr_spawn(work, 2, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;
 }

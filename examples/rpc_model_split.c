@@ -4,7 +4,7 @@
  *
  * It learns what one process learns, to rounding. The data: ten classes, each a random pattern under noise.
  *
- *   ./rpc_model_split [--device cuda] [--steps N]      # a GPU for each worker; after a few steps the loss is not judged
+ *   ./rpc_model_split [--device cuda [--backend nccl]] [--steps N]      # a GPU for each worker; after a few steps the loss is not judged
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 enum { classes = 10, features = 64, hidden = 128, batch = 64, all_steps = 150 };
 
 typedef struct settings {
-    char device[16];
+    char device[16], backend[16];
     int steps;
 } settings;
 
@@ -106,7 +106,7 @@ static tr_status work(int rank, void *argument, size_t bytes)
     (void)bytes;
     const settings *s = argument;
     TR_SCOPE;
-    tr_group *world = tr_join();
+    tr_group *world = tr_join(.backend = s->backend);
     tr_device here;
     TR_CHECK(tr_group_device_named(world, s->device, &here));
     tr_rpc *rpc = tr_rpc_start(world, .name = rank ? "second" : "first");
@@ -124,9 +124,10 @@ static tr_status work(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    settings s = {"cpu", all_steps};
+    settings s = {"cpu", "native", all_steps};
     for (; argc > 2; argc -= 2, argv += 2) {
         if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (strcmp(argv[1], "--backend") == 0) snprintf(s.backend, sizeof s.backend, "%s", argv[2]);
         else if (strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
         else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
     }

@@ -1,5 +1,6 @@
 /*
- * A pipeline over remote calls: each stage of a network lives on a worker of its own. `./rpc_pipeline [STAGES]`
+ * A pipeline over remote calls: each stage of a network lives on a worker of its own. `./rpc_pipeline [--device cuda]
+ * [STAGES]`; on "cuda" all take the GPUs in turn.
  *
  * The master cuts a batch into micro-batches and starts all at once; no call waits. What a stage makes stays there, and
  * the next stage fetches it by its reference, so activations go from stage to stage, not through the master. While
@@ -11,9 +12,17 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <trireme/trireme.h>
 
 enum { most_stages = 8, classes = 10, features = 64, hidden = 64, batch = 64, micro_batches = 4, steps = 100 };
+
+static tr_device here; /* where this process computes */
+
+typedef struct settings {
+    char device[16];
+    int stages;
+} settings;
 
 /* ---- Stages ----------------------------------------------------------------------------------------------------- */
 
@@ -22,7 +31,9 @@ static void *make_stage(int64_t stage, int64_t stages)
 {
     tr_module *in = tr_linear(stage ? hidden : features, hidden, .seed = (uint64_t)(1 + 2 * stage));
     tr_module *out = tr_linear(hidden, stage == stages - 1 ? classes : hidden, .seed = (uint64_t)(2 + 2 * stage));
-    return tr_sequential(in, tr_activation(tr_gelu), out);
+    tr_module *made = tr_sequential(in, tr_activation(tr_gelu), out);
+    TR_CHECK(tr_module_to(made, here));
+    return made;
 }
 TR_RPC(make_stage, I64, I64, RETURNS(OBJECT));
 
@@ -76,8 +87,8 @@ static tr_tensor *pipeline_loss(const pipeline *p, tr_tensor *x, tr_tensor *y)
 {
     tr_future *out[micro_batches];
     for (int i = 0; i < micro_batches; i++) out[i] = start(p, part(x, i));
-    tr_tensor *sum = tr_scalar(0, TR_F32);
-    for (int i = 0; i < micro_batches; i++)
+    tr_tensor *sum = tr_cross_entropy(tr_future_tensor(out[0]), part(y, 0));
+    for (int i = 1; i < micro_batches; i++)
         sum = tr_add(sum, tr_cross_entropy(tr_future_tensor(out[i]), part(y, i)));
     return tr_affine(sum, 1.0 / micro_batches, 0);
 }
@@ -87,9 +98,9 @@ static tr_tensor *pipeline_loss(const pipeline *p, tr_tensor *x, tr_tensor *y)
 /* The batch of a step: x: [batch, features], y: [batch] */
 static tr_tensor *make_batch(int step, tr_tensor **y)
 {
-    tr_tensor *patterns = tr_randn(7, TR_SHAPE(classes, features));
-    *y = tr_argmax(tr_rand((uint64_t)(9000 + step), TR_SHAPE(batch, classes)), 1);
-    return tr_add(tr_embedding_op(patterns, *y), tr_randn((uint64_t)(100 + step), TR_SHAPE(batch, features)));
+    tr_tensor *patterns = tr_randn(7, TR_SHAPE(classes, features), .device = here);
+    *y = tr_argmax(tr_rand((uint64_t)(9000 + step), TR_SHAPE(batch, classes), .device = here), 1);
+    return tr_add(tr_embedding_op(patterns, *y), tr_randn((uint64_t)(100 + step), TR_SHAPE(batch, features), .device = here));
 }
 
 static double pipeline_step(const pipeline *p, tr_dist_optimizer *optimizer, int step)
@@ -112,13 +123,13 @@ static void whole_step(tr_module *net, tr_optimizer *optimizer, int step)
     TR_CHECK(tr_step(optimizer));
 }
 
-static double distance(tr_rref *const *there, tr_tensor_list *here)
+static double distance(tr_rref *const *there, tr_tensor_list *own)
 {
     TR_SCOPE;
     TR_NO_GRAD;
     double difference = 0;
-    for (int i = 0; i < tr_list_count(here); i++)
-        difference += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(here, i)))));
+    for (int i = 0; i < tr_list_count(own); i++)
+        difference += tr_item(tr_max(tr_abs(tr_sub(tr_future_tensor(tr_rref_to_here(there[i])), tr_list_at(own, i)))));
     return difference;
 }
 
@@ -152,17 +163,19 @@ static tr_status train(tr_rpc *rpc, int stages)
 static tr_status work(int rank, void *argument, size_t bytes)
 {
     (void)bytes;
+    const settings *s = argument;
     TR_SCOPE;
     char name[32] = "master";
     if (rank > 0) name_stage(rank - 1, name);
     tr_group *world = tr_join();
+    TR_CHECK(tr_group_device_named(world, s->device, &here));
     tr_rpc *rpc = tr_rpc_start(world, .name = name);
     TR_CHECK(tr_dist_start(rpc));
     TR_CHECK(tr_rpc_register(rpc, &make_stage_rpc));
     TR_CHECK(tr_rpc_register(rpc, &run_stage_rpc));
     TR_CHECK(tr_barrier(world)); /* all can be called */
     if (rank == 0) {
-        tr_status status = train(rpc, *(int *)argument);
+        tr_status status = train(rpc, s->stages);
         if (status != TR_OK) return status;
     }
     TR_CHECK(tr_rpc_stop(rpc)); /* the stages serve until all have called it */
@@ -172,8 +185,11 @@ static tr_status work(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    int stages = argc > 1 ? atoi(argv[1]) : 3;
-    if (stages < 1 || stages > most_stages) return fprintf(stderr, "1 to %d stages\n", most_stages), 2;
-    TR_CHECK(tr_spawn(work, 1 + stages, .argument = &stages, .bytes = sizeof stages, .pass_signals = true));
+    settings s = {"cpu", 3};
+    for (; argc > 2 && strcmp(argv[1], "--device") == 0; argc -= 2, argv += 2)
+        snprintf(s.device, sizeof s.device, "%s", argv[2]);
+    if (argc > 1) s.stages = atoi(argv[1]);
+    if (s.stages < 1 || s.stages > most_stages) return fprintf(stderr, "1 to %d stages\n", most_stages), 2;
+    TR_CHECK(tr_spawn(work, 1 + s.stages, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;
 }

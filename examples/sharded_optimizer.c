@@ -1,6 +1,6 @@
 /*
  * A sharded optimizer (ZeRO, stage 1): four data parallel ranks keep the moments of AdamW once, not once each.
- * `./sharded_optimizer [--device cuda] [--steps N] [RANKS]` starts the ranks itself, which take the GPUs in turn; after fewer
+ * `./sharded_optimizer [--device cuda [--backend nccl]] [--steps N] [RANKS]` starts the ranks itself, which take the GPUs in turn; after fewer
  * steps than 100 the loss is not judged.
  *
  * Two networks are trained side by side, one with the optimizer sharded and one without; they must end with the same bits. The
@@ -14,7 +14,7 @@
 enum { classes = 10, features = 64, batch = 64, all_steps = 100 };
 
 typedef struct settings {
-    char device[16];
+    char device[16], backend[16];
     int steps;
 } settings;
 
@@ -85,7 +85,7 @@ static tr_status train(int rank, void *argument, size_t bytes)
     (void)bytes;
     const settings *s = argument;
     TR_SCOPE;
-    tr_group *world = tr_join();
+    tr_group *world = tr_join(.backend = s->backend);
     tr_device here;
     tr_status status = tr_group_device_named(world, s->device, &here);
     if (status != TR_OK) return status;
@@ -108,9 +108,10 @@ static tr_status train(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the ranks leave main() here */
-    settings s = {"cpu", all_steps};
+    settings s = {"cpu", "native", all_steps};
     for (; argc > 2; argc -= 2, argv += 2) {
         if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (strcmp(argv[1], "--backend") == 0) snprintf(s.backend, sizeof s.backend, "%s", argv[2]);
         else if (strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
         else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
     }

@@ -1,7 +1,7 @@
 /*
  * Data parallelism in one program: processes of a function of it, each with its share of every batch, and DDP between them.
  *
- *   ./spawn_ddp [--device cuda] [--samples N] [RANKS [FOLDER]]
+ *   ./spawn_ddp [--device cuda [--backend nccl]] [--samples N] [RANKS [FOLDER]]
  *
  * FOLDER has MNIST's t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte (or .gz): a LeNet learns the first 9,000 and is tested
  * on the last 1,000. Without it the images are made: ten patterns under noise. Any number of ranks that divides 64 learns the
@@ -16,7 +16,7 @@ enum { classes = 10, batch = 64, ALL = 4000 };
 
 typedef struct settings {
     char folder[1024]; /* "": made images */
-    char device[16];
+    char device[16], backend[16];
     int epochs, samples;
     double lr;
 } settings;
@@ -79,7 +79,7 @@ static tr_status train(int rank, void *argument, size_t bytes)
     (void)bytes;
     const settings *s = argument;
     TR_SCOPE;
-    tr_group *world = tr_join();
+    tr_group *world = tr_join(.backend = s->backend);
     tr_dataset *learn, *test;
     open_sets(s, &learn, &test);
     tr_device here;
@@ -110,9 +110,10 @@ static tr_status train(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    settings s = {.device = "cpu", .samples = ALL, .lr = 0.01};
+    settings s = {.device = "cpu", .backend = "native", .samples = ALL, .lr = 0.01};
     for (; argc > 2 && argv[1][0] == '-'; argc -= 2, argv += 2) {
         if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (strcmp(argv[1], "--backend") == 0) snprintf(s.backend, sizeof s.backend, "%s", argv[2]);
         else if (strcmp(argv[1], "--samples") == 0) s.samples = atoi(argv[2]);
         else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
     }

@@ -8,7 +8,7 @@
  * A next-word model of a language whose words follow each other by a rule, learnt by heart. Every rank also trains the whole
  * network by itself, on whole batches: both must learn the same, to rounding.
  *
- *   ./tensor_parallel [--device cuda] [--steps N]      # the ranks take the GPUs in turn; few steps: the loss is not judged
+ *   ./tensor_parallel [--device cuda [--backend nccl]] [--steps N]      # the ranks take the GPUs in turn; few steps: the loss is not judged
  */
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@
 enum { words = 64, dim = 32, hidden = 128, batch = 64, all_steps = 200 };
 
 typedef struct settings {
-    char device[16];
+    char device[16], backend[16];
     int steps;
 } settings;
 
@@ -70,7 +70,7 @@ static tr_status train(int rank, void *argument, size_t bytes)
     (void)bytes;
     const settings *s = argument;
     TR_SCOPE;
-    tr_group *world = tr_join();
+    tr_group *world = tr_join(.backend = s->backend);
     tr_mesh *mesh = tr_mesh_new(world, .dp = 2, .tp = 2);
     tr_group *dp = tr_mesh_group(mesh, TR_MESH_DP), *tp = tr_mesh_group(mesh, TR_MESH_TP);
     tr_device here;
@@ -103,9 +103,10 @@ static tr_status train(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the ranks leave main() here */
-    settings s = {"cpu", all_steps};
+    settings s = {"cpu", "native", all_steps};
     for (; argc > 2; argc -= 2, argv += 2) {
         if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (strcmp(argv[1], "--backend") == 0) snprintf(s.backend, sizeof s.backend, "%s", argv[2]);
         else if (strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
         else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
     }

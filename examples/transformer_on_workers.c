@@ -3,18 +3,19 @@
  * through all. The parameters are updated in two ways:
  *   where they are   the workers' optimizers and the master's step their own (tr_dist_step())
  *   by the master    it fetches the gradients, updates its own copy of all parameters, and hands them back
- * Both learn what one process learns, to rounding. `./transformer_on_workers`
+ * Both learn what one process learns, to rounding. `./transformer_on_workers [--device cuda] [--steps N]`
  */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <trireme/trireme.h>
 
 #define TRY(call) do { tr_status failed = (call); if (failed != TR_OK) return failed; } while (0)
-
-enum { layers = 2, tokens = 12, seq = 16, period = 4, dim = 32, heads = 4, batch = 16, steps = 60, parameters_most = 64 };
+enum { layers = 2, tokens = 12, seq = 16, period = 4, dim = 32, heads = 4, batch = 16, all_steps = 60, parameters_most = 64 };
+static tr_device here; /* where this process computes */
+typedef struct settings { char device[16]; int steps; } settings;
 static const double lr = 3e-3;
-
-/* ---- The network ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct transformer {
     tr_module *embedding, *attention[layers], *feed_forward[layers], *head;
@@ -36,7 +37,10 @@ static tr_tensor *transformer_forward(tr_module *self, tr_tensor *const *inputs,
 
 static void *attention(int64_t i)
 {
-    return tr_sequential(tr_layer_norm(dim), tr_multihead_attention(dim, heads, .causal = true, .seed = 10 + (uint64_t)i));
+    tr_module *attend = tr_multihead_attention(dim, heads, .causal = true, .seed = 10 + (uint64_t)i);
+    tr_module *made = tr_sequential(tr_layer_norm(dim), attend);
+    TR_CHECK(tr_module_to(made, here));
+    return made;
 }
 TR_RPC(attention, I64, RETURNS(OBJECT)); /* workers make theirs */
 
@@ -55,20 +59,20 @@ static tr_module *make_transformer(tr_module *const *given)
     tr_module_add(net, "attention", tr_sequential_n(t->attention, layers));
     tr_module_add(net, "feed_forward", tr_sequential_n(t->feed_forward, layers));
     t->head = tr_module_add(net, "head", tr_sequential(tr_layer_norm(dim), tr_linear(dim, tokens, .seed = 40)));
+    TR_CHECK(tr_module_to(net, here));
     return net;
 }
 
 /* A step's loss: to tell the next token of texts that repeat themselves. */
 static tr_tensor *batch_loss(tr_module *net, int step)
 {
-    tr_tensor *one = tr_argmax(tr_rand(100 + (uint64_t)step, TR_SHAPE(batch, period, tokens)), 2);
+    tr_tensor *one = tr_argmax(tr_rand(100 + (uint64_t)step, TR_SHAPE(batch, period, tokens), .device = here), 2);
     tr_tensor *text = tr_cat((tr_tensor *[]){one, one, one, one, one}, 5, 1); /* [batch, 5 * period] */
     tr_tensor *ids = tr_contiguous(tr_slice(text, 1, 0, seq)), *next = tr_slice(text, 1, 1, seq + 1);
     return tr_cross_entropy(tr_forward(net, ids), tr_reshape(next, TR_SHAPE(-1)));
 }
 
-/* ---- What a worker runs in the master's context, beside the forward of its layer ---------------------------------------------- */
-
+/* What a worker runs in the master's context, beside the forward of its layer. */
 static tr_status gradients(void *module, tr_tensor_list **out)
 {
     tr_dist_context *context = tr_dist_context_current(tr_rpc_current());
@@ -85,8 +89,6 @@ static tr_status set_parameters(void *module, tr_tensor_list *values)
     return tr_load_state_dict(module, values);
 }
 TR_RPC(set_parameters, OBJECT, TENSORS, RETURNS(NONE));
-
-/* ---- What the master runs -------------------------------------------------------------------------------------------------- */
 
 /* A network whose attention layers are elsewhere, and who updates them: the owners, or the master with copies of its own. */
 typedef struct split_net {
@@ -142,7 +144,7 @@ static tr_status train_step(const split_net *s, tr_rpc *rpc, int step)
     return s->here ? update_by_the_master(s, context) : tr_dist_step(s->there, context);
 }
 
-static tr_status run_master(tr_rpc *rpc)
+static tr_status run_master(tr_rpc *rpc, int steps)
 {
     TR_SCOPE;
     split_net first = {.here = NULL}, second;
@@ -153,44 +155,45 @@ static tr_status run_master(tr_rpc *rpc)
     tr_optimizer *optimizer = tr_adamw(tr_parameters(twin), .lr = lr);
     for (int step = 0; step < steps; step++) {
         TR_SCOPE;
-        tr_tensor *loss = batch_loss(twin, step);
         tr_zero_grad(optimizer);
-        TRY(tr_backward(loss));
+        TRY(tr_backward(batch_loss(twin, step)));
         TRY(tr_step(optimizer));
         TRY(train_step(&first, rpc, step));
         TRY(train_step(&second, rpc, step));
-        if (step % 20 == 19) printf("step %d: loss %.3f\n", step + 1, tr_item(loss));
     }
     TR_NO_GRAD; /* a batch that was not trained on */
     double alone = tr_item(batch_loss(twin, steps)), there = fabs(tr_item(batch_loss(first.net, steps)) - alone);
-    double here = fabs(tr_item(batch_loss(second.net, steps)) - alone);
-    printf("loss in one process %.3f; differences: updated where they are %.1e, by the master %.1e\n", alone, there,
-        here);
-    return there < 1e-3 && here < 1e-3 ? TR_OK : tr_fail(TR_STATE, "they should be the same to rounding");
+    double master = fabs(tr_item(batch_loss(second.net, steps)) - alone);
+    printf("loss in one process %.3f; differences: updated where they are %.1e, by the master %.1e\n", alone, there, master);
+    return there < 1e-3 && master < 1e-3 ? TR_OK : tr_fail(TR_STATE, "they should be the same to rounding");
 }
-
-/* ---- Processes ------------------------------------------------------------------------------------------------------------ */
 
 static tr_status work(int rank, void *argument, size_t bytes)
 {
-    (void)argument, (void)bytes;
+    (void)bytes;
+    const settings *s = argument;
     TR_SCOPE;
     static const tr_rpc_function *const functions[] = {&attention_rpc, &gradients_rpc, &set_parameters_rpc};
     char name[24];
     snprintf(name, sizeof name, rank < layers ? "worker%d" : "master", rank);
     tr_group *world = tr_join();
+    TRY(tr_group_device_named(world, s->device, &here));
     tr_rpc *rpc = tr_rpc_start(world, .name = name);
     TRY(tr_dist_start(rpc));
     for (int i = 0; i < 3; i++) TRY(tr_rpc_register(rpc, functions[i]));
     TRY(tr_barrier(world)); /* all can be called */
-    if (rank == layers) TRY(run_master(rpc));
+    if (rank == layers) TRY(run_master(rpc, s->steps));
     TRY(tr_rpc_stop(rpc)); /* the workers serve until the master has called it */
     return tr_leave(world);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    TR_CHECK(tr_spawn(work, layers + 1, .pass_signals = true));
+    settings s = {"cpu", all_steps};
+    for (; argc > 2; argc -= 2, argv += 2)
+        if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else s.steps = atoi(argv[2]);
+    TR_CHECK(tr_spawn(work, layers + 1, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;
 }

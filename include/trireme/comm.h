@@ -49,6 +49,9 @@ typedef struct tr_join_options {
     int64_t unexpected_bytes; /* native: bytes of messages to another rank that it has not asked for, after which a send
                               waits until that rank receives; default 64 MiB. Each counts 256 bytes more; 4 MiB more may
                               be on their way. Groups within the group have the same limit for each of themselves */
+    tr_device device;      /* nccl: the GPU through which this rank's data go, also those of groups within the group; default:
+                              cuda:LOCAL_RANK, counted from 0 again where there are fewer. Buffers on the rank's other GPUs
+                              and in the host's memory are copied to it and back */
 } tr_join_options;
 /* Joins the job and returns its world group, once all ranks are there; after .timeout_ms it is in error and names who is
  * missing. A group can be left and joined again. A world of one opens no socket, and its collectives only copy.

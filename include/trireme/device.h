@@ -220,6 +220,10 @@ typedef struct tr_device_table {
     /* ---- Kernels: by op (trireme/kernels.h says what each gets). */
     const tr_kernel_entry *kernels;
     size_t n_kernels;
+
+    /* ---- For libraries of the device's maker that enqueue work themselves, as NCCL does: their name of a stream, a
+     * cudaStream_t of "cuda". NULL: there is no such library. */
+    tr_status (*stream_handle)(int index, tr_device_stream *stream, void **out);
 } tr_device_table;
 
 /* A plug-in's one exported symbol:

@@ -192,6 +192,13 @@ void stream_free(int index, tr_device_stream *stream)
     delete stream;
 }
 
+tr_status stream_handle(int index, tr_device_stream *stream, void **out)
+{
+    TRY(device_enter(index));
+    *out = device_stream(index, stream);
+    return TR_OK;
+}
+
 tr_status stream_synchronize(int index, tr_device_stream *stream)
 {
     TRY(device_enter(index));
@@ -345,4 +352,5 @@ TR_DEVICE_PLUGIN = {
     .peer_access = peer_access,
     .kernels = cuda_kernels,
     .n_kernels = CUDA_KERNELS,
+    .stream_handle = stream_handle,
 };

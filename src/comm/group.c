@@ -31,10 +31,10 @@ static const tr__backend *inner_of(const tr_group *group)
     return group->behind ? group->behind : group->backend;
 }
 
-/* Are buffers there to be staged? */
+/* Are buffers there to be staged? A world of one copies in the host's memory, whatever its backend. */
 static bool stages(const tr_group *group, tr_device device)
 {
-    return device.kind != TR_CPU && device.kind != inner_of(group)->memory;
+    return device.kind != TR_CPU && (device.kind != inner_of(group)->memory || group->world_size == 1);
 }
 
 /* Waits for the staged data of a call. The other ranks, which make the same call, must hear of it when there will be none. */
@@ -360,7 +360,8 @@ static void open_recorder(tr_group *group, tr__recorder *beside)
 
 tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, tr__recorder *beside, int timeout_ms)
 {
-    tr__member member = {.group = group->name, .rank = group->rank, .world_size = group->world_size, .store = store,
+    tr__member member = {.group = group->name, .rank = group->rank, .world_size = group->world_size,
+        .local_rank = group->local_rank, .device = group->device, .store = store,
         .seat = seat, .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,
         .algorithms = group->algorithms, .report_ms = group->report_ms, .encrypt = group->encrypt,
         .unexpected_bytes = (uint64_t)group->unexpected_bytes, .behind = group->behind};

@@ -16,6 +16,7 @@ struct tr_group {
     tr__object object;
     char name[TR__GROUP_NAME];
     int rank, world_size, local_rank;
+    tr_device device; /* as given to tr_join */
     int timeout_ms;
     char *transport, *address, *algorithms; /* as given to tr_join, for sub-groups; NULL: not given */
     char *job, *flight_dir; /* for the recorder; NULL: not known */

@@ -196,6 +196,7 @@ static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
     group->rank = p->rank;
     group->world_size = p->world_size;
     group->local_rank = p->local_rank < 0 ? p->rank : p->local_rank;
+    group->device = o->device;
     group->timeout_ms = timeout_ms;
     group->unexpected_bytes = o->unexpected_bytes ? o->unexpected_bytes : TR__GROUP_UNEXPECTED;
     TR__TRY(watch(group, o, p));

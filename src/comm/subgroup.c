@@ -178,6 +178,7 @@ static tr_status meet(making *m)
     made->rank = index_of(m->members, m->member_count, parent->rank);
     made->world_size = m->member_count;
     made->local_rank = parent->local_rank;
+    made->device = parent->device;
     made->timeout_ms = parent->timeout_ms;
     made->unexpected_bytes = parent->unexpected_bytes;
     tr__group_init(made);

@@ -1,7 +1,7 @@
 #!/bin/sh
 # `--device cuda` on the emulated cuda:0 and cuda:1: the examples and `trireme train` learn what they learn on the CPU, and
 # `trireme bench model` measures there. A few samples or steps each: kernels that run on the CPU take their time.
-# ctest: timeout=400
+# ctest: timeout=600
 . "$SOURCE/tests/process/common"
 cd "$work"
 TRIREME_PLUGINS=$BUILD/tests/cuda/libtrireme-cuda.so
@@ -43,6 +43,30 @@ alike workers
 both data_parallel_rpc --steps 3
 alike loss
 both hybrid_rpc --steps 3 2
+both launch 2
+alike 'end:'
+name=cluster # it looks for the command on the machine
+mkdir state
+for device in cpu cuda; do
+    XDG_STATE_HOME=$work/state PATH=$(dirname "$TRIREME"):$PATH "$BUILD/examples/cluster" --device $device --samples 120 >$device.out \
+        2>err || fail "cluster on $device ends with $?"
+    sort $device.out >sorted && mv sorted $device.out
+done
+alike loss
+both parameter_server 1 # these, too, hold the workers' weights against one process by themselves
+alike 'samples:'
+both actor_learner 1
+both rnn_remote_embedding --steps 3
+both rpc_pipeline 2
+alike loss
+both transformer_on_workers --steps 3
+alike process
+both resnet_on_workers --steps 1
+alike process
+# None is left out.
+for source in "$SOURCE"/examples/*.c; do
+    grep -q "^both $(basename "$source" .c)\|examples/$(basename "$source" .c)\"" "$0" || fail "$source is not run here"
+done
 
 # A training of two ranks, and one that goes on on another device.
 yes 'the quick brown fox jumps over the lazy dog' | head -n 100 >text

@@ -1,6 +1,7 @@
 /*
  * Training on a device against the CPU: optimizers, clipping, DDP, models split over devices. The build says which plug-in
- * and which kind: the toy (tests/device/toy.c) here, the emulated CUDA plug-in in cuda/training.
+ * and which kind: the toy (tests/device/toy.c) here, the emulated CUDA plug-in in cuda/training; and in cuda/nccl_training, that
+ * ranks of devices meet over NCCL.
  */
 #include <trireme/trireme.h>
 
@@ -12,6 +13,14 @@
 
 #include <cmocka.h>
 
+#ifndef BACKEND
+#define BACKEND NULL
+#endif
+/* The GPUs of a second rank that has two. Ranks over NCCL share none, not even as threads: who waits for all that runs on one
+ * would wait for the other rank, which may wait for it. */
+#ifndef SECOND_PAIR
+#define SECOND_PAIR KIND ":1", KIND ":0"
+#endif
 enum { RANKS = 2, BATCH = 24, STEPS = 5, WEIGHTS = 6 * 16 + 16 + 16 * 3 + 3 };
 
 #define OK(expression)                                                     \
@@ -72,10 +81,18 @@ static tr_module *make_net(const run *r)
     return net;
 }
 
+static tr_group *join(const run *r)
+{
+    const char *backend = strcmp(r->first, "cpu") == 0 ? NULL : BACKEND;
+    tr_device first;
+    if (tr_device_parse(r->first, &first) != TR_OK) first = tr_cpu(0);
+    return tr_join(.store = r->store, .rank = r->rank, .world_size = r->ranks, .backend = backend, .device = first);
+}
+
 static tr_status train(run *r)
 {
     TR_SCOPE;
-    tr_group *group = r->store ? tr_join(.store = r->store, .rank = r->rank, .world_size = r->ranks) : NULL;
+    tr_group *group = r->store ? join(r) : NULL;
     tr_module *net = make_net(r);
     TRY(tr_status_of(net));
     tr_device first, second, both[2];
@@ -179,7 +196,7 @@ static void run_ranks(run *ranks, void *(*body)(void *rank))
     }
     for (int i = 0; i < RANKS; i++) pthread_join(threads[i], NULL);
     for (int i = 0; i < RANKS; i++)
-        if (ranks[i].status != TR_OK) fail_msg("rank %d: %s", i, ranks[i].message);
+        if (ranks[i].status != TR_OK) fail_msg("rank 0: %s; rank 1: %s", ranks[0].message, ranks[1].message);
 }
 
 static void ddp_over_two_devices_is_like_one_rank(void **state)
@@ -193,7 +210,8 @@ static void ddp_over_two_devices_is_like_one_rank(void **state)
         for (int i = 0; i < RANKS; i++) assert_alike(&ranks[i], &expected);
         assert_memory_equal(ranks[0].weights, ranks[1].weights, sizeof ranks->weights);
     }
-    run hybrid[RANKS] = {{.first = KIND ":0", .second = KIND ":1"}, {.first = KIND ":1", .second = KIND ":0"}};
+    static const char *const pair[] = {SECOND_PAIR};
+    run hybrid[RANKS] = {{.first = KIND ":0", .second = KIND ":1"}, {.first = pair[0], .second = pair[1]}};
     run_ranks(hybrid, run_one);
     for (int i = 0; i < RANKS; i++) assert_alike(&hybrid[i], &expected);
 }
@@ -236,9 +254,10 @@ static void replicas_on_two_devices_are_like_one(void **state)
             assert_alike(&r, &expected);
         }
     }
+    static const char *const pair[] = {SECOND_PAIR};
     run expected = on_cpu(false);
     run ranks[RANKS] = {{.first = KIND ":0", .second = KIND ":0", .other = KIND ":1"},
-        {.first = KIND ":1", .second = KIND ":1", .other = KIND ":0"}};
+        {.first = pair[0], .second = pair[0], .other = pair[1]}};
     run_ranks(ranks, run_one);
     for (int i = 0; i < RANKS; i++) assert_alike(&ranks[i], &expected);
 }
@@ -300,7 +319,7 @@ static void replicas_take_a_whole_module(void **state)
 static tr_status collectives(run *r)
 {
     TR_SCOPE;
-    tr_group *group = tr_join(.store = r->store, .rank = r->rank, .world_size = r->ranks);
+    tr_group *group = join(r);
     tr_device at;
     TRY(tr_status_of(group));
     TRY(tr_device_parse(r->first, &at));
@@ -324,7 +343,7 @@ static tr_status collectives(run *r)
 static tr_status tensor_parallel(run *r)
 {
     TR_SCOPE;
-    tr_group *group = tr_join(.store = r->store, .rank = r->rank, .world_size = r->ranks);
+    tr_group *group = join(r);
     tr_device at;
     TRY(tr_status_of(group));
     TRY(tr_device_parse(r->first, &at));
@@ -371,6 +390,61 @@ static void layers_are_split_over_ranks_of_devices(void **state)
         for (int k = 0; k < 30; k++) assert_true(fabsf(on_toys[i].weights[k] - on_cpus[0].weights[k]) < 1e-5f);
 }
 
+/* ---- Pipelines -------------------------------------------------------------------------------------------------------------- */
+
+static tr_tensor *mean_loss(tr_tensor *output, tr_tensor *target, void *user)
+{
+    (void)user;
+    return tr_cross_entropy(output, target);
+}
+
+/* Two stages, each on a rank; or, without a store, both on one device. */
+static tr_status pipeline(run *r)
+{
+    TR_SCOPE;
+    tr_group *group = r->store ? join(r) : NULL;
+    tr_module *net = make_net(r), *stages[] = {NULL, NULL};
+    TRY(tr_status_of(net));
+    const two_layers *both = tr_module_state(net);
+    stages[0] = tr_sequential(both->first, tr_activation(tr_relu));
+    stages[1] = both->second;
+    tr_module *own = group ? stages[r->rank] : net;
+    tr_optimizer *opt = tr_sgd(tr_parameters(own), .lr = 0.1);
+    tr_tensor *x = tr_randn(50, TR_SHAPE(BATCH, 6)), *y = tr_argmax(tr_slice(x, 1, 0, 3), 1);
+    tr_device at;
+    TRY(tr_device_parse(r->first, &at));
+    x = tr_to(x, at);
+    y = tr_to(y, at);
+    tr_pipeline *pipe = tr_pipeline_new(group ? &own : stages, group ? 1 : 2, .group = group, .micro_batches = 4, .loss = mean_loss);
+    TRY(tr_status_of(pipe));
+    for (int step = 0; step < STEPS; step++) {
+        tr_zero_grad(opt);
+        TRY(tr_pipeline_step(pipe, x, y, &r->losses[step]));
+        TRY(tr_step(opt));
+    }
+    return group ? tr_leave(group) : TR_OK;
+}
+
+static void *run_pipeline(void *arg)
+{
+    run *r = arg;
+    r->status = pipeline(r);
+    if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
+    return NULL;
+}
+
+static void stages_on_ranks_of_devices_are_like_one_device(void **state)
+{
+    (void)state;
+    run expected = {.first = "cpu", .second = "cpu", .ranks = 1};
+    run ranks[RANKS] = {{.first = KIND ":0", .second = KIND ":0"}, {.first = KIND ":1", .second = KIND ":1"}};
+    run_pipeline(&expected);
+    if (expected.status != TR_OK) fail_msg("%s", expected.message);
+    run_ranks(ranks, run_pipeline);
+    for (int i = 0; i < RANKS; i++)
+        for (int step = 0; step < STEPS; step++) assert_true(fabs(ranks[i].losses[step] - expected.losses[step]) < 1e-5);
+}
+
 int main(void)
 {
     setenv("TRIREME_PLUGINS", PLUGIN, 1);
@@ -385,6 +459,7 @@ int main(void)
         cmocka_unit_test(gradients_are_scaled_and_unscaled),
         cmocka_unit_test(collectives_stage_the_memory_of_devices),
         cmocka_unit_test(layers_are_split_over_ranks_of_devices),
+        cmocka_unit_test(stages_on_ranks_of_devices_are_like_one_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,8 @@ typedef struct tr__backend tr__backend;
 typedef struct tr__seat tr__seat;
 typedef struct tr__member {
     const char *group; /* its name */
-    int rank, world_size;
+    int rank, world_size, local_rank;
+    tr_device device;  /* as in tr_join_options */
     tr_store *store;   /* NULL when world_size is 1, or with a seat */
     tr__seat *seat;    /* of the native backend, in a group within another: they have met there; NULL: they have not */
     int timeout_ms;

@@ -1,19 +1,28 @@
 /*
  * The checking backend stands before one whose messages are not ours, and so carry no signature (MPI, NCCL). Before each
- * collective the ranks exchange signatures by an all_gather of that backend itself: they match each other even when the
- * calls do not. Calls that differ become an error on every rank, in the same words, before any data has moved.
- * A send and a recv concern two ranks only, and pass unchecked.
+ * collective the ranks exchange signatures by an all_gather, which match each other even when the calls do not. Calls that
+ * differ become an error on every rank, in the same words, before any data has moved. A send and a recv concern two ranks
+ * only, and pass unchecked.
+ *
+ * Over MPI that is an all_gather of MPI's. Data of NCCL are on GPUs, and signatures are the host's: they go over a native group
+ * of the same ranks, which also hears at once of a rank that dies or fails, and breaks NCCL's group with the reason.
  */
 #include "base/object.h"
 #include "comm/backend/backend.h"
 #include "comm/collective.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { NAME = 96 };
 
 typedef struct checked {
     tr__member member;
     void *state;          /* of the backend behind */
+    void *beside;         /* state of the native group that carries the signatures; NULL: the backend behind does */
+    char name[NAME];      /* of that group */
+    uint64_t exchanges;   /* so far */
     tr__signature *calls; /* [world_size] */
     int64_t *counts;      /* [world_size, 2, world_size]: what each rank gives to each, and expects of each */
 } checked;
@@ -24,7 +33,8 @@ static tr_status exchange(checked *k, const tr_collective *c, const void *in, vo
 {
     tr_collective gather = {.size = sizeof gather, .kind = TR_ALL_GATHER, .in = in, .out = out, .count = (int64_t)bytes,
         .dtype = TR_U8, .timeout_ms = c->timeout_ms, .file = c->file, .line = c->line};
-    tr_status status = k->member.behind->run(k->state, &gather, sequence);
+    tr_status status = k->beside ? tr__native_backend.run(k->beside, &gather, ++k->exchanges)
+                                 : k->member.behind->run(k->state, &gather, sequence);
     if (status == TR_OK) return TR_OK;
     tr__signature call;
     char text[TR__CALL_TEXT];
@@ -84,6 +94,25 @@ static void drop(checked *k)
     free(k);
 }
 
+/* The backend behind, and the native group beside it where its data are not the host's. */
+static tr_status join_both(checked *k, const tr__member *member)
+{
+    TR__TRY(member->behind->join(member, &k->state));
+    if (member->behind->memory == TR_CPU || member->world_size == 1) return TR_OK;
+    tr__member beside = *member;
+    snprintf(k->name, sizeof k->name, "%s+calls", member->group);
+    beside.group = k->name;
+    beside.transport = beside.algorithms = NULL;
+    beside.behind = NULL;
+    tr_status status = tr__native_backend.join(&beside, &k->beside);
+    if (status == TR_OK) return TR_OK;
+    tr__error *why = tr__error_take();
+    member->behind->leave(k->state);
+    tr__fail_stored(why);
+    tr__error_unref(why);
+    return status;
+}
+
 static tr_status checked_join(const tr__member *member, void **state)
 {
     checked *k = calloc(1, sizeof *k);
@@ -91,7 +120,7 @@ static tr_status checked_join(const tr__member *member, void **state)
     if (k) k->calls = calloc(world, sizeof *k->calls);
     if (k) k->counts = calloc(world * 2 * world, sizeof *k->counts);
     tr_status status = k && k->calls && k->counts
-        ? member->behind->join(member, &k->state)
+        ? join_both(k, member)
         : tr__fail(TR_NO_MEMORY, "group '%s': no memory for the calls of %d ranks", member->group, member->world_size);
     if (status == TR_OK) {
         k->member = *member;
@@ -107,7 +136,7 @@ static tr_status checked_run(void *state, const tr_collective *c, uint64_t seque
     checked *k = state;
     tr_status status = k->member.world_size > 1 ? compare(k, c, sequence) : TR_OK;
     if (status == TR_OK) return k->member.behind->run(k->state, c, sequence);
-    if (status == TR_MISMATCH) k->member.behind->give_up(k->state);
+    if (status == TR_MISMATCH || k->beside) k->member.behind->give_up(k->state);
     return status;
 }
 
@@ -133,12 +162,14 @@ static void checked_give_up(void *state)
 {
     checked *k = state;
     k->member.behind->give_up(k->state);
+    if (k->beside) tr__native_backend.give_up(k->beside);
 }
 
 static void checked_leave(void *state)
 {
     checked *k = state;
     k->member.behind->leave(k->state);
+    if (k->beside) tr__native_backend.leave(k->beside);
     drop(k);
 }
 

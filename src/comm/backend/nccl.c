@@ -1,16 +1,56 @@
 /*
- * The NCCL backend: collectives between GPUs, each rank on its own. A communicator that does not block and a stream of its
- * own: whoever waits polls the stream and NCCL's asynchronous error, so timeouts, cancelling and dead peers end a wait, by
- * ncclCommAbort. Buffers in host memory pass through the GPU's.
+ * The NCCL backend: collectives between GPUs, each rank on its own, which is the one that its local rank has the number of.
+ * A communicator that does not block and a stream of its own, which an event orders behind the caller's: the group's thread
+ * hands NCCL one call after another and watches for its end, while the program goes on computing. Whoever waits looks at the
+ * event and at NCCL's asynchronous error, so timeouts, cancelling and dead peers end a wait, by ncclCommAbort. Nothing here
+ * waits inside the driver for what another rank may never do.
+ *
+ * Buffers in host memory, and on other GPUs of the rank, pass through the GPU.
  */
 #include "comm/backend/nccl.h"
 
 #include "base/clock.h"
 #include "comm/backend/nccl_group.h"
+#include "net/store/store.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- Whose failure it was ---------------------------------------------------------------------------------------- */
+
+enum { KEY = 200, REASON = 400 };
+
+static char *reason_key(const tr__nccl_group *g, char key[KEY])
+{
+    snprintf(key, KEY, "group/%s/nccl/%ld/failed", g->base.member.group, g->base.meeting.generation);
+    return key;
+}
+
+void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
+{
+    char key[KEY], text[REASON];
+    if (status == TR_PEER) return; /* which is another rank's to tell */
+    tr__error *why = tr__error_take();
+    int length = snprintf(text, sizeof text, "rank %d failed: %s", g->base.member.rank, tr_error_message());
+    size_t bytes = length < REASON ? (size_t)length : REASON - 1;
+    (void)!tr_store_set(g->base.member.store, reason_key(g, key), text, bytes); /* when that fails, too, NCCL's word must do */
+    tr__fail_stored(why);
+    tr__error_unref(why);
+}
+
+/* NCCL knows only that another rank has failed; the store may know which, and why. */
+static tr_status fail_with_peer(const tr__nccl_group *g, ncclComm_t comm)
+{
+    char key[KEY];
+    void *value = NULL;
+    size_t bytes;
+    tr_status known = tr__store_get(g->base.member.store, reason_key(g, key), 0, &value, &bytes);
+    tr_status status = tr__nccl_fail(g->l, ncclRemoteError, comm, "NCCL");
+    if (known == TR_OK) status = tr__fail(TR_PEER, "%.*s", (int)bytes, (char *)value);
+    free(value);
+    return status;
+}
 
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
@@ -19,10 +59,11 @@ tr_status tr__nccl_check(const tr__nccl_group *g, ncclComm_t comm, bool *under_w
     ncclResult_t state = ncclSuccess;
     TR__NCCL_TRY(g->l, comm, ncclCommGetAsyncError, comm, &state);
     *under_way = state == ncclInProgress;
+    if (state == ncclRemoteError) return fail_with_peer(g, comm);
     return state == ncclSuccess || state == ncclInProgress ? TR_OK : tr__nccl_fail(g->l, state, comm, "NCCL");
 }
 
-/* Until NCCL has taken what it was given. */
+/* Until NCCL has taken what it was given: only then is it on the stream. */
 static tr_status wait_for_comm(tr__nccl_group *g, ncclComm_t comm)
 {
     int64_t began = tr__now_ns();
@@ -36,12 +77,10 @@ static tr_status wait_for_comm(tr__nccl_group *g, ncclComm_t comm)
 static tr_status wait_for_stream(tr__nccl_group *g)
 {
     int64_t began = tr__now_ns();
-    TR__CUDA_TRY(g->l, cudaEventRecord, g->event, g->stream);
-    for (;;) {
-        bool under_way;
-        cudaError_t state = g->l->cudaEventQuery(g->event);
-        if (state == cudaSuccess) return TR_OK;
-        if (state != cudaErrorNotReady) return tr__cuda_fail(g->l, state, "the GPU's work");
+    TR__TRY(g->table->event_record(g->device.index, g->stream, g->event));
+    for (bool done = false, under_way;;) {
+        TR__TRY(g->table->event_done(g->device.index, g->event, &done));
+        if (done) return TR_OK;
         TR__TRY(tr__nccl_check(g, g->comm, &under_way));
         TR__TRY(tr__polled_rest(&g->base, began));
     }
@@ -84,12 +123,12 @@ static tr_status post_blocks(tr__nccl_group *g, const tr_collective *c)
         if (tr__collective_gives(c, self) && tr__collective_gets(c, peer)) {
             tr__range r = tr__collective_in(c, peer);
             TR__NCCL_TRY(g->l, g->comm, ncclSend, (const char *)c->in + (size_t)r.begin * size,
-                (size_t)(r.end - r.begin), type, peer, g->comm, g->stream);
+                (size_t)(r.end - r.begin), type, peer, g->comm, g->handle);
         }
         if (tr__collective_gives(c, peer) && tr__collective_gets(c, self)) {
             tr__range r = tr__collective_out(c, peer);
             TR__NCCL_TRY(g->l, g->comm, ncclRecv, (char *)c->out + (size_t)r.begin * size, (size_t)(r.end - r.begin),
-                type, peer, g->comm, g->stream);
+                type, peer, g->comm, g->handle);
         }
     }
     return TR_OK;
@@ -118,32 +157,67 @@ static tr_status start(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op
     ncclDataType_t type = tr__nccl_type(c->dtype);
     switch (c->kind) {
     case TR_ALL_REDUCE:
-        TR__NCCL_TRY(l, g->comm, ncclAllReduce, c->in, c->out, n, type, op, g->comm, g->stream);
+        TR__NCCL_TRY(l, g->comm, ncclAllReduce, c->in, c->out, n, type, op, g->comm, g->handle);
         return TR_OK;
     case TR_REDUCE:
-        TR__NCCL_TRY(l, g->comm, ncclReduce, c->in, c->out, n, type, op, c->root, g->comm, g->stream);
+        TR__NCCL_TRY(l, g->comm, ncclReduce, c->in, c->out, n, type, op, c->root, g->comm, g->handle);
         return TR_OK;
     case TR_BROADCAST:
-        TR__NCCL_TRY(l, g->comm, ncclBroadcast, c->in ? c->in : c->out, c->out, n, type, c->root, g->comm, g->stream);
+        TR__NCCL_TRY(l, g->comm, ncclBroadcast, c->in ? c->in : c->out, c->out, n, type, c->root, g->comm, g->handle);
         return TR_OK;
     case TR_ALL_GATHER:
-        TR__NCCL_TRY(l, g->comm, ncclAllGather, c->in, c->out, n, type, g->comm, g->stream);
+        TR__NCCL_TRY(l, g->comm, ncclAllGather, c->in, c->out, n, type, g->comm, g->handle);
         return TR_OK;
     case TR_REDUCE_SCATTER:
-        TR__NCCL_TRY(l, g->comm, ncclReduceScatter, c->in, c->out, n, type, op, g->comm, g->stream);
+        TR__NCCL_TRY(l, g->comm, ncclReduceScatter, c->in, c->out, n, type, op, g->comm, g->handle);
         return TR_OK;
     default: return move_blocks(g, c);
     }
 }
 
-/* ---- Host memory ------------------------------------------------------------------------------------------------- */
+/* ---- Buffers elsewhere ------------------------------------------------------------------------------------------- */
 
-static bool on_gpu(const tr__nccl_group *g, const void *buffer)
+tr_status tr__nccl_stage(const tr__nccl_group *g, tr_device_stream *stream, tr_device from, const void *buffer, size_t bytes,
+    bool fill, tr__nccl_buffer *b)
 {
-    struct cudaPointerAttributes a;
-    return g->l->cudaPointerGetAttributes(&a, buffer) == cudaSuccess &&
-           (a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged);
+    *b = (tr__nccl_buffer){.at = (void *)buffer, .bytes = bytes};
+    if (!bytes || tr_device_equal(from, g->device)) return TR_OK;
+    TR__TRY(g->table->allocate(g->device.index, stream, bytes, &b->copy));
+    b->at = b->copy;
+    if (!fill) return TR_OK;
+    if (from.kind == TR_CPU) return g->table->copy_in(g->device.index, stream, b->copy, buffer, bytes);
+    return g->table->copy_peer(g->device.index, stream, b->copy, from.index, buffer, bytes);
 }
+
+tr_status tr__nccl_unstage(const tr__nccl_group *g, tr_device_stream *stream, tr_device to, void *buffer,
+    const tr__nccl_buffer *b)
+{
+    tr_device_stream *side;
+    if (!b->copy) return TR_OK;
+    if (to.kind == TR_CPU) {
+        TR__TRY(g->table->copy_out(g->device.index, stream, buffer, b->copy, b->bytes));
+        return g->table->stream_synchronize(g->device.index, stream);
+    }
+    TR__TRY(tr__device_side_stream(to, &side));
+    TR__TRY(g->table->copy_peer(to.index, side, buffer, g->device.index, b->copy, b->bytes));
+    return g->table->stream_synchronize(to.index, side);
+}
+
+void tr__nccl_drop_copy(const tr__nccl_group *g, tr_device_stream *stream, tr__nccl_buffer *b)
+{
+    if (b->copy) g->table->release(g->device.index, stream, b->copy, b->bytes);
+    b->copy = NULL;
+}
+
+tr_status tr__nccl_ready(const tr__nccl_group *g, const tr_collective *c, tr_device_event **event)
+{
+    *event = NULL;
+    if (c->device.kind == TR_CPU) return TR_OK;
+    TR__TRY(g->table->event_new(c->device.index, event));
+    return g->table->event_record(c->device.index, c->stream, *event);
+}
+
+/* ---- Running one ------------------------------------------------------------------------------------------------- */
 
 static size_t extent(const tr__nccl_group *g, const tr_collective *c, tr__range (*block)(const tr_collective *, int))
 {
@@ -153,50 +227,22 @@ static size_t extent(const tr__nccl_group *g, const tr_collective *c, tr__range 
     return (size_t)end * tr_dtype_size(c->dtype);
 }
 
-static tr_status need_staging(const tr__nccl_group *g, tr__nccl_staging *staging, size_t bytes)
-{
-    enum { MOST = sizeof staging->blocks / sizeof *staging->blocks };
-    if (staging->bytes >= bytes) return TR_OK;
-    if (bytes < 2 * staging->bytes) bytes = 2 * staging->bytes;
-    if (staging->count == MOST) return tr__fail(TR_NO_MEMORY, "no memory for %zu bytes on the GPU", bytes);
-    TR__CUDA_TRY(g->l, cudaMalloc, &staging->blocks[staging->count], bytes);
-    staging->count++;
-    staging->bytes = bytes;
-    return TR_OK;
-}
-
-tr_status tr__nccl_stage(const tr__nccl_group *g, tr__nccl_staging *staging, cudaStream_t stream, const void **buffer,
-    size_t bytes, bool fill)
-{
-    if (!bytes || on_gpu(g, *buffer)) return TR_OK;
-    TR__TRY(need_staging(g, staging, bytes));
-    void *copy = staging->blocks[staging->count - 1];
-    if (fill) TR__CUDA_TRY(g->l, cudaMemcpyAsync, copy, *buffer, bytes, cudaMemcpyHostToDevice, stream);
-    *buffer = copy;
-    return TR_OK;
-}
-
-void tr__nccl_unstage(const tr__nccl_group *g, tr__nccl_staging *staging)
-{
-    for (int i = 0; i < staging->count; i++) g->l->cudaFree(staging->blocks[i]);
-}
-
-/* Outputs are copied to the GPU as well: what lies between their blocks must come back as it was. */
-static tr_status run_on_gpu(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op)
+/* The bytes between the blocks of a _V kind's result go to the GPU as well, as they must come back as they were. */
+static tr_status run_staged(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op, tr__nccl_buffer *in,
+    tr__nccl_buffer *out)
 {
     tr_collective d = *c;
     int self = g->base.member.rank;
-    size_t in = tr__collective_gives(c, self) ? extent(g, c, tr__collective_in) : 0;
-    size_t out = tr__collective_gets(c, self) ? extent(g, c, tr__collective_out) : 0;
-    const void *to = c->out;
-    TR__TRY(tr__nccl_stage(g, &g->staging[0], g->stream, &d.in, in, true));
-    TR__TRY(tr__nccl_stage(g, &g->staging[1], g->stream, &to, out, true));
-    d.out = (void *)to;
+    size_t in_bytes = tr__collective_gives(c, self) ? extent(g, c, tr__collective_in) : 0;
+    size_t out_bytes = tr__collective_gets(c, self) ? extent(g, c, tr__collective_out) : 0;
+    TR__TRY(tr__nccl_stage(g, g->stream, c->device, c->in, in_bytes, true, in));
+    TR__TRY(tr__nccl_stage(g, g->stream, c->device, c->out, out_bytes, tr__kind_of(c->kind)->variable, out));
+    d.in = in->at;
+    d.out = out->at;
     TR__TRY(start(g, &d, op));
     TR__TRY(wait_for_comm(g, g->comm));
-    if (d.out != c->out)
-        TR__CUDA_TRY(g->l, cudaMemcpyAsync, c->out, d.out, out, cudaMemcpyDeviceToHost, g->stream);
-    return wait_for_stream(g);
+    TR__TRY(wait_for_stream(g));
+    return tr__nccl_unstage(g, g->stream, c->device, c->out, out);
 }
 
 static tr_status start_and_wait(tr__nccl_group *g, const tr_collective *c)
@@ -204,13 +250,18 @@ static tr_status start_and_wait(tr__nccl_group *g, const tr_collective *c)
     ncclRedOp_t op = ncclSum;
     if (tr__kind_of(c->kind)->reduces && !op_of(c, &op))
         return tr__fail(TR_UNSUPPORTED, "NCCL has no bitwise operations; there are sum, avg, min, max and prod");
-    TR__CUDA_TRY(g->l, cudaSetDevice, g->device);
-    /* After what the caller's stream (the default one) was given before. */
-    TR__CUDA_TRY(g->l, cudaEventRecord, g->event, NULL);
-    TR__CUDA_TRY(g->l, cudaStreamWaitEvent, g->stream, g->event, 0);
     uint8_t here = 1;
     tr_collective barrier = {.kind = TR_ALL_REDUCE, .in = &here, .out = &here, .count = 1, .dtype = TR_U8};
-    return run_on_gpu(g, c->kind == TR_BARRIER ? &barrier : c, op);
+    if (c->kind == TR_BARRIER) c = &barrier;
+    tr__nccl_buffer in = {0}, out = {0};
+    tr_device_event *ready;
+    tr_status status = tr__nccl_ready(g, c, &ready);
+    if (status == TR_OK && ready) status = g->table->stream_wait(g->device.index, g->stream, ready);
+    if (status == TR_OK) status = run_staged(g, c, op, &in, &out);
+    tr__nccl_drop_copy(g, g->stream, &in);
+    tr__nccl_drop_copy(g, g->stream, &out);
+    if (ready) g->table->event_free(c->device.index, ready);
+    return status;
 }
 
 static tr_status run(tr__polled *p, const tr_collective *c)
@@ -218,6 +269,7 @@ static tr_status run(tr__polled *p, const tr_collective *c)
     tr__nccl_group *g = (tr__nccl_group *)p;
     tr_status status = start_and_wait(g, c);
     if (status == TR_OK || status == TR_UNSUPPORTED) return status;
+    tr__nccl_tell(g, status);
     g->l->ncclCommAbort(g->comm); /* ends the kernels that wait on the GPU */
     g->comm = NULL;
     return status;
@@ -225,69 +277,124 @@ static tr_status run(tr__polled *p, const tr_collective *c)
 
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
-/* The ranks of this host take its GPUs in their order. */
-static tr_status find_device(tr__nccl_group *g, const tr__endpoint_record *records, int devices)
+/* What a rank says in its record: "nccl:GPU", with the driver's name of the GPU, as CUDA_VISIBLE_DEVICES may give it another
+ * number here. */
+static void describe(const tr__nccl_group *g, char *text, size_t bytes)
 {
-    const tr__endpoint_record *mine = &records[g->base.member.rank];
-    for (int rank = 0; rank < g->base.member.world_size; rank++) {
-        if (strcmp(records[rank].address, "nccl") != 0)
-            return tr__fail(TR_MISMATCH, "rank %d has not joined with the nccl backend", rank);
-        g->device += rank < g->base.member.rank && strcmp(records[rank].machine, mine->machine) == 0;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    for (int i = 0; visible && i < g->device.index; i++) {
+        visible = strchr(visible, ',');
+        if (visible) visible++;
     }
-    if (g->device >= devices)
-        return tr__fail(TR_DEVICE, "nccl: each rank needs a GPU of its own: rank %d is number %d on host %s, which has "
-            "%d; start no more ranks there than GPUs, or " TR__NCCL_INSTEAD, g->base.member.rank, g->device + 1,
-            mine->host, devices);
+    if (visible && *visible) snprintf(text, bytes, "nccl:%.*s", (int)strcspn(visible, ", "), visible);
+    else snprintf(text, bytes, "nccl:%d", g->device.index);
+}
+
+/* No two ranks have the same GPU, which NCCL would take for a mistake, too, but name by its bus. */
+static tr_status check_others(const tr__nccl_group *g, const tr__endpoint_record *records)
+{
+    int rank = g->base.member.rank;
+    const tr__endpoint_record *mine = &records[rank];
+    for (int other = 0; other < g->base.member.world_size; other++) {
+        const tr__endpoint_record *theirs = &records[other];
+        if (strncmp(theirs->address, "nccl:", 5) != 0)
+            return tr__fail(TR_MISMATCH, "rank %d has not joined with the nccl backend", other);
+        if (other != rank && strcmp(mine->machine, theirs->machine) == 0 && strcmp(mine->address, theirs->address) == 0)
+            return tr__fail(TR_DEVICE, "nccl: each rank needs a GPU of its own: ranks %d and %d on host %s both have GPU %s; "
+                "start no more ranks there than GPUs, of which LOCAL_RANK or .device chooses (rank %d sees %d), or " TR__NCCL_INSTEAD,
+                rank < other ? rank : other, rank < other ? other : rank, mine->host, mine->address + 5, rank,
+                tr_device_count(TR_CUDA));
+    }
     return TR_OK;
 }
 
-/* Rank 0 makes the id, and the store carries it. */
+/* Rank 0 makes the id, and the store carries it, or why there is none. */
 static tr_status share_id(tr__nccl_group *g, ncclUniqueId *id)
 {
-    char key[200];
-    snprintf(key, sizeof key, "group/%s/nccl/%ld", g->base.member.group, g->base.meeting.generation);
-    if (g->base.member.rank == 0) {
-        TR__NCCL_TRY(g->l, NULL, ncclGetUniqueId, id);
-        return tr_store_set(g->base.member.store, key, id, sizeof *id);
+    const tr__member *m = &g->base.member;
+    char key[KEY];
+    snprintf(key, sizeof key, "group/%s/nccl/%ld", m->group, g->base.meeting.generation);
+    if (m->rank == 0) {
+        ncclResult_t result = g->l->ncclGetUniqueId(id);
+        if (result == ncclSuccess) return tr_store_set(m->store, key, id, sizeof *id);
+        const char *why = g->l->ncclGetErrorString(result);
+        TR__TRY(tr_store_set(m->store, key, why, strnlen(why, sizeof *id - 1)));
+        return tr__nccl_fail(g->l, result, NULL, "ncclGetUniqueId");
     }
     void *value;
     size_t bytes;
-    TR__TRY(tr_store_get(g->base.member.store, key, &value, &bytes));
+    TR__TRY(tr__store_get(m->store, key, m->timeout_ms, &value, &bytes));
+    tr_status status = TR_OK;
     if (bytes == sizeof *id) memcpy(id, value, sizeof *id);
+    else status = tr__fail(TR_PEER, "rank 0 got no id from NCCL: %.*s", (int)bytes, (char *)value);
     free(value);
-    return bytes == sizeof *id ? TR_OK : tr__fail(TR_FORMAT, "nccl: the id has %zu bytes, expected %zu", bytes,
-        sizeof *id);
+    return status;
+}
+
+/* The GPU and the library, before the others are told that this rank is here. */
+static tr_status open_gpu(tr__nccl_group *g)
+{
+    const tr__member *m = &g->base.member;
+    char name[16];
+    bool given = m->device.kind != TR_CPU || m->device.index != 0;
+    if (given && m->device.kind != TR_CUDA)
+        return tr__fail(TR_INVALID, "nccl: the .device %s is no GPU of kind cuda", tr_device_name(m->device, name));
+    tr_status status = tr__device_check(given ? m->device : tr_cuda(0));
+    if (status != TR_OK)
+        return tr__fail_context(status, "nccl: this rank has no GPU; make one usable, or " TR__NCCL_INSTEAD);
+    g->table = tr__plugin(TR_CUDA);
+    g->device = given ? m->device : tr_cuda(m->local_rank % tr_device_count(TR_CUDA));
+    if (!g->table->stream_handle)
+        return tr__fail(TR_UNSUPPORTED, "nccl: the cuda plug-in has no stream_handle(): build it against this Trireme, or "
+            TR__NCCL_INSTEAD);
+    return tr__nccl_open(&g->l);
+}
+
+tr_status tr__nccl_stream_new(const tr__nccl_group *g, tr_device_stream **stream, tr__cuda_stream *handle)
+{
+    void *opaque;
+    TR__TRY(g->table->stream_new(g->device.index, stream));
+    TR__TRY(g->table->stream_handle(g->device.index, *stream, &opaque));
+    *handle = opaque;
+    return TR_OK;
+}
+
+tr_status tr__nccl_comm_new(const tr__nccl_group *g, const ncclUniqueId *id, int rank, int ranks, ncclComm_t *comm)
+{
+    ncclConfig_t config = TR__NCCL_NON_BLOCKING;
+    tr_device_event *event;
+    /* Whatever the plug-in makes leaves its device as this thread's current one, which NCCL takes. */
+    TR__TRY(g->table->event_new(g->device.index, &event));
+    g->table->event_free(g->device.index, event);
+    TR__NCCL_TRY(g->l, NULL, ncclCommInitRankConfig, comm, ranks, *id, rank, &config);
+    return TR_OK;
 }
 
 static tr_status meet(tr__nccl_group *g)
 {
-    int devices = 0;
-    TR__TRY(tr__nccl_count_devices(g->l, &devices)); /* before the others are told that this rank is here */
+    char address[sizeof ((tr__endpoint_record *)0)->address];
     tr__endpoint_record *records = NULL;
-    tr_status status = tr__polled_meet(&g->base, "nccl", &records);
-    if (status == TR_OK) status = find_device(g, records, devices);
+    TR__TRY(open_gpu(g));
+    describe(g, address, sizeof address);
+    tr_status status = tr__polled_meet(&g->base, address, &records);
+    if (status == TR_OK) status = check_others(g, records);
     free(records);
     if (status != TR_OK) return status;
     TR__TRY(tr__nccl_lanes_new(g));
-    TR__CUDA_TRY(g->l, cudaSetDevice, g->device);
-    TR__CUDA_TRY(g->l, cudaStreamCreateWithFlags, &g->stream, cudaStreamNonBlocking);
-    TR__CUDA_TRY(g->l, cudaEventCreateWithFlags, &g->event, cudaEventDisableTiming);
+    TR__TRY(tr__nccl_stream_new(g, &g->stream, &g->handle));
+    TR__TRY(g->table->event_new(g->device.index, &g->event));
     ncclUniqueId id;
     TR__TRY(share_id(g, &id));
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
     const tr__member *m = &g->base.member;
     tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
-    TR__NCCL_TRY(g->l, NULL, ncclCommInitRankConfig, &g->comm, m->world_size, id, m->rank, &config);
+    TR__TRY(tr__nccl_comm_new(g, &id, m->rank, m->world_size, &g->comm));
     return wait_for_comm(g, g->comm);
 }
 
 static tr_status join(tr__polled *p)
 {
-    tr__nccl_group *g = (tr__nccl_group *)p;
     if (p->member.world_size == 1) return TR_OK;
-    tr_status status = tr__nccl_open(&g->l);
-    if (status == TR_OK) status = meet(g);
+    tr_status status = meet((tr__nccl_group *)p);
     return status == TR_OK ? TR_OK : tr__fail_context(status, "group '%s'", p->member.group);
 }
 
@@ -315,7 +422,9 @@ static void close_group(tr__polled *p)
 {
     tr__nccl_group *g = (tr__nccl_group *)p;
     int comms = g->lanes ? 1 + 2 * p->member.world_size : 0;
-    bool ended = comms && g->comm && !atomic_load(&p->broken) && finalize(g, comms) == TR_OK;
+    tr__error *broken = atomic_load(&p->broken);
+    if (comms && broken) tr__nccl_tell(g, tr__fail_stored(broken));
+    bool ended = comms && g->comm && !broken && finalize(g, comms) == TR_OK;
     for (int i = 0; i < comms; i++) {
         if (!*comm_of(g, i)) continue;
         if (ended)
@@ -323,10 +432,9 @@ static void close_group(tr__polled *p)
         else
             g->l->ncclCommAbort(*comm_of(g, i));
     }
-    for (int i = 0; i < 2; i++) tr__nccl_unstage(g, &g->staging[i]);
     tr__nccl_lanes_free(g);
-    if (g->event) g->l->cudaEventDestroy(g->event);
-    if (g->stream) g->l->cudaStreamDestroy(g->stream);
+    if (g->event) g->table->event_free(g->device.index, g->event);
+    if (g->stream) g->table->stream_free(g->device.index, g->stream);
 }
 
 /* ---- The backend ------------------------------------------------------------------------------------------------- */

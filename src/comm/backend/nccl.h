@@ -1,6 +1,6 @@
 /*
- * NCCL and the CUDA runtime, opened when the first group needs them: a machine without them pays nothing and gets an
- * error that says what is missing. nccl*.c stand behind this when the headers were found, else nccl_stub.c.
+ * NCCL, opened when the first group needs it: a machine without it pays nothing and gets an error that says what is missing.
+ * GPUs are the CUDA plug-in's (trireme/device.h): memory, streams and events come from its table.
  */
 #ifndef TR_COMM_BACKEND_NCCL_H
 #define TR_COMM_BACKEND_NCCL_H

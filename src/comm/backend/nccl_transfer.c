@@ -64,32 +64,27 @@ static tr_status receive_id(const tr__nccl_group *g, const tr__nccl_lane *lane, 
 
 static tr_status make_lane(const tr__nccl_group *g, tr__nccl_lane *lane)
 {
-    const tr__nccl_library *l = g->l;
     ncclUniqueId id;
     if (tr__now_ns() < lane->look) return TR_OK;
     lane->look = tr__now_ns() + LOOK_NS;
     tr_status status = lane->sends ? send_id(g, lane, &id) : receive_id(g, lane, &id);
     if (status == TR_TIMEOUT && !lane->sends) return TR_OK;
     TR__TRY(status);
-    TR__CUDA_TRY(l, cudaStreamCreateWithFlags, &lane->stream, cudaStreamNonBlocking);
-    TR__CUDA_TRY(l, cudaEventCreateWithFlags, &lane->event, cudaEventDisableTiming);
-    TR__CUDA_TRY(l, cudaMalloc, (void **)&lane->head_on_gpu, sizeof lane->head);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    TR__NCCL_TRY(l, NULL, ncclCommInitRankConfig, &lane->comm, 2, id, lane->sends ? 0 : 1, &config);
+    TR__TRY(tr__nccl_stream_new(g, &lane->stream, &lane->handle));
+    TR__TRY(g->table->event_new(g->device.index, &lane->event));
+    TR__TRY(tr__nccl_comm_new(g, &id, lane->sends ? 0 : 1, 2, &lane->comm));
     lane->stage = TR__LANE_MAKING;
     return TR_OK;
 }
 
 /* ---- Parts of a message ------------------------------------------------------------------------------------------ */
 
-static tr_status move_bytes(const tr__nccl_group *g, tr__nccl_lane *lane, void *buffer, size_t bytes)
+static tr_status move_bytes(const tr__nccl_group *g, tr__nccl_lane *lane, const tr__nccl_buffer *b)
 {
     if (lane->sends)
-        TR__NCCL_TRY(g->l, lane->comm, ncclSend, buffer, bytes, ncclUint8, 1, lane->comm, lane->stream);
+        TR__NCCL_TRY(g->l, lane->comm, ncclSend, b->at, b->bytes, ncclUint8, 1, lane->comm, lane->handle);
     else
-        TR__NCCL_TRY(g->l, lane->comm, ncclRecv, buffer, bytes, ncclUint8, 0, lane->comm, lane->stream);
-    lane->taken = false;
+        TR__NCCL_TRY(g->l, lane->comm, ncclRecv, b->at, b->bytes, ncclUint8, 0, lane->comm, lane->handle);
     return TR_OK;
 }
 
@@ -97,19 +92,14 @@ static tr_status launch_head(tr__nccl_group *g, tr__nccl_lane *lane)
 {
     tr__nccl_transfer *t = find(g, lane, true, 0);
     if (!t) return TR_OK;
-    lane->back_to = NULL;
     if (lane->sends) {
         lane->current = t;
         tr__signature_of(&t->base.work->collective, g->base.member.world_size, 0, &lane->head);
-        TR__CUDA_TRY(g->l, cudaMemcpyAsync, lane->head_on_gpu, &lane->head, sizeof lane->head, cudaMemcpyHostToDevice,
-            lane->stream);
-    } else {
-        lane->back_to = &lane->head;
-        lane->back_from = lane->head_on_gpu;
-        lane->back_bytes = sizeof lane->head;
     }
     lane->stage = TR__LANE_HEAD;
-    return move_bytes(g, lane, lane->head_on_gpu, sizeof lane->head);
+    lane->taken = false;
+    TR__TRY(tr__nccl_stage(g, lane->stream, tr_cpu(0), &lane->head, sizeof lane->head, lane->sends, &lane->head_copy));
+    return move_bytes(g, lane, &lane->head_copy);
 }
 
 static tr_status launch_data(tr__nccl_group *g, tr__nccl_lane *lane)
@@ -118,15 +108,10 @@ static tr_status launch_data(tr__nccl_group *g, tr__nccl_lane *lane)
     const void *buffer = lane->sends ? c->in : c->out;
     size_t bytes = tr__collective_bytes(c);
     lane->stage = TR__LANE_DATA;
-    lane->back_to = NULL;
-    TR__CUDA_TRY(g->l, cudaStreamWaitEvent, lane->stream, lane->current->ready, 0);
-    TR__TRY(tr__nccl_stage(g, &lane->staging, lane->stream, &buffer, bytes, lane->sends));
-    if (!lane->sends && buffer != c->out) {
-        lane->back_to = c->out;
-        lane->back_from = buffer;
-        lane->back_bytes = bytes;
-    }
-    return bytes ? move_bytes(g, lane, (void *)buffer, bytes) : TR_OK;
+    lane->taken = false;
+    if (lane->current->ready) TR__TRY(g->table->stream_wait(g->device.index, lane->stream, lane->current->ready));
+    TR__TRY(tr__nccl_stage(g, lane->stream, c->device, buffer, bytes, lane->sends, &lane->data));
+    return bytes ? move_bytes(g, lane, &lane->data) : TR_OK;
 }
 
 /* Has the part of a message that was launched arrived, or gone? */
@@ -136,16 +121,19 @@ static tr_status has_passed(const tr__nccl_group *g, tr__nccl_lane *lane, bool *
     *passed = false;
     TR__TRY(tr__nccl_check(g, lane->comm, &under_way));
     if (under_way) return TR_OK;
-    if (!lane->taken) {
-        if (lane->back_to)
-            TR__CUDA_TRY(g->l, cudaMemcpyAsync, lane->back_to, lane->back_from, lane->back_bytes,
-                cudaMemcpyDeviceToHost, lane->stream);
-        TR__CUDA_TRY(g->l, cudaEventRecord, lane->event, lane->stream);
-        lane->taken = true;
-    }
-    cudaError_t state = g->l->cudaEventQuery(lane->event);
-    *passed = state == cudaSuccess;
-    return *passed || state == cudaErrorNotReady ? TR_OK : tr__cuda_fail(g->l, state, "the GPU's work");
+    if (!lane->taken) TR__TRY(g->table->event_record(g->device.index, lane->stream, lane->event));
+    lane->taken = true;
+    return g->table->event_done(g->device.index, lane->event, passed);
+}
+
+/* The head is here, or has gone. */
+static tr_status end_head(tr__nccl_group *g, tr__nccl_lane *lane)
+{
+    tr_status status = TR_OK;
+    if (!lane->head_copy.copy) return TR_OK; /* before; its receive has not been posted yet */
+    if (!lane->sends) status = tr__nccl_unstage(g, lane->stream, tr_cpu(0), &lane->head, &lane->head_copy);
+    tr__nccl_drop_copy(g, lane->stream, &lane->head_copy);
+    return status;
 }
 
 /* Finds the receive that the head is for, if it has been posted. */
@@ -181,6 +169,7 @@ static tr_status step(tr__nccl_group *g, tr__nccl_lane *lane, bool *moved)
     case TR__LANE_IDLE: TR__TRY(launch_head(g, lane)); break;
     case TR__LANE_HEAD:
         TR__TRY(has_passed(g, lane, &passed));
+        if (passed) TR__TRY(end_head(g, lane));
         if (passed && !lane->sends) TR__TRY(match(g, lane));
         if (passed && lane->current) TR__TRY(launch_data(g, lane));
         break;
@@ -188,6 +177,9 @@ static tr_status step(tr__nccl_group *g, tr__nccl_lane *lane, bool *moved)
         TR__TRY(has_passed(g, lane, &passed));
         if (!passed) break;
         tr__nccl_transfer *done = lane->current;
+        const tr_collective *c = &done->base.work->collective;
+        if (!lane->sends) TR__TRY(tr__nccl_unstage(g, lane->stream, c->device, c->out, &lane->data));
+        tr__nccl_drop_copy(g, lane->stream, &lane->data);
         lane->current = NULL;
         lane->stage = TR__LANE_IDLE;
         tr__polled_end(&g->base, &done->base, TR_OK);
@@ -200,25 +192,19 @@ static tr_status step(tr__nccl_group *g, tr__nccl_lane *lane, bool *moved)
 tr_status tr__nccl_advance(tr__polled *p)
 {
     tr__nccl_group *g = (tr__nccl_group *)p;
-    TR__CUDA_TRY(g->l, cudaSetDevice, g->device);
     for (int i = 0; i < 2 * p->member.world_size; i++)
         for (bool moved = true; moved;) {
             tr_status status = step(g, &g->lanes[i], &moved);
-            if (status != TR_OK)
-                return tr__fail_context(status, "messages %s rank %d", g->lanes[i].sends ? "to" : "from",
-                    g->lanes[i].peer);
+            if (status == TR_OK) continue;
+            tr__nccl_tell(g, status);
+            return tr__fail_context(status, "messages %s rank %d", g->lanes[i].sends ? "to" : "from", g->lanes[i].peer);
         }
     return TR_OK;
 }
 
 tr_status tr__nccl_begin(tr__polled *p, tr__transfer *transfer)
 {
-    tr__nccl_group *g = (tr__nccl_group *)p;
-    tr__nccl_transfer *t = (tr__nccl_transfer *)transfer;
-    TR__CUDA_TRY(g->l, cudaSetDevice, g->device);
-    TR__CUDA_TRY(g->l, cudaEventCreateWithFlags, &t->ready, cudaEventDisableTiming);
-    TR__CUDA_TRY(g->l, cudaEventRecord, t->ready, NULL);
-    return TR_OK;
+    return tr__nccl_ready((tr__nccl_group *)p, &transfer->work->collective, &((tr__nccl_transfer *)transfer)->ready);
 }
 
 /* One that is dropped before it is done takes its lane along: that ends the kernel that waits on the GPU. */
@@ -231,7 +217,7 @@ void tr__nccl_drop(tr__polled *p, tr__transfer *transfer)
         g->l->ncclCommAbort(lane->comm);
         lane->comm = NULL;
     }
-    if (t->ready) g->l->cudaEventDestroy(t->ready);
+    if (t->ready) g->table->event_free(transfer->work->collective.device.index, t->ready);
 }
 
 /* ---- Beginning and end ------------------------------------------------------------------------------------------- */
@@ -249,10 +235,10 @@ void tr__nccl_lanes_free(tr__nccl_group *g)
 {
     for (int i = 0; g->lanes && i < 2 * g->base.member.world_size; i++) {
         tr__nccl_lane *lane = &g->lanes[i];
-        tr__nccl_unstage(g, &lane->staging);
-        if (lane->head_on_gpu) g->l->cudaFree(lane->head_on_gpu);
-        if (lane->event) g->l->cudaEventDestroy(lane->event);
-        if (lane->stream) g->l->cudaStreamDestroy(lane->stream);
+        tr__nccl_drop_copy(g, lane->stream, &lane->head_copy);
+        tr__nccl_drop_copy(g, lane->stream, &lane->data);
+        if (lane->event) g->table->event_free(g->device.index, lane->event);
+        if (lane->stream) g->table->stream_free(g->device.index, lane->stream);
     }
     free(g->lanes);
 }

@@ -1,0 +1,432 @@
+/*
+ * A double of NCCL for the double of CUDA's runtime. A collective is an operation of its stream: it runs when the seed
+ * comes by, moves a part of its data each time it is looked at, and writes its result last; so what no event orders reads
+ * what was there before. A communicator that does not block hands its calls to the stream only some questions later, as the
+ * real one does from its own thread: an event that is recorded too early marks nothing.
+ *
+ * The ranks of a communicator, threads or processes, share a memfd, whose path is the unique id. In it, each ordered pair
+ * has a ring of bytes, and every call is a list of sends and receives, after which each rank reduces for itself, in the
+ * order of the ranks. CUDA_EMULATOR="fail=ncclAllReduce:2" lets the second call fail, as of any function; of
+ * "ncclAsyncError" the n-th question finds that the communicator has failed.
+ */
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <deque>
+#include <set>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "comm/backend/nccl_abi.h"
+#include "cuda_emulator.h"
+#include "cudart.h"
+
+using namespace tr_emulator;
+
+namespace {
+
+enum { RANKS = 16, RING = 32 << 10 };
+
+struct ring {
+    std::atomic<uint64_t> written, taken;
+    char bytes[RING];
+};
+
+struct segment {
+    std::atomic<int> arrived, gave_up;               /* gave_up: a rank has aborted */
+    std::atomic<int> process[RANKS], device[RANKS];  /* the process is 0 once it has left */
+    ring rings[RANKS][RANKS];                        /* from, to */
+};
+
+struct transfer {
+    bool sends;
+    int peer;
+    char *at;
+    size_t bytes;
+};
+
+/* A call on its way. */
+struct action {
+    std::vector<transfer> transfers;
+    std::vector<std::vector<char>> inputs; /* of all ranks, where they are reduced */
+    std::function<void()> end;             /* writes the result */
+};
+
+struct communicator {
+    segment *shared;
+    int rank, ranks, device;
+    std::atomic<bool> aborted{false};
+    std::atomic<int> under_way{0}; /* on a stream */
+    ncclResult_t failure = ncclSuccess;
+    std::string text;
+    std::deque<std::pair<cudaStream_t, operation>> taken; /* not on their stream yet */
+    uint64_t questions = 0;        /* until they are */
+    bool met = false;
+
+    ~communicator() { munmap(shared, sizeof *shared); }
+};
+typedef std::shared_ptr<communicator> reference;
+
+ncclResult_t fail(communicator &c, ncclResult_t result, const std::string &text)
+{
+    c.failure = result;
+    c.text = text;
+    return result;
+}
+
+/* ---- Moving bytes ------------------------------------------------------------------------------------------------ */
+
+void move(const communicator &c, transfer &t)
+{
+    ring &r = t.sends ? c.shared->rings[c.rank][t.peer] : c.shared->rings[t.peer][c.rank];
+    const uint64_t written = r.written, taken = r.taken;
+    const size_t n = std::min<size_t>(t.bytes, t.sends ? RING - (written - taken) : written - taken);
+    for (size_t i = 0; i < n; i++) {
+        if (t.sends) r.bytes[(written + i) % RING] = t.at[i];
+        else t.at[i] = r.bytes[(taken + i) % RING];
+    }
+    (t.sends ? r.written : r.taken) += n;
+    t.at += n;
+    t.bytes -= n;
+}
+
+/* Moves what can move; of several between two ranks one after the other. true: all is there. */
+bool advance(const communicator &c, action &a)
+{
+    std::set<std::pair<bool, int>> waits;
+    for (transfer &t : a.transfers) {
+        if (waits.count({t.sends, t.peer})) continue;
+        move(c, t);
+        if (t.bytes) waits.insert({t.sends, t.peer});
+    }
+    return waits.empty();
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
+
+thread_local int depth;
+thread_local std::vector<std::pair<reference *, std::pair<cudaStream_t, std::shared_ptr<action>>>> grouped;
+
+void give(const reference &c, cudaStream_t stream, const std::shared_ptr<action> &a)
+{
+    c->under_way++;
+    c->questions = tr_emulator::random() % 3;
+    c->taken.push_back({stream, {"ncclKernel", nullptr, [c, a]() -> poll_function {
+        return [c, a](cudaError_t *) {
+            if (!c->aborted && !advance(*c, *a)) return false;
+            if (!c->aborted && a->end) a->end();
+            c->under_way--;
+            return true;
+        };
+    }}});
+}
+
+/* The n-th of these may fail; memory must be the device's own, and the communicator free. */
+ncclResult_t check(communicator &c, const char *name, std::initializer_list<std::pair<const void *, size_t>> buffers)
+{
+    if (call_fails(name)) return fail(c, ncclSystemError, std::string(name) + " was to fail");
+    if (c.failure != ncclSuccess) return c.failure;
+    if (!c.met || !c.taken.empty()) return fail(c, ncclInvalidUsage, "a call is still under way");
+    std::lock_guard<std::mutex> held(runtime_lock());
+    for (const auto &[memory, bytes] : buffers) {
+        const location at = locate(memory, bytes);
+        if (bytes && (at.kind != where::device || at.device != c.device))
+            return fail(c, ncclInvalidArgument, std::string(name) + ": a buffer is not on the communicator's GPU");
+    }
+    return ncclSuccess;
+}
+
+size_t size_of(ncclDataType_t type)
+{
+    static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+    return sizes[type];
+}
+
+template <typename T, typename Wide, typename Read, typename Write>
+void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclRedOp_t op, Read read, Write write)
+{
+    for (size_t i = 0; i < count; i++) {
+        Wide sum = read(reinterpret_cast<const T *>(inputs[0].data())[i]);
+        for (size_t rank = 1; rank < inputs.size(); rank++) {
+            const Wide x = read(reinterpret_cast<const T *>(inputs[rank].data())[i]);
+            sum = op == ncclProd ? sum * x : op == ncclMax ? std::max(sum, x) : op == ncclMin ? std::min(sum, x) : sum + x;
+        }
+        static_cast<T *>(out)[i] = write(op == ncclAvg ? sum / static_cast<Wide>(inputs.size()) : sum);
+    }
+}
+
+void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclDataType_t type, ncclRedOp_t op)
+{
+    const auto same = [](auto x) { return x; };
+    const auto half = [](float x) { return __float2half(x); };
+    const auto bfloat = [](float x) { return __float2bfloat16(x); };
+    switch (type) {
+    case ncclFloat32: reduce<float, float>(out, inputs, count, op, same, same); break;
+    case ncclFloat64: reduce<double, double>(out, inputs, count, op, same, same); break;
+    case ncclFloat16: reduce<__half, float>(out, inputs, count, op, [](__half x) { return __half2float(x); }, half); break;
+    case ncclBfloat16:
+        reduce<__nv_bfloat16, float>(out, inputs, count, op, [](__nv_bfloat16 x) { return __bfloat162float(x); }, bfloat);
+        break;
+    case ncclInt64: reduce<int64_t, int64_t>(out, inputs, count, op, same, same); break;
+    case ncclInt32: reduce<int32_t, int32_t>(out, inputs, count, op, same, [](int32_t x) { return x; }); break;
+    default: reduce<uint8_t, int>(out, inputs, count, op, same, [](int x) { return static_cast<uint8_t>(x); });
+    }
+}
+
+/* What every rank gives goes to those for whom it is, who reduce: `bytes` of it for each, at in + to * stride. */
+std::shared_ptr<action> reduction(const communicator &c, const void *in, size_t stride, void *out, size_t count,
+    ncclDataType_t type, ncclRedOp_t op, int root)
+{
+    auto a = std::make_shared<action>();
+    const size_t bytes = count * size_of(type);
+    auto *from = static_cast<char *>(const_cast<void *>(in));
+    for (int rank = 0; rank < c.ranks; rank++)
+        if (root < 0 || rank == root) a->transfers.push_back({true, rank, from + static_cast<size_t>(rank) * stride, bytes});
+    if (root >= 0 && root != c.rank) return a;
+    a->inputs.assign(static_cast<size_t>(c.ranks), std::vector<char>(bytes));
+    for (int rank = 0; rank < c.ranks; rank++)
+        a->transfers.push_back({false, rank, a->inputs[static_cast<size_t>(rank)].data(), bytes});
+    action *here = a.get(); /* which holds the function */
+    a->end = [=] { reduce(out, here->inputs, count, type, op); };
+    return a;
+}
+
+/* What the givers give goes to all, block by block. */
+std::shared_ptr<action> distribution(const communicator &c, const void *in, void *out, size_t bytes, int root)
+{
+    auto a = std::make_shared<action>();
+    auto *from = static_cast<char *>(const_cast<void *>(in)), *to = static_cast<char *>(out);
+    for (int rank = 0; rank < c.ranks; rank++) {
+        if (root < 0 || root == c.rank) a->transfers.push_back({true, rank, from, bytes});
+        if (root < 0) a->transfers.push_back({false, rank, to + static_cast<size_t>(rank) * bytes, bytes});
+        else if (rank == root) a->transfers.push_back({false, rank, to, bytes});
+    }
+    return a;
+}
+
+} /* namespace */
+
+struct ncclComm {
+    reference c;
+};
+
+namespace {
+
+ncclResult_t one(ncclComm_t comm, tr__cuda_stream stream, const std::shared_ptr<action> &a)
+{
+    auto to = reinterpret_cast<cudaStream_t>(stream);
+    if (depth) grouped.push_back({&comm->c, {to, a}});
+    else give(comm->c, to, a);
+    return ncclInProgress;
+}
+
+} /* namespace */
+
+#define CHECK(comm, name, ...)                                                          \
+    do {                                                                                \
+        const ncclResult_t result = check(*(comm)->c, name, {__VA_ARGS__});             \
+        if (result != ncclSuccess) return result;                                       \
+    } while (0)
+typedef std::pair<const void *, size_t> buffer;
+
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+    tr__cuda_stream stream)
+{
+    CHECK(comm, "ncclAllReduce", buffer(in, count * size_of(type)), buffer(out, count * size_of(type)));
+    return one(comm, stream, reduction(*comm->c, in, 0, out, count, type, op, -1));
+}
+
+ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
+    tr__cuda_stream stream)
+{
+    CHECK(comm, "ncclReduce", buffer(in, count * size_of(type)),
+        buffer(out, comm->c->rank == root ? count * size_of(type) : 0));
+    return one(comm, stream, reduction(*comm->c, in, 0, out, count, type, op, root));
+}
+
+ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+    tr__cuda_stream stream)
+{
+    const size_t bytes = count * size_of(type);
+    CHECK(comm, "ncclReduceScatter", buffer(in, bytes * static_cast<size_t>(comm->c->ranks)), buffer(out, bytes));
+    return one(comm, stream, reduction(*comm->c, in, bytes, out, count, type, op, -1));
+}
+
+ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+    tr__cuda_stream stream)
+{
+    const size_t bytes = count * size_of(type);
+    CHECK(comm, "ncclBroadcast", buffer(in, comm->c->rank == root ? bytes : 0), buffer(out, bytes));
+    return one(comm, stream, distribution(*comm->c, in, out, bytes, root));
+}
+
+ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm, tr__cuda_stream stream)
+{
+    const size_t bytes = count * size_of(type);
+    CHECK(comm, "ncclAllGather", buffer(in, bytes), buffer(out, bytes * static_cast<size_t>(comm->c->ranks)));
+    return one(comm, stream, distribution(*comm->c, in, out, bytes, -1));
+}
+
+static ncclResult_t transfer_of(const char *name, bool sends, void *at, size_t bytes, int peer, ncclComm_t comm,
+    tr__cuda_stream stream)
+{
+    CHECK(comm, name, buffer(at, bytes));
+    if (peer < 0 || peer >= comm->c->ranks) return fail(*comm->c, ncclInvalidArgument, "there is no such rank");
+    auto a = std::make_shared<action>();
+    a->transfers.push_back({sends, peer, static_cast<char *>(at), bytes});
+    return one(comm, stream, a);
+}
+
+ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, tr__cuda_stream stream)
+{
+    return transfer_of("ncclSend", true, const_cast<void *>(in), count * size_of(type), peer, comm, stream);
+}
+
+ncclResult_t ncclRecv(void *out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, tr__cuda_stream stream)
+{
+    return transfer_of("ncclRecv", false, out, count * size_of(type), peer, comm, stream);
+}
+
+ncclResult_t ncclGroupStart(void)
+{
+    if (call_fails("ncclGroupStart")) return ncclSystemError;
+    depth++;
+    return ncclSuccess;
+}
+
+/* The calls on each communicator become one, on the stream of the first. */
+ncclResult_t ncclGroupEnd(void)
+{
+    if (--depth) return ncclSuccess;
+    auto all = std::move(grouped);
+    grouped.clear();
+    if (call_fails("ncclGroupEnd")) return ncclSystemError;
+    for (size_t i = 0; i < all.size(); i++) {
+        if (!all[i].second.second) continue;
+        const std::shared_ptr<action> whole = all[i].second.second;
+        for (size_t k = i + 1; k < all.size(); k++) {
+            if (all[k].first != all[i].first || !all[k].second.second) continue;
+            whole->transfers.push_back(all[k].second.second->transfers[0]);
+            all[k].second.second = nullptr;
+        }
+        give(*all[i].first, all[i].second.first, whole);
+    }
+    return all.empty() ? ncclSuccess : ncclInProgress;
+}
+
+/* ---- Communicators ----------------------------------------------------------------------------------------------- */
+
+/* The memfd stays open in the process that made it: a group more costs it a descriptor. */
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+    if (call_fails("ncclGetUniqueId")) return ncclSystemError;
+    const int file = memfd_create("nccl", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, sizeof(segment)) != 0) return ncclSystemError;
+    *id = {};
+    snprintf(id->internal, sizeof id->internal, "/proc/%d/fd/%d", getpid(), file);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
+{
+    if (call_fails("ncclCommInitRankConfig")) return ncclSystemError;
+    if (config->magic != 0xcafebeef || config->blocking != 0 || ranks > RANKS) return ncclInvalidArgument;
+    const int file = open(id.internal, O_RDWR | O_CLOEXEC);
+    if (file < 0) return ncclSystemError;
+    void *shared = mmap(nullptr, sizeof(segment), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (shared == MAP_FAILED) return ncclSystemError;
+    auto c = std::make_shared<communicator>();
+    c->shared = static_cast<segment *>(shared);
+    c->rank = rank;
+    c->ranks = ranks;
+    c->device = current_device();
+    c->shared->process[rank] = getpid();
+    c->shared->device[rank] = c->device;
+    c->shared->arrived++;
+    *comm = new ncclComm{c};
+    return ncclInProgress;
+}
+
+/* All have come; then, are they on GPUs of their own? */
+static void meet(communicator &c)
+{
+    if (c.met || c.shared->arrived < c.ranks) return;
+    c.met = true;
+    for (int rank = 0; rank < c.ranks; rank++)
+        if (rank != c.rank && c.shared->device[rank] == c.device)
+            fail(c, ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(c.rank) + " and rank " +
+                std::to_string(rank) + " both on CUDA device " + std::to_string(c.device));
+}
+
+/* Has another rank died or given up? */
+static void look_for_others(communicator &c)
+{
+    if (c.shared->gave_up) fail(c, ncclRemoteError, "another rank has aborted");
+    for (int rank = 0; rank < c.ranks; rank++) {
+        const int process = c.shared->process[rank];
+        if (process && kill(process, 0) != 0 && errno == ESRCH)
+            fail(c, ncclRemoteError, "rank " + std::to_string(rank) + " is gone");
+    }
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
+{
+    communicator &c = *comm->c;
+    if (call_fails("ncclCommGetAsyncError")) return ncclSystemError;
+    if (call_fails("ncclAsyncError")) fail(c, ncclInternalError, "the network is down");
+    if (c.failure == ncclSuccess) look_for_others(c);
+    meet(c);
+    *state = c.failure;
+    if (c.failure != ncclSuccess) return ncclSuccess;
+    *state = ncclInProgress;
+    if (!c.met || (!c.taken.empty() && c.questions-- > 0)) return ncclSuccess;
+    for (; !c.taken.empty(); c.taken.pop_front()) {
+        const cudaError_t error = enqueue(c.taken.front().first, c.taken.front().second);
+        if (error != cudaSuccess) return *state = fail(c, ncclUnhandledCudaError, cudaGetErrorString(error));
+    }
+    *state = ncclSuccess;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    return call_fails("ncclCommFinalize") ? ncclSystemError : comm->c->failure;
+}
+
+static ncclResult_t end(ncclComm_t comm)
+{
+    comm->c->shared->process[comm->c->rank] = 0;
+    comm->c->aborted = true;  /* what is still on a stream ends */
+    comm->c->taken.clear();   /* which holds the communicator */
+    delete comm;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    if (comm->c->under_way) return fail(*comm->c, ncclInvalidUsage, "destroyed while a call is under way");
+    return end(comm);
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    comm->c->shared->gave_up = 1;
+    return end(comm);
+}
+
+const char *ncclGetErrorString(ncclResult_t result)
+{
+    static const char *const texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error",
+        "invalid argument", "invalid usage", "remote process exited or there was a network error", "NCCL operation in progress"};
+    return texts[result];
+}
+
+/* For tests, which find it in the library. */
+extern "C" void tr_nccl_double_fail(const char *function, int nth);
+void tr_nccl_double_fail(const char *function, int nth) { fail_call(function, nth); }
+
+const char *ncclGetLastError(ncclComm_t comm) { return comm ? comm->c->text.c_str() : ""; }
