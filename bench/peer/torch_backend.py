@@ -2,17 +2,19 @@
 
     torch_backend.py all_reduce --ranks 2 --json out.json      PYTHONPATH names the installed wheel
     torch_backend.py ddp --ranks 2 --models mlp gpt_mini --json out.json
+    torch_backend.py fsdp2 --ranks 2 --models gpt_mini --json out.json
 
 all_reduce: `dist.all_reduce` of f32 tensors: Gloo, ours on PyTorch's own memory ("trireme") and on memory that the ranks map
 ("shared": after trireme.torch.share_memory()). Each turn is a row of calls on one of them; a row's milliseconds divided by its
-calls is one sample. ddp: whole training steps of the programs beside this one, each backend in processes of its own, which wait
-while the others run.
+calls is one sample. ddp, fsdp2: whole training steps of the programs beside this one, each backend in processes of its own, which
+wait while the others run; "none" are ranks that train without talking to each other, as fast as any backend could let them.
 
 The object that goes to --json FILE (or is printed): what machine.py says, ranks, threads, turns; for all_reduce
 pytorch_us and overhead_us (what a call takes in torch.distributed's own Python and in ours, the library's part apart) and rows, a
 list of {bytes, gloo_us, trireme_us, shared_us, copy_us, ratio, shared_ratio}, medians over the turns, and the ratios the medians of
 those of each turn; copy_us: all ranks at once copy as many bytes in their own memory, which shows what the machine's memory gives.
-For ddp rows, a list of {model, gloo_ms, trireme_ms, shared_ms, ratio, shared_ratio}.
+For ddp and fsdp2 rows, a list of {model, gloo_ms, trireme_ms, shared_ms, none_ms, ratio, shared_ratio, none_ratio}, of the backends
+that --backends names.
 """
 import argparse
 import importlib.metadata
@@ -29,16 +31,19 @@ import training
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SIZES = [4 << 10, 64 << 10, 1 << 20, 25 << 20]
-PROGRAMS = {"mlp": ["mlp.py"], "resnet18": ["images.py", "--model", "resnet18"], "gpt_mini": ["gpt_mini.py"]}
-STEPS = {"mlp": 50, "resnet18": 2, "gpt_mini": 1}  # in a turn
+PROGRAMS = {"mlp": ["mlp.py"], "resnet18": ["images.py", "--model", "resnet18"], "gpt_mini": ["gpt_mini.py"],
+            "bert_base": ["bert.py"]}
+STEPS = {"mlp": 50, "resnet18": 2, "gpt_mini": 1, "bert_base": 1}  # in a turn
 BACKENDS = ["gloo", "trireme", "shared"]
+RATIOS = {"trireme": "ratio", "shared": "shared_ratio", "none": "none_ratio"}
 
 
 def summary(samples: dict[str, list[float]], unit: str) -> dict[str, float]:
     """Medians, and how often ours goes into Gloo's, turn by turn."""
     row = {f"{name}_{unit}": round(statistics.median(values), 3) for name, values in samples.items()}
-    for name, key in (("trireme", "ratio"), ("shared", "shared_ratio")):
-        row[key] = round(statistics.median(theirs / ours for theirs, ours in zip(samples["gloo"], samples[name])), 2)
+    for name, key in RATIOS.items():
+        if name in samples:
+            row[key] = round(statistics.median(theirs / ours for theirs, ours in zip(samples["gloo"], samples[name])), 2)
     return row
 
 
@@ -117,12 +122,13 @@ def all_reduce(args: argparse.Namespace) -> dict | None:
         return json.load(out)
 
 
-def ddp_row(args: argparse.Namespace, model: str) -> dict:
+def step_row(args: argparse.Namespace, model: str) -> dict:
     """The programs of all backends side by side; who is not told to run sleeps."""
-    command = [sys.executable, *PROGRAMS[model], "--ranks", str(args.ranks), "--threads", str(args.threads), "--paced"]
-    programs = {name: subprocess.Popen(
-        [*command, "--backend", name], cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for name in BACKENDS}
-    samples = {name: [] for name in BACKENDS}
+    command = [sys.executable, *PROGRAMS[model], "--ranks", str(args.ranks), "--threads", str(args.threads), "--paced",
+               "--parallel", args.what]
+    programs = {name: subprocess.Popen([*command, "--backend", name], cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       text=True) for name in args.backends}
+    samples = {name: [] for name in args.backends}
     try:
         for name, program in programs.items():
             if not program.stdout.readline().startswith("ready"):
@@ -139,22 +145,24 @@ def ddp_row(args: argparse.Namespace, model: str) -> dict:
     return {"model": model, **summary(samples, "ms")}
 
 
-def ddp(args: argparse.Namespace) -> dict:
+def steps(args: argparse.Namespace) -> dict:
     import torch
-    return {"peer": f"PyTorch {torch.__version__}", "rows": [ddp_row(args, model) for model in args.models]}
+    return {"peer": f"PyTorch {torch.__version__}", "rows": [step_row(args, model) for model in args.models]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["all_reduce", "ddp"])
+    parser.add_argument("what", choices=["all_reduce", "ddp", "fsdp2"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="per rank")
     parser.add_argument("--turns", type=int, default=11)
     parser.add_argument("--models", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--backends", nargs="+", choices=[*BACKENDS, "none"], default=[*BACKENDS, "none"],
+                        help="for training steps; gloo must be among them")
     parser.add_argument("--malloc", choices=training.MALLOCS, default="system", help="for all_reduce")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    result = all_reduce(args) if args.what == "all_reduce" else ddp(args)
+    result = all_reduce(args) if args.what == "all_reduce" else steps(args)
     if result is None:
         return
     if "PEER_RENDEZVOUS" not in os.environ:  # a rank's part is what the process that started it makes the whole of

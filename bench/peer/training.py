@@ -4,7 +4,9 @@ Runs under PyTorch 2.x and 1.13. One step is: forgetting the gradients, forward,
 
     PEER.py --threads 1 --steps 20 --json out.json
     PEER.py --ranks 2 --threads 1                  DDP over Gloo on the loopback, --batch samples on each rank
-    PEER.py --ranks 2 --backend trireme            DDP over ours; shared: with large tensors where the ranks map them
+    PEER.py --ranks 2 --backend trireme            DDP over ours; shared: with large tensors where the ranks map them;
+                                                   none: each rank trains for itself, the limit of what any backend reaches
+    PEER.py --ranks 2 --parallel fsdp2             FSDP2 in the place of DDP: each of a model's blocks sharded over the ranks
     PEER.py --device cuda                          on a GPU, one rank
     PEER.py --paced                                prints "ready" after the warm-up; then for each line that it reads it
                                                    runs as many steps as the line says and prints the milliseconds of
@@ -49,7 +51,8 @@ def parser(doc: str, batch: int) -> argparse.ArgumentParser:
     result.add_argument("--warmup", type=int, default=3)
     result.add_argument("--threads", type=int, default=1, help="per rank")
     result.add_argument("--ranks", type=int, default=1)
-    result.add_argument("--backend", choices=["gloo", "trireme", "shared"], default="gloo")
+    result.add_argument("--backend", choices=["gloo", "trireme", "shared", "none"], default="gloo")
+    result.add_argument("--parallel", choices=["ddp", "fsdp2"], default="ddp")
     result.add_argument("--paced", action="store_true")
     result.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     result.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: under autocast")
@@ -107,11 +110,16 @@ def fastest(optimizer, parameters, **settings):
         return optimizer(parameters, foreach=True, **settings)
 
 
+def settings_of(optimizer, group: dict) -> dict:
+    """What an optimizer of its type takes, to be made again for other parameters."""
+    takes = inspect.signature(type(optimizer)).parameters
+    return {name: value for name, value in group.items() if name in takes and name != "params"}
+
+
 def step_in_backward(optimizer) -> None:
     """Has backward update each parameter by an optimizer of its own, of the same settings, and drop its gradient."""
-    takes = inspect.signature(type(optimizer)).parameters
     for group in optimizer.param_groups:
-        settings = {name: value for name, value in group.items() if name in takes and name != "params"}
+        settings = settings_of(optimizer, group)
         for parameter in group["params"]:
             own = type(optimizer)([parameter], **settings)
 
@@ -120,6 +128,18 @@ def step_in_backward(optimizer) -> None:
                 own.zero_grad(set_to_none=True)
 
             parameter.register_post_accumulate_grad_hook(update)
+
+
+def shard(net, optimizer):
+    """FSDP2: every block of a ModuleList, and what is left, are sharded over all ranks. Returns the optimizer of the shards."""
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    for blocks in (module for module in net.modules() if isinstance(module, nn.ModuleList)):
+        for block in blocks:
+            fully_shard(block)
+    fully_shard(net)
+    return type(optimizer)(net.parameters(), **settings_of(optimizer, optimizer.param_groups[0]))
 
 
 def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
@@ -146,12 +166,16 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
         cores = sorted(os.sched_getaffinity(0))
         if args.threads == 1 and len(cores) >= args.ranks:
             os.sched_setaffinity(0, {cores[rank]})  # as ours
-        dist.init_process_group("gloo" if args.backend == "gloo" else "trireme", init_method=os.environ["PEER_RENDEZVOUS"],
-                                rank=rank, world_size=args.ranks)
-        # Large buckets: with a core per rank there is no idle one for communication to hide on (5 and 25 MB: no
-        # faster).
-        net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True,
-                                                  bucket_cap_mb=100)
+        dist.init_process_group("trireme" if args.backend in ("trireme", "shared") else "gloo",
+                                init_method=os.environ["PEER_RENDEZVOUS"], rank=rank, world_size=args.ranks)
+    if args.ranks > 1 and args.backend != "none":
+        if args.parallel == "fsdp2":
+            optimizer = shard(net, optimizer)
+        else:
+            # Large buckets: with a core per rank there is no idle one for communication to hide on (5 and 25 MB: no
+            # faster).
+            net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True,
+                                                      bucket_cap_mb=100)
     if args.compile:
         net = torch.compile(net)
 

@@ -63,6 +63,9 @@ def ddp(rank, world, how):
     if how == "fp16 hook":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
         wrapped.register_comm_hook(None, fp16_compress_hook)
+    elif how == "PowerSGD":  # waits for collectives in the callbacks of others' futures
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+        wrapped.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2), powerSGD_hook)
     else:
         def hook(_, bucket):
             return (dist.all_reduce(bucket.buffer().div_(world), async_op=True).get_future()
@@ -126,11 +129,11 @@ def unused(rank, world):
     return state(model.module)
 
 
-def join(rank, world):
+def join(rank, world, by_all):
     torch.manual_seed(2)
     model = DDP(nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.join():
+    with model.join(divide_by_initial_world_size=by_all):
         for step in range(2 + rank):
             x, y = batch(rank, step)
             nn.functional.cross_entropy(model(x), y).backward()
@@ -230,6 +233,7 @@ class Training(unittest.TestCase):
             with self.subTest(how):
                 as_gloo(2, ddp, how)
         as_gloo(2, ddp, "fp16 hook", close=1e-2)
+        as_gloo(2, ddp, "PowerSGD", close=1e-4)
         as_gloo(4, ddp, "plain", close=1e-5)
 
     def test_shared_memory(self):
@@ -245,7 +249,9 @@ class Training(unittest.TestCase):
         as_gloo(3, unused, close=1e-5)
 
     def test_join(self):
-        as_gloo(2, join)
+        for by_all in (True, False):  # of the gradients' sum: by as many as there were, or are left
+            with self.subTest(by_all=by_all):
+                as_gloo(2, join, by_all)
 
     def test_zero(self):
         as_gloo(2, zero, close=1e-5)

@@ -180,13 +180,14 @@ class Joint(_TorchWork):
 
 class Waiter:
     """Completes futures, in threads that sleep until their work is done: one for collectives, which end in the order of their
-    calls; a send or receive may end whenever it likes, and has a thread of its own."""
+    calls. Those that do not wait for it have a thread of their own: a send or receive, which may end whenever it likes, and what is
+    called in a future's callback, which may itself wait for its end, as PowerSGD's hook does."""
 
     def __init__(self):
         self._queue = self._thread = None
 
     def put(self, work):
-        if work._source is not None:
+        if work._source is not None or self._thread is threading.current_thread():
             threading.Thread(target=work._resolve, daemon=True).start()
             return
         if not self._thread:

@@ -725,9 +725,23 @@ def _leave_all():
     log(False)
 
 
+def _let_works_outlive_python(reducer):
+    """DDP's join hands a work to its reducer and forgets it. What is left then is the C++ part of ours, whose wait() would never
+    end; a work made from a future waits for that."""
+    take = reducer._set_forward_pass_work_handle
+
+    def _set_forward_pass_work_handle(self, work, *arguments, **named):
+        if isinstance(work, Work):
+            work = _native._create_work_from_future(work.get_future())
+        return take(self, work, *arguments, **named)
+
+    reducer._set_forward_pass_work_handle = _set_forward_pass_work_handle
+
+
 def register():
     """What the entry point calls, and importing this module."""
     if "TRIREME" not in c10d.Backend._plugins:
+        _let_works_outlive_python(_native.Reducer)
         getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("trireme")
         dist.Backend.register_backend("trireme", _create, extended_api=True, devices=["cpu"])
         if os.environ.get("TRIREME_STORE") == "1":

@@ -49,8 +49,8 @@ while read -r _; do echo 1000; done
 END
 
 PYTHON=$work/bin/python scripts/gpu-check build kernels sanitizer speed >"$work/said" 2>&1 && fail "nothing failed, but one test does"
-scripts/gpu-check build nonsense >"$work/said" 2>&1 && fail "it takes a stage that is none"
-grep -q 'no stage "nonsense"; there are: build kernels' "$work/said" || fail "of a stage that is none it says:"
+scripts/gpu-check build nonsense >"$work/said" 2>&1 && fail "it takes a stage that does not exist"
+grep -q 'no stage "nonsense"; there are: build kernels' "$work/said" || fail "of an unknown stage it says:"
 cp docs/gpu.md "$work/said"
 page() { grep -q -e "$1" docs/gpu.md || fail "the page lacks \"$1\":"; }
 page "1 × Stand-in 80GB, driver 550.54, CUDA 12.4\.$"
