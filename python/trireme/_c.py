@@ -83,6 +83,7 @@ class tr_join_options(Structure):
         ("check", c_bool),
         ("encrypt", c_bool),
         ("unexpected_bytes", c_int64),
+        ("device", tr_device),
     ]
 
 
