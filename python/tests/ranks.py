@@ -19,7 +19,7 @@ import trireme.torch
 # thread pool broken. It loads the tests as well, whose imports (torch._dynamo, for DDP) would take each rank seconds. The server
 # reads its path from the environment.
 _fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["ranks", "test_collectives", "test_groups", "test_training"])
+_fork.set_forkserver_preload(["ranks", "test_collectives", "test_groups", "test_pytorch", "test_training"])
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, [os.path.dirname(os.path.abspath(__file__)),
                                                                       *os.environ.get("PYTHONPATH", "").split(os.pathsep)])))
 
