@@ -1,6 +1,6 @@
 #!/bin/sh
 # CUDA's toolkit makes a plug-in possible and changes nothing else: with it and without, the library is made of the same
-# sources by the same commands. NCCL's header, which the library's own backend is built with, is hidden from both.
+# sources by the same commands.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 configure() {
     name=$1
     shift
-    cmake -S "$SOURCE" -B "$work/$name" -DNCCL_INCLUDE_DIR= -DBUILD_TESTING=OFF "$@" >"$work/$name.log" 2>&1 ||
+    cmake -S "$SOURCE" -B "$work/$name" -DBUILD_TESTING=OFF "$@" >"$work/$name.log" 2>&1 ||
         { cat "$work/$name.log"; exit 1; }
     (cd "$work/$name" && find CMakeFiles/trireme*.dir generated -type f \( -name flags.make -o -name build.make -o \
         -name link.txt -o -path 'generated/*' \) ! -path '*trireme_cuda*' | sort | xargs cat) |
