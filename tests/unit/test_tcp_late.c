@@ -125,7 +125,9 @@ static void hear_stale_words(rank *r)
         explain(r, (tr__tcp_wait_edge){2, 1, 300}, (tr__tcp_wait_edge){1, 2, 200});
         SAYS("waited 1 s for rank 1 ");
         explain(r, none, none);
+        OK(tr_store_set(r->store, "explained", "", 0));
     }
+    OK(tr_store_wait(r->store, "explained", JOIN_MS)); /* a rank that has left is another reason */
     OK(tr_leave(r->group));
 }
 
