@@ -12,22 +12,7 @@
  * A block of 128 threads has ROWS rows of one (batch, head) and walks over the other side ROWS at a time, through
  * shared memory; LANES threads share a row. DIM is the heads' size, rounded up.
  */
-#include "families.h"
-
-/* A [batch, heads, rows, dim] view of memory; lse and masks have other last dimensions. */
-struct heads {
-    void *data; /* NULL: none */
-    int64_t stride[4];
-    __host__ __device__ int64_t at(int64_t batch, int64_t head) const { return batch * stride[0] + head * stride[1]; }
-};
-
-struct attention {
-    tr_dtype dtype;
-    int64_t batch, heads_n, queries, keys, dim;
-    bool causal;
-    double scale;
-    heads q, k, v, o, g, dq, dk, dv, mask, lse;
-};
+#include "attention.h"
 
 /* ---- Calls as heads ------------------------------------------------------------------------------------------------
  */
@@ -146,28 +131,6 @@ template <class C, int DIM> __device__ C dot_rows(const C *a, const C *b)
 #pragma unroll 8
     for (int d = 0; d < DIM; d++) sum += a[d] * b[d];
     return sum;
-}
-
-/* May query i see key j? */
-__device__ static bool may_see(const attention &a, int64_t mask_base, int64_t i, int64_t j)
-{
-    if (i >= a.queries || j >= a.keys || (a.causal && j > i + a.keys - a.queries)) return false;
-    return !a.mask.data || ((const uint8_t *)a.mask.data)[mask_base + i * a.mask.stride[2] + j * a.mask.stride[3]];
-}
-
-/* Over the LANES threads of a row. */
-template <int LANES, class C> __device__ C row_sum(C x)
-{
-    for (int mask = LANES / 2; mask; mask /= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
-    return x;
-}
-template <int LANES, class C> __device__ C row_max(C x)
-{
-    for (int mask = LANES / 2; mask; mask /= 2) {
-        C other = __shfl_xor_sync(0xffffffffu, x, mask);
-        x = other > x ? other : x;
-    }
-    return x;
 }
 
 /* Which (batch, head) and which rows a block works on. */
@@ -387,16 +350,10 @@ template <class F> static tr_status for_dim(const attention &a, F f)
     return host->fail(TR_UNSUPPORTED, "heads of %lld numbers: the kernels of cuda take at most 256", (long long)a.dim);
 }
 
-/* More shared memory than 48 KB has to be asked for. */
-template <class K> static tr_status allow_shared(K kernel, size_t bytes)
-{
-    if (bytes <= 48 << 10) return TR_OK;
-    return cuda_failure(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-        "attention");
-}
-
 static tr_status run_forward(const job &j, const attention &a)
 {
+    tr_status status = attention_forward_mma(j, a);
+    if (status != TR_DECLINED) return status;
     return for_compute(a.dtype, [&](auto type) {
         return for_dim(a, [&](auto dim) -> tr_status {
             using C = typename decltype(type)::type;
@@ -423,15 +380,18 @@ static tr_status run_backward(const job &j, const attention &a)
             scratch memory(j, (size_t)(rows * of_one));
             TRY(memory.status());
             C *delta = memory.template as<C>();
+            if (rows) TRY(LAUNCH(j, attention_delta<C>, grid_for(rows, 4), dim3(32, 4), 0, delta, a));
+            if constexpr (std::is_same_v<C, float>) {
+                tr_status status = attention_backward_mma(j, a, delta);
+                if (status != TR_DECLINED) return status;
+            }
             auto by_query = attention_dq<C, decltype(dim)::value>;
             auto by_key = attention_dkv<C, decltype(dim)::value>;
             TRY(allow_shared(by_query, bytes));
             TRY(allow_shared(by_key, bytes));
-            if (rows) {
-                TRY(LAUNCH(j, attention_delta<C>, grid_for(rows, 4), dim3(32, 4), 0, delta, a));
+            if (rows)
                 TRY(LAUNCH(j, by_query, (unsigned)(a.batch * a.heads_n * query_tiles), ATTENTION_THREADS, bytes, a,
                            delta, query_tiles));
-            }
             if (a.batch * a.heads_n * a.keys == 0) return TR_OK;
             return LAUNCH(j, by_key, (unsigned)(a.batch * a.heads_n * key_tiles), ATTENTION_THREADS, bytes, a, delta,
                           key_tiles);

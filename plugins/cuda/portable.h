@@ -54,6 +54,18 @@ cudaError_t tr_launch(const char *, bool cooperative, void (*kernel)(Parameters.
 __device__ inline void tr_grid_sync() { cooperative_groups::this_grid().sync(); }
 #endif
 
+/* 2^x to some 22 bits by one instruction; results below 2^-126 are 0. */
+__device__ inline float tr_exp2(float x)
+{
+#ifdef TR_CUDA_EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 /* ---- Matrix instructions ----------------------------------------------------------------------------------------- */
 
 /*

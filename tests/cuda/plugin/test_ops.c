@@ -183,24 +183,35 @@ static void sizes_that_blocks_share(void **state)
                      TR_OK);
 }
 
-/* Heads of each size that has kernels of its own. */
+/* Heads of each size that has kernels of its own, and more queries and keys than a tile has. */
 static void attention_of_all_head_sizes(void **state)
 {
     (void)state;
-    static const int64_t dims[] = {1, 33, 64, 65, 128, 129, 256};
-    static const tr_dtype dtypes[] = {TR_F32, TR_F64};
-    for (int d = 0; d < 7; d++)
-        for (int k = 0; k < 2; k++) {
-            TR_SCOPE;
-            snprintf(running, sizeof running, "attention of %d", (int)dims[d]);
-            tr_tensor *x[3];
-            for (int i = 0; i < 3; i++) {
-                x[i] = tr_randn((uint64_t)i, TR_SHAPE(1, 2, 35, dims[d]), .dtype = dtypes[k]);
-                x[i] = tr_require_grad(x[i]);
-            }
-            tr_tensor *o = tr_attention(x[0], x[1], x[2], .causal = k == 1);
-            assert_int_equal(tr_backward(tr_sum(tr_mul(o, o))), TR_OK);
+    enum { CAUSAL = 1, MASKED = 2 };
+    static const struct {
+        tr_dtype dtype;
+        int64_t queries, keys, dim;
+        int how;
+    } calls[] = {{TR_F32, 35, 35, 1, CAUSAL}, {TR_F32, 35, 35, 33, 0}, {TR_F32, 35, 35, 64, CAUSAL},
+        {TR_F32, 35, 35, 65, 0}, {TR_F32, 35, 35, 128, CAUSAL}, {TR_F32, 35, 35, 129, 0}, {TR_F32, 35, 35, 256, 0},
+        {TR_F64, 35, 35, 64, 0}, {TR_F64, 35, 35, 129, CAUSAL}, {TR_F64, 35, 35, 256, 0},
+        {TR_BF16, 35, 35, 60, 0}, {TR_BF16, 35, 35, 136, CAUSAL}, /* not on tensor cores */
+        {TR_BF16, 130, 130, 64, CAUSAL}, {TR_BF16, 100, 200, 40, CAUSAL}, {TR_BF16, 70, 129, 128, 0},
+        {TR_BF16, 200, 100, 72, CAUSAL}, {TR_F16, 65, 140, 64, MASKED}, {TR_F16, 129, 129, 128, CAUSAL | MASKED}};
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
+        TR_SCOPE;
+        tr_tensor *x[3], *mask = NULL;
+        snprintf(running, sizeof running, "attention of %d by %d by %d in %s", (int)calls[c].queries, (int)calls[c].keys,
+                 (int)calls[c].dim, tr_dtype_name(calls[c].dtype));
+        for (int i = 0; i < 3; i++) {
+            tr_shape shape = TR_SHAPE(1, 2, i == 0 ? calls[c].queries : calls[c].keys, calls[c].dim);
+            x[i] = tr_require_grad(tr_randn((uint64_t)i, shape, .dtype = calls[c].dtype));
         }
+        if (calls[c].how & MASKED)
+            mask = tr_less(tr_rand(9, TR_SHAPE(2, calls[c].queries, calls[c].keys)), tr_full(0.6, TR_SCALAR));
+        tr_tensor *o = tr_attention(x[0], x[1], x[2], .causal = calls[c].how & CAUSAL, .mask = mask);
+        assert_int_equal(tr_backward(tr_sum(tr_mul(o, o))), TR_OK);
+    }
 }
 
 /* Random numbers are the CPU's bit for bit, of any dtype, and so is a fill. */
