@@ -1,27 +1,12 @@
 /*
- * matmul, linear and linear's gradients, by the product of gemm.h, which takes any strides. An activation on the way
- * into a product is applied to a copy, its slope on the way out in place.
+ * matmul, linear and linear's gradients, by cuBLASLt, or by the product of gemm.h, which takes any strides. An activation
+ * on the way into a product is applied to a copy; its slope on the way out is GELU's in cuBLASLt, or applied in place.
  */
 #include "activations.h"
 #include "elementwise.h"
 #include "families.h"
 #include "gemm.h"
-
-/* The products as all of the family see them: c = a b (+ bias) (+ residual) (+ c). Each matrix is a tensor's memory
- * read through two axes, an axis being one or more of its dimensions taken together. */
-struct matrix_view {
-    tr_dtype dtype;
-    void *data; /* NULL: none */
-    axis row, column;
-};
-
-struct product {
-    matrix_view a, b, c;                /* a: [m, k], b: [k, n], c: [m, n] */
-    axis a_batch, b_batch, c_batch;     /* of one length: as many products, at these offsets */
-    const tr_device_tensor *bias;       /* [n], or NULL */
-    matrix_view residual;               /* [m, n] */
-    bool accumulate;                    /* add to what c holds */
-};
+#include "product.h"
 
 /* ---- Calls as products ---------------------------------------------------------------------------------------------
  */
@@ -120,6 +105,8 @@ template <class T> static tr_status own_product(const job &j, const product &p)
 
 static tr_status run_product(const job &j, const product &p)
 {
+    tr_status status = cublaslt_product(j, p);
+    if (status != TR_DECLINED || p.gelu_input.data) return status;
     return for_float(p.a.dtype, [&](auto t) { return own_product<typename decltype(t)::type>(j, p); });
 }
 
@@ -192,14 +179,21 @@ tr_status cuda_linear_grad_input(const job &j)
     const tr_linear_attrs &a = j.attrs<tr_linear_attrs>();
     const tr_device_tensor &dx = j.out(0);
     staged weight(j, j.in(1), j.in(0).dtype, nullptr);
-    scratch memory(j, a.activation ? (size_t)numel(dx) * host->dtype_size(dx.dtype) : 0);
     TRY(weight.status());
-    TRY(memory.status());
-    tr_device_tensor made = a.activation ? dense_view(memory.as<void>(), dx.dtype, dx.shape) : dx;
     product p = {};
     p.a_batch = p.b_batch = p.c_batch = no_batch();
     p.a = matrix_of(j.in(0));
     p.b = a.in_out ? transposed(matrix_of(weight.view())) : matrix_of(weight.view());
+    p.c = matrix_of(dx);
+    if (a.activation == TR_GELU && !a.accumulate) {
+        p.gelu_input = matrix_of(j.in(2));
+        tr_status status = run_product(j, p);
+        if (status != TR_DECLINED) return status;
+        p.gelu_input = {};
+    }
+    scratch memory(j, a.activation ? (size_t)numel(dx) * host->dtype_size(dx.dtype) : 0);
+    TRY(memory.status());
+    tr_device_tensor made = a.activation ? dense_view(memory.as<void>(), dx.dtype, dx.shape) : dx;
     p.c = matrix_of(made);
     p.accumulate = a.accumulate && !a.activation;
     TRY(run_product(j, p));

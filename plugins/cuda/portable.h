@@ -14,10 +14,22 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #endif
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* ---- Libraries --------------------------------------------------------------------------------------------------- */
+
+/* A shared library by its name, and a function of it; NULL: there is none. The emulator has doubles. It stays open. */
+#ifdef TR_CUDA_EMULATED
+inline void *tr_library_open(const char *name) { return tr_emulator::library_open(name); }
+inline void *tr_library_find(void *library, const char *function) { return tr_emulator::library_find(library, function); }
+#else
+inline void *tr_library_open(const char *name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL); }
+inline void *tr_library_find(void *library, const char *function) { return dlsym(library, function); }
+#endif
 
 /* ---- Launching --------------------------------------------------------------------------------------------------- */
 

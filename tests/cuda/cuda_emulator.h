@@ -90,6 +90,10 @@ void copy_commit();
 void copy_wait(int left);
 [[noreturn]] void trap(const char *what, site at);
 
+/* The doubles of CUDA's libraries, as portable.h asks for them. */
+void *library_open(const char *name);
+void *library_find(void *library, const char *function);
+
 } /* namespace tr_emulator */
 
 #define threadIdx (tr_emulator::here.thread)

@@ -214,6 +214,53 @@ static void a_failing_allocation(void)
     on_device()->release(0, NULL, memory, 512);
 }
 
+/* [2, 3] by [3, 2] ones, of which all the first are x: 3 x each. */
+static tr_status multiply(double x, float expected)
+{
+    TR_SCOPE;
+    device_copies copies = {0};
+    tr_tensor *y = tr_ones(TR_SHAPE(2, 2));
+    tr_device_tensor in[] = {on_device_view(&copies, tr_full(x, TR_SHAPE(2, 3))), on_device_view(&copies, tr_ones(TR_SHAPE(3, 2)))},
+                     out = on_device_view(&copies, y);
+    tr_kernel_call call = {
+        .size = sizeof call, .op = "matmul", .n_inputs = 2, .n_outputs = 1, .inputs = in, .outputs = &out};
+    tr_status status = on_device_kernel("matmul")->run(&call);
+    char *back = on_device_back(&copies, y);
+    for (int i = 0; i < 4 && status == TR_OK; i++) assert_true(((float *)back)[i] == expected);
+    free(back);
+    on_device_free(&copies);
+    return status;
+}
+
+/* A product that failed leaves nothing behind that would let the next one fail. */
+static void a_failing_product(void)
+{
+    assert_int_equal(multiply(1, 3), TR_DEVICE);
+    assert_message("cuda: cublasLtMat");
+    assert_message(": CUBLAS_STATUS_EXECUTION_FAILED");
+    assert_int_equal(multiply(1, 3), TR_OK);
+    assert_int_equal(multiply(1, 3), TR_OK);
+}
+
+static void no_cublaslt(void)
+{
+    assert_int_equal(multiply(1, 3), TR_OK);
+}
+
+static void tf32(void)
+{
+    setenv("TRIREME_CUDA_MATMUL", "tf32", 1);
+    assert_int_equal(multiply(1 + 0x1p-10, 3 + 3 * 0x1p-10f), TR_OK);
+    assert_int_equal(multiply(1 + 0x1p-12, 3), TR_OK);
+}
+
+static void an_unknown_way_to_multiply(void)
+{
+    setenv("TRIREME_CUDA_MATMUL", "fast", 1);
+    assert_int_equal(multiply(1, 3), TR_INVALID);
+    assert_message("TRIREME_CUDA_MATMUL is \"fast\": it may be tf32, or unset");
+}
+
 static const struct {
     const char *name, *emulator;
     void (*run)(void);
@@ -226,6 +273,12 @@ static const struct {
     {"a failing launch", "fail=cudaLaunchKernel:1", a_failing_launch},
     {"no such device", "devices=2", no_such_device},
     {"a failing allocation", "fail=cudaMalloc:1", a_failing_allocation},
+    {"a failing product", "fail=cublasLtMatmul:1", a_failing_product},
+    {"a failing heuristic", "fail=cublasLtMatmulAlgoGetHeuristic:1", a_failing_product},
+    {"a failing layout", "fail=cublasLtMatrixLayoutCreate:3", a_failing_product},
+    {"no cuBLASLt", "fail=libcublasLt:1", no_cublaslt},
+    {"tf32", "seed=1", tf32},
+    {"an unknown way to multiply", "seed=1", an_unknown_way_to_multiply},
 };
 enum { APART = sizeof apart / sizeof *apart };
 

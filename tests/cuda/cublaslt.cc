@@ -1,0 +1,305 @@
+/*
+ * A double of cuBLASLt for the double of CUDA's runtime: reference arithmetic, in double, as an operation of its stream. It
+ * refuses what the real one refuses (types that do not fit, epilogues of f64, an auxiliary matrix that is not aligned), an
+ * algorithm that was chosen for another shape, and memory that is less aligned or a workspace that is smaller than was
+ * said; it leaves NaN in the workspace. CUDA_EMULATOR="fail=cublasLtMatmul:2" lets the second call fail, as of any
+ * function; of "libcublasLt" the library is not found.
+ */
+#include <cstring>
+#include <vector>
+
+#include "cuda_emulator.h"
+#include "cublaslt_abi.h"
+#include "cudart.h"
+
+using namespace tr_emulator;
+
+struct cublasLtContext {};
+
+struct cublasLtMatrixLayout {
+    int type;
+    uint64_t rows, columns;
+    int64_t ld, step;
+    int32_t batch;
+};
+
+struct cublasLtMatmulDesc {
+    int compute, scale;
+    int32_t transposed[2];
+    uint32_t epilogue;
+    const void *bias, *aux;
+    int64_t aux_ld;
+};
+
+struct cublasLtMatmulPreference {
+    uint64_t workspace;
+    uint32_t alignment[4]; /* of a, b, c, d */
+};
+
+namespace {
+
+/* What the heuristic chose an algorithm for; it fits into one. */
+struct choice {
+    uint64_t signature, workspace;
+    uint32_t alignment[4];
+};
+static_assert(sizeof(choice) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm has room for it");
+
+double load(int type, const void *base, int64_t i)
+{
+    switch (type) {
+    case CUBLASLT_R_64F: return static_cast<const double *>(base)[i];
+    case CUBLASLT_R_32F: return double(static_cast<const float *>(base)[i]);
+    case CUBLASLT_R_16F: return double(float(static_cast<const __half *>(base)[i]));
+    default: return double(float(static_cast<const __nv_bfloat16 *>(base)[i]));
+    }
+}
+
+void store(int type, void *base, int64_t i, double x)
+{
+    switch (type) {
+    case CUBLASLT_R_64F: static_cast<double *>(base)[i] = x; break;
+    case CUBLASLT_R_32F: static_cast<float *>(base)[i] = float(x); break;
+    case CUBLASLT_R_16F: static_cast<__half *>(base)[i] = __half(float(x)); break;
+    default: static_cast<__nv_bfloat16 *>(base)[i] = __nv_bfloat16(float(x)); break;
+    }
+}
+
+double gelu_slope(double x)
+{
+    const double c = 0.7978845608028654, t = std::tanh(c * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x);
+}
+
+struct multiplication {
+    cublasLtMatmulDesc matmul;
+    cublasLtMatrixLayout a, b, c, d;
+
+    uint64_t m() const { return d.rows; }
+    uint64_t n() const { return d.columns; }
+    uint64_t k() const { return matmul.transposed[0] ? a.rows : a.columns; }
+
+    bool is_possible() const
+    {
+        const bool f64 = a.type == CUBLASLT_R_64F, f32 = a.type == CUBLASLT_R_32F;
+        const bool computes = f64 ? matmul.compute == CUBLAS_COMPUTE_64F
+            : matmul.compute == CUBLAS_COMPUTE_32F || (f32 && matmul.compute == CUBLAS_COMPUTE_32F_FAST_TF32);
+        if (b.type != a.type || c.type != d.type || !computes) return false;
+        if (f64 && matmul.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return false;
+        return (d.type == a.type || (!f64 && !f32 && d.type == CUBLASLT_R_32F)) &&
+            (matmul.epilogue != CUBLASLT_EPILOGUE_DGELU || (matmul.aux && matmul.aux_ld % 8 == 0)) &&
+            (matmul.epilogue != CUBLASLT_EPILOGUE_BIAS || matmul.bias);
+    }
+
+    bool is_valid() const
+    {
+        const auto fits = [&](const cublasLtMatrixLayout &x, uint64_t rows, uint64_t columns) {
+            return x.rows == rows && x.columns == columns && x.ld >= int64_t(rows) && x.batch == d.batch;
+        };
+        return m() && n() && k() && fits(c, m(), n()) && fits(d, m(), n()) &&
+            (matmul.transposed[0] ? fits(a, k(), m()) : fits(a, m(), k())) &&
+            (matmul.transposed[1] ? fits(b, n(), k()) : fits(b, k(), n()));
+    }
+
+    uint64_t signature() const
+    {
+        uint64_t hash = 1469598103934665603u;
+        const auto add = [&](uint64_t x) { hash = (hash ^ x) * 1099511628211u; };
+        for (const auto *x : {&a, &b, &c, &d}) {
+            add(uint64_t(x->type)), add(x->rows), add(x->columns), add(uint64_t(x->ld)), add(uint64_t(x->step));
+            add(uint64_t(x->batch));
+        }
+        add(uint64_t(matmul.compute)), add(uint64_t(matmul.transposed[0])), add(uint64_t(matmul.transposed[1]));
+        add(matmul.epilogue), add(uint64_t(matmul.aux_ld));
+        return hash;
+    }
+
+    /* op(x) of one of the batch, by rows. */
+    std::vector<double> operand(const cublasLtMatrixLayout &x, bool transposed, const void *base, int64_t batch) const
+    {
+        std::vector<double> values(x.rows * x.columns);
+        for (uint64_t r = 0; r < x.rows; r++)
+            for (uint64_t q = 0; q < x.columns; q++) {
+                double value = load(x.type, base, batch * x.step + int64_t(q) * x.ld + int64_t(r));
+                if (matmul.compute == CUBLAS_COMPUTE_32F_FAST_TF32) /* 10 bits of the fraction */
+                    value = double(__uint_as_float((__float_as_uint(float(value)) + 0x1000u) & ~0x1fffu));
+                values[transposed ? q * x.rows + r : r * x.columns + q] = value;
+            }
+        return values;
+    }
+
+    void run(double alpha, const void *at_a, const void *at_b, double beta, const void *at_c, void *at_d) const
+    {
+        for (int64_t batch = 0; batch < d.batch; batch++) {
+            const auto left = operand(a, matmul.transposed[0], at_a, batch), right = operand(b, matmul.transposed[1], at_b, batch);
+            for (uint64_t row = 0; row < m(); row++)
+                for (uint64_t column = 0; column < n(); column++) {
+                    double sum = 0;
+                    for (uint64_t e = 0; e < k(); e++) sum += left[row * k() + e] * right[e * n() + column];
+                    sum *= alpha;
+                    if (beta != 0) sum += beta * load(c.type, at_c, batch * c.step + int64_t(column) * c.ld + int64_t(row));
+                    if (matmul.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load(d.type, matmul.bias, int64_t(row));
+                    if (matmul.epilogue == CUBLASLT_EPILOGUE_DGELU)
+                        sum *= gelu_slope(load(d.type, matmul.aux, int64_t(column) * matmul.aux_ld + int64_t(row)));
+                    store(d.type, at_d, batch * d.step + int64_t(column) * d.ld + int64_t(row), sum);
+                }
+        }
+    }
+};
+
+/* Runs what makes an object, unless the call is the one that shall fail. */
+template <typename T>
+cublasStatus_t make(const char *function, T **out, T value)
+{
+    if (call_fails(function)) return CUBLAS_STATUS_EXECUTION_FAILED;
+    *out = new T(value);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Sets a field of the value's size. */
+template <typename T>
+cublasStatus_t set(const char *function, T *field, const void *value, size_t bytes)
+{
+    if (call_fails(function)) return CUBLAS_STATUS_EXECUTION_FAILED;
+    if (bytes != sizeof *field) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(field, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+} /* namespace */
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return make("cublasLtCreate", handle, {}); }
+
+const char *cublasLtGetStatusString(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_EXECUTION_FAILED ? "CUBLAS_STATUS_EXECUTION_FAILED" : "CUBLAS_STATUS_INVALID_VALUE";
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, int type, uint64_t rows, uint64_t columns, int64_t ld)
+{
+    return make("cublasLtMatrixLayoutCreate", layout, {type, rows, columns, ld, 0, 1});
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
+{
+    delete layout;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, int attribute, const void *value, size_t bytes)
+{
+    const char *name = "cublasLtMatrixLayoutSetAttribute";
+    return attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT ? set(name, &layout->batch, value, bytes)
+                                                           : set(name, &layout->step, value, bytes);
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *matmul, int compute, int scale)
+{
+    return make("cublasLtMatmulDescCreate", matmul, {compute, scale, {}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0});
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmul)
+{
+    delete matmul;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmul, int attribute, const void *value, size_t bytes)
+{
+    const char *name = "cublasLtMatmulDescSetAttribute";
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return set(name, &matmul->transposed[0], value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return set(name, &matmul->transposed[1], value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(name, &matmul->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(name, &matmul->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(name, &matmul->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(name, &matmul->aux_ld, value, bytes);
+    default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference)
+{
+    return make("cublasLtMatmulPreferenceCreate", preference, {0, {256, 256, 256, 256}});
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
+{
+    delete preference;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, int attribute, const void *value,
+    size_t bytes)
+{
+    const char *name = "cublasLtMatmulPreferenceSetAttribute";
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return set(name, &preference->workspace, value, bytes);
+    return set(name, &preference->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, cublasLtMatrixLayout_t a,
+    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int,
+    cublasLtMatmulHeuristicResult_t *results, int *found)
+{
+    const multiplication x = {*matmul, *a, *b, *c, *d};
+    if (call_fails("cublasLtMatmulAlgoGetHeuristic")) return CUBLAS_STATUS_EXECUTION_FAILED;
+    if (!x.is_valid()) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!x.is_possible()) return CUBLAS_STATUS_NOT_SUPPORTED;
+    choice chosen = {x.signature(), std::min<uint64_t>(preference->workspace, 64 * (x.k() % 3)), {}};
+    memcpy(chosen.alignment, preference->alignment, sizeof chosen.alignment);
+    *results = {};
+    memcpy(&results->algo, &chosen, sizeof chosen);
+    results->workspaceSize = chosen.workspace;
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, const void *alpha, const void *a,
+    cublasLtMatrixLayout_t of_a, const void *b, cublasLtMatrixLayout_t of_b, const void *beta, const void *c,
+    cublasLtMatrixLayout_t of_c, void *d, cublasLtMatrixLayout_t of_d, const cublasLtMatmulAlgo_t *algo, void *workspace,
+    size_t bytes, cudaStream_t stream)
+{
+    const multiplication x = {*matmul, *of_a, *of_b, *of_c, *of_d};
+    choice chosen;
+    memcpy(&chosen, algo, sizeof chosen);
+    const void *const memory[] = {a, b, c, d};
+    for (int i = 0; i < 4; i++)
+        if (reinterpret_cast<uintptr_t>(memory[i]) % chosen.alignment[i]) return CUBLAS_STATUS_INVALID_VALUE;
+    if (chosen.signature != x.signature() || chosen.workspace > bytes || (chosen.workspace && !workspace))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    const double times = load(matmul->scale, alpha, 0), plus = load(matmul->scale, beta, 0);
+    const cudaError_t error = enqueue(stream, {"cublasLtMatmul", [=] {
+        if (bytes) memset(workspace, 0xff, bytes);
+        x.run(times, a, b, plus, c, d);
+        return cudaSuccess;
+    }, nullptr});
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+/* ---- Found by name ----------------------------------------------------------------------------------------------- */
+
+namespace tr_emulator {
+
+struct library_function {
+    const char *name;
+    void *address;
+};
+static const library_function cublaslt_functions[] = {
+#define ENTRY(function) {#function, reinterpret_cast<void *>(function)},
+    CUBLASLT_FUNCTIONS(ENTRY) {nullptr, nullptr}
+};
+
+void *library_open(const char *name)
+{
+    const bool known = strncmp(name, "libcublasLt.so.", 15) == 0 && !call_fails("libcublasLt");
+    return known ? const_cast<library_function *>(cublaslt_functions) : nullptr;
+}
+
+void *library_find(void *library, const char *function)
+{
+    const auto *entry = static_cast<const library_function *>(library);
+    while (entry->name && strcmp(entry->name, function) != 0) entry++;
+    return entry->address;
+}
+
+} /* namespace tr_emulator */
