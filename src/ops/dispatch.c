@@ -84,15 +84,9 @@ static tr_status run_first_kernel(tr_op_call *call)
 {
     tr_device device = device_of_call(call);
     if (device.kind != TR_CPU) return run_on_device(call, device);
-    if (is_builtin(call->op)) {
-        ptrdiff_t id = call->op - tr__ops;
-        const tr__kernel faster[] = {tr__onednn_kernels[id], tr__cpu_kernels[id]};
-        for (size_t i = 0; i < sizeof faster / sizeof *faster; i++) {
-            tr_status status = faster[i] ? faster[i](call) : TR_DECLINED;
-            if (status != TR_DECLINED) return status;
-        }
-    }
-    return call->op->forward(call);
+    tr__kernel faster = is_builtin(call->op) ? tr__cpu_kernels[call->op - tr__ops] : NULL;
+    tr_status status = faster ? faster(call) : TR_DECLINED;
+    return status == TR_DECLINED ? call->op->forward(call) : status;
 }
 
 static tr_status run_profiled(tr_op_call *call)
@@ -101,6 +95,7 @@ static tr_status run_profiled(tr_op_call *call)
     tr_status status = run_first_kernel(call);
     const tr_tensor *y = call->n_outputs > 0 ? call->outputs[0] : NULL;
     snprintf(span.name, sizeof span.name, "%s", call->op->name);
+    if (is_builtin(call->op) && device_of_call(call).kind == TR_CPU) span.algorithm = tr__plan_name(call);
     if (y) snprintf(span.detail, sizeof span.detail, "%s %s", tr_dtype_name(y->dtype), TR__TEXT(y->shape));
     tr__profile_add(span);
     return status;

@@ -140,6 +140,11 @@ static bool fits(const tr__gemm *p, tasks *work)
     return !p->residual.data || plain_rows(&p->residual);
 }
 
+bool tr__onednn_takes(const tr__gemm *p)
+{
+    return !tr__gemm_activates(p) && fits(p, &(tasks){.p = p});
+}
+
 tr_status tr__onednn_gemm(const tr__gemm *p, tr_device device)
 {
     tasks work = {.p = p, .device = device};
