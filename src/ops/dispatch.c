@@ -72,21 +72,18 @@ static tr_device device_of_call(const tr_op_call *call)
     return tr_cpu(0);
 }
 
-static tr_status run_on_device(tr_op_call *call, tr_device device)
+static tr_status run_first_kernel(tr_op_call *call)
 {
     const tr_op *op = call->op;
+    tr_device device = device_of_call(call);
+    if (device.kind == TR_CPU) {
+        tr__kernel faster = is_builtin(op) ? tr__cpu_kernels[op - tr__ops] : NULL;
+        tr_status status = faster ? faster(call) : TR_DECLINED;
+        return status == TR_DECLINED ? op->forward(call) : status;
+    }
     if (op->flags & TR__OP_ANYWHERE && !tr__has_kernel(device, op->name)) return op->forward(call);
     return tr__run_kernel(op->name, device, call->attrs, op->attrs_size, (const tr_tensor *const *)call->inputs,
         call->n_inputs, (const tr_tensor *const *)call->outputs, call->n_outputs);
-}
-
-static tr_status run_first_kernel(tr_op_call *call)
-{
-    tr_device device = device_of_call(call);
-    if (device.kind != TR_CPU) return run_on_device(call, device);
-    tr__kernel faster = is_builtin(call->op) ? tr__cpu_kernels[call->op - tr__ops] : NULL;
-    tr_status status = faster ? faster(call) : TR_DECLINED;
-    return status == TR_DECLINED ? call->op->forward(call) : status;
 }
 
 static tr_status run_profiled(tr_op_call *call)

@@ -27,16 +27,6 @@ typedef struct request {
 
 /* ---- Primitives ----------------------------------------------------------------------------------------------------- */
 
-static tr__primitive_key key_of(const request *r)
-{
-    const tr__conv2d *s = &r->s;
-    return (tr__primitive_key){
-        .kind = r->kind,
-        .number = {s->n, s->c, s->h, s->w, s->k, s->kh, s->kw, s->oh, s->ow, s->groups, s->stride, s->padding, s->dilation,
-            r->with_bias, r->dtype},
-    };
-}
-
 enum { X, WEIGHT, Y, BIAS };
 
 static dnnl_data_type_t type_of(tr_dtype dtype)
@@ -155,7 +145,12 @@ static tr_status get_primitives(const request *r, int64_t images, primitives *ou
 {
     request part = *r;
     part.s.n = images;
-    tr__primitive_key key = key_of(&part);
+    const tr__conv2d *s = &part.s;
+    tr__primitive_key key = {
+        .kind = r->kind,
+        .number = {s->n, s->c, s->h, s->w, s->k, s->kh, s->kw, s->oh, s->ow, s->groups, s->stride, s->padding, s->dilation,
+            r->with_bias, r->dtype},
+    };
     TR__TRY(tr__primitive_get("conv2d", &key, make_convolution, &part, &out->convolution));
     key.number[TR__PRIMITIVE_NUMBERS - 1] = key.kind;
     key.kind = r->kind == TR__DNNL_CONV_GRAD_WEIGHT ? TR__DNNL_FROM_CONV_WEIGHT : TR__DNNL_TO_CONV_WEIGHT;
