@@ -22,6 +22,7 @@ typedef struct tr__span {
     int thread;          /* the system's number */
     int64_t begin, end;  /* on the monotonic clock, ns */
     const void *who;     /* which module */
+    const char *algorithm; /* of an op that has several, else NULL: text that stays */
     int64_t peak, kept;  /* of modules and steps: bytes beyond those in use at the start, at most and in the end */
     char name[40], detail[40];
 } tr__span;

@@ -42,36 +42,42 @@ static tr_status note(copying *c, const void *from, void *to)
     return TR_OK;
 }
 
-static tr_tensor *leaf_for(const tr_tensor *parameter, tr_device device)
-{
-    tr_tensor *leaf = tr__tensor_on(parameter, device);
-    return parameter->requires_grad ? tr_require_grad(leaf) : leaf;
-}
-
-static tr_tensor *buffer_for(tr_tensor *buffer, tr_device device)
-{
-    if (tr_device_equal(tr__device_of(buffer), device)) return buffer;
-    tr_tensor *copy = tr__tensor_new(buffer->shape, buffer->dtype, device);
-    if (tr__bad(copy)) return copy;
-    return tr_copy_into(copy, buffer) == TR_OK ? copy : tr__tensor_failed();
-}
-
+/* A parameter becomes a leaf on the device; a buffer stays itself where it is there already, else it is copied. */
 static tr_status copy_tensor(copying *c, const tr_module *module, const tr__member *member, tr_tensor **out)
 {
-    *out = known(c, member->tensor);
+    tr_tensor *from = member->tensor;
+    *out = known(c, from);
     if (*out) return TR_OK;
-    bool parameter = member->kind == TR__PARAMETER;
-    if (parameter && c->given)
-        return tr__fail(TR_STATE, "%s: \"%s\" was added after its replicas were set up: finish it before", module->name,
-            member->name);
-    *out = parameter ? leaf_for(member->tensor, c->device) : buffer_for(member->tensor, c->device);
-    return note(c, member->tensor, *out);
+    if (member->kind == TR__PARAMETER) {
+        if (c->given)
+            return tr__fail(TR_STATE, "%s: \"%s\" was added after its replicas were set up: finish it before", module->name,
+                member->name);
+        *out = tr__tensor_on(from, c->device);
+        if (from->requires_grad) *out = tr_require_grad(*out);
+    } else if (tr_device_equal(tr__device_of(from), c->device)) {
+        *out = from;
+    } else {
+        *out = tr__tensor_new(from->shape, from->dtype, c->device);
+        TR__TRY(tr_status_of(*out));
+        TR__TRY(tr_copy_into(*out, from));
+    }
+    return note(c, from, *out);
 }
 
-static tr_status copy_module(copying *c, const tr_module *module, tr_module **out);
-
-static tr_status copy_members(copying *c, const tr_module *module, tr_module *copy)
+static tr_status copy_module(copying *c, const tr_module *module, tr_module **out)
 {
+    *out = known(c, module);
+    if (*out) return TR_OK;
+    tr_module *copy = *out = tr_module_new(module->name, module->state_bytes, module->forward);
+    TR__TRY(note(c, module, copy));
+    if (module->state_bytes) memcpy(copy->state, module->state, module->state_bytes);
+    copy->evaluating = module->evaluating;
+    copy->recompute = module->recompute;
+    copy->seeded = module->seeded;
+    copy->key = module->key;
+    copy->step = module->step;
+    copy->first_sample = module->first_sample + c->first_sample;
+
     copy->members = calloc((size_t)module->count + 1, sizeof *copy->members);
     if (!copy->members) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");
     copy->capacity = module->count;
@@ -88,22 +94,6 @@ static tr_status copy_members(copying *c, const tr_module *module, tr_module *co
         copy->members[copy->count++] = mine;
     }
     return TR_OK;
-}
-
-static tr_status copy_module(copying *c, const tr_module *module, tr_module **out)
-{
-    *out = known(c, module);
-    if (*out) return TR_OK;
-    tr_module *copy = *out = tr_module_new(module->name, module->state_bytes, module->forward);
-    TR__TRY(note(c, module, copy));
-    if (module->state_bytes) memcpy(copy->state, module->state, module->state_bytes);
-    copy->evaluating = module->evaluating;
-    copy->recompute = module->recompute;
-    copy->seeded = module->seeded;
-    copy->key = module->key;
-    copy->step = module->step;
-    copy->first_sample = module->first_sample + c->first_sample;
-    return copy_members(c, module, copy);
 }
 
 static int by_address(const void *x, const void *y)

@@ -114,14 +114,6 @@ static tr__heads heads_of(const tr_tensor *x)
     return h;
 }
 
-static tr__heads mask_of(const tr_tensor *mask, tr_shape scores)
-{
-    if (!mask) return (tr__heads){0};
-    int64_t stride[TR_MAX_DIMS];
-    tr__broadcast_strides(mask, scores, stride);
-    return (tr__heads){tr__ptr(mask), {stride[0], stride[1], stride[2], stride[3]}};
-}
-
 /* x: [batch, seq, parts * heads * dim]: the heads of one part. */
 static tr__heads packed_part(const tr_tensor *x, int part, int64_t heads, int64_t dim)
 {
@@ -157,7 +149,11 @@ static tr__attention separate_attention(const tr_op_call *call, bool grad)
     a.q = heads_of(in[0]);
     a.k = heads_of(in[1]);
     a.v = heads_of(in[2]);
-    a.mask = mask_of(in[3], TR_SHAPE(a.batch, a.heads, a.queries, keys));
+    if (in[3]) { /* the mask, broadcast to the scores */
+        int64_t stride[TR_MAX_DIMS];
+        tr__broadcast_strides(in[3], TR_SHAPE(a.batch, a.heads, a.queries, keys), stride);
+        a.mask = (tr__heads){tr__ptr(in[3]), {stride[0], stride[1], stride[2], stride[3]}};
+    }
     a.o = heads_of(grad ? in[4] : call->outputs[0]);
     a.lse = heads_of(grad ? in[5] : call->outputs[1]);
     if (!grad) return a;

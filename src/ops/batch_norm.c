@@ -243,15 +243,6 @@ tr_status tr__batch_norm_move(const tr_batch_norm_op_options *o, tr_tensor *mean
     return move_towards(o->running_var, var, numbers / (numbers - 1), momentum);
 }
 
-static tr_tensor *train(const tr_batch_norm_op_options *o, const tr_batch_norm_attrs *attrs)
-{
-    tr_tensor *outputs[TR_OP_MAX_OUTPUTS];
-    tr_tensor *y = tr_apply(tr__op(batch_norm), attrs, (tr_tensor *[]){o->x, o->weight, o->bias}, 3, outputs);
-    if (tr__bad(y)) return y;
-    int64_t channels = y->shape.dim[1], numbers = channels ? tr__numel(y->shape) / channels : 2;
-    return tr__batch_norm_move(o, outputs[1], outputs[2], (double)numbers) == TR_OK ? y : tr__tensor_failed();
-}
-
 static tr_status check_running(const tr_tensor *running, const char *what, const tr_tensor *x)
 {
     TR__TRY(tr_status_of(running));
@@ -283,7 +274,9 @@ tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *o)
 {
     tr_batch_norm_attrs attrs = {.eps = tr__batch_norm_eps(o), .frozen = !o->training};
     if (tr__batch_norm_check(o) != TR_OK) return tr__tensor_failed();
-    if (o->training) return train(o, &attrs);
-    tr_tensor *inputs[] = {o->x, o->weight, o->bias, o->running_mean, o->running_var};
-    return tr_apply(tr__op(batch_norm), &attrs, inputs, 5, NULL);
+    tr_tensor *inputs[] = {o->x, o->weight, o->bias, o->running_mean, o->running_var}, *outputs[TR_OP_MAX_OUTPUTS];
+    tr_tensor *y = tr_apply(tr__op(batch_norm), &attrs, inputs, o->training ? 3 : 5, outputs);
+    if (!o->training || tr__bad(y)) return y;
+    int64_t channels = y->shape.dim[1], numbers = channels ? tr__numel(y->shape) / channels : 2;
+    return tr__batch_norm_move(o, outputs[1], outputs[2], (double)numbers) == TR_OK ? y : tr__tensor_failed();
 }

@@ -261,18 +261,6 @@ tr_status tr__conv2d_bias_gradient(tr_tensor *g, tr_tensor *dbias, bool accumula
     return sums == dbias ? TR_OK : tr__op_run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
 }
 
-static tr_status grad_weight(tr_backward_call *call, tr_tensor *g)
-{
-    tr_conv2d_attrs attrs = *(const tr_conv2d_attrs *)call->attrs;
-    tr_tensor *outputs[2] = {NULL, NULL};
-    if (call->needs[1]) outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
-    if (call->needs[2]) outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
-    TR__TRY(tr__op_run(tr__op(conv2d_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
-    call->grad_inputs[1] = outputs[0];
-    call->grad_inputs[2] = outputs[1];
-    return TR_OK;
-}
-
 /* The gradient of x lies as x does. */
 tr_status tr__conv2d_backward(tr_backward_call *call)
 {
@@ -287,7 +275,15 @@ tr_status tr__conv2d_backward(tr_backward_call *call)
         TR__TRY(tr__op_run(tr__op(conv2d_grad_input), call->attrs, (tr_tensor *[]){g, call->inputs[1]}, 2, &dx, 1));
         call->grad_inputs[0] = dx;
     }
-    return call->needs[1] || call->needs[2] ? grad_weight(call, g) : TR_OK;
+    if (!call->needs[1] && !call->needs[2]) return TR_OK;
+    tr_conv2d_attrs attrs = *(const tr_conv2d_attrs *)call->attrs;
+    tr_tensor *outputs[2] = {NULL, NULL};
+    if (call->needs[1]) outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
+    if (call->needs[2]) outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
+    TR__TRY(tr__op_run(tr__op(conv2d_grad_weight), &attrs, (tr_tensor *[]){g, x}, 2, outputs, 2));
+    call->grad_inputs[1] = outputs[0];
+    call->grad_inputs[2] = outputs[1];
+    return TR_OK;
 }
 
 tr_tensor *tr_conv2d_op_with(const tr_conv2d_op_options *o)

@@ -16,12 +16,6 @@ typedef struct line {
     bool transposed;
 } line;
 
-/* Autocast makes one dtype of all but f64. */
-static bool fits(tr_dtype x, tr_dtype other)
-{
-    return x == other || (tr_autocast() != TR_F32 && x != TR_F64 && other != TR_F64 && tr_dtype_is_float(other));
-}
-
 /* Checked here: the messages of conv2d would show the shapes of images, which the user did not pass. */
 static tr_status check_dtypes(const line *a)
 {
@@ -29,10 +23,14 @@ static tr_status check_dtypes(const line *a)
     if (!tr_dtype_is_float(x->dtype))
         return tr__fail(TR_DTYPE, "%s: x is %s %s: it takes floats (see tr_cast)", a->name, tr_dtype_name(x->dtype),
             TR__TEXT(x->shape));
-    for (int i = 0; i < 2; i++)
-        if (others[i] && !fits(x->dtype, others[i]->dtype))
-            return tr__fail(TR_DTYPE, "%s: dtypes differ: %s %s and %s %s", a->name, tr_dtype_name(x->dtype),
-                TR__TEXT(x->shape), tr_dtype_name(others[i]->dtype), TR__TEXT(others[i]->shape));
+    for (int i = 0; i < 2; i++) {
+        if (!others[i] || others[i]->dtype == x->dtype) continue;
+        tr_dtype dtype = others[i]->dtype;
+        bool made_alike = x->dtype != TR_F64 && dtype != TR_F64 && tr_dtype_is_float(dtype); /* by autocast */
+        if (tr_autocast() != TR_F32 && made_alike) continue;
+        return tr__fail(TR_DTYPE, "%s: dtypes differ: %s %s and %s %s", a->name, tr_dtype_name(x->dtype),
+            TR__TEXT(x->shape), tr_dtype_name(dtype), TR__TEXT(others[i]->shape));
+    }
     return TR_OK;
 }
 

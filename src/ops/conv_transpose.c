@@ -81,15 +81,6 @@ tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
     return TR_OK;
 }
 
-/* Padding by a whole stride is what zeros behind x give. */
-static tr_tensor *pad_by_strides(tr_tensor *x, tr_conv_transpose2d_attrs *a)
-{
-    int stride = a->conv.stride, strides = stride > 0 ? a->output_padding / stride : 0;
-    if (strides < 1 || a->output_padding >= a->conv.dilation || !x || tr__bad(x) || x->shape.ndim != 4) return x;
-    a->output_padding %= stride;
-    return tr_pad(x, .after = {0, 0, strides, strides});
-}
-
 tr_tensor *tr_conv_transpose2d_op_with(const tr_conv_transpose2d_op_options *o)
 {
     tr_conv_transpose2d_attrs attrs = {
@@ -99,6 +90,12 @@ tr_tensor *tr_conv_transpose2d_op_with(const tr_conv_transpose2d_op_options *o)
         .conv.groups = TR__OR(o, groups, 1),
         .output_padding = o->output_padding,
     };
-    tr_tensor *x = pad_by_strides(o->x, &attrs);
+    tr_tensor *x = o->x;
+    int stride = attrs.conv.stride, strides = stride > 0 ? attrs.output_padding / stride : 0;
+    bool pads = strides > 0 && attrs.output_padding < attrs.conv.dilation;
+    if (pads && x && !tr__bad(x) && x->shape.ndim == 4) { /* padding by a whole stride is what zeros behind x give */
+        attrs.output_padding %= stride;
+        x = tr_pad(x, .after = {0, 0, strides, strides});
+    }
     return tr_apply(tr__op(conv_transpose2d), &attrs, (tr_tensor *[]){x, o->weight, o->bias}, 3, NULL);
 }

@@ -72,27 +72,18 @@ static tr_device device_of_call(const tr_op_call *call)
     return tr_cpu(0);
 }
 
-static tr_status run_on_device(tr_op_call *call, tr_device device)
+static tr_status run_first_kernel(tr_op_call *call)
 {
     const tr_op *op = call->op;
+    tr_device device = device_of_call(call);
+    if (device.kind == TR_CPU) {
+        tr__kernel faster = is_builtin(op) ? tr__cpu_kernels[op - tr__ops] : NULL;
+        tr_status status = faster ? faster(call) : TR_DECLINED;
+        return status == TR_DECLINED ? op->forward(call) : status;
+    }
     if (op->flags & TR__OP_ANYWHERE && !tr__has_kernel(device, op->name)) return op->forward(call);
     return tr__run_kernel(op->name, device, call->attrs, op->attrs_size, (const tr_tensor *const *)call->inputs,
         call->n_inputs, (const tr_tensor *const *)call->outputs, call->n_outputs);
-}
-
-static tr_status run_first_kernel(tr_op_call *call)
-{
-    tr_device device = device_of_call(call);
-    if (device.kind != TR_CPU) return run_on_device(call, device);
-    if (is_builtin(call->op)) {
-        ptrdiff_t id = call->op - tr__ops;
-        const tr__kernel faster[] = {tr__onednn_kernels[id], tr__cpu_kernels[id]};
-        for (size_t i = 0; i < sizeof faster / sizeof *faster; i++) {
-            tr_status status = faster[i] ? faster[i](call) : TR_DECLINED;
-            if (status != TR_DECLINED) return status;
-        }
-    }
-    return call->op->forward(call);
 }
 
 static tr_status run_profiled(tr_op_call *call)
@@ -101,6 +92,7 @@ static tr_status run_profiled(tr_op_call *call)
     tr_status status = run_first_kernel(call);
     const tr_tensor *y = call->n_outputs > 0 ? call->outputs[0] : NULL;
     snprintf(span.name, sizeof span.name, "%s", call->op->name);
+    if (is_builtin(call->op) && device_of_call(call).kind == TR_CPU) span.algorithm = tr__plan_name(call);
     if (y) snprintf(span.detail, sizeof span.detail, "%s %s", tr_dtype_name(y->dtype), TR__TEXT(y->shape));
     tr__profile_add(span);
     return status;

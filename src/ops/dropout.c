@@ -45,15 +45,6 @@ typedef struct job {
     int64_t per_sample;
 } job;
 
-/* Walks the index of a row-major position through x's strides. */
-static int64_t offset_of(const tr_tensor *x, int64_t position)
-{
-    int64_t offset = 0;
-    for (int d = x->shape.ndim; d-- > 0; position /= x->shape.dim[d])
-        offset += position % x->shape.dim[d] * x->stride[d];
-    return offset;
-}
-
 /* Runs end where a sample does, and where x has gaps, the last dimension; of one dimension each element is a sample. */
 static void drop(void *arg, int64_t begin, int64_t end)
 {
@@ -66,7 +57,8 @@ static void drop(void *arg, int64_t begin, int64_t end)
     for (int64_t i = begin, n; i < end; i += n) {
         n = run - i % run < end - i ? run - i % run : end - i;
         if (n > BLOCK) n = BLOCK;
-        int64_t at = flat ? i : offset_of(x, i);
+        int64_t at = flat ? i : 0, rest = i;
+        for (int d = x->shape.ndim; d-- > 0 && !flat; rest /= x->shape.dim[d]) at += rest % x->shape.dim[d] * x->stride[d];
         tr__read_f64(values, x->dtype, (char *)tr__ptr(x) + at * (int64_t)tr_dtype_size(x->dtype), step, n);
         draw_mask(mask, j->attrs, j->attrs->first_sample + (uint64_t)(i / j->per_sample), i % j->per_sample, n);
         for (int64_t k = 0; k < n; k++) values[k] *= mask[k];

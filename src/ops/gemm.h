@@ -36,6 +36,11 @@ static inline bool tr__gemm_activates(const tr__gemm *p)
     return p->a_activation || p->b_activation || p->slope;
 }
 
+static inline bool tr__axis_contiguous(const tr__axis *axis)
+{
+    return axis->ndim == 1 && (axis->stride[0] == 1 || axis->n == 1);
+}
+
 tr__axis tr__axis_of(int ndim, const int64_t *dim, const int64_t *stride);
 
 /* Elements from the start to position i of the axis. */

@@ -187,32 +187,11 @@ typedef struct job {
 KERNELS(float)
 KERNELS(double)
 
-/* x, y: of one dtype, f32 or f64, and both channels-last or both row-major. */
-static tr_status run(const tr_interpolate_attrs *a, tr_tensor *x, tr_tensor *y, bool last, bool gradient)
-{
-    tr_shape image = x->shape, out = y->shape;
-    job j = {.planes = image.dim[0] * (last ? 1 : image.dim[1]), .h = image.dim[2], .w = image.dim[3], .oh = out.dim[2],
-        .ow = out.dim[3], .inner = last ? image.dim[1] : 1, .x = tr__ptr(x), .y = tr__ptr(y)};
-    if (tr__numel(out) == 0) return TR_OK;
-    taps *table = malloc(sizeof *table * (size_t)(j.oh + j.ow));
-    if (!table) return tr__fail(TR_NO_MEMORY, "interpolate: no memory for images of %s", TR__TEXT(out));
-    for (int64_t o = 0; o < j.oh; o++) table[o] = taps_of(a, o, j.oh, j.h, a->scale_height);
-    for (int64_t o = 0; o < j.ow; o++) table[j.oh + o] = taps_of(a, o, j.ow, j.w, a->scale_width);
-    j.rows = table;
-    j.columns = table + j.oh;
-    bool single = x->dtype == TR_F32;
-    int64_t of_row = (j.w + j.ow) * j.inner, rows = gradient ? j.oh : 1;
-    tr__pool_for(tr__pool_of(y), gradient ? j.planes : j.planes * j.oh, TR__GRAIN / (of_row * rows) + 1,
-        gradient ? single ? backward_float : backward_double : single ? forward_float : forward_double, &j);
-    free(table);
-    if (!atomic_load(&j.no_memory)) return TR_OK;
-    return tr__fail(TR_NO_MEMORY, "interpolate: no memory for a row of %s", TR__TEXT(image));
-}
-
 /* In f32, f64 of f64, in the order of memory of what is written. */
-static tr_status run_staged(tr_op_call *call, bool gradient)
+static tr_status run(tr_op_call *call, bool gradient)
 {
     TR_SCOPE;
+    const tr_interpolate_attrs *a = call->attrs;
     tr_tensor *in = call->inputs[0], *out = call->outputs[0];
     tr_dtype dtype = out->dtype == TR_F64 ? TR_F64 : TR_F32;
     int64_t in_stride[TR_MAX_DIMS], out_stride[TR_MAX_DIMS];
@@ -223,18 +202,36 @@ static tr_status run_staged(tr_op_call *call, bool gradient)
     tr_tensor *to = tr__staged(out, dtype, last ? out_stride : NULL, false);
     TR__TRY(tr_status_of(from));
     TR__TRY(tr_status_of(to));
-    TR__TRY(run(call->attrs, gradient ? to : from, gradient ? from : to, last, gradient));
+
+    tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
+    tr_shape image = x->shape, made = y->shape;
+    job j = {.planes = image.dim[0] * (last ? 1 : image.dim[1]), .h = image.dim[2], .w = image.dim[3], .oh = made.dim[2],
+        .ow = made.dim[3], .inner = last ? image.dim[1] : 1, .x = tr__ptr(x), .y = tr__ptr(y)};
+    if (tr__numel(made) > 0) {
+        taps *table = malloc(sizeof *table * (size_t)(j.oh + j.ow));
+        if (!table) return tr__fail(TR_NO_MEMORY, "interpolate: no memory for images of %s", TR__TEXT(made));
+        for (int64_t o = 0; o < j.oh; o++) table[o] = taps_of(a, o, j.oh, j.h, a->scale_height);
+        for (int64_t o = 0; o < j.ow; o++) table[j.oh + o] = taps_of(a, o, j.ow, j.w, a->scale_width);
+        j.rows = table;
+        j.columns = table + j.oh;
+        bool single = dtype == TR_F32;
+        int64_t of_row = (j.w + j.ow) * j.inner, rows = gradient ? j.oh : 1;
+        tr__pool_for(tr__pool_of(y), gradient ? j.planes : j.planes * j.oh, TR__GRAIN / (of_row * rows) + 1,
+            gradient ? single ? backward_float : backward_double : single ? forward_float : forward_double, &j);
+        free(table);
+        if (atomic_load(&j.no_memory)) return tr__fail(TR_NO_MEMORY, "interpolate: no memory for a row of %s", TR__TEXT(image));
+    }
     return to == out ? TR_OK : tr__copy_elements(out, to);
 }
 
 tr_status tr__interpolate_forward(tr_op_call *call)
 {
-    return run_staged(call, false);
+    return run(call, false);
 }
 
 tr_status tr__interpolate_grad_forward(tr_op_call *call)
 {
-    return run_staged(call, true);
+    return run(call, true);
 }
 
 tr_status tr__interpolate_backward(tr_backward_call *call)

@@ -115,21 +115,6 @@ tr_tensor *tr_smooth_l1_loss_with(const tr_huber_loss_options *o)
     return reduced(tr_affine(huber_of("smooth_l1_loss", o), 1 / TR__OR(o, delta, 1), 0), o->reduction);
 }
 
-/* (1 - y) log(1 + exp(x)) + y weight log(1 + exp(-x)) */
-static tr_tensor *positives_weighted(tr_tensor *x, tr_tensor *y, tr_tensor *weight)
-{
-    return tr_sub(tr_mul(tr_affine(y, -1, 1), tr_softplus(x)), tr_mul(tr_mul(y, weight), tr_log_sigmoid(x)));
-}
-
-static tr_tensor *weighted_bce(const tr_bce_with_logits_options *o)
-{
-    tr_tensor *x = tr__widened(o->x), *y = tr__widened(o->target), *loss;
-    if (o->pos_weight) loss = positives_weighted(x, y, tr__widened(o->pos_weight));
-    else loss = tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL);
-    if (o->weight) loss = tr_mul(loss, tr__widened(o->weight));
-    return o->reduction == TR_REDUCE_NONE ? tr__narrowed(loss, o->x) : loss;
-}
-
 /* Weights are broadcast to x, and x to nothing. */
 static tr_status check_weight(const char *which, const tr_tensor *weight, const tr_tensor *x)
 {
@@ -151,7 +136,17 @@ tr_tensor *tr_bce_with_logits_with(const tr_bce_with_logits_options *o)
         return reduced(tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL), o->reduction);
     bool sound = !tr__bad(x) && !tr__bad(y);
     if (sound && tr__dtype_of_x("bce_with_logits", "target", y, x) != TR_OK) return tr__tensor_failed();
-    return reduced(weighted_bce(o), o->reduction);
+    x = tr__widened(x);
+    y = tr__widened(y);
+    tr_tensor *loss;
+    if (o->pos_weight) { /* (1 - y) log(1 + exp(x)) + y pos_weight log(1 + exp(-x)) */
+        tr_tensor *positive = tr_mul(tr_mul(y, tr__widened(o->pos_weight)), tr_log_sigmoid(x));
+        loss = tr_sub(tr_mul(tr_affine(y, -1, 1), tr_softplus(x)), positive);
+    } else {
+        loss = tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL);
+    }
+    if (o->weight) loss = tr_mul(loss, tr__widened(o->weight));
+    return o->reduction == TR_REDUCE_NONE ? tr__narrowed(loss, o->x) : reduced(loss, o->reduction);
 }
 
 /* y (log y - x), or exp(y) (y - x). Where y is 0, so is y log y: its logarithm is taken of the smallest number. */

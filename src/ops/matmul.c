@@ -11,14 +11,6 @@
 /* ---- Shapes ------------------------------------------------------------------------------------------------------- */
 
 /* a: [..., m, k], b: [..., k, n]; a may be [k] (read as [1, k]), b may be [k] (read as [k, 1]). */
-static tr_status matmul_batch(const tr_tensor *a, const tr_tensor *b, tr_shape *out)
-{
-    tr_shape la = {a->shape.ndim > 2 ? a->shape.ndim - 2 : 0, {0}}, lb = {b->shape.ndim > 2 ? b->shape.ndim - 2 : 0, {0}};
-    memcpy(la.dim, a->shape.dim, sizeof(int64_t) * (size_t)la.ndim);
-    memcpy(lb.dim, b->shape.dim, sizeof(int64_t) * (size_t)lb.ndim);
-    return tr__broadcast("matmul: leading dimensions", la, lb, out);
-}
-
 tr_status tr__matmul_infer(tr_op_call *call)
 {
     const tr_tensor *a = call->inputs[0], *b = call->inputs[1];
@@ -29,8 +21,10 @@ tr_status tr__matmul_infer(tr_op_call *call)
     int64_t inner = tr_size(b, b->shape.ndim == 1 ? 0 : -2);
     if (tr_size(a, -1) != inner)
         return tr__fail(TR_SHAPE, "matmul: inner sizes differ: %s x %s", TR__TEXT(a->shape), TR__TEXT(b->shape));
-    tr_shape out;
-    TR__TRY(matmul_batch(a, b, &out));
+    tr_shape out, a_lead = a->shape, b_lead = b->shape;
+    a_lead.ndim = a->shape.ndim > 2 ? a->shape.ndim - 2 : 0;
+    b_lead.ndim = b->shape.ndim > 2 ? b->shape.ndim - 2 : 0;
+    TR__TRY(tr__broadcast("matmul: leading dimensions", a_lead, b_lead, &out));
     if (a->shape.ndim > 1) out.dim[out.ndim++] = tr_size(a, -2);
     if (b->shape.ndim > 1) out.dim[out.ndim++] = tr_size(b, -1);
     return tr_op_output(call, 0, out, a->dtype);
@@ -280,12 +274,6 @@ static void multiply_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-static void multiply(const tr__gemm *p, tr__pool *pool)
-{
-    blocks work = {p, (p->a.row.n + ROWS - 1) / ROWS};
-    tr__pool_for(pool, p->c_batch.n * work.row_blocks, 1, multiply_rows, &work);
-}
-
 tr_status tr__bias_gradient(const tr_op_call *call)
 {
     if (call->op != tr__op(linear_grad_weight) || call->n_outputs < 2 || !call->outputs[1]) return TR_OK;
@@ -301,7 +289,8 @@ tr_status tr__bias_gradient(const tr_op_call *call)
 static tr_status reference(tr_op_call *call)
 {
     tr__gemm p = tr__gemm_of(call);
-    multiply(&p, tr__pool_of(call->inputs[0]));
+    blocks work = {&p, (p.a.row.n + ROWS - 1) / ROWS};
+    tr__pool_for(tr__pool_of(call->inputs[0]), p.c_batch.n * work.row_blocks, 1, multiply_rows, &work);
     return TR_OK;
 }
 
@@ -397,24 +386,6 @@ tr_status tr__matmul_backward(tr_backward_call *call)
     return tr_status_of(call->grad_inputs[1]);
 }
 
-static tr_status linear_grad_weight(tr_backward_call *call, tr_tensor *g)
-{
-    tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;
-    tr_tensor *outputs[2] = {NULL, NULL};
-    if (call->needs[1]) {
-        outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
-        TR__TRY(tr_status_of(outputs[0]));
-    }
-    if (call->needs[2]) {
-        outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
-        TR__TRY(tr_status_of(outputs[1]));
-    }
-    TR__TRY(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
-    call->grad_inputs[1] = outputs[0];
-    call->grad_inputs[2] = outputs[1];
-    return TR_OK;
-}
-
 /* y = f(x) w^T + bias + residual: dx = g w * f'(x), dw = g^T f(x), dbias = the rows of g summed, dresidual = g. */
 tr_status tr__linear_backward(tr_backward_call *call)
 {
@@ -432,7 +403,15 @@ tr_status tr__linear_backward(tr_backward_call *call)
         TR__TRY(tr__op_run(tr__op(linear_grad_input), &attrs, inputs, attrs.activation ? 3 : 2, &dx, 1));
         call->grad_inputs[0] = dx;
     }
-    return call->needs[1] || call->needs[2] ? linear_grad_weight(call, g) : TR_OK;
+    if (!call->needs[1] && !call->needs[2]) return TR_OK;
+    tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;
+    tr_tensor *outputs[2] = {NULL, NULL}; /* tr__op_run() looks for errors in them */
+    if (call->needs[1]) outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
+    if (call->needs[2]) outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
+    TR__TRY(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
+    call->grad_inputs[1] = outputs[0];
+    call->grad_inputs[2] = outputs[1];
+    return TR_OK;
 }
 
 /* ---- Public functions ---------------------------------------------------------------------------------------------- */

@@ -14,8 +14,8 @@ static double uniform(uint64_t key, int64_t number)
     return (double)(bits + 1) * 0x1p-53;
 }
 
-/* With replacement: where a uniform number falls among the sums of the weights. cumulative: [classes], rising. */
-static void draw_again_and_again(const double *cumulative, int64_t classes, int64_t count, uint64_t key, int64_t *out)
+/* Where a uniform number falls among the sums of the weights. cumulative: [classes], rising. */
+static void draw_with_replacement(const double *cumulative, int64_t classes, int64_t count, uint64_t key, int64_t *out)
 {
     double sum = cumulative[classes - 1];
     for (int64_t i = 0; i < count; i++) {
@@ -42,9 +42,9 @@ static int by_time(const void *a, const void *b)
     return x->class < y->class ? -1 : 1;
 }
 
-/* Without: each class with a weight waits for an exponential time of that rate, and the first ones are drawn (Efraimidis and
+/* Each class with a weight waits for an exponential time of that rate, and the first ones are drawn (Efraimidis and
  * Spirakis 2006). arrivals: [classes] */
-static void draw_the_first(const double *weights, int64_t classes, int64_t count, uint64_t key, arrival *arrivals, int64_t *out)
+static void draw_without_replacement(const double *weights, int64_t classes, int64_t count, uint64_t key, arrival *arrivals, int64_t *out)
 {
     size_t n = 0;
     for (int64_t c = 0; c < classes; c++)
@@ -85,9 +85,9 @@ static tr_status draw(const tr_multinomial_options *o, const double *weights, in
         if (status != TR_OK) break;
         if (o->replacement) {
             for (int64_t c = 0; c < classes; c++) sums[c] = own[c] + (c ? sums[c - 1] : 0);
-            draw_again_and_again(sums, classes, o->count, key, out + row * o->count);
+            draw_with_replacement(sums, classes, o->count, key, out + row * o->count);
         } else {
-            draw_the_first(own, classes, o->count, key, arrivals, out + row * o->count);
+            draw_without_replacement(own, classes, o->count, key, arrivals, out + row * o->count);
         }
     }
     free(sums);

@@ -105,15 +105,11 @@ void tr__node_release(tr__node *node)
 
 /* ---- Saving ---------------------------------------------------------------------------------------------------------- */
 
-/* Can t be recomputed as it is? Not when it was written to since it was made. */
-static bool can_recompute(const tr_tensor *t)
-{
-    return t->node && t->node->op->flags & TR_OP_CHEAP && t->node->made[t->output] == tr__version(t);
-}
-
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute)
 {
-    if (may_recompute && can_recompute(t)) {
+    const tr__node *maker = may_recompute ? t->node : NULL;
+    bool is_unchanged = maker && maker->made[t->output] == tr__version(t); /* since the op made it */
+    if (is_unchanged && maker->op->flags & TR_OP_CHEAP) {
         saved->maker = node_ref(t->node);
         saved->output = t->output;
         return TR_OK;
@@ -188,20 +184,6 @@ tr_tensor *tr__saved_get(const tr__saved *saved, bool as_now)
     return tr__ref(saved->tensor);
 }
 
-static bool any_requires_grad(const tr_op_call *call)
-{
-    for (int i = 0; i < call->n_inputs; i++)
-        if (call->inputs[i] && call->inputs[i]->requires_grad) return true;
-    return false;
-}
-
-static bool any_graph_left(const tr_op_call *call)
-{
-    for (int i = 0; i < call->n_inputs; i++)
-        if (call->inputs[i] && call->inputs[i]->graph_left) return true;
-    return false;
-}
-
 static tr_status link_input(tr__node *node, int i, tr_tensor *x)
 {
     node->inputs[i] = (tr__input){x->shape, x->dtype, tr__device_of(x)};
@@ -217,8 +199,12 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
 tr_status tr__record_op(const tr_op_call *call)
 {
     if (!call->op->backward || !tr__grad_mode()) return TR_OK;
-    bool graph_left = any_graph_left(call);
-    if (!any_requires_grad(call)) {
+    bool graph_left = false, requires_grad = false;
+    for (int i = 0; i < call->n_inputs; i++) {
+        graph_left |= call->inputs[i] && call->inputs[i]->graph_left;
+        requires_grad |= call->inputs[i] && call->inputs[i]->requires_grad;
+    }
+    if (!requires_grad) {
         for (int i = 0; i < call->n_outputs && graph_left; i++)
             call->outputs[i]->graph_left = tr_dtype_is_float(call->outputs[i]->dtype);
         return TR_OK;

@@ -4,10 +4,10 @@
  * ops.def has a row per op. A family file (elementwise.c, matmul.c, …) holds, for each of its ops, the public function,
  * the shape rule `tr__<name>_infer`, the plain-C reference kernel `tr__<name>_forward` and `tr__<name>_backward`. Backward
  * functions that are more than a composition of ops have rows of their own (layer_norm_grad), so that they too have kernels
- * per device. onednn/, cpu/ and cuda/ hold faster kernels only, in tables indexed by the op.
+ * per device. onednn/ and cpu/ hold faster kernels for CPUs only, in a table indexed by the op.
  *
- * A kernel may answer TR_DECLINED; then the next one is asked: oneDNN, SIMD, reference. The reference takes every dtype,
- * stride and shape that infer lets through.
+ * A kernel may answer TR_DECLINED; then the reference computes, which takes every dtype, stride and shape that infer lets
+ * through. Of convolutions and gemms there are several kernels: cpu/plan.c chooses.
  */
 #ifndef TR_OPS_OP_H
 #define TR_OPS_OP_H
@@ -44,9 +44,10 @@ extern const tr_op tr__ops[TR__OP_COUNT];
 #define TR__OP_BOUNDARY 0x200u
 
 typedef tr_status (*tr__kernel)(tr_op_call *call);
-/* Providers: what a table does not list is NULL. */
-extern const tr__kernel tr__onednn_kernels[TR__OP_COUNT];
+/* What it does not list is NULL: the reference computes. */
 extern const tr__kernel tr__cpu_kernels[TR__OP_COUNT];
+/* Of an op that is planned: the algorithm that has computed this call on a CPU, as "Winograd". NULL: of the others. */
+const char *tr__plan_name(const tr_op_call *call);
 
 /* For infer: as tr_op_output(), but with dense strides that are given; or with the dimensions in memory in the order of
  * those of `like`, so that images stay channels-last. */

@@ -205,20 +205,7 @@ tr_status tr__avg_pool2d_grad_infer(tr_op_call *call)
     return image_infer(call);
 }
 
-static double sum_of(const tr__pool2d *s, const double *x, tr__window rows, tr__window columns)
-{
-    double sum = 0;
-    for (int64_t i = rows.begin; i < rows.end; i++)
-        for (int64_t k = columns.begin; k < columns.end; k++) sum += x[i * s->w + k];
-    return sum;
-}
-
-static void add_to_window(const tr__pool2d *s, double *x, tr__window rows, tr__window columns, double each)
-{
-    for (int64_t i = rows.begin; i < rows.end; i++)
-        for (int64_t k = columns.begin; k < columns.end; k++) x[i * s->w + k] += each;
-}
-
+/* y: the means of x's windows; or, for the gradient, x the sum of what they give to their pixels. */
 static void mean_planes(const job *j, int64_t begin, int64_t end, bool gradient)
 {
     const tr__pool2d *s = &j->s;
@@ -227,9 +214,13 @@ static void mean_planes(const job *j, int64_t begin, int64_t end, bool gradient)
         if (gradient) memset(x, 0, sizeof *x * (size_t)(s->h * s->w));
         for (int64_t o = 0; o < s->oh * s->ow; o++) {
             tr__window rows = tr__window_rows(s, o / s->ow), columns = tr__window_columns(s, o % s->ow);
-            double size = (double)tr__window_size(s, rows, columns);
-            if (gradient) add_to_window(s, x, rows, columns, y[o] / size);
-            else y[o] = sum_of(s, x, rows, columns) / size;
+            double size = (double)tr__window_size(s, rows, columns), each = gradient ? y[o] / size : 0, sum = 0;
+            for (int64_t i = rows.begin; i < rows.end; i++)
+                for (int64_t k = columns.begin; k < columns.end; k++) {
+                    if (gradient) x[i * s->w + k] += each;
+                    else sum += x[i * s->w + k];
+                }
+            if (!gradient) y[o] = sum / size;
         }
     }
 }

@@ -173,18 +173,6 @@ tr_status tr__segment_note(tr_tensor *leaf)
     return TR_OK;
 }
 
-/* f reads the leaf itself, not what was saved: an optimizer may have moved it into an arena, with its version. */
-static tr_status check_leaves(const tr__recompute_segment *s, bool as_now)
-{
-    for (int i = 0; i < s->n_leaves && !as_now; i++) {
-        const tr_tensor *leaf = s->leaves[i].leaf;
-        if (tr__version(leaf) == s->leaves[i].kept.version) continue;
-        return tr__fail(TR_STATE, "checkpoint: a tensor %s that the function reads again was written to after the "
-            "forward", TR__TEXT(leaf->shape));
-    }
-    return TR_OK;
-}
-
 /* ---- Slots --------------------------------------------------------------------------------------------------------------- */
 
 static tr_status add_slot(tr__recompute_segment *s, const tr_tensor *t)
@@ -269,7 +257,13 @@ static tr_tensor *input_again(const input *in, bool as_now)
 
 static tr_status run_again(tr__recompute_segment *s, tr_tensor **inputs, bool as_now)
 {
-    TR__TRY(check_leaves(s, as_now));
+    /* f reads a leaf itself, not what was saved: an optimizer may have moved it into an arena, with its version. */
+    for (int i = 0; i < s->n_leaves && !as_now; i++) {
+        const tr_tensor *leaf = s->leaves[i].leaf;
+        if (tr__version(leaf) == s->leaves[i].kept.version) continue;
+        return tr__fail(TR_STATE, "checkpoint: a tensor %s that the function reads again was written to after the "
+            "forward", TR__TEXT(leaf->shape));
+    }
     for (int i = 0; i < s->n_inputs; i++) {
         inputs[i] = input_again(&s->inputs[i], as_now);
         TR__TRY(tr_status_of(inputs[i]));

@@ -67,42 +67,20 @@ static tr_tensor *apart(const tr_tensor *whole, int dim, int blocks)
     return tr__tensor_new(shape, whole->dtype, tr__device_of(whole));
 }
 
-static tr_tensor *nth(const tr_tensor *blocks, int b)
-{
-    tr_shape shape = {.ndim = blocks->shape.ndim - 1};
-    for (int d = 0; d < shape.ndim; d++) shape.dim[d] = blocks->shape.dim[d + 1];
-    return tr__tensor_view(blocks, shape, NULL, blocks->offset + b * blocks->stride[0]);
-}
-
 /* Copies between a tensor and its blocks that lie apart. */
 static tr_status copy_blocks(tr_tensor *blocks, tr_tensor *whole, int dim, bool to_whole)
 {
     int n = (int)blocks->shape.dim[0];
+    tr_shape shape = {.ndim = blocks->shape.ndim - 1};
+    for (int d = 0; d < shape.ndim; d++) shape.dim[d] = blocks->shape.dim[d + 1];
     for (int b = 0; b < n; b++) {
-        tr_tensor *part = nth(blocks, b), *place = block_of(whole, dim, b, n);
+        tr_tensor *part = tr__tensor_view(blocks, shape, NULL, blocks->offset + b * blocks->stride[0]);
+        tr_tensor *place = block_of(whole, dim, b, n);
         TR__TRY(tr_status_of(part));
         TR__TRY(tr_status_of(place));
         TR__TRY(to_whole ? tr_copy_into(place, part) : tr_copy_into(part, place));
     }
     return TR_OK;
-}
-
-static tr_status join(const comm_attrs *a, tr_group *group, tr_tensor *out, const tr_tensor *x)
-{
-    if (outermost(x->shape, a->dim)) return collect(a, group, TR_ALL_GATHER, out, x);
-    tr_tensor *blocks = apart(out, a->dim, tr_world_size(group));
-    TR__TRY(tr_status_of(blocks));
-    TR__TRY(collect(a, group, TR_ALL_GATHER, blocks, x));
-    return copy_blocks(blocks, out, a->dim, true);
-}
-
-static tr_status sum_own(const comm_attrs *a, tr_group *group, tr_tensor *out, tr_tensor *x)
-{
-    if (outermost(x->shape, a->dim)) return collect(a, group, TR_REDUCE_SCATTER, out, x);
-    tr_tensor *blocks = apart(x, a->dim, tr_world_size(group));
-    TR__TRY(tr_status_of(blocks));
-    TR__TRY(copy_blocks(blocks, x, a->dim, false));
-    return collect(a, group, TR_REDUCE_SCATTER, out, blocks);
 }
 
 /* out: row-major, of the shape that the step gives. */
@@ -122,7 +100,14 @@ static tr_status take_step(step s, const comm_attrs *a, tr_group *group, tr_tens
     }
     x = tr_contiguous(x);
     TR__TRY(tr_status_of(x));
-    return s == JOIN ? join(a, group, out, x) : sum_own(a, group, out, x);
+    tr_collective_kind kind = s == JOIN ? TR_ALL_GATHER : TR_REDUCE_SCATTER;
+    if (outermost(x->shape, a->dim)) return collect(a, group, kind, out, x);
+    /* Blocks along an inner dimension are gathered into memory where they lie one after the other, or scattered from there. */
+    tr_tensor *blocks = apart(s == JOIN ? out : x, a->dim, tr_world_size(group));
+    TR__TRY(tr_status_of(blocks));
+    if (s != JOIN) TR__TRY(copy_blocks(blocks, x, a->dim, false));
+    TR__TRY(collect(a, group, kind, s == JOIN ? blocks : out, s == JOIN ? x : blocks));
+    return s == JOIN ? copy_blocks(blocks, out, a->dim, true) : TR_OK;
 }
 
 /* What a step gives for x: unwritten, but for PASS, which gives x again. */

@@ -148,31 +148,22 @@ static bool wait_over(tr__part *p, int64_t deadline_ns)
     return over;
 }
 
-/* A failed part's thread may be at the program's hooks yet, which go with the caller. */
-static void wait_idle(tr__part *p)
-{
-    pthread_mutex_t *lock = &p->context->lock;
-    pthread_mutex_lock(lock);
-    while (p->engine) pthread_cond_wait(&p->ended, lock);
-    pthread_mutex_unlock(lock);
-}
-
-static void abort_everywhere(const tr__part *p)
-{
-    const tr__dist_port *port = &p->context->dist->port;
-    tr__dist_message message = {.kind = TR__DIST_ABORT, .context = p->context->id, .pass = p->pass,
-        .status = p->error->status, .text = p->error->message};
-    for (int to = 0; to < port->workers; to++)
-        if (to != port->self) port->send(port->user, to, &message, NULL);
-}
-
 tr_status tr__dist_await(tr_dist_context *c, int timeout_ms)
 {
     tr__part *p = part_of(c);
     int64_t deadline_ns = p->sink.deadline_ns ? p->sink.deadline_ns : tr__now_ns() + (int64_t)timeout_ms * 1000000;
     if (!wait_over(p, deadline_ns)) tr__part_fail(p, fail_late(p, timeout_ms));
-    if (p->error) abort_everywhere(p);
-    wait_idle(p);
+    if (p->error) { /* the others end their parts, too */
+        const tr__dist_port *port = &c->dist->port;
+        tr__dist_message message = {.kind = TR__DIST_ABORT, .context = c->id, .pass = p->pass, .status = p->error->status,
+            .text = p->error->message};
+        for (int to = 0; to < port->workers; to++)
+            if (to != port->self) port->send(port->user, to, &message, NULL);
+    }
+    /* A failed part's thread may be at the program's hooks yet, which go with the caller. */
+    pthread_mutex_lock(&c->lock);
+    while (p->engine) pthread_cond_wait(&p->ended, &c->lock);
+    pthread_mutex_unlock(&c->lock);
     tr_status status = tr__fail_stored(p->error);
     tr__dist_part_unref(p);
     return status;

@@ -50,21 +50,17 @@ static tr_status split(tr_mesh *mesh, tr_group *world, const int size[TR_MESH_AX
     return TR_OK;
 }
 
-static tr_status build(tr_mesh *mesh, const tr_mesh_options *o)
-{
-    if (!o->world) return tr__fail(TR_INVALID, "mesh: it takes a group, not NULL");
-    TR__TRY(tr_status_of(o->world));
-    int size[TR_MESH_AXES];
-    TR__TRY(measure(o, tr_world_size(o->world), size));
-    return split(mesh, o->world, size);
-}
-
 tr_mesh *tr_mesh_new_with(const tr_mesh_options *options)
 {
     tr_mesh *mesh = tr__object_new(&mesh_type);
     if (mesh->object.error) return mesh;
     TR_SCOPE;
-    if (build(mesh, options) != TR_OK) tr__object_break(mesh);
+    int size[TR_MESH_AXES];
+    tr_status status = options->world ? tr_status_of(options->world)
+                                      : tr__fail(TR_INVALID, "mesh: it takes a group, not NULL");
+    if (status == TR_OK) status = measure(options, tr_world_size(options->world), size);
+    if (status == TR_OK) status = split(mesh, options->world, size);
+    if (status != TR_OK) tr__object_break(mesh);
     return mesh;
 }
 

@@ -129,22 +129,18 @@ static tr_status refresh(tr__mirror *m)
     return TR_OK;
 }
 
-static tr_tensor *leaf_over(const tr__mirror *m, int i)
-{
-    const tr_tensor *p = tr_list_at(m->parameters, i);
-    const region *r = &m->regions[m->region_of[i]];
-    tr_tensor *leaf = tr__tensor_view(r->copy, p->shape, p->stride, p->offset - (int64_t)(r->begin / tr_dtype_size(p->dtype)));
-    if (tr__bad(leaf)) return leaf;
-    leaf->dtype = p->dtype;
-    return p->requires_grad ? tr_require_grad(leaf) : leaf;
-}
-
+/* Each is a view of its region's copy, which is of bytes. */
 static tr_status set_leaves(tr__mirror *m, tr_tensor **leaves)
 {
     TR__TRY(refresh(m));
     for (int i = 0; i < tr_list_count(m->parameters); i++) {
-        leaves[i] = tr_keep(leaf_over(m, i));
-        TR__TRY(tr_status_of(leaves[i]));
+        const tr_tensor *p = tr_list_at(m->parameters, i);
+        const region *r = &m->regions[m->region_of[i]];
+        int64_t begin = (int64_t)(r->begin / tr_dtype_size(p->dtype));
+        tr_tensor *leaf = leaves[i] = tr_keep(tr__tensor_view(r->copy, p->shape, p->stride, p->offset - begin));
+        TR__TRY(tr_status_of(leaf));
+        leaf->dtype = p->dtype;
+        if (p->requires_grad) TR__TRY(tr_status_of(tr_require_grad(leaf)));
     }
     return TR_OK;
 }

@@ -21,44 +21,37 @@ static tr_status read_on(void *user, void *to, uint64_t bytes)
     return tr__zip_read(user, to, bytes);
 }
 
-static tr_tensor *read_array(const tr__zip *zip, const tr__zip_member *m, const char *name)
-{
-    tr__zip_stream stream;
-    if (tr__zip_begin(&stream, zip, m) != TR_OK) return tr__tensor_failed();
-    tr_tensor *t = tr__npy_read(&(tr__npy_source){.name = name, .bytes = m->bytes, .read = read_on, .user = &stream});
-    tr__zip_end(&stream);
-    return t;
-}
-
 static tr_status read_member(const tr__zip *zip, const tr__zip_member *m, tr_tensor_list *list)
 {
     TR_SCOPE;
     char *name = NULL; /* for messages */
     size_t length = strlen(m->name), end = sizeof suffix - 1;
     if (asprintf(&name, "%s: %s", zip->file.path, m->name) < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
-    tr_tensor *t = read_array(zip, m, name);
+    tr__zip_stream stream;
+    tr_status status = tr__zip_begin(&stream, zip, m);
+    tr_tensor *t = NULL;
+    if (status == TR_OK) {
+        t = tr__npy_read(&(tr__npy_source){.name = name, .bytes = m->bytes, .read = read_on, .user = &stream});
+        status = tr_status_of(t);
+        tr__zip_end(&stream);
+    }
     free(name);
-    TR__TRY(tr_status_of(t));
+    TR__TRY(status);
     if (length >= end && strcmp(m->name + length - end, suffix) == 0) m->name[length - end] = '\0';
     if (tr_list_find(list, m->name)) return tr__fail(TR_FORMAT, "%s: has two arrays named %s", zip->file.path, m->name);
     return tr_list_add(list, m->name, t);
 }
 
-/* Whether the program wants so much. No array is unpacked before. */
-static tr_status check_size(const tr__zip *zip, int64_t max_bytes)
+static tr_status read_members(const tr__zip *zip, int64_t max_bytes, tr_tensor_list *list)
 {
+    /* Whether the program wants so much is checked before any array is unpacked. */
     uint64_t sum = 0;
     bool absurd = false;
     for (int i = 0; i < zip->count; i++) absurd |= __builtin_add_overflow(sum, zip->members[i].bytes, &sum);
     int64_t allowed = tr__unpacked_most((int64_t)zip->file.bytes, max_bytes);
-    if (!absurd && sum <= (uint64_t)allowed) return TR_OK;
-    return tr__fail(TR_FORMAT, "%s: its %" PRIu64 " bytes unpack to %" PRIu64 ", more than the %" PRId64
-        " that .max_bytes allows", zip->file.path, zip->file.bytes, absurd ? UINT64_MAX : sum, allowed);
-}
-
-static tr_status read_members(const tr__zip *zip, int64_t max_bytes, tr_tensor_list *list)
-{
-    TR__TRY(check_size(zip, max_bytes));
+    if (absurd || sum > (uint64_t)allowed)
+        return tr__fail(TR_FORMAT, "%s: its %" PRIu64 " bytes unpack to %" PRIu64 ", more than the %" PRId64
+            " that .max_bytes allows", zip->file.path, zip->file.bytes, absurd ? UINT64_MAX : sum, allowed);
     for (int i = 0; i < zip->count; i++) TR__TRY(read_member(zip, &zip->members[i], list));
     return TR_OK;
 }
@@ -96,21 +89,15 @@ static tr_status write_member(tr__zip_writer *w, const char *name, const tr_tens
     return status;
 }
 
-static tr_status check_list(const tr_tensor_list *list)
+tr_status tr_npz_save_with(const tr_npz_save_options *options)
 {
+    const tr_tensor_list *list = options->list;
+    if (!options->path || !list) return tr__fail(TR_INVALID, "npz: a path and a list are needed");
     TR__TRY(tr_status_of(list));
     for (int i = 0; i < tr_list_count(list); i++) {
         const char *name = tr_list_name(list, i);
         if (!tr__is_utf8(name, strlen(name))) return tr__fail(TR_INVALID, "the name \"%s\" is not UTF-8", name);
     }
-    return TR_OK;
-}
-
-tr_status tr_npz_save_with(const tr_npz_save_options *options)
-{
-    const tr_tensor_list *list = options->list;
-    if (!options->path || !list) return tr__fail(TR_INVALID, "npz: a path and a list are needed");
-    TR__TRY(check_list(list));
     tr__zip_writer writer;
     TR__TRY(tr__zip_create(&writer, options->path, options->compress));
     tr_status status = TR_OK;

@@ -27,11 +27,11 @@ static const char *const categories[TR__SPAN_KINDS] = {
 
 /* ---- Who is who ------------------------------------------------------------------------------------------------------ */
 
-/* All spans of one kind and name: of a module, one module's. */
+/* All spans of one kind, name and algorithm: of a module, one module's. */
 typedef struct total {
     tr__span_kind kind;
     const void *who;
-    const char *name; /* the path of a module */
+    const char *name, *algorithm; /* the path of a module; NULL: none */
     int64_t calls, ns, peak, kept;
 } total;
 
@@ -43,16 +43,17 @@ typedef struct tables {
     int64_t steps;
 } tables;
 
-static total *find(const tables *t, tr__span_kind kind, const void *who, const char *name)
+static total *find(const tables *t, const total *key)
 {
     for (size_t i = 0; i < t->n; i++) {
         total *each = &t->totals[i];
-        if (each->kind == kind && (who ? each->who == who : !each->who && strcmp(each->name, name) == 0)) return each;
+        if (each->kind != key->kind || each->who != key->who || each->algorithm != key->algorithm) continue;
+        if (key->who || strcmp(each->name, key->name) == 0) return each;
     }
     return NULL;
 }
 
-static total *add(tables *t, tr__span_kind kind, const void *who, const char *name)
+static total *add(tables *t, const total *key)
 {
     if (t->n == t->capacity) {
         size_t capacity = t->capacity ? 2 * t->capacity : 64;
@@ -61,15 +62,16 @@ static total *add(tables *t, tr__span_kind kind, const void *who, const char *na
         t->totals = totals;
         t->capacity = capacity;
     }
-    t->totals[t->n] = (total){.kind = kind, .who = who, .name = strdup(name)};
+    t->totals[t->n] = *key;
+    t->totals[t->n].name = strdup(key->name);
     return t->totals[t->n].name ? &t->totals[t->n++] : NULL;
 }
 
 static tr_status name_module(tr__walk *walk, tr_module *module)
 {
     tables *t = walk->user;
-    const char *path = *walk->path ? walk->path : tr_module_name(module);
-    if (find(t, TR__SPAN_MODULE, module, path) || add(t, TR__SPAN_MODULE, module, path)) return TR_OK;
+    total key = {.kind = TR__SPAN_MODULE, .who = module, .name = *walk->path ? walk->path : tr_module_name(module)};
+    if (find(t, &key) || add(t, &key)) return TR_OK;
     return tr__fail(TR_NO_MEMORY, "out of memory");
 }
 
@@ -78,8 +80,8 @@ static tr_status sum_up(tables *t, tr_module *net)
     if (net) TR__TRY(tr__module_walk(net, &(tr__walk){.module = name_module, .user = t}));
     for (size_t i = 0; i < t->count; i++) {
         const tr__span *s = &t->spans[i];
-        total *to = find(t, s->kind, s->who, s->name);
-        if (!to && !(to = add(t, s->kind, s->who, s->name))) return tr__fail(TR_NO_MEMORY, "out of memory");
+        total key = {.kind = s->kind, .who = s->who, .name = s->name, .algorithm = s->algorithm}, *to = find(t, &key);
+        if (!to && !(to = add(t, &key))) return tr__fail(TR_NO_MEMORY, "out of memory");
         to->calls++;
         to->ns += s->end - s->begin;
         if (s->peak > to->peak) to->peak = s->peak;
@@ -91,7 +93,7 @@ static tr_status sum_up(tables *t, tr_module *net)
 
 static const char *name_of(const tables *t, const tr__span *s)
 {
-    const total *module = s->who ? find(t, s->kind, s->who, s->name) : NULL;
+    const total *module = s->who ? find(t, &(total){.kind = s->kind, .who = s->who}) : NULL;
     return module ? module->name : s->name;
 }
 
@@ -119,6 +121,7 @@ static void write_span(FILE *to, const tables *t, size_t i, int rank, int64_t wa
         if (*s->detail && !end) {
             fprintf(to, ",\"args\":{\"what\":");
             tr__json_string(to, s->detail);
+            if (s->algorithm) fprintf(to, ",\"algorithm\":\"%s\"", s->algorithm);
             fputc('}', to);
         } else if (s->kind == TR__SPAN_MODULE || s->kind == TR__SPAN_STEP) {
             fprintf(to, ",\"args\":{\"peak_bytes\":%" PRId64 ",\"kept_bytes\":%" PRId64 "}", s->peak, s->kept);
@@ -184,7 +187,8 @@ static void write_rest(FILE *to, tables *t)
     for (size_t i = 0; i < t->n; i++) {
         const total *o = &t->totals[i];
         if (o->kind != TR__SPAN_MODULE && o->kind != TR__SPAN_STEP)
-            fprintf(to, "%8.1f %9.3f   %s %s\n", (double)o->calls / steps, 1e-6 * (double)o->ns / steps, categories[o->kind], o->name);
+            fprintf(to, "%8.1f %9.3f   %s %s%s%s%s\n", (double)o->calls / steps, 1e-6 * (double)o->ns / steps, categories[o->kind],
+                o->name, o->algorithm ? " (" : "", o->algorithm ? o->algorithm : "", o->algorithm ? ")" : "");
     }
     if (t->lost) fprintf(to, "\n%zu more found no room: take fewer steps\n", t->lost);
 }

@@ -164,14 +164,6 @@ tr_status tr_check_allow_different(const char *names)
     return tr__fail(TR_INVALID, "there is no setting \"%.*s\" that ranks compare: there are %s", (int)length, name, known);
 }
 
-static bool is_known(const tr__facts *facts, const char *name, size_t length)
-{
-    tr__fact fact;
-    for (size_t at = 0; tr__facts_next(facts, &at, &fact);)
-        if (covers(name, length, fact.name)) return true;
-    return false;
-}
-
 /* TR_INVALID for an unknown name; the message lists the settings, without details. */
 static tr_status check_names(const tr_trainer *t, const tr__facts *facts)
 {
@@ -181,9 +173,12 @@ static tr_status check_names(const tr_trainer *t, const tr__facts *facts)
     for (size_t at = 0; tr__facts_next(facts, &at, &fact);)
         if (!is_of_any(fact.name, strlen(fact.name)))
             return tr__fail(TR_INTERNAL, "trainer: the setting \"%s\" is missing from the list of all", fact.name);
-    while ((name = next_name(&names, &length)))
-        if (!is_known(facts, name, length)) break;
-    if (!name) return TR_OK;
+    bool known_all = true;
+    while (known_all && (name = next_name(&names, &length))) {
+        known_all = false;
+        for (size_t at = 0; !known_all && tr__facts_next(facts, &at, &fact);) known_all = covers(name, length, fact.name);
+    }
+    if (known_all) return TR_OK;
     char known[512] = "";
     for (size_t at = 0; tr__facts_next(facts, &at, &fact);) {
         size_t used = strlen(known);

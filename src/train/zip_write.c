@@ -40,15 +40,6 @@ static void put_member(record *r, const tr__zip_member *m)
     put(r, strlen(m->name), 2);
 }
 
-static record local_header(const tr__zip_member *m)
-{
-    record r = {.count = 0};
-    put(&r, TR__ZIP_LOCAL, 4);
-    put_member(&r, m);
-    put(&r, LOCAL_EXTRA, 2);
-    return r;
-}
-
 static record large_sizes(const tr__zip_member *m, int extra)
 {
     record r = {.count = 0};
@@ -111,13 +102,6 @@ static tr_status write_deflated(tr__zip_writer *w, const tr__zip_piece *pieces, 
     return status;
 }
 
-static tr_status write_data(tr__zip_writer *w, const tr__zip_piece *pieces, int n)
-{
-    if (w->compress) return write_deflated(w, pieces, n);
-    for (int i = 0; i < n; i++) TR__TRY(write_some(w, pieces[i].data, pieces[i].bytes));
-    return TR_OK;
-}
-
 tr_status tr__zip_create(tr__zip_writer *w, const char *path, bool compress)
 {
     *w = (tr__zip_writer){.compress = compress};
@@ -138,13 +122,17 @@ tr_status tr__zip_add(tr__zip_writer *w, const char *name, const tr__zip_piece *
         m.bytes += pieces[i].bytes;
         m.checksum = (uint32_t)crc32_z(m.checksum, pieces[i].data, (size_t)pieces[i].bytes);
     }
-    record header = local_header(&m), sizes = large_sizes(&m, LOCAL_EXTRA);
+    record header = {.count = 0}, sizes = large_sizes(&m, LOCAL_EXTRA);
+    put(&header, TR__ZIP_LOCAL, 4);
+    put_member(&header, &m);
+    put(&header, LOCAL_EXTRA, 2);
     TR__TRY(write_some(w, header.bytes, header.count));
     TR__TRY(write_some(w, name, strlen(name)));
     uint64_t sizes_at = w->at;
     TR__TRY(write_some(w, sizes.bytes, sizes.count));
     uint64_t data_at = w->at;
-    TR__TRY(write_data(w, pieces, n));
+    if (w->compress) TR__TRY(write_deflated(w, pieces, n));
+    for (int i = 0; i < n && !w->compress; i++) TR__TRY(write_some(w, pieces[i].data, pieces[i].bytes));
     m.packed = w->at - data_at;
     sizes = large_sizes(&m, LOCAL_EXTRA);
     TR__TRY(tr__atomic_rewrite(&w->file, sizes_at, sizes.bytes, sizes.count));

@@ -68,6 +68,8 @@ static void test_what_is_seen(void **state)
                    *op = find(TR__SPAN_OP, "linear"), *backward = find(TR__SPAN_BACKWARD, "linear");
     assert_true(whole && part && op && backward);
     assert_string_equal(op->detail, "f32 [256, 128]");
+    const tr__span *other = find(TR__SPAN_OP, "relu");
+    assert_true(op->algorithm && *op->algorithm && other && !other->algorithm);
     assert_true(whole->begin <= part->begin && part->begin <= op->begin && op->begin <= op->end && op->end <= part->end &&
                 part->end <= whole->end && whole->end <= backward->begin);
     /* The first layer's output is 128 KiB, kept for backward. */
@@ -133,6 +135,8 @@ static void test_what_is_written(void **state)
     assert_true(count_events(events, "op", "linear") >= 6);
     assert_non_null(strstr(table, "Modules, forward"));
     assert_non_null(strstr(table, "backward linear"));
+    assert_non_null(strstr(table, "op linear (")); /* by which algorithm */
+    assert_non_null(strstr(trace, "\"algorithm\":\""));
     cJSON_Delete(json);
     free(trace);
     free(table);

@@ -27,16 +27,6 @@ typedef struct request {
 
 /* ---- Primitives ----------------------------------------------------------------------------------------------------- */
 
-static tr__primitive_key key_of(const request *r)
-{
-    const tr__conv2d *s = &r->s;
-    return (tr__primitive_key){
-        .kind = r->kind,
-        .number = {s->n, s->c, s->h, s->w, s->k, s->kh, s->kw, s->oh, s->ow, s->groups, s->stride, s->padding, s->dilation,
-            r->with_bias, r->dtype},
-    };
-}
-
 enum { X, WEIGHT, Y, BIAS };
 
 static dnnl_data_type_t type_of(tr_dtype dtype)
@@ -146,16 +136,21 @@ static dnnl_status_t make_reorder(tr__primitive *p, dnnl_engine_t engine, const 
 }
 
 /* A convolution of some of the images, and the way of its weight. */
-typedef struct plan {
+typedef struct primitives {
     tr__primitive *convolution, *reorder;
     const void *weight; /* in the convolution's layout, where it is an input */
-} plan;
+} primitives;
 
-static tr_status make_plan(const request *r, int64_t images, plan *out)
+static tr_status get_primitives(const request *r, int64_t images, primitives *out)
 {
     request part = *r;
     part.s.n = images;
-    tr__primitive_key key = key_of(&part);
+    const tr__conv2d *s = &part.s;
+    tr__primitive_key key = {
+        .kind = r->kind,
+        .number = {s->n, s->c, s->h, s->w, s->k, s->kh, s->kw, s->oh, s->ow, s->groups, s->stride, s->padding, s->dilation,
+            r->with_bias, r->dtype},
+    };
     TR__TRY(tr__primitive_get("conv2d", &key, make_convolution, &part, &out->convolution));
     key.number[TR__PRIMITIVE_NUMBERS - 1] = key.kind;
     key.kind = r->kind == TR__DNNL_CONV_GRAD_WEIGHT ? TR__DNNL_FROM_CONV_WEIGHT : TR__DNNL_TO_CONV_WEIGHT;
@@ -167,7 +162,7 @@ static tr_status make_plan(const request *r, int64_t images, plan *out)
 typedef struct tasks {
     request r;
     int64_t part;       /* images in a task, but for the last */
-    plan plan[2];       /* of a full task, and of the last one */
+    primitives primitives[2]; /* of a full task, and of the last one */
     char *x, *y;        /* or their gradients */
     const float *bias;
     float *sums;        /* [tasks, weight and bias]: what each adds to the gradients */
@@ -205,23 +200,6 @@ static int64_t part_of(const request *r)
     return part < least ? least : part < s->n ? part : s->n;
 }
 
-static tr_status make_plans(tasks *t)
-{
-    int threads = tr__onednn_enter(); /* a primitive remembers how many threads it was made for */
-    tr_status status = make_plan(&t->r, t->part, &t->plan[0]);
-    if (status == TR_OK) status = make_plan(&t->r, t->r.s.n - (task_count(t) - 1) * t->part, &t->plan[1]);
-    tr__onednn_leave(threads);
-    return status;
-}
-
-static void drop_plans(tasks *t)
-{
-    for (int i = 0; i < 2; i++) {
-        tr__primitive_unref(t->plan[i].convolution);
-        tr__primitive_unref(t->plan[i].reorder);
-    }
-}
-
 /* Runs with scratch memory of the device's. */
 static dnnl_status_t run(const tasks *t, const tr__primitive *p, const void *const *data)
 {
@@ -234,7 +212,7 @@ static dnnl_status_t run(const tasks *t, const tr__primitive *p, const void *con
 }
 
 /* The gradient of the weight in oneDNN's layout, and from there to its place among the sums. */
-static dnnl_status_t run_sum(const tasks *t, const plan *p, const char *x, const char *y, float *sum)
+static dnnl_status_t run_sum(const tasks *t, const primitives *p, const char *x, const char *y, float *sum)
 {
     size_t bytes = tr__dnnl_desc_bytes(&p->convolution->desc[WEIGHT]);
     void *weight = tr__cpu_alloc(t->index, bytes);
@@ -252,7 +230,7 @@ static void run_tasks(void *arg, int64_t begin, int64_t end)
     const tr__conv2d *s = &t->r.s;
     int threads = tr__onednn_enter();
     for (int64_t task = begin; task < end; task++) {
-        const plan *p = &t->plan[task == task_count(t) - 1];
+        const primitives *p = &t->primitives[task == task_count(t) - 1];
         int64_t first = task * t->part * (int64_t)tr_dtype_size(t->r.dtype);
         char *x = t->x + first * s->c * s->h * s->w, *y = t->y + first * s->k * s->oh * s->ow;
         dnnl_status_t status = t->sums ? run_sum(t, p, x, y, t->sums + task * t->sum)
@@ -276,7 +254,7 @@ static tr_tensor *numbers(const tr_tensor *beside, size_t bytes)
     return tr__tensor_new(TR_SHAPE((int64_t)(bytes / sizeof(float)) + 1), TR_F32, tr__device_of(beside));
 }
 
-static tr_status bring_weight(tasks *t, tr_tensor *weight, plan *p)
+static tr_status bring_weight(tasks *t, tr_tensor *weight, primitives *p)
 {
     tr_tensor *memory = numbers(weight, tr__dnnl_desc_bytes(&p->convolution->desc[WEIGHT]));
     TR__TRY(tr_status_of(memory));
@@ -301,8 +279,8 @@ static tr_status to_images(tasks *t, tr_tensor *from, tr_tensor *weight, tr_tens
         t->bias = tr__ptr(bias);
     }
     for (int i = 0; i < 2; i++) {
-        if (i && t->plan[1].convolution == t->plan[0].convolution) t->plan[1].weight = t->plan[0].weight;
-        else TR__TRY(bring_weight(t, weight, &t->plan[i]));
+        if (i && t->primitives[1].convolution == t->primitives[0].convolution) t->primitives[1].weight = t->primitives[0].weight;
+        else TR__TRY(bring_weight(t, weight, &t->primitives[i]));
     }
     bool forward = t->r.kind == TR__DNNL_CONV_FORWARD;
     t->x = tr__ptr(forward ? source : result);
@@ -383,11 +361,17 @@ tr_status tr__onednn_conv(tr_op_call *call)
     t.r.with_bias = forward ? call->inputs[2] != NULL : !input && call->outputs[1] != NULL;
     t.part = part_of(&t.r);
     TR_SCOPE;
-    tr_status status = make_plans(&t);
+    int threads = tr__onednn_enter(); /* a primitive remembers how many threads it was made for */
+    tr_status status = get_primitives(&t.r, t.part, &t.primitives[0]);
+    if (status == TR_OK) status = get_primitives(&t.r, s.n - (task_count(&t) - 1) * t.part, &t.primitives[1]);
+    tr__onednn_leave(threads);
     if (status == TR_OK)
         status = forward || input ? to_images(&t, call->inputs[0], call->inputs[1], forward ? call->inputs[2] : NULL,
                                         call->outputs[0])
                                   : to_weight(&t, call);
-    drop_plans(&t);
+    for (int i = 0; i < 2; i++) {
+        tr__primitive_unref(t.primitives[i].convolution);
+        tr__primitive_unref(t.primitives[i].reorder);
+    }
     return status;
 }

@@ -125,19 +125,19 @@ static void run_tasks(void *arg, int64_t begin, int64_t end)
     tr__onednn_leave(threads);
 }
 
-static bool plain_rows(const tr__matrix *m)
-{
-    operand o;
-    return as_operand(m, &o) && o.transposed == 'N';
-}
-
 static bool fits(const tr__gemm *p, tasks *work)
 {
     int64_t m = p->a.row.n, n = p->b.column.n;
     if (p->a.dtype == TR_F64 || p->a.column.n == 0 || m == 0 || n == 0) return false;
     if (!as_operand(&p->a, &work->a) || !as_operand(&p->b, &work->b) || !as_operand(&p->c, &work->c)) return false;
     if (work->c.transposed != 'N' || (p->bias && n > 1 && p->bias->stride[0] != 1)) return false;
-    return !p->residual.data || plain_rows(&p->residual);
+    operand residual;
+    return !p->residual.data || (as_operand(&p->residual, &residual) && residual.transposed == 'N');
+}
+
+bool tr__onednn_takes(const tr__gemm *p)
+{
+    return !tr__gemm_activates(p) && fits(p, &(tasks){.p = p});
 }
 
 tr_status tr__onednn_gemm(const tr__gemm *p, tr_device device)

@@ -59,28 +59,13 @@ dnnl_status_t tr__primitive_finish(tr__primitive *p, const_dnnl_primitive_desc_t
     return status == dnnl_success ? dnnl_primitive_create(&p->primitive, desc) : status;
 }
 
-static dnnl_status_t make_new(const tr__primitive_key *key, tr__primitive_maker make, const void *user, tr__primitive **out)
-{
-    tr__primitive *p = *out = calloc(1, sizeof *p);
-    if (!p) return dnnl_out_of_memory;
-    p->key = *key;
-    atomic_store(&p->refs, 1);
-    dnnl_status_t status = make(p, cache.engine, user);
-    return status == dnnl_unimplemented || status == dnnl_invalid_arguments ? dnnl_success : status;
-}
-
 /* ---- Keeping ------------------------------------------------------------------------------------------------------ */
-
-static bool same(const tr__primitive_key *a, const tr__primitive_key *b)
-{
-    return a->kind == b->kind && memcmp(a->number, b->number, sizeof a->number) == 0;
-}
 
 static tr__primitive *find(const tr__primitive_key *key)
 {
     for (int i = 0; i < cache.count; i++) {
         tr__primitive *p = cache.kept[i];
-        if (!same(&p->key, key)) continue;
+        if (p->key.kind != key->kind || memcmp(p->key.number, key->number, sizeof key->number) != 0) continue;
         p->used = ++cache.clock;
         atomic_fetch_add(&p->refs, 1);
         return p;
@@ -113,7 +98,14 @@ tr_status tr__primitive_get(const char *what, const tr__primitive_key *key, tr__
     dnnl_status_t status = cache.engine ? dnnl_success : dnnl_engine_create(&cache.engine, dnnl_cpu, 0);
     tr__primitive *p = status == dnnl_success ? find(key) : NULL, *gone = NULL;
     if (!p && status == dnnl_success) { /* made under the lock: others would want the same one */
-        status = make_new(key, make, user, &p);
+        p = calloc(1, sizeof *p);
+        status = p ? dnnl_success : dnnl_out_of_memory;
+        if (p) {
+            p->key = *key;
+            atomic_store(&p->refs, 1);
+            status = make(p, cache.engine, user);
+            if (status == dnnl_unimplemented || status == dnnl_invalid_arguments) status = dnnl_success;
+        }
         if (status == dnnl_success) gone = keep(p);
     }
     pthread_mutex_unlock(&cache.lock);

@@ -2,7 +2,7 @@
  *
  * Every kernel of the CUDA plug-in, run by the emulator, against the CPU's: each op that the op cases run, forward and
  * backward, in every dtype, from strided inputs, with gradients in any layout, of empty inputs and under autocast, is
- * run by both on the same inputs. The linker puts `by_both` in the place of oneDNN's kernels, which are asked first.
+ * run by both on the same inputs. The linker puts `by_both` in the place of the CPU's kernels.
  */
 #include "on_device.h"
 #include "op_cases.h"
@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-extern const tr__kernel __real_tr__onednn_kernels[TR__OP_COUNT];
+extern const tr__kernel __real_tr__cpu_kernels[TR__OP_COUNT];
 
 static bool seen[TR__OP_COUNT];
 static char running[128]; /* the case, for messages */
@@ -30,13 +30,9 @@ static bool is_composed(const char *op)
 
 static tr_status by_cpu(tr_op_call *call)
 {
-    ptrdiff_t id = call->op - tr__ops;
-    const tr__kernel faster[] = {__real_tr__onednn_kernels[id], tr__cpu_kernels[id]};
-    for (int i = 0; i < 2; i++) {
-        tr_status status = faster[i] ? faster[i](call) : TR_DECLINED;
-        if (status != TR_DECLINED) return status;
-    }
-    return call->op->forward(call);
+    tr__kernel faster = __real_tr__cpu_kernels[call->op - tr__ops];
+    tr_status status = faster ? faster(call) : TR_DECLINED;
+    return status == TR_DECLINED ? call->op->forward(call) : status;
 }
 
 /* An f32 output of 16-bit inputs was made of numbers that one of the two has rounded. */
@@ -84,7 +80,7 @@ static tr_status by_both(tr_op_call *call)
 }
 
 #define OP(name, ...) [TR__OP_##name] = by_both,
-const tr__kernel __wrap_tr__onednn_kernels[TR__OP_COUNT] = {
+const tr__kernel __wrap_tr__cpu_kernels[TR__OP_COUNT] = {
 #include "ops/ops.def"
 };
 

@@ -1,12 +1,18 @@
-/* The CPU's own convolutions. */
+/*
+ * The CPU's own convolutions, from tensors: Winograd's and direct ones; by gemm in conv_gemm.h. The plan says what suits a
+ * call. They compute a call of conv2d or a gradient of it, whose sizes are s, but not the gradient of the bias.
+ */
 #ifndef TR_OPS_CPU_CONV_CONV_H
 #define TR_OPS_CPU_CONV_CONV_H
 
-#include "ops/op.h"
+#include "ops/cpu/conv/direct.h"
+#include "ops/cpu/conv/direct_vnni.h"
+#include "ops/cpu/conv/winograd.h"
 
-/* Kernels of conv2d and its gradients: TR_DECLINED where oneDNN is faster. */
-tr_status tr__cpu_conv(tr_op_call *call);
-/* Whether these are the fastest; then oneDNN leaves the call to them. */
-bool tr__cpu_conv_preferred(const tr_op_call *call);
+tr_status tr__winograd_conv(const tr_op_call *call, const tr__conv2d *s);
+/* Forward and the gradient of the weight; this one by the bf16 dot product, too. */
+tr_status tr__direct_conv(const tr_op_call *call, const tr__conv2d *s);
+tr_status tr__direct_vnni_grad_weight(const tr_op_call *call, const tr__conv2d *s);
+const tr__direct_kernels *tr__direct_kernels_for(const tr__conv2d *s);
 
 #endif

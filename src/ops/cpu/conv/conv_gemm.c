@@ -1,21 +1,8 @@
 #include "ops/cpu/conv/conv_gemm.h"
 
-#include "ops/cpu/simd/isa.h"
-#include "ops/cpu/gemm/gemm.h"
-
 #include "tensor/loop.h"
 
 #include <string.h>
-
-/* Fewer channels leave the microkernel's tiles half empty. */
-enum { LEAST_CHANNELS = 16 };
-
-bool tr__conv_gemm_preferred(const tr_op_call *call, const tr__conv2d *s)
-{
-    if (!tr__has_avx2() || s->groups != 1 || s->dilation != 1 || s->c < LEAST_CHANNELS || s->k < LEAST_CHANNELS) return false;
-    if (s->kh == 1 && s->kw == 1 && s->padding == 0) return true;
-    return call->op == tr__op(conv2d_grad_weight); /* which oneDNN has no fast kernel for, channels-last */
-}
 
 /* ---- Matrices --------------------------------------------------------------------------------------------------------- */
 
@@ -55,13 +42,14 @@ static tr__matrix transposed(tr__matrix m)
     return (tr__matrix){m.dtype, m.data, m.column, m.row};
 }
 
-/* c = a b (+ bias) (+ c) */
-static tr_status multiply(tr__matrix a, tr__matrix b, tr__matrix c, const tr_tensor *bias, bool accumulate, tr_device device)
+/* c = a b (+ bias) (+ c), on all threads of the device. */
+static tr_status multiply(tr__gemm_kernel kernel, tr__matrix a, tr__matrix b, tr__matrix c, const tr_tensor *bias,
+    bool accumulate, tr_device device)
 {
     tr__axis one = plain_axis(1, 0);
     tr__gemm p = {.a = a, .b = b, .c = c, .bias = bias, .accumulate = accumulate, .a_batch = one, .b_batch = one,
         .c_batch = one};
-    if (tr__cpu_gemm_run(&p, device)) return TR_OK;
+    if (kernel(&(tr__gemm_task){.p = &p, .device = device, .pool = tr__cpu_pool(device)})) return TR_OK;
     return tr__fail(TR_NO_MEMORY, "conv2d: no memory to pack %lld x %lld x %lld", (long long)a.row.n,
         (long long)a.column.n, (long long)b.column.n);
 }
@@ -112,20 +100,20 @@ static tr_tensor *as_images(tr_tensor *t, bool values)
     return tr__staged_images(t, t->dtype, values);
 }
 
-static tr_status forward(const tr_op_call *call, const tr__conv2d *s)
+static tr_status forward(const tr_op_call *call, const tr__conv2d *s, tr__gemm_kernel kernel)
 {
     tr_tensor *x = as_images(call->inputs[0], true), *weight = as_images(call->inputs[1], true), *out = call->outputs[0],
               *y = as_images(out, false);
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(weight));
     TR__TRY(tr_status_of(y));
-    TR__TRY(multiply(im2col(x, s, 0), transposed(row_of_taps(weight, s, 0)), outputs(y, s), call->inputs[2], false,
+    TR__TRY(multiply(kernel, im2col(x, s, 0), transposed(row_of_taps(weight, s, 0)), outputs(y, s), call->inputs[2], false,
         tr__device_of(x)));
     return y == out ? TR_OK : tr__copy_elements(out, y);
 }
 
 /* One tap only: with more, several outputs add to the same pixel. */
-static tr_status grad_input(const tr_op_call *call, const tr__conv2d *s)
+static tr_status grad_input(const tr_op_call *call, const tr__conv2d *s, tr__gemm_kernel kernel)
 {
     tr_tensor *dy = as_images(call->inputs[0], true), *weight = as_images(call->inputs[1], true), *out = call->outputs[0],
               *dx = as_images(out, false);
@@ -133,7 +121,7 @@ static tr_status grad_input(const tr_op_call *call, const tr__conv2d *s)
     TR__TRY(tr_status_of(weight));
     TR__TRY(tr_status_of(dx));
     if (s->stride > 1) TR__TRY(tr_fill(dx, 0));
-    TR__TRY(multiply(outputs(dy, s), row_of_taps(weight, s, 0), im2col(dx, s, 0), NULL, false, tr__device_of(dy)));
+    TR__TRY(multiply(kernel, outputs(dy, s), row_of_taps(weight, s, 0), im2col(dx, s, 0), NULL, false, tr__device_of(dy)));
     return dx == out ? TR_OK : tr__copy_elements(out, dx);
 }
 
@@ -155,7 +143,7 @@ static void transpose_taps(void *arg, int64_t begin, int64_t end)
     }
 }
 
-static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s)
+static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s, tr__gemm_kernel kernel)
 {
     bool accumulate = ((const tr_conv2d_attrs *)call->attrs)->accumulate;
     tr_tensor *out = call->outputs[0], *to = tr__staged(out, TR_F32, NULL, accumulate);
@@ -167,8 +155,8 @@ static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s)
     TR__TRY(tr_status_of(x));
     TR__TRY(tr_status_of(sums));
     for (int64_t ky = 0; ky < s->kh; ky++)
-        TR__TRY(multiply(transposed(outputs(dy, s)), im2col(x, s, ky), row_of_taps(sums, s, ky), NULL, accumulate && !transpose,
-            tr__device_of(x)));
+        TR__TRY(multiply(kernel, transposed(outputs(dy, s)), im2col(x, s, ky), row_of_taps(sums, s, ky), NULL,
+            accumulate && !transpose, tr__device_of(x)));
     if (transpose) { /* to (+)= sums, which lie as [k, kh, kw, c] */
         transposing t = {tr__ptr(sums), tr__ptr(to), s->kh * s->kw, s->c, accumulate};
         tr__pool_for(tr__pool_of(to), s->k, TR__GRAIN / (t.taps * t.c + 1) + 1, transpose_taps, &t);
@@ -176,8 +164,8 @@ static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s)
     return to == out ? TR_OK : tr__copy_elements(out, to);
 }
 
-tr_status tr__conv_gemm(const tr_op_call *call, const tr__conv2d *s)
+tr_status tr__conv_gemm(const tr_op_call *call, const tr__conv2d *s, tr__gemm_kernel kernel)
 {
-    if (call->op == tr__op(conv2d)) return forward(call, s);
-    return (call->op == tr__op(conv2d_grad_input) ? grad_input : grad_weight)(call, s);
+    if (call->op == tr__op(conv2d)) return forward(call, s, kernel);
+    return (call->op == tr__op(conv2d_grad_input) ? grad_input : grad_weight)(call, s, kernel);
 }

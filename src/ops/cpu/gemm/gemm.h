@@ -4,16 +4,6 @@
 
 #include "ops/gemm.h"
 
-/* Kernels of matmul, linear and its gradients. */
-tr_status tr__cpu_gemm(tr_op_call *call);
-
-/* Whether these kernels are the fastest for p on this machine; then oneDNN leaves it to them. With AVX2 or
- * AVX-512 they are as fast as its sgemm at its best, faster on gradients of weights, and fuse biases, residuals, activations and
- * the gradients of biases. */
-bool tr__cpu_gemm_preferred(const tr__gemm *p);
-/* An unbatched gemm on all threads of the device. false: out of memory. */
-bool tr__cpu_gemm_run(const tr__gemm *p, tr_device device);
-
 /* One gemm of the batch p, at the given offsets in elements; any float dtypes but f64, each matrix its own, any strides; the
  * threads of pool divide the work. */
 typedef struct tr__gemm_task {
@@ -34,5 +24,8 @@ bool tr__gemm_avx512bf16(const tr__gemm_task *task);
 bool tr__gemm_avx2(const tr__gemm_task *task);
 #endif
 bool tr__gemm_generic(const tr__gemm_task *task);
+
+/* The gemm p of a call of matmul, linear or a gradient of it, not in f64. */
+tr_status tr__cpu_gemm(tr_op_call *call, const tr__gemm *p, tr__gemm_kernel kernel);
 
 #endif

@@ -1,8 +1,5 @@
-/* Which ops oneDNN computes. */
+/* Calls of matmul, linear and its gradients, as oneDNN takes them: of one dtype. */
 #include "ops/onednn/kernels.h"
-
-#include "ops/cpu/conv/conv.h"
-#include "ops/cpu/gemm/gemm.h"
 
 static bool of_one_dtype(const tr_op_call *call)
 {
@@ -35,30 +32,9 @@ static tr_status with_copies(tr_op_call *call)
     return TR_OK;
 }
 
-static tr_status product(tr_op_call *call)
+tr_status tr__onednn_matmul(tr_op_call *call, const tr__gemm *p)
 {
-    if (!call->outputs[0]) return TR_DECLINED; /* the gradient of a bias alone */
-    tr__gemm p = tr__gemm_of(call);
-    if (tr__gemm_activates(&p) || tr__cpu_gemm_preferred(&p)) return TR_DECLINED;
     if (!of_one_dtype(call)) return with_copies(call);
-    tr_status status = tr__onednn_gemm(&p, tr__device_of(call->inputs[0]));
+    tr_status status = tr__onednn_gemm(p, tr__device_of(call->inputs[0]));
     return status == TR_OK ? tr__bias_gradient(call) : status;
 }
-
-/* Gradients of weights are not oneDNN's strength, with matrix units or without. */
-static tr_status convolution(tr_op_call *call)
-{
-    bool sums = call->op == tr__op(conv2d_grad_weight);
-    bool by_units = !sums && call->outputs[0]->dtype == TR_BF16 && tr__onednn_has_matrix_units();
-    return tr__cpu_conv_preferred(call) && !by_units ? TR_DECLINED : tr__onednn_conv(call);
-}
-
-const tr__kernel tr__onednn_kernels[TR__OP_COUNT] = {
-    [TR__OP_matmul] = product,
-    [TR__OP_linear] = product,
-    [TR__OP_linear_grad_input] = product,
-    [TR__OP_linear_grad_weight] = product,
-    [TR__OP_conv2d] = convolution,
-    [TR__OP_conv2d_grad_input] = convolution,
-    [TR__OP_conv2d_grad_weight] = convolution,
-};
