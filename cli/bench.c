@@ -21,6 +21,7 @@ static int read_options(tr__bench *b, int argc, char **argv)
             TR__CHOICE(&b->optimizer, "adamw", "sgd", "momentum")},
         {"step-in-backward", 0, NULL, "update each parameter as its gradient is final: no memory for all gradients; one rank",
             TR__FLAG(&b->step_in_backward)},
+        {"capture", 0, NULL, "launch steps as a graph of the device, where it has graphs (cuda); one rank", TR__FLAG(&b->capture)},
         {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b->seq, 1, 1000000)},
         {"dtype", 0, "NAME", "of the numbers; bf16: under autocast, the parameters f32", TR__CHOICE(&b->dtype, "f32", "bf16")},
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
@@ -70,6 +71,10 @@ static int complete_options(tr__bench *b)
     bool ranks = b->ranks > 1 || getenv("RANK");
     if (b->step_in_backward && ranks) {
         tr__complain(TR__BENCH, "--step-in-backward: ranks average gradients after backward has made them; it takes one rank");
+        return TR__EXIT_USAGE;
+    }
+    if (b->capture && ranks) {
+        tr__complain(TR__BENCH, "--capture: ranks exchange gradients within a step, which no graph has; it takes one rank");
         return TR__EXIT_USAGE;
     }
     if (!b->batch) b->batch = usual->batch;

@@ -11,7 +11,7 @@
 typedef struct tr__bench {
     const char *model, *optimizer, *dtype, *device, *peer, *json;
     int batch, seq, size, ranks, threads, steps, warmup;
-    bool step_in_backward;
+    bool step_in_backward, capture;
 } tr__bench;
 
 /* What a model is trained with when nothing else is said. seq 0: its samples are no sequences; size, pixels a side, 0: no
@@ -31,6 +31,7 @@ typedef struct tr__workload {
     tr_module *net; /* in DDP when there is a group */
     tr_optimizer *optimizer;
     tr_tensor *x, *y;
+    tr_captured_step *captured; /* NULL: steps run op by op */
     tr_batch_loss loss;  /* NULL: cross-entropy of what net gives */
     tr_dtype autocast;   /* TR_F32: none */
     int in_a_row;        /* steps that are timed as one, for their mean */

@@ -9,6 +9,7 @@
 #include "options.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,13 +47,28 @@ static tr_tensor *loss_of(const tr__workload *w)
     return tr_escape(w->loss ? w->loss(w->net, w->x, w->y, NULL) : tr_cross_entropy(tr_forward(w->net, w->x), w->y));
 }
 
+static tr_status train(const tr__workload *w)
+{
+    tr_zero_grad(w->optimizer);
+    tr_status status = tr_backward(loss_of(w));
+    return status == TR_OK ? tr_step(w->optimizer) : status;
+}
+
+/* The inputs are the workload's own x and y. */
+static tr_status train_captured(tr_tensor *const *inputs, int n, tr_tensor **output, void *user)
+{
+    (void)inputs;
+    (void)n;
+    (void)output;
+    return train(user);
+}
+
 static tr_status step(const tr__workload *w)
 {
     TR_SCOPE;
-    tr_zero_grad(w->optimizer);
     tr_status status = tr_seed(w->net, 1); /* for VGG's dropouts */
-    if (status == TR_OK) status = tr_backward(loss_of(w));
-    return status == TR_OK ? tr_step(w->optimizer) : status;
+    if (status != TR_OK) return status;
+    return w->captured ? tr_captured_run_n(w->captured, NULL, NULL, 0) : train(w);
 }
 
 /* All ranks begin together, also after rank 0 was busy with something else: the others sleep meanwhile. */
@@ -184,6 +200,10 @@ static void print_report(const bench_run *r, const results *s)
     printf("%s, %.0f %ss on each of %d rank%s on %s with %d thread%s, %s, %d times %d step%s%s\n", b->model, w->items, w->item,
         r->world, r->world > 1 ? "s" : "", b->device, threads, threads > 1 ? "s" : "", b->dtype, b->steps,
         w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", b->step_in_backward ? ", updates in backward" : "");
+    tr_captured_counts runs = {.size = sizeof runs};
+    if (w->captured && tr_captured_count(w->captured, &runs) == TR_OK)
+        printf("captured         %8" PRId64 " steps launched as a graph, %" PRId64 " op by op\n",
+            runs.captured + runs.launched, runs.called);
     printf("step             %8.2f ms (median)\n", s->step_ms);
     printf("%ss%*s %8.0f /s\n", w->item, 15 - (int)strlen(w->item), "", s->items_per_s);
     printf("peak memory      %8.1f MB%s\n", r->rss_mb, r->world > 1 ? " (the most of a rank)" : "");
@@ -212,12 +232,13 @@ static cJSON *to_json(const bench_run *r, const results *s)
 {
     const tr__bench *b = r->bench;
     cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)), b->model,
-        r->work.device.kind == TR_CPU ? "" : "/cuda", b->step_in_backward ? "/step-in-backward" : "", b->peer ? "" : "/alone");
+        r->work.device.kind == TR_CPU ? "" : "/cuda", b->step_in_backward ? "/step-in-backward" : b->capture ? "/capture" : "", b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "device", b->device);
     cJSON_AddStringToObject(o, "dtype", b->dtype);
     cJSON_AddStringToObject(o, "optimizer", b->optimizer);
     cJSON_AddBoolToObject(o, "step_in_backward", b->step_in_backward);
+    cJSON_AddBoolToObject(o, "capture", b->capture);
     const struct {
         const char *key;
         double value;
@@ -265,6 +286,10 @@ static int run_and_report(bench_run *r)
     tr_status status = TR_OK;
     if (r->bench->threads) status = tr_set_threads(r->bench->threads);
     if (status == TR_OK) status = tr__workload_make(r->bench, r->rank, r->group, &r->work);
+    if (status == TR_OK && r->bench->capture) {
+        r->work.captured = tr_capture(train_captured, &r->work, .device = r->work.device);
+        status = tr_status_of(r->work.captured);
+    }
     if (status == TR_OK) status = measure(r);
     if (status != TR_OK) return failed(r, status);
     int code = r->rank == 0 ? report(r) : TR__EXIT_OK;

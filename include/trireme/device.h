@@ -70,6 +70,7 @@ TR_API const char *tr_device_kind_name(tr_device_kind kind);
  * wait. */
 typedef struct tr_device_stream tr_device_stream;
 typedef struct tr_device_event tr_device_event;
+typedef struct tr_device_graph tr_device_graph; /* what capture_begin() makes; the plug-in's, too */
 
 /* A tensor as kernels see it. Element (i, j, …) lies at data + (i stride[0] + j stride[1] + …) * size of the dtype.
  * Strides are in elements; 0 where a dimension is broadcast, never negative. bool is one byte, 0 or 1. data is an
@@ -93,6 +94,9 @@ typedef struct tr_kernel_call {
     int n_inputs, n_outputs;
     const tr_device_tensor *inputs;  /* [n_inputs] */
     const tr_device_tensor *outputs; /* [n_outputs]: made, and to be written whole, unless attributes say "add" */
+    /* While a graph is captured: a kernel whose attributes change from run to run, as dropout's and RULE_step's, sets it to the
+     * number under which graph_set() gives it those of the next run. Others leave it alone. NULL: nothing is captured. */
+    int *live;
 } tr_kernel_call;
 
 /* Enqueues the op and returns: TR_OK; TR_DECLINED when it does not take these dtypes, shapes or strides, and has
@@ -224,6 +228,18 @@ typedef struct tr_device_table {
     /* ---- For libraries of the device's maker that enqueue work themselves, as NCCL does: their name of a stream, a
      * cudaStream_t of "cuda". NULL: there is no such library. */
     tr_status (*stream_handle)(int index, tr_device_stream *stream, void **out);
+
+    /* ---- Graphs, for tr_capture(). NULL, all five: the device has none, and steps run op by op. From capture_begin() to
+     * capture_end() what the calling thread enqueues on the device's default stream becomes a part of the graph instead of
+     * running, and what it allocates there stays the graph's until graph_free(): tensors that are released meanwhile may share
+     * memory, and nobody else gets it. Other threads are not concerned. capture_begin(): TR_DECLINED when the device cannot
+     * capture now. graph_free() also ends a capture that was begun and not ended. */
+    tr_status (*capture_begin)(int index, tr_device_graph **out);
+    tr_status (*capture_end)(int index, tr_device_graph *graph);
+    /* From its next launch on, the kernel that said this number (tr_kernel_call.live) has these attributes. */
+    tr_status (*graph_set)(int index, tr_device_graph *graph, int live, const void *attrs);
+    tr_status (*graph_launch)(int index, tr_device_graph *graph); /* enqueued on the default stream */
+    void (*graph_free)(int index, tr_device_graph *graph);        /* its launches may still run */
 } tr_device_table;
 
 /* A plug-in's one exported symbol:

@@ -71,6 +71,7 @@ typedef struct tr_pow_attrs {
 typedef struct tr_dropout_attrs {
     double p;
     uint64_t seed, step, first_sample;
+    uint64_t source; /* the library's own: which module these numbers are of, while a step is captured; not for kernels */
 } tr_dropout_attrs;
 
 typedef struct tr_reduce_attrs {

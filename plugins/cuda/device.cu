@@ -1,6 +1,7 @@
 /* The device table: devices, streams, events, copies. */
 #include "device.h"
 
+#include "graph.h"
 #include "kernel.h"
 #include "table.h"
 
@@ -120,7 +121,9 @@ tr_status device_enter(int index)
 
 cudaStream_t device_stream(int index, tr_device_stream *stream)
 {
-    return stream ? stream->handle : devices[index].stream;
+    if (stream) return stream->handle;
+    cudaStream_t captured = graph_stream(index);
+    return captured ? captured : devices[index].stream;
 }
 
 fault *fault_of(int index)
@@ -316,9 +319,6 @@ bool peer_access(int index, int peer)
 
 } // namespace
 
-
-
-
 TR_DEVICE_PLUGIN = {
     .size = sizeof(tr_device_table),
     .version = TR_DEVICE_INTERFACE,
@@ -353,4 +353,9 @@ TR_DEVICE_PLUGIN = {
     .kernels = cuda_kernels,
     .n_kernels = CUDA_KERNELS,
     .stream_handle = stream_handle,
+    .capture_begin = graph_capture_begin,
+    .capture_end = graph_capture_end,
+    .graph_set = graph_set,
+    .graph_launch = graph_launch,
+    .graph_free = graph_free,
 };

@@ -12,7 +12,8 @@ struct fault;
 
 /* Makes the device current for the calling thread. What a kernel needs of it is made when it is first used. */
 tr_status device_enter(int index);
-/* The stream behind the library's; NULL: the device's default one, which is ordered with no other, unlike CUDA's. */
+/* The stream behind the library's; NULL: the device's default one, which is ordered with no other, unlike CUDA's, or that of
+ * the graph which this thread captures. */
 cudaStream_t device_stream(int index, tr_device_stream *stream);
 /* The failure that kernels have noted since the last call, once; TR_OK: none. After a wait for the device. */
 tr_status device_fault(int index);
@@ -23,8 +24,11 @@ tr_status device_fault(int index);
 
 tr_status memory_allocate(int index, cudaStream_t stream, size_t bytes, void **out);
 void memory_release(int index, cudaStream_t stream, void *memory);
-/* The stream is about to go, and nothing runs on it: what was released there serves another. */
+/* The stream is about to go, and nothing runs on it: what was released there serves another. When a graph was captured there,
+ * the memory that was the graph's own is so no more. */
 void memory_move(int index, cudaStream_t from, cudaStream_t to);
+/* Is anything kept for later? */
+bool memory_caches(void);
 void memory_trim(int index);
 tr_status memory_statistics(int index, tr_device_memory *out);
 void memory_reset_peak(int index);

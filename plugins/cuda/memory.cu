@@ -7,6 +7,8 @@
  */
 #include "device.h"
 
+#include "graph.h"
+
 #include <map>
 #include <mutex>
 #include <new>
@@ -27,6 +29,7 @@ struct block {
     char *at;
     size_t bytes;
     cudaStream_t stream; /* of a free one: where it was released */
+    cudaStream_t owner;  /* where the graph was captured whose memory this is; NULL: nobody's */
     block *before, *after; /* in its segment */
     bool free, small;
 };
@@ -71,7 +74,7 @@ void cut(pool &p, block *b, size_t bytes)
 {
     size_t rest = b->bytes - bytes;
     if (rest < (b->small ? GRAIN : SMALL)) return;
-    block *made = new block{b->at + bytes, rest, b->stream, b, b->after, true, b->small};
+    block *made = new block{b->at + bytes, rest, b->stream, b->owner, b, b->after, true, b->small};
     if (b->after) b->after->before = made;
     b->after = made;
     b->bytes = bytes;
@@ -88,10 +91,28 @@ void take_after(block *b)
     delete gone;
 }
 
+/* Keeps a free block for later; it joins its neighbours that are free on the same stream. */
+void keep(pool &p, block *b)
+{
+    if (b->after && b->after->free && b->after->stream == b->stream && b->after->owner == b->owner) {
+        p.free.erase(b->after);
+        take_after(b);
+    }
+    if (b->before && b->before->free && b->before->stream == b->stream && b->before->owner == b->owner) {
+        b = b->before;
+        p.free.erase(b);
+        take_after(b);
+    }
+    try {
+        p.free.insert(b);
+    } catch (const std::bad_alloc &) { /* it stays in its segment, and serves nobody */
+    }
+}
+
 /* A free block of at least so many bytes for a stream; NULL: there is none. */
 block *find(pool &p, cudaStream_t stream, size_t bytes)
 {
-    block wanted = {nullptr, bytes, stream, nullptr, nullptr, true, bytes <= SMALL};
+    block wanted = {nullptr, bytes, stream, nullptr, nullptr, nullptr, true, bytes <= SMALL};
     auto found = p.free.lower_bound(&wanted);
     if (found == p.free.end() || (*found)->stream != stream || (*found)->small != wanted.small) return nullptr;
     block *b = *found;
@@ -119,14 +140,18 @@ tr_status new_segment(int index, pool &p, cudaStream_t stream, size_t bytes, blo
                     : bytes < LARGE_SEGMENT / 2 ? LARGE_SEGMENT
                                                 : rounded(bytes, LARGE_GRAIN);
     void *at = nullptr;
+    /* Allowed also while a stream is captured: it is no part of that. */
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
     cudaError_t error = cudaMalloc(&at, wanted);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return out_of_memory(index, bytes, p);
     }
     if (error != cudaSuccess) return cuda_failure(error, "an allocation");
     p.reserved += wanted;
-    *out = new block{(char *)at, wanted, stream, nullptr, nullptr, true, small};
+    *out = new block{(char *)at, wanted, stream, graph_stream(index), nullptr, nullptr, true, small};
     return TR_OK;
 }
 
@@ -174,40 +199,38 @@ void memory_release(int index, cudaStream_t stream, void *memory)
     p.used.erase(found);
     p.in_use -= b->bytes;
     b->free = true;
-    b->stream = stream;
+    if (stream == graph_stream(index)) b->owner = stream; /* the graph's kernels may write there from now on */
+    b->stream = b->owner ? b->owner : stream;
     if (!caches()) {
         (void)cudaStreamSynchronize(stream);
         free_segment(p, b);
         return;
     }
-    if (b->after && b->after->free && b->after->stream == stream) {
-        p.free.erase(b->after);
-        take_after(b);
-    }
-    if (b->before && b->before->free && b->before->stream == stream) {
-        b = b->before;
-        p.free.erase(b);
-        take_after(b);
-    }
-    try {
-        p.free.insert(b);
-    } catch (const std::bad_alloc &) { /* it stays in its segment, and serves nobody */
-    }
+    keep(p, b);
 }
 
 void memory_move(int index, cudaStream_t from, cudaStream_t to)
 {
     pool &p = pools[index];
     std::lock_guard<std::mutex> guard(p.lock);
-    for (auto at = p.free.begin(); at != p.free.end();) {
-        if ((*at)->stream != from) {
-            ++at;
-            continue;
+    for (auto &used : p.used)
+        if (used.second->owner == from) used.second->owner = nullptr;
+    for (bool small : {true, false}) {
+        block first = {nullptr, 0, from, nullptr, nullptr, nullptr, true, small};
+        for (auto at = p.free.lower_bound(&first); at != p.free.end() && (*at)->stream == from && (*at)->small == small;
+             at = p.free.lower_bound(&first)) {
+            block *b = *at;
+            p.free.erase(at);
+            b->stream = to;
+            b->owner = nullptr;
+            keep(p, b);
         }
-        auto node = p.free.extract(at++);
-        node.value()->stream = to;
-        p.free.insert(std::move(node));
     }
+}
+
+bool memory_caches(void)
+{
+    return caches();
 }
 
 /* Whole segments only. */
@@ -218,7 +241,7 @@ void memory_trim(int index)
     std::lock_guard<std::mutex> guard(p.lock);
     for (auto at = p.free.begin(); at != p.free.end();) {
         block *b = *at;
-        if (b->before || b->after) {
+        if (b->before || b->after || b->owner) {
             ++at;
             continue;
         }

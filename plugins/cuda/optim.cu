@@ -7,6 +7,7 @@
  * states s, and returns what becomes of x.
  */
 #include "families.h"
+#include "graph.h"
 #include "team.h"
 
 namespace {
@@ -272,9 +273,11 @@ template <class P> struct run_of {
     int64_t n;
 };
 
-template <class P, int V, class Rule> __global__ void step_kernel(run_of<P> r, Rule rule)
+/* live: the rule of this launch, when it is one of a graph; else NULL. */
+template <class P, int V, class Rule> __global__ void step_kernel(run_of<P> r, Rule rule, const Rule *live)
 {
     using S = compute_of<P>;
+    if (live) rule = *live;
     int64_t packs = r.n / V;
     FOR_EACH_OF(at, packs + (V > 1 ? r.n % V : 0))
     {
@@ -340,11 +343,15 @@ template <template <class> class Rule> tr_status step(const job &j, int state_th
         using P = typename decltype(t)::type;
         using R = Rule<compute_of<P>>;
         run_of<P> r = run_from<P>(j, 0);
-        R rule(j.attrs<tr_step_attrs>(), r.state[state_that_counts] != nullptr);
+        bool counts = r.state[state_that_counts] != nullptr;
+        auto rule_of = [counts](const tr_step_attrs &a) { return R(a, counts); };
+        const R *in_graph;
+        TRY(live<tr_step_attrs>(j, rule_of, &in_graph));
         if (r.n == 0) return (tr_status)TR_OK;
         bool packed = is_packed(r);
         auto kernel = packed ? step_kernel<P, AT_ONCE, R> : step_kernel<P, 1, R>;
-        return LAUNCH(j, kernel, grid_for(r.n, BLOCK * (packed ? AT_ONCE : 1)), BLOCK, 0, r, rule);
+        return LAUNCH(j, kernel, grid_for(r.n, BLOCK * (packed ? AT_ONCE : 1)), BLOCK, 0, r, rule_of(j.attrs<tr_step_attrs>()),
+                      in_graph);
     });
 }
 

@@ -5,6 +5,7 @@
 #include "random.h"
 
 #include "families.h"
+#include "graph.h"
 
 /* Natural logarithm of 0 < x <= 1: with x = 2^e m and s = (m - 1)/(m + 1), it is e ln 2 + 2 (s + s^3/3 + s^5/5 + …),
  * where sqrt(1/2) <= m < sqrt(2). */
@@ -85,14 +86,19 @@ tr_status cuda_random(const job &j)
 
 constexpr int DRAWS = 16, GROUP = 64;
 
+/* Which numbers are drawn. */
+struct stream_of_numbers { uint64_t key, first_sample; };
+
+/* numbers: those of this launch, unless it is one of a graph, which has its own in *live. */
 template <class T>
 __global__ void dropout_kernel(T *y, const T *x, axis from, int64_t per_sample, int64_t draws_per_sample, int64_t draws,
-                               uint64_t key, uint64_t first_sample, float p, compute_of<T> scale)
+                               stream_of_numbers numbers, const stream_of_numbers *live, float p, compute_of<T> scale)
 {
+    if (live) numbers = *live;
     FOR_EACH_OF(i, draws)
     {
         int64_t sample = i / draws_per_sample, draw = i % draws_per_sample;
-        philox r = philox_at(key, first_sample + (uint64_t)sample, (uint64_t)draw);
+        philox r = philox_at(numbers.key, numbers.first_sample + (uint64_t)sample, (uint64_t)draw);
         int64_t in_sample = draw / DRAWS * GROUP + draw % DRAWS;
         for (int k = 0; k < 4; k++, in_sample += DRAWS) {
             if (in_sample >= per_sample) break;
@@ -111,10 +117,15 @@ tr_status cuda_dropout(const job &j)
     if (count == 0) return TR_OK;
     for (int d = 1; d < x.shape.ndim; d++) per_sample *= x.shape.dim[d];
     int64_t draws_per_sample = parts_of(per_sample, GROUP) * DRAWS, draws = count / per_sample * draws_per_sample;
+    auto numbers_of = [](const tr_dropout_attrs &of) {
+        return stream_of_numbers{mixed(of.seed, of.step), of.first_sample};
+    };
+    const stream_of_numbers *in_graph;
+    TRY(live<tr_dropout_attrs>(j, numbers_of, &in_graph));
     return for_float(x.dtype, [&](auto t) {
         using T = typename decltype(t)::type;
         return LAUNCH(j, dropout_kernel<T>, grid_for(draws), BLOCK, 0, (T *)y.data, (const T *)x.data, axis_in(x, ~0u),
-                      per_sample, draws_per_sample, draws, mixed(a.seed, a.step), a.first_sample, (float)a.p,
+                      per_sample, draws_per_sample, draws, numbers_of(a), in_graph, (float)a.p,
                       (compute_of<T>)(1 / (1 - a.p)));
     });
 }

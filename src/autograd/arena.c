@@ -212,6 +212,7 @@ const tr__arena_slot *tr__arena_slot_of(const tr_tensor *leaf)
 tr_status tr__arena_zero_missing(const tr_tensor *t)
 {
     tr__leaf *leaf = t->leaf;
+    TR__TRY(tr__grad_touch((tr_tensor *)t, true));
     if (leaf->has_grad) return TR_OK;
     TR__TRY(tr_fill(leaf->grad, 0.0));
     leaf->has_grad = true;

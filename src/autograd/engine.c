@@ -190,6 +190,7 @@ static tr_status accumulate(tr_tensor *t, tr_tensor *g)
 {
     tr__leaf *leaf = t->leaf;
     if (g == leaf->grad) return TR_OK;
+    TR__TRY(tr__grad_touch(t, true));
     TR_SCOPE;
     if (leaf->has_grad) return tr_copy_into(leaf->grad, tr_add(leaf->grad, g));
     leaf->has_grad = true;

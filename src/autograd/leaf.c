@@ -18,6 +18,7 @@ void tr_clear_grad(tr_tensor *t)
 {
     tr__leaf *leaf = t && !tr__bad(t) ? t->leaf : NULL;
     if (!leaf) return;
+    (void)!tr__grad_touch(t, false); /* without memory the next touch fails */
     leaf->has_grad = false;
     if (tr__arena_has_place(t)) return; /* it stays; the next backward overwrites it */
     tr__unref(leaf->grad);

@@ -9,6 +9,7 @@
 #include "comm/collective.h"
 #include "comm/control.h"
 #include "comm/work.h"
+#include "device/capture.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -117,6 +118,7 @@ static tr_status enqueue(tr_group *group, tr_work *work)
 static tr_status check_group(const tr_group *group)
 {
     if (!group) return tr__fail(TR_INVALID, "a group is needed, not NULL");
+    TR__TRY(tr__capture_refuse("calls a group of ranks", "capture the steps of one rank alone"));
     return tr__fail_stored(tr__error_of(group));
 }
 

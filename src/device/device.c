@@ -2,6 +2,7 @@
 #include "device/device.h"
 
 #include "base/object.h"
+#include "device/capture.h"
 #include "device/plugin.h"
 
 #include <pthread.h>
@@ -193,6 +194,7 @@ tr_status tr_device_reset_peak(tr_device device)
 tr_status tr_device_trim(tr_device device)
 {
     TR__TRY(tr__device_check(device));
+    if (tr__capture_now()) return TR_OK; /* nothing has run that would have kept memory */
     if (device.kind == TR_CPU) tr__cpu_trim(device.index);
     else if (tr__plugin(device.kind)->trim) tr__plugin(device.kind)->trim(device.index);
     return TR_OK;
@@ -201,5 +203,7 @@ tr_status tr_device_trim(tr_device device)
 tr_status tr_device_synchronize(tr_device device)
 {
     TR__TRY(tr__device_check(device));
-    return device.kind == TR_CPU ? TR_OK : tr__plugin(device.kind)->synchronize(device.index);
+    if (device.kind == TR_CPU) return TR_OK;
+    TR__TRY(tr__capture_refuse("waits for the device", "wait after the run"));
+    return tr__plugin(device.kind)->synchronize(device.index);
 }

@@ -67,7 +67,11 @@ static tr_status check_table(const tr_device_table *given, const char *path, tr_
     if (!table) return tr__fail(TR_NO_MEMORY, "out of memory");
     memcpy(table, given, given->size < sizeof *table ? given->size : sizeof *table);
     *out = table;
-    return TR_OK;
+    bool graphs = table->capture_end && table->graph_set && table->graph_launch && table->graph_free;
+    if (!table->capture_begin || graphs) return TR_OK;
+    free(table);
+    return tr__fail(TR_DEVICE, "the plug-in %s (%s) has capture_begin(), but not all of capture_end(), graph_set(), graph_launch() "
+        "and graph_free()", path, given->kind);
 }
 
 static tr_status start(const tr_device_table *given, const char *path)

@@ -9,7 +9,7 @@
  *   stream of `to`     … e1 waited for, the copy, e2 …
  */
 #include "base/object.h"
-#include "device/device.h"
+#include "device/capture.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -35,9 +35,10 @@ tr_status tr__device_allocate(tr_device device, size_t bytes, void **out)
         *out = tr__cpu_alloc(device.index, bytes);
         return *out ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %zu bytes on cpu:%d", bytes, device.index);
     }
+    TR__TRY(tr__capture_check_device(device));
     const tr_device_table *table = tr__plugin(device.kind);
     tr_status status = table->allocate(device.index, NULL, bytes, out);
-    if (status == TR_NO_MEMORY) {
+    if (status == TR_NO_MEMORY && !tr__capture_now()) {
         TR__TRY(table->synchronize(device.index));
         if (table->trim) table->trim(device.index);
         status = table->allocate(device.index, NULL, bytes, out);
@@ -141,6 +142,8 @@ static void staging_keep(const tr_device_table *table, staging *s)
 
 static tr_status copy_in(const tr_device_table *table, tr_device device, void *to, const void *from, size_t bytes)
 {
+    TR__TRY(tr__capture_refuse("copies from the host, which each run would repeat with the numbers of now",
+        "make what it copies one of its inputs"));
     if (!table->host_allocate) {
         TR__TRY(table->copy_in(device.index, NULL, to, from, bytes));
         return table->stream_synchronize(device.index, NULL);
@@ -156,6 +159,8 @@ static tr_status copy_in(const tr_device_table *table, tr_device device, void *t
 
 static tr_status copy_out(const tr_device_table *table, tr_device device, void *to, const void *from, size_t bytes)
 {
+    TR__TRY(tr__capture_refuse("reads a tensor on the host (tr_item(), tr_copy_out(), tr_clip_grad_norm(), a copy to the CPU)",
+        "give the tensor out, and read it after the run"));
     TR__TRY(table->copy_out(device.index, NULL, to, from, bytes));
     return table->stream_synchronize(device.index, NULL);
 }
@@ -163,6 +168,7 @@ static tr_status copy_out(const tr_device_table *table, tr_device device, void *
 static tr_status copy_peer(const tr_device_table *table, int to_index, void *to, int from_index, const void *from, size_t bytes)
 {
     tr_device_event *ready = NULL, *read = NULL;
+    TR__TRY(tr__capture_refuse("copies between devices", "capture what runs on one device"));
     tr_status status = table->event_new(from_index, &ready);
     if (status == TR_OK) status = table->event_new(to_index, &read);
     if (status == TR_OK) status = table->event_record(from_index, NULL, ready);

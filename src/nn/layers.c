@@ -1,8 +1,10 @@
 /* The modules that come with the library. */
 #include "nn/module.h"
 
+#include "autograd/capture.h"
 #include "base/given.h"
 #include "base/rng.h"
+#include "ops/op.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -186,6 +188,19 @@ typedef struct dropout {
     double p;
 } dropout;
 
+/* In a captured step: what tr_seed() gave the module before the run. */
+static tr_status renew_dropout(const tr__live_source *source, void *attrs)
+{
+    const tr_module *module = source->object;
+    tr_dropout_attrs *a = attrs;
+    a->seed = module->key;
+    a->step = module->step;
+    a->first_sample = module->first_sample;
+    return TR_OK;
+}
+
+static const tr__live_source_type dropout_source = {.renew = renew_dropout};
+
 static tr_tensor *dropout_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const dropout *d = self->state;
@@ -196,7 +211,9 @@ static tr_tensor *dropout_forward(tr_module *self, tr_tensor *const *inputs, int
     if (!self->seeded)
         return tr_tensor_fail(TR_STATE, "dropout: no random numbers: call tr_seed(model, seed, .step = …) before each "
             "forward in training, or tr_eval(model)");
-    return tr_dropout(inputs[0], d->p, .seed = self->key, .step = self->step, .first_sample = self->first_sample);
+    tr_dropout_attrs attrs = {.p = d->p, .seed = self->key, .step = self->step, .first_sample = self->first_sample,
+        .source = tr__capture_source(&(tr__live_source){.object = self, .type = &dropout_source})};
+    return tr_apply(tr__op(dropout), &attrs, inputs, 1, NULL);
 }
 
 tr_module *tr_dropout_layer(double p)

@@ -12,7 +12,7 @@ enum { BLOCK = 512 };
 
 tr_tensor *tr_dropout_with(const tr_dropout_options *o)
 {
-    tr_dropout_attrs attrs = {o->p, o->seed, o->step, o->first_sample};
+    tr_dropout_attrs attrs = {.p = o->p, .seed = o->seed, .step = o->step, .first_sample = o->first_sample};
     tr_tensor *x = o->x;
     return tr_apply(tr__op(dropout), &attrs, &x, 1, NULL);
 }

@@ -325,6 +325,7 @@ tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
     tr_tensor *target = has_place ? leaf->leaf->grad
         : tr__tensor_new(node->inputs[i].shape, node->inputs[i].dtype, node->inputs[i].device);
     if (!stays || tr__bad(target)) return target;
+    if (tr__grad_touch(leaf, true) != TR_OK) return tr__tensor_failed();
     if (!has_place) leaf->leaf->grad = tr_keep(target);
     leaf->leaf->has_grad = true;
     return target;

@@ -5,6 +5,7 @@
 #ifndef TR_OPS_NODE_H
 #define TR_OPS_NODE_H
 
+#include "device/capture.h"
 #include "ops/op.h"
 
 typedef struct tr__recompute_segment tr__recompute_segment; /* ops/segment.h */
@@ -82,6 +83,13 @@ typedef struct tr__leaf {
     tr__spread *shards;      /* a reference: over the ranks that have its other shards; NULL: it is whole here */
     tr__spread *stages;      /* a reference: over the ranks that have the other stages of its pipeline; NULL: there are none */
 } tr__leaf;
+
+/* The leaf's gradient is about to be cleared, written or added to; reads: whether there is one matters. Known to a capture. */
+static inline tr_status tr__grad_touch(tr_tensor *leaf, bool reads)
+{
+    tr__capture *capture = tr__capture_now();
+    return capture ? capture->leaf(capture, leaf, reads) : TR_OK;
+}
 
 struct tr__backward;
 

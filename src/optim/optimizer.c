@@ -1,5 +1,7 @@
 #include "optim/optimizer.h"
 
+#include "autograd/capture.h"
+#include "base/rng.h"
 #include "tensor/kernel.h"
 #include "tensor/match.h"
 
@@ -279,15 +281,61 @@ static tr_status show_to_device(tr__update *u, const tr__optimizer_part *part, c
     return TR_OK;
 }
 
-static tr_status step_on_device(const tr__update *u)
+/* ---- In a captured step ------------------------------------------------------------------------------------------ */
+
+/* The parameters of a run still are to be treated alike, and all of the optimizer's are what and where they were. */
+static uint64_t digest_of(const tr__live_source *source)
+{
+    const tr_optimizer *o = source->object;
+    const tr__optimized *like = &o->parameters[source->first];
+    uint64_t digest = 0;
+    for (int i = 0; i < o->count; i++) {
+        const tr__optimized *p = &o->parameters[i];
+        bool alike = p->steps == like->steps && p->lr_scale == like->lr_scale && p->weight_decay == like->weight_decay;
+        bool inside = i >= source->first && i <= source->last;
+        digest = tr__mix(digest, (uint64_t)(uintptr_t)tr__ptr(p->leaf) + 2 * p->leaf->requires_grad + (inside && alike));
+    }
+    return digest;
+}
+
+static void count_steps(const tr__live_source *source, int by)
+{
+    tr_optimizer *o = source->object;
+    for (int i = source->first; i <= source->last; i++) o->parameters[i].steps += by;
+}
+
+/* The attributes that tr_step() would give the kernel in this run. It writes to the parameters. */
+static tr_status renew_step(const tr__live_source *source, void *attrs)
+{
+    const tr_optimizer *o = source->object;
+    const tr__optimized *like = &o->parameters[source->first], *last = &o->parameters[source->last];
+    tr__update update = {.optimizer = o, .leaf = like->leaf, .step = like->steps, .lr = o->lr * like->lr_scale,
+        .weight_decay = like->weight_decay};
+    if (o->rule->prepare) TR__TRY(o->rule->prepare(&update));
+    *(tr_step_attrs *)attrs = attrs_of(&update);
+    const tr_tensor *parameters = o->parts[like->part].arena->parameters;
+    size_t size = tr_dtype_size(parameters->dtype);
+    tr__storage_touch(parameters->storage, (size_t)like->offset * size, (size_t)(last->offset + last->count) * size);
+    return TR_OK;
+}
+
+static const tr__live_source_type step_source = {.digest = digest_of, .count = count_steps, .renew = renew_step};
+
+static tr_status step_on_device(const tr__update *u, const tr__stretch *s)
 {
     char name[64];
     tr_step_attrs attrs = attrs_of(u);
     const tr_tensor *inputs[] = {u->on_device.gradients, u->on_device.direction};
     const tr_tensor *outputs[] = {u->on_device.parameters, u->on_device.state[0], u->on_device.state[1], u->on_device.state[2]};
+    tr__capture *capture = tr__capture_now();
+    if (capture)
+        capture->source = tr__capture_source(
+            &(tr__live_source){.object = (void *)u->optimizer, .first = s->first, .last = s->last, .type = &step_source});
     return tr__run_kernel(kernel_name(name, u->optimizer->rule->name, "step"), tr__device_of(u->on_device.parameters), &attrs,
         sizeof attrs, inputs, 2, outputs, 1 + TR__STATES);
 }
+
+/* ---- A step of a run --------------------------------------------------------------------------------------------- */
 
 static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
 {
@@ -318,7 +366,7 @@ static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
     if (o->rule->prepare) TR__TRY(o->rule->prepare(&update));
     pass p = {o->rule->kernel[parameters->dtype], &update};
     if (on_cpu) tr__pool_for(tr__pool_of(parameters), (update.count + BLOCK - 1) / BLOCK, GRAIN, run_blocks, &p);
-    else TR__TRY(step_on_device(&update));
+    else TR__TRY(step_on_device(&update, s));
     size_t element_size = tr_dtype_size(parameters->dtype);
     tr__storage_touch(parameters->storage, (size_t)begin * element_size, (size_t)end * element_size);
     return TR_OK;

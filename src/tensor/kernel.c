@@ -1,6 +1,7 @@
 #include "tensor/kernel.h"
 
 #include "base/check.h"
+#include "device/capture.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -15,6 +16,12 @@ static pthread_once_t asked = PTHREAD_ONCE_INIT;
 static void ask(void)
 {
     synchronous = tr__check_asks("sync");
+}
+
+bool tr__waits_for_kernels(void)
+{
+    pthread_once(&asked, ask);
+    return synchronous;
 }
 
 bool tr__has_kernel(tr_device device, const char *op)
@@ -58,8 +65,14 @@ tr_status tr__run_kernel(const char *op, tr_device device, const void *attrs, si
     tr_device_tensor in[MOST], out[MOST];
     for (int i = 0; i < n_inputs; i++) in[i] = seen(inputs[i]);
     for (int i = 0; i < n_outputs; i++) out[i] = seen(outputs[i]);
+    int number = -1;
+    tr__capture *capture = tr__capture_now();
+    TR__TRY(tr__capture_check_device(device));
+    if (strcmp(op, "random") == 0)
+        TR__TRY(tr__capture_refuse("draws random numbers, which would be the same in each run", "make them one of its inputs"));
     tr_kernel_call call = {.size = sizeof call, .op = op, .index = device.index, .attrs = attrs_size ? attrs : NULL,
-        .attrs_size = attrs_size, .n_inputs = n_inputs, .n_outputs = n_outputs, .inputs = in, .outputs = out};
+        .attrs_size = attrs_size, .n_inputs = n_inputs, .n_outputs = n_outputs, .inputs = in, .outputs = out,
+        .live = capture ? &number : NULL};
     char name[16];
     tr_status status = TR_DECLINED;
     uint64_t failures = tr__failures();
@@ -71,8 +84,8 @@ tr_status tr__run_kernel(const char *op, tr_device device, const void *attrs, si
         status = kernel->entry.run(&call);
     }
     if (status == TR_DECLINED) return fail_unsupported(op, device, inputs, n_inputs, outputs, n_outputs);
-    pthread_once(&asked, ask);
-    if (status == TR_OK && synchronous) status = tr__plugin(device.kind)->stream_synchronize(device.index, NULL);
+    if (status == TR_OK && capture) return tr__capture_kernel(capture, op, number, attrs, attrs_size);
+    if (status == TR_OK && tr__waits_for_kernels()) status = tr__plugin(device.kind)->stream_synchronize(device.index, NULL);
     if (status == TR_OK) return TR_OK;
     return tr__fail_context(tr__fail_unsaid(status, failures), "%s on %s", op, tr_device_name(device, name));
 }

@@ -6,6 +6,8 @@
 
 #include <trireme/device.h>
 
+/* Does TRIREME_CHECK ask for each kernel's end to be waited for? */
+bool tr__waits_for_kernels(void);
 /* Has the device any kernel for the op? */
 bool tr__has_kernel(tr_device device, const char *op);
 /* Enqueues a kernel of the op. Inputs and outputs may be NULL where the op allows it; all are on the device. TR_UNSUPPORTED, naming

@@ -2,6 +2,7 @@
 #include "tensor/tensor.h"
 
 #include "base/given.h"
+#include "device/capture.h"
 #include "tensor/kernel.h"
 
 #include <inttypes.h>
@@ -271,7 +272,9 @@ tr_tensor *tr_arange(int64_t n, tr_dtype dtype, tr_device device)
     void *values = malloc((size_t)(n ? n : 1) * tr_dtype_size(dtype));
     if (!values) return tr__tensor_fail(TR_NO_MEMORY, "no memory for %" PRId64 " numbers", n);
     for (int64_t i = 0; i < n; i++) tr__store(dtype, values, i, (double)i);
-    copy_in(t, values);
+    tr__capture *capture = device.kind == TR_CPU ? NULL : tr__capture_now();
+    if (!capture || n == 0) copy_in(t, values);
+    else if (tr__capture_constant(capture, tr__ptr(t), values, (size_t)n * tr_dtype_size(dtype)) != TR_OK) tr__object_break(t);
     free(values);
     return t;
 }

@@ -87,6 +87,9 @@ alike '"final_loss":'
 "$TRIREME" bench model --model lenet --batch 1 --steps 1 --warmup 0 --device cuda:1 --json cuda.out >out 2>err ||
     fail "bench model ends with $?"
 grep -q "^device's memory  *[0-9]*\.[0-9] MB" out || fail "bench model says: $(cat out)"
+"$TRIREME" bench model --model mlp --batch 1 --steps 1 --warmup 0 --device cuda --capture --json captured.out >out 2>err ||
+    fail "bench model --capture ends with $?"
+grep -q '^captured  *49 steps launched as a graph, 1 op by op' out || fail "bench model --capture says: $(cat out)"
 ! "$TRIREME" train gpt --data text --device cuda:7 2>err || fail "there is a cuda:7"
 grep -q 'train gpt: --device: there is no device cuda:7: this process has cuda:0 to cuda:1' err || fail "cuda:7"
 ! CUDA_EMULATOR=memory_mb=2 "$TRIREME" train gpt --data text --layers 2 --heads 2 --dim 64 --batch 16 --device cuda --out small \

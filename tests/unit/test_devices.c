@@ -354,6 +354,32 @@ static void an_optimizer_without_a_kernel_says_so(void **state)
     assert_non_null(strstr(tr_error_message(), "is on toy:0, which has no kernel adamw_step"));
 }
 
+static tr_status double_it(tr_tensor *const *inputs, int n, tr_tensor **output, void *user)
+{
+    (void)n;
+    ++*(int *)user;
+    *output = tr_add(inputs[0], inputs[0]);
+    return TR_OK;
+}
+
+static void a_device_without_graphs_runs_captured_steps_op_by_op(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    int calls = 0;
+    tr_captured_step *step = tr_capture(double_it, &calls);
+    for (int i = 0; i < 4; i++) {
+        tr_tensor *y, *x = tr_full(i, TR_SHAPE(3), .device = toy(0));
+        OK(tr_captured_run(step, &y, x));
+        assert_close(y, tr_full(2.0 * i, TR_SHAPE(3)), 0);
+    }
+    assert_int_equal(calls, 4);
+    tr_captured_counts counts = {.size = sizeof counts};
+    OK(tr_captured_count(step, &counts));
+    assert_int_equal(counts.called, 4);
+    assert_int_equal(counts.captured + counts.launched, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest before[] = {cmocka_unit_test(a_plugin_that_cannot_be_used_says_why)};
@@ -371,6 +397,7 @@ int main(void)
         cmocka_unit_test(a_kernel_that_fails_is_reported_by_the_next_wait),
         cmocka_unit_test(a_program_registers_kernels_for_its_own_op),
         cmocka_unit_test(an_optimizer_without_a_kernel_says_so),
+        cmocka_unit_test(a_device_without_graphs_runs_captured_steps_op_by_op),
     };
     int failed = cmocka_run_group_tests(before, NULL, NULL);
     setenv("TRIREME_PLUGINS", TOY, 1);
