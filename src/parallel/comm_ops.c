@@ -38,9 +38,9 @@ static tr_group *group_of(const tr_tensor *holder)
 
 /* ---- Steps -------------------------------------------------------------------------------------------------------------- */
 
-static tr_status collect(const comm_attrs *a, tr_group *group, tr_collective_kind kind, tr_tensor *out, const tr_tensor *in)
+static tr_status collect(const comm_attrs *a, tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out)
 {
-    return tr_collective_tensor(group, kind, out, in, TR_SUM, 0, 0, a->file, a->line);
+    return tr_collective_tensor(group, kind, in, out, TR_SUM, 0, 0, a->file, a->line);
 }
 
 /* Block b of `blocks` equal ones along a dimension, in place. */
@@ -89,20 +89,20 @@ static tr_status copy_blocks(tr_tensor *blocks, tr_tensor *whole, int dim, bool 
 
 static tr_status join(const comm_attrs *a, tr_group *group, tr_tensor *out, const tr_tensor *x)
 {
-    if (outermost(x->shape, a->dim)) return collect(a, group, TR_ALL_GATHER, out, x);
+    if (outermost(x->shape, a->dim)) return collect(a, group, TR_ALL_GATHER, x, out);
     tr_tensor *blocks = apart(out, a->dim, tr_world_size(group));
     TR__TRY(tr_status_of(blocks));
-    TR__TRY(collect(a, group, TR_ALL_GATHER, blocks, x));
+    TR__TRY(collect(a, group, TR_ALL_GATHER, x, blocks));
     return copy_blocks(blocks, out, a->dim, true);
 }
 
 static tr_status sum_own(const comm_attrs *a, tr_group *group, tr_tensor *out, tr_tensor *x)
 {
-    if (outermost(x->shape, a->dim)) return collect(a, group, TR_REDUCE_SCATTER, out, x);
+    if (outermost(x->shape, a->dim)) return collect(a, group, TR_REDUCE_SCATTER, x, out);
     tr_tensor *blocks = apart(x, a->dim, tr_world_size(group));
     TR__TRY(tr_status_of(blocks));
     TR__TRY(copy_blocks(blocks, x, a->dim, false));
-    return collect(a, group, TR_REDUCE_SCATTER, out, blocks);
+    return collect(a, group, TR_REDUCE_SCATTER, blocks, out);
 }
 
 /* out: row-major, of the shape that the step gives. */
@@ -118,7 +118,7 @@ static tr_status take_step(step s, const comm_attrs *a, tr_group *group, tr_tens
     }
     if (s == SUM) {
         TR__TRY(tr_copy_into(out, x));
-        return collect(a, group, TR_ALL_REDUCE, out, NULL);
+        return collect(a, group, TR_ALL_REDUCE, NULL, out);
     }
     x = tr_contiguous(x);
     TR__TRY(tr_status_of(x));
