@@ -19,8 +19,8 @@ static double now(void)
 
 static tr_module *half(uint64_t seed, bool last)
 {
-    return tr_sequential(tr_linear(WIDE, WIDE, .seed = seed), tr_activation(tr_relu), tr_linear(WIDE, WIDE, .seed = seed + 1),
-        tr_activation(tr_relu), last ? tr_linear(WIDE, CLASSES, .seed = seed + 2) : tr_sequential_n(NULL, 0));
+    return tr_sequential(tr_linear(WIDE, WIDE, .seed = seed), tr_activation_layer(tr_relu), tr_linear(WIDE, WIDE, .seed = seed + 1),
+        tr_activation_layer(tr_relu), last ? tr_linear(WIDE, CLASSES, .seed = seed + 2) : tr_sequential_n(NULL, 0));
 }
 
 static tr_tensor *loss_of(tr_tensor *output, tr_tensor *y, void *user)

@@ -77,7 +77,7 @@ static tr_status write_logits(const struct model *m, const char *model, const ch
     tr_status status = tr_load_state_dict(net, tr_safetensors_load(model));
     if (status == TR_OK) status = tr_eval(net);
     if (status != TR_OK) return status;
-    tr_tensor_list *in = tr_safetensors_load(inputs), *out = tr_list();
+    tr_tensor_list *in = tr_safetensors_load(inputs), *out = tr_list_new();
     tr_tensor *x = tr_list_find(in, "x"), *mask = tr_list_find(in, "mask");
     status = tr_list_add(out, "logits", mask ? tr_forward(net, x, mask) : tr_forward(net, x));
     return status == TR_OK ? tr_safetensors_save(logits, out) : status;

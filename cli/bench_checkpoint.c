@@ -74,8 +74,8 @@ static tr_status make_tensors(bench_checkpoint *b)
         {"mlp.c_proj.weight", 4 * DIM, DIM},
         {"mlp.c_proj.bias", 1, DIM},
     };
-    b->model = tr_list();
-    b->state = tr_list();
+    b->model = tr_list_new();
+    b->state = tr_list_new();
     tr_status status = tr_status_of(b->model);
     for (int layer = 0; layer < LAYERS && status == TR_OK; layer++) {
         for (size_t i = 0; i < sizeof block / sizeof *block && status == TR_OK; i++) {

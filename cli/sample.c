@@ -93,7 +93,7 @@ static int load(sample *s)
     }
     int code = build(s, path, list, &size);
     if (code >= 0) return code;
-    if (strcmp(tokenizer, "bytes") != 0) s->tokenizer = tr_keep(tr_tokenizer(tokenizer));
+    if (strcmp(tokenizer, "bytes") != 0) s->tokenizer = tr_keep(tr_tokenizer_load(tokenizer));
     if (tr_status_of(s->tokenizer) != TR_OK) return failed(tr_error_message());
     if (s->vocab != (s->tokenizer ? tr_tokenizer_vocab(s->tokenizer) : 256)) {
         tr__complain(SAMPLE, "%s: the model has %d tokens, and %s is another vocabulary", path, s->vocab, tokenizer);

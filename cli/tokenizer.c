@@ -37,10 +37,10 @@ static int train(int argc, char **argv)
         options, .operands = {0, 0}};
     int code = tr__parse(&syntax, &argc, argv);
     if (code >= 0) return code;
-    tr_text *text = tr_text(data, .suffixes = suffixes, .validation = 0);
+    tr_text *text = tr_text_load(data, .suffixes = suffixes, .validation = 0);
     tr_tokenizer *t = tr_tokenizer_train(text, .vocab = vocab, .least = least);
     if (tr_status_of(t) != TR_OK || tr_tokenizer_save(t, out) != TR_OK) return failed(TRAIN);
-    tr_text *tokens = tr_text(data, .suffixes = suffixes, .validation = 0, .tokenizer = t);
+    tr_text *tokens = tr_text_load(data, .suffixes = suffixes, .validation = 0, .tokenizer = t);
     if (tr_status_of(tokens) != TR_OK) return failed(TRAIN);
     double bytes = (double)tr_text_bytes(text, false), count = (double)tr_text_tokens(tokens, false);
     printf("%d tokens in %s: %s is %.0f of them, one for %.2f bytes\n", tr_tokenizer_vocab(t), out, data, count,
@@ -77,7 +77,7 @@ static int encode(int argc, char **argv)
         options, .operands = {1, 1}};
     int code = tr__parse(&syntax, &argc, argv);
     if (code >= 0) return code;
-    tr_tokenizer *t = tr_tokenizer(path);
+    tr_tokenizer *t = tr_tokenizer_load(path);
     tr_tensor *ids = tr_encode(t, argv[0]);
     if (tr_status_of(ids) != TR_OK) return failed(ENCODE);
     for (int64_t i = 0; i < tr_numel(ids); i++) print_token(t, ((const int32_t *)tr_data(ids))[i]);

@@ -129,7 +129,7 @@ tr_status tr__train_begin_with(tr__train *t, tr_module *model, const tr__train_w
 {
     TR_SCOPE;
     if (!t->init) return TR_OK;
-    tr_tensor_list *state = tr_list();
+    tr_tensor_list *state = tr_list_new();
     tr_load_report report;
     tr_status status = take_weights(read_weights(t->init, model), w, state);
     if (status == TR_OK)

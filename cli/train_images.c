@@ -249,7 +249,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     tr_module *model;
     status = build(t, !resume, &model);
     if (status != TR_OK) return status;
-    if (group && strcmp(m->batch_norm, "group") == 0) status = tr_sync_batch_norm(model, group);
+    if (group && strcmp(m->batch_norm, "group") == 0) status = tr_convert_sync_batch_norm(model, group);
     if (status == TR_OK) status = tr__train_prepare(t, group, model);
     if (status != TR_OK) return status;
     t->parameters = count_parameters(model);

@@ -114,13 +114,13 @@ static tr_status fit(run *r, tr_group *group)
     tr__train *t = r->train;
     tr_status status = t->kind->trainer(t, group, t->resume ? t->out : NULL, &r->trainer);
     if (status != TR_OK) return status;
-    tr_tensor_list *about = tr_list();
+    tr_tensor_list *about = tr_list_new();
     if ((status = describe(t, about)) != TR_OK) return status;
 
     r->until = t->stop_at && t->stop_at < t->steps ? t->stop_at : t->steps;
     if (r->rank == 0) {
         introduce(r);
-        r->progress = tr_progress(stderr, .plain = t->plain, .ascii = !tr__terminal_utf8(), .item = t->kind->item);
+        r->progress = tr_progress_new(stderr, .plain = t->plain, .ascii = !tr__terminal_utf8(), .item = t->kind->item);
     }
     int64_t begun = now_ns();
     watch_signals();

@@ -126,7 +126,7 @@ static tr_status check_kind(const text_training *m)
 static tr_status read_tokenizer(const tr__train *t)
 {
     text_training *m = t->own;
-    if (!m->tokens && strcmp(m->tokenizer, "bytes") != 0) m->tokens = tr_tokenizer(m->tokenizer);
+    if (!m->tokens && strcmp(m->tokenizer, "bytes") != 0) m->tokens = tr_tokenizer_load(m->tokenizer);
     tr_status status = tr_status_of(m->tokens);
     if (status == TR_OK) status = check_kind(m);
     return status == TR_OK && m->language->masking ? m->language->masking(m->tokens, &m->masking) : status;
@@ -142,7 +142,7 @@ static int window(const text_training *m)
 static tr_text *read_text(const tr__train *t)
 {
     const text_training *m = t->own;
-    return tr_text(t->data, .suffixes = m->suffixes, .tokenizer = m->tokens);
+    return tr_text_load(t->data, .suffixes = m->suffixes, .tokenizer = m->tokens);
 }
 
 static const char *unit(const text_training *m)
@@ -275,7 +275,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     tr__language_size size = size_of(t);
     t->parameters = m->language->parameters(&size);
     if (!m->text) m->text = read_text(t);
-    *out = tr_trainer(model, m->text, .group = group, .context = m->context, .global_batch = t->batch,
+    *out = tr_trainer_new(model, m->text, .group = group, .context = m->context, .global_batch = t->batch,
                       .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
                       .min_lr = t->min_lr, .weight_decay = t->weight_decay,
                       .clip = t->clip, .seed = (uint64_t)t->seed, .autocast = tr__train_autocast(t),

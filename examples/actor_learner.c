@@ -36,7 +36,7 @@ static bool push(double c[features], bool right)
 /* [n, 4] -> [n, 2]: how much it is for left and right */
 static tr_module *make_policy(void)
 {
-    tr_module *made = tr_sequential(tr_linear(features, 32, .seed = 1), tr_activation(tr_tanh), tr_linear(32, 2, .seed = 2));
+    tr_module *made = tr_sequential(tr_linear(features, 32, .seed = 1), tr_activation_layer(tr_tanh), tr_linear(32, 2, .seed = 2));
     TR_CHECK(tr_module_to(made, here));
     return made;
 }
@@ -81,7 +81,7 @@ static tr_tensor_list *results(game *g)
 {
     for (int i = 0; i < g->rows; i++)
         g->gained[i] = (float)((1 - pow(discount, g->steps[g->episode_of[i]] - g->step_of[i])) / (1 - discount));
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "seen", tr_from(g->seen, TR_SHAPE(g->rows, features))));
     TR_CHECK(tr_list_add(list, "done", tr_from(g->done, TR_SHAPE(g->rows, 1), .dtype = TR_I64)));
     TR_CHECK(tr_list_add(list, "gained", tr_from(g->gained, TR_SHAPE(g->rows, 1))));

@@ -49,7 +49,7 @@ static tr_status get_image(const tr_sample_call *call, tr_sample *out)
 
 static tr_module *make_model(void)
 {
-    return tr_sequential(tr_conv2d(1, 8, 3, .padding = 1, .seed = 1), tr_activation(tr_relu), tr_max_pool2d_layer(2),
+    return tr_sequential(tr_conv2d(1, 8, 3, .padding = 1, .seed = 1), tr_activation_layer(tr_relu), tr_max_pool2d_layer(2),
         tr_flatten_layer(), tr_linear(8 * SIDE / 2 * SIDE / 2, CLASSES, .seed = 2));
 }
 

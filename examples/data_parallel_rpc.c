@@ -29,14 +29,14 @@ typedef struct settings {
 /* [batch, 1, 12, 12] -> [batch, 288] */
 static tr_module *make_body(void)
 {
-    return tr_sequential(tr_conv2d(1, 8, 3, .padding = 1, .seed = 1), tr_activation(tr_relu), tr_max_pool2d_layer(2),
+    return tr_sequential(tr_conv2d(1, 8, 3, .padding = 1, .seed = 1), tr_activation_layer(tr_relu), tr_max_pool2d_layer(2),
         tr_flatten_layer());
 }
 
 /* [batch, 288] -> [batch, 10] */
 static tr_module *make_head(void)
 {
-    return tr_sequential(tr_linear(8 * (SIDE / 2) * (SIDE / 2), 32, .seed = 2), tr_activation(tr_tanh),
+    return tr_sequential(tr_linear(8 * (SIDE / 2) * (SIDE / 2), 32, .seed = 2), tr_activation_layer(tr_tanh),
         tr_linear(32, CLASSES, .seed = 3));
 }
 
@@ -57,7 +57,7 @@ TR_RPC_WITH_STATE(body, RETURNS(OBJECT));
 static tr_tensor *loss_of(tr_module *net, tr_device here, int step, double *right)
 {
     tr_tensor *y = tr_argmax(tr_rand(9000 + (uint64_t)step, TR_SHAPE(BATCH, CLASSES)), 1); /* [batch] */
-    tr_tensor *patterns = tr_embedding_op(tr_randn(7, TR_SHAPE(CLASSES, SIDE * SIDE)), y);
+    tr_tensor *patterns = tr_embedding_op(y, tr_randn(7, TR_SHAPE(CLASSES, SIDE * SIDE)));
     tr_tensor *noise = tr_randn(100 + (uint64_t)step, TR_SHAPE(BATCH, SIDE * SIDE));
     tr_tensor *images = tr_reshape(tr_add(patterns, noise), TR_SHAPE(BATCH, 1, SIDE, SIDE));
     tr_tensor *logits = tr_forward(net, tr_to(images, here));

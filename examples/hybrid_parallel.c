@@ -26,7 +26,7 @@ static tr_dataset *patterns(int64_t count)
 {
     TR_SCOPE;
     tr_tensor *y = tr_argmax(tr_rand(1, TR_SHAPE(count, CLASSES)), 1); /* [count] */
-    tr_tensor *clean = tr_embedding_op(tr_randn(2, TR_SHAPE(CLASSES, SIDE * SIDE)), y);
+    tr_tensor *clean = tr_embedding_op(y, tr_randn(2, TR_SHAPE(CLASSES, SIDE * SIDE)));
     tr_tensor *x = tr_add(clean, tr_affine(tr_randn(3, TR_SHAPE(count, SIDE * SIDE)), 2, 0));
     return tr_escape(tr_dataset_tensors(tr_reshape(x, TR_SHAPE(count, 1, SIDE, SIDE)), y));
 }
@@ -53,11 +53,11 @@ static tr_module *split_new(tr_device first, tr_device second)
     m->first = first;
     m->second = second;
     m->features = tr_module_add(module, "features",
-        tr_sequential(tr_conv2d(1, 16, 5, .padding = 2, .seed = 1), tr_activation(tr_relu), tr_max_pool2d_layer(2),
-            tr_conv2d(16, 32, 5, .padding = 2, .seed = 2), tr_activation(tr_relu), tr_max_pool2d_layer(2),
+        tr_sequential(tr_conv2d(1, 16, 5, .padding = 2, .seed = 1), tr_activation_layer(tr_relu), tr_max_pool2d_layer(2),
+            tr_conv2d(16, 32, 5, .padding = 2, .seed = 2), tr_activation_layer(tr_relu), tr_max_pool2d_layer(2),
             tr_flatten_layer()));
     m->classifier = tr_module_add(module, "classifier",
-        tr_sequential(tr_linear(32 * 7 * 7, 128, .seed = 3), tr_activation(tr_relu), tr_linear(128, CLASSES, .seed = 4)));
+        tr_sequential(tr_linear(32 * 7 * 7, 128, .seed = 3), tr_activation_layer(tr_relu), tr_linear(128, CLASSES, .seed = 4)));
     if (tr_module_to(m->features, first) != TR_OK || tr_module_to(m->classifier, second) != TR_OK)
         return tr_module_fail(TR_DEVICE, "%s", tr_error_message());
     return module;

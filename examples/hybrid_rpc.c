@@ -35,7 +35,7 @@ static tr_module *make_table(int i, tr_device here)
 static tr_module *make_dense(tr_device here)
 {
     tr_module *first = tr_linear(tables * dim, hidden, .seed = 11), *second = tr_linear(hidden, stars, .seed = 12);
-    return placed(tr_sequential(first, tr_activation(tr_tanh), second), here);
+    return placed(tr_sequential(first, tr_activation_layer(tr_tanh), second), here);
 }
 
 /* The loss of a trainer's batch of a step. ids, of users and of items: [batch]; the stars: what two hidden tables say. */
@@ -45,7 +45,7 @@ static tr_tensor *batch_loss(tr_module *const *table, tr_module *dense, tr_devic
     for (int i = 0; i < tables; i++) {
         uint64_t number = (uint64_t)((trainer * all_steps + step) * tables + i);
         tr_tensor *ids = tr_argmax(tr_rand(1000 + number, TR_SHAPE(batch, rows)), 1);
-        tr_tensor *one = tr_embedding_op(tr_randn(100 + (uint64_t)i, TR_SHAPE(rows, stars)), ids);
+        tr_tensor *one = tr_embedding_op(ids, tr_randn(100 + (uint64_t)i, TR_SHAPE(rows, stars)));
         likes = likes ? tr_add(likes, one) : one;
         row[i] = tr_forward(table[i], tr_to(ids, here)); /* [batch, dim]: of a remote module, from its server */
     }

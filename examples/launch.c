@@ -34,7 +34,7 @@ static tr_status cleanup(tr_group *world)
 
 static tr_module *toy_model(uint64_t seed, tr_device here)
 {
-    tr_module *model = tr_sequential(tr_linear(FEATURES, HIDDEN, .seed = seed), tr_activation(tr_relu),
+    tr_module *model = tr_sequential(tr_linear(FEATURES, HIDDEN, .seed = seed), tr_activation_layer(tr_relu),
         tr_linear(HIDDEN, OUTPUTS, .seed = seed + 1));
     tr_status status = tr_module_to(model, here);
     return status == TR_OK ? model : tr_module_fail(status, "%s", tr_error_message());

@@ -38,8 +38,8 @@ static tr_module *make_net(tr_device first, tr_device second)
 {
     tr_module *net = tr_module_new("halves", sizeof(halves), halves_forward);
     halves *h = tr_module_state(net);
-    h->half[0] = tr_sequential(tr_linear(features, 128, .seed = 1), tr_activation(tr_gelu), tr_linear(128, 128, .seed = 2));
-    h->half[1] = tr_sequential(tr_activation(tr_gelu), tr_linear(128, classes, .seed = 3));
+    h->half[0] = tr_sequential(tr_linear(features, 128, .seed = 1), tr_activation_layer(tr_gelu), tr_linear(128, 128, .seed = 2));
+    h->half[1] = tr_sequential(tr_activation_layer(tr_gelu), tr_linear(128, classes, .seed = 3));
     tr_module_add(net, "first", h->half[0]);
     tr_module_add(net, "second", h->half[1]);
     TR_CHECK(tr_module_to(h->half[0], first));
@@ -61,7 +61,7 @@ static tr_tensor *make_batch(int step, tr_tensor **y)
     tr_tensor *patterns = tr_randn(7, TR_SHAPE(classes, features));
     tr_tensor *noise = tr_randn((uint64_t)(100 + step), TR_SHAPE(batch, features));
     *y = tr_argmax(tr_rand((uint64_t)(9000 + step), TR_SHAPE(batch, classes)), 1);
-    return tr_add(tr_embedding_op(patterns, *y), noise);
+    return tr_add(tr_embedding_op(*y, patterns), noise);
 }
 
 /* Trains the network, through the pipeline unless that is NULL, and gives the last step's loss. */

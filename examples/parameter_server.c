@@ -48,7 +48,7 @@ static tr_tensor *make_samples(int64_t first, int64_t n, tr_tensor **y)
 {
     tr_tensor *patterns = tr_randn(1, TR_SHAPE(classes, pixels), .device = here);
     *y = tr_argmax(tr_rand(3 + (uint64_t)first, TR_SHAPE(n, classes), .device = here), 1);
-    return tr_add(tr_embedding_op(patterns, *y), tr_randn(2 + (uint64_t)first, TR_SHAPE(n, pixels), .device = here));
+    return tr_add(tr_embedding_op(*y, patterns), tr_randn(2 + (uint64_t)first, TR_SHAPE(n, pixels), .device = here));
 }
 
 static int64_t samples_of(int trainer, int step)
@@ -64,7 +64,7 @@ static tr_tensor *loss_from(tr_module *net, int64_t first)
 
 static tr_module *join_layers(tr_module *first, tr_module *second)
 {
-    return tr_sequential(first, tr_activation(tr_relu), second);
+    return tr_sequential(first, tr_activation_layer(tr_relu), second);
 }
 
 /* The loss of a trainer's batch, in the context of who asks for it. */

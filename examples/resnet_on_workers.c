@@ -59,7 +59,7 @@ TR_RPC(stage, I64, RETURNS(OBJECT)); /* workers make theirs */
 static tr_tensor *batch_loss(tr_module *net, int step)
 {
     tr_tensor *y = tr_argmax(tr_rand(100 + (uint64_t)step, TR_SHAPE(batch, classes), .device = here), 1);
-    tr_tensor *x = tr_embedding_op(tr_randn(7, TR_SHAPE(classes, 3 * side * side), .device = here), y);
+    tr_tensor *x = tr_embedding_op(y, tr_randn(7, TR_SHAPE(classes, 3 * side * side), .device = here));
     x = tr_add(x, tr_affine(tr_randn(9000 + (uint64_t)step, tr_shape_of(x), .device = here), 2, 0));
     return tr_cross_entropy(tr_forward(net, tr_reshape(x, TR_SHAPE(batch, 3, side, side))), y);
 }
@@ -71,7 +71,7 @@ static tr_status gradients(void *module, tr_tensor_list **out)
 {
     tr_dist_context *context = tr_dist_context_current(tr_rpc_current());
     tr_tensor_list *parameters = tr_parameters(module);
-    *out = tr_list();
+    *out = tr_list_new();
     for (int i = 0; i < tr_list_count(parameters); i++)
         TRY(tr_list_add(*out, tr_list_name(parameters, i), tr_dist_grad(context, tr_list_at(parameters, i))));
     return TR_OK;

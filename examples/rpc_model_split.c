@@ -24,13 +24,13 @@ typedef struct settings {
 static tr_module *first_half(void)
 {
     tr_module *in = tr_linear(features, hidden, .seed = 1), *out = tr_linear(hidden, hidden, .seed = 2);
-    return tr_sequential(in, tr_activation(tr_gelu), out);
+    return tr_sequential(in, tr_activation_layer(tr_gelu), out);
 }
 
 /* [batch, hidden] -> [batch, classes]; here: a tr_device. What the other worker makes stays there: the caller gets a reference. */
 static void *second_half(void *here)
 {
-    tr_module *half = tr_sequential(tr_activation(tr_gelu), tr_linear(hidden, classes, .seed = 3));
+    tr_module *half = tr_sequential(tr_activation_layer(tr_gelu), tr_linear(hidden, classes, .seed = 3));
     tr_status status = tr_module_to(half, *(tr_device *)here);
     return status == TR_OK ? half : tr_module_fail(status, "%s", tr_error_message());
 }
@@ -42,7 +42,7 @@ static tr_tensor *loss_of(tr_module *net, int step)
 {
     tr_tensor *patterns = tr_randn(7, TR_SHAPE(classes, features));
     tr_tensor *y = tr_argmax(tr_rand((uint64_t)(9000 + step), TR_SHAPE(batch, classes)), 1);
-    tr_tensor *x = tr_add(tr_embedding_op(patterns, y), tr_randn((uint64_t)(100 + step), TR_SHAPE(batch, features)));
+    tr_tensor *x = tr_add(tr_embedding_op(y, patterns), tr_randn((uint64_t)(100 + step), TR_SHAPE(batch, features)));
     tr_tensor *output = tr_forward(net, tr_to(x, tr_device_of(tr_list_at(tr_parameters(net), 0))));
     return tr_cross_entropy(output, tr_to(y, tr_device_of(output)));
 }

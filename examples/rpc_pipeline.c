@@ -31,7 +31,7 @@ static void *make_stage(int64_t stage, int64_t stages)
 {
     tr_module *in = tr_linear(stage ? hidden : features, hidden, .seed = (uint64_t)(1 + 2 * stage));
     tr_module *out = tr_linear(hidden, stage == stages - 1 ? classes : hidden, .seed = (uint64_t)(2 + 2 * stage));
-    tr_module *made = tr_sequential(in, tr_activation(tr_gelu), out);
+    tr_module *made = tr_sequential(in, tr_activation_layer(tr_gelu), out);
     TR_CHECK(tr_module_to(made, here));
     return made;
 }
@@ -100,7 +100,7 @@ static tr_tensor *make_batch(int step, tr_tensor **y)
 {
     tr_tensor *patterns = tr_randn(7, TR_SHAPE(classes, features), .device = here);
     *y = tr_argmax(tr_rand((uint64_t)(9000 + step), TR_SHAPE(batch, classes), .device = here), 1);
-    return tr_add(tr_embedding_op(patterns, *y), tr_randn((uint64_t)(100 + step), TR_SHAPE(batch, features), .device = here));
+    return tr_add(tr_embedding_op(*y, patterns), tr_randn((uint64_t)(100 + step), TR_SHAPE(batch, features), .device = here));
 }
 
 static double pipeline_step(const pipeline *p, tr_dist_optimizer *optimizer, int step)

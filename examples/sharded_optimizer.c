@@ -25,7 +25,7 @@ typedef struct learner {
 
 static learner make_learner(tr_group *world, tr_device here)
 {
-    tr_module *net = tr_sequential(tr_linear(features, 256, .seed = 1), tr_activation(tr_relu),
+    tr_module *net = tr_sequential(tr_linear(features, 256, .seed = 1), tr_activation_layer(tr_relu),
         tr_linear(256, classes, .seed = 2));
     TR_CHECK(tr_module_to(net, here));
     return (learner){net, tr_ddp(net, world), tr_adamw(tr_parameters(net), .lr = 1e-3)};
@@ -36,7 +36,7 @@ static tr_tensor *make_share(tr_group *world, int step, tr_tensor **y)
 {
     int64_t n = batch / tr_world_size(world), first = n * tr_rank(world);
     tr_tensor *all = tr_argmax(tr_rand((uint64_t)(9000 + step), TR_SHAPE(batch, classes)), 1);
-    tr_tensor *x = tr_add(tr_embedding_op(tr_randn(7, TR_SHAPE(classes, features)), all),
+    tr_tensor *x = tr_add(tr_embedding_op(all, tr_randn(7, TR_SHAPE(classes, features))),
         tr_randn((uint64_t)(100 + step), TR_SHAPE(batch, features)));
     *y = tr_slice(all, 0, first, first + n);
     return tr_slice(x, 0, first, first + n);

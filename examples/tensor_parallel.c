@@ -25,15 +25,15 @@ typedef struct settings {
 
 static tr_module *make_whole(void)
 {
-    return tr_sequential(tr_embedding(words, dim, .seed = 1), tr_linear(dim, hidden, .seed = 2), tr_activation(tr_gelu),
+    return tr_sequential(tr_embedding(words, dim, .seed = 1), tr_linear(dim, hidden, .seed = 2), tr_activation_layer(tr_gelu),
         tr_linear(hidden, words, .seed = 3));
 }
 
 /* The same network with this rank's slices of it: the same seeds give the same weights. */
 static tr_module *make_slices(tr_group *tp)
 {
-    return tr_sequential(tr_sharded_embedding(words, dim, .group = tp, .seed = 1),
-        tr_column_linear(dim, hidden, .group = tp, .seed = 2), tr_activation(tr_gelu),
+    return tr_sequential(tr_vocab_parallel_embedding(words, dim, .group = tp, .seed = 1),
+        tr_column_linear(dim, hidden, .group = tp, .seed = 2), tr_activation_layer(tr_gelu),
         tr_row_linear(hidden, words, .group = tp, .seed = 3));
 }
 

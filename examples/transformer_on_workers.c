@@ -54,7 +54,7 @@ static tr_module *make_transformer(tr_module *const *given)
     for (int i = 0; i < layers; i++) {
         t->attention[i] = given[i];
         t->feed_forward[i] = tr_sequential(tr_layer_norm(dim), tr_linear(dim, 4 * dim, .seed = 20 + (uint64_t)i),
-            tr_activation(tr_gelu), tr_linear(4 * dim, dim, .seed = 30 + (uint64_t)i));
+            tr_activation_layer(tr_gelu), tr_linear(4 * dim, dim, .seed = 30 + (uint64_t)i));
     }
     tr_module_add(net, "attention", tr_sequential_n(t->attention, layers));
     tr_module_add(net, "feed_forward", tr_sequential_n(t->feed_forward, layers));
@@ -77,7 +77,7 @@ static tr_status gradients(void *module, tr_tensor_list **out)
 {
     tr_dist_context *context = tr_dist_context_current(tr_rpc_current());
     tr_tensor_list *parameters = tr_parameters(module);
-    *out = tr_list();
+    *out = tr_list_new();
     for (int i = 0; i < tr_list_count(parameters); i++)
         TRY(tr_list_add(*out, tr_list_name(parameters, i), tr_dist_grad(context, tr_list_at(parameters, i))));
     return TR_OK;

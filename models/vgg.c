@@ -53,7 +53,7 @@ static tr_module *features_new(const int *layout, const tr_vgg_options *o, uint6
             .seed = tr__layer_seed(seed, (uint64_t)n));
         n++;
         if (o->batch_norm) layers[n++] = tr_batch_norm2d(*layout);
-        layers[n++] = tr_activation(tr_relu);
+        layers[n++] = tr_activation_layer(tr_relu);
         in = *layout;
     }
     return tr_sequential_n(layers, n);
@@ -67,7 +67,7 @@ static tr_module *classifier_new(const tr_vgg_options *o, uint64_t seed)
     tr_module *first = tr_linear(512 * POOLED * POOLED, WIDE, .init_std = 0.01, .seed = tr__layer_seed(seed, 100));
     tr_module *second = tr_linear(WIDE, WIDE, .init_std = 0.01, .seed = tr__layer_seed(seed, 101));
     tr_module *last = tr_linear(WIDE, classes, .init_std = 0.01, .seed = tr__layer_seed(seed, 102));
-    return tr_sequential(first, tr_activation(tr_relu), tr_dropout_layer(p), second, tr_activation(tr_relu),
+    return tr_sequential(first, tr_activation_layer(tr_relu), tr_dropout_layer(p), second, tr_activation_layer(tr_relu),
         tr_dropout_layer(p), last);
 }
 

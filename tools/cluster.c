@@ -153,7 +153,7 @@ static tr_status open_cluster(tr_cluster *c, const tr_cluster_options *o)
     return c->ssh && c->command ? TR_OK : tr_fail(TR_NO_MEMORY, "cluster: no memory");
 }
 
-tr_cluster *tr_cluster_with(const tr_cluster_options *options)
+tr_cluster *tr_cluster_open_with(const tr_cluster_options *options)
 {
     tr_cluster_options o = {0};
     memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);

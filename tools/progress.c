@@ -37,7 +37,7 @@ static void destroy(void *self)
 
 static const tr_object_type progress_type = {"progress", sizeof(tr_progress), destroy};
 
-tr_progress *tr_progress_with(const tr_progress_options *o)
+tr_progress *tr_progress_new_with(const tr_progress_options *o)
 {
     tr_progress *p = tr_object_new(&progress_type);
     if (tr_status_of(p) != TR_OK) return p;

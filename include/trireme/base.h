@@ -167,6 +167,7 @@ TR_API bool tr_given(const void *options, const char *name);
 #define TR__AFTER2(a, b, ...) __VA_ARGS__
 #define TR__AFTER3(a, b, c, ...) __VA_ARGS__
 #define TR__AFTER4(a, b, c, d, ...) __VA_ARGS__
+#define TR__AFTER5(a, b, c, d, e, ...) __VA_ARGS__
 #define TR__STRING(...) TR__STRING_(__VA_ARGS__)
 #define TR__STRING_(...) #__VA_ARGS__
 
@@ -188,6 +189,8 @@ TR_API bool tr_given(const void *options, const char *name);
 #define TR__TAKE2(head, type, a, b, ...) TR__LITERAL(type, head(type, TR__AFTER2(__VA_ARGS__, , )), .a = __VA_ARGS__)
 #define TR__TAKE3(head, type, a, b, c, ...) TR__LITERAL(type, head(type, TR__AFTER3(__VA_ARGS__, , , )), .a = __VA_ARGS__)
 #define TR__TAKE4(head, type, a, b, c, d, ...) TR__LITERAL(type, head(type, TR__AFTER4(__VA_ARGS__, , , , )), .a = __VA_ARGS__)
+#define TR__TAKE5(head, type, a, b, c, d, e, ...) \
+    TR__LITERAL(type, head(type, TR__AFTER5(__VA_ARGS__, , , , , )), .a = __VA_ARGS__)
 #else
 /* C++20 has no compound literals and does not mix named with positional initialisers; the pragma keeps its
  * -Wmissing-field-initializers from asking for the fields that are left to their defaults. */
@@ -206,8 +209,11 @@ TR_API bool tr_given(const void *options, const char *name);
 #define TR__TAKE4(head, type, a, b, c, d, ...) TR__TAKE4_(head, type, a, b, c, d, __VA_ARGS__)
 #define TR__TAKE4_(head, type, a, b, c, d, w, x, y, z, ...) \
     TR__LITERAL(type, head(type, __VA_ARGS__), .a = w, .b = x, .c = y, .d = z __VA_OPT__(, ) __VA_ARGS__)
+#define TR__TAKE5(head, type, a, b, c, d, e, ...) TR__TAKE5_(head, type, a, b, c, d, e, __VA_ARGS__)
+#define TR__TAKE5_(head, type, a, b, c, d, e, v, w, x, y, z, ...) \
+    TR__LITERAL(type, head(type, __VA_ARGS__), .a = v, .b = w, .c = x, .d = y, .e = z __VA_OPT__(, ) __VA_ARGS__)
 #endif
-/* With 0 to 4 required arguments, whose field names are given. */
+/* With 0 to 5 required arguments, whose field names are given. */
 #define TR__NAMED_OPTIONS0(type, ...) TR__TAKE0(TR__HEAD, type, __VA_ARGS__)
 #define TR__NAMED_OPTIONS1(type, a, ...) TR__TAKE1(TR__HEAD, type, a, __VA_ARGS__)
 #define TR__NAMED_OPTIONS2(type, a, b, ...) TR__TAKE2(TR__HEAD, type, a, b, __VA_ARGS__)
@@ -216,6 +222,7 @@ TR_API bool tr_given(const void *options, const char *name);
 #define TR__BRACES1(type, a, ...) TR__TAKE1(TR__HEAD_BRACES, type, a, __VA_ARGS__)
 #define TR__BRACES2(type, a, b, ...) TR__TAKE2(TR__HEAD_BRACES, type, a, b, __VA_ARGS__)
 #define TR__BRACES3(type, a, b, c, ...) TR__TAKE3(TR__HEAD_BRACES, type, a, b, c, __VA_ARGS__)
+#define TR__BRACES5(type, a, b, c, d, e, ...) TR__TAKE5(TR__HEAD_BRACES, type, a, b, c, d, e, __VA_ARGS__)
 #define TR__NEW0(name, ...) name##_with(TR__NAMED_OPTIONS0(name##_options, __VA_ARGS__))
 #define TR__NEW1(name, a, ...) name##_with(TR__NAMED_OPTIONS1(name##_options, a, __VA_ARGS__))
 #define TR__NEW2(name, a, b, ...) name##_with(TR__NAMED_OPTIONS2(name##_options, a, b, __VA_ARGS__))

@@ -229,8 +229,8 @@ typedef struct tr_tokenizer_options {
     bool cased;       /* vocab.txt: capitals and accents stay; a folder's tokenizer_config.json can say so, too */
 } tr_tokenizer_options;
 /* A tokenizer.json with other parts than those of GPT-2 or BERT is TR_UNSUPPORTED; the message names the parts. */
-#define tr_tokenizer(...) TR__NEW1(tr_tokenizer, path, __VA_ARGS__)
-TR_API tr_tokenizer *tr_tokenizer_with(const tr_tokenizer_options *options);
+#define tr_tokenizer_load(...) tr_tokenizer_load_with(TR__NAMED_OPTIONS1(tr_tokenizer_options, path, __VA_ARGS__))
+TR_API tr_tokenizer *tr_tokenizer_load_with(const tr_tokenizer_options *options);
 /* Writes a tokenizer.json, which Hugging Face's tokenizers can read. */
 TR_API TR_MUST_CHECK tr_status tr_tokenizer_save(const tr_tokenizer *tokenizer, const char *path);
 
@@ -284,8 +284,8 @@ typedef struct tr_text_options {
     double validation;       /* the fraction at the end that is the validation part; default 0.1 */
     const tr_tokenizer *tokenizer; /* NULL: tokens are bytes */
 } tr_text_options;
-#define tr_text(...) TR__NEW1(tr_text, path, __VA_ARGS__)
-TR_API tr_text *tr_text_with(const tr_text_options *options);
+#define tr_text_load(...) tr_text_load_with(TR__NAMED_OPTIONS1(tr_text_options, path, __VA_ARGS__))
+TR_API tr_text *tr_text_load_with(const tr_text_options *options);
 TR_API int64_t tr_text_bytes(const tr_text *text, bool validation);
 TR_API int64_t tr_text_tokens(const tr_text *text, bool validation);
 TR_API int tr_text_files(const tr_text *text);
@@ -320,6 +320,7 @@ typedef struct tr_text_batch_options {
     tr_text *text;
     int64_t batch;           /* windows in the batch */
     int64_t context;         /* tokens in a window */
+    tr_tensor **x, **y;      /* get what the model reads, and what it is to predict */
     bool validation;         /* windows of the validation part, in order. The last batch may be incomplete; after it
                                 comes TR_END */
     uint64_t seed;           /* training: window i starts at a place that depends on (seed, step, first_sample + i)
@@ -328,11 +329,11 @@ typedef struct tr_text_batch_options {
     uint64_t first_sample;   /* the global number of the first window */
     const tr_masking *masking; /* NULL: none */
 } tr_text_batch_options;
-/* x, y: i32 [batch, context] on the CPU; y is x one token later, or with masking the tokens to predict and -100
- * elsewhere. After a failure both are in error. */
-#define tr_text_batch(x, y, ...) \
-    tr_text_batch_with(TR__BRACES3(tr_text_batch_options, text, batch, context, __VA_ARGS__), (x), (y))
-TR_API TR_MUST_CHECK tr_status tr_text_batch_with(const tr_text_batch_options *options, tr_tensor **x, tr_tensor **y);
+/* tr_text_batch(text, 32, 256, &x, &y, .step = step). x, y: i32 [batch, context] on the CPU; y is x one token later, or with
+ * masking the tokens to predict and -100 elsewhere. After a failure both are in error. */
+#define tr_text_batch(...) \
+    tr_text_batch_with(TR__BRACES5(tr_text_batch_options, text, batch, context, x, y, __VA_ARGS__))
+TR_API TR_MUST_CHECK tr_status tr_text_batch_with(const tr_text_batch_options *options);
 
 #ifdef __cplusplus
 }

@@ -225,17 +225,17 @@ TR_API tr_module *tr_avg_pool1d_layer_with(const tr_pool1d_layer_options *option
 TR_API tr_module *tr_adaptive_avg_pool1d_layer(int64_t length);
 TR_API tr_module *tr_adaptive_max_pool1d_layer(int64_t length);
 
-typedef struct tr_upsample_layer_options {
+typedef struct tr_interpolate_layer_options {
     size_t size;
     const char *given;
     double scale;          /* or 0, and */
     int64_t height, width; /* of the result */
     tr_interpolation mode;
     bool align_corners;
-} tr_upsample_layer_options;
-/* tr_interpolate() as a module: tr_upsample_layer(2, .mode = TR_INTERPOLATE_BILINEAR). */
-#define tr_upsample_layer(...) tr_upsample_layer_with(TR__NAMED_OPTIONS1(tr_upsample_layer_options, scale, __VA_ARGS__))
-TR_API tr_module *tr_upsample_layer_with(const tr_upsample_layer_options *options);
+} tr_interpolate_layer_options;
+/* tr_interpolate() as a module: tr_interpolate_layer(2, .mode = TR_INTERPOLATE_BILINEAR). */
+#define tr_interpolate_layer(...) tr_interpolate_layer_with(TR__NAMED_OPTIONS1(tr_interpolate_layer_options, scale, __VA_ARGS__))
+TR_API tr_module *tr_interpolate_layer_with(const tr_interpolate_layer_options *options);
 
 typedef struct tr_batch_norm2d_options {
     size_t size;
@@ -260,9 +260,29 @@ TR_API tr_module *tr_flatten_layer(void);
 /* Dropout as a module: active in training mode, with numbers from tr_seed() and the module's path; it fails without
  * tr_seed(). */
 TR_API tr_module *tr_dropout_layer(double p);
-/* A module without parameters from a function: tr_activation(tr_gelu). */
-TR_API tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x));
+/* A module without parameters from a function: tr_activation_layer(tr_gelu). */
+TR_API tr_module *tr_activation_layer(tr_tensor *(*function)(tr_tensor *x));
 TR_API tr_module *tr_relu_layer(void);
+/* Of functions with an argument, which ops.h tells. PyTorch's ReLU6 and Hardtanh are tr_clamp_layer(0, 6) and (-1, 1). */
+TR_API tr_module *tr_leaky_relu_layer(double slope);
+TR_API tr_module *tr_elu_layer(double alpha);
+TR_API tr_module *tr_celu_layer(double alpha);
+TR_API tr_module *tr_clamp_layer(double least, double most);
+TR_API tr_module *tr_glu_layer(int dim);
+TR_API tr_module *tr_softmax_layer(int dim);
+TR_API tr_module *tr_log_softmax_layer(int dim);
+
+typedef struct tr_prelu_options {
+    size_t size;
+    const char *given;
+    int64_t channels;  /* of dimension 1, each with a weight of its own; default: one weight for all */
+    double init;       /* default 0.25 */
+    tr_dtype dtype;
+} tr_prelu_options;
+/* He et al. 2015: a parameter weight, [1] or [channels], times what is below 0. */
+#define tr_prelu(...) TR__NEW0(tr_prelu, __VA_ARGS__)
+TR_API tr_module *tr_prelu_with(const tr_prelu_options *options);
+
 /* Runs modules in turn. The children are named "0", "1", … */
 #ifndef __cplusplus
 #define tr_sequential(...) \
@@ -286,7 +306,7 @@ TR_API void *tr_module_state(const tr_module *module);
 TR_API void tr_module_on_release(tr_module *module, void (*release)(void *state));
 TR_API const char *tr_module_name(const tr_module *module);
 /* Describes settings that the forward depends on and that neither name nor shapes show: tr_module_detail(m, "heads %d",
- * heads). Ranks that train together compare it (tr_trainer()). Numbers have a decimal point in any locale. A later call
+ * heads). Ranks that train together compare it (tr_trainer_new()). Numbers have a decimal point in any locale. A later call
  * replaces the text. */
 TR_API void tr_module_detail(tr_module *module, const char *format, ...) TR_PRINTF(2, 3);
 TR_API bool tr_module_training(const tr_module *module);

@@ -76,7 +76,7 @@ TR_API tr_tensor *tr_celu(tr_tensor *x, double alpha);       /* alpha (exp(x/alp
 TR_API tr_tensor *tr_selu(tr_tensor *x);        /* ELU that keeps mean 0 and variance 1 (Klambauer et al. 2017) */
 TR_API tr_tensor *tr_hardswish(tr_tensor *x);   /* x times tr_hardsigmoid(x) (MobileNetV3) */
 TR_API tr_tensor *tr_softsign(tr_tensor *x);    /* x / (1 + |x|) */
-TR_API tr_tensor *tr_prelu(tr_tensor *x, tr_tensor *weight); /* x below 0 times weight: [1], or one for each of dimension 1 */
+TR_API tr_tensor *tr_prelu_op(tr_tensor *x, tr_tensor *weight); /* x below 0 times weight: [1], or one for each of dimension 1 */
 TR_API tr_tensor *tr_glu(tr_tensor *x, int dim); /* one half along dim times the sigmoid of the other (Dauphin et al. 2017) */
 TR_API tr_tensor *tr_hardsigmoid(tr_tensor *x); /* x/6 + 1/2, held to 0 … 1; its gradient at -3 and 3 is 0 */
 /* x held to least … most, -INFINITY and INFINITY for no bound; NaN stays. ReLU6 is tr_clamp(x, 0, 6). */
@@ -453,8 +453,8 @@ typedef struct tr_rotary_options {
 #define tr_rotary(...) TR__NEW1(tr_rotary, x, __VA_ARGS__)
 TR_API tr_tensor *tr_rotary_with(const tr_rotary_options *options);
 
-/* weight: [rows, dim], ids: [...] i64 or i32 -> [..., dim]. An id outside the rows is an error. */
-TR_API tr_tensor *tr_embedding_op(tr_tensor *weight, tr_tensor *ids);
+/* ids: [...] i64 or i32, weight: [rows, dim] -> [..., dim]. An id outside the rows is an error. */
+TR_API tr_tensor *tr_embedding_op(tr_tensor *ids, tr_tensor *weight);
 
 /* A program's own loss, as evaluation and pipelines take it: the mean of a batch or a micro-batch, a scalar, of a model's output.
  * y is NULL when samples have none. */

@@ -285,8 +285,8 @@ typedef struct tr_grad_scaler_options {
     double backoff;   /* default 0.5 */
     int64_t interval; /* steps in a row before it grows; default 2000 */
 } tr_grad_scaler_options;
-#define tr_grad_scaler_new(...) tr_grad_scaler_with(TR__NAMED_OPTIONS0(tr_grad_scaler_options, __VA_ARGS__))
-TR_API tr_grad_scaler *tr_grad_scaler_with(const tr_grad_scaler_options *options);
+#define tr_grad_scaler_new(...) tr_grad_scaler_new_with(TR__NAMED_OPTIONS0(tr_grad_scaler_options, __VA_ARGS__))
+TR_API tr_grad_scaler *tr_grad_scaler_new_with(const tr_grad_scaler_options *options);
 /* loss times the scale, in f32 at least. */
 TR_API tr_tensor *tr_scale_loss(tr_grad_scaler *scaler, tr_tensor *loss);
 /* Divides the optimizer's gradients by the scale, for clipping or looking at them before the step; once between two updates.

@@ -58,7 +58,7 @@ TR_API TR_MUST_CHECK tr_status tr_ddp_sync(tr_module *ddp, bool on);
 TR_API tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_options *options);
 /* Makes the batch norms in a module, which it holds or is, such: names and parameters stay. As
  * torch.nn.SyncBatchNorm.convert_sync_batchnorm. */
-TR_API TR_MUST_CHECK tr_status tr_sync_batch_norm(tr_module *module, tr_group *group);
+TR_API TR_MUST_CHECK tr_status tr_convert_sync_batch_norm(tr_module *module, tr_group *group);
 
 typedef struct tr_data_parallel_options {
     size_t size;
@@ -78,7 +78,7 @@ typedef struct tr_data_parallel_options {
  * All of the module is on the first device. A batch with fewer rows than there are devices runs on as many as it has rows.
  * Outputs are joined along dimension 0; scalars become a vector with one element per replica. Dropouts draw what they would
  * draw on one device (tr_seed() the wrapper or the module). What a forward writes to buffers counts on the first device and
- * is dropped elsewhere. Modules that talk to other ranks in their forward (tr_sync_batch_norm(), tr_column_linear(), …) are
+ * is dropped elsewhere. Modules that talk to other ranks in their forward (tr_convert_sync_batch_norm(), tr_column_linear(), …) are
  * refused: replicas would do so at once, and a group's calls go in one order; so are remote modules inside it. In distributed
  * contexts the sum goes to the context. Threads that call it at once, as functions that other workers call, take turns. Recompute is
  * set on modules inside it, not on the wrapper. docs/parallel.md says what happens where.
@@ -204,7 +204,7 @@ typedef struct tr_row_linear_options {
 #define tr_row_linear(...) TR__NEW2(tr_row_linear, in_features, out_features, __VA_ARGS__)
 TR_API tr_module *tr_row_linear_with(const tr_row_linear_options *options);
 
-typedef struct tr_sharded_embedding_options {
+typedef struct tr_vocab_parallel_embedding_options {
     size_t size;
     const char *given;
     int64_t rows, dim;  /* of the whole layer */
@@ -212,10 +212,10 @@ typedef struct tr_sharded_embedding_options {
     double init_std;
     uint64_t seed; /* default: tr_next_seed() */
     tr_dtype dtype;
-} tr_sharded_embedding_options;
+} tr_vocab_parallel_embedding_options;
 /* A tr_embedding() whose rows are shared out: ids, the same on all ranks -> [..., dim], the same on all ranks. */
-#define tr_sharded_embedding(...) TR__NEW2(tr_sharded_embedding, rows, dim, __VA_ARGS__)
-TR_API tr_module *tr_sharded_embedding_with(const tr_sharded_embedding_options *options);
+#define tr_vocab_parallel_embedding(...) TR__NEW2(tr_vocab_parallel_embedding, rows, dim, __VA_ARGS__)
+TR_API tr_module *tr_vocab_parallel_embedding_with(const tr_vocab_parallel_embedding_options *options);
 /* All three begin as the slices of what the whole layer of the same seed and init_std begins as. Without a seed the slices fit
  * together where the ranks' threads have made as many modules without one; where some have made more, give one. Outputs
  * (inputs, rows) must divide by the ranks. A rank's state dict has its slices, which are marked as shards: */
@@ -241,21 +241,21 @@ TR_API TR_MUST_CHECK tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_gr
  * world_size times the elements of `in` (gather, all_gather), or the other way round (scatter, reduce_scatter), or as
  * many (all_to_all). The out of a gather is needed at the root only, as is the in of a scatter; else they may be
  * NULL. */
-#define tr_all_reduce_tensor(group, t, op) TR__ON_TENSORS(group, TR_ALL_REDUCE, t, NULL, op, 0, 0)
-#define tr_reduce_tensor(group, t, op, root) TR__ON_TENSORS(group, TR_REDUCE, t, NULL, op, root, 0)
-#define tr_broadcast_tensor(group, t, root) TR__ON_TENSORS(group, TR_BROADCAST, t, NULL, TR_SUM, root, 0)
-#define tr_all_gather_tensor(group, in, out) TR__ON_TENSORS(group, TR_ALL_GATHER, out, in, TR_SUM, 0, 0)
-#define tr_gather_tensor(group, in, out, root) TR__ON_TENSORS(group, TR_GATHER, out, in, TR_SUM, root, 0)
-#define tr_scatter_tensor(group, in, out, root) TR__ON_TENSORS(group, TR_SCATTER, out, in, TR_SUM, root, 0)
-#define tr_reduce_scatter_tensor(group, in, out, op) TR__ON_TENSORS(group, TR_REDUCE_SCATTER, out, in, op, 0, 0)
-#define tr_all_to_all_tensor(group, in, out) TR__ON_TENSORS(group, TR_ALL_TO_ALL, out, in, TR_SUM, 0, 0)
-#define tr_send_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_SEND, NULL, t, TR_SUM, peer, tag)
-#define tr_recv_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_RECV, t, NULL, TR_SUM, peer, tag)
-#define TR__ON_TENSORS(group, kind, out, in, op, rank, tag) \
-    tr_collective_tensor((group), (kind), (out), (in), (op), (rank), (tag), __FILE__, __LINE__)
+#define tr_all_reduce_tensor(group, t, op) TR__ON_TENSORS(group, TR_ALL_REDUCE, NULL, t, op, 0, 0)
+#define tr_reduce_tensor(group, t, op, root) TR__ON_TENSORS(group, TR_REDUCE, NULL, t, op, root, 0)
+#define tr_broadcast_tensor(group, t, root) TR__ON_TENSORS(group, TR_BROADCAST, NULL, t, TR_SUM, root, 0)
+#define tr_all_gather_tensor(group, in, out) TR__ON_TENSORS(group, TR_ALL_GATHER, in, out, TR_SUM, 0, 0)
+#define tr_gather_tensor(group, in, out, root) TR__ON_TENSORS(group, TR_GATHER, in, out, TR_SUM, root, 0)
+#define tr_scatter_tensor(group, in, out, root) TR__ON_TENSORS(group, TR_SCATTER, in, out, TR_SUM, root, 0)
+#define tr_reduce_scatter_tensor(group, in, out, op) TR__ON_TENSORS(group, TR_REDUCE_SCATTER, in, out, op, 0, 0)
+#define tr_all_to_all_tensor(group, in, out) TR__ON_TENSORS(group, TR_ALL_TO_ALL, in, out, TR_SUM, 0, 0)
+#define tr_send_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_SEND, t, NULL, TR_SUM, peer, tag)
+#define tr_recv_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_RECV, NULL, t, TR_SUM, peer, tag)
+#define TR__ON_TENSORS(group, kind, in, out, op, rank, tag) \
+    tr_collective_tensor((group), (kind), (in), (out), (op), (rank), (tag), __FILE__, __LINE__)
 /* rank: the root or the peer. file and line: where the caller is, for messages. */
-TR_API TR_MUST_CHECK tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, tr_tensor *out,
-    const tr_tensor *in, tr_reduce_op op, int rank, int tag, const char *file, int line);
+TR_API TR_MUST_CHECK tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind,
+    const tr_tensor *in, tr_tensor *out, tr_reduce_op op, int rank, int tag, const char *file, int line);
 
 #ifdef __cplusplus
 }

@@ -190,7 +190,7 @@ TR_API bool tr_requires_grad(const tr_tensor *t);
 
 /* An object that owns its names and holds a reference to each tensor. */
 typedef struct tr_tensor_list tr_tensor_list;
-TR_API tr_tensor_list *tr_list(void);
+TR_API tr_tensor_list *tr_list_new(void);
 /* Appends; fails when the name is there already or the tensor is in error. */
 TR_API TR_MUST_CHECK tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor);
 /* Appends all tensors of other, as prefix + name: tr_list_merge(all, "critic.", tr_optimizer_state(critic)) puts a second

@@ -41,8 +41,8 @@ typedef struct tr_progress_options {
     double interval_s;  /* the least time between two updates; default 0.1 in a terminal, else 10 */
     const char *item;   /* whose rate is shown; NULL: "token" */
 } tr_progress_options;
-#define tr_progress(...) TR__NEW1(tr_progress, to, __VA_ARGS__)
-TR_API tr_progress *tr_progress_with(const tr_progress_options *options);
+#define tr_progress_new(...) tr_progress_new_with(TR__NAMED_OPTIONS1(tr_progress_options, to, __VA_ARGS__))
+TR_API tr_progress *tr_progress_new_with(const tr_progress_options *options);
 /* Call it after each of `steps` steps. */
 TR_API void tr_progress_step(tr_progress *progress, const tr_metrics_row *row, int64_t steps);
 /* Prints a line of text, above the bar. */
@@ -87,8 +87,8 @@ typedef struct tr_cluster_options {
     const char *state;   /* the folder with the jobs' records; NULL: trireme/jobs in XDG_STATE_HOME or in
                             ~/.local/state */
 } tr_cluster_options;
-#define tr_cluster_open(...) TR__NEW1(tr_cluster, hosts, __VA_ARGS__)
-TR_API tr_cluster *tr_cluster_with(const tr_cluster_options *options);
+#define tr_cluster_open(...) tr_cluster_open_with(TR__NAMED_OPTIONS1(tr_cluster_options, hosts, __VA_ARGS__))
+TR_API tr_cluster *tr_cluster_open_with(const tr_cluster_options *options);
 TR_API int tr_cluster_count(const tr_cluster *cluster); /* its hosts; 0 in error */
 TR_API const tr_cluster_host *tr_cluster_host_at(const tr_cluster *cluster, int i); /* borrowed; NULL when out of
                                                                                        range */

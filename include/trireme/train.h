@@ -258,8 +258,8 @@ typedef struct tr_trainer_options {
  * may differ; the values of parameters, which rank 0 broadcasts; and the state of the program's own functions and modules
  * (tr_module_detail() and tr_agree() are for these). Different kernels, as on processors with other instructions, are
  * logged. docs/trust.md has the details. */
-#define tr_trainer(...) tr_trainer_with(TR__BRACES2(tr_trainer_options, model, text, __VA_ARGS__))
-TR_API tr_trainer *tr_trainer_with(const tr_trainer_options *options);
+#define tr_trainer_new(...) tr_trainer_new_with(TR__BRACES2(tr_trainer_options, model, text, __VA_ARGS__))
+TR_API tr_trainer *tr_trainer_new_with(const tr_trainer_options *options);
 /* TR_INVALID when names, as in .allow_different (NULL: none), has a name that no trainer compares. For a program that
  * starts ranks, each of which would fail with the same message. */
 TR_API TR_MUST_CHECK tr_status tr_check_allow_different(const char *names);

@@ -55,7 +55,7 @@ static tr_status fill(tr_text *text, const tr_text_options *options)
     return options->tokenizer ? tokenize(text, options->tokenizer) : TR_OK;
 }
 
-tr_text *tr_text_with(const tr_text_options *options)
+tr_text *tr_text_load_with(const tr_text_options *options)
 {
     tr_text *text = tr__object_new(&text_type);
     if (text->object.error) return text;
@@ -214,7 +214,7 @@ static int64_t start_of(const tr_text_batch_options *o, int64_t sample)
     return tr_text_tokens(o->text, false) + ((int64_t)o->first_sample + sample) * every;
 }
 
-static tr_status make_batch(const tr_text_batch_options *o, tr_tensor **x, tr_tensor **y)
+static tr_status make_batch(const tr_text_batch_options *o)
 {
     int64_t windows = 0;
     TR__TRY(check(o, &windows));
@@ -231,14 +231,15 @@ static tr_status make_batch(const tr_text_batch_options *o, tr_tensor **x, tr_te
             out[k] = token_at(o->text, from + k + 1);
         }
     }
-    *x = input;
-    *y = target;
+    *o->x = input;
+    *o->y = target;
     return TR_OK;
 }
 
-tr_status tr_text_batch_with(const tr_text_batch_options *options, tr_tensor **x, tr_tensor **y)
+tr_status tr_text_batch_with(const tr_text_batch_options *options)
 {
-    tr_status status = make_batch(options, x, y);
-    if (status != TR_OK) *x = *y = tr__tensor_failed();
+    if (!options->x || !options->y) return tr__fail(TR_INVALID, "text_batch: %s is NULL", options->x ? "y" : "x");
+    tr_status status = make_batch(options);
+    if (status != TR_OK) *options->x = *options->y = tr__tensor_failed();
     return status;
 }

@@ -20,7 +20,7 @@ static void destroy(void *self)
 
 const tr__type tr__tokenizer_type = {"tokenizer", sizeof(tr_tokenizer), destroy};
 
-tr_tokenizer *tr_tokenizer_with(const tr_tokenizer_options *options)
+tr_tokenizer *tr_tokenizer_load_with(const tr_tokenizer_options *options)
 {
     tr_tokenizer *t = tr__object_new(&tr__tokenizer_type);
     if (tr_status_of(t) != TR_OK) return t;

@@ -107,7 +107,7 @@ tr_module *tr_adaptive_max_pool1d_layer(int64_t length)
 
 /* ---- Another size -------------------------------------------------------------------------------------------------------- */
 
-static tr_tensor *upsample_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *interpolate_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
@@ -116,12 +116,12 @@ static tr_tensor *upsample_forward(tr_module *self, tr_tensor *const *inputs, in
     return tr_interpolate_with(&options);
 }
 
-tr_module *tr_upsample_layer_with(const tr_upsample_layer_options *o)
+tr_module *tr_interpolate_layer_with(const tr_interpolate_layer_options *o)
 {
     if (!(o->scale >= 0) || o->height < 0 || o->width < 0 || (o->scale > 0) == (o->width > 0))
-        return tr_module_fail(TR_INVALID, "upsample: it takes a scale above 0, or the sizes of the result: they are %g, %" PRId64
+        return tr_module_fail(TR_INVALID, "interpolate: it takes a scale above 0, or the sizes of the result: they are %g, %" PRId64
             " and %" PRId64, o->scale, o->height, o->width);
-    tr_module *module = tr_module_new("upsample", sizeof(tr_interpolate_options), upsample_forward);
+    tr_module *module = tr_module_new("interpolate", sizeof(tr_interpolate_options), interpolate_forward);
     tr_interpolate_options *options = tr_module_state(module);
     if (options)
         *options = (tr_interpolate_options){.size = sizeof *options, .height = o->height, .width = o->width,

@@ -69,7 +69,7 @@ static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, i
     const embedding *e = self->state;
     tr_tensor *failed = tr__check_input(self, inputs, n);
     if (failed) return failed;
-    return tr_embedding_op(e->weight, inputs[0]);
+    return tr_embedding_op(inputs[0], e->weight);
 }
 
 tr_module *tr_embedding_with(const tr_embedding_options *o)
@@ -224,50 +224,6 @@ tr_module *tr_dropout_layer(double p)
     if (!d) return module;
     d->p = p;
     tr_module_detail(module, "p %.9g", p);
-    return module;
-}
-
-/* ---- Activation -------------------------------------------------------------------------------------------------- */
-
-typedef struct activation {
-    tr_tensor *(*function)(tr_tensor *x);
-} activation;
-
-static tr_tensor *activation_forward(tr_module *self, tr_tensor *const *inputs, int n)
-{
-    const activation *a = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
-    return a->function(inputs[0]);
-}
-
-tr_module *tr_relu_layer(void)
-{
-    return tr_activation(tr_relu);
-}
-
-/* Addresses differ between processes. */
-static const char *name_of(tr_tensor *(*function)(tr_tensor *x))
-{
-    static const struct {
-        tr_tensor *(*function)(tr_tensor *x);
-        const char *name;
-    } known[] = {{tr_relu, "relu"}, {tr_gelu, "gelu"}, {tr_gelu_exact, "gelu_exact"}, {tr_silu, "silu"}, {tr_mish, "mish"},
-        {tr_tanh, "tanh"}, {tr_sigmoid, "sigmoid"}, {tr_selu, "selu"}, {tr_softplus, "softplus"}, {tr_softsign, "softsign"},
-        {tr_hardswish, "hardswish"}, {tr_hardsigmoid, "hardsigmoid"}};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (known[i].function == function) return known[i].name;
-    return "of the program";
-}
-
-tr_module *tr_activation(tr_tensor *(*function)(tr_tensor *x))
-{
-    if (!function) return tr_module_fail(TR_INVALID, "activation: the function is NULL");
-    tr_module *module = tr_module_new("activation", sizeof(activation), activation_forward);
-    activation *a = tr_module_state(module);
-    if (!a) return module;
-    a->function = function;
-    tr_module_detail(module, "%s", name_of(function));
     return module;
 }
 

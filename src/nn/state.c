@@ -73,7 +73,7 @@ static tr_status collect(tr__walk *walk, const tr__member *member)
 
 static tr_tensor_list *tensors_of(tr_module *module, bool buffers)
 {
-    collection c = {.list = tr_list(), .buffers = buffers};
+    collection c = {.list = tr_list_new(), .buffers = buffers};
     if (c.list->object.error) return c.list;
     if (tr__module_walk(module, &(tr__walk){.tensor = collect, .user = &c}) == TR_OK) return c.list;
     return tr__object_failed(&tr__list_type);
@@ -134,7 +134,7 @@ tr_status tr_load_state_dict_with(const tr_load_state_dict_options *options)
     TR__TRY(tr_status_of(own));
     TR__TRY(tr_status_of(state));
     if (state && options->rename) {
-        tr_tensor_list *others = tr_list();
+        tr_tensor_list *others = tr_list_new();
         tr_status status = rename_all(state, options->rename, others);
         if (status != TR_OK) return tr__fail_context(status, "%s: .rename", what);
         state = others;

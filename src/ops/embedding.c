@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-tr_tensor *tr_embedding_op(tr_tensor *weight, tr_tensor *ids)
+tr_tensor *tr_embedding_op(tr_tensor *ids, tr_tensor *weight)
 {
     return tr_apply(tr__op(embedding), NULL, (tr_tensor *[]){weight, ids}, 2, NULL);
 }

@@ -196,7 +196,7 @@ tr_tensor *tr_softsign(tr_tensor *x)
 }
 
 /* relu(x) + weight min(x, 0), whose gradient at 0 is weight, as PyTorch's. */
-tr_tensor *tr_prelu(tr_tensor *x, tr_tensor *weight)
+tr_tensor *tr_prelu_op(tr_tensor *x, tr_tensor *weight)
 {
     if (!x || !weight) return tr__tensor_fail(TR_INVALID, "prelu: %s is NULL", x ? "weight" : "x");
     if (tr__bad(x) || tr__bad(weight)) return tr__tensor_pass(tr__bad(x) ? x : weight);

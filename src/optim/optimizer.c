@@ -68,7 +68,7 @@ static tr_status take_list(tr_optimizer *o, const tr_tensor_list *list)
 {
     if (!list || tr_list_count(list) == 0)
         return tr__fail(TR_INVALID, "%s: there are no parameters to optimize", o->rule->name);
-    o->list = tr_keep(tr_list());
+    o->list = tr_keep(tr_list_new());
     o->count = tr_list_count(list);
     for (int i = 0; i < o->count; i++) {
         tr_tensor *t = tr_list_at(list, i);
@@ -529,7 +529,7 @@ tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer)
 {
     if (!optimizer) return tr__object_fail(&tr__list_type, TR_INVALID, "tr_optimizer_state: the optimizer is NULL");
     if (tr__error_of(optimizer)) return tr__object_pass(&tr__list_type, optimizer);
-    tr_tensor_list *state = tr_list();
+    tr_tensor_list *state = tr_list_new();
     TR_SCOPE;
     states *whole;
     tr_status status = whole_states(optimizer, &whole);
@@ -547,7 +547,7 @@ static int step_at(const tr_optimizer *o, int i)
 
 static tr_status load(tr_optimizer *o, states *whole, const tr_tensor_list *state)
 {
-    tr_tensor_list *own = tr_list();
+    tr_tensor_list *own = tr_list_new();
     TR__TRY(list_state(o, whole, own));
     TR__TRY(tr__list_match("tr_optimizer_load", "the optimizer", own, state, NULL, NULL));
     if (o->n_states == 0) return TR_OK;

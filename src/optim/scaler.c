@@ -35,7 +35,7 @@ static void destroy(void *self)
 
 static const tr__type scaler_type = {"grad scaler", sizeof(tr_grad_scaler), destroy};
 
-tr_grad_scaler *tr_grad_scaler_with(const tr_grad_scaler_options *o)
+tr_grad_scaler *tr_grad_scaler_new_with(const tr_grad_scaler_options *o)
 {
     double scale = TR__OR(o, scale, 65536), growth = TR__OR(o, growth, 2), backoff = TR__OR(o, backoff, 0.5);
     int64_t interval = TR__OR(o, interval, 2000);
@@ -133,7 +133,7 @@ tr_tensor_list *tr_grad_scaler_state(const tr_grad_scaler *s)
 {
     if (!s) return tr__object_fail(&tr__list_type, TR_INVALID, "tr_grad_scaler_state: the scaler is NULL");
     if (tr__error_of(s)) return tr__object_pass(&tr__list_type, s);
-    tr_tensor_list *state = tr_list();
+    tr_tensor_list *state = tr_list_new();
     if (tr_list_add(state, "scale", tr_scalar(s->scale, TR_F64)) != TR_OK ||
         tr_list_add(state, "growth_tracker", tr_scalar((double)s->tracker, TR_I64)) != TR_OK)
         return tr__object_failed(&tr__list_type);

@@ -31,7 +31,7 @@ static bool out_blocks(tr_collective_kind kind)
     return kind == TR_GATHER || kind == TR_ALL_GATHER || kind == TR_ALL_TO_ALL;
 }
 
-tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, tr_tensor *out, const tr_tensor *in,
+tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out,
     tr_reduce_op op, int rank, int tag, const char *file, int line)
 {
     TR__TRY(tr_status_of(out));

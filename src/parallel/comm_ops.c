@@ -38,9 +38,9 @@ static tr_group *group_of(const tr_tensor *holder)
 
 /* ---- Steps -------------------------------------------------------------------------------------------------------------- */
 
-static tr_status collect(const comm_attrs *a, tr_group *group, tr_collective_kind kind, tr_tensor *out, const tr_tensor *in)
+static tr_status collect(const comm_attrs *a, tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out)
 {
-    return tr_collective_tensor(group, kind, out, in, TR_SUM, 0, 0, a->file, a->line);
+    return tr_collective_tensor(group, kind, in, out, TR_SUM, 0, 0, a->file, a->line);
 }
 
 /* Block b of `blocks` equal ones along a dimension, in place. */
@@ -96,17 +96,17 @@ static tr_status take_step(step s, const comm_attrs *a, tr_group *group, tr_tens
     }
     if (s == SUM) {
         TR__TRY(tr_copy_into(out, x));
-        return collect(a, group, TR_ALL_REDUCE, out, NULL);
+        return collect(a, group, TR_ALL_REDUCE, NULL, out);
     }
     x = tr_contiguous(x);
     TR__TRY(tr_status_of(x));
     tr_collective_kind kind = s == JOIN ? TR_ALL_GATHER : TR_REDUCE_SCATTER;
-    if (outermost(x->shape, a->dim)) return collect(a, group, kind, out, x);
+    if (outermost(x->shape, a->dim)) return collect(a, group, kind, x, out);
     /* Blocks along an inner dimension are gathered into memory where they lie one after the other, or scattered from there. */
     tr_tensor *blocks = apart(s == JOIN ? out : x, a->dim, tr_world_size(group));
     TR__TRY(tr_status_of(blocks));
     if (s != JOIN) TR__TRY(copy_blocks(blocks, x, a->dim, false));
-    TR__TRY(collect(a, group, kind, s == JOIN ? blocks : out, s == JOIN ? x : blocks));
+    TR__TRY(collect(a, group, kind, s == JOIN ? x : blocks, s == JOIN ? blocks : out));
     return s == JOIN ? copy_blocks(blocks, out, a->dim, true) : TR_OK;
 }
 

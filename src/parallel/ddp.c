@@ -348,7 +348,7 @@ static void release(void *state)
 /* What of a state dict is no parameter. */
 static tr_tensor_list *buffers_in(const tr_tensor_list *state, const tr_tensor_list *parameters)
 {
-    tr_tensor_list *buffers = tr_list();
+    tr_tensor_list *buffers = tr_list_new();
     for (int i = 0; i < state->count; i++) {
         const char *name = state->entries[i].name;
         if (tr_list_find(parameters, name)) continue;

@@ -75,7 +75,7 @@ typedef struct remote {
 
 static tr_tensor *call_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     for (int i = 0; i < n; i++) {
         char name[16];
         snprintf(name, sizeof name, "%d", i);

@@ -235,7 +235,7 @@ static tr_status gather_state(const tr_dist_optimizer *o, tr_tensor_list *state)
 tr_tensor_list *tr_dist_optimizer_state(tr_dist_optimizer *o)
 {
     if (check("tr_dist_optimizer_state", o) != TR_OK) return tr__object_failed(&tr__list_type);
-    tr_tensor_list *state = tr_list();
+    tr_tensor_list *state = tr_list_new();
     return gather_state(o, state) == TR_OK ? state : tr__object_failed(&tr__list_type);
 }
 
@@ -243,7 +243,7 @@ tr_tensor_list *tr_dist_optimizer_state(tr_dist_optimizer *o)
 static tr_status load_at(const tr_dist_optimizer *o, int at, const tr_tensor_list *state)
 {
     TR_SCOPE;
-    tr_tensor_list *part = tr_list();
+    tr_tensor_list *part = tr_list_new();
     for (int i = 0; i < tr_list_count(state); i++) {
         char *dot;
         long parameter = strtol(tr_list_name(state, i), &dot, 10);

@@ -48,7 +48,7 @@ static owned *find(tr__dist_worker *w, int64_t number)
 /* values: the rule, its settings, and each parameter's name and reference. */
 static tr_status make(tr__dist_worker *w, const tr_value *values, int n, tr_value *result)
 {
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR__TRY(tr_status_of(list));
     for (int i = 2; i + 1 < n; i += 2) {
         tr_value value;
@@ -293,7 +293,7 @@ static tr_status scale(tr__dist_worker *w, const owned *o, const tr_value *value
 /* Moments may be written to while they travel: copies. */
 static tr_status give_state(tr__dist_worker *w, const owned *o, tr_value *result)
 {
-    tr_tensor_list *copy = tr_list();
+    tr_tensor_list *copy = tr_list_new();
     await_turn(w);
     tr_tensor_list *state = tr_optimizer_state(o->optimizer);
     tr_status status = tr_status_of(state);

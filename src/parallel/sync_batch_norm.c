@@ -297,7 +297,7 @@ static tr_status replace(tr__walk *walk, tr_module *module)
     return TR_OK;
 }
 
-tr_status tr_sync_batch_norm(tr_module *module, tr_group *group)
+tr_status tr_convert_sync_batch_norm(tr_module *module, tr_group *group)
 {
     if (!module || !group) return tr__fail(TR_INVALID, "sync_batch_norm: it takes a module and a group, not NULL");
     TR__TRY(tr_status_of(module));

@@ -165,10 +165,10 @@ static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, i
     tr_tensor *here = tr_empty(column, .dtype = s->weight->dtype, .device = tr__device_of(ids));
     if (tr__bad(local) || tr__bad(here)) return tr__bad(local) ? local : here;
     if (localise(s, ids, local, here) != TR_OK) return tr__tensor_failed();
-    return tr_all_reduce_op(s->group, tr_mul(tr_embedding_op(s->weight, tr_to(local, device)), tr_to(here, device)));
+    return tr_all_reduce_op(s->group, tr_mul(tr_embedding_op(tr_to(local, device), s->weight), tr_to(here, device)));
 }
 
-tr_module *tr_sharded_embedding_with(const tr_sharded_embedding_options *o)
+tr_module *tr_vocab_parallel_embedding_with(const tr_vocab_parallel_embedding_options *o)
 {
     TR_SCOPE;
     tr_module *module = new_module("sharded_embedding", embedding_forward, o->group, "rows", o->rows);

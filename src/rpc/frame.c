@@ -403,7 +403,7 @@ static tr_status read_tensors(tr__rpc_reader *r, tr_tensor_list **out)
 {
     *out = NULL;
     if (!read_u8(r)) return r->bad ? tr__rpc_damaged("a list is missing") : TR_OK;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     uint32_t count = tr__rpc_read_u32(r);
     for (uint32_t i = 0; i < count && !r->bad; i++) {
         const char *name = tr__rpc_read_text(r);

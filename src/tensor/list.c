@@ -17,7 +17,7 @@ static void destroy(void *self)
 
 const tr__type tr__list_type = {"tensor list", sizeof(tr_tensor_list), destroy};
 
-tr_tensor_list *tr_list(void)
+tr_tensor_list *tr_list_new(void)
 {
     return tr__object_new(&tr__list_type);
 }
@@ -89,7 +89,7 @@ tr_tensor_list *tr_list_part(const tr_tensor_list *list, const char *prefix)
     if (!list || !prefix)
         return tr__object_fail(&tr__list_type, TR_INVALID, "list_part: %s is NULL", list ? "the prefix" : "the list");
     if (tr_status_of(list) != TR_OK) return tr__object_failed(&tr__list_type);
-    tr_tensor_list *part = tr_list();
+    tr_tensor_list *part = tr_list_new();
     if (tr_status_of(part) != TR_OK) return part;
     size_t bytes = strlen(prefix);
     for (int i = 0; i < list->count; i++) {

@@ -52,7 +52,7 @@ static tr_status compare_gradients(tr_trainer *t)
 {
     TR_SCOPE;
     const tr_tensor_list *leaves = t->optimizer->list;
-    tr_tensor_list *gradients = tr_list();
+    tr_tensor_list *gradients = tr_list_new();
     for (int i = 0; i < tr_list_count(leaves); i++) {
         tr_tensor *grad = tr_grad(tr_list_at(leaves, i));
         char *name = NULL;

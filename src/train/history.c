@@ -56,7 +56,7 @@ static tr_tensor *column_of(const struct column *c, const tr_metrics_row *rows, 
 
 tr_tensor_list *tr__history_list(const tr_metrics_row *rows, int64_t count)
 {
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_SCOPE;
     for (int k = 0; k < COLUMNS; k++)
         if (tr_list_add(list, columns[k].name, column_of(&columns[k], rows, count)) != TR_OK) tr__object_break(list);

@@ -60,7 +60,7 @@ tr_tensor_list *tr_npz_load_with(const tr_npz_load_options *options)
 {
     TR_SCOPE;
     tr__zip zip;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     tr_status status = tr_status_of(list);
     if (status == TR_OK && options->max_bytes < 0)
         status = tr__fail(TR_INVALID, "npz: .max_bytes must be 0 or more, not %" PRId64, options->max_bytes);

@@ -47,7 +47,7 @@ tr_status tr__replica_check(tr_trainer *t)
 {
     if (t->world_size == 1 || !t->plan.check_replicas || t->agreed_step == t->step) return TR_OK;
     TR_SCOPE;
-    tr_tensor_list *all = tr_list();
+    tr_tensor_list *all = tr_list_new();
     TR__TRY(add_all(all, tr_state_dict(t->plan.model)));
     if (!t->optimizer->gather) TR__TRY(add_state(all, tr_optimizer_state(t->optimizer)));
     char words[128];

@@ -289,7 +289,7 @@ static tr_status read_tensor(const tr__safetensors_reader *r, const tr__safetens
 tr_tensor_list *tr__safetensors_load(const char *path, const tr__file_record *record)
 {
     TR_SCOPE;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     tr__safetensors_reader r;
     tr_status status = tr__safetensors_open(&r, path, record, list);
     for (int i = 0; i < r.count && status == TR_OK; i++) status = read_tensor(&r, &r.entries[i], list);

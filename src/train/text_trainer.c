@@ -37,7 +37,7 @@ static tr_optimizer *optimizer(tr_trainer *t)
 static tr_status batch(tr_trainer *t, int64_t at, int64_t n, tr_tensor **x, tr_tensor **y)
 {
     const text_work *w = tr__trainer_work(t);
-    return tr_text_batch(x, y, w->text, n, w->context, .seed = t->plan.seed, .step = (uint64_t)t->step,
+    return tr_text_batch(w->text, n, w->context, x, y, .seed = t->plan.seed, .step = (uint64_t)t->step,
                          .first_sample = (uint64_t)(t->first + at), .masking = masking_of(w));
 }
 
@@ -49,7 +49,7 @@ static tr_status judge(tr_trainer *t, int64_t at, int64_t n, double *sum)
     TR_SCOPE;
     const text_work *w = tr__trainer_work(t);
     tr_tensor *x, *y; /* [n, context] */
-    TR__TRY(tr_text_batch(&x, &y, w->text, n, w->context, .validation = true, .first_sample = (uint64_t)at,
+    TR__TRY(tr_text_batch(w->text, n, w->context, &x, &y, .validation = true, .first_sample = (uint64_t)at,
                           .masking = masking_of(w)));
     tr_tensor *mean = tr__trainer_loss(t, t->plan.model, x, y);
     TR__TRY(tr_status_of(mean));
@@ -131,7 +131,7 @@ static tr_status fill_in(tr_trainer *t, const void *options)
     return TR_OK;
 }
 
-tr_trainer *tr_trainer_with(const tr_trainer_options *o)
+tr_trainer *tr_trainer_new_with(const tr_trainer_options *o)
 {
     double lr = TR__OR(o, lr, 1e-3);
     const tr__plan *plan = TR__PLAN(o, .batch = TR__OR(o, global_batch, 12), .steps = TR__OR(o, steps, 2000), .lr = lr,

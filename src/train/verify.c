@@ -112,7 +112,7 @@ static tr_status verify_files(verifying *v, const char *folder, const tr__manife
             tr_checkpoint_part part = {.file = name, .first_not_finite = -1};
             TR__TRY(tell(v, &part, tr__fail(TR_FORMAT, "%s: its manifest has no %s", folder, name)));
         } else if (record || needed || (!m && access(path, F_OK) == 0)) {
-            TR__TRY(verify_file(v, path, record, i == TR__MODEL_FILE ? v->report->about : tr_list()));
+            TR__TRY(verify_file(v, path, record, i == TR__MODEL_FILE ? v->report->about : tr_list_new()));
         }
     }
     return TR_OK;
@@ -149,7 +149,7 @@ static tr_status verify(verifying *v, const char *folder, const char *file)
 
 tr_status tr_checkpoint_verify_with(const tr_checkpoint_verify_options *o)
 {
-    tr_checkpoint_report report = {.step = -1, .loss = NAN, .about = tr_list()};
+    tr_checkpoint_report report = {.step = -1, .loss = NAN, .about = tr_list_new()};
     verifying v = {.options = o, .report = &report, .is_checkpoint = tr__checkpoint_named_step(o->path) >= 0};
     char folder[PATH_MAX];
     struct stat s;

@@ -56,7 +56,7 @@ static tr_status train(const char *folder, const char *text)
     int64_t newest;
     bool resumes = tr_checkpoint_find(folder, path, &newest) != TR_NOT_FOUND;
     tr_module *gpt = tr_gpt(.context = CONTEXT, .layers = 1, .heads = 2, .dim = 8, .dropout = 0.1, .seed = 1);
-    tr_trainer *t = tr_trainer(gpt, tr_text(text), .group = world, .context = CONTEXT, .global_batch = BATCH,
+    tr_trainer *t = tr_trainer_new(gpt, tr_text_load(text), .group = world, .context = CONTEXT, .global_batch = BATCH,
                                .steps = STEPS, .warmup_steps = 2, .lr = 0.01, .seed = 2, .validation_windows = 8,
                                .resume = resumes ? folder : NULL);
     tr_status status = tr_status_of(t);

@@ -84,7 +84,7 @@ static size_t make_archive(uint32_t number, uint8_t bytes[FUZZ_SEED])
 static size_t make_large_archive(uint32_t number, uint8_t bytes[FUZZ_SEED])
 {
     TR_SCOPE;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     FUZZ_CHECK(tr_list_add(list, "w", tr_ones(TR_SHAPE(number / 2 % 8, 3))) == TR_OK);
     char name[] = "/tmp/fuzz-numpy-XXXXXX";
     int fd = mkstemp(name);

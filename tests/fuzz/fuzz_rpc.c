@@ -30,7 +30,7 @@ static void release(void *memory, void *unused)
 static void write_values(tr__rpc_writer *w, uint32_t number)
 {
     TR_SCOPE;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     tr_status status = tr_list_add(list, "weight", tr_ones(TR_SHAPE(2, 3)));
     if (status == TR_OK) status = tr_list_set_metadata(list, "key", "value");
     FUZZ_CHECK(status == TR_OK);

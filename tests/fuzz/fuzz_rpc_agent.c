@@ -91,7 +91,7 @@ static void write_reference(tr__rpc_writer *w, uint32_t number)
 static void write_request(tr__rpc_writer *w, uint32_t number)
 {
     tr_tensor *x = tr_ones(TR_SHAPE((int64_t)(number / 8 % 30)));
-    tr_tensor_list *tensors = tr_list();
+    tr_tensor_list *tensors = tr_list_new();
     FUZZ_CHECK(tr_list_add(tensors, "x", x) == TR_OK);
     static const char *const names[] = {"echo", "add", "pass_on", "say", "list", "echo", TR__RPC_FETCH, "add"};
     static const int counts[] = {1, 2, 1, 1, 3, 1, 0, 1};
@@ -133,7 +133,7 @@ static void write_order(tr__rpc_writer *w, uint32_t number)
     for (uint32_t at = number / 8; *kinds; kinds++, at /= 4) {
         if (*kinds == 'i') tr__rpc_write_value(w, TR_VALUES((int64_t)(kinds == orders[number % 8].kinds ? 1 : at % 4)));
         if (*kinds == 'f') tr__rpc_write_value(w, TR_VALUES(0.5));
-        if (*kinds == 't') tr__rpc_write_value(w, TR_VALUES(tr_list()));
+        if (*kinds == 't') tr__rpc_write_value(w, TR_VALUES(tr_list_new()));
     }
 }
 

@@ -79,7 +79,7 @@ static void use_files(const uint8_t *bytes, size_t count, int kind)
     bool vocab = kind == VOCAB_JSON;
     write_file(MERGES_TXT, vocab ? (const void *)merges_txt : bytes, vocab ? strlen(merges_txt) : count);
     write_file(VOCAB_JSON, vocab ? (const void *)bytes : vocab_json, vocab ? count : strlen(vocab_json));
-    use(tr_tokenizer(path_of(VOCAB_JSON)), (const uint8_t *)"ab ab b a", 9, true);
+    use(tr_tokenizer_load(path_of(VOCAB_JSON)), (const uint8_t *)"ab ab b a", 9, true);
 }
 
 static void set_up(void)
@@ -92,7 +92,7 @@ static void set_up(void)
         snprintf(target, sizeof target, "/proc/self/fd/%d", files[i]);
         FUZZ_CHECK(files[i] >= 0 && symlink(target, path_of(i)) == 0);
     }
-    pairs = tr_keep(tr_tokenizer_train(tr_text(write_file(VOCAB_TXT, text, strlen(text)), .validation = 0), .least = 1));
+    pairs = tr_keep(tr_tokenizer_train(tr_text_load(write_file(VOCAB_TXT, text, strlen(text)), .validation = 0), .least = 1));
     FUZZ_CHECK(tr_status_of(pairs) == TR_OK && tr_tokenizer_vocab(pairs) > 270);
 }
 
@@ -103,10 +103,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     int kind = count ? bytes[0] % KINDS : TEXT;
     if (count) bytes++, count--;
     if (kind == VOCAB_JSON || kind == MERGES_TXT) use_files(bytes, count, kind);
-    if (kind == TOKENIZER_JSON) use(tr_tokenizer(write_file(kind, bytes, count)), (const uint8_t *)text, 9, false);
-    if (kind == VOCAB_TXT) use(tr_tokenizer(write_file(kind, bytes, count)), (const uint8_t *)text, strlen(text), false);
+    if (kind == TOKENIZER_JSON) use(tr_tokenizer_load(write_file(kind, bytes, count)), (const uint8_t *)text, 9, false);
+    if (kind == VOCAB_TXT) use(tr_tokenizer_load(write_file(kind, bytes, count)), (const uint8_t *)text, strlen(text), false);
     if (kind != TEXT) return 0;
     use(pairs, bytes, count, true);
-    use(tr_tokenizer(write_file(VOCAB_TXT, vocab_txt, strlen(vocab_txt))), bytes, count, false);
+    use(tr_tokenizer_load(write_file(VOCAB_TXT, vocab_txt, strlen(vocab_txt))), bytes, count, false);
     return 0;
 }

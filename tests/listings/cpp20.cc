@@ -14,7 +14,7 @@ static tr_status count(tr_tensor *, tr_tensor *, void *user)
 
 int main()
 {
-    tr_module *net = tr_sequential(tr_linear(4, 8, .no_bias = true, .seed = 1), tr_activation(tr_relu), tr_linear(8, 3));
+    tr_module *net = tr_sequential(tr_linear(4, 8, .no_bias = true, .seed = 1), tr_activation_layer(tr_relu), tr_linear(8, 3));
     tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2, .weight_decay = 0.1);
     tr_sgd_options options{}; // what the macro fills in, by hand, as a binding does
     options.size = sizeof options;

@@ -6,7 +6,7 @@
 
 int main(void)
 {
-    tr_module *net = tr_sequential(tr_linear(1, 32, .seed = 1), tr_activation(tr_tanh), tr_linear(32, 1, .seed = 2));
+    tr_module *net = tr_sequential(tr_linear(1, 32, .seed = 1), tr_activation_layer(tr_tanh), tr_linear(32, 1, .seed = 2));
     tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2, .weight_decay = 0);
 
     float xs[64], ys[64];

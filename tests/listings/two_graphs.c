@@ -15,7 +15,7 @@ static tr_tensor *forward(tr_module *net, tr_tensor *x, int64_t i)
 
 int main(void)
 {
-    tr_module *net = tr_sequential(tr_linear(5, 7, .seed = 3), tr_activation(tr_gelu), tr_linear(7, 2, .seed = 4));
+    tr_module *net = tr_sequential(tr_linear(5, 7, .seed = 3), tr_activation_layer(tr_gelu), tr_linear(7, 2, .seed = 4));
     tr_tensor *weight = tr_list_find(tr_parameters(net), "0.weight");
     tr_tensor *x = tr_randn(5, TR_SHAPE(MICRO * ROWS, 5));
 

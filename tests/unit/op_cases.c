@@ -58,7 +58,7 @@ UNARY(dropout_of_numbers, tr_sum(tr_dropout(x, .p = 0.4, .seed = 7))) /* the gra
 UNARY(softsign, tr_softsign(x))
 UNARY(celu, tr_celu(x, 0.7))
 UNARY(glu, tr_glu(x, 1))
-BINARY(prelu, tr_prelu(a, b))
+BINARY(prelu, tr_prelu_op(a, b))
 UNARY(log_sum_exp, tr_log_sum_exp(x, TR_DIMS(0, 2)))
 
 UNARY(sum_all, tr_sum(x))
@@ -226,7 +226,7 @@ static tr_tensor *layer_norm_no_bias(tr_tensor *const *in)
 
 static tr_tensor *embedding(tr_tensor *const *in)
 {
-    return tr_embedding_op(in[0], in[1]);
+    return tr_embedding_op(in[1], in[0]);
 }
 
 BINARY(matmul, tr_matmul(a, b))

@@ -28,7 +28,7 @@ typedef struct net {
 
 static net open_net(const char *name)
 {
-    net n = {name, recorded("autocast"), tr_list()};
+    net n = {name, recorded("autocast"), tr_list_new()};
     size_t length = strlen(name);
     for (int i = 0; i < tr_list_count(n.file); i++) {
         const char *full = tr_list_name(n.file, i);
@@ -217,7 +217,7 @@ static void test_backward_and_recompute(void **state)
     float grads[3][64];
     for (int how = 0; how < 3; how++) {
         TR_SCOPE;
-        tr_module *block = tr_sequential(tr_linear(8, 8, .seed = 1), tr_activation(tr_tanh), tr_layer_norm(8),
+        tr_module *block = tr_sequential(tr_linear(8, 8, .seed = 1), tr_activation_layer(tr_tanh), tr_layer_norm(8),
             tr_linear(8, 8, .seed = 2));
         if (how == 2) TR_CHECK(tr_set_recompute(block, true));
         tr_tensor *loss;
@@ -251,8 +251,8 @@ static double train(tr_dtype dtype, tr_grad_scaler *scaler, int *skipped)
     TR_SCOPE;
     tr_tensor *x, *y;
     points(&x, &y);
-    tr_module *mlp = tr_sequential(tr_linear(2, 32, .seed = 1), tr_activation(tr_relu), tr_linear(32, 32, .seed = 2),
-        tr_activation(tr_relu), tr_linear(32, 2, .seed = 3));
+    tr_module *mlp = tr_sequential(tr_linear(2, 32, .seed = 1), tr_activation_layer(tr_relu), tr_linear(32, 32, .seed = 2),
+        tr_activation_layer(tr_relu), tr_linear(32, 2, .seed = 3));
     tr_optimizer *opt = tr_adamw(tr_parameters(mlp), .lr = 1e-2);
     double last = 0;
     for (int step = 0; step < 150; step++) {
@@ -295,7 +295,7 @@ static void test_scaler(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *p = tr_ones(TR_SHAPE(3), .requires_grad = true);
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "p", p));
     tr_optimizer *opt = tr_sgd(list, .lr = 0.5);
     tr_grad_scaler *scaler = tr_grad_scaler_new(.scale = 8, .interval = 2);
@@ -325,7 +325,7 @@ static void test_scaler(void **state)
     }
     assert_true(tr_grad_scale(other) == 8 && ((float *)tr_data(p))[1] == 0.625f);
     assert_int_equal(tr_status_of(tr_grad_scaler_new(.backoff = 1)), TR_INVALID);
-    assert_int_equal(tr_grad_scaler_load(other, tr_list()), TR_NOT_FOUND);
+    assert_int_equal(tr_grad_scaler_load(other, tr_list_new()), TR_NOT_FOUND);
     assert_int_equal(tr_scaled_step(other, NULL), TR_INVALID);
 }
 

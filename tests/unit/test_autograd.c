@@ -355,7 +355,7 @@ static void a_wrong_backward_is_found(void **state)
 
 static tr_tensor_list *three_parameters(void)
 {
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     assert_int_equal(tr_list_add(list, "a", tr_randn(1, TR_SHAPE(3, 5), .requires_grad = true)), TR_OK);
     assert_int_equal(tr_list_add(list, "d", tr_randn(2, TR_SHAPE(4), .dtype = TR_F64, .requires_grad = true)), TR_OK);
     assert_int_equal(tr_list_add(list, "b", tr_randn(3, TR_SHAPE(5, 40), .requires_grad = true)), TR_OK);
@@ -421,7 +421,7 @@ static void an_arena_outlives_or_forgets_its_leaves(void **state)
     assert_int_equal(tr_backward(tr_sum(kept)), TR_OK);
     tr_release(kept);
 
-    tr_tensor_list *plain = tr_list();
+    tr_tensor_list *plain = tr_list_new();
     assert_int_equal(tr_list_add(plain, "x", tr_ones(TR_SHAPE(2))), TR_OK);
     assert_int_equal(tr__arena_build(plain), TR_STATE);
     assert_non_null(strstr(tr_error_message(), "\"x\""));
@@ -445,7 +445,7 @@ static void targets_and_plain_gradients_mix(void **state)
         for (int mix = 0; mix < 8; mix++) {
             TR_SCOPE;
             tr_tensor *x = tr_full(2, TR_SHAPE(3), .dtype = TR_F64, .requires_grad = true);
-            tr_tensor_list *list = tr_list();
+            tr_tensor_list *list = tr_list_new();
             assert_int_equal(tr_list_add(list, "x", x), TR_OK);
             if (arena) assert_int_equal(tr__arena_build(list), TR_OK);
             for (int round = 1; round <= 2; round++) {

@@ -71,7 +71,7 @@ static void test_the_module_is_named(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_module *net = tr_sequential(tr_activation(tr_relu), tr_sequential(tr_activation(log_of)));
+    tr_module *net = tr_sequential(tr_activation_layer(tr_relu), tr_sequential(tr_activation_layer(log_of)));
     tr_tensor *y = tr_forward(net, tr_neg(with(1)));
     TR_CHECK(tr_status_of(y)); /* log(0) */
     assert_named(tr_status_of(tr_forward(net, tr_mul(with(1), with(NAN)))), "mul: ");

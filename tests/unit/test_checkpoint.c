@@ -57,7 +57,7 @@ static void write_text(const char *name, const char *text)
 static tr_status save(int64_t step, int64_t size)
 {
     TR_SCOPE;
-    tr_tensor_list *model = tr_list(), *state = tr_list();
+    tr_tensor_list *model = tr_list_new(), *state = tr_list_new();
     assert_int_equal(tr_list_add(model, "w", tr_full((double)step, TR_SHAPE(size))), TR_OK);
     assert_int_equal(tr_list_add(state, "m", tr_full((double)step, TR_SHAPE(2 * size))), TR_OK);
     return tr_checkpoint_save(folder, step, model, state);
@@ -162,7 +162,7 @@ static void the_folder_is_made(void **state)
     char below[80];
     int64_t step;
     snprintf(below, sizeof below, "%s/a/b//", folder);
-    assert_int_equal(tr_checkpoint_save(below, 5, tr_list(), tr_list()), TR_OK);
+    assert_int_equal(tr_checkpoint_save(below, 5, tr_list_new(), tr_list_new()), TR_OK);
     assert_int_equal(tr_checkpoint_find(in_folder("a/b"), path, &step), TR_OK);
     assert_int_equal(step, 5);
 }
@@ -265,7 +265,7 @@ static void a_full_disk_leaves_the_old_one(void **state)
     signal(SIGXFSZ, handler);
     assert_false(is_there(".checkpoint.tmp"));
     assert_int_equal(newest(), 1);
-    assert_int_equal(tr_checkpoint_save("/dev/null/nowhere", 1, tr_list(), tr_list()), TR_IO);
+    assert_int_equal(tr_checkpoint_save("/dev/null/nowhere", 1, tr_list_new(), tr_list_new()), TR_IO);
 }
 
 static void damage_is_named(void **state)
@@ -315,7 +315,7 @@ static char *read_all(const char *name)
 static void save_metrics(int64_t step, const tr_metrics *m)
 {
     TR_SCOPE;
-    assert_int_equal(tr_checkpoint_save(folder, step, tr_list(), tr_list(), .metrics = m), TR_OK);
+    assert_int_equal(tr_checkpoint_save(folder, step, tr_list_new(), tr_list_new(), .metrics = m), TR_OK);
 }
 
 static const char *checkpoint_at(int64_t step)
@@ -468,7 +468,7 @@ static tr_status open_with_column(const char *name, tr_tensor *column)
     save_metrics(3, tr_metrics_open(in_folder("m.csv")));
     const char *names[] = {"step", "items", "lr", "loss", "validation_loss", "items_per_s", "grad_norm", "seconds",
         "validation_accuracy"};
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
         const int64_t whole[] = {1, 2, 3};
         const double numbers[] = {0.1, 0.2, 0.3};
@@ -478,7 +478,7 @@ static tr_status open_with_column(const char *name, tr_tensor *column)
     }
     assert_int_equal(tr_safetensors_save(in_folder("checkpoint-3/history.safetensors"), list), TR_OK);
     /* As from before there were manifests. */
-    assert_int_equal(tr_safetensors_save(in_folder("checkpoint-3/model.safetensors"), tr_list()), TR_OK);
+    assert_int_equal(tr_safetensors_save(in_folder("checkpoint-3/model.safetensors"), tr_list_new()), TR_OK);
     assert_int_equal(unlink(in_folder("checkpoint-3/manifest.json")), 0);
     return tr_status_of(tr_metrics_open(in_folder("m.csv"), .checkpoint = checkpoint_at(3)));
 }

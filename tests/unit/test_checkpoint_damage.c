@@ -66,7 +66,7 @@ static tr_tensor_list *weights; /* of the second one */
 static tr_trainer *new_trainer(uint64_t seed, const char *resume)
 {
     tr_module *model = tr_gpt(.vocab = 256, .context = 16, .layers = 1, .heads = 2, .dim = 32, .seed = seed);
-    return tr_trainer(model, text, .context = 16, .global_batch = 2, .steps = 100, .seed = seed, .resume = resume,
+    return tr_trainer_new(model, text, .context = 16, .global_batch = 2, .steps = 100, .seed = seed, .resume = resume,
                       .validation_windows = 4);
 }
 
@@ -122,7 +122,7 @@ static int begin(void **state)
         memcpy(all + length, line, strlen(line));
         length += strlen(line);
     }
-    text = tr_keep(tr_text(files_write("text", all, length)));
+    text = tr_keep(tr_text_load(files_write("text", all, length)));
     free(all);
     train("run", 1);
     train("other", 2);
@@ -272,7 +272,7 @@ static const char *try_to_go_on(void)
     *said = 0;
     tr_module *model = tr_gpt(.vocab = 256, .context = 16, .layers = 1, .heads = 2, .dim = 32, .seed = 3);
     tr_trainer *trainer =
-        tr_trainer(model, text, .context = 16, .global_batch = 2, .steps = 100, .seed = 1, .resume = folder);
+        tr_trainer_new(model, text, .context = 16, .global_batch = 2, .steps = 100, .seed = 1, .resume = folder);
     if (tr_status_of(trainer) != TR_OK) return tr_error_message();
     if (tr_trainer_steps(trainer) != OLD) return "the damaged checkpoint is accepted";
     if (tr_trainer_passed_over(trainer) != 1) return "the trainer does not say that it has passed over one";

@@ -17,14 +17,14 @@ static const double most = 0.1; /* gradients are larger: every step is clipped *
 static tr_module *make_stage(int stage, tr_group *tp)
 {
     if (stage == 0 && !tp)
-        return tr_sequential(tr_embedding(VOCAB, DIM, .seed = 5), tr_linear(DIM, HIDDEN, .seed = 6), tr_activation(tr_gelu),
+        return tr_sequential(tr_embedding(VOCAB, DIM, .seed = 5), tr_linear(DIM, HIDDEN, .seed = 6), tr_activation_layer(tr_gelu),
             tr_linear(HIDDEN, DIM, .seed = 7), tr_layer_norm(DIM));
     if (stage == 0)
-        return tr_sequential(tr_sharded_embedding(VOCAB, DIM, .group = tp, .seed = 5),
-            tr_column_linear(DIM, HIDDEN, .group = tp, .seed = 6), tr_activation(tr_gelu),
+        return tr_sequential(tr_vocab_parallel_embedding(VOCAB, DIM, .group = tp, .seed = 5),
+            tr_column_linear(DIM, HIDDEN, .group = tp, .seed = 6), tr_activation_layer(tr_gelu),
             tr_row_linear(HIDDEN, DIM, .group = tp, .seed = 7), tr_layer_norm(DIM));
-    if (!tp) return tr_sequential(tr_linear(DIM, HIDDEN, .seed = 8), tr_activation(tr_tanh), tr_linear(HIDDEN, CLASSES, .seed = 9));
-    return tr_sequential(tr_column_linear(DIM, HIDDEN, .group = tp, .seed = 8), tr_activation(tr_tanh),
+    if (!tp) return tr_sequential(tr_linear(DIM, HIDDEN, .seed = 8), tr_activation_layer(tr_tanh), tr_linear(HIDDEN, CLASSES, .seed = 9));
+    return tr_sequential(tr_column_linear(DIM, HIDDEN, .group = tp, .seed = 8), tr_activation_layer(tr_tanh),
         tr_row_linear(HIDDEN, CLASSES, .group = tp, .seed = 9));
 }
 

@@ -98,7 +98,7 @@ static tr_status train(const plan *p)
     tr_group *world = tr_join(.transport = p->transport);
     TRY(tr_status_of(world));
     own_rank = tr_rank(world);
-    tr_module *net = tr_sequential(tr_linear(WIDTH, WIDTH), tr_activation(pass), tr_linear(WIDTH, CLASSES));
+    tr_module *net = tr_sequential(tr_linear(WIDTH, WIDTH), tr_activation_layer(pass), tr_linear(WIDTH, CLASSES));
     tr_module *ddp = tr_ddp(net, world, .bucket_mb = 1e-9);
     tr_optimizer *opt = tr_sgd(tr_parameters(net), .lr = 0.1);
     tr_loader *loader = tr_loader_new(tr_dataset_new(256, make_sample), .batch = 8, .group = world);

@@ -55,7 +55,7 @@ static void assert_holds(tr_text *text, const char *expected)
     assert_int_equal(tr_text_bytes(text, false), n);
     assert_int_equal(tr_text_bytes(text, true), 0);
     tr_tensor *x, *y;
-    TR_CHECK(tr_text_batch(&x, &y, text, 1, n - 1));
+    TR_CHECK(tr_text_batch(text, 1, n - 1, &x, &y));
     for (int i = 0; i < n - 1; i++) assert_int_equal(((int32_t *)tr_data(x))[i], expected[i]);
     assert_int_equal(((int32_t *)tr_data(y))[n - 2], expected[n - 1]);
 }
@@ -67,14 +67,14 @@ static void test_a_file_is_split(void **state)
     char bytes[1000];
     for (int i = 0; i < 1000; i++) bytes[i] = (char)(i % 251);
     const char *path = write_file("file", bytes, sizeof bytes);
-    tr_text *text = tr_text(path);
+    tr_text *text = tr_text_load(path);
     TR_CHECK(tr_status_of(text));
     assert_int_equal(tr_text_bytes(text, false), 900);
     assert_int_equal(tr_text_bytes(text, true), 100);
     assert_int_equal(tr_text_files(text), 1);
-    assert_int_equal(tr_text_bytes(tr_text(path, .validation = 0.25), true), 250);
-    assert_int_equal(tr_text_bytes(tr_text(path, .validation = 0), true), 0);
-    assert_failed(tr_status_of(tr_text(path, .validation = 1)), TR_INVALID, "validation");
+    assert_int_equal(tr_text_bytes(tr_text_load(path, .validation = 0.25), true), 250);
+    assert_int_equal(tr_text_bytes(tr_text_load(path, .validation = 0), true), 0);
+    assert_failed(tr_status_of(tr_text_load(path, .validation = 1)), TR_INVALID, "validation");
 }
 
 static void make_folder(void)
@@ -98,27 +98,27 @@ static void test_a_folder_in_the_order_of_names(void **state)
     (void)state;
     TR_SCOPE;
     make_folder();
-    tr_text *all = tr_text(in_root("folder"), .validation = 0);
+    tr_text *all = tr_text_load(in_root("folder"), .validation = 0);
     assert_holds(all, "atentwoccc");
     assert_int_equal(tr_text_files(all), 4);
-    tr_text *code = tr_text(in_root("folder"), .suffixes = " .c  .h", .validation = 0);
+    tr_text *code = tr_text_load(in_root("folder"), .suffixes = " .c  .h", .validation = 0);
     assert_holds(code, "atentwo");
-    assert_failed(tr_status_of(tr_text(in_root("folder"), .suffixes = ".py")), TR_INVALID, ".py");
+    assert_failed(tr_status_of(tr_text_load(in_root("folder"), .suffixes = ".py")), TR_INVALID, ".py");
 }
 
 static void test_what_is_no_text(void **state)
 {
     (void)state;
     TR_SCOPE;
-    assert_failed(tr_status_of(tr_text(in_root("absent"))), TR_IO, "absent: No such file");
-    assert_failed(tr_status_of(tr_text(write_text("nothing", ""))), TR_INVALID, "nothing is empty");
+    assert_failed(tr_status_of(tr_text_load(in_root("absent"))), TR_IO, "absent: No such file");
+    assert_failed(tr_status_of(tr_text_load(write_text("nothing", ""))), TR_INVALID, "nothing is empty");
     mkdir(in_root("bare"), 0777);
-    assert_failed(tr_status_of(tr_text(in_root("bare"))), TR_INVALID, "no text in the folder");
-    assert_failed(tr_status_of(tr_text("/dev/null")), TR_INVALID, "neither a file nor a folder");
-    assert_failed(tr_status_of(tr_text(NULL)), TR_INVALID, "path");
+    assert_failed(tr_status_of(tr_text_load(in_root("bare"))), TR_INVALID, "no text in the folder");
+    assert_failed(tr_status_of(tr_text_load("/dev/null")), TR_INVALID, "neither a file nor a folder");
+    assert_failed(tr_status_of(tr_text_load(NULL)), TR_INVALID, "path");
     if (geteuid() != 0) {
         chmod(write_text("secret", "s"), 0);
-        assert_failed(tr_status_of(tr_text(in_root("secret"))), TR_IO, "secret");
+        assert_failed(tr_status_of(tr_text_load(in_root("secret"))), TR_IO, "secret");
     }
 }
 
@@ -126,16 +126,16 @@ static void test_a_text_shorter_than_the_context(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_text *text = tr_text(write_text("short", "0123456789"), .validation = 0.2);
+    tr_text *text = tr_text_load(write_text("short", "0123456789"), .validation = 0.2);
     tr_tensor *x, *y;
-    assert_failed(tr_text_batch(&x, &y, text, 1, 8), TR_INVALID, "short has 8 bytes; a context of 8 takes at least 9");
+    assert_failed(tr_text_batch(text, 1, 8, &x, &y), TR_INVALID, "short has 8 bytes; a context of 8 takes at least 9");
     assert_failed(tr_status_of(x), TR_INVALID, "context of 8");
-    assert_failed(tr_text_batch(&x, &y, text, 1, 2, .validation = true), TR_INVALID, "validation part");
-    assert_failed(tr_text_batch(&x, &y, text, 0, 2), TR_INVALID, "0 and 2");
-    TR_CHECK(tr_text_batch(&x, &y, text, 1, 7));
+    assert_failed(tr_text_batch(text, 1, 2, &x, &y, .validation = true), TR_INVALID, "validation part");
+    assert_failed(tr_text_batch(text, 0, 2, &x, &y), TR_INVALID, "0 and 2");
+    TR_CHECK(tr_text_batch(text, 1, 7, &x, &y));
     assert_int_equal(((int32_t *)tr_data(y))[6], '7');
-    tr_text *bad = tr_text(in_root("absent"));
-    assert_failed(tr_text_batch(&x, &y, bad, 1, 2), TR_IO, "absent");
+    tr_text *bad = tr_text_load(in_root("absent"));
+    assert_failed(tr_text_batch(bad, 1, 2, &x, &y), TR_IO, "absent");
 }
 
 /* Window i of the training part by (seed, step, number) alone: two ranks draw together what one draws. */
@@ -145,21 +145,21 @@ static void test_ranks_draw_the_same_global_batch(void **state)
     TR_SCOPE;
     char bytes[5000];
     for (int i = 0; i < 5000; i++) bytes[i] = (char)(i % 253);
-    tr_text *text = tr_text(write_file("long", bytes, sizeof bytes));
+    tr_text *text = tr_text_load(write_file("long", bytes, sizeof bytes));
     tr_tensor *x, *y, *half, *rest;
-    TR_CHECK(tr_text_batch(&x, &y, text, 8, 16, .seed = 3, .step = 5));
-    TR_CHECK(tr_text_batch(&half, &rest, text, 4, 16, .seed = 3, .step = 5, .first_sample = 4));
+    TR_CHECK(tr_text_batch(text, 8, 16, &x, &y, .seed = 3, .step = 5));
+    TR_CHECK(tr_text_batch(text, 4, 16, &half, &rest, .seed = 3, .step = 5, .first_sample = 4));
     const int32_t *in = tr_data(x), *out = tr_data(y);
     assert_memory_equal(in + 64, tr_data(half), 64 * sizeof(int32_t));
     for (int i = 0; i < 8; i++)
         for (int k = 0; k < 15; k++) assert_int_equal(out[16 * i + k], in[16 * i + k + 1]);
-    TR_CHECK(tr_text_batch(&half, &rest, text, 4, 16, .seed = 3, .step = 6, .first_sample = 4));
+    TR_CHECK(tr_text_batch(text, 4, 16, &half, &rest, .seed = 3, .step = 6, .first_sample = 4));
     assert_memory_not_equal(in + 64, tr_data(half), 64 * sizeof(int32_t));
 
     /* Seven and one to come fit in ten at three places, and all are drawn. */
-    text = tr_text(write_file("few", "0123456789", 10), .validation = 0);
+    text = tr_text_load(write_file("few", "0123456789", 10), .validation = 0);
     bool seen[3] = {false};
-    TR_CHECK(tr_text_batch(&x, &y, text, 200, 7));
+    TR_CHECK(tr_text_batch(text, 200, 7, &x, &y));
     for (int i = 0; i < 200; i++) {
         int32_t first = ((const int32_t *)tr_data(x))[7 * i] - '0';
         assert_in_range(first, 0, 2);
@@ -172,17 +172,17 @@ static void test_validation_goes_through_once(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_text *text = tr_text(write_text("valid", "..........abcdefghijk"), .validation = 11.5 / 21);
+    tr_text *text = tr_text_load(write_text("valid", "..........abcdefghijk"), .validation = 11.5 / 21);
     assert_int_equal(tr_text_bytes(text, true), 11);
     tr_tensor *x, *y;
     /* 11 bytes are 3 windows of 3 with a byte to come: abc, def, ghi; a batch of 2, then one of 1 */
-    TR_CHECK(tr_text_batch(&x, &y, text, 2, 3, .validation = true));
+    TR_CHECK(tr_text_batch(text, 2, 3, &x, &y, .validation = true));
     assert_int_equal(tr_size(x, 0), 2);
     assert_int_equal(((int32_t *)tr_data(x))[3], 'd');
-    TR_CHECK(tr_text_batch(&x, &y, text, 2, 3, .validation = true, .first_sample = 2));
+    TR_CHECK(tr_text_batch(text, 2, 3, &x, &y, .validation = true, .first_sample = 2));
     assert_int_equal(tr_size(x, 0), 1);
     assert_int_equal(((int32_t *)tr_data(y))[2], 'j');
-    assert_int_equal(tr_text_batch(&x, &y, text, 2, 3, .validation = true, .first_sample = 4), TR_END);
+    assert_int_equal(tr_text_batch(text, 2, 3, &x, &y, .validation = true, .first_sample = 4), TR_END);
 }
 
 /* ---- Tokens ------------------------------------------------------------------------------------------------------ */
@@ -193,23 +193,23 @@ static void test_tokens_of_a_tokenizer(void **state)
     TR_SCOPE;
     write_text("vocab.json", "{\"a\":0,\"b\":1,\"ab\":2,\"\u0120\":3}"); /* U+0120 stands for a space */
     write_text("merges.txt", "a b\n");
-    tr_tokenizer *t = tr_tokenizer(in_root("vocab.json"));
+    tr_tokenizer *t = tr_tokenizer_load(in_root("vocab.json"));
     TR_CHECK(tr_status_of(t));
-    tr_text *text = tr_text(write_text("ab", "ab ab abab ab ab ab ab"), .tokenizer = t, .validation = 0.5);
+    tr_text *text = tr_text_load(write_text("ab", "ab ab abab ab ab ab ab"), .tokenizer = t, .validation = 0.5);
     assert_int_equal(tr_text_bytes(text, false), 11);
     assert_int_equal(tr_text_tokens(text, false), 7); /* ab, space, ab, space, ab, ab, space */
     assert_int_equal(tr_text_tokens(text, true), 7);  /* ab, space, ab, … */
     tr_tensor *x, *y;
-    TR_CHECK(tr_text_batch(&x, &y, text, 1, 6));
+    TR_CHECK(tr_text_batch(text, 1, 6, &x, &y));
     static const int32_t first[] = {2, 3, 2, 3, 2, 2}, next[] = {3, 2, 3, 2, 2, 3};
     assert_memory_equal(tr_data(x), first, sizeof first);
     assert_memory_equal(tr_data(y), next, sizeof next);
-    TR_CHECK(tr_text_batch(&x, &y, text, 1, 6, .validation = true));
+    TR_CHECK(tr_text_batch(text, 1, 6, &x, &y, .validation = true));
     assert_int_equal(((int32_t *)tr_data(x))[4], 2);
-    assert_failed(tr_text_batch(&x, &y, text, 1, 7), TR_INVALID, "has 7 tokens; a context of 7 takes at least 8");
-    assert_true(tr_text_hash(text) != tr_text_hash(tr_text(in_root("ab"))));
-    assert_failed(tr_status_of(tr_text(write_text("c", "abc"), .tokenizer = t)), TR_INVALID, "no token for the byte 0x63");
-    assert_int_equal(tr_text_tokens(tr_text(in_root("ab")), false), 20); /* of bytes */
+    assert_failed(tr_text_batch(text, 1, 7, &x, &y), TR_INVALID, "has 7 tokens; a context of 7 takes at least 8");
+    assert_true(tr_text_hash(text) != tr_text_hash(tr_text_load(in_root("ab"))));
+    assert_failed(tr_status_of(tr_text_load(write_text("c", "abc"), .tokenizer = t)), TR_INVALID, "no token for the byte 0x63");
+    assert_int_equal(tr_text_tokens(tr_text_load(in_root("ab")), false), 20); /* of bytes */
 }
 
 /* In each window of 34 = 1 + 32 + 1 exactly a fifth is to be found out: mostly hidden, the rest as it was. */
@@ -237,30 +237,30 @@ static void test_masked_windows(void **state)
     TR_SCOPE;
     char bytes[5000];
     for (int i = 0; i < 5000; i++) bytes[i] = (char)(i % 200);
-    tr_text *text = tr_text(write_file("counting", bytes, sizeof bytes));
+    tr_text *text = tr_text_load(write_file("counting", bytes, sizeof bytes));
     tr_masking masking = {.begin = 256, .end = 257, .mask = 258, .vocab = 256, .share = 0.2};
     tr_tensor *x, *y, *half, *rest;
-    TR_CHECK(tr_text_batch(&x, &y, text, 200, 34, .seed = 3, .step = 5, .masking = &masking));
+    TR_CHECK(tr_text_batch(text, 200, 34, &x, &y, .seed = 3, .step = 5, .masking = &masking));
     int counts[3] = {0};
     for (int i = 0; i < 200; i++) check_masked((int32_t *)tr_data(x) + 34 * i, (int32_t *)tr_data(y) + 34 * i, counts);
     assert_in_range(counts[0], 880, 1040); /* 80 % of 1,200 */
     assert_in_range(counts[1], 70, 170);
     assert_in_range(counts[2], 70, 170);
 
-    TR_CHECK(tr_text_batch(&half, &rest, text, 100, 34, .seed = 3, .step = 5, .first_sample = 100, .masking = &masking));
+    TR_CHECK(tr_text_batch(text, 100, 34, &half, &rest, .seed = 3, .step = 5, .first_sample = 100, .masking = &masking));
     assert_memory_equal((int32_t *)tr_data(x) + 3400, tr_data(half), 3400 * sizeof(int32_t));
     assert_memory_equal((int32_t *)tr_data(y) + 3400, tr_data(rest), 3400 * sizeof(int32_t));
-    TR_CHECK(tr_text_batch(&half, &rest, text, 100, 34, .seed = 3, .step = 6, .first_sample = 100, .masking = &masking));
+    TR_CHECK(tr_text_batch(text, 100, 34, &half, &rest, .seed = 3, .step = 6, .first_sample = 100, .masking = &masking));
     assert_memory_not_equal((int32_t *)tr_data(y) + 3400, tr_data(rest), 3400 * sizeof(int32_t));
 
     /* 500 bytes are 15 windows of 32, masked alike whenever they are asked for. */
-    TR_CHECK(tr_text_batch(&x, &y, text, 20, 34, .validation = true, .masking = &masking));
+    TR_CHECK(tr_text_batch(text, 20, 34, &x, &y, .validation = true, .masking = &masking));
     assert_int_equal(tr_size(x, 0), 15);
-    TR_CHECK(tr_text_batch(&half, &rest, text, 20, 34, .validation = true, .step = 9, .masking = &masking));
+    TR_CHECK(tr_text_batch(text, 20, 34, &half, &rest, .validation = true, .step = 9, .masking = &masking));
     assert_memory_equal(tr_data(y), tr_data(rest), 15 * 34 * sizeof(int32_t));
-    assert_failed(tr_text_batch(&x, &y, text, 1, 2, .masking = &masking), TR_INVALID, "leaves no token");
+    assert_failed(tr_text_batch(text, 1, 2, &x, &y, .masking = &masking), TR_INVALID, "leaves no token");
     masking.share = 1.5;
-    assert_failed(tr_text_batch(&x, &y, text, 1, 34, .masking = &masking), TR_INVALID, "258, 256 and 1.5");
+    assert_failed(tr_text_batch(text, 1, 34, &x, &y, .masking = &masking), TR_INVALID, "258, 256 and 1.5");
 }
 
 static int make_root(void **state)

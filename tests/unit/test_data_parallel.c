@@ -23,8 +23,8 @@ enum { DEVICES = 4, BATCH = 22, STEPS = 4, WEIGHTS = 4096 };
 
 static tr_module *make_net(void)
 {
-    return tr_sequential(tr_linear(6, 16, .seed = 1), tr_activation(tr_gelu), tr_layer_norm(16), tr_dropout_layer(0.25),
-        tr_linear(16, 16, .seed = 2), tr_activation(tr_tanh), tr_linear(16, 3, .seed = 3));
+    return tr_sequential(tr_linear(6, 16, .seed = 1), tr_activation_layer(tr_gelu), tr_layer_norm(16), tr_dropout_layer(0.25),
+        tr_linear(16, 16, .seed = 2), tr_activation_layer(tr_tanh), tr_linear(16, 3, .seed = 3));
 }
 
 static void read_weights(tr_module *net, float *to)
@@ -347,7 +347,7 @@ static void a_backward_that_fails_is_named(void **state)
     (void)state;
     TR_SCOPE;
     probe *p;
-    tr_module *model = tr_data_parallel(tr_sequential(make_probe(&p), tr_activation(apply_failing)), .count = 2);
+    tr_module *model = tr_data_parallel(tr_sequential(make_probe(&p), tr_activation_layer(apply_failing)), .count = 2);
     tr_tensor *y = tr_forward(model, tr_arange(8, TR_F32, tr_cpu(0)));
     FAILS(TR_INVALID, tr_backward(tr_sum(y)), "replica 0 on cpu:0: no gradient for 0");
 }

@@ -237,7 +237,7 @@ static void test_damaged_idx(void **state)
     assert_int_equal(mkfifo(files_path("pipes/test_batch.bin"), 0600), 0);
     assert_failed(tr_status_of(tr_cifar10(files_path("pipes"))), TR_INVALID, "no file");
     assert_int_equal(mkfifo(files_path("pipes/tokenizer.json"), 0600), 0);
-    assert_failed(tr_status_of(tr_tokenizer(files_path("pipes/tokenizer.json"))), TR_INVALID, "no file");
+    assert_failed(tr_status_of(tr_tokenizer_load(files_path("pipes/tokenizer.json"))), TR_INVALID, "no file");
     assert_failed(tr_status_of(tr_idx_load(NULL)), TR_INVALID, "path");
 }
 

@@ -29,8 +29,8 @@ typedef struct rank {
 
 static tr_module *make_net(uint64_t seed)
 {
-    return tr_sequential(tr_linear(6, 16, .seed = seed), tr_activation(tr_gelu), tr_layer_norm(16),
-        tr_linear(16, 16, .seed = seed + 1), tr_activation(tr_tanh), tr_linear(16, 3, .seed = seed + 2));
+    return tr_sequential(tr_linear(6, 16, .seed = seed), tr_activation_layer(tr_gelu), tr_layer_norm(16),
+        tr_linear(16, 16, .seed = seed + 1), tr_activation_layer(tr_tanh), tr_linear(16, 3, .seed = seed + 2));
 }
 
 static tr_status train_step(rank *r, tr_module *ddp, tr_optimizer *opt, tr_tensor *x, tr_tensor *y)
@@ -297,11 +297,11 @@ static tr_module *make_frozen(tr_module *module)
 static tr_module *make_other(int kind)
 {
     switch (kind) {
-    case 0: return make_pair(tr_linear(6, 4), tr_activation(tr_gelu)); /* one module fewer */
+    case 0: return make_pair(tr_linear(6, 4), tr_activation_layer(tr_gelu)); /* one module fewer */
     case 1: return tr_sequential(tr_linear(6, 4), tr_linear(4, 2), tr_linear(2, 2));
     case 2: return make_pair(tr_linear(6, 4), tr_linear(4, 3));
     case 3: return make_pair(tr_linear(6, 4), tr_linear(4, 2, .dtype = TR_BF16));
-    case 4: return tr_sequential(tr_linear(6, 4), tr_activation(tr_gelu), tr_linear(4, 2));
+    case 4: return tr_sequential(tr_linear(6, 4), tr_activation_layer(tr_gelu), tr_linear(4, 2));
     case 5: return make_pair(tr_linear(6, 4), tr_batch_norm2d(4));
     default: return make_pair(tr_linear(6, 4), make_frozen(tr_linear(4, 2)));
     }

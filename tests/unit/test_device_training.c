@@ -221,7 +221,7 @@ static void gradients_are_scaled_and_unscaled(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *w = tr_require_grad(tr_full(2, TR_SHAPE(3), .device = device(KIND ":0")));
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     OK(tr_list_add(list, "w", w));
     tr_optimizer *opt = tr_sgd(list, .lr = 1);
     tr_grad_scaler *scaler = tr_grad_scaler_new(.scale = 1024);
@@ -406,7 +406,7 @@ static tr_status pipeline(run *r)
     tr_module *net = make_net(r), *stages[] = {NULL, NULL};
     TRY(tr_status_of(net));
     const two_layers *both = tr_module_state(net);
-    stages[0] = tr_sequential(both->first, tr_activation(tr_relu));
+    stages[0] = tr_sequential(both->first, tr_activation_layer(tr_relu));
     stages[1] = both->second;
     tr_module *own = group ? stages[r->rank] : net;
     tr_optimizer *opt = tr_sgd(tr_parameters(own), .lr = 0.1);

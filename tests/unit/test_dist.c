@@ -106,7 +106,7 @@ static void compare_with_torch(rank *r, dist_worker *w, const tr_tensor_list *li
 static void run_recorded(rank *r)
 {
     dist_worker w;
-    tr_tensor_list *list = recorded(), *own = tr_list();
+    tr_tensor_list *list = recorded(), *own = tr_list_new();
     OK(tr_status_of(list));
     OK(dist_begin(&w, r->group));
     OK(tr_list_add(own, "weight", find(list, "", r->number, "weight")));
@@ -161,7 +161,7 @@ static void contexts_at_the_same_time_do_not_mix(void **state)
 
 static tr_tensor_list *all_parameters(tr_module *const *nets)
 {
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     for (int i = 0; i < DIST_WORKERS; i++)
         for (int k = 0; k < DIST_PARAMETERS; k++) {
             char name[16];
@@ -248,7 +248,7 @@ static void train_with(rank *r, dist_worker *w, int kind, tr_rref **parameters)
     tr_module *nets[DIST_WORKERS];
     tr_rref *taken[DIST_WORKERS * DIST_PARAMETERS];
     make_twins(nets);
-    tr_tensor_list *twins = all_parameters(nets), *taken_twins = tr_list();
+    tr_tensor_list *twins = all_parameters(nets), *taken_twins = tr_list_new();
     copy_parameters(r, parameters, twins);
     int count = select_parameters(kind, parameters, twins, taken, taken_twins);
     tr_optimizer *twin = twin_of(kind, taken_twins);
@@ -514,7 +514,7 @@ static void a_reply_that_comes_too_late_is_not_waited_for(void **state)
 static tr_tensor_list *flood(void *state, tr_tensor *x)
 {
     enum { TENSORS = 4100, LARGE = 600 };
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     tr_tensor *large = tr_zeros(TR_SHAPE(LARGE));
     char name[16];
     if (tr_list_add(list, "y", tr_forward(((dist_worker *)state)->net, x)) != TR_OK) return list;

@@ -160,7 +160,7 @@ static void run_written_to(rank *r)
         TR_SCOPE;
         tr_tensor *gradients[2], *x = tr_randn(1, TR_SHAPE(6, DIST_WIDTH), .dtype = TR_F64);
         for (int wrapped = 0; wrapped < 2; wrapped++) {
-            tr_module *net = tr_sequential(dist_net(3), tr_activation(tr_tanh), dist_net(4));
+            tr_module *net = tr_sequential(dist_net(3), tr_activation_layer(tr_tanh), dist_net(4));
             tr_tensor *first = tr_list_at(tr_parameters(net), 0), *later = tr_list_at(tr_parameters(net), 2);
             tr_module *model = wrapped ? tr_data_parallel(net) : net;
             TR_DIST_CONTEXT(m.w.rpc, context);

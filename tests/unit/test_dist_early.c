@@ -17,7 +17,7 @@ typedef struct pair {
 static void make_pair(rank *r, dist_worker *w, bool adamw, pair *p)
 {
     p->w = w;
-    p->here = tr_list();
+    p->here = tr_list_new();
     OK(dist_parameters(w, p->there));
     for (int i = 0; i < PARAMETERS; i++) {
         char name[16];

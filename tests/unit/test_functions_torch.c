@@ -76,7 +76,7 @@ CASE(cross_entropy_weighted_ignore, tr_cross_entropy(x, in[1], .weight = weights
 CASE(softsign, tr_softsign(x))
 CASE(celu, tr_celu(x, 0.5))
 CASE(glu, tr_glu(x, 1))
-CASE(prelu, tr_prelu(x, in[1]))
+CASE(prelu, tr_prelu_op(x, in[1]))
 CASE(log_sum_exp, tr_log_sum_exp(x, TR_DIMS(0, 2)))
 CASE(put_along, tr_put_along(x, 1, in[1], in[2]))
 CASE(where, tr_where(x, in[1], in[2]))

@@ -22,7 +22,7 @@ enum { STEPS = 10 };
 static tr_module *model(const tr_tensor_list *file)
 {
     tr_module *gpt = tr_gpt(.vocab = 32, .context = 16, .layers = 2, .heads = 2, .dim = 16, .seed = 1);
-    tr_tensor_list *own = tr_state_dict(gpt), *start = tr_list();
+    tr_tensor_list *own = tr_state_dict(gpt), *start = tr_list_new();
     for (int i = 0; i < tr_list_count(own); i++)
         TR_CHECK(tr_list_add(start, tr_list_name(own, i), recorded_find(file, "init.%s", tr_list_name(own, i))));
     TR_CHECK(tr_load_state_dict(gpt, start));

@@ -222,7 +222,7 @@ static void leave_one_out(rank *r)
     outside o = {.number = r->number};
     const char *path = r->arg;
     tr_module *net = tr_gpt(.vocab = 256, .context = 8, .layers = 1, .heads = 1, .dim = 8, .seed = 1);
-    tr_trainer *trainer = tr_trainer(net, tr_text(path), .group = r->group, .context = 8, .steps = 9,
+    tr_trainer *trainer = tr_trainer_new(net, tr_text_load(path), .group = r->group, .context = 8, .steps = 9,
                                      .optimizer = with_extra, .loss = loss_with_extra, .user = &o);
     tr_metrics_row row;
     CHECK(tr_trainer_step(trainer, &row, &(bool){false}) == TR_MISMATCH);

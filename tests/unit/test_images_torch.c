@@ -97,8 +97,8 @@ static void layers_are_as_their_functions(void **state)
         tr_module *layer;
         tr_tensor *x, *expected;
     } same[] = {
-        {tr_upsample_layer(2, .mode = TR_INTERPOLATE_BICUBIC), x, tr_interpolate(x, .scale = 2, .mode = TR_INTERPOLATE_BICUBIC)},
-        {tr_upsample_layer(0, .height = 3, .width = 5), x, tr_interpolate(x, .height = 3, .width = 5)},
+        {tr_interpolate_layer(2, .mode = TR_INTERPOLATE_BICUBIC), x, tr_interpolate(x, .scale = 2, .mode = TR_INTERPOLATE_BICUBIC)},
+        {tr_interpolate_layer(0, .height = 3, .width = 5), x, tr_interpolate(x, .height = 3, .width = 5)},
         {tr_adaptive_max_pool2d_layer(2, 3), x, tr_adaptive_max_pool2d(x, 2, 3)},
         {tr_adaptive_max_pool1d_layer(3), line, tr_adaptive_max_pool1d(line, 3)},
         {tr_adaptive_avg_pool1d_layer(3), line, tr_adaptive_avg_pool1d(line, 3)},
@@ -111,7 +111,7 @@ static void layers_are_as_their_functions(void **state)
         torch_compare(tr_module_name(same[i].layer), "the function's output", y, same[i].expected, 0);
     }
     assert_int_equal(tr_status_of(tr_forward(tr_batch_norm1d(3), x)), TR_SHAPE);
-    assert_int_equal(tr_status_of(tr_upsample_layer(0)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_interpolate_layer(0)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_adaptive_max_pool1d_layer(0)), TR_INVALID);
 }
 

@@ -96,7 +96,7 @@ static bool differ(tr_tensor_list *a, tr_tensor_list *b)
 
 static void group(tr_optimizer *opt, tr_module *net)
 {
-    tr_tensor_list *some = tr_list();
+    tr_tensor_list *some = tr_list_new();
     TR_CHECK(tr_list_add(some, "a", tr_list_find(tr_parameters(net), "wte.weight")));
     TR_CHECK(tr_list_add(some, "b", tr_list_find(tr_parameters(net), "h.1.ln_1.bias")));
     TR_CHECK(tr_param_group(opt, some, .lr_scale = 0.3));
@@ -143,7 +143,7 @@ static void two_optimizers_of_one_net(void **state)
     tr_module *nets[4];
     for (int k = 0; k < 4; k++) {
         nets[k] = make_gpt();
-        tr_tensor_list *all = tr_parameters(nets[k]), *matrices = tr_list(), *others = tr_list();
+        tr_tensor_list *all = tr_parameters(nets[k]), *matrices = tr_list_new(), *others = tr_list_new();
         for (int i = 0; i < tr_list_count(all); i++) {
             tr_tensor *t = tr_list_at(all, i);
             bool inner = tr_shape_of(t).ndim == 2 && strncmp(tr_list_name(all, i), "h.", 2) == 0;
@@ -180,7 +180,7 @@ static void what_is_read_again_waits(void **state)
         TR_SCOPE;
         tr_tensor_list *lists[2];
         for (int k = 0; k < 2; k++) {
-            lists[k] = tr_list();
+            lists[k] = tr_list_new();
             for (int i = 0; i < 3; i++)
                 TR_CHECK(tr_list_add(lists[k], (char[]){(char)('a' + i), 0},
                     tr_require_grad(tr_randn((uint64_t)i + 1, i < 2 ? TR_SHAPE(8, 8) : TR_SHAPE(8)))));

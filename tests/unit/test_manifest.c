@@ -32,7 +32,7 @@ static const char *file_of(int step, const char *name)
 static void save(int64_t step, const double *loss, int keep, bool keep_best)
 {
     TR_SCOPE;
-    tr_tensor_list *model = tr_list(), *state = tr_list();
+    tr_tensor_list *model = tr_list_new(), *state = tr_list_new();
     uint64_t seed = (uint64_t)step;
     TR_CHECK(tr_list_set_metadata(model, "layers", "2"));
     TR_CHECK(tr_list_add(model, "0.weight", tr_randn(seed, TR_SHAPE(40, 30))));
@@ -279,8 +279,8 @@ static void the_newest_and_the_best_are_kept(void **state)
     assert_true(is_there(105));
     assert_false(is_there(101) || is_there(104));
     TR_SCOPE;
-    assert_int_equal(tr_checkpoint_save(folder, 1, tr_list(), tr_list(), .keep = -1), TR_INVALID);
-    assert_int_equal(tr_checkpoint_save(folder, 1, tr_list(), tr_list(), .keep = 0), TR_INVALID);
+    assert_int_equal(tr_checkpoint_save(folder, 1, tr_list_new(), tr_list_new(), .keep = -1), TR_INVALID);
+    assert_int_equal(tr_checkpoint_save(folder, 1, tr_list_new(), tr_list_new(), .keep = 0), TR_INVALID);
 }
 
 int main(void)

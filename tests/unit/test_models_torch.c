@@ -235,7 +235,7 @@ static void test_bert(void **state)
 /* Gradients of a BERT's parameters after a loss, copied. */
 static tr_tensor_list *gradients(tr_module *net, tr_tensor *loss)
 {
-    tr_tensor_list *all = tr_parameters(net), *copies = tr_list();
+    tr_tensor_list *all = tr_parameters(net), *copies = tr_list_new();
     for (int i = 0; i < tr_list_count(all); i++) tr_clear_grad(tr_list_at(all, i));
     TR_CHECK(tr_backward(loss));
     for (int i = 0; i < tr_list_count(all); i++)

@@ -107,7 +107,7 @@ static void test_a_module_outlives_its_scope_when_kept(void **state)
     tr_module *net;
     {
         TR_SCOPE;
-        net = tr_keep(tr_sequential(tr_linear(3, 4, .seed = 1), tr_activation(tr_relu), tr_linear(4, 1, .seed = 2)));
+        net = tr_keep(tr_sequential(tr_linear(3, 4, .seed = 1), tr_activation_layer(tr_relu), tr_linear(4, 1, .seed = 2)));
     }
     TR_SCOPE;
     assert_int_equal(tr_list_count(tr_parameters(net)), 4);
@@ -226,7 +226,7 @@ static void test_what_a_forward_makes_goes_when_it_returns(void **state)
     TR_SCOPE;
     TR_NO_GRAD;
     tr_module *layers[16];
-    for (int i = 0; i < 16; i++) layers[i] = tr_activation(tr_exp);
+    for (int i = 0; i < 16; i++) layers[i] = tr_activation_layer(tr_exp);
     tr_module *net = tr_sequential_n(layers, 16);
     tr_tensor *x = tr_zeros(TR_SHAPE(1 << 20)); /* 4 MiB; each layer makes as much again */
     size_t before, after, peak_before, peak;
@@ -258,7 +258,7 @@ static void test_a_sequential_with_tensors_of_its_own(void **state)
     TR_SCOPE;
     tr_module *net = tr_sequential(tr_relu_layer());
     tr_module_parameter(net, "scale", tr_ones(TR_SHAPE(1)));
-    tr_module_add(net, "tanh", tr_activation(tr_tanh));
+    tr_module_add(net, "tanh", tr_activation_layer(tr_tanh));
     tr_module_buffer(net, "count", tr_ones(TR_SHAPE(1)));
     assert_true(fabs(tr_item(tr_forward(net, tr_ones(TR_SHAPE(1)))) - tanh(1)) < 1e-6);
     tr_module *bare = tr_sequential_n(NULL, 0);
@@ -464,7 +464,7 @@ static void test_a_state_that_does_not_fit_changes_nothing(void **state)
     tr_module *net = tr_sequential(tr_linear(2, 3, .seed = 1), tr_linear(3, 3, .seed = 2));
     tr_tensor *bias = tr_list_find(tr_state_dict(net), "0.bias");
     double before = at(bias, 0);
-    tr_tensor_list *given = tr_list();
+    tr_tensor_list *given = tr_list_new();
     TR_CHECK(tr_list_add(given, "0.bias", tr_full(9, TR_SHAPE(3))));
     TR_CHECK(tr_list_add(given, "0.weight", tr_ones(TR_SHAPE(2, 3))));
     TR_CHECK(tr_list_add(given, "1.weight", tr_ones(TR_SHAPE(3, 3))));
@@ -474,14 +474,14 @@ static void test_a_state_that_does_not_fit_changes_nothing(void **state)
     assert_refused(status, TR_NOT_FOUND, "(head.weight)");
     assert_refused(status, TR_NOT_FOUND, "0.weight: [2, 3], where the module has [3, 2]");
     assert_true(at(bias, 0) == before);
-    assert_refused(tr_load_state_dict(net, tr_list()), TR_NOT_FOUND, "4 missing (0.weight, 0.bias, 1.weight, …)");
+    assert_refused(tr_load_state_dict(net, tr_list_new()), TR_NOT_FOUND, "4 missing (0.weight, 0.bias, 1.weight, …)");
     assert_refused(tr_load_state_dict(net, NULL), TR_INVALID, "NULL");
 }
 
 /* As another library names things: a prefix, a mask, a head of other classes, in f16. */
 static tr_tensor_list *foreign_state(void)
 {
-    tr_tensor_list *given = tr_list();
+    tr_tensor_list *given = tr_list_new();
     TR_CHECK(tr_list_add(given, "model.0.weight", tr_full(5, TR_SHAPE(3, 2), .dtype = TR_F16)));
     TR_CHECK(tr_list_add(given, "model.0.bias", tr_full(6, TR_SHAPE(3))));
     TR_CHECK(tr_list_add(given, "model.0.mask", tr_ones(TR_SHAPE(3))));
@@ -539,7 +539,7 @@ static void test_long_names_of_parts(void **state)
     snprintf(name, sizeof name, "%0299d", 7);
     snprintf(partial, sizeof partial, "bias %s weight", name);
     tr_module *net = tr_linear(2, 3);
-    tr_tensor_list *given = tr_list();
+    tr_tensor_list *given = tr_list_new();
     TR_CHECK(tr_list_add(given, "bias", tr_full(9, TR_SHAPE(3))));
     TR_CHECK(tr_list_add(given, name, tr_ones(TR_SHAPE(3))));
     TR_CHECK(tr_load_state_dict(net, given, .partial = partial));

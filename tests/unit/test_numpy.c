@@ -112,7 +112,7 @@ static void test_an_array_is_written_as_numpy_does(void **state)
 
 static tr_tensor_list *some_of_everything(void)
 {
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     for (int d = 0; d < TR_DTYPE_COUNT; d++)
         if (d != TR_BF16)
             TR_CHECK(tr_list_add(list, tr_dtype_name((tr_dtype)d), tr_ones(TR_SHAPE(2, 3, 4), .dtype = (tr_dtype)d)));
@@ -139,7 +139,7 @@ static void test_lists_come_back(void **state)
             assert_same(tr_list_at(list, i), tr_list_at(back, i));
         }
         unsigned char empty[64];
-        TR_CHECK(tr_npz_save(files_path("a.npz"), tr_list(), .compress = compress));
+        TR_CHECK(tr_npz_save(files_path("a.npz"), tr_list_new(), .compress = compress));
         assert_int_equal(read_file(files_path("a.npz"), empty, sizeof empty), 22);
         assert_memory_equal(empty, "PK\5\6", 4); /* by which NumPy knows it */
         assert_int_equal(tr_list_count(tr_npz_load(files_path("a.npz"))), 0);
@@ -151,14 +151,14 @@ static void test_what_numpy_has_not(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *low = tr_zeros(TR_SHAPE(2), .dtype = TR_BF16);
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "w", low));
     TR_CHECK(tr_npy_save(files_path("kept.npy"), tr_zeros(TR_SHAPE(2))));
     assert_failed(tr_npy_save(files_path("kept.npy"), low), TR_UNSUPPORTED, "NumPy has no bf16; tr_cast() it to f32");
     assert_failed(tr_npz_save(files_path("kept.npy"), list), TR_UNSUPPORTED, "w: NumPy has no bf16");
     assert_int_equal(tr_status_of(tr_npy_load(files_path("kept.npy"))), TR_OK);
     assert_failed(tr_npy_save(files_path("x.npy"), tr_add(low, tr_zeros(TR_SHAPE(3)))), TR_DTYPE, "add");
-    assert_failed(tr_npz_save("/no/such/folder/x.npz", tr_list()), TR_IO, "/no/such/folder");
+    assert_failed(tr_npz_save("/no/such/folder/x.npz", tr_list_new()), TR_IO, "/no/such/folder");
 }
 
 /* ---- What is damaged, or foreign ------------------------------------------------------------------------------------- */
@@ -275,7 +275,7 @@ static void test_a_damaged_archive(void **state)
         TR_SCOPE;
         unsigned char bytes[1024];
         tr_tensor *t = tr_randn(3, TR_SHAPE(3, 5));
-        tr_tensor_list *list = tr_list();
+        tr_tensor_list *list = tr_list_new();
         TR_CHECK(tr_list_add(list, "weight", t));
         TR_CHECK(tr_npz_save(files_path("a.npz"), list, .compress = compress));
         size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes);
@@ -291,7 +291,7 @@ static void test_what_an_archive_hides(void **state)
     (void)state;
     TR_SCOPE;
     unsigned char bytes[1024];
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "a", tr_zeros(TR_SHAPE(2))));
     TR_CHECK(tr_list_add(list, "b", tr_zeros(TR_SHAPE(2))));
     TR_CHECK(tr_npz_save(files_path("a.npz"), list));
@@ -327,7 +327,7 @@ static void test_how_much_an_archive_unpacks_to(void **state)
     (void)state;
     TR_SCOPE;
     const char *path = files_path("a.npz");
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "a", tr_zeros(TR_SHAPE(32 << 20), .dtype = TR_U8)));
     TR_CHECK(tr_list_add(list, "b", tr_zeros(TR_SHAPE(32 << 20), .dtype = TR_U8)));
     TR_CHECK(tr_npz_save(path, list, .compress = true));
@@ -347,7 +347,7 @@ static void test_ends_of_an_archive(void **state)
     TR_SCOPE;
     unsigned char bytes[1024];
     tr_tensor *t = tr_randn(3, TR_SHAPE(3, 5));
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "weight", t));
     TR_CHECK(tr_npz_save(files_path("a.npz"), list));
     size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes);

@@ -59,7 +59,7 @@ static void dtypes_that_do_not_fit(void **state)
     expect(tr_layer_norm_op(x, d, NULL, 1e-5), TR_DTYPE, "layer_norm: dtypes differ");
     expect(tr_cross_entropy(ones(TR_SHAPE(2, 3)), x), TR_DTYPE,
            "cross_entropy: input 1 is f32 [2]: it must be i64 or i32");
-    expect(tr_embedding_op(ones(TR_SHAPE(4, 2)), x), TR_DTYPE, "embedding: input 1 is f32");
+    expect(tr_embedding_op(x, ones(TR_SHAPE(4, 2))), TR_DTYPE, "embedding: input 1 is f32");
     expect(tr_cat((tr_tensor *[]){x, d}, 2, 0), TR_DTYPE, "cat: dtypes differ");
     expect(tr_cast(x, TR_DTYPE_COUNT), TR_DTYPE, "8 is no dtype");
 }
@@ -214,7 +214,7 @@ static void missing_inputs(void **state)
     expect(tr_softmax(NULL, 0), TR_INVALID, "softmax: input 0 is NULL");
     expect(tr_cross_entropy(x, NULL), TR_INVALID, "cross_entropy: input 1 is NULL");
     expect(tr_layer_norm_op(NULL, NULL, NULL, 0), TR_INVALID, "layer_norm: input 0 is NULL");
-    expect(tr_embedding_op(x, NULL), TR_INVALID, "embedding: input 1 is NULL");
+    expect(tr_embedding_op(NULL, x), TR_INVALID, "embedding: input 1 is NULL");
     expect(tr_reshape(NULL, TR_SHAPE(1)), TR_INVALID, "input 0 is NULL");
     expect(tr_expand(NULL, TR_SHAPE(1)), TR_INVALID, "input 0 is NULL");
     expect(tr_transpose(NULL, 0, 1), TR_INVALID, "input 0 is NULL");
@@ -320,10 +320,10 @@ static void labels_and_ids_out_of_range(void **state)
     expect(tr_cross_entropy(logits, tr_reshape(ids(0, 0, 0), TR_SHAPE(3, 1))), TR_SHAPE,
         "cross_entropy: targets [3, 1] do not fit logits [3, 10]: they must be [3]");
     expect(tr_cross_entropy(ones(TR_SCALAR), ids(0, 0, 0)), TR_SHAPE, "cross_entropy: logits are a scalar");
-    expect(tr_embedding_op(weight, ids(4, 5, 0)), TR_INVALID, "embedding: id 5 at position 1 is outside the 5 rows");
-    expect(tr_embedding_op(weight, ids(4, 0, -1)), TR_INVALID, "embedding: id -1 at position 2");
-    expect(tr_embedding_op(ones(TR_SHAPE(5)), ids(0, 0, 0)), TR_SHAPE, "embedding: weight [5] must be [rows, dim]");
-    expect(tr_embedding_op(weight, tr_zeros(TR_SHAPE(1, 1, 1, 1, 1, 1, 1, 1), .dtype = TR_I64)), TR_SHAPE,
+    expect(tr_embedding_op(ids(4, 5, 0), weight), TR_INVALID, "embedding: id 5 at position 1 is outside the 5 rows");
+    expect(tr_embedding_op(ids(4, 0, -1), weight), TR_INVALID, "embedding: id -1 at position 2");
+    expect(tr_embedding_op(ids(0, 0, 0), ones(TR_SHAPE(5))), TR_SHAPE, "embedding: weight [5] must be [rows, dim]");
+    expect(tr_embedding_op(tr_zeros(TR_SHAPE(1, 1, 1, 1, 1, 1, 1, 1), .dtype = TR_I64), weight), TR_SHAPE,
         "embedding: ids [1, 1, 1, 1, 1, 1, 1, 1] have no room");
 }
 
@@ -368,8 +368,8 @@ static void losses_whose_inputs_do_not_fit(void **state)
     expect(tr_group_norm_op(tr_cast(x, TR_BF16), 2, ones(TR_SHAPE(4)), NULL, 1e-5), TR_DTYPE,
         "group_norm: dtypes differ: x is bf16 [3, 4], weight f32 [4]");
     expect(tr_softsign(NULL), TR_INVALID, "softsign: x is NULL");
-    expect(tr_prelu(x, ones(TR_SHAPE(3))), TR_SHAPE, "prelu: weight [3] does not fit x [3, 4]: it must be [1] or [4]");
-    expect(tr_prelu(x, NULL), TR_INVALID, "prelu: weight is NULL");
+    expect(tr_prelu_op(x, ones(TR_SHAPE(3))), TR_SHAPE, "prelu: weight [3] does not fit x [3, 4]: it must be [1] or [4]");
+    expect(tr_prelu_op(x, NULL), TR_INVALID, "prelu: weight is NULL");
     expect(tr_glu(x, 0), TR_SHAPE, "glu: split: dimension 0 of [3, 4] does not divide into 2 parts");
     expect(tr_glu(x, 2), TR_SHAPE, "glu: split: no dimension 2 in [3, 4]");
     expect(tr_glu(NULL, 0), TR_INVALID, "glu: x is NULL");

@@ -197,7 +197,7 @@ static void the_gradient_of_prelu_at_0_is_its_weight(void **state)
         tr_tensor *x = tr_cast(tr_from(((float[]){0, -2, 3, INFINITY}), TR_SHAPE(4)), k ? TR_F64 : TR_F32);
         tr_tensor *weight = tr_full(0.25, TR_SHAPE(1), .dtype = tr_dtype_of(x), .requires_grad = true);
         TR_CHECK(tr_status_of(x = tr_require_grad(tr_detach(x))));
-        tr_tensor *y = tr_prelu(x, weight);
+        tr_tensor *y = tr_prelu_op(x, weight);
         TR_CHECK(tr_backward(tr_sum(y)));
         for (int i = 0; i < 4; i++) {
             assert_true(tr_item(tr_slice(y, 0, i, i + 1)) == ((double[]){0, -0.5, 3, INFINITY})[i]);
@@ -211,7 +211,7 @@ static void prelu_of_a_scalar_is_a_scalar(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor *y = tr_prelu(tr_full(-2, TR_SCALAR), tr_full(0.25, TR_SHAPE(1)));
+    tr_tensor *y = tr_prelu_op(tr_full(-2, TR_SCALAR), tr_full(0.25, TR_SHAPE(1)));
     assert_int_equal(tr_shape_of(y).ndim, 0);
     assert_true(tr_item(y) == -0.5);
 }

@@ -21,7 +21,7 @@ static tr_tensor *layer_norm(tr_tensor **in) { return tr_layer_norm_op(in[0], in
 static tr_tensor *attention_causal(tr_tensor **in) { return tr_attention(in[0], in[1], in[2], .causal = true); }
 static tr_tensor *attention(tr_tensor **in) { return tr_attention(in[0], in[1], in[2], .mask = in[3]); }
 static tr_tensor *cross_entropy(tr_tensor **in) { return tr_cross_entropy(in[0], in[1]); }
-static tr_tensor *embedding(tr_tensor **in) { return tr_embedding_op(in[0], in[1]); }
+static tr_tensor *embedding(tr_tensor **in) { return tr_embedding_op(in[1], in[0]); }
 static tr_tensor *linear(tr_tensor **in) { return tr_linear_op(in[0], in[1], .bias = in[2]); }
 static tr_tensor *matmul(tr_tensor **in) { return tr_matmul(in[0], in[1]); }
 static tr_tensor *conv2d(tr_tensor **in) { return tr_conv2d_op(in[0], in[1], .bias = in[2], .padding = 1); }

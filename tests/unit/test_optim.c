@@ -38,7 +38,7 @@ static int64_t numel(int k)
 
 static tr_tensor_list *make_parameters(tr_dtype dtype)
 {
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     for (int k = 0; k < PARAMETERS; k++) {
         char name[16];
         snprintf(name, sizeof name, "p%d", k);
@@ -210,7 +210,7 @@ static void test_mixed_dtypes_in_one_optimizer(void **state)
     TR_SCOPE;
     tr_tensor *a = tr_ones(TR_SHAPE(3), .requires_grad = true);
     tr_tensor *b = tr_ones(TR_SHAPE(3), .dtype = TR_F64, .requires_grad = true);
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "a", a));
     TR_CHECK(tr_list_add(list, "b", b));
     tr_optimizer *optimizer = tr_sgd(list, .lr = 0.5);
@@ -256,7 +256,7 @@ static void test_two_optimizers_over_one_arena(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *list = make_parameters(TR_F32), *outer = tr_list(), *inner = tr_list();
+    tr_tensor_list *list = make_parameters(TR_F32), *outer = tr_list_new(), *inner = tr_list_new();
     TR_CHECK(tr_status_of(tr_sgd(list)));
     for (int k = 0; k < PARAMETERS; k++)
         TR_CHECK(tr_list_add(k == 2 ? inner : outer, tr_list_name(list, k), tr_list_at(list, k)));
@@ -281,7 +281,7 @@ static void test_backward_refuses_weights_that_a_step_changed(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *w = tr_ones(TR_SHAPE(2, 2), .requires_grad = true);
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "w", w));
     tr_optimizer *optimizer = tr_sgd(list, .lr = 1);
     tr_tensor *x = tr_ones(TR_SHAPE(2, 2), .requires_grad = true);
@@ -296,7 +296,7 @@ static void test_a_step_leaves_the_versions_of_others(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *all = make_parameters(TR_F32), *one = tr_list();
+    tr_tensor_list *all = make_parameters(TR_F32), *one = tr_list_new();
     TR_CHECK(tr_status_of(tr_sgd(all)));
     TR_CHECK(tr_list_add(one, "p", tr_list_at(all, 1)));
     tr_optimizer *optimizer = tr_sgd(one, .lr = 1);
@@ -320,7 +320,7 @@ static void test_nan_is_not_a_sign(void **state)
     (void)state;
     for (int lion = 0; lion < 2; lion++) {
         TR_SCOPE;
-        tr_tensor_list *list = tr_list();
+        tr_tensor_list *list = tr_list_new();
         tr_tensor *p = tr_ones(TR_SHAPE(2), .requires_grad = true);
         TR_CHECK(tr_list_add(list, "p", p));
         tr_optimizer *optimizer = lion ? tr_lion(list, .lr = 0.25) : tr_rprop(list, .lr = 0.25);
@@ -355,7 +355,7 @@ static void steps_from(tr_optimizer *optimizer, const tr_tensor_list *list, int 
 static void continue_from_state(const settings *s, tr_dtype dtype)
 {
     TR_SCOPE;
-    tr_tensor_list *list = make_parameters(dtype), *saved = tr_list(), *values = tr_list();
+    tr_tensor_list *list = make_parameters(dtype), *saved = tr_list_new(), *values = tr_list_new();
     tr_optimizer *optimizer = make_optimizer(s, list);
     steps_from(optimizer, list, 0, 3);
     copy_list(saved, tr_optimizer_state(optimizer));
@@ -397,10 +397,10 @@ static void test_state_names_and_what_does_not_fit(void **state)
     assert_true(tr_item(tr_list_at(saved, 8)) == 2);
     assert_true(tr_item(tr_list_find(saved, "p1.step")) == 1);
     assert_int_equal(tr_list_count(tr_optimizer_state(plain)), 0);
-    TR_CHECK(tr_optimizer_load(plain, tr_list()));
+    TR_CHECK(tr_optimizer_load(plain, tr_list_new()));
     assert_refused(tr_optimizer_load(sgd, saved), TR_NOT_FOUND, "p0.momentum_buffer");
 
-    tr_tensor_list *bad = tr_list();
+    tr_tensor_list *bad = tr_list_new();
     for (int i = 0; i < tr_list_count(saved); i++)
         TR_CHECK(tr_list_add(bad, tr_list_name(saved, i),
             i == 5 ? tr_scalar(-3, TR_I64) : tr_full(5, tr_shape_of(tr_list_at(saved, i)))));
@@ -446,7 +446,7 @@ static void test_the_norm_does_not_depend_on_threads(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *w = tr_require_grad(tr_randn(1, TR_SHAPE(300, 1000)));
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "w", w));
     tr_optimizer *optimizer = tr_sgd(list);
     TR_CHECK(tr_backward(tr_sum(tr_mul(w, tr_randn(2, TR_SHAPE(300, 1000))))));
@@ -546,8 +546,8 @@ static void test_wrong_arguments(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *list = make_parameters(TR_F32), *halves = tr_list(), *twice = tr_list(), *fixed = tr_list();
-    assert_refused(tr_status_of(tr_adamw(tr_list())), TR_INVALID, "no parameters");
+    tr_tensor_list *list = make_parameters(TR_F32), *halves = tr_list_new(), *twice = tr_list_new(), *fixed = tr_list_new();
+    assert_refused(tr_status_of(tr_adamw(tr_list_new())), TR_INVALID, "no parameters");
     assert_refused(tr_status_of(tr_adamw(NULL)), TR_INVALID, "no parameters");
     assert_refused(tr_status_of(tr_adamw(list, .beta1 = 1)), TR_INVALID, "beta1");
     assert_refused(tr_status_of(tr_adamw(list, .eps = 0)), TR_INVALID, "eps");

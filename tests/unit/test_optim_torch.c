@@ -88,7 +88,7 @@ static bool has(const char *name, int parameter)
 /* A case's parameters in a dtype: from the start when steps is 0, or as it has them after so many. */
 static tr_tensor_list *parameters_of(const tr_tensor_list *file, const char *name, int steps, tr_dtype dtype)
 {
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     for (int i = 0; i < PARAMETERS; i++) {
         if (!has(name, i)) continue;
         tr_tensor *from = steps ? recorded_find(file, "%s.at%d.p%d", name, steps, i) : recorded_find(file, "p%d", i);
@@ -153,7 +153,7 @@ static tr_tensor_list *recorded_state(const char *name, const tr_tensor_list *fi
 {
     char prefix[64];
     int length = snprintf(prefix, sizeof prefix, "%s.at%d.", name, steps);
-    tr_tensor_list *state = tr_list();
+    tr_tensor_list *state = tr_list_new();
     for (int i = 0; i < tr_list_count(file); i++) {
         const char *full = tr_list_name(file, i);
         if (strncmp(full, prefix, (size_t)length) != 0 || !strchr(full + length, '.')) continue;
@@ -242,7 +242,7 @@ static void test_a_restored_state_continues_exactly(void **state)
     for (int c = 0; c < COUNT; c++) {
         TR_SCOPE;
         const tr_tensor_list *file = recorded("optim");
-        tr_tensor_list *list = parameters_of(file, cases[c].name, 0, TR_BF16), *saved = tr_list(), *values = tr_list();
+        tr_tensor_list *list = parameters_of(file, cases[c].name, 0, TR_BF16), *saved = tr_list_new(), *values = tr_list_new();
         tr_optimizer *optimizer = cases[c].make(list);
         take_steps(optimizer, file, list, 0, HALF);
         copy_list(saved, tr_optimizer_state(optimizer));
@@ -280,7 +280,7 @@ static void test_groups_are_as_optimizers_of_their_own(void **state)
     TR_SCOPE;
     const tr_tensor_list *file = recorded("optim");
     tr_tensor_list *list = parameters_of(file, "adamw", 0, TR_F64), *alone = parameters_of(file, "adamw", 0, TR_F64);
-    tr_tensor_list *slow = tr_list(), *rest = tr_list(), *twins = tr_list();
+    tr_tensor_list *slow = tr_list_new(), *rest = tr_list_new(), *twins = tr_list_new();
     for (int i = 0; i < PARAMETERS; i++) {
         TR_CHECK(tr_list_add(i % 2 ? rest : twins, tr_list_name(alone, i), tr_list_at(alone, i)));
         if (i % 2 == 0) TR_CHECK(tr_list_add(slow, tr_list_name(list, i), tr_list_at(list, i)));
@@ -304,7 +304,7 @@ static void test_groups_that_do_not_fit(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *list = parameters_of(recorded("optim"), "sgd", 0, TR_F32), *other = tr_list(), *some = tr_list();
+    tr_tensor_list *list = parameters_of(recorded("optim"), "sgd", 0, TR_F32), *other = tr_list_new(), *some = tr_list_new();
     tr_optimizer *sgd = tr_sgd(list), *rprop = tr_rprop(list);
     TR_CHECK(tr_list_add(some, "mine", tr_list_at(list, 1)));
     TR_CHECK(tr_list_add(other, "mine", tr_list_at(list, 0)));
@@ -325,7 +325,7 @@ static void test_centered_rmsprop_survives_gradients_that_are_all_alike(void **s
     (void)state;
     TR_SCOPE;
     tr_tensor *p = tr_ones(TR_SHAPE(64), .requires_grad = true), *g = tr_rand(5, TR_SHAPE(64));
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "p", p));
     tr_optimizer *optimizer = tr_rmsprop(list, .alpha = 0.5, .centered = true);
     for (int i = 0; i < 100; i++) {

@@ -87,8 +87,8 @@ static tr_tensor *mean_loss(tr_tensor *output, tr_tensor *target, void *user)
 static void make_stages(tr_module *stages[STAGES])
 {
     stages[0] = tr_sequential(tr_embedding(20, 12, .seed = 1), tr_dropout_layer(0.2), tr_linear(12, 16, .seed = 2));
-    stages[1] = tr_sequential(tr_activation(tr_gelu), tr_layer_norm(16), tr_linear(16, 16, .seed = 3), tr_dropout_layer(0.3));
-    stages[2] = tr_sequential(tr_activation(tr_tanh), tr_linear(16, 5, .seed = 4));
+    stages[1] = tr_sequential(tr_activation_layer(tr_gelu), tr_layer_norm(16), tr_linear(16, 16, .seed = 3), tr_dropout_layer(0.3));
+    stages[2] = tr_sequential(tr_activation_layer(tr_tanh), tr_linear(16, 5, .seed = 4));
 }
 
 static tr_tensor *ids(void)
@@ -174,7 +174,7 @@ static void gradients_add_up_and_nothing_stays_behind(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_module *stages[] = {tr_linear(1, 1, .no_bias = true), tr_activation(tr_neg)};
+    tr_module *stages[] = {tr_linear(1, 1, .no_bias = true), tr_activation_layer(tr_neg)};
     tr_tensor *w = tr_list_at(tr_parameters(stages[0]), 0);
     tr_pipeline *pipe = tr_pipeline_new(stages, 2, .loss = mean_loss);
     assert_int_equal(tr_status_of(pipe), TR_OK);
@@ -201,7 +201,7 @@ static void a_loss_may_do_without_targets(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_module *stages[] = {tr_linear(1, 1, .no_bias = true), tr_activation(tr_neg)};
+    tr_module *stages[] = {tr_linear(1, 1, .no_bias = true), tr_activation_layer(tr_neg)};
     tr_tensor *w = tr_list_at(tr_parameters(stages[0]), 0);
     tr_pipeline *pipe = tr_pipeline_new(stages, 2, .loss = sum_loss);
     for (int i = 1; i <= 2; i++) {
@@ -221,7 +221,7 @@ static void a_stage_that_fails_ends_the_others(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_module *stages[] = {tr_activation(tr_neg), tr_sequential(tr_activation(tr_neg), tr_activation(refuse)),
+    tr_module *stages[] = {tr_activation_layer(tr_neg), tr_sequential(tr_activation_layer(tr_neg), tr_activation_layer(refuse)),
         tr_linear(1, 1)};
     assert_int_equal(tr_module_to(stages[2], tr_cpu(1)), TR_OK);
     tr_pipeline *pipe = tr_pipeline_new(stages, 3, .loss = sum_loss);
@@ -261,7 +261,7 @@ static size_t peak_on(int device, tr_pipeline_schedule schedule)
 {
     TR_SCOPE;
     tr_module *stages[] = {
-        tr_sequential(tr_linear(4, 512), tr_activation(tr_tanh), tr_activation(tr_tanh)), /* few weights */
+        tr_sequential(tr_linear(4, 512), tr_activation_layer(tr_tanh), tr_activation_layer(tr_tanh)), /* few weights */
         tr_linear(512, 4),
     };
     assert_int_equal(tr_module_to(stages[0], tr_cpu(device)), TR_OK);

@@ -20,7 +20,7 @@ static void lines_come_now_and_then(void **state)
     (void)state;
     TR_SCOPE;
     FILE *f = tmpfile();
-    tr_progress *p = tr_progress(f, .interval_s = 3600);
+    tr_progress *p = tr_progress_new(f, .interval_s = 3600);
     for (int64_t s = 1; s <= 10; s++) {
         tr_metrics_row row = row_at(s);
         tr_progress_step(p, &row, 10);

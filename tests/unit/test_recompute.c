@@ -16,7 +16,7 @@ enum { BLOCKS = 4, WIDTH = 32, BATCH = 8, MOST = 30000 };
 
 static tr_module *make_block(uint64_t seed)
 {
-    return tr_sequential(tr_layer_norm(WIDTH), tr_linear(WIDTH, 2 * WIDTH, .seed = seed), tr_activation(tr_gelu),
+    return tr_sequential(tr_layer_norm(WIDTH), tr_linear(WIDTH, 2 * WIDTH, .seed = seed), tr_activation_layer(tr_gelu),
         tr_dropout_layer(0.3), tr_linear(2 * WIDTH, WIDTH, .seed = seed + 1));
 }
 
@@ -179,7 +179,7 @@ static void batch_norms_move_their_statistics_once(void **state)
     TR_SCOPE;
     float mean[2][3];
     for (int recompute = 0; recompute < 2; recompute++) {
-        tr_module *net = tr_sequential(tr_batch_norm2d(3), tr_activation(tr_relu));
+        tr_module *net = tr_sequential(tr_batch_norm2d(3), tr_activation_layer(tr_relu));
         TR_CHECK(tr_set_recompute(net, recompute));
         TR_CHECK(tr_backward(tr_sum(tr_forward(net, tr_rand(1, TR_SHAPE(2, 3, 4, 4))))));
         const tr_tensor_list *values = tr_state_dict(net);

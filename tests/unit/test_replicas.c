@@ -14,7 +14,7 @@ typedef struct flip {
 
 static tr_tensor_list *make_tensors(void)
 {
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     tr_tensor *tensors[] = {tr_randn(1, TR_SHAPE(3, 5)), tr_randn(2, TR_SHAPE(700, 1000)), tr_zeros(TR_SHAPE(0)),
                             tr_randn(3, TR_SHAPE(7), .dtype = TR_BF16),
                             tr_transpose(tr_randn(4, TR_SHAPE(4, 6)), 0, 1)};
@@ -63,7 +63,7 @@ static void two_ranks_have_no_majority(void **state)
 static void many(rank *r)
 {
     TR_SCOPE;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     for (int i = 0; i < 3; i++) {
         char name[16];
         snprintf(name, sizeof name, "w%d", i);
@@ -71,7 +71,7 @@ static void many(rank *r)
     }
     CHECK(tr_check_replicas(r->group, list) == TR_MISMATCH);
     SAYS("replicas differ: ranks 3 and 4 differ from the other 3 ranks in \"w1\" and 1 other tensor (CRC-32C ");
-    OK(tr_check_replicas(r->group, tr_list()));
+    OK(tr_check_replicas(r->group, tr_list_new()));
 }
 
 static void several_ranks_and_tensors_are_counted(void **state)

@@ -131,7 +131,7 @@ static void kinds(rank *r)
             OK(tr_future_wait(f));
             CHECK(c.size == b.size && (!b.size || memcmp(b.data, c.data, b.size) == 0));
         }
-        tr_tensor_list *list = tr_list();
+        tr_tensor_list *list = tr_list_new();
         OK(tr_list_add(list, "a", tr_ones(TR_SHAPE(2, 3))));
         OK(tr_list_add(list, "b", tr_full(2, TR_SHAPE(1000), .dtype = TR_F64)));
         OK(tr_list_set_metadata(list, "key", "value"));

@@ -65,7 +65,7 @@ static void every_dtype_comes_back(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     for (int d = 0; d < TR_DTYPE_COUNT; d++) {
         unsigned char bytes[24 * 8];
         for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (unsigned char)(d == TR_BOOL ? i & 1 : 37 * i + (size_t)d);
@@ -94,7 +94,7 @@ static void nothing_at_all_comes_back(void **state)
 {
     (void)state;
     TR_SCOPE;
-    assert_int_equal(tr_safetensors_save(path, tr_list()), TR_OK);
+    assert_int_equal(tr_safetensors_save(path, tr_list_new()), TR_OK);
     tr_tensor_list *back = tr_safetensors_load(path);
     assert_int_equal(tr_status_of(back), TR_OK);
     assert_int_equal(tr_list_count(back), 0);
@@ -107,7 +107,7 @@ static void a_view_is_saved_row_major(void **state)
     float values[6] = {0, 1, 2, 3, 4, 5};
     tr_tensor *t = tr_from(values, TR_SHAPE(2, 3));
     tr_tensor *turned = tr__tensor_view(t, TR_SHAPE(3, 2), (int64_t[]){1, 3}, 0);
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     assert_int_equal(tr_list_add(list, "turned", turned), TR_OK);
     assert_int_equal(tr_safetensors_save(path, list), TR_OK);
     tr_tensor *back = tr_list_at(tr_safetensors_load(path), 0);
@@ -120,7 +120,7 @@ static void any_text_survives(void **state)
     (void)state;
     TR_SCOPE;
     const char *odd = "a \"quoted\" \\ back\b\f\n\r\t\x01\x1f\x7f / caf\xc3\xa9 \xf0\x9f\x9a\xa3 {}[]:,";
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     assert_int_equal(tr_list_add(list, odd, tr_zeros(TR_SHAPE(1))), TR_OK);
     assert_int_equal(tr_list_add(list, "", tr_zeros(TR_SHAPE(2))), TR_OK);
     assert_int_equal(tr_list_set_metadata(list, odd, odd), TR_OK);
@@ -138,7 +138,7 @@ static void data_lies_aligned(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     assert_int_equal(tr_list_add(list, "bytes", tr_zeros(TR_SHAPE(3), .dtype = TR_U8)), TR_OK);
     assert_int_equal(tr_list_add(list, "doubles", tr_zeros(TR_SHAPE(1), .dtype = TR_F64)), TR_OK);
     assert_int_equal(tr_safetensors_save(path, list), TR_OK);
@@ -159,7 +159,7 @@ static void what_cannot_be_written_is_refused(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *one = tr_zeros(TR_SHAPE(1));
-    tr_tensor_list *reserved = tr_list(), *latin1 = tr_list(), *good = tr_list();
+    tr_tensor_list *reserved = tr_list_new(), *latin1 = tr_list_new(), *good = tr_list_new();
     assert_int_equal(tr_list_add(reserved, "__metadata__", one), TR_OK);
     assert_int_equal(tr_list_add(latin1, "caf\xe9", one), TR_OK);
     assert_int_equal(tr_list_add(good, "x", one), TR_OK);
@@ -177,7 +177,7 @@ static void a_failed_save_leaves_the_old_file(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *small = tr_list(), *large = tr_list();
+    tr_tensor_list *small = tr_list_new(), *large = tr_list_new();
     assert_int_equal(tr_list_add(small, "x", tr_ones(TR_SHAPE(4))), TR_OK);
     assert_int_equal(tr_list_add(large, "x", tr_ones(TR_SHAPE(100, 1000))), TR_OK);
     assert_int_equal(tr_safetensors_save(path, small), TR_OK);
@@ -211,7 +211,7 @@ static void leftovers_go_and_work_of_others_stays(void **state)
     close(open(foreign, O_CREAT | O_WRONLY, 0600));
     int fd = open(live, O_CREAT | O_RDWR, 0600);
     assert_int_equal(flock(fd, LOCK_EX), 0);
-    assert_int_equal(tr_safetensors_save(path, tr_list()), TR_OK);
+    assert_int_equal(tr_safetensors_save(path, tr_list_new()), TR_OK);
     assert_int_equal(access(stale, F_OK), -1);
     assert_int_equal(access(live, F_OK), 0);
     assert_int_equal(access(foreign, F_OK), 0);
@@ -222,9 +222,9 @@ static void the_mode_of_a_file_stays(void **state)
 {
     (void)state;
     TR_SCOPE;
-    assert_int_equal(tr_safetensors_save(path, tr_list()), TR_OK);
+    assert_int_equal(tr_safetensors_save(path, tr_list_new()), TR_OK);
     assert_int_equal(chmod(path, 0600), 0);
-    assert_int_equal(tr_safetensors_save(path, tr_list()), TR_OK);
+    assert_int_equal(tr_safetensors_save(path, tr_list_new()), TR_OK);
     struct stat s;
     assert_int_equal(stat(path, &s), 0);
     assert_int_equal(s.st_mode & 0777, 0600);
@@ -399,7 +399,7 @@ static void mutations_do_no_harm(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     assert_int_equal(tr_list_add(list, "w", tr_zeros(TR_SHAPE(2, 3))), TR_OK);
     assert_int_equal(tr_list_add(list, "mask", tr_zeros(TR_SHAPE(5), .dtype = TR_BOOL)), TR_OK);
     assert_int_equal(tr_list_set_metadata(list, "k", "v"), TR_OK);

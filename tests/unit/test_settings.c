@@ -55,11 +55,11 @@ static tr_status train(rank *r, const tr_trainer_options *given, tr_module *mode
     tr_trainer_options o = *given;
     o.size = sizeof o;
     o.model = model;
-    o.text = tr_text(path);
+    o.text = tr_text_load(path);
     o.group = r->group;
     if (!o.context) o.context = CONTEXT;
     if (!o.steps) o.steps = 2;
-    tr_trainer *t = tr_trainer_with(&o);
+    tr_trainer *t = tr_trainer_new_with(&o);
     tr_status status = tr_status_of(t);
     return status == TR_OK ? tr_fit(t) : status;
 }
@@ -79,7 +79,7 @@ static tr_optimizer *make_amsgrad(tr_tensor_list *parameters, void *user)
 static tr_optimizer *make_groups(tr_tensor_list *parameters, void *user)
 {
     tr_optimizer *o = make_adamw(parameters, user);
-    tr_tensor_list *first = tr_list();
+    tr_tensor_list *first = tr_list_new();
     TR_CHECK(tr_list_add(first, tr_list_name(parameters, 0), tr_list_at(parameters, 0)));
     TR_CHECK(tr_param_group(o, first, .lr_scale = 0.5));
     return o;
@@ -183,7 +183,7 @@ static void what_is_meant_may_differ(void **state)
 static void stop_elsewhere(rank *r)
 {
     TR_SCOPE;
-    tr_trainer *t = tr_trainer(small_gpt(2), tr_text(text_path), .context = CONTEXT, .steps = 4, .group = r->group);
+    tr_trainer *t = tr_trainer_new(small_gpt(2), tr_text_load(text_path), .context = CONTEXT, .steps = 4, .group = r->group);
     CHECK(tr_fit(t, .stop_at = r->number + 1) == TR_MISMATCH);
     SAYS("fit: ranks differ: stop_at is 1 on rank 0, 2 on rank 1");
     CHECK(tr_fit(t, .validate_every = r->number + 2) == TR_MISMATCH);
@@ -307,7 +307,7 @@ static void an_optimizer_is_needed(void **state)
 {
     (void)state;
     TR_SCOPE;
-    FAILS(TR_INVALID, tr_status_of(tr_trainer(small_gpt(2), tr_text(text_path), .context = CONTEXT, .optimizer = make_none)),
+    FAILS(TR_INVALID, tr_status_of(tr_trainer_new(small_gpt(2), tr_text_load(text_path), .context = CONTEXT, .optimizer = make_none)),
         "returned NULL");
 }
 
@@ -317,7 +317,7 @@ static tr_module *net_of(int which, int other)
 {
     tr_module *own = tr_module_new("own", 0, NULL);
     switch (which) {
-    case 0: return tr_sequential(tr_linear(4, 4), tr_activation(other ? tr_gelu : tr_relu));
+    case 0: return tr_sequential(tr_linear(4, 4), tr_activation_layer(other ? tr_gelu : tr_relu));
     case 1: return tr_sequential(tr_layer_norm(4, .eps = other ? 1e-6 : 1e-5));
     case 2: return tr_sequential(tr_conv2d(1, 2, 3, .stride = 1 + other));
     case 3: return tr_sequential(tr_max_pool2d_layer(2 + other), tr_linear(4, 2));
@@ -417,15 +417,15 @@ static void tokenizers_are_told_apart(void **state)
     (void)state;
     TR_SCOPE;
     char path[128], again[TR__TOKENIZER_TEXT], first[TR__TOKENIZER_TEXT], other[TR__TOKENIZER_TEXT];
-    tr_tokenizer *trained = tr_tokenizer_train(tr_text(text_path), .vocab = 280);
+    tr_tokenizer *trained = tr_tokenizer_train(tr_text_load(text_path), .vocab = 280);
     snprintf(path, sizeof path, "%s/tokenizer.json", folder);
     assert_int_equal(tr_tokenizer_save(trained, path), TR_OK);
     tr__tokenizer_text(trained, first);
-    assert_string_equal(tr__tokenizer_text(tr_tokenizer(path), again), first);
-    assert_string_not_equal(tr__tokenizer_text(tr_tokenizer_train(tr_text(other_path), .vocab = 280), other), first);
+    assert_string_equal(tr__tokenizer_text(tr_tokenizer_load(path), again), first);
+    assert_string_not_equal(tr__tokenizer_text(tr_tokenizer_train(tr_text_load(other_path), .vocab = 280), other), first);
     assert_int_equal(strncmp(first, "280 tokens (CRC-32C ", 20), 0);
 
-    tr_text *text = tr_text(text_path, .tokenizer = trained);
+    tr_text *text = tr_text_load(text_path, .tokenizer = trained);
     assert_string_equal(text->tokenizer, first);
 }
 

@@ -11,7 +11,7 @@ enum { BATCH = 24, STEPS = 3, WEIGHTS = 1024, STATE = 4096, KINDS_OF_OPTIMIZERS 
 
 static tr_module *make_net(void)
 {
-    return tr_sequential(tr_linear(6, 17, .seed = 1), tr_activation(tr_gelu), tr_layer_norm(17), tr_linear(17, 3, .seed = 2));
+    return tr_sequential(tr_linear(6, 17, .seed = 1), tr_activation_layer(tr_gelu), tr_layer_norm(17), tr_linear(17, 3, .seed = 2));
 }
 
 static tr_optimizer *make_optimizer(int kind, tr_module *net)
@@ -115,7 +115,7 @@ static void keep_others(rank *r)
         TR_SCOPE;
         tr_module *net = tr_sequential(tr_linear(SIDE, SIDE, .seed = 1, .no_bias = true),
             tr_linear(SIDE, SIDE, .seed = 2, .no_bias = true), tr_linear(SIDE, SIDE, .seed = 3, .no_bias = true));
-        tr_tensor_list *all = tr_parameters(net), *mine = tr_list();
+        tr_tensor_list *all = tr_parameters(net), *mine = tr_list_new();
         OK(tr_status_of(tr_sgd(all, .lr = 0.1))); /* lays out one arena for them */
         for (int i = 0; i < 3; i += 2) OK(tr_list_add(mine, tr_list_name(all, i), tr_list_at(all, i)));
         tr_optimizer *opt = tr_adamw(mine, .lr = 1e-2);
@@ -148,7 +148,7 @@ typedef struct saved {
 
 static tr_tensor_list *copy_of(tr_tensor_list *list)
 {
-    tr_tensor_list *copy = tr_list();
+    tr_tensor_list *copy = tr_list_new();
     for (int i = 0; i < tr_list_count(list); i++) {
         tr_tensor *t = tr_list_at(list, i), *c = tr_empty(tr_shape_of(t), .dtype = tr_dtype_of(t));
         if (tr_copy_into(c, t) != TR_OK || tr_list_add(copy, tr_list_name(list, i), c) != TR_OK) return NULL;

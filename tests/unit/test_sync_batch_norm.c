@@ -155,7 +155,7 @@ static void nets(rank *r)
 {
     TR_SCOPE;
     tr_module *alone = net_new(), *shared = net_new();
-    OK(tr_sync_batch_norm(shared, r->group));
+    OK(tr_convert_sync_batch_norm(shared, r->group));
     tr_module *ddp = tr_ddp(shared, r->group, .bucket_mb = 1e-4);
     tr_optimizer *one = tr_sgd(tr_parameters(alone), .lr = 0.1, .momentum = 0.9);
     tr_optimizer *all = tr_sgd(tr_parameters(shared), .lr = 0.1, .momentum = 0.9);
@@ -190,7 +190,7 @@ static void under_autocast(rank *r)
     TR_SCOPE;
     TR_AUTOCAST(TR_BF16);
     tr_module *alone = net_new(), *shared = net_new();
-    OK(tr_sync_batch_norm(shared, r->group));
+    OK(tr_convert_sync_batch_norm(shared, r->group));
     int64_t share = BATCH / r->world, begin = share * r->number;
     tr_tensor *one = loss_of(alone, 0, BATCH), *part = loss_of(shared, begin, begin + share);
     OK(tr_backward(one));
@@ -222,7 +222,7 @@ static void refusals(rank *r)
     SAYS("weight is");
     CHECK(tr_status_of(tr_sync_batch_norm_op(r->group, x, .training = true)) == TR_SHAPE);
     SAYS("all ranks together have 1 numbers for each channel");
-    CHECK(tr_sync_batch_norm(NULL, r->group) == TR_INVALID);
+    CHECK(tr_convert_sync_batch_norm(NULL, r->group) == TR_INVALID);
     /* Without .training it is the plain one. */
     tr_tensor *y = tr_sync_batch_norm_op(r->group, tr_ones(TR_SHAPE(2, 2)), .running_mean = tr_ones(TR_SHAPE(2)),
                                          .running_var = tr_ones(TR_SHAPE(2)));
@@ -238,7 +238,7 @@ static tr_tensor *loss_function(tr_tensor *y, tr_tensor *targets, void *user)
 static tr_module *shared_norm(tr_group *group)
 {
     tr_module *module = tr_sequential(tr_linear(2, 2), tr_batch_norm1d(2));
-    return tr_sync_batch_norm(module, group) == TR_OK ? module : NULL;
+    return tr_convert_sync_batch_norm(module, group) == TR_OK ? module : NULL;
 }
 
 /* Threads of a rank that would call collectives of one group at the same time. */
@@ -251,7 +251,7 @@ static void threads_over_one_group(rank *r)
     SAYS("column_linear, calls other ranks");
     OK(tr_status_of(tr_data_parallel(shared_norm(r->group), .count = 1)));
     tr_module *late = tr_sequential(tr_linear(2, 2), tr_batch_norm1d(2)), *model = tr_data_parallel(late, .count = 2);
-    OK(tr_sync_batch_norm(late, r->group));
+    OK(tr_convert_sync_batch_norm(late, r->group));
     CHECK(tr_status_of(tr_forward(model, tr_ones(TR_SHAPE(4, 2)))) == TR_UNSUPPORTED);
     tr_group *second = tr_group_split(r->group, 0, r->number);
     tr_module *stages[] = {shared_norm(r->group), tr_linear(2, 2), tr_ddp(tr_linear(2, 2), r->group)};

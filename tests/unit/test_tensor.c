@@ -192,7 +192,7 @@ static void lists_keep_names_and_metadata(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     for (int i = 0; i < 100; i++) {
         char name[16];
         snprintf(name, sizeof name, "t.%d", i);
@@ -217,7 +217,7 @@ static void lists_are_merged_under_prefixes_and_taken_apart(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *all = tr_list(), *a = tr_list(), *b = tr_list();
+    tr_tensor_list *all = tr_list_new(), *a = tr_list_new(), *b = tr_list_new();
     assert_int_equal(tr_list_add(a, "step", tr_scalar(1, TR_F32)), TR_OK);
     assert_int_equal(tr_list_add(a, "m.w", tr_ones(TR_SHAPE(2))), TR_OK);
     assert_int_equal(tr_list_add(b, "step", tr_scalar(2, TR_F32)), TR_OK);

@@ -108,10 +108,10 @@ enum { VOCAB = 24, DIM = 12, HIDDEN = 24, CLASSES = 12, BATCH = 10, STEPS = 4 };
 static tr_module *make_net(tr_group *group, bool other_ends)
 {
     if (!group)
-        return tr_sequential(tr_embedding(VOCAB, DIM, .seed = 5), tr_linear(DIM, HIDDEN, .seed = 6), tr_activation(tr_gelu),
+        return tr_sequential(tr_embedding(VOCAB, DIM, .seed = 5), tr_linear(DIM, HIDDEN, .seed = 6), tr_activation_layer(tr_gelu),
             tr_linear(HIDDEN, CLASSES, .seed = 7));
-    return tr_sequential(tr_sharded_embedding(VOCAB, DIM, .group = group, .seed = 5),
-        tr_column_linear(DIM, HIDDEN, .group = group, .gather_output = other_ends, .seed = 6), tr_activation(tr_gelu),
+    return tr_sequential(tr_vocab_parallel_embedding(VOCAB, DIM, .group = group, .seed = 5),
+        tr_column_linear(DIM, HIDDEN, .group = group, .gather_output = other_ends, .seed = 6), tr_activation_layer(tr_gelu),
         tr_row_linear(HIDDEN, CLASSES, .group = group, .input_whole = other_ends, .seed = 7));
 }
 
@@ -263,11 +263,11 @@ static void check_errors(rank *r)
     SAYS("7 outputs do not divide by 2 ranks: 8 would");
     CHECK(tr_status_of(tr_row_linear(5, 8, .group = r->group)) == TR_INVALID);
     SAYS("5 inputs do not divide by 2 ranks: 6 would");
-    CHECK(tr_status_of(tr_sharded_embedding(0, 8, .group = r->group)) == TR_INVALID);
+    CHECK(tr_status_of(tr_vocab_parallel_embedding(0, 8, .group = r->group)) == TR_INVALID);
     CHECK(tr_status_of(tr_column_linear(4, 8)) == TR_INVALID);
     SAYS("it takes a .group");
     CHECK(tr_status_of(tr_column_linear(0, 8, .group = r->group)) == TR_INVALID);
-    tr_module *embedding = tr_sharded_embedding(8, 4, .group = r->group);
+    tr_module *embedding = tr_vocab_parallel_embedding(8, 4, .group = r->group);
     int32_t outside[] = {3, 8};
     CHECK(tr_status_of(tr_forward(embedding, tr_from(outside, TR_SHAPE(2), .dtype = TR_I32))) == TR_INVALID);
     SAYS("id 8 at 1: there are 8 rows");

@@ -29,7 +29,7 @@ static const char *recorded_path(const char *name)
 
 static tr_tokenizer *load(const char *name)
 {
-    tr_tokenizer *t = tr_tokenizer(recorded_path(name));
+    tr_tokenizer *t = tr_tokenizer_load(recorded_path(name));
     TR_CHECK(tr_status_of(t));
     return t;
 }
@@ -207,7 +207,7 @@ static void test_train(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_text *text = tr_text(recorded_path("corpus.txt"), .validation = 0);
+    tr_text *text = tr_text_load(recorded_path("corpus.txt"), .validation = 0);
     tr_tokenizer *own = tr_tokenizer_train(text, .vocab = 701), *theirs = load("gpt2.json");
     TR_CHECK(tr_status_of(own));
     assert_int_equal(tr_tokenizer_vocab(own), 701);
@@ -226,7 +226,7 @@ static void test_train(void **state)
     assert_in_range(tr_tokenizer_vocab(all), 800, 10000);
     assert_int_equal(tr_status_of(tr_tokenizer_train(text, .vocab = 256)), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "at least 257 tokens, not 256"));
-    assert_int_equal(tr_status_of(tr_tokenizer_train(tr_text("nowhere"))), TR_IO);
+    assert_int_equal(tr_status_of(tr_tokenizer_train(tr_text_load("nowhere"))), TR_IO);
 }
 
 static void test_save(void **state)
@@ -239,7 +239,7 @@ static void test_save(void **state)
         const char *path = files_path("tokenizer.json");
         tr_tokenizer *t = load(names[k]);
         TR_CHECK(tr_tokenizer_save(t, path));
-        tr_tokenizer *back = tr_tokenizer(path);
+        tr_tokenizer *back = tr_tokenizer_load(path);
         TR_CHECK(tr_status_of(back));
         assert_int_equal(tr_tokenizer_vocab(back), tr_tokenizer_vocab(t));
         for (int i = 0; text_of(file, "text.%d", i); i++) {
@@ -256,7 +256,7 @@ static void test_save(void **state)
 static void assert_fails(const char *path, tr_status status, const char *part)
 {
     TR_SCOPE;
-    tr_status got = tr_status_of(tr_tokenizer(path));
+    tr_status got = tr_status_of(tr_tokenizer_load(path));
     if (got != status || !strstr(tr_error_message(), part))
         fail_msg("%s: \"%s\" lacks \"%s\"", tr_status_name(got), tr_error_message(), part);
 }
@@ -317,13 +317,13 @@ static void test_misuse(void **state)
     assert_int_equal(tr_decode(t, tr_ones(TR_SHAPE(2))), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "ids are i32 or i64, not f32"));
     assert_int_equal(tr_status_of(tr_encode(t, NULL)), TR_INVALID);
-    tr_tokenizer *none = tr_tokenizer("/nowhere");
+    tr_tokenizer *none = tr_tokenizer_load("/nowhere");
     assert_int_equal(tr_status_of(tr_encode(none, "a")), TR_NOT_FOUND);
     assert_int_equal(tr_decode(none, ids), TR_NOT_FOUND);
     assert_int_equal(tr_tokenizer_vocab(none), 0);
     write_text("few/vocab.json", "{\"a\":0}");
     write_text("few/merges.txt", "");
-    assert_int_equal(tr_status_of(tr_encode(tr_tokenizer(files_path("few")), "ab")), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_encode(tr_tokenizer_load(files_path("few")), "ab")), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "has no token for the byte 0x62"));
 }
 

@@ -79,12 +79,12 @@ static tr_status train(rank *r)
     /* DDP makes rank 0's weights everybody's, so the others may start with their own. */
     o.model = tr_gpt(.vocab = 256, .context = 8, .layers = 1, .heads = 2, .dim = 8, .dropout = 0.1,
         .seed = (uint64_t)r->rank + 1);
-    o.text = tr_text(text_path);
+    o.text = tr_text_load(text_path);
     o.group = group;
     o.context = 8;
     o.global_batch = o.global_batch ? o.global_batch : 6;
     o.steps = o.steps ? o.steps : STEPS;
-    tr_trainer *trainer = tr_trainer_with(&o);
+    tr_trainer *trainer = tr_trainer_new_with(&o);
     tr_status status = tr_status_of(trainer);
     if (status == TR_OK)
         status = tr_fit(trainer, .folder = r->folder, .stop_at = r->stop_at, .validate_every = 5, .save_every = 4,
@@ -399,7 +399,7 @@ static void first_losses(tr_dtype option, tr_dtype callers, double losses[2])
 {
     TR_SCOPE;
     tr_module *model = tr_gpt(.vocab = 256, .context = 8, .layers = 1, .heads = 2, .dim = 8, .seed = 1);
-    tr_trainer *t = tr_trainer(model, tr_text(text_path), .context = 8, .steps = 2, .autocast = option);
+    tr_trainer *t = tr_trainer_new(model, tr_text_load(text_path), .context = 8, .steps = 2, .autocast = option);
     tr_metrics_row row;
     tr_score score;
     TR_AUTOCAST(callers);
@@ -442,7 +442,7 @@ static void validation_leaves_modes_as_they_were(void **state)
     TR_SCOPE;
     tr_module *model = tr_gpt(.vocab = 256, .context = 8, .layers = 2, .heads = 2, .dim = 8, .dropout = 0.1);
     bool fails = false;
-    tr_trainer *t = tr_trainer(model, tr_text(text_path), .context = 8, .steps = 2, .loss = spoilt, .user = &fails);
+    tr_trainer *t = tr_trainer_new(model, tr_text_load(text_path), .context = 8, .steps = 2, .loss = spoilt, .user = &fails);
     TR_CHECK(tr_eval(tr_module_find(model, "h.0")));
     tr_score score;
     for (int i = 0; i < 2; i++) {
@@ -458,35 +458,35 @@ static void wrong_options_are_refused(void **state)
     (void)state;
     TR_SCOPE;
     tr_module *model = tr_gpt(.context = 8, .layers = 1, .heads = 1, .dim = 4);
-    tr_text *text = tr_text(text_path);
-    assert_int_equal(tr_status_of(tr_trainer(NULL, text)), TR_INVALID);
-    assert_int_equal(tr_status_of(tr_trainer(model, NULL)), TR_INVALID);
-    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = -1)), TR_INVALID);
-    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 1000000)), TR_INVALID);
+    tr_text *text = tr_text_load(text_path);
+    assert_int_equal(tr_status_of(tr_trainer_new(NULL, text)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer_new(model, NULL)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer_new(model, text, .context = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer_new(model, text, .context = 1000000)), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "too short for a context of 1000000, which takes at least 1000001"));
     const tr_masking masking = {.mask = 256, .vocab = 259, .begin = 257, .end = 258};
-    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 2, .masking = &masking)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer_new(model, text, .context = 2, .masking = &masking)), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "a context of 2 leaves no token"));
-    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = tr_text_tokens(text, false) + 3, .masking = &masking)),
+    assert_int_equal(tr_status_of(tr_trainer_new(model, text, .context = tr_text_tokens(text, false) + 3, .masking = &masking)),
         TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "too short for a context of "));
-    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = tr_text_tokens(text, false) + 2, .masking = &masking)),
+    assert_int_equal(tr_status_of(tr_trainer_new(model, text, .context = tr_text_tokens(text, false) + 2, .masking = &masking)),
         TR_OK);
-    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .lr = -1)), TR_INVALID);
-    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .global_batch = -1)), TR_INVALID);
-    assert_int_equal(tr_status_of(tr_trainer(model, text, .context = 8, .autocast = TR_F64)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer_new(model, text, .context = 8, .lr = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer_new(model, text, .context = 8, .global_batch = -1)), TR_INVALID);
+    assert_int_equal(tr_status_of(tr_trainer_new(model, text, .context = 8, .autocast = TR_F64)), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "TR_BF16 or TR_F16, or 0 for the caller's, not f64"));
-    tr_trainer *good = tr_trainer(model, text, .context = 8);
+    tr_trainer *good = tr_trainer_new(model, text, .context = 8);
     assert_int_equal(tr_status_of(good), TR_OK);
     assert_int_equal(tr_fit(good, .stop_at = -1), TR_INVALID);
-    tr_tensor_list *about = tr_list();
+    tr_tensor_list *about = tr_list_new();
     TR_CHECK(tr_list_set_metadata(about, "data", "f\374r"));
     assert_int_equal(tr_fit(good, .folder = folder, .about = about), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "about's metadata \"data\" is not UTF-8"));
     assert_int_equal(tr_trainer_steps(good), 0);
-    assert_int_equal(tr_fit(tr_trainer(model, tr_text("/nowhere"))), TR_IO);
+    assert_int_equal(tr_fit(tr_trainer_new(model, tr_text_load("/nowhere"))), TR_IO);
     /* A context that the model does not have shows at the first step. */
-    assert_int_equal(tr_fit(tr_trainer(model, text, .context = 16, .steps = 1)), TR_SHAPE);
+    assert_int_equal(tr_fit(tr_trainer_new(model, text, .context = 16, .steps = 1)), TR_SHAPE);
 }
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)

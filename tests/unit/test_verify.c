@@ -33,7 +33,7 @@ static const char *file_of(const char *name)
 static void save(int64_t step, double spoiled)
 {
     TR_SCOPE;
-    tr_tensor_list *model = tr_list(), *state = tr_list();
+    tr_tensor_list *model = tr_list_new(), *state = tr_list_new();
     const double loss = 1.75;
     tr_tensor *large = tr_rand(1, TR_SHAPE(LONG)), *table = tr_randn(2, TR_SHAPE(40, 30));
     float *numbers = tr_data(large), *rows = tr_data(table);
@@ -250,7 +250,7 @@ static void files_alone_are_verified(void **state)
     assert_int_equal(verify(files_path("m.safetensors"), &r), TR_FORMAT);
     assert_false(r.has_manifest);
     assert_non_null(strstr(find("m.safetensors", "mask")->damage, "bool holds the value 17"));
-    assert_int_equal(tr_safetensors_save(files_path("m.safetensors"), tr_list()), TR_OK);
+    assert_int_equal(tr_safetensors_save(files_path("m.safetensors"), tr_list_new()), TR_OK);
     assert_int_equal(verify(files_path("m.safetensors"), &r), TR_OK);
     assert_false(r.has_manifest);
 }
@@ -261,7 +261,7 @@ static void lists_are_checked_for_what_is_not_finite(void **state)
     TR_SCOPE;
     const tr_dtype dtypes[] = {TR_F32, TR_F64, TR_F16, TR_BF16};
     for (int i = 0; i < 4; i++) {
-        tr_tensor_list *list = tr_list();
+        tr_tensor_list *list = tr_list_new();
         tr_tensor *x = tr_full(65504, TR_SHAPE(3, 4), .dtype = dtypes[i]);
         TR_CHECK(tr_list_add(list, "counts", tr_full(-1, TR_SHAPE(3), .dtype = TR_I64)));
         TR_CHECK(tr_list_add(list, "h.0.weight", x));

@@ -124,7 +124,7 @@ static void steps_agree_with_the_cpu(tr_dtype dtype)
     for (size_t m = 0; m < sizeof makers / sizeof *makers; m++) {
         TR_SCOPE;
         tr_tensor *w = tr_require_grad(tr_randn(1, TR_SHAPE(ROWS, COLUMNS), .dtype = dtype));
-        tr_tensor_list *list = tr_list();
+        tr_tensor_list *list = tr_list_new();
         assert_int_equal(tr_list_add(list, "w", w), TR_OK);
         tr_optimizer *o = makers[m](list);
         assert_int_equal(tr_status_of(o), TR_OK);
