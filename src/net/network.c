@@ -21,7 +21,7 @@
 
 /* A message is short, and its connection all but always empty. When it does not fit, the peer has not read for so long
  * that it must do without: a message in part would be taken for damage. */
-static void tell(tr__wire *wire, const tr__network_frame *frame, const char *text)
+void tr__network_send(tr__wire *wire, const tr__network_frame *frame, const char *text)
 {
     struct iovec parts[2] = {{(void *)frame, sizeof *frame}, {(void *)text, (size_t)frame->head.bytes}};
     ssize_t sent;
@@ -39,7 +39,7 @@ void tr__network_tell(tr__network_group *g, int member, const tr__network_frame 
     ours.head.group = g->id;
     pthread_mutex_lock(&n->lock); /* messages of two threads do not mix */
     tr__network_connection *control = n->peers[g->members[member]].control;
-    if (control) tell(&control->wire, &ours, text);
+    if (control) tr__network_send(&control->wire, &ours, text);
     pthread_mutex_unlock(&n->lock);
 }
 
@@ -108,27 +108,9 @@ void tr__network_enter(tr__network_group *g, int count)
 
 tr_status tr__network_connect(tr__network_group *g, int member, tr__channel channel)
 {
-    tr__network_endpoint *n = g->network;
-    int rank = g->members[member];
-    if (rank < n->rank) {
-        TR__TRY(tr__network_call(n, rank, channel, g->id));
-        tr__network_kick(n);
-    } else {
-        tr__network_frame wish = {.head = {.type = TR__FRAME_CONNECT, .channel = (uint16_t)channel}};
-        tr__network_tell(g, member, &wish, NULL);
-    }
+    TR__TRY(tr__network_call(g->network, g->members[member], channel, g->id));
+    tr__network_kick(g->network);
     return TR_OK;
-}
-
-bool tr__network_under_way(tr__network_group *g, int member, tr__channel channel)
-{
-    tr__network_endpoint *n = g->network;
-    bool found = false;
-    pthread_mutex_lock(&n->lock);
-    for (const tr__attempt *a = n->outgoing; a && !found; a = a->next)
-        found = a->rank == g->members[member] && a->channel == channel && a->group == g->id;
-    pthread_mutex_unlock(&n->lock);
-    return found;
 }
 
 static bool watch(tr__network_endpoint *n, tr__network_connection *c)

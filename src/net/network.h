@@ -4,6 +4,7 @@
  * attaches to the same endpoint by its number, and costs no socket and no thread.
  *
  *   network.c           making and ending one; the groups attached to it; connections that are lent to them; control messages
+ *   network_links.c     the control connections as a whole: how all learn that all have joined
  *   network_connect.c   connections on their way: ours to peers, and those that come in
  *   network_monitor.c   the thread, and what comes in
  *   network_socket.c    what connections ask of the kernel
@@ -29,11 +30,13 @@
 
 enum {
     TR__NETWORK_MAGIC = 0x54524e31, /* "TRN1"; hosts of the other byte order see another number */
-    TR__NETWORK_VERSION = 3,
+    TR__NETWORK_VERSION = 4,
     TR__FIRST_GROUP = 1,            /* the number of an endpoint's first group */
     TR__FRAME_BYTES = 144,
     TR__FRAME_TEXT = 1024,          /* most bytes that follow the frame of a control message */
-    TR__FRAME_CONNECT = 255,        /* the type of: make a connection of this channel for this group. All others are the groups'. */
+    /* The types of frames of the endpoints' own; all others are the groups'. */
+    TR__FRAME_HERE = 254,     /* the sender and all below it in the tree of ranks are there */
+    TR__FRAME_ALL_HERE = 255, /* all ranks are */
 };
 
 typedef enum tr__channel { TR__CONTROL_CHANNEL, TR__DATA_CHANNEL, TR__P2P_CHANNEL, TR__CHANNELS } tr__channel;
@@ -55,7 +58,7 @@ typedef struct tr__hello {
 typedef struct tr__frame_head {
     uint32_t magic;
     uint8_t version, type;
-    uint16_t channel; /* CONNECT */
+    uint16_t reserved;
     uint64_t bytes;   /* that follow the frame */
     uint64_t group;
 } tr__frame_head;
@@ -95,6 +98,7 @@ struct tr__network_peer {
     tr__network_record record;
     bool gone; /* its control connection is at its end, with this error: under `hearing` */
     int error;
+    bool here; /* it and all below it have joined: under `hearing` */
     /* Under the lock: */
     tr__network_connection *control;     /* NULL: ourselves, not yet, or gone */
     tr__network_connection *connections; /* all others */
@@ -120,6 +124,8 @@ typedef struct tr__network_calls {
     void (*connected)(void *user, int member, tr__channel channel, tr__network_connection *connection);
     /* A connection with a member, or what it has said, is lost, with this thread's latest failure. */
     void (*failed)(void *user);
+    /* All ranks of the endpoint's first group have joined. */
+    void (*all_here)(void *user);
 } tr__network_calls;
 
 typedef struct tr__early_frame { /* came before the members were known */
@@ -190,6 +196,7 @@ typedef struct tr__network_endpoint {
     pthread_mutex_t hearing; /* the monitor deals with what it has read; groups come and go. Comes before `lock`. */
     tr__network_group *groups;
     bool unsettled;          /* heard_all() is wanted */
+    bool all_here;           /* all ranks have joined */
 
     pthread_mutex_t lock;    /* for connections, what goes out over those of control, and the list of: */
     tr__attempt *outgoing;
@@ -239,8 +246,6 @@ void tr__network_detach(tr__network_group *g, bool sound);
 
 /* Has a connection of the group with a member made, unless that is under way. The group is told when it is there. */
 tr_status tr__network_connect(tr__network_group *g, int member, tr__channel channel);
-/* Is one under way that this rank makes? */
-bool tr__network_under_way(tr__network_group *g, int member, tr__channel channel);
 /* Takes a wire over as a connection. */
 tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group, tr__wire *wire,
     tr__network_connection **connection);
@@ -251,12 +256,25 @@ void tr__network_give_back(tr__network_endpoint *n, tr__network_connection *conn
 void tr__network_tell(tr__network_group *g, int member, const tr__network_frame *frame, const char *text);
 void tr__network_tell_all(tr__network_group *g, const tr__network_frame *frame, const char *text);
 void tr__network_kick(tr__network_endpoint *n);
+/* Under the lock: sends it; never blocks. */
+void tr__network_send(tr__wire *wire, const tr__network_frame *frame, const char *text);
+
+/* ---- network_links.c --------------------------------------------------------------------------------------------- */
+
+/* This rank is connected, and its monitor runs: tells the others. */
+void tr__network_begin_to_meet(tr__network_endpoint *n);
+/* A rank that keeps the endpoint waiting for all to be there; -1: they are. */
+int tr__network_missing(tr__network_endpoint *n);
+/* Under `hearing`: a frame of the endpoints' own has come from a peer. */
+void tr__network_hear_link(tr__network_endpoint *n, tr__network_peer *peer);
 
 /* ---- network_connect.c ------------------------------------------------------------------------------------------- */
 
 tr_status tr__network_listen(tr__network_endpoint *n, const tr__network_options *options);
-/* Begins to connect to a peer below us. */
+/* Begins to connect to a peer, unless that is under way. */
 tr_status tr__network_call(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group);
+/* Is one under way that this rank makes? */
+bool tr__network_under_way(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group);
 /* Waits until something happens, on connections on their way or on the endpoint's others, and carries the former on. *ready: how
  * many events there were. Fails while the first group is joined; later, the groups that an attempt is for are told. */
 tr_status tr__network_step(tr__network_endpoint *n, int timeout_ms, int *ready);

@@ -49,7 +49,7 @@ tr_status tr__network_listen(tr__network_endpoint *n, const tr__network_options 
     if (n->listener < 0 || bind(n->listener, &a.any, tr__address_length(&a)) != 0 ||
         listen(n->listener, TR__CHANNELS * n->world_size + BACKLOG) != 0 || getsockname(n->listener, &a.any, &length) != 0)
         return tr__fail_errno(TR_IO, errno, "group '%s': cannot listen for the other ranks", n->name);
-    n->incoming_most = TR__CHANNELS * (n->world_size - n->rank) + SPARE;
+    n->incoming_most = TR__CHANNELS * n->world_size + SPARE;
     n->incoming = calloc((size_t)n->incoming_most, sizeof *n->incoming);
     if (!n->incoming) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", n->name, n->world_size);
     for (int i = 0; i < n->incoming_most; i++) n->incoming[i].wire.socket = -1;
@@ -89,6 +89,22 @@ static int hear_hello(const tr__network_endpoint *n, tr__attempt *a)
     if (a->hello.sum != sum_of(&a->hello)) return -1;
     a->hello.address[sizeof a->hello.address - 1] = 0;
     return CRYPTO_memcmp(a->hello.cookie, n->cookie, sizeof a->hello.cookie) == 0 ? 1 : -1;
+}
+
+/* Under the lock. */
+static tr__attempt *find_attempt(const tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group)
+{
+    tr__attempt *a = n->outgoing;
+    while (a && (a->rank != rank || a->channel != channel || a->group != group)) a = a->next;
+    return a;
+}
+
+bool tr__network_under_way(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group)
+{
+    pthread_mutex_lock(&n->lock);
+    bool found = find_attempt(n, rank, channel, group) != NULL;
+    pthread_mutex_unlock(&n->lock);
+    return found;
 }
 
 /* May a connection of this kind be made now? 1: yes; 0: not yet, as the group does not know its members; -1: no. */
@@ -142,9 +158,7 @@ tr_status tr__network_call(tr__network_endpoint *n, int rank, tr__channel channe
     if (!a) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a connection to rank %d", n->name, rank);
     *a = (tr__attempt){.wire.socket = -1, .rank = rank, .channel = channel, .group = group};
     pthread_mutex_lock(&n->lock);
-    bool there = false;
-    for (const tr__attempt *other = n->outgoing; other && !there; other = other->next)
-        there = other->rank == rank && other->channel == channel && other->group == group;
+    bool there = find_attempt(n, rank, channel, group) != NULL;
     if (!there) {
         a->next = n->outgoing;
         n->outgoing = a;
@@ -324,28 +338,32 @@ static int hear_first(tr__network_endpoint *n, tr__attempt *a)
     return heard > 0 ? hear_hello(n, a) : heard;
 }
 
-/* Is what it has said, as a whole, from a peer that may connect? As is_wanted(). */
+/* Is what it has said, as a whole, from a peer that may connect? As is_wanted(). Of two that connect with each other at once the
+ * higher rank does: what the lower one has begun waits, in case that fails. */
 static int is_welcome(tr__network_endpoint *n, tr__attempt *a)
 {
     const tr__hello *hello = &a->hello;
-    bool known = hello->rank > n->rank && hello->rank < n->world_size && hello->channel >= 0 && hello->channel < TR__CHANNELS;
+    bool known = hello->rank >= 0 && hello->rank < n->world_size && hello->rank != n->rank && hello->channel >= 0 &&
+                 hello->channel < TR__CHANNELS;
     if (!known) return -1;
     a->rank = hello->rank;
     a->channel = (tr__channel)hello->channel;
     a->group = hello->group;
-    return is_wanted(n, a);
+    int wanted = is_wanted(n, a);
+    return wanted > 0 && a->rank < n->rank && tr__network_under_way(n, a->rank, a->channel, a->group) ? 0 : wanted;
 }
 
 static tr_status hear_incoming(tr__network_endpoint *n, tr__attempt *a)
 {
     int heard = hear_first(n, a);
-    if (heard > 0) {
+    bool is_peer = heard > 0;
+    if (is_peer) {
         count_out(n, a);
         heard = is_welcome(n, a);
     }
     if (heard == 0) return TR_OK;
     if (heard < 0) {
-        if (++n->turned_away <= LOGGED_MOST)
+        if (!is_peer && ++n->turned_away <= LOGGED_MOST)
             tr__log(TR_LOG_WARN, "group '%s': rank %d refused a connection%s", n->name, n->rank,
                 n->turned_away == LOGGED_MOST ? "; more of these will not be reported" : "");
         send_away(n, a);
@@ -403,7 +421,7 @@ static tr_status call_those_due(tr__network_endpoint *n)
     return TR_OK;
 }
 
-/* Who came in has said hello to a group that does not know its members yet. */
+/* Who came in has said hello, and waits: the group does not know its members yet, or an attempt of ours goes first. */
 static bool is_held(const tr__attempt *a)
 {
     return a->got == sizeof a->hello;

@@ -40,22 +40,10 @@ static void keep_early(tr__network_group *g, const tr__network_peer *peer)
     g->last_early = &early->next;
 }
 
-/* A peer wants a connection of the group. Without memory for it, it waits until its time is up. */
-static void make_connection(tr__network_group *g, int peer, const tr__network_frame *frame)
-{
-    unsigned channel = frame->head.channel;
-    bool sane = peer < g->network->rank && channel > TR__CONTROL_CHANNEL && channel < TR__CHANNELS;
-    if (sane) (void)!tr__network_call(g->network, peer, (tr__channel)channel, g->id);
-}
-
 static void pass(tr__network_group *g, int peer, const tr__network_frame *frame, const char *text)
 {
     int member = g->places[peer];
-    if (member < 0) return;
-    if (frame->head.type == TR__FRAME_CONNECT)
-        make_connection(g, peer, frame);
-    else
-        g->calls->heard(g->user, member, frame, text);
+    if (member >= 0) g->calls->heard(g->user, member, frame, text);
 }
 
 void tr__network_pass_early(tr__network_group *g)
@@ -72,7 +60,9 @@ void tr__network_pass_early(tr__network_group *g)
 static void handle(tr__network_endpoint *n, tr__network_peer *peer)
 {
     tr__network_group *g = tr__network_find(n, peer->frame.head.group);
-    if (g && !g->count)
+    if (peer->frame.head.type >= TR__FRAME_HERE)
+        tr__network_hear_link(n, peer);
+    else if (g && !g->count)
         keep_early(g, peer);
     else if (g)
         pass(g, peer->rank, &peer->frame, peer->text);

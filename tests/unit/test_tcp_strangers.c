@@ -188,7 +188,8 @@ static void a_crowd_of_strangers_keeps_nobody_out(void **state)
 
 /* ---- A rank that does not keep to the rules ------------------------------------------------------------------------ */
 
-/* A rank 1 by hand: it has the cookie, so it comes in; then it sends `bytes` on a channel, with their checksum, and closes. */
+/* A rank 1 by hand: it has the cookie, so it comes in; before it sends data it says that it has joined. Then it sends `bytes` on a
+ * channel, with their checksum, and closes. */
 typedef struct rogue {
     tr_store *store;
     int channel;
@@ -217,7 +218,10 @@ static void *be_rogue(void *arg)
         g->failed |= fds[channel] < 0 || send(fds[channel], &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello ||
                      recv(fds[channel], &answer, sizeof answer, MSG_WAITALL) != (ssize_t)sizeof answer;
     }
-    tr__checked_sender sender = {0};
+    tr__checked_sender sender = {0}, control = {0};
+    const tr__network_frame here = {.head = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .type = TR__FRAME_HERE}};
+    if (!g->failed && g->channel == TR__DATA_CHANNEL)
+        g->failed = tr__checked_send(&control, fds[TR__CONTROL_CHANNEL], &(struct iovec){(void *)&here, sizeof here}, 1) < 0;
     if (!g->failed && g->size)
         g->failed = tr__checked_send(&sender, fds[g->channel], &(struct iovec){(void *)g->bytes, g->size}, 1) < 0;
     if (!g->failed) shutdown(fds[g->channel], SHUT_WR); /* a frame that is cut off is at its end */
@@ -234,8 +238,10 @@ static void meet_rogue(int channel, const void *bytes, size_t size, tr_status wa
     assert_int_equal(pthread_create(&thread, NULL, be_rogue, &g), 0);
     tr_group *group = tr_join(.store = g.store, .rank = 0, .world_size = 2, .timeout_ms = 20000, .transport = "tcp");
     tr_status status = tr_status_of(group);
+    if (status == TR_OK) status = tr_barrier(group);
     char text[1024];
     snprintf(text, sizeof text, "%s", tr_error_message());
+    (void)!tr_leave(group); /* hangs up on the rogue */
     pthread_join(thread, NULL);
     if (g.failed) fail_msg("%s", text);
     if (status != wanted || !strstr(text, words)) fail_msg("'%s' (%s) is not '%s'", text, tr_status_name(status), words);
@@ -249,6 +255,7 @@ static void frames_are_checked(void **state)
     tr__tcp_frame good = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .type = TR__TCP_DATA, .kind = TR_BARRIER,
         .group = TR__FIRST_GROUP, .algorithm = TR__DOUBLING};
     for (int channel = 0; channel < 2; channel++) {
+        good.sequence = (uint64_t)channel; /* data is of the first barrier */
         meet_rogue(channel, garbage, sizeof garbage, TR_FORMAT, "damaged");
         meet_rogue(channel, &good, sizeof good / 2, TR_PEER, "died");
         meet_rogue(channel, NULL, 0, TR_PEER, "died");

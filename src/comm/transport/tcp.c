@@ -51,7 +51,7 @@ tr__wire *tr__tcp_need_wire(tr__tcp *t, int rank, tr__channel channel, bool *nev
     *never = false;
     if (wire) return wire;
     if (atomic_load(&peer->left)) { /* but what it sent before may be on its way */
-        bool under_way = tr__network_under_way(t->place, rank, channel);
+        bool under_way = tr__network_under_way(t->network, t->place->members[rank], channel, t->place->id);
         wire = tr__tcp_wire(t, rank, channel);
         *never = !wire && !under_way;
     } else if (!atomic_exchange(&peer->asked[channel], true)) {
@@ -212,14 +212,35 @@ void tr__tcp_know_members(tr__tcp *t)
     t->crowded = tr__cores() < here;
 }
 
+/* Waits until all have joined, as in a barrier, which it is to those who report or find whom it waits for. */
+static tr_status await_all(tr__tcp *t, int timeout_ms)
+{
+    const tr_collective all = {.kind = TR_BARRIER, .timeout_ms = timeout_ms, .file = "tr_join"};
+    tr__tcp_patience patience = {0};
+    int rank;
+    TR__TRY(tr__tcp_enter(t, &all, 0));
+    tr_status status = TR_OK;
+    tr__network_begin_to_meet(t->network);
+    while (status == TR_OK && (rank = tr__network_missing(t->network)) >= 0) {
+        t->polled[0] = (struct pollfd){.fd = -1};
+        status = tr__tcp_wait(t, &patience, timeout_ms, &rank, 1);
+        if (status != TR_OK && tr__network_missing(t->network) < 0) status = TR_OK; /* others have gone on to a call that failed */
+    }
+    if (status == TR_OK)
+        tr__tcp_go_on(t, &patience);
+    else
+        status = tr__failure_break(t->failure);
+    tr__tcp_exit(t);
+    return status;
+}
+
 tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
     TR__TRY(tr__tcp_connect(t, meeting, records));
     TR__TRY(tr__network_monitor_start(t->network));
     TR__TRY(tr__rendezvous_use(meeting));
     /* A rank has joined when all have: nobody's first collective meets a rank that failed to join. */
-    tr_collective all = {.kind = TR_BARRIER, .timeout_ms = tr__rendezvous_rest_ms(meeting), .file = "tr_join"};
-    tr_status status = tr__tcp_run(t, &all, 0);
+    tr_status status = await_all(t, tr__rendezvous_rest_ms(meeting));
     pthread_mutex_lock(&t->lock);
     t->has_last = false;
     for (int rank = 0; rank < t->world_size; rank++) t->peers[rank].called = false;

@@ -230,7 +230,12 @@ static void failed(void *user)
     if (!tr__failure_there(t->failure) && tr__failure_break(t->failure) != TR_OK) log_if_idle(t);
 }
 
-const tr__network_calls tr__tcp_calls = {heard, heard_all, gone, wants, connected, failed};
+static void all_here(void *user)
+{
+    tr__tcp_wake(user);
+}
+
+const tr__network_calls tr__tcp_calls = {heard, heard_all, gone, wants, connected, failed, all_here};
 
 /* ---- Before a failure of our own --------------------------------------------------------------------------------- */
 
