@@ -215,9 +215,10 @@ static void print_report(const bench_run *r, const results *s)
     const tr__bench *b = r->bench;
     const tr__workload *w = &r->work;
     int threads = tr_threads(tr_cpu(0));
-    printf("%s, %.0f %ss on each of %d rank%s on %s with %d thread%s, %s, %d times %d step%s%s\n", b->model, w->items, w->item,
+    printf("%s, %.0f %ss on each of %d rank%s on %s with %d thread%s, %s, %d times %d step%s%s%s\n", b->model, w->items, w->item,
         r->world, r->world > 1 ? "s" : "", b->device, threads, threads > 1 ? "s" : "", b->dtype, b->steps,
-        w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", b->step_in_backward ? ", updates in backward" : "");
+        w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", b->step_in_backward ? ", updates in backward" : "",
+        b->bf16_state ? ", state in bf16" : "");
     printf("step             %8.2f ms (median)\n", s->step_ms);
     printf("%ss%*s %8.0f /s\n", w->item, 15 - (int)strlen(w->item), "", s->items_per_s);
     printf("peak memory      %8.1f MB%s\n", r->own_mb, r->world > 1 ? " (the most of a rank)" : "");
@@ -246,13 +247,15 @@ static void add_number(cJSON *object, const char *key, double value)
 static cJSON *to_json(const bench_run *r, const results *s)
 {
     const tr__bench *b = r->bench;
-    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)), b->model,
-        r->work.device.kind == TR_CPU ? "" : "/cuda", b->step_in_backward ? "/step-in-backward" : "", b->peer ? "" : "/alone");
+    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)), b->model,
+        r->work.device.kind == TR_CPU ? "" : "/cuda", b->step_in_backward ? "/step-in-backward" : "",
+        b->bf16_state ? "/bf16-state" : "", b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "device", b->device);
     cJSON_AddStringToObject(o, "dtype", b->dtype);
     cJSON_AddStringToObject(o, "optimizer", b->optimizer);
     cJSON_AddBoolToObject(o, "step_in_backward", b->step_in_backward);
+    cJSON_AddBoolToObject(o, "bf16_state", b->bf16_state);
     const struct {
         const char *key;
         double value;

@@ -122,6 +122,8 @@ awk -v f="$(number flops_per_step)" 'BEGIN { exit !(f > 4.2e8 && f < 4.5e8) }' |
 bench --step-in-backward && grep -q '"step_in_backward":.*true' r.json && grep -q 'updates in backward' out ||
     fail "no steps in backward: $(cat out err r.json)"
 
+bench --bf16-state && grep -q '"bf16_state":.*true' r.json && grep -q 'state in bf16' out || fail "no state in bf16: $(cat out err r.json)"
+
 # A masked language model, whose samples are sequences, under autocast.
 "$TRIREME" bench model --model bert-tiny --batch 1 --seq 8 --dtype bf16 --steps 1 --warmup 0 --threads 1 --json r.json >out 2>err ||
     fail "exit code $?: $(cat err)"
