@@ -22,6 +22,7 @@ static int read_options(tr__bench *b, int argc, char **argv)
         {"step-in-backward", 0, NULL, "update each parameter as its gradient is final: no memory for all gradients; one rank",
             TR__FLAG(&b->step_in_backward)},
         {"capture", 0, NULL, "launch steps as a graph of the device, where it has graphs (cuda); one rank", TR__FLAG(&b->capture)},
+        {"bf16-state", 0, NULL, "the optimizer's state in bf16, rounded stochastically", TR__FLAG(&b->bf16_state)},
         {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b->seq, 1, 1000000)},
         {"dtype", 0, "NAME", "of the numbers; bf16: under autocast, the parameters f32", TR__CHOICE(&b->dtype, "f32", "bf16")},
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},

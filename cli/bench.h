@@ -11,7 +11,7 @@
 typedef struct tr__bench {
     const char *model, *optimizer, *dtype, *device, *peer, *json;
     int batch, seq, size, ranks, threads, steps, warmup;
-    bool step_in_backward, capture;
+    bool step_in_backward, capture, bf16_state;
 } tr__bench;
 
 /* What a model is trained with when nothing else is said. seq 0: its samples are no sequences; size, pixels a side, 0: no

@@ -27,6 +27,8 @@ typedef struct bench_run {
     double *peaks;         /* GFLOP/s of one thread's sgemm, right beside each turn */
     double *checks;        /* milliseconds that comparing replicas takes, of several ranks; else NaN */
     double rss_mb, rss_mb_sum;
+    double own_mb;    /* the same with memory that several ranks map, each other's gradients, divided among them */
+    double faults;    /* pages that the measured steps touched for the first time, per step; of several ranks the most */
     double device_mb; /* what tensors held at most on rank 0's device */
 } bench_run;
 
@@ -35,6 +37,33 @@ static double now_ms(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+/* Page faults of this process that were met without reading a file. */
+static double minor_faults(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)usage.ru_minflt;
+}
+
+/* The line `key: N kB` of a file in /proc, in MB; 0 where there is none. */
+static double kilobytes_of(const char *path, const char *key)
+{
+    char line[128];
+    double kilobytes = 0;
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file))
+        if (strncmp(line, key, strlen(key)) == 0 && line[strlen(key)] == ':') kilobytes = strtod(line + strlen(key) + 1, NULL);
+    if (file) fclose(file);
+    return kilobytes / 1024;
+}
+
+/* Of the shared memory that this process maps, what the other processes that map it have to answer for. */
+static double others_shared_mb(void)
+{
+    double mapped = kilobytes_of("/proc/self/status", "RssShmem");
+    return mapped > 0 ? mapped - kilobytes_of("/proc/self/smaps_rollup", "Pss_Shmem") : 0;
 }
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
@@ -110,7 +139,9 @@ static tr_status turn(bench_run *r, int i, tr__sgemm *matrices)
 {
     tr_status status = TR_OK;
     if (i % 2) status = peer_steps(r, &r->theirs[i]);
+    double before = minor_faults();
     if (status == TR_OK) status = timed_steps(r, &r->ours[i]);
+    r->faults += (minor_faults() - before) / (r->bench->steps * r->work.in_a_row);
     if (status == TR_OK) status = timed_check(r, &r->checks[i]);
     if (status == TR_OK && i % 2 == 0) status = peer_steps(r, &r->theirs[i]);
     bool on_cpu = r->work.device.kind == TR_CPU;
@@ -129,6 +160,7 @@ static tr_status measure(bench_run *r)
     tr_device_memory memory = {.size = sizeof memory};
     getrusage(RUSAGE_SELF, &usage);
     r->rss_mb = r->rss_mb_sum = (double)usage.ru_maxrss / 1024;
+    r->own_mb = r->rss_mb - others_shared_mb();
     if (status == TR_OK) status = tr_device_memory_of(r->work.device, &memory);
     r->device_mb = (double)memory.peak / (1 << 20);
     if (status == TR_OK && r->rank == 0 && b->peer && !tr__peer_start(&r->peer, b->peer, tr_threads(tr_cpu(0))))
@@ -138,6 +170,8 @@ static tr_status measure(bench_run *r)
     for (int i = 0; i < b->steps && status == TR_OK; i++) status = turn(r, i, &matrices);
     tr__sgemm_free(&matrices);
     if (r->rank == 0) tr__peer_stop(&r->peer);
+    if (status == TR_OK && r->group) status = tr_all_reduce(r->group, &r->faults, 1, .dtype = TR_F64, .op = TR_MAX);
+    if (status == TR_OK && r->group) status = tr_all_reduce(r->group, &r->own_mb, 1, .dtype = TR_F64, .op = TR_MAX);
     if (status == TR_OK && r->group) status = tr_all_reduce(r->group, &r->rss_mb, 1, .dtype = TR_F64, .op = TR_MAX);
     if (status == TR_OK && r->group) status = tr_all_reduce(r->group, &r->rss_mb_sum, 1, .dtype = TR_F64);
     return status;
@@ -197,16 +231,18 @@ static void print_report(const bench_run *r, const results *s)
     const tr__bench *b = r->bench;
     const tr__workload *w = &r->work;
     int threads = tr_threads(tr_cpu(0));
-    printf("%s, %.0f %ss on each of %d rank%s on %s with %d thread%s, %s, %d times %d step%s%s\n", b->model, w->items, w->item,
+    printf("%s, %.0f %ss on each of %d rank%s on %s with %d thread%s, %s, %d times %d step%s%s%s\n", b->model, w->items, w->item,
         r->world, r->world > 1 ? "s" : "", b->device, threads, threads > 1 ? "s" : "", b->dtype, b->steps,
-        w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", b->step_in_backward ? ", updates in backward" : "");
+        w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", b->step_in_backward ? ", updates in backward" : "",
+        b->bf16_state ? ", state in bf16" : "");
     tr_captured_counts runs = {.size = sizeof runs};
     if (w->captured && tr_captured_count(w->captured, &runs) == TR_OK)
         printf("captured         %8" PRId64 " steps launched as a graph, %" PRId64 " op by op\n",
             runs.captured + runs.launched, runs.called);
     printf("step             %8.2f ms (median)\n", s->step_ms);
     printf("%ss%*s %8.0f /s\n", w->item, 15 - (int)strlen(w->item), "", s->items_per_s);
-    printf("peak memory      %8.1f MB%s\n", r->rss_mb, r->world > 1 ? " (the most of a rank)" : "");
+    printf("peak memory      %8.1f MB%s\n", r->own_mb, r->world > 1 ? " (the most of a rank)" : "");
+    printf("minor faults     %8.1f in a step\n", r->faults);
     printf("matrix work      %8.1f GFLOP/s on a rank: %.2f GFLOP in a step\n", s->gflops, w->flops * 1e-9);
     if (w->device.kind == TR_CPU)
         printf("sgemm's peak     %8.1f GFLOP/s on a thread; share of it, pair by pair: %.1f %%\n", s->peak, 100 * s->share);
@@ -231,20 +267,23 @@ static void add_number(cJSON *object, const char *key, double value)
 static cJSON *to_json(const bench_run *r, const results *s)
 {
     const tr__bench *b = r->bench;
-    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)), b->model,
-        r->work.device.kind == TR_CPU ? "" : "/cuda", b->step_in_backward ? "/step-in-backward" : b->capture ? "/capture" : "", b->peer ? "" : "/alone");
+    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)), b->model,
+        r->work.device.kind == TR_CPU ? "" : "/cuda", b->step_in_backward ? "/step-in-backward" : "", b->capture ? "/capture" : "",
+        b->bf16_state ? "/bf16-state" : "", b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "device", b->device);
     cJSON_AddStringToObject(o, "dtype", b->dtype);
     cJSON_AddStringToObject(o, "optimizer", b->optimizer);
     cJSON_AddBoolToObject(o, "step_in_backward", b->step_in_backward);
     cJSON_AddBoolToObject(o, "capture", b->capture);
+    cJSON_AddBoolToObject(o, "bf16_state", b->bf16_state);
     const struct {
         const char *key;
         double value;
     } numbers[] = {{"batch", b->batch}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))}, {"steps", b->steps},
         {"steps_in_a_row", r->work.in_a_row}, {"step_ms_median", s->step_ms}, {"peak_rss_mb", r->rss_mb},
-        {"peak_rss_mb_sum", r->rss_mb_sum}, {"device_peak_mb", r->device_mb},
+        {"peak_rss_mb_sum", r->rss_mb_sum}, {"peak_own_mb", r->own_mb},
+        {"device_peak_mb", r->device_mb}, {"minor_faults_per_step", r->faults},
         {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
         {"peak_gflops", s->peak}, {"share_of_peak", s->share}, {"replica_check_ms", s->check_ms},
         {"replica_check_percent", s->check_percent}};

@@ -53,8 +53,10 @@ static tr_module *replicate(tr_module *module, const place *at)
 
 static tr_optimizer *optimizer_of(const tr__bench *b, tr_module *model)
 {
-    if (strcmp(b->optimizer, "adamw") == 0) return tr_adamw(tr_parameters(model), .lr = 3e-4, .weight_decay = 0.1);
-    return tr_sgd(tr_parameters(model), .lr = 0.01, .momentum = strcmp(b->optimizer, "momentum") == 0 ? 0.9 : 0);
+    if (strcmp(b->optimizer, "adamw") == 0)
+        return tr_adamw(tr_parameters(model), .lr = 3e-4, .weight_decay = 0.1, .bf16_state = b->bf16_state);
+    return tr_sgd(tr_parameters(model), .lr = 0.01, .momentum = strcmp(b->optimizer, "momentum") == 0 ? 0.9 : 0,
+        .bf16_state = b->bf16_state);
 }
 
 /* Whole numbers in [0, limit). */

@@ -14,8 +14,8 @@
  *   sum_squares    x: [n], a float -> y: [1] f64    y <- y + the sum of the squares of x, summed in f64 in a fixed order
  *   RULE_step      g: [n], direction?: [n] ->       one step of an optimizer over a run of neighbours in an arena: p and the
  *                  p: [n], states?: three of [n]    states are read and written in place (tr_step_attrs). g and p are of one
- *                                                   dtype, f32, f64 or bf16; states and direction f32 (f64 for f64); all
- *                                                   row-major. direction: muon's only
+ *                                                   dtype, f32, f64 or bf16; direction and states f32 (f64 for f64), or
+ *                                                   states bf16; all row-major. direction: muon's only
  *   RULE_measure   g: [n], p: [n] -> sums: [2] f64,  lars, lamb, muon: two sums over a whole parameter before its step, which
  *                  states?: three of [n],           are overwritten; lamb's and muon's states are updated here, and muon's
  *                  direction?: [n]                  direction is written (src/optim/lars.c, lamb.c, muon.c)
@@ -38,12 +38,19 @@
  *   rprop      decrease, increase, least, most            nadam (beta1, beta2, eps, momentum_decay, decoupled), radam (beta1,
  *                                                         beta2, eps, decoupled), rmsprop (alpha, eps, centered, momentum)
  *
+ * The last setting is 1 where states are bf16 (sgd, adam, adamw, lion): the rule computes in f32, and the states are rounded
+ * stochastically, by a halfword r of Philox4x32-10. At the element with the place i in the arena, of state k:
+ *
+ *   key = mix(0x62663136, step), a step of splitmix64; counter = (0, i / 8); h = the (i % 8)th of the 8 halfwords, lowest first
+ *   r = h (1, 0x9e37, 0x79b9)[k] mod 2^16; y = (bits of the f32 + r) >> 16; NaN stays NaN
+ *
  * What is not given of the states has data NULL. */
 typedef struct tr_step_attrs {
     int64_t step; /* these parameters' own, from 1 */
     double lr, weight_decay;
     double factor; /* nadam: its product of momenta; lars, lamb, muon: what follows from the measure; else 0 */
     double settings[8];
+    int64_t place; /* of the first element in the parameters' arena: a multiple of 32 */
 } tr_step_attrs;
 
 /* ---- Attributes of the rows of ops.def --------------------------------------------------------------------------- */

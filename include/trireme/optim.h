@@ -22,6 +22,7 @@ typedef struct tr_sgd_options {
     double dampening;
     double weight_decay;  /* added to the gradient */
     bool nesterov;
+    bool bf16_state;      /* the momentum in bf16, rounded stochastically: half its memory (docs/optimizers.md) */
 } tr_sgd_options;
 /* As torch.optim.SGD: Sutskever et al. 2013. */
 #define tr_sgd(...) TR__NEW1(tr_sgd, parameters, __VA_ARGS__)
@@ -37,6 +38,7 @@ typedef struct tr_adamw_options {
     double weight_decay;  /* default 0.01. Decoupled: Loshchilov & Hutter 2019 */
     bool decay_matrices_only; /* no decay of parameters with fewer than two dimensions (biases, norms) */
     bool amsgrad;         /* divides by the largest second moment so far: Reddi et al. 2018 */
+    bool bf16_state;      /* state in bf16, rounded stochastically: half the memory (docs/optimizers.md) */
 } tr_adamw_options;
 /* As torch.optim.AdamW. */
 #define tr_adamw(...) TR__NEW1(tr_adamw, parameters, __VA_ARGS__)
@@ -51,6 +53,7 @@ typedef struct tr_adam_options {
     double eps;           /* default 1e-8 */
     double weight_decay;  /* added to the gradient */
     bool amsgrad;         /* as AdamW's */
+    bool bf16_state;      /* as AdamW's */
 } tr_adam_options;
 /* As torch.optim.Adam: Kingma & Ba 2015. */
 #define tr_adam(...) TR__NEW1(tr_adam, parameters, __VA_ARGS__)
@@ -159,6 +162,7 @@ typedef struct tr_lion_options {
     double lr;            /* default 1e-4 */
     double beta1, beta2;  /* default 0.9, 0.99 */
     double weight_decay;  /* decoupled */
+    bool bf16_state;      /* as AdamW's */
 } tr_lion_options;
 /* Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2. */
 #define tr_lion(...) TR__NEW1(tr_lion, parameters, __VA_ARGS__)

@@ -1,18 +1,21 @@
 /*
  * One step of each optimizer, over a run of parameters that lie side by side in an arena: one launch, in which a thread
  * reads and writes each number once. The formulas stand in src/optim/RULE.c. P is the parameters' type, S the one that
- * is computed in and the states'; constants are computed in double and rounded to S once.
+ * is computed in and the states', unless these are bf16 (src/optim/bf16_state.h); constants are computed in double and
+ * rounded to S once.
  *
  * A rule is a struct for S, made of the step's attributes, whose operator() gets a parameter x, its gradient g and its
  * states s, and returns what becomes of x.
  */
 #include "families.h"
 #include "graph.h"
+#include "random.h"
 #include "team.h"
 
 namespace {
 
 constexpr int LR_AND_DECAY = 2; /* settings that precede a rule's own */
+constexpr int BF16_STATE = 7;   /* the last setting */
 
 double own(const tr_step_attrs &a, int i)
 {
@@ -265,63 +268,102 @@ template <class S> struct muon {
 
 constexpr int STATES = 3, AT_ONCE = 4;
 
-template <class P> struct run_of {
+/* T: the states' type. */
+template <class P, class T = compute_of<P>> struct run_of {
     P *p;
     const P *g;
-    compute_of<P> *state[STATES]; /* NULL after the last */
+    T *state[STATES]; /* NULL after the last */
     const compute_of<P> *direction;
     int64_t n;
+    int64_t place; /* of the first element in its arena */
 };
 
-/* live: the rule of this launch, when it is one of a graph; else NULL. */
-template <class P, int V, class Rule> __global__ void step_kernel(run_of<P> r, Rule rule, const Rule *live)
+/* The random halfwords of the elements with the places place / 4 * 4 … + 3, lowest first. */
+__device__ inline uint64_t four_halfwords(uint64_t key, int64_t place)
+{
+    philox drawn = philox_at(key, 0, (uint64_t)place / 8);
+    bool second = place % 8 >= 4;
+    uint32_t low = second ? drawn.word[2] : drawn.word[0], high = second ? drawn.word[3] : drawn.word[1];
+    return low | (uint64_t)high << 32;
+}
+
+/* State k as it is stored: bf16 is rounded up where the bits that go and the random ones have a carry. */
+template <class T, class S> __device__ T stored(S x, int k, uint32_t halfword)
+{
+    if constexpr (std::is_same_v<T, bf16>) {
+        const uint32_t times = k == 0 ? 1 : k == 1 ? 0x9e37 : 0x79b9;
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        return bf16{(uint16_t)(x != x ? bits >> 16 | 0x40 : (bits + (uint16_t)(halfword * times)) >> 16)};
+    } else {
+        return x;
+    }
+}
+
+/* What changes from step to step. */
+template <class Rule> struct of_step {
+    Rule rule;
+    uint64_t key; /* of the random numbers that round states to bf16 */
+};
+
+/* live: what this launch computes with, when it is one of a graph; else NULL. */
+template <class P, class T, int V, class Rule>
+__global__ void step_kernel(run_of<P, T> r, of_step<Rule> now, const of_step<Rule> *live)
 {
     using S = compute_of<P>;
-    if (live) rule = *live;
+    if (live) now = *live;
+    const Rule &rule = now.rule;
     int64_t packs = r.n / V;
     FOR_EACH_OF(at, packs + (V > 1 ? r.n % V : 0))
     {
         int64_t first = at < packs ? at * V : packs * V + (at - packs);
         const int count = at < packs ? V : 1;
+        const uint64_t random = std::is_same_v<T, bf16> ? four_halfwords(now.key, r.place + first) : 0;
         if (count == V) {
             pack<P, V> p = *(const pack<P, V> *)(r.p + first), g = *(const pack<P, V> *)(r.g + first);
-            pack<S, V> s[STATES], direction = {};
+            pack<T, V> s[STATES];
+            pack<S, V> direction = {};
             for (int k = 0; k < STATES; k++)
-                if (r.state[k]) s[k] = *(const pack<S, V> *)(r.state[k] + first);
+                if (r.state[k]) s[k] = *(const pack<T, V> *)(r.state[k] + first);
             if (r.direction) direction = *(const pack<S, V> *)(r.direction + first);
             for (int e = 0; e < V; e++) {
-                S of_one[STATES] = {r.state[0] ? s[0].at[e] : S(0), r.state[1] ? s[1].at[e] : S(0),
-                                    r.state[2] ? s[2].at[e] : S(0)};
+                S of_one[STATES];
+                for (int k = 0; k < STATES; k++) of_one[k] = r.state[k] ? wide(s[k].at[e]) : S(0);
                 p.at[e] = narrow<P>(rule(wide(p.at[e]), wide(g.at[e]), of_one, direction.at[e]));
-                for (int k = 0; k < STATES; k++) s[k].at[e] = of_one[k];
+                const int at_place = V == 1 ? (int)((r.place + first) % 4) : e;
+                for (int k = 0; k < STATES; k++)
+                    s[k].at[e] = stored<T>(of_one[k], k, (uint32_t)(random >> 16 * at_place));
             }
             *(pack<P, V> *)(r.p + first) = p;
             for (int k = 0; k < STATES; k++)
-                if (r.state[k]) *(pack<S, V> *)(r.state[k] + first) = s[k];
+                if (r.state[k]) *(pack<T, V> *)(r.state[k] + first) = s[k];
         } else {
+            const int at_place = (int)((r.place + first) % 4);
             S of_one[STATES];
-            for (int k = 0; k < STATES; k++) of_one[k] = r.state[k] ? r.state[k][first] : S(0);
+            for (int k = 0; k < STATES; k++) of_one[k] = r.state[k] ? wide(r.state[k][first]) : S(0);
             r.p[first] =
                 narrow<P>(rule(wide(r.p[first]), wide(r.g[first]), of_one, r.direction ? r.direction[first] : S(0)));
             for (int k = 0; k < STATES; k++)
-                if (r.state[k]) r.state[k][first] = of_one[k];
+                if (r.state[k]) r.state[k][first] = stored<T>(of_one[k], k, (uint32_t)(random >> 16 * at_place));
         }
     }
 }
 
-template <class P> bool is_packed(const run_of<P> &r)
+template <class P, class T> bool is_packed(const run_of<P, T> &r)
 {
     uintptr_t places = (uintptr_t)r.p | (uintptr_t)r.g, states = (uintptr_t)r.direction;
     for (int k = 0; k < STATES; k++) states |= (uintptr_t)r.state[k];
-    return places % (AT_ONCE * sizeof(P)) == 0 && states % (AT_ONCE * sizeof(compute_of<P>)) == 0;
+    return places % (AT_ONCE * sizeof(P)) == 0 && states % (AT_ONCE * sizeof(T)) == 0;
 }
 
 /* Outputs from `first` on: p, then the states. */
-template <class P> run_of<P> run_from(const job &j, int first)
+template <class P, class T = compute_of<P>> run_of<P, T> run_from(const job &j, int first)
 {
-    run_of<P> r = {(P *)j.out(first).data, (const P *)j.in(0).data, {}, nullptr, numel(j.in(0))};
+    const tr_step_attrs &a = j.attrs<tr_step_attrs>();
+    run_of<P, T> r = {(P *)j.out(first).data, (const P *)j.in(0).data, {}, nullptr, numel(j.in(0)),
+                      a.place};
     for (int k = 0; k < STATES; k++)
-        r.state[k] = j.has_out(first + 1 + k) ? (compute_of<P> *)j.out(first + 1 + k).data : nullptr;
+        r.state[k] = j.has_out(first + 1 + k) ? (T *)j.out(first + 1 + k).data : nullptr;
     if (j.has_in(1)) r.direction = (const compute_of<P> *)j.in(1).data;
     return r;
 }
@@ -337,21 +379,28 @@ template <class F> tr_status for_parameters(tr_dtype dtype, F f)
 }
 
 /* state_that_counts: what the rule does depends on whether it is there. */
-template <template <class> class Rule> tr_status step(const job &j, int state_that_counts)
+template <class P, class T, template <class> class Rule> tr_status step_of(const job &j, int state_that_counts)
+{
+    using R = Rule<compute_of<P>>;
+    run_of<P, T> r = run_from<P, T>(j, 0);
+    const bool counts = r.state[state_that_counts] != nullptr;
+    auto now = [counts](const tr_step_attrs &a) { return of_step<R>{R(a, counts), mixed(0x62663136u, (uint64_t)a.step)}; };
+    const of_step<R> *in_graph;
+    TRY(live<tr_step_attrs>(j, now, &in_graph));
+    if (r.n == 0) return (tr_status)TR_OK;
+    bool packed = is_packed(r);
+    auto kernel = packed ? step_kernel<P, T, AT_ONCE, R> : step_kernel<P, T, 1, R>;
+    return LAUNCH(j, kernel, grid_for(r.n, BLOCK * (packed ? AT_ONCE : 1)), BLOCK, 0, r, now(j.attrs<tr_step_attrs>()), in_graph);
+}
+
+/* MAY_BE_BF16: its states. */
+template <template <class> class Rule, bool MAY_BE_BF16 = false> tr_status step(const job &j, int state_that_counts)
 {
     return for_parameters(j.in(0).dtype, [&](auto t) {
         using P = typename decltype(t)::type;
-        using R = Rule<compute_of<P>>;
-        run_of<P> r = run_from<P>(j, 0);
-        bool counts = r.state[state_that_counts] != nullptr;
-        auto rule_of = [counts](const tr_step_attrs &a) { return R(a, counts); };
-        const R *in_graph;
-        TRY(live<tr_step_attrs>(j, rule_of, &in_graph));
-        if (r.n == 0) return (tr_status)TR_OK;
-        bool packed = is_packed(r);
-        auto kernel = packed ? step_kernel<P, AT_ONCE, R> : step_kernel<P, 1, R>;
-        return LAUNCH(j, kernel, grid_for(r.n, BLOCK * (packed ? AT_ONCE : 1)), BLOCK, 0, r, rule_of(j.attrs<tr_step_attrs>()),
-                      in_graph);
+        if constexpr (MAY_BE_BF16 && !std::is_same_v<P, double>)
+            if (j.attrs<tr_step_attrs>().settings[BF16_STATE] != 0) return step_of<P, bf16, Rule>(j, state_that_counts);
+        return step_of<P, compute_of<P>, Rule>(j, state_that_counts);
     });
 }
 
@@ -450,13 +499,13 @@ template <template <class> class Measure> tr_status measure(const job &j)
 
 } // namespace
 
-tr_status cuda_sgd_step(const job &j) { return step<sgd>(j, 0); }
-tr_status cuda_adam_step(const job &j) { return step<adam>(j, 2); }
-tr_status cuda_adamw_step(const job &j) { return step<adam>(j, 2); }
+tr_status cuda_sgd_step(const job &j) { return step<sgd, true>(j, 0); }
+tr_status cuda_adam_step(const job &j) { return step<adam, true>(j, 2); }
+tr_status cuda_adamw_step(const job &j) { return step<adam, true>(j, 2); }
 tr_status cuda_adadelta_step(const job &j) { return step<adadelta>(j, 0); }
 tr_status cuda_adagrad_step(const job &j) { return step<adagrad>(j, 0); }
 tr_status cuda_adamax_step(const job &j) { return step<adamax>(j, 0); }
-tr_status cuda_lion_step(const job &j) { return step<lion>(j, 0); }
+tr_status cuda_lion_step(const job &j) { return step<lion, true>(j, 0); }
 tr_status cuda_rprop_step(const job &j) { return step<rprop>(j, 0); }
 tr_status cuda_nadam_step(const job &j) { return step<nadam>(j, 0); }
 tr_status cuda_radam_step(const job &j) { return step<radam>(j, 0); }

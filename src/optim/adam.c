@@ -132,14 +132,15 @@ static const tr__optimizer_rule radam_rule = {.name = "radam", .state_names = {"
 
 tr_optimizer *tr_adam_with(const tr_adam_options *o)
 {
-    const tr__hyper *hypers = HYPERS(o, 1e-3, o->weight_decay, [DECOUPLED] = {"decoupled", false, TR__FLAG});
+    const tr__hyper *hypers = HYPERS(o, 1e-3, o->weight_decay, [DECOUPLED] = {"decoupled", false, TR__FLAG},
+        [TR__BF16_STATE] = {"bf16_state", o->bf16_state, TR__FLAG});
     return tr__optimizer_new(&adam_rules[false][o->amsgrad], o->parameters, hypers, false);
 }
 
 tr_optimizer *tr_adamw_with(const tr_adamw_options *o)
 {
-    const tr__hyper *hypers =
-        HYPERS(o, 1e-3, TR__OR(o, weight_decay, 0.01), [DECOUPLED] = {"decoupled", true, TR__FLAG});
+    const tr__hyper *hypers = HYPERS(o, 1e-3, TR__OR(o, weight_decay, 0.01), [DECOUPLED] = {"decoupled", true, TR__FLAG},
+        [TR__BF16_STATE] = {"bf16_state", o->bf16_state, TR__FLAG});
     return tr__optimizer_new(&adam_rules[true][o->amsgrad], o->parameters, hypers, o->decay_matrices_only);
 }
 

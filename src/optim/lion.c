@@ -39,6 +39,7 @@ tr_optimizer *tr_lion_with(const tr_lion_options *o)
         [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
         [BETA1] = {"beta1", TR__OR(o, beta1, 0.9), TR__FRACTION},
         [BETA2] = {"beta2", TR__OR(o, beta2, 0.99), TR__FRACTION},
+        [TR__BF16_STATE] = {"bf16_state", o->bf16_state, TR__FLAG},
     };
     return tr__optimizer_new(&rule, o->parameters, hypers, false);
 }

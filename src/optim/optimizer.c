@@ -1,4 +1,5 @@
 #include "optim/optimizer.h"
+#include "optim/bf16_state.h"
 
 #include "autograd/capture.h"
 #include "base/rng.h"
@@ -54,6 +55,8 @@ static tr_status check_parameter(const tr_optimizer *o, const char *name, const 
     if (!o->rule->kernel[t->dtype])
         return tr__fail(TR_DTYPE, "%s: \"%s\" is %s: parameters must be f32, f64 or bf16", rule, name,
             tr_dtype_name(t->dtype));
+    if (o->settings[TR__BF16_STATE] && t->dtype == TR_F64)
+        return tr__fail(TR_DTYPE, "%s: \"%s\" is f64, whose state is, too: .bf16_state is for parameters in f32 and bf16", rule, name);
     if (o->rule->whole && t->leaf->shards)
         return tr__fail(TR_UNSUPPORTED, "%s: \"%s\" is a shard of what several ranks have together, and %s looks at whole parameters; "
             "elementwise rules (sgd, adam, lion, ...) take shards", rule, name, rule);
@@ -145,9 +148,10 @@ static tr_status make_state(tr_optimizer *o)
         const tr_tensor *like = part->arena->parameters;
         part->from = part->begin;
         part->to = part->end;
+        tr_dtype dtype = like->dtype == TR_F64 ? TR_F64 : o->settings[TR__BF16_STATE] ? TR_BF16 : TR_F32;
         for (int k = 0; k < o->n_states; k++) {
-            part->state[k] = tr_keep(tr_zeros(TR_SHAPE(part->end - part->begin),
-                .dtype = like->dtype == TR_F64 ? TR_F64 : TR_F32, .device = tr__device_of(like)));
+            part->state[k] = tr_keep(
+                tr_zeros(TR_SHAPE(part->end - part->begin), .dtype = dtype, .device = tr__device_of(like)));
             TR__TRY(tr_status_of(part->state[k]));
         }
     }
@@ -246,7 +250,9 @@ static void run_blocks(void *arg, int64_t begin, int64_t end)
 {
     const pass *p = arg;
     int64_t last = end * BLOCK;
-    p->kernel(p->update, begin * BLOCK, last < p->update->count ? last : p->update->count);
+    if (last > p->update->count) last = p->update->count;
+    if (p->update->optimizer->settings[TR__BF16_STATE]) tr__update_bf16_state(p->kernel, p->update, begin * BLOCK, last);
+    else p->kernel(p->update, begin * BLOCK, last);
 }
 
 static char *element(const tr_tensor *t, int64_t i)
@@ -262,7 +268,8 @@ static tr_tensor *range_of(const tr_tensor *t, int64_t begin, int64_t count)
 
 static tr_step_attrs attrs_of(const tr__update *u)
 {
-    tr_step_attrs attrs = {.step = u->step, .lr = u->lr, .weight_decay = u->weight_decay, .factor = u->factor};
+    tr_step_attrs attrs = {.step = u->step, .lr = u->lr, .weight_decay = u->weight_decay, .factor = u->factor,
+        .place = u->place};
     for (int i = 0; i < TR__HYPERS; i++) attrs.settings[i] = u->optimizer->settings[i];
     return attrs;
 }
@@ -350,6 +357,7 @@ static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
         .optimizer = o,
         .leaf = like->leaf,
         .count = end - begin,
+        .place = begin,
         .step = like->steps,
         .lr = o->lr * like->lr_scale,
         .weight_decay = like->weight_decay,

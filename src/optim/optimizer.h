@@ -3,7 +3,8 @@
  *
  *   parameters  [ p0 ........ | p1 .. | p2 ............ ]   an arena (autograd/arena.h)
  *   gradients   [ g0 ........ | g1 .. | g2 ............ ]
- *   state       [ m0 ........ | m1 .. | m2 ............ ]   up to three flat tensors, made here: f32 (f64 for f64)
+ *   state       [ m0 ........ | m1 .. | m2 ............ ]   up to three flat tensors, made here: f32 (f64 for f64), or bf16 on
+ *                                                           request (bf16_state.h)
  *
  * Neighbours in an arena that have gradients and are to be treated alike become one run, gaps included: usually a step
  * is a single pass over the arena.
@@ -24,6 +25,7 @@ typedef struct tr__update {
     const tr_optimizer *optimizer;
     const tr_tensor *leaf; /* the run's first parameter; of rules that take whole ones its only one */
     int64_t count;
+    int64_t place; /* of its first element in the arena */
     void *parameters;
     const void *gradients;
     void *state[TR__STATES]; /* NULL after the last */
@@ -52,8 +54,9 @@ typedef struct tr__optimizer_rule {
     int dimensions; /* parameters must have that many; 0: any */
 } tr__optimizer_rule;
 
-/* The values that a rule is made with: the two that all have, then its own. */
-enum { TR__LR, TR__DECAY, TR__OWN, TR__HYPERS = 8 };
+/* The values that a rule is made with: the two that all have, then its own. The last is whether the state is bf16; where it has no
+ * name, the rule cannot have that. The order is part of the interface of device kernels (trireme/kernels.h). */
+enum { TR__LR, TR__DECAY, TR__OWN, TR__BF16_STATE = 7, TR__HYPERS };
 
 typedef enum tr__domain {
     TR__FLAG,     /* anything */

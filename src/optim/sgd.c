@@ -59,6 +59,7 @@ tr_optimizer *tr_sgd_with(const tr_sgd_options *o)
         [MOMENTUM] = {"momentum", o->momentum, TR__AMOUNT},
         [DAMPENING] = {"dampening", o->dampening, TR__FINITE},
         [NESTEROV] = {"nesterov", o->nesterov, TR__FLAG},
+        [TR__BF16_STATE] = {"bf16_state", o->bf16_state, TR__FLAG},
     };
     return tr__optimizer_new(&rules[o->momentum > 0], o->parameters, hypers, false);
 }

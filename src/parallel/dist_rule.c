@@ -6,9 +6,9 @@
 #include <string.h>
 
 /* The options of each, in the order in which they travel. */
-#define SGD_FIELDS(X) X(lr) X(momentum) X(dampening) X(weight_decay) X(nesterov)
-#define ADAM_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(amsgrad)
-#define ADAMW_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(decay_matrices_only) X(amsgrad)
+#define SGD_FIELDS(X) X(lr) X(momentum) X(dampening) X(weight_decay) X(nesterov) X(bf16_state)
+#define ADAM_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(amsgrad) X(bf16_state)
+#define ADAMW_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(decay_matrices_only) X(amsgrad) X(bf16_state)
 #define RMSPROP_FIELDS(X) X(lr) X(alpha) X(eps) X(weight_decay) X(momentum) X(centered)
 #define ADAGRAD_FIELDS(X) X(lr) X(lr_decay) X(weight_decay) X(initial_accumulator) X(eps)
 #define ADAMAX_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay)
@@ -16,7 +16,7 @@
 #define RADAM_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(decoupled)
 #define ADADELTA_FIELDS(X) X(lr) X(rho) X(eps) X(weight_decay)
 #define RPROP_FIELDS(X) X(lr) X(decrease) X(increase) X(least) X(most)
-#define LION_FIELDS(X) X(lr) X(beta1) X(beta2) X(weight_decay)
+#define LION_FIELDS(X) X(lr) X(beta1) X(beta2) X(weight_decay) X(bf16_state)
 #define LAMB_FIELDS(X) X(lr) X(beta1) X(beta2) X(eps) X(weight_decay) X(matrices_only)
 #define LARS_FIELDS(X) X(lr) X(momentum) X(weight_decay) X(trust) X(matrices_only)
 #define MUON_FIELDS(X) X(lr) X(momentum) X(weight_decay) X(eps) X(iterations) X(plain) X(match_adamw)

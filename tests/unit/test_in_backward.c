@@ -21,6 +21,8 @@ enum { VOCAB = 40, SEQ = 6, STEPS = 4, MOST = 100000 };
     X(tr_sgd(p, .lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1))            \
     X(tr_adam(p, .amsgrad = true))                                                             \
     X(tr_adamw(p, .lr = 1e-2, .weight_decay = 0.1, .decay_matrices_only = true))               \
+    X(tr_adamw(p, .lr = 1e-2, .bf16_state = true))                                             \
+    X(tr_sgd(p, .lr = 0.1, .momentum = 0.9, .bf16_state = true))                               \
     X(tr_adamax(p))                                                                            \
     X(tr_nadam(p))                                                                             \
     X(tr_radam(p, .beta2 = 0.8))                                                               \
@@ -105,7 +107,7 @@ static void group(tr_optimizer *opt, tr_module *net)
 static void every_rule_gives_the_same_bits(void **state)
 {
     (void)state;
-    assert_true(RULES == 14);
+    assert_true(RULES == 16);
     for (int kind = 0; kind < RULES; kind++) {
         TR_SCOPE;
         tr_module *nets[2] = {make_gpt(), make_gpt()}, *first = make_gpt();

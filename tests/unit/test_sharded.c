@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-enum { BATCH = 24, STEPS = 3, WEIGHTS = 1024, STATE = 4096, KINDS_OF_OPTIMIZERS = 13 };
+enum { BATCH = 24, STEPS = 3, WEIGHTS = 1024, STATE = 4096, KINDS_OF_OPTIMIZERS = 16 };
 
 static tr_module *make_net(void)
 {
@@ -30,6 +30,9 @@ static tr_optimizer *make_optimizer(int kind, tr_module *net)
     case 9: return tr_radam(p, .lr = 1e-2, .beta2 = 0.8);
     case 10: return tr_adadelta(p);
     case 11: return tr_rprop(p);
+    case 12: return tr_adamw(p, .lr = 1e-2, .amsgrad = true, .bf16_state = true);
+    case 13: return tr_sgd(p, .lr = 0.1, .momentum = 0.9, .bf16_state = true);
+    case 14: return tr_lion(p, .lr = 1e-3, .bf16_state = true);
     default: return tr_lion(p, .lr = 1e-3);
     }
 }

@@ -38,6 +38,9 @@ MAKER(radam_decoupled, tr_radam(p, .weight_decay = 0.1, .decoupled = true))
 MAKER(rmsprop, tr_rmsprop(p))
 MAKER(rmsprop_centered, tr_rmsprop(p, .centered = true, .momentum = 0.5))
 MAKER(rmsprop_momentum, tr_rmsprop(p, .momentum = 0.5, .weight_decay = 0.1))
+MAKER(sgd_bf16_state, tr_sgd(p, .lr = 0.1, .momentum = 0.9, .bf16_state = true))
+MAKER(amsgrad_bf16_state, tr_adamw(p, .lr = 0.01, .amsgrad = true, .bf16_state = true))
+MAKER(lion_bf16_state, tr_lion(p, .lr = 0.01, .bf16_state = true))
 MAKER(lars, tr_lars(p, .weight_decay = 0.1))
 MAKER(lamb, tr_lamb(p))
 
@@ -61,6 +64,8 @@ static const maker makers[] = {sgd,
                                rmsprop_momentum,
                                lars,
                                lamb};
+/* Not for f64. */
+static const maker bf16_makers[] = {sgd_bf16_state, amsgrad_bf16_state, lion_bf16_state};
 
 /* Of nadam: the product of momenta up to a step; as src/optim/adam.c has it. */
 static double momenta(const double *settings, int64_t step)
@@ -77,6 +82,15 @@ static double trust(const tr_optimizer *o, const double sums[2])
     double p = sqrt(sums[0]), other = sqrt(sums[1]);
     if (strcmp(o->rule->name, "lamb") == 0) return p / other;
     return o->settings[TR__OWN + 1] * p / (other + o->settings[TR__DECAY] * p);
+}
+
+/* A last bit of an f32 may send a state to the other bf16 beside it, but not many of them: the random numbers are the same. */
+static void assert_nearly_all_alike(const char *what, const tr_tensor *state, const char *back)
+{
+    const uint16_t *expected = tr_data(state), *found = (const uint16_t *)(const void *)back;
+    int others = 0;
+    for (int i = 0; i < ROWS * COLUMNS; i++) others += expected[i] != found[i];
+    if (others > ROWS * COLUMNS / 100) fail_msg("%s: %d of %d elements differ", what, others, ROWS * COLUMNS);
 }
 
 /* A step on the device of what the optimizer has now, then the CPU's. */
@@ -113,20 +127,21 @@ static void step_by_both(tr_optimizer *o, int64_t step)
     for (int k = 0; k < o->n_states; k++) {
         back = on_device_back(&copies, part->state[k]);
         snprintf(what, sizeof what, "%s, step %d: %s", o->rule->name, (int)step, o->rule->state_names[k]);
-        on_device_compare(what, part->state[k], back, leaf->dtype == TR_F64 ? 1e-14 : 1e-6);
+        if (part->state[k]->dtype == TR_BF16) assert_nearly_all_alike(what, part->state[k], back);
+        else on_device_compare(what, part->state[k], back, leaf->dtype == TR_F64 ? 1e-14 : 1e-6);
         free(back);
     }
     on_device_free(&copies);
 }
 
-static void steps_agree_with_the_cpu(tr_dtype dtype)
+static void steps_agree_with_the_cpu(const maker *of, size_t count, tr_dtype dtype)
 {
-    for (size_t m = 0; m < sizeof makers / sizeof *makers; m++) {
+    for (size_t m = 0; m < count; m++) {
         TR_SCOPE;
         tr_tensor *w = tr_require_grad(tr_randn(1, TR_SHAPE(ROWS, COLUMNS), .dtype = dtype));
         tr_tensor_list *list = tr_list_new();
         assert_int_equal(tr_list_add(list, "w", w), TR_OK);
-        tr_optimizer *o = makers[m](list);
+        tr_optimizer *o = of[m](list);
         assert_int_equal(tr_status_of(o), TR_OK);
         for (int64_t step = 1; step <= STEPS; step++) {
             tr_zero_grad(o);
@@ -137,9 +152,18 @@ static void steps_agree_with_the_cpu(tr_dtype dtype)
     }
 }
 
-static void f32(void **state) { (void)state; steps_agree_with_the_cpu(TR_F32); }
-static void f64(void **state) { (void)state; steps_agree_with_the_cpu(TR_F64); }
-static void bf16(void **state) { (void)state; steps_agree_with_the_cpu(TR_BF16); }
+enum { MAKERS = sizeof makers / sizeof *makers, BF16_MAKERS = sizeof bf16_makers / sizeof *bf16_makers };
+
+static void f32(void **state) { (void)state; steps_agree_with_the_cpu(makers, MAKERS, TR_F32); }
+static void f64(void **state) { (void)state; steps_agree_with_the_cpu(makers, MAKERS, TR_F64); }
+static void bf16(void **state) { (void)state; steps_agree_with_the_cpu(makers, MAKERS, TR_BF16); }
+
+static void bf16_state(void **state)
+{
+    (void)state;
+    steps_agree_with_the_cpu(bf16_makers, BF16_MAKERS, TR_F32);
+    steps_agree_with_the_cpu(bf16_makers, BF16_MAKERS, TR_BF16);
+}
 
 /* b <- b + (g - b)(1 - momentum), d = g + (b - g) momentum, p <- p (1 - lr decay) - lr ratio o; here o is d. */
 static void muon(void **state)
@@ -208,6 +232,7 @@ int main(void)
         cmocka_unit_test(f32),
         cmocka_unit_test(f64),
         cmocka_unit_test(bf16),
+        cmocka_unit_test(bf16_state),
         cmocka_unit_test(muon),
         cmocka_unit_test(sums_of_squares),
     };
