@@ -76,7 +76,7 @@ __device__ void add_product(float (&sum)[D / 8][4], const float (&p)[N / 8][4], 
     }
 }
 
-/* ---- Rows of a warp: a thread has parts of the rows `row` and row + 8, two columns of each 8 ---------------------- */
+/* ---- Rows of a warp: a thread has parts of the rows `row` and row + 8, two columns of each 8 --------------------- */
 
 __device__ int row_of_thread(int first) { return first + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
 __device__ int column_of_thread() { return threadIdx.x % 4 * 2; }
@@ -111,7 +111,8 @@ __device__ void store_rows(const heads &to, int64_t base, const float (&x)[D / 8
         T *at = (T *)to.data + base + (row + 8 * h) * to.stride[2] + column_of_thread();
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
-            if (n * 8 < dim) *(unsigned *)(at + n * 8) = pair_of<T>(x[n][2 * h] * factor[h], x[n][2 * h + 1] * factor[h]);
+            if (n * 8 < dim)
+                *(unsigned *)(at + n * 8) = pair_of<T>(x[n][2 * h] * factor[h], x[n][2 * h + 1] * factor[h]);
     }
 }
 
@@ -195,7 +196,8 @@ __global__ void __launch_bounds__(THREADS) forward_mma(const __grid_constant__ a
         add_scores<T, D, KEYS>(s, q, k);
 #pragma unroll
         for (int e = 0; e < KEYS / 2; e++) s[e / 4][e % 4] *= scale;
-        if (is_edge(a, at.first, ROWS, key, KEYS)) hide<KEYS, false>(s, a, at.of(a.mask), row, key + column_of_thread());
+        if (is_edge(a, at.first, ROWS, key, KEYS))
+            hide<KEYS, false>(s, a, at.of(a.mask), row, key + column_of_thread());
         soften<D, KEYS>(s, out, top, sum);
         add_product<T, D, KEYS>(out, s, k + KEYS * D);
     }
@@ -278,7 +280,8 @@ backward_mma(const __grid_constant__ attention a, const float *delta, int tiles)
         for (int e = 0; e < N / 2; e++) {
             float p = tr_exp2(s[e / 4][e % 4]);
             s[e / 4][e % 4] = p;
-            dp[e / 4][e % 4] = p * (dp[e / 4][e % 4] - (BY_KEY ? of_column[N + e / 4 * 8 + e % 2] : of_delta[e % 4 / 2]));
+            dp[e / 4][e % 4] =
+                p * (dp[e / 4][e % 4] - (BY_KEY ? of_column[N + e / 4 * 8 + e % 2] : of_delta[e % 4 / 2]));
         }
         if constexpr (BY_KEY) add_product<T, D, N>(of_v, s, tile + N * D);
         add_product<T, D, N>(sum, dp, tile);
@@ -348,7 +351,8 @@ tr_status attention_backward_mma(const job &j, const attention &a, const float *
         TRY(allow_shared(by_query, bytes));
         TRY(allow_shared(by_key, bytes));
         if (heads_n * query_tiles > 0)
-            TRY(LAUNCH(j, by_query, (unsigned)(heads_n * query_tiles), (unsigned)THREADS, bytes, a, delta, (int)query_tiles));
+            TRY(LAUNCH(j, by_query, (unsigned)(heads_n * query_tiles), (unsigned)THREADS, bytes, a, delta,
+                       (int)query_tiles));
         if (heads_n * key_tiles == 0) return TR_OK;
         return LAUNCH(j, by_key, (unsigned)(heads_n * key_tiles), (unsigned)THREADS, bytes, a, delta, (int)key_tiles);
     });

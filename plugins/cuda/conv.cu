@@ -5,24 +5,20 @@
  *   dx [n iy ix, c]    = where outputs that saw a pixel lie [n iy ix, ky kx ko] weight [ky kx ko, c]
  *   dw [ko, ky kx c]   = g [ko, n oy ox] patches [n oy ox, ky kx c]
  *
- * for each group of channels. Transposed convolution is the second of these.
+ * for each group of channels. Transposed convolution is the second of these. cuDNN is asked first, with everything
+ * channels-last.
  */
+#include "conv.h"
+#include "elementwise.h"
 #include "families.h"
 #include "gemm.h"
 
 namespace {
 
-struct sizes {
-    int64_t n, c, h, w; /* x: [n, c, h, w] */
-    int64_t k, kh, kw;  /* weight: [k, c/groups, kh, kw] */
-    int64_t oh, ow;     /* y: [n, k, oh, ow] */
-    int64_t groups, stride, padding, dilation;
-};
-
-sizes sizes_of(const tr_device_tensor &x, const tr_device_tensor &weight, const tr_device_tensor &y,
+conv_sizes sizes_of(const tr_device_tensor &x, const tr_device_tensor &weight, const tr_device_tensor &y,
                const tr_conv2d_attrs &a)
 {
-    return sizes{x.shape.dim[0],
+    return conv_sizes{x.shape.dim[0],
                  x.shape.dim[1],
                  x.shape.dim[2],
                  x.shape.dim[3],
@@ -207,13 +203,13 @@ template <class C> struct into_weights {
 };
 
 /* Pixels and taps are counted in 31 bits. */
-bool is_countable(const sizes &s)
+bool is_countable(const conv_sizes &s)
 {
     int64_t taps = s.kh * s.kw;
     return s.n * most(s.h * s.w, s.oh * s.ow) <= INDEX_LIMIT && taps * most(s.c, s.k) <= INDEX_LIMIT;
 }
 
-template <class T> patches<T> patches_of(const tr_device_tensor &x, const sizes &s)
+template <class T> patches<T> patches_of(const tr_device_tensor &x, const conv_sizes &s)
 {
     int64_t channels = s.c / s.groups;
     return patches<T>{(const T *)x.data, strides_of(x),  digits(s.oh, s.ow), digits(s.kw, channels), (int)s.h, (int)s.w,
@@ -221,7 +217,7 @@ template <class T> patches<T> patches_of(const tr_device_tensor &x, const sizes 
 }
 
 template <class T>
-tr_status forward(const job &j, const sizes &s, const tr_device_tensor &x, const tr_device_tensor &weight,
+tr_status forward(const job &j, const conv_sizes &s, const tr_device_tensor &x, const tr_device_tensor &weight,
     const tr_device_tensor *bias, const tr_device_tensor &y)
 {
     using C = compute_of<T>;
@@ -236,7 +232,7 @@ tr_status forward(const job &j, const sizes &s, const tr_device_tensor &x, const
 
 /* bias: of dx, where this is a transposed convolution. */
 template <class T>
-tr_status grad_input(const job &j, const sizes &s, const tr_device_tensor &g, const tr_device_tensor &weight,
+tr_status grad_input(const job &j, const conv_sizes &s, const tr_device_tensor &g, const tr_device_tensor &weight,
     const tr_device_tensor *bias, const tr_device_tensor &dx)
 {
     using C = compute_of<T>;
@@ -251,7 +247,7 @@ tr_status grad_input(const job &j, const sizes &s, const tr_device_tensor &g, co
 }
 
 template <class T>
-tr_status grad_weight(const job &j, const sizes &s, const tr_device_tensor &g, const tr_device_tensor &x,
+tr_status grad_weight(const job &j, const conv_sizes &s, const tr_device_tensor &g, const tr_device_tensor &x,
                       const tr_device_tensor &dweight, bool accumulate)
 {
     using C = compute_of<T>;
@@ -267,12 +263,74 @@ const tr_device_tensor *given(const job &j, int i)
     return j.has_in(i) ? &j.in(i) : nullptr;
 }
 
+/* ---- By cuDNN ---------------------------------------------------------------------------------------------------- */
+
+struct channels_last {
+    int64_t stride[4];
+    explicit channels_last(const tr_device_tensor &x)
+        : stride{x.shape.dim[1] * x.shape.dim[2] * x.shape.dim[3], 1, x.shape.dim[1] * x.shape.dim[3], x.shape.dim[1]}
+    {
+    }
+};
+
+struct sum_of_two {
+    template <class C> __device__ C operator()(C a, C b) const { return a + b; }
+};
+
+/* What a convolution gives images (forward: y of x, else x of y), and adds a bias per channel to. */
+tr_status images_by_cudnn(const job &j, conv_kind kind, const conv_sizes &s, const tr_device_tensor &from,
+    const tr_device_tensor &weight, const tr_device_tensor *bias, const tr_device_tensor &to)
+{
+    if (!cudnn_serves(to.dtype) || !lies_so(to, from.dtype, channels_last(to).stride)) return TR_DECLINED;
+    staged image(j, from, from.dtype, channels_last(from).stride);
+    staged filter(j, weight, from.dtype, channels_last(weight).stride);
+    TRY(image.status());
+    TRY(filter.status());
+    void *read = image.view().data, *x = kind == CONV_FORWARD ? read : to.data,
+         *y = kind == CONV_FORWARD ? to.data : read;
+    TRY(cudnn_convolve(j, kind, s, from.dtype, x, filter.view().data, y));
+    if (!bias) return TR_OK;
+    staged added(j, *bias, to.dtype, nullptr);
+    TRY(added.status());
+    tr_device_tensor in[] = {to, added.view()};
+    in[1].shape.ndim = 3; /* [channels, 1, 1] */
+    in[1].shape.dim[1] = in[1].shape.dim[2] = 1;
+    in[1].stride[1] = in[1].stride[2] = 0;
+    return map_into<2>(j, to, in, sum_of_two());
+}
+
+/* dweight (+)= of g and x; where it lies otherwise than cuDNN makes it, by way of memory of its own. */
+tr_status weights_by_cudnn(const job &j, const conv_sizes &s, const tr_device_tensor &g, const tr_device_tensor &x,
+                           const tr_device_tensor &dweight, bool accumulate)
+{
+    channels_last order(dweight);
+    if (!cudnn_serves(x.dtype) || g.dtype != x.dtype) return TR_DECLINED;
+    bool in_place = !accumulate && lies_so(dweight, x.dtype, order.stride);
+    staged image(j, x, x.dtype, channels_last(x).stride);
+    staged gradient(j, g, x.dtype, channels_last(g).stride);
+    scratch memory(j, in_place ? 0 : (size_t)numel(dweight) * host->dtype_size(x.dtype));
+    TRY(image.status());
+    TRY(gradient.status());
+    TRY(memory.status());
+    tr_device_tensor made = dense_view(in_place ? dweight.data : memory.as<void>(), x.dtype, dweight.shape);
+    memcpy(made.stride, order.stride, sizeof order.stride);
+    TRY(cudnn_convolve(j, CONV_GRAD_WEIGHT, s, x.dtype, image.view().data, made.data, gradient.view().data));
+    if (in_place) return TR_OK;
+    if (!accumulate) return copy_into(j, dweight, made);
+    staged same(j, made, dweight.dtype, nullptr);
+    TRY(same.status());
+    tr_device_tensor in[] = {dweight, same.view()};
+    return map_into<2>(j, dweight, in, sum_of_two());
+}
+
 } // namespace
 
 tr_status cuda_conv2d(const job &j)
 {
     const tr_device_tensor &x = j.in(0), &y = j.out(0);
-    sizes s = sizes_of(x, j.in(1), y, j.attrs<tr_conv2d_attrs>());
+    conv_sizes s = sizes_of(x, j.in(1), y, j.attrs<tr_conv2d_attrs>());
+    tr_status status = images_by_cudnn(j, CONV_FORWARD, s, x, j.in(1), given(j, 2), y);
+    if (status != TR_DECLINED) return status;
     if (!is_countable(s)) return TR_DECLINED;
     staged weight(j, j.in(1), x.dtype, nullptr);
     TRY(weight.status());
@@ -284,7 +342,9 @@ tr_status cuda_conv2d(const job &j)
 static tr_status run_grad_input(const job &j, const tr_conv2d_attrs &a, const tr_device_tensor *bias)
 {
     const tr_device_tensor &g = j.in(0), &dx = j.out(0);
-    sizes s = sizes_of(dx, j.in(1), g, a);
+    conv_sizes s = sizes_of(dx, j.in(1), g, a);
+    tr_status status = images_by_cudnn(j, CONV_GRAD_INPUT, s, g, j.in(1), bias, dx);
+    if (status != TR_DECLINED) return status;
     if (!is_countable(s)) return TR_DECLINED;
     staged weight(j, j.in(1), g.dtype, nullptr);
     TRY(weight.status());
@@ -311,7 +371,9 @@ tr_status cuda_conv2d_grad_weight(const job &j)
     const tr_conv2d_attrs &a = j.attrs<tr_conv2d_attrs>();
     if (j.has_out(1)) TRY(sum_onto(j, g, 1u | 4u | 8u, j.out(1), a.accumulate_bias));
     if (!j.has_out(0)) return TR_OK;
-    sizes s = sizes_of(x, j.out(0), g, a);
+    conv_sizes s = sizes_of(x, j.out(0), g, a);
+    tr_status status = weights_by_cudnn(j, s, g, x, j.out(0), a.accumulate);
+    if (status != TR_DECLINED) return status;
     if (!is_countable(s)) return TR_DECLINED;
     return for_float(x.dtype, [&](auto t) {
         return grad_weight<typename decltype(t)::type>(j, s, g, x, j.out(0), a.accumulate);

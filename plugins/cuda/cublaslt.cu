@@ -1,9 +1,10 @@
 /*
  * Products by cuBLASLt, which is opened when the first one comes. What it is asked for a shape is kept as a plan: its
- * descriptors, the algorithm that its heuristic gives, and how much workspace that one wants. It counts in columns, so a
- * row-major c = a b is asked for as c^T = b^T a^T: its A is our b, its rows are our columns.
+ * descriptors, the algorithm that its heuristic gives, and how much workspace that one wants. It counts in columns, so
+ * a row-major c = a b is asked for as c^T = b^T a^T: its A is our b, its rows are our columns.
  */
 #include "cublaslt_abi.h"
+#include "library.h"
 #include "product.h"
 
 #include <map>
@@ -11,7 +12,6 @@
 #include <mutex>
 
 #include <stdio.h>
-#include <stdlib.h>
 
 namespace {
 
@@ -20,26 +20,16 @@ struct library {
     CUBLASLT_FUNCTIONS(POINTER)
 };
 
-/* NULL: it is not there, and the plug-in's own kernels serve; said once. */
-const library *open_library()
+/* NULL: it is not there. */
+const library *cublaslt()
 {
     static const library *const opened = []() -> const library * {
         static library made;
-        char name[64], text[256];
+        char name[64];
         snprintf(name, sizeof name, "libcublasLt.so.%d", CUDART_VERSION / 1000);
-        void *object = tr_library_open(name);
-        const char *missing = object ? nullptr : "it cannot be opened";
-#define LOOK_UP(function)                                                                  \
-    if (!missing) {                                                                        \
-        made.function = (decltype(made.function))tr_library_find(object, #function);       \
-        if (!made.function) missing = "it has no " #function "()";                         \
-    }
-        CUBLASLT_FUNCTIONS(LOOK_UP)
-        if (!missing) return &made;
-        snprintf(text, sizeof text, "cuda: %s: %s; matrices are multiplied by slower kernels. LD_LIBRARY_PATH may name its "
-            "folder", name, missing);
-        if (host->log) host->log(TR_LOG_WARN, text);
-        return nullptr;
+#define ENTRY(function) {#function, &made.function},
+        const library_function functions[] = {CUBLASLT_FUNCTIONS(ENTRY) {nullptr, nullptr}};
+        return open_library(name, functions, "products of matrices have slower kernels") ? &made : nullptr;
     }();
     return opened;
 }
@@ -56,8 +46,8 @@ tr_status check(const library &l, cublasStatus_t status, const char *function)
 
 /* All that an algorithm depends on; as numbers, so that shapes can be sorted. */
 struct shape {
-    int64_t device, dtype, to_dtype, transposed_a, transposed_b, m, n, k, lda, ldb, ldc, ldd, step_a, step_b, step_c, step_d,
-        batch, beta, epilogue, aux_ld, alignment, bias_alignment;
+    int64_t device, dtype, to_dtype, transposed_a, transposed_b, m, n, k, lda, ldb, ldc, ldd, step_a, step_b, step_c,
+        step_d, batch, beta, epilogue, aux_ld, alignment, bias_alignment;
     bool operator<(const shape &other) const { return memcmp(this, &other, sizeof other) < 0; }
 };
 
@@ -73,14 +63,6 @@ bool batch_step(const axis &batch, int64_t *step)
 {
     *step = batch.n == 1 ? 0 : batch.stride[0];
     return batch.ndim == 1 && *step >= 0;
-}
-
-/* The largest power of two, up to 256, that divides all of these addresses. */
-int64_t alignment_of(std::initializer_list<const void *> addresses)
-{
-    uintptr_t bits = 256;
-    for (const void *address : addresses) bits |= (uintptr_t)address;
-    return (int64_t)(bits & -bits);
 }
 
 bool has_types(const product &p)
@@ -104,16 +86,18 @@ bool shape_of(const job &j, const product &p, shape *s)
     s->k = p.a.column.n;
     s->batch = p.c_batch.n;
     s->beta = p.residual.data || p.accumulate;
-    s->epilogue = p.gelu_input.data ? CUBLASLT_EPILOGUE_DGELU : p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    s->alignment = alignment_of({p.a.data, p.b.data, p.c.data, p.residual.data, p.gelu_input.data});
+    s->epilogue = p.gelu_input.data ? CUBLASLT_EPILOGUE_DGELU
+                  : p.bias          ? CUBLASLT_EPILOGUE_BIAS
+                                    : CUBLASLT_EPILOGUE_DEFAULT;
+    s->alignment = alignment_of({p.a.data, p.b.data, p.c.data, p.residual.data, p.gelu_input.data}, 256);
     if (!has_types(p) || s->m == 0 || s->n == 0 || s->k == 0 || s->batch == 0 || s->batch > INT32_MAX) return false;
     if ((p.residual.data && p.accumulate) || (p.bias && p.gelu_input.data)) return false;
     s->transposed_a = !lies(p.b.column, p.b.row, &s->lda);
     if (s->transposed_a && !lies(p.b.row, p.b.column, &s->lda)) return false;
     s->transposed_b = !lies(p.a.column, p.a.row, &s->ldb);
     if (s->transposed_b && !lies(p.a.row, p.a.column, &s->ldb)) return false;
-    if (!lies(p.c.column, p.c.row, &s->ldd) || !batch_step(p.a_batch, &s->step_b) || !batch_step(p.b_batch, &s->step_a) ||
-        !batch_step(p.c_batch, &s->step_d))
+    if (!lies(p.c.column, p.c.row, &s->ldd) || !batch_step(p.a_batch, &s->step_b) ||
+        !batch_step(p.b_batch, &s->step_a) || !batch_step(p.c_batch, &s->step_d))
         return false;
     s->ldc = s->ldd;
     s->step_c = s->step_d;
@@ -153,15 +137,6 @@ int type_of_dtype(int64_t dtype)
                               : CUBLASLT_R_16F;
 }
 
-/* f32 is multiplied in full, or with 10 bits of its fraction on tensor cores. */
-tr_status wants_tf32(bool *wants)
-{
-    static const char *const text = getenv("TRIREME_CUDA_MATMUL");
-    *wants = text && strcmp(text, "tf32") == 0;
-    if (*wants || !text || !*text) return TR_OK;
-    return host->fail(TR_INVALID, "TRIREME_CUDA_MATMUL is \"%s\": it may be tf32, or unset", text);
-}
-
 /* rows, columns: of the operand after transposing. */
 tr_status plan::layout(cublasLtMatrixLayout_t *to, int type, bool transposed, int64_t rows, int64_t columns, int64_t ld,
                        int64_t batch, int64_t step)
@@ -189,7 +164,8 @@ tr_status plan::prepare(const shape &s)
     CALL(l, cublasLtMatmulDescSetAttribute, matmul, CUBLASLT_MATMUL_DESC_TRANSB, &of_b, sizeof of_b);
     CALL(l, cublasLtMatmulDescSetAttribute, matmul, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     if (s.aux_ld)
-        CALL(l, cublasLtMatmulDescSetAttribute, matmul, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &s.aux_ld, sizeof s.aux_ld);
+        CALL(l, cublasLtMatmulDescSetAttribute, matmul, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &s.aux_ld,
+             sizeof s.aux_ld);
     TRY(layout(&a, type, s.transposed_a, s.m, s.k, s.lda, s.batch, s.step_a));
     TRY(layout(&b, type, s.transposed_b, s.k, s.n, s.ldb, s.batch, s.step_b));
     TRY(layout(&c, to_type, false, s.m, s.n, s.ldc, s.batch, s.step_c));
@@ -250,7 +226,8 @@ tr_status plan_for(const library &l, const shape &s, const product &p, cublasLtH
         CALL(l, cublasLtMatmulDescSetAttribute, (*out)->matmul, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias->data,
              sizeof p.bias->data);
     if (aux)
-        CALL(l, cublasLtMatmulDescSetAttribute, (*out)->matmul, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
+        CALL(l, cublasLtMatmulDescSetAttribute, (*out)->matmul, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux,
+             sizeof aux);
     if (!made) return TR_OK;
     TRY(made->choose(*handle, s)); /* after the pointers, whose alignment it looks at */
     found->second = std::move(made);
@@ -261,7 +238,7 @@ tr_status plan_for(const library &l, const shape &s, const product &p, cublasLtH
 
 tr_status cublaslt_product(const job &j, const product &call)
 {
-    const library *l = open_library();
+    const library *l = cublaslt();
     shape s;
     if (!l || !shape_of(j, call, &s)) return TR_DECLINED;
     int64_t one[] = {1};
@@ -270,7 +247,7 @@ tr_status cublaslt_product(const job &j, const product &call)
     staged bias(j, p.bias ? *p.bias : j.out(0), p.bias ? p.c.dtype : j.out(0).dtype, p.bias ? one : nullptr);
     TRY(bias.status());
     if (p.bias) p.bias = &bias.view();
-    if (p.bias) s.bias_alignment = alignment_of({p.bias->data});
+    if (p.bias) s.bias_alignment = alignment_of({p.bias->data}, 256);
 
     std::lock_guard<std::mutex> held(known.lock);
     cublasLtHandle_t handle;
@@ -282,7 +259,10 @@ tr_status cublaslt_product(const job &j, const product &call)
     float one_f = 1, beta_f = s.beta ? 1 : 0;
     double one_d = 1, beta_d = s.beta ? 1 : 0;
     bool f64 = s.dtype == TR_F64;
-    return check(*l, l->cublasLtMatmul(handle, chosen->matmul, f64 ? (void *)&one_d : &one_f, p.b.data, chosen->a, p.a.data,
-        chosen->b, f64 ? (void *)&beta_d : &beta_f, p.residual.data ? p.residual.data : p.c.data, chosen->c, p.c.data,
-        chosen->d, &chosen->chosen.algo, workspace.as<void>(), chosen->chosen.workspaceSize, j.stream), "cublasLtMatmul");
+    return check(*l,
+                 l->cublasLtMatmul(handle, chosen->matmul, f64 ? (void *)&one_d : &one_f, p.b.data, chosen->a, p.a.data,
+                                   chosen->b, f64 ? (void *)&beta_d : &beta_f,
+                                   p.residual.data ? p.residual.data : p.c.data, chosen->c, p.c.data, chosen->d,
+                                   &chosen->chosen.algo, workspace.as<void>(), chosen->chosen.workspaceSize, j.stream),
+                 "cublasLtMatmul");
 }

@@ -1,7 +1,7 @@
 /*
- * What cuBLASLt's binary interface has for us: types, values and functions of cublasLt.h, the same in CUDA 12 and 13. So
- * the plug-in needs no header of that library, which a toolkit may lack, and is linked without it; the double of the tests
- * is built against the same lines.
+ * What cuBLASLt's binary interface has for us: types, values and functions of cublasLt.h, the same in CUDA 12 and 13.
+ * So the plug-in needs no header of that library, which a toolkit may lack, and is linked without it; the double of the
+ * tests is built against the same lines.
  */
 #ifndef TRIREME_CUDA_CUBLASLT_ABI_H
 #define TRIREME_CUDA_CUBLASLT_ABI_H
@@ -66,9 +66,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t *results, int *found);
 /* d = alpha op(a) op(b) + beta c, and the epilogue of that; columns of a matrix are ld elements apart. */
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matmul, const void *alpha, const void *a,
-    cublasLtMatrixLayout_t of_a, const void *b, cublasLtMatrixLayout_t of_b, const void *beta, const void *c,
-    cublasLtMatrixLayout_t of_c, void *d, cublasLtMatrixLayout_t of_d, const cublasLtMatmulAlgo_t *algo, void *workspace,
-    size_t workspace_bytes, cudaStream_t stream);
+                              cublasLtMatrixLayout_t of_a, const void *b, cublasLtMatrixLayout_t of_b, const void *beta,
+                              const void *c, cublasLtMatrixLayout_t of_c, void *d, cublasLtMatrixLayout_t of_d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
+                              cudaStream_t stream);
 
 } /* extern "C" */
 

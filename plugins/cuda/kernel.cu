@@ -43,7 +43,7 @@ scratch::~scratch()
     if (memory) memory_release(owner.call.index, owner.stream, memory);
 }
 
-static bool lies_so(const tr_device_tensor &x, tr_dtype dtype, const int64_t *stride)
+bool lies_so(const tr_device_tensor &x, tr_dtype dtype, const int64_t *stride)
 {
     if (x.dtype != dtype) return false;
     for (int d = 0; stride && d < x.shape.ndim; d++)

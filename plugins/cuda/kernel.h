@@ -45,6 +45,9 @@ bool is_row_major(const tr_device_tensor &x);
 /* Row-major memory of a shape. */
 tr_device_tensor dense_view(void *data, tr_dtype dtype, const tr_shape &shape);
 
+/* Has it this dtype, and these strides wherever a size is not 1? NULL: any. */
+bool lies_so(const tr_device_tensor &x, tr_dtype dtype, const int64_t *stride);
+
 /* Launches a kernel on the job's stream: a tr_status. A template's name stands in parentheses when it has several
  * arguments. */
 #define LAUNCH(j, kernel, grid, block, shared, ...) \

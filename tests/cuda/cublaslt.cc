@@ -1,15 +1,14 @@
 /*
- * A double of cuBLASLt for the double of CUDA's runtime: reference arithmetic, in double, as an operation of its stream. It
- * refuses what the real one refuses (types that do not fit, epilogues of f64, an auxiliary matrix that is not aligned), an
- * algorithm that was chosen for another shape, and memory that is less aligned or a workspace that is smaller than was
- * said; it leaves NaN in the workspace. CUDA_EMULATOR="fail=cublasLtMatmul:2" lets the second call fail, as of any
- * function; of "libcublasLt" the library is not found.
+ * A double of cuBLASLt for the double of CUDA's runtime: reference arithmetic, in double, as an operation of its
+ * stream. It refuses what the real one refuses (types that do not fit, epilogues of f64, an auxiliary matrix that is
+ * not aligned), an algorithm that was chosen for another shape, and memory that is less aligned or a workspace that is
+ * smaller than was said; it leaves NaN in the workspace. CUDA_EMULATOR="fail=cublasLtMatmul:2" lets the second call
+ * fail, as of any function.
  */
 #include <cstring>
 #include <vector>
 
-#include "cuda_emulator.h"
-#include "cublaslt_abi.h"
+#include "reference.h"
 #include "cudart.h"
 
 using namespace tr_emulator;
@@ -44,26 +43,6 @@ struct choice {
     uint32_t alignment[4];
 };
 static_assert(sizeof(choice) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm has room for it");
-
-double load(int type, const void *base, int64_t i)
-{
-    switch (type) {
-    case CUBLASLT_R_64F: return static_cast<const double *>(base)[i];
-    case CUBLASLT_R_32F: return double(static_cast<const float *>(base)[i]);
-    case CUBLASLT_R_16F: return double(float(static_cast<const __half *>(base)[i]));
-    default: return double(float(static_cast<const __nv_bfloat16 *>(base)[i]));
-    }
-}
-
-void store(int type, void *base, int64_t i, double x)
-{
-    switch (type) {
-    case CUBLASLT_R_64F: static_cast<double *>(base)[i] = x; break;
-    case CUBLASLT_R_32F: static_cast<float *>(base)[i] = float(x); break;
-    case CUBLASLT_R_16F: static_cast<__half *>(base)[i] = __half(float(x)); break;
-    default: static_cast<__nv_bfloat16 *>(base)[i] = __nv_bfloat16(float(x)); break;
-    }
-}
 
 double gelu_slope(double x)
 {
@@ -131,13 +110,15 @@ struct multiplication {
     void run(double alpha, const void *at_a, const void *at_b, double beta, const void *at_c, void *at_d) const
     {
         for (int64_t batch = 0; batch < d.batch; batch++) {
-            const auto left = operand(a, matmul.transposed[0], at_a, batch), right = operand(b, matmul.transposed[1], at_b, batch);
+            const auto left = operand(a, matmul.transposed[0], at_a, batch),
+                       right = operand(b, matmul.transposed[1], at_b, batch);
             for (uint64_t row = 0; row < m(); row++)
                 for (uint64_t column = 0; column < n(); column++) {
                     double sum = 0;
                     for (uint64_t e = 0; e < k(); e++) sum += left[row * k() + e] * right[e * n() + column];
                     sum *= alpha;
-                    if (beta != 0) sum += beta * load(c.type, at_c, batch * c.step + int64_t(column) * c.ld + int64_t(row));
+                    if (beta != 0)
+                        sum += beta * load(c.type, at_c, batch * c.step + int64_t(column) * c.ld + int64_t(row));
                     if (matmul.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load(d.type, matmul.bias, int64_t(row));
                     if (matmul.epilogue == CUBLASLT_EPILOGUE_DGELU)
                         sum *= gelu_slope(load(d.type, matmul.aux, int64_t(column) * matmul.aux_ld + int64_t(row)));
@@ -175,7 +156,8 @@ const char *cublasLtGetStatusString(cublasStatus_t status)
     return status == CUBLAS_STATUS_EXECUTION_FAILED ? "CUBLAS_STATUS_EXECUTION_FAILED" : "CUBLAS_STATUS_INVALID_VALUE";
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, int type, uint64_t rows, uint64_t columns, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, int type, uint64_t rows, uint64_t columns,
+                                          int64_t ld)
 {
     return make("cublasLtMatrixLayoutCreate", layout, {type, rows, columns, ld, 0, 1});
 }
@@ -186,7 +168,8 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, int attribute, const void *value, size_t bytes)
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, int attribute, const void *value,
+                                                size_t bytes)
 {
     const char *name = "cublasLtMatrixLayoutSetAttribute";
     return attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT ? set(name, &layout->batch, value, bytes)
@@ -195,7 +178,8 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, i
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *matmul, int compute, int scale)
 {
-    return make("cublasLtMatmulDescCreate", matmul, {compute, scale, {}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0});
+    return make("cublasLtMatmulDescCreate", matmul,
+                {compute, scale, {}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0});
 }
 
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmul)
@@ -204,7 +188,8 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmul)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmul, int attribute, const void *value, size_t bytes)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmul, int attribute, const void *value,
+                                              size_t bytes)
 {
     const char *name = "cublasLtMatmulDescSetAttribute";
     switch (attribute) {
@@ -229,8 +214,8 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, int attribute, const void *value,
-    size_t bytes)
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, int attribute,
+                                                    const void *value, size_t bytes)
 {
     const char *name = "cublasLtMatmulPreferenceSetAttribute";
     if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return set(name, &preference->workspace, value, bytes);
@@ -238,8 +223,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, cublasLtMatrixLayout_t a,
-    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int,
-    cublasLtMatmulHeuristicResult_t *results, int *found)
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int,
+                                              cublasLtMatmulHeuristicResult_t *results, int *found)
 {
     const multiplication x = {*matmul, *a, *b, *c, *d};
     if (call_fails("cublasLtMatmulAlgoGetHeuristic")) return CUBLAS_STATUS_EXECUTION_FAILED;
@@ -255,9 +241,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, const void *alpha, const void *a,
-    cublasLtMatrixLayout_t of_a, const void *b, cublasLtMatrixLayout_t of_b, const void *beta, const void *c,
-    cublasLtMatrixLayout_t of_c, void *d, cublasLtMatrixLayout_t of_d, const cublasLtMatmulAlgo_t *algo, void *workspace,
-    size_t bytes, cudaStream_t stream)
+                              cublasLtMatrixLayout_t of_a, const void *b, cublasLtMatrixLayout_t of_b, const void *beta,
+                              const void *c, cublasLtMatrixLayout_t of_c, void *d, cublasLtMatrixLayout_t of_d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes, cudaStream_t stream)
 {
     const multiplication x = {*matmul, *of_a, *of_b, *of_c, *of_d};
     choice chosen;
@@ -276,30 +262,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, con
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
-/* ---- Found by name ----------------------------------------------------------------------------------------------- */
-
 namespace tr_emulator {
-
-struct library_function {
-    const char *name;
-    void *address;
-};
-static const library_function cublaslt_functions[] = {
+const library_entry cublaslt_functions[] = {
 #define ENTRY(function) {#function, reinterpret_cast<void *>(function)},
     CUBLASLT_FUNCTIONS(ENTRY) {nullptr, nullptr}
 };
-
-void *library_open(const char *name)
-{
-    const bool known = strncmp(name, "libcublasLt.so.", 15) == 0 && !call_fails("libcublasLt");
-    return known ? const_cast<library_function *>(cublaslt_functions) : nullptr;
 }
-
-void *library_find(void *library, const char *function)
-{
-    const auto *entry = static_cast<const library_function *>(library);
-    while (entry->name && strcmp(entry->name, function) != 0) entry++;
-    return entry->address;
-}
-
-} /* namespace tr_emulator */

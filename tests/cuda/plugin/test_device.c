@@ -220,7 +220,8 @@ static tr_status multiply(double x, float expected)
     TR_SCOPE;
     device_copies copies = {0};
     tr_tensor *y = tr_ones(TR_SHAPE(2, 2));
-    tr_device_tensor in[] = {on_device_view(&copies, tr_full(x, TR_SHAPE(2, 3))), on_device_view(&copies, tr_ones(TR_SHAPE(3, 2)))},
+    tr_device_tensor in[] = {on_device_view(&copies, tr_full(x, TR_SHAPE(2, 3))),
+                             on_device_view(&copies, tr_ones(TR_SHAPE(3, 2)))},
                      out = on_device_view(&copies, y);
     tr_kernel_call call = {
         .size = sizeof call, .op = "matmul", .n_inputs = 2, .n_outputs = 1, .inputs = in, .outputs = &out};
@@ -240,6 +241,47 @@ static void a_failing_product(void)
     assert_message(": CUBLAS_STATUS_EXECUTION_FAILED");
     assert_int_equal(multiply(1, 3), TR_OK);
     assert_int_equal(multiply(1, 3), TR_OK);
+}
+
+/* An image of ones, 1 x 3 x 3, by a weight of ones, 1 x 2 x 2: 4 each. */
+static tr_status convolve(void)
+{
+    TR_SCOPE;
+    device_copies copies = {0};
+    tr_tensor *y = tr_ones(TR_SHAPE(1, 1, 2, 2));
+    tr_device_tensor in[] = {on_device_view(&copies, tr_ones(TR_SHAPE(1, 1, 3, 3))),
+                             on_device_view(&copies, tr_ones(TR_SHAPE(1, 1, 2, 2)))},
+                     out = on_device_view(&copies, y);
+    tr_conv2d_attrs attrs = {.stride = 1, .dilation = 1, .groups = 1};
+    tr_kernel_call call = {.size = sizeof call,
+                           .op = "conv2d",
+                           .attrs = &attrs,
+                           .attrs_size = sizeof attrs,
+                           .n_inputs = 2,
+                           .n_outputs = 1,
+                           .inputs = in,
+                           .outputs = &out};
+    tr_status status = on_device_kernel("conv2d")->run(&call);
+    char *back = on_device_back(&copies, y);
+    for (int i = 0; i < 4 && status == TR_OK; i++) assert_true(((float *)back)[i] == 4);
+    free(back);
+    on_device_free(&copies);
+    return status;
+}
+
+static void a_failing_convolution(void)
+{
+    assert_int_equal(convolve(), TR_DEVICE);
+    assert_message("cuda: cuDNN: ");
+    assert_message(": CUDNN_STATUS_EXECUTION_FAILED");
+    assert_int_equal(convolve(), TR_OK);
+    assert_int_equal(convolve(), TR_OK);
+}
+
+/* Where an engine cannot be asked about, or takes no graph, there are the plug-in's own kernels. */
+static void no_cudnn(void)
+{
+    assert_int_equal(convolve(), TR_OK);
 }
 
 static void no_cublaslt(void)
@@ -277,6 +319,12 @@ static const struct {
     {"a failing heuristic", "fail=cublasLtMatmulAlgoGetHeuristic:1", a_failing_product},
     {"a failing layout", "fail=cublasLtMatrixLayoutCreate:3", a_failing_product},
     {"no cuBLASLt", "fail=libcublasLt:1", no_cublaslt},
+    {"a failing convolution", "fail=cudnnBackendExecute:1", a_failing_convolution},
+    {"a failing descriptor", "fail=cudnnBackendCreateDescriptor:3", a_failing_convolution},
+    {"a failing graph", "fail=cudnnBackendFinalize:6", a_failing_convolution},
+    {"a failing handle", "fail=cudnnCreate:1", a_failing_convolution},
+    {"no cuDNN", "fail=libcudnn:1", no_cudnn},
+    {"an engine that fails", "fail=cudnnBackendFinalize:8", no_cudnn},
     {"tf32", "seed=1", tf32},
     {"an unknown way to multiply", "seed=1", an_unknown_way_to_multiply},
 };
