@@ -8,7 +8,7 @@
  */
 #include "families.h"
 #include "graph.h"
-#include "team.h"
+#include "thread_group.h"
 
 namespace {
 
@@ -350,13 +350,13 @@ template <template <class> class Rule> tr_status step(const job &j, int state_th
         if (r.n == 0) return (tr_status)TR_OK;
         bool packed = is_packed(r);
         auto kernel = packed ? step_kernel<P, AT_ONCE, R> : step_kernel<P, 1, R>;
-        return LAUNCH(j, kernel, grid_for(r.n, BLOCK * (packed ? AT_ONCE : 1)), BLOCK, 0, r, rule_of(j.attrs<tr_step_attrs>()),
+        return LAUNCH(j, kernel, grid_for(r.n, BLOCK * (packed ? AT_ONCE : 1)), BLOCK, 0, r,
+            rule_of(j.attrs<tr_step_attrs>()),
                       in_graph);
     });
 }
 
-/* ---- Measures: two sums over a whole parameter, in a fixed order
- * ----------------------------------------------------- */
+/* ---- Measures: two sums over a whole parameter, in a fixed order ------------------------------------------------- */
 
 struct two { double first, second; };
 struct both_of {
@@ -415,7 +415,7 @@ __global__ void measure_kernel(two *parts, const P *p, const P *g, run_of<P> r, 
             if (r.state[k]) r.state[k][i] = s[k];
         if (direction) direction[i] = d;
     }
-    sum = combine_team(sum, both_of());
+    sum = reduce_in_group(sum, both_of());
     if (threadIdx.y == 0) parts[blockIdx.x] = sum;
 }
 
@@ -423,7 +423,7 @@ __global__ void add_two(const two *parts, int64_t n, double *sums)
 {
     two sum = {0, 0};
     for (int64_t i = threadIdx.y; i < n; i += blockDim.y) sum = both_of()(sum, parts[i]);
-    sum = combine_team(sum, both_of());
+    sum = reduce_in_group(sum, both_of());
     if (threadIdx.y) return;
     sums[0] = sum.first;
     sums[1] = sum.second;

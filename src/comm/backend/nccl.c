@@ -1,9 +1,9 @@
 /*
- * The NCCL backend: collectives between GPUs, each rank on its own, which is the one that its local rank has the number of.
- * A communicator that does not block and a stream of its own, which an event orders behind the caller's: the group's thread
- * hands NCCL one call after another and watches for its end, while the program goes on computing. Whoever waits looks at the
- * event and at NCCL's asynchronous error, so timeouts, cancelling and dead peers end a wait, by ncclCommAbort. Nothing here
- * waits inside the driver for what another rank may never do.
+ * The NCCL backend: collectives between GPUs, each rank on its own, which is the one that its local rank has the
+ * number of. A communicator that does not block and a stream of its own, which an event orders behind the caller's:
+ * the group's thread hands NCCL one call after another and watches for its end, while the program goes on computing.
+ * Whoever waits looks at the event and at NCCL's asynchronous error, so timeouts, cancelling and dead peers end a
+ * wait, by ncclCommAbort. Nothing here waits inside the driver for what another rank may never do.
  *
  * Buffers in host memory, and on other GPUs of the rank, pass through the GPU.
  */
@@ -34,7 +34,8 @@ void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
     tr__error *why = tr__error_take();
     int length = snprintf(text, sizeof text, "rank %d failed: %s", g->base.member.rank, tr_error_message());
     size_t bytes = length < REASON ? (size_t)length : REASON - 1;
-    (void)!tr_store_set(g->base.member.store, reason_key(g, key), text, bytes); /* when that fails, too, NCCL's word must do */
+    /* when that fails, too, NCCL's word must do */
+    (void)!tr_store_set(g->base.member.store, reason_key(g, key), text, bytes);
     tr__fail_stored(why);
     tr__error_unref(why);
 }
@@ -177,7 +178,8 @@ static tr_status start(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op
 
 /* ---- Buffers elsewhere ------------------------------------------------------------------------------------------- */
 
-tr_status tr__nccl_stage(const tr__nccl_group *g, tr_device_stream *stream, tr_device from, const void *buffer, size_t bytes,
+tr_status tr__nccl_stage(const tr__nccl_group *g, tr_device_stream *stream, tr_device from, const void *buffer,
+    size_t bytes,
     bool fill, tr__nccl_buffer *b)
 {
     *b = (tr__nccl_buffer){.at = (void *)buffer, .bytes = bytes};
@@ -277,8 +279,8 @@ static tr_status run(tr__polled *p, const tr_collective *c)
 
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
-/* What a rank says in its record: "nccl:GPU", with the driver's name of the GPU, as CUDA_VISIBLE_DEVICES may give it another
- * number here. */
+/* What a rank says in its record: "nccl:GPU", with the driver's name of the GPU, as CUDA_VISIBLE_DEVICES may give it
+ * another number here. */
 static void describe(const tr__nccl_group *g, char *text, size_t bytes)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -300,8 +302,9 @@ static tr_status check_others(const tr__nccl_group *g, const tr__endpoint_record
         if (strncmp(theirs->address, "nccl:", 5) != 0)
             return tr__fail(TR_MISMATCH, "rank %d has not joined with the nccl backend", other);
         if (other != rank && strcmp(mine->machine, theirs->machine) == 0 && strcmp(mine->address, theirs->address) == 0)
-            return tr__fail(TR_DEVICE, "nccl: each rank needs a GPU of its own: ranks %d and %d on host %s both have GPU %s; "
-                "start no more ranks there than GPUs, of which LOCAL_RANK or .device chooses (rank %d sees %d), or " TR__NCCL_INSTEAD,
+            return tr__fail(TR_DEVICE, "nccl: each rank needs a GPU of its own: ranks %d and %d on host %s both have "
+                "GPU %s; start no more ranks there than GPUs, of which LOCAL_RANK or .device chooses (rank %d sees %d), "
+                "or " TR__NCCL_INSTEAD,
                 rank < other ? rank : other, rank < other ? other : rank, mine->host, mine->address + 5, rank,
                 tr_device_count(TR_CUDA));
     }
@@ -345,8 +348,8 @@ static tr_status open_gpu(tr__nccl_group *g)
     g->table = tr__plugin(TR_CUDA);
     g->device = given ? m->device : tr_cuda(m->local_rank % tr_device_count(TR_CUDA));
     if (!g->table->stream_handle)
-        return tr__fail(TR_UNSUPPORTED, "nccl: the cuda plug-in has no stream_handle(): build it against this Trireme, or "
-            TR__NCCL_INSTEAD);
+        return tr__fail(TR_UNSUPPORTED, "nccl: the cuda plug-in has no stream_handle(): build it against this Trireme, "
+            "or " TR__NCCL_INSTEAD);
     return tr__nccl_open(&g->l);
 }
 

@@ -1,13 +1,13 @@
 /*
- * A double of NCCL for the double of CUDA's runtime. A collective is an operation of its stream: it runs when the seed
- * comes by, moves a part of its data each time it is looked at, and writes its result last; so what no event orders reads
- * what was there before. A communicator that does not block hands its calls to the stream only some questions later, as the
- * real one does from its own thread: an event that is recorded too early marks nothing.
+ * A double of NCCL for the double of CUDA's runtime. A collective is an operation of its stream: it runs when the
+ * seed comes by, moves a part of its data each time it is looked at, and writes its result last; so what no event
+ * orders reads what was there before. A communicator that does not block hands its calls to the stream only some
+ * questions later, as the real one does from its own thread: an event that is recorded too early marks nothing.
  *
- * The ranks of a communicator, threads or processes, share a memfd, whose path is the unique id. In it, each ordered pair
- * has a ring of bytes, and every call is a list of sends and receives, after which each rank reduces for itself, in the
- * order of the ranks. CUDA_EMULATOR="fail=ncclAllReduce:2" lets the second call fail, as of any function; of
- * "ncclAsyncError" the n-th question finds that the communicator has failed.
+ * The ranks of a communicator, threads or processes, share a memfd, whose path is the unique id. In it, each ordered
+ * pair has a ring of bytes, and every call is a list of sends and receives, after which each rank reduces for
+ * itself, in the order of the ranks. CUDA_EMULATOR="fail=ncclAllReduce:2" lets the second call fail, as of any
+ * function; of "ncclAsyncError" the n-th question finds that the communicator has failed.
  */
 #include <atomic>
 #include <cerrno>
@@ -146,13 +146,15 @@ size_t size_of(ncclDataType_t type)
 }
 
 template <typename T, typename Wide, typename Read, typename Write>
-void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclRedOp_t op, Read read, Write write)
+void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclRedOp_t op, Read read,
+    Write write)
 {
     for (size_t i = 0; i < count; i++) {
         Wide sum = read(reinterpret_cast<const T *>(inputs[0].data())[i]);
         for (size_t rank = 1; rank < inputs.size(); rank++) {
             const Wide x = read(reinterpret_cast<const T *>(inputs[rank].data())[i]);
-            sum = op == ncclProd ? sum * x : op == ncclMax ? std::max(sum, x) : op == ncclMin ? std::min(sum, x) : sum + x;
+            sum = op == ncclProd ? sum * x : op == ncclMax ? std::max(sum, x) : op == ncclMin ? std::min(sum, x) :
+                sum + x;
         }
         static_cast<T *>(out)[i] = write(op == ncclAvg ? sum / static_cast<Wide>(inputs.size()) : sum);
     }
@@ -166,9 +168,12 @@ void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t coun
     switch (type) {
     case ncclFloat32: reduce<float, float>(out, inputs, count, op, same, same); break;
     case ncclFloat64: reduce<double, double>(out, inputs, count, op, same, same); break;
-    case ncclFloat16: reduce<__half, float>(out, inputs, count, op, [](__half x) { return __half2float(x); }, half); break;
+    case ncclFloat16:
+        reduce<__half, float>(out, inputs, count, op, [](__half x) { return __half2float(x); }, half);
+        break;
     case ncclBfloat16:
-        reduce<__nv_bfloat16, float>(out, inputs, count, op, [](__nv_bfloat16 x) { return __bfloat162float(x); }, bfloat);
+        reduce<__nv_bfloat16, float>(out, inputs, count, op, [](__nv_bfloat16 x) { return __bfloat162float(x); },
+            bfloat);
         break;
     case ncclInt64: reduce<int64_t, int64_t>(out, inputs, count, op, same, same); break;
     case ncclInt32: reduce<int32_t, int32_t>(out, inputs, count, op, same, [](int32_t x) { return x; }); break;
@@ -184,7 +189,8 @@ std::shared_ptr<action> reduction(const communicator &c, const void *in, size_t 
     const size_t bytes = count * size_of(type);
     auto *from = static_cast<char *>(const_cast<void *>(in));
     for (int rank = 0; rank < c.ranks; rank++)
-        if (root < 0 || rank == root) a->transfers.push_back({true, rank, from + static_cast<size_t>(rank) * stride, bytes});
+        if (root < 0 || rank == root)
+            a->transfers.push_back({true, rank, from + static_cast<size_t>(rank) * stride, bytes});
     if (root >= 0 && root != c.rank) return a;
     a->inputs.assign(static_cast<size_t>(c.ranks), std::vector<char>(bytes));
     for (int rank = 0; rank < c.ranks; rank++)
@@ -232,14 +238,16 @@ ncclResult_t one(ncclComm_t comm, tr__cuda_stream stream, const std::shared_ptr<
     } while (0)
 typedef std::pair<const void *, size_t> buffer;
 
-ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+    ncclComm_t comm,
     tr__cuda_stream stream)
 {
     CHECK(comm, "ncclAllReduce", buffer(in, count * size_of(type)), buffer(out, count * size_of(type)));
     return one(comm, stream, reduction(*comm->c, in, 0, out, count, type, op, -1));
 }
 
-ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
+ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+    ncclComm_t comm,
     tr__cuda_stream stream)
 {
     CHECK(comm, "ncclReduce", buffer(in, count * size_of(type)),
@@ -247,7 +255,8 @@ ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t 
     return one(comm, stream, reduction(*comm->c, in, 0, out, count, type, op, root));
 }
 
-ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+    ncclComm_t comm,
     tr__cuda_stream stream)
 {
     const size_t bytes = count * size_of(type);
@@ -263,7 +272,8 @@ ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType
     return one(comm, stream, distribution(*comm->c, in, out, bytes, root));
 }
 
-ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm, tr__cuda_stream stream)
+ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,
+    tr__cuda_stream stream)
 {
     const size_t bytes = count * size_of(type);
     CHECK(comm, "ncclAllGather", buffer(in, bytes), buffer(out, bytes * static_cast<size_t>(comm->c->ranks)));
@@ -280,7 +290,8 @@ static ncclResult_t transfer_of(const char *name, bool sends, void *at, size_t b
     return one(comm, stream, a);
 }
 
-ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, tr__cuda_stream stream)
+ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+    tr__cuda_stream stream)
 {
     return transfer_of("ncclSend", true, const_cast<void *>(in), count * size_of(type), peer, comm, stream);
 }
@@ -421,7 +432,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 const char *ncclGetErrorString(ncclResult_t result)
 {
     static const char *const texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error",
-        "invalid argument", "invalid usage", "remote process exited or there was a network error", "NCCL operation in progress"};
+        "invalid argument", "invalid usage", "remote process exited or there was a network error",
+        "NCCL operation in progress"};
     return texts[result];
 }
 

@@ -1,7 +1,7 @@
 /*
- * The nccl backend on the emulated GPUs, with the double of NCCL: every collective of every type, on the rank's GPU, in the
- * host's memory and on another GPU, against the native backend; the order of streams; each call that fails in its turn; and
- * what a rank is told where NCCL cannot be used. Ranks are threads.
+ * The nccl backend on the emulated GPUs, with the double of NCCL: every collective of every type, on the rank's GPU,
+ * in the host's memory and on another GPU, against the native backend; the order of streams; each call that fails in
+ * its turn; and what a rank is told where NCCL cannot be used. Ranks are threads.
  */
 #include "comm/collective.h"
 #include "device/device.h"
@@ -163,7 +163,8 @@ static tr_status all_kinds(rank *r)
             for (int dtype = 0; dtype < TR_DTYPE_COUNT; dtype++)
                 for (int op = 0; op < (tr__kind_of((tr_collective_kind)kind)->reduces ? TR_PROD + 1 : 1); op++) {
                     arrays a;
-                    tr_collective c = call_of((tr_collective_kind)kind, (tr_dtype)dtype, (tr_reduce_op)op, r->number, &a);
+                    tr_collective c = call_of((tr_collective_kind)kind, (tr_dtype)dtype, (tr_reduce_op)op, r->number,
+                        &a);
                     if (dtype == TR_BOOL && op == TR_AVG) continue;
                     TRY(compare(r, native, nccl, device, &c));
                 }
@@ -209,22 +210,26 @@ static tr_status exchange(tr_group *group, int gpu)
     for (int i = 0; i < LONG; i++) first[i] = (float)(self + i), second[i] = (float)(self * i);
     for (int i = 0; i < 2; i++) TRY(tr__device_allocate(device, sizeof first, &there[i]));
     TRY(tr__device_copy(device, there[0], tr_cpu(0), first, sizeof first));
-    tr_work *sent[] = {tr_post(group, &TR_COLLECTIVE(TR_SEND, .in = there[0], .count = LONG, .peer = to, .device = device)),
+    tr_work *sent[] = {tr_post(group, &TR_COLLECTIVE(TR_SEND, .in = there[0], .count = LONG, .peer = to,
+        .device = device)),
         tr_post(group, &TR_COLLECTIVE(TR_SEND, .in = second, .count = LONG, .peer = to, .tag = 1))};
     TRY(tr_run_collective(group, &TR_COLLECTIVE(TR_RECV, .out = got, .count = LONG, .peer = from)));
-    TRY(tr_run_collective(group, &TR_COLLECTIVE(TR_RECV, .out = there[1], .count = LONG, .peer = from, .tag = 1, .device = device)));
+    TRY(tr_run_collective(group, &TR_COLLECTIVE(TR_RECV, .out = there[1], .count = LONG, .peer = from, .tag = 1,
+        .device = device)));
     for (int i = 0; i < 2; i++) TRY(tr_wait(sent[i]));
     TRY(tr__device_copy(tr_cpu(0), second, device, there[1], sizeof second));
     for (int i = 0; i < 2; i++) tr__device_release(device, there[i], sizeof first);
     for (int i = 0; i < LONG; i++)
-        if (got[i] != (float)(from + i) || second[i] != (float)(from * i)) return tr_fail(TR_INTERNAL, "a message of other numbers");
+        if (got[i] != (float)(from + i) || second[i] != (float)(from * i))
+            return tr_fail(TR_INTERNAL, "a message of other numbers");
     return TR_OK;
 }
 
 static tr_status (*real_copy_peer)(int, tr_device_stream *, void *, int, const void *, size_t);
 static atomic_int peer_copies;
 
-static tr_status counted_copy_peer(int to, tr_device_stream *stream, void *memory, int from, const void *source, size_t bytes)
+static tr_status counted_copy_peer(int to, tr_device_stream *stream, void *memory, int from, const void *source,
+    size_t bytes)
 {
     peer_copies++;
     return real_copy_peer(to, stream, memory, from, source, bytes);
@@ -319,7 +324,8 @@ static tr_status a_bit_of_all(rank *r)
     arrays a;
     for (int kind = 0; kind < TR_SEND; kind++) {
         if (tr__kind_of((tr_collective_kind)kind)->variable) continue;
-        TRY(run_at(group, tr_cuda(r->number), call_of((tr_collective_kind)kind, TR_F32, TR_SUM, r->number, &a), in, out));
+        TRY(run_at(group, tr_cuda(r->number), call_of((tr_collective_kind)kind, TR_F32, TR_SUM, r->number, &a), in,
+            out));
     }
     TRY(exchange(group, r->number));
     return tr_leave(group);
@@ -329,7 +335,8 @@ static void each_call_that_fails_is_told(void **state)
 {
     (void)state;
     static const char *const functions[] = {"ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommGetAsyncError",
-        "ncclAsyncError", "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter", "ncclGroupStart",
+        "ncclAsyncError", "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter",
+        "ncclGroupStart",
         "ncclGroupEnd", "ncclSend", "ncclRecv", "ncclKernel"};
     rank ranks[RANKS];
     for (size_t f = 0; f < sizeof functions / sizeof *functions; f++)
@@ -345,7 +352,8 @@ static void each_call_that_fails_is_told(void **state)
                 bool own = strstr(r->message, "was to fail") || strstr(r->message, "unhandled ") ||
                     strstr(r->message, "the network is down");
                 bool names = strstr(r->message, culprit) || strstr(r->message, "rank 0 got no id from NCCL");
-                bool right = r->status == TR_PEER ? names && own : r->status == TR_TIMEOUT || (own && r->status != TR_OK);
+                bool right = r->status == TR_PEER ? names && own
+                    : r->status == TR_TIMEOUT || (own && r->status != TR_OK);
                 if (!right || !strstr(r->message, "group 'nccl'"))
                     fail_msg("%s, call %d: rank %d: status %d: %s", functions[f], nth, i, (int)r->status, r->message);
                 told |= own && r->status != TR_PEER;
@@ -356,17 +364,20 @@ static void each_call_that_fails_is_told(void **state)
     must_pass(ranks, 2);
 }
 
-/* With .check both ranks are told before any data has moved that rank 1 gives one number less, and at once that it gives up. */
+/* With .check both ranks are told before any data has moved that rank 1 gives one number less, and at once that it
+ * gives up. */
 static tr_status differ(rank *r)
 {
     TR_SCOPE;
     static const char *const names[] = {"differs", "aborts"};
     for (int i = 0; i < 2; i++) {
-        tr_group *group = tr_join(.store = r->store, .rank = r->number, .world_size = r->ranks, .backend = "nccl", .check = true,
+        tr_group *group = tr_join(.store = r->store, .rank = r->number, .world_size = r->ranks, .backend = "nccl",
+            .check = true,
             .name = names[i], .timeout_ms = r->timeout_ms);
         tr_tensor *x = tr_ones(TR_SHAPE(9 - (i == 0 ? r->number : 0)), .device = tr_cuda(r->number));
         TRY(tr_all_reduce_tensor(group, tr_ones(TR_SHAPE(9), .device = tr_cuda(r->number)), TR_SUM));
-        if (r->number == 0) TRY(tr_store_set(r->store, names[i], "1", 1)); /* until then it may still be in the first one */
+        /* until then it may still be in the first one */
+        if (r->number == 0) TRY(tr_store_set(r->store, names[i], "1", 1));
         if (i == 1 && r->number == 1) {
             void *value;
             size_t bytes;
@@ -375,7 +386,8 @@ static tr_status differ(rank *r)
             tr_abort(group, "rank 1 has had enough");
         } else {
             tr_status status = tr_all_reduce_tensor(group, x, TR_SUM);
-            if (status != (i ? TR_PEER : TR_MISMATCH) || !strstr(tr_error_message(), i ? "rank 1 has had enough" : "f32[8]"))
+            if (status != (i ? TR_PEER : TR_MISMATCH) || !strstr(tr_error_message(),
+                i ? "rank 1 has had enough" : "f32[8]"))
                 return tr_fail(TR_INTERNAL, "%s: status %d: %s", names[i], (int)status, tr_error_message());
         }
         TRY(tr_leave(group));
@@ -413,7 +425,8 @@ static void a_rank_that_does_not_come_is_named(void **state)
     rank ranks[RANKS];
     run_ranks(ranks, 2, wait_in_vain, 3000);
     must_pass(ranks, 2);
-    if (!strstr(ranks[0].message, "all_reduce #2") || !strstr(ranks[0].message, "is broken")) fail_msg("%s", ranks[0].message);
+    if (!strstr(ranks[0].message, "all_reduce #2") || !strstr(ranks[0].message, "is broken"))
+        fail_msg("%s", ranks[0].message);
 }
 
 /* ---- A process that dies ----------------------------------------------------------------------------------------- */
@@ -474,7 +487,8 @@ static void says(const char *emulator, const char *libraries, const char *words)
 {
     char command[2048], message[1024], self[512];
     name_self(self);
-    snprintf(command, sizeof command, "CUDA_EMULATOR='%s' LD_LIBRARY_PATH='%s' exec '%s' join", emulator, libraries, self);
+    snprintf(command, sizeof command, "CUDA_EMULATOR='%s' LD_LIBRARY_PATH='%s' exec '%s' join", emulator, libraries,
+        self);
     FILE *child = popen(command, "r");
     assert_non_null(child);
     message[fread(message, 1, sizeof message - 1, child)] = 0;

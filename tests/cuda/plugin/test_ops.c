@@ -201,8 +201,8 @@ static void attention_of_all_head_sizes(void **state)
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
         TR_SCOPE;
         tr_tensor *x[3], *mask = NULL;
-        snprintf(running, sizeof running, "attention of %d by %d by %d in %s", (int)calls[c].queries, (int)calls[c].keys,
-                 (int)calls[c].dim, tr_dtype_name(calls[c].dtype));
+        snprintf(running, sizeof running, "attention of %d by %d by %d in %s", (int)calls[c].queries,
+            (int)calls[c].keys,      (int)calls[c].dim, tr_dtype_name(calls[c].dtype));
         for (int i = 0; i < 3; i++) {
             tr_shape shape = TR_SHAPE(1, 2, i == 0 ? calls[c].queries : calls[c].keys, calls[c].dim);
             x[i] = tr_require_grad(tr_randn((uint64_t)i, shape, .dtype = calls[c].dtype));
