@@ -373,6 +373,22 @@ tr_status tr__nccl_comm_new(const tr__nccl_group *g, const ncclUniqueId *id, int
     return TR_OK;
 }
 
+/* The communicator: the part of that of the group around this one, or a new one. */
+static tr_status make_comm(tr__nccl_group *g)
+{
+    const tr__member *m = &g->base.member;
+    ncclUniqueId id;
+    if (m->part && *m->part) {
+        g->comm = *m->part;
+        *m->part = NULL;
+    } else {
+        TR__TRY(share_id(g, &id));
+    }
+    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
+    if (!g->comm) TR__TRY(tr__nccl_comm_new(g, &id, m->rank, m->world_size, &g->comm));
+    return wait_for_comm(g, g->comm);
+}
+
 static tr_status meet(tr__nccl_group *g)
 {
     char address[sizeof ((tr__endpoint_record *)0)->address];
@@ -386,12 +402,7 @@ static tr_status meet(tr__nccl_group *g)
     TR__TRY(tr__nccl_lanes_new(g));
     TR__TRY(tr__nccl_stream_new(g, &g->stream, &g->handle));
     TR__TRY(g->table->event_new(g->device.index, &g->event));
-    ncclUniqueId id;
-    TR__TRY(share_id(g, &id));
-    const tr__member *m = &g->base.member;
-    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
-    TR__TRY(tr__nccl_comm_new(g, &id, m->rank, m->world_size, &g->comm));
-    return wait_for_comm(g, g->comm);
+    return make_comm(g);
 }
 
 static tr_status join(tr__polled *p)
@@ -399,6 +410,44 @@ static tr_status join(tr__polled *p)
     if (p->member.world_size == 1) return TR_OK;
     tr_status status = meet((tr__nccl_group *)p);
     return status == TR_OK ? TR_OK : tr__fail_context(status, "group '%s'", p->member.group);
+}
+
+/* ---- Groups within the group ------------------------------------------------------------------------------------- */
+
+/* All ranks of the group come here, also those that will be in none. The parts share no resources with the whole: where
+ * they did, a group that is aborted would take the others along. */
+static tr_status split_comm(tr__nccl_group *g, int color, int key, ncclComm_t *part)
+{
+    TR__TRY(tr__fail_stored(atomic_load(&g->base.broken)));
+    TR__NCCL_TRY(g->l, g->comm, ncclCommSplit, g->comm, color, key, part, NULL);
+    return wait_for_comm(g, g->comm);
+}
+
+static tr_status split(void *state, int color, int key, int timeout_ms, void **part)
+{
+    tr__nccl_group *g = state;
+    const tr__member *m = &g->base.member;
+    ncclComm_t made = NULL;
+    *part = NULL;
+    if (m->world_size == 1 || !g->l->ncclCommSplit) return TR_OK;
+    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, timeout_ms);
+    tr_status status = split_comm(g, color, key, &made);
+    if (status == TR_OK) {
+        *part = made;
+        return TR_OK;
+    }
+    tr__nccl_tell(g, status);
+    if (g->comm) g->l->ncclCommAbort(g->comm);
+    g->comm = NULL;
+    tr__fail_context(status, "group '%s': a group within it", m->group);
+    tr__polled_give_up(&g->base);
+    return status;
+}
+
+static void drop_part(void *state, void *part)
+{
+    const tr__nccl_group *g = state;
+    g->l->ncclCommAbort(part);
 }
 
 /* ---- Leaving ----------------------------------------------------------------------------------------------------- */
@@ -458,4 +507,5 @@ static tr_status join_group(const tr__member *member, void **state)
     return tr__polled_join(&type, member, state);
 }
 
-const tr__backend tr__nccl_backend = {.name = "nccl", .join = join_group, .memory = TR_CUDA, TR__POLLED_FUNCTIONS};
+const tr__backend tr__nccl_backend = {.name = "nccl", .join = join_group, .memory = TR_CUDA, .split = split,
+    .drop_part = drop_part, TR__POLLED_FUNCTIONS};

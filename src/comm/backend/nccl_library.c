@@ -26,6 +26,7 @@ static tr_status look_up(tr__nccl_library *l)
         return tr__fail(TR_UNSUPPORTED, "nccl: " NCCL " has no " #name "(); install NCCL 2.14 or newer, or "    \
             TR__NCCL_INSTEAD);
     TR__NCCL_FUNCTIONS(LOOK_UP)
+    l->ncclCommSplit = (__typeof__(l->ncclCommSplit))dlsym(library, "ncclCommSplit");
     return TR_OK;
 }
 

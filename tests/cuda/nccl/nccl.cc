@@ -35,10 +35,19 @@ struct ring {
     char bytes[RING];
 };
 
+/* What the ranks of a communicator say in a split, the generation of which each is at. */
+struct division {
+    std::atomic<int> said[RANKS], left[RANKS]; /* in which split it has said so, and has read all */
+    int color[RANKS], key[RANKS];
+    std::atomic<int> ready[RANKS];             /* of the first of a color: in which split the id is there */
+    ncclUniqueId id[RANKS];
+};
+
 struct segment {
     std::atomic<int> arrived, gave_up;               /* gave_up: a rank has aborted */
     std::atomic<int> process[RANKS], device[RANKS];  /* the process is 0 once it has left */
     ring rings[RANKS][RANKS];                        /* from, to */
+    division parts;
 };
 
 struct transfer {
@@ -65,6 +74,8 @@ struct communicator {
     std::deque<std::pair<cudaStream_t, operation>> taken; /* not on their stream yet */
     uint64_t questions = 0;        /* until they are */
     bool met = false;
+    int splits = 0;                /* so far */
+    ncclComm_t *part = nullptr;    /* where the one under way puts its result */
 
     ~communicator() { munmap(shared, sizeof *shared); }
 };
@@ -129,7 +140,7 @@ ncclResult_t check(communicator &c, const char *name, std::initializer_list<std:
 {
     if (call_fails(name)) return fail(c, ncclSystemError, std::string(name) + " was to fail");
     if (c.failure != ncclSuccess) return c.failure;
-    if (!c.met || !c.taken.empty()) return fail(c, ncclInvalidUsage, "a call is still under way");
+    if (!c.met || !c.taken.empty() || c.part) return fail(c, ncclInvalidUsage, "a call is still under way");
     std::lock_guard<std::mutex> held(runtime_lock());
     for (const auto &[memory, bytes] : buffers) {
         const location at = locate(memory, bytes);
@@ -331,9 +342,8 @@ ncclResult_t ncclGroupEnd(void)
 /* ---- Communicators ----------------------------------------------------------------------------------------------- */
 
 /* The memfd stays open in the process that made it: a group more costs it a descriptor. */
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+static ncclResult_t make_id(ncclUniqueId *id)
 {
-    if (call_fails("ncclGetUniqueId")) return ncclSystemError;
     const int file = memfd_create("nccl", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, sizeof(segment)) != 0) return ncclSystemError;
     *id = {};
@@ -341,10 +351,13 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
-    if (call_fails("ncclCommInitRankConfig")) return ncclSystemError;
-    if (config->magic != 0xcafebeef || config->blocking != 0 || ranks > RANKS) return ncclInvalidArgument;
+    return call_fails("ncclGetUniqueId") ? ncclSystemError : make_id(id);
+}
+
+static ncclResult_t join(ncclComm_t *comm, int ranks, const ncclUniqueId &id, int rank, int device)
+{
     const int file = open(id.internal, O_RDWR | O_CLOEXEC);
     if (file < 0) return ncclSystemError;
     void *shared = mmap(nullptr, sizeof(segment), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -354,12 +367,63 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
     c->shared = static_cast<segment *>(shared);
     c->rank = rank;
     c->ranks = ranks;
-    c->device = current_device();
+    c->device = device;
     c->shared->process[rank] = getpid();
     c->shared->device[rank] = c->device;
     c->shared->arrived++;
     *comm = new ncclComm{c};
     return ncclInProgress;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
+{
+    if (call_fails("ncclCommInitRankConfig")) return ncclSystemError;
+    if (config->magic != 0xcafebeef || config->blocking != 0 || ranks > RANKS) return ncclInvalidArgument;
+    return join(comm, ranks, id, rank, current_device());
+}
+
+/* What this rank wants; the others are asked by ncclCommGetAsyncError(). */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *part, ncclConfig_t *)
+{
+    communicator &c = *comm->c;
+    CHECK(comm, "ncclCommSplit");
+    if (color < -1) return fail(c, ncclInvalidArgument, "a color is 0 or more, or NCCL_SPLIT_NOCOLOR");
+    division &d = c.shared->parts;
+    for (int rank = 0; rank < c.ranks; rank++)
+        while (d.left[rank] < c.splits) sched_yield(); /* the one before */
+    d.color[c.rank] = color;
+    d.key[c.rank] = key;
+    d.said[c.rank] = ++c.splits;
+    c.part = part;
+    *part = nullptr;
+    return ncclInProgress;
+}
+
+/* Goes on with a split; when all have said what they want, the first of a color brings the id of its part. */
+static ncclResult_t go_on_splitting(communicator &c)
+{
+    division &d = c.shared->parts;
+    std::vector<std::pair<int, int>> members; /* by key and rank */
+    for (int rank = 0; rank < c.ranks; rank++) {
+        if (d.said[rank] < c.splits) return ncclInProgress;
+        if (d.color[rank] == d.color[c.rank]) members.push_back({d.key[rank], rank});
+    }
+    std::sort(members.begin(), members.end());
+    const int first = members[0].second;
+    const auto own = std::find(members.begin(), members.end(), std::make_pair(d.key[c.rank], c.rank));
+    ncclResult_t result = ncclInProgress;
+    if (d.color[c.rank] >= 0) {
+        if (first == c.rank && d.ready[first] < c.splits) {
+            if (make_id(&d.id[first]) != ncclSuccess) return fail(c, ncclSystemError, "no id for the part");
+            d.ready[first] = c.splits;
+        }
+        if (d.ready[first] < c.splits) return ncclInProgress;
+        result = join(c.part, static_cast<int>(members.size()), d.id[first], static_cast<int>(own - members.begin()),
+            c.device);
+    }
+    d.left[c.rank] = c.splits;
+    c.part = nullptr;
+    return result == ncclInProgress ? ncclSuccess : fail(c, result, "joining the part failed");
 }
 
 /* All have come; then, are they on GPUs of their own? */
@@ -395,6 +459,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
     if (c.failure != ncclSuccess) return ncclSuccess;
     *state = ncclInProgress;
     if (!c.met || (!c.taken.empty() && c.questions-- > 0)) return ncclSuccess;
+    if (c.part) {
+        *state = go_on_splitting(c);
+        return ncclSuccess;
+    }
     for (; !c.taken.empty(); c.taken.pop_front()) {
         const cudaError_t error = enqueue(c.taken.front().first, c.taken.front().second);
         if (error != cudaSuccess) return *state = fail(c, ncclUnhandledCudaError, cudaGetErrorString(error));

@@ -3,6 +3,7 @@
  * in the host's memory and on another GPU, against the native backend; the order of streams; each call that fails in
  * its turn; and what a rank is told where NCCL cannot be used. Ranks are threads.
  */
+#include "comm/backend/nccl_library.h"
 #include "comm/collective.h"
 #include "device/device.h"
 #include "files.h"
@@ -235,22 +236,35 @@ static tr_status counted_copy_peer(int to, tr_device_stream *stream, void *memor
     return real_copy_peer(to, stream, memory, from, source, bytes);
 }
 
-/* Ranks 1 and 2 of three: each stays on its GPU. */
+/* Ranks 2 and 1 of three, in that order: each stays on its GPU. */
 static tr_status groups(rank *r)
 {
-    bool wrong[2] = {false, false};
+    bool wrong[3] = {false, false, false};
     tr_group *world = join(r, "nccl");
     TRY(tr_status_of(world));
     TRY(exchange(world, r->number));
-    tr_group *two = tr_group_split(world, r->number ? 0 : -1, 0);
+    tr_group *two = tr_group_split(world, r->number ? 5 : -1, -r->number);
+    if (two) TRY(tr_status_of(two));
+    if (two && tr_rank(two) != 2 - r->number) return tr_fail(TR_INTERNAL, "rank %d of the part", tr_rank(two));
     if (two) TRY(sum_on(two, r->number, &wrong[0]));
     TRY(sum_on(world, r->number, &wrong[1]));
+    tr_group *listed = tr_group_new(world, (int[]){2, 0}, 2);
+    if (listed) TRY(sum_on(listed, r->number, &wrong[2]));
+    if (listed) TRY(tr_leave(listed));
     if (two) TRY(tr_leave(two));
     tr_group *alone = tr_group_split(world, r->number, 0);
     TRY(sum_on(alone, r->number, &r->wrong));
     TRY(tr_leave(alone));
-    r->wrong = r->wrong || wrong[0] || wrong[1];
+    r->wrong = r->wrong || wrong[0] || wrong[1] || wrong[2];
     return tr_leave(world);
+}
+
+static __typeof__(ncclCommSplit) *real_split;
+static atomic_int splits;
+static ncclResult_t counted_split(ncclComm_t comm, int color, int key, ncclComm_t *part, ncclConfig_t *config)
+{
+    splits++;
+    return real_split(comm, color, key, part, config);
 }
 
 static void messages_and_groups_stay_on_the_ranks_gpus(void **state)
@@ -260,10 +274,20 @@ static void messages_and_groups_stay_on_the_ranks_gpus(void **state)
     tr_device_table *table = (tr_device_table *)tr__plugin(TR_CUDA);
     real_copy_peer = table->copy_peer;
     table->copy_peer = counted_copy_peer;
-    run_ranks(ranks, RANKS, groups, 60000);
+    const tr__nccl_library *found;
+    assert_int_equal(tr__nccl_open(&found), TR_OK);
+    tr__nccl_library *library = (tr__nccl_library *)found;
+    real_split = library->ncclCommSplit;
+    assert_non_null(real_split);
+    for (int older = 0; older < 2; older++) { /* than 2.18, which has no split */
+        library->ncclCommSplit = older ? NULL : counted_split;
+        run_ranks(ranks, RANKS, groups, 60000);
+        must_pass(ranks, RANKS);
+        for (int i = 0; i < RANKS; i++) assert_false(ranks[i].wrong);
+        assert_int_equal(splits, 3 * RANKS);
+    }
+    library->ncclCommSplit = real_split;
     table->copy_peer = real_copy_peer;
-    must_pass(ranks, RANKS);
-    for (int i = 0; i < RANKS; i++) assert_false(ranks[i].wrong);
     assert_int_equal(peer_copies, 0);
 }
 
@@ -328,6 +352,10 @@ static tr_status a_bit_of_all(rank *r)
             out));
     }
     TRY(exchange(group, r->number));
+    tr_group *part = tr_group_split(group, 0, -r->number);
+    TRY(tr_status_of(part));
+    TRY(sum_on(part, r->number, &r->wrong));
+    TRY(tr_leave(part));
     return tr_leave(group);
 }
 
@@ -336,7 +364,7 @@ static void each_call_that_fails_is_told(void **state)
     (void)state;
     static const char *const functions[] = {"ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommGetAsyncError",
         "ncclAsyncError", "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter",
-        "ncclGroupStart",
+        "ncclGroupStart", "ncclCommSplit",
         "ncclGroupEnd", "ncclSend", "ncclRecv", "ncclKernel"};
     rank ranks[RANKS];
     for (size_t f = 0; f < sizeof functions / sizeof *functions; f++)
