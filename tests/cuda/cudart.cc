@@ -292,6 +292,10 @@ cudaError_t tr_emulator_launch(const kernel_launch &launch, cudaStream_t stream)
         if (launch.cooperative && blocks > static_cast<uint64_t>(resident) * PROCESSORS)
             return cudaErrorCooperativeLaunchTooLarge;
         operation op = {launch.kernel, [launch] {
+            if (call_fails("kernel")) { /* when it runs, long after its launch */
+                describe_failure(std::string("kernel ") + launch.kernel + " was to fail");
+                return cudaErrorLaunchFailure;
+            }
             const char *error = tr_emulator::run(launch);
             if (error) describe_failure(error);
             return error ? cudaErrorLaunchFailure : cudaSuccess;

@@ -20,7 +20,8 @@ enum { DEVICES = 8 }; /* at most */
 
 void set_devices(int count);
 void set_memory_limit(size_t bytes); /* of each device */
-/* The nth call from now on of a function ("cudaMalloc", "cublasLtMatmul"; "*": of anything) fails; 0: none. */
+/* The nth call from now on of a function ("cudaMalloc", "cublasLtMatmul"; "*": of anything) fails; 0: none. Of "kernel":
+ * the nth that runs. */
 void fail_call(const char *function, int nth);
 /* What failed on a device, "" for nothing; the device works again. */
 std::string take_failure(int device);
