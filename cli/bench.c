@@ -28,6 +28,8 @@ static int read_options(tr__bench *b, int argc, char **argv)
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"device", 0, "NAME", "where each rank computes: cpu, cuda (the ranks of a host take theirs in turn) or cuda:1",
             TR__TEXT(&b->device)},
+        {"backend", 0, "NAME", "what carries the ranks' collectives: native, nccl (each rank on a GPU of its own) or mpi",
+            TR__CHOICE(&b->backend, "native", "nccl", "mpi")},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b->threads, 1, 1024)},
         {"steps", 0, "N", "steps that count; of mlp and lenet each is 50 in a row", TR__INTEGER(&b->steps, 1, 1000000)},
         {"warmup", 0, "N", "steps before them", TR__INTEGER(&b->warmup, 0, 1000000)},
@@ -78,6 +80,10 @@ static int complete_options(tr__bench *b)
         tr__complain(TR__BENCH, "--capture: ranks exchange gradients within a step, which no graph has; it takes one rank");
         return TR__EXIT_USAGE;
     }
+    if (strcmp(b->backend, "nccl") == 0 && strncmp(b->device, "cuda", 4) != 0) {
+        tr__complain(TR__BENCH, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
+        return TR__EXIT_USAGE;
+    }
     if (!b->batch) b->batch = usual->batch;
     if (!b->seq) b->seq = usual->seq;
     if (!b->size) b->size = usual->size;
@@ -89,7 +95,7 @@ static int bench_model(int argc, char **argv)
 {
     const char **given = tr__bench_given(argc, argv);
     if (!given) return TR__EXIT_FAILED;
-    tr__bench b = {.model = "gpt-mini", .dtype = "f32", .device = "cpu", .ranks = 1, .steps = 20, .warmup = 3};
+    tr__bench b = {.model = "gpt-mini", .dtype = "f32", .device = "cpu", .backend = "native", .ranks = 1, .steps = 20, .warmup = 3};
     int code = read_options(&b, argc, argv);
     if (code < 0) code = complete_options(&b);
     if (code < 0)

@@ -9,7 +9,7 @@
 /* ---- trireme bench model ------------------------------------------------------------------------------------------ */
 
 typedef struct tr__bench {
-    const char *model, *optimizer, *dtype, *device, *peer, *json;
+    const char *model, *optimizer, *dtype, *device, *backend, *peer, *json;
     int batch, seq, size, ranks, threads, steps, warmup;
     bool step_in_backward, capture, bf16_state;
 } tr__bench;

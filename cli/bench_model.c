@@ -267,11 +267,14 @@ static void add_number(cJSON *object, const char *key, double value)
 static cJSON *to_json(const bench_run *r, const results *s)
 {
     const tr__bench *b = r->bench;
-    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)), b->model,
-        r->work.device.kind == TR_CPU ? "" : "/cuda", b->step_in_backward ? "/step-in-backward" : "", b->capture ? "/capture" : "",
-        b->bf16_state ? "/bf16-state" : "", b->peer ? "" : "/alone");
+    bool native = strcmp(b->backend, "native") == 0;
+    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)),
+        b->model, r->work.device.kind == TR_CPU ? "" : "/cuda", native ? "" : "/", native ? "" : b->backend,
+        b->step_in_backward ? "/step-in-backward" : "", b->capture ? "/capture" : "", b->bf16_state ? "/bf16-state" : "",
+        b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "device", b->device);
+    cJSON_AddStringToObject(o, "backend", b->backend);
     cJSON_AddStringToObject(o, "dtype", b->dtype);
     cJSON_AddStringToObject(o, "optimizer", b->optimizer);
     cJSON_AddBoolToObject(o, "step_in_backward", b->step_in_backward);
@@ -341,7 +344,7 @@ int tr__bench_rank(const tr__bench *b)
     TR_SCOPE;
     bench_run r = {.bench = b, .world = 1};
     if (getenv("RANK")) {
-        r.group = tr_join();
+        r.group = tr_join(.backend = b->backend);
         tr_status status = tr_status_of(r.group);
         if (status != TR_OK) return failed(&r, status);
         r.rank = tr_rank(r.group);

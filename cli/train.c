@@ -166,6 +166,8 @@ static void put_options(tr__train *t)
         {"ranks", 'n', "N", "processes that share the work", TR__INTEGER(&t->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"device", 0, "NAME", "where each rank computes: cpu, cuda (the ranks of a host take theirs in turn) or cuda:1",
          TR__TEXT(&t->device)},
+        {"backend", 0, "NAME", "what carries the ranks' collectives: native, nccl (each rank on a GPU of its own) or mpi",
+         TR__CHOICE(&t->backend, "native", "nccl", "mpi")},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&t->threads, 1, 1024)},
         {"timeout", 0, "SECONDS", "how long a rank waits for others, in a collective or to join (600)",
          TR__INTEGER(&t->timeout, 1, INT_MAX / 1000)},
@@ -276,7 +278,7 @@ int tr__cli_train(int argc, char **argv)
                "                                           a classifier, on MNIST, CIFAR-10 or a folder of images\n");
         return TR__EXIT_OK;
     }
-    tr__train t = {.seed = 1, .ranks = 1, .dtype = "f32", .device = "cpu", .keep = 2, .check_replicas = 100};
+    tr__train t = {.seed = 1, .ranks = 1, .dtype = "f32", .device = "cpu", .backend = "native", .keep = 2, .check_replicas = 100};
     if (model && (tr__train_text_begin(&t, model) || tr__train_images_begin(&t, model))) {
         t.model = model;
         snprintf(t.command, sizeof t.command, "train %.20s", model);

@@ -253,7 +253,10 @@ static int check_roll_back(const tr__train *t)
 static int check_device(const tr__train *t)
 {
     tr_device device;
-    return tr_device_parse(t->device, &device) == TR_OK ? -1 : tr__train_failed(t, "--device: %s", tr_error_message());
+    if (tr_device_parse(t->device, &device) != TR_OK) return tr__train_failed(t, "--device: %s", tr_error_message());
+    if (strcmp(t->backend, "nccl") == 0 && device.kind != TR_CUDA)
+        return tr__train_failed(t, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
+    return -1;
 }
 
 int tr__train_check(tr__train *t)

@@ -66,6 +66,7 @@ static void fill(arguments *a, tr__train *t)
     add_number(a, "stop-at", t->stop_at);
     add_number(a, "profile", t->profile);
     add_option(a, "device", t->device);
+    add_option(a, "backend", t->backend);
     add_option(a, "out", t->out);
     if (t->json) add_option(a, "json", t->json);
     if (t->allow_different) add_option(a, "allow-different", t->allow_different);

@@ -187,6 +187,7 @@ static void add_setup(cJSON *object, const run *r)
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(object, numbers[i].key, numbers[i].value);
     cJSON_AddStringToObject(object, "device", t->device);
+    cJSON_AddStringToObject(object, "backend", t->backend);
     cJSON_AddStringToObject(object, "data", t->data);
     cJSON_AddStringToObject(object, "out", t->out);
     cJSON_AddStringToObject(object, "version", tr_version());
@@ -265,7 +266,7 @@ static int report_failure(const run *r, tr_status status)
 /* A launcher of ours tells by itself for whom ranks wait. */
 static tr_group *join(const tr__train *t)
 {
-    tr_join_options options = {.size = sizeof options, .timeout_ms = t->timeout * 1000};
+    tr_join_options options = {.size = sizeof options, .timeout_ms = t->timeout * 1000, .backend = t->backend};
     if (getenv("TRIREME_LAUNCH")) options.report_ms = INT_MAX;
     return t->under_launcher ? tr_join_with(&options) : NULL;
 }

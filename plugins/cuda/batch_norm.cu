@@ -4,11 +4,11 @@
  *   dbias = sum of g, dweight = sum of g xhat, dx = weight rstd (g - dbias/N - xhat dweight/N)
  * With mean and variance given they are constants: dx = weight rstd g.
  *
- * A team of threads makes a channel's sums, or a part of them where channels are few; a second launch adds the parts in
- * order.
+ * A group of threads makes a channel's sums, or a part of them where channels are few; a second launch adds the
+ * parts in order.
  */
 #include "families.h"
-#include "team.h"
+#include "thread_group.h"
 
 namespace {
 
@@ -34,14 +34,14 @@ channel_vector vector_of(const job &j, int i)
 /* How a tensor's channels and the numbers of one are found, and how blocks share them. */
 struct channels {
     axis channel, others;
-    team threads;
+    thread_groups threads;
     int64_t parts, each;
 };
 
 channels channels_of(const tr_device_tensor &x)
 {
     channels c = {axis_in(x, 1u << 1), axis_in(x, ~(1u << 1)), {}, 1, 0};
-    c.threads = team_of(c.channel.n, c.others.n, c.channel.stride[0] < c.others.stride[c.others.ndim - 1]);
+    c.threads = groups_of(c.channel.n, c.others.n, c.channel.stride[0] < c.others.stride[c.others.ndim - 1]);
     c.parts = most(1, least(least(parts_of(c.others.n, PART), MOST_PARTS), parts_of(1024, c.threads.blocks)));
     c.each = parts_of(most(c.others.n, 1), c.parts);
     c.parts = parts_of(most(c.others.n, 1), c.each);
@@ -92,7 +92,7 @@ __global__ void find_moments(moments<compute_of<T>> *parts, const T *x, axis cha
         }
         if (count > C(0)) m = moments<C>{count, first + sum / count, squares - sum * (sum / count)};
     }
-    m = combine_team(m, moments_of_both());
+    m = reduce_in_group(m, moments_of_both());
     if (threadIdx.y == 0 && c < channel.n) parts[blockIdx.y * channel.n + c] = m;
 }
 
@@ -149,8 +149,7 @@ template <class T> tr_status make_statistics(const job &j, bool frozen)
     return LAUNCH(j, finish_moments<C>, grid_for(n), BLOCK, 0, mean, var, parts, n, (int)c.parts);
 }
 
-/* ---- Gradients
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
 template <class C> struct sums { C g, gx; /* of g, and of g xhat */ };
 struct sums_of_both {
@@ -188,7 +187,7 @@ __global__ void sum_gradients(sums<compute_of<T>> *parts, grad_inputs<T> in, axi
             s.gx += arrived * (wide(x[x_others.at(i)]) - mean) * rstd;
         }
     }
-    s = combine_team(s, sums_of_both());
+    s = reduce_in_group(s, sums_of_both());
     if (threadIdx.y == 0 && c < x_channel.n) parts[blockIdx.y * x_channel.n + c] = s;
 }
 

@@ -39,10 +39,10 @@ __global__ void cross_entropy(outputs_of<compute_of<T>> out, const T *logits, ax
     log_sum<C> s = {minus_infinity<C>(), C(0)};
     C total = 0;
     if (mine) each_of_row(row, t.classes, [&](int64_t, const C *x) { s = with_number(s, x[0]); });
-    s = combine_team(s, log_sums_of());
+    s = reduce_in_group(s, log_sums_of());
     if (out.below) { /* mean(top - x), summed as such: a large top would round the sum of x */
         if (mine) each_of_row(row, t.classes, [&](int64_t, const C *x) { total += s.top - x[0]; });
-        total = combine_team(total, plus_of()) / (C)t.classes;
+        total = reduce_in_group(total, plus_of()) / (C)t.classes;
     }
     if (threadIdx.y || !mine) return;
     C rest = log(s.sum), of_row = 0;
@@ -71,7 +71,7 @@ template <class C> __global__ void finish(C *loss, C *count, const C *of_rows, i
         c.sum += (double)of_rows[r];
         c.count += id != t.ignored && id >= 0 && id < t.classes;
     }
-    c = combine_team(c, counted_both());
+    c = reduce_in_group(c, counted_both());
     if (threadIdx.y) return;
     if (loss) *loss = (C)(mean ? c.sum / c.count : c.sum);
     *count = (C)c.count;
@@ -98,7 +98,7 @@ tr_status cuda_cross_entropy(const job &j)
         outputs_of<C> out = {each ? (C *)j.out(0).data : memory.template as<C>(), (C *)j.out(1).data,
                              (C *)j.out(2).data, j.has_out(4) ? (C *)j.out(4).data : nullptr};
         if (rows.n) {
-            team w = team_of_rows(rows.n, t.classes, stride_at(logits, -1), sizeof(T));
+            thread_groups w = groups_of_rows(rows.n, t.classes, stride_at(logits, -1), sizeof(T));
             TRY(LAUNCH(j, cross_entropy<T>, dim3((unsigned)w.blocks), w.block, 0, out, (const T *)logits.data, rows,
                 stride_at(logits, -1), t, a.smoothing));
         }
@@ -151,7 +151,7 @@ tr_status cuda_cross_entropy_grad(const job &j)
         arriving<C> arrived = {g.data, g.dtype, axis_in(g, ~0u),
                                a.reduction == TR_REDUCE_MEAN ? (const C *)j.in(5).data : nullptr,
                                a.reduction == TR_REDUCE_NONE};
-        team w = team_of_rows(rows.n, t.classes, stride_at(logits, -1), sizeof(T));
+        thread_groups w = groups_of_rows(rows.n, t.classes, stride_at(logits, -1), sizeof(T));
         return LAUNCH(j, cross_entropy_grad<T>, dim3((unsigned)w.blocks), w.block, 0, (T *)dlogits.data,
                       axis_in(dlogits, others), stride_at(dlogits, -1), (const T *)logits.data, rows,
                       stride_at(logits, -1), t, arrived, (const C *)j.in(3).data, (const C *)j.in(4).data, a.smoothing);

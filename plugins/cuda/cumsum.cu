@@ -1,7 +1,7 @@
 /* Running sums along one dimension: a thread per line where there are many lines or they are short, else a block per
  * line. */
 #include "families.h"
-#include "team.h"
+#include "thread_group.h"
 
 constexpr int ITEMS = 4, SHORT = 64, MANY = 1 << 14;
 

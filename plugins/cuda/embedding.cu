@@ -4,7 +4,7 @@
  */
 #include "families.h"
 #include "sort.h"
-#include "team.h"
+#include "thread_group.h"
 
 struct ids_of {
     const void *data;

@@ -3,7 +3,7 @@
 #ifndef TRIREME_CUDA_LOG_SUM_H
 #define TRIREME_CUDA_LOG_SUM_H
 
-#include "team.h"
+#include "thread_group.h"
 
 template <class C> struct log_sum { C top, sum; };
 

@@ -4,7 +4,7 @@
  * rstd (h - mean(h) - xhat mean(h xhat)), h = g weight;  dweight = sum over rows of g xhat;  dbias = that of g
  */
 #include "families.h"
-#include "team.h"
+#include "thread_group.h"
 
 template <class T> struct vector_of {
     const T *at; /* NULL: none */
@@ -32,10 +32,10 @@ __global__ void norm(T *y, axis to, int64_t to_step, const T *x, axis at, int64_
     C sum = 0, squares = 0, middle = 0;
     if (mean) {
         if (mine) each_of_row(from, d, [&](int64_t, const C *v) { sum += v[0]; });
-        middle = combine_team(sum, plus_of()) / (C)d;
+        middle = reduce_in_group(sum, plus_of()) / (C)d;
     }
     if (mine) each_of_row(from, d, [&](int64_t, const C *v) { squares += (v[0] - middle) * (v[0] - middle); });
-    C scale = 1 / sqrt(combine_team(squares, plus_of()) / (C)d + (C)eps);
+    C scale = 1 / sqrt(reduce_in_group(squares, plus_of()) / (C)d + (C)eps);
     if (!mine) return;
     row_of<T, 1> into = {{y + to.at(r)}, {to_step}};
     map_row(into, from, d,
@@ -54,7 +54,7 @@ static tr_status run_norm(const job &j, const tr_device_tensor *mean, const tr_d
     return for_float(x.dtype, [&](auto t) {
         using T = typename decltype(t)::type;
         using C = compute_of<T>;
-        team w = team_of_rows(rows.n, size_at(x, -1), stride_at(x, -1), sizeof(T));
+        thread_groups w = groups_of_rows(rows.n, size_at(x, -1), stride_at(x, -1), sizeof(T));
         vector_of<T> none = {nullptr, 0};
         return LAUNCH(j, norm<T>, dim3((unsigned)w.blocks), w.block, 0, (T *)y.data, axis_in(y, others),
                       stride_at(y, -1), (const T *)x.data, rows, stride_at(x, -1), size_at(x, -1), vector_in<T>(j, 1),
@@ -101,7 +101,7 @@ template <class T> __global__ void norm_grad_rows(T *dx, axis to, int64_t to_ste
             sums.first += in.mean ? h : C(0);
             sums.second += h * (v[1] - mean) * rstd;
         });
-    sums = combine_team(sums, both_of());
+    sums = reduce_in_group(sums, both_of());
     if (!mine) return;
     C of_h = sums.first / (C)in.d, of_hx = sums.second / (C)in.d;
     row_of<T, 1> into = {{dx + to.at(r)}, {to_step}};
@@ -123,7 +123,7 @@ template <class T> __global__ void norm_grad_columns(compute_of<T> *parts, norm_
             sums.first += g * (x - (in.mean ? in.mean[r] : C(0))) * in.rstd[r];
             sums.second += g;
         }
-    sums = combine_team(sums, both_of());
+    sums = reduce_in_group(sums, both_of());
     if (threadIdx.y || column >= in.d) return;
     parts[(2 * blockIdx.y) * in.d + column] = sums.first;
     parts[(2 * blockIdx.y + 1) * in.d + column] = sums.second;
@@ -149,7 +149,7 @@ template <class T> static tr_status norm_grad(const job &j, const norm_inputs<T>
     int64_t rows = in.x_at.n;
     if (j.has_out(0) && rows) {
         const tr_device_tensor &dx = j.out(0);
-        team w = team_of_rows(rows, in.d, in.x_step, sizeof(T));
+        thread_groups w = groups_of_rows(rows, in.d, in.x_step, sizeof(T));
         TRY(LAUNCH(j, norm_grad_rows<T>, dim3((unsigned)w.blocks), w.block, 0, (T *)dx.data,
                    axis_in(dx, ~(1u << (dx.shape.ndim - 1))), stride_at(dx, -1), in));
     }

@@ -10,7 +10,7 @@
 #include "families.h"
 #include "graph.h"
 #include "random.h"
-#include "team.h"
+#include "thread_group.h"
 
 namespace {
 
@@ -404,8 +404,7 @@ template <template <class> class Rule, bool MAY_BE_BF16 = false> tr_status step(
     });
 }
 
-/* ---- Measures: two sums over a whole parameter, in a fixed order
- * ----------------------------------------------------- */
+/* ---- Measures: two sums over a whole parameter, in a fixed order ------------------------------------------------- */
 
 struct two { double first, second; };
 struct both_of {
@@ -464,7 +463,7 @@ __global__ void measure_kernel(two *parts, const P *p, const P *g, run_of<P> r, 
             if (r.state[k]) r.state[k][i] = s[k];
         if (direction) direction[i] = d;
     }
-    sum = combine_team(sum, both_of());
+    sum = reduce_in_group(sum, both_of());
     if (threadIdx.y == 0) parts[blockIdx.x] = sum;
 }
 
@@ -472,7 +471,7 @@ __global__ void add_two(const two *parts, int64_t n, double *sums)
 {
     two sum = {0, 0};
     for (int64_t i = threadIdx.y; i < n; i += blockDim.y) sum = both_of()(sum, parts[i]);
-    sum = combine_team(sum, both_of());
+    sum = reduce_in_group(sum, both_of());
     if (threadIdx.y) return;
     sums[0] = sum.first;
     sums[1] = sum.second;

@@ -1,10 +1,10 @@
 /*
- * Reductions over any dimensions. A result is made by a team of threads (team.h); where there are few results of many
- * elements each, several blocks make a part of each, and a second launch puts the parts together. The order is fixed by
- * the sizes alone.
+ * Reductions over any dimensions. A result is made by a group of threads (thread_group.h); where there are few
+ * results of many elements each, several blocks make a part of each, and a second launch puts the parts together.
+ * The order is fixed by the sizes alone.
  */
 #include "families.h"
-#include "team.h"
+#include "thread_group.h"
 
 /* What is seen of a result's elements: an op starts with start(), takes elements by add() and others' by operator(),
  * and writes what it has by value(). */
@@ -75,7 +75,7 @@ __global__ void reduce(const T *x, axis kept, axis reduced, int64_t each, typena
         x += kept.at(r);
         for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y) seen = op.add(seen, wide(x[reduced.at(i)]), i);
     }
-    seen = combine_team(seen, op);
+    seen = reduce_in_group(seen, op);
     if (threadIdx.y || r >= kept.n) return;
     if (parts) parts[blockIdx.y * kept.n + r] = seen;
     else store_as(dtype, y, r, op.value(seen));
@@ -101,7 +101,7 @@ static tr_status reduce_to(const job &j, const tr_device_tensor &x, uint32_t dim
 {
     axis kept = axis_in(x, ~dims), reduced = axis_in(x, dims);
     if (kept.n == 0) return TR_OK;
-    team t = team_of(kept.n, reduced.n, kept.stride[kept.ndim - 1] < reduced.stride[reduced.ndim - 1]);
+    thread_groups t = groups_of(kept.n, reduced.n, kept.stride[kept.ndim - 1] < reduced.stride[reduced.ndim - 1]);
     if (t.blocks > GRID_LIMIT) return TR_DECLINED;
     int64_t parts = least(parts_of(reduced.n, PART), parts_of(ENOUGH_BLOCKS, t.blocks));
     int64_t each = parts > 1 ? parts_of(reduced.n, parts) : reduced.n;
@@ -175,8 +175,7 @@ tr_status cuda_min(const job &j) { return reduce_any<smallest, smallest<int64_t>
 tr_status cuda_argmax(const job &j) { return reduce_any<place_of_largest, place_of_largest<int64_t>>(j); }
 tr_status cuda_argmin(const job &j) { return reduce_any<place_of_smallest, place_of_smallest<int64_t>>(j); }
 
-/* ---- Gradients of max, min and prod: g and y have the dimensions of x, those reduced of size 1
- * ------------------------ */
+/* ---- Gradients of max, min and prod: g and y have the dimensions of x, those reduced of size 1 ------------------- */
 
 /* What a gradient has to know of a result's elements. */
 struct around {
@@ -222,7 +221,7 @@ template <class T, class Op> __global__ void reduce_grad(T *dx, const T *g, cons
         for (int64_t i = threadIdx.y; i < a.x_reduced.n; i += blockDim.y)
             seen = op.add(seen, wide(x[a.x_reduced.at(i)]), top);
     }
-    seen = combine_team(seen, around_both());
+    seen = reduce_in_group(seen, around_both());
     if (!mine) return;
     C arrived = wide(g[a.g.at(r)]);
     dx += a.dx.at(r);
@@ -237,7 +236,8 @@ template <class Op> static tr_status run_grad(const job &j)
     grad_axes a = {axis_in(g, ~dims), axis_in(y, ~dims), axis_in(x, ~dims), axis_in(x, dims), axis_in(dx, ~dims),
         axis_in(dx, dims)};
     if (a.x.n == 0 || a.x_reduced.n == 0) return TR_OK;
-    team t = team_of(a.x.n, a.x_reduced.n, a.x.stride[a.x.ndim - 1] < a.x_reduced.stride[a.x_reduced.ndim - 1]);
+    bool side_by_side = a.x.stride[a.x.ndim - 1] < a.x_reduced.stride[a.x_reduced.ndim - 1];
+    thread_groups t = groups_of(a.x.n, a.x_reduced.n, side_by_side);
     if (t.blocks > GRID_LIMIT) return TR_DECLINED;
     return for_float(x.dtype, [&](auto type) {
         using T = typename decltype(type)::type;
@@ -249,8 +249,7 @@ template <class Op> static tr_status run_grad(const job &j)
 tr_status cuda_max_grad(const job &j) { return run_grad<share_out>(j); }
 tr_status cuda_prod_grad(const job &j) { return run_grad<divide_out>(j); }
 
-/* ---- sum_squares: y <- y + the sum of the squares of x, in f64
- * -------------------------------------------------------- */
+/* ---- sum_squares: y <- y + the sum of the squares of x, in f64 --------------------------------------------------- */
 
 template <class T> __global__ void squares(const T *x, int64_t n, int64_t each, double *parts)
 {
@@ -260,7 +259,7 @@ template <class T> __global__ void squares(const T *x, int64_t n, int64_t each, 
         double value = (double)wide(x[i]);
         sum += value * value;
     }
-    sum = combine_team(sum, plus_of());
+    sum = reduce_in_group(sum, plus_of());
     if (threadIdx.y == 0) parts[blockIdx.x] = sum;
 }
 
@@ -268,7 +267,7 @@ __global__ static void add_up(const double *parts, int64_t n, double *y)
 {
     double sum = 0;
     for (int64_t i = threadIdx.y; i < n; i += blockDim.y) sum += parts[i];
-    sum = combine_team(sum, plus_of());
+    sum = reduce_in_group(sum, plus_of());
     if (threadIdx.y == 0) *y += sum;
 }
 

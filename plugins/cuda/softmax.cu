@@ -30,7 +30,7 @@ template <class T, bool LOG> __global__ void softmax(T *y, const T *x, rows<2> r
     row_of<const T, 1> from = {{mine ? x + r.others[1].at(line) : x}, {r.step[1]}};
     log_sum<C> s = {minus_infinity<C>(), C(0)};
     if (mine) each_of_row(from, r.n, [&](int64_t, const C *value) { s = with_number(s, value[0]); });
-    s = combine_team(s, log_sums_of());
+    s = reduce_in_group(s, log_sums_of());
     if (!mine) return;
     row_of<T, 1> to = {{y + r.others[0].at(line)}, {r.step[0]}};
     C rest = log(s.sum);
@@ -50,7 +50,7 @@ template <class T, bool LOG> __global__ void softmax_grad(T *dx, const T *g, con
                                {r.step[1], r.step[2]}};
     C sum = 0;
     if (mine) each_of_row(from, r.n, [&](int64_t, const C *v) { sum += LOG ? v[0] : v[0] * v[1]; });
-    sum = combine_team(sum, plus_of());
+    sum = reduce_in_group(sum, plus_of());
     if (!mine) return;
     row_of<T, 1> to = {{dx + r.others[0].at(line)}, {r.step[0]}};
     map_row(to, from, r.n, [&](int64_t, const C *v) { return LOG ? v[0] - exp(v[1]) * sum : v[1] * (v[0] - sum); });
@@ -63,7 +63,7 @@ template <bool LOG> static tr_status run_softmax(const job &j)
     if (r.count * r.n == 0) return TR_OK;
     return for_float(j.out(0).dtype, [&](auto t) {
         using T = typename decltype(t)::type;
-        team w = team_of_rows(r.count, r.n, r.step[1], sizeof(T));
+        thread_groups w = groups_of_rows(r.count, r.n, r.step[1], sizeof(T));
         return LAUNCH(j, (softmax<T, LOG>), dim3((unsigned)w.blocks), w.block, 0, (T *)j.out(0).data,
                       (const T *)j.in(0).data, r);
     });
@@ -76,7 +76,7 @@ template <bool LOG> static tr_status run_softmax_grad(const job &j)
     if (r.count * r.n == 0) return TR_OK;
     return for_float(j.out(0).dtype, [&](auto t) {
         using T = typename decltype(t)::type;
-        team w = team_of_rows(r.count, r.n, r.step[2], sizeof(T));
+        thread_groups w = groups_of_rows(r.count, r.n, r.step[2], sizeof(T));
         return LAUNCH(j, (softmax_grad<T, LOG>), dim3((unsigned)w.blocks), w.block, 0, (T *)j.out(0).data,
             (const T *)j.in(0).data, (const T *)j.in(1).data, r);
     });

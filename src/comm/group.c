@@ -360,13 +360,14 @@ static void open_recorder(tr_group *group, tr__recorder *beside)
     if (group->world_size > 1 && !group->recorder) group->recorder = tr__recorder_open(&options);
 }
 
-tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, tr__recorder *beside, int timeout_ms)
+tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, void **part, tr__recorder *beside,
+    int timeout_ms)
 {
     tr__member member = {.group = group->name, .rank = group->rank, .world_size = group->world_size,
         .local_rank = group->local_rank, .device = group->device, .store = store,
         .seat = seat, .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,
         .algorithms = group->algorithms, .report_ms = group->report_ms, .encrypt = group->encrypt,
-        .unexpected_bytes = (uint64_t)group->unexpected_bytes, .behind = group->behind};
+        .unexpected_bytes = (uint64_t)group->unexpected_bytes, .behind = group->behind, .part = part};
     open_recorder(group, beside);
     member.recorder = group->recorder;
     TR__TRY(group->backend->join(&member, &group->state));

@@ -53,6 +53,7 @@ tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_d
 tr_group *tr__group_twin(tr_group *group);
 /* Meets the other ranks in the store (NULL in a world of one) and keeps it; names, ranks and backend are set. For a group within
  * another: where they have met already, if they have, and the other group's recorder. */
-tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, tr__recorder *beside, int timeout_ms);
+tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, void **part, tr__recorder *beside,
+    int timeout_ms);
 
 #endif

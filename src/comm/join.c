@@ -123,7 +123,7 @@ static tr_status join_once(tr_group *group, tr_store *given, const tr__place *p,
     TR_SCOPE;
     tr_store *store = given ? given : p->world_size > 1 ? open_store(p, timeout_ms) : NULL;
     TR__TRY(tr_status_of(store));
-    return tr__group_enter(group, store, NULL, NULL, timeout_ms);
+    return tr__group_enter(group, store, NULL, NULL, NULL, timeout_ms);
 }
 
 /* Only the native backend's connections are ours to encrypt. */

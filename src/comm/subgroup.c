@@ -27,6 +27,7 @@ typedef struct making {
     choice mine, *all;  /* all: [world], and one row with the random word; then */
     tr__shm_place *blocks; /* [world]: the ranks' control blocks */
     tr__seat seat;
+    void *part;         /* of the backend's, for the sub-group; NULL: none */
     const int *list;    /* of LIST_CALL: [list_count], ranks of the parent */
     int list_count;
     const tr__backend *backend; /* of the sub-group; NULL: the parent's */
@@ -187,14 +188,24 @@ static tr_status meet(making *m)
     made->encrypt = parent->encrypt && !m->backend; /* a twin's bare connections are encrypted by who uses them */
     TR__TRY(tr__group_set(made, parent->transport, parent->address, parent->algorithms));
     TR__TRY(tr__group_watch(made, parent->job, parent->flight_dir, parent->report_ms));
-    if (has_sides(&m->seat)) return tr__group_enter(made, NULL, &m->seat, parent->recorder, made->timeout_ms);
+    if (has_sides(&m->seat)) return tr__group_enter(made, NULL, &m->seat, NULL, parent->recorder, made->timeout_ms);
 
     char prefix[64];
     int64_t color = m->mine.kind == SPLIT_CALL ? m->mine.color : 0;
     snprintf(prefix, sizeof prefix, "sub/%016" PRIx64 "/%" PRId64, m->all[parent->world_size].kind, color);
     tr_store *store = made->world_size > 1 ? tr_store_prefix(parent->store, prefix) : NULL;
     TR__TRY(tr_status_of(store));
-    return tr__group_enter(made, store, NULL, parent->recorder, made->timeout_ms);
+    return tr__group_enter(made, store, NULL, &m->part, parent->recorder, made->timeout_ms);
+}
+
+/* Has the parent's backend divide what it has among the sub-groups of several ranks. All ranks of the parent come here. */
+static tr_status divide(making *m, bool member)
+{
+    const tr_group *parent = m->parent;
+    int color = !member || m->member_count == 1 ? -1 : m->list ? 0 : (int)m->mine.color;
+    if (m->backend || !parent->backend->split) return TR_OK;
+    int key = index_of(m->members, m->member_count, parent->rank);
+    return parent->backend->split(parent->state, color, key > 0 ? key : 0, parent->timeout_ms, &m->part);
 }
 
 /* The ranks' part in the call: alike on all of them, as all see the same. *member: this rank is one. */
@@ -239,7 +250,9 @@ static tr_status make(making *m, bool *member)
     tr_status status = agree(m, member);
     bool alone = status != TR_OK || !*member || m->member_count == 1; /* nobody else knows of it */
     if (alone) tr__native_drop(&m->seat);
+    if (status == TR_OK) status = divide(m, *member);
     if (status == TR_OK && *member) status = meet(m);
+    if (m->part) m->parent->backend->drop_part(m->parent->state, m->part); /* nobody took it */
     tr__native_abandon(&m->seat); /* what was not taken over */
     return status;
 }

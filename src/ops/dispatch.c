@@ -125,7 +125,9 @@ static tr_status check_devices(const tr_op_call *call)
 
 tr_status tr__compute(tr_op_call *call)
 {
-    TR__TRY(call->op->infer(call));
+    tr_status inferred = call->op->infer(call);
+    if (inferred == TR_NO_MEMORY) tr__fail_context(inferred, "%s", call->op->name); /* infer made the outputs */
+    TR__TRY(inferred);
     for (int i = 0; i < call->n_outputs; i++) {
         if (!call->outputs[i]) return tr__fail(TR_INTERNAL, "%s: infer left output %d out", call->op->name, i);
         TR__TRY(tr_status_of(call->outputs[i]));

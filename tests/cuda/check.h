@@ -27,7 +27,10 @@ struct device_array {
     T *data = nullptr;
     size_t count;
 
-    explicit device_array(size_t n) : count(n) { assert_cuda(cudaMalloc(reinterpret_cast<void **>(&data), n * sizeof(T))); }
+    explicit device_array(size_t n) : count(n)
+    {
+        assert_cuda(cudaMalloc(reinterpret_cast<void **>(&data), n * sizeof(T)));
+    }
     explicit device_array(const std::vector<T> &from) : device_array(from.size())
     {
         assert_cuda(cudaMemcpy(data, from.data(), count * sizeof(T), cudaMemcpyHostToDevice));

@@ -1,15 +1,16 @@
 /*
- * CUDA's language for g++: qualifiers, indices, barriers, warp operations, atomics and arithmetic, so that a .cu file runs on
- * the CPU. emulator.cc runs the blocks; runtime.h declares the runtime, whose double is cudart.cc.
+ * CUDA's language for g++: qualifiers, indices, barriers, warp operations, atomics and arithmetic, so that a .cu
+ * file runs on the CPU. emulator.cc runs the blocks; runtime.h declares the runtime, whose double is cudart.cc.
  *
- * A block runs on one thread of the host. Its threads run one after another, in an order that the seed decides, each until
- * it has to wait for others; so whatever a missing barrier lets happen early does happen early. Errors name the block, the
- * thread, the file and the line: a barrier that not all threads reach, a lane that its mask leaves out, a wait without end,
- * an access to memory that is not the device's. Dynamic shared memory and fresh device memory hold NaN.
+ * A block runs on one thread of the host. Its threads run one after another, in an order that the seed decides, each
+ * until it has to wait for others; so whatever a missing barrier lets happen early does happen early. Errors name
+ * the block, the thread, the file and the line: a barrier that not all threads reach, a lane that its mask leaves
+ * out, a wait without end, an access to memory that is not the device's. Dynamic shared memory and fresh device
+ * memory hold NaN.
  *
- * Stricter than a card: a thread must not return before a barrier that others reach, all threads of a barrier or a warp
- * operation are at the same line, the 16-bit types convert explicitly. What it cannot show: speed, memory fences,
- * occupancy, waits of one block for another outside cooperative launches.
+ * Stricter than a card: a thread must not return before a barrier that others reach, all threads of a barrier or a
+ * warp operation are at the same line, the 16-bit types convert explicitly. What it cannot show: speed, memory
+ * fences, occupancy, waits of one block for another outside cooperative launches.
  */
 #ifndef TR_TEST_CUDA_EMULATOR_H
 #define TR_TEST_CUDA_EMULATOR_H
@@ -200,7 +201,8 @@ template <typename T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32, TR_SITE)
 {
     const unsigned first = tr_emulator::lane() & ~static_cast<unsigned>(width - 1);
-    return tr_emulator::shuffle("__shfl_sync", mask, value, first | (static_cast<unsigned>(source) & static_cast<unsigned>(width - 1)), at);
+    return tr_emulator::shuffle("__shfl_sync", mask, value,
+        first | (static_cast<unsigned>(source) & static_cast<unsigned>(width - 1)), at);
 }
 
 template <typename T>
@@ -322,7 +324,8 @@ inline __nv_bfloat162 atomicAdd(__nv_bfloat162 *at, __nv_bfloat162 v)
 #define TR_MINMAX(type)                                                   \
     inline type min(type a, type b) { return b < a ? b : a; }             \
     inline type max(type a, type b) { return a < b ? b : a; }
-TR_MINMAX(int) TR_MINMAX(unsigned) TR_MINMAX(long) TR_MINMAX(unsigned long) TR_MINMAX(long long) TR_MINMAX(unsigned long long)
+TR_MINMAX(int) TR_MINMAX(unsigned) TR_MINMAX(long) TR_MINMAX(unsigned long) TR_MINMAX(long long)
+TR_MINMAX(unsigned long long)
 #undef TR_MINMAX
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }

@@ -1,7 +1,7 @@
 /*
  * A double of CUDA's runtime. A stream is a queue that nothing drains until the host waits for something; then one
- * operation after another runs, of any stream whose next one may, as the seed chooses. So what no event orders comes in the
- * wrong order sooner or later. Several threads of the host may wait at once, and each runs operations.
+ * operation after another runs, of any stream whose next one may, as the seed chooses. So what no event orders comes
+ * in the wrong order sooner or later. Several threads of the host may wait at once, and each runs operations.
  */
 #include "cudart_state.h"
 
@@ -283,7 +283,8 @@ cudaError_t tr_emulator_launch(const kernel_launch &launch, cudaStream_t stream)
         auto most = state().dynamic_shared.find(launch.function);
         int resident = 0;
         if (!s || s->device != current) return cudaErrorInvalidResourceHandle;
-        if (threads == 0 || threads > 1024 || b.z > 64 || blocks == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535)
+        if (threads == 0 || threads > 1024 || b.z > 64 || blocks == 0 || g.x > 0x7fffffffu || g.y > 65535 ||
+            g.z > 65535)
             return cudaErrorInvalidConfiguration;
         if (launch.shared > std::max(+SHARED_USUAL, most == state().dynamic_shared.end() ? 0 : most->second))
             return cudaErrorInvalidValue;
@@ -291,6 +292,10 @@ cudaError_t tr_emulator_launch(const kernel_launch &launch, cudaStream_t stream)
         if (launch.cooperative && blocks > static_cast<uint64_t>(resident) * PROCESSORS)
             return cudaErrorCooperativeLaunchTooLarge;
         operation op = {launch.kernel, [launch] {
+            if (call_fails("kernel")) { /* when it runs, long after its launch */
+                describe_failure(std::string("kernel ") + launch.kernel + " was to fail");
+                return cudaErrorLaunchFailure;
+            }
             const char *error = tr_emulator::run(launch);
             if (error) describe_failure(error);
             return error ? cudaErrorLaunchFailure : cudaSuccess;
@@ -414,7 +419,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         tr_stream *s = stream_of(stream);
         if (!s || !state().events.count(event) || event->device != s->device) return cudaErrorInvalidResourceHandle;
         event->latest = std::make_shared<moment>();
-        const cudaError_t error = put(held, s, queued{{"cudaEventRecord", nullptr, nullptr}, event->latest, nullptr, 0, nullptr});
+        const cudaError_t error = put(held, s, queued{{"cudaEventRecord", nullptr, nullptr}, event->latest, nullptr, 0,
+            nullptr});
         event->captured = s->capture ? s : nullptr;
         event->captured_at = s->captured;
         return error;

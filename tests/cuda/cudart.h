@@ -15,12 +15,13 @@ namespace tr_emulator {
 
 enum { DEVICES = 8 }; /* at most */
 
-/* ---- For tests: the environment variable CUDA_EMULATOR="seed=7 devices=2 memory_mb=512 fail=cudaMalloc:3" says the same
- * at the start of a process. ---- */
+/* ---- For tests: the environment variable CUDA_EMULATOR="seed=7 devices=2 memory_mb=512 fail=cudaMalloc:3" says the
+ * same at the start of a process. ---- */
 
 void set_devices(int count);
 void set_memory_limit(size_t bytes); /* of each device */
-/* The nth call from now on of a function ("cudaMalloc", "cublasLtMatmul"; "*": of anything) fails; 0: none. */
+/* The nth call from now on of a function ("cudaMalloc", "cublasLtMatmul"; "*": of anything) fails; 0: none. Of "kernel":
+ * the nth that runs. */
 void fail_call(const char *function, int nth);
 /* What failed on a device, "" for nothing; the device works again. */
 std::string take_failure(int device);
@@ -34,7 +35,7 @@ std::mutex &runtime_lock();
 int current_device();
 int device_count();
 
-/* ---- Memory (cudart_memory.cc); with the lock held ---------------------------------------------------------------- */
+/* ---- Memory (cudart_memory.cc); with the lock held --------------------------------------------------------------- */
 
 enum class where { pageable, pinned, device, nowhere /* a device's, but not allocated */ };
 struct location {
@@ -46,12 +47,13 @@ cudaError_t allocate_device(void **memory, size_t bytes, int device);
 cudaError_t free_device(void *memory);
 size_t device_bytes_used(int device);
 size_t memory_limit();
-/* Threads that run the device's work reach the memory of these devices, a bit each, until they leave; the host never. */
+/* Threads that run the device's work reach the memory of these devices, a bit each, until they leave; the host
+ * never. */
 void open_memory(unsigned devices);
 void leave_memory(unsigned devices);
 void close_idle_memory();
 
-/* ---- Streams (cudart.cc) ------------------------------------------------------------------------------------------ */
+/* ---- Streams (cudart.cc) ----------------------------------------------------------------------------------------- */
 
 /* A part of work that takes time: true when it has ended. */
 typedef std::function<bool(cudaError_t *)> poll_function;

@@ -70,16 +70,19 @@ bool kind_fits(cudaMemcpyKind kind, location to, location from)
     }
 }
 
-/* Pageable host memory is read before the call returns, and is written before it does; pinned memory when the copy runs. */
+/* Pageable host memory is read before the call returns, and is written before it does; pinned memory when the copy
+ * runs. */
 cudaError_t copy(const char *name, copy_plan p, cudaMemcpyKind kind, cudaStream_t stream, bool wait)
 {
     return call(name, cudaErrorInvalidValue, [&](held_lock &held) {
         if (p.width == 0 || p.height == 0) return cudaSuccess;
-        const size_t to_bytes = p.to_pitch * (p.height - 1) + p.width, from_bytes = p.from_pitch * (p.height - 1) + p.width;
+        const size_t to_bytes = p.to_pitch * (p.height - 1) + p.width,
+            from_bytes = p.from_pitch * (p.height - 1) + p.width;
         const location to = locate(p.to, to_bytes), from = locate(p.from, from_bytes);
         tr_stream *s = stream_of(stream);
         if (!s) return cudaErrorInvalidResourceHandle;
-        if (to.kind == where::nowhere || from.kind == where::nowhere || !kind_fits(kind, to, from)) return cudaErrorInvalidValue;
+        if (to.kind == where::nowhere || from.kind == where::nowhere || !kind_fits(kind, to, from))
+            return cudaErrorInvalidValue;
         shared_ptr<std::vector<char>> staged;
         if (from.kind == where::pageable && !s->capture) {
             const auto *bytes = static_cast<const char *>(p.from);
@@ -141,7 +144,8 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t byt
     return copy("cudaMemcpyPeerAsync", {to, from, bytes, bytes, bytes, 1}, cudaMemcpyDeviceToDevice, stream, false);
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+    size_t height,
     cudaMemcpyKind kind, cudaStream_t stream)
 {
     return copy("cudaMemcpy2DAsync", {to, from, to_pitch, from_pitch, width, height}, kind, stream, false);

@@ -43,7 +43,8 @@ cudaError_t cudaGetDevice(int *device)
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
-    if (call_fails("cudaGetDeviceProperties") || device < 0 || device >= state().count) return note(cudaErrorInvalidDevice);
+    if (call_fails("cudaGetDeviceProperties") || device < 0 || device >= state().count)
+        return note(cudaErrorInvalidDevice);
     *p = {};
     snprintf(p->name, sizeof p->name, "Emulated GPU");
     p->totalGlobalMem = memory_limit();
@@ -139,14 +140,16 @@ const char *cudaGetErrorString(cudaError_t error)
 {
     held_lock held(state().lock);
     const std::string &text = state().devices[current].text;
-    if (error == cudaSuccess || error != state().devices[current].failure || text.empty()) return cudaGetErrorName(error);
+    if (error == cudaSuccess || error != state().devices[current].failure || text.empty())
+        return cudaGetErrorName(error);
     state().texts.push_back(text);
     return state().texts.back().c_str();
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
-    if (call_fails("cudaDeviceCanAccessPeer") || device < 0 || peer < 0 || device >= state().count || peer >= state().count)
+    if (call_fails("cudaDeviceCanAccessPeer") || device < 0 || peer < 0 || device >= state().count ||
+        peer >= state().count)
         return note(cudaErrorInvalidDevice);
     *can = device != peer;
     return cudaSuccess;

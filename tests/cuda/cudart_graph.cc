@@ -26,7 +26,8 @@ cudaError_t refuse_while_capturing()
 
 using namespace tr_emulator;
 
-/* Runs the nodes, those of a lane in order, waiting as they did when they were captured, in an order that is drawn anew. */
+/* Runs the nodes, those of a lane in order, waiting as they did when they were captured, in an order that is drawn
+ * anew. */
 static cudaError_t replay(const tr_graph &g)
 {
     std::vector<std::deque<queued>> lanes;

@@ -142,8 +142,8 @@ void close_idle_memory()
         if (m.users == 0) protect(m, false);
 }
 
-/* Called by a signal handler on a thread that does not hold the lock; other threads may change the maps, which a test that
- * has failed already must risk. */
+/* Called by a signal handler on a thread that does not hold the lock; other threads may change the maps, which a
+ * test that has failed already must risk. */
 const char *describe_address(const void *address)
 {
     static thread_local char text[160];
@@ -159,8 +159,10 @@ const char *describe_address(const void *address)
         --next;
         const auto inside = static_cast<size_t>(at - next->first);
         if (inside < next->second)
-            snprintf(text, sizeof text, "byte %zu of %zu on device %d, whose memory it cannot reach", inside, next->second, d);
-        else snprintf(text, sizeof text, "%zu bytes after the end of %zu on device %d", inside - next->second, next->second, d);
+            snprintf(text, sizeof text, "byte %zu of %zu on device %d, whose memory it cannot reach", inside,
+                next->second, d);
+        else snprintf(text, sizeof text, "%zu bytes after the end of %zu on device %d", inside - next->second,
+            next->second, d);
         return text;
     }
     return "which is no memory of a device";

@@ -129,7 +129,8 @@ static fiber *take_stack()
 }
 
 block_run::block_run(const kernel_launch &l, grid_meeting *m, uint64_t s)
-    : launch(l), meeting(m), state(s), count(l.block.x * l.block.y * l.block.z), threads(count), warps((count + 31) / 32),
+    : launch(l), meeting(m), state(s), count(l.block.x * l.block.y * l.block.z), threads(count),
+      warps((count + 31) / 32),
       order(warps.size())
 {
     std::iota(order.begin(), order.end(), 0u);
@@ -496,7 +497,8 @@ void load_matrices(unsigned *r, int count, bool transposed, const void *row, sit
             for (int m = 0; m < to->count; m++) {
                 unsigned short pair[2];
                 for (unsigned k = 0; k < 2; k++) {
-                    const unsigned y = to->transposed ? i % 4 * 2 + k : i / 4, x = to->transposed ? i / 4 : i % 4 * 2 + k;
+                    const unsigned y = to->transposed ? i % 4 * 2 + k : i / 4,
+                                   x = to->transposed ? i / 4 : i % 4 * 2 + k;
                     const void *from = static_cast<const part *>(slots[static_cast<unsigned>(m) * 8 + y])->row;
                     memcpy(&pair[k], static_cast<const char *>(from) + 2 * x, 2);
                 }
@@ -537,7 +539,8 @@ void copy_wait(int left)
 
 /* ---- Grids ------------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a cooperative launch, a thread of the host each; one of them runs at a time, and the seed says which is next. */
+/* Blocks of a cooperative launch, a thread of the host each; one of them runs at a time, and the seed says which is
+ * next. */
 struct grid_meeting {
     std::mutex lock;
     std::condition_variable changed;

@@ -10,8 +10,8 @@ namespace tr_emulator {
 bool in_kernel();
 void watch_faults();
 
-/* cudart.cc: what stands at an address, for a message; a thread outside kernels fails to read or write it. Both are called
- * by a signal handler, on the thread that failed. */
+/* cudart.cc: what stands at an address, for a message; a thread outside kernels fails to read or write it. Both are
+ * called by a signal handler, on the thread that failed. */
 const char *describe_address(const void *address);
 void describe_host_fault(const void *address);
 

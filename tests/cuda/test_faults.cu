@@ -1,6 +1,6 @@
 /*
- * Faults that are planted in kernels and in the order of streams, each of which the emulator must show. Each stands beside
- * the same code without the fault, which must pass.
+ * Faults that are planted in kernels and in the order of streams, each of which the emulator must show. Each stands
+ * beside the same code without the fault, which must pass.
  */
 #include "check.h"
 #include "engine.h"
@@ -82,7 +82,7 @@ static void test_removed_warp_barrier_gives_a_wrong_result(void **)
     }
 }
 
-/* ---- Barriers and warp operations that not all reach --------------------------------------------------------------- */
+/* ---- Barriers and warp operations that not all reach ------------------------------------------------------------- */
 
 __global__ static void some_return(int n)
 {
@@ -129,13 +129,15 @@ static void test_warp_operations_that_not_all_reach(void **)
 {
     device_array<float> out(32);
     assert_cuda(TR_LAUNCH(outside_mask, 1, 16, 0, nullptr, out.data));
-    assert_failure({"a lane outside its mask: thread (0,0,0) waits in __shfl_sync, mask 0x0000fffe, at ", "test_faults.cu:"});
+    assert_failure({"a lane outside its mask: thread (0,0,0) waits in __shfl_sync, mask 0x0000fffe, at ",
+        "test_faults.cu:"});
     assert_cuda(TR_LAUNCH(different_operations, 1, 32, 0, nullptr, out.data));
     assert_failure({"lanes in different warp operations: ", "__shfl_xor_sync", "__shfl_down_sync", "test_faults.cu:"});
     assert_cuda(TR_LAUNCH(circle, 1, 3, 0, nullptr));
     assert_failure({"kernel circle, block (0,0,0): deadlock: thread (", "waits in __syncwarp, mask 0x"});
     assert_cuda(TR_LAUNCH(barrier_for_some_lanes, 1, 32, 0, nullptr));
-    assert_failure({"divergent barrier: thread (4,0,0) waits in __syncthreads()", "waits in __syncwarp, mask 0xffffffff"});
+    assert_failure({"divergent barrier: thread (4,0,0) waits in __syncthreads()",
+        "waits in __syncwarp, mask 0xffffffff"});
 }
 
 __global__ static void some_blocks_meet()
@@ -172,7 +174,8 @@ static void test_off_by_one_in_a_grid(void **)
     assert_true(std::isnan(short_of.read()[n - 1]));
     /* A block too many writes behind the end. */
     assert_cuda(TR_LAUNCH(fill<false>, n / 256 + 2, 256, 0, nullptr, out.data, n));
-    assert_failure({"kernel fill<false>, block (", "thread (", "accesses 0x", "bytes after the end of 4000 on device 0"});
+    assert_failure({"kernel fill<false>, block (", "thread (", "accesses 0x",
+        "bytes after the end of 4000 on device 0"});
 }
 
 __global__ static void read_at(const int *from, int *to) { *to = *from; }
@@ -232,7 +235,8 @@ static int run_child(void (*body)(void *), void *argument, char (&text)[4096])
         _exit(0);
     }
     close(ends[1]);
-    while (got < sizeof text - 1 && (n = read(ends[0], text + got, sizeof text - 1 - got)) > 0) got += static_cast<size_t>(n);
+    while (got < sizeof text - 1 && (n = read(ends[0], text + got, sizeof text - 1 - got)) > 0)
+        got += static_cast<size_t>(n);
     text[got] = 0;
     close(ends[0]);
     int status;

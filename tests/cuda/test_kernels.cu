@@ -1,6 +1,6 @@
 /*
- * The language of kernels: each primitive against what CUDA's manual says of it. Built by nvcc, the same tests run on a card,
- * without those of what the emulator adds: poisoned memory, copies that are late, orders by seed.
+ * The language of kernels: each primitive against what CUDA's manual says of it. Built by nvcc, the same tests run
+ * on a card, without those of what the emulator adds: poisoned memory, copies that are late, orders by seed.
  */
 #include "check.h"
 
@@ -13,7 +13,8 @@ static void test_half_rounds_to_even(void **)
 {
     const struct { float from; unsigned short to; } cases[] = {
         {0.0f, 0x0000}, {-0.0f, 0x8000}, {1.0f, 0x3c00}, {-2.0f, 0xc000}, {65504.0f, 0x7bff}, {65519.0f, 0x7bff},
-        {65520.0f, 0x7c00}, {1e30f, 0x7c00}, {-INFINITY, 0xfc00}, {0x1p-14f, 0x0400}, {0x1p-24f, 0x0001}, {0x1p-25f, 0x0000},
+        {65520.0f, 0x7c00}, {1e30f, 0x7c00}, {-INFINITY, 0xfc00}, {0x1p-14f, 0x0400}, {0x1p-24f, 0x0001},
+        {0x1p-25f, 0x0000},
         {0x1.8p-25f, 0x0001}, {0x1.ff8p-15f, 0x03ff}, {0x1.ffcp-15f, 0x0400}, {1.0f + 0x1p-11f, 0x3c00},
         {1.0f + 0x3p-11f, 0x3c02}, {1.0f + 0x1.2p-11f, 0x3c01}};
     for (const auto &c : cases) assert_int_equal(__half_as_ushort(__float2half_rn(c.from)), c.to);
@@ -68,7 +69,8 @@ __global__ static void rotate(int *values, int rounds, int *votes)
         __syncthreads();
     }
     values[threadIdx.x] = value;
-    const int count = __syncthreads_count(value % 3 == 0), all = __syncthreads_and(value >= 0), any = __syncthreads_or(value < 0);
+    const int count = __syncthreads_count(value % 3 == 0), all = __syncthreads_and(value >= 0),
+        any = __syncthreads_or(value < 0);
     if (threadIdx.x == 0) votes[0] = count, votes[1] = all, votes[2] = any;
 }
 
@@ -145,8 +147,10 @@ static void test_warp_operations(void **)
         unsigned long long bits;
         memcpy(&bits, &shuffled, sizeof bits);
         const unsigned expected[RESULTS] = {base + 5, eight + 3, lane < 3 ? i : i - 3, lane % 8 < 3 ? i : i - 3,
-            lane < 28 ? i + 4 : i, lane % 16 < 12 ? i + 4 : i, base + (lane ^ 9), (lane ^ 9) < (lane | 7) + 1 ? base + (lane ^ 9) : i,
-            0x49249249u, 1, 1, tens, lane % 2 ? 10u : 1005u, lane % 2 ? 0xaaaaaaaau : 0x55555555u, static_cast<unsigned>(bits >> 32), 0x4000};
+            lane < 28 ? i + 4 : i, lane % 16 < 12 ? i + 4 : i, base + (lane ^ 9),
+            (lane ^ 9) < (lane | 7) + 1 ? base + (lane ^ 9) : i,
+            0x49249249u, 1, 1, tens, lane % 2 ? 10u : 1005u, lane % 2 ? 0xaaaaaaaau : 0x55555555u,
+            static_cast<unsigned>(bits >> 32), 0x4000};
         for (unsigned k = 0; k < RESULTS; k++)
             if (got[i * RESULTS + k] != expected[k])
                 fail_msg("thread %u, result %u: %u, not %u", i, k, got[i * RESULTS + k], expected[k]);
@@ -265,7 +269,8 @@ static void multiply_once()
     for (size_t i = 0; i < 128; i++) b[i] = T(static_cast<float>(rand() % 17 - 8));
     device_array<T> left(a), right(b);
     device_array<float> d(128), by_shuffles(128);
-    assert_cuda(TR_LAUNCH(multiply<T>, 1, 32, 512 * sizeof(T), nullptr, d.data, by_shuffles.data, left.data, right.data));
+    assert_cuda(TR_LAUNCH(multiply<T>, 1, 32, 512 * sizeof(T), nullptr, d.data, by_shuffles.data, left.data,
+        right.data));
     const std::vector<float> got = d.read(), other = by_shuffles.read();
     for (size_t i = 0; i < 128; i++) {
         float sum = 1;

@@ -1,5 +1,6 @@
 /*
- * The double of the runtime: what CUDA's manual promises of streams, events, copies, memory and graphs, and what it refuses.
+ * The double of the runtime: what CUDA's manual promises of streams, events, copies, memory and graphs, and what it
+ * refuses.
  */
 #include "check.h"
 

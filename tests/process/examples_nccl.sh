@@ -32,6 +32,26 @@ both loss tensor_parallel --steps 4
 both workers rpc_model_split --steps 4
 "$BUILD/examples/hybrid_rpc" --device cuda --backend nccl --steps 3 2 >out 2>err || fail "hybrid_rpc: $(cat err)" # beside one process
 
+# The commands have the option, too.
+yes 'the quick brown fox jumps over the lazy dog' | head -n 100 >text
+for backend in native nccl; do
+    "$TRIREME" train gpt --data text --layers 1 --heads 2 --dim 16 --context 16 --batch 4 --steps 2 --plain --out over-$backend \
+        --json $backend.out --device cuda --backend $backend --ranks 2 >out 2>err || fail "train --backend $backend ends with $?"
+    grep -q "\"backend\":[[:space:]]*\"$backend\"" $backend.out || fail "its report names no backend: $(cat $backend.out)"
+done
+mv native.out cpu.out
+mv nccl.out cuda.out
+name="trireme train" pattern='"final_loss":'
+alike
+"$TRIREME" bench model --model lenet --batch 1 --steps 1 --warmup 0 --device cuda --backend nccl --ranks 2 --threads 1 --json r.json \
+    >out 2>err || fail "bench model --backend nccl ends with $?"
+grep -q 'lenet/cuda/nccl' r.json || fail "its report says: $(cat r.json)"
+for command in "train gpt --data text" "bench model"; do
+    # shellcheck disable=SC2086
+    ! "$TRIREME" $command --backend nccl >out 2>err || fail "$command: NCCL on the CPU"
+    grep -q -e '--backend nccl: NCCL is for ranks on GPUs: add --device cuda' err || fail "$command: $(cat err)"
+done
+
 # By hand the ranks meet at tcp://localhost:23456; in a network of their own, where that port is free.
 if unshare -rn true 2>/dev/null; then
     "$BUILD/examples/hybrid_parallel" --samples 36 >cpu.out 2>err || fail "hybrid_parallel: $(cat err)"

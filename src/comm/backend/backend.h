@@ -25,6 +25,8 @@ typedef struct tr__member {
     bool encrypt;           /* connections to other hosts go through TLS */
     uint64_t unexpected_bytes; /* of messages to a rank, at most, that it has not asked for */
     const tr__backend *behind; /* whose calls the checking backend compares */
+    void **part; /* what split() gave this rank in the group around this one: join() may take it, and then sets it to NULL.
+                    NULL: there is nothing */
 } tr__member;
 
 struct tr__backend {
@@ -43,6 +45,11 @@ struct tr__backend {
     /* Breaks the group with this thread's latest failure, which is this rank's own: what is under way gives up soon.
      * The native backend tells the other ranks, which get TR_PEER with this rank and the reason. From any thread. */
     void (*give_up)(void *state);
+    /* Divides what the ranks of the group have of the library's, so that groups within it need not meet there anew: all ranks
+     * call it, after all that was posted before; those of one color (-1: none) are to be a group, in the order of their keys.
+     * *part, if there is any, is for join() of that group, or for drop_part(). NULL, both: there is nothing to divide. */
+    tr_status (*split)(void *state, int color, int key, int timeout_ms, void **part);
+    void (*drop_part)(void *state, void *part);
     /* Says goodbye and frees the state. No run is under way. */
     void (*leave)(void *state);
     bool signs; /* finds by itself that ranks make different calls */

@@ -165,6 +165,19 @@ static void checked_give_up(void *state)
     if (k->beside) tr__native_backend.give_up(k->beside);
 }
 
+static tr_status checked_split(void *state, int color, int key, int timeout_ms, void **part)
+{
+    checked *k = state;
+    *part = NULL;
+    return k->member.behind->split ? k->member.behind->split(k->state, color, key, timeout_ms, part) : TR_OK;
+}
+
+static void checked_drop_part(void *state, void *part)
+{
+    checked *k = state;
+    k->member.behind->drop_part(k->state, part);
+}
+
 static void checked_leave(void *state)
 {
     checked *k = state;
@@ -181,5 +194,7 @@ const tr__backend tr__checked_backend = {
     .drive = checked_drive,
     .pending = checked_pending,
     .give_up = checked_give_up,
+    .split = checked_split,
+    .drop_part = checked_drop_part,
     .leave = checked_leave,
 };

@@ -1,9 +1,9 @@
 /*
- * The NCCL backend: collectives between GPUs, each rank on its own, which is the one that its local rank has the number of.
- * A communicator that does not block and a stream of its own, which an event orders behind the caller's: the group's thread
- * hands NCCL one call after another and watches for its end, while the program goes on computing. Whoever waits looks at the
- * event and at NCCL's asynchronous error, so timeouts, cancelling and dead peers end a wait, by ncclCommAbort. Nothing here
- * waits inside the driver for what another rank may never do.
+ * The NCCL backend: collectives between GPUs, each rank on its own, which is the one that its local rank has the
+ * number of. A communicator that does not block and a stream of its own, which an event orders behind the caller's:
+ * the group's thread hands NCCL one call after another and watches for its end, while the program goes on computing.
+ * Whoever waits looks at the event and at NCCL's asynchronous error, so timeouts, cancelling and dead peers end a
+ * wait, by ncclCommAbort. Nothing here waits inside the driver for what another rank may never do.
  *
  * Buffers in host memory, and on other GPUs of the rank, pass through the GPU.
  */
@@ -34,7 +34,8 @@ void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
     tr__error *why = tr__error_take();
     int length = snprintf(text, sizeof text, "rank %d failed: %s", g->base.member.rank, tr_error_message());
     size_t bytes = length < REASON ? (size_t)length : REASON - 1;
-    (void)!tr_store_set(g->base.member.store, reason_key(g, key), text, bytes); /* when that fails, too, NCCL's word must do */
+    /* when that fails, too, NCCL's word must do */
+    (void)!tr_store_set(g->base.member.store, reason_key(g, key), text, bytes);
     tr__fail_stored(why);
     tr__error_unref(why);
 }
@@ -177,7 +178,8 @@ static tr_status start(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op
 
 /* ---- Buffers elsewhere ------------------------------------------------------------------------------------------- */
 
-tr_status tr__nccl_stage(const tr__nccl_group *g, tr_device_stream *stream, tr_device from, const void *buffer, size_t bytes,
+tr_status tr__nccl_stage(const tr__nccl_group *g, tr_device_stream *stream, tr_device from, const void *buffer,
+    size_t bytes,
     bool fill, tr__nccl_buffer *b)
 {
     *b = (tr__nccl_buffer){.at = (void *)buffer, .bytes = bytes};
@@ -277,8 +279,8 @@ static tr_status run(tr__polled *p, const tr_collective *c)
 
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
-/* What a rank says in its record: "nccl:GPU", with the driver's name of the GPU, as CUDA_VISIBLE_DEVICES may give it another
- * number here. */
+/* What a rank says in its record: "nccl:GPU", with the driver's name of the GPU, as CUDA_VISIBLE_DEVICES may give it
+ * another number here. */
 static void describe(const tr__nccl_group *g, char *text, size_t bytes)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -300,8 +302,9 @@ static tr_status check_others(const tr__nccl_group *g, const tr__endpoint_record
         if (strncmp(theirs->address, "nccl:", 5) != 0)
             return tr__fail(TR_MISMATCH, "rank %d has not joined with the nccl backend", other);
         if (other != rank && strcmp(mine->machine, theirs->machine) == 0 && strcmp(mine->address, theirs->address) == 0)
-            return tr__fail(TR_DEVICE, "nccl: each rank needs a GPU of its own: ranks %d and %d on host %s both have GPU %s; "
-                "start no more ranks there than GPUs, of which LOCAL_RANK or .device chooses (rank %d sees %d), or " TR__NCCL_INSTEAD,
+            return tr__fail(TR_DEVICE, "nccl: each rank needs a GPU of its own: ranks %d and %d on host %s both have "
+                "GPU %s; start no more ranks there than GPUs, of which LOCAL_RANK or .device chooses (rank %d sees %d), "
+                "or " TR__NCCL_INSTEAD,
                 rank < other ? rank : other, rank < other ? other : rank, mine->host, mine->address + 5, rank,
                 tr_device_count(TR_CUDA));
     }
@@ -345,8 +348,8 @@ static tr_status open_gpu(tr__nccl_group *g)
     g->table = tr__plugin(TR_CUDA);
     g->device = given ? m->device : tr_cuda(m->local_rank % tr_device_count(TR_CUDA));
     if (!g->table->stream_handle)
-        return tr__fail(TR_UNSUPPORTED, "nccl: the cuda plug-in has no stream_handle(): build it against this Trireme, or "
-            TR__NCCL_INSTEAD);
+        return tr__fail(TR_UNSUPPORTED, "nccl: the cuda plug-in has no stream_handle(): build it against this Trireme, "
+            "or " TR__NCCL_INSTEAD);
     return tr__nccl_open(&g->l);
 }
 
@@ -370,6 +373,22 @@ tr_status tr__nccl_comm_new(const tr__nccl_group *g, const ncclUniqueId *id, int
     return TR_OK;
 }
 
+/* The communicator: the part of that of the group around this one, or a new one. */
+static tr_status make_comm(tr__nccl_group *g)
+{
+    const tr__member *m = &g->base.member;
+    ncclUniqueId id;
+    if (m->part && *m->part) {
+        g->comm = *m->part;
+        *m->part = NULL;
+    } else {
+        TR__TRY(share_id(g, &id));
+    }
+    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
+    if (!g->comm) TR__TRY(tr__nccl_comm_new(g, &id, m->rank, m->world_size, &g->comm));
+    return wait_for_comm(g, g->comm);
+}
+
 static tr_status meet(tr__nccl_group *g)
 {
     char address[sizeof ((tr__endpoint_record *)0)->address];
@@ -383,12 +402,7 @@ static tr_status meet(tr__nccl_group *g)
     TR__TRY(tr__nccl_lanes_new(g));
     TR__TRY(tr__nccl_stream_new(g, &g->stream, &g->handle));
     TR__TRY(g->table->event_new(g->device.index, &g->event));
-    ncclUniqueId id;
-    TR__TRY(share_id(g, &id));
-    const tr__member *m = &g->base.member;
-    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
-    TR__TRY(tr__nccl_comm_new(g, &id, m->rank, m->world_size, &g->comm));
-    return wait_for_comm(g, g->comm);
+    return make_comm(g);
 }
 
 static tr_status join(tr__polled *p)
@@ -396,6 +410,44 @@ static tr_status join(tr__polled *p)
     if (p->member.world_size == 1) return TR_OK;
     tr_status status = meet((tr__nccl_group *)p);
     return status == TR_OK ? TR_OK : tr__fail_context(status, "group '%s'", p->member.group);
+}
+
+/* ---- Groups within the group ------------------------------------------------------------------------------------- */
+
+/* All ranks of the group come here, also those that will be in none. The parts share no resources with the whole: where
+ * they did, a group that is aborted would take the others along. */
+static tr_status split_comm(tr__nccl_group *g, int color, int key, ncclComm_t *part)
+{
+    TR__TRY(tr__fail_stored(atomic_load(&g->base.broken)));
+    TR__NCCL_TRY(g->l, g->comm, ncclCommSplit, g->comm, color, key, part, NULL);
+    return wait_for_comm(g, g->comm);
+}
+
+static tr_status split(void *state, int color, int key, int timeout_ms, void **part)
+{
+    tr__nccl_group *g = state;
+    const tr__member *m = &g->base.member;
+    ncclComm_t made = NULL;
+    *part = NULL;
+    if (m->world_size == 1 || !g->l->ncclCommSplit) return TR_OK;
+    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, timeout_ms);
+    tr_status status = split_comm(g, color, key, &made);
+    if (status == TR_OK) {
+        *part = made;
+        return TR_OK;
+    }
+    tr__nccl_tell(g, status);
+    if (g->comm) g->l->ncclCommAbort(g->comm);
+    g->comm = NULL;
+    tr__fail_context(status, "group '%s': a group within it", m->group);
+    tr__polled_give_up(&g->base);
+    return status;
+}
+
+static void drop_part(void *state, void *part)
+{
+    const tr__nccl_group *g = state;
+    g->l->ncclCommAbort(part);
 }
 
 /* ---- Leaving ----------------------------------------------------------------------------------------------------- */
@@ -455,4 +507,5 @@ static tr_status join_group(const tr__member *member, void **state)
     return tr__polled_join(&type, member, state);
 }
 
-const tr__backend tr__nccl_backend = {.name = "nccl", .join = join_group, .memory = TR_CUDA, TR__POLLED_FUNCTIONS};
+const tr__backend tr__nccl_backend = {.name = "nccl", .join = join_group, .memory = TR_CUDA, .split = split,
+    .drop_part = drop_part, TR__POLLED_FUNCTIONS};

@@ -1,6 +1,6 @@
 /*
- * NCCL, opened when the first group needs it: a machine without it pays nothing and gets an error that says what is missing.
- * GPUs are the CUDA plug-in's (trireme/device.h): memory, streams and events come from its table.
+ * NCCL, opened when the first group needs it: a machine without it pays nothing and gets an error that says what is
+ * missing. GPUs are the CUDA plug-in's (trireme/device.h): memory, streams and events come from its table.
  */
 #ifndef TR_COMM_BACKEND_NCCL_H
 #define TR_COMM_BACKEND_NCCL_H

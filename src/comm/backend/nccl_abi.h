@@ -1,6 +1,7 @@
 /*
- * What NCCL's binary interface has for us: types, values and functions of nccl.h, the same in every NCCL 2 from 2.14 on. So
- * the library is built alike with the toolkit and without, and the double of the tests is built against the same lines.
+ * What NCCL's binary interface has for us: types, values and functions of nccl.h, the same in every NCCL 2 from 2.14
+ * on. So the library is built alike with the toolkit and without, and the double of the tests is built against the
+ * same lines.
  */
 #ifndef TR_COMM_BACKEND_NCCL_ABI_H
 #define TR_COMM_BACKEND_NCCL_ABI_H
@@ -39,13 +40,16 @@ typedef struct ncclConfig_t {
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config);
+/* From NCCL 2.18 on. The part gets the configuration of the whole; of color -1 there is none. */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *part, ncclConfig_t *config);
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state);
 const char *ncclGetErrorString(ncclResult_t result);
 const char *ncclGetLastError(ncclComm_t comm);
-ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+    ncclComm_t comm,
     tr__cuda_stream stream);
 ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
     ncclComm_t comm, tr__cuda_stream stream);

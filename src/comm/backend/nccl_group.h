@@ -17,7 +17,8 @@ typedef struct tr__nccl_buffer {
 
 typedef struct tr__nccl_transfer {
     tr__transfer base;
-    tr_device_event *ready; /* when the caller's stream is done with what it was given before; NULL: the buffer is the host's */
+    /* when the caller's stream is done with what it was given before; NULL: the buffer is the host's */
+    tr_device_event *ready;
 } tr__nccl_transfer;
 
 /* What one rank sends to another one. */
@@ -51,7 +52,8 @@ typedef struct tr__nccl_group {
 ncclDataType_t tr__nccl_type(tr_dtype dtype);
 /* Does NCCL go on with what it was given? Fails when the communicator did. */
 tr_status tr__nccl_check(const tr__nccl_group *group, ncclComm_t comm, bool *under_way);
-/* Before communicators are aborted: tells the other ranks why, by the store, unless the thread's latest failure is theirs. */
+/* Before communicators are aborted: tells the other ranks why, by the store, unless the thread's latest failure is
+ * theirs. */
 void tr__nccl_tell(const tr__nccl_group *group, tr_status status);
 /* A stream of the group's GPU, and NCCL's name of it. What was made before a failure is *stream. */
 tr_status tr__nccl_stream_new(const tr__nccl_group *group, tr_device_stream **stream, tr__cuda_stream *handle);
@@ -61,7 +63,8 @@ tr_status tr__nccl_comm_new(const tr__nccl_group *group, const ncclUniqueId *id,
 /* An event after what the call's stream has been given; *event NULL: the buffers are the host's, and ready. */
 tr_status tr__nccl_ready(const tr__nccl_group *group, const tr_collective *c, tr_device_event **event);
 /* The buffer, or on `stream` a copy of it on the group's GPU; `fill`: with its contents. */
-tr_status tr__nccl_stage(const tr__nccl_group *group, tr_device_stream *stream, tr_device from, const void *buffer, size_t bytes,
+tr_status tr__nccl_stage(const tr__nccl_group *group, tr_device_stream *stream, tr_device from, const void *buffer,
+    size_t bytes,
     bool fill, tr__nccl_buffer *b);
 /* Copies the copy back, if there is one; the stream has come by what writes it. Returns when it is there. */
 tr_status tr__nccl_unstage(const tr__nccl_group *group, tr_device_stream *stream, tr_device to, void *buffer,

@@ -18,14 +18,15 @@ static tr_status look_up(tr__nccl_library *l)
 {
     void *library = dlopen(NCCL, RTLD_NOW | RTLD_LOCAL);
     if (!library)
-        return tr__fail(TR_UNSUPPORTED, "nccl: " NCCL " cannot be opened (%s); install it, let LD_LIBRARY_PATH name its "
-            "folder, or " TR__NCCL_INSTEAD, dlerror());
-#define LOOK_UP(name)                                                                                                   \
-    l->name = (__typeof__(l->name))dlsym(library, #name);                                                               \
-    if (!l->name)                                                                                                       \
-        return tr__fail(TR_UNSUPPORTED, "nccl: " NCCL " has no " #name "(); install NCCL 2.14 or newer, or "            \
+        return tr__fail(TR_UNSUPPORTED, "nccl: " NCCL " cannot be opened (%s); install it, let LD_LIBRARY_PATH name "
+            "its folder, or " TR__NCCL_INSTEAD, dlerror());
+#define LOOK_UP(name)                                                                                           \
+    l->name = (__typeof__(l->name))dlsym(library, #name);                                                       \
+    if (!l->name)                                                                                               \
+        return tr__fail(TR_UNSUPPORTED, "nccl: " NCCL " has no " #name "(); install NCCL 2.14 or newer, or "    \
             TR__NCCL_INSTEAD);
     TR__NCCL_FUNCTIONS(LOOK_UP)
+    l->ncclCommSplit = (__typeof__(l->ncclCommSplit))dlsym(library, "ncclCommSplit");
     return TR_OK;
 }
 

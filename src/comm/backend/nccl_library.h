@@ -16,6 +16,7 @@
 typedef struct tr__nccl_library {
 #define TR__MEMBER(name) __typeof__(name) *name;
     TR__NCCL_FUNCTIONS(TR__MEMBER)
+    TR__MEMBER(ncclCommSplit) /* NULL: this NCCL is older */
 #undef TR__MEMBER
 } tr__nccl_library;
 

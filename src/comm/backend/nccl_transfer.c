@@ -1,10 +1,10 @@
 /*
- * Sends and receives over NCCL. What runs on one communicator runs in order, so a receive would hold up whatever comes
- * after it. Each rank therefore has a lane to each other one, a communicator of these two and a stream, which is made when
- * the first message needs it: the sender draws the id, and the store carries it.
+ * Sends and receives over NCCL. What runs on one communicator runs in order, so a receive would hold up whatever
+ * comes after it. Each rank therefore has a lane to each other one, a communicator of these two and a stream, which
+ * is made when the first message needs it: the sender draws the id, and the store carries it.
  *
- * NCCL matches by order alone. A message is preceded by its signature, by which the receiver finds the receive of that tag,
- * and sees whether it fits. A message without a receive holds up those behind it on its lane.
+ * NCCL matches by order alone. A message is preceded by its signature, by which the receiver finds the receive of
+ * that tag, and sees whether it fits. A message without a receive holds up those behind it on its lane.
  */
 #include "base/clock.h"
 #include "comm/backend/nccl_group.h"
@@ -59,7 +59,8 @@ static tr_status receive_id(const tr__nccl_group *g, const tr__nccl_lane *lane, 
     TR__TRY(tr__store_get(g->base.member.store, key_of(g, lane, key), 0, &value, &bytes));
     if (bytes == sizeof *id) memcpy(id, value, sizeof *id);
     free(value);
-    return bytes == sizeof *id ? TR_OK : tr__fail(TR_FORMAT, "nccl: the id has %zu bytes, expected %zu", bytes, sizeof *id);
+    return bytes == sizeof *id ? TR_OK : tr__fail(TR_FORMAT, "nccl: the id has %zu bytes, expected %zu", bytes,
+        sizeof *id);
 }
 
 static tr_status make_lane(const tr__nccl_group *g, tr__nccl_lane *lane)

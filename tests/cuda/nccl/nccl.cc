@@ -1,13 +1,13 @@
 /*
- * A double of NCCL for the double of CUDA's runtime. A collective is an operation of its stream: it runs when the seed
- * comes by, moves a part of its data each time it is looked at, and writes its result last; so what no event orders reads
- * what was there before. A communicator that does not block hands its calls to the stream only some questions later, as the
- * real one does from its own thread: an event that is recorded too early marks nothing.
+ * A double of NCCL for the double of CUDA's runtime. A collective is an operation of its stream: it runs when the
+ * seed comes by, moves a part of its data each time it is looked at, and writes its result last; so what no event
+ * orders reads what was there before. A communicator that does not block hands its calls to the stream only some
+ * questions later, as the real one does from its own thread: an event that is recorded too early marks nothing.
  *
- * The ranks of a communicator, threads or processes, share a memfd, whose path is the unique id. In it, each ordered pair
- * has a ring of bytes, and every call is a list of sends and receives, after which each rank reduces for itself, in the
- * order of the ranks. CUDA_EMULATOR="fail=ncclAllReduce:2" lets the second call fail, as of any function; of
- * "ncclAsyncError" the n-th question finds that the communicator has failed.
+ * The ranks of a communicator, threads or processes, share a memfd, whose path is the unique id. In it, each ordered
+ * pair has a ring of bytes, and every call is a list of sends and receives, after which each rank reduces for
+ * itself, in the order of the ranks. CUDA_EMULATOR="fail=ncclAllReduce:2" lets the second call fail, as of any
+ * function; of "ncclAsyncError" the n-th question finds that the communicator has failed.
  */
 #include <atomic>
 #include <cerrno>
@@ -35,10 +35,19 @@ struct ring {
     char bytes[RING];
 };
 
+/* What the ranks of a communicator say in a split, the generation of which each is at. */
+struct division {
+    std::atomic<int> said[RANKS], left[RANKS]; /* in which split it has said so, and has read all */
+    int color[RANKS], key[RANKS];
+    std::atomic<int> ready[RANKS];             /* of the first of a color: in which split the id is there */
+    ncclUniqueId id[RANKS];
+};
+
 struct segment {
     std::atomic<int> arrived, gave_up;               /* gave_up: a rank has aborted */
     std::atomic<int> process[RANKS], device[RANKS];  /* the process is 0 once it has left */
     ring rings[RANKS][RANKS];                        /* from, to */
+    division parts;
 };
 
 struct transfer {
@@ -65,6 +74,8 @@ struct communicator {
     std::deque<std::pair<cudaStream_t, operation>> taken; /* not on their stream yet */
     uint64_t questions = 0;        /* until they are */
     bool met = false;
+    int splits = 0;                /* so far */
+    ncclComm_t *part = nullptr;    /* where the one under way puts its result */
 
     ~communicator() { munmap(shared, sizeof *shared); }
 };
@@ -129,7 +140,7 @@ ncclResult_t check(communicator &c, const char *name, std::initializer_list<std:
 {
     if (call_fails(name)) return fail(c, ncclSystemError, std::string(name) + " was to fail");
     if (c.failure != ncclSuccess) return c.failure;
-    if (!c.met || !c.taken.empty()) return fail(c, ncclInvalidUsage, "a call is still under way");
+    if (!c.met || !c.taken.empty() || c.part) return fail(c, ncclInvalidUsage, "a call is still under way");
     std::lock_guard<std::mutex> held(runtime_lock());
     for (const auto &[memory, bytes] : buffers) {
         const location at = locate(memory, bytes);
@@ -146,13 +157,15 @@ size_t size_of(ncclDataType_t type)
 }
 
 template <typename T, typename Wide, typename Read, typename Write>
-void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclRedOp_t op, Read read, Write write)
+void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclRedOp_t op, Read read,
+    Write write)
 {
     for (size_t i = 0; i < count; i++) {
         Wide sum = read(reinterpret_cast<const T *>(inputs[0].data())[i]);
         for (size_t rank = 1; rank < inputs.size(); rank++) {
             const Wide x = read(reinterpret_cast<const T *>(inputs[rank].data())[i]);
-            sum = op == ncclProd ? sum * x : op == ncclMax ? std::max(sum, x) : op == ncclMin ? std::min(sum, x) : sum + x;
+            sum = op == ncclProd ? sum * x : op == ncclMax ? std::max(sum, x) : op == ncclMin ? std::min(sum, x) :
+                sum + x;
         }
         static_cast<T *>(out)[i] = write(op == ncclAvg ? sum / static_cast<Wide>(inputs.size()) : sum);
     }
@@ -166,9 +179,12 @@ void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t coun
     switch (type) {
     case ncclFloat32: reduce<float, float>(out, inputs, count, op, same, same); break;
     case ncclFloat64: reduce<double, double>(out, inputs, count, op, same, same); break;
-    case ncclFloat16: reduce<__half, float>(out, inputs, count, op, [](__half x) { return __half2float(x); }, half); break;
+    case ncclFloat16:
+        reduce<__half, float>(out, inputs, count, op, [](__half x) { return __half2float(x); }, half);
+        break;
     case ncclBfloat16:
-        reduce<__nv_bfloat16, float>(out, inputs, count, op, [](__nv_bfloat16 x) { return __bfloat162float(x); }, bfloat);
+        reduce<__nv_bfloat16, float>(out, inputs, count, op, [](__nv_bfloat16 x) { return __bfloat162float(x); },
+            bfloat);
         break;
     case ncclInt64: reduce<int64_t, int64_t>(out, inputs, count, op, same, same); break;
     case ncclInt32: reduce<int32_t, int32_t>(out, inputs, count, op, same, [](int32_t x) { return x; }); break;
@@ -184,7 +200,8 @@ std::shared_ptr<action> reduction(const communicator &c, const void *in, size_t 
     const size_t bytes = count * size_of(type);
     auto *from = static_cast<char *>(const_cast<void *>(in));
     for (int rank = 0; rank < c.ranks; rank++)
-        if (root < 0 || rank == root) a->transfers.push_back({true, rank, from + static_cast<size_t>(rank) * stride, bytes});
+        if (root < 0 || rank == root)
+            a->transfers.push_back({true, rank, from + static_cast<size_t>(rank) * stride, bytes});
     if (root >= 0 && root != c.rank) return a;
     a->inputs.assign(static_cast<size_t>(c.ranks), std::vector<char>(bytes));
     for (int rank = 0; rank < c.ranks; rank++)
@@ -232,14 +249,16 @@ ncclResult_t one(ncclComm_t comm, tr__cuda_stream stream, const std::shared_ptr<
     } while (0)
 typedef std::pair<const void *, size_t> buffer;
 
-ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+    ncclComm_t comm,
     tr__cuda_stream stream)
 {
     CHECK(comm, "ncclAllReduce", buffer(in, count * size_of(type)), buffer(out, count * size_of(type)));
     return one(comm, stream, reduction(*comm->c, in, 0, out, count, type, op, -1));
 }
 
-ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
+ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+    ncclComm_t comm,
     tr__cuda_stream stream)
 {
     CHECK(comm, "ncclReduce", buffer(in, count * size_of(type)),
@@ -247,7 +266,8 @@ ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t 
     return one(comm, stream, reduction(*comm->c, in, 0, out, count, type, op, root));
 }
 
-ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+    ncclComm_t comm,
     tr__cuda_stream stream)
 {
     const size_t bytes = count * size_of(type);
@@ -263,7 +283,8 @@ ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType
     return one(comm, stream, distribution(*comm->c, in, out, bytes, root));
 }
 
-ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm, tr__cuda_stream stream)
+ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,
+    tr__cuda_stream stream)
 {
     const size_t bytes = count * size_of(type);
     CHECK(comm, "ncclAllGather", buffer(in, bytes), buffer(out, bytes * static_cast<size_t>(comm->c->ranks)));
@@ -280,7 +301,8 @@ static ncclResult_t transfer_of(const char *name, bool sends, void *at, size_t b
     return one(comm, stream, a);
 }
 
-ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, tr__cuda_stream stream)
+ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+    tr__cuda_stream stream)
 {
     return transfer_of("ncclSend", true, const_cast<void *>(in), count * size_of(type), peer, comm, stream);
 }
@@ -320,9 +342,8 @@ ncclResult_t ncclGroupEnd(void)
 /* ---- Communicators ----------------------------------------------------------------------------------------------- */
 
 /* The memfd stays open in the process that made it: a group more costs it a descriptor. */
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+static ncclResult_t make_id(ncclUniqueId *id)
 {
-    if (call_fails("ncclGetUniqueId")) return ncclSystemError;
     const int file = memfd_create("nccl", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, sizeof(segment)) != 0) return ncclSystemError;
     *id = {};
@@ -330,10 +351,13 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
-    if (call_fails("ncclCommInitRankConfig")) return ncclSystemError;
-    if (config->magic != 0xcafebeef || config->blocking != 0 || ranks > RANKS) return ncclInvalidArgument;
+    return call_fails("ncclGetUniqueId") ? ncclSystemError : make_id(id);
+}
+
+static ncclResult_t join(ncclComm_t *comm, int ranks, const ncclUniqueId &id, int rank, int device)
+{
     const int file = open(id.internal, O_RDWR | O_CLOEXEC);
     if (file < 0) return ncclSystemError;
     void *shared = mmap(nullptr, sizeof(segment), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -343,12 +367,63 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
     c->shared = static_cast<segment *>(shared);
     c->rank = rank;
     c->ranks = ranks;
-    c->device = current_device();
+    c->device = device;
     c->shared->process[rank] = getpid();
     c->shared->device[rank] = c->device;
     c->shared->arrived++;
     *comm = new ncclComm{c};
     return ncclInProgress;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
+{
+    if (call_fails("ncclCommInitRankConfig")) return ncclSystemError;
+    if (config->magic != 0xcafebeef || config->blocking != 0 || ranks > RANKS) return ncclInvalidArgument;
+    return join(comm, ranks, id, rank, current_device());
+}
+
+/* What this rank wants; the others are asked by ncclCommGetAsyncError(). */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *part, ncclConfig_t *)
+{
+    communicator &c = *comm->c;
+    CHECK(comm, "ncclCommSplit");
+    if (color < -1) return fail(c, ncclInvalidArgument, "a color is 0 or more, or NCCL_SPLIT_NOCOLOR");
+    division &d = c.shared->parts;
+    for (int rank = 0; rank < c.ranks; rank++)
+        while (d.left[rank] < c.splits) sched_yield(); /* the one before */
+    d.color[c.rank] = color;
+    d.key[c.rank] = key;
+    d.said[c.rank] = ++c.splits;
+    c.part = part;
+    *part = nullptr;
+    return ncclInProgress;
+}
+
+/* Goes on with a split; when all have said what they want, the first of a color brings the id of its part. */
+static ncclResult_t go_on_splitting(communicator &c)
+{
+    division &d = c.shared->parts;
+    std::vector<std::pair<int, int>> members; /* by key and rank */
+    for (int rank = 0; rank < c.ranks; rank++) {
+        if (d.said[rank] < c.splits) return ncclInProgress;
+        if (d.color[rank] == d.color[c.rank]) members.push_back({d.key[rank], rank});
+    }
+    std::sort(members.begin(), members.end());
+    const int first = members[0].second;
+    const auto own = std::find(members.begin(), members.end(), std::make_pair(d.key[c.rank], c.rank));
+    ncclResult_t result = ncclInProgress;
+    if (d.color[c.rank] >= 0) {
+        if (first == c.rank && d.ready[first] < c.splits) {
+            if (make_id(&d.id[first]) != ncclSuccess) return fail(c, ncclSystemError, "no id for the part");
+            d.ready[first] = c.splits;
+        }
+        if (d.ready[first] < c.splits) return ncclInProgress;
+        result = join(c.part, static_cast<int>(members.size()), d.id[first], static_cast<int>(own - members.begin()),
+            c.device);
+    }
+    d.left[c.rank] = c.splits;
+    c.part = nullptr;
+    return result == ncclInProgress ? ncclSuccess : fail(c, result, "joining the part failed");
 }
 
 /* All have come; then, are they on GPUs of their own? */
@@ -384,6 +459,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
     if (c.failure != ncclSuccess) return ncclSuccess;
     *state = ncclInProgress;
     if (!c.met || (!c.taken.empty() && c.questions-- > 0)) return ncclSuccess;
+    if (c.part) {
+        *state = go_on_splitting(c);
+        return ncclSuccess;
+    }
     for (; !c.taken.empty(); c.taken.pop_front()) {
         const cudaError_t error = enqueue(c.taken.front().first, c.taken.front().second);
         if (error != cudaSuccess) return *state = fail(c, ncclUnhandledCudaError, cudaGetErrorString(error));
@@ -421,7 +500,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 const char *ncclGetErrorString(ncclResult_t result)
 {
     static const char *const texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error",
-        "invalid argument", "invalid usage", "remote process exited or there was a network error", "NCCL operation in progress"};
+        "invalid argument", "invalid usage", "remote process exited or there was a network error",
+        "NCCL operation in progress"};
     return texts[result];
 }
 

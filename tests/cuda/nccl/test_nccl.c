@@ -1,8 +1,9 @@
 /*
- * The nccl backend on the emulated GPUs, with the double of NCCL: every collective of every type, on the rank's GPU, in the
- * host's memory and on another GPU, against the native backend; the order of streams; each call that fails in its turn; and
- * what a rank is told where NCCL cannot be used. Ranks are threads.
+ * The nccl backend on the emulated GPUs, with the double of NCCL: every collective of every type, on the rank's GPU,
+ * in the host's memory and on another GPU, against the native backend; the order of streams; each call that fails in
+ * its turn; and what a rank is told where NCCL cannot be used. Ranks are threads.
  */
+#include "comm/backend/nccl_library.h"
 #include "comm/collective.h"
 #include "device/device.h"
 #include "files.h"
@@ -163,7 +164,8 @@ static tr_status all_kinds(rank *r)
             for (int dtype = 0; dtype < TR_DTYPE_COUNT; dtype++)
                 for (int op = 0; op < (tr__kind_of((tr_collective_kind)kind)->reduces ? TR_PROD + 1 : 1); op++) {
                     arrays a;
-                    tr_collective c = call_of((tr_collective_kind)kind, (tr_dtype)dtype, (tr_reduce_op)op, r->number, &a);
+                    tr_collective c = call_of((tr_collective_kind)kind, (tr_dtype)dtype, (tr_reduce_op)op, r->number,
+                        &a);
                     if (dtype == TR_BOOL && op == TR_AVG) continue;
                     TRY(compare(r, native, nccl, device, &c));
                 }
@@ -209,43 +211,60 @@ static tr_status exchange(tr_group *group, int gpu)
     for (int i = 0; i < LONG; i++) first[i] = (float)(self + i), second[i] = (float)(self * i);
     for (int i = 0; i < 2; i++) TRY(tr__device_allocate(device, sizeof first, &there[i]));
     TRY(tr__device_copy(device, there[0], tr_cpu(0), first, sizeof first));
-    tr_work *sent[] = {tr_post(group, &TR_COLLECTIVE(TR_SEND, .in = there[0], .count = LONG, .peer = to, .device = device)),
+    tr_work *sent[] = {tr_post(group, &TR_COLLECTIVE(TR_SEND, .in = there[0], .count = LONG, .peer = to,
+        .device = device)),
         tr_post(group, &TR_COLLECTIVE(TR_SEND, .in = second, .count = LONG, .peer = to, .tag = 1))};
     TRY(tr_run_collective(group, &TR_COLLECTIVE(TR_RECV, .out = got, .count = LONG, .peer = from)));
-    TRY(tr_run_collective(group, &TR_COLLECTIVE(TR_RECV, .out = there[1], .count = LONG, .peer = from, .tag = 1, .device = device)));
+    TRY(tr_run_collective(group, &TR_COLLECTIVE(TR_RECV, .out = there[1], .count = LONG, .peer = from, .tag = 1,
+        .device = device)));
     for (int i = 0; i < 2; i++) TRY(tr_wait(sent[i]));
     TRY(tr__device_copy(tr_cpu(0), second, device, there[1], sizeof second));
     for (int i = 0; i < 2; i++) tr__device_release(device, there[i], sizeof first);
     for (int i = 0; i < LONG; i++)
-        if (got[i] != (float)(from + i) || second[i] != (float)(from * i)) return tr_fail(TR_INTERNAL, "a message of other numbers");
+        if (got[i] != (float)(from + i) || second[i] != (float)(from * i))
+            return tr_fail(TR_INTERNAL, "a message of other numbers");
     return TR_OK;
 }
 
 static tr_status (*real_copy_peer)(int, tr_device_stream *, void *, int, const void *, size_t);
 static atomic_int peer_copies;
 
-static tr_status counted_copy_peer(int to, tr_device_stream *stream, void *memory, int from, const void *source, size_t bytes)
+static tr_status counted_copy_peer(int to, tr_device_stream *stream, void *memory, int from, const void *source,
+    size_t bytes)
 {
     peer_copies++;
     return real_copy_peer(to, stream, memory, from, source, bytes);
 }
 
-/* Ranks 1 and 2 of three: each stays on its GPU. */
+/* Ranks 2 and 1 of three, in that order: each stays on its GPU. */
 static tr_status groups(rank *r)
 {
-    bool wrong[2] = {false, false};
+    bool wrong[3] = {false, false, false};
     tr_group *world = join(r, "nccl");
     TRY(tr_status_of(world));
     TRY(exchange(world, r->number));
-    tr_group *two = tr_group_split(world, r->number ? 0 : -1, 0);
+    tr_group *two = tr_group_split(world, r->number ? 5 : -1, -r->number);
+    if (two) TRY(tr_status_of(two));
+    if (two && tr_rank(two) != 2 - r->number) return tr_fail(TR_INTERNAL, "rank %d of the part", tr_rank(two));
     if (two) TRY(sum_on(two, r->number, &wrong[0]));
     TRY(sum_on(world, r->number, &wrong[1]));
+    tr_group *listed = tr_group_new(world, (int[]){2, 0}, 2);
+    if (listed) TRY(sum_on(listed, r->number, &wrong[2]));
+    if (listed) TRY(tr_leave(listed));
     if (two) TRY(tr_leave(two));
     tr_group *alone = tr_group_split(world, r->number, 0);
     TRY(sum_on(alone, r->number, &r->wrong));
     TRY(tr_leave(alone));
-    r->wrong = r->wrong || wrong[0] || wrong[1];
+    r->wrong = r->wrong || wrong[0] || wrong[1] || wrong[2];
     return tr_leave(world);
+}
+
+static __typeof__(ncclCommSplit) *real_split;
+static atomic_int splits;
+static ncclResult_t counted_split(ncclComm_t comm, int color, int key, ncclComm_t *part, ncclConfig_t *config)
+{
+    splits++;
+    return real_split(comm, color, key, part, config);
 }
 
 static void messages_and_groups_stay_on_the_ranks_gpus(void **state)
@@ -255,10 +274,20 @@ static void messages_and_groups_stay_on_the_ranks_gpus(void **state)
     tr_device_table *table = (tr_device_table *)tr__plugin(TR_CUDA);
     real_copy_peer = table->copy_peer;
     table->copy_peer = counted_copy_peer;
-    run_ranks(ranks, RANKS, groups, 60000);
+    const tr__nccl_library *found;
+    assert_int_equal(tr__nccl_open(&found), TR_OK);
+    tr__nccl_library *library = (tr__nccl_library *)found;
+    real_split = library->ncclCommSplit;
+    assert_non_null(real_split);
+    for (int older = 0; older < 2; older++) { /* than 2.18, which has no split */
+        library->ncclCommSplit = older ? NULL : counted_split;
+        run_ranks(ranks, RANKS, groups, 60000);
+        must_pass(ranks, RANKS);
+        for (int i = 0; i < RANKS; i++) assert_false(ranks[i].wrong);
+        assert_int_equal(splits, 3 * RANKS);
+    }
+    library->ncclCommSplit = real_split;
     table->copy_peer = real_copy_peer;
-    must_pass(ranks, RANKS);
-    for (int i = 0; i < RANKS; i++) assert_false(ranks[i].wrong);
     assert_int_equal(peer_copies, 0);
 }
 
@@ -319,9 +348,14 @@ static tr_status a_bit_of_all(rank *r)
     arrays a;
     for (int kind = 0; kind < TR_SEND; kind++) {
         if (tr__kind_of((tr_collective_kind)kind)->variable) continue;
-        TRY(run_at(group, tr_cuda(r->number), call_of((tr_collective_kind)kind, TR_F32, TR_SUM, r->number, &a), in, out));
+        TRY(run_at(group, tr_cuda(r->number), call_of((tr_collective_kind)kind, TR_F32, TR_SUM, r->number, &a), in,
+            out));
     }
     TRY(exchange(group, r->number));
+    tr_group *part = tr_group_split(group, 0, -r->number);
+    TRY(tr_status_of(part));
+    TRY(sum_on(part, r->number, &r->wrong));
+    TRY(tr_leave(part));
     return tr_leave(group);
 }
 
@@ -329,7 +363,8 @@ static void each_call_that_fails_is_told(void **state)
 {
     (void)state;
     static const char *const functions[] = {"ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommGetAsyncError",
-        "ncclAsyncError", "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter", "ncclGroupStart",
+        "ncclAsyncError", "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter",
+        "ncclGroupStart", "ncclCommSplit",
         "ncclGroupEnd", "ncclSend", "ncclRecv", "ncclKernel"};
     rank ranks[RANKS];
     for (size_t f = 0; f < sizeof functions / sizeof *functions; f++)
@@ -345,7 +380,8 @@ static void each_call_that_fails_is_told(void **state)
                 bool own = strstr(r->message, "was to fail") || strstr(r->message, "unhandled ") ||
                     strstr(r->message, "the network is down");
                 bool names = strstr(r->message, culprit) || strstr(r->message, "rank 0 got no id from NCCL");
-                bool right = r->status == TR_PEER ? names && own : r->status == TR_TIMEOUT || (own && r->status != TR_OK);
+                bool right = r->status == TR_PEER ? names && own
+                    : r->status == TR_TIMEOUT || (own && r->status != TR_OK);
                 if (!right || !strstr(r->message, "group 'nccl'"))
                     fail_msg("%s, call %d: rank %d: status %d: %s", functions[f], nth, i, (int)r->status, r->message);
                 told |= own && r->status != TR_PEER;
@@ -356,17 +392,20 @@ static void each_call_that_fails_is_told(void **state)
     must_pass(ranks, 2);
 }
 
-/* With .check both ranks are told before any data has moved that rank 1 gives one number less, and at once that it gives up. */
+/* With .check both ranks are told before any data has moved that rank 1 gives one number less, and at once that it
+ * gives up. */
 static tr_status differ(rank *r)
 {
     TR_SCOPE;
     static const char *const names[] = {"differs", "aborts"};
     for (int i = 0; i < 2; i++) {
-        tr_group *group = tr_join(.store = r->store, .rank = r->number, .world_size = r->ranks, .backend = "nccl", .check = true,
+        tr_group *group = tr_join(.store = r->store, .rank = r->number, .world_size = r->ranks, .backend = "nccl",
+            .check = true,
             .name = names[i], .timeout_ms = r->timeout_ms);
         tr_tensor *x = tr_ones(TR_SHAPE(9 - (i == 0 ? r->number : 0)), .device = tr_cuda(r->number));
         TRY(tr_all_reduce_tensor(group, tr_ones(TR_SHAPE(9), .device = tr_cuda(r->number)), TR_SUM));
-        if (r->number == 0) TRY(tr_store_set(r->store, names[i], "1", 1)); /* until then it may still be in the first one */
+        /* until then it may still be in the first one */
+        if (r->number == 0) TRY(tr_store_set(r->store, names[i], "1", 1));
         if (i == 1 && r->number == 1) {
             void *value;
             size_t bytes;
@@ -375,7 +414,8 @@ static tr_status differ(rank *r)
             tr_abort(group, "rank 1 has had enough");
         } else {
             tr_status status = tr_all_reduce_tensor(group, x, TR_SUM);
-            if (status != (i ? TR_PEER : TR_MISMATCH) || !strstr(tr_error_message(), i ? "rank 1 has had enough" : "f32[8]"))
+            if (status != (i ? TR_PEER : TR_MISMATCH) || !strstr(tr_error_message(),
+                i ? "rank 1 has had enough" : "f32[8]"))
                 return tr_fail(TR_INTERNAL, "%s: status %d: %s", names[i], (int)status, tr_error_message());
         }
         TRY(tr_leave(group));
@@ -413,7 +453,8 @@ static void a_rank_that_does_not_come_is_named(void **state)
     rank ranks[RANKS];
     run_ranks(ranks, 2, wait_in_vain, 3000);
     must_pass(ranks, 2);
-    if (!strstr(ranks[0].message, "all_reduce #2") || !strstr(ranks[0].message, "is broken")) fail_msg("%s", ranks[0].message);
+    if (!strstr(ranks[0].message, "all_reduce #2") || !strstr(ranks[0].message, "is broken"))
+        fail_msg("%s", ranks[0].message);
 }
 
 /* ---- A process that dies ----------------------------------------------------------------------------------------- */
@@ -474,7 +515,8 @@ static void says(const char *emulator, const char *libraries, const char *words)
 {
     char command[2048], message[1024], self[512];
     name_self(self);
-    snprintf(command, sizeof command, "CUDA_EMULATOR='%s' LD_LIBRARY_PATH='%s' exec '%s' join", emulator, libraries, self);
+    snprintf(command, sizeof command, "CUDA_EMULATOR='%s' LD_LIBRARY_PATH='%s' exec '%s' join", emulator, libraries,
+        self);
     FILE *child = popen(command, "r");
     assert_non_null(child);
     message[fread(message, 1, sizeof message - 1, child)] = 0;

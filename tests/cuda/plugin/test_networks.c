@@ -172,7 +172,8 @@ static void tensors_of_two_devices_do_not_mix(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor *a = tr_ones(TR_SHAPE(2), .device = device("cuda:0")), *b = tr_ones(TR_SHAPE(2), .device = device("cuda:1"));
+    tr_tensor *a = tr_ones(TR_SHAPE(2), .device = device("cuda:0"));
+    tr_tensor *b = tr_ones(TR_SHAPE(2), .device = device("cuda:1"));
     assert_int_equal(tr_status_of(tr_add(a, b)), TR_DEVICE);
     assert_non_null(strstr(tr_error_message(), "cuda:0"));
     assert_non_null(strstr(tr_error_message(), "cuda:1"));

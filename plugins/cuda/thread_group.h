@@ -1,22 +1,22 @@
 /*
- * Threads that work together on one result: a block is blockDim.x results side by side, of blockDim.y threads each.
- * Where a result's elements lie next to each other, blockDim.x is 1 and the threads are lanes of warps; where results
- * lie next to each other, neighbouring threads read neighbouring elements of different results.
+ * Groups of threads, each of which makes one result: a block is blockDim.x results side by side, of blockDim.y
+ * threads each. Where a result's elements lie next to each other, blockDim.x is 1 and the threads are lanes of
+ * warps; where results lie next to each other, neighbouring threads read neighbouring elements of different results.
  */
-#ifndef TRIREME_CUDA_TEAM_H
-#define TRIREME_CUDA_TEAM_H
+#ifndef TRIREME_CUDA_THREAD_GROUP_H
+#define TRIREME_CUDA_THREAD_GROUP_H
 
 #include "elementwise.h"
 
-struct team {
-    dim3 block;
+struct thread_groups {
+    dim3 block;     /* results side by side, threads of each */
     int64_t blocks; /* for all results */
 };
 
 /* For so many results of so many elements each. side_by_side: results are neighbours in memory. */
-inline team team_of(int64_t results, int64_t each, bool side_by_side)
+inline thread_groups groups_of(int64_t results, int64_t each, bool side_by_side)
 {
-    team t;
+    thread_groups t;
     unsigned x = 1, y = 32;
     if (each <= 16) {
         x = BLOCK;
@@ -53,7 +53,7 @@ template <class A> __device__ inline A from_first_lane(A value)
 
 /* All threads of a result get what its threads' values combine to, in an order that only depends on the block. Every
  * thread of the block calls it; combine is commutative. */
-template <class A, class F> __device__ inline A combine_team(A value, const F &combine)
+template <class A, class F> __device__ inline A reduce_in_group(A value, const F &combine)
 {
     __shared__ A shared[BLOCK];
     if (blockDim.y == 1) return value;
@@ -136,10 +136,10 @@ __device__ inline void map_row(const row_of<T, 1> &to, const row_of<const T, N> 
     }
 }
 
-/* The team for rows of n elements of so many bytes, `step` apart. */
-inline team team_of_rows(int64_t rows, int64_t n, int64_t step, size_t bytes)
+/* The groups for rows of n elements of so many bytes, `step` apart. */
+inline thread_groups groups_of_rows(int64_t rows, int64_t n, int64_t step, size_t bytes)
 {
-    return team_of(rows, step == 1 && n > 32 ? most(32, parts_of(n, 16 / (int64_t)bytes)) : n, step != 1);
+    return groups_of(rows, step == 1 && n > 32 ? most(32, parts_of(n, 16 / (int64_t)bytes)) : n, step != 1);
 }
 
 struct plus_of {
