@@ -48,6 +48,9 @@ typedef struct tr_dataset_options {
 #define tr_dataset_new(...) tr_dataset_new_with(TR__BRACES2(tr_dataset_options, count, get, __VA_ARGS__))
 TR_API tr_dataset *tr_dataset_new_with(const tr_dataset_options *options);
 
+/* A dataset in error with a message of the program's own, for functions that make one: `return tr_dataset_fail(TR_FORMAT, "…", …);` */
+TR_API tr_dataset *tr_dataset_fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
+
 /* A dataset that worker processes can make again, as a loader with .processes needs: make() is called in each process,
  * with a copy of the argument's bytes (no pointers into this process), and must give the same samples. make is a
  * function of the program or of a library that it has loaded. The datasets of files below, and slices of them, need no
@@ -288,6 +291,8 @@ typedef struct tr_text_options {
 TR_API tr_text *tr_text_load_with(const tr_text_options *options);
 TR_API int64_t tr_text_bytes(const tr_text *text, bool validation);
 TR_API int64_t tr_text_tokens(const tr_text *text, bool validation);
+/* The tokens of one part: i32 [tr_text_tokens()], on the CPU; a copy. */
+TR_API tr_tensor *tr_text_ids(const tr_text *text, bool validation);
 TR_API int tr_text_files(const tr_text *text);
 /* A hash of the tokens, not a cryptographic one: a resumed training compares it. */
 TR_API uint64_t tr_text_hash(const tr_text *text);

@@ -23,6 +23,10 @@ typedef struct tr_module tr_module;
         (module), (tr_tensor *[]){__VA_ARGS__}, (int)(sizeof((tr_tensor *[]){__VA_ARGS__}) / sizeof(tr_tensor *)))
 #endif
 TR_API tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n);
+/* Runs a module with several outputs, such as tr_lstm(): outputs gets its first n_outputs, at most as many as it has; all in error
+ * after a failure. tr_forward() gives the first one only, and any module has at least that. */
+TR_API TR_MUST_CHECK tr_status tr_forward_many(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs,
+    int n_outputs);
 
 /* All parameters, in the order they were added, depth first. A tied parameter appears once, under its first name. */
 TR_API tr_tensor_list *tr_parameters(tr_module *module);
@@ -159,6 +163,29 @@ typedef struct tr_multihead_attention_options {
 #define tr_multihead_attention(...) TR__NEW2(tr_multihead_attention, dim, heads, __VA_ARGS__)
 TR_API tr_module *tr_multihead_attention_with(const tr_multihead_attention_options *options);
 
+typedef struct tr_recurrent_options {
+    size_t size;
+    const char *given;
+    int64_t input, hidden; /* features of a step, and of the hidden state */
+    int layers;        /* default 1, at most 16 */
+    bool bidirectional; /* a second pass from the last step to the first; the outputs stand side by side */
+    bool no_bias;
+    double dropout;    /* of each layer's output but the last one's, in training: see tr_seed() */
+    bool relu;         /* tr_rnn(): instead of tanh */
+    uint64_t seed;     /* default: tr_next_seed() */
+    tr_dtype dtype;
+} tr_recurrent_options;
+/* PyTorch's, with batch first and its names: weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0, with _reverse behind.
+ * x: [batch, seq, input] -> output: [batch, seq, directions*hidden], and the last states h and, of an LSTM, c:
+ * [layers*directions, batch, hidden]. tr_forward(lstm, x) gives the output; the states come and go by
+ * tr_forward_many(lstm, (tr_tensor *[]){x, h, c}, 3, outputs, 3). States that are not given are zeros. */
+#define tr_rnn(...) tr_rnn_with(TR__NAMED_OPTIONS2(tr_recurrent_options, input, hidden, __VA_ARGS__))
+#define tr_lstm(...) tr_lstm_with(TR__NAMED_OPTIONS2(tr_recurrent_options, input, hidden, __VA_ARGS__))
+#define tr_gru(...) tr_gru_with(TR__NAMED_OPTIONS2(tr_recurrent_options, input, hidden, __VA_ARGS__))
+TR_API tr_module *tr_rnn_with(const tr_recurrent_options *options);
+TR_API tr_module *tr_lstm_with(const tr_recurrent_options *options);
+TR_API tr_module *tr_gru_with(const tr_recurrent_options *options);
+
 /* Images: [batch, channels, height, width] (see ops.h). */
 typedef struct tr_conv2d_options {
     size_t size;
@@ -256,6 +283,8 @@ TR_API tr_module *tr_batch_norm1d_with(const tr_batch_norm1d_options *options);
 
 /* [batch, …] -> [batch, the rest], in the order channels, height, width. */
 TR_API tr_module *tr_flatten_layer(void);
+/* tr_unflatten() as a module: tr_unflatten_layer(1, TR_SHAPE(8, 7, 7)). */
+TR_API tr_module *tr_unflatten_layer(int dim, tr_shape shape);
 
 /* Dropout as a module: active in training mode, with numbers from tr_seed() and the module's path; it fails without
  * tr_seed(). */
@@ -300,6 +329,11 @@ typedef tr_tensor *(*tr_forward_function)(tr_module *self, tr_tensor *const *inp
  * pointers to the module's parameters, buffers and children lead to the replica's; all other pointers are shared by
  * replicas that run at the same time. */
 TR_API tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_function forward);
+/* The same with 1 to TR_MODULE_OUTPUTS outputs. forward sets them all; an output in error, or else a status that is not
+ * TR_OK, is its failure. Wrappers other than tr_ddp() pass the first output on; such a module cannot be recomputed (tr_set_recompute()). */
+#define TR_MODULE_OUTPUTS 8
+typedef tr_status (*tr_forward_many_function)(tr_module *self, tr_tensor *const *inputs, int n, tr_tensor **outputs);
+TR_API tr_module *tr_module_new_many(const char *name, size_t state_bytes, int outputs, tr_forward_many_function forward);
 TR_API void *tr_module_state(const tr_module *module);
 /* Sets the function that gives back what the module's state holds, such as tr_keep()'s references and memory: it runs once, with the
  * state, when the module's last reference goes. A replica's copy of the state holds nothing of its own. */

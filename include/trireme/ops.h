@@ -529,7 +529,11 @@ TR_API tr_tensor *tr_slice(tr_tensor *x, int dim, int64_t start, int64_t end); /
 TR_API tr_tensor *tr_select(tr_tensor *x, int dim, int64_t index); /* view: x at index, without dim; negative from the end */
 TR_API tr_tensor *tr_squeeze(tr_tensor *x, int dim);   /* view: x without dim; TR_SHAPE unless that has size 1 */
 TR_API tr_tensor *tr_unsqueeze(tr_tensor *x, int dim); /* view: x with a dim of size 1 more; -1 is the last one of the result */
+/* A view when strides allow it, else a copy: dimensions first … last become one; dim becomes several, of which one size may be -1. */
+TR_API tr_tensor *tr_flatten(tr_tensor *x, int first, int last);
+TR_API tr_tensor *tr_unflatten(tr_tensor *x, int dim, tr_shape shape);
 TR_API tr_tensor *tr_contiguous(tr_tensor *x);                               /* x itself when it is already */
+TR_API tr_tensor *tr_clone(tr_tensor *x);                                    /* a copy in memory of its own, row-major */
 TR_API tr_tensor *tr_cat(tr_tensor *const *parts, int n, int dim);
 TR_API tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim); /* of one shape, along a new dimension */
 

@@ -22,12 +22,14 @@ typedef struct tr_ddp_options {
     int64_t check_every;  /* backwards; default 100; 0: never (a binding that fills in the struct says -1). Replicas are
                              compared as tr_check_replicas() does; with TRIREME_CHECK=replicas in every backward, unless
                              this is 0 */
+    bool local_buffers;   /* each rank keeps its own buffers, such as running statistics: PyTorch's broadcast_buffers=False */
 } tr_ddp_options;
-/* Wraps a module: compares the ranks' .bucket_mb and .check_every, parameters and buffers (names, shapes, dtypes, which require gradients:
+/* Wraps a module: compares the ranks' options, parameters and buffers (names, shapes, dtypes, which require gradients:
  * TR_MISMATCH on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory, and averages
  * each bucket over the group as soon as backward has filled it, while backward goes on; the last one (of one dtype and
  * device the only one that may be below bucket_mb) at backward's end (Li et al., VLDB 2020). tr_backward() returns when
- * all gradients are averaged, and all ranks have rank 0's buffers, such as running statistics. A parameter that took no
+ * all gradients are averaged, and all ranks have rank 0's buffers, such as running statistics, which lie side by side and travel in
+ * one broadcast. A parameter that took no
  * part counts as a zero gradient, also when it did so on no rank: an optimizer steps it, and weight decay moves it.
  * tr_dist_backward() does the same for the gradients of its context. Every .check_every backwards that exchange,
  * parameters and buffers are compared when the gradients have been averaged: TR_MISMATCH from tr_backward() on every rank
@@ -251,11 +253,26 @@ TR_API TR_MUST_CHECK tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_gr
 #define tr_all_to_all_tensor(group, in, out) TR__ON_TENSORS(group, TR_ALL_TO_ALL, in, out, TR_SUM, 0, 0)
 #define tr_send_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_SEND, t, NULL, TR_SUM, peer, tag)
 #define tr_recv_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_RECV, NULL, t, TR_SUM, peer, tag)
+/* The same, started: tr_wait() gives the status, and until then the tensors belong to the work. Keep those that a scope would take. */
+#define tr_all_reduce_tensor_async(group, t, op) TR__POST_TENSORS(group, TR_ALL_REDUCE, NULL, t, op, 0, 0)
+#define tr_reduce_tensor_async(group, t, op, root) TR__POST_TENSORS(group, TR_REDUCE, NULL, t, op, root, 0)
+#define tr_broadcast_tensor_async(group, t, root) TR__POST_TENSORS(group, TR_BROADCAST, NULL, t, TR_SUM, root, 0)
+#define tr_all_gather_tensor_async(group, in, out) TR__POST_TENSORS(group, TR_ALL_GATHER, in, out, TR_SUM, 0, 0)
+#define tr_gather_tensor_async(group, in, out, root) TR__POST_TENSORS(group, TR_GATHER, in, out, TR_SUM, root, 0)
+#define tr_scatter_tensor_async(group, in, out, root) TR__POST_TENSORS(group, TR_SCATTER, in, out, TR_SUM, root, 0)
+#define tr_reduce_scatter_tensor_async(group, in, out, op) TR__POST_TENSORS(group, TR_REDUCE_SCATTER, in, out, op, 0, 0)
+#define tr_all_to_all_tensor_async(group, in, out) TR__POST_TENSORS(group, TR_ALL_TO_ALL, in, out, TR_SUM, 0, 0)
+#define tr_send_tensor_async(group, t, peer, tag) TR__POST_TENSORS(group, TR_SEND, t, NULL, TR_SUM, peer, tag)
+#define tr_recv_tensor_async(group, t, peer, tag) TR__POST_TENSORS(group, TR_RECV, NULL, t, TR_SUM, peer, tag)
 #define TR__ON_TENSORS(group, kind, in, out, op, rank, tag) \
     tr_collective_tensor((group), (kind), (in), (out), (op), (rank), (tag), __FILE__, __LINE__)
+#define TR__POST_TENSORS(group, kind, in, out, op, rank, tag) \
+    tr_collective_tensor_async((group), (kind), (in), (out), (op), (rank), (tag), __FILE__, __LINE__)
 /* rank: the root or the peer. file and line: where the caller is, for messages. */
-TR_API TR_MUST_CHECK tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind,
-    const tr_tensor *in, tr_tensor *out, tr_reduce_op op, int rank, int tag, const char *file, int line);
+TR_API TR_MUST_CHECK tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out,
+    tr_reduce_op op, int rank, int tag, const char *file, int line);
+TR_API tr_work *tr_collective_tensor_async(tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out,
+    tr_reduce_op op, int rank, int tag, const char *file, int line);
 
 #ifdef __cplusplus
 }

@@ -5,6 +5,7 @@
 #include "data/content.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,6 +131,17 @@ static tr_status own_fill(tr_dataset *set, const tr_dataset_options *options)
     set->name = o->name;
     set->count = options->count;
     return TR_OK;
+}
+
+tr_dataset *tr_dataset_fail(tr_status status, const char *format, ...)
+{
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    tr__fail(status, "%s", text);
+    return tr__object_failed(&dataset_type);
 }
 
 tr_dataset *tr_dataset_new_with(const tr_dataset_options *options)

@@ -158,6 +158,18 @@ static int32_t token_at(const tr_text *text, int64_t i)
     return text->tokens ? text->tokens[i] : text->bytes[i];
 }
 
+tr_tensor *tr_text_ids(const tr_text *text, bool validation)
+{
+    if (!text) return tr__tensor_fail(TR_INVALID, "text_ids: the text is NULL");
+    if (tr__error_of(text)) return tr__tensor_pass(text);
+    int64_t n = tr_text_tokens(text, validation), from = validation ? tr_text_tokens(text, false) : 0;
+    tr_tensor *ids = tr_empty(TR_SHAPE(n), .dtype = TR_I32);
+    if (tr__bad(ids)) return ids;
+    int32_t *to = tr__ptr(ids);
+    for (int64_t i = 0; i < n; i++) to[i] = token_at(text, from + i);
+    return ids;
+}
+
 /* ---- Masks ------------------------------------------------------------------------------------------------------- */
 
 /* A random number below `below`, of draw number `draw` for a window. */

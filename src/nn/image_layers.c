@@ -238,3 +238,27 @@ tr_module *tr_flatten_layer(void)
 {
     return tr_module_new("flatten", 0, flatten_forward);
 }
+
+/* ---- Unflatten ------------------------------------------------------------------------------------------------------- */
+
+typedef struct unflatten {
+    int dim;
+    tr_shape shape;
+} unflatten;
+
+static tr_tensor *unflatten_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    const unflatten *u = self->state;
+    tr_tensor *failed = tr__check_input(self, inputs, n);
+    return failed ? failed : tr_unflatten(inputs[0], u->dim, u->shape);
+}
+
+tr_module *tr_unflatten_layer(int dim, tr_shape shape)
+{
+    tr_module *module = tr_module_new("unflatten", sizeof(unflatten), unflatten_forward);
+    unflatten *u = tr_module_state(module);
+    if (!u) return module;
+    *u = (unflatten){dim, shape};
+    tr_module_detail(module, "dimension %d to %s", dim, TR__TEXT(shape));
+    return module;
+}

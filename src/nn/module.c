@@ -32,6 +32,7 @@ tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_functi
     tr_module *module = tr__object_new(&tr__module_type);
     if (module->object.error) return module;
     module->forward = forward;
+    module->n_outputs = 1;
     module->name = strdup(name ? name : "module");
     if (state_bytes) module->state = calloc(1, state_bytes);
     module->state_bytes = state_bytes;
@@ -39,6 +40,18 @@ tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_functi
         tr__fail(TR_NO_MEMORY, "out of memory for a module with a state of %zu bytes", state_bytes);
         tr__object_break(module);
     }
+    return module;
+}
+
+tr_module *tr_module_new_many(const char *name, size_t state_bytes, int outputs, tr_forward_many_function forward)
+{
+    if (outputs < 1 || outputs > TR_MODULE_OUTPUTS || !forward)
+        return tr_module_fail(TR_INVALID, "%s: a module has a forward and 1 to %d outputs, not %d", name ? name : "module",
+            TR_MODULE_OUTPUTS, outputs);
+    tr_module *module = tr_module_new(name, state_bytes, NULL);
+    if (module->object.error) return module;
+    module->many = forward;
+    module->n_outputs = outputs;
     return module;
 }
 
@@ -274,34 +287,64 @@ tr_status tr_set_recompute(tr_module *module, bool on)
     return TR_OK;
 }
 
-static tr_tensor *forward(tr_module *module, tr_tensor *const *inputs, int n)
+/* Sets all outputs of the module; after a failure to one error. */
+static void forward(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs)
 {
     TR_SCOPE;
-    tr_tensor *output = module->recompute ? tr__segment_run(run_forward, inputs, n, module, module)
-                                          : module->forward(module, inputs, n);
-    if (!output) output = tr_tensor_fail(TR_INVALID, "%s: its forward returned NULL", module->name);
-    if (tr__bad(output)) output = with_path(module, output);
-    return tr_escape(output);
+    tr_status status = TR_OK;
+    if (module->many && module->recompute)
+        status = tr__fail(TR_UNSUPPORTED, "a module with several outputs cannot be recomputed");
+    else if (module->many)
+        status = module->many(module, inputs, n, outputs);
+    else
+        outputs[0] = module->recompute ? tr__segment_run(run_forward, inputs, n, module, module)
+                                       : module->forward(module, inputs, n);
+    tr_tensor *failed = NULL;
+    for (int i = 0; i < module->n_outputs && !failed; i++)
+        if (outputs[i] && tr__bad(outputs[i])) failed = outputs[i];
+    if (!failed && status != TR_OK) failed = tr__tensor_failed();
+    for (int i = 0; i < module->n_outputs && !failed; i++)
+        if (!outputs[i])
+            failed = tr_tensor_fail(TR_INVALID, "%s: its forward %s NULL", module->name,
+                module->many ? "left an output" : "returned");
+    if (failed) failed = tr_escape(with_path(module, failed));
+    for (int i = 0; i < module->n_outputs; i++) outputs[i] = failed ? failed : tr_escape(outputs[i]);
 }
 
-static tr_tensor *forward_profiled(tr_module *module, tr_tensor *const *inputs, int n)
+static void forward_profiled(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs)
 {
     tr__span span = {.kind = TR__SPAN_MODULE, .begin = tr__now_ns(), .who = module};
     tr__memory_watch watch = tr__memory_watch_begin(n > 0 && inputs[0] ? tr_device_of(inputs[0]).index : 0);
-    tr_tensor *output = forward(module, inputs, n);
+    forward(module, inputs, n, outputs);
     tr__memory_watch_end(&watch, &span.peak, &span.kept);
     snprintf(span.name, sizeof span.name, "%s", module->name);
     tr__profile_add(span);
-    return output;
+}
+
+tr_status tr_forward_many(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs, int n_outputs)
+{
+    tr_tensor *made[TR_MODULE_OUTPUTS] = {NULL}, *failed = NULL;
+    if (!module)
+        failed = tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL");
+    else if (module->object.error)
+        failed = tr__tensor_pass(module);
+    for (int i = 0; i < n && !failed; i++)
+        if (tr__error_of(inputs[i])) failed = tr__tensor_pass(inputs[i]);
+    if (!failed && !module->forward && !module->many)
+        failed = tr_tensor_fail(TR_INVALID, "%s: this module has no forward: it only holds its parts", module->name);
+    if (!failed && (n_outputs < 1 || n_outputs > module->n_outputs))
+        failed = tr_tensor_fail(TR_INVALID, "%s: it has %d outputs, not %d", module->name, module->n_outputs, n_outputs);
+    if (!failed && tr__profiling())
+        forward_profiled(module, inputs, n, made);
+    else if (!failed)
+        forward(module, inputs, n, made);
+    for (int i = 0; i < n_outputs; i++) outputs[i] = failed ? failed : made[i];
+    return tr_status_of(failed ? failed : made[0]);
 }
 
 tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n)
 {
-    if (!module) return tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL");
-    if (module->object.error) return tr__tensor_pass(module);
-    for (int i = 0; i < n; i++)
-        if (tr__error_of(inputs[i])) return tr__tensor_pass(inputs[i]);
-    if (!module->forward)
-        return tr_tensor_fail(TR_INVALID, "%s: this module has no forward: it only holds its parts", module->name);
-    return tr__profiling() ? forward_profiled(module, inputs, n) : forward(module, inputs, n);
+    tr_tensor *output;
+    (void)!tr_forward_many(module, inputs, n, &output, 1);
+    return output;
 }

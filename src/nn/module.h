@@ -24,7 +24,9 @@ struct tr_module {
     char *detail; /* by tr_module_detail(); NULL: none */
     void *state;
     size_t state_bytes;
-    tr_forward_function forward;       /* NULL: a container */
+    tr_forward_function forward;       /* NULL: a container, or: */
+    tr_forward_many_function many;     /* with so many outputs; NULL: forward, which has one */
+    int n_outputs;
     void (*release)(void *state);      /* NULL, or gives back what state holds; run when the last reference goes */
     tr__member *members;               /* in the order they were added */
     int count, capacity;

@@ -71,6 +71,8 @@ static tr_status copy_module(copying *c, const tr_module *module, tr_module **ou
     tr_module *copy = *out = tr_module_new(module->name, module->state_bytes, module->forward);
     TR__TRY(note(c, module, copy));
     if (module->state_bytes) memcpy(copy->state, module->state, module->state_bytes);
+    copy->many = module->many;
+    copy->n_outputs = module->n_outputs;
     copy->evaluating = module->evaluating;
     copy->recompute = module->recompute;
     copy->seeded = module->seeded;

@@ -174,6 +174,11 @@ tr_tensor *tr_contiguous(tr_tensor *x)
     return tr_apply(tr__op(copy), NULL, &x, 1, NULL);
 }
 
+tr_tensor *tr_clone(tr_tensor *x)
+{
+    return tr_apply(tr__op(copy), NULL, &x, 1, NULL);
+}
+
 tr_status tr__cast_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));

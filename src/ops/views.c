@@ -288,6 +288,48 @@ tr_tensor *tr_select(tr_tensor *x, int dim, int64_t index)
     return without_dim(tr_slice(x, at, from, from + 1), at);
 }
 
+tr_tensor *tr_flatten(tr_tensor *x, int first, int last)
+{
+    if (!x) return missing("flatten");
+    if (tr__bad(x)) return tr__tensor_pass(x);
+    int from, to;
+    if (x->shape.ndim == 0) return tr_reshape(x, TR_SHAPE(1));
+    if (tr__dim("flatten", x->shape, first, &from) != TR_OK || tr__dim("flatten", x->shape, last, &to) != TR_OK)
+        return tr__tensor_failed();
+    if (from > to)
+        return tr__tensor_fail(TR_INVALID, "flatten: dimension %d of %s comes after dimension %d", first, TR__TEXT(x->shape), last);
+    tr_shape shape = {.ndim = x->shape.ndim - (to - from)};
+    for (int d = 0; d < shape.ndim; d++) shape.dim[d] = x->shape.dim[d <= from ? d : d + (to - from)];
+    for (int d = from + 1; d <= to; d++) shape.dim[from] *= x->shape.dim[d];
+    return tr_reshape(x, shape);
+}
+
+tr_tensor *tr_unflatten(tr_tensor *x, int dim, tr_shape sizes)
+{
+    if (!x) return missing("unflatten");
+    if (tr__bad(x)) return tr__tensor_pass(x);
+    int at;
+    if (tr__dim("unflatten", x->shape, dim, &at) != TR_OK) return tr__tensor_failed();
+    tr_shape shape = {.ndim = x->shape.ndim - 1 + sizes.ndim};
+    if (sizes.ndim < 1 || sizes.ndim > TR_MAX_DIMS || shape.ndim > TR_MAX_DIMS)
+        return tr__tensor_fail(TR_SHAPE, "unflatten: %d sizes for dimension %d of %s: a tensor has at most %d dimensions", sizes.ndim,
+            dim, TR__TEXT(x->shape), TR_MAX_DIMS);
+    int64_t known = 1, unknown = -1;
+    for (int d = 0; d < sizes.ndim; d++) {
+        if (sizes.dim[d] == -1 && unknown < 0) unknown = d;
+        else if (sizes.dim[d] < 0 || __builtin_mul_overflow(known, sizes.dim[d], &known)) known = -1;
+        if (known < 0) break;
+    }
+    int64_t size = x->shape.dim[at];
+    if (known < 0 || (unknown < 0 ? known != size : known == 0 || size % known))
+        return tr__tensor_fail(TR_SHAPE, "unflatten: dimension %d of %s does not divide into %s", dim, TR__TEXT(x->shape),
+            TR__TEXT(sizes));
+    if (unknown >= 0) sizes.dim[unknown] = size / known;
+    for (int d = 0; d < shape.ndim; d++)
+        shape.dim[d] = d < at ? x->shape.dim[d] : d < at + sizes.ndim ? sizes.dim[d - at] : x->shape.dim[d - sizes.ndim + 1];
+    return tr_reshape(x, shape);
+}
+
 /* ---- split --------------------------------------------------------------------------------------------------------- */
 
 tr_status tr__split_infer(tr_op_call *call)

@@ -1,4 +1,5 @@
 /* Collectives on tensors, outside the graph. */
+#include "comm/work.h"
 #include "tensor/tensor.h"
 
 #include <trireme/parallel.h>
@@ -31,8 +32,8 @@ static bool out_blocks(tr_collective_kind kind)
     return kind == TR_GATHER || kind == TR_ALL_GATHER || kind == TR_ALL_TO_ALL;
 }
 
-tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out,
-    tr_reduce_op op, int rank, int tag, const char *file, int line)
+/* Fills in what the tensors say: the buffers, their dtype and device, and how many elements a block has. */
+static tr_status describe(tr_collective *c, const tr_group *group, const tr_tensor *in, tr_tensor *out)
 {
     TR__TRY(tr_status_of(out));
     TR__TRY(tr_status_of(in));
@@ -43,17 +44,38 @@ tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, const t
             tr_device_name(tr__device_of(out), (char[16]){0}), tr_device_name(tr__device_of(in), (char[16]){0}));
     int64_t world = tr_world_size(group), count = tr__numel(any->shape);
     /* The side that is one block says how long a block is; of an all_to_all both sides are blocks. */
-    bool blocks = out ? out_blocks(kind) : in_blocks(kind);
-    if (blocks && out && in && !in_blocks(kind))
+    bool blocks = out ? out_blocks(c->kind) : in_blocks(c->kind);
+    if (blocks && out && in && !in_blocks(c->kind))
         count = tr__numel(in->shape);
     else if (blocks)
         count /= world;
-    if (out) TR__TRY(check("output", out, any->dtype, out_blocks(kind) ? count * world : count));
-    if (in) TR__TRY(check("input", in, any->dtype, in_blocks(kind) ? count * world : count));
-    tr_collective c = {.size = sizeof c, .kind = kind, .out = out ? tr__ptr(out) : NULL,
-        .in = in ? tr__ptr(in) : NULL, .count = count, .dtype = any->dtype, .op = op, .root = rank, .peer = rank,
-        .tag = tag, .file = file, .line = line, .device = tr__device_of(any)};
+    if (out) TR__TRY(check("output", out, any->dtype, out_blocks(c->kind) ? count * world : count));
+    if (in) TR__TRY(check("input", in, any->dtype, in_blocks(c->kind) ? count * world : count));
+    c->out = out ? tr__ptr(out) : NULL;
+    c->in = in ? tr__ptr(in) : NULL;
+    c->count = count;
+    c->dtype = any->dtype;
+    c->device = tr__device_of(any);
+    return TR_OK;
+}
+
+tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out,
+    tr_reduce_op op, int rank, int tag, const char *file, int line)
+{
+    tr_collective c = {.size = sizeof c, .kind = kind, .op = op, .root = rank, .peer = rank, .tag = tag, .file = file, .line = line};
+    TR__TRY(describe(&c, group, in, out));
     TR__TRY(tr_run_collective(group, &c));
     if (out) tr__touch(out);
     return TR_OK;
+}
+
+/* The output counts as written to from here on: what backward saved of it before is found to be out of date. */
+tr_work *tr_collective_tensor_async(tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out,
+    tr_reduce_op op, int rank, int tag, const char *file, int line)
+{
+    tr_collective c = {.size = sizeof c, .kind = kind, .op = op, .root = rank, .peer = rank, .tag = tag, .file = file, .line = line};
+    if (describe(&c, group, in, out) != TR_OK) return tr__object_failed(&tr__work_type);
+    tr_work *work = tr_post(group, &c);
+    if (out) tr__touch(out);
+    return work;
 }

@@ -22,6 +22,7 @@
 #include "base/given.h"
 #include "comm/control.h"
 #include "nn/module.h"
+#include "parallel/buffers.h"
 #include "parallel/ddp.h"
 #include "parallel/replicas.h"
 #include "parallel/same_model.h"
@@ -54,8 +55,8 @@ typedef struct param {
 typedef struct ddp {
     tr_module *self, *inner; /* inner: the tree's reference */
     tr_group *group;    /* kept */
-    tr_tensor_list *state, *buffers; /* kept; all that is the same on all ranks, and what of it is no parameter; NULL in
-                                        a world of one */
+    tr_tensor_list *state; /* kept; all that is the same on all ranks; NULL in a world of one */
+    tr__buffers buffers;   /* what of it is no parameter; none with .local_buffers */
     int64_t check_every;   /* exchanges; 0: replicas are not compared */
     int64_t exchanged, agreed; /* how many there were, and after which of them replicas were last found alike; 0: none */
     int series;         /* the module's number in the group: its buckets are not to meet another's of their size */
@@ -184,7 +185,7 @@ static tr_status exchange_rest(ddp *d)
     while (d->next_bucket < d->n_buckets) TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
     TR__TRY(wait_all(d));
     for (int i = 0; i < d->n_buckets && sink; i++) TR__TRY(copy_out(d, &d->buckets[i], sink));
-    return broadcast_all(d->buffers, d->group);
+    return tr__buffers_broadcast(&d->buffers, d->group);
 }
 
 /* Where they differ all ranks fail alike, and the group is sound. */
@@ -341,7 +342,7 @@ static void release(void *state)
     free(d->params);
     free(d->buckets);
     tr_release(d->state);
-    tr_release(d->buffers);
+    tr__buffers_release(&d->buffers);
     tr_release(d->group);
 }
 
@@ -362,12 +363,18 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     return tr_forward_n(((ddp *)self->state)->inner, inputs, n);
 }
 
+static tr_status forward_many(tr_module *self, tr_tensor *const *inputs, int n, tr_tensor **outputs)
+{
+    return tr_forward_many(((ddp *)self->state)->inner, inputs, n, outputs, self->n_outputs);
+}
+
 /* Buckets of other sizes would meet each other in backward, and so would one rank's check another's next bucket. */
-static tr_status compare_options(tr_group *group, double bucket_mb, int64_t check_every)
+static tr_status compare_options(tr_group *group, double bucket_mb, int64_t check_every, bool local_buffers)
 {
     tr__facts facts = {0};
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
     tr__facts_say(&facts, "check_every", "%" PRId64, check_every);
+    tr__facts_say(&facts, "local_buffers", "%s", local_buffers ? "on" : "off");
     tr_status status = tr__agree(group, "ddp", &facts);
     tr__facts_free(&facts);
     return status;
@@ -388,9 +395,9 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     if (tr_world_size(o->group) == 1) return TR_OK;
     tr_tensor_list *state = tr_state_dict(o->module);
     TR__TRY(tr_status_of(state));
-    TR__TRY(compare_options(o->group, bucket_mb, d->check_every));
+    TR__TRY(compare_options(o->group, bucket_mb, d->check_every, o->local_buffers));
     TR__TRY(tr__ranks_agree(o->group, state, "ddp", "parameters and buffers"));
-    d->state = tr_keep(state);
+    d->state = tr_keep(o->local_buffers ? tr_parameters(o->module) : state);
     TR__TRY(take_parameters(d, o->module));
     qsort(d->params, (size_t)d->n_params, sizeof *d->params, by_place);
     TR__TRY(cut_buckets(d, bucket_mb * (1 << 20)));
@@ -400,8 +407,7 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
         if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
         atomic_fetch_add(&p->leaf->leaf->averagers, 1);
     }
-    d->buffers = tr_keep(buffers_in(state, tr_parameters(o->module)));
-    TR__TRY(tr_status_of(d->buffers));
+    if (!o->local_buffers) TR__TRY(tr__buffers_gather(&d->buffers, buffers_in(state, tr_parameters(o->module))));
     TR__TRY(broadcast_all(state, o->group));
     d->series = tr__group_series(o->group);
     return TR_OK;
@@ -420,6 +426,10 @@ tr_module *tr_ddp_with(const tr_ddp_options *options)
         return module;
     }
     d->inner = tr_module_add(module, "", options->module);
+    if (d->inner->many) {
+        module->many = forward_many;
+        module->n_outputs = d->inner->n_outputs;
+    }
     return module;
 }
 

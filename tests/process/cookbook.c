@@ -59,9 +59,9 @@ int main(int argc, char **argv)
     check(tr_item(tr_sum(tr_sub(tr_list_find(tr_parameters(tuned), "0.weight"), tr_list_find(tr_parameters(j.net), "0.weight")))) == 0,
         "the body has the loaded weights");
 
-    tr_module *net = cell_new(1, 16), *head = tr_linear(16, 1);
+    tr_module *net = tr_lstm(1, 16), *head = tr_linear(16, 1);
     tr_module *both = tr_sequential(net, head); /* for its list of parameters */
-    double loss = learn_to_remember(net, head, tr_adam(tr_parameters(both), .lr = 1e-2), 16, 300);
+    double loss = learn_to_remember(net, head, tr_adam(tr_parameters(both), .lr = 1e-2), 300);
     check(loss < 0.03, "a recurrent net learns what came two steps before"); /* 1/12 is the variance of what it is to say */
     if (first) printf("remembers with %.4f\n", loss);
     TR_CHECK(tr_leave(j.world));

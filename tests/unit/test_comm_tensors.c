@@ -47,6 +47,32 @@ static void tensors_can_be_given(void **state)
     for (int world = 1; world <= 5; world++) run(world, on_tensors, NULL);
 }
 
+/* Started together, waited for later: an all_gather beside an all_reduce, and a send that meets its receive. */
+static void start_on_tensors(rank *r)
+{
+    TR_SCOPE;
+    tr_group *g = r->group;
+    int n = r->number, w = r->world;
+    tr_tensor *one = filled(2, n * 10), *all = tr_zeros(TR_SHAPE(w, 2)), *sum = filled(2, n), *got = tr_zeros(TR_SHAPE(2));
+    tr_work *gather = tr_all_gather_tensor_async(g, one, all), *reduce = tr_all_reduce_tensor_async(g, sum, TR_SUM);
+    tr_work *sent = tr_send_tensor_async(g, one, (n + 1) % w, 3), *received = tr_recv_tensor_async(g, got, (n + w - 1) % w, 3);
+    OK(tr_wait(reduce));
+    OK(tr_wait(gather));
+    OK(tr_wait(received));
+    OK(tr_wait(sent));
+    CHECK(at(sum, 1) == (float)(w * (w - 1) / 2 + w));
+    for (int p = 0; p < w; p++) CHECK(at(all, 2 * p + 1) == (float)(p * 10 + 1));
+    CHECK(at(got, 0) == (float)((n + w - 1) % w * 10));
+    CHECK(tr_wait(tr_all_gather_tensor_async(g, one, tr_ones(TR_SHAPE(7)))) == TR_SHAPE);
+    SAYS("the output [7] should have");
+}
+
+static void tensors_can_be_started(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 4; world++) run(world, start_on_tensors, NULL);
+}
+
 static void give_wrong_tensors(rank *r)
 {
     TR_SCOPE;
@@ -77,6 +103,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensors_can_be_given),
+        cmocka_unit_test(tensors_can_be_started),
         cmocka_unit_test(tensors_that_do_not_fit_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

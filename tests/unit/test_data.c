@@ -199,6 +199,12 @@ static void test_tokens_of_a_tokenizer(void **state)
     assert_int_equal(tr_text_bytes(text, false), 11);
     assert_int_equal(tr_text_tokens(text, false), 7); /* ab, space, ab, space, ab, ab, space */
     assert_int_equal(tr_text_tokens(text, true), 7);  /* ab, space, ab, … */
+    static const int32_t rest[] = {2, 3, 2, 3, 2, 3, 2};
+    tr_tensor *ids = tr_text_ids(text, true);
+    assert_int_equal(tr_numel(ids), 7);
+    assert_memory_equal(tr_data(ids), rest, sizeof rest);
+    assert_int_equal(((const int32_t *)tr_data(tr_text_ids(text, false)))[4], 2);
+    assert_failed(tr_status_of(tr_text_ids(NULL, true)), TR_INVALID, "text_ids: the text is NULL");
     tr_tensor *x, *y;
     TR_CHECK(tr_text_batch(text, 1, 6, &x, &y));
     static const int32_t first[] = {2, 3, 2, 3, 2, 2}, next[] = {3, 2, 3, 2, 2, 3};

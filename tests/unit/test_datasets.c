@@ -134,6 +134,9 @@ static void test_a_programs_own(void **state)
     assert_failed(tr_status_of(tr_dataset_new(-1, squares, .user = &calls, .release = count_release)), TR_INVALID,
         "-1");
     assert_failed(tr_status_of(tr_dataset_new(1, NULL)), TR_INVALID, "function");
+    tr_dataset *none = tr_dataset_fail(TR_FORMAT, "points.csv: line %d has no number", 3);
+    assert_failed(tr_status_of(none), TR_FORMAT, "points.csv: line 3 has no number");
+    assert_failed(tr_status_of(tr_dataset_slice(none, 0, 1)), TR_FORMAT, "points.csv: line 3");
     assert_int_equal(calls, 1005);
 }
 

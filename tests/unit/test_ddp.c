@@ -460,6 +460,71 @@ static void running_statistics_become_those_of_rank_0(void **state)
     assert_true(parts[0].seen[1] == parts[0].seen[0] && parts[1].seen[1] == parts[0].seen[0]);
 }
 
+/* Two norms' buffers, of two dtypes, lie side by side with their values; seen: the second's running mean and count. */
+static tr_status normed_twice(partial *p)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
+    tr_module *net = tr_sequential(tr_batch_norm2d(3), tr_batch_norm2d(3));
+    tr_tensor_list *state = tr_state_dict(net);
+    tr_tensor *mean = tr_list_find(state, "1.running_mean"), *count = tr_list_find(state, "1.num_batches_tracked");
+    TR__TRY(tr_fill(count, 5 + p->rank));
+    TR__TRY(tr_fill(mean, 7));
+    tr_module *ddp = tr_ddp(net, group);
+    TR__TRY(tr_status_of(ddp));
+    if (mean->storage != count->storage || mean->storage != tr_list_find(state, "0.running_var")->storage)
+        return tr_fail(TR_INTERNAL, "buffers lie apart");
+    if (tr_item(count) != 5 || tr_item(tr_mean(mean)) != 7 || tr_item(tr_mean(tr_list_find(state, "0.running_var"))) != 1)
+        return tr_fail(TR_INTERNAL, "buffers lost their values");
+    TR__TRY(tr_backward(tr_sum(tr_forward(ddp, tr_randn((uint64_t)p->rank, TR_SHAPE(2, 3, 2, 2))))));
+    p->seen[0] = tr_item(tr_sum(mean));
+    p->seen[1] = tr_item(count);
+    return tr_leave(group);
+}
+
+/* With buffers of their own, ranks differ and nothing says so. */
+static tr_status normed_by_itself(partial *p)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
+    tr_module *net = tr_batch_norm2d(1), *ddp = tr_ddp(net, group, .local_buffers = true, .check_every = 1);
+    tr_tensor *x = tr_affine(tr_randn(1, TR_SHAPE(2, 1, 2, 2)), 1, p->rank ? 10 : -10), *mean = tr_list_find(tr_state_dict(net), "running_mean");
+    TR__TRY(tr_backward(tr_sum(tr_forward(ddp, x))));
+    p->seen[0] = tr_item(mean);
+    return tr_leave(group);
+}
+
+static void buffers_travel_together_or_not_at_all(void **state)
+{
+    (void)state;
+    partial parts[2];
+    run_both(normed_twice, parts);
+    assert_true(parts[0].seen[0] == parts[1].seen[0] && parts[0].seen[1] == 6 && parts[1].seen[1] == 6);
+    run_both(normed_by_itself, parts);
+    assert_true(parts[0].seen[0] < -0.5 && parts[1].seen[0] > 0.5);
+}
+
+/* A module with several outputs keeps them: the gradient of the last state is averaged, too. */
+static tr_status recurrent(partial *p)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
+    tr_module *net = tr_lstm(2, 3, .seed = 1), *ddp = tr_ddp(net, group);
+    tr_tensor *x = tr_full(1 + p->rank, TR_SHAPE(1, 4, 2)), *outputs[3];
+    TR__TRY(tr_forward_many(ddp, &x, 1, outputs, 3));
+    TR__TRY(tr_backward(tr_sum(outputs[2])));
+    p->seen[0] = tr_item(tr_sum(tr_grad(tr_list_find(tr_parameters(net), "weight_ih_l0"))));
+    return tr_leave(group);
+}
+
+static void several_outputs_are_passed_on(void **state)
+{
+    (void)state;
+    partial parts[2];
+    run_both(recurrent, parts);
+    assert_true(parts[0].seen[0] == parts[1].seen[0] && parts[0].seen[0] != 0);
+}
+
 static void wrong_arguments_are_errors(void **state)
 {
     (void)state;
@@ -492,6 +557,8 @@ int main(void)
         cmocka_unit_test(a_rank_whose_backward_fails_is_lost_to_the_others),
         cmocka_unit_test(buckets_of_two_modules_do_not_meet),
         cmocka_unit_test(running_statistics_become_those_of_rank_0),
+        cmocka_unit_test(buffers_travel_together_or_not_at_all),
+        cmocka_unit_test(several_outputs_are_passed_on),
         cmocka_unit_test(wrong_arguments_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* Layers of functions: activations with arguments, PReLU. */
+/* Layers of functions: activations with arguments, PReLU, unflatten; copies and views of shapes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -66,11 +66,49 @@ static void prelu_learns_what_is_below_0(void **state)
     assert_failed(tr_forward(many, tr_ones(TR_SHAPE(2, 4))), TR_SHAPE, "prelu: weight [3] does not fit x [2, 4]");
 }
 
+static void dimensions_become_one_and_several(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_reshape(tr_arange(24, TR_F32, tr_cpu(0)), TR_SHAPE(2, 3, 4));
+    tr_tensor *flat = tr_flatten(x, 1, -1), *back = tr_unflatten(flat, -1, TR_SHAPE(3, -1));
+    assert_int_equal(tr_ndim(flat), 2);
+    assert_int_equal(tr_size(flat, 1), 12);
+    assert_true(tr_data(back) == tr_data(x)); /* views */
+    assert_int_equal(tr_size(back, 2), 4);
+    assert_int_equal(tr_numel(tr_flatten(tr_scalar(1, TR_F32), 0, -1)), 1);
+    tr_tensor *layer = tr_forward(tr_sequential(tr_flatten_layer(), tr_unflatten_layer(1, TR_SHAPE(3, 2, 2))), x);
+    assert_int_equal(tr_ndim(layer), 4);
+    assert_failed(tr_flatten(x, 2, 0), TR_INVALID, "flatten: dimension 2 of [2, 3, 4] comes after dimension 0");
+    assert_failed(tr_unflatten(flat, 1, TR_SHAPE(5, -1)), TR_SHAPE, "unflatten: dimension 1 of [2, 12] does not divide into [5, -1]");
+    assert_failed(tr_unflatten(flat, 1, TR_SHAPE(-1, -1)), TR_SHAPE, "does not divide");
+    assert_failed(tr_unflatten(flat, 1, TR_SHAPE(INT64_MAX, INT64_MAX)), TR_SHAPE, "does not divide");
+    assert_failed(tr_unflatten(NULL, 1, TR_SHAPE(1)), TR_INVALID, "unflatten: input 0 is NULL");
+    assert_failed(tr_forward(tr_sequential(tr_unflatten_layer(1, TR_SHAPE(5, 5))), flat), TR_SHAPE, "0: unflatten: ");
+}
+
+static void a_clone_has_memory_of_its_own(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_require_grad(tr_from(((float[]){1, 2, 3, 4}), TR_SHAPE(2, 2))), *y = tr_clone(tr_transpose(x, 0, 1));
+    assert_true(tr_is_contiguous(y));
+    TR_CHECK(tr_backward(tr_sum(tr_mul(y, tr_from(((float[]){1, 2, 3, 4}), TR_SHAPE(2, 2))))));
+    const float *g = tr_data(tr_grad(x));
+    assert_true(g[0] == 1 && g[1] == 3 && g[2] == 2 && g[3] == 4);
+    tr_tensor *plain = tr_ones(TR_SHAPE(3)), *copy = tr_clone(plain);
+    TR_CHECK(tr_fill(plain, 7));
+    assert_true(tr_item(tr_sum(copy)) == 3);
+    assert_failed(tr_clone(NULL), TR_INVALID, "input 0 is NULL");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(activations_with_arguments_are_their_ops),
         cmocka_unit_test(prelu_learns_what_is_below_0),
+        cmocka_unit_test(dimensions_become_one_and_several),
+        cmocka_unit_test(a_clone_has_memory_of_its_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
