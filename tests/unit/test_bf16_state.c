@@ -120,7 +120,7 @@ static tr_optimizer *make_optimizer(int kind, tr_tensor_list *p, bool bf16)
 
 static tr_module *make_net(void)
 {
-    return tr_sequential(tr_linear(8, 64, .seed = 1), tr_activation(tr_gelu), tr_linear(64, 5, .seed = 2));
+    return tr_sequential(tr_linear(8, 64, .seed = 1), tr_activation_layer(tr_gelu), tr_linear(64, 5, .seed = 2));
 }
 
 static double step(tr_module *net, tr_optimizer *opt)
@@ -158,7 +158,7 @@ static void test_small_changes_are_not_lost(void **state)
     (void)state;
     TR_SCOPE;
     tr_tensor *p = tr_zeros(TR_SHAPE(64, 64), .requires_grad = true);
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "p", p));
     tr_optimizer *opt = tr_adam(list, .lr = 1e-3, .bf16_state = true);
     for (int i = 0; i < 1000; i++) {
@@ -242,7 +242,7 @@ static void test_threads_do_not_matter(void **state)
     for (int threads = 1; threads <= 2; threads++) {
         TR_SCOPE;
         TR_CHECK(tr_set_threads(threads));
-        tr_tensor_list *list = tr_list();
+        tr_tensor_list *list = tr_list_new();
         TR_CHECK(tr_list_add(list, "p", tr_require_grad(tr_randn(3, TR_SHAPE(250, 400)))));
         tr_optimizer *opt = tr_adamw(list, .bf16_state = true);
         for (int i = 0; i < 3; i++) {
@@ -261,7 +261,7 @@ static void test_f64_is_refused(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_tensor_list *list = tr_list();
+    tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "p", tr_zeros(TR_SHAPE(3), .dtype = TR_F64, .requires_grad = true)));
     assert_int_equal(tr_status_of(tr_adam(list, .bf16_state = true)), TR_DTYPE);
     assert_non_null(strstr(tr_error_message(), "adam: \"p\" is f64"));

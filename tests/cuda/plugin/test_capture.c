@@ -76,7 +76,7 @@ static training start(tr_device at, make_optimizer make)
 {
     training t = {.at = at};
     t.first = tr_linear(FEATURES, 20, .seed = 1);
-    t.net = tr_sequential(t.first, tr_activation(tr_gelu), tr_dropout_layer(0.3),
+    t.net = tr_sequential(t.first, tr_activation_layer(tr_gelu), tr_dropout_layer(0.3),
         tr_linear(20, CLASSES, .seed = 2));
     OK(tr_module_to(t.net, at));
     t.opt = make(t.net);
@@ -233,7 +233,7 @@ static void freeze_in_between(training *t, int64_t number)
 static void regroup_in_between(training *t, int64_t number)
 {
     TR_SCOPE;
-    tr_tensor_list *some = tr_list();
+    tr_tensor_list *some = tr_list_new();
     OK(tr_list_add(some, "weight", first_weight(t)));
     if (number == 4) OK(tr_param_group(t->opt, some, .lr_scale = 0.5, .weight_decay = 0.3));
 }
