@@ -6,14 +6,15 @@
  *   endpoint/1/3  rank 3's endpoint record in generation 1
  *   died/1        the rank and the cookie of one that died while the others were meeting
  *   late/1        the same of one that somebody has waited for in vain
- *   used/1        that a rank was connected with all others, or has told of one that died
+ *   used/1        that all ranks were connected, or one has told of another that died
  *
  * Generations count how often the ranks have met: a group that was left can be joined again on the same store, and nobody
  * mistakes an old record for a new one. A rank joins in the first generation that is not used, from the one on that it joined
- * in before. Each marks a generation as used before it says that it is connected with all, and none has joined before all
- * have said so: where a join succeeds on some ranks only, those that failed go on with the next generation, too, whenever
- * they look. A try that came to less, such as one that waited in vain, leaves the generation to the next try. Who waits in
- * one for a record that is not there, and finds it used, goes on to the next: so has the other rank, or it will.
+ * in before. A generation is marked as used when all are connected, before anybody knows that: between hosts by rank 0, on one
+ * host by each before it says that it is connected with all. So where a join succeeds on some ranks only, those that failed go on
+ * with the next generation, too, whenever they look. A try that came to less, such as one that waited in vain, leaves the
+ * generation to the next try. Who waits in one for a record that is not there, and finds it used, goes on to the next: so has
+ * the other rank, or it will.
  */
 #ifndef TR_COMM_RENDEZVOUS_H
 #define TR_COMM_RENDEZVOUS_H
@@ -65,7 +66,7 @@ tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__endpoint_record *record
 /* When that has failed with .used: withdraws our record, and registers the rank in the next generation, to publish and read again.
  * What listens for this one is to be closed before. */
 tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *mine);
-/* To be called when all ranks are connected, before they are told so: marks the generation as used. */
+/* To be called when all ranks are connected, before anybody is told so: marks the generation as used. */
 tr_status tr__rendezvous_use(tr__rendezvous *r);
 /* The record of one rank, into its place among those of all. */
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__endpoint_record *records);

@@ -19,33 +19,87 @@
 
 /* ---- Control messages -------------------------------------------------------------------------------------------- */
 
-/* A message is short, and its connection all but always empty. When it does not fit, the peer has not read for so long
- * that it must do without: a message in part would be taken for damage. */
-void tr__network_send(tr__wire *wire, const tr__network_frame *frame, const char *text)
+/* Under the lock. */
+static void await_room(tr__network_endpoint *n, tr__network_connection *c, bool wait)
 {
-    struct iovec parts[2] = {{(void *)frame, sizeof *frame}, {(void *)text, (size_t)frame->head.bytes}};
-    ssize_t sent;
-    while ((sent = tr__wire_send(wire, parts, frame->head.bytes ? 2 : 1)) < 0 && errno == EINTR) continue;
-    bool in_part = sent < 0 ? !tr__wire_withdraw(wire) : (size_t)sent < sizeof *frame + frame->head.bytes;
-    if (in_part) shutdown(wire->socket, SHUT_WR);
+    struct epoll_event e = {.events = wait ? EPOLLIN | EPOLLOUT : EPOLLIN, .data.ptr = c};
+    if (c->waits != wait) epoll_ctl(n->watch, EPOLL_CTL_MOD, c->wire.socket, &e);
+    c->waits = wait;
 }
 
-void tr__network_tell(tr__network_group *g, int member, const tr__network_frame *frame, const char *text)
+/* Sends the rest of a message, or of what TLS has of earlier ones (news NULL). */
+static ssize_t send_rest(tr__network_connection *c, tr__news *news)
 {
-    tr__network_endpoint *n = g->network;
-    tr__network_frame ours = *frame;
-    ours.head.magic = TR__NETWORK_MAGIC;
-    ours.head.version = TR__NETWORK_VERSION;
-    ours.head.group = g->id;
-    pthread_mutex_lock(&n->lock); /* messages of two threads do not mix */
-    tr__network_connection *control = n->peers[g->members[member]].control;
-    if (control) tr__network_send(&control->wire, &ours, text);
+    if (!news) return tr__wire_send(&c->wire, NULL, 0);
+    size_t framed = c->part < sizeof news->frame ? c->part : sizeof news->frame, told = c->part - framed;
+    struct iovec parts[2] = {{news->frame.bytes + framed, sizeof news->frame - framed},
+        {news->text + told, (size_t)news->frame.head.bytes - told}};
+    return tr__wire_send(&c->wire, parts, 2);
+}
+
+/* A neighbour that has not read for so long that what it is to get next is forgotten must do without; in the middle of a message
+ * its connection ends, as what follows would be taken for damage. */
+static void skip_forgotten(tr__network_endpoint *n, tr__network_connection *c)
+{
+    c->cut = c->part > 0 || !tr__wire_withdraw(&c->wire);
+    if (c->cut) shutdown(c->wire.socket, SHUT_WR);
+    c->at = n->news_first;
+}
+
+void tr__network_push(tr__network_endpoint *n, tr__network_connection *c)
+{
+    int rank = c->peer->rank;
+    while (!c->cut && (c->at < n->news_end || tr__wire_pending(&c->wire))) {
+        if (c->at < n->news_first) {
+            skip_forgotten(n, c);
+            continue;
+        }
+        tr__news *news = c->at < n->news_end ? n->news[c->at % n->news_most] : NULL;
+        if (news && news->to != rank && (news->to >= 0 || news->from == rank)) {
+            c->at++;
+            continue;
+        }
+        ssize_t sent = send_rest(c, news);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent < 0 && tr__wire_would_block()) {
+            await_room(n, c, true);
+            return;
+        }
+        c->cut = sent < 0; /* it is at its end, as the monitor will see */
+        if (!news || c->cut) continue;
+        c->part += (size_t)sent;
+        if (c->part < sizeof news->frame + news->frame.head.bytes) continue;
+        c->part = 0;
+        c->at++;
+    }
+    await_room(n, c, false);
+}
+
+void tr__network_post(tr__network_endpoint *n, int to, int from, const tr__network_frame *frame, const char *text)
+{
+    size_t bytes = (size_t)frame->head.bytes;
+    tr__news *news = malloc(sizeof *news + bytes);
+    if (!news) return; /* without memory the others find out by themselves, or at their timeout */
+    *news = (tr__news){.to = to, .from = from, .frame = *frame};
+    if (bytes) memcpy(news->text, text, bytes);
+    tr__frame_head *head = &news->frame.head;
+    head->magic = TR__NETWORK_MAGIC;
+    head->version = TR__NETWORK_VERSION;
+    pthread_mutex_lock(&n->lock);
+    if (from == n->rank) head->origin = n->rank;
+    if (from == n->rank && to < 0) head->number = ++n->said;
+    n->spread += to < 0;
+    if (n->news_end - n->news_first == n->news_most) free(n->news[n->news_first++ % n->news_most]);
+    n->news[n->news_end++ % n->news_most] = news;
+    for (tr__network_connection *c = n->controls; c; c = c->next) tr__network_push(n, c);
     pthread_mutex_unlock(&n->lock);
 }
 
 void tr__network_tell_all(tr__network_group *g, const tr__network_frame *frame, const char *text)
 {
-    for (int member = 0; member < g->count; member++) tr__network_tell(g, member, frame, text);
+    tr__network_frame ours = *frame;
+    ours.head.group = g->id;
+    tr__network_post(g->network, -1, g->network->rank, &ours, text);
 }
 
 void tr__network_kick(tr__network_endpoint *n)
@@ -132,7 +186,11 @@ tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel chann
     if (channel == TR__CONTROL_CHANNEL) {
         n->met++;
         peer->control = c;
+        c->at = n->news_first;
+        c->next = n->controls;
+        n->controls = c;
         watched = watch(n, c);
+        tr__network_push(n, c);
     } else {
         c->next = peer->connections;
         peer->connections = c;
@@ -185,11 +243,18 @@ void tr__network_detach(tr__network_group *g, bool sound)
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
+/* Messages that are kept: of neighbours that have not read for long, and where ranks pass them on, those that a new neighbour may
+ * lack. */
+enum { UNSENT = 64, RELAYED = 1024 };
+
 static tr_status make_parts(tr__network_endpoint *n, const tr__network_options *o)
 {
     n->peers = calloc((size_t)n->world_size, sizeof *n->peers);
     if (!n->peers) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", n->name, n->world_size);
     for (int rank = 0; rank < n->world_size; rank++) n->peers[rank].rank = rank;
+    n->news_most = tr__network_relays(n) ? RELAYED + 4 * (uint64_t)n->world_size : UNSENT;
+    n->news = calloc(n->news_most, sizeof(tr__news *));
+    if (!n->news) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", n->name, n->world_size);
     n->watch = epoll_create1(EPOLL_CLOEXEC);
     n->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (n->watch < 0 || n->kick < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", n->name);
@@ -271,6 +336,7 @@ static void part(tr__network_endpoint *n)
 
 void tr__network_free(tr__network_endpoint *n)
 {
+    tr__network_take_leave(n);
     tr__network_monitor_stop(n);
     tr__network_drop_attempts(n);
     if (n->listener >= 0) close(n->listener);
@@ -278,6 +344,8 @@ void tr__network_free(tr__network_endpoint *n)
     tr__tls_key_unref(n->job_key);
     if (n->watch >= 0) close(n->watch);
     if (n->kick >= 0) close(n->kick);
+    for (; n->news_first < n->news_end; n->news_first++) free(n->news[n->news_first % n->news_most]);
+    free(n->news);
     free(n->peers);
     free(n->incoming);
     free(n->polled);

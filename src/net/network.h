@@ -4,15 +4,15 @@
  * attaches to the same endpoint by its number, and costs no socket and no thread.
  *
  *   network.c           making and ending one; the groups attached to it; connections that are lent to them; control messages
- *   network_links.c     the control connections as a whole: how all learn that all have joined
+ *   network_links.c     the control connections as a whole: whose they are, what is passed on, joining and leaving
  *   network_connect.c   connections on their way: ours to peers, and those that come in
  *   network_monitor.c   the thread, and what comes in
  *   network_socket.c    what connections ask of the kernel
  *
- * Each pair of peers has one control connection, made when the first group is joined. It is idle but for failures and the like,
- * so a message there never waits behind data, and its end is the end of the peer. All other connections belong to a group while
- * it lives, and are made when something is first to go over them. The peer of the higher rank makes them; the other one asks it
- * to. What their bytes look like on the way, net/wire.h tells.
+ * Control connections are made when the first group is joined, between all pairs of few peers, and among many between neighbours,
+ * which pass on what is for all. They are idle but for failures and the like, so a message there never waits behind data, and the
+ * end of one is the end of a peer. All other connections belong to a group while it lives, and are made when something is first to go
+ * over them, by either side; when both do so at once, by the higher rank. What their bytes look like on the way, net/wire.h tells.
  */
 #ifndef TR_NET_NETWORK_H
 #define TR_NET_NETWORK_H
@@ -32,11 +32,17 @@ enum {
     TR__NETWORK_MAGIC = 0x54524e31, /* "TRN1"; hosts of the other byte order see another number */
     TR__NETWORK_VERSION = 4,
     TR__FIRST_GROUP = 1,            /* the number of an endpoint's first group */
-    TR__FRAME_BYTES = 144,
+    TR__FRAME_BYTES = 152,
     TR__FRAME_TEXT = 1024,          /* most bytes that follow the frame of a control message */
-    /* The types of frames of the endpoints' own; all others are the groups'. */
-    TR__FRAME_HERE = 254,     /* the sender and all below it in the tree of ranks are there */
-    TR__FRAME_ALL_HERE = 255, /* all ranks are */
+    TR__MESH_MOST = 8,              /* ranks that have a control connection each with each */
+    /* The types of frames of the endpoints' own; all others are the groups'. For a neighbour only: */
+    TR__FRAME_HERE = 250, /* the sender and all below it in the tree of ranks are there */
+    TR__FRAME_ALL_HERE,   /* all ranks are */
+    TR__FRAME_MARK,       /* tell me when you have come so far; */
+    TR__FRAME_MARKED,     /* I have. The frame's number is a place in the asker's news */
+    /* For all: */
+    TR__FRAME_GONE,       /* a tr__gone_frame: the sender's connection with that rank has ended without a goodbye */
+    TR__FRAME_LEAVING,    /* the sender's endpoint ends */
 };
 
 typedef enum tr__channel { TR__CONTROL_CHANNEL, TR__DATA_CHANNEL, TR__P2P_CHANNEL, TR__CHANNELS } tr__channel;
@@ -61,7 +67,14 @@ typedef struct tr__frame_head {
     uint16_t reserved;
     uint64_t bytes;   /* that follow the frame */
     uint64_t group;
+    int32_t origin;   /* of a control message: the rank that it is from, which may not be the one that passes it on, */
+    uint32_t number;  /* and its number among those of that rank */
 } tr__frame_head;
+
+typedef struct tr__gone_frame {
+    tr__frame_head head;
+    int32_t rank, error;
+} tr__gone_frame;
 
 typedef union tr__network_frame {
     tr__frame_head head;
@@ -76,11 +89,16 @@ typedef struct tr__network_peer tr__network_peer;
 
 typedef struct tr__network_connection {
     tr__wire wire;
-    struct tr__network_connection *next; /* of its peer; under the lock */
+    struct tr__network_connection *next; /* of its peer, or of control; under the lock */
     tr__network_peer *peer;
     tr__channel channel;
     uint64_t group;
     bool ending; /* its group has ended here: what still comes is dropped, up to its end */
+    /* Of control, under the lock: */
+    uint64_t at;      /* place of the next message of n->news to be sent, */
+    size_t part;      /* and how many of its bytes are */
+    bool waits, cut;  /* for room in the socket; for nothing any more */
+    uint32_t marked, passed; /* how many for all it has been asked about (MARK), and has confirmed to have heard */
 } tr__network_connection;
 
 /* What is known of a peer from its endpoint record. */
@@ -96,9 +114,13 @@ typedef struct tr__network_record {
 struct tr__network_peer {
     int rank; /* in the first group */
     tr__network_record record;
-    bool gone; /* its control connection is at its end, with this error: under `hearing` */
+    /* Under `hearing`: */
+    bool gone;      /* its endpoint has ended, with this error */
     int error;
-    bool here; /* it and all below it have joined: under `hearing` */
+    bool leaving;   /* as it has said before */
+    bool here;      /* it and all below it have joined */
+    bool damaged;   /* nothing more is read from it */
+    uint32_t heard; /* the number of the latest message from it */
     /* Under the lock: */
     tr__network_connection *control;     /* NULL: ourselves, not yet, or gone */
     tr__network_connection *connections; /* all others */
@@ -124,9 +146,17 @@ typedef struct tr__network_calls {
     void (*connected)(void *user, int member, tr__channel channel, tr__network_connection *connection);
     /* A connection with a member, or what it has said, is lost, with this thread's latest failure. */
     void (*failed)(void *user);
-    /* All ranks of the endpoint's first group have joined. */
+    /* No rank is missing any more, as tr__network_missing() says. */
     void (*all_here)(void *user);
 } tr__network_calls;
+
+/* A control message of ours, or of another rank that is to be passed on. */
+typedef struct tr__news {
+    int to;   /* the neighbour it is for; -1: all */
+    int from; /* the neighbour it came from, or this rank */
+    tr__network_frame frame;
+    char text[];
+} tr__news;
 
 typedef struct tr__early_frame { /* came before the members were known */
     struct tr__early_frame *next;
@@ -197,8 +227,15 @@ typedef struct tr__network_endpoint {
     tr__network_group *groups;
     bool unsettled;          /* heard_all() is wanted */
     bool all_here;           /* all ranks have joined */
+    bool relink;             /* a rank has gone: its neighbours may need others */
+
+    uint32_t records;        /* sum of the cookies' checksums of the ranks below this one, and then of all */
 
     pthread_mutex_t lock;    /* for connections, what goes out over those of control, and the list of: */
+    tr__network_connection *controls; /* all control connections, and what goes over them: */
+    tr__news **news;         /* [news_most], by place; those before news_first are forgotten */
+    uint64_t news_most, news_first, news_end;
+    uint32_t spread, said;   /* how many of them were for all, and how many of those from this rank */
     tr__attempt *outgoing;
     /* For the thread that makes connections: the one that joins the first group, then the monitor. */
     const tr__network_joining *joining;
@@ -252,19 +289,36 @@ tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel chann
 /* Nobody needs it any more. */
 void tr__network_give_back(tr__network_endpoint *n, tr__network_connection *connection);
 
-/* Sends a control message of the group to a member, or to all others; never blocks. */
-void tr__network_tell(tr__network_group *g, int member, const tr__network_frame *frame, const char *text);
+/* Sends a control message of the group to all other members; never blocks. */
 void tr__network_tell_all(tr__network_group *g, const tr__network_frame *frame, const char *text);
 void tr__network_kick(tr__network_endpoint *n);
-/* Under the lock: sends it; never blocks. */
-void tr__network_send(tr__wire *wire, const tr__network_frame *frame, const char *text);
+/* Under the lock: sends what there is for a neighbour, as far as its connection has room; never blocks. */
+void tr__network_push(tr__network_endpoint *n, tr__network_connection *control);
+/* Appends a message to the news; to: the neighbour it is for, -1: all, who get it numbered if it is from this rank. */
+void tr__network_post(tr__network_endpoint *n, int to, int from, const tr__network_frame *frame, const char *text);
 
 /* ---- network_links.c --------------------------------------------------------------------------------------------- */
 
+/* Do these two have a control connection from the start? */
+bool tr__network_linked(const tr__network_endpoint *n, int a, int b);
+/* Is it a graph with few neighbours for each, who pass messages on? */
+static inline bool tr__network_relays(const tr__network_endpoint *n) { return n->world_size > TR__MESH_MOST; }
+/* Under `hearing`: what a rank has said that has come from a neighbour is new, and is passed on. False: it is known. */
+bool tr__network_relay(tr__network_endpoint *n, tr__network_peer *neighbour);
+/* Under `hearing`: a rank has gone; if no other has told so, they are told. */
+void tr__network_lose(tr__network_endpoint *n, tr__network_peer *peer, int error);
+/* For the monitor: control connections in place of those with ranks that have gone. */
+void tr__network_relink(tr__network_endpoint *n);
+/* This rank's endpoint is to end: tells the others, and waits, for a second at most, until those that stay have heard all that
+ * it has, so that nothing is lost on its way through this rank. */
+void tr__network_take_leave(tr__network_endpoint *n);
 /* This rank is connected, and its monitor runs: tells the others. */
 void tr__network_begin_to_meet(tr__network_endpoint *n);
-/* A rank that keeps the endpoint waiting for all to be there; -1: they are. */
+/* A rank that keeps the endpoint waiting for all to be there; -1: they are. The others know when rank 0 has said so: */
 int tr__network_missing(tr__network_endpoint *n);
+void tr__network_begin(tr__network_endpoint *n);
+/* Then: are the records that this rank has of the others those with which they have joined? Of its neighbours they are. */
+bool tr__network_has_all_records(const tr__network_endpoint *n);
 /* Under `hearing`: a frame of the endpoints' own has come from a peer. */
 void tr__network_hear_link(tr__network_endpoint *n, tr__network_peer *peer);
 
@@ -287,9 +341,13 @@ void tr__network_set_up_socket(tr__network_endpoint *n, int socket, tr__channel 
 
 /* ---- network_monitor.c ------------------------------------------------------------------------------------------- */
 
-/* All peers are connected. */
+/* All neighbours are connected. */
 tr_status tr__network_monitor_start(tr__network_endpoint *n);
 void tr__network_monitor_stop(tr__network_endpoint *n);
+/* Under `hearing`: reads what has come from a neighbour. */
+void tr__network_hear(tr__network_endpoint *n, tr__network_peer *peer);
+/* Under `hearing`: tells the groups. */
+void tr__network_say_gone(tr__network_endpoint *n, tr__network_peer *peer, int error);
 /* Control messages have come that the monitor has not dealt with. */
 bool tr__network_behind(tr__network_endpoint *n);
 /* Under `hearing`: a group's members are known, so what came early is passed on. */

@@ -1,6 +1,6 @@
 /*
- * Connections on their way. Each rank listens on one address, publishes it in the store with a one-time cookie, connects to ranks
- * below it and accepts those above. Who connects must bring our cookie; the answer brings the other's. Anyone else is dropped
+ * Connections on their way. Each rank listens on one address, publishes it in the store with a one-time cookie; while joining it
+ * connects to neighbours below it and accepts those above. Who connects must bring our cookie; the answer brings the other's. Anyone else is dropped
  * without an answer: what he says, and how long it takes him, is nothing to the others. Where connections are encrypted, all that
  * is said within TLS, and who lacks the job's key does not come so far.
  *
@@ -27,6 +27,7 @@ enum {
     REACH_MS = 100,  /* and while there is no way to a rank's host: its link may come back */
     HELD_MS = 1,     /* between two looks at whether a group knows its members */
     TRY_MS = 10000,  /* to connect and begin: what was lost on the way would be sent again later still */
+    ENDED_MS = 1000, /* that a rank refuses to be our neighbour: its goodbye is on its way, or it is dead */
     SPARE = 256,     /* places for connections that come in, beyond the ranks', and */
     BACKLOG = 1024,  /* in the kernel, until we look there */
     LOGGED_MOST = 10,
@@ -107,11 +108,21 @@ bool tr__network_under_way(tr__network_endpoint *n, int rank, tr__channel channe
     return found;
 }
 
-/* May a connection of this kind be made now? 1: yes; 0: not yet, as the group does not know its members; -1: no. */
-static int is_wanted(tr__network_endpoint *n, const tr__attempt *a)
+/* A control connection: while joining those that are there from the start, later those in place of some of them. A rank that leaves
+ * may still make one, to pass on what it has heard. */
+static int is_control_wanted(const tr__network_endpoint *n, const tr__attempt *a, bool incoming)
 {
     const tr__network_peer *peer = &n->peers[a->rank];
-    if (a->channel == TR__CONTROL_CHANNEL) return !peer->control && !peer->gone && n->joining ? 1 : -1;
+    bool there = !peer->gone || (incoming && peer->leaving), early = n->joining && !tr__network_linked(n, n->rank, a->rank);
+    if (peer->control || !there || (!n->joining && !tr__network_relays(n))) return -1;
+    return early ? 0 : 1;
+}
+
+/* May a connection of this kind be made now? 1: yes; 0: not yet, as this rank or the group does not know its members; -1: no. */
+static int is_wanted(tr__network_endpoint *n, const tr__attempt *a, bool incoming)
+{
+    const tr__network_peer *peer = &n->peers[a->rank];
+    if (a->channel == TR__CONTROL_CHANNEL) return is_control_wanted(n, a, incoming);
     pthread_mutex_lock(&n->hearing);
     const tr__network_group *g = tr__network_find(n, a->group);
     int member = g ? g->places[a->rank] : -1, wanted = -1;
@@ -133,8 +144,12 @@ static tr_status complete(tr__network_endpoint *n, tr__attempt *a)
     tr__network_set_up_socket(n, a->wire.socket, a->channel);
     tr__network_connection *c;
     TR__TRY(tr__network_adopt(n, a->rank, a->channel, a->group, &a->wire, &c));
-    if (a->channel == TR__CONTROL_CHANNEL) return TR_OK;
     pthread_mutex_lock(&n->hearing);
+    if (a->channel == TR__CONTROL_CHANNEL) {
+        if (!n->joining && tr__wire_holds(&c->wire)) tr__network_hear(n, &n->peers[a->rank]);
+        pthread_mutex_unlock(&n->hearing);
+        return TR_OK;
+    }
     const tr__network_group *g = tr__network_find(n, a->group);
     int member = g ? g->places[a->rank] : -1;
     bool wanted = member >= 0 && g->calls->wants(g->user, member, a->channel, false);
@@ -199,11 +214,15 @@ static bool passes(int error)
     return error == ECONNREFUSED || error == ECONNRESET || error == EAGAIN || error == EINTR || error == ETIMEDOUT;
 }
 
-/* Connecting has failed. A link that is cut may come back; an address that leads nowhere is an error a little later. */
+/* Connecting has failed. A link that is cut may come back; an address that leads nowhere is an error a little later. A rank that is
+ * to be a neighbour and listens no more is dead, if nobody says soon that it has left. */
 static tr_status connect_later(tr__network_endpoint *n, tr__attempt *a, int error)
 {
-    if (passes(error)) return again(n, a);
     int64_t now = tr__now_ns();
+    bool ended = a->channel == TR__CONTROL_CHANNEL && !n->joining && error == ECONNREFUSED;
+    if (ended && a->unreachable && now - a->unreachable > ENDED_MS * (int64_t)1000000) return cannot_reach(n, a->rank, error);
+    if (ended && !a->unreachable) a->unreachable = now;
+    if (passes(error)) return again(n, a);
     bool no_way = error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
     if (!a->unreachable) a->unreachable = now;
     if (!no_way || now - a->unreachable > TR__LINK_LOST_MS * (int64_t)1000000) return cannot_reach(n, a->rank, error);
@@ -271,6 +290,12 @@ static tr_status end_attempt(tr__network_endpoint *n, tr__attempt *a, tr_status 
     tr__channel channel = a->channel;
     remove_attempt(n, a); /* first: who is told looks whether one is under way */
     pthread_mutex_lock(&n->hearing);
+    if (channel == TR__CONTROL_CHANNEL) {
+        n->relink = true;
+        if (status != TR_OK) tr__network_lose(n, &n->peers[rank], ECONNRESET);
+        pthread_mutex_unlock(&n->hearing);
+        return TR_OK;
+    }
     const tr__network_group *g = tr__network_find(n, id);
     int member = g ? g->places[rank] : -1;
     if (member >= 0 && status != TR_OK)
@@ -349,7 +374,7 @@ static int is_welcome(tr__network_endpoint *n, tr__attempt *a)
     a->rank = hello->rank;
     a->channel = (tr__channel)hello->channel;
     a->group = hello->group;
-    int wanted = is_wanted(n, a);
+    int wanted = is_wanted(n, a, true);
     return wanted > 0 && a->rank < n->rank && tr__network_under_way(n, a->rank, a->channel, a->group) ? 0 : wanted;
 }
 
@@ -414,7 +439,7 @@ static tr_status call_those_due(tr__network_endpoint *n)
         bool slow = a->stage == TR__CONNECTING || a->stage == TR__SHAKING; /* later it has said hello, and the answer is on its way */
         if (slow && now - a->since > TRY_MS * (int64_t)1000000) status = again(n, a);
         /* One that has said hello may be used at the other end, which may have left since. */
-        bool wanted = a->stage == TR__ANSWERING || n->joining || is_wanted(n, a) > 0;
+        bool wanted = a->stage == TR__ANSWERING || n->joining || is_wanted(n, a, false) > 0;
         if (status == TR_OK && wanted && a->stage == TR__IDLE && a->retry <= now) status = begin(n, a);
         if (status != TR_OK || !wanted) TR__TRY(end_attempt(n, a, status));
     }

@@ -28,13 +28,14 @@ tr__network_group *tr__network_find(const tr__network_endpoint *n, uint64_t id)
 /* Its members are not known yet. */
 static void keep_early(tr__network_group *g, const tr__network_peer *peer)
 {
+    int origin = peer->frame.head.origin;
     tr__early_frame *early = malloc(sizeof *early);
     if (!early) {
-        tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message of rank %d", g->network->name, peer->rank);
+        tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message of rank %d", g->network->name, origin);
         g->calls->failed(g->user);
         return;
     }
-    *early = (tr__early_frame){.peer = peer->rank, .frame = peer->frame};
+    *early = (tr__early_frame){.peer = origin, .frame = peer->frame};
     memcpy(early->text, peer->text, sizeof early->text);
     *g->last_early = early;
     g->last_early = &early->next;
@@ -59,20 +60,23 @@ void tr__network_pass_early(tr__network_group *g)
 /* Under `hearing`. What is for a group that has ended here, or is not ours, is dropped. */
 static void handle(tr__network_endpoint *n, tr__network_peer *peer)
 {
-    tr__network_group *g = tr__network_find(n, peer->frame.head.group);
-    if (peer->frame.head.type >= TR__FRAME_HERE)
+    const tr__frame_head *head = &peer->frame.head;
+    tr__network_group *g = tr__network_find(n, head->group);
+    bool of_endpoint = head->type >= TR__FRAME_HERE;
+    if (!of_endpoint && !tr__network_relay(n, peer)) return;
+    if (of_endpoint)
         tr__network_hear_link(n, peer);
     else if (g && !g->count)
         keep_early(g, peer);
     else if (g)
-        pass(g, peer->rank, &peer->frame, peer->text);
+        pass(g, head->origin, &peer->frame, peer->text);
 }
 
 /* ---- Control connections ----------------------------------------------------------------------------------------- */
 
-/* Under `hearing`. Nothing more is read from its control connection. */
-static void say_gone(tr__network_endpoint *n, tr__network_peer *peer, int error)
+void tr__network_say_gone(tr__network_endpoint *n, tr__network_peer *peer, int error)
 {
+    if (peer->gone) return;
     peer->gone = true;
     peer->error = error;
     for (tr__network_group *g = n->groups; g; g = g->next)
@@ -83,13 +87,16 @@ static void say_gone(tr__network_endpoint *n, tr__network_peer *peer, int error)
 static void hang_up(tr__network_endpoint *n, tr__network_peer *peer, int error)
 {
     pthread_mutex_lock(&n->lock);
-    tr__network_connection *control = peer->control;
+    tr__network_connection *control = peer->control, **at = &n->controls;
     epoll_ctl(n->watch, EPOLL_CTL_DEL, control->wire.socket, NULL);
+    while (*at != control) at = &(*at)->next;
+    *at = control->next;
     peer->control = NULL;
+    peer->got = 0;
     pthread_mutex_unlock(&n->lock);
     tr__wire_close(&control->wire);
     free(control);
-    say_gone(n, peer, error);
+    tr__network_lose(n, peer, error);
 }
 
 /* Under the lock, as others may be telling that peer something. */
@@ -103,15 +110,16 @@ static ssize_t hear_bytes(tr__network_endpoint *n, tr__network_peer *peer, char 
     return got;
 }
 
-static bool is_sound(const tr__frame_head *head)
+static bool is_sound(const tr__network_endpoint *n, const tr__frame_head *head)
 {
-    return head->magic == TR__NETWORK_MAGIC && head->version == TR__NETWORK_VERSION && head->bytes <= TR__FRAME_TEXT;
+    return head->magic == TR__NETWORK_MAGIC && head->version == TR__NETWORK_VERSION && head->bytes <= TR__FRAME_TEXT &&
+           head->origin >= 0 && head->origin < n->world_size;
 }
 
 /* Reads what has come from a peer. Behind damage nothing is read: nobody knows where a message would begin. */
-static void hear(tr__network_endpoint *n, tr__network_peer *peer)
+void tr__network_hear(tr__network_endpoint *n, tr__network_peer *peer)
 {
-    while (peer->control && !peer->gone) {
+    while (peer->control && !peer->damaged) {
         bool framed = peer->got >= sizeof peer->frame;
         char *to = framed ? peer->text + (peer->got - sizeof peer->frame) : peer->frame.bytes + peer->got;
         size_t want = framed ? sizeof peer->frame + peer->frame.head.bytes - peer->got : sizeof peer->frame - peer->got;
@@ -124,9 +132,10 @@ static void hear(tr__network_endpoint *n, tr__network_peer *peer)
         }
         peer->got += (size_t)got;
         if (peer->got < sizeof peer->frame) continue;
-        if (!is_sound(&peer->frame.head)) { /* it can still be told why we give up */
+        if (!is_sound(n, &peer->frame.head)) { /* it can still be told why we give up */
             epoll_ctl(n->watch, EPOLL_CTL_DEL, peer->control->wire.socket, NULL);
-            say_gone(n, peer, EBADMSG);
+            peer->damaged = true;
+            tr__network_lose(n, peer, EBADMSG);
             return;
         }
         if (peer->got < sizeof peer->frame + peer->frame.head.bytes) continue;
@@ -201,7 +210,10 @@ static void hear_all(tr__network_endpoint *n)
             continue;
         }
         pthread_mutex_lock(&n->hearing);
-        hear(n, c->peer);
+        pthread_mutex_lock(&n->lock);
+        if (events[i].events & EPOLLOUT) tr__network_push(n, c);
+        pthread_mutex_unlock(&n->lock);
+        tr__network_hear(n, c->peer);
         pthread_mutex_unlock(&n->hearing);
     }
     pthread_mutex_lock(&n->hearing);
@@ -217,13 +229,14 @@ static void *monitor(void *arg)
     for (int rank = 0; rank < n->world_size; rank++) { /* what came with the last bytes of joining */
         tr__network_peer *peer = &n->peers[rank];
         pthread_mutex_lock(&n->hearing);
-        if (peer->control && tr__wire_holds(&peer->control->wire)) hear(n, peer);
+        if (peer->control && tr__wire_holds(&peer->control->wire)) tr__network_hear(n, peer);
         pthread_mutex_unlock(&n->hearing);
     }
     while (!atomic_load(&n->stopping)) {
         int events;
         (void)!tr__network_step(n, n->unsettled ? 0 : LOOK_MS, &events); /* without memory: again */
         hear_all(n);
+        tr__network_relink(n);
         if (tr__now_ns() < look) continue;
         find_lost(n);
         look = tr__now_ns() + LOOK_MS * (int64_t)1000000;

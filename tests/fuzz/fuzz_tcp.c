@@ -47,6 +47,8 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     if (number / 7 % 2) {
         tr__tcp_frame f = tr__tcp_frame_of(&s, TR__TCP_CALL + number / 14 % 3, number % 20);
         f.group = TR__FIRST_GROUP;
+        f.origin = 1;
+        f.number = 1;
         f.waits_for = (int)(number / 42 % 3) - 1;
         used = add(bytes, used, TR__CONTROL_CHANNEL, &f, sizeof f, number % 20);
     }

@@ -30,8 +30,8 @@ static void *rank_thread(void *arg)
 static void run_like(const rank *like)
 {
     int world = like->world;
-    rank ranks[RANKS_MOST] = {0};
-    pthread_t threads[RANKS_MOST];
+    rank ranks[RANKS_ROOM] = {0};
+    pthread_t threads[RANKS_ROOM];
     for (int i = 0; i < world; i++) {
         ranks[i] = *like;
         ranks[i].number = i;

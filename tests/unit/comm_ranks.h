@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-enum { RANKS_MOST = 8, JOIN_MS = 60000 };
+enum { RANKS_MOST = 8, RANKS_ROOM = 256, JOIN_MS = 60000 }; /* most in tests of every size, and in any */
 
 /* ---- Ranks ------------------------------------------------------------------------------------------------------- */
 

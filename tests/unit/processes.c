@@ -49,7 +49,7 @@ void start_job_in(job *j, const setting *s, int world, rank_body body, const voi
 {
     *j = (job){.world = world, .setting = *s};
     j->listener = listen_on_loopback(&j->port);
-    j->posts = mmap(NULL, sizeof *j->posts * RANKS_MOST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    j->posts = mmap(NULL, sizeof *j->posts * RANKS_ROOM, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(j->posts != MAP_FAILED);
     for (int i = 0; i < world; i++) {
         rank *r = &j->ranks[i];
@@ -94,7 +94,7 @@ void reap(job *j, int number)
 
 void finish(job *j)
 {
-    munmap(j->posts, sizeof *j->posts * RANKS_MOST);
+    munmap(j->posts, sizeof *j->posts * RANKS_ROOM);
 }
 
 void run_job_in(const setting *s, int world, rank_body body, const void *arg)

@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-enum { RANKS_MOST = 5, JOIN_MS = 60000, PATIENCE_MS = 60000 };
+enum { RANKS_MOST = 5, RANKS_ROOM = 16, JOIN_MS = 60000, PATIENCE_MS = 60000 }; /* most in tests of every size, and in any */
 
 /* What a rank tells the parent, in memory that they share. */
 typedef struct post {
@@ -50,7 +50,7 @@ typedef struct job {
     int world, listener, port;
     setting setting;
     post *posts;
-    rank ranks[RANKS_MOST];
+    rank ranks[RANKS_ROOM];
 } job;
 
 /* Starts ranks that join and run a body. */

@@ -448,7 +448,7 @@ static void rank_0_serves_as_under_torchrun(void **state)
     (void)state;
     job j = {.world = 3};
     close(listen_on_loopback(&j.port));
-    j.posts = mmap(NULL, sizeof *j.posts * RANKS_MOST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    j.posts = mmap(NULL, sizeof *j.posts * RANKS_ROOM, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < j.world; i++) {
         if ((j.ranks[i].pid = fork()) != 0) continue;
         j.posts[i].status = join_by_environment(&j, i);
@@ -516,7 +516,7 @@ static void strangers_are_turned_away(void **state)
     (void)state;
     job j = {.world = 2};
     j.listener = listen_on_loopback(&j.port);
-    j.posts = mmap(NULL, sizeof *j.posts * RANKS_MOST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    j.posts = mmap(NULL, sizeof *j.posts * RANKS_ROOM, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < j.world; i++) {
         rank *r = &j.ranks[i];
         *r = (rank){.number = i, .world = 2, .post = &j.posts[i]};

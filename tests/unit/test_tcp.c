@@ -362,10 +362,96 @@ static void ranks_connect_with_those_that_they_talk_to(void **state)
     run_tcp(RANKS_MOST, go_around, "all_reduce ranks 2- bytes 0- ring", NULL);
 }
 
+/* ---- Many ranks ---------------------------------------------------------------------------------------------------- */
+
+static int count_all(const rank *r)
+{
+    struct tr__shm *shm;
+    tr__tcp *tcp;
+    int count = 0;
+    tr__native_transports(r->group->state, &shm, &tcp);
+    pthread_mutex_lock(&tcp->network->lock);
+    for (int other = 0; other < r->world; other++) {
+        const tr__network_peer *peer = &tcp->network->peers[other];
+        count += peer->control != NULL;
+        for (const tr__network_connection *c = peer->connections; c; c = c->next) count++;
+    }
+    pthread_mutex_unlock(&tcp->network->lock);
+    return count;
+}
+
+static void go_around_with_few(rank *r)
+{
+    enum { CONTROL = 4, RING = 2 };
+    float data[1000] = {1};
+    OK(tr_all_reduce(r->group, data, 1000));
+    CHECK(data[0] == (float)r->world && data[999] == 0);
+    CHECK(count_all(r) == CONTROL + RING);
+    await_others(r);
+    OK(tr_leave(r->group));
+}
+
+static void connections_grow_with_neighbours(void **state)
+{
+    (void)state;
+    run_tcp(256, go_around_with_few, "all_reduce ranks 2- bytes 0- ring", NULL);
+}
+
+/* All with all, and then one after the other leaves, in an order that is not that of the ranks; the last two still talk. */
+static void leave_one_by_one(rank *r)
+{
+    int64_t mine[RANKS_ROOM], theirs[RANKS_ROOM];
+    int world = r->world, place = 5 * r->number % world;
+    tr_group *pair = tr_group_split(r->group, place < world - 2 ? -1 : 0, place);
+    for (int i = 0; i < world; i++) mine[i] = 1000 * r->number + i;
+    OK(tr_all_to_all(r->group, mine, theirs, 1, .dtype = TR_I64));
+    for (int i = 0; i < world; i++) CHECK(theirs[i] == 1000 * i + r->number);
+    int64_t before = 0;
+    while (before < place) {
+        OK(tr_store_add(r->store, "left", 0, &before));
+        if (before < place) usleep(1000);
+    }
+    if (place < world - 2) OK(tr_leave(r->group));
+    OK(tr_store_add(r->store, "left", 1, &before));
+    if (place < world - 2) return;
+    for (int turn = 0; turn < 100; turn++) {
+        mine[0] = 1;
+        OK(tr_all_reduce(pair, mine, 1, .dtype = TR_I64));
+        CHECK(mine[0] == 2);
+    }
+    CHECK(tr_all_reduce(r->group, mine, 1, .dtype = TR_I64) == TR_PEER);
+    SAYS("left group 'world'");
+    OK(tr_leave(pair));
+}
+
+static void many_ranks_leave_one_by_one(void **state)
+{
+    (void)state;
+    for (int world = 9; world <= 16; world += world == 9 ? 3 : 4) run_tcp(world, leave_one_by_one, NULL, NULL);
+}
+
+static void one_differs(rank *r)
+{
+    float x[4] = {0};
+    tr_status status = r->number == r->world - 1 ? tr_broadcast(r->group, x, 4, .root = 3) : tr_all_reduce(r->group, x, 4);
+    CHECK(status == TR_MISMATCH);
+    SAYS("the ranks made different calls");
+    CHECK(tr_barrier(r->group) != TR_OK);
+}
+
+static void many_ranks_find_calls_that_differ(void **state)
+{
+    (void)state;
+    for (int world = 9; world <= 12; world += 3) run_tcp(world, one_differs, NULL, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_connect_with_those_that_they_talk_to),
+        cmocka_unit_test(many_ranks_leave_one_by_one),
+        cmocka_unit_test(many_ranks_find_calls_that_differ),
+        cmocka_unit_test(connections_grow_with_neighbours),
         cmocka_unit_test(every_collective_by_every_algorithm),
         cmocka_unit_test(every_type_and_operation),
         cmocka_unit_test(large_buffers_have_the_same_bits_everywhere),

@@ -219,7 +219,8 @@ static void *be_rogue(void *arg)
                      recv(fds[channel], &answer, sizeof answer, MSG_WAITALL) != (ssize_t)sizeof answer;
     }
     tr__checked_sender sender = {0}, control = {0};
-    const tr__network_frame here = {.head = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .type = TR__FRAME_HERE}};
+    const tr__network_frame here = {.head = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .type = TR__FRAME_HERE,
+        .origin = 1}};
     if (!g->failed && g->channel == TR__DATA_CHANNEL)
         g->failed = tr__checked_send(&control, fds[TR__CONTROL_CHANNEL], &(struct iovec){(void *)&here, sizeof here}, 1) < 0;
     if (!g->failed && g->size)
@@ -253,7 +254,7 @@ static void frames_are_checked(void **state)
     char garbage[300];
     memset(garbage, 0x5a, sizeof garbage);
     tr__tcp_frame good = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .type = TR__TCP_DATA, .kind = TR_BARRIER,
-        .group = TR__FIRST_GROUP, .algorithm = TR__DOUBLING};
+        .group = TR__FIRST_GROUP, .origin = 1, .number = 1, .algorithm = TR__DOUBLING};
     for (int channel = 0; channel < 2; channel++) {
         good.sequence = (uint64_t)channel; /* data is of the first barrier */
         meet_rogue(channel, garbage, sizeof garbage, TR_FORMAT, "damaged");

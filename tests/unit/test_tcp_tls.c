@@ -2,6 +2,7 @@
  * Groups over TCP whose connections are encrypted: the same results, nothing readable on the wire, and who lacks the
  * token stays outside. Between two ranks stands a third party, who hears everything and may change it.
  */
+#include "comm/group.h"
 #include "comm/transport/tcp.h"
 #include "comm_trials.h"
 #include "sockets.h"
@@ -227,15 +228,26 @@ typedef struct talk {
     tr_status status[2];
 } talk;
 
+/* Rank 0 uses a connection when rank 1 has made it, as that one's leads past the eavesdropper. */
+static void await_wire(const rank *r, tr__channel channel)
+{
+    struct tr__shm *shm;
+    tr__tcp *tcp;
+    tr__native_transports(r->group->state, &shm, &tcp);
+    for (int ms = 0; r->number == 0 && ms < 1000 * PATIENCE_S && !tr__tcp_wire(tcp, 1, channel); ms++) usleep(1000);
+}
+
 /* What rank 0 says over both connections that carry data. */
 static tr_status say_secret(talk *t, rank *r)
 {
     char words[sizeof secret] = "";
     if (r->number == 0) strcpy(words, secret);
+    await_wire(r, TR__DATA_CHANNEL);
     tr_status status = tr_barrier(r->group);
     if (t->damages && r->number == 0) atomic_store(&t->between.damages, true);
     if (status == TR_OK) status = tr_broadcast(r->group, words, sizeof words, .dtype = TR_U8);
     for (int turn = 0; t->damages && status == TR_OK && turn < 100000; turn++) status = tr_barrier(r->group);
+    if (status == TR_OK) await_wire(r, TR__P2P_CHANNEL);
     if (status == TR_OK && r->number == 0) status = tr_send(r->group, secret, sizeof secret, .dtype = TR_U8, .peer = 1);
     if (status == TR_OK && r->number == 1) status = tr_recv(r->group, words, sizeof words, .dtype = TR_U8, .peer = 0);
     if (status == TR_OK) status = tr_barrier(r->group);

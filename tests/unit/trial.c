@@ -41,7 +41,7 @@ static trial random_trial(uint64_t seed)
         TRIAL_PAUSE, TRIAL_PAUSE, TRIAL_STOP, TRIAL_STOP, TRIAL_STOP, TRIAL_STOP, TRIAL_KILL, TRIAL_KILL, TRIAL_KILL,
         TRIAL_KILL, TRIAL_KILL, TRIAL_KILL, TRIAL_KILL, TRIAL_KILL};
     uint64_t draw = seed;
-    trial t = {.seed = seed, .world = 2 + trial_below(&draw, TRIAL_RANKS - 1), .memory = TRIAL_MIXED, .kind = TRIAL_ANY,
+    trial t = {.seed = seed, .world = 2 + trial_below(&draw, TRIAL_FEW - 1), .memory = TRIAL_MIXED, .kind = TRIAL_ANY,
         .join_ms = PLENTY_MS, .timeout_ms = PLENTY_MS};
     t.transport = trial_below(&draw, 2) ? "shm" : "tcp";
     t.fault = faults[trial_below(&draw, sizeof faults / sizeof *faults)];
@@ -78,7 +78,8 @@ static trial hosts_trial(uint64_t seed)
 {
     static const struct {
         int world, hosts[TRIAL_RANKS];
-    } layouts[] = {{3, {0, 0, 1}}, {4, {0, 0, 1, 1}}, {4, {0, 1, 0, 1}}, {5, {0, 1, 1, 0, 0}}, {5, {0, 1, 2, 1, 0}}};
+    } layouts[] = {{3, {0, 0, 1}}, {4, {0, 0, 1, 1}}, {4, {0, 1, 0, 1}}, {5, {0, 1, 1, 0, 0}}, {5, {0, 1, 2, 1, 0}},
+        {9, {0, 1, 2, 0, 1, 2, 0, 1, 2}}, {12, {0, 0, 1, 1, 0, 0, 2, 2, 1, 1, 2, 2}}};
     uint64_t draw = ~seed;
     int layout = trial_below(&draw, sizeof layouts / sizeof *layouts);
     trial t = random_trial(seed);

@@ -9,7 +9,7 @@
 
 #include <stdatomic.h>
 
-enum { TRIAL_RANKS = 5, TRIAL_ANY = TR_COLLECTIVE_COUNT };
+enum { TRIAL_RANKS = 12, TRIAL_FEW = 5, TRIAL_ANY = TR_COLLECTIVE_COUNT };
 
 typedef enum trial_fault {
     TRIAL_NOTHING,

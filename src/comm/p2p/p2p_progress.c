@@ -166,7 +166,7 @@ static tr_status look_at_all(tr__p2p *p, patience *w)
     *w = (patience){.now = tr__now_ns()};
     w->next = w->now + LOOK_MS * (int64_t)1000000;
     TR__TRY(tr__p2p_each(p, look, w));
-    bool long_since = w->stuck && w->now - w->stuck->began >= TR__TCP_ANNOUNCE_MS * (int64_t)1000000;
+    bool long_since = p->tcp && w->stuck && w->now - w->stuck->began >= tr__tcp_announce_ms(p->tcp) * (int64_t)1000000;
     tell_other_hosts(p, long_since ? w->stuck : NULL);
     if (w->held.bytes || p->holder) tr__recorder_held(p->recorder, w->held.bytes ? &w->held : NULL);
     p->holder = w->held.bytes > 0;

@@ -212,35 +212,37 @@ void tr__tcp_know_members(tr__tcp *t)
     t->crowded = tr__cores() < here;
 }
 
-/* Waits until all have joined, as in a barrier, which it is to those who report or find whom it waits for. */
-static tr_status await_all(tr__tcp *t, int timeout_ms)
+/* Waits until all have come, as in a barrier, which it is to those who report or find whom it waits for. Rank 0 lets them begin. */
+static tr_status await_all(tr__tcp *t, tr__rendezvous *meeting, int timeout_ms)
 {
-    const tr_collective all = {.kind = TR_BARRIER, .timeout_ms = timeout_ms, .file = "tr_join"};
     tr__tcp_patience patience = {0};
     int rank;
-    TR__TRY(tr__tcp_enter(t, &all, 0));
-    tr_status status = TR_OK;
     tr__network_begin_to_meet(t->network);
-    while (status == TR_OK && (rank = tr__network_missing(t->network)) >= 0) {
+    while ((rank = tr__network_missing(t->network)) >= 0) {
         t->polled[0] = (struct pollfd){.fd = -1};
-        status = tr__tcp_wait(t, &patience, timeout_ms, &rank, 1);
-        if (status != TR_OK && tr__network_missing(t->network) < 0) status = TR_OK; /* others have gone on to a call that failed */
+        tr_status status = tr__tcp_wait(t, &patience, timeout_ms, &rank, 1);
+        /* Else others have gone on, to a call that failed. */
+        if (status != TR_OK && tr__network_missing(t->network) >= 0) return status;
     }
-    if (status == TR_OK)
-        tr__tcp_go_on(t, &patience);
-    else
-        status = tr__failure_break(t->failure);
-    tr__tcp_exit(t);
-    return status;
+    if (t->network->rank == 0) {
+        TR__TRY(tr__rendezvous_use(meeting));
+        tr__network_begin(t->network);
+    }
+    tr__tcp_go_on(t, &patience);
+    return TR_OK;
 }
 
 tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
     TR__TRY(tr__tcp_connect(t, meeting, records));
     TR__TRY(tr__network_monitor_start(t->network));
-    TR__TRY(tr__rendezvous_use(meeting));
     /* A rank has joined when all have: nobody's first collective meets a rank that failed to join. */
-    tr_status status = await_all(t, tr__rendezvous_rest_ms(meeting));
+    const tr_collective all = {.kind = TR_BARRIER, .timeout_ms = tr__rendezvous_rest_ms(meeting), .file = "tr_join"};
+    TR__TRY(tr__tcp_enter(t, &all, 0));
+    tr_status status = await_all(t, meeting, all.timeout_ms);
+    if (status != TR_OK) status = tr__failure_break(t->failure);
+    if (status == TR_OK && !tr__network_has_all_records(t->network)) status = tr__tcp_renew(t, meeting, records);
+    tr__tcp_exit(t);
     pthread_mutex_lock(&t->lock);
     t->has_last = false;
     for (int rank = 0; rank < t->world_size; rank++) t->peers[rank].called = false;

@@ -41,6 +41,8 @@ typedef struct tr__tcp_frame {
     uint16_t reserved;
     uint64_t bytes;   /* that follow */
     uint64_t group;   /* of a control message */
+    int32_t origin;   /* the same */
+    uint32_t number;
     uint8_t algorithm, kind, dtype, op;
     int32_t status;   /* BROKEN */
     uint64_t sequence, layout;
@@ -170,6 +172,8 @@ char *tr__tcp_name(const tr__tcp_peer *peer, char text[TR__TCP_NAME]);
 /* ---- tcp_join.c -------------------------------------------------------------------------------------------------- */
 
 tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records);
+/* All have joined, and some with another record than the one that this rank has read: reads all again. */
+tr_status tr__tcp_renew(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records);
 
 /* ---- tcp_control.c ----------------------------------------------------------------------------------------------- */
 
@@ -196,7 +200,8 @@ extern const tr__network_calls tr__tcp_calls;
 
 /* The call has made progress. */
 void tr__tcp_go_on(tr__tcp *t, tr__tcp_patience *patience);
-enum { TR__TCP_ANNOUNCE_MS = 100 }; /* of waiting, after which the peers are told of it */
+/* Of waiting, after which the peers are told of it. Where ranks pass on what the others say, all would be at it when many wait. */
+int tr__tcp_announce_ms(const tr__tcp *t);
 /* Tells them; rank -1: it is over. */
 void tr__tcp_announce(tr__tcp *t, const tr__signature *call, int rank);
 /* The rank that keeps us waiting for this one, which may itself wait for another; its name, and what it was last heard of in. */

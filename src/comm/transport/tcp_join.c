@@ -1,6 +1,6 @@
 /*
- * Connecting the ranks of a first group. The endpoint records say where the others listen and which cookie they expect. A rank
- * connects to all ranks below it and accepts those above, all at once (net/network_connect.c). Meanwhile it checks that those it
+ * Connecting the ranks of a first group. The endpoint records say where the others listen and which cookie they expect. Of its
+ * neighbours (net/network_links.c) a rank connects to those below it and accepts those above, all at once (net/network_connect.c). Meanwhile it checks that those it
  * waits for are alive and still where their records say.
  */
 #include "base/clock.h"
@@ -59,7 +59,7 @@ static const tr__network_connection *control_of(const joining *j, int rank)
 
 static bool is_missing(const joining *j, int rank)
 {
-    return rank != j->t->rank && !control_of(j, rank);
+    return rank != j->t->rank && tr__network_linked(j->t->network, j->t->rank, rank) && !control_of(j, rank);
 }
 
 /* All that we wait for: on a host that stands still those wait, too, who would have come. */
@@ -126,8 +126,13 @@ static tr_status meet_all(joining *j)
 {
     tr__network_endpoint *n = j->t->network;
     for (int rank = 0; rank < j->t->world_size; rank++) take_record(j, rank);
-    for (int rank = j->t->rank - 1; rank >= 0; rank--) TR__TRY(tr__network_call(n, rank, TR__CONTROL_CHANNEL, TR__FIRST_GROUP));
-    while (n->met < n->world_size - 1) {
+    int neighbours = 0;
+    for (int rank = n->world_size - 1; rank >= 0; rank--) {
+        if (!is_missing(j, rank)) continue;
+        neighbours++;
+        if (rank < n->rank) TR__TRY(tr__network_call(n, rank, TR__CONTROL_CHANNEL, TR__FIRST_GROUP));
+    }
+    while (n->met < neighbours) {
         int ready;
         TR__TRY(tr__network_step(n, LOOK_MS, &ready));
         int64_t now = tr__now_ns(); /* where strangers never pause, those that are missing are looked for, too */
@@ -135,6 +140,17 @@ static tr_status meet_all(joining *j)
         j->looked = now;
         TR__TRY(check_missing(j));
     }
+    return TR_OK;
+}
+
+tr_status tr__tcp_renew(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records)
+{
+    joining j = {.t = t, .meeting = meeting, .records = records};
+    TR__TRY(tr__rendezvous_read_all(meeting, records));
+    pthread_mutex_lock(&t->network->hearing);
+    for (int rank = 0; rank < t->world_size; rank++) take_record(&j, rank);
+    pthread_mutex_unlock(&t->network->hearing);
+    tr__tcp_know_members(t);
     return TR_OK;
 }
 

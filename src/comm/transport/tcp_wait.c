@@ -2,7 +2,7 @@
  * Waiting for peers: sleeping until a connection is ready, telling the others when that takes long, and giving up.
  *
  * Ranks that make different calls may wait for each other without a byte on its way. So a rank that has waited for
- * TR__TCP_ANNOUNCE_MS tells all others which call it is in and for whom it waits, and that it goes on when it does:
+ * tr__tcp_announce_ms() tells all others which call it is in and for whom it waits, and that it goes on when it does:
  * whoever is in another call of the same number sees the mismatch, and when time is up everyone can say who it was that
  * stayed away.
  */
@@ -115,13 +115,20 @@ void tr__tcp_go_on(tr__tcp *t, tr__tcp_patience *p)
 
 /* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
 
+int tr__tcp_announce_ms(const tr__tcp *t)
+{
+    enum { LEAST_MS = 100, MORE_MS = 2 }; /* for each rank that passes messages on */
+    int world = t->network->world_size;
+    return LEAST_MS + (world > TR__MESH_MOST ? MORE_MS * world : 0);
+}
+
 /* What is due after so many milliseconds without progress; *next is set to when the next is. A call that is given less
  * time speaks earlier: else a short one would end before anyone could object. */
 static void do_what_is_due(tr__tcp *t, tr__tcp_patience *p, int64_t waited, int timeout_ms, int rank, int64_t *next)
 {
     /* Again shortly before the end: what has changed meanwhile belongs into the message. */
     int64_t late = timeout_ms - timeout_ms / 8;
-    int64_t soon = timeout_ms / 2 < TR__TCP_ANNOUNCE_MS ? timeout_ms / 2 : TR__TCP_ANNOUNCE_MS;
+    int64_t soon = timeout_ms / 2 < tr__tcp_announce_ms(t) ? timeout_ms / 2 : tr__tcp_announce_ms(t);
     if (p->announced == 0 && waited >= soon) {
         tr__tcp_announce(t, &t->last, rank);
         p->announced = 1;

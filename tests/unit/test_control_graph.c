@@ -1,0 +1,168 @@
+/*
+ * More ranks than have a control connection each with each: what one says goes from neighbour to neighbour. Ranks are processes, on
+ * pretended hosts: some are killed, one or a neighbourhood at once, others stopped; some leave while the rest go on.
+ *
+ * ctest: serial
+ */
+#include "base/clock.h"
+#include "processes.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { WORLD = 12, STRIDE = 4 };
+
+static const setting each_its_own = {.hosts = (const int[]){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
+static const setting three_in_turns = {.hosts = (const int[]){0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0}};
+
+/* ---- Killed ------------------------------------------------------------------------------------------------------ */
+
+static tr_status reduce_until_it_fails(rank *r)
+{
+    float x[1000] = {0};
+    tr_status status;
+    while ((status = tr_all_reduce(r->group, x, 1000)) == TR_OK) {
+        atomic_fetch_add(&r->post->turns, 1);
+        if (r->arg) usleep(2000); /* dies most likely outside any call */
+    }
+    atomic_store(&r->post->ended, tr__now_ns());
+    return status;
+}
+
+static void a_killed_rank_is_named_by_all_others(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 12; turn++) {
+        job j;
+        int world = 9 + turn % 3 * 3 + turn % 2, victim = 5 * turn % world;
+        const setting *s = turn % 4 == 3 ? &three_in_turns : &each_its_own;
+        int64_t killed = kill_one_of(&j, s, world, victim, reduce_until_it_fails, turn % 2 ? &j : NULL, 300 * turn);
+        for (int i = 0; i < world; i++)
+            if (i != victim) check_survivor(&j, i, victim, killed, (const char *[]){"died", "", ""});
+        finish(&j);
+    }
+}
+
+/* Rank 0 and the one that is the farthest away from the dead go on, and split, and lose each other in the end. */
+static tr_status outlive_a_neighbourhood(rank *r)
+{
+    static const int survivors[] = {0, 6};
+    tr_group *pair = tr_group_new(r->group, survivors, 2);
+    TRY(tr_status_of(pair));
+    TRY(tr_barrier(r->group));
+    atomic_store(&r->post->turns, 1);
+    if (!pair) return tr_recv(r->group, &(float){0}, 1, .peer = 0, .timeout_ms = PATIENCE_MS);
+    while (tr_barrier(r->group) == TR_OK) usleep(1000);
+    SAYS("died");
+    for (int turn = 0; turn < 50; turn++) {
+        int64_t one = 1;
+        tr_group *within = tr_group_split(pair, 0, 0);
+        TRY(tr_all_reduce(within, &one, 1, .dtype = TR_I64));
+        CHECK(one == 2);
+        TRY(tr_leave(within));
+        usleep(10000);
+    }
+    TRY(tr_leave(r->group));
+    if (r->number == 6) raise(SIGKILL);
+    CHECK(tr_recv(pair, &(float){0}, 1, .peer = 1) == TR_PEER);
+    SAYS(" died");
+    atomic_store(&r->post->ended, tr__now_ns());
+    return TR_OK;
+}
+
+/* All neighbours of rank 0, and one that was not: who goes on finds new ones. */
+static void a_neighbourhood_dies_and_others_go_on(void **state)
+{
+    (void)state;
+    static const int victims[] = {1, WORLD - 1, STRIDE, WORLD - STRIDE, 5};
+    job j;
+    start_job_in(&j, &each_its_own, WORLD, outlive_a_neighbourhood, NULL);
+    for (int i = 0; i < WORLD; i++) await_turns(&j, i, 1);
+    for (int v = 0; v < 5; v++) kill(j.ranks[victims[v]].pid, SIGKILL);
+    for (int i = 0; i < WORLD; i++) reap(&j, i);
+    if (j.posts[0].status != TR_OK || !j.posts[0].ended) fail_msg("rank 0: %s", j.posts[0].text);
+    for (int i = 1; i < WORLD; i++) {
+        bool dead = i == 6;
+        for (int v = 0; v < 5; v++) dead |= i == victims[v];
+        if (!dead && j.posts[i].status != TR_PEER) fail_msg("rank %d: %s", i, j.posts[i].text);
+    }
+    finish(&j);
+}
+
+/* ---- Stopped ----------------------------------------------------------------------------------------------------- */
+
+static tr_status act_with_a_timeout(rank *r)
+{
+    float x[1000] = {0};
+    tr_status status;
+    while ((status = tr_all_reduce(r->group, x, 1000, .timeout_ms = 2000)) == TR_OK) atomic_fetch_add(&r->post->turns, 1);
+    return status;
+}
+
+static void a_stopped_rank_is_a_timeout(void **state)
+{
+    (void)state;
+    for (int victim = 1; victim < WORLD; victim += STRIDE + 1) {
+        job j;
+        char name[64];
+        stop_one_of(&j, &each_its_own, WORLD, victim, act_with_a_timeout, NULL);
+        snprintf(name, sizeof name, "for rank %d (pid %ld", victim, (long)j.ranks[victim].pid);
+        for (int i = 0; i < WORLD; i++)
+            if (j.posts[i].status != TR_TIMEOUT || !strstr(j.posts[i].text, name))
+                fail_msg("rank %d says '%s'", i, j.posts[i].text);
+        finish(&j);
+    }
+}
+
+/* ---- Left --------------------------------------------------------------------------------------------------------- */
+
+/* Most leave at once. Rank 0, and one that is not its neighbour, neither call nor wait: nobody has died for them, and each
+ * hears that the others have left. */
+static tr_status stay_when_others_leave(rank *r)
+{
+    static const int stay[] = {0, 6};
+    tr_group *pair = tr_group_new(r->group, stay, 2);
+    TRY(tr_status_of(pair));
+    TRY(tr_barrier(r->group));
+    TRY(tr_barrier(r->group));
+    if (!pair) return tr_leave(r->group);
+    usleep(300000);
+    for (int peer = 0; peer < r->world; peer++) {
+        if (peer == 0 || peer == 6) continue;
+        float x = 0;
+        if (peer != 1 + r->number) continue; /* one of them breaks the group */
+        CHECK(tr_recv(r->group, &x, 1, .peer = peer, .timeout_ms = 5000) == TR_PEER);
+        SAYS("left group 'world'");
+    }
+    for (int turn = 0; turn < 20; turn++) TRY(tr_barrier(pair));
+    TRY(tr_leave(r->group));
+    for (int turn = 0; turn < 20; turn++) TRY(tr_barrier(pair));
+    return tr_leave(pair);
+}
+
+static void those_who_stay_hear_that_the_others_left(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 5; turn++)
+        run_job_in(turn % 2 ? &three_in_turns : &each_its_own, WORLD, stay_when_others_leave, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_killed_rank_is_named_by_all_others),
+        cmocka_unit_test(a_neighbourhood_dies_and_others_go_on),
+        cmocka_unit_test(a_stopped_rank_is_a_timeout),
+        cmocka_unit_test(those_who_stay_hear_that_the_others_left),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
