@@ -288,6 +288,16 @@ static tr_status get_saved(const tr__saved *saved, int n, bool as_now, tr_tensor
     return TR_OK;
 }
 
+/* Is the gradient of input i all that its leaf gets, with nobody else to read the leaf, which this node may have saved, or the
+ * gradient? */
+static bool is_sole(const tr__backward *b, const tr__node *node, int i)
+{
+    const tr_tensor *leaf = node->edges[i].leaf;
+    if (!leaf || b->sink || b->retain || b->as_now || !leaf->requires_grad || leaf->leaf->hooks || leaf->leaf->has_grad) return false;
+    const stop *at = &b->stops[b->table[slot_of(b, leaf)] - 1];
+    return at->pending == 1 && !at->grads[0] && tr__saved_count(leaf) <= (node->saved_inputs[i].tensor != NULL);
+}
+
 static tr_status run_backward(const tr_op *op, tr_backward_call *call)
 {
     if (!tr__profiling()) return op->backward(call);
@@ -313,6 +323,7 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
         .detached = b->sink != NULL,
         .as_now = b->as_now,
     };
+    for (int i = 0; i < node->n_inputs; i++) step.sole[i] = needs[i] && is_sole(b, node, i);
     tr_dtype autocast = tr__autocast_set(TR_F32); /* the forward chose the dtypes */
     if (status == TR_OK) status = run_backward(node->op, &step.call);
     tr__autocast_set(autocast);

@@ -5,6 +5,7 @@
  */
 #include "ops/family.h"
 #include "ops/gemm.h"
+#include "ops/node.h"
 
 #include <string.h>
 
@@ -386,6 +387,40 @@ tr_status tr__matmul_backward(tr_backward_call *call)
     return tr_status_of(call->grad_inputs[1]);
 }
 
+enum { LARGE_GRADIENT = 64 << 20, GRADIENT_BLOCK = 16 << 20 }; /* bytes */
+
+/* Whoever takes the gradient of a large weight by rows, so that there need not be memory for all of it; or NULL. Not behind an
+ * activation, which would be computed again for each block. */
+static tr__grad_consumer *takes_rows(const tr_backward_call *call)
+{
+    const tr_linear_attrs *attrs = call->attrs;
+    const tr__input *weight = &((const tr__backward_step *)(const void *)call)->node->inputs[1];
+    size_t bytes = (size_t)tr__numel(weight->shape) * tr_dtype_size(weight->dtype);
+    if (!call->needs[1] || attrs->in_out || attrs->activation || bytes < LARGE_GRADIENT) return NULL;
+    return tr__takes_rows(call, 1);
+}
+
+/* g: [..., n], contiguous; the weight: [n, k] */
+static tr_status give_weight_by_rows(const tr_backward_call *call, tr_tensor *g, tr__grad_consumer *consumer)
+{
+    const tr__input *weight = &((const tr__backward_step *)(const void *)call)->node->inputs[1];
+    int64_t n = weight->shape.dim[0], k = weight->shape.dim[1];
+    int64_t rows = GRADIENT_BLOCK / (k * (int64_t)tr_dtype_size(weight->dtype)) / 64 * 64; /* gemms take whole tiles */
+    if (rows < 64) rows = 64;
+    for (int64_t first = 0; first < n; first += rows) {
+        TR_SCOPE;
+        int64_t end = first + rows < n ? first + rows : n;
+        tr_tensor *some = tr_contiguous(tr_slice(g, g->shape.ndim - 1, first, end));
+        tr_tensor *dw = tr__tensor_new(TR_SHAPE(end - first, k), weight->dtype, weight->device);
+        TR__TRY(tr_status_of(some));
+        TR__TRY(tr_status_of(dw));
+        TR__TRY(tr__op_run(tr__op(linear_grad_weight), call->attrs, (tr_tensor *[]){some, call->inputs[0]}, 2,
+            (tr_tensor *[]){dw, NULL}, 2));
+        TR__TRY(consumer->consume_rows(consumer, dw, first));
+    }
+    return TR_OK;
+}
+
 /* y = f(x) w^T + bias + residual: dx = g w * f'(x), dw = g^T f(x), dbias = the rows of g summed, dresidual = g. */
 tr_status tr__linear_backward(tr_backward_call *call)
 {
@@ -406,12 +441,14 @@ tr_status tr__linear_backward(tr_backward_call *call)
     if (!call->needs[1] && !call->needs[2]) return TR_OK;
     tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;
     tr_tensor *outputs[2] = {NULL, NULL}; /* tr__op_run() looks for errors in them */
-    if (call->needs[1]) outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
+    tr__grad_consumer *by_rows = takes_rows(call);
+    if (call->needs[1] && !by_rows) outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
     if (call->needs[2]) outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
-    TR__TRY(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
+    if (outputs[0] || outputs[1])
+        TR__TRY(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
     call->grad_inputs[1] = outputs[0];
     call->grad_inputs[2] = outputs[1];
-    return TR_OK;
+    return by_rows ? give_weight_by_rows(call, g, by_rows) : TR_OK;
 }
 
 /* ---- Public functions ---------------------------------------------------------------------------------------------- */

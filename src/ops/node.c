@@ -331,6 +331,14 @@ tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
     return target;
 }
 
+tr__grad_consumer *tr__takes_rows(const tr_backward_call *call, int i)
+{
+    const tr__backward_step *step = (const tr__backward_step *)(const void *)call;
+    if (!step->sole[i]) return NULL;
+    tr__grad_consumer *consumer = step->node->edges[i].leaf->leaf->consumer;
+    return consumer && consumer->consume_rows ? consumer : NULL;
+}
+
 tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape)
 {
     if (tr__bad(g) || tr__shape_equal(g->shape, shape)) return g;

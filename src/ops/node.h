@@ -59,6 +59,7 @@ typedef struct tr__backward_step {
     bool retain; /* .retain_graph: this node may run again */
     bool detached; /* gradients of leaves go to a sink, not to leaf->grad */
     bool as_now; /* parameters that were written to since the forward are read as they are now */
+    bool sole[TR_OP_MAX_INPUTS]; /* the gradient of input i is all that its leaf gets, and nobody else reads the leaf or its gradient */
 } tr__backward_step;
 
 /* The ranks over which a value of a sharded parameter is summed to be that of the whole. Made in the layers that know groups. */
@@ -99,7 +100,13 @@ typedef struct tr__grad_consumer {
     tr_status (*expect)(struct tr__grad_consumer *consumer, struct tr__backward *backward);
     /* The gradient is final, and the hooks have run. */
     tr_status (*consume)(struct tr__grad_consumer *consumer);
+    /* A gradient of which no more will arrive, by blocks of rows in order, instead: this one begins at row `first`. NULL: cannot. */
+    tr_status (*consume_rows)(struct tr__grad_consumer *consumer, const tr_tensor *rows, int64_t first);
 } tr__grad_consumer;
+
+/* For backward functions: who takes the gradient of inputs[i] by rows, in which case grad_inputs[i] stays NULL; or NULL. What reads
+ * inputs[i] comes before. */
+tr__grad_consumer *tr__takes_rows(const tr_backward_call *call, int i);
 
 typedef struct tr__hook {
     tr_status (*function)(tr_tensor *leaf, tr_tensor *grad, void *user, struct tr__backward *backward);

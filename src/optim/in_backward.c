@@ -6,7 +6,9 @@
  *   nobody has saved it       no node that has yet to run reads it, nor a stretch that is to be recomputed; else it waits, at
  *                             most to the end of the backward
  *
- * and its gradient goes back to the allocator. The arena has no gradients then (autograd/arena.h).
+ * and its gradient goes back to the allocator. The large gradient of a linear layer's weight is never there as a whole
+ * where no other is to be added to it: backward makes some of its rows, and these are updated. The arena has no gradients
+ * then (autograd/arena.h).
  */
 #include "autograd/engine.h"
 #include "optim/optimizer.h"
@@ -67,6 +69,13 @@ static tr_status consume(tr__grad_consumer *consumer)
     p->waits = true;
     p->all->waiting++;
     return update_waiting(p->all, false);
+}
+
+static tr_status consume_rows(tr__grad_consumer *consumer, const tr_tensor *rows, int64_t first)
+{
+    place *p = (place *)(void *)consumer;
+    if (first == 0) p->all->updated++;
+    return tr__step_rows(p->all->optimizer, p->at, rows, first);
 }
 
 /* Clears the gradients of a failed backward. */
@@ -153,7 +162,7 @@ static tr_status switch_on(tr_optimizer *o)
     if (!s) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
     s->optimizer = o;
     for (int i = 0; i < o->count; i++) {
-        s->places[i] = (place){.consumer = {expect, consume}, .all = s, .at = i};
+        s->places[i] = (place){.consumer = {expect, consume, o->rule->whole ? NULL : consume_rows}, .all = s, .at = i};
         tr_tensor *leaf = o->parameters[i].leaf;
         leaf->leaf->consumer = &s->places[i].consumer;
         tr__arena_leave(leaf);

@@ -344,13 +344,18 @@ static tr_status step_on_device(const tr__update *u, const tr__stretch *s)
 
 /* ---- A step of a run --------------------------------------------------------------------------------------------- */
 
-static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
+static void count_step(tr_optimizer *o, const tr__stretch *s)
+{
+    for (int i = s->first; i <= s->last; i++) o->parameters[i].steps++;
+}
+
+/* own: the gradient of its elements alone; NULL: it is in the arena. */
+static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s, const tr_tensor *own)
 {
     const tr__optimizer_part *part = s->part;
     const tr_tensor *parameters = part->arena->parameters;
     const tr__optimized *like = &o->parameters[s->first];
     int64_t begin = s->begin > part->from ? s->begin : part->from, end = s->end < part->to ? s->end : part->to;
-    for (int i = s->first; i <= s->last; i++) o->parameters[i].steps++;
     if (begin >= end) return TR_OK; /* another rank's */
     TR_SCOPE;
     tr__update update = {
@@ -362,11 +367,11 @@ static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s)
         .lr = o->lr * like->lr_scale,
         .weight_decay = like->weight_decay,
     };
-    const tr_tensor *gradients = o->in_backward ? like->leaf->leaf->grad : part->arena->gradients; /* one whole parameter's own */
+    const tr_tensor *gradients = own ? own : part->arena->gradients;
     bool on_cpu = tr__device_of(parameters).kind == TR_CPU;
     if (on_cpu) {
         update.parameters = element(parameters, begin);
-        update.gradients = element(gradients, o->in_backward ? 0 : begin);
+        update.gradients = element(gradients, own ? 0 : begin);
         for (int k = 0; k < o->n_states; k++) update.state[k] = element(part->state[k], begin - part->from);
     } else {
         TR__TRY(show_to_device(&update, part, gradients, begin));
@@ -446,7 +451,10 @@ tr_status tr_step(tr_optimizer *optimizer)
     TR__TRY(tr_status_of(optimizer));
     if (optimizer->in_backward) return tr__in_backward_step(optimizer);
     tr__stretch s;
-    for (int at = 0; tr__next_stretch(optimizer, true, &at, &s);) TR__TRY(update_stretch(optimizer, &s));
+    for (int at = 0; tr__next_stretch(optimizer, true, &at, &s);) {
+        count_step(optimizer, &s);
+        TR__TRY(update_stretch(optimizer, &s, NULL));
+    }
     return optimizer->gather ? gather_parameters(optimizer) : TR_OK;
 }
 
@@ -458,7 +466,18 @@ tr_status tr__step_one(tr_optimizer *o, int i)
 tr_status tr__step_at(tr_optimizer *o, int at)
 {
     const tr__optimized *p = &o->parameters[at];
-    return update_stretch(o, &(tr__stretch){&o->parts[p->part], at, at, p->offset, p->offset + p->count});
+    const tr__stretch s = {&o->parts[p->part], at, at, p->offset, p->offset + p->count};
+    count_step(o, &s);
+    return update_stretch(o, &s, o->in_backward ? p->leaf->leaf->grad : NULL);
+}
+
+tr_status tr__step_rows(tr_optimizer *o, int at, const tr_tensor *gradient, int64_t first)
+{
+    const tr__optimized *p = &o->parameters[at];
+    int64_t begin = p->offset + first * (p->count / p->leaf->shape.dim[0]);
+    const tr__stretch s = {&o->parts[p->part], at, at, begin, begin + tr__numel(gradient->shape)};
+    if (first == 0) count_step(o, &s);
+    return update_stretch(o, &s, gradient);
 }
 
 void tr_zero_grad(tr_optimizer *optimizer)

@@ -156,6 +156,8 @@ bool tr__next_stretch(const tr_optimizer *optimizer, bool alike, int *at, tr__st
 /* Updates the parameter of list entry i alone, or parameters[at], by the gradient that it has; not where ranks share the work. */
 tr_status tr__step_one(tr_optimizer *optimizer, int i);
 tr_status tr__step_at(tr_optimizer *optimizer, int at);
+/* Updates rows of parameters[at], from row `first` on, by their gradient: all of them in order make one step. */
+tr_status tr__step_rows(tr_optimizer *optimizer, int at, const tr_tensor *gradient, int64_t first);
 /* What is left of a step that was made in backward, or a failure when that one failed. */
 tr_status tr__in_backward_step(tr_optimizer *optimizer);
 /* The optimizer goes, and leaves its parameters' gradients alone. */

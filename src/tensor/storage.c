@@ -112,16 +112,23 @@ void tr__count_saved(const tr_tensor *t, int change)
         atomic_fetch_add_explicit(&s->sections[i].saved, change, memory_order_relaxed);
 }
 
-bool tr__is_saved(const tr_tensor *t)
+int tr__saved_count(const tr_tensor *t)
 {
     const tr__storage *s = t->storage;
-    if (!s->sections) return false;
+    if (!s->sections) return 0;
     size_t begin, end;
-    bool saved = false;
+    int most = 0;
     tr__extent(t, &begin, &end);
-    for (int i = section_at(s, begin); i < s->n_sections && s->sections[i].begin < end; i++)
-        saved |= atomic_load_explicit(&s->sections[i].saved, memory_order_relaxed) > 0;
-    return saved;
+    for (int i = section_at(s, begin); i < s->n_sections && s->sections[i].begin < end; i++) {
+        int saved = atomic_load_explicit(&s->sections[i].saved, memory_order_relaxed);
+        if (saved > most) most = saved;
+    }
+    return most;
+}
+
+bool tr__is_saved(const tr_tensor *t)
+{
+    return tr__saved_count(t) > 0;
 }
 
 void tr__storage_touch(tr__storage *s, size_t begin, size_t end)

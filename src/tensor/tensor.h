@@ -153,5 +153,7 @@ void tr__touch(tr_tensor *t);
 /* Backward will read t, or does so no more; and will it, any of what t shows? Known of sections only, else never. */
 void tr__count_saved(const tr_tensor *t, int change);
 bool tr__is_saved(const tr_tensor *t);
+/* How often; 0 where the storage is not divided. */
+int tr__saved_count(const tr_tensor *t);
 
 #endif
