@@ -1,14 +1,27 @@
-# What `make install` puts where: headers, the library and its tools, shared and static, the command, and the files by
-# which pkg-config and CMake find them.
+# What `make install` puts where: headers, the library and its tools, shared and static, the command with its manual page, the
+# documentation, and the files by which pkg-config and CMake find them.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 
 install(DIRECTORY include/trireme DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples FILES_MATCHING PATTERN "*.c")
+# As in the source, so that the pages' links to each other hold.
+install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
+install(FILES README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES bench/RESULTS.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench)
 install(TARGETS trireme trireme_static trireme_tools trireme_tools_static EXPORT TriremeTargets)
 install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION ${package_dir})
 if(TARGET trireme_cli)
     install(TARGETS trireme_cli)
+    # The command says what it does, so it must run here, and as itself.
+    if(NOT CMAKE_CROSSCOMPILING AND NOT TRIREME_SANITIZE)
+        add_custom_command(OUTPUT ${PROJECT_BINARY_DIR}/trireme.1 DEPENDS trireme_cli scripts/make-man VERBATIM
+            WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+            COMMAND sh -c "scripts/make-man \"$1\" >\"$2.new\" && mv \"$2.new\" \"$2\"" sh $<TARGET_FILE:trireme_cli>
+                ${PROJECT_BINARY_DIR}/trireme.1)
+        add_custom_target(trireme_man ALL DEPENDS ${PROJECT_BINARY_DIR}/trireme.1)
+        install(FILES ${PROJECT_BINARY_DIR}/trireme.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+    endif()
 endif()
 
 list(JOIN TRIREME_PC_REQUIRES " " requires)

@@ -61,6 +61,8 @@ typedef struct tr_store_custom_options {
     const char *token;  /* the job's secret, for connections between the ranks that are encrypted; NULL: none */
     int timeout_ms;     /* of a get without its own; default 300,000 */
     bool insecure;      /* without a token: ranks that meet here may listen on any address, not loopback only */
+    /* As tr_store_delete(); NULL: the store cannot. */
+    tr_status (*delete_key)(void *user, const char *key, bool *deleted);
 } tr_store_custom_options;
 #define tr_store_custom(...) TR__NEW4(tr_store_custom, set, get, add, compare_set, __VA_ARGS__)
 TR_API tr_store *tr_store_custom_with(const tr_store_custom_options *options);
@@ -73,6 +75,9 @@ TR_API TR_MUST_CHECK tr_status tr_store_set(tr_store *store, const char *key, co
 TR_API TR_MUST_CHECK tr_status tr_store_get(tr_store *store, const char *key, void **value, size_t *bytes);
 TR_API TR_MUST_CHECK tr_status tr_store_add(tr_store *store, const char *key, int64_t amount, int64_t *sum);
 TR_API TR_MUST_CHECK tr_status tr_store_wait(tr_store *store, const char *key, int timeout_ms);
+/* Takes a key and its value out; *deleted, unless deleted is NULL, tells whether it was there. TR_UNSUPPORTED by a custom store
+ * without .delete_key. */
+TR_API TR_MUST_CHECK tr_status tr_store_delete(tr_store *store, const char *key, bool *deleted);
 /* Sets key to desired if it equals expected (or is absent and expected is NULL); value gets what it is now. */
 TR_API TR_MUST_CHECK tr_status tr_store_compare_set(tr_store *store, const char *key, const void *expected,
     size_t expected_bytes, const void *desired, size_t desired_bytes, void **value, size_t *bytes);

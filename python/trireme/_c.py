@@ -59,6 +59,7 @@ class tr_store_custom_options(Structure):
         ("token", c_char_p),
         ("timeout_ms", c_int),
         ("insecure", c_bool),
+        ("delete_key", CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p)),
     ]
 
 
@@ -140,6 +141,7 @@ FUNCTIONS = [
     ("tr_store_get", c_int, [c_void_p, c_char_p, c_void_p, c_void_p]),
     ("tr_store_add", c_int, [c_void_p, c_char_p, c_int64, c_void_p]),
     ("tr_store_wait", c_int, [c_void_p, c_char_p, c_int]),
+    ("tr_store_delete", c_int, [c_void_p, c_char_p, c_void_p]),
     ("tr_store_compare_set", c_int, [c_void_p, c_char_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p]),
     ("tr_join_with", c_void_p, [c_void_p]),
     ("tr_leave", c_int, [c_void_p]),

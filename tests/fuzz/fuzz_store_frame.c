@@ -7,12 +7,12 @@
 
 size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
 {
-    tr__frame f = {.type = 1 + number % TR__FRAME_GATHER, .timeout_ms = number, .amount = (int64_t)number << 20};
+    tr__frame f = {.type = 1 + number % TR__FRAME_DELETE, .timeout_ms = number, .amount = (int64_t)number << 20};
     f.code = number / 8 % TR__REPLY_CODES;
     bool has_key = f.type != TR__FRAME_HELLO && f.type != TR__FRAME_REPLY && f.type != TR__FRAME_GATHER;
     if (has_key) f.key = "group/world", f.key_bytes = 1 + number / 8 % 11;
     if (f.type == TR__FRAME_GET || f.type == TR__FRAME_WAIT) f.timeout_ms &= INT32_MAX;
-    if (f.type >= TR__FRAME_SET && f.type != TR__FRAME_ADD) f.value = "a value", f.value_bytes = number / 64 % 8;
+    if (f.type >= TR__FRAME_SET && f.type != TR__FRAME_ADD && f.type != TR__FRAME_DELETE) f.value = "a value", f.value_bytes = number / 64 % 8;
     if (f.type == TR__FRAME_COMPARE_SET && number & 64) f.expected = "old", f.expected_bytes = number / 128 % 4;
     uint8_t list[64], *end = list;
     for (uint32_t i = 0; i <= number / 64 % 4; i++) end = tr__list_put_key(end, "endpoint/1/3", 1 + (number + i) % 8);

@@ -18,6 +18,7 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     if (f.type == TR__FRAME_REPLY) /* of which a client sends none */
         f = (tr__frame){.type = TR__FRAME_GATHER, .timeout_ms = f.timeout_ms, .value = "\1\0a\2\0ab\1\0b",
             .value_bytes = number % 2 ? 10 : 3};
+    if (number % 7 == 6) f = (tr__frame){.type = TR__FRAME_DELETE, .key = "some key", .key_bytes = 8};
     bytes[0] = (uint8_t)(number & 1 ? 2 : number % 16 ? 0 : 1);
     size_t used = 1 + flatten(&f, bytes + 1);
     return used + flatten(&f, bytes + used);

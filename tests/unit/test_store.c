@@ -37,6 +37,25 @@ static void check_compare_set(tr_store *store)
     free(now);
 }
 
+static void check_delete(tr_store *store)
+{
+    bool deleted = true;
+    int64_t sum;
+    OK(tr_store_delete(store, "gone", &deleted));
+    assert_false(deleted);
+    OK(tr_store_set(store, "gone", "v", 1));
+    OK(tr_store_delete(store, "gone", &deleted));
+    assert_true(deleted);
+    FAILS(TR_TIMEOUT, tr_store_wait(store, "gone", 1), "gone'");
+    OK(tr_store_delete(store, "gone", NULL));
+    OK(tr_store_add(store, "gone", 3, &sum)); /* it begins anew */
+    assert_int_equal(sum, 3);
+    check_value(store, "gone", "3", 1);
+    OK(tr_store_delete(store, "gone", &deleted));
+    assert_true(deleted);
+    FAILS(TR_INVALID, tr_store_delete(store, "", NULL), "character");
+}
+
 static void check_limits(tr_store *store)
 {
     char *key = malloc(TR__KEY_MAX + 2), *big = malloc(TR__VALUE_MAX + 1);
@@ -107,6 +126,7 @@ static void check_prefix(tr_store *store)
     check_value(store, "p/q/k", "v", 1);
     check_basics(inner);
     check_compare_set(inner);
+    check_delete(inner);
     check_gather(inner);
     FAILS(TR_TIMEOUT, tr_store_wait(inner, "missing", 1), "p/q/missing'");
 }
@@ -116,6 +136,7 @@ static void check_store(tr_store *store)
     OK(tr_status_of(store));
     check_basics(store);
     check_compare_set(store);
+    check_delete(store);
     check_limits(store);
     check_waits(store);
     check_gather(store);
@@ -175,6 +196,11 @@ static tr_status foreign_compare_set(void *user, const char *key, const void *ex
     return status;
 }
 
+static tr_status foreign_delete(void *user, const char *key, bool *deleted)
+{
+    return tr_store_delete(behind(user), key, deleted);
+}
+
 static void foreign_release(void *user)
 {
     ((foreign *)user)->released++;
@@ -194,7 +220,8 @@ static void custom_store(void **state)
     {
         TR_SCOPE;
         check_store(tr_store_custom(foreign_set, foreign_get, foreign_add, foreign_compare_set, .user = &f,
-            .release = foreign_release, .name = "theirs", .host = "localhost", .token = "secret", .timeout_ms = 20000));
+            .release = foreign_release, .name = "theirs", .host = "localhost", .token = "secret", .timeout_ms = 20000,
+            .delete_key = foreign_delete));
         assert_int_equal(f.released, 0);
     }
     assert_int_equal(f.released, 1);
@@ -203,6 +230,7 @@ static void custom_store(void **state)
     size_t bytes;
     tr_store *broken = tr_store_custom(foreign_set, broken_get, foreign_add, foreign_compare_set);
     FAILS(TR_IO, tr_store_get(broken, "k", &value, &bytes), "its link to k is cut");
+    FAILS(TR_UNSUPPORTED, tr_store_delete(broken, "k", NULL), "it cannot delete key 'k': it was made without .delete_key");
     FAILS(TR_INTERNAL, tr_store_get(broken, "nothing", &value, &bytes), "gave no value");
     FAILS(TR_INVALID, tr_status_of(tr_store_custom(foreign_set, foreign_get, NULL, foreign_compare_set)), "are needed");
     FAILS(TR_INVALID, tr_status_of(tr_store_custom(foreign_set, foreign_get, foreign_add, foreign_compare_set,
@@ -257,6 +285,11 @@ static void file_store(void **state)
     pthread_create(&thread, NULL, set_later, &s);
     OK(tr_store_wait(one, "from the other", 20000));
     pthread_join(thread, NULL);
+    bool deleted;
+    OK(tr_store_delete(other, "from the other", &deleted));
+    assert_true(deleted);
+    FAILS(TR_TIMEOUT, tr_store_wait(one, "from the other", 1), "from the other");
+    FAILS(TR_TIMEOUT, tr_store_wait(tr_store_file(path), "from the other", 1), "from the other");
     OK(tr_store_set(other, "before tear", "1", 1));
     check_value(one, "before tear", "1", 1);
 

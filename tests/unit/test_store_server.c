@@ -29,6 +29,7 @@ static const tr__frame frames[] = {
     {.type = TR__FRAME_COMPARE_SET, .key = "c", .key_bytes = 1, .expected = "", .expected_bytes = 0},
     {.type = TR__FRAME_REPLY, .code = TR__REPLY_TIMEOUT},
     {.type = TR__FRAME_REPLY, .code = TR__REPLY_OK, .value = "v", .value_bytes = 1},
+    {.type = TR__FRAME_DELETE, .key = "k", .key_bytes = 1},
     {.type = TR__FRAME_GATHER, .timeout_ms = 7, .value = "\1\0k\3\0key", .value_bytes = 8},
 };
 enum { FRAMES = sizeof frames / sizeof *frames };
@@ -409,6 +410,25 @@ static void many_clients_gather(void **state)
     check_waits(store);
 }
 
+/* A key that goes while a client gathers is waited for again. */
+static void a_gather_waits_for_a_key_that_was_deleted(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = serve(NULL);
+    tr__frame gather = {.type = TR__FRAME_GATHER, .value = "\1\0a\1\0b", .value_bytes = 6, .timeout_ms = 60000};
+    OK(tr_store_set(store, "a", "1", 1));
+    int fd = raw_guest(tr_store_port(store));
+    send_raw(fd, &gather);
+    OK(tr_store_set(store, "other", "1", 1)); /* answered after the gather has been read, or before: both are right */
+    OK(tr_store_delete(store, "a", NULL));
+    OK(tr_store_set(store, "b", "2", 1));
+    OK(tr_store_set(store, "a", "3", 1));
+    assert_int_equal(read_code(fd), TR__REPLY_OK);
+    close(fd);
+    check_waits(store);
+}
+
 static void a_gather_has_its_bounds(void **state)
 {
     (void)state;
@@ -489,6 +509,7 @@ int main(void)
         cmocka_unit_test(slow_readers_of_tls_hold_nobody_up),
         cmocka_unit_test(many_clients_wait),
         cmocka_unit_test(many_clients_gather),
+        cmocka_unit_test(a_gather_waits_for_a_key_that_was_deleted),
         cmocka_unit_test(a_gather_has_its_bounds),
         cmocka_unit_test(a_store_has_its_bounds),
         cmocka_unit_test(slow_clients_hold_nobody_up),

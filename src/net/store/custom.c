@@ -67,7 +67,14 @@ static tr_status custom_add(tr_store *store, const char *key, int64_t amount, in
     return of(store)->given.add(of(store)->given.user, key, amount, sum);
 }
 
-static const tr__store_ops custom_ops = {custom_set, custom_get, custom_add, custom_compare_set, NULL};
+static tr_status custom_delete(tr_store *store, const char *key, bool *deleted)
+{
+    if (!of(store)->given.delete_key)
+        return tr__fail(TR_UNSUPPORTED, "%s: it cannot delete key '%s': it was made without .delete_key", store->name, key);
+    return of(store)->given.delete_key(of(store)->given.user, key, deleted);
+}
+
+static const tr__store_ops custom_ops = {custom_set, custom_get, custom_add, custom_compare_set, custom_delete, NULL};
 
 static void custom_destroy(void *self)
 {

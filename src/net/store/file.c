@@ -35,6 +35,7 @@
 
 enum {
     HEAD = 8,         /* of a record */
+    DELETES = 0x8000, /* beside the length of a record's key: it has no value, and the key goes */
     PAUSE_FIRST_US = 200,
     PAUSE_MOST_US = 20000, /* between two looks at the file or a lock */
     GO_MOST_MS = 1000,     /* what closing waits for another's lock */
@@ -107,9 +108,10 @@ ssize_t tr__store_record(const unsigned char *bytes, size_t count, tr__store_set
     if (body < 2 + 1 || body > 2 + TR__KEY_MAX + TR__VALUE_MAX || count - HEAD < body) return 0;
     const unsigned char *data = bytes + HEAD;
     if (crc32(0, data, body) != number_at(bytes + 4, 4)) return 0;
-    size_t key_bytes = number_at(data, 2);
-    if (key_bytes < 1 || key_bytes > TR__KEY_MAX || key_bytes > body - 2) return 0;
-    *setting = (tr__store_setting){(const char *)data + 2, key_bytes, data + 2 + key_bytes, body - 2 - key_bytes};
+    size_t key_bytes = number_at(data, 2) & ~DELETES;
+    bool deletes = number_at(data, 2) & DELETES;
+    if (key_bytes < 1 || key_bytes > TR__KEY_MAX || key_bytes > body - 2 || (deletes && key_bytes != body - 2)) return 0;
+    *setting = (tr__store_setting){(const char *)data + 2, key_bytes, data + 2 + key_bytes, body - 2 - key_bytes, deletes};
     return setting->bytes <= TR__VALUE_MAX ? (ssize_t)(HEAD + body) : 0;
 }
 
@@ -128,11 +130,14 @@ static tr_status read_along(file_store *f)
     tr__store_setting s;
     ssize_t record;
     while (status == TR_OK && (record = tr__store_record(bytes + used, (size_t)got - used, &s)) > 0) {
-        tr__entry *entry = tr__map_find(&f->map, s.key, s.key_bytes, true);
-        if (!entry || tr__map_set(&f->map, entry, s.value, s.bytes) != TR_OK)
+        tr__entry *entry = tr__map_find(&f->map, s.key, s.key_bytes, !s.deletes);
+        if (s.deletes && entry) {
+            tr__map_delete(&f->map, entry);
+            tr__map_prune(&f->map, entry);
+        } else if (!s.deletes && (!entry || tr__map_set(&f->map, entry, s.value, s.bytes) != TR_OK)) {
             status = tr__fail(TR_NO_MEMORY, "%s: no memory for what it holds", f->store.name);
-        else
-            used += (size_t)record;
+        }
+        if (status == TR_OK) used += (size_t)record;
     }
     f->end += (off_t)used;
     free(bytes);
@@ -157,13 +162,13 @@ static int write_all(int fd, const unsigned char *bytes, size_t count, off_t at)
 static tr_status append(file_store *f, const tr__entry *entry)
 {
     const tr__value *value = entry->value;
-    size_t key_bytes = entry->length, body = 2 + key_bytes + value->bytes;
+    size_t key_bytes = entry->length, value_bytes = value ? value->bytes : 0, body = 2 + key_bytes + value_bytes;
     unsigned char *record = malloc(HEAD + body);
     if (!record) return tr__fail(TR_NO_MEMORY, "%s: no memory for %zu bytes", f->store.name, body);
     put_number(record, 4, (uint32_t)body);
-    put_number(record + HEAD, 2, (uint32_t)key_bytes);
+    put_number(record + HEAD, 2, (uint32_t)key_bytes | (value ? 0 : DELETES));
     memcpy(record + HEAD + 2, entry->key, key_bytes);
-    memcpy(record + HEAD + 2 + key_bytes, value->data, value->bytes);
+    if (value) memcpy(record + HEAD + 2 + key_bytes, value->data, value_bytes);
     put_number(record + 4, 4, (uint32_t)crc32(0, record + HEAD, (unsigned)body));
     int error = ftruncate(f->fd, f->end) == 0 ? write_all(f->fd, record, HEAD + body, f->end) : errno;
     free(record);
@@ -208,11 +213,16 @@ typedef struct change {
     size_t bytes, expected_bytes;
     int64_t amount, *sum;         /* of add */
     bool compares;
+    bool *deleted;                /* of delete */
 } change;
 
 static int change_map(tr__map *map, tr__entry *entry, const change *c, bool *changed)
 {
     *changed = true;
+    if (c->deleted) {
+        *changed = *c->deleted = tr__map_delete(map, entry);
+        return TR_OK;
+    }
     if (c->sum) return tr__map_add(map, entry, c->amount, c->sum);
     if (!c->compares) return tr__map_set(map, entry, c->value, c->bytes);
     return tr__map_compare_set(map, entry, c->expected, c->expected_bytes, c->value, c->bytes, changed);
@@ -268,6 +278,11 @@ static tr_status file_compare_set(tr_store *store, const char *key, const void *
     return change_store(store, &c, timeout_ms, value, bytes);
 }
 
+static tr_status file_delete(tr_store *store, const char *key, bool *deleted)
+{
+    return change_store(store, &(change){.key = key, .deleted = deleted}, store->timeout_ms, NULL, NULL);
+}
+
 static tr_status file_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
 {
     file_store *f = (file_store *)store;
@@ -284,7 +299,7 @@ static tr_status file_get(tr_store *store, const char *key, int timeout_ms, void
     }
 }
 
-static const tr__store_ops file_ops = {file_set, file_get, file_add, file_compare_set, NULL};
+static const tr__store_ops file_ops = {file_set, file_get, file_add, file_compare_set, file_delete, NULL};
 
 /* ---- Opening and closing ----------------------------------------------------------------------------------------- */
 

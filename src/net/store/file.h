@@ -4,6 +4,7 @@
 #ifndef TR_NET_STORE_FILE_H
 #define TR_NET_STORE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
@@ -13,6 +14,7 @@ typedef struct tr__store_setting {
     size_t key_bytes;
     const void *value;
     size_t bytes;
+    bool deletes; /* the key goes; there is no value */
 } tr__store_setting;
 
 /* Looks for a whole and sound record at the front of bytes. Returns how many bytes it has; 0: there is none. */

@@ -28,11 +28,12 @@ static const unsigned char fixed_bytes[] = {
     [TR__FRAME_COMPARE_SET] = 5,
     [TR__FRAME_REPLY] = 1,
     [TR__FRAME_GATHER] = 4,
+    [TR__FRAME_DELETE] = 0,
 };
 
 static bool is_type(unsigned type)
 {
-    return type >= TR__FRAME_HELLO && type <= TR__FRAME_GATHER;
+    return type >= TR__FRAME_HELLO && type <= TR__FRAME_DELETE;
 }
 
 static bool has_key(tr__frame_type type)
@@ -117,6 +118,7 @@ static bool parse_fields(tr__frame *f, const unsigned char *fixed, const unsigne
         f->timeout_ms = (uint32_t)read_number(fixed, 4);
         return f->timeout_ms <= INT32_MAX && is_key_list((tr__list){rest, rest_bytes});
     case TR__FRAME_SET: return rest_bytes <= TR__VALUE_MAX;
+    case TR__FRAME_DELETE: return rest_bytes == 0;
     case TR__FRAME_ADD: f->amount = (int64_t)read_number(fixed, 8); return rest_bytes == 0;
     case TR__FRAME_COMPARE_SET:
         f->expected_bytes = (size_t)read_number(fixed + 1, 4);
@@ -161,7 +163,8 @@ static void write_fixed(const tr__frame *f, unsigned char *fixed)
         write_number(fixed + 1, 4, f->expected_bytes);
         break;
     case TR__FRAME_REPLY: fixed[0] = (unsigned char)f->code; break;
-    case TR__FRAME_SET: break;
+    case TR__FRAME_SET:
+    case TR__FRAME_DELETE: break;
     }
 }
 

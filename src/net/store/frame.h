@@ -10,6 +10,7 @@
  *     HELLO         u64 magic                          first frame of a client; its key is empty
  *     GET, WAIT     u32 timeout in milliseconds        0: does not wait
  *     SET           the value
+ *     DELETE        nothing; the reply says with ABSENT that there was none
  *     ADD           i64 amount
  *     COMPARE_SET   u8 is something expected?, u32 its bytes, the expected value, the desired value
  *     REPLY         u8 code, the value or the sum or what went wrong; its key is empty
@@ -43,11 +44,12 @@ typedef enum tr__frame_type {
     TR__FRAME_COMPARE_SET,
     TR__FRAME_REPLY,
     TR__FRAME_GATHER,
+    TR__FRAME_DELETE,
 } tr__frame_type;
 
 typedef enum tr__frame_code {
     TR__REPLY_OK,
-    TR__REPLY_ABSENT,    /* COMPARE_SET: there is no value */
+    TR__REPLY_ABSENT,    /* COMPARE_SET, DELETE: there is no value */
     TR__REPLY_TIMEOUT,
     TR__REPLY_NO_NUMBER, /* ADD */
     TR__REPLY_NO_MEMORY,

@@ -109,6 +109,13 @@ void tr__map_put(tr__map *map, tr__entry *entry, tr__value *value)
     entry->value = value;
 }
 
+bool tr__map_delete(tr__map *map, tr__entry *entry)
+{
+    bool had = entry->value != NULL;
+    tr__map_put(map, entry, NULL);
+    return had;
+}
+
 int tr__map_set(tr__map *map, tr__entry *entry, const void *data, size_t bytes)
 {
     size_t before = size_of(entry->value), after = sizeof *entry->value + bytes;

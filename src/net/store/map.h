@@ -40,6 +40,8 @@ tr__entry *tr__map_find(tr__map *map, const char *key, size_t length, bool make)
 void tr__map_prune(tr__map *map, tr__entry *entry);
 void tr__map_clear(tr__map *map);
 
+/* Takes an entry's value; false when it has none. */
+bool tr__map_delete(tr__map *map, tr__entry *entry);
 /* Replaces an entry's value by another, which the map takes over, or NULL. */
 void tr__map_put(tr__map *map, tr__entry *entry, tr__value *value);
 

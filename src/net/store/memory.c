@@ -91,7 +91,16 @@ static tr_status memory_get(tr_store *store, const char *key, int timeout_ms, vo
     return status;
 }
 
-static const tr__store_ops memory_ops = {memory_set, memory_get, memory_add, memory_compare_set, NULL};
+static tr_status memory_delete(tr_store *store, const char *key, bool *deleted)
+{
+    memory_store *m = (memory_store *)store;
+    pthread_mutex_lock(&m->lock);
+    tr__entry *entry = tr__map_find(&m->map, key, strlen(key), false);
+    *deleted = entry && tr__map_delete(&m->map, entry);
+    return finish(m, entry, key, TR_OK);
+}
+
+static const tr__store_ops memory_ops = {memory_set, memory_get, memory_add, memory_compare_set, memory_delete, NULL};
 
 static void memory_destroy(void *self)
 {

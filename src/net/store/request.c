@@ -119,7 +119,14 @@ static void answer_gather(tr__client *c, tr__frame_code code)
     tr__client_reply(c, code, s->gathered.values);
 }
 
-/* Waits for the first of the keys left that has no value, or answers. */
+static bool all_have_values(tr__server *s, tr__list keys)
+{
+    while (keys.bytes > 0)
+        if (!value_of(s, &keys)) return false;
+    return true;
+}
+
+/* Waits for the first of the keys left that has no value, or answers. One that had a value may have been deleted meanwhile. */
 static void go_on_gathering(tr__client *c)
 {
     const char *key;
@@ -136,14 +143,12 @@ static void go_on_gathering(tr__client *c)
         tr__client_reply(c, TR__REPLY_NO_MEMORY, NULL);
         return;
     }
-    answer_gather(c, TR__REPLY_OK);
-}
-
-static bool all_have_values(tr__server *s, tr__list keys)
-{
-    while (keys.bytes > 0)
-        if (!value_of(s, &keys)) return false;
-    return true;
+    if (all_have_values(c->server, (tr__list){c->keys, c->keys_bytes})) {
+        answer_gather(c, TR__REPLY_OK);
+        return;
+    }
+    c->keys_left = (tr__list){c->keys, c->keys_bytes};
+    go_on_gathering(c);
 }
 
 static void gather(tr__client *c, const tr__frame *f)
@@ -224,6 +229,15 @@ static void change(tr__client *c, const tr__frame *f)
     tr__map_prune(&c->server->map, entry);
 }
 
+static void delete_key(tr__client *c, const tr__frame *f)
+{
+    tr__entry *entry = tr__map_find(&c->server->map, f->key, f->key_bytes, false);
+    bool deleted = entry && tr__map_delete(&c->server->map, entry);
+    if (deleted) tr__request_changed(c->server);
+    if (entry) tr__map_prune(&c->server->map, entry);
+    tr__client_reply(c, deleted ? TR__REPLY_OK : TR__REPLY_ABSENT, NULL);
+}
+
 void tr__request_handle(tr__client *c, const tr__frame *f)
 {
     switch (f->type) {
@@ -233,6 +247,7 @@ void tr__request_handle(tr__client *c, const tr__frame *f)
     case TR__FRAME_SET:
     case TR__FRAME_ADD:
     case TR__FRAME_COMPARE_SET: change(c, f); break;
+    case TR__FRAME_DELETE: delete_key(c, f); break;
     case TR__FRAME_HELLO:
     case TR__FRAME_REPLY: tr__client_close(c); break;
     }

@@ -78,6 +78,15 @@ tr_status tr_store_add(tr_store *store, const char *key, int64_t amount, int64_t
     return store->ops->add(store, key, amount, sum ? sum : &unwanted);
 }
 
+tr_status tr_store_delete(tr_store *store, const char *key, bool *deleted)
+{
+    TR__TRY(check_key(store, key));
+    bool unwanted;
+    if (!deleted) deleted = &unwanted;
+    *deleted = false;
+    return store->ops->delete(store, key, deleted);
+}
+
 tr_status tr__store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
     const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
@@ -178,6 +187,12 @@ static tr_status prefix_compare_set(tr_store *store, const char *key, const void
                                  expected_bytes, desired, desired_bytes, timeout_ms, value, bytes);
 }
 
+static tr_status prefix_delete(tr_store *store, const char *key, bool *deleted)
+{
+    char whole[2 * TR__KEY_MAX + 2];
+    return tr_store_delete(((prefix_store *)store)->inner, with_prefix(store, key, whole), deleted);
+}
+
 static tr_status prefix_gather(tr_store *store, const char *const *keys, int count, int timeout_ms,
     tr__store_value *values)
 {
@@ -193,7 +208,7 @@ static tr_status prefix_gather(tr_store *store, const char *const *keys, int cou
     return status;
 }
 
-static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, prefix_compare_set, prefix_gather};
+static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, prefix_compare_set, prefix_delete, prefix_gather};
 
 static void prefix_destroy(void *self)
 {

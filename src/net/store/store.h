@@ -24,6 +24,7 @@ typedef struct tr__store_ops {
     /* *value is NULL when the key is absent and stays so. Gives up when the store does not answer within timeout_ms. */
     tr_status (*compare_set)(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
         const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes);
+    tr_status (*delete)(tr_store *store, const char *key, bool *deleted);
     /* As tr__store_gather; NULL: one get after the other does as well. */
     tr_status (*gather)(tr_store *store, const char *const *keys, int count, int timeout_ms, tr__store_value *values);
 } tr__store_ops;

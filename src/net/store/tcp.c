@@ -3,7 +3,7 @@
  * more, so that a thread which waits for a key does not keep others from setting it.
  *
  * A connection that breaks in a request, or brings what is no answer, is replaced, and the request asked again, if doing it
- * twice is as good as once: get, wait, gather and set, but not add and compare_set, of which nobody knows whether they have
+ * twice is as good as once: get, wait, gather and set, but not add, compare_set and delete, of which nobody knows whether they have
  * been done. The server has to be the same one, for another has other values; where nobody listens any more, it is gone.
  */
 #include "base/clock.h"
@@ -155,7 +155,8 @@ static tr_status try_to_ask(tcp_store *s, const char *key, const tr__frame *requ
     *again = status != TR_OK && !connection.refused;
     if (status != TR_OK) return status;
     int error = tr__connection_exchange(&connection, request, deadline, answer, received);
-    bool repeatable = request->type != TR__FRAME_ADD && request->type != TR__FRAME_COMPARE_SET;
+    bool repeatable = request->type != TR__FRAME_ADD && request->type != TR__FRAME_COMPARE_SET &&
+                      request->type != TR__FRAME_DELETE;
     *again = error && repeatable && error != ETIMEDOUT && error != ENOMEM;
     if (!error) {
         give_back(s, &connection);
@@ -249,6 +250,17 @@ static tr_status tcp_compare_set(tr_store *store, const char *key, const void *e
     return ask(store, key, &request, timeout_ms, value, bytes);
 }
 
+static tr_status tcp_delete(tr_store *store, const char *key, bool *deleted)
+{
+    tr__frame request = {.type = TR__FRAME_DELETE};
+    void *value = NULL;
+    size_t bytes;
+    TR__TRY(ask(store, key, &request, store->timeout_ms, &value, &bytes));
+    *deleted = value != NULL;
+    free(value);
+    return TR_OK;
+}
+
 /* The list of a GATHER, to be freed. */
 static tr_status list_keys(const tr_store *store, const char *const *keys, int count, tr__list *list)
 {
@@ -301,7 +313,7 @@ static tr_status tcp_gather(tr_store *store, const char *const *keys, int count,
     return status;
 }
 
-static const tr__store_ops tcp_ops = {tcp_set, tcp_get, tcp_add, tcp_compare_set, tcp_gather};
+static const tr__store_ops tcp_ops = {tcp_set, tcp_get, tcp_add, tcp_compare_set, tcp_delete, tcp_gather};
 
 /* ---- The object -------------------------------------------------------------------------------------------------- */
 
