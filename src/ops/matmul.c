@@ -3,6 +3,7 @@
  *
  * The reference kernel works in f64 whatever the dtype, in blocks that fit the cache, through any strides.
  */
+#include "device/capture.h"
 #include "ops/family.h"
 #include "ops/gemm.h"
 #include "ops/node.h"
@@ -390,13 +391,14 @@ tr_status tr__matmul_backward(tr_backward_call *call)
 enum { LARGE_GRADIENT = 64 << 20, GRADIENT_BLOCK = 16 << 20 }; /* bytes */
 
 /* Whoever takes the gradient of a large weight by rows, so that there need not be memory for all of it; or NULL. Not behind an
- * activation, which would be computed again for each block. */
+ * activation, which would be computed again for each block, and not in a captured step, whose launches each count as a
+ * parameter's step. */
 static tr__grad_consumer *takes_rows(const tr_backward_call *call)
 {
     const tr_linear_attrs *attrs = call->attrs;
     const tr__input *weight = &((const tr__backward_step *)(const void *)call)->node->inputs[1];
     size_t bytes = (size_t)tr__numel(weight->shape) * tr_dtype_size(weight->dtype);
-    if (!call->needs[1] || attrs->in_out || attrs->activation || bytes < LARGE_GRADIENT) return NULL;
+    if (!call->needs[1] || attrs->in_out || attrs->activation || bytes < LARGE_GRADIENT || tr__capture_now()) return NULL;
     return tr__takes_rows(call, 1);
 }
 
