@@ -48,15 +48,16 @@ tr_status tr__cpu_gemm(tr_op_call *call, const tr__gemm *p, tr__gemm_kernel kern
         tr_tensor *dbias = call->outputs[1];
         bool accumulate = ((const tr_linear_attrs *)call->attrs)->accumulate_bias;
         size_t bytes = sizeof(float) * (size_t)tr_numel(dbias);
-        *sums = tr__cpu_alloc(on.index, bytes);
-        if (*sums) memset(*sums, 0, bytes);
-        work.no_memory = !*sums || !kernel(&one);
-        for (int64_t j = 0; !work.no_memory && j < dbias->shape.dim[0]; j++) {
+        float *of_columns = *sums = tr__cpu_alloc(on.index, bytes);
+        if (of_columns) memset(of_columns, 0, bytes);
+        bool done = of_columns && kernel(&one);
+        for (int64_t j = 0; done && j < dbias->shape.dim[0]; j++) {
             int64_t at = j * dbias->stride[0];
             double old = accumulate ? tr__load(dbias->dtype, tr__ptr(dbias), at) : 0;
-            tr__store(dbias->dtype, tr__ptr(dbias), at, old + (*sums)[j]);
+            tr__store(dbias->dtype, tr__ptr(dbias), at, old + of_columns[j]);
         }
-        if (*sums) tr__cpu_free(on.index, *sums, bytes);
+        if (of_columns) tr__cpu_free(on.index, of_columns, bytes);
+        work.no_memory = !done;
     }
     if (work.no_memory)
         return tr__fail(TR_NO_MEMORY, "%s: no memory to pack %lld x %lld x %lld", call->op->name, (long long)p->a.row.n,
