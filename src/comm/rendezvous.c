@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/object.h"
 #include "comm/record.h"
+#include "net/network.h"
 #include "net/store/store.h"
 
 #include <errno.h>
@@ -314,7 +315,7 @@ static tr_status say_missing(const tr__rendezvous *r, search *s)
 int tr__rendezvous_rest_ms(const tr__rendezvous *r)
 {
     int64_t rest = (r->deadline - tr__now_ns()) / 1000000;
-    rest = (rest > 0 ? rest : 0) + LAST_WORD_MS;
+    rest = (rest > 0 ? rest : 0) + (r->member->world_size > TR__MESH_MOST ? 4 : 1) * LAST_WORD_MS; /* find_late() takes its time */
     return rest < INT_MAX ? (int)rest : INT_MAX; /* as who means "no limit" gives */
 }
 
@@ -460,12 +461,46 @@ static tr_status find_reason(tr__rendezvous *r, const tr__endpoint_record *recor
         record.rank, record.pid, record.host);
 }
 
+/* Whom a rank says that it has waited for in vain; -1: it does not say so within a moment. */
+static int late_of(tr__rendezvous *r, const tr__endpoint_record *its)
+{
+    char key[KEY], cookie[TR__COOKIE_TEXT];
+    const char *asked = key;
+    tr__store_value value = {0};
+    int late = -1;
+    snprintf(key, sizeof key, "group/%s/late/%ld/%d", r->member->group, r->generation, its->rank);
+    tr_status status = tr__store_gather(r->member->store, &asked, 1, LAST_WORD_MS, &value);
+    bool said = status == TR_OK && value.data && sscanf(value.data, "%d %32s", &late, cookie) == 2;
+    tr__store_values_free(&value, 1);
+    return said && strcmp(cookie, its->cookie) == 0 && late >= 0 && late < r->member->world_size ? late : -1;
+}
+
+/* Among ranks that connect with neighbours only, the one that was waited for may itself have waited, and so on: fails with
+ * the last one, whom no neighbour of this rank may have met. */
+static tr_status find_late(tr__rendezvous *r, const tr__endpoint_record *records)
+{
+    char key[KEY], text[16 + TR__COOKIE_TEXT];
+    int own = r->member->rank, rank = r->late;
+    snprintf(key, sizeof key, "group/%s/late/%ld/%d", r->member->group, r->generation, own);
+    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", rank, records[own].cookie);
+    if (tr_store_set(r->member->store, key, text, length) != TR_OK) return TR_OK;
+    for (int hops = 0, next; hops < r->member->world_size; hops++, rank = next) {
+        next = late_of(r, &records[rank]);
+        if (next < 0 || next == own) break;
+    }
+    if (rank == r->late) return TR_OK;
+    r->late = rank;
+    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld on host %s) did not come to the meeting in time", r->member->group,
+        rank, records[rank].pid, records[rank].host);
+}
+
 tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__endpoint_record *records, int suspect, tr_status status)
 {
     if (status != TR_PEER && status != TR_TIMEOUT) return status;
     tr__error *own = tr__error_take();
     bool knows = r->dead >= 0 || r->late >= 0; /* by itself */
     tr_status better = knows ? TR_OK : find_reason(r, records, suspect);
+    if (r->dead < 0 && r->late >= 0 && r->member->world_size > TR__MESH_MOST) better = find_late(r, records);
     if (r->dead >= 0) tell(r, "died", &records[r->dead]);
     else if (r->late >= 0) tell(r, "late", &records[r->late]);
     if (better == TR_OK || (suspect >= 0 && r->dead == suspect)) tr__fail_stored(own); /* which says more of that rank */

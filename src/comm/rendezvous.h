@@ -6,6 +6,7 @@
  *   endpoint/1/3  rank 3's endpoint record in generation 1
  *   died/1        the rank and the cookie of one that died while the others were meeting
  *   late/1        the same of one that somebody has waited for in vain
+ *   late/1/3      among many ranks: whom rank 3 has waited for in vain
  *   used/1        that all ranks were connected, or one has told of another that died
  *
  * Generations count how often the ranks have met: a group that was left can be joined again on the same store, and nobody

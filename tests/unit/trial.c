@@ -97,6 +97,9 @@ static trial join_trial(uint64_t seed)
     uint64_t draw = seed ^ 0x5a5a;
     t.fault = trial_below(&draw, 8) ? TRIAL_KILL : TRIAL_STOP;
     t.moment = 0;
+    /* Of many, some often register when others have told of the death already: they wait in the next generation, alone. */
+    if (t.fault == TRIAL_KILL && t.world > TRIAL_FEW) t.world = TRIAL_FEW;
+    t.victim %= t.world;
     t.delay_us = trial_below(&draw, 1 + trial_below(&draw, 6000));
     t.join_ms = t.timeout_ms = JOIN_MS; /* the victim may be in before it happens */
     return t;
