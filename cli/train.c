@@ -147,6 +147,7 @@ static void put_options(tr__train *t)
 {
     const double any = 1e9;
     const int many = INT_MAX;
+    static const char *const backends[] = {"native", "nccl", "mpi", NULL};
     const tr__option data = {"data", 0, "PATH", t->kind->data_help, TR__TEXT(&t->data)};
     const tr__option shared[] = {
         {"init", 0, "FILE", "weights to start from: safetensors or .npz, with Hugging Face's or torchvision's names",
@@ -167,7 +168,7 @@ static void put_options(tr__train *t)
         {"device", 0, "NAME", "where each rank computes: cpu, cuda (the ranks of a host take theirs in turn) or cuda:1",
          TR__TEXT(&t->device)},
         {"backend", 0, "NAME", "what carries the ranks' collectives: native, nccl (each rank on a GPU of its own) or mpi",
-         TR__CHOICE(&t->backend, "native", "nccl", "mpi")},
+         TR__TEXT(&t->backend), .choices = backends},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&t->threads, 1, 1024)},
         {"timeout", 0, "SECONDS", "how long a rank waits for others, in a collective or to join (600)",
          TR__INTEGER(&t->timeout, 1, INT_MAX / 1000)},

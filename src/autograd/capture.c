@@ -150,7 +150,7 @@ static variant *find_variant(tr_captured_step *c, tr_device device, tr_tensor *c
         v = new_variant(device, inputs, n);
         if (!v) return NULL;
         if (c->count == c->graphs) {
-            for (at = &c->first; (*at)->next;) at = &(*at)->next;
+            for (at = &c->first; *at && (*at)->next;) at = &(*at)->next;
             free_variant(*at);
             *at = NULL;
         } else {
