@@ -73,7 +73,8 @@ static void check_settings(findings *f)
         {"TRIREME_CPU_DEVICES", NULL, "a whole number of 1 or more"},
         {"LOCAL_WORLD_SIZE", NULL, "a whole number of 1 or more"},
         {"TRIREME_TIMEOUT", NULL, "a whole number of seconds, 1 or more"},
-        {"TRIREME_CHECK", " 0 1 nan inf wire replicas ", "1, nan, inf, wire or replicas, or several with commas between"},
+        {"TRIREME_CHECK", " 0 1 nan inf sync wire replicas ", "1, nan, inf, sync, wire or replicas, or several with commas between"},
+        {"TRIREME_ISA", " generic avx2 avx512 avx512bf16 ", "generic, avx2, avx512 or avx512bf16"},
         {"TRIREME_ENCRYPT", " 0 1 ", "0 or 1"},
         {"TRIREME_LOG", " off error warn info debug ", "off, error, warn, info or debug"},
     };
@@ -173,10 +174,10 @@ static double measure_matmul(void)
 static void check_matrix_engine(findings *f)
 {
     const dnnl_version_t *v = dnnl_version();
+    double speed = measure_matmul(); /* first, as this tells oneDNN of TRIREME_ISA */
     const char *isa = dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa()), *prefix = "cpu_isa_";
     if (!strncmp(isa, prefix, strlen(prefix))) isa += strlen(prefix);
     int threads = tr_threads(tr_cpu(0));
-    double speed = measure_matmul();
     if (speed > 0)
         say(f, OK, NULL, "matrix engine: oneDNN %d.%d.%d with %s kernels: %.0f GFLOP/s in f32 on %d thread%s", v->major,
             v->minor, v->patch, isa, speed, threads, threads == 1 ? "" : "s");

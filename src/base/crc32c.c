@@ -4,6 +4,8 @@
  */
 #include "base/crc32c.h"
 
+#include "base/isa.h"
+
 #include <string.h>
 
 enum { POLYNOMIAL = (int)0x82f63b78u };
@@ -56,7 +58,7 @@ uint32_t tr__crc32c_reference(uint32_t crc, const void *data, size_t bytes)
 #define CRC_BYTE(crc, byte) _mm_crc32_u8((crc), (byte))
 static int has_instruction(void)
 {
-    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+    return tr__isa_allowed() > TR__ISA_GENERIC && __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
 }
 
 /* a·x^(8·bytes) mod P. A product without carries of two reflected words is theirs times x, and the instruction's remainder of
@@ -124,8 +126,7 @@ enum { COLUMNS_BYTES = 4 * 64 };
 
 static int has_folding(void)
 {
-    return has_instruction() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("vpclmulqdq");
+    return has_instruction() && tr__has_avx512() && __builtin_cpu_supports("vpclmulqdq");
 }
 
 FOLD_TARGET static inline __m512i folded(__m512i lanes, __m512i constants, __m512i next)

@@ -3,7 +3,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "ops/cpu/simd/isa.h"
+#include "base/isa.h"
 
 /* Which of the library's random numbers these are. */
 #define STATE_ROUNDING 0x62663136u

@@ -8,7 +8,7 @@
 #include "train/trainer.h"
 
 #include "nn/module.h"
-#include "ops/cpu/simd/isa.h"
+#include "base/isa.h"
 #include "ops/onednn/kernels.h"
 #include "parallel/same_model.h"
 

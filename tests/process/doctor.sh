@@ -23,15 +23,19 @@ has '0 wrong$'
 
 # Settings that make no sense: each is named, and the rest is still looked at.
 code=0
-output=$(TRIREME_THREADS=-3 TRIREME_CPU_DEVICES=x LOCAL_WORLD_SIZE=0 TRIREME_CHECK=1,NaN TRIREME_ENCRYPT=yes TRIREME_LOG=loud \
+output=$(TRIREME_THREADS=-3 TRIREME_CPU_DEVICES=x LOCAL_WORLD_SIZE=0 TRIREME_CHECK=1,NaN TRIREME_ISA=mmx TRIREME_ENCRYPT=yes TRIREME_LOG=loud \
     "$TRIREME" doctor) || code=$?
 [ $code = 1 ] || fail "exit code $code with settings that make no sense"
-for setting in TRIREME_THREADS=-3 TRIREME_CPU_DEVICES=x LOCAL_WORLD_SIZE=0 TRIREME_CHECK=1,NaN TRIREME_ENCRYPT=yes TRIREME_LOG=loud; do
+for setting in TRIREME_THREADS=-3 TRIREME_CPU_DEVICES=x LOCAL_WORLD_SIZE=0 TRIREME_CHECK=1,NaN TRIREME_ISA=mmx TRIREME_ENCRYPT=yes TRIREME_LOG=loud; do
     has "^wrong    environment: $setting makes no sense$"
     has "^         -> set it to .*, or unset ${setting%%=*}$"
 done
 has '^ok       matrix engine: oneDNN'
-has '6 wrong$'
+has '7 wrong$'
+
+# An older processor, played by this one.
+output=$(TRIREME_ISA=generic "$TRIREME" doctor) || fail "something is wrong with TRIREME_ISA=generic"
+[ "$(uname -m)" != x86_64 ] || has '^ok       matrix engine: oneDNN .* with sse41 kernels'
 
 # Too few descriptors for the launcher: said, with what to do, and the rest is still looked at.
 code=0

@@ -17,7 +17,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "ops/cpu/simd/isa.h"
+#include "base/isa.h"
 #include "optim/bf16_state.h"
 
 #include <trireme/trireme.h>

@@ -1,5 +1,5 @@
 /* Matrix products: the fast kernels against the reference, the reference against three loops, through every layout. */
-#include "ops/cpu/simd/isa.h"
+#include "base/isa.h"
 #include "ops/cpu/gemm/gemm.h"
 #include "ops/onednn/kernels.h"
 

@@ -1,5 +1,5 @@
 /* Which algorithm computes a convolution or a gemm: chosen once, the same for all threads, for any number of shapes. */
-#include "ops/cpu/simd/isa.h"
+#include "base/isa.h"
 #include "ops/op.h"
 
 #include <trireme/autograd.h>

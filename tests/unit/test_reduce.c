@@ -1,5 +1,6 @@
 /* The reduction kernels of every instruction set that this processor has, against plain loops over scalars. */
 #include "base/half.h"
+#include "base/isa.h"
 #include "comm/algo/reduce.h"
 #include "numbers.h"
 
@@ -87,25 +88,6 @@ static void check_table(const tr__reduce_table *table)
     }
 }
 
-static bool has_avx2(void)
-{
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-    return false;
-#endif
-}
-
-static bool has_avx512(void)
-{
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#else
-    return false;
-#endif
-}
-
 #if defined(__x86_64__)
 static const tr__reduce_table *const avx2 = &tr__reduce_avx2, *const avx512 = &tr__reduce_avx512;
 #else
@@ -128,14 +110,14 @@ static void need(const char *instructions, bool here)
 static void avx2_kernels(void **state)
 {
     (void)state;
-    need("AVX2", has_avx2());
+    need("AVX2", tr__has_avx2());
     check_table(avx2);
 }
 
 static void avx512_kernels(void **state)
 {
     (void)state;
-    need("AVX-512 (F, BW, VL, DQ)", has_avx512());
+    need("AVX-512 (F, BW, VL, DQ)", tr__has_avx512());
     check_table(avx512);
 }
 

@@ -3,7 +3,7 @@
  * reference kernels, over all sizes around the vector widths; and how exact exp, tanh and their kin are.
  */
 #include "base/rng.h"
-#include "ops/cpu/simd/isa.h"
+#include "base/isa.h"
 #include "ops/cpu/simd/kernels/tables.h"
 
 #include <trireme/trireme.h>

@@ -1,12 +1,12 @@
 #include "comm/algo/reduce.h"
 
+#include "base/isa.h"
+
 static const tr__reduce_table *best_table(void)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq"))
-        return &tr__reduce_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &tr__reduce_avx2;
+    if (tr__has_avx512()) return &tr__reduce_avx512;
+    if (tr__has_avx2()) return &tr__reduce_avx2;
 #endif
     return &tr__reduce_plain;
 }

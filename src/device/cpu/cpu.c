@@ -1,5 +1,6 @@
 /* The logical CPU devices: how many there are, their thread pools, their memory. */
 #include "base/check.h"
+#include "base/isa.h"
 #include "base/memory.h"
 #include "base/object.h"
 #include "base/thread.h"
@@ -49,6 +50,7 @@ static tr_status check_environment(void)
     TR__TRY(check_number("TRIREME_CPU_DEVICES"));
     TR__TRY(check_number("TRIREME_THREADS"));
     TR__TRY(check_number("LOCAL_WORLD_SIZE"));
+    TR__TRY(tr__isa_check());
     return tr__check_words();
 }
 

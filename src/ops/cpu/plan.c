@@ -3,7 +3,7 @@
 #include "base/log.h"
 #include "ops/cpu/conv/conv.h"
 #include "ops/cpu/conv/conv_gemm.h"
-#include "ops/cpu/simd/isa.h"
+#include "base/isa.h"
 #include "ops/onednn/kernels.h"
 
 #include <stdatomic.h>

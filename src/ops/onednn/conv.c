@@ -338,7 +338,7 @@ static tr_status to_weight(tasks *t, const tr_op_call *call)
 /* Whether it has kernels for these instructions on this machine: bits, of which later machines have those of earlier ones. */
 static bool has(dnnl_cpu_isa_t instructions)
 {
-    return ((unsigned)dnnl_get_effective_cpu_isa() & (unsigned)instructions) == (unsigned)instructions;
+    return ((unsigned)tr__onednn_isa() & (unsigned)instructions) == (unsigned)instructions;
 }
 
 bool tr__onednn_has_matrix_units(void)

@@ -1,5 +1,6 @@
 #include "ops/onednn/engine.h"
 
+#include "base/isa.h"
 #include "ops/onednn/kernels.h"
 
 #include <oneapi/dnnl/dnnl_debug.h>
@@ -38,11 +39,26 @@ void tr__onednn_leave(int threads)
     if (threads != 1) openmp.set_threads(threads);
 }
 
+static void limit_isa(void)
+{
+    static const dnnl_cpu_isa_t most[] = {dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core};
+    tr__isa allowed = tr__isa_allowed();
+    /* It refuses once it has computed, for a program that calls it, too: then it is what it is. */
+    if (allowed < TR__ISA_AVX512BF16) (void)dnnl_set_max_cpu_isa(most[allowed]);
+}
+
+dnnl_cpu_isa_t tr__onednn_isa(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, limit_isa);
+    return dnnl_get_effective_cpu_isa();
+}
+
 char *tr__onednn_text(char text[TR__ONEDNN_TEXT])
 {
     static const char prefix[] = "cpu_isa_";
     const dnnl_version_t *v = dnnl_version();
-    const char *isa = dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa());
+    const char *isa = dnnl_cpu_isa2str(tr__onednn_isa());
     if (strncmp(isa, prefix, sizeof prefix - 1) == 0) isa += sizeof prefix - 1;
     snprintf(text, TR__ONEDNN_TEXT, "oneDNN %d.%d.%d for %s", v->major, v->minor, v->patch, isa);
     return text;

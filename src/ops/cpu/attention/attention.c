@@ -1,6 +1,6 @@
 #include "ops/cpu/attention/attention.h"
 
-#include "ops/cpu/simd/isa.h"
+#include "base/isa.h"
 
 #include <stdatomic.h>
 
