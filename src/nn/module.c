@@ -321,25 +321,32 @@ static void forward_profiled(tr_module *module, tr_tensor *const *inputs, int n,
     tr__profile_add(span);
 }
 
+/* Each output is the one error. */
+static tr_status all_failed(tr_tensor *failed, tr_tensor **outputs, int n_outputs)
+{
+    for (int i = 0; i < n_outputs; i++) outputs[i] = failed;
+    return tr_status_of(failed);
+}
+
 tr_status tr_forward_many(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs, int n_outputs)
 {
-    tr_tensor *made[TR_MODULE_OUTPUTS] = {NULL}, *failed = NULL;
-    if (!module)
-        failed = tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL");
-    else if (module->object.error)
-        failed = tr__tensor_pass(module);
-    for (int i = 0; i < n && !failed; i++)
-        if (tr__error_of(inputs[i])) failed = tr__tensor_pass(inputs[i]);
-    if (!failed && !module->forward && !module->many)
-        failed = tr_tensor_fail(TR_INVALID, "%s: this module has no forward: it only holds its parts", module->name);
-    if (!failed && (n_outputs < 1 || n_outputs > module->n_outputs))
-        failed = tr_tensor_fail(TR_INVALID, "%s: it has %d outputs, not %d", module->name, module->n_outputs, n_outputs);
-    if (!failed && tr__profiling())
+    if (!module) return all_failed(tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL"), outputs, n_outputs);
+    if (module->object.error) return all_failed(tr__tensor_pass(module), outputs, n_outputs);
+    for (int i = 0; i < n; i++)
+        if (tr__error_of(inputs[i])) return all_failed(tr__tensor_pass(inputs[i]), outputs, n_outputs);
+    if (!module->forward && !module->many)
+        return all_failed(tr_tensor_fail(TR_INVALID, "%s: this module has no forward: it only holds its parts", module->name),
+            outputs, n_outputs);
+    if (n_outputs < 1 || n_outputs > module->n_outputs)
+        return all_failed(tr_tensor_fail(TR_INVALID, "%s: it has %d outputs, not %d", module->name, module->n_outputs, n_outputs),
+            outputs, n_outputs);
+    tr_tensor *made[TR_MODULE_OUTPUTS] = {NULL};
+    if (tr__profiling())
         forward_profiled(module, inputs, n, made);
-    else if (!failed)
+    else
         forward(module, inputs, n, made);
-    for (int i = 0; i < n_outputs; i++) outputs[i] = failed ? failed : made[i];
-    return tr_status_of(failed ? failed : made[0]);
+    for (int i = 0; i < n_outputs; i++) outputs[i] = made[i];
+    return tr_status_of(made[0]);
 }
 
 tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n)
