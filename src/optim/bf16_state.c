@@ -2,8 +2,8 @@
 #include "optim/round.h"
 
 #include "base/half.h"
-#include "base/rng.h"
 #include "base/isa.h"
+#include "base/rng.h"
 
 /* Which of the library's random numbers these are. */
 #define STATE_ROUNDING 0x62663136u

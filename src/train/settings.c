@@ -7,8 +7,8 @@
  */
 #include "train/trainer.h"
 
-#include "nn/module.h"
 #include "base/isa.h"
+#include "nn/module.h"
 #include "ops/onednn/kernels.h"
 #include "parallel/same_model.h"
 

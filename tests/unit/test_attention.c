@@ -1,6 +1,6 @@
 /* Attention against the textbook: softmax(q k^T * scale + mask) v in f64, for every kernel, shape, mask and layout. */
-#include "ops/cpu/attention/attention.h"
 #include "base/isa.h"
+#include "ops/cpu/attention/attention.h"
 
 #include <trireme/autograd.h>
 

@@ -16,8 +16,8 @@
 #include <string.h>
 
 #include "base/half.h"
-#include "base/rng.h"
 #include "base/isa.h"
+#include "base/rng.h"
 #include "optim/bf16_state.h"
 
 #include <trireme/trireme.h>

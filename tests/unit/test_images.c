@@ -1,6 +1,6 @@
 /* Images: where convolutions, poolings and what stands between them put their elements, and the modules for images. */
-#include "ops/conv.h"
 #include "base/isa.h"
+#include "ops/conv.h"
 #include "ops/cpu/conv/conv_gemm.h"
 #include "ops/cpu/conv/direct.h"
 #include "ops/cpu/conv/winograd.h"

@@ -2,8 +2,8 @@
  * The SIMD kernels of every table that this machine can run, not only of the one that it would choose: against the
  * reference kernels, over all sizes around the vector widths; and how exact exp, tanh and their kin are.
  */
-#include "base/rng.h"
 #include "base/isa.h"
+#include "base/rng.h"
 #include "ops/cpu/simd/kernels/tables.h"
 
 #include <trireme/trireme.h>

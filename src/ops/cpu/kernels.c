@@ -1,7 +1,7 @@
 /* The kernels for CPUs: which ops have some, and the choice between those for different machines. */
+#include "base/isa.h"
 #include "ops/cpu/attention/attention.h"
 #include "ops/cpu/plan.h"
-#include "base/isa.h"
 #include "ops/cpu/simd/kernels/tables.h"
 
 static tr_status simd(tr_op_call *call)

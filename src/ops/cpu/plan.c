@@ -1,9 +1,9 @@
 #include "ops/cpu/plan.h"
 
+#include "base/isa.h"
 #include "base/log.h"
 #include "ops/cpu/conv/conv.h"
 #include "ops/cpu/conv/conv_gemm.h"
-#include "base/isa.h"
 #include "ops/onednn/kernels.h"
 
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
 #include "ops/cpu/conv/conv.h"
 
-#include "ops/cpu/conv/conv_gemm.h"
 #include "base/isa.h"
+#include "ops/cpu/conv/conv_gemm.h"
 
 /* Half an AVX-512 vector of channels goes to the AVX2 kernels: the processor starts at least as many of their instructions
  * per cycle. */
