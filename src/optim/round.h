@@ -58,7 +58,7 @@ static inline void round_state(uint16_t *restrict to, const float *restrict from
     uint16_t times, int count)
 {
     for (int i = 0; i < count; i++) {
-        uint32_t bits = tr__f32_to_bits(from[i]), rounded = (bits + (uint16_t)(random[i] * times)) >> 16;
+        uint32_t bits = tr__f32_to_bits(from[i]), rounded = (bits + (uint16_t)((uint32_t)random[i] * times)) >> 16;
         to[i] = (uint16_t)(from[i] != from[i] ? bits >> 16 | 0x40 : rounded);
     }
 }

@@ -58,8 +58,7 @@ static const tr_tensor *flat_on(const tr__buffers *b, tr_device device)
 tr_status tr__buffers_gather(tr__buffers *b, tr_tensor_list *list)
 {
     TR__TRY(tr_status_of(list));
-    b->list = tr_keep(list);
-    b->flat = calloc((size_t)list->count + 1, sizeof *b->flat);
+    *b = (tr__buffers){.list = tr_keep(list), .flat = calloc((size_t)list->count + 1, sizeof *b->flat)};
     if (!b->flat) return tr__fail(TR_NO_MEMORY, "out of memory for %d buffers", list->count);
     TR_SCOPE;
     for (int i = 0; i < list->count; i++)
