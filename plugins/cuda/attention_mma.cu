@@ -201,6 +201,7 @@ __global__ void __launch_bounds__(THREADS) forward_mma(const __grid_constant__ a
         soften<D, KEYS>(s, out, top, sum);
         add_product<T, D, KEYS>(out, s, k + KEYS * D);
     }
+    tr_cp_async_wait<0>(); /* of a block that sees no key */
     for (int h = 0; h < 2; h++) {
         sum[h] = row_sum<4>(sum[h]);
         bool none = sum[h] == 0.0f; /* no key was seen */
@@ -287,6 +288,7 @@ backward_mma(const __grid_constant__ attention a, const float *delta, int tiles)
         add_product<T, D, N>(sum, dp, tile);
         if (BY_KEY && more && t < 2 * N) columns[(stage ^ 1) * 2 * N + t] = carried;
     }
+    tr_cp_async_wait<0>(); /* of a block that sees nothing */
     const heads &to = BY_KEY ? a.dk : a.dq;
     const float factor[2] = {(float)a.scale, (float)a.scale}, one[2] = {1, 1};
     store_rows<T, D>(to, at.of(to), sum, factor, row, rows, dim);

@@ -186,7 +186,9 @@ tr_status plan::choose(cublasLtHandle_t handle, const shape &s)
         CALL(l, cublasLtMatmulPreferenceSetAttribute, preference, of, &alignment, sizeof alignment);
     cublasStatus_t status =
         l.cublasLtMatmulAlgoGetHeuristic(handle, matmul, a, b, c, d, preference, 1, &chosen, &found);
-    declined = status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0);
+    /* An epilogue on a single row or column is an invalid value to some versions, rather than not supported. */
+    declined = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+               (status == CUBLAS_STATUS_SUCCESS && found == 0);
     return declined ? TR_OK : check(l, status, "cublasLtMatmulAlgoGetHeuristic");
 }
 

@@ -36,7 +36,19 @@ int device_count;
 /* After these nothing works in this process any more. */
 bool is_fatal(cudaError_t error)
 {
-    return error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure || error == cudaErrorLaunchTimeout;
+    switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout: return true;
+    default: return false;
+    }
 }
 
 } // namespace

@@ -3,7 +3,8 @@
  * asks on the same stream. Neighbours that are free merge again. cudaMalloc() waits for the device and takes up to a
  * millisecond; a training asks for the same sizes at each step, so that after the first one nothing is asked of CUDA.
  *
- * TRIREME_CUDA_CACHE=0 makes each block a segment of its own, which compute-sanitizer can tell from its neighbours.
+ * TRIREME_CUDA_CACHE=0 makes each block a segment of its own, of just the size that was asked for, so that
+ * compute-sanitizer finds the first byte beyond it.
  */
 #include "device.h"
 
@@ -62,6 +63,16 @@ bool caches()
         return !text || strcmp(text, "0") != 0;
     }();
     return caches;
+}
+
+/* Allocates: allowed also while this thread captures a stream, as it is no part of that. */
+template <class F> cudaError_t while_capturing(F allocate)
+{
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaError_t error = allocate();
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return error;
 }
 
 size_t rounded(size_t bytes, size_t to)
@@ -140,11 +151,7 @@ tr_status new_segment(int index, pool &p, cudaStream_t stream, size_t bytes, blo
                     : bytes < LARGE_SEGMENT / 2 ? LARGE_SEGMENT
                                                 : rounded(bytes, LARGE_GRAIN);
     void *at = nullptr;
-    /* Allowed also while a stream is captured: it is no part of that. */
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t error = cudaMalloc(&at, wanted);
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaError_t error = while_capturing([&] { return cudaMalloc(&at, wanted); });
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return out_of_memory(index, bytes, p);
@@ -170,7 +177,7 @@ tr_status memory_allocate(int index, cudaStream_t stream, size_t bytes, void **o
         return host->fail(TR_UNSUPPORTED, "cuda:%d: the plug-in serves %d devices", index, MOST_DEVICES);
     pool &p = pools[index];
     std::lock_guard<std::mutex> guard(p.lock);
-    bytes = rounded(bytes, GRAIN);
+    if (caches()) bytes = rounded(bytes, GRAIN);
     try {
         block *b = find(p, stream, bytes);
         if (!b) {
@@ -303,7 +310,7 @@ tr_status memory_host_allocate(size_t bytes, void **out)
             return TR_OK;
         }
     }
-    cudaError_t error = cudaHostAlloc(out, size, cudaHostAllocPortable);
+    cudaError_t error = while_capturing([&] { return cudaHostAlloc(out, size, cudaHostAllocPortable); });
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return host->fail(TR_NO_MEMORY, "cuda: no %.1f MB of host memory that the device can reach",

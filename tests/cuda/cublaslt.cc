@@ -229,7 +229,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 {
     const multiplication x = {*matmul, *a, *b, *c, *d};
     if (call_fails("cublasLtMatmulAlgoGetHeuristic")) return CUBLAS_STATUS_EXECUTION_FAILED;
-    if (!x.is_valid()) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!x.is_valid()) return CUBLAS_STATUS_EXECUTION_FAILED; /* a mistake that an own kernel would hide */
+    if (matmul->epilogue != CUBLASLT_EPILOGUE_DEFAULT && (x.m() == 1 || x.k() == 1)) return CUBLAS_STATUS_INVALID_VALUE;
     if (!x.is_possible()) return CUBLAS_STATUS_NOT_SUPPORTED;
     choice chosen = {x.signature(), std::min<uint64_t>(preference->workspace, 64 * (x.k() % 3)), {}};
     memcpy(chosen.alignment, preference->alignment, sizeof chosen.alignment);

@@ -66,6 +66,9 @@ struct operation {
 };
 cudaError_t enqueue(cudaStream_t stream, operation op);
 bool is_capturing(cudaStream_t stream);
+/* With the lock held. Calls that may not be made while this thread captures, or while any does that asked for it: the
+ * capture fails. */
+cudaError_t refuse_while_capturing();
 /* What goes wrong on the device by `run`: text for take_failure() and cudaGetErrorString(). */
 void describe_failure(const std::string &text);
 

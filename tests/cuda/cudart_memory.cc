@@ -185,9 +185,11 @@ using namespace tr_emulator;
 cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned)
 {
     if (call_fails("cudaHostAlloc")) return cudaErrorMemoryAllocation;
+    std::lock_guard<std::mutex> held(runtime_lock());
+    const cudaError_t error = refuse_while_capturing();
+    if (error != cudaSuccess) return error;
     if (posix_memalign(memory, PAGE, bytes ? bytes : 1)) return cudaErrorMemoryAllocation;
     memset(*memory, 0xff, bytes);
-    std::lock_guard<std::mutex> held(runtime_lock());
     pinned[static_cast<char *>(*memory)] = bytes;
     return cudaSuccess;
 }

@@ -125,8 +125,6 @@ cudaError_t put(held_lock &held, tr_stream *s, operation op);
 /* Run what is enqueued until all of a stream, or of a device, has run. */
 cudaError_t wait_for(held_lock &held, tr_stream *s);
 cudaError_t wait_for_device(held_lock &held, int device);
-/* Calls that may not be made while this thread captures, or while any does that asked for it: the capture fails. */
-cudaError_t refuse_while_capturing();
 
 /* Of the double's device. */
 enum : size_t { SHARED_USUAL = 48 << 10, SHARED_MOST = 227 << 10, PROCESSORS = 4, THREADS_PER_PROCESSOR = 2048 };

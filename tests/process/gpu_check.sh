@@ -26,13 +26,17 @@ program "$work/bin/compute-sanitizer" <<<'#!/bin/sh
 while [ ! -x "$1" ]; do shift; done
 exec "$@"'
 program build/tests/cuda/cuda_gpu_ops <<<'#!/bin/sh
-[ "${1:-}" != bf16 ] || { echo "element 3 is | wrong"; exit 1; }'
+[ "${1:-}" != bf16 ] || { echo "element 3 is | wrong"; exit 1; }
+[ "$*" != "--go-on f64" ] || [ -z "${SLOW:-}" ] || exec sleep 60'
 program build/tests/cuda/cuda_gpu_optim <<<'#!/bin/sh
 exit 0'
+program build/tests/cuda/cuda_gpu_capture <<<'#!/bin/sh
+[ -n "$TRIREME_PLUGINS" ]'
 # Takes what the real one takes, and times a small model on the CPU.
 program build/trireme <<'END'
 #!/bin/bash
 if [ "$1" = doctor ]; then echo "CUDA: 1 device"; exit; fi
+if [[ $* != *--json* ]]; then echo "cuda: libcudnn.so.9 ${MISSING:+cannot be opened: convolutions have slower kernels}"; exit; fi
 "$TRIREME" "$@" --help | grep -q '^Usage: trireme bench model' || { echo "not taken: $*"; exit 1; }
 for ((i = 1; i <= $#; i++)); do
     next=$((i + 1))
@@ -48,13 +52,15 @@ echo ready
 while read -r _; do echo 1000; done
 END
 
-PYTHON=$work/bin/python scripts/gpu-check build kernels sanitizer speed >"$work/said" 2>&1 && fail "nothing failed, but one test does"
+MISSING=1 PYTHON=$work/bin/python scripts/gpu-check build kernels sanitizer speed >"$work/said" 2>&1 && fail "nothing failed, but one test does"
 scripts/gpu-check build nonsense >"$work/said" 2>&1 && fail "it takes a stage that does not exist"
 grep -q 'no stage "nonsense"; there are: build kernels' "$work/said" || fail "of an unknown stage it says:"
 cp docs/gpu.md "$work/said"
 page() { grep -q -e "$1" docs/gpu.md || fail "the page lacks \"$1\":"; }
 page "1 × Stand-in 80GB, driver 550.54, CUDA 12.4\.$"
-page '| every op case, CUDA against CPU | passed, [0-9]* s |'
+page '| op cases, CUDA against CPU: f32 | passed, [0-9]* s |'
+page '| cuBLASLt and cuDNN are found | \*\*failed\*\* (1): `cuda: libcudnn.so.9 cannot be opened'
+page '| captured steps: optimizers_count_the_runs | passed, [0-9]* s |'
 page 'memcheck`, op cases: bf16 | \*\*failed\*\* (1): `element 3 is / wrong` |'
 page '| gpt2, bf16, --batch 8 --seq 1024 | [0-9.]* ms a step, [0-9.]* MB; [0-9.]* times as fast as PyTorch |'
 [[ $(grep -c 'times as fast as PyTorch' docs/gpu.md) == 12 ]] || fail "not all twelve timings are there:"
@@ -65,3 +71,8 @@ if grep -q 'It has not been run yet' docs/gpu.md; then fail "it still says that 
 before=$(grep -c '^| ' docs/gpu.md)
 scripts/gpu-check build kernels >"$work/said" 2>&1 || fail "the kernels' stage fails:"
 [[ $(grep -c '^| ' docs/gpu.md) == "$before" ]] || fail "rows are lost or doubled:"
+
+# What takes too long is ended, and what comes after it is not begun.
+SLOW=1 SECONDS_LEFT=3 scripts/gpu-check build kernels >"$work/said" 2>&1 && fail "it waits for ever"
+page '| op cases, CUDA against CPU: f64 | \*\*failed\*\* (124)'
+page '| every optimizer, CUDA against CPU | not run: the time is over |'

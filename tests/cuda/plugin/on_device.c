@@ -3,6 +3,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,35 @@ const tr_device_table *on_device(void)
     if (!opened && tr_device_plugin.open(&host) != TR_OK) fail_msg("%s", tr_error_message());
     opened = true;
     return &tr_device_plugin;
+}
+
+static bool goes_on;
+static int failures; /* of this test so far */
+
+void on_device_go_on(void)
+{
+    goes_on = true;
+}
+
+int on_device_failed(void **state)
+{
+    (void)state;
+    int of_test = failures;
+    failures = 0;
+    return of_test;
+}
+
+/* The device may be lost: then nothing that follows would say more. */
+__attribute__((format(printf, 2, 3))) static void failed(bool may_go_on, const char *format, ...)
+{
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (!goes_on || !may_go_on) fail_msg("%s", text);
+    print_error("%s\n", text);
+    failures++;
 }
 
 static void check(tr_status status)
@@ -93,9 +123,9 @@ void on_device_run(const char *op, const void *attrs, size_t attrs_size, const t
     tr_kernel_call call = {.size = sizeof call, .op = op, .attrs = attrs_size ? attrs : NULL, .attrs_size = attrs_size,
         .n_inputs = n_inputs, .n_outputs = n_outputs, .inputs = inputs, .outputs = outputs};
     tr_status status = entry->run(&call);
-    if (status == TR_DECLINED) fail_msg("%s: the kernel declines", op);
-    if (status != TR_OK) fail_msg("%s: %s", op, tr_error_message());
-    if (on_device()->synchronize(0) != TR_OK) fail_msg("%s: %s", op, tr_error_message());
+    if (status == TR_DECLINED) failed(true, "%s: the kernel declines", op);
+    else if (status != TR_OK) failed(true, "%s: %s", op, tr_error_message());
+    if (on_device()->synchronize(0) != TR_OK) failed(false, "%s: %s", op, tr_error_message());
 }
 
 static int64_t offset_of(const tr_tensor *t, int64_t position)
@@ -119,8 +149,9 @@ void on_device_compare(const char *what, const tr_tensor *t, const char *back, d
         double expected = tr__load(t->dtype, tr__ptr(t), offset_of(t, i)),
                got = tr__load(t->dtype, base, offset_of(t, i));
         if (got == expected || (got != got && expected != expected)) continue;
-        if (!(fabs(got - expected) <= tolerance * (fabs(expected) + top)))
-            fail_msg("%s: element %lld of %s is %.9g instead of %.9g", what, (long long)i, tr_dtype_name(t->dtype), got,
-                     expected);
+        if (fabs(got - expected) <= tolerance * (fabs(expected) + top)) continue;
+        failed(true, "%s: element %lld of %s is %.9g instead of %.9g", what, (long long)i, tr_dtype_name(t->dtype), got,
+               expected);
+        return;
     }
 }

@@ -31,6 +31,11 @@ const tr_kernel_entry *on_device_kernel(const char *op);
 void on_device_run(const char *op, const void *attrs, size_t attrs_size, const tr_device_tensor *inputs, int n_inputs,
     const tr_device_tensor *outputs, int n_outputs);
 
+/* From now on a wrong number or a kernel that refuses is told, and the test goes on, so that one run on a GPU names all
+ * that is wrong; on_device_failed() is the teardown that then fails the test. A device that is lost still ends it. */
+void on_device_go_on(void);
+int on_device_failed(void **state);
+
 /* Fails the test when an element of t, as `back` has it, differs from t's by more than tolerance times (its size + the
  * largest of t's, or 1 if that is larger). */
 void on_device_compare(const char *what, const tr_tensor *t, const char *back, double tolerance);

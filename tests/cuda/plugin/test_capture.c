@@ -54,6 +54,8 @@ static tr_status forward_and_backward(tr_tensor *const *inputs, int n, tr_tensor
     const training *t = user;
     if (n != 2) return tr_fail(TR_INVALID, "%d inputs", n);
     *loss = tr_cross_entropy(tr_forward(t->net, inputs[0]), inputs[1]);
+    /* Numbers of the graph's own, which it copies from pinned memory. */
+    *loss = tr_add(*loss, tr_sum(tr_arange(2, tr_dtype_of(*loss), t->at)));
     return tr_backward(*loss);
 }
 
@@ -444,7 +446,7 @@ static void networks_have_the_numbers_of_ops(void **state)
 
 int main(int argc, char **argv)
 {
-    setenv("TRIREME_PLUGINS", PLUGIN, 1);
+    setenv("TRIREME_PLUGINS", PLUGIN, 0); /* a GPU's where scripts/gpu-check says so */
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(graphs_leave_the_numbers_of_ops),

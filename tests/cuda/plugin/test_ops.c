@@ -235,24 +235,28 @@ static void random_numbers_and_fills(void **state)
         }
 }
 
-/* An argument: the one test to run. */
+#define TEST(name) cmocka_unit_test_teardown(name, on_device_failed)
+
+/* Arguments: --go-on, which tells all failures of a test rather than the first; the one test to run. */
 int main(int argc, char **argv)
 {
-    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    bool go_on = argc > 1 && strcmp(argv[1], "--go-on") == 0;
+    if (go_on) on_device_go_on();
+    if (argc > 1 + go_on) cmocka_set_test_filter(argv[1 + go_on]);
     setenv("TRIREME_CPU_DEVICES", "2", 1); /* for the op that copies between devices */
     setenv("TRIREME_CUDA_CACHE", "0", 1);  /* so that each block's end is known */
     if (tr_set_threads(1) != TR_OK) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(f32),
-        cmocka_unit_test(bf16),
-        cmocka_unit_test(f16),
-        cmocka_unit_test(f64),
-        cmocka_unit_test(empty_inputs),
-        cmocka_unit_test(autocast),
-        cmocka_unit_test(every_op_was_compared),
-        cmocka_unit_test(sizes_that_blocks_share),
-        cmocka_unit_test(attention_of_all_head_sizes),
-        cmocka_unit_test(random_numbers_and_fills),
+        TEST(f32),
+        TEST(bf16),
+        TEST(f16),
+        TEST(f64),
+        TEST(empty_inputs),
+        TEST(autocast),
+        TEST(every_op_was_compared),
+        TEST(sizes_that_blocks_share),
+        TEST(attention_of_all_head_sizes),
+        TEST(random_numbers_and_fills),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
