@@ -18,8 +18,13 @@ static struct {
     void (*set_threads)(int);
 } openmp = {.once = PTHREAD_ONCE_INIT};
 
-static void find_openmp(void)
+/* Before oneDNN is called for the first time. */
+static void begin(void)
 {
+    static const dnnl_cpu_isa_t most[] = {dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core};
+    tr__isa allowed = tr__isa_allowed();
+    /* It refuses once it has computed, for a program that calls it, too: then it is what it is. */
+    if (allowed < TR__ISA_AVX512BF16) (void)dnnl_set_max_cpu_isa(most[allowed]);
     *(void **)&openmp.max_threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
     *(void **)&openmp.set_threads = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
     if (!openmp.max_threads) openmp.set_threads = NULL;
@@ -27,7 +32,7 @@ static void find_openmp(void)
 
 int tr__onednn_enter(void)
 {
-    pthread_once(&openmp.once, find_openmp);
+    pthread_once(&openmp.once, begin);
     if (!openmp.set_threads) return 1;
     int threads = openmp.max_threads(); /* the calling thread's own setting, as is the next */
     if (threads != 1) openmp.set_threads(1);
@@ -39,18 +44,9 @@ void tr__onednn_leave(int threads)
     if (threads != 1) openmp.set_threads(threads);
 }
 
-static void limit_isa(void)
-{
-    static const dnnl_cpu_isa_t most[] = {dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core};
-    tr__isa allowed = tr__isa_allowed();
-    /* It refuses once it has computed, for a program that calls it, too: then it is what it is. */
-    if (allowed < TR__ISA_AVX512BF16) (void)dnnl_set_max_cpu_isa(most[allowed]);
-}
-
 dnnl_cpu_isa_t tr__onednn_isa(void)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, limit_isa);
+    pthread_once(&openmp.once, begin);
     return dnnl_get_effective_cpu_isa();
 }
 

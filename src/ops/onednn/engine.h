@@ -14,7 +14,7 @@
 int tr__onednn_enter(void);
 void tr__onednn_leave(int threads);
 
-/* The instructions that oneDNN uses, once TRIREME_ISA has been told to it: what is called first of all. */
+/* The instructions that oneDNN uses, at most those that TRIREME_ISA allows. */
 dnnl_cpu_isa_t tr__onednn_isa(void);
 
 /* What the library of that version would say, as a Trireme failure. what: the call or the op. */

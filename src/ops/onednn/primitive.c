@@ -95,7 +95,6 @@ tr_status tr__primitive_get(const char *what, const tr__primitive_key *key, tr__
     tr__primitive **out)
 {
     pthread_mutex_lock(&cache.lock);
-    (void)tr__onednn_isa(); /* before oneDNN asks for itself */
     dnnl_status_t status = cache.engine ? dnnl_success : dnnl_engine_create(&cache.engine, dnnl_cpu, 0);
     tr__primitive *p = status == dnnl_success ? find(key) : NULL, *gone = NULL;
     if (!p && status == dnnl_success) { /* made under the lock: others would want the same one */

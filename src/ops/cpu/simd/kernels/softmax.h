@@ -13,16 +13,24 @@ static inline vec exp_below_0(vec x)
     return vec_exp_within(vec_max(vec_all(-104), x));
 }
 
+/* Sums of a row are taken in blocks, and those of blocks in double: it may have too many terms for one float per lane. */
+enum { SUMMED = 1024 };
+
 /* The sum of exp(x - top), top being the largest of the row; the terms go to out unless it is NULL. NaN when a number
  * is NaN or infinite, or all are -infinity. */
 static inline float row_exp_sum(const float *x, int64_t n, float top, float *out)
 {
-    vec sum = {0};
-    FOR_VECTORS(n,
-        vec e = exp_below_0(load_lanes(x + i, m) - top);
-        sum += keep_lanes(e, m, 0);
-        if (out) store_lanes(out + i, e, m););
-    return vec_sum(sum);
+    double total = 0;
+    for (int64_t at = 0; at < n; at += SUMMED) {
+        int64_t count = n - at < SUMMED ? n - at : SUMMED;
+        vec sum = {0};
+        FOR_VECTORS(count,
+            vec e = exp_below_0(load_lanes(x + at + i, m) - top);
+            sum += keep_lanes(e, m, 0);
+            if (out) store_lanes(out + at + i, e, m););
+        total += (double)vec_sum(sum);
+    }
+    return (float)total;
 }
 
 typedef struct softmax_job {
@@ -57,6 +65,18 @@ static void log_softmax_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
+static inline float row_dot(const float *a, const float *b, int64_t n)
+{
+    double sum = 0;
+    for (int64_t at = 0; at < n; at += SUMMED) {
+        int64_t count = n - at < SUMMED ? n - at : SUMMED;
+        vec dot = {0};
+        FOR_VECTORS(count, dot += load_lanes(a + at + i, m) * load_lanes(b + at + i, m););
+        sum += (double)vec_sum(dot);
+    }
+    return (float)sum;
+}
+
 /* dx = y (g - sum(g y)) */
 static void softmax_grad_rows(void *arg, int64_t begin, int64_t end)
 {
@@ -65,9 +85,7 @@ static void softmax_grad_rows(void *arg, int64_t begin, int64_t end)
     int64_t n = j->out.n;
     for (int64_t r = begin; r < end; r++) {
         const float *g = row_in(&j->g, r, g_buffer), *y = row_in(&j->x, r, y_buffer);
-        vec dot = {0};
-        FOR_VECTORS(n, dot += load_lanes(g + i, m) * load_lanes(y + i, m););
-        float sum = vec_sum(dot), *dx = row_out(&j->out, r, g_buffer);
+        float sum = row_dot(g, y, n), *dx = row_out(&j->out, r, g_buffer);
         FOR_VECTORS(n, store_lanes(dx + i, load_lanes(y + i, m) * (load_lanes(g + i, m) - sum), m););
         row_done(&j->out, r, g_buffer);
     }
