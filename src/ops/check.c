@@ -58,15 +58,16 @@ tr_status tr__check_numbers(const tr_op_call *call)
 {
     tr_shape place, other;
     double value, ignored;
+    char name[TR__INPUT_NAME];
     for (int i = 0; i < call->n_outputs; i++) {
         const tr_tensor *y = call->outputs[i];
         if (!can_have(y) || !find(y, &place, &value)) continue;
         const char *what = isnan(value) ? "a NaN" : "an infinity", *op = call->op->name;
         for (int k = 0; k < call->n_inputs; k++)
             if (can_have(call->inputs[k]) && find(call->inputs[k], &other, &ignored))
-                return tr__fail(TR_INVALID, "%s: its output %d, %s %s, has %s at %s; its input %d had one already, at %s: it came "
-                    "in with data or parameters", op, i, tr_dtype_name(y->dtype), TR__TEXT(y->shape), what, TR__TEXT(place), k,
-                    TR__TEXT(other));
+                return tr__fail(TR_INVALID, "%s: its output %d, %s %s, has %s at %s; its %s had one already, at %s: it came "
+                    "in with data or parameters", op, i, tr_dtype_name(y->dtype), TR__TEXT(y->shape), what, TR__TEXT(place),
+                    tr__input_name(call->op, k, name), TR__TEXT(other));
         return tr__fail(TR_INVALID, "%s: its output %d, %s %s, has %s at %s; its inputs have none", op, i,
             tr_dtype_name(y->dtype), TR__TEXT(y->shape), what, TR__TEXT(place));
     }

@@ -178,7 +178,8 @@ tr_status tr__op_run(const tr_op *op, const void *attrs, tr_tensor *const *input
 tr_status tr__given(const tr_op_call *call, int i)
 {
     if (i < call->n_inputs && call->inputs[i]) return TR_OK;
-    return tr__fail(TR_INVALID, "%s: input %d is NULL", call->op->name, i);
+    char name[TR__INPUT_NAME];
+    return tr__fail(TR_INVALID, "%s: %s is NULL", call->op->name, tr__input_name(call->op, i, name));
 }
 
 tr_status tr__same(const tr_op_call *call, int a, int b)
@@ -204,6 +205,7 @@ tr_status tr__float_input(const tr_op_call *call, int i)
     TR__TRY(tr__given(call, i));
     const tr_tensor *x = call->inputs[i];
     if (tr_dtype_is_float(x->dtype)) return TR_OK;
-    return tr__fail(TR_DTYPE, "%s: input %d is %s %s: it takes floats (see tr_cast)", call->op->name, i,
-        tr_dtype_name(x->dtype), TR__TEXT(x->shape));
+    char name[TR__INPUT_NAME];
+    return tr__fail(TR_DTYPE, "%s: %s is %s %s: it takes floats (see tr_cast)", call->op->name,
+        tr__input_name(call->op, i, name), tr_dtype_name(x->dtype), TR__TEXT(x->shape));
 }

@@ -12,7 +12,8 @@ tr_status tr__ids_input(const tr_op_call *call, int i)
     TR__TRY(tr__given(call, i));
     const tr_tensor *ids = call->inputs[i];
     if (ids->dtype == TR_I64 || ids->dtype == TR_I32) return TR_OK;
-    return tr__fail(TR_DTYPE, "%s: input %d is %s %s: it must be i64 or i32", call->op->name, i,
+    char name[TR__INPUT_NAME];
+    return tr__fail(TR_DTYPE, "%s: %s is %s %s: it must be i64 or i32", call->op->name, tr__input_name(call->op, i, name),
         tr_dtype_name(ids->dtype), TR__TEXT(ids->shape));
 }
 

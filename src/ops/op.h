@@ -27,6 +27,10 @@ enum {
 extern const tr_op tr__ops[TR__OP_COUNT];
 #define tr__op(name) (&tr__ops[TR__OP_##name])
 
+/* What messages call input i, written to text: "input 'targets'", or "input 1" where its row has no OP_INPUTS. */
+enum { TR__INPUT_NAME = 24 };
+const char *tr__input_name(const tr_op *op, int i, char text[TR__INPUT_NAME]);
+
 /* Flags of rows besides the public ones: infer makes the outputs, views of input 0; there is no kernel. */
 #define TR__OP_VIEW 0x100u
 /* Its attributes say which random numbers it draws. */

@@ -1,6 +1,8 @@
 /* The op table, from ops.def. */
 #include "ops/family.h"
 
+#include <stdio.h>
+
 #define NONE tr__no_attrs
 typedef struct tr__no_attrs {
     char none;
@@ -35,3 +37,19 @@ enum { IN0 = 1, IN1 = 2, IN2 = 4, IN3 = 8, OUT0 = 1, OUT1 = 2, OUT2 = 4, OUT3 = 
 const tr_op tr__ops[TR__OP_COUNT] = {
 #include "ops/ops.def"
 };
+
+static const char *const names[TR__OP_COUNT][TR_OP_MAX_INPUTS] = {
+#define OP(...)
+#define OP_VIEW(...)
+#define OP_INPUTS(name, ...) [TR__OP_##name] = {__VA_ARGS__},
+#include "ops/ops.def"
+};
+
+const char *tr__input_name(const tr_op *op, int i, char text[TR__INPUT_NAME])
+{
+    bool builtin = op >= tr__ops && op < tr__ops + TR__OP_COUNT;
+    const char *name = builtin && i < TR_OP_MAX_INPUTS ? names[op - tr__ops][i] : NULL;
+    if (name) snprintf(text, TR__INPUT_NAME, "input '%s'", name);
+    else snprintf(text, TR__INPUT_NAME, "input %d", i);
+    return text;
+}

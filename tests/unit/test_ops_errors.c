@@ -58,8 +58,9 @@ static void dtypes_that_do_not_fit(void **state)
     expect(tr_dropout(i, .p = 0.5), TR_DTYPE, "dropout: input 0 is i64");
     expect(tr_layer_norm_op(x, d, NULL, 1e-5), TR_DTYPE, "layer_norm: dtypes differ");
     expect(tr_cross_entropy(ones(TR_SHAPE(2, 3)), x), TR_DTYPE,
-           "cross_entropy: input 1 is f32 [2]: it must be i64 or i32");
-    expect(tr_embedding_op(x, ones(TR_SHAPE(4, 2))), TR_DTYPE, "embedding: input 1 is f32");
+           "cross_entropy: input 'targets' is f32 [2]: it must be i64 or i32");
+    expect(tr_embedding_op(x, ones(TR_SHAPE(4, 2))), TR_DTYPE, "embedding: input 'ids' is f32");
+    expect(tr_embedding_op(i, i), TR_DTYPE, "embedding: input 'weight' is i64 [2]: it takes floats");
     expect(tr_cat((tr_tensor *[]){x, d}, 2, 0), TR_DTYPE, "cat: dtypes differ");
     expect(tr_cast(x, TR_DTYPE_COUNT), TR_DTYPE, "8 is no dtype");
 }
@@ -82,8 +83,8 @@ static void images_that_do_not_fit(void **state)
         "conv2d: the kernel of weight [8, 4, 3, 3] does not fit into the images of x [2, 4, 5, 6], with padding 0 and "
         "dilation 3");
     expect(tr_conv2d_op(x, w, .stride = -1), TR_INVALID, "conv2d: stride -1, dilation 1 and groups 1 must be positive");
-    expect(tr_conv2d_op(NULL, w), TR_INVALID, "conv2d: input 0 is NULL");
-    expect(tr_conv2d_op(x, NULL), TR_INVALID, "conv2d: input 1 is NULL");
+    expect(tr_conv2d_op(NULL, w), TR_INVALID, "conv2d: input 'x' is NULL");
+    expect(tr_conv2d_op(x, NULL), TR_INVALID, "conv2d: input 'weight' is NULL");
     expect(tr_max_pool2d(ones(TR_SHAPE(5, 6)), 2), TR_SHAPE, "max_pool2d: x is [5, 6]: it must be [batch");
     expect(tr_max_pool2d(x, 0), TR_INVALID, "max_pool2d: kernel 0 and stride 0 must be positive");
     expect(tr_max_pool2d(x, 3, .padding = 2), TR_INVALID, "max_pool2d: padding 2 must be 0 to 1, half the kernel");
@@ -135,7 +136,7 @@ static void transposed_and_sequences_that_do_not_fit(void **state)
     expect(tr_conv_transpose2d_op(x, w, .stride = 2, .output_padding = 2), TR_INVALID,
         "output_padding 2 must not be negative, and smaller than stride 2 or dilation 1");
     expect(tr_conv_transpose2d_op(x, w, .stride = -1), TR_INVALID, "conv_transpose2d: stride -1, dilation 1 and groups 1 must");
-    expect(tr_conv_transpose2d_op(NULL, w), TR_INVALID, "conv_transpose2d: input 0 is NULL");
+    expect(tr_conv_transpose2d_op(NULL, w), TR_INVALID, "conv_transpose2d: input 'x' is NULL");
 
     tr_tensor *line = ones(TR_SHAPE(2, 4, 6)), *taps = ones(TR_SHAPE(8, 4, 3)), *back = ones(TR_SHAPE(4, 3, 3));
     expect(tr_conv1d_op(x, taps), TR_SHAPE, "conv1d: x is [2, 4, 5, 6]: it must be [batch, channels, length]");
@@ -197,7 +198,7 @@ static void batches_that_cannot_be_normed(void **state)
         "batch_norm: x [1, 4] has 1 numbers for each channel: a variance needs two");
     expect(tr_batch_norm_op(x, .training = true, .momentum = 2), TR_INVALID, "momentum must be in 0 … 1, it is 2");
     expect(tr_batch_norm_op(x, .training = true, .eps = -1), TR_INVALID, "eps must not be negative, it is -1");
-    expect(tr_batch_norm_op(NULL, .training = true), TR_INVALID, "batch_norm: input 0 is NULL");
+    expect(tr_batch_norm_op(NULL, .training = true), TR_INVALID, "batch_norm: input 'x' is NULL");
 }
 
 static void missing_inputs(void **state)
@@ -212,9 +213,9 @@ static void missing_inputs(void **state)
     expect(tr_max(NULL), TR_INVALID, "max: input 0 is NULL");
     expect(tr_argmax(NULL, 0), TR_INVALID, "argmax: input 0 is NULL");
     expect(tr_softmax(NULL, 0), TR_INVALID, "softmax: input 0 is NULL");
-    expect(tr_cross_entropy(x, NULL), TR_INVALID, "cross_entropy: input 1 is NULL");
-    expect(tr_layer_norm_op(NULL, NULL, NULL, 0), TR_INVALID, "layer_norm: input 0 is NULL");
-    expect(tr_embedding_op(NULL, x), TR_INVALID, "embedding: input 1 is NULL");
+    expect(tr_cross_entropy(x, NULL), TR_INVALID, "cross_entropy: input 'targets' is NULL");
+    expect(tr_layer_norm_op(NULL, NULL, NULL, 0), TR_INVALID, "layer_norm: input 'x' is NULL");
+    expect(tr_embedding_op(NULL, x), TR_INVALID, "embedding: input 'ids' is NULL");
     expect(tr_reshape(NULL, TR_SHAPE(1)), TR_INVALID, "input 0 is NULL");
     expect(tr_expand(NULL, TR_SHAPE(1)), TR_INVALID, "input 0 is NULL");
     expect(tr_transpose(NULL, 0, 1), TR_INVALID, "input 0 is NULL");
@@ -391,8 +392,8 @@ static void numbers_of_elements_that_are_not_there(void **state)
     expect(tr_take_along(x, 1, tr_zeros(TR_SHAPE(4, 1), .dtype = TR_I64)), TR_SHAPE,
         "take_along: index [4, 1] does not fit x [3, 4]: but for dimension 1 it must lie in it");
     expect(tr_take_along(x, 2, row), TR_SHAPE, "take_along: no dimension 2 in [3, 4]");
-    expect(tr_take_along(x, 0, x), TR_DTYPE, "take_along: input 1 is f32 [3, 4]: it must be i64 or i32");
-    expect(tr_take_along(x, 0, NULL), TR_INVALID, "take_along: input 1 is NULL");
+    expect(tr_take_along(x, 0, x), TR_DTYPE, "take_along: input 'index' is f32 [3, 4]: it must be i64 or i32");
+    expect(tr_take_along(x, 0, NULL), TR_INVALID, "take_along: input 'index' is NULL");
     expect(tr_scatter_add(x, 1, row, x), TR_SHAPE, "scatter_add: index [1, 3] and src [3, 4] must have one shape");
     expect(tr_scatter_add(x, 1, row, ones(TR_SHAPE(1, 3))), TR_INVALID, "scatter_add: index 4 at position 1");
     expect(tr_put_along(x, 1, row, x), TR_SHAPE, "put_along: index [1, 3] and src [3, 4] must have one shape");
