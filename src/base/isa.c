@@ -19,7 +19,8 @@ static int level_of(const char *text)
 
 tr__isa tr__isa_allowed(void)
 {
-    static atomic_int allowed = -1; /* process-wide, as a choice of kernels that changed would change results: read once */
+    /* Process-wide, and read once: kernels that changed between two calls would change results. */
+    static atomic_int allowed = -1;
     int level = atomic_load_explicit(&allowed, memory_order_relaxed);
     if (level < 0) {
         const char *text = getenv("TRIREME_ISA");

@@ -49,7 +49,7 @@ static bool immortal(const void *object)
 
 /* ---- Failures ------------------------------------------------------------------------------------------------- */
 
-static tr_status fail_v(tr_status status, const char *format, va_list arguments)
+tr_status tr__fail_v(tr_status status, const char *format, va_list arguments)
 {
     /* The arguments may point into the current message: format into a copy. */
     char text[sizeof state.message];
@@ -64,7 +64,7 @@ tr_status (tr__fail)(tr_status status, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    fail_v(status, format, arguments);
+    tr__fail_v(status, format, arguments);
     va_end(arguments);
     return status;
 }
@@ -73,7 +73,7 @@ tr_status (tr__fail_errno)(tr_status status, int error, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    fail_v(status, format, arguments);
+    tr__fail_v(status, format, arguments);
     va_end(arguments);
     char text[128];
     return tr__fail(status, "%s: %s", state.message, strerror_r(error, text, sizeof text));
@@ -85,7 +85,7 @@ tr_status (tr__fail_context)(tr_status status, const char *format, ...)
     memcpy(old, state.message, sizeof old);
     va_list arguments;
     va_start(arguments, format);
-    fail_v(status, format, arguments);
+    tr__fail_v(status, format, arguments);
     va_end(arguments);
     return tr__fail(status, "%s: %s", state.message, old);
 }
@@ -138,7 +138,7 @@ tr_status tr_fail(tr_status status, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    fail_v(status, format, arguments);
+    tr__fail_v(status, format, arguments);
     va_end(arguments);
     return status;
 }
@@ -333,7 +333,7 @@ void *tr__object_fail(const tr__type *type, tr_status status, const char *format
 {
     va_list arguments;
     va_start(arguments, format);
-    fail_v(status, format, arguments);
+    tr__fail_v(status, format, arguments);
     va_end(arguments);
     return object_in_error(type, tr__error_take());
 }

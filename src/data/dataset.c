@@ -5,7 +5,6 @@
 #include "data/content.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -135,12 +134,10 @@ static tr_status own_fill(tr_dataset *set, const tr_dataset_options *options)
 
 tr_dataset *tr_dataset_fail(tr_status status, const char *format, ...)
 {
-    char text[1024];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    tr__fail_v(status, format, arguments);
     va_end(arguments);
-    tr__fail(status, "%s", text);
     return tr__object_failed(&dataset_type);
 }
 

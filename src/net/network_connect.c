@@ -1,8 +1,8 @@
 /*
- * Connections on their way. Each rank listens on one address, publishes it in the store with a one-time cookie; while joining it
- * connects to neighbours below it and accepts those above. Who connects must bring our cookie; the answer brings the other's. Anyone else is dropped
- * without an answer: what he says, and how long it takes him, is nothing to the others. Where connections are encrypted, all that
- * is said within TLS, and who lacks the job's key does not come so far.
+ * Connections on their way. Each rank listens on one address, and publishes it in the store with a one-time cookie. While
+ * joining it connects to neighbours below it and accepts those above. Who connects must bring our cookie; the answer brings
+ * the other's. Anyone else is dropped without an answer, and holds nobody up. Where connections are encrypted, all that is
+ * said within TLS, and peers without the job's key do not come so far.
  *
  * The first bytes of a connection tell: the hello has the cookie, and the first message of TLS a MAC by the job's key. They follow
  * the end of TCP's handshake at once, so a peer has proved itself when it is accepted, or a moment later. Only those who have

@@ -95,18 +95,11 @@ bool tr_module_training(const tr_module *module)
 
 /* ---- Failing ----------------------------------------------------------------------------------------------------- */
 
-static void fail_v(tr_status status, const char *format, va_list arguments)
-{
-    char text[1024];
-    vsnprintf(text, sizeof text, format, arguments);
-    tr__fail(status, "%s", text);
-}
-
 tr_tensor *tr_tensor_fail(tr_status status, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    fail_v(status, format, arguments);
+    tr__fail_v(status, format, arguments);
     va_end(arguments);
     return tr__tensor_failed();
 }
@@ -115,7 +108,7 @@ tr_module *tr_module_fail(tr_status status, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    fail_v(status, format, arguments);
+    tr__fail_v(status, format, arguments);
     va_end(arguments);
     return tr__object_failed(&tr__module_type);
 }

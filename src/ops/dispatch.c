@@ -61,11 +61,6 @@ tr_tensor *tr__staged_images(tr_tensor *x, tr_dtype dtype, bool values)
     return tr__staged(x, dtype, stride, values);
 }
 
-static bool is_builtin(const tr_op *op)
-{
-    return op >= tr__ops && op < tr__ops + TR__OP_COUNT;
-}
-
 static tr_device device_of_call(const tr_op_call *call)
 {
     for (int i = 0; i < call->n_outputs; i++)
@@ -78,7 +73,7 @@ static tr_status run_first_kernel(tr_op_call *call)
     const tr_op *op = call->op;
     tr_device device = device_of_call(call);
     if (device.kind == TR_CPU) {
-        tr__kernel faster = is_builtin(op) ? tr__cpu_kernels[op - tr__ops] : NULL;
+        tr__kernel faster = tr__op_builtin(op) ? tr__cpu_kernels[op - tr__ops] : NULL;
         tr_status status = faster ? faster(call) : TR_DECLINED;
         return status == TR_DECLINED ? op->forward(call) : status;
     }
@@ -95,7 +90,7 @@ static tr_status run_profiled(tr_op_call *call)
     tr_status status = run_first_kernel(call);
     const tr_tensor *y = call->n_outputs > 0 ? call->outputs[0] : NULL;
     snprintf(span.name, sizeof span.name, "%s", call->op->name);
-    if (is_builtin(call->op) && device_of_call(call).kind == TR_CPU) span.algorithm = tr__plan_name(call);
+    if (tr__op_builtin(call->op) && device_of_call(call).kind == TR_CPU) span.algorithm = tr__plan_name(call);
     if (y) snprintf(span.detail, sizeof span.detail, "%s %s", tr_dtype_name(y->dtype), TR__TEXT(y->shape));
     tr__profile_add(span);
     return status;

@@ -27,6 +27,12 @@ enum {
 extern const tr_op tr__ops[TR__OP_COUNT];
 #define tr__op(name) (&tr__ops[TR__OP_##name])
 
+/* Not one of the program's own. */
+static inline bool tr__op_builtin(const tr_op *op)
+{
+    return op >= tr__ops && op < tr__ops + TR__OP_COUNT;
+}
+
 /* What messages call input i, written to text: "input 'targets'", or "input 1" where its row has no OP_INPUTS. */
 enum { TR__INPUT_NAME = 24 };
 const char *tr__input_name(const tr_op *op, int i, char text[TR__INPUT_NAME]);

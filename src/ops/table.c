@@ -47,8 +47,7 @@ static const char *const names[TR__OP_COUNT][TR_OP_MAX_INPUTS] = {
 
 const char *tr__input_name(const tr_op *op, int i, char text[TR__INPUT_NAME])
 {
-    bool builtin = op >= tr__ops && op < tr__ops + TR__OP_COUNT;
-    const char *name = builtin && i < TR_OP_MAX_INPUTS ? names[op - tr__ops][i] : NULL;
+    const char *name = tr__op_builtin(op) && i < TR_OP_MAX_INPUTS ? names[op - tr__ops][i] : NULL;
     if (name) snprintf(text, TR__INPUT_NAME, "input '%s'", name);
     else snprintf(text, TR__INPUT_NAME, "input %d", i);
     return text;

@@ -305,10 +305,14 @@ static uint64_t digest_of(const tr__live_source *source)
     return digest;
 }
 
+static void add_steps(tr_optimizer *o, int first, int last, int by)
+{
+    for (int i = first; i <= last; i++) o->parameters[i].steps += by;
+}
+
 static void count_steps(const tr__live_source *source, int by)
 {
-    tr_optimizer *o = source->object;
-    for (int i = source->first; i <= source->last; i++) o->parameters[i].steps += by;
+    add_steps(source->object, source->first, source->last, by);
 }
 
 /* The attributes that tr_step() would give the kernel in this run. It writes to the parameters. */
@@ -316,8 +320,8 @@ static tr_status renew_step(const tr__live_source *source, void *attrs)
 {
     const tr_optimizer *o = source->object;
     const tr__optimized *like = &o->parameters[source->first], *last = &o->parameters[source->last];
-    tr__update update = {.optimizer = o, .leaf = like->leaf, .step = like->steps, .lr = o->lr * like->lr_scale,
-        .weight_decay = like->weight_decay};
+    tr__update update = {.optimizer = o, .leaf = like->leaf, .place = ((const tr_step_attrs *)attrs)->place,
+        .step = like->steps, .lr = o->lr * like->lr_scale, .weight_decay = like->weight_decay};
     if (o->rule->prepare) TR__TRY(o->rule->prepare(&update));
     *(tr_step_attrs *)attrs = attrs_of(&update);
     const tr_tensor *parameters = o->parts[like->part].arena->parameters;
@@ -343,11 +347,6 @@ static tr_status step_on_device(const tr__update *u, const tr__stretch *s)
 }
 
 /* ---- A step of a run --------------------------------------------------------------------------------------------- */
-
-static void count_step(tr_optimizer *o, const tr__stretch *s)
-{
-    for (int i = s->first; i <= s->last; i++) o->parameters[i].steps++;
-}
 
 /* own: the gradient of its elements alone; NULL: it is in the arena. */
 static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s, const tr_tensor *own)
@@ -452,7 +451,7 @@ tr_status tr_step(tr_optimizer *optimizer)
     if (optimizer->in_backward) return tr__in_backward_step(optimizer);
     tr__stretch s;
     for (int at = 0; tr__next_stretch(optimizer, true, &at, &s);) {
-        count_step(optimizer, &s);
+        add_steps(optimizer, s.first, s.last, 1);
         TR__TRY(update_stretch(optimizer, &s, NULL));
     }
     return optimizer->gather ? gather_parameters(optimizer) : TR_OK;
@@ -467,7 +466,7 @@ tr_status tr__step_at(tr_optimizer *o, int at)
 {
     const tr__optimized *p = &o->parameters[at];
     const tr__stretch s = {&o->parts[p->part], at, at, p->offset, p->offset + p->count};
-    count_step(o, &s);
+    add_steps(o, at, at, 1);
     return update_stretch(o, &s, o->in_backward ? p->leaf->leaf->grad : NULL);
 }
 
@@ -476,7 +475,7 @@ tr_status tr__step_rows(tr_optimizer *o, int at, const tr_tensor *gradient, int6
     const tr__optimized *p = &o->parameters[at];
     int64_t begin = p->offset + first * (p->count / p->leaf->shape.dim[0]);
     const tr__stretch s = {&o->parts[p->part], at, at, begin, begin + tr__numel(gradient->shape)};
-    if (first == 0) count_step(o, &s);
+    if (first == 0) add_steps(o, at, at, 1);
     return update_stretch(o, &s, gradient);
 }
 

@@ -137,7 +137,7 @@ static tr_status localise(const sharded *s, const tr_tensor *ids, tr_tensor *num
     for (int64_t i = 0; i < n; i++) {
         int64_t id = local[i], row = id - s->first;
         if (id < 0 || id >= s->rows)
-            return tr__fail(TR_INVALID, "sharded_embedding: id %" PRId64 " at %" PRId64 ": there are %" PRId64 " rows", id, i,
+            return tr__fail(TR_INVALID, "vocab_parallel_embedding: id %" PRId64 " at %" PRId64 ": there are %" PRId64 " rows", id, i,
                 s->rows);
         bool mine = row >= 0 && row < rows;
         local[i] = mine ? row : 0;
@@ -155,11 +155,11 @@ static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, i
     const tr_tensor *ids = tr__row_major_on_cpu(inputs[0]);
     if (tr__bad(ids)) return tr__tensor_pass(ids);
     if (ids->dtype != TR_I64 && ids->dtype != TR_I32)
-        return tr_tensor_fail(TR_DTYPE, "sharded_embedding: ids are i64 or i32, not %s", tr_dtype_name(ids->dtype));
+        return tr_tensor_fail(TR_DTYPE, "vocab_parallel_embedding: ids are i64 or i32, not %s", tr_dtype_name(ids->dtype));
     tr_device device = tr__device_of(inputs[0]);
     tr_shape column = ids->shape; /* [..., 1] */
     if (column.ndim == TR_MAX_DIMS)
-        return tr_tensor_fail(TR_SHAPE, "sharded_embedding: ids %s have no room for another dimension", TR__TEXT(ids->shape));
+        return tr_tensor_fail(TR_SHAPE, "vocab_parallel_embedding: ids %s have no room for another dimension", TR__TEXT(ids->shape));
     column.dim[column.ndim++] = 1;
     tr_tensor *local = tr_empty(ids->shape, .dtype = TR_I64, .device = tr__device_of(ids));
     tr_tensor *here = tr_empty(column, .dtype = s->weight->dtype, .device = tr__device_of(ids));
@@ -171,7 +171,7 @@ static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, i
 tr_module *tr_vocab_parallel_embedding_with(const tr_vocab_parallel_embedding_options *o)
 {
     TR_SCOPE;
-    tr_module *module = new_module("sharded_embedding", embedding_forward, o->group, "rows", o->rows);
+    tr_module *module = new_module("vocab_parallel_embedding", embedding_forward, o->group, "rows", o->rows);
     sharded *s = tr_module_state(module);
     if (!s) return tr_escape(module);
     tr_module *whole = tr_embedding_with(&(tr_embedding_options){.size = sizeof(tr_embedding_options), .given = o->given,

@@ -42,6 +42,13 @@ static void check_conv(const conv_case *one, bool of_weight)
     assert_ptr_equal(tr__plan_name(&call), got);
 }
 
+static void need_avx2(void)
+{
+    if (tr__has_avx2()) return;
+    print_message("without AVX2 other algorithms are chosen: skipped\n");
+    skip();
+}
+
 static void convolutions_are_planned(void **state)
 {
     (void)state;
@@ -54,7 +61,7 @@ static void convolutions_are_planned(void **state)
         {8, 10, 16, 3, 1, 1, 1, 1, TR_F64, "reference", "reference"},
         {32, 13, 48, 3, 1, 1, 1, 1, TR_BF16, NULL, NULL},
     };
-    if (!tr__has_avx2()) skip();
+    need_avx2();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         check_conv(&cases[i], false);
         check_conv(&cases[i], true);
@@ -78,7 +85,7 @@ static const char *plan_of_linear(int64_t m, int64_t k, int64_t n, tr_dtype dtyp
 static void gemms_are_planned(void **state)
 {
     (void)state;
-    if (!tr__has_avx2()) skip();
+    need_avx2();
     assert_string_equal(plan_of_linear(64, 40, 24, TR_F32, false), "gemm");
     assert_string_equal(plan_of_linear(4, 40, 24, TR_F32, true), "gemm");
     assert_string_equal(plan_of_linear(4, 40, 24, TR_F32, false), "oneDNN"); /* packing would not pay */

@@ -179,8 +179,7 @@ static tr_status start(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op
 /* ---- Buffers elsewhere ------------------------------------------------------------------------------------------- */
 
 tr_status tr__nccl_stage(const tr__nccl_group *g, tr_device_stream *stream, tr_device from, const void *buffer,
-    size_t bytes,
-    bool fill, tr__nccl_buffer *b)
+    size_t bytes, bool fill, tr__nccl_buffer *b)
 {
     *b = (tr__nccl_buffer){.at = (void *)buffer, .bytes = bytes};
     if (!bytes || tr_device_equal(from, g->device)) return TR_OK;

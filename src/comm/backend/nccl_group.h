@@ -64,8 +64,7 @@ tr_status tr__nccl_comm_new(const tr__nccl_group *group, const ncclUniqueId *id,
 tr_status tr__nccl_ready(const tr__nccl_group *group, const tr_collective *c, tr_device_event **event);
 /* The buffer, or on `stream` a copy of it on the group's GPU; `fill`: with its contents. */
 tr_status tr__nccl_stage(const tr__nccl_group *group, tr_device_stream *stream, tr_device from, const void *buffer,
-    size_t bytes,
-    bool fill, tr__nccl_buffer *b);
+    size_t bytes, bool fill, tr__nccl_buffer *b);
 /* Copies the copy back, if there is one; the stream has come by what writes it. Returns when it is there. */
 tr_status tr__nccl_unstage(const tr__nccl_group *group, tr_device_stream *stream, tr_device to, void *buffer,
     const tr__nccl_buffer *b);

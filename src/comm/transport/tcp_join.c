@@ -1,7 +1,7 @@
 /*
- * Connecting the ranks of a first group. The endpoint records say where the others listen and which cookie they expect. Of its
- * neighbours (net/network_links.c) a rank connects to those below it and accepts those above, all at once (net/network_connect.c). Meanwhile it checks that those it
- * waits for are alive and still where their records say.
+ * Connecting the ranks of a first group. The endpoint records say where the others listen and which cookie they expect.
+ * Of its neighbours (net/network_links.c) a rank connects to those below it and accepts those above, all at once
+ * (net/network_connect.c). Meanwhile it checks that those it waits for are alive and still where their records say.
  */
 #include "base/clock.h"
 #include "comm/ranks_text.h"

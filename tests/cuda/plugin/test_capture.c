@@ -205,6 +205,10 @@ static tr_optimizer *nadam(tr_module *net) { return tr_nadam(tr_parameters(net),
 static tr_optimizer *radam(tr_module *net) { return tr_radam(tr_parameters(net)); }
 static tr_optimizer *adagrad(tr_module *net) { return tr_adagrad(tr_parameters(net), .lr_decay = 0.1); }
 static tr_optimizer *lion(tr_module *net) { return tr_lion(tr_parameters(net)); }
+static tr_optimizer *bf16_state(tr_module *net)
+{
+    return tr_adamw(tr_parameters(net), .lr = 1e-2, .decay_matrices_only = true, .bf16_state = true);
+}
 static tr_optimizer *in_backward(tr_module *net)
 {
     tr_optimizer *opt = adamw(net);
@@ -215,7 +219,7 @@ static tr_optimizer *in_backward(tr_module *net)
 static void optimizers_count_the_runs(void **state)
 {
     (void)state;
-    make_optimizer all[] = {momentum, amsgrad, nadam, radam, rmsprop, adagrad, lion, in_backward};
+    make_optimizer all[] = {momentum, amsgrad, nadam, radam, rmsprop, adagrad, lion, bf16_state, in_backward};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) compare(all[i], false, alike, NULL, 1, 1);
 }
 
