@@ -124,7 +124,7 @@ def as_gloo(world, function, *arguments, close=None, since=(2, 7)):
 
 def monitored_barrier(**options):
     """The function of torch.distributed is for Gloo alone in 2.12 and before."""
-    (dist.monitored_barrier if VERSION > (2, 12) else dist.group.WORLD.monitored_barrier)(**options)
+    (dist.monitored_barrier if VERSION > (2, 13) else dist.group.WORLD.monitored_barrier)(**options)
 
 
 assert trireme.torch

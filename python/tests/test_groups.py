@@ -365,7 +365,7 @@ class Groups(unittest.TestCase):
 
     def test_other_versions_are_warned_of(self):
         with unittest.mock.patch.object(torch, "__version__", "1.13.1+cpu"):
-            with self.assertWarnsRegex(UserWarning, "the tests run with PyTorch 2.7, .* and 2.15, not with 1.13.1"):
+            with self.assertWarnsRegex(UserWarning, "the tests run with PyTorch 2.7 to 2.15, not with 1.13.1"):
                 trireme.torch.register()
         with warnings.catch_warnings():
             warnings.simplefilter("error")

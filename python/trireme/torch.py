@@ -26,7 +26,7 @@ from ._share import share_memory  # noqa: F401: public
 from ._store import Store, meeting_host
 from ._work import Ended, Joint, Waiter, Work, failure
 
-TESTED = ("2.7", "2.9", "2.12", "2.15")
+TESTED = tuple(f"2.{minor}" for minor in range(7, 16))
 
 _TYPES = {torch.float32: _c.TR_F32, torch.float64: _c.TR_F64, torch.float16: _c.TR_F16, torch.bfloat16: _c.TR_BF16,
           torch.int64: _c.TR_I64, torch.int32: _c.TR_I32, torch.uint8: _c.TR_U8, torch.bool: _c.TR_BOOL}
@@ -741,13 +741,13 @@ def _let_works_outlive_python(reducer):
 def register():
     """What the entry point calls, and importing this module."""
     if "TRIREME" not in c10d.Backend._plugins:
-        _let_works_outlive_python(_native.Reducer)
-        getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("trireme")
         dist.Backend.register_backend("trireme", _create, extended_api=True, devices=["cpu"])
         if os.environ.get("TRIREME_STORE") == "1":
             autoload()
     if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
-        warnings.warn(f"trireme: the tests run with PyTorch {', '.join(TESTED[:-1])} and {TESTED[-1]}, not with {torch.__version__}")
+        warnings.warn(f"trireme: the tests run with PyTorch {TESTED[0]} to {TESTED[-1]}, not with {torch.__version__}")
 
 
+_let_works_outlive_python(_native.Reducer)
+getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("trireme")
 register()
