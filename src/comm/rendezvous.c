@@ -298,20 +298,6 @@ static tr_status gather_records(tr__rendezvous *r, search *s, int from, int coun
     return status;
 }
 
-/* Who has never come; or, when all have and some are gone again, those. */
-static tr_status say_missing(const tr__rendezvous *r, search *s)
-{
-    char list[TR__RANKS_TEXT];
-    int missing = 0;
-    for (int i = 0; i < s->count; i++) missing += !s->gone[s->ranks[i]];
-    bool all = missing == 0;
-    missing = 0;
-    for (int i = 0; i < s->count; i++)
-        if (all || !s->gone[s->ranks[i]]) s->ranks[missing++] = s->ranks[i];
-    return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s did not join within %g s", r->member->group,
-        r->member->world_size, tr__ranks_text(s->ranks, missing, missing, list), r->member->timeout_ms / 1000.0);
-}
-
 int tr__rendezvous_rest_ms(const tr__rendezvous *r)
 {
     int64_t rest = (r->deadline - tr__now_ns()) / 1000000;
@@ -510,6 +496,37 @@ tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__endpoint_record *r
 }
 
 /* ---- Waiting for records ----------------------------------------------------------------------------------------- */
+
+/* A rank that registers when a death has been told waits in the generation after it, where nobody may follow: the dead rank of the
+ * one before, if it is among those that are missing. */
+static bool died_before(tr__rendezvous *r, const int *missing, int count, tr__endpoint_record *record)
+{
+    bool used = r->used, among = false;
+    if (r->generation < 2) return false;
+    r->generation--;
+    bool known = told(r, "died", record);
+    r->generation++;
+    r->used = used; /* told() has looked at the other one */
+    for (int i = 0; i < count; i++) among |= known && missing[i] == record->rank;
+    return among;
+}
+
+/* Who has never come; or, when all have and some are gone again, those. */
+static tr_status say_missing(tr__rendezvous *r, search *s)
+{
+    tr__endpoint_record dead;
+    char list[TR__RANKS_TEXT], reason[96] = "";
+    int missing = 0;
+    for (int i = 0; i < s->count; i++) missing += !s->gone[s->ranks[i]];
+    bool all = missing == 0;
+    missing = 0;
+    for (int i = 0; i < s->count; i++)
+        if (all || !s->gone[s->ranks[i]]) s->ranks[missing++] = s->ranks[i];
+    if (died_before(r, s->ranks, missing, &dead))
+        snprintf(reason, sizeof reason, "; rank %d (pid %ld) died, or exited, while joining before", dead.rank, dead.pid);
+    return tr__fail(TR_TIMEOUT, "group '%s': of %d ranks, %s did not join within %g s%s", r->member->group,
+        r->member->world_size, tr__ranks_text(s->ranks, missing, missing, list), r->member->timeout_ms / 1000.0, reason);
+}
 
 /* In a used generation a record that is not there never comes: its rank joins in a later one. */
 static tr_status say_over(const tr__rendezvous *r, const search *s)

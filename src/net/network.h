@@ -192,6 +192,7 @@ typedef struct tr__attempt {
     int64_t retry;       /* IDLE: when to try (again) */
     int64_t since;       /* when it began to connect, or came in */
     int64_t unreachable; /* since when there has been no way to the rank's host; 0: there is one */
+    int64_t silent;      /* since when nothing there has answered; 0: it has */
     /* One that came in: */
     bool proved;         /* what it said first is right */
     int origin;          /* until then it is counted there */

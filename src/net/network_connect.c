@@ -24,7 +24,7 @@
 
 enum {
     RETRY_MS = 5,    /* after a refusal: a record of an earlier try to join, */
-    REACH_MS = 100,  /* and while there is no way to a rank's host: its link may come back */
+    REACH_MS = 100,  /* and while there is no way to a rank's host: its link may come back; or no descriptor here */
     HELD_MS = 1,     /* between two looks at whether a group knows its members */
     TRY_MS = 10000,  /* to connect and begin: what was lost on the way would be sent again later still */
     ENDED_MS = 1000, /* that a rank refuses to be our neighbour: its goodbye is on its way, or it is dead */
@@ -50,10 +50,10 @@ tr_status tr__network_listen(tr__network_endpoint *n, const tr__network_options 
     if (n->listener < 0 || bind(n->listener, &a.any, tr__address_length(&a)) != 0 ||
         listen(n->listener, TR__CHANNELS * n->world_size + BACKLOG) != 0 || getsockname(n->listener, &a.any, &length) != 0)
         return tr__fail_errno(TR_IO, errno, "group '%s': cannot listen for the other ranks", n->name);
-    n->incoming_most = TR__CHANNELS * n->world_size + SPARE;
-    n->incoming = calloc((size_t)n->incoming_most, sizeof *n->incoming);
+    int most = TR__CHANNELS * n->world_size + SPARE;
+    n->incoming = calloc((size_t)most, sizeof *n->incoming);
     if (!n->incoming) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", n->name, n->world_size);
-    for (int i = 0; i < n->incoming_most; i++) n->incoming[i].wire.socket = -1;
+    for (n->incoming_most = 0; n->incoming_most < most; n->incoming_most++) n->incoming[n->incoming_most].wire.socket = -1;
     return tr__address_write(&a, n->address);
 }
 
@@ -231,6 +231,17 @@ static tr_status connect_later(tr__network_endpoint *n, tr__attempt *a, int erro
     return TR_OK;
 }
 
+/* It has taken too long. Nobody else may have a connection with a rank that is to be a neighbour, as when all that had one have died
+ * with its host: where nothing has answered for as long as a link may be silent, it is gone. One that is stopped answers up to there. */
+static tr_status call_slow_again(tr__network_endpoint *n, tr__attempt *a)
+{
+    bool neighbour = a->channel == TR__CONTROL_CHANNEL && !n->joining, silent = a->stage == TR__CONNECTING;
+    if (silent && !a->silent) a->silent = a->since;
+    if (neighbour && silent && tr__now_ns() - a->silent > TR__LINK_LOST_MS * (int64_t)1000000)
+        return cannot_reach(n, a->rank, ETIMEDOUT);
+    return again(n, a);
+}
+
 static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
 {
     tr__address to;
@@ -243,6 +254,10 @@ static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
             "reach at an address of its host's own, or TRIREME_ADDRESS", n->name, a->rank, record->host, record->address, n->rank,
             n->peers[n->rank].record.host);
     int socket = open_socket(&to);
+    if (socket < 0 && a->channel == TR__CONTROL_CHANNEL && !n->joining) { /* no descriptor here: try again */
+        a->retry = tr__now_ns() + REACH_MS * (int64_t)1000000;
+        return TR_OK;
+    }
     if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", n->name, a->rank);
     if (!tr__wire_open(&a->wire, socket, n->key, TR__TLS_CLIENT))
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory to encrypt a connection to rank %d", n->name, a->rank);
@@ -262,7 +277,7 @@ static tr_status go_on(tr__network_endpoint *n, tr__attempt *a, bool *done)
         getsockopt(a->wire.socket, SOL_SOCKET, SO_ERROR, &error, &length);
         if (error) return connect_later(n, a, error);
         a->stage = TR__SHAKING;
-        a->unreachable = 0;
+        a->unreachable = a->silent = 0;
     }
     if (a->stage == TR__SHAKING) {
         int shaken = tr__wire_shake_hands(&a->wire);
@@ -292,7 +307,8 @@ static tr_status end_attempt(tr__network_endpoint *n, tr__attempt *a, tr_status 
     pthread_mutex_lock(&n->hearing);
     if (channel == TR__CONTROL_CHANNEL) {
         n->relink = true;
-        if (status != TR_OK) tr__network_lose(n, &n->peers[rank], ECONNRESET);
+        bool ours = status == TR_NO_MEMORY; /* then it is called again */
+        if (status != TR_OK && !ours) tr__network_lose(n, &n->peers[rank], ECONNRESET);
         pthread_mutex_unlock(&n->hearing);
         return TR_OK;
     }
@@ -437,7 +453,7 @@ static tr_status call_those_due(tr__network_endpoint *n)
         next = a->next;
         tr_status status = TR_OK;
         bool slow = a->stage == TR__CONNECTING || a->stage == TR__SHAKING; /* later it has said hello, and the answer is on its way */
-        if (slow && now - a->since > TRY_MS * (int64_t)1000000) status = again(n, a);
+        if (slow && now - a->since > TRY_MS * (int64_t)1000000) status = call_slow_again(n, a);
         /* One that has said hello may be used at the other end, which may have left since. */
         bool wanted = a->stage == TR__ANSWERING || n->joining || is_wanted(n, a, false) > 0;
         if (status == TR_OK && wanted && a->stage == TR__IDLE && a->retry <= now) status = begin(n, a);

@@ -2,7 +2,8 @@
  * What comes over the connections between hosts: a real transport of rank 0 of 2, whose peer sends what it likes, hangs
  * up, and is then to be named. The first byte says which collective runs; then follow pieces: a connection, a length in
  * two bytes, so many bytes. Beside the collective waits a receive. One input in sixteen comes through TLS, a quarter in records with
- * checksums, and one in sixteen where such records are expected.
+ * checksums, and one in sixteen where such records are expected. One in sixteen is for rank 0 of 12: rank 1 alone is there, and may
+ * pass on what others say.
  */
 /* fuzz: 3000, soak: 300000 */
 #include "fuzz.h"
@@ -11,7 +12,7 @@
 
 #include <sys/socket.h>
 
-enum { COUNT = 4 };
+enum { COUNT = 4, MANY = 12 };
 static const tr_collective_kind kinds[] = {TR_ALL_REDUCE, TR_BROADCAST, TR_ALL_GATHER, TR_REDUCE_SCATTER, TR_ALL_TO_ALL,
     TR_GATHER, TR_REDUCE, TR_BARRIER};
 
@@ -47,10 +48,18 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     if (number / 7 % 2) {
         tr__tcp_frame f = tr__tcp_frame_of(&s, TR__TCP_CALL + number / 14 % 3, number % 20);
         f.group = TR__FIRST_GROUP;
-        f.origin = 1;
+        f.origin = 1 + (number / 3) % 2;
         f.number = 1;
         f.waits_for = (int)(number / 42 % 3) - 1;
         used = add(bytes, used, TR__CONTROL_CHANNEL, &f, sizeof f, number % 20);
+    }
+    if (number / 16 % 16 == 11) { /* of the endpoints' own, of other ranks, too */
+        tr__gone_frame gone = {.head = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION,
+            .type = (uint8_t)(TR__FRAME_HERE + number / 5 % 6), .origin = (int)(number / 7 % MANY), .number = number % 5},
+            .rank = (int)(number % (MANY + 1)), .error = (int)(number / 2 % 2)};
+        tr__network_frame f = {.head = gone.head};
+        memcpy(&f, &gone, sizeof gone);
+        used = add(bytes, used, TR__CONTROL_CHANNEL, &f, sizeof f, 0);
     }
     bool late = number / 11 % 3 == 0; /* announced, and sent without an answer or after it */
     tr__p2p_frame m = {.magic = TR__P2P_MAGIC, .type = late ? TR__P2P_RTS : TR__P2P_EAGER, .dtype = TR_F32, .count = COUNT,
@@ -75,6 +84,11 @@ static void say(tr__wire *wires, const uint8_t *bytes, size_t count)
 }
 
 typedef enum manner { CLEAR, ENCRYPTED, CHECKED, UNCHECKED } manner;
+
+static int world_of(uint8_t which)
+{
+    return which / 16 == 11 ? MANY : 2;
+}
 
 static manner manner_of(uint8_t which)
 {
@@ -133,9 +147,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     TR_SCOPE;
     tr__wire theirs[TR__CHANNELS];
-    float in[2 * COUNT] = {0}, out[2 * COUNT], received[COUNT];
+    float in[MANY * COUNT] = {0}, out[MANY * COUNT], received[COUNT];
     if (count < 1) return 0;
-    tr__member member = {.group = "fuzz", .world_size = 2, .store = tr_store_memory(), .timeout_ms = 5000,
+    tr__member member = {.group = "fuzz", .world_size = world_of(bytes[0]), .store = tr_store_memory(), .timeout_ms = 5000,
         .report_ms = 5000, .unexpected_bytes = 1 << 20};
     tr__failure *failure = tr__failure_new();
     FUZZ_CHECK(failure);

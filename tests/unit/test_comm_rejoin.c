@@ -5,6 +5,7 @@
  *
  * -seed=S repeats a try that was printed. ctest: serial timeout=180
  */
+#include "base/clock.h"
 #include "comm/rendezvous.h"
 #include "comm_ranks.h"
 #include "hosts.h"
@@ -331,6 +332,34 @@ static void who_came_too_early_goes_on(void **state)
     tr__rendezvous_withdraw(&b.r);
 }
 
+/* Rank 1 dies while joining, rank 0 tells so and comes again: in the next generation it waits for rank 1 in vain. One that comes
+ * late does the same. */
+static void who_waits_in_the_next_generation_names_the_dead(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    char text[80], dead[64];
+    one a, b;
+    begin(&a, store, 0);
+    begin(&b, store, 1);
+    int length = snprintf(text, sizeof text, "1 %s", b.record.cookie);
+    assert_int_equal(tr_store_set(store, "group/g/died/1", text, (size_t)length), TR_OK);
+    assert_int_equal(tr__rendezvous_use(&a.r), TR_OK);
+    give_up(&a);
+    begin(&a, store, 0);
+    assert_int_equal(a.r.generation, 2);
+    a.r.deadline = tr__now_ns();
+    snprintf(dead, sizeof dead, "rank 1 (pid %ld) died, or exited, while joining before", b.record.pid);
+    FAILS(TR_TIMEOUT, tr__rendezvous_read_all(&a.r, a.records), "of 2 ranks, rank 1 did not join within");
+    FAILS(TR_TIMEOUT, tr__rendezvous_read_all(&a.r, a.records), dead);
+    assert_false(a.r.used); /* this generation: it would go on to another */
+    give_up(&b); /* it lives, after all */
+    FAILS(TR_TIMEOUT, tr__rendezvous_read_all(&a.r, a.records), "did not join within");
+    assert_null(strstr(tr_error_message(), "died"));
+    give_up(&a);
+}
+
 /* A store that is asked for one key after the other, and where a death is told of in between. */
 typedef struct slow_store {
     tr_store *inner;
@@ -495,6 +524,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(processes_join_again), /* before this process has threads */
         cmocka_unit_test(who_failed_counts_with_who_joined),
         cmocka_unit_test(who_came_too_early_goes_on),
+        cmocka_unit_test(who_waits_in_the_next_generation_names_the_dead),
         cmocka_unit_test(a_death_that_is_told_between_two_looks_is_heard_of),
         cmocka_unit_test(threads_join_again),
     };

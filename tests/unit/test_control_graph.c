@@ -1,10 +1,11 @@
 /*
  * More ranks than have a control connection each with each: what one says goes from neighbour to neighbour. Ranks are processes, on
- * pretended hosts: some are killed, one or a neighbourhood at once, others stopped; some leave while the rest go on.
+ * pretended hosts: some are killed, one or a neighbourhood at once, others stopped or silent; some leave while the rest go on.
  *
  * ctest: serial
  */
 #include "base/clock.h"
+#include "net/network.h"
 #include "processes.h"
 
 #include <setjmp.h>
@@ -15,6 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -98,6 +101,75 @@ static void a_neighbourhood_dies_and_others_go_on(void **state)
     finish(&j);
 }
 
+/* ---- Silent ------------------------------------------------------------------------------------------------------ */
+
+enum { FILLING = 2 };
+
+/* A listener with as many connections as it takes: who asks for another one hears nothing, as from a host that is gone. */
+static void listen_without_answers(char address[TR__ADDRESS_TEXT], int sockets[1 + FILLING])
+{
+    tr__address a = {.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof a.room;
+    for (int i = 0; i <= FILLING; i++) assert_true((sockets[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
+    assert_int_equal(bind(sockets[0], &a.any, sizeof a.in), 0);
+    assert_int_equal(listen(sockets[0], 0), 0);
+    assert_int_equal(getsockname(sockets[0], &a.any, &length), 0);
+    for (int i = 1; i <= FILLING; i++) (void)!connect(sockets[i], &a.any, sizeof a.in);
+    assert_int_equal(tr__address_write(&a, address), TR_OK);
+}
+
+static void note_gone(void *user, int member, int error)
+{
+    (void)error;
+    *(int *)user = member;
+}
+
+/* For a while there is none to connect with. */
+static void lack_descriptors(tr__network_endpoint *n)
+{
+    struct rlimit usual, low;
+    int next = dup(n->listener), ready;
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    low = usual;
+    low.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    for (int turn = 0; turn < 3; turn++) (void)!tr__network_step(n, 1, &ready);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+}
+
+/* Rank 0 is to connect with rank 1 in place of one that has died, and rank 1 is gone with its host. Seconds are pretended. */
+static void a_new_neighbour_that_never_answers_is_gone(void **state)
+{
+    (void)state;
+    const tr__network_calls calls = {.gone = note_gone};
+    const tr__network_options options = {.name = "g", .world_size = WORLD, .wanted = "127.0.0.1"};
+    tr__network_endpoint *n;
+    tr__network_group *g;
+    int sockets[1 + FILLING], gone = -1, seconds = 0;
+    assert_int_equal(tr__network_new(&options, &n), TR_OK);
+    assert_int_equal(tr__network_attach(n, TR__FIRST_GROUP, &calls, &gone, &g), TR_OK);
+    for (int i = 0; i < WORLD; i++) g->members[i] = i;
+    tr__network_enter(g, WORLD);
+    n->peers[1].record.same_host = true;
+    listen_without_answers(n->peers[1].record.address, sockets);
+    assert_int_equal(tr__network_call(n, 1, TR__CONTROL_CHANNEL, TR__FIRST_GROUP), TR_OK);
+    lack_descriptors(n);
+    assert_int_equal(gone, -1);
+    n->outgoing->retry = 0;
+    for (int ready; seconds < 40 && gone < 0; seconds++) {
+        assert_int_equal(tr__network_step(n, 10, &ready), TR_OK);
+        if (!n->outgoing) continue;
+        n->outgoing->since -= 1000000000;
+        if (n->outgoing->silent) n->outgoing->silent -= 1000000000;
+    }
+    assert_int_equal(gone, 1);
+    assert_in_range(seconds, 15, 30); /* as long as a link may be silent, and no shorter */
+    assert_null(n->outgoing);
+    tr__network_detach(g, true);
+    for (int i = 0; i <= FILLING; i++) close(sockets[i]);
+}
+
 /* ---- Stopped ----------------------------------------------------------------------------------------------------- */
 
 static tr_status act_with_a_timeout(rank *r)
@@ -161,6 +233,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_killed_rank_is_named_by_all_others),
         cmocka_unit_test(a_neighbourhood_dies_and_others_go_on),
+        cmocka_unit_test(a_new_neighbour_that_never_answers_is_gone),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(those_who_stay_hear_that_the_others_left),
     };

@@ -274,6 +274,12 @@ static void frames_are_checked(void **state)
     bad.type = TR__TCP_BROKEN;
     bad.bytes = TR__FRAME_TEXT + 1;
     meet_rogue(TR__CONTROL_CHANNEL, &bad, sizeof bad, TR_FORMAT, "damaged");
+    for (int origin = -1; origin <= 2; origin += 3) { /* of no rank */
+        bad = good;
+        bad.type = TR__TCP_GOODBYE;
+        bad.origin = origin;
+        meet_rogue(TR__CONTROL_CHANNEL, &bad, sizeof bad, TR_FORMAT, "damaged");
+    }
     bad = good;
     bad.type = 99;
     meet_rogue(TR__CONTROL_CHANNEL, &bad, sizeof bad, TR_FORMAT, "unknown type");

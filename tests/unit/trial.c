@@ -97,9 +97,6 @@ static trial join_trial(uint64_t seed)
     uint64_t draw = seed ^ 0x5a5a;
     t.fault = trial_below(&draw, 8) ? TRIAL_KILL : TRIAL_STOP;
     t.moment = 0;
-    /* Of many, some often register when others have told of the death already: they wait in the next generation, alone. */
-    if (t.fault == TRIAL_KILL && t.world > TRIAL_FEW) t.world = TRIAL_FEW;
-    t.victim %= t.world;
     t.delay_us = trial_below(&draw, 1 + trial_below(&draw, 6000));
     t.join_ms = t.timeout_ms = JOIN_MS; /* the victim may be in before it happens */
     return t;
@@ -315,10 +312,12 @@ static bool judge_survivor(course *c, int rank)
     double took_ms = (double)(p->ended - c->struck) / 1e6, bound_ms = NOTICE_MS;
     if (t->fault == TRIAL_STOP) bound_ms += t->timeout_ms;
     if (severed) bound_ms += SILENT_MS;
-    if (joining && !trial_is_seen(t)) bound_ms += t->join_ms;
+    /* Of many, some register when others have told of the death already: they wait in vain for the next try. */
+    bool in_vain = joining && strstr(p->text, "died, or exited, while joining before");
+    if (joining && (in_vain || !trial_is_seen(t))) bound_ms += t->join_ms;
     if (p->status == TR_OK) return true;
     if (!hurt) return objects(c, "rank %d failed: %s", rank, p->text);
-    bool may_time_out = t->fault == TRIAL_STOP || (joining && !trial_is_seen(t));
+    bool may_time_out = t->fault == TRIAL_STOP || in_vain || (joining && !trial_is_seen(t));
     bool kind = p->status == TR_PEER || (may_time_out && p->status == TR_TIMEOUT) ||
                 (severed && joining && p->status == TR_IO);
     if (!kind || !names_culprit(c, p->text, rank))
